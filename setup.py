@@ -1,0 +1,214 @@
+"""Builds `fanin._core` from csrc/.  What is not about C stands in pyproject.toml.
+
+Three builds, chosen by the environment:
+
+    (nothing)                             release: optimised and hardened, no asserts
+    FANIN_DEV=1                           warnings are errors, asserts on, -g -O1
+    FANIN_SANITIZE="address,undefined"    or "thread": the same with sanitizers, without hardening
+
+FANIN_JOBS=n sets how many compilers run at once (default: the processors at hand).
+A flag that this compiler refuses is left out, and said so once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import setuptools
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).resolve().parent
+SOURCES = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "csrc").glob("**/*.c"))
+HEADERS = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "csrc").glob("**/*.h"))
+
+DEV = os.environ.get("FANIN_DEV", "") not in ("", "0")
+SANITIZE = os.environ.get("FANIN_SANITIZE", "").replace(" ", "")
+BUILD = SANITIZE or ("dev" if DEV else "release")
+
+MACROS = [
+    ("NPY_NO_DEPRECATED_API", "NPY_1_25_API_VERSION"),
+    ("NPY_TARGET_VERSION", "NPY_1_25_API_VERSION"),
+    ("FAN_BUILD", f'"{BUILD}"'),
+]
+
+# The same in every build.  Results are promised bit by bit: no contraction, never -ffast-math.
+ALWAYS = ["-std=c11", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-pthread"]
+
+HARDEN = [
+    "-U_FORTIFY_SOURCE",
+    "-D_FORTIFY_SOURCE=3",
+    "-fstack-protector-strong",
+    "-fstack-clash-protection",
+    "-fcf-protection=full",
+    "-ftrivial-auto-var-init=zero",
+    "-fno-strict-overflow",
+    "-fno-delete-null-pointer-checks",
+    "-fexceptions",
+]
+
+WARN = [
+    "-Wall",
+    "-Wextra",
+    "-Wconversion",
+    "-Wsign-conversion",
+    "-Wshadow",
+    "-Wvla",
+    "-Wformat=2",
+    "-Wcast-align=strict",
+]
+
+LINK = ["-Wl,-z,relro", "-Wl,-z,now", "-Wl,-z,noexecstack", "-pthread"]
+
+
+def wanted_flags() -> tuple[list[str], list[str]]:
+    """What we would like to say to the compiler and to the linker."""
+    if SANITIZE:
+        if not set(SANITIZE.split(",")) <= {"address", "undefined", "thread"}:
+            raise SystemExit(f"FANIN_SANITIZE={SANITIZE!r}: expected address, undefined or thread, joined by commas")
+        # Fortify would hide the calls that the sanitizers watch; the interpreter's own -fwrapv would
+        # hide signed overflow.
+        san = [f"-fsanitize={SANITIZE}", f"-fno-sanitize-recover={SANITIZE}"]
+        if SANITIZE == "thread":
+            san = san[:1]  # reports end the process by TSAN_OPTIONS instead
+        return (
+            [*ALWAYS, *WARN, "-Werror", "-UNDEBUG", "-DFAN_TEST=1", "-g", "-O1", "-U_FORTIFY_SOURCE"]
+            + ["-fno-omit-frame-pointer", "-fno-wrapv", *san],
+            [*LINK, f"-fsanitize={SANITIZE}"],
+        )
+    if DEV:
+        # Fortify wants at least -O1, which the development build has.
+        return (
+            [*ALWAYS, *HARDEN, *WARN, "-Werror", "-UNDEBUG", "-DFAN_TEST=1", "-g", "-O1"],
+            LINK,
+        )
+    return [*ALWAYS, *HARDEN, "-Wall", "-DNDEBUG", "-g0", "-O3"], LINK
+
+
+class BuildCore(build_ext):
+    """build_ext that asks the compiler first, compiles in parallel, and knows the headers."""
+
+    def build_extension(self, ext: Extension) -> None:
+        import sysconfig
+
+        import numpy
+
+        if not SOURCES:
+            raise SystemExit("csrc/ has no C files: this is not a whole copy of the sources")
+        self.probe = list(self.compiler.compiler_so)
+        # Some interpreters were linked with an -rpath of their own: it has no business in our library.
+        self.compiler.linker_so = [a for a in self.compiler.linker_so if not a.startswith("-Wl,-rpath")]
+        compile_flags, link_flags = wanted_flags()
+        # Other people's headers are not ours to warn about.
+        for folder in (sysconfig.get_path("include"), numpy.get_include()):
+            compile_flags += ["-isystem", folder]
+        ext.extra_compile_args = self.accepted(compile_flags, link=False)
+        ext.extra_link_args = self.accepted(link_flags, link=True)
+        self.compiler.compile = self.compile_parallel
+        # setuptools looks at times alone and would miss changed flags: compile_parallel knows what is stale.
+        self.anew, self.force = bool(self.force), True
+        super().build_extension(ext)
+
+    def accepted(self, flags: list[str], *, link: bool) -> list[str]:
+        """The flags that the compiler takes: all at once, or, where it refuses, one by one."""
+        if self.takes(flags, link=link):
+            return flags
+        kept: list[str] = []
+        refused: list[str] = []
+        at = 0
+        while at < len(flags):
+            width = 2 if flags[at] == "-isystem" else 1
+            one = flags[at : at + width]
+            (kept if self.takes(one, link=link) else refused).extend(one)
+            at += width
+        must = [f for f in refused if f.startswith(("-std", "-ffp-contract", "-fsanitize"))]
+        if must:
+            raise SystemExit(
+                f"this compiler ({' '.join(self.probe)}) refuses {' '.join(must)}, without which fanin is not built"
+            )
+        if refused:
+            print(f"fanin: left out, the compiler refuses them: {' '.join(refused)}", flush=True)
+        return kept
+
+    def takes(self, flags: list[str], *, link: bool) -> bool:
+        # Fortify says nothing without optimisation; -Werror makes "unknown flag" a refusal in clang.
+        with tempfile.TemporaryDirectory() as folder:
+            source = Path(folder, "probe.c")
+            source.write_text("int fan_probe(int x);\nint fan_probe(int x) { return x; }\n")
+            mode = ["-shared", "-fPIC"] if link else ["-c"]
+            command = [*self.probe, "-O1", "-Werror", *flags, *mode, str(source)]
+            done = subprocess.run([*command, "-o", str(Path(folder, "probe.out"))], capture_output=True)
+            return done.returncode == 0
+
+    def compile_parallel(
+        self,
+        sources,
+        output_dir=None,
+        macros=None,
+        include_dirs=None,
+        debug=0,
+        extra_preargs=None,
+        extra_postargs=None,
+        depends=None,
+    ):
+        """CCompiler.compile, several files at a time; a file is skipped that has not changed."""
+        compiler = self.compiler
+        macros, objects, post, pp_opts, build = compiler._setup_compile(
+            output_dir, macros, include_dirs, sources, depends, extra_postargs
+        )
+        cc_args = compiler._get_cc_args(pp_opts, debug, extra_preargs)
+        # What an object depends on: its source, every header, this file, and the flags.
+        stamp = Path(output_dir or ".", "fanin-flags.json")
+        says = json.dumps([list(compiler.compiler_so), cc_args, post], indent=0)
+        stale = self.anew or not stamp.exists() or stamp.read_text() != says
+        newest = max(os.path.getmtime(name) for name in [*(depends or []), __file__])
+
+        def fresh(obj: str, src: str) -> bool:
+            if stale or not os.path.exists(obj):
+                return False
+            return os.path.getmtime(obj) > max(newest, os.path.getmtime(src))
+
+        todo = [(obj, *build[obj]) for obj in objects if obj in build and not fresh(obj, build[obj][0])]
+        stamp.parent.mkdir(parents=True, exist_ok=True)
+        stamp.unlink(missing_ok=True)  # written when all is built: a build that failed is done again
+        jobs = int(os.environ.get("FANIN_JOBS") or os.cpu_count() or 1)
+        with ThreadPoolExecutor(max(1, jobs)) as pool:
+            work = [
+                pool.submit(compiler._compile, obj, src, suffix, cc_args, post, pp_opts) for obj, src, suffix in todo
+            ]
+            for one in work:
+                one.result()
+        stamp.write_text(says)
+        return objects
+
+
+if not sys.platform.startswith(("linux", "darwin")):
+    raise SystemExit(
+        f"fanin is built on Linux (tested) and macOS (untested), not on {sys.platform}: "
+        "its C core uses POSIX threads and a GCC-like compiler."
+    )
+
+# Old setuptools reject pyproject's `license = "..."`, new ones deprecate the table: so it is said here.
+major = int(setuptools.__version__.split(".")[0])
+license_words = {"license_expression" if major >= 77 else "license": "BSD-3-Clause"}
+
+setup(
+    ext_modules=[
+        Extension(
+            "fanin._core",
+            sources=SOURCES,
+            include_dirs=["csrc"],
+            define_macros=MACROS,
+            depends=HEADERS,
+            language="c",
+        )
+    ],
+    cmdclass={"build_ext": BuildCore},
+    **license_words,
+)
