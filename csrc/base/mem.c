@@ -1,0 +1,125 @@
+#define _DEFAULT_SOURCE /* madvise */
+#include "base/mem.h"
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
+#define DATA_ALIGN 64
+/* From here on a block of data asks for huge pages: fresh 4 KiB pages cost more than the sum that fills them. */
+#define HUGE_FROM ((size_t)4 << 20)
+#define PAGE ((size_t)4096)
+
+static atomic_int_fast64_t made, freed, refused;
+
+/* Failing on purpose: `armed` is looked at first, so that a run without tests pays one load. */
+static atomic_bool armed;
+static atomic_int_fast64_t left_to_pass, left_to_fail;
+
+void fan_mem_fail_at(int64_t skip, int64_t count)
+{
+    atomic_store(&armed, false);
+    atomic_store(&left_to_pass, skip);
+    atomic_store(&left_to_fail, count);
+    atomic_store(&armed, skip >= 0 && count != 0);
+}
+
+static bool must_fail(size_t n)
+{
+    if (n > PTRDIFF_MAX) /* no object can be so large */
+        return true;
+    if (!atomic_load_explicit(&armed, memory_order_relaxed))
+        return false;
+    if (atomic_fetch_sub(&left_to_pass, 1) > 0)
+        return false;
+    if (atomic_load(&left_to_fail) >= 0 && atomic_fetch_sub(&left_to_fail, 1) <= 0) {
+        atomic_store(&armed, false);
+        return false;
+    }
+    atomic_fetch_add(&refused, 1);
+    return true;
+}
+
+static void *count_new(void *p)
+{
+    if (p)
+        atomic_fetch_add_explicit(&made, 1, memory_order_relaxed);
+    return p;
+}
+
+void *fan_alloc(size_t n)
+{
+    return must_fail(n) ? NULL : count_new(malloc(n ? n : 1));
+}
+
+void *fan_calloc(size_t n)
+{
+    return must_fail(n) ? NULL : count_new(calloc(1, n ? n : 1));
+}
+
+void *fan_realloc(void *p, size_t n)
+{
+    if (must_fail(n))
+        return NULL;
+    void *q = realloc(p, n ? n : 1);
+    return p ? q : count_new(q);
+}
+
+void fan_free(void *p)
+{
+    if (p)
+        atomic_fetch_add_explicit(&freed, 1, memory_order_relaxed);
+    free(p);
+}
+
+void *fan_alloc_data(size_t n)
+{
+    size_t whole;
+    if (__builtin_add_overflow(n ? n : 1, (size_t)DATA_ALIGN - 1, &whole) || must_fail(whole))
+        return NULL;
+    whole -= whole % DATA_ALIGN;
+    void *p = count_new(aligned_alloc(DATA_ALIGN, whole));
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+    if (p && whole >= HUGE_FROM) {
+        size_t skip = (PAGE - (uintptr_t)p % PAGE) % PAGE;
+        (void)madvise((char *)p + skip, whole - skip, MADV_HUGEPAGE); /* a wish: refusal changes nothing */
+    }
+#endif
+    return p;
+}
+
+void fan_free_data(void *p)
+{
+    fan_free(p);
+}
+
+fan_mem_counts fan_mem_get(void)
+{
+    /* `freed` first: live is never negative. */
+    int64_t gone = atomic_load(&freed);
+    fan_mem_counts c = {.total = atomic_load(&made), .failed = atomic_load(&refused)};
+    c.live = c.total - gone;
+    return c;
+}
+
+int fan_grow(void **items, size_t *cap, size_t want, size_t size)
+{
+    if (want <= *cap)
+        return 0;
+    size_t next = *cap + *cap / 2, bytes;
+    if (next < want)
+        next = want;
+    if (next < 8)
+        next = 8;
+    if (__builtin_mul_overflow(next, size, &bytes))
+        return -1;
+    void *p = fan_realloc(*items, bytes);
+    if (!p)
+        return -1;
+    *items = p;
+    *cap = next;
+    return 0;
+}

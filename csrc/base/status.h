@@ -1,0 +1,70 @@
+/* status: what every call that can fail returns, and the box that says more.
+ *
+ * A function that can fail returns `fan_status`; `fan_error *` comes last where there is something to say and
+ * may be NULL. FAN_TRY passes a failure up. FAN_EXTERN means that the frontend keeps the cause itself (for
+ * Python: an exception is set on this thread).
+ */
+#ifndef FAN_BASE_STATUS_H
+#define FAN_BASE_STATUS_H
+
+#include <stddef.h>
+
+/* X(name, word): the statuses, listed once. */
+#define FAN_STATUS_LIST(X)                                                                                            \
+    X(OK, "ok")                                                                                                       \
+    X(INDEX, "no such slot")                                                                                          \
+    X(TYPE, "wrong type")                                                                                             \
+    X(VALUE, "wrong value")                                                                                           \
+    X(BUFFER, "cannot be imported")                                                                                   \
+    X(STATE, "wrong state")                                                                                           \
+    X(RACE, "race")                                                                                                   \
+    X(DEADLOCK, "deadlock")                                                                                           \
+    X(DEVICE, "device call failed")                                                                                   \
+    X(DEVICE_NOMEM, "device out of memory")                                                                           \
+    X(CAPTURE, "not legal under capture")                                                                             \
+    X(NOMEM, "out of memory")                                                                                         \
+    X(EXTERN, "raised by a call-out")
+
+typedef enum fan_status {
+#define X(name, word) FAN_##name,
+    FAN_STATUS_LIST(X)
+#undef X
+} fan_status;
+
+#define FAN_ERROR_TEXT 1024
+
+typedef struct fan_error {
+    fan_status status; /* FAN_OK: empty */
+    int code;          /* the driver's code for FAN_DEVICE; else 0 */
+    char text[FAN_ERROR_TEXT];
+} fan_error;
+
+/* fan_status_word: the fixed word for a status. */
+const char *fan_status_word(fan_status s);
+
+/* fan_fail: fills `err` (may be NULL) with printf-style text, truncated to fit, and returns `s`. */
+fan_status fan_fail(fan_error *err, fan_status s, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+
+/* fan_fail_code: the same with a driver's code. */
+fan_status fan_fail_code(fan_error *err, fan_status s, int code, const char *fmt, ...)
+    __attribute__((format(printf, 4, 5)));
+
+/* fan_append: adds printf-style text behind what `buf` (of `size` bytes, NUL-terminated) holds; truncates. */
+void fan_append(char *buf, size_t size, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+
+#define FAN_TRY(expr)                                                                                                 \
+    do {                                                                                                              \
+        fan_status fan_try_status = (expr);                                                                           \
+        if (fan_try_status != FAN_OK)                                                                                 \
+            return fan_try_status;                                                                                    \
+    } while (0)
+
+/* FAN_GO: as FAN_TRY, but leaves through the function's `done` label with `status` set. */
+#define FAN_GO(expr)                                                                                                  \
+    do {                                                                                                              \
+        status = (expr);                                                                                              \
+        if (status != FAN_OK)                                                                                         \
+            goto done;                                                                                                \
+    } while (0)
+
+#endif

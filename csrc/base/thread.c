@@ -1,0 +1,146 @@
+#define _POSIX_C_SOURCE 200809L
+#include "base/thread.h"
+
+#include <stddef.h>
+#include <time.h>
+
+#define FAN_COND_NS 50000000L
+
+static atomic_uint_fast64_t last_mutex, last_thread;
+
+static _Thread_local const fan_thread_hooks *hooks_here;
+static _Thread_local uint64_t id_here;
+
+void fan_thread_set_hooks(const fan_thread_hooks *hooks)
+{
+    hooks_here = hooks;
+}
+
+const fan_thread_hooks *fan_thread_get_hooks(void)
+{
+    return hooks_here;
+}
+
+uint64_t fan_thread_id(void)
+{
+    if (!id_here)
+        id_here = atomic_fetch_add(&last_thread, 1) + 1;
+    return id_here;
+}
+
+int fan_mutex_init(fan_mutex *m)
+{
+    m->id = atomic_fetch_add(&last_mutex, 1) + 1;
+    return pthread_mutex_init(&m->m, NULL) ? -1 : 0;
+}
+
+void fan_mutex_fini(fan_mutex *m)
+{
+    (void)pthread_mutex_destroy(&m->m);
+}
+
+void fan_yield(void)
+{
+    const fan_thread_hooks *h = hooks_here;
+    if (h && h->yield)
+        h->yield(h->ctx);
+}
+
+/* seize: takes the mutex without ever blocking this OS thread while the scheduler can let its holder go on. */
+static void seize(fan_mutex *m, const fan_thread_hooks *h)
+{
+    while (pthread_mutex_trylock(&m->m)) {
+        if (!h->wait || !h->wait(h->ctx, m->id)) {
+            (void)pthread_mutex_lock(&m->m);
+            break;
+        }
+    }
+    if (h->locked)
+        h->locked(h->ctx, m->id);
+}
+
+static void release(fan_mutex *m, const fan_thread_hooks *h)
+{
+    if (h->unlocking)
+        h->unlocking(h->ctx, m->id);
+    (void)pthread_mutex_unlock(&m->m);
+}
+
+void fan_mutex_lock(fan_mutex *m)
+{
+    const fan_thread_hooks *h = hooks_here;
+    if (!h) {
+        (void)pthread_mutex_lock(&m->m);
+        return;
+    }
+    if (h->yield)
+        h->yield(h->ctx);
+    seize(m, h);
+}
+
+void fan_mutex_unlock(fan_mutex *m)
+{
+    const fan_thread_hooks *h = hooks_here;
+    if (!h) {
+        (void)pthread_mutex_unlock(&m->m);
+        return;
+    }
+    release(m, h);
+    if (h->yield)
+        h->yield(h->ctx);
+}
+
+int fan_cond_init(fan_cond *c)
+{
+    atomic_init(&c->calls, 0);
+    return pthread_cond_init(&c->c, NULL) ? -1 : 0;
+}
+
+void fan_cond_fini(fan_cond *c)
+{
+    (void)pthread_cond_destroy(&c->c);
+}
+
+/* doze: sleeps on the condition for a while at most, so that a waiter can look at signals between. */
+static void doze(fan_cond *c, fan_mutex *m)
+{
+    struct timespec until;
+    (void)clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_nsec += FAN_COND_NS;
+    if (until.tv_nsec >= 1000000000L) {
+        until.tv_nsec -= 1000000000L;
+        until.tv_sec++;
+    }
+    (void)pthread_cond_timedwait(&c->c, &m->m, &until);
+}
+
+void fan_cond_wait(fan_cond *c, fan_mutex *m)
+{
+    const fan_thread_hooks *h = hooks_here;
+    if (!h || !h->wait) {
+        if (h && h->unlocking)
+            h->unlocking(h->ctx, m->id);
+        doze(c, m);
+        if (h && h->locked)
+            h->locked(h->ctx, m->id);
+        return;
+    }
+    /* The mutex is let go while the scheduler is asked, so a broadcast may fall in between: it is seen by the count of calls. */
+    uint_fast64_t seen = atomic_load(&c->calls);
+    release(m, h);
+    bool acted = h->wait(h->ctx, m->id);
+    seize(m, h);
+    if (acted || atomic_load(&c->calls) != seen)
+        return;
+    if (h->unlocking)
+        h->unlocking(h->ctx, m->id);
+    doze(c, m);
+    if (h->locked)
+        h->locked(h->ctx, m->id);
+}
+
+void fan_cond_broadcast(fan_cond *c)
+{
+    atomic_fetch_add(&c->calls, 1);
+    (void)pthread_cond_broadcast(&c->c);
+}

@@ -1,0 +1,140 @@
+#define _POSIX_C_SOURCE 200809L
+#include "base/trace.h"
+
+#include "base/mem.h"
+
+#include <stdatomic.h>
+#include <time.h>
+
+/* The traces of a thread are a list from the innermost outwards. A trace is freed or ended on any thread, but leaves the list only on the
+ * thread whose list it is: elsewhere it is marked `closed`, and that thread takes it off when it next looks. So the list holds the
+ * trace (`refs`), as its maker does. */
+struct fan_trace {
+    atomic_int refs;
+    atomic_bool on;     /* it lies on some thread's list */
+    atomic_bool closed; /* it must go from there */
+    fan_trace *outer;   /* belongs to the thread whose list it lies on */
+    size_t cap;
+    uint64_t put;       /* lines ever put; line i lies at i % cap */
+    fan_trace_line *lines;
+};
+
+static _Thread_local fan_trace *innermost;
+
+static void drop(fan_trace *t)
+{
+    if (atomic_fetch_sub(&t->refs, 1) > 1)
+        return;
+    fan_free(t->lines);
+    fan_free(t);
+}
+
+fan_trace *fan_trace_new(size_t capacity)
+{
+    size_t bytes;
+    if (capacity == 0)
+        capacity = 1;
+    if (__builtin_mul_overflow(capacity, sizeof(fan_trace_line), &bytes))
+        return NULL;
+    fan_trace *t = fan_calloc(sizeof *t);
+    if (!t)
+        return NULL;
+    t->lines = fan_alloc(bytes);
+    if (!t->lines) {
+        fan_free(t);
+        return NULL;
+    }
+    atomic_init(&t->refs, 1);
+    t->cap = capacity;
+    return t;
+}
+
+/* unlink: takes `t` off this thread's list; false where it is not on it. */
+static bool unlink_here(fan_trace *t)
+{
+    for (fan_trace **at = &innermost; *at; at = &(*at)->outer) {
+        if (*at == t) {
+            *at = t->outer;
+            t->outer = NULL;
+            atomic_store(&t->closed, false);
+            atomic_store(&t->on, false);
+            drop(t);
+            return true;
+        }
+    }
+    return false;
+}
+
+static void sweep(void)
+{
+    for (fan_trace *t = innermost, *outer; t; t = outer) {
+        outer = t->outer;
+        if (atomic_load_explicit(&t->closed, memory_order_acquire))
+            unlink_here(t);
+    }
+}
+
+void fan_trace_free(fan_trace *t)
+{
+    if (!t)
+        return;
+    fan_trace_end(t);
+    drop(t);
+}
+
+void fan_trace_begin(fan_trace *t)
+{
+    sweep();
+    if (atomic_exchange(&t->on, true))
+        return;
+    atomic_fetch_add(&t->refs, 1);
+    t->outer = innermost;
+    innermost = t;
+}
+
+void fan_trace_end(fan_trace *t)
+{
+    if (!unlink_here(t) && atomic_load(&t->on))
+        atomic_store_explicit(&t->closed, true, memory_order_release);
+}
+
+bool fan_trace_on(void)
+{
+    if (!innermost)
+        return false;
+    sweep();
+    return innermost != NULL;
+}
+
+void fan_trace_put(const fan_trace_line *line)
+{
+    if (!fan_trace_on())
+        return;
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    uint64_t ns = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+    for (fan_trace *t = innermost; t; t = t->outer) {
+        fan_trace_line *to = &t->lines[t->put % t->cap];
+        *to = *line;
+        to->host_ns = ns;
+        to->label[FAN_TRACE_LABEL - 1] = '\0';
+        t->put++;
+    }
+}
+
+size_t fan_trace_count(const fan_trace *t)
+{
+    return t->put < t->cap ? (size_t)t->put : t->cap;
+}
+
+uint64_t fan_trace_dropped(const fan_trace *t)
+{
+    return t->put < t->cap ? 0 : t->put - t->cap;
+}
+
+const fan_trace_line *fan_trace_at(const fan_trace *t, size_t i)
+{
+    if (i >= fan_trace_count(t))
+        return NULL;
+    return &t->lines[(fan_trace_dropped(t) + i) % t->cap];
+}
