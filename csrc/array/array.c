@@ -1,0 +1,430 @@
+#include "array/array.h"
+
+#include "array/convert.h"
+#include "array/walk.h"
+#include "base/mem.h"
+
+#include <string.h>
+
+/* ---- storage ---- */
+
+static void release_ours(fan_storage *s)
+{
+    fan_free_data(s->data);
+}
+
+fan_storage *fan_storage_wrap(void *data, size_t n, void (*release)(fan_storage *), void *ctx)
+{
+    fan_storage *s = fan_alloc(sizeof *s);
+    if (!s)
+        return NULL;
+    atomic_init(&s->refs, 1);
+    s->data = data;
+    s->bytes = n;
+    s->release = release;
+    s->ctx = ctx;
+    return s;
+}
+
+fan_storage *fan_storage_new(size_t n)
+{
+    void *data = fan_alloc_data(n);
+    if (!data)
+        return NULL;
+    fan_storage *s = fan_storage_wrap(data, n, release_ours, NULL);
+    if (!s)
+        fan_free_data(data);
+    return s;
+}
+
+fan_storage *fan_storage_hold(fan_storage *s)
+{
+    atomic_fetch_add_explicit(&s->refs, 1, memory_order_relaxed);
+    return s;
+}
+
+void fan_storage_drop(fan_storage *s)
+{
+    if (!s || atomic_fetch_sub_explicit(&s->refs, 1, memory_order_acq_rel) > 1)
+        return;
+    if (s->release)
+        s->release(s);
+    fan_free(s);
+}
+
+/* ---- geometry: all of it by checked arithmetic, and the reach in one place ---- */
+
+fan_status fan_shape_check(int ndim, const int64_t *shape, size_t itemsize, int64_t *size, fan_error *err)
+{
+    if (ndim < 0 || ndim > FAN_MAX_NDIM)
+        return fan_fail(err, FAN_VALUE, "%d axes: an array has 0 to %d", ndim, FAN_MAX_NDIM);
+    /* The product of the extents that are not 0 must fit, with the item size: strides are made of it even where the array is empty. */
+    int64_t bytes = (int64_t)itemsize;
+    bool wraps = itemsize > INT64_MAX, empty = false;
+    for (int i = 0; i < ndim; i++) {
+        if (shape[i] < 0)
+            return fan_fail(err, FAN_VALUE, "axis %d has the extent %lld: it must not be negative", i, (long long)shape[i]);
+        empty |= shape[i] == 0;
+        wraps |= shape[i] != 0 && __builtin_mul_overflow(bytes, shape[i], &bytes);
+    }
+    if (wraps || (uint64_t)bytes > SIZE_MAX) {
+        char text[128];
+        return fan_fail(err, FAN_VALUE, "an array of shape %s has more bytes than can be counted",
+                        fan_shape_text(ndim, shape, text, sizeof text));
+    }
+    *size = empty || itemsize == 0 ? 0 : bytes / (int64_t)itemsize;
+    return FAN_OK;
+}
+
+/* reach: offsets of the lowest byte and of the byte behind the highest, from the first element. Both 0 when empty; false when they cannot be counted. */
+static bool reach(int ndim, const int64_t *shape, const int64_t *strides, int64_t itemsize, int64_t *lo, int64_t *hi)
+{
+    int64_t low = 0, high = itemsize;
+    bool wraps = false;
+    *lo = *hi = 0;
+    for (int i = 0; i < ndim; i++) {
+        int64_t way = 0;
+        if (shape[i] <= 0)
+            return true;
+        if (shape[i] > 1) { /* the whole product, one step more than is reached: so nobody who steps along the axis can overflow */
+            wraps |= __builtin_mul_overflow(shape[i], strides[i], &way);
+            wraps |= __builtin_sub_overflow(way, strides[i], &way);
+        }
+        wraps |= __builtin_add_overflow(way < 0 ? low : high, way, way < 0 ? &low : &high);
+    }
+    int64_t width;
+    wraps |= __builtin_sub_overflow(high, low, &width);
+    if (wraps)
+        return false;
+    *lo = low;
+    *hi = high;
+    return true;
+}
+
+void fan_array_reach(const fan_array *a, int64_t *lo, int64_t *hi)
+{
+    (void)reach(a->ndim, a->shape, a->strides, (int64_t)fan_dtype_size(a->dtype), lo, hi); /* checked when `a` was made */
+}
+
+static int64_t magnitude(int64_t x)
+{
+    return x == INT64_MIN ? INT64_MAX : x < 0 ? -x : x;
+}
+
+/* by_stride: the axes, those with the largest |stride| first, C order among ties (D16). */
+static void by_stride(const fan_array *like, int *axes)
+{
+    for (int i = 0; i < like->ndim; i++) {
+        int at = i;
+        for (; at > 0 && magnitude(like->strides[axes[at - 1]]) < magnitude(like->strides[i]); at--)
+            axes[at] = axes[at - 1];
+        axes[at] = i;
+    }
+}
+
+void fan_dense_strides(int ndim, const int64_t *shape, size_t itemsize, const fan_array *like, int64_t *strides)
+{
+    int axes[FAN_MAX_NDIM];
+    bool follow = like && like->ndim == ndim;
+    if (follow)
+        by_stride(like, axes);
+    int64_t step = (int64_t)itemsize;
+    for (int i = ndim - 1; i >= 0; i--) {
+        int axis = follow ? axes[i] : i;
+        strides[axis] = step;
+        if (shape[axis] > 0)
+            step *= shape[axis];
+    }
+}
+
+bool fan_array_dense(const fan_array *a)
+{
+    int axes[FAN_MAX_NDIM];
+    int64_t step = (int64_t)fan_dtype_size(a->dtype);
+    if (a->size == 0)
+        return true;
+    by_stride(a, axes);
+    /* Axes of extent 1 may have any stride and so lie anywhere in the order: they are passed over. */
+    for (int i = a->ndim - 1; i >= 0; i--) {
+        int axis = axes[i];
+        if (a->shape[axis] == 1)
+            continue;
+        if (a->strides[axis] != step)
+            return false;
+        step *= a->shape[axis];
+    }
+    return true;
+}
+
+bool fan_array_same_shape(const fan_array *a, const fan_array *b)
+{
+    return a->ndim == b->ndim && (a->ndim == 0 || memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0);
+}
+
+bool fan_array_apart(const fan_array *a, const fan_array *b)
+{
+    if (a->size == 0 || b->size == 0)
+        return true;
+    int64_t lo_a, hi_a, lo_b, hi_b;
+    fan_array_reach(a, &lo_a, &hi_a);
+    fan_array_reach(b, &lo_b, &hi_b);
+    uintptr_t at_a = (uintptr_t)a->data, at_b = (uintptr_t)b->data;
+    return at_a + (uintptr_t)hi_a <= at_b + (uintptr_t)lo_b || at_b + (uintptr_t)hi_b <= at_a + (uintptr_t)lo_a;
+}
+
+bool fan_array_same_view(const fan_array *a, const fan_array *b)
+{
+    if (a == b)
+        return true;
+    if (a->dtype != b->dtype || !fan_array_same_shape(a, b))
+        return false;
+    if (a->size == 0)
+        return true;
+    for (int i = 0; i < a->ndim; i++)
+        if (a->shape[i] > 1 && a->strides[i] != b->strides[i])
+            return false;
+    return a->data == b->data;
+}
+
+uint64_t fan_array_expanded(const fan_array *a)
+{
+    uint64_t axes = 0;
+    for (int i = 0; i < a->ndim; i++)
+        if (a->strides[i] == 0 && a->shape[i] > 1)
+            axes |= (uint64_t)1 << i;
+    return axes;
+}
+
+bool fan_broadcasts_from(int ndim, const int64_t *shape, int from_ndim, const int64_t *from)
+{
+    if (from_ndim > ndim)
+        return false;
+    for (int i = 0; i < from_ndim; i++)
+        if (from[i] != 1 && from[i] != shape[ndim - from_ndim + i])
+            return false;
+    return true;
+}
+
+char *fan_shape_text(int ndim, const int64_t *shape, char *buf, size_t size)
+{
+    if (size == 0)
+        return buf;
+    buf[0] = '\0';
+    fan_append(buf, size, "(");
+    for (int i = 0; i < ndim; i++)
+        fan_append(buf, size, i ? ", %lld" : "%lld", (long long)shape[i]);
+    fan_append(buf, size, ndim == 1 ? ",)" : ")");
+    return buf;
+}
+
+/* ---- arrays ---- */
+
+/* blank: an array with room for its dims, geometry not yet set; NULL when out of memory. */
+static fan_array *blank(fan_dtype dtype, int ndim, int64_t size)
+{
+    size_t more = ndim > FAN_INLINE_NDIM ? 2 * (size_t)ndim * sizeof(int64_t) : 0;
+    fan_array *a = fan_alloc(sizeof *a + more);
+    if (!a)
+        return NULL;
+    atomic_init(&a->refs, 1);
+    a->storage = NULL;
+    a->data = NULL;
+    a->dtype = dtype;
+    a->ndim = ndim;
+    a->size = size;
+    a->shape = more ? (int64_t *)(void *)(a + 1) : a->dims;
+    a->strides = a->shape + ndim;
+    a->writable = true;
+    return a;
+}
+
+fan_status fan_array_new(fan_dtype dtype, int ndim, const int64_t *shape, const fan_array *like, fan_array **out, fan_error *err)
+{
+    *out = NULL;
+    int64_t size;
+    size_t itemsize = fan_dtype_size(dtype);
+    if (itemsize == 0)
+        return fan_fail(err, FAN_TYPE, "an array needs a dtype");
+    FAN_TRY(fan_shape_check(ndim, shape, itemsize, &size, err));
+    fan_array *a = blank(dtype, ndim, size);
+    fan_storage *s = a ? fan_storage_new((size_t)size * itemsize) : NULL;
+    if (!s) {
+        fan_free(a);
+        return fan_fail(err, FAN_NOMEM, "out of memory for an array of %lld bytes", (long long)size * (long long)itemsize);
+    }
+    if (ndim)
+        memcpy(a->shape, shape, (size_t)ndim * sizeof *shape);
+    fan_dense_strides(ndim, shape, itemsize, like, a->strides);
+    a->storage = s;
+    a->data = size ? s->data : NULL;
+    *out = a;
+    return FAN_OK;
+}
+
+fan_status fan_array_view(fan_storage *storage, char *data, fan_dtype dtype, int ndim, const int64_t *shape, const int64_t *strides,
+                          bool writable, fan_array **out, fan_error *err)
+{
+    *out = NULL;
+    int64_t size, lo, hi;
+    size_t itemsize = fan_dtype_size(dtype);
+    if (itemsize == 0)
+        return fan_fail(err, FAN_TYPE, "an array needs a dtype");
+    FAN_TRY(fan_shape_check(ndim, shape, itemsize, &size, err));
+    char text[128];
+    fan_shape_text(ndim, shape, text, sizeof text);
+    if (!reach(ndim, shape, strides, (int64_t)itemsize, &lo, &hi))
+        return fan_fail(err, FAN_VALUE, "the strides of an array of shape %s reach farther than can be counted", text);
+    if (size) {
+        uintptr_t at = (uintptr_t)data, first = at + (uintptr_t)lo, end = at + (uintptr_t)hi;
+        if (!data)
+            return fan_fail(err, FAN_VALUE, "an array of shape %s has no memory: its address is NULL", text);
+        if (first > at || end < at || end < first)
+            return fan_fail(err, FAN_VALUE, "the strides of an array of shape %s leave the address space", text);
+        uintptr_t from = (uintptr_t)storage->data;
+        if (storage->bytes && (first < from || end - from > storage->bytes))
+            return fan_fail(err, FAN_VALUE, "an array of shape %s reaches from byte %lld to %lld of memory that has %zu bytes", text,
+                            (long long)(first - from), (long long)(end - from), storage->bytes);
+    }
+    fan_array *a = blank(dtype, ndim, size);
+    if (!a)
+        return fan_fail(err, FAN_NOMEM, "out of memory for a view");
+    if (ndim)
+        memcpy(a->shape, shape, (size_t)ndim * sizeof *shape);
+    if (size) {
+        if (ndim)
+            memcpy(a->strides, strides, (size_t)ndim * sizeof *strides);
+        a->data = data;
+    } else {
+        fan_dense_strides(ndim, shape, itemsize, NULL, a->strides); /* an empty array's own are never used, and may be anything */
+    }
+    a->storage = fan_storage_hold(storage);
+    a->writable = writable;
+    *out = a;
+    return FAN_OK;
+}
+
+fan_array *fan_array_hold(fan_array *a)
+{
+    atomic_fetch_add_explicit(&a->refs, 1, memory_order_relaxed);
+    return a;
+}
+
+void fan_array_drop(fan_array *a)
+{
+    if (!a || atomic_fetch_sub_explicit(&a->refs, 1, memory_order_acq_rel) > 1)
+        return;
+    fan_storage_drop(a->storage);
+    fan_free(a);
+}
+
+/* revise: a view of `a` with other extents and strides, whose elements are some of a's, and which starts at `data`. */
+static fan_status revise(const fan_array *a, char *data, int ndim, const int64_t *shape, const int64_t *strides, bool writable,
+                         fan_array **out, fan_error *err)
+{
+    return fan_array_view(a->storage, data, a->dtype, ndim, shape, strides, writable, out, err);
+}
+
+fan_status fan_array_compact(const fan_array *a, uint64_t axes, fan_array **out, fan_error *err)
+{
+    int64_t shape[FAN_MAX_NDIM];
+    axes &= fan_array_expanded(a);
+    for (int i = 0; i < a->ndim; i++)
+        shape[i] = axes >> i & 1u ? 1 : a->shape[i];
+    return revise(a, a->data, a->ndim, shape, a->strides, a->writable, out, err);
+}
+
+fan_status fan_array_broadcast(const fan_array *a, int ndim, const int64_t *shape, fan_array **out, fan_error *err)
+{
+    int64_t strides[FAN_MAX_NDIM];
+    *out = NULL;
+    if (ndim < 0 || ndim > FAN_MAX_NDIM)
+        return fan_fail(err, FAN_VALUE, "%d axes: an array has 0 to %d", ndim, FAN_MAX_NDIM);
+    if (!fan_broadcasts_from(ndim, shape, a->ndim, a->shape)) {
+        char from[128], to[128];
+        return fan_fail(err, FAN_VALUE, "an array of shape %s does not broadcast to %s",
+                        fan_shape_text(a->ndim, a->shape, from, sizeof from), fan_shape_text(ndim, shape, to, sizeof to));
+    }
+    int fresh = ndim - a->ndim;
+    bool stretched = false;
+    for (int i = 0; i < ndim; i++) {
+        bool same = i >= fresh && a->shape[i - fresh] == shape[i];
+        strides[i] = same ? a->strides[i - fresh] : 0;
+        stretched |= !same && shape[i] != 1;
+    }
+    return revise(a, a->data, ndim, shape, strides, a->writable && !stretched, out, err);
+}
+
+fan_status fan_array_slice(const fan_array *a, int axis, int64_t start, int64_t count, fan_array **out, fan_error *err)
+{
+    int64_t shape[FAN_MAX_NDIM];
+    *out = NULL;
+    if (axis < 0 || axis >= a->ndim || start < 0 || count < 0 || start > a->shape[axis] || count > a->shape[axis] - start)
+        return fan_fail(err, FAN_VALUE, "no elements %lld to %lld along axis %d", (long long)start, (long long)count, axis);
+    memcpy(shape, a->shape, (size_t)a->ndim * sizeof *shape);
+    shape[axis] = count;
+    bool some = a->size && count;
+    return revise(a, some ? a->data + start * a->strides[axis] : a->data, a->ndim, shape, a->strides, a->writable, out, err);
+}
+
+/* ---- elements ---- */
+
+#define PIECE 4096 /* bytes on the stack; a multiple of every item size */
+
+void fan_array_copy(const fan_array *dst, const fan_array *src)
+{
+    FAN_UNCLEARED fan_walk w;
+    fan_walk_begin(&w, dst, false);
+    fan_walk_also(&w, src);
+    fan_walk_ready(&w);
+    FAN_UNCLEARED _Alignas(16) char buf[PIECE];
+    int64_t most = PIECE / (int64_t)fan_dtype_size(dst->dtype);
+    for (int64_t at = 0, n; at < w.size; at += n) {
+        /* Long rows without gaps are converted straight into place, all of it at once where it is one row. */
+        n = w.ndim ? w.extent[w.ndim - 1] - at % w.extent[w.ndim - 1] : 1;
+        const char *from = n >= 64 ? fan_walk_whole(&w, src, at, n) : NULL;
+        if (from) {
+            fan_walk_write(&w, dst, at, n, src->dtype, from);
+            continue;
+        }
+        n = most < w.size - at ? most : w.size - at;
+        char *to = fan_walk_whole(&w, dst, at, n);
+        fan_walk_read(&w, src, at, n, dst->dtype, to ? to : buf);
+        if (!to)
+            fan_walk_write(&w, dst, at, n, dst->dtype, buf);
+    }
+}
+
+/* mix: spreads every bit of x over the word. */
+static uint64_t mix(uint64_t x)
+{
+    x ^= x >> 32;
+    x *= 0x9fb21c651e98df25u; /* odd, about half of its bits set */
+    x ^= x >> 29;
+    return x;
+}
+
+uint64_t fan_array_hash(const fan_array *a)
+{
+    FAN_UNCLEARED fan_walk w;
+    fan_walk_begin(&w, a, true);
+    fan_walk_ready(&w);
+    FAN_UNCLEARED _Alignas(16) char buf[PIECE];
+    uint64_t h = (uint64_t)a->size;
+    int64_t size = (int64_t)fan_dtype_size(a->dtype), most = PIECE / size;
+    /* bool bytes are read as they are, so that a change from 1 to 2 is seen */
+    fan_array bytes = {.data = a->data, .dtype = a->dtype == FAN_BOOL ? FAN_UINT8 : a->dtype, .strides = a->strides};
+    for (int64_t at = 0, n; at < w.size; at += n) {
+        n = most < w.size - at ? most : w.size - at;
+        const char *p = fan_walk_whole(&w, &bytes, at, n);
+        if (!p) {
+            fan_walk_read(&w, &bytes, at, n, bytes.dtype, buf);
+            p = buf;
+        }
+        for (int64_t i = 0; i < n * size; i += 8) {
+            uint64_t word = 0;
+            memcpy(&word, p + i, n * size - i < 8 ? (size_t)(n * size - i) : 8);
+            h = mix(h ^ word) + 0x2545f4914f6cdd1du;
+        }
+    }
+    return mix(h);
+}

@@ -1,0 +1,157 @@
+#include "array/dtype.h"
+
+#include <string.h>
+
+static const struct {
+    const char *name;
+    size_t size;
+    char kind;
+} facts[FAN_DTYPE_COUNT] = {
+#define X(NAME, name, bytes, kind) {name, bytes, kind},
+    FAN_DTYPE_LIST(X)
+#undef X
+};
+
+static bool known(fan_dtype d)
+{
+    return (unsigned)d < (unsigned)FAN_DTYPE_COUNT;
+}
+
+size_t fan_dtype_size(fan_dtype d)
+{
+    return known(d) ? facts[d].size : 0;
+}
+
+char fan_dtype_kind(fan_dtype d)
+{
+    return known(d) ? facts[d].kind : '?';
+}
+
+const char *fan_dtype_name(fan_dtype d)
+{
+    return known(d) ? facts[d].name : "none";
+}
+
+fan_dtype fan_dtype_from_name(const char *name)
+{
+    for (int d = 0; name && d < FAN_DTYPE_COUNT; d++)
+        if (strcmp(facts[d].name, name) == 0)
+            return (fan_dtype)d;
+    return FAN_NO_DTYPE;
+}
+
+static bool is_float8(fan_dtype d)
+{
+    return d == FAN_FLOAT8_E4M3FN || d == FAN_FLOAT8_E5M2;
+}
+
+/* Floats that NumPy itself does not know. */
+static bool is_foreign(fan_dtype d)
+{
+    return d == FAN_BFLOAT16 || is_float8(d);
+}
+
+static bool is_integer(fan_dtype d)
+{
+    return fan_dtype_kind(d) == 'i' || fan_dtype_kind(d) == 'u';
+}
+
+/* float_bytes: the width of the real float that NumPy takes to hold a bool, an integer, a float, or one part of a complex number. */
+static size_t float_bytes(fan_dtype d)
+{
+    size_t n = fan_dtype_size(d);
+    switch (fan_dtype_kind(d)) {
+    case 'f':
+        return n;
+    case 'c':
+        return n / 2;
+    default:
+        return n == 1 ? 2 : n == 2 ? 4 : 8;
+    }
+}
+
+static fan_dtype real_of(size_t bytes)
+{
+    return bytes <= 2 ? FAN_FLOAT16 : bytes == 4 ? FAN_FLOAT32 : FAN_FLOAT64;
+}
+
+static fan_dtype complex_of(size_t bytes)
+{
+    return bytes <= 4 ? FAN_COMPLEX64 : FAN_COMPLEX128;
+}
+
+static fan_dtype signed_of(size_t bytes)
+{
+    return bytes == 1 ? FAN_INT8 : bytes == 2 ? FAN_INT16 : bytes == 4 ? FAN_INT32 : FAN_INT64;
+}
+
+static fan_dtype promote_integers(fan_dtype a, fan_dtype b)
+{
+    size_t na = fan_dtype_size(a), nb = fan_dtype_size(b);
+    if (fan_dtype_kind(a) == fan_dtype_kind(b))
+        return na >= nb ? a : b;
+    fan_dtype with_sign = fan_dtype_kind(a) == 'i' ? a : b;
+    size_t ns = with_sign == a ? na : nb, nu = with_sign == a ? nb : na;
+    if (ns > nu)
+        return with_sign;
+    return nu == 8 ? FAN_FLOAT64 : signed_of(2 * nu);
+}
+
+fan_dtype fan_dtype_promote(fan_dtype a, fan_dtype b)
+{
+    if (!known(a) || !known(b))
+        return FAN_NO_DTYPE;
+    if (a == b || b == FAN_BOOL)
+        return a;
+    if (a == FAN_BOOL)
+        return b;
+    if (is_integer(a) && is_integer(b))
+        return promote_integers(a, b);
+    if (is_float8(a) && is_float8(b))
+        return FAN_NO_DTYPE;
+    if (is_foreign(a) && is_integer(b))
+        return a;
+    if (is_foreign(b) && is_integer(a))
+        return b;
+    size_t na = float_bytes(a), nb = float_bytes(b), n = na >= nb ? na : nb;
+    if (fan_dtype_kind(a) == 'c' || fan_dtype_kind(b) == 'c')
+        return complex_of(n);
+    if (is_float8(a))
+        return b;
+    if (is_float8(b))
+        return a;
+    if (n == 2 && (is_foreign(a) || is_foreign(b)))
+        return FAN_FLOAT32; /* bfloat16 with float16: neither holds the other */
+    return real_of(n);
+}
+
+fan_dtype fan_dtype_promote_weak(fan_dtype a, char kind)
+{
+    char k = fan_dtype_kind(a);
+    switch (kind) {
+    case 'b':
+        return a;
+    case 'i':
+        return a == FAN_BOOL ? FAN_INT64 : a;
+    case 'f':
+        return k == 'b' || is_integer(a) ? FAN_FLOAT64 : a;
+    case 'c':
+        if (k == 'c')
+            return a;
+        return k == 'f' && fan_dtype_size(a) <= 4 ? FAN_COMPLEX64 : known(a) ? FAN_COMPLEX128 : a;
+    default:
+        return FAN_NO_DTYPE;
+    }
+}
+
+fan_dtype fan_dtype_accumulate(fan_dtype d)
+{
+    return d == FAN_FLOAT16 || is_foreign(d) ? FAN_FLOAT32 : d;
+}
+
+bool fan_dtype_can_cast(fan_dtype from, fan_dtype to)
+{
+    static const char order[] = "buifc"; /* a kind may become any that stands behind it */
+    return known(from) && known(to) &&
+           strchr(order, fan_dtype_kind(from)) <= strchr(order, fan_dtype_kind(to));
+}

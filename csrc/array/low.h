@@ -1,0 +1,149 @@
+/* low: float16, bfloat16, float8_e4m3fn, float8_e5m2 to and from float32. Bit for bit what NumPy and ml_dtypes have (of NaNs, that it is one).
+ *
+ *             exponent  mantissa  bias  largest  beyond it
+ *   float16         5        10    15    65504   inf
+ *   bfloat16        8         7   127   3.39e38  inf
+ *   e5m2            5         2    15    57344   inf
+ *   e4m3fn          4         3     7      448   NaN (it has no inf)
+ *
+ * Upwards is exact. Downwards rounds to nearest, ties to even. A float32 that is normal in the target is rounded on its bits: drop `cut` mantissa
+ * bits, add just under half a unit, and one more if the last kept bit is odd; a carry runs into the exponent as it should. One
+ * that is subnormal there is added to a power of two whose last bit is the target's smallest step: the adder rounds it.
+ *
+ * From float64 or integers the way is over a float32 rounded to odd (the last bit set where anything was lost): then the second rounding is
+ * that of the exact value. (ml_dtypes goes from float64 to bfloat16 and float8 over a float32
+ * that is rounded to nearest: twice rounded, a value next to a tie may differ there. NumPy's float16 is rounded once, as ours.)
+ *
+ * No branches: compilers make vectors of these.
+ */
+#ifndef FAN_ARRAY_LOW_H
+#define FAN_ARRAY_LOW_H
+
+#include <stdint.h>
+#include <string.h>
+
+static inline uint32_t fan_bits_of_float(float x)
+{
+    uint32_t u;
+    memcpy(&u, &x, sizeof u);
+    return u;
+}
+
+static inline float fan_float_of_bits(uint32_t u)
+{
+    float x;
+    memcpy(&x, &u, sizeof x);
+    return x;
+}
+
+/* fan_either: yes if c, else no; by a mask, because a compiler may not turn `?:` around float arithmetic into a vector. */
+static inline uint32_t fan_either(int c, uint32_t yes, uint32_t no)
+{
+    return no ^ ((yes ^ no) & (0u - (uint32_t)c));
+}
+
+/* fan_low_round: |x| of float32 bits `a` (sign cleared, not NaN, in range) as exponent and mantissa of a float with `mant` mantissa bits and bias `bias`. */
+static inline uint32_t fan_low_round(uint32_t a, uint32_t mant, uint32_t bias)
+{
+    uint32_t cut = 23u - mant;
+    uint32_t rebias = (127u - bias) << 23;
+    uint32_t normal = (a - rebias + ((1u << (cut - 1u)) - 1u) + ((a >> cut) & 1u)) >> cut;
+    /* smallest step 2^(1 - bias - mant), so the power of two is 2^(24 - bias - mant) */
+    uint32_t power = (127u + 24u - bias - mant) << 23;
+    uint32_t subnormal = fan_bits_of_float(fan_float_of_bits(a) + fan_float_of_bits(power)) - power;
+    return fan_either(a < rebias + (1u << 23), subnormal, normal);
+}
+
+/* fan_low_widen: the float32 bits of exponent and mantissa `a` (sign cleared, finite). */
+static inline uint32_t fan_low_widen(uint32_t a, uint32_t mant, uint32_t bias)
+{
+    uint32_t normal = (a << (23u - mant)) + ((127u - bias) << 23);
+    float step = fan_float_of_bits((127u + 1u - bias - mant) << 23);
+    uint32_t subnormal = fan_bits_of_float((float)(int32_t)a * step);
+    return fan_either(a < (1u << mant), subnormal, normal);
+}
+
+static inline uint16_t fan_float16_of(float x)
+{
+    uint32_t u = fan_bits_of_float(x), a = u & 0x7fffffffu;
+    uint32_t r = fan_low_round(a, 10, 15);
+    r = fan_either(a >= 0x477ff000u, 0x7c00u, r); /* from 65520 on */
+    r = fan_either(a > 0x7f800000u, 0x7e00u, r);
+    return (uint16_t)(r | (u >> 16 & 0x8000u));
+}
+
+static inline float fan_float_of_float16(uint16_t h)
+{
+    uint32_t a = h & 0x7fffu, r = fan_low_widen(a, 10, 15);
+    r = fan_either(a >= 0x7c00u, 0x7f800000u | a << 13, r);
+    return fan_float_of_bits(r | (uint32_t)(h & 0x8000u) << 16);
+}
+
+static inline uint16_t fan_bfloat16_of(float x)
+{
+    uint32_t u = fan_bits_of_float(x);
+    uint32_t r = (u + 0x7fffu + (u >> 16 & 1u)) >> 16;
+    return (uint16_t)fan_either((u & 0x7fffffffu) > 0x7f800000u, u >> 16 | 0x40u, r);
+}
+
+static inline float fan_float_of_bfloat16(uint16_t h)
+{
+    return fan_float_of_bits((uint32_t)h << 16);
+}
+
+static inline uint8_t fan_e5m2_of(float x)
+{
+    uint32_t u = fan_bits_of_float(x), a = u & 0x7fffffffu;
+    uint32_t r = fan_low_round(a, 2, 15);
+    r = fan_either(a >= 0x47700000u, 0x7cu, r); /* from 61440 on */
+    r = fan_either(a > 0x7f800000u, 0x7eu, r);
+    return (uint8_t)(r | (u >> 24 & 0x80u));
+}
+
+static inline float fan_float_of_e5m2(uint8_t h)
+{
+    return fan_float_of_float16((uint16_t)(h << 8)); /* e5m2 is float16 without its last byte */
+}
+
+static inline uint8_t fan_e4m3fn_of(float x)
+{
+    uint32_t u = fan_bits_of_float(x), a = u & 0x7fffffffu;
+    uint32_t r = fan_low_round(a, 3, 7);
+    r = fan_either(a > 0x43e80000u, 0x7fu, r); /* beyond 464; 464 itself is a tie and goes to 448 */
+    return (uint8_t)(r | (u >> 24 & 0x80u));
+}
+
+static inline float fan_float_of_e4m3fn(uint8_t h)
+{
+    uint32_t a = h & 0x7fu, r = fan_low_widen(a, 3, 7);
+    r = fan_either(a == 0x7fu, 0x7fc00000u, r);
+    return fan_float_of_bits(r | (uint32_t)(h & 0x80u) << 24);
+}
+
+/* fan_odd_of_double: x as float32, rounded to odd. */
+static inline float fan_odd_of_double(double x)
+{
+    float f = (float)x;
+    double back = (double)f;
+    uint32_t u = fan_bits_of_float(f);
+    double ax = x < 0 ? -x : x, ab = back < 0 ? -back : back;
+    u = ab > ax ? u - 1u : u;                /* rounded up (or to inf): one step back towards zero */
+    u = back < x || back > x ? u | 1u : u;   /* something was lost; of a NaN nothing is asked */
+    return fan_float_of_bits(u);
+}
+
+/* fan_odd_of_u64: m as float32, rounded to odd; low bits are first gathered in one, so that a double holds the rest. */
+static inline float fan_odd_of_u64(uint64_t m)
+{
+    uint64_t gathered = (m & 0xffffu) ? (m & ~(uint64_t)0xffff) | 0x10000u : m;
+    m = m >> 48 ? gathered : m;
+    return fan_odd_of_double((double)m);
+}
+
+static inline float fan_odd_of_i64(int64_t x)
+{
+    float f = fan_odd_of_u64(x < 0 ? 0u - (uint64_t)x : (uint64_t)x);
+    return x < 0 ? -f : f;
+}
+
+#endif

@@ -1,0 +1,41 @@
+/* sum: N arrays into one, in one pass: the left fold D1 in the accumulation dtype D2, widening as D3 says, one rounding.
+ *
+ *   out[i] = round((((in0[i]) + in1[i]) + in2[i]) * scale)        each in[k] first converted to acc[k]
+ *
+ * The order over k is fixed; tiles, vector width and threads never change a bit (no contraction into FMA).
+ */
+#ifndef FAN_ARRAY_SUM_H
+#define FAN_ARRAY_SUM_H
+
+#include "array/array.h"
+
+typedef struct fan_operand {
+    const fan_array *array; /* same shape as out; any strides (0, negative, unaligned too); for out == in place: the same view */
+    fan_dtype acc;          /* the dtype in which the fold stands once this operand is in (D3: never narrows from k to k+1) */
+} fan_operand;
+
+typedef struct fan_scale {
+    bool on;
+    double re, im; /* for float and complex sums */
+    int64_t i;     /* for integer sums */
+} fan_scale;
+
+/* fan_sum: writes the fold of `n` >= 1 operands into `out` (any dtype that the last acc may be cast to); scale may be NULL. Allocates nothing, cannot fail.
+ * `out` may be the very view of one operand (fan_array_same_view, or the same geometry with the same item size); otherwise it must be
+ * apart from all. Each add of a low-float acc rounds. */
+void fan_sum(const fan_array *out, const fan_operand *in, size_t n, const fan_scale *scale);
+
+/* fan_scale_as: the scale as one element of dtype d (rounded to it once), at most 16 bytes. */
+void fan_scale_as(const fan_scale *scale, fan_dtype d, char *factor);
+
+/* fan_reduce_dtype: the dtype in which D7 folds: float64 for floats, complex128 for complex, the dtype itself for the rest. */
+fan_dtype fan_reduce_dtype(fan_dtype d);
+/* fan_reduce: D7: sums `in` over leading and stretched axes into `out` (fresh, dtype of choice, shape broadcasts to in's). */
+void fan_reduce(const fan_array *out, const fan_array *in);
+
+/* fan_fill_zero: zero into every element of out. */
+void fan_fill_zero(const fan_array *out);
+/* fan_fill_neutral: what adds nothing, bit by bit: -0.0 for floats (both parts for complex), 0 and False for the rest (D12). */
+void fan_fill_neutral(const fan_array *out);
+
+#endif

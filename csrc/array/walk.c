@@ -1,0 +1,140 @@
+#include "array/walk.h"
+
+#include "array/convert.h"
+
+static int64_t magnitude(int64_t x)
+{
+    return x == INT64_MIN ? INT64_MAX : x < 0 ? -x : x;
+}
+
+/* steps_as_one: `a` goes from the end of axis `in` straight on to the next step of axis `out`. */
+static bool steps_as_one(const fan_array *a, int out, int in)
+{
+    int64_t whole;
+    return !__builtin_mul_overflow(a->shape[in], a->strides[in], &whole) && whole == a->strides[out];
+}
+
+void fan_walk_begin(fan_walk *w, const fan_array *leader, bool in_order)
+{
+    w->ndim = 0;
+    w->size = leader->size;
+    for (int i = 0; i < leader->ndim; i++) {
+        if (leader->shape[i] == 1)
+            continue;
+        int at = w->ndim++;
+        if (!in_order) {
+            int64_t step = magnitude(leader->strides[i]);
+            for (; at > 0 && magnitude(leader->strides[w->axis[at - 1]]) < step; at--)
+                w->axis[at] = w->axis[at - 1];
+        }
+        w->axis[at] = i;
+    }
+    w->joined = ~(uint64_t)0;
+    fan_walk_also(w, leader);
+}
+
+void fan_walk_also(fan_walk *w, const fan_array *a)
+{
+    for (int i = 0; i + 1 < w->ndim; i++)
+        if (!steps_as_one(a, w->axis[i], w->axis[i + 1]))
+            w->joined &= ~((uint64_t)1 << i);
+    for (int i = 0; i < w->ndim; i++)
+        w->extent[i] = a->shape[w->axis[i]];
+}
+
+void fan_walk_ready(fan_walk *w)
+{
+    int n = 0;
+    for (int i = 0; i < w->ndim; i++) {
+        bool with_last = i > 0 && (w->joined >> (i - 1) & 1u);
+        int to = with_last ? n - 1 : n++;
+        w->extent[to] = with_last ? w->extent[to] * w->extent[i] : w->extent[i];
+        w->axis[to] = w->axis[i];
+    }
+    w->ndim = n;
+}
+
+/* A place in the walk: an index for each axis, and the address of that element of one array. */
+typedef struct place {
+    int64_t index[FAN_MAX_NDIM];
+    char *p;
+} place;
+
+static void seek(const fan_walk *w, const fan_array *a, int64_t at, place *here)
+{
+    here->p = a->data;
+    for (int i = w->ndim - 1; i >= 0; i--) {
+        here->index[i] = i ? at % w->extent[i] : at;
+        at /= w->extent[i];
+        here->p += here->index[i] * a->strides[w->axis[i]];
+    }
+}
+
+/* step: n elements on along the innermost axis, which they do not leave but to its end; then over to the next row. */
+static void step(const fan_walk *w, const fan_array *a, int64_t n, place *here)
+{
+    int i = w->ndim - 1;
+    here->index[i] += n;
+    here->p += n * a->strides[w->axis[i]];
+    for (; i > 0 && here->index[i] == w->extent[i]; i--) {
+        here->p -= w->extent[i] * a->strides[w->axis[i]];
+        here->index[i] = 0;
+        here->index[i - 1]++;
+        here->p += a->strides[w->axis[i - 1]];
+    }
+}
+
+char *fan_walk_whole(const fan_walk *w, const fan_array *a, int64_t at, int64_t n)
+{
+    if (w->ndim == 0)
+        return a->data;
+    int last = w->ndim - 1;
+    int64_t pitch = a->strides[w->axis[last]];
+    if (n > 1 && pitch != (int64_t)fan_dtype_size(a->dtype))
+        return NULL;
+    if (last == 0)
+        return a->data + at * pitch;
+    if (at % w->extent[last] + n > w->extent[last])
+        return NULL;
+    FAN_UNCLEARED place here;
+    seek(w, a, at, &here);
+    return here.p;
+}
+
+static void carry(const fan_walk *w, const fan_array *a, int64_t at, int64_t n, fan_dtype d, char *buf, bool write)
+{
+    int64_t size = (int64_t)fan_dtype_size(d);
+    if (n <= 0)
+        return;
+    if (w->ndim == 0) {
+        if (write)
+            fan_convert(a->data, a->dtype, 0, buf, d, 0, 1);
+        else
+            fan_convert(buf, d, 0, a->data, a->dtype, 0, 1);
+        return;
+    }
+    int last = w->ndim - 1;
+    int64_t pitch = a->strides[w->axis[last]];
+    FAN_UNCLEARED place here;
+    seek(w, a, at, &here);
+    for (int64_t m; n; n -= m) {
+        m = w->extent[last] - here.index[last];
+        m = m < n ? m : n;
+        if (write)
+            fan_convert(here.p, a->dtype, pitch, buf, d, size, m);
+        else
+            fan_convert(buf, d, size, here.p, a->dtype, pitch, m);
+        buf += m * size;
+        step(w, a, m, &here);
+    }
+}
+
+void fan_walk_read(const fan_walk *w, const fan_array *a, int64_t at, int64_t n, fan_dtype d, char *buf)
+{
+    carry(w, a, at, n, d, buf, false);
+}
+
+void fan_walk_write(const fan_walk *w, const fan_array *a, int64_t at, int64_t n, fan_dtype d, const char *buf)
+{
+    carry(w, a, at, n, d, (char *)(uintptr_t)buf, true);
+}
