@@ -1,0 +1,368 @@
+#include "device/explore.h"
+
+#include "base/mem.h"
+
+#include <assert.h>
+#include <string.h>
+
+typedef struct touch {
+    uint64_t object;
+    bool write;
+} touch;
+
+/* What one step touched. Owned by the node at which it was run; deeper nodes borrow it. */
+typedef struct footprint {
+    struct footprint *next; /* among the free ones */
+    size_t n, cap;
+    touch *items;
+} footprint;
+
+/* A point of the search: the orders that share their first steps. */
+typedef struct node {
+    uint32_t enabled;
+    uint32_t asleep; /* when it was reached */
+    uint32_t done;   /* run from here in full; asleep for the rest */
+    int chosen;      /* runs from here now */
+    footprint *of[FAN_EXPLORE_ACTORS]; /* of the step of each actor asleep, done or chosen */
+} node;
+
+typedef enum mode { SEARCH, REPLAY, SAMPLE } mode;
+
+struct fan_explore {
+    bool reduce, started, exhausted, strayed, redundant;
+    mode now, next;
+    fan_status status;
+    uint64_t limit, runs, abandoned, searched;
+    node *nodes;
+    size_t n, cap; /* the path of the current or last run of the search */
+    size_t depth;  /* steps of this run */
+    footprint *free_prints;
+    unsigned char *order; /* the choices of this run */
+    size_t order_cap;
+    char *script; /* of a replay */
+    size_t longest; /* run so far */
+    uint64_t random;
+    uint32_t rank[FAN_EXPLORE_ACTORS]; /* of an odd sample; 0 chooses evenly */
+    size_t change[4];
+    uint32_t lowest;
+};
+
+fan_explore *fan_explore_new(bool reduce, uint64_t limit)
+{
+    fan_explore *x = fan_calloc(sizeof *x);
+    if (!x)
+        return NULL;
+    x->reduce = reduce;
+    x->limit = limit;
+    return x;
+}
+
+void fan_explore_free(fan_explore *x)
+{
+    if (!x)
+        return;
+    for (size_t i = 0; i < x->n; i++)
+        for (int a = 0; a < FAN_EXPLORE_ACTORS; a++)
+            if (x->nodes[i].of[a] && !(x->nodes[i].asleep >> a & 1)) {
+                fan_free(x->nodes[i].of[a]->items);
+                fan_free(x->nodes[i].of[a]);
+            }
+    for (footprint *f = x->free_prints, *next; f; f = next) {
+        next = f->next;
+        fan_free(f->items);
+        fan_free(f);
+    }
+    fan_free(x->nodes);
+    fan_free(x->order);
+    fan_free(x->script);
+    fan_free(x);
+}
+
+/* ---- footprints ---- */
+
+static footprint *print_take(fan_explore *x)
+{
+    footprint *f = x->free_prints;
+    if (f) {
+        x->free_prints = f->next;
+        f->n = 0;
+        return f;
+    }
+    return fan_calloc(sizeof *f);
+}
+
+static void print_give(fan_explore *x, footprint *f)
+{
+    f->next = x->free_prints;
+    x->free_prints = f;
+}
+
+static bool independent(const footprint *a, const footprint *b)
+{
+    for (size_t i = 0; i < a->n; i++)
+        for (size_t j = 0; j < b->n; j++)
+            if (a->items[i].object == b->items[j].object && (a->items[i].write || b->items[j].write))
+                return false;
+    return true;
+}
+
+/* ---- a generator: splitmix64 ---- */
+
+static uint64_t draw(uint64_t *state)
+{
+    uint64_t z = *state += UINT64_C(0x9E3779B97F4A7C15);
+    z = (z ^ z >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
+    z = (z ^ z >> 27) * UINT64_C(0x94D049BB133111EB);
+    return z ^ z >> 31;
+}
+
+static int bits_in(uint32_t mask)
+{
+    int n = 0;
+    for (; mask; mask &= mask - 1)
+        n++;
+    return n;
+}
+
+static int lowest_bit(uint32_t mask)
+{
+    int i = 0;
+    while (!(mask >> i & 1))
+        i++;
+    return i;
+}
+
+/* ---- runs ---- */
+
+fan_status fan_explore_replay(fan_explore *x, const char *schedule)
+{
+    size_t n = strlen(schedule);
+    for (size_t i = 0; i < n; i++)
+        if (!((schedule[i] >= '0' && schedule[i] <= '9') || (schedule[i] >= 'a' && schedule[i] <= 'v')))
+            return FAN_VALUE;
+    char *copy = fan_alloc(n + 1);
+    if (!copy)
+        return FAN_NOMEM;
+    memcpy(copy, schedule, n + 1);
+    fan_free(x->script);
+    x->script = copy;
+    x->next = REPLAY;
+    return FAN_OK;
+}
+
+void fan_explore_sample(fan_explore *x, uint64_t seed)
+{
+    x->next = SAMPLE;
+    x->random = seed;
+    x->rank[0] = 0;
+    if (seed % 2 == 0)
+        return;
+    for (int a = 0; a < FAN_EXPLORE_ACTORS; a++)
+        x->rank[a] = (uint32_t)(draw(&x->random) >> 33) + 1024;
+    x->lowest = 1023;
+    size_t length = x->longest ? x->longest : 32, changes = (size_t)(draw(&x->random) % 5);
+    for (size_t i = 0; i < 4; i++)
+        x->change[i] = i < changes ? (size_t)(draw(&x->random) % length) : SIZE_MAX;
+}
+
+bool fan_explore_begin(fan_explore *x)
+{
+    if (x->status != FAN_OK)
+        return false;
+    x->now = x->next;
+    if (x->now == SEARCH) {
+        if (x->started && (x->exhausted || (x->limit && x->searched >= x->limit)))
+            return false;
+        x->started = true;
+    }
+    x->next = SEARCH;
+    x->depth = 0;
+    x->redundant = false;
+    return true;
+}
+
+/* note: keeps the choice for the schedule. */
+static int note(fan_explore *x, int actor)
+{
+    if (fan_grow((void **)&x->order, &x->order_cap, x->depth + 1, 1)) {
+        x->status = FAN_NOMEM;
+        return FAN_EXPLORE_NONE;
+    }
+    x->order[x->depth++] = (unsigned char)actor;
+    return actor;
+}
+
+static int follow(fan_explore *x, uint32_t enabled)
+{
+    size_t n = strlen(x->script);
+    if (x->depth >= n)
+        return lowest_bit(enabled);
+    char c = x->script[x->depth];
+    int actor = c <= '9' ? c - '0' : c - 'a' + 10;
+    if (enabled >> actor & 1)
+        return actor;
+    x->strayed = true;
+    return lowest_bit(enabled);
+}
+
+static int sample(fan_explore *x, uint32_t enabled)
+{
+    if (x->rank[0] == 0) {
+        int skip = (int)(draw(&x->random) % (uint64_t)bits_in(enabled));
+        while (skip-- > 0)
+            enabled &= enabled - 1;
+        return lowest_bit(enabled);
+    }
+    int best = lowest_bit(enabled);
+    for (int a = best + 1; a < FAN_EXPLORE_ACTORS; a++)
+        if (enabled >> a & 1 && x->rank[a] > x->rank[best])
+            best = a;
+    for (size_t i = 0; i < 4; i++)
+        if (x->change[i] == x->depth)
+            x->rank[best] = x->lowest--; /* acts once more and then goes last */
+    return best;
+}
+
+/* extend: a new point behind the path: who slept or is done at the last one sleeps on unless its last step touched what theirs would. */
+static node *extend(fan_explore *x, uint32_t enabled)
+{
+    if (fan_grow((void **)&x->nodes, &x->cap, x->n + 1, sizeof *x->nodes))
+        return NULL;
+    node *new_ = &x->nodes[x->n];
+    memset(new_, 0, sizeof *new_);
+    new_->enabled = enabled;
+    if (x->n > 0 && x->reduce) {
+        const node *last = &x->nodes[x->n - 1];
+        uint32_t sleepers = last->asleep | last->done;
+        for (int a = 0; a < FAN_EXPLORE_ACTORS; a++)
+            if (sleepers >> a & 1 && independent(last->of[a], last->of[last->chosen])) {
+                new_->asleep |= UINT32_C(1) << a;
+                new_->of[a] = last->of[a];
+            }
+    }
+    return new_;
+}
+
+int fan_explore_choose(fan_explore *x, uint32_t enabled)
+{
+    assert(enabled);
+    if (x->status != FAN_OK)
+        return FAN_EXPLORE_NONE;
+    if (x->now == REPLAY)
+        return note(x, follow(x, enabled));
+    if (x->now == SAMPLE)
+        return note(x, sample(x, enabled));
+    if (x->depth < x->n) {
+        const node *at = &x->nodes[x->depth];
+        if (at->enabled == enabled)
+            return note(x, at->chosen);
+        x->strayed = true;
+        return note(x, enabled >> at->chosen & 1 ? at->chosen : lowest_bit(enabled));
+    }
+    node *at = extend(x, enabled);
+    footprint *f = at ? print_take(x) : NULL;
+    if (!f) {
+        x->status = FAN_NOMEM;
+        return FAN_EXPLORE_NONE;
+    }
+    uint32_t awake = enabled & ~at->asleep;
+    if (!awake) {
+        print_give(x, f);
+        x->redundant = true;
+        return FAN_EXPLORE_NONE;
+    }
+    at->chosen = lowest_bit(awake);
+    at->of[at->chosen] = f;
+    x->n++;
+    return note(x, at->chosen);
+}
+
+fan_status fan_explore_touched(fan_explore *x, uint64_t object, bool write)
+{
+    /* Only the last step of the path is new; those before it touch what they touched when they were run first. */
+    if (x->now != SEARCH || x->depth == 0 || x->depth != x->n)
+        return FAN_OK;
+    footprint *f = x->nodes[x->n - 1].of[x->nodes[x->n - 1].chosen];
+    for (size_t i = 0; i < f->n; i++)
+        if (f->items[i].object == object) {
+            f->items[i].write |= write;
+            return FAN_OK;
+        }
+    if (fan_grow((void **)&f->items, &f->cap, f->n + 1, sizeof *f->items))
+        return x->status = FAN_NOMEM;
+    f->items[f->n++] = (touch){object, write};
+    return FAN_OK;
+}
+
+void fan_explore_end(fan_explore *x)
+{
+    if (x->depth > x->longest)
+        x->longest = x->depth;
+    if (x->status != FAN_OK)
+        return;
+    if (x->now != SEARCH) {
+        x->runs++;
+        return;
+    }
+    x->searched++;
+    if (x->redundant)
+        x->abandoned++;
+    else
+        x->runs++;
+    /* Back to the last point that has someone left to try. */
+    while (x->n > 0) {
+        node *last = &x->nodes[x->n - 1];
+        last->done |= UINT32_C(1) << last->chosen;
+        uint32_t left = last->enabled & ~last->asleep & ~last->done;
+        if (left) {
+            footprint *f = print_take(x);
+            if (!f) {
+                x->status = FAN_NOMEM;
+                return;
+            }
+            last->chosen = lowest_bit(left);
+            last->of[last->chosen] = f;
+            return;
+        }
+        for (int a = 0; a < FAN_EXPLORE_ACTORS; a++)
+            if (last->of[a] && !(last->asleep >> a & 1))
+                print_give(x, last->of[a]);
+        x->n--;
+    }
+    x->exhausted = true;
+}
+
+bool fan_explore_complete(const fan_explore *x)
+{
+    return x->exhausted && x->status == FAN_OK && !x->strayed;
+}
+
+uint64_t fan_explore_runs(const fan_explore *x)
+{
+    return x->runs;
+}
+
+uint64_t fan_explore_abandoned(const fan_explore *x)
+{
+    return x->abandoned;
+}
+
+bool fan_explore_strayed(const fan_explore *x)
+{
+    return x->strayed;
+}
+
+fan_status fan_explore_status(const fan_explore *x)
+{
+    return x->status;
+}
+
+void fan_explore_schedule(const fan_explore *x, char *buf, size_t size)
+{
+    if (size == 0)
+        return;
+    size_t n = x->depth < size - 1 ? x->depth : size - 1;
+    for (size_t i = 0; i < n; i++)
+        buf[i] = (char)(x->order[i] < 10 ? '0' + x->order[i] : 'a' + x->order[i] - 10);
+    buf[n] = '\0';
+}

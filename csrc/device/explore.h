@@ -1,0 +1,60 @@
+/* explore: a search over all orders in which a few actors may act, by running a scenario again and again.
+ *
+ * Stateless: the driver runs the scenario from the start; at each step it says which actors could act, gets told which one does,
+ * and reports what the step touched (its footprint). Two neighbouring steps with independent footprints commute, and sleep sets leave out
+ * orders that differ only by such swaps. With `reduce` false all orders are run: that is how the reduction itself is checked.
+ *
+ *   while (fan_explore_begin(x)) { while (actors left) { a = fan_explore_choose(x, mask); step(a); fan_explore_touched(x, ..); } fan_explore_end(x); }
+ *
+ * Title: What footprints must say. Steps commute if neither writes what the other touches. So a footprint names everything that the step's
+ * course, or whether its actor (or another) may act, depends on, and everything that it changes; a lock that is taken is written. Objects bear
+ * the same number in every run: name them by who made them and when in his own course, never by address of the host or by order of arrival.
+ *
+ * Title: Sleep sets. When the search has run all orders that begin (from some point) with actor a, it goes on with b and lets a sleep: no
+ * order is begun with a again until a step touches what a's step touches. The footprint of a sleeping actor's step is the one
+ * that it had when it was run from that point; steps independent of it leave it as it is, so it need not be run to be known. Every order is then
+ * equivalent to one that was run (Godefroid); what differs between the two is neither a value nor a verdict.
+ */
+#ifndef FAN_DEVICE_EXPLORE_H
+#define FAN_DEVICE_EXPLORE_H
+
+#include "base/status.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define FAN_EXPLORE_ACTORS 32
+#define FAN_EXPLORE_NONE (-1)
+
+typedef struct fan_explore fan_explore;
+
+/* fan_explore_new: `limit` runs at most are searched in full, abandoned ones counted (0: no limit). NULL when out of memory. */
+fan_explore *fan_explore_new(bool reduce, uint64_t limit);
+void fan_explore_free(fan_explore *x); /* NULL is fine */
+/* fan_explore_begin: starts the next run; false when all orders (or `limit` of them) have been run, or fan_explore_status is a failure. */
+bool fan_explore_begin(fan_explore *x);
+/* fan_explore_choose: which of `enabled` (bit mask, not 0) acts next. FAN_EXPLORE_NONE: every one sleeps, the run is redundant: abandon it
+ * (fan_explore_end); also when out of memory. */
+int fan_explore_choose(fan_explore *x, uint32_t enabled);
+/* fan_explore_touched: the step just chosen read or wrote `object`. FAN_NOMEM, which fan_explore_status keeps. */
+fan_status fan_explore_touched(fan_explore *x, uint64_t object, bool write);
+void fan_explore_end(fan_explore *x);
+bool fan_explore_complete(const fan_explore *x); /* all orders were run, none left out by the limit */
+uint64_t fan_explore_runs(const fan_explore *x);    /* complete runs */
+uint64_t fan_explore_abandoned(const fan_explore *x);
+/* fan_explore_schedule: the choices of the current or last run, one character per step ('0'.. '9', 'a'.. 'v'); truncates. */
+void fan_explore_schedule(const fan_explore *x, char *buf, size_t size);
+
+/* The next run, and that one alone, is no part of the search: it follows `schedule` (copied; behind its end, the lowest actor acts first), or is a sample by
+ * `seed`. Even seeds choose evenly at each step; odd ones give the actors random ranks that change at a few random steps (a race that needs d
+ * changes at the right steps is then met with a chance of about 1 / steps^d, whatever the number of orders). FAN_NOMEM, FAN_VALUE
+ * (not a schedule). */
+fan_status fan_explore_replay(fan_explore *x, const char *schedule);
+void fan_explore_sample(fan_explore *x, uint64_t seed);
+
+/* fan_explore_strayed: a scenario did not repeat itself: an actor that acted in an earlier run, or that a replayed schedule names, could not act. */
+bool fan_explore_strayed(const fan_explore *x);
+fan_status fan_explore_status(const fan_explore *x); /* FAN_OK, or FAN_NOMEM: the search is not complete */
+
+#endif

@@ -1,0 +1,66 @@
+#include "device/device.h"
+
+#include "base/trace.h"
+
+#include <stdio.h>
+
+void fan_job_run(const fan_job *job)
+{
+    switch (job->kind) {
+    case FAN_JOB_SUM:
+        fan_sum(job->out, job->in, job->n, job->scale);
+        return;
+    case FAN_JOB_REDUCE:
+        fan_reduce(job->out, job->in[0].array);
+        return;
+    case FAN_JOB_COPY:
+    case FAN_JOB_UPLOAD:
+        fan_array_copy(job->out, job->in[0].array);
+        return;
+    case FAN_JOB_ZERO:
+        fan_fill_zero(job->out);
+        return;
+    case FAN_JOB_NEUTRAL:
+        fan_fill_neutral(job->out);
+        return;
+    case FAN_JOB_SCATTER:
+        fan_sparse_scatter(job->out, job->sparse);
+        return;
+    }
+}
+
+static uint64_t bytes_of(const fan_array *a)
+{
+    return a ? (uint64_t)a->size * fan_dtype_size(a->dtype) : 0;
+}
+
+uint64_t fan_job_bytes(const fan_job *job)
+{
+    uint64_t bytes = bytes_of(job->out);
+    for (size_t i = 0; i < job->n; i++)
+        bytes += bytes_of(job->in[i].array);
+    if (job->sparse) /* its entries are added where they belong: read there and written */
+        bytes = bytes_of(job->sparse->indices) + bytes_of(job->sparse->pointers) + 3 * bytes_of(job->sparse->values);
+    return bytes;
+}
+
+const char *fan_job_word(fan_job_kind kind)
+{
+    static const char *const words[] = {[FAN_JOB_SUM] = "sum",         [FAN_JOB_REDUCE] = "reduce",   [FAN_JOB_COPY] = "copy",
+                                        [FAN_JOB_ZERO] = "zero",       [FAN_JOB_NEUTRAL] = "neutral", [FAN_JOB_SCATTER] = "scatter",
+                                        [FAN_JOB_UPLOAD] = "upload"};
+    return words[kind];
+}
+
+void fan_job_trace(const fan_device *d, const fan_stream *s, const fan_job *job, double start_us, double end_us)
+{
+    if (!fan_trace_on())
+        return;
+    bool copy = job->kind == FAN_JOB_COPY || job->kind == FAN_JOB_UPLOAD;
+    fan_trace_line line = {.kind = copy ? FAN_TRACE_COPY : FAN_TRACE_KERNEL, .device = s ? (int16_t)d->index : -1, .slot = -1, .key = -1,
+                           .count = (uint32_t)job->n, .stream = s ? s->handle : 0, .bytes = fan_job_bytes(job), .start_us = start_us, .end_us = end_us};
+    for (size_t i = 0; i < job->n; i++)
+        line.in_place |= job->kind == FAN_JOB_SUM && job->in[i].array->data == job->out->data;
+    snprintf(line.label, sizeof line.label, "%s", job->label ? job->label : fan_job_word(job->kind));
+    fan_trace_put(&line);
+}

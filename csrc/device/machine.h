@@ -1,0 +1,111 @@
+/* machine: what a simulated machine is made of; for sim.c and report.c alone. */
+#ifndef FAN_DEVICE_MACHINE_H
+#define FAN_DEVICE_MACHINE_H
+
+#include "device/arena.h"
+#include "device/order.h"
+#include "device/sim.h"
+#include "device/turns.h"
+
+typedef struct fan_sim_queue fan_sim_queue;
+typedef struct fan_sim_op fan_sim_op;
+
+/* A point in a queue: everything up to its `upto`-th op. */
+typedef struct fan_sim_point {
+    fan_sim_queue *queue; /* counted; NULL: none */
+    uint64_t upto;
+} fan_sim_point;
+
+/* A stream's queue. It outlives its fan_stream while work, events or waits know it. */
+struct fan_sim_queue {
+    size_t refs;
+    size_t at;            /* its place in the machine's list */
+    int device;
+    uint64_t handle;
+    uint64_t name;        /* for footprints */
+    uint32_t lane;
+    bool blocking, legacy;
+    bool running;         /* its head is being run */
+    uint64_t queued, done; /* ops ever, ops run; events and waits speak of these numbers */
+    fan_sim_op *head, **tail;
+    double end_us;        /* when what is queued ends */
+};
+
+/* What waits in a queue: work, or a wait for a point. Without bytes to move (run_work false) nothing is kept but the numbers. */
+struct fan_sim_op {
+    fan_sim_op *next;
+    uint64_t number;      /* counts ops of the machine */
+    fan_sim_point wait;   /* queue NULL: work */
+    const fan_job *job;   /* a copy behind this struct; NULL: the kernel */
+    fan_status (*fn)(void *ctx, fan_error *err); /* NULL: does nothing */
+    void (*fini)(void *ctx);
+    void *ctx;
+};
+
+typedef struct fan_sim_event {
+    fan_sim_point point;
+    fan_clock clock;
+    double us;
+    uint64_t id, name;    /* the use of the event (fan_event.id) that `name` names */
+} fan_sim_event;
+
+/* Who a lane of the checker is. */
+typedef struct fan_sim_lane {
+    int device;           /* -1: a host thread */
+    uint64_t handle;      /* of the stream; for a host thread its actor, or FAN_MAIN */
+} fan_sim_lane;
+
+#define FAN_MAIN UINT64_MAX
+#define FAN_SIM_DEVICES 64
+
+typedef struct fan_sim_device_part {
+    fan_device device;
+    fan_arena arena;
+    fan_sim_queue *legacy;
+    fan_stream *current;  /* the legacy stream as a fan_stream; held while the machine has users */
+    uint64_t current_id;  /* its number, once it has one */
+} fan_sim_device_part;
+
+struct fan_sim {
+    atomic_size_t holds;  /* users, and whatever holds one of its devices */
+    pthread_mutex_t lock; /* guards all that follows; not held while a kernel or a call-out runs */
+    pthread_cond_t ran;   /* some work has run */
+    size_t users;
+    fan_sim_config config;
+    fan_sim_hooks hooks;
+    fan_order *order;
+    bool checking, dying;
+    fan_sim_device_part *parts;
+    fan_sim_queue **queues;
+    size_t nqueues, queues_cap;
+    size_t last;          /* queue that ran last, for round robin */
+    uint64_t handle;      /* last given to a stream */
+    uint64_t number;      /* ops so far */
+    uint64_t random;
+    uint64_t executor;    /* thread that runs work now; 0: none */
+    uint32_t depth;       /* how often it is inside */
+    fan_sim_lane *lanes;
+    size_t lanes_cap;
+    uint32_t host_lane[1 + FAN_ACTORS]; /* of the main thread, of actor i at 1 + i; valid where has_lane */
+    bool has_lane[1 + FAN_ACTORS];
+    double host_us[1 + FAN_ACTORS];
+    uint64_t made[1 + FAN_ACTORS]; /* objects that each has named */
+    double device_us;
+    uint64_t races, unsound, calls;
+    fan_race first;
+    bool has_first;
+    fan_race pending;     /* found by a release */
+    bool has_pending;
+    uint64_t left_out;
+    int64_t fail_at;      /* calls to go; < 0: no plan */
+    fan_status fail_with;
+    fan_turns *turns;
+    fan_sim_chooser chooser;
+    bool has_chooser;
+    uint64_t mutex_base;  /* mutexes are named from here on */
+};
+
+/* fan_sim_race_text: the sentence for a race, with the wait that is missing. The machine's lock is held. */
+void fan_sim_race_text(fan_sim *m, const fan_race *race, char *buf, size_t size);
+
+#endif

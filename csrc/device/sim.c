@@ -1,0 +1,1649 @@
+#define _POSIX_C_SOURCE 200809L
+#include "device/sim.h"
+
+#include "base/mem.h"
+#include "base/trace.h"
+#include "device/machine.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <string.h>
+
+#define MEMORY ((size_t)1 << 30)
+#define LAUNCH_US 3.0
+#define GBYTES_PER_S 1000.0
+#define KERNEL_US 1.0 /* at least */
+
+/* Footprints: a kind, and a number within it. */
+enum { OF_STREAM = 1, OF_EVENT, OF_BLOCK, OF_MUTEX, OF_PROGRESS, OF_FAULTS };
+#define NAME(kind, number) ((uint64_t)(kind) << 56 | ((number) & ((UINT64_C(1) << 56) - 1)))
+
+/* The machine whose spawned thread this is. */
+static _Thread_local struct {
+    fan_sim *m;
+    int actor;
+    fan_thread_hooks hooks;
+} here;
+
+static _Thread_local int in_kernel; /* a kernel is one step: nobody else gets the turn inside */
+
+static void lock(fan_sim *m)
+{
+    (void)pthread_mutex_lock(&m->lock);
+}
+
+static void unlock(fan_sim *m)
+{
+    (void)pthread_mutex_unlock(&m->lock);
+}
+
+static int actor_of(const fan_sim *m)
+{
+    return here.m == m ? here.actor : -1;
+}
+
+static size_t host_of(const fan_sim *m)
+{
+    return (size_t)(1 + actor_of(m));
+}
+
+static uint32_t lane_of(const fan_sim *m)
+{
+    return m->host_lane[host_of(m)];
+}
+
+static void touch(fan_sim *m, uint64_t name, bool write)
+{
+    if (m->has_chooser && m->chooser.touched && here.m == m)
+        m->chooser.touched(m->chooser.ctx, name, write);
+}
+
+/* new_name: for something made now: by whom, and his how manieth. So it has the same name in every order of the others. */
+static uint64_t new_name(fan_sim *m, int kind)
+{
+    size_t by = host_of(m);
+    return NAME(kind, (uint64_t)by << 40 | ++m->made[by]);
+}
+
+static uint64_t draw(uint64_t *random)
+{
+    uint64_t z = *random += UINT64_C(0x9E3779B97F4A7C15);
+    z = (z ^ z >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
+    z = (z ^ z >> 27) * UINT64_C(0x94D049BB133111EB);
+    return z ^ z >> 31;
+}
+
+static double later(double a, double b)
+{
+    return a > b ? a : b;
+}
+
+static void site_of(const fan_sim *m, char *buf, size_t size)
+{
+    buf[0] = '\0';
+    if (m->hooks.site)
+        m->hooks.site(m->hooks.ctx, buf, size);
+}
+
+#define SITE 96
+
+/* ---- calls ---- */
+
+static fan_status gave_up(fan_sim *m, fan_error *err)
+{
+    switch (fan_turns_given_up(m->turns)) {
+    case FAN_ABANDONED:
+        return fan_fail(err, FAN_STATE, "abandoned: the machine ends this run");
+    case FAN_DEADLOCKED:
+        return fan_fail(err, FAN_DEADLOCK, "the machine gave up: its host threads are in a deadlock");
+    case FAN_GOING:
+        break;
+    }
+    return FAN_OK;
+}
+
+/* enter: every call of the table begins here, locked: has the machine given up, is this the call that is to fail? */
+static fan_status enter(fan_sim *m, const char *call, fan_error *err)
+{
+    FAN_TRY(gave_up(m, err));
+    m->calls++;
+    if (m->fail_at < 0)
+        return FAN_OK;
+    touch(m, NAME(OF_FAULTS, 0), true);
+    if (m->fail_at-- > 0)
+        return FAN_OK;
+    return fan_fail_code(err, m->fail_with, m->fail_with == FAN_DEVICE ? 999 : 2, "%s of the simulated device failed, as it was told to", call);
+}
+
+static fan_status raise(fan_sim *m, const fan_race *race, fan_error *err)
+{
+    char text[FAN_ERROR_TEXT];
+    fan_sim_race_text(m, race, text, sizeof text);
+    return fan_fail(err, FAN_RACE, "%s", text);
+}
+
+/* raise_pending: a race that a release found, by the first call that can say so. */
+static fan_status raise_pending(fan_sim *m, fan_error *err)
+{
+    if (!m->has_pending)
+        return FAN_OK;
+    m->has_pending = false;
+    return raise(m, &m->pending, err);
+}
+
+static void keep_race(fan_sim *m, const fan_race *race)
+{
+    m->races++;
+    if (!m->has_first) {
+        m->first = *race;
+        m->has_first = true;
+    }
+}
+
+/* ---- queues ---- */
+
+static fan_sim_queue *queue_of(const fan_stream *s)
+{
+    return s->impl;
+}
+
+static fan_status new_lane(fan_sim *m, int device, uint64_t handle, uint32_t *out, fan_error *err)
+{
+    FAN_TRY(fan_order_lane(m->order, out, err));
+    if (fan_grow((void **)&m->lanes, &m->lanes_cap, (size_t)*out + 1, sizeof *m->lanes))
+        return fan_fail(err, FAN_NOMEM, "out of memory for a stream"); /* the lane stays unused */
+    m->lanes[*out] = (fan_sim_lane){device, handle};
+    if (device < 0)
+        fan_order_host(m->order, *out);
+    return FAN_OK;
+}
+
+static fan_status queue_new(fan_sim *m, int device, uint64_t handle, bool blocking, fan_sim_queue **out, fan_error *err)
+{
+    fan_sim_queue *q = fan_calloc(sizeof *q);
+    if (!q || fan_grow((void **)&m->queues, &m->queues_cap, m->nqueues + 1, sizeof *m->queues)) {
+        fan_free(q);
+        return fan_fail(err, FAN_NOMEM, "out of memory for a stream");
+    }
+    fan_status status = new_lane(m, device, handle, &q->lane, err);
+    if (status != FAN_OK) {
+        fan_free(q);
+        return status;
+    }
+    q->refs = 1;
+    q->device = device;
+    q->handle = handle;
+    q->name = new_name(m, OF_STREAM);
+    q->legacy = handle == 1;
+    q->blocking = blocking || q->legacy;
+    q->tail = &q->head;
+    q->at = m->nqueues;
+    m->queues[m->nqueues++] = q;
+    *out = q;
+    return FAN_OK;
+}
+
+static void queue_drop(fan_sim_queue *q)
+{
+    if (q)
+        q->refs--; /* sweep takes it */
+}
+
+/* sweep: frees queues that nobody knows and that have nothing left to do. */
+static void sweep(fan_sim *m)
+{
+    size_t kept = 0;
+    for (size_t i = 0; i < m->nqueues; i++) {
+        fan_sim_queue *q = m->queues[i];
+        if (q->refs == 0 && !q->head) {
+            fan_free(q);
+            continue;
+        }
+        q->at = kept;
+        m->queues[kept++] = q;
+    }
+    m->nqueues = kept;
+}
+
+static void append(fan_sim *m, fan_sim_queue *q, fan_sim_op *op)
+{
+    q->queued++;
+    if (!op)
+        return;
+    op->next = NULL;
+    op->number = m->number++;
+    *q->tail = op;
+    q->tail = &op->next;
+}
+
+/* pop: takes the head off; the caller frees it. */
+static fan_sim_op *pop(fan_sim_queue *q)
+{
+    fan_sim_op *op = q->head;
+    q->head = op->next;
+    if (!q->head)
+        q->tail = &q->head;
+    q->done++;
+    return op;
+}
+
+/* hold_back: what is queued on q from now on runs after `point`. The clocks are the caller's business. */
+static fan_status hold_back(fan_sim *m, fan_sim_queue *q, fan_sim_point point, fan_error *err)
+{
+    if (point.queue == q || point.queue->done >= point.upto)
+        return FAN_OK;
+    fan_sim_op *op = NULL;
+    if (m->config.run_work) {
+        op = fan_calloc(sizeof *op);
+        if (!op)
+            return fan_fail(err, FAN_NOMEM, "out of memory for a wait");
+        op->wait = point;
+        point.queue->refs++;
+    }
+    append(m, q, op);
+    return FAN_OK;
+}
+
+/* legacy: A7: before anything on the legacy default stream, all that its device's blocking streams had queued; before anything on a blocking
+ * stream, all that the legacy stream had. FAN_NOMEM leaves waits behind that order more than was asked, which nobody can tell. */
+static fan_status legacy(fan_sim *m, fan_sim_queue *q, fan_error *err)
+{
+    if (!q->blocking)
+        return FAN_OK;
+    for (size_t i = 0; i < m->nqueues; i++) {
+        fan_sim_queue *other = m->queues[i];
+        if (other == q || other->device != q->device || !(q->legacy ? other->blocking : other->legacy))
+            continue;
+        touch(m, other->name, false);
+        FAN_TRY(hold_back(m, q, (fan_sim_point){other, other->queued}, err));
+        if (fan_order_wait(m->order, q->lane, lane_of(m), fan_order_clock(m->order, other->lane)) != FAN_OK)
+            return fan_fail(err, FAN_NOMEM, "out of memory for a wait");
+        q->end_us = later(q->end_us, other->end_us);
+    }
+    return FAN_OK;
+}
+
+/* ---- running ---- */
+
+/* settle: takes off the waits that have come true; each may let others come true. */
+static void settle(fan_sim *m)
+{
+    for (bool moved = true; moved;) {
+        moved = false;
+        for (size_t i = 0; i < m->nqueues; i++) {
+            fan_sim_queue *q = m->queues[i];
+            while (q->head && q->head->wait.queue && q->head->wait.queue->done >= q->head->wait.upto) {
+                fan_sim_op *op = pop(q);
+                queue_drop(op->wait.queue);
+                fan_free(op);
+                moved = true;
+            }
+        }
+    }
+}
+
+/* before: whether queue a goes first by a named schedule. */
+static bool before(const fan_sim *m, const fan_sim_queue *a, const fan_sim_queue *b)
+{
+    switch (m->config.schedule) {
+    case FAN_SIM_LIFO:
+        return a->head->number > b->head->number;
+    case FAN_SIM_ROUND_ROBIN: /* the first behind the one that ran last */
+        return (a->at > m->last) != (b->at > m->last) ? a->at > m->last : a->at < b->at;
+    case FAN_SIM_STARVE:
+        if ((a->handle == m->config.starve) != (b->handle == m->config.starve))
+            return b->handle == m->config.starve;
+        break;
+    case FAN_SIM_FIFO:
+    case FAN_SIM_SEEDED:
+        break;
+    }
+    return a->head->number < b->head->number;
+}
+
+/* pick: the queue whose head runs next; NULL where none may run. */
+static fan_sim_queue *pick(fan_sim *m)
+{
+    fan_sim_queue *best = NULL;
+    uint64_t n = 0;
+    settle(m);
+    for (size_t i = 0; i < m->nqueues; i++) {
+        fan_sim_queue *q = m->queues[i];
+        if (!q->head || q->head->wait.queue || q->running)
+            continue;
+        n++;
+        if (m->config.schedule == FAN_SIM_SEEDED ? draw(&m->random) % n == 0 : !best || before(m, q, best))
+            best = q;
+    }
+    return best;
+}
+
+/* run_one: runs the head of q; the lock is let go meanwhile. */
+static fan_status run_one(fan_sim *m, fan_sim_queue *q, fan_error *err)
+{
+    fan_status status = FAN_OK;
+    fan_sim_op *op = q->head;
+    q->running = true;
+    q->refs++;
+    m->last = q->at;
+    m->executor = fan_thread_id();
+    m->depth++;
+    unlock(m);
+
+    in_kernel++;
+    if (op->job)
+        fan_job_run(op->job);
+    else if (op->fn)
+        status = op->fn(op->ctx, err);
+    if (op->fini)
+        op->fini(op->ctx);
+    in_kernel--;
+
+    lock(m);
+    if (--m->depth == 0)
+        m->executor = 0;
+    fan_free(pop(q));
+    q->running = false;
+    q->refs--;
+    (void)pthread_cond_broadcast(&m->ran);
+    return status;
+}
+
+/* stand_by: another thread runs work: waits until it is through with one piece. */
+static void stand_by(fan_sim *m)
+{
+    void *let_go = NULL;
+    uint64_t other = m->executor;
+    if (m->hooks.before_block) {
+        unlock(m);
+        let_go = m->hooks.before_block(m->hooks.ctx);
+        lock(m);
+    }
+    if (m->executor == other)
+        (void)pthread_cond_wait(&m->ran, &m->lock);
+    if (m->hooks.after_block) {
+        unlock(m);
+        m->hooks.after_block(m->hooks.ctx, let_go);
+        lock(m);
+    }
+}
+
+static bool idle(const fan_sim *m)
+{
+    for (size_t i = 0; i < m->nqueues; i++)
+        if (m->queues[i]->done < m->queues[i]->queued)
+            return false;
+    return true;
+}
+
+static fan_status stuck(fan_sim *m, fan_error *err)
+{
+    char text[FAN_ERROR_TEXT] = "";
+    for (size_t i = 0; i < m->nqueues; i++) {
+        const fan_sim_queue *q = m->queues[i];
+        if (q->head && q->running)
+            fan_append(text, sizeof text, "; stream %llu of sim:%d runs the kernel that asks", (unsigned long long)q->handle, q->device);
+        else if (q->head && q->head->wait.queue)
+            fan_append(text, sizeof text, "; stream %llu of sim:%d waits for stream %llu of sim:%d", (unsigned long long)q->handle, q->device,
+                       (unsigned long long)q->head->wait.queue->handle, q->head->wait.queue->device);
+    }
+    return fan_fail(err, FAN_DEADLOCK, "nothing that is queued can run%s", text);
+}
+
+/* run_until: runs work, in any order that is allowed, until point has passed; queue NULL: until all is idle. Stops at the first kernel that fails. */
+static fan_status run_until(fan_sim *m, fan_sim_point point, fan_error *err)
+{
+    fan_status status = FAN_OK;
+    if (!m->config.run_work) {
+        for (size_t i = 0; i < m->nqueues; i++)
+            m->queues[i]->done = m->queues[i]->queued;
+        return FAN_OK;
+    }
+    if (point.queue)
+        point.queue->refs++;
+    while (status == FAN_OK) {
+        settle(m);
+        if (point.queue ? point.queue->done >= point.upto : idle(m))
+            break;
+        if (m->executor && m->executor != fan_thread_id()) {
+            stand_by(m);
+            continue;
+        }
+        fan_sim_queue *q = pick(m);
+        status = q ? run_one(m, q, err) : stuck(m, err);
+    }
+    queue_drop(point.queue);
+    sweep(m);
+    return status;
+}
+
+/* finish: runs work until all that q has queued by now has run, and lets the calling thread know what q knew. */
+static fan_status finish(fan_sim *m, fan_sim_queue *q, fan_error *err)
+{
+    fan_clock then;
+    fan_clock_init(&then);
+    double us = q->end_us;
+    fan_status status = fan_clock_copy(&then, fan_order_clock(m->order, q->lane)) ? fan_fail(err, FAN_NOMEM, "out of memory for a wait") : FAN_OK;
+    if (status == FAN_OK)
+        status = run_until(m, (fan_sim_point){q, q->queued}, err);
+    if (status == FAN_OK && fan_order_sync(m->order, lane_of(m), &then) != FAN_OK)
+        status = fan_fail(err, FAN_NOMEM, "out of memory for a wait");
+    fan_clock_fini(&then);
+    if (status == FAN_OK)
+        m->host_us[host_of(m)] = later(m->host_us[host_of(m)], us);
+    return status;
+}
+
+static void trace_sync(const fan_device *d, const fan_stream *s, const fan_event *e)
+{
+    if (!fan_trace_on())
+        return;
+    fan_trace_line line = {.kind = FAN_TRACE_SYNC, .device = (int16_t)d->index, .slot = -1, .key = -1, .stream = s ? s->handle : 0,
+                           .event = e ? e->id : 0, .start_us = -1, .end_us = -1};
+    fan_trace_put(&line);
+}
+
+/* ---- accesses ---- */
+
+/* What an operation touches, one after the other; false behind the last. */
+typedef bool visit(const void *what, size_t i, const fan_array **a, bool *write);
+
+static bool job_visit(const void *what, size_t i, const fan_array **a, bool *write)
+{
+    const fan_job *job = what;
+    size_t reads = job->kind == FAN_JOB_UPLOAD ? 0 : job->n; /* the host's memory is no business of the checker */
+    *write = false;
+    if (i < reads) {
+        *a = job->in[i].array;
+        return true;
+    }
+    i -= reads;
+    if (job->kind == FAN_JOB_SCATTER && i < 4) {
+        const fan_array *parts[] = {job->sparse->indices, job->sparse->values, job->sparse->pointers, job->out};
+        *a = parts[i];
+        return true;
+    }
+    *write = true;
+    *a = job->out;
+    return i == (job->kind == FAN_JOB_SCATTER ? 4u : 0u);
+}
+
+static bool kernel_visit(const void *what, size_t i, const fan_array **a, bool *write)
+{
+    const fan_sim_kernel *k = what;
+    *write = i >= k->nreads;
+    if (i >= k->nreads + k->nwrites)
+        return false;
+    *a = *write ? k->writes[i - k->nreads] : k->reads[i];
+    return true;
+}
+
+static bool read_visit(const void *what, size_t i, const fan_array **a, bool *write)
+{
+    *a = what;
+    *write = false;
+    return i == 0;
+}
+
+static fan_sim_device_part *part_at(fan_sim *m, uintptr_t address)
+{
+    for (int i = 0; i < m->config.devices; i++)
+        if (address - m->parts[i].arena.base < m->parts[i].arena.bytes)
+            return &m->parts[i];
+    return NULL;
+}
+
+static fan_block *block_at(fan_sim *m, const void *address)
+{
+    fan_sim_device_part *p = part_at(m, (uintptr_t)address);
+    return p ? fan_arena_find(&p->arena, (uintptr_t)address) : NULL;
+}
+
+static void touch_all(fan_sim *m, visit *next, const void *what)
+{
+    const fan_array *a = NULL;
+    bool write;
+    if (!m->has_chooser || here.m != m)
+        return;
+    for (size_t i = 0; next(what, i, &a, &write); i++) {
+        const fan_block *b = a && a->size ? block_at(m, a->data) : NULL;
+        if (b)
+            touch(m, b->name, write);
+    }
+}
+
+/* judge: holds an operation on `lane` against all before it. FAN_RACE with *race; FAN_NOMEM leaves the history as it was. */
+static fan_status judge(fan_sim *m, uint32_t lane, const char *name, const char *site, visit *next, const void *what, fan_race *race, fan_error *err)
+{
+    const fan_array *a = NULL;
+    bool write;
+    uint64_t op;
+    fan_status worst = FAN_OK;
+    if (!m->checking)
+        return FAN_OK;
+    for (size_t i = 0; next(what, i, &a, &write); i++)
+        if (a)
+            fan_order_plan(m->order, a);
+    FAN_TRY(fan_order_begin(m->order, lane, lane_of(m), name, site, &op, err));
+    for (size_t i = 0; next(what, i, &a, &write); i++) {
+        fan_status status = a ? fan_order_access(m->order, op, a, write, worst == FAN_OK ? race : NULL) : FAN_OK;
+        if (status == FAN_NOMEM)
+            return fan_fail(err, FAN_NOMEM, "out of memory for the happens-before history");
+        if (status != FAN_OK)
+            worst = status;
+    }
+    if (worst == FAN_RACE)
+        keep_race(m, race);
+    return worst;
+}
+
+/* ---- copies of jobs ---- */
+
+/* A job that waits has its arrays' geometry, and what it uploads, behind it in one block. First `to` is NULL and the room is counted. */
+typedef struct packer {
+    char *to;
+    size_t used;
+} packer;
+
+static void *pack(packer *p, size_t bytes)
+{
+    size_t at = p->used;
+    p->used += (bytes + 15) & ~(size_t)15;
+    return p->to ? p->to + at : NULL;
+}
+
+static fan_array *pack_array(packer *p, const fan_array *a, bool bytes)
+{
+    if (!a)
+        return NULL;
+    fan_array *copy = pack(p, sizeof *copy);
+    int64_t *dims = pack(p, 2 * (size_t)a->ndim * sizeof *dims);
+    char *data = bytes ? pack(p, (size_t)a->size * fan_dtype_size(a->dtype)) : a->data;
+    if (!copy)
+        return NULL;
+    *copy = (fan_array){.data = data, .dtype = a->dtype, .ndim = a->ndim, .size = a->size, .shape = dims, .strides = dims + a->ndim, .writable = true};
+    for (int i = 0; i < a->ndim; i++) {
+        copy->shape[i] = a->shape[i];
+        copy->strides[i] = a->strides[i];
+    }
+    if (bytes) {
+        fan_dense_strides(a->ndim, a->shape, fan_dtype_size(a->dtype), NULL, copy->strides);
+        fan_array_copy(copy, a);
+    }
+    return copy;
+}
+
+static fan_job *pack_job(packer *p, const fan_job *job)
+{
+    fan_job *copy = pack(p, sizeof *copy);
+    fan_operand *in = pack(p, job->n * sizeof *in);
+    fan_scale *scale = job->scale ? pack(p, sizeof *scale) : NULL;
+    fan_sparse *sparse = job->sparse ? pack(p, sizeof *sparse) : NULL;
+    if (copy)
+        *copy = (fan_job){.kind = job->kind, .in = in, .n = job->n, .scale = scale, .sparse = sparse};
+    fan_array *out = pack_array(p, job->out, false);
+    if (copy)
+        copy->out = out;
+    for (size_t i = 0; i < job->n; i++) {
+        fan_array *a = pack_array(p, job->in[i].array, job->kind == FAN_JOB_UPLOAD);
+        if (in)
+            in[i] = (fan_operand){.array = a, .acc = job->in[i].acc};
+    }
+    if (scale)
+        *scale = *job->scale;
+    if (job->sparse) {
+        fan_array *indices = pack_array(p, job->sparse->indices, false);
+        fan_array *pointers = pack_array(p, job->sparse->pointers, false);
+        fan_array *values = pack_array(p, job->sparse->values, false);
+        if (sparse) {
+            memset(sparse, 0, sizeof *sparse);
+            sparse->format = job->sparse->format;
+            sparse->ndim = job->sparse->ndim;
+            memcpy(sparse->shape, job->sparse->shape, sizeof sparse->shape);
+            sparse->indices = indices;
+            sparse->pointers = pointers;
+            sparse->values = values;
+            sparse->coalesced = job->sparse->coalesced;
+        }
+    }
+    return copy;
+}
+
+/* op_new: an op with a copy of `job` behind it; job NULL: room for a kernel alone. */
+static fan_sim_op *op_new(const fan_job *job)
+{
+    packer p = {NULL, 0};
+    pack(&p, sizeof(fan_sim_op));
+    if (job)
+        pack_job(&p, job);
+    fan_sim_op *op = fan_alloc(p.used);
+    if (!op)
+        return NULL;
+    p = (packer){(char *)op, 0};
+    memset(pack(&p, sizeof *op), 0, sizeof *op);
+    op->job = job ? pack_job(&p, job) : NULL;
+    return op;
+}
+
+/* ---- queueing work ---- */
+
+typedef struct work {
+    const char *name;
+    visit *next;
+    const void *what;
+    double us;         /* how long it takes */
+    fan_sim_op *op;    /* taken over on FAN_OK and FAN_RACE; NULL without bytes to move */
+    double start, end; /* filled in */
+} work;
+
+/* enqueue: judges work and puts it into q's queue. On FAN_RACE it is queued, and *err says which race; otherwise a failure changes nothing. */
+static fan_status enqueue(fan_sim *m, fan_sim_queue *q, work *w, const char *site, fan_error *err)
+{
+    fan_race race;
+    double *host = &m->host_us[host_of(m)];
+    FAN_TRY(legacy(m, q, err));
+    fan_status status = judge(m, q->lane, w->name, site, w->next, w->what, &race, err);
+    if (status != FAN_OK && status != FAN_RACE)
+        return status;
+    touch(m, q->name, true);
+    touch_all(m, w->next, w->what);
+    append(m, q, w->op);
+    *host += m->config.launch_us;
+    w->start = later(q->end_us, *host);
+    w->end = q->end_us = w->start + w->us;
+    m->device_us = later(m->device_us, w->end);
+    return status == FAN_RACE ? raise(m, &race, err) : FAN_OK;
+}
+
+static double kernel_us(const fan_sim *m, uint64_t bytes)
+{
+    return later(KERNEL_US, (double)bytes / (m->config.gbytes_per_s * 1e3));
+}
+
+/* ---- the table ---- */
+
+static fan_sim *machine_of(const fan_device *d)
+{
+    return d->self;
+}
+
+static fan_status sim_alloc(fan_device *d, fan_stream *stream, size_t bytes, void **out, fan_error *err)
+{
+    fan_sim *m = machine_of(d);
+    fan_arena *a = &m->parts[d->index].arena;
+    bool host = false;
+    (void)stream;
+    lock(m);
+    fan_status status = enter(m, "alloc", err);
+    fan_block *b = status == FAN_OK ? fan_arena_alloc(a, bytes, &host) : NULL;
+    if (b) {
+        b->name = new_name(m, OF_BLOCK);
+        fan_order_forget(m->order, b->lo, b->hi);
+        *out = (void *)b->lo;
+    } else if (status == FAN_OK) {
+        status = host ? fan_fail(err, FAN_NOMEM, "out of memory for %zu bytes of sim:%d", bytes, d->index)
+                      : fan_fail_code(err, FAN_DEVICE_NOMEM, 2, "sim:%d is out of memory: %zu bytes asked for, %zu of %zu in use", d->index,
+                                      bytes, a->in_use, a->bytes);
+    }
+    unlock(m);
+    return status;
+}
+
+static void sim_free(fan_device *d, void *data, size_t bytes)
+{
+    fan_sim *m = machine_of(d);
+    (void)bytes;
+    lock(m);
+    fan_arena_free(&m->parts[d->index].arena, (uintptr_t)data);
+    unlock(m);
+}
+
+#define FEW 64
+
+static void sim_dropped(fan_device *d, void *data, size_t bytes, fan_stream *const *streams, size_t n)
+{
+    fan_sim *m = machine_of(d);
+    uint32_t few[FEW], *lanes = n <= FEW ? few : fan_alloc(n * sizeof *lanes);
+    fan_race race;
+    char site[SITE];
+    site_of(m, site, sizeof site);
+    lock(m);
+    if (lanes && m->checking && !m->dying && fan_turns_given_up(m->turns) == FAN_GOING) {
+        for (size_t i = 0; i < n; i++) {
+            lanes[i] = queue_of(streams[i])->lane;
+            touch(m, queue_of(streams[i])->name, false);
+        }
+        const fan_block *b = block_at(m, data);
+        if (b)
+            touch(m, b->name, true);
+        if (fan_order_release(m->order, lane_of(m), lanes, n, (uintptr_t)data, (uintptr_t)data + bytes, site, &race) == FAN_RACE) {
+            keep_race(m, &race);
+            if (!m->has_pending) {
+                m->pending = race;
+                m->has_pending = true;
+            }
+        }
+    }
+    unlock(m);
+    if (lanes != few)
+        fan_free(lanes);
+}
+
+static fan_status sim_read(fan_stream *s, const fan_array *dst, const fan_array *src, fan_error *err)
+{
+    fan_sim *m = machine_of(s->device);
+    fan_sim_queue *q = queue_of(s);
+    fan_race race;
+    char site[SITE];
+    fan_status status;
+    site_of(m, site, sizeof site);
+    lock(m);
+    FAN_GO(enter(m, "read", err));
+    FAN_GO(raise_pending(m, err));
+    FAN_GO(legacy(m, q, err));
+    touch(m, q->name, true);
+    touch(m, NAME(OF_PROGRESS, 0), false);
+    FAN_GO(finish(m, q, err));
+    m->host_us[host_of(m)] += (double)fan_dtype_size(src->dtype) * (double)src->size / (m->config.gbytes_per_s * 1e3);
+    touch_all(m, read_visit, src);
+    status = judge(m, lane_of(m), "read", site, read_visit, src, &race, err);
+    if (status == FAN_RACE)
+        raise(m, &race, err);
+done:
+    unlock(m);
+    if (status == FAN_OK) {
+        if (m->config.run_work)
+            fan_array_copy(dst, src);
+        else
+            fan_fill_zero(dst);
+        trace_sync(s->device, s, NULL);
+    }
+    return status;
+}
+
+static fan_stream *sim_current(fan_device *d)
+{
+    fan_sim *m = machine_of(d);
+    fan_sim_device_part *p = &m->parts[d->index];
+    lock(m);
+    fan_stream *s = p->current ? fan_stream_hold(p->current) : fan_stream_new(d, 1, p->legacy);
+    if (s && !p->current) {
+        p->legacy->refs++;
+        if (p->current_id)
+            s->id = p->current_id; /* another object, the same stream */
+        else
+            p->current_id = s->id;
+        if (m->users)
+            p->current = fan_stream_hold(s);
+    }
+    unlock(m);
+    return s;
+}
+
+static fan_status sim_sync(fan_stream *s, fan_error *err)
+{
+    fan_sim *m = machine_of(s->device);
+    fan_sim_queue *q = queue_of(s);
+    fan_status status;
+    if (m->dying)
+        return FAN_OK;
+    lock(m);
+    FAN_GO(enter(m, "sync", err));
+    FAN_GO(raise_pending(m, err));
+    FAN_GO(legacy(m, q, err));
+    touch(m, q->name, q->blocking);
+    touch(m, NAME(OF_PROGRESS, 0), false);
+    FAN_GO(finish(m, q, err));
+done:
+    unlock(m);
+    if (status == FAN_OK)
+        trace_sync(s->device, s, NULL);
+    return status;
+}
+
+static void sim_stream_fini(fan_stream *s)
+{
+    fan_sim *m = machine_of(s->device);
+    lock(m);
+    queue_drop(queue_of(s));
+    sweep(m);
+    unlock(m);
+}
+
+static fan_status sim_event_init(fan_event *e, fan_error *err)
+{
+    fan_sim *m = machine_of(e->device);
+    fan_sim_event *ev = fan_calloc(sizeof *ev);
+    if (!ev)
+        return fan_fail(err, FAN_NOMEM, "out of memory for an event");
+    fan_clock_init(&ev->clock);
+    lock(m);
+    fan_status status = fan_turns_given_up(m->turns) == FAN_GOING ? enter(m, "event_init", err) : FAN_OK; /* as for record */
+    if (status == FAN_OK)
+        ev->name = new_name(m, OF_EVENT);
+    unlock(m);
+    if (status == FAN_OK)
+        e->impl = ev;
+    else
+        fan_free(ev);
+    return status;
+}
+
+static void sim_event_fini(fan_event *e)
+{
+    fan_sim *m = machine_of(e->device);
+    fan_sim_event *ev = e->impl;
+    lock(m);
+    queue_drop(ev->point.queue);
+    sweep(m);
+    unlock(m);
+    fan_clock_fini(&ev->clock);
+    fan_free(ev);
+}
+
+/* name_event: a pooled event that is used again is another one. Its first call is its maker's record. */
+static void name_event(fan_sim *m, const fan_event *e)
+{
+    fan_sim_event *ev = e->impl;
+    if (ev->id == e->id)
+        return;
+    if (ev->id)
+        ev->name = new_name(m, OF_EVENT);
+    ev->id = e->id;
+}
+
+static fan_status sim_record(fan_event *e, fan_stream *s, fan_error *err)
+{
+    fan_sim *m = machine_of(s->device);
+    fan_sim_event *ev = e->impl;
+    fan_sim_queue *q = queue_of(s);
+    fan_status status;
+    lock(m);
+    if (fan_turns_given_up(m->turns) != FAN_GOING) { /* nothing runs any more, and memory that leaves must get away */
+        status = FAN_OK;
+        goto done;
+    }
+    FAN_GO(enter(m, "record", err));
+    name_event(m, e);
+    FAN_GO(legacy(m, q, err));
+    if (fan_order_record(m->order, q->lane, lane_of(m), &ev->clock) != FAN_OK) {
+        status = fan_fail(err, FAN_NOMEM, "out of memory for an event");
+        goto done;
+    }
+    touch(m, q->name, true);
+    touch(m, ev->name, true);
+    queue_drop(ev->point.queue);
+    q->refs++;
+    ev->point = (fan_sim_point){q, q->queued};
+    ev->us = later(q->end_us, m->host_us[host_of(m)]);
+done:
+    unlock(m);
+    return status;
+}
+
+static fan_status sim_wait(fan_stream *s, fan_event *e, fan_error *err)
+{
+    fan_sim *m = machine_of(s->device);
+    const fan_sim_event *ev = e->impl;
+    fan_sim_queue *q = queue_of(s);
+    fan_status status;
+    bool never = false;
+    lock(m);
+    FAN_GO(enter(m, "wait", err));
+    if (machine_of(e->device) != m) {
+        status = fan_fail(err, FAN_VALUE, "a stream cannot wait for an event of another machine");
+        goto done;
+    }
+    name_event(m, e);
+    touch(m, ev->name, false);
+    never = !ev->point.queue;
+    if (never)
+        goto done;
+    FAN_GO(legacy(m, q, err));
+    FAN_GO(hold_back(m, q, ev->point, err));
+    if (fan_order_wait(m->order, q->lane, lane_of(m), &ev->clock) != FAN_OK) {
+        status = fan_fail(err, FAN_NOMEM, "out of memory for a wait");
+        goto done;
+    }
+    touch(m, q->name, true);
+    q->end_us = later(q->end_us, ev->us);
+done:
+    unlock(m);
+    if (never && m->hooks.warn) {
+        char text[128];
+        snprintf(text, sizeof text, "stream %llu of sim:%d waits for an event that was never recorded: that is no wait",
+                 (unsigned long long)s->handle, s->device->index);
+        m->hooks.warn(m->hooks.ctx, text);
+    }
+    return status;
+}
+
+static void sim_elided(fan_stream *s, fan_event *e)
+{
+    fan_sim *m = machine_of(s->device);
+    const fan_sim_event *ev = e->impl;
+    lock(m);
+    touch(m, queue_of(s)->name, false);
+    touch(m, ev->name, false);
+    if (m->checking && !fan_clock_leq(&ev->clock, fan_order_clock(m->order, queue_of(s)->lane)))
+        m->unsound++;
+    unlock(m);
+}
+
+static bool has_passed(const fan_sim_event *ev)
+{
+    return !ev->point.queue || ev->point.queue->done >= ev->point.upto;
+}
+
+static fan_status sim_query(fan_event *e, bool *done, fan_error *err)
+{
+    fan_sim *m = machine_of(e->device);
+    const fan_sim_event *ev = e->impl;
+    fan_status status;
+    lock(m);
+    FAN_GO(enter(m, "query", err));
+    touch(m, ev->name, false);
+    touch(m, NAME(OF_PROGRESS, 0), true);
+    settle(m);
+    *done = has_passed(ev);
+    if (*done && ev->point.queue && fan_order_sync(m->order, lane_of(m), &ev->clock) != FAN_OK)
+        status = fan_fail(err, FAN_NOMEM, "out of memory for a wait");
+done:
+    unlock(m);
+    return status;
+}
+
+static bool sim_peek(fan_event *e)
+{
+    fan_sim *m = machine_of(e->device);
+    lock(m);
+    settle(m);
+    bool done = has_passed(e->impl) || fan_turns_given_up(m->turns) != FAN_GOING;
+    unlock(m);
+    return done;
+}
+
+static fan_status sim_event_sync(fan_event *e, fan_error *err)
+{
+    fan_sim *m = machine_of(e->device);
+    const fan_sim_event *ev = e->impl;
+    fan_clock then;
+    fan_status status;
+    if (m->dying)
+        return FAN_OK;
+    fan_clock_init(&then);
+    lock(m);
+    FAN_GO(enter(m, "event_sync", err));
+    FAN_GO(raise_pending(m, err));
+    touch(m, ev->name, false);
+    touch(m, NAME(OF_PROGRESS, 0), false);
+    double us = ev->us;
+    if (!ev->point.queue)
+        goto done;
+    if (fan_clock_copy(&then, &ev->clock)) {
+        status = fan_fail(err, FAN_NOMEM, "out of memory for a wait");
+        goto done;
+    }
+    FAN_GO(run_until(m, ev->point, err));
+    if (fan_order_sync(m->order, lane_of(m), &then) != FAN_OK)
+        status = fan_fail(err, FAN_NOMEM, "out of memory for a wait");
+    m->host_us[host_of(m)] = later(m->host_us[host_of(m)], us);
+done:
+    unlock(m);
+    fan_clock_fini(&then);
+    if (status == FAN_OK)
+        trace_sync(e->device, NULL, e);
+    return status;
+}
+
+static fan_status sim_run(fan_device *d, fan_stream *s, const fan_job *job, fan_error *err)
+{
+    fan_sim *m = machine_of(d);
+    char site[SITE];
+    fan_status status;
+    work w = {.name = job->label ? job->label : fan_job_word(job->kind), .next = job_visit, .what = job};
+    site_of(m, site, sizeof site);
+    if (m->config.run_work && !(w.op = op_new(job)))
+        return fan_fail(err, FAN_NOMEM, "out of memory for queued work");
+    lock(m);
+    FAN_GO(enter(m, "run", err));
+    FAN_GO(raise_pending(m, err));
+    w.us = kernel_us(m, fan_job_bytes(job));
+    status = enqueue(m, queue_of(s), &w, site, err);
+    if (status == FAN_OK || status == FAN_RACE)
+        w.op = NULL;
+done:
+    unlock(m);
+    fan_free(w.op);
+    if (status == FAN_OK || status == FAN_RACE)
+        fan_job_trace(d, s, job, w.start, w.end);
+    return status;
+}
+
+static uint64_t sim_left_out(fan_device *d)
+{
+    return machine_of(d)->left_out;
+}
+
+static void machine_free(fan_sim *m);
+
+static void sim_device_fini(fan_device *d)
+{
+    machine_free(machine_of(d));
+}
+
+static const fan_backend backend = {
+    .name = "sim",
+    .has_streams = true,
+    .alloc = sim_alloc,
+    .free = sim_free,
+    .read = sim_read,
+    .dropped = sim_dropped,
+    .current = sim_current,
+    .sync = sim_sync,
+    .stream_fini = sim_stream_fini,
+    .event_init = sim_event_init,
+    .event_fini = sim_event_fini,
+    .record = sim_record,
+    .wait = sim_wait,
+    .query = sim_query,
+    .peek = sim_peek,
+    .elided = sim_elided,
+    .event_sync = sim_event_sync,
+    .run = sim_run,
+    .left_out = sim_left_out,
+    .device_fini = sim_device_fini,
+};
+
+/* ---- the machine ---- */
+
+/* drop_work: takes every op off unrun. */
+static void drop_work(fan_sim *m)
+{
+    for (size_t i = 0; i < m->nqueues; i++) {
+        fan_sim_queue *q = m->queues[i];
+        while (q->head) {
+            fan_sim_op *op = pop(q);
+            queue_drop(op->wait.queue);
+            if (op->fini)
+                op->fini(op->ctx);
+            fan_free(op);
+        }
+        q->done = q->queued;
+    }
+}
+
+static void machine_free(fan_sim *m)
+{
+    m->dying = true;
+    if (m->parts) {
+        drop_work(m);
+        for (int i = 0; i < m->config.devices; i++)
+            if (m->parts[i].device.backend)
+                fan_device_flush(&m->parts[i].device);
+        for (int i = 0; i < m->config.devices; i++)
+            if (m->parts[i].device.backend)
+                fan_device_clear(&m->parts[i].device);
+        for (int i = 0; i < m->config.devices; i++)
+            fan_arena_fini(&m->parts[i].arena);
+    }
+    for (size_t i = 0; i < m->nqueues; i++)
+        fan_free(m->queues[i]);
+    fan_free(m->parts);
+    fan_free(m->queues);
+    fan_free(m->lanes);
+    fan_order_free(m->order);
+    fan_turns_free(m->turns);
+    (void)pthread_cond_destroy(&m->ran);
+    (void)pthread_mutex_destroy(&m->lock);
+    fan_free(m);
+}
+
+static void *before_block(void *ctx)
+{
+    fan_sim *m = ctx;
+    return m->hooks.before_block ? m->hooks.before_block(m->hooks.ctx) : NULL;
+}
+
+static void after_block(void *ctx, void *before_)
+{
+    fan_sim *m = ctx;
+    if (m->hooks.after_block)
+        m->hooks.after_block(m->hooks.ctx, before_);
+}
+
+static void set_turns(fan_sim *m)
+{
+    fan_turns_hooks h = {.before_block = before_block, .after_block = after_block, .block_ctx = m};
+    if (m->has_chooser) {
+        h.choose = m->chooser.choose;
+        h.ctx = m->chooser.ctx;
+    }
+    fan_turns_set_hooks(m->turns, &h);
+}
+
+/* begin_anew: the counters of a new machine. */
+static void begin_anew(fan_sim *m)
+{
+    fan_mutex now;
+    m->random = m->config.seed;
+    m->number = m->calls = m->races = m->unsound = 0;
+    m->has_first = m->has_pending = false;
+    m->last = 0;
+    m->device_us = 0;
+    m->fail_at = -1;
+    memset(m->host_us, 0, sizeof m->host_us);
+    memset(m->made, 0, sizeof m->made);
+    m->mutex_base = 0;
+    if (fan_mutex_init(&now) == 0) {
+        m->mutex_base = now.id;
+        fan_mutex_fini(&now);
+    }
+}
+
+fan_status fan_sim_new(const fan_sim_config *config, const fan_sim_hooks *hooks, fan_sim **out, fan_error *err)
+{
+    *out = NULL;
+    if (config->devices < 1 || config->devices > FAN_SIM_DEVICES)
+        return fan_fail(err, FAN_VALUE, "a machine has 1 to %d devices, not %d", FAN_SIM_DEVICES, config->devices);
+    fan_sim *m = fan_calloc(sizeof *m);
+    if (!m)
+        return fan_fail(err, FAN_NOMEM, "out of memory for a machine");
+    (void)pthread_mutex_init(&m->lock, NULL);
+    (void)pthread_cond_init(&m->ran, NULL);
+    atomic_init(&m->holds, 1);
+    m->users = 1;
+    m->config = *config;
+    if (m->config.memory == 0)
+        m->config.memory = MEMORY;
+    if (!(m->config.launch_us > 0))
+        m->config.launch_us = LAUNCH_US;
+    if (!(m->config.gbytes_per_s > 0))
+        m->config.gbytes_per_s = GBYTES_PER_S;
+    if (hooks)
+        m->hooks = *hooks;
+    m->checking = true;
+    m->handle = 1;
+    fan_status status = FAN_NOMEM;
+    m->order = fan_order_new();
+    m->turns = fan_turns_new(config->seed);
+    m->parts = fan_calloc((size_t)config->devices * sizeof *m->parts);
+    if (!m->order || !m->turns || !m->parts) {
+        fan_fail(err, FAN_NOMEM, "out of memory for a machine");
+        goto done;
+    }
+    set_turns(m);
+    FAN_GO(new_lane(m, -1, FAN_MAIN, &m->host_lane[0], err));
+    m->has_lane[0] = true;
+    for (int i = 0; i < config->devices; i++) {
+        fan_sim_device_part *p = &m->parts[i];
+        if (fan_arena_init(&p->arena, m->config.memory, config->run_work)) {
+            status = fan_fail(err, FAN_NOMEM, "cannot reserve %zu bytes of addresses for sim:%d; ask for less memory", m->config.memory, i);
+            goto done;
+        }
+        if (fan_device_init(&p->device, &backend, m, i, &m->holds)) {
+            status = fan_fail(err, FAN_NOMEM, "out of memory for a machine");
+            goto done;
+        }
+        FAN_GO(queue_new(m, i, 1, true, &p->legacy, err));
+    }
+    begin_anew(m);
+    *out = m;
+done:
+    if (status != FAN_OK)
+        machine_free(m);
+    return status;
+}
+
+fan_sim *fan_sim_hold(fan_sim *m)
+{
+    lock(m);
+    m->users++;
+    atomic_fetch_add_explicit(&m->holds, 1, memory_order_relaxed);
+    unlock(m);
+    return m;
+}
+
+void fan_sim_drop(fan_sim *m)
+{
+    if (!m)
+        return;
+    fan_stream *gone[FAN_SIM_DEVICES];
+    int n = 0;
+    lock(m);
+    if (--m->users == 0)
+        for (int i = 0; i < m->config.devices; i++)
+            if (m->parts[i].current) {
+                gone[n++] = m->parts[i].current;
+                m->parts[i].current = NULL;
+            }
+    unlock(m);
+    while (n > 0)
+        fan_stream_drop(gone[--n]);
+    if (atomic_fetch_sub_explicit(&m->holds, 1, memory_order_acq_rel) == 1)
+        machine_free(m);
+}
+
+fan_device *fan_sim_device(fan_sim *m, int index)
+{
+    return index >= 0 && index < m->config.devices ? &m->parts[index].device : NULL;
+}
+
+fan_sim *fan_sim_of(const fan_device *d)
+{
+    return d->backend == &backend ? machine_of(d) : NULL;
+}
+
+fan_status fan_sim_stream(fan_sim *m, int device, bool blocking, fan_stream **out, fan_error *err)
+{
+    fan_sim_queue *q = NULL;
+    *out = NULL;
+    if (device < 0 || device >= m->config.devices)
+        return fan_fail(err, FAN_VALUE, "this machine has no device %d: it has %d", device, m->config.devices);
+    fan_yield();
+    lock(m);
+    fan_status status = gave_up(m, err);
+    if (status == FAN_OK)
+        status = queue_new(m, device, m->handle + 1, blocking, &q, err);
+    if (status == FAN_OK) {
+        m->handle++;
+        *out = fan_stream_new(&m->parts[device].device, q->handle, q);
+        if (!*out) {
+            queue_drop(q);
+            sweep(m);
+            status = fan_fail(err, FAN_NOMEM, "out of memory for a stream");
+        }
+    }
+    unlock(m);
+    return status;
+}
+
+uint64_t fan_sim_seed(const fan_sim *m)
+{
+    return m->config.seed;
+}
+
+fan_status fan_sim_reset(fan_sim *m, fan_error *err)
+{
+    if (fan_turns_count(m->turns) != 0 && fan_turns_given_up(m->turns) == FAN_GOING)
+        return fan_fail(err, FAN_STATE, "a machine with host threads cannot be reset: join them first");
+    drop_work(m);
+    for (int i = 0; i < m->config.devices; i++)
+        fan_device_poll(&m->parts[i].device);
+    lock(m);
+    size_t live = 0;
+    for (int i = 0; i < m->config.devices; i++)
+        live += m->parts[i].arena.live;
+    if (live) {
+        unlock(m);
+        return fan_fail(err, FAN_STATE, "a machine cannot be reset while %zu blocks of its memory are held", live);
+    }
+    for (int i = 0; i < m->config.devices; i++)
+        fan_arena_reset(&m->parts[i].arena);
+    fan_order_reset(m->order);
+    fan_turns_reset(m->turns, m->config.seed);
+    for (size_t i = 0; i < m->nqueues; i++) {
+        m->queues[i]->queued = m->queues[i]->done = 0;
+        m->queues[i]->end_us = 0;
+    }
+    begin_anew(m);
+    sweep(m);
+    unlock(m);
+    return FAN_OK;
+}
+
+fan_status fan_sim_launch(fan_sim *m, fan_stream *s, const fan_sim_kernel *k, fan_error *err)
+{
+    char site[SITE];
+    const fan_array *a = NULL;
+    bool write;
+    uint64_t bytes = 0;
+    if (fan_sim_of(s->device) != m)
+        return fan_fail(err, FAN_VALUE, "the stream belongs to another machine");
+    fan_yield();
+    site_of(m, site, sizeof site);
+    /* D31: what the user made is marked here. */
+    for (size_t i = 0; kernel_visit(k, i, &a, &write); i++) {
+        lock(m);
+        const fan_block *b = a->storage ? block_at(m, a->storage->data) : NULL;
+        bool automatic = b && b->automatic;
+        unlock(m);
+        if (automatic) {
+            if (write)
+                fan_memory_own(a->storage, s);
+            FAN_TRY(fan_memory_used_on(a->storage, s, err));
+        }
+        bytes += (uint64_t)a->size * fan_dtype_size(a->dtype);
+    }
+    work w = {.name = k->name ? k->name : "kernel", .next = kernel_visit, .what = k};
+    fan_status status;
+    if (m->config.run_work && !(w.op = op_new(NULL)))
+        return fan_fail(err, FAN_NOMEM, "out of memory for queued work");
+    fan_sim_op *op = w.op;
+    lock(m);
+    FAN_GO(enter(m, "launch", err));
+    FAN_GO(raise_pending(m, err));
+    w.us = k->us >= 0 ? k->us : kernel_us(m, bytes);
+    status = enqueue(m, queue_of(s), &w, site, err);
+    if (status == FAN_OK && op) {
+        op->fn = k->fn;
+        op->fini = k->fini;
+        op->ctx = k->ctx;
+    }
+    if (status == FAN_OK || status == FAN_RACE)
+        w.op = NULL;
+done:
+    unlock(m);
+    fan_free(w.op);
+    if (status == FAN_OK && !op && k->fini)
+        k->fini(k->ctx); /* no bytes to move: it will never run */
+    if ((status == FAN_OK || status == FAN_RACE) && fan_trace_on()) {
+        fan_trace_line line = {.kind = FAN_TRACE_KERNEL, .device = (int16_t)s->device->index, .slot = -1, .key = -1, .stream = s->handle,
+                               .bytes = bytes, .start_us = w.start, .end_us = w.end};
+        snprintf(line.label, sizeof line.label, "%s", w.name);
+        fan_trace_put(&line);
+    }
+    return status;
+}
+
+fan_status fan_sim_array(fan_sim *m, int device, fan_dtype dtype, int ndim, const int64_t *shape, const fan_array *init, fan_array **out,
+                         fan_error *err)
+{
+    *out = NULL;
+    if (device < 0 || device >= m->config.devices)
+        return fan_fail(err, FAN_VALUE, "this machine has no device %d: it has %d", device, m->config.devices);
+    fan_array *a;
+    FAN_TRY(fan_device_array(&m->parts[device].device, NULL, dtype, ndim, shape, init, &a, err));
+    lock(m);
+    fan_block *b = block_at(m, a->storage->data);
+    if (b)
+        b->automatic = true;
+    if (init)
+        m->host_us[host_of(m)] += (double)a->size * (double)fan_dtype_size(dtype) / (m->config.gbytes_per_s * 1e3);
+    unlock(m);
+    if (init && m->config.run_work)
+        fan_array_copy(a, init); /* at once: nobody else knows the memory, and what was there before has passed */
+    *out = a;
+    return FAN_OK;
+}
+
+fan_status fan_sim_host_read(fan_sim *m, fan_stream *s, const fan_array *dst, const fan_array *a, fan_error *err)
+{
+    fan_stream *on = NULL;
+    if (s) {
+        on = fan_stream_hold(s);
+    } else {
+        fan_sim_device_part *p = a->storage ? part_at(m, (uintptr_t)a->storage->data) : NULL;
+        if (!p)
+            return fan_fail(err, FAN_VALUE, "the array is in no memory of this machine");
+        on = fan_stream_current(&p->device);
+        if (!on)
+            return fan_fail(err, FAN_NOMEM, "out of memory for a stream");
+    }
+    fan_yield();
+    fan_status status = sim_read(on, dst, a, err);
+    fan_stream_drop(on);
+    return status;
+}
+
+fan_status fan_sim_synchronize(fan_sim *m, fan_error *err)
+{
+    fan_status status;
+    if (actor_of(m) < 0 && fan_turns_count(m->turns) != 0)
+        FAN_TRY(fan_sim_join(m, err));
+    fan_yield();
+    lock(m);
+    FAN_GO(enter(m, "synchronize", err));
+    touch(m, NAME(OF_PROGRESS, 0), false);
+    for (size_t i = 0; i < m->nqueues; i++)
+        touch(m, m->queues[i]->name, false);
+    FAN_GO(run_until(m, (fan_sim_point){NULL, 0}, err));
+    for (size_t i = 0; i < m->nqueues; i++) {
+        if (fan_order_sync(m->order, lane_of(m), fan_order_clock(m->order, m->queues[i]->lane)) != FAN_OK) {
+            status = fan_fail(err, FAN_NOMEM, "out of memory for a wait");
+            goto done;
+        }
+        m->host_us[host_of(m)] = later(m->host_us[host_of(m)], m->queues[i]->end_us);
+    }
+    FAN_GO(raise_pending(m, err));
+done:
+    unlock(m);
+    if (status == FAN_OK)
+        for (int i = 0; i < m->config.devices; i++)
+            fan_device_poll(&m->parts[i].device);
+    return status;
+}
+
+fan_status fan_sim_step(fan_sim *m, bool *ran, fan_error *err)
+{
+    fan_status status;
+    *ran = false;
+    fan_yield();
+    lock(m);
+    FAN_GO(enter(m, "step", err));
+    FAN_GO(raise_pending(m, err));
+    touch(m, NAME(OF_PROGRESS, 0), false);
+    while (m->executor && m->executor != fan_thread_id())
+        stand_by(m);
+    fan_sim_queue *q = pick(m);
+    if (q) {
+        *ran = true;
+        FAN_GO(run_one(m, q, err));
+        settle(m);
+    }
+done:
+    sweep(m);
+    unlock(m);
+    return status;
+}
+
+/* ---- what tests and users ask ---- */
+
+uint64_t fan_sim_races(const fan_sim *m)
+{
+    return m->races;
+}
+
+bool fan_sim_first_race(const fan_sim *m, fan_race *out)
+{
+    if (m->has_first)
+        *out = m->first;
+    return m->has_first;
+}
+
+fan_status fan_sim_pending(fan_sim *m, fan_error *err)
+{
+    lock(m);
+    fan_status status = raise_pending(m, err);
+    unlock(m);
+    return status;
+}
+
+void fan_sim_check(fan_sim *m, bool on)
+{
+    lock(m);
+    m->checking = on;
+    unlock(m);
+}
+
+void fan_sim_leave_out(fan_sim *m, uint64_t plan_bits)
+{
+    lock(m);
+    m->left_out = plan_bits;
+    unlock(m);
+}
+
+void fan_sim_fail_at(fan_sim *m, int64_t index, fan_status status)
+{
+    lock(m);
+    m->fail_at = index;
+    m->fail_with = status;
+    unlock(m);
+}
+
+uint64_t fan_sim_calls(const fan_sim *m)
+{
+    return m->calls;
+}
+
+uint64_t fan_sim_unsound(const fan_sim *m)
+{
+    return m->unsound;
+}
+
+double fan_sim_host_us(const fan_sim *m)
+{
+    double us = 0;
+    for (size_t i = 0; i < 1 + FAN_ACTORS; i++)
+        us = later(us, m->host_us[i]);
+    return us;
+}
+
+double fan_sim_device_us(const fan_sim *m)
+{
+    return m->device_us;
+}
+
+/* ---- host threads ---- */
+
+fan_status fan_sim_spawn(fan_sim *m, int *actor, fan_error *err)
+{
+    int i = -1;
+    bool first;
+    fan_status status;
+    *actor = -1;
+    lock(m);
+    FAN_GO(gave_up(m, err));
+    FAN_GO(fan_turns_spawn(m->turns, &i, &first, err));
+    if (!m->has_lane[1 + i]) {
+        FAN_GO(new_lane(m, -1, (uint64_t)i, &m->host_lane[1 + i], err));
+        m->has_lane[1 + i] = true;
+    }
+    if (fan_order_sync(m->order, m->host_lane[1 + i], fan_order_clock(m->order, lane_of(m))) != FAN_OK) {
+        status = fan_fail(err, FAN_NOMEM, "out of memory for a host thread");
+        goto done;
+    }
+    m->host_us[1 + i] = m->host_us[host_of(m)];
+    *actor = i;
+done:
+    unlock(m);
+    if (status != FAN_OK && i >= 0)
+        fan_turns_end(m->turns, i);
+    return status;
+}
+
+static void hook_yield(void *ctx)
+{
+    fan_sim *m = ctx;
+    if (!in_kernel)
+        fan_turns_yield(m->turns, here.actor);
+}
+
+static uint64_t mutex_name(const fan_sim *m, uint64_t id)
+{
+    return NAME(OF_MUTEX, id - m->mutex_base);
+}
+
+static bool hook_wait(void *ctx, uint64_t mutex)
+{
+    fan_sim *m = ctx;
+    char site[SITE];
+    site_of(m, site, sizeof site);
+    lock(m);
+    touch(m, mutex_name(m, mutex), false);
+    unlock(m);
+    fan_turns_wait(m->turns, here.actor, mutex, site);
+    return true;
+}
+
+static void hook_locked(void *ctx, uint64_t mutex)
+{
+    fan_sim *m = ctx;
+    fan_turns_locked(m->turns, here.actor, mutex);
+    lock(m);
+    touch(m, mutex_name(m, mutex), true);
+    (void)fan_order_locked(m->order, lane_of(m), mutex);
+    unlock(m);
+}
+
+static void hook_unlocking(void *ctx, uint64_t mutex)
+{
+    fan_sim *m = ctx;
+    lock(m);
+    touch(m, mutex_name(m, mutex), true);
+    (void)fan_order_unlocking(m->order, lane_of(m), mutex);
+    unlock(m);
+    fan_turns_unlocking(m->turns, here.actor, mutex);
+}
+
+bool fan_sim_thread_begin(fan_sim *m, int actor)
+{
+    fan_sim_hold(m);
+    if (!fan_turns_begin(m->turns, actor)) {
+        fan_sim_drop(m);
+        return false;
+    }
+    here.m = m;
+    here.actor = actor;
+    here.hooks = (fan_thread_hooks){.yield = hook_yield, .wait = hook_wait, .locked = hook_locked, .unlocking = hook_unlocking, .ctx = m};
+    fan_thread_set_hooks(&here.hooks);
+    return true;
+}
+
+void fan_sim_thread_end(fan_sim *m, int actor)
+{
+    bool mine = here.m == m && here.actor == actor;
+    if (mine) {
+        fan_thread_set_hooks(NULL);
+        here.m = NULL;
+    }
+    fan_turns_end(m->turns, actor);
+    if (mine)
+        fan_sim_drop(m);
+}
+
+fan_status fan_sim_join(fan_sim *m, fan_error *err)
+{
+    if (actor_of(m) >= 0)
+        return fan_fail(err, FAN_STATE, "a host thread of the machine cannot join its threads");
+    lock(m);
+    fan_status status = gave_up(m, err);
+    unlock(m);
+    FAN_TRY(status);
+    if (fan_turns_count(m->turns) == 0)
+        return FAN_OK;
+    status = fan_turns_join(m->turns, err);
+    lock(m);
+    for (size_t i = 1; i < 1 + FAN_ACTORS; i++)
+        if (m->has_lane[i]) {
+            (void)fan_order_sync(m->order, m->host_lane[0], fan_order_clock(m->order, m->host_lane[i])); /* lanes have room for all lanes */
+            m->host_us[0] = later(m->host_us[0], m->host_us[i]);
+        }
+    unlock(m);
+    return status;
+}
+
+void fan_sim_set_chooser(fan_sim *m, const fan_sim_chooser *c)
+{
+    lock(m);
+    m->has_chooser = c != NULL;
+    if (c)
+        m->chooser = *c;
+    set_turns(m);
+    unlock(m);
+}
+
+bool fan_sim_abandoned(const fan_sim *m)
+{
+    return fan_turns_given_up(m->turns) == FAN_ABANDONED;
+}
+
+bool fan_sim_stuck(fan_sim *m, int actor)
+{
+    return fan_turns_stuck(m->turns, actor);
+}
+
+void fan_sim_host_schedule(const fan_sim *m, char *buf, size_t size)
+{
+    fan_turns_schedule(m->turns, buf, size);
+}

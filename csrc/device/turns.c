@@ -1,0 +1,398 @@
+#define _POSIX_C_SOURCE 200809L
+#include "device/turns.h"
+
+#include "base/mem.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+
+#define NOBODY (-1)
+#define SITE 96
+
+typedef enum state {
+    NEW,     /* not begun; may be chosen */
+    READY,   /* at a yield */
+    ACTING,
+    WAITING, /* for `mutex`: its holder, or a change under it */
+    ENDED
+} state;
+
+typedef struct actor {
+    pthread_cond_t go;
+    state state;
+    uint64_t mutex;
+    bool condition; /* nobody held the mutex when it began to wait: it waits for a change */
+    bool woken;     /* another actor has been inside the mutex since */
+    bool freed;     /* the one wake of those who give up was spent */
+    char site[SITE];
+} actor;
+
+typedef struct holding {
+    uint64_t mutex;
+    int actor;
+} holding;
+
+struct fan_turns {
+    pthread_mutex_t lock; /* guards all of it, the actors' conditions too */
+    pthread_cond_t done;  /* for who joins */
+    fan_turns_hooks hooks;
+    uint64_t random;
+    actor actors[FAN_ACTORS];
+    int n;
+    int turn;            /* who acts; NOBODY before a join and after it */
+    bool over;           /* none left who can act */
+    atomic_int given_up; /* fan_give_up */
+    holding *held;
+    size_t nheld, held_cap;
+    unsigned char *order; /* the choices */
+    size_t norder, order_cap;
+    char text[FAN_ERROR_TEXT]; /* of the deadlock */
+};
+
+fan_turns *fan_turns_new(uint64_t seed)
+{
+    fan_turns *t = fan_calloc(sizeof *t);
+    if (!t)
+        return NULL;
+    /* A held mutex must be noted, come what may: an actor holds a few at most. */
+    if (fan_grow((void **)&t->held, &t->held_cap, 8 * FAN_ACTORS, sizeof *t->held)) {
+        fan_free(t);
+        return NULL;
+    }
+    (void)pthread_mutex_init(&t->lock, NULL);
+    (void)pthread_cond_init(&t->done, NULL);
+    for (int i = 0; i < FAN_ACTORS; i++)
+        (void)pthread_cond_init(&t->actors[i].go, NULL);
+    t->random = seed;
+    t->turn = NOBODY;
+    return t;
+}
+
+void fan_turns_free(fan_turns *t)
+{
+    if (!t)
+        return;
+    for (int i = 0; i < FAN_ACTORS; i++)
+        (void)pthread_cond_destroy(&t->actors[i].go);
+    (void)pthread_cond_destroy(&t->done);
+    (void)pthread_mutex_destroy(&t->lock);
+    fan_free(t->held);
+    fan_free(t->order);
+    fan_free(t);
+}
+
+void fan_turns_reset(fan_turns *t, uint64_t seed)
+{
+    t->random = seed;
+    t->n = 0;
+    t->turn = NOBODY;
+    t->over = false;
+    atomic_store(&t->given_up, FAN_GOING);
+    t->nheld = t->norder = 0;
+}
+
+void fan_turns_set_hooks(fan_turns *t, const fan_turns_hooks *hooks)
+{
+    (void)pthread_mutex_lock(&t->lock);
+    t->hooks = *hooks;
+    (void)pthread_mutex_unlock(&t->lock);
+}
+
+fan_give_up fan_turns_given_up(const fan_turns *t)
+{
+    return (fan_give_up)atomic_load_explicit(&((fan_turns *)(uintptr_t)t)->given_up, memory_order_relaxed);
+}
+
+/* ---- who may act, and who does; the lock is held ---- */
+
+static int holder(const fan_turns *t, uint64_t mutex)
+{
+    for (size_t i = 0; i < t->nheld; i++)
+        if (t->held[i].mutex == mutex)
+            return t->held[i].actor;
+    return NOBODY;
+}
+
+static bool can_act(const fan_turns *t, const actor *a)
+{
+    if (a->state == NEW || a->state == READY)
+        return true;
+    return a->state == WAITING && holder(t, a->mutex) == NOBODY && (!a->condition || a->woken);
+}
+
+static uint32_t enabled(const fan_turns *t)
+{
+    uint32_t mask = 0;
+    for (int i = 0; i < t->n; i++)
+        if (can_act(t, &t->actors[i]))
+            mask |= UINT32_C(1) << i;
+    return mask;
+}
+
+static int lowest(uint32_t mask)
+{
+    int i = 0;
+    while (!(mask >> i & 1))
+        i++;
+    return i;
+}
+
+static uint64_t draw(uint64_t *random)
+{
+    uint64_t z = *random += UINT64_C(0x9E3779B97F4A7C15);
+    z = (z ^ z >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
+    z = (z ^ z >> 27) * UINT64_C(0x94D049BB133111EB);
+    return z ^ z >> 31;
+}
+
+static int by_seed(fan_turns *t, uint32_t mask)
+{
+    uint64_t skip = 0;
+    for (uint32_t m = mask; m; m &= m - 1)
+        skip++;
+    for (skip = draw(&t->random) % skip; skip > 0; skip--)
+        mask &= mask - 1;
+    return lowest(mask);
+}
+
+/* give_up: who has not begun never will. */
+static void give_up(fan_turns *t, fan_give_up how)
+{
+    atomic_store(&t->given_up, (int)how);
+    for (int i = 0; i < t->n; i++)
+        if (t->actors[i].state == NEW) {
+            t->actors[i].state = ENDED;
+            (void)pthread_cond_broadcast(&t->actors[i].go);
+        }
+}
+
+static void explain(fan_turns *t)
+{
+    t->text[0] = '\0';
+    fan_append(t->text, sizeof t->text, "deadlock:");
+    const char *sep = " ";
+    for (int i = 0; i < t->n; i++) {
+        const actor *a = &t->actors[i];
+        if (a->state != WAITING)
+            continue;
+        int other = holder(t, a->mutex);
+        fan_append(t->text, sizeof t->text, "%shost thread %d%s%s%s waits for ", sep, i, a->site[0] ? " (" : "", a->site, a->site[0] ? ")" : "");
+        if (other == NOBODY)
+            fan_append(t->text, sizeof t->text, "a change that no other makes");
+        else
+            fan_append(t->text, sizeof t->text, "a lock that host thread %d holds", other);
+        sep = "; ";
+    }
+}
+
+/* hand_on: who acts next. */
+static void hand_on(fan_turns *t)
+{
+    t->turn = NOBODY;
+    uint32_t mask = enabled(t);
+    if (mask && atomic_load(&t->given_up) == FAN_GOING) {
+        int next = t->hooks.choose ? t->hooks.choose(t->hooks.ctx, mask) : by_seed(t, mask);
+        if (next < 0 || next >= t->n || !(mask >> next & 1)) {
+            give_up(t, FAN_ABANDONED);
+            mask = enabled(t);
+        } else {
+            if (fan_grow((void **)&t->order, &t->order_cap, t->norder + 1, 1) == 0)
+                t->order[t->norder++] = (unsigned char)next;
+            mask = UINT32_C(1) << next;
+        }
+    }
+    if (!mask) {
+        bool left = false;
+        for (int i = 0; i < t->n; i++)
+            left |= t->actors[i].state != ENDED;
+        if (left && atomic_load(&t->given_up) == FAN_GOING) {
+            explain(t);
+            give_up(t, FAN_DEADLOCKED);
+        }
+        for (int i = 0; i < t->n && !mask; i++) {
+            actor *a = &t->actors[i];
+            if (a->state == WAITING && a->condition && !a->freed) {
+                a->woken = a->freed = true;
+                mask = enabled(t);
+            }
+        }
+    }
+    if (!mask) {
+        t->over = true;
+        (void)pthread_cond_broadcast(&t->done);
+        return;
+    }
+    t->turn = lowest(mask);
+    (void)pthread_cond_broadcast(&t->actors[t->turn].go);
+}
+
+/* await: until the actor has the turn (true), or has been ended by others. The lock is held; it is let go meanwhile, and the frontend's own too. */
+static bool await(fan_turns *t, actor *a)
+{
+    int me = (int)(a - t->actors);
+    if (t->turn != me && a->state != ENDED) {
+        fan_turns_hooks h = t->hooks;
+        void *before = NULL;
+        if (h.before_block) {
+            (void)pthread_mutex_unlock(&t->lock);
+            before = h.before_block(h.block_ctx);
+            (void)pthread_mutex_lock(&t->lock);
+        }
+        while (t->turn != me && a->state != ENDED)
+            (void)pthread_cond_wait(&a->go, &t->lock);
+        if (h.after_block) {
+            (void)pthread_mutex_unlock(&t->lock);
+            h.after_block(h.block_ctx, before);
+            (void)pthread_mutex_lock(&t->lock);
+        }
+    }
+    if (t->turn != me)
+        return false;
+    a->state = ACTING;
+    return true;
+}
+
+/* ---- what actors call ---- */
+
+fan_status fan_turns_spawn(fan_turns *t, int *out, bool *first, fan_error *err)
+{
+    (void)pthread_mutex_lock(&t->lock);
+    bool all_ended = true;
+    for (int i = 0; i < t->n; i++)
+        all_ended &= t->actors[i].state == ENDED;
+    if (all_ended)
+        t->n = 0;
+    *first = t->n == 0;
+    int i = t->n < FAN_ACTORS ? t->n++ : -1;
+    if (i >= 0) {
+        actor *a = &t->actors[i];
+        a->state = NEW;
+        a->freed = false;
+        a->site[0] = '\0';
+    }
+    (void)pthread_mutex_unlock(&t->lock);
+    *out = i;
+    return i >= 0 ? FAN_OK : fan_fail(err, FAN_VALUE, "a machine has at most %d host threads at a time", FAN_ACTORS);
+}
+
+size_t fan_turns_count(fan_turns *t)
+{
+    size_t n = 0;
+    (void)pthread_mutex_lock(&t->lock);
+    for (int i = 0; i < t->n; i++)
+        n += t->actors[i].state != ENDED;
+    (void)pthread_mutex_unlock(&t->lock);
+    return n;
+}
+
+bool fan_turns_begin(fan_turns *t, int me)
+{
+    (void)pthread_mutex_lock(&t->lock);
+    bool go = me >= 0 && me < t->n && await(t, &t->actors[me]);
+    (void)pthread_mutex_unlock(&t->lock);
+    return go;
+}
+
+void fan_turns_yield(fan_turns *t, int me)
+{
+    if (fan_turns_given_up(t) != FAN_GOING)
+        return;
+    (void)pthread_mutex_lock(&t->lock);
+    t->actors[me].state = READY;
+    hand_on(t);
+    (void)await(t, &t->actors[me]);
+    (void)pthread_mutex_unlock(&t->lock);
+}
+
+void fan_turns_wait(fan_turns *t, int me, uint64_t mutex, const char *site)
+{
+    (void)pthread_mutex_lock(&t->lock);
+    actor *a = &t->actors[me];
+    a->state = WAITING;
+    a->mutex = mutex;
+    a->condition = holder(t, mutex) == NOBODY;
+    a->woken = false;
+    snprintf(a->site, sizeof a->site, "%s", site);
+    hand_on(t);
+    (void)await(t, a);
+    (void)pthread_mutex_unlock(&t->lock);
+}
+
+void fan_turns_locked(fan_turns *t, int me, uint64_t mutex)
+{
+    (void)pthread_mutex_lock(&t->lock);
+    if (fan_grow((void **)&t->held, &t->held_cap, t->nheld + 1, sizeof *t->held) == 0)
+        t->held[t->nheld++] = (holding){mutex, me};
+    (void)pthread_mutex_unlock(&t->lock);
+}
+
+void fan_turns_unlocking(fan_turns *t, int me, uint64_t mutex)
+{
+    (void)pthread_mutex_lock(&t->lock);
+    for (size_t i = 0; i < t->nheld; i++)
+        if (t->held[i].mutex == mutex) {
+            t->held[i] = t->held[--t->nheld];
+            break;
+        }
+    for (int i = 0; i < t->n; i++)
+        if (i != me && t->actors[i].state == WAITING && t->actors[i].mutex == mutex)
+            t->actors[i].woken = true;
+    (void)pthread_mutex_unlock(&t->lock);
+}
+
+void fan_turns_end(fan_turns *t, int me)
+{
+    (void)pthread_mutex_lock(&t->lock);
+    bool mine = t->turn == me;
+    if (me >= 0 && me < t->n)
+        t->actors[me].state = ENDED;
+    if (mine)
+        hand_on(t);
+    (void)pthread_mutex_unlock(&t->lock);
+}
+
+fan_status fan_turns_join(fan_turns *t, fan_error *err)
+{
+    fan_status status = FAN_OK;
+    (void)pthread_mutex_lock(&t->lock);
+    t->over = false;
+    hand_on(t);
+    fan_turns_hooks h = t->hooks;
+    bool let_go = !t->over && h.before_block;
+    void *before = NULL;
+    if (let_go) {
+        (void)pthread_mutex_unlock(&t->lock);
+        before = h.before_block(h.block_ctx);
+        (void)pthread_mutex_lock(&t->lock);
+    }
+    while (!t->over)
+        (void)pthread_cond_wait(&t->done, &t->lock);
+    if (fan_turns_given_up(t) == FAN_DEADLOCKED)
+        status = fan_fail(err, FAN_DEADLOCK, "%s", t->text);
+    (void)pthread_mutex_unlock(&t->lock);
+    if (let_go && h.after_block)
+        h.after_block(h.block_ctx, before);
+    return status;
+}
+
+bool fan_turns_stuck(fan_turns *t, int me)
+{
+    (void)pthread_mutex_lock(&t->lock);
+    bool stuck = t->over && me >= 0 && me < t->n && t->actors[me].state != ENDED;
+    (void)pthread_mutex_unlock(&t->lock);
+    return stuck;
+}
+
+void fan_turns_schedule(fan_turns *t, char *buf, size_t size)
+{
+    if (size == 0)
+        return;
+    (void)pthread_mutex_lock(&t->lock);
+    size_t n = t->norder < size - 1 ? t->norder : size - 1;
+    for (size_t i = 0; i < n; i++)
+        buf[i] = (char)(t->order[i] < 10 ? '0' + t->order[i] : 'a' + t->order[i] - 10);
+    buf[n] = '\0';
+    (void)pthread_mutex_unlock(&t->lock);
+}
