@@ -1,0 +1,924 @@
+/* Who may enter a slot when: add, fold, take, clear. What is done there is in arrive.c and fold.c. */
+#include "buffer/buffer.h"
+
+#include "base/mem.h"
+#include "base/trace.h"
+#include "buffer/arrive.h"
+#include "buffer/slot.h"
+
+#include <assert.h>
+#include <inttypes.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+#ifdef FAN_TEST
+int fan_mutant = 0;
+#endif
+
+static atomic_uint_fast64_t next_buffer = 1;
+static atomic_bool debug_on, warn_on = true, warned;
+static struct {
+#define X(name) atomic_uint_fast64_t name;
+    FAN_COUNTER_LIST(X)
+#undef X
+} total;
+
+void fan_set_debug(bool on) { atomic_store(&debug_on, on); }
+bool fan_get_debug(void) { return atomic_load(&debug_on); }
+void fan_set_warn_mismatch(bool on)
+{
+    atomic_store(&warn_on, on);
+    if (on)
+        atomic_store(&warned, false);
+}
+bool fan_get_warn_mismatch(void) { return atomic_load(&warn_on); }
+
+/* --- counters ------------------------------------------------------------------------------------------------- */
+
+void fan_count(fan_buffer *b, size_t offset, uint64_t n)
+{
+    size_t i = offset / sizeof(uint64_t);
+    atomic_fetch_add_explicit((atomic_uint_fast64_t *)&b->n + i, n, memory_order_relaxed);
+    atomic_fetch_add_explicit((atomic_uint_fast64_t *)&total + i, n, memory_order_relaxed);
+}
+
+static void raise_to(atomic_uint_fast64_t *peak, uint64_t n)
+{
+    uint64_t seen = atomic_load_explicit(peak, memory_order_relaxed);
+    while (seen < n && !atomic_compare_exchange_weak_explicit(peak, &seen, n, memory_order_relaxed, memory_order_relaxed))
+        ;
+}
+
+void fan_buffer_counters(const fan_buffer *b, fan_counters *out)
+{
+#define X(name) out->name = atomic_load_explicit(&b->n.name, memory_order_relaxed);
+    FAN_COUNTER_LIST(X)
+#undef X
+}
+
+void fan_counters_total(fan_counters *out)
+{
+#define X(name) out->name = atomic_load_explicit(&total.name, memory_order_relaxed);
+    FAN_COUNTER_LIST(X)
+#undef X
+}
+
+/* --- locks ---------------------------------------------------------------------------------------------------- */
+
+void fan_slot_lock(fan_buffer *b, size_t slot)
+{
+    if (!FAN_MUT(1))
+        fan_mutex_lock(&b->locks[slot % b->nlocks]);
+    else
+        fan_yield();
+}
+
+void fan_slot_unlock(fan_buffer *b, size_t slot)
+{
+    if (!FAN_MUT(1))
+        fan_mutex_unlock(&b->locks[slot % b->nlocks]);
+    else
+        fan_yield();
+}
+
+static void changed(fan_buffer *b, size_t slot) { fan_cond_broadcast(&b->changed[slot % b->nlocks]); }
+
+/* Locked; waits until something changed. Leaves the frontend first, so that who changes it can run. */
+static fan_status wait_for_change(fan_buffer *b, size_t slot, fan_error *err)
+{
+    const fan_frontend *f = b->frontend;
+    void *left = f->leave ? f->leave() : NULL;
+    fan_cond_wait(&b->changed[slot % b->nlocks], &b->locks[slot % b->nlocks]);
+    fan_slot_unlock(b, slot);
+    if (f->leave)
+        f->enter(left);
+    fan_status status = f->poll ? f->poll(err) : FAN_OK;
+    fan_slot_lock(b, slot);
+    return status;
+}
+
+fan_status fan_slot_poisoned(const fan_buffer *b, size_t slot, fan_error *err)
+{
+    const fan_error *first = b->slots[slot].p.poison;
+    if (!first)
+        return FAN_OK;
+    return fan_fail(err, FAN_STATE, "%s: slot %zu is poisoned until clear(): %s", b->name, slot, first->text);
+}
+
+static fan_status reentered(const fan_buffer *b, size_t slot, const char *what, fan_error *err)
+{
+    return fan_fail(err, FAN_STATE, "%s: %s of slot %zu from within the sum of that slot", b->name, what, slot);
+}
+
+/* Locked; makes the slot busy. Waits for whoever has it, and, for a take, until every add has parked. */
+fan_status fan_slot_claim(fan_buffer *b, size_t slot, bool taking, const char *what, fan_error *err)
+{
+    fan_slot *s = &b->slots[slot];
+    fan_status status = FAN_OK;
+    while (s->busy && !FAN_MUT(17)) {
+        if (s->owner == fan_thread_id())
+            return reentered(b, slot, what, err);
+        FAN_TRY(wait_for_change(b, slot, err));
+    }
+    s->busy = true;
+    s->taking = taking;
+    s->owner = fan_thread_id();
+    while (taking && s->p.arriving && status == FAN_OK && !FAN_MUT(16))
+        status = wait_for_change(b, slot, err);
+    if (status != FAN_OK) {
+        s->busy = s->taking = false;
+        changed(b, slot);
+    }
+    return status;
+}
+
+/* Locked. */
+void fan_slot_let_go(fan_buffer *b, size_t slot)
+{
+    fan_slot *s = &b->slots[slot];
+    s->busy = s->taking = false;
+    s->owner = 0;
+    changed(b, slot);
+}
+
+/* --- items and passes ----------------------------------------------------------------------------------------- */
+
+static void item_free(fan_buffer *b, fan_item *it)
+{
+    if (!it)
+        return;
+    fan_value_drop(b->frontend, &it->value);
+    fan_event_drop(it->event);
+    fan_stream_drop(it->P);
+    fan_free(it);
+}
+
+/* Drops all that a pass held. Unlocked. */
+void fan_pass_free(fan_buffer *b, fan_pass *p)
+{
+    for (size_t i = 0; i < p->nitems; i++) {
+        if (p->items[i]->parked)
+            atomic_fetch_sub_explicit(&b->parked, p->items[i]->bytes, memory_order_relaxed);
+        item_free(b, p->items[i]);
+    }
+    fan_free(p->items);
+    fan_value_drop(b->frontend, &p->value);
+    fan_free(p->shape);
+    fan_stream_drop(p->C);
+    fan_stream_drop(p->A);
+    fan_stream_drop(p->R);
+    fan_event_drop(p->E);
+    fan_device_drop(p->device);
+    fan_free(p->poison);
+    memset(p, 0, sizeof *p);
+}
+
+/* Locked: the slot is empty afterwards; *gone gets what it held. */
+void fan_pass_cut(fan_slot *s, fan_pass *gone)
+{
+    *gone = s->p;
+    memset(&s->p, 0, sizeof s->p);
+}
+
+static bool is_poisonous(fan_status s)
+{
+    return s == FAN_DEVICE || s == FAN_RACE || s == FAN_DEADLOCK || s == FAN_CAPTURE;
+}
+
+/* Locked or owned: the first failure is kept. */
+void fan_slot_poison(fan_slot *s, fan_status status, const fan_error *err)
+{
+    if (s->p.poison || !is_poisonous(status))
+        return;
+    s->p.poison = fan_calloc(sizeof *s->p.poison);
+    if (s->p.poison && err)
+        *s->p.poison = *err;
+}
+
+/* Locked: parked items that a fold may sum now: keys without a gap, or all that have arrived in order. */
+static size_t ready_prefix(const fan_pass *p)
+{
+    size_t m = 0;
+    while (m < p->nitems && p->items[m]->parked && (p->keyed < 0 || p->items[m]->key == p->next_key + (int64_t)m))
+        m++;
+    return m;
+}
+
+static fan_dtype_set seen_with(fan_dtype_set seen, const fan_slot *s, const fan_value *v)
+{
+    if (v->form == FAN_UNDEFINED || v->form == FAN_OBJECT)
+        return seen;
+    if (s->spec_dtype != FAN_NO_DTYPE)
+        return fan_dtype_set_add(0, s->spec_dtype, false);
+    return fan_dtype_set_add(seen, v->dtype, v->weak);
+}
+
+/* --- gathering the terms of a fold ---------------------------------------------------------------------------- */
+
+
+void fan_gathered_fini(fan_gathered *g)
+{
+    fan_free(g->items);
+    fan_free(g->fold.terms);
+    fan_free(g->fold.scratch);
+    fan_stream_drop(g->fold.R);
+    fan_event_drop(g->fold.E);
+    memset(g, 0, sizeof *g);
+}
+
+static void consider_kind(fan_gathered *g, const fan_value *v, int64_t key)
+{
+    if (v->form == FAN_UNDEFINED || v->form == FAN_ZERO)
+        return;
+    if (!g->like || v->rank < g->like->rank || (v->rank == g->like->rank && key >= 0 && key < g->like_key)) {
+        g->like = v;
+        g->like_key = key;
+    }
+}
+
+static fan_status check_unchanged(const fan_buffer *b, size_t slot, const fan_item *it, fan_error *err)
+{
+    if (!it->hashed || fan_array_hash(it->value.array) == it->hash)
+        return FAN_OK;
+    if (it->key >= 0)
+        return fan_fail(err, FAN_STATE, "%s: slot %zu: the gradient added with key %" PRId64 " was changed after it was added; leave it as it is until "
+                        "take(), or add it with copy=True", b->name, slot, it->key);
+    return fan_fail(err, FAN_STATE, "%s: slot %zu: a gradient of shape rank %d was changed after it was added; leave it as it is until take(), or add it "
+                    "with copy=True", b->name, slot, it->value.array->ndim);
+}
+
+/* The value and the first `m` items (SIZE_MAX: all that are parked) as terms. The slot is busy; takes its lock. */
+fan_status fan_gather(fan_buffer *b, size_t slot, size_t m, fan_gathered *g, fan_error *err)
+{
+    fan_slot *s = &b->slots[slot];
+    fan_fold *f = &g->fold;
+    size_t n = 0, room;
+    memset(g, 0, sizeof *g);
+    fan_slot_lock(b, slot);
+    room = s->p.nitems;
+    fan_slot_unlock(b, slot);
+    f->b = b;
+    f->slot = slot;
+    f->finish_dtype = FAN_NO_DTYPE;
+    f->terms = fan_alloc((room + 1) * sizeof *f->terms);
+    f->scratch = fan_alloc((room + 2) * sizeof *f->scratch);
+    g->items = fan_alloc((room + 1) * sizeof *g->items);
+    if (!f->terms || !f->scratch || !g->items) {
+        fan_gathered_fini(g);
+        return fan_fail(err, FAN_NOMEM, "%s: slot %zu: out of memory", b->name, slot);
+    }
+    fan_slot_lock(b, slot);
+    for (size_t i = 0; i < s->p.nitems && n < room && n < m; i++)
+        if (s->p.items[i]->parked)
+            g->items[n++] = s->p.items[i];
+    fan_slot_unlock(b, slot);
+    g->nitems = n;
+    f->seen = s->p.value_seen;
+    if (s->p.value.form == FAN_ZERO) {
+        g->zero = &s->p.value;
+    } else if (s->p.value.form != FAN_UNDEFINED) {
+        f->terms[f->n++] = (fan_term){.v = &s->p.value, .P = s->p.R, .event = s->p.E, .donated = s->p.value_donated,
+                                      .ours = s->p.value_ours, .lent = s->p.value_lent, .is_value = true, .seen = f->seen};
+        consider_kind(g, &s->p.value, s->p.value_key);
+    }
+    for (size_t i = 0; i < n; i++) {
+        fan_item *it = g->items[i];
+        f->seen = seen_with(f->seen, s, &it->value);
+        if (it->value.form == FAN_UNDEFINED)
+            continue;
+        if (it->value.form == FAN_ZERO) {
+            g->zero = g->zero ? g->zero : &it->value;
+            continue;
+        }
+        fan_status status = check_unchanged(b, slot, it, err);
+        if (status != FAN_OK) {
+            fan_gathered_fini(g);
+            return status;
+        }
+        consider_kind(g, &it->value, it->key);
+        f->terms[f->n++] = (fan_term){.v = &it->value, .P = it->P, .event = it->event, .donated = it->donated, .ours = it->ours,
+                                      .seen = f->seen};
+    }
+    return FAN_OK;
+}
+
+/* Sums the gathered items into the slot's value and takes them off the list. The slot is busy. */
+fan_status fan_fold_commit(fan_buffer *b, size_t slot, fan_gathered *g, fan_error *err)
+{
+    fan_slot *s = &b->slots[slot];
+    fan_pass *p = &s->p;
+    fan_fold *f = &g->fold;
+    fan_value old = {.dtype = FAN_NO_DTYPE};
+    fan_stream *oldR = NULL;
+    fan_event *oldE = NULL;
+    uint64_t bytes = 0;
+    uint8_t origin = g->like ? g->like->origin : 0, rank = g->like ? g->like->rank : 0;
+    if (f->n > 1) {
+        fan_status status = fan_fold_run(f, err);
+        if (status != FAN_OK) {
+            fan_slot_lock(b, slot);
+            fan_slot_poison(s, status, err);
+            fan_slot_unlock(b, slot);
+            return status;
+        }
+    }
+    fan_slot_lock(b, slot);
+    if (f->n > 1) {
+        old = p->value;
+        p->value = f->result;
+        f->result = (fan_value){.dtype = FAN_NO_DTYPE};
+        p->value.origin = origin;
+        p->value.rank = rank;
+        p->value_ours = f->ours;
+        p->value_donated = f->donated;
+        oldR = p->R;
+        oldE = p->E;
+        p->R = f->R;
+        p->E = f->E;
+        f->R = NULL;
+        f->E = NULL;
+        p->rules |= f->rules;
+    } else if (f->n == 1 && !f->terms[0].is_value) {
+        /* The first one takes the slot: no sum yet (S8-S11 stand). */
+        for (size_t i = 0; i < g->nitems; i++) {
+            fan_item *it = g->items[i];
+            if (&it->value != f->terms[0].v)
+                continue;
+            old = p->value;
+            p->value = it->value;
+            it->value = (fan_value){.dtype = FAN_NO_DTYPE};
+            p->value_ours = it->ours;
+            p->value_donated = it->donated;
+            oldR = p->R;
+            oldE = p->E;
+            p->R = it->P;
+            p->E = it->event;
+            it->P = NULL;
+            it->event = NULL;
+            if (it->hashed)
+                p->value_lent = false;
+        }
+    } else if (f->n == 0 && g->zero && p->value.form == FAN_UNDEFINED) {
+        for (size_t i = 0; i < g->nitems; i++)
+            if (&g->items[i]->value == g->zero) {
+                p->value = g->items[i]->value;
+                g->items[i]->value = (fan_value){.dtype = FAN_NO_DTYPE};
+                break;
+            }
+    }
+    p->value_seen = f->seen;
+    if (g->like)
+        p->value_key = g->like_key;
+    /* The gathered items stand at the front of the list but for those that arrived between (only beyond a gap). */
+    size_t kept = 0;
+    for (size_t i = 0, k = 0; i < p->nitems; i++) {
+        if (k < g->nitems && p->items[i] == g->items[k]) {
+            bytes += g->items[k]->bytes;
+            k++;
+        } else {
+            p->items[kept++] = p->items[i];
+        }
+    }
+    p->nitems = kept;
+    if (p->keyed > 0 && g->nitems)
+        p->next_key = g->items[g->nitems - 1]->key + 1;
+    atomic_fetch_sub_explicit(&b->parked, bytes, memory_order_relaxed);
+    fan_slot_unlock(b, slot);
+    for (size_t i = 0; i < g->nitems; i++)
+        item_free(b, g->items[i]);
+    g->nitems = 0;
+    fan_value_drop(b->frontend, &old);
+    fan_stream_drop(oldR);
+    fan_event_drop(oldE);
+    return FAN_OK;
+}
+
+/* Locked on entry and on return: folds while the budget is passed and there is something to fold. */
+static fan_status fold_while_due(fan_buffer *b, size_t slot, fan_error *err)
+{
+    fan_slot *s = &b->slots[slot];
+    fan_status status = FAN_OK;
+    while (status == FAN_OK && !s->busy && !s->p.poison && atomic_load_explicit(&b->parked, memory_order_relaxed) > b->budget) {
+        fan_gathered g;
+        size_t m = ready_prefix(&s->p);
+        if (!m)
+            break;
+        s->busy = true;
+        s->owner = fan_thread_id();
+        fan_slot_unlock(b, slot);
+        status = fan_gather(b, slot, m, &g, err);
+        if (status == FAN_OK) {
+            status = fan_fold_commit(b, slot, &g, err);
+            fan_gathered_fini(&g);
+        }
+        fan_slot_lock(b, slot);
+        fan_slot_let_go(b, slot);
+    }
+    return status;
+}
+
+/* --- add ------------------------------------------------------------------------------------------------------ */
+
+/* Locked: what the slot learns from a contribution that has been checked. FAN_NOMEM changes nothing. */
+static fan_status reserve(fan_buffer *b, size_t slot, fan_contribution *c, const fan_arrival *a, fan_stream *current, fan_item *it,
+                          fan_error *err)
+{
+    fan_slot *s = &b->slots[slot];
+    fan_pass *p = &s->p;
+    const int64_t *shape = NULL;
+    int ndim = fan_value_shape(&c->value, &shape);
+    bool keep = c->value.form != FAN_UNDEFINED || c->key >= 0;
+    int64_t *copy = NULL;
+    if (ndim >= 0 && !s->has_shape && !p->shaped) {
+        copy = fan_alloc((size_t)ndim * sizeof *copy);
+        if (!copy)
+            return fan_fail(err, FAN_NOMEM, "%s: slot %zu: out of memory", b->name, slot);
+        memcpy(copy, shape, (size_t)ndim * sizeof *copy);
+    }
+    if (keep && fan_grow((void **)&p->items, &p->cap, p->nitems + 1, sizeof *p->items) != 0) {
+        fan_free(copy);
+        return fan_fail(err, FAN_NOMEM, "%s: slot %zu: out of memory", b->name, slot);
+    }
+    if (copy) {
+        p->shape = copy;
+        p->ndim = ndim;
+        p->shaped = true;
+    }
+    p->seen = a->seen;
+    if (c->value.weak) {
+        p->has_weak_int = true;
+        p->weak_lo = a->weak_lo;
+        p->weak_hi = a->weak_hi;
+    }
+    p->keyed = c->key >= 0 ? 1 : -1;
+    p->count++;
+    if (a->device && !p->device)
+        p->device = fan_device_hold(a->device);
+    if (a->sync.how != '-' && a->sync.how != '+') {
+        fan_stream *C = b->stream ? b->stream : current;
+        p->C = fan_stream_hold(C);
+        p->A = fan_stream_hold(a->sync.how == 'B' ? a->P : a->sync.how == 'C' ? current : C);
+        p->how = a->sync.how;
+        assert(p->A && p->A->id == a->sync.slot.A.stream);
+    }
+    p->rules |= a->sync.rules;
+    if (keep) {
+        memmove(&p->items[a->at + 1], &p->items[a->at], (p->nitems - a->at) * sizeof *p->items);
+        p->items[a->at] = it;
+        p->nitems++;
+        p->arriving++;
+        it->value = c->value;
+        it->key = c->key;
+        it->donated = c->donate && !c->copy && c->value.form != FAN_UNDEFINED;
+        it->P = a->sync.how == '-' ? NULL : fan_stream_hold(a->P);
+        it->parked = FAN_MUT(2);
+    }
+    return FAN_OK;
+}
+
+/* Locked: takes a reserved item back. Returns with *gone holding the pass if nothing else was in it. */
+static void take_back(fan_buffer *b, size_t slot, fan_item *it, fan_pass *gone)
+{
+    fan_slot *s = &b->slots[slot];
+    fan_pass *p = &s->p;
+    for (size_t i = 0; i < p->nitems; i++)
+        if (p->items[i] == it) {
+            memmove(&p->items[i], &p->items[i + 1], (p->nitems - i - 1) * sizeof *p->items);
+            p->nitems--;
+            break;
+        }
+    p->count--;
+    p->seen = p->value_seen;
+    for (size_t i = 0; i < p->nitems; i++)
+        p->seen = seen_with(p->seen, s, &p->items[i]->value);
+    if (p->count == 0 && !p->poison)
+        fan_pass_cut(s, gone);
+}
+
+static void trace_add(const fan_buffer *b, size_t slot, const fan_contribution *c, const fan_arrival *a, uint64_t bytes)
+{
+    const fan_slot *s = &b->slots[slot];
+    fan_trace_line line = {.kind = FAN_TRACE_ADD, .how = a->sync.how, .device = a->device && a->device->id ? (int16_t)a->device->index : -1,
+                           .slot = (int32_t)slot, .count = 1, .buffer = b->id, .key = c->key, .rules = a->sync.rules,
+                           .stream = a->P ? a->P->handle : 0, .bytes = bytes, .start_us = -1, .end_us = -1};
+    snprintf(line.label, sizeof line.label, "%s", s->name ? s->name : b->name);
+    fan_trace_put(&line);
+}
+
+/* The stream that S4, S5 and S11 call current, of the device that c will be on; a hold, or NULL. */
+static fan_stream *current_for(fan_buffer *b, size_t slot, const fan_contribution *c)
+{
+    fan_slot *s = &b->slots[slot];
+    fan_device *d = s->spec_device ? s->spec_device : c->value.device;
+    fan_stream *current;
+    if (d == fan_cpu() && !s->spec_device && c->value.form == FAN_DENSE && c->value.array->ndim == 0) {
+        fan_slot_lock(b, slot);
+        d = s->p.device ? s->p.device : d;
+        fan_device_hold(d);
+        fan_slot_unlock(b, slot);
+        current = d->backend->has_streams ? fan_stream_current(d) : NULL;
+        fan_device_drop(d);
+        return current;
+    }
+    return d && d->backend->has_streams ? fan_stream_current(d) : NULL;
+}
+
+static fan_status add_reserved(fan_buffer *b, size_t slot, fan_contribution *c, const fan_arrival *a, fan_item *it, fan_stream *A, fan_stream *C,
+                               fan_error *err)
+{
+    fan_slot *s = &b->slots[slot];
+    fan_value old = {.dtype = FAN_NO_DTYPE};
+    fan_pass gone = {0};
+    fan_status status = fan_arrive_carry_out(b, slot, c, a, it, A, C, &old, err);
+    uint64_t bytes = fan_value_bytes(&it->value);
+    if (status == FAN_OK && fan_get_debug() && it->value.form == FAN_DENSE && it->value.device == fan_cpu() && !it->ours) {
+        it->hash = fan_array_hash(it->value.array);
+        it->hashed = true;
+    }
+    fan_slot_lock(b, slot);
+    s->p.arriving--;
+    if (status != FAN_OK) {
+        fan_value mine = it->value;
+        fan_slot_poison(s, status, err);
+        take_back(b, slot, it, &gone);
+        changed(b, slot);
+        fan_slot_unlock(b, slot);
+        if (old.form == FAN_UNDEFINED)
+            it->value = (fan_value){.dtype = FAN_NO_DTYPE};
+        else
+            it->value = mine;
+        item_free(b, it);
+        fan_pass_free(b, &gone);
+        return status;
+    }
+    c->value = (fan_value){.dtype = FAN_NO_DTYPE};
+    it->bytes = bytes;
+    it->parked = true;
+    raise_to(&b->n.peak_parked_bytes, atomic_fetch_add_explicit(&b->parked, bytes, memory_order_relaxed) + bytes);
+    raise_to(&total.peak_parked_bytes, atomic_load_explicit(&b->parked, memory_order_relaxed));
+    changed(b, slot);
+    status = fold_while_due(b, slot, err);
+    if (status == FAN_NOMEM || status == FAN_DEVICE_NOMEM) {
+        status = FAN_OK; /* it is parked; the sum is tried again later */
+    } else if (status != FAN_OK && !is_poisonous(status)) {
+        /* A call-out raised: this call did not happen, if its contribution is still there. */
+        bool there = false;
+        for (size_t i = 0; i < s->p.nitems; i++)
+            there = there || s->p.items[i] == it;
+        if (there && !s->busy) {
+            atomic_fetch_sub_explicit(&b->parked, it->bytes, memory_order_relaxed);
+            take_back(b, slot, it, &gone);
+            c->value = it->value;
+            it->value = (fan_value){.dtype = FAN_NO_DTYPE};
+            fan_slot_unlock(b, slot);
+            if (old.form != FAN_UNDEFINED) {
+                fan_value_drop(b->frontend, &c->value);
+                c->value = old;
+            }
+            item_free(b, it);
+            fan_pass_free(b, &gone);
+            return status;
+        }
+    }
+    fan_slot_unlock(b, slot);
+    fan_value_drop(b->frontend, &old);
+    return status;
+}
+
+fan_status fan_buffer_add(fan_buffer *b, size_t slot, fan_contribution *c, fan_error *err)
+{
+    fan_status status = FAN_OK;
+    fan_slot *s;
+    fan_stream *current = NULL, *A = NULL, *C = NULL;
+    fan_item *it = NULL;
+    fan_arrival a;
+    bool locked = false, mismatch = false;
+    if (slot >= b->nslots)
+        return fan_fail(err, FAN_INDEX, "%s: no slot %zu; it has %zu (S1)", b->name, slot, b->nslots);
+    s = &b->slots[slot];
+    current = current_for(b, slot, c);
+    it = fan_calloc(sizeof *it);
+    if (!it) {
+        status = fan_fail(err, FAN_NOMEM, "%s: slot %zu: out of memory", b->name, slot);
+        goto done;
+    }
+    fan_slot_lock(b, slot);
+    locked = true;
+    while (s->taking && s->busy) {
+        if (s->owner == fan_thread_id())
+            FAN_GO(reentered(b, slot, "add", err));
+        FAN_GO(wait_for_change(b, slot, err));
+    }
+    FAN_GO(fan_slot_poisoned(b, slot, err));
+    FAN_GO(fan_arrive_check(b, slot, c, current, &a, err));
+    FAN_GO(reserve(b, slot, c, &a, current, it, err));
+    FAN_COUNT(b, adds, 1);
+    if (b->leaf && a.sync.how != '-' && a.P != s->p.C) {
+        FAN_COUNT(b, mismatches, 1);
+        mismatch = atomic_load(&warn_on) && !atomic_exchange(&warned, true);
+    }
+    if (c->value.form == FAN_UNDEFINED) {
+        if (c->key >= 0) {
+            it->parked = true;
+            s->p.arriving--;
+            it = NULL;
+        }
+        changed(b, slot);
+        fan_slot_unlock(b, slot);
+        locked = false;
+        goto done;
+    }
+    A = fan_stream_hold(s->p.A);
+    C = fan_stream_hold(s->p.C);
+    fan_slot_unlock(b, slot);
+    locked = false;
+    if (fan_trace_on())
+        trace_add(b, slot, c, &a, fan_value_bytes(&c->value));
+    {
+        fan_item *mine = it;
+        fan_stream *P = mismatch ? fan_stream_hold(a.P) : NULL;
+        it = NULL;
+        status = add_reserved(b, slot, c, &a, mine, A, C, err);
+        if (status == FAN_OK && mismatch && b->frontend->mismatch)
+            status = b->frontend->mismatch(b->name, slot, P, C, err);
+        fan_stream_drop(P);
+    }
+done:
+    if (locked)
+        fan_slot_unlock(b, slot);
+    fan_free(it);
+    fan_stream_drop(A);
+    fan_stream_drop(C);
+    fan_stream_drop(current);
+    return status;
+}
+
+/* --- asking --------------------------------------------------------------------------------------------------- */
+
+fan_status fan_slot_check(const fan_buffer *b, size_t slot, fan_error *err)
+{
+    if (slot >= b->nslots)
+        return fan_fail(err, FAN_INDEX, "%s: no slot %zu; it has %zu (S1)", b->name, slot, b->nslots);
+    return FAN_OK;
+}
+
+fan_status fan_buffer_expect(fan_buffer *b, size_t slot, int64_t n, fan_error *err)
+{
+    FAN_TRY(fan_slot_check(b, slot, err));
+    if (n < 0)
+        return fan_fail(err, FAN_VALUE, "%s: slot %zu: expect takes a count >= 0, got %" PRId64, b->name, slot, n);
+    fan_slot_lock(b, slot);
+    fan_status status = FAN_OK;
+    if (b->slots[slot].p.count > n)
+        status = fan_fail(err, FAN_VALUE, "%s: slot %zu: expects %" PRId64 " contributions but has %" PRId64 " already (A16)", b->name, slot, n,
+                          b->slots[slot].p.count);
+    else
+        b->slots[slot].expected = n;
+    fan_slot_unlock(b, slot);
+    return status;
+}
+
+fan_status fan_buffer_ready(fan_buffer *b, size_t slot, bool *ready, fan_error *err)
+{
+    FAN_TRY(fan_slot_check(b, slot, err));
+    fan_slot_lock(b, slot);
+    const fan_slot *s = &b->slots[slot];
+    fan_status status = fan_slot_poisoned(b, slot, err);
+    if (status == FAN_OK && s->expected < 0)
+        status = fan_fail(err, FAN_VALUE, "%s: slot %zu: ready() needs expect(%zu, n) first", b->name, slot, slot);
+    *ready = status == FAN_OK && s->p.count == s->expected && (s->p.arriving == 0 || FAN_MUT(3));
+    fan_slot_unlock(b, slot);
+    return status;
+}
+
+fan_status fan_buffer_clear(fan_buffer *b, fan_error *err)
+{
+    for (size_t i = 0; i < b->nslots; i++) {
+        fan_pass gone = {0};
+        fan_slot_lock(b, i);
+        fan_status status = fan_slot_claim(b, i, true, "clear", err);
+        if (status == FAN_OK) {
+            fan_pass_cut(&b->slots[i], &gone);
+            fan_slot_let_go(b, i);
+        }
+        fan_slot_unlock(b, i);
+        fan_pass_free(b, &gone);
+        FAN_TRY(status);
+    }
+    return FAN_OK;
+}
+
+/* --- life ----------------------------------------------------------------------------------------------------- */
+
+static char *copy_text(const char *text)
+{
+    size_t n = strlen(text) + 1;
+    char *copy = fan_alloc(n);
+    if (copy)
+        memcpy(copy, text, n);
+    return copy;
+}
+
+static fan_status slot_init(fan_buffer *b, size_t i, const fan_slot_spec *spec, fan_dtype accumulate, fan_error *err)
+{
+    fan_slot *s = &b->slots[i];
+    s->spec_dtype = s->accumulate = FAN_NO_DTYPE;
+    s->expected = -1;
+    s->accumulate = accumulate;
+    if (!spec)
+        return FAN_OK;
+    if (spec->accumulate != FAN_NO_DTYPE)
+        s->accumulate = spec->accumulate;
+    if (spec->dtype != FAN_NO_DTYPE && fan_accum_dtype(spec->dtype, s->accumulate) == FAN_NO_DTYPE)
+        return fan_fail(err, FAN_VALUE, "%s: slot %zu: accumulate=%s cannot hold a sum of dtype %s (A11)", b->name, i,
+                        fan_dtype_name(s->accumulate), fan_dtype_name(spec->dtype));
+    s->spec_dtype = spec->dtype;
+    if (spec->has_shape) {
+        s->spec_shape = fan_alloc((size_t)spec->ndim * sizeof *s->spec_shape);
+        if (!s->spec_shape)
+            return fan_fail(err, FAN_NOMEM, "out of memory");
+        if (spec->ndim)
+            memcpy(s->spec_shape, spec->shape, (size_t)spec->ndim * sizeof *s->spec_shape);
+        s->spec_ndim = spec->ndim;
+        s->has_shape = true;
+    }
+    if (spec->name && !(s->name = copy_text(spec->name)))
+        return fan_fail(err, FAN_NOMEM, "out of memory");
+    s->spec_device = spec->device ? fan_device_hold(spec->device) : NULL;
+    s->combine = spec->combine;
+    if (s->combine)
+        b->frontend->hold(s->combine);
+    return FAN_OK;
+}
+
+fan_status fan_buffer_new(const fan_buffer_config *config, fan_buffer **out, fan_error *err)
+{
+    fan_buffer *b = fan_calloc(sizeof *b);
+    fan_status status = FAN_OK;
+    *out = NULL;
+    if (!b)
+        return fan_fail(err, FAN_NOMEM, "out of memory");
+    b->frontend = config->frontend;
+    b->id = atomic_fetch_add(&next_buffer, 1);
+    b->budget = config->budget;
+    b->stream = config->stream ? fan_stream_hold(config->stream) : NULL;
+    b->leaf = config->leaf;
+    b->create_graph = config->create_graph;
+    b->name = copy_text(config->name ? config->name : "InputBuffer");
+    b->slots = fan_calloc((config->slots ? config->slots : 1) * sizeof *b->slots);
+    if (!b->name || !b->slots) {
+        status = fan_fail(err, FAN_NOMEM, "out of memory");
+        goto done;
+    }
+    size_t wanted = config->slots < FAN_LOCKS ? (config->slots ? config->slots : 1) : FAN_LOCKS;
+    for (; b->nlocks < wanted; b->nlocks++) {
+        if (fan_mutex_init(&b->locks[b->nlocks]) != 0) {
+            status = fan_fail(err, FAN_STATE, "a lock could not be made");
+            goto done;
+        }
+        if (fan_cond_init(&b->changed[b->nlocks]) != 0) {
+            fan_mutex_fini(&b->locks[b->nlocks]);
+            status = fan_fail(err, FAN_STATE, "a condition could not be made");
+            goto done;
+        }
+    }
+    for (size_t i = 0; i < config->slots && status == FAN_OK; i++) {
+        b->nslots = i + 1;
+        status = slot_init(b, i, config->specs ? &config->specs[i] : NULL, config->accumulate, err);
+    }
+done:
+    if (status == FAN_OK)
+        *out = b;
+    else
+        fan_buffer_free(b);
+    return status;
+}
+
+void fan_buffer_free(fan_buffer *b)
+{
+    if (!b)
+        return;
+    for (size_t i = 0; i < b->nslots; i++) {
+        fan_slot *s = &b->slots[i];
+        fan_pass_free(b, &s->p);
+        fan_free(s->spec_shape);
+        fan_free(s->name);
+        fan_device_drop(s->spec_device);
+        if (s->combine)
+            b->frontend->drop(s->combine);
+    }
+    for (size_t i = 0; i < b->nlocks; i++) {
+        fan_mutex_fini(&b->locks[i]);
+        fan_cond_fini(&b->changed[i]);
+    }
+    fan_stream_drop(b->stream);
+    fan_free(b->slots);
+    fan_free(b->name);
+    fan_free(b);
+}
+
+size_t fan_buffer_slots(const fan_buffer *b) { return b->nslots; }
+const char *fan_buffer_name(const fan_buffer *b) { return b->name; }
+
+/* The collector may run anywhere, so a scheduler's hooks must not see its locks: the mutex is taken bare. No holder of it waits for the collector. */
+int fan_buffer_visit(fan_buffer *b, int (*visit)(void *object, void *arg), void *arg)
+{
+    int answer = 0;
+    for (size_t i = 0; i < b->nslots && !answer; i++) {
+        fan_slot *s = &b->slots[i];
+        pthread_mutex_t *bare = &b->locks[i % b->nlocks].m;
+        pthread_mutex_lock(bare);
+        if (s->combine)
+            answer = visit(s->combine, arg);
+        if (!answer && s->p.value.object)
+            answer = visit(s->p.value.object, arg);
+        for (size_t k = 0; k < s->p.nitems && !answer; k++)
+            if (s->p.items[k]->parked && s->p.items[k]->value.object)
+                answer = visit(s->p.items[k]->value.object, arg);
+        pthread_mutex_unlock(bare);
+    }
+    return answer;
+}
+
+void fan_buffer_abandon(fan_buffer *b)
+{
+    for (size_t i = 0; i < b->nslots; i++) {
+        fan_pass gone = {0};
+        void *combine;
+        fan_slot_lock(b, i);
+        combine = b->slots[i].combine;
+        b->slots[i].combine = NULL;
+        if (!b->slots[i].busy && !b->slots[i].p.arriving)
+            fan_pass_cut(&b->slots[i], &gone);
+        fan_slot_unlock(b, i);
+        fan_pass_free(b, &gone);
+        if (combine)
+            b->frontend->drop(combine);
+    }
+}
+
+/* --- explain, the end of a pass ------------------------------------------------------------------------------- */
+
+fan_status fan_buffer_look(fan_buffer *b, size_t slot, fan_slot_view *out, fan_item_view *items, size_t cap, fan_error *err)
+{
+    fan_gathered g;
+    fan_slot *s;
+    fan_status status;
+    memset(out, 0, sizeof *out);
+    FAN_TRY(fan_slot_check(b, slot, err));
+    s = &b->slots[slot];
+    fan_slot_lock(b, slot);
+    status = fan_slot_claim(b, slot, false, "explain", err);
+    fan_slot_unlock(b, slot);
+    FAN_TRY(status);
+    status = fan_gather(b, slot, SIZE_MAX, &g, err);
+    if (status == FAN_OK) {
+        fan_dtype d = fan_fold_dtype(&g.fold);
+        out->dtype = d;
+        out->accumulate = d == FAN_NO_DTYPE ? d : fan_accum_dtype(d, s->accumulate);
+        out->next = fan_fold_plan(&g.fold);
+        out->reuse = fan_fold_reuse(&g.fold);
+        fan_gathered_fini(&g);
+    }
+    fan_slot_lock(b, slot);
+    out->how = s->p.how;
+    out->rules = s->p.rules;
+    out->C = s->p.C ? s->p.C->handle : 0;
+    out->A = s->p.A ? s->p.A->handle : 0;
+    out->R = s->p.R ? s->p.R->handle : 0;
+    out->event = s->p.E != NULL;
+    out->has_value = s->p.value.form != FAN_UNDEFINED;
+    out->value_ours = s->p.value_ours;
+    out->value_form = s->p.value.form;
+    out->poisoned = s->p.poison != NULL;
+    out->count = s->p.count;
+    out->expected = s->expected;
+    out->next_key = s->p.keyed > 0 ? s->p.next_key : -1;
+    out->items = s->p.nitems;
+    for (size_t i = 0; i < s->p.nitems && i < cap; i++) {
+        const fan_item *it = s->p.items[i];
+        items[i] = (fan_item_view){.key = it->key, .form = it->value.form, .dtype = it->value.dtype, .P = it->P ? it->P->handle : 0,
+                                   .event = it->event != NULL, .donated = it->donated, .ready = it->parked};
+    }
+    fan_slot_let_go(b, slot);
+    fan_slot_unlock(b, slot);
+    return status;
+}
+
+fan_status fan_pass_end(fan_stream *caller, fan_stream *const *streams, size_t n, const fan_value *values, size_t nvalues, fan_error *err)
+{
+    uint64_t out = caller->device->backend->left_out ? caller->device->backend->left_out(caller->device) : 0;
+    for (size_t i = 0; i < n; i++) {
+        fan_event *e = NULL;
+        if (streams[i] == caller || (out & FAN_PLAN_S20_WAIT))
+            continue;
+        FAN_TRY(fan_event_record(streams[i], &e, err));
+        fan_status status = fan_stream_wait(caller, e, NULL, err);
+        fan_event_drop(e);
+        FAN_TRY(status);
+    }
+    for (size_t i = 0; i < nvalues; i++)
+        FAN_TRY(fan_plan_mark(&values[i], caller, FAN_PLAN_S20_MARK, err));
+    return FAN_OK;
+}

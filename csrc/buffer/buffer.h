@@ -1,0 +1,144 @@
+/* buffer: the input buffer. Slots take contributions; each is parked, folded, and taken (docs/rules.md, Park and fold).
+ *
+ *   add     validate and decide (under the slot's lock) -> carry out (unlocked) -> park (locked) -> perhaps fold
+ *   fold    mark the slot busy, unlock, sum the ready prefix on A, lock, commit
+ *   take    make every slot busy in order, finish its sum, empty all at the end
+ *
+ * Every function may be called from any thread. No lock is held across a call-out, a device call or a wait (rules.md, Locks).
+ */
+#ifndef FAN_BUFFER_BUFFER_H
+#define FAN_BUFFER_BUFFER_H
+
+#include "buffer/sync.h"
+#include "buffer/value.h"
+
+typedef struct fan_buffer fan_buffer;
+
+/* What a slot was declared to be; whatever is not declared is fixed by the pass's first gradient. */
+typedef struct fan_slot_spec {
+    bool has_shape;
+    int ndim;
+    const int64_t *shape;   /* copied */
+    fan_dtype dtype;        /* FAN_NO_DTYPE: undeclared */
+    fan_device *device;     /* NULL: undeclared; held */
+    fan_dtype accumulate;   /* FAN_NO_DTYPE: A11's own choice */
+    void *combine;          /* the frontend's; held */
+    const char *name;       /* copied; NULL: none */
+} fan_slot_spec;
+
+typedef struct fan_buffer_config {
+    size_t slots;
+    const fan_slot_spec *specs; /* one per slot; NULL: none declared */
+    uint64_t budget;        /* bytes; 0: fold at each arrival; UINT64_MAX: only when asked */
+    fan_dtype accumulate;   /* for slots that say nothing */
+    fan_stream *stream;     /* the consumer's; NULL: current stream when a slot gets its first gradient */
+    bool leaf;
+    bool create_graph;
+    const char *name;       /* NULL: "InputBuffer" */
+    const fan_frontend *frontend;
+} fan_buffer_config;
+
+/* X(name): the counters. */
+#define FAN_COUNTER_LIST(X)                                                                                           \
+    X(adds)            /* contributions added, undefined ones too */                                                  \
+    X(copies)          /* contributions or results that were copied or converted */                                   \
+    X(in_place)        /* terms summed into an operand's memory */                                                    \
+    X(folds)           /* sums run */                                                                                 \
+    X(passes)          /* passes over memory: jobs run */                                                             \
+    X(bytes_read)                                                                                                     \
+    X(bytes_written)                                                                                                  \
+    X(events)          /* events recorded */                                                                          \
+    X(waits)           /* waits queued */                                                                             \
+    X(waits_elided)    /* waits left out because they were known to hold */                                           \
+    X(mismatches)      /* S6: leaf consumers on another stream than the producer's */                                 \
+    X(peak_parked_bytes)
+
+typedef struct fan_counters {
+#define X(name) uint64_t name;
+    FAN_COUNTER_LIST(X)
+#undef X
+} fan_counters;
+
+fan_status fan_buffer_new(const fan_buffer_config *config, fan_buffer **out, fan_error *err);
+/* fan_buffer_free: drops all that is parked. No other thread may be inside. */
+void fan_buffer_free(fan_buffer *b);
+size_t fan_buffer_slots(const fan_buffer *b);
+const char *fan_buffer_name(const fan_buffer *b);
+
+typedef struct fan_contribution {
+    fan_value value;     /* add takes it when it succeeds (and leaves it undefined here); else it stays the caller's */
+    int64_t key;         /* -1: none */
+    fan_stream *stream;  /* the producer's; NULL: S4 */
+    bool donate, copy;
+} fan_contribution;
+
+/* fan_buffer_add: adds to `slot` (S1, S2, A8-A16, S3-S11). On failure everything is as before; after a failed device call the slot is poisoned. */
+fan_status fan_buffer_add(fan_buffer *b, size_t slot, fan_contribution *c, fan_error *err);
+fan_status fan_buffer_expect(fan_buffer *b, size_t slot, int64_t n, fan_error *err);
+/* fan_buffer_ready: FAN_VALUE without expect. */
+fan_status fan_buffer_ready(fan_buffer *b, size_t slot, bool *ready, fan_error *err);
+/* fan_buffer_snapshot: D17; the caller owns *out's holds. */
+fan_status fan_buffer_snapshot(fan_buffer *b, size_t slot, fan_stream *consumer, fan_value *out, fan_error *err);
+
+typedef struct fan_take {
+    fan_stream *stream;         /* who will use the sums; NULL: the buffer's */
+    const fan_value *out;       /* per slot, dense or undefined; NULL: none */
+    fan_scale scale;            /* re, im and i all filled in by the caller; `integral` says whether i is exact */
+    bool integral, real;        /* of scale */
+    bool writable;
+} fan_take;
+
+/* fan_buffer_take: all sums into results[slots]; the caller owns their holds; the buffer is empty afterwards. */
+fan_status fan_buffer_take(fan_buffer *b, const fan_take *how, fan_value *results, fan_error *err);
+fan_status fan_buffer_clear(fan_buffer *b, fan_error *err);
+void fan_buffer_counters(const fan_buffer *b, fan_counters *out);
+void fan_counters_total(fan_counters *out); /* of the process */
+
+/* fan_buffer_visit: calls `visit` for every object that the buffer holds (garbage collection); stops at the first non-zero answer. */
+int fan_buffer_visit(fan_buffer *b, int (*visit)(void *object, void *arg), void *arg);
+/* fan_buffer_abandon: garbage collection: drops every object; the buffer is empty. */
+void fan_buffer_abandon(fan_buffer *b);
+
+/* What a slot looks like now, for explain. Pointers live until the next call on the buffer. */
+typedef struct fan_item_view {
+    int64_t key;
+    fan_form form;
+    fan_dtype dtype;
+    uint64_t P;          /* handle of its producer's stream, 0: none */
+    bool event, donated, ready;
+} fan_item_view;
+
+typedef struct fan_slot_view {
+    char how;
+    uint64_t rules;
+    uint64_t C, A, R;    /* handles, 0: unset */
+    bool event, has_value, value_ours, poisoned;
+    fan_form value_form;
+    fan_dtype dtype, accumulate; /* of the sum so far */
+    int64_t count, expected;     /* expected -1: none */
+    int64_t next_key;            /* -1: no keys */
+    fan_accum_plan next;         /* what the next fold would do with its first two terms */
+    fan_reuse_answer reuse;      /* .. and why it may or may not write into the first */
+    size_t items;                /* parked */
+} fan_slot_view;
+
+fan_status fan_buffer_look(fan_buffer *b, size_t slot, fan_slot_view *out, fan_item_view *items, size_t cap, fan_error *err);
+
+/* fan_pass_end: S20: `caller` waits for each of `streams`, and `values` are used on it. */
+fan_status fan_pass_end(fan_stream *caller, fan_stream *const *streams, size_t n, const fan_value *values, size_t nvalues,
+                        fan_error *err);
+
+/* Process-wide switches. */
+void fan_set_debug(bool on);                    /* catch callers who change what they added */
+bool fan_get_debug(void);
+void fan_set_warn_mismatch(bool on);            /* S6 */
+bool fan_get_warn_mismatch(void);
+
+#ifdef FAN_TEST
+extern int fan_mutant; /* which planted fault is on; 0: none (tests) */
+#define FAN_MUT(n) (fan_mutant == (n))
+#else
+#define FAN_MUT(n) 0
+#endif
+
+#endif

@@ -1,0 +1,569 @@
+/* How a sum is carried out. The plan comes from accum and sync; here arrays are made, streams wait, jobs run.
+ *
+ * Order within a fold: plan; allocate; wait and mark; run; record. So a want of memory is met before anything has happened.
+ */
+#include "buffer/slot.h"
+
+#include "base/mem.h"
+#include "base/trace.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <string.h>
+
+#define BUSY_BYTES 65536 /* from here on the frontend is left while a job runs */
+#define USERS 32
+
+static fan_slot *slot_of(const fan_fold *f) { return &f->b->slots[f->slot]; }
+
+static fan_device *device_of(const fan_fold *f)
+{
+    fan_device *d = slot_of(f)->p.device;
+    return d ? d : fan_cpu();
+}
+
+static uint64_t left_out(fan_device *d)
+{
+    return d->backend->left_out ? d->backend->left_out(d) : 0;
+}
+
+fan_status fan_plan_record(fan_buffer *b, fan_stream *s, uint64_t bit, fan_event **out, fan_error *err)
+{
+    if (left_out(s->device) & bit)
+        return fan_event_new(s->device, out, err);
+    FAN_TRY(fan_event_record(s, out, err));
+    FAN_COUNT(b, events, 1);
+    return FAN_OK;
+}
+
+fan_status fan_plan_wait(fan_buffer *b, fan_stream *s, fan_event *e, uint64_t bit, fan_error *err)
+{
+    bool elided = false;
+    if (!e || !e->stream || (left_out(s->device) & bit))
+        return FAN_OK;
+    FAN_TRY(fan_stream_wait(s, e, &elided, err));
+    if (elided)
+        FAN_COUNT(b, waits_elided, 1);
+    else
+        FAN_COUNT(b, waits, 1);
+    return FAN_OK;
+}
+
+fan_status fan_plan_mark(const fan_value *v, fan_stream *s, uint64_t bit, fan_error *err)
+{
+    if (left_out(s->device) & bit)
+        return FAN_OK;
+    return fan_value_mark(v, s, err);
+}
+
+static fan_dtype accumulated(const fan_fold *f, fan_dtype_set seen)
+{
+    fan_dtype d = fan_dtype_set_promote(seen);
+    return d == FAN_NO_DTYPE ? d : fan_accum_dtype(d, slot_of(f)->accumulate);
+}
+
+fan_dtype fan_fold_dtype(const fan_fold *f)
+{
+    return fan_dtype_set_promote(f->seen);
+}
+
+/* Whether the first term's memory may be written. The other terms must be dense or sparse. */
+static fan_reuse_answer may_write(const fan_fold *f, size_t which, fan_dtype target)
+{
+    const fan_term *t = &f->terms[which];
+    const fan_array *a = t->v->array;
+    fan_array *others[3];
+    fan_array *compact = NULL;
+    uint64_t expanded = fan_array_expanded(a);
+    fan_reuse facts = {
+        .writable = a->writable || t->ours,
+        .exact = a->dtype == target,
+        .apart = true,
+        .borrowed = t->v->borrowed,
+        .ours = t->ours,
+        .lent = t->lent,
+        .donated = t->donated,
+        .host = !device_of(f)->backend->has_streams,
+        .settled = true, /* fold_settle makes A wait */
+    };
+    facts.dense = fan_array_dense(a);
+    /* The compact base of our own expanded sum may be written as long as the sum stays expanded (A13). */
+    if (!facts.dense && expanded && t->ours && fan_array_compact(a, expanded, &compact, NULL) == FAN_OK) {
+        facts.dense = fan_array_dense(compact);
+        fan_array_drop(compact);
+        for (size_t i = 0; i < f->n; i++)
+            if (!f->terms[i].v->array || (expanded & ~fan_array_expanded(f->terms[i].v->array)))
+                facts.dense = false;
+    }
+    for (size_t i = 0; i < f->n && facts.apart; i++) {
+        if (i == which)
+            continue;
+        size_t n = fan_value_arrays(f->terms[i].v, others, 3);
+        for (size_t k = 0; k < n && k < 3; k++)
+            facts.apart = facts.apart && fan_array_apart(a, others[k]);
+    }
+    if (!facts.ours && !facts.donated && !t->lent && facts.host && t->v->object)
+        facts.unshared = f->b->frontend->unshared(t->v->object);
+    if (FAN_MUT(9))
+        facts.unshared = true;
+    return fan_reusable(&facts);
+}
+
+fan_reuse_answer fan_fold_reuse(const fan_fold *f)
+{
+    if (f->n == 0 || f->terms[0].v->form != FAN_DENSE)
+        return FAN_REUSE_LAYOUT;
+    return may_write(f, 0, accumulated(f, f->seen));
+}
+
+fan_accum_plan fan_fold_plan(const fan_fold *f)
+{
+    fan_side side[2] = {{.form = FAN_UNDEFINED}, {.form = FAN_UNDEFINED}};
+    for (size_t i = 0; i < 2 && i < f->n; i++) {
+        side[i].form = f->terms[i].v->form;
+        if (side[i].form == FAN_SPARSE)
+            side[i].format = (int)f->terms[i].v->sparse->format;
+        if (side[i].form == FAN_DENSE && !f->forbid_in_place)
+            side[i].reusable = may_write(f, i, accumulated(f, f->seen)) == FAN_REUSE_YES;
+    }
+    return fan_accum(side[0], side[1], f->b->create_graph);
+}
+
+/* S12, S13: A waits for the newest event of each distinct stream, and every term is used on A. Term 0 is the value. */
+static fan_status wait_for_terms(fan_fold *f, fan_error *err)
+{
+    fan_stream *A = slot_of(f)->p.A;
+    if (!A || FAN_MUT(20))
+        return FAN_OK;
+    for (size_t i = 0; i < f->n; i++) {
+        const fan_term *t = &f->terms[i];
+        bool newest = true;
+        if (!t->P || t->P == A || (FAN_MUT(11) && t->P->handle == A->handle))
+            continue;
+        for (size_t j = 0; j < f->n && newest; j++)
+            if (j != i && f->terms[j].P == t->P && f->terms[j].event && t->event)
+                newest = f->terms[j].event->count < t->event->count ||
+                         (f->terms[j].event->count == t->event->count && j > i);
+        f->rules |= i == 0 ? FAN_S(13) : FAN_S(12);
+        if (newest)
+            FAN_TRY(fan_plan_wait(f->b, A, t->event, i == 0 ? FAN_PLAN_S13_WAIT : FAN_PLAN_S12_WAIT, err));
+        FAN_TRY(fan_plan_mark(t->v, FAN_MUT(7) ? t->P : A, i == 0 ? FAN_PLAN_S13_MARK : FAN_PLAN_S12_MARK, err));
+    }
+    return FAN_OK;
+}
+
+/* Reusable, last condition: A waits for an event recorded now on every other stream that used the memory. */
+static fan_status settle(fan_fold *f, const fan_array *a, fan_error *err)
+{
+    fan_stream *A = slot_of(f)->p.A, *users[USERS];
+    if (!A || !a->storage || FAN_MUT(10))
+        return FAN_OK;
+    size_t n = fan_memory_users(a->storage, users, USERS);
+    for (size_t i = 0; i < n && i < USERS; i++) {
+        fan_event *e = NULL;
+        if (users[i] == A)
+            continue;
+        FAN_TRY(fan_event_record(users[i], &e, err));
+        FAN_COUNT(f->b, events, 1);
+        fan_status s = fan_plan_wait(f->b, A, e, 0, err);
+        fan_event_drop(e);
+        FAN_TRY(s);
+    }
+    return FAN_OK;
+}
+
+static uint64_t dense_bytes(const fan_array *a) { return (uint64_t)a->size * fan_dtype_size(a->dtype); }
+
+static fan_status run(fan_fold *f, fan_job *job, fan_error *err)
+{
+    fan_buffer *b = f->b;
+    fan_slot *s = slot_of(f);
+    fan_device *d = device_of(f);
+    char label[FAN_TRACE_LABEL];
+    uint64_t bytes = job->out ? dense_bytes(job->out) : 0;
+    if (s->name)
+        snprintf(label, sizeof label, "%s %s", job->label, s->name);
+    else
+        snprintf(label, sizeof label, "%s %s[%zu]", job->label, b->name, f->slot);
+    job->label = label;
+    FAN_COUNT(b, passes, 1);
+    FAN_COUNT(b, bytes_written, bytes);
+    for (size_t i = 0; i < job->n; i++) {
+        uint64_t n = dense_bytes(job->in[i].array);
+        FAN_COUNT(b, bytes_read, n);
+        bytes += n;
+    }
+    fan_stream *on = s->p.A;
+    if (FAN_MUT(6) && f->n)
+        on = f->terms[f->n - 1].P;
+    bool away = bytes >= BUSY_BYTES && !d->backend->has_streams && b->frontend->leave;
+    void *left = away ? b->frontend->leave() : NULL;
+    fan_status status = fan_device_run(d, on, job, err);
+    if (away)
+        b->frontend->enter(left);
+    return status;
+}
+
+static fan_status fresh(fan_fold *f, fan_dtype dtype, int ndim, const int64_t *shape, const fan_array *like,
+                        fan_array **out, fan_error *err)
+{
+    return fan_device_array(device_of(f), slot_of(f)->p.A, dtype, ndim, shape, like, out, err);
+}
+
+/* Takes over term `i` as the result: its memory now holds the sum. */
+static fan_status keep_term(fan_fold *f, size_t i, fan_value *out, fan_error *err)
+{
+    FAN_TRY(fan_value_copy(f->b->frontend, f->terms[i].v, out, err));
+    f->ours = f->terms[i].ours;
+    f->donated = f->terms[i].donated;
+    return FAN_OK;
+}
+
+fan_status fan_fold_wait_taker(fan_fold *f, fan_error *err)
+{
+    fan_stream *A = slot_of(f)->p.A;
+    fan_event *e = NULL;
+    if (!A)
+        return FAN_OK;
+    if (f->taker && f->taker != A) {
+        FAN_TRY(fan_plan_record(f->b, f->taker, 0, &e, err));
+        fan_status status = fan_plan_wait(f->b, A, e, FAN_PLAN_S22_WAIT, err);
+        fan_event_drop(e);
+        FAN_TRY(status);
+    }
+    return fan_plan_mark(f->out, A, FAN_PLAN_S22_MARK, err);
+}
+
+uint64_t fan_fold_expanded(const fan_fold *f)
+{
+    uint64_t axes = f->n ? ~UINT64_C(0) : 0;
+    for (size_t i = 0; i < f->n; i++)
+        axes &= f->terms[i].v->form == FAN_DENSE ? fan_array_expanded(f->terms[i].v->array) : 0;
+    return axes;
+}
+
+static fan_dtype finished(const fan_fold *f)
+{
+    return f->finish_dtype != FAN_NO_DTYPE ? f->finish_dtype : fan_fold_dtype(f);
+}
+
+/* All terms dense: one pass. */
+static fan_status fold_dense(fan_fold *f, fan_dtype target, fan_error *err)
+{
+    fan_status status = FAN_OK;
+    fan_operand *in = f->scratch;
+    fan_array *out = NULL, *seen = NULL;
+    fan_value kept = {.dtype = FAN_NO_DTYPE};
+    const fan_array *full = f->terms[0].v->array;
+    bool in_place = false, cut = false;
+    uint64_t expanded = fan_fold_expanded(f);
+    size_t made = 0;
+
+    for (size_t i = 0; i < f->n; i++)
+        in[i] = (fan_operand){f->terms[i].v->array, accumulated(f, f->terms[i].seen)};
+    cut = expanded != 0 && !f->out && !(f->take && f->take->writable);
+    if (cut)
+        for (; made < f->n; made++) {
+            fan_array *c = NULL;
+            FAN_GO(fan_array_compact(in[made].array, expanded, &c, err));
+            in[made].array = c;
+        }
+    if (f->out) {
+        out = fan_array_hold(f->out->array);
+    } else if (!f->finish && !f->forbid_in_place && may_write(f, 0, target) == FAN_REUSE_YES) {
+        in_place = true;
+        FAN_GO(keep_term(f, 0, &kept, err));
+        out = fan_array_hold((fan_array *)in[0].array);
+        f->rules |= FAN_A(6);
+    } else {
+        FAN_GO(fresh(f, target, in[0].array->ndim, in[0].array->shape, in[0].array, &out, err));
+        f->rules |= FAN_A(7);
+    }
+    if (cut) {
+        f->rules |= FAN_A(13);
+        if (!in_place)
+            FAN_GO(fan_array_broadcast(out, full->ndim, full->shape, &seen, err));
+    }
+    if (!FAN_MUT(4))
+        FAN_GO(wait_for_terms(f, err));
+    if (in_place)
+        FAN_GO(settle(f, out, err));
+    if (f->out)
+        FAN_GO(fan_fold_wait_taker(f, err));
+    FAN_GO(run(f, &(fan_job){.kind = FAN_JOB_SUM, .out = out, .in = in, .n = f->n,
+                             .scale = f->take && f->take->scale.on ? &f->take->scale : NULL,
+                             .label = f->n > 1 ? "sum" : "finish"}, err));
+    if (FAN_MUT(4))
+        FAN_GO(wait_for_terms(f, err));
+    FAN_COUNT(f->b, in_place, in_place ? f->n - 1 : 0);
+    if (f->out) {
+        status = fan_value_copy(f->b->frontend, f->out, &f->result, err);
+    } else if (in_place) {
+        f->result = kept;
+        kept = (fan_value){.dtype = FAN_NO_DTYPE};
+    } else {
+        f->result = fan_value_dense(fan_array_hold(cut ? seen : out), device_of(f));
+        f->ours = true;
+    }
+done:
+    for (size_t i = 0; i < made; i++)
+        fan_array_drop((fan_array *)in[i].array);
+    fan_value_drop(f->b->frontend, &kept);
+    fan_array_drop(out);
+    fan_array_drop(seen);
+    return status;
+}
+
+/* All terms sparse (A5, A7), or one of them to be finished. */
+static fan_status fold_sparse(fan_fold *f, fan_error *err)
+{
+    fan_status status = FAN_OK;
+    fan_sparse *sum = NULL;
+    const fan_sparse *first = f->terms[0].v->sparse;
+    fan_sparse_operand *in = fan_alloc(f->n * sizeof *in);
+    int64_t nnz = 0, before = first->nnz_coalesced;
+    bool same = true;
+    if (!in)
+        return fan_fail(err, FAN_NOMEM, "out of memory");
+    for (size_t i = 0; i < f->n; i++) {
+        in[i] = (fan_sparse_operand){f->terms[i].v->sparse, accumulated(f, f->terms[i].seen)};
+        nnz += fan_sparse_nnz(in[i].sparse);
+        same = same && in[i].sparse->format == first->format;
+    }
+    FAN_GO(wait_for_terms(f, err));
+    f->rules |= same ? FAN_A(5) : FAN_A(7);
+    bool coalesce = f->finish ? f->n > 1 : nnz > 2 * before;
+    FAN_COUNT(f->b, passes, 1);
+    FAN_GO(fan_device_sparse_merge(device_of(f), slot_of(f)->p.A, in, f->n, coalesce,
+                                   f->finish ? finished(f) : FAN_NO_DTYPE,
+                                   f->take && f->take->scale.on ? &f->take->scale : NULL, &sum, err));
+    f->result = fan_value_sparse(sum, device_of(f));
+    f->ours = true;
+done:
+    fan_free(in);
+    return status;
+}
+
+static fan_status into(fan_fold *f, fan_job_kind kind, const char *label, const fan_array *out, const fan_operand *in,
+                       size_t n, const fan_sparse *sparse, fan_error *err)
+{
+    return run(f, &(fan_job){.kind = kind, .out = out, .in = in, .n = n, .sparse = sparse, .label = label}, err);
+}
+
+/* Dense and sparse in any mix: a dense sum, written term by term in order (A3, A4, A6, A7). It is in the accumulation dtype of each prefix. */
+static fan_status fold_mixed(fan_fold *f, fan_error *err)
+{
+    fan_status status = FAN_OK;
+    fan_term *t = f->terms;
+    fan_dtype target = accumulated(f, f->seen);
+    fan_array *cur = NULL, *next = NULL;
+    fan_value kept = {.dtype = FAN_NO_DTYPE};
+    const int64_t *shape;
+    int ndim = fan_value_shape(t[0].v, &shape);
+    bool may = !f->finish && !f->forbid_in_place && accumulated(f, t[0].seen) == target;
+    size_t i = 0;
+
+    if (may && t[0].v->form == FAN_DENSE && may_write(f, 0, target) == FAN_REUSE_YES) {
+        FAN_GO(keep_term(f, 0, &kept, err));
+        cur = fan_array_hold(t[0].v->array);
+        f->rules |= FAN_A(6);
+    } else if (may && t[0].v->form == FAN_SPARSE && t[0].v->sparse->coalesced && t[1].v->form == FAN_DENSE &&
+               may_write(f, 1, target) == FAN_REUSE_YES) {
+        FAN_GO(keep_term(f, 1, &kept, err));
+        cur = fan_array_hold(t[1].v->array);
+        f->rules |= FAN_A(3);
+    } else {
+        f->rules |= t[0].v->form == FAN_SPARSE ? FAN_A(4) : FAN_A(7);
+        FAN_GO(fresh(f, accumulated(f, t[0].seen), ndim, shape, t[0].v->array, &cur, err));
+    }
+    FAN_GO(wait_for_terms(f, err));
+    if (kept.form == FAN_DENSE) {
+        FAN_GO(settle(f, cur, err));
+        FAN_COUNT(f->b, in_place, f->n - 1);
+        if (t[0].v->form == FAN_SPARSE) {
+            FAN_GO(into(f, FAN_JOB_SCATTER, "scatter", cur, NULL, 0, t[0].v->sparse, err));
+            i = 1;
+        }
+        i++;
+    } else if (t[0].v->form == FAN_SPARSE) {
+        FAN_GO(into(f, FAN_JOB_NEUTRAL, "fill", cur, NULL, 0, NULL, err));
+    } else {
+        f->scratch[0] = (fan_operand){t[0].v->array, cur->dtype};
+        FAN_GO(into(f, FAN_JOB_COPY, "copy", cur, f->scratch, 1, NULL, err));
+        i = 1;
+    }
+    while (i < f->n) {
+        size_t end = i;
+        fan_dtype acc;
+        while (end < f->n && t[end].v->form == FAN_DENSE)
+            end++;
+        end = end > i ? end : i + 1;
+        acc = accumulated(f, t[end - 1].seen);
+        if (acc != cur->dtype)
+            FAN_GO(fresh(f, acc, ndim, shape, cur, &next, err));
+        if (t[i].v->form == FAN_DENSE) {
+            f->scratch[0] = (fan_operand){cur, cur->dtype};
+            for (size_t k = i; k < end; k++)
+                f->scratch[1 + k - i] = (fan_operand){t[k].v->array, accumulated(f, t[k].seen)};
+            FAN_GO(into(f, FAN_JOB_SUM, "sum", next ? next : cur, f->scratch, 1 + end - i, NULL, err));
+        } else {
+            if (next) {
+                f->scratch[0] = (fan_operand){cur, cur->dtype};
+                FAN_GO(into(f, FAN_JOB_COPY, "widen", next, f->scratch, 1, NULL, err));
+            }
+            FAN_GO(into(f, FAN_JOB_SCATTER, "scatter", next ? next : cur, NULL, 0, t[i].v->sparse, err));
+        }
+        if (next) {
+            fan_array_drop(cur);
+            cur = next;
+            next = NULL;
+        }
+        i = end;
+    }
+    if (f->finish || cur->dtype != target) {
+        fan_dtype dtype = f->finish ? finished(f) : target;
+        if (dtype != cur->dtype || (f->take && f->take->scale.on)) {
+            FAN_GO(fresh(f, dtype, ndim, shape, cur, &next, err));
+            f->scratch[0] = (fan_operand){cur, cur->dtype};
+            FAN_GO(run(f, &(fan_job){.kind = FAN_JOB_SUM, .out = next, .in = f->scratch, .n = 1,
+                                     .scale = f->take && f->take->scale.on ? &f->take->scale : NULL, .label = "finish"}, err));
+            fan_array_drop(cur);
+            cur = next;
+            next = NULL;
+        }
+    }
+    if (kept.form == FAN_DENSE) {
+        f->result = kept;
+        kept = (fan_value){.dtype = FAN_NO_DTYPE};
+    } else {
+        f->result = fan_value_dense(fan_array_hold(cur), device_of(f));
+        f->ours = true;
+    }
+done:
+    fan_value_drop(f->b->frontend, &kept);
+    fan_array_drop(cur);
+    fan_array_drop(next);
+    return status;
+}
+
+static fan_status fold_body(fan_fold *f, fan_error *err);
+
+/* D14: what stands before the first object is summed as usual; from there on the fold is pairwise (A8), as it is for a pass that records itself (A1). */
+static fan_status fold_objects(fan_fold *f, size_t first, fan_error *err)
+{
+    fan_status status = FAN_OK;
+    fan_value sum = {.dtype = FAN_NO_DTYPE}, next = {.dtype = FAN_NO_DTYPE};
+    fan_stream *A = slot_of(f)->p.A;
+    size_t i = first ? first : 1;
+    if ((f->take && f->take->scale.on) || f->out)
+        return fan_fail(err, FAN_TYPE, "%s: slot %zu sums objects; scale= and out= need arrays", f->b->name, f->slot);
+    f->rules |= f->b->create_graph ? FAN_A(1) : FAN_A(8);
+    if (first > 1) {
+        fan_fold sub = *f;
+        sub.n = first;
+        sub.seen = f->terms[first - 1].seen;
+        sub.finish = true;
+        sub.finish_dtype = FAN_NO_DTYPE;
+        sub.take = NULL;
+        sub.result = (fan_value){.dtype = FAN_NO_DTYPE};
+        status = fold_body(&sub, err);
+        f->rules |= sub.rules;
+        sum = sub.result;
+        FAN_TRY(status);
+    } else {
+        FAN_TRY(fan_value_copy(f->b->frontend, f->terms[0].v, &sum, err));
+    }
+    FAN_GO(wait_for_terms(f, err));
+    if (A)
+        FAN_GO(fan_stream_push(A, err));
+    for (; i < f->n && status == FAN_OK; i++) {
+        FAN_COUNT(f->b, passes, 1);
+        status = f->b->frontend->combine(slot_of(f)->combine, &sum, f->terms[i].v, &next, err);
+        if (status == FAN_OK) {
+            fan_value_drop(f->b->frontend, &sum);
+            sum = next;
+            next = (fan_value){.dtype = FAN_NO_DTYPE};
+        }
+    }
+    if (A)
+        fan_stream_pop(A);
+    FAN_GO(status);
+    f->result = sum;
+    sum = (fan_value){.dtype = FAN_NO_DTYPE};
+    f->ours = false;
+done:
+    fan_value_drop(f->b->frontend, &sum);
+    return status;
+}
+
+static fan_status fold_body(fan_fold *f, fan_error *err)
+{
+    size_t sparse = 0, first = f->n;
+    for (size_t i = f->n; i-- > 0;) {
+        sparse += f->terms[i].v->form == FAN_SPARSE;
+        if (f->terms[i].v->form == FAN_OBJECT)
+            first = i;
+    }
+    if (first < f->n)
+        return fold_objects(f, first, err);
+    if (sparse == f->n)
+        return fold_sparse(f, err);
+    if (sparse)
+        return fold_mixed(f, err);
+    return fold_dense(f, f->finish ? finished(f) : accumulated(f, f->seen), err);
+}
+
+fan_status fan_fold_run(fan_fold *f, fan_error *err)
+{
+    fan_slot *s = slot_of(f);
+    fan_sync_slot before = {.C = fan_place_of(s->p.C), .A = fan_place_of(s->p.A), .R = fan_place_of(f->terms[0].P),
+                            .has_event = f->terms[0].event != NULL};
+    fan_event *e = NULL;
+    bool record;
+    uint64_t bit;
+    assert(f->n > 0 && s->busy);
+    f->result = (fan_value){.dtype = FAN_NO_DTYPE};
+    if (s->p.A && FAN_MUT(5)) {
+        fan_event_drop(f->E);
+        FAN_TRY(fan_plan_record(f->b, s->p.A, FAN_PLAN_S15_RECORD, &e, err));
+    }
+    FAN_TRY(fold_body(f, err));
+    FAN_COUNT(f->b, folds, f->n > 1);
+    if (!s->p.A) {
+        f->rules |= FAN_S(3);
+        goto traced;
+    }
+    if (f->finish) {
+        fan_sync_finish plan = fan_sync_finish_plan(before, f->out != NULL, fan_place_of(f->taker));
+        record = plan.record;
+        f->rules |= plan.rules;
+        bit = FAN_PLAN_S22_RECORD;
+    } else {
+        fan_sync_fold plan = fan_sync_fold_plan(before);
+        record = plan.record;
+        f->rules |= plan.rules;
+        bit = FAN_PLAN_S15_RECORD;
+    }
+    /* Left out, S15 leaves the first producer's event in place; a record that finds no memory leaves none, and S18 records then. */
+    if (record && (left_out(s->p.A->device) & bit))
+        e = f->terms[0].event ? fan_event_hold(f->terms[0].event) : NULL;
+    else if (record && !e) {
+        fan_status status = fan_plan_record(f->b, s->p.A, bit, &e, err);
+        if (status != FAN_OK && status != FAN_NOMEM) {
+            fan_value_drop(f->b->frontend, &f->result);
+            return status;
+        }
+    }
+    f->E = e;
+    f->R = fan_stream_hold(FAN_MUT(8) && f->terms[0].P ? f->terms[0].P : s->p.A);
+traced:
+    if (fan_trace_on()) {
+        fan_trace_line line = {.kind = FAN_TRACE_FOLD, .how = s->p.how, .device = s->p.device ? (int16_t)s->p.device->index : -1,
+                               .slot = (int32_t)f->slot, .count = (uint32_t)f->n, .buffer = f->b->id, .key = -1,
+                               .rules = f->rules, .stream = s->p.A ? s->p.A->handle : 0, .bytes = fan_value_bytes(&f->result),
+                               .in_place = (f->rules & (FAN_A(6) | FAN_A(3))) != 0, .start_us = -1, .end_us = -1};
+        snprintf(line.label, sizeof line.label, "%s", s->name ? s->name : f->b->name);
+        fan_trace_put(&line);
+    }
+    return FAN_OK;
+}

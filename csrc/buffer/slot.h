@@ -1,0 +1,181 @@
+/* slot: the inside of a buffer, shared by buffer.c (who may enter when) and fold.c (how a sum is carried out). */
+#ifndef FAN_BUFFER_SLOT_H
+#define FAN_BUFFER_SLOT_H
+
+#include "buffer/buffer.h"
+
+/* One contribution. Owned by its slot from reservation on; only the slot's folder takes it away again. */
+typedef struct fan_item {
+    fan_value value;
+    int64_t key;        /* -1: none */
+    fan_stream *P;      /* held; where the value is ready. NULL on devices without streams */
+    fan_event *event;   /* held; on P. NULL: nobody will wait for it */
+    bool parked;        /* false while its add still carries out its plan */
+    bool donated;
+    bool ours;          /* a copy or conversion that the buffer made */
+    uint64_t bytes;
+    uint64_t hash;      /* with debug: of its elements at add */
+    bool hashed;
+} fan_item;
+
+/* What a slot holds during one pass. All zero: nothing yet. Under the slot's lock; what is marked (folder) is written only by the thread that
+ * made the slot busy. */
+typedef struct fan_pass {
+    int64_t *shape;           /* fixed by the first gradient where undeclared */
+    int ndim;
+    bool shaped;
+    fan_device *device;       /* held; NULL: not fixed */
+    fan_stream *C, *A;        /* held; fixed by the first gradient on a device with streams */
+    char how;                 /* case letter of that gradient; 0: none */
+    uint64_t rules;
+    fan_dtype_set seen;       /* of all contributions */
+    bool has_weak_int;
+    int64_t weak_lo, weak_hi; /* range of the weak ints among them */
+    int keyed;                /* 0: no contribution yet, 1: with keys, -1: without */
+    int64_t count;
+    fan_item **items;         /* by key, or by arrival */
+    size_t nitems, cap;
+    size_t arriving;          /* items whose add still carries out its plan */
+    fan_value value;          /* the sum so far (folder) */
+    bool value_ours, value_lent, value_donated; /* (folder) */
+    fan_dtype_set value_seen; /* of what is in it (folder) */
+    int64_t value_key;        /* the key whose origin it has (folder) */
+    int64_t next_key;         /* first key that is not in it (folder) */
+    fan_stream *R;            /* held (folder) */
+    fan_event *E;             /* held (folder) */
+    fan_error *poison;        /* the first failed device call, NULL: none */
+} fan_pass;
+
+typedef struct fan_slot {
+    /* declared; constant after fan_buffer_new, but for `expected` */
+    int64_t *spec_shape;
+    int spec_ndim;
+    bool has_shape;
+    fan_dtype spec_dtype;
+    fan_device *spec_device; /* held */
+    fan_dtype accumulate;
+    void *combine;           /* the frontend's, held */
+    char *name;
+    int64_t expected;        /* -1: none */
+
+    fan_pass p;
+    bool busy;               /* someone folds, takes or copies */
+    bool taking;             /* .. and it is a take: adds wait */
+    uint64_t owner;          /* fan_thread_id of who made it busy */
+} fan_slot;
+
+#define FAN_LOCKS 16
+
+struct fan_buffer {
+    const fan_frontend *frontend;
+    uint64_t id;
+    char *name;
+    uint64_t budget;
+    fan_stream *stream; /* held */
+    bool leaf, create_graph;
+    size_t nslots;
+    fan_slot *slots;
+    size_t nlocks;
+    fan_mutex locks[FAN_LOCKS]; /* slot i has locks[i % nlocks] */
+    fan_cond changed[FAN_LOCKS];
+    atomic_uint_fast64_t parked; /* bytes */
+    struct {
+#define X(name) atomic_uint_fast64_t name;
+        FAN_COUNTER_LIST(X)
+#undef X
+    } n;
+};
+
+/* fan_count: adds to a counter of the buffer and of the process. */
+#define FAN_COUNTER_INDEX(name) offsetof(fan_counters, name)
+void fan_count(fan_buffer *b, size_t counter_offset, uint64_t n);
+#define FAN_COUNT(b, name, k) fan_count((b), offsetof(fan_counters, name), (k))
+
+static inline fan_place fan_place_of(const fan_stream *s)
+{
+    return s ? (fan_place){s->device->id, s->id} : (fan_place){0, 0};
+}
+
+/* fan_plan_record: an event on s, or, where the proof leaves out `bit`, an event that was never recorded. */
+fan_status fan_plan_record(fan_buffer *b, fan_stream *s, uint64_t bit, fan_event **out, fan_error *err);
+/* fan_plan_wait: s waits for e (NULL or never recorded: nothing), unless the proof leaves out `bit`. */
+fan_status fan_plan_wait(fan_buffer *b, fan_stream *s, fan_event *e, uint64_t bit, fan_error *err);
+fan_status fan_plan_mark(const fan_value *v, fan_stream *s, uint64_t bit, fan_error *err);
+
+/* One term of a fold: the value so far or a contribution. Borrowed from the slot, which is busy. */
+typedef struct fan_term {
+    const fan_value *v;
+    fan_stream *P;
+    fan_event *event;
+    bool donated, ours, lent;
+    bool is_value;
+    fan_dtype_set seen; /* of all up to and with this term */
+} fan_term;
+
+typedef struct fan_fold {
+    fan_buffer *b;
+    size_t slot;
+    fan_term *terms; /* what adds something: no undefined, no zeros */
+    size_t n;
+    fan_dtype_set seen; /* zeros too */
+    fan_operand *scratch; /* room for n + 1 operands */
+    /* wishes */
+    bool finish;          /* the result in the sum's own dtype, fresh; else in the accumulation dtype, perhaps in place */
+    bool forbid_in_place; /* snapshots */
+    const fan_take *take; /* scale; NULL: none */
+    fan_dtype finish_dtype; /* of a finished result; FAN_NO_DTYPE: the sum's own */
+    const fan_value *out; /* write here (all terms dense); NULL: none */
+    fan_stream *taker;    /* S22 */
+    /* answers */
+    fan_value result;     /* owned */
+    bool ours, donated;
+    fan_stream *R;        /* held */
+    fan_event *E;         /* held */
+    uint64_t rules;
+} fan_fold;
+
+/* fan_fold_dtype: the sum's dtype; FAN_NO_DTYPE for objects. */
+fan_dtype fan_fold_dtype(const fan_fold *f);
+/* fan_fold_run: sums f->n >= 2 terms (or finishes f->n == 1) on A. FAN_NOMEM and FAN_EXTERN leave all as it was; after FAN_DEVICE, FAN_RACE
+ * and the like the slot must be poisoned. */
+fan_status fan_fold_run(fan_fold *f, fan_error *err);
+/* fan_fold_wait_taker: S22: A waits for the taker's stream before it writes out. */
+fan_status fan_fold_wait_taker(fan_fold *f, fan_error *err);
+/* fan_fold_expanded: axes along which every term is expanded (A13); 0 unless all are dense. */
+uint64_t fan_fold_expanded(const fan_fold *f);
+/* fan_fold_reuse: whether the first term may be written (for explain). */
+fan_reuse_answer fan_fold_reuse(const fan_fold *f);
+fan_accum_plan fan_fold_plan(const fan_fold *f);
+
+/* --- entering a slot (buffer.c). "Locked": the caller holds the slot's lock. */
+
+void fan_slot_lock(fan_buffer *b, size_t slot);
+void fan_slot_unlock(fan_buffer *b, size_t slot);
+fan_status fan_slot_check(const fan_buffer *b, size_t slot, fan_error *err);          /* S1 */
+fan_status fan_slot_poisoned(const fan_buffer *b, size_t slot, fan_error *err);       /* locked */
+/* fan_slot_claim: locked; makes the slot busy. Waits for whoever has it, and, for a take, until every add has parked. */
+fan_status fan_slot_claim(fan_buffer *b, size_t slot, bool taking, const char *what, fan_error *err);
+void fan_slot_let_go(fan_buffer *b, size_t slot);                                     /* locked */
+/* fan_slot_poison: locked or owned: keeps the first failure of a device call. */
+void fan_slot_poison(fan_slot *s, fan_status status, const fan_error *err);
+/* fan_pass_cut: locked: the slot is empty afterwards, *gone has what it held; fan_pass_free drops that, unlocked. */
+void fan_pass_cut(fan_slot *s, fan_pass *gone);
+void fan_pass_free(fan_buffer *b, fan_pass *p);
+
+/* What a fold or a take has before it. */
+typedef struct fan_gathered {
+    fan_fold fold;
+    fan_item **items; /* copies of the pointers */
+    size_t nitems;
+    const fan_value *zero; /* the first symbolic zero */
+    const fan_value *like; /* whose kind the sum comes back as (D15) */
+    int64_t like_key;
+} fan_gathered;
+
+/* fan_gather: the value and the first `m` parked items (SIZE_MAX: all) as terms. The slot is busy; takes its lock. */
+fan_status fan_gather(fan_buffer *b, size_t slot, size_t m, fan_gathered *g, fan_error *err);
+void fan_gathered_fini(fan_gathered *g);
+/* fan_fold_commit: sums the gathered items into the slot's value and takes them off the list. The slot is busy. */
+fan_status fan_fold_commit(fan_buffer *b, size_t slot, fan_gathered *g, fan_error *err);
+
+#endif

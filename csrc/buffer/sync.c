@@ -1,0 +1,143 @@
+#include "buffer/sync.h"
+
+#include <string.h>
+
+static const char *const plan_words[FAN_PLAN_COUNT] = {
+#define X(NAME, word) word,
+    FAN_PLAN_LIST(X)
+#undef X
+};
+
+const char *fan_plan_word(int index)
+{
+    return index >= 0 && index < FAN_PLAN_COUNT ? plan_words[index] : NULL;
+}
+
+uint64_t fan_plan_bits(const char *word)
+{
+    uint64_t bits = 0;
+    size_t n = strlen(word);
+    for (int i = 0; i < FAN_PLAN_COUNT; i++)
+        if (strncmp(plan_words[i], word, n) == 0 && (plan_words[i][n] == '\0' || plan_words[i][n] == '.'))
+            bits |= UINT64_C(1) << i;
+    return n ? bits : 0;
+}
+
+fan_sync_add fan_sync_add_plan(uint64_t D, fan_place P, fan_place C, fan_place current, fan_sync_slot slot)
+{
+    fan_sync_add plan = {.how = '-', .P = P, .slot = slot};
+    if (D == 0) {
+        plan.P = (fan_place){0, 0};
+        plan.rules = FAN_S(3);
+        return plan;
+    }
+    if (!fan_place_set(P)) {
+        plan.P = P = current;
+        plan.rules |= FAN_S(4);
+    }
+    if (fan_place_set(slot.A)) {
+        plan.how = '+';
+        plan.record = !fan_place_same(P, slot.A);
+        return plan;
+    }
+    if (fan_place_set(slot.C))
+        C = slot.C;
+    if (!fan_place_set(C)) {
+        C = current;
+        plan.rules |= FAN_S(5);
+    }
+    plan.slot.C = C;
+    plan.slot.R = P;
+    if (C.device == D && fan_place_same(C, P)) {
+        plan.how = 'A';
+        plan.slot.A = C;
+        plan.rules |= FAN_S(8);
+    } else if (C.device == D) {
+        plan.how = 'a';
+        plan.slot.A = C;
+        plan.record = plan.mark = true;
+        plan.rules |= FAN_S(9);
+    } else if (P.device == D) {
+        plan.how = 'B';
+        plan.slot.A = P;
+        plan.record = true;
+        plan.rules |= FAN_S(10);
+    } else {
+        plan.how = 'C';
+        plan.slot.A = current;
+        plan.record = true;
+        plan.rules |= FAN_S(11);
+    }
+    plan.slot.has_event = plan.record;
+    return plan;
+}
+
+fan_sync_convert fan_sync_convert_plan(uint64_t D, const fan_sync_add *add)
+{
+    fan_sync_convert plan = {.rules = FAN_S(21)};
+    plan.on_producer = D == 0 || add->P.device == D;
+    plan.on = plan.on_producer ? add->P : add->slot.A;
+    return plan;
+}
+
+fan_sync_fold fan_sync_fold_plan(fan_sync_slot slot)
+{
+    fan_sync_fold plan = {.slot = slot, .rules = FAN_S(14) | FAN_S(17)};
+    if (!fan_place_set(slot.A)) {
+        plan.rules = FAN_S(3);
+        return plan;
+    }
+    if (!fan_place_same(slot.A, slot.R)) {
+        plan.wait_ready = plan.mark_value = true;
+        plan.rules |= FAN_S(13);
+    }
+    if (!fan_place_same(slot.C, slot.A)) {
+        plan.record = plan.slot.has_event = true;
+        plan.rules |= FAN_S(15);
+    } else {
+        plan.clear_event = true;
+        plan.slot.has_event = false;
+        plan.rules |= FAN_S(16);
+    }
+    plan.slot.R = slot.A;
+    return plan;
+}
+
+fan_sync_take fan_sync_take_plan(fan_sync_slot slot, fan_place consumer)
+{
+    fan_sync_take plan = {0};
+    if (!fan_place_set(slot.R) || !fan_place_set(consumer))
+        return plan;
+    plan.mark = true;
+    plan.rules = FAN_S(19);
+    if (!fan_place_same(consumer, slot.R)) {
+        plan.wait = true;
+        plan.record_now = !slot.has_event;
+        plan.rules |= FAN_S(18);
+    }
+    return plan;
+}
+
+fan_sync_finish fan_sync_finish_plan(fan_sync_slot slot, bool has_out, fan_place taker)
+{
+    fan_sync_finish plan = {.slot = slot};
+    if (!fan_place_set(slot.A))
+        return plan;
+    plan.rules = FAN_S(22);
+    plan.wait_taker = has_out && fan_place_set(taker) && !fan_place_same(taker, slot.A);
+    plan.record = !fan_place_same(slot.C, slot.A);
+    plan.slot.R = slot.A;
+    plan.slot.has_event = plan.record;
+    return plan;
+}
+
+fan_capture fan_sync_capture_plan(uint64_t s_capture, uint64_t t_capture, bool s_free, bool s_legacy)
+{
+    if (s_capture == t_capture)
+        return FAN_CAPTURE_GO;
+    if (s_capture != 0)
+        return FAN_CAPTURE_ERROR;
+    if (s_free)
+        return FAN_CAPTURE_REDIRECT;
+    return s_legacy ? FAN_CAPTURE_ERROR : FAN_CAPTURE_GO;
+}

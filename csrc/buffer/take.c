@@ -1,0 +1,400 @@
+/* What a consumer gets: finish each slot's sum, order the consumer's stream, empty all at the end (S18, S19, S22, A14, D11, D21). */
+#include "base/mem.h"
+#include "base/trace.h"
+#include "buffer/slot.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+/* S18, S19: `consumer` may use `v`, ready on R with event E. *E may get an event that is recorded now. */
+static fan_status hand_over(fan_buffer *b, const fan_value *v, fan_stream *C, fan_stream *A, fan_stream *R, fan_event *E, fan_stream *consumer,
+                            uint64_t *rules, fan_error *err)
+{
+    fan_event *now = NULL;
+    fan_status status = FAN_OK;
+    if (!R || !consumer)
+        return FAN_OK;
+    fan_sync_take plan = fan_sync_take_plan(
+        (fan_sync_slot){.C = fan_place_of(C), .A = fan_place_of(A), .R = fan_place_of(R), .has_event = E != NULL}, fan_place_of(consumer));
+    *rules |= plan.rules;
+    if (plan.record_now)
+        FAN_GO(fan_plan_record(b, R, FAN_PLAN_S18_RECORD, &now, err));
+    if (plan.wait)
+        FAN_GO(fan_plan_wait(b, consumer, E ? E : now, FAN_PLAN_S18_WAIT, err));
+    if (plan.mark)
+        FAN_GO(fan_plan_mark(v, consumer, FAN_PLAN_S19_MARK, err));
+done:
+    fan_event_drop(now);
+    return status;
+}
+
+/* One slot's way through take. */
+typedef struct cut {
+    fan_gathered g;
+    bool claimed, gathered;
+    bool into_out;     /* the sum goes straight into out, once all else is done */
+    bool by_copy;      /* .. or is copied there from `result` */
+    fan_value result;
+    fan_stream *R;
+    fan_event *E;
+    uint8_t origin, rank;
+} cut;
+
+static bool scaled(const fan_take *how) { return how->scale.on; }
+
+static fan_status check_scale(const fan_buffer *b, size_t slot, const fan_fold *f, const fan_take *how, fan_error *err)
+{
+    fan_dtype d = fan_fold_dtype(f);
+    char kind = d == FAN_NO_DTYPE ? 'f' : fan_dtype_kind(d);
+    if (!scaled(how))
+        return FAN_OK;
+    if (!how->real && kind != 'c')
+        return fan_fail(err, FAN_VALUE, "%s: slot %zu: a complex scale for a sum of dtype %s", b->name, slot, fan_dtype_name(d));
+    if (!how->integral && kind != 'f' && kind != 'c')
+        return fan_fail(err, FAN_VALUE, "%s: slot %zu: a scale that is no integer for a sum of dtype %s", b->name, slot, fan_dtype_name(d));
+    return FAN_OK;
+}
+
+static fan_status check_out(const fan_buffer *b, size_t slot, const fan_gathered *g, const fan_value *out, fan_error *err)
+{
+    const int64_t *shape = NULL;
+    char has[160], wants[160];
+    const fan_fold *f = &g->fold;
+    const fan_value *any = f->n ? f->terms[0].v : g->zero;
+    fan_dtype d = fan_fold_dtype(f);
+    int ndim = any ? fan_value_shape(any, &shape) : -1;
+    if (ndim < 0)
+        return any ? fan_fail(err, FAN_TYPE, "%s: slot %zu sums objects; out= needs arrays", b->name, slot) : FAN_OK;
+    if (b->slots[slot].has_shape) {
+        ndim = b->slots[slot].spec_ndim;
+        shape = b->slots[slot].spec_shape;
+    }
+    if (ndim != out->array->ndim || memcmp(shape, out->array->shape, (size_t)ndim * sizeof *shape) != 0)
+        return fan_fail(err, FAN_VALUE, "%s: slot %zu: out= has shape %s, the sum %s", b->name, slot,
+                        fan_shape_text(out->array->ndim, out->array->shape, has, sizeof has), fan_shape_text(ndim, shape, wants, sizeof wants));
+    if (d != FAN_NO_DTYPE && !fan_dtype_can_cast(d, out->dtype))
+        return fan_fail(err, FAN_VALUE, "%s: slot %zu: out= of dtype %s cannot take a sum of dtype %s", b->name, slot,
+                        fan_dtype_name(out->dtype), fan_dtype_name(d));
+    if (b->slots[slot].p.device && out->device != b->slots[slot].p.device)
+        return fan_fail(err, FAN_VALUE, "%s: slot %zu: out= is on %s, the sum on %s", b->name, slot,
+                        fan_device_text(out->device, has, sizeof has), fan_device_text(b->slots[slot].p.device, wants, sizeof wants));
+    return FAN_OK;
+}
+
+static bool meets(const fan_array *a, const fan_value *v)
+{
+    fan_array *some[3];
+    size_t n = fan_value_arrays(v, some, 3);
+    for (size_t i = 0; i < n && i < 3; i++)
+        if (!fan_array_apart(a, some[i]))
+            return true;
+    return false;
+}
+
+/* D11: may `out` of slot k be written while some input is still to be read? */
+static bool out_meets_inputs(const fan_take *how, const cut *cuts, size_t n, size_t k)
+{
+    const fan_array *out = how->out[k].array;
+    for (size_t i = 0; i < n; i++)
+        for (size_t j = 0; j < cuts[i].g.fold.n; j++) {
+            const fan_value *v = cuts[i].g.fold.terms[j].v;
+            if (!meets(out, v))
+                continue;
+            if (i == k && v->form == FAN_DENSE && fan_array_same_view(out, v->array))
+                continue;
+            return true;
+        }
+    return false;
+}
+
+static bool plain_copy_needed(fan_buffer *b, const fan_take *how, const fan_fold *f)
+{
+    const fan_term *t = &f->terms[0];
+    if (!how->writable || t->v->form == FAN_OBJECT)
+        return false;
+    if (t->v->form == FAN_DENSE && (!t->v->array->writable || fan_array_expanded(t->v->array)))
+        return true;
+    if (t->ours || t->donated)
+        return false;
+    return !(t->v->object && b->frontend->unshared(t->v->object));
+}
+
+/* Sums what the slot holds, but for what goes straight into out. The slot is busy. */
+static fan_status cut_sum(fan_buffer *b, size_t slot, const fan_take *how, cut *c, fan_stream *consumer, fan_error *err)
+{
+    fan_slot *s = &b->slots[slot];
+    fan_fold *f = &c->g.fold;
+    const fan_value *out = how->out && how->out[slot].form == FAN_DENSE ? &how->out[slot] : NULL;
+    fan_status status;
+    size_t dense = 0, sparse = 0, objects = 0;
+    for (size_t i = 0; i < f->n; i++) {
+        dense += f->terms[i].v->form == FAN_DENSE;
+        sparse += f->terms[i].v->form == FAN_SPARSE;
+        objects += f->terms[i].v->form == FAN_OBJECT;
+    }
+    fan_dtype sum = fan_fold_dtype(f);
+    f->taker = consumer;
+    if (c->g.like) {
+        c->origin = c->g.like->origin;
+        c->rank = c->g.like->rank;
+    }
+    if (f->n == 0 && !c->g.zero)
+        return FAN_OK;
+    if (f->n == 0) {
+        if (out) {
+            c->by_copy = true;
+            return FAN_OK;
+        }
+        return fan_value_copy(b->frontend, c->g.zero, &c->result, err);
+    }
+    if (out && dense == f->n && !c->by_copy) {
+        c->into_out = true;
+        return FAN_OK;
+    }
+    if (scaled(how) && objects)
+        return fan_fail(err, FAN_TYPE, "%s: slot %zu sums objects; scale= needs arrays", b->name, slot);
+    bool same_dtype = objects || fan_accum_dtype(sum, s->accumulate) == sum;
+    bool whole = scaled(how) || (out != NULL);
+    if (f->n > 1 && !whole && same_dtype && sparse < f->n && !(how->writable && fan_fold_expanded(f))) {
+        /* The running sum is the result: fold in place where that may be, and keep it should a later slot fail. */
+        FAN_TRY(fan_fold_commit(b, slot, &c->g, err));
+        c->R = fan_stream_hold(s->p.R);
+        c->E = fan_event_hold(s->p.E);
+        return fan_value_copy(b->frontend, &s->p.value, &c->result, err);
+    }
+    if (f->n == 1 && !scaled(how) && !plain_copy_needed(b, how, f) &&
+        (f->terms[0].v->form == FAN_OBJECT || f->terms[0].v->dtype == sum)) {
+        c->R = fan_stream_hold(f->terms[0].P);
+        c->E = fan_event_hold(f->terms[0].event);
+        s->p.rules |= FAN_A(14);
+        return fan_value_copy(b->frontend, f->terms[0].v, &c->result, err);
+    }
+    f->finish = true;
+    f->take = how;
+    f->finish_dtype = out ? out->dtype : FAN_NO_DTYPE;
+    if (f->n == 1)
+        FAN_COUNT(b, copies, 1);
+    status = fan_fold_run(f, err);
+    if (status != FAN_OK)
+        return status;
+    c->result = f->result;
+    f->result = (fan_value){.dtype = FAN_NO_DTYPE};
+    c->R = f->R;
+    c->E = f->E;
+    f->R = NULL;
+    f->E = NULL;
+    s->p.rules |= f->rules;
+    return FAN_OK;
+}
+
+/* A sum that is there already goes into out: copied, or, if it is sparse, its entries over zeros. On A, where the sum was made. */
+static fan_status copy_into_out(fan_buffer *b, size_t slot, const fan_value *out, cut *c, fan_error *err)
+{
+    fan_stream *A = b->slots[slot].p.A;
+    fan_fold *f = &c->g.fold;
+    fan_operand one = {c->result.array, out->dtype};
+    f->out = out;
+    FAN_TRY(fan_fold_wait_taker(f, err));
+    FAN_COUNT(b, copies, 1);
+    FAN_COUNT(b, passes, 1);
+    if (c->result.form == FAN_DENSE)
+        return fan_device_run(out->device, A, &(fan_job){.kind = FAN_JOB_COPY, .out = out->array, .in = &one, .n = 1, .label = "copy"}, err);
+    FAN_TRY(fan_device_run(out->device, A, &(fan_job){.kind = FAN_JOB_ZERO, .out = out->array, .label = "fill"}, err));
+    if (c->result.form == FAN_SPARSE)
+        FAN_TRY(fan_device_run(out->device, A, &(fan_job){.kind = FAN_JOB_SCATTER, .out = out->array, .sparse = c->result.sparse,
+                                                          .label = "scatter"}, err));
+    return FAN_OK;
+}
+
+/* Writes into out: on the CPU nothing is allocated here, so no out is written unless all are. */
+static fan_status cut_write(fan_buffer *b, size_t slot, const fan_take *how, cut *c, fan_error *err)
+{
+    fan_slot *s = &b->slots[slot];
+    fan_fold *f = &c->g.fold;
+    const fan_value *out = &how->out[slot];
+    if (c->by_copy) {
+        fan_value sum = c->result;
+        FAN_TRY(copy_into_out(b, slot, out, c, err));
+        fan_event_drop(c->E);
+        c->E = NULL;
+        if (s->p.A && s->p.A != s->p.C)
+            FAN_TRY(fan_plan_record(b, s->p.A, FAN_PLAN_S22_RECORD, &c->E, err));
+        fan_stream_drop(c->R);
+        c->R = s->p.A ? fan_stream_hold(s->p.A) : NULL;
+        c->result = (fan_value){.dtype = FAN_NO_DTYPE};
+        fan_value_drop(b->frontend, &sum);
+        return fan_value_copy(b->frontend, out, &c->result, err);
+    }
+    f->take = how;
+    f->finish = true;
+    f->out = out;
+    FAN_TRY(fan_fold_run(f, err));
+    c->result = f->result;
+    f->result = (fan_value){.dtype = FAN_NO_DTYPE};
+    c->R = f->R;
+    c->E = f->E;
+    f->R = NULL;
+    f->E = NULL;
+    s->p.rules |= f->rules;
+    return FAN_OK;
+}
+
+static fan_status cut_claim(fan_buffer *b, size_t slot, fan_error *err)
+{
+    fan_slot *s = &b->slots[slot];
+    fan_slot_lock(b, slot);
+    fan_status status = fan_slot_claim(b, slot, true, "take", err);
+    if (status == FAN_OK) {
+        status = fan_slot_poisoned(b, slot, err);
+        if (status == FAN_OK && s->expected >= 0 && s->p.count != s->expected)
+            status = fan_fail(err, FAN_VALUE, "%s: slot %zu: expected %" PRId64 " contributions, got %" PRId64 " (A16)", b->name, slot, s->expected,
+                              s->p.count);
+        if (status != FAN_OK)
+            fan_slot_let_go(b, slot);
+    }
+    fan_slot_unlock(b, slot);
+    return status;
+}
+
+static fan_status take_sums(fan_buffer *b, const fan_take *how, cut *cuts, fan_error *err)
+{
+    fan_stream *consumer = how->stream ? how->stream : b->stream;
+    for (size_t i = 0; i < b->nslots; i++) {
+        FAN_TRY(cut_claim(b, i, err));
+        cuts[i].claimed = true;
+        FAN_TRY(fan_gather(b, i, SIZE_MAX, &cuts[i].g, err));
+        cuts[i].gathered = true;
+        FAN_TRY(check_scale(b, i, &cuts[i].g.fold, how, err));
+        if (how->out && how->out[i].form == FAN_DENSE)
+            FAN_TRY(check_out(b, i, &cuts[i].g, &how->out[i], err));
+    }
+    for (size_t i = 0; how->out && i < b->nslots; i++)
+        if (how->out[i].form == FAN_DENSE) {
+            for (size_t j = 0; j < i; j++)
+                if (how->out[j].form == FAN_DENSE && !fan_array_apart(how->out[i].array, how->out[j].array))
+                    return fan_fail(err, FAN_VALUE, "%s: out= of slots %zu and %zu may share memory", b->name, j, i);
+            for (size_t j = 0; j < cuts[i].g.fold.n; j++)
+                cuts[i].by_copy = cuts[i].by_copy || cuts[i].g.fold.terms[j].v->form != FAN_DENSE;
+            cuts[i].by_copy = cuts[i].by_copy || out_meets_inputs(how, cuts, b->nslots, i);
+        }
+    for (size_t i = 0; i < b->nslots; i++) {
+        fan_stream *who = consumer ? consumer : b->slots[i].p.C;
+        fan_status status = cut_sum(b, i, how, &cuts[i], who, err);
+        fan_slot_poison(&b->slots[i], status, err);
+        FAN_TRY(status);
+    }
+    for (size_t i = 0; i < b->nslots; i++) {
+        fan_slot *s = &b->slots[i];
+        fan_stream *who = consumer ? consumer : s->p.C;
+        fan_status status = FAN_OK;
+        if (cuts[i].into_out || (how->out && how->out[i].form == FAN_DENSE && cuts[i].by_copy))
+            status = cut_write(b, i, how, &cuts[i], err);
+        if (status == FAN_OK && cuts[i].result.form != FAN_UNDEFINED)
+            status = hand_over(b, &cuts[i].result, s->p.C, s->p.A, cuts[i].R, cuts[i].E, who, &s->p.rules, err);
+        fan_slot_poison(s, status, err);
+        FAN_TRY(status);
+    }
+    return FAN_OK;
+}
+
+static void trace_take(const fan_buffer *b, size_t slot, const cut *c, fan_stream *consumer)
+{
+    const fan_slot *s = &b->slots[slot];
+    fan_trace_line line = {.kind = FAN_TRACE_TAKE, .how = s->p.how, .device = s->p.device && s->p.device->id ? (int16_t)s->p.device->index : -1,
+                           .slot = (int32_t)slot, .count = (uint32_t)s->p.count, .buffer = b->id, .key = -1, .rules = s->p.rules,
+                           .stream = consumer ? consumer->handle : 0, .bytes = fan_value_bytes(&c->result), .start_us = -1, .end_us = -1};
+    snprintf(line.label, sizeof line.label, "%s", s->name ? s->name : b->name);
+    fan_trace_put(&line);
+}
+
+fan_status fan_buffer_take(fan_buffer *b, const fan_take *how, fan_value *results, fan_error *err)
+{
+    cut *cuts = fan_calloc((b->nslots ? b->nslots : 1) * sizeof *cuts);
+    fan_pass *gone = fan_calloc((b->nslots ? b->nslots : 1) * sizeof *gone);
+    fan_status status;
+    if (!cuts || !gone) {
+        fan_free(cuts);
+        fan_free(gone);
+        return fan_fail(err, FAN_NOMEM, "%s: out of memory", b->name);
+    }
+    status = take_sums(b, how, cuts, err);
+    for (size_t i = 0; i < b->nslots; i++) {
+        if (!cuts[i].claimed)
+            break;
+        if (status == FAN_OK && fan_trace_on() && cuts[i].result.form != FAN_UNDEFINED)
+            trace_take(b, i, &cuts[i], how->stream ? how->stream : b->stream ? b->stream : b->slots[i].p.C);
+        fan_slot_lock(b, i);
+        if (status == FAN_OK)
+            fan_pass_cut(&b->slots[i], &gone[i]);
+        fan_slot_let_go(b, i);
+        fan_slot_unlock(b, i);
+    }
+    for (size_t i = 0; i < b->nslots; i++) {
+        if (status == FAN_OK) {
+            if (cuts[i].result.form != FAN_UNDEFINED && cuts[i].result.form != FAN_ZERO) {
+                cuts[i].result.origin = cuts[i].origin;
+                cuts[i].result.rank = cuts[i].rank;
+            }
+            results[i] = cuts[i].result;
+        } else {
+            fan_value_drop(b->frontend, &cuts[i].result);
+        }
+        fan_stream_drop(cuts[i].R);
+        fan_event_drop(cuts[i].E);
+        if (cuts[i].gathered)
+            fan_gathered_fini(&cuts[i].g);
+        fan_pass_free(b, &gone[i]);
+    }
+    fan_free(cuts);
+    fan_free(gone);
+    return status;
+}
+
+fan_status fan_buffer_snapshot(fan_buffer *b, size_t slot, fan_stream *consumer, fan_value *out, fan_error *err)
+{
+    fan_slot *s;
+    fan_gathered g;
+    fan_status status;
+    fan_fold *f = &g.fold;
+    *out = (fan_value){.dtype = FAN_NO_DTYPE};
+    FAN_TRY(fan_slot_check(b, slot, err));
+    s = &b->slots[slot];
+    fan_slot_lock(b, slot);
+    status = fan_slot_poisoned(b, slot, err);
+    if (status == FAN_OK)
+        status = fan_slot_claim(b, slot, false, "a snapshot", err);
+    fan_slot_unlock(b, slot);
+    FAN_TRY(status);
+    status = fan_gather(b, slot, SIZE_MAX, &g, err);
+    if (status != FAN_OK)
+        goto let_go;
+    f->finish = f->forbid_in_place = true;
+    if (f->n == 0) {
+        if (g.zero)
+            status = fan_value_copy(b->frontend, g.zero, out, err);
+    } else if (f->n == 1 && f->terms[0].v->form == FAN_OBJECT) {
+        status = fan_value_copy(b->frontend, f->terms[0].v, out, err);
+        if (status == FAN_OK)
+            status = hand_over(b, out, s->p.C, s->p.A, f->terms[0].P, f->terms[0].event, consumer ? consumer : b->stream ? b->stream : s->p.C, &f->rules, err);
+    } else {
+        status = fan_fold_run(f, err);
+        *out = f->result;
+        if (status == FAN_OK)
+            status = hand_over(b, out, s->p.C, s->p.A, f->R, f->E, consumer ? consumer : b->stream ? b->stream : s->p.C, &f->rules, err);
+    }
+    if (status == FAN_OK && g.like && out->form != FAN_OBJECT) {
+        out->origin = g.like->origin;
+        out->rank = g.like->rank;
+    }
+    if (status != FAN_OK)
+        fan_value_drop(b->frontend, out);
+    fan_gathered_fini(&g);
+let_go:
+    fan_slot_lock(b, slot);
+    fan_slot_poison(s, status, err);
+    fan_slot_let_go(b, slot);
+    fan_slot_unlock(b, slot);
+    return status;
+}
+

@@ -1,0 +1,125 @@
+#include "buffer/value.h"
+
+#include "base/mem.h"
+
+fan_status fan_value_copy(const fan_frontend *f, const fan_value *v, fan_value *dst, fan_error *err)
+{
+    fan_array **parts = NULL;
+    if (v->nparts) {
+        parts = fan_alloc(v->nparts * sizeof(fan_array *));
+        if (!parts)
+            return fan_fail(err, FAN_NOMEM, "out of memory");
+        for (size_t i = 0; i < v->nparts; i++)
+            parts[i] = fan_array_hold(v->parts[i]);
+    }
+    *dst = *v;
+    dst->parts = parts;
+    if (v->array)
+        fan_array_hold(v->array);
+    if (v->sparse)
+        fan_sparse_hold(v->sparse);
+    if (v->object)
+        f->hold(v->object);
+    return FAN_OK;
+}
+
+void fan_value_drop(const fan_frontend *f, fan_value *v)
+{
+    fan_value gone = *v;
+    *v = (fan_value){.dtype = FAN_NO_DTYPE};
+    fan_array_drop(gone.array);
+    fan_sparse_drop(gone.sparse);
+    for (size_t i = 0; i < gone.nparts; i++)
+        fan_array_drop(gone.parts[i]);
+    fan_free(gone.parts);
+    if (gone.object)
+        f->drop(gone.object);
+}
+
+int fan_value_shape(const fan_value *v, const int64_t **shape)
+{
+    if (v->sparse) {
+        *shape = v->sparse->shape;
+        return v->sparse->ndim;
+    }
+    if (v->array) {
+        *shape = v->array->shape;
+        return v->array->ndim;
+    }
+    *shape = NULL;
+    return -1;
+}
+
+size_t fan_value_arrays(const fan_value *v, fan_array **out, size_t cap)
+{
+    fan_array *own[3] = {NULL, NULL, NULL};
+    fan_array **from = own;
+    size_t n = 0;
+    if (v->form == FAN_DENSE) {
+        own[n++] = v->array;
+    } else if (v->form == FAN_SPARSE) {
+        own[n++] = v->sparse->values;
+        own[n++] = v->sparse->indices;
+        if (v->sparse->pointers)
+            own[n++] = v->sparse->pointers;
+    } else if (v->form == FAN_OBJECT) {
+        from = v->parts;
+        n = v->nparts;
+    }
+    for (size_t i = 0; i < n && i < cap; i++)
+        out[i] = from[i];
+    return n;
+}
+
+static uint64_t array_bytes(const fan_array *a)
+{
+    uint64_t n = fan_dtype_size(a->dtype);
+    for (int i = 0; i < a->ndim; i++)
+        if (a->strides[i] != 0 || a->shape[i] == 0)
+            n *= (uint64_t)a->shape[i];
+    return n;
+}
+
+uint64_t fan_value_bytes(const fan_value *v)
+{
+    fan_array *some[3];
+    uint64_t bytes = 0;
+    if (v->form == FAN_OBJECT) {
+        for (size_t i = 0; i < v->nparts; i++)
+            bytes += array_bytes(v->parts[i]);
+        return bytes;
+    }
+    size_t n = fan_value_arrays(v, some, 3);
+    for (size_t i = 0; i < n; i++)
+        bytes += array_bytes(some[i]);
+    return bytes;
+}
+
+static fan_status mark(fan_array *a, fan_stream *s, fan_error *err)
+{
+    return a->storage ? fan_memory_used_on(a->storage, s, err) : FAN_OK;
+}
+
+fan_status fan_value_mark(const fan_value *v, fan_stream *s, fan_error *err)
+{
+    fan_array *some[3];
+    if (v->form == FAN_OBJECT) {
+        for (size_t i = 0; i < v->nparts; i++)
+            FAN_TRY(mark(v->parts[i], s, err));
+        return FAN_OK;
+    }
+    size_t n = fan_value_arrays(v, some, 3);
+    for (size_t i = 0; i < n; i++)
+        FAN_TRY(mark(some[i], s, err));
+    return FAN_OK;
+}
+
+fan_value fan_value_dense(fan_array *a, fan_device *d)
+{
+    return (fan_value){.form = FAN_DENSE, .dtype = a->dtype, .device = d, .array = a};
+}
+
+fan_value fan_value_sparse(fan_sparse *s, fan_device *d)
+{
+    return (fan_value){.form = FAN_SPARSE, .dtype = s->values->dtype, .device = d, .sparse = s};
+}

@@ -1,0 +1,56 @@
+/* value: what a slot can hold, and who speaks for objects that the core does not know. */
+#ifndef FAN_BUFFER_VALUE_H
+#define FAN_BUFFER_VALUE_H
+
+#include "buffer/accum.h"
+#include "device/device.h"
+
+/* A gradient or a sum. Moved by assignment, copied by fan_value_copy, ended by fan_value_drop. A zeroed value is undefined. */
+typedef struct fan_value {
+    fan_form form;
+    fan_dtype dtype;    /* FAN_NO_DTYPE for objects */
+    bool weak;          /* a Python scalar (D5) */
+    bool borrowed;      /* L8: memory that will be overwritten later */
+    uint8_t origin;     /* the frontend's: what kind of thing it came from */
+    uint8_t rank;       /* the frontend's: the sum comes back as the origin of the lowest rank, the lowest key among equals (D15) */
+    fan_device *device; /* no hold: its memory holds it; NULL for undefined, zeros and objects without parts */
+    fan_array *array;   /* dense; for a zero, a view that gives its shape */
+    fan_sparse *sparse;
+    void *object;       /* what the frontend knows it as; NULL for what the core made itself */
+    fan_array **parts;  /* of an object: the memory it says it holds (__fanin_parts__) */
+    size_t nparts;
+} fan_value;
+
+/* The frontend's call-outs. None is called with a lock of ours held. */
+typedef struct fan_frontend {
+    void (*hold)(void *object);
+    void (*drop)(void *object);
+    /* unshared: the buffer's is the only reference to the object, and its memory cannot be reached otherwise. */
+    bool (*unshared)(void *object);
+    /* combine: A1, A8: a new value from two; `combine` is the slot's, may be NULL. FAN_EXTERN with the cause kept by the frontend. */
+    fan_status (*combine)(void *combine, const fan_value *old, const fan_value *new_, fan_value *out, fan_error *err);
+    /* leave, enter: around anything that may take long or block; `enter` gets what `leave` gave. */
+    void *(*leave)(void);
+    void (*enter)(void *left);
+    /* poll: between the parts of a long wait; anything but FAN_OK ends the wait (a signal's handler raised). May be NULL. */
+    fan_status (*poll)(fan_error *err);
+    /* mismatch: S6: the consumer of `slot` is a leaf on another stream than the producer's. Called once per process, and never with `err` of a failing call. */
+    fan_status (*mismatch)(const char *buffer, size_t slot, const fan_stream *producer, const fan_stream *consumer, fan_error *err);
+} fan_frontend;
+
+/* fan_value_copy: *dst becomes another value of the same things, with holds of its own; FAN_NOMEM. */
+fan_status fan_value_copy(const fan_frontend *f, const fan_value *v, fan_value *dst, fan_error *err);
+/* fan_value_drop: drops all and makes *v undefined. */
+void fan_value_drop(const fan_frontend *f, fan_value *v);
+/* fan_value_shape: of dense, sparse and zero values; returns the rank, -1 for objects and undefined. */
+int fan_value_shape(const fan_value *v, const int64_t **shape);
+/* fan_value_arrays: its memory: up to `cap` arrays are stored; returns how many there are. */
+size_t fan_value_arrays(const fan_value *v, fan_array **out, size_t cap);
+/* fan_value_bytes: what it keeps alive, expanded axes counted once. */
+uint64_t fan_value_bytes(const fan_value *v);
+/* fan_value_mark: its memory is used on s (Lifetime). */
+fan_status fan_value_mark(const fan_value *v, fan_stream *s, fan_error *err);
+fan_value fan_value_dense(fan_array *a, fan_device *d); /* takes the hold of a */
+fan_value fan_value_sparse(fan_sparse *s, fan_device *d);
+
+#endif
