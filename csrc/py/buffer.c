@@ -1,0 +1,1108 @@
+/* buffer: fanin.InputBuffer, and add_n. The body of each method converts, calls one core function, converts back. */
+#include "py/py.h"
+
+#include "base/mem.h"
+
+#include <math.h>
+#include <string.h>
+
+#define HAS_COMBINE 1u /* what the slot takes need not be an array */
+#define LOW 2u         /* its declared dtype is one that NumPy knows through ml_dtypes alone */
+#define DECLARED 4u    /* shape or dtype, in a buffer that records itself (A1): conversions are Python's */
+
+typedef struct buffer_object {
+    PyObject_HEAD
+    fan_buffer *core;      /* NULL only while it is being made */
+    size_t n;              /* slots */
+    unsigned char *flags;  /* of each slot; NULL: all 0 */
+    PyObject *names;       /* tuple of str or None; NULL: no slot has a name */
+    PyObject *declared;    /* with create_graph: tuple of (shape or None, dtype's name or None); else NULL */
+    bool create_graph;
+    PyObject *weakrefs;
+} buffer_object;
+
+static buffer_object *of(PyObject *o)
+{
+    return (buffer_object *)o;
+}
+
+static void clear_error(fan_error *err)
+{
+    err->status = FAN_OK;
+    err->code = 0;
+    err->text[0] = '\0';
+}
+
+/* name_at: of a tuple of str or None, or NULL; borrowed, NULL: none. */
+static PyObject *name_at(PyObject *names, size_t slot)
+{
+    PyObject *name = names ? PyTuple_GET_ITEM(names, (Py_ssize_t)slot) : NULL;
+    return name == Py_None ? NULL : name;
+}
+
+static PyObject *slot_name(const buffer_object *self, size_t slot)
+{
+    return name_at(self->names, slot);
+}
+
+/* slot_arg: S1. */
+static int slot_arg(const buffer_object *self, PyObject *o, size_t *out)
+{
+    fan_where w = {.buffer = fan_buffer_name(self->core), .slot = -1, .key = -1};
+    int64_t i = 0;
+    int result;
+    fan_where_push(&w);
+    result = fan_index(o, "slot", PyExc_IndexError, &i);
+    if (result == 0 && (uint64_t)i >= self->n)
+        result = self->n ? fan_refuse(PyExc_IndexError, "expected a slot from 0 to %zu, got %lld (S1)", self->n - 1, (long long)i)
+                         : fan_refuse(PyExc_IndexError, "it has no slots, got %lld (S1)", (long long)i);
+    fan_where_pop(&w);
+    *out = (size_t)i;
+    return result;
+}
+
+/* ---- making one ---- */
+
+int fan_budget_arg(PyObject *o, uint64_t *out)
+{
+    PyObject *i;
+    int negative;
+    if (PyBool_Check(o) || (!PyFloat_Check(o) && !PyIndex_Check(o)))
+        return fan_refuse(PyExc_TypeError, "budget: expected a number of bytes, math.inf or None, got %R", o);
+    if (PyFloat_Check(o)) {
+        double f = PyFloat_AS_DOUBLE(o);
+        if (!(f >= 0) || (isfinite(f) && f != floor(f)))
+            return fan_refuse(PyExc_ValueError, "budget: expected a whole number of bytes from 0 on, or math.inf, got %R", o);
+        *out = f >= 0x1p63 ? UINT64_MAX : (uint64_t)f;
+        return 0;
+    }
+    i = PyNumber_Index(o);
+    if (!i)
+        return -1;
+    *out = PyLong_AsUnsignedLongLong(i);
+    if (PyErr_Occurred()) {
+        PyErr_Clear();
+        negative = PyObject_RichCompareBool(i, fan_state_get()->zero, Py_LT);
+        if (negative != 0) {
+            if (negative > 0)
+                fan_refuse(PyExc_ValueError, "budget: expected a number of bytes from 0 on, got %R", o);
+            Py_DECREF(i);
+            return -1;
+        }
+        *out = UINT64_MAX;
+    }
+    Py_DECREF(i);
+    return 0;
+}
+
+/* What is gathered of the slots before the core's buffer is made. */
+typedef struct draft {
+    size_t n;
+    fan_slot_spec *specs;  /* NULL: nothing declared */
+    PyObject **held;       /* of each spec: its combine, which the spec borrows */
+} draft;
+
+static void draft_fini(draft *d)
+{
+    for (size_t i = 0; d->specs && i < d->n; i++) {
+        fan_free((void *)d->specs[i].shape);
+        fan_device_drop(d->specs[i].device);
+        Py_XDECREF(d->held[i]);
+    }
+    fan_free(d->specs);
+    fan_free(d->held);
+}
+
+static int spec_shape(fan_slot_spec *spec, int ndim, const int64_t *shape)
+{
+    int64_t *copy = fan_alloc(sizeof *copy * (size_t)(ndim ? ndim : 1));
+    if (!copy) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    if (ndim)
+        memcpy(copy, shape, sizeof *copy * (size_t)ndim);
+    spec->has_shape = true;
+    spec->ndim = ndim;
+    spec->shape = copy;
+    return 0;
+}
+
+/* spec_of_example: shape, dtype and device of an array, which is not kept. */
+static int spec_of_example(PyObject *item, fan_slot_spec *spec)
+{
+    fan_value v;
+    const int64_t *shape = NULL;
+    int ndim, result = -1;
+    if (fan_import(item, false, false, &v) < 0)
+        return -1;
+    ndim = fan_value_shape(&v, &shape);
+    if (ndim < 0)
+        fan_refuse(PyExc_TypeError, "expected an example array or a fanin.Slot, got a %.200s; fanin.Slot() declares nothing",
+                   Py_TYPE(item)->tp_name);
+    else
+        result = spec_shape(spec, ndim, shape);
+    spec->dtype = v.dtype;
+    spec->device = v.device ? fan_device_hold(v.device) : NULL;
+    fan_value_drop(&fan_python, &v);
+    return result;
+}
+
+/* spec_of_slot: a fanin.Slot, which has checked itself. Its name goes to *name. */
+static int spec_of_slot(PyObject *item, fan_slot_spec *spec, PyObject **held, PyObject **name)
+{
+    PyObject *shape = PyObject_GetAttrString(item, "shape"), *dtype = PyObject_GetAttrString(item, "dtype");
+    PyObject *device = PyObject_GetAttrString(item, "device"), *accumulate = PyObject_GetAttrString(item, "accumulate");
+    PyObject *combine = PyObject_GetAttrString(item, "combine");
+    int64_t dims[FAN_MAX_NDIM];
+    int result = -1;
+    *name = PyObject_GetAttrString(item, "name");
+    if (!shape || !dtype || !device || !accumulate || !combine || !*name)
+        goto done;
+    if (shape != Py_None) {
+        Py_ssize_t n = PyTuple_Check(shape) ? PyTuple_GET_SIZE(shape) : FAN_MAX_NDIM + 1;
+        if (n > FAN_MAX_NDIM) {
+            fan_refuse(PyExc_ValueError, "expected a shape of at most %d axes, got %R", FAN_MAX_NDIM, shape);
+            goto done;
+        }
+        for (Py_ssize_t i = 0; i < n; i++)
+            if (fan_index(PyTuple_GET_ITEM(shape, i), "shape", PyExc_ValueError, &dims[i]) < 0)
+                goto done;
+        if (spec_shape(spec, (int)n, dims) < 0)
+            goto done;
+    }
+    if (fan_dtype_parse(dtype, &spec->dtype) < 0 || fan_device_arg(device, &spec->device) < 0 ||
+        fan_dtype_parse(accumulate, &spec->accumulate) < 0)
+        goto done;
+    if (combine != Py_None) {
+        *held = Py_NewRef(combine);
+        spec->combine = combine;
+    }
+    result = 0;
+done:
+    Py_XDECREF(shape);
+    Py_XDECREF(dtype);
+    Py_XDECREF(device);
+    Py_XDECREF(accumulate);
+    Py_XDECREF(combine);
+    return result;
+}
+
+/* is_bare: is `o` one array (or Slot, or scalar) where a sequence of them was expected? */
+static int is_bare(PyObject *o)
+{
+    PyObject *arrays, *answer;
+    int bare;
+    if (PyList_Check(o) || PyTuple_Check(o))
+        return 0;
+    arrays = fan_arrays();
+    answer = arrays ? PyObject_CallMethod(arrays, "is_bare", "O", o) : NULL;
+    bare = answer ? PyObject_IsTrue(answer) : -1;
+    Py_XDECREF(answer);
+    return bare;
+}
+
+static int draft_of_sequence(PyObject *slots, const char *name, draft *d, PyObject **names)
+{
+    fan_state *st = fan_state_get();
+    PyObject *fast, *type = fan_lazy(&st->slot_type, "fanin.slots", "Slot");
+    int bare = type ? is_bare(slots) : -1;
+    bool named = false;
+    int result = -1;
+    if (bare < 0)
+        return -1;
+    if (bare)
+        return fan_refuse(PyExc_TypeError, "slots: expected a count or a sequence of arrays and Slots, got one %.200s: give [x]",
+                          Py_TYPE(slots)->tp_name);
+    if (PyUnicode_Check(slots) || PyBytes_Check(slots) || PyDict_Check(slots) || PyAnySet_Check(slots) || !Py_TYPE(slots)->tp_iter ||
+        !(fast = PySequence_Tuple(slots)))
+        return PyErr_Occurred() ? -1
+                                : fan_refuse(PyExc_TypeError, "slots: expected a count or a sequence of arrays and Slots, got a %.200s",
+                                             Py_TYPE(slots)->tp_name);
+    d->n = (size_t)PyTuple_GET_SIZE(fast);
+    *names = PyTuple_New((Py_ssize_t)d->n);
+    d->specs = fan_calloc(sizeof *d->specs * (d->n ? d->n : 1));
+    d->held = fan_calloc(sizeof *d->held * (d->n ? d->n : 1));
+    if (!*names || !d->specs || !d->held) {
+        if (!PyErr_Occurred())
+            PyErr_NoMemory();
+        goto done;
+    }
+    for (size_t i = 0; i < d->n; i++)
+        d->specs[i].dtype = d->specs[i].accumulate = FAN_NO_DTYPE;
+    for (size_t i = 0; i < d->n; i++) {
+        PyObject *item = PyTuple_GET_ITEM(fast, (Py_ssize_t)i), *own = NULL, *text = NULL;
+        fan_where w = {.buffer = name, .slot = (Py_ssize_t)i, .key = -1};
+        int isslot = PyObject_IsInstance(item, type), bad;
+        if (isslot < 0)
+            goto done;
+        fan_where_push(&w);
+        bad = isslot ? spec_of_slot(item, &d->specs[i], &d->held[i], &own) : spec_of_example(item, &d->specs[i]);
+        fan_where_pop(&w);
+        text = bad < 0 ? NULL : own && own != Py_None ? PyObject_Str(own) : Py_NewRef(Py_None);
+        Py_XDECREF(own);
+        if (!text)
+            goto done;
+        PyTuple_SET_ITEM(*names, (Py_ssize_t)i, text);
+        if (text != Py_None) {
+            named = true;
+            d->specs[i].name = PyUnicode_AsUTF8(text);
+            if (!d->specs[i].name)
+                goto done;
+        }
+    }
+    result = 0;
+done:
+    if (!named && result == 0)
+        Py_CLEAR(*names);
+    Py_DECREF(fast);
+    return result;
+}
+
+/* note_flags: what add must know of each slot. */
+static int note_flags(buffer_object *self, const draft *d)
+{
+    if (!d->specs)
+        return 0;
+    self->flags = fan_calloc(self->n ? self->n : 1);
+    if (!self->flags) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    if (self->create_graph && !(self->declared = PyTuple_New((Py_ssize_t)self->n)))
+        return -1;
+    for (size_t i = 0; i < self->n; i++) {
+        fan_slot_spec *s = &d->specs[i];
+        bool low = s->dtype == FAN_BFLOAT16 || s->dtype == FAN_FLOAT8_E4M3FN || s->dtype == FAN_FLOAT8_E5M2;
+        PyObject *shape, *pair;
+        if (s->combine)
+            self->flags[i] |= HAS_COMBINE;
+        if (low)
+            self->flags[i] |= LOW;
+        if (!self->declared)
+            continue;
+        if (s->has_shape || s->dtype != FAN_NO_DTYPE)
+            self->flags[i] |= DECLARED;
+        shape = s->has_shape ? PyTuple_New(s->ndim) : Py_NewRef(Py_None);
+        for (int k = 0; shape && s->has_shape && k < s->ndim; k++) {
+            PyObject *extent = PyLong_FromLongLong(s->shape[k]);
+            if (!extent)
+                Py_CLEAR(shape);
+            else
+                PyTuple_SET_ITEM(shape, k, extent);
+        }
+        pair = shape ? Py_BuildValue("(Nz)", shape, s->dtype == FAN_NO_DTYPE ? NULL : fan_dtype_name(s->dtype)) : NULL;
+        if (!pair)
+            return -1;
+        PyTuple_SET_ITEM(self->declared, (Py_ssize_t)i, pair);
+        /* The core must not convert what records itself. */
+        fan_free((void *)s->shape);
+        s->has_shape = false;
+        s->shape = NULL;
+        s->ndim = 0;
+    }
+    return 0;
+}
+
+static PyObject *buffer_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"slots", "budget", "accumulate", "stream", "leaf", "create_graph", "name", NULL};
+    PyObject *slots, *budget = Py_None, *accumulate = Py_None, *stream = Py_None, *name = Py_None, *text = NULL;
+    int leaf = 0, create_graph = 0;
+    fan_buffer_config config = {.accumulate = FAN_NO_DTYPE, .frontend = &fan_python};
+    fan_where w = {.slot = -1, .key = -1};
+    fan_status status = FAN_OK;
+    fan_error err;
+    draft d = {0};
+    buffer_object *self = NULL;
+    bool made = false;
+
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$OOOppO:InputBuffer", names, &slots, &budget, &accumulate, &stream, &leaf,
+                                     &create_graph, &name))
+        return NULL;
+    text = name == Py_None ? PyUnicode_FromString("InputBuffer") : PyObject_Str(name);
+    config.name = text ? PyUnicode_AsUTF8(text) : NULL;
+    if (!config.name)
+        goto out;
+    w.buffer = config.name;
+    fan_where_push(&w);
+    self = (buffer_object *)type->tp_alloc(type, 0);
+    if (!self)
+        goto done;
+    self->create_graph = create_graph;
+    config.budget = fan_state_get()->budget;
+    if (budget != Py_None && fan_budget_arg(budget, &config.budget) < 0)
+        goto done;
+    if (fan_dtype_parse(accumulate, &config.accumulate) < 0 || fan_stream_arg(stream, &config.stream) < 0)
+        goto done;
+    if (PyLong_Check(slots) || PyArray_IsScalar(slots, Integer) || PyArray_IsScalar(slots, Bool)) {
+        int64_t n = 0;
+        if (fan_index(slots, "slots", PyExc_ValueError, &n) < 0)
+            goto done;
+        d.n = (size_t)n;
+    } else if (draft_of_sequence(slots, config.name, &d, &self->names) < 0) {
+        goto done;
+    }
+    self->n = d.n;
+    if (note_flags(self, &d) < 0)
+        goto done;
+    config.slots = d.n;
+    config.specs = d.specs;
+    config.leaf = leaf;
+    config.create_graph = create_graph;
+    clear_error(&err);
+    status = fan_buffer_new(&config, &self->core, &err);
+    if (status != FAN_OK)
+        fan_raise(status, &err);
+    made = status == FAN_OK;
+done:
+    fan_where_pop(&w);
+out:
+    draft_fini(&d);
+    fan_stream_drop(config.stream);
+    Py_XDECREF(text);
+    if (!made)
+        Py_CLEAR(self);
+    return (PyObject *)self;
+}
+
+static int buffer_clear_refs(PyObject *o)
+{
+    buffer_object *self = of(o);
+    if (self->core)
+        fan_buffer_abandon(self->core);
+    return 0;
+}
+
+static void buffer_dealloc(PyObject *o)
+{
+    buffer_object *self = of(o);
+    PyTypeObject *type = Py_TYPE(o);
+    PyObject *live;
+    PyObject_GC_UnTrack(o);
+    if (self->weakrefs)
+        PyObject_ClearWeakRefs(o);
+    live = fan_exception_take();
+    if (self->core)
+        fan_buffer_free(self->core);
+    fan_exception_put(live);
+    fan_free(self->flags);
+    Py_XDECREF(self->names);
+    Py_XDECREF(self->declared);
+    type->tp_free(o);
+    Py_DECREF(type);
+}
+
+typedef struct visitor {
+    visitproc visit;
+    void *arg;
+} visitor;
+
+static int visit_object(void *object, void *arg)
+{
+    const visitor *v = arg;
+    return v->visit((PyObject *)object, v->arg);
+}
+
+static int buffer_traverse(PyObject *o, visitproc visit, void *arg)
+{
+    visitor v = {visit, arg};
+    Py_VISIT(Py_TYPE(o));
+    return of(o)->core ? fan_buffer_visit(of(o)->core, visit_object, &v) : 0;
+}
+
+/* ---- methods ---- */
+
+/* The arguments of add, as they come. */
+typedef struct add_args {
+    PyObject *slot, *gradient, *key, *stream, *donate, *copy;
+} add_args;
+
+static PyObject **keyword(const fan_state *st, PyObject *name, add_args *a)
+{
+    const struct {
+        PyObject *name;
+        PyObject **to;
+    } known[] = {{st->str_key, &a->key},   {st->str_stream, &a->stream}, {st->str_donate, &a->donate},
+                 {st->str_copy, &a->copy}, {st->str_slot, &a->slot},     {st->str_gradient, &a->gradient}};
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (name == known[i].name)
+            return known[i].to;
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (PyUnicode_Compare(name, known[i].name) == 0)
+            return known[i].to;
+    return NULL;
+}
+
+static int parse_add(PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, add_args *a)
+{
+    Py_ssize_t named = kwnames ? PyTuple_GET_SIZE(kwnames) : 0;
+    if (nargs > 2) {
+        PyErr_Format(PyExc_TypeError, "add() takes slot and gradient by position, and the rest by name; got %zd by position", nargs);
+        return -1;
+    }
+    a->slot = nargs > 0 ? args[0] : NULL;
+    a->gradient = nargs > 1 ? args[1] : NULL;
+    for (Py_ssize_t i = 0; i < named; i++) {
+        PyObject *name = PyTuple_GET_ITEM(kwnames, i), **to = keyword(fan_state_get(), name, a);
+        if (!to || *to) {
+            if (!PyErr_Occurred())
+                PyErr_Format(PyExc_TypeError, to ? "add() got '%U' twice" : "add() has no argument '%U'; it has slot, gradient, key, stream, donate, copy",
+                             name);
+            return -1;
+        }
+        *to = args[nargs + i];
+    }
+    if (a->slot && a->gradient)
+        return 0;
+    PyErr_Format(PyExc_TypeError, "add() needs '%s'", a->slot ? "gradient" : "slot");
+    return -1;
+}
+
+static int truth(PyObject *o, bool *out)
+{
+    int t = !o || o == Py_False || o == Py_None ? 0 : o == Py_True ? 1 : PyObject_IsTrue(o);
+    *out = t > 0;
+    return t < 0 ? -1 : 0;
+}
+
+/* conformed: A9 and A10 by the array's own operators, for a slot of a buffer that records itself; new reference. */
+static PyObject *conformed(const buffer_object *self, size_t slot, PyObject *gradient)
+{
+    PyObject *arrays = fan_arrays(), *pair = PyTuple_GET_ITEM(self->declared, (Py_ssize_t)slot), *answer, *result = NULL;
+    answer = arrays ? PyObject_CallMethod(arrays, "conform", "OOO", gradient, PyTuple_GET_ITEM(pair, 0), PyTuple_GET_ITEM(pair, 1)) : NULL;
+    if (!answer)
+        return NULL;
+    if (PyTuple_Check(answer) && PyTuple_GET_SIZE(answer) == 2) /* ("refuse", text) or ("is", array) */
+        result = PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(answer, 0), "is") == 0 ? Py_NewRef(PyTuple_GET_ITEM(answer, 1)) : NULL;
+    if (!result)
+        fan_refuse(PyExc_ValueError, "%S", PyTuple_GET_ITEM(answer, 1));
+    Py_DECREF(answer);
+    return result;
+}
+
+/* showable: could the sum be shown? A low float in NumPy's arrays only with ml_dtypes: said here, where nothing is lost yet. */
+static int showable(const fan_value *v)
+{
+    if ((v->form == FAN_DENSE || v->form == FAN_SPARSE) && v->origin < FAN_FROM_FOREIGN && v->device == fan_cpu() &&
+        fan_dtype_needs_ml_dtypes(FAN_BFLOAT16))
+        return fan_refuse(PyExc_TypeError, "the slot is declared of a dtype that NumPy knows through ml_dtypes alone: import ml_dtypes first");
+    return 0;
+}
+
+static PyObject *buffer_add(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    buffer_object *self = of(o);
+    add_args a = {NULL};
+    fan_contribution c = {.key = -1, .value = {.dtype = FAN_NO_DTYPE}};
+    fan_where w = {.buffer = fan_buffer_name(self->core), .key = -1};
+    fan_error err;
+    fan_status status;
+    PyObject *gradient = NULL;
+    unsigned flags;
+    size_t slot;
+    int bad;
+    if (parse_add(args, nargs, kwnames, &a) < 0 || slot_arg(self, a.slot, &slot) < 0)
+        return NULL;
+    if (truth(a.donate, &c.donate) < 0 || truth(a.copy, &c.copy) < 0)
+        return NULL;
+    flags = self->flags ? self->flags[slot] : 0;
+    w.slot = (Py_ssize_t)slot;
+    w.slot_name = slot_name(self, slot);
+    fan_where_push(&w);
+    bad = a.key && a.key != Py_None && fan_index(a.key, "key", PyExc_ValueError, &c.key) < 0;
+    w.key = c.key;
+    if (!bad && a.stream && a.stream != Py_None)
+        bad = fan_stream_arg(a.stream, &c.stream) < 0;
+    gradient = bad ? NULL : (flags & DECLARED) ? conformed(self, slot, a.gradient) : Py_NewRef(a.gradient);
+    bad = !gradient || fan_import(gradient, self->create_graph, (flags & HAS_COMBINE) != 0, &c.value) < 0;
+    if (!bad && (flags & LOW))
+        bad = showable(&c.value) < 0;
+    fan_where_pop(&w);
+    Py_XDECREF(gradient);
+    if (!bad) {
+        clear_error(&err);
+        status = fan_buffer_add(self->core, slot, &c, &err);
+        if (status != FAN_OK) {
+            fan_raise(status, &err);
+            bad = 1;
+        }
+    }
+    if (c.value.form != FAN_UNDEFINED)
+        fan_value_drop(&fan_python, &c.value);
+    fan_stream_drop(c.stream);
+    if (bad)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *buffer_expect(PyObject *o, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"slot", "n", NULL};
+    buffer_object *self = of(o);
+    PyObject *which, *count;
+    fan_where w = {.buffer = fan_buffer_name(self->core), .key = -1};
+    fan_error err;
+    fan_status status;
+    int64_t n = 0;
+    size_t slot;
+    int bad;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO:expect", names, &which, &count) || slot_arg(self, which, &slot) < 0)
+        return NULL;
+    w.slot = (Py_ssize_t)slot;
+    w.slot_name = slot_name(self, slot);
+    fan_where_push(&w);
+    bad = fan_index(count, "n", PyExc_ValueError, &n);
+    fan_where_pop(&w);
+    if (bad)
+        return NULL;
+    clear_error(&err);
+    status = fan_buffer_expect(self->core, slot, n, &err);
+    if (status != FAN_OK)
+        return fan_raise(status, &err);
+    Py_RETURN_NONE;
+}
+
+static PyObject *buffer_ready(PyObject *o, PyObject *which)
+{
+    fan_error err;
+    fan_status status;
+    bool ready = false;
+    size_t slot;
+    if (slot_arg(of(o), which, &slot) < 0)
+        return NULL;
+    clear_error(&err);
+    status = fan_buffer_ready(of(o)->core, slot, &ready, &err);
+    return status == FAN_OK ? PyBool_FromLong(ready) : fan_raise(status, &err);
+}
+
+static PyObject *buffer_snapshot(PyObject *o, PyObject *which)
+{
+    fan_value v = {.dtype = FAN_NO_DTYPE};
+    fan_error err;
+    fan_status status;
+    size_t slot;
+    if (slot_arg(of(o), which, &slot) < 0)
+        return NULL;
+    clear_error(&err);
+    status = fan_buffer_snapshot(of(o)->core, slot, NULL, &v, &err);
+    return status == FAN_OK ? fan_export(&v) : fan_raise(status, &err);
+}
+
+/* parse_scale: D10: a number; what it may be for which dtype is the core's to say. */
+static int parse_scale(PyObject *o, fan_take *how)
+{
+    PyObject *number = NULL;
+    fan_scale *s = &how->scale;
+    int overflow = 0;
+    how->real = true;
+    if (o == Py_None)
+        return 0;
+    s->on = true;
+    if (PyComplex_Check(o) || PyArray_IsScalar(o, ComplexFloating)) {
+        Py_complex c = PyComplex_AsCComplex(o);
+        if (c.real == -1.0 && PyErr_Occurred())
+            return -1;
+        s->re = c.real;
+        s->im = c.imag;
+        how->real = false;
+    } else if (PyFloat_Check(o) || PyBool_Check(o) || PyArray_IsScalar(o, Bool)) {
+        s->re = PyFloat_Check(o) ? PyFloat_AS_DOUBLE(o) : (double)PyObject_IsTrue(o);
+    } else if (PyIndex_Check(o) && !PyArray_Check(o)) {
+        number = PyNumber_Index(o);
+        s->i = number ? PyLong_AsLongLongAndOverflow(number, &overflow) : 0;
+        s->re = number ? PyLong_AsDouble(number) : 0;
+        Py_XDECREF(number);
+        if (!PyErr_Occurred()) {
+            how->integral = !overflow;
+            return 0;
+        }
+        if (!PyErr_ExceptionMatches(PyExc_OverflowError))
+            return -1;
+        PyErr_Clear();
+        return fan_refuse(PyExc_ValueError, "scale: %R is more than a float can hold", o);
+    } else if ((PyArray_Check(o) && PyArray_NDIM((PyArrayObject *)o) > 0) || PyUnicode_Check(o) || PyBytes_Check(o) ||
+               !Py_TYPE(o)->tp_as_number || !Py_TYPE(o)->tp_as_number->nb_float) {
+        return fan_refuse(PyExc_TypeError, "scale: expected a number, got a %.200s", Py_TYPE(o)->tp_name);
+    } else {
+        number = PyNumber_Float(o);
+        s->re = number ? PyFloat_AS_DOUBLE(number) : 0;
+        Py_XDECREF(number);
+        if (!number)
+            return -1;
+    }
+    how->integral = how->real && s->re == floor(s->re) && s->re >= -0x1p63 && s->re < 0x1p63;
+    if (how->integral)
+        s->i = (int64_t)s->re;
+    return 0;
+}
+
+/* parse_out: a list as long as the buffer, of arrays and None; each value is the caller's to drop. */
+static int parse_out(PyObject *out, const char *name, PyObject *slot_names, size_t n, fan_value *values)
+{
+    int bare = is_bare(out);
+    if (bare < 0)
+        return -1;
+    if (!PyList_Check(out) && !PyTuple_Check(out))
+        return fan_refuse(PyExc_TypeError, "out: expected a list of %zu arrays or Nones, got a %.200s%s", n, Py_TYPE(out)->tp_name,
+                          bare ? ": give [x]" : "");
+    if ((size_t)PySequence_Fast_GET_SIZE(out) != n)
+        return fan_refuse(PyExc_ValueError, "out: expected %zu entries, one for each slot, got %zd", n, PySequence_Fast_GET_SIZE(out));
+    for (size_t i = 0; i < n; i++) {
+        PyObject *item;
+        fan_where w = {.buffer = name, .slot_name = name_at(slot_names, i), .slot = (Py_ssize_t)i, .key = -1};
+        int bad = 0;
+        if ((size_t)PySequence_Fast_GET_SIZE(out) != n)
+            return fan_refuse(PyExc_RuntimeError, "out: the list changed its length meanwhile");
+        item = Py_NewRef(PySequence_Fast_GET_ITEM(out, (Py_ssize_t)i));
+        fan_where_push(&w);
+        if (item != Py_None)
+            bad = fan_import_out(item, &values[i]);
+        fan_where_pop(&w);
+        Py_DECREF(item);
+        if (bad)
+            return -1;
+    }
+    return 0;
+}
+
+static fan_value *new_values(size_t n)
+{
+    fan_value *v = fan_calloc(sizeof *v * (n ? n : 1));
+    for (size_t i = 0; v && i < n; i++)
+        v[i].dtype = FAN_NO_DTYPE;
+    if (!v)
+        PyErr_NoMemory();
+    return v;
+}
+
+static void free_values(fan_value *v, size_t n)
+{
+    PyObject *live = fan_exception_take();
+    for (size_t i = 0; v && i < n; i++)
+        fan_value_drop(&fan_python, &v[i]);
+    fan_free(v);
+    fan_exception_put(live);
+}
+
+/* take_all: the sums as a list. The list is made first: from the core's take on little can fail. */
+static PyObject *take_all(fan_buffer *core, size_t n, PyObject *slot_names, fan_stream *stream, PyObject *out, PyObject *scale, bool writable)
+{
+    fan_take how = {.stream = stream, .writable = writable};
+    fan_value *outs = NULL, *results = new_values(n);
+    PyObject *list = results ? PyList_New((Py_ssize_t)n) : NULL;
+    PyObject *arrays = NULL;
+    fan_error err;
+    fan_status status = FAN_OK;
+    bool done = false;
+    if (!list || parse_scale(scale, &how) < 0)
+        goto done;
+    if (out != Py_None) {
+        outs = new_values(n);
+        arrays = fan_arrays();
+        if (!outs || !arrays || parse_out(out, fan_buffer_name(core), slot_names, n, outs) < 0)
+            goto done;
+        how.out = outs;
+    }
+    clear_error(&err);
+    status = fan_buffer_take(core, &how, results, &err);
+    if (status != FAN_OK) {
+        fan_raise(status, &err);
+        goto done;
+    }
+    done = true;
+    for (size_t i = 0; i < n; i++) {
+        PyObject *item = fan_export(&results[i]);
+        done = done && item;
+        if (item)
+            PyList_SET_ITEM(list, (Py_ssize_t)i, item);
+        /* Libraries that count writes to their arrays are told of ours. */
+        if (item && outs && outs[i].origin >= FAN_FROM_FOREIGN && item == outs[i].object) {
+            PyObject *told = PyObject_CallMethod(arrays, "wrote", "O", item);
+            done = done && told;
+            Py_XDECREF(told);
+        }
+        if (!done)
+            break;
+    }
+done:
+    free_values(outs, n);
+    free_values(results, n);
+    if (!done)
+        Py_CLEAR(list);
+    return list;
+}
+
+static PyObject *buffer_take(PyObject *o, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"stream", "out", "scale", "writable", NULL};
+    buffer_object *self = of(o);
+    PyObject *stream = Py_None, *out = Py_None, *scale = Py_None, *list = NULL;
+    fan_where w = {.buffer = fan_buffer_name(self->core), .slot = -1, .key = -1};
+    fan_stream *s = NULL;
+    int writable = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O$OOp:take", names, &stream, &out, &scale, &writable))
+        return NULL;
+    fan_where_push(&w);
+    if (fan_stream_arg(stream, &s) == 0)
+        list = take_all(self->core, self->n, self->names, s, out, scale, writable);
+    fan_where_pop(&w);
+    fan_stream_drop(s);
+    return list;
+}
+
+static PyObject *buffer_clear(PyObject *o, PyObject *Py_UNUSED(none))
+{
+    fan_error err;
+    fan_status status;
+    clear_error(&err);
+    status = fan_buffer_clear(of(o)->core, &err);
+    if (status != FAN_OK)
+        return fan_raise(status, &err);
+    Py_RETURN_NONE;
+}
+
+/* put: d[name] = value, which is taken; value NULL: the exception is there already. */
+static int put(PyObject *d, const char *name, PyObject *value)
+{
+    int result = value ? PyDict_SetItemString(d, name, value) : -1;
+    Py_XDECREF(value);
+    return result;
+}
+
+static const char *form_word(fan_form f)
+{
+    static const char *const words[] = {"undefined", "zero", "dense", "sparse", "object"};
+    return words[f];
+}
+
+static PyObject *view_of_item(const fan_item_view *v)
+{
+    return Py_BuildValue("{s:L,s:s,s:s,s:K,s:N,s:N,s:N}", "key", (long long)v->key, "form", form_word(v->form), "dtype", fan_dtype_name(v->dtype), "P",
+                         (unsigned long long)v->P, "event", PyBool_FromLong(v->event), "donated", PyBool_FromLong(v->donated), "ready",
+                         PyBool_FromLong(v->ready));
+}
+
+/* view_of: what a slot looks like now, as a dict for fanin._explain. */
+static PyObject *view_of(const buffer_object *self, size_t slot)
+{
+    fan_slot_view v;
+    fan_item_view *items = NULL;
+    fan_error err;
+    fan_status status;
+    size_t cap = 0;
+    PyObject *d = NULL, *list = NULL, *name = slot_name(self, slot);
+    /* Others may add meanwhile: until the room suffices. */
+    for (;;) {
+        clear_error(&err);
+        memset(&v, 0, sizeof v);
+        status = fan_buffer_look(self->core, slot, &v, items, cap, &err);
+        if (status != FAN_OK) {
+            fan_raise(status, &err);
+            goto done;
+        }
+        if (v.items <= cap)
+            break;
+        fan_free(items);
+        cap = v.items + 8;
+        items = fan_calloc(cap * sizeof *items);
+        if (!items) {
+            PyErr_NoMemory();
+            goto done;
+        }
+    }
+    list = PyList_New((Py_ssize_t)v.items);
+    for (size_t i = 0; list && i < v.items; i++) {
+        PyObject *item = view_of_item(&items[i]);
+        if (!item)
+            Py_CLEAR(list);
+        else
+            PyList_SET_ITEM(list, (Py_ssize_t)i, item);
+    }
+    if (!list)
+        goto done;
+    d = Py_BuildValue("{s:s,s:K,s:O,s:K,s:K,s:K,s:K,s:N,s:N,s:N,s:N}", "buffer", fan_buffer_name(self->core), "slot", (unsigned long long)slot, "name",
+                      name ? name : Py_None, "rules", (unsigned long long)v.rules, "C", (unsigned long long)v.C, "A",
+                      (unsigned long long)v.A, "R", (unsigned long long)v.R, "event", PyBool_FromLong(v.event), "has_value",
+                      PyBool_FromLong(v.has_value), "value_ours", PyBool_FromLong(v.value_ours), "poisoned", PyBool_FromLong(v.poisoned));
+    if (!d || put(d, "how", v.how ? PyUnicode_FromStringAndSize(&v.how, 1) : PyUnicode_FromString("")) < 0 ||
+        put(d, "value_form", PyUnicode_FromString(form_word(v.value_form))) < 0 || put(d, "dtype", PyUnicode_FromString(fan_dtype_name(v.dtype))) < 0 ||
+        put(d, "accumulate", PyUnicode_FromString(fan_dtype_name(v.accumulate))) < 0 || put(d, "count", PyLong_FromLongLong(v.count)) < 0 ||
+        put(d, "expected", PyLong_FromLongLong(v.expected)) < 0 || put(d, "next_key", PyLong_FromLongLong(v.next_key)) < 0 ||
+        put(d, "next_action", PyUnicode_FromString(fan_action_word(v.next.action))) < 0 ||
+        put(d, "next_rules", PyLong_FromUnsignedLongLong(v.next.rules)) < 0 ||
+        put(d, "reuse", PyUnicode_FromString(fan_reuse_words(v.reuse))) < 0 || put(d, "items", Py_NewRef(list)) < 0)
+        Py_CLEAR(d);
+done:
+    Py_XDECREF(list);
+    fan_free(items);
+    return d;
+}
+
+static PyObject *buffer_explain(PyObject *o, PyObject *which)
+{
+    PyObject *module, *view, *text;
+    size_t slot;
+    if (slot_arg(of(o), which, &slot) < 0)
+        return NULL;
+    view = view_of(of(o), slot);
+    module = view ? PyImport_ImportModule("fanin._explain") : NULL;
+    text = module ? PyObject_CallMethod(module, "explain", "O", view) : NULL;
+    Py_XDECREF(module);
+    Py_XDECREF(view);
+    return text;
+}
+
+static PyObject *buffer_reduce(PyObject *o, PyObject *Py_UNUSED(protocol))
+{
+    return PyErr_Format(PyExc_TypeError, "cannot pickle or copy %R: what it holds is ordered by streams of this process; take() the sums", o);
+}
+
+static PyObject *buffer_repr(PyObject *o)
+{
+    const buffer_object *self = of(o);
+    return PyUnicode_FromFormat("<fanin.InputBuffer %s: %zu slot%s>", fan_buffer_name(self->core), self->n, self->n == 1 ? "" : "s");
+}
+
+static Py_ssize_t buffer_length(PyObject *o)
+{
+    return (Py_ssize_t)of(o)->n;
+}
+
+static PyObject *buffer_name(PyObject *o, void *Py_UNUSED(closure))
+{
+    return PyUnicode_FromString(fan_buffer_name(of(o)->core));
+}
+
+PyObject *fan_counters_wrap(const fan_counters *n)
+{
+    PyObject *type = fan_lazy(&fan_state_get()->counters_type, "fanin.options", "Counters"), *d, *empty, *made = NULL;
+    if (!type)
+        return NULL;
+    d = PyDict_New();
+#define X(field)                                                                                                      \
+    if (d && put(d, #field, PyLong_FromUnsignedLongLong(n->field)) < 0)                                               \
+        Py_CLEAR(d);
+    FAN_COUNTER_LIST(X)
+#undef X
+    empty = d ? PyTuple_New(0) : NULL;
+    if (empty)
+        made = PyObject_Call(type, empty, d);
+    Py_XDECREF(empty);
+    Py_XDECREF(d);
+    return made;
+}
+
+static PyObject *buffer_counters(PyObject *o, void *Py_UNUSED(closure))
+{
+    fan_counters n;
+    fan_buffer_counters(of(o)->core, &n);
+    return fan_counters_wrap(&n);
+}
+
+static PyMethodDef methods[] = {
+    {"add", (PyCFunction)(void (*)(void))buffer_add, METH_FASTCALL | METH_KEYWORDS,
+     "add($self, slot, gradient, *, key=None, stream=None, donate=False, copy=False)\n--\n\n"
+     "Add one gradient to a slot.\n\n"
+     "The gradient is an array (ndarray, torch.Tensor, jax.Array, SciPy sparse, fanin.Sparse, an array of a simulated device),\n"
+     "a number, fanin.Zero, an object with its own `+`, or None: undefined, which counts and adds nothing.\n"
+     "Leave it as it is until the sum is taken: the buffer may keep a reference. `copy=True` lifts that. Without `donate` it is\n"
+     "never written into; with it, nobody else touches it until take(), and the sum may be written there.\n\n"
+     "key: an integer from 0 on, one per edge: the sum is the left fold in key order, whoever came first. stream: the one that\n"
+     "the gradient was made on.\n\n"
+     "Raises IndexError (slot), TypeError (no array, no stream), ValueError (shape, dtype, key, count), BufferError (an array that\n"
+     "cannot be imported), RuntimeError (the slot is poisoned). Then all is as before.\n\n"
+     ">>> buf = fanin.InputBuffer(1)\n"
+     ">>> buf.add(0, np.array([1.0, 2.0]))\n"
+     ">>> buf.add(0, np.array([10.0, 20.0]))\n"
+     ">>> buf.take()\n"
+     "[array([11., 22.])]\n"},
+    {"expect", (PyCFunction)(void (*)(void))buffer_expect, METH_VARARGS | METH_KEYWORDS,
+     "expect($self, slot, n)\n--\n\n"
+     "Say that each pass brings `n` contributions to a slot; this stays after take().\n\n"
+     "One too many is then a ValueError at add, a missing one at take.\n\n"
+     ">>> buf = fanin.InputBuffer(1)\n"
+     ">>> buf.expect(0, 2)\n"
+     ">>> buf.add(0, 1.0)\n"
+     ">>> buf.ready(0)\n"
+     "False\n"},
+    {"ready", buffer_ready, METH_O,
+     "ready($self, slot, /)\n--\n\n"
+     "Whether all contributions that were told to `expect` have come; ValueError without expect."},
+    {"take", (PyCFunction)(void (*)(void))buffer_take, METH_VARARGS | METH_KEYWORDS,
+     "take($self, stream=None, *, out=None, scale=None, writable=False)\n--\n\n"
+     "All sums, as a list with an entry for each slot, None where it is undefined; the buffer is then empty.\n\n"
+     "The sums are ready to be used on `stream` (default: the buffer's). A single contribution comes back as the very object\n"
+     "that was added; `writable=True` copies what is not the buffer's alone. out: a list of arrays (or None) to write the sums into.\n"
+     "scale: a number that multiplies the sums in the same pass, before the one rounding.\n\n"
+     "Raises ValueError (out, scale, a contribution missing), BufferError (out cannot be written), RuntimeError (poisoned).\n\n"
+     ">>> buf = fanin.InputBuffer(2)\n"
+     ">>> buf.add(0, np.float32([1, 2]))\n"
+     ">>> buf.add(0, np.float32([3, 4]))\n"
+     ">>> buf.take(scale=0.5)\n"
+     "[array([2., 3.], dtype=float32), None]\n"},
+    {"clear", buffer_clear, METH_NOARGS, "clear($self, /)\n--\n\nEmpty it, also when it is poisoned; for passes that failed."},
+    {"explain", buffer_explain, METH_O,
+     "explain($self, slot, /)\n--\n\n"
+     "What was and will be decided for a slot, in sentences with the numbers of the rules.\n\n"
+     ">>> buf = fanin.InputBuffer(1, name=\"w1\")\n"
+     ">>> print(buf.explain(0))\n"
+     "w1: slot 0: nothing has come yet.\n"},
+    {"__reduce_ex__", buffer_reduce, METH_O, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef getset[] = {
+    {"name", buffer_name, NULL, "Its name in messages, traces and pictures.", NULL},
+    {"counters", buffer_counters, NULL, "What it has done so far: a fanin.Counters.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyMemberDef members[] = {
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(buffer_object, weakrefs), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot slots[] = {
+    {Py_tp_doc,
+     "InputBuffer(slots, *, budget=None, accumulate=None, stream=None, leaf=False, create_graph=False, name=None)\n--\n\n"
+     "Gradients are added to its slots, from any thread and any stream; their sums are taken.\n\n"
+     "slots: a count; or a sequence of example arrays, whose shape, dtype and device are taken, and of fanin.Slot.\n"
+     "budget: bytes of contributions that may wait to be summed; 0 sums at each arrival, math.inf only when asked, None is 64 MiB\n"
+     "(fanin.set_options). The bits of the sums do not depend on it.\n"
+     "accumulate: the dtype in which sums run; by default float32 for float16, bfloat16 and float8, else the dtype itself.\n"
+     "stream: the consumer's. leaf: the consumer accumulates into `.grad`. create_graph: sums are made by the arrays' own `+`, so\n"
+     "that they can be differentiated. name: for messages, traces and pictures.\n\n"
+     ">>> buf = fanin.InputBuffer([fanin.Slot(shape=(2,), dtype=\"float32\", name=\"b1\")])\n"
+     ">>> buf.add(0, np.ones((5, 2), np.float32))   # summed to the declared shape\n"
+     ">>> buf.take()\n"
+     "[array([5., 5.], dtype=float32)]\n"},
+    {Py_tp_new, buffer_new},
+    {Py_tp_dealloc, buffer_dealloc},
+    {Py_tp_traverse, buffer_traverse},
+    {Py_tp_clear, buffer_clear_refs},
+    {Py_tp_repr, buffer_repr},
+    {Py_tp_methods, methods},
+    {Py_tp_members, members},
+    {Py_tp_getset, getset},
+    {Py_mp_length, buffer_length},
+    {Py_mp_subscript, buffer_snapshot},
+    {0, NULL},
+};
+
+PyType_Spec fan_buffer_spec = {
+    .name = "fanin.InputBuffer",
+    .basicsize = sizeof(buffer_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = slots,
+};
+
+/* ---- add_n ---- */
+
+/* note: says of the live exception which array it was. */
+static void note(Py_ssize_t i)
+{
+    PyObject *e = fan_exception_take(), *done = NULL;
+    if (e)
+        done = PyObject_CallMethod(e, "add_note", "N", PyUnicode_FromFormat("it was arrays[%zd] of add_n", i));
+    if (!done)
+        PyErr_Clear();
+    Py_XDECREF(done);
+    fan_exception_put(e);
+}
+
+static int add_all(fan_buffer *core, PyObject *arrays, PyObject *keys)
+{
+    Py_ssize_t n = PyTuple_GET_SIZE(arrays);
+    fan_error err;
+    fan_status status;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        fan_contribution c = {.key = -1};
+        int bad = keys && fan_index(PyTuple_GET_ITEM(keys, i), "key", PyExc_ValueError, &c.key) < 0;
+        bad = bad || fan_import(PyTuple_GET_ITEM(arrays, i), false, false, &c.value) < 0;
+        if (!bad) {
+            clear_error(&err);
+            status = fan_buffer_add(core, 0, &c, &err);
+            if (status != FAN_OK) {
+                fan_raise(status, &err);
+                bad = 1;
+            }
+        }
+        if (c.value.form != FAN_UNDEFINED)
+            fan_value_drop(&fan_python, &c.value);
+        if (bad) {
+            note(i);
+            return -1;
+        }
+    }
+    return 0;
+}
+
+static PyObject *add_n(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"arrays", "out", "keys", "accumulate", "scale", NULL};
+    PyObject *arrays, *out = Py_None, *keys = Py_None, *accumulate = Py_None, *scale = Py_None;
+    PyObject *items = NULL, *numbers = NULL, *outs = NULL, *list = NULL, *sum = NULL;
+    fan_buffer_config config = {.slots = 1, .budget = UINT64_MAX, .accumulate = FAN_NO_DTYPE, .frontend = &fan_python, .name = "add_n"};
+    fan_where w = {.buffer = "add_n", .slot = -1, .key = -1};
+    fan_buffer *core = NULL;
+    fan_error err;
+    fan_status status;
+    int bare;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$OOOO:add_n", names, &arrays, &out, &keys, &accumulate, &scale))
+        return NULL;
+    fan_where_push(&w);
+    bare = is_bare(arrays);
+    if (bare > 0 || PyUnicode_Check(arrays) || PyBytes_Check(arrays) || PyDict_Check(arrays) || !Py_TYPE(arrays)->tp_iter)
+        fan_refuse(PyExc_TypeError, "expected a sequence of arrays, got one %.200s%s", Py_TYPE(arrays)->tp_name, bare > 0 ? ": give list(x) or [x, ..]" : "");
+    if (PyErr_Occurred() || fan_dtype_parse(accumulate, &config.accumulate) < 0 || !(items = PySequence_Tuple(arrays)))
+        goto done;
+    if (PyTuple_GET_SIZE(items) == 0) {
+        fan_refuse(PyExc_ValueError, "expected at least one array: the sum of none has no shape and no dtype");
+        goto done;
+    }
+    if (keys != Py_None) {
+        numbers = PySequence_Tuple(keys);
+        if (numbers && PyTuple_GET_SIZE(numbers) != PyTuple_GET_SIZE(items))
+            fan_refuse(PyExc_ValueError, "expected as many keys as arrays, %zd, got %zd", PyTuple_GET_SIZE(items), PyTuple_GET_SIZE(numbers));
+        if (PyErr_Occurred())
+            goto done;
+    }
+    clear_error(&err);
+    status = fan_buffer_new(&config, &core, &err);
+    if (status != FAN_OK) {
+        fan_raise(status, &err);
+        goto done;
+    }
+    if (add_all(core, items, numbers) < 0)
+        goto done;
+    outs = out == Py_None ? Py_NewRef(Py_None) : PyTuple_Pack(1, out);
+    list = outs ? take_all(core, 1, NULL, NULL, outs, scale, true) : NULL;
+    if (list)
+        sum = Py_NewRef(PyList_GET_ITEM(list, 0));
+done:
+    fan_where_pop(&w);
+    if (core) {
+        PyObject *live = fan_exception_take();
+        fan_buffer_free(core);
+        fan_exception_put(live);
+    }
+    Py_XDECREF(items);
+    Py_XDECREF(numbers);
+    Py_XDECREF(outs);
+    Py_XDECREF(list);
+    return sum;
+}
+
+PyMethodDef fan_buffer_functions[] = {
+    {"add_n", (PyCFunction)(void (*)(void))add_n, METH_VARARGS | METH_KEYWORDS,
+     "add_n(arrays, *, out=None, keys=None, accumulate=None, scale=None)\n--\n\n"
+     "The sum of arrays of one shape, in one pass and with one rounding.\n\n"
+     "arrays: a sequence of at least one array or number (None adds nothing). The sum is the left fold in their order, or in that\n"
+     "of `keys`, one integer each. It is in fresh memory, or in `out`. accumulate: the dtype in which it runs; by default float32\n"
+     "for float16, bfloat16 and float8, else the promotion of all. scale: a number that multiplies it before the rounding.\n\n"
+     "Raises TypeError (no array), ValueError (shapes, dtypes, keys, an empty sequence), BufferError (`out` cannot be written).\n\n"
+     ">>> fanin.add_n([np.float16([1, 2]), np.float16([3, 4]), np.float16([5, 6])])\n"
+     "array([ 9., 12.], dtype=float16)\n"},
+    {NULL, NULL, 0, NULL},
+};

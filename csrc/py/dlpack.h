@@ -1,0 +1,82 @@
+/* dlpack: arrays of other libraries, in and out, by the DLPack protocol (ABI 1.3, written down here from its published description).
+ *
+ *   in    x.__dlpack__(max_version=(1, 3)) -> capsule -> fan_dlpack_take -> fan_array whose storage calls the producer's deleter
+ *   out   fan_array -> fanin's exporter, an object with __dlpack__ and __dlpack_device__
+ *
+ * What can go wrong, on the way in. The capsule may be no capsule, used, of an unknown name, or be taken by two threads at once: it is renamed
+ * before anything else that can fail, and whoever renames it owns what is in it. From then on the producer's deleter is called exactly once: when
+ * the last hold on the memory goes, or here when the tensor is refused. The tensor may lie: it is read once into locals and every number is checked by
+ * fan_array_view. Not defendable: a forged address, a deleter that is none, memory that the producer frees early.
+ */
+#ifndef FAN_PY_DLPACK_H
+#define FAN_PY_DLPACK_H
+
+#include "py/py.h"
+
+#define FAN_DL_MAJOR 1
+#define FAN_DL_MINOR 3
+
+enum { FAN_DL_CPU = 1, FAN_DL_CUDA = 2, FAN_DL_CUDA_HOST = 3, FAN_DL_CUDA_MANAGED = 13 };
+enum { FAN_DL_INT = 0, FAN_DL_UINT = 1, FAN_DL_FLOAT = 2, FAN_DL_BFLOAT = 4, FAN_DL_COMPLEX = 5, FAN_DL_BOOL = 6, FAN_DL_F8_E4M3FN = 10, FAN_DL_F8_E5M2 = 12 };
+
+#define FAN_DL_READ_ONLY (UINT64_C(1) << 0)
+#define FAN_DL_IS_COPIED (UINT64_C(1) << 1)
+
+typedef struct fan_dl_device {
+    int32_t type;
+    int32_t id;
+} fan_dl_device;
+
+typedef struct fan_dl_dtype {
+    uint8_t code;
+    uint8_t bits;
+    uint16_t lanes;
+} fan_dl_dtype;
+
+typedef struct fan_dl_tensor {
+    void *data;
+    fan_dl_device device;
+    int32_t ndim;
+    fan_dl_dtype dtype;
+    int64_t *shape;
+    int64_t *strides;     /* in elements; NULL: C order */
+    uint64_t byte_offset; /* element 0 is at data + byte_offset */
+} fan_dl_tensor;
+
+/* What a capsule named "dltensor" holds. */
+typedef struct fan_dl_managed {
+    fan_dl_tensor tensor;
+    void *ctx;
+    void (*deleter)(struct fan_dl_managed *self); /* may be NULL */
+} fan_dl_managed;
+
+/* What a capsule named "dltensor_versioned" holds. The fields before `tensor` are the same in every version. */
+typedef struct fan_dl_versioned {
+    uint32_t major, minor;
+    void *ctx;
+    void (*deleter)(struct fan_dl_versioned *self); /* may be NULL */
+    uint64_t flags;
+    fan_dl_tensor tensor;
+} fan_dl_versioned;
+
+_Static_assert(sizeof(fan_dl_device) == 8 && sizeof(fan_dl_dtype) == 4, "DLPack's layout");
+_Static_assert(sizeof(void *) != 8 || (sizeof(fan_dl_tensor) == 48 && sizeof(fan_dl_managed) == 64 && sizeof(fan_dl_versioned) == 80),
+               "DLPack's layout");
+_Static_assert(sizeof(void *) != 8 || (offsetof(fan_dl_versioned, flags) == 24 && offsetof(fan_dl_versioned, tensor) == 32 &&
+                                       offsetof(fan_dl_tensor, shape) == 24 && offsetof(fan_dl_tensor, byte_offset) == 40),
+               "DLPack's layout");
+
+typedef enum fan_dl_writes {
+    FAN_DL_AS_IT_SAYS, /* writable where the tensor is versioned and says neither READ_ONLY nor IS_COPIED */
+    FAN_DL_READ,       /* never */
+    FAN_DL_WRITE       /* always: the caller knows the producer */
+} fan_dl_writes;
+
+/* fan_dlpack_take: what `capsule` holds, as an array on the host; the caller owns the hold. `producer` (may be NULL) is kept alive where the tensor has no deleter.
+ * device_type: what __dlpack_device__ said; -1: not asked. -1 with TypeError, BufferError or ValueError; the producer's deleter has then been called if the capsule was taken. */
+int fan_dlpack_take(PyObject *capsule, PyObject *producer, int64_t device_type, fan_dl_writes writes, fan_array **out);
+
+/* fan_exporter_new: an object that offers `a` (a host array; a hold of its own) by __dlpack__. */
+PyObject *fan_exporter_new(fan_array *a);
+
+#endif

@@ -1,0 +1,176 @@
+/* errors: the core's error box and Python's exceptions, each turned into the other. */
+#include "py/py.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+
+PyObject *fan_exception_take(void)
+{
+#if PY_VERSION_HEX >= 0x030C0000
+    return PyErr_GetRaisedException();
+#else
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    if (!type)
+        return NULL;
+    PyErr_NormalizeException(&type, &value, &trace);
+    if (trace)
+        PyException_SetTraceback(value, trace);
+    Py_DECREF(type);
+    Py_XDECREF(trace);
+    return value;
+#endif
+}
+
+void fan_exception_put(PyObject *e)
+{
+#if PY_VERSION_HEX >= 0x030C0000
+    PyErr_SetRaisedException(e);
+#else
+    if (e)
+        PyErr_Restore(Py_NewRef((PyObject *)Py_TYPE(e)), e, PyException_GetTraceback(e));
+    else
+        PyErr_Clear();
+#endif
+}
+
+/* class_of: borrowed. */
+static PyObject *class_of(fan_status s)
+{
+    const fan_state *st = fan_state_get();
+    PyObject *c = NULL;
+    switch (s) {
+    case FAN_INDEX:
+        return PyExc_IndexError;
+    case FAN_TYPE:
+        return PyExc_TypeError;
+    case FAN_VALUE:
+        return PyExc_ValueError;
+    case FAN_BUFFER:
+        return PyExc_BufferError;
+    case FAN_NOMEM:
+        return PyExc_MemoryError;
+    case FAN_RACE:
+        c = st ? st->race_error : NULL;
+        break;
+    case FAN_DEVICE:
+        c = st ? st->device_error : NULL;
+        break;
+    case FAN_DEVICE_NOMEM:
+        c = st ? st->device_oom_error : NULL;
+        break;
+    case FAN_CAPTURE:
+        c = st ? st->capture_error : NULL;
+        break;
+    default:
+        break;
+    }
+    return c ? c : PyExc_RuntimeError;
+}
+
+/* chain: makes `context` (taken) the __context__ of the live exception. */
+static void chain(PyObject *context)
+{
+    PyObject *e;
+    if (!context)
+        return;
+    e = fan_exception_take();
+    if (!e) {
+        fan_exception_put(context);
+        return;
+    }
+    if (e == context)
+        Py_DECREF(context);
+    else
+        PyException_SetContext(e, context);
+    fan_exception_put(e);
+}
+
+PyObject *fan_raise(fan_status s, const fan_error *err)
+{
+    PyObject *context, *e = NULL, *code = NULL, *text;
+    if (s == FAN_EXTERN) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_SystemError, "a call-out failed and set no exception");
+        return NULL;
+    }
+    context = fan_exception_take();
+    /* A message may carry names of the user's, cut anywhere. */
+    text = PyUnicode_DecodeUTF8(err && err->text[0] ? err->text : fan_status_word(s),
+                                (Py_ssize_t)strlen(err && err->text[0] ? err->text : fan_status_word(s)), "replace");
+    if (text)
+        e = PyObject_CallOneArg(class_of(s), text);
+    if (e && (s == FAN_DEVICE || s == FAN_DEVICE_NOMEM)) {
+        code = PyLong_FromLong(err ? err->code : 0);
+        if (!code || PyObject_SetAttrString(e, "code", code) < 0)
+            PyErr_Clear();
+    }
+    if (e)
+        PyErr_SetObject((PyObject *)Py_TYPE(e), e);
+    chain(context);
+    Py_XDECREF(code);
+    Py_XDECREF(text);
+    Py_XDECREF(e);
+    return NULL;
+}
+
+fan_status fan_from_python(fan_error *err)
+{
+    if (!PyErr_Occurred())
+        PyErr_SetString(PyExc_SystemError, "a call-out failed and set no exception");
+    return fan_fail(err, FAN_EXTERN, "%s", fan_status_word(FAN_EXTERN));
+}
+
+static _Thread_local fan_where *where;
+
+void fan_where_push(fan_where *w)
+{
+    w->outer = where;
+    where = w;
+}
+
+void fan_where_pop(fan_where *w)
+{
+    where = w->outer;
+}
+
+/* prefix: "grads: slot 2 (w1), key 3: "; new reference. */
+static PyObject *prefix(void)
+{
+    const fan_where *w = where;
+    PyObject *who, *key, *all;
+    if (!w || !w->buffer)
+        return PyUnicode_FromString("");
+    if (w->slot < 0)
+        return PyUnicode_FromFormat("%s: ", w->buffer);
+    who = w->slot_name ? PyUnicode_FromFormat("%s: slot %zd (%U)", w->buffer, w->slot, w->slot_name)
+                       : PyUnicode_FromFormat("%s: slot %zd", w->buffer, w->slot);
+    key = w->key < 0 ? PyUnicode_FromString("") : PyUnicode_FromFormat(", key %lld", (long long)w->key);
+    all = who && key ? PyUnicode_FromFormat("%U%U: ", who, key) : NULL;
+    Py_XDECREF(who);
+    Py_XDECREF(key);
+    return all;
+}
+
+int fan_refuse(PyObject *type, const char *fmt, ...)
+{
+    PyObject *before = prefix(), *text;
+    va_list args;
+    va_start(args, fmt);
+    text = PyUnicode_FromFormatV(fmt, args);
+    va_end(args);
+    if (before && text)
+        PyErr_Format(type, "%U%U", before, text);
+    Py_XDECREF(before);
+    Py_XDECREF(text);
+    return -1;
+}
+
+int fan_refuse_error(fan_status s, const fan_error *err)
+{
+    if (s == FAN_EXTERN || s == FAN_NOMEM)
+        fan_raise(s, err);
+    else
+        fan_refuse(class_of(s), "%s", err->text);
+    return -1;
+}

@@ -1,0 +1,174 @@
+/* event: fanin.Event, a point in a stream's queue. */
+#include "py/machine.h"
+
+typedef struct event_object {
+    PyObject_HEAD
+    fan_event *e; /* held; never NULL after new */
+} event_object;
+
+static PyObject *event_make(PyTypeObject *type, fan_event *e)
+{
+    event_object *self = (event_object *)type->tp_alloc(type, 0);
+    if (self)
+        self->e = fan_event_hold(e);
+    return (PyObject *)self;
+}
+
+PyObject *fan_event_wrap(fan_event *e)
+{
+    return event_make(fan_state_get()->event_type, e);
+}
+
+fan_event *fan_event_arg(PyObject *o)
+{
+    return Py_TYPE(o) == fan_state_get()->event_type ? ((event_object *)o)->e : NULL;
+}
+
+static PyObject *event_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"device", NULL};
+    PyObject *where, *made = NULL;
+    fan_device *d = NULL;
+    fan_event *e = NULL;
+    fan_error err = {0};
+    fan_status status;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:Event", names, &where) || fan_device_arg(where, &d) < 0)
+        return NULL;
+    if (!d || !d->backend->has_streams) {
+        fan_device_drop(d);
+        return PyErr_Format(PyExc_ValueError, "Event: %R has no streams and no events: its work runs at once", where);
+    }
+    status = fan_event_new(d, &e, &err);
+    if (status == FAN_OK)
+        made = event_make(type, e);
+    else
+        fan_raise(status, &err);
+    fan_event_drop(e);
+    fan_device_drop(d);
+    return made;
+}
+
+static void event_dealloc(PyObject *o)
+{
+    PyTypeObject *type = Py_TYPE(o);
+    fan_event_drop(((event_object *)o)->e);
+    type->tp_free(o);
+    Py_DECREF(type);
+}
+
+static PyObject *event_record(PyObject *o, PyObject *arg)
+{
+    fan_event *e = ((event_object *)o)->e;
+    fan_stream *s = NULL;
+    fan_error err = {0};
+    fan_status status;
+    if (fan_stream_arg(arg, &s) < 0)
+        return NULL;
+    if (!s && !(s = fan_stream_current(e->device)))
+        return PyErr_NoMemory();
+    if (s->device != e->device) {
+        char mine[32], theirs[32];
+        PyErr_Format(PyExc_ValueError,
+                     "Event.record: the event is of %s, the stream of %s; an event is recorded on its own device: use stream.record()",
+                     fan_device_text(e->device, mine, sizeof mine), fan_device_text(s->device, theirs, sizeof theirs));
+        fan_stream_drop(s);
+        return NULL;
+    }
+    status = fan_event_rerecord(e, s, &err);
+    fan_stream_drop(s);
+    if (status != FAN_OK)
+        return fan_raise(status, &err);
+    Py_RETURN_NONE;
+}
+
+static PyObject *event_query(PyObject *o, PyObject *Py_UNUSED(none))
+{
+    fan_event *e = ((event_object *)o)->e;
+    fan_error err = {0};
+    fan_status status;
+    bool done = true;
+    if (!e->stream)
+        Py_RETURN_TRUE;
+    Py_BEGIN_ALLOW_THREADS
+    status = fan_event_query(e, &done, &err);
+    Py_END_ALLOW_THREADS
+    return status == FAN_OK ? PyBool_FromLong(done) : fan_raise(status, &err);
+}
+
+static PyObject *event_synchronize(PyObject *o, PyObject *Py_UNUSED(none))
+{
+    fan_event *e = ((event_object *)o)->e;
+    fan_error err = {0};
+    fan_status status;
+    if (!e->stream)
+        Py_RETURN_NONE;
+    Py_BEGIN_ALLOW_THREADS
+    status = fan_event_sync(e, &err);
+    Py_END_ALLOW_THREADS
+    if (status != FAN_OK)
+        return fan_raise_sim(status, &err);
+    Py_RETURN_NONE;
+}
+
+static PyObject *event_reduce(PyObject *o, PyObject *Py_UNUSED(none))
+{
+    return PyErr_Format(PyExc_TypeError, "cannot pickle or copy %R: it is a point in a queue of this process", o);
+}
+
+static PyObject *event_repr(PyObject *o)
+{
+    fan_event *e = ((event_object *)o)->e;
+    char text[32];
+    fan_device_text(e->device, text, sizeof text);
+    if (!e->stream)
+        return PyUnicode_FromFormat("<fanin.Event on %s, never recorded>", text);
+    return PyUnicode_FromFormat("<fanin.Event on %s, recorded on stream %llu>", text, (unsigned long long)e->stream->handle);
+}
+
+static PyObject *event_device(PyObject *o, void *Py_UNUSED(closure))
+{
+    char text[32];
+    return PyUnicode_FromString(fan_device_text(((event_object *)o)->e->device, text, sizeof text));
+}
+
+static PyObject *event_stream(PyObject *o, void *Py_UNUSED(closure))
+{
+    fan_event *e = ((event_object *)o)->e;
+    return e->stream ? fan_stream_wrap(e->stream) : Py_NewRef(Py_None);
+}
+
+static PyMethodDef methods[] = {
+    {"record", event_record, METH_O,
+     "record($self, stream, /)\n--\n\nMake this the point in `stream` behind all that is queued there now.\n\n"
+     "Later waits see the new point; waits that are queued keep the old one. None is the device's current stream."},
+    {"query", event_query, METH_NOARGS,
+     "query($self, /)\n--\n\nTrue when all work before the point has run, and for an event that was never recorded."},
+    {"synchronize", event_synchronize, METH_NOARGS,
+     "synchronize($self, /)\n--\n\nBlock until all work before the point has run."},
+    {"__reduce__", event_reduce, METH_NOARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef getset[] = {
+    {"device", event_device, NULL, "The name of its device, as in \"sim:0\".", NULL},
+    {"stream", event_stream, NULL, "The stream it was last recorded on; None before.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot slots[] = {
+    {Py_tp_doc, "Event(device)\n--\n\nA point in a stream's queue, which other streams and the host can wait for.\n\n"
+                "`stream.record()` makes one and records it in one step."},
+    {Py_tp_new, event_new},
+    {Py_tp_dealloc, event_dealloc},
+    {Py_tp_repr, event_repr},
+    {Py_tp_methods, methods},
+    {Py_tp_getset, getset},
+    {0, NULL},
+};
+
+PyType_Spec fan_event_spec = {
+    .name = "fanin.Event",
+    .basicsize = sizeof(event_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = slots,
+};

@@ -1,0 +1,655 @@
+/* exchange: the one way in and out. Whatever a caller adds becomes a fan_value here, and every sum becomes a Python object again.
+ *
+ *   in    None | ndarray | Python scalar | fanin's device array | NumPy scalar | Zero | anything else, as fanin.arrays.describe says
+ *   out   the value's own object, or a new one of its origin's kind (D15)
+ *
+ * An array's storage holds the object whose memory it is, and the value holds it as well: so a view outlives the value, and an
+ * ndarray that nobody else has counts two references (see unshared in frontend.c).
+ */
+#include "py/dlpack.h"
+
+#include "base/mem.h"
+
+#include <string.h>
+
+/* D15, D5: the sum is of the kind of the first contribution of the lowest rank. */
+enum { RANK_ARRAY, RANK_NUMPY_SCALAR, RANK_PYTHON_SCALAR };
+
+static void release_object(fan_storage *s)
+{
+    fan_gil gil;
+    if (!fan_gil_enter(&gil))
+        return;
+    PyObject *live = fan_exception_take();
+    Py_DECREF((PyObject *)s->ctx);
+    fan_exception_put(live);
+    fan_gil_leave(&gil);
+}
+
+/* view_ndarray: an ndarray's memory; its dtype has been looked at. */
+static int view_ndarray(PyArrayObject *a, fan_dtype dtype, bool writable, fan_array **out)
+{
+    int64_t dims[2 * FAN_MAX_NDIM], *shape = dims, *strides = dims + FAN_MAX_NDIM;
+    int ndim = PyArray_NDIM(a);
+    fan_error err;
+    fan_storage *st;
+    fan_status status;
+    err.text[0] = '\0';
+    for (int i = 0; i < ndim && i < FAN_MAX_NDIM; i++) {
+        shape[i] = PyArray_DIM(a, i);
+        strides[i] = PyArray_STRIDE(a, i);
+    }
+    st = fan_storage_wrap(PyArray_DATA(a), 0, release_object, a);
+    if (!st) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    Py_INCREF(a);
+    status = fan_array_view(st, PyArray_BYTES(a), dtype, ndim, shape, strides, writable && PyArray_ISWRITEABLE(a), out, &err);
+    fan_storage_drop(st);
+    return status == FAN_OK ? 0 : fan_refuse_error(status, &err);
+}
+
+static int import_ndarray(PyArrayObject *a, PyObject *object, fan_origin origin, bool writable, fan_value *out)
+{
+    fan_dtype dtype = fan_dtype_of_descr(PyArray_DESCR(a));
+    if (dtype == FAN_NO_DTYPE)
+        return fan_dtype_refuse(PyArray_DESCR(a), origin == FAN_FROM_NUMPY_SCALAR ? "the scalar" : "the array");
+    if (view_ndarray(a, dtype, writable, &out->array) < 0)
+        return -1;
+    out->form = FAN_DENSE;
+    out->dtype = dtype;
+    out->origin = (uint8_t)origin;
+    out->rank = origin == FAN_FROM_NUMPY_SCALAR ? RANK_NUMPY_SCALAR : RANK_ARRAY;
+    out->device = fan_cpu();
+    out->object = Py_NewRef(object);
+    return 0;
+}
+
+static int import_numpy_scalar(PyObject *o, fan_value *out)
+{
+    PyObject *a = PyArray_FromScalar(o, NULL);
+    int result = a ? import_ndarray((PyArrayObject *)a, o, FAN_FROM_NUMPY_SCALAR, false, out) : -1;
+    Py_XDECREF(a);
+    return result;
+}
+
+/* import_python_scalar: 1 if `o` is one (D5), 0 if not, -1 with an exception. */
+static int import_python_scalar(PyObject *o, fan_value *out)
+{
+    union {
+        unsigned char b;
+        int64_t i;
+        double f;
+        Py_complex c;
+    } x;
+    fan_dtype dtype;
+    fan_error err;
+    int overflow = 0;
+    memset(&x, 0, sizeof x);
+    err.text[0] = '\0';
+    if (PyFloat_CheckExact(o)) {
+        dtype = FAN_FLOAT64;
+        x.f = PyFloat_AS_DOUBLE(o);
+    } else if (PyLong_CheckExact(o)) {
+        dtype = FAN_INT64;
+        x.i = PyLong_AsLongLongAndOverflow(o, &overflow);
+        if (overflow)
+            return fan_refuse(PyExc_ValueError, "the integer %R does not fit int64; expected -2**63 .. 2**63 - 1, or a float", o);
+    } else if (PyBool_Check(o)) {
+        dtype = FAN_BOOL;
+        x.b = o == Py_True;
+    } else if (PyComplex_CheckExact(o)) {
+        dtype = FAN_COMPLEX128;
+        x.c = PyComplex_AsCComplex(o);
+    } else {
+        return 0;
+    }
+    fan_status status = fan_array_new(dtype, 0, NULL, NULL, &out->array, &err);
+    if (status != FAN_OK)
+        return fan_refuse_error(status, &err);
+    memcpy(out->array->data, &x, fan_dtype_size(dtype));
+    out->array->writable = false; /* the object must not differ from it */
+    out->form = FAN_DENSE;
+    out->dtype = dtype;
+    out->weak = true;
+    out->origin = FAN_FROM_PYTHON_SCALAR;
+    out->rank = RANK_PYTHON_SCALAR;
+    out->device = fan_cpu();
+    out->object = Py_NewRef(o);
+    return 1;
+}
+
+/* shape_of: a tuple of ints that fanin itself made or checked. Returns the rank, -1 with an exception. */
+static int shape_of(PyObject *o, int64_t *shape)
+{
+    Py_ssize_t n = PyTuple_Check(o) ? PyTuple_GET_SIZE(o) : -1;
+    if (n < 0 || n > FAN_MAX_NDIM)
+        return fan_refuse(n < 0 ? PyExc_TypeError : PyExc_ValueError, "expected a shape, a tuple of at most %d ints, got %R", FAN_MAX_NDIM, o);
+    for (Py_ssize_t i = 0; i < n; i++) {
+        shape[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(o, i));
+        if (shape[i] == -1 && PyErr_Occurred()) {
+            if (!PyErr_ExceptionMatches(PyExc_OverflowError))
+                return -1;
+            PyErr_Clear();
+            return fan_refuse(PyExc_ValueError, "the shape %R has an extent that does not fit 64 bits", o);
+        }
+    }
+    return (int)n;
+}
+
+/* import_zero: a zero's array is one element, seen with the zero's shape. */
+static int import_zero(PyObject *o, fan_value *out)
+{
+    const fan_state *st = fan_state_get();
+    PyObject *shape = PyObject_GetAttr(o, st->str_shape), *dtype = shape ? PyObject_GetAttr(o, st->str_dtype) : NULL;
+    int64_t dims[FAN_MAX_NDIM], strides[FAN_MAX_NDIM] = {0};
+    fan_storage *element = NULL;
+    fan_error err;
+    fan_status status;
+    int ndim, result = -1;
+    err.text[0] = '\0';
+    if (!dtype || fan_dtype_parse(dtype, &out->dtype) < 0 || (ndim = shape_of(shape, dims)) < 0)
+        goto done;
+    element = fan_storage_new(16);
+    if (!element) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    memset(element->data, 0, 16);
+    status = fan_array_view(element, element->data, out->dtype, ndim, dims, strides, false, &out->array, &err);
+    if (status != FAN_OK) {
+        fan_refuse_error(status, &err);
+        goto done;
+    }
+    out->form = FAN_ZERO;
+    out->origin = FAN_FROM_ZERO;
+    out->object = Py_NewRef(o);
+    result = 0;
+done:
+    fan_storage_drop(element);
+    Py_XDECREF(shape);
+    Py_XDECREF(dtype);
+    return result;
+}
+
+/* ---- what fanin.arrays describes ---- */
+
+/* import_source: memory as fanin.arrays names it: an ndarray, fanin's device array, or (capsule, device type, fan_dl_writes). */
+static int import_source(PyObject *source, PyObject *producer, fan_array **out, fan_device **device)
+{
+    fan_array *a;
+    *device = fan_cpu();
+    if (PyArray_Check(source)) {
+        PyArrayObject *nd = (PyArrayObject *)source;
+        fan_dtype dtype = fan_dtype_of_descr(PyArray_DESCR(nd));
+        if (dtype == FAN_NO_DTYPE)
+            return fan_dtype_refuse(PyArray_DESCR(nd), "the array");
+        return view_ndarray(nd, dtype, true, out);
+    }
+    if (PyTuple_Check(source)) {
+        PyObject *capsule;
+        long long type;
+        int writes;
+        if (!PyArg_ParseTuple(source, "OLi:source", &capsule, &type, &writes))
+            return -1;
+        return fan_dlpack_take(capsule, producer, type, (fan_dl_writes)writes, out);
+    }
+    a = fan_array_arg(source, device);
+    if (!a)
+        return PyErr_Occurred() ? -1 : fan_refuse(PyExc_TypeError, "expected an array, got a %.200s", Py_TYPE(source)->tp_name);
+    *out = fan_array_hold(a);
+    return 0;
+}
+
+static int import_dense(PyObject *d, fan_value *out)
+{
+    PyObject *object, *source;
+    int origin;
+    if (!PyArg_ParseTuple(d, "OiOO:dense", &source, &origin, &object, &source) || import_source(source, object, &out->array, &out->device) < 0)
+        return -1;
+    out->form = FAN_DENSE;
+    out->dtype = out->array->dtype;
+    out->origin = (uint8_t)origin;
+    out->object = Py_NewRef(object);
+    return 0;
+}
+
+static int import_sparse(PyObject *d, fan_value *out)
+{
+    PyObject *object, *source[3], *shape;
+    fan_array *part[3] = {NULL, NULL, NULL};
+    int64_t dims[FAN_MAX_NDIM];
+    fan_device *device = NULL;
+    fan_format format;
+    fan_error err;
+    fan_status status = FAN_OK;
+    const char *word, *name;
+    int origin, coalesced, ndim, result = -1;
+    err.text[0] = '\0';
+    /* ("sparse", origin, object, format, shape, indices, pointers or None, values, coalesced) */
+    if (!PyArg_ParseTuple(d, "siOsOOOOp:sparse", &word, &origin, &object, &name, &shape, &source[0], &source[1], &source[2], &coalesced))
+        return -1;
+    if (!fan_format_from_name(name, &format))
+        return fan_refuse(PyExc_ValueError, "expected a sparse format 'coo', 'csr', 'csc', 'bsr' or 'bsc', got '%s'", name);
+    ndim = shape_of(shape, dims);
+    if (ndim < 0)
+        return -1;
+    for (int i = 0; i < 3; i++) {
+        fan_device *on;
+        if (source[i] == Py_None)
+            continue;
+        if (import_source(source[i], object, &part[i], &on) < 0)
+            goto done;
+        if (device && on != device) {
+            fan_refuse(PyExc_ValueError, "the parts of a sparse array are on different devices");
+            goto done;
+        }
+        device = on;
+    }
+    status = fan_sparse_new(format, ndim, dims, part[0], part[1], part[2], coalesced, &out->sparse, &err);
+    if (status != FAN_OK) {
+        fan_refuse_error(status, &err);
+        goto done;
+    }
+    out->form = FAN_SPARSE;
+    out->dtype = out->sparse->values->dtype;
+    out->origin = (uint8_t)origin;
+    out->device = device;
+    out->object = Py_NewRef(object);
+    result = 0;
+done:
+    for (int i = 0; i < 3; i++)
+        fan_array_drop(part[i]);
+    return result;
+}
+
+/* collect_parts: the memory that an object says it holds; each part is an array we know, dense or sparse. */
+static int collect_parts(PyObject *parts, fan_value *out)
+{
+    PyObject *fast = PySequence_Fast(parts, "__fanin_parts__() is not iterable; expected the arrays that the object holds");
+    Py_ssize_t n = fast ? PySequence_Fast_GET_SIZE(fast) : 0;
+    int result = -1;
+    if (!fast)
+        return -1;
+    if (n > 0) {
+        out->parts = fan_alloc((size_t)n * 3 * sizeof(fan_array *));
+        if (!out->parts) {
+            PyErr_NoMemory();
+            goto done;
+        }
+    }
+    for (Py_ssize_t i = 0; i < n; i++) {
+        PyObject *item = Py_NewRef(PySequence_Fast_GET_ITEM(fast, i));
+        fan_value v;
+        int bad = fan_import(item, false, false, &v);
+        size_t k = 0;
+        if (!bad && v.form != FAN_DENSE && v.form != FAN_SPARSE)
+            bad = fan_refuse(PyExc_TypeError, "__fanin_parts__() gave a %.200s; expected the arrays that the object holds", Py_TYPE(item)->tp_name);
+        Py_DECREF(item);
+        if (!bad) {
+            k = fan_value_arrays(&v, out->parts + out->nparts, 3);
+            for (size_t j = 0; j < k; j++)
+                fan_array_hold(out->parts[out->nparts + j]);
+            out->nparts += k;
+            if (!out->device || !out->device->backend->has_streams)
+                out->device = v.device;
+        }
+        fan_value_drop(&fan_python, &v);
+        if (bad || PySequence_Fast_GET_SIZE(fast) != n) {
+            if (!bad)
+                fan_refuse(PyExc_RuntimeError, "the list that __fanin_parts__() gave changed its length meanwhile");
+            goto done;
+        }
+    }
+    result = 0;
+done:
+    Py_DECREF(fast);
+    return result;
+}
+
+static int import_object(PyObject *o, PyObject *parts, fan_value *out)
+{
+    out->form = FAN_OBJECT;
+    out->dtype = FAN_NO_DTYPE;
+    out->origin = FAN_FROM_OBJECT;
+    out->object = Py_NewRef(o);
+    return parts && parts != Py_None ? collect_parts(parts, out) : 0;
+}
+
+/* import_described: what fanin.arrays.describe makes of it: ("dense", ..), ("sparse", ..), ("object", parts), ("refuse", class, text). */
+static int import_described(PyObject *o, bool recording, bool has_combine, fan_value *out)
+{
+    PyObject *arrays = fan_arrays(), *d = NULL, *word;
+    const char *text;
+    int result = -1;
+    if (arrays)
+        d = PyObject_CallMethod(arrays, "describe", "OOO", o, recording ? Py_True : Py_False, has_combine ? Py_True : Py_False);
+    if (!d)
+        return -1;
+    word = PyTuple_Check(d) && PyTuple_GET_SIZE(d) > 0 ? PyTuple_GET_ITEM(d, 0) : NULL;
+    text = word ? PyUnicode_AsUTF8(word) : NULL;
+    if (!text)
+        PyErr_SetString(PyExc_SystemError, "fanin.arrays.describe gave no description");
+    else if (strcmp(text, "dense") == 0)
+        result = import_dense(d, out);
+    else if (strcmp(text, "sparse") == 0)
+        result = import_sparse(d, out);
+    else if (strcmp(text, "object") == 0)
+        result = import_object(o, PyTuple_GET_ITEM(d, 1), out);
+    else
+        result = fan_refuse(PyTuple_GET_ITEM(d, 1), "%U", PyTuple_GET_ITEM(d, 2));
+    Py_DECREF(d);
+    return result;
+}
+
+/* ---- in ---- */
+
+static int import_any(PyObject *o, bool recording, bool has_combine, fan_value *out)
+{
+    fan_state *st = fan_state_get();
+    fan_array *a;
+    fan_device *device;
+    int known;
+    if (PyArray_CheckExact(o) && !recording) {
+        if (PyArray_DESCR((PyArrayObject *)o)->type_num == NPY_OBJECT)
+            return import_object(o, NULL, out);
+        return import_ndarray((PyArrayObject *)o, o, FAN_FROM_NDARRAY, true, out);
+    }
+    if (o == Py_None)
+        return 0;
+    if (!recording) {
+        known = import_python_scalar(o, out);
+        if (known != 0)
+            return known < 0 ? -1 : 0;
+        a = fan_array_arg(o, &device);
+        if (a) {
+            out->form = FAN_DENSE;
+            out->dtype = a->dtype;
+            out->origin = FAN_FROM_DEVICE_ARRAY;
+            out->device = device;
+            out->array = fan_array_hold(a);
+            out->object = Py_NewRef(o);
+            return 0;
+        }
+        if (PyErr_Occurred())
+            return -1;
+        if (PyArray_IsScalar(o, Generic))
+            return import_numpy_scalar(o, out);
+    }
+    if (!fan_lazy(&st->zero_type, "fanin.slots", "Zero"))
+        return -1;
+    if ((PyObject *)Py_TYPE(o) == st->zero_type)
+        return import_zero(o, out);
+    return import_described(o, recording, has_combine, out);
+}
+
+int fan_import(PyObject *o, bool recording, bool has_combine, fan_value *out)
+{
+    *out = (fan_value){.dtype = FAN_NO_DTYPE};
+    if (import_any(o, recording, has_combine, out) == 0)
+        return 0;
+    PyObject *live = fan_exception_take();
+    fan_value_drop(&fan_python, out);
+    fan_exception_put(live);
+    return -1;
+}
+
+int fan_import_object(PyObject *o, fan_value *out)
+{
+    *out = (fan_value){.dtype = FAN_NO_DTYPE};
+    if (import_described(o, true, true, out) == 0)
+        return 0;
+    PyObject *live = fan_exception_take();
+    fan_value_drop(&fan_python, out);
+    fan_exception_put(live);
+    return -1;
+}
+
+/* meets_itself: two elements may share a byte. Exact where the axes nest, which those of every ordinary view do; else yes. */
+static bool meets_itself(const fan_array *a)
+{
+    uint64_t span = fan_dtype_size(a->dtype), done = 0;
+    if (a->size == 0)
+        return false;
+    for (int i = 0; i < a->ndim; i++) {
+        int next = -1;
+        uint64_t step = UINT64_MAX;
+        for (int k = 0; k < a->ndim; k++) {
+            uint64_t s = a->strides[k] < 0 ? 0 - (uint64_t)a->strides[k] : (uint64_t)a->strides[k];
+            if (!(done >> k & 1) && a->shape[k] > 1 && s < step) {
+                next = k;
+                step = s;
+            }
+        }
+        if (next < 0)
+            break;
+        if (step < span)
+            return true;
+        span += step * (uint64_t)(a->shape[next] - 1); /* the reach was checked when `a` was made */
+        done |= UINT64_C(1) << next;
+    }
+    return false;
+}
+
+int fan_import_out(PyObject *o, fan_value *out)
+{
+    const char *why = NULL;
+    if (fan_import(o, false, false, out) < 0)
+        return -1;
+    if (out->form == FAN_DENSE && (out->origin == FAN_FROM_PYTHON_SCALAR || out->origin == FAN_FROM_NUMPY_SCALAR))
+        fan_value_drop(&fan_python, out);
+    if (out->form != FAN_DENSE) {
+        fan_value_drop(&fan_python, out);
+        return fan_refuse(PyExc_TypeError, "out: expected a dense array to write into, got a %.200s", Py_TYPE(o)->tp_name);
+    }
+    if (!out->array->writable)
+        why = "is read-only";
+    else if (meets_itself(out->array))
+        why = "overlaps itself";
+    else if (out->object != o)
+        why = "is a view made for this call"; /* what is written would not be seen in `o` */
+    if (why) {
+        fan_value_drop(&fan_python, out);
+        return fan_refuse(PyExc_BufferError, "out: expected an array that can be written, got a %.200s that %s", Py_TYPE(o)->tp_name, why);
+    }
+    return 0;
+}
+
+int fan_index(PyObject *o, const char *what, PyObject *negative, int64_t *out)
+{
+    PyObject *i;
+    int overflow = 0;
+    long long n;
+    if (PyBool_Check(o) || PyArray_IsScalar(o, Bool))
+        return fan_refuse(PyExc_TypeError, "%s: expected an integer, got the bool %R", what, o);
+    if (PyLong_CheckExact(o)) {
+        n = PyLong_AsLongLongAndOverflow(o, &overflow);
+    } else {
+        if (!PyIndex_Check(o))
+            return fan_refuse(PyExc_TypeError, "%s: expected an integer, got a %.200s", what, Py_TYPE(o)->tp_name);
+        i = PyNumber_Index(o);
+        if (!i)
+            return -1;
+        n = PyLong_AsLongLongAndOverflow(i, &overflow);
+        Py_DECREF(i);
+    }
+    if (n == -1 && PyErr_Occurred())
+        return -1;
+    if (overflow || n < 0)
+        return fan_refuse(negative, "%s: expected an integer from 0 on%s, got %R", what, overflow > 0 ? " that fits 64 bits" : "", o);
+    *out = n;
+    return 0;
+}
+
+/* ---- out ---- */
+
+static void array_gone(PyObject *capsule)
+{
+    fan_array *a = PyCapsule_GetPointer(capsule, "fanin.array");
+    PyObject *live = fan_exception_take();
+    fan_array_drop(a);
+    fan_exception_put(live);
+}
+
+PyObject *fan_export_array(fan_array *a)
+{
+    npy_intp shape[FAN_MAX_NDIM], strides[FAN_MAX_NDIM];
+    PyArray_Descr *descr;
+    PyObject *nd, *base;
+    if (fan_dtype_needs_ml_dtypes(a->dtype)) {
+        /* Only where torch's bfloat16 or float8 met NumPy's arrays and the caller has no ml_dtypes: nothing is lost in float32. */
+        fan_array *wide = NULL;
+        fan_error err = {0};
+        fan_status status = fan_array_new(FAN_FLOAT32, a->ndim, a->shape, a, &wide, &err);
+        if (status != FAN_OK)
+            return fan_raise(status, &err);
+        fan_array_copy(wide, a);
+        nd = fan_export_array(wide);
+        fan_array_drop(wide);
+        return nd;
+    }
+    descr = fan_descr_of_dtype(a->dtype);
+    if (!descr)
+        return NULL;
+    for (int i = 0; i < a->ndim; i++) {
+        shape[i] = a->shape[i];
+        strides[i] = a->strides[i];
+    }
+    if (a->size == 0)
+        return PyArray_NewFromDescr(&PyArray_Type, descr, a->ndim, shape, NULL, NULL, 0, NULL);
+    nd = PyArray_NewFromDescr(&PyArray_Type, descr, a->ndim, shape, strides, a->data, a->writable ? NPY_ARRAY_WRITEABLE : 0, NULL);
+    if (!nd)
+        return NULL;
+    base = PyCapsule_New(a, "fanin.array", array_gone);
+    if (base)
+        fan_array_hold(a);
+    if (!base || PyArray_SetBaseObject((PyArrayObject *)nd, base) < 0)
+        Py_CLEAR(nd);
+    return nd;
+}
+
+/* export_part: what fanin.arrays gets of an array: fanin's device array, or an exporter. */
+static PyObject *export_part(fan_array *a, fan_device *d)
+{
+    return d && d->backend->has_streams ? fan_array_wrap(a, d) : fan_exporter_new(a);
+}
+
+static PyObject *export_shape(int ndim, const int64_t *shape)
+{
+    PyObject *t = PyTuple_New(ndim);
+    for (int i = 0; t && i < ndim; i++) {
+        PyObject *n = PyLong_FromLongLong(shape[i]);
+        if (!n) {
+            Py_DECREF(t);
+            return NULL;
+        }
+        PyTuple_SET_ITEM(t, i, n);
+    }
+    return t;
+}
+
+static PyObject *export_dense(const fan_value *v)
+{
+    PyObject *arrays, *nd, *part, *scalar;
+    if (v->device && v->device->backend->has_streams)
+        return fan_array_wrap(v->array, v->device);
+    if (v->origin >= FAN_FROM_FOREIGN) {
+        arrays = fan_arrays();
+        part = arrays ? fan_exporter_new(v->array) : NULL;
+        nd = part ? PyObject_CallMethod(arrays, "export_dense", "iO", (int)v->origin, part) : NULL;
+        Py_XDECREF(part);
+        return nd;
+    }
+    nd = fan_export_array(v->array);
+    if (!nd || v->array->ndim > 0 || (v->origin != FAN_FROM_PYTHON_SCALAR && v->origin != FAN_FROM_NUMPY_SCALAR))
+        return nd;
+    scalar = PyArray_Return((PyArrayObject *)nd); /* steals */
+    if (!scalar || v->origin == FAN_FROM_NUMPY_SCALAR)
+        return scalar;
+    /* NumPy's own scalars know their Python twin; those of ml_dtypes are floats. */
+    nd = fan_dtype_kind(v->dtype) == 'f' ? PyNumber_Float(scalar) : PyObject_CallMethod(scalar, "item", NULL);
+    Py_DECREF(scalar);
+    return nd;
+}
+
+static PyObject *export_sparse(const fan_value *v)
+{
+    const fan_sparse *s = v->sparse;
+    PyObject *arrays = fan_arrays(), *shape = NULL, *indices = NULL, *pointers = NULL, *values = NULL, *o = NULL;
+    if (!arrays)
+        return NULL;
+    shape = export_shape(s->ndim, s->shape);
+    indices = shape ? export_part(s->indices, v->device) : NULL;
+    pointers = !indices ? NULL : s->pointers ? export_part(s->pointers, v->device) : Py_NewRef(Py_None);
+    values = pointers ? export_part(s->values, v->device) : NULL;
+    if (values)
+        o = PyObject_CallMethod(arrays, "export_sparse", "isOOOOO", (int)v->origin, fan_format_name(s->format), shape, indices, pointers, values,
+                                s->coalesced ? Py_True : Py_False);
+    Py_XDECREF(shape);
+    Py_XDECREF(indices);
+    Py_XDECREF(pointers);
+    Py_XDECREF(values);
+    return o;
+}
+
+static PyObject *export_zero(const fan_value *v)
+{
+    fan_state *st = fan_state_get();
+    PyObject *type = fan_lazy(&st->zero_type, "fanin.slots", "Zero"), *shape, *o;
+    if (!type)
+        return NULL;
+    shape = export_shape(v->array->ndim, v->array->shape);
+    o = shape ? PyObject_CallFunction(type, "Os", shape, fan_dtype_name(v->dtype)) : NULL;
+    Py_XDECREF(shape);
+    return o;
+}
+
+PyObject *fan_export(fan_value *v)
+{
+    PyObject *o = NULL, *live;
+    if (v->form == FAN_UNDEFINED)
+        o = Py_NewRef(Py_None);
+    else if (v->object)
+        o = Py_NewRef((PyObject *)v->object);
+    else if (v->form == FAN_DENSE)
+        o = export_dense(v);
+    else if (v->form == FAN_SPARSE)
+        o = export_sparse(v);
+    else if (v->form == FAN_ZERO)
+        o = export_zero(v);
+    else
+        PyErr_SetString(PyExc_SystemError, "an object's sum without an object");
+    live = fan_exception_take();
+    fan_value_drop(&fan_python, v);
+    fan_exception_put(live);
+    return o;
+}
+
+/* ---- what fanin.arrays and fanin.slots ask ---- */
+
+static PyObject *dtype_name(PyObject *Py_UNUSED(module), PyObject *o)
+{
+    fan_dtype d;
+    if (fan_dtype_parse(o, &d) < 0)
+        return NULL;
+    if (d == FAN_NO_DTYPE)
+        Py_RETURN_NONE;
+    return PyUnicode_FromString(fan_dtype_name(d));
+}
+
+static PyObject *can_cast(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *from, *to;
+    fan_dtype one, two;
+    if (!PyArg_ParseTuple(args, "OO:can_cast", &from, &to) || fan_dtype_parse(from, &one) < 0 || fan_dtype_parse(to, &two) < 0)
+        return NULL;
+    return PyBool_FromLong(one != FAN_NO_DTYPE && two != FAN_NO_DTYPE && fan_dtype_can_cast(one, two));
+}
+
+PyMethodDef fan_exchange_functions[] = {
+    {"dtype_name", dtype_name, METH_O,
+     "dtype_name(dtype, /)\n--\n\nThe name of a dtype that is summed (NumPy's, torch's, a name); None for None."},
+    {"can_cast", can_cast, METH_VARARGS, "can_cast(from_dtype, to_dtype, /)\n--\n\nWhether a gradient is cast so (D6)."},
+    {NULL, NULL, 0, NULL},
+};

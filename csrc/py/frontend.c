@@ -1,0 +1,140 @@
+/* frontend: Python as the core sees it: who holds objects, who sums them, when other threads may run (buffer/value.h). */
+#include "py/py.h"
+
+#include <stdio.h>
+
+static void hold(void *object)
+{
+    fan_gil gil;
+    if (!fan_gil_enter(&gil))
+        return;
+    Py_INCREF((PyObject *)object);
+    fan_gil_leave(&gil);
+}
+
+static void drop(void *object)
+{
+    fan_gil gil;
+    PyObject *live;
+    if (!fan_gil_enter(&gil))
+        return;
+    live = fan_exception_take();
+    Py_DECREF((PyObject *)object);
+    fan_exception_put(live);
+    fan_gil_leave(&gil);
+}
+
+/* unshared: an ndarray that owns its memory and has two references: the value's, and that of the storage over it (exchange.c). No view, no
+ * buffer of another and no weak reference leads to it then, and nobody can make one. */
+static bool unshared(void *object)
+{
+    PyObject *o = object;
+    bool alone = false;
+#ifdef Py_GIL_DISABLED
+    (void)o; /* counts say nothing here */
+#else
+    fan_gil gil;
+    if (!PyArray_CheckExact(o) || !fan_gil_enter(&gil))
+        return false;
+    PyArrayObject *a = (PyArrayObject *)o;
+    void *weak = (char *)o + Py_TYPE(o)->tp_weaklistoffset;
+    alone = Py_REFCNT(o) == 2 && PyArray_CHKFLAGS(a, NPY_ARRAY_OWNDATA | NPY_ARRAY_WRITEABLE) && !PyArray_BASE(a) &&
+            Py_TYPE(o)->tp_weaklistoffset > 0 && *(PyObject **)weak == NULL;
+    fan_gil_leave(&gil);
+#endif
+    return alone;
+}
+
+/* shown: what Python sees of a term: its object, or, for a sum of the core's, an array of its origin's kind over the same memory. */
+static PyObject *shown(const fan_value *v)
+{
+    fan_value copy;
+    fan_error err = {0};
+    fan_status status;
+    if (v->object)
+        return Py_NewRef((PyObject *)v->object);
+    status = fan_value_copy(&fan_python, v, &copy, &err);
+    return status == FAN_OK ? fan_export(&copy) : fan_raise(status, &err);
+}
+
+static fan_status combine(void *function, const fan_value *old, const fan_value *new_, fan_value *out, fan_error *err)
+{
+    PyObject *arrays, *a = NULL, *b = NULL, *sum = NULL;
+    fan_gil gil;
+    fan_status status = FAN_OK;
+    if (!fan_gil_enter(&gil))
+        return fan_fail(err, FAN_STATE, "the interpreter is being shut down");
+    arrays = fan_arrays();
+    a = arrays ? shown(old) : NULL;
+    b = a ? shown(new_) : NULL;
+    if (b)
+        sum = PyObject_CallMethod(arrays, "combine", "OOO", function ? (PyObject *)function : Py_None, a, b);
+    if (!sum || fan_import_object(sum, out) < 0)
+        status = fan_from_python(err);
+    Py_XDECREF(sum);
+    Py_XDECREF(a);
+    Py_XDECREF(b);
+    fan_gil_leave(&gil);
+    return status;
+}
+
+static void *leave(void)
+{
+    /* A thread that has no GIL to give, a device's for one, gives none. */
+    return PyGILState_Check() ? PyEval_SaveThread() : NULL;
+}
+
+static void enter(void *left)
+{
+    if (left)
+        PyEval_RestoreThread(left);
+}
+
+static fan_status poll(fan_error *err)
+{
+    fan_gil gil;
+    fan_status status = FAN_OK;
+    if (!fan_gil_enter(&gil))
+        return FAN_OK;
+    if (PyErr_CheckSignals() < 0)
+        status = fan_from_python(err);
+    fan_gil_leave(&gil);
+    return status;
+}
+
+/* mismatch: the add goes on whatever becomes of the warning: one that was made an error is shown by sys.unraisablehook. */
+static fan_status mismatch(const char *buffer, size_t slot, const fan_stream *producer, const fan_stream *consumer, fan_error *Py_UNUSED(err))
+{
+    const fan_state *st = fan_state_get();
+    char one[32], two[32];
+    fan_gil gil;
+    PyObject *live, *who;
+    if (!st || !fan_gil_enter(&gil))
+        return FAN_OK;
+    live = fan_exception_take();
+    if (PyErr_WarnFormat(st->mismatch_warning, 1,
+                         "%s: slot %zu: the gradient was made on stream %llu of %s, and the leaf that consumes it is on stream %llu of %s: each "
+                         "pass waits there. Make them one stream, or say that it is meant: fanin.set_options(warn_stream_mismatch=False) (S6)",
+                         buffer, slot, (unsigned long long)producer->handle, fan_device_text(producer->device, one, sizeof one),
+                         (unsigned long long)consumer->handle, fan_device_text(consumer->device, two, sizeof two)) < 0) {
+        PyObject *e = fan_exception_take();
+        who = PyUnicode_FromFormat("%s.add", buffer);
+        fan_exception_put(e);
+        PyErr_WriteUnraisable(who);
+        Py_XDECREF(who);
+    }
+    fan_exception_put(live);
+    fan_gil_leave(&gil);
+    return FAN_OK;
+}
+
+const fan_frontend fan_python = {
+    .hold = hold,
+    .drop = drop,
+    .unshared = unshared,
+    .combine = combine,
+    .leave = leave,
+    .enter = enter,
+    .poll = poll,
+    .mismatch = mismatch,
+};

@@ -1,0 +1,164 @@
+/* module: fanin._core. */
+#define FAN_PY_IMPORTS_NUMPY
+#include "py/py.h"
+
+/* X(spec, field, name): the types; a NULL name is not public. */
+#define TYPE_LIST(X)                                                                                                  \
+    X(fan_buffer_spec, buffer_type, "InputBuffer")                                                                    \
+    X(fan_stream_spec, stream_type, "Stream")                                                                         \
+    X(fan_event_spec, event_type, "Event")                                                                            \
+    X(fan_array_spec, array_type, "Array")                                                                            \
+    X(fan_machine_spec, machine_type, "Machine")                                                                      \
+    X(fan_trace_spec, trace_type, "Trace")                                                                            \
+    X(fan_exporter_spec, exporter_type, "_Exporter")
+
+/* X(field, name, bases, doc) */
+#define ERROR_LIST(X)                                                                                                 \
+    X(race_error, "fanin.RaceError", PyExc_RuntimeError,                                                              \
+      "Two operations touch the same memory, one writes, and nothing orders them. The message names both, their streams, their "  \
+      "Python lines, and the wait that is missing.")                                                                  \
+    X(device_error, "fanin.DeviceError", PyExc_RuntimeError,                                                          \
+      "A call of a device's driver failed. `code` is the driver's number for it.")                                    \
+    X(capture_error, "fanin.CaptureError", PyExc_RuntimeError, "What was asked for is not legal while a stream is captured.") \
+    X(mismatch_warning, "fanin.StreamMismatchWarning", PyExc_RuntimeWarning,                                          \
+      "A leaf consumes on another stream than its gradient was made on: each pass waits there (rule S6). Given once per process.")
+
+static int add_types(PyObject *m, fan_state *st)
+{
+#define X(spec, field, name)                                                                                          \
+    st->field = (PyTypeObject *)PyType_FromModuleAndSpec(m, &spec, NULL);                                             \
+    if (!st->field || PyModule_AddObjectRef(m, name, (PyObject *)st->field) < 0)                                      \
+        return -1;
+    TYPE_LIST(X)
+#undef X
+    return 0;
+}
+
+static int add_errors(PyObject *m, fan_state *st)
+{
+    PyObject *bases;
+#define X(field, name, base, doc)                                                                                     \
+    st->field = PyErr_NewExceptionWithDoc(name, doc, base, NULL);                                                     \
+    if (!st->field || PyModule_AddObjectRef(m, strchr(name, '.') + 1, st->field) < 0)                                 \
+        return -1;
+    ERROR_LIST(X)
+#undef X
+    bases = PyTuple_Pack(2, st->device_error, PyExc_MemoryError);
+    if (!bases)
+        return -1;
+    st->device_oom_error = PyErr_NewExceptionWithDoc("fanin.DeviceOutOfMemoryError", "A device has no memory left for what was asked.", bases, NULL);
+    Py_DECREF(bases);
+    return st->device_oom_error ? PyModule_AddObjectRef(m, "DeviceOutOfMemoryError", st->device_oom_error) : -1;
+}
+
+static int add_constants(PyObject *m)
+{
+    static const char *const counters[] = {
+#define X(name) #name,
+        FAN_COUNTER_LIST(X)
+#undef X
+    };
+    PyObject *names = PyTuple_New(sizeof counters / sizeof *counters);
+    for (size_t i = 0; names && i < sizeof counters / sizeof *counters; i++) {
+        PyObject *name = PyUnicode_FromString(counters[i]);
+        if (name)
+            PyTuple_SET_ITEM(names, (Py_ssize_t)i, name);
+        else
+            Py_CLEAR(names);
+    }
+    if (!names || PyModule_AddObjectRef(m, "COUNTERS", names) < 0) {
+        Py_XDECREF(names);
+        return -1;
+    }
+    Py_DECREF(names);
+    return PyModule_AddIntConstant(m, "FROM_NDARRAY", FAN_FROM_NDARRAY) < 0 || PyModule_AddIntConstant(m, "FROM_SPARSE", FAN_FROM_FANIN_SPARSE) < 0 ||
+                   PyModule_AddIntConstant(m, "FROM_FOREIGN", FAN_FROM_FOREIGN) < 0
+               ? -1
+               : 0;
+}
+
+static int module_exec(PyObject *m)
+{
+    fan_state *st = PyModule_GetState(m);
+    PyMethodDef *const tables[] = {fan_buffer_functions, fan_stream_functions, fan_machine_functions, fan_rules_functions,
+                                   fan_trace_functions,  fan_option_functions, fan_exchange_functions};
+    if (PyInterpreterState_Get() != PyInterpreterState_Main()) {
+        PyErr_SetString(PyExc_ImportError, "fanin is of the main interpreter alone, as NumPy is");
+        return -1;
+    }
+    if (PyArray_ImportNumPyAPI() < 0)
+        return -1;
+    st->budget = UINT64_C(64) << 20; /* D23 */
+    fan_state_link(st);
+    st->zero = PyLong_FromLong(0);
+    if (!st->zero)
+        return -1;
+#define X(field, name)                                                                                                \
+    if (!(st->field = PyUnicode_InternFromString(name)))                                                              \
+        return -1;
+    FAN_NAME_LIST(X)
+#undef X
+    for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
+        if (PyModule_AddFunctions(m, tables[i]) < 0)
+            return -1;
+    return add_errors(m, st) < 0 || add_types(m, st) < 0 || add_constants(m) < 0 ? -1 : 0;
+}
+
+static int module_traverse(PyObject *m, visitproc visit, void *arg)
+{
+    fan_state *st = PyModule_GetState(m);
+#define X(type, field) Py_VISIT(st->field);
+    FAN_STATE_LIST(X)
+#undef X
+    return 0;
+}
+
+static int module_clear(PyObject *m)
+{
+    fan_state *st = PyModule_GetState(m);
+#define X(type, field) Py_CLEAR(st->field);
+    FAN_STATE_LIST(X)
+#undef X
+#define X(field, name) Py_CLEAR(st->field);
+    FAN_NAME_LIST(X)
+#undef X
+    return 0;
+}
+
+static void module_free(void *m)
+{
+    fan_state *st = PyModule_GetState(m);
+    if (!st)
+        return;
+    module_clear(m);
+    fan_state_unlink(st);
+}
+
+static PyModuleDef_Slot module_slots[] = {
+    {Py_mod_exec, module_exec},
+#if PY_VERSION_HEX >= 0x030C0000
+    {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED},
+#endif
+#if PY_VERSION_HEX >= 0x030D0000
+    {Py_mod_gil, Py_MOD_GIL_USED},
+#endif
+    {0, NULL},
+};
+
+struct PyModuleDef fan_module = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "fanin._core",
+    .m_doc = "The C core of fanin. Its public names are in the package fanin.",
+    .m_size = sizeof(fan_state),
+    .m_slots = module_slots,
+    .m_traverse = module_traverse,
+    .m_clear = module_clear,
+    .m_free = module_free,
+};
+
+PyMODINIT_FUNC PyInit__core(void); /* the one symbol that the library shows */
+
+PyMODINIT_FUNC PyInit__core(void)
+{
+    return PyModuleDef_Init(&fan_module);
+}

@@ -1,0 +1,166 @@
+/* py: what the files of this folder share. The one header with Python.h; nothing outside this folder includes it.
+ *
+ * Everything that Python allows to be per module lives in `fan_state`; there are no static PyObjects.
+ */
+#ifndef FAN_PY_PY_H
+#define FAN_PY_PY_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#ifndef NPY_NO_DEPRECATED_API
+#define NPY_NO_DEPRECATED_API NPY_1_25_API_VERSION
+#endif
+#define PY_ARRAY_UNIQUE_SYMBOL fan_numpy_api
+#ifndef FAN_PY_IMPORTS_NUMPY
+#define NO_IMPORT_ARRAY
+#endif
+#include <numpy/arrayobject.h>
+#include <structmember.h>
+
+#include "buffer/buffer.h"
+#include "device/sim.h"
+
+/* X(field, name): names that are looked up or compared often, interned once. */
+#define FAN_NAME_LIST(X)                                                                                              \
+    X(str_add, "__add__")                                                                                             \
+    X(str_radd, "__radd__")                                                                                           \
+    X(str_parts, "__fanin_parts__")                                                                                   \
+    X(str_slot, "slot")                                                                                               \
+    X(str_gradient, "gradient")                                                                                       \
+    X(str_key, "key")                                                                                                 \
+    X(str_stream, "stream")                                                                                           \
+    X(str_donate, "donate")                                                                                           \
+    X(str_copy, "copy")                                                                                               \
+    X(str_shape, "shape")                                                                                             \
+    X(str_dtype, "dtype")
+
+/* X(type, field): what Python allows to be per module: a strong reference each; NULL: not looked up yet. */
+#define FAN_STATE_LIST(X)                                                                                             \
+    X(PyTypeObject, buffer_type)                                                                                      \
+    X(PyTypeObject, stream_type)                                                                                      \
+    X(PyTypeObject, event_type)                                                                                       \
+    X(PyTypeObject, array_type)                                                                                       \
+    X(PyTypeObject, machine_type)                                                                                     \
+    X(PyTypeObject, trace_type)                                                                                       \
+    X(PyTypeObject, exporter_type)                                                                                    \
+    X(PyObject, race_error)                                                                                           \
+    X(PyObject, device_error)                                                                                         \
+    X(PyObject, device_oom_error)                                                                                     \
+    X(PyObject, capture_error)                                                                                        \
+    X(PyObject, mismatch_warning)                                                                                     \
+    X(PyObject, arrays)    /* the module fanin.arrays: the slow path in and out (fan_arrays) */                       \
+    X(PyObject, zero_type) /* fanin.Zero (fan_lazy) */                                                          \
+    X(PyObject, slot_type) /* fanin.Slot */                                                                           \
+    X(PyObject, counters_type) /* fanin.Counters */                                                                   \
+    X(PyObject, bfloat16)  /* ml_dtypes' scalar types, once the caller has imported it */                             \
+    X(PyObject, float8_e4m3fn)                                                                                        \
+    X(PyObject, float8_e5m2)                                                                                          \
+    X(PyObject, zero)      /* the int 0 */                                                                            \
+    X(PyObject, site_cache)
+
+typedef struct fan_state {
+#define X(type, field) type *field;
+    FAN_STATE_LIST(X)
+#undef X
+#define X(field, name) PyObject *field;
+    FAN_NAME_LIST(X)
+#undef X
+    uint64_t budget;         /* of buffers that name none (set_options) */
+    struct fan_state *older; /* of an earlier load of the module in this process, if it still lives */
+} fan_state;
+
+/* state.c */
+extern struct PyModuleDef fan_module;
+fan_state *fan_state_get(void);                 /* the module state (the newest, if the module was loaded again); borrowed */
+fan_state *fan_state_of_type(PyTypeObject *t);
+void fan_state_link(fan_state *st);             /* makes it the newest */
+void fan_state_unlink(fan_state *st);
+PyObject *fan_arrays(void);                     /* the module fanin.arrays, borrowed; NULL with an exception */
+/* fan_lazy: module.<name> into *cache; borrowed; NULL with an exception. */
+PyObject *fan_lazy(PyObject **cache, const char *module, const char *name);
+
+/* fan_gil: may this thread call Python? Whoever gets a call-out on a thread it does not know enters first. */
+typedef struct fan_gil {
+    bool taken; /* by fan_gil_enter, which had to */
+    PyGILState_STATE state;
+} fan_gil;
+bool fan_gil_enter(fan_gil *g);                 /* false: the interpreter is gone or going: touch nothing of Python's, leak instead */
+void fan_gil_leave(fan_gil *g);
+
+/* errors.c: fan_raise turns the box into an exception (FAN_EXTERN: one is set already) and returns NULL. A live exception becomes __context__. */
+PyObject *fan_raise(fan_status s, const fan_error *err);
+/* fan_from_python: the other way: keeps the live exception where it is and returns FAN_EXTERN. */
+fan_status fan_from_python(fan_error *err);
+/* fan_exception_take: the live exception, taken off the thread; NULL: none. put: back again, over any that came meanwhile. */
+PyObject *fan_exception_take(void);
+void fan_exception_put(PyObject *e);
+/* fan_where: for whom something is imported, for messages: "grads: slot 2 (w1), key 3: ". Pushed and popped on one thread. */
+typedef struct fan_where {
+    const char *buffer;
+    PyObject *slot_name; /* a str, or NULL; borrowed */
+    Py_ssize_t slot;     /* -1: none */
+    int64_t key;         /* -1: none */
+    struct fan_where *outer;
+} fan_where;
+void fan_where_push(fan_where *w);
+void fan_where_pop(fan_where *w);
+/* fan_refuse: an exception of ours that begins with where; PyErr_FormatV's directives. Returns -1. */
+int fan_refuse(PyObject *type, const char *fmt, ...);
+int fan_refuse_error(fan_status s, const fan_error *err); /* the same for the box */
+
+/* dtype.c (numpy <-> fan): */
+fan_dtype fan_dtype_of_descr(PyArray_Descr *d);                 /* FAN_NO_DTYPE: not ours (object, strings ..) or foreign byte order */
+PyArray_Descr *fan_descr_of_dtype(fan_dtype d);                 /* new reference; imports ml_dtypes' type if the caller has it; else TypeError */
+int fan_dtype_parse(PyObject *o, fan_dtype *out);               /* NumPy dtype, torch dtype, name, type; None: FAN_NO_DTYPE; -1 with TypeError/ValueError */
+int fan_dtype_refuse(PyArray_Descr *d, const char *what);       /* why an array of this dtype is not taken: TypeError or BufferError. Returns -1 */
+bool fan_dtype_needs_ml_dtypes(fan_dtype d);                    /* NumPy can show it only with ml_dtypes, which the caller has not imported */
+
+/* exchange.c: the one way in and out. */
+typedef enum fan_origin {
+    FAN_FROM_CORE, FAN_FROM_NDARRAY, FAN_FROM_NUMPY_SCALAR, FAN_FROM_PYTHON_SCALAR, FAN_FROM_DEVICE_ARRAY, FAN_FROM_FANIN_SPARSE,
+    FAN_FROM_ZERO, FAN_FROM_OBJECT,
+    FAN_FROM_FOREIGN /* and above: index of a kind that fanin.arrays registered: torch, jax, scipy classes .. */
+} fan_origin;
+/* fan_import: any gradient (None too) as a value; the caller owns its holds. `recording`: A1, everything is an object. `has_combine`: containers are objects.
+ * -1 with an exception set. */
+int fan_import(PyObject *o, bool recording, bool has_combine, fan_value *out);
+/* fan_import_object: what a combine or an operator gave: an object whatever it is. */
+int fan_import_object(PyObject *o, fan_value *out);
+/* fan_import_out: a writable array to write a sum into (out=). BufferError if it cannot be written. */
+int fan_import_out(PyObject *o, fan_value *out);
+/* fan_export: new reference to what Python gets for a value: its own object, or an array of the value's origin. Takes the value's holds, errors too. */
+PyObject *fan_export(fan_value *v);
+/* fan_export_array: a host array as an ndarray over the same memory; takes a hold of its own. */
+PyObject *fan_export_array(fan_array *a);
+extern const fan_frontend fan_python;           /* the frontend of every buffer made from Python */
+
+/* fan_index: an exact integer: bool is a TypeError, a negative one an exception of class `negative`. `what` begins the message. -1 with an exception. */
+int fan_index(PyObject *o, const char *what, PyObject *negative, int64_t *out);
+
+/* stream.c, event.c */
+/* fan_stream_arg: a stream from whatever takes a stream (fanin.Stream, anything with __cuda_stream__ ..); None: NULL. A hold in *out. -1: TypeError. */
+int fan_stream_arg(PyObject *o, fan_stream **out);
+PyObject *fan_stream_wrap(fan_stream *s);       /* new reference; takes a hold of its own */
+PyObject *fan_event_wrap(fan_event *e);
+fan_event *fan_event_arg(PyObject *o);          /* borrowed; NULL without exception if o is no Event */
+/* fan_device_arg: "cpu", "sim:0" (innermost machine entered on this thread); None: NULL. A hold in *out. */
+int fan_device_arg(PyObject *o, fan_device **out);
+
+/* array.c: fanin's own array on a device. */
+PyObject *fan_array_wrap(fan_array *a, fan_device *d); /* takes holds of its own */
+fan_array *fan_array_arg(PyObject *o, fan_device **d);  /* borrowed; NULL without exception if o is none */
+
+/* site.c: "file.py:31" of the innermost frame outside fanin, of the calling thread. */
+void fan_site(char *buf, size_t size);
+
+/* Every type's file offers its spec; module.c adds them in order. */
+extern PyType_Spec fan_buffer_spec, fan_stream_spec, fan_event_spec, fan_array_spec, fan_machine_spec, fan_trace_spec, fan_exporter_spec;
+/* Functions of the module, one table per file, joined in module.c. */
+/* fan_budget_arg: a number of bytes, math.inf for no bound. -1 with an exception. */
+int fan_budget_arg(PyObject *o, uint64_t *out);
+PyObject *fan_counters_wrap(const fan_counters *n); /* a fanin.Counters */
+extern PyMethodDef fan_buffer_functions[], fan_stream_functions[], fan_machine_functions[], fan_rules_functions[],
+    fan_trace_functions[], fan_option_functions[], fan_exchange_functions[];
+
+#endif

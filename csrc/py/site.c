@@ -1,0 +1,98 @@
+/* site: which line of the user's asked for this? Races, traces and warnings name it.
+ *
+ * The innermost frame that is not plumbing. Plumbing is fanin itself, but for what runs as a program of its own (the demo, the
+ * command line, scenarios of the test suite), and the frozen part of the standard library. Decided once per file.
+ */
+#include "py/py.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static const char *const programs[] = {"cli", "demo", "testing", "conformance", "__main__", NULL};
+
+/* inside: is `path` a file of the package in `home` (its folder, with the slash) that is plumbing? */
+static bool inside(const char *path, const char *home)
+{
+    size_t n = strlen(home);
+    if (n == 0 || strncmp(path, home, n) != 0)
+        return false;
+    for (const char *const *p = programs; *p; p++)
+        if (strncmp(path + n, *p, strlen(*p)) == 0)
+            return false;
+    return true;
+}
+
+/* home: the package's folder, with the slash; "" if it is not known. New reference. */
+static PyObject *package_home(void)
+{
+    PyObject *modules = PyImport_GetModuleDict();
+    PyObject *package = modules ? PyDict_GetItemString(modules, "fanin") : NULL; /* borrowed */
+    PyObject *file = package ? PyObject_GetAttrString(package, "__file__") : NULL;
+    PyObject *home = NULL;
+    if (file && PyUnicode_Check(file)) {
+        Py_ssize_t slash = PyUnicode_FindChar(file, '/', 0, PyUnicode_GET_LENGTH(file), -1);
+        home = PyUnicode_Substring(file, 0, slash + 1);
+    }
+    Py_XDECREF(file);
+    PyErr_Clear();
+    return home ? home : PyUnicode_FromString("");
+}
+
+/* name_of: the short name by which a file is cited, None where it is plumbing; borrowed from the cache. NULL with an exception. */
+static PyObject *name_of(PyObject *filename)
+{
+    fan_state *st = fan_state_get();
+    PyObject *name = NULL, *home = NULL;
+    const char *path, *slash, *dir;
+    if (!st->site_cache && !(st->site_cache = PyDict_New()))
+        return NULL;
+    name = PyDict_GetItemWithError(st->site_cache, filename);
+    if (name || PyErr_Occurred())
+        return name;
+    path = PyUnicode_AsUTF8(filename);
+    home = package_home();
+    dir = path && home ? PyUnicode_AsUTF8(home) : NULL;
+    if (!dir)
+        goto done;
+    slash = strrchr(path, '/');
+    if (inside(path, dir) || strncmp(path, "<frozen ", 8) == 0)
+        name = Py_NewRef(Py_None);
+    else
+        name = PyUnicode_FromString(slash && slash[1] ? slash + 1 : path);
+    if (name && PyDict_SetItem(st->site_cache, filename, name) < 0)
+        Py_CLEAR(name);
+    Py_XDECREF(name); /* the cache holds it */
+done:
+    Py_XDECREF(home);
+    return name;
+}
+
+void fan_site(char *buf, size_t size)
+{
+    PyObject *live;
+    PyFrameObject *frame = PyEval_GetFrame();
+    if (size == 0)
+        return;
+    buf[0] = '\0';
+    if (!frame)
+        return;
+    live = fan_exception_take();
+    Py_INCREF(frame);
+    while (frame) {
+        PyCodeObject *code = PyFrame_GetCode(frame);
+        PyObject *name = name_of(code->co_filename);
+        PyFrameObject *back;
+        Py_DECREF(code);
+        if (name && name != Py_None) {
+            const char *text = PyUnicode_AsUTF8(name);
+            snprintf(buf, size, "%s:%d", text ? text : "?", PyFrame_GetLineNumber(frame));
+            break;
+        }
+        PyErr_Clear();
+        back = PyFrame_GetBack(frame);
+        Py_DECREF(frame);
+        frame = back;
+    }
+    Py_XDECREF(frame);
+    fan_exception_put(live);
+}

@@ -1,0 +1,79 @@
+/* state: the module's state, and who may touch Python. */
+#include "py/py.h"
+
+/* The newest state. A module that is deleted from sys.modules and imported again makes a second state; types of the first go on with theirs. */
+static fan_state *newest;
+
+fan_state *fan_state_get(void)
+{
+    return newest;
+}
+
+fan_state *fan_state_of_type(PyTypeObject *t)
+{
+    PyObject *m = PyType_GetModuleByDef(t, &fan_module);
+    return m ? PyModule_GetState(m) : NULL;
+}
+
+void fan_state_link(fan_state *st)
+{
+    st->older = newest;
+    newest = st;
+}
+
+void fan_state_unlink(fan_state *st)
+{
+    for (fan_state **at = &newest; *at; at = &(*at)->older)
+        if (*at == st) {
+            *at = st->older;
+            return;
+        }
+}
+
+PyObject *fan_lazy(PyObject **cache, const char *module, const char *name)
+{
+    if (!*cache) {
+        PyObject *m = PyImport_ImportModule(module);
+        PyObject *o = m && name ? PyObject_GetAttrString(m, name) : Py_XNewRef(m);
+        Py_XDECREF(m);
+        /* The import may have run other threads, and they this function. */
+        if (*cache)
+            Py_XDECREF(o);
+        else
+            *cache = o;
+    }
+    return *cache;
+}
+
+PyObject *fan_arrays(void)
+{
+    return fan_lazy(&fan_state_get()->arrays, "fanin.arrays", NULL);
+}
+
+#if PY_VERSION_HEX >= 0x030D0000
+#define CURRENT_THREAD_STATE() PyThreadState_GetUnchecked()
+#define FINALIZING() Py_IsFinalizing()
+#else
+#define CURRENT_THREAD_STATE() _PyThreadState_UncheckedGet()
+#define FINALIZING() _Py_IsFinalizing()
+#endif
+
+bool fan_gil_enter(fan_gil *g)
+{
+    /* PyGILState_Check says yes when it cannot tell, after finalization for one. */
+    PyThreadState *mine = PyGILState_GetThisThreadState();
+    g->taken = false;
+    if (mine && mine == CURRENT_THREAD_STATE())
+        return true;
+    if (!Py_IsInitialized() || FINALIZING())
+        return false;
+    g->state = PyGILState_Ensure();
+    g->taken = true;
+    return true;
+}
+
+void fan_gil_leave(fan_gil *g)
+{
+    if (g->taken)
+        PyGILState_Release(g->state);
+}

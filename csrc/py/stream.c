@@ -1,0 +1,379 @@
+/* stream: fanin.Stream, a queue of a device; and the names of devices. */
+#include "py/machine.h"
+
+#include "base/mem.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct stream_object {
+    PyObject_HEAD
+    fan_stream *s; /* held; never NULL after new */
+} stream_object;
+
+static PyObject *stream_make(PyTypeObject *type, fan_stream *s)
+{
+    stream_object *self = (stream_object *)type->tp_alloc(type, 0);
+    if (self)
+        self->s = fan_stream_hold(s);
+    return (PyObject *)self;
+}
+
+PyObject *fan_stream_wrap(fan_stream *s)
+{
+    return stream_make(fan_state_get()->stream_type, s);
+}
+
+static fan_stream *stream_of(PyObject *o)
+{
+    return ((stream_object *)o)->s;
+}
+
+int fan_stream_arg(PyObject *o, fan_stream **out)
+{
+    *out = NULL;
+    if (!o || o == Py_None)
+        return 0;
+    if (Py_TYPE(o) == fan_state_get()->stream_type) {
+        *out = fan_stream_hold(stream_of(o));
+        return 0;
+    }
+    if (PyObject_HasAttrString(o, "__cuda_stream__") || PyObject_HasAttrString(o, "cuda_stream")) {
+        PyErr_Format(PyExc_ValueError, "%.80s is a CUDA stream, and this build has no CUDA backend yet: see fanin.info()",
+                     Py_TYPE(o)->tp_name);
+        return -1;
+    }
+    if (PyLong_Check(o))
+        PyErr_Format(PyExc_TypeError, "expected a stream, got the number %S: say fanin.Stream(device, %S)", o, o);
+    else
+        PyErr_Format(PyExc_TypeError, "expected a stream (fanin.Stream, or None), got %.80s", Py_TYPE(o)->tp_name);
+    return -1;
+}
+
+int fan_device_arg(PyObject *o, fan_device **out)
+{
+    const char *name;
+    char *end;
+    long index;
+    *out = NULL;
+    if (!o || o == Py_None)
+        return 0;
+    if (!PyUnicode_Check(o)) {
+        PyErr_Format(PyExc_TypeError, "expected a device's name, as in \"cpu\" or \"sim:0\", got %.80s", Py_TYPE(o)->tp_name);
+        return -1;
+    }
+    if (!(name = PyUnicode_AsUTF8(o)))
+        return -1;
+    if (strcmp(name, "cpu") == 0) {
+        *out = fan_cpu();
+        return 0;
+    }
+    if (strncmp(name, "cuda", 4) == 0) {
+        PyErr_Format(PyExc_ValueError, "device %R: this build has no CUDA backend yet: see fanin.info()", o);
+        return -1;
+    }
+    if (strncmp(name, "sim:", 4) == 0 && name[4] >= '0' && name[4] <= '9') {
+        index = strtol(name + 4, &end, 10);
+        if (*end == '\0' && end - name < 8) {
+            *out = fan_machine_device(index);
+            return *out ? 0 : -1;
+        }
+    }
+    PyErr_Format(PyExc_ValueError, "unknown device %R: devices are \"cpu\" and, inside `with fanin.sim.Machine():`, \"sim:0\", \"sim:1\" ..", o);
+    return -1;
+}
+
+static PyObject *stream_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"device", "handle", NULL};
+    PyObject *where, *number, *made = NULL;
+    fan_device *d = NULL;
+    fan_stream *s = NULL;
+    unsigned long long handle;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO:Stream", names, &where, &number))
+        return NULL;
+    if (!PyLong_Check(number) || PyBool_Check(number))
+        return PyErr_Format(PyExc_TypeError, "Stream: the handle is an integer, not %.80s", Py_TYPE(number)->tp_name);
+    handle = PyLong_AsUnsignedLongLong(number);
+    if (handle == (unsigned long long)-1 && PyErr_Occurred()) {
+        PyErr_Clear();
+        return PyErr_Format(PyExc_ValueError, "Stream: no stream has the handle %R", number);
+    }
+    if (fan_device_arg(where, &d) < 0)
+        return NULL;
+    if (!d || !d->backend->has_streams)
+        PyErr_Format(PyExc_ValueError, "Stream: %R has no streams: its work runs at once", where);
+    else
+        s = fan_machine_stream(d, handle ? handle : 1);
+    if (s)
+        made = stream_make(type, s);
+    fan_stream_drop(s);
+    fan_device_drop(d);
+    return made;
+}
+
+static void stream_dealloc(PyObject *o)
+{
+    PyTypeObject *type = Py_TYPE(o);
+    fan_stream_drop(stream_of(o));
+    type->tp_free(o);
+    Py_DECREF(type);
+}
+
+static fan_status wait_stream(fan_stream *s, fan_stream *other, fan_error *err)
+{
+    fan_event *e = NULL;
+    fan_status status;
+    FAN_TRY(fan_event_record(other, &e, err));
+    status = fan_stream_wait(s, e, NULL, err);
+    fan_event_drop(e);
+    return status;
+}
+
+static PyObject *stream_wait(PyObject *o, PyObject *arg)
+{
+    fan_stream *s = stream_of(o), *other = NULL;
+    fan_event *e = fan_event_arg(arg);
+    fan_error err = {0};
+    fan_status status;
+    if (!e) {
+        if (Py_TYPE(arg) != fan_state_get()->stream_type)
+            return PyErr_Format(PyExc_TypeError, "Stream.wait: expected an Event or a Stream, got %.80s", Py_TYPE(arg)->tp_name);
+        other = stream_of(arg);
+    } else if (!e->stream && PyErr_WarnFormat(PyExc_RuntimeWarning, 1, "%R waits for %R: this does nothing", o, arg) < 0) {
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    status = other ? wait_stream(s, other, &err) : fan_stream_wait(s, e, NULL, &err);
+    Py_END_ALLOW_THREADS
+    if (status != FAN_OK)
+        return fan_raise(status, &err);
+    Py_RETURN_NONE;
+}
+
+static PyObject *stream_record(PyObject *o, PyObject *Py_UNUSED(none))
+{
+    fan_event *e = NULL;
+    PyObject *made = NULL;
+    fan_error err = {0};
+    fan_status status;
+    Py_BEGIN_ALLOW_THREADS
+    status = fan_event_record(stream_of(o), &e, &err);
+    Py_END_ALLOW_THREADS
+    if (status != FAN_OK)
+        return fan_raise(status, &err);
+    made = fan_event_wrap(e);
+    fan_event_drop(e);
+    return made;
+}
+
+static PyObject *stream_synchronize(PyObject *o, PyObject *Py_UNUSED(none))
+{
+    fan_error err = {0};
+    fan_status status;
+    Py_BEGIN_ALLOW_THREADS
+    status = fan_stream_sync(stream_of(o), &err);
+    Py_END_ALLOW_THREADS
+    if (status != FAN_OK)
+        return fan_raise_sim(status, &err);
+    Py_RETURN_NONE;
+}
+
+static PyObject *stream_reduce(PyObject *o, PyObject *Py_UNUSED(none))
+{
+    return PyErr_Format(PyExc_TypeError, "cannot pickle or copy %R: it is a queue of this process", o);
+}
+
+static PyObject *stream_repr(PyObject *o)
+{
+    char text[32];
+    return PyUnicode_FromFormat("Stream(\"%s\", %llu)", fan_device_text(stream_of(o)->device, text, sizeof text),
+                                (unsigned long long)stream_of(o)->handle);
+}
+
+static Py_hash_t stream_hash(PyObject *o)
+{
+    return (Py_hash_t)(stream_of(o)->id & 0x7fffffff);
+}
+
+static PyObject *stream_compare(PyObject *a, PyObject *b, int op)
+{
+    PyTypeObject *type = fan_state_get()->stream_type;
+    if ((op != Py_EQ && op != Py_NE) || Py_TYPE(a) != type || Py_TYPE(b) != type)
+        Py_RETURN_NOTIMPLEMENTED;
+    return PyBool_FromLong((stream_of(a)->id == stream_of(b)->id) == (op == Py_EQ));
+}
+
+static PyObject *stream_device(PyObject *o, void *Py_UNUSED(closure))
+{
+    char text[32];
+    return PyUnicode_FromString(fan_device_text(stream_of(o)->device, text, sizeof text));
+}
+
+static PyObject *stream_handle(PyObject *o, void *Py_UNUSED(closure))
+{
+    return PyLong_FromUnsignedLongLong(stream_of(o)->handle);
+}
+
+static PyMethodDef methods[] = {
+    {"wait", stream_wait, METH_O,
+     "wait($self, other, /)\n--\n\nHold back what is queued here from now on until `other` has passed.\n\n"
+     "`other` is an Event (its last record counts, now) or a Stream (all that it has queued). The host does not wait."},
+    {"record", stream_record, METH_NOARGS,
+     "record($self, /)\n--\n\nAn Event behind all that is queued here now."},
+    {"synchronize", stream_synchronize, METH_NOARGS,
+     "synchronize($self, /)\n--\n\nBlock until everything queued here has run."},
+    {"__reduce__", stream_reduce, METH_NOARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef getset[] = {
+    {"device", stream_device, NULL, "The name of its device, as in \"sim:0\".", NULL},
+    {"handle", stream_handle, NULL, "Its number on the device; 1 is the legacy default stream.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot slots[] = {
+    {Py_tp_doc, "Stream(device, handle)\n--\n\nA queue of a device: what is queued runs in order, and late.\n\n"
+                "Two are equal when they are the same queue. `handle` is the number of a stream that exists; 0 and 1 are the\n"
+                "legacy default stream. `fanin.sim.Machine.stream` makes new ones."},
+    {Py_tp_new, stream_new},
+    {Py_tp_dealloc, stream_dealloc},
+    {Py_tp_repr, stream_repr},
+    {Py_tp_hash, stream_hash},
+    {Py_tp_richcompare, stream_compare},
+    {Py_tp_methods, methods},
+    {Py_tp_getset, getset},
+    {0, NULL},
+};
+
+PyType_Spec fan_stream_spec = {
+    .name = "fanin.Stream",
+    .basicsize = sizeof(stream_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = slots,
+};
+
+/* Functions */
+
+static PyObject *current_stream(PyObject *Py_UNUSED(module), PyObject *where)
+{
+    fan_device *d = NULL;
+    fan_stream *s;
+    PyObject *made;
+    if (fan_device_arg(where, &d) < 0)
+        return NULL;
+    s = d ? fan_stream_current(d) : NULL;
+    fan_device_drop(d);
+    if (!s)
+        Py_RETURN_NONE;
+    made = fan_stream_wrap(s);
+    fan_stream_drop(s);
+    return made;
+}
+
+static PyObject *push_or_pop(PyObject *o, bool push)
+{
+    fan_error err = {0};
+    fan_status status = FAN_OK;
+    if (Py_TYPE(o) != fan_state_get()->stream_type)
+        return PyErr_Format(PyExc_TypeError, "expected a fanin.Stream, got %.80s", Py_TYPE(o)->tp_name);
+    if (push)
+        status = fan_stream_push(stream_of(o), &err);
+    else
+        fan_stream_pop(stream_of(o));
+    if (status != FAN_OK)
+        return fan_raise(status, &err);
+    Py_RETURN_NONE;
+}
+
+static PyObject *stream_push(PyObject *Py_UNUSED(module), PyObject *o)
+{
+    return push_or_pop(o, true);
+}
+
+static PyObject *stream_pop(PyObject *Py_UNUSED(module), PyObject *o)
+{
+    return push_or_pop(o, false);
+}
+
+static PyObject *pass_end(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *where, *streams, *given, *result = NULL;
+    fan_stream *caller = NULL, **on = NULL;
+    fan_value *values = NULL;
+    size_t n = 0, nvalues = 0, want, want_values;
+    fan_error err = {0};
+    fan_status status;
+    if (!PyArg_ParseTuple(args, "OOO:pass_end", &where, &streams, &given))
+        return NULL;
+    streams = PySequence_Fast(streams, "pass_end: streams is a sequence");
+    given = streams ? PySequence_Fast(given, "pass_end: values is a sequence") : NULL;
+    if (!given || fan_stream_arg(where, &caller) < 0)
+        goto done;
+    want = (size_t)PySequence_Fast_GET_SIZE(streams);
+    want_values = (size_t)PySequence_Fast_GET_SIZE(given);
+    on = fan_calloc((want + 1) * sizeof *on);
+    values = fan_calloc((want_values + 1) * sizeof *values);
+    if (!on || !values) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    for (; n < want; n++)
+        if (fan_stream_arg(PySequence_Fast_GET_ITEM(streams, (Py_ssize_t)n), &on[n]) < 0)
+            goto done;
+    for (; nvalues < want_values; nvalues++)
+        if (fan_import(PySequence_Fast_GET_ITEM(given, (Py_ssize_t)nvalues), false, true, &values[nvalues]) < 0)
+            goto done;
+    for (size_t i = 0; i < n; i++)
+        if (!on[i] || !caller) {
+            PyErr_SetString(PyExc_TypeError, "pass_end: expected streams, got None");
+            goto done;
+        }
+    Py_BEGIN_ALLOW_THREADS
+    status = caller ? fan_pass_end(caller, on, n, values, nvalues, &err) : FAN_OK;
+    Py_END_ALLOW_THREADS
+    result = status == FAN_OK ? Py_NewRef(Py_None) : fan_raise_sim(status, &err);
+done:
+    while (n-- > 0)
+        fan_stream_drop(on[n]);
+    while (nvalues-- > 0)
+        fan_value_drop(&fan_python, &values[nvalues]);
+    fan_free(on);
+    fan_free(values);
+    fan_stream_drop(caller);
+    Py_XDECREF(given);
+    Py_XDECREF(streams);
+    return result;
+}
+
+static PyObject *sim_devices(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+{
+    return PyLong_FromLong(fan_machine_count());
+}
+
+static PyObject *build_info(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+{
+#ifndef FAN_BUILD
+#define FAN_BUILD "unknown"
+#endif
+#ifdef __clang__
+    const char *compiler = "clang " __clang_version__;
+#elif defined __GNUC__
+    const char *compiler = "gcc " __VERSION__;
+#else
+    const char *compiler = "unknown";
+#endif
+    return Py_BuildValue("{s:s,s:s}", "compiler", compiler, "build", FAN_BUILD);
+}
+
+PyMethodDef fan_stream_functions[] = {
+    {"current_stream", current_stream, METH_O, "current_stream(device, /)\n--\n\nThe current stream of a device on this thread; None without streams."},
+    {"stream_push", stream_push, METH_O, "stream_push(stream, /)\n--\n\nMake it the current stream of its device on this thread."},
+    {"stream_pop", stream_pop, METH_O, "stream_pop(stream, /)\n--\n\nTake off the innermost push of it."},
+    {"pass_end", pass_end, METH_VARARGS,
+     "pass_end(caller, streams, values, /)\n--\n\nThe end of a pass (S20): `caller` waits for each of `streams`, and `values` are used on it."},
+    {"sim_devices", sim_devices, METH_NOARGS, "sim_devices()\n--\n\nDevices of the innermost machine entered on this thread; 0 without one."},
+    {"build_info", build_info, METH_NOARGS, "build_info()\n--\n\nHow this library was built."},
+    {NULL, NULL, 0, NULL},
+};

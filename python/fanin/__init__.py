@@ -1,0 +1,64 @@
+"""fanin: the input buffer of an autograd engine.
+
+Where a value is used more than once, its gradient is a sum. `add_n` sums arrays in one pass; `InputBuffer` takes gradients
+from any thread and any stream, sums them in an order that does not depend on who came first, and hands the sums on with exactly the
+waits that are needed.
+
+>>> import fanin, numpy as np
+>>> buf = fanin.InputBuffer(2)
+>>> buf.add(0, np.array([1.0, 2.0]))
+>>> buf.add(0, np.array([0.5, 0.5]))
+>>> buf.take()
+[array([1.5, 2.5]), None]
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from . import sim
+from ._core import InputBuffer, add_n, counters
+from ._version import __version__
+from .errors import CaptureError, DeviceError, DeviceOutOfMemoryError, RaceError, StreamMismatchWarning
+from .options import Counters, set_options
+from .slots import Slot, Sparse, Zero
+from .streams import Event, Stream, current_stream, devices, info, stream
+from .tracing import trace
+
+__all__ = [
+    "CaptureError",
+    "Counters",
+    "DeviceError",
+    "DeviceOutOfMemoryError",
+    "Event",
+    "InputBuffer",
+    "RaceError",
+    "Slot",
+    "Sparse",
+    "Stream",
+    "StreamMismatchWarning",
+    "Zero",
+    "__version__",
+    "add_n",
+    "counters",
+    "current_stream",
+    "devices",
+    "info",
+    "set_options",
+    "sim",
+    "stream",
+    "trace",
+]
+
+_LATER = ("tape",)  # modules of the package that are imported when they are first asked for
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *_LATER])

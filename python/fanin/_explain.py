@@ -1,0 +1,109 @@
+"""What was and will be decided for a slot, in sentences with the numbers of the rules (`InputBuffer.explain`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+S_RULES = 22  # of the bits of `rules`, as many are S, the rest A
+
+CASES = {
+    "A": "The producer's stream is the consumer's, {C}: the sum is taken there and nobody waits (S8).",
+    "a": "The producer's stream is not the consumer's, {C}, of the same device: the sum is taken on {C} (S9).",
+    "B": "The consumer's stream is on another device: the sum is taken on the producer's stream, {A} (S10).",
+    "C": "Neither stream is on the gradients' device: the sum is taken on its current stream, {A} (S11).",
+}
+
+#: What each action of the accumulate rules will do, for dense and sparse alike.
+ACTIONS = {
+    "into old": "the others will be added into the first, in place",
+    "into new": "the first will be added into the second, in place",
+    "fresh": "a fresh array will take the sum",
+    "merge": "they will be merged as sparse arrays of one kind",
+    "merge coo": "they are of two sparse kinds and will be merged as COO",
+    "object": "they will be summed by combine or by their own +",
+}
+
+
+def rules_of(bits: int) -> str:
+    """The rules of a set of bits, as "S9, A6"."""
+    numbers = [i for i in range(64) if bits >> i & 1]
+    return ", ".join(f"S{i + 1}" if i < S_RULES else f"A{i + 1 - S_RULES}" for i in numbers)
+
+
+def contribution(item: dict[str, Any], place: int) -> str:
+    what = item["form"] if item["dtype"] == "none" else f"{item['form']} {item['dtype']}"
+    text = f"key {item['key']}" if item["key"] >= 0 else f"the {ordinal(place)} to come"
+    text += f": {what}"
+    if item["P"]:
+        text += f", made on stream {item['P']}" + (", with an event" if item["event"] else "")
+    if item["donated"]:
+        text += ", donated"
+    if not item["ready"]:
+        text += ", still arriving"
+    return text
+
+
+def ordinal(n: int) -> str:
+    ending = "th" if n % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(n % 10, "th")
+    return f"{n}{ending}"
+
+
+def counted(n: int, what: str) -> str:
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"
+
+
+def explain(view: dict[str, Any]) -> str:
+    """Sentences about a slot; the first begins with buffer and slot."""
+    who = f"{view['buffer']}: slot {view['slot']}" + (f" ({view['name']})" if view["name"] else "")
+    count, expected = view["count"], view["expected"]
+    if view["poisoned"]:
+        return f"{who}: it is poisoned: a call of its device failed. clear() empties it."
+    if count == 0 and not view["has_value"]:
+        due = f"; {counted(expected, 'contribution')} expected (A16)" if expected >= 0 else ""
+        return f"{who}: nothing has come yet{due}."
+    items = view["items"]
+    of = f" of {expected} expected (A16)" if expected >= 0 else ""
+    lines = [f"{who}: {counted(count, 'contribution')}{of} came, {len(items)} of them parked."]
+    lines += [*streams(view), *value(view, count - len(items))]
+    lines += [f"Parked, {contribution(item, count - len(items) + i + 1)}." for i, item in enumerate(items)]
+    lines += [*gap(view), *coming(view)]
+    if view["rules"]:
+        lines.append(f"Rules that decided so far: {rules_of(view['rules'])}.")
+    return "\n".join(lines)
+
+
+def streams(view: dict[str, Any]) -> list[str]:
+    if view["how"] not in CASES:
+        return ["It is on a device without streams: sums run at once and nobody waits (S3)."]
+    names = {k: f"stream {view[k]}" if view[k] else "a stream of its own" for k in "CAR"}
+    ready = f"The value is ready on {names['R']}" + (", which an event marks." if view["event"] else ".")
+    return [CASES[view["how"]].format(**names), ready] if view["R"] else [CASES[view["how"]].format(**names)]
+
+
+def value(view: dict[str, Any], summed: int) -> list[str]:
+    if not view["has_value"]:
+        return []
+    whose = "the buffer's own memory" if view["value_ours"] else "memory that was added"
+    what = f"the sum of {summed}" if summed > 1 else "the first contribution"
+    text = f"The slot holds {what}, {view['value_form']}, in {whose}"
+    if view["accumulate"] != "none" and view["accumulate"] != view["dtype"]:
+        text += f"; it runs in {view['accumulate']} and will be rounded to {view['dtype']} once (A11)"
+    return [text + "."]
+
+
+def gap(view: dict[str, Any]) -> list[str]:
+    keys = [item["key"] for item in view["items"]]
+    due = view["next_key"]
+    if due < 0 or not keys or due in keys:
+        return []
+    return [f"Key {due} is due next: what lies beyond it waits for it, or for take(), which skips gaps (A15)."]
+
+
+def coming(view: dict[str, Any]) -> list[str]:
+    action = view["next_action"]
+    if len(view["items"]) + view["has_value"] == 1:
+        return [] if view["count"] > 1 else ["It is alone: if it stays so, take() hands it through (A14)."]
+    if action not in ACTIONS:
+        return []
+    why = f": {view['reuse']}" if action in ("fresh", "into old") else ""
+    return [f"At the next sum {ACTIONS[action]}{why} ({rules_of(view['next_rules'])})."]

@@ -1,0 +1,55 @@
+"""The command line: `fanin demo`, `fanin check`, `fanin bench`, `fanin info`. `python -m fanin` is the same."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from fanin import __version__
+
+from . import bench, check, demo, info
+
+COMMANDS = (demo, check, bench, info)
+
+
+def parser() -> argparse.ArgumentParser:
+    """What may be said on the command line."""
+    whole = argparse.ArgumentParser(
+        prog="fanin",
+        description="The input buffer of an autograd engine: ordered sums of gradients, on streams.",
+        epilog="examples:\n  fanin demo\n  fanin check examples/06_check_me.py\n  fanin demo --help",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    whole.add_argument("--version", action="version", version=f"fanin {__version__}")
+    commands = whole.add_subparsers(metavar="command", required=True)
+    for module in COMMANDS:
+        name = module.__name__.rpartition(".")[2]
+        description, _, examples = (module.HELP).partition("\n\nexamples:\n")
+        one = commands.add_parser(
+            name,
+            help=description.partition("\n")[0].rstrip("."),
+            description=description,
+            epilog=f"examples:\n{examples}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        module.arguments(one)
+        one.set_defaults(run=module.run)
+    return whole
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run a command; returns its exit status: 0 all is well, 1 something was found, 2 it could not be tried."""
+    options = parser().parse_args(words)
+    try:
+        status: int = options.run(options)
+        sys.stdout.flush()
+        return status
+    except KeyboardInterrupt:
+        print("\nfanin: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # Whoever read our output is gone; Python would complain once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141

@@ -1,0 +1,109 @@
+"""`fanin check FILE.py`: explores the scenarios of a file."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import fanin
+
+from .screen import Screen
+
+HELP = """Explore the scenarios of a file: every order in which their host threads may act.
+
+A scenario is a function of a simulated machine, marked with @fanin.sim.scenario. Found are races, deadlocks, errors, and
+results that differ from order to order. Exit status: 0 nothing was found, 1 something was, 2 the file could not be used.
+
+examples:
+  fanin check examples/06_check_me.py
+  fanin check my_engine.py --scenario two_producers --limit 100
+  fanin check my_engine.py --scenario two_producers --schedule 0110"""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE.py", type=Path, help="a Python file with scenarios")
+    parser.add_argument("--scenario", metavar="NAME", action="append", default=[], help="only this one (may be repeated)")
+    parser.add_argument("--limit", metavar="N", type=int, help="try at most N orders, then samples (default: 2000)")
+    parser.add_argument("--samples", metavar="N", type=int, help="beyond the limit, try N orders at random (default: 200)")
+    parser.add_argument("--seed", metavar="N", type=int, help="of the machine and of the samples (default: 0)")
+    parser.add_argument("--schedule", metavar="ORDER", help="replay one order, as a failure prints it; needs one --scenario")
+
+
+def load(file: Path) -> ModuleType:
+    """The file as a module; its folder can be imported from."""
+    sys.path.insert(0, str(file.resolve().parent))
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{file} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(file.stem, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def run(options: argparse.Namespace) -> int:
+    screen = Screen()
+
+    def refuse(text: str) -> int:
+        print(f"fanin check: {text}", file=sys.stderr)
+        return 2
+
+    if not options.file.is_file():
+        return refuse(f"there is no file {options.file}")
+    try:
+        every = list(fanin.sim.scenarios(load(options.file)))
+    except Exception:
+        traceback.print_exc()
+        return refuse(f"{options.file} could not be imported")
+    names = [name for name, *_ in every]
+    unknown = [name for name in options.scenario if name not in names]
+    if unknown:
+        return refuse(f"{options.file} has no scenario {unknown[0]!r}; it has {', '.join(names) or 'none'}")
+    chosen = [one for one in every if not options.scenario or one[0] in options.scenario]
+    if not chosen:
+        return refuse(f"{options.file} has no scenarios: mark functions of a machine with @fanin.sim.scenario")
+    given = {word: getattr(options, word) for word in ("limit", "samples", "seed") if getattr(options, word) is not None}
+    if options.schedule is not None:
+        if len(chosen) != 1:
+            return refuse(f"--schedule replays one scenario: add --scenario, one of {', '.join(names)}")
+        return replay(screen, chosen[0], options.schedule, given)
+    return explore(screen, options.file, chosen, given)
+
+
+def explore(screen: Screen, file: Path, chosen: list[Any], given: dict[str, Any]) -> int:
+    rows, failed = [], []
+    for name, scenario, own in chosen:
+        report = fanin.sim.explore(scenario, **{**own, **given})
+        how = "all" if report.complete else f"{report.sampled} at random"
+        found = [report.races, report.deadlocks, report.errors, len(report.results)]
+        rows.append((name, str(report.runs), how, *map(str, found), "ok" if report.ok else "FAILED"))
+        if not report.ok:
+            seed = {**own, **given}.get("seed", 0)
+            failed.append((name, report, f" --seed {seed}" if seed else ""))
+    screen.table(rows, ("scenario", "orders", "which", "races", "deadlocks", "errors", "results", ""))
+    for name, report, seed in failed:
+        screen.say()
+        if report.error is not None:
+            screen.say(f"{name}: {type(report.error).__name__}: {report.error}", style="red")
+        else:
+            screen.say(f"{name}: the result depends on the order: {' or '.join(map(repr, report.results[:3]))}", style="red")
+        screen.say(f"again: fanin check {file} --scenario {name}{seed} --schedule {report.schedule!r}")
+    return int(bool(failed))
+
+
+def replay(screen: Screen, chosen: Any, schedule: str, given: dict[str, Any]) -> int:
+    name, scenario, own = chosen
+    both = {**own, **given}
+    how = {word: both[word] for word in ("seed", "devices", "machine") if word in both}
+    try:
+        result = fanin.sim.replay(scenario, schedule, **how)
+    except Exception as e:
+        screen.say(f"{name}, order {schedule!r}: {type(e).__name__}: {e}", style="red")
+        return 1
+    screen.say(f"{name}, order {schedule!r}: {result!r}")
+    return 0

@@ -1,0 +1,24 @@
+"""`fanin info`: what is here."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import fanin
+
+HELP = """Say what is here, what was built in, and why something is missing.
+
+examples:
+  fanin info
+  fanin info --json"""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="as JSON")
+
+
+def run(options: argparse.Namespace) -> int:
+    found = fanin.info()
+    print(json.dumps(found, indent=1) if options.json else found)
+    return 0

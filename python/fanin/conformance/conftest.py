@@ -1,0 +1,36 @@
+"""The buffer under test."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def make_buffer(request: pytest.FixtureRequest) -> Callable[[int], Any]:
+    """What `--fanin-buffer` names."""
+    word = request.config.getoption("--fanin-buffer")
+    module, colon, name = word.partition(":")
+    if not colon:
+        pytest.exit(f"--fanin-buffer: expected MODULE:NAME, as in fanin:InputBuffer, not {word!r}", returncode=4)
+    found = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found  # type: ignore[return-value]
+
+
+@pytest.fixture
+def keyed(make_buffer: Callable[[int], Any]) -> Callable[[int], Any]:
+    """The same, for laws about keys."""
+    add = make_buffer(1).add
+    try:
+        known = inspect.signature(add).parameters
+    except (TypeError, ValueError):
+        return make_buffer
+    if "key" not in known and not any(p.kind is p.VAR_KEYWORD for p in known.values()):
+        pytest.skip("this buffer's add has no key=")
+    return make_buffer

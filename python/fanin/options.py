@@ -1,0 +1,81 @@
+"""Process-wide options, and what has been counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from types import TracebackType
+
+from . import _core
+
+__all__ = ["Counters", "set_options"]
+
+
+@dataclass(frozen=True, slots=True)
+class Counters(Mapping[str, int]):
+    """What a buffer, or all of them, have done. Fields are read by name, as attributes or as of a dict."""
+
+    adds: int  #: contributions added, undefined ones too
+    copies: int  #: contributions or results that were copied or converted
+    in_place: int  #: terms summed into an operand's memory
+    folds: int  #: sums run
+    passes: int  #: passes over memory
+    bytes_read: int
+    bytes_written: int
+    events: int  #: events recorded
+    waits: int  #: waits queued
+    waits_elided: int  #: waits left out because they were known to hold
+    mismatches: int  #: leaf consumers on another stream than the producer's (S6)
+    peak_parked_bytes: int  #: the most that waited to be summed, in bytes
+
+    def __getitem__(self, name: str) -> int:
+        if name not in _core.COUNTERS:
+            raise KeyError(name)
+        value: int = getattr(self, name)
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        return (f.name for f in fields(self))
+
+    def __len__(self) -> int:
+        return len(fields(self))
+
+
+class Restore:
+    """What `set_options` gives back: as a context manager it restores what was set before."""
+
+    def __init__(self, before: tuple[bool | None, bool | None, float | None]) -> None:
+        self._before = before
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _core.set_options(*self._before)
+
+
+def set_options(
+    *, debug: bool | None = None, budget: float | None = None, warn_stream_mismatch: bool | None = None
+) -> Restore:
+    """Set process-wide options; in a `with` statement, for its block.
+
+    debug: each array is hashed when it is added, and again when it is summed: a caller who changes one meanwhile gets a RuntimeError that
+    names the contribution. budget: bytes that may wait in a buffer that was given no budget of its own (buffers made from now
+    on). warn_stream_mismatch: whether a leaf that consumes on another stream than its gradient was made on
+    gets a `StreamMismatchWarning`, once (rule S6). None leaves an option as it is.
+
+    >>> with fanin.set_options(debug=True):
+    ...     fanin.add_n([np.ones(2), np.ones(2)])
+    array([2., 2.])
+    """
+    old = _core.get_options()
+    _core.set_options(debug, warn_stream_mismatch, budget)
+    return Restore(
+        (
+            None if debug is None else old["debug"],
+            None if warn_stream_mismatch is None else old["warn_stream_mismatch"],
+            None if budget is None else old["budget"],
+        )
+    )

@@ -1,0 +1,775 @@
+"""The whole input buffer in plain NumPy, to be read from top to bottom.
+
+It is the description that can be run, and the oracle that the C core is held against bit by bit. It knows host
+data only: NumPy arrays and scalars, Python scalars, SciPy's sparse arrays and `Sparse`, symbolic zeros, objects of
+the user's own. Rule numbers (A5) are those of ``docs/rules.md``, decisions (D3) those of ``docs/design.md``.
+
+1. Two gradients meet: what happens?
+2. Numbers: promotion, rounding, adding, summing to a shape.
+3. Sparse gradients: entries in their order.
+4. A gradient, as it was added.
+5. A running sum, and one gradient more.
+6. The buffer: park, fold, take.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import sys
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from typing import Any, NamedTuple
+
+import numpy as np
+
+Array = np.ndarray[Any, np.dtype[Any]]
+DType = np.dtype[Any]
+Shape = tuple[int, ...]
+
+
+def need(fact: object, error: type[Exception], text: str) -> None:
+    if not fact:
+        raise error(text)
+
+
+# ---------------------------------------------------------------- 1. Two gradients meet: what happens?
+
+
+class Side(NamedTuple):
+    form: str  # undefined, zero, dense, sparse, object
+    format: str = ""  # of a sparse one
+    reusable: bool = False  # of a dense one: nobody else can see its memory, no other stream still uses it
+
+
+class AccumPlan(NamedTuple):
+    action: str  # skip, hand, into old, into new, fresh, merge, merge coo, object
+    result: str  # the form of what the slot then holds
+    rules: frozenset[str]
+
+
+def accum(old: Side, new: Side, recording: bool = False) -> AccumPlan:
+    """The slot holds `old`, `new` arrives (A1-A8). The sums below ask this; where the memory is, is C's business."""
+
+    def plan(action: str, result: str, *rules: str) -> AccumPlan:
+        return AccumPlan(action, result, frozenset(rules))
+
+    if new.form == "undefined":
+        return plan("skip", old.form, "S2")
+    if old.form == "undefined":
+        return plan("hand", new.form)
+    if new.form == "zero":
+        return plan("skip", old.form, "A2")
+    if old.form == "zero":
+        return plan("hand", new.form, "A2")
+    if recording:
+        return plan("object", "object", "A1")
+    if "object" in (old.form, new.form):
+        return plan("object", "object", "A8")
+    if old.form == "sparse" and new.form == "sparse":
+        return plan("merge", "sparse", "A5") if old.format == new.format else plan("merge coo", "sparse", "A7")
+    if old.form == "sparse":
+        return plan("into new", "dense", "A3") if new.reusable else plan("fresh", "dense", "A4")
+    return plan("into old", "dense", "A6") if old.reusable else plan("fresh", "dense", "A7")
+
+
+# ---------------------------------------------------------------- 2. Numbers
+
+LOW = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")  # but for the first, these are ml_dtypes's
+NAMES = {"bool", *LOW, *(f"{k}{n}" for k in ("int", "uint") for n in (8, 16, 32, 64))}
+NAMES |= {"float32", "float64", "complex64", "complex128"}
+WEAK = {"int": "int64", "float": "float64", "complex": "complex128"}  # Python scalars: what they are alone (D5)
+ORDER = "buifc"  # D6: casts go to the right, or stay
+
+
+def dtype_of(name: Any) -> DType:
+    """What a name, a NumPy dtype or a torch dtype means; ValueError for those that are not summed."""
+    text = str(name).removeprefix("torch.")
+    if text in LOW[1:]:
+        need("ml_dtypes" in sys.modules, ValueError, f"dtype {text} is ml_dtypes's, which is not imported")
+        name = getattr(sys.modules["ml_dtypes"], text)
+    try:
+        dtype: DType = np.dtype(name if text in LOW[1:] or text not in NAMES else text)
+    except TypeError as e:
+        raise ValueError(f"unknown dtype {name!r}") from e
+    need(dtype.name in NAMES and dtype.isnative, ValueError, f"arrays of dtype {dtype} are not summed")
+    return dtype
+
+
+def kind(dtype: DType) -> str:
+    return "f" if dtype.name in LOW else dtype.kind
+
+
+def promotion(types: Collection[str]) -> DType:
+    """A10, D4, D5: the dtype of a sum of all of these at once; "int", "float", "complex" are Python scalars."""
+    strong, weak = {t for t in types if t not in WEAK}, [t for t in WEAK if t in types]
+    need(not strong >= set(LOW[2:]), ValueError, "two kinds of float8 have no common dtype")
+    if strong >= {"float16", "bfloat16"}:
+        strong.add("float32")
+    plain = [np.dtype(t) for t in strong if t not in LOW[1:]]
+    low = [t for t in LOW[1:] if t in strong]  # they vanish beside other floats, integers vanish beside them
+    if plain and (not low or any(d.kind in "fc" for d in plain)):
+        dtype: DType = np.result_type(*plain)
+    else:
+        dtype = dtype_of((low or [WEAK[t] for t in weak])[0])
+    for t in weak:
+        if kind(dtype) in {"int": "b", "float": "bui", "complex": "buif"}[t]:
+            single = t == "complex" and dtype.name in (*LOW, "float32")
+            dtype = np.dtype("complex64" if single else WEAK[t])
+    return dtype
+
+
+def accumulation(dtype: DType, wish: DType | None) -> DType:
+    """A11, D2: the dtype in which a sum of `dtype` runs; one that is wished for must hold it, in its own kind."""
+    if wish is None:
+        return np.dtype(np.float32) if dtype.name in LOW else dtype
+    holds = promotion({dtype.name, wish.name}) == wish and len({kind(d).replace("u", "i") for d in (dtype, wish)}) == 1
+    need(holds, ValueError, f"a sum of {dtype.name} cannot be accumulated in {wish.name}")
+    return wish
+
+
+def expanded(x: Array) -> set[int]:
+    return {i for i in range(x.ndim) if x.strides[i] == 0 and x.shape[i] > 1}
+
+
+def compact(x: Array, axes: set[int]) -> Array:
+    return x[tuple(slice(0, 1) if i in axes else slice(None) for i in range(x.ndim))]
+
+
+def each(f: Callable[..., Any], *arrays: Array) -> Array:
+    """f of arrays of one shape. Along axes where each merely repeats itself, so does the result (A13)."""
+    axes = set.intersection(*map(expanded, arrays))
+    with np.errstate(all="ignore"):
+        result = np.asarray(f(*(compact(x, axes) for x in arrays)))
+    return np.broadcast_to(result, arrays[0].shape) if axes else result
+
+
+def to_odd(x: Array) -> Array:
+    """float32 whose last bit is set where that is not exact: to round this further is to round x, once."""
+    wide = x.astype(np.longdouble)
+    near = wide.astype(np.float32)
+    near = np.where(abs(near) > abs(wide), np.nextafter(near, np.float32(0)), near)
+    return np.asarray(near.view(np.uint32) | ((near != wide) & np.isfinite(wide))).view(np.float32)
+
+
+def rounded(x: Array, dtype: DType) -> Array:
+    """x in `dtype`, to nearest even where it does not fit (D9); integers wrap."""
+
+    def convert(x: Array) -> Array:
+        if x.dtype == np.bool_:
+            x = x.view(np.uint8) != 0  # whatever the byte is
+        if x.dtype.name in LOW:
+            x = x.astype(np.float32)
+        if dtype.name in LOW[1:] and x.dtype != np.float32:
+            x = to_odd(x)
+        return x.astype(dtype)
+
+    return x if x.dtype == dtype != np.bool_ else each(convert, x)
+
+
+def plus(a: Array, b: Array) -> Array:
+    return each(np.logical_or if a.dtype == np.bool_ else np.add, a, b)
+
+
+def put_plus(into: Array, index: Any, values: Array) -> None:
+    """into[index] += values, one entry after the other, also where an index comes twice (D12)."""
+    with np.errstate(all="ignore"):
+        (np.logical_or if into.dtype == np.bool_ else np.add).at(into, index, values)
+
+
+def scaled(x: Array, scale: Any) -> Array:
+    """D10: x times scale, in x's dtype."""
+    if x.dtype.kind == "b":
+        return x & bool(scale)
+    if x.dtype.kind != "c":
+        return each(np.multiply, x, np.broadcast_to(rounded(np.asarray(scale), x.dtype), x.shape))
+    product, c, d = np.empty_like(x), *(x.real.dtype.type(s) for s in (scale.real, scale.imag))
+    with np.errstate(all="ignore"):
+        product.real, product.imag = x.real * c - x.imag * d, x.real * d + x.imag * c
+    return product
+
+
+def sum_to(x: Array, shape: Shape) -> Array:
+    """A9, D7: x summed, in one sequential fold, to a shape that broadcasts to its own."""
+    lead = x.ndim - len(shape)
+    axes = [i for i in range(x.ndim) if i < lead or x.shape[i] != shape[i - lead]]
+    terms = np.moveaxis(x, axes, range(len(axes)))
+    terms = terms.reshape(math.prod(terms.shape[: len(axes)]), *terms.shape[len(axes) :])
+    terms = rounded(terms, np.dtype({"f": "float64", "c": "complex128"}.get(kind(x.dtype), x.dtype)))
+    return reduce(plus, terms[1:], terms[0]).reshape(shape) if len(terms) else np.zeros(shape, terms.dtype)
+
+
+# ---------------------------------------------------------------- 3. Sparse gradients
+
+
+class Sparse(NamedTuple):
+    """parts of COO: indices (sparse_dim, nnz), values (nnz, ...); of the others: pointers, indices, values."""
+
+    format: str
+    parts: tuple[Array, ...]
+    shape: Shape
+
+
+@dataclass(frozen=True)
+class Entries:
+    """What is stored, in its order: entry i, a number or a dense block values[i], is at index[:, i]."""
+
+    format: str
+    index: Array
+    values: Array
+
+    @property
+    def kind(self) -> str:
+        return f"{self.format} {len(self.index)} {self.values.shape[1:]}"
+
+    def map(self, f: Callable[..., Array], *args: Any) -> Entries:
+        return replace(self, values=f(self.values, *args))
+
+    def cells(self, dense: Array) -> Array:
+        """A view of a dense array in which index[:, i] is the place of entry i."""
+        if self.format not in ("bsr", "bsc"):
+            return dense
+        (h, w), (rows, columns) = self.values.shape[1:], dense.shape
+        return dense.reshape(rows // h, h, columns // w, w).swapaxes(1, 2)
+
+    def as_coo(self) -> Entries:
+        """One entry for each number."""
+        block = self.values.shape[1:]
+        inside = np.indices(block).reshape(len(block), math.prod(block))
+        index, inside = np.repeat(self.index, inside.shape[1], axis=1), np.tile(inside, self.index.shape[1])
+        blocks = self.format in ("bsr", "bsc")
+        index = index * np.array(block)[:, None] + inside if blocks else np.concatenate([index, inside])
+        return Entries("coo", index, self.values.reshape(-1))
+
+    def then(self, other: Entries) -> Entries:
+        index = np.concatenate([self.index, other.index], axis=1)
+        return Entries(self.format, index, np.concatenate([self.values, other.values]))
+
+    def coalesced(self) -> Entries:
+        """Sorted, each index once; what came twice is added in the order in which it came (A5)."""
+        order = np.lexsort(self.index if self.format in ("csc", "bsc") else self.index[::-1])  # stable
+        index, values = self.index[:, order], self.values[order]
+        new = np.ones(len(order), bool)
+        new[1:] = (index[:, 1:] != index[:, :-1]).any(axis=0)
+        total = values[new]
+        put_plus(total, np.cumsum(new)[~new] - 1, values[~new])
+        return Entries(self.format, index[:, new], total)
+
+    def before(self, dense: Array) -> Array:
+        """The sum of these and then `dense`: where nothing is stored, dense as it is (D12)."""
+        me, total = self.coalesced(), np.array(dense, order="C")
+        cells, where = me.cells(total), tuple(me.index)
+        cells[where] = plus(me.values, cells[where])
+        return total
+
+    def after(self, dense: Array) -> Array:
+        """The sum of `dense` and then these, one by one."""
+        total = np.array(dense, order="C")
+        put_plus(self.cells(total), tuple(self.index), self.values)
+        return total
+
+    def filled(self, shape: Shape) -> Array:
+        me, total = self.coalesced(), np.zeros(shape, self.values.dtype)
+        me.cells(total)[tuple(me.index)] = me.values
+        return total
+
+    def like(self, source: Any, shape: Shape) -> Any:
+        """As a gradient of the source's family: SciPy's arrays or matrices, or `Sparse`."""
+        parts: tuple[Array, ...] = (self.index, self.values)
+        if self.format != "coo":
+            by_column = self.format in ("csc", "bsc")
+            major, minor = self.index[::-1] if by_column else self.index
+            lines = shape[by_column] // (self.values.shape[1:] or (1, 1))[by_column]
+            parts = (np.cumsum([0, *np.bincount(major, minlength=lines)]), minor, self.values)
+        if hasattr(source, "parts"):
+            return type(source)(self.format, parts, shape)
+        family = "matrix" if type(source).__name__.endswith("_matrix") else "array"
+        make = getattr(sys.modules["scipy.sparse"], f"{self.format}_{family}")
+        return make((parts[1], tuple(parts[0])) if self.format == "coo" else parts[::-1], shape=shape)
+
+
+def entries_of(x: Any) -> Entries:
+    """What the sparse x stores; ValueError where it contradicts itself."""
+    ours = hasattr(x, "parts")
+    if not ours and x.format != "coo" and (x.format not in ("csr", "csc", "bsr") or x.ndim != 2):
+        x = x.tocoo()  # SciPy's other formats
+    if x.format == "coo":
+        index, values = x.parts if ours else (np.stack(x.coords), x.data)
+        sizes, fits = np.array(x.shape[: len(index)], np.int64), True
+    else:
+        pointers, minor, values = x.parts if ours else (x.indptr, x.indices, x.data)
+        by_column = x.format in ("csc", "bsc")
+        sizes, over = np.divmod(x.shape, values.shape[1:] or (1, 1))
+        fits = len(pointers) == sizes[int(by_column)] + 1 and pointers[0] == 0 and pointers[-1] == len(minor)
+        need(fits and (np.diff(pointers) >= 0).all(), ValueError, f"{x.format}: pointers {pointers} for {x.shape}")
+        major = np.repeat(np.arange(len(pointers) - 1), np.diff(pointers))
+        index = np.stack([minor, major] if by_column else [major, minor])
+        fits = not over.any()
+    index, values = np.asarray(index, np.int64), np.asarray(values)
+    inside = fits and index.shape[1] == len(values) and (index >= 0).all() and (index < sizes[:, None]).all()
+    need(inside, ValueError, f"{x.format}: what is stored does not fit the shape {x.shape}")
+    return Entries(x.format, index, values)
+
+
+# ---------------------------------------------------------------- 4. A gradient, as it was added
+
+
+class Zero(NamedTuple):
+    """A symbolic zero."""
+
+    shape: Shape
+    dtype: Any
+
+
+@dataclass(frozen=True)
+class Slot:
+    """What is declared of a slot."""
+
+    shape: Shape | None = None
+    dtype: Any = None
+    device: Any = None
+    accumulate: Any = None
+    combine: Callable[[Any, Any], Any] | None = None
+    name: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Gradient:
+    source: Any  # what was added: it comes back if it stays alone and unchanged (A14)
+    form: str  # undefined, zero, dense, sparse, object
+    shape: Shape = ()
+    type: str = ""  # its part in the promotion: the name of a dtype; or int, float, complex
+    value: Any = None  # an array, Entries, the object
+    scalar: str = ""  # "python", "numpy"
+    intact: bool = True  # not converted
+    donated: bool = False
+    unshared: bool = False  # donated, or a copy of ours
+
+    @property
+    def memory(self) -> list[Array]:
+        names = ("data", "indices", "indptr", "row", "col") if self.form == "sparse" else ()
+        parts = [self.value, *getattr(self.source, "parts", ()), *(getattr(self.source, n, None) for n in names)]
+        return [x for x in parts if isinstance(x, np.ndarray)]
+
+
+def importable(dtype: DType) -> str:
+    """The name of an array's dtype."""
+    need(dtype.kind not in "SUMm" and not dtype.name.startswith("void"), TypeError, f"arrays of {dtype} have no sum")
+    need(dtype.name in NAMES and dtype.isnative, BufferError, f"arrays of {dtype.str} cannot be imported")
+    return dtype.name
+
+
+def is_array(x: Any) -> bool:
+    """NumPy's, and not of a class or dtype that sums in its own way (D14)."""
+    if not isinstance(x, np.ndarray | np.generic) or x.dtype == np.object_:
+        return False
+    own = isinstance(x, np.ndarray) and type(x).__array_ufunc__ is not np.ndarray.__array_ufunc__
+    return not own and not isinstance(x, np.ma.MaskedArray | np.matrix)
+
+
+def read(x: Any, anything: bool = False) -> Gradient:
+    """What is x? TypeError for what is no gradient; with `anything` (for a combine) all is one."""
+    if x is None:
+        return Gradient(None, "undefined")
+    if type(x) in (bool, int, float, complex):
+        weak = type(x).__name__
+        need(weak != "int" or -(2**63) <= x < 2**63, ValueError, f"the integer {x} does not fit int64")
+        return Gradient(x, "dense", (), weak, np.array(x, WEAK.get(weak, weak)), "python")
+    if is_array(x):
+        scalar = not isinstance(x, np.ndarray)
+        value = np.array(x) if scalar else x.view(np.ndarray)
+        return Gradient(x, "dense", value.shape, importable(value.dtype), value, "numpy" if scalar else "")
+    if hasattr(x, "format") and (hasattr(x, "parts") or hasattr(x, "tocoo")):
+        entries = entries_of(x)
+        return Gradient(x, "sparse", tuple(x.shape), importable(entries.values.dtype), entries)
+    if type(x).__name__ == "Zero" and hasattr(x, "dtype"):
+        return Gradient(x, "zero", tuple(x.shape), dtype_of(x.dtype).name)
+    sums = hasattr(x, "__add__") or hasattr(x, "__radd__")
+    sums = sums and not isinstance(x, list | tuple | dict | str | bytes | bytearray | set)
+    need(sums or anything, TypeError, f"a {type(x).__name__} is no array; to sum such things, give the slot a combine")
+    return Gradient(x, "object", value=x)
+
+
+def copy_of(x: Any) -> Any:
+    if isinstance(x, np.ndarray):
+        return np.array(x, subok=False)
+    if hasattr(x, "parts"):
+        return type(x)(x.format, tuple(map(np.array, x.parts)), x.shape)
+    return x.copy() if hasattr(x, "tocoo") else x
+
+
+def fitted(g: Gradient, slot: Slot, shape: Shape | None) -> Gradient:
+    """A9, A10: g summed to the declared shape, cast to the declared dtype. `shape`: the declared, or the first's."""
+    if g.form in ("undefined", "object"):
+        return g
+    old = dtype_of(WEAK.get(g.type, g.type))
+    new = slot.dtype or old
+    cast = ORDER.index(kind(old)) <= ORDER.index(kind(new))
+    if g.type == "int" and kind(new) in "ui":
+        cast = np.iinfo(new).min <= g.source <= np.iinfo(new).max
+    need(cast, ValueError, f"expected dtype {new.name}, got {g.type} {g.source if g.scalar else ''}")
+    if shape is not None and g.shape != shape:
+        fits = slot.shape is not None and len(shape) <= len(g.shape)
+        fits = fits and all(a in (1, b) for a, b in zip(shape[::-1], g.shape[::-1], strict=False))
+        need(fits, ValueError, f"expected shape {shape}, got {g.shape}")
+        if g.form == "zero":
+            return replace(g, shape=shape, type=new.name, intact=False)
+        acc = accumulation(new, None)
+        value = rounded(g.value, new) if g.form == "dense" else g.value.map(rounded, new).map(rounded, acc).filled(g.shape)
+        value = rounded(sum_to(value, shape), acc)
+        return replace(g, form="dense", shape=shape, type=new.name, value=value, intact=False)
+    if slot.dtype is None or g.form == "zero" or new == old:
+        return g if slot.dtype is None else replace(g, type=new.name, intact=new == old)
+    value = g.value.map(rounded, new) if g.form == "sparse" else rounded(g.value, new)
+    return replace(g, type=new.name, value=value, intact=False)
+
+
+# ---------------------------------------------------------------- 5. A running sum, and one gradient more
+
+
+@dataclass(frozen=True, eq=False)
+class Sum:
+    """The left fold of gradients of a slot, in key order, in the accumulation dtype (D1-D3)."""
+
+    slot: Slot
+    recording: bool
+    form: str = "undefined"
+    value: Any = None  # an array or Entries in the accumulation dtype; an object
+    stored: int = 0  # of a sparse one: entries after the last coalesce (A5)
+    terms: tuple[Gradient, ...] = ()  # what it is the sum of, but for the undefined
+
+    @property
+    def dtype(self) -> DType:
+        return self.slot.dtype or promotion({g.type for g in self.terms if g.type})
+
+    @property
+    def main(self) -> tuple[Gradient, ...]:
+        """What is not zero, if anything is not."""
+        return tuple(g for g in self.terms if g.form != "zero") or self.terms
+
+    @property
+    def side(self) -> Side:
+        return Side(self.form, self.value.kind if self.form == "sparse" else "")
+
+    def plus(self, g: Gradient) -> Sum:
+        """This sum + g."""
+        plan = accum(self.side, Side(g.form, g.value.kind if g.form == "sparse" else ""), self.recording)
+        if g.form == "undefined" or (g.form == "zero" and self.form == "object"):
+            return self
+        me = replace(self, terms=(*self.terms, g), form=plan.result)
+        if plan.action == "object":
+            return replace(me, value=self.combined(g))
+        if g.form == "object":
+            return replace(me, value=g.source)
+        acc = accumulation(me.dtype, self.slot.accumulate)
+        old: Any = self.value
+        stored = self.stored
+        if self.form == "dense":
+            old = rounded(old, acc)  # D3: it goes on in another dtype ..
+        elif self.form == "sparse" and old.values.dtype != acc:
+            old = old.coalesced().map(rounded, acc)  # .. but sparse entries are added up in theirs first
+            stored = len(old.values)
+        if g.form == "zero":
+            return replace(me, value=old, stored=stored)
+        new: Any = g.value.map(rounded, acc) if g.form == "sparse" else rounded(g.value, acc)
+        if plan.action == "hand":
+            return replace(me, value=new, stored=len(new.values) if g.form == "sparse" else 0)
+        if me.form == "sparse":
+            if plan.action == "merge coo":
+                old, new = old.as_coo(), new.as_coo()
+                stored = len(old.values)
+            value = old.then(new)
+            if value.format != "coo" or len(value.values) > 2 * stored:  # A5
+                value = value.coalesced()
+                stored = len(value.values)
+            return replace(me, value=value, stored=stored)
+        if self.form == "sparse":
+            return replace(me, value=old.before(new))
+        return replace(me, value=new.after(old) if g.form == "sparse" else plus(old, new))
+
+    def combined(self, g: Gradient) -> Any:
+        """A1, A8: this sum + g, by whoever knows how."""
+        old, new = self.result(), g.source if g.intact else g.value
+        strange = [x for x in (old, new) if read(x, anything=True).form == "object"]
+        if strange and self.slot.combine is not None:
+            return self.slot.combine(old, new)
+        if self.form == "sparse":
+            return new + old
+        result = NotImplemented
+        if len(strange) == 1 and is_array(new) and hasattr(old, "__add__"):
+            result = old.__add__(new)
+        if len(strange) == 1 and is_array(old) and hasattr(new, "__radd__"):
+            result = new.__radd__(old)
+        return operator.add(old, new) if result is NotImplemented else result
+
+    def finished(self, scale: Any = None, dtype: DType | None = None) -> Any:
+        """Scaled and rounded once (A11, D9, D10), to the sum's dtype or that of `out`."""
+        value, dtype = self.value, dtype or self.dtype
+        if self.form == "zero":
+            return np.zeros(self.terms[0].shape, dtype)
+        if self.form == "dense":
+            return rounded(value if scale is None else scaled(value, scale), dtype)
+        if scale is not None or (len(self.main) > 1 and value.values.dtype != dtype):
+            value = value.coalesced()
+        return (value if scale is None else value.map(scaled, scale)).map(rounded, dtype)
+
+    def result(self, scale: Any = None, own: bool = False) -> Any:
+        """What comes back, as the kind of thing that the first was (D15); `own`: in memory of its own."""
+        if self.form in ("undefined", "object"):
+            return self.value
+        g, one, dtype = self.main[0], len(self.main) == 1, self.dtype
+        if one and g.intact and (scale is None or self.form == "zero") and dtype.name == WEAK.get(g.type, g.type):
+            return copy_of(g.source) if own else g.source  # A14
+        if self.form == "zero":
+            return type(g.source)(g.shape, dtype)
+        value = self.finished(scale)
+        if self.form == "sparse":
+            return value.like(g.source, g.shape)
+        if all(g.scalar for g in self.main):
+            return value.item() if all(g.scalar == "python" for g in self.main) else value[()]
+        if expanded(value) and not own:
+            return np.broadcast_to(np.array(compact(value, expanded(value))), value.shape)
+        fresh = np.empty_like(next(g.value for g in self.main if g.form == "dense"), value.dtype)  # D16
+        fresh[...] = value
+        return fresh
+
+    def place(self) -> Array | None:
+        """The memory of a donated first gradient, where it is reusable: the sum is written there."""
+        if self.form != "dense" or len(self.main) < 2:
+            return None
+        g, *others = self.main
+        fits = g.donated and g.intact and isinstance(g.source, np.ndarray) and gapless(g.value)
+        fits = fits and g.value.dtype == self.value.dtype == self.dtype
+        return g.value if fits and not meets(g.memory, [x for o in others for x in o.memory]) else None
+
+
+def meets(some: Sequence[Array], others: Sequence[Array]) -> bool:
+    return any(np.may_share_memory(x, y) for x in some for y in others)
+
+
+def gapless(x: Array) -> bool:
+    """Writable, and any permutation of a dense layout."""
+    axes = sorted((s, n) for s, n in zip(x.strides, x.shape, strict=True) if n > 1)
+    steps = [x.itemsize * math.prod(n for _, n in axes[:i]) for i in range(len(axes))]
+    return x.flags.writeable and [s for s, _ in axes] == steps
+
+
+# ---------------------------------------------------------------- 6. The buffer: park, fold, take
+
+
+@dataclass
+class Pass:
+    """One slot during one pass."""
+
+    total: Sum  # of the keys below `due`
+    came: dict[int, Gradient] = field(default_factory=dict)  # A16: by key, in the order of arrival
+    keyed: bool = False
+    due: int = 0
+
+    def parked(self) -> list[Gradient]:
+        return [self.came[k] for k in sorted(self.came) if k >= self.due]
+
+    def whole(self) -> Sum:
+        """The sum of all that came, gaps skipped."""
+        return reduce(Sum.plus, self.parked(), self.total)
+
+    def shape(self) -> Shape | None:
+        return next((g.shape for g in self.came.values() if g.form not in ("undefined", "object")), None)
+
+    def types(self) -> set[str]:
+        return {g.type for g in self.came.values() if g.type}
+
+
+class InputBuffer:
+    """Gradients are added to slots in any order; their sums, left folds in key order, are taken."""
+
+    def __init__(self, slots: Any, *, budget: float | None = None, accumulate: Any = None, stream: Any = None,
+                 leaf: bool = False, create_graph: bool = False, name: Any = None) -> None:  # fmt: skip
+        self.name, self.stream, self.leaf, self.create_graph = str(name or "InputBuffer"), stream, leaf, create_graph
+        self.budget = 64 << 20 if budget is None else budget  # D23
+        need(self.budget >= 0, ValueError, f"budget: expected a number of bytes >= 0, got {budget}")
+        self.slots = slots_of(slots, accumulate)
+        self.expected: list[int | None] = [None] * len(self.slots)
+        self.busy = [""] * len(self.slots)  # what a slot is doing while it calls others' code
+        self._empty()
+
+    def _empty(self) -> None:
+        self.passes = [Pass(Sum(slot, self.create_graph)) for slot in self.slots]
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    def add(self, slot: int, gradient: Any, *, key: int | None = None, stream: Any = None, donate: bool = False,
+            copy: bool = False) -> None:  # fmt: skip
+        """Park one gradient; fold what is ready when the parked bytes pass the budget."""
+        i, who = self._at(slot)
+        need(self.busy[i] != "take", RuntimeError, f"{who}: add from within a take of the same slot")
+        me, declared = self.passes[i], self.slots[i]
+        try:
+            g = read(gradient, declared.combine is not None)
+            g = fitted(g, declared, me.shape() if declared.shape is None else declared.shape)
+            if g.type:
+                dtype = promotion(me.types() | {g.type})
+                accumulation(dtype, declared.accumulate)
+                ints = [h.source for h in (*me.came.values(), g) if h.type == "int"]
+                fit = kind(dtype) not in "ui" or all(np.iinfo(dtype).min <= n <= np.iinfo(dtype).max for n in ints)
+                need(fit, ValueError, f"expected integers that fit {dtype.name}, got {ints}")
+            number = self._number(i, key)
+        except (TypeError, ValueError, BufferError) as e:
+            raise type(e)(f"{who}, key {key}: {e}") from None
+        if copy and g.intact and g.form in ("dense", "sparse"):
+            g = replace(read(copy_of(gradient)), type=g.type, unshared=True)
+        me.keyed, me.came[number] = key is not None, replace(g, donated=donate, unshared=donate or g.unshared)
+        parked = sum(x.nbytes for p in self.passes for g in p.parked() for x in g.memory)
+        if parked > self.budget and not self.busy[i]:
+            try:
+                self._fold(i)
+            except BaseException:  # of an object's own +
+                del me.came[number]
+                raise
+
+    def expect(self, slot: int, n: int) -> None:
+        """From now on n contributions are due in each pass."""
+        i, who = self._at(slot)
+        came, n = len(self.passes[i].came), operator.index(n)
+        need(n >= came, ValueError, f"{who}: expected a count >= {came}, which is what came, got {n}")
+        self.expected[i] = n
+
+    def ready(self, slot: int) -> bool:
+        i, who = self._at(slot)
+        need(self.expected[i] is not None, ValueError, f"{who}: ready needs expect(slot, n)")
+        return len(self.passes[i].came) == self.expected[i]
+
+    def __getitem__(self, slot: int) -> Any:
+        """The sum so far, in memory of its own (D17)."""
+        i, _ = self._at(slot)
+        with self._doing("snapshot", [i]):
+            return self.passes[i].whole().result(own=True)
+
+    def take(self, stream: Any = None, *, out: Any = None, scale: Any = None, writable: bool = False) -> list[Any]:
+        """All sums; the buffer is empty afterwards."""
+        outs = self._checked(out, scale)
+        results: list[Any] = []
+        writes: list[tuple[Array, Array]] = []
+        with self._doing("take", range(len(self))):
+            for total, target in zip([p.whole() for p in self.passes], outs, strict=True):
+                first = total.main[:1]
+                memory = [x for g in first for x in g.memory]
+                private = all(g.unshared for g in first) and all(map(gapless, memory))
+                own = (writable and not private) or meets(memory, [x for x in outs if x is not None])
+                place = total.place() if target is None else target
+                if total.form == "undefined" or place is None:
+                    results.append(total.result(scale, own))
+                else:
+                    value = total.finished(scale, place.dtype)
+                    writes.append((place, value.filled(place.shape) if total.form == "sparse" else value))
+                    results.append(first[0].source if target is None else target)
+        for place, value in writes:
+            place[...] = value
+        self._empty()
+        return results
+
+    def clear(self) -> None:
+        with self._doing("clear", range(len(self))):
+            self._empty()
+
+    # How it is done
+
+    def _at(self, slot: Any) -> tuple[int, str]:
+        need(not isinstance(slot, bool | np.bool_), TypeError, f"{self.name}: expected a slot number, got a bool")
+        i = operator.index(slot)
+        need(0 <= i < len(self), IndexError, f"{self.name}: slot {i} of {len(self)}")  # S1
+        return i, f"{self.name}: slot {i}" + (f" ({self.slots[i].name})" if self.slots[i].name else "")
+
+    def _number(self, i: int, key: Any) -> int:
+        """A15, A16: the key, or the place in the order of arrival."""
+        me, n = self.passes[i], self.expected[i]
+        need(not isinstance(key, bool | np.bool_), TypeError, "expected an integer as key, got a bool")
+        need(not me.came or me.keyed == (key is not None), ValueError, "keyed and unkeyed contributions in one slot")
+        number = len(me.came) if key is None else operator.index(key)
+        need(0 <= number < 2**63, ValueError, "expected a key >= 0")
+        need(number not in me.came, ValueError, "this key has contributed already")
+        need(n is None or len(me.came) < n, ValueError, f"expected {n} contributions, got one more")
+        return number
+
+    def _fold(self, i: int) -> None:
+        """The ready prefix goes into the running sum."""
+        me = self.passes[i]
+        due = me.due
+        while due in me.came:
+            due += 1
+        with self._doing("fold", [i]):
+            total = reduce(Sum.plus, [me.came[k] for k in range(me.due, due)], me.total)
+        me.total, me.due = total, due
+
+    @contextmanager
+    def _doing(self, what: str, slots: Sequence[int]) -> Iterator[None]:
+        """D22: whoever comes back to a slot from a call-out finds it busy."""
+        for i in slots:
+            need(not self.busy[i], RuntimeError, f"{self._at(i)[1]}: {what} from within a {self.busy[i]} of its own")
+        for i in slots:
+            self.busy[i] = what
+        try:
+            yield
+        finally:
+            for i in slots:
+                self.busy[i] = ""
+
+    def _checked(self, out: Any, scale: Any) -> list[Any]:
+        """What was asked of take, held against each slot before anything is done (A16, D10, D11)."""
+        outs = [None] * len(self) if out is None else out
+        need(isinstance(outs, list | tuple), TypeError, f"out: expected a list of arrays, got a {type(out).__name__}")
+        need(len(outs) == len(self), ValueError, f"out: expected {len(self)} entries, got {len(outs)}")
+        apart = not any(meets([x], [y]) for i, x in enumerate(outs) for y in outs[:i] if x is not None and y is not None)
+        need(apart, ValueError, "out: two of the arrays may share memory")
+        number = isinstance(scale, bool | int | float | complex | np.number)
+        need(scale is None or number, TypeError, f"scale: expected a number, got a {type(scale).__name__}")
+        for i, (me, x) in enumerate(zip(self.passes, outs, strict=True)):
+            n, who, forms = self.expected[i], self._at(i)[1], {g.form for g in me.came.values()} - {"undefined"}
+            need(n in (None, len(me.came)), ValueError, f"{who}: expected {n} contributions, got {len(me.came)}")
+            if x is not None:
+                need(isinstance(x, np.ndarray), TypeError, f"{who}: out: expected an array, got a {type(x).__name__}")
+                need(x.flags.writeable and not expanded(x), BufferError, f"{who}: out: read-only, or overlaps itself")
+                importable(x.dtype)
+            if "object" in forms or (forms and self.create_graph):
+                need(x is None and scale is None, TypeError, f"{who}: sums objects: out and scale need arrays")
+                continue
+            if not forms:
+                continue
+            dtype = self.slots[i].dtype or promotion(me.types())
+            if x is not None:
+                need(x.shape == me.shape(), ValueError, f"{who}: out: expected shape {me.shape()}, got {x.shape}")
+                cast = ORDER.index(kind(dtype)) <= ORDER.index(kind(x.dtype))
+                need(cast, ValueError, f"{who}: out: expected dtype {dtype.name}, got {x.dtype.name}")
+            fits = not isinstance(scale, complex | np.complexfloating) or kind(dtype) == "c"
+            if scale is not None and fits and kind(dtype) in "bui":
+                fits = -(2**63) <= scale < 2**63 and scale == int(scale)
+            need(fits, ValueError, f"{who}: the sum is {dtype.name}, which cannot be scaled by {scale}")
+        return list(outs)
+
+
+def slots_of(slots: Any, accumulate: Any) -> list[Slot]:
+    """A count, or a sequence of example arrays and Slots."""
+    if isinstance(slots, int | np.integer) and not isinstance(slots, bool):
+        need(slots >= 0, ValueError, f"slots: expected a count >= 0, got {slots}")
+        slots = [Slot()] * int(slots)
+    sequence = isinstance(slots, list | tuple) and not hasattr(slots, "parts")
+    need(sequence, TypeError, f"slots: expected a count or a sequence, got a {type(slots).__name__}; one array: [array]")
+    result = []
+    for s in slots:
+        if type(s).__name__ != "Slot":
+            g = read(s)
+            need(g.form not in ("undefined", "object"), TypeError, f"slots: no array, no Slot: a {type(s).__name__}")
+            s = Slot(g.shape, WEAK.get(g.type, g.type))
+        shape = None if s.shape is None else tuple(map(operator.index, s.shape))
+        need(min(shape or (0,)) >= 0, ValueError, f"slots: a shape cannot be {shape}")
+        need(str(s.device or "cpu") == "cpu", ValueError, f"slots: expected the device cpu, got {s.device}")
+        dtype = None if s.dtype is None else dtype_of(s.dtype)
+        wish = accumulate if s.accumulate is None else s.accumulate
+        wish = None if wish is None else dtype_of(wish)
+        if dtype is not None:
+            accumulation(dtype, wish)
+        result.append(Slot(shape, dtype, "cpu", wish, s.combine, s.name))
+    return result

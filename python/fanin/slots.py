@@ -1,0 +1,115 @@
+"""What a slot is declared to be, and two kinds of gradient that NumPy has no class for."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from . import _core
+
+__all__ = ["Slot", "Sparse", "Zero"]
+
+FORMATS = ("coo", "csr", "csc", "bsr", "bsc")
+
+
+def shape_of(shape: Any, who: str) -> tuple[int, ...]:
+    """A shape as a tuple of ints; an int is the shape of one axis, as in NumPy."""
+    try:
+        result = (operator.index(shape),) if hasattr(shape, "__index__") else tuple(operator.index(n) for n in shape)
+    except TypeError:
+        raise TypeError(f"{who}: expected a shape, a tuple of ints, got {shape!r}") from None
+    if any(n < 0 for n in result):
+        raise ValueError(f"{who}: expected a shape of extents from 0 on, got {result}")
+    return result
+
+
+@dataclass(frozen=True)
+class Slot:
+    """What is declared of one slot of an `InputBuffer`; whatever is None is fixed by the first gradient of each pass.
+
+    With a shape, a gradient that it broadcasts to is summed to it; anything else is an error. With a dtype, gradients are cast to it where that
+    loses no kind of value. `device` is a name, as "cpu" or "sim:0". `accumulate` is the dtype in which the sum runs.
+    `combine(old, new)` sums objects that are no arrays. `name` is for messages and pictures, and may be a descriptor.
+
+    >>> buf = fanin.InputBuffer([fanin.Slot(shape=3, name="bias"), fanin.Slot(combine=lambda a, b: a | b)])
+    >>> buf.add(1, {1}); buf.add(1, {2}); buf.take()
+    [None, {1, 2}]
+    """
+
+    shape: tuple[int, ...] | None = None
+    dtype: Any = None
+    device: str | None = None
+    accumulate: Any = None
+    combine: Callable[[Any, Any], Any] | None = None
+    name: Any = None
+
+    def __post_init__(self) -> None:
+        if self.shape is not None:
+            object.__setattr__(self, "shape", shape_of(self.shape, "Slot"))
+        if self.device is not None and not isinstance(self.device, str):
+            raise TypeError(f"Slot: expected a device's name, as 'cpu' or 'sim:0', got {self.device!r}")
+        if self.combine is not None and not callable(self.combine):
+            raise TypeError(f"Slot: expected combine(old, new), got {self.combine!r}")
+        for name in ("dtype", "accumulate"):
+            try:
+                _core.dtype_name(getattr(self, name))
+            except (TypeError, ValueError) as e:
+                raise type(e)(f"Slot: {name}: {e}") from None
+
+
+@dataclass(frozen=True, eq=False)
+class Sparse:
+    """A sparse gradient as its parts, which are arrays of any library.
+
+    format "coo": parts = (indices, values) with indices of shape (sparse axes, n) and values of shape (n, *dense axes). "csr", "csc":
+    parts = (pointers, indices, values), pointers by row or by column. "bsr", "bsc": the same of blocks, values of shape (blocks, height, width).
+    An index may come twice; its values add up. `shape` is that of the dense array.
+
+    >>> row = fanin.Sparse("coo", (np.array([[2]]), np.array([[1.0, 1.0]])), (4, 2))
+    >>> fanin.add_n([row, np.zeros((4, 2))])[2]
+    array([1., 1.])
+    """
+
+    format: str
+    parts: tuple[Any, ...]
+    shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if self.format not in FORMATS:
+            raise ValueError(f"Sparse: expected a format among {', '.join(FORMATS)}, got {self.format!r}")
+        if not isinstance(self.parts, Sequence):
+            raise TypeError(f"Sparse: expected the parts as a tuple, got a {type(self.parts).__name__}")
+        names = ("indices", "values") if self.format == "coo" else ("pointers", "indices", "values")
+        if len(self.parts) != len(names):
+            raise ValueError(
+                f"Sparse: {self.format} has {len(names)} parts, ({', '.join(names)}); got {len(self.parts)}"
+            )
+        object.__setattr__(self, "parts", tuple(self.parts))
+        object.__setattr__(self, "shape", shape_of(self.shape, "Sparse"))
+
+    def __repr__(self) -> str:
+        stored = getattr(self.parts[-1], "shape", ("?",))
+        return f"<fanin.Sparse {self.format} of shape {self.shape}, values of shape {tuple(stored)}>"
+
+
+@dataclass(frozen=True)
+class Zero:
+    """A symbolic zero: a gradient whose every element is 0, without memory (rule A2). It adds its dtype to the sum, nothing else.
+
+    >>> fanin.add_n([fanin.Zero((2,), "float64"), np.float32([1, 2])])
+    array([1., 2.])
+    """
+
+    shape: tuple[int, ...]
+    dtype: Any
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", shape_of(self.shape, "Zero"))
+        try:
+            name = _core.dtype_name(self.dtype)
+        except (TypeError, ValueError) as e:
+            raise type(e)(f"Zero: {e}") from None
+        if name is None:
+            raise TypeError("Zero: expected a dtype, got None")

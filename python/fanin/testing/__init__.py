@@ -1,0 +1,13 @@
+"""For those who test engines built on fanin: a pytest plugin.
+
+    pytest_plugins = ["fanin.testing.plugin"]        # in the top conftest.py, where the plugin is not installed
+
+    def test_double(sim_machine):                     # a fresh fanin.sim.Machine, entered
+        ...
+
+    @pytest.mark.explore(limit=500)                   # the test is run under every order of its host threads
+    def test_two_producers(sim_machine):
+        sim_machine.spawn(...)
+
+`fanin.conformance` is a suite that other engines run on their own buffer.
+"""

@@ -1,0 +1,429 @@
+"""A trace: what a buffer decided and a device did, line by line; as a file for Perfetto, a picture, a graph.
+
+    with fanin.trace() as t:
+        ...
+    t.save("pass.json")      # opens in ui.perfetto.dev, merges with torch.profiler's
+    t.plot("pass.svg")       # a lane for each stream, sums as bars, waits as arrows
+    print(t.dot())           # what happens before what, for Graphviz
+
+A trace records its own thread, and the host threads that a simulated machine spawns on it. Without one nothing is recorded.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from . import _core
+
+__all__ = ["Line", "Trace", "trace"]
+
+HOST = -1
+
+
+@dataclass(frozen=True)
+class Line:
+    """One thing that was decided or queued."""
+
+    kind: str
+    """add, fold, take: what a buffer did. record, wait, mark, kernel, copy, free, sync: what was asked of a device."""
+    how: str
+    """The case letter of the plan (rules S8-S11), or ""."""
+    in_place: bool
+    device: int
+    """The ordinal of the device; -1 for the CPU."""
+    slot: int
+    """-1: none."""
+    count: int
+    """How many contributions a fold summed."""
+    buffer: int
+    """The buffer's number; 0: none."""
+    key: int
+    """-1: none."""
+    rules: tuple[str, ...]
+    stream: int
+    """The handle of the stream; 0: none."""
+    other: int
+    """Of a wait: the handle of the stream that is waited for."""
+    event: int
+    bytes: int
+    host_ns: int
+    """When it was asked for, in nanoseconds of a monotonic clock."""
+    start_us: float
+    """On the clock of a simulated device, in microseconds; below 0: not known."""
+    end_us: float
+    label: str
+
+    def __str__(self) -> str:
+        where = "cpu" if self.device < 0 else f"device {self.device}, stream {self.stream}"
+        words = [f"{self.kind:<6} {where}"]
+        if self.kind == "wait":
+            words.append(f"for event {self.event} of stream {self.other}")
+        elif self.kind == "record":
+            words.append(f"event {self.event}")
+        if self.label:
+            words.append(self.label)
+        if self.slot >= 0:
+            words.append(f"slot {self.slot}" + (f", key {self.key}" if self.key >= 0 else ""))
+        if self.kind == "fold":
+            words.append(f"{self.count} terms{', in place' if self.in_place else ''}")
+        if self.rules:
+            words.append("by " + ", ".join(self.rules))
+        return "  ".join(words)
+
+
+class Lane(NamedTuple):
+    device: int
+    stream: int
+
+    @property
+    def name(self) -> str:
+        return "cpu" if self.device < 0 else f"device {self.device}, stream {self.stream}"
+
+
+@dataclass
+class Slice:
+    """Work on a lane, placed in time."""
+
+    lane: Lane
+    name: str
+    start: float
+    end: float
+    buffer: str = ""
+    """The buffer whose sum it is; "" for work of others."""
+    line: Line | None = None
+
+
+@dataclass
+class Arrow:
+    """A wait: `to` is held back until `at` has passed."""
+
+    name: str
+    at: tuple[Lane, float]
+    to: tuple[Lane, float]
+
+
+@dataclass
+class Race:
+    lane: Lane
+    time: float
+    text: str
+
+
+@dataclass
+class Picture:
+    """A trace, placed in time: what files and pictures are made of."""
+
+    clock: str
+    slices: list[Slice] = field(default_factory=list)
+    arrows: list[Arrow] = field(default_factory=list)
+    notes: list[tuple[Lane, float, Line]] = field(default_factory=list)
+    """Adds and takes: points in a lane."""
+    parked: list[tuple[str, float, int]] = field(default_factory=list)
+    """(buffer, time, bytes that are parked from then on)."""
+    races: list[Race] = field(default_factory=list)
+
+    @property
+    def lanes(self) -> list[Lane]:
+        found = {s.lane for s in self.slices} | {lane for a in self.arrows for lane in (a.at[0], a.to[0])}
+        return sorted(found | {n[0] for n in self.notes} | {r.lane for r in self.races})
+
+
+class Trace:
+    """What `fanin.trace` gives: a context manager, and afterwards its lines."""
+
+    def __init__(self, capacity: int = 1 << 16) -> None:
+        self._capacity = capacity
+        self._cores: list[_core.Trace] = []
+        self._races: list[tuple[int, str]] = []  # (lines before it, what was said)
+        self._depth = 0
+
+    def __enter__(self) -> Trace:
+        if self._depth:
+            raise RuntimeError("trace: this trace is recording already; a second one needs fanin.trace() of its own")
+        self._depth = 1
+        core = _core.Trace(self._capacity)
+        self._cores.append(core)
+        core.begin()
+        active().append(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._cores[-1].end()
+        self._depth = 0
+        active().remove(self)
+        from .errors import RaceError
+
+        if isinstance(value, RaceError):
+            self._races.append((len(self), str(value)))
+
+    def _beside(self) -> _core.Trace:
+        """A ring for another thread; its lines become part of this trace."""
+        core = _core.Trace(self._capacity)
+        self._cores.insert(0, core)  # the last one is this thread's own
+        return core
+
+    @property
+    def lines(self) -> tuple[Line, ...]:
+        """What was recorded, in the order in which it was asked for."""
+        every = [Line(*line) for core in self._cores for line in core.lines()]
+        return tuple(sorted(every, key=lambda line: line.host_ns))
+
+    @property
+    def dropped(self) -> int:
+        """How many of the oldest lines were pushed out by newer ones; `capacity` sets how many are kept."""
+        return sum(core.dropped for core in self._cores)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._cores))
+
+    def __repr__(self) -> str:
+        return f"<fanin.trace, {len(self)} lines{', recording' if self._depth else ''}>"
+
+    # What comes of it
+
+    def picture(self) -> Picture:
+        """The lines, placed in time: on the clock of the simulated device where there is one, else in logical order."""
+        return place(self.lines, self._races)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write Chrome trace JSON: pid = device, tid = stream, an arrow for each wait. OSError if that fails; then nothing is written."""
+        write_whole(path, lambda out: out.write(json.dumps(chrome(self.picture()), indent=1).encode()))
+
+    def plot(self, path: str | os.PathLike[str], *, title: str | None = None) -> None:
+        """Draw it (.svg, .png, .pdf): a lane for each stream, sums as bars coloured by buffer, waits as arrows, races red.
+
+        ImportError, with what to install, where matplotlib is missing.
+        """
+        from .plot import draw
+
+        suffix = Path(path).suffix.lstrip(".").lower() or "svg"
+        write_whole(path, lambda out: draw(self.picture(), out, format=suffix, title=title))
+
+    def dot(self) -> str:
+        """What happens before what, as Graphviz DOT text: a cluster for each stream, dashed edges for waits."""
+        return dot(self.picture())
+
+
+def trace(*, capacity: int = 1 << 16) -> Trace:
+    """Record what this thread does inside the `with` block; the last `capacity` lines are kept.
+
+    >>> import fanin, numpy as np
+    >>> with fanin.trace() as t:
+    ...     total = fanin.add_n([np.ones(3), np.ones(3)])
+    >>> len(t) > 0
+    True
+    """
+    if capacity < 1:
+        raise ValueError(f"trace: capacity is at least 1 line, not {capacity}")
+    return Trace(capacity)
+
+
+_here = threading.local()
+
+
+def active() -> list[Trace]:
+    """The traces that record this thread."""
+    if not hasattr(_here, "traces"):
+        _here.traces = []
+    return _here.traces  # type: ignore[no-any-return]
+
+
+def write_whole(path: str | os.PathLike[str], fill: Callable[[Any], object]) -> None:
+    """A file that appears whole or not at all."""
+    target = Path(path)
+    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    try:
+        with os.fdopen(handle, "wb") as out:
+            fill(out)
+            out.flush()
+            os.fsync(out.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(name, 0o666 & ~umask)
+        os.replace(name, target)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+# Placing lines in time
+
+
+def place(lines: Sequence[Line], races: Sequence[tuple[int, str]] = ()) -> Picture:
+    """Where each line goes: work at its own time where it has one, else behind the work before it and behind what that waits for."""
+    timed = any(line.start_us >= 0 for line in lines if line.kind in ("kernel", "copy"))
+    picture = Picture("simulated: a cost model, no measurement" if timed else "logical order, no times")
+    whose = owners(lines)
+    now: dict[Lane, float] = {}  # the end of what a lane has so far
+    recorded: dict[int, tuple[Lane, float]] = {}
+    parked = Parked()
+    red = dict(races)
+    last = Lane(HOST, 0)
+    for i, line in enumerate(lines):
+        lane = Lane(line.device, line.stream)
+        if i in red:
+            picture.races.append(Race(last, now.get(last, 0.0), red.pop(i)))
+        t = now.get(lane, 0.0)
+        if line.kind in ("kernel", "copy"):
+            start, end = (line.start_us, line.end_us) if timed and line.start_us >= 0 else (t, t + 1.0)
+            picture.slices.append(Slice(lane, line.label or line.kind, start, end, whose.get(i, ""), line))
+            now[lane] = max(t, end)
+        elif line.kind == "record":
+            recorded[line.event] = lane, t
+        elif line.kind == "wait":
+            at = recorded.get(line.event)
+            if at is not None:
+                now[lane] = max(t, at[1])
+                picture.arrows.append(Arrow(f"e{line.event}", at, (lane, now[lane])))
+        elif line.kind in ("add", "take"):
+            picture.notes.append((lane, t, line))
+        for change in parked.after(line):
+            picture.parked.append((change[0], max(now.values(), default=0.0), change[1]))
+        if line.kind in ("kernel", "copy", "add", "take"):
+            last = lane
+    picture.races += [Race(last, now.get(last, 0.0), text) for text in red.values()]
+    return picture
+
+
+def owners(lines: Sequence[Line]) -> dict[int, str]:
+    """Which buffer's work a kernel is: that of the add, fold or take whose line comes next, where the kernel bears its label."""
+    found: dict[int, str] = {}
+    summary: Line | None = None
+    for i in range(len(lines) - 1, -1, -1):
+        line = lines[i]
+        if line.kind in ("add", "fold", "take"):
+            summary = line
+        elif line.kind in ("kernel", "copy") and summary is not None:
+            own = (f" {summary.label}", f" {summary.label}[{summary.slot}]")
+            if line.label.endswith(own):
+                found[i] = summary.label
+    return found
+
+
+class Parked:
+    """How many bytes are parked in each buffer, as the lines tell it."""
+
+    def __init__(self) -> None:
+        self.slots: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        self.summed: set[tuple[int, int]] = set()
+
+    def after(self, line: Line) -> Iterator[tuple[str, int]]:
+        """(label of the buffer, its bytes) where the line changes them."""
+        if line.kind not in ("add", "fold", "take") or not line.buffer:
+            return
+        slot = line.buffer, line.slot
+        mine = self.slots.setdefault(slot, [])
+        if line.kind == "add":
+            mine.append((line.key if line.key >= 0 else len(mine), line.bytes))
+            mine.sort()
+        elif line.kind == "fold":
+            del mine[: line.count - (slot in self.summed)]
+            self.summed.add(slot)
+        else:
+            mine.clear()
+            self.summed.discard(slot)
+        total = sum(n for (buffer, _), items in self.slots.items() if buffer == line.buffer for _, n in items)
+        yield line.label or f"buffer {line.buffer}", total
+
+
+# Files
+
+
+def chrome(picture: Picture) -> dict[str, Any]:
+    """Chrome trace JSON, in microseconds."""
+    events: list[dict[str, Any]] = []
+    for lane in picture.lanes:
+        pid, tid = lane
+        said = "cpu" if pid < 0 else f"device {pid}"
+        events += [
+            {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": said}},
+            {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": pid}},
+            {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": f"stream {tid}"}},
+            {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": tid, "args": {"sort_index": tid}},
+        ]
+    for s in picture.slices:
+        args: dict[str, Any] = {"bytes": s.line.bytes} if s.line else {}
+        if s.buffer:
+            args["buffer"] = s.buffer
+        cat = "accumulate" if s.buffer else "gpu_memcpy" if s.line and s.line.kind == "copy" else "kernel"
+        events.append(at(s.lane, s.start, "X", s.name, cat, dur=round(s.end - s.start, 3), args=args))
+    for number, arrow in enumerate(picture.arrows, 1):
+        # A flow is drawn between the slices that enclose its ends: so both ends get a thin one of their own.
+        ends = (("record", "s", thin(picture, *arrow.at, tail=True)), ("wait", "f", thin(picture, *arrow.to, tail=False)))
+        for (word, phase, (start, dur)), lane in zip(ends, (arrow.at[0], arrow.to[0]), strict=True):
+            events.append(at(lane, start, "X", f"{word} {arrow.name}", "event", dur=round(dur, 3), args={}))
+            flow = at(lane, start, phase, arrow.name, "event", id=number)
+            events.append({**flow, "bp": "e"} if phase == "f" else flow)
+    for lane, time, line in picture.notes:
+        args = {"slot": line.slot, "key": line.key, "rules": ", ".join(line.rules), "bytes": line.bytes}
+        events.append(at(lane, time, "i", f"{line.kind} {line.label}", "fanin", s="t", args=args))
+    for buffer, time, n in picture.parked:
+        lane = Lane(HOST, 0)
+        events.append(at(lane, time, "C", f"parked bytes of {buffer}", "fanin", args={"bytes": n}))
+    for race in picture.races:
+        events.append(at(race.lane, race.time, "i", "RACE", "race", s="g", cname="terrible", args={"text": race.text}))
+    return {
+        "schemaVersion": 1,
+        "displayTimeUnit": "ns",
+        "baseTimeNanoseconds": 0,
+        "otherData": {"made by": "fanin", "clock": picture.clock},
+        "traceEvents": events,
+    }
+
+
+def at(lane: Lane, time: float, phase: str, name: str, category: str, **more: Any) -> dict[str, Any]:
+    return {"ph": phase, "name": name, "cat": category, "pid": lane.device, "tid": lane.stream, "ts": round(time, 3), **more}
+
+
+def thin(picture: Picture, lane: Lane, time: float, *, tail: bool) -> tuple[float, float]:
+    """(start, duration) of a thin slice: at the tail of the work that ends by then, or at the head of the work that starts then."""
+    mine = [s for s in picture.slices if s.lane == lane]
+    if tail:
+        before = [s for s in mine if s.end <= time + 1e-9]
+        if not before:
+            return time, 0.0
+        work = max(before, key=lambda s: s.end)
+        dur = min(0.5, (work.end - work.start) / 8)
+        return work.end - dur, dur
+    after = [s for s in mine if s.start >= time - 1e-9]
+    if not after:
+        return time, 0.0
+    work = min(after, key=lambda s: s.start)
+    return work.start, min(0.5, (work.end - work.start) / 8)
+
+
+def dot(picture: Picture) -> str:
+    """Graphviz text. Nodes are pieces of work; edges say what comes before what."""
+
+    def quoted(text: str) -> str:
+        return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+    out = ["digraph fanin {", "  rankdir=LR;", "  node [shape=box, fontsize=10];"]
+    number = {id(s): i for i, s in enumerate(picture.slices)}
+    for k, lane in enumerate(picture.lanes):
+        mine = [s for s in picture.slices if s.lane == lane]
+        out += [f"  subgraph cluster_{k} {{", f"    label={quoted(lane.name)};"]
+        for s in mine:
+            style = ', style=filled, fillcolor="#cfe2f3"' if s.buffer else ""
+            out.append(f"    n{number[id(s)]} [label={quoted(s.name)}{style}];")
+        out.append("  }")
+        out += [f"  n{number[id(a)]} -> n{number[id(b)]} [style=bold];" for a, b in zip(mine, mine[1:], strict=False)]
+    for arrow in picture.arrows:
+        before = [s for s in picture.slices if s.lane == arrow.at[0] and s.end <= arrow.at[1] + 1e-9]
+        after = [s for s in picture.slices if s.lane == arrow.to[0] and s.start >= arrow.to[1] - 1e-9]
+        if before and after:
+            a, b = max(before, key=lambda s: s.end), min(after, key=lambda s: s.start)
+            out.append(f"  n{number[id(a)]} -> n{number[id(b)]} [style=dashed, label={quoted(arrow.name)}];")
+    for i, race in enumerate(picture.races):
+        out.append(f'  race{i} [label={quoted(race.text)}, color=red, fontcolor=red];')
+    return "\n".join([*out, "}"]) + "\n"
