@@ -1,0 +1,373 @@
+#include "array/array.h"
+
+#include "array/sum.h"
+#include "base/mem.h"
+#include "check.h"
+#include "oracle.h"
+
+static int released;
+
+static void on_release(fan_storage *s)
+{
+    released++;
+    CHECK_INT(*(int *)s->ctx, 42);
+}
+
+static void a_storage_is_released_once_by_the_last_drop(void)
+{
+    char memory[16];
+    int ctx = 42;
+    fan_storage *s = fan_storage_wrap(memory, sizeof memory, on_release, &ctx);
+    CHECK(fan_storage_hold(s) == s);
+    fan_array *a;
+    int64_t shape = 4, stride = 4;
+    CHECK_OK(fan_array_view(s, memory, FAN_FLOAT32, 1, &shape, &stride, false, &a, NULL));
+    CHECK(!a->writable);
+    fan_storage_drop(s);
+    fan_storage_drop(s);
+    CHECK_INT(released, 0);
+    CHECK(fan_array_hold(a) == a);
+    fan_array_drop(a);
+    CHECK_INT(released, 0);
+    fan_array_drop(a);
+    CHECK_INT(released, 1);
+    fan_storage_drop(NULL);
+    fan_array_drop(NULL);
+}
+
+static void fresh_arrays_follow_the_order_of_another(void)
+{
+    fan_array *a, *b;
+    const int64_t shape[] = {2, 3, 4, 5, 6}; /* more axes than fit inline */
+    CHECK_OK(fan_array_new(FAN_INT16, 5, shape, NULL, &a, NULL));
+    const int64_t want[] = {720, 240, 60, 12, 2};
+    for (int i = 0; i < 5; i++)
+        CHECK(a->shape[i] == shape[i] && a->strides[i] == want[i]);
+    CHECK_INT(a->size, 720);
+    CHECK((uintptr_t)a->data % 64 == 0);
+    CHECK(fan_array_dense(a));
+
+    /* |strides| 8, 40, 8 (tie), -100: axis 3, 1, then 0 and 2 in C order */
+    const int64_t like_shape[] = {2, 3, 4, 5}, like_strides[] = {8, 40, 8, -100};
+    int64_t strides[4];
+    fan_storage *s = fan_storage_wrap(NULL, 0, NULL, NULL);
+    static char far[2000];
+    CHECK_OK(fan_array_view(s, far + 1000, FAN_INT8, 4, like_shape, like_strides, true, &b, NULL));
+    fan_dense_strides(4, like_shape, 2, b, strides);
+    const int64_t follow[] = {8, 16, 2, 48};
+    for (int i = 0; i < 4; i++)
+        CHECK_INT(strides[i], follow[i]);
+    fan_array_drop(a);
+    CHECK_OK(fan_array_new(FAN_INT16, 4, like_shape, b, &a, NULL));
+    CHECK_INT(a->strides[3], 48);
+    CHECK(fan_array_dense(a));
+    fan_array_drop(a);
+    fan_dense_strides(3, shape, 1, b, strides); /* another rank: C order */
+    CHECK_INT(strides[0], 12);
+    fan_array_drop(b);
+
+    CHECK_OK(fan_array_new(FAN_FLOAT64, 0, NULL, NULL, &a, NULL));
+    CHECK(a->size == 1 && a->ndim == 0 && a->data && fan_array_dense(a));
+    fan_array_drop(a);
+    const int64_t empty[] = {3, 0, 2};
+    CHECK_OK(fan_array_new(FAN_FLOAT64, 3, empty, NULL, &a, NULL));
+    CHECK(a->size == 0 && a->data == NULL && fan_array_dense(a));
+    fan_array_drop(a);
+    fan_storage_drop(s);
+}
+
+/* Rows 11 to 22 of hostile geometry: each is refused, or accepted and never read. */
+static void bad_geometry_is_refused(void)
+{
+    static char memory[64];
+    fan_error err;
+    fan_array *a = NULL;
+    fan_storage *s = fan_storage_wrap(memory, sizeof memory, NULL, NULL), *unknown = fan_storage_wrap(memory, 0, NULL, NULL);
+    int64_t ones[FAN_MAX_NDIM + 1];
+    for (int i = 0; i <= FAN_MAX_NDIM; i++)
+        ones[i] = 1;
+    int64_t size = -1;
+    const struct {
+        int ndim;
+        int64_t shape[3], strides[3];
+        fan_status want;
+    } cases[] = {
+        {1, {4}, {8}, FAN_OK},
+        {1, {8}, {8}, FAN_OK},
+        {1, {9}, {8}, FAN_VALUE},                                          /* past the end */
+        {1, {2}, {-8}, FAN_VALUE},                                         /* before the start */
+        {1, {2}, {57}, FAN_VALUE},                                         /* last element sticks out by one byte */
+        {1, {2}, {56}, FAN_OK},
+        {1, {-1}, {8}, FAN_VALUE},
+        {2, {1 << 16, -5}, {8, 8}, FAN_VALUE},
+        {3, {(int64_t)1 << 32, (int64_t)1 << 32, 16}, {0, 0, 0}, FAN_VALUE}, /* product wraps to 0 */
+        {2, {INT64_MAX, 2}, {0, 0}, FAN_VALUE},
+        {2, {(int64_t)1 << 60, 0}, {1, 1}, FAN_VALUE},                     /* empty, but its strides cannot be counted */
+        {2, {3, 0}, {INT64_MAX, INT64_MIN}, FAN_OK},                       /* empty: strides never used */
+        {2, {1, 1}, {INT64_MAX, INT64_MIN}, FAN_OK},                       /* extent 1: stride never used */
+        {1, {3}, {INT64_MAX / 2}, FAN_VALUE},
+        {1, {3}, {INT64_MIN / 2}, FAN_VALUE},
+        {1, {2}, {INT64_MIN}, FAN_VALUE},
+        {2, {2, 2}, {INT64_MAX / 2, INT64_MAX / 2}, FAN_VALUE},            /* the sum wraps */
+        {2, {1000, 1000}, {0, 0}, FAN_OK},
+        {0, {0}, {0}, FAN_OK},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fan_status got = fan_array_view(s, memory, FAN_INT64, cases[i].ndim, cases[i].shape, cases[i].strides, true, &a, &err);
+        CHECK_INT(got, cases[i].want);
+        CHECK((a != NULL) == (got == FAN_OK));
+        if (a) {
+            int64_t lo, hi;
+            fan_array_reach(a, &lo, &hi);
+            CHECK(lo >= 0 && hi <= 64 && (a->size > 0 || (a->data == NULL && lo == 0 && hi == 0)));
+        } else {
+            CHECK(strlen(err.text) > 10);
+        }
+        fan_array_drop(a);
+    }
+    CHECK_INT(fan_shape_check(-1, ones, 1, &size, &err), FAN_VALUE);
+    CHECK_INT(fan_shape_check(FAN_MAX_NDIM + 1, ones, 1, &size, &err), FAN_VALUE);
+    CHECK_OK(fan_shape_check(FAN_MAX_NDIM, ones, 1, &size, &err));
+    CHECK_INT(size, 1);
+    CHECK_INT(fan_array_view(s, NULL, FAN_INT8, 0, NULL, NULL, true, &a, &err), FAN_VALUE);
+    CHECK_HAS(err.text, "NULL");
+    CHECK_INT(fan_array_view(s, memory, FAN_NO_DTYPE, 0, NULL, NULL, true, &a, &err), FAN_TYPE);
+    CHECK_INT(fan_array_new(FAN_NO_DTYPE, 0, NULL, NULL, &a, &err), FAN_TYPE);
+    /* memory of unknown extent: only the address space bounds it */
+    int64_t two = 2, far = INT64_MIN / 4;
+    CHECK_INT(fan_array_view(unknown, memory, FAN_INT8, 1, &two, &far, true, &a, &err), FAN_VALUE);
+    CHECK_HAS(err.text, "address space");
+    int64_t near = -100;
+    CHECK_OK(fan_array_view(unknown, memory, FAN_INT8, 1, &two, &near, true, &a, &err));
+    fan_array_drop(a);
+    fan_storage_drop(s);
+    fan_storage_drop(unknown);
+}
+
+/* All shapes and strides of small width: the reach is what looking at every element gives; so are dense, apart and expanded. */
+static void geometry_equals_looking_at_every_element(void)
+{
+    enum { MIDDLE = 200 };
+    static char memory[2 * MIDDLE];
+    fan_storage *s = fan_storage_wrap(memory, sizeof memory, NULL, NULL);
+    int dense = 0, sparse = 0, meets = 0, clear = 0;
+    for (int64_t code = 0; code < 4 * 4 * 13 * 13; code++) {
+        int64_t shape[] = {code % 4, code / 4 % 4}, strides[] = {code / 16 % 13 - 6, code / 208 - 6};
+        fan_array *a;
+        CHECK_OK(fan_array_view(s, memory + MIDDLE, FAN_INT16, 2, shape, strides, true, &a, NULL));
+        uint8_t touched[2 * MIDDLE] = {0};
+        int64_t lo = INT64_MAX, hi = INT64_MIN, got_lo, got_hi, bytes = 0;
+        bool twice = false;
+        for (int64_t i = 0; i < a->size; i++) {
+            for (int64_t at = element(a, i) - memory, end = at + 2; at < end; at++) {
+                lo = at < lo ? at : lo;
+                hi = at + 1 > hi ? at + 1 : hi;
+                twice |= touched[at];
+                bytes += !touched[at];
+                touched[at] = 1;
+            }
+        }
+        fan_array_reach(a, &got_lo, &got_hi);
+        CHECK_INT(got_lo, a->size ? lo - MIDDLE : 0);
+        CHECK_INT(got_hi, a->size ? hi - MIDDLE : 0);
+        bool positive = (shape[0] <= 1 || strides[0] > 0) && (shape[1] <= 1 || strides[1] > 0);
+        bool gap_free = a->size == 0 || (positive && !twice && bytes == hi - lo);
+        CHECK(fan_array_dense(a) == gap_free);
+        gap_free ? dense++ : sparse++;
+        uint64_t axes = 0;
+        for (int i = 0; i < 2; i++)
+            axes |= a->size && shape[i] > 1 && strides[i] == 0 ? (uint64_t)1 << i : 0;
+        CHECK(fan_array_expanded(a) == axes);
+
+        int64_t one = 1, none = 0;
+        fan_array *b;
+        CHECK_OK(fan_array_view(s, memory + MIDDLE + code % 31 - 15, FAN_INT16, 1, &one, &none, true, &b, NULL));
+        int64_t at = b->data - memory;
+        bool disjoint = a->size == 0 || at >= hi || at + 2 <= lo;
+        CHECK(fan_array_apart(a, b) == disjoint);
+        CHECK(fan_array_apart(b, a) == disjoint);
+        disjoint ? clear++ : meets++;
+        fan_array_drop(b);
+        fan_array_drop(a);
+    }
+    CHECK(dense > 20 && sparse > 100 && meets > 100 && clear > 100);
+    fan_storage_drop(s);
+}
+
+static void views_say_when_they_are_the_same(void)
+{
+    fan_array *a, *b;
+    const int64_t shape[] = {3, 1}, strides[] = {8, 8}, other[] = {8, 77};
+    CHECK_OK(fan_array_new(FAN_INT64, 2, shape, NULL, &a, NULL));
+    CHECK(fan_array_same_view(a, a));
+    CHECK_OK(fan_array_view(a->storage, a->data, FAN_INT64, 2, shape, other, true, &b, NULL));
+    CHECK(fan_array_same_view(a, b)); /* the stride of an axis of extent 1 does not matter */
+    fan_array_drop(b);
+    CHECK_OK(fan_array_view(a->storage, a->data, FAN_FLOAT64, 2, shape, strides, true, &b, NULL));
+    CHECK(!fan_array_same_view(a, b) && fan_array_same_shape(a, b));
+    fan_array_drop(b);
+    CHECK_OK(fan_array_view(a->storage, a->data + 8, FAN_INT64, 1, shape + 1, strides, true, &b, NULL));
+    CHECK(!fan_array_same_view(a, b) && !fan_array_same_shape(a, b));
+    fan_array_drop(b);
+    CHECK_OK(fan_array_slice(a, 0, 1, 2, &b, NULL));
+    CHECK(b->data == a->data + 8 && b->shape[0] == 2 && b->size == 2);
+    fan_array_drop(b);
+    CHECK_OK(fan_array_slice(a, 0, 3, 0, &b, NULL));
+    CHECK(b->size == 0);
+    fan_array_drop(b);
+    CHECK_INT(fan_array_slice(a, 0, 2, 2, &b, NULL), FAN_VALUE);
+    CHECK_INT(fan_array_slice(a, 2, 0, 0, &b, NULL), FAN_VALUE);
+    CHECK_INT(fan_array_slice(a, 0, -1, 1, &b, NULL), FAN_VALUE);
+    fan_array_drop(a);
+}
+
+static void broadcasting_follows_numpys_rules(void)
+{
+    fan_array *a, *b, *c;
+    fan_error err;
+    const int64_t shape[] = {3, 1}, wide[] = {2, 3, 4}, wrong[] = {2, 4, 4}, none[] = {2, 3, 0};
+    CHECK_OK(fan_array_new(FAN_INT32, 2, shape, NULL, &a, NULL));
+    for (int i = 0; i < 3; i++)
+        ((int32_t *)(void *)a->data)[i] = i;
+    CHECK(fan_broadcasts_from(3, wide, 2, shape));
+    CHECK(fan_broadcasts_from(3, wide, 0, NULL));
+    CHECK(!fan_broadcasts_from(3, wrong, 2, shape));
+    CHECK(!fan_broadcasts_from(2, shape, 3, wide));
+    CHECK_OK(fan_array_broadcast(a, 3, wide, &b, NULL));
+    CHECK(b->size == 24 && !b->writable && b->data == a->data);
+    CHECK(fan_array_expanded(b) == 5);
+    for (int64_t i = 0; i < 24; i++)
+        CHECK_INT(get(b, i).whole, i / 4 % 3);
+    CHECK_OK(fan_array_compact(b, ~(uint64_t)0, &c, NULL));
+    CHECK(c->ndim == 3 && c->size == 3 && c->shape[0] == 1 && c->shape[2] == 1);
+    fan_array_drop(c);
+    CHECK_OK(fan_array_compact(b, 4, &c, NULL));
+    CHECK(c->size == 6 && c->shape[0] == 2 && c->shape[2] == 1);
+    fan_array_drop(c);
+    fan_array_drop(b);
+    CHECK_OK(fan_array_broadcast(a, 2, shape, &b, NULL)); /* nothing is stretched */
+    CHECK(b->writable && fan_array_same_view(a, b));
+    fan_array_drop(b);
+    CHECK_OK(fan_array_broadcast(a, 3, none, &b, NULL));
+    CHECK(b->size == 0);
+    fan_array_drop(b);
+    CHECK_INT(fan_array_broadcast(a, 3, wrong, &b, &err), FAN_VALUE);
+    CHECK(b == NULL);
+    CHECK_HAS(err.text, "(3, 1)");
+    CHECK_HAS(err.text, "(2, 4, 4)");
+    CHECK_INT(fan_array_broadcast(a, 65, wide, &b, &err), FAN_VALUE);
+    fan_array_drop(a);
+}
+
+static void shapes_print_as_tuples(void)
+{
+    char buf[32];
+    const int64_t shape[] = {3, 0, 1234567};
+    CHECK_STR(fan_shape_text(0, shape, buf, sizeof buf), "()");
+    CHECK_STR(fan_shape_text(1, shape, buf, sizeof buf), "(3,)");
+    CHECK_STR(fan_shape_text(3, shape, buf, sizeof buf), "(3, 0, 1234567)");
+    CHECK_STR(fan_shape_text(3, shape, buf, 8), "(3, 0, ");
+    CHECK(fan_shape_text(3, shape, buf, 0) == buf);
+}
+
+static void copies_equal_the_oracle(void)
+{
+    int empty = 0, full = 0;
+    for (int round = 0; round < 6000; round++) {
+        int ndim = (int)random_below(5);
+        int64_t shape[4];
+        for (int i = 0; i < ndim; i++)
+            shape[i] = random_below(12) ? 1 + random_below(round % 50 ? 6 : 40) : round % 7 == 0 ? 0 : 1;
+        fan_dtype from = (fan_dtype)random_below(FAN_DTYPE_COUNT), to = (fan_dtype)random_below(FAN_DTYPE_COUNT);
+        if (!fan_dtype_can_cast(from, to))
+            to = from;
+        fan_array *src = random_view(from, ndim, shape, true), *dst = random_view(to, ndim, shape, false);
+        fan_array_copy(dst, src);
+        for (int64_t i = 0; i < src->size; i++) {
+            number want = convert_number(from, get(src, i), to);
+            if (!is_whole(to))
+                want.whole = 0;
+            CHECK(same_number(get(dst, i), want));
+        }
+        src->size ? full++ : empty++;
+
+        /* one hash for the same bytes, whatever the layout; another when one element changes */
+        fan_array *plain;
+        CHECK_OK(fan_array_new(to, ndim, shape, NULL, &plain, NULL));
+        for (int64_t i = 0; i < dst->size; i++)
+            memcpy(element(plain, i), element(dst, i), fan_dtype_size(to));
+        uint64_t h = fan_array_hash(dst);
+        CHECK(fan_array_hash(plain) == h);
+        if (plain->size) {
+            *element(plain, random_below(plain->size)) ^= (char)(1 << random_below(8));
+            CHECK(fan_array_hash(plain) != h);
+        }
+        fan_array_drop(plain);
+        fan_array_drop(src);
+        fan_array_drop(dst);
+    }
+    CHECK(empty > 20 && full > 1000);
+}
+
+static void fills_reach_every_element_and_no_other(void)
+{
+    for (int d = 0; d < FAN_DTYPE_COUNT; d++) {
+        const int64_t shape[] = {3, 5, 70};
+        fan_array *a = random_view((fan_dtype)d, 3, shape, false);
+        number zero = {0, 0, 0}, neutral = {0, is_whole(a->dtype) ? 0 : -0.0, is_complex(a->dtype) ? -0.0 : 0};
+        fan_fill_zero(a);
+        for (int64_t i = 0; i < a->size; i++)
+            CHECK(same_number(get(a, i), zero));
+        fan_fill_neutral(a);
+        for (int64_t i = 0; i < a->size; i++)
+            CHECK(same_number(get(a, i), neutral));
+        size_t touched = 0;
+        for (size_t i = 0; i < a->storage->bytes; i++)
+            touched += ((unsigned char *)a->storage->data)[i] != 0x5a;
+        CHECK(touched <= (size_t)a->size * fan_dtype_size(a->dtype));
+        fan_array_drop(a);
+    }
+}
+
+static void no_memory_is_said_and_nothing_is_lost(void)
+{
+    const int64_t shape[] = {2, 3, 4, 5, 6};
+    fan_error err;
+    fan_array *a, *b;
+    int64_t live = fan_mem_get().live;
+    for (int n = 0; n < 4; n++) {
+        fan_mem_fail_at(n, 1);
+        fan_status got = fan_array_new(FAN_INT8, 5, shape, NULL, &a, &err);
+        fan_mem_fail_at(-1, 0);
+        CHECK_INT(got, n < 3 ? FAN_NOMEM : FAN_OK);
+        CHECK_INT(fan_mem_get().live - live, n < 3 ? 0 : 3);
+    }
+    fan_mem_fail_at(0, 1);
+    CHECK_INT(fan_array_slice(a, 0, 0, 1, &b, &err), FAN_NOMEM);
+    fan_mem_fail_at(0, 1);
+    CHECK(fan_storage_wrap(NULL, 0, NULL, NULL) == NULL);
+    for (int n = 0; n < 2; n++) {
+        fan_mem_fail_at(n, 1);
+        CHECK(fan_storage_new(100) == NULL);
+    }
+    fan_mem_fail_at(-1, 0);
+    fan_array_drop(a);
+    CHECK_INT(fan_mem_get().live, live);
+}
+
+int main(void)
+{
+    int64_t live = fan_mem_get().live;
+    a_storage_is_released_once_by_the_last_drop();
+    fresh_arrays_follow_the_order_of_another();
+    bad_geometry_is_refused();
+    geometry_equals_looking_at_every_element();
+    views_say_when_they_are_the_same();
+    broadcasting_follows_numpys_rules();
+    shapes_print_as_tuples();
+    copies_equal_the_oracle();
+    fills_reach_every_element_and_no_other();
+    no_memory_is_said_and_nothing_is_lost();
+    CHECK_INT(fan_mem_get().live, live);
+    return check_done();
+}

@@ -1,0 +1,209 @@
+/* Conversions against the oracle: every bit pattern of the low floats, every tie between two of them, every pair of dtypes. */
+#include "array/convert.h"
+
+#include "check.h"
+#include "oracle.h"
+
+static const fan_dtype lows[] = {FAN_FLOAT16, FAN_BFLOAT16, FAN_FLOAT8_E4M3FN, FAN_FLOAT8_E5M2};
+
+/* one: a single element of `from` as `to`. */
+static number one(fan_dtype from, const void *p, fan_dtype to)
+{
+    char buf[16];
+    memset(buf, 0x5a, sizeof buf);
+    fan_convert(buf, to, 0, p, from, 0, 1);
+    return load_number(to, buf);
+}
+
+static uint32_t round_float(fan_dtype low, float x)
+{
+    uint16_t code = 0;
+    fan_convert((char *)&code, low, 0, (const char *)&x, FAN_FLOAT32, 0, 1);
+    return code;
+}
+
+static uint32_t round_double(fan_dtype low, double x)
+{
+    uint16_t code = 0;
+    fan_convert((char *)&code, low, 0, (const char *)&x, FAN_FLOAT64, 0, 1);
+    return code;
+}
+
+static bool same_code(fan_dtype low, uint32_t a, uint32_t b)
+{
+    return a == b || (isnan(decode_low(low, a)) && isnan(decode_low(low, b)));
+}
+
+static void every_pattern_goes_up_and_comes_back(fan_dtype low)
+{
+    uint32_t all = sign_bit(low) * 2;
+    for (uint32_t code = 0; code < all; code++) {
+        double x = decode_low(low, code);
+        CHECK(same_real(one(low, &code, FAN_FLOAT32).re, x));
+        CHECK(same_real(one(low, &code, FAN_FLOAT64).re, x));
+        CHECK(same_code(low, round_float(low, (float)x), code));
+        CHECK(same_code(low, round_double(low, x), code));
+    }
+}
+
+/* Around each midpoint between two neighbours: the tie goes to the even one, the next numbers on either side to their side. */
+static void every_tie_goes_to_the_even(fan_dtype low)
+{
+    low_float f = low_of(low);
+    for (uint32_t code = 0; code <= f.last; code++) {
+        double here = decode_plain(f, code), next = decode_plain(f, code + 1), tie = (here + next) / 2;
+        uint32_t up = code + 1 > f.last ? f.over : code + 1;
+        for (int negative = 0; negative < 2; negative++) {
+            uint32_t sign = negative ? sign_bit(low) : 0;
+            double s = negative ? -1 : 1;
+            CHECK_INT(round_double(low, s * tie), sign | (code % 2 ? up : code));
+            CHECK_INT(round_double(low, s * nextafter(tie, 0)), sign | code);
+            CHECK_INT(round_double(low, s * nextafter(tie, INFINITY)), sign | up);
+            float t = (float)tie;
+            if ((double)t != tie)
+                continue; /* below half of bfloat16's smallest step there is no float32 */
+            CHECK_INT(round_float(low, (float)s * t), sign | (code % 2 ? up : code));
+            CHECK_INT(round_float(low, (float)s * nextafterf(t, 0)), sign | code);
+            CHECK_INT(round_float(low, (float)s * nextafterf(t, INFINITY)), sign | up);
+        }
+    }
+    CHECK(same_code(low, round_float(low, INFINITY), f.over));
+    CHECK(same_code(low, round_float(low, -INFINITY), f.over | sign_bit(low)));
+    CHECK(same_code(low, round_double(low, 1e300), f.over));
+    CHECK(same_code(low, round_double(low, -1e-320), sign_bit(low)));
+    CHECK(isnan(decode_low(low, round_float(low, NAN))));
+    CHECK(isnan(decode_low(low, round_double(low, -NAN))));
+}
+
+static void random_floats_round_as_the_oracle(fan_dtype low)
+{
+    for (int i = 0; i < 300000; i++) {
+        uint64_t bits = random_bits();
+        float x;
+        double y;
+        memcpy(&x, &bits, 4);
+        memcpy(&y, &bits, 8);
+        CHECK(same_code(low, round_float(low, x), encode_low(low, (long double)x)));
+        CHECK(same_code(low, round_double(low, y), encode_low(low, (long double)y)));
+        y = ldexp((double)(int64_t)bits, (int)random_below(300) - 213); /* near the low float's range */
+        CHECK(same_code(low, round_double(low, y), encode_low(low, (long double)y)));
+    }
+}
+
+static void integers_round_once(void)
+{
+    for (int i = 0; i < 200000; i++) {
+        uint64_t bits = random_bits() >> random_below(64);
+        if (random_below(4) == 0) /* next to a power of two, where ties lie */
+            bits = (bits & (uint64_t)random_below(4)) + ((uint64_t)1 << random_below(64)) + ((uint64_t)1 << random_below(64));
+        static const fan_dtype to[] = {FAN_FLOAT16, FAN_BFLOAT16, FAN_FLOAT8_E4M3FN, FAN_FLOAT8_E5M2,
+                                       FAN_FLOAT32, FAN_FLOAT64,  FAN_COMPLEX64,     FAN_COMPLEX128};
+        for (size_t k = 0; k < sizeof to / sizeof to[0]; k++) {
+            number x = {bits, 0, 0};
+            number want_u = convert_number(FAN_UINT64, x, to[k]), want_i = convert_number(FAN_INT64, x, to[k]);
+            want_u.whole = want_i.whole = 0;
+            CHECK(same_number(one(FAN_UINT64, &bits, to[k]), want_u));
+            CHECK(same_number(one(FAN_INT64, &bits, to[k]), want_i));
+        }
+    }
+}
+
+/* Every pair of dtypes, gap-free and with steps of every sign, at every alignment, in runs longer than the pieces inside. */
+static void every_pair_equals_the_oracle(void)
+{
+    enum { MANY = 700 };
+    static char src[MANY * 40 + 64], dst[MANY * 40 + 64];
+    for (int i = 0; i < FAN_DTYPE_COUNT; i++) {
+        for (int j = 0; j < FAN_DTYPE_COUNT; j++) {
+            fan_dtype from = (fan_dtype)i, to = (fan_dtype)j;
+            if (!is_whole(from) && is_whole(to))
+                continue; /* D6; float_to_integer_is_defined looks at it */
+            int64_t size_from = (int64_t)fan_dtype_size(from), size_to = (int64_t)fan_dtype_size(to);
+            for (int layout = 0; layout < 8; layout++) {
+                int64_t step_from = layout & 1 ? size_from + random_below(20) : size_from;
+                int64_t step_to = layout & 2 ? size_to + random_below(20) : size_to;
+                int64_t n = layout < 4 ? 1 + random_below(20) : MANY;
+                char *s = src + random_below(16), *d = dst + random_below(16);
+                if (layout == 5) {
+                    s += (n - 1) * step_from;
+                    step_from = -step_from;
+                } else if (layout == 6) {
+                    d += (n - 1) * step_to;
+                    step_to = -step_to;
+                } else if (layout == 7) {
+                    step_from = 0;
+                }
+                memset(dst, 0x5a, sizeof dst);
+                for (int64_t k = 0; k < n; k++)
+                    random_element(from, s + k * step_from);
+                fan_convert(d, to, step_to, s, from, step_from, n);
+                for (int64_t k = 0; k < n; k++) {
+                    number want = convert_number(from, load_number(from, s + k * step_from), to);
+                    if (!is_whole(to))
+                        want.whole = 0;
+                    if (!is_complex(to))
+                        want.im = 0;
+                    if (!CHECK(same_number(load_number(to, d + k * step_to), want)))
+                        fprintf(stderr, "    %s to %s\n", fan_dtype_name(from), fan_dtype_name(to));
+                }
+                int64_t touched = 0;
+                for (size_t k = 0; k < sizeof dst; k++)
+                    touched += dst[k] != 0x5a;
+                CHECK(touched <= n * size_to);
+            }
+        }
+    }
+    fan_convert(dst, FAN_INT8, 1, src, FAN_FLOAT64, 8, 0); /* nothing is nothing */
+}
+
+static void bool_bytes_are_true_when_not_zero(void)
+{
+    for (int b = 0; b < 256; b++) {
+        uint8_t in = (uint8_t)b, out = 0xee;
+        int64_t whole = -1;
+        fan_convert((char *)&out, FAN_BOOL, 0, (const char *)&in, FAN_BOOL, 0, 1);
+        CHECK_INT(out, b != 0);
+        fan_convert((char *)&whole, FAN_INT64, 0, (const char *)&in, FAN_BOOL, 0, 1);
+        CHECK_INT(whole, b != 0);
+    }
+}
+
+static void float_to_integer_is_defined(void)
+{
+    static const struct {
+        double x;
+        int64_t i64;
+        uint64_t u64;
+        int8_t i8;
+    } cases[] = {
+        {2.9, 2, 2, 2},
+        {-2.9, -2, (uint64_t)-2, -2},
+        {NAN, 0, 0, 0},
+        {INFINITY, INT64_MAX, UINT64_MAX, -1},
+        {-INFINITY, INT64_MIN, (uint64_t)1 << 63, 0},
+        {1e19, INT64_MAX, 10000000000000000000u, -1},
+        {300, 300, 300, 44},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        CHECK_INT(one(FAN_FLOAT64, &cases[i].x, FAN_INT64).whole, cases[i].i64);
+        CHECK(one(FAN_FLOAT64, &cases[i].x, FAN_UINT64).whole == cases[i].u64);
+        CHECK_INT((int8_t)one(FAN_FLOAT64, &cases[i].x, FAN_INT8).whole, cases[i].i8);
+        double z[2] = {cases[i].x, 5};
+        CHECK_INT(one(FAN_COMPLEX128, z, FAN_INT64).whole, cases[i].i64);
+        CHECK(same_real(one(FAN_COMPLEX128, z, FAN_FLOAT64).re, cases[i].x));
+    }
+}
+
+int main(void)
+{
+    for (int i = 0; i < 4; i++) {
+        every_pattern_goes_up_and_comes_back(lows[i]);
+        every_tie_goes_to_the_even(lows[i]);
+        random_floats_round_as_the_oracle(lows[i]);
+    }
+    integers_round_once();
+    every_pair_equals_the_oracle();
+    bool_bytes_are_true_when_not_zero();
+    float_to_integer_is_defined();
+    return check_done();
+}

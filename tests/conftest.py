@@ -1,0 +1,48 @@
+"""Fixtures for every test. Plain helpers are in support.py: `from support import run_python`."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+
+import pytest
+
+from support import build_c, compiler, run_c, run_python, sanitizer
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    from support import core_file
+
+    return f"fanin: {core_file() or 'not built'}, sanitizer: {sanitizer() or 'none'}"
+
+
+@pytest.fixture(scope="session")
+def sanitized() -> str:
+    """Which sanitizers the library under test was built with, as in "address,undefined"; "" for none."""
+    return sanitizer()
+
+
+@pytest.fixture(scope="session")
+def c_program() -> Callable[..., Callable[..., subprocess.CompletedProcess[str]]]:
+    """c_program("test_x.c", ..., flags=()) builds tests/c/test_x.c with every rung below py/ and gives a
+    function that runs it: `run(*args, timeout=, check=True)` -> CompletedProcess."""
+    if not compiler():
+        pytest.skip("no C compiler: set CC")
+
+    def build(
+        *sources: str, flags: tuple[str, ...] = (), core: bool = True
+    ) -> Callable[..., subprocess.CompletedProcess[str]]:
+        program = build_c(sources, *flags, core=core)
+
+        def run(*args: str, **how: object) -> subprocess.CompletedProcess[str]:
+            return run_c(program, *args, **how)  # type: ignore[arg-type]
+
+        return run
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def python() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """support.run_python: runs code in a Python of its own."""
+    return run_python

@@ -1,0 +1,308 @@
+"""explore: every order of host threads, its report, its replays, and that the reduction loses nothing."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from typing import Any
+
+import fanin
+import numpy as np
+import pytest
+from fanin.sim import Machine, Report, explore, replay, scenario, scenarios
+
+pytestmark = pytest.mark.core
+
+
+def keyed_sum(m: Machine, n: int = 2, keyed: bool = True, out: tuple[str, ...] = ()) -> Any:
+    m.leave_out(*out)
+    c = m.stream()
+    buf = fanin.InputBuffer(1, stream=c)
+
+    def producer(key: int) -> None:
+        s = m.stream()
+        g = m.empty(2, "float32")
+        m.launch(s, lambda v: v.fill(1e8 if key == 1 else 1 + key), writes=[g], name=f"produce {key}")
+        buf.add(0, g, key=key if keyed else None, stream=s)
+
+    for key in range(n):
+        m.spawn(producer, key, name=f"producer {key}")
+    m.join()
+    (total,) = buf.take()
+    with fanin.stream(c):
+        return total.numpy()
+
+
+def test_a_keyed_sum_is_the_same_in_every_order() -> None:
+    report = explore(keyed_sum)
+    assert report.ok and report.complete, report
+    assert report.runs > 1 and report.sampled == 0
+    assert report.schedule is None and report.error is None
+    assert len(report.results) == 1
+    assert str(report).startswith(f"keyed_sum: {report.runs} orders of host threads (all of them), no races, no deadlocks")
+
+
+def test_a_sum_without_keys_differs_with_the_order_of_arrival() -> None:
+    """The order is the order of arrival then, and rounding shows it."""
+    report = explore(functools.partial(keyed_sum, n=3, keyed=False), limit=300, samples=50)
+    assert not report.ok and not report.races
+    assert len(report.results) > 1
+    assert report.schedule is not None and "differs" in str(report)
+    again = report.replay()
+    assert again.tobytes() != report.results[0].tobytes()
+
+
+def test_a_wait_that_is_left_out_is_found_and_its_schedule_replays() -> None:
+    report = explore(functools.partial(keyed_sum, out=("S12.wait",)))
+    assert report.races and not report.ok
+    assert isinstance(report.error, fanin.RaceError)
+    for _ in range(2):
+        with pytest.raises(fanin.RaceError) as caught:
+            report.replay()
+        assert str(caught.value).split("\n")[0] == str(report.error).split("\n")[0]
+    assert repr(report.schedule) in str(report)
+
+
+def lost_wait(m: Machine) -> Any:
+    """A flag passed between threads: only when the reader comes second does it wait for the writer."""
+    a, b = m.stream(), m.stream()
+    x = m.array(np.zeros(1))
+    flag: list[Any] = []
+
+    def writer() -> None:
+        m.launch(a, lambda v: v.fill(1), writes=[x], name="write")
+        flag.append(a.record())
+
+    def reader() -> None:
+        if flag:
+            b.wait(flag[0])
+        m.launch(b, lambda v: None, reads=[x], name="read")
+
+    m.spawn(writer)
+    m.spawn(reader)
+    m.join()
+
+
+def test_a_race_of_some_orders_only_is_found() -> None:
+    report = explore(lost_wait)
+    assert 0 < report.races < report.runs
+    assert report.schedule is not None
+    with pytest.raises(fanin.RaceError):
+        replay(lost_wait, report.schedule)
+    first = explore(lost_wait, stop_at_first=True)
+    assert first.races == 1 and not first.complete and first.sampled == 0
+
+
+def counter(m: Machine, seen: list[Any]) -> Any:
+    """Three threads, two steps each."""
+    streams = [m.stream() for _ in range(3)]
+    x = m.array(np.zeros(1))
+    order: list[int] = []
+
+    def actor(i: int) -> None:
+        for _ in range(2):
+            order.append(i)
+            streams[i].record()
+            m.launch(streams[i], lambda v: None, reads=[x])
+
+    for i in range(3):
+        m.spawn(actor, i)
+    m.join()
+    seen.append(tuple(order))
+
+
+def racy(m: Machine, mask: int) -> Any:
+    """Threads whose accesses conflict or not, ordered or not, by the bits of `mask`."""
+    a, b = m.stream(), m.stream()
+    x, y = m.array(np.zeros(2)), m.array(np.zeros(2))
+    log: list[str] = []
+    events: list[Any] = []
+
+    def one() -> None:
+        m.launch(a, lambda v: v.__iadd__(1), writes=[x], name="one")
+        if mask & 1:
+            events.append(a.record())
+        if mask & 2:
+            m.launch(a, lambda v: v.fill(2), writes=[y], name="one more")
+        log.append("one")
+
+    def two() -> None:
+        if mask & 4 and events:
+            b.wait(events[-1])
+        m.launch(b, lambda v: None, reads=[x if mask & 8 else y], name="two")
+        log.append("two")
+
+    m.spawn(one)
+    m.spawn(two)
+    m.join()
+    m.synchronize()
+    return tuple(log) if mask & 16 else None
+
+
+def verdict(report: Report) -> Any:
+    return bool(report.races), bool(report.deadlocks), bool(report.errors), {repr(r) for r in report.results}
+
+
+@pytest.mark.parametrize("mask", range(16))
+def test_the_reduction_finds_what_the_whole_search_finds(mask: int) -> None:
+    run = functools.partial(racy, mask=mask)
+    reduced, whole = explore(run, limit=100_000), explore(run, limit=100_000, reduce=False)
+    assert reduced.complete and whole.complete
+    assert verdict(reduced) == verdict(whole)
+    assert reduced.runs <= whole.runs and whole.skipped == 0
+
+
+def test_the_reduction_leaves_orders_out() -> None:
+    """Threads that touch nothing in common need one order alone."""
+
+    def apart(m: Machine) -> Any:
+        def actor() -> None:
+            s = m.stream()
+            x = m.empty(1)
+            m.launch(s, lambda v: v.fill(1), writes=[x])
+            m.launch(s, lambda v: v.fill(1), writes=[x])
+
+        for _ in range(2):
+            m.spawn(actor)
+        m.join()
+
+    reduced, whole = explore(apart, limit=100_000), explore(apart, limit=100_000, reduce=False)
+    assert reduced.complete and whole.complete
+    assert reduced.runs < whole.runs / 4
+
+
+def test_reduced_and_whole_agree_on_sums() -> None:
+    run = functools.partial(keyed_sum, keyed=False)
+    reduced, whole = explore(run, limit=3000), explore(run, limit=3000, reduce=False, samples=0)
+    assert {r.tobytes() for r in reduced.results} >= {r.tobytes() for r in whole.results}
+    assert verdict(reduced)[:3] == (False, False, False)
+
+
+def test_every_order_is_run() -> None:
+    """Unreduced, with steps that all touch one thing: every interleaving is seen."""
+    seen: list[Any] = []
+    report = explore(functools.partial(counter, seen=seen), limit=1_000_000, reduce=False) if False else None
+    del report
+
+    def two(m: Machine) -> Any:
+        s = m.stream()
+        order: list[int] = []
+
+        def actor(i: int) -> None:
+            for _ in range(2):
+                s.record()
+                order.append(i)
+
+        for i in range(2):
+            m.spawn(actor, i)
+        m.join()
+        return tuple(order)
+
+    found = explore(two, limit=100_000, reduce=False)
+    assert found.complete
+    assert {tuple(r) for r in found.results} == set(itertools.permutations((0, 0, 1, 1)))
+    reduced = explore(two, limit=100_000)
+    assert reduced.complete and set(reduced.results) == set(found.results)
+
+
+def test_beyond_the_limit_orders_are_drawn_and_the_report_says_so() -> None:
+    run = functools.partial(keyed_sum, n=4)
+    report = explore(run, limit=5, samples=7)
+    assert report.ok and not report.complete
+    assert report.sampled == 7 and report.runs <= 12
+    assert "not all: 7 of these were drawn at random" in str(report)
+    assert str(report) == str(explore(run, limit=5, samples=7))
+
+
+def test_deadlocks_are_found_and_told_apart() -> None:
+    def crossed(m: Machine) -> Any:
+        buffers: list[Any] = []
+
+        def combine(i: int, a: Any, b: Any) -> Any:
+            buffers[1 - i].take()
+            return a
+
+        buffers += [fanin.InputBuffer([fanin.Slot(combine=functools.partial(combine, i))]) for i in range(2)]
+        for buf in buffers:
+            buf.add(0, {1: 1})
+            buf.add(0, {1: 1})
+        for buf in buffers:
+            m.spawn(buf.take)
+        m.join()
+
+    report = explore(crossed, limit=500)
+    assert report.deadlocks and not report.ok and not report.races
+    assert isinstance(report.error, fanin.sim.DeadlockError)
+    with pytest.raises(fanin.sim.DeadlockError):
+        report.replay()
+
+
+def test_errors_of_a_scenario_are_counted() -> None:
+    def sometimes(m: Machine) -> Any:
+        order: list[int] = []
+        s = m.stream()
+        for i in range(2):
+            m.spawn(lambda i=i: (s.record(), order.append(i)))
+        m.join()
+        assert order[0] == 0
+
+    report = explore(sometimes)
+    assert 0 < report.errors < report.runs
+    assert isinstance(report.error, AssertionError)
+    with pytest.raises(AssertionError):
+        report.replay()
+
+
+def test_a_scenario_without_threads_has_one_order() -> None:
+    report = explore(lambda m: m.array(np.ones(2)))
+    assert report.ok and report.runs == 1
+    with pytest.raises(ValueError, match="no run failed"):
+        report.replay()
+
+
+def test_results_are_compared_by_their_bits() -> None:
+    from fanin.sim import bits_of
+
+    same = [
+        (np.float32(1), np.array(1, "float32")),
+        (float("nan"), float("nan")),
+        ([1, (2.0, "a")], [1, (2.0, "a")]),
+        ({"a": 1, "b": np.ones(2)}, {"b": np.ones(2), "a": 1}),
+        ({1, 2}, {2, 1}),
+        (object(), object()),
+    ]
+    for a, b in same:
+        assert bits_of(a) == bits_of(b)
+    differ = [(0.0, -0.0), (1, 1.0), (True, 1), ([1], (1,)), (np.ones(2), np.ones(2, "float32")), (np.ones(2), np.ones((2, 1)))]
+    for a, b in differ:
+        assert bits_of(a) != bits_of(b)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: explore(lost_wait, limit=0), "limit"),
+        (lambda: explore(lost_wait, samples=-1), "samples"),
+        (lambda: replay(lost_wait, "0_1"), "is no schedule"),
+        (lambda: replay(lost_wait, "9999"), "does not fit"),
+    ],
+)
+def test_what_cannot_be_explored_is_refused(call: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        call()
+
+
+def test_scenarios_are_marked_and_collected() -> None:
+    import types
+
+    module = types.ModuleType("module")
+
+    @scenario
+    def one(m: Machine) -> None: ...
+
+    @scenario(limit=7)
+    def two(m: Machine) -> None: ...
+
+    module.one, module.two, module.other = one, two, lost_wait  # type: ignore[attr-defined]
+    assert [(name, options) for name, _, options in scenarios(module)] == [("one", {}), ("two", {"limit": 7})]
+    assert explore(one).ok

@@ -1,0 +1,583 @@
+"""What goes in comes back: each kind of gradient, alone and in sums, and nothing of the caller's is written."""
+
+from __future__ import annotations
+
+import array
+import decimal
+import fractions
+import gc
+import sys
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fanin
+import numpy as np
+import pytest
+from fanin import Slot, Sparse, Zero, _core
+
+pytestmark = pytest.mark.core
+
+DTYPES = ["bool", *(k + b for k in ("int", "uint") for b in ("8", "16", "32", "64"))]
+DTYPES += ["float16", "float32", "float64", "complex64", "complex128"]
+LOW = ["bfloat16", "float8_e4m3fn", "float8_e5m2"]
+
+
+def through(*gradients: Any, slot: Slot | None = None, budget: float | None = None, **how: Any) -> Any:
+    """What a slot makes of these gradients."""
+    buf = fanin.InputBuffer([slot or Slot()], budget=budget, **how)
+    for g in gradients:
+        buf.add(0, g)
+    return buf.take()[0]
+
+
+# ndarrays
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_ndarrays_of_every_dtype_come_back_as_ndarrays_of_it(dtype: str) -> None:
+    x, y = np.array([[0, 1], [1, 1]]).astype(dtype), np.array([[1, 0], [1, 0]]).astype(dtype)
+    result = through(x, y)
+    assert type(result) is np.ndarray
+    assert result.dtype == dtype
+    assert np.array_equal(result, np.add(x, y))
+    assert result.flags.writeable
+    assert result.flags.aligned
+
+
+@pytest.mark.parametrize("name", LOW)
+def test_low_floats_of_ml_dtypes_come_back_as_themselves(name: str) -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    dtype = np.dtype(getattr(ml_dtypes, name))
+    x, y = np.array([0.5, 1.0, -2.0]).astype(dtype), np.array([1.0, 0.5, 0.5]).astype(dtype)
+    result = through(x, y)
+    assert result.dtype == dtype
+    assert result.astype(float).tolist() == [1.5, 1.5, -1.5]
+    assert through(x.astype("float32"), slot=Slot(dtype=name)).dtype == dtype
+    assert through(dtype.type(1.5), 1.0) == dtype.type(2.5)
+    assert type(through(dtype.type(1.5), dtype.type(1.0))) is dtype.type
+
+
+@pytest.mark.parametrize("name", ["int4", "float8_e4m3b11fnuz", "float8_e8m0fnu"])
+def test_other_types_of_ml_dtypes_are_refused_by_name(name: str) -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    kind = getattr(ml_dtypes, name, None)
+    if kind is None:
+        pytest.skip(f"this ml_dtypes has no {name}")
+    with pytest.raises(BufferError, match=name):
+        through(np.ones(2).astype(kind))
+
+
+@pytest.mark.parametrize("view", [
+    lambda a: a, lambda a: a.T, lambda a: a[::-1], lambda a: a[::2, ::-3], lambda a: a[1:1], lambda a: a[0, 0], lambda a: a[..., None],
+    lambda a: np.broadcast_to(a[:1], a.shape), lambda a: np.asfortranarray(a), lambda a: a.astype("f4"), lambda a: a[:, :1],
+])  # fmt: skip
+def test_any_strides_are_summed_and_never_written(view: Callable[[Any], Any]) -> None:
+    base = np.arange(24.0).reshape(4, 6)
+    kept = base.copy()
+    x = np.asarray(view(base))
+    for budget in (0, None, float("inf")):
+        result = through(x, x, x, budget=budget)
+        assert np.array_equal(result, x + x + x)
+        assert np.array_equal(base, kept)
+        assert not np.shares_memory(result, base)
+
+
+def test_unaligned_memory_is_summed() -> None:
+    raw = np.zeros(33, np.uint8)
+    x = raw[1:33].view("f8")
+    x[:] = [1, 2, 3, 4]
+    assert not x.flags.aligned
+    assert through(x, x).tolist() == [2, 4, 6, 8]
+
+
+def test_a_single_contribution_is_the_very_object() -> None:
+    for x in (np.ones(3), 1, 2.5, True, 1j, np.float32(2), Zero((2,), "f4"), fractions.Fraction(1, 3), Sparse("coo", (np.zeros((1, 0), int), np.zeros(0)), (3,))):
+        assert through(x) is x
+        assert through(None, x, None) is x
+
+
+def test_sixty_four_axes() -> None:
+    if tuple(map(int, np.__version__.split(".")[:1])) < (2,):
+        pytest.skip("NumPy 1 has 32 axes at most")
+    x = np.ones((1,) * 63 + (2,))
+    assert through(x, x).shape == x.shape
+
+
+# What is written, and what is not
+
+
+def test_a_temporary_that_nobody_else_has_takes_the_sum() -> None:
+    buf = fanin.InputBuffer(1, budget=0)
+    buf.add(0, np.ones(8) * 1)
+    address = weakref.ref(buf)  # keeps nothing
+    for _ in range(3):
+        buf.add(0, np.ones(8))
+    assert address() is buf
+    assert buf.counters.in_place == 3
+    assert buf.take()[0].tolist() == [4] * 8
+
+
+@pytest.mark.parametrize("keep", ["name", "view", "list", "weakref", "memoryview", "dict"])
+def test_an_array_that_somebody_else_has_is_never_written(keep: str) -> None:
+    x = np.ones(8)
+    address = x.__array_interface__["data"][0]
+    kept: Any = {
+        "name": lambda: x,
+        "view": lambda: x[::2],
+        "list": lambda: [x],
+        "weakref": lambda: weakref.ref(x),
+        "memoryview": lambda: memoryview(x),
+        "dict": lambda: {"x": x},
+    }[keep]()
+    buf = fanin.InputBuffer(2, budget=0)
+    if keep != "weakref":
+        del x
+    buf.add(0, *[g for g in [locals().get("x")] if g is not None] or [kept_array(kept)])
+    for _ in range(2):
+        buf.add(0, np.ones(8))
+    result = buf.take()[0]
+    assert result.tolist() == [3] * 8
+    assert np.frombuffer((np.ctypeslib.ctypes.c_double * 8).from_address(address)).tolist() == [1] * 8
+    del kept
+
+
+def kept_array(kept: Any) -> Any:
+    """The array behind what was kept of it."""
+    if isinstance(kept, memoryview):
+        return kept.obj
+    if isinstance(kept, list):
+        return kept[0]
+    if isinstance(kept, dict):
+        return kept["x"]
+    return kept.base if kept.base is not None else kept
+
+
+def test_one_array_sent_to_two_slots_is_written_in_neither() -> None:
+    buf = fanin.InputBuffer(2, budget=0)
+    g = np.ones(4)
+    buf.add(0, g)
+    buf.add(1, g)
+    del g
+    for slot in (0, 1, 0, 1, 1):
+        buf.add(slot, np.full(4, 10.0))
+    assert [r.tolist() for r in buf.take()] == [[21] * 4, [31] * 4]
+
+
+def test_the_same_array_twice_in_one_slot() -> None:
+    buf = fanin.InputBuffer(1, budget=0)
+    g = np.ones(4)
+    buf.add(0, g)
+    buf.add(0, g)
+    buf.add(0, g)
+    assert buf.take()[0].tolist() == [3] * 4
+    assert g.tolist() == [1] * 4
+
+
+def test_a_donated_array_takes_the_sum_and_keeps_its_identity() -> None:
+    grad = np.ones(4)
+    view = grad[:]
+    buf = fanin.InputBuffer(1)
+    buf.add(0, grad, donate=True)
+    buf.add(0, np.full(4, 2.0))
+    assert buf.take()[0] is grad
+    assert view.tolist() == [3] * 4
+
+
+def test_a_read_only_array_is_never_written_even_donated() -> None:
+    x = np.ones(4)
+    x.flags.writeable = False
+    buf = fanin.InputBuffer(1, budget=0)
+    buf.add(0, x, donate=True)
+    buf.add(0, np.ones(4))
+    assert buf.take()[0].tolist() == [2] * 4
+    assert x.tolist() == [1] * 4
+
+
+def test_copy_frees_the_caller_to_change_what_was_added() -> None:
+    x = np.ones(4)
+    buf = fanin.InputBuffer(1)
+    buf.add(0, x, copy=True)
+    x[:] = 100
+    assert buf.take()[0].tolist() == [1] * 4
+
+
+# Subclasses
+
+
+def test_a_memmap_is_summed_as_an_ndarray_and_not_written(tmp_path: Path) -> None:
+    m = np.memmap(tmp_path / "x", dtype="f8", shape=(4,), mode="w+")
+    m[:] = 1
+    result = through(m, m, budget=0)
+    assert type(result) is np.ndarray
+    assert result.tolist() == [2] * 4
+    assert m.tolist() == [1] * 4
+    assert through(m) is m
+
+
+class Plain(np.ndarray):
+    pass
+
+
+class Louder(np.ndarray):
+    """Its sums are its own business."""
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kw: Any) -> Any:
+        inputs = tuple(np.asarray(x).view(np.ndarray) for x in inputs)
+        return (10 * getattr(ufunc, method)(*inputs, **kw)).view(Louder)
+
+
+def test_a_plain_subclass_is_an_array() -> None:
+    x = np.ones(3).view(Plain)
+    result = through(x, x)
+    assert type(result) is np.ndarray
+    assert result.tolist() == [2] * 3
+
+
+def test_a_subclass_with_ufuncs_of_its_own_sums_by_them() -> None:
+    x = np.ones(3).view(Louder)
+    for gradients in ((x, np.ones(3)), (np.ones(3), x), (x, x)):
+        result = through(*gradients)
+        assert type(result) is Louder
+        assert result.tolist() == [20] * 3
+
+
+def test_masked_arrays_keep_their_masks() -> None:
+    x = np.ma.array([1.0, 2.0, 3.0], mask=[False, True, False])
+    for gradients in ((x, np.ones(3)), (np.ones(3), x), (x, x)):
+        result = through(*gradients)
+        assert type(result) is np.ma.MaskedArray
+        assert result.mask.tolist() == [False, True, False]
+
+
+def test_a_matrix_stays_a_matrix() -> None:
+    x = np.matrix([[1.0, 2.0]])
+    assert type(through(x, x)) is np.matrix
+
+
+def test_object_arrays_sum_by_the_plus_of_their_elements() -> None:
+    x = np.array([fractions.Fraction(1, 3), decimal.Decimal(1)], object)
+    result = through(x, x)
+    assert result.dtype == object
+    assert result.tolist() == [fractions.Fraction(2, 3), decimal.Decimal(2)]
+
+
+@pytest.mark.parametrize("x", [
+    np.array(["a"]), np.array([b"a"]), np.array(["2020-01-01"], "M8[D]"), np.array([1], "m8[s]"), np.zeros(2, "f8,i4"), np.zeros(2, "V8"),
+    np.datetime64("2020-01-01"), np.timedelta64(1), np.str_("x"), np.bytes_(b"x"), np.void(b"x"),
+])  # fmt: skip
+def test_what_has_no_sum_is_a_type_error(x: Any) -> None:
+    with pytest.raises(TypeError, match="slot 0: .* has no sum"):
+        through(x)
+
+
+# Scalars
+
+
+@pytest.mark.parametrize(("gradients", "total"), [
+    ((1, 2), 3), ((1.0, 2.0), 3.0), ((1, 2.0), 3.0), ((True, False), True), ((False, False), False), ((1j, 2), 2 + 1j), ((True, 2), 3), ((2**62, -(2**62)), 0),
+])  # fmt: skip
+def test_python_scalars_come_back_as_python_scalars(gradients: tuple[Any, ...], total: Any) -> None:
+    result = through(*gradients)
+    assert result == total
+    assert type(result) is type(total)
+
+
+@pytest.mark.parametrize("scalar", [np.bool_, np.int8, np.uint64, np.float16, np.float32, np.float64, np.complex64, np.complex128])
+def test_numpy_scalars_come_back_as_numpy_scalars(scalar: Any) -> None:
+    for gradients in ((scalar(1), scalar(1)), (scalar(1), 1), (1, scalar(1))):
+        result = through(*gradients)
+        assert isinstance(result, np.generic)
+    assert type(through(scalar(1), scalar(1))) is scalar
+    assert type(through(scalar(1), np.array(1, scalar))) is np.ndarray
+    assert type(through(np.array(1, scalar), scalar(1))) is np.ndarray
+    assert type(through(1, np.array(1, scalar))) is np.ndarray
+
+
+def test_python_scalars_promote_weakly() -> None:
+    assert through(np.float32(1), 1.0).dtype == np.float32
+    assert through(np.ones((), np.int8), 3).dtype == np.int8
+    assert through(1.0, np.ones((), np.int8)).dtype == np.float64
+
+
+@pytest.mark.parametrize("n", [2**63, -(2**63) - 1, 10**30])
+def test_an_int_beyond_int64_is_a_value_error(n: int) -> None:
+    with pytest.raises(ValueError, match="slot 0: the integer .* does not fit int64"):
+        through(n)
+
+
+def test_subclasses_of_numbers_are_objects() -> None:
+    class Count(int):
+        def __add__(self, other: object) -> Any:
+            return Count(int(self) + int(other) + 100)  # type: ignore[call-overload]
+
+    result = through(Count(1), Count(2))
+    assert (type(result), int(result)) == (Count, 103)
+
+
+# Objects
+
+
+class Money:
+    """Knows its own kind, and plain numbers and arrays, left and right."""
+
+    def __init__(self, n: Any) -> None:
+        self.n = n
+
+    def __add__(self, other: Any) -> Any:
+        return Money(self.n + getattr(other, "n", other))
+
+    def __radd__(self, other: Any) -> Any:
+        return Money(other + self.n)
+
+
+@pytest.mark.parametrize("budget", [0, None])
+def test_objects_sum_by_their_own_plus_which_numpy_does_not_broadcast_over(budget: float | None) -> None:
+    for gradients in ((Money(1), Money(2)), (Money(1), 2), (1, Money(2)), (Money(np.ones(2)), np.ones(2)), (np.ones(2), Money(np.ones(2)))):
+        result = through(*gradients, budget=budget)
+        assert type(result) is Money
+    result = through(np.ones(3), np.ones(3), Money(np.ones(3)), np.ones(3), budget=budget)
+    assert (type(result), result.n.tolist()) == (Money, [4.0] * 3)
+
+
+def test_an_object_that_knows_nothing_of_arrays_is_a_type_error_that_names_both() -> None:
+    class Shy:
+        def __add__(self, other: object) -> Any:
+            return NotImplemented
+
+        __radd__ = __add__
+
+    for gradients in ((np.ones(2), Shy()), (Shy(), np.ones(2))):
+        with pytest.raises(TypeError, match="numpy.ndarray and a .*Shy|Shy and a numpy.ndarray"):
+            through(*gradients)
+
+
+def test_a_combine_sums_whatever_it_knows() -> None:
+    union = Slot(combine=lambda a, b: a | b)
+    assert through({1}, {2}, {3}, slot=union) == {1, 2, 3}
+    assert through([1], [2], slot=Slot(combine=lambda a, b: a + b)) == [1, 2]
+    assert through({"a": 1}, {"b": 2}, slot=union) == {"a": 1, "b": 2}
+    assert through("a", "b", slot=Slot(combine=lambda a, b: a + b)) == "ab"
+    assert through(object, slot=Slot(combine=print)) is object
+    with pytest.raises(TypeError, match="by combine is None; expected the sum"):
+        through({1}, {2}, slot=Slot(combine=lambda a, b: None))
+    assert through(np.ones(2), np.ones(2), slot=union).tolist() == [2, 2], "arrays are summed as arrays"
+
+
+@pytest.mark.parametrize("x", [[1.0], (1.0,), {"a": 1}, "x", b"x", bytearray(b"x"), {1}, frozenset({1})])
+def test_containers_need_a_combine(x: Any) -> None:
+    with pytest.raises(TypeError, match="slot 0: .*give the slot a combine"):
+        through(x)
+
+
+@pytest.mark.parametrize("x", [object(), len, fanin, type, lambda: 0])
+def test_what_has_no_plus_needs_a_combine(x: Any) -> None:
+    with pytest.raises(TypeError, match="slot 0: .*has no \\+"):
+        through(x)
+
+
+def test_what_an_objects_plus_raises_reaches_the_caller_and_nothing_is_lost() -> None:
+    class Bad(Money):
+        def __add__(self, other: Any) -> Any:
+            raise error
+
+    error = ZeroDivisionError("mine")
+    buf = fanin.InputBuffer(1, name="b")
+    first, second = Bad(1), Money(2)
+    buf.add(0, first)
+    buf.add(0, second)
+    with pytest.raises(ZeroDivisionError) as caught:
+        buf.take()
+    assert caught.value is error
+    Bad.__add__ = Money.__add__  # type: ignore[method-assign]
+    assert buf.take()[0].n == 3
+    error.__traceback__ = None
+
+
+def test_a_call_out_that_comes_back_to_its_slot_gets_a_runtime_error() -> None:
+    def combine(a: Any, b: Any) -> Any:
+        for call in (buf.take, buf.clear, lambda: buf[0], lambda: buf.add(0, {9})):
+            with pytest.raises(RuntimeError):
+                call()
+        return a | b
+
+    buf = fanin.InputBuffer([Slot(combine=combine)])
+    buf.add(0, {1})
+    buf.add(0, {2})
+    assert buf.take() == [{1, 2}]
+
+
+def test_parts_are_the_memory_of_an_object() -> None:
+    class Holder(Money):
+        def __fanin_parts__(self) -> Any:
+            return [self.n]
+
+    assert through(Holder(np.ones(4)), Holder(np.ones(4))).n.tolist() == [2] * 4
+    buf = fanin.InputBuffer(1, budget=16)
+    buf.add(0, Holder(np.ones(4)))
+    buf.add(0, Holder(np.ones(4)))
+    assert buf.counters.folds == 1, "its bytes count for the budget"
+
+    class Wrong(Money):
+        def __fanin_parts__(self) -> Any:
+            return self.n
+
+    for wrong, kind in ((3, TypeError), ([object()], TypeError), (["x"], TypeError), ([None], TypeError), ([np.ones(2, ">f8")], BufferError)):
+        with pytest.raises(kind, match="slot 0|not iterable"):
+            through(Wrong(wrong))
+
+
+# Zeros
+
+
+def test_zeros_add_their_dtype_and_nothing_else() -> None:
+    z = Zero((2,), "float64")
+    assert through(z, z) is z
+    result = through(z, np.float32([1, 2]))
+    assert result.dtype == np.float64
+    assert result.tolist() == [1, 2]
+    x = np.float64([-0.0, 1])
+    assert through(Zero((2,), "f4"), x, Zero((2,), "f4")) is x
+    with pytest.raises(ValueError, match="shape"):
+        through(z, np.ones(3))
+    mixed = through(Zero((2,), "float32"), Zero((2,), "int64"))
+    assert isinstance(mixed, Zero)
+
+
+# Sparse
+
+
+def test_sparse_parts_come_back_as_sparse_parts() -> None:
+    x = Sparse("coo", (np.array([[0, 2]]), np.array([1.0, 2.0])), (4,))
+    result = through(x, x)
+    assert (type(result), result.format, result.shape) == (Sparse, "coo", (4,))
+    assert fanin.add_n([result, np.zeros(4)]).tolist() == [2, 0, 4, 0]
+    assert type(through(x, np.ones(4))) is np.ndarray
+    assert type(through(np.ones(4), x)) is np.ndarray
+
+
+@pytest.mark.parametrize(("parts", "shape", "kind"), [
+    ((np.array([[4]]), np.array([1.0])), (4,), ValueError),
+    ((np.array([[-1]]), np.array([1.0])), (4,), ValueError),
+    ((np.array([0]), np.array([1.0])), (4,), ValueError),
+    ((np.array([[0.5]]), np.array([1.0])), (4,), ValueError),
+    ((np.array([[0]]), np.array([1.0, 2.0])), (4,), ValueError),
+    ((np.array([[0]]), np.array(["x"])), (4,), TypeError),
+    ((np.array([[0]]), [1.0]), (4,), TypeError),
+    ((np.array([[0]]), np.ma.array([1.0])), (4,), TypeError),
+    ((np.array([[0]]), np.array([1.0], ">f8")), (4,), BufferError),
+    ((np.array([[0]]), np.array([1.0])), (2**62, 2**62), ValueError),
+])  # fmt: skip
+def test_sparse_parts_that_do_not_fit_are_refused(parts: Any, shape: Any, kind: type[Exception]) -> None:
+    with pytest.raises(kind, match="slot 0"):
+        through(Sparse("coo", parts, shape), np.zeros(shape) if max(shape) < 100 else None)
+
+
+SCIPY = ["coo", "csr", "csc", "bsr", "dia", "lil", "dok"]
+
+
+@pytest.mark.parametrize("format", SCIPY)
+@pytest.mark.parametrize("family", ["array", "matrix"])
+def test_scipy_sparse_comes_back_as_scipy_sparse(format: str, family: str) -> None:
+    sp = pytest.importorskip("scipy.sparse")
+    dense = np.array([[0.0, 1.0, 0.0, 2.0], [0.0, 0.0, 0.0, 0.0], [3.0, 0.0, 0.0, 4.0], [0.0, 5.0, 6.0, 0.0]])
+    x = getattr(sp, f"{format}_{family}")(dense)
+    assert through(x) is x
+    result = through(x, x)
+    assert sp.issparse(result)
+    assert isinstance(result, sp.sparray) == (family == "array")
+    assert np.array_equal(result.toarray(), 2 * dense)
+    assert np.array_equal(x.toarray(), dense)
+    other = getattr(sp, f"csc_{family}")(dense)
+    assert np.array_equal(through(x, other).toarray(), 2 * dense)
+    for gradients in ((x, dense), (dense, x)):
+        result = through(*gradients)
+        assert type(result) is np.ndarray
+        assert np.array_equal(result, 2 * dense)
+
+
+def test_a_sparse_vector_of_scipy() -> None:
+    sp = pytest.importorskip("scipy.sparse")
+    x = sp.coo_array(np.array([0.0, 1.0, 2.0]))
+    if x.ndim != 1:
+        pytest.skip("this SciPy has no sparse vectors")
+    assert through(x, x).toarray().tolist() == [0, 2, 4]
+
+
+def test_sparse_dtypes_that_are_not_summed_are_refused() -> None:
+    sp = pytest.importorskip("scipy.sparse")
+    with pytest.raises(BufferError, match="slot 0: .*float128|slot 0: .*longdouble"):
+        through(sp.csr_array(np.eye(2, dtype=np.longdouble)))
+
+
+# Buffers of other kinds of memory
+
+
+def test_memory_by_the_buffer_protocol_is_an_array() -> None:
+    x = array.array("f", [1, 2])
+    result = through(x, memoryview(x))
+    assert (type(result), result.dtype, result.tolist()) == (np.ndarray, np.float32, [2, 4])
+    assert through(x) is x
+
+
+# Garbage
+
+
+def test_an_abandoned_pass_in_a_cycle_is_freed() -> None:
+    class Node:
+        buf: Any
+
+        def __add__(self, other: Any) -> Any:
+            return self
+
+    gc.collect()
+    before = _core._test_memory()[0]
+    node = Node()
+    node.buf = fanin.InputBuffer([Slot(), Slot(combine=lambda a, b: node)])
+    node.buf.add(0, np.ones(1000))
+    node.buf.add(0, np.ones(1000))
+    node.buf.add(1, node)
+    alive = weakref.ref(node), weakref.ref(node.buf)
+    del node
+    gc.collect()
+    assert [a() for a in alive] == [None, None]
+    assert _core._test_memory()[0] == before
+
+
+def test_counts_of_references_are_as_before() -> None:
+    x, f = np.ones(3), Money(np.ones(3))
+    counts = [sys.getrefcount(o) for o in (x, f)]
+    for _ in range(5):
+        through(x, x)
+        through(x)
+        through(f, x)
+        buf = fanin.InputBuffer([x])
+        buf.add(0, x, key=3)
+        with pytest.raises(ValueError, match="already"):
+            buf.add(0, x, key=3)
+        buf[0]
+        del buf
+    gc.collect()
+    assert [sys.getrefcount(o) for o in (x, f)] == counts
+
+
+# A pass that records itself (A1)
+
+
+def test_recorded_sums_are_made_by_the_arrays_own_plus() -> None:
+    buf = fanin.InputBuffer([Slot(shape=(2,), dtype="float32")], create_graph=True)
+    buf.add(0, np.ones((3, 2)))
+    buf.add(0, np.ones(2, np.float32))
+    (result,) = buf.take()
+    assert (result.dtype, result.tolist()) == (np.float32, [4, 4])
+    for bad in (np.ones(3), np.ones((2, 3)), np.ones(2, complex)):
+        with pytest.raises(ValueError, match="slot 0: expected"):
+            buf.add(0, bad)
+    buf = fanin.InputBuffer(1, create_graph=True)
+    buf.add(0, np.ones((3, 1)))
+    buf.add(0, np.ones(3))
+    with pytest.raises(ValueError, match="expected a gradient of shape"):
+        buf.take()
+    buf.clear()
+    assert buf.take() == [None]

@@ -1,0 +1,361 @@
+"""The layout of the C core: who may include whom, what the library shows, and how it is linked.
+
+Each checker is a function that takes a tree (or a file) and gives sentences, one for each thing that is wrong; each has a
+planted fault that it must find.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import struct
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from support import CSRC, compiler, core_file, emptied, sanitizer
+
+pytestmark = pytest.mark.core
+
+#: From the lowest to the highest. A folder includes itself and what stands lower.
+LADDER = ("base", "array", "device", "buffer", "py")
+SAID = " < ".join(LADDER)
+
+INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"]+)"|<([^>]+)>)', re.MULTILINE)
+PYTHON_HEADERS = re.compile(r"Python\.h|structmember\.h|frameobject\.h|datetime\.h|(numpy|cpython|internal)/.*")
+
+
+# Includes
+
+
+def broken_includes(csrc: Path) -> list[str]:
+    """What the `#include` lines under `csrc` do that the ladder does not allow."""
+    wrong: list[str] = []
+    for path in sorted(p for p in csrc.glob("**/*") if p.suffix in (".c", ".h", ".inc", ".cu")):
+        here = path.relative_to(csrc)
+        if len(here.parts) == 1 or here.parts[0] not in LADDER:
+            wrong.append(f"{here}: stands in no folder of the ladder: {SAID}")
+            continue
+        rung = here.parts[0]
+        for quoted, angled in INCLUDE.findall(path.read_text()):
+            if PYTHON_HEADERS.fullmatch(quoted or angled):
+                if rung != "py":
+                    wrong.append(f"{here}: {rung}/ may not include {quoted or angled}: only py/ knows Python")
+                elif here.suffix == ".c" and angled == "Python.h":
+                    wrong.append(f"{here}: includes Python.h itself: py/py.h is the one header with Python.h")
+                continue
+            if not quoted:
+                continue
+            target = Path(quoted)
+            if target.parts[0] == ".." or target.parts[0] not in LADDER or len(target.parts) < 2:
+                wrong.append(f'{here}: "{quoted}" is not written from csrc/ on, as in "array/dtype.h"')
+                continue
+            there = target.parts[0]
+            if there == "py" and rung != "py":
+                wrong.append(f"{here}: {rung}/ may not include py/: nothing includes py/ ({SAID})")
+            elif LADDER.index(there) > LADDER.index(rung):
+                wrong.append(f"{here}: {rung}/ may not include {there}/: {SAID}")
+            elif rung == "buffer" and there == "device" and quoted != "device/device.h":
+                wrong.append(
+                    f"{here}: buffer/ may not include {quoted}: of device/ it sees device/device.h and no backend"
+                )
+            if not (csrc / target).exists():
+                wrong.append(f'{here}: "{quoted}" does not exist')
+    return wrong
+
+
+def test_a_folder_includes_only_what_stands_lower() -> None:
+    assert list(CSRC.glob("**/*.c")), "csrc/ has no C files"
+    assert not broken_includes(CSRC)
+
+
+PLANTED_INCLUDES = {
+    "device/x.c": (
+        '#include "buffer/buffer.h"\n',
+        f"device/x.c: device/ may not include buffer/: {SAID}",
+    ),
+    "base/x.h": ('#  include "array/dtype.h"\n', f"base/x.h: base/ may not include array/: {SAID}"),
+    "array/x.c": ("#include <Python.h>\n", "array/x.c: array/ may not include Python.h: only py/ knows Python"),
+    "buffer/n.c": (
+        "#include <numpy/arrayobject.h>\n",
+        "buffer/n.c: buffer/ may not include numpy/arrayobject.h: only py/ knows Python",
+    ),
+    "buffer/x.c": (
+        '#include "device/sim.h"\n',
+        "buffer/x.c: buffer/ may not include device/sim.h: of device/ it sees device/device.h and no backend",
+    ),
+    "buffer/y.c": (
+        '#include "py/py.h"\n',
+        f"buffer/y.c: buffer/ may not include py/: nothing includes py/ ({SAID})",
+    ),
+    "py/x.c": ("#include <Python.h>\n", "py/x.c: includes Python.h itself: py/py.h is the one header with Python.h"),
+    "py/y.c": ('#include "py.h"\n', 'py/y.c: "py.h" is not written from csrc/ on, as in "array/dtype.h"'),
+    "py/z.c": (
+        '#include "../base/mem.h"\n',
+        'py/z.c: "../base/mem.h" is not written from csrc/ on, as in "array/dtype.h"',
+    ),
+    "array/z.c": ('#include "base/nowhere.h"\n', 'array/z.c: "base/nowhere.h" does not exist'),
+    "util/x.h": ("", f"util/x.h: stands in no folder of the ladder: {SAID}"),
+}
+
+
+@pytest.mark.parametrize("where", PLANTED_INCLUDES)
+def test_a_planted_include_is_found(where: str, tmp_path: Path) -> None:
+    for name in ("base/mem.h", "array/dtype.h", "device/device.h", "device/sim.h", "buffer/buffer.h"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("")
+    (tmp_path / "buffer/buffer.h").write_text('#include <stdio.h>\n#include "device/device.h"\n')
+    (tmp_path / "py").mkdir()
+    (tmp_path / "py/py.h").write_text("#include <Python.h>\n#include <numpy/arrayobject.h>\n")
+    assert broken_includes(tmp_path) == []
+    line, sentence = PLANTED_INCLUDES[where]
+    (tmp_path / where).parent.mkdir(exist_ok=True)
+    (tmp_path / where).write_text(line)
+    assert broken_includes(tmp_path) == [sentence]
+
+
+# The map
+
+
+def not_on_the_map(csrc: Path) -> list[str]:
+    """Files that csrc/README.md does not name, and names on it that no file bears."""
+    text = (csrc / "README.md").read_text()
+    named = set()
+    for section in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
+        rung = re.match(r"\w+", section)
+        for name in re.findall(r"^\| `([\w.]+)` \|", section, re.MULTILINE):
+            named.add((rung[0] if rung else "", name.split(".")[0]))
+    here = {(p.parent.name, p.stem) for p in csrc.glob("*/*.[ch]")}
+    return [f"csrc/README.md does not name {rung}/{name}" for rung, name in sorted(here - named)] + [
+        f"csrc/README.md names {rung}/{name}, which is not there" for rung, name in sorted(named - here)
+    ]
+
+
+def test_every_file_is_on_the_map() -> None:
+    assert not not_on_the_map(CSRC)
+
+
+def test_a_planted_file_is_not_on_the_map(tmp_path: Path) -> None:
+    (tmp_path / "base").mkdir()
+    for name in ("mem.h", "mem.c", "planted.c"):
+        (tmp_path / "base" / name).write_text("")
+    (tmp_path / "README.md").write_text("# x\n## base: low\n| `mem` | memory |\n| `gone.h` | not there |\n")
+    assert not_on_the_map(tmp_path) == [
+        "csrc/README.md does not name base/planted",
+        "csrc/README.md names base/gone, which is not there",
+    ]
+
+
+# Symbols
+
+
+class Elf:
+    """As much of a 64-bit little-endian ELF file as is asked for here, read by hand: no tool is needed."""
+
+    def __init__(self, path: Path) -> None:
+        self.data = data = path.read_bytes()
+        if data[:6] != b"\x7fELF\x02\x01":
+            raise ValueError(f"{path.name} is not a 64-bit little-endian ELF file")
+        phoff, shoff = struct.unpack_from("<QQ", data, 32)
+        phsize, phnum, shsize, shnum = struct.unpack_from("<HHHH", data, 54)
+        #: (type, flags) of the program headers
+        self.segments = [struct.unpack_from("<II", data, phoff + i * phsize) for i in range(phnum)]
+        #: (name, type, flags, addr, offset, size, link, info, align, entsize) of the sections
+        self.sections = [struct.unpack_from("<IIQQQQIIQQ", data, shoff + i * shsize) for i in range(shnum)]
+
+    def text(self, table: int, at: int) -> str:
+        start = self.sections[table][4] + at
+        return self.data[start : self.data.index(b"\0", start)].decode()
+
+    def symbols(self, kind: int) -> list[tuple[str, int, int, int, int]]:
+        """(name, binding, type, visibility, section index); kind 2 is .symtab, kind 11 is .dynsym."""
+        out = []
+        for section in self.sections:
+            if section[1] == kind:
+                for at in range(section[4], section[4] + section[5], 24):
+                    name, info, other, index = struct.unpack_from("<IBBH", self.data, at)
+                    out.append((self.text(section[6], name), info >> 4, info & 15, other & 3, index))
+        return out
+
+    def exported(self) -> set[str]:
+        return {name for name, binding, _, _, index in self.symbols(11) if binding in (1, 2) and index}
+
+    def wanted(self) -> set[str]:
+        return {name for name, binding, _, _, index in self.symbols(11) if binding and not index}
+
+    def dynamic(self) -> dict[int, int]:
+        for section in self.sections:
+            if section[1] == 6:
+                return dict(struct.iter_unpack("<qQ", self.data[section[4] : section[4] + section[5]]))
+        return {}
+
+
+def wrong_symbols(path: Path) -> list[str]:
+    """What a library exports beside its init function, and what of ours it wants and has not."""
+    elf = Elf(path)
+    wrong = [f"{name} is exported: only PyInit__core may be" for name in sorted(elf.exported() - {"PyInit__core"})]
+    if "PyInit__core" not in elf.exported():
+        wrong.append("PyInit__core is not exported")
+    wrong += [f"{name} is used but defined nowhere" for name in sorted(elf.wanted()) if name.startswith("fan_")]
+    return wrong
+
+
+def without_prefix(obj: Path) -> list[str]:
+    """Global names that an object file defines without our prefix."""
+    return sorted(
+        name
+        for name, binding, kind, _, index in Elf(obj).symbols(2)
+        if binding in (1, 2) and index and kind in (0, 1, 2, 6, 10)
+        if not name.startswith("fan_") and name != "PyInit__core"
+    )
+
+
+def compiled(source: Path, folder: Path, csrc: Path = CSRC) -> Path:
+    """The source's object file, built fast and without warnings: only its names are looked at."""
+    import sysconfig
+
+    import numpy
+
+    if not compiler():
+        pytest.skip("no C compiler: set CC")
+    out = folder / ("_".join(source.relative_to(csrc).parts) + ".o")
+    system = [sysconfig.get_path("include"), numpy.get_include()]
+    done = subprocess.run(
+        [*compiler(), "-std=c11", "-O0", "-w", "-fPIC", f"-I{csrc}", *(f"-I{s}" for s in system)]
+        + ["-DNPY_TARGET_VERSION=NPY_1_25_API_VERSION", '-DFAN_BUILD="names"', "-c", str(source), "-o", str(out)],
+        capture_output=True,
+        text=True,
+        env=emptied(),
+    )
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+@pytest.fixture
+def built() -> Path:
+    path = core_file()
+    assert path, "fanin._core is not built: pip install -e ."
+    if path.read_bytes()[:6] != b"\x7fELF\x02\x01":
+        pytest.skip("the library is not a 64-bit little-endian ELF file")
+    return path
+
+
+def test_the_library_exports_its_init_function_alone(built: Path) -> None:
+    if sanitizer():
+        pytest.skip(f"built with -fsanitize={sanitizer()}, which adds names of its own")
+    assert wrong_symbols(built) == []
+
+
+@pytest.mark.parametrize("rung", LADDER)
+def test_every_global_name_bears_the_prefix(rung: str, tmp_path: Path) -> None:
+    sources = sorted((CSRC / rung).glob("**/*.c"))
+    assert sources, f"csrc/{rung}/ has no C files"
+    found = {str(s.relative_to(CSRC)): names for s in sources if (names := without_prefix(compiled(s, tmp_path)))}
+    assert not found, f"names that are neither static nor begin with fan_: {found}"
+
+
+def test_a_planted_name_is_found(tmp_path: Path) -> None:
+    source = tmp_path / "x.c"
+    source.write_text(
+        "int fan_good = 1; static int hidden = 2; int planted_data = 3; int planted_zero;\n"
+        "static int inner(void) { return hidden; }\n"
+        "int fan_fine(void) { return inner(); }\nint planted_function(void) { return fan_fine(); }\n"
+    )
+    assert without_prefix(compiled(source, tmp_path, tmp_path)) == [
+        "planted_data",
+        "planted_function",
+        "planted_zero",
+    ]
+
+
+def linked(folder: Path, text: str, *flags: str) -> Path:
+    """A shared library of one C file; linked without what a distribution's compiler adds unasked."""
+    if not compiler():
+        pytest.skip("no C compiler: set CC")
+    source, out = folder / "lib.c", folder / "lib.so"
+    source.write_text(text)
+    command = [*compiler(), "-shared", "-fPIC", "-fvisibility=hidden", *flags, str(source), "-o", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, env=emptied())
+    if done.returncode != 0:
+        pytest.skip(f"this linker cannot plant the fault: {done.stderr.splitlines()[-1:]}")
+    return out
+
+
+SHOW = '__attribute__((visibility("default"))) '
+
+
+def test_a_planted_export_is_found(built: Path, tmp_path: Path) -> None:
+    init = SHOW + "int PyInit__core(void) { return 0; }\n"
+    assert wrong_symbols(linked(tmp_path, init)) == []
+    assert wrong_symbols(linked(tmp_path, init + SHOW + "int fan_shown(void) { return 1; }\n")) == [
+        "fan_shown is exported: only PyInit__core may be"
+    ]
+    assert wrong_symbols(linked(tmp_path, "int nothing;\n")) == ["PyInit__core is not exported"]
+    wants = "int fan_missing(void);\n" + SHOW + "int PyInit__core(void) { return fan_missing(); }\n"
+    assert wrong_symbols(linked(tmp_path, wants)) == ["fan_missing is used but defined nowhere"]
+
+
+# Hardening
+
+DT_RPATH, DT_RUNPATH, DT_FLAGS, DT_FLAGS_1, DT_BIND_NOW, DT_TEXTREL = 15, 29, 30, 0x6FFFFFFB, 24, 22
+PT_GNU_STACK, PT_GNU_RELRO, EXECUTABLE = 0x6474E551, 0x6474E552, 1
+
+
+def not_hardened(path: Path) -> list[str]:
+    """Which promises of the link are not kept: NOW, RELRO, no RUNPATH, no executable stack, no text relocations."""
+    elf = Elf(path)
+    dynamic, wrong = elf.dynamic(), []
+    now = DT_BIND_NOW in dynamic or dynamic.get(DT_FLAGS, 0) & 8 or dynamic.get(DT_FLAGS_1, 0) & 1
+    if not now:
+        wrong.append("symbols are bound late: -z now is missing")
+    if PT_GNU_RELRO not in {kind for kind, _ in elf.segments}:
+        wrong.append("relocations stay writable: -z relro is missing")
+    if DT_RPATH in dynamic or DT_RUNPATH in dynamic:
+        wrong.append("it has an RPATH or RUNPATH")
+    stack = [flags for kind, flags in elf.segments if kind == PT_GNU_STACK]
+    if not stack or stack[0] & EXECUTABLE:
+        wrong.append("the stack is executable: -z noexecstack is missing")
+    if DT_TEXTREL in dynamic or dynamic.get(DT_FLAGS, 0) & 4:
+        wrong.append("it has text relocations")
+    return wrong
+
+
+def test_the_library_is_linked_hardened(built: Path) -> None:
+    if sanitizer():
+        pytest.skip(f"built with -fsanitize={sanitizer()}: no hardening is promised")
+    assert not_hardened(built) == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (("-Wl,-z,lazy",), "symbols are bound late: -z now is missing"),
+        (("-Wl,-z,norelro", "-Wl,-z,now"), "relocations stay writable: -z relro is missing"),
+        (("-Wl,-rpath,/nowhere",), "it has an RPATH or RUNPATH"),
+        (("-Wl,-z,execstack",), "the stack is executable: -z noexecstack is missing"),
+    ],
+)
+def test_a_planted_weakness_is_found(flags: tuple[str, ...], sentence: str, built: Path, tmp_path: Path) -> None:
+    text = "#include <stdlib.h>\n" + SHOW + 'int PyInit__core(void) { return abs(atoi("1")); }\n'
+    good = ("-Wl,-z,relro", "-Wl,-z,now", "-Wl,-z,noexecstack")
+    assert not_hardened(linked(tmp_path, text, *good)) == []
+    kept = tuple(g for g in good if not ("now" in g and "lazy" in flags[0]))
+    assert not_hardened(linked(tmp_path, text, *kept, *flags)) == [sentence]
+
+
+def test_readelf_sees_what_we_see(built: Path) -> None:
+    """The reader above is our own: where binutils are at hand, they are asked too."""
+    if not shutil.which("readelf") or not shutil.which("nm"):
+        pytest.skip("no readelf or nm here")
+
+    def ask(*words: str) -> str:
+        done = subprocess.run([*words, str(built)], capture_output=True, text=True, env=emptied(), check=True)
+        return done.stdout
+
+    assert {line.split()[-1].split("@")[0] for line in ask("nm", "-D", "--defined-only").splitlines()} == (
+        Elf(built).exported()
+    )
+    headers = ask("readelf", "-dlW")
+    assert ("GNU_RELRO" in headers) == (PT_GNU_RELRO in {kind for kind, _ in Elf(built).segments})
+    assert ("RUNPATH" in headers) == (DT_RUNPATH in Elf(built).dynamic())

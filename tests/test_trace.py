@@ -1,0 +1,310 @@
+"""Traces: lines, Chrome's format, pictures, graphs."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+import threading
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import fanin
+import numpy as np
+import pytest
+from fanin.sim import Machine
+from fanin.tracing import Lane, Line, Trace, chrome, place
+from support import run_python
+
+pytestmark = pytest.mark.core
+
+
+def one_pass(out: tuple[str, ...] = (), producers: int = 3) -> Trace:
+    """A pass over two buffers on two devices; returns its trace. With something left out, the race ends it."""
+    with fanin.trace() as t, Machine(2) as m:
+        m.leave_out(*out)
+        c = m.stream(0)
+        streams = [m.stream(i % 2) for i in range(producers)]
+        for name in ("w1", "w2"):
+            buf = fanin.InputBuffer([fanin.Slot(name=name)], stream=c, name="layer")
+            for key, s in enumerate(streams):
+                g = m.empty(256, "float32", device=0)
+                m.launch(s, lambda v, key=key: v.fill(key), writes=[g], name=f"backward {name}.{key}", us=20)
+                buf.add(0, g, key=key, stream=s)
+            (total,) = buf.take()
+            m.launch(c, lambda v: None, reads=[total], name=f"step {name}")
+    return t
+
+
+@pytest.fixture(scope="module")
+def t() -> Trace:
+    return one_pass()
+
+
+# Lines
+
+
+def test_without_a_trace_nothing_is_recorded() -> None:
+    t = fanin.trace()
+    fanin.add_n([np.ones(3), np.ones(3)])
+    assert len(t) == 0 and t.lines == () and t.dropped == 0
+
+
+def test_lines_say_what_was_decided_in_order(t: Trace) -> None:
+    assert len(t) == len(t.lines) > 20
+    assert all(isinstance(line, Line) for line in t.lines)
+    times = [line.host_ns for line in t.lines]
+    assert times == sorted(times)
+    kinds = {line.kind for line in t.lines}
+    assert {"add", "fold", "take", "record", "wait", "kernel"} <= kinds
+    added = [line for line in t.lines if line.kind == "add"]
+    assert [(line.label, line.key) for line in added] == [(w, k) for w in ("w1", "w2") for k in range(3)]
+    assert "S9" in added[0].rules and added[0].how == "a" and added[0].bytes == 1024
+    (fold, _) = [line for line in t.lines if line.kind == "fold"]
+    assert fold.count == 3 and {"S12", "S13", "S16", "S17"} <= set(fold.rules)
+    waits = [line for line in t.lines if line.kind == "wait"]
+    recorded = {line.event for line in t.lines if line.kind == "record"}
+    assert waits and all(line.event in recorded for line in waits)
+    for line in t.lines:
+        assert line.kind in str(line)
+    with pytest.raises(AttributeError):
+        added[0].kind = "x"  # type: ignore[misc]
+
+
+def test_a_trace_may_be_entered_again_and_goes_on() -> None:
+    t = fanin.trace()
+    for n in (1, 2):
+        with t:
+            assert "recording" in repr(t)
+            fanin.add_n([np.ones(3), np.ones(3)])
+        assert len(t) == n * (len(t) // n) > 0
+    with t, pytest.raises(RuntimeError, match="recording already"):
+        t.__enter__()
+
+
+def test_traces_nest() -> None:
+    with fanin.trace() as outer:
+        fanin.add_n([np.ones(3), np.ones(3)])
+        with fanin.trace() as inner:
+            fanin.add_n([np.ones(3), np.ones(3)])
+    assert len(outer) == 2 * len(inner) > 0
+
+
+def test_a_trace_is_of_its_thread() -> None:
+    with fanin.trace() as t:
+        other = threading.Thread(target=lambda: fanin.add_n([np.ones(3), np.ones(3)]))
+        other.start()
+        other.join()
+    assert len(t) == 0
+
+
+def test_a_trace_sees_the_host_threads_of_a_machine() -> None:
+    with fanin.trace() as t, Machine() as m:
+        c = m.stream()
+        buf = fanin.InputBuffer(1, stream=c)
+
+        def producer(key: int) -> None:
+            s = m.stream()
+            g = m.empty(4)
+            m.launch(s, lambda v: v.fill(1), writes=[g])
+            buf.add(0, g, key=key, stream=s)
+
+        for key in range(3):
+            m.spawn(producer, key)
+        m.join()
+        buf.take()
+    assert sorted(line.key for line in t.lines if line.kind == "add") == [0, 1, 2]
+
+
+def test_only_the_newest_lines_are_kept() -> None:
+    with fanin.trace(capacity=4) as t:
+        for _ in range(10):
+            fanin.add_n([np.ones(3), np.ones(3)])
+    assert len(t) == 4 and t.dropped > 0
+    with pytest.raises(ValueError, match="capacity"):
+        fanin.trace(capacity=0)
+
+
+def test_a_trace_that_is_dropped_while_it_records_does_no_harm() -> None:
+    t = fanin.trace()
+    t.__enter__()
+    from fanin.tracing import active
+
+    active().remove(t)
+    del t
+    fanin.add_n([np.ones(3), np.ones(3)])
+
+
+# Chrome's format
+
+
+def events(t: Trace, **want: Any) -> list[dict[str, Any]]:
+    every = chrome(t.picture())["traceEvents"]
+    return [e for e in every if all(e.get(k) == v for k, v in want.items())]
+
+
+def test_a_saved_trace_is_what_perfetto_reads(t: Trace, tmp_path: Path) -> None:
+    path = tmp_path / "pass.json"
+    t.save(path)
+    whole = json.loads(path.read_text())
+    assert whole["schemaVersion"] == 1 and "simulated" in whole["otherData"]["clock"]
+    for e in whole["traceEvents"]:
+        assert {"ph", "name", "pid", "tid"} <= set(e)
+        assert e["ph"] == "M" or isinstance(e["ts"], (int, float))
+        assert e["ph"] != "X" or e["dur"] >= 0
+    assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~current_umask()
+    assert [p.name for p in tmp_path.iterdir()] == ["pass.json"]
+
+
+def current_umask() -> int:
+    umask = os.umask(0)
+    os.umask(umask)
+    return umask
+
+
+def test_processes_are_devices_and_threads_are_streams(t: Trace) -> None:
+    names = {(e["pid"], e["args"]["name"]) for e in events(t, name="process_name")}
+    assert {(0, "device 0"), (1, "device 1")} <= names
+    kernels = [e for e in events(t, ph="X") if e["name"].startswith("backward")]
+    assert len(kernels) == 6 and {e["pid"] for e in kernels} == {0, 1}
+    sums = events(t, ph="X", cat="accumulate")
+    assert {e["args"]["buffer"] for e in sums} == {"w1", "w2"}
+
+
+def test_slices_of_one_track_nest(t: Trace) -> None:
+    tracks: dict[Any, list[tuple[float, float]]] = {}
+    for e in events(t, ph="X"):
+        tracks.setdefault((e["pid"], e["tid"]), []).append((e["ts"], e["ts"] + e["dur"]))
+    for spans in tracks.values():
+        for a in spans:
+            for b in spans:
+                assert not (a[0] < b[0] - 1e-6 and b[0] + 1e-6 < a[1] and a[1] < b[1] - 1e-6), (a, b)
+
+
+def test_each_wait_is_an_arrow_between_slices(t: Trace) -> None:
+    waits = [line for line in t.lines if line.kind == "wait"]
+    starts, ends = events(t, ph="s"), events(t, ph="f")
+    assert len(starts) == len(ends) == len(waits)
+    assert {e["id"] for e in starts} == {e["id"] for e in ends}
+    assert all(e["bp"] == "e" for e in ends)
+    slices = events(t, ph="X")
+    for e in [*starts, *ends]:
+        assert any(
+            (s["pid"], s["tid"]) == (e["pid"], e["tid"]) and s["ts"] - 1e-6 <= e["ts"] <= s["ts"] + s["dur"] + 1e-6 for s in slices
+        ), e
+    by_id = {e["id"]: e for e in ends}
+    assert all(e["ts"] <= by_id[e["id"]]["ts"] + 1e-6 for e in starts)
+
+
+def test_parked_bytes_are_a_counter_that_ends_at_zero(t: Trace) -> None:
+    counts = events(t, ph="C", name="parked bytes of w1")
+    values = [e["args"]["bytes"] for e in counts]
+    assert max(values) == 3 * 1024 and values[-1] == 0
+
+
+def test_a_race_is_a_red_instant(tmp_path: Path) -> None:
+    with fanin.trace() as t, pytest.raises(fanin.RaceError), fanin.trace() as inner:
+        with Machine(2) as m:
+            m.leave_out("S12.wait")
+            c, p = m.stream(), m.stream()
+            buf = fanin.InputBuffer(1, stream=c)
+            for _ in range(2):
+                g = m.empty(4)
+                m.launch(p, lambda v: v.fill(1), writes=[g], name="produce")
+                buf.add(0, g, stream=p)
+                p = m.stream()
+            buf.take()
+    assert not events(t, name="RACE")
+    (race,) = events(inner, name="RACE")
+    assert race["ph"] == "i" and race["cname"] == "terrible" and "produce" in race["args"]["text"]
+    inner.plot(tmp_path / "race.svg")
+    assert "#d00000" in (tmp_path / "race.svg").read_text()
+    assert "color=red" in inner.dot()
+
+
+def test_without_a_simulated_clock_the_order_is_logical() -> None:
+    with fanin.trace() as t:
+        fanin.add_n([np.ones(3), np.ones(3)])
+    picture = t.picture()
+    assert picture.clock.startswith("logical order")
+    assert picture.lanes == [Lane(-1, 0)]
+    assert all(s.end - s.start == 1 for s in picture.slices)
+
+
+def test_waits_for_what_was_recorded_before_the_trace_draw_no_arrow() -> None:
+    line = Line("wait", "", False, 0, -1, 0, 0, -1, (), 2, 3, 99, 0, 1, -1, -1, "")
+    assert place([line]).arrows == []
+
+
+def test_an_empty_trace_is_a_file_and_a_picture_too(tmp_path: Path) -> None:
+    t = fanin.trace()
+    t.save(tmp_path / "a.json")
+    t.plot(tmp_path / "a.svg")
+    assert json.loads((tmp_path / "a.json").read_text())["traceEvents"] == []
+    assert t.dot().startswith("digraph")
+
+
+@pytest.mark.parametrize("name", ["missing/pass.json", "missing/pass.svg"])
+def test_a_file_that_cannot_be_written_leaves_nothing(t: Trace, tmp_path: Path, name: str) -> None:
+    with pytest.raises(OSError):
+        (t.save if name.endswith("json") else t.plot)(tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_appears_whole_or_not_at_all(t: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "pass.json"
+    path.write_text("before")
+
+    def full(*args: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        t.save(path)
+    assert path.read_text() == "before"
+    assert [p.name for p in tmp_path.iterdir()] == ["pass.json"]
+
+
+# Pictures and graphs
+
+
+@pytest.mark.parametrize("suffix", ["svg", "png", "pdf"])
+def test_a_picture_is_drawn(t: Trace, tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"pass.{suffix}"
+    t.plot(path, title="one pass")
+    data = path.read_bytes()
+    assert len(data) > 5000
+    if suffix == "svg":
+        root = ET.fromstring(data)
+        assert root.tag.endswith("svg")
+
+
+def test_a_kind_of_picture_that_is_not_known_is_refused(t: Trace, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="'xyz'.*svg"):
+        t.plot(tmp_path / "pass.xyz")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_matplotlib_the_error_says_what_to_install(t: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(sys.modules):
+        if name.partition(".")[0] == "matplotlib":
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ImportError, match="pip install matplotlib"):
+        t.plot(tmp_path / "pass.svg")
+
+
+def test_tracing_imports_no_matplotlib() -> None:
+    code = "import fanin, numpy, sys\nwith fanin.trace() as t: fanin.add_n([numpy.ones(1)] * 2)\nt.dot()\nassert 'matplotlib' not in sys.modules"
+    run_python(code)
+
+
+def test_a_graph_says_what_comes_before_what(t: Trace) -> None:
+    text = t.dot()
+    assert text.startswith("digraph fanin {") and text.rstrip().endswith("}")
+    assert text.count("{") == text.count("}")
+    assert text.count("subgraph cluster_") == len(t.picture().lanes)
+    assert "style=dashed" in text and "style=bold" in text
+    assert '"backward w1.0"' in text
