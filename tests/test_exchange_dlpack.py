@@ -12,9 +12,10 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import fanin
 import numpy as np
 import pytest
+
+import fanin
 from fanin import _core
 from hostile import IS_COPIED, READ_ONLY, Deleter, Producer, Versioned, get_name, get_pointer, never, once, set_name
 from support import run_python
@@ -41,6 +42,15 @@ def refused(x: Any, kind: type[BaseException], match: str | None = None) -> None
 
 def total(*arrays: Any) -> Any:
     return fanin.add_n(arrays)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick_collections() -> Iterator[None]:
+    """What there is so far is no garbage: leave it out of the many collections below."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

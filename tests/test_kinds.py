@@ -7,14 +7,16 @@ import decimal
 import fractions
 import gc
 import sys
+import warnings
 import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import fanin
 import numpy as np
 import pytest
+
+import fanin
 from fanin import Slot, Sparse, Zero, _core
 
 pytestmark = pytest.mark.core
@@ -252,7 +254,9 @@ def test_masked_arrays_keep_their_masks() -> None:
 
 
 def test_a_matrix_stays_a_matrix() -> None:
-    x = np.matrix([[1.0, 2.0]])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PendingDeprecationWarning)
+        x = np.matrix([[1.0, 2.0]])
     assert type(through(x, x)) is np.matrix
 
 
@@ -268,7 +272,7 @@ def test_object_arrays_sum_by_the_plus_of_their_elements() -> None:
     np.datetime64("2020-01-01"), np.timedelta64(1), np.str_("x"), np.bytes_(b"x"), np.void(b"x"),
 ])  # fmt: skip
 def test_what_has_no_sum_is_a_type_error(x: Any) -> None:
-    with pytest.raises(TypeError, match="slot 0: .* has no sum"):
+    with pytest.raises(TypeError, match=r"slot 0: .* has no sum"):
         through(x)
 
 
@@ -303,7 +307,7 @@ def test_python_scalars_promote_weakly() -> None:
 
 @pytest.mark.parametrize("n", [2**63, -(2**63) - 1, 10**30])
 def test_an_int_beyond_int64_is_a_value_error(n: int) -> None:
-    with pytest.raises(ValueError, match="slot 0: the integer .* does not fit int64"):
+    with pytest.raises(ValueError, match=r"slot 0: the integer .* does not fit int64"):
         through(n)
 
 
@@ -349,7 +353,7 @@ def test_an_object_that_knows_nothing_of_arrays_is_a_type_error_that_names_both(
         __radd__ = __add__
 
     for gradients in ((np.ones(2), Shy()), (Shy(), np.ones(2))):
-        with pytest.raises(TypeError, match="numpy.ndarray and a .*Shy|Shy and a numpy.ndarray"):
+        with pytest.raises(TypeError, match=r"numpy.ndarray and a .*Shy|Shy and a numpy.ndarray"):
             through(*gradients)
 
 
@@ -367,13 +371,13 @@ def test_a_combine_sums_whatever_it_knows() -> None:
 
 @pytest.mark.parametrize("x", [[1.0], (1.0,), {"a": 1}, "x", b"x", bytearray(b"x"), {1}, frozenset({1})])
 def test_containers_need_a_combine(x: Any) -> None:
-    with pytest.raises(TypeError, match="slot 0: .*give the slot a combine"):
+    with pytest.raises(TypeError, match=r"slot 0: .*give the slot a combine"):
         through(x)
 
 
 @pytest.mark.parametrize("x", [object(), len, fanin, type, lambda: 0])
 def test_what_has_no_plus_needs_a_combine(x: Any) -> None:
-    with pytest.raises(TypeError, match="slot 0: .*has no \\+"):
+    with pytest.raises(TypeError, match=r"slot 0: .*has no \+"):
         through(x)
 
 
@@ -424,7 +428,7 @@ def test_parts_are_the_memory_of_an_object() -> None:
             return self.n
 
     for wrong, kind in ((3, TypeError), ([object()], TypeError), (["x"], TypeError), ([None], TypeError), ([np.ones(2, ">f8")], BufferError)):
-        with pytest.raises(kind, match="slot 0|not iterable"):
+        with pytest.raises(kind, match="slot 0"):
             through(Wrong(wrong))
 
 
@@ -461,7 +465,7 @@ def test_sparse_parts_come_back_as_sparse_parts() -> None:
     ((np.array([[4]]), np.array([1.0])), (4,), ValueError),
     ((np.array([[-1]]), np.array([1.0])), (4,), ValueError),
     ((np.array([0]), np.array([1.0])), (4,), ValueError),
-    ((np.array([[0.5]]), np.array([1.0])), (4,), ValueError),
+    ((np.array([[0.5]]), np.array([1.0])), (4,), TypeError),
     ((np.array([[0]]), np.array([1.0, 2.0])), (4,), ValueError),
     ((np.array([[0]]), np.array(["x"])), (4,), TypeError),
     ((np.array([[0]]), [1.0]), (4,), TypeError),
@@ -507,7 +511,7 @@ def test_a_sparse_vector_of_scipy() -> None:
 
 def test_sparse_dtypes_that_are_not_summed_are_refused() -> None:
     sp = pytest.importorskip("scipy.sparse")
-    with pytest.raises(BufferError, match="slot 0: .*float128|slot 0: .*longdouble"):
+    with pytest.raises(BufferError, match=r"slot 0: .*float128|slot 0: .*longdouble"):
         through(sp.csr_array(np.eye(2, dtype=np.longdouble)))
 
 
@@ -534,7 +538,7 @@ def test_an_abandoned_pass_in_a_cycle_is_freed() -> None:
     gc.collect()
     before = _core._test_memory()[0]
     node = Node()
-    node.buf = fanin.InputBuffer([Slot(), Slot(combine=lambda a, b: node)])
+    node.buf = fanin.InputBuffer([Slot(), Slot(combine=lambda a, b, c=node: c)])
     node.buf.add(0, np.ones(1000))
     node.buf.add(0, np.ones(1000))
     node.buf.add(1, node)

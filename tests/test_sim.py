@@ -7,10 +7,11 @@ import threading
 import weakref
 from typing import Any
 
-import fanin
 import numpy as np
 import pytest
 import scipy.sparse
+
+import fanin
 from fanin.sim import SCHEDULES, Array, Machine
 
 pytestmark = pytest.mark.core
@@ -32,7 +33,11 @@ def test_arrays_of_every_dtype_go_there_and_back(dtype: str) -> None:
     with Machine() as m:
         x = m.array(value, device=1)
         assert (x.shape, x.dtype, x.ndim, x.size, x.device) == ((2, 3), kind, 2, 6, "sim:1")
-        assert (x.itemsize, x.nbytes, x.strides) == (kind.itemsize, 6 * kind.itemsize, (3 * kind.itemsize, kind.itemsize))
+        assert (x.itemsize, x.nbytes, x.strides) == (
+            kind.itemsize,
+            6 * kind.itemsize,
+            (3 * kind.itemsize, kind.itemsize),
+        )
         back = x.numpy()
         assert back.dtype == kind and back.tobytes() == value.tobytes()
         assert m.empty((2, 0), dtype).numpy().shape == (2, 0)
@@ -423,7 +428,16 @@ def test_a_race_names_both_sides_and_the_wait_that_is_missing() -> None:
         with pytest.raises(fanin.RaceError) as caught:
             m.launch(b, lambda x: None, reads=[x], name="reader")
         text = str(caught.value)
-        for word in ("writer", "reader", f"stream {a.handle}", f"stream {b.handle}", "sim:0", "sim:1", "test_sim.py:", "wait"):
+        for word in (
+            "writer",
+            "reader",
+            f"stream {a.handle}",
+            f"stream {b.handle}",
+            "sim:0",
+            "sim:1",
+            "test_sim.py:",
+            "wait",
+        ):
             assert word in text, text
         assert m.races == 1
         m.synchronize()  # it was raised once
@@ -547,7 +561,7 @@ def test_threads_share_one_buffer() -> None:
             c = m.stream()
             buf = fanin.InputBuffer(1, stream=c)
 
-            def producer(key: int) -> None:
+            def producer(key: int, m: Machine = m, buf: Any = buf) -> None:
                 s = m.stream(key % 2)
                 g = m.empty(8, device=0)
                 m.launch(s, lambda v: v.fill(2.0**key), writes=[g])

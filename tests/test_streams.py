@@ -7,9 +7,10 @@ import pickle
 import threading
 from typing import Any
 
-import fanin
 import numpy as np
 import pytest
+
+import fanin
 from fanin import _core
 from fanin.sim import Machine
 
@@ -165,9 +166,8 @@ def test_what_is_no_stream_is_told_what_one_is(what: Any, error: type[Exception]
             m.launch(what, lambda x: None, reads=[x])
         with pytest.raises(error, match=words):
             fanin.InputBuffer(1).add(0, x, stream=what)
-        with pytest.raises(TypeError):
-            with fanin.stream(what):
-                pass
+        with pytest.raises(TypeError), fanin.stream(what):
+            pass
 
 
 @pytest.mark.parametrize("make", [lambda m: m.stream(), lambda m: m.event(), lambda m: m.empty(2), lambda m: m])
@@ -235,7 +235,7 @@ def test_a_stream_waits_for_events_and_streams_alone() -> None:
 
 def test_an_event_is_recorded_on_its_own_device() -> None:
     with Machine(2) as m:
-        with pytest.raises(ValueError, match="sim:0.*sim:1"):
+        with pytest.raises(ValueError, match=r"sim:0.*sim:1"):
             m.event(0).record(m.stream(1))
         e = fanin.Event("sim:1")
         e.record(m.stream(1))

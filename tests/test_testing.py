@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
+
+import fanin  # NumPy is imported once per process: here, not in a pytest within
 from support import run_python
 
+pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.core
 
 SUITE = """
@@ -69,15 +70,22 @@ def test_without_a_machine():
 """
 
 
-def pytest_of(folder: Path, *args: str) -> str:
-    (folder / "pytest.ini").write_text("[pytest]\n")
-    done = run_python(["-m", "pytest", "-p", "fanin.testing.plugin", "-p", "no:cacheprovider", "-rA", *args], cwd=folder, check=False)
-    return done.stdout + done.stderr
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the plugins of others, which take long to load."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
 
 
-def test_the_plugin_runs_machines_and_every_order(tmp_path: Path) -> None:
-    (tmp_path / "test_suite.py").write_text(SUITE)
-    out = pytest_of(tmp_path)
+def pytest_of(pytester: pytest.Pytester, *args: str) -> str:
+    assert fanin.__version__
+    pytester.makeini("[pytest]\n")
+    done = pytester.runpytest_inprocess("-p", "fanin.testing.plugin", "-p", "no:cacheprovider", "-rA", *args)
+    return "\n".join([*done.outlines, *done.errlines, ""])
+
+
+def test_the_plugin_runs_machines_and_every_order(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_suite=SUITE)
+    out = pytest_of(pytester)
     passed = {"test_machine", "test_every_order"}
     failed = {
         "test_failure_shows_its_seed",
@@ -95,15 +103,15 @@ def test_the_plugin_runs_machines_and_every_order(tmp_path: Path) -> None:
     assert "ERROR" not in out, out
 
 
-def test_a_failure_is_replayed_by_its_seed(tmp_path: Path) -> None:
-    (tmp_path / "test_seed.py").write_text("def test_seed(sim_machine):\n    assert sim_machine.seed != 77\n")
-    assert "1 passed" in pytest_of(tmp_path)
-    assert "1 failed" in pytest_of(tmp_path, "--fanin-seed=77")
+def test_a_failure_is_replayed_by_its_seed(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_seed="def test_seed(sim_machine):\n    assert sim_machine.seed != 77\n")
+    assert "1 passed" in pytest_of(pytester)
+    assert "1 failed" in pytest_of(pytester, "--fanin-seed=77")
 
 
 @pytest.mark.parametrize("buffer", ["fanin:InputBuffer", "fanin.reference:InputBuffer"])
-def test_our_own_buffers_keep_the_laws(tmp_path: Path, buffer: str) -> None:
-    out = pytest_of(tmp_path, "--pyargs", "fanin.conformance", f"--fanin-buffer={buffer}", "-q")
+def test_our_own_buffers_keep_the_laws(pytester: pytest.Pytester, buffer: str) -> None:
+    out = pytest_of(pytester, "--pyargs", "fanin.conformance", f"--fanin-buffer={buffer}", "-q")
     assert " failed" not in out and " error" not in out and " passed" in out, out
 
 
@@ -126,19 +134,16 @@ class Plain:
 """
 
 
-def test_a_planted_fault_breaks_a_law(tmp_path: Path) -> None:
-    (tmp_path / "planted.py").write_text(PLANTED)
-    out = run_python(
-        ["-m", "pytest", "-p", "fanin.testing.plugin", "-p", "no:cacheprovider", "-q", "-rA", "--pyargs", "fanin.conformance"],
-        "--fanin-buffer=planted:Plain",
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(tmp_path)},
-        check=False,
-    ).stdout
+def test_a_planted_fault_breaks_a_law(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(planted=PLANTED)
+    pytester.syspathinsert()
+    out = pytest_of(pytester, "--pyargs", "fanin.conformance", "--fanin-buffer=planted:Plain", "-q")
     for law in ("never_written", "slot_that_is_not_there", "one_array_sent_to_two_slots"):
         assert any(line.startswith("FAILED") and law in line for line in out.splitlines()), out
     assert "SKIPPED" in out and "no key=" in out
 
 
 def test_the_plugin_imports_no_torch() -> None:
-    run_python("import sys, fanin.testing.plugin; assert 'torch' not in sys.modules and 'matplotlib' not in sys.modules")
+    run_python(
+        "import sys, fanin.testing.plugin; assert 'torch' not in sys.modules and 'matplotlib' not in sys.modules"
+    )

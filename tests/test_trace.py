@@ -11,9 +11,10 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
-import fanin
 import numpy as np
 import pytest
+
+import fanin
 from fanin.sim import Machine
 from fanin.tracing import Lane, Line, Trace, chrome, place
 from support import run_python
@@ -192,7 +193,8 @@ def test_each_wait_is_an_arrow_between_slices(t: Trace) -> None:
     slices = events(t, ph="X")
     for e in [*starts, *ends]:
         assert any(
-            (s["pid"], s["tid"]) == (e["pid"], e["tid"]) and s["ts"] - 1e-6 <= e["ts"] <= s["ts"] + s["dur"] + 1e-6 for s in slices
+            (s["pid"], s["tid"]) == (e["pid"], e["tid"]) and s["ts"] - 1e-6 <= e["ts"] <= s["ts"] + s["dur"] + 1e-6
+            for s in slices
         ), e
     by_id = {e["id"]: e for e in ends}
     assert all(e["ts"] <= by_id[e["id"]]["ts"] + 1e-6 for e in starts)
@@ -205,17 +207,16 @@ def test_parked_bytes_are_a_counter_that_ends_at_zero(t: Trace) -> None:
 
 
 def test_a_race_is_a_red_instant(tmp_path: Path) -> None:
-    with fanin.trace() as t, pytest.raises(fanin.RaceError), fanin.trace() as inner:
-        with Machine(2) as m:
-            m.leave_out("S12.wait")
-            c, p = m.stream(), m.stream()
-            buf = fanin.InputBuffer(1, stream=c)
-            for _ in range(2):
-                g = m.empty(4)
-                m.launch(p, lambda v: v.fill(1), writes=[g], name="produce")
-                buf.add(0, g, stream=p)
-                p = m.stream()
-            buf.take()
+    with fanin.trace() as t, pytest.raises(fanin.RaceError), fanin.trace() as inner, Machine(2) as m:
+        m.leave_out("S12.wait")
+        c, p = m.stream(), m.stream()
+        buf = fanin.InputBuffer(1, stream=c)
+        for _ in range(2):
+            g = m.empty(4)
+            m.launch(p, lambda v: v.fill(1), writes=[g], name="produce")
+            buf.add(0, g, stream=p)
+            p = m.stream()
+        buf.take()
     assert not events(t, name="RACE")
     (race,) = events(inner, name="RACE")
     assert race["ph"] == "i" and race["cname"] == "terrible" and "produce" in race["args"]["text"]
@@ -282,12 +283,14 @@ def test_a_picture_is_drawn(t: Trace, tmp_path: Path, suffix: str) -> None:
 
 
 def test_a_kind_of_picture_that_is_not_known_is_refused(t: Trace, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="'xyz'.*svg"):
+    with pytest.raises(ValueError, match=r"'xyz'.*svg"):
         t.plot(tmp_path / "pass.xyz")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_matplotlib_the_error_says_what_to_install(t: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_matplotlib_the_error_says_what_to_install(
+    t: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in list(sys.modules):
         if name.partition(".")[0] == "matplotlib":
             monkeypatch.delitem(sys.modules, name)

@@ -92,6 +92,17 @@ static int64_t cells_of(const fan_sparse *s)
 
 /* ---- one sparse array ---- */
 
+/* The dense shape of a sparse array may be larger than any memory, so its extents are checked one by one. */
+static fan_status check_extents(int ndim, const int64_t *shape, fan_error *err)
+{
+    if (ndim < 0 || ndim > FAN_MAX_NDIM)
+        return fan_fail(err, FAN_VALUE, "%d axes: a sparse array has 0 to %d", ndim, FAN_MAX_NDIM);
+    for (int i = 0; i < ndim; i++)
+        if (shape[i] < 0)
+            return fan_fail(err, FAN_VALUE, "axis %d has the extent %lld: it must not be negative", i, (long long)shape[i]);
+    return FAN_OK;
+}
+
 static fan_status check_index_dtype(const char *what, const fan_array *a, fan_error *err)
 {
     if (a->dtype == FAN_INT32 || a->dtype == FAN_INT64)
@@ -160,10 +171,9 @@ fan_status fan_sparse_new(fan_format f, int ndim, const int64_t *shape, fan_arra
                           bool coalesced, fan_sparse **out, fan_error *err)
 {
     *out = NULL;
-    int64_t size;
     if ((size_t)f >= FORMATS)
         return fan_fail(err, FAN_VALUE, "no such sparse format");
-    FAN_TRY(fan_shape_check(ndim, shape, fan_dtype_size(values->dtype), &size, err));
+    FAN_TRY(check_extents(ndim, shape, err));
     FAN_TRY(check_index_dtype("indices", indices, err));
     if (f == FAN_COO)
         FAN_TRY(check_coo(ndim, shape, indices, values, err));

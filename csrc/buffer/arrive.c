@@ -80,7 +80,7 @@ static fan_status check_shape(const fan_buffer *b, size_t slot, const fan_contri
     case FAN_FIT_EXACT:
         return FAN_OK;
     case FAN_FIT_REDUCE:
-        out->reduce = true;
+        out->reduce = c->value.form != FAN_ZERO;
         return FAN_OK;
     default:
         return refuse(err, FAN_VALUE, b, slot, c->key, "expected a gradient of shape %s%s, got %s (A9)",
@@ -329,11 +329,21 @@ done:
     return status;
 }
 
-/* One more event on `stream` for the item, the slot's first one reused under a planted fault. */
-static fan_status record(fan_buffer *b, fan_item *item, fan_stream *stream, uint64_t bit, fan_error *err)
+/* An event on `stream` for the item. */
+static fan_status record(fan_buffer *b, size_t slot, fan_item *item, fan_stream *stream, uint64_t bit, fan_error *err)
 {
+    fan_pass *p = &b->slots[slot].p;
     fan_event_drop(item->event);
     item->event = NULL;
+    if (FAN_MUT(19) && !item->ours)
+        return fan_event_new(stream->device, &item->event, err);
+    for (size_t i = 0; FAN_MUT(12) && i <= p->nitems; i++) {
+        fan_event *e = i < p->nitems ? p->items[i]->event : p->E;
+        if (!e || e->device != stream->device)
+            continue;
+        item->event = fan_event_hold(e);
+        return fan_event_rerecord(e, stream, err);
+    }
     return fan_plan_record(b, stream, bit, &item->event, err);
 }
 
@@ -370,13 +380,13 @@ fan_status fan_arrive_carry_out(fan_buffer *b, size_t slot, fan_contribution *c,
         bool on_producer = plan.on_producer && !a->upload;
         fan_stream *on = on_producer ? a->P : A;
         if (!on_producer && !a->upload && a->P != A) {
-            FAN_TRY(record(b, item, a->P, record_bit(a->sync.how), err));
+            FAN_TRY(record(b, slot, item, a->P, record_bit(a->sync.how), err));
             FAN_TRY(fan_plan_wait(b, A, item->event, FAN_PLAN_S21_WAIT, err));
         }
         if (!a->upload)
             FAN_TRY(fan_plan_mark(v, on, FAN_PLAN_S21_MARK, err));
         if (on_producer && FAN_MUT(15) && a->sync.record)
-            FAN_TRY(record(b, item, a->P, record_bit(a->sync.how), err));
+            FAN_TRY(record(b, slot, item, a->P, record_bit(a->sync.how), err));
         FAN_TRY(converted(b, slot, c, a, on, &made, err));
         if (!on_producer) {
             fan_event_drop(item->event);
@@ -385,7 +395,7 @@ fan_status fan_arrive_carry_out(fan_buffer *b, size_t slot, fan_contribution *c,
             item->P = fan_stream_hold(A);
         }
         if (!on_producer && a->sync.how != '+' && A != C) {
-            fan_status status = record(b, item, A, FAN_PLAN_S21_RECORD, err);
+            fan_status status = record(b, slot, item, A, FAN_PLAN_S21_RECORD, err);
             if (status != FAN_OK) {
                 fan_value_drop(b->frontend, &made);
                 return status;
@@ -402,7 +412,7 @@ fan_status fan_arrive_carry_out(fan_buffer *b, size_t slot, fan_contribution *c,
         return FAN_OK;
     if (a->sync.record && !item->event) {
         fan_stream *on = FAN_MUT(14) ? C : a->P;
-        FAN_TRY(record(b, item, on, record_bit(a->sync.how), err));
+        FAN_TRY(record(b, slot, item, on, record_bit(a->sync.how), err));
     }
     if (a->sync.mark)
         FAN_TRY(fan_plan_mark(&item->value, A, FAN_PLAN_S9_MARK, err));

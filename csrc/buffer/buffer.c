@@ -121,6 +121,8 @@ fan_status fan_slot_claim(fan_buffer *b, size_t slot, bool taking, const char *w
             return reentered(b, slot, what, err);
         FAN_TRY(wait_for_change(b, slot, err));
     }
+    if (FAN_MUT(1))
+        fan_yield();
     s->busy = true;
     s->taking = taking;
     s->owner = fan_thread_id();
@@ -205,13 +207,11 @@ static size_t ready_prefix(const fan_pass *p)
     return m;
 }
 
-static fan_dtype_set seen_with(fan_dtype_set seen, const fan_slot *s, const fan_value *v)
+static fan_dtype_set seen_with(fan_dtype_set seen, const fan_slot *s, const fan_item *it)
 {
-    if (v->form == FAN_UNDEFINED || v->form == FAN_OBJECT)
+    if (!it->own)
         return seen;
-    if (s->spec_dtype != FAN_NO_DTYPE)
-        return fan_dtype_set_add(0, s->spec_dtype, false);
-    return fan_dtype_set_add(seen, v->dtype, v->weak);
+    return s->spec_dtype != FAN_NO_DTYPE ? it->own : seen | it->own;
 }
 
 /* --- gathering the terms of a fold ---------------------------------------------------------------------------- */
@@ -237,15 +237,15 @@ static void consider_kind(fan_gathered *g, const fan_value *v, int64_t key)
     }
 }
 
-static fan_status check_unchanged(const fan_buffer *b, size_t slot, const fan_item *it, fan_error *err)
+static fan_status check_unchanged(const fan_buffer *b, size_t slot, const fan_value *v, int64_t key, bool hashed, uint64_t hash, fan_error *err)
 {
-    if (!it->hashed || fan_array_hash(it->value.array) == it->hash)
+    char which[64] = "a gradient added without a key";
+    if (!hashed || fan_array_hash(v->array) == hash)
         return FAN_OK;
-    if (it->key >= 0)
-        return fan_fail(err, FAN_STATE, "%s: slot %zu: the gradient added with key %" PRId64 " was changed after it was added; leave it as it is until "
-                        "take(), or add it with copy=True", b->name, slot, it->key);
-    return fan_fail(err, FAN_STATE, "%s: slot %zu: a gradient of shape rank %d was changed after it was added; leave it as it is until take(), or add it "
-                    "with copy=True", b->name, slot, it->value.array->ndim);
+    if (key >= 0)
+        snprintf(which, sizeof which, "the gradient added with key %" PRId64, key);
+    return fan_fail(err, FAN_STATE, "%s: slot %zu: %s was changed after it was added; leave it as it is until take(), or add it with copy=True", b->name,
+                    slot, which);
 }
 
 /* The value and the first `m` items (SIZE_MAX: all that are parked) as terms. The slot is busy; takes its lock. */
@@ -281,17 +281,25 @@ fan_status fan_gather(fan_buffer *b, size_t slot, size_t m, fan_gathered *g, fan
         f->terms[f->n++] = (fan_term){.v = &s->p.value, .P = s->p.R, .event = s->p.E, .donated = s->p.value_donated,
                                       .ours = s->p.value_ours, .lent = s->p.value_lent, .is_value = true, .seen = f->seen};
         consider_kind(g, &s->p.value, s->p.value_key);
+        fan_status status = check_unchanged(b, slot, &s->p.value, s->p.value_key, s->p.value_hashed, s->p.value_hash, err);
+        if (status != FAN_OK) {
+            fan_gathered_fini(g);
+            return status;
+        }
     }
     for (size_t i = 0; i < n; i++) {
         fan_item *it = g->items[i];
-        f->seen = seen_with(f->seen, s, &it->value);
+        f->seen = seen_with(f->seen, s, it);
         if (it->value.form == FAN_UNDEFINED)
             continue;
         if (it->value.form == FAN_ZERO) {
             g->zero = g->zero ? g->zero : &it->value;
             continue;
         }
-        fan_status status = check_unchanged(b, slot, it, err);
+        fan_status status = check_unchanged(b, slot, &it->value, it->key, it->hashed, it->hash, err);
+        /* Whatever the caller did to its indices since: no sum reads or writes out of bounds. */
+        if (status == FAN_OK && it->value.form == FAN_SPARSE && it->value.device == fan_cpu() && !it->ours)
+            status = fan_sparse_check(it->value.sparse, err);
         if (status != FAN_OK) {
             fan_gathered_fini(g);
             return status;
@@ -332,6 +340,7 @@ fan_status fan_fold_commit(fan_buffer *b, size_t slot, fan_gathered *g, fan_erro
         p->value.rank = rank;
         p->value_ours = f->ours;
         p->value_donated = f->donated;
+        p->value_hashed = false;
         oldR = p->R;
         oldE = p->E;
         p->R = f->R;
@@ -356,8 +365,8 @@ fan_status fan_fold_commit(fan_buffer *b, size_t slot, fan_gathered *g, fan_erro
             p->E = it->event;
             it->P = NULL;
             it->event = NULL;
-            if (it->hashed)
-                p->value_lent = false;
+            p->value_hashed = it->hashed;
+            p->value_hash = it->hash;
         }
     } else if (f->n == 0 && g->zero && p->value.form == FAN_UNDEFINED) {
         for (size_t i = 0; i < g->nitems; i++)
@@ -404,6 +413,8 @@ static fan_status fold_while_due(fan_buffer *b, size_t slot, fan_error *err)
         size_t m = ready_prefix(&s->p);
         if (!m)
             break;
+        if (FAN_MUT(1))
+            fan_yield();
         s->busy = true;
         s->owner = fan_thread_id();
         fan_slot_unlock(b, slot);
@@ -460,7 +471,7 @@ static fan_status reserve(fan_buffer *b, size_t slot, fan_contribution *c, const
         p->C = fan_stream_hold(C);
         p->A = fan_stream_hold(a->sync.how == 'B' ? a->P : a->sync.how == 'C' ? current : C);
         p->how = a->sync.how;
-        assert(p->A && p->A->id == a->sync.slot.A.stream);
+        assert(fan_place_same(fan_place_of(p->A), a->sync.slot.A));
     }
     p->rules |= a->sync.rules;
     if (keep) {
@@ -470,6 +481,8 @@ static fan_status reserve(fan_buffer *b, size_t slot, fan_contribution *c, const
         p->arriving++;
         it->value = c->value;
         it->key = c->key;
+        if (c->value.form != FAN_UNDEFINED && c->value.form != FAN_OBJECT)
+            it->own = s->spec_dtype != FAN_NO_DTYPE ? a->seen : fan_dtype_set_add(0, c->value.dtype, c->value.weak);
         it->donated = c->donate && !c->copy && c->value.form != FAN_UNDEFINED;
         it->P = a->sync.how == '-' ? NULL : fan_stream_hold(a->P);
         it->parked = FAN_MUT(2);
@@ -491,7 +504,7 @@ static void take_back(fan_buffer *b, size_t slot, fan_item *it, fan_pass *gone)
     p->count--;
     p->seen = p->value_seen;
     for (size_t i = 0; i < p->nitems; i++)
-        p->seen = seen_with(p->seen, s, &p->items[i]->value);
+        p->seen = seen_with(p->seen, s, p->items[i]);
     if (p->count == 0 && !p->poison)
         fan_pass_cut(s, gone);
 }
@@ -499,7 +512,8 @@ static void take_back(fan_buffer *b, size_t slot, fan_item *it, fan_pass *gone)
 static void trace_add(const fan_buffer *b, size_t slot, const fan_contribution *c, const fan_arrival *a, uint64_t bytes)
 {
     const fan_slot *s = &b->slots[slot];
-    fan_trace_line line = {.kind = FAN_TRACE_ADD, .how = a->sync.how, .device = a->device && a->device->id ? (int16_t)a->device->index : -1,
+    const fan_device *d = a->P ? a->P->device : a->device; /* a stream's number means something on its own device only */
+    fan_trace_line line = {.kind = FAN_TRACE_ADD, .how = a->sync.how, .device = d && d->id ? (int16_t)d->index : -1,
                            .slot = (int32_t)slot, .count = 1, .buffer = b->id, .key = c->key, .rules = a->sync.rules,
                            .stream = a->P ? a->P->handle : 0, .bytes = bytes, .start_us = -1, .end_us = -1};
     snprintf(line.label, sizeof line.label, "%s", s->name ? s->name : b->name);
@@ -558,7 +572,11 @@ static fan_status add_reserved(fan_buffer *b, size_t slot, fan_contribution *c, 
     raise_to(&b->n.peak_parked_bytes, atomic_fetch_add_explicit(&b->parked, bytes, memory_order_relaxed) + bytes);
     raise_to(&total.peak_parked_bytes, atomic_load_explicit(&b->parked, memory_order_relaxed));
     changed(b, slot);
+    fan_event *late = FAN_MUT(19) && it->event ? fan_event_hold(it->event) : NULL;
     status = fold_while_due(b, slot, err);
+    if (late)
+        (void)fan_event_rerecord(late, a->P, err);
+    fan_event_drop(late);
     if (status == FAN_NOMEM || status == FAN_DEVICE_NOMEM) {
         status = FAN_OK; /* it is parked; the sum is tried again later */
     } else if (status != FAN_OK && !is_poisonous(status)) {
@@ -597,6 +615,8 @@ fan_status fan_buffer_add(fan_buffer *b, size_t slot, fan_contribution *c, fan_e
     if (slot >= b->nslots)
         return fan_fail(err, FAN_INDEX, "%s: no slot %zu; it has %zu (S1)", b->name, slot, b->nslots);
     s = &b->slots[slot];
+    if (c->value.form == FAN_SPARSE && c->value.device == fan_cpu())
+        FAN_TRY(fan_sparse_check(c->value.sparse, err));
     current = current_for(b, slot, c);
     it = fan_calloc(sizeof *it);
     if (!it) {
@@ -605,13 +625,15 @@ fan_status fan_buffer_add(fan_buffer *b, size_t slot, fan_contribution *c, fan_e
     }
     fan_slot_lock(b, slot);
     locked = true;
-    while (s->taking && s->busy) {
+    while (s->taking && s->busy && !FAN_MUT(22)) {
         if (s->owner == fan_thread_id())
             FAN_GO(reentered(b, slot, "add", err));
         FAN_GO(wait_for_change(b, slot, err));
     }
     FAN_GO(fan_slot_poisoned(b, slot, err));
     FAN_GO(fan_arrive_check(b, slot, c, current, &a, err));
+    if (FAN_MUT(1))
+        fan_yield();
     FAN_GO(reserve(b, slot, c, &a, current, it, err));
     FAN_COUNT(b, adds, 1);
     if (b->leaf && a.sync.how != '-' && a.P != s->p.C) {

@@ -134,11 +134,4 @@ bool fan_get_debug(void);
 void fan_set_warn_mismatch(bool on);            /* S6 */
 bool fan_get_warn_mismatch(void);
 
-#ifdef FAN_TEST
-extern int fan_mutant; /* which planted fault is on; 0: none (tests) */
-#define FAN_MUT(n) (fan_mutant == (n))
-#else
-#define FAN_MUT(n) 0
-#endif
-
 #endif

@@ -104,8 +104,8 @@ static fan_reuse_answer may_write(const fan_fold *f, size_t which, fan_dtype tar
     }
     if (!facts.ours && !facts.donated && !t->lent && facts.host && t->v->object)
         facts.unshared = f->b->frontend->unshared(t->v->object);
-    if (FAN_MUT(9))
-        facts.unshared = true;
+    if (FAN_MUT(9) || (FAN_MUT(13) && atomic_load(&a->refs) == 1 && atomic_load(&a->storage->refs) == 1))
+        facts.ours = true;
     return fan_reusable(&facts);
 }
 
@@ -129,7 +129,7 @@ fan_accum_plan fan_fold_plan(const fan_fold *f)
     return fan_accum(side[0], side[1], f->b->create_graph);
 }
 
-/* S12, S13: A waits for the newest event of each distinct stream, and every term is used on A. Term 0 is the value. */
+/* S12, S13: every term is used on A, which waits for the newest event of each distinct stream. Term 0 is the value. */
 static fan_status wait_for_terms(fan_fold *f, fan_error *err)
 {
     fan_stream *A = slot_of(f)->p.A;
@@ -138,7 +138,9 @@ static fan_status wait_for_terms(fan_fold *f, fan_error *err)
     for (size_t i = 0; i < f->n; i++) {
         const fan_term *t = &f->terms[i];
         bool newest = true;
-        if (!t->P || t->P == A || (FAN_MUT(11) && t->P->handle == A->handle))
+        /* Lifetime: also where P is A, for the memory may be a third stream's. */
+        FAN_TRY(fan_plan_mark(t->v, FAN_MUT(7) ? t->P : A, i == 0 ? FAN_PLAN_S13_MARK : FAN_PLAN_S12_MARK, err));
+        if (!t->P || t->P == A || (FAN_MUT(11) && t->P->handle == A->handle) || (FAN_MUT(18) && t->P->device == A->device))
             continue;
         for (size_t j = 0; j < f->n && newest; j++)
             if (j != i && f->terms[j].P == t->P && f->terms[j].event && t->event)
@@ -147,7 +149,6 @@ static fan_status wait_for_terms(fan_fold *f, fan_error *err)
         f->rules |= i == 0 ? FAN_S(13) : FAN_S(12);
         if (newest)
             FAN_TRY(fan_plan_wait(f->b, A, t->event, i == 0 ? FAN_PLAN_S13_WAIT : FAN_PLAN_S12_WAIT, err));
-        FAN_TRY(fan_plan_mark(t->v, FAN_MUT(7) ? t->P : A, i == 0 ? FAN_PLAN_S13_MARK : FAN_PLAN_S12_MARK, err));
     }
     return FAN_OK;
 }
@@ -156,7 +157,7 @@ static fan_status wait_for_terms(fan_fold *f, fan_error *err)
 static fan_status settle(fan_fold *f, const fan_array *a, fan_error *err)
 {
     fan_stream *A = slot_of(f)->p.A, *users[USERS];
-    if (!A || !a->storage || FAN_MUT(10))
+    if (!A || !a->storage || FAN_MUT(10) || FAN_MUT(13))
         return FAN_OK;
     size_t n = fan_memory_users(a->storage, users, USERS);
     for (size_t i = 0; i < n && i < USERS; i++) {
@@ -542,6 +543,7 @@ fan_status fan_fold_run(fan_fold *f, fan_error *err)
         fan_sync_fold plan = fan_sync_fold_plan(before);
         record = plan.record;
         f->rules |= plan.rules;
+        record = record && !FAN_MUT(21);
         bit = FAN_PLAN_S15_RECORD;
     }
     /* Left out, S15 leaves the first producer's event in place; a record that finds no memory leaves none, and S18 records then. */

@@ -13,6 +13,7 @@ typedef struct fan_item {
     bool parked;        /* false while its add still carries out its plan */
     bool donated;
     bool ours;          /* a copy or conversion that the buffer made */
+    fan_dtype_set own;  /* the dtype it came with (A10) */
     uint64_t bytes;
     uint64_t hash;      /* with debug: of its elements at add */
     bool hashed;
@@ -39,6 +40,8 @@ typedef struct fan_pass {
     fan_value value;          /* the sum so far (folder) */
     bool value_ours, value_lent, value_donated; /* (folder) */
     fan_dtype_set value_seen; /* of what is in it (folder) */
+    bool value_hashed;        /* with debug: it is a contribution still, and .. (folder) */
+    uint64_t value_hash;      /* .. of its elements at add */
     int64_t value_key;        /* the key whose origin it has (folder) */
     int64_t next_key;         /* first key that is not in it (folder) */
     fan_stream *R;            /* held (folder) */
@@ -93,7 +96,7 @@ void fan_count(fan_buffer *b, size_t counter_offset, uint64_t n);
 
 static inline fan_place fan_place_of(const fan_stream *s)
 {
-    return s ? (fan_place){s->device->id, s->id} : (fan_place){0, 0};
+    return s ? (fan_place){s->device->id, FAN_MUT(11) ? s->handle : s->id} : (fan_place){0, 0};
 }
 
 /* fan_plan_record: an event on s, or, where the proof leaves out `bit`, an event that was never recorded. */

@@ -39,7 +39,12 @@ typedef struct fan_place {
     uint64_t stream;
 } fan_place;
 
-static inline bool fan_place_same(fan_place a, fan_place b) { return a.device == b.device && a.stream == b.stream; }
+static inline bool fan_place_same(fan_place a, fan_place b)
+{
+    if (FAN_MUT(18))
+        return a.device == b.device || a.stream == b.stream;
+    return (a.device == b.device || FAN_MUT(11)) && a.stream == b.stream;
+}
 static inline bool fan_place_set(fan_place a) { return a.stream != 0; }
 
 /* X(NAME, word): the plan bits. A left-out record leaves an event that was never recorded, and waiting for that does nothing. */

@@ -108,6 +108,15 @@ static bool out_meets_inputs(const fan_take *how, const cut *cuts, size_t n, siz
     return false;
 }
 
+/* D11: would some out= write what is handed through? */
+static bool written_by_out(const fan_buffer *b, const fan_take *how, const fan_value *v)
+{
+    for (size_t i = 0; how->out && i < b->nslots; i++)
+        if (how->out[i].form == FAN_DENSE && meets(how->out[i].array, v))
+            return true;
+    return false;
+}
+
 static bool plain_copy_needed(fan_buffer *b, const fan_take *how, const fan_fold *f)
 {
     const fan_term *t = &f->terms[0];
@@ -118,6 +127,25 @@ static bool plain_copy_needed(fan_buffer *b, const fan_take *how, const fan_fold
     if (t->ours || t->donated)
         return false;
     return !(t->v->object && b->frontend->unshared(t->v->object));
+}
+
+/* D13: a slot fed only zeros gives the first one, or one of the sum's dtype and the declared shape. */
+static fan_status zero_sum(fan_buffer *b, size_t slot, const fan_value *zero, fan_dtype sum, fan_value *out, fan_error *err)
+{
+    const fan_slot *s = &b->slots[slot];
+    const fan_array *z = zero->array;
+    int ndim = s->has_shape ? s->spec_ndim : z->ndim;
+    const int64_t *shape = s->has_shape ? s->spec_shape : z->shape;
+    fan_array *one = NULL, *whole = NULL;
+    if (zero->dtype == sum && fan_accum_fit(false, ndim, shape, z->ndim, z->shape) == FAN_FIT_EXACT)
+        return fan_value_copy(b->frontend, zero, out, err);
+    FAN_TRY(fan_array_new(sum, 0, NULL, NULL, &one, err));
+    fan_fill_zero(one);
+    fan_status status = fan_array_broadcast(one, ndim, shape, &whole, err);
+    fan_array_drop(one);
+    if (status == FAN_OK)
+        *out = (fan_value){.form = FAN_ZERO, .dtype = sum, .origin = zero->origin, .array = whole};
+    return status;
 }
 
 /* Sums what the slot holds, but for what goes straight into out. The slot is busy. */
@@ -146,7 +174,7 @@ static fan_status cut_sum(fan_buffer *b, size_t slot, const fan_take *how, cut *
             c->by_copy = true;
             return FAN_OK;
         }
-        return fan_value_copy(b->frontend, c->g.zero, &c->result, err);
+        return zero_sum(b, slot, c->g.zero, sum, &c->result, err);
     }
     if (out && dense == f->n && !c->by_copy) {
         c->into_out = true;
@@ -156,14 +184,16 @@ static fan_status cut_sum(fan_buffer *b, size_t slot, const fan_take *how, cut *
         return fan_fail(err, FAN_TYPE, "%s: slot %zu sums objects; scale= needs arrays", b->name, slot);
     bool same_dtype = objects || fan_accum_dtype(sum, s->accumulate) == sum;
     bool whole = scaled(how) || (out != NULL);
-    if (f->n > 1 && !whole && same_dtype && sparse < f->n && !(how->writable && fan_fold_expanded(f))) {
+    /* Beyond a gap nothing is committed: should a later slot fail, the missing keys may still come. */
+    bool gapless = s->p.keyed < 0 || !c->g.nitems || c->g.items[c->g.nitems - 1]->key == s->p.next_key + (int64_t)c->g.nitems - 1;
+    if (f->n > 1 && !whole && same_dtype && sparse < f->n && (gapless || b->nslots == 1) && !(how->writable && fan_fold_expanded(f))) {
         /* The running sum is the result: fold in place where that may be, and keep it should a later slot fail. */
         FAN_TRY(fan_fold_commit(b, slot, &c->g, err));
         c->R = fan_stream_hold(s->p.R);
         c->E = fan_event_hold(s->p.E);
         return fan_value_copy(b->frontend, &s->p.value, &c->result, err);
     }
-    if (f->n == 1 && !scaled(how) && !plain_copy_needed(b, how, f) &&
+    if (f->n == 1 && !out && !scaled(how) && !written_by_out(b, how, f->terms[0].v) && !plain_copy_needed(b, how, f) &&
         (f->terms[0].v->form == FAN_OBJECT || f->terms[0].v->dtype == sum)) {
         c->R = fan_stream_hold(f->terms[0].P);
         c->E = fan_event_hold(f->terms[0].event);
@@ -301,7 +331,8 @@ static fan_status take_sums(fan_buffer *b, const fan_take *how, cut *cuts, fan_e
 static void trace_take(const fan_buffer *b, size_t slot, const cut *c, fan_stream *consumer)
 {
     const fan_slot *s = &b->slots[slot];
-    fan_trace_line line = {.kind = FAN_TRACE_TAKE, .how = s->p.how, .device = s->p.device && s->p.device->id ? (int16_t)s->p.device->index : -1,
+    const fan_device *d = consumer ? consumer->device : s->p.device;
+    fan_trace_line line = {.kind = FAN_TRACE_TAKE, .how = s->p.how, .device = d && d->id ? (int16_t)d->index : -1,
                            .slot = (int32_t)slot, .count = (uint32_t)s->p.count, .buffer = b->id, .key = -1, .rules = s->p.rules,
                            .stream = consumer ? consumer->handle : 0, .bytes = fan_value_bytes(&c->result), .start_us = -1, .end_us = -1};
     snprintf(line.label, sizeof line.label, "%s", s->name ? s->name : b->name);
@@ -372,7 +403,7 @@ fan_status fan_buffer_snapshot(fan_buffer *b, size_t slot, fan_stream *consumer,
     f->finish = f->forbid_in_place = true;
     if (f->n == 0) {
         if (g.zero)
-            status = fan_value_copy(b->frontend, g.zero, out, err);
+            status = zero_sum(b, slot, g.zero, fan_fold_dtype(f), out, err);
     } else if (f->n == 1 && f->terms[0].v->form == FAN_OBJECT) {
         status = fan_value_copy(b->frontend, f->terms[0].v, out, err);
         if (status == FAN_OK)

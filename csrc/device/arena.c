@@ -75,11 +75,15 @@ fan_block *fan_arena_alloc(fan_arena *a, size_t bytes, bool *host)
             break;
     }
     if (i == a->n) {
-        uintptr_t lo = top(a);
+        uintptr_t lo = top(a), was = lo;
+        bool last = a->n > 0 && !a->blocks[a->n - 1].used; /* free and too small: it grows */
+        if (last)
+            lo = a->blocks[a->n - 1].lo;
         if (a->base + a->bytes - lo < need)
             return NULL;
-        a->blocks[a->n++] = (fan_block){.lo = lo, .hi = lo + need};
-        spoil(a, lo, lo + need);
+        i = last ? a->n - 1 : a->n++;
+        a->blocks[i] = (fan_block){.lo = lo, .hi = lo + need};
+        spoil(a, was, lo + need);
     } else if (a->blocks[i].hi - a->blocks[i].lo > need) {
         memmove(&a->blocks[i + 1], &a->blocks[i], (a->n - i) * sizeof *a->blocks);
         a->n++;

@@ -257,16 +257,24 @@ static void event_keep(fan_event *e)
     unlock(d);
 }
 
-/* draw_first: draws the number before a record. Afterwards `known` is what who waits for it will know. FAN_NOMEM. */
-static fan_status draw_first(fan_stream *s, fan_clock *known)
+/* draw_first: the number of a record before it. Afterwards `known` is what who waits for it will know. FAN_NOMEM. */
+static fan_status draw_first(fan_stream *s, uint64_t *first, fan_clock *known)
 {
+    *first = UINT64_MAX;
     if (s->lane == FAN_NO_LANE)
         return FAN_OK;
     lock(s->device);
-    uint64_t first = ++s->count;
-    bool failed = fan_clock_copy(known, &s->known) || fan_clock_set(known, s->lane, first);
+    *first = ++s->count;
+    bool failed = fan_clock_copy(known, &s->known) || fan_clock_set(known, s->lane, *first);
     unlock(s->device);
     return failed ? FAN_NOMEM : FAN_OK;
+}
+
+/* draw_last: its number after it: only records begun from now on have as large a first number, but for its own where nobody came between. The
+ * device's lock is held. */
+static uint64_t draw_last(const fan_stream *s, uint64_t first)
+{
+    return first == UINT64_MAX || first == s->count ? first : s->count + 1;
 }
 
 fan_status fan_event_new(fan_device *d, fan_event **out, fan_error *err)
@@ -286,7 +294,8 @@ fan_status fan_event_record(fan_stream *s, fan_event **out, fan_error *err)
     fan_event *e;
     FAN_TRY(event_make(d, true, &e, err));
     fan_status status = FAN_OK;
-    if (draw_first(s, &e->known) != FAN_OK) {
+    uint64_t first;
+    if (draw_first(s, &first, &e->known) != FAN_OK) {
         status = fan_fail(err, FAN_NOMEM, "out of memory for an event");
     } else {
         fan_yield();
@@ -299,7 +308,7 @@ fan_status fan_event_record(fan_stream *s, fan_event **out, fan_error *err)
     e->device = fan_device_hold(d);
     e->stream = fan_stream_hold(s);
     lock(d);
-    e->count = s->lane == FAN_NO_LANE ? UINT64_MAX : s->count;
+    e->count = draw_last(s, first);
     unlock(d);
     atomic_fetch_add_explicit(&d->events, 1, memory_order_relaxed);
     trace(FAN_TRACE_RECORD, d, s, NULL, e, 0);
@@ -317,7 +326,8 @@ fan_status fan_event_rerecord(fan_event *e, fan_stream *s, fan_error *err)
     }
     fan_clock known;
     fan_clock_init(&known);
-    if (draw_first(s, &known) != FAN_OK) {
+    uint64_t first;
+    if (draw_first(s, &first, &known) != FAN_OK) {
         fan_clock_fini(&known);
         return fan_fail(err, FAN_NOMEM, "out of memory for an event");
     }
@@ -339,7 +349,7 @@ fan_status fan_event_rerecord(fan_event *e, fan_stream *s, fan_error *err)
             fan_clock was = e->known;
             e->known = known;
             known = was;
-            e->count = s->count;
+            e->count = draw_last(s, first);
         } else { /* which of several records came last is not known */
             e->known.n = 0;
             e->count = UINT64_MAX;
@@ -488,6 +498,7 @@ struct fan_memory {
     fan_device *device;  /* held; not while leaving: the device's list would hold the device */
     void *data;
     size_t bytes;
+    bool lost;           /* leaving, and what must pass is not known any more: it stays until its device goes */
     size_t n, cap;       /* of streams, the owner's place counted */
     fan_stream **streams;
     fan_event **events;
@@ -551,6 +562,8 @@ static bool event_passed(fan_event *e)
 /* passed: whether all that used leaving memory has run. */
 static bool passed(fan_memory *m)
 {
+    if (m->lost)
+        return false;
     for (size_t i = 0; i < m->n; i++) {
         if (m->streams[i])
             return false;
@@ -620,6 +633,16 @@ void fan_device_poll(fan_device *d)
     poll(d, SIZE_MAX);
 }
 
+static void leave(fan_memory *m)
+{
+    fan_device *d = m->device;
+    m->next = NULL;
+    lock(d);
+    *d->leaving_end = m;
+    d->leaving_end = &m->next;
+    unlock(d);
+}
+
 void fan_device_flush(fan_device *d)
 {
     lock(d);
@@ -643,6 +666,26 @@ void fan_device_flush(fan_device *d)
     }
 }
 
+void fan_device_orphan(fan_device *d)
+{
+    lock(d);
+    fan_memory *list = d->leaving;
+    d->leaving = NULL;
+    d->leaving_end = &d->leaving;
+    unlock(d);
+    while (list) {
+        fan_memory *m = list;
+        list = m->next;
+        record_uses(m);
+        for (size_t i = 0; i < m->n; i++) {
+            m->lost |= m->streams[i] != NULL;
+            fan_stream_drop(m->streams[i]);
+            m->streams[i] = NULL;
+        }
+        leave(m);
+    }
+}
+
 void fan_device_clear(fan_device *d)
 {
     fan_device_flush(d);
@@ -655,16 +698,6 @@ void fan_device_clear(fan_device *d)
         fan_free(e);
     }
     (void)pthread_mutex_destroy(&d->lock);
-}
-
-static void leave(fan_memory *m)
-{
-    fan_device *d = m->device;
-    m->next = NULL;
-    lock(d);
-    *d->leaving_end = m;
-    d->leaving_end = &m->next;
-    unlock(d);
 }
 
 /* memory_release: the last hold went. Nothing here allocates for the memory itself, so nothing is lost where memory is short. */
@@ -747,14 +780,14 @@ fan_status fan_memory_new(fan_device *d, fan_stream *owner, size_t bytes, fan_st
     poll(d, GLANCE);
     fan_yield();
     fan_status status = d->backend->alloc(d, owner, m->bytes, &m->data, err);
-    while (status == FAN_DEVICE_NOMEM && leaves(d)) { /* it may have passed; else the oldest is waited for, and the next .. */
+    for (bool wait = false; status == FAN_DEVICE_NOMEM && leaves(d); wait = true) { /* it may have passed; else the oldest is waited for, and the next .. */
+        fan_status reclaimed = wait ? reclaim(d, err) : FAN_OK;
+        if (reclaimed != FAN_OK) {
+            status = reclaimed;
+            break;
+        }
         poll(d, SIZE_MAX);
         status = d->backend->alloc(d, owner, m->bytes, &m->data, err);
-        if (status == FAN_DEVICE_NOMEM && leaves(d)) {
-            fan_status reclaimed = reclaim(d, err);
-            if (reclaimed != FAN_OK)
-                status = reclaimed;
-        }
     }
     if (status != FAN_OK) {
         st->release = NULL;

@@ -155,6 +155,9 @@ fan_device *fan_device_new(const fan_backend *b, void *self, int index);
  * holds are all flushed before the first is cleared. */
 int fan_device_init(fan_device *d, const fan_backend *b, void *self, int index, atomic_size_t *holds);
 void fan_device_flush(fan_device *d);
+/* fan_device_orphan: leaving memory lets go of its streams, which keep the device (they were kept only where an event could not be recorded); such memory
+ * stays until the device goes. For the last user of a machine. */
+void fan_device_orphan(fan_device *d);
 void fan_device_clear(fan_device *d);
 fan_device *fan_device_hold(fan_device *d);
 void fan_device_drop(fan_device *d); /* NULL is fine */

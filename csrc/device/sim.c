@@ -1211,7 +1211,8 @@ void fan_sim_drop(fan_sim *m)
     fan_stream *gone[FAN_SIM_DEVICES];
     int n = 0;
     lock(m);
-    if (--m->users == 0)
+    bool last = --m->users == 0;
+    if (last)
         for (int i = 0; i < m->config.devices; i++)
             if (m->parts[i].current) {
                 gone[n++] = m->parts[i].current;
@@ -1220,6 +1221,9 @@ void fan_sim_drop(fan_sim *m)
     unlock(m);
     while (n > 0)
         fan_stream_drop(gone[--n]);
+    if (last)
+        for (int i = 0; i < m->config.devices; i++)
+            fan_device_orphan(&m->parts[i].device);
     if (atomic_fetch_sub_explicit(&m->holds, 1, memory_order_acq_rel) == 1)
         machine_free(m);
 }
@@ -1636,6 +1640,11 @@ void fan_sim_set_chooser(fan_sim *m, const fan_sim_chooser *c)
 bool fan_sim_abandoned(const fan_sim *m)
 {
     return fan_turns_given_up(m->turns) == FAN_ABANDONED;
+}
+
+bool fan_sim_gave_up(const fan_sim *m)
+{
+    return fan_turns_given_up(m->turns) != FAN_GOING;
 }
 
 bool fan_sim_stuck(fan_sim *m, int actor)

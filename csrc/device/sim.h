@@ -120,6 +120,8 @@ typedef struct fan_sim_chooser {
 } fan_sim_chooser;
 void fan_sim_set_chooser(fan_sim *m, const fan_sim_chooser *c); /* copied; NULL: by seed */
 bool fan_sim_abandoned(const fan_sim *m);
+/* fan_sim_gave_up: abandoned, or in a deadlock: a thread that waits for a change need not wait any longer. */
+bool fan_sim_gave_up(const fan_sim *m);
 /* fan_sim_stuck: after a deadlock: the actor's thread will never end, do not wait for it. It keeps its hold on the machine. */
 bool fan_sim_stuck(fan_sim *m, int actor);
 void fan_sim_host_schedule(const fan_sim *m, char *buf, size_t size); /* the choices so far, as in explore.h */

@@ -10,6 +10,8 @@
 #define LOW 2u         /* its declared dtype is one that NumPy knows through ml_dtypes alone */
 #define DECLARED 4u    /* shape or dtype, in a buffer that records itself (A1): conversions are Python's */
 
+#define MAX_SLOT_BYTES 4096 /* more than a slot takes: so that the product with their number can be counted */
+
 typedef struct buffer_object {
     PyObject_HEAD
     fan_buffer *core;      /* NULL only while it is being made */
@@ -339,6 +341,10 @@ static PyObject *buffer_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
         int64_t n = 0;
         if (fan_index(slots, "slots", PyExc_ValueError, &n) < 0)
             goto done;
+        if (n > PTRDIFF_MAX / MAX_SLOT_BYTES) {
+            fan_refuse(PyExc_MemoryError, "out of memory for %lld slots", (long long)n);
+            goto done;
+        }
         d.n = (size_t)n;
     } else if (draft_of_sequence(slots, config.name, &d, &self->names) < 0) {
         goto done;

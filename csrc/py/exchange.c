@@ -248,6 +248,8 @@ static int import_sparse(PyObject *d, fan_value *out)
         device = on;
     }
     status = fan_sparse_new(format, ndim, dims, part[0], part[1], part[2], coalesced, &out->sparse, &err);
+    if (status == FAN_OK && device == fan_cpu())
+        status = fan_sparse_check(out->sparse, &err);
     if (status != FAN_OK) {
         fan_refuse_error(status, &err);
         goto done;
@@ -267,11 +269,12 @@ done:
 /* collect_parts: the memory that an object says it holds; each part is an array we know, dense or sparse. */
 static int collect_parts(PyObject *parts, fan_value *out)
 {
-    PyObject *fast = PySequence_Fast(parts, "__fanin_parts__() is not iterable; expected the arrays that the object holds");
-    Py_ssize_t n = fast ? PySequence_Fast_GET_SIZE(fast) : 0;
+    PyObject *fast = Py_TYPE(parts)->tp_iter || PySequence_Check(parts) ? PySequence_Tuple(parts) : NULL;
+    Py_ssize_t n = fast ? PyTuple_GET_SIZE(fast) : 0;
     int result = -1;
     if (!fast)
-        return -1;
+        return PyErr_Occurred() ? -1 : fan_refuse(PyExc_TypeError, "__fanin_parts__() gave a %.200s; expected the arrays that the object holds",
+                                                  Py_TYPE(parts)->tp_name);
     if (n > 0) {
         out->parts = fan_alloc((size_t)n * 3 * sizeof(fan_array *));
         if (!out->parts) {
@@ -280,13 +283,12 @@ static int collect_parts(PyObject *parts, fan_value *out)
         }
     }
     for (Py_ssize_t i = 0; i < n; i++) {
-        PyObject *item = Py_NewRef(PySequence_Fast_GET_ITEM(fast, i));
+        PyObject *item = PyTuple_GET_ITEM(fast, i);
         fan_value v;
         int bad = fan_import(item, false, false, &v);
         size_t k = 0;
         if (!bad && v.form != FAN_DENSE && v.form != FAN_SPARSE)
             bad = fan_refuse(PyExc_TypeError, "__fanin_parts__() gave a %.200s; expected the arrays that the object holds", Py_TYPE(item)->tp_name);
-        Py_DECREF(item);
         if (!bad) {
             k = fan_value_arrays(&v, out->parts + out->nparts, 3);
             for (size_t j = 0; j < k; j++)
@@ -296,11 +298,8 @@ static int collect_parts(PyObject *parts, fan_value *out)
                 out->device = v.device;
         }
         fan_value_drop(&fan_python, &v);
-        if (bad || PySequence_Fast_GET_SIZE(fast) != n) {
-            if (!bad)
-                fan_refuse(PyExc_RuntimeError, "the list that __fanin_parts__() gave changed its length meanwhile");
+        if (bad)
             goto done;
-        }
     }
     result = 0;
 done:

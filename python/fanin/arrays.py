@@ -72,6 +72,13 @@ def is_torch(x: Any) -> bool:
     return type(x) is getattr(torch, "Tensor", None) or type(x) is getattr(getattr(torch, "nn", None), "Parameter", None)
 
 
+def has_memory(x: Any) -> bool:
+    """Of a torch.Tensor: not meta, nested, functional or wrapped by a transform."""
+    torch: Any = sys.modules["torch"]
+    known: bool = x.is_nested or x.device.type == "meta" or torch._is_functional_tensor(x)
+    return not known and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+
+
 def is_jax(x: Any) -> bool:
     """A jax.Array with a value: no tracer."""
     jax = sys.modules.get("jax")
@@ -88,7 +95,9 @@ def is_plain(x: Any) -> bool:
     """An array or a number that we know, so that its `+` is what it seems."""
     if isinstance(x, np.ndarray):
         return not x.dtype.hasobject and not overrides(x)
-    return type(x) in SCALARS or isinstance(x, np.generic | Sparse) or is_torch(x) or is_jax(x) or is_scipy(x)
+    if is_torch(x):
+        return has_memory(x)
+    return type(x) in SCALARS or isinstance(x, np.generic | Sparse) or is_jax(x) or is_scipy(x)
 
 
 def is_sparse(x: Any) -> bool:
@@ -124,6 +133,8 @@ def known(x: Any) -> Described | None:
     if is_torch(x):
         return torch_of(x)
     if is_jax(x):
+        if x.is_deleted():
+            refuse(BufferError, "the jax.Array has been deleted; expected one that still has its memory")
         return ("dense", JAX, x, capsule_of(x, NEVER))
     if is_scipy(x):
         return scipy_of(x)
@@ -228,15 +239,13 @@ def scipy_of(x: Any) -> Described:
     if x.format == "coo":
         coords = x.coords if hasattr(x, "coords") else (x.row, x.col)
         indices = np.stack([np.asarray(c, np.int64) for c in coords])
-        done = bool(getattr(x, "has_canonical_format", False))
-        return ("sparse", origin, whole, "coo", tuple(x.shape), indices, None, np.asarray(x.data), done)
+        return ("sparse", origin, whole, "coo", tuple(x.shape), indices, None, np.asarray(x.data), False)
     return ("sparse", origin, whole, x.format, tuple(x.shape), x.indices, x.indptr, x.data, False)
 
 
 def torch_of(x: Any) -> Described | None:
     """A tensor whose memory does not hold its value is never read as if it did."""
-    torch: Any = sys.modules["torch"]
-    if x.is_nested or x.device.type == "meta" or torch._is_functional_tensor(x) or torch._C._functorch.is_functorch_wrapped_tensor(x):
+    if not has_memory(x):
         return None
     if x.is_quantized:
         refuse(TypeError, "a quantized torch.Tensor has no sum; expected x.dequantize()")

@@ -5,16 +5,28 @@ from __future__ import annotations
 import textwrap
 from typing import IO, TYPE_CHECKING, Any
 
+from .tracing import Neighbours
+
 if TYPE_CHECKING:
-    from .tracing import Picture
+    from .tracing import Lane, Names, Picture
 
 GREY = "#c9c9c9"
 INK = "#333333"
-COLOURS = ("#3b76af", "#ef8636", "#519e3e", "#8d69b8", "#85584e", "#d57dbe", "#5abbcc", "#bcbd45")
+RED = "#d00000"
+COLOURS = (
+    "#3b76af", "#ef8636", "#519e3e", "#8d69b8", "#85584e", "#d57dbe", "#5abbcc", "#bcbd45", "#1b4f72", "#a04000", "#7d3c98", "#117864",
+)  # fmt: skip
 
 
-def draw(picture: Picture, out: IO[bytes], *, format: str = "svg", title: str | None = None) -> None:
-    """Draw a picture into an open file. ImportError where matplotlib is missing, ValueError for a format that it does not know."""
+def draw(
+    picture: Picture,
+    out: IO[bytes],
+    *,
+    format: str = "svg",
+    title: str | None = None,
+    names: Names | None = None,
+) -> None:
+    """Draw a picture into an open file. `names`: what lanes are called. ImportError where matplotlib is missing, ValueError for a format that it does not know."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -25,7 +37,9 @@ def draw(picture: Picture, out: IO[bytes], *, format: str = "svg", title: str | 
     lanes = picture.lanes
     row = {lane: i for i, lane in enumerate(lanes)}
     end = max([s.end for s in picture.slices] + [a.to[1] for a in picture.arrows] + [1e-9])
-    figure = Figure(figsize=(13, 1.7 + 0.62 * max(len(lanes), 2)), layout="constrained")
+    begin = min([s.start for s in picture.slices], default=0.0)
+    whole = max(end - begin, 1e-9)
+    figure = Figure(figsize=(14, 1.7 + 0.62 * max(len(lanes), 2)), layout="constrained")
     canvas = FigureCanvasAgg(figure)
     if format not in canvas.get_supported_filetypes():
         known = ", ".join(sorted(canvas.get_supported_filetypes()))
@@ -37,40 +51,77 @@ def draw(picture: Picture, out: IO[bytes], *, format: str = "svg", title: str | 
     for i in range(0, len(lanes), 2):
         axes.axhspan(i - 0.5, i + 0.5, color="#f6f6f6", zorder=0)
     for s in picture.slices:
-        y, width = row[s.lane], max(s.end - s.start, end / 2000)
+        y, width = row[s.lane], max(s.end - s.start, whole / 2000)
         face = colour.get(s.buffer, GREY)
-        axes.broken_barh([(s.start, width)], (y - 0.32, 0.64), facecolors=face, edgecolors="white", linewidth=0.6, zorder=2)
-        room = int(width / end * 135)
-        if room >= 3:
+        axes.broken_barh(
+            [(s.start, width)], (y - 0.32, 0.64), facecolors=face, edgecolors="white", linewidth=0.6, zorder=2
+        )
+        room = int(width / whole * 150)
+        if room >= 4:
             text = s.name if len(s.name) <= room else s.name[: room - 1] + "…"
             white = bool(s.buffer)
             axes.text(
-                s.start + width / 2, y, text, ha="center", va="center", fontsize=7.5, zorder=3, clip_on=True,
+                s.start + width / 2,
+                y,
+                text,
+                ha="center",
+                va="center",
+                fontsize=6.5,
+                zorder=3,
+                clip_on=True,
                 color="white" if white else INK,
             )
+    neighbours = Neighbours(picture)
     for a in picture.arrows:
         (from_lane, start), (to_lane, stop) = a.at, a.to
-        down = row[to_lane] > row[from_lane]
+        work, held = neighbours.before(from_lane, start), neighbours.after(to_lane, stop)
+        start, stop = (work.end if work else start), (held.start if held else stop)
+        down = 1 if row[to_lane] > row[from_lane] else -1 if row[to_lane] < row[from_lane] else 0
         axes.add_patch(
             FancyArrowPatch(
-                (start, row[from_lane] + (0.32 if down else -0.32)),
-                (stop, row[to_lane] - (0.34 if down else -0.34)),
-                arrowstyle="-|>", mutation_scale=8, linewidth=0.8, color=INK, alpha=0.75, zorder=4,
-                shrinkA=0, shrinkB=0, connectionstyle="arc3,rad=0.08",
+                (start, row[from_lane] + 0.32 * down),
+                (stop, row[to_lane] - 0.34 * down),
+                arrowstyle="-|>",
+                mutation_scale=8,
+                linewidth=0.7,
+                color=INK,
+                alpha=0.6,
+                zorder=4,
+                shrinkA=0,
+                shrinkB=0,
+                connectionstyle="arc3,rad=0.08",
             )
         )
     for race in picture.races:
         y = row.get(race.lane, 0)
-        axes.plot([race.time], [y], marker="X", markersize=11, color="#d00000", markeredgecolor="white", zorder=6)
+        right = race.time > begin + whole / 2
+        work = neighbours.before(race.lane, race.time)
+        if work:
+            axes.broken_barh(
+                [(work.start, work.end - work.start)],
+                (y - 0.32, 0.64),
+                facecolors="none",
+                edgecolors=RED,
+                linewidth=2,
+                zorder=5,
+            )
+        axes.plot([race.time], [y], marker="X", markersize=11, color=RED, markeredgecolor="white", zorder=6)
         axes.annotate(
-            textwrap.fill(race.text, 60, max_lines=5), (race.time, y), xytext=(8, -14), textcoords="offset points",
-            fontsize=7, color="#d00000", va="top", zorder=6,
-            bbox={"boxstyle": "round", "facecolor": "white", "edgecolor": "#d00000", "linewidth": 0.6},
+            textwrap.fill(race.text, 70, max_lines=5),
+            (race.time, y),
+            xytext=(-10 if right else 10, 12),
+            textcoords="offset points",
+            ha="right" if right else "left",
+            va="bottom",
+            fontsize=7.5,
+            color=RED,
+            zorder=7,
+            bbox={"boxstyle": "round", "facecolor": "white", "edgecolor": RED, "linewidth": 0.8, "alpha": 0.95},
         )
 
     axes.set_ylim(len(lanes) - 0.4 if lanes else 1, -0.6)
-    axes.set_xlim(-0.01 * end, 1.01 * end)
-    axes.set_yticks(range(len(lanes)), [lane.name for lane in lanes], fontsize=9)
+    axes.set_xlim(begin - 0.01 * whole, end + 0.01 * whole)
+    axes.set_yticks(range(len(lanes)), [called(lane, names or {}) for lane in lanes], fontsize=9)
     simulated = picture.clock.startswith("simulated")
     axes.set_xlabel(f"µs, {picture.clock}" if simulated else picture.clock, fontsize=9)
     if not simulated:
@@ -78,11 +129,16 @@ def draw(picture: Picture, out: IO[bytes], *, format: str = "svg", title: str | 
     axes.tick_params(length=0, labelsize=9)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
-    key = [Patch(facecolor=colour[b], label=f"sum {b}") for b in buffers[:10]]
-    if len(buffers) > 10:
-        key.append(Patch(facecolor="white", label=f"and {len(buffers) - 10} more"))
+    key = [Patch(facecolor=colour[b], label=f"sum {b}") for b in buffers[: len(COLOURS)]]
+    if len(buffers) > len(COLOURS):
+        key.append(Patch(facecolor="white", label=f"and {len(buffers) - len(COLOURS)} more"))
     key.append(Patch(facecolor=GREY, label="producers and others"))
     figure.legend(handles=key, loc="outside upper right", ncols=min(len(key), 6), fontsize=8, frameon=False)
     if title:
         axes.set_title(title, loc="left", fontsize=11)
     figure.savefig(out, format=format, dpi=150)
+
+
+def called(lane: Lane, names: Names) -> str:
+    """A lane's name, with what the caller calls it."""
+    return f"{lane.name}\n{names[lane]}" if lane in names else lane.name

@@ -122,12 +122,18 @@ def promotion(types: Collection[str]) -> DType:
 
 
 def accumulation(dtype: DType, wish: DType | None) -> DType:
-    """A11, D2: the dtype in which a sum of `dtype` runs; one that is wished for must hold it, in its own kind."""
+    """A11, D2: the dtype in which a sum of `dtype` runs; one that is wished for must hold it."""
     if wish is None:
         return np.dtype(np.float32) if dtype.name in LOW else dtype
-    holds = promotion({dtype.name, wish.name}) == wish and len({kind(d).replace("u", "i") for d in (dtype, wish)}) == 1
+    holds = promotion({dtype.name, wish.name}) == wish
     need(holds, ValueError, f"a sum of {dtype.name} cannot be accumulated in {wish.name}")
     return wish
+
+
+def check_way_back(dtype: DType, wish: DType | None) -> None:
+    """A sum of integers in floats, of floats in complex numbers: nothing says how it is rounded to what it is."""
+    back = wish is None or kind(dtype) == kind(accumulation(dtype, wish)) or {kind(dtype), kind(wish)} == {"u", "i"}
+    need(back, ValueError, f"a sum of {dtype.name} cannot be had from {wish}, in which it is accumulated")
 
 
 def expanded(x: Array) -> set[int]:
@@ -612,7 +618,7 @@ class InputBuffer:
             g = fitted(g, declared, me.shape() if declared.shape is None else declared.shape)
             if g.type:
                 dtype = promotion(me.types() | {g.type})
-                accumulation(dtype, declared.accumulate)
+                check_way_back(dtype, declared.accumulate)
                 ints = [h.source for h in (*me.came.values(), g) if h.type == "int"]
                 fit = kind(dtype) not in "ui" or all(np.iinfo(dtype).min <= n <= np.iinfo(dtype).max for n in ints)
                 need(fit, ValueError, f"expected integers that fit {dtype.name}, got {ints}")
@@ -770,6 +776,6 @@ def slots_of(slots: Any, accumulate: Any) -> list[Slot]:
         wish = accumulate if s.accumulate is None else s.accumulate
         wish = None if wish is None else dtype_of(wish)
         if dtype is not None:
-            accumulation(dtype, wish)
+            check_way_back(dtype, wish)
         result.append(Slot(shape, dtype, "cpu", wish, s.combine, s.name))
     return result

@@ -16,18 +16,30 @@ race is found whatever order was picked. What one run cannot cover is the order 
 
 from __future__ import annotations
 
+import gc
 import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType, TracebackType
-from typing import Any, Generic, TypeVar, cast, overload
+from typing import Any, Generic, Self, TypeVar, cast, overload
 
 import numpy as np
 
 from . import _core, tracing
 
-__all__ = ["Array", "Clock", "DeadlockError", "Machine", "Report", "Thread", "explore", "replay", "scenario", "scenarios"]
+__all__ = [
+    "Array",
+    "Clock",
+    "DeadlockError",
+    "Machine",
+    "Report",
+    "Thread",
+    "explore",
+    "replay",
+    "scenario",
+    "scenarios",
+]
 
 Array = _core.Array
 T = TypeVar("T")
@@ -121,7 +133,7 @@ class Machine(_core.Machine):
         check: bool = True,
         launch_us: float = 0,
         gbytes_per_s: float = 0,
-    ) -> Machine:
+    ) -> Self:
         if not 1 <= devices <= 64:
             raise ValueError(f"Machine: a machine has 1 to 64 devices, not {devices}")
         if schedule not in SCHEDULES:
@@ -134,23 +146,23 @@ class Machine(_core.Machine):
             cls, devices, seed, SCHEDULES.index(schedule), starve, memory or 0, True, launch_us, gbytes_per_s
         )
         self.schedule = schedule
-        self._waiting: list[Thread[Any]] = []  # spawned; their turn comes at join
-        self._started: list[Thread[Any]] = []
-        self._failed: list[Thread[Any]] = []  # in the order in which they raised
+        self._waiting = []
+        self._started = []
+        self._failed = []
         self._joining = False
-        self._dead = False  # a deadlock of host threads: nothing goes on after that
-        self._here = threading.local()  # .thread: which of ours this one is
+        self._dead = False
+        self._here = threading.local()
         if not check:
             self._check(False)
         return self
 
     schedule: str
-    _waiting: list[Thread[Any]]
+    _waiting: list[Thread[Any]]  # spawned; their turn comes at join
     _started: list[Thread[Any]]
-    _failed: list[Thread[Any]]
+    _failed: list[Thread[Any]]  # in the order in which they raised
     _joining: bool
-    _dead: bool
-    _here: threading.local
+    _dead: bool  # a deadlock of host threads: nothing goes on after that
+    _here: threading.local  # .thread: which of ours this one is
 
     def __repr__(self) -> str:
         return f"<fanin.sim.Machine of {self.devices}, seed {self.seed}, {self.schedule}>"
@@ -160,7 +172,7 @@ class Machine(_core.Machine):
 
     # Scope
 
-    def __enter__(self) -> Machine:
+    def __enter__(self) -> Self:
         self._enter()
         return self
 
@@ -356,7 +368,9 @@ def sparse_parts(value: Any) -> tuple[str, tuple[Any, ...], tuple[int, ...]] | N
         return kind, (np.stack([np.asarray(c, np.int64) for c in coords]), value.data), shape
     if kind in ("csr", "csc", "bsr"):
         return kind, (value.indptr, value.indices, value.data), shape
-    raise TypeError(f"Machine.array: SciPy's {kind!r} has no parts that a device could hold: say x.tocoo() or x.tocsr()")
+    raise TypeError(
+        f"Machine.array: SciPy's {kind!r} has no parts that a device could hold: say x.tocoo() or x.tocsr()"
+    )
 
 
 # Exploring
@@ -439,6 +453,8 @@ def _run(scenario: Scenario, make: Callable[[], Machine], search: Any) -> _Run:
     """One run, in the order that the search says. It has begun; here it ends."""
     run, machine = _Run(), make()
     machine._follow(search)
+    collecting = gc.isenabled()
+    gc.disable()  # what an earlier run left would be freed, locks and all, in the middle of some thread's step
     try:
         with machine:
             value = scenario(machine)
@@ -450,9 +466,13 @@ def _run(scenario: Scenario, make: Callable[[], Machine], search: Any) -> _Run:
         run.error = e
     finally:
         machine._give_up()  # it follows the search no further
+        if collecting:
+            gc.enable()
     run.race = machine.races > 0
     run.schedule = _core.explore_state(search)["schedule"]
     _core.explore_end(search)
+    del machine
+    gc.collect(0)  # all that the run left is young
     return run
 
 
@@ -561,7 +581,9 @@ def replay(
     _core.explore_begin(search)
     run = _run(scenario, lambda: machine(devices=devices, seed=seed), search)
     if _core.explore_state(search)["strayed"]:
-        raise ValueError(f"replay: schedule {schedule!r} does not fit: a thread that it names could not act; this run went {run.schedule!r}")
+        raise ValueError(
+            f"replay: schedule {schedule!r} does not fit: a thread that it names could not act; this run went {run.schedule!r}"
+        )
     if run.error is not None:
         raise run.error
     return run.value
@@ -619,6 +641,6 @@ def bits_of(value: Any) -> Any:
     parts = sparse_parts(value)
     if parts is not None:
         return "sparse", parts[0], tuple(map(bits_of, parts[1])), parts[2]
-    if type(value).__eq__ is not object.__eq__ and type(value).__hash__ is not None:
+    if getattr(type(value), "__eq__", None) is not object.__eq__ and type(value).__hash__ is not None:
         return value
     return type(value).__qualname__

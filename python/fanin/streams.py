@@ -2,6 +2,8 @@
 
     with fanin.stream(s):          # s is the current stream of its device, on this thread
         buf.add(0, gradient)       # so the producer's stream is s
+
+A stream is a queue of a device; an event is a point in it. Both come from `fanin.sim.Machine`.
 """
 
 from __future__ import annotations

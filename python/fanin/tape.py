@@ -176,8 +176,8 @@ class Leaf(Node):
 
     def accumulate(self, g: Any, caller: Any) -> None:
         """`.grad += g`, in place where that can be (L1, L2, L5), when `caller` is done with it (S20)."""
-        if self.grad is None or g is None:
-            self.grad = g if self.grad is None else self.grad
+        if self.grad is None:
+            self.grad = g
             return
         if self.stream is not None and self.stream != caller:
             self.stream.wait(caller)
@@ -311,6 +311,8 @@ def custom(name: str, forward: Callable[..., Sequence[Any]], inputs: Sequence[Va
     It runs on the current stream of `device` (default: the first input's), wherever the arrays lie: others are read over the link.
     """
     node = Node(name, inputs, back, device or inputs[0].device)
+    if any(x.device.machine is not node.device.machine for x in inputs):
+        raise ValueError(f"{name}: {', '.join(map(repr, inputs))} lie on no one machine")
     arrays = [x.needed_on(node.stream) for x in inputs]
     with at(node.device, node.stream, name):
         made = [Var(y, node.device.of(y)) for y in forward(*arrays)]
@@ -324,10 +326,8 @@ def custom(name: str, forward: Callable[..., Sequence[Any]], inputs: Sequence[Va
 
 def op(name: str, forward: Callable[..., Any], inputs: Sequence[Var], *vjps: Callable[[Any, Any], Any] | None,
        device: Device | None = None) -> Var:  # fmt: skip
-    """An operation with one result y: `vjps[i](g, y)` makes, of y's gradient, that of input i.
-
-    It may return a larger array than the input: the input's slot sums it to the shape (A9). Broadcasting costs no code.
-    """
+    """An operation with one result y: `vjps[i](g, y)` makes, of y's gradient, that of input i, or something that broadcasts
+    from it: the input's slot sums it to the shape (A9)."""
 
     value: list[Any] = []
 
@@ -362,20 +362,13 @@ def matmul(a: Var, b: Var) -> Var:
 
 
 def tanh(a: Var) -> Var:
-    def slope(g: Any, y: Any, out: Any) -> None:
-        np.multiply(g, 1 - y * y, out)
-
-    return op("tanh", lambda x: run(np.tanh, x), [a], lambda g, y: run(slope, g, y))
+    return op("tanh", lambda x: run(np.tanh, x), [a],
+              lambda g, y: run(lambda g, y, out: np.multiply(g, 1 - y * y, out), g, y))  # fmt: skip
 
 
 def relu(a: Var) -> Var:
-    def positive(x: Any, out: Any) -> None:
-        np.maximum(x, 0, out)
-
-    def where(g: Any, y: Any, out: Any) -> None:
-        np.multiply(g, y > 0, out)
-
-    return op("relu", lambda x: run(positive, x), [a], lambda g, y: run(where, g, y))
+    return op("relu", lambda x: run(lambda x, out: np.maximum(x, 0, out), x), [a],
+              lambda g, y: run(lambda g, y, out: np.multiply(g, y > 0, out), g, y))  # fmt: skip
 
 
 def reshape(a: Var, shape: Shape) -> Var:
@@ -414,37 +407,19 @@ def total(a: Var, axis: Any = None, scale: float = 1) -> Var:
     axes = axes_of(a, axis)
     kept = tuple(1 if i in axes else n for i, n in enumerate(a.shape))
 
-    def add_up(x: Any, out: Any) -> None:
-        np.multiply(x.sum(axes, keepdims=True), scale, out)
+    def add_up(x: Any) -> Any:
+        return run(lambda x, out: np.multiply(x.sum(axes, keepdims=True), scale, out), x, shape=kept)
 
-    def times(g: Any, out: Any) -> None:
-        np.multiply(g, scale, out)
+    def spread(g: Any, y: Any) -> Any:
+        return expanded(g if scale == 1 else run(lambda g, out: np.multiply(g, scale, out), g), a.shape)
 
-    return reshape(
-        op("sum", lambda x: run(add_up, x, shape=kept), [a], lambda g, y: expanded(g if scale == 1 else run(times, g), a.shape)),
-        tuple(n for i, n in enumerate(a.shape) if i not in axes),
-    )
+    return reshape(op("sum", add_up, [a], spread), tuple(n for i, n in enumerate(a.shape) if i not in axes))
 
 
-def maximum(a: Var, axis: Any) -> Var:
-    """The largest along some axes; where several are, they share the gradient."""
-    axes = axes_of(a, axis)
-    kept = tuple(1 if i in axes else n for i, n in enumerate(a.shape))
-
-    def largest(x: Any, out: Any) -> None:
-        np.max(x, axes, out, keepdims=True)
-
-    def share(g: Any, x: Any, y: Any, out: Any) -> None:
-        np.divide(g * (x == y), (x == y).sum(axes, keepdims=True), out)
-
-    y = op("max", lambda x: run(largest, x, shape=kept), [a], lambda g, y: run(share, g, a.data, y, shape=a.shape))
-    return reshape(y, tuple(n for i, n in enumerate(a.shape) if i not in axes))
-
-
-def pool(a: Var, size: int, how: Callable[[Var, Any], Var] = Var.mean) -> Var:
-    """Of images (n, height, width, channels): the mean of each square (or, with `how=tape.maximum`, its largest)."""
+def pool(a: Var, size: int) -> Var:
+    """Of images (n, height, width, channels): the mean of each square."""
     n, h, w, c = a.shape
-    return how(reshape(a, (n, h // size, size, w // size, size, c)), (2, 4))
+    return reshape(a, (n, h // size, size, w // size, size, c)).mean((2, 4))
 
 
 def patches(a: Var, size: int) -> Var:
@@ -476,20 +451,16 @@ def conv2d(a: Var, kernel: Var) -> Var:
 
 
 def embedding(table: Var, index: Var) -> Var:
-    """Rows of a table. The table's gradient is sparse: (index, row) for each row that was read."""
-    width = table.shape[1]
-
-    def rows(t: Any, i: Any, out: Any) -> None:
-        out[...] = t[i]
-
-    def sparse(g: Any, y: Any) -> Any:
-        n = math.prod(index.shape)
-        return fanin.Sparse("coo", (reshaped(index.data, (1, n)), reshaped(g, (n, width))), table.shape)
+    """Rows of a table. The table's gradient is sparse: what was read where, row by row."""
+    n, width = math.prod(index.shape), table.shape[1]
 
     def look_up(t: Any, i: Any) -> Any:
-        return run(rows, t, i, shape=(*index.shape, width), dtype=table.dtype)
+        return run(lambda t, i, out: np.take(t, i, 0, out), t, i, shape=(*index.shape, width), dtype=table.dtype)
 
-    return op("embedding", look_up, [table, index], sparse, None)
+    def rows(g: Any, y: Any) -> Any:
+        return fanin.Sparse("coo", (reshaped(index.data, (1, n)), reshaped(g, (n, width))), table.shape)
+
+    return op("embedding", look_up, [table, index], rows, None)
 
 
 def cross_entropy(logits: Var, labels: Var, count: int | None = None) -> Var:
@@ -558,6 +529,9 @@ def reachable(nodes: Sequence[Node]) -> list[Node]:
     return sorted(found, key=lambda node: node.number)
 
 
+Edge = tuple["Node | None", int]  # input i of a node; of None: root i of the pass
+
+
 class Pass:
     """One pass: a buffer for each node that waits for gradients, and a queue of the nodes that are ready."""
 
@@ -571,101 +545,103 @@ class Pass:
             if x.node is None:
                 raise TypeError(f"backward: {x!r} depends on no parameter")
         nodes = reachable([x.node for x in self.roots if x.node])
-        self.wanted, self.budget = wanted, budget  # wanted: E8, captured for the caller; None: all leaves
-        self.needed: set[Node] = set(nodes) if wanted is None else set()  # E8
+        self.wanted, self.budget = wanted, budget  # wanted: captured for the caller, from which device; None: all leaves
+        self.needed: set[Node | None] = set(nodes) if wanted is None else set()  # E8
         for node in nodes:
             if wanted and (node in wanted or any(x.node in self.needed for x in node.inputs)):
                 self.needed.add(node)
         # E1: the edges to each slot are counted, which gives each its key; a node is ready when all have contributed.
+        edges: list[tuple[Edge, Var]] = [((None, i), x) for i, x in enumerate(self.roots)]
+        edges += [((node, i), x) for node in reversed(nodes) for i, x in enumerate(node.inputs)]
+        self.keys: dict[Edge, int] = {}
         self.expected: Counter[tuple[Node | None, int]] = Counter()
-        self.keys: dict[tuple[Node | None, int], int] = {}
-        for x, edge in [((x), (None, i)) for i, x in enumerate(self.roots)] + [
-            (x, (node, i)) for node in reversed(nodes) for i, x in enumerate(node.inputs) if x.node in self.needed
-        ]:
-            self.keys[edge] = self.expected[x.node, x.slot]
-            self.expected[x.node, x.slot] += 1
-        self.due = {node: sum(self.expected[node, slot] for slot in range(len(node.outputs))) for node in nodes}
+        self.due: Counter[Node | None] = Counter()
+        for edge, x in edges:
+            if x.node in self.needed:
+                self.keys[edge] = self.expected[x.node, x.slot]
+                self.expected[x.node, x.slot] += 1
+                self.due[x.node] += 1
         self.buffers: dict[Node, Any] = {}
         self.ready: list[tuple[bool, int, Node]] = []
         self.results: dict[Node, list[Any]] = {}
-        self.ended: list[tuple[Device, Any, Any]] = []  # S20: what was made where, for the caller
-        self.callers = {d: d.current() for d in {d for x in nodes for d in (x.device, *(y.device for y in x.inputs))}}
+        self.ended: list[tuple[Device, Any, Any]] = []  # S20: what was made on which stream for the caller
+        there = {x.device for _, x in edges} | {node.device for node in nodes}
+        self.callers = {device: device.current() for device in there}  # as they are now
 
     def run(self) -> None:
         node = None
         try:
-            for i, x in enumerate(self.roots):
-                self.begin(x, i)
+            for i, (x, g) in enumerate(zip(self.roots, self.gradients, strict=True)):
+                with at(x.device, self.callers[x.device], "seed"):  # by the rules for any other gradient (S20)
+                    if g is None:
+                        g = run(lambda out: out.fill(1), shape=x.shape, dtype=x.dtype)
+                    elif not hasattr(g, "device") or isinstance(g, np.ndarray | np.generic):
+                        g = x.device.put(np.asarray(g, x.dtype))
+                    self.give((None, i), x, g)
             while self.ready:
                 node = heapq.heappop(self.ready)[-1]
                 self.step(node)
         except Exception as e:
-            e.add_note(f"the pass backward ended in {node}" if node else "the pass backward ended where it began")
+            e.add_note(f"the pass backward ended in {node or 'its roots'}")
             raise
         finally:
+            self.buffers.clear()
             for device, caller in self.callers.items():
-                here = [(stream, g) for d, stream, g in self.ended if d == device]
-                if caller is not None and here:
-                    fanin._core.pass_end(caller, [stream for stream, _ in here], [g for _, g in here])
+                made = [(stream, g) for d, stream, g in self.ended if d == device]
+                if caller is not None and made:
+                    fanin._core.pass_end(caller, [stream for stream, _ in made], [g for _, g in made])
 
-    def begin(self, x: Var, i: int) -> None:
-        """A root's first gradient comes from the caller, by the rules for any other (S20)."""
-        g, caller = self.gradients[i], self.callers[x.device]
-        with at(x.device, caller, "seed"):
-            if g is None:
-                g = run(lambda out: out.fill(1), shape=x.shape, dtype=x.dtype)
-            elif x.device != cpu and isinstance(g, np.ndarray | np.generic | float | int):
-                g = x.device.put(np.asarray(g, x.dtype))
-            self.give(x, (None, i), g, caller)
-
-    def give(self, x: Var, edge: tuple[Node | None, int], g: Any, stream: Any) -> None:
-        """Add a gradient of x, made on `stream`, to the buffer of x's node."""
-        node, source = x.node, edge[0].name if edge[0] else "the caller"
-        assert node is not None
+    def give(self, edge: Edge, x: Var, g: Any) -> None:
+        """Add a gradient of x, made here, to the buffer of x's node, if that is needed."""
+        node = x.node
+        if node is None or edge not in self.keys:
+            return
         try:
-            if g is not None and hasattr(g, "shape"):
-                shape = tuple(g.shape)
-                if len(shape) < len(x.shape) or any(a not in (1, b) for a, b in zip(x.shape[::-1], shape[::-1], strict=False)):
-                    raise ValueError(f"expected {x.shape}, got {shape}")
-                g = moved(g, x.device)
+            shape = x.shape if g is None else tuple(g.shape)
+            if len(shape) < len(x.shape) or any(a not in (1, b) for a, b in zip(x.shape[::-1], shape[::-1], strict=False)):
+                raise ValueError(f"expected {x.shape}, got {shape}")
             if node not in self.buffers:
                 self.buffers[node] = fanin.InputBuffer(
                     node.outputs, budget=self.budget, stream=node.stream, leaf=isinstance(node, Leaf), name=node.name
                 )
                 for slot in range(len(node.outputs)):
                     self.buffers[node].expect(slot, self.expected[node, slot])
-            self.buffers[node].add(x.slot, g, key=self.keys[edge], stream=stream)
-        except (TypeError, ValueError, BufferError) as e:
-            raise type(e)(f"{source} returned an invalid gradient at index {edge[1]}: {e}") from None  # V3
+            g = g if g is None else moved(g, x.device)
+            self.buffers[node].add(x.slot, g, key=self.keys[edge], stream=_here.stream)
+        except (AttributeError, TypeError, ValueError, BufferError) as e:
+            who = f"{edge[0].name} returned" if edge[0] else "backward was given"
+            kind = TypeError if isinstance(e, AttributeError) else type(e)
+            raise kind(f"{who} an invalid gradient at index {edge[1]}: {e}") from None  # V2, V3
         self.due[node] -= 1
         if self.due[node] == 0:
             heapq.heappush(self.ready, (not isinstance(node, Leaf), -node.number, node))  # E2
 
     def step(self, node: Node) -> None:
         """Take the sums of a node that is ready, and go on from there (E4)."""
-        need = [x.node in self.needed for x in node.inputs]
         leaf = isinstance(node, Leaf) and self.wanted is None
-        stream = node.stream if leaf or any(need) else self.callers[self.wanted[node]]  # only captured: the caller's
+        goes_on = any(x.node in self.needed for x in node.inputs)
+        captured = self.wanted.get(node) if self.wanted else None
+        stream = self.callers[captured] if captured and not goes_on else node.stream
         grads = self.buffers.pop(node).take(stream, out=node.stages, writable=leaf)
         with at(node.device, stream, f"{node.name}'"):
             for slot, hook in node.hooks:
-                if grads[slot] is not None:
-                    changed = hook(grads[slot])
-                    grads[slot] = grads[slot] if changed is None else changed
-            if self.wanted and node in self.wanted:
+                changed = None if grads[slot] is None else hook(grads[slot])
+                grads[slot] = grads[slot] if changed is None else changed
+            if captured:
                 self.results[node] = grads
-                self.ended += [(self.wanted[node], stream, g) for g in grads if g is not None and any(need)]
-            if isinstance(node, Leaf) and leaf:
+                self.ended += [(captured, stream, g) for g in grads if g is not None]
+            if isinstance(node, Leaf) and leaf and grads[0] is not None:
                 node.accumulate(grads[0], self.callers[node.device])
-                self.ended += [(node.device, stream, node.grad)] if node.grad is not None else []
-            elif any(need):
-                self.go_on(node, grads, need)
+                self.ended.append((node.device, stream, node.grad))
+            if goes_on:
+                self.go_on(node, grads)
 
-    def go_on(self, node: Node, grads: list[Any], need: list[bool]) -> None:
-        made = node.back(grads, need) if any(g is not None for g in grads) else [None] * len(need)
+    def go_on(self, node: Node, grads: list[Any]) -> None:
+        """The node's own backward; what it gives goes to the nodes before."""
+        need = [x.node in self.needed for x in node.inputs]
+        made = [None] * len(need) if all(g is None for g in grads) else node.back(grads, need)
         if not isinstance(made, tuple | list) or len(made) != len(need):  # V1
             got = len(made) if isinstance(made, tuple | list) else f"a {type(made).__name__}"
             raise ValueError(f"{node.name} returned an invalid number of gradients: expected {len(need)}, got {got}")
         for i, x in enumerate(node.inputs):
-            if need[i]:
-                self.give(x, (node, i), made[i], node.stream)
+            self.give((node, i), x, made[i])

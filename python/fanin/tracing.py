@@ -11,14 +11,16 @@ A trace records its own thread, and the host threads that a simulated machine sp
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import json
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, NamedTuple
 
 from . import _core
@@ -26,6 +28,22 @@ from . import _core
 __all__ = ["Line", "Trace", "trace"]
 
 HOST = -1
+WORK = (
+    "sum",
+    "finish",
+    "copy",
+    "cast",
+    "reduce",
+    "upload",
+    "download",
+    "fill",
+    "zero",
+    "neutral",
+    "scatter",
+    "widen",
+    "merge",
+)
+Names = Mapping[tuple[int, int], str]
 
 
 @dataclass(frozen=True)
@@ -136,6 +154,27 @@ class Picture:
         return sorted(found | {n[0] for n in self.notes} | {r.lane for r in self.races})
 
 
+class Neighbours:
+    """Which work of a lane ends before a time, and which begins after it."""
+
+    def __init__(self, picture: Picture) -> None:
+        self.lanes: dict[Lane, list[Slice]] = {}
+        for s in picture.slices:
+            self.lanes.setdefault(s.lane, []).append(s)
+        for work in self.lanes.values():
+            work.sort(key=lambda s: s.start)  # a lane does one thing at a time: so the ends are sorted too
+
+    def before(self, lane: Lane, time: float) -> Slice | None:
+        work = self.lanes.get(lane, [])
+        i = bisect.bisect_right(work, time + 1e-9, key=lambda s: s.end)
+        return work[i - 1] if i else None
+
+    def after(self, lane: Lane, time: float) -> Slice | None:
+        work = self.lanes.get(lane, [])
+        i = bisect.bisect_left(work, time - 1e-9, key=lambda s: s.start)
+        return work[i] if i < len(work) else None
+
+
 class Trace:
     """What `fanin.trace` gives: a context manager, and afterwards its lines."""
 
@@ -195,19 +234,23 @@ class Trace:
         """The lines, placed in time: on the clock of the simulated device where there is one, else in logical order."""
         return place(self.lines, self._races)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write Chrome trace JSON: pid = device, tid = stream, an arrow for each wait. OSError if that fails; then nothing is written."""
-        write_whole(path, lambda out: out.write(json.dumps(chrome(self.picture()), indent=1).encode()))
+    def save(self, path: str | os.PathLike[str], *, names: Names | None = None) -> None:
+        """Write Chrome trace JSON: pid = device, tid = stream, an arrow for each wait.
 
-    def plot(self, path: str | os.PathLike[str], *, title: str | None = None) -> None:
+        `names` says what streams are called: {(0, 2): "copies"} is stream 2 of device 0. OSError if it cannot be written; then nothing is.
+        """
+        text = json.dumps(chrome(self.picture(), names or {}), indent=1)
+        write_whole(path, lambda out: out.write(text.encode()))
+
+    def plot(self, path: str | os.PathLike[str], *, title: str | None = None, names: Names | None = None) -> None:
         """Draw it (.svg, .png, .pdf): a lane for each stream, sums as bars coloured by buffer, waits as arrows, races red.
 
-        ImportError, with what to install, where matplotlib is missing.
+        `names` is as for `save`. ImportError, with what to install, where matplotlib is missing.
         """
         from .plot import draw
 
         suffix = Path(path).suffix.lstrip(".").lower() or "svg"
-        write_whole(path, lambda out: draw(self.picture(), out, format=suffix, title=title))
+        write_whole(path, lambda out: draw(self.picture(), out, format=suffix, title=title, names=names))
 
     def dot(self) -> str:
         """What happens before what, as Graphviz DOT text: a cluster for each stream, dashed edges for waits."""
@@ -296,17 +339,14 @@ def place(lines: Sequence[Line], races: Sequence[tuple[int, str]] = ()) -> Pictu
 
 
 def owners(lines: Sequence[Line]) -> dict[int, str]:
-    """Which buffer's work a kernel is: that of the add, fold or take whose line comes next, where the kernel bears its label."""
-    found: dict[int, str] = {}
-    summary: Line | None = None
-    for i in range(len(lines) - 1, -1, -1):
-        line = lines[i]
-        if line.kind in ("add", "fold", "take"):
-            summary = line
-        elif line.kind in ("kernel", "copy") and summary is not None:
-            own = (f" {summary.label}", f" {summary.label}[{summary.slot}]")
-            if line.label.endswith(own):
-                found[i] = summary.label
+    """Which buffer's work a kernel is: "sum w1" and "copy grads[3]" are those of the slots whose adds, folds and takes are labelled so."""
+    slots = {(line.label, line.slot) for line in lines if line.kind in ("add", "fold", "take") and line.buffer}
+    own = {text: label for label, slot in slots for text in (label, f"{label}[{slot}]")}
+    found = {}
+    for i, line in enumerate(lines):
+        word, _, of = line.label.partition(" ")
+        if line.kind in ("kernel", "copy") and word in WORK and of in own:
+            found[i] = own[of]
     return found
 
 
@@ -339,28 +379,36 @@ class Parked:
 # Files
 
 
-def chrome(picture: Picture) -> dict[str, Any]:
+def chrome(picture: Picture, names: Names = MappingProxyType({})) -> dict[str, Any]:
     """Chrome trace JSON, in microseconds."""
     events: list[dict[str, Any]] = []
-    for lane in picture.lanes:
-        pid, tid = lane
-        said = "cpu" if pid < 0 else f"device {pid}"
-        events += [
-            {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": said}},
-            {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": pid}},
-            {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": f"stream {tid}"}},
-            {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": tid, "args": {"sort_index": tid}},
-        ]
+    lanes = picture.lanes
+    for lane in [*lanes, *([Lane(HOST, 0)] if picture.parked and lanes and lanes[0].device != HOST else [])]:
+        said = f"device {lane.device}" if lane.device != HOST else "host"
+        stream = f"stream {lane.stream}" if lane.device != HOST else "cpu"
+        if lane in names:
+            stream += f" ({names[lane]})"
+        for what, value in (
+            ("process_name", {"name": said}),
+            ("process_sort_index", {"sort_index": lane.device}),
+            ("thread_name", {"name": stream}),
+            ("thread_sort_index", {"sort_index": lane.stream}),
+        ):
+            events.append({"ph": "M", "name": what, "pid": pid(lane), "tid": lane.stream, "args": value})
     for s in picture.slices:
-        args: dict[str, Any] = {"bytes": s.line.bytes} if s.line else {}
+        args: dict[str, Any] = {"bytes": s.line.bytes if s.line else 0}
         if s.buffer:
             args["buffer"] = s.buffer
         cat = "accumulate" if s.buffer else "gpu_memcpy" if s.line and s.line.kind == "copy" else "kernel"
         events.append(at(s.lane, s.start, "X", s.name, cat, dur=round(s.end - s.start, 3), args=args))
+    neighbours = Neighbours(picture)
     for number, arrow in enumerate(picture.arrows, 1):
-        # A flow is drawn between the slices that enclose its ends: so both ends get a thin one of their own.
-        ends = (("record", "s", thin(picture, *arrow.at, tail=True)), ("wait", "f", thin(picture, *arrow.to, tail=False)))
-        for (word, phase, (start, dur)), lane in zip(ends, (arrow.at[0], arrow.to[0]), strict=True):
+        # A flow is drawn between the slices that enclose its ends: so both ends get a thin one of their own, at the tail of the
+        # work that was recorded and at the head of the work that waits.
+        for word, phase, (lane, time) in (("record", "s", arrow.at), ("wait", "f", arrow.to)):
+            work = neighbours.before(lane, time) if phase == "s" else neighbours.after(lane, time)
+            dur = min(0.5, (work.end - work.start) / 8) if work else 0.0
+            start = time if not work else work.end - dur if phase == "s" else work.start
             events.append(at(lane, start, "X", f"{word} {arrow.name}", "event", dur=round(dur, 3), args={}))
             flow = at(lane, start, phase, arrow.name, "event", id=number)
             events.append({**flow, "bp": "e"} if phase == "f" else flow)
@@ -368,8 +416,7 @@ def chrome(picture: Picture) -> dict[str, Any]:
         args = {"slot": line.slot, "key": line.key, "rules": ", ".join(line.rules), "bytes": line.bytes}
         events.append(at(lane, time, "i", f"{line.kind} {line.label}", "fanin", s="t", args=args))
     for buffer, time, n in picture.parked:
-        lane = Lane(HOST, 0)
-        events.append(at(lane, time, "C", f"parked bytes of {buffer}", "fanin", args={"bytes": n}))
+        events.append(at(Lane(HOST, 0), time, "C", f"parked bytes of {buffer}", "fanin", args={"bytes": n}))
     for race in picture.races:
         events.append(at(race.lane, race.time, "i", "RACE", "race", s="g", cname="terrible", args={"text": race.text}))
     return {
@@ -381,25 +428,21 @@ def chrome(picture: Picture) -> dict[str, Any]:
     }
 
 
+def pid(lane: Lane) -> int:
+    """Devices have their ordinals, as in torch.profiler's traces; the host has the process's own number."""
+    return lane.device if lane.device != HOST else os.getpid()
+
+
 def at(lane: Lane, time: float, phase: str, name: str, category: str, **more: Any) -> dict[str, Any]:
-    return {"ph": phase, "name": name, "cat": category, "pid": lane.device, "tid": lane.stream, "ts": round(time, 3), **more}
-
-
-def thin(picture: Picture, lane: Lane, time: float, *, tail: bool) -> tuple[float, float]:
-    """(start, duration) of a thin slice: at the tail of the work that ends by then, or at the head of the work that starts then."""
-    mine = [s for s in picture.slices if s.lane == lane]
-    if tail:
-        before = [s for s in mine if s.end <= time + 1e-9]
-        if not before:
-            return time, 0.0
-        work = max(before, key=lambda s: s.end)
-        dur = min(0.5, (work.end - work.start) / 8)
-        return work.end - dur, dur
-    after = [s for s in mine if s.start >= time - 1e-9]
-    if not after:
-        return time, 0.0
-    work = min(after, key=lambda s: s.start)
-    return work.start, min(0.5, (work.end - work.start) / 8)
+    return {
+        "ph": phase,
+        "name": name,
+        "cat": category,
+        "pid": pid(lane),
+        "tid": lane.stream,
+        "ts": round(time, 3),
+        **more,
+    }
 
 
 def dot(picture: Picture) -> str:
@@ -417,13 +460,12 @@ def dot(picture: Picture) -> str:
             style = ', style=filled, fillcolor="#cfe2f3"' if s.buffer else ""
             out.append(f"    n{number[id(s)]} [label={quoted(s.name)}{style}];")
         out.append("  }")
-        out += [f"  n{number[id(a)]} -> n{number[id(b)]} [style=bold];" for a, b in zip(mine, mine[1:], strict=False)]
+        out += [f"  n{number[id(a)]} -> n{number[id(b)]} [style=bold];" for a, b in itertools.pairwise(mine)]
+    neighbours = Neighbours(picture)
     for arrow in picture.arrows:
-        before = [s for s in picture.slices if s.lane == arrow.at[0] and s.end <= arrow.at[1] + 1e-9]
-        after = [s for s in picture.slices if s.lane == arrow.to[0] and s.start >= arrow.to[1] - 1e-9]
-        if before and after:
-            a, b = max(before, key=lambda s: s.end), min(after, key=lambda s: s.start)
+        a, b = neighbours.before(*arrow.at), neighbours.after(*arrow.to)
+        if a and b:
             out.append(f"  n{number[id(a)]} -> n{number[id(b)]} [style=dashed, label={quoted(arrow.name)}];")
     for i, race in enumerate(picture.races):
-        out.append(f'  race{i} [label={quoted(race.text)}, color=red, fontcolor=red];')
+        out.append(f"  race{i} [label={quoted(race.text)}, color=red, fontcolor=red];")
     return "\n".join([*out, "}"]) + "\n"

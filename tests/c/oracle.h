@@ -49,11 +49,18 @@ static inline uint32_t sign_bit(fan_dtype d)
     return fan_dtype_size(d) == 2 ? 0x8000u : 0x80u;
 }
 
-/* The value of a code without sign as if all exponents were finite. */
+/* The value of a code without sign as if all exponents were finite; worked out once. */
 static inline double decode_plain(low_float f, uint32_t code)
 {
-    uint32_t e = code >> f.mant, m = code & ((1u << f.mant) - 1);
-    return e ? ldexp((double)(m + (1u << f.mant)), (int)e - f.bias - f.mant) : ldexp((double)m, 1 - f.bias - f.mant);
+    static double known[4][1 << 15];
+    static bool filled[4];
+    int which = f.mant == 10 ? 0 : f.mant == 7 ? 1 : f.mant == 2 ? 2 : 3;
+    for (uint32_t c = 0; !filled[which] && c <= f.last + 1; c++) {
+        uint32_t e = c >> f.mant, m = c & ((1u << f.mant) - 1);
+        known[which][c] = e ? ldexp((double)(m + (1u << f.mant)), (int)e - f.bias - f.mant) : ldexp((double)m, 1 - f.bias - f.mant);
+    }
+    filled[which] = true;
+    return known[which][code];
 }
 
 static inline double decode_low(fan_dtype d, uint32_t code)

@@ -45,7 +45,7 @@ def show(x: Any) -> tuple[Any, ...]:
         return "Python", type(x).__name__, bits(np.array(x)).hex()
     if isinstance(x, np.generic):
         return "NumPy scalar", x.dtype.name, bits(x).hex()
-    if isinstance(x, np.ndarray) and not isinstance(x, np.ma.MaskedArray):
+    if isinstance(x, np.ndarray) and x.dtype != np.object_ and not isinstance(x, np.ma.MaskedArray):
         return "array", type(x).__name__, x.dtype.name, x.shape, bits(x).hex()
     if hasattr(x, "format") and (hasattr(x, "parts") or hasattr(x, "tocoo")):
         dtype = np.asarray(x.parts[-1] if hasattr(x, "parts") else x.data).dtype
@@ -59,6 +59,8 @@ def show(x: Any) -> tuple[Any, ...]:
 def stored(x: Any) -> Iterator[tuple[tuple[int, ...], Any]]:
     """(index, value) of each stored number of a sparse gradient, in its order, by the plainest of loops."""
     parts = x.parts if hasattr(x, "parts") else None
+    if x.format in ("dia", "lil", "dok"):
+        x = x.tocoo()
     if x.format == "coo":
         indices, values = parts or (np.stack(x.coords), x.data)
         for n in range(len(values)):

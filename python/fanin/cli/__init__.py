@@ -53,3 +53,6 @@ def main(words: Sequence[str] | None = None) -> int:
         # Whoever read our output is gone; Python would complain once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except OSError as e:
+        print(f"fanin: {e}", file=sys.stderr)
+        return 2

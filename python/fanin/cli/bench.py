@@ -205,7 +205,7 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": versions,
         "build": fanin.info().get("build"),
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
     }
 

@@ -12,9 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +31,8 @@ BLOCKS = 2
 #: The largest deviation of a float32 gradient from the float64 one, relative to that gradient's largest entry.
 TOLERANCE = 1e-4
 NEEDED = 0.95
+#: The machine's clock: slow memory, so that the picture shows work and not the host's queueing.
+CLOCK: dict[str, Any] = {"launch_us": 0.5, "gbytes_per_s": 8.0}
 
 # ---------------------------------------------------------------- 1. The network and how it is spread
 
@@ -55,19 +55,23 @@ def initial(rng: np.random.Generator) -> dict[str, Any]:
     }
 
 
-@dataclass
 class Spread:
-    """The machine's streams, and what lies where: parameters on device 0 (the last bias on device 1), made on its stream `w`."""
+    """Who works where: on each device a stream for the parameters, one for each of its two micro-batches, one for side branches."""
 
-    machine: Any
-    devices: list[tape.Device] = field(init=False)
-    home: list[Any] = field(init=False)
-    lanes: list[list[Any]] = field(init=False)
+    def __init__(self, machine: Any) -> None:
+        self.devices = tape.devices(machine)
+        self.home, self.first, self.second, self.side = ([machine.stream(device=i) for i in (0, 1)] for _ in range(4))
+        self.trunks = [self.first, self.second]
+        self.caller = [device.current() for device in self.devices]
 
-    def __post_init__(self) -> None:
-        self.devices = tape.devices(self.machine)
-        self.home = [self.machine.stream(device=i) for i in (0, 1)]
-        self.lanes = [[self.machine.stream(device=i) for _ in range(2)] for i in (0, 1)]
+    def home_of(self, name: str) -> Any:
+        """The stream on which a parameter's gradient is summed: the bias lies on device 1, the others on device 0."""
+        return self.home[1] if name == "bias" else self.caller[0] if name == "position" else self.home[0]
+
+    def names(self) -> dict[tuple[int, int], str]:
+        """(device, stream): what it is for."""
+        words = {"the caller": self.caller, "parameters": self.home, "micro-batch a": self.first, "micro-batch b": self.second, "side": self.side}
+        return {(i, streams[i].handle): word for word, streams in words.items() for i in (0, 1)}
 
 
 class Net:
@@ -79,40 +83,43 @@ class Net:
         self.speed: dict[str, Any] = {}
         for name, value in start.items():
             where = int(name == "bias")
-            with fanin.stream(spread.home[where]):
+            with fanin.stream(spread.home_of(name)):
                 self.parameters[name] = tape.parameter(value, spread.devices[where], name)
             self.speed[name] = spread.devices[where].put(np.zeros_like(value))
-        # Memory on device 1 in which the sums for device 0 are made, one after the other.
-        self.stage = self.spread.devices[1].put(np.zeros(self.parameters["side"].data.size, "f4"))
+        # Memory on device 1 that the sums for device 0 share, one after the other.
+        self.stage = spread.devices[1].put(np.zeros(self.parameters["side"].data.size, "f4"))
 
-    def replicas(self) -> list[dict[str, tape.Var]]:
-        """The parameters as each device reads them. Device 0 pushes copies; the position's one copy serves both, over the link."""
-        here = dict(self.parameters)
-        there = {"bias": here["bias"]}
+    def copies(self) -> list[dict[str, tape.Var]]:
+        """The parameters as each device reads them: device 0 pushes copies to device 1."""
+        there = dict(self.parameters)
         with fanin.stream(self.spread.home[0]):
             for name, p in self.parameters.items():
-                if name != "bias":
-                    staged = name in ("block", "side")
-                    stage = self.stage[: p.data.size].reshape(p.shape) if staged else None
-                    there[name] = p.to(self.spread.devices[1], stage=stage)
-        here["position"] = there["position"]
-        return [here, there]
+                stage = self.stage[: p.data.size].reshape(p.shape) if name in ("block", "side") else None
+                there[name] = p if name in ("bias", "position") else p.to(self.spread.devices[1], stage=stage)
+        return [self.parameters, there]
 
     def forward(self, p: dict[str, tape.Var], digits: Any, where: int, turn: int) -> tuple[tape.Var, tape.Var]:
-        """(logits, embedded pixels) of a micro-batch on one device: the trunk on one stream, the side branch on the other."""
+        """(logits, embedded pixels) of a micro-batch: its trunk on a stream of its own, its side branch beside it."""
         device, other = self.spread.devices[where], self.spread.devices[1 - where]
-        trunk, side = self.spread.lanes[where][turn % 2], self.spread.lanes[where][1 - turn % 2]
+        trunk, side = self.spread.trunks[turn][where], self.spread.side[where]
+        with fanin.stream(self.spread.home_of("position")):
+            position = p["position"].to(self.spread.devices[1])  # each has its own; device 0 reads it over the link
         with fanin.stream(trunk):
-            x = tape.embedding(p["intensity"], tape.array(digits, device)) + p["position"]
+            x = tape.embedding(p["intensity"], tape.array(digits, device)) + position
         with fanin.stream(side):
             branch = tape.tanh(x.reshape(len(digits), 256) @ p["side"])
         with fanin.stream(trunk):
             h = tape.tanh(tape.conv2d(x, p["conv"]))
-            for _ in range(BLOCKS):
-                # Device 0 is short of memory: it parks what skips the block on device 1, and fetches it back.
-                parked = h.to(other) if where == 0 else h
-                t = tape.tanh(tape.conv2d(h, p["block"]))
-                h = (parked.to(device, on=device) if where == 0 else parked) + t
+        for _ in range(BLOCKS):
+            # Device 0 is short of memory: what goes around the block waits on device 1, and is fetched back beside the trunk.
+            with fanin.stream(trunk):
+                around = h.to(other) if where == 0 else h
+                through = tape.tanh(tape.conv2d(h, p["block"]))
+            with fanin.stream(side):
+                around = around.to(device, on=device) if where == 0 else around
+            with fanin.stream(trunk):
+                h = through + around
+        with fanin.stream(trunk):
             joined = tape.pool(h, 2).reshape(len(digits), 128) + branch
             return joined @ p["out"] + p["bias"], x
 
@@ -123,12 +130,12 @@ class Net:
 def losses_of(net: Net, digits: Any, labels: Any) -> tuple[list[tape.Var], list[tape.Var]]:
     """(losses, embedded pixels) of all micro-batches; the losses sum to the mean over the batch."""
     losses, pixels = [], []
-    replicas = net.replicas()
+    copies = net.copies()
     parts = zip(np.array_split(digits, MICRO_BATCHES), np.array_split(labels, MICRO_BATCHES), strict=True)
     for i, (d, t) in enumerate(parts):
         where, turn = i % 2, i // 2
-        logits, x = net.forward(replicas[where], d, where, turn)
-        with fanin.stream(net.spread.lanes[where][turn % 2]):
+        logits, x = net.forward(copies[where], d, where, turn)
+        with fanin.stream(net.spread.trunks[turn][where]):
             losses.append(tape.cross_entropy(logits, tape.array(t, logits.device), count=len(digits)))
         pixels.append(x)
     return losses, pixels
@@ -199,7 +206,7 @@ class Check:
         parts = zip(np.array_split(digits, MICRO_BATCHES), np.array_split(labels, MICRO_BATCHES), pixels, strict=True)
         for d, t, dx in parts:
             _, gradients, wanted = plain.gradients(p, d, t, len(digits), BLOCKS)
-            self.note(deviation(host(dx), wanted))
+            self.note(deviation(dx, wanted))
             for name, g in gradients.items():
                 total[name] += g
         for name, v in net.parameters.items():
@@ -248,15 +255,15 @@ class Digits:
 
 def accuracy(net: Net, digits: Digits) -> float:
     """The share of the held-back digits that the network knows."""
-    replicas = net.replicas()
-    found = [net.forward(replicas[i], d, i, 0)[0].numpy().argmax(1) for i, d in enumerate(np.array_split(digits.held, 2))]
+    copies = net.copies()
+    found = [net.forward(copies[i], d, i, 0)[0].numpy().argmax(1) for i, d in enumerate(np.array_split(digits.held, 2))]
     return float((np.concatenate(found) == digits.held_labels).mean())
 
 
 def step(net: Net, digits: Any, labels: Any, rate: float, check: Check | None) -> float | None:
     """One step of training, in which every gradient is checked if `check` is there; then it returns the loss."""
     losses, pixels = losses_of(net, digits, labels)
-    seen = tape.grad(losses, pixels) if check else []
+    seen = [host(g) for g in tape.grad(losses, pixels)] if check else []
     tape.backward(losses)
     if check:
         check.step(net, digits, labels, seen)
@@ -266,13 +273,14 @@ def step(net: Net, digits: Any, labels: Any, rate: float, check: Check | None) -
 
 
 def train(options: argparse.Namespace) -> int:
-    screen, began = Screen(), time.monotonic()
+    screen, began, out = Screen(), time.monotonic(), Path(options.out)
+    out.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(options.seed)
     digits = Digits(rng)
     steps = options.steps or options.epochs * (len(digits.labels) // BATCH)
     every = max(1, steps // options.checks)
     check, before = Check(), fanin.counters()
-    with Machine(devices=2, seed=options.seed) as machine, fanin.set_options(warn_stream_mismatch=False):
+    with Machine(2, options.seed, **CLOCK) as machine, fanin.set_options(warn_stream_mismatch=False):
         net = Net(initial(rng), Spread(machine))
         screen.say(f"{len(digits.labels)} digits to learn, {len(digits.held)} held back; {steps} steps of {BATCH} in {MICRO_BATCHES} micro-batches")
         screen.say(f"{len(machine.streams) + 2} streams of two simulated devices; every {every}th step each gradient is checked")
@@ -289,7 +297,7 @@ def train(options: argparse.Namespace) -> int:
         machine.synchronize()
         done = fanin.counters()
         seconds = time.monotonic() - began
-        made = picture(net, *next(batches), Path(options.out), screen)
+        made = picture(net, *next(batches), out)
         races = machine.races
     screen.say()
     screen.table(
@@ -320,16 +328,15 @@ def train(options: argparse.Namespace) -> int:
     return int(any(wrong))
 
 
-def picture(net: Net, digits: Any, labels: Any, out: Path, screen: Screen) -> list[str]:
+def picture(net: Net, digits: Any, labels: Any, out: Path) -> list[str]:
     """A trace and a picture of one pass backward; says what was written."""
     losses, _ = losses_of(net, digits, labels)
     with fanin.trace() as t:
         tape.backward(losses)
-    out.mkdir(parents=True, exist_ok=True)
     t.save(out / "fanin-demo.json")
     said = [f"{out / 'fanin-demo.json'}: one pass backward; open it in https://ui.perfetto.dev"]
     try:
-        t.plot(out / "fanin-demo.svg", title="One pass backward: four micro-batches on two simulated devices")
+        t.plot(out / "fanin-demo.svg", title="One pass backward: four micro-batches on two simulated devices", names=net.spread.names())
     except ImportError as e:
         return [*said, f"no picture: {e}"]
     return [*said, f"{out / 'fanin-demo.svg'}: the same as a picture"]
@@ -337,28 +344,115 @@ def picture(net: Net, digits: Any, labels: Any, out: Path, screen: Screen) -> li
 
 # ---------------------------------------------------------------- 5. A wait left out
 
-#: What each wait, record and mark is for.
+#: What each wait, record and mark of the rules is for.
 PURPOSE = {
-    "S9.record": "the first gradient's event, when its producer runs on another stream than the consumer",
+    "S9.record": "the event behind a slot's first gradient, which the consumer's stream, or the sum, will wait for",
+    "S9.mark": "keeps a first gradient's memory until the consumer's stream is done with it",
+    "S10.record": "the event behind a slot's first gradient, when the consumer is on another device",
+    "S11.record": "the event behind a slot's first gradient, when neither producer nor consumer is on its device",
+    "S12.record": "the event behind each later gradient of a slot",
+    "S12.wait": "the sum waits for the later gradients that other streams made",
+    "S12.mark": "keeps the later gradients' memory until the sum has read it",
+    "S13.wait": "the sum waits for the first gradient, if another stream made it",
+    "S13.mark": "keeps the first gradient's memory until the sum has read it",
+    "S15.record": "the event behind a sum that is not made on the consumer's stream",
+    "S18.record": "an event for a consumer on another stream than the sum's, where there is none yet",
+    "S18.wait": "the consumer waits for the sum",
+    "S19.mark": "keeps the sum's memory until the consumer is done with it",
+    "S20.wait": "the caller's stream waits, at the end of the pass, for the streams on which the leaves were summed",
+    "S20.mark": "keeps the leaves' gradients until the caller's stream is done with them",
+    "S21.wait": "a conversion waits for the gradient, where it cannot run on its producer's stream",
+    "S21.mark": "keeps a gradient's memory until it has been converted on another stream",
+    "S21.record": "the event behind such a conversion",
+    "S22.wait": "the last step of a sum waits until the taker's stream is done with the memory that it is written to",
+    "S22.mark": "keeps the memory that a sum is written to",
+    "S22.record": "the event behind the last step of a sum",
+}
+
+#: Those that another one covers in this network, so that leaving them out alone changes nothing.
+COVERED = {
+    "S9.mark": "S13.mark marks the same memory when the sum is made, and S19.mark where there is nothing to sum; try --leave-out S9.mark --leave-out S13.mark",
+    "S13.mark": "S9.mark has marked the same memory when it was added; try --leave-out S9.mark --leave-out S13.mark",
+    "S22.mark": "whoever takes the sum reads it, and so waits for it and is marked itself (S18, S19)",
 }
 
 
 def leave_out(options: argparse.Namespace) -> int:
-    """Train as ever, but without these; the checker says what comes of it."""
-    screen = Screen()
-    rng = np.random.default_rng(options.seed)
+    """Train as ever, but without these: the checker says what comes of it."""
+    screen, rng = Screen(), np.random.default_rng(options.seed)
     digits = Digits(rng)
-    with Machine(devices=2, seed=options.seed) as machine, fanin.set_options(warn_stream_mismatch=False):
-        machine.leave_out(*options.leave_out)
-        net = Net(initial(rng), Spread(machine))
-        batches = digits.batches(rng)
-        screen.say(f"leaving out: {', '.join(options.leave_out)}")
+    with Machine(2, options.seed, **CLOCK) as machine, fanin.set_options(warn_stream_mismatch=False):
         try:
-            for _ in range(2):
+            machine.leave_out(*options.leave_out)
+        except ValueError as e:
+            print(f"fanin demo: {e}", file=sys.stderr)
+            return 2
+        out = [w for w in PURPOSE if any(w == word or w.startswith(f"{word}.") for word in options.leave_out)]
+        screen.say("left out:")
+        for word in out:
+            screen.say(f"  {word:<10}  {PURPOSE[word]}")
+        spread = Spread(machine)
+        net, batches = Net(initial(rng), spread), digits.batches(rng)
+        try:
+            for _ in range(3):
                 step(net, *next(batches), options.rate, Check())
             machine.synchronize()
         except fanin.RaceError as e:
-            screen.say(f"RaceError: {e}", style="red")
+            screen.say(f"\nRaceError: {e}", style="red")
+            screen.say("\nstreams:")
+            for i in (0, 1):
+                known = ", ".join(f"{stream} {name}" for (device, stream), name in sorted(spread.names().items()) if device == i)
+                screen.say(f"  sim:{i}: {known}")
             return 1
-    screen.say("no race")
+    screen.say("\nno race: three steps, each gradient checked")
+    for word in out:
+        if word in COVERED:
+            screen.say(f"  {word} is covered here: {COVERED[word]}")
     return 0
+
+
+# ---------------------------------------------------------------- 6. What may be said
+
+HELP = f"""Train a small network on real handwritten digits, on two simulated devices, and check its gradients.
+
+Micro-batches and branches of the network are spread over streams that run late and in any order that waits allow. On
+sampled steps each gradient is held against a plain float64 sum. A table, a trace for Perfetto and a picture of one pass
+backward come of it. Exit status: 0 all is well; 1 accuracy below {NEEDED:.0%}, a gradient that deviates, or a race;
+2 something is missing that the demo needs.
+
+examples:
+  fanin demo
+  fanin demo --epochs 5 --seed 7 --out /tmp/demo
+  fanin demo --leave-out S12.wait         what is this wait for? shows the race that results
+  fanin demo --leave-out S9.mark --leave-out S13.mark"""
+
+
+def positive(text: str) -> int:
+    n = int(text)
+    if n < 1:
+        raise ValueError
+    return n
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--epochs", metavar="N", type=positive, default=16, help="how often each digit is seen (default: 16)")
+    parser.add_argument("--steps", metavar="N", type=positive, help="train for so many steps instead")
+    parser.add_argument("--checks", metavar="N", type=positive, default=12, help="on how many steps gradients are checked (default: 12)")
+    parser.add_argument("--rate", metavar="X", type=float, default=0.1, help="the learning rate at the start (default: 0.1)")
+    parser.add_argument("--seed", metavar="N", type=int, default=0, help="of the digits' order, the parameters and the machine (default: 0)")
+    parser.add_argument("--out", metavar="DIR", default=".", help="where trace and picture go (default: here)")
+    parser.add_argument(
+        "--leave-out", metavar="WORD", action="append", help="leave out a wait, record or mark of the stream rules: S12, S12.wait .. (may be repeated)"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    try:
+        import sklearn.datasets
+        from threadpoolctl import threadpool_limits
+    except ImportError as e:
+        print(f"fanin demo: it needs scikit-learn's digits ({e}); install them by: pip install \"fanin[demo]\"", file=sys.stderr)
+        return 2
+    del sklearn
+    with threadpool_limits(1):  # the arrays are small: a second thread of the BLAS only costs
+        return leave_out(options) if options.leave_out else train(options)

@@ -32,7 +32,7 @@ def left_fold(arrays: list[Any]) -> Any:
 
 def same_bits(a: Any, b: Any) -> bool:
     a, b = np.asarray(a), np.asarray(b)
-    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+    return bool(a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes())
 
 
 def needs(buffer: Any, *names: str) -> None:

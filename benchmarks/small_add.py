@@ -1,0 +1,11 @@
+"""How long one small add takes, beside NumPy's and torch's: python benchmarks/small_add.py [--quick]."""
+
+import sys
+from pathlib import Path
+
+from fanin.cli import bench
+from fanin.cli.screen import Screen
+
+result = bench.small_add(quick="--quick" in sys.argv)
+bench.show(Screen(), result)
+bench.write(Path(__file__).parent / "results" / "small_add.json", [result])

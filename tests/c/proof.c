@@ -1,0 +1,441 @@
+/* The proof of the stream rules on the buffer's own code (docs/proof.md).
+ *
+ *   proof whole K D S [few|most|all] [raw] [full] [part=i/n] [fault=..]   adds are steps
+ *   proof split D S [scene=..] [raw] [full] [limit=n] [fault=..]                       lock, unlock and device calls are steps
+ *   proof values K D S [samples=n] [seed=n] [fault=..]                                 order and values judge each other
+ *   proof check K D S few|most [fault=..]..                                            the reductions against the search without them
+ *   proof kill NAME..                                                                  for each planted fault: who finds it
+ *   proof replay "CONFIGURATION" SCHEDULE [fault=..]                                   one run of `whole`
+ *   proof sizes                                                                        how many configurations there are
+ *
+ * Each line of results is words and name=number pairs; the last line is "ok N checks".
+ */
+#include "proof.h"
+
+#include "check.h"
+
+#include <ctype.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+double seconds(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+/* ---- faults ---- */
+
+static const char *const driver_words[] = {"count", "import-wait", "alias-wait", "alias-mark", "sync"};
+
+bool fault_parse(fault *f, const char *text)
+{
+    memset(f, 0, sizeof *f);
+    snprintf(f->name, sizeof f->name, "%s", text);
+    if (strcmp(text, "none") == 0)
+        return true;
+    char part[96];
+    const char *at = text;
+    while (*at) {
+        size_t n = strcspn(at, "+");
+        if (n >= sizeof part)
+            return false;
+        memcpy(part, at, n);
+        part[n] = '\0';
+        if (strncmp(part, "mut:", 4) == 0) {
+            f->mutant = atoi(part + 4);
+            if (f->mutant <= 0)
+                return false;
+        } else if (strncmp(part, "driver:", 7) == 0) {
+            unsigned bit = 0;
+            for (size_t i = 0; i < sizeof driver_words / sizeof *driver_words; i++)
+                if (strcmp(part + 7, driver_words[i]) == 0)
+                    bit = 1u << i;
+            if (!bit)
+                return false;
+            f->driver |= bit;
+        } else {
+            uint64_t bits = fan_plan_bits(strncmp(part, "plan:", 5) == 0 ? part + 5 : part);
+            if (!bits)
+                return false;
+            f->bits |= bits;
+        }
+        at += n + (at[n] == '+');
+    }
+    return true;
+}
+
+void fault_plant(const fault *f, world *w)
+{
+    fan_mutant = f->mutant;
+    fan_sim_leave_out(w->m, f->bits);
+}
+
+/* ---- whole adds ---- */
+
+static uint64_t class_of(const config *c);
+
+
+static void note(tally *out, const config *c, const fault *f, const char *schedule, const run *r)
+{
+    char text[320];
+    if (out->worst[0])
+        return;
+    snprintf(out->worst, sizeof out->worst, "\"%s\" %s fault=%s", config_text(c, text, sizeof text), schedule[0] ? schedule : "-", f->name);
+    snprintf(out->sentence, sizeof out->sentence, "%s: %.900s", verdict_words[r->verdict], r->why);
+}
+
+static void one_run(run *r, fan_explore *x, tally *out)
+{
+    uint32_t can;
+    run_begin(r);
+    while (r->verdict == FINE && (can = run_enabled(r)) != 0) {
+        int actor = fan_explore_choose(x, can);
+        if (actor == FAN_EXPLORE_NONE)
+            break;
+        run_step(r, actor, x);
+        out->steps++;
+    }
+}
+
+bool search_config(world *w, const search *how, const config *c, tally *out, verdict *worst)
+{
+    run r;
+    fan_explore *x = fan_explore_new(how->reduce, 0);
+    bool sound = true;
+    *worst = FINE;
+    if (!x || !run_open(&r, w, c))
+        return false;
+    r.driver = how->fault.driver;
+    while (fan_explore_begin(x)) {
+        char schedule[64];
+        one_run(&r, x, out);
+        fan_explore_schedule(x, schedule, sizeof schedule);
+        run_end(&r);
+        fan_explore_end(x);
+        out->by[r.verdict]++;
+        if (r.verdict != FINE) {
+            note(out, c, &how->fault, schedule, &r);
+            *worst = *worst == FINE ? r.verdict : *worst;
+            if (how->first)
+                break;
+        }
+    }
+    out->traces += fan_explore_runs(x);
+    out->abandoned += fan_explore_abandoned(x);
+    out->configs++;
+    out->failing += *worst != FINE;
+    if (*worst == FINE && !fan_explore_complete(x)) {
+        fprintf(stderr, "the search of a configuration is not complete\n");
+        sound = false;
+    }
+    run_close(&r);
+    fan_explore_free(x);
+    if (*worst != FINE && getenv("PROOF_SHOW")) {
+        char text[320];
+        fprintf(stderr, "%" PRIu64 " %s %s\n", class_of(c), verdict_words[*worst], config_text(c, text, sizeof text));
+    }
+    return sound;
+}
+
+bool search_whole(const search *how, tally *out)
+{
+    world w;
+    config c;
+    uint64_t raw = config_raw(how->K, how->D, how->S), step = how->step ? how->step : 1;
+    memset(out, 0, sizeof *out);
+    if (!world_open(&w, how->D, how->S, NULL))
+        return false;
+    fault_plant(&how->fault, &w);
+    config_plain(&c, how->K, how->D, how->S);
+    bool sound = true;
+    for (uint64_t i = how->from; i < raw && sound; i += step) {
+        bool any = false;
+        config_shape(&c, i);
+        for (unsigned n = 0; config_options(&c, how->options, n) && sound; n++) {
+            verdict v;
+            if (!how->raw && !config_first(&c))
+                continue;
+            any = true;
+            sound = search_config(&w, how, &c, out, &v);
+            if (how->seen)
+                how->seen(how->ctx, &c, v);
+        }
+        out->shapes += any;
+    }
+    fan_mutant = 0;
+    world_close(&w);
+    return sound;
+}
+
+static void say(const char *what, const tally *t, double since)
+{
+    uint64_t wrong = 0;
+    for (int i = FINE + 1; i < VERDICTS; i++)
+        wrong += t->by[i];
+    printf("%s shapes=%" PRIu64 " configurations=%" PRIu64 " traces=%" PRIu64 " abandoned=%" PRIu64 " steps=%" PRIu64 " races=%" PRIu64
+           " others=%" PRIu64 " failing=%" PRIu64 " seconds=%.2f\n", what, t->shapes, t->configs, t->traces, t->abandoned, t->steps,
+           t->by[RACED], wrong - t->by[RACED], t->failing, seconds() - since);
+    if (t->worst[0])
+        printf("  first: %s\n  %s\n", t->worst, t->sentence);
+    fflush(stdout);
+}
+
+/* ---- the command line ---- */
+
+static bool word(int argc, char **argv, const char *which)
+{
+    for (int i = 0; i < argc; i++)
+        if (strcmp(argv[i], which) == 0)
+            return true;
+    return false;
+}
+
+static const char *option(int argc, char **argv, const char *which)
+{
+    size_t n = strlen(which);
+    for (int i = 0; i < argc; i++)
+        if (strncmp(argv[i], which, n) == 0 && argv[i][n] == '=')
+            return argv[i] + n + 1;
+    return NULL;
+}
+
+static uint64_t number(int argc, char **argv, const char *which, uint64_t otherwise)
+{
+    const char *text = option(argc, argv, which);
+    return text ? strtoull(text, NULL, 10) : otherwise;
+}
+
+static fault the_fault(int argc, char **argv)
+{
+    fault f;
+    const char *text = option(argc, argv, "fault");
+    if (!fault_parse(&f, text ? text : "none")) {
+        fprintf(stderr, "no such fault: %s\n", text);
+        exit(2);
+    }
+    return f;
+}
+
+static richness how_rich(int argc, char **argv)
+{
+    return word(argc, argv, "all") ? OPTIONS_ALL : word(argc, argv, "most") ? OPTIONS_MOST : OPTIONS_FEW;
+}
+
+static void part(int argc, char **argv, uint64_t *from, uint64_t *step)
+{
+    const char *text = option(argc, argv, "part");
+    *from = 0;
+    *step = 0;
+    if (text && sscanf(text, "%" SCNu64 "/%" SCNu64, from, step) != 2)
+        exit(2);
+}
+
+static void do_whole(int argc, char **argv)
+{
+    double since = seconds();
+    char title[64];
+    tally t;
+    search how = {.K = atoi(argv[0]), .D = atoi(argv[1]), .S = atoi(argv[2]), .options = how_rich(argc, argv), .raw = word(argc, argv, "raw"),
+                  .reduce = !word(argc, argv, "full"), .first = word(argc, argv, "first"),
+                  .fault = the_fault(argc, argv)};
+    part(argc, argv, &how.from, &how.step);
+    CHECK(search_whole(&how, &t));
+    snprintf(title, sizeof title, "whole K=%d D=%d S=%d", how.K, how.D, how.S);
+    say(title, &t, since);
+    CHECK(t.traces > 0);
+    if (strcmp(how.fault.name, "none") == 0)
+        CHECK_INT(t.failing, 0);
+}
+
+/* ---- the reductions, checked ---- */
+
+/* Which classes fail: an open table from class and options to what was seen. */
+typedef struct table {
+    struct entry {
+        uint64_t key;
+        uint8_t seen; /* 1: a configuration that did not fail, 2: one that did */
+    } *entries;
+    size_t cap, n;
+    uint64_t failing, all;
+} table;
+
+static uint64_t class_of(const config *c)
+{
+    uint64_t k = config_least(c);
+    k = k * BUDGETS + (uint64_t)c->budget;
+    k = k * 2 + c->keyed;
+    k = k * LET_GOS + (uint64_t)c->let_go;
+    k = k * MODES + (uint64_t)c->mode;
+    k = k * 2 + c->undeclared;
+    return k * 2 + c->sum_to_caller + 1;
+}
+
+static struct entry *entry_of(table *t, uint64_t key)
+{
+    if (2 * (t->n + 1) > t->cap) {
+        table wider = {.cap = t->cap ? 2 * t->cap : 1024};
+        wider.entries = calloc(wider.cap, sizeof *wider.entries);
+        if (!wider.entries)
+            abort();
+        for (size_t i = 0; i < t->cap; i++)
+            if (t->entries[i].key)
+                *entry_of(&wider, t->entries[i].key) = t->entries[i];
+        free(t->entries);
+        t->entries = wider.entries;
+        t->cap = wider.cap;
+        t->n = wider.n;
+    }
+    size_t i = (size_t)(key * UINT64_C(0x9E3779B97F4A7C15) >> 20) & (t->cap - 1);
+    while (t->entries[i].key && t->entries[i].key != key)
+        i = (i + 1) & (t->cap - 1);
+    if (!t->entries[i].key) {
+        t->entries[i].key = key;
+        t->n++;
+    }
+    return &t->entries[i];
+}
+
+static void see(void *ctx, const config *c, verdict v)
+{
+    table *t = ctx;
+    entry_of(t, class_of(c))->seen |= v == FINE ? 1 : 2;
+    t->all++;
+    t->failing += v != FINE;
+}
+
+/* The unreduced search over every configuration against the reduced one over classes: the same classes must fail. */
+static void do_check(int argc, char **argv)
+{
+    int K = atoi(argv[0]), D = atoi(argv[1]), S = atoi(argv[2]);
+    uint64_t faults = 0, different = 0, full_failing = 0, reduced_failing = 0, full_traces = 0, reduced_traces = 0, configs = 0, classes = 0;
+    double since = seconds();
+    bool names = !word(argc, argv, "names"); /* faults that look at names: only the sleep sets are checked */
+    for (int i = 3; i < argc; i++) {
+        if (strncmp(argv[i], "fault=", 6) != 0)
+            continue;
+        search full = {.K = K, .D = D, .S = S, .options = how_rich(argc, argv), .raw = true, .reduce = false, .first = true},
+               reduced = full;
+        table a = {0}, b = {0};
+        tally ta, tb;
+        uint64_t wrong = 0;
+        if (!fault_parse(&full.fault, argv[i] + 6)) {
+            fprintf(stderr, "no such fault: %s\n", argv[i] + 6);
+            exit(2);
+        }
+        part(argc, argv, &full.from, &full.step);
+        reduced.from = full.from;
+        reduced.step = full.step;
+        reduced.fault = full.fault;
+        reduced.raw = !names;
+        reduced.reduce = true;
+        full.seen = reduced.seen = see;
+        full.ctx = &a;
+        reduced.ctx = &b;
+        CHECK(search_whole(&full, &ta));
+        CHECK(search_whole(&reduced, &tb));
+        for (size_t k = 0; k < a.cap; k++)
+            if (a.entries[k].key)
+                if (a.entries[k].seen != entry_of(&b, a.entries[k].key)->seen && wrong++ < 3 && getenv("PROOF_SHOW"))
+                    fprintf(stderr, "    class %" PRIu64 ": %d, reduced %d\n", a.entries[k].key, a.entries[k].seen, entry_of(&b, a.entries[k].key)->seen);
+        CHECK_INT(a.n, b.n);
+        if (!CHECK(wrong == 0))
+            fprintf(stderr, "    %s: %" PRIu64 " classes differ; full %s\n    reduced %s\n", full.fault.name, wrong, ta.worst, tb.worst);
+        printf("check K=%d D=%d S=%d %s failing=%" PRIu64 " configurations=%" PRIu64 " failing_reduced=%" PRIu64 " classes=%" PRIu64
+               " different=%" PRIu64 "\n", K, D, S, full.fault.name, a.failing, a.all, b.failing, b.all, wrong);
+        faults++;
+        different += wrong;
+        configs += a.all;
+        classes += b.all;
+        full_failing += a.failing;
+        reduced_failing += b.failing;
+        full_traces += ta.traces;
+        reduced_traces += tb.traces;
+        free(a.entries);
+        free(b.entries);
+    }
+    printf("checked K=%d D=%d S=%d faults=%" PRIu64 " different=%" PRIu64 " configurations=%" PRIu64 " classes=%" PRIu64 " failing=%" PRIu64
+           " failing_reduced=%" PRIu64 " traces=%" PRIu64 " traces_reduced=%" PRIu64 " seconds=%.2f\n", K, D, S, faults, different, configs, classes,
+           full_failing, reduced_failing, full_traces, reduced_traces, seconds() - since);
+}
+
+/* One configuration: all its runs, or, with a schedule ("-": none), that run alone, step by step. */
+static void do_replay(int argc, char **argv)
+{
+    config c;
+    world w;
+    search how = {.reduce = !word(argc, argv, "full"), .first = true, .fault = the_fault(argc, argv)};
+    CHECK(config_parse(&c, argv[0]));
+    CHECK(world_open(&w, c.D, c.S, NULL));
+    fault_plant(&how.fault, &w);
+    if (argc > 1 && strcmp(argv[1], "-") != 0 && !strchr(argv[1], '=') && argv[1][0] <= '9') {
+        run r;
+        fan_explore *x = fan_explore_new(false, 0);
+        CHECK(run_open(&r, &w, &c));
+        r.driver = how.fault.driver;
+        CHECK_OK(fan_explore_replay(x, argv[1]));
+        CHECK(fan_explore_begin(x));
+        run_begin(&r);
+        uint32_t can;
+        while (r.verdict == FINE && (can = run_enabled(&r)) != 0) {
+            int actor = fan_explore_choose(x, can);
+            printf("actor %d step %d\n", actor, r.done[actor]);
+            run_step(&r, actor, NULL);
+        }
+        run_end(&r);
+        CHECK(!fan_explore_strayed(x));
+        fan_explore_end(x);
+        printf("verdict %s: %s\n", verdict_words[r.verdict], r.why);
+        fan_race race;
+        if (fan_sim_first_race(w.m, &race))
+            printf("first race: '%s' lane %u then '%s' lane %u%s\n", race.first.name, race.first.lane, race.second.name, race.second.lane,
+                   race.release ? ", a release" : "");
+        run_close(&r);
+        fan_explore_free(x);
+    } else {
+        tally t = {0};
+        verdict v;
+        CHECK(search_config(&w, &how, &c, &t, &v));
+        say("replay", &t, seconds());
+    }
+    fan_mutant = 0;
+    world_close(&w);
+}
+
+static void do_sizes(void)
+{
+    static const int sizes[][3] = {{1, 1, 1}, {1, 1, 2}, {1, 2, 1}, {1, 2, 2}, {2, 1, 2}, {2, 2, 1}, {2, 2, 2}, {2, 3, 3}, {3, 2, 2}, {3, 2, 3}, {3, 3, 2}, {4, 2, 2}};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        config c;
+        uint64_t raw = config_raw(sizes[i][0], sizes[i][1], sizes[i][2]), keyed = 0, unkeyed = 0;
+        config_plain(&c, sizes[i][0], sizes[i][1], sizes[i][2]);
+        for (uint64_t k = 0; k < raw && raw < 2000000; k++) {
+            config_shape(&c, k);
+            c.keyed = true;
+            keyed += config_first(&c);
+            c.keyed = false;
+            unkeyed += config_first(&c);
+        }
+        printf("sizes K=%d D=%d S=%d raw=%" PRIu64 " keyed=%" PRIu64 " unkeyed=%" PRIu64 "\n", sizes[i][0], sizes[i][1], sizes[i][2], raw, keyed, unkeyed);
+        CHECK(raw > 0);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    const char *what = argc > 1 ? argv[1] : "";
+    argc -= 2;
+    argv += 2;
+    if (strcmp(what, "whole") == 0 && argc >= 3)
+        do_whole(argc, argv);
+    else if (strcmp(what, "check") == 0 && argc >= 3)
+        do_check(argc, argv);
+    else if (strcmp(what, "replay") == 0 && argc >= 1)
+        do_replay(argc, argv);
+    else if (strcmp(what, "sizes") == 0)
+        do_sizes();
+    return check_done();
+}

@@ -1,0 +1,823 @@
+/* What all backends share: elision, pools, current streams, use sets and leaving memory, sparse sums; on the CPU, on the simulated device, and on a
+ * backend made for this test that knows the truth about every order. */
+#define _POSIX_C_SOURCE 200809L
+#include "check.h"
+
+#include "base/mem.h"
+#include "base/trace.h"
+#include "device/device.h"
+#include "device/sim.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdlib.h>
+
+static uint64_t draw(uint64_t *state)
+{
+    uint64_t z = *state += UINT64_C(0x9E3779B97F4A7C15);
+    z = (z ^ z >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
+    z = (z ^ z >> 27) * UINT64_C(0x94D049BB133111EB);
+    return z ^ z >> 31;
+}
+
+/* ---- a backend that knows the truth ---- */
+
+#define STREAMS 4
+#define VERSIONS 4096
+
+typedef struct truth {
+    uint64_t sees[STREAMS]; /* what comes before what is queued next, by stream */
+} truth;
+
+typedef struct true_event {
+    int n;
+    truth version[VERSIONS];
+} true_event;
+
+static pthread_mutex_t true_lock = PTHREAD_MUTEX_INITIALIZER;
+static truth streams[STREAMS];
+static bool slow;
+static atomic_long live_events;
+
+static void shake(void)
+{
+    static _Thread_local uint64_t state;
+    if (slow && draw(&state) % 4 == 0)
+        sched_yield();
+}
+
+static int number_of(const fan_stream *s)
+{
+    return (int)s->handle;
+}
+
+static fan_status true_init(fan_event *e, fan_error *err)
+{
+    (void)err;
+    e->impl = fan_calloc(sizeof(true_event));
+    live_events++;
+    return e->impl ? FAN_OK : FAN_NOMEM;
+}
+
+static void true_fini(fan_event *e)
+{
+    fan_free(e->impl);
+    live_events--;
+}
+
+static fan_status true_record(fan_event *e, fan_stream *s, fan_error *err)
+{
+    true_event *t = e->impl;
+    (void)err;
+    shake();
+    pthread_mutex_lock(&true_lock);
+    streams[number_of(s)].sees[number_of(s)]++; /* work of its own, and the record behind it */
+    t->version[t->n % VERSIONS] = streams[number_of(s)];
+    t->n++;
+    pthread_mutex_unlock(&true_lock);
+    shake();
+    return FAN_OK;
+}
+
+static fan_status true_wait(fan_stream *s, fan_event *e, fan_error *err)
+{
+    true_event *t = e->impl;
+    (void)err;
+    shake();
+    pthread_mutex_lock(&true_lock);
+    if (t->n)
+        for (int i = 0; i < STREAMS; i++)
+            if (streams[number_of(s)].sees[i] < t->version[(t->n - 1) % VERSIONS].sees[i])
+                streams[number_of(s)].sees[i] = t->version[(t->n - 1) % VERSIONS].sees[i];
+    pthread_mutex_unlock(&true_lock);
+    shake();
+    return FAN_OK;
+}
+
+static fan_status true_query(fan_event *e, bool *done, fan_error *err)
+{
+    (void)e, (void)err;
+    *done = true;
+    return FAN_OK;
+}
+
+static const fan_backend true_backend = {
+    .name = "true", .has_streams = true, .event_init = true_init, .event_fini = true_fini, .record = true_record, .wait = true_wait, .query = true_query};
+
+static int versions(fan_event *e)
+{
+    pthread_mutex_lock(&true_lock);
+    int n = ((true_event *)e->impl)->n;
+    pthread_mutex_unlock(&true_lock);
+    return n;
+}
+
+/* holds: s comes after one of e's records from the `since`-th on. */
+static bool holds(const fan_stream *s, const fan_event *e, int since)
+{
+    const true_event *t = e->impl;
+    bool any = false;
+    pthread_mutex_lock(&true_lock);
+    for (int v = since > 0 ? since - 1 : 0; v < t->n && !any; v++) {
+        any = true;
+        for (int i = 0; i < STREAMS; i++)
+            any &= i == number_of(s) || streams[number_of(s)].sees[i] >= t->version[v % VERSIONS].sees[i];
+    }
+    pthread_mutex_unlock(&true_lock);
+    return any;
+}
+
+typedef struct shared {
+    fan_stream *s[STREAMS];
+    fan_event *users[3];
+    pthread_mutex_t lock;
+    fan_event *recent[16];
+    atomic_long waits, elided, wrong, covered, covered_wrong;
+} shared;
+
+typedef struct worker {
+    shared *w;
+    uint64_t state;
+    int rounds;
+} worker;
+
+static void *work(void *arg)
+{
+    worker *me = arg;
+    shared *w = me->w;
+    for (int i = 0; i < me->rounds; i++) {
+        fan_stream *s = w->s[draw(&me->state) % STREAMS];
+        size_t at = draw(&me->state) % 16;
+        fan_event *e = NULL, *old = NULL;
+        switch (draw(&me->state) % 8) {
+        case 0:
+        case 1:
+            CHECK_OK(fan_event_record(s, &e, NULL));
+            pthread_mutex_lock(&w->lock);
+            old = w->recent[at];
+            w->recent[at] = e;
+            pthread_mutex_unlock(&w->lock);
+            fan_event_drop(old);
+            break;
+        case 2:
+            if (versions(w->users[at % 3]) < VERSIONS - 16)
+                CHECK_OK(fan_event_rerecord(w->users[at % 3], s, NULL));
+            break;
+        case 3: { /* who waits for the one need not wait for the other */
+            fan_event *f;
+            pthread_mutex_lock(&w->lock);
+            e = w->recent[at] ? fan_event_hold(w->recent[at]) : NULL;
+            f = w->recent[(at + 1) % 16] ? fan_event_hold(w->recent[(at + 1) % 16]) : NULL;
+            pthread_mutex_unlock(&w->lock);
+            if (e && f && fan_event_covers(e, f)) {
+                const true_event *a = e->impl, *b = f->impl;
+                w->covered++;
+                pthread_mutex_lock(&true_lock);
+                for (int k = 0; k < STREAMS; k++)
+                    w->covered_wrong += a->version[(a->n - 1) % VERSIONS].sees[k] < b->version[(b->n - 1) % VERSIONS].sees[k];
+                pthread_mutex_unlock(&true_lock);
+            }
+            fan_event_drop(e);
+            fan_event_drop(f);
+            break;
+        }
+        default: {
+            bool elided;
+            if (draw(&me->state) % 4 == 0) {
+                e = fan_event_hold(w->users[at % 3]);
+            } else {
+                pthread_mutex_lock(&w->lock);
+                e = w->recent[at] ? fan_event_hold(w->recent[at]) : NULL;
+                pthread_mutex_unlock(&w->lock);
+            }
+            if (!e)
+                break;
+            int since = versions(e);
+            CHECK_OK(fan_stream_wait(s, e, &elided, NULL));
+            w->waits++;
+            if (elided) {
+                w->elided++;
+                w->wrong += !holds(s, e, since);
+            }
+            fan_event_drop(e);
+        }
+        }
+    }
+    return NULL;
+}
+
+/* Threads record and wait on the same streams; what is left out must be true, whoever was between. */
+static void a_wait_is_left_out_only_where_its_order_holds(void)
+{
+    int64_t live = fan_mem_get().live;
+    fan_device *d = fan_device_new(&true_backend, NULL, 0);
+    shared w;
+    memset(&w, 0, sizeof w);
+    memset(streams, 0, sizeof streams);
+    slow = true;
+    pthread_mutex_init(&w.lock, NULL);
+    for (uint64_t i = 0; i < STREAMS; i++)
+        w.s[i] = fan_stream_new(d, i, NULL);
+    for (int i = 0; i < 3; i++)
+        CHECK_OK(fan_event_new(d, &w.users[i], NULL));
+    pthread_t threads[4];
+    worker workers[4];
+    for (int i = 0; i < 4; i++) {
+        workers[i] = (worker){&w, (uint64_t)i + 1, 15000};
+        pthread_create(&threads[i], NULL, work, &workers[i]);
+    }
+    for (int i = 0; i < 4; i++)
+        pthread_join(threads[i], NULL);
+    printf("4 threads: %ld waits, %ld left out, %ld of them wrongly; %ld pairs covered, %ld wrongly\n", w.waits, w.elided, w.wrong, w.covered,
+           w.covered_wrong);
+    CHECK_INT(w.wrong, 0);
+    CHECK_INT(w.covered_wrong, 0);
+    CHECK(w.elided > 1000 && w.waits - w.elided > 1000 && w.covered > 50);
+    CHECK_INT(d->elided, w.elided);
+    for (int i = 0; i < 16; i++)
+        fan_event_drop(w.recent[i]);
+    for (int i = 0; i < 3; i++)
+        fan_event_drop(w.users[i]);
+    for (int i = 0; i < STREAMS; i++)
+        fan_stream_drop(w.s[i]);
+    fan_device_drop(d);
+    CHECK_INT(live_events, 0);
+    CHECK_INT(fan_mem_get().live, live);
+    slow = false;
+}
+
+static void one_thread_leaves_out_all_that_it_can(void)
+{
+    fan_device *d = fan_device_new(&true_backend, NULL, 0);
+    fan_stream *a = fan_stream_new(d, 0, NULL), *b = fan_stream_new(d, 1, NULL), *c = fan_stream_new(d, 2, NULL);
+    fan_event *e, *f, *g, *never;
+    bool elided;
+    CHECK_OK(fan_event_record(a, &e, NULL));
+    CHECK_OK(fan_event_record(a, &f, NULL));
+    CHECK(fan_event_covers(f, e));
+    CHECK(!fan_event_covers(e, f));
+    CHECK_OK(fan_stream_wait(b, e, &elided, NULL));
+    CHECK(!elided);
+    CHECK_OK(fan_stream_wait(b, e, &elided, NULL));
+    CHECK(elided); /* waiting twice changes nothing */
+    CHECK_OK(fan_stream_wait(b, f, &elided, NULL));
+    CHECK(!elided); /* recorded later: only an event orders */
+    CHECK_OK(fan_stream_wait(b, e, &elided, NULL));
+    CHECK(elided);
+    CHECK_OK(fan_event_record(b, &g, NULL));
+    CHECK_OK(fan_stream_wait(c, g, &elided, NULL));
+    CHECK(!elided);
+    CHECK_OK(fan_stream_wait(c, f, &elided, NULL));
+    CHECK(elided); /* through b */
+    CHECK_OK(fan_stream_wait(a, f, &elided, NULL));
+    CHECK(elided); /* a stream never waits for itself */
+    CHECK_OK(fan_event_new(d, &never, NULL));
+    CHECK_OK(fan_stream_wait(c, never, &elided, NULL));
+    CHECK(!elided);
+    CHECK_INT(d->events, 3);
+    CHECK_INT(d->waits, 3);
+    CHECK_INT(d->elided, 4);
+    uint64_t id = e->id;
+    fan_event_drop(e);
+    CHECK_OK(fan_event_record(a, &e, NULL)); /* the same event from the pool, and yet another one */
+    CHECK(e->id != id);
+    CHECK_INT(live_events, 4);
+    CHECK_OK(fan_stream_wait(b, e, &elided, NULL));
+    CHECK(!elided);
+    CHECK_OK(fan_event_rerecord(never, c, NULL));
+    CHECK_OK(fan_stream_wait(a, never, &elided, NULL));
+    CHECK(!elided);
+    CHECK_OK(fan_event_rerecord(never, a, NULL)); /* bound to what it is now */
+    CHECK_OK(fan_stream_wait(c, never, &elided, NULL));
+    CHECK(!elided);
+    fan_event_drop(e);
+    fan_event_drop(f);
+    fan_event_drop(g);
+    fan_event_drop(never);
+    fan_stream_drop(a);
+    fan_stream_drop(b);
+    fan_stream_drop(c);
+    fan_device_drop(d);
+    CHECK_INT(live_events, 0);
+}
+
+/* Streams come and go; a lane that a new stream inherits must not make old knowledge speak of it. */
+static void lanes_are_inherited_safely(void)
+{
+    fan_device *d = fan_device_new(&true_backend, NULL, 0);
+    fan_stream *stays = fan_stream_new(d, 0, NULL);
+    uint32_t most = 0;
+    for (int i = 0; i < 3000; i++) {
+        fan_stream *s = fan_stream_new(d, 1, NULL);
+        fan_event *e;
+        bool elided;
+        most = s->lane > most ? s->lane : most;
+        CHECK_OK(fan_event_record(s, &e, NULL));
+        CHECK_OK(fan_stream_wait(stays, e, &elided, NULL));
+        CHECK(!elided);
+        fan_event_drop(e);
+        fan_stream_drop(s);
+    }
+    CHECK(most < 8);
+    /* More streams than lanes: those without one leave nothing out. */
+    enum { MANY = 1100 };
+    static fan_stream *many[MANY];
+    for (int i = 0; i < MANY; i++)
+        many[i] = fan_stream_new(d, 1, NULL);
+    CHECK_INT(many[MANY - 1]->lane, FAN_NO_LANE);
+    fan_event *e;
+    bool elided;
+    CHECK_OK(fan_event_record(many[MANY - 1], &e, NULL));
+    for (int i = 0; i < 2; i++) {
+        CHECK_OK(fan_stream_wait(stays, e, &elided, NULL));
+        CHECK(!elided);
+    }
+    fan_event_drop(e);
+    CHECK_OK(fan_event_record(many[0], &e, NULL));
+    for (int i = 0; i < 2; i++) {
+        CHECK_OK(fan_stream_wait(many[MANY - 1], e, &elided, NULL));
+        CHECK_INT(elided, i == 1);
+    }
+    fan_event_drop(e);
+    for (int i = 0; i < MANY; i++)
+        fan_stream_drop(many[i]);
+    fan_stream_drop(stays);
+    fan_device_drop(d);
+}
+
+/* ---- the CPU ---- */
+
+static void the_cpu_has_no_streams(void)
+{
+    fan_device *cpu = fan_cpu();
+    char text[16];
+    CHECK(fan_device_hold(cpu) == cpu);
+    fan_device_drop(cpu);
+    fan_device_drop(cpu);
+    fan_device_drop(NULL);
+    fan_stream_drop(NULL);
+    fan_event_drop(NULL);
+    CHECK_INT(cpu->id, 0);
+    CHECK(!cpu->backend->has_streams);
+    CHECK_STR(fan_device_text(cpu, text, sizeof text), "cpu");
+    CHECK(fan_stream_current(cpu) == NULL);
+    fan_array *a, *b, *c;
+    int64_t shape[1] = {3};
+    CHECK_OK(fan_device_array(cpu, NULL, FAN_FLOAT64, 1, shape, NULL, &a, NULL));
+    CHECK_OK(fan_device_array(cpu, NULL, FAN_FLOAT64, 1, shape, NULL, &b, NULL));
+    CHECK_OK(fan_device_array(cpu, NULL, FAN_FLOAT32, 1, shape, NULL, &c, NULL));
+    CHECK(fan_memory_device(a->storage) == cpu);
+    CHECK_OK(fan_memory_used_on(a->storage, NULL, NULL));
+    CHECK_INT(fan_memory_users(a->storage, NULL, 0), 0);
+    for (int i = 0; i < 3; i++)
+        ((double *)(void *)a->data)[i] = i + 1;
+    fan_operand in[2] = {{a, FAN_FLOAT64}, {b, FAN_FLOAT64}};
+    fan_trace *t = fan_trace_new(16);
+    fan_trace_begin(t);
+    CHECK_OK(fan_device_run(cpu, NULL, &(fan_job){.kind = FAN_JOB_COPY, .out = b, .in = in, .n = 1}, NULL));
+    CHECK_OK(fan_device_run(cpu, NULL, &(fan_job){.kind = FAN_JOB_SUM, .out = b, .in = in, .n = 2, .label = "two"}, NULL));
+    fan_operand one = {b, FAN_FLOAT64};
+    CHECK_OK(fan_device_run(cpu, NULL, &(fan_job){.kind = FAN_JOB_UPLOAD, .out = c, .in = &one, .n = 1}, NULL));
+    fan_trace_end(t);
+    CHECK(((float *)(void *)c->data)[2] == 6.0f);
+    CHECK_INT(fan_trace_count(t), 3);
+    CHECK_INT(fan_trace_at(t, 0)->kind, FAN_TRACE_COPY);
+    CHECK_INT(fan_trace_at(t, 1)->kind, FAN_TRACE_KERNEL);
+    CHECK_STR(fan_trace_at(t, 1)->label, "two");
+    CHECK_INT(fan_trace_at(t, 1)->bytes, 72);
+    CHECK_INT(fan_trace_at(t, 1)->in_place, 1);
+    CHECK_INT(fan_trace_at(t, 1)->device, -1);
+    CHECK_STR(fan_trace_at(t, 2)->label, "upload");
+    fan_trace_free(t);
+    CHECK_OK(fan_device_run(cpu, NULL, &(fan_job){.kind = FAN_JOB_ZERO, .out = c}, NULL));
+    CHECK(((float *)(void *)c->data)[2] == 0);
+    CHECK_OK(fan_device_run(cpu, NULL, &(fan_job){.kind = FAN_JOB_NEUTRAL, .out = c}, NULL));
+    int64_t none[1] = {1};
+    fan_array *r;
+    CHECK_OK(fan_device_array(cpu, NULL, FAN_FLOAT64, 1, none, NULL, &r, NULL));
+    fan_operand reduced = {a, FAN_FLOAT64};
+    CHECK_OK(fan_device_run(cpu, NULL, &(fan_job){.kind = FAN_JOB_REDUCE, .out = r, .in = &reduced, .n = 1}, NULL));
+    CHECK(((double *)(void *)r->data)[0] == 6);
+    fan_array_drop(a);
+    fan_array_drop(b);
+    fan_array_drop(c);
+    fan_array_drop(r);
+}
+
+/* ---- on the simulated device ---- */
+
+static fan_sim *machine(int devices)
+{
+    fan_sim *m = NULL;
+    fan_sim_config config = {.devices = devices, .seed = 1, .memory = 1 << 20, .run_work = true};
+    CHECK_OK(fan_sim_new(&config, NULL, &m, NULL));
+    return m;
+}
+
+static fan_stream *stream(fan_sim *m, int device)
+{
+    fan_stream *s = NULL;
+    CHECK_OK(fan_sim_stream(m, device, false, &s, NULL));
+    return s;
+}
+
+static void *another_thread(void *arg)
+{
+    fan_device *d = arg;
+    fan_stream *s = fan_stream_current(d);
+    uint64_t id = s->id;
+    fan_stream_drop(s);
+    return (void *)(uintptr_t)id;
+}
+
+static void the_current_stream_is_the_innermost_pushed_on_this_thread(void)
+{
+    fan_sim *m = machine(2);
+    fan_device *d = fan_sim_device(m, 0), *other = fan_sim_device(m, 1);
+    fan_stream *a = stream(m, 0), *b = stream(m, 0), *c = stream(m, 1), *s = fan_stream_current(d);
+    CHECK_INT(s->handle, 1);
+    uint64_t legacy = s->id;
+    fan_stream_drop(s);
+    CHECK_OK(fan_stream_push(a, NULL));
+    CHECK_OK(fan_stream_push(b, NULL));
+    CHECK_OK(fan_stream_push(c, NULL));
+    s = fan_stream_current(d);
+    CHECK(s == b);
+    fan_stream_drop(s);
+    s = fan_stream_current(other);
+    CHECK(s == c);
+    fan_stream_drop(s);
+    pthread_t t;
+    void *id;
+    pthread_create(&t, NULL, another_thread, d);
+    pthread_join(t, &id);
+    CHECK_INT((uintptr_t)id, legacy);
+    fan_stream_pop(a); /* not the innermost */
+    s = fan_stream_current(d);
+    CHECK(s == b);
+    fan_stream_drop(s);
+    fan_stream_pop(b);
+    fan_stream_pop(b); /* nothing left of it */
+    fan_stream_pop(c);
+    s = fan_stream_current(d);
+    CHECK_INT(s->id, legacy);
+    fan_stream_drop(s);
+    fan_stream_drop(a);
+    fan_stream_drop(b);
+    fan_stream_drop(c);
+    fan_sim_drop(m);
+}
+
+static fan_array *array(fan_device *d, fan_stream *owner, int64_t n)
+{
+    fan_array *a = NULL;
+    CHECK_OK(fan_device_array(d, owner, FAN_FLOAT64, 1, &n, NULL, &a, NULL));
+    return a;
+}
+
+static fan_status zero(fan_stream *s, const fan_array *a)
+{
+    return fan_device_run(s->device, s, &(fan_job){.kind = FAN_JOB_ZERO, .out = a, .label = "zero"}, NULL);
+}
+
+static void memory_leaves_when_all_that_used_it_has_passed(void)
+{
+    int64_t live = fan_mem_get().live;
+    fan_sim *m = machine(2);
+    fan_device *d = fan_sim_device(m, 0);
+    fan_stream *s[9], *users[16];
+    for (int i = 0; i < 9; i++)
+        s[i] = stream(m, i == 8);
+    fan_array *a = array(d, s[0], 100);
+    CHECK(fan_memory_device(a->storage) == d);
+    CHECK_INT(fan_memory_users(a->storage, users, 16), 1);
+    CHECK(users[0] == s[0]);
+    for (int round = 0; round < 2; round++)
+        for (int i = 0; i < 9; i++)
+            CHECK_OK(fan_memory_used_on(a->storage, s[i], NULL));
+    CHECK_INT(fan_memory_users(a->storage, users, 16), 9);
+    CHECK(users[0] == s[0]);
+    CHECK_INT(fan_memory_users(a->storage, users, 2), 9);
+    CHECK_OK(zero(s[3], a));
+    char *data = a->data;
+    fan_event *e;
+    CHECK_OK(fan_event_record(s[3], &e, NULL));
+    fan_array_drop(a);
+    fan_array *b = array(d, s[0], 100); /* not yet */
+    CHECK(b->data != data);
+    fan_array_drop(b);
+    b = array(d, s[0], 100); /* b had no work on it: used again at once */
+    CHECK(b->data != data);
+    CHECK_OK(fan_event_sync(e, NULL));
+    fan_array *c = array(d, s[0], 100); /* A8 */
+    CHECK(c->data == data);
+    fan_event_drop(e);
+    fan_array_drop(b);
+    fan_array_drop(c);
+    /* No owner: the first that is given stays. */
+    a = array(d, NULL, 3);
+    CHECK_INT(fan_memory_users(a->storage, users, 16), 0);
+    CHECK_OK(fan_memory_used_on(a->storage, s[1], NULL));
+    CHECK_OK(fan_memory_used_on(a->storage, s[2], NULL));
+    CHECK_INT(fan_memory_users(a->storage, users, 16), 2);
+    fan_memory_own(a->storage, s[1]);
+    fan_memory_own(a->storage, s[2]);
+    CHECK_INT(fan_memory_users(a->storage, users, 16), 2);
+    CHECK(users[0] == s[1] && users[1] == s[2]);
+    fan_array_drop(a);
+    /* A stream that its user let go of lives as long as memory that it used, and not longer. */
+    a = array(d, s[0], 3);
+    CHECK_OK(fan_memory_used_on(a->storage, s[4], NULL));
+    CHECK_OK(zero(s[4], a));
+    fan_stream_drop(s[4]);
+    fan_array_drop(a);
+    s[4] = stream(m, 0);
+    /* An empty array has an address. */
+    a = array(d, s[0], 0);
+    CHECK_INT(a->storage->bytes, 0);
+    CHECK(a->storage->data != NULL);
+    fan_array_drop(a);
+    for (int i = 0; i < 9; i++)
+        fan_stream_drop(s[i]);
+    CHECK_INT(fan_sim_races(m), 0);
+    fan_sim_drop(m); /* with memory that still leaves */
+    CHECK_INT(fan_mem_get().live, live);
+}
+
+static void full_memory_is_reclaimed_or_refused(void)
+{
+    fan_sim *m = machine(1);
+    fan_device *d = fan_sim_device(m, 0);
+    fan_stream *s = stream(m, 0);
+    fan_error err = {0};
+    fan_array *b = NULL;
+    int64_t most = (1 << 20) / 8, half = most / 2;
+    for (int i = 0; i < 10; i++) { /* each is waited for when the next needs its place */
+        fan_array *a = array(d, s, half + 1);
+        CHECK_OK(zero(s, a));
+        fan_array_drop(a);
+    }
+    fan_array *a = array(d, s, half);
+    CHECK_INT(fan_device_array(d, s, FAN_FLOAT64, 1, (int64_t[]){half + 8}, NULL, &b, &err), FAN_DEVICE_NOMEM);
+    CHECK_HAS(err.text, "sim:0 is out of memory");
+    CHECK(b == NULL);
+    CHECK_OK(fan_device_array(d, s, FAN_FLOAT64, 1, &half, NULL, &b, &err));
+    fan_array_drop(a);
+    fan_array_drop(b);
+    fan_stream_drop(s);
+    fan_sim_drop(m);
+}
+
+static void the_trace_tells_records_waits_marks_and_frees(void)
+{
+    fan_sim *m = machine(2);
+    fan_device *d = fan_sim_device(m, 0);
+    fan_stream *a = stream(m, 0), *b = stream(m, 1);
+    fan_trace *t = fan_trace_new(64);
+    fan_event *e;
+    fan_array *x = array(d, a, 1000);
+    fan_trace_begin(t);
+    CHECK_OK(zero(a, x));
+    CHECK_OK(fan_event_record(a, &e, NULL));
+    CHECK_OK(fan_stream_wait(b, e, NULL, NULL));
+    CHECK_OK(fan_stream_wait(b, e, NULL, NULL)); /* left out: no line */
+    CHECK_OK(fan_memory_used_on(x->storage, b, NULL));
+    CHECK_OK(fan_memory_used_on(x->storage, b, NULL));
+    CHECK_OK(zero(b, x));
+    fan_array_drop(x);
+    CHECK_OK(fan_stream_sync(b, NULL));
+    fan_device_poll(d);
+    fan_trace_end(t);
+    static const fan_trace_kind expect[] = {FAN_TRACE_KERNEL, FAN_TRACE_RECORD, FAN_TRACE_WAIT, FAN_TRACE_MARK,
+                                            FAN_TRACE_KERNEL, FAN_TRACE_SYNC,   FAN_TRACE_FREE};
+    CHECK_INT(fan_trace_count(t), 7);
+    for (size_t i = 0; i < 7; i++)
+        CHECK_INT(fan_trace_at(t, i)->kind, expect[i]);
+    const fan_trace_line *first = fan_trace_at(t, 0), *second = fan_trace_at(t, 4), *wait = fan_trace_at(t, 2);
+    CHECK(first->start_us >= 0 && first->end_us > first->start_us && second->start_us >= first->end_us);
+    CHECK_INT(first->stream, a->handle);
+    CHECK_INT(wait->stream, b->handle);
+    CHECK_INT(wait->other, a->handle);
+    CHECK_INT(wait->device, 1);
+    CHECK_INT(wait->event, fan_trace_at(t, 1)->event);
+    CHECK_STR(wait->label, "stream 2 of sim:0");
+    CHECK_INT(fan_trace_at(t, 6)->bytes, 8000);
+    fan_trace_free(t);
+    fan_event_drop(e);
+    fan_stream_drop(a);
+    fan_stream_drop(b);
+    fan_sim_drop(m);
+}
+
+/* ---- sparse sums ---- */
+
+static fan_array *filled(fan_dtype dtype, int ndim, const int64_t *shape, uint64_t *state, int64_t most)
+{
+    fan_array *a = NULL;
+    CHECK_OK(fan_array_new(dtype, ndim, shape, NULL, &a, NULL));
+    for (int64_t i = 0; i < a->size; i++) {
+        int64_t v = (int64_t)(draw(state) % (uint64_t)most);
+        if (dtype == FAN_INT64)
+            memcpy(a->data + 8 * i, &v, 8);
+        else if (dtype == FAN_INT32)
+            memcpy(a->data + 4 * i, &(int32_t){(int32_t)v}, 4);
+        else if (dtype == FAN_FLOAT32)
+            memcpy(a->data + 4 * i, &(float){(float)v}, 4);
+        else
+            memcpy(a->data + 8 * i, &(double){(double)v}, 8);
+    }
+    return a;
+}
+
+static fan_sparse *random_sparse(fan_format f, fan_dtype dtype, uint64_t *state)
+{
+    int64_t shape[2] = {6, 5}, nnz = (int64_t)(draw(state) % 7);
+    fan_sparse *s = NULL;
+    fan_array *indices, *pointers = NULL, *values = filled(dtype, 1, &nnz, state, 100);
+    if (f == FAN_COO) {
+        int64_t grid[2] = {2, nnz};
+        indices = filled(draw(state) % 2 ? FAN_INT64 : FAN_INT32, 2, grid, state, 5);
+    } else {
+        int64_t rows = f == FAN_CSR ? 7 : 6;
+        indices = filled(FAN_INT64, 1, &nnz, state, 5);
+        pointers = filled(FAN_INT64, 1, &rows, state, 1);
+        int64_t *p = (int64_t *)(void *)pointers->data;
+        for (int i = 1; i < rows; i++)
+            p[i] = i == rows - 1 ? nnz : p[i - 1] + (int64_t)(draw(state) % (uint64_t)(nnz - p[i - 1] + 1));
+    }
+    CHECK_OK(fan_sparse_new(f, 2, shape, indices, pointers, values, false, &s, NULL));
+    fan_array_drop(indices);
+    fan_array_drop(pointers);
+    fan_array_drop(values);
+    return s;
+}
+
+static fan_array *moved(fan_stream *s, const fan_array *host)
+{
+    fan_array *on = NULL;
+    if (!host)
+        return NULL;
+    fan_operand in = {host, host->dtype};
+    CHECK_OK(fan_device_array(s->device, s, host->dtype, host->ndim, host->shape, host, &on, NULL));
+    CHECK_OK(fan_device_run(s->device, s, &(fan_job){.kind = FAN_JOB_UPLOAD, .out = on, .in = &in, .n = 1}, NULL));
+    return on;
+}
+
+static bool same_part(fan_stream *s, const fan_array *on, const fan_array *host)
+{
+    if (!on || !host)
+        return on == host;
+    fan_array *back = NULL;
+    CHECK_OK(fan_array_new(on->dtype, on->ndim, on->shape, NULL, &back, NULL));
+    CHECK_OK(s->device->backend->read(s, back, on, NULL));
+    bool same = back->dtype == host->dtype && fan_array_same_shape(back, host) && fan_array_hash(back) == fan_array_hash(host);
+    fan_array_drop(back);
+    return same;
+}
+
+static void a_sparse_sum_on_a_device_is_that_on_the_host(void)
+{
+    uint64_t state = 5;
+    long queued = 0, through_host = 0;
+    for (int round = 0; round < 400; round++) {
+        fan_sim *m = machine(1);
+        fan_stream *s = stream(m, 0);
+        size_t n = 1 + draw(&state) % 3;
+        bool coalesce = draw(&state) % 2, plain = !coalesce, widens = draw(&state) % 4 == 0;
+        fan_sparse *host[3], *on[3], *want, *got;
+        fan_sparse_operand from[3], to[3];
+        fan_scale scale = {.on = draw(&state) % 4 == 0, .re = 2, .i = 2};
+        fan_format f = (fan_format)(draw(&state) % 3);
+        for (size_t i = 0; i < n; i++) {
+            fan_dtype dtype = widens && i == 0 ? FAN_FLOAT32 : FAN_FLOAT64;
+            host[i] = random_sparse(draw(&state) % 8 ? f : FAN_COO, dtype, &state);
+            plain = plain && host[i]->format == FAN_COO && (!widens || n == 1);
+            fan_array *indices = moved(s, host[i]->indices), *pointers = moved(s, host[i]->pointers), *values = moved(s, host[i]->values);
+            CHECK_OK(fan_sparse_new(host[i]->format, 2, host[i]->shape, indices, pointers, values, false, &on[i], NULL));
+            fan_array_drop(indices);
+            fan_array_drop(pointers);
+            fan_array_drop(values);
+            from[i] = (fan_sparse_operand){host[i], dtype};
+            to[i] = (fan_sparse_operand){on[i], dtype};
+        }
+        fan_dtype result = draw(&state) % 3 ? FAN_NO_DTYPE : FAN_FLOAT32;
+        plain = plain && !scale.on && (result == FAN_NO_DTYPE || result == from[n - 1].acc);
+        CHECK_OK(fan_sparse_merge(from, n, coalesce, result, &scale, &want, NULL));
+        CHECK_OK(fan_device_sparse_merge(s->device, s, to, n, coalesce, result, &scale, &got, NULL));
+        *(plain ? &queued : &through_host) += 1;
+        CHECK_INT(got->format, want->format);
+        CHECK_INT(got->coalesced, want->coalesced);
+        CHECK_INT(got->nnz_coalesced, want->nnz_coalesced);
+        CHECK(fan_memory_device(got->values->storage) == s->device);
+        CHECK(same_part(s, got->indices, want->indices));
+        CHECK(same_part(s, got->pointers, want->pointers));
+        CHECK(same_part(s, got->values, want->values));
+        CHECK_INT(fan_sim_races(m), 0);
+        fan_sparse_drop(want);
+        fan_sparse_drop(got);
+        for (size_t i = 0; i < n; i++) {
+            fan_sparse_drop(host[i]);
+            fan_sparse_drop(on[i]);
+        }
+        fan_stream_drop(s);
+        fan_sim_drop(m);
+    }
+    printf("sparse sums: %ld queued, %ld through the host\n", queued, through_host);
+    CHECK(queued > 20 && through_host > 20);
+}
+
+/* ---- memory that fails ---- */
+
+/* scenario: some of everything; passes up the first failure. Whatever happens, all is given back. */
+static fan_status scenario(fan_error *err)
+{
+    fan_sim *m = NULL;
+    fan_sim_config config = {.devices = 2, .seed = 3, .memory = 1 << 16, .run_work = true};
+    fan_stream *a = NULL, *b = NULL, *c = NULL;
+    fan_array *x = NULL, *y = NULL, *host = NULL;
+    fan_event *e = NULL, *f = NULL;
+    fan_status status;
+    int64_t shape[6] = {2, 1, 2, 1, 2, 1};
+    FAN_GO(fan_sim_new(&config, NULL, &m, err));
+    FAN_GO(fan_sim_stream(m, 0, true, &a, err));
+    FAN_GO(fan_sim_stream(m, 0, false, &b, err));
+    FAN_GO(fan_sim_stream(m, 1, false, &c, err));
+    FAN_GO(fan_stream_push(a, err));
+    FAN_GO(fan_array_new(FAN_FLOAT64, 6, shape, NULL, &host, err));
+    fan_fill_zero(host);
+    FAN_GO(fan_device_array(a->device, a, FAN_FLOAT64, 6, shape, NULL, &x, err));
+    FAN_GO(fan_sim_array(m, 1, FAN_FLOAT64, 6, shape, host, &y, err));
+    fan_operand up = {host, FAN_FLOAT64}, over = {x, FAN_FLOAT64};
+    FAN_GO(fan_device_run(a->device, a, &(fan_job){.kind = FAN_JOB_UPLOAD, .out = x, .in = &up, .n = 1}, err));
+    FAN_GO(fan_event_record(a, &e, err));
+    FAN_GO(fan_event_new(c->device, &f, err));
+    FAN_GO(fan_stream_wait(c, e, NULL, err));
+    for (int i = 0; i < 6; i++)
+        FAN_GO(fan_memory_used_on(x->storage, i % 2 ? b : c, err));
+    FAN_GO(fan_memory_used_on(y->storage, c, err));
+    FAN_GO(fan_device_run(c->device, c, &(fan_job){.kind = FAN_JOB_COPY, .out = y, .in = &over, .n = 1}, err));
+    FAN_GO(fan_event_rerecord(f, c, err));
+    FAN_GO(fan_stream_wait(b, f, NULL, err));
+    FAN_GO(fan_memory_used_on(y->storage, b, err));
+    fan_array_drop(x);
+    x = NULL;
+    FAN_GO(fan_device_run(b->device, b, &(fan_job){.kind = FAN_JOB_ZERO, .out = y}, err));
+    FAN_GO(fan_sim_host_read(m, b, host, y, err));
+    FAN_GO(fan_sim_synchronize(m, err));
+done:
+    if (a)
+        fan_stream_pop(a);
+    fan_array_drop(x);
+    fan_array_drop(y);
+    fan_array_drop(host);
+    fan_event_drop(e);
+    fan_event_drop(f);
+    fan_stream_drop(a);
+    fan_stream_drop(b);
+    fan_stream_drop(c);
+    if (m)
+        CHECK_INT(fan_sim_races(m), 0);
+    fan_sim_drop(m);
+    return status;
+}
+
+static void every_allocation_fails_once(void)
+{
+    int64_t live = fan_mem_get().live;
+    long refused = 0;
+    for (int count = 1; count <= 2; count++) /* one, and from n on */
+        for (int64_t n = 0;; n++) {
+            fan_error err = {0};
+            fan_mem_fail_at(n, count == 1 ? 1 : -1);
+            fan_status status = scenario(&err);
+            int64_t failed = fan_mem_get().failed;
+            fan_mem_fail_at(-1, 0);
+            static int64_t before;
+            bool hit = failed != before;
+            before = failed;
+            CHECK(status == FAN_OK || (status == FAN_NOMEM && hit && err.text[0]));
+            CHECK_INT(fan_mem_get().live, live);
+            refused += status == FAN_NOMEM;
+            if (!hit)
+                break;
+        }
+    printf("%ld runs refused for want of memory\n", refused);
+    CHECK(refused > 40);
+}
+
+int main(void)
+{
+    int64_t live = fan_mem_get().live;
+    one_thread_leaves_out_all_that_it_can();
+    lanes_are_inherited_safely();
+    a_wait_is_left_out_only_where_its_order_holds();
+    the_cpu_has_no_streams();
+    the_current_stream_is_the_innermost_pushed_on_this_thread();
+    memory_leaves_when_all_that_used_it_has_passed();
+    full_memory_is_reclaimed_or_refused();
+    the_trace_tells_records_waits_marks_and_frees();
+    a_sparse_sum_on_a_device_is_that_on_the_host();
+    every_allocation_fails_once();
+    CHECK_INT(fan_mem_get().live, live);
+    return check_done();
+}

@@ -1,0 +1,240 @@
+"""Real torch tensors on the CPU: every dtype and layout, both ways; and nothing is read as if its memory held its value where it does not."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fanin
+from fanin import Slot, Sparse, _core
+
+pytestmark = [
+    pytest.mark.partners,
+    pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning"),
+]
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+REAL = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64")
+DTYPES = (*REAL, "uint16", "uint32", "uint64", "complex64", "complex128", "float8_e4m3fn", "float8_e5m2")
+
+
+def through(*gradients: Any, slot: Slot | None = None, budget: float | None = None, **how: Any) -> Any:
+    buf = fanin.InputBuffer([slot or Slot()], budget=budget, **how)
+    for g in gradients:
+        buf.add(0, g)
+    return buf.take()[0]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_tensors_of_every_dtype_come_back_as_tensors_of_it(dtype: str) -> None:
+    kind = getattr(torch, dtype)
+    x, y = torch.tensor([[0, 1], [1, 1]]).to(kind), torch.tensor([[1, 0], [1, 0]]).to(kind)
+    result = through(x, y)
+    assert type(result) is torch.Tensor
+    assert result.dtype == kind
+    want = torch.tensor([[1, 1], [1 if dtype == "bool" else 2, 1]])
+    assert torch.equal(result.to(torch.complex128), want.to(torch.complex128))
+    assert not result.requires_grad
+    result.fill_(0)  # it is its own memory
+    assert through(x) is x
+
+
+@pytest.mark.parametrize("dtype", REAL)
+@pytest.mark.parametrize("view", [
+    lambda t: t, lambda t: t.T, lambda t: t[::2, 1::2], lambda t: t[1:1], lambda t: t[0, 0], lambda t: t[:1].expand(4, 6), lambda t: t[None],
+    lambda t: t.as_strided((3, 3), (1, 1)), lambda t: t[:, :1],
+])  # fmt: skip
+def test_any_strides_are_summed_and_never_written(view: Any, dtype: str) -> None:
+    base = torch.arange(24).reshape(4, 6).to(getattr(torch, dtype))
+    kept = base.clone()
+    x = view(base)
+    for budget in (0, None):
+        result = through(x, x, budget=budget)
+        assert result.shape == x.shape
+        assert torch.equal(result.to(torch.float64), (x | x if dtype == "bool" else x + x).to(torch.float64))
+        assert torch.equal(base, kept)
+
+
+def test_conjugate_and_negative_bits_are_resolved() -> None:
+    z = torch.tensor([1 + 2j, 3 - 4j])
+    for x in (z.conj(), z.conj().imag, z.imag, z.real, z.conj().real, z.conj().T if z.ndim > 1 else z.conj()):
+        result = through(x, x)
+        assert torch.equal(result, (x + x).resolve_conj().resolve_neg())
+        assert through(x) is x
+    x = z.conj()
+    buf = fanin.InputBuffer(1, budget=0)
+    buf.add(0, x, donate=True)
+    buf.add(0, z)
+    assert torch.equal(buf.take()[0], x + z)
+    assert z.tolist() == [1 + 2j, 3 - 4j], "the memory of a donated conjugate is not its value"
+    with pytest.raises(BufferError, match="read-only"):
+        fanin.add_n([z, z], out=x)
+
+
+def test_tensors_that_require_a_gradient_are_detached() -> None:
+    x = torch.ones(3, requires_grad=True)
+    p = torch.nn.Parameter(torch.ones(3))
+    for t in (x, p, x * 2):
+        assert not through(t).requires_grad
+        assert not through(t, t).requires_grad
+    with pytest.raises(BufferError, match="a view made for this call"):
+        fanin.add_n([x, x], out=p)
+
+
+def test_under_create_graph_sums_are_differentiable() -> None:
+    x = torch.ones(3, requires_grad=True)
+    buf = fanin.InputBuffer([Slot(shape=(1,), dtype=torch.float64)], create_graph=True)
+    buf.add(0, x * 2)
+    buf.add(0, x * x)
+    (result,) = buf.take()
+    assert (result.dtype, result.shape) == (torch.float64, (1,))
+    (grad,) = torch.autograd.grad(result.sum(), x)
+    assert grad.tolist() == [4, 4, 4]
+    buf = fanin.InputBuffer(1, create_graph=True)
+    for _ in range(3):
+        buf.add(0, x)
+    assert buf.take()[0].requires_grad
+
+
+def test_a_donated_grad_takes_the_sum_and_keeps_its_identity() -> None:
+    grad = torch.ones(4)
+    view = grad[1:]
+    buf = fanin.InputBuffer(1)
+    buf.add(0, grad, donate=True)
+    buf.add(0, torch.full((4,), 2.0))
+    assert buf.take()[0] is grad
+    assert view.tolist() == [3, 3, 3]
+
+
+def test_out_is_written_and_torch_is_told() -> None:
+    out = torch.zeros(3)
+    version = out._version
+    assert fanin.add_n([torch.ones(3), torch.ones(3)], out=out) is out
+    assert out.tolist() == [2, 2, 2]
+    assert out._version > version
+
+
+@pytest.mark.parametrize("layout", ["sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "int64", "complex64"])
+def test_sparse_tensors_of_every_layout(layout: str, dtype: str) -> None:
+    kind = getattr(torch, dtype)
+    dense = torch.tensor([[0, 1, 0, 2], [0, 0, 0, 0], [3, 0, 0, 4], [0, 5, 6, 0]]).to(kind)
+    how = {"blocksize": (2, 2)} if layout in ("sparse_bsr", "sparse_bsc") else {}
+    x = dense.to_sparse(layout=getattr(torch, layout), **how)
+    assert through(x) is x
+    result = through(x, x)
+    assert result.layout == x.layout
+    assert result.dtype == kind
+    assert torch.equal(result.to_dense(), dense + dense)
+    assert torch.equal(x.to_dense(), dense)
+    for gradients in ((x, dense), (dense, x)):
+        result = through(*gradients)
+        assert result.layout == torch.strided
+        assert torch.equal(result, dense + dense)
+
+
+def test_the_sparse_gradients_of_an_embedding() -> None:
+    table = torch.nn.Embedding(10, 3, sparse=True)
+    grads = []
+    for index in ([1, 2, 2], [2, 9]):
+        (g,) = torch.autograd.grad(table(torch.tensor(index)).sum(), table.weight)
+        assert g.layout == torch.sparse_coo
+        grads.append(g)
+    result = through(*grads)
+    assert result.layout == torch.sparse_coo
+    assert torch.equal(result.to_dense(), grads[0].to_dense() + grads[1].to_dense())
+
+
+def test_sparse_parts_that_are_tensors_come_back_as_tensors() -> None:
+    x = Sparse("coo", (torch.tensor([[0, 2]]), torch.tensor([1.0, 2.0])), (4,))
+    result = through(x, x)
+    assert isinstance(result, Sparse)
+    assert all(type(p) is torch.Tensor for p in result.parts)
+    assert type(through(x, torch.ones(4))) is torch.Tensor
+
+
+def test_what_is_no_plain_tensor_is_an_object_or_refused() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode() as mode:
+        fake = mode.from_tensor(torch.ones(3))
+        assert type(through(fake, fake)) is type(fake)
+    meta = torch.ones(3, device="meta")
+    assert through(meta, meta).device.type == "meta"
+    seen = []
+    torch.func.vmap(lambda t: seen.append(through(t, t)) or t)(torch.ones(2, 3))
+    assert seen[0] is not None
+
+    class Mine(torch.Tensor):
+        pass
+
+    mine = torch.ones(3).as_subclass(Mine)
+    for gradients in ((mine, mine), (mine, torch.ones(3)), (torch.ones(3), mine)):
+        assert type(through(*gradients)) is Mine
+    with pytest.raises(TypeError, match="quantized"):
+        through(torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8))
+    with pytest.raises(BufferError, match="slot 0"):
+        through(torch.ones(3, dtype=torch.complex32))
+    zero = torch._efficientzerotensor((3,))
+    assert through(zero, torch.ones(3)).tolist() == [1, 1, 1]
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    assert through(nested, nested).is_nested
+
+
+def test_dtypes_may_be_torchs() -> None:
+    assert through(torch.ones(3), slot=Slot(dtype=torch.bfloat16)).dtype == torch.bfloat16
+    assert through(np.ones(3), slot=Slot(dtype=torch.float32)).dtype == np.float32
+    with pytest.raises(ValueError, match=r"dtype torch.complex32 is not summed"):
+        Slot(dtype=torch.complex32)
+
+
+def test_mixed_with_ndarrays_the_first_decides() -> None:
+    assert type(through(torch.ones(3), np.ones(3))) is torch.Tensor
+    assert type(through(np.ones(3), torch.ones(3))) is np.ndarray
+    assert through(torch.ones(3), np.ones(3)).dtype == torch.float64
+    assert type(through(1.0, torch.ones(()))) is torch.Tensor
+
+
+def test_accumulation_is_in_float32_and_rounds_once() -> None:
+    terms = [torch.full((4,), 1.0), *[torch.full((4,), 2.0**-9)] * 8]
+    low = [t.to(torch.bfloat16) for t in terms]
+    assert torch.equal(through(*low), sum(terms).to(torch.bfloat16))
+    assert not torch.equal(sum(low), through(*low)), "torch rounds each time"
+
+
+def test_memory_is_given_back_when_torch_drops_it() -> None:
+    gc.collect()
+    before = _core._test_memory()[0]
+    result = through(torch.ones(1000), torch.ones(1000))
+    view = result[10:]
+    del result
+    gc.collect()
+    assert _core._test_memory()[0] > before
+    assert view.sum().item() == 1980
+    del view
+    gc.collect()
+    assert _core._test_memory()[0] == before
+
+
+def test_an_abandoned_pass_with_tensors_in_a_cycle_is_freed() -> None:
+    buf = fanin.InputBuffer(1)
+    t = torch.ones(3)
+    t.mine = buf
+    buf.add(0, t)
+    ref = weakref.ref(buf)
+    del buf, t
+    gc.collect()
+    assert ref() is None
+
+
+def test_a_cuda_tensor_is_refused_by_name() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device here")
+    with pytest.raises(BufferError, match="cuda:0"):
+        through(torch.ones(3, device="cuda"))
