@@ -105,6 +105,7 @@ def test_a_call_that_raises_says_why_and_leaves_everything_as_it_was(what: str) 
     buf = grads()
     told = [buf.explain(i) for i in range(4)]
     counted = buf.counters
+    gc.collect()
     blocks = _core._test_memory()[0]
     with pytest.raises(kind, match=re.escape(words)):
         call(buf)
@@ -331,6 +332,7 @@ def test_a_mismatch_warns_once_and_a_warning_made_an_error_loses_nothing() -> No
 def test_memory_that_is_wanting_is_a_memory_error_and_nothing_is_lost() -> None:
     for n in range(200):
         buf = grads()
+        gc.collect()
         blocks = _core._test_memory()[0]
         x = np.ones(2, np.float32)
         _core._test_fail_at(n, 1)

@@ -138,6 +138,13 @@ def test_the_reduction_finds_what_the_whole_search_finds(mask: int) -> None:
     assert reduced.runs <= whole.runs and whole.skipped == 0
 
 
+def test_what_threads_share_beyond_fanin_needs_the_whole_search() -> None:
+    """The words of explore: threads whose steps commute are run in one order, and a list that they share is no step."""
+    run = functools.partial(racy, mask=16)
+    assert len(explore(run, reduce=False, limit=100_000).results) == 2
+    assert len(explore(run, limit=100_000).results) >= 1
+
+
 def test_the_reduction_leaves_orders_out() -> None:
     """Threads that touch nothing in common need one order alone."""
 

@@ -269,7 +269,7 @@ def test_object_arrays_sum_by_the_plus_of_their_elements() -> None:
 
 @pytest.mark.parametrize("x", [
     np.array(["a"]), np.array([b"a"]), np.array(["2020-01-01"], "M8[D]"), np.array([1], "m8[s]"), np.zeros(2, "f8,i4"), np.zeros(2, "V8"),
-    np.datetime64("2020-01-01"), np.timedelta64(1), np.str_("x"), np.bytes_(b"x"), np.void(b"x"),
+    np.datetime64("2020-01-01"), np.timedelta64(1, "s"), np.str_("x"), np.bytes_(b"x"), np.void(b"x"),
 ])  # fmt: skip
 def test_what_has_no_sum_is_a_type_error(x: Any) -> None:
     with pytest.raises(TypeError, match=r"slot 0: .* has no sum"):

@@ -12,7 +12,9 @@ import pytest
 import scipy.sparse
 
 import fanin
+from fanin import _core
 from fanin.sim import SCHEDULES, Array, Machine
+from support import run_python
 
 pytestmark = pytest.mark.core
 
@@ -346,6 +348,20 @@ def test_what_is_left_by_an_exception_is_dropped() -> None:
     assert gone() is None
 
 
+def test_a_machine_goes_on_after_an_exception() -> None:
+    m = Machine()
+    with pytest.raises(KeyError), m:
+        raise KeyError
+    with m:
+        t = m.spawn(lambda: 1)
+    assert t.result == 1
+    with pytest.raises(KeyError), m:
+        m.spawn(lambda: 1)
+        raise KeyError
+    with m, pytest.raises(RuntimeError, match="make a new one"):
+        m.join()  # its threads were told to end: that is the end of it
+
+
 # Schedules
 
 
@@ -501,7 +517,7 @@ def test_a_race_that_no_call_could_raise_is_raised_at_the_end() -> None:
 def test_leave_out_lists_its_words() -> None:
     with Machine() as m:
         with pytest.raises(ValueError, match=r"S12\.wait"):
-            m.leave_out("S99")
+            m.leave_out("no such rule")
         for wrong in ("", "S1", "S12.", "wait", "S12.no"):
             with pytest.raises(ValueError, match="leave_out"):
                 m.leave_out("S12", wrong)
@@ -576,6 +592,101 @@ def test_threads_share_one_buffer() -> None:
             assert len(m.host_schedule) > 4
 
 
+def test_threads_make_streams_at_once() -> None:
+    for seed in range(5):
+        with Machine(2, seed) as m:
+            for turn in range(2):
+                threads = [m.spawn(lambda i=i: m.stream(i % 2)) for i in range(32)]
+                m.join()
+                assert len(m.streams) == 32 * (turn + 1)
+                assert {t.result for t in threads} <= set(m.streams)
+                assert len({(s.device, s.handle) for s in m.streams}) == len(m.streams)
+            for _ in range(32):
+                m.spawn(lambda: None)
+            with pytest.raises(ValueError, match="at most 32"):
+                m.spawn(lambda: None)
+
+
+def test_ctrl_c_is_heard_while_threads_run() -> None:
+    code = """
+import fanin, os, signal
+
+def spin():
+    os.kill(os.getpid(), signal.SIGINT)
+    while True:
+        pass
+
+try:
+    with fanin.sim.Machine() as m:
+        m.spawn(spin)
+        m.join()
+except KeyboardInterrupt:
+    print("heard")
+"""
+    assert run_python(code, timeout=60).stdout.strip() == "heard"
+
+
+def test_ctrl_c_is_heard_while_kernels_run() -> None:
+    code = """
+import fanin, os, signal
+
+def spin(v):
+    os.kill(os.getpid(), signal.SIGINT)
+    while True:
+        pass
+
+try:
+    with fanin.sim.Machine() as m:
+        m.launch(m.stream(), spin, writes=[m.empty(1)])
+        m.synchronize()
+except KeyboardInterrupt:
+    print("heard")
+"""
+    assert run_python(code, timeout=60).stdout.strip() == "heard"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "error"),
+    [(lambda m, x: m.synchronize(), fanin.sim.DeadlockError), (lambda m, x: x.numpy(), (fanin.RaceError, fanin.sim.DeadlockError)),
+     (lambda m, x: m.step(), None), (lambda m, x: m.spawn(len, "a"), None), (lambda m, x: m.stream().record(), None)],
+    ids=["synchronize", "numpy", "step", "spawn", "record"],
+)  # fmt: skip
+def test_a_kernel_that_asks_the_machine_gets_an_answer(kernel: Any, error: Any) -> None:
+    m = Machine()
+    x = m.empty(2)
+    m.launch(m.stream(), lambda v: kernel(m, x), writes=[x])
+    m.launch(m.stream(), lambda v: None, writes=[m.empty(1)])
+    if error is None:
+        m.synchronize()
+    else:
+        with pytest.raises(error):
+            m.synchronize()
+    m.synchronize()
+
+
+class Shrinking:
+    """An index that takes the list apart while it is read."""
+
+    def __init__(self, victim: list[Any]) -> None:
+        self.victim = victim
+
+    def __index__(self) -> int:
+        self.victim.clear()
+        return 1
+
+
+def test_lists_that_change_while_they_are_read_do_no_harm() -> None:
+    with Machine() as m:
+        shape: list[Any] = []
+        shape += [Shrinking(shape), 2, 3]
+        assert m.empty(shape).shape == (1, 2, 3)
+        axes: list[Any] = []
+        axes += [Shrinking(axes), 0]
+        with pytest.raises(ValueError):
+            m.empty((2, 3)).transpose(axes + [0])
+        assert m.empty((2, 3)).transpose([Shrinking([]), 0]).shape == (3, 2)
+
+
 def test_deadlocks_name_what_is_stuck() -> None:
     """Two threads that wait for each other's sums, through a combine that takes the other buffer."""
     with Machine() as m:
@@ -614,3 +725,88 @@ def test_other_threads_may_use_a_machine_too() -> None:
         for t in threads:
             t.join()
         assert out == [[19.0] * 4] * 4
+
+
+# Failures
+
+
+def a_machine_at_work() -> None:
+    with fanin.trace() as t, Machine(2) as m:
+        c = m.stream()
+        s = c
+        buf = fanin.InputBuffer(1, stream=c)
+        for k in range(2):
+            s, g = m.stream(k), m.empty(16, device=0)
+            m.launch(s, lambda v: v.fill(1), writes=[g])
+            buf.add(0, g, stream=s)
+        (x,) = buf.take()
+        e = m.event()
+        e.record(c)
+        s.wait(e)
+        s.wait(c)
+        with fanin.stream(c):
+            assert (x[::2].reshape(2, 4).T.broadcast_to(3, 4, 2).numpy() == 2).all()
+        m.spawn(lambda: m.event().record(c))
+        m.join()
+        x.used_on(s)
+        _core.pass_end(s, [c], [x])
+    assert t.lines
+
+
+def two_orders() -> None:
+    def scenario(m: Machine) -> None:
+        s = m.stream()
+        for _ in range(2):
+            m.spawn(lambda: s.record())
+
+    report = fanin.sim.explore(scenario)
+    if report.error is not None:
+        raise report.error
+
+
+@pytest.mark.parametrize("work", [a_machine_at_work, two_orders])
+def test_every_allocation_may_fail(work: Any) -> None:
+    """Each once: MemoryError, or it went well all the same; nothing is left behind."""
+    work()
+    gc.collect()
+    live, failed, n = _core._test_memory()[0], 0, 0
+    hit = True
+    while hit:
+        before = _core._test_memory()[2]
+        _core._test_fail_at(n)
+        try:
+            work()
+        except MemoryError:
+            failed += 1
+        finally:
+            _core._test_fail_at(-1)
+        hit = _core._test_memory()[2] > before
+        n += 1
+    gc.collect()
+    assert failed > 30 and n > failed
+    assert _core._test_memory()[0] == live
+
+
+@pytest.mark.parametrize("nth", range(4))
+def test_a_thread_that_cannot_be_started_ends_the_join(nth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    start, starts = threading.Thread.start, iter(range(10))
+
+    def sometimes(self: threading.Thread) -> None:
+        if next(starts) == nth:
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    ran: list[int] = []
+    monkeypatch.setattr(threading.Thread, "start", sometimes)
+    with Machine() as m:
+        for i in range(3):
+            m.spawn(ran.append, i)
+        if nth < 3:
+            with pytest.raises(RuntimeError, match="can't start"):
+                m.join()
+            with pytest.raises(RuntimeError, match="make a new one"):
+                m.synchronize()
+            assert not ran
+        else:  # the one that listens for Ctrl-C: it can be done without
+            m.join()
+            assert sorted(ran) == [0, 1, 2]

@@ -48,7 +48,7 @@ static void fold(const job *j, int64_t at, int64_t len, char *tile, char *spare)
             acc = one->acc;
             loops = fan_loops_of(acc);
         }
-        if (sources == FAN_ADD_MOST)
+        if (sources == loops->most)
             FLUSH();
         const char *p = one->array->dtype == acc ? fan_walk_whole(&j->walk, one->array, at, len) : NULL;
         if (!p) {

@@ -4,12 +4,16 @@
 #include "array/low.h"
 
 /* X(NAME, type in memory, type of a value, a alone, a plus b, a times b). Integers wrap: they are unsigned here, whatever they are outside. */
-#define KIND_LIST(X)                                                                                                  \
+#define WIDE_LIST(X)                                                                                                  \
     X(truth, fan_any_u8, uint8_t, a != 0, (a | b) != 0, a && b)                                                       \
     X(bits8, fan_any_u8, uint8_t, a, (uint8_t)(a + b), (uint8_t)(a * b))                                              \
     X(bits16, fan_any_u16, uint16_t, a, (uint16_t)(a + b), (uint16_t)((uint32_t)a * b))                               \
     X(bits32, fan_any_u32, uint32_t, a, a + b, a * b)                                                                 \
     X(bits64, fan_any_u64, uint64_t, a, a + b, a * b)                                                                 \
+    X(single, fan_any_f32, float, a, a + b, a * b)                                                                    \
+    X(twice, fan_any_f64, double, a, a + b, a * b)
+/* The low floats: each add is one in float32, rounded. */
+#define LOW_LIST(X)                                                                                                   \
     X(half, fan_any_u16, uint16_t, a, fan_float16_of(fan_float_of_float16(a) + fan_float_of_float16(b)),              \
       fan_float16_of(fan_float_of_float16(a) * fan_float_of_float16(b)))                                              \
     X(brain, fan_any_u16, uint16_t, a, fan_bfloat16_of(fan_float_of_bfloat16(a) + fan_float_of_bfloat16(b)),          \
@@ -17,10 +21,7 @@
     X(e4m3fn, fan_any_u8, uint8_t, a, fan_e4m3fn_of(fan_float_of_e4m3fn(a) + fan_float_of_e4m3fn(b)),                 \
       fan_e4m3fn_of(fan_float_of_e4m3fn(a) * fan_float_of_e4m3fn(b)))                                                 \
     X(e5m2, fan_any_u8, uint8_t, a, fan_e5m2_of(fan_float_of_e5m2(a) + fan_float_of_e5m2(b)),                         \
-      fan_e5m2_of(fan_float_of_e5m2(a) * fan_float_of_e5m2(b)))                                                       \
-    X(single, fan_any_f32, float, a, a + b, a * b)                                                                    \
-    X(twice, fan_any_f64, double, a, a + b, a * b)
-
+      fan_e5m2_of(fan_float_of_e5m2(a) * fan_float_of_e5m2(b)))
 
 #define ARITHMETIC(NAME, MEM, T, ONE, PLUS, TIMES)                                                                    \
     static inline T one_##NAME(T a)                                                                                   \
@@ -35,7 +36,8 @@
     {                                                                                                                 \
         return TIMES;                                                                                                 \
     }
-KIND_LIST(ARITHMETIC)
+WIDE_LIST(ARITHMETIC)
+LOW_LIST(ARITHMETIC)
 #undef ARITHMETIC
 
 /* One case of `add` per number of sources, so that each is one loop that reads every source once and writes once. */
@@ -54,7 +56,8 @@ KIND_LIST(ARITHMETIC)
 #define SUM8(NAME) P(NAME, SUM7(NAME), 7)
 #define SOURCE(k) *s##k = (const void *)src[k < sources ? k : 0]
 
-#define LOOPS(NAME, MEM, T, ONE, PLUS, TIMES)                                                                         \
+/* add, for up to FAN_ADD_MOST sources, and for up to two, where conversions would make of it too much code. */
+#define ADD_MANY(NAME, MEM, T, ONE, PLUS, TIMES)                                                                      \
     static void add_##NAME(char *dst, const char *const *src, int sources, size_t n)                                  \
     {                                                                                                                 \
         MEM *d = (MEM *)dst;                                                                                          \
@@ -79,7 +82,25 @@ KIND_LIST(ARITHMETIC)
         default:                                                                                                      \
             break;                                                                                                    \
         }                                                                                                             \
-    }                                                                                                                 \
+    }
+#define ADD_TWO(NAME, MEM, T, ONE, PLUS, TIMES)                                                                       \
+    static void add_##NAME(char *dst, const char *const *src, int sources, size_t n)                                  \
+    {                                                                                                                 \
+        MEM *d = (MEM *)dst;                                                                                          \
+        const MEM SOURCE(0), SOURCE(1);                                                                               \
+        switch (sources) {                                                                                            \
+        case 1:                                                                                                       \
+            EACH(one_##NAME(s0[i]))                                                                                   \
+        case 2:                                                                                                       \
+            EACH(SUM2(NAME))                                                                                          \
+        default:                                                                                                      \
+            break;                                                                                                    \
+        }                                                                                                             \
+    }
+WIDE_LIST(ADD_MANY)
+LOW_LIST(ADD_TWO)
+
+#define LOOPS(NAME, MEM, T, ONE, PLUS, TIMES)                                                                         \
     static void add_at_##NAME(char *dst, const int64_t *to, const char *src, const int64_t *from, size_t n,           \
                               size_t run)                                                                             \
     {                                                                                                                 \
@@ -110,7 +131,8 @@ KIND_LIST(ARITHMETIC)
         for (size_t i = 0; i < n; i++)                                                                                \
             d[i] = times_##NAME(d[i], by);                                                                            \
     }
-KIND_LIST(LOOPS)
+WIDE_LIST(LOOPS)
+LOW_LIST(LOOPS)
 #undef LOOPS
 
 /* Complex numbers add part by part; only these two see whole ones. */
@@ -140,29 +162,30 @@ KIND_LIST(LOOPS)
 COMPLEX(single, fan_any_f32, float)
 COMPLEX(twice, fan_any_f64, double)
 
-#define REAL(NAME, bytes) {1, bytes, add_##NAME, add_at_##NAME, add_up_##NAME, scale_##NAME}
-#define PAIR(NAME, bytes) {2, bytes, add_##NAME, add_at_##NAME, add_up_c##NAME, scale_c##NAME}
+#define REAL(NAME) {1, FAN_ADD_MOST, add_##NAME, add_at_##NAME, add_up_##NAME, scale_##NAME}
+#define LOW(NAME) {1, 2, add_##NAME, add_at_##NAME, add_up_##NAME, scale_##NAME}
+#define PAIR(NAME) {2, FAN_ADD_MOST, add_##NAME, add_at_##NAME, add_up_c##NAME, scale_c##NAME}
 
 const fan_loops *fan_loops_of(fan_dtype d)
 {
     static const fan_loops loops[FAN_DTYPE_COUNT] = {
-        [FAN_BOOL] = REAL(truth, 1),
-        [FAN_INT8] = REAL(bits8, 1),
-        [FAN_INT16] = REAL(bits16, 2),
-        [FAN_INT32] = REAL(bits32, 4),
-        [FAN_INT64] = REAL(bits64, 8),
-        [FAN_UINT8] = REAL(bits8, 1),
-        [FAN_UINT16] = REAL(bits16, 2),
-        [FAN_UINT32] = REAL(bits32, 4),
-        [FAN_UINT64] = REAL(bits64, 8),
-        [FAN_FLOAT16] = REAL(half, 2),
-        [FAN_BFLOAT16] = REAL(brain, 2),
-        [FAN_FLOAT8_E4M3FN] = REAL(e4m3fn, 1),
-        [FAN_FLOAT8_E5M2] = REAL(e5m2, 1),
-        [FAN_FLOAT32] = REAL(single, 4),
-        [FAN_FLOAT64] = REAL(twice, 8),
-        [FAN_COMPLEX64] = PAIR(single, 4),
-        [FAN_COMPLEX128] = PAIR(twice, 8),
+        [FAN_BOOL] = REAL(truth),
+        [FAN_INT8] = REAL(bits8),
+        [FAN_INT16] = REAL(bits16),
+        [FAN_INT32] = REAL(bits32),
+        [FAN_INT64] = REAL(bits64),
+        [FAN_UINT8] = REAL(bits8),
+        [FAN_UINT16] = REAL(bits16),
+        [FAN_UINT32] = REAL(bits32),
+        [FAN_UINT64] = REAL(bits64),
+        [FAN_FLOAT16] = LOW(half),
+        [FAN_BFLOAT16] = LOW(brain),
+        [FAN_FLOAT8_E4M3FN] = LOW(e4m3fn),
+        [FAN_FLOAT8_E5M2] = LOW(e5m2),
+        [FAN_FLOAT32] = REAL(single),
+        [FAN_FLOAT64] = REAL(twice),
+        [FAN_COMPLEX64] = PAIR(single),
+        [FAN_COMPLEX128] = PAIR(twice),
     };
     return &loops[d];
 }

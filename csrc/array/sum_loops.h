@@ -4,13 +4,13 @@
 
 #include "array/dtype.h"
 
-/* The most sources that one call of `add` takes. */
+/* No `add` takes more sources. */
 #define FAN_ADD_MOST 8
 
 typedef struct fan_loops {
     size_t parts; /* numbers in an element: 2 for complex, else 1 */
-    size_t bytes; /* of a number */
-    /* add: dst[i] = ((src[0][i] + src[1][i]) + src[2][i]) .., for `n` numbers and 1 <= sources <= FAN_ADD_MOST. dst may be exactly one of the sources. */
+    int most;     /* sources that one call of `add` takes at most: from 2 to FAN_ADD_MOST */
+    /* add: dst[i] = ((src[0][i] + src[1][i]) + src[2][i]) .., for `n` numbers and 1 <= sources <= most. dst may be exactly one of the sources. */
     void (*add)(char *dst, const char *const *src, int sources, size_t n);
     /* add_at: for each i < n in turn, `run` numbers at dst + to[i] += those at src + from[i] (NULL: one behind the other). */
     void (*add_at)(char *dst, const int64_t *to, const char *src, const int64_t *from, size_t n, size_t run);

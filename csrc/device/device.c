@@ -280,7 +280,7 @@ static uint64_t draw_last(const fan_stream *s, uint64_t first)
 fan_status fan_event_new(fan_device *d, fan_event **out, fan_error *err)
 {
     *out = NULL;
-    fan_event *e;
+    fan_event *e = NULL;
     FAN_TRY(event_make(d, false, &e, err));
     fan_device_hold(d);
     *out = e;
@@ -291,7 +291,7 @@ fan_status fan_event_record(fan_stream *s, fan_event **out, fan_error *err)
 {
     *out = NULL;
     fan_device *d = s->device;
-    fan_event *e;
+    fan_event *e = NULL;
     FAN_TRY(event_make(d, true, &e, err));
     fan_status status = FAN_OK;
     uint64_t first;
@@ -514,7 +514,7 @@ static bool shares(const fan_device *a, const fan_device *b)
 /* quiet_record: an event for `m` alone: not counted, not traced, and without a hold on m's own machine. */
 static fan_event *quiet_record(fan_memory *m, fan_stream *s)
 {
-    fan_event *e;
+    fan_event *e = NULL;
     if (event_make(s->device, true, &e, NULL) != FAN_OK)
         return NULL;
     fan_yield();

@@ -741,7 +741,7 @@ static fan_status sim_read(fan_stream *s, const fan_array *dst, const fan_array 
     FAN_GO(enter(m, "read", err));
     FAN_GO(raise_pending(m, err));
     FAN_GO(legacy(m, q, err));
-    touch(m, q->name, true);
+    touch(m, q->name, q->blocking);
     touch(m, NAME(OF_PROGRESS, 0), false);
     FAN_GO(finish(m, q, err));
     m->host_us[host_of(m)] += (double)fan_dtype_size(src->dtype) * (double)src->size / (m->config.gbytes_per_s * 1e3);

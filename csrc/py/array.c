@@ -102,21 +102,24 @@ static int int_of(PyObject *o, int64_t *out)
 /* ints_of: integers from a sequence, or one bare integer; their number, -1 with an exception. */
 static int ints_of(PyObject *o, int64_t *out)
 {
-    PyObject *fast;
+    PyObject *items;
     Py_ssize_t n;
     if (PyIndex_Check(o))
         return int_of(o, out) < 0 ? -1 : 1;
-    if (!(fast = PySequence_Fast(o, "expected an integer or a sequence of integers")))
+    if (!(items = PySequence_Tuple(o))) { /* a tuple: an __index__ cannot change it under our hands */
+        if (PyErr_ExceptionMatches(PyExc_TypeError))
+            PyErr_Format(PyExc_TypeError, "expected an integer or a sequence of integers, got %.80s", Py_TYPE(o)->tp_name);
         return -1;
-    n = PySequence_Fast_GET_SIZE(fast);
+    }
+    n = PyTuple_GET_SIZE(items);
     if (n > FAN_MAX_NDIM) {
         PyErr_Format(PyExc_ValueError, "at most %d dimensions are supported, not %zd", FAN_MAX_NDIM, n);
         n = -1;
     }
     for (Py_ssize_t i = 0; i < n; i++)
-        if (int_of(PySequence_Fast_GET_ITEM(fast, i), out + i) < 0)
+        if (int_of(PyTuple_GET_ITEM(items, i), out + i) < 0)
             n = -1;
-    Py_DECREF(fast);
+    Py_DECREF(items);
     return (int)n;
 }
 

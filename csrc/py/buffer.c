@@ -214,7 +214,7 @@ static int draft_of_sequence(PyObject *slots, const char *name, draft *d, PyObje
     if (bare < 0)
         return -1;
     if (bare)
-        return fan_refuse(PyExc_TypeError, "slots: expected a count or a sequence of arrays and Slots, got one %.200s: give [x]",
+        return fan_refuse(PyExc_TypeError, "slots: expected a count or a sequence of arrays and Slots, got one %.200s: give [array]",
                           Py_TYPE(slots)->tp_name);
     if (PyUnicode_Check(slots) || PyBytes_Check(slots) || PyDict_Check(slots) || PyAnySet_Check(slots) || !Py_TYPE(slots)->tp_iter ||
         !(fast = PySequence_Tuple(slots)))
@@ -314,7 +314,7 @@ static PyObject *buffer_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     fan_buffer_config config = {.accumulate = FAN_NO_DTYPE, .frontend = &fan_python};
     fan_where w = {.slot = -1, .key = -1};
     fan_status status = FAN_OK;
-    fan_error err;
+    FAN_RAW fan_error err;
     draft d = {0};
     buffer_object *self = NULL;
     bool made = false;
@@ -502,7 +502,7 @@ static PyObject *buffer_add(PyObject *o, PyObject *const *args, Py_ssize_t nargs
     add_args a = {NULL};
     fan_contribution c = {.key = -1, .value = {.dtype = FAN_NO_DTYPE}};
     fan_where w = {.buffer = fan_buffer_name(self->core), .key = -1};
-    fan_error err;
+    FAN_RAW fan_error err;
     fan_status status;
     PyObject *gradient = NULL;
     unsigned flags;
@@ -548,7 +548,7 @@ static PyObject *buffer_expect(PyObject *o, PyObject *args, PyObject *kwargs)
     buffer_object *self = of(o);
     PyObject *which, *count;
     fan_where w = {.buffer = fan_buffer_name(self->core), .key = -1};
-    fan_error err;
+    FAN_RAW fan_error err;
     fan_status status;
     int64_t n = 0;
     size_t slot;
@@ -571,7 +571,7 @@ static PyObject *buffer_expect(PyObject *o, PyObject *args, PyObject *kwargs)
 
 static PyObject *buffer_ready(PyObject *o, PyObject *which)
 {
-    fan_error err;
+    FAN_RAW fan_error err;
     fan_status status;
     bool ready = false;
     size_t slot;
@@ -585,7 +585,7 @@ static PyObject *buffer_ready(PyObject *o, PyObject *which)
 static PyObject *buffer_snapshot(PyObject *o, PyObject *which)
 {
     fan_value v = {.dtype = FAN_NO_DTYPE};
-    fan_error err;
+    FAN_RAW fan_error err;
     fan_status status;
     size_t slot;
     if (slot_arg(of(o), which, &slot) < 0)
@@ -651,7 +651,7 @@ static int parse_out(PyObject *out, const char *name, PyObject *slot_names, size
         return -1;
     if (!PyList_Check(out) && !PyTuple_Check(out))
         return fan_refuse(PyExc_TypeError, "out: expected a list of %zu arrays or Nones, got a %.200s%s", n, Py_TYPE(out)->tp_name,
-                          bare ? ": give [x]" : "");
+                          bare ? ": give [array]" : "");
     if ((size_t)PySequence_Fast_GET_SIZE(out) != n)
         return fan_refuse(PyExc_ValueError, "out: expected %zu entries, one for each slot, got %zd", n, PySequence_Fast_GET_SIZE(out));
     for (size_t i = 0; i < n; i++) {
@@ -698,7 +698,7 @@ static PyObject *take_all(fan_buffer *core, size_t n, PyObject *slot_names, fan_
     fan_value *outs = NULL, *results = new_values(n);
     PyObject *list = results ? PyList_New((Py_ssize_t)n) : NULL;
     PyObject *arrays = NULL;
-    fan_error err;
+    FAN_RAW fan_error err;
     fan_status status = FAN_OK;
     bool done = false;
     if (!list || parse_scale(scale, &how) < 0)
@@ -759,7 +759,7 @@ static PyObject *buffer_take(PyObject *o, PyObject *args, PyObject *kwargs)
 
 static PyObject *buffer_clear(PyObject *o, PyObject *Py_UNUSED(none))
 {
-    fan_error err;
+    FAN_RAW fan_error err;
     fan_status status;
     clear_error(&err);
     status = fan_buffer_clear(of(o)->core, &err);
@@ -794,7 +794,7 @@ static PyObject *view_of(const buffer_object *self, size_t slot)
 {
     fan_slot_view v;
     fan_item_view *items = NULL;
-    fan_error err;
+    FAN_RAW fan_error err;
     fan_status status;
     size_t cap = 0;
     PyObject *d = NULL, *list = NULL, *name = slot_name(self, slot);
@@ -1020,7 +1020,7 @@ static void note(Py_ssize_t i)
 static int add_all(fan_buffer *core, PyObject *arrays, PyObject *keys)
 {
     Py_ssize_t n = PyTuple_GET_SIZE(arrays);
-    fan_error err;
+    FAN_RAW fan_error err;
     fan_status status;
     for (Py_ssize_t i = 0; i < n; i++) {
         fan_contribution c = {.key = -1};
@@ -1052,7 +1052,7 @@ static PyObject *add_n(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kw
     fan_buffer_config config = {.slots = 1, .budget = UINT64_MAX, .accumulate = FAN_NO_DTYPE, .frontend = &fan_python, .name = "add_n"};
     fan_where w = {.buffer = "add_n", .slot = -1, .key = -1};
     fan_buffer *core = NULL;
-    fan_error err;
+    FAN_RAW fan_error err;
     fan_status status;
     int bare;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$OOOO:add_n", names, &arrays, &out, &keys, &accumulate, &scale))

@@ -322,7 +322,7 @@ static bool countable(const fan_array *a)
     return true;
 }
 
-static PyObject *send(fan_array *a, bool versioned, bool copied)
+static PyObject *offer(fan_array *a, bool versioned, bool copied)
 {
     size_t ndim = (size_t)a->ndim;
     sent *s = fan_alloc(sizeof *s + 2 * ndim * sizeof(int64_t));
@@ -387,7 +387,7 @@ static PyObject *exporter_dlpack(PyObject *o, PyObject *args, PyObject *kwargs)
         fan_array_copy(copied, a);
         a = copied;
     }
-    capsule = send(a, major >= 1, want_copy);
+    capsule = offer(a, major >= 1, want_copy);
     fan_array_drop(copied);
     return capsule;
 }

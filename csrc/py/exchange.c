@@ -29,9 +29,11 @@ static void release_object(fan_storage *s)
 /* view_ndarray: an ndarray's memory; its dtype has been looked at. */
 static int view_ndarray(PyArrayObject *a, fan_dtype dtype, bool writable, fan_array **out)
 {
-    int64_t dims[2 * FAN_MAX_NDIM], *shape = dims, *strides = dims + FAN_MAX_NDIM;
+    _Static_assert(sizeof(npy_intp) == sizeof(int64_t), "fanin is for 64-bit machines");
+    FAN_RAW int64_t dims[2 * FAN_MAX_NDIM];
+    int64_t *shape = dims, *strides = dims + FAN_MAX_NDIM;
     int ndim = PyArray_NDIM(a);
-    fan_error err;
+    FAN_RAW fan_error err;
     fan_storage *st;
     fan_status status;
     err.text[0] = '\0';
@@ -84,7 +86,7 @@ static int import_python_scalar(PyObject *o, fan_value *out)
         Py_complex c;
     } x;
     fan_dtype dtype;
-    fan_error err;
+    FAN_RAW fan_error err;
     int overflow = 0;
     memset(&x, 0, sizeof x);
     err.text[0] = '\0';
@@ -447,7 +449,7 @@ int fan_import_out(PyObject *o, fan_value *out)
     else if (meets_itself(out->array))
         why = "overlaps itself";
     else if (out->object != o)
-        why = "is a view made for this call"; /* what is written would not be seen in `o` */
+        why = "is read through a detached copy or view: give x.detach()"; /* what is written might not be seen in `o` */
     if (why) {
         fan_value_drop(&fan_python, out);
         return fan_refuse(PyExc_BufferError, "out: expected an array that can be written, got a %.200s that %s", Py_TYPE(o)->tp_name, why);
@@ -493,7 +495,8 @@ static void array_gone(PyObject *capsule)
 
 PyObject *fan_export_array(fan_array *a)
 {
-    npy_intp shape[FAN_MAX_NDIM], strides[FAN_MAX_NDIM];
+    FAN_RAW npy_intp shape[FAN_MAX_NDIM];
+    FAN_RAW npy_intp strides[FAN_MAX_NDIM];
     PyArray_Descr *descr;
     PyObject *nd, *base;
     if (fan_dtype_needs_ml_dtypes(a->dtype)) {

@@ -81,7 +81,7 @@ static fan_status combine(void *function, const fan_value *old, const fan_value 
 static void *leave(void)
 {
     /* A thread that has no GIL to give, a device's for one, gives none. */
-    return PyGILState_Check() ? PyEval_SaveThread() : NULL;
+    return fan_gil_held() ? PyEval_SaveThread() : NULL;
 }
 
 static void enter(void *left)

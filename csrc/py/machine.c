@@ -257,12 +257,21 @@ static fan_status kernel_run(void *ctx, fan_error *err)
     return status;
 }
 
-/* views_of: the arrays of a sequence: their geometry into k, the arrays themselves into `arrays`. -1 with an exception. */
+/* arrays_arg: a tuple, so that nobody takes an array away while it is looked at. */
+static PyObject *arrays_arg(PyObject *o, const char *words)
+{
+    PyObject *made = PySequence_Tuple(o);
+    if (!made && PyErr_ExceptionMatches(PyExc_TypeError))
+        PyErr_SetString(PyExc_TypeError, words);
+    return made;
+}
+
+/* views_of: the arrays of a tuple: their geometry into k, the arrays themselves into `arrays`. -1 with an exception. */
 static int views_of(machine_object *self, PyObject *seq, bool write, kernel *k, fan_array **arrays)
 {
     static const char *const what[] = {"reads", "writes"};
-    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(seq); i++) {
-        PyObject *o = PySequence_Fast_GET_ITEM(seq, i);
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(seq); i++) {
+        PyObject *o = PyTuple_GET_ITEM(seq, i);
         fan_device *d = NULL;
         fan_array *a = fan_array_arg(o, &d);
         PyArray_Descr *descr;
@@ -417,11 +426,14 @@ static PyObject *machine_stream(PyObject *o, PyObject *args)
     PyObject *made;
     if (!PyArg_ParseTuple(args, "ip:_stream", &device, &blocking) || !device_at(self, device))
         return NULL;
-    if (fan_grow((void **)&self->streams, &self->streams_cap, self->nstreams + 1, sizeof(fan_stream *)) < 0)
-        return PyErr_NoMemory();
     status = fan_sim_stream(self->m, device, blocking, &s, &err);
     if (status != FAN_OK)
         return fan_raise(status, &err);
+    /* Room is made only now: meanwhile other host threads may have made streams. */
+    if (fan_grow((void **)&self->streams, &self->streams_cap, self->nstreams + 1, sizeof(fan_stream *)) < 0) {
+        fan_stream_drop(s);
+        return PyErr_NoMemory();
+    }
     made = fan_stream_wrap(s);
     self->streams[self->nstreams++] = s;
     return made;
@@ -522,8 +534,8 @@ static PyObject *machine_launch(PyObject *o, PyObject *args)
         return NULL;
     if (!PyCallable_Check(fn))
         return PyErr_Format(PyExc_TypeError, "launch: the kernel is called with NumPy views when it runs, and %.80s cannot be called", Py_TYPE(fn)->tp_name);
-    reads = PySequence_Fast(reads, "launch: reads is a sequence of arrays, as in reads=[x]");
-    writes = reads ? PySequence_Fast(writes, "launch: writes is a sequence of arrays, as in writes=[y]") : NULL;
+    reads = arrays_arg(reads, "launch: reads is a sequence of arrays, as in reads=[x]");
+    writes = reads ? arrays_arg(writes, "launch: writes is a sequence of arrays, as in writes=[y]") : NULL;
     title = writes ? name_of(name, fn) : NULL;
     if (!title || !PyUnicode_AsUTF8(title) || fan_stream_arg(where, &s) < 0)
         goto done;
@@ -531,7 +543,7 @@ static PyObject *machine_launch(PyObject *o, PyObject *args)
         PyErr_Format(PyExc_ValueError, "launch: %R is no stream of this machine", where);
         goto done;
     }
-    n = (size_t)(PySequence_Fast_GET_SIZE(reads) + PySequence_Fast_GET_SIZE(writes));
+    n = (size_t)(PyTuple_GET_SIZE(reads) + PyTuple_GET_SIZE(writes));
     k = fan_calloc(sizeof *k + n * sizeof(fan_array *));
     arrays = fan_alloc((n + 1) * sizeof *arrays);
     if (!k || !arrays) {

@@ -80,11 +80,22 @@ PyObject *fan_arrays(void);                     /* the module fanin.arrays, borr
 /* fan_lazy: module.<name> into *cache; borrowed; NULL with an exception. */
 PyObject *fan_lazy(PyObject **cache, const char *module, const char *name);
 
+/* FAN_RAW: a local that is written before it is read, and too large to be zeroed at each call as the hardened build would have it. */
+#if defined __has_attribute
+#if __has_attribute(uninitialized)
+#define FAN_RAW __attribute__((uninitialized))
+#endif
+#endif
+#ifndef FAN_RAW
+#define FAN_RAW
+#endif
+
 /* fan_gil: may this thread call Python? Whoever gets a call-out on a thread it does not know enters first. */
 typedef struct fan_gil {
     bool taken; /* by fan_gil_enter, which had to */
     PyGILState_STATE state;
 } fan_gil;
+bool fan_gil_held(void);
 bool fan_gil_enter(fan_gil *g);                 /* false: the interpreter is gone or going: touch nothing of Python's, leak instead */
 void fan_gil_leave(fan_gil *g);
 

@@ -58,12 +58,17 @@ PyObject *fan_arrays(void)
 #define FINALIZING() _Py_IsFinalizing()
 #endif
 
-bool fan_gil_enter(fan_gil *g)
+bool fan_gil_held(void)
 {
     /* PyGILState_Check says yes when it cannot tell, after finalization for one. */
     PyThreadState *mine = PyGILState_GetThisThreadState();
+    return mine && mine == CURRENT_THREAD_STATE();
+}
+
+bool fan_gil_enter(fan_gil *g)
+{
     g->taken = false;
-    if (mine && mine == CURRENT_THREAD_STATE())
+    if (fan_gil_held())
         return true;
     if (!Py_IsInitialized() || FINALIZING())
         return false;

@@ -307,12 +307,12 @@ static PyObject *pass_end(PyObject *Py_UNUSED(module), PyObject *args)
     fan_status status;
     if (!PyArg_ParseTuple(args, "OOO:pass_end", &where, &streams, &given))
         return NULL;
-    streams = PySequence_Fast(streams, "pass_end: streams is a sequence");
-    given = streams ? PySequence_Fast(given, "pass_end: values is a sequence") : NULL;
+    streams = PySequence_Tuple(streams);
+    given = streams ? PySequence_Tuple(given) : NULL;
     if (!given || fan_stream_arg(where, &caller) < 0)
         goto done;
-    want = (size_t)PySequence_Fast_GET_SIZE(streams);
-    want_values = (size_t)PySequence_Fast_GET_SIZE(given);
+    want = (size_t)PyTuple_GET_SIZE(streams);
+    want_values = (size_t)PyTuple_GET_SIZE(given);
     on = fan_calloc((want + 1) * sizeof *on);
     values = fan_calloc((want_values + 1) * sizeof *values);
     if (!on || !values) {
@@ -320,10 +320,10 @@ static PyObject *pass_end(PyObject *Py_UNUSED(module), PyObject *args)
         goto done;
     }
     for (; n < want; n++)
-        if (fan_stream_arg(PySequence_Fast_GET_ITEM(streams, (Py_ssize_t)n), &on[n]) < 0)
+        if (fan_stream_arg(PyTuple_GET_ITEM(streams, (Py_ssize_t)n), &on[n]) < 0)
             goto done;
     for (; nvalues < want_values; nvalues++)
-        if (fan_import(PySequence_Fast_GET_ITEM(given, (Py_ssize_t)nvalues), false, true, &values[nvalues]) < 0)
+        if (fan_import(PyTuple_GET_ITEM(given, (Py_ssize_t)nvalues), false, true, &values[nvalues]) < 0)
             goto done;
     for (size_t i = 0; i < n; i++)
         if (!on[i] || !caller) {

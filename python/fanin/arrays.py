@@ -333,7 +333,12 @@ def torch_parts_out(format: str, shape: Shape, indices: Any, pointers: Any, valu
 
 def jax_out(part: _core._Exporter) -> Any:
     jax: Any = sys.modules["jax"]
-    return jax.numpy.asarray(part.numpy())
+    values = part.numpy()
+    made = jax.numpy.asarray(values)
+    if made.dtype == values.dtype:
+        return made
+    with jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64():
+        return jax.numpy.asarray(values)  # a sum with NumPy's doubles: JAX would make floats of it
 
 
 def no_sparse(format: str, shape: Shape, indices: Any, pointers: Any, values: Any, coalesced: bool) -> Any:

@@ -122,10 +122,11 @@ def promotion(types: Collection[str]) -> DType:
 
 
 def accumulation(dtype: DType, wish: DType | None) -> DType:
-    """A11, D2: the dtype in which a sum of `dtype` runs; one that is wished for must hold it."""
+    """A11, D2: the dtype in which a sum of `dtype` runs; one that is wished for must hold it, and be of its kind."""
     if wish is None:
         return np.dtype(np.float32) if dtype.name in LOW else dtype
-    holds = promotion({dtype.name, wish.name}) == wish
+    kin = kind(dtype).replace("u", "i") == kind(wish).replace("u", "i")
+    holds = kin and promotion({dtype.name, wish.name}) == wish
     need(holds, ValueError, f"a sum of {dtype.name} cannot be accumulated in {wish.name}")
     return wish
 

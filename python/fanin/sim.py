@@ -76,15 +76,15 @@ class Thread(Generic[T]):
         self._os = threading.Thread(target=self._run, name=name, daemon=True)
 
     def _run(self) -> None:
-        machine = self._machine
+        machine, cores = self._machine, []
         if not machine._thread_begin(self._actor):
             return
-        machine._enter()
-        machine._here.thread = self
-        cores = [trace._beside() for trace in self._traces]
-        for core in cores:
-            core.begin()
         try:
+            machine._enter()
+            machine._here.thread = self
+            for trace in self._traces:
+                cores.append(trace._beside())
+                cores[-1].begin()
             self._value = self._call()
             self._ended = True
         except BaseException as e:
@@ -161,7 +161,7 @@ class Machine(_core.Machine):
     _started: list[Thread[Any]]
     _failed: list[Thread[Any]]  # in the order in which they raised
     _joining: bool
-    _dead: bool  # a deadlock of host threads: nothing goes on after that
+    _dead: bool  # its host threads ended in a deadlock, or early: nothing goes on after that
     _here: threading.local  # .thread: which of ours this one is
 
     def __repr__(self) -> str:
@@ -192,12 +192,14 @@ class Machine(_core.Machine):
             self._leave()
 
     def _drop(self) -> None:
-        """After a failure: the threads end, and what is queued does nothing."""
-        self._give_up()
-        try:
-            self._run_threads()
-        except Exception:
-            pass  # it was told to give up
+        """After a failure: the host threads end, and what is queued does nothing."""
+        if self._waiting:
+            self._dead = True
+            self._give_up()
+            try:
+                self._run_threads()
+            except Exception:
+                pass  # it was told to give up
         self._failed.clear()
         self._forget()
 
@@ -281,6 +283,7 @@ class Machine(_core.Machine):
         """A host thread that calls `fn(*args)`; it runs at `join`, by turns with the others, one at a time.
 
         Turns change where fanin is called, never elsewhere. It must not wait for another thread by other means than fanin's.
+        A machine has 32 at a time; ValueError beyond.
         """
         if not callable(fn):
             raise TypeError(f"spawn: {fn!r} cannot be called")
@@ -300,11 +303,9 @@ class Machine(_core.Machine):
         """
         if self._running is not None:
             raise RuntimeError(f"join: thread {self._running.name!r} is one of those that would be joined")
-        try:
-            self._run_threads()
-        except DeadlockError:
-            self._dead = True
-            raise
+        if self._dead:
+            raise RuntimeError(f"join: {self!r} gave up when its host threads could not go on; make a new one")
+        self._run_threads()
         if self.abandoned:
             raise Abandoned
         failed, self._failed = self._failed, []
@@ -319,15 +320,14 @@ class Machine(_core.Machine):
         waiting, self._waiting = self._waiting, []
         self._joining = True
         try:
-            while waiting:
-                waiting[0]._os.start()
-                self._started.append(waiting.pop(0))
+            self._start(waiting)
             if self._started:
                 interruptible(self._join)
-        except BaseException:
+        except BaseException as e:
+            self._dead = True
             self._give_up()
-            for thread in waiting:  # could not be started
-                self._thread_end(thread._actor)
+            if isinstance(e, KeyboardInterrupt):
+                self._started.clear()  # they may never end, and will not be waited for
             raise
         finally:
             for thread in self._started:
@@ -336,9 +336,21 @@ class Machine(_core.Machine):
             self._started.clear()
             self._joining = False
 
+    def _start(self, threads: list[Thread[Any]]) -> None:
+        for i, thread in enumerate(threads):
+            try:
+                thread._os.start()
+            except BaseException:
+                for other in threads[i:]:
+                    self._thread_end(other._actor)
+                self._give_up()
+                self._join()  # so that those that wait for their turn end
+                raise
+            self._started.append(thread)
+
 
 def interruptible(call: Callable[[], object]) -> None:
-    """call(), on a thread of its own: so Ctrl-C is heard while it waits."""
+    """call(), on a thread of its own where there can be one: so Ctrl-C is heard while it waits."""
     raised: list[BaseException] = []
 
     def run() -> None:
@@ -348,8 +360,12 @@ def interruptible(call: Callable[[], object]) -> None:
             raised.append(e)
 
     thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join()
+    try:
+        thread.start()
+    except RuntimeError:
+        run()
+    else:
+        thread.join()
     if raised:
         raise raised[0]
 
@@ -490,7 +506,7 @@ def explore(
     """Run `scenario(machine)` under every order in which the host threads it spawns may act, and compare.
 
     Each run has a machine of its own, made by `machine(devices=devices, seed=seed)`. Orders that differ only by steps that commute are run once
-    (`reduce=False` runs them all). Beyond `limit` runs, `samples` more are drawn at random by `seed`, and the report says so. Results are compared
+    (`reduce=False` runs them all); what threads share beyond fanin (a list, a counter) is no step of theirs, so results that hang on it need that. Beyond `limit` runs, `samples` more are drawn at random by `seed`, and the report says so. Results are compared
     by their bits; arrays on a device are read at the end.
 
     >>> import fanin, numpy as np
@@ -550,7 +566,9 @@ def explore(
         stopped = note(_run(scenario, make, search))
         sampled += 1
     return Report(
-        name=getattr(scenario, "__name__", "scenario"),
+        name=str(
+            getattr(scenario, "__name__", None) or getattr(getattr(scenario, "func", None), "__name__", "scenario")
+        ),
         runs=runs,
         complete=complete,
         skipped=state["abandoned"],

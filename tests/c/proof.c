@@ -10,10 +10,13 @@
  *
  * Each line of results is words and name=number pairs; the last line is "ok N checks".
  */
+#define _GNU_SOURCE
 #include "proof.h"
 
 #include "check.h"
 
+#include <signal.h>
+#include <sys/mman.h>
 #include <ctype.h>
 #include <stdlib.h>
 #include <sys/wait.h>
@@ -251,6 +254,29 @@ static void do_whole(int argc, char **argv)
         CHECK_INT(t.failing, 0);
 }
 
+static void do_split(int argc, char **argv)
+{
+    double since = seconds();
+    char title[64];
+    tally t;
+    split_search how = {.D = atoi(argv[0]), .S = atoi(argv[1]), .raw = word(argc, argv, "raw"), .reduce = !word(argc, argv, "full"),
+                        .first = word(argc, argv, "first"), .limit = number(argc, argv, "limit", 0), .fault = the_fault(argc, argv)};
+    const char *scene = option(argc, argv, "scene");
+    part(argc, argv, &how.from, &how.step);
+    for (int i = 0; i < SPLIT_SCENES; i++) {
+        if (scene && strcmp(scene, split_scene_words[i]) != 0)
+            continue;
+        how.scenes = 1u << i;
+        CHECK(search_split(&how, &t));
+        snprintf(title, sizeof title, "split D=%d S=%d scene=%s", how.D, how.S, split_scene_words[i]);
+        say(title, &t, since);
+        CHECK(t.traces > 0);
+        if (strcmp(how.fault.name, "none") == 0)
+            CHECK_INT(t.failing, 0);
+        since = seconds();
+    }
+}
+
 /* ---- the reductions, checked ---- */
 
 /* Which classes fail: an open table from class and options to what was seen. */
@@ -362,6 +388,109 @@ static void do_check(int argc, char **argv)
            full_failing, reduced_failing, full_traces, reduced_traces, seconds() - since);
 }
 
+/* ---- planted faults ---- */
+
+typedef struct death {
+    uint64_t failing, all, by[VERDICTS];
+    char where[64], worst[512], sentence[FAN_ERROR_TEXT];
+} death;
+
+static void bury(death *d, const char *where, const tally *t)
+{
+    d->all += t->configs;
+    d->failing += t->failing;
+    for (int i = 0; i < VERDICTS; i++)
+        d->by[i] += t->by[i];
+    if (t->failing && !d->where[0]) {
+        snprintf(d->where, sizeof d->where, "%s", where);
+        memcpy(d->worst, t->worst, sizeof d->worst);
+        memcpy(d->sentence, t->sentence, sizeof d->sentence);
+    }
+}
+
+/* hunt: what the fault does, in a process of its own; *d is shared with it and says how far it came. */
+static bool hunt(const fault *f, death *d)
+{
+    static const struct {
+        int K, D, S;
+        richness options;
+        bool late; /* only if nothing was found before */
+    } whole[] = {{1, 1, 2, OPTIONS_MOST, false}, {1, 2, 1, OPTIONS_MOST, false}, {2, 1, 2, OPTIONS_FEW, false}, {2, 2, 1, OPTIONS_FEW, false},
+                 {2, 2, 2, OPTIONS_FEW, true}};
+    static const int split[][2] = {{1, 1}, {1, 2}, {2, 1}};
+    char where[64];
+    tally t;
+    bool sound = true;
+    for (size_t i = 0; i < sizeof whole / sizeof *whole && sound; i++) {
+        search how = {.K = whole[i].K, .D = whole[i].D, .S = whole[i].S, .options = whole[i].options, .reduce = true, .first = true, .fault = *f};
+        if (whole[i].late && d->failing)
+            break;
+        /* Faults that look at names: a class is not alike. */
+        how.raw = f->mutant == 11 || f->mutant == 18;
+        snprintf(where, sizeof where, "whole K=%d D=%d S=%d", how.K, how.D, how.S);
+        sound = search_whole(&how, &t);
+        bury(d, where, &t);
+    }
+    for (size_t i = 0; i < sizeof split / sizeof *split && sound && !d->failing; i++)
+        for (int scene = 0; scene < SPLIT_SCENES && sound && !d->failing; scene++) {
+            split_search how = {.D = split[i][0], .S = split[i][1], .scenes = 1u << scene, .reduce = true, .first = true, .fault = *f};
+            snprintf(where, sizeof where, "split D=%d S=%d scene=%s", how.D, how.S, split_scene_words[scene]);
+            snprintf(d->where, sizeof d->where, "%s", where);
+            sound = search_split(&how, &t);
+            d->where[0] = '\0';
+            bury(d, where, &t);
+        }
+    return sound;
+}
+
+static void do_kill(int argc, char **argv)
+{
+    uint64_t killed = 0, faults = 0;
+    double since = seconds();
+    death *d = mmap(NULL, sizeof *d, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (d == MAP_FAILED)
+        abort();
+    for (int i = 0; i < argc; i++) {
+        fault f;
+        int how = 0;
+        if (!fault_parse(&f, argv[i])) {
+            fprintf(stderr, "no such fault: %s\n", argv[i]);
+            exit(2);
+        }
+        memset(d, 0, sizeof *d);
+        fflush(stdout);
+        fflush(stderr);
+        pid_t child = fork();
+        if (child == 0) {
+            if (!getenv("PROOF_SHOW"))
+                (void)(freopen("/dev/null", "w", stderr) != NULL); /* an assertion's last words */
+            alarm(120);
+            _exit(hunt(&f, d) ? 0 : 3);
+        }
+        if (child < 0 || waitpid(child, &how, 0) != child)
+            abort();
+        faults++;
+        if (WIFSIGNALED(how)) {
+            d->failing++;
+            d->by[WTERMSIG(how) == SIGALRM ? STUCK : CRASHED]++;
+            snprintf(d->sentence, sizeof d->sentence, "ended by signal %d", WTERMSIG(how));
+        } else if (!CHECK(WEXITSTATUS(how) == 0)) {
+            fprintf(stderr, "    %s\n", f.name);
+        }
+        int most = FINE;
+        for (int v = FINE + 1; v < VERDICTS; v++)
+            if (d->by[v] > (most ? d->by[most] : 0))
+                most = v;
+        killed += d->failing > 0;
+        printf("kill %s failing=%" PRIu64 " of=%" PRIu64 " verdict=%s where=%s\n", f.name, d->failing, d->all, d->failing ? verdict_words[most] : "none",
+               d->where[0] ? d->where : "-");
+        if (d->failing && (d->worst[0] || d->sentence[0]))
+            printf("  %s\n  %s\n", d->worst, d->sentence);
+    }
+    printf("killed=%" PRIu64 " faults=%" PRIu64 " seconds=%.2f\n", killed, faults, seconds() - since);
+    munmap(d, sizeof *d);
+}
+
 /* One configuration: all its runs, or, with a schedule ("-": none), that run alone, step by step. */
 static void do_replay(int argc, char **argv)
 {
@@ -431,6 +560,10 @@ int main(int argc, char **argv)
     argv += 2;
     if (strcmp(what, "whole") == 0 && argc >= 3)
         do_whole(argc, argv);
+    else if (strcmp(what, "split") == 0 && argc >= 2)
+        do_split(argc, argv);
+    else if (strcmp(what, "kill") == 0)
+        do_kill(argc, argv);
     else if (strcmp(what, "check") == 0 && argc >= 3)
         do_check(argc, argv);
     else if (strcmp(what, "replay") == 0 && argc >= 1)

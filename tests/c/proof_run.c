@@ -109,15 +109,23 @@ static fan_status combine(void *c, const fan_value *a, const fan_value *b, fan_v
 }
 static const fan_frontend frontend = {.hold = hold, .drop = drop, .unshared = unshared, .combine = combine};
 
-bool run_open(run *r, world *w, const config *c)
+bool run_buffer(run *r)
 {
     static const uint64_t budgets[BUDGETS] = {0, sizeof(double), UINT64_MAX};
+    const config *c = r->c;
     fan_buffer_config how = {.slots = 1, .budget = budgets[c->budget], .accumulate = FAN_NO_DTYPE, .frontend = &frontend,
-                             .stream = c->undeclared ? NULL : w->stream[c->c]};
+                             .stream = c->undeclared ? NULL : r->w->stream[c->c]};
+    fan_buffer_free(r->b);
+    r->b = NULL;
+    return fan_buffer_new(&how, &r->b, NULL) == FAN_OK;
+}
+
+bool run_open(run *r, world *w, const config *c)
+{
     memset(r, 0, sizeof *r);
     r->w = w;
     r->c = c;
-    return fan_buffer_new(&how, &r->b, NULL) == FAN_OK;
+    return run_buffer(r);
 }
 
 void run_close(run *r)
@@ -244,11 +252,11 @@ static bool kernel(run *r, int stream, const char *name, fan_array *from, fan_ar
         k.fini = free;
         k.ctx = work;
     }
-    if (to)
-        content_set(to->data, from ? content_of(from->data) : what);
     fan_status status = fan_sim_launch(r->w->m, r->w->stream[stream], &k, &err);
     if (status != FAN_OK && r->w->work)
         free(k.ctx);
+    if (status == FAN_OK && to)
+        content_set(to->data, from ? content_of(from->data) : what);
     return good(r, status, &err);
 }
 
@@ -322,8 +330,8 @@ bool run_let_go(run *r, int i)
     return r->verdict == FINE;
 }
 
-/* judge: whether a sum holds each contribution of `mask` once, in the order of keys where there are any. */
-static bool judge_sum(run *r, uint64_t what, uint32_t mask, bool all)
+/* judge_sum: the contributions in it; notes whether a sum holds each contribution of `mask` once, in the order of keys where there are any. */
+static uint32_t judge_sum(run *r, uint64_t what, uint32_t mask, bool all)
 {
     uint32_t seen = 0;
     uint64_t below = 8;
@@ -337,7 +345,7 @@ static bool judge_sum(run *r, uint64_t what, uint32_t mask, bool all)
     }
     if (!right || (all ? seen != mask : (seen & ~mask) != 0))
         run_fail(r, MISCOUNT, "a sum does not hold each contribution once");
-    return r->verdict == FINE;
+    return seen;
 }
 
 bool run_consume(run *r, bool all)
@@ -369,15 +377,21 @@ bool run_consume(run *r, bool all)
     }
     fan_status status = fan_buffer_take(r->b, &how, &sum, &err);
     fan_value_drop(&frontend, &out);
-    if (!good(r, status, &err))
+    if (!good(r, status, &err)) { /* this call, or another thread's */
+        fan_value_drop(&frontend, &sum);
         return false;
+    }
     if (sum.form != FAN_DENSE) {
         if (all)
             run_fail(r, MISCOUNT, "no sum");
         return r->verdict == FINE;
     }
     r->want_y = content_of(sum.array->data);
-    if (!judge_sum(r, r->want_y, (UINT32_C(1) << c->K) - 1, all)) {
+    uint32_t in = judge_sum(r, r->want_y, (UINT32_C(1) << c->K) - 1, all);
+    if (in & r->taken)
+        run_fail(r, MISCOUNT, "a contribution was taken twice");
+    r->taken |= in;
+    if (r->verdict != FINE) {
         fan_value_drop(&frontend, &sum);
         return false;
     }
@@ -424,7 +438,8 @@ bool run_snapshot(run *r)
     fan_value v = {.dtype = FAN_NO_DTYPE};
     bool fine = good(r, fan_buffer_snapshot(r->b, 0, r->w->stream[c->snapshot], &v, &err), &err);
     if (fine && v.form == FAN_DENSE) {
-        fine = judge_sum(r, content_of(v.array->data), (UINT32_C(1) << c->K) - 1, false);
+        (void)judge_sum(r, content_of(v.array->data), (UINT32_C(1) << c->K) - 1, false);
+        fine = r->verdict == FINE;
         if (fine && r->w->work)
             r->n_saw = array(r, c->snapshot / c->S, c->snapshot);
         fine = fine && kernel(r, c->snapshot, "look", v.array, r->n_saw, 0);

@@ -75,15 +75,16 @@ typedef struct run {
     fan_array *y, *z;   /* what the consumer made, or the sum; what the caller made of it */
     fan_array *x_saw, *n_saw; /* with work: what they read */
     uint64_t want_x, want_y;
-    int n_all;          /* contributions in the snapshot */
     verdict verdict;
     char why[FAN_ERROR_TEXT];
     bool took;
-    double scale;
+    uint32_t taken;     /* contributions in the sums so far: a mask */
 } run;
 
 /* run_open, run_close: for one configuration; run_begin, run_end: one run of it. */
 bool run_open(run *r, world *w, const config *c);
+/* run_buffer: a new buffer in place of the one that a configuration's runs share. */
+bool run_buffer(run *r);
 void run_close(run *r);
 void run_begin(run *r);
 void run_end(run *r);

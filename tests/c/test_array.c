@@ -273,7 +273,7 @@ static void shapes_print_as_tuples(void)
 static void copies_equal_the_oracle(void)
 {
     int empty = 0, full = 0;
-    for (int round = 0; round < 6000; round++) {
+    for (int round = 0; round < 2500; round++) {
         int ndim = (int)random_below(5);
         int64_t shape[4];
         for (int i = 0; i < ndim; i++)
@@ -306,7 +306,7 @@ static void copies_equal_the_oracle(void)
         fan_array_drop(src);
         fan_array_drop(dst);
     }
-    CHECK(empty > 20 && full > 1000);
+    CHECK(empty > 10 && full > 1000);
 }
 
 static void fills_reach_every_element_and_no_other(void)

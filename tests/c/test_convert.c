@@ -77,7 +77,7 @@ static void every_tie_goes_to_the_even(fan_dtype low)
 
 static void random_floats_round_as_the_oracle(fan_dtype low)
 {
-    for (int i = 0; i < 300000; i++) {
+    for (int i = 0; i < 60000; i++) {
         uint64_t bits = random_bits();
         float x;
         double y;
@@ -92,7 +92,7 @@ static void random_floats_round_as_the_oracle(fan_dtype low)
 
 static void integers_round_once(void)
 {
-    for (int i = 0; i < 200000; i++) {
+    for (int i = 0; i < 60000; i++) {
         uint64_t bits = random_bits() >> random_below(64);
         if (random_below(4) == 0) /* next to a power of two, where ties lie */
             bits = (bits & (uint64_t)random_below(4)) + ((uint64_t)1 << random_below(64)) + ((uint64_t)1 << random_below(64));

@@ -246,6 +246,37 @@ static void a_wait_is_left_out_only_where_its_order_holds(void)
     slow = false;
 }
 
+static void devices_that_share_nothing_keep_each_other(void)
+{
+    fan_device *d = fan_device_new(&true_backend, NULL, 0), *e = fan_device_new(&true_backend, NULL, 1);
+    fan_stream *s = fan_stream_new(d, 0, NULL), *t = fan_stream_new(e, 1, NULL);
+    fan_event *a, *b;
+    fan_error err = {0};
+    CHECK(d->id != e->id);
+    CHECK_OK(fan_event_record(s, &a, NULL));
+    CHECK_OK(fan_event_record(t, &b, NULL));
+    CHECK(!fan_event_covers(a, b));
+    CHECK_INT(fan_event_rerecord(a, t, &err), FAN_VALUE);
+    CHECK_STR(err.text, "an event of true:0 cannot be recorded on a stream of true:1");
+    CHECK_OK(fan_stream_wait(t, a, NULL, NULL));
+    fan_sim *m = NULL;
+    fan_sim_config c = {.devices = 1, .memory = 4096};
+    CHECK_OK(fan_sim_new(&c, NULL, &m, NULL));
+    fan_stream *x = NULL;
+    CHECK_OK(fan_sim_stream(m, 0, false, &x, NULL));
+    CHECK_INT(fan_stream_wait(x, a, NULL, &err), FAN_TYPE);
+    CHECK_STR(err.text, "a stream of sim:0 cannot wait for an event of true:0");
+    fan_stream_drop(x);
+    fan_sim_drop(m);
+    fan_stream_drop(s);
+    fan_device_drop(d); /* the event holds it */
+    fan_event_drop(a);
+    fan_event_drop(b);
+    fan_stream_drop(t);
+    fan_device_drop(e);
+    CHECK_INT(live_events, 0);
+}
+
 static void one_thread_leaves_out_all_that_it_can(void)
 {
     fan_device *d = fan_device_new(&true_backend, NULL, 0);
@@ -544,6 +575,38 @@ static void memory_leaves_when_all_that_used_it_has_passed(void)
     CHECK_INT(fan_mem_get().live, live);
 }
 
+static void much_memory_may_leave_at_once(void)
+{
+    fan_sim *m = machine(1);
+    fan_device *d = fan_sim_device(m, 0);
+    fan_stream *s = stream(m, 0);
+    fan_event *half = NULL;
+    char *first = NULL;
+    for (int i = 0; i < 60; i++) { /* each call looks at a few of them only */
+        fan_array *a = array(d, s, 8);
+        if (i == 0)
+            first = a->data;
+        CHECK(i == 0 || a->data > first);
+        CHECK_OK(zero(s, a));
+        fan_array_drop(a);
+        if (i == 29)
+            CHECK_OK(fan_event_record(s, &half, NULL));
+    }
+    CHECK_OK(fan_event_sync(half, NULL));
+    fan_event_drop(half);
+    fan_device_poll(d);
+    fan_array *a = array(d, s, 8 * 30); /* what the first thirty left is one block again */
+    CHECK(a->data == first);
+    CHECK_OK(fan_stream_sync(s, NULL));
+    fan_array_drop(a);
+    fan_device_poll(d);
+    a = array(d, s, 8 * 60);
+    CHECK(a->data == first);
+    fan_array_drop(a);
+    fan_stream_drop(s);
+    fan_sim_drop(m);
+}
+
 static void full_memory_is_reclaimed_or_refused(void)
 {
     fan_sim *m = machine(1);
@@ -808,12 +871,14 @@ static void every_allocation_fails_once(void)
 int main(void)
 {
     int64_t live = fan_mem_get().live;
+    devices_that_share_nothing_keep_each_other();
     one_thread_leaves_out_all_that_it_can();
     lanes_are_inherited_safely();
     a_wait_is_left_out_only_where_its_order_holds();
     the_cpu_has_no_streams();
     the_current_stream_is_the_innermost_pushed_on_this_thread();
     memory_leaves_when_all_that_used_it_has_passed();
+    much_memory_may_leave_at_once();
     full_memory_is_reclaimed_or_refused();
     the_trace_tells_records_waits_marks_and_frees();
     a_sparse_sum_on_a_device_is_that_on_the_host();

@@ -167,7 +167,7 @@ static uint64_t value(world *w)
 
 typedef void litmus(world *w);
 
-#define L(s, to, from) launch(w, w->s[s], "k" #s, to, from, __LINE__)
+#define L(on, to, from) launch(w, w->s[on], "k" #on, to, from, __LINE__)
 
 static void a1_a_stream_is_a_queue(world *w)
 {
@@ -437,10 +437,10 @@ static void races_name_both_sides_and_the_wait_that_is_missing(void)
     fan_array *y = NULL;
     CHECK_OK(fan_device_array(w.s[0]->device, w.s[0], FAN_UINT64, 1, &one, NULL, &y, NULL));
     job.out = y;
+    in[0].array = w.x[2];
     strcpy(site_now, "train.py:50");
     CHECK_OK(fan_device_run(w.s[1]->device, w.s[1], &job, &err));
     strcpy(site_now, "train.py:51");
-    uint64_t *stale = (uint64_t *)(void *)y->data;
     fan_array copy = *y;
     copy.storage = NULL;
     copy.shape = copy.dims;
@@ -456,12 +456,12 @@ static void races_name_both_sides_and_the_wait_that_is_missing(void)
     fan_operand dead[1] = {{&copy, FAN_UINT64}};
     CHECK_INT(fan_device_run(w.s[0]->device, w.s[0], &(fan_job){.kind = FAN_JOB_COPY, .out = w.x[0], .in = dead, .n = 1}, &err), FAN_RACE);
     CHECK_STR(err.text, "race on 8 bytes of sim:0: 'copy' (stream 2, train.py:52) reads memory that was given back at train.py:51; missing: a hold on it");
-    (void)stale;
     close(&w);
 
     open(&w, config_of(1, 0, FAN_SIM_SEEDED), 0);
     CHECK_OK(fan_device_array(w.s[0]->device, w.s[0], FAN_UINT64, 1, &one, NULL, &y, NULL));
     job.out = y;
+    in[0].array = w.x[2];
     CHECK_OK(fan_device_run(w.s[1]->device, w.s[1], &job, &err));
     fan_array_drop(y);
     CHECK_INT(launch(&w, w.s[0], "next", 1, 0, 0), FAN_RACE); /* raised by the machine's next call, once */
@@ -687,10 +687,18 @@ static uint64_t play(world *w, const program *p, bool elide, fan_status *verdict
     return fan_sim_races(w->m);
 }
 
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#define PROGRAMS 1500
+#define LIGHT 1
+#else
+#define PROGRAMS 6000
+#define LIGHT 0
+#endif
+
 static void happens_before_and_values_agree(void)
 {
     long racy = 0, clean = 0, orders = 0, elided = 0, differed = 0;
-    for (int round = 0; round < 6000; round++) {
+    for (int round = 0; round < PROGRAMS; round++) {
         program p = random_program();
         order_of o = work_out(&p);
         run r = {.o = &o};
@@ -733,16 +741,33 @@ static void happens_before_and_values_agree(void)
             CHECK(!differs);
         differed += differs;
     }
-    printf("6000 programs: %ld with a race, %ld without (%ld orders run by hand); %ld gave other values on the machine; %ld waits left out\n", racy, clean, orders,
+    printf("%d programs: %ld with a race, %ld without (%ld orders run by hand); %ld gave other values on the machine; %ld waits left out\n", PROGRAMS, racy, clean, orders,
            differed, elided);
-    CHECK(racy > 500 && clean > 500 && elided > 500 && differed > 100);
+    CHECK(racy > 300 && clean > 300 && elided > 300 && differed > 100);
+}
+
+/* The machine holds every wait that is left out against the truth: a lie is found. */
+static void a_wait_wrongly_left_out_is_found(void)
+{
+    world w;
+    fan_event *e;
+    bool elided;
+    open(&w, config_of(1, 0, FAN_SIM_SEEDED), 0);
+    CHECK_OK(launch(&w, w.s[0], "k", 0, 0, 1));
+    CHECK_OK(fan_event_record(w.s[0], &e, NULL));
+    CHECK_INT(fan_clock_set(&w.s[1]->known, w.s[0]->lane, e->count), 0); /* planted */
+    CHECK_OK(fan_stream_wait(w.s[1], e, &elided, NULL));
+    CHECK(elided);
+    CHECK_INT(fan_sim_unsound(w.m), 1);
+    CHECK_INT(launch(&w, w.s[1], "k", 1, 1, 1), FAN_RACE);
+    fan_event_drop(e);
+    close(&w);
 }
 
 /* ---- schedules ---- */
 
 static void named_schedules_are_what_they_say(void)
 {
-    static int ran[8];
     for (int schedule = FAN_SIM_FIFO; schedule <= FAN_SIM_ROUND_ROBIN; schedule++) {
         world w;
         char order_text[16] = "";
@@ -765,12 +790,11 @@ static void named_schedules_are_what_they_say(void)
         CHECK(!one);
         /* queued: 0 0 1 1 2 2 0 0 */
         CHECK_STR(order_text, schedule == FAN_SIM_FIFO     ? "00112200"
-                              : schedule == FAN_SIM_LIFO   ? "00002211" /* of the heads, the newest; then its stream's next is older than none other .. */
+                              : schedule == FAN_SIM_LIFO   ? "22110000" /* of the heads, the newest */
                               : schedule == FAN_SIM_STARVE ? "00220011"
                                                            : "01201200");
         close(&w);
     }
-    (void)ran;
 }
 
 static fan_status fails(void *ctx, fan_error *err)
@@ -836,6 +860,11 @@ static void kernels_may_fail_and_may_call_in(void)
     CHECK_INT(ran, 100);
 }
 
+static bool near(double a, double b)
+{
+    return a - b < 1e-6 && b - a < 1e-6;
+}
+
 static void the_clock_shows_overlap(void)
 {
     world w;
@@ -847,15 +876,15 @@ static void the_clock_shows_overlap(void)
     fan_sim_kernel k = {.name = "k", .us = 100};
     CHECK_OK(fan_sim_launch(w.m, w.s[0], &k, NULL));
     CHECK_OK(fan_sim_launch(w.m, w.s[1], &k, NULL));
-    CHECK(fan_sim_device_us(w.m) == host + 104); /* side by side */
+    CHECK(near(fan_sim_device_us(w.m), host + 104)); /* side by side */
     order(w.s[1], w.s[0]);
     CHECK_OK(fan_sim_launch(w.m, w.s[1], &k, NULL));
-    CHECK(fan_sim_device_us(w.m) == host + 204);
-    CHECK(fan_sim_host_us(w.m) == host + 6);
+    CHECK(near(fan_sim_device_us(w.m), host + 204));
+    CHECK(near(fan_sim_host_us(w.m), host + 6));
     CHECK_OK(fan_stream_sync(w.s[0], NULL));
-    CHECK(fan_sim_host_us(w.m) == host + 102);
+    CHECK(near(fan_sim_host_us(w.m), host + 102));
     CHECK_OK(fan_sim_synchronize(w.m, NULL));
-    CHECK(fan_sim_host_us(w.m) == host + 204);
+    CHECK(near(fan_sim_host_us(w.m), host + 204));
     close(&w);
 }
 
@@ -883,6 +912,41 @@ static void arrays_outlive_the_machine_that_made_them(void)
     fan_stream_drop(d);
     fan_array_drop(x);
     CHECK_INT(fan_mem_get().live, live);
+}
+
+static void what_a_machine_was_told_it_says(void)
+{
+    world w;
+    open(&w, config_of(2, 77, FAN_SIM_SEEDED), 0);
+    fan_device *d = fan_sim_device(w.m, 1);
+    fan_array *host = NULL;
+    int64_t one = 1;
+    fan_race race;
+    fan_error err = {0};
+    CHECK_INT(fan_sim_seed(w.m), 77);
+    CHECK_INT(d->backend->left_out(d), 0);
+    fan_sim_leave_out(w.m, 5);
+    CHECK_INT(d->backend->left_out(d), 5);
+    CHECK(!fan_sim_first_race(w.m, &race));
+    /* Without a stream a read is in the order of the array's device's current one. */
+    CHECK_OK(fan_array_new(FAN_UINT64, 1, &one, NULL, &host, NULL));
+    CHECK_OK(fan_stream_push(w.s[1], NULL));
+    CHECK_OK(launch(&w, w.s[1], "k", 1, 0, 1));
+    CHECK_OK(fan_sim_host_read(w.m, NULL, host, w.x[1], NULL));
+    CHECK(memcmp(host->data, w.x[1]->data, 8) == 0 && memcmp(host->data, w.x[3]->data, 8) != 0);
+    fan_stream_pop(w.s[1]);
+    CHECK_OK(launch(&w, w.s[1], "k", 3, 0, 1));
+    CHECK_INT(fan_sim_host_read(w.m, NULL, host, w.x[3], NULL), FAN_RACE);
+    CHECK_INT(fan_sim_host_read(w.m, NULL, w.x[1], host, &err), FAN_VALUE);
+    CHECK_HAS(err.text, "in no memory of this machine");
+    fan_array_drop(host);
+    close(&w);
+    fan_sim_config c = {.devices = 1, .seed = 1};
+    fan_sim *m = NULL;
+    CHECK_OK(fan_sim_new(&c, NULL, &m, NULL)); /* a gigabyte of addresses */
+    CHECK_OK(fan_sim_array(m, 0, FAN_INT8, 1, (int64_t[]){(1 << 30) - 64}, NULL, &host, NULL));
+    fan_array_drop(host);
+    fan_sim_drop(m);
 }
 
 static void bad_arguments_are_refused(void)
@@ -915,6 +979,87 @@ static void bad_arguments_are_refused(void)
     CHECK_INT(launch(&w, v.s[0], "k", 0, 0, 0), FAN_VALUE);
     close(&w);
     close(&v);
+}
+
+/* ---- jobs ---- */
+
+static void set_to(fan_array *a, double first)
+{
+    for (int64_t i = 0; i < a->size; i++) {
+        double v = first + (double)i;
+        memcpy(a->data + 8 * i, &v, 8);
+    }
+}
+
+/* Every kind of job gives on the machine, late, what it gives at once on the host; and it reads and writes what it says, no more and no less. */
+static void every_job_touches_what_it_says(void)
+{
+    enum { SPARSE = 4, ALL = 7 };
+    static const int64_t shape[2] = {2, 3}, small[2] = {1, 3}, grid[2] = {2, 2}, two = 2;
+    long races = 0, none = 0;
+    for (int what = FAN_JOB_SUM; what <= FAN_JOB_UPLOAD; what++)
+        for (int who = -1; who < ALL; who++) /* whom the other stream has touched */
+            for (int wrote = 0; wrote < 2; wrote++) {
+                fan_sim *m = NULL;
+                fan_sim_config c = config_of(1, 0, FAN_SIM_SEEDED);
+                CHECK_OK(fan_sim_new(&c, NULL, &m, NULL));
+                fan_stream *s = NULL, *other = NULL;
+                CHECK_OK(fan_sim_stream(m, 0, false, &s, NULL));
+                CHECK_OK(fan_sim_stream(m, 0, false, &other, NULL));
+                fan_array *host[ALL], *on[ALL]; /* out, in, in, small, indices, values, and one that has no part */
+                for (int i = 0; i < ALL; i++) {
+                    bool few = i == 3, index = i == SPARSE, vector = i == SPARSE + 1;
+                    const int64_t *sh = few ? small : index ? grid : vector ? &two : shape;
+                    CHECK_OK(fan_array_new(index ? FAN_INT64 : FAN_FLOAT64, vector ? 1 : 2, sh, NULL, &host[i], NULL));
+                    if (index)
+                        memcpy(host[i]->data, (int64_t[]){0, 1, 2, 0}, 32);
+                    else
+                        set_to(host[i], i);
+                    CHECK_OK(fan_sim_array(m, 0, host[i]->dtype, host[i]->ndim, sh, host[i], &on[i], NULL));
+                }
+                fan_sparse *sparse[2];
+                CHECK_OK(fan_sparse_new(FAN_COO, 2, shape, host[SPARSE], NULL, host[SPARSE + 1], true, &sparse[0], NULL));
+                CHECK_OK(fan_sparse_new(FAN_COO, 2, shape, on[SPARSE], NULL, on[SPARSE + 1], true, &sparse[1], NULL));
+                fan_scale scale = {.on = true, .re = 3, .i = 3};
+                fan_operand in[2][2] = {{{host[1], FAN_FLOAT64}, {host[2], FAN_FLOAT64}}, {{on[1], FAN_FLOAT64}, {on[2], FAN_FLOAT64}}};
+                if (what == FAN_JOB_UPLOAD)
+                    in[1][0].array = host[1];
+                int out = what == FAN_JOB_REDUCE ? 3 : 0;
+                size_t n = what == FAN_JOB_SUM ? 2 : what == FAN_JOB_ZERO || what == FAN_JOB_NEUTRAL || what == FAN_JOB_SCATTER ? 0 : 1;
+                fan_job job[2];
+                for (int i = 0; i < 2; i++)
+                    job[i] = (fan_job){.kind = (fan_job_kind)what, .out = i ? on[out] : host[out], .in = in[i], .n = n,
+                                       .scale = what == FAN_JOB_SUM ? &scale : NULL, .sparse = what == FAN_JOB_SCATTER ? sparse[i] : NULL};
+                bool reads = (what != FAN_JOB_UPLOAD && who >= 1 && who <= (int)n) ||
+                             (what == FAN_JOB_SCATTER && (who == SPARSE || who == SPARSE + 1));
+                bool expect = who == out || (reads && wrote);
+                if (who >= 0) {
+                    fan_sim_kernel k = {.name = "other", .us = -1};
+                    *(wrote ? &k.writes : &k.reads) = &on[who];
+                    *(wrote ? &k.nwrites : &k.nreads) = 1;
+                    CHECK_OK(fan_sim_launch(m, other, &k, NULL));
+                }
+                CHECK_INT(fan_device_run(fan_sim_device(m, 0), s, &job[1], NULL), expect ? FAN_RACE : FAN_OK);
+                *(expect ? &races : &none) += 1;
+                fan_job_run(&job[0]);
+                if (what == FAN_JOB_UPLOAD)
+                    set_to(host[1], 100); /* was read already */
+                CHECK_OK(fan_sim_synchronize(m, NULL));
+                CHECK(fan_array_hash(on[out]) == fan_array_hash(host[out]));
+                CHECK(fan_job_bytes(&job[0]) > 0 && fan_job_word(job[0].kind)[0]);
+                for (int i = 0; i < 2; i++)
+                    fan_sparse_drop(sparse[i]);
+                for (int i = 0; i < ALL; i++) {
+                    CHECK_OK(fan_memory_used_on(on[i]->storage, s, NULL));
+                    fan_array_drop(host[i]);
+                    fan_array_drop(on[i]);
+                }
+                fan_stream_drop(s);
+                fan_stream_drop(other);
+                fan_sim_drop(m);
+            }
+    printf("jobs: %ld races, %ld none\n", races, none);
+    CHECK(races > 10 && none > 10);
 }
 
 /* ---- failed calls ---- */
@@ -1007,8 +1152,9 @@ static void a_reset_machine_is_a_new_one(void)
         if (round == 0) {
             first = v;
             races = fan_sim_races(w.m);
-            calls = fan_sim_calls(w.m);
         }
+        if (round <= 1)
+            calls = fan_sim_calls(w.m); /* the first round makes an event that later ones find in the pool */
         CHECK(v == first);
         CHECK_INT(fan_sim_races(w.m), races);
         CHECK_INT(fan_sim_calls(w.m), calls);
@@ -1036,7 +1182,7 @@ static void judging_alone_is_fast(void)
         CHECK_OK(fan_sim_stream(w.m, i % 2, false, &w.s[i], NULL));
     struct timespec t0, t1;
     int64_t one = 1;
-    enum { RUNS = 20000 };
+    enum { RUNS = LIGHT ? 2000 : 20000 };
     int64_t before = 0, steps = 0;
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t0);
     for (int round = 0; round < RUNS; round++) {
@@ -1106,6 +1252,7 @@ typedef struct pair {
     fan_mutex lock;
     fan_event *last;
     bool use_lock, use_event;
+    fan_event *shared; /* without a lock: the one records it, the other waits for it, in whatever order */
     int who;
 } pair;
 
@@ -1121,19 +1268,25 @@ static void half_main(void *arg)
     world *w = p->w;
     fan_stream *s = w->s[h->i];
     launch(w, s, "own", h->i, 0, (uint64_t)h->i + 10);
-    if (p->use_lock)
+    if (p->use_lock) {
         fan_mutex_lock(&p->lock);
-    if (p->use_event && p->last)
-        fan_stream_wait(s, p->last, NULL, NULL);
-    launch(w, s, "both", 2, 1u << h->i, (uint64_t)h->i + 1);
-    fan_event *e = NULL;
-    if (fan_event_record(s, &e, NULL) == FAN_OK) {
-        fan_event_drop(p->last);
-        p->last = e;
-    }
-    p->who = h->i;
-    if (p->use_lock)
+        if (p->use_event && p->last)
+            fan_stream_wait(s, p->last, NULL, NULL);
+        launch(w, s, "both", 2, 1u << h->i, (uint64_t)h->i + 1);
+        fan_event *e = NULL;
+        if (fan_event_record(s, &e, NULL) == FAN_OK) {
+            fan_event_drop(p->last);
+            p->last = e;
+        }
+        p->who = h->i;
         fan_mutex_unlock(&p->lock);
+    } else {
+        if (h->i == 1)
+            fan_stream_wait(s, p->shared, NULL, NULL);
+        launch(w, s, "both", 2, 1u << h->i, (uint64_t)h->i + 1);
+        if (h->i == 0)
+            fan_event_rerecord(p->shared, s, NULL);
+    }
     launch(w, s, "own", h->i, 0, (uint64_t)h->i + 20);
 }
 
@@ -1156,6 +1309,7 @@ static bool run_pair(fan_explore *x, bool use_lock, bool use_event, uint64_t *ou
     thread t[2];
     open(&w, config_of(1, 3, FAN_SIM_FIFO), 0);
     fan_mutex_init(&p.lock);
+    CHECK_OK(fan_event_new(w.s[0]->device, &p.shared, NULL));
     fan_sim_set_chooser(w.m, &(fan_sim_chooser){.choose = choose, .touched = touched, .ctx = x});
     for (int i = 0; i < 2; i++)
         start(&t[i], w.m, half_main, &h[i]);
@@ -1173,10 +1327,12 @@ static bool run_pair(fan_explore *x, bool use_lock, bool use_event, uint64_t *ou
         fan_array *a;
         int64_t one = 1;
         CHECK_INT(fan_device_array(w.s[0]->device, w.s[0], FAN_INT8, 1, &one, NULL, &a, NULL), FAN_STATE);
+        w.worst = FAN_OK;
         CHECK_INT(launch(&w, w.s[0], "k", 0, 0, 0), FAN_STATE);
         CHECK_HAS(w.text, "abandoned");
     }
     fan_event_drop(p.last);
+    fan_event_drop(p.shared);
     fan_mutex_fini(&p.lock);
     close(&w);
     return whole;
@@ -1201,9 +1357,9 @@ static size_t distinct(uint64_t *v, size_t n)
 static void the_reduction_loses_nothing_on_real_threads(void)
 {
     static uint64_t found[2][20000];
-    static const bool ways[][2] = {{true, true}, {true, false}, {false, true}};
+    static const bool ways[][2] = {{true, true}, {true, false}, {false, false}};
     int64_t live = fan_mem_get().live;
-    for (int way = 0; way < 3; way++) {
+    for (int way = LIGHT ? 2 : 0; way < 3; way++) { /* the whole search takes long under a sanitizer */
         size_t n[2] = {0, 0};
         uint64_t gone = 0, runs[2];
         char one[64] = "", two[64] = "";
@@ -1280,10 +1436,78 @@ static void threads_act_by_the_seed_one_at_a_time(void)
     CHECK(n > 30);
 }
 
+/* What blocks lets go of the frontend's lock first: here a mutex that every thread holds while it is in C. */
+static pthread_mutex_t frontend = PTHREAD_MUTEX_INITIALIZER;
+static _Thread_local int frontend_held;
+static atomic_long blocked;
+
+static void *before_block(void *ctx)
+{
+    (void)ctx;
+    CHECK_INT(frontend_held, 1);
+    frontend_held = 0;
+    blocked++;
+    pthread_mutex_unlock(&frontend);
+    return &frontend;
+}
+
+static void after_block(void *ctx, void *before)
+{
+    (void)ctx;
+    CHECK(before == &frontend);
+    pthread_mutex_lock(&frontend);
+    frontend_held = 1;
+}
+
+static void *guarded_main(void *arg)
+{
+    pthread_mutex_lock(&frontend);
+    frontend_held = 1;
+    void *r = thread_main(arg);
+    frontend_held = 0;
+    pthread_mutex_unlock(&frontend);
+    return r;
+}
+
+static void whatever_blocks_lets_go_of_the_frontends_lock(void)
+{
+    fan_sim_config c = config_of(1, 4, FAN_SIM_SEEDED);
+    fan_sim_hooks hooks = {.before_block = before_block, .after_block = after_block};
+    world w;
+    memset(&w, 0, sizeof w);
+    CHECK_OK(fan_sim_new(&c, &hooks, &w.m, NULL));
+    for (int i = 0; i < STREAMS; i++)
+        CHECK_OK(fan_sim_stream(w.m, 0, false, &w.s[i], NULL));
+    for (int i = 0; i < ARRAYS; i++)
+        add_array(&w, i, 0);
+    pair p = {.w = &w, .use_lock = true, .use_event = true};
+    half h[2] = {{&p, 0}, {&p, 1}};
+    thread t[2];
+    fan_mutex_init(&p.lock);
+    pthread_mutex_lock(&frontend);
+    frontend_held = 1;
+    for (int i = 0; i < 2; i++) {
+        t[i] = (thread){.m = w.m, .body = half_main, .arg = &h[i]};
+        CHECK_OK(fan_sim_spawn(w.m, &t[i].actor, NULL));
+        pthread_create(&t[i].os, NULL, guarded_main, &t[i]);
+    }
+    CHECK_OK(fan_sim_join(w.m, NULL));
+    CHECK_INT(frontend_held, 1);
+    frontend_held = 0;
+    pthread_mutex_unlock(&frontend);
+    for (int i = 0; i < 2; i++)
+        pthread_join(t[i].os, NULL);
+    CHECK(blocked > 3);
+    fan_event_drop(p.last);
+    fan_mutex_fini(&p.lock);
+    close(&w);
+}
+
 /* A thread's knowledge goes with spawn, lock and join, and not otherwise. */
 typedef struct reader {
     world *w;
     fan_status status;
+    fan_error err;
 } reader;
 
 static void reader_main(void *arg)
@@ -1292,7 +1516,7 @@ static void reader_main(void *arg)
     fan_array *host = NULL;
     int64_t one = 1;
     CHECK_OK(fan_array_new(FAN_UINT64, 1, &one, NULL, &host, NULL));
-    r->status = fan_sim_host_read(r->w->m, r->w->s[3], host, r->w->x[0], NULL);
+    r->status = fan_sim_host_read(r->w->m, r->w->s[3], host, r->w->x[0], &r->err);
     fan_array_drop(host);
 }
 
@@ -1339,6 +1563,56 @@ static void what_a_thread_knows_goes_with_spawn_and_join(void)
     }
 }
 
+static const char *script;
+static size_t script_at;
+
+static int follow(void *ctx, uint32_t enabled)
+{
+    (void)ctx;
+    int a = script[script_at] ? script[script_at++] - '0' : -1;
+    if (a >= 0 && enabled >> a & 1)
+        return a;
+    for (a = 0; !(enabled >> a & 1); a++)
+        continue;
+    return a;
+}
+
+/* Who reads on the host, and who then writes on a stream from another thread, must hand over. */
+static void writer_main(void *arg)
+{
+    reader *r = arg;
+    r->status = launch(r->w, r->w->s[1], "write", 0, 0, 1);
+}
+
+static void races_between_threads_name_them(void)
+{
+    world w;
+    reader a = {.w = &w}, b = {.w = &w};
+    thread t[2];
+    open(&w, config_of(1, 0, FAN_SIM_SEEDED), 0);
+    script = "0000000000000";
+    script_at = 0;
+    fan_sim_set_chooser(w.m, &(fan_sim_chooser){.choose = follow});
+    start(&t[0], w.m, reader_main, &a);
+    start(&t[1], w.m, writer_main, &b);
+    CHECK_OK(fan_sim_join(w.m, NULL));
+    for (int i = 0; i < 2; i++)
+        pthread_join(t[i].os, NULL);
+    CHECK_OK(a.status);
+    CHECK_INT(b.status, FAN_RACE);
+    CHECK_STR(w.text, "race on 8 bytes of sim:0: 'write' (stream 3) writes what host thread 0 reads: nothing orders them; missing: what is queued on stream 3 "
+                      "must be queued after host thread 0 has read (a lock, or a join)");
+    close(&w);
+    open(&w, config_of(1, 0, FAN_SIM_SEEDED), 1);
+    fan_stream *d = legacy_of(&w, 0);
+    CHECK_OK(launch(&w, d, "first", 0, 0, 1));
+    CHECK_INT(launch(&w, w.s[1], "second", 0, 0, 1), FAN_RACE);
+    CHECK_STR(w.text, "race on 8 bytes of sim:0: 'second' (stream 3) writes what 'first' (the legacy default stream) wrote: nothing orders them; missing: "
+                      "stream 3 must wait for the legacy default stream after 'first' (s3.wait(s1.record()))");
+    fan_stream_drop(d);
+    close(&w);
+}
+
 /* ---- deadlocks ---- */
 
 typedef struct tangle {
@@ -1367,20 +1641,6 @@ static void waiter_main(void *arg)
     t->gave_up = true;
     fan_mutex_unlock(t->first);
     t->after = fan_stream_sync(t->w->s[0], NULL);
-}
-
-static const char *script;
-static size_t script_at;
-
-static int follow(void *ctx, uint32_t enabled)
-{
-    (void)ctx;
-    int a = script[script_at] ? script[script_at++] - '0' : -1;
-    if (a >= 0 && enabled >> a & 1)
-        return a;
-    for (a = 0; !(enabled >> a & 1); a++)
-        continue;
-    return a;
 }
 
 static void a_deadlock_is_named_and_ends_the_join(void)
@@ -1429,9 +1689,7 @@ static void a_deadlock_is_named_and_ends_the_join(void)
         } else {
             CHECK_STR(err.text, "deadlock: host thread 0 waits for a lock that host thread 1 holds; host thread 1 waits for a lock that host thread 0 holds");
         }
-        if (good)
-            close(&w);
-        /* The stuck threads stay, and the machine with them. */
+        close(&w); /* the stuck threads stay, and the machine with them */
     }
     fan_cond_fini(&never);
 }
@@ -1544,16 +1802,21 @@ int main(void)
     a8_memory_is_used_again_at_once_and_poisoned_before();
     races_name_both_sides_and_the_wait_that_is_missing();
     happens_before_and_values_agree();
+    a_wait_wrongly_left_out_is_found();
     named_schedules_are_what_they_say();
     kernels_may_fail_and_may_call_in();
     the_clock_shows_overlap();
     arrays_outlive_the_machine_that_made_them();
+    what_a_machine_was_told_it_says();
     bad_arguments_are_refused();
+    every_job_touches_what_it_says();
     every_call_can_fail_once_and_changes_nothing();
     a_reset_machine_is_a_new_one();
     judging_alone_is_fast();
     threads_act_by_the_seed_one_at_a_time();
+    whatever_blocks_lets_go_of_the_frontends_lock();
     what_a_thread_knows_goes_with_spawn_and_join();
+    races_between_threads_name_them();
     an_abandoned_run_ends_quickly();
     many_threads_one_after_the_other();
     unspawned_threads_may_use_a_machine_at_once();

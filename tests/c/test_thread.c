@@ -155,9 +155,44 @@ static void no_call_is_lost(bool declines)
     fan_mutex_fini(&g.m);
 }
 
+/* A broadcast that falls between letting the mutex go and going to sleep is not lost. */
+typedef struct gap {
+    fan_mutex m;
+    fan_cond c;
+    bool open;
+} gap;
+
+static bool broadcast_in_the_gap(void *ctx, uint64_t id)
+{
+    gap *g = ctx;
+    CHECK(id == g->m.id);
+    pthread_mutex_lock(&g->m.m);
+    g->open = true;
+    fan_cond_broadcast(&g->c);
+    pthread_mutex_unlock(&g->m.m);
+    return false;
+}
+
+static void a_call_in_the_gap_is_seen(void)
+{
+    gap g = {.open = false};
+    const fan_thread_hooks hooks = {.wait = broadcast_in_the_gap, .ctx = &g};
+    CHECK_INT(fan_mutex_init(&g.m), 0);
+    CHECK_INT(fan_cond_init(&g.c), 0);
+    fan_thread_set_hooks(&hooks);
+    fan_mutex_lock(&g.m);
+    while (!g.open)
+        fan_cond_wait(&g.c, &g.m); /* would sleep for ever */
+    fan_mutex_unlock(&g.m);
+    fan_thread_set_hooks(NULL);
+    fan_cond_fini(&g.c);
+    fan_mutex_fini(&g.m);
+}
+
 int main(void)
 {
     hooks_see_each_step_in_order();
+    a_call_in_the_gap_is_seen();
     no_call_is_lost(false);
     no_call_is_lost(true);
     return check_done();

@@ -78,6 +78,29 @@ static void *other_thread(void *t)
     return NULL;
 }
 
+static void *end_elsewhere(void *t)
+{
+    fan_trace_end(t);
+    return NULL;
+}
+
+static void a_trace_ended_elsewhere_may_begin_again(void)
+{
+    fan_trace *t = fan_trace_new(4);
+    pthread_t thread;
+    fan_trace_begin(t);
+    CHECK_INT(pthread_create(&thread, NULL, end_elsewhere, t), 0);
+    pthread_join(thread, NULL);
+    note(1);
+    CHECK_INT(fan_trace_count(t), 0);
+    fan_trace_begin(t);
+    note(2);
+    note(3);
+    CHECK_INT(fan_trace_count(t), 2);
+    fan_trace_free(t);
+    CHECK(!fan_trace_on());
+}
+
 static void a_trace_belongs_to_its_thread(void)
 {
     fan_trace *t = fan_trace_new(2);
@@ -98,6 +121,7 @@ int main(void)
     the_oldest_lines_go_first();
     every_trace_of_the_thread_gets_the_line();
     a_trace_belongs_to_its_thread();
+    a_trace_ended_elsewhere_may_begin_again();
     for (int n = 0; n < 2; n++) {
         fan_mem_fail_at(n, -1);
         CHECK(fan_trace_new(10) == NULL);

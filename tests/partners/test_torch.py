@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import warnings
 import weakref
 from typing import Any
 
@@ -83,7 +84,7 @@ def test_tensors_that_require_a_gradient_are_detached() -> None:
     for t in (x, p, x * 2):
         assert not through(t).requires_grad
         assert not through(t, t).requires_grad
-    with pytest.raises(BufferError, match="a view made for this call"):
+    with pytest.raises(BufferError, match=r"give x\.detach\(\)"):
         fanin.add_n([x, x], out=p)
 
 
@@ -177,14 +178,18 @@ def test_what_is_no_plain_tensor_is_an_object_or_refused() -> None:
     mine = torch.ones(3).as_subclass(Mine)
     for gradients in ((mine, mine), (mine, torch.ones(3)), (torch.ones(3), mine)):
         assert type(through(*gradients)) is Mine
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        quantized = torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
+        nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+        half = torch.ones(3, dtype=torch.complex32)
     with pytest.raises(TypeError, match="quantized"):
-        through(torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8))
+        through(quantized)
+    assert through(nested, nested).is_nested
     with pytest.raises(BufferError, match="slot 0"):
-        through(torch.ones(3, dtype=torch.complex32))
+        through(half)
     zero = torch._efficientzerotensor((3,))
     assert through(zero, torch.ones(3)).tolist() == [1, 1, 1]
-    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
-    assert through(nested, nested).is_nested
 
 
 def test_dtypes_may_be_torchs() -> None:

@@ -465,6 +465,51 @@ def test_sparse_parts_are_waited_for_and_marked(m: Machine, budget: float) -> No
     np.testing.assert_array_equal(dense, [1, 0, 2, 1])
 
 
+# Devices that meet
+
+
+@pytest.mark.rule("A12")
+@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("host", [2.0, np.float32(2), np.array(2, "float32")], ids=["a number", "a scalar", "0-d"])
+def test_a_host_number_is_copied_to_the_slots_device(m: Machine, budget: float, host: Any) -> None:
+    p, c = m.stream(), m.stream()
+    buf = fanin.InputBuffer(1, stream=c, budget=budget)
+    g = m.empty((), "float32")
+    m.launch(p, lambda view: view.fill(1), writes=[g], name="produce")
+    buf.add(0, g, stream=p)
+    buf.add(0, host, stream=p)
+    (total,) = buf.take()
+    assert total.device == "sim:0" and total.dtype == "float32"
+    seen = consume(m, c, total)
+    m.synchronize()
+    assert seen[0] == 3
+
+
+@pytest.mark.rule("A12")
+def test_a_gradient_of_another_device_is_refused(m: Machine) -> None:
+    s = m.stream()
+    buf = fanin.InputBuffer(2, stream=s, name="grads")
+    buf.add(0, produce(m, s, 1), stream=s)
+    buf.add(1, np.ones(16, "float32"))
+    for slot, wrong in ((0, produce(m, m.stream(1), 1, device=1)), (0, np.ones(16, "float32")), (1, produce(m, s, 1))):
+        with pytest.raises((ValueError, BufferError), match=rf"grads.*slot {slot}"):
+            buf.add(slot, wrong)
+    total, host = buf.take()
+    check(m, consume(m, s, total), 1)
+    np.testing.assert_array_equal(host, np.ones(16, "float32"))
+
+
+@pytest.mark.rule("A12")
+def test_a_slot_that_is_declared_so_takes_from_a_device_to_the_host(m: Machine) -> None:
+    p = m.stream()
+    buf = fanin.InputBuffer([fanin.Slot(device="cpu")])
+    for value in (1, 2):
+        buf.add(0, produce(m, p, value), stream=p)
+    (total,) = buf.take()
+    assert isinstance(total, np.ndarray)
+    np.testing.assert_array_equal(total, np.full(16, 3, "float32"))
+
+
 # Lifetime
 
 

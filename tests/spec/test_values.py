@@ -489,6 +489,16 @@ def test_accumulate_must_hold_the_sum(make_buffer: Any, lib: Any, total: Total) 
     assert b.take()[0].tolist() == [1]
 
 
+@pytest.mark.rule("A11", "A15")
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_what_accumulate_must_hold_is_the_whole_sum_and_no_prefix(make_buffer: Any, budget: Any) -> None:
+    b = make_buffer(1, accumulate="float64", budget=budget)
+    for key, x in ((3, row(0.5)), (0, row(100, dtype=np.int8)), (1, row(100, dtype=np.int8)), (2, row(2.0**24))):
+        b.add(0, x, key=key)
+    assert b[0].dtype == f32
+    assert b.take(out=[np.zeros(1)])[0].tolist() == [2**24 + 200.5]
+
+
 @pytest.mark.rule("A10", "A11")
 def test_every_pair_of_dtypes_sums_as_converted_first(total: Total) -> None:
     """Numbers that every dtype holds: conversion is exact, so any order of conversion and addition gives the same."""

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import time
 from collections.abc import Iterator
@@ -48,11 +49,12 @@ def initial(rng: np.random.Generator) -> dict[str, Any]:
         "out": (128, 10),
         "bias": (10,),
     }
-    fan = {"intensity": 4, "position": 16, "bias": np.inf}
-    return {
-        name: rng.normal(0, fan.get(name, int(np.prod(shape[:-1]))) ** -0.5 if name != "bias" else 0, shape).astype("f4")
-        for name, shape in shapes.items()
+    scale = {"intensity": 0.1, "position": 0.1, "bias": 0.0}
+    start = {
+        name: rng.normal(0, scale.get(name, math.prod(shape[:-1]) ** -0.5), shape).astype("f4") for name, shape in shapes.items()
     }
+    start["intensity"] += np.linspace(-1, 1, 17, dtype="f4")[:, None]  # from black to white
+    return start
 
 
 class Spread:
@@ -251,6 +253,13 @@ class Digits:
             for i in range(0, len(order) - BATCH + 1, BATCH):
                 some = order[i : i + BATCH]
                 yield self.images[some], self.labels[some]
+
+
+def shifted(images: Any, rng: np.random.Generator) -> Any:
+    """Each image moved by at most one pixel: so that the network learns shapes, not places."""
+    padded = np.pad(images, [(0, 0), (1, 1), (1, 1)])
+    every = np.lib.stride_tricks.sliding_window_view(padded, (8, 8), (1, 2))
+    return every[np.arange(len(images)), *rng.integers(0, 3, (2, len(images)))].copy()
 
 
 def accuracy(net: Net, digits: Digits) -> float:
