@@ -73,7 +73,7 @@ ADDS: list[tuple[str, Callable[[InputBuffer], Any], type[Exception], str]] = [
     ("snapshot", lambda b: b[-1], IndexError, "grads: slot: expected an integer from 0 on, got -1"),
     ("slice", lambda b: b[0:1], TypeError, "grads: slot: expected an integer, got a slice"),  # type: ignore[index]
     ("explain", lambda b: b.explain(4), IndexError, "grads: expected a slot from 0 to 3, got 4"),
-    ("out is bare", lambda b: b.take(out=np.ones(2)), TypeError, "grads: out: expected a list of 4 arrays or Nones, got a numpy.ndarray: give [x]"),
+    ("out is bare", lambda b: b.take(out=np.ones(2)), TypeError, "grads: out: expected a list of 4 arrays or Nones, got a numpy.ndarray: give [array]"),
     ("out too short", lambda b: b.take(out=[None]), ValueError, "grads: out: expected 4 entries, one for each slot, got 1"),
     ("out of a number", lambda b: b.take(out=[1.0, None, None, None]), TypeError, "grads: slot 0: out: expected a dense array to write into, got a float"),
     ("out of an object", lambda b: b.take(out=[None, [], None, None]), TypeError, "grads: slot 1 (b1): a list is no array"),
@@ -119,9 +119,9 @@ def test_a_call_that_raises_says_why_and_leaves_everything_as_it_was(what: str) 
 
 
 MADE: list[tuple[str, Callable[[], Any], type[Exception], str]] = [
-    ("one array", lambda: InputBuffer(np.ones(3)), TypeError, "InputBuffer: slots: expected a count or a sequence of arrays and Slots, got one numpy.ndarray: give [x]"),
-    ("one Slot", lambda: InputBuffer(Slot()), TypeError, "got one Slot: give [x]"),
-    ("one Sparse", lambda: InputBuffer(Sparse("coo", (np.zeros((1, 0), int), np.zeros(0)), (3,))), TypeError, "give [x]"),
+    ("one array", lambda: InputBuffer(np.ones(3)), TypeError, "InputBuffer: slots: expected a count or a sequence of arrays and Slots, got one numpy.ndarray: give [array]"),
+    ("one Slot", lambda: InputBuffer(Slot()), TypeError, "got one Slot: give [array]"),
+    ("one Sparse", lambda: InputBuffer(Sparse("coo", (np.zeros((1, 0), int), np.zeros(0)), (3,))), TypeError, "give [array]"),
     ("one string", lambda: InputBuffer("ab"), TypeError, "expected a count or a sequence of arrays and Slots, got a str"),
     ("a float", lambda: InputBuffer(2.5), TypeError, "expected a count or a sequence of arrays and Slots, got one float"),
     ("a bool", lambda: InputBuffer(True), TypeError, "slots: expected an integer, got the bool True"),

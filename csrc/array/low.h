@@ -11,8 +11,8 @@
  * that is subnormal there is added to a power of two whose last bit is the target's smallest step: the adder rounds it.
  *
  * From float64 or integers the way is over a float32 rounded to odd (the last bit set where anything was lost): then the second rounding is
- * that of the exact value. (ml_dtypes goes from float64 to bfloat16 and float8 over a float32
- * that is rounded to nearest: twice rounded, a value next to a tie may differ there. NumPy's float16 is rounded once, as ours.)
+ * that of the exact value. NumPy's float16 is rounded once as well; ml_dtypes goes from float64 and int64 to bfloat16 and float8 over a float32
+ * rounded to nearest, so that a value next to a tie may differ from ours in its last bit.
  *
  * No branches: compilers make vectors of these.
  */

@@ -213,6 +213,8 @@ fan_status fan_arrive_check(const fan_buffer *b, size_t slot, const fan_contribu
     }
     FAN_TRY(check_stream(b, slot, c->stream, out->device, "producer's", c->key, err));
     FAN_TRY(check_stream(b, slot, b->stream, out->device, "consumer's", c->key, err));
+    if (!current)
+        return fan_fail(err, FAN_NOMEM, "%s: slot %zu: out of memory for the current stream", b->name, slot);
     out->P = c->stream ? c->stream : current;
     out->sync = fan_sync_add_plan(out->device->id, fan_place_of(c->stream), fan_place_of(b->stream), fan_place_of(current),
                                   (fan_sync_slot){.C = fan_place_of(s->p.C), .A = fan_place_of(s->p.A)});

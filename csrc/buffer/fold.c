@@ -143,9 +143,10 @@ static fan_status wait_for_terms(fan_fold *f, fan_error *err)
         if (!t->P || t->P == A || (FAN_MUT(11) && t->P->handle == A->handle) || (FAN_MUT(18) && t->P->device == A->device))
             continue;
         /* An event's number is drawn after its gradient was made and before its record: a higher one on the same stream covers this gradient too. */
-        for (size_t j = 0; j < f->n && newest; j++)
-            if (j != i && f->terms[j].P == t->P && f->terms[j].event && t->event)
-                newest = f->terms[j].event->id < t->event->id;
+        for (size_t j = 0; j < f->n && newest && t->event; j++)
+            if (j != i && f->terms[j].P == t->P && f->terms[j].event)
+                newest = !fan_event_covers(f->terms[j].event, t->event) ||
+                         (fan_event_covers(t->event, f->terms[j].event) && j < i);
         f->rules |= i == 0 ? FAN_S(13) : FAN_S(12);
         if (newest)
             FAN_TRY(fan_plan_wait(f->b, A, t->event, i == 0 ? FAN_PLAN_S13_WAIT : FAN_PLAN_S12_WAIT, err));
@@ -459,10 +460,11 @@ static fan_status fold_objects(fan_fold *f, size_t first, fan_error *err)
     if ((f->take && f->take->scale.on) || f->out)
         return fan_fail(err, FAN_TYPE, "%s: slot %zu sums objects; scale= and out= need arrays", f->b->name, f->slot);
     f->rules |= f->b->create_graph ? FAN_A(1) : FAN_A(8);
-    if (first > 1) {
+    /* An object brings no dtype, so its `seen` is that of all before it. */
+    if (first > 1 || (first == 1 && f->terms[0].v->dtype != fan_dtype_set_promote(f->terms[1].seen))) {
         fan_fold sub = *f;
         sub.n = first;
-        sub.seen = f->terms[first - 1].seen;
+        sub.seen = f->terms[first].seen;
         sub.finish = true;
         sub.finish_dtype = FAN_NO_DTYPE;
         sub.take = NULL;

@@ -109,7 +109,9 @@ static void draft_fini(draft *d)
     for (size_t i = 0; d->specs && i < d->n; i++) {
         fan_free((void *)d->specs[i].shape);
         fan_device_drop(d->specs[i].device);
-        Py_XDECREF(d->held[i]);
+        if (d->held)
+            if (d->held)
+            Py_XDECREF(d->held[i]);
     }
     fan_free(d->specs);
     fan_free(d->held);

@@ -131,12 +131,6 @@ def accumulation(dtype: DType, wish: DType | None) -> DType:
     return wish
 
 
-def check_way_back(dtype: DType, wish: DType | None) -> None:
-    """A sum of integers in floats, of floats in complex numbers: nothing says how it is rounded to what it is."""
-    back = wish is None or kind(dtype) == kind(accumulation(dtype, wish)) or {kind(dtype), kind(wish)} == {"u", "i"}
-    need(back, ValueError, f"a sum of {dtype.name} cannot be had from {wish}, in which it is accumulated")
-
-
 def expanded(x: Array) -> set[int]:
     return {i for i in range(x.ndim) if x.strides[i] == 0 and x.shape[i] > 1}
 
@@ -292,6 +286,8 @@ class Entries:
             parts = (np.cumsum([0, *np.bincount(major, minlength=lines)]), minor, self.values)
         if hasattr(source, "parts"):
             return type(source)(self.format, parts, shape)
+        if self.values.dtype.name in LOW:
+            return Sparse(self.format, parts, shape)  # which SciPy does not have
         family = "matrix" if type(source).__name__.endswith("_matrix") else "array"
         make = getattr(sys.modules["scipy.sparse"], f"{self.format}_{family}")
         return make((parts[1], tuple(parts[0])) if self.format == "coo" else parts[::-1], shape=shape)
@@ -404,7 +400,9 @@ def copy_of(x: Any) -> Any:
         return np.array(x, subok=False)
     if hasattr(x, "parts"):
         return type(x)(x.format, tuple(map(np.array, x.parts)), x.shape)
-    return x.copy() if hasattr(x, "tocoo") else x
+    if hasattr(x, "tocoo"):
+        return x.copy() if x.format in ("coo", "csr", "csc", "bsr") else x.tocoo(copy=True)
+    return x
 
 
 def fitted(g: Gradient, slot: Slot, shape: Shape | None) -> Gradient:
@@ -470,7 +468,9 @@ class Sum:
             return replace(me, value=self.combined(g))
         if g.form == "object":
             return replace(me, value=g.source)
-        acc = accumulation(me.dtype, self.slot.accumulate)
+        if self.recording:
+            return replace(me, value=g.value if plan.action == "hand" else self.value)
+        acc = self.slot.accumulate or accumulation(me.dtype, None)
         old: Any = self.value
         stored = self.stored
         if self.form == "dense":
@@ -498,18 +498,22 @@ class Sum:
 
     def combined(self, g: Gradient) -> Any:
         """A1, A8: this sum + g, by whoever knows how."""
-        old, new = self.result(), g.source if g.intact else g.value
-        strange = [x for x in (old, new) if read(x, anything=True).form == "object"]
-        if strange and self.slot.combine is not None:
-            return self.slot.combine(old, new)
-        if self.form == "sparse":
-            return new + old
-        result = NotImplemented
-        if len(strange) == 1 and is_array(new) and hasattr(old, "__add__"):
-            result = old.__add__(new)
-        if len(strange) == 1 and is_array(old) and hasattr(new, "__radd__"):
-            result = new.__radd__(old)
-        return operator.add(old, new) if result is NotImplemented else result
+        old, new = self.result(), g.source if g.intact else Sum(self.slot, False).plus(g).result()
+        plain = [read(x, anything=True).form != "object" for x in (old, new)]
+        if all(plain):
+            need(np.shape(old) == np.shape(new), ValueError, f"expected shape {np.shape(old)}, got {np.shape(new)}")
+            total = new + old if self.form == "sparse" else old + new
+        elif self.slot.combine is not None:
+            total = self.slot.combine(old, new)
+        elif self.form == "sparse" or plain[1]:  # beside an array the object's own method is called, not NumPy's
+            first, second = (new, old) if self.form == "sparse" else (old, new)
+            total = getattr(type(first), "__add__", lambda *_: NotImplemented)(first, second)
+        else:
+            radd = getattr(type(new), "__radd__", lambda *_: NotImplemented)
+            total = radd(new, old) if plain[0] else operator.add(old, new)
+        lost = total is None or total is NotImplemented
+        need(not lost, TypeError, f"a {type(old).__name__} and a {type(new).__name__} have no sum; give the slot a combine")
+        return total
 
     def finished(self, scale: Any = None, dtype: DType | None = None) -> Any:
         """Scaled and rounded once (A11, D9, D10), to the sum's dtype or that of `out`."""
@@ -528,7 +532,7 @@ class Sum:
             return self.value
         g, one, dtype = self.main[0], len(self.main) == 1, self.dtype
         if one and g.intact and (scale is None or self.form == "zero") and dtype.name == WEAK.get(g.type, g.type):
-            return copy_of(g.source) if own else g.source  # A14
+            return copy_of(g.source) if own and not self.recording else g.source  # A14
         if self.form == "zero":
             return type(g.source)(g.shape, dtype)
         value = self.finished(scale)
@@ -617,9 +621,9 @@ class InputBuffer:
         try:
             g = read(gradient, declared.combine is not None)
             g = fitted(g, declared, me.shape() if declared.shape is None else declared.shape)
-            if g.type:
+            if g.type and not self.create_graph:
                 dtype = promotion(me.types() | {g.type})
-                check_way_back(dtype, declared.accumulate)
+                accumulation(dtype, declared.accumulate)
                 ints = [h.source for h in (*me.came.values(), g) if h.type == "int"]
                 fit = kind(dtype) not in "ui" or all(np.iinfo(dtype).min <= n <= np.iinfo(dtype).max for n in ints)
                 need(fit, ValueError, f"expected integers that fit {dtype.name}, got {ints}")
@@ -729,32 +733,34 @@ class InputBuffer:
         outs = [None] * len(self) if out is None else out
         need(isinstance(outs, list | tuple), TypeError, f"out: expected a list of arrays, got a {type(out).__name__}")
         need(len(outs) == len(self), ValueError, f"out: expected {len(self)} entries, got {len(outs)}")
-        apart = not any(meets([x], [y]) for i, x in enumerate(outs) for y in outs[:i] if x is not None and y is not None)
-        need(apart, ValueError, "out: two of the arrays may share memory")
+        for i, x in enumerate(outs):
+            if x is not None:
+                who = f"{self._at(i)[1]}: out"
+                need(isinstance(x, np.ndarray), TypeError, f"{who}: expected an array, got a {type(x).__name__}")
+                need(x.flags.writeable and not expanded(x), BufferError, f"{who}: read-only, or overlaps itself")
+                importable(x.dtype)
         number = isinstance(scale, bool | int | float | complex | np.number)
         need(scale is None or number, TypeError, f"scale: expected a number, got a {type(scale).__name__}")
         for i, (me, x) in enumerate(zip(self.passes, outs, strict=True)):
             n, who, forms = self.expected[i], self._at(i)[1], {g.form for g in me.came.values()} - {"undefined"}
             need(n in (None, len(me.came)), ValueError, f"{who}: expected {n} contributions, got {len(me.came)}")
-            if x is not None:
-                need(isinstance(x, np.ndarray), TypeError, f"{who}: out: expected an array, got a {type(x).__name__}")
-                need(x.flags.writeable and not expanded(x), BufferError, f"{who}: out: read-only, or overlaps itself")
-                importable(x.dtype)
             if "object" in forms or (forms and self.create_graph):
                 need(x is None and scale is None, TypeError, f"{who}: sums objects: out and scale need arrays")
-                continue
-            if not forms:
-                continue
-            dtype = self.slots[i].dtype or promotion(me.types())
-            if x is not None:
-                need(x.shape == me.shape(), ValueError, f"{who}: out: expected shape {me.shape()}, got {x.shape}")
-                cast = ORDER.index(kind(dtype)) <= ORDER.index(kind(x.dtype))
-                need(cast, ValueError, f"{who}: out: expected dtype {dtype.name}, got {x.dtype.name}")
-            fits = not isinstance(scale, complex | np.complexfloating) or kind(dtype) == "c"
-            if scale is not None and fits and kind(dtype) in "bui":
-                fits = -(2**63) <= scale < 2**63 and scale == int(scale)
-            need(fits, ValueError, f"{who}: the sum is {dtype.name}, which cannot be scaled by {scale}")
+            elif forms:
+                self._check_take(me, self.slots[i].dtype or promotion(me.types()), x, scale, who)
+        apart = not any(meets([x], [y]) for i, x in enumerate(outs) for y in outs[:i] if x is not None and y is not None)
+        need(apart, ValueError, "out: two of the arrays may share memory")
         return list(outs)
+
+    def _check_take(self, me: Pass, dtype: DType, x: Array | None, scale: Any, who: str) -> None:
+        fits = not isinstance(scale, complex | np.complexfloating) or kind(dtype) == "c"
+        if scale is not None and fits and kind(dtype) in "bui":
+            fits = -(2**63) <= scale < 2**63 and scale == int(scale)
+        need(fits, ValueError, f"{who}: the sum is {dtype.name}, which cannot be scaled by {scale}")
+        if x is not None:
+            need(x.shape == me.shape(), ValueError, f"{who}: out: expected shape {me.shape()}, got {x.shape}")
+            cast = ORDER.index(kind(dtype)) <= ORDER.index(kind(x.dtype))
+            need(cast, ValueError, f"{who}: out: expected dtype {dtype.name}, got {x.dtype.name}")
 
 
 def slots_of(slots: Any, accumulate: Any) -> list[Slot]:
@@ -777,6 +783,6 @@ def slots_of(slots: Any, accumulate: Any) -> list[Slot]:
         wish = accumulate if s.accumulate is None else s.accumulate
         wish = None if wish is None else dtype_of(wish)
         if dtype is not None:
-            check_way_back(dtype, wish)
+            accumulation(dtype, wish)
         result.append(Slot(shape, dtype, "cpu", wish, s.combine, s.name))
     return result

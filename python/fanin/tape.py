@@ -367,7 +367,7 @@ def tanh(a: Var) -> Var:
 
 
 def relu(a: Var) -> Var:
-    return op("relu", lambda x: run(lambda x, out: np.maximum(x, 0, out), x), [a],
+    return op("relu", lambda x: run(lambda x, out: np.maximum(x, 0, out=out), x), [a],
               lambda g, y: run(lambda g, y, out: np.multiply(g, y > 0, out), g, y))  # fmt: skip
 
 

@@ -388,6 +388,38 @@ static void do_check(int argc, char **argv)
            full_failing, reduced_failing, full_traces, reduced_traces, seconds() - since);
 }
 
+static void do_values(int argc, char **argv)
+{
+    double since = seconds();
+    values_tally t, all = {0};
+    int K = atoi(argv[0]), D = atoi(argv[1]), S = atoi(argv[2]);
+    uint64_t samples = number(argc, argv, "samples", 2000), seed = number(argc, argv, "seed", 1);
+    bool any = false;
+    for (int i = 3; i < argc || !any; i++) {
+        fault f;
+        if (i < argc && strncmp(argv[i], "fault=", 6) != 0)
+            continue;
+        any = true;
+        if (!fault_parse(&f, i < argc ? argv[i] + 6 : "none")) {
+            fprintf(stderr, "no such fault: %s\n", argv[i] + 6);
+            exit(2);
+        }
+        CHECK(search_values(K, D, S, &f, samples, seed, &t));
+        printf("values K=%d D=%d S=%d %s runs=%" PRIu64 " schedules=%" PRIu64 " racy=%" PRIu64 " racy_wrong=%" PRIu64 " clean=%" PRIu64
+               " clean_wrong=%" PRIu64 "\n", K, D, S, f.name, t.runs, t.schedules, t.racy, t.racy_wrong, t.clean, t.clean_wrong);
+        CHECK_INT(t.clean_wrong, 0);
+        all.runs += t.runs;
+        all.schedules += t.schedules;
+        all.racy += t.racy;
+        all.racy_wrong += t.racy_wrong;
+        all.clean += t.clean;
+        all.clean_wrong += t.clean_wrong;
+    }
+    printf("judged K=%d D=%d S=%d seed=%" PRIu64 " runs=%" PRIu64 " schedules=%" PRIu64 " racy=%" PRIu64 " racy_wrong=%" PRIu64 " clean=%" PRIu64
+           " clean_wrong=%" PRIu64 " seconds=%.2f\n", K, D, S, seed, all.runs, all.schedules, all.racy, all.racy_wrong, all.clean, all.clean_wrong,
+           seconds() - since);
+}
+
 /* ---- planted faults ---- */
 
 typedef struct death {
@@ -564,6 +596,8 @@ int main(int argc, char **argv)
         do_split(argc, argv);
     else if (strcmp(what, "kill") == 0)
         do_kill(argc, argv);
+    else if (strcmp(what, "values") == 0 && argc >= 3)
+        do_values(argc, argv);
     else if (strcmp(what, "check") == 0 && argc >= 3)
         do_check(argc, argv);
     else if (strcmp(what, "replay") == 0 && argc >= 1)

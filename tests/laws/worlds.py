@@ -100,7 +100,8 @@ class World:
 
     def which(self, x: Any) -> int | None:
         """Which of the things x is, if it is one that can be told from another."""
-        return next((i for i, y in enumerate(self.things) if y is x and not isinstance(x, bool | int | float | complex)), None)
+        numbers = bool | int | float | complex | np.generic
+        return next((i for i, y in enumerate(self.things) if y is x and not isinstance(x, numbers)), None)
 
     def image(self) -> list[bytes]:
         return [x.tobytes() for x in self.memory]

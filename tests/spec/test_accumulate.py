@@ -326,6 +326,18 @@ def test_sparse_gradients_fit_what_is_declared(make_buffer: Any, lib: Any, total
         b.add(0, coo((0, 1, 1j), shape=(3, 2), dtype=np.complex64))
 
 
+@pytest.mark.rule("A9", "A10")
+def test_a_sparse_gradient_that_is_reduced_is_first_what_was_declared(total: Total, lib: Any) -> None:
+    small = coo((0, 1, 200), (0, 1, 100), (1, 1, 100), dtype=np.uint8)
+    assert total(small, slot=lib.Slot(shape=(3,), dtype="float64")).tolist() == [0, 400, 0]
+    assert total(small, slot=lib.Slot(shape=(3,), dtype="uint16")).tolist() == [0, 400, 0]
+    assert total(small, slot=lib.Slot(shape=(3,))).tolist() == [0, 400 - 256, 0]
+    wide = coo((0, 1, 2049.0), (1, 1, 2049.0), dtype=f64)
+    assert total(wide, slot=lib.Slot(shape=(3,), dtype="float16")).tolist() == [0, 4096, 0], "2049 is 2048 in float16"
+    huge = coo((0, 1, 1e30), (1, 1, -1e30), dtype=f64)
+    assert math.isnan(total(huge, slot=lib.Slot(shape=(3,), dtype="float16"))[1]), "inf - inf"
+
+
 @pytest.mark.rule("A14")
 def test_sparse_sums_take_scale_out_and_writable(total: Total) -> None:
     x = coo((0, 1, 1.5), (0, 1, 2.0))
@@ -414,6 +426,20 @@ def test_objects_sum_by_their_own_plus_in_order(total: Total, budget: Any) -> No
     assert total(*low, a, budget=budget).text == "([2050.0]+a)", "rounded once, when it meets the object"
 
 
+@pytest.mark.rule("A8", "A9", "A10")
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_beside_an_object_a_gradient_is_what_was_declared(total: Total, lib: Any, budget: Any) -> None:
+    slot = lib.Slot(shape=(1,), dtype="float16")
+    t, x = Tracked("t"), row(2048, 1, 1, 1)
+    assert total(x, t, slot=slot, budget=budget).text == "([2052.0]+t)", "2051, rounded"
+    assert total(t, x, slot=slot, budget=budget).text == "(t+[2052.0])"
+    seen = []
+    both = lib.Slot(shape=(1,), dtype="float16", combine=lambda old, new: seen.append((old, new)) or "sum")
+    assert total(t, x, x, slot=both, budget=budget) == "sum"
+    assert [type(new) for _, new in seen] == [np.ndarray, np.ndarray]
+    assert [new.dtype for _, new in seen] == [f16, f16]
+
+
 @pytest.mark.rule("A8")
 def test_an_objects_own_method_is_called_beside_an_array(total: Total) -> None:
     class Reluctant(Tracked):
@@ -487,10 +513,16 @@ def test_an_object_has_no_memory_to_scale_or_to_write(make_buffer: Any) -> None:
     b = make_buffer(1)
     b.add(0, Tracked("a"))
     b.add(0, Tracked("b"))
-    for how in ({"scale": 2}, {"out": [np.zeros(2)]}):
+    for how in ({"scale": 2}, {"out": [np.zeros(2)]}, {"scale": 2j}):
         with pytest.raises(TypeError):
             b.take(**how)
     assert b.take(writable=True)[0].text == "(a+b)"
+    b.add(0, row(1, 2))
+    b.add(0, Tracked("a"))
+    for how in ({"scale": 2}, {"out": [np.zeros(3, np.int8)]}, {"scale": 2j}):
+        with pytest.raises(TypeError):
+            b.take(**how)
+    assert b.take()[0].text == "([1.0, 2.0]+a)"
 
 
 @pytest.mark.rule("A8", "S14")
@@ -560,6 +592,25 @@ def test_a_pass_that_records_itself_adds_by_the_arrays_operator_and_never_in_pla
     assert low is not x
     assert x.tolist() == [2048]
     assert mixed.text == "([1.0]+t)"
+
+
+@pytest.mark.rule("A1", "A9")
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_a_pass_that_records_itself_broadcasts_nothing_in_silence(make_buffer: Any, lib: Any, budget: Any) -> None:
+    b = make_buffer([lib.Slot(), lib.Slot(shape=(2,), dtype="float32")], create_graph=True, budget=budget)
+
+    def fails() -> None:  # at the add, or, as it is the arrays' own operator that sums, at the sum
+        b.add(0, np.ones(3))
+        b.add(0, np.ones((3, 1)))
+        b.take()
+
+    with pytest.raises(ValueError, match=r"\(3, 1\)"):
+        fails()
+    b.clear()
+    with pytest.raises(ValueError, match="slot 1"):
+        b.add(1, np.ones(3, np.complex64))
+    b.add(1, np.ones((4, 2)))
+    assert b.take()[1].tolist() == [4, 4]
 
 
 # What comes back

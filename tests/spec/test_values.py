@@ -429,6 +429,29 @@ def test_out_for_an_undefined_slot_is_left_alone(make_buffer: Any) -> None:
     assert [o.tolist() for o in outs] == [[5, 5], [5, 5, 5]]
 
 
+@pytest.mark.rule("A14")
+def test_out_for_an_undefined_slot_is_left_alone_even_where_others_read_it(make_buffer: Any) -> None:
+    for how in ({}, {"scale": 1}):
+        b = make_buffer(2)
+        x, y = row(1, 2), row(3, 4)
+        b.add(1, x)
+        b.add(1, y)
+        first, second = b.take(out=[x, None], **how)
+        assert (first, second.tolist()) == (None, [4, 6])
+        assert x.tolist() == [1, 2]
+
+
+@pytest.mark.rule("A14")
+def test_a_scale_is_asked_only_of_slots_that_have_a_sum(make_buffer: Any, lib: Any) -> None:
+    b = make_buffer(3)
+    b.add(1, row(1j, dtype=np.complex64))
+    b.add(2, None)
+    assert [x if x is None else x.tolist() for x in b.take(scale=2j)] == [None, [-2], None]
+    b.add(0, lib.Zero((2,), np.float32))
+    with pytest.raises(ValueError, match="slot 0"):
+        b.take(scale=2j)
+
+
 def _read_only(x: Any) -> Any:
     x.flags.writeable = False
     return x

@@ -1,0 +1,136 @@
+/* The second oracle: sampled runs are judged by order (happens-before), and again by value, with bytes that are moved late and in other orders.
+ *
+ * A run that the first judge finds clean must give the right values under every schedule. A run that it finds racy gives a wrong value under some
+ * order of the device; a fair share of these is met by the few that are tried here.
+ */
+#include "proof.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static uint64_t draw(uint64_t *state)
+{
+    uint64_t z = *state += UINT64_C(0x9E3779B97F4A7C15);
+    z = (z ^ z >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
+    z = (z ^ z >> 27) * UINT64_C(0x94D049BB133111EB);
+    return z ^ z >> 31;
+}
+
+enum { SEEDS = 6, MOST_WORLDS = 3 + SEEDS + MAX_STREAMS };
+
+/* One run along `schedule`; with work, the device goes on a little between the steps, so that memory comes back and is used again. */
+static verdict along(world *w, const config *c, const fault *f, const char *schedule, uint64_t random, char *why, size_t size)
+{
+    run r;
+    uint32_t can;
+    fan_explore *x = fan_explore_new(false, 0);
+    if (!x || !run_open(&r, w, c) || fan_explore_replay(x, schedule) != FAN_OK || !fan_explore_begin(x))
+        abort();
+    r.driver = f->driver;
+    run_begin(&r);
+    while (r.verdict == FINE && (can = run_enabled(&r)) != 0) {
+        run_step(&r, fan_explore_choose(x, can), NULL);
+        for (uint64_t n = w->work ? draw(&random) % 4 : 0; n > 0 && r.verdict == FINE; n--) {
+            bool ran;
+            if (fan_sim_step(w->m, &ran, NULL) != FAN_OK)
+                run_fail(&r, FAILED, "a step of the machine failed");
+        }
+        for (int d = 0; w->work && d < w->D; d++)
+            fan_device_poll(w->device[d]);
+    }
+    run_end(&r);
+    if (fan_explore_strayed(x))
+        run_fail(&r, FAILED, "strayed");
+    fan_explore_end(x);
+    snprintf(why, size, "%s", r.why);
+    verdict v = r.verdict;
+    run_close(&r);
+    fan_explore_free(x);
+    return v;
+}
+
+bool search_values(int K, int D, int S, const fault *f, uint64_t samples, uint64_t seed, values_tally *out)
+{
+    world judge, works[MOST_WORLDS];
+    int n = 0;
+    bool sound = true;
+    uint64_t random = seed, raw = config_raw(K, D, S);
+    memset(out, 0, sizeof *out);
+    if (!world_open(&judge, D, S, NULL))
+        return false;
+    static const fan_sim_schedule named[] = {FAN_SIM_FIFO, FAN_SIM_LIFO, FAN_SIM_ROUND_ROBIN};
+    for (int i = 0; i < 3 + SEEDS + D * S; i++) {
+        fan_sim_config how = {.run_work = true, .seed = draw(&random)};
+        how.schedule = i < 3 ? named[i] : i < 3 + SEEDS ? FAN_SIM_SEEDED : FAN_SIM_STARVE;
+        if (!world_open(&works[n], D, S, &how))
+            return false;
+        if (how.schedule == FAN_SIM_STARVE) { /* streams bear the same handles in every world */
+            how.starve = judge.stream[i - 3 - SEEDS]->handle;
+            world_close(&works[n]);
+            if (!world_open(&works[n], D, S, &how))
+                return false;
+        }
+        fault_plant(f, &works[n++]);
+    }
+    fault_plant(f, &judge);
+    config c;
+    config_plain(&c, K, D, S);
+    unsigned options = 0;
+    while (config_options(&c, OPTIONS_MOST, options))
+        options++;
+    for (uint64_t i = 0; i < samples && sound; i++) {
+        char schedule[64], why[FAN_ERROR_TEXT], text[320];
+        run r;
+        uint32_t can;
+        config_shape(&c, draw(&random) % raw);
+        if (!config_options(&c, OPTIONS_MOST, (unsigned)(draw(&random) % options)))
+            continue; /* fewer where there is kin */
+        fan_explore *x = fan_explore_new(false, 0);
+        if (!x || !run_open(&r, &judge, &c))
+            return false;
+        fan_explore_sample(x, draw(&random));
+        (void)fan_explore_begin(x);
+        /* The order of the host's steps alone is chosen here; it is run to its end whatever is found. */
+        r.driver = f->driver;
+        run_begin(&r);
+        verdict by_order = FINE;
+        while ((can = run_enabled(&r)) != 0 && r.verdict == FINE)
+            run_step(&r, fan_explore_choose(x, can), NULL);
+        fan_explore_schedule(x, schedule, sizeof schedule);
+        run_end(&r);
+        by_order = r.verdict;
+        run_close(&r);
+        fan_explore_end(x);
+        fan_explore_free(x);
+        if (by_order != FINE && by_order != RACED)
+            continue; /* seen without either */
+        out->runs++;
+        bool wrong = false;
+        for (int k = 0; k < n && !(wrong && by_order == RACED); k++) {
+            verdict v = along(&works[k], &c, f, schedule, draw(&random), why, sizeof why);
+            out->schedules++;
+            if (v == FINE)
+                continue;
+            wrong = true;
+            if (by_order == FINE) {
+                sound = false;
+                fprintf(stderr, "clean by order, %s by value: \"%s\" %s world %d fault=%s: %s\n", verdict_words[v], config_text(&c, text, sizeof text),
+                        schedule, k, f->name, why);
+                break;
+            }
+        }
+        if (by_order == RACED) {
+            out->racy++;
+            out->racy_wrong += wrong;
+        } else {
+            out->clean++;
+            out->clean_wrong += wrong;
+        }
+    }
+    fan_mutant = 0;
+    for (int i = 0; i < n; i++)
+        world_close(&works[i]);
+    world_close(&judge);
+    return sound;
+}

@@ -1,0 +1,195 @@
+"""Every allocation fails once: MemoryError or success, the state as before, nothing leaked."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import fanin
+from fanin import _core
+
+pytestmark = pytest.mark.core
+
+F = np.float32
+
+
+class Word:
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __add__(self, other: Word) -> Word:
+        return Word(self.text + other.text)
+
+
+def plain(budget: Any = None, **how: Any) -> Callable[[], Any]:
+    def scenario() -> Any:
+        buf = fanin.InputBuffer(2, budget=budget)
+        for k in range(3):
+            yield lambda k=k: buf.add(0, np.full(5, k, F), key=k, **how)
+        yield lambda: buf.take()[0].tolist()
+
+    return scenario
+
+
+def terms(*xs: Any, slots: Any = 1, take: Any = None, budget: Any = None) -> Callable[[], Any]:
+    def scenario() -> Any:
+        buf = fanin.InputBuffer(slots, budget=budget)
+        for x in xs:
+            yield lambda x=x: buf.add(0, x)
+        yield lambda: seen(buf.take(**(take or {}))[0])
+
+    return scenario
+
+
+def seen(x: Any) -> Any:
+    if isinstance(x, Word):
+        return x.text
+    return x.toarray().tolist() if sp.issparse(x) else np.asarray(x).tolist() if not isinstance(x, fanin.Zero) else repr(x)
+
+
+def snapshot() -> Any:
+    buf = fanin.InputBuffer(1)
+    yield lambda: buf.add(0, np.ones(4, np.float16))
+    yield lambda: buf.add(0, np.ones(4, np.float16))
+    yield lambda: buf[0].tolist()
+    yield lambda: buf.take()[0].tolist()
+
+
+def out() -> Any:
+    buf, target = fanin.InputBuffer(2), np.zeros(4, F)
+    yield lambda: buf.add(0, np.ones(4, F))
+    yield lambda: buf.add(0, np.ones(4, F))
+    yield lambda: buf.add(1, target)
+    yield lambda: buf.take(out=[target, None])[0].tolist()
+
+
+def machine() -> Any:
+    with fanin.sim.Machine(devices=1) as m:
+        p, c = m.stream(), m.stream()
+        buf = fanin.InputBuffer(1, stream=c, budget=0)
+        g = [m.array(np.full(4, k, F)) for k in range(3)]
+        for k in range(3):
+            yield lambda k=k: buf.add(0, g[k], stream=p, key=k)
+        yield lambda: buf.take()
+
+
+def machine_sparse() -> Any:
+    with fanin.sim.Machine(devices=1) as m:
+        buf = fanin.InputBuffer(1)
+        g = m.array(sp.coo_array(np.eye(3, dtype=F)))
+        yield lambda: buf.add(0, g)
+        yield lambda: buf.add(0, g)
+        yield lambda: buf.take()
+
+
+def made() -> Any:
+    kept: list[Any] = []
+    yield lambda: kept.append(fanin.InputBuffer([fanin.Slot(shape=(2, 2), dtype="float32", name="w"), fanin.Slot()], name="n"))
+
+
+def explained() -> Any:
+    buf = fanin.InputBuffer(1)
+    yield lambda: buf.add(0, np.ones(3))
+    yield lambda: buf.add(0, np.ones(3))
+    yield lambda: buf.explain(0)
+
+
+EYE = sp.csr_array(np.eye(3, dtype=F))
+SCENARIOS: dict[str, Callable[[], Any]] = {
+    "made": made,
+    "fused": plain(),
+    "eager": plain(0),
+    "bounded": plain(30),
+    "copied": plain(copy=True),
+    "donated": plain(0, donate=True),
+    "low precision": terms(np.ones(5, np.float16), np.ones(5, np.float16)),
+    "widening": terms(np.ones(5, np.int8), np.ones(5, np.int64), np.ones(5, F), budget=0),
+    "cast": terms(np.ones(5), np.ones(5), slots=[fanin.Slot(dtype="float32")]),
+    "reduced": terms(np.ones((4, 5)), np.ones((4, 5)), slots=[fanin.Slot(shape=(5,))]),
+    "expanded": terms(np.broadcast_to(np.ones(1), (7,)), np.broadcast_to(np.ones(1), (7,))),
+    "csr": terms(EYE, EYE),
+    "coo": terms(EYE.tocoo(), EYE.tocoo(), budget=0),
+    "two kinds of sparse": terms(EYE, EYE.tocsc()),
+    "sparse and dense": terms(EYE, np.ones((3, 3), F), EYE, budget=0),
+    "zeros": terms(fanin.Zero((3,), "float32"), fanin.Zero((3,), "float64")),
+    "objects": terms(Word("a"), Word("b"), Word("c")),
+    "array and object": terms(np.ones(3, np.float16), np.ones(3, np.float16), slots=[fanin.Slot(combine=lambda a, b: a)]),
+    "scaled": terms(np.ones(3, F), np.ones(3, F), take={"scale": 2}),
+    "writable": terms(np.ones(3, F), take={"writable": True}),
+    "snapshot": snapshot,
+    "out": out,
+    "machine": machine,
+    "machine, sparse": machine_sparse,
+    "explained": explained,
+}
+
+
+def play(scenario: Callable[[], Any], fail: tuple[int, int, int] | None) -> tuple[list[Any], bool, bool]:
+    """Runs the steps; in step `fail[0]` allocation `fail[1]` fails, and the step is then done again. Says what the steps gave,
+    whether one was refused, and whether there was such an allocation."""
+    gave, refused, met = [], False, False
+    for i, step in enumerate(scenario()):
+        if fail and i == fail[0]:
+            before = _core._test_memory()[2]
+            _core._test_fail_at(fail[1], fail[2])
+            try:
+                value = step()
+            except MemoryError:
+                refused = True
+            finally:
+                _core._test_fail_at(-1, 0)
+            met = _core._test_memory()[2] > before
+            if not refused:
+                gave.append(value)
+                continue
+        gave.append(step())
+    return gave, refused, met
+
+
+@pytest.mark.parametrize("count", [1, -1], ids=["once", "from then on"])
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_an_allocation_that_fails_is_an_error_and_changes_nothing(name: str, count: int) -> None:
+    scenario = SCENARIOS[name]
+    expected = [str(x) for x in play(scenario, None)[0]]
+    gc.collect()
+    baseline = _core._test_memory()[0]
+    refusals = 0
+    for step in range(len(expected)):
+        for n in range(200):
+            gave, refused, met = play(scenario, (step, n, count))
+            refusals += refused
+            if "machine" not in name:
+                assert [str(x) for x in gave] == expected, (step, n)
+            del gave
+            if not met:
+                break
+        else:
+            pytest.fail("200 allocations in one step")
+    gc.collect()
+    assert _core._test_memory()[0] == baseline
+    assert refusals > 0
+
+
+def test_the_hook_itself_makes_a_step_fail() -> None:
+    buf = fanin.InputBuffer(1)
+    _core._test_fail_at(0, 1)
+    try:
+        with pytest.raises(MemoryError):
+            buf.add(0, np.ones(3))
+    finally:
+        _core._test_fail_at(-1, 0)
+    assert buf.take() == [None]
+
+
+def test_a_leak_would_be_seen() -> None:
+    gc.collect()
+    before = _core._test_memory()[0]
+    kept = fanin.InputBuffer(1)
+    assert _core._test_memory()[0] > before
+    del kept
+    assert _core._test_memory()[0] == before

@@ -1,0 +1,128 @@
+"""Fork, exit, Ctrl-C, and what ends late: each in a process of its own."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from support import run_python
+
+COMMON = """
+import gc, os, signal, sys, threading, time, warnings
+import numpy as np
+import fanin
+"""
+
+
+def test_a_forked_child_goes_on_with_buffers_of_its_own_and_of_its_parent() -> None:
+    done = run_python(
+        COMMON
+        + """
+warnings.simplefilter("ignore", DeprecationWarning)
+buf = fanin.InputBuffer(1)
+buf.add(0, np.ones(3))
+for _ in range(20):
+    child = os.fork()
+    if child == 0:
+        buf.add(0, np.ones(3))
+        ok = buf.take()[0].tolist() == [2, 2, 2] and fanin.add_n([1, 2]) == 3
+        os._exit(0 if ok else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+buf.add(0, np.ones(3))
+print(buf.take()[0].tolist())
+"""
+    )
+    assert done.stdout.strip() == "[2.0, 2.0, 2.0]"
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        "",
+        "sys.exit(0)",
+        "os._exit(0)",
+        "keep.append(keep)",
+        "threading.Thread(target=lambda: [buf.add(0, np.ones(1000)) for _ in range(10**9)], daemon=True).start(); time.sleep(0.05)",
+        "m = fanin.sim.Machine(devices=1); x = m.array(np.ones(4)); m.launch(m.stream(), lambda r: None, reads=[x])",
+        "m = fanin.sim.Machine(devices=1); m.spawn(lambda: None)",
+        "import atexit; atexit.register(lambda: buf.take())",
+    ],
+)
+def test_the_process_ends_well_with_work_pending(ending: str) -> None:
+    done = run_python(
+        COMMON
+        + f"""
+keep = []
+buf = fanin.InputBuffer(2)
+buf.add(0, np.ones(3)); buf.add(0, np.ones(3)); buf.add(1, np.ones(2))
+keep.append((buf, memoryview(np.ones(3))))
+{ending}
+"""
+    )
+    assert done.returncode == 0
+    assert "Fatal" not in done.stderr
+
+
+def test_an_abandoned_pass_in_a_reference_cycle_is_freed() -> None:
+    done = run_python(
+        COMMON
+        + """
+import weakref
+from fanin import _core
+class Holder:
+    pass
+gc.collect(); baseline = _core._test_memory()[0]
+for _ in range(100):
+    h = Holder()
+    h.buf = fanin.InputBuffer([fanin.Slot(combine=lambda a, b, h=h: a)])
+    class Grad:
+        def __init__(self, h): self.h = h
+        def __add__(self, other): return self
+    h.buf.add(0, Grad(h)); h.buf.add(0, Grad(h))
+    gone = weakref.ref(h)
+del h, Grad
+gc.collect()
+assert gone() is None
+assert _core._test_memory()[0] == baseline, (_core._test_memory()[0], baseline)
+print("freed")
+"""
+    )
+    assert done.stdout.strip() == "freed"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_ctrl_c_ends_a_wait_for_a_busy_slot_at_once() -> None:
+    code = (
+        COMMON
+        + """
+inside, leave = threading.Event(), threading.Event()
+def combine(a, b):
+    inside.set(); leave.wait(); return a
+buf = fanin.InputBuffer([fanin.Slot(combine=combine)])
+buf.add(0, "a"); buf.add(0, "b")
+t = threading.Thread(target=buf.take, daemon=True); t.start()
+inside.wait()
+print("waiting", flush=True)
+try:
+    buf.take()
+except KeyboardInterrupt:
+    print("interrupted at", time.monotonic(), flush=True)
+leave.set(); t.join()
+assert buf.take() == [None]
+print("usable")
+"""
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().strip() == "waiting"
+        time.sleep(0.2)  # lets the take begin to wait; too early would only make the test easier
+        sent = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        words = process.stdout.readline().split()
+        assert words[:2] == ["interrupted", "at"]
+        assert float(words[2]) - sent < 10, "the clock is not judged, a hang is"
+        assert process.stdout.readline().strip() == "usable"
+        assert process.wait(timeout=60) == 0

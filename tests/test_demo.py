@@ -1,0 +1,152 @@
+"""`fanin demo`: it learns, it is checked, and each wait that it leaves out is missed."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+import fanin
+from fanin.cli import demo, main, plain
+from support import run_python
+
+pytest.importorskip("sklearn")
+
+
+def figure(text: str, row: str) -> float:
+    """A number of the table."""
+    found = re.search(rf"^  {row} +([\d.,e+-]+)%?$", text, re.MULTILINE)
+    assert found, f"no row {row!r} in:\n{text}"
+    return float(found[1].replace(",", ""))
+
+
+def test_it_learns_and_shows_what_it_did(tmp_path: Path) -> None:
+    done = run_python(["-W", "error", "-m", "fanin", "demo", "--epochs", "6", "--checks", "4", "--out", str(tmp_path)], timeout=300)
+    text = done.stdout
+    assert figure(text, "accuracy on held-back digits") >= 95
+    assert figure(text, "largest relative deviation") < 1e-4
+    assert figure(text, "gradients checked") == 5 * (7 + 4), "seven parameters, and the pixels of four micro-batches"
+    assert figure(text, "races") == 0
+    for row in ("adds", "sums", "kernels", "events", "waits", "waits elided"):
+        assert figure(text, row) > 0
+    assert "\x1b" not in text
+    assert text.count("training ") == 10, "without a terminal: a line for each tenth of the way"
+    assert done.stderr == ""
+    trace = json.loads((tmp_path / "fanin-demo.json").read_text())
+    phases = {event["ph"] for event in trace["traceEvents"]}
+    assert {"X", "s", "f", "M"} <= phases, "work, arrows, names"
+    assert {event["pid"] for event in trace["traceEvents"] if event["ph"] == "X"} == {0, 1}
+    drawn = ElementTree.tostring(ElementTree.parse(tmp_path / "fanin-demo.svg").getroot(), "unicode")
+    assert len(drawn) > 10_000
+
+
+@pytest.mark.slow
+def test_the_whole_demo_takes_less_than_a_minute(tmp_path: Path) -> None:
+    began = time.monotonic()
+    text = run_python(["-m", "fanin", "demo", "--out", str(tmp_path)], timeout=300).stdout
+    assert figure(text, "accuracy on held-back digits") >= 95
+    assert figure(text, "races") == 0
+    assert time.monotonic() - began < 60
+
+
+# Its own checks find what they should
+
+
+def short(tmp_path: Path, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    status = main(["demo", "--steps", "1", "--out", str(tmp_path), *words])
+    return status, capsys.readouterr().out
+
+
+def test_too_low_an_accuracy_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, text = short(tmp_path, capsys)
+    assert status == 1
+    assert "below 95%" in text
+    assert "deviates" not in text
+
+
+@pytest.mark.parametrize("fault", [1 + 3e-4, np.nan])
+def test_a_gradient_that_deviates_is_an_error(
+    fault: float, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = plain.gradients
+
+    def wrong(*args: Any) -> Any:
+        loss, gradients, pixels = right(*args)
+        return loss, {**gradients, "block": gradients["block"] * fault}, pixels
+
+    monkeypatch.setattr(plain, "gradients", wrong)
+    status, text = short(tmp_path, capsys)
+    assert status == 1
+    assert "a gradient deviates by" in text
+
+
+def test_without_scikit_learn_it_says_what_to_install() -> None:
+    code = "import sys; sys.modules['sklearn'] = None; from fanin.cli import main; sys.exit(main(['demo']))"
+    done = run_python(code, check=False)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert re.fullmatch(r'fanin demo: .*pip install "fanin\[demo\]"\n', done.stderr)
+
+
+def test_without_matplotlib_there_is_a_trace_and_no_picture(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['matplotlib'] = None; from fanin.cli import main;"
+        f"sys.exit(main(['demo', '--steps', '1', '--out', {str(tmp_path)!r}]))"
+    )
+    done = run_python(code, check=False)
+    assert done.returncode == 1, "one step is too few"
+    assert "no picture: " in done.stdout
+    assert "pip install matplotlib" in done.stdout
+    assert [p.name for p in tmp_path.iterdir()] == ["fanin-demo.json"]
+
+
+def test_a_place_that_cannot_be_written_to_is_refused_before_the_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    assert main(["demo", "--out", str(tmp_path / "file")]) == 2
+    assert "fanin: [Errno" in capsys.readouterr().err
+
+
+# What each wait is for
+
+
+def test_every_word_has_its_purpose() -> None:
+    assert tuple(demo.PURPOSE) == tuple(fanin._core.rules_plan_words())
+    assert demo.COVERED.keys() <= demo.PURPOSE.keys()
+
+
+@pytest.mark.rule("S9", "S10", "S11", "S12", "S13", "S15", "S18", "S19", "S20", "S21", "S22")
+@pytest.mark.parametrize("word", demo.PURPOSE)
+def test_what_is_left_out_is_missed(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status = main(["demo", "--leave-out", word])
+    text = capsys.readouterr().out
+    assert f"  {word:<10}  {demo.PURPOSE[word]}\n" in text
+    if word in demo.COVERED:
+        assert status == 0
+        assert f"{word} is covered here: " in text
+    else:
+        assert status == 1
+        assert "RaceError: race on" in text
+        assert "missing: " in text
+        assert "demo.py:" in text
+
+
+def test_marks_that_guard_one_edge_are_missed_together(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--leave-out", "S9.mark", "--leave-out", "S13.mark"]) == 1
+    assert "missing: mark as used on" in capsys.readouterr().out
+
+
+def test_a_rules_number_stands_for_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--leave-out", "S12"]) == 1
+    text = capsys.readouterr().out
+    assert all(word in text for word in ("S12.record", "S12.wait", "S12.mark"))
+
+
+def test_a_word_that_no_plan_has_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--leave-out", "S99"]) == 2
+    assert "'S99'" in capsys.readouterr().err

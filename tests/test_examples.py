@@ -1,0 +1,70 @@
+"""The examples run, and print what they should; so do the benchmarks."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from support import ROOT, run_python
+
+EXAMPLES = ROOT / "examples"
+
+#: What each prints: `...` stands for any text.
+PRINTED = {
+    "01_add_n.py": """\
+float16, 64 terms: a chain of + is off by 1.2e-03, add_n by 2.1e-04
+in another order, with keys, the same bits: True
+the mean, in float32: float32 True
+""",
+    "02_buffer.py": """\
+ready: False | so far: [[0.5, 0.5, 0.5], [0.5, 0.5, 0.5]]
+ready: True
+linear: slot 0: 2 contributions of 2 expected (A16) came...
+[[1.5, 1.5, 1.5], [1.5, 1.5, 1.5]] [4.0, 4.0, 4.0]
+ValueError: linear: slot 0, key 1: expected ...(2, 3)...got (3, 2)...
+ValueError: linear: slot 0, key 0: ...already...
+ValueError: linear: slot 1 (bias), key 0: ...complex128...
+IndexError: linear: ...
+""",
+    "03_streams_and_a_race.py": """\
+seeded: [30. 30. 30. 30.]
+lifo: [30. 30. 30. 30.]
+round robin: [30. 30. 30. 30.]
+RaceError: race on 32 bytes of sim:0: 'sum gradients[0]' (stream 4, 03_streams_and_a_race.py:16) reads what 'make 2.0' \
+(stream 3, 03_streams_and_a_race.py:14) wrote: nothing orders them; missing: stream 4 must wait for stream 3 ...
+""",
+    "04_tape.py": """\
+step   0: loss 1.0055
+step  50: loss 0.5501
+step 100: loss 0.3200
+the same gradient on two streams: True | races: 0
+""",
+    "05_custom_objects.py": """\
+Interval(low=1.0, high=4.0)
+{'b': 2.0, 'w': 1.5}
+[[1.25, 1.25], [0.25, 0.25], [0.25, 0.25], [1.25, 1.25]]
+Zero(shape=(1000, 1000), dtype=...float32...)
+""",
+    "06_check_me.py": "",
+}
+
+
+def test_every_example_is_here() -> None:
+    assert sorted(p.name for p in EXAMPLES.glob("*.py")) == sorted(PRINTED)
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_an_example_prints_what_it_should(name: str) -> None:
+    done = run_python(["-W", "error", str(EXAMPLES / name)])
+    pattern = re.escape(PRINTED[name]).replace(re.escape("..."), ".*?")
+    assert re.fullmatch(pattern, done.stdout, re.DOTALL), done.stdout
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("name", ["small_add.py", "large_sum.py"])
+def test_a_benchmark_runs(name: str) -> None:
+    done = run_python([str(ROOT / "benchmarks" / name), "--quick"], timeout=300)
+    assert re.search(r"^  np\.add\(.*1\.00$", done.stdout, re.MULTILINE), done.stdout
+    assert "fanin" in done.stdout or "InputBuffer" in done.stdout
+    assert "Traceback" not in done.stderr
