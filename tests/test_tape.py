@@ -533,7 +533,7 @@ def test_values_of_two_machines_do_not_mix() -> None:
     with fanin.sim.Machine(1) as m:
         [d0] = tape.devices(m)
         w = tape.parameter(np.ones(2), d0)
-        with pytest.raises(ValueError, match="add: .* lie on no one machine"):
+        with pytest.raises(ValueError, match=r"add: .* lie on no one machine"):
             w + tape.array(np.ones(2))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from typing import Any
 
@@ -21,7 +22,7 @@ def run(*workers: Any) -> None:
         start.wait()
         try:
             fn()
-        except BaseException as e:  # noqa: BLE001 - handed to the test
+        except BaseException as e:
             errors.append(e)
 
     threads = [threading.Thread(target=work, args=(fn,)) for fn in workers]
@@ -66,7 +67,8 @@ def test_keyed_sums_have_the_same_bits_whichever_thread_came_first() -> None:
                 buf.add(0, terms[k], key=k)
 
         order = rng.permutation(32).tolist()
-        run(lambda: producer(order[:16]), lambda: producer(order[16:]))
+        halves = order[:16], order[16:]
+        run(functools.partial(producer, halves[0]), functools.partial(producer, halves[1]))
         assert buf.take()[0].tobytes() == expected.tobytes()
 
 

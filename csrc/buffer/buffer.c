@@ -139,7 +139,7 @@ fan_status fan_slot_claim(fan_buffer *b, size_t slot, bool taking, const char *w
 void fan_slot_let_go(fan_buffer *b, size_t slot)
 {
     fan_slot *s = &b->slots[slot];
-    s->busy = s->taking = false;
+    s->busy = s->taking = FAN_MUT(24);
     s->owner = 0;
     changed(b, slot);
 }

@@ -142,11 +142,10 @@ static fan_status wait_for_terms(fan_fold *f, fan_error *err)
         FAN_TRY(fan_plan_mark(t->v, FAN_MUT(7) ? t->P : A, i == 0 ? FAN_PLAN_S13_MARK : FAN_PLAN_S12_MARK, err));
         if (!t->P || t->P == A || (FAN_MUT(11) && t->P->handle == A->handle) || (FAN_MUT(18) && t->P->device == A->device))
             continue;
-        /* An event's number is drawn after its gradient was made and before its record: a higher one on the same stream covers this gradient too. */
+        /* An event whose record on the same stream began when this one's was through covers this gradient too. */
         for (size_t j = 0; j < f->n && newest && t->event; j++)
             if (j != i && f->terms[j].P == t->P && f->terms[j].event)
-                newest = !fan_event_covers(f->terms[j].event, t->event) ||
-                         (fan_event_covers(t->event, f->terms[j].event) && j < i);
+                newest = FAN_MUT(23) ? !fan_event_covers(t->event, f->terms[j].event) : !fan_event_covers(f->terms[j].event, t->event);
         f->rules |= i == 0 ? FAN_S(13) : FAN_S(12);
         if (newest)
             FAN_TRY(fan_plan_wait(f->b, A, t->event, i == 0 ? FAN_PLAN_S13_WAIT : FAN_PLAN_S12_WAIT, err));

@@ -272,9 +272,7 @@ class Entries:
         return total
 
     def filled(self, shape: Shape) -> Array:
-        me, total = self.coalesced(), np.zeros(shape, self.values.dtype)
-        me.cells(total)[tuple(me.index)] = me.values
-        return total
+        return self.coalesced().after(np.zeros(shape, self.values.dtype))
 
     def like(self, source: Any, shape: Shape) -> Any:
         """As a gradient of the source's family: SciPy's arrays or matrices, or `Sparse`."""

@@ -17,6 +17,8 @@
 
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/time.h>
+#include <sys/times.h>
 #include <ctype.h>
 #include <stdlib.h>
 #include <sys/wait.h>
@@ -32,7 +34,7 @@ double seconds(void)
 
 /* ---- faults ---- */
 
-static const char *const driver_words[] = {"count", "import-wait", "alias-wait", "alias-mark", "sync"};
+static const char *const driver_words[] = {"count", "import-wait", "alias-wait", "alias-mark", "sync", "elide"};
 
 bool fault_parse(fault *f, const char *text)
 {
@@ -441,7 +443,7 @@ static void bury(death *d, const char *where, const tally *t)
 }
 
 /* hunt: what the fault does, in a process of its own; *d is shared with it and says how far it came. */
-static bool hunt(const fault *f, death *d)
+static bool hunt(const fault *f, bool shallow, death *d)
 {
     static const struct {
         int K, D, S;
@@ -463,7 +465,7 @@ static bool hunt(const fault *f, death *d)
         sound = search_whole(&how, &t);
         bury(d, where, &t);
     }
-    for (size_t i = 0; i < sizeof split / sizeof *split && sound && !d->failing; i++)
+    for (size_t i = 0; i < sizeof split / sizeof *split && sound && !d->failing && !shallow; i++)
         for (int scene = 0; scene < SPLIT_SCENES && sound && !d->failing; scene++) {
             split_search how = {.D = split[i][0], .S = split[i][1], .scenes = 1u << scene, .reduce = true, .first = true, .fault = *f};
             snprintf(where, sizeof where, "split D=%d S=%d scene=%s", how.D, how.S, split_scene_words[scene]);
@@ -478,16 +480,22 @@ static bool hunt(const fault *f, death *d)
 static void do_kill(int argc, char **argv)
 {
     uint64_t killed = 0, faults = 0;
-    double since = seconds();
+    bool shallow = false; /* faults behind this word do without split locks */
+    struct tms before, after;
+    times(&before);
     death *d = mmap(NULL, sizeof *d, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (d == MAP_FAILED)
         abort();
     for (int i = 0; i < argc; i++) {
         fault f;
         int how = 0;
-        if (!fault_parse(&f, argv[i])) {
+        if (strcmp(argv[i], "shallow") != 0 && !fault_parse(&f, argv[i])) {
             fprintf(stderr, "no such fault: %s\n", argv[i]);
             exit(2);
+        }
+        if (strcmp(argv[i], "shallow") == 0) {
+            shallow = true;
+            continue;
         }
         memset(d, 0, sizeof *d);
         fflush(stdout);
@@ -496,15 +504,15 @@ static void do_kill(int argc, char **argv)
         if (child == 0) {
             if (!getenv("PROOF_SHOW"))
                 (void)(freopen("/dev/null", "w", stderr) != NULL); /* an assertion's last words */
-            alarm(120);
-            _exit(hunt(&f, d) ? 0 : 3);
+            setitimer(ITIMER_PROF, &(struct itimerval){.it_value.tv_sec = 100}, NULL);
+            _exit(hunt(&f, shallow, d) ? 0 : 3);
         }
         if (child < 0 || waitpid(child, &how, 0) != child)
             abort();
         faults++;
         if (WIFSIGNALED(how)) {
             d->failing++;
-            d->by[WTERMSIG(how) == SIGALRM ? STUCK : CRASHED]++;
+            d->by[WTERMSIG(how) == SIGPROF ? STUCK : CRASHED]++;
             snprintf(d->sentence, sizeof d->sentence, "ended by signal %d", WTERMSIG(how));
         } else if (!CHECK(WEXITSTATUS(how) == 0)) {
             fprintf(stderr, "    %s\n", f.name);
@@ -519,7 +527,9 @@ static void do_kill(int argc, char **argv)
         if (d->failing && (d->worst[0] || d->sentence[0]))
             printf("  %s\n  %s\n", d->worst, d->sentence);
     }
-    printf("killed=%" PRIu64 " faults=%" PRIu64 " seconds=%.2f\n", killed, faults, seconds() - since);
+    times(&after);
+    printf("killed=%" PRIu64 " faults=%" PRIu64 " seconds=%.2f\n", killed, faults,
+           (double)(after.tms_cutime - before.tms_cutime + after.tms_cstime - before.tms_cstime) / (double)sysconf(_SC_CLK_TCK));
     munmap(d, sizeof *d);
 }
 

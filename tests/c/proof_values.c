@@ -84,8 +84,8 @@ bool search_values(int K, int D, int S, const fault *f, uint64_t samples, uint64
         run r;
         uint32_t can;
         config_shape(&c, draw(&random) % raw);
-        if (!config_options(&c, OPTIONS_MOST, (unsigned)(draw(&random) % options)))
-            continue; /* fewer where there is kin */
+        if (!config_options(&c, OPTIONS_MOST, (unsigned)(draw(&random) % options)) && !config_options(&c, OPTIONS_MOST, (unsigned)(draw(&random) % 4)))
+            continue;
         fan_explore *x = fan_explore_new(false, 0);
         if (!x || !run_open(&r, &judge, &c))
             return false;

@@ -61,13 +61,12 @@ def test_a_failed_device_call_poisons_at_most_its_slot(budget: Any, memory: bool
     gc.collect()
     baseline = _core._test_memory()[0]
     outcomes: dict[str, int] = {}
-    poisonings = calls = 0
+    poisonings = 0
     for fail in range(200):
         with fanin.sim.Machine(devices=1) as m:
             happened, poisoned = one_pass(m, budget, fail, memory)
         outcomes[happened] = outcomes.get(happened, 0) + 1
         poisonings += poisoned
-        calls += 1
         if outcomes.get("nothing", 0) > 30:
             break
     del m

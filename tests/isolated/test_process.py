@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+
 from support import run_python
 
 COMMON = """

@@ -48,6 +48,8 @@ class Word:
 def text_of(x: Any) -> str:
     if isinstance(x, Word):
         return x.text
+    if np.ndim(x) == 0 and isinstance(x, bool | int | float | complex | np.generic | np.ndarray):
+        return str(complex(x))  # whatever kind of number it is shown as
     return f"{x.dtype} {bits(x).hex()}" if isinstance(x, np.ndarray | np.generic) else type(x).__name__
 
 
@@ -111,7 +113,7 @@ class World:
     def _dense(self, r: Recipe, draw: random.Random) -> Any:
         x = values(r.shape, r.dtype, draw)
         if r.layout == "F":
-            return np.asfortranarray(x)
+            return x.copy(order="F")
         if r.layout == "reversed":
             return x[::-1].copy()[::-1] if x.ndim else x
         if r.layout == "gapped":
