@@ -56,10 +56,13 @@ fan_status fan_plan_mark(const fan_value *v, fan_stream *s, uint64_t bit, fan_er
     return fan_value_mark(v, s, err);
 }
 
+/* A wish holds the whole sum (each add saw to that), and so every prefix of it, of whatever kind that is. */
 static fan_dtype accumulated(const fan_fold *f, fan_dtype_set seen)
 {
-    fan_dtype d = fan_dtype_set_promote(seen);
-    return d == FAN_NO_DTYPE ? d : fan_accum_dtype(d, slot_of(f)->accumulate);
+    fan_dtype d = fan_dtype_set_promote(seen), wish = slot_of(f)->accumulate;
+    if (d == FAN_NO_DTYPE)
+        return d;
+    return wish == FAN_NO_DTYPE ? fan_dtype_accumulate(d) : wish;
 }
 
 fan_dtype fan_fold_dtype(const fan_fold *f)

@@ -79,8 +79,8 @@ def draw(
         down = 1 if row[to_lane] > row[from_lane] else -1 if row[to_lane] < row[from_lane] else 0
         axes.add_patch(
             FancyArrowPatch(
-                (start, row[from_lane] + 0.32 * down),
-                (stop, row[to_lane] - 0.34 * down),
+                (start - begin, row[from_lane] + 0.32 * down),
+                (stop - begin, row[to_lane] - 0.34 * down),
                 arrowstyle="-|>",
                 mutation_scale=8,
                 linewidth=0.7,
@@ -105,7 +105,7 @@ def draw(
                 linewidth=2,
                 zorder=5,
             )
-        axes.plot([race.time], [y], marker="X", markersize=11, color=RED, markeredgecolor="white", zorder=6)
+        axes.plot([race.time - begin], [y], marker="X", markersize=11, color=RED, markeredgecolor="white", zorder=6)
         axes.annotate(
             textwrap.fill(race.text, 70, max_lines=5),
             (race.time, y),
@@ -120,7 +120,7 @@ def draw(
         )
 
     axes.set_ylim(len(lanes) - 0.4 if lanes else 1, -0.6)
-    axes.set_xlim(begin - 0.01 * whole, end + 0.01 * whole)
+    axes.set_xlim(-0.01 * whole, 1.01 * whole)
     axes.set_yticks(range(len(lanes)), [called(lane, names or {}) for lane in lanes], fontsize=9)
     simulated = picture.clock.startswith("simulated")
     axes.set_xlabel(f"µs, {picture.clock}" if simulated else picture.clock, fontsize=9)

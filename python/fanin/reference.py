@@ -513,16 +513,17 @@ class Sum:
         need(not lost, TypeError, f"a {type(old).__name__} and a {type(new).__name__} have no sum; give the slot a combine")
         return total
 
-    def finished(self, scale: Any = None, dtype: DType | None = None) -> Any:
-        """Scaled and rounded once (A11, D9, D10), to the sum's dtype or that of `out`."""
-        value, dtype = self.value, dtype or self.dtype
+    def finished(self, scale: Any = None, into: Array | None = None) -> Any:
+        """Scaled and rounded once (A11, D9, D10), to the sum's dtype or that of `out`; for that it is dense."""
+        value, dtype = self.value, self.dtype if into is None else into.dtype
         if self.form == "zero":
             return np.zeros(self.terms[0].shape, dtype)
         if self.form == "dense":
             return rounded(value if scale is None else scaled(value, scale), dtype)
-        if scale is not None or (len(self.main) > 1 and value.values.dtype != dtype):
+        if scale is not None or into is not None or (len(self.main) > 1 and value.values.dtype != dtype):
             value = value.coalesced()
-        return (value if scale is None else value.map(scaled, scale)).map(rounded, dtype)
+        value = (value if scale is None else value.map(scaled, scale)).map(rounded, dtype)
+        return value if into is None else value.after(np.zeros(self.main[0].shape, dtype))
 
     def result(self, scale: Any = None, own: bool = False) -> Any:
         """What comes back, as the kind of thing that the first was (D15); `own`: in memory of its own."""
@@ -672,8 +673,7 @@ class InputBuffer:
                 if total.form == "undefined" or place is None:
                     results.append(total.result(scale, own))
                 else:
-                    value = total.finished(scale, place.dtype)
-                    writes.append((place, value.filled(place.shape) if total.form == "sparse" else value))
+                    writes.append((place, total.finished(scale, place)))
                     results.append(first[0].source if target is None else target)
         for place, value in writes:
             place[...] = value

@@ -107,7 +107,12 @@ static fan_status combine(void *c, const fan_value *a, const fan_value *b, fan_v
     (void)c; (void)a; (void)b; (void)out;
     return fan_fail(err, FAN_TYPE, "no objects here");
 }
-static const fan_frontend frontend = {.hold = hold, .drop = drop, .unshared = unshared, .combine = combine};
+/* poll: a wait between two steps of a thread that is alone is a wait for nobody. */
+static fan_status poll(fan_error *err)
+{
+    return fan_thread_get_hooks() ? FAN_OK : fan_fail(err, FAN_DEADLOCK, "the only thread waits for another");
+}
+static const fan_frontend frontend = {.hold = hold, .drop = drop, .unshared = unshared, .combine = combine, .poll = poll};
 
 bool run_buffer(run *r)
 {
@@ -146,7 +151,7 @@ void run_fail(run *r, verdict v, const char *why)
 static bool good(run *r, fan_status status, const fan_error *err)
 {
     if (status != FAN_OK)
-        run_fail(r, status == FAN_RACE ? RACED : FAILED, err->text);
+        run_fail(r, status == FAN_RACE ? RACED : status == FAN_DEADLOCK ? STUCK : FAILED, err->text);
     return r->verdict == FINE;
 }
 

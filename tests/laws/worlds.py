@@ -48,7 +48,7 @@ class Word:
 def text_of(x: Any) -> str:
     if isinstance(x, Word):
         return x.text
-    if np.ndim(x) == 0 and isinstance(x, bool | int | float | complex | np.generic | np.ndarray):
+    if isinstance(x, bool | int | float | complex | np.generic | np.ndarray) and np.ndim(x) == 0:
         return str(complex(x))  # whatever kind of number it is shown as
     return f"{x.dtype} {bits(x).hex()}" if isinstance(x, np.ndarray | np.generic) else type(x).__name__
 

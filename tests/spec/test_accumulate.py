@@ -160,13 +160,13 @@ def _locked(x: Any) -> Any:
 
 @pytest.mark.rule("A6")
 @pytest.mark.parametrize("budget", BUDGETS)
-def test_a_donated_first_gradient_becomes_the_sum(make_buffer: Any, budget: Any) -> None:
+@pytest.mark.parametrize("keys", [(None, None, None), (0, 1, 2), (0, 2, 1), (3, 5, 4)], ids=str)
+def test_a_donated_first_gradient_becomes_the_sum(make_buffer: Any, keys: Any, budget: Any) -> None:
     for other in (row(10, 20), coo((0, 1, 20), (0, 0, 10), shape=(1, 2)), np.broadcast_to(row(10), (2,))):
         x = row(1, 2).reshape(np.shape(other))
-        b = make_buffer(1, budget=budget)
-        b.add(0, x, donate=True)
-        b.add(0, other)
-        b.add(0, other)
+        b = make_buffer(2, budget=budget)
+        for key, g in zip(keys, (x, other, other), strict=True):
+            b.add(0, g, key=key, donate=g is x)
         y = b.take()[0]
         assert y is x
         assert x.reshape(-1)[0] == 21
@@ -271,14 +271,45 @@ def test_duplicates_are_added_in_the_order_of_key_and_position(total: Total, for
     assert total(ones, y, x, budget=budget)[0, 0] == 0.0
 
 
+@pytest.mark.rule("A5", "A10")
+@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("copy", [False, True])
+@pytest.mark.parametrize("format", ["coo", "csr", "csc"])
+def test_duplicates_are_added_in_the_dtype_that_the_sum_then_has(make_buffer: Any, format: str, copy: bool, budget: Any) -> None:
+    x = coo((0, 0, 200), (0, 0, 100), dtype=np.uint8, format=format)
+    for terms, expected in (((x, coo((0, 0, 0.0))), 44.0), ((coo((0, 0, 0.0)), x), 300.0), ((np.zeros((2, 3), f32), x), 300.0)):
+        b = make_buffer(1, budget=budget)
+        for g in terms:
+            b.add(0, g, copy=copy)
+        result = b.take()[0]
+        assert (result if isinstance(result, np.ndarray) else result.toarray())[0, 0] == expected
+
+
+@pytest.mark.rule("A5")
+def test_what_scipy_has_no_dtype_for_comes_back_as_sparse_of_ours(total: Total, lib: Any) -> None:
+    for format in ("coo", "csr", "csc"):
+        x = coo((0, 1, 1), dtype=np.int8, format=format)
+        for result in (total(x, lib.Zero((2, 3), f16)), total(x, slot=lib.Slot(dtype="bfloat16")), total(x, x, slot=lib.Slot(dtype=f16))):
+            assert (type(result), result.format) == (lib.Sparse, format)
+
+
 @pytest.mark.rule("A4", "A6", "A7")
 @pytest.mark.parametrize("budget", BUDGETS)
-def test_where_nothing_is_stored_a_dense_value_stays_bit_by_bit(total: Total, budget: Any) -> None:
+def test_where_nothing_is_stored_a_dense_value_stays_bit_by_bit(total: Total, lib: Any, budget: Any) -> None:
     s, d = coo((0, 1, -0.0), (1, 0, 2.0)), np.full((2, 3), -0.0, f32)
     expected = bits(np.array([[-0.0, -0.0, -0.0], [2, -0.0, -0.0]], f32))
     assert bits(total(s, d, budget=budget)) == expected
     assert bits(total(d, s, budget=budget)) == expected
     assert bits(total(s, s, d, budget=budget)) == bits(np.array([[-0.0, -0.0, -0.0], [4, -0.0, -0.0]], f32))
+    for narrow, wide in ((np.int8, f32), (np.bool_, f64), (f32, np.complex64), (f16, np.complex128)):
+        one = lib.Sparse("coo", (np.array([[1]]), np.ones(1, narrow)), (2,))
+        dense = np.full(2, -0.0, wide)
+        if dense.dtype.kind == "c":
+            dense.imag = -0.0
+        expected = dense.copy()
+        expected[1] += 1
+        assert bits(total(one, dense, budget=budget)) == bits(expected), (narrow, wide)
+        assert bits(total(dense, one, budget=budget)) == bits(expected), (narrow, wide)
 
 
 @pytest.mark.rule("A7")
@@ -348,6 +379,9 @@ def test_sparse_sums_take_scale_out_and_writable(total: Total) -> None:
     out = np.full((2, 3), 9.0)
     assert total(x, x, out=out) is out
     assert out.tolist() == [[0, 7, 0], [0, 0, 0]]
+    low = np.ones((2, 3), f16)
+    assert total(coo((0, 1, 65504), (0, 1, 65504), (0, 1, -65504)), out=low) is low
+    assert low[0].tolist() == [0, 65504, 0], "rounded once"
     mine = total(x, writable=True)
     assert mine is not x
     assert not np.may_share_memory(mine.data, x.data)

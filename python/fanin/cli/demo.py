@@ -293,7 +293,7 @@ def train(options: argparse.Namespace) -> int:
     with Machine(2, options.seed, **CLOCK) as machine, fanin.set_options(warn_stream_mismatch=False):
         net = Net(initial(rng), Spread(machine))
         screen.say(f"{len(digits.labels)} digits to learn, {len(digits.held)} held back; {steps} steps of {BATCH} in {MICRO_BATCHES} micro-batches")
-        screen.say(f"{len(machine.streams) + 2} streams of two simulated devices; every {every}th step each gradient is checked")
+        screen.say(f"{len(machine.streams) + 2} streams of two simulated devices; on one step in {every} each gradient is checked")
         batches, note = digits.batches(rng), ""
         with screen.progress("training", steps) as progress:
             for i in range(steps):
