@@ -246,6 +246,26 @@ static fan_status convert(fan_buffer *b, fan_device *d, fan_stream *on, fan_job_
     return status;
 }
 
+/* The same entries in memory of our own. */
+static fan_status copy_sparse(fan_buffer *b, fan_device *d, fan_stream *on, const fan_sparse *v, fan_sparse **out, fan_error *err)
+{
+    const fan_array *from[3] = {v->indices, v->pointers, v->values};
+    fan_array *part[3] = {NULL, NULL, NULL};
+    fan_status status = FAN_OK;
+    for (int i = 0; i < 3; i++) {
+        if (!from[i])
+            continue;
+        FAN_GO(make(d, on, from[i]->dtype, from[i]->ndim, from[i]->shape, from[i], &part[i], err));
+        FAN_GO(convert(b, d, on, FAN_JOB_COPY, "copy", part[i], from[i], err));
+    }
+    FAN_GO(fan_sparse_new(v->format, v->ndim, v->shape, part[0], part[1], part[2], v->coalesced, out, err));
+    (*out)->nnz_coalesced = v->nnz_coalesced;
+done:
+    for (int i = 0; i < 3; i++)
+        fan_array_drop(part[i]);
+    return status;
+}
+
 /* The converted gradient as a value of its own; `on` orders the work. */
 static fan_status converted(fan_buffer *b, size_t slot, const fan_contribution *c, const fan_arrival *a, fan_stream *on, fan_value *out,
                             fan_error *err)
@@ -257,8 +277,16 @@ static fan_status converted(fan_buffer *b, size_t slot, const fan_contribution *
     fan_sparse *sparse = NULL;
     fan_device *d = a->device;
     *out = (fan_value){.dtype = FAN_NO_DTYPE};
-    if (v->form == FAN_SPARSE && a->reduce) {
-        /* D7: through the dense gradient; on a device as well. */
+    if (v->form == FAN_SPARSE && a->reduce && !d->backend->has_streams) {
+        FAN_GO(fan_sparse_cast(v->sparse, a->dtype, &sparse, err));
+        FAN_GO(make(d, on, fan_dtype_accumulate(a->dtype), s->spec_ndim, s->spec_shape, NULL, &made, err));
+        status = fan_sparse_reduce(made, sparse, err);
+        fan_sparse_drop(sparse);
+        sparse = NULL;
+        FAN_COUNT(b, copies, 1);
+        FAN_GO(status);
+    } else if (v->form == FAN_SPARSE && a->reduce) {
+        /* D7: through the dense gradient. */
         fan_array *dense = NULL;
         FAN_TRY(make(d, on, a->dtype == v->dtype ? fan_dtype_accumulate(v->dtype) : v->dtype, v->sparse->ndim, v->sparse->shape, NULL, &dense, err));
         status = fan_device_run(d, on, &(fan_job){.kind = FAN_JOB_ZERO, .out = dense, .label = "fill"}, err);
@@ -271,8 +299,7 @@ static fan_status converted(fan_buffer *b, size_t slot, const fan_contribution *
         fan_array_drop(dense);
         FAN_GO(status);
     } else if (v->form == FAN_SPARSE && !a->cast) {
-        fan_sparse_operand one = {v->sparse, v->dtype};
-        FAN_GO(fan_device_sparse_merge(d, on, &one, 1, false, FAN_NO_DTYPE, NULL, &sparse, err));
+        FAN_GO(copy_sparse(b, d, on, v->sparse, &sparse, err));
     } else if (v->form == FAN_SPARSE) {
         if (d->backend->has_streams) {
             fan_sparse_operand one = {v->sparse, v->dtype};

@@ -108,7 +108,7 @@ fan_status fan_slot_poisoned(const fan_buffer *b, size_t slot, fan_error *err)
 
 static fan_status reentered(const fan_buffer *b, size_t slot, const char *what, fan_error *err)
 {
-    return fan_fail(err, FAN_STATE, "%s: %s of slot %zu from within the sum of that slot", b->name, what, slot);
+    return fan_fail(err, FAN_STATE, "%s: %s of slot %zu from within a sum that holds that slot", b->name, what, slot);
 }
 
 /* Locked; makes the slot busy. Waits for whoever has it, and, for a take, until every add has parked. */
@@ -279,7 +279,7 @@ fan_status fan_gather(fan_buffer *b, size_t slot, size_t m, fan_gathered *g, fan
         g->zero = &s->p.value;
     } else if (s->p.value.form != FAN_UNDEFINED) {
         f->terms[f->n++] = (fan_term){.v = &s->p.value, .P = s->p.R, .event = s->p.E, .donated = s->p.value_donated,
-                                      .ours = s->p.value_ours, .lent = s->p.value_lent, .is_value = true, .seen = f->seen};
+                                      .ours = s->p.value_ours, .lent = s->p.value_lent, .is_value = true, .own = FAN_NO_DTYPE, .seen = f->seen};
         consider_kind(g, &s->p.value, s->p.value_key);
         fan_status status = check_unchanged(b, slot, &s->p.value, s->p.value_key, s->p.value_hashed, s->p.value_hash, err);
         if (status != FAN_OK) {
@@ -306,7 +306,7 @@ fan_status fan_gather(fan_buffer *b, size_t slot, size_t m, fan_gathered *g, fan
         }
         consider_kind(g, &it->value, it->key);
         f->terms[f->n++] = (fan_term){.v = &it->value, .P = it->P, .event = it->event, .donated = it->donated, .ours = it->ours,
-                                      .seen = f->seen};
+                                      .own = it->value.weak ? FAN_NO_DTYPE : fan_dtype_set_promote(it->own), .seen = f->seen};
     }
     return FAN_OK;
 }
@@ -546,6 +546,7 @@ static fan_status add_reserved(fan_buffer *b, size_t slot, fan_contribution *c, 
     fan_pass gone = {0};
     fan_status status = fan_arrive_carry_out(b, slot, c, a, it, A, C, &old, err);
     uint64_t bytes = fan_value_bytes(&it->value);
+    bytes = bytes ? bytes : 1; /* so that what has no bytes of ours passes a budget of 0, too */
     if (status == FAN_OK && fan_get_debug() && it->value.form == FAN_DENSE && it->value.device == fan_cpu() && !it->ours) {
         it->hash = fan_array_hash(it->value.array);
         it->hashed = true;

@@ -354,6 +354,20 @@ static fan_status into(fan_fold *f, fan_job_kind kind, const char *label, const 
     return run(f, &(fan_job){.kind = kind, .out = out, .in = in, .n = n, .sparse = sparse, .label = label}, err);
 }
 
+/* The first n terms, all sparse, as one without duplicates. */
+static fan_status sum_sparse(fan_fold *f, size_t n, fan_sparse **out, fan_error *err)
+{
+    fan_sparse_operand *in = fan_alloc(n * sizeof *in);
+    if (!in)
+        return fan_fail(err, FAN_NOMEM, "out of memory");
+    for (size_t i = 0; i < n; i++)
+        in[i] = (fan_sparse_operand){f->terms[i].v->sparse, accumulated(f, f->terms[i].seen)};
+    FAN_COUNT(f->b, passes, 1);
+    fan_status status = fan_device_sparse_merge(device_of(f), slot_of(f)->p.A, in, n, true, FAN_NO_DTYPE, NULL, out, err);
+    fan_free(in);
+    return status;
+}
+
 /* Dense and sparse in any mix: a dense sum, written term by term in order (A3, A4, A6, A7). It is in the accumulation dtype of each prefix. */
 static fan_status fold_mixed(fan_fold *f, fan_error *err)
 {
@@ -365,7 +379,8 @@ static fan_status fold_mixed(fan_fold *f, fan_error *err)
     const int64_t *shape;
     int ndim = fan_value_shape(t[0].v, &shape);
     bool may = !f->finish && !f->forbid_in_place && accumulated(f, t[0].seen) == target;
-    size_t i = 0;
+    size_t i = 0, lead = 0;
+    fan_sparse *leading = NULL;
 
     if (may && t[0].v->form == FAN_DENSE && may_write(f, 0, target) == FAN_REUSE_YES) {
         FAN_GO(keep_term(f, 0, &kept, err));
@@ -378,7 +393,9 @@ static fan_status fold_mixed(fan_fold *f, fan_error *err)
         f->rules |= FAN_A(3);
     } else {
         f->rules |= t[0].v->form == FAN_SPARSE ? FAN_A(4) : FAN_A(7);
-        FAN_GO(fresh(f, accumulated(f, t[0].seen), ndim, shape, t[0].v->array, &cur, err));
+        while (t[lead].v->form == FAN_SPARSE)
+            lead++;
+        FAN_GO(fresh(f, accumulated(f, t[lead].seen), ndim, shape, t[lead].v->array, &cur, err));
     }
     FAN_GO(wait_for_terms(f, err));
     if (kept.form == FAN_DENSE) {
@@ -389,12 +406,15 @@ static fan_status fold_mixed(fan_fold *f, fan_error *err)
             i = 1;
         }
         i++;
-    } else if (t[0].v->form == FAN_SPARSE) {
-        FAN_GO(into(f, FAN_JOB_NEUTRAL, "fill", cur, NULL, 0, NULL, err));
     } else {
-        f->scratch[0] = (fan_operand){t[0].v->array, cur->dtype};
+        /* What is sparse before the first dense term is summed by itself; where it has no entry the dense value stays as it is (D12). */
+        f->scratch[0] = (fan_operand){t[lead].v->array, cur->dtype};
         FAN_GO(into(f, FAN_JOB_COPY, "copy", cur, f->scratch, 1, NULL, err));
-        i = 1;
+        if (lead) {
+            FAN_GO(sum_sparse(f, lead, &leading, err));
+            FAN_GO(into(f, FAN_JOB_SCATTER, "scatter", cur, NULL, 0, leading, err));
+        }
+        i = lead + 1;
     }
     while (i < f->n) {
         size_t end = i;
@@ -447,6 +467,7 @@ done:
     fan_value_drop(f->b->frontend, &kept);
     fan_array_drop(cur);
     fan_array_drop(next);
+    fan_sparse_drop(leading);
     return status;
 }
 
@@ -482,8 +503,27 @@ static fan_status fold_objects(fan_fold *f, size_t first, fan_error *err)
     if (A)
         FAN_GO(fan_stream_push(A, err));
     for (; i < f->n && status == FAN_OK; i++) {
+        const fan_value *v = f->terms[i].v;
+        fan_value own = {.dtype = FAN_NO_DTYPE};
+        /* A reduced contribution is kept in the accumulation dtype (D7); an object meets it in its own. */
+        if (v->form == FAN_DENSE && f->terms[i].own != FAN_NO_DTYPE && v->dtype != f->terms[i].own) {
+            fan_array *a = NULL;
+            status = fresh(f, f->terms[i].own, v->array->ndim, v->array->shape, v->array, &a, err);
+            f->scratch[0] = (fan_operand){v->array, f->terms[i].own};
+            if (status == FAN_OK)
+                status = run(f, &(fan_job){.kind = FAN_JOB_COPY, .out = a, .in = f->scratch, .n = 1, .label = "round"}, err);
+            if (status != FAN_OK) {
+                fan_array_drop(a);
+                break;
+            }
+            own = fan_value_dense(a, device_of(f));
+            own.origin = v->origin;
+            own.rank = v->rank;
+            v = &own;
+        }
         FAN_COUNT(f->b, passes, 1);
-        status = f->b->frontend->combine(slot_of(f)->combine, &sum, f->terms[i].v, &next, err);
+        status = f->b->frontend->combine(slot_of(f)->combine, &sum, v, &next, err);
+        fan_value_drop(f->b->frontend, &own);
         if (status == FAN_OK) {
             fan_value_drop(f->b->frontend, &sum);
             sum = next;

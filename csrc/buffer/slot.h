@@ -112,6 +112,7 @@ typedef struct fan_term {
     fan_event *event;
     bool donated, ours, lent;
     bool is_value;
+    fan_dtype own;      /* of a contribution: the dtype that an object would meet; FAN_NO_DTYPE: as it is */
     fan_dtype_set seen; /* of all up to and with this term */
 } fan_term;
 

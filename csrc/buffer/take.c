@@ -34,6 +34,7 @@ typedef struct cut {
     fan_gathered g;
     bool claimed, gathered;
     bool into_out;     /* the sum goes straight into out, once all else is done */
+    bool late;         /* summed after all others */
     bool by_copy;      /* .. or is copied there from `result` */
     fan_value result;
     fan_stream *R;
@@ -47,7 +48,7 @@ static fan_status check_scale(const fan_buffer *b, size_t slot, const fan_fold *
 {
     fan_dtype d = fan_fold_dtype(f);
     char kind = d == FAN_NO_DTYPE ? 'f' : fan_dtype_kind(d);
-    if (!scaled(how))
+    if (!scaled(how) || d == FAN_NO_DTYPE)
         return FAN_OK;
     if (!how->real && kind != 'c')
         return fan_fail(err, FAN_VALUE, "%s: slot %zu: a complex scale for a sum of dtype %s", b->name, slot, fan_dtype_name(d));
@@ -149,7 +150,7 @@ static fan_status zero_sum(fan_buffer *b, size_t slot, const fan_value *zero, fa
 }
 
 /* Sums what the slot holds, but for what goes straight into out. The slot is busy. */
-static fan_status cut_sum(fan_buffer *b, size_t slot, const fan_take *how, cut *c, fan_stream *consumer, fan_error *err)
+static fan_status cut_sum(fan_buffer *b, size_t slot, const fan_take *how, cut *c, fan_stream *consumer, bool last, fan_error *err)
 {
     fan_slot *s = &b->slots[slot];
     fan_fold *f = &c->g.fold;
@@ -186,7 +187,12 @@ static fan_status cut_sum(fan_buffer *b, size_t slot, const fan_take *how, cut *
     bool whole = scaled(how) || (out != NULL);
     /* Beyond a gap nothing is committed: should a later slot fail, the missing keys may still come. */
     bool gapless = s->p.keyed < 0 || !c->g.nitems || c->g.items[c->g.nitems - 1]->key == s->p.next_key + (int64_t)c->g.nitems - 1;
-    if (f->n > 1 && !whole && same_dtype && sparse < f->n && (gapless || b->nslots == 1) && !(how->writable && fan_fold_expanded(f))) {
+    gapless = gapless || b->nslots == 1 || last;
+    if (!gapless && f->n > 1 && !objects && f->terms[0].donated) {
+        c->late = true; /* written in place once no other slot can fail any more */
+        return FAN_OK;
+    }
+    if (f->n > 1 && !whole && same_dtype && sparse < f->n && gapless && !(how->writable && fan_fold_expanded(f))) {
         /* The running sum is the result: fold in place where that may be, and keep it should a later slot fail. */
         FAN_TRY(fan_fold_commit(b, slot, &c->g, err));
         c->R = fan_stream_hold(s->p.R);
@@ -295,6 +301,9 @@ static fan_status take_sums(fan_buffer *b, const fan_take *how, cut *cuts, fan_e
         cuts[i].claimed = true;
         FAN_TRY(fan_gather(b, i, SIZE_MAX, &cuts[i].g, err));
         cuts[i].gathered = true;
+        for (size_t j = 0; j < cuts[i].g.fold.n; j++)
+            if (cuts[i].g.fold.terms[j].v->form == FAN_OBJECT && (scaled(how) || (how->out && how->out[i].form == FAN_DENSE)))
+                return fan_fail(err, FAN_TYPE, "%s: slot %zu sums objects; scale= and out= need arrays", b->name, i);
         FAN_TRY(check_scale(b, i, &cuts[i].g.fold, how, err));
         if (how->out && how->out[i].form == FAN_DENSE)
             FAN_TRY(check_out(b, i, &cuts[i].g, &how->out[i], err));
@@ -306,11 +315,18 @@ static fan_status take_sums(fan_buffer *b, const fan_take *how, cut *cuts, fan_e
                     return fan_fail(err, FAN_VALUE, "%s: out= of slots %zu and %zu may share memory", b->name, j, i);
             for (size_t j = 0; j < cuts[i].g.fold.n; j++)
                 cuts[i].by_copy = cuts[i].by_copy || cuts[i].g.fold.terms[j].v->form != FAN_DENSE;
-            cuts[i].by_copy = cuts[i].by_copy || out_meets_inputs(how, cuts, b->nslots, i);
+            cuts[i].by_copy = (cuts[i].g.fold.n || cuts[i].g.zero) && (cuts[i].by_copy || out_meets_inputs(how, cuts, b->nslots, i));
         }
     for (size_t i = 0; i < b->nslots; i++) {
         fan_stream *who = consumer ? consumer : b->slots[i].p.C;
-        fan_status status = cut_sum(b, i, how, &cuts[i], who, err);
+        fan_status status = cut_sum(b, i, how, &cuts[i], who, false, err);
+        fan_slot_poison(&b->slots[i], status, err);
+        FAN_TRY(status);
+    }
+    for (size_t i = 0; i < b->nslots; i++) {
+        if (!cuts[i].late)
+            continue;
+        fan_status status = cut_sum(b, i, how, &cuts[i], consumer ? consumer : b->slots[i].p.C, true, err);
         fan_slot_poison(&b->slots[i], status, err);
         FAN_TRY(status);
     }

@@ -86,7 +86,7 @@ def value(view: dict[str, Any], summed: int) -> list[str]:
     whose = "the buffer's own memory" if view["value_ours"] else "memory that was added"
     what = f"the sum of {summed}" if summed > 1 else "the first contribution"
     text = f"The slot holds {what}, {view['value_form']}, in {whose}"
-    if view["accumulate"] != "none" and view["accumulate"] != view["dtype"]:
+    if summed > 1 and view["accumulate"] != "none" and view["accumulate"] != view["dtype"]:
         text += f"; it runs in {view['accumulate']} and will be rounded to {view['dtype']} once (A11)"
     return [text + "."]
 

@@ -345,12 +345,15 @@ def no_sparse(format: str, shape: Shape, indices: Any, pointers: Any, values: An
     return sparse_out(format, shape, indices, pointers, values, coalesced)
 
 
+SCIPY_DTYPES = "?bBhHiIlLqQfdFD"  # what SciPy has of what is summed: no float16, no low floats
+
+
 def scipy_out(family: str) -> Callable[[str, Shape, Any, Any, Any, bool], Any]:
     def out(format: str, shape: Shape, indices: Any, pointers: Any, values: Any, coalesced: bool) -> Any:
         make = getattr(sys.modules["scipy.sparse"], f"{format}_{family}", None)
-        if make is None:
-            return sparse_out(format, shape, indices, pointers, values, coalesced)
         index, data = indices.numpy(), values.numpy()
+        if make is None or data.dtype.char not in SCIPY_DTYPES:
+            return sparse_out(format, shape, indices, pointers, values, coalesced)
         if format != "coo":
             return make((data, index, pointers.numpy()), shape=shape)
         made = make((data, tuple(index)), shape=shape)

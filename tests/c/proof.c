@@ -125,7 +125,7 @@ bool search_config(world *w, const search *how, const config *c, tally *out, ver
         if (r.verdict != FINE) {
             note(out, c, &how->fault, schedule, &r);
             *worst = *worst == FINE ? r.verdict : *worst;
-            if (how->first)
+            if (how->first || r.verdict == STUCK)
                 break;
         }
     }
@@ -150,22 +150,26 @@ bool search_whole(const search *how, tally *out)
 {
     world w;
     config c;
-    uint64_t raw = config_raw(how->K, how->D, how->S), step = how->step ? how->step : 1;
+    uint64_t raw = config_raw(how->K, how->D, how->S);
     memset(out, 0, sizeof *out);
     if (!world_open(&w, how->D, how->S, NULL))
         return false;
     fault_plant(&how->fault, &w);
     config_plain(&c, how->K, how->D, how->S);
     bool sound = true;
-    for (uint64_t i = how->from; i < raw && sound; i += step) {
+    bool stuck = false; /* waits for nobody take their time: one is enough */
+    for (uint64_t i = 0; i < raw && sound && !stuck; i++) {
         bool any = false;
+        if (!config_part(i, how->from, how->step))
+            continue;
         config_shape(&c, i);
-        for (unsigned n = 0; config_options(&c, how->options, n) && sound; n++) {
+        for (unsigned n = 0; config_options(&c, how->options, n) && sound && !stuck; n++) {
             verdict v;
             if (!how->raw && !config_first(&c))
                 continue;
             any = true;
             sound = search_config(&w, how, &c, out, &v);
+            stuck = v == STUCK;
             if (how->seen)
                 how->seen(how->ctx, &c, v);
         }
@@ -262,7 +266,7 @@ static void do_split(int argc, char **argv)
     char title[64];
     tally t;
     split_search how = {.D = atoi(argv[0]), .S = atoi(argv[1]), .raw = word(argc, argv, "raw"), .reduce = !word(argc, argv, "full"),
-                        .first = word(argc, argv, "first"), .limit = number(argc, argv, "limit", 0), .fault = the_fault(argc, argv)};
+                        .first = word(argc, argv, "first"), .imports = word(argc, argv, "imports"), .limit = number(argc, argv, "limit", 0), .fault = the_fault(argc, argv)};
     const char *scene = option(argc, argv, "scene");
     part(argc, argv, &how.from, &how.step);
     for (int i = 0; i < SPLIT_SCENES; i++) {

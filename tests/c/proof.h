@@ -21,7 +21,7 @@ typedef struct search {
     bool raw;        /* every configuration, not one of each class */
     bool reduce;     /* sleep sets */
     bool first;      /* a configuration is done with when it has failed once */
-    uint64_t from, step; /* of the shapes, only number from, from + step, ..: a part, or a sample; step 0: all */
+    uint64_t from, step; /* one part of the shapes (config_part) */
     fault fault;
     /* called for each configuration; may be NULL */
     void (*seen)(void *ctx, const config *c, verdict v);
@@ -44,6 +44,7 @@ typedef struct split_search {
     int D, S;
     unsigned scenes;  /* mask of split_scene */
     bool raw, reduce, first;
+    bool imports;     /* the first gradient may be imported; else none has kin */
     uint64_t limit;   /* runs for each configuration; 0: all */
     uint64_t from, step;
     fault fault;

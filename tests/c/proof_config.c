@@ -22,6 +22,11 @@ static int draw(uint64_t *index, int n)
     return digit;
 }
 
+bool config_part(uint64_t index, uint64_t from, uint64_t step)
+{
+    return step < 2 || (index * UINT64_C(0x9E3779B97F4A7C15) >> 32) % step == from;
+}
+
 void config_shape(config *c, uint64_t index)
 {
     c->d = draw(&index, c->D);
@@ -178,7 +183,7 @@ uint64_t config_least(const config *c) { return least(c, false, 0); }
 /* ---- text ---- */
 
 static const char *const kin_words[] = {"none", "import", "import-read", "alias"};
-static const char *const mode_words[] = {"plain", "copy", "scale", "out", "clear"};
+static const char *const mode_words[] = {"plain", "copy", "scale", "out", "clear", "unread"};
 
 char *config_text(const config *c, char *buf, size_t size)
 {
@@ -256,11 +261,11 @@ bool config_options(config *c, richness how, unsigned n)
     if (n == 0)
         return c->undeclared = true;
     n--;
-    if (n < MODES - 1) {
+    if (n < MODE_UNREAD - 1) {
         c->mode = (mode)(MODE_COPY + n);
         return true;
     }
-    n -= MODES - 1;
+    n -= MODE_UNREAD - 1;
     if (n < ns) { /* another one takes; its memory for the sum, if any, may be another's */
         c->taker = (int)n;
         return true;
@@ -272,12 +277,12 @@ bool config_options(config *c, richness how, unsigned n)
         return true;
     }
     n -= ns;
-    if (n < ns) {
-        c->out = (int)n;
-        c->mode = MODE_OUT;
+    if (n < 2 * ns) {
+        c->out = (int)(n % ns);
+        c->mode = n < ns ? MODE_OUT : MODE_UNREAD;
         return true;
     }
-    n -= ns;
+    n -= 2 * ns;
     if (n < ns) {
         c->snapshot = (int)n;
         return true;

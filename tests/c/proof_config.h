@@ -35,6 +35,7 @@ typedef enum mode {
     MODE_SCALE, /* take(scale=): the sum is finished (S22) */
     MODE_OUT,   /* take(out=): the taker's own memory is written */
     MODE_CLEAR, /* clear() in place of take() */
+    MODE_UNREAD, /* take(out=) into fresh memory of another stream's, which is let go unread */
     MODES
 } mode;
 
@@ -57,7 +58,7 @@ typedef struct config {
     bool undeclared;    /* the buffer is not told its consumer's stream: the slot's C is the first producer's current stream */
     bool sum_to_caller; /* the caller reads the sum itself, not what the consumer made of it */
     int taker;          /* stream that takes; -1: c */
-    int out;            /* stream that owns out's memory, for MODE_OUT; -1: the taker's */
+    int out;            /* stream that owns out's memory, for MODE_OUT and MODE_UNREAD; -1: the taker's */
     int snapshot;       /* stream that takes a snapshot at any time; -1: none */
 } config;
 
@@ -68,6 +69,8 @@ void config_plain(config *c, int K, int D, int S); /* options as most users have
 
 /* config_first: whether c is the least of its class. */
 bool config_first(const config *c);
+/* config_part: whether shape number `index` is in part `from` of `step` (0: there is but one). */
+bool config_part(uint64_t index, uint64_t from, uint64_t step);
 /* config_least: the number of its class: equal for two configurations that differ by names alone. */
 uint64_t config_least(const config *c);
 

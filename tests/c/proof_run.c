@@ -379,14 +379,14 @@ bool run_consume(run *r, bool all)
         how.stream = r->w->stream[t];
     if (c->mode == MODE_SCALE)
         how.scale.on = true;
-    if (c->mode == MODE_OUT) {
-        /* The taker's memory, in use on his stream until now; perhaps it was somebody else's first. */
+    if (c->mode == MODE_OUT || c->mode == MODE_UNREAD) {
         int owner = c->out >= 0 ? c->out : t;
         fan_array *a = array(r, c->d, owner);
         if (!a)
             return false;
         out = fan_value_dense(a, r->w->device[c->d]);
-        if (!good(r, fan_memory_used_on(a->storage, r->w->stream[t], &err), &err) || !kernel(r, t, "before", NULL, a, 0)) {
+        /* The taker's memory is in use on his stream until now; perhaps it was somebody else's first. */
+        if (c->mode == MODE_OUT && (!good(r, fan_memory_used_on(a->storage, r->w->stream[t], &err), &err) || !kernel(r, t, "before", NULL, a, 0))) {
             fan_value_drop(&frontend, &out);
             return false;
         }
@@ -413,6 +413,11 @@ bool run_consume(run *r, bool all)
         return false;
     }
     fan_array_drop(r->y);
+    r->y = NULL;
+    if (c->mode == MODE_UNREAD) {
+        fan_value_drop(&frontend, &sum);
+        return true;
+    }
     r->y = array(r, t / c->S, t);
     bool fine = r->y && kernel(r, t, "consume", sum.array, r->y, 0);
     if (c->sum_to_caller) {

@@ -362,12 +362,12 @@ bool search_split(const split_search *how, tally *out)
     fan_sim_chooser chooser = {choose, touched, &s};
     fan_sim_set_chooser(s.w.m, &chooser);
     config_plain(&c, 2, how->D, how->S);
-    uint64_t raw = config_raw(2, how->D, how->S), step = how->step ? how->step : 1;
+    uint64_t raw = config_raw(2, how->D, how->S);
     bool sound = true, lost = false;
-    for (uint64_t i = how->from; i < raw && sound && !lost; i += step) {
+    for (uint64_t i = 0; i < raw && sound && !lost; i++) {
         bool any = false;
         config_shape(&c, i);
-        if (c.e != 0 || (c.kin != KIN_NONE && c.kin != KIN_IMPORT))
+        if (c.e != 0 || (c.kin != KIN_NONE && !(c.kin == KIN_IMPORT && how->imports)) || !config_part(i, how->from, how->step))
             continue;
         for (unsigned n = 0; config_options(&c, OPTIONS_FEW, n); n++)
             for (int scene = 0; scene < SPLIT_SCENES && sound && !lost; scene++) {

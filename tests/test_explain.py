@@ -1,0 +1,80 @@
+"""`explain` says what was and will be decided, in sentences with the numbers of the rules."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+import fanin
+from fanin import InputBuffer, Slot
+from fanin._explain import ordinal, rules_of
+
+
+def test_an_empty_slot() -> None:
+    buf = InputBuffer([Slot(name="w1")], name="grads")
+    assert buf.explain(0) == "grads: slot 0 (w1): nothing has come yet."
+    buf.expect(0, 1)
+    assert buf.explain(0) == "grads: slot 0 (w1): nothing has come yet; 1 contribution expected (A16)."
+
+
+@pytest.mark.core
+def test_a_sum_on_the_cpu_with_a_gap() -> None:
+    buf = InputBuffer(1, name="grads", budget=0)
+    for key in (0, 1, 3):
+        buf.add(0, np.ones(3, np.float16), key=key, donate=key == 3)
+    assert buf.explain(0).splitlines() == [
+        "grads: slot 0: 3 contributions came, 1 of them parked.",
+        "It is on a device without streams: sums run at once and nobody waits (S3).",
+        "The slot holds the sum of 2, dense, in the buffer's own memory; it runs in float32 and will be rounded to float16 once (A11).",
+        "Parked, key 3: dense float16, donated.",
+        "Key 2 is due next: what lies beyond it waits for it, or for take(), which skips gaps (A15).",
+        "At the next sum the others will be added into the first, in place: it is reusable (A6).",
+        "Rules that decided so far: S3, A7.",
+    ]
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(("consumer", "producer", "words"), [
+    ((0, 1), (0, 1), "The producer's stream is the consumer's, stream {C}: the sum is taken there and nobody waits (S8)."),
+    ((0, 1), (0, 2), "The producer's stream is not the consumer's, stream {C}, of the same device: the sum is taken on stream {C} (S9)."),
+    ((1, 1), (0, 2), "The consumer's stream is on another device: the sum is taken on the producer's stream, stream {P} (S10)."),
+    ((1, 1), (1, 2), "Neither stream is on the gradients' device: the sum is taken on its current stream, stream 1 (S11)."),
+])  # fmt: skip
+def test_the_four_cases_of_streams(consumer: tuple[int, int], producer: tuple[int, int], words: str) -> None:
+    with fanin.sim.Machine(devices=2) as m:
+        made = {(d, n): m.stream(device=d) for d in (0, 1) for n in (1, 2)}
+        C, P = made[consumer], made[producer]
+        buf = InputBuffer(1, stream=C)
+        buf.add(0, m.array(np.ones(3)), stream=P)
+        lines = buf.explain(0).splitlines()
+        assert words.format(C=C.handle, P=P.handle) in lines
+        event = "" if consumer == producer else ", with an event"
+        assert f"Parked, the 1st to come: dense float64, made on stream {P.handle}{event}." in lines
+        assert lines[-1] == f"Rules that decided so far: {re.findall(r'S[0-9]+', words)[0]}."
+        buf.take()
+
+
+def test_why_a_fresh_array_takes_the_sum() -> None:
+    x = np.ones(3)
+    for first, why in ((x, "someone else may hold it"), (np.broadcast_to(1.0, (3,)), "its memory is not a gap-free layout")):
+        buf = InputBuffer(1)
+        buf.add(0, first)
+        buf.add(0, np.ones(3))
+        assert f"At the next sum a fresh array will take the sum: {why} (A7)." in buf.explain(0).splitlines()
+
+
+def test_objects_zeros_and_undefined_ones_are_told_apart() -> None:
+    buf = InputBuffer([Slot(combine=lambda a, b: a)])
+    for g in ({1}, None, fanin.Zero((3,), "float32")):
+        buf.add(0, g)
+    text = buf.explain(0)
+    assert "3 contributions came" in text
+    assert "object" in text
+    assert "zero float32" in text
+
+
+def test_words() -> None:
+    assert [ordinal(n) for n in (1, 2, 3, 4, 11, 12, 13, 21, 112)] == ["1st", "2nd", "3rd", "4th", "11th", "12th", "13th", "21st", "112th"]
+    assert rules_of(0b1 | 1 << 21 | 1 << 22 | 1 << 37) == "S1, S22, A1, A16"
