@@ -426,6 +426,52 @@ static void do_values(int argc, char **argv)
            seconds() - since);
 }
 
+/* Split locks cannot be searched without the reduction. What random orders find, the reduced search must have found too. */
+static void see_split(void *ctx, const config *c, int scene, verdict v)
+{
+    table *t = ctx;
+    entry_of(t, class_of(c) * SPLIT_SCENES + (uint64_t)scene)->seen |= v == FINE ? 1 : 2;
+    t->all++;
+    t->failing += v != FINE;
+}
+
+static void do_sample(int argc, char **argv)
+{
+    uint64_t faults = 0, missed = 0, searched = 0, sampled = 0, runs = 0;
+    double since = seconds();
+    for (int i = 2; i < argc; i++) {
+        table a = {0}, b = {0};
+        tally ta, tb;
+        uint64_t wrong = 0;
+        split_search how = {.D = atoi(argv[0]), .S = atoi(argv[1]), .scenes = (1u << SPLIT_SCENES) - 1, .reduce = true, .first = true,
+                            .seed = number(argc, argv, "seed", 1), .seen = see_split, .ctx = &a};
+        if (strncmp(argv[i], "fault=", 6) != 0)
+            continue;
+        if (!fault_parse(&how.fault, argv[i] + 6))
+            exit(2);
+        CHECK(search_split(&how, &ta));
+        how.ctx = &b;
+        how.samples = number(argc, argv, "samples", 200);
+        CHECK(search_split(&how, &tb));
+        for (size_t k = 0; k < b.cap; k++)
+            if (b.entries[k].key && b.entries[k].seen == 2)
+                wrong += entry_of(&a, b.entries[k].key)->seen != 2;
+        if (!CHECK(wrong == 0))
+            fprintf(stderr, "    %s: %" PRIu64 " found by samples alone; %s\n", how.fault.name, wrong, tb.worst);
+        printf("sample D=%d S=%d %s failing=%" PRIu64 " failing_sampled=%" PRIu64 " of=%" PRIu64 " missed=%" PRIu64 "\n", how.D, how.S, how.fault.name,
+               a.failing, b.failing, a.all, wrong);
+        faults++;
+        missed += wrong;
+        searched += a.failing;
+        sampled += b.failing;
+        runs += tb.traces;
+        free(a.entries);
+        free(b.entries);
+    }
+    printf("sampled D=%s S=%s faults=%" PRIu64 " failing=%" PRIu64 " failing_sampled=%" PRIu64 " missed=%" PRIu64 " runs=%" PRIu64 " seconds=%.2f\n",
+           argv[0], argv[1], faults, searched, sampled, missed, runs, seconds() - since);
+}
+
 /* ---- planted faults ---- */
 
 typedef struct death {
@@ -612,6 +658,8 @@ int main(int argc, char **argv)
         do_kill(argc, argv);
     else if (strcmp(what, "values") == 0 && argc >= 3)
         do_values(argc, argv);
+    else if (strcmp(what, "sample") == 0 && argc >= 2)
+        do_sample(argc, argv);
     else if (strcmp(what, "check") == 0 && argc >= 3)
         do_check(argc, argv);
     else if (strcmp(what, "replay") == 0 && argc >= 1)

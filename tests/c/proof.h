@@ -46,6 +46,8 @@ typedef struct split_search {
     bool raw, reduce, first;
     bool imports;     /* the first gradient may be imported; else none has kin */
     uint64_t limit;   /* runs for each configuration; 0: all */
+    uint64_t samples; /* not a search but so many random orders for each configuration; 0: a search */
+    uint64_t seed;
     uint64_t from, step;
     fault fault;
     void (*seen)(void *ctx, const config *c, int scene, verdict v);

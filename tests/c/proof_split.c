@@ -296,8 +296,12 @@ static bool search_scene(stage *s, const split_search *how, const config *c, tal
     r->driver = how->fault.driver;
     if (!s->x)
         return false;
-    while (fan_explore_begin(s->x)) {
+    for (uint64_t sample = 0; !how->samples || sample < how->samples; sample++) {
         char schedule[256];
+        if (how->samples)
+            fan_explore_sample(s->x, how->seed + sample);
+        if (!fan_explore_begin(s->x))
+            break;
         bool whole = run_scene(s, out);
         fan_explore_schedule(s->x, schedule, sizeof schedule);
         out->steps += strlen(schedule);
@@ -328,7 +332,7 @@ static bool search_scene(stage *s, const split_search *how, const config *c, tal
     out->abandoned += fan_explore_abandoned(s->x);
     out->configs++;
     out->failing += *worst != FINE;
-    if (*worst == FINE && sound && !fan_explore_complete(s->x) && !how->limit) {
+    if (*worst == FINE && sound && !fan_explore_complete(s->x) && !how->limit && !how->samples) {
         fprintf(stderr, "the search of a scene is not complete\n");
         sound = false;
     }
