@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
-from support import CSRC, build_c, run_c
 
 from fanin import _core
+from support import CSRC, build_c, run_c
 
 SOURCES = ["proof.c", "proof_config.c", "proof_run.c", "proof_split.c", "proof_values.c"]
 MUTANTS = sorted({int(n) for p in (CSRC / "buffer").glob("*.c") for n in re.findall(r"FAN_MUT\((\d+)\)", p.read_text())})

@@ -248,7 +248,7 @@ class Twins(RuleBasedStateMachine):
 
 SEED = os.environ.get("FANIN_SEED", "0")
 QUICK = settings(
-    max_examples=60,
+    max_examples=200,
     stateful_step_count=50,
     deadline=None,
     database=None,
@@ -300,7 +300,7 @@ def step(twins: Any, draw: random.Random) -> None:
 #: what must have happened in a run of the usual size, or the machine has not tested it
 HAPPENED = [
     *("add: ok", "add: ValueError", "add: TypeError", "add: BufferError", "look: ok", "clear: ok", "miss: IndexError"),
-    *("take plain: ok", "take plain: ValueError", "take scale: ok", "take scale: ValueError", "take writable: ok"),
+    *("take plain: ok", "take scale: ok", "take scale: ValueError", "take writable: ok"),
     *("take out: ok", "take out: ValueError", "take out: BufferError", "take out and scale: ok", "take scale: TypeError"),
     *("expect: ok", "expect: ValueError", "ready: ok", "ready: ValueError"),
     *(f"{what}: {kind}" for what in ("take", "look") for kind in ("array", "sparse", "zero", "object", "undefined")),
