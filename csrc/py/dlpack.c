@@ -37,8 +37,8 @@ static void release_taken(fan_storage *s)
 {
     taken *t = s->ctx;
     fan_gil gil;
-    /* The interpreter is gone: the producer may be, too. Its memory is left to the end of the process. */
-    if (!fan_gil_enter(&gil))
+    /* The interpreter is gone or going: the producer may be, too. Its memory is left to the end of the process. */
+    if (fan_finalizing() || !fan_gil_enter(&gil))
         return;
     delete(t->managed, t->versioned);
     Py_XDECREF(t->producer);

@@ -96,6 +96,7 @@ typedef struct fan_gil {
     PyGILState_STATE state;
 } fan_gil;
 bool fan_gil_held(void);
+bool fan_finalizing(void);                      /* the interpreter is gone or going: what others gave may be gone, too */
 bool fan_gil_enter(fan_gil *g);                 /* false: the interpreter is gone or going: touch nothing of Python's, leak instead */
 void fan_gil_leave(fan_gil *g);
 

@@ -65,12 +65,17 @@ bool fan_gil_held(void)
     return mine && mine == CURRENT_THREAD_STATE();
 }
 
+bool fan_finalizing(void)
+{
+    return !Py_IsInitialized() || FINALIZING();
+}
+
 bool fan_gil_enter(fan_gil *g)
 {
     g->taken = false;
     if (fan_gil_held())
         return true;
-    if (!Py_IsInitialized() || FINALIZING())
+    if (fan_finalizing())
         return false;
     g->state = PyGILState_Ensure();
     g->taken = true;
