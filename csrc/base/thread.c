@@ -34,6 +34,11 @@ int fan_mutex_init(fan_mutex *m)
     return pthread_mutex_init(&m->m, NULL) ? -1 : 0;
 }
 
+void fan_mutex_renew(fan_mutex *m)
+{
+    m->id = atomic_fetch_add(&last_mutex, 1) + 1;
+}
+
 void fan_mutex_fini(fan_mutex *m)
 {
     (void)pthread_mutex_destroy(&m->m);

@@ -22,7 +22,7 @@ static fan_status refuse(fan_error *err, fan_status status, const fan_buffer *b,
     va_end(args);
     if (key >= 0)
         snprintf(keyed, sizeof keyed, ", key %" PRId64, key);
-    return fan_fail(err, status, "%s: slot %zu%s%s%s%s: %s", b->name, slot, s->name ? " (" : "", s->name ? s->name : "", s->name ? ")" : "", keyed,
+    return fan_fail(err, status, "%s: slot %zu%s%s%s%s: %s", b->name, slot, s->spec->name ? " (" : "", s->spec->name ? s->spec->name : "", s->spec->name ? ")" : "", keyed,
                     text);
 }
 
@@ -71,12 +71,12 @@ static bool weak_castable(fan_dtype from, fan_dtype to)
 static fan_status check_shape(const fan_buffer *b, size_t slot, const fan_contribution *c, fan_arrival *out, fan_error *err)
 {
     const fan_slot *s = &b->slots[slot];
-    const int64_t *shape, *want = s->has_shape ? s->spec_shape : s->p.shape;
-    int ndim = fan_value_shape(&c->value, &shape), wdim = s->has_shape ? s->spec_ndim : s->p.ndim;
+    const int64_t *shape, *want = s->spec->has_shape ? s->spec->shape : s->p->shape;
+    int ndim = fan_value_shape(&c->value, &shape), wdim = s->spec->has_shape ? s->spec->ndim : s->p->ndim;
     char has[160], wants[160];
-    if (ndim < 0 || !(s->has_shape || s->p.shaped))
+    if (ndim < 0 || !(s->spec->has_shape || s->p->shaped))
         return FAN_OK;
-    switch (fan_accum_fit(s->has_shape, wdim, want, ndim, shape)) {
+    switch (fan_accum_fit(s->spec->has_shape, wdim, want, ndim, shape)) {
     case FAN_FIT_EXACT:
         return FAN_OK;
     case FAN_FIT_REDUCE:
@@ -85,7 +85,7 @@ static fan_status check_shape(const fan_buffer *b, size_t slot, const fan_contri
     default:
         return refuse(err, FAN_VALUE, b, slot, c->key, "expected a gradient of shape %s%s, got %s (A9)",
                         fan_shape_text(wdim, want, wants, sizeof wants),
-                        s->has_shape ? " (or one that it broadcasts to)" : " as the first one", fan_shape_text(ndim, shape, has, sizeof has));
+                        s->spec->has_shape ? " (or one that it broadcasts to)" : " as the first one", fan_shape_text(ndim, shape, has, sizeof has));
     }
 }
 
@@ -95,30 +95,30 @@ static fan_status check_dtype(const fan_buffer *b, size_t slot, const fan_contri
     const fan_value *v = &c->value;
     fan_dtype sum;
     out->dtype = v->dtype;
-    out->seen = s->p.seen;
+    out->seen = s->p->seen;
     if (v->form == FAN_OBJECT)
         return FAN_OK;
-    if (s->spec_dtype != FAN_NO_DTYPE) {
-        bool fits = v->weak ? weak_castable(v->dtype, s->spec_dtype) : fan_dtype_can_cast(v->dtype, s->spec_dtype);
+    if (s->spec->dtype != FAN_NO_DTYPE) {
+        bool fits = v->weak ? weak_castable(v->dtype, s->spec->dtype) : fan_dtype_can_cast(v->dtype, s->spec->dtype);
         if (!fits)
             return refuse(err, FAN_VALUE, b, slot, c->key, "expected dtype %s, got %s: %s into %s would lose values; convert it yourself (A10)",
-                            fan_dtype_name(s->spec_dtype), fan_dtype_name(v->dtype), kind_words(fan_dtype_kind(v->dtype)),
-                            kind_words(fan_dtype_kind(s->spec_dtype)));
-        out->dtype = s->spec_dtype;
-        out->seen = fan_dtype_set_add(0, s->spec_dtype, false);
-        sum = s->spec_dtype;
+                            fan_dtype_name(s->spec->dtype), fan_dtype_name(v->dtype), kind_words(fan_dtype_kind(v->dtype)),
+                            kind_words(fan_dtype_kind(s->spec->dtype)));
+        out->dtype = s->spec->dtype;
+        out->seen = fan_dtype_set_add(0, s->spec->dtype, false);
+        sum = s->spec->dtype;
     } else {
-        out->seen = fan_dtype_set_add(s->p.seen, v->dtype, v->weak);
+        out->seen = fan_dtype_set_add(s->p->seen, v->dtype, v->weak);
         sum = fan_dtype_set_promote(out->seen);
         if (sum == FAN_NO_DTYPE)
             return refuse(err, FAN_VALUE, b, slot, c->key, "%s has no common dtype with what the slot holds; declare the slot's dtype (A10)",
                             fan_dtype_name(v->dtype));
-        if (fan_accum_dtype(sum, s->accumulate) == FAN_NO_DTYPE)
+        if (fan_accum_dtype(sum, s->spec->accumulate) == FAN_NO_DTYPE)
             return refuse(err, FAN_VALUE, b, slot, c->key, "accumulate=%s cannot hold a sum of dtype %s (A11)",
-                            fan_dtype_name(s->accumulate), fan_dtype_name(sum));
+                            fan_dtype_name(s->spec->accumulate), fan_dtype_name(sum));
     }
-    out->weak_lo = s->p.has_weak_int ? s->p.weak_lo : 0;
-    out->weak_hi = s->p.has_weak_int ? s->p.weak_hi : 0;
+    out->weak_lo = s->p->has_weak_int ? s->p->weak_lo : 0;
+    out->weak_hi = s->p->has_weak_int ? s->p->weak_hi : 0;
     if (v->weak && v->form == FAN_DENSE && v->dtype == FAN_INT64) {
         int64_t i = weak_int(v);
         out->weak_lo = i < out->weak_lo ? i : out->weak_lo;
@@ -135,7 +135,7 @@ static fan_status check_device(const fan_buffer *b, size_t slot, const fan_contr
 {
     const fan_slot *s = &b->slots[slot];
     const fan_value *v = &c->value;
-    fan_device *want = s->spec_device ? s->spec_device : s->p.device;
+    fan_device *want = s->spec->device ? s->spec->device : s->p->device;
     char has[32], wants[32];
     out->device = v->device;
     if (!v->device || !want || v->device == want) {
@@ -149,7 +149,7 @@ static fan_status check_device(const fan_buffer *b, size_t slot, const fan_contr
         out->upload = true;
         return FAN_OK;
     }
-    if (want == fan_cpu() && s->spec_device && v->form == FAN_DENSE) {
+    if (want == fan_cpu() && s->spec->device && v->form == FAN_DENSE) {
         out->download = true;
         return FAN_OK;
     }
@@ -160,7 +160,7 @@ static fan_status check_device(const fan_buffer *b, size_t slot, const fan_contr
 static fan_status check_key(const fan_buffer *b, size_t slot, const fan_contribution *c, fan_arrival *out, fan_error *err)
 {
     const fan_slot *s = &b->slots[slot];
-    const fan_pass *p = &s->p;
+    const fan_pass *p = s->p;
     size_t lo = 0, hi = p->nitems;
     out->at = p->nitems;
     if (p->keyed && (p->keyed > 0) != (c->key >= 0))
@@ -199,7 +199,7 @@ fan_status fan_arrive_check(const fan_buffer *b, size_t slot, const fan_contribu
     const fan_slot *s = &b->slots[slot];
     memset(out, 0, sizeof *out);
     out->dtype = FAN_NO_DTYPE;
-    out->seen = s->p.seen;
+    out->seen = s->p->seen;
     if (c->value.form != FAN_UNDEFINED) {
         FAN_TRY(check_shape(b, slot, c, out, err));
         FAN_TRY(check_dtype(b, slot, c, out, err));
@@ -217,7 +217,7 @@ fan_status fan_arrive_check(const fan_buffer *b, size_t slot, const fan_contribu
         return fan_fail(err, FAN_NOMEM, "%s: slot %zu: out of memory for the current stream", b->name, slot);
     out->P = c->stream ? c->stream : current;
     out->sync = fan_sync_add_plan(out->device->id, fan_place_of(c->stream), fan_place_of(b->stream), fan_place_of(current),
-                                  (fan_sync_slot){.C = fan_place_of(s->p.C), .A = fan_place_of(s->p.A)});
+                                  (fan_sync_slot){.C = fan_place_of(s->p->C), .A = fan_place_of(s->p->A)});
     return FAN_OK;
 }
 
@@ -279,7 +279,7 @@ static fan_status converted(fan_buffer *b, size_t slot, const fan_contribution *
     *out = (fan_value){.dtype = FAN_NO_DTYPE};
     if (v->form == FAN_SPARSE && a->reduce && !d->backend->has_streams) {
         FAN_GO(fan_sparse_cast(v->sparse, a->dtype, &sparse, err));
-        FAN_GO(make(d, on, fan_dtype_accumulate(a->dtype), s->spec_ndim, s->spec_shape, NULL, &made, err));
+        FAN_GO(make(d, on, fan_dtype_accumulate(a->dtype), s->spec->ndim, s->spec->shape, NULL, &made, err));
         status = fan_sparse_reduce(made, sparse, err);
         fan_sparse_drop(sparse);
         sparse = NULL;
@@ -293,7 +293,7 @@ static fan_status converted(fan_buffer *b, size_t slot, const fan_contribution *
         if (status == FAN_OK)
             status = fan_device_run(d, on, &(fan_job){.kind = FAN_JOB_SCATTER, .out = dense, .sparse = v->sparse, .label = "scatter"}, err);
         if (status == FAN_OK)
-            status = make(d, on, fan_dtype_accumulate(a->dtype), s->spec_ndim, s->spec_shape, NULL, &made, err);
+            status = make(d, on, fan_dtype_accumulate(a->dtype), s->spec->ndim, s->spec->shape, NULL, &made, err);
         if (status == FAN_OK)
             status = convert(b, d, on, FAN_JOB_REDUCE, "reduce", made, dense, err);
         fan_array_drop(dense);
@@ -322,7 +322,7 @@ static fan_status converted(fan_buffer *b, size_t slot, const fan_contribution *
             from = cast;
         }
         if (status == FAN_OK)
-            status = make(d, on, fan_dtype_accumulate(a->dtype), s->spec_ndim, s->spec_shape, NULL, &made, err);
+            status = make(d, on, fan_dtype_accumulate(a->dtype), s->spec->ndim, s->spec->shape, NULL, &made, err);
         if (status == FAN_OK)
             status = convert(b, d, on, FAN_JOB_REDUCE, "reduce", made, from, err);
         fan_array_drop(cast);
@@ -361,7 +361,7 @@ done:
 /* An event on `stream` for the item. */
 static fan_status record(fan_buffer *b, size_t slot, fan_item *item, fan_stream *stream, uint64_t bit, fan_error *err)
 {
-    fan_pass *p = &b->slots[slot].p;
+    fan_pass *p = b->slots[slot].p;
     fan_event_drop(item->event);
     item->event = NULL;
     if (FAN_MUT(19) && !item->ours)

@@ -23,6 +23,7 @@ static struct {
     FAN_COUNTER_LIST(X)
 #undef X
 } total;
+fan_pass fan_pass_none;
 
 void fan_set_debug(bool on) { atomic_store(&debug_on, on); }
 bool fan_get_debug(void) { return atomic_load(&debug_on); }
@@ -55,6 +56,7 @@ void fan_buffer_counters(const fan_buffer *b, fan_counters *out)
 #define X(name) out->name = atomic_load_explicit(&b->n.name, memory_order_relaxed);
     FAN_COUNTER_LIST(X)
 #undef X
+    fan_plain_counted(&b->quick, out);
 }
 
 void fan_counters_total(fan_counters *out)
@@ -62,6 +64,7 @@ void fan_counters_total(fan_counters *out)
 #define X(name) out->name = atomic_load_explicit(&total.name, memory_order_relaxed);
     FAN_COUNTER_LIST(X)
 #undef X
+    fan_plain_counted(&fan_plain_total, out);
 }
 
 /* --- locks ---------------------------------------------------------------------------------------------------- */
@@ -100,7 +103,7 @@ static fan_status wait_for_change(fan_buffer *b, size_t slot, fan_error *err)
 
 fan_status fan_slot_poisoned(const fan_buffer *b, size_t slot, fan_error *err)
 {
-    const fan_error *first = b->slots[slot].p.poison;
+    const fan_error *first = b->slots[slot].p->poison;
     if (!first)
         return FAN_OK;
     return fan_fail(err, FAN_STATE, "%s: slot %zu is poisoned until clear(): %s", b->name, slot, first->text);
@@ -126,12 +129,21 @@ fan_status fan_slot_claim(fan_buffer *b, size_t slot, bool taking, const char *w
     s->busy = true;
     s->taking = taking;
     s->owner = fan_thread_id();
-    while (taking && s->p.arriving && status == FAN_OK && !FAN_MUT(16))
+    while (taking && s->p->arriving && status == FAN_OK && !FAN_MUT(16))
         status = wait_for_change(b, slot, err);
     if (status != FAN_OK) {
         s->busy = s->taking = false;
         changed(b, slot);
     }
+    return status;
+}
+
+fan_status fan_slot_claim_all(fan_buffer *b, size_t slot, bool taking, const char *what, fan_error *err)
+{
+    FAN_TRY(fan_slot_claim(b, slot, taking, what, err));
+    fan_status status = fan_slot_thicken(b, slot, err);
+    if (status != FAN_OK)
+        fan_slot_let_go(b, slot);
     return status;
 }
 
@@ -159,6 +171,8 @@ static void item_free(fan_buffer *b, fan_item *it)
 /* Drops all that a pass held. Unlocked. */
 void fan_pass_free(fan_buffer *b, fan_pass *p)
 {
+    if (!p || p == &fan_pass_none)
+        return;
     for (size_t i = 0; i < p->nitems; i++) {
         if (p->items[i]->parked)
             atomic_fetch_sub_explicit(&b->parked, p->items[i]->bytes, memory_order_relaxed);
@@ -173,14 +187,15 @@ void fan_pass_free(fan_buffer *b, fan_pass *p)
     fan_event_drop(p->E);
     fan_device_drop(p->device);
     fan_free(p->poison);
-    memset(p, 0, sizeof *p);
+    fan_free(p);
 }
 
-/* Locked: the slot is empty afterwards; *gone gets what it held. */
-void fan_pass_cut(fan_slot *s, fan_pass *gone)
+/* Locked. */
+fan_pass *fan_pass_cut(fan_slot *s)
 {
-    *gone = s->p;
-    memset(&s->p, 0, sizeof s->p);
+    fan_pass *gone = s->p;
+    s->p = &fan_pass_none;
+    return gone;
 }
 
 static bool is_poisonous(fan_status s)
@@ -191,11 +206,11 @@ static bool is_poisonous(fan_status s)
 /* Locked or owned: the first failure is kept. */
 void fan_slot_poison(fan_slot *s, fan_status status, const fan_error *err)
 {
-    if (s->p.poison || !is_poisonous(status))
+    if (s->p == &fan_pass_none || s->p->poison || !is_poisonous(status))
         return;
-    s->p.poison = fan_calloc(sizeof *s->p.poison);
-    if (s->p.poison && err)
-        *s->p.poison = *err;
+    s->p->poison = fan_calloc(sizeof *s->p->poison);
+    if (s->p->poison && err)
+        *s->p->poison = *err;
 }
 
 /* Locked: parked items that a fold may sum now: keys without a gap, or all that have arrived in order. */
@@ -211,7 +226,7 @@ static fan_dtype_set seen_with(fan_dtype_set seen, const fan_slot *s, const fan_
 {
     if (!it->own)
         return seen;
-    return s->spec_dtype != FAN_NO_DTYPE ? it->own : seen | it->own;
+    return s->spec->dtype != FAN_NO_DTYPE ? it->own : seen | it->own;
 }
 
 /* --- gathering the terms of a fold ---------------------------------------------------------------------------- */
@@ -256,7 +271,7 @@ fan_status fan_gather(fan_buffer *b, size_t slot, size_t m, fan_gathered *g, fan
     size_t n = 0, room;
     memset(g, 0, sizeof *g);
     fan_slot_lock(b, slot);
-    room = s->p.nitems;
+    room = s->p->nitems;
     fan_slot_unlock(b, slot);
     f->b = b;
     f->slot = slot;
@@ -269,19 +284,19 @@ fan_status fan_gather(fan_buffer *b, size_t slot, size_t m, fan_gathered *g, fan
         return fan_fail(err, FAN_NOMEM, "%s: slot %zu: out of memory", b->name, slot);
     }
     fan_slot_lock(b, slot);
-    for (size_t i = 0; i < s->p.nitems && n < room && n < m; i++)
-        if (s->p.items[i]->parked)
-            g->items[n++] = s->p.items[i];
+    for (size_t i = 0; i < s->p->nitems && n < room && n < m; i++)
+        if (s->p->items[i]->parked)
+            g->items[n++] = s->p->items[i];
     fan_slot_unlock(b, slot);
     g->nitems = n;
-    f->seen = s->p.value_seen;
-    if (s->p.value.form == FAN_ZERO) {
-        g->zero = &s->p.value;
-    } else if (s->p.value.form != FAN_UNDEFINED) {
-        f->terms[f->n++] = (fan_term){.v = &s->p.value, .P = s->p.R, .event = s->p.E, .donated = s->p.value_donated,
-                                      .ours = s->p.value_ours, .lent = s->p.value_lent, .is_value = true, .own = FAN_NO_DTYPE, .seen = f->seen};
-        consider_kind(g, &s->p.value, s->p.value_key);
-        fan_status status = check_unchanged(b, slot, &s->p.value, s->p.value_key, s->p.value_hashed, s->p.value_hash, err);
+    f->seen = s->p->value_seen;
+    if (s->p->value.form == FAN_ZERO) {
+        g->zero = &s->p->value;
+    } else if (s->p->value.form != FAN_UNDEFINED) {
+        f->terms[f->n++] = (fan_term){.v = &s->p->value, .P = s->p->R, .event = s->p->E, .donated = s->p->value_donated,
+                                      .ours = s->p->value_ours, .lent = s->p->value_lent, .is_value = true, .own = FAN_NO_DTYPE, .seen = f->seen};
+        consider_kind(g, &s->p->value, s->p->value_key);
+        fan_status status = check_unchanged(b, slot, &s->p->value, s->p->value_key, s->p->value_hashed, s->p->value_hash, err);
         if (status != FAN_OK) {
             fan_gathered_fini(g);
             return status;
@@ -315,7 +330,7 @@ fan_status fan_gather(fan_buffer *b, size_t slot, size_t m, fan_gathered *g, fan
 fan_status fan_fold_commit(fan_buffer *b, size_t slot, fan_gathered *g, fan_error *err)
 {
     fan_slot *s = &b->slots[slot];
-    fan_pass *p = &s->p;
+    fan_pass *p = s->p;
     fan_fold *f = &g->fold;
     fan_value old = {.dtype = FAN_NO_DTYPE};
     fan_stream *oldR = NULL;
@@ -408,9 +423,9 @@ static fan_status fold_while_due(fan_buffer *b, size_t slot, fan_error *err)
 {
     fan_slot *s = &b->slots[slot];
     fan_status status = FAN_OK;
-    while (status == FAN_OK && !s->busy && !s->p.poison && atomic_load_explicit(&b->parked, memory_order_relaxed) > b->budget) {
+    while (status == FAN_OK && !s->busy && !s->p->poison && atomic_load_explicit(&b->parked, memory_order_relaxed) > b->budget) {
         fan_gathered g;
-        size_t m = ready_prefix(&s->p);
+        size_t m = ready_prefix(s->p);
         if (!m)
             break;
         if (FAN_MUT(1))
@@ -429,6 +444,17 @@ static fan_status fold_while_due(fan_buffer *b, size_t slot, fan_error *err)
     return status;
 }
 
+fan_status fan_buffer_fold_due(fan_buffer *b, size_t slot, fan_error *err)
+{
+    fan_slot_lock(b, slot);
+    fan_status status = b->slots[slot].busy ? FAN_OK : fan_slot_thicken(b, slot, err);
+    if (status == FAN_OK)
+        status = fold_while_due(b, slot, err);
+    fan_slot_unlock(b, slot);
+    /* It is parked; the sum is tried again later. */
+    return status == FAN_NOMEM || status == FAN_DEVICE_NOMEM ? FAN_OK : status;
+}
+
 /* --- add ------------------------------------------------------------------------------------------------------ */
 
 /* Locked: what the slot learns from a contribution that has been checked. FAN_NOMEM changes nothing. */
@@ -436,21 +462,27 @@ static fan_status reserve(fan_buffer *b, size_t slot, fan_contribution *c, const
                           fan_error *err)
 {
     fan_slot *s = &b->slots[slot];
-    fan_pass *p = &s->p;
+    fan_pass *p = s->p;
     const int64_t *shape = NULL;
     int ndim = fan_value_shape(&c->value, &shape);
     bool keep = c->value.form != FAN_UNDEFINED || c->key >= 0;
     int64_t *copy = NULL;
-    if (ndim >= 0 && !s->has_shape && !p->shaped) {
+    bool bad = false;
+    if (p == &fan_pass_none && !(p = fan_calloc(sizeof *p)))
+        return fan_fail(err, FAN_NOMEM, "%s: slot %zu: out of memory", b->name, slot);
+    if (ndim >= 0 && !s->spec->has_shape && !p->shaped) {
         copy = fan_alloc((size_t)ndim * sizeof *copy);
-        if (!copy)
-            return fan_fail(err, FAN_NOMEM, "%s: slot %zu: out of memory", b->name, slot);
-        memcpy(copy, shape, (size_t)ndim * sizeof *copy);
+        if (copy && ndim)
+            memcpy(copy, shape, (size_t)ndim * sizeof *copy);
+        bad = !copy;
     }
-    if (keep && fan_grow((void **)&p->items, &p->cap, p->nitems + 1, sizeof *p->items) != 0) {
+    if (bad || (keep && fan_grow((void **)&p->items, &p->cap, p->nitems + 1, sizeof *p->items) != 0)) {
         fan_free(copy);
+        if (s->p == &fan_pass_none)
+            fan_pass_free(b, p);
         return fan_fail(err, FAN_NOMEM, "%s: slot %zu: out of memory", b->name, slot);
     }
+    s->p = p;
     if (copy) {
         p->shape = copy;
         p->ndim = ndim;
@@ -482,7 +514,7 @@ static fan_status reserve(fan_buffer *b, size_t slot, fan_contribution *c, const
         it->value = c->value;
         it->key = c->key;
         if (c->value.form != FAN_UNDEFINED && c->value.form != FAN_OBJECT)
-            it->own = s->spec_dtype != FAN_NO_DTYPE ? a->seen : fan_dtype_set_add(0, c->value.dtype, c->value.weak);
+            it->own = s->spec->dtype != FAN_NO_DTYPE ? a->seen : fan_dtype_set_add(0, c->value.dtype, c->value.weak);
         it->donated = c->donate && !c->copy && c->value.form != FAN_UNDEFINED;
         it->P = a->sync.how == '-' ? NULL : fan_stream_hold(a->P);
         it->parked = FAN_MUT(2);
@@ -490,11 +522,11 @@ static fan_status reserve(fan_buffer *b, size_t slot, fan_contribution *c, const
     return FAN_OK;
 }
 
-/* Locked: takes a reserved item back. Returns with *gone holding the pass if nothing else was in it. */
-static void take_back(fan_buffer *b, size_t slot, fan_item *it, fan_pass *gone)
+/* Locked: takes a reserved item back. Returns the pass if nothing else was in it, for fan_pass_free. */
+static fan_pass *take_back(fan_buffer *b, size_t slot, fan_item *it)
 {
     fan_slot *s = &b->slots[slot];
-    fan_pass *p = &s->p;
+    fan_pass *p = s->p;
     for (size_t i = 0; i < p->nitems; i++)
         if (p->items[i] == it) {
             memmove(&p->items[i], &p->items[i + 1], (p->nitems - i - 1) * sizeof *p->items);
@@ -505,8 +537,7 @@ static void take_back(fan_buffer *b, size_t slot, fan_item *it, fan_pass *gone)
     p->seen = p->value_seen;
     for (size_t i = 0; i < p->nitems; i++)
         p->seen = seen_with(p->seen, s, p->items[i]);
-    if (p->count == 0 && !p->poison)
-        fan_pass_cut(s, gone);
+    return p->count == 0 && !p->poison ? fan_pass_cut(s) : NULL;
 }
 
 static void trace_add(const fan_buffer *b, size_t slot, const fan_contribution *c, const fan_arrival *a, uint64_t bytes)
@@ -516,7 +547,7 @@ static void trace_add(const fan_buffer *b, size_t slot, const fan_contribution *
     fan_trace_line line = {.kind = FAN_TRACE_ADD, .how = a->sync.how, .device = d && d->id ? (int16_t)d->index : -1,
                            .slot = (int32_t)slot, .count = 1, .buffer = b->id, .key = c->key, .rules = a->sync.rules,
                            .stream = a->P ? a->P->handle : 0, .bytes = bytes, .start_us = -1, .end_us = -1};
-    snprintf(line.label, sizeof line.label, "%s", s->name ? s->name : b->name);
+    snprintf(line.label, sizeof line.label, "%s", s->spec->name ? s->spec->name : b->name);
     fan_trace_put(&line);
 }
 
@@ -524,11 +555,11 @@ static void trace_add(const fan_buffer *b, size_t slot, const fan_contribution *
 static fan_stream *current_for(fan_buffer *b, size_t slot, const fan_contribution *c)
 {
     fan_slot *s = &b->slots[slot];
-    fan_device *d = s->spec_device ? s->spec_device : c->value.device;
+    fan_device *d = s->spec->device ? s->spec->device : c->value.device;
     fan_stream *current;
-    if (d == fan_cpu() && !s->spec_device && c->value.form == FAN_DENSE && c->value.array->ndim == 0) {
+    if (d == fan_cpu() && !s->spec->device && c->value.form == FAN_DENSE && c->value.array->ndim == 0) {
         fan_slot_lock(b, slot);
-        d = s->p.device ? s->p.device : d;
+        d = s->p->device ? s->p->device : d;
         fan_device_hold(d);
         fan_slot_unlock(b, slot);
         current = d->backend->has_streams ? fan_stream_current(d) : NULL;
@@ -543,7 +574,7 @@ static fan_status add_reserved(fan_buffer *b, size_t slot, fan_contribution *c, 
 {
     fan_slot *s = &b->slots[slot];
     fan_value old = {.dtype = FAN_NO_DTYPE};
-    fan_pass gone = {0};
+    fan_pass *gone = NULL;
     fan_status status = fan_arrive_carry_out(b, slot, c, a, it, A, C, &old, err);
     uint64_t bytes = fan_value_bytes(&it->value);
     bytes = bytes ? bytes : 1; /* so that what has no bytes of ours passes a budget of 0, too */
@@ -552,11 +583,11 @@ static fan_status add_reserved(fan_buffer *b, size_t slot, fan_contribution *c, 
         it->hashed = true;
     }
     fan_slot_lock(b, slot);
-    s->p.arriving--;
+    s->p->arriving--;
     if (status != FAN_OK) {
         fan_value mine = it->value;
         fan_slot_poison(s, status, err);
-        take_back(b, slot, it, &gone);
+        gone = take_back(b, slot, it);
         changed(b, slot);
         fan_slot_unlock(b, slot);
         if (old.form == FAN_UNDEFINED)
@@ -564,7 +595,7 @@ static fan_status add_reserved(fan_buffer *b, size_t slot, fan_contribution *c, 
         else
             it->value = mine;
         item_free(b, it);
-        fan_pass_free(b, &gone);
+        fan_pass_free(b, gone);
         return status;
     }
     c->value = (fan_value){.dtype = FAN_NO_DTYPE};
@@ -583,11 +614,11 @@ static fan_status add_reserved(fan_buffer *b, size_t slot, fan_contribution *c, 
     } else if (status != FAN_OK && !is_poisonous(status)) {
         /* A call-out raised: this call did not happen, if its contribution is still there. */
         bool there = false;
-        for (size_t i = 0; i < s->p.nitems; i++)
-            there = there || s->p.items[i] == it;
+        for (size_t i = 0; i < s->p->nitems; i++)
+            there = there || s->p->items[i] == it;
         if (there && !s->busy) {
             atomic_fetch_sub_explicit(&b->parked, it->bytes, memory_order_relaxed);
-            take_back(b, slot, it, &gone);
+            gone = take_back(b, slot, it);
             c->value = it->value;
             it->value = (fan_value){.dtype = FAN_NO_DTYPE};
             fan_slot_unlock(b, slot);
@@ -596,7 +627,7 @@ static fan_status add_reserved(fan_buffer *b, size_t slot, fan_contribution *c, 
                 c->value = old;
             }
             item_free(b, it);
-            fan_pass_free(b, &gone);
+            fan_pass_free(b, gone);
             return status;
         }
     }
@@ -631,20 +662,21 @@ fan_status fan_buffer_add(fan_buffer *b, size_t slot, fan_contribution *c, fan_e
             FAN_GO(reentered(b, slot, "add", err));
         FAN_GO(wait_for_change(b, slot, err));
     }
+    FAN_GO(fan_slot_thicken(b, slot, err));
     FAN_GO(fan_slot_poisoned(b, slot, err));
     FAN_GO(fan_arrive_check(b, slot, c, current, &a, err));
     if (FAN_MUT(1))
         fan_yield();
     FAN_GO(reserve(b, slot, c, &a, current, it, err));
     FAN_COUNT(b, adds, 1);
-    if (b->leaf && a.sync.how != '-' && a.P != s->p.C) {
+    if (b->leaf && a.sync.how != '-' && a.P != s->p->C) {
         FAN_COUNT(b, mismatches, 1);
         mismatch = atomic_load(&warn_on) && !atomic_exchange(&warned, true);
     }
     if (c->value.form == FAN_UNDEFINED) {
         if (c->key >= 0) {
             it->parked = true;
-            s->p.arriving--;
+            s->p->arriving--;
             it = NULL;
         }
         changed(b, slot);
@@ -652,8 +684,8 @@ fan_status fan_buffer_add(fan_buffer *b, size_t slot, fan_contribution *c, fan_e
         locked = false;
         goto done;
     }
-    A = fan_stream_hold(s->p.A);
-    C = fan_stream_hold(s->p.C);
+    A = fan_stream_hold(s->p->A);
+    C = fan_stream_hold(s->p->C);
     fan_slot_unlock(b, slot);
     locked = false;
     if (fan_trace_on())
@@ -686,6 +718,11 @@ fan_status fan_slot_check(const fan_buffer *b, size_t slot, fan_error *err)
     return FAN_OK;
 }
 
+static int64_t count_of(const fan_slot *s)
+{
+    return s->p->count + (s->plain ? (int64_t)s->plain->n : 0);
+}
+
 fan_status fan_buffer_expect(fan_buffer *b, size_t slot, int64_t n, fan_error *err)
 {
     FAN_TRY(fan_slot_check(b, slot, err));
@@ -693,9 +730,9 @@ fan_status fan_buffer_expect(fan_buffer *b, size_t slot, int64_t n, fan_error *e
         return fan_fail(err, FAN_VALUE, "%s: slot %zu: expect takes a count >= 0, got %" PRId64, b->name, slot, n);
     fan_slot_lock(b, slot);
     fan_status status = FAN_OK;
-    if (b->slots[slot].p.count > n)
+    if (count_of(&b->slots[slot]) > n)
         status = fan_fail(err, FAN_VALUE, "%s: slot %zu: expects %" PRId64 " contributions but has %" PRId64 " already (A16)", b->name, slot, n,
-                          b->slots[slot].p.count);
+                          count_of(&b->slots[slot]));
     else
         b->slots[slot].expected = n;
     fan_slot_unlock(b, slot);
@@ -710,7 +747,7 @@ fan_status fan_buffer_ready(fan_buffer *b, size_t slot, bool *ready, fan_error *
     fan_status status = fan_slot_poisoned(b, slot, err);
     if (status == FAN_OK && s->expected < 0)
         status = fan_fail(err, FAN_VALUE, "%s: slot %zu: ready() needs expect(%zu, n) first", b->name, slot, slot);
-    *ready = status == FAN_OK && s->p.count == s->expected && (s->p.arriving == 0 || FAN_MUT(3));
+    *ready = status == FAN_OK && count_of(s) == s->expected && (s->p->arriving == 0 || FAN_MUT(3));
     fan_slot_unlock(b, slot);
     return status;
 }
@@ -718,16 +755,17 @@ fan_status fan_buffer_ready(fan_buffer *b, size_t slot, bool *ready, fan_error *
 fan_status fan_buffer_clear(fan_buffer *b, fan_error *err)
 {
     for (size_t i = 0; i < b->nslots; i++) {
-        fan_pass gone = {0};
+        fan_pass *gone = NULL;
         fan_slot_lock(b, i);
         fan_status status = fan_slot_claim(b, i, true, "clear", err);
-        if (status == FAN_OK) {
-            fan_pass_cut(&b->slots[i], &gone);
-            fan_slot_let_go(b, i);
-        }
         fan_slot_unlock(b, i);
-        fan_pass_free(b, &gone);
         FAN_TRY(status);
+        fan_plain_drop(b, i);
+        fan_slot_lock(b, i);
+        gone = fan_pass_cut(&b->slots[i]);
+        fan_slot_let_go(b, i);
+        fan_slot_unlock(b, i);
+        fan_pass_free(b, gone);
     }
     return FAN_OK;
 }
@@ -743,73 +781,160 @@ static char *copy_text(const char *text)
     return copy;
 }
 
-static fan_status slot_init(fan_buffer *b, size_t i, const fan_slot_spec *spec, fan_dtype accumulate, fan_error *err)
+static fan_status slot_declare(fan_buffer *b, size_t i, const fan_slot_spec *spec, fan_dtype accumulate, fan_error *err)
 {
     fan_slot *s = &b->slots[i];
-    s->spec_dtype = s->accumulate = FAN_NO_DTYPE;
-    s->expected = -1;
-    s->accumulate = accumulate;
-    if (!spec)
-        return FAN_OK;
-    if (spec->accumulate != FAN_NO_DTYPE)
-        s->accumulate = spec->accumulate;
-    if (spec->dtype != FAN_NO_DTYPE && fan_accum_dtype(spec->dtype, s->accumulate) == FAN_NO_DTYPE)
+    fan_spec *own = fan_calloc(sizeof *own);
+    if (!own)
+        return fan_fail(err, FAN_NOMEM, "out of memory");
+    s->spec = own;
+    own->accumulate = spec->accumulate != FAN_NO_DTYPE ? spec->accumulate : accumulate;
+    own->dtype = spec->dtype;
+    if (spec->dtype != FAN_NO_DTYPE && fan_accum_dtype(spec->dtype, own->accumulate) == FAN_NO_DTYPE)
         return fan_fail(err, FAN_VALUE, "%s: slot %zu: accumulate=%s cannot hold a sum of dtype %s (A11)", b->name, i,
-                        fan_dtype_name(s->accumulate), fan_dtype_name(spec->dtype));
-    s->spec_dtype = spec->dtype;
+                        fan_dtype_name(own->accumulate), fan_dtype_name(spec->dtype));
     if (spec->has_shape) {
-        s->spec_shape = fan_alloc((size_t)spec->ndim * sizeof *s->spec_shape);
-        if (!s->spec_shape)
+        own->shape = fan_alloc((size_t)spec->ndim * sizeof *own->shape);
+        if (!own->shape)
             return fan_fail(err, FAN_NOMEM, "out of memory");
         if (spec->ndim)
-            memcpy(s->spec_shape, spec->shape, (size_t)spec->ndim * sizeof *s->spec_shape);
-        s->spec_ndim = spec->ndim;
-        s->has_shape = true;
+            memcpy(own->shape, spec->shape, (size_t)spec->ndim * sizeof *own->shape);
+        own->ndim = spec->ndim;
+        own->has_shape = true;
     }
-    if (spec->name && !(s->name = copy_text(spec->name)))
+    if (spec->name && !(own->name = copy_text(spec->name)))
         return fan_fail(err, FAN_NOMEM, "out of memory");
-    s->spec_device = spec->device ? fan_device_hold(spec->device) : NULL;
-    s->combine = spec->combine;
-    if (s->combine)
-        b->frontend->hold(s->combine);
+    own->device = spec->device ? fan_device_hold(spec->device) : NULL;
+    own->combine = spec->combine;
+    if (own->combine)
+        b->frontend->hold(own->combine);
     return FAN_OK;
 }
 
-fan_status fan_buffer_new(const fan_buffer_config *config, fan_buffer **out, fan_error *err)
+/* A buffer of few slots is one block, and a few such blocks are kept: an engine makes a buffer for each node. Their locks stay made. */
+typedef struct fan_small {
+    fan_buffer b;
+    fan_mutex locks[FAN_INLINE_SLOTS];
+    fan_cond changed[FAN_INLINE_SLOTS];
+    fan_slot slots[FAN_INLINE_SLOTS];
+    fan_plains plains[FAN_INLINE_SLOTS];
+} fan_small;
+
+#define SPARES 8
+static _Atomic(fan_small *) spares[SPARES];
+
+static fan_status locks_make(fan_mutex *locks, fan_cond *changed, size_t n, size_t *made, fan_error *err)
 {
+    for (*made = 0; *made < n; ++*made) {
+        if (fan_mutex_init(&locks[*made]) != 0)
+            return fan_fail(err, FAN_STATE, "a lock could not be made");
+        if (fan_cond_init(&changed[*made]) != 0) {
+            fan_mutex_fini(&locks[*made]);
+            return fan_fail(err, FAN_STATE, "a condition could not be made");
+        }
+    }
+    return FAN_OK;
+}
+
+static void locks_end(fan_mutex *locks, fan_cond *changed, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        fan_mutex_fini(&locks[i]);
+        fan_cond_fini(&changed[i]);
+    }
+}
+
+static fan_status small_new(size_t nslots, fan_buffer **out, fan_error *err)
+{
+    fan_small *s = NULL;
+    size_t made;
+    for (size_t i = 0; i < SPARES && !s; i++)
+        if (atomic_load_explicit(&spares[i], memory_order_relaxed))
+            s = atomic_exchange_explicit(&spares[i], NULL, memory_order_acquire);
+    if (s) {
+        fan_mem_kept(-1);
+        for (size_t i = 0; i < nslots; i++)
+            fan_mutex_renew(&s->locks[i]);
+    } else {
+        s = fan_alloc(sizeof *s);
+        if (!s)
+            return fan_fail(err, FAN_NOMEM, "out of memory");
+        fan_status status = locks_make(s->locks, s->changed, FAN_INLINE_SLOTS, &made, err);
+        if (status != FAN_OK) {
+            locks_end(s->locks, s->changed, made);
+            fan_free(s);
+            return status;
+        }
+    }
+    memset(&s->b, 0, sizeof s->b);
+    s->b.small = true;
+    s->b.locks = s->locks;
+    s->b.changed = s->changed;
+    s->b.nlocks = nslots ? nslots : 1;
+    s->b.slots = s->slots;
+    for (size_t i = 0; i < nslots; i++) {
+        s->slots[i].plain = &s->plains[i];
+        fan_plains_init(&s->plains[i]);
+    }
+    *out = &s->b;
+    return FAN_OK;
+}
+
+static fan_status large_new(size_t nslots, fan_buffer **out, fan_error *err)
+{
+    fan_status status;
     fan_buffer *b = fan_calloc(sizeof *b);
-    fan_status status = FAN_OK;
-    *out = NULL;
     if (!b)
         return fan_fail(err, FAN_NOMEM, "out of memory");
+    *out = b;
+    b->slots = fan_calloc(nslots * sizeof *b->slots);
+    b->locks = fan_calloc(FAN_LOCKS * sizeof *b->locks);
+    b->changed = fan_calloc(FAN_LOCKS * sizeof *b->changed);
+    if (!b->slots || !b->locks || !b->changed)
+        return fan_fail(err, FAN_NOMEM, "out of memory");
+    status = locks_make(b->locks, b->changed, nslots < FAN_LOCKS ? nslots : FAN_LOCKS, &b->nlocks, err);
+    return status;
+}
+
+static const char unnamed[] = "InputBuffer";
+
+fan_status fan_buffer_new(const fan_buffer_config *config, fan_buffer **out, fan_error *err)
+{
+    fan_buffer *b = NULL;
+    fan_status status = (config->slots <= FAN_INLINE_SLOTS ? small_new : large_new)(config->slots, &b, err);
+    *out = NULL;
+    if (!b)
+        return status;
     b->frontend = config->frontend;
-    b->id = atomic_fetch_add(&next_buffer, 1);
+    b->name = (char *)unnamed;
     b->budget = config->budget;
+    b->undeclared.dtype = FAN_NO_DTYPE;
+    b->undeclared.accumulate = config->accumulate;
+    if (status != FAN_OK)
+        goto done;
+    b->id = atomic_fetch_add(&next_buffer, 1);
     b->stream = config->stream ? fan_stream_hold(config->stream) : NULL;
     b->leaf = config->leaf;
     b->create_graph = config->create_graph;
-    b->name = copy_text(config->name ? config->name : "InputBuffer");
-    b->slots = fan_calloc((config->slots ? config->slots : 1) * sizeof *b->slots);
-    if (!b->name || !b->slots) {
-        status = fan_fail(err, FAN_NOMEM, "out of memory");
-        goto done;
+    b->nslots = config->slots;
+    for (size_t i = 0; i < config->slots; i++) {
+        fan_slot *s = &b->slots[i];
+        s->spec = &b->undeclared;
+        s->p = &fan_pass_none;
+        s->expected = -1;
+        s->owner = 0;
+        s->busy = s->taking = false;
     }
-    size_t wanted = config->slots < FAN_LOCKS ? (config->slots ? config->slots : 1) : FAN_LOCKS;
-    for (; b->nlocks < wanted; b->nlocks++) {
-        if (fan_mutex_init(&b->locks[b->nlocks]) != 0) {
-            status = fan_fail(err, FAN_STATE, "a lock could not be made");
+    if (config->name) {
+        char *name = copy_text(config->name);
+        if (!name) {
+            status = fan_fail(err, FAN_NOMEM, "out of memory");
             goto done;
         }
-        if (fan_cond_init(&b->changed[b->nlocks]) != 0) {
-            fan_mutex_fini(&b->locks[b->nlocks]);
-            status = fan_fail(err, FAN_STATE, "a condition could not be made");
-            goto done;
-        }
+        b->name = name;
     }
-    for (size_t i = 0; i < config->slots && status == FAN_OK; i++) {
-        b->nslots = i + 1;
-        status = slot_init(b, i, config->specs ? &config->specs[i] : NULL, config->accumulate, err);
-    }
+    for (size_t i = 0; config->specs && i < config->slots && status == FAN_OK; i++)
+        status = slot_declare(b, i, &config->specs[i], config->accumulate, err);
 done:
     if (status == FAN_OK)
         *out = b;
@@ -824,20 +949,39 @@ void fan_buffer_free(fan_buffer *b)
         return;
     for (size_t i = 0; i < b->nslots; i++) {
         fan_slot *s = &b->slots[i];
-        fan_pass_free(b, &s->p);
-        fan_free(s->spec_shape);
-        fan_free(s->name);
-        fan_device_drop(s->spec_device);
-        if (s->combine)
-            b->frontend->drop(s->combine);
-    }
-    for (size_t i = 0; i < b->nlocks; i++) {
-        fan_mutex_fini(&b->locks[i]);
-        fan_cond_fini(&b->changed[i]);
+        fan_pass_free(b, s->p);
+        fan_plain_drop(b, i);
+        fan_plains_fini(s, b->small);
+        if (s->spec == &b->undeclared)
+            continue;
+        fan_free(s->spec->shape);
+        fan_free(s->spec->name);
+        fan_device_drop(s->spec->device);
+        if (s->spec->combine)
+            b->frontend->drop(s->spec->combine);
+        fan_free(s->spec);
     }
     fan_stream_drop(b->stream);
+    if (b->name != unnamed)
+        fan_free(b->name);
+    if (b->small) {
+        fan_small *s = (fan_small *)b;
+        fan_mem_kept(1);
+        for (size_t i = 0; i < SPARES; i++) {
+            fan_small *none = NULL;
+            if (!atomic_load_explicit(&spares[i], memory_order_relaxed) &&
+                atomic_compare_exchange_strong_explicit(&spares[i], &none, s, memory_order_release, memory_order_relaxed))
+                return;
+        }
+        fan_mem_kept(-1);
+        locks_end(s->locks, s->changed, FAN_INLINE_SLOTS);
+        fan_free(s);
+        return;
+    }
+    locks_end(b->locks, b->changed, b->nlocks);
+    fan_free(b->locks);
+    fan_free(b->changed);
     fan_free(b->slots);
-    fan_free(b->name);
     fan_free(b);
 }
 
@@ -852,13 +996,16 @@ int fan_buffer_visit(fan_buffer *b, int (*visit)(void *object, void *arg), void 
         fan_slot *s = &b->slots[i];
         pthread_mutex_t *bare = &b->locks[i % b->nlocks].m;
         pthread_mutex_lock(bare);
-        if (s->combine)
-            answer = visit(s->combine, arg);
-        if (!answer && s->p.value.object)
-            answer = visit(s->p.value.object, arg);
-        for (size_t k = 0; k < s->p.nitems && !answer; k++)
-            if (s->p.items[k]->parked && s->p.items[k]->value.object)
-                answer = visit(s->p.items[k]->value.object, arg);
+        if (s->spec->combine)
+            answer = visit(s->spec->combine, arg);
+        if (!answer && s->p->value.object)
+            answer = visit(s->p->value.object, arg);
+        for (size_t k = 0; s->plain && k < s->plain->n && !answer; k++)
+            if (s->plain->list[k].object)
+                answer = visit(s->plain->list[k].object, arg);
+        for (size_t k = 0; k < s->p->nitems && !answer; k++)
+            if (s->p->items[k]->parked && s->p->items[k]->value.object)
+                answer = visit(s->p->items[k]->value.object, arg);
         pthread_mutex_unlock(bare);
     }
     return answer;
@@ -867,15 +1014,18 @@ int fan_buffer_visit(fan_buffer *b, int (*visit)(void *object, void *arg), void 
 void fan_buffer_abandon(fan_buffer *b)
 {
     for (size_t i = 0; i < b->nslots; i++) {
-        fan_pass gone = {0};
+        fan_pass *gone = NULL;
         void *combine;
         fan_slot_lock(b, i);
-        combine = b->slots[i].combine;
-        b->slots[i].combine = NULL;
-        if (!b->slots[i].busy && !b->slots[i].p.arriving)
-            fan_pass_cut(&b->slots[i], &gone);
+        combine = b->slots[i].spec->combine;
+        b->slots[i].spec->combine = NULL;
+        bool idle = !b->slots[i].busy && !b->slots[i].p->arriving;
+        if (idle)
+            gone = fan_pass_cut(&b->slots[i]);
         fan_slot_unlock(b, i);
-        fan_pass_free(b, &gone);
+        if (idle)
+            fan_plain_drop(b, i);
+        fan_pass_free(b, gone);
         if (combine)
             b->frontend->drop(combine);
     }
@@ -892,35 +1042,35 @@ fan_status fan_buffer_look(fan_buffer *b, size_t slot, fan_slot_view *out, fan_i
     FAN_TRY(fan_slot_check(b, slot, err));
     s = &b->slots[slot];
     fan_slot_lock(b, slot);
-    status = fan_slot_claim(b, slot, false, "explain", err);
+    status = fan_slot_claim_all(b, slot, false, "explain", err);
     fan_slot_unlock(b, slot);
     FAN_TRY(status);
     status = fan_gather(b, slot, SIZE_MAX, &g, err);
     if (status == FAN_OK) {
         fan_dtype d = fan_fold_dtype(&g.fold);
         out->dtype = d;
-        out->accumulate = d == FAN_NO_DTYPE ? d : fan_accum_dtype(d, s->accumulate);
+        out->accumulate = d == FAN_NO_DTYPE ? d : fan_accum_dtype(d, s->spec->accumulate);
         out->next = fan_fold_plan(&g.fold);
         out->reuse = fan_fold_reuse(&g.fold);
         fan_gathered_fini(&g);
     }
     fan_slot_lock(b, slot);
-    out->how = s->p.how;
-    out->rules = s->p.rules;
-    out->C = s->p.C ? s->p.C->handle : 0;
-    out->A = s->p.A ? s->p.A->handle : 0;
-    out->R = s->p.R ? s->p.R->handle : 0;
-    out->event = s->p.E != NULL;
-    out->has_value = s->p.value.form != FAN_UNDEFINED;
-    out->value_ours = s->p.value_ours;
-    out->value_form = s->p.value.form;
-    out->poisoned = s->p.poison != NULL;
-    out->count = s->p.count;
+    out->how = s->p->how;
+    out->rules = s->p->rules;
+    out->C = s->p->C ? s->p->C->handle : 0;
+    out->A = s->p->A ? s->p->A->handle : 0;
+    out->R = s->p->R ? s->p->R->handle : 0;
+    out->event = s->p->E != NULL;
+    out->has_value = s->p->value.form != FAN_UNDEFINED;
+    out->value_ours = s->p->value_ours;
+    out->value_form = s->p->value.form;
+    out->poisoned = s->p->poison != NULL;
+    out->count = s->p->count;
     out->expected = s->expected;
-    out->next_key = s->p.keyed > 0 ? s->p.next_key : -1;
-    out->items = s->p.nitems;
-    for (size_t i = 0; i < s->p.nitems && i < cap; i++) {
-        const fan_item *it = s->p.items[i];
+    out->next_key = s->p->keyed > 0 ? s->p->next_key : -1;
+    out->items = s->p->nitems;
+    for (size_t i = 0; i < s->p->nitems && i < cap; i++) {
+        const fan_item *it = s->p->items[i];
         items[i] = (fan_item_view){.key = it->key, .form = it->value.form, .dtype = it->value.dtype, .P = it->P ? it->P->handle : 0,
                                    .event = it->event != NULL, .donated = it->donated, .ready = it->parked};
     }

@@ -74,6 +74,36 @@ typedef struct fan_contribution {
 
 /* fan_buffer_add: adds to `slot` (S1, S2, A8-A16, S3-S11). On failure everything is as before; after a failed device call the slot is poisoned. */
 fan_status fan_buffer_add(fan_buffer *b, size_t slot, fan_contribution *c, fan_error *err);
+/* fan_buffer_add_plain: the short way of plain.h, for a frontend whose interpreter lets one thread at a time in. True: the gradient is parked and the caller's
+ * hold of `object` is the buffer's now; *due says that fan_buffer_fold_due is to be called. False: nothing happened, and fan_buffer_add knows what to do or to say. */
+bool fan_buffer_add_plain(fan_buffer *b, size_t slot, const fan_plain_kind *kind, void *object, char *data, int64_t key, bool *due);
+fan_status fan_buffer_fold_due(fan_buffer *b, size_t slot, fan_error *err);
+
+/* What a slot of plain gradients holds, for whoever makes its sum. */
+#define FAN_PLAIN_BYTES 65536 /* larger arrays are summed the long way: without the interpreter, and by several threads */
+typedef struct fan_plain {
+    void *object; /* the frontend's; held */
+    char *data;   /* of its first element */
+    int64_t key;  /* -1: none */
+} fan_plain;
+
+typedef struct fan_plain_sum {
+    const fan_plain_kind *kind;
+    const fan_plain *terms; /* n of them, in the order of the fold */
+    size_t n;
+} fan_plain_sum;
+/* fan_buffer_take_plain: if every slot is empty or holds a few plain gradients, all are claimed for a take, and true. Then fan_buffer_plain_at of each slot, and
+ * fan_buffer_plain_done, once: `taken` empties them all. */
+bool fan_buffer_take_plain(fan_buffer *b);
+fan_plain_sum fan_buffer_plain_at(fan_buffer *b, size_t slot);
+void fan_buffer_plain_done(fan_buffer *b, bool taken);
+/* fan_buffer_plain_fold: `out` (gap-free; the first term's memory or apart from all) becomes the sum of n >= 2 terms. */
+void fan_buffer_plain_fold(fan_buffer *b, size_t slot, char *out, bool in_place);
+
+/* fan_plain_sum_of: the sum of 2 to FAN_PLAIN_MOST arrays of one kind into `out`, apart from them, counted for the process. */
+#define FAN_PLAIN_MOST 64
+void fan_plain_sum_of(const fan_plain_kind *kind, const char *const *src, size_t n, char *out);
+
 fan_status fan_buffer_expect(fan_buffer *b, size_t slot, int64_t n, fan_error *err);
 /* fan_buffer_ready: FAN_VALUE without expect. */
 fan_status fan_buffer_ready(fan_buffer *b, size_t slot, bool *ready, fan_error *err);

@@ -18,7 +18,7 @@ static fan_slot *slot_of(const fan_fold *f) { return &f->b->slots[f->slot]; }
 
 static fan_device *device_of(const fan_fold *f)
 {
-    fan_device *d = slot_of(f)->p.device;
+    fan_device *d = slot_of(f)->p->device;
     return d ? d : fan_cpu();
 }
 
@@ -59,7 +59,7 @@ fan_status fan_plan_mark(const fan_value *v, fan_stream *s, uint64_t bit, fan_er
 /* A wish holds the whole sum (each add saw to that), and so every prefix of it, of whatever kind that is. */
 static fan_dtype accumulated(const fan_fold *f, fan_dtype_set seen)
 {
-    fan_dtype d = fan_dtype_set_promote(seen), wish = slot_of(f)->accumulate;
+    fan_dtype d = fan_dtype_set_promote(seen), wish = slot_of(f)->spec->accumulate;
     if (d == FAN_NO_DTYPE)
         return d;
     return wish == FAN_NO_DTYPE ? fan_dtype_accumulate(d) : wish;
@@ -135,7 +135,7 @@ fan_accum_plan fan_fold_plan(const fan_fold *f)
 /* S12, S13: every term is used on A, which waits for the newest event of each distinct stream. Term 0 is the value. */
 static fan_status wait_for_terms(fan_fold *f, fan_error *err)
 {
-    fan_stream *A = slot_of(f)->p.A;
+    fan_stream *A = slot_of(f)->p->A;
     if (!A || FAN_MUT(20))
         return FAN_OK;
     for (size_t i = 0; i < f->n; i++) {
@@ -159,7 +159,7 @@ static fan_status wait_for_terms(fan_fold *f, fan_error *err)
 /* Reusable, last condition: A waits for an event recorded now on every other stream that used the memory. */
 static fan_status settle(fan_fold *f, const fan_array *a, fan_error *err)
 {
-    fan_stream *A = slot_of(f)->p.A, *users[USERS];
+    fan_stream *A = slot_of(f)->p->A, *users[USERS];
     if (!A || !a->storage || FAN_MUT(10) || FAN_MUT(13))
         return FAN_OK;
     size_t n = fan_memory_users(a->storage, users, USERS);
@@ -185,8 +185,8 @@ static fan_status run(fan_fold *f, fan_job *job, fan_error *err)
     fan_device *d = device_of(f);
     char label[FAN_TRACE_LABEL];
     uint64_t bytes = job->out ? dense_bytes(job->out) : 0;
-    if (s->name)
-        snprintf(label, sizeof label, "%s %s", job->label, s->name);
+    if (s->spec->name)
+        snprintf(label, sizeof label, "%s %s", job->label, s->spec->name);
     else
         snprintf(label, sizeof label, "%s %s[%zu]", job->label, b->name, f->slot);
     job->label = label;
@@ -197,7 +197,7 @@ static fan_status run(fan_fold *f, fan_job *job, fan_error *err)
         FAN_COUNT(b, bytes_read, n);
         bytes += n;
     }
-    fan_stream *on = s->p.A;
+    fan_stream *on = s->p->A;
     if (FAN_MUT(6) && f->n)
         on = f->terms[f->n - 1].P;
     bool away = bytes >= BUSY_BYTES && !d->backend->has_streams && b->frontend->leave;
@@ -211,7 +211,7 @@ static fan_status run(fan_fold *f, fan_job *job, fan_error *err)
 static fan_status fresh(fan_fold *f, fan_dtype dtype, int ndim, const int64_t *shape, const fan_array *like,
                         fan_array **out, fan_error *err)
 {
-    return fan_device_array(device_of(f), slot_of(f)->p.A, dtype, ndim, shape, like, out, err);
+    return fan_device_array(device_of(f), slot_of(f)->p->A, dtype, ndim, shape, like, out, err);
 }
 
 /* Takes over term `i` as the result: its memory now holds the sum. */
@@ -225,7 +225,7 @@ static fan_status keep_term(fan_fold *f, size_t i, fan_value *out, fan_error *er
 
 fan_status fan_fold_wait_taker(fan_fold *f, fan_error *err)
 {
-    fan_stream *A = slot_of(f)->p.A;
+    fan_stream *A = slot_of(f)->p->A;
     fan_event *e = NULL;
     if (!A)
         return FAN_OK;
@@ -338,7 +338,7 @@ static fan_status fold_sparse(fan_fold *f, fan_error *err)
     f->rules |= same ? FAN_A(5) : FAN_A(7);
     bool coalesce = f->finish ? f->n > 1 : nnz > 2 * before;
     FAN_COUNT(f->b, passes, 1);
-    FAN_GO(fan_device_sparse_merge(device_of(f), slot_of(f)->p.A, in, f->n, coalesce,
+    FAN_GO(fan_device_sparse_merge(device_of(f), slot_of(f)->p->A, in, f->n, coalesce,
                                    f->finish ? finished(f) : FAN_NO_DTYPE,
                                    f->take && f->take->scale.on ? &f->take->scale : NULL, &sum, err));
     f->result = fan_value_sparse(sum, device_of(f));
@@ -363,7 +363,7 @@ static fan_status sum_sparse(fan_fold *f, size_t n, fan_sparse **out, fan_error 
     for (size_t i = 0; i < n; i++)
         in[i] = (fan_sparse_operand){f->terms[i].v->sparse, accumulated(f, f->terms[i].seen)};
     FAN_COUNT(f->b, passes, 1);
-    fan_status status = fan_device_sparse_merge(device_of(f), slot_of(f)->p.A, in, n, true, FAN_NO_DTYPE, NULL, out, err);
+    fan_status status = fan_device_sparse_merge(device_of(f), slot_of(f)->p->A, in, n, true, FAN_NO_DTYPE, NULL, out, err);
     fan_free(in);
     return status;
 }
@@ -478,7 +478,7 @@ static fan_status fold_objects(fan_fold *f, size_t first, fan_error *err)
 {
     fan_status status = FAN_OK;
     fan_value sum = {.dtype = FAN_NO_DTYPE}, next = {.dtype = FAN_NO_DTYPE};
-    fan_stream *A = slot_of(f)->p.A;
+    fan_stream *A = slot_of(f)->p->A;
     size_t i = first ? first : 1;
     if ((f->take && f->take->scale.on) || f->out)
         return fan_fail(err, FAN_TYPE, "%s: slot %zu sums objects; scale= and out= need arrays", f->b->name, f->slot);
@@ -522,7 +522,7 @@ static fan_status fold_objects(fan_fold *f, size_t first, fan_error *err)
             v = &own;
         }
         FAN_COUNT(f->b, passes, 1);
-        status = f->b->frontend->combine(slot_of(f)->combine, &sum, v, &next, err);
+        status = f->b->frontend->combine(slot_of(f)->spec->combine, &sum, v, &next, err);
         fan_value_drop(f->b->frontend, &own);
         if (status == FAN_OK) {
             fan_value_drop(f->b->frontend, &sum);
@@ -561,20 +561,20 @@ static fan_status fold_body(fan_fold *f, fan_error *err)
 fan_status fan_fold_run(fan_fold *f, fan_error *err)
 {
     fan_slot *s = slot_of(f);
-    fan_sync_slot before = {.C = fan_place_of(s->p.C), .A = fan_place_of(s->p.A), .R = fan_place_of(f->terms[0].P),
+    fan_sync_slot before = {.C = fan_place_of(s->p->C), .A = fan_place_of(s->p->A), .R = fan_place_of(f->terms[0].P),
                             .has_event = f->terms[0].event != NULL};
     fan_event *e = NULL;
     bool record;
     uint64_t bit;
     assert(f->n > 0 && s->busy);
     f->result = (fan_value){.dtype = FAN_NO_DTYPE};
-    if (s->p.A && FAN_MUT(5)) {
+    if (s->p->A && FAN_MUT(5)) {
         fan_event_drop(f->E);
-        FAN_TRY(fan_plan_record(f->b, s->p.A, FAN_PLAN_S15_RECORD, &e, err));
+        FAN_TRY(fan_plan_record(f->b, s->p->A, FAN_PLAN_S15_RECORD, &e, err));
     }
     FAN_TRY(fold_body(f, err));
     FAN_COUNT(f->b, folds, f->n > 1);
-    if (!s->p.A) {
+    if (!s->p->A) {
         f->rules |= FAN_S(3);
         goto traced;
     }
@@ -591,24 +591,24 @@ fan_status fan_fold_run(fan_fold *f, fan_error *err)
         bit = FAN_PLAN_S15_RECORD;
     }
     /* Left out, S15 leaves the first producer's event in place; a record that finds no memory leaves none, and S18 records then. */
-    if (record && (left_out(s->p.A->device) & bit))
+    if (record && (left_out(s->p->A->device) & bit))
         e = f->terms[0].event ? fan_event_hold(f->terms[0].event) : NULL;
     else if (record && !e) {
-        fan_status status = fan_plan_record(f->b, s->p.A, bit, &e, err);
+        fan_status status = fan_plan_record(f->b, s->p->A, bit, &e, err);
         if (status != FAN_OK && status != FAN_NOMEM) {
             fan_value_drop(f->b->frontend, &f->result);
             return status;
         }
     }
     f->E = e;
-    f->R = fan_stream_hold(FAN_MUT(8) && f->terms[0].P ? f->terms[0].P : s->p.A);
+    f->R = fan_stream_hold(FAN_MUT(8) && f->terms[0].P ? f->terms[0].P : s->p->A);
 traced:
     if (fan_trace_on()) {
-        fan_trace_line line = {.kind = FAN_TRACE_FOLD, .how = s->p.how, .device = s->p.device ? (int16_t)s->p.device->index : -1,
+        fan_trace_line line = {.kind = FAN_TRACE_FOLD, .how = s->p->how, .device = s->p->device ? (int16_t)s->p->device->index : -1,
                                .slot = (int32_t)f->slot, .count = (uint32_t)f->n, .buffer = f->b->id, .key = -1,
-                               .rules = f->rules, .stream = s->p.A ? s->p.A->handle : 0, .bytes = fan_value_bytes(&f->result),
+                               .rules = f->rules, .stream = s->p->A ? s->p->A->handle : 0, .bytes = fan_value_bytes(&f->result),
                                .in_place = (f->rules & (FAN_A(6) | FAN_A(3))) != 0, .start_us = -1, .end_us = -1};
-        snprintf(line.label, sizeof line.label, "%s", s->name ? s->name : f->b->name);
+        snprintf(line.label, sizeof line.label, "%s", s->spec->name ? s->spec->name : f->b->name);
         fan_trace_put(&line);
     }
     return FAN_OK;

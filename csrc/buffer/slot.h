@@ -3,6 +3,7 @@
 #define FAN_BUFFER_SLOT_H
 
 #include "buffer/buffer.h"
+#include "buffer/plain.h"
 
 /* One contribution. Owned by its slot from reservation on; only the slot's folder takes it away again. */
 typedef struct fan_item {
@@ -19,8 +20,8 @@ typedef struct fan_item {
     bool hashed;
 } fan_item;
 
-/* What a slot holds during one pass. All zero: nothing yet. Under the slot's lock; what is marked (folder) is written only by the thread that
- * made the slot busy. */
+/* What a slot holds during one pass, once something came that is not plain. Under the slot's lock; what is marked (folder) is written only by the
+ * thread that made the slot busy. */
 typedef struct fan_pass {
     int64_t *shape;           /* fixed by the first gradient where undeclared */
     int ndim;
@@ -49,25 +50,34 @@ typedef struct fan_pass {
     fan_error *poison;        /* the first failed device call, NULL: none */
 } fan_pass;
 
-typedef struct fan_slot {
-    /* declared; constant after fan_buffer_new, but for `expected` */
-    int64_t *spec_shape;
-    int spec_ndim;
+/* What a slot was declared to be. */
+typedef struct fan_spec {
+    int64_t *shape;
+    int ndim;
     bool has_shape;
-    fan_dtype spec_dtype;
-    fan_device *spec_device; /* held */
+    fan_dtype dtype;      /* FAN_NO_DTYPE: undeclared */
+    fan_device *device;   /* held */
     fan_dtype accumulate;
-    void *combine;           /* the frontend's, held */
+    void *combine;        /* the frontend's, held */
     char *name;
-    int64_t expected;        /* -1: none */
+} fan_spec;
 
-    fan_pass p;
-    bool busy;               /* someone folds, takes or copies */
-    bool taking;             /* .. and it is a take: adds wait */
-    uint64_t owner;          /* fan_thread_id of who made it busy */
+/* An idle slot is small: what a pass needs is made when the pass begins. */
+typedef struct fan_slot {
+    fan_spec *spec;       /* the buffer's own `undeclared` where nothing was declared */
+    fan_pass *p;          /* never NULL: `fan_pass_none` before the first contribution that is no plain one. Read only then */
+    fan_plains *plain;    /* NULL: none yet in this buffer's life */
+    int64_t expected;     /* -1: none */
+    uint64_t owner;       /* fan_thread_id of who made it busy */
+    bool busy;            /* someone folds, takes or copies */
+    bool taking;          /* .. and it is a take: adds wait */
 } fan_slot;
+_Static_assert(sizeof(fan_slot) <= 96, "an idle slot takes at most 96 bytes");
+
+extern fan_pass fan_pass_none;
 
 #define FAN_LOCKS 16
+#define FAN_INLINE_SLOTS 4
 
 struct fan_buffer {
     const fan_frontend *frontend;
@@ -76,17 +86,20 @@ struct fan_buffer {
     uint64_t budget;
     fan_stream *stream; /* held */
     bool leaf, create_graph;
+    fan_spec undeclared;
     size_t nslots;
     fan_slot *slots;
     size_t nlocks;
-    fan_mutex locks[FAN_LOCKS]; /* slot i has locks[i % nlocks] */
-    fan_cond changed[FAN_LOCKS];
+    fan_mutex *locks;   /* slot i has locks[i % nlocks] */
+    fan_cond *changed;
     atomic_uint_fast64_t parked; /* bytes */
     struct {
 #define X(name) atomic_uint_fast64_t name;
         FAN_COUNTER_LIST(X)
 #undef X
     } n;
+    fan_counters quick; /* what is counted by plain.c */
+    bool small;         /* slots, locks and what is plain lie in the block of the buffer itself (fan_small) */
 };
 
 /* fan_count: adds to a counter of the buffer and of the process. */
@@ -159,12 +172,23 @@ fan_status fan_slot_check(const fan_buffer *b, size_t slot, fan_error *err);    
 fan_status fan_slot_poisoned(const fan_buffer *b, size_t slot, fan_error *err);       /* locked */
 /* fan_slot_claim: locked; makes the slot busy. Waits for whoever has it, and, for a take, until every add has parked. */
 fan_status fan_slot_claim(fan_buffer *b, size_t slot, bool taking, const char *what, fan_error *err);
+/* fan_slot_claim_all: the same; what is plain has become items then. */
+fan_status fan_slot_claim_all(fan_buffer *b, size_t slot, bool taking, const char *what, fan_error *err);
 void fan_slot_let_go(fan_buffer *b, size_t slot);                                     /* locked */
 /* fan_slot_poison: locked or owned: keeps the first failure of a device call. */
 void fan_slot_poison(fan_slot *s, fan_status status, const fan_error *err);
-/* fan_pass_cut: locked: the slot is empty afterwards, *gone has what it held; fan_pass_free drops that, unlocked. */
-void fan_pass_cut(fan_slot *s, fan_pass *gone);
+/* fan_pass_cut: locked: the slot is empty afterwards; what it held, for fan_pass_free, which drops it, unlocked. */
+fan_pass *fan_pass_cut(fan_slot *s);
 void fan_pass_free(fan_buffer *b, fan_pass *p);
+
+/* fan_slot_thicken: locked: what is plain becomes items of a pass. FAN_NOMEM: nothing happened. */
+fan_status fan_slot_thicken(fan_buffer *b, size_t slot, fan_error *err);
+/* fan_plain_drop: unlocked: drops what is plain in a slot. */
+void fan_plain_drop(fan_buffer *b, size_t slot);
+void fan_plains_init(fan_plains *p);
+void fan_plains_fini(fan_slot *s, bool inside); /* `inside`: the block is the buffer's own */
+extern fan_counters fan_plain_total; /* of the process */
+void fan_plain_counted(const fan_counters *quick, fan_counters *out); /* adds them to *out */
 
 /* What a fold or a take has before it. */
 typedef struct fan_gathered {

@@ -67,9 +67,9 @@ static fan_status check_out(const fan_buffer *b, size_t slot, const fan_gathered
     int ndim = any ? fan_value_shape(any, &shape) : -1;
     if (ndim < 0)
         return any ? fan_fail(err, FAN_TYPE, "%s: slot %zu sums objects; out= needs arrays", b->name, slot) : FAN_OK;
-    if (b->slots[slot].has_shape) {
-        ndim = b->slots[slot].spec_ndim;
-        shape = b->slots[slot].spec_shape;
+    if (b->slots[slot].spec->has_shape) {
+        ndim = b->slots[slot].spec->ndim;
+        shape = b->slots[slot].spec->shape;
     }
     if (ndim != out->array->ndim || memcmp(shape, out->array->shape, (size_t)ndim * sizeof *shape) != 0)
         return fan_fail(err, FAN_VALUE, "%s: slot %zu: out= has shape %s, the sum %s", b->name, slot,
@@ -77,9 +77,9 @@ static fan_status check_out(const fan_buffer *b, size_t slot, const fan_gathered
     if (d != FAN_NO_DTYPE && !fan_dtype_can_cast(d, out->dtype))
         return fan_fail(err, FAN_VALUE, "%s: slot %zu: out= of dtype %s cannot take a sum of dtype %s", b->name, slot,
                         fan_dtype_name(out->dtype), fan_dtype_name(d));
-    if (b->slots[slot].p.device && out->device != b->slots[slot].p.device)
+    if (b->slots[slot].p->device && out->device != b->slots[slot].p->device)
         return fan_fail(err, FAN_VALUE, "%s: slot %zu: out= is on %s, the sum on %s", b->name, slot,
-                        fan_device_text(out->device, has, sizeof has), fan_device_text(b->slots[slot].p.device, wants, sizeof wants));
+                        fan_device_text(out->device, has, sizeof has), fan_device_text(b->slots[slot].p->device, wants, sizeof wants));
     return FAN_OK;
 }
 
@@ -135,8 +135,8 @@ static fan_status zero_sum(fan_buffer *b, size_t slot, const fan_value *zero, fa
 {
     const fan_slot *s = &b->slots[slot];
     const fan_array *z = zero->array;
-    int ndim = s->has_shape ? s->spec_ndim : z->ndim;
-    const int64_t *shape = s->has_shape ? s->spec_shape : z->shape;
+    int ndim = s->spec->has_shape ? s->spec->ndim : z->ndim;
+    const int64_t *shape = s->spec->has_shape ? s->spec->shape : z->shape;
     fan_array *one = NULL, *whole = NULL;
     if (zero->dtype == sum && fan_accum_fit(false, ndim, shape, z->ndim, z->shape) == FAN_FIT_EXACT)
         return fan_value_copy(b->frontend, zero, out, err);
@@ -183,10 +183,10 @@ static fan_status cut_sum(fan_buffer *b, size_t slot, const fan_take *how, cut *
     }
     if (scaled(how) && objects)
         return fan_fail(err, FAN_TYPE, "%s: slot %zu sums objects; scale= needs arrays", b->name, slot);
-    bool same_dtype = objects || fan_accum_dtype(sum, s->accumulate) == sum;
+    bool same_dtype = objects || fan_accum_dtype(sum, s->spec->accumulate) == sum;
     bool whole = scaled(how) || (out != NULL);
     /* Beyond a gap nothing is committed: should a later slot fail, the missing keys may still come. */
-    bool gapless = s->p.keyed < 0 || !c->g.nitems || c->g.items[c->g.nitems - 1]->key == s->p.next_key + (int64_t)c->g.nitems - 1;
+    bool gapless = s->p->keyed < 0 || !c->g.nitems || c->g.items[c->g.nitems - 1]->key == s->p->next_key + (int64_t)c->g.nitems - 1;
     gapless = gapless || b->nslots == 1 || last;
     if (!gapless && f->n > 1 && !objects && f->terms[0].donated) {
         c->late = true; /* written in place once no other slot can fail any more */
@@ -195,15 +195,15 @@ static fan_status cut_sum(fan_buffer *b, size_t slot, const fan_take *how, cut *
     if (f->n > 1 && !whole && same_dtype && sparse < f->n && gapless && !(how->writable && fan_fold_expanded(f))) {
         /* The running sum is the result: fold in place where that may be, and keep it should a later slot fail. */
         FAN_TRY(fan_fold_commit(b, slot, &c->g, err));
-        c->R = fan_stream_hold(s->p.R);
-        c->E = fan_event_hold(s->p.E);
-        return fan_value_copy(b->frontend, &s->p.value, &c->result, err);
+        c->R = fan_stream_hold(s->p->R);
+        c->E = fan_event_hold(s->p->E);
+        return fan_value_copy(b->frontend, &s->p->value, &c->result, err);
     }
     if (f->n == 1 && !out && !scaled(how) && !written_by_out(b, how, f->terms[0].v) && !plain_copy_needed(b, how, f) &&
         (f->terms[0].v->form == FAN_OBJECT || f->terms[0].v->dtype == sum)) {
         c->R = fan_stream_hold(f->terms[0].P);
         c->E = fan_event_hold(f->terms[0].event);
-        s->p.rules |= FAN_A(14);
+        s->p->rules |= FAN_A(14);
         return fan_value_copy(b->frontend, f->terms[0].v, &c->result, err);
     }
     f->finish = true;
@@ -220,14 +220,14 @@ static fan_status cut_sum(fan_buffer *b, size_t slot, const fan_take *how, cut *
     c->E = f->E;
     f->R = NULL;
     f->E = NULL;
-    s->p.rules |= f->rules;
+    s->p->rules |= f->rules;
     return FAN_OK;
 }
 
 /* A sum that is there already goes into out: copied, or, if it is sparse, its entries over zeros. On A, where the sum was made. */
 static fan_status copy_into_out(fan_buffer *b, size_t slot, const fan_value *out, cut *c, fan_error *err)
 {
-    fan_stream *A = b->slots[slot].p.A;
+    fan_stream *A = b->slots[slot].p->A;
     fan_fold *f = &c->g.fold;
     fan_operand one = {c->result.array, out->dtype};
     f->out = out;
@@ -254,10 +254,10 @@ static fan_status cut_write(fan_buffer *b, size_t slot, const fan_take *how, cut
         FAN_TRY(copy_into_out(b, slot, out, c, err));
         fan_event_drop(c->E);
         c->E = NULL;
-        if (s->p.A && s->p.A != s->p.C)
-            FAN_TRY(fan_plan_record(b, s->p.A, FAN_PLAN_S22_RECORD, &c->E, err));
+        if (s->p->A && s->p->A != s->p->C)
+            FAN_TRY(fan_plan_record(b, s->p->A, FAN_PLAN_S22_RECORD, &c->E, err));
         fan_stream_drop(c->R);
-        c->R = s->p.A ? fan_stream_hold(s->p.A) : NULL;
+        c->R = s->p->A ? fan_stream_hold(s->p->A) : NULL;
         c->result = (fan_value){.dtype = FAN_NO_DTYPE};
         fan_value_drop(b->frontend, &sum);
         return fan_value_copy(b->frontend, out, &c->result, err);
@@ -272,7 +272,7 @@ static fan_status cut_write(fan_buffer *b, size_t slot, const fan_take *how, cut
     c->E = f->E;
     f->R = NULL;
     f->E = NULL;
-    s->p.rules |= f->rules;
+    s->p->rules |= f->rules;
     return FAN_OK;
 }
 
@@ -280,12 +280,12 @@ static fan_status cut_claim(fan_buffer *b, size_t slot, fan_error *err)
 {
     fan_slot *s = &b->slots[slot];
     fan_slot_lock(b, slot);
-    fan_status status = fan_slot_claim(b, slot, true, "take", err);
+    fan_status status = fan_slot_claim_all(b, slot, true, "take", err);
     if (status == FAN_OK) {
         status = fan_slot_poisoned(b, slot, err);
-        if (status == FAN_OK && s->expected >= 0 && s->p.count != s->expected)
+        if (status == FAN_OK && s->expected >= 0 && s->p->count != s->expected)
             status = fan_fail(err, FAN_VALUE, "%s: slot %zu: expected %" PRId64 " contributions, got %" PRId64 " (A16)", b->name, slot, s->expected,
-                              s->p.count);
+                              s->p->count);
         if (status != FAN_OK)
             fan_slot_let_go(b, slot);
     }
@@ -318,7 +318,7 @@ static fan_status take_sums(fan_buffer *b, const fan_take *how, cut *cuts, fan_e
             cuts[i].by_copy = (cuts[i].g.fold.n || cuts[i].g.zero) && (cuts[i].by_copy || out_meets_inputs(how, cuts, b->nslots, i));
         }
     for (size_t i = 0; i < b->nslots; i++) {
-        fan_stream *who = consumer ? consumer : b->slots[i].p.C;
+        fan_stream *who = consumer ? consumer : b->slots[i].p->C;
         fan_status status = cut_sum(b, i, how, &cuts[i], who, false, err);
         fan_slot_poison(&b->slots[i], status, err);
         FAN_TRY(status);
@@ -326,18 +326,18 @@ static fan_status take_sums(fan_buffer *b, const fan_take *how, cut *cuts, fan_e
     for (size_t i = 0; i < b->nslots; i++) {
         if (!cuts[i].late)
             continue;
-        fan_status status = cut_sum(b, i, how, &cuts[i], consumer ? consumer : b->slots[i].p.C, true, err);
+        fan_status status = cut_sum(b, i, how, &cuts[i], consumer ? consumer : b->slots[i].p->C, true, err);
         fan_slot_poison(&b->slots[i], status, err);
         FAN_TRY(status);
     }
     for (size_t i = 0; i < b->nslots; i++) {
         fan_slot *s = &b->slots[i];
-        fan_stream *who = consumer ? consumer : s->p.C;
+        fan_stream *who = consumer ? consumer : s->p->C;
         fan_status status = FAN_OK;
         if (cuts[i].into_out || (how->out && how->out[i].form == FAN_DENSE && cuts[i].by_copy))
             status = cut_write(b, i, how, &cuts[i], err);
         if (status == FAN_OK && cuts[i].result.form != FAN_UNDEFINED)
-            status = hand_over(b, &cuts[i].result, s->p.C, s->p.A, cuts[i].R, cuts[i].E, who, &s->p.rules, err);
+            status = hand_over(b, &cuts[i].result, s->p->C, s->p->A, cuts[i].R, cuts[i].E, who, &s->p->rules, err);
         fan_slot_poison(s, status, err);
         FAN_TRY(status);
     }
@@ -347,18 +347,18 @@ static fan_status take_sums(fan_buffer *b, const fan_take *how, cut *cuts, fan_e
 static void trace_take(const fan_buffer *b, size_t slot, const cut *c, fan_stream *consumer)
 {
     const fan_slot *s = &b->slots[slot];
-    const fan_device *d = consumer ? consumer->device : s->p.device;
-    fan_trace_line line = {.kind = FAN_TRACE_TAKE, .how = s->p.how, .device = d && d->id ? (int16_t)d->index : -1,
-                           .slot = (int32_t)slot, .count = (uint32_t)s->p.count, .buffer = b->id, .key = -1, .rules = s->p.rules,
+    const fan_device *d = consumer ? consumer->device : s->p->device;
+    fan_trace_line line = {.kind = FAN_TRACE_TAKE, .how = s->p->how, .device = d && d->id ? (int16_t)d->index : -1,
+                           .slot = (int32_t)slot, .count = (uint32_t)s->p->count, .buffer = b->id, .key = -1, .rules = s->p->rules,
                            .stream = consumer ? consumer->handle : 0, .bytes = fan_value_bytes(&c->result), .start_us = -1, .end_us = -1};
-    snprintf(line.label, sizeof line.label, "%s", s->name ? s->name : b->name);
+    snprintf(line.label, sizeof line.label, "%s", s->spec->name ? s->spec->name : b->name);
     fan_trace_put(&line);
 }
 
 fan_status fan_buffer_take(fan_buffer *b, const fan_take *how, fan_value *results, fan_error *err)
 {
     cut *cuts = fan_calloc((b->nslots ? b->nslots : 1) * sizeof *cuts);
-    fan_pass *gone = fan_calloc((b->nslots ? b->nslots : 1) * sizeof *gone);
+    fan_pass **gone = fan_calloc((b->nslots ? b->nslots : 1) * sizeof *gone);
     fan_status status;
     if (!cuts || !gone) {
         fan_free(cuts);
@@ -370,10 +370,10 @@ fan_status fan_buffer_take(fan_buffer *b, const fan_take *how, fan_value *result
         if (!cuts[i].claimed)
             break;
         if (status == FAN_OK && fan_trace_on() && cuts[i].result.form != FAN_UNDEFINED)
-            trace_take(b, i, &cuts[i], how->stream ? how->stream : b->stream ? b->stream : b->slots[i].p.C);
+            trace_take(b, i, &cuts[i], how->stream ? how->stream : b->stream ? b->stream : b->slots[i].p->C);
         fan_slot_lock(b, i);
         if (status == FAN_OK)
-            fan_pass_cut(&b->slots[i], &gone[i]);
+            gone[i] = fan_pass_cut(&b->slots[i]);
         fan_slot_let_go(b, i);
         fan_slot_unlock(b, i);
     }
@@ -391,7 +391,7 @@ fan_status fan_buffer_take(fan_buffer *b, const fan_take *how, fan_value *result
         fan_event_drop(cuts[i].E);
         if (cuts[i].gathered)
             fan_gathered_fini(&cuts[i].g);
-        fan_pass_free(b, &gone[i]);
+        fan_pass_free(b, gone[i]);
     }
     fan_free(cuts);
     fan_free(gone);
@@ -410,7 +410,7 @@ fan_status fan_buffer_snapshot(fan_buffer *b, size_t slot, fan_stream *consumer,
     fan_slot_lock(b, slot);
     status = fan_slot_poisoned(b, slot, err);
     if (status == FAN_OK)
-        status = fan_slot_claim(b, slot, false, "a snapshot", err);
+        status = fan_slot_claim_all(b, slot, false, "a snapshot", err);
     fan_slot_unlock(b, slot);
     FAN_TRY(status);
     status = fan_gather(b, slot, SIZE_MAX, &g, err);
@@ -423,12 +423,12 @@ fan_status fan_buffer_snapshot(fan_buffer *b, size_t slot, fan_stream *consumer,
     } else if (f->n == 1 && f->terms[0].v->form == FAN_OBJECT) {
         status = fan_value_copy(b->frontend, f->terms[0].v, out, err);
         if (status == FAN_OK)
-            status = hand_over(b, out, s->p.C, s->p.A, f->terms[0].P, f->terms[0].event, consumer ? consumer : b->stream ? b->stream : s->p.C, &f->rules, err);
+            status = hand_over(b, out, s->p->C, s->p->A, f->terms[0].P, f->terms[0].event, consumer ? consumer : b->stream ? b->stream : s->p->C, &f->rules, err);
     } else {
         status = fan_fold_run(f, err);
         *out = f->result;
         if (status == FAN_OK)
-            status = hand_over(b, out, s->p.C, s->p.A, f->R, f->E, consumer ? consumer : b->stream ? b->stream : s->p.C, &f->rules, err);
+            status = hand_over(b, out, s->p->C, s->p->A, f->R, f->E, consumer ? consumer : b->stream ? b->stream : s->p->C, &f->rules, err);
     }
     if (status == FAN_OK && g.like && out->form != FAN_OBJECT) {
         out->origin = g.like->origin;

@@ -21,12 +21,24 @@ typedef struct fan_value {
     size_t nparts;
 } fan_value;
 
-/* The frontend's call-outs. None is called with a lock of ours held. */
+/* What plain gradients (plain.h) of one slot have in common: gap-free host arrays. */
+#define FAN_PLAIN_NDIM 4
+typedef struct fan_plain_kind {
+    fan_dtype dtype;
+    uint8_t origin; /* as in fan_value */
+    int8_t ndim;
+    int64_t shape[FAN_PLAIN_NDIM];
+} fan_plain_kind;
+bool fan_plain_same(const fan_plain_kind *a, const fan_plain_kind *b);
+
+/* The frontend's call-outs. None but `plain` is called with a lock of ours held. */
 typedef struct fan_frontend {
     void (*hold)(void *object);
     void (*drop)(void *object);
     /* unshared: the buffer's is the only reference to the object, and its memory cannot be reached otherwise. */
     bool (*unshared)(void *object);
+    /* plain: the value of a plain gradient whose first element is at `data`; with a hold of its own on the object. Calls nobody: a lock may be held. */
+    fan_status (*plain)(void *object, char *data, const fan_plain_kind *kind, fan_value *out, fan_error *err);
     /* combine: A1, A8: a new value from two; `combine` is the slot's, may be NULL. FAN_EXTERN with the cause kept by the frontend. */
     fan_status (*combine)(void *combine, const fan_value *old, const fan_value *new_, fan_value *out, fan_error *err);
     /* leave, enter: around anything that may take long or block; `enter` gets what `leave` gave. */

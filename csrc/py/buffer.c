@@ -2,6 +2,7 @@
 #include "py/py.h"
 
 #include "base/mem.h"
+#include "base/trace.h"
 
 #include <math.h>
 #include <string.h>
@@ -374,6 +375,46 @@ out:
     return (PyObject *)self;
 }
 
+/* made_plain: InputBuffer(n), as an engine makes one for each node. */
+static PyObject *made_plain(PyTypeObject *type, Py_ssize_t n)
+{
+    fan_buffer_config config = {.slots = (size_t)n, .accumulate = FAN_NO_DTYPE, .budget = fan_state_get()->budget, .frontend = &fan_python};
+    FAN_RAW fan_error err;
+    buffer_object *self = (buffer_object *)type->tp_alloc(type, 0);
+    if (!self)
+        return NULL;
+    clear_error(&err);
+    fan_status status = fan_buffer_new(&config, &self->core, &err);
+    self->n = (size_t)n;
+    if (status == FAN_OK)
+        return (PyObject *)self;
+    Py_DECREF(self);
+    return fan_raise(status, &err);
+}
+
+/* fan_buffer_call: the type's vectorcall. */
+PyObject *fan_buffer_call(PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames)
+{
+    Py_ssize_t nargs = PyVectorcall_NARGS(nargsf);
+    Py_ssize_t n = nargs == 1 && !kwnames && PyLong_CheckExact(args[0]) ? PyLong_AsSsize_t(args[0]) : -1;
+    PyObject *list, *kwargs = NULL, *self = NULL;
+    if (n >= 0 && n <= INT32_MAX)
+        return made_plain((PyTypeObject *)type, n);
+    PyErr_Clear();
+    list = PyTuple_New(nargs);
+    for (Py_ssize_t i = 0; list && i < nargs; i++)
+        PyTuple_SET_ITEM(list, i, Py_NewRef(args[i]));
+    kwargs = list && kwnames ? PyDict_New() : NULL;
+    for (Py_ssize_t i = 0; kwargs && i < PyTuple_GET_SIZE(kwnames); i++)
+        if (PyDict_SetItem(kwargs, PyTuple_GET_ITEM(kwnames, i), args[nargs + i]) < 0)
+            Py_CLEAR(kwargs);
+    if (list && (kwargs || !kwnames))
+        self = buffer_new((PyTypeObject *)type, list, kwargs);
+    Py_XDECREF(list);
+    Py_XDECREF(kwargs);
+    return self;
+}
+
 static int buffer_clear_refs(PyObject *o)
 {
     buffer_object *self = of(o);
@@ -421,50 +462,30 @@ static int buffer_traverse(PyObject *o, visitproc visit, void *arg)
 
 /* ---- methods ---- */
 
-/* The arguments of add, as they come. */
-typedef struct add_args {
-    PyObject *slot, *gradient, *key, *stream, *donate, *copy;
-} add_args;
-
-static PyObject **keyword(const fan_state *st, PyObject *name, add_args *a)
-{
-    const struct {
-        PyObject *name;
-        PyObject **to;
-    } known[] = {{st->str_key, &a->key},   {st->str_stream, &a->stream}, {st->str_donate, &a->donate},
-                 {st->str_copy, &a->copy}, {st->str_slot, &a->slot},     {st->str_gradient, &a->gradient}};
-    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
-        if (name == known[i].name)
-            return known[i].to;
-    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
-        if (PyUnicode_Compare(name, known[i].name) == 0)
-            return known[i].to;
-    return NULL;
-}
-
-static int parse_add(PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, add_args *a)
+/* parse_call: the arguments of a method, as they come, into values[]: the first `by_place`, in words `placed`, may be given by position. NULL: not
+ * given. */
+static int parse_call(const char *call, const char *const *names, size_t n, Py_ssize_t by_place, const char *placed, PyObject *const *args, Py_ssize_t nargs,
+                      PyObject *kwnames, PyObject **values)
 {
     Py_ssize_t named = kwnames ? PyTuple_GET_SIZE(kwnames) : 0;
-    if (nargs > 2) {
-        PyErr_Format(PyExc_TypeError, "add() takes slot and gradient by position, and the rest by name; got %zd by position", nargs);
+    if (nargs > by_place) {
+        PyErr_Format(PyExc_TypeError, "%s() takes %s by position, and the rest by name; got %zd by position", call, placed, nargs);
         return -1;
     }
-    a->slot = nargs > 0 ? args[0] : NULL;
-    a->gradient = nargs > 1 ? args[1] : NULL;
-    for (Py_ssize_t i = 0; i < named; i++) {
-        PyObject *name = PyTuple_GET_ITEM(kwnames, i), **to = keyword(fan_state_get(), name, a);
-        if (!to || *to) {
-            if (!PyErr_Occurred())
-                PyErr_Format(PyExc_TypeError, to ? "add() got '%U' twice" : "add() has no argument '%U'; it has slot, gradient, key, stream, donate, copy",
-                             name);
+    for (size_t i = 0; i < n; i++)
+        values[i] = (Py_ssize_t)i < nargs ? args[i] : NULL;
+    for (Py_ssize_t k = 0; k < named; k++) {
+        PyObject *name = PyTuple_GET_ITEM(kwnames, k);
+        size_t i = 0;
+        while (i < n && PyUnicode_CompareWithASCIIString(name, names[i]) != 0)
+            i++;
+        if (i == n || values[i]) {
+            PyErr_Format(PyExc_TypeError, i < n ? "%s() got '%U' twice" : "%s() has no argument '%U'", call, name);
             return -1;
         }
-        *to = args[nargs + i];
+        values[i] = args[nargs + k];
     }
-    if (a->slot && a->gradient)
-        return 0;
-    PyErr_Format(PyExc_TypeError, "add() needs '%s'", a->slot ? "gradient" : "slot");
-    return -1;
+    return 0;
 }
 
 static int truth(PyObject *o, bool *out)
@@ -498,10 +519,62 @@ static int showable(const fan_value *v)
     return 0;
 }
 
-static PyObject *buffer_add(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+/* Whether nobody watches: a trace and debug=True want the long way. */
+static bool unwatched(void)
 {
-    buffer_object *self = of(o);
-    add_args a = {NULL};
+    return !fan_get_debug() && !fan_trace_on();
+}
+
+/* small_index: a plain int from 0 on; -1: something else, or an exception's matter. */
+static Py_ssize_t small_index(PyObject *o)
+{
+    Py_ssize_t i;
+    if (!PyLong_CheckExact(o))
+        return -1;
+    i = PyLong_AsSsize_t(o);
+    if (i == -1 && PyErr_Occurred())
+        PyErr_Clear();
+    return i;
+}
+
+/* add_plain: 1: added; 0: not for this way, and nothing happened; -1 with an exception. */
+static int add_plain(buffer_object *self, PyObject *const *args, PyObject *kwnames)
+{
+    fan_plain_kind kind;
+    Py_ssize_t slot = small_index(args[0]), key = -1;
+    char *data;
+    bool due;
+    if (slot < 0 || (size_t)slot >= self->n || self->create_graph || (self->flags && self->flags[slot]))
+        return 0;
+    if (kwnames) {
+        if (PyTuple_GET_SIZE(kwnames) != 1 || PyTuple_GET_ITEM(kwnames, 0) != fan_state_get()->str_key || (key = small_index(args[2])) < 0)
+            return 0;
+    }
+    if (!fan_import_plain(args[1], &kind, &data) || !unwatched())
+        return 0;
+    Py_INCREF(args[1]);
+    if (!fan_buffer_add_plain(self->core, (size_t)slot, &kind, args[1], data, key, &due)) {
+        Py_DECREF(args[1]);
+        return 0;
+    }
+    if (due) {
+        FAN_RAW fan_error err;
+        clear_error(&err);
+        fan_status status = fan_buffer_fold_due(self->core, (size_t)slot, &err);
+        if (status != FAN_OK) {
+            fan_raise(status, &err);
+            return -1;
+        }
+    }
+    return 1;
+}
+
+static PyObject *add_any(buffer_object *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    static const char *const names[] = {"slot", "gradient", "key", "stream", "donate", "copy"};
+    struct {
+        PyObject *slot, *gradient, *key, *stream, *donate, *copy;
+    } a;
     fan_contribution c = {.key = -1, .value = {.dtype = FAN_NO_DTYPE}};
     fan_where w = {.buffer = fan_buffer_name(self->core), .key = -1};
     FAN_RAW fan_error err;
@@ -510,7 +583,11 @@ static PyObject *buffer_add(PyObject *o, PyObject *const *args, Py_ssize_t nargs
     unsigned flags;
     size_t slot;
     int bad;
-    if (parse_add(args, nargs, kwnames, &a) < 0 || slot_arg(self, a.slot, &slot) < 0)
+    if (parse_call("add", names, 6, 2, "slot and gradient", args, nargs, kwnames, &a.slot) < 0)
+        return NULL;
+    if (!a.slot || !a.gradient)
+        return PyErr_Format(PyExc_TypeError, "add() needs '%s'", a.slot ? "gradient" : "slot");
+    if (slot_arg(self, a.slot, &slot) < 0)
         return NULL;
     if (truth(a.donate, &c.donate) < 0 || truth(a.copy, &c.copy) < 0)
         return NULL;
@@ -542,6 +619,16 @@ static PyObject *buffer_add(PyObject *o, PyObject *const *args, Py_ssize_t nargs
     if (bad)
         return NULL;
     Py_RETURN_NONE;
+}
+
+static PyObject *buffer_add(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    if (nargs == 2) {
+        int added = add_plain(of(o), args, kwnames);
+        if (added)
+            return added > 0 ? Py_NewRef(Py_None) : NULL;
+    }
+    return add_any(of(o), args, nargs, kwnames);
 }
 
 static PyObject *buffer_expect(PyObject *o, PyObject *args, PyObject *kwargs)
@@ -741,19 +828,75 @@ done:
     return list;
 }
 
-static PyObject *buffer_take(PyObject *o, PyObject *args, PyObject *kwargs)
+/* fresh_like: an ndarray for the sum of terms of a kind; the first one gives its descriptor. */
+static PyObject *fresh_like(const fan_plain_kind *kind, PyObject *first)
 {
-    static char *names[] = {"stream", "out", "scale", "writable", NULL};
+    PyArray_Descr *d = PyArray_DESCR((PyArrayObject *)first);
+    npy_intp dims[FAN_PLAIN_NDIM];
+    for (int i = 0; i < kind->ndim; i++)
+        dims[i] = (npy_intp)kind->shape[i];
+    Py_INCREF(d);
+    return PyArray_NewFromDescr(&PyArray_Type, d, kind->ndim, dims, NULL, NULL, 0, NULL);
+}
+
+/* target_of: where the sum of n >= 2 plain terms goes: into the first, where that is nobody else's, or into a fresh array. */
+static PyObject *target_of(const fan_plain_sum *sum)
+{
+    PyObject *first = sum->terms[0].object;
+    char *data = sum->terms[0].data;
+    bool alone = fan_unshared(first, 1);
+    size_t bytes = (size_t)PyArray_NBYTES((PyArrayObject *)first);
+    for (size_t k = 1; k < sum->n && alone; k++)
+        alone = sum->terms[k].data + bytes <= data || data + bytes <= sum->terms[k].data;
+    return alone ? Py_NewRef(first) : fresh_like(sum->kind, first);
+}
+
+/* take_plain: *list gets the sums. False: not for this way, and nothing happened. */
+static bool take_plain(buffer_object *self, PyObject **list)
+{
+    bool good = true;
+    *list = NULL;
+    if (!unwatched() || !fan_buffer_take_plain(self->core))
+        return false;
+    *list = PyList_New((Py_ssize_t)self->n);
+    for (size_t i = 0; i < self->n && *list && good; i++) {
+        fan_plain_sum sum = fan_buffer_plain_at(self->core, i);
+        PyObject *item = sum.n == 0 ? Py_NewRef(Py_None) : sum.n == 1 ? Py_NewRef((PyObject *)sum.terms[0].object) : target_of(&sum);
+        good = item != NULL;
+        if (item)
+            PyList_SET_ITEM(*list, (Py_ssize_t)i, item);
+    }
+    good = good && *list;
+    for (size_t i = 0; i < self->n && good; i++) {
+        fan_plain_sum sum = fan_buffer_plain_at(self->core, i);
+        PyObject *item = PyList_GET_ITEM(*list, (Py_ssize_t)i);
+        if (sum.n > 1)
+            fan_buffer_plain_fold(self->core, i, PyArray_BYTES((PyArrayObject *)item), item == sum.terms[0].object);
+    }
+    fan_buffer_plain_done(self->core, good);
+    if (!good)
+        Py_CLEAR(*list);
+    return true;
+}
+
+static PyObject *buffer_take(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    static const char *const names[] = {"stream", "out", "scale", "writable"};
     buffer_object *self = of(o);
-    PyObject *stream = Py_None, *out = Py_None, *scale = Py_None, *list = NULL;
+    struct {
+        PyObject *stream, *out, *scale, *writable;
+    } a;
     fan_where w = {.buffer = fan_buffer_name(self->core), .slot = -1, .key = -1};
     fan_stream *s = NULL;
-    int writable = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O$OOp:take", names, &stream, &out, &scale, &writable))
+    PyObject *list = NULL;
+    bool writable;
+    if (nargs == 0 && !kwnames && take_plain(self, &list))
+        return list;
+    if (parse_call("take", names, 4, 1, "stream", args, nargs, kwnames, &a.stream) < 0 || truth(a.writable, &writable) < 0)
         return NULL;
     fan_where_push(&w);
-    if (fan_stream_arg(stream, &s) == 0)
-        list = take_all(self->core, self->n, self->names, s, out, scale, writable);
+    if (fan_stream_arg(a.stream ? a.stream : Py_None, &s) == 0)
+        list = take_all(self->core, self->n, self->names, s, a.out ? a.out : Py_None, a.scale ? a.scale : Py_None, writable);
     fan_where_pop(&w);
     fan_stream_drop(s);
     return list;
@@ -937,7 +1080,7 @@ static PyMethodDef methods[] = {
     {"ready", buffer_ready, METH_O,
      "ready($self, slot, /)\n--\n\n"
      "Whether all contributions that were told to `expect` have come; ValueError without expect."},
-    {"take", (PyCFunction)(void (*)(void))buffer_take, METH_VARARGS | METH_KEYWORDS,
+    {"take", (PyCFunction)(void (*)(void))buffer_take, METH_FASTCALL | METH_KEYWORDS,
      "take($self, stream=None, *, out=None, scale=None, writable=False)\n--\n\n"
      "All sums, as a list with an entry for each slot, None where it is undefined; the buffer is then empty.\n\n"
      "The sums are ready to be used on `stream` (default: the buffer's). A single contribution comes back as the very object\n"
@@ -1046,7 +1189,30 @@ static int add_all(fan_buffer *core, PyObject *arrays, PyObject *keys)
     return 0;
 }
 
-static PyObject *add_n(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
+/* add_plain_n: the sum of a few small arrays of one kind; NULL without an exception: not for this way. */
+static PyObject *add_plain_n(PyObject *arrays)
+{
+    const char *src[FAN_PLAIN_MOST];
+    fan_plain_kind kind, other;
+    Py_ssize_t n = PyList_CheckExact(arrays) || PyTuple_CheckExact(arrays) ? PySequence_Fast_GET_SIZE(arrays) : 0;
+    PyObject **items = n ? PySequence_Fast_ITEMS(arrays) : NULL;
+    char *data;
+    if (n < 2 || n > FAN_PLAIN_MOST || !fan_import_plain(items[0], &kind, &data) || PyArray_NBYTES((PyArrayObject *)items[0]) > FAN_PLAIN_BYTES ||
+        !unwatched())
+        return NULL;
+    src[0] = data;
+    for (Py_ssize_t i = 1; i < n; i++) {
+        if (!fan_import_plain(items[i], &other, &data) || !fan_plain_same(&kind, &other))
+            return NULL;
+        src[i] = data;
+    }
+    PyObject *sum = fresh_like(&kind, items[0]);
+    if (sum)
+        fan_plain_sum_of(&kind, src, (size_t)n, PyArray_BYTES((PyArrayObject *)sum));
+    return sum;
+}
+
+static PyObject *add_n_any(PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"arrays", "out", "keys", "accumulate", "scale", NULL};
     PyObject *arrays, *out = Py_None, *keys = Py_None, *accumulate = Py_None, *scale = Py_None;
@@ -1100,6 +1266,16 @@ done:
     Py_XDECREF(outs);
     Py_XDECREF(list);
     return sum;
+}
+
+static PyObject *add_n(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
+{
+    if (!kwargs && PyTuple_GET_SIZE(args) == 1) {
+        PyObject *sum = add_plain_n(PyTuple_GET_ITEM(args, 0));
+        if (sum || PyErr_Occurred())
+            return sum;
+    }
+    return add_n_any(args, kwargs);
 }
 
 PyMethodDef fan_buffer_functions[] = {

@@ -68,6 +68,44 @@ static int import_ndarray(PyArrayObject *a, PyObject *object, fan_origin origin,
     return 0;
 }
 
+bool fan_import_plain(PyObject *o, fan_plain_kind *kind, char **data)
+{
+#ifdef Py_GIL_DISABLED
+    return false; /* its counters need one thread at a time */
+#endif
+    if (!PyArray_CheckExact(o))
+        return false;
+    PyArrayObject *a = (PyArrayObject *)o;
+    int ndim = PyArray_NDIM(a);
+    if (ndim > FAN_PLAIN_NDIM || !PyArray_CHKFLAGS(a, NPY_ARRAY_C_CONTIGUOUS))
+        return false;
+    kind->dtype = fan_dtype_of_descr(PyArray_DESCR(a));
+    if (kind->dtype == FAN_NO_DTYPE)
+        return false;
+    kind->origin = FAN_FROM_NDARRAY;
+    kind->ndim = (int8_t)ndim;
+    for (int i = 0; i < ndim; i++)
+        kind->shape[i] = PyArray_DIM(a, i);
+    *data = PyArray_BYTES(a);
+    return true;
+}
+
+fan_status fan_plain_value(void *object, char *data, const fan_plain_kind *kind, fan_value *out, fan_error *err)
+{
+    int64_t strides[FAN_PLAIN_NDIM];
+    fan_storage *st = fan_storage_wrap(data, 0, release_object, object);
+    if (!st)
+        return fan_fail(err, FAN_NOMEM, "out of memory");
+    Py_INCREF((PyObject *)object);
+    fan_dense_strides(kind->ndim, kind->shape, fan_dtype_size(kind->dtype), NULL, strides);
+    *out = (fan_value){.form = FAN_DENSE, .dtype = kind->dtype, .origin = kind->origin, .rank = RANK_ARRAY, .device = fan_cpu()};
+    fan_status status = fan_array_view(st, data, kind->dtype, kind->ndim, kind->shape, strides, PyArray_ISWRITEABLE((PyArrayObject *)object), &out->array, err);
+    fan_storage_drop(st);
+    if (status == FAN_OK)
+        out->object = Py_NewRef((PyObject *)object);
+    return status;
+}
+
 static int import_numpy_scalar(PyObject *o, fan_value *out)
 {
     PyObject *a = PyArray_FromScalar(o, NULL);

@@ -24,24 +24,27 @@ static void drop(void *object)
     fan_gil_leave(&gil);
 }
 
-/* unshared: an ndarray that owns its memory and has two references: the value's, and that of the storage over it (exchange.c). No view, no
- * buffer of another and no weak reference leads to it then, and nobody can make one. */
-static bool unshared(void *object)
+bool fan_unshared(PyObject *o, Py_ssize_t refs)
 {
-    PyObject *o = object;
-    bool alone = false;
 #ifdef Py_GIL_DISABLED
-    (void)o; /* counts say nothing here */
-#else
-    fan_gil gil;
-    if (!PyArray_CheckExact(o) || !fan_gil_enter(&gil))
+    return false; /* counts say nothing here */
+#endif
+    if (Py_REFCNT(o) != refs || !PyArray_CheckExact(o))
         return false;
     PyArrayObject *a = (PyArrayObject *)o;
     void *weak = (char *)o + Py_TYPE(o)->tp_weaklistoffset;
-    alone = Py_REFCNT(o) == 2 && PyArray_CHKFLAGS(a, NPY_ARRAY_OWNDATA | NPY_ARRAY_WRITEABLE) && !PyArray_BASE(a) &&
+    return PyArray_CHKFLAGS(a, NPY_ARRAY_OWNDATA | NPY_ARRAY_WRITEABLE) && !PyArray_BASE(a) &&
             Py_TYPE(o)->tp_weaklistoffset > 0 && *(PyObject **)weak == NULL;
+}
+
+/* Two references: the value's, and that of the storage over it (exchange.c). */
+static bool unshared(void *object)
+{
+    fan_gil gil;
+    if (!fan_gil_enter(&gil))
+        return false;
+    bool alone = fan_unshared(object, 2);
     fan_gil_leave(&gil);
-#endif
     return alone;
 }
 
@@ -132,6 +135,7 @@ const fan_frontend fan_python = {
     .hold = hold,
     .drop = drop,
     .unshared = unshared,
+    .plain = fan_plain_value,
     .combine = combine,
     .leave = leave,
     .enter = enter,

@@ -31,6 +31,7 @@ static int add_types(PyObject *m, fan_state *st)
         return -1;
     TYPE_LIST(X)
 #undef X
+    st->buffer_type->tp_vectorcall = fan_buffer_call;
     return 0;
 }
 

@@ -137,6 +137,10 @@ typedef enum fan_origin {
 /* fan_import: any gradient (None too) as a value; the caller owns its holds. `recording`: A1, everything is an object. `has_combine`: containers are objects.
  * -1 with an exception set. */
 int fan_import(PyObject *o, bool recording, bool has_combine, fan_value *out);
+/* fan_import_plain: what the short way of the buffer needs to know of a plain gradient (buffer/plain.h); false: it is none, nothing is said. */
+bool fan_import_plain(PyObject *o, fan_plain_kind *kind, char **data);
+/* fan_plain_value: the same as a value; FAN_NOMEM. */
+fan_status fan_plain_value(void *object, char *data, const fan_plain_kind *kind, fan_value *out, fan_error *err);
 /* fan_import_object: what a combine or an operator gave: an object whatever it is. */
 int fan_import_object(PyObject *o, fan_value *out);
 /* fan_import_out: a writable array to write a sum into (out=). BufferError if it cannot be written. */
@@ -145,6 +149,10 @@ int fan_import_out(PyObject *o, fan_value *out);
 PyObject *fan_export(fan_value *v);
 /* fan_export_array: a host array as an ndarray over the same memory; takes a hold of its own. */
 PyObject *fan_export_array(fan_array *a);
+/* fan_unshared: an ndarray that owns its memory and has just these references: no view, no buffer of another and no weak reference leads to it, and nobody can
+ * make one. */
+bool fan_unshared(PyObject *o, Py_ssize_t refs);
+PyObject *fan_buffer_call(PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames); /* InputBuffer's vectorcall */
 extern const fan_frontend fan_python;           /* the frontend of every buffer made from Python */
 
 /* fan_index: an exact integer: bool is a TypeError, a negative one an exception of class `negative`. `what` begins the message. -1 with an exception. */

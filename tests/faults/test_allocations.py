@@ -151,6 +151,10 @@ def play(scenario: Callable[[], Any], fail: tuple[int, int, int] | None) -> tupl
     return gave, refused, met
 
 
+#: Plain arrays only: from add to take nothing of the core's is allocated.
+PLAIN = {"fused", "low precision"}
+
+
 @pytest.mark.parametrize("count", [1, -1], ids=["once", "from then on"])
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_an_allocation_that_fails_is_an_error_and_changes_nothing(name: str, count: int) -> None:
@@ -172,7 +176,7 @@ def test_an_allocation_that_fails_is_an_error_and_changes_nothing(name: str, cou
             pytest.fail("200 allocations in one step")
     gc.collect()
     assert _core._test_memory()[0] == baseline
-    assert refusals > 0
+    assert (refusals > 0) == (name not in PLAIN)
 
 
 def test_the_hook_itself_makes_a_step_fail() -> None:
@@ -180,7 +184,7 @@ def test_the_hook_itself_makes_a_step_fail() -> None:
     _core._test_fail_at(0, 1)
     try:
         with pytest.raises(MemoryError):
-            buf.add(0, np.ones(3))
+            buf.add(0, np.ones(3), donate=True)
     finally:
         _core._test_fail_at(-1, 0)
     assert buf.take() == [None]

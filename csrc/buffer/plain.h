@@ -1,0 +1,25 @@
+/* plain: gradients that need no decision, in slots that hold nothing else: the short way from add to take.
+ *
+ * A gap-free host array of the slot's own dtype and shape, with no stream, no donate and no copy, is parked as its object and the address of its
+ * first element. As soon as anything else comes to the slot, or more is asked of it than the sum of a few small arrays, what is parked becomes items like
+ * any other (fan_slot_thicken), and the rest of the buffer knows nothing of this file. What is decided here is what arrive.c and take.c decide for
+ * such a gradient: S3, A6, A7, A10, A14, A15, A16.
+ *
+ * Its callers must exclude each other in the whole process, as Python's threads do: the counters are plain numbers. fan_slot_thicken is not bound to that.
+ */
+#ifndef FAN_BUFFER_PLAIN_H
+#define FAN_BUFFER_PLAIN_H
+
+#include "buffer/buffer.h"
+
+#define FAN_PLAIN_INLINE 4
+
+typedef struct fan_plains {
+    fan_plain_kind kind;
+    uint64_t bytes; /* of one; at least 1 */
+    size_t n, cap;
+    fan_plain *list; /* by key, or by arrival; `few`, or on the heap */
+    fan_plain few[FAN_PLAIN_INLINE];
+} fan_plains;
+
+#endif
