@@ -13,7 +13,7 @@
 #define HUGE_FROM ((size_t)4 << 20)
 #define PAGE ((size_t)4096)
 
-static atomic_int_fast64_t made, freed, refused, kept;
+static atomic_int_fast64_t made, freed, refused;
 
 /* Failing on purpose: `armed` is looked at first, so that a run without tests pays one load. */
 static atomic_bool armed;
@@ -96,17 +96,12 @@ void fan_free_data(void *p)
     fan_free(p);
 }
 
-void fan_mem_kept(int n)
-{
-    atomic_fetch_add_explicit(&kept, n, memory_order_relaxed);
-}
-
 fan_mem_counts fan_mem_get(void)
 {
     /* `freed` first: live is never negative. */
     int64_t gone = atomic_load(&freed);
     fan_mem_counts c = {.total = atomic_load(&made), .failed = atomic_load(&refused)};
-    c.live = c.total - gone - atomic_load(&kept);
+    c.live = c.total - gone;
     return c;
 }
 

@@ -23,14 +23,12 @@ void fan_free_data(void *p);
 void fan_mem_fail_at(int64_t skip, int64_t count);
 
 typedef struct fan_mem_counts {
-    int64_t live;   /* blocks not yet freed, nor kept for their next use */
+    int64_t live;   /* blocks not yet freed */
     int64_t total;  /* allocations ever */
     int64_t failed; /* allocations refused by fan_mem_fail_at */
 } fan_mem_counts;
 
 fan_mem_counts fan_mem_get(void);
-/* fan_mem_kept: `n` more blocks (or fewer) are nobody's but kept, so that they are no leak. */
-void fan_mem_kept(int n);
 
 /* fan_grow: makes room for at least `want` items of `size` bytes in *items (capacity *cap). Returns 0, or -1
  * when out of memory with everything as before. */

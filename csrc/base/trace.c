@@ -20,6 +20,7 @@ struct fan_trace {
 };
 
 static _Thread_local fan_trace *innermost;
+atomic_int fan_traces;
 
 static void drop(fan_trace *t)
 {
@@ -58,6 +59,7 @@ static bool unlink_here(fan_trace *t)
             t->outer = NULL;
             atomic_store(&t->closed, false);
             atomic_store(&t->on, false);
+            atomic_fetch_sub(&fan_traces, 1);
             drop(t);
             return true;
         }
@@ -90,6 +92,7 @@ void fan_trace_begin(fan_trace *t)
     atomic_fetch_add(&t->refs, 1);
     t->outer = innermost;
     innermost = t;
+    atomic_fetch_add(&fan_traces, 1);
 }
 
 void fan_trace_end(fan_trace *t)

@@ -5,6 +5,7 @@
 #ifndef FAN_BASE_TRACE_H
 #define FAN_BASE_TRACE_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -57,6 +58,8 @@ void fan_trace_free(fan_trace *t);
 void fan_trace_begin(fan_trace *t);        /* makes t the innermost trace of this thread */
 void fan_trace_end(fan_trace *t);          /* takes it off again, wherever it lies */
 bool fan_trace_on(void);
+/* fan_traces: how many are open on any thread. 0: fan_trace_on need not be asked. */
+extern atomic_int fan_traces;
 /* fan_trace_put: appends `line` to every trace of this thread; does nothing without one. host_ns is filled in. */
 void fan_trace_put(const fan_trace_line *line);
 size_t fan_trace_count(const fan_trace *t);

@@ -91,8 +91,10 @@ static void changed(fan_buffer *b, size_t slot) { fan_cond_broadcast(&b->changed
 static fan_status wait_for_change(fan_buffer *b, size_t slot, fan_error *err)
 {
     const fan_frontend *f = b->frontend;
+    atomic_fetch_add(&b->waiting, 1);
     void *left = f->leave ? f->leave() : NULL;
     fan_cond_wait(&b->changed[slot % b->nlocks], &b->locks[slot % b->nlocks]);
+    atomic_fetch_sub(&b->waiting, 1);
     fan_slot_unlock(b, slot);
     if (f->leave)
         f->enter(left);
@@ -811,7 +813,7 @@ static fan_status slot_declare(fan_buffer *b, size_t i, const fan_slot_spec *spe
     return FAN_OK;
 }
 
-/* A buffer of few slots is one block, and a few such blocks are kept: an engine makes a buffer for each node. Their locks stay made. */
+/* A buffer of few slots is one block. */
 typedef struct fan_small {
     fan_buffer b;
     fan_mutex locks[FAN_INLINE_SLOTS];
@@ -819,9 +821,6 @@ typedef struct fan_small {
     fan_slot slots[FAN_INLINE_SLOTS];
     fan_plains plains[FAN_INLINE_SLOTS];
 } fan_small;
-
-#define SPARES 8
-static _Atomic(fan_small *) spares[SPARES];
 
 static fan_status locks_make(fan_mutex *locks, fan_cond *changed, size_t n, size_t *made, fan_error *err)
 {
@@ -846,31 +845,21 @@ static void locks_end(fan_mutex *locks, fan_cond *changed, size_t n)
 
 static fan_status small_new(size_t nslots, fan_buffer **out, fan_error *err)
 {
-    fan_small *s = NULL;
     size_t made;
-    for (size_t i = 0; i < SPARES && !s; i++)
-        if (atomic_load_explicit(&spares[i], memory_order_relaxed))
-            s = atomic_exchange_explicit(&spares[i], NULL, memory_order_acquire);
-    if (s) {
-        fan_mem_kept(-1);
-        for (size_t i = 0; i < nslots; i++)
-            fan_mutex_renew(&s->locks[i]);
-    } else {
-        s = fan_alloc(sizeof *s);
-        if (!s)
-            return fan_fail(err, FAN_NOMEM, "out of memory");
-        fan_status status = locks_make(s->locks, s->changed, FAN_INLINE_SLOTS, &made, err);
-        if (status != FAN_OK) {
-            locks_end(s->locks, s->changed, made);
-            fan_free(s);
-            return status;
-        }
+    fan_small *s = fan_alloc(sizeof *s);
+    if (!s)
+        return fan_fail(err, FAN_NOMEM, "out of memory");
+    fan_status status = locks_make(s->locks, s->changed, nslots ? nslots : 1, &made, err);
+    if (status != FAN_OK) {
+        locks_end(s->locks, s->changed, made);
+        fan_free(s);
+        return status;
     }
     memset(&s->b, 0, sizeof s->b);
     s->b.small = true;
     s->b.locks = s->locks;
     s->b.changed = s->changed;
-    s->b.nlocks = nslots ? nslots : 1;
+    s->b.nlocks = made;
     s->b.slots = s->slots;
     for (size_t i = 0; i < nslots; i++) {
         s->slots[i].plain = &s->plains[i];
@@ -964,25 +953,39 @@ void fan_buffer_free(fan_buffer *b)
     fan_stream_drop(b->stream);
     if (b->name != unnamed)
         fan_free(b->name);
-    if (b->small) {
-        fan_small *s = (fan_small *)b;
-        fan_mem_kept(1);
-        for (size_t i = 0; i < SPARES; i++) {
-            fan_small *none = NULL;
-            if (!atomic_load_explicit(&spares[i], memory_order_relaxed) &&
-                atomic_compare_exchange_strong_explicit(&spares[i], &none, s, memory_order_release, memory_order_relaxed))
-                return;
-        }
-        fan_mem_kept(-1);
-        locks_end(s->locks, s->changed, FAN_INLINE_SLOTS);
-        fan_free(s);
-        return;
-    }
     locks_end(b->locks, b->changed, b->nlocks);
-    fan_free(b->locks);
-    fan_free(b->changed);
-    fan_free(b->slots);
-    fan_free(b);
+    if (!b->small) {
+        fan_free(b->locks);
+        fan_free(b->changed);
+        fan_free(b->slots);
+    }
+    fan_free(b); /* a small one begins its block */
+}
+
+bool fan_buffer_empty_for_reuse(fan_buffer *b)
+{
+    if (!b->small || b->stream || b->leaf || b->create_graph || b->name != unnamed || b->undeclared.accumulate != FAN_NO_DTYPE)
+        return false;
+    for (size_t i = 0; i < b->nslots; i++) {
+        fan_slot *s = &b->slots[i];
+        fan_pass *gone = fan_pass_cut(s);
+        if (s->spec != &b->undeclared)
+            return false;
+        fan_pass_free(b, gone);
+        fan_plain_drop(b, i);
+        s->expected = -1;
+    }
+    return true;
+}
+
+void fan_buffer_reuse(fan_buffer *b, uint64_t budget)
+{
+    b->budget = budget;
+    b->id = atomic_fetch_add(&next_buffer, 1);
+    memset(&b->n, 0, sizeof b->n);
+    memset(&b->quick, 0, sizeof b->quick);
+    for (size_t i = 0; i < b->nlocks; i++)
+        fan_mutex_renew(&b->locks[i]);
 }
 
 size_t fan_buffer_slots(const fan_buffer *b) { return b->nslots; }

@@ -62,6 +62,10 @@ typedef struct fan_counters {
 fan_status fan_buffer_new(const fan_buffer_config *config, fan_buffer **out, fan_error *err);
 /* fan_buffer_free: drops all that is parked. No other thread may be inside. */
 void fan_buffer_free(fan_buffer *b);
+/* fan_buffer_empty_for_reuse: whether a buffer that nobody has any more may begin a second life as one of as many slots that was told nothing but its budget:
+ * it is emptied then. fan_buffer_reuse begins that life. */
+bool fan_buffer_empty_for_reuse(fan_buffer *b);
+void fan_buffer_reuse(fan_buffer *b, uint64_t budget);
 size_t fan_buffer_slots(const fan_buffer *b);
 const char *fan_buffer_name(const fan_buffer *b);
 
@@ -96,7 +100,7 @@ typedef struct fan_plain_sum {
  * fan_buffer_plain_done, once: `taken` empties them all. */
 bool fan_buffer_take_plain(fan_buffer *b);
 fan_plain_sum fan_buffer_plain_at(fan_buffer *b, size_t slot);
-void fan_buffer_plain_done(fan_buffer *b, bool taken);
+void fan_buffer_plain_done(fan_buffer *b, bool taken, void (*drop)(void *object));
 /* fan_buffer_plain_fold: `out` (gap-free; the first term's memory or apart from all) becomes the sum of n >= 2 terms. */
 void fan_buffer_plain_fold(fan_buffer *b, size_t slot, char *out, bool in_place);
 

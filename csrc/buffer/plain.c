@@ -1,6 +1,7 @@
 #include "buffer/plain.h"
 
 #include "base/mem.h"
+#include "array/convert.h"
 #include "buffer/slot.h"
 
 #include <string.h>
@@ -103,7 +104,6 @@ static bool grow(fan_plains *p)
     return true;
 }
 
-/* Locked. */
 static bool park(fan_buffer *b, size_t slot, const fan_plain_kind *kind, void *object, char *data, int64_t key)
 {
     fan_slot *s = &b->slots[slot];
@@ -142,18 +142,15 @@ static bool park(fan_buffer *b, size_t slot, const fan_plain_kind *kind, void *o
 
 bool fan_buffer_add_plain(fan_buffer *b, size_t slot, const fan_plain_kind *kind, void *object, char *data, int64_t key, bool *due)
 {
-    fan_slot_lock(b, slot);
-    bool parked = park(b, slot, kind, object, data, key);
-    if (parked) {
-        uint64_t bytes = b->slots[slot].plain->bytes;
-        uint64_t now = atomic_fetch_add_explicit(&b->parked, bytes, memory_order_relaxed) + bytes;
-        COUNT(b, adds, 1);
-        peak(&b->quick.peak_parked_bytes, now);
-        peak(&fan_plain_total.peak_parked_bytes, now);
-        *due = now > b->budget;
-    }
-    fan_slot_unlock(b, slot);
-    return parked;
+    if (!park(b, slot, kind, object, data, key))
+        return false;
+    uint64_t bytes = b->slots[slot].plain->bytes;
+    uint64_t now = atomic_fetch_add_explicit(&b->parked, bytes, memory_order_relaxed) + bytes;
+    COUNT(b, adds, 1);
+    peak(&b->quick.peak_parked_bytes, now);
+    peak(&fan_plain_total.peak_parked_bytes, now);
+    *due = now > b->budget;
+    return true;
 }
 
 /* ---- what is plain becomes items ---- */
@@ -228,7 +225,7 @@ done:
     return status;
 }
 
-/* Locked: the list is empty afterwards; what it held is copied to `few`, or is *many, which is to go to give_back. */
+/* The list is empty afterwards; what it held is copied to `few`, or is *many. */
 static size_t detach(fan_plains *p, fan_plain *few, fan_plain **many, size_t *cap)
 {
     size_t n = p->n;
@@ -247,45 +244,34 @@ static size_t detach(fan_plains *p, fan_plain *few, fan_plain **many, size_t *ca
 
 #define KEPT_TERMS 1024 /* longer lists are not kept for the next pass */
 
-static void give_back(fan_buffer *b, size_t slot, fan_plain *many, size_t cap)
+static void drop_terms(fan_plains *p, fan_plain *few, fan_plain *many, size_t cap, size_t n, void (*drop)(void *object))
 {
-    fan_plains *p = b->slots[slot].plain;
-    fan_slot_lock(b, slot);
-    if (p->list == p->few && p->n == 0 && cap <= KEPT_TERMS) {
+    const fan_plain *terms = many ? many : few;
+    for (size_t i = 0; i < n; i++)
+        drop(terms[i].object);
+    if (many && p->list == p->few && p->n == 0 && cap <= KEPT_TERMS) {
         p->list = many;
         p->cap = cap;
         many = NULL;
     }
-    fan_slot_unlock(b, slot);
     fan_free(many);
-}
-
-static void drop_terms(fan_buffer *b, size_t slot, fan_plain *few, fan_plain *many, size_t cap, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        if ((many ? many : few)[i].object)
-            b->frontend->drop((many ? many : few)[i].object);
-    if (many)
-        give_back(b, slot, many, cap);
 }
 
 void fan_plain_drop(fan_buffer *b, size_t slot)
 {
-    fan_plain few[FAN_PLAIN_INLINE], *many = NULL;
-    size_t n = 0, cap = 0;
-    if (!b->slots[slot].plain)
-        return;
-    fan_slot_lock(b, slot);
     fan_plains *p = b->slots[slot].plain;
+    FAN_UNCLEARED fan_plain few[FAN_PLAIN_INLINE];
+    fan_plain *many = NULL;
+    size_t n, cap = 0;
+    if (!p || !p->n)
+        return;
     atomic_fetch_sub_explicit(&b->parked, p->n * p->bytes, memory_order_relaxed);
     n = detach(p, few, &many, &cap);
-    fan_slot_unlock(b, slot);
-    drop_terms(b, slot, few, many, cap, n);
+    drop_terms(p, few, many, cap, n, b->frontend->drop);
 }
 
 /* ---- take ---- */
 
-/* Locked. */
 static bool claim(fan_slot *s)
 {
     const fan_plains *p = s->plain;
@@ -298,26 +284,32 @@ static bool claim(fan_slot *s)
     return true;
 }
 
-static void let_go(fan_buffer *b, size_t slots)
+static void wake(fan_buffer *b)
 {
-    for (size_t i = 0; i < slots; i++) {
+    for (size_t i = 0; i < b->nlocks && atomic_load(&b->waiting); i++) {
         fan_slot_lock(b, i);
-        fan_slot_let_go(b, i);
+        fan_cond_broadcast(&b->changed[i]);
         fan_slot_unlock(b, i);
     }
 }
 
+static void let_go(fan_buffer *b, size_t slots)
+{
+    for (size_t i = 0; i < slots; i++) {
+        fan_slot *s = &b->slots[i];
+        s->busy = s->taking = false;
+        s->owner = 0;
+    }
+    wake(b);
+}
+
 bool fan_buffer_take_plain(fan_buffer *b)
 {
-    for (size_t i = 0; i < b->nslots; i++) {
-        fan_slot_lock(b, i);
-        bool mine = claim(&b->slots[i]);
-        fan_slot_unlock(b, i);
-        if (!mine) {
+    for (size_t i = 0; i < b->nslots; i++)
+        if (!claim(&b->slots[i])) {
             let_go(b, i);
             return false;
         }
-    }
     return true;
 }
 
@@ -332,7 +324,7 @@ void fan_buffer_plain_fold(fan_buffer *b, size_t slot, char *out, bool in_place)
     const fan_slot *s = &b->slots[slot];
     const fan_plains *p = s->plain;
     fan_dtype acc = fan_accum_dtype(p->kind.dtype, s->spec->accumulate);
-    const char *src[STACK_TERMS];
+    FAN_UNCLEARED const char *src[STACK_TERMS];
     size_t count = 1;
     for (int i = 0; i < p->kind.ndim; i++)
         count *= (size_t)p->kind.shape[i];
@@ -365,23 +357,25 @@ void fan_plain_sum_of(const fan_plain_kind *kind, const char *const *src, size_t
     fan_plain_total.bytes_written += count * fan_dtype_size(kind->dtype);
 }
 
-void fan_buffer_plain_done(fan_buffer *b, bool taken)
+void fan_buffer_plain_done(fan_buffer *b, bool taken, void (*drop)(void *object))
 {
     if (!taken) {
         let_go(b, b->nslots);
         return;
     }
     for (size_t i = 0; i < b->nslots; i++) {
-        fan_plain few[FAN_PLAIN_INLINE], *many = NULL;
-        size_t n = 0, cap = 0;
-        fan_slot_lock(b, i);
         fan_plains *p = b->slots[i].plain;
-        if (p && p->n) {
-            atomic_fetch_sub_explicit(&b->parked, p->n * p->bytes, memory_order_relaxed);
+        FAN_UNCLEARED fan_plain few[FAN_PLAIN_INLINE];
+        fan_plain *many = NULL;
+        size_t n = p ? p->n : 0, cap = 0;
+        if (n) {
+            atomic_fetch_sub_explicit(&b->parked, n * p->bytes, memory_order_relaxed);
             n = detach(p, few, &many, &cap);
         }
-        fan_slot_let_go(b, i);
-        fan_slot_unlock(b, i);
-        drop_terms(b, i, few, many, cap, n);
+        /* What is dropped may call back, and add to this very slot. */
+        b->slots[i].busy = b->slots[i].taking = false;
+        if (n)
+            drop_terms(p, few, many, cap, n, drop);
     }
+    wake(b);
 }

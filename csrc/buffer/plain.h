@@ -5,7 +5,9 @@
  * any other (fan_slot_thicken), and the rest of the buffer knows nothing of this file. What is decided here is what arrive.c and take.c decide for
  * such a gradient: S3, A6, A7, A10, A14, A15, A16.
  *
- * Its callers must exclude each other in the whole process, as Python's threads do: the counters are plain numbers. fan_slot_thicken is not bound to that.
+ * The short way takes no lock. It is for a frontend whose interpreter lets one thread in at a time, as Python's GIL does, and leaves the interpreter only while
+ * jobs run and while a thread waits: so all that changes a slot, by whichever way, happens inside the interpreter. Its counters are plain numbers for the same
+ * reason. Without a GIL fan_import_plain says no, and there is no short way.
  */
 #ifndef FAN_BUFFER_PLAIN_H
 #define FAN_BUFFER_PLAIN_H

@@ -93,6 +93,7 @@ struct fan_buffer {
     fan_mutex *locks;   /* slot i has locks[i % nlocks] */
     fan_cond *changed;
     atomic_uint_fast64_t parked; /* bytes */
+    atomic_uint waiting;         /* threads in wait_for_change */
     struct {
 #define X(name) atomic_uint_fast64_t name;
         FAN_COUNTER_LIST(X)

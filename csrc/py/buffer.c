@@ -375,9 +375,54 @@ out:
     return (PyObject *)self;
 }
 
-/* made_plain: InputBuffer(n), as an engine makes one for each node. */
+/* An engine makes a buffer for each node: a few that are as InputBuffer(n) makes them, and that nobody has any more, are kept for their next lives. */
+static PyObject *spare_take(PyTypeObject *type, size_t n)
+{
+    fan_state *st = fan_state_get();
+    for (unsigned i = st->nspares; i-- > 0;) {
+        PyObject *o = st->spares[i];
+        if (of(o)->n != n || Py_TYPE(o) != type)
+            continue;
+        st->spares[i] = st->spares[--st->nspares];
+        Py_INCREF(type);
+        _Py_NewReference(o);
+        fan_buffer_reuse(of(o)->core, st->budget);
+        PyObject_GC_Track(o);
+        return o;
+    }
+    return NULL;
+}
+
+/* spare_put: true: it is kept. */
+static bool spare_put(buffer_object *self)
+{
+#ifdef Py_GIL_DISABLED
+    return false;
+#endif
+    fan_state *st = fan_state_get();
+    if (!st || self->flags || self->names || self->declared || !self->core || fan_finalizing() || !fan_buffer_empty_for_reuse(self->core))
+        return false;
+    if (st->nspares == FAN_SPARES) /* asked last: what was dropped may have filled it */
+        return false;
+    st->spares[st->nspares++] = (PyObject *)self;
+    return true;
+}
+
+void fan_buffer_spares_free(fan_state *st)
+{
+    while (st->nspares) {
+        PyObject *o = st->spares[--st->nspares];
+        fan_buffer_free(of(o)->core);
+        PyObject_GC_Del(o);
+    }
+}
+
+/* made_plain: InputBuffer(n). */
 static PyObject *made_plain(PyTypeObject *type, Py_ssize_t n)
 {
+    PyObject *spare = spare_take(type, (size_t)n);
+    if (spare)
+        return spare;
     fan_buffer_config config = {.slots = (size_t)n, .accumulate = FAN_NO_DTYPE, .budget = fan_state_get()->budget, .frontend = &fan_python};
     FAN_RAW fan_error err;
     buffer_object *self = (buffer_object *)type->tp_alloc(type, 0);
@@ -428,13 +473,20 @@ static void buffer_dealloc(PyObject *o)
     buffer_object *self = of(o);
     PyTypeObject *type = Py_TYPE(o);
     PyObject *live;
+    bool kept;
     PyObject_GC_UnTrack(o);
     if (self->weakrefs)
         PyObject_ClearWeakRefs(o);
-    live = fan_exception_take();
-    if (self->core)
+    live = PyErr_Occurred() ? fan_exception_take() : NULL;
+    kept = spare_put(self);
+    if (!kept && self->core)
         fan_buffer_free(self->core);
-    fan_exception_put(live);
+    if (live)
+        fan_exception_put(live);
+    if (kept) {
+        Py_DECREF(type);
+        return;
+    }
     fan_free(self->flags);
     Py_XDECREF(self->names);
     Py_XDECREF(self->declared);
@@ -522,7 +574,7 @@ static int showable(const fan_value *v)
 /* Whether nobody watches: a trace and debug=True want the long way. */
 static bool unwatched(void)
 {
-    return !fan_get_debug() && !fan_trace_on();
+    return !fan_get_debug() && (atomic_load_explicit(&fan_traces, memory_order_relaxed) == 0 || !fan_trace_on());
 }
 
 /* small_index: a plain int from 0 on; -1: something else, or an exception's matter. */
@@ -540,7 +592,7 @@ static Py_ssize_t small_index(PyObject *o)
 /* add_plain: 1: added; 0: not for this way, and nothing happened; -1 with an exception. */
 static int add_plain(buffer_object *self, PyObject *const *args, PyObject *kwnames)
 {
-    fan_plain_kind kind;
+    FAN_RAW fan_plain_kind kind;
     Py_ssize_t slot = small_index(args[0]), key = -1;
     char *data;
     bool due;
@@ -851,6 +903,11 @@ static PyObject *target_of(const fan_plain_sum *sum)
     return alone ? Py_NewRef(first) : fresh_like(sum->kind, first);
 }
 
+static void decref(void *object)
+{
+    Py_DECREF((PyObject *)object);
+}
+
 /* take_plain: *list gets the sums. False: not for this way, and nothing happened. */
 static bool take_plain(buffer_object *self, PyObject **list)
 {
@@ -873,16 +930,15 @@ static bool take_plain(buffer_object *self, PyObject **list)
         if (sum.n > 1)
             fan_buffer_plain_fold(self->core, i, PyArray_BYTES((PyArrayObject *)item), item == sum.terms[0].object);
     }
-    fan_buffer_plain_done(self->core, good);
+    fan_buffer_plain_done(self->core, good, decref);
     if (!good)
         Py_CLEAR(*list);
     return true;
 }
 
-static PyObject *buffer_take(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+static PyObject *take_any(buffer_object *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     static const char *const names[] = {"stream", "out", "scale", "writable"};
-    buffer_object *self = of(o);
     struct {
         PyObject *stream, *out, *scale, *writable;
     } a;
@@ -890,8 +946,6 @@ static PyObject *buffer_take(PyObject *o, PyObject *const *args, Py_ssize_t narg
     fan_stream *s = NULL;
     PyObject *list = NULL;
     bool writable;
-    if (nargs == 0 && !kwnames && take_plain(self, &list))
-        return list;
     if (parse_call("take", names, 4, 1, "stream", args, nargs, kwnames, &a.stream) < 0 || truth(a.writable, &writable) < 0)
         return NULL;
     fan_where_push(&w);
@@ -900,6 +954,14 @@ static PyObject *buffer_take(PyObject *o, PyObject *const *args, Py_ssize_t narg
     fan_where_pop(&w);
     fan_stream_drop(s);
     return list;
+}
+
+static PyObject *buffer_take(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    PyObject *list;
+    if (nargs == 0 && !kwnames && take_plain(of(o), &list))
+        return list;
+    return take_any(of(o), args, nargs, kwnames);
 }
 
 static PyObject *buffer_clear(PyObject *o, PyObject *Py_UNUSED(none))
@@ -1192,8 +1254,8 @@ static int add_all(fan_buffer *core, PyObject *arrays, PyObject *keys)
 /* add_plain_n: the sum of a few small arrays of one kind; NULL without an exception: not for this way. */
 static PyObject *add_plain_n(PyObject *arrays)
 {
-    const char *src[FAN_PLAIN_MOST];
-    fan_plain_kind kind, other;
+    FAN_RAW const char *src[FAN_PLAIN_MOST];
+    FAN_RAW fan_plain_kind kind, other;
     Py_ssize_t n = PyList_CheckExact(arrays) || PyTuple_CheckExact(arrays) ? PySequence_Fast_GET_SIZE(arrays) : 0;
     PyObject **items = n ? PySequence_Fast_ITEMS(arrays) : NULL;
     char *data;

@@ -18,9 +18,10 @@ static void drop(void *object)
     PyObject *live;
     if (!fan_gil_enter(&gil))
         return;
-    live = fan_exception_take();
+    live = PyErr_Occurred() ? fan_exception_take() : NULL;
     Py_DECREF((PyObject *)object);
-    fan_exception_put(live);
+    if (live)
+        fan_exception_put(live);
     fan_gil_leave(&gil);
 }
 

@@ -54,6 +54,7 @@ static PyObject *test_fail_at(PyObject *Py_UNUSED(module), PyObject *args)
 static PyObject *test_memory(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 {
     fan_mem_counts n = fan_mem_get();
+    n.live -= (int64_t)fan_state_get()->nspares; /* kept for the next buffers: no leak */
     return Py_BuildValue("(LLL)", (long long)n.live, (long long)n.total, (long long)n.failed);
 }
 

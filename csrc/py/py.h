@@ -59,6 +59,7 @@
     X(PyObject, zero)      /* the int 0 */                                                                            \
     X(PyObject, site_cache)
 
+#define FAN_SPARES 8
 typedef struct fan_state {
 #define X(type, field) type *field;
     FAN_STATE_LIST(X)
@@ -66,6 +67,8 @@ typedef struct fan_state {
 #define X(field, name) PyObject *field;
     FAN_NAME_LIST(X)
 #undef X
+    PyObject *spares[FAN_SPARES]; /* InputBuffers without references, for their next lives */
+    unsigned nspares;
     uint64_t budget;         /* of buffers that name none (set_options) */
     struct fan_state *older; /* of an earlier load of the module in this process, if it still lives */
 } fan_state;
@@ -152,6 +155,7 @@ PyObject *fan_export_array(fan_array *a);
 /* fan_unshared: an ndarray that owns its memory and has just these references: no view, no buffer of another and no weak reference leads to it, and nobody can
  * make one. */
 bool fan_unshared(PyObject *o, Py_ssize_t refs);
+void fan_buffer_spares_free(fan_state *st);
 PyObject *fan_buffer_call(PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames); /* InputBuffer's vectorcall */
 extern const fan_frontend fan_python;           /* the frontend of every buffer made from Python */
 

@@ -151,7 +151,7 @@ def play(scenario: Callable[[], Any], fail: tuple[int, int, int] | None) -> tupl
     return gave, refused, met
 
 
-#: Plain arrays only: from add to take nothing of the core's is allocated.
+#: Plain arrays only: from the buffer's making to its end nothing of the core's is allocated once there was one before it.
 PLAIN = {"fused", "low precision"}
 
 
