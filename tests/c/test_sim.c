@@ -1025,7 +1025,7 @@ static void every_job_touches_what_it_says(void)
                 if (what == FAN_JOB_UPLOAD)
                     in[1][0].array = host[1];
                 int out = what == FAN_JOB_REDUCE ? 3 : 0;
-                size_t n = what == FAN_JOB_SUM ? 2 : what == FAN_JOB_ZERO || what == FAN_JOB_NEUTRAL || what == FAN_JOB_SCATTER ? 0 : 1;
+                size_t n = what == FAN_JOB_SUM ? 2 : what == FAN_JOB_ZERO || what == FAN_JOB_SCATTER ? 0 : 1;
                 fan_job job[2];
                 for (int i = 0; i < 2; i++)
                     job[i] = (fan_job){.kind = (fan_job_kind)what, .out = i ? on[out] : host[out], .in = in[i], .n = n,
