@@ -69,7 +69,8 @@ static inline uint32_t fan_low_of(float x, uint32_t mant, uint32_t bias, uint32_
     uint32_t u = fan_bits_of_float(x), a = u & 0x7fffffffu;
     uint32_t r = fan_low_round(a, mant, bias);
     r = fan_either(a >= over, inf, r);
-    r = fan_either(a > 0x7f800000u, nan, r);
+    if (nan != inf)
+        r = fan_either(a > 0x7f800000u, nan, r);
     return r | (u >> 31 << sign);
 }
 
