@@ -159,8 +159,6 @@ def test_shapes_that_no_machine_has_are_refused(n: int) -> None:
         for x in (m.empty((2, 3)), m.empty(1), m.empty(()), m.empty((0, 3))):
             for shape in ((n,), (n, 1), (1, n), (n, n), (2, n), (-1, n), (n, -1), (n, 2, 3), (0, n)):
                 for call in (x.reshape, x.broadcast_to, x.transpose):
-                    if shape == (0, n) and 0 < n < 2**63 and 0 in x.shape:
-                        continue  # nothing of whatever extent: NumPy's to say
                     for how in ((shape,), shape):
                         with pytest.raises(ValueError):
                             call(*how)
