@@ -157,19 +157,21 @@ def _object(source: Path, flags: tuple[str, ...]) -> Path:
 def build_c(sources: Sequence[str | os.PathLike[str]], *flags: str, core: bool = True) -> Path:
     """Builds a program from C files (names in tests/c, or paths) and, with `core`, all rungs below py/.
 
-    Every object is kept under a hash of all that went into it, so that a second run compiles nothing.
+    Every object is kept under a hash of all that went into it, so that a second run compiles nothing. Flags for the
+    linker ("-Wl,..") make no other objects.
     """
     paths = [TEST_C / s if not os.path.isabs(s) else Path(s) for s in sources]
     if core:
         paths += sorted(p for rung in RUNGS for p in (CSRC / rung).glob("**/*.c"))
     every = (*c_flags(), *flags)
+    compiling = tuple(f for f in every if not f.startswith("-Wl,"))
     if len(paths) > 1:
         from concurrent.futures import ThreadPoolExecutor
 
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            objects = list(pool.map(lambda p: _object(p, every), paths))
+            objects = list(pool.map(lambda p: _object(p, compiling), paths))
     else:
-        objects = [_object(p, every) for p in paths]
+        objects = [_object(p, compiling) for p in paths]
     key = hashlib.sha256("\0".join([*every, *map(str, objects)]).encode()).hexdigest()[:24]
     command = [*compiler(), *every, *map(str, objects), "-lm"]
     return _compile(command, cache_dir() / f"{paths[0].stem}-{key}")

@@ -310,3 +310,73 @@ def test_scenarios_are_marked_and_collected() -> None:
     module.one, module.two, module.other = one, two, lost_wait  # type: ignore[attr-defined]
     assert [(name, options) for name, _, options in scenarios(module)] == [("one", {}), ("two", {"limit": 7})]
     assert explore(one).ok
+
+
+# Events, asked by host threads
+
+
+def test_whether_an_event_was_recorded_hangs_on_the_order() -> None:
+    """Whoever asks first hears of no record, so there is nothing to wait for: True."""
+
+    def scenario(m: Machine) -> Any:
+        s, e = m.stream(), m.event()
+        m.launch(s, lambda v: v.fill(1), writes=[m.empty(1)])
+        m.spawn(lambda: e.record(s))
+        asked = m.spawn(e.query)
+        m.join()
+        return asked.result
+
+    report = explore(scenario)
+    assert report.complete and set(report.results) == {True, False}, report
+
+
+def test_a_thread_that_waits_for_an_event_sees_what_was_written_before_it() -> None:
+    """synchronize blocks without the GIL, lets others act, and orders the host behind the record where there was one."""
+
+    def scenario(m: Machine, waits: bool = True) -> Any:
+        s = m.stream()
+        x, flag = m.array(np.zeros(1)), list[Any]()
+        m.launch(s, lambda v: v.fill(1), writes=[x], name="write")
+        e = s.record()
+
+        def reader() -> None:
+            if waits:
+                e.synchronize()
+            flag.append(x.numpy().tolist())
+
+        for _ in range(2):
+            m.spawn(reader)
+        m.spawn(lambda: m.launch(s, lambda v: None, reads=[x], name="read"))
+        m.join()
+        return flag
+
+    report = explore(scenario)
+    assert report.ok and report.complete and report.results == ([[1.0], [1.0]],), report
+    assert report.runs > 1
+    assert explore(functools.partial(scenario, waits=False)).races
+
+
+@pytest.mark.parametrize("what", ["synchronize", "query"])
+def test_threads_that_ask_an_event_while_another_is_at_work_let_it_go_on(what: str) -> None:
+    """Other threads than the machine's: a kernel that takes its time has the GIL for itself, and they wait without it."""
+    with Machine() as m:
+        s, x, began, seen = m.stream(), m.empty(1), threading.Event(), list[Any]()
+
+        def slow(v: np.ndarray) -> None:
+            began.set()
+            for _ in range(200):
+                sum(range(1000))
+            v.fill(1)
+
+        m.launch(s, slow, writes=[x])
+        e = s.record()
+        first = threading.Thread(target=s.synchronize)
+        others = [threading.Thread(target=lambda: seen.append(getattr(e, what)())) for _ in range(4)]
+        first.start()
+        assert began.wait(60)
+        for t in others:
+            t.start()
+        for t in [first, *others]:
+            t.join(60)
+            assert not t.is_alive()
+        assert len(seen) == 4

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import math
 import threading
 import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -151,6 +153,21 @@ def test_views_of_other_shapes() -> None:
             x.reshape((1,) * 65)
 
 
+@pytest.mark.parametrize("n", [2**62, 2**63 - 1, 2**63, -(2**63), -(2**63) - 1, 2**64, -(2**64), 10**30])
+def test_shapes_that_no_machine_has_are_refused(n: int) -> None:
+    with Machine() as m:
+        for x in (m.empty((2, 3)), m.empty(1), m.empty(()), m.empty((0, 3))):
+            for shape in ((n,), (n, 1), (1, n), (n, n), (2, n), (-1, n), (n, -1), (n, 2, 3), (0, n)):
+                for call in (x.reshape, x.broadcast_to, x.transpose):
+                    for how in ((shape,), shape):
+                        with pytest.raises(ValueError):
+                            call(*how)
+            with pytest.raises(ValueError):
+                x.reshape(n)
+            with pytest.raises(ValueError):
+                m.empty((n, 8) if n > 0 else n)
+
+
 @pytest.mark.parametrize(
     "use",
     [np.asarray, np.add.reduce, np.sum, lambda x: np.ones(3) + x, lambda x: np.add(x, x), lambda x: x == 1, lambda x: x != x, lambda x: x < 1,
@@ -263,19 +280,110 @@ def test_numpy_waits_for_the_current_stream_alone() -> None:
             y.numpy()
 
 
-def test_a_view_that_a_kernel_keeps_keeps_the_machines_memory() -> None:
-    """Not the array: that was given back, and is poisoned."""
+def keep_in_a_generator(kept: list[Any], x: np.ndarray) -> None:
+    def elements() -> Iterator[Any]:
+        yield from x
+
+    kept.append(elements())
+    next(kept[0])
+
+
+def keep_in_an_exception(kept: list[Any], x: np.ndarray) -> None:
+    try:
+        raise LookupError(str(x.shape))
+    except LookupError as e:
+        kept.append(e)
+
+
+KEEPERS: dict[str, Callable[[list[Any], np.ndarray], object]] = {
+    "itself": lambda kept, x: kept.append(x),
+    "a view of it": lambda kept, x: kept.append(x[1:].reshape(1, -1).T),
+    "its buffer": lambda kept, x: kept.append(memoryview(x)),
+    "other hands": lambda kept, x: kept.append(np.from_dlpack(x) if x.flags.writeable else np.frombuffer(x)),
+    "a function": lambda kept, x: kept.append(lambda: x),
+    "a generator": keep_in_a_generator,
+    "a traceback": keep_in_an_exception,
+}
+
+
+@pytest.mark.parametrize("how", KEEPERS)
+@pytest.mark.parametrize("written", [False, True])
+def test_a_view_that_a_kernel_keeps_is_refused_and_its_memory_stays_mapped(how: str, written: bool) -> None:
+    """Its bytes may be another array's by now: so it is an error, but no crash."""
     kept: list[Any] = []
     m = Machine()
-    x = m.array(np.arange(3.0))
-    m.launch(m.stream(), kept.append, reads=[x])
+    x, y = m.array(np.arange(3.0)), m.array(np.arange(3.0))
+    arrays: Any = {"writes" if written else "reads": [x], "reads" if written else "writes": [y]}
+
+    def keep(*views: np.ndarray) -> None:
+        KEEPERS[how](kept, views[written])
+
+    m.launch(m.stream(), keep, **arrays, name="mul")
+    which = "(reads|writes)" if how == "a traceback" else "writes" if written else "reads"
+    with pytest.raises(RuntimeError, match=rf"kernel 'mul' kept {which}\[0\].*copy"):
+        m.synchronize()
     m.synchronize()
-    np.testing.assert_array_equal(kept[0], np.arange(3.0))
-    del x
+    del x, y, arrays
     m.synchronize()
     del m
     gc.collect()
-    assert kept[0].shape == (3,) and not np.array_equal(kept[0], np.arange(3.0))
+    if how in ("itself", "a view of it"):
+        assert kept[0].sum() != 3  # the array was given back, and is poisoned
+    if how == "a generator":
+        assert len(list(kept[0])) == 2
+
+
+def test_what_a_kernel_lets_go_of_is_no_kept_view() -> None:
+    """Nor what it returns, nor a cycle that the collector takes apart."""
+
+    def cycle(x: np.ndarray) -> None:
+        def down(n: int) -> int:
+            return down(n - 1) if n else len(x)
+
+        assert down(3) == 3
+
+    def caught(x: np.ndarray) -> None:
+        try:
+            raise LookupError(x)
+        except LookupError as e:
+            mine = [e]  # the frame holds the error, and the error the frame
+        assert mine
+
+    def lazy(x: np.ndarray) -> Iterator[Any]:
+        yield from x
+
+    with Machine() as m:
+        x, s = m.array(np.arange(3.0)), m.stream()
+        weak: list[Any] = []
+        for kernel in (cycle, caught, lazy, lambda x: x, lambda x: weak.append(weakref.ref(x)), lambda x: weak.append(x.copy())):
+            m.launch(s, kernel, reads=[x])
+        gc.disable()
+        try:
+            m.synchronize()
+            assert not gc.isenabled()
+        finally:
+            gc.enable()
+        assert weak[0]() is None and weak[1].tolist() == [0, 1, 2]
+
+
+def test_the_views_of_a_kernel_that_raised_may_be_looked_at() -> None:
+    """What it raised is the news; its traceback holds the views."""
+    m = Machine()
+    x = m.array(np.arange(3.0))
+
+    def fail(view: np.ndarray) -> None:
+        raise LookupError("in the kernel")
+
+    m.launch(m.stream(), fail, writes=[x])
+    with pytest.raises(LookupError, match="in the kernel") as caught:
+        m.synchronize()
+    del x, m
+    gc.collect()
+    frame = caught.tb
+    while frame.tb_next:
+        frame = frame.tb_next
+    assert frame.tb_frame.f_locals["view"].shape == (3,)
+    assert len(frame.tb_frame.f_locals["view"].tolist()) == 3
 
 
 def test_what_a_kernel_raises_is_raised_by_the_call_that_ran_it() -> None:
@@ -324,6 +432,7 @@ def test_a_kernel_may_queue_more_work() -> None:
         (lambda m, s, x: m.launch(None, len), (TypeError, ValueError), "stream"),
         (lambda m, s, x: m.launch(s, len, name=3), TypeError, "name"),
         (lambda m, s, x: m.launch(s, len, us="a"), (TypeError, ValueError), "a"),
+        *[(lambda m, s, x, us=us: m.launch(s, len, us=us), ValueError, f"us .*{us}") for us in (-1, -1e-9, -math.inf, math.inf, math.nan)],
         (lambda m, s, x: m.spawn(3), TypeError, "cannot be called"),
     ],
 )
@@ -413,7 +522,7 @@ def test_steps_run_one_thing_at_a_time() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [({"devices": 0}, "1 to 64"), ({"devices": 65}, "1 to 64"), ({"schedule": "no"}, "round robin"), ({"memory": 0}, "memory"),
-     ({"launch_us": -1}, "negative")],
+     *[({name: x}, f"{name} .*{x}") for name in ("launch_us", "gbytes_per_s") for x in (-1, math.nan, math.inf)]],
 )  # fmt: skip
 def test_a_machine_that_cannot_be_says_why(options: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):

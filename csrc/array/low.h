@@ -63,13 +63,20 @@ static inline uint32_t fan_low_widen(uint32_t a, uint32_t mant, uint32_t bias)
     return fan_either(a < (1u << mant), subnormal, normal);
 }
 
-static inline uint16_t fan_float16_of(float x)
+/* fan_low_of: x rounded: from the float32 bits `over` on to `inf`, NaN to `nan`; the sign goes to bit `sign`. */
+static inline uint32_t fan_low_of(float x, uint32_t mant, uint32_t bias, uint32_t over, uint32_t inf, uint32_t nan, uint32_t sign)
 {
     uint32_t u = fan_bits_of_float(x), a = u & 0x7fffffffu;
-    uint32_t r = fan_low_round(a, 10, 15);
-    r = fan_either(a >= 0x477ff000u, 0x7c00u, r); /* from 65520 on */
-    r = fan_either(a > 0x7f800000u, 0x7e00u, r);
-    return (uint16_t)(r | (u >> 16 & 0x8000u));
+    uint32_t r = fan_low_round(a, mant, bias);
+    r = fan_either(a >= over, inf, r);
+    if (nan != inf)
+        r = fan_either(a > 0x7f800000u, nan, r);
+    return r | (u >> 31 << sign);
+}
+
+static inline uint16_t fan_float16_of(float x)
+{
+    return (uint16_t)fan_low_of(x, 10, 15, 0x477ff000u, 0x7c00u, 0x7e00u, 15); /* 65520 */
 }
 
 static inline float fan_float_of_float16(uint16_t h)
@@ -93,11 +100,7 @@ static inline float fan_float_of_bfloat16(uint16_t h)
 
 static inline uint8_t fan_e5m2_of(float x)
 {
-    uint32_t u = fan_bits_of_float(x), a = u & 0x7fffffffu;
-    uint32_t r = fan_low_round(a, 2, 15);
-    r = fan_either(a >= 0x47700000u, 0x7cu, r); /* from 61440 on */
-    r = fan_either(a > 0x7f800000u, 0x7eu, r);
-    return (uint8_t)(r | (u >> 24 & 0x80u));
+    return (uint8_t)fan_low_of(x, 2, 15, 0x47700000u, 0x7cu, 0x7eu, 7); /* 61440 */
 }
 
 static inline float fan_float_of_e5m2(uint8_t h)
@@ -107,10 +110,7 @@ static inline float fan_float_of_e5m2(uint8_t h)
 
 static inline uint8_t fan_e4m3fn_of(float x)
 {
-    uint32_t u = fan_bits_of_float(x), a = u & 0x7fffffffu;
-    uint32_t r = fan_low_round(a, 3, 7);
-    r = fan_either(a > 0x43e80000u, 0x7fu, r); /* beyond 464; 464 itself is a tie and goes to 448 */
-    return (uint8_t)(r | (u >> 24 & 0x80u));
+    return (uint8_t)fan_low_of(x, 3, 7, 0x43e80001u, 0x7fu, 0x7fu, 7); /* beyond 464; that itself is a tie and goes to 448 */
 }
 
 static inline float fan_float_of_e4m3fn(uint8_t h)

@@ -264,28 +264,16 @@ void fan_reduce(const fan_array *out, const fan_array *in)
 
 /* ---- fill ---- */
 
-static void fill(const fan_array *out, const double *value)
+void fan_fill_zero(const fan_array *out)
 {
     FAN_UNCLEARED fan_walk w;
     FAN_UNCLEARED _Alignas(16) char piece[REDUCE_TILE * 16];
     int64_t size = (int64_t)fan_dtype_size(out->dtype);
     fan_walk_begin(&w, out, false);
     fan_walk_ready(&w);
-    fan_convert(piece, out->dtype, size, (const char *)value, FAN_COMPLEX128, 0, REDUCE_TILE);
+    memset(piece, 0, (size_t)(REDUCE_TILE * size)); /* in every dtype zero is that */
     for (int64_t at = 0, n; at < w.size; at += n) {
         n = w.size - at < REDUCE_TILE ? w.size - at : REDUCE_TILE;
         fan_walk_write(&w, out, at, n, out->dtype, piece);
     }
-}
-
-void fan_fill_zero(const fan_array *out)
-{
-    static const double zero[2] = {0.0, 0.0};
-    fill(out, zero);
-}
-
-void fan_fill_neutral(const fan_array *out)
-{
-    static const double neutral[2] = {-0.0, -0.0};
-    fill(out, neutral);
 }

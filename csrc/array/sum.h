@@ -38,7 +38,5 @@ void fan_reduce(const fan_array *out, const fan_array *in);
 
 /* fan_fill_zero: zero into every element of out. */
 void fan_fill_zero(const fan_array *out);
-/* fan_fill_neutral: what adds nothing, bit by bit: -0.0 for floats (both parts for complex), 0 and False for the rest (D12). */
-void fan_fill_neutral(const fan_array *out);
 
 #endif

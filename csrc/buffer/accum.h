@@ -2,7 +2,7 @@
  *
  *   old \ new   undefined   zero     dense                    sparse             object
  *   undefined   skip        hand     hand                     hand               hand
- *   zero        skip        skip     hand (A2)                hand (A2)          object (A8)
+ *   zero        skip        skip A2  hand (A2)                hand (A2)          hand (A2)
  *   dense       skip        skip A2  into old A6 / fresh A7   into old A6 / A7   object
  *   sparse      skip        skip A2  into new A3 / fresh A4   merge A5 / COO A7  object
  *   object      skip        skip A2  object                   object             object

@@ -365,6 +365,15 @@ fan_status fan_event_rerecord(fan_event *e, fan_stream *s, fan_error *err)
     return FAN_OK;
 }
 
+fan_stream *fan_event_stream(fan_event *e)
+{
+    fan_device *d = e->device;
+    lock(d);
+    fan_stream *s = fan_stream_hold(e->stream);
+    unlock(d);
+    return s;
+}
+
 fan_event *fan_event_hold(fan_event *e)
 {
     if (e)

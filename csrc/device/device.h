@@ -40,7 +40,6 @@ typedef enum fan_job_kind {
     FAN_JOB_REDUCE,  /* out = in[0] summed to out's shape (fan_reduce) */
     FAN_JOB_COPY,    /* out = in[0], same shape, converted (fan_array_copy) */
     FAN_JOB_ZERO,    /* out = 0 */
-    FAN_JOB_NEUTRAL, /* out = what adds nothing (fan_fill_neutral) */
     FAN_JOB_SCATTER, /* out += sparse (fan_sparse_scatter); reads and writes out */
     FAN_JOB_UPLOAD   /* out (device) = in[0] (host memory, read before the call returns) */
 } fan_job_kind;
@@ -183,6 +182,8 @@ fan_status fan_event_query(fan_event *e, bool *done, fan_error *err); /* true al
 fan_status fan_event_sync(fan_event *e, fan_error *err);
 /* fan_event_rerecord: for events of users; must be of s's device. */
 fan_status fan_event_rerecord(fan_event *e, fan_stream *s, fan_error *err);
+/* fan_event_stream: a hold on the stream that it was last recorded on; NULL before. */
+fan_stream *fan_event_stream(fan_event *e);
 fan_event *fan_event_hold(fan_event *e);
 void fan_event_drop(fan_event *e); /* NULL is fine; the last drop puts it into the pool */
 /* fan_stream_wait: s waits for e, across devices of one backend (FAN_TYPE otherwise); *elided (may be NULL) says that it was left out (Elision). */

@@ -1,5 +1,6 @@
 #include "device/explore.h"
 
+#include "base/draw.h"
 #include "base/mem.h"
 
 #include <assert.h>
@@ -106,16 +107,6 @@ static bool independent(const footprint *a, const footprint *b)
     return true;
 }
 
-/* ---- a generator: splitmix64 ---- */
-
-static uint64_t draw(uint64_t *state)
-{
-    uint64_t z = *state += UINT64_C(0x9E3779B97F4A7C15);
-    z = (z ^ z >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
-    z = (z ^ z >> 27) * UINT64_C(0x94D049BB133111EB);
-    return z ^ z >> 31;
-}
-
 static int bits_in(uint32_t mask)
 {
     int n = 0;
@@ -158,11 +149,11 @@ void fan_explore_sample(fan_explore *x, uint64_t seed)
     if (seed % 2 == 0)
         return;
     for (int a = 0; a < FAN_EXPLORE_ACTORS; a++)
-        x->rank[a] = (uint32_t)(draw(&x->random) >> 33) + 1024;
+        x->rank[a] = (uint32_t)(fan_draw(&x->random) >> 33) + 1024;
     x->lowest = 1023;
-    size_t length = x->longest ? x->longest : 32, changes = (size_t)(draw(&x->random) % 5);
+    size_t length = x->longest ? x->longest : 32, changes = (size_t)(fan_draw(&x->random) % 5);
     for (size_t i = 0; i < 4; i++)
-        x->change[i] = i < changes ? (size_t)(draw(&x->random) % length) : SIZE_MAX;
+        x->change[i] = i < changes ? (size_t)(fan_draw(&x->random) % length) : SIZE_MAX;
 }
 
 bool fan_explore_begin(fan_explore *x)
@@ -208,7 +199,7 @@ static int follow(fan_explore *x, uint32_t enabled)
 static int sample(fan_explore *x, uint32_t enabled)
 {
     if (x->rank[0] == 0) {
-        int skip = (int)(draw(&x->random) % (uint64_t)bits_in(enabled));
+        int skip = (int)(fan_draw(&x->random) % (uint64_t)bits_in(enabled));
         while (skip-- > 0)
             enabled &= enabled - 1;
         return lowest_bit(enabled);

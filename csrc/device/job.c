@@ -20,9 +20,6 @@ void fan_job_run(const fan_job *job)
     case FAN_JOB_ZERO:
         fan_fill_zero(job->out);
         return;
-    case FAN_JOB_NEUTRAL:
-        fan_fill_neutral(job->out);
-        return;
     case FAN_JOB_SCATTER:
         fan_sparse_scatter(job->out, job->sparse);
         return;
@@ -47,8 +44,7 @@ uint64_t fan_job_bytes(const fan_job *job)
 const char *fan_job_word(fan_job_kind kind)
 {
     static const char *const words[] = {[FAN_JOB_SUM] = "sum",         [FAN_JOB_REDUCE] = "reduce",   [FAN_JOB_COPY] = "copy",
-                                        [FAN_JOB_ZERO] = "zero",       [FAN_JOB_NEUTRAL] = "neutral", [FAN_JOB_SCATTER] = "scatter",
-                                        [FAN_JOB_UPLOAD] = "upload"};
+                                        [FAN_JOB_ZERO] = "zero",       [FAN_JOB_SCATTER] = "scatter", [FAN_JOB_UPLOAD] = "upload"};
     return words[kind];
 }
 

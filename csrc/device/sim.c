@@ -1,6 +1,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "device/sim.h"
 
+#include "base/draw.h"
 #include "base/mem.h"
 #include "base/trace.h"
 #include "device/machine.h"
@@ -63,14 +64,6 @@ static uint64_t new_name(fan_sim *m, int kind)
 {
     size_t by = host_of(m);
     return NAME(kind, (uint64_t)by << 40 | ++m->made[by]);
-}
-
-static uint64_t draw(uint64_t *random)
-{
-    uint64_t z = *random += UINT64_C(0x9E3779B97F4A7C15);
-    z = (z ^ z >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
-    z = (z ^ z >> 27) * UINT64_C(0x94D049BB133111EB);
-    return z ^ z >> 31;
 }
 
 static double later(double a, double b)
@@ -312,7 +305,7 @@ static fan_sim_queue *pick(fan_sim *m)
         if (!q->head || q->head->wait.queue || q->running)
             continue;
         n++;
-        if (m->config.schedule == FAN_SIM_SEEDED ? draw(&m->random) % n == 0 : !best || before(m, q, best))
+        if (m->config.schedule == FAN_SIM_SEEDED ? fan_draw(&m->random) % n == 0 : !best || before(m, q, best))
             best = q;
     }
     return best;

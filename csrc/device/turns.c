@@ -1,6 +1,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "device/turns.h"
 
+#include "base/draw.h"
 #include "base/mem.h"
 
 #include <pthread.h>
@@ -139,20 +140,12 @@ static int lowest(uint32_t mask)
     return i;
 }
 
-static uint64_t draw(uint64_t *random)
-{
-    uint64_t z = *random += UINT64_C(0x9E3779B97F4A7C15);
-    z = (z ^ z >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
-    z = (z ^ z >> 27) * UINT64_C(0x94D049BB133111EB);
-    return z ^ z >> 31;
-}
-
 static int by_seed(fan_turns *t, uint32_t mask)
 {
     uint64_t skip = 0;
     for (uint32_t m = mask; m; m &= m - 1)
         skip++;
-    for (skip = draw(&t->random) % skip; skip > 0; skip--)
+    for (skip = fan_draw(&t->random) % skip; skip > 0; skip--)
         mask &= mask - 1;
     return lowest(mask);
 }

@@ -1,6 +1,7 @@
 /* array: fanin.sim.Array, an array on a device. Geometry is read freely; values only by numpy(), or by work on a stream. */
 #include "py/machine.h"
 
+#include <string.h>
 #include <structmember.h>
 
 typedef struct array_object {
@@ -86,15 +87,15 @@ static PyObject *tuple_of(int n, const int64_t *items)
     return t;
 }
 
-/* int_of: an integer index; -1 with an exception. bool is refused: True as an index is a mistake. */
-static int int_of(PyObject *o, int64_t *out)
+/* int_of: an integer index; -1 with an exception, of class `large` where it is no int64. bool is refused: True as an index is a mistake. */
+static int int_of(PyObject *o, PyObject *large, int64_t *out)
 {
     Py_ssize_t n;
     if (!PyIndex_Check(o) || PyBool_Check(o)) {
         PyErr_Format(PyExc_TypeError, "expected an integer, got %.80s", Py_TYPE(o)->tp_name);
         return -1;
     }
-    n = PyNumber_AsSsize_t(o, PyExc_IndexError);
+    n = PyNumber_AsSsize_t(o, large);
     *out = n;
     return n == -1 && PyErr_Occurred() ? -1 : 0;
 }
@@ -105,7 +106,7 @@ static int ints_of(PyObject *o, int64_t *out)
     PyObject *items;
     Py_ssize_t n;
     if (PyIndex_Check(o))
-        return int_of(o, out) < 0 ? -1 : 1;
+        return int_of(o, PyExc_ValueError, out) < 0 ? -1 : 1;
     if (!(items = PySequence_Tuple(o))) { /* a tuple: an __index__ cannot change it under our hands */
         if (PyErr_ExceptionMatches(PyExc_TypeError))
             PyErr_Format(PyExc_TypeError, "expected an integer or a sequence of integers, got %.80s", Py_TYPE(o)->tp_name);
@@ -117,7 +118,7 @@ static int ints_of(PyObject *o, int64_t *out)
         n = -1;
     }
     for (Py_ssize_t i = 0; i < n; i++)
-        if (int_of(PyTuple_GET_ITEM(items, i), out + i) < 0)
+        if (int_of(PyTuple_GET_ITEM(items, i), PyExc_ValueError, out + i) < 0)
             n = -1;
     Py_DECREF(items);
     return (int)n;
@@ -175,7 +176,7 @@ static PyObject *array_getitem(PyObject *o, PyObject *key)
             axis++;
         } else if (PyIndex_Check(k) && !PyBool_Check(k) && !(PyArray_Check(k) && PyArray_NDIM((PyArrayObject *)k) > 0)) {
             int64_t at;
-            if (int_of(k, &at) < 0)
+            if (int_of(k, PyExc_IndexError, &at) < 0)
                 return NULL;
             if (at < -a->shape[axis] || at >= a->shape[axis])
                 return PyErr_Format(PyExc_IndexError, "index %lld is out of range for axis %d of length %lld", (long long)at,
@@ -299,7 +300,7 @@ static PyObject *array_reshape(PyObject *o, PyObject *args)
         return PyErr_Format(PyExc_ValueError, "reshape: %s cannot be seen as %R: it has %lld elements", was, args_of(args),
                             (long long)a->size);
     if (size == 0)
-        fan_dense_strides(n, shape, fan_dtype_size(a->dtype), NULL, strides);
+        memset(strides, 0, sizeof strides); /* the view, which checks the shape, makes its own */
     else if (!restride(a, n, shape, strides))
         return PyErr_Format(PyExc_ValueError, "reshape: %s with these strides cannot be seen as %R without a copy, and a copy is work for a stream: "
                             "use Machine.empty and Machine.launch", was, args_of(args));

@@ -74,8 +74,10 @@ static PyObject *event_record(PyObject *o, PyObject *arg)
         fan_stream_drop(s);
         return NULL;
     }
+    Py_BEGIN_ALLOW_THREADS
     status = fan_event_rerecord(e, s, &err);
     fan_stream_drop(s);
+    Py_END_ALLOW_THREADS
     if (status != FAN_OK)
         return fan_raise(status, &err);
     Py_RETURN_NONE;
@@ -87,8 +89,6 @@ static PyObject *event_query(PyObject *o, PyObject *Py_UNUSED(none))
     fan_error err = {0};
     fan_status status;
     bool done = true;
-    if (!e->stream)
-        Py_RETURN_TRUE;
     Py_BEGIN_ALLOW_THREADS
     status = fan_event_query(e, &done, &err);
     Py_END_ALLOW_THREADS
@@ -100,8 +100,6 @@ static PyObject *event_synchronize(PyObject *o, PyObject *Py_UNUSED(none))
     fan_event *e = ((event_object *)o)->e;
     fan_error err = {0};
     fan_status status;
-    if (!e->stream)
-        Py_RETURN_NONE;
     Py_BEGIN_ALLOW_THREADS
     status = fan_event_sync(e, &err);
     Py_END_ALLOW_THREADS
@@ -118,11 +116,14 @@ static PyObject *event_reduce(PyObject *o, PyObject *Py_UNUSED(none))
 static PyObject *event_repr(PyObject *o)
 {
     fan_event *e = ((event_object *)o)->e;
+    fan_stream *s = fan_event_stream(e);
+    unsigned long long handle = s ? s->handle : 0;
     char text[32];
     fan_device_text(e->device, text, sizeof text);
-    if (!e->stream)
+    fan_stream_drop(s);
+    if (!handle)
         return PyUnicode_FromFormat("<fanin.Event on %s, never recorded>", text);
-    return PyUnicode_FromFormat("<fanin.Event on %s, recorded on stream %llu>", text, (unsigned long long)e->stream->handle);
+    return PyUnicode_FromFormat("<fanin.Event on %s, recorded on stream %llu>", text, handle);
 }
 
 static PyObject *event_device(PyObject *o, void *Py_UNUSED(closure))
@@ -133,8 +134,10 @@ static PyObject *event_device(PyObject *o, void *Py_UNUSED(closure))
 
 static PyObject *event_stream(PyObject *o, void *Py_UNUSED(closure))
 {
-    fan_event *e = ((event_object *)o)->e;
-    return e->stream ? fan_stream_wrap(e->stream) : Py_NewRef(Py_None);
+    fan_stream *s = fan_event_stream(((event_object *)o)->e);
+    PyObject *made = s ? fan_stream_wrap(s) : Py_NewRef(Py_None);
+    fan_stream_drop(s);
+    return made;
 }
 
 static PyMethodDef methods[] = {

@@ -1,7 +1,11 @@
 /* machine: the simulated machine as Python has it. fanin/sim.py builds on `_core.Machine`: spawn, join, the context manager.
  *
  * A kernel of the user's waits in a queue with its function and the geometry of its arrays, not with the arrays: what keeps memory alive until
- * the work has run is the rules' business, and holding it here would hide their faults. Its views, made when it runs, hold the machine.
+ * the work has run is the rules' business, and holding it here would hide their faults.
+ *
+ * Title: Kept views. A kernel's views are made when it runs and end with it: their memory may be another array's the moment after. Each has an owner, a capsule
+ * that holds the machine, and whoever keeps a view, or a view of it, keeps that owner: so once the kernel is through, an owner that still has other references
+ * shows a view that was kept, and that is an error. What was kept is mapped as long as it is kept; only its bytes may be anyone's.
  */
 #include "py/machine.h"
 
@@ -20,6 +24,7 @@ typedef struct kernel {
     machine_object *owner;      /* NULL once that is gone */
     fan_sim *m;                 /* no hold: whoever runs it has one */
     PyObject *fn;               /* NULL: forgotten, it does nothing */
+    PyObject *name;             /* a str */
     size_t reads, n;
     fan_array *views[];         /* reads, then writes; geometry alone */
 } kernel;
@@ -172,6 +177,7 @@ static void kernel_free(kernel *k)
     for (size_t i = 0; i < k->n; i++)
         fan_array_drop(k->views[i]);
     Py_XDECREF(k->fn);
+    Py_XDECREF(k->name);
     fan_free(k);
 }
 
@@ -208,30 +214,68 @@ static PyObject *ndarray_over(const fan_array *a, bool write, PyObject *base)
     return made;
 }
 
+static PyObject *owner_new(kernel *k)
+{
+    PyObject *made = PyCapsule_New(fan_sim_hold(k->m), "fanin.machine", drop_hold);
+    if (!made)
+        fan_sim_drop(k->m);
+    return made;
+}
+
+/* kept: the first view whose owner somebody else has (Kept views), or -1. */
+static Py_ssize_t kept(PyObject *owners)
+{
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(owners); i++)
+        if (Py_REFCNT(PyTuple_GET_ITEM(owners, i)) > 1)
+            return i;
+    return -1;
+}
+
+/* check_kept: 0, or -1 with an exception where a view outlives its kernel. A cycle that nobody else reaches is taken apart first. */
+static int check_kept(const kernel *k, PyObject *owners)
+{
+    Py_ssize_t i = kept(owners);
+    if (i < 0)
+        return 0;
+    int was = PyGC_Enable();
+    PyGC_Collect();
+    if (!was)
+        PyGC_Disable();
+    if ((i = kept(owners)) < 0)
+        return 0;
+    bool write = (size_t)i >= k->reads;
+    PyErr_Format(PyExc_RuntimeError, "kernel %R kept %s[%zd] past its run, when its memory may be another array's; keep a copy: view.copy()",
+                 k->name, write ? "writes" : "reads", write ? i - (Py_ssize_t)k->reads : i);
+    return -1;
+}
+
 static PyObject *kernel_call(kernel *k)
 {
-    PyObject *fn = k->fn, *args, *result = NULL, *base;
+    PyObject *fn = k->fn, *args, *owners, *result = NULL;
     if (!fn)
         return Py_NewRef(Py_None);
-    base = PyCapsule_New(fan_sim_hold(k->m), "fanin.machine", drop_hold);
-    if (!base) {
-        fan_sim_drop(k->m);
-        return NULL;
-    }
     Py_INCREF(fn);
     args = PyTuple_New((Py_ssize_t)k->n);
-    for (size_t i = 0; args && i < k->n; i++) {
-        PyObject *view = ndarray_over(k->views[i], i >= k->reads, base);
+    owners = PyTuple_New((Py_ssize_t)k->n);
+    for (size_t i = 0; args && owners && i < k->n; i++) {
+        PyObject *owner = owner_new(k), *view = owner ? ndarray_over(k->views[i], i >= k->reads, owner) : NULL;
+        if (owner)
+            PyTuple_SET_ITEM(owners, (Py_ssize_t)i, owner);
         if (!view)
             Py_CLEAR(args);
         else
             PyTuple_SET_ITEM(args, (Py_ssize_t)i, view);
     }
-    if (args)
+    if (args && owners)
         result = PyObject_Call(fn, args, NULL);
     Py_XDECREF(args);
     Py_DECREF(fn);
-    Py_DECREF(base);
+    if (result) { /* what it returned is let go of: it may be a view */
+        Py_SETREF(result, Py_NewRef(Py_None));
+        if (check_kept(k, owners) < 0)
+            Py_CLEAR(result);
+    }
+    Py_XDECREF(owners);
     return result;
 }
 
@@ -554,6 +598,7 @@ static PyObject *machine_launch(PyObject *o, PyObject *args)
     if (views_of(self, reads, false, k, arrays) < 0 || views_of(self, writes, true, k, arrays) < 0)
         goto done;
     k->fn = Py_NewRef(fn);
+    k->name = Py_NewRef(title);
     k->owner = self;
     k->next = self->kernels;
     if (k->next)

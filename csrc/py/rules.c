@@ -1,7 +1,7 @@
 /* rules: the pure functions of the rules as Python has them: plain numbers in, plain tuples and dicts out. For tests that enumerate them.
  *
  * A place is a pair (device, stream); a slot is (C, A, R, has_event); rules come as a frozenset of strings: {"S4", "S9"}. Argument order and names are those of
- * fanin.reference.
+ * tests/spec/stream_rules.py for the rules S, and of fanin.reference for the rules A.
  */
 #include "py/machine.h"
 

@@ -140,8 +140,11 @@ static PyObject *stream_wait(PyObject *o, PyObject *arg)
         if (Py_TYPE(arg) != fan_state_get()->stream_type)
             return PyErr_Format(PyExc_TypeError, "Stream.wait: expected an Event or a Stream, got %.80s", Py_TYPE(arg)->tp_name);
         other = stream_of(arg);
-    } else if (!e->stream && PyErr_WarnFormat(PyExc_RuntimeWarning, 1, "%R waits for %R: this does nothing", o, arg) < 0) {
-        return NULL;
+    } else {
+        fan_stream *recorded = fan_event_stream(e);
+        fan_stream_drop(recorded);
+        if (!recorded && PyErr_WarnFormat(PyExc_RuntimeWarning, 1, "%R waits for %R: this does nothing", o, arg) < 0)
+            return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
     status = other ? wait_stream(s, other, &err) : fan_stream_wait(s, e, NULL, &err);

@@ -17,6 +17,7 @@ race is found whatever order was picked. What one run cannot cover is the order 
 from __future__ import annotations
 
 import gc
+import math
 import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -140,8 +141,8 @@ class Machine(_core.Machine):
             raise ValueError(f"Machine: no schedule {schedule!r}: there are {', '.join(map(repr, SCHEDULES))}")
         if memory is not None and memory <= 0:
             raise ValueError(f"Machine: memory is a number of bytes for each device, not {memory}")
-        if launch_us < 0 or gbytes_per_s < 0:
-            raise ValueError("Machine: launch_us and gbytes_per_s cannot be negative")
+        launch_us = not_negative("Machine: launch_us", launch_us)
+        gbytes_per_s = not_negative("Machine: gbytes_per_s", gbytes_per_s)
         self = super().__new__(
             cls, devices, seed, SCHEDULES.index(schedule), starve, memory or 0, True, launch_us, gbytes_per_s
         )
@@ -243,9 +244,10 @@ class Machine(_core.Machine):
 
         The views of what it reads are read-only; what it returns is ignored. It must touch nothing else that other streams write. `us` is how long it takes
         on the clock (default: by the cost model). RaceError, here, if another access to the same bytes is not ordered with it. What `fn` raises
-        is raised by the call that runs it: `synchronize`, `numpy()`, `step`.
+        is raised by the call that runs it: `synchronize`, `numpy()`, `step`. The views end with the kernel: one that is kept is a RuntimeError of that call.
         """
-        self._launch(stream, fn, reads, writes, name, -1.0 if us is None else float(us))
+        us = -1.0 if us is None else not_negative("launch: us", us)
+        self._launch(stream, fn, reads, writes, name, us)
 
     def synchronize(self) -> None:
         """Join the host threads, run everything that is queued, and raise a race that no call has raised yet.
@@ -347,6 +349,13 @@ class Machine(_core.Machine):
                 self._join()  # so that those that wait for their turn end
                 raise
             self._started.append(thread)
+
+
+def not_negative(what: str, x: float) -> float:
+    x = float(x)
+    if not 0 <= x < math.inf:
+        raise ValueError(f"{what} is a finite number, 0 or more, not {x:g}")
+    return x
 
 
 def interruptible(call: Callable[[], object]) -> None:

@@ -12,6 +12,7 @@ A trace records its own thread, and the host threads that a simulated machine sp
 from __future__ import annotations
 
 import bisect
+import errno
 import itertools
 import json
 import os
@@ -38,7 +39,6 @@ WORK = (
     "download",
     "fill",
     "zero",
-    "neutral",
     "scatter",
     "widen",
     "merge",
@@ -239,8 +239,9 @@ class Trace:
 
         `names` says what streams are called: {(0, 2): "copies"} is stream 2 of device 0. OSError if it cannot be written; then nothing is.
         """
+        target = named(path, "trace.save")
         text = json.dumps(chrome(self.picture(), names or {}), indent=1)
-        write_whole(path, lambda out: out.write(text.encode()))
+        write_whole(target, lambda out: out.write(text.encode()))
 
     def plot(self, path: str | os.PathLike[str], *, title: str | None = None, names: Names | None = None) -> None:
         """Draw it (.svg, .png, .pdf): a lane for each stream, sums as bars coloured by buffer, waits as arrows, races red.
@@ -249,8 +250,9 @@ class Trace:
         """
         from .plot import draw
 
-        suffix = Path(path).suffix.lstrip(".").lower() or "svg"
-        write_whole(path, lambda out: draw(self.picture(), out, format=suffix, title=title, names=names))
+        target = named(path, "trace.plot")
+        suffix = Path(target).suffix.lstrip(".").lower() or "svg"
+        write_whole(target, lambda out: draw(self.picture(), out, format=suffix, title=title, names=names))
 
     def dot(self) -> str:
         """What happens before what, as Graphviz DOT text: a cluster for each stream, dashed edges for waits."""
@@ -281,11 +283,25 @@ def active() -> list[Trace]:
     return _here.traces  # type: ignore[no-any-return]
 
 
-def write_whole(path: str | os.PathLike[str], fill: Callable[[Any], object]) -> None:
-    """A file that appears whole or not at all."""
-    target = Path(path)
-    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+def named(path: str | os.PathLike[str], what: str) -> str:
+    """The path as text."""
+    text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else path
+    if not isinstance(text, str):
+        raise TypeError(f"{what}: expected a path, a str or an os.PathLike of one, got {type(text).__name__}")
+    if "\0" in text:
+        raise ValueError(f"{what}: a path cannot hold a NUL, as {text!r} does")
+    return text
+
+
+def write_whole(path: str, fill: Callable[[Any], object]) -> None:
+    """A file that appears whole or not at all. Its OSErrors name the path, whatever was written on the way."""
+    name = None
     try:
+        if not path or os.path.isdir(path):
+            code = errno.EISDIR if path else errno.ENOENT
+            raise OSError(code, os.strerror(code))
+        folder, last = os.path.split(path)
+        handle, name = tempfile.mkstemp(prefix=f".{last[:40]}.", dir=folder or os.curdir)
         with os.fdopen(handle, "wb") as out:
             fill(out)
             out.flush()
@@ -293,9 +309,12 @@ def write_whole(path: str | os.PathLike[str], fill: Callable[[Any], object]) -> 
         umask = os.umask(0)
         os.umask(umask)
         os.chmod(name, 0o666 & ~umask)
-        os.replace(name, target)
-    except BaseException:
-        os.unlink(name)
+        os.replace(name, path)
+    except BaseException as e:
+        if name is not None:
+            os.unlink(name)
+        if isinstance(e, OSError) and e.errno is not None and (name is None or e.filename in (None, name)):
+            raise OSError(e.errno, e.strerror, path) from None
         raise
 
 

@@ -1,13 +1,16 @@
 /* The proof of the stream rules on the buffer's own code (docs/proof.md).
  *
- *   proof whole K D S [few|most|all] [raw] [full] [part=i/n] [fault=..]   adds are steps
- *   proof split D S [scene=..] [raw] [full] [limit=n] [fault=..]                       lock, unlock and device calls are steps
- *   proof values K D S [samples=n] [seed=n] [fault=..]                                 order and values judge each other
- *   proof check K D S few|most [fault=..]..                                            the reductions against the search without them
- *   proof kill NAME..                                                                  for each planted fault: who finds it
+ *   proof whole K D S [few|most|all] [raw] [full] [first] [part=i/n] [fault=..]         adds are steps
+ *   proof split D S [scene=..] [imports] [raw] [full] [first] [part=i/n] [limit=n] [fault=..]  lock, unlock and device calls are steps
+ *   proof values K D S [samples=n] [seed=n] [fault=..]..                               order and values judge each other
+ *   proof check K D S [few|most] [names] [part=i/n] fault=..                           the reductions against the search without them
+ *   proof sample D S [samples=n] [seed=n] fault=..                                     split locks: random orders against the search
+ *   proof kill [shallow|deep] NAME..                                                   for each planted fault: who finds it
  *   proof replay "CONFIGURATION" SCHEDULE [fault=..]                                   one run of `whole`
  *   proof sizes                                                                        how many configurations there are
  *
+ * few, most, all: how many options (config_options). raw: each configuration, not one of each class. full: no sleep sets. first: a configuration
+ * is done with when it has failed once. part: the i-th of n, of the shapes or (check) of the classes.
  * Each line of results is words and name=number pairs; the last line is "ok N checks".
  */
 #define _GNU_SOURCE
@@ -34,7 +37,7 @@ double seconds(void)
 
 /* ---- faults ---- */
 
-static const char *const driver_words[] = {"count", "import-wait", "alias-wait", "alias-mark", "sync", "elide"};
+static const char *const driver_words[] = {"count", "import-wait", "alias-wait", "alias-mark", "sync", "elide", "donate"};
 
 bool fault_parse(fault *f, const char *text)
 {
@@ -82,7 +85,6 @@ void fault_plant(const fault *f, world *w)
 /* ---- whole adds ---- */
 
 static uint64_t class_of(const config *c);
-
 
 static void note(tally *out, const config *c, const fault *f, const char *schedule, const run *r)
 {
@@ -160,12 +162,12 @@ bool search_whole(const search *how, tally *out)
     bool stuck = false; /* waits for nobody take their time: one is enough */
     for (uint64_t i = 0; i < raw && sound && !stuck; i++) {
         bool any = false;
-        if (!config_part(i, how->from, how->step))
+        if (!how->by_class && !config_part(i, how->from, how->step))
             continue;
         config_shape(&c, i);
         for (unsigned n = 0; config_options(&c, how->options, n) && sound && !stuck; n++) {
             verdict v;
-            if (!how->raw && !config_first(&c))
+            if ((!how->raw && !config_first(&c)) || (how->by_class && !config_part(config_least(&c), how->from, how->step)))
                 continue;
             any = true;
             sound = search_config(&w, how, &c, out, &v);
@@ -349,8 +351,7 @@ static void do_check(int argc, char **argv)
     for (int i = 3; i < argc; i++) {
         if (strncmp(argv[i], "fault=", 6) != 0)
             continue;
-        search full = {.K = K, .D = D, .S = S, .options = how_rich(argc, argv), .raw = true, .reduce = false, .first = true},
-               reduced = full;
+        search full = {.K = K, .D = D, .S = S, .options = how_rich(argc, argv), .raw = true, .first = true, .by_class = true}, reduced;
         table a = {0}, b = {0};
         tally ta, tb;
         uint64_t wrong = 0;
@@ -359,9 +360,7 @@ static void do_check(int argc, char **argv)
             exit(2);
         }
         part(argc, argv, &full.from, &full.step);
-        reduced.from = full.from;
-        reduced.step = full.step;
-        reduced.fault = full.fault;
+        reduced = full;
         reduced.raw = !names;
         reduced.reduce = true;
         full.seen = reduced.seen = see;
@@ -476,61 +475,71 @@ static void do_sample(int argc, char **argv)
 
 typedef struct death {
     uint64_t failing, all, by[VERDICTS];
-    char where[64], worst[512], sentence[FAN_ERROR_TEXT];
+    char at[64];    /* what is searched */
+    char where[64]; /* where it failed first */
+    char worst[512], sentence[FAN_ERROR_TEXT];
 } death;
 
-static void bury(death *d, const char *where, const tally *t)
+static void bury(death *d, const tally *t)
 {
     d->all += t->configs;
     d->failing += t->failing;
     for (int i = 0; i < VERDICTS; i++)
         d->by[i] += t->by[i];
     if (t->failing && !d->where[0]) {
-        snprintf(d->where, sizeof d->where, "%s", where);
+        memcpy(d->where, d->at, sizeof d->where);
         memcpy(d->worst, t->worst, sizeof d->worst);
         memcpy(d->sentence, t->sentence, sizeof d->sentence);
     }
 }
 
+/* How far a hunt goes: without split locks; until the fault is found; and on to sizes that no fault that is found needs. */
+typedef enum depth { SHALLOW, USUAL, DEEP } depth;
+
 /* hunt: what the fault does, in a process of its own; *d is shared with it and says how far it came. */
-static bool hunt(const fault *f, bool shallow, death *d)
+static bool hunt(const fault *f, depth how_deep, death *d)
 {
     static const struct {
+        depth from;
+        bool split;
         int K, D, S;
         richness options;
         bool late; /* only if nothing was found before */
-    } whole[] = {{1, 1, 2, OPTIONS_MOST, false}, {1, 2, 1, OPTIONS_MOST, false}, {2, 1, 2, OPTIONS_FEW, false}, {2, 2, 1, OPTIONS_FEW, false},
-                 {2, 2, 2, OPTIONS_FEW, true}};
-    static const int split[][2] = {{1, 1}, {1, 2}, {2, 1}};
-    char where[64];
+    } grounds[] = {{SHALLOW, false, 1, 1, 2, OPTIONS_MOST, false}, {SHALLOW, false, 1, 2, 1, OPTIONS_MOST, false},
+                   {SHALLOW, false, 2, 1, 2, OPTIONS_FEW, false},  {SHALLOW, false, 2, 2, 1, OPTIONS_FEW, false},
+                   {USUAL, true, 2, 1, 1, OPTIONS_FEW, true},      {SHALLOW, false, 2, 2, 2, OPTIONS_FEW, true},
+                   {USUAL, true, 2, 1, 2, OPTIONS_FEW, true},      {USUAL, true, 2, 2, 1, OPTIONS_FEW, true},
+                   {DEEP, false, 2, 1, 2, OPTIONS_ALL, true},      {DEEP, false, 2, 2, 1, OPTIONS_ALL, true},
+                   {DEEP, false, 3, 1, 2, OPTIONS_FEW, true},      {DEEP, false, 3, 2, 1, OPTIONS_FEW, true}};
     tally t;
     bool sound = true;
-    for (size_t i = 0; i < sizeof whole / sizeof *whole && sound; i++) {
-        search how = {.K = whole[i].K, .D = whole[i].D, .S = whole[i].S, .options = whole[i].options, .reduce = true, .first = true, .fault = *f};
-        if (whole[i].late && d->failing)
-            break;
-        /* Faults that look at names: a class is not alike. */
-        how.raw = f->mutant == 11 || f->mutant == 18;
-        snprintf(where, sizeof where, "whole K=%d D=%d S=%d", how.K, how.D, how.S);
-        sound = search_whole(&how, &t);
-        bury(d, where, &t);
-    }
-    for (size_t i = 0; i < sizeof split / sizeof *split && sound && !d->failing && !shallow; i++)
-        for (int scene = 0; scene < SPLIT_SCENES && sound && !d->failing; scene++) {
-            split_search how = {.D = split[i][0], .S = split[i][1], .scenes = 1u << scene, .reduce = true, .first = true, .fault = *f};
-            snprintf(where, sizeof where, "split D=%d S=%d scene=%s", how.D, how.S, split_scene_words[scene]);
-            snprintf(d->where, sizeof d->where, "%s", where);
-            sound = search_split(&how, &t);
-            d->where[0] = '\0';
-            bury(d, where, &t);
+    for (size_t i = 0; i < sizeof grounds / sizeof *grounds && sound; i++) {
+        int K = grounds[i].K, D = grounds[i].D, S = grounds[i].S;
+        if (grounds[i].from > how_deep || (grounds[i].late && d->failing))
+            continue;
+        if (!grounds[i].split) {
+            search how = {.K = K, .D = D, .S = S, .options = grounds[i].options, .reduce = true, .first = true, .fault = *f};
+            /* Faults that look at names: a class is not alike. */
+            how.raw = f->mutant == 11 || f->mutant == 18;
+            snprintf(d->at, sizeof d->at, "whole K=%d D=%d S=%d", K, D, S);
+            sound = search_whole(&how, &t);
+            bury(d, &t);
+            continue;
         }
+        for (int scene = 0; scene < SPLIT_SCENES && sound && !d->failing; scene++) {
+            split_search how = {.D = D, .S = S, .scenes = 1u << scene, .reduce = true, .first = true, .fault = *f};
+            snprintf(d->at, sizeof d->at, "split D=%d S=%d scene=%s", D, S, split_scene_words[scene]);
+            sound = search_split(&how, &t);
+            bury(d, &t);
+        }
+    }
     return sound;
 }
 
 static void do_kill(int argc, char **argv)
 {
     uint64_t killed = 0, faults = 0;
-    bool shallow = false; /* faults behind this word do without split locks */
+    depth how_deep = USUAL; /* of the faults behind the word */
     struct tms before, after;
     times(&before);
     death *d = mmap(NULL, sizeof *d, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -539,13 +548,13 @@ static void do_kill(int argc, char **argv)
     for (int i = 0; i < argc; i++) {
         fault f;
         int how = 0;
-        if (strcmp(argv[i], "shallow") != 0 && !fault_parse(&f, argv[i])) {
+        if (strcmp(argv[i], "shallow") == 0 || strcmp(argv[i], "deep") == 0) {
+            how_deep = argv[i][0] == 's' ? SHALLOW : DEEP;
+            continue;
+        }
+        if (!fault_parse(&f, argv[i])) {
             fprintf(stderr, "no such fault: %s\n", argv[i]);
             exit(2);
-        }
-        if (strcmp(argv[i], "shallow") == 0) {
-            shallow = true;
-            continue;
         }
         memset(d, 0, sizeof *d);
         fflush(stdout);
@@ -555,13 +564,15 @@ static void do_kill(int argc, char **argv)
             if (!getenv("PROOF_SHOW"))
                 (void)(freopen("/dev/null", "w", stderr) != NULL); /* an assertion's last words */
             setitimer(ITIMER_PROF, &(struct itimerval){.it_value.tv_sec = 100}, NULL);
-            _exit(hunt(&f, shallow, d) ? 0 : 3);
+            _exit(hunt(&f, how_deep, d) ? 0 : 3);
         }
         if (child < 0 || waitpid(child, &how, 0) != child)
             abort();
         faults++;
         if (WIFSIGNALED(how)) {
             d->failing++;
+            if (!d->where[0])
+                memcpy(d->where, d->at, sizeof d->where);
             d->by[WTERMSIG(how) == SIGPROF ? STUCK : CRASHED]++;
             snprintf(d->sentence, sizeof d->sentence, "ended by signal %d", WTERMSIG(how));
         } else if (!CHECK(WEXITSTATUS(how) == 0)) {
@@ -633,7 +644,7 @@ static void do_sizes(void)
         config c;
         uint64_t raw = config_raw(sizes[i][0], sizes[i][1], sizes[i][2]), keyed = 0, unkeyed = 0;
         config_plain(&c, sizes[i][0], sizes[i][1], sizes[i][2]);
-        for (uint64_t k = 0; k < raw && raw < 2000000; k++) {
+        for (uint64_t k = 0; k < raw && raw < 100000; k++) {
             config_shape(&c, k);
             c.keyed = true;
             keyed += config_first(&c);

@@ -22,6 +22,7 @@ typedef struct search {
     bool reduce;     /* sleep sets */
     bool first;      /* a configuration is done with when it has failed once */
     uint64_t from, step; /* one part of the shapes (config_part) */
+    bool by_class;       /* .. of the classes: alike for every search that sees all or one of each */
     fault fault;
     /* called for each configuration; may be NULL */
     void (*seen)(void *ctx, const config *c, verdict v);

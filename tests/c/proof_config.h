@@ -69,7 +69,7 @@ void config_plain(config *c, int K, int D, int S); /* options as most users have
 
 /* config_first: whether c is the least of its class. */
 bool config_first(const config *c);
-/* config_part: whether shape number `index` is in part `from` of `step` (0: there is but one). */
+/* config_part: whether shape, or class, number `index` is in part `from` of `step` (0: there is but one). */
 bool config_part(uint64_t index, uint64_t from, uint64_t step);
 /* config_least: the number of its class: equal for two configurations that differ by names alone. */
 uint64_t config_least(const config *c);

@@ -316,7 +316,12 @@ bool run_produce(run *r, int i)
     return true;
 }
 
-static bool shared(const config *c, int i) { return i == 0 && (c->kin == KIN_ALIAS || c->kin == KIN_IMPORT_READ); }
+/* others_use: whether the gradient may not be donated, for another reads it; or, with DRIVER_DONATE, whether he still holds it. */
+static bool others_use(const run *r, int i)
+{
+    bool known = i == 0 && (r->c->kin == KIN_ALIAS || r->c->kin == KIN_IMPORT_READ);
+    return known && (r->g_kin || !(r->driver & DRIVER_DONATE));
+}
 
 bool run_add(run *r, int i)
 {
@@ -324,7 +329,7 @@ bool run_add(run *r, int i)
     fan_error err = {0};
     fan_stream *current = r->w->stream[c->q[i]];
     fan_contribution one = {.value = fan_value_dense(fan_array_hold(r->g[i]), r->w->device[c->d]), .key = c->keyed ? i : -1,
-                            .stream = r->w->stream[c->p[i]], .donate = c->donate && !shared(c, i), .copy = c->mode == MODE_COPY};
+                            .stream = r->w->stream[c->p[i]], .donate = c->donate && !others_use(r, i), .copy = c->mode == MODE_COPY};
     if (c->let_go == LET_GO_ADDED) {
         fan_array_drop(r->g[i]);
         r->g[i] = NULL;

@@ -201,7 +201,7 @@ static void play(stage *s, int part)
 }
 
 /* run_scene: one run. false: it was abandoned as redundant. */
-static bool run_scene(stage *s, tally *out)
+static bool run_scene(stage *s)
 {
     run *r = &s->r;
     fan_error err = {0};
@@ -251,7 +251,6 @@ static bool run_scene(stage *s, tally *out)
         run_fail(r, MISCOUNT, "a contribution was lost");
     if (r->verdict == FINE)
         (void)(run_end_of_pass(r) && run_read_back(r));
-    (void)out;
     return true;
 }
 
@@ -302,7 +301,7 @@ static bool search_scene(stage *s, const split_search *how, const config *c, tal
             fan_explore_sample(s->x, how->seed + sample);
         if (!fan_explore_begin(s->x))
             break;
-        bool whole = run_scene(s, out);
+        bool whole = run_scene(s);
         fan_explore_schedule(s->x, schedule, sizeof schedule);
         out->steps += strlen(schedule);
         if (whole && r->verdict != STUCK)

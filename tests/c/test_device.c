@@ -3,6 +3,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 
+#include "base/draw.h"
 #include "base/mem.h"
 #include "base/trace.h"
 #include "device/device.h"
@@ -11,14 +12,6 @@
 #include <pthread.h>
 #include <sched.h>
 #include <stdlib.h>
-
-static uint64_t draw(uint64_t *state)
-{
-    uint64_t z = *state += UINT64_C(0x9E3779B97F4A7C15);
-    z = (z ^ z >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
-    z = (z ^ z >> 27) * UINT64_C(0x94D049BB133111EB);
-    return z ^ z >> 31;
-}
 
 /* ---- a backend that knows the truth ---- */
 
@@ -42,7 +35,7 @@ static atomic_long live_events;
 static void shake(void)
 {
     static _Thread_local uint64_t state;
-    if (slow && draw(&state) % 4 == 0)
+    if (slow && fan_draw(&state) % 4 == 0)
         sched_yield();
 }
 
@@ -146,10 +139,10 @@ static void *work(void *arg)
     worker *me = arg;
     shared *w = me->w;
     for (int i = 0; i < me->rounds; i++) {
-        fan_stream *s = w->s[draw(&me->state) % STREAMS];
-        size_t at = draw(&me->state) % 16;
+        fan_stream *s = w->s[fan_draw(&me->state) % STREAMS];
+        size_t at = fan_draw(&me->state) % 16;
         fan_event *e = NULL, *old = NULL;
-        switch (draw(&me->state) % 8) {
+        switch (fan_draw(&me->state) % 8) {
         case 0:
         case 1:
             CHECK_OK(fan_event_record(s, &e, NULL));
@@ -183,7 +176,7 @@ static void *work(void *arg)
         }
         default: {
             bool elided;
-            if (draw(&me->state) % 4 == 0) {
+            if (fan_draw(&me->state) % 4 == 0) {
                 e = fan_event_hold(w->users[at % 3]);
             } else {
                 pthread_mutex_lock(&w->lock);
@@ -422,7 +415,6 @@ static void the_cpu_has_no_streams(void)
     fan_trace_free(t);
     CHECK_OK(fan_device_run(cpu, NULL, &(fan_job){.kind = FAN_JOB_ZERO, .out = c}, NULL));
     CHECK(((float *)(void *)c->data)[2] == 0);
-    CHECK_OK(fan_device_run(cpu, NULL, &(fan_job){.kind = FAN_JOB_NEUTRAL, .out = c}, NULL));
     int64_t none[1] = {1};
     fan_array *r;
     CHECK_OK(fan_device_array(cpu, NULL, FAN_FLOAT64, 1, none, NULL, &r, NULL));
@@ -679,7 +671,7 @@ static fan_array *filled(fan_dtype dtype, int ndim, const int64_t *shape, uint64
     fan_array *a = NULL;
     CHECK_OK(fan_array_new(dtype, ndim, shape, NULL, &a, NULL));
     for (int64_t i = 0; i < a->size; i++) {
-        int64_t v = (int64_t)(draw(state) % (uint64_t)most);
+        int64_t v = (int64_t)(fan_draw(state) % (uint64_t)most);
         if (dtype == FAN_INT64)
             memcpy(a->data + 8 * i, &v, 8);
         else if (dtype == FAN_INT32)
@@ -694,19 +686,19 @@ static fan_array *filled(fan_dtype dtype, int ndim, const int64_t *shape, uint64
 
 static fan_sparse *random_sparse(fan_format f, fan_dtype dtype, uint64_t *state)
 {
-    int64_t shape[2] = {6, 5}, nnz = (int64_t)(draw(state) % 7);
+    int64_t shape[2] = {6, 5}, nnz = (int64_t)(fan_draw(state) % 7);
     fan_sparse *s = NULL;
     fan_array *indices, *pointers = NULL, *values = filled(dtype, 1, &nnz, state, 100);
     if (f == FAN_COO) {
         int64_t grid[2] = {2, nnz};
-        indices = filled(draw(state) % 2 ? FAN_INT64 : FAN_INT32, 2, grid, state, 5);
+        indices = filled(fan_draw(state) % 2 ? FAN_INT64 : FAN_INT32, 2, grid, state, 5);
     } else {
         int64_t rows = f == FAN_CSR ? 7 : 6;
         indices = filled(FAN_INT64, 1, &nnz, state, 5);
         pointers = filled(FAN_INT64, 1, &rows, state, 1);
         int64_t *p = (int64_t *)(void *)pointers->data;
         for (int i = 1; i < rows; i++)
-            p[i] = i == rows - 1 ? nnz : p[i - 1] + (int64_t)(draw(state) % (uint64_t)(nnz - p[i - 1] + 1));
+            p[i] = i == rows - 1 ? nnz : p[i - 1] + (int64_t)(fan_draw(state) % (uint64_t)(nnz - p[i - 1] + 1));
     }
     CHECK_OK(fan_sparse_new(f, 2, shape, indices, pointers, values, false, &s, NULL));
     fan_array_drop(indices);
@@ -745,15 +737,15 @@ static void a_sparse_sum_on_a_device_is_that_on_the_host(void)
     for (int round = 0; round < 400; round++) {
         fan_sim *m = machine(1);
         fan_stream *s = stream(m, 0);
-        size_t n = 1 + draw(&state) % 3;
-        bool coalesce = draw(&state) % 2, plain = !coalesce, widens = draw(&state) % 4 == 0;
+        size_t n = 1 + fan_draw(&state) % 3;
+        bool coalesce = fan_draw(&state) % 2, plain = !coalesce, widens = fan_draw(&state) % 4 == 0;
         fan_sparse *host[3], *on[3], *want, *got;
         fan_sparse_operand from[3], to[3];
-        fan_scale scale = {.on = draw(&state) % 4 == 0, .re = 2, .i = 2};
-        fan_format f = (fan_format)(draw(&state) % 3);
+        fan_scale scale = {.on = fan_draw(&state) % 4 == 0, .re = 2, .i = 2};
+        fan_format f = (fan_format)(fan_draw(&state) % 3);
         for (size_t i = 0; i < n; i++) {
             fan_dtype dtype = widens && i == 0 ? FAN_FLOAT32 : FAN_FLOAT64;
-            host[i] = random_sparse(draw(&state) % 8 ? f : FAN_COO, dtype, &state);
+            host[i] = random_sparse(fan_draw(&state) % 8 ? f : FAN_COO, dtype, &state);
             plain = plain && host[i]->format == FAN_COO && (!widens || n == 1);
             fan_array *indices = moved(s, host[i]->indices), *pointers = moved(s, host[i]->pointers), *values = moved(s, host[i]->values);
             CHECK_OK(fan_sparse_new(host[i]->format, 2, host[i]->shape, indices, pointers, values, false, &on[i], NULL));
@@ -763,7 +755,7 @@ static void a_sparse_sum_on_a_device_is_that_on_the_host(void)
             from[i] = (fan_sparse_operand){host[i], dtype};
             to[i] = (fan_sparse_operand){on[i], dtype};
         }
-        fan_dtype result = draw(&state) % 3 ? FAN_NO_DTYPE : FAN_FLOAT32;
+        fan_dtype result = fan_draw(&state) % 3 ? FAN_NO_DTYPE : FAN_FLOAT32;
         plain = plain && !scale.on && (result == FAN_NO_DTYPE || result == from[n - 1].acc);
         CHECK_OK(fan_sparse_merge(from, n, coalesce, result, &scale, &want, NULL));
         CHECK_OK(fan_device_sparse_merge(s->device, s, to, n, coalesce, result, &scale, &got, NULL));

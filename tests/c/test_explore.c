@@ -1,6 +1,7 @@
 /* The search over host orders: the reduction against the whole search, on random programs; replay, samples, the limit. */
 #include "check.h"
 
+#include "base/draw.h"
 #include "base/mem.h"
 #include "device/explore.h"
 
@@ -10,10 +11,7 @@ static uint64_t state = 1;
 
 static uint64_t draw(void)
 {
-    uint64_t z = state += UINT64_C(0x9E3779B97F4A7C15);
-    z = (z ^ z >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
-    z = (z ^ z >> 27) * UINT64_C(0x94D049BB133111EB);
-    return z ^ z >> 31;
+    return fan_draw(&state);
 }
 
 static int below(int n)

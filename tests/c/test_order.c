@@ -2,6 +2,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 
+#include "base/draw.h"
 #include "base/mem.h"
 #include "device/order.h"
 
@@ -12,10 +13,7 @@ static uint64_t state = 1;
 
 static uint64_t draw(void)
 {
-    uint64_t z = state += UINT64_C(0x9E3779B97F4A7C15);
-    z = (z ^ z >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
-    z = (z ^ z >> 27) * UINT64_C(0x94D049BB133111EB);
-    return z ^ z >> 31;
+    return fan_draw(&state);
 }
 
 static uint32_t below(uint32_t n)

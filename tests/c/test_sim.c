@@ -3,6 +3,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 
+#include "base/draw.h"
 #include "base/mem.h"
 #include "device/explore.h"
 #include "device/sim.h"
@@ -15,10 +16,7 @@ static uint64_t state = 1;
 
 static uint64_t draw(void)
 {
-    uint64_t z = state += UINT64_C(0x9E3779B97F4A7C15);
-    z = (z ^ z >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
-    z = (z ^ z >> 27) * UINT64_C(0x94D049BB133111EB);
-    return z ^ z >> 31;
+    return fan_draw(&state);
 }
 
 static int below(int n)
@@ -1025,7 +1023,7 @@ static void every_job_touches_what_it_says(void)
                 if (what == FAN_JOB_UPLOAD)
                     in[1][0].array = host[1];
                 int out = what == FAN_JOB_REDUCE ? 3 : 0;
-                size_t n = what == FAN_JOB_SUM ? 2 : what == FAN_JOB_ZERO || what == FAN_JOB_NEUTRAL || what == FAN_JOB_SCATTER ? 0 : 1;
+                size_t n = what == FAN_JOB_SUM ? 2 : what == FAN_JOB_ZERO || what == FAN_JOB_SCATTER ? 0 : 1;
                 fan_job job[2];
                 for (int i = 0; i < 2; i++)
                     job[i] = (fan_job){.kind = (fan_job_kind)what, .out = i ? on[out] : host[out], .in = in[i], .n = n,

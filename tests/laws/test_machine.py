@@ -18,6 +18,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ from hypothesis.stateful import (
 )
 
 import fanin
-from fanin import reference
+from fanin import _numbers, reference
 from laws.worlds import KINDS, SCALARS, SHAPES, World, joined, recipe
 from spec.kit import DTYPES, LOW, show
 
@@ -333,25 +334,44 @@ def test_the_core_does_what_the_description_says_for_long() -> None:
 # The machine itself: it finds what is planted
 
 
-def copy_of_reference(fault: Callable[[Any], None]) -> Any:
-    """InputBuffer of another copy of the description, with a fault."""
-    spec = importlib.util.spec_from_file_location("faulty", reference.__file__)
+def copy_of(module: ModuleType, name: str) -> Any:
+    """Another copy of a module; while it is made it is sys.modules[name]."""
+    spec = importlib.util.spec_from_file_location(name, module.__file__)
     assert spec is not None
     assert spec.loader is not None
-    module: Any = importlib.util.module_from_spec(spec)
-    sys.modules["faulty"] = module
+    copy = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(copy)
+    return copy
+
+
+def copy_of_reference(fault: Callable[[Any], None]) -> Any:
+    """InputBuffer of another copy of the description, with a fault."""
     try:
-        spec.loader.exec_module(module)
+        numbers = copy_of(_numbers, "fanin._numbers")
+        module = copy_of(reference, "faulty")
     finally:
-        del sys.modules["faulty"]
+        sys.modules["fanin._numbers"] = _numbers
+        sys.modules.pop("faulty", None)
+    module.numbers = numbers
     fault(module)
     return module.InputBuffer
+
+
+def put(m: Any, name: str, new: Any) -> None:
+    """A function of the numbers becomes another, for whoever calls it."""
+    for place in (m, m.numbers):
+        if hasattr(place, name):
+            setattr(place, name, new)
 
 
 def wrap(owner: Any, name: str, how: Callable[..., Any]) -> None:
     """owner.name becomes how(its old self, ...)."""
     old = getattr(owner, name)
-    setattr(owner, name, lambda *a, **k: how(old, *a, **k))
+
+    def new(*a: Any, **k: Any) -> Any:
+        return how(old, *a, **k)
+
+    (put if hasattr(owner, "numbers") else setattr)(owner, name, new)
 
 
 def sums_the_last_two_first(m: Any) -> None:
@@ -375,7 +395,7 @@ def rounds_at_each_add(m: Any) -> None:
 
 
 def rounds_twice(m: Any) -> None:
-    m.to_odd = lambda x: x.astype(np.float32)
+    put(m, "to_odd", lambda x: x.astype(np.float32))
 
 
 def widens_too_early(m: Any) -> None:
@@ -432,11 +452,11 @@ def loses_duplicates(m: Any) -> None:
     def put_plus(into: Any, index: Any, values: Any) -> None:
         into[index] = m.plus(into[index], values)
 
-    m.put_plus = put_plus
+    put(m, "put_plus", put_plus)
 
 
 def adds_zeros_where_nothing_is_stored(m: Any) -> None:
-    m.Entries.before = lambda me, dense: m.plus(me.filled(dense.shape), dense)
+    m.numbers.Entries.before = lambda me, dense: m.plus(me.filled(dense.shape), dense)
 
 
 def scales_after_rounding(m: Any) -> None:

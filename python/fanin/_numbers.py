@@ -1,0 +1,262 @@
+"""What numbers do, whoever sums them: for `fanin.reference`, which is the buffer.
+
+1. Dtypes: which one a sum has (A10), which one it runs in (A11).
+2. Arrays: rounding, adding, summing to a shape.
+3. Sparse gradients: entries in their order.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from fanin.slots import Sparse
+
+Array = np.ndarray[Any, np.dtype[Any]]
+DType = np.dtype[Any]
+Shape = tuple[int, ...]
+
+
+def need(fact: object, error: type[Exception], text: str) -> None:
+    if not fact:
+        raise error(text)
+
+
+# ---------------------------------------------------------------- 1. Dtypes
+
+LOW = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")  # but for the first, these are ml_dtypes's
+NAMES = {"bool", *LOW, *(f"{k}{n}" for k in ("int", "uint") for n in (8, 16, 32, 64))}
+NAMES |= {"float32", "float64", "complex64", "complex128"}
+WEAK = {"int": "int64", "float": "float64", "complex": "complex128"}  # Python scalars: what they are alone (D5)
+ORDER = "buifc"  # D6: casts go to the right, or stay
+
+
+def dtype_of(name: Any) -> DType:
+    """What a name, a NumPy dtype or a torch dtype means; ValueError for those that are not summed."""
+    text = str(name).removeprefix("torch.")
+    if text in LOW[1:]:
+        need("ml_dtypes" in sys.modules, ValueError, f"dtype {text} is ml_dtypes's, which is not imported")
+        name = getattr(sys.modules["ml_dtypes"], text)
+    try:
+        dtype: DType = np.dtype(name if text in LOW[1:] or text not in NAMES else text)
+    except TypeError as e:
+        raise ValueError(f"unknown dtype {name!r}") from e
+    need(dtype.name in NAMES and dtype.isnative, ValueError, f"arrays of dtype {dtype} are not summed")
+    return dtype
+
+
+def kind(dtype: DType) -> str:
+    return "f" if dtype.name in LOW else dtype.kind
+
+
+def promotion(types: Collection[str]) -> DType:
+    """A10, D4, D5: the dtype of a sum of all of these at once; "int", "float", "complex" are Python scalars."""
+    strong, weak = {t for t in types if t not in WEAK}, [t for t in WEAK if t in types]
+    need(not strong >= set(LOW[2:]), ValueError, "two kinds of float8 have no common dtype")
+    if strong >= {"float16", "bfloat16"}:
+        strong.add("float32")
+    plain = [np.dtype(t) for t in strong if t not in LOW[1:]]
+    low = [t for t in LOW[1:] if t in strong]  # they vanish beside other floats, integers vanish beside them
+    if plain and (not low or any(d.kind in "fc" for d in plain)):
+        dtype: DType = np.result_type(*plain)
+    else:
+        dtype = dtype_of((low or [WEAK[t] for t in weak])[0])
+    for t in weak:
+        if kind(dtype) in {"int": "b", "float": "bui", "complex": "buif"}[t]:
+            single = t == "complex" and dtype.name in (*LOW, "float32")
+            dtype = np.dtype("complex64" if single else WEAK[t])
+    return dtype
+
+
+def accumulation(dtype: DType, wish: DType | None) -> DType:
+    """A11, D2: the dtype in which a sum of `dtype` runs; one that is wished for must hold it, and be of its kind."""
+    if wish is None:
+        return np.dtype(np.float32) if dtype.name in LOW else dtype
+    kin = kind(dtype).replace("u", "i") == kind(wish).replace("u", "i")
+    holds = kin and promotion({dtype.name, wish.name}) == wish
+    need(holds, ValueError, f"a sum of {dtype.name} cannot be accumulated in {wish.name}")
+    return wish
+
+
+# ---------------------------------------------------------------- 2. Arrays
+
+
+def expanded(x: Array) -> set[int]:
+    return {i for i in range(x.ndim) if x.strides[i] == 0 and x.shape[i] > 1}
+
+
+def compact(x: Array, axes: set[int]) -> Array:
+    return x[tuple(slice(0, 1) if i in axes else slice(None) for i in range(x.ndim))]
+
+
+def each(f: Callable[..., Any], *arrays: Array) -> Array:
+    """f of arrays of one shape. Along axes where each merely repeats itself, so does the result (A13)."""
+    axes = set.intersection(*map(expanded, arrays))
+    with np.errstate(all="ignore"):
+        result = np.asarray(f(*(compact(x, axes) for x in arrays)))
+    return np.broadcast_to(result, arrays[0].shape) if axes else result
+
+
+def to_odd(x: Array) -> Array:
+    """float32 whose last bit is set where that is not exact: to round this further is to round x, once."""
+    wide = x.astype(np.longdouble)
+    near = wide.astype(np.float32)
+    near = np.where(abs(near) > abs(wide), np.nextafter(near, np.float32(0)), near)
+    return np.asarray(near.view(np.uint32) | ((near != wide) & np.isfinite(wide))).view(np.float32)
+
+
+def rounded(x: Array, dtype: DType) -> Array:
+    """x in `dtype`, to nearest even where it does not fit (D9); integers wrap."""
+
+    def convert(x: Array) -> Array:
+        if x.dtype == np.bool_:
+            x = x.view(np.uint8) != 0  # whatever the byte is
+        if x.dtype.name in LOW:
+            x = x.astype(np.float32)
+        if dtype.name in LOW[1:] and x.dtype != np.float32:
+            x = to_odd(x)
+        return x.astype(dtype)
+
+    return x if x.dtype == dtype != np.bool_ else each(convert, x)
+
+
+def plus(a: Array, b: Array) -> Array:
+    return each(np.logical_or if a.dtype == np.bool_ else np.add, a, b)
+
+
+def put_plus(into: Array, index: Any, values: Array) -> None:
+    """into[index] += values, one entry after the other, also where an index comes twice (D12)."""
+    with np.errstate(all="ignore"):
+        (np.logical_or if into.dtype == np.bool_ else np.add).at(into, index, values)
+
+
+def scaled(x: Array, scale: Any) -> Array:
+    """D10: x times scale, in x's dtype."""
+    if x.dtype.kind == "b":
+        return x & bool(scale)
+    if x.dtype.kind != "c":
+        return each(np.multiply, x, np.broadcast_to(rounded(np.asarray(scale), x.dtype), x.shape))
+    product, c, d = np.empty_like(x), *(x.real.dtype.type(s) for s in (scale.real, scale.imag))
+    with np.errstate(all="ignore"):
+        product.real, product.imag = x.real * c - x.imag * d, x.real * d + x.imag * c
+    return product
+
+
+def sum_to(x: Array, shape: Shape) -> Array:
+    """A9, D7: x summed, in one sequential fold, to a shape that broadcasts to its own."""
+    lead = x.ndim - len(shape)
+    axes = [i for i in range(x.ndim) if i < lead or x.shape[i] != shape[i - lead]]
+    terms = np.moveaxis(x, axes, range(len(axes)))
+    terms = terms.reshape(math.prod(terms.shape[: len(axes)]), *terms.shape[len(axes) :])
+    terms = rounded(terms, np.dtype({"f": "float64", "c": "complex128"}.get(kind(x.dtype), x.dtype)))
+    return reduce(plus, terms[1:], terms[0]).reshape(shape) if len(terms) else np.zeros(shape, terms.dtype)
+
+
+# ---------------------------------------------------------------- 3. Sparse gradients
+
+
+@dataclass(frozen=True)
+class Entries:
+    """What is stored, in its order: entry i, a number or a dense block values[i], is at index[:, i]."""
+
+    format: str
+    index: Array
+    values: Array
+
+    @property
+    def kind(self) -> str:
+        return f"{self.format} {len(self.index)} {self.values.shape[1:]}"
+
+    def map(self, f: Callable[..., Array], *args: Any) -> Entries:
+        return replace(self, values=f(self.values, *args))
+
+    def cells(self, dense: Array) -> Array:
+        """A view of a dense array in which index[:, i] is the place of entry i."""
+        if self.format not in ("bsr", "bsc"):
+            return dense
+        (h, w), (rows, columns) = self.values.shape[1:], dense.shape
+        return dense.reshape(rows // h, h, columns // w, w).swapaxes(1, 2)
+
+    def as_coo(self) -> Entries:
+        """One entry for each number."""
+        block = self.values.shape[1:]
+        inside = np.indices(block).reshape(len(block), math.prod(block))
+        index, inside = np.repeat(self.index, inside.shape[1], axis=1), np.tile(inside, self.index.shape[1])
+        blocks = self.format in ("bsr", "bsc")
+        index = index * np.array(block)[:, None] + inside if blocks else np.concatenate([index, inside])
+        return Entries("coo", index, self.values.reshape(-1))
+
+    def then(self, other: Entries) -> Entries:
+        index = np.concatenate([self.index, other.index], axis=1)
+        return Entries(self.format, index, np.concatenate([self.values, other.values]))
+
+    def coalesced(self) -> Entries:
+        """Sorted, each index once; what came twice is added in the order in which it came (A5)."""
+        order = np.lexsort(self.index if self.format in ("csc", "bsc") else self.index[::-1])  # stable
+        index, values = self.index[:, order], self.values[order]
+        new = np.ones(len(order), bool)
+        new[1:] = (index[:, 1:] != index[:, :-1]).any(axis=0)
+        total = values[new]
+        put_plus(total, np.cumsum(new)[~new] - 1, values[~new])
+        return Entries(self.format, index[:, new], total)
+
+    def before(self, dense: Array) -> Array:
+        """The sum of these and then `dense`: where nothing is stored, dense as it is (D12)."""
+        me, total = self.coalesced(), np.array(dense, order="C")
+        cells, where = me.cells(total), tuple(me.index)
+        cells[where] = plus(me.values, cells[where])
+        return total
+
+    def after(self, dense: Array) -> Array:
+        """The sum of `dense` and then these, one by one."""
+        total = np.array(dense, order="C")
+        put_plus(self.cells(total), tuple(self.index), self.values)
+        return total
+
+    def filled(self, shape: Shape) -> Array:
+        return self.coalesced().after(np.zeros(shape, self.values.dtype))
+
+    def like(self, source: Any, shape: Shape) -> Any:
+        """As a gradient of the source's family: SciPy's arrays or matrices, or `Sparse`."""
+        parts: tuple[Array, ...] = (self.index, self.values)
+        if self.format != "coo":
+            by_column = self.format in ("csc", "bsc")
+            major, minor = self.index[::-1] if by_column else self.index
+            lines = shape[by_column] // (self.values.shape[1:] or (1, 1))[by_column]
+            parts = (np.cumsum([0, *np.bincount(major, minlength=lines)]), minor, self.values)
+        if hasattr(source, "parts"):
+            return type(source)(self.format, parts, shape)
+        if self.values.dtype.name in LOW:
+            return Sparse(self.format, parts, shape)  # which SciPy does not have
+        family = "matrix" if type(source).__name__.endswith("_matrix") else "array"
+        make = getattr(sys.modules["scipy.sparse"], f"{self.format}_{family}")
+        return make((parts[1], tuple(parts[0])) if self.format == "coo" else parts[::-1], shape=shape)
+
+
+def entries_of(x: Any) -> Entries:
+    """What the sparse x stores; ValueError where it contradicts itself."""
+    ours = hasattr(x, "parts")
+    if not ours and x.format != "coo" and (x.format not in ("csr", "csc", "bsr") or x.ndim != 2):
+        x = x.tocoo()  # SciPy's other formats
+    if x.format == "coo":
+        index, values = x.parts if ours else (np.stack(x.coords), x.data)
+        sizes, fits = np.array(x.shape[: len(index)], np.int64), True
+    else:
+        pointers, minor, values = x.parts if ours else (x.indptr, x.indices, x.data)
+        by_column = x.format in ("csc", "bsc")
+        sizes, over = np.divmod(x.shape, values.shape[1:] or (1, 1))
+        fits = len(pointers) == sizes[int(by_column)] + 1 and pointers[0] == 0 and pointers[-1] == len(minor)
+        need(fits and (np.diff(pointers) >= 0).all(), ValueError, f"{x.format}: pointers {pointers} for {x.shape}")
+        major = np.repeat(np.arange(len(pointers) - 1), np.diff(pointers))
+        index = np.stack([minor, major] if by_column else [major, minor])
+        fits = not over.any()
+    index, values = np.asarray(index, np.int64), np.asarray(values)
+    inside = fits and index.shape[1] == len(values) and (index >= 0).all() and (index < sizes[:, None]).all()
+    need(inside, ValueError, f"{x.format}: what is stored does not fit the shape {x.shape}")
+    return Entries(x.format, index, values)
