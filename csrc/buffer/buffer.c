@@ -571,94 +571,40 @@ static fan_stream *current_for(fan_buffer *b, size_t slot, const fan_contributio
     return d && d->backend->has_streams ? fan_stream_current(d) : NULL;
 }
 
-static fan_status add_reserved(fan_buffer *b, size_t slot, fan_contribution *c, const fan_arrival *a, fan_item *it, fan_stream *A, fan_stream *C,
-                               fan_error *err)
+fan_status fan_slot_check(const fan_buffer *b, size_t slot, fan_error *err)
 {
-    fan_slot *s = &b->slots[slot];
-    fan_value old = {.dtype = FAN_NO_DTYPE};
-    fan_pass *gone = NULL;
-    fan_status status = fan_arrive_carry_out(b, slot, c, a, it, A, C, &old, err);
-    uint64_t bytes = fan_value_bytes(&it->value);
-    bytes = bytes ? bytes : 1; /* so that what has no bytes of ours passes a budget of 0, too */
-    if (status == FAN_OK && fan_get_debug() && it->value.form == FAN_DENSE && it->value.device == fan_cpu() && !it->ours) {
-        it->hash = fan_array_hash(it->value.array);
-        it->hashed = true;
-    }
-    fan_slot_lock(b, slot);
-    s->p->arriving--;
-    if (status != FAN_OK) {
-        fan_value mine = it->value;
-        fan_slot_poison(s, status, err);
-        gone = take_back(b, slot, it);
-        changed(b, slot);
-        fan_slot_unlock(b, slot);
-        if (old.form == FAN_UNDEFINED)
-            it->value = (fan_value){.dtype = FAN_NO_DTYPE};
-        else
-            it->value = mine;
-        item_free(b, it);
-        fan_pass_free(b, gone);
-        return status;
-    }
-    c->value = (fan_value){.dtype = FAN_NO_DTYPE};
-    it->bytes = bytes;
-    it->parked = true;
-    raise_to(&b->n.peak_parked_bytes, atomic_fetch_add_explicit(&b->parked, bytes, memory_order_relaxed) + bytes);
-    raise_to(&total.peak_parked_bytes, atomic_load_explicit(&b->parked, memory_order_relaxed));
-    changed(b, slot);
-    fan_event *late = FAN_MUT(19) && it->event ? fan_event_hold(it->event) : NULL;
-    status = fold_while_due(b, slot, err);
-    if (late)
-        (void)fan_event_rerecord(late, a->P, err);
-    fan_event_drop(late);
-    if (status == FAN_NOMEM || status == FAN_DEVICE_NOMEM) {
-        status = FAN_OK; /* it is parked; the sum is tried again later */
-    } else if (status != FAN_OK && !is_poisonous(status)) {
-        /* A call-out raised: this call did not happen, if its contribution is still there. */
-        bool there = false;
-        for (size_t i = 0; i < s->p->nitems; i++)
-            there = there || s->p->items[i] == it;
-        if (there && !s->busy) {
-            atomic_fetch_sub_explicit(&b->parked, it->bytes, memory_order_relaxed);
-            gone = take_back(b, slot, it);
-            c->value = it->value;
-            it->value = (fan_value){.dtype = FAN_NO_DTYPE};
-            fan_slot_unlock(b, slot);
-            if (old.form != FAN_UNDEFINED) {
-                fan_value_drop(b->frontend, &c->value);
-                c->value = old;
-            }
-            item_free(b, it);
-            fan_pass_free(b, gone);
-            return status;
-        }
-    }
-    fan_slot_unlock(b, slot);
-    fan_value_drop(b->frontend, &old);
-    return status;
-}
-
-fan_status fan_buffer_add(fan_buffer *b, size_t slot, fan_contribution *c, fan_error *err)
-{
-    fan_status status = FAN_OK;
-    fan_slot *s;
-    fan_stream *current = NULL, *A = NULL, *C = NULL;
-    fan_item *it = NULL;
-    fan_arrival a;
-    bool locked = false, mismatch = false;
     if (slot >= b->nslots)
         return fan_fail(err, FAN_INDEX, "%s: no slot %zu; it has %zu (S1)", b->name, slot, b->nslots);
-    s = &b->slots[slot];
+    return FAN_OK;
+}
+
+/* One contribution on its way. */
+typedef struct adding {
+    size_t slot;
+    fan_contribution *c;
+    fan_arrival a;
+    fan_stream *current, *A, *C, *P; /* held */
+    fan_item *it;     /* ours until it is reserved; then the slot's, and known here until it is parked */
+    fan_value old;    /* what a conversion replaced */
+    uint64_t bytes;
+    bool reserved;    /* it counts in its slot */
+    bool mismatch;
+} adding;
+
+/* Checks it, and gives it a place in its slot. */
+static fan_status adding_reserve(fan_buffer *b, adding *x, fan_error *err)
+{
+    fan_status status = FAN_OK;
+    size_t slot = x->slot;
+    fan_contribution *c = x->c;
+    fan_slot *s = &b->slots[slot];
     if (c->value.form == FAN_SPARSE && c->value.device == fan_cpu())
         FAN_TRY(fan_sparse_check(c->value.sparse, err));
-    current = current_for(b, slot, c);
-    it = fan_calloc(sizeof *it);
-    if (!it) {
-        status = fan_fail(err, FAN_NOMEM, "%s: slot %zu: out of memory", b->name, slot);
-        goto done;
-    }
+    x->current = current_for(b, slot, c);
+    x->it = fan_calloc(sizeof *x->it);
+    if (!x->it)
+        return fan_fail(err, FAN_NOMEM, "%s: slot %zu: out of memory", b->name, slot);
     fan_slot_lock(b, slot);
-    locked = true;
     while (s->taking && s->busy && !FAN_MUT(22)) {
         if (s->owner == fan_thread_id())
             FAN_GO(reentered(b, slot, "add", err));
@@ -666,59 +612,218 @@ fan_status fan_buffer_add(fan_buffer *b, size_t slot, fan_contribution *c, fan_e
     }
     FAN_GO(fan_slot_thicken(b, slot, err));
     FAN_GO(fan_slot_poisoned(b, slot, err));
-    FAN_GO(fan_arrive_check(b, slot, c, current, &a, err));
+    FAN_GO(fan_arrive_check(b, slot, c, x->current, &x->a, err));
     if (FAN_MUT(1))
         fan_yield();
-    FAN_GO(reserve(b, slot, c, &a, current, it, err));
-    FAN_COUNT(b, adds, 1);
-    if (b->leaf && a.sync.how != '-' && a.P != s->p->C) {
-        FAN_COUNT(b, mismatches, 1);
-        mismatch = atomic_load(&warn_on) && !atomic_exchange(&warned, true);
+    FAN_GO(reserve(b, slot, c, &x->a, x->current, x->it, err));
+    x->reserved = true;
+    if (b->leaf && x->a.sync.how != '-' && x->a.P != s->p->C) {
+        x->mismatch = true;
+        x->P = fan_stream_hold(x->a.P);
     }
     if (c->value.form == FAN_UNDEFINED) {
         if (c->key >= 0) {
-            it->parked = true;
+            x->it->parked = true;
             s->p->arriving--;
-            it = NULL;
+        } else {
+            fan_free(x->it);
+            x->it = NULL;
         }
         changed(b, slot);
-        fan_slot_unlock(b, slot);
-        locked = false;
-        goto done;
-    }
-    A = fan_stream_hold(s->p->A);
-    C = fan_stream_hold(s->p->C);
-    fan_slot_unlock(b, slot);
-    locked = false;
-    if (fan_trace_on())
-        trace_add(b, slot, c, &a, fan_value_bytes(&c->value));
-    {
-        fan_item *mine = it;
-        fan_stream *P = mismatch ? fan_stream_hold(a.P) : NULL;
-        it = NULL;
-        status = add_reserved(b, slot, c, &a, mine, A, C, err);
-        if (status == FAN_OK && mismatch && b->frontend->mismatch)
-            status = b->frontend->mismatch(b->name, slot, P, C, err);
-        fan_stream_drop(P);
+    } else {
+        x->A = fan_stream_hold(s->p->A);
+        x->C = fan_stream_hold(s->p->C);
     }
 done:
-    if (locked)
+    fan_slot_unlock(b, slot);
+    return status;
+}
+
+/* Conversions, the event, the mark: nothing for an undefined one. */
+static fan_status adding_carry_out(fan_buffer *b, adding *x, fan_error *err)
+{
+    fan_item *it = x->it;
+    if (x->c->value.form == FAN_UNDEFINED)
+        return FAN_OK;
+    if (fan_trace_on())
+        trace_add(b, x->slot, x->c, &x->a, fan_value_bytes(&x->c->value));
+    FAN_TRY(fan_arrive_carry_out(b, x->slot, x->c, &x->a, it, x->A, x->C, &x->old, err));
+    x->bytes = fan_value_bytes(&it->value);
+    x->bytes = x->bytes ? x->bytes : 1; /* so that what has no bytes of ours passes a budget of 0, too */
+    if (fan_get_debug() && it->value.form == FAN_DENSE && it->value.device == fan_cpu() && !it->ours) {
+        it->hash = fan_array_hash(it->value.array);
+        it->hashed = true;
+    }
+    return FAN_OK;
+}
+
+/* Locked: the caller has its value again, and the slot is as it was; *gone is for fan_pass_free. */
+static void adding_undo(fan_buffer *b, adding *x, fan_pass **gone)
+{
+    fan_item *it = x->it;
+    *gone = take_back(b, x->slot, it);
+    if (it && it->value.form != FAN_UNDEFINED) {
+        if (x->old.form == FAN_UNDEFINED) {
+            x->c->value = it->value;
+            it->value = (fan_value){.dtype = FAN_NO_DTYPE};
+        } else {
+            x->c->value = x->old;
+            x->old = (fan_value){.dtype = FAN_NO_DTYPE};
+        }
+    }
+    x->reserved = false;
+    changed(b, x->slot);
+}
+
+/* After a failure of its own, or of one beside it: unlocked. */
+static void adding_fail(fan_buffer *b, adding *x, fan_status status, const fan_error *err)
+{
+    fan_pass *gone = NULL;
+    if (!x->reserved)
+        return;
+    fan_slot_lock(b, x->slot);
+    if (x->it && !x->it->parked)
+        b->slots[x->slot].p->arriving--;
+    if (status != FAN_OK)
+        fan_slot_poison(&b->slots[x->slot], status, err);
+    adding_undo(b, x, &gone);
+    fan_slot_unlock(b, x->slot);
+    fan_pass_free(b, gone);
+}
+
+/* Locked: a fold may sum it from now on. */
+static void adding_park(fan_buffer *b, adding *x)
+{
+    fan_item *it = x->it;
+    if (x->c->value.form == FAN_UNDEFINED)
+        return;
+    b->slots[x->slot].p->arriving--;
+    x->c->value = (fan_value){.dtype = FAN_NO_DTYPE};
+    it->bytes = x->bytes;
+    it->parked = true;
+    raise_to(&b->n.peak_parked_bytes, atomic_fetch_add_explicit(&b->parked, x->bytes, memory_order_relaxed) + x->bytes);
+    raise_to(&total.peak_parked_bytes, atomic_load_explicit(&b->parked, memory_order_relaxed));
+    changed(b, x->slot);
+}
+
+/* Locked: folds if that is due. *gone is for fan_pass_free. */
+static fan_status adding_fold(fan_buffer *b, adding *x, fan_pass **gone, fan_error *err)
+{
+    fan_slot *s = &b->slots[x->slot];
+    fan_item *it = x->it;
+    fan_event *late = FAN_MUT(19) && it->event ? fan_event_hold(it->event) : NULL;
+    fan_status status = fold_while_due(b, x->slot, err);
+    if (late)
+        (void)fan_event_rerecord(late, x->a.P, err);
+    fan_event_drop(late);
+    if (status == FAN_NOMEM || status == FAN_DEVICE_NOMEM)
+        return FAN_OK; /* it is parked; the sum is tried again later */
+    if (status == FAN_OK || is_poisonous(status))
+        return status;
+    /* A call-out raised: this call did not happen, if its contribution is still there. */
+    bool there = false;
+    for (size_t i = 0; i < s->p->nitems; i++)
+        there = there || s->p->items[i] == it;
+    if (there && !s->busy) {
+        atomic_fetch_sub_explicit(&b->parked, it->bytes, memory_order_relaxed);
+        adding_undo(b, x, gone);
+    }
+    return status;
+}
+
+static void adding_end(fan_buffer *b, adding *x)
+{
+    if (x->reserved)
+        FAN_COUNT(b, adds, 1);
+    else
+        item_free(b, x->it);
+    fan_value_drop(b->frontend, &x->old);
+    fan_stream_drop(x->A);
+    fan_stream_drop(x->C);
+    fan_stream_drop(x->P);
+    fan_stream_drop(x->current);
+}
+
+/* S6. */
+static fan_status adding_warn(fan_buffer *b, const adding *x, size_t n, fan_error *err)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (!x[i].mismatch)
+            continue;
+        FAN_COUNT(b, mismatches, 1);
+        if (atomic_load(&warn_on) && !atomic_exchange(&warned, true) && b->frontend->mismatch)
+            FAN_TRY(b->frontend->mismatch(b->name, x[i].slot, x[i].P, x[i].C, err));
+    }
+    return FAN_OK;
+}
+
+fan_status fan_buffer_add(fan_buffer *b, size_t slot, fan_contribution *c, fan_error *err)
+{
+    adding x = {.slot = slot, .c = c, .old = {.dtype = FAN_NO_DTYPE}};
+    fan_pass *gone = NULL;
+    FAN_TRY(fan_slot_check(b, slot, err));
+    fan_status status = adding_reserve(b, &x, err);
+    if (status == FAN_OK) {
+        status = adding_carry_out(b, &x, err);
+        if (status != FAN_OK)
+            adding_fail(b, &x, status, err);
+    }
+    if (status == FAN_OK && x.it && c->value.form != FAN_UNDEFINED) {
+        fan_slot_lock(b, slot);
+        adding_park(b, &x);
+        status = adding_fold(b, &x, &gone, err);
         fan_slot_unlock(b, slot);
-    fan_free(it);
-    fan_stream_drop(A);
-    fan_stream_drop(C);
-    fan_stream_drop(current);
+        fan_pass_free(b, gone);
+    }
+    if (status == FAN_OK)
+        status = adding_warn(b, &x, 1, err);
+    adding_end(b, &x);
+    return status;
+}
+
+/* Each step is taken for all before the next begins, slot by slot from the lowest up, as take claims them: so neither waits for the other for ever. */
+fan_status fan_buffer_add_many(fan_buffer *b, fan_contribution *c, const size_t *slots, const size_t *order, size_t n, fan_error *err)
+{
+    fan_status status = FAN_OK;
+    size_t k = 0;
+    for (size_t i = 0; i < n; i++)
+        FAN_TRY(fan_slot_check(b, slots[i], err));
+    adding *x = fan_calloc((n ? n : 1) * sizeof *x);
+    if (!x)
+        return fan_fail(err, FAN_NOMEM, "%s: out of memory", b->name);
+    for (size_t i = 0; i < n; i++)
+        x[i] = (adding){.slot = slots[order[i]], .c = &c[order[i]], .old = {.dtype = FAN_NO_DTYPE}};
+    for (; k < n && status == FAN_OK; k++)
+        status = adding_reserve(b, &x[k], err);
+    for (k = 0; k < n && status == FAN_OK; k++)
+        status = adding_carry_out(b, &x[k], err);
+    if (status != FAN_OK) {
+        for (size_t i = n; i-- > 0;)
+            adding_fail(b, &x[i], k && i == k - 1 ? status : FAN_OK, err);
+        goto done;
+    }
+    for (size_t i = 0; i < n; i++) {
+        fan_slot_lock(b, x[i].slot);
+        adding_park(b, &x[i]);
+        fan_slot_unlock(b, x[i].slot);
+    }
+    for (size_t i = 0; i < n && status == FAN_OK; i++) {
+        fan_slot_lock(b, x[i].slot);
+        status = fold_while_due(b, x[i].slot, err);
+        fan_slot_unlock(b, x[i].slot);
+        if (status == FAN_NOMEM || status == FAN_DEVICE_NOMEM)
+            status = FAN_OK;
+    }
+    if (status == FAN_OK)
+        status = adding_warn(b, x, n, err);
+done:
+    for (size_t i = 0; i < n; i++)
+        adding_end(b, &x[i]);
+    fan_free(x);
     return status;
 }
 
 /* --- asking --------------------------------------------------------------------------------------------------- */
-
-fan_status fan_slot_check(const fan_buffer *b, size_t slot, fan_error *err)
-{
-    if (slot >= b->nslots)
-        return fan_fail(err, FAN_INDEX, "%s: no slot %zu; it has %zu (S1)", b->name, slot, b->nslots);
-    return FAN_OK;
-}
 
 static int64_t count_of(const fan_slot *s)
 {

@@ -78,10 +78,16 @@ typedef struct fan_contribution {
 
 /* fan_buffer_add: adds to `slot` (S1, S2, A8-A16, S3-S11). On failure everything is as before; after a failed device call the slot is poisoned. */
 fan_status fan_buffer_add(fan_buffer *b, size_t slot, fan_contribution *c, fan_error *err);
+/* fan_buffer_add_many: n contributions in one call, c[i] to slots[i]: all or none, but for what a failed device call or a call-out during a sum spoils. `order`: the
+ * indices sorted by slot, those of one slot in their order. A fold that fails after all are parked is that fold's failure: they stay. */
+fan_status fan_buffer_add_many(fan_buffer *b, fan_contribution *c, const size_t *slots, const size_t *order, size_t n, fan_error *err);
 /* fan_buffer_add_plain: the short way of plain.h, for a frontend whose interpreter lets one thread at a time in. True: the gradient is parked and the caller's
  * hold of `object` is the buffer's now; *due says that fan_buffer_fold_due is to be called. False: nothing happened, and fan_buffer_add knows what to do or to say. */
 bool fan_buffer_add_plain(fan_buffer *b, size_t slot, const fan_plain_kind *kind, void *object, char *data, int64_t key, bool *due);
 fan_status fan_buffer_fold_due(fan_buffer *b, size_t slot, fan_error *err);
+
+/* fan_buffer_unadd_plain: takes back the newest plain gradient with this object and key that fan_buffer_add_plain parked; the caller has its hold again. */
+void fan_buffer_unadd_plain(fan_buffer *b, size_t slot, void *object, int64_t key);
 
 /* What a slot of plain gradients holds, for whoever makes its sum. */
 #define FAN_PLAIN_BYTES 65536 /* larger arrays are summed the long way: without the interpreter, and by several threads */

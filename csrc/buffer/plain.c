@@ -153,6 +153,21 @@ bool fan_buffer_add_plain(fan_buffer *b, size_t slot, const fan_plain_kind *kind
     return true;
 }
 
+void fan_buffer_unadd_plain(fan_buffer *b, size_t slot, void *object, int64_t key)
+{
+    fan_plains *p = b->slots[slot].plain;
+    for (size_t i = p->n; i-- > 0;) {
+        if (p->list[i].object != object || p->list[i].key != key)
+            continue;
+        memmove(&p->list[i], &p->list[i + 1], (p->n - i - 1) * sizeof *p->list);
+        p->n--;
+        atomic_fetch_sub_explicit(&b->parked, p->bytes, memory_order_relaxed);
+        b->quick.adds--;
+        fan_plain_total.adds--;
+        return;
+    }
+}
+
 /* ---- what is plain becomes items ---- */
 
 static void items_free(fan_buffer *b, fan_item **items, size_t n)

@@ -621,6 +621,40 @@ static int add_plain(buffer_object *self, PyObject *const *args, PyObject *kwnam
     return 1;
 }
 
+/* stream_of: the producer's stream, as it was given for a slot. */
+static int stream_of(const buffer_object *self, size_t slot, PyObject *stream, fan_stream **out)
+{
+    fan_where w = {.buffer = fan_buffer_name(self->core), .slot = (Py_ssize_t)slot, .slot_name = slot_name(self, slot), .key = -1};
+    int result;
+    if (!stream || stream == Py_None)
+        return 0;
+    fan_where_push(&w);
+    result = fan_stream_arg(stream, out);
+    fan_where_pop(&w);
+    return result;
+}
+
+/* contribution_of: one gradient as the core takes it, but for its stream. */
+static int contribution_of(buffer_object *self, size_t slot, PyObject *gradient, PyObject *key, fan_contribution *c)
+{
+    fan_where w = {.buffer = fan_buffer_name(self->core), .slot = (Py_ssize_t)slot, .slot_name = slot_name(self, slot), .key = -1};
+    unsigned flags = self->flags ? self->flags[slot] : 0;
+    PyObject *own = NULL;
+    int bad;
+    c->key = -1;
+    fan_where_push(&w);
+    bad = key && key != Py_None && fan_index(key, "key", PyExc_ValueError, &c->key) < 0;
+    w.key = c->key;
+    if (!bad)
+        own = (flags & DECLARED) ? conformed(self, slot, gradient) : Py_NewRef(gradient);
+    bad = !own || fan_import(own, self->create_graph, (flags & HAS_COMBINE) != 0, &c->value) < 0;
+    if (!bad && (flags & LOW))
+        bad = showable(&c->value) < 0;
+    fan_where_pop(&w);
+    Py_XDECREF(own);
+    return bad ? -1 : 0;
+}
+
 static PyObject *add_any(buffer_object *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     static const char *const names[] = {"slot", "gradient", "key", "stream", "donate", "copy"};
@@ -628,35 +662,19 @@ static PyObject *add_any(buffer_object *self, PyObject *const *args, Py_ssize_t 
         PyObject *slot, *gradient, *key, *stream, *donate, *copy;
     } a;
     fan_contribution c = {.key = -1, .value = {.dtype = FAN_NO_DTYPE}};
-    fan_where w = {.buffer = fan_buffer_name(self->core), .key = -1};
     FAN_RAW fan_error err;
     fan_status status;
-    PyObject *gradient = NULL;
-    unsigned flags;
     size_t slot;
     int bad;
     if (parse_call("add", names, 6, 2, "slot and gradient", args, nargs, kwnames, &a.slot) < 0)
         return NULL;
     if (!a.slot || !a.gradient)
         return PyErr_Format(PyExc_TypeError, "add() needs '%s'", a.slot ? "gradient" : "slot");
-    if (slot_arg(self, a.slot, &slot) < 0)
+    if (slot_arg(self, a.slot, &slot) < 0 || truth(a.donate, &c.donate) < 0 || truth(a.copy, &c.copy) < 0)
         return NULL;
-    if (truth(a.donate, &c.donate) < 0 || truth(a.copy, &c.copy) < 0)
+    if (stream_of(self, slot, a.stream, &c.stream) < 0)
         return NULL;
-    flags = self->flags ? self->flags[slot] : 0;
-    w.slot = (Py_ssize_t)slot;
-    w.slot_name = slot_name(self, slot);
-    fan_where_push(&w);
-    bad = a.key && a.key != Py_None && fan_index(a.key, "key", PyExc_ValueError, &c.key) < 0;
-    w.key = c.key;
-    if (!bad && a.stream && a.stream != Py_None)
-        bad = fan_stream_arg(a.stream, &c.stream) < 0;
-    gradient = bad ? NULL : (flags & DECLARED) ? conformed(self, slot, a.gradient) : Py_NewRef(a.gradient);
-    bad = !gradient || fan_import(gradient, self->create_graph, (flags & HAS_COMBINE) != 0, &c.value) < 0;
-    if (!bad && (flags & LOW))
-        bad = showable(&c.value) < 0;
-    fan_where_pop(&w);
-    Py_XDECREF(gradient);
+    bad = contribution_of(self, slot, a.gradient, a.key, &c) < 0;
     if (!bad) {
         clear_error(&err);
         status = fan_buffer_add(self->core, slot, &c, &err);
@@ -681,6 +699,165 @@ static PyObject *buffer_add(PyObject *o, PyObject *const *args, Py_ssize_t nargs
             return added > 0 ? Py_NewRef(Py_None) : NULL;
     }
     return add_any(of(o), args, nargs, kwnames);
+}
+
+/* ---- add_many ---- */
+
+/* The arguments of add_many: sequences of one length. */
+typedef struct batch {
+    PyObject *slots, *gradients, *keys; /* lists or tuples, held; keys may be NULL */
+    Py_ssize_t n;
+} batch;
+
+#define ITEM(sequence, i) (PySequence_Fast_ITEMS(sequence)[i])
+
+static int batch_begin(batch *t, PyObject *slots, PyObject *gradients, PyObject *keys)
+{
+    int bare = is_bare(gradients);
+    if (bare < 0)
+        return -1;
+    if (bare || PyUnicode_Check(gradients) || PyBytes_Check(gradients) || PyDict_Check(gradients))
+        return fan_refuse(PyExc_TypeError, "gradients: expected a sequence of gradients, got one %.200s%s", Py_TYPE(gradients)->tp_name,
+                          bare ? ": give [x, ..]" : "");
+    t->slots = PySequence_Fast(slots, "slots: expected a sequence of slots");
+    t->gradients = t->slots ? PySequence_Fast(gradients, "gradients: expected a sequence of gradients") : NULL;
+    t->keys = t->gradients && keys && keys != Py_None ? PySequence_Fast(keys, "keys: expected a sequence of keys") : NULL;
+    if (PyErr_Occurred())
+        return -1;
+    t->n = PySequence_Fast_GET_SIZE(t->slots);
+    if (PySequence_Fast_GET_SIZE(t->gradients) != t->n || (t->keys && PySequence_Fast_GET_SIZE(t->keys) != t->n))
+        return fan_refuse(PyExc_ValueError, "expected as many slots as gradients%s, got %zd slots and %zd %s", t->keys ? " and keys" : "", t->n,
+                          PySequence_Fast_GET_SIZE(t->gradients) != t->n ? PySequence_Fast_GET_SIZE(t->gradients) : PySequence_Fast_GET_SIZE(t->keys),
+                          PySequence_Fast_GET_SIZE(t->gradients) != t->n ? "gradients" : "keys");
+    return 0;
+}
+
+/* batch_plain: 1: all are parked by the short way; 0: one is not for it, and nothing happened. -1 with an exception: a fold failed. */
+static int batch_plain(buffer_object *self, const batch *t)
+{
+    FAN_RAW fan_plain_kind kind;
+    Py_ssize_t k = 0;
+    bool due, any_due = false;
+    if (self->create_graph || self->flags || !unwatched())
+        return 0;
+    for (; k < t->n; k++) {
+        Py_ssize_t slot = small_index(ITEM(t->slots, k)), key = -1;
+        PyObject *gradient = ITEM(t->gradients, k);
+        char *data;
+        if (slot < 0 || (size_t)slot >= self->n || (t->keys && (key = small_index(ITEM(t->keys, k))) < 0) || !fan_import_plain(gradient, &kind, &data) ||
+            !fan_buffer_add_plain(self->core, (size_t)slot, &kind, gradient, data, key, &due))
+            break;
+        Py_INCREF(gradient);
+        any_due = any_due || due;
+    }
+    if (k < t->n) {
+        while (k-- > 0) {
+            fan_buffer_unadd_plain(self->core, (size_t)small_index(ITEM(t->slots, k)), ITEM(t->gradients, k), t->keys ? small_index(ITEM(t->keys, k)) : -1);
+            Py_DECREF(ITEM(t->gradients, k));
+        }
+        return 0;
+    }
+    for (k = 0; k < t->n && any_due; k++) {
+        FAN_RAW fan_error err;
+        clear_error(&err);
+        fan_status status = fan_buffer_fold_due(self->core, (size_t)small_index(ITEM(t->slots, k)), &err);
+        if (status != FAN_OK) {
+            fan_raise(status, &err);
+            return -1;
+        }
+    }
+    return 1;
+}
+
+typedef struct placed {
+    size_t slot, at;
+} placed;
+
+static int by_slot(const void *a, const void *b)
+{
+    const placed *x = a, *y = b;
+    return x->slot != y->slot ? (x->slot > y->slot) - (x->slot < y->slot) : (x->at > y->at) - (x->at < y->at);
+}
+
+static int batch_any(buffer_object *self, const batch *t, fan_stream *stream, bool donate, bool copy)
+{
+    size_t n = (size_t)t->n, made = 0;
+    fan_contribution *c = fan_calloc((n ? n : 1) * sizeof *c);
+    size_t *slots = fan_alloc((n ? n : 1) * 2 * sizeof *slots), *order = slots + n;
+    placed *sorted = fan_alloc((n ? n : 1) * sizeof *sorted);
+    FAN_RAW fan_error err;
+    int result = -1;
+    if (!c || !slots || !sorted) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    for (; made < n; made++) {
+        Py_ssize_t k = (Py_ssize_t)made;
+        PyObject *gradient = NULL;
+        if (PySequence_Fast_GET_SIZE(t->slots) != t->n || PySequence_Fast_GET_SIZE(t->gradients) != t->n ||
+            (t->keys && PySequence_Fast_GET_SIZE(t->keys) != t->n)) {
+            fan_refuse(PyExc_RuntimeError, "add_many: a list changed its length meanwhile");
+            goto done;
+        }
+        if (slot_arg(self, ITEM(t->slots, k), &slots[made]) < 0)
+            goto done;
+        c[made] = (fan_contribution){.key = -1, .stream = stream, .donate = donate, .copy = copy, .value = {.dtype = FAN_NO_DTYPE}};
+        gradient = Py_NewRef(ITEM(t->gradients, k));
+        int bad = contribution_of(self, slots[made], gradient, t->keys ? ITEM(t->keys, k) : NULL, &c[made]);
+        Py_DECREF(gradient);
+        if (bad)
+            goto done;
+        sorted[made] = (placed){slots[made], made};
+    }
+    qsort(sorted, n, sizeof *sorted, by_slot);
+    for (size_t i = 0; i < n; i++)
+        order[i] = sorted[i].at;
+    clear_error(&err);
+    fan_status status = fan_buffer_add_many(self->core, c, slots, order, n, &err);
+    if (status == FAN_OK)
+        result = 0;
+    else
+        fan_raise(status, &err);
+done:
+    for (size_t i = 0; i < made; i++)
+        if (c[i].value.form != FAN_UNDEFINED)
+            fan_value_drop(&fan_python, &c[i].value);
+    fan_free(c);
+    fan_free(slots);
+    fan_free(sorted);
+    return result;
+}
+
+static PyObject *buffer_add_many(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    static const char *const names[] = {"slots", "gradients", "keys", "stream", "donate", "copy"};
+    buffer_object *self = of(o);
+    struct {
+        PyObject *slots, *gradients, *keys, *stream, *donate, *copy;
+    } a;
+    batch t = {NULL};
+    fan_stream *stream = NULL;
+    fan_where w = {.buffer = fan_buffer_name(self->core), .slot = -1, .key = -1};
+    bool donate, copy;
+    int done = -1;
+    if (parse_call("add_many", names, 6, 2, "slots and gradients", args, nargs, kwnames, &a.slots) < 0)
+        return NULL;
+    if (!a.slots || !a.gradients)
+        return PyErr_Format(PyExc_TypeError, "add_many() needs '%s'", a.slots ? "gradients" : "slots");
+    if (truth(a.donate, &donate) < 0 || truth(a.copy, &copy) < 0)
+        return NULL;
+    fan_where_push(&w);
+    if (batch_begin(&t, a.slots, a.gradients, a.keys) == 0 && fan_stream_arg(a.stream ? a.stream : Py_None, &stream) == 0) {
+        done = stream || donate || copy ? 0 : batch_plain(self, &t);
+        if (done == 0)
+            done = batch_any(self, &t, stream, donate, copy) == 0 ? 1 : -1;
+    }
+    fan_where_pop(&w);
+    fan_stream_drop(stream);
+    Py_XDECREF(t.slots);
+    Py_XDECREF(t.gradients);
+    Py_XDECREF(t.keys);
+    return done > 0 ? Py_NewRef(Py_None) : NULL;
 }
 
 static PyObject *buffer_expect(PyObject *o, PyObject *args, PyObject *kwargs)
@@ -1130,6 +1307,16 @@ static PyMethodDef methods[] = {
      ">>> buf.add(0, np.array([10.0, 20.0]))\n"
      ">>> buf.take()\n"
      "[array([11., 22.])]\n"},
+    {"add_many", (PyCFunction)(void (*)(void))buffer_add_many, METH_FASTCALL | METH_KEYWORDS,
+     "add_many($self, slots, gradients, *, keys=None, stream=None, donate=False, copy=False)\n--\n\n"
+     "Add gradients[i] to slots[i] for each i, in one call: all of them or, with an error, none.\n\n"
+     "slots: a sequence of ints; one slot may be there more than once. gradients: as many of what `add` takes. keys: as many ints\n"
+     "(or None for each), stream, donate, copy: as `add` has them, for all.\n\n"
+     "Raises what `add` raises, and ValueError where the lengths differ; then no gradient was added.\n\n"
+     ">>> buf = fanin.InputBuffer(2)\n"
+     ">>> buf.add_many([0, 1, 0], [np.ones(2), np.ones(3), np.ones(2)])\n"
+     ">>> buf.take()\n"
+     "[array([2., 2.]), array([1., 1., 1.])]\n"},
     {"expect", (PyCFunction)(void (*)(void))buffer_expect, METH_VARARGS | METH_KEYWORDS,
      "expect($self, slot, n)\n--\n\n"
      "Say that each pass brings `n` contributions to a slot; this stays after take().\n\n"

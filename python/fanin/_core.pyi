@@ -29,6 +29,16 @@ class InputBuffer:
     def add(
         self, slot: int, gradient: Any, *, key: int | None = None, stream: Any = None, donate: bool = False, copy: bool = False
     ) -> None: ...
+    def add_many(
+        self,
+        slots: Sequence[int],
+        gradients: Sequence[Any],
+        *,
+        keys: Sequence[int | None] | None = None,
+        stream: Any = None,
+        donate: bool = False,
+        copy: bool = False,
+    ) -> None: ...
     def expect(self, slot: int, n: int) -> None: ...
     def ready(self, slot: int, /) -> bool: ...
     def take(
