@@ -104,7 +104,7 @@ static fan_status check_dtype(const fan_buffer *b, size_t slot, const fan_contri
             return refuse(err, FAN_VALUE, b, slot, c->key, "expected dtype %s, got %s: %s into %s would lose values; convert it yourself (A10)",
                             fan_dtype_name(s->spec->dtype), fan_dtype_name(v->dtype), kind_words(fan_dtype_kind(v->dtype)),
                             kind_words(fan_dtype_kind(s->spec->dtype)));
-        out->dtype = s->spec->dtype;
+        out->dtype = c->summed ? v->dtype : s->spec->dtype;
         out->seen = fan_dtype_set_add(0, s->spec->dtype, false);
         sum = s->spec->dtype;
     } else {

@@ -322,7 +322,7 @@ fan_status fan_gather(fan_buffer *b, size_t slot, size_t m, fan_gathered *g, fan
             return status;
         }
         consider_kind(g, &it->value, it->key);
-        f->terms[f->n++] = (fan_term){.v = &it->value, .P = it->P, .event = it->event, .donated = it->donated, .ours = it->ours,
+        f->terms[f->n++] = (fan_term){.v = &it->value, .P = it->P, .event = it->event, .donated = it->donated, .ours = it->ours, .lent = it->lent,
                                       .own = it->value.weak ? FAN_NO_DTYPE : fan_dtype_set_promote(it->own), .seen = f->seen};
     }
     return FAN_OK;
@@ -355,6 +355,7 @@ fan_status fan_fold_commit(fan_buffer *b, size_t slot, fan_gathered *g, fan_erro
         f->result = (fan_value){.dtype = FAN_NO_DTYPE};
         p->value.origin = origin;
         p->value.rank = rank;
+        p->value_lent = p->value_lent && p->value_ours && f->ours && old.array == p->value.array;
         p->value_ours = f->ours;
         p->value_donated = f->donated;
         p->value_hashed = false;
@@ -375,6 +376,7 @@ fan_status fan_fold_commit(fan_buffer *b, size_t slot, fan_gathered *g, fan_erro
             p->value = it->value;
             it->value = (fan_value){.dtype = FAN_NO_DTYPE};
             p->value_ours = it->ours;
+            p->value_lent = it->lent;
             p->value_donated = it->donated;
             oldR = p->R;
             oldE = p->E;
@@ -443,6 +445,25 @@ static fan_status fold_while_due(fan_buffer *b, size_t slot, fan_error *err)
         fan_slot_lock(b, slot);
         fan_slot_let_go(b, slot);
     }
+    return status;
+}
+
+fan_status fan_slot_promote(fan_buffer *b, size_t slot, fan_error *err)
+{
+    fan_slot *s = &b->slots[slot];
+    fan_gathered g;
+    if (s->busy || s->p->nitems != 1 || s->p->value.form != FAN_UNDEFINED || ready_prefix(s->p) != 1)
+        return FAN_OK;
+    s->busy = true;
+    s->owner = fan_thread_id();
+    fan_slot_unlock(b, slot);
+    fan_status status = fan_gather(b, slot, 1, &g, err);
+    if (status == FAN_OK) {
+        status = fan_fold_commit(b, slot, &g, err);
+        fan_gathered_fini(&g);
+    }
+    fan_slot_lock(b, slot);
+    fan_slot_let_go(b, slot);
     return status;
 }
 
@@ -519,6 +540,7 @@ static fan_status reserve(fan_buffer *b, size_t slot, fan_contribution *c, const
             it->own = s->spec->dtype != FAN_NO_DTYPE ? a->seen : fan_dtype_set_add(0, c->value.dtype, c->value.weak);
         it->donated = c->donate && !c->copy && c->value.form != FAN_UNDEFINED;
         it->P = a->sync.how == '-' ? NULL : fan_stream_hold(a->P);
+        it->ours = it->lent = c->summed;
         it->parked = FAN_MUT(2);
     }
     return FAN_OK;
@@ -553,8 +575,7 @@ static void trace_add(const fan_buffer *b, size_t slot, const fan_contribution *
     fan_trace_put(&line);
 }
 
-/* The stream that S4, S5 and S11 call current, of the device that c will be on; a hold, or NULL. */
-static fan_stream *current_for(fan_buffer *b, size_t slot, const fan_contribution *c)
+fan_stream *fan_current_for(fan_buffer *b, size_t slot, const fan_contribution *c)
 {
     fan_slot *s = &b->slots[slot];
     fan_device *d = s->spec->device ? s->spec->device : c->value.device;
@@ -576,6 +597,18 @@ fan_status fan_slot_check(const fan_buffer *b, size_t slot, fan_error *err)
     if (slot >= b->nslots)
         return fan_fail(err, FAN_INDEX, "%s: no slot %zu; it has %zu (S1)", b->name, slot, b->nslots);
     return FAN_OK;
+}
+
+fan_status fan_slot_enter(fan_buffer *b, size_t slot, const char *what, fan_error *err)
+{
+    fan_slot *s = &b->slots[slot];
+    while (s->taking && s->busy && !FAN_MUT(22)) {
+        if (s->owner == fan_thread_id())
+            return reentered(b, slot, what, err);
+        FAN_TRY(wait_for_change(b, slot, err));
+    }
+    FAN_TRY(fan_slot_thicken(b, slot, err));
+    return fan_slot_poisoned(b, slot, err);
 }
 
 /* One contribution on its way. */
@@ -600,18 +633,12 @@ static fan_status adding_reserve(fan_buffer *b, adding *x, fan_error *err)
     fan_slot *s = &b->slots[slot];
     if (c->value.form == FAN_SPARSE && c->value.device == fan_cpu())
         FAN_TRY(fan_sparse_check(c->value.sparse, err));
-    x->current = current_for(b, slot, c);
+    x->current = fan_current_for(b, slot, c);
     x->it = fan_calloc(sizeof *x->it);
     if (!x->it)
         return fan_fail(err, FAN_NOMEM, "%s: slot %zu: out of memory", b->name, slot);
     fan_slot_lock(b, slot);
-    while (s->taking && s->busy && !FAN_MUT(22)) {
-        if (s->owner == fan_thread_id())
-            FAN_GO(reentered(b, slot, "add", err));
-        FAN_GO(wait_for_change(b, slot, err));
-    }
-    FAN_GO(fan_slot_thicken(b, slot, err));
-    FAN_GO(fan_slot_poisoned(b, slot, err));
+    FAN_GO(fan_slot_enter(b, slot, "add", err));
     FAN_GO(fan_arrive_check(b, slot, c, x->current, &x->a, err));
     if (FAN_MUT(1))
         fan_yield();

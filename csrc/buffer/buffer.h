@@ -74,6 +74,7 @@ typedef struct fan_contribution {
     int64_t key;         /* -1: none */
     fan_stream *stream;  /* the producer's; NULL: S4 */
     bool donate, copy;
+    bool summed;         /* it is in the slot's accumulation dtype, and stays so (target) */
 } fan_contribution;
 
 /* fan_buffer_add: adds to `slot` (S1, S2, A8-A16, S3-S11). On failure everything is as before; after a failed device call the slot is poisoned. */
@@ -88,6 +89,22 @@ fan_status fan_buffer_fold_due(fan_buffer *b, size_t slot, fan_error *err);
 
 /* fan_buffer_unadd_plain: takes back the newest plain gradient with this object and key that fan_buffer_add_plain parked; the caller has its hold again. */
 void fan_buffer_unadd_plain(fan_buffer *b, size_t slot, void *object, int64_t key);
+
+/* What a producer adds into by itself: the running sum, where it may, or scratch. */
+typedef struct fan_target {
+    size_t slot;
+    int64_t key;
+    fan_array *array;  /* held; in the accumulation dtype */
+    fan_device *device; /* held */
+    fan_stream *P;     /* held; NULL without streams */
+    bool direct;       /* it is the running sum, and the slot is busy until the end */
+} fan_target;
+/* fan_buffer_target: begins one, for a slot that declares shape and dtype. The running sum is lent if it is the buffer's own and complete up to `key`, and the
+ * producer's stream is A; else zeros. fan_buffer_target_end: `good` makes it a contribution; otherwise scratch is dropped, and a slot whose running sum was
+ * lent is poisoned. Both times *t is done with. */
+fan_status fan_buffer_target(fan_buffer *b, size_t slot, int64_t key, fan_stream *stream, fan_target *t, fan_error *err);
+fan_status fan_buffer_target_end(fan_buffer *b, fan_target *t, bool good, uint8_t origin, fan_error *err);
+void fan_buffer_target_cancel(fan_buffer *b, fan_target *t); /* nothing was written: as if there had been none */
 
 /* What a slot of plain gradients holds, for whoever makes its sum. */
 #define FAN_PLAIN_BYTES 65536 /* larger arrays are summed the long way: without the interpreter, and by several threads */

@@ -14,6 +14,7 @@ typedef struct fan_item {
     bool parked;        /* false while its add still carries out its plan */
     bool donated;
     bool ours;          /* a copy or conversion that the buffer made */
+    bool lent;          /* .. and lent to its producer (target) */
     fan_dtype_set own;  /* the dtype it came with (A10) */
     uint64_t bytes;
     uint64_t hash;      /* with debug: of its elements at add */
@@ -171,6 +172,10 @@ void fan_slot_lock(fan_buffer *b, size_t slot);
 void fan_slot_unlock(fan_buffer *b, size_t slot);
 fan_status fan_slot_check(const fan_buffer *b, size_t slot, fan_error *err);          /* S1 */
 fan_status fan_slot_poisoned(const fan_buffer *b, size_t slot, fan_error *err);       /* locked */
+/* fan_slot_enter: locked: waits while a take has the slot; what is plain has become items then, and the slot is not poisoned. */
+fan_status fan_slot_enter(fan_buffer *b, size_t slot, const char *what, fan_error *err);
+/* fan_current_for: the stream that S4, S5 and S11 call current, of the device that c will be on; a hold, or NULL. */
+fan_stream *fan_current_for(fan_buffer *b, size_t slot, const fan_contribution *c);
 /* fan_slot_claim: locked; makes the slot busy. Waits for whoever has it, and, for a take, until every add has parked. */
 fan_status fan_slot_claim(fan_buffer *b, size_t slot, bool taking, const char *what, fan_error *err);
 /* fan_slot_claim_all: the same; what is plain has become items then. */
@@ -204,6 +209,8 @@ typedef struct fan_gathered {
 /* fan_gather: the value and the first `m` parked items (SIZE_MAX: all) as terms. The slot is busy; takes its lock. */
 fan_status fan_gather(fan_buffer *b, size_t slot, size_t m, fan_gathered *g, fan_error *err);
 void fan_gathered_fini(fan_gathered *g);
+/* fan_slot_promote: locked on entry and on return: where one contribution is all there is, it becomes the value now. */
+fan_status fan_slot_promote(fan_buffer *b, size_t slot, fan_error *err);
 /* fan_fold_commit: sums the gathered items into the slot's value and takes them off the list. The slot is busy. */
 fan_status fan_fold_commit(fan_buffer *b, size_t slot, fan_gathered *g, fan_error *err);
 

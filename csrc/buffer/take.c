@@ -125,7 +125,7 @@ static bool plain_copy_needed(fan_buffer *b, const fan_take *how, const fan_fold
         return false;
     if (t->v->form == FAN_DENSE && (!t->v->array->writable || fan_array_expanded(t->v->array)))
         return true;
-    if (t->ours || t->donated)
+    if ((t->ours && !t->lent) || t->donated)
         return false;
     return !(t->v->object && b->frontend->unshared(t->v->object));
 }

@@ -860,6 +860,42 @@ static PyObject *buffer_add_many(PyObject *o, PyObject *const *args, Py_ssize_t 
     return done > 0 ? Py_NewRef(Py_None) : NULL;
 }
 
+fan_buffer *fan_buffer_of(PyObject *o)
+{
+    return of(o)->core;
+}
+
+static PyObject *buffer_target(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    static const char *const names[] = {"slot", "key", "stream"};
+    buffer_object *self = of(o);
+    struct {
+        PyObject *slot, *key, *stream;
+    } a;
+    fan_where w = {.buffer = fan_buffer_name(self->core), .key = -1};
+    fan_stream *stream = NULL;
+    PyObject *target = NULL;
+    int64_t key = -1;
+    size_t slot;
+    if (parse_call("target", names, 3, 1, "slot", args, nargs, kwnames, &a.slot) < 0)
+        return NULL;
+    if (!a.slot)
+        return PyErr_Format(PyExc_TypeError, "target() needs 'slot'");
+    if (slot_arg(self, a.slot, &slot) < 0)
+        return NULL;
+    w.slot = (Py_ssize_t)slot;
+    w.slot_name = slot_name(self, slot);
+    fan_where_push(&w);
+    if (self->create_graph)
+        fan_refuse(PyExc_ValueError, "target() lends memory, and a buffer with create_graph sums by the arrays' own +");
+    else if ((!a.key || a.key == Py_None || fan_index(a.key, "key", PyExc_ValueError, &key) == 0) &&
+             (!a.stream || a.stream == Py_None || fan_stream_arg(a.stream, &stream) == 0))
+        target = fan_target_new(o, slot, key, stream);
+    fan_where_pop(&w);
+    fan_stream_drop(stream);
+    return target;
+}
+
 static PyObject *buffer_expect(PyObject *o, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"slot", "n", NULL};
@@ -1317,6 +1353,19 @@ static PyMethodDef methods[] = {
      ">>> buf.add_many([0, 1, 0], [np.ones(2), np.ones(3), np.ones(2)])\n"
      ">>> buf.take()\n"
      "[array([2., 2.]), array([1., 1., 1.])]\n"},
+    {"target", (PyCFunction)(void (*)(void))buffer_target, METH_FASTCALL | METH_KEYWORDS,
+     "target($self, slot, *, key=None, stream=None)\n--\n\n"
+     "A context that lends an array, in the accumulation dtype, for a producer that adds into the slot by itself.\n\n"
+     "It is the running sum where that is safe: where it is the buffer's own, `key` comes next, and the producer's stream is the\n"
+     "one that sums; the slot then waits for the end. Else it holds zeros, and counts as a contribution at the end. The slot must\n"
+     "declare its shape and dtype. If the body raises, zeros that were lent are dropped; a slot whose running sum was lent answers\n"
+     "every call but clear() with a RuntimeError.\n\n"
+     "Raises IndexError (slot), TypeError (stream), ValueError (an undeclared slot, key, count).\n\n"
+     ">>> buf = fanin.InputBuffer([np.empty(3, np.float16)])\n"
+     ">>> with buf.target(0) as out:\n"
+     "...     out += np.float32([1, 2, 3])\n"
+     ">>> buf.take()\n"
+     "[array([1., 2., 3.], dtype=float16)]\n"},
     {"expect", (PyCFunction)(void (*)(void))buffer_expect, METH_VARARGS | METH_KEYWORDS,
      "expect($self, slot, n)\n--\n\n"
      "Say that each pass brings `n` contributions to a slot; this stays after take().\n\n"

@@ -10,6 +10,7 @@
     X(fan_array_spec, array_type, "Array")                                                                            \
     X(fan_machine_spec, machine_type, "Machine")                                                                      \
     X(fan_trace_spec, trace_type, "Trace")                                                                            \
+    X(fan_target_spec, target_type, "Target")                                                                         \
     X(fan_exporter_spec, exporter_type, "_Exporter")
 
 /* X(field, name, bases, doc) */

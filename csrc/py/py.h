@@ -43,6 +43,7 @@
     X(PyTypeObject, array_type)                                                                                       \
     X(PyTypeObject, machine_type)                                                                                     \
     X(PyTypeObject, trace_type)                                                                                       \
+    X(PyTypeObject, target_type)                                                                                      \
     X(PyTypeObject, exporter_type)                                                                                    \
     X(PyObject, race_error)                                                                                           \
     X(PyObject, device_error)                                                                                         \
@@ -155,6 +156,9 @@ PyObject *fan_export_array(fan_array *a);
 /* fan_unshared: an ndarray that owns its memory and has just these references: no view, no buffer of another and no weak reference leads to it, and nobody can
  * make one. */
 bool fan_unshared(PyObject *o, Py_ssize_t refs);
+fan_buffer *fan_buffer_of(PyObject *o); /* of an InputBuffer */
+/* target.c: the context of InputBuffer.target. */
+PyObject *fan_target_new(PyObject *buffer, size_t slot, int64_t key, fan_stream *stream);
 void fan_buffer_spares_free(fan_state *st);
 PyObject *fan_buffer_call(PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames); /* InputBuffer's vectorcall */
 extern const fan_frontend fan_python;           /* the frontend of every buffer made from Python */
@@ -179,7 +183,7 @@ fan_array *fan_array_arg(PyObject *o, fan_device **d);  /* borrowed; NULL withou
 void fan_site(char *buf, size_t size);
 
 /* Every type's file offers its spec; module.c adds them in order. */
-extern PyType_Spec fan_buffer_spec, fan_stream_spec, fan_event_spec, fan_array_spec, fan_machine_spec, fan_trace_spec, fan_exporter_spec;
+extern PyType_Spec fan_buffer_spec, fan_stream_spec, fan_event_spec, fan_array_spec, fan_machine_spec, fan_trace_spec, fan_exporter_spec, fan_target_spec;
 /* Functions of the module, one table per file, joined in module.c. */
 /* fan_budget_arg: a number of bytes, math.inf for no bound. -1 with an exception. */
 int fan_budget_arg(PyObject *o, uint64_t *out);

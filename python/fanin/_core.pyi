@@ -10,6 +10,11 @@ from .options import Counters
 # ---------------------------------------------------------------- the buffer
 
 @final
+class Target:
+    def __enter__(self) -> Any: ...
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any, /) -> Literal[False]: ...
+
+@final
 class InputBuffer:
     def __new__(
         cls,
@@ -39,6 +44,7 @@ class InputBuffer:
         donate: bool = False,
         copy: bool = False,
     ) -> None: ...
+    def target(self, slot: int, *, key: int | None = None, stream: Any = None) -> Target: ...
     def expect(self, slot: int, n: int) -> None: ...
     def ready(self, slot: int, /) -> bool: ...
     def take(

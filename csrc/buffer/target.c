@@ -1,0 +1,156 @@
+/* target: a producer that adds into the slot by itself (buffer.h). */
+#include "buffer/arrive.h"
+
+#include "base/mem.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* Locked: the running sum may be lent: it is ours, whole, complete up to the key, and what the producer does to it comes after what was done before. */
+static bool may_lend(const fan_buffer *b, size_t slot, int64_t key, const fan_stream *P, fan_dtype acc)
+{
+    const fan_slot *s = &b->slots[slot];
+    const fan_pass *p = s->p;
+    if (s->busy || p->nitems || p->arriving || p->value.form != FAN_DENSE || !p->value_ours || p->value.array->dtype != acc)
+        return false;
+    if (key >= 0 && key != p->next_key)
+        return false;
+    return fan_array_dense(p->value.array) && P == p->A && p->R == p->A;
+}
+
+static fan_status scratch(fan_device *d, fan_stream *P, fan_dtype acc, const fan_spec *spec, fan_array **out, fan_error *err)
+{
+    FAN_TRY(fan_device_array(d, P, acc, spec->ndim, spec->shape, NULL, out, err));
+    fan_status status = fan_device_run(d, P, &(fan_job){.kind = FAN_JOB_ZERO, .out = *out, .label = "target"}, err);
+    if (status != FAN_OK) {
+        fan_array_drop(*out);
+        *out = NULL;
+    }
+    return status;
+}
+
+fan_status fan_buffer_target(fan_buffer *b, size_t slot, int64_t key, fan_stream *stream, fan_target *t, fan_error *err)
+{
+    fan_status status = FAN_OK;
+    fan_stream *current = NULL;
+    fan_arrival a;
+    int64_t strides[FAN_MAX_NDIM] = {0};
+    memset(t, 0, sizeof *t);
+    FAN_TRY(fan_slot_check(b, slot, err));
+    fan_slot *s = &b->slots[slot];
+    const fan_spec *spec = s->spec;
+    if (!spec->has_shape || spec->dtype == FAN_NO_DTYPE)
+        return fan_fail(err, FAN_VALUE, "%s: slot %zu: target() needs a slot that declares its shape and dtype: give fanin.Slot(shape=, dtype=)", b->name, slot);
+    fan_dtype acc = fan_accum_dtype(spec->dtype, spec->accumulate);
+    fan_device *d = spec->device;
+    if (!d && stream)
+        d = stream->device;
+    if (!d) {
+        fan_slot_lock(b, slot);
+        d = s->p->device ? s->p->device : fan_cpu();
+        fan_slot_unlock(b, slot);
+    }
+    /* It is judged now as the contribution that it becomes. */
+    fan_array like = {.dtype = acc, .ndim = spec->ndim, .size = 1, .shape = spec->shape, .strides = strides};
+    fan_contribution c = {.key = key, .stream = stream, .summed = true, .value = {.form = FAN_DENSE, .dtype = acc, .device = d, .array = &like}};
+    current = fan_current_for(b, slot, &c);
+    fan_slot_lock(b, slot);
+    status = fan_slot_enter(b, slot, "target", err);
+    if (status == FAN_OK)
+        status = fan_arrive_check(b, slot, &c, current, &a, err);
+    if (status == FAN_OK) {
+        t->slot = slot;
+        t->key = key;
+        t->P = a.P ? fan_stream_hold(a.P) : NULL;
+        t->device = fan_device_hold(d);
+        if (t->P == s->p->A)
+            status = fan_slot_promote(b, slot, err);
+        t->direct = status == FAN_OK && may_lend(b, slot, key, t->P, acc);
+    }
+    if (t->direct) {
+        t->array = fan_array_hold(s->p->value.array);
+        s->busy = true;
+        s->owner = fan_thread_id();
+    }
+    fan_slot_unlock(b, slot);
+    if (status == FAN_OK && !t->direct)
+        status = scratch(d, t->P, acc, spec, &t->array, err);
+    if (status != FAN_OK) {
+        fan_stream_drop(t->P);
+        fan_device_drop(t->device);
+        memset(t, 0, sizeof *t);
+    }
+    fan_stream_drop(current);
+    return status;
+}
+
+/* What was lent is the running sum of one contribution more (S15). */
+static fan_status take_back_direct(fan_buffer *b, fan_target *t, bool good, fan_error *err)
+{
+    fan_slot *s = &b->slots[t->slot];
+    fan_pass *p = s->p;
+    fan_event *e = NULL, *old = NULL;
+    fan_status status = FAN_OK;
+    if (good && p->A) {
+        fan_sync_fold plan = fan_sync_fold_plan((fan_sync_slot){.C = fan_place_of(p->C), .A = fan_place_of(p->A), .R = fan_place_of(p->R),
+                                                                .has_event = p->E != NULL});
+        p->rules |= plan.rules;
+        if (plan.record)
+            status = fan_plan_record(b, p->A, FAN_PLAN_S15_RECORD, &e, err);
+        if (status == FAN_NOMEM)
+            status = FAN_OK; /* S18 records then */
+    }
+    fan_slot_lock(b, t->slot);
+    if (!good) {
+        p->poison = p->poison ? p->poison : fan_calloc(sizeof *p->poison);
+        if (p->poison)
+            snprintf(p->poison->text, sizeof p->poison->text, "the body of target() failed while it had the running sum");
+    }
+    fan_slot_poison(s, status, err);
+    if (good) {
+        old = p->E;
+        p->E = e;
+        p->count++;
+        p->keyed = t->key >= 0 ? 1 : -1;
+        p->next_key = t->key >= 0 ? t->key + 1 : p->next_key;
+        p->value_lent = true;
+        p->rules |= FAN_A(6);
+        FAN_COUNT(b, adds, 1);
+        FAN_COUNT(b, in_place, 1);
+    }
+    fan_slot_let_go(b, t->slot);
+    fan_slot_unlock(b, t->slot);
+    fan_event_drop(old);
+    return status;
+}
+
+fan_status fan_buffer_target_end(fan_buffer *b, fan_target *t, bool good, uint8_t origin, fan_error *err)
+{
+    fan_status status = FAN_OK;
+    if (t->direct) {
+        status = take_back_direct(b, t, good, err);
+    } else if (good) {
+        fan_contribution c = {.key = t->key, .stream = t->P, .summed = true, .value = fan_value_dense(fan_array_hold(t->array), t->device)};
+        c.value.origin = origin;
+        status = fan_buffer_add(b, t->slot, &c, err);
+        fan_value_drop(b->frontend, &c.value);
+    }
+    fan_array_drop(t->array);
+    fan_stream_drop(t->P);
+    fan_device_drop(t->device);
+    memset(t, 0, sizeof *t);
+    return status;
+}
+
+void fan_buffer_target_cancel(fan_buffer *b, fan_target *t)
+{
+    if (t->direct) {
+        fan_slot_lock(b, t->slot);
+        fan_slot_let_go(b, t->slot);
+        fan_slot_unlock(b, t->slot);
+    }
+    fan_array_drop(t->array);
+    fan_stream_drop(t->P);
+    fan_device_drop(t->device);
+    memset(t, 0, sizeof *t);
+}
