@@ -329,6 +329,34 @@ def test_a_picture_is_drawn(t: Trace, tmp_path: Path, suffix: str) -> None:
         assert root.tag.endswith("svg")
 
 
+def test_what_is_drawn_lies_within_the_picture(
+    t: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second trace of one machine begins late on its clock."""
+    needs_matplotlib()
+    from matplotlib.collections import PolyCollection
+    from matplotlib.figure import Figure
+
+    drawn: list[Any] = []
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: (drawn.append(self), save(self, *a, **k))[1])
+    with Machine(1) as m:
+        g = m.empty(1 << 16, "float32")
+        m.launch(m.stream(), lambda v: v.fill(1), writes=[g], name="before", us=5000)
+        m.synchronize()
+        with fanin.trace() as late:
+            fanin.add_n([g, g])
+        m.synchronize()
+    for trace in (t, late):
+        trace.plot(tmp_path / "pass.svg")
+        (axes,) = drawn.pop().axes
+        begin, end = axes.get_xlim()
+        bars = [path for bar in axes.collections if isinstance(bar, PolyCollection) for path in bar.get_paths()]
+        assert len(bars) == len(trace.picture().slices) > 0
+        assert all(begin <= x <= end for bar in bars for x in bar.vertices[:, 0])
+        assert all(begin <= text.get_position()[0] <= end for text in axes.texts)
+
+
 def test_a_kind_of_picture_that_is_not_known_is_refused(t: Trace, tmp_path: Path) -> None:
     needs_matplotlib()
     with pytest.raises(ValueError, match=r"'xyz'.*svg"):

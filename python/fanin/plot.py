@@ -51,23 +51,28 @@ def draw(
     for i in range(0, len(lanes), 2):
         axes.axhspan(i - 0.5, i + 0.5, color="#f6f6f6", zorder=0)
     for s in picture.slices:
-        y, width = row[s.lane], max(s.end - s.start, whole / 2000)
-        face = colour.get(s.buffer, GREY)
+        # A sum is seen, however short it is; a white rim parts neighbours, and would hide what is no wider than itself.
+        y, width = row[s.lane], max(s.end - s.start, whole / (500 if s.buffer else 2000))
         axes.broken_barh(
-            [(s.start, width)], (y - 0.32, 0.64), facecolors=face, edgecolors="white", linewidth=0.6, zorder=2
+            [(s.start - begin, width)],
+            (y - 0.32, 0.64),
+            facecolors=colour.get(s.buffer, GREY),
+            edgecolors="white",
+            linewidth=0.6 if width > whole / 250 else 0,
+            zorder=3 if s.buffer else 2,
         )
         room = int(width / whole * 150)
         if room >= 4:
             text = s.name if len(s.name) <= room else s.name[: room - 1] + "…"
             white = bool(s.buffer)
             axes.text(
-                s.start + width / 2,
+                s.start - begin + width / 2,
                 y,
                 text,
                 ha="center",
                 va="center",
                 fontsize=6.5,
-                zorder=3,
+                zorder=4,
                 clip_on=True,
                 color="white" if white else INK,
             )
@@ -86,7 +91,7 @@ def draw(
                 linewidth=0.7,
                 color=INK,
                 alpha=0.6,
-                zorder=4,
+                zorder=5,
                 shrinkA=0,
                 shrinkB=0,
                 connectionstyle="arc3,rad=0.08",
@@ -98,24 +103,24 @@ def draw(
         work = neighbours.before(race.lane, race.time)
         if work:
             axes.broken_barh(
-                [(work.start, work.end - work.start)],
+                [(work.start - begin, work.end - work.start)],
                 (y - 0.32, 0.64),
                 facecolors="none",
                 edgecolors=RED,
                 linewidth=2,
-                zorder=5,
+                zorder=6,
             )
-        axes.plot([race.time - begin], [y], marker="X", markersize=11, color=RED, markeredgecolor="white", zorder=6)
+        axes.plot([race.time - begin], [y], marker="X", markersize=11, color=RED, markeredgecolor="white", zorder=7)
         axes.annotate(
             textwrap.fill(race.text, 70, max_lines=5),
-            (race.time, y),
+            (race.time - begin, y),
             xytext=(-10 if right else 10, 12),
             textcoords="offset points",
             ha="right" if right else "left",
             va="bottom",
             fontsize=7.5,
             color=RED,
-            zorder=7,
+            zorder=8,
             bbox={"boxstyle": "round", "facecolor": "white", "edgecolor": RED, "linewidth": 0.8, "alpha": 0.95},
         )
 

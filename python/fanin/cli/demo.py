@@ -307,7 +307,7 @@ def train(options: argparse.Namespace) -> int:
         machine.synchronize()
         done = fanin.counters()
         seconds = time.monotonic() - began
-        made = picture(net, *next(batches), out)
+        made = picture(machine, net, *next(batches), out)
         races = machine.races
     screen.say()
     screen.table(
@@ -338,9 +338,10 @@ def train(options: argparse.Namespace) -> int:
     return int(any(wrong))
 
 
-def picture(net: Net, digits: Any, labels: Any, out: Path) -> list[str]:
+def picture(machine: Machine, net: Net, digits: Any, labels: Any, out: Path) -> list[str]:
     """A trace and a picture of one pass backward; says what was written."""
     losses, _ = losses_of(net, digits, labels)
+    machine.synchronize()  # the pass forward is not in the picture
     with fanin.trace() as t:
         tape.backward(losses)
     t.save(out / "fanin-demo.json")
