@@ -102,7 +102,7 @@ static bool check_sum(const sum *s, const fan_array *out, const char *what)
         want[i] = convert_number(acc, want[i], out->dtype);
         tidy(&want[i], out->dtype);
     }
-    fan_sum(out, s->in, s->n, &s->scale);
+    fan_sum(out, s->in, s->n, &(fan_sum_how){.scale = s->scale});
     for (int64_t i = 0; i < size; i++) {
         good &= same_number(get(out, i), want[i]);
         if (!CHECK(same_number(get(out, i), want[i]))) {
