@@ -34,6 +34,7 @@ typedef struct job {
     size_t n;
     const char *factor; /* NULL: no scale */
     fan_fold *fold;     /* NULL, or the loop that takes all operands as they are */
+    fan_watch *watch;   /* NULL, or the one that does it and counts */
     fan_fold_how how;   /* of large sums */
     fan_dtype last;     /* the last accumulation dtype */
     int64_t most, row;  /* elements of a tile; of a long row, else 0 */
@@ -199,10 +200,20 @@ static void lay(const job *j, int64_t at, int64_t len, const char *result)
         fan_walk_write(&j->walk, j->out, at, len, d, result);
 }
 
+/* watched: as much of [at, end) as one loop can sum, write and count; how many elements that is. */
+static int64_t watched(const job *j, int64_t at, int64_t end, fan_stats_run *run)
+{
+    FAN_UNCLEARED const char *src[MANY];
+    size_t size = fan_dtype_size(j->out->dtype);
+    for (size_t k = 0; k < j->n; k++)
+        src[k] = j->in[k].array->data + (size_t)at * size;
+    return (int64_t)j->watch(j->out->data + (size_t)at * size, src, j->n, (size_t)(end - at), &j->how, run);
+}
+
 /* straight: [at, at + len) of operands that one loop takes as they are, of which there are at most MANY_AT_ONCE. */
 static void straight(const job *j, int64_t at, int64_t len, char *to, char *tile, const fan_fold_how *how)
 {
-    const char *src[MANY_AT_ONCE];
+    FAN_UNCLEARED const char *src[MANY_AT_ONCE];
     const fan_loops *loops = fan_loops_of(j->out->dtype);
     size_t size = fan_dtype_size(j->out->dtype);
     for (size_t k = 0; k < j->n; k++)
@@ -226,6 +237,8 @@ static void do_piece(void *ctx, size_t index)
     fan_fold_how near = j->how;
     near.stream = false;
     for (int64_t at = begin, len; at < end; at += len) {
+        if (j->parts && j->watch && (len = watched(j, at, end, &run)) > 0)
+            continue;
         len = j->fold ? (int64_t)(WATCHED / item) : j->most;
         int64_t rest = j->row ? j->row - at % j->row : end - at;
         rest = rest < end - at ? rest : end - at;
@@ -286,7 +299,7 @@ static fan_fold *one_loop(const fan_array *out, const fan_operand *in, size_t n)
 /* at_once: a small sum of arrays in C order without gaps, with nothing else asked for, is one call of its loop. */
 static bool at_once(const fan_array *out, const fan_operand *in, size_t n)
 {
-    const char *src[MANY_AT_ONCE];
+    FAN_UNCLEARED const char *src[MANY_AT_ONCE];
     int64_t step = (int64_t)fan_dtype_size(out->dtype);
     if (n > MANY_AT_ONCE || (uint64_t)out->size * (uint64_t)step * n > NEAR)
         return false;
@@ -343,6 +356,8 @@ static __attribute__((noinline)) void at_length(const fan_array *out, const fan_
             j.fold = NULL;
     if (j.factor && fan_dtype_kind(j.last) == 'c')
         j.fold = NULL;
+    const fan_loops *loops = fan_loops_of(out->dtype);
+    j.watch = !j.fold || n > MANY ? NULL : j.fold == loops->own ? loops->own_watch : loops->up_watch;
     j.how = (fan_fold_how){.factor = j.factor, .ahead = read > NEAR, .stream = !among && written > last_cache() / 2};
     j.most = TILE / widest;
     j.row = j.walk.ndim > 1 ? j.walk.extent[j.walk.ndim - 1] : 0;

@@ -497,6 +497,135 @@ HEAVY(own_bfloat16, own_bfloat16, uint16_t, uint16_t, float, vf32)
 HEAVY(own_e4m3fn, own_e4m3fn, uint8_t, uint8_t, float, vf32)
 HEAVY(own_e5m2, own_e5m2, uint8_t, uint8_t, float, vf32)
 
+/* ---- Folds that watch ----
+ *
+ * The statistics of float results, in the register: 16 numbers at a time, each into its lane. A step with a non-finite number is neither counted nor
+ * written: the fold ends there, and who asked for it sees to those numbers one by one, while the operands are as they were. */
+
+#if defined(__x86_64__) && FAN_WIDE == 64
+#define ANY(x) (_mm512_test_epi32_mask((__m512i)(x), (__m512i)(x)) != 0)
+#elif defined(__x86_64__) && FAN_WIDE == 32
+#define ANY(x) (!_mm256_testz_si256((__m256i)(x), (__m256i)(x)))
+#elif defined(__x86_64__)
+#define ANY(x) (_mm_movemask_epi8((__m128i)(x)) != 0)
+#else
+#define ANY(x) ((((vu64_w)(x))[0] | ((vu64_w)(x))[1]) != 0)
+#endif
+
+/* flow_apart: as FLOW, sixteen bytes at a time: dst need not lie at the start of a line. */
+#if defined(__x86_64__)
+#define FLOW_APART(p, v)                                                                                              \
+    for (size_t q = 0; q < sizeof *(v); q += 16)                                                                      \
+        flow16((char *)(p) + q, (const char *)(v) + q);
+#else
+#define FLOW_APART(p, v) memcpy(p, v, sizeof *(v));
+#endif
+
+#define VECTORS_OF_LANES (FAN_STATS_LANES * 8 / FAN_WIDE)
+#define VALUES_OF_VECTOR (FAN_WIDE / 8)
+
+/* count_in: finite values of the next lanes. */
+ALWAYS void count_in(vf64_w *sum, vf64_w *top, vf64_w x)
+{
+    vf64_w size = (vf64_w)((vu64_w)x & 0x7fffffffffffffffu);
+    vu64_w more = (vu64_w)(size > *top);
+    *sum += x * x;
+    *top = (vf64_w)(((vu64_w)size & more) | ((vu64_w)*top & ~more));
+}
+
+/* Of a vector of results, as float or double: which are not finite, and into which lanes the others go. `at`: the first lane. */
+ALWAYS vu64_w endless_single(vf32_w x)
+{
+    return (vu64_w)(((vu32_w)x & 0x7fffffffu) >= 0x7f800000u);
+}
+ALWAYS vu64_w endless_twice(vf64_w x)
+{
+    return (vu64_w)(((vu64_w)x & 0x7fffffffffffffffu) >= 0x7ff0000000000000u);
+}
+ALWAYS void count_single(vf64_w *sum, vf64_w *top, size_t at, vf32_w x)
+{
+    vhalf32_w half[2];
+    memcpy(half, &x, sizeof x);
+    size_t j = at / VALUES_OF_VECTOR;
+    count_in(&sum[j], &top[j], __builtin_convertvector(half[0], vf64_w));
+    count_in(&sum[j + 1], &top[j + 1], __builtin_convertvector(half[1], vf64_w));
+}
+ALWAYS void count_twice(vf64_w *sum, vf64_w *top, size_t at, vf64_w x)
+{
+    count_in(&sum[at / VALUES_OF_VECTOR], &top[at / VALUES_OF_VECTOR], x);
+}
+
+/* H: single or twice, as which the rounded results are counted; BACK: a rounded result as that. */
+#define WATCH(K, R, H, MEM, T, V, BACK)                                                                               \
+    ALWAYS size_t watching_##K(char *dst, const char *const *src, size_t n, size_t count, T factor, int scaled,       \
+                               int stream, fan_stats_run *r)                                                          \
+    {                                                                                                                 \
+        const size_t lanes = sizeof(V) / sizeof(T), step = 4 * lanes;                                                 \
+        size_t i = 0;                                                                                                 \
+        vf64_w sum[VECTORS_OF_LANES], top[VECTORS_OF_LANES];                                                          \
+        memcpy(sum, r->lane, sizeof sum);                                                                             \
+        memset(top, 0, sizeof top);                                                                                   \
+        for (; i + step <= count; i += step) {                                                                        \
+            V x[4];                                                                                                   \
+            vector_##K##_w y[4];                                                                                      \
+            for (size_t v = 0; v < 4; v++)                                                                            \
+                x[v] = in_##K##_w(src[0] + (i + v * lanes) * sizeof(MEM));                                            \
+            for (size_t q = 0; q < step * sizeof(MEM); q += 64)                                                       \
+                __builtin_prefetch(src[0] + i * sizeof(MEM) + AHEAD + q);                                             \
+            for (size_t k = 1; k < n; k++) {                                                                          \
+                const char *p = src[k] + i * sizeof(MEM);                                                             \
+                for (size_t q = 0; q < step * sizeof(MEM); q += 64)                                                   \
+                    __builtin_prefetch(p + AHEAD + q);                                                                \
+                for (size_t v = 0; v < 4; v++)                                                                        \
+                    x[v] = plus_##K##_w(x[v], in_##K##_w(p + v * lanes * sizeof(MEM)));                               \
+            }                                                                                                         \
+            if (scaled)                                                                                               \
+                for (size_t v = 0; v < 4; v++)                                                                        \
+                    x[v] = times_##K##_w(x[v], factor);                                                               \
+            vu64_w endless = {0};                                                                                     \
+            for (size_t v = 0; v < 4; v++) {                                                                          \
+                y[v] = down_##K##_w(x[v]);                                                                            \
+                endless |= endless_##H(BACK(y[v]));                                                                   \
+            }                                                                                                         \
+            if (ANY(endless))                                                                                         \
+                break;                                                                                                \
+            for (size_t v = 0; v < 4; v++) {                                                                          \
+                count_##H(sum, top, v * lanes % FAN_STATS_LANES, BACK(y[v]));                                         \
+                if (stream)                                                                                           \
+                    FLOW_APART(dst + (i + v * lanes) * sizeof(MEM), &y[v])                                            \
+                else                                                                                                  \
+                    memcpy(dst + (i + v * lanes) * sizeof(MEM), &y[v], sizeof y[v]);                                  \
+            }                                                                                                         \
+        }                                                                                                             \
+        double most[FAN_STATS_LANES];                                                                                 \
+        memcpy(r->lane, sum, sizeof sum);                                                                             \
+        memcpy(most, top, sizeof top);                                                                                \
+        for (size_t k = 0; k < FAN_STATS_LANES; k++)                                                                  \
+            r->top = most[k] > r->top ? most[k] : r->top;                                                             \
+        r->numbers += i;                                                                                              \
+        return i;                                                                                                     \
+    }                                                                                                                 \
+    static size_t watch_##K(char *dst, const char *const *src, size_t n, size_t count, const fan_fold_how *how,       \
+                            fan_stats_run *r)                                                                         \
+    {                                                                                                                 \
+        FACTOR(R, RAW_##H, T)                                                                                         \
+        if (r->numbers % FAN_STATS_LANES || 4 * FAN_WIDE / sizeof(T) % FAN_STATS_LANES)                               \
+            return 0;                                                                                                 \
+        if (how->stream && (uintptr_t)dst % 16 == 0 && sizeof(vector_##K##_w) >= 16) {                                \
+            size_t done = watching_##K(dst, src, n, count, factor, !!how->factor, 1, r);                              \
+            FLOWED();                                                                                                 \
+            return done;                                                                                              \
+        }                                                                                                             \
+        return watching_##K(dst, src, n, count, factor, !!how->factor, 0, r);                                         \
+    }
+#define RAW_single float
+#define RAW_twice double
+#define ITSELF(y) (y)
+WATCH(single, single, single, float, float, vf32_w, ITSELF)
+WATCH(twice, twice, twice, double, double, vf64_w, ITSELF)
+WATCH(float16, single, single, uint16_t, float, vf32_w, float16_in_w)
+WATCH(bfloat16, single, single, uint16_t, float, vf32_w, bfloat16_in_w)
+
 /* ---- Scattered sums, running sums, factors ---- */
 
 #define ADD_AT(K, MEM, RUN)                                                                                           \
@@ -626,9 +755,6 @@ static void survey_pairs(fan_stats_run *r, const double *x, size_t n)
     }
 }
 
-#define VECTORS_OF_LANES (FAN_STATS_LANES * 8 / FAN_WIDE)
-#define VALUES_OF_VECTOR (FAN_WIDE / 8)
-
 /* SURVEY: T is float or double. `r->numbers` is a multiple of the lanes, and so is n; false: nothing was counted, all must be counted one by one. */
 #define SURVEY(NAME, IN, T)                                                                                           \
     static bool survey_##NAME(fan_stats_run *r, const char *src, size_t n)                                            \
@@ -639,11 +765,7 @@ static void survey_pairs(fan_stats_run *r, const double *x, size_t n)
         for (size_t i = 0; i < n; i += FAN_STATS_LANES, src += FAN_STATS_LANES * sizeof(T)) {                         \
             _Pragma("GCC unroll 8") for (size_t j = 0; j < VECTORS_OF_LANES; j++)                                     \
             {                                                                                                         \
-                vf64_w x = IN(src + j * VALUES_OF_VECTOR * sizeof(T));                                                \
-                vf64_w size = (vf64_w)((vu64_w)x & 0x7fffffffffffffffu);                                              \
-                sum[j] += x * x;                                                                                      \
-                vu64_w more = (vu64_w)(size > top[j]);                                                                \
-                top[j] = (vf64_w)(((vu64_w)size & more) | ((vu64_w)top[j] & ~more));                                  \
+                count_in(&sum[j], &top[j], IN(src + j * VALUES_OF_VECTOR * sizeof(T)));                               \
             }                                                                                                         \
         }                                                                                                             \
         double lane[FAN_STATS_LANES], most[FAN_STATS_LANES], all = 0, largest = 0;                                    \
@@ -744,8 +866,9 @@ SURVEY_COMPLEX(twice, double)
 
 /* ---- The set ---- */
 
-#define REAL(K, STATS) {1, sum_##K, NULL, FAN_NO_DTYPE, add_at_##K, add_up_##K, scale_##K, stats_##STATS}
-#define LOW_REAL(K) {1, sum_own_##K, sum_##K, FAN_FLOAT32, add_at_own_##K, add_up_own_##K, scale_own_##K, stats_##K}
+#define REAL(K, STATS) {1, sum_##K, NULL, FAN_NO_DTYPE, add_at_##K, add_up_##K, scale_##K, stats_##STATS, NULL, NULL}
+#define LOW_REAL(K, WATCH)                                                                                            \
+    {1, sum_own_##K, sum_##K, FAN_FLOAT32, add_at_own_##K, add_up_own_##K, scale_own_##K, stats_##K, NULL, WATCH}
 
 const fan_loop_set FAN_SET = {
     FAN_NAME,
@@ -759,13 +882,16 @@ const fan_loop_set FAN_SET = {
         [FAN_UINT16] = REAL(bits16, uint16),
         [FAN_UINT32] = REAL(bits32, uint32),
         [FAN_UINT64] = REAL(bits64, uint64),
-        [FAN_FLOAT16] = LOW_REAL(float16),
-        [FAN_BFLOAT16] = LOW_REAL(bfloat16),
-        [FAN_FLOAT8_E4M3FN] = LOW_REAL(e4m3fn),
-        [FAN_FLOAT8_E5M2] = LOW_REAL(e5m2),
-        [FAN_FLOAT32] = {1, sum_single, sum_doubled, FAN_FLOAT64, add_at_single, add_up_single, scale_single, stats_single},
-        [FAN_FLOAT64] = REAL(twice, twice),
-        [FAN_COMPLEX64] = {2, sum_single, sum_doubled, FAN_COMPLEX128, add_at_single, add_up_csingle, fan_loops_scale_csingle, stats_csingle},
-        [FAN_COMPLEX128] = {2, sum_twice, NULL, FAN_NO_DTYPE, add_at_twice, add_up_ctwice, fan_loops_scale_ctwice, stats_ctwice},
+        [FAN_FLOAT16] = LOW_REAL(float16, watch_float16),
+        [FAN_BFLOAT16] = LOW_REAL(bfloat16, watch_bfloat16),
+        [FAN_FLOAT8_E4M3FN] = LOW_REAL(e4m3fn, NULL),
+        [FAN_FLOAT8_E5M2] = LOW_REAL(e5m2, NULL),
+        [FAN_FLOAT32] = {1, sum_single, sum_doubled, FAN_FLOAT64, add_at_single, add_up_single, scale_single, stats_single, watch_single,
+                         NULL},
+        [FAN_FLOAT64] = {1, sum_twice, NULL, FAN_NO_DTYPE, add_at_twice, add_up_twice, scale_twice, stats_twice, watch_twice, NULL},
+        [FAN_COMPLEX64] = {2, sum_single, sum_doubled, FAN_COMPLEX128, add_at_single, add_up_csingle, fan_loops_scale_csingle,
+                           stats_csingle, NULL, NULL},
+        [FAN_COMPLEX128] = {2, sum_twice, NULL, FAN_NO_DTYPE, add_at_twice, add_up_ctwice, fan_loops_scale_ctwice,
+                            stats_ctwice, NULL, NULL},
     },
 };

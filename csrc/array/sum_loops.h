@@ -22,6 +22,10 @@ typedef struct fan_fold_how {
  * the sources or `start`. */
 typedef void fan_fold(char *dst, const char *const *src, size_t n, size_t count, const fan_fold_how *how);
 
+/* The same for real floats, while what is written is counted into r. Ends before a step with a non-finite result, or where less than a step is left: how many
+ * numbers were summed, counted and written. Of `how` it heeds factor and stream. n >= 1. */
+typedef size_t fan_watch(char *dst, const char *const *src, size_t n, size_t count, const fan_fold_how *how, fan_stats_run *r);
+
 typedef struct fan_loops {
     size_t parts;    /* numbers in an element: 2 for complex, else 1 */
     fan_fold *own;   /* added in the dtype itself; a low float rounds each time */
@@ -35,6 +39,7 @@ typedef struct fan_loops {
     void (*scale)(char *dst, const char *factor, size_t n);
     /* survey: n more elements are counted into r. */
     void (*survey)(fan_stats_run *r, const char *src, size_t n);
+    fan_watch *own_watch, *up_watch; /* beside own and up; NULL: there is none */
 } fan_loops;
 
 /* The loops of one instruction set. */
