@@ -1,6 +1,7 @@
 /* options: process-wide switches and counters, and what only tests ask for. */
 #include "py/py.h"
 
+#include "array/sum.h"
 #include "array/sum_loops.h"
 #include "base/mem.h"
 #include "base/team.h"
@@ -122,6 +123,62 @@ static PyObject *test_read(PyObject *Py_UNUSED(module), PyObject *o)
     return PyLong_FromUnsignedLongLong(sum[0]);
 }
 
+/* test_sum: fan_sum of gap-free buffers of one dtype, as it stands: (statistics or None). */
+static PyObject *test_sum(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    enum { MOST = 64 };
+    PyObject *into, *sources, *answer = NULL;
+    const char *name;
+    int with_stats, parallel = 1;
+    Py_buffer view[MOST + 1];
+    Py_ssize_t n, held = 0;
+    fan_array array[MOST + 1];
+    fan_operand in[MOST];
+    fan_stats stats;
+    if (!PyArg_ParseTuple(args, "OO!sp|p:_test_sum", &into, &PyTuple_Type, &sources, &name, &with_stats, &parallel))
+        return NULL;
+    fan_dtype d = fan_dtype_from_name(name);
+    n = PyTuple_GET_SIZE(sources);
+    if (d == FAN_NO_DTYPE || n < 1 || n > MOST) {
+        PyErr_SetString(PyExc_ValueError, "expected a dtype and 1 to 64 sources");
+        return NULL;
+    }
+    memset(array, 0, sizeof array);
+    for (; held <= n; held++) {
+        Py_ssize_t k = held; /* the last is the result */
+        if (PyObject_GetBuffer(k < n ? PyTuple_GET_ITEM(sources, k) : into, &view[k], k < n ? PyBUF_SIMPLE : PyBUF_WRITABLE) < 0)
+            goto done;
+        fan_array *a = &array[k];
+        a->data = view[k].buf;
+        a->dtype = d;
+        a->ndim = 1;
+        a->shape = a->dims;
+        a->strides = a->dims + 1;
+        a->size = a->dims[0] = (int64_t)view[k].len / (int64_t)fan_dtype_size(d);
+        a->dims[1] = (int64_t)fan_dtype_size(d);
+        if (k < n)
+            in[k] = (fan_operand){.array = a, .acc = fan_dtype_accumulate(d)};
+        if (a->size != array[0].size) {
+            held++;
+            PyErr_SetString(PyExc_ValueError, "expected buffers of one size");
+            goto done;
+        }
+    }
+    Py_BEGIN_ALLOW_THREADS
+    fan_sum(&array[n], in, (size_t)n, &(fan_sum_how){.stats = with_stats ? &stats : NULL, .parallel = parallel});
+    Py_END_ALLOW_THREADS
+    if (!with_stats)
+        answer = Py_NewRef(Py_None);
+    else
+        answer = Py_BuildValue("{s:K,s:d,s:d,s:K,s:N}", "count", (unsigned long long)stats.count, "sumsq", stats.sumsq, "absmax", stats.absmax,
+                               "nonfinite", (unsigned long long)stats.nonfinite, "bad",
+                               stats.bad == SIZE_MAX ? Py_NewRef(Py_None) : PyLong_FromSize_t(stats.bad));
+done:
+    while (held--)
+        PyBuffer_Release(&view[held]);
+    return answer;
+}
+
 static PyObject *test_team(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 {
     return Py_BuildValue("(ii)", fan_team_get(), fan_team_alive());
@@ -151,6 +208,8 @@ PyMethodDef fan_option_functions[] = {
      "_test_fail_at(skip, count=1, /)\n--\n\nTests: let `skip` allocations pass and fail the `count` after them (-1: all); skip -1: off."},
     {"_test_memory", test_memory, METH_NOARGS, "_test_memory()\n--\n\nTests: blocks alive, allocations ever, allocations refused."},
     {"_test_read", test_read, METH_O, "_test_read(buffer, /)\n--\n\nBenchmarks: read every byte once."},
+    {"_test_sum", test_sum, METH_VARARGS,
+     "_test_sum(out, sources, dtype, stats, parallel=True, /)\n--\n\nTests: one fold of gap-free buffers; its statistics if they are asked for."},
     {"_test_team", test_team, METH_NOARGS, "_test_team()\n--\n\nTests: threads that work together, helpers that are alive."},
 #ifdef FAN_TEST
     {"_test_mutant", test_mutant, METH_O, "_test_mutant(n, /)\n--\n\nTests: switch a planted fault on; 0: none."},
