@@ -1,7 +1,10 @@
-/* How it is done: the elements are cut into tiles that fit the first cache together with what is read beside them. For each tile the operands
- * are taken in order, up to FAN_ADD_MOST at a time: one that already is in the accumulation dtype and without gaps is read where it
- * lies, any other is first converted into a spare tile. The running sum stays in its tile; the last step writes straight into `out` where
- * that needs no conversion.
+/* How it is done. The elements are cut into pieces (fan_stats_piece), of which several threads may take one after the other; a piece into tiles. Where
+ * all operands lie without gaps and have the result's dtype, a tile is the whole piece and one loop reads them all (`straight`). Else a tile is so
+ * small that it fits the first cache together with what is read beside it, and operands are taken in order: neighbours of one dtype that lie
+ * without gaps are read where they lie, by one loop that converts in the register; any other is first converted into a spare tile. The running sum
+ * stays in its tile; the last step writes straight into `out` where that needs no further conversion.
+ *
+ * Many operands at once would ask for more pages and streams than a processor follows: beyond MANY they are taken in groups, over a tile.
  *
  * What can go wrong: `out` is one of the operands. A tile of `out` is therefore written only after every operand's tile has been read: by the
  * very last step, which reads element i of all its sources before it writes element i. */
@@ -10,63 +13,250 @@
 #include "array/convert.h"
 #include "array/sum_loops.h"
 #include "array/walk.h"
+#include "base/team.h"
 
+#include <stdatomic.h>
 #include <string.h>
+#include <unistd.h>
 
 #define TILE 8192u   /* bytes; a multiple of every item size */
 #define LONG_ROW 128 /* rows of so many elements are not mixed in one tile, so that they can be read where they lie */
+#define MANY 16      /* sources that one loop reads at once */
+#define GROUP 8      /* where there are more, and far away: so many at a time */
+#define MANY_AT_ONCE 64 /* sources of which a list is made */
+#define WATCHED 2048u   /* bytes of a result that are looked at as long as they are near */
+#define NEAR ((uint64_t)1 << 20)      /* bytes of sources up to which the second cache may have them */
+#define TEAM_FROM ((uint64_t)4 << 20) /* bytes of sources and result from which on waking others pays */
 
 typedef struct job {
     const fan_array *out;
     const fan_operand *in;
     size_t n;
-    const fan_loops *last;  /* of the last accumulation dtype */
-    const char *factor;     /* NULL: no scale */
+    const char *factor; /* NULL: no scale */
+    fan_fold *fold;     /* NULL, or the loop that takes all operands as they are */
+    fan_watch *watch;   /* NULL, or the one that does it and counts */
+    fan_fold_how how;   /* of large sums */
+    fan_dtype last;     /* the last accumulation dtype */
+    int64_t most, row;  /* elements of a tile; of a long row, else 0 */
+    int64_t piece;      /* elements of a piece */
     fan_walk walk;
+    fan_stats *parts;   /* of each piece, or NULL */
 } job;
 
-/* fold: elements [at, at + len). */
-static void fold(const job *j, int64_t at, int64_t len, char *tile, char *spare)
+/* last_cache: bytes of the last cache; where that is not known, or so large that it is others' too, what is common. */
+static uint64_t last_cache(void)
 {
-    const char *src[FAN_ADD_MOST];
-    int sources = 0;
-    bool spare_used = false;
-    fan_dtype acc = j->in[0].acc;
-    const fan_loops *loops = fan_loops_of(acc);
-#define FLUSH()                                                                                                       \
-    (loops->add(tile, src, sources, (size_t)len * loops->parts), src[0] = tile, sources = 1, spare_used = false)
+    static atomic_long known;
+    long bytes = atomic_load_explicit(&known, memory_order_relaxed);
+    if (!bytes) {
+#ifdef _SC_LEVEL3_CACHE_SIZE
+        bytes = sysconf(_SC_LEVEL3_CACHE_SIZE);
+#endif
+        bytes = bytes < (4 << 20) || bytes > (64 << 20) ? 32 << 20 : bytes;
+        atomic_store_explicit(&known, bytes, memory_order_relaxed);
+    }
+    return (uint64_t)bytes;
+}
 
+/* in_groups: one fold of any number of gap-free sources. `tile` has room for TILE bytes. */
+static void in_groups(fan_fold *fold, char *dst, const char *const *src, size_t n, size_t count, size_t size, size_t acc_size,
+                      const fan_fold_how *how, char *tile)
+{
+    size_t most = TILE / acc_size;
+    if (n <= MANY || !how->ahead) {
+        fold(dst, src, n, count, how);
+        return;
+    }
+    for (size_t at = 0, len; at < count; at += len) {
+        const char *here[GROUP];
+        len = count - at < most ? count - at : most;
+        for (size_t k = 0, m; k < n; k += m) {
+            m = n - k < GROUP ? n - k : GROUP;
+            for (size_t i = 0; i < m; i++)
+                here[i] = src[k + i] + at * size;
+            bool first = k == 0, end = k + m == n;
+            fan_fold_how some = {.factor = end ? how->factor : NULL, .start = first ? NULL : tile, .raw = !end,
+                                 .ahead = true, .stream = end && how->stream};
+            fold(end ? dst + at * size : tile, here, m, len, &some);
+        }
+    }
+}
+
+/* The running sum of a tile. */
+typedef struct running {
+    fan_dtype acc;
+    const fan_loops *loops; /* of acc */
+    char *tile, *spare;
+    bool begun, spare_used;
+    fan_fold *fold; /* of the sources that wait, all of one dtype */
+    fan_dtype from;
+    const char *src[GROUP];
+    size_t sources;
+} running;
+
+static void flush(running *r, int64_t len)
+{
+    if (r->sources)
+        r->fold(r->tile, r->src, r->sources, (size_t)len * r->loops->parts, &(fan_fold_how){.start = r->begun ? r->tile : NULL, .raw = true});
+    r->begun = true;
+    r->spare_used = false;
+    r->sources = 0;
+}
+
+/* widen: the sum is in another dtype from here on (D3). */
+static void widen(running *r, int64_t len, fan_dtype acc)
+{
+    flush(r, len);
+    fan_convert(r->spare, acc, (int64_t)fan_dtype_size(acc), r->tile, r->acc, (int64_t)fan_dtype_size(r->acc), len);
+    char *other = r->tile;
+    r->tile = r->spare;
+    r->spare = other;
+    r->acc = acc;
+    r->loops = fan_loops_of(acc);
+}
+
+/* fold_tile: elements [at, at + len), into `result` (gap-free, out's dtype) or, where that is NULL, into `out`. */
+static void fold_tile(const job *j, int64_t at, int64_t len, char *tile, char *spare, char *result)
+{
+    running r = {.acc = j->in[0].acc, .loops = fan_loops_of(j->in[0].acc), .tile = tile, .spare = spare};
     for (size_t k = 0; k < j->n; k++) {
         const fan_operand *one = &j->in[k];
-        if (one->acc != acc) { /* the sum widens (D3) */
-            FLUSH();
-            int64_t from = (int64_t)fan_dtype_size(acc), to = (int64_t)fan_dtype_size(one->acc);
-            fan_convert(spare, one->acc, to, tile, acc, from, len);
-            char *other = tile;
-            src[0] = tile = spare;
-            spare = other;
-            acc = one->acc;
-            loops = fan_loops_of(acc);
-        }
-        if (sources == loops->most)
-            FLUSH();
-        const char *p = one->array->dtype == acc ? fan_walk_whole(&j->walk, one->array, at, len) : NULL;
+        if (one->acc != r.acc)
+            widen(&r, len, one->acc);
+        fan_dtype from = one->array->dtype;
+        fan_fold *fold = fan_loops_fold(fan_loops_of(from), from, r.acc);
+        const char *p = fold ? fan_walk_whole(&j->walk, one->array, at, len) : NULL;
         if (!p) {
-            if (spare_used)
-                FLUSH();
-            fan_walk_read(&j->walk, one->array, at, len, acc, spare);
-            spare_used = true;
-            p = spare;
+            from = r.acc;
+            fold = r.loops->own;
         }
-        src[sources++] = p;
+        if (r.sources == GROUP || (r.sources && r.from != from) || (!p && r.spare_used))
+            flush(&r, len);
+        if (!p) {
+            fan_walk_read(&j->walk, one->array, at, len, r.acc, r.spare);
+            r.spare_used = true;
+            p = r.spare;
+        }
+        r.fold = fold;
+        r.from = from;
+        r.src[r.sources++] = p;
     }
-#undef FLUSH
-    char *to = acc == j->out->dtype && !j->factor ? fan_walk_whole(&j->walk, j->out, at, len) : NULL;
-    loops->add(to ? to : tile, src, sources, (size_t)len * loops->parts);
+    fan_dtype d = j->out->dtype;
+    bool parts = r.loops->parts == 2; /* complex factors come after the fold */
+    char *to = result ? result : fan_walk_whole(&j->walk, j->out, at, len);
+    if (to && r.sources && (r.from == d || r.acc == d) && !(parts && j->factor)) {
+        fan_fold_how how = {.factor = j->factor, .start = r.begun ? r.tile : NULL, .raw = r.from != d};
+        r.fold(to, r.src, r.sources, (size_t)len * r.loops->parts, &how);
+        return;
+    }
+    flush(&r, len);
     if (j->factor)
-        loops->scale(tile, j->factor, (size_t)len);
-    if (!to)
-        fan_walk_write(&j->walk, j->out, at, len, acc, tile);
+        r.loops->scale(r.tile, j->factor, (size_t)len);
+    int64_t size = (int64_t)fan_dtype_size(r.acc);
+    if (result)
+        fan_convert(result, d, (int64_t)fan_dtype_size(d), r.tile, r.acc, size, len);
+    else
+        fan_walk_write(&j->walk, j->out, at, len, r.acc, r.tile);
+}
+
+/* spoiled: an element of [at, at + len) of `a` is inf or NaN. */
+static bool spoiled(const job *j, const fan_array *a, int64_t at, int64_t len, char *spare)
+{
+    char kind = fan_dtype_kind(a->dtype);
+    if (kind != 'f' && kind != 'c')
+        return false;
+    fan_stats_run run;
+    const char *p = fan_walk_whole(&j->walk, a, at, len);
+    if (!p) {
+        fan_walk_read(&j->walk, a, at, len, a->dtype, spare);
+        p = spare;
+    }
+    fan_stats_run_begin(&run);
+    fan_loops_of(a->dtype)->survey(&run, p, (size_t)len);
+    return run.nonfinite > 0;
+}
+
+/* watch: a result that lies in `result` still is counted, and the culprit sought while `out` (who may be it) is as it was. */
+static void watch(const job *j, int64_t at, int64_t len, const char *result, char *spare, fan_stats_run *run, size_t *bad)
+{
+    uint64_t before = run->nonfinite;
+    fan_loops_of(j->out->dtype)->survey(run, result, (size_t)len);
+    if (run->nonfinite == before)
+        return;
+    for (size_t k = 0; k < j->n && k < *bad; k++)
+        if (spoiled(j, j->in[k].array, at, len, spare))
+            *bad = k;
+}
+
+/* lay: the tile goes where it belongs. */
+static void lay(const job *j, int64_t at, int64_t len, const char *result)
+{
+    fan_dtype d = j->out->dtype;
+    const fan_loops *loops = fan_loops_of(d);
+    char *to = fan_walk_whole(&j->walk, j->out, at, len);
+    if (to)
+        loops->own(to, &result, 1, (size_t)len * loops->parts, j->how.stream ? &(fan_fold_how){.stream = true} : NULL);
+    else
+        fan_walk_write(&j->walk, j->out, at, len, d, result);
+}
+
+/* watched: as much of [at, end) as one loop can sum, write and count; how many elements that is. */
+static int64_t watched(const job *j, int64_t at, int64_t end, fan_stats_run *run)
+{
+    FAN_UNCLEARED const char *src[MANY];
+    size_t size = fan_dtype_size(j->out->dtype);
+    for (size_t k = 0; k < j->n; k++)
+        src[k] = j->in[k].array->data + (size_t)at * size;
+    return (int64_t)j->watch(j->out->data + (size_t)at * size, src, j->n, (size_t)(end - at), &j->how, run);
+}
+
+/* straight: [at, at + len) of operands that one loop takes as they are, of which there are at most MANY_AT_ONCE. */
+static void straight(const job *j, int64_t at, int64_t len, char *to, char *tile, const fan_fold_how *how)
+{
+    FAN_UNCLEARED const char *src[MANY_AT_ONCE];
+    const fan_loops *loops = fan_loops_of(j->out->dtype);
+    size_t size = fan_dtype_size(j->out->dtype);
+    for (size_t k = 0; k < j->n; k++)
+        src[k] = j->in[k].array->data + (size_t)at * size;
+    in_groups(j->fold, to, src, j->n, (size_t)len * loops->parts, size / loops->parts, fan_dtype_size(j->last) / loops->parts, how, tile);
+}
+
+static void do_piece(void *ctx, size_t index)
+{
+    const job *j = ctx;
+    FAN_UNCLEARED _Alignas(64) char tile[TILE], spare[TILE], result[TILE];
+    int64_t begin = (int64_t)index * j->piece, end = j->walk.size - begin < j->piece ? j->walk.size : begin + j->piece;
+    size_t bad = SIZE_MAX, item = fan_dtype_size(j->out->dtype);
+    fan_stats_run run;
+    if (j->parts)
+        fan_stats_run_begin(&run);
+    if (j->fold && !j->parts) {
+        straight(j, begin, end - begin, j->out->data + (size_t)begin * item, tile, &j->how);
+        return;
+    }
+    fan_fold_how near = j->how;
+    near.stream = false;
+    for (int64_t at = begin, len; at < end; at += len) {
+        if (j->parts && j->watch && (len = watched(j, at, end, &run)) > 0)
+            continue;
+        len = j->fold ? (int64_t)(WATCHED / item) : j->most;
+        int64_t rest = j->row ? j->row - at % j->row : end - at;
+        rest = rest < end - at ? rest : end - at;
+        len = rest < len ? rest : len;
+        char *to = j->parts ? result : NULL;
+        if (j->fold)
+            straight(j, at, len, to, tile, &near);
+        else
+            fold_tile(j, at, len, tile, spare, to);
+        if (j->parts) {
+            watch(j, at, len, result, spare, &run, &bad);
+            lay(j, at, len, result);
+        }
+    }
+    if (j->parts) {
+        fan_stats_run_end(&run, (uint64_t)(end - begin), &j->parts[index]);
+        j->parts[index].bad = bad;
+    }
 }
 
 void fan_scale_as(const fan_scale *scale, fan_dtype d, char *factor)
@@ -85,36 +275,123 @@ void fan_scale_as(const fan_scale *scale, fan_dtype d, char *factor)
     }
 }
 
-void fan_sum(const fan_array *out, const fan_operand *in, size_t n, const fan_scale *scale)
+/* alike: dtype and layout of `a` are those of `out`, which is gap-free in C order. */
+static bool alike(const fan_array *a, const fan_array *out)
 {
+    if (a->dtype != out->dtype)
+        return false;
+    for (int i = 0; i < out->ndim; i++)
+        if (a->strides[i] != out->strides[i])
+            return false;
+    return true;
+}
+
+/* one_loop: the loop that takes all operands as they are, wherever they lie; NULL where there is none. */
+static fan_fold *one_loop(const fan_array *out, const fan_operand *in, size_t n)
+{
+    fan_dtype d = out->dtype, acc = in[0].acc;
+    for (size_t k = 0; k < n; k++)
+        if (in[k].acc != acc || in[k].array->dtype != d)
+            return NULL;
+    return fan_loops_fold(fan_loops_of(d), d, acc);
+}
+
+/* at_once: a small sum of arrays in C order without gaps, with nothing else asked for, is one call of its loop. */
+static bool at_once(const fan_array *out, const fan_operand *in, size_t n)
+{
+    FAN_UNCLEARED const char *src[MANY_AT_ONCE];
+    int64_t step = (int64_t)fan_dtype_size(out->dtype);
+    if (n > MANY_AT_ONCE || (uint64_t)out->size * (uint64_t)step * n > NEAR)
+        return false;
+    for (int i = out->ndim - 1; i >= 0; i--) {
+        if (out->strides[i] != step)
+            return false;
+        step *= out->shape[i];
+    }
+    fan_dtype acc = in[0].acc;
+    for (size_t k = 0; k < n; k++) {
+        if (in[k].acc != acc || !alike(in[k].array, out))
+            return false;
+        src[k] = in[k].array->data;
+    }
+    const fan_loops *loops = fan_loops_of(out->dtype);
+    fan_fold *fold = fan_loops_fold(loops, out->dtype, acc);
+    if (fold)
+        fold(out->data, src, n, (size_t)out->size * loops->parts, NULL);
+    return fold;
+}
+
+static __attribute__((noinline)) void at_length(const fan_array *out, const fan_operand *in, size_t n, const fan_sum_how *asked)
+{
+    static const fan_sum_how nothing;
+    const fan_sum_how *how = asked ? asked : &nothing;
     FAN_UNCLEARED job j;
-    FAN_UNCLEARED _Alignas(64) char tile[TILE], spare[TILE];
+    FAN_UNCLEARED fan_stats parts[FAN_STATS_PIECES];
     _Alignas(16) char factor[16];
-    unsigned widest = 1;
-    if (out->size == 0)
-        return;
+    unsigned widest = (unsigned)fan_dtype_size(out->dtype);
+    uint64_t item = widest, read = 0, written = (uint64_t)out->size * item;
+    bool among = false; /* out is an operand */
     fan_walk_begin(&j.walk, out, false);
     for (size_t k = 0; k < n; k++) {
+        const fan_array *a = in[k].array;
         unsigned size = (unsigned)fan_dtype_size(in[k].acc);
         widest = size > widest ? size : widest;
-        fan_walk_also(&j.walk, in[k].array);
+        read += (uint64_t)a->size * fan_dtype_size(a->dtype);
+        among |= a->data == out->data;
+        fan_walk_also(&j.walk, a);
     }
     fan_walk_ready(&j.walk);
     j.out = out;
     j.in = in;
     j.n = n;
+    j.last = in[n - 1].acc;
     j.factor = NULL;
-    if (scale && scale->on) {
-        fan_scale_as(scale, in[n - 1].acc, factor);
+    if (how->scale.on) {
+        fan_scale_as(&how->scale, j.last, factor);
         j.factor = factor;
     }
-    int64_t most = TILE / widest;
-    int64_t row = j.walk.ndim > 1 ? j.walk.extent[j.walk.ndim - 1] : 0;
-    for (int64_t at = 0, len; at < j.walk.size; at += len) {
-        int64_t rest = row >= LONG_ROW ? row - at % row : j.walk.size - at;
-        len = rest < most ? rest : most;
-        fold(&j, at, len, tile, spare);
-    }
+    j.fold = n <= MANY_AT_ONCE && fan_walk_whole(&j.walk, out, 0, out->size) ? one_loop(out, in, n) : NULL;
+    for (size_t k = 0; j.fold && k < n; k++)
+        if (!fan_walk_whole(&j.walk, in[k].array, 0, out->size))
+            j.fold = NULL;
+    if (j.factor && fan_dtype_kind(j.last) == 'c')
+        j.fold = NULL;
+    const fan_loops *loops = fan_loops_of(out->dtype);
+    j.watch = !j.fold || n > MANY ? NULL : j.fold == loops->own ? loops->own_watch : loops->up_watch;
+    j.how = (fan_fold_how){.factor = j.factor, .ahead = read > NEAR, .stream = !among && written > last_cache() / 2};
+    j.most = TILE / widest;
+    j.row = j.walk.ndim > 1 ? j.walk.extent[j.walk.ndim - 1] : 0;
+    j.row = j.row >= LONG_ROW ? j.row : 0;
+    j.parts = how->stats ? parts : NULL;
+    bool team = how->parallel && read + written >= TEAM_FROM;
+    j.piece = team || j.parts ? fan_stats_piece(out->size) : out->size;
+    size_t pieces = (size_t)((out->size - 1) / j.piece + 1);
+    if (team)
+        fan_team_run(pieces, do_piece, &j);
+    else
+        for (size_t i = 0; i < pieces; i++)
+            do_piece(&j, i);
+    for (size_t i = 0; j.parts && i < pieces; i++)
+        fan_stats_merge(how->stats, &parts[i]);
+}
+
+void fan_sum(const fan_array *out, const fan_operand *in, size_t n, const fan_sum_how *how)
+{
+    if (how && how->stats)
+        fan_stats_begin(how->stats);
+    if (out->size == 0 || ((!how || (!how->scale.on && !how->stats)) && at_once(out, in, n)))
+        return;
+    at_length(out, in, n, how);
+}
+
+bool fan_sum_flat(char *out, const char *const *src, size_t n, size_t count, fan_dtype dtype, fan_dtype acc)
+{
+    const fan_loops *loops = fan_loops_of(dtype);
+    fan_fold *fold = fan_loops_fold(loops, dtype, acc);
+    if (!fold)
+        return false;
+    fold(out, src, n, count * loops->parts, NULL);
+    return true;
 }
 
 void fan_sum_flat(char *out, const char *const *src, size_t n, size_t count, fan_dtype dtype, fan_dtype acc)
@@ -195,7 +472,7 @@ static void by_rows(const fan_array *out, const part *kept, const part *gone, co
             fan_walk_read(w, &row, at, n, acc, k ? spare : tile);
             if (k) {
                 const char *src[] = {tile, spare};
-                loops->add(tile, src, 2, (size_t)n * loops->parts);
+                loops->own(tile, src, 2, (size_t)n * loops->parts, NULL);
             }
             for (int i = gone->a.ndim - 1; i >= 0; i--) {
                 row.data += gone->strides[i];

@@ -8,6 +8,7 @@
 #define FAN_ARRAY_SUM_H
 
 #include "array/array.h"
+#include "array/stats.h"
 
 typedef struct fan_operand {
     const fan_array *array; /* same shape as out; any strides (0, negative, unaligned too); for out == in place: the same view */
@@ -20,10 +21,22 @@ typedef struct fan_scale {
     int64_t i;     /* for integer sums */
 } fan_scale;
 
-/* fan_sum: writes the fold of `n` >= 1 operands into `out` (any dtype that the last acc may be cast to); scale may be NULL. Allocates nothing, cannot fail.
+/* What else a sum is asked for; NULL: nothing of it. */
+typedef struct fan_sum_how {
+    fan_scale scale;
+    fan_stats *stats; /* NULL: none; else what is to be known of the elements of `out` as they were rounded, from the same pass */
+    bool parallel;    /* other threads may help with a large sum */
+} fan_sum_how;
+
+/* fan_sum: writes the fold of `n` >= 1 operands into `out` (any dtype that the last acc may be cast to); how may be NULL. Allocates nothing, cannot fail.
  * `out` may be the very view of one operand (fan_array_same_view, or the same geometry with the same item size); otherwise it must be
  * apart from all. Each add of a low-float acc rounds. */
-void fan_sum(const fan_array *out, const fan_operand *in, size_t n, const fan_scale *scale);
+void fan_sum(const fan_array *out, const fan_operand *in, size_t n, const fan_sum_how *how);
+
+/* fan_sum_flat: the same for n gap-free runs of `count` elements of one dtype into another of that dtype, for callers who know that they have them: one
+ * call of a loop. `out` may be exactly one of the runs. acc is dtype, or float32 for low floats, float64 for float32, complex128 for complex64: with any
+ * other nothing is done and false returned. One thread, no scale. */
+bool fan_sum_flat(char *out, const char *const *src, size_t n, size_t count, fan_dtype dtype, fan_dtype acc);
 
 /* fan_sum_flat: the same for `n` >= 1 gap-free operands of one dtype, `count` elements each, that fold in `acc`. `out` may be one of them. */
 void fan_sum_flat(char *out, const char *const *src, size_t n, size_t count, fan_dtype dtype, fan_dtype acc);

@@ -26,7 +26,7 @@ static fan_status cpu_read(fan_stream *stream, const fan_array *dst, const fan_a
 static fan_status cpu_run(fan_device *d, fan_stream *s, const fan_job *job, fan_error *err)
 {
     (void)err;
-    fan_job_run(job);
+    fan_job_run(job, true);
     fan_job_trace(d, s, job, -1, -1);
     return FAN_OK;
 }

@@ -51,11 +51,12 @@ typedef struct fan_job {
     size_t n;
     const fan_scale *scale;    /* NULL: none */
     const fan_sparse *sparse;  /* FAN_JOB_SCATTER */
+    fan_stats *stats;          /* FAN_JOB_SUM: what is to be known of the result (fan_sum_how); lives until the job has run. NULL: nothing */
     const char *label;         /* for traces and reports; copied */
 } fan_job;
 
-/* fan_job_run: does a job at once on memory that the host can reach. */
-void fan_job_run(const fan_job *job);
+/* fan_job_run: does a job at once on memory that the host can reach; parallel: other threads may help. */
+void fan_job_run(const fan_job *job, bool parallel);
 /* fan_job_bytes: what it reads and writes, every element once. */
 uint64_t fan_job_bytes(const fan_job *job);
 /* fan_job_word: "sum", "copy": its label where it has none. */

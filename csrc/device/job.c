@@ -4,11 +4,14 @@
 
 #include <stdio.h>
 
-void fan_job_run(const fan_job *job)
+void fan_job_run(const fan_job *job, bool parallel)
 {
+    fan_sum_how how = {.stats = job->stats, .parallel = parallel};
+    if (job->scale)
+        how.scale = *job->scale;
     switch (job->kind) {
     case FAN_JOB_SUM:
-        fan_sum(job->out, job->in, job->n, job->scale);
+        fan_sum(job->out, job->in, job->n, &how);
         return;
     case FAN_JOB_REDUCE:
         fan_reduce(job->out, job->in[0].array);

@@ -325,7 +325,7 @@ static fan_status run_one(fan_sim *m, fan_sim_queue *q, fan_error *err)
 
     in_kernel++;
     if (op->job)
-        fan_job_run(op->job);
+        fan_job_run(op->job, false); /* a kernel runs on its device alone */
     else if (op->fn)
         status = op->fn(op->ctx, err);
     if (op->fini)
@@ -573,7 +573,7 @@ static fan_job *pack_job(packer *p, const fan_job *job)
     fan_scale *scale = job->scale ? pack(p, sizeof *scale) : NULL;
     fan_sparse *sparse = job->sparse ? pack(p, sizeof *sparse) : NULL;
     if (copy)
-        *copy = (fan_job){.kind = job->kind, .in = in, .n = job->n, .scale = scale, .sparse = sparse};
+        *copy = (fan_job){.kind = job->kind, .in = in, .n = job->n, .scale = scale, .stats = job->stats, .sparse = sparse};
     fan_array *out = pack_array(p, job->out, false);
     if (copy)
         copy->out = out;

@@ -44,7 +44,7 @@ class Counters(Mapping[str, int]):
 class Restore:
     """What `set_options` gives back: as a context manager it restores what was set before."""
 
-    def __init__(self, before: tuple[bool | None, bool | None, float | None]) -> None:
+    def __init__(self, before: tuple[bool | None, bool | None, float | None, str | None, int | None]) -> None:
         self._before = before
 
     def __enter__(self) -> None:
@@ -57,25 +57,37 @@ class Restore:
 
 
 def set_options(
-    *, debug: bool | None = None, budget: float | None = None, warn_stream_mismatch: bool | None = None
+    *,
+    debug: bool | None = None,
+    budget: float | None = None,
+    warn_stream_mismatch: bool | None = None,
+    isa: str | None = None,
+    threads: int | None = None,
 ) -> Restore:
     """Set process-wide options; in a `with` statement, for its block.
 
     debug: each array is hashed when it is added, and again when it is summed: a caller who changes one meanwhile gets a RuntimeError that
     names the contribution. budget: bytes that may wait in a buffer that was given no budget of its own (buffers made from now
     on). warn_stream_mismatch: whether a leaf that consumes on another stream than its gradient was made on
-    gets a `StreamMismatchWarning`, once (rule S6). None leaves an option as it is.
+    gets a `StreamMismatchWarning`, once (rule S6). isa: the instruction set of sums, "sse2", "avx2" or "avx512" ("plain" where the
+    processor is no x86); a ValueError names those that this machine has; the widest is taken unasked. threads: how many threads share a
+    large sum on the CPU, from 1 to 1024; unasked as many as the process may use, at most 8. Neither changes a bit of a result. None
+    leaves an option as it is.
 
     >>> with fanin.set_options(debug=True):
     ...     fanin.add_n([np.ones(2), np.ones(2)])
     array([2., 2.])
     """
+    if threads == 0:
+        raise ValueError(f"threads={threads!r}: expected a number of threads from 1 to 1024")
     old = _core.get_options()
-    _core.set_options(debug, warn_stream_mismatch, budget)
+    _core.set_options(debug, warn_stream_mismatch, budget, isa, threads)
     return Restore(
         (
             None if debug is None else old["debug"],
             None if warn_stream_mismatch is None else old["warn_stream_mismatch"],
             None if budget is None else old["budget"],
+            None if isa is None else old["isa"],
+            None if threads is None else old["threads"],  # 0: unasked
         )
     )

@@ -96,6 +96,7 @@ def info() -> Info:
         platform=f"{platform.system()} {platform.machine()}",
         numpy=numpy.__version__,
         **_core.build_info(),
+        sums=f"{_core.get_options()['isa']}, threads: {_core._test_team()[0]}",
         backends={
             "cpu": "built in",
             "sim": "built in: with fanin.sim.Machine(): ..",

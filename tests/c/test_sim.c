@@ -1039,7 +1039,7 @@ static void every_job_touches_what_it_says(void)
                 }
                 CHECK_INT(fan_device_run(fan_sim_device(m, 0), s, &job[1], NULL), expect ? FAN_RACE : FAN_OK);
                 *(expect ? &races : &none) += 1;
-                fan_job_run(&job[0]);
+                fan_job_run(&job[0], true);
                 if (what == FAN_JOB_UPLOAD)
                     set_to(host[1], 100); /* was read already */
                 CHECK_OK(fan_sim_synchronize(m, NULL));

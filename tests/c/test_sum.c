@@ -1,11 +1,25 @@
 /* Sums against the oracle: the left fold, element by element, in plain code. */
 #include "array/sum.h"
 
+#include "array/convert.h"
+#include "array/sum_loops.h"
 #include "base/mem.h"
+#include "base/team.h"
 #include "check.h"
 #include "oracle.h"
 
+#include <math.h>
+
 #define MOST 20
+
+/* any_isa: one of the instruction sets at hand. */
+static void any_isa(void)
+{
+    size_t n = 0;
+    while (fan_sum_isa_at(n))
+        n++;
+    CHECK(fan_sum_set_isa(fan_sum_isa_at((size_t)random_below((int64_t)n))));
+}
 
 typedef struct sum {
     int ndim;
@@ -102,7 +116,8 @@ static bool check_sum(const sum *s, const fan_array *out, const char *what)
         want[i] = convert_number(acc, want[i], out->dtype);
         tidy(&want[i], out->dtype);
     }
-    fan_sum(out, s->in, s->n, &s->scale);
+    any_isa();
+    fan_sum(out, s->in, s->n, &(fan_sum_how){.scale = s->scale});
     for (int64_t i = 0; i < size; i++) {
         good &= same_number(get(out, i), want[i]);
         if (!CHECK(same_number(get(out, i), want[i]))) {
@@ -338,6 +353,310 @@ static void reductions_equal_the_left_fold(void)
     CHECK(rows > 1000 && zeros > 50);
 }
 
+/* ---- one result, whatever does it ---- */
+
+/* fresh: a gap-free array whose first element lies `off` bytes behind a line. */
+static fan_array *fresh(fan_dtype d, int64_t n, size_t off)
+{
+    size_t bytes = (size_t)n * fan_dtype_size(d);
+    int64_t step = (int64_t)fan_dtype_size(d);
+    fan_storage *s = fan_storage_new(bytes + off + 64);
+    fan_array *a = NULL;
+    CHECK_OK(fan_array_view(s, (char *)s->data + off, d, 1, &n, &step, true, &a, NULL));
+    fan_storage_drop(s);
+    return a;
+}
+
+/* fill: numbers of many sizes, with signed zeros, subnormals and (`wild`) infinities and NaNs among them; one array in many is enough of them. */
+static void fill(fan_array *a, bool wild)
+{
+    size_t size = fan_dtype_size(a->dtype), known = 0;
+    char pattern[16 * 997];
+    for (; known < 997; known++) {
+        char *p = pattern + known * size;
+        number x;
+        do {
+            random_element(a->dtype, p);
+            x = load_number(a->dtype, p);
+        } while (!wild && (!isfinite(x.re) || !isfinite(x.im) || fabs(x.re) > 1e100 || fabs(x.im) > 1e100));
+    }
+    for (int64_t i = 0; i < a->size; i++) {
+        memcpy(a->data + (size_t)i * size, pattern + (size_t)((i * 7 + i / 997) % 997) * size, size);
+    }
+}
+
+/* hash_of: of the elements; all NaNs are one. */
+static uint64_t hash_of(const fan_array *a)
+{
+    uint64_t h = 1469598103934665603u;
+    size_t size = fan_dtype_size(a->dtype), parts = is_complex(a->dtype) ? 2 : 1;
+    fan_dtype part = parts == 1 ? a->dtype : a->dtype == FAN_COMPLEX64 ? FAN_FLOAT32 : FAN_FLOAT64;
+    for (size_t i = 0; i < (size_t)a->size * parts; i++) {
+        const char *p = a->data + i * (size / parts);
+        uint64_t bits = 0;
+        memcpy(&bits, p, size / parts);
+        if (fan_dtype_kind(part) == 'f' && isnan(load_number(part, p).re))
+            bits = 0x7ff8;
+        h = (h ^ bits) * 1099511628211u;
+    }
+    return h;
+}
+
+static bool same_stats(fan_stats a, fan_stats b)
+{
+    return a.count == b.count && memcmp(&a.sumsq, &b.sumsq, sizeof a.sumsq) == 0 && a.absmax == b.absmax && a.nonfinite == b.nonfinite &&
+           a.bad == b.bad;
+}
+
+/* model_stats: what the header of stats.h says, element by element, of a gap-free array. */
+static fan_stats model_stats(const fan_array *a)
+{
+    fan_stats all = {.bad = SIZE_MAX};
+    int64_t piece = fan_stats_piece(a->size);
+    int parts = is_complex(a->dtype) ? 2 : 1;
+    for (int64_t at = 0; at < a->size; at += piece) {
+        double lane[16] = {0}, sum = 0;
+        for (int64_t i = at; i < a->size && i < at + piece; i++) {
+            char wide[16];
+            fan_convert(wide, FAN_COMPLEX128, 16, a->data + (size_t)i * fan_dtype_size(a->dtype), a->dtype, 0, 1);
+            number z = load_number(FAN_COMPLEX128, wide);
+            all.count++;
+            if (!isfinite(z.re) || !isfinite(z.im)) {
+                all.nonfinite++;
+                continue;
+            }
+            lane[(i - at) * parts % 16] += z.re * z.re;
+            if (parts == 2)
+                lane[((i - at) * 2 + 1) % 16] += z.im * z.im;
+            double square = z.re * z.re + z.im * z.im;
+            double size = parts == 1 ? fabs(z.re) : square > 1e-280 && square < 1e280 ? sqrt(square) : hypot(z.re, z.im);
+            all.absmax = size > all.absmax ? size : all.absmax;
+        }
+        for (int half = 8; half; half /= 2)
+            for (int i = 0; i < half; i++)
+                lane[i] += lane[i + half];
+        sum = lane[0];
+        all.sumsq += sum;
+    }
+    return all;
+}
+
+static size_t model_bad(const fan_operand *in, size_t n, const fan_array *out)
+{
+    for (size_t k = 0; k < n; k++) {
+        for (int64_t i = 0; i < out->size; i++) {
+            number x = get(in[k].array, i), r = get(out, i);
+            if (!is_whole(out->dtype) && (!isfinite(x.re) || !isfinite(x.im)) && (!isfinite(r.re) || !isfinite(r.im)))
+                return k;
+        }
+    }
+    return SIZE_MAX;
+}
+
+/* every_way: the sum and its statistics on each instruction set, with one thread and two, alone and beside statistics, in place and not: one hash. */
+static void every_way(fan_dtype d, fan_dtype acc, size_t n, int64_t size, size_t off, bool wild, bool in_place)
+{
+    fan_array *a[70];
+    fan_operand in[70];
+    uint64_t first = 0;
+    fan_stats known = {0};
+    bool met = false;
+    for (size_t k = 0; k < n; k++) {
+        a[k] = fresh(d, size, off * k % 4096);
+        fill(a[k], wild && k % 3 == 1);
+        in[k] = (fan_operand){a[k], acc};
+    }
+    fan_array *keep = fresh(d, size, 0), *out = in_place ? fan_array_hold(a[n / 2]) : fresh(d, size, off ? fan_dtype_size(d) : 0);
+    memcpy(keep->data, a[n / 2]->data, (size_t)size * fan_dtype_size(d));
+    for (size_t i = 0; fan_sum_isa_at(i); i++) {
+        CHECK(fan_sum_set_isa(fan_sum_isa_at(i)));
+        for (int threads = 1; threads <= 2; threads++) {
+            fan_team_set(threads);
+            for (int stats = 0; stats < 2; stats++) {
+                fan_stats s;
+                if (in_place)
+                    memcpy(out->data, keep->data, (size_t)size * fan_dtype_size(d));
+                fan_sum(out, in, n, &(fan_sum_how){.stats = stats ? &s : NULL, .parallel = true});
+                uint64_t h = hash_of(out);
+                if (!met)
+                    first = h;
+                bool same = CHECK(h == first);
+                if (stats) {
+                    if (!known.count) {
+                        known = s;
+                        fan_stats model = model_stats(out), of;
+                        if (!in_place) {
+                            model.bad = model_bad(in, n, out);
+                            same &= CHECK(same_stats(s, model));
+                        }
+                        fan_stats_of(out, &of);
+                        of.bad = s.bad;
+                        same &= CHECK(same_stats(s, of));
+                    }
+                    same &= CHECK(same_stats(s, known));
+                }
+                met = true;
+                if (!same)
+                    fprintf(stderr, "    %s/%s, %zu x %lld, offset %zu, %s, %d threads, stats %d, in place %d\n", fan_dtype_name(d),
+                            fan_dtype_name(acc), n, (long long)size, off, fan_sum_isa(), threads, stats, in_place);
+            }
+        }
+    }
+    fan_team_set(0);
+    fan_array_drop(keep);
+    fan_array_drop(out);
+    for (size_t k = 0; k < n; k++)
+        fan_array_drop(a[k]);
+}
+
+static void all_ways_are_one(void)
+{
+    static const size_t offsets[] = {0, 1, 64, 1088};
+    for (int d = 0; d < FAN_DTYPE_COUNT; d++) {
+        fan_dtype accs[] = {(fan_dtype)d, fan_dtype_accumulate((fan_dtype)d), d == FAN_FLOAT32 ? FAN_FLOAT64 : d == FAN_COMPLEX64 ? FAN_COMPLEX128 : (fan_dtype)d};
+        for (int k = 0; k < 3; k++) {
+            if (k && accs[k] == accs[0])
+                continue;
+            for (size_t n = 1; n <= 18; n++) {
+                bool in_place = random_below(3) == 0;
+                every_way((fan_dtype)d, accs[k], n == 18 ? 64 : n, 1 + random_below(1 + random_below(3000)), offsets[n % 4], n % 2, in_place);
+            }
+            every_way((fan_dtype)d, accs[k], 3, 700001, 64, true, false); /* several pieces, two threads */
+        }
+    }
+    every_way(FAN_FLOAT32, FAN_FLOAT32, 3, 700001, 64, true, true);
+    every_way(FAN_FLOAT32, FAN_FLOAT32, 17, 100003, 1088, false, false); /* in groups */
+    every_way(FAN_BFLOAT16, FAN_FLOAT32, 20, 200003, 1088, false, true);
+    every_way(FAN_FLOAT32, FAN_FLOAT32, 70, 20003, 64, true, false); /* too many for one list */
+}
+
+/* So large that it is written around the caches, at the start of a line, beside one, and between elements. */
+static void what_is_larger_than_the_caches(void)
+{
+    int64_t n = (int64_t)9 << 20;
+    for (size_t off = 0; off <= 4; off = off ? off + 3 : 1) { /* 0, 1, 4 */
+        fan_array *a = fresh(FAN_FLOAT32, n, 0), *out = fresh(FAN_FLOAT32, n, off), *plain = fresh(FAN_FLOAT32, n, 0);
+        fill(a, false);
+        for (int64_t i = 0; i < n; i++) {
+            float x;
+            memcpy(&x, a->data + 4 * i, 4);
+            x = x + x;
+            memcpy(plain->data + 4 * i, &x, 4);
+        }
+        for (size_t i = 0; fan_sum_isa_at(i); i++) {
+            fan_stats s, want;
+            CHECK(fan_sum_set_isa(fan_sum_isa_at(i)));
+            for (int stats = 0; stats < 2; stats++) {
+                memset(out->data, 1, (size_t)n * 4);
+                fan_sum(out, (fan_operand[]){{a, FAN_FLOAT32}, {a, FAN_FLOAT32}}, 2, &(fan_sum_how){.stats = stats ? &s : NULL, .parallel = i % 2});
+                CHECK(memcmp(out->data, plain->data, (size_t)n * 4) == 0);
+            }
+            fan_stats_of(plain, &want);
+            CHECK(same_stats(s, want));
+        }
+        fan_array_drop(a);
+        fan_array_drop(out);
+        fan_array_drop(plain);
+    }
+}
+
+/* Every low float there is, through every loop, beside zero and alone. */
+static void every_low_float(void)
+{
+    for (int d = 0; d < FAN_DTYPE_COUNT; d++) {
+        if (!is_low((fan_dtype)d))
+            continue;
+        size_t size = fan_dtype_size((fan_dtype)d);
+        int64_t codes = size == 1 ? 256 : 65536;
+        fan_array *a = fresh((fan_dtype)d, codes, 0), *zero = fresh((fan_dtype)d, codes, 0), *out = fresh((fan_dtype)d, codes, 0);
+        for (int64_t i = 0; i < codes; i++)
+            memcpy(a->data + (size_t)i * size, &i, size);
+        fan_fill_neutral(zero);
+        for (size_t i = 0; fan_sum_isa_at(i); i++) {
+            CHECK(fan_sum_set_isa(fan_sum_isa_at(i)));
+            for (int own = 0; own < 2; own++) {
+                for (size_t n = 1; n <= 2; n++) {
+                    int64_t wrong = 0;
+                    CHECK(fan_sum_flat(out->data, (const char *[]){a->data, zero->data}, n, (size_t)codes, (fan_dtype)d, own ? (fan_dtype)d : FAN_FLOAT32));
+                    for (int64_t c = 0; c < codes; c++)
+                        wrong += !same_number(get(a, c), get(out, c));
+                    CHECK_INT(wrong, 0);
+                }
+            }
+        }
+        fan_array_drop(a);
+        fan_array_drop(zero);
+        fan_array_drop(out);
+    }
+    CHECK(!fan_sum_flat(NULL, NULL, 1, 0, FAN_INT8, FAN_INT16));
+}
+
+/* Statistics of any layout and any dtypes: counts exact, sums of squares as close as another order may be. */
+static void statistics_of_any_layout(void)
+{
+    int culprits = 0;
+    for (int round = 0; round < 1500; round++) {
+        sum s;
+        fan_stats got;
+        random_shape(&s);
+        random_operands(&s, round % 4);
+        random_scale(&s);
+        fan_dtype d = s.in[s.n - 1].acc;
+        if (fan_dtype_accumulate(s.dtype) == d && random_below(2))
+            d = s.dtype;
+        fan_array *out = random_view(d, s.ndim, s.shape, false), *flat = NULL;
+        any_isa();
+        fan_sum(out, s.in, s.n, &(fan_sum_how){.scale = s.scale, .stats = &got});
+        flat = fresh(d, out->size, 0);
+        for (int64_t i = 0; i < out->size; i++)
+            memcpy(flat->data + (size_t)i * fan_dtype_size(d), element(out, i), fan_dtype_size(d));
+        fan_stats want = model_stats(flat);
+        want.bad = model_bad(s.in, s.n, out);
+        culprits += want.bad != SIZE_MAX;
+        bool close = got.sumsq == want.sumsq || fabs(got.sumsq - want.sumsq) <= 1e-12 * want.sumsq;
+        if (!CHECK(close && got.count == want.count && got.absmax == want.absmax && got.nonfinite == want.nonfinite && got.bad == want.bad))
+            fprintf(stderr, "    round %d: %s, %lld elements: %g %g, %g %g, %llu %llu, %zu %zu\n", round, fan_dtype_name(d), (long long)out->size,
+                    got.sumsq, want.sumsq, got.absmax, want.absmax, (unsigned long long)got.nonfinite, (unsigned long long)want.nonfinite, got.bad,
+                    want.bad);
+        fan_array_drop(out);
+        fan_array_drop(flat);
+        drop(&s);
+    }
+    CHECK(culprits > 50);
+}
+
+/* The model finds what it is there for. */
+static void a_planted_fault_is_found(void)
+{
+    fan_array *a = fresh(FAN_FLOAT32, 1000, 0);
+    fan_stats s, t;
+    fill(a, false);
+    uint64_t h = hash_of(a);
+    fan_stats_of(a, &s);
+    CHECK(same_stats(s, model_stats(a)));
+    put(a, 777, (number){0, 1e30, 0});
+    CHECK(hash_of(a) != h);
+    fan_stats_of(a, &t);
+    CHECK(!same_stats(s, t) && t.absmax >= 1e30f && t.sumsq > s.sumsq);
+    put(a, 3, (number){0, INFINITY, 0});
+    fan_stats_of(a, &t);
+    CHECK(t.nonfinite == 1 && t.bad == 0 && isfinite(t.sumsq));
+    CHECK(!fan_sum_set_isa("z80"));
+    fan_array_drop(a);
+}
+
+static void a_sum_allocates_nothing(void)
+{
+    fan_array *a = fresh(FAN_FLOAT32, 3 << 20, 0), *out = fresh(FAN_FLOAT32, 3 << 20, 0);
+    fan_stats s;
+    memset(a->data, 0, (size_t)a->size * 4);
+    int64_t made = fan_mem_get().total;
+    fan_sum(out, (fan_operand[]){{a, FAN_FLOAT32}, {a, FAN_FLOAT32}}, 2, &(fan_sum_how){.stats = &s, .parallel = true});
+    CHECK_INT(fan_mem_get().total, made);
+    fan_array_drop(a);
+    fan_array_drop(out);
+}
+
 int main(void)
 {
     int64_t live = fan_mem_get().live;
@@ -349,6 +668,12 @@ int main(void)
     sums_equal_the_left_fold(3, "added in a wider dtype");
     in_place_at_every_position();
     reductions_equal_the_left_fold();
+    all_ways_are_one();
+    what_is_larger_than_the_caches();
+    every_low_float();
+    statistics_of_any_layout();
+    a_planted_fault_is_found();
+    a_sum_allocates_nothing();
     CHECK_INT(fan_mem_get().live, live);
     return check_done();
 }

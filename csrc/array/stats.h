@@ -1,0 +1,46 @@
+/* stats: what is asked of a sum beside its value: its norm, its largest element, whether all is finite, and who spoiled it.
+ *
+ * The squares are added in float64 in an order that depends on the number of elements alone: never on instruction set, threads or tiles. An
+ * array is cut into pieces (fan_stats_piece); in a piece the number at position i goes to lane i % FAN_STATS_LANES; lanes are added as a
+ * tree, pieces one after the other.
+ */
+#ifndef FAN_ARRAY_STATS_H
+#define FAN_ARRAY_STATS_H
+
+#include "array/array.h"
+
+typedef struct fan_stats {
+    uint64_t count;     /* elements */
+    double sumsq;       /* sum of the squares of the finite elements, |z|^2 for complex; inf where it leaves float64's range */
+    double absmax;      /* the largest |element| of the finite ones; 0 where there is none */
+    uint64_t nonfinite; /* elements that are inf or NaN (complex: in either part) */
+    size_t bad;         /* the first operand with a non-finite element where the result has one too; SIZE_MAX: none */
+} fan_stats;
+
+/* fan_stats_begin: of no elements. */
+void fan_stats_begin(fan_stats *s);
+/* fan_stats_merge: `next` behind `into`. The order matters to the last bits of sumsq. */
+void fan_stats_merge(fan_stats *into, const fan_stats *next);
+/* fan_stats_of: of an array, in the order of its memory, exactly as fan_sum has it of a result with these strides; bad is 0 or SIZE_MAX. */
+void fan_stats_of(const fan_array *a, fan_stats *s);
+
+/* ---- for those who add ---- */
+
+#define FAN_STATS_LANES 16u
+#define FAN_STATS_PIECES 256u
+
+/* A piece on its way. */
+typedef struct fan_stats_run {
+    double lane[FAN_STATS_LANES];
+    double top;         /* the largest |x| of the finite elements */
+    uint64_t numbers;   /* met so far: 2 for each complex element */
+    uint64_t nonfinite; /* elements */
+} fan_stats_run;
+
+/* fan_stats_piece: the elements of each piece but the last, of an array of `size`: at most FAN_STATS_PIECES pieces. */
+int64_t fan_stats_piece(int64_t size);
+void fan_stats_run_begin(fan_stats_run *r);
+/* fan_stats_run_end: the piece of `count` elements in short. */
+void fan_stats_run_end(const fan_stats_run *r, uint64_t count, fan_stats *s);
+
+#endif

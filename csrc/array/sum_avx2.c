@@ -1,0 +1,25 @@
+/* The loops for AVX2. The file says so itself, so that it needs no flags of its own, and is empty where the processor is another. */
+#if defined(__x86_64__)
+#include "array/sum_loops.h"
+
+#include <immintrin.h>
+#include <math.h>
+#include <string.h>
+
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,f16c"))), apply_to = function)
+#else
+#pragma GCC target("avx2,f16c")
+#endif
+
+#define FAN_SET fan_loops_avx2
+#define FAN_NAME "avx2"
+#define FAN_WIDE 32
+#include "array/sum_body.h"
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
+#else
+typedef int fan_nothing_here;
+#endif

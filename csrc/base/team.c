@@ -1,0 +1,199 @@
+/* How it is done: one team, one work at a time. `turn` is held by whoever has the team; the others work alone. A work is a counter of tasks from
+ * which all take the next; helpers are woken by a new number of `work`. The caller waits until the helpers that joined have left, so that its
+ * context may lie on its stack.
+ *
+ *   caller    turn | new work, wake | takes tasks .. | no more may join, wait for those inside | turn free
+ *   helper           asleep         | joins: takes tasks .. | leaves, the last one wakes the caller
+ *
+ * What can go wrong: fork. The child has none of the threads, and the locks may be held by threads it does not have: all is begun anew there. */
+#define _GNU_SOURCE /* sched_getaffinity */
+#include "base/team.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <unistd.h>
+#ifdef __linux__
+#include <sched.h>
+#endif
+
+#define DEFAULT_MOST 8
+
+static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER; /* who has the team; taken before `lock` */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of all below but the atomics */
+static pthread_cond_t wake = PTHREAD_COND_INITIALIZER, left = PTHREAD_COND_INITIALIZER;
+
+static pthread_t helper[FAN_TEAM_MOST];
+static atomic_int alive;   /* helpers started; written by who has the turn */
+static bool ending;        /* helpers are to return */
+static bool over;          /* the process is: no more are started */
+static bool prepared;      /* the hooks of fork and exit are set; under `turn` */
+static unsigned long call; /* which work this is */
+static bool joinable;         /* helpers may still join it */
+static int inside;         /* helpers at work */
+
+static void (*work_now)(void *, size_t);
+static void *ctx_now;
+static size_t tasks_now;
+static atomic_size_t next;
+
+static atomic_int chosen;
+
+static void take_tasks(void (*work)(void *, size_t), void *ctx, size_t tasks)
+{
+    for (size_t i; (i = atomic_fetch_add_explicit(&next, 1, memory_order_relaxed)) < tasks;)
+        work(ctx, i);
+}
+
+static void *help(void *nothing)
+{
+    unsigned long seen = 0;
+    pthread_mutex_lock(&lock);
+    while (!ending) {
+        if (!joinable || call == seen) {
+            pthread_cond_wait(&wake, &lock);
+            continue;
+        }
+        seen = call;
+        inside++;
+        void (*work)(void *, size_t) = work_now;
+        void *ctx = ctx_now;
+        size_t tasks = tasks_now;
+        pthread_mutex_unlock(&lock);
+        take_tasks(work, ctx, tasks);
+        pthread_mutex_lock(&lock);
+        if (--inside == 0)
+            pthread_cond_signal(&left);
+    }
+    pthread_mutex_unlock(&lock);
+    return nothing;
+}
+
+/* end: with the turn held. */
+static void end(void)
+{
+    pthread_mutex_lock(&lock);
+    ending = true;
+    pthread_cond_broadcast(&wake);
+    pthread_mutex_unlock(&lock);
+    int n = atomic_load(&alive);
+    for (int i = 0; i < n; i++)
+        (void)pthread_join(helper[i], NULL);
+    atomic_store(&alive, 0);
+    pthread_mutex_lock(&lock);
+    ending = false;
+    pthread_mutex_unlock(&lock);
+}
+
+static void at_exit(void)
+{
+    pthread_mutex_lock(&turn);
+    over = true;
+    end();
+    pthread_mutex_unlock(&turn);
+}
+
+/* In the child: what was another's is made new. */
+static void in_child(void)
+{
+    (void)pthread_mutex_init(&turn, NULL);
+    (void)pthread_mutex_init(&lock, NULL);
+    (void)pthread_cond_init(&wake, NULL);
+    (void)pthread_cond_init(&left, NULL);
+    atomic_store(&alive, 0);
+    ending = joinable = false;
+    inside = 0;
+}
+
+/* grow: up to `want` helpers, with the turn held. */
+static void grow(int want)
+{
+    if (over)
+        return;
+    if (!prepared) {
+        if (pthread_atfork(NULL, NULL, in_child) || atexit(at_exit))
+            return; /* better alone than not ended */
+        prepared = true;
+    }
+    sigset_t all, before;
+    (void)sigfillset(&all);
+    if (pthread_sigmask(SIG_SETMASK, &all, &before)) /* helpers inherit it */
+        return;
+    int n = atomic_load(&alive);
+    while (n < want && pthread_create(&helper[n], NULL, help, NULL) == 0)
+        n++;
+    atomic_store(&alive, n);
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
+static int processors(void)
+{
+#ifdef __linux__
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) == 0)
+        return CPU_COUNT(&set);
+#endif
+    long n = sysconf(_SC_NPROCESSORS_ONLN);
+    return n < 1 ? 1 : n > FAN_TEAM_MOST ? FAN_TEAM_MOST : (int)n;
+}
+
+int fan_team_chosen(void)
+{
+    return atomic_load_explicit(&chosen, memory_order_relaxed);
+}
+
+int fan_team_get(void)
+{
+    int n = fan_team_chosen();
+    if (n)
+        return n;
+    n = processors();
+    return n < DEFAULT_MOST ? n : DEFAULT_MOST;
+}
+
+int fan_team_alive(void)
+{
+    return atomic_load(&alive);
+}
+
+void fan_team_set(int threads)
+{
+    threads = threads < 0 ? 0 : threads > FAN_TEAM_MOST ? FAN_TEAM_MOST : threads;
+    pthread_mutex_lock(&turn);
+    atomic_store_explicit(&chosen, threads, memory_order_relaxed);
+    if (atomic_load(&alive) >= fan_team_get())
+        end();
+    pthread_mutex_unlock(&turn);
+}
+
+void fan_team_run(size_t tasks, void (*work)(void *ctx, size_t task), void *ctx)
+{
+    int want = tasks > 1 ? fan_team_get() - 1 : 0;
+    if (want > 0 && (size_t)want >= tasks)
+        want = (int)tasks - 1;
+    if (want <= 0 || pthread_mutex_trylock(&turn)) {
+        for (size_t i = 0; i < tasks; i++)
+            work(ctx, i);
+        return;
+    }
+    if (atomic_load(&alive) < want)
+        grow(want);
+    pthread_mutex_lock(&lock);
+    work_now = work;
+    ctx_now = ctx;
+    tasks_now = tasks;
+    atomic_store_explicit(&next, 0, memory_order_relaxed);
+    call++;
+    joinable = true;
+    pthread_cond_broadcast(&wake);
+    pthread_mutex_unlock(&lock);
+    take_tasks(work, ctx, tasks);
+    pthread_mutex_lock(&lock);
+    joinable = false;
+    while (inside)
+        pthread_cond_wait(&left, &lock);
+    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&turn);
+}

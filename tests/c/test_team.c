@@ -1,0 +1,97 @@
+/* The team: each task once, whoever calls, however many at a time; after fork; begun late and ended. */
+#include "base/team.h"
+
+#include "check.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define TASKS 300
+
+typedef struct counts {
+    atomic_int of[TASKS];
+    long plain[TASKS]; /* written by the task alone, read by the caller behind it */
+} counts;
+
+static void count(void *ctx, size_t task)
+{
+    counts *c = ctx;
+    atomic_fetch_add(&c->of[task], 1);
+    c->plain[task] += (long)task + 1;
+}
+
+/* once: how many tasks were not done exactly once. */
+static int wrong(size_t tasks)
+{
+    counts c = {0};
+    int bad = 0;
+    fan_team_run(tasks, count, &c);
+    for (size_t i = 0; i < TASKS; i++)
+        bad += atomic_load(&c.of[i]) != (i < tasks) || c.plain[i] != (i < tasks ? (long)i + 1 : 0);
+    return bad;
+}
+
+static void every_task_is_done_once(void)
+{
+    for (int threads = 1; threads <= 5; threads++) {
+        fan_team_set(threads);
+        CHECK_INT(fan_team_get(), threads);
+        for (int round = 0; round < 200; round++)
+            CHECK_INT(wrong((size_t)round % TASKS), 0);
+        CHECK_INT(fan_team_alive(), threads - 1);
+    }
+}
+
+static void *call_often(void *ctx)
+{
+    atomic_int *bad = ctx;
+    for (int round = 0; round < 200; round++)
+        atomic_fetch_add(bad, wrong(40));
+    return NULL;
+}
+
+static void several_callers_at_once(void)
+{
+    pthread_t t[4];
+    atomic_int bad = 0;
+    fan_team_set(3);
+    for (int i = 0; i < 4; i++)
+        CHECK_INT(pthread_create(&t[i], NULL, call_often, &bad), 0);
+    for (int round = 0; round < 20; round++) /* meanwhile the number changes */
+        fan_team_set(1 + round % 4);
+    for (int i = 0; i < 4; i++)
+        CHECK_INT(pthread_join(t[i], NULL), 0);
+    CHECK_INT(atomic_load(&bad), 0);
+}
+
+static void a_child_starts_its_own(void)
+{
+    fan_team_set(3);
+    CHECK_INT(wrong(TASKS), 0);
+    CHECK_INT(fan_team_alive(), 2);
+    pid_t child = fork();
+    if (child == 0)
+        _exit(fan_team_alive() == 0 && wrong(TASKS) == 0 && fan_team_alive() == 2 ? 0 : 1);
+    int status = -1;
+    CHECK(waitpid(child, &status, 0) == child);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    CHECK_INT(wrong(TASKS), 0);
+    fan_team_set(1);
+    CHECK_INT(fan_team_alive(), 0);
+}
+
+int main(void)
+{
+    CHECK_INT(fan_team_alive(), 0);
+    fan_team_set(0);
+    CHECK(fan_team_get() >= 1 && fan_team_get() <= 8);
+    CHECK_INT(fan_team_alive(), 0); /* nothing is started unasked */
+    every_task_is_done_once();
+    several_callers_at_once();
+    a_child_starts_its_own();
+    fan_team_set(3);
+    CHECK_INT(wrong(TASKS), 0); /* helpers are alive at exit */
+    return check_done();
+}
