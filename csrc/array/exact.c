@@ -231,6 +231,8 @@ static double words_value(const uint64_t *w, const kind *k, const double *factor
 
 /* ---- the fast way ---- */
 
+#define ALWAYS_INLINE static inline __attribute__((always_inline))
+
 /* What is known of each number of a tile. */
 typedef struct tally {
     double sum[TILE];
@@ -256,19 +258,64 @@ typedef struct judge {
     double by;
 } judge;
 
+/* proof: what judging an element takes, worked out once. */
+typedef struct proof {
+    double n, reach, lost;
+} proof;
+
+static proof proof_of(const judge *j, bool is_wide)
+{
+    double n = (double)j->n;
+    proof p = {n, of_bits((uint64_t)(1023 + 53 - j->digits) << 52), (n * n + 2 * n) * 0x1p-52};
+    if (is_wide) /* by powers of two, so that neither side overflows */
+        p = (proof){n * n * 0x1p-64, 0x1p-11, n * n * n * 0x1p-104};
+    if (PLANTED(FAN_EXACT_NO_RANGE))
+        p.reach *= 0x1p40;
+    return p;
+}
+
+#define NEVER(a, b) ((void)(a), (void)(b), 0)
+#define SINGLE(a, b) ((float)(a) == (float)(b))
+#define LOW(a, b) (fan_odd_of_double(a) == fan_odd_of_double(b))
+
+/* NAME_bad: no proof for this sum. An inf or NaN among the terms shows in the sum, which cannot overflow: so it is right. */
+#define NARROW_BAD(NAME, ALIKE)                                                                                       \
+    ALWAYS_INLINE uint32_t narrow_bad_##NAME(double s, uint32_t low, uint32_t high, proof p)                          \
+    {                                                                                                                 \
+        double large = (double)fan_float_of_bits(high >> 1), small = (double)fan_float_of_bits((low + 1u) >> 1);      \
+        double b = large * p.lost;                                                                                    \
+        return !((p.n * large <= small * p.reach) | (ALIKE(s - b, s + b)) | !(s - s == 0));                           \
+    }
+NARROW_BAD(double, NEVER)
+NARROW_BAD(single, SINGLE)
+NARROW_BAD(low, LOW)
+
+ALWAYS_INLINE uint64_t wide_bad(double s, double r, double small, double large, proof p)
+{
+    double b = large * p.lost, low = s + (r - b), high = s + (r + b);
+    return !(((p.n * large <= small * p.reach) | ((low == high) & (b > 0x1p-1000))) & (high - high == 0) & (s - s == 0));
+}
+
+#define NARROW_ONE(u)                                                                                                 \
+    sum += (double)fan_float_of_bits(u);                                                                              \
+    u <<= 1;                                                                                                          \
+    high = u > high ? u : high;                                                                                       \
+    u -= 1u;                                                                                                          \
+    low = u < low ? u : low;
 #define NARROW_TERM(k)                                                                                                \
     {                                                                                                                 \
         uint32_t u = s##k[i];                                                                                         \
-        sum += (double)fan_float_of_bits(u);                                                                          \
-        u <<= 1;                                                                                                      \
-        high = u > high ? u : high;                                                                                   \
-        u -= 1u;                                                                                                      \
-        low = u < low ? u : low;                                                                                      \
+        NARROW_ONE(u)                                                                                                 \
+    }
+#define BRAIN_TERM(k)                                                                                                 \
+    {                                                                                                                 \
+        uint32_t u = (uint32_t)s##k[i] << 16;                                                                         \
+        NARROW_ONE(u)                                                                                                 \
     }
 #define PLAIN_TERM(k) sum += (double)fan_float_of_bits(s##k[i]);
 #define WIDE_TERM(k)                                                                                                  \
     {                                                                                                                 \
-        double x = s##k[i], next = sum + x, z = next - sum, a = x < 0 ? -x : x;                                            \
+        double x = s##k[i], next = sum + x, z = next - sum, a = x < 0 ? -x : x;                                       \
         rest += (sum - (next - z)) + (x - z);                                                                         \
         sum = next;                                                                                                   \
         large = a > large ? a : large;                                                                                \
@@ -279,112 +326,114 @@ typedef struct judge {
 #define FOUR(TERM) TWO(TERM) TERM(2) TERM(3)
 #define EIGHT(TERM) FOUR(TERM) TERM(4) TERM(5) TERM(6) TERM(7)
 
-#define NARROW_FIRST uint32_t low = UINT32_MAX, high = 0; double sum = -0.0;
+#define NARROW_FIRST uint32_t low = UINT32_MAX; uint32_t high = 0; double sum = -0.0;
 #define NARROW_MORE uint32_t low = t->low[i], high = t->high[i]; double sum = t->sum[i];
 #define NARROW_KEEP t->low[i] = low; t->high[i] = high; t->sum[i] = sum;
 #define PLAIN_FIRST double sum = -0.0;
 #define PLAIN_MORE double sum = t->sum[i];
 #define PLAIN_KEEP t->sum[i] = sum;
-#define WIDE_FIRST double sum = -0.0, rest = 0, small = DBL_MAX, large = 0;
+#define WIDE_FIRST double sum = -0.0; double rest = 0; double small = DBL_MAX; double large = 0;
 #define WIDE_MORE double sum = t->sum[i], rest = t->rest[i], small = t->small[i], large = t->large[i];
 #define WIDE_KEEP t->sum[i] = sum; t->rest[i] = rest; t->small[i] = small; t->large[i] = large;
 
-#define EACH(BEGIN, TERMS, KEEP)                                                                                      \
+#define EACH(BEGIN, TERMS, ...)                                                                                       \
     FAN_VECTOR                                                                                                        \
     for (size_t i = 0; i < len; i++) {                                                                                \
-        BEGIN TERMS KEEP                                                                                              \
+        BEGIN TERMS __VA_ARGS__                                                                                       \
     }
 #define SOURCE(k) *s##k = (const void *)src[k]
-#define ALWAYS_INLINE static inline __attribute__((always_inline))
+#define SOURCES SOURCE(0), SOURCE(1), SOURCE(2), SOURCE(3), SOURCE(4), SOURCE(5), SOURCE(6), SOURCE(7)
 
-/* NAME_tile: adds `len` numbers of each source to what is known of them; sources are made up to 2, 4 or 8 with -0.0, which changes nothing. */
+/* NAME_tile: adds `len` numbers of each of 8 sources to what is known of them (`first`: nothing yet). */
 #define TILE_LOOPS(NAME, MEM)                                                                                         \
-    ALWAYS_INLINE void NAME##_tile(tally *t, const char *const *src, int sources, bool first, size_t len)             \
+    ALWAYS_INLINE void NAME##_tile(tally *t, const char *const *src, bool first, size_t len)                          \
     {                                                                                                                 \
-        const MEM SOURCE(0), SOURCE(1), SOURCE(2), SOURCE(3), SOURCE(4), SOURCE(5), SOURCE(6), SOURCE(7);             \
-        if (!first)                                                                                                   \
-            EACH(NAME##_MORE, EIGHT(NAME##_TERM), NAME##_KEEP)                                                        \
-        else if (sources <= 2)                                                                                        \
-            EACH(NAME##_FIRST, TWO(NAME##_TERM), NAME##_KEEP)                                                         \
-        else if (sources <= 4)                                                                                        \
-            EACH(NAME##_FIRST, FOUR(NAME##_TERM), NAME##_KEEP)                                                        \
-        else                                                                                                          \
+        const MEM SOURCES;                                                                                            \
+        if (first)                                                                                                    \
             EACH(NAME##_FIRST, EIGHT(NAME##_TERM), NAME##_KEEP)                                                       \
+        else                                                                                                          \
+            EACH(NAME##_MORE, EIGHT(NAME##_TERM), NAME##_KEEP)                                                        \
     }
 TILE_LOOPS(NARROW, fan_any_u32)
 TILE_LOOPS(PLAIN, fan_any_u32)
 TILE_LOOPS(WIDE, fan_any_f64)
 
-/* judge_tile: what is proved. Leaves in `sum` what is to be rounded, in `bad` which numbers have no proof; returns whether there are any. */
+/* judge_tile: leaves in `sum` what is to be rounded, in `bad` which numbers have no proof; returns whether there are any. */
 ALWAYS_INLINE bool judge_narrow(tally *t, const judge *j, size_t len)
 {
-    double n = (double)j->n, reach = of_bits((uint64_t)(1023 + 53 - j->digits) << 52), lost = (n * n + 2 * n) * 0x1p-52;
+    proof p = proof_of(j, false);
     uint32_t any = 0;
-    if (PLANTED(FAN_EXACT_NO_RANGE))
-        reach *= 0x1p40;
-    /* An inf or NaN among the terms shows in the sum, which cannot overflow: so it is right. */
-#define NARROW_JUDGE(ALIKE)                                                                                           \
-    FAN_VECTOR                                                                                                        \
-    for (size_t i = 0; i < len; i++) {                                                                                \
-        double large = (double)fan_float_of_bits(t->high[i] >> 1), s = t->sum[i];                                     \
-        double small = (double)fan_float_of_bits((t->low[i] + 1u) >> 1), b = large * lost;                            \
-        uint32_t bad = !((n * large <= small * reach) | (ALIKE(s - b, s + b)) | !(s - s == 0));                       \
-        t->bad[i] = bad;                                                                                              \
-        any |= bad;                                                                                                   \
-    }
-#define NEVER(a, b) ((void)(a), (void)(b), 0)
-#define SINGLE(a, b) ((float)(a) == (float)(b))
-#define LOW(a, b) (fan_odd_of_double(a) == fan_odd_of_double(b))
+#define NARROW_JUDGE(NAME) EACH(uint32_t bad = narrow_bad_##NAME(t->sum[i], t->low[i], t->high[i], p);, t->bad[i] = bad;, any |= bad;)
     if (j->grid == TO_DOUBLE)
-        NARROW_JUDGE(NEVER)
+        NARROW_JUDGE(double)
     else if (j->grid == TO_SINGLE)
-        NARROW_JUDGE(SINGLE)
+        NARROW_JUDGE(single)
     else
-        NARROW_JUDGE(LOW)
+        NARROW_JUDGE(low)
     return any;
 }
 
+#define WHOLE_SUM(sum, rest) ((rest) == 0 ? (sum) : (sum) + (rest)) /* -0.0 stays what it is */
+
 ALWAYS_INLINE bool judge_wide(tally *t, const judge *j, size_t len)
 {
-    double n = (double)j->n, lost = n * n * n * 0x1p-104;
+    proof p = proof_of(j, true);
     uint64_t any = 0;
-    if (PLANTED(FAN_EXACT_NO_RANGE))
-        n *= 0x1p-20;
     FAN_VECTOR
     for (size_t i = 0; i < len; i++) {
-        double s = t->sum[i], r = t->rest[i], large = t->large[i], small = t->small[i], b = large * lost;
-        double low = s + (r - b), high = s + (r + b);
-        /* by powers of two, so that neither side overflows */
-        uint64_t sure = ((n * n * 0x1p-64) * large <= (small * 0x1p-11)) | ((low == high) & (b > 0x1p-1000));
-        uint64_t bad = !(sure & (high - high == 0) & (s - s == 0));
-        t->sum[i] = r == 0 ? s : s + r; /* -0.0 stays what it is */
+        uint64_t bad = wide_bad(t->sum[i], t->rest[i], t->small[i], t->large[i], p);
+        t->sum[i] = WHOLE_SUM(t->sum[i], t->rest[i]);
         t->bad[i] = (uint32_t)bad;
         any |= bad;
     }
     return any;
 }
 
+/* NAME_direct: the common sums of 8 arrays or fewer in one loop from the sources to the result; returns whether any is bad: then all was in vain. Sources
+ * are made up to 2, 4 or 8 with -0.0, which changes nothing. */
+#define DIRECT(NAME, MEM, FIRST, TERM, T, BAD, OUT, VALUE)                                                            \
+    ALWAYS_INLINE bool NAME##_direct(char *dst, const char *const *src, int sources, const judge *j, size_t len)      \
+    {                                                                                                                 \
+        const MEM SOURCES;                                                                                            \
+        OUT *d = (OUT *)dst;                                                                                          \
+        proof p = proof_of(j, sizeof(T) == 8);                                                                        \
+        T any = 0;                                                                                                    \
+        if (sources <= 2)                                                                                             \
+            EACH(FIRST, TWO(TERM), any |= BAD; d[i] = VALUE;)                                                         \
+        else if (sources <= 4)                                                                                        \
+            EACH(FIRST, FOUR(TERM), any |= BAD; d[i] = VALUE;)                                                        \
+        else                                                                                                          \
+            EACH(FIRST, EIGHT(TERM), any |= BAD; d[i] = VALUE;)                                                       \
+        return any;                                                                                                   \
+    }
+DIRECT(single, fan_any_u32, NARROW_FIRST, NARROW_TERM, uint32_t, narrow_bad_single(sum, low, high, p), fan_any_f32, (float)sum)
+DIRECT(brain, fan_any_u16, NARROW_FIRST, BRAIN_TERM, uint32_t, narrow_bad_low(sum, low, high, p), fan_any_u16, fan_bfloat16_of(fan_odd_of_double(sum)))
+DIRECT(twice, fan_any_f64, WIDE_FIRST, WIDE_TERM, uint64_t, wide_bad(sum, rest, small, large, p), fan_any_f64, WHOLE_SUM(sum, rest))
+
 typedef struct ways {
-    void (*narrow)(tally *t, const char *const *src, int sources, bool first, size_t len);
-    void (*plain)(tally *t, const char *const *src, int sources, bool first, size_t len);
-    void (*wide)(tally *t, const char *const *src, int sources, bool first, size_t len);
+    void (*narrow)(tally *t, const char *const *src, bool first, size_t len);
+    void (*plain)(tally *t, const char *const *src, bool first, size_t len);
+    void (*wide)(tally *t, const char *const *src, bool first, size_t len);
     bool (*judge_narrow)(tally *t, const judge *j, size_t len);
     bool (*judge_wide)(tally *t, const judge *j, size_t len);
+    bool (*single)(char *dst, const char *const *src, int sources, const judge *j, size_t len);
+    bool (*brain)(char *dst, const char *const *src, int sources, const judge *j, size_t len);
+    bool (*twice)(char *dst, const char *const *src, int sources, const judge *j, size_t len);
 } ways;
 
 /* The loops once more for each vector unit. */
 #define WAYS(NAME, TARGET)                                                                                            \
-    TARGET static void narrow_##NAME(tally *t, const char *const *src, int sources, bool first, size_t len)           \
+    TARGET static void narrow_##NAME(tally *t, const char *const *src, bool first, size_t len)                        \
     {                                                                                                                 \
-        NARROW_tile(t, src, sources, first, len);                                                                     \
+        NARROW_tile(t, src, first, len);                                                                              \
     }                                                                                                                 \
-    TARGET static void plain_##NAME(tally *t, const char *const *src, int sources, bool first, size_t len)            \
+    TARGET static void plain_##NAME(tally *t, const char *const *src, bool first, size_t len)                         \
     {                                                                                                                 \
-        PLAIN_tile(t, src, sources, first, len);                                                                      \
+        PLAIN_tile(t, src, first, len);                                                                               \
     }                                                                                                                 \
-    TARGET static void wide_##NAME(tally *t, const char *const *src, int sources, bool first, size_t len)             \
+    TARGET static void wide_##NAME(tally *t, const char *const *src, bool first, size_t len)                          \
     {                                                                                                                 \
-        WIDE_tile(t, src, sources, first, len);                                                                       \
+        WIDE_tile(t, src, first, len);                                                                                \
     }                                                                                                                 \
     TARGET static bool judge_narrow_##NAME(tally *t, const judge *j, size_t len)                                      \
     {                                                                                                                 \
@@ -393,8 +442,21 @@ typedef struct ways {
     TARGET static bool judge_wide_##NAME(tally *t, const judge *j, size_t len)                                        \
     {                                                                                                                 \
         return judge_wide(t, j, len);                                                                                 \
+    }                                                                                                                 \
+    TARGET static bool single_##NAME(char *dst, const char *const *src, int sources, const judge *j, size_t len)      \
+    {                                                                                                                 \
+        return single_direct(dst, src, sources, j, len);                                                              \
+    }                                                                                                                 \
+    TARGET static bool brain_##NAME(char *dst, const char *const *src, int sources, const judge *j, size_t len)       \
+    {                                                                                                                 \
+        return brain_direct(dst, src, sources, j, len);                                                               \
+    }                                                                                                                 \
+    TARGET static bool twice_##NAME(char *dst, const char *const *src, int sources, const judge *j, size_t len)       \
+    {                                                                                                                 \
+        return twice_direct(dst, src, sources, j, len);                                                               \
     }
-#define WAY(NAME) {narrow_##NAME, plain_##NAME, wide_##NAME, judge_narrow_##NAME, judge_wide_##NAME}
+#define WAY(NAME)                                                                                                     \
+    {narrow_##NAME, plain_##NAME, wide_##NAME, judge_narrow_##NAME, judge_wide_##NAME, single_##NAME, brain_##NAME, twice_##NAME}
 
 WAYS(plain, )
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -471,6 +533,7 @@ static bool judge_again(tally *t, const judge *j, bool is_wide, size_t len)
 /* What changes no sum, where there are fewer sources than a loop takes. */
 static const float no_single[TILE] = {[0 ... TILE - 1] = -0.0f};
 static const double no_double[TILE] = {[0 ... TILE - 1] = -0.0};
+static const uint16_t no_brain[TILE] = {[0 ... TILE - 1] = 0x8000};
 
 typedef struct job {
     const fan_array *const *in;
@@ -531,7 +594,7 @@ static void fast(const job *j, int64_t at, int64_t len, tally *t, spare *room)
         int sources = j->n - k < AT_ONCE ? (int)(j->n - k) : AT_ONCE;
         for (int i = 0; i < AT_ONCE; i++)
             src[i] = i < sources ? term(j, k + (size_t)i, at, len, room->term[i]) : none;
-        (wide(j->d) ? j->how->wide : j->j.always ? j->how->plain : j->how->narrow)(t, src, sources, k == 0, numbers);
+        (wide(j->d) ? j->how->wide : j->j.always ? j->how->plain : j->how->narrow)(t, src, k == 0, numbers);
     }
 }
 
@@ -604,6 +667,35 @@ static void set_grid(judge *j, fan_dtype out)
     j->grid = wide(out) ? TO_DOUBLE : out == FAN_FLOAT32 || out == FAN_COMPLEX64 ? TO_SINGLE : TO_LOW;
 }
 
+typedef bool (*direct)(char *dst, const char *const *src, int sources, const judge *j, size_t len);
+
+/* direct_of: the loop that goes from the operands straight to `out`; NULL: there is none. */
+static direct direct_of(const job *j, const fan_array *out)
+{
+    bool fits = j->n <= AT_ONCE && !j->j.scaled && out->dtype == j->d;
+    for (size_t k = 0; k < j->n && fits; k++)
+        fits = j->in[k]->dtype == j->d && j->in[k]->data != out->data; /* what is written in vain must not be what is read */
+    if (!fits)
+        return NULL;
+    return j->d == FAN_FLOAT32 || j->d == FAN_COMPLEX64 ? j->how->single : wide(j->d) ? j->how->twice : j->d == FAN_BFLOAT16 ? j->how->brain : NULL;
+}
+
+/* went: elements [at, at + len) are done by `go`; false where one of them needs more than that, or has gaps. */
+static bool went(const job *j, direct go, const fan_array *out, int64_t at, int64_t len)
+{
+    const char *src[AT_ONCE];
+    char *dst = fan_walk_whole(&j->walk, out, at, len);
+    for (size_t k = 0; k < j->n && dst; k++) {
+        src[k] = fan_walk_whole(&j->walk, j->in[k], at, len);
+        if (!src[k])
+            return false;
+    }
+    const char *none = wide(j->d) ? (const char *)no_double : j->d == FAN_BFLOAT16 ? (const char *)no_brain : (const char *)no_single;
+    for (size_t k = j->n; k < AT_ONCE; k++)
+        src[k] = none;
+    return dst && !go(dst, src, (int)j->n, &j->j, (size_t)len * j->parts);
+}
+
 void fan_exact_sum(const fan_array *out, const fan_array *const *in, size_t n, fan_dtype d, const fan_scale *scale)
 {
     FAN_UNCLEARED job j;
@@ -621,9 +713,12 @@ void fan_exact_sum(const fan_array *out, const fan_array *const *in, size_t n, f
     fan_dtype as = j.parts == 2 ? FAN_COMPLEX128 : FAN_FLOAT64;
     int64_t most = TILE / (int64_t)j.parts;
     int64_t row = j.walk.ndim > 1 ? j.walk.extent[j.walk.ndim - 1] : 0;
+    direct go = turns ? NULL : direct_of(&j, out);
     for (int64_t at = 0, len; at < j.walk.size; at += len) {
         int64_t rest = row >= LONG_ROW ? row - at % row : j.walk.size - at;
         len = rest < most ? rest : most;
+        if (go && went(&j, go, out, at, len))
+            continue;
         size_t numbers = (size_t)len * j.parts;
         fast(&j, at, len, &t, &room);
         if (prove(&j, &t, numbers) && !PLANTED(FAN_EXACT_NO_SLOW))
