@@ -270,7 +270,7 @@ static proof proof_of(const judge *j, bool is_wide)
     if (is_wide) /* by powers of two, so that neither side overflows */
         p = (proof){n * n * 0x1p-64, 0x1p-11, n * n * n * 0x1p-104};
     if (PLANTED(FAN_EXACT_NO_RANGE))
-        p.reach *= 0x1p40;
+        p.reach *= 0x1p70;
     return p;
 }
 

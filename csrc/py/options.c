@@ -3,6 +3,9 @@
 
 #include "array/exact.h"
 #include "base/mem.h"
+#include "base/pool.h"
+
+#include <math.h>
 
 static PyObject *budget_of(uint64_t n)
 {
@@ -11,24 +14,59 @@ static PyObject *budget_of(uint64_t n)
 
 static PyObject *get_options(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 {
-    return Py_BuildValue("{s:N,s:N,s:N}", "debug", PyBool_FromLong(fan_get_debug()), "warn_stream_mismatch",
-                         PyBool_FromLong(fan_get_warn_mismatch()), "budget", budget_of(fan_state_get()->budget));
+    size_t pool = fan_pool_get().limit;
+    return Py_BuildValue("{s:N,s:N,s:N,s:N}", "debug", PyBool_FromLong(fan_get_debug()), "warn_stream_mismatch",
+                         PyBool_FromLong(fan_get_warn_mismatch()), "budget", budget_of(fan_state_get()->budget), "pool_bytes",
+                         budget_of(pool == SIZE_MAX ? UINT64_MAX : pool));
+}
+
+/* pool_arg: a number of bytes that may be held, math.inf for no bound. */
+static int pool_arg(PyObject *o, size_t *out)
+{
+    double f = -1;
+    if (PyBool_Check(o) || (!PyFloat_Check(o) && !PyIndex_Check(o)))
+        return fan_refuse(PyExc_TypeError, "pool_bytes: expected a number of bytes, math.inf or None, got %R", o);
+    if (PyFloat_Check(o)) {
+        f = PyFloat_AS_DOUBLE(o);
+    } else {
+        PyObject *i = PyNumber_Index(o);
+        int positive = i ? PyObject_RichCompareBool(i, fan_state_get()->zero, Py_GE) : -1;
+        if (positive > 0) {
+            *out = PyLong_AsSize_t(i);
+            if (*out == (size_t)-1 && PyErr_Occurred())
+                PyErr_Clear(); /* more than any machine has: no bound */
+        }
+        Py_XDECREF(i);
+        if (positive != 0)
+            return positive < 0 ? -1 : 0;
+    }
+    if (!(f >= 0) || (isfinite(f) && f != floor(f)))
+        return fan_refuse(PyExc_ValueError, "pool_bytes: expected a whole number of bytes from 0 on, or math.inf, got %R", o);
+    *out = f >= 0x1p63 ? SIZE_MAX : (size_t)f;
+    return 0;
 }
 
 /* set_options: each argument None, or the new value; all are checked before any is set. */
 static PyObject *set_options(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    PyObject *debug, *warn, *budget;
+    PyObject *debug, *warn, *budget, *pool = Py_None;
     uint64_t bytes = 0;
+    size_t most = 0;
     int on = 0, warns = 0;
-    if (!PyArg_ParseTuple(args, "OOO:set_options", &debug, &warn, &budget))
+    if (!PyArg_ParseTuple(args, "OOO|O:set_options", &debug, &warn, &budget, &pool))
         return NULL;
     on = debug == Py_None ? 0 : PyObject_IsTrue(debug);
     warns = warn == Py_None ? 0 : PyObject_IsTrue(warn);
-    if (on < 0 || warns < 0 || (budget != Py_None && fan_budget_arg(budget, &bytes) < 0))
+    if (on < 0 || warns < 0 || (budget != Py_None && fan_budget_arg(budget, &bytes) < 0) || (pool != Py_None && pool_arg(pool, &most) < 0))
         return NULL;
-    if (debug != Py_None)
+    if (debug != Py_None) {
         fan_set_debug(on);
+#ifndef FAN_TEST /* where it is always on */
+        fan_pool_set_poison(on);
+#endif
+    }
+    if (pool != Py_None)
+        fan_pool_set_limit(most);
     if (warn != Py_None)
         fan_set_warn_mismatch(warns);
     if (budget != Py_None)
@@ -41,6 +79,22 @@ static PyObject *counters(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none)
     fan_counters n;
     fan_counters_total(&n);
     return fan_counters_wrap(&n);
+}
+
+static PyObject *pool(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+{
+    fan_pool_counts n = fan_pool_get();
+    return Py_BuildValue("{s:n,s:n,s:K,s:K}", "pool_bytes", (Py_ssize_t)n.held, "pool_peak_bytes", (Py_ssize_t)n.peak, "pool_hits",
+                         (unsigned long long)n.hits, "pool_misses", (unsigned long long)n.misses);
+}
+
+static PyObject *trim(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+{
+    size_t gone;
+    Py_BEGIN_ALLOW_THREADS
+    gone = fan_pool_trim();
+    Py_END_ALLOW_THREADS
+    return PyLong_FromSize_t(gone);
 }
 
 static PyObject *test_fail_at(PyObject *Py_UNUSED(module), PyObject *args)
@@ -151,13 +205,18 @@ static PyObject *test_mutant(PyObject *Py_UNUSED(module), PyObject *o)
 
 PyMethodDef fan_option_functions[] = {
     {"get_options", get_options, METH_NOARGS, "get_options()\n--\n\nThe process's options, as a dict."},
-    {"set_options", set_options, METH_VARARGS, "set_options(debug, warn_stream_mismatch, budget, /)\n--\n\nSet those that are not None."},
-    {"counters", counters, METH_NOARGS,
-     "counters()\n--\n\nWhat all buffers of this process have done so far: a fanin.Counters.\n\n"
-     ">>> before = fanin.counters().adds\n"
-     ">>> _ = fanin.add_n([1.0, 2.0])\n"
-     ">>> fanin.counters().adds - before\n"
-     "2\n"},
+    {"set_options", set_options, METH_VARARGS, "set_options(debug, warn_stream_mismatch, budget, pool_bytes=None, /)\n--\n\nSet those that are not None."},
+    {"counters", counters, METH_NOARGS, "counters()\n--\n\nWhat all buffers of this process have done so far: a fanin.Counters."},
+    {"pool", pool, METH_NOARGS, "pool()\n--\n\nThe figures of the pool of memory, as a dict."},
+    {"trim", trim, METH_NOARGS,
+     "trim()\n--\n\nGive back to the system what is kept of the memory of large results that are gone; returns how many bytes that were.\n\n"
+     "How much is kept at most is `set_options(pool_bytes=)`.\n\n"
+     ">>> total = fanin.add_n([np.ones(1 << 18), np.ones(1 << 18)])\n"
+     ">>> del total\n"
+     ">>> fanin.trim() >= 2 ** 21\n"
+     "True\n"
+     ">>> fanin.trim()\n"
+     "0\n"},
     {"_test_fail_at", test_fail_at, METH_VARARGS,
      "_test_fail_at(skip, count=1, /)\n--\n\nTests: let `skip` allocations pass and fail the `count` after them (-1: all); skip -1: off."},
     {"_test_memory", test_memory, METH_NOARGS, "_test_memory()\n--\n\nTests: blocks alive, allocations ever, allocations refused."},

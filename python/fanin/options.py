@@ -8,7 +8,7 @@ from types import TracebackType
 
 from . import _core
 
-__all__ = ["Counters", "set_options"]
+__all__ = ["Counters", "counters", "set_options"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Counters(Mapping[str, int]):
     peak_parked_bytes: int  #: the most that waited to be summed, in bytes
 
     def __getitem__(self, name: str) -> int:
-        if name not in _core.COUNTERS:
+        if name not in self.__dataclass_fields__:
             raise KeyError(name)
         value: int = getattr(self, name)
         return value
@@ -41,10 +41,34 @@ class Counters(Mapping[str, int]):
         return len(fields(self))
 
 
+@dataclass(frozen=True, slots=True)
+class ProcessCounters(Counters):
+    """What all buffers of the process have done, and how the memory of their large results was recycled."""
+
+    pool_bytes: int  #: bytes kept now for the next large results
+    pool_peak_bytes: int  #: the most that was kept
+    pool_hits: int  #: large results, so far, that were made in memory used before
+    pool_misses: int  #: those that needed fresh memory
+
+
+def counters() -> ProcessCounters:
+    """What all buffers of this process have done so far: `Counters`, and four of the pool of memory.
+
+    `pool_bytes` is what is kept now of large results that are gone, `pool_peak_bytes` the most that was; `pool_hits` results
+    were made in such memory, `pool_misses` in fresh memory.
+
+    >>> before = fanin.counters().adds
+    >>> _ = fanin.add_n([1.0, 2.0])
+    >>> fanin.counters().adds - before
+    2
+    """
+    return ProcessCounters(**_core.counters(), **_core.pool())
+
+
 class Restore:
     """What `set_options` gives back: as a context manager it restores what was set before."""
 
-    def __init__(self, before: tuple[bool | None, bool | None, float | None]) -> None:
+    def __init__(self, before: tuple[bool | None, bool | None, float | None, float | None]) -> None:
         self._before = before
 
     def __enter__(self) -> None:
@@ -57,13 +81,19 @@ class Restore:
 
 
 def set_options(
-    *, debug: bool | None = None, budget: float | None = None, warn_stream_mismatch: bool | None = None
+    *,
+    debug: bool | None = None,
+    budget: float | None = None,
+    pool_bytes: float | None = None,
+    warn_stream_mismatch: bool | None = None,
 ) -> Restore:
     """Set process-wide options; in a `with` statement, for its block.
 
     debug: each array is hashed when it is added, and again when it is summed: a caller who changes one meanwhile gets a RuntimeError that
-    names the contribution. budget: bytes that may wait in a buffer that was given no budget of its own (buffers made from now
-    on). warn_stream_mismatch: whether a leaf that consumes on another stream than its gradient was made on
+    names the contribution; memory that is kept for another result is filled with a pattern meanwhile, and the process ends where somebody
+    wrote to it. budget: bytes that may wait in a buffer that was given no budget of its own (buffers made from now
+    on). pool_bytes: bytes that may be kept of large results (1 MiB and more) that are gone, for the next ones (at first an eighth of the machine's memory,
+    1 GiB at most; 0: none are; `trim` gives them back). warn_stream_mismatch: whether a leaf that consumes on another stream than its gradient was made on
     gets a `StreamMismatchWarning`, once (rule S6). None leaves an option as it is.
 
     >>> with fanin.set_options(debug=True):
@@ -71,11 +101,12 @@ def set_options(
     array([2., 2.])
     """
     old = _core.get_options()
-    _core.set_options(debug, warn_stream_mismatch, budget)
+    _core.set_options(debug, warn_stream_mismatch, budget, pool_bytes)
     return Restore(
         (
             None if debug is None else old["debug"],
             None if warn_stream_mismatch is None else old["warn_stream_mismatch"],
             None if budget is None else old["budget"],
+            None if pool_bytes is None else old["pool_bytes"],
         )
     )

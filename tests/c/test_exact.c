@@ -180,7 +180,8 @@ static void hostile(fan_dtype d, uint64_t *codes, size_t n, int way)
                 m = 0;
                 codes[0] = gap <= (uint64_t)f.mant ? codes[0] >> (f.mant - (int)gap + 1) << (f.mant - (int)gap + 1) : codes[0];
             } else if (random_below(2)) {
-                e = (uint64_t)random_below((int64_t)at + 1) / 3;
+                uint64_t near = 2 * (uint64_t)f.mant + (uint64_t)random_below(12); /* just out of a float64's reach, or anywhere below */
+                e = random_below(2) && at > near ? at - near : (uint64_t)random_below((int64_t)at + 1) / 3;
                 m = random_below(2) ? m : 0;
             } else {
                 codes[k] = random_below(2) ? sign : 0;
