@@ -10,7 +10,7 @@
 
 static void release_ours(fan_storage *s)
 {
-    fan_free_data(s->data);
+    fan_free_data(s->data, s->bytes);
 }
 
 fan_storage *fan_storage_wrap(void *data, size_t n, void (*release)(fan_storage *), void *ctx)
@@ -33,7 +33,7 @@ fan_storage *fan_storage_new(size_t n)
         return NULL;
     fan_storage *s = fan_storage_wrap(data, n, release_ours, NULL);
     if (!s)
-        fan_free_data(data);
+        fan_free_data(data, n);
     return s;
 }
 

@@ -394,30 +394,9 @@ bool fan_sum_flat(char *out, const char *const *src, size_t n, size_t count, fan
     return true;
 }
 
-void fan_sum_flat(char *out, const char *const *src, size_t n, size_t count, fan_dtype dtype, fan_dtype acc)
+bool fan_sum_flat_fits(fan_dtype dtype, fan_dtype acc)
 {
-    if (dtype == acc) {
-        const fan_loops *loops = fan_loops_of(dtype);
-        const char *some[FAN_ADD_MOST];
-        for (size_t done = 0; done < n;) {
-            int k = 0;
-            if (done)
-                some[k++] = out;
-            while (k < loops->most && done < n)
-                some[k++] = src[done++];
-            loops->add(out, some, k, count * loops->parts);
-        }
-        return;
-    }
-    fan_array views[64];
-    fan_operand in[64];
-    int64_t shape = (int64_t)count, stride = (int64_t)fan_dtype_size(dtype);
-    fan_array to = {.data = out, .dtype = dtype, .ndim = 1, .size = shape, .shape = &shape, .strides = &stride};
-    for (size_t i = 0; i < n && i < 64; i++) {
-        views[i] = (fan_array){.data = (char *)src[i], .dtype = dtype, .ndim = 1, .size = shape, .shape = &shape, .strides = &stride};
-        in[i] = (fan_operand){&views[i], acc};
-    }
-    fan_sum(&to, in, n, NULL);
+    return fan_loops_fold(fan_loops_of(dtype), dtype, acc) != NULL;
 }
 
 /* ---- reduce ---- */

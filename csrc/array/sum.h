@@ -38,8 +38,8 @@ void fan_sum(const fan_array *out, const fan_operand *in, size_t n, const fan_su
  * other nothing is done and false returned. One thread, no scale. */
 bool fan_sum_flat(char *out, const char *const *src, size_t n, size_t count, fan_dtype dtype, fan_dtype acc);
 
-/* fan_sum_flat: the same for `n` >= 1 gap-free operands of one dtype, `count` elements each, that fold in `acc`. `out` may be one of them. */
-void fan_sum_flat(char *out, const char *const *src, size_t n, size_t count, fan_dtype dtype, fan_dtype acc);
+/* fan_sum_flat_fits: whether fan_sum_flat takes these two. */
+bool fan_sum_flat_fits(fan_dtype dtype, fan_dtype acc);
 
 /* fan_scale_as: the scale as one element of dtype d (rounded to it once), at most 16 bytes. */
 void fan_scale_as(const fan_scale *scale, fan_dtype d, char *factor);

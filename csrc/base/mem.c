@@ -1,17 +1,12 @@
-#define _DEFAULT_SOURCE /* madvise */
 #include "base/mem.h"
+
+#include "base/pool.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdlib.h>
-#ifdef __linux__
-#include <sys/mman.h>
-#endif
 
 #define DATA_ALIGN 64
-/* From here on a block of data asks for huge pages: fresh 4 KiB pages cost more than the sum that fills them. */
-#define HUGE_FROM ((size_t)4 << 20)
-#define PAGE ((size_t)4096)
 
 static atomic_int_fast64_t made, freed, refused;
 
@@ -80,20 +75,17 @@ void *fan_alloc_data(size_t n)
     size_t whole;
     if (__builtin_add_overflow(n ? n : 1, (size_t)DATA_ALIGN - 1, &whole) || must_fail(whole))
         return NULL;
-    whole -= whole % DATA_ALIGN;
-    void *p = count_new(aligned_alloc(DATA_ALIGN, whole));
-#if defined(__linux__) && defined(MADV_HUGEPAGE)
-    if (p && whole >= HUGE_FROM) {
-        size_t skip = (PAGE - (uintptr_t)p % PAGE) % PAGE;
-        (void)madvise((char *)p + skip, whole - skip, MADV_HUGEPAGE); /* a wish: refusal changes nothing */
-    }
-#endif
-    return p;
+    return count_new(n >= FAN_POOL_FROM ? fan_pool_take(n) : aligned_alloc(DATA_ALIGN, whole - whole % DATA_ALIGN));
 }
 
-void fan_free_data(void *p)
+void fan_free_data(void *p, size_t n)
 {
-    fan_free(p);
+    if (p && n >= FAN_POOL_FROM) {
+        atomic_fetch_add_explicit(&freed, 1, memory_order_relaxed);
+        fan_pool_give(p, n);
+    } else {
+        fan_free(p);
+    }
 }
 
 fan_mem_counts fan_mem_get(void)

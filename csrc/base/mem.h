@@ -14,9 +14,9 @@ void *fan_calloc(size_t n);          /* zeroed */
 void *fan_realloc(void *p, size_t n); /* p may be NULL; on failure p stays valid */
 void fan_free(void *p);              /* p may be NULL */
 
-/* fan_alloc_data: memory for array data, aligned to 64 bytes; free with fan_free_data. */
+/* fan_alloc_data: memory for array data, aligned to 64 bytes; free with fan_free_data and the same n. Large blocks are the pool's (base/pool.h). */
 void *fan_alloc_data(size_t n);
-void fan_free_data(void *p);
+void fan_free_data(void *p, size_t n); /* p may be NULL */
 
 /* fan_mem_fail_at: lets `skip` more allocations pass and fails the `count` that follow (-1: all that follow);
  * skip < 0 switches failing off. Process-wide; for tests. */

@@ -292,8 +292,11 @@ static bool claim(fan_slot *s)
     const fan_plains *p = s->plain;
     if (s->p != &fan_pass_none || s->busy || (s->expected >= 0 && s->expected != (p ? (int64_t)p->n : 0)))
         return false;
-    if (p && p->n > 1 && (p->bytes > FAN_PLAIN_BYTES || (p->n > STACK_TERMS && fan_accum_dtype(p->kind.dtype, s->spec->accumulate) != p->kind.dtype)))
-        return false;
+    if (p && p->n > 1) {
+        fan_dtype acc = fan_accum_dtype(p->kind.dtype, s->spec->accumulate);
+        if (p->bytes > FAN_PLAIN_BYTES || (p->n > STACK_TERMS && acc != p->kind.dtype) || !fan_sum_flat_fits(p->kind.dtype, acc))
+            return false;
+    }
     s->busy = s->taking = true;
     s->owner = fan_thread_id();
     return true;
@@ -349,7 +352,7 @@ void fan_buffer_plain_fold(fan_buffer *b, size_t slot, char *out, bool in_place)
             src[k++] = out;
         while (k < STACK_TERMS && done < p->n)
             src[k++] = p->list[done++].data;
-        fan_sum_flat(out, src, k, count, p->kind.dtype, acc);
+        (void)fan_sum_flat(out, src, k, count, p->kind.dtype, acc);
     }
     COUNT(b, folds, 1);
     COUNT(b, passes, 1);
@@ -364,7 +367,7 @@ void fan_plain_sum_of(const fan_plain_kind *kind, const char *const *src, size_t
     size_t count = 1;
     for (int i = 0; i < kind->ndim; i++)
         count *= (size_t)kind->shape[i];
-    fan_sum_flat(out, src, n, count, kind->dtype, fan_dtype_accumulate(kind->dtype));
+    (void)fan_sum_flat(out, src, n, count, kind->dtype, fan_dtype_accumulate(kind->dtype));
     fan_plain_total.adds += n;
     fan_plain_total.folds++;
     fan_plain_total.passes++;

@@ -12,8 +12,8 @@ static fan_status cpu_alloc(fan_device *d, fan_stream *stream, size_t bytes, voi
 
 static void cpu_free(fan_device *d, void *data, size_t bytes)
 {
-    (void)d, (void)bytes;
-    fan_free_data(data);
+    (void)d;
+    fan_free_data(data, bytes);
 }
 
 static fan_status cpu_read(fan_stream *stream, const fan_array *dst, const fan_array *src, fan_error *err)

@@ -1,10 +1,14 @@
 /* options: process-wide switches and counters, and what only tests ask for. */
 #include "py/py.h"
 
+#include "array/exact.h"
 #include "array/sum.h"
 #include "array/sum_loops.h"
 #include "base/mem.h"
+#include "base/pool.h"
 #include "base/team.h"
+
+#include <math.h>
 
 static PyObject *budget_of(uint64_t n)
 {
@@ -13,9 +17,10 @@ static PyObject *budget_of(uint64_t n)
 
 static PyObject *get_options(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 {
-    return Py_BuildValue("{s:N,s:N,s:N,s:s,s:i}", "debug", PyBool_FromLong(fan_get_debug()), "warn_stream_mismatch",
+    size_t pool = fan_pool_get().limit;
+    return Py_BuildValue("{s:N,s:N,s:N,s:s,s:i,s:N}", "debug", PyBool_FromLong(fan_get_debug()), "warn_stream_mismatch",
                          PyBool_FromLong(fan_get_warn_mismatch()), "budget", budget_of(fan_state_get()->budget), "isa", fan_sum_isa(),
-                         "threads", fan_team_chosen());
+                         "threads", fan_team_chosen(), "pool_bytes", budget_of(pool == SIZE_MAX ? UINT64_MAX : pool));
 }
 
 /* isa_arg: the name of an instruction set that this machine has. */
@@ -46,24 +51,57 @@ static int threads_arg(PyObject *o)
     return -1;
 }
 
+/* pool_arg: a number of bytes that may be held, math.inf for no bound. */
+static int pool_arg(PyObject *o, size_t *out)
+{
+    double f = -1;
+    if (PyBool_Check(o) || (!PyFloat_Check(o) && !PyIndex_Check(o)))
+        return fan_refuse(PyExc_TypeError, "pool_bytes: expected a number of bytes, math.inf or None, got %R", o);
+    if (PyFloat_Check(o)) {
+        f = PyFloat_AS_DOUBLE(o);
+    } else {
+        PyObject *i = PyNumber_Index(o);
+        int positive = i ? PyObject_RichCompareBool(i, fan_state_get()->zero, Py_GE) : -1;
+        if (positive > 0) {
+            *out = PyLong_AsSize_t(i);
+            if (*out == (size_t)-1 && PyErr_Occurred())
+                PyErr_Clear(); /* more than any machine has: no bound */
+        }
+        Py_XDECREF(i);
+        if (positive != 0)
+            return positive < 0 ? -1 : 0;
+    }
+    if (!(f >= 0) || (isfinite(f) && f != floor(f)))
+        return fan_refuse(PyExc_ValueError, "pool_bytes: expected a whole number of bytes from 0 on, or math.inf, got %R", o);
+    *out = f >= 0x1p63 ? SIZE_MAX : (size_t)f;
+    return 0;
+}
+
 /* set_options: each argument None, or the new value; all are checked before any is set. */
 static PyObject *set_options(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    PyObject *debug, *warn, *budget, *isa, *threads;
+    PyObject *debug, *warn, *budget, *isa, *threads, *pool;
     const char *set = NULL;
     int team = 0;
     uint64_t bytes = 0;
+    size_t most = 0;
     int on = 0, warns = 0;
-    if (!PyArg_ParseTuple(args, "OOOOO:set_options", &debug, &warn, &budget, &isa, &threads))
+    if (!PyArg_ParseTuple(args, "OOOOOO:set_options", &debug, &warn, &budget, &isa, &threads, &pool))
         return NULL;
     on = debug == Py_None ? 0 : PyObject_IsTrue(debug);
     warns = warn == Py_None ? 0 : PyObject_IsTrue(warn);
-    if (on < 0 || warns < 0 || (budget != Py_None && fan_budget_arg(budget, &bytes) < 0))
+    if (on < 0 || warns < 0 || (budget != Py_None && fan_budget_arg(budget, &bytes) < 0) || (pool != Py_None && pool_arg(pool, &most) < 0))
         return NULL;
     if ((isa != Py_None && !(set = isa_arg(isa))) || (threads != Py_None && (team = threads_arg(threads)) < 0))
         return NULL;
-    if (debug != Py_None)
+    if (debug != Py_None) {
         fan_set_debug(on);
+#ifndef FAN_TEST /* where it is always on */
+        fan_pool_set_poison(on);
+#endif
+    }
+    if (pool != Py_None)
+        fan_pool_set_limit(most);
     if (warn != Py_None)
         fan_set_warn_mismatch(warns);
     if (budget != Py_None)
@@ -83,6 +121,22 @@ static PyObject *counters(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none)
     fan_counters n;
     fan_counters_total(&n);
     return fan_counters_wrap(&n);
+}
+
+static PyObject *pool(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+{
+    fan_pool_counts n = fan_pool_get();
+    return Py_BuildValue("{s:n,s:n,s:K,s:K}", "pool_bytes", (Py_ssize_t)n.held, "pool_peak_bytes", (Py_ssize_t)n.peak, "pool_hits",
+                         (unsigned long long)n.hits, "pool_misses", (unsigned long long)n.misses);
+}
+
+static PyObject *trim(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+{
+    size_t gone;
+    Py_BEGIN_ALLOW_THREADS
+    gone = fan_pool_trim();
+    Py_END_ALLOW_THREADS
+    return PyLong_FromSize_t(gone);
 }
 
 static PyObject *test_fail_at(PyObject *Py_UNUSED(module), PyObject *args)
@@ -185,7 +239,87 @@ static PyObject *test_team(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none
     return Py_BuildValue("(ii)", fan_team_get(), fan_team_alive());
 }
 
+/* exact_sum: in one go, or over states, `step` arrays at a time. */
+static fan_status exact_sum(const fan_array *out, const fan_array *const *in, size_t n, fan_dtype d, const fan_scale *scale, size_t step)
+{
+    if (step == 0) {
+        fan_exact_sum(out, in, n, d, scale);
+        return FAN_OK;
+    }
+    void *state = fan_alloc(fan_exact_state_size(d) * (size_t)out->size);
+    if (!state)
+        return FAN_NOMEM;
+    fan_exact_start(state, d, out->size);
+    for (size_t k = 0; k < n; k += step)
+        fan_exact_add(state, d, in + k, n - k < step ? n - k : step);
+    fan_exact_finish(out, state, d, scale);
+    fan_free(state);
+    return FAN_OK;
+}
+
+static PyObject *test_exact(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *target, *arrays, *fast = NULL, *result = NULL;
+    Py_complex factor = {1, 0};
+    Py_ssize_t step = 0, n, had = 0;
+    int isa = -1, scaled = 0;
+    fan_value out = {0}, *in = NULL;
+    const fan_array **terms = NULL;
+    fan_dtype d;
+    fan_status status;
+    if (!PyArg_ParseTuple(args, "OO|pDni:_test_exact", &target, &arrays, &scaled, &factor, &step, &isa) || fan_import_out(target, &out) < 0)
+        return NULL;
+    fast = PySequence_Tuple(arrays);
+    n = fast ? PyTuple_GET_SIZE(fast) : 0;
+    in = fan_calloc((size_t)(n + 1) * sizeof *in);
+    terms = fan_calloc((size_t)(n + 1) * sizeof *terms);
+    if (!fast || !in || !terms) {
+        if (fast)
+            PyErr_NoMemory();
+        goto done;
+    }
+    d = FAN_NO_DTYPE;
+    for (; had < n; had++) {
+        if (fan_import(PyTuple_GET_ITEM(fast, had), false, false, &in[had]) < 0)
+            goto done;
+        terms[had] = in[had].array;
+        if (!terms[had] || !fan_array_same_shape(terms[had], out.array)) {
+            had++;
+            PyErr_SetString(PyExc_ValueError, "_test_exact: expected dense arrays of one shape");
+            goto done;
+        }
+        d = had ? fan_dtype_promote(d, terms[had]->dtype) : terms[had]->dtype;
+    }
+    if (n == 0 || d == FAN_NO_DTYPE || !fan_exact_fits(d) || fan_dtype_kind(d) != fan_dtype_kind(out.array->dtype)) {
+        PyErr_SetString(PyExc_ValueError, "_test_exact: expected one array at least, and floats");
+        goto done;
+    }
+    fan_exact_isa(isa);
+    Py_BEGIN_ALLOW_THREADS
+    status = exact_sum(out.array, terms, (size_t)n, d, &(fan_scale){.on = scaled, .re = factor.real, .im = factor.imag}, (size_t)step);
+    Py_END_ALLOW_THREADS
+    fan_exact_isa(-1);
+    result = status == FAN_OK ? PyLong_FromLongLong((long long)fan_exact_slow()) : PyErr_NoMemory();
+done:
+    for (Py_ssize_t i = 0; i < had; i++)
+        fan_value_drop(&fan_python, &in[i]);
+    fan_free(in);
+    fan_free(terms);
+    Py_XDECREF(fast);
+    fan_value_drop(&fan_python, &out);
+    return result;
+}
+
 #ifdef FAN_TEST
+static PyObject *test_exact_mutant(PyObject *Py_UNUSED(module), PyObject *o)
+{
+    long n = PyLong_AsLong(o);
+    if (n == -1 && PyErr_Occurred())
+        return NULL;
+    fan_exact_mutant = (int)n;
+    Py_RETURN_NONE;
+}
+
 static PyObject *test_mutant(PyObject *Py_UNUSED(module), PyObject *o)
 {
     long n = PyLong_AsLong(o);
@@ -198,13 +332,6 @@ static PyObject *test_mutant(PyObject *Py_UNUSED(module), PyObject *o)
 
 PyMethodDef fan_option_functions[] = {
     {"get_options", get_options, METH_NOARGS, "get_options()\n--\n\nThe process's options, as a dict."},
-    {"set_options", set_options, METH_VARARGS, "set_options(debug, warn_stream_mismatch, budget, isa, threads, /)\n--\n\nSet those that are not None."},
-    {"counters", counters, METH_NOARGS,
-     "counters()\n--\n\nWhat all buffers of this process have done so far: a fanin.Counters.\n\n"
-     ">>> before = fanin.counters().adds\n"
-     ">>> _ = fanin.add_n([1.0, 2.0])\n"
-     ">>> fanin.counters().adds - before\n"
-     "2\n"},
     {"_test_fail_at", test_fail_at, METH_VARARGS,
      "_test_fail_at(skip, count=1, /)\n--\n\nTests: let `skip` allocations pass and fail the `count` after them (-1: all); skip -1: off."},
     {"_test_memory", test_memory, METH_NOARGS, "_test_memory()\n--\n\nTests: blocks alive, allocations ever, allocations refused."},
@@ -212,7 +339,23 @@ PyMethodDef fan_option_functions[] = {
     {"_test_sum", test_sum, METH_VARARGS,
      "_test_sum(out, sources, dtype, stats, parallel=True, /)\n--\n\nTests: one fold of gap-free buffers; its statistics if they are asked for."},
     {"_test_team", test_team, METH_NOARGS, "_test_team()\n--\n\nTests: threads that work together, helpers that are alive."},
+    {"set_options", set_options, METH_VARARGS, "set_options(debug, warn_stream_mismatch, budget, isa, threads, pool_bytes, /)\n--\n\nSet those that are not None."},
+    {"counters", counters, METH_NOARGS, "counters()\n--\n\nWhat all buffers of this process have done so far: a fanin.Counters."},
+    {"pool", pool, METH_NOARGS, "pool()\n--\n\nThe figures of the pool of memory, as a dict."},
+    {"trim", trim, METH_NOARGS,
+     "trim()\n--\n\nGive back to the system what is kept of the memory of large results that are gone; returns how many bytes that were.\n\n"
+     "How much is kept at most is `set_options(pool_bytes=)`.\n\n"
+     ">>> total = fanin.add_n([np.ones(1 << 18), np.ones(1 << 18)])\n"
+     ">>> del total\n"
+     ">>> fanin.trim() >= 2 ** 21\n"
+     "True\n"
+     ">>> fanin.trim()\n"
+     "0\n"},
+    {"_test_exact", test_exact, METH_VARARGS,
+     "_test_exact(out, arrays, scaled=False, scale=1, step=0, isa=-1, /)\n--\n\nTests: the exact sum into out; step: over states, so many arrays at a time. "
+     "Returns how many elements went the slow way so far."},
 #ifdef FAN_TEST
+    {"_test_exact_mutant", test_exact_mutant, METH_O, "_test_exact_mutant(n, /)\n--\n\nTests: switch a planted fault of exact sums on; 0: none."},
     {"_test_mutant", test_mutant, METH_O, "_test_mutant(n, /)\n--\n\nTests: switch a planted fault on; 0: none."},
 #endif
     {NULL, NULL, 0, NULL},

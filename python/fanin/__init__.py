@@ -18,10 +18,10 @@ import importlib
 from typing import Any
 
 from . import sim
-from ._core import InputBuffer, add_n, counters
+from ._core import InputBuffer, add_n, trim
 from ._version import __version__
 from .errors import CaptureError, DeviceError, DeviceOutOfMemoryError, RaceError, StreamMismatchWarning
-from .options import Counters, set_options
+from .options import Counters, counters, set_options
 from .slots import Slot, Sparse, Zero
 from .streams import Event, Stream, current_stream, devices, info, stream
 from .tracing import trace
@@ -49,6 +49,7 @@ __all__ = [
     "sim",
     "stream",
     "trace",
+    "trim",
 ]
 
 _LATER = ("tape",)  # modules of the package that are imported when they are first asked for

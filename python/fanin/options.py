@@ -8,7 +8,7 @@ from types import TracebackType
 
 from . import _core
 
-__all__ = ["Counters", "set_options"]
+__all__ = ["Counters", "counters", "set_options"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Counters(Mapping[str, int]):
     peak_parked_bytes: int  #: the most that waited to be summed, in bytes
 
     def __getitem__(self, name: str) -> int:
-        if name not in _core.COUNTERS:
+        if name not in self.__dataclass_fields__:
             raise KeyError(name)
         value: int = getattr(self, name)
         return value
@@ -41,10 +41,34 @@ class Counters(Mapping[str, int]):
         return len(fields(self))
 
 
+@dataclass(frozen=True, slots=True)
+class ProcessCounters(Counters):
+    """What all buffers of the process have done, and how the memory of their large results was recycled."""
+
+    pool_bytes: int  #: bytes kept now for the next large results
+    pool_peak_bytes: int  #: the most that was kept
+    pool_hits: int  #: large results, so far, that were made in memory used before
+    pool_misses: int  #: those that needed fresh memory
+
+
+def counters() -> ProcessCounters:
+    """What all buffers of this process have done so far: `Counters`, and four of the pool of memory.
+
+    `pool_bytes` is what is kept now of large results that are gone, `pool_peak_bytes` the most that was; `pool_hits` results
+    were made in such memory, `pool_misses` in fresh memory.
+
+    >>> before = fanin.counters().adds
+    >>> _ = fanin.add_n([1.0, 2.0])
+    >>> fanin.counters().adds - before
+    2
+    """
+    return ProcessCounters(**_core.counters(), **_core.pool())
+
+
 class Restore:
     """What `set_options` gives back: as a context manager it restores what was set before."""
 
-    def __init__(self, before: tuple[bool | None, bool | None, float | None, str | None, int | None]) -> None:
+    def __init__(self, before: tuple[bool | None, bool | None, float | None, str | None, int | None, float | None]) -> None:
         self._before = before
 
     def __enter__(self) -> None:
@@ -60,6 +84,7 @@ def set_options(
     *,
     debug: bool | None = None,
     budget: float | None = None,
+    pool_bytes: float | None = None,
     warn_stream_mismatch: bool | None = None,
     isa: str | None = None,
     threads: int | None = None,
@@ -67,8 +92,10 @@ def set_options(
     """Set process-wide options; in a `with` statement, for its block.
 
     debug: each array is hashed when it is added, and again when it is summed: a caller who changes one meanwhile gets a RuntimeError that
-    names the contribution. budget: bytes that may wait in a buffer that was given no budget of its own (buffers made from now
-    on). warn_stream_mismatch: whether a leaf that consumes on another stream than its gradient was made on
+    names the contribution; memory that is kept for another result is filled with a pattern meanwhile, and the process ends where somebody
+    wrote to it. budget: bytes that may wait in a buffer that was given no budget of its own (buffers made from now
+    on). pool_bytes: bytes that may be kept of large results (1 MiB and more) that are gone, for the next ones (at first an eighth of the machine's memory,
+    1 GiB at most; 0: none are; `trim` gives them back). warn_stream_mismatch: whether a leaf that consumes on another stream than its gradient was made on
     gets a `StreamMismatchWarning`, once (rule S6). isa: the instruction set of sums, "sse2", "avx2" or "avx512" ("plain" where the
     processor is no x86); a ValueError names those that this machine has; the widest is taken unasked. threads: how many threads share a
     large sum on the CPU, from 1 to 1024; unasked as many as the process may use, at most 8. Neither changes a bit of a result. None
@@ -81,7 +108,7 @@ def set_options(
     if threads == 0:
         raise ValueError(f"threads={threads!r}: expected a number of threads from 1 to 1024")
     old = _core.get_options()
-    _core.set_options(debug, warn_stream_mismatch, budget, isa, threads)
+    _core.set_options(debug, warn_stream_mismatch, budget, isa, threads, pool_bytes)
     return Restore(
         (
             None if debug is None else old["debug"],
@@ -89,5 +116,6 @@ def set_options(
             None if budget is None else old["budget"],
             None if isa is None else old["isa"],
             None if threads is None else old["threads"],  # 0: unasked
+            None if pool_bytes is None else old["pool_bytes"],
         )
     )

@@ -103,4 +103,5 @@ def info() -> Info:
             "cuda": "not in this build: it has no CUDA backend yet",
         },
         devices=", ".join(devices()),
+        pool=f"{_core.pool()['pool_bytes']} bytes kept for large results, at most {_core.get_options()['pool_bytes']}",
     )

@@ -17,9 +17,10 @@ static void every_block_is_counted_once(void)
     fan_free(a);
     fan_free(b);
     fan_free(c);
-    fan_free_data(d);
+    fan_free_data(d, 100);
     fan_free(NULL);
-    fan_free_data(NULL);
+    fan_free_data(NULL, 1);
+    fan_free_data(NULL, (size_t)1 << 30);
     CHECK_INT(fan_mem_get().live, before.live);
     CHECK_INT(fan_mem_get().total - before.total, 4);
 }
@@ -32,7 +33,7 @@ static void data_is_aligned(void)
         CHECK(p && (uintptr_t)p % 64 == 0);
         if (p && sizes[i])
             p[0] = p[sizes[i] - 1] = 1;
-        fan_free_data(p);
+        fan_free_data(p, sizes[i]);
     }
     CHECK(fan_alloc_data(SIZE_MAX) == NULL);
     CHECK(fan_alloc_data(SIZE_MAX - 63) == NULL);

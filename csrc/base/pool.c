@@ -1,0 +1,247 @@
+/* How it is done: held blocks stand in a table, the oldest first; so to give a block back touches nothing but the table, and a held block
+ * may be poisoned whole. The size of a block follows from the bytes asked for, so nothing is written beside live data either.
+ *
+ * Where in its first page the data begins differs from block to block: arrays that all begin at the same offset would meet in the same sets of the
+ * first cache, nine of them in eight ways. */
+#define _DEFAULT_SOURCE /* madvise, MAP_ANONYMOUS */
+#include "base/pool.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#if defined(__SANITIZE_ADDRESS__)
+#define ASAN 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define ASAN 1
+#endif
+#endif
+#ifdef ASAN
+#include <sanitizer/asan_interface.h>
+#define HIDE(p, n) __asan_poison_memory_region(p, n)
+#define SHOW(p, n) __asan_unpoison_memory_region(p, n)
+#else
+#define HIDE(p, n) ((void)(p), (void)(n))
+#define SHOW(p, n) ((void)(p), (void)(n))
+#endif
+
+#define PAGE ((size_t)4096) /* no system has smaller ones */
+#define ALIGN ((size_t)64)
+#define HUGE_FROM ((size_t)4 << 20) /* from here on huge pages are asked for, as NumPy does */
+#define MOST_HELD 1024
+#define MOST_LIMIT ((size_t)1 << 30)
+#define PATTERN UINT64_C(0xfa1dfa1dfa1dfa1d)
+
+typedef struct block {
+    char *base;
+    size_t size;
+    bool filled; /* with the pattern */
+} block;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+/* Under the lock. */
+static block held[MOST_HELD]; /* the oldest first */
+static fan_pool_counts now;
+static unsigned next_offset;
+static bool poison
+#ifdef FAN_TEST
+    = true
+#endif
+    ;
+
+static void enter(void)
+{
+    pthread_mutex_lock(&lock);
+}
+
+static void leave(void)
+{
+    pthread_mutex_unlock(&lock);
+}
+
+static void begin(void)
+{
+    long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
+    size_t eighth = pages > 0 && page > 0 ? (size_t)pages / 8 * (size_t)page : 0;
+    now.limit = eighth < MOST_LIMIT ? eighth : MOST_LIMIT;
+    /* A child may be forked while another thread is in here: it gets the lock free, and the table whole. */
+    (void)pthread_atfork(enter, leave, leave);
+}
+
+/* size_of: the bytes of the block that n bytes live in: n, rounded up to an eighth of the power of two below it, and a page for the offset. */
+static size_t size_of(size_t n)
+{
+    size_t step = (size_t)1 << (60 - __builtin_clzll((unsigned long long)n));
+    size_t size;
+    if (__builtin_add_overflow(n, step - 1, &size) || __builtin_add_overflow(size - size % step, PAGE, &size))
+        return 0;
+    return size;
+}
+
+static char *fresh(size_t size)
+{
+    void *p = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED)
+        return NULL;
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+    if (size >= HUGE_FROM)
+        (void)madvise(p, size, MADV_HUGEPAGE); /* a wish: refusal changes nothing */
+#endif
+    return p;
+}
+
+static void to_system(const block *b)
+{
+    SHOW(b->base, b->size);
+    (void)munmap(b->base, b->size);
+}
+
+/* fill: the whole block but its last page, which may not have been touched yet. */
+static void fill(const block *b)
+{
+    uint64_t *word = (uint64_t *)(void *)b->base;
+    for (size_t i = 0; i < (b->size - PAGE) / sizeof *word; i++)
+        word[i] = PATTERN;
+}
+
+static void check(const block *b)
+{
+    const uint64_t *word = (const uint64_t *)(const void *)b->base;
+    for (size_t i = 0; i < (b->size - PAGE) / sizeof *word; i++) {
+        if (word[i] == PATTERN)
+            continue;
+        fprintf(stderr, "fanin: memory at %p was written to after the array that it belonged to was gone\n", (const void *)&word[i]);
+        abort();
+    }
+}
+
+/* remove_at: a block out of the table. Under the lock. */
+static block remove_at(size_t i)
+{
+    block b = held[i];
+    now.blocks--;
+    now.held -= b.size;
+    memmove(held + i, held + i + 1, (now.blocks - i) * sizeof *held);
+    return b;
+}
+
+/* oldest: the oldest block, where more than `keep` bytes are held. Without the lock. */
+static bool oldest(size_t keep, block *b)
+{
+    enter();
+    bool some = now.blocks > 0 && now.held > keep;
+    if (some)
+        *b = remove_at(0);
+    leave();
+    return some;
+}
+
+static size_t shrink(size_t keep)
+{
+    size_t gone = 0;
+    block b;
+    for (; oldest(keep, &b); gone += b.size)
+        to_system(&b);
+    return gone;
+}
+
+void *fan_pool_take(size_t n)
+{
+    block b = {.base = NULL, .size = size_of(n)};
+    if (b.size == 0)
+        return NULL;
+    (void)pthread_once(&once, begin);
+    enter();
+    for (size_t i = now.blocks; i-- > 0;) {
+        if (held[i].size == b.size) { /* the newest: it may still be in a cache */
+            b = remove_at(i);
+            break;
+        }
+    }
+    if (b.base)
+        now.hits++;
+    else
+        now.misses++;
+    size_t offset = next_offset++ * 11 % (PAGE / ALIGN) * ALIGN;
+    leave();
+    if (b.base) {
+        SHOW(b.base, b.size);
+        if (b.filled)
+            check(&b);
+    } else {
+        b.base = fresh(b.size);
+        if (!b.base && shrink(0) > 0)
+            b.base = fresh(b.size);
+        if (!b.base)
+            return NULL;
+    }
+    HIDE(b.base, offset);
+    HIDE(b.base + offset + n, b.size - offset - n);
+    return b.base + offset;
+}
+
+void fan_pool_give(void *p, size_t n)
+{
+    size_t offset = (uintptr_t)p % PAGE;
+    block b = {.base = (char *)p - offset, .size = size_of(n)};
+    enter();
+    b.filled = poison && b.size <= now.limit;
+    leave();
+    SHOW(b.base, b.size);
+    if (b.filled)
+        fill(&b);
+    HIDE(b.base, b.size);
+    for (bool placed = false; !placed;) {
+        block over = {.base = NULL};
+        enter();
+        placed = b.size > now.limit || (now.blocks < MOST_HELD && now.held + b.size <= now.limit);
+        if (!placed) {
+            over = remove_at(0);
+        } else if (b.size > now.limit) {
+            over = b;
+        } else {
+            held[now.blocks++] = b;
+            now.held += b.size;
+            now.peak = now.held > now.peak ? now.held : now.peak;
+        }
+        leave();
+        if (over.base)
+            to_system(&over);
+    }
+}
+
+void fan_pool_set_limit(size_t bytes)
+{
+    (void)pthread_once(&once, begin);
+    enter();
+    now.limit = bytes;
+    leave();
+    shrink(bytes);
+}
+
+size_t fan_pool_trim(void)
+{
+    return shrink(0);
+}
+
+fan_pool_counts fan_pool_get(void)
+{
+    (void)pthread_once(&once, begin);
+    enter();
+    fan_pool_counts c = now;
+    leave();
+    return c;
+}
+
+void fan_pool_set_poison(bool on)
+{
+    enter();
+    poison = on;
+    leave();
+}
