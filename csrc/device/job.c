@@ -1,5 +1,6 @@
 #include "device/device.h"
 
+#include "array/exact.h"
 #include "base/trace.h"
 
 #include <stdio.h>
@@ -12,6 +13,11 @@ void fan_job_run(const fan_job *job, bool parallel)
     switch (job->kind) {
     case FAN_JOB_SUM:
         fan_sum(job->out, job->in, job->n, &how);
+        return;
+    case FAN_JOB_EXACT:
+        fan_exact_sum(job->out, job->in, job->n, job->in[0].acc, job->scale);
+        if (job->stats)
+            fan_stats_of(job->out, job->stats);
         return;
     case FAN_JOB_REDUCE:
         fan_reduce(job->out, job->in[0].array);
@@ -46,7 +52,7 @@ uint64_t fan_job_bytes(const fan_job *job)
 
 const char *fan_job_word(fan_job_kind kind)
 {
-    static const char *const words[] = {[FAN_JOB_SUM] = "sum",         [FAN_JOB_REDUCE] = "reduce",   [FAN_JOB_COPY] = "copy",
+    static const char *const words[] = {[FAN_JOB_SUM] = "sum",         [FAN_JOB_EXACT] = "exact",     [FAN_JOB_REDUCE] = "reduce",   [FAN_JOB_COPY] = "copy",
                                         [FAN_JOB_ZERO] = "zero",       [FAN_JOB_SCATTER] = "scatter", [FAN_JOB_UPLOAD] = "upload"};
     return words[kind];
 }
