@@ -261,22 +261,36 @@ typedef struct judge {
 /* proof: what judging an element takes, worked out once. */
 typedef struct proof {
     double n, reach, lost;
+    int span; /* narrow: exponents that differ by no more prove that nothing was lost */
 } proof;
 
 static proof proof_of(const judge *j, bool is_wide)
 {
     double n = (double)j->n;
-    proof p = {n, of_bits((uint64_t)(1023 + 53 - j->digits) << 52), (n * n + 2 * n) * 0x1p-52};
+    int bits = j->n > 1 ? 64 - __builtin_clzll((unsigned long long)j->n - 1) : 0; /* n <= 2^bits */
+    proof p = {n, of_bits((uint64_t)(1023 + 53 - j->digits) << 52), (n * n + 2 * n) * 0x1p-52, 52 - j->digits - bits};
     if (is_wide) /* by powers of two, so that neither side overflows */
-        p = (proof){n * n * 0x1p-64, 0x1p-11, n * n * n * 0x1p-104};
+        p = (proof){n * n * 0x1p-64, 0x1p-11, n * n * n * 0x1p-104, 0};
     if (PLANTED(FAN_EXACT_NO_RANGE))
-        p.reach *= 0x1p70;
+        p.reach *= 0x1p70, p.span += 70;
     return p;
 }
 
 #define NEVER(a, b) ((void)(a), (void)(b), 0)
 #define SINGLE(a, b) ((float)(a) == (float)(b))
 #define LOW(a, b) (fan_odd_of_double(a) == fan_odd_of_double(b))
+
+/* quick_bad: the first proof from exponents alone, all that is tried at first: for numbers of like size it holds. */
+ALWAYS_INLINE uint32_t quick_bad(uint32_t low, uint32_t high, proof p)
+{
+    return (int32_t)(high >> 24) > (int32_t)(low >> 24) + p.span;
+}
+
+ALWAYS_INLINE uint64_t quick_bad_wide(double value, double small, double large, proof p)
+{
+    uint64_t range = p.n * large <= small * p.reach ? 0 : 1, finite = value - value == 0 ? 0 : 1;
+    return range | finite;
+}
 
 /* NAME_bad: no proof for this sum. An inf or NaN among the terms shows in the sum, which cannot overflow: so it is right. */
 #define NARROW_BAD(NAME, ALIKE)                                                                                       \
@@ -293,7 +307,9 @@ NARROW_BAD(low, LOW)
 ALWAYS_INLINE uint64_t wide_bad(double s, double r, double small, double large, proof p)
 {
     double b = large * p.lost, low = s + (r - b), high = s + (r + b);
-    return !(((p.n * large <= small * p.reach) | ((low == high) & (b > 0x1p-1000))) & (high - high == 0) & (s - s == 0));
+    uint64_t range = p.n * large <= small * p.reach ? 0 : 1, apart = low == high ? 0 : 1, tiny = b > 0x1p-1000 ? 0 : 1;
+    uint64_t finite = (high - high) + (s - s) == 0 ? 0 : 1;
+    return (range & (apart | tiny)) | finite;
 }
 
 #define NARROW_ONE(u)                                                                                                 \
@@ -373,7 +389,12 @@ ALWAYS_INLINE bool judge_narrow(tally *t, const judge *j, size_t len)
     return any;
 }
 
-#define WHOLE_SUM(sum, rest) ((rest) == 0 ? (sum) : (sum) + (rest)) /* -0.0 stays what it is */
+/* whole_sum: sum + rest; but -0.0 stays what it is where rest is 0. By a mask: a vector loop has no branch around an addition. */
+ALWAYS_INLINE double whole_sum(double sum, double rest)
+{
+    uint64_t keep = 0u - (uint64_t)(rest == 0 ? 1 : 0), a = bits_of(sum), b = bits_of(sum + rest);
+    return of_bits(b ^ ((a ^ b) & keep));
+}
 
 ALWAYS_INLINE bool judge_wide(tally *t, const judge *j, size_t len)
 {
@@ -382,7 +403,7 @@ ALWAYS_INLINE bool judge_wide(tally *t, const judge *j, size_t len)
     FAN_VECTOR
     for (size_t i = 0; i < len; i++) {
         uint64_t bad = wide_bad(t->sum[i], t->rest[i], t->small[i], t->large[i], p);
-        t->sum[i] = WHOLE_SUM(t->sum[i], t->rest[i]);
+        t->sum[i] = whole_sum(t->sum[i], t->rest[i]);
         t->bad[i] = (uint32_t)bad;
         any |= bad;
     }
@@ -390,25 +411,30 @@ ALWAYS_INLINE bool judge_wide(tally *t, const judge *j, size_t len)
 }
 
 /* NAME_direct: the common sums of 8 arrays or fewer in one loop from the sources to the result; returns whether any is bad: then all was in vain. Sources
- * are made up to 2, 4 or 8 with -0.0, which changes nothing. */
-#define DIRECT(NAME, MEM, FIRST, TERM, T, BAD, OUT, VALUE)                                                            \
-    ALWAYS_INLINE bool NAME##_direct(char *dst, const char *const *src, int sources, const judge *j, size_t len)      \
+ * are made up to 2, 4 or 8 with -0.0, which changes nothing. `quick`: by the quick proof. */
+#define DIRECT(NAME, MEM, FIRST, TERM, T, QUICK, BAD, OUT, VALUE)                                                     \
+    ALWAYS_INLINE bool NAME##_direct(char *dst, const char *const *src, int sources, const judge *j, size_t len, bool quick) \
     {                                                                                                                 \
         const MEM SOURCES;                                                                                            \
         OUT *d = (OUT *)dst;                                                                                          \
         proof p = proof_of(j, sizeof(T) == 8);                                                                        \
         T any = 0;                                                                                                    \
-        if (sources <= 2)                                                                                             \
-            EACH(FIRST, TWO(TERM), any |= BAD; d[i] = VALUE;)                                                         \
-        else if (sources <= 4)                                                                                        \
-            EACH(FIRST, FOUR(TERM), any |= BAD; d[i] = VALUE;)                                                        \
-        else                                                                                                          \
+        if (!quick)                                                                                                   \
             EACH(FIRST, EIGHT(TERM), any |= BAD; d[i] = VALUE;)                                                       \
+        else if (sources <= 2)                                                                                        \
+            EACH(FIRST, TWO(TERM), any |= QUICK; d[i] = VALUE;)                                                       \
+        else if (sources <= 4)                                                                                        \
+            EACH(FIRST, FOUR(TERM), any |= QUICK; d[i] = VALUE;)                                                      \
+        else                                                                                                          \
+            EACH(FIRST, EIGHT(TERM), any |= QUICK; d[i] = VALUE;)                                                     \
         return any;                                                                                                   \
     }
-DIRECT(single, fan_any_u32, NARROW_FIRST, NARROW_TERM, uint32_t, narrow_bad_single(sum, low, high, p), fan_any_f32, (float)sum)
-DIRECT(brain, fan_any_u16, NARROW_FIRST, BRAIN_TERM, uint32_t, narrow_bad_low(sum, low, high, p), fan_any_u16, fan_bfloat16_of(fan_odd_of_double(sum)))
-DIRECT(twice, fan_any_f64, WIDE_FIRST, WIDE_TERM, uint64_t, wide_bad(sum, rest, small, large, p), fan_any_f64, WHOLE_SUM(sum, rest))
+DIRECT(single, fan_any_u32, NARROW_FIRST, NARROW_TERM, uint32_t, quick_bad(low, high, p), narrow_bad_single(sum, low, high, p), fan_any_f32,
+       (float)sum)
+DIRECT(brain, fan_any_u16, NARROW_FIRST, BRAIN_TERM, uint32_t, quick_bad(low, high, p), narrow_bad_low(sum, low, high, p), fan_any_u16,
+       fan_bfloat16_of(fan_odd_of_double(sum)))
+DIRECT(twice, fan_any_f64, WIDE_FIRST, WIDE_TERM, uint64_t, quick_bad_wide(whole_sum(sum, rest), small, large, p),
+       wide_bad(sum, rest, small, large, p), fan_any_f64, whole_sum(sum, rest))
 
 typedef struct ways {
     void (*narrow)(tally *t, const char *const *src, bool first, size_t len);
@@ -416,9 +442,9 @@ typedef struct ways {
     void (*wide)(tally *t, const char *const *src, bool first, size_t len);
     bool (*judge_narrow)(tally *t, const judge *j, size_t len);
     bool (*judge_wide)(tally *t, const judge *j, size_t len);
-    bool (*single)(char *dst, const char *const *src, int sources, const judge *j, size_t len);
-    bool (*brain)(char *dst, const char *const *src, int sources, const judge *j, size_t len);
-    bool (*twice)(char *dst, const char *const *src, int sources, const judge *j, size_t len);
+    bool (*single)(char *dst, const char *const *src, int sources, const judge *j, size_t len, bool quick);
+    bool (*brain)(char *dst, const char *const *src, int sources, const judge *j, size_t len, bool quick);
+    bool (*twice)(char *dst, const char *const *src, int sources, const judge *j, size_t len, bool quick);
 } ways;
 
 /* The loops once more for each vector unit. */
@@ -443,17 +469,17 @@ typedef struct ways {
     {                                                                                                                 \
         return judge_wide(t, j, len);                                                                                 \
     }                                                                                                                 \
-    TARGET static bool single_##NAME(char *dst, const char *const *src, int sources, const judge *j, size_t len)      \
+    TARGET static bool single_##NAME(char *dst, const char *const *src, int sources, const judge *j, size_t len, bool quick)      \
     {                                                                                                                 \
-        return single_direct(dst, src, sources, j, len);                                                              \
+        return single_direct(dst, src, sources, j, len, quick);                                                              \
     }                                                                                                                 \
-    TARGET static bool brain_##NAME(char *dst, const char *const *src, int sources, const judge *j, size_t len)       \
+    TARGET static bool brain_##NAME(char *dst, const char *const *src, int sources, const judge *j, size_t len, bool quick)       \
     {                                                                                                                 \
-        return brain_direct(dst, src, sources, j, len);                                                               \
+        return brain_direct(dst, src, sources, j, len, quick);                                                               \
     }                                                                                                                 \
-    TARGET static bool twice_##NAME(char *dst, const char *const *src, int sources, const judge *j, size_t len)       \
+    TARGET static bool twice_##NAME(char *dst, const char *const *src, int sources, const judge *j, size_t len, bool quick)       \
     {                                                                                                                 \
-        return twice_direct(dst, src, sources, j, len);                                                               \
+        return twice_direct(dst, src, sources, j, len, quick);                                                               \
     }
 #define WAY(NAME)                                                                                                     \
     {narrow_##NAME, plain_##NAME, wide_##NAME, judge_narrow_##NAME, judge_wide_##NAME, single_##NAME, brain_##NAME, twice_##NAME}
@@ -667,7 +693,7 @@ static void set_grid(judge *j, fan_dtype out)
     j->grid = wide(out) ? TO_DOUBLE : out == FAN_FLOAT32 || out == FAN_COMPLEX64 ? TO_SINGLE : TO_LOW;
 }
 
-typedef bool (*direct)(char *dst, const char *const *src, int sources, const judge *j, size_t len);
+typedef bool (*direct)(char *dst, const char *const *src, int sources, const judge *j, size_t len, bool quick);
 
 /* direct_of: the loop that goes from the operands straight to `out`; NULL: there is none. */
 static direct direct_of(const job *j, const fan_array *out)
@@ -680,8 +706,9 @@ static direct direct_of(const job *j, const fan_array *out)
     return j->d == FAN_FLOAT32 || j->d == FAN_COMPLEX64 ? j->how->single : wide(j->d) ? j->how->twice : j->d == FAN_BFLOAT16 ? j->how->brain : NULL;
 }
 
-/* went: elements [at, at + len) are done by `go`; false where one of them needs more than that, or has gaps. */
-static bool went(const job *j, direct go, const fan_array *out, int64_t at, int64_t len)
+/* went: elements [at, at + len) are done by `go`; false where one of them needs more than that, or has gaps. *shy: tiles for which the quick way is not
+ * tried: more of them each time that it was in vain. */
+static bool went(const job *j, direct go, const fan_array *out, int64_t at, int64_t len, unsigned *shy, unsigned *grown)
 {
     const char *src[AT_ONCE];
     char *dst = fan_walk_whole(&j->walk, out, at, len);
@@ -693,7 +720,20 @@ static bool went(const job *j, direct go, const fan_array *out, int64_t at, int6
     const char *none = wide(j->d) ? (const char *)no_double : j->d == FAN_BFLOAT16 ? (const char *)no_brain : (const char *)no_single;
     for (size_t k = j->n; k < AT_ONCE; k++)
         src[k] = none;
-    return dst && !go(dst, src, (int)j->n, &j->j, (size_t)len * j->parts);
+    if (!dst)
+        return false;
+    size_t numbers = (size_t)len * j->parts;
+    if (*shy == 0) {
+        if (!go(dst, src, (int)j->n, &j->j, numbers, true)) {
+            *grown = 0;
+            return true;
+        }
+        *grown = *grown < 64 ? 2 * *grown + 1 : *grown;
+        *shy = *grown;
+    } else {
+        --*shy;
+    }
+    return !go(dst, src, (int)j->n, &j->j, numbers, false);
 }
 
 void fan_exact_sum(const fan_array *out, const fan_array *const *in, size_t n, fan_dtype d, const fan_scale *scale)
@@ -714,10 +754,11 @@ void fan_exact_sum(const fan_array *out, const fan_array *const *in, size_t n, f
     int64_t most = TILE / (int64_t)j.parts;
     int64_t row = j.walk.ndim > 1 ? j.walk.extent[j.walk.ndim - 1] : 0;
     direct go = turns ? NULL : direct_of(&j, out);
+    unsigned shy = 0, grown = 0;
     for (int64_t at = 0, len; at < j.walk.size; at += len) {
         int64_t rest = row >= LONG_ROW ? row - at % row : j.walk.size - at;
         len = rest < most ? rest : most;
-        if (go && went(&j, go, out, at, len))
+        if (go && went(&j, go, out, at, len, &shy, &grown))
             continue;
         size_t numbers = (size_t)len * j.parts;
         fast(&j, at, len, &t, &room);
