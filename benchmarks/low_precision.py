@@ -74,7 +74,12 @@ def errors(name: str) -> dict[str, Any]:
         scale = np.sqrt(np.mean(exact**2))
         once = np.sqrt(np.mean((fanin.add_n(arrays).astype("f8") - exact) ** 2)) / scale
         each = np.sqrt(np.mean((pairwise.astype("f8") - exact) ** 2)) / scale
-        rows[f"N = {n}"] = {"min": once * 1e4, "median": each * 1e4, "ratio": each / once, "ratio_of_minima": each / once}
+        rows[f"N = {n}"] = {
+            "min": once * 1e4,
+            "median": each * 1e4,
+            "ratio": each / once,
+            "ratio_of_minima": each / once,
+        }
     return {
         "title": f"{name}: error in 1e-4; min: fanin.add_n, median: one rounding for each add",
         "unit": "1e-4",

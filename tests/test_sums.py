@@ -23,7 +23,7 @@ DTYPES += ["float32", "float64", "complex64", "complex128"]
 
 def isas() -> list[str]:
     """The instruction sets of this machine."""
-    with pytest.raises(ValueError, match="this machine has") as caught:
+    with pytest.raises(ValueError, match=r"this machine has") as caught:
         fanin.set_options(isa="none of them")
     return [word.strip(" '") for word in str(caught.value).partition("has")[2].split(",")]
 
@@ -34,7 +34,7 @@ ISAS = isas()
 def numbers(rng: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> Any:
     """Any bits but NaNs of several kinds: floats with subnormals, signed zeros and infinities, integers that wrap."""
     d = np.dtype(dtype)
-    if d == bool:
+    if d.kind == "b":
         return rng.integers(0, 2, shape).astype(bool)
     if d.kind in "iu":
         return rng.integers(0, 256, (*shape, d.itemsize), dtype="u1").view(d).reshape(shape)
@@ -132,7 +132,7 @@ def test_an_instruction_set_that_is_not_here_is_named_with_those_that_are(isa: A
 
 @pytest.mark.parametrize("threads", [0, -1, True, False, 2.0, 1025, 1 << 80, "2"])
 def test_a_nonsensical_number_of_threads_is_a_value_error(threads: Any) -> None:
-    with pytest.raises(ValueError, match="threads=.*expected a number of threads from 1 to 1024"):
+    with pytest.raises(ValueError, match=r"threads=.*expected a number of threads from 1 to 1024"):
         fanin.set_options(threads=threads)
 
 

@@ -562,7 +562,8 @@ static const double no_double[TILE] = {[0 ... TILE - 1] = -0.0};
 static const uint16_t no_brain[TILE] = {[0 ... TILE - 1] = 0x8000};
 
 typedef struct job {
-    const fan_array *const *in;
+    const char *in; /* pointers to arrays, `step` bytes apart */
+    size_t step;
     size_t n, parts;
     fan_dtype d, read; /* the sum's; as which its terms are read */
     kind k;
@@ -576,9 +577,15 @@ typedef struct spare {
     _Alignas(64) char term[AT_ONCE][TILE * sizeof(double)];
 } spare;
 
-static void job_begin(job *j, const fan_array *const *in, size_t n, fan_dtype d)
+static const fan_array *operand(const job *j, size_t k)
+{
+    return *(const fan_array *const *)(const void *)(j->in + k * j->step);
+}
+
+static void job_begin(job *j, const void *in, size_t step, size_t n, fan_dtype d)
 {
     j->in = in;
+    j->step = step;
     j->n = n;
     j->d = d;
     j->k = kind_of(d);
@@ -591,7 +598,7 @@ static void job_begin(job *j, const fan_array *const *in, size_t n, fan_dtype d)
 /* term: elements [at, at + len) of operand k, as the dtype in which they are read. */
 static const char *term(const job *j, size_t k, int64_t at, int64_t len, char *room)
 {
-    const fan_array *a = j->in[k];
+    const fan_array *a = operand(j, k);
     const char *p = a->dtype == j->read && (a->dtype == j->d || j->d == j->read) ? fan_walk_whole(&j->walk, a, at, len) : NULL;
     if (p)
         return p;
@@ -700,7 +707,7 @@ static direct direct_of(const job *j, const fan_array *out)
 {
     bool fits = j->n <= AT_ONCE && !j->j.scaled && out->dtype == j->d;
     for (size_t k = 0; k < j->n && fits; k++)
-        fits = j->in[k]->dtype == j->d && j->in[k]->data != out->data; /* what is written in vain must not be what is read */
+        fits = operand(j, k)->dtype == j->d && operand(j, k)->data != out->data; /* what is written in vain must not be what is read */
     if (!fits)
         return NULL;
     return j->d == FAN_FLOAT32 || j->d == FAN_COMPLEX64 ? j->how->single : wide(j->d) ? j->how->twice : j->d == FAN_BFLOAT16 ? j->how->brain : NULL;
@@ -713,7 +720,7 @@ static bool went(const job *j, direct go, const fan_array *out, int64_t at, int6
     const char *src[AT_ONCE];
     char *dst = fan_walk_whole(&j->walk, out, at, len);
     for (size_t k = 0; k < j->n && dst; k++) {
-        src[k] = fan_walk_whole(&j->walk, j->in[k], at, len);
+        src[k] = fan_walk_whole(&j->walk, operand(j, k), at, len);
         if (!src[k])
             return false;
     }
@@ -736,19 +743,19 @@ static bool went(const job *j, direct go, const fan_array *out, int64_t at, int6
     return !go(dst, src, (int)j->n, &j->j, numbers, false);
 }
 
-void fan_exact_sum(const fan_array *out, const fan_array *const *in, size_t n, fan_dtype d, const fan_scale *scale)
+static void exact_sum(const fan_array *out, const void *in, size_t step, size_t n, fan_dtype d, const fan_scale *scale)
 {
     FAN_UNCLEARED job j;
     FAN_UNCLEARED _Alignas(64) tally t;
     FAN_UNCLEARED spare room;
     if (out->size == 0)
         return;
-    job_begin(&j, in, n, d);
+    job_begin(&j, in, step, n, d);
     set_grid(&j.j, out->dtype);
     bool turns = scale_begin(&j.j, scale, j.parts == 2);
     fan_walk_begin(&j.walk, out, false);
     for (size_t k = 0; k < n; k++)
-        fan_walk_also(&j.walk, in[k]);
+        fan_walk_also(&j.walk, operand(&j, k));
     fan_walk_ready(&j.walk);
     fan_dtype as = j.parts == 2 ? FAN_COMPLEX128 : FAN_FLOAT64;
     int64_t most = TILE / (int64_t)j.parts;
@@ -770,6 +777,16 @@ void fan_exact_sum(const fan_array *out, const fan_array *const *in, size_t n, f
     }
 }
 
+void fan_exact_sum(const fan_array *out, const fan_array *const *in, size_t n, fan_dtype d, const fan_scale *scale)
+{
+    exact_sum(out, in, sizeof *in, n, d, scale);
+}
+
+void fan_exact_fold(const fan_array *out, const fan_operand *in, size_t n, fan_dtype d, const fan_scale *scale)
+{
+    exact_sum(out, &in->array, sizeof *in, n, d, scale);
+}
+
 /* ---- between folds ---- */
 
 void fan_exact_start(void *state, fan_dtype d, int64_t size)
@@ -788,7 +805,7 @@ void fan_exact_add(void *state, fan_dtype d, const fan_array *const *in, size_t 
     uint64_t *w = state;
     if (n == 0 || in[0]->size == 0)
         return;
-    job_begin(&j, in, n, d);
+    job_begin(&j, in, sizeof *in, n, d);
     fan_walk_begin(&j.walk, in[0], true); /* C order, as the states */
     for (size_t k = 1; k < n; k++)
         fan_walk_also(&j.walk, in[k]);

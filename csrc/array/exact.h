@@ -23,6 +23,9 @@ bool fan_exact_fits(fan_dtype d);
  * very view of one operand, as in fan_sum; otherwise it must be apart from all. */
 void fan_exact_sum(const fan_array *out, const fan_array *const *in, size_t n, fan_dtype d, const fan_scale *scale);
 
+/* fan_exact_fold: the same; the operands' acc is not looked at. */
+void fan_exact_fold(const fan_array *out, const fan_operand *in, size_t n, fan_dtype d, const fan_scale *scale);
+
 /* fan_exact_state_size: bytes of state for one element of a sum of dtype d; 0 where d does not fit. */
 size_t fan_exact_state_size(fan_dtype d);
 /* fan_exact_start: `size` elements of nothing added yet (which would finish as -0.0). States stand in C order of the elements, aligned to 8. */

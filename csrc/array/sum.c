@@ -300,7 +300,8 @@ static fan_fold *one_loop(const fan_array *out, const fan_operand *in, size_t n)
 static bool at_once(const fan_array *out, const fan_operand *in, size_t n)
 {
     FAN_UNCLEARED const char *src[MANY_AT_ONCE];
-    int64_t step = (int64_t)fan_dtype_size(out->dtype);
+    const fan_loops *loops = fan_loops_of(out->dtype);
+    int64_t step = (int64_t)loops->size;
     if (n > MANY_AT_ONCE || (uint64_t)out->size * (uint64_t)step * n > NEAR)
         return false;
     for (int i = out->ndim - 1; i >= 0; i--) {
@@ -314,7 +315,6 @@ static bool at_once(const fan_array *out, const fan_operand *in, size_t n)
             return false;
         src[k] = in[k].array->data;
     }
-    const fan_loops *loops = fan_loops_of(out->dtype);
     fan_fold *fold = fan_loops_fold(loops, out->dtype, acc);
     if (fold)
         fold(out->data, src, n, (size_t)out->size * loops->parts, NULL);

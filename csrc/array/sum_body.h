@@ -864,34 +864,55 @@ SURVEY_REAL(twice, double)
 SURVEY_COMPLEX(single, float)
 SURVEY_COMPLEX(twice, double)
 
+static uint64_t read_all(const char *p, size_t bytes)
+{
+    vu64_w a = {0}, b = a, c = a, d = a;
+    const size_t step = 4 * FAN_WIDE;
+    for (size_t i = 0; i + step <= bytes; i += step) {
+        for (size_t q = 0; q < step; q += 64)
+            __builtin_prefetch(p + i + 2 * AHEAD + q);
+        a ^= *(const mu64_w *)(const void *)(p + i);
+        b ^= *(const mu64_w *)(const void *)(p + i + FAN_WIDE);
+        c ^= *(const mu64_w *)(const void *)(p + i + 2 * FAN_WIDE);
+        d ^= *(const mu64_w *)(const void *)(p + i + 3 * FAN_WIDE);
+    }
+    a ^= b ^ c ^ d;
+    for (size_t k = 1; k < FAN_WIDE / 8; k++)
+        a[0] ^= a[k];
+    return a[0];
+}
+
 /* ---- The set ---- */
 
-#define REAL(K, STATS) {1, sum_##K, NULL, FAN_NO_DTYPE, add_at_##K, add_up_##K, scale_##K, stats_##STATS, NULL, NULL}
-#define LOW_REAL(K, WATCH)                                                                                            \
-    {1, sum_own_##K, sum_##K, FAN_FLOAT32, add_at_own_##K, add_up_own_##K, scale_own_##K, stats_##K, NULL, WATCH}
+#define REAL(K, MEM, STATS, WATCH)                                                                                    \
+    {sizeof(MEM), 1, sum_##K, NULL, FAN_NO_DTYPE, add_at_##K, add_up_##K, scale_##K, stats_##STATS, WATCH, NULL}
+#define LOW_REAL(K, MEM, WATCH)                                                                                       \
+    {sizeof(MEM), 1, sum_own_##K, sum_##K, FAN_FLOAT32, add_at_own_##K, add_up_own_##K, scale_own_##K, stats_##K,     \
+     NULL, WATCH}
+#define PAIR(K, MEM, UP, UPPER)                                                                                       \
+    {2 * sizeof(MEM), 2, sum_##K, UP, UPPER, add_at_##K, add_up_c##K, fan_loops_scale_c##K, stats_c##K, NULL, NULL}
 
 const fan_loop_set FAN_SET = {
     FAN_NAME,
+    read_all,
     {
-        [FAN_BOOL] = REAL(truth, truth),
-        [FAN_INT8] = REAL(bits8, int8),
-        [FAN_INT16] = REAL(bits16, int16),
-        [FAN_INT32] = REAL(bits32, int32),
-        [FAN_INT64] = REAL(bits64, int64),
-        [FAN_UINT8] = REAL(bits8, uint8),
-        [FAN_UINT16] = REAL(bits16, uint16),
-        [FAN_UINT32] = REAL(bits32, uint32),
-        [FAN_UINT64] = REAL(bits64, uint64),
-        [FAN_FLOAT16] = LOW_REAL(float16, watch_float16),
-        [FAN_BFLOAT16] = LOW_REAL(bfloat16, watch_bfloat16),
-        [FAN_FLOAT8_E4M3FN] = LOW_REAL(e4m3fn, NULL),
-        [FAN_FLOAT8_E5M2] = LOW_REAL(e5m2, NULL),
-        [FAN_FLOAT32] = {1, sum_single, sum_doubled, FAN_FLOAT64, add_at_single, add_up_single, scale_single, stats_single, watch_single,
-                         NULL},
-        [FAN_FLOAT64] = {1, sum_twice, NULL, FAN_NO_DTYPE, add_at_twice, add_up_twice, scale_twice, stats_twice, watch_twice, NULL},
-        [FAN_COMPLEX64] = {2, sum_single, sum_doubled, FAN_COMPLEX128, add_at_single, add_up_csingle, fan_loops_scale_csingle,
-                           stats_csingle, NULL, NULL},
-        [FAN_COMPLEX128] = {2, sum_twice, NULL, FAN_NO_DTYPE, add_at_twice, add_up_ctwice, fan_loops_scale_ctwice,
-                            stats_ctwice, NULL, NULL},
+        [FAN_BOOL] = REAL(truth, uint8_t, truth, NULL),
+        [FAN_INT8] = REAL(bits8, uint8_t, int8, NULL),
+        [FAN_INT16] = REAL(bits16, uint16_t, int16, NULL),
+        [FAN_INT32] = REAL(bits32, uint32_t, int32, NULL),
+        [FAN_INT64] = REAL(bits64, uint64_t, int64, NULL),
+        [FAN_UINT8] = REAL(bits8, uint8_t, uint8, NULL),
+        [FAN_UINT16] = REAL(bits16, uint16_t, uint16, NULL),
+        [FAN_UINT32] = REAL(bits32, uint32_t, uint32, NULL),
+        [FAN_UINT64] = REAL(bits64, uint64_t, uint64, NULL),
+        [FAN_FLOAT16] = LOW_REAL(float16, uint16_t, watch_float16),
+        [FAN_BFLOAT16] = LOW_REAL(bfloat16, uint16_t, watch_bfloat16),
+        [FAN_FLOAT8_E4M3FN] = LOW_REAL(e4m3fn, uint8_t, NULL),
+        [FAN_FLOAT8_E5M2] = LOW_REAL(e5m2, uint8_t, NULL),
+        [FAN_FLOAT32] = {4, 1, sum_single, sum_doubled, FAN_FLOAT64, add_at_single, add_up_single, scale_single, stats_single,
+                         watch_single, NULL},
+        [FAN_FLOAT64] = REAL(twice, double, twice, watch_twice),
+        [FAN_COMPLEX64] = PAIR(single, float, sum_doubled, FAN_COMPLEX128),
+        [FAN_COMPLEX128] = PAIR(twice, double, NULL, FAN_NO_DTYPE),
     },
 };

@@ -77,6 +77,11 @@ const char *fan_sum_isa(void)
     return set_now()->name;
 }
 
+uint64_t fan_sum_read(const char *p, size_t bytes)
+{
+    return set_now()->read(p, bytes);
+}
+
 const char *fan_sum_isa_at(size_t i)
 {
     for (size_t k = 0; k < SETS; k++) {

@@ -27,6 +27,7 @@ typedef void fan_fold(char *dst, const char *const *src, size_t n, size_t count,
 typedef size_t fan_watch(char *dst, const char *const *src, size_t n, size_t count, const fan_fold_how *how, fan_stats_run *r);
 
 typedef struct fan_loops {
+    size_t size;     /* bytes of an element */
     size_t parts;    /* numbers in an element: 2 for complex, else 1 */
     fan_fold *own;   /* added in the dtype itself; a low float rounds each time */
     fan_fold *up;    /* added in the dtype `upper` and rounded once; NULL: there is none */
@@ -45,6 +46,7 @@ typedef struct fan_loops {
 /* The loops of one instruction set. */
 typedef struct fan_loop_set {
     const char *name;
+    uint64_t (*read)(const char *p, size_t bytes); /* every byte once, and as good as nothing else */
     fan_loops of[FAN_DTYPE_COUNT];
 } fan_loop_set;
 
@@ -62,6 +64,8 @@ static inline fan_fold *fan_loops_fold(const fan_loops *loops, fan_dtype d, fan_
 bool fan_sum_set_isa(const char *name);
 /* fan_sum_isa: the one in use. */
 const char *fan_sum_isa(void);
+/* fan_sum_read: reads every byte (whole lines) once: the floor under any sum, for benchmarks. Gives something that depends on all. */
+uint64_t fan_sum_read(const char *p, size_t bytes);
 /* fan_sum_isa_at: the i-th that this machine has, narrowest first; NULL behind the last. */
 const char *fan_sum_isa_at(size_t i);
 

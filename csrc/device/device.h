@@ -37,7 +37,7 @@ typedef struct fan_event fan_event;
  * their storages (keeping memory alive until the work has run is the rules' business: Lifetime). */
 typedef enum fan_job_kind {
     FAN_JOB_SUM,     /* out = fold of in[0..n) with scale (fan_sum) */
-    FAN_JOB_EXACT,   /* out = their exact sum in in[0].acc, with scale (fan_exact_sum) */
+    FAN_JOB_EXACT,   /* out = their exact sum in in[0].acc, with scale (fan_exact_fold) */
     FAN_JOB_REDUCE,  /* out = in[0] summed to out's shape (fan_reduce) */
     FAN_JOB_COPY,    /* out = in[0], same shape, converted (fan_array_copy) */
     FAN_JOB_ZERO,    /* out = 0 */

@@ -15,7 +15,7 @@ void fan_job_run(const fan_job *job, bool parallel)
         fan_sum(job->out, job->in, job->n, &how);
         return;
     case FAN_JOB_EXACT:
-        fan_exact_sum(job->out, job->in, job->n, job->in[0].acc, job->scale);
+        fan_exact_fold(job->out, job->in, job->n, job->in[0].acc, job->scale);
         if (job->stats)
             fan_stats_of(job->out, job->stats);
         return;

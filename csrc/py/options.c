@@ -1,6 +1,7 @@
 /* options: process-wide switches and counters, and what only tests ask for. */
 #include "py/py.h"
 
+#include "array/convert.h"
 #include "array/exact.h"
 #include "array/sum.h"
 #include "array/sum_loops.h"
@@ -159,23 +160,14 @@ static PyObject *test_memory(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(no
 static PyObject *test_read(PyObject *Py_UNUSED(module), PyObject *o)
 {
     Py_buffer view;
-    uint64_t sum[8] = {0};
+    uint64_t all;
     if (PyObject_GetBuffer(o, &view, PyBUF_SIMPLE) < 0)
         return NULL;
     Py_BEGIN_ALLOW_THREADS
-    const char *p = view.buf;
-    for (size_t i = 0; i + sizeof sum <= (size_t)view.len; i += sizeof sum) {
-        uint64_t x[8];
-        memcpy(x, p + i, sizeof x);
-        __builtin_prefetch(p + i + 2048);
-        for (int k = 0; k < 8; k++)
-            sum[k] += x[k];
-    }
+    all = fan_sum_read(view.buf, (size_t)view.len);
     Py_END_ALLOW_THREADS
     PyBuffer_Release(&view);
-    for (int k = 1; k < 8; k++)
-        sum[0] ^= sum[k];
-    return PyLong_FromUnsignedLongLong(sum[0]);
+    return PyLong_FromUnsignedLongLong(all);
 }
 
 /* test_sum: fan_sum of gap-free buffers of one dtype, as it stands: (statistics or None). */
@@ -185,10 +177,10 @@ static PyObject *test_sum(PyObject *Py_UNUSED(module), PyObject *args)
     PyObject *into, *sources, *answer = NULL;
     const char *name;
     int with_stats, parallel = 1;
-    Py_buffer view[MOST + 1];
+    FAN_UNCLEARED Py_buffer view[MOST + 1];
     Py_ssize_t n, held = 0;
-    fan_array array[MOST + 1];
-    fan_operand in[MOST];
+    FAN_UNCLEARED fan_array array[MOST + 1];
+    FAN_UNCLEARED fan_operand in[MOST];
     fan_stats stats;
     if (!PyArg_ParseTuple(args, "OO!sp|p:_test_sum", &into, &PyTuple_Type, &sources, &name, &with_stats, &parallel))
         return NULL;
@@ -198,12 +190,12 @@ static PyObject *test_sum(PyObject *Py_UNUSED(module), PyObject *args)
         PyErr_SetString(PyExc_ValueError, "expected a dtype and 1 to 64 sources");
         return NULL;
     }
-    memset(array, 0, sizeof array);
     for (; held <= n; held++) {
         Py_ssize_t k = held; /* the last is the result */
         if (PyObject_GetBuffer(k < n ? PyTuple_GET_ITEM(sources, k) : into, &view[k], k < n ? PyBUF_SIMPLE : PyBUF_WRITABLE) < 0)
             goto done;
         fan_array *a = &array[k];
+        memset(a, 0, sizeof *a);
         a->data = view[k].buf;
         a->dtype = d;
         a->ndim = 1;
