@@ -3,6 +3,7 @@
 
 #include "base/mem.h"
 #include "base/trace.h"
+#include "array/exact.h"
 #include "buffer/arrive.h"
 #include "buffer/slot.h"
 
@@ -189,6 +190,7 @@ void fan_pass_free(fan_buffer *b, fan_pass *p)
     fan_event_drop(p->E);
     fan_device_drop(p->device);
     fan_free(p->poison);
+    fan_free(p->exact);
     fan_free(p);
 }
 
@@ -292,6 +294,7 @@ fan_status fan_gather(fan_buffer *b, size_t slot, size_t m, fan_gathered *g, fan
     fan_slot_unlock(b, slot);
     g->nitems = n;
     f->seen = s->p->value_seen;
+    f->state = s->p->exact;
     if (s->p->value.form == FAN_ZERO) {
         g->zero = &s->p->value;
     } else if (s->p->value.form != FAN_UNDEFINED) {
@@ -422,6 +425,25 @@ fan_status fan_fold_commit(fan_buffer *b, size_t slot, fan_gathered *g, fan_erro
     return FAN_OK;
 }
 
+/* How many of its items an exact slot may sum into its state: all that are parked, whatever their keys, where that saves memory; 0: none. */
+static size_t worth_absorbing(const fan_slot *s)
+{
+    const fan_pass *p = s->p;
+    fan_dtype d = fan_dtype_set_promote(p->seen);
+    uint64_t parked = 0, dense = 0, state;
+    if (!fan_exact_fits(d) || (p->device && p->device->backend->has_streams) || p->value.form != FAN_UNDEFINED)
+        return 0;
+    for (size_t i = 0; i < p->nitems; i++) {
+        const fan_value *v = &p->items[i]->value;
+        if (!p->items[i]->parked || (p->keyed > 0 && p->items[i]->key != p->next_key + (int64_t)i))
+            return 0; /* keys have no order in an exact sum, but the ledger of A16 has */
+        parked += p->items[i]->bytes;
+        dense += v->form == FAN_DENSE ? (uint64_t)v->array->size : 0;
+    }
+    state = p->nitems ? dense / p->nitems * fan_exact_state_size(d) : 0;
+    return p->nitems > 1 && (p->exact || parked > state) ? p->nitems : 0;
+}
+
 /* Locked on entry and on return: folds while the budget is passed and there is something to fold. */
 static fan_status fold_while_due(fan_buffer *b, size_t slot, fan_error *err)
 {
@@ -429,7 +451,7 @@ static fan_status fold_while_due(fan_buffer *b, size_t slot, fan_error *err)
     fan_status status = FAN_OK;
     while (status == FAN_OK && !s->busy && !s->p->poison && atomic_load_explicit(&b->parked, memory_order_relaxed) > b->budget) {
         fan_gathered g;
-        size_t m = ready_prefix(s->p);
+        size_t m = s->spec->exact ? worth_absorbing(s) : ready_prefix(s->p);
         if (!m)
             break;
         if (FAN_MUT(1))
@@ -439,7 +461,10 @@ static fan_status fold_while_due(fan_buffer *b, size_t slot, fan_error *err)
         fan_slot_unlock(b, slot);
         status = fan_gather(b, slot, m, &g, err);
         if (status == FAN_OK) {
-            status = fan_fold_commit(b, slot, &g, err);
+            if (s->spec->exact)
+                status = fan_fold_absorb(&g.fold, g.like, err);
+            if (status == FAN_OK)
+                status = fan_fold_commit(b, slot, &g, err);
             fan_gathered_fini(&g);
         }
         fan_slot_lock(b, slot);
@@ -923,6 +948,8 @@ static fan_status slot_declare(fan_buffer *b, size_t i, const fan_slot_spec *spe
         return fan_fail(err, FAN_NOMEM, "out of memory");
     s->spec = own;
     own->accumulate = spec->accumulate != FAN_NO_DTYPE ? spec->accumulate : accumulate;
+    own->exact = spec->exact || (spec->accumulate == FAN_NO_DTYPE && b->undeclared.exact);
+    own->accumulate = own->exact ? FAN_NO_DTYPE : own->accumulate;
     own->dtype = spec->dtype;
     if (spec->dtype != FAN_NO_DTYPE && fan_accum_dtype(spec->dtype, own->accumulate) == FAN_NO_DTYPE)
         return fan_fail(err, FAN_VALUE, "%s: slot %zu: accumulate=%s cannot hold a sum of dtype %s (A11)", b->name, i,
@@ -1031,6 +1058,7 @@ fan_status fan_buffer_new(const fan_buffer_config *config, fan_buffer **out, fan
     b->budget = config->budget;
     b->undeclared.dtype = FAN_NO_DTYPE;
     b->undeclared.accumulate = config->accumulate;
+    b->undeclared.exact = config->exact;
     if (status != FAN_OK)
         goto done;
     b->id = atomic_fetch_add(&next_buffer, 1);
@@ -1096,7 +1124,7 @@ void fan_buffer_free(fan_buffer *b)
 
 bool fan_buffer_empty_for_reuse(fan_buffer *b)
 {
-    if (!b->small || b->stream || b->leaf || b->create_graph || b->name != unnamed || b->undeclared.accumulate != FAN_NO_DTYPE)
+    if (!b->small || b->stream || b->leaf || b->create_graph || b->name != unnamed || b->undeclared.accumulate != FAN_NO_DTYPE || b->undeclared.exact)
         return false;
     for (size_t i = 0; i < b->nslots; i++) {
         fan_slot *s = &b->slots[i];

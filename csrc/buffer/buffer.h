@@ -22,6 +22,7 @@ typedef struct fan_slot_spec {
     fan_dtype dtype;        /* FAN_NO_DTYPE: undeclared */
     fan_device *device;     /* NULL: undeclared; held */
     fan_dtype accumulate;   /* FAN_NO_DTYPE: A11's own choice */
+    bool exact;             /* A11: the exact sum, rounded once; where `accumulate` is none */
     void *combine;          /* the frontend's; held */
     const char *name;       /* copied; NULL: none */
 } fan_slot_spec;
@@ -30,7 +31,8 @@ typedef struct fan_buffer_config {
     size_t slots;
     const fan_slot_spec *specs; /* one per slot; NULL: none declared */
     uint64_t budget;        /* bytes; 0: fold at each arrival; UINT64_MAX: only when asked */
-    fan_dtype accumulate;   /* for slots that say nothing */
+    fan_dtype accumulate;   /* for slots that say nothing; */
+    bool exact;             /* .. and this */
     fan_stream *stream;     /* the consumer's; NULL: current stream when a slot gets its first gradient */
     bool leaf;
     bool create_graph;

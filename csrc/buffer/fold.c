@@ -4,6 +4,7 @@
  */
 #include "buffer/slot.h"
 
+#include "array/exact.h"
 #include "base/mem.h"
 #include "base/trace.h"
 
@@ -471,6 +472,125 @@ done:
     return status;
 }
 
+bool fan_fold_exact(const fan_fold *f)
+{
+    fan_dtype d = fan_fold_dtype(f);
+    return slot_of(f)->spec->exact && d != FAN_NO_DTYPE && fan_exact_fits(d);
+}
+
+/* The dtype that holds every term as it is: a reduced one is in the accumulation dtype (D7). */
+static fan_dtype exact_dtype(const fan_fold *f)
+{
+    fan_dtype d = fan_fold_dtype(f);
+    if (f->state)
+        d = fan_dtype_promote(d, f->state->dtype);
+    for (size_t i = 0; i < f->n; i++)
+        d = fan_dtype_promote(d, f->terms[i].v->array->dtype);
+    return d;
+}
+
+static fan_exact_state *exact_state(const fan_fold *f, fan_dtype d, int64_t size)
+{
+    const fan_exact_state *old = f->state;
+    fan_exact_state *st = fan_alloc(sizeof *st + (size_t)size * fan_exact_state_size(d));
+    if (!st)
+        return NULL;
+    *st = (fan_exact_state){.dtype = d, .size = size};
+    if (!old) {
+        fan_exact_start(st->words, d, size);
+        return st;
+    }
+    st->origin = old->origin;
+    st->rank = old->rank;
+    if (old->dtype == d)
+        memcpy(st->words, old->words, (size_t)size * fan_exact_state_size(d));
+    else
+        fan_exact_widen(st->words, d, old->words, old->dtype, size);
+    return st;
+}
+
+/* Outside the frontend: it takes a while. */
+static void exact_add(fan_fold *f, fan_exact_state *st)
+{
+    fan_buffer *b = f->b;
+    void *left = b->frontend->leave ? b->frontend->leave() : NULL;
+    for (size_t i = 0; i < f->n; i++)
+        fan_exact_add(st->words, st->dtype, (const fan_array *const[]){f->terms[i].v->array}, 1);
+    if (b->frontend->leave)
+        b->frontend->enter(left);
+    FAN_COUNT(b, passes, f->n > 0);
+    for (size_t i = 0; i < f->n; i++)
+        FAN_COUNT(b, bytes_read, dense_bytes(f->terms[i].v->array));
+}
+
+fan_status fan_fold_absorb(fan_fold *f, const fan_value *like, fan_error *err)
+{
+    fan_pass *p = slot_of(f)->p;
+    fan_exact_state *st = p->exact;
+    if (f->n == 0)
+        return FAN_OK;
+    fan_dtype d = exact_dtype(f);
+    if (!st || st->dtype != d) {
+        st = exact_state(f, d, f->terms[0].v->array->size);
+        if (!st)
+            return fan_fail(err, FAN_NOMEM, "%s: slot %zu: out of memory", f->b->name, f->slot);
+        fan_free(p->exact);
+        p->exact = st;
+    }
+    if (like && (!f->state || like->rank < st->rank)) {
+        st->origin = like->origin;
+        st->rank = like->rank;
+    }
+    f->state = st;
+    exact_add(f, st);
+    FAN_COUNT(f->b, folds, 1);
+    p->rules |= FAN_A(11);
+    f->n = 0; /* nothing is left to sum: fan_fold_commit takes the items off the list */
+    return FAN_OK;
+}
+
+static fan_status fold_exact(fan_fold *f, fan_error *err)
+{
+    fan_status status = FAN_OK;
+    const fan_slot *s = slot_of(f);
+    const fan_spec *spec = s->spec;
+    const fan_array *like = f->n ? f->terms[0].v->array : NULL;
+    const fan_scale *scale = f->take && f->take->scale.on ? &f->take->scale : NULL;
+    fan_exact_state *st = NULL;
+    fan_array *out = NULL;
+    fan_dtype d = exact_dtype(f);
+    if (f->out)
+        out = fan_array_hold(f->out->array);
+    else
+        FAN_GO(fresh(f, finished(f), spec->has_shape ? spec->ndim : s->p->ndim, spec->has_shape ? spec->shape : s->p->shape, like, &out, err));
+    f->rules |= FAN_A(11);
+    FAN_GO(wait_for_terms(f, err));
+    if (f->out)
+        FAN_GO(fan_fold_wait_taker(f, err));
+    if (f->state) {
+        st = exact_state(f, d, f->state->size);
+        if (!st)
+            FAN_GO(fan_fail(err, FAN_NOMEM, "%s: slot %zu: out of memory", f->b->name, f->slot));
+        exact_add(f, st);
+        fan_exact_finish(out, st->words, d, scale);
+    } else {
+        for (size_t i = 0; i < f->n; i++)
+            f->scratch[i] = (fan_operand){f->terms[i].v->array, d};
+        FAN_GO(run(f, &(fan_job){.kind = FAN_JOB_EXACT, .out = out, .in = f->scratch, .n = f->n, .scale = scale, .label = "exact"}, err));
+    }
+    if (f->out) {
+        status = fan_value_copy(f->b->frontend, f->out, &f->result, err);
+    } else {
+        f->result = fan_value_dense(out, device_of(f));
+        out = NULL;
+        f->ours = true;
+    }
+done:
+    fan_free(st);
+    fan_array_drop(out);
+    return status;
+}
+
 static fan_status fold_body(fan_fold *f, fan_error *err);
 
 /* D14: what stands before the first object is summed as usual; from there on the fold is pairwise (A8), as it is for a pass that records itself (A1). */
@@ -544,6 +664,8 @@ done:
 static fan_status fold_body(fan_fold *f, fan_error *err)
 {
     size_t sparse = 0, first = f->n;
+    if (fan_fold_exact(f))
+        return fold_exact(f, err);
     for (size_t i = f->n; i-- > 0;) {
         sparse += f->terms[i].v->form == FAN_SPARSE;
         if (f->terms[i].v->form == FAN_OBJECT)
@@ -561,12 +683,12 @@ static fan_status fold_body(fan_fold *f, fan_error *err)
 fan_status fan_fold_run(fan_fold *f, fan_error *err)
 {
     fan_slot *s = slot_of(f);
-    fan_sync_slot before = {.C = fan_place_of(s->p->C), .A = fan_place_of(s->p->A), .R = fan_place_of(f->terms[0].P),
-                            .has_event = f->terms[0].event != NULL};
+    fan_sync_slot before = {.C = fan_place_of(s->p->C), .A = fan_place_of(s->p->A), .R = fan_place_of(f->n ? f->terms[0].P : NULL),
+                            .has_event = f->n && f->terms[0].event != NULL};
     fan_event *e = NULL;
     bool record;
     uint64_t bit;
-    assert(f->n > 0 && s->busy);
+    assert((f->n > 0 || f->state) && s->busy);
     f->result = (fan_value){.dtype = FAN_NO_DTYPE};
     if (s->p->A && FAN_MUT(5)) {
         fan_event_drop(f->E);

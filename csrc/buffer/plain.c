@@ -58,7 +58,7 @@ bool fan_plain_same(const fan_plain_kind *a, const fan_plain_kind *b)
 /* What the declaration of a slot asks of its first gradient. */
 static bool welcome(const fan_spec *spec, const fan_plain_kind *k)
 {
-    if ((spec->dtype != FAN_NO_DTYPE && spec->dtype != k->dtype) || spec->combine || (spec->device && spec->device != fan_cpu()))
+    if ((spec->dtype != FAN_NO_DTYPE && spec->dtype != k->dtype) || spec->combine || spec->exact || (spec->device && spec->device != fan_cpu()))
         return false;
     if (spec->accumulate != FAN_NO_DTYPE && fan_accum_dtype(k->dtype, spec->accumulate) == FAN_NO_DTYPE)
         return false;
@@ -119,10 +119,8 @@ static bool park(fan_buffer *b, size_t slot, const fan_plain_kind *kind, void *o
         s->plain = p;
     }
     if (p->n == 0) {
-        if (s->spec != &b->undeclared || b->undeclared.accumulate != FAN_NO_DTYPE) {
-            if (!welcome(s->spec, kind))
-                return false;
-        }
+        if ((s->spec != &b->undeclared || b->undeclared.accumulate != FAN_NO_DTYPE || b->undeclared.exact) && !welcome(s->spec, kind))
+            return false;
         p->kind = *kind;
         p->bytes = bytes_of(kind);
     } else if (!fan_plain_same(&p->kind, kind) || (p->list[0].key < 0) != (key < 0)) {

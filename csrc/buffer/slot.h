@@ -21,6 +21,14 @@ typedef struct fan_item {
     bool hashed;
 } fan_item;
 
+/* What an exact slot has summed so far: words of exact.h. It is larger than what it replaces where that is little, so a fold waits until it is not. */
+typedef struct fan_exact_state {
+    fan_dtype dtype;
+    int64_t size;
+    uint8_t origin, rank;     /* of the contribution whose kind the sum has (D15) */
+    uint64_t words[];
+} fan_exact_state;
+
 /* What a slot holds during one pass, once something came that is not plain. Under the slot's lock; what is marked (folder) is written only by the
  * thread that made the slot busy. */
 typedef struct fan_pass {
@@ -48,6 +56,7 @@ typedef struct fan_pass {
     int64_t next_key;         /* first key that is not in it (folder) */
     fan_stream *R;            /* held (folder) */
     fan_event *E;             /* held (folder) */
+    fan_exact_state *exact;   /* NULL: none (folder) */
     fan_error *poison;        /* the first failed device call, NULL: none */
 } fan_pass;
 
@@ -59,6 +68,7 @@ typedef struct fan_spec {
     fan_dtype dtype;      /* FAN_NO_DTYPE: undeclared */
     fan_device *device;   /* held */
     fan_dtype accumulate;
+    bool exact;           /* sums of floats are exact (A11) */
     void *combine;        /* the frontend's, held */
     char *name;
 } fan_spec;
@@ -144,6 +154,7 @@ typedef struct fan_fold {
     const fan_take *take; /* scale; NULL: none */
     fan_dtype finish_dtype; /* of a finished result; FAN_NO_DTYPE: the sum's own */
     const fan_value *out; /* write here (all terms dense); NULL: none */
+    const fan_exact_state *state; /* summed before these terms; NULL: nothing */
     fan_stream *taker;    /* S22 */
     /* answers */
     fan_value result;     /* owned */
@@ -155,6 +166,10 @@ typedef struct fan_fold {
 
 /* fan_fold_dtype: the sum's dtype; FAN_NO_DTYPE for objects. */
 fan_dtype fan_fold_dtype(const fan_fold *f);
+/* fan_fold_exact: whether the sum is an exact one: of floats, in a slot that asks for it. */
+bool fan_fold_exact(const fan_fold *f);
+/* fan_fold_absorb: on the CPU: adds the terms to the slot's exact state, a new or a wider one where it must be. FAN_NOMEM: nothing happened. */
+fan_status fan_fold_absorb(fan_fold *f, const fan_value *like, fan_error *err);
 /* fan_fold_run: sums f->n >= 2 terms (or finishes f->n == 1) on A. FAN_NOMEM and FAN_EXTERN leave all as it was; after FAN_DEVICE, FAN_RACE
  * and the like the slot must be poisoned. */
 fan_status fan_fold_run(fan_fold *f, fan_error *err);

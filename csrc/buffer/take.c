@@ -65,6 +65,10 @@ static fan_status check_out(const fan_buffer *b, size_t slot, const fan_gathered
     const fan_value *any = f->n ? f->terms[0].v : g->zero;
     fan_dtype d = fan_fold_dtype(f);
     int ndim = any ? fan_value_shape(any, &shape) : -1;
+    if (f->state && ndim < 0) {
+        ndim = b->slots[slot].p->ndim;
+        shape = b->slots[slot].p->shape;
+    }
     if (ndim < 0)
         return any ? fan_fail(err, FAN_TYPE, "%s: slot %zu sums objects; out= needs arrays", b->name, slot) : FAN_OK;
     if (b->slots[slot].spec->has_shape) {
@@ -168,9 +172,13 @@ static fan_status cut_sum(fan_buffer *b, size_t slot, const fan_take *how, cut *
         c->origin = c->g.like->origin;
         c->rank = c->g.like->rank;
     }
-    if (f->n == 0 && !c->g.zero)
+    if (f->state && !c->g.like) {
+        c->origin = f->state->origin;
+        c->rank = f->state->rank;
+    }
+    if (f->n == 0 && !f->state && !c->g.zero)
         return FAN_OK;
-    if (f->n == 0) {
+    if (f->n == 0 && !f->state) {
         if (out) {
             c->by_copy = true;
             return FAN_OK;
@@ -183,23 +191,24 @@ static fan_status cut_sum(fan_buffer *b, size_t slot, const fan_take *how, cut *
     }
     if (scaled(how) && objects)
         return fan_fail(err, FAN_TYPE, "%s: slot %zu sums objects; scale= needs arrays", b->name, slot);
+    bool exact = fan_fold_exact(f) && (f->n > 1 || f->state);
     bool same_dtype = objects || fan_accum_dtype(sum, s->spec->accumulate) == sum;
     bool whole = scaled(how) || (out != NULL);
     /* Beyond a gap nothing is committed: should a later slot fail, the missing keys may still come. */
     bool gapless = s->p->keyed < 0 || !c->g.nitems || c->g.items[c->g.nitems - 1]->key == s->p->next_key + (int64_t)c->g.nitems - 1;
     gapless = gapless || b->nslots == 1 || last;
-    if (!gapless && f->n > 1 && !objects && f->terms[0].donated) {
+    if (!gapless && f->n > 1 && !objects && !exact && f->terms[0].donated) {
         c->late = true; /* written in place once no other slot can fail any more */
         return FAN_OK;
     }
-    if (f->n > 1 && !whole && same_dtype && sparse < f->n && gapless && !(how->writable && fan_fold_expanded(f))) {
+    if (f->n > 1 && !exact && !whole && same_dtype && sparse < f->n && gapless && !(how->writable && fan_fold_expanded(f))) {
         /* The running sum is the result: fold in place where that may be, and keep it should a later slot fail. */
         FAN_TRY(fan_fold_commit(b, slot, &c->g, err));
         c->R = fan_stream_hold(s->p->R);
         c->E = fan_event_hold(s->p->E);
         return fan_value_copy(b->frontend, &s->p->value, &c->result, err);
     }
-    if (f->n == 1 && !out && !scaled(how) && !written_by_out(b, how, f->terms[0].v) && !plain_copy_needed(b, how, f) &&
+    if (f->n == 1 && !exact && !out && !scaled(how) && !written_by_out(b, how, f->terms[0].v) && !plain_copy_needed(b, how, f) &&
         (f->terms[0].v->form == FAN_OBJECT || f->terms[0].v->dtype == sum)) {
         c->R = fan_stream_hold(f->terms[0].P);
         c->E = fan_event_hold(f->terms[0].event);
@@ -315,7 +324,7 @@ static fan_status take_sums(fan_buffer *b, const fan_take *how, cut *cuts, fan_e
                     return fan_fail(err, FAN_VALUE, "%s: out= of slots %zu and %zu may share memory", b->name, j, i);
             for (size_t j = 0; j < cuts[i].g.fold.n; j++)
                 cuts[i].by_copy = cuts[i].by_copy || cuts[i].g.fold.terms[j].v->form != FAN_DENSE;
-            cuts[i].by_copy = (cuts[i].g.fold.n || cuts[i].g.zero) && (cuts[i].by_copy || out_meets_inputs(how, cuts, b->nslots, i));
+            cuts[i].by_copy = (cuts[i].g.fold.n || cuts[i].g.zero || cuts[i].g.fold.state) && (cuts[i].by_copy || out_meets_inputs(how, cuts, b->nslots, i));
         }
     for (size_t i = 0; i < b->nslots; i++) {
         fan_stream *who = consumer ? consumer : b->slots[i].p->C;
@@ -417,10 +426,10 @@ fan_status fan_buffer_snapshot(fan_buffer *b, size_t slot, fan_stream *consumer,
     if (status != FAN_OK)
         goto let_go;
     f->finish = f->forbid_in_place = true;
-    if (f->n == 0) {
+    if (f->n == 0 && !f->state) {
         if (g.zero)
             status = zero_sum(b, slot, g.zero, fan_fold_dtype(f), out, err);
-    } else if (f->n == 1 && f->terms[0].v->form == FAN_OBJECT) {
+    } else if (f->n == 1 && !f->state && f->terms[0].v->form == FAN_OBJECT) {
         status = fan_value_copy(b->frontend, f->terms[0].v, out, err);
         if (status == FAN_OK)
             status = hand_over(b, out, s->p->C, s->p->A, f->terms[0].P, f->terms[0].event, consumer ? consumer : b->stream ? b->stream : s->p->C, &f->rules, err);
