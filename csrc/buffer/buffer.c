@@ -299,7 +299,7 @@ fan_status fan_gather(fan_buffer *b, size_t slot, size_t m, fan_gathered *g, fan
         g->zero = &s->p->value;
     } else if (s->p->value.form != FAN_UNDEFINED) {
         f->terms[f->n++] = (fan_term){.v = &s->p->value, .P = s->p->R, .event = s->p->E, .donated = s->p->value_donated,
-                                      .ours = s->p->value_ours, .lent = s->p->value_lent, .is_value = true, .own = FAN_NO_DTYPE, .seen = f->seen};
+                                      .ours = s->p->value_ours, .lent = s->p->value_lent, .is_value = true, .key = s->p->value_key, .own = FAN_NO_DTYPE, .seen = f->seen};
         consider_kind(g, &s->p->value, s->p->value_key);
         fan_status status = check_unchanged(b, slot, &s->p->value, s->p->value_key, s->p->value_hashed, s->p->value_hash, err);
         if (status != FAN_OK) {
@@ -325,7 +325,7 @@ fan_status fan_gather(fan_buffer *b, size_t slot, size_t m, fan_gathered *g, fan
             return status;
         }
         consider_kind(g, &it->value, it->key);
-        f->terms[f->n++] = (fan_term){.v = &it->value, .P = it->P, .event = it->event, .donated = it->donated, .ours = it->ours, .lent = it->lent,
+        f->terms[f->n++] = (fan_term){.v = &it->value, .P = it->P, .event = it->event, .donated = it->donated, .ours = it->ours, .lent = it->lent, .key = it->key,
                                       .own = it->value.weak ? FAN_NO_DTYPE : fan_dtype_set_promote(it->own), .seen = f->seen};
     }
     return FAN_OK;
@@ -362,6 +362,12 @@ fan_status fan_fold_commit(fan_buffer *b, size_t slot, fan_gathered *g, fan_erro
         p->value_ours = f->ours;
         p->value_donated = f->donated;
         p->value_hashed = false;
+        p->known.stats = f->known.stats;
+        p->known.yes = f->known.yes;
+        if (f->known.bad && !p->known.bad) {
+            p->known.bad = true;
+            p->known.bad_key = f->known.bad_key;
+        }
         oldR = p->R;
         oldE = p->E;
         p->R = f->R;
@@ -419,6 +425,7 @@ fan_status fan_fold_commit(fan_buffer *b, size_t slot, fan_gathered *g, fan_erro
     for (size_t i = 0; i < g->nitems; i++)
         item_free(b, g->items[i]);
     g->nitems = 0;
+    f->n = 0; /* its terms are gone */
     fan_value_drop(b->frontend, &old);
     fan_stream_drop(oldR);
     fan_event_drop(oldE);
@@ -554,6 +561,8 @@ static fan_status reserve(fan_buffer *b, size_t slot, fan_contribution *c, const
         assert(fan_place_same(fan_place_of(p->A), a->sync.slot.A));
     }
     p->rules |= a->sync.rules;
+    if (b->known)
+        b->known[slot].yes = false;
     if (keep) {
         memmove(&p->items[a->at + 1], &p->items[a->at], (p->nitems - a->at) * sizeof *p->items);
         p->items[a->at] = it;
@@ -911,6 +920,23 @@ fan_status fan_buffer_ready(fan_buffer *b, size_t slot, bool *ready, fan_error *
     return status;
 }
 
+fan_status fan_buffer_stats(fan_buffer *b, size_t slot, bool *some, fan_stats *out, bool *bad, int64_t *bad_key, fan_error *err)
+{
+    FAN_TRY(fan_slot_check(b, slot, err));
+    if (!b->known)
+        return fan_fail(err, FAN_VALUE, "%s: stats() needs a buffer that was made with stats=True", b->name);
+    fan_slot_lock(b, slot);
+    fan_known k = b->known[slot];
+    fan_slot_unlock(b, slot);
+    if (!k.yes)
+        return fan_fail(err, FAN_VALUE, "%s: slot %zu: no sum was taken since something was last added to it", b->name, slot);
+    *some = k.stats.count != UINT64_MAX;
+    *out = k.stats;
+    *bad = k.bad;
+    *bad_key = k.bad_key;
+    return FAN_OK;
+}
+
 fan_status fan_buffer_clear(fan_buffer *b, fan_error *err)
 {
     for (size_t i = 0; i < b->nslots; i++) {
@@ -1065,6 +1091,10 @@ fan_status fan_buffer_new(const fan_buffer_config *config, fan_buffer **out, fan
     b->stream = config->stream ? fan_stream_hold(config->stream) : NULL;
     b->leaf = config->leaf;
     b->create_graph = config->create_graph;
+    if (config->stats && !(b->known = fan_calloc((config->slots ? config->slots : 1) * sizeof *b->known))) {
+        status = fan_fail(err, FAN_NOMEM, "out of memory");
+        goto done;
+    }
     b->nslots = config->slots;
     for (size_t i = 0; i < config->slots; i++) {
         fan_slot *s = &b->slots[i];
@@ -1110,6 +1140,7 @@ void fan_buffer_free(fan_buffer *b)
             b->frontend->drop(s->spec->combine);
         fan_free(s->spec);
     }
+    fan_free(b->known);
     fan_stream_drop(b->stream);
     if (b->name != unnamed)
         fan_free(b->name);
@@ -1124,7 +1155,7 @@ void fan_buffer_free(fan_buffer *b)
 
 bool fan_buffer_empty_for_reuse(fan_buffer *b)
 {
-    if (!b->small || b->stream || b->leaf || b->create_graph || b->name != unnamed || b->undeclared.accumulate != FAN_NO_DTYPE || b->undeclared.exact)
+    if (!b->small || b->known || b->stream || b->leaf || b->create_graph || b->name != unnamed || b->undeclared.accumulate != FAN_NO_DTYPE || b->undeclared.exact)
         return false;
     for (size_t i = 0; i < b->nslots; i++) {
         fan_slot *s = &b->slots[i];

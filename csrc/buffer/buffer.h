@@ -36,6 +36,7 @@ typedef struct fan_buffer_config {
     fan_stream *stream;     /* the consumer's; NULL: current stream when a slot gets its first gradient */
     bool leaf;
     bool create_graph;
+    bool stats;             /* fan_buffer_stats may be asked */
     const char *name;       /* NULL: "InputBuffer" */
     const fan_frontend *frontend;
 } fan_buffer_config;
@@ -149,6 +150,9 @@ typedef struct fan_take {
 
 /* fan_buffer_take: all sums into results[slots]; the caller owns their holds; the buffer is empty afterwards. */
 fan_status fan_buffer_take(fan_buffer *b, const fan_take *how, fan_value *results, fan_error *err);
+/* fan_buffer_stats: of the sum that the last take gave for `slot`, until something is added to it. FAN_VALUE where there is none; *some: whether that sum was
+ * defined (and no object); *bad_key: the first key that brought an inf or NaN (-1: it has no key), where *bad. */
+fan_status fan_buffer_stats(fan_buffer *b, size_t slot, bool *some, fan_stats *out, bool *bad, int64_t *bad_key, fan_error *err);
 fan_status fan_buffer_clear(fan_buffer *b, fan_error *err);
 void fan_buffer_counters(const fan_buffer *b, fan_counters *out);
 void fan_counters_total(fan_counters *out); /* of the process */

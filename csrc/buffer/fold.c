@@ -297,7 +297,8 @@ static fan_status fold_dense(fan_fold *f, fan_dtype target, fan_error *err)
         FAN_GO(fan_fold_wait_taker(f, err));
     FAN_GO(run(f, &(fan_job){.kind = FAN_JOB_SUM, .out = out, .in = in, .n = f->n,
                              .scale = f->take && f->take->scale.on ? &f->take->scale : NULL,
-                             .label = f->n > 1 ? "sum" : "finish"}, err));
+                             .stats = f->b->known ? &f->known.stats : NULL, .label = f->n > 1 ? "sum" : "finish"}, err));
+    f->known.yes = f->b->known != NULL;
     if (FAN_MUT(4))
         FAN_GO(wait_for_terms(f, err));
     FAN_COUNT(f->b, in_place, in_place ? f->n - 1 : 0);
@@ -680,6 +681,39 @@ static fan_status fold_body(fan_fold *f, fan_error *err)
     return fold_dense(f, f->finish ? finished(f) : accumulated(f, f->seen), err);
 }
 
+static const fan_array *numbers_of(const fan_value *v)
+{
+    return v->form == FAN_SPARSE ? v->sparse->values : v->form == FAN_DENSE || v->form == FAN_ZERO ? v->array : NULL;
+}
+
+void fan_fold_learn(fan_fold *f, const fan_value *result, fan_known *known)
+{
+    const fan_array *a = numbers_of(result);
+    if (!f->b->known || !a)
+        return;
+    if (!known->yes) {
+        fan_stats_of(a, &known->stats);
+        known->stats.bad = SIZE_MAX;
+        known->yes = true;
+    }
+    if (known->stats.nonfinite == 0 || slot_of(f)->p->known.bad)
+        return;
+    for (size_t i = known->stats.bad == SIZE_MAX ? 0 : known->stats.bad; i < f->n; i++) {
+        const fan_term *t = &f->terms[i];
+        fan_stats of;
+        if ((t->is_value && slot_of(f)->p->known.yes) || !numbers_of(t->v))
+            continue;
+        if (i != known->stats.bad) {
+            fan_stats_of(numbers_of(t->v), &of);
+            if (of.nonfinite == 0)
+                continue;
+        }
+        known->bad = true;
+        known->bad_key = t->key;
+        return;
+    }
+}
+
 fan_status fan_fold_run(fan_fold *f, fan_error *err)
 {
     fan_slot *s = slot_of(f);
@@ -695,6 +729,7 @@ fan_status fan_fold_run(fan_fold *f, fan_error *err)
         FAN_TRY(fan_plan_record(f->b, s->p->A, FAN_PLAN_S15_RECORD, &e, err));
     }
     FAN_TRY(fold_body(f, err));
+    fan_fold_learn(f, &f->result, &f->known);
     FAN_COUNT(f->b, folds, f->n > 1);
     if (!s->p->A) {
         f->rules |= FAN_S(3);

@@ -109,7 +109,7 @@ static bool park(fan_buffer *b, size_t slot, const fan_plain_kind *kind, void *o
     fan_slot *s = &b->slots[slot];
     fan_plains *p = s->plain;
     size_t at;
-    if (s->p != &fan_pass_none || s->busy)
+    if (s->p != &fan_pass_none || s->busy || b->known)
         return false;
     if (!p) {
         p = fan_alloc(sizeof *p);
@@ -322,7 +322,7 @@ static void let_go(fan_buffer *b, size_t slots)
 bool fan_buffer_take_plain(fan_buffer *b)
 {
     for (size_t i = 0; i < b->nslots; i++)
-        if (!claim(&b->slots[i])) {
+        if (b->known || !claim(&b->slots[i])) {
             let_go(b, i);
             return false;
         }

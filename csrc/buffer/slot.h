@@ -21,6 +21,14 @@ typedef struct fan_item {
     bool hashed;
 } fan_item;
 
+/* What is known of a sum beside its value. */
+typedef struct fan_known {
+    fan_stats stats;
+    bool yes;
+    bool bad;         /* some contribution had an inf or a NaN: */
+    int64_t bad_key;  /* .. the first of them */
+} fan_known;
+
 /* What an exact slot has summed so far: words of exact.h. It is larger than what it replaces where that is little, so a fold waits until it is not. */
 typedef struct fan_exact_state {
     fan_dtype dtype;
@@ -57,6 +65,7 @@ typedef struct fan_pass {
     fan_stream *R;            /* held (folder) */
     fan_event *E;             /* held (folder) */
     fan_exact_state *exact;   /* NULL: none (folder) */
+    fan_known known;          /* with stats: of `value`, where it was summed (folder) */
     fan_error *poison;        /* the first failed device call, NULL: none */
 } fan_pass;
 
@@ -97,6 +106,7 @@ struct fan_buffer {
     uint64_t budget;
     fan_stream *stream; /* held */
     bool leaf, create_graph;
+    fan_known *known;   /* with stats: of each slot's last sum; else NULL */
     fan_spec undeclared;
     size_t nslots;
     fan_slot *slots;
@@ -137,6 +147,7 @@ typedef struct fan_term {
     fan_event *event;
     bool donated, ours, lent;
     bool is_value;
+    int64_t key;        /* of a contribution, -1: none */
     fan_dtype own;      /* of a contribution: the dtype that an object would meet; FAN_NO_DTYPE: as it is */
     fan_dtype_set seen; /* of all up to and with this term */
 } fan_term;
@@ -162,10 +173,13 @@ typedef struct fan_fold {
     fan_stream *R;        /* held */
     fan_event *E;         /* held */
     uint64_t rules;
+    fan_known known;      /* with stats: of the result */
 } fan_fold;
 
 /* fan_fold_dtype: the sum's dtype; FAN_NO_DTYPE for objects. */
 fan_dtype fan_fold_dtype(const fan_fold *f);
+/* fan_fold_learn: with stats: what is not known yet of a result: read once more, and its terms where it is not finite. */
+void fan_fold_learn(fan_fold *f, const fan_value *result, fan_known *known);
 /* fan_fold_exact: whether the sum is an exact one: of floats, in a slot that asks for it. */
 bool fan_fold_exact(const fan_fold *f);
 /* fan_fold_absorb: on the CPU: adds the terms to the slot's exact state, a new or a wider one where it must be. FAN_NOMEM: nothing happened. */

@@ -40,6 +40,7 @@ typedef struct cut {
     fan_stream *R;
     fan_event *E;
     uint8_t origin, rank;
+    fan_known known;
 } cut;
 
 static bool scaled(const fan_take *how) { return how->scale.on; }
@@ -206,6 +207,7 @@ static fan_status cut_sum(fan_buffer *b, size_t slot, const fan_take *how, cut *
         FAN_TRY(fan_fold_commit(b, slot, &c->g, err));
         c->R = fan_stream_hold(s->p->R);
         c->E = fan_event_hold(s->p->E);
+        c->known = s->p->known;
         return fan_value_copy(b->frontend, &s->p->value, &c->result, err);
     }
     if (f->n == 1 && !exact && !out && !scaled(how) && !written_by_out(b, how, f->terms[0].v) && !plain_copy_needed(b, how, f) &&
@@ -223,6 +225,7 @@ static fan_status cut_sum(fan_buffer *b, size_t slot, const fan_take *how, cut *
     status = fan_fold_run(f, err);
     if (status != FAN_OK)
         return status;
+    c->known = f->known;
     c->result = f->result;
     f->result = (fan_value){.dtype = FAN_NO_DTYPE};
     c->R = f->R;
@@ -275,6 +278,7 @@ static fan_status cut_write(fan_buffer *b, size_t slot, const fan_take *how, cut
     f->finish = true;
     f->out = out;
     FAN_TRY(fan_fold_run(f, err));
+    c->known = f->known;
     c->result = f->result;
     f->result = (fan_value){.dtype = FAN_NO_DTYPE};
     c->R = f->R;
@@ -300,6 +304,20 @@ static fan_status cut_claim(fan_buffer *b, size_t slot, fan_error *err)
     }
     fan_slot_unlock(b, slot);
     return status;
+}
+
+/* With stats: what the sum's own pass has not told. A sum that is undefined or no array has UINT64_MAX elements. */
+static void learn(cut *c, const fan_pass *p)
+{
+    if (c->result.form == FAN_UNDEFINED || c->result.form == FAN_OBJECT) {
+        c->known = (fan_known){.yes = true, .stats = {.count = UINT64_MAX}};
+        return;
+    }
+    fan_fold_learn(&c->g.fold, &c->result, &c->known);
+    if (p->known.bad) {
+        c->known.bad = true;
+        c->known.bad_key = p->known.bad_key;
+    }
 }
 
 static fan_status take_sums(fan_buffer *b, const fan_take *how, cut *cuts, fan_error *err)
@@ -349,6 +367,8 @@ static fan_status take_sums(fan_buffer *b, const fan_take *how, cut *cuts, fan_e
             status = hand_over(b, &cuts[i].result, s->p->C, s->p->A, cuts[i].R, cuts[i].E, who, &s->p->rules, err);
         fan_slot_poison(s, status, err);
         FAN_TRY(status);
+        if (b->known)
+            learn(&cuts[i], s->p);
     }
     return FAN_OK;
 }
@@ -382,7 +402,11 @@ fan_status fan_buffer_take(fan_buffer *b, const fan_take *how, fan_value *result
             trace_take(b, i, &cuts[i], how->stream ? how->stream : b->stream ? b->stream : b->slots[i].p->C);
         fan_slot_lock(b, i);
         if (status == FAN_OK)
+        {
             gone[i] = fan_pass_cut(&b->slots[i]);
+            if (b->known)
+                b->known[i] = cuts[i].known;
+        }
         fan_slot_let_go(b, i);
         fan_slot_unlock(b, i);
     }
@@ -438,6 +462,10 @@ fan_status fan_buffer_snapshot(fan_buffer *b, size_t slot, fan_stream *consumer,
         *out = f->result;
         if (status == FAN_OK)
             status = hand_over(b, out, s->p->C, s->p->A, f->R, f->E, consumer ? consumer : b->stream ? b->stream : s->p->C, &f->rules, err);
+    }
+    if (status == FAN_OK && !g.like && f->state) {
+        out->origin = f->state->origin;
+        out->rank = f->state->rank;
     }
     if (status == FAN_OK && g.like && out->form != FAN_OBJECT) {
         out->origin = g.like->origin;

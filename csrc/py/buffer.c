@@ -153,6 +153,14 @@ static int spec_of_example(PyObject *item, fan_slot_spec *spec)
     return result;
 }
 
+/* accumulate_arg: a dtype, or "exact". */
+static int accumulate_arg(PyObject *o, fan_dtype *dtype, bool *exact)
+{
+    *exact = PyUnicode_Check(o) && PyUnicode_CompareWithASCIIString(o, "exact") == 0;
+    *dtype = FAN_NO_DTYPE;
+    return *exact ? 0 : fan_dtype_parse(o, dtype);
+}
+
 /* spec_of_slot: a fanin.Slot, which has checked itself. Its name goes to *name. */
 static int spec_of_slot(PyObject *item, fan_slot_spec *spec, PyObject **held, PyObject **name)
 {
@@ -177,7 +185,7 @@ static int spec_of_slot(PyObject *item, fan_slot_spec *spec, PyObject **held, Py
             goto done;
     }
     if (fan_dtype_parse(dtype, &spec->dtype) < 0 || fan_device_arg(device, &spec->device) < 0 ||
-        fan_dtype_parse(accumulate, &spec->accumulate) < 0)
+        accumulate_arg(accumulate, &spec->accumulate, &spec->exact) < 0)
         goto done;
     if (combine != Py_None) {
         *held = Py_NewRef(combine);
@@ -311,9 +319,9 @@ static int note_flags(buffer_object *self, const draft *d)
 
 static PyObject *buffer_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"slots", "budget", "accumulate", "stream", "leaf", "create_graph", "name", NULL};
+    static char *names[] = {"slots", "budget", "accumulate", "stats", "stream", "leaf", "create_graph", "name", NULL};
     PyObject *slots, *budget = Py_None, *accumulate = Py_None, *stream = Py_None, *name = Py_None, *text = NULL;
-    int leaf = 0, create_graph = 0;
+    int leaf = 0, create_graph = 0, stats = 0;
     fan_buffer_config config = {.accumulate = FAN_NO_DTYPE, .frontend = &fan_python};
     fan_where w = {.slot = -1, .key = -1};
     fan_status status = FAN_OK;
@@ -322,7 +330,7 @@ static PyObject *buffer_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     buffer_object *self = NULL;
     bool made = false;
 
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$OOOppO:InputBuffer", names, &slots, &budget, &accumulate, &stream, &leaf,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$OOpOppO:InputBuffer", names, &slots, &budget, &accumulate, &stats, &stream, &leaf,
                                      &create_graph, &name))
         return NULL;
     text = name == Py_None ? PyUnicode_FromString("InputBuffer") : PyObject_Str(name);
@@ -338,7 +346,8 @@ static PyObject *buffer_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     config.budget = fan_state_get()->budget;
     if (budget != Py_None && fan_budget_arg(budget, &config.budget) < 0)
         goto done;
-    if (fan_dtype_parse(accumulate, &config.accumulate) < 0 || fan_stream_arg(stream, &config.stream) < 0)
+    config.stats = stats;
+    if (accumulate_arg(accumulate, &config.accumulate, &config.exact) < 0 || fan_stream_arg(stream, &config.stream) < 0)
         goto done;
     if (PyLong_Check(slots) || PyArray_IsScalar(slots, Integer) || PyArray_IsScalar(slots, Bool)) {
         int64_t n = 0;
@@ -1177,6 +1186,33 @@ static PyObject *buffer_take(PyObject *o, PyObject *const *args, Py_ssize_t narg
     return take_any(of(o), args, nargs, kwnames);
 }
 
+/* stats_of: a fanin.Stats, or None of a sum that is undefined or no array. */
+static PyObject *stats_of(fan_buffer *core, size_t slot)
+{
+    PyObject *type = fan_lazy(&fan_state_get()->stats_type, "fanin.slots", "Stats"), *key;
+    bool some, bad;
+    fan_stats s;
+    int64_t bad_key;
+    FAN_RAW fan_error err;
+    fan_status status;
+    if (!type)
+        return NULL;
+    clear_error(&err);
+    status = fan_buffer_stats(core, slot, &some, &s, &bad, &bad_key, &err);
+    if (status != FAN_OK)
+        return fan_raise(status, &err);
+    if (!some)
+        Py_RETURN_NONE;
+    key = bad && bad_key >= 0 ? PyLong_FromLongLong(bad_key) : Py_NewRef(Py_None);
+    return key ? PyObject_CallFunction(type, "KddKN", (unsigned long long)s.count, s.sumsq, s.absmax, (unsigned long long)s.nonfinite, key) : NULL;
+}
+
+static PyObject *buffer_stats(PyObject *o, PyObject *which)
+{
+    size_t slot;
+    return slot_arg(of(o), which, &slot) < 0 ? NULL : stats_of(of(o)->core, slot);
+}
+
 static PyObject *buffer_clear(PyObject *o, PyObject *Py_UNUSED(none))
 {
     FAN_RAW fan_error err;
@@ -1390,6 +1426,17 @@ static PyMethodDef methods[] = {
      ">>> buf.add(0, np.float32([3, 4]))\n"
      ">>> buf.take(scale=0.5)\n"
      "[array([2., 3.], dtype=float32), None]\n"},
+    {"stats", buffer_stats, METH_O,
+     "stats($self, slot, /)\n--\n\n"
+     "What is known of the sum that was taken of a slot, until something is added to it again: a fanin.Stats; None where the sum is\n"
+     "undefined, or an object. Gathered in the same pass over memory as the sum, where there is one.\n\n"
+     "Raises ValueError if the buffer was made without stats=True, or no sum was taken.\n\n"
+     ">>> buf = fanin.InputBuffer(1, stats=True)\n"
+     ">>> buf.add(0, np.array([3.0, np.inf]), key=0)\n"
+     ">>> buf.add(0, np.array([1.0, 1.0]), key=1)\n"
+     ">>> _ = buf.take()\n"
+     ">>> buf.stats(0)\n"
+     "Stats(count=2, sumsq=16.0, absmax=4.0, nonfinite=1, first_bad_key=0)\n"},
     {"clear", buffer_clear, METH_NOARGS, "clear($self, /)\n--\n\nEmpty it, also when it is poisoned; for passes that failed."},
     {"explain", buffer_explain, METH_O,
      "explain($self, slot, /)\n--\n\n"
@@ -1414,13 +1461,14 @@ static PyMemberDef members[] = {
 
 static PyType_Slot slots[] = {
     {Py_tp_doc,
-     "InputBuffer(slots, *, budget=None, accumulate=None, stream=None, leaf=False, create_graph=False, name=None)\n--\n\n"
+     "InputBuffer(slots, *, budget=None, accumulate=None, stats=False, stream=None, leaf=False, create_graph=False, name=None)\n--\n\n"
      "Gradients are added to its slots, from any thread and any stream; their sums are taken.\n\n"
      "slots: a count; or a sequence of example arrays, whose shape, dtype and device are taken, and of fanin.Slot.\n"
      "budget: bytes of contributions that may wait to be summed; 0 sums at each arrival, math.inf only when asked, None is 64 MiB\n"
      "(fanin.set_options). The bits of the sums do not depend on it.\n"
-     "accumulate: the dtype in which sums run; by default float32 for float16, bfloat16 and float8, else the dtype itself.\n"
-     "stream: the consumer's. leaf: the consumer accumulates into `.grad`. create_graph: sums are made by the arrays' own `+`, so\n"
+     "accumulate: the dtype in which sums run; by default float32 for float16, bfloat16 and float8, else the dtype itself. \"exact\":\n"
+     "sums of floats are those of real numbers, rounded once, whatever the order. stats: `stats()` tells norms, largest elements and\n"
+     "non-finite ones of what was taken. stream: the consumer's. leaf: the consumer accumulates into `.grad`. create_graph: sums are made by the arrays' own `+`, so\n"
      "that they can be differentiated. name: for messages, traces and pictures.\n\n"
      ">>> buf = fanin.InputBuffer([fanin.Slot(shape=(2,), dtype=\"float32\", name=\"b1\")])\n"
      ">>> buf.add(0, np.ones((5, 2), np.float32))   # summed to the declared shape\n"
@@ -1510,24 +1558,33 @@ static PyObject *add_plain_n(PyObject *arrays)
     return sum;
 }
 
+static PyObject *pair_of(PyObject *sum, PyObject *stats)
+{
+    PyObject *pair = stats ? PyTuple_Pack(2, sum, stats) : NULL;
+    Py_XDECREF(stats);
+    return pair;
+}
+
 static PyObject *add_n_any(PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"arrays", "out", "keys", "accumulate", "scale", NULL};
+    static char *names[] = {"arrays", "out", "keys", "accumulate", "scale", "stats", NULL};
     PyObject *arrays, *out = Py_None, *keys = Py_None, *accumulate = Py_None, *scale = Py_None;
     PyObject *items = NULL, *numbers = NULL, *outs = NULL, *list = NULL, *sum = NULL;
+    int stats = 0;
     fan_buffer_config config = {.slots = 1, .budget = UINT64_MAX, .accumulate = FAN_NO_DTYPE, .frontend = &fan_python, .name = "add_n"};
     fan_where w = {.buffer = "add_n", .slot = -1, .key = -1};
     fan_buffer *core = NULL;
     FAN_RAW fan_error err;
     fan_status status;
     int bare;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$OOOO:add_n", names, &arrays, &out, &keys, &accumulate, &scale))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$OOOOp:add_n", names, &arrays, &out, &keys, &accumulate, &scale, &stats))
         return NULL;
     fan_where_push(&w);
     bare = is_bare(arrays);
     if (bare > 0 || PyUnicode_Check(arrays) || PyBytes_Check(arrays) || PyDict_Check(arrays) || !Py_TYPE(arrays)->tp_iter)
         fan_refuse(PyExc_TypeError, "expected a sequence of arrays, got one %.200s%s", Py_TYPE(arrays)->tp_name, bare > 0 ? ": give list(x) or [x, ..]" : "");
-    if (PyErr_Occurred() || fan_dtype_parse(accumulate, &config.accumulate) < 0 || !(items = PySequence_Tuple(arrays)))
+    config.stats = stats;
+    if (PyErr_Occurred() || accumulate_arg(accumulate, &config.accumulate, &config.exact) < 0 || !(items = PySequence_Tuple(arrays)))
         goto done;
     if (PyTuple_GET_SIZE(items) == 0) {
         fan_refuse(PyExc_ValueError, "expected at least one array: the sum of none has no shape and no dtype");
@@ -1551,7 +1608,7 @@ static PyObject *add_n_any(PyObject *args, PyObject *kwargs)
     outs = out == Py_None ? Py_NewRef(Py_None) : PyTuple_Pack(1, out);
     list = outs ? take_all(core, 1, NULL, NULL, outs, scale, true) : NULL;
     if (list)
-        sum = Py_NewRef(PyList_GET_ITEM(list, 0));
+        sum = stats ? pair_of(PyList_GET_ITEM(list, 0), stats_of(core, 0)) : Py_NewRef(PyList_GET_ITEM(list, 0));
 done:
     fan_where_pop(&w);
     if (core) {
@@ -1578,11 +1635,12 @@ static PyObject *add_n(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kw
 
 PyMethodDef fan_buffer_functions[] = {
     {"add_n", (PyCFunction)(void (*)(void))add_n, METH_VARARGS | METH_KEYWORDS,
-     "add_n(arrays, *, out=None, keys=None, accumulate=None, scale=None)\n--\n\n"
+     "add_n(arrays, *, out=None, keys=None, accumulate=None, scale=None, stats=False)\n--\n\n"
      "The sum of arrays of one shape, in one pass and with one rounding.\n\n"
      "arrays: a sequence of at least one array or number (None adds nothing). The sum is the left fold in their order, or in that\n"
      "of `keys`, one integer each. It is in fresh memory, or in `out`. accumulate: the dtype in which it runs; by default float32\n"
-     "for float16, bfloat16 and float8, else the promotion of all. scale: a number that multiplies it before the rounding.\n\n"
+     "for float16, bfloat16 and float8, else the promotion of all. scale: a number that multiplies it before the rounding.\n"
+     "stats: the answer is a pair: the sum and its fanin.Stats (None of an object).\n\n"
      "Raises TypeError (no array), ValueError (shapes, dtypes, keys, an empty sequence), BufferError (`out` cannot be written).\n\n"
      ">>> fanin.add_n([np.float16([1, 2]), np.float16([3, 4]), np.float16([5, 6])])\n"
      "array([ 9., 12.], dtype=float16)\n"},

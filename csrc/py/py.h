@@ -53,6 +53,7 @@
     X(PyObject, arrays)    /* the module fanin.arrays: the slow path in and out (fan_arrays) */                       \
     X(PyObject, zero_type) /* fanin.Zero (fan_lazy) */                                                          \
     X(PyObject, slot_type) /* fanin.Slot */                                                                           \
+    X(PyObject, stats_type) /* fanin.Stats */                                                                         \
     X(PyObject, counters_type) /* fanin.Counters */                                                                   \
     X(PyObject, bfloat16)  /* ml_dtypes' scalar types, once the caller has imported it */                             \
     X(PyObject, float8_e4m3fn)                                                                                        \

@@ -22,7 +22,7 @@ from ._core import InputBuffer, add_n, trim
 from ._version import __version__
 from .errors import CaptureError, DeviceError, DeviceOutOfMemoryError, RaceError, StreamMismatchWarning
 from .options import Counters, counters, set_options
-from .slots import Slot, Sparse, Zero
+from .slots import Slot, Sparse, Stats, Zero, clip_norm, global_norm
 from .streams import Event, Stream, current_stream, devices, info, stream
 from .tracing import trace
 
@@ -36,14 +36,17 @@ __all__ = [
     "RaceError",
     "Slot",
     "Sparse",
+    "Stats",
     "Stream",
     "StreamMismatchWarning",
     "Zero",
     "__version__",
     "add_n",
+    "clip_norm",
     "counters",
     "current_stream",
     "devices",
+    "global_norm",
     "info",
     "set_options",
     "sim",

@@ -6,6 +6,7 @@ from typing import Any, Final, Literal, Self, TypedDict, final
 import numpy as np
 
 from .options import Counters
+from .slots import Stats
 
 # ---------------------------------------------------------------- the buffer
 
@@ -22,6 +23,7 @@ class InputBuffer:
         *,
         budget: float | None = None,
         accumulate: Any = None,
+        stats: bool = False,
         stream: Any = None,
         leaf: bool = False,
         create_graph: bool = False,
@@ -50,6 +52,7 @@ class InputBuffer:
     def take(
         self, stream: Any = None, *, out: Sequence[Any] | None = None, scale: complex | None = None, writable: bool = False
     ) -> list[Any]: ...
+    def stats(self, slot: int, /) -> Stats | None: ...
     def clear(self) -> None: ...
     def explain(self, slot: int, /) -> str: ...
     def __getitem__(self, slot: int, /) -> Any: ...
@@ -57,7 +60,13 @@ class InputBuffer:
     def __reduce_ex__(self, protocol: Any, /) -> Any: ...
 
 def add_n(
-    arrays: Iterable[Any], *, out: Any = None, keys: Iterable[int] | None = None, accumulate: Any = None, scale: complex | None = None
+    arrays: Iterable[Any],
+    *,
+    out: Any = None,
+    keys: Iterable[int] | None = None,
+    accumulate: Any = None,
+    scale: complex | None = None,
+    stats: bool = False,
 ) -> Any: ...
 
 # ---------------------------------------------------------------- streams, events, arrays of devices

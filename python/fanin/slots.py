@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import _core
 
-__all__ = ["Slot", "Sparse", "Zero"]
+__all__ = ["Slot", "Sparse", "Stats", "Zero", "clip_norm", "global_norm"]
 
 FORMATS = ("coo", "csr", "csc", "bsr", "bsc")
 
@@ -30,7 +31,7 @@ class Slot:
     """What is declared of one slot of an `InputBuffer`; whatever is None is fixed by the first gradient of each pass.
 
     With a shape, a gradient that it broadcasts to is summed to it; anything else is an error. With a dtype, gradients are cast to it where that
-    loses no kind of value. `device` is a name, as "cpu" or "sim:0". `accumulate` is the dtype in which the sum runs.
+    loses no kind of value. `device` is a name, as "cpu" or "sim:0". `accumulate` is the dtype in which the sum runs, or "exact".
     `combine(old, new)` sums objects that are no arrays. `name` is for messages and pictures, and may be a descriptor.
 
     >>> buf = fanin.InputBuffer([fanin.Slot(shape=3, name="bias"), fanin.Slot(combine=lambda a, b: a | b)])
@@ -53,6 +54,8 @@ class Slot:
         if self.combine is not None and not callable(self.combine):
             raise TypeError(f"Slot: expected combine(old, new), got {self.combine!r}")
         for name in ("dtype", "accumulate"):
+            if name == "accumulate" and isinstance(self.accumulate, str) and self.accumulate == "exact":
+                continue
             try:
                 _core.dtype_name(getattr(self, name))
             except (TypeError, ValueError) as e:
@@ -113,3 +116,56 @@ class Zero:
             raise type(e)(f"Zero: {e}") from None
         if name is None:
             raise TypeError("Zero: expected a dtype, got None")
+
+
+class Stats(NamedTuple):
+    """What is known of a sum beside its value (`InputBuffer.stats`), gathered as it was rounded.
+
+    count: its elements (of a sparse sum, those that are stored). sumsq: the sum of the squares of the finite ones, in float64; |z|^2 for complex.
+    absmax: the largest magnitude of a finite one. nonfinite: how many are inf or NaN. first_bad_key: the first key, in key order, that
+    brought an inf or a NaN; None where nobody did (a finite sum, or one that overflowed), or it came without a key.
+    """
+
+    count: int
+    sumsq: float
+    absmax: float
+    nonfinite: int
+    first_bad_key: int | None
+
+
+def global_norm(buf: _core.InputBuffer) -> float:
+    """The 2-norm of all sums that were last taken of a buffer made with stats=True, together; inf or NaN elements make it inf.
+
+    >>> buf = fanin.InputBuffer(2, stats=True)
+    >>> buf.add(0, np.array([3.0])); buf.add(1, np.array([4.0])); _ = buf.take()
+    >>> fanin.global_norm(buf)
+    5.0
+    """
+    known = [s for s in map(buf.stats, range(len(buf))) if s is not None]
+    if any(s.nonfinite for s in known):
+        return math.inf
+    return math.sqrt(math.fsum(s.sumsq for s in known))
+
+
+def clip_norm(buf: _core.InputBuffer, sums: Sequence[Any], max_norm: float) -> float:
+    """Scale the sums that were just taken of a buffer with stats=True so that their global norm is at most `max_norm`; returns what it was.
+
+    sums: what `take` gave, arrays that may be written (`take(writable=True)`). Each is read and written once, and only where the norm is too
+    large; a norm that is not finite leaves them as they are. ValueError: a `max_norm` that is no number from 0 on, or sums of another buffer.
+
+    >>> buf = fanin.InputBuffer(2, stats=True)
+    >>> buf.add(0, np.array([3.0])); buf.add(1, np.array([4.0]))
+    >>> sums = buf.take(writable=True)
+    >>> fanin.clip_norm(buf, sums, 1.0), sums
+    (5.0, [array([0.6]), array([0.8])])
+    """
+    if not (isinstance(max_norm, (int, float)) and max_norm >= 0):
+        raise ValueError(f"clip_norm: expected max_norm from 0 on, got {max_norm!r}")
+    if len(sums) != len(buf):
+        raise ValueError(f"clip_norm: expected the {len(buf)} sums of {buf.name}, got {len(sums)}")
+    norm = global_norm(buf)
+    if math.isfinite(norm) and norm > max_norm:
+        for x in sums:
+            if x is not None:
+                _core.add_n([x], out=x, scale=max_norm / norm)
+    return norm

@@ -1,0 +1,157 @@
+"""stats=True: what is known of a sum beside its value; norms, and clipping by them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fanin
+from fanin.sim import Machine
+
+pytestmark = pytest.mark.core
+
+
+def told(sum_: Any) -> tuple[int, float, float, int]:
+    """A plain model: of the elements as they were rounded."""
+    wide = np.asarray(sum_).astype(np.complex128 if np.iscomplexobj(sum_) else np.float64).ravel()
+    good = wide[np.isfinite(wide)]
+    return wide.size, math.fsum(np.abs(good) ** 2), float(np.abs(good).max(initial=0)), int(wide.size - good.size)
+
+
+def holds(stats: Any, sum_: Any) -> None:
+    count, sumsq, absmax, nonfinite = told(sum_)
+    assert (stats.count, stats.nonfinite) == (count, nonfinite)
+    assert stats.absmax == pytest.approx(absmax, rel=1e-15)
+    assert stats.sumsq == pytest.approx(sumsq, rel=1e-12)
+
+
+@pytest.mark.parametrize("budget", [0, 100, None])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64", "int32", "bool"])
+@pytest.mark.parametrize("shape", [(), (1,), (3, 5), (40_000,), (0,)])
+def test_they_are_those_of_what_was_taken(budget: Any, dtype: str, shape: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(5)
+    for n in (1, 2, 5):
+        buf = fanin.InputBuffer(1, budget=budget, stats=True)
+        for k in range(n):
+            g = rng.standard_normal(shape) * 7
+            buf.add(0, np.array(g + 1j * g if dtype == "complex64" else g).astype(dtype), key=n - 1 - k)
+        (sum_,) = buf.take()
+        holds(buf.stats(0), sum_)
+        assert buf.stats(0).first_bad_key is None
+
+
+def test_of_every_other_kind_of_sum() -> None:
+    x = np.array([3.0, -4.0])
+    row = fanin.Sparse("coo", (np.array([[0, 1, 0]]), np.array([1.0, 2.0, 3.0])), (4,))
+
+    def of(*gradients: Any, **options: Any) -> Any:
+        buf = fanin.InputBuffer(1, stats=True)
+        for g in gradients:
+            buf.add(0, g)
+        out = options.get("out")
+        sums = buf.take(**options)
+        return buf.stats(0), out[0] if out else sums[0]
+
+    assert of(x, x, scale=0.5)[0].sumsq == 25
+    assert of(x, scale=2.0)[0].absmax == 8
+    stats, out = of(x, x, out=[np.empty(2, np.float32)])
+    holds(stats, out)
+    assert of(row, row)[0][:3] == (2, 64 + 16, 8)  # of a sparse sum: what is stored
+    stats, sum_ = of(row, np.ones(4), row)
+    holds(stats, sum_)
+    assert of(fanin.Zero((3,), "float32"))[0][:4] == (3, 0, 0, 0)
+    assert of(2.0, 3)[0].sumsq == 25
+    assert of(None)[0] is None
+    assert of(np.ma.masked_array([1.0, 2.0]), np.ma.masked_array([1.0, 2.0]))[0] is None
+    stats, sum_ = of(np.broadcast_to(x, (3, 2)), np.broadcast_to(x, (3, 2)))
+    holds(stats, sum_)
+
+
+@pytest.mark.parametrize("budget", [0, None])
+def test_the_first_key_that_spoiled_it_is_named(budget: Any) -> None:
+    good, inf, nan = np.ones(50), np.ones(50), np.ones(50)
+    inf[7], nan[9] = np.inf, np.nan
+    for order in ([0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1]):
+        buf = fanin.InputBuffer(1, budget=budget, stats=True)
+        for k in order:
+            buf.add(0, [good, good, nan, inf][k], key=k)
+        buf.take()
+        assert buf.stats(0).first_bad_key == 2 and buf.stats(0).nonfinite == 2
+    for lone in ([inf], [inf, good], [good, inf]):
+        buf = fanin.InputBuffer(1, budget=budget, stats=True)
+        for k, g in enumerate(lone):
+            buf.add(0, g, key=k + 5 if budget is None else k)
+        buf.take()
+        assert buf.stats(0).first_bad_key == next(i for i, g in enumerate(lone) if g is inf) + (5 if budget is None else 0)
+    buf = fanin.InputBuffer(1, budget=budget, stats=True)
+    buf.add(0, inf)
+    buf.add(0, good)
+    buf.take()
+    assert buf.stats(0)[3:] == (1, None)  # it came without a key
+    buf = fanin.InputBuffer(1, budget=budget, stats=True)
+    for k in range(3):
+        buf.add(0, np.float16([60000, 1]), key=k)
+    buf.take()
+    assert buf.stats(0)[3:] == (1, None)  # nobody: it overflowed
+
+
+def test_they_last_until_the_next_add() -> None:
+    buf = fanin.InputBuffer(2, stats=True, name="g")
+    with pytest.raises(ValueError, match="g: slot 0: no sum was taken"):
+        buf.stats(0)
+    buf.add(0, np.ones(3))
+    buf.take()
+    assert buf.stats(0).count == 3 and buf.stats(1) is None
+    buf.take()
+    assert buf.stats(0) is None
+    buf.add(0, np.ones(3))
+    with pytest.raises(ValueError, match="no sum was taken"):
+        buf.stats(0)
+    assert buf.stats(1) is None
+    with pytest.raises(IndexError):
+        buf.stats(2)
+    with pytest.raises(ValueError, match="stats=True"):
+        fanin.InputBuffer(1).stats(0)
+    with Machine(1) as m, pytest.raises(ValueError, match="on the CPU"):
+        fanin.InputBuffer(1, stats=True).add(0, m.array(np.ones(3)))
+
+
+def test_a_sum_needs_no_second_pass() -> None:
+    counts = []
+    for stats in (False, True):
+        buf = fanin.InputBuffer(1, stats=stats)
+        for _ in range(4):
+            buf.add(0, np.ones(1000), copy=True)
+        buf.take()
+        counts.append((buf.counters.passes, buf.counters.bytes_read))
+    assert counts[0] == counts[1]
+
+
+def test_add_n_gives_a_pair() -> None:
+    sum_, stats = fanin.add_n([np.float32([1, 2]), np.float32([2, 2])], stats=True)
+    assert sum_.tolist() == [3, 4] and stats.sumsq == 25 and isinstance(stats, fanin.Stats)
+    assert fanin.add_n([np.float32([1, 2])], stats=False).tolist() == [1, 2]
+
+
+def test_norms_and_clipping() -> None:
+    buf = fanin.InputBuffer(3, stats=True, name="g")
+    x, y = np.array([3.0, 0.0]), np.float32([[4.0]])
+    buf.add(0, x)
+    buf.add(2, y)
+    sums = buf.take(writable=True)
+    assert fanin.global_norm(buf) == 5
+    assert fanin.clip_norm(buf, sums, 10) == 5 and sums[0].tolist() == [3, 0]
+    assert fanin.clip_norm(buf, sums, 2.5) == 5
+    assert sums[0].tolist() == [1.5, 0] and sums[2].tolist() == [[2.0]] and sums[1] is None
+    assert x.tolist() == [3, 0] and y.tolist() == [[4]]
+    buf.add(0, np.array([np.nan, 1]))
+    sums = buf.take()
+    assert fanin.clip_norm(buf, sums, 0.5) == math.inf and sums[0][1] == 1
+    for bad in (-1, math.nan, "1", None):
+        with pytest.raises(ValueError, match="max_norm"):
+            fanin.clip_norm(buf, sums, bad)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="3 sums of g"):
+        fanin.clip_norm(buf, sums[:1], 1)
