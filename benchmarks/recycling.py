@@ -34,30 +34,24 @@ def recycling(contributions: int, megabytes: int) -> dict:
         with fanin.set_options(pool_bytes=0):
             fanin.add_n(arrays)
 
-    fanin.set_options(pool_bytes=1 << 30)
-
     def recycled() -> np.ndarray:
         return fanin.add_n(arrays)
 
-    def recycled_at_last() -> None:  # the pool was emptied by the fresh ones
-        fanin.add_n(arrays)
-
+    # "fresh" empties the pool, so a result goes before "recycled" that is not counted; each round is one turn in this order
     work = {
         "NumPy, fresh": numpy_fresh,
         "NumPy, reused out": numpy_reused,
         "fanin, fresh": fresh,
-        "fanin, to fill the pool (not a figure)": recycled_at_last,
+        "fanin, to fill the pool": recycled,
         "fanin, recycled": recycled,
         "fanin, out=": lambda: fanin.add_n(arrays, out=out),
     }
-    # "recycled" must follow the one that fills the pool: each variant is timed right after its own warming
     times: dict[str, list[int]] = {}
-    rounds = 5 if QUICK else 9
-    for _ in range(rounds):
-        one = bench.turns({k: work[k] for k in work}, rounds=1)
-        for name, t in one.items():
-            times.setdefault(name, []).extend(t)
-    del times["fanin, to fill the pool (not a figure)"]
+    with fanin.set_options(pool_bytes=1 << 30):
+        for _ in range(5 if QUICK else 9):
+            for name, t in bench.turns(work, rounds=1).items():
+                times.setdefault(name, []).extend(t)
+    del times["fanin, to fill the pool"]
     ms = {k: [t / 1e6 for t in v] for k, v in times.items()}
     return bench.result(f"recycling: {contributions} x {megabytes} MB float32", "ms", ms, "NumPy, fresh")
 

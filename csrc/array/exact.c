@@ -246,6 +246,7 @@ typedef struct tally {
         };
     };
     uint32_t bad[TILE];                               /* not proved */
+    float odd[TILE];
 } tally;
 
 /* How a tile is judged. */
@@ -410,6 +411,12 @@ ALWAYS_INLINE bool judge_wide(tally *t, const judge *j, size_t len)
     return any;
 }
 
+/* odd_tile: the sums as float32, rounded to odd: what narrower results are rounded from. */
+ALWAYS_INLINE void odd_tile(float *to, const double *from, size_t len)
+{
+    EACH(double x = from[i];, , to[i] = fan_odd_of_double(x);)
+}
+
 /* NAME_direct: the common sums of 8 arrays or fewer in one loop from the sources to the result; returns whether any is bad: then all was in vain. Sources
  * are made up to 2, 4 or 8 with -0.0, which changes nothing. `quick`: by the quick proof. */
 #define DIRECT(NAME, MEM, FIRST, TERM, T, QUICK, BAD, OUT, VALUE)                                                     \
@@ -442,6 +449,7 @@ typedef struct ways {
     void (*wide)(tally *t, const char *const *src, bool first, size_t len);
     bool (*judge_narrow)(tally *t, const judge *j, size_t len);
     bool (*judge_wide)(tally *t, const judge *j, size_t len);
+    void (*odd)(float *to, const double *from, size_t len);
     bool (*single)(char *dst, const char *const *src, int sources, const judge *j, size_t len, bool quick);
     bool (*brain)(char *dst, const char *const *src, int sources, const judge *j, size_t len, bool quick);
     bool (*twice)(char *dst, const char *const *src, int sources, const judge *j, size_t len, bool quick);
@@ -469,6 +477,10 @@ typedef struct ways {
     {                                                                                                                 \
         return judge_wide(t, j, len);                                                                                 \
     }                                                                                                                 \
+    TARGET static void odd_##NAME(float *to, const double *from, size_t len)                                          \
+    {                                                                                                                 \
+        odd_tile(to, from, len);                                                                                      \
+    }                                                                                                                 \
     TARGET static bool single_##NAME(char *dst, const char *const *src, int sources, const judge *j, size_t len, bool quick)      \
     {                                                                                                                 \
         return single_direct(dst, src, sources, j, len, quick);                                                              \
@@ -482,7 +494,7 @@ typedef struct ways {
         return twice_direct(dst, src, sources, j, len, quick);                                                               \
     }
 #define WAY(NAME)                                                                                                     \
-    {narrow_##NAME, plain_##NAME, wide_##NAME, judge_narrow_##NAME, judge_wide_##NAME, single_##NAME, brain_##NAME, twice_##NAME}
+    {narrow_##NAME, plain_##NAME, wide_##NAME, judge_narrow_##NAME, judge_wide_##NAME, odd_##NAME, single_##NAME, brain_##NAME, twice_##NAME}
 
 WAYS(plain, )
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -757,7 +769,7 @@ static void exact_sum(const fan_array *out, const void *in, size_t step, size_t 
     for (size_t k = 0; k < n; k++)
         fan_walk_also(&j.walk, operand(&j, k));
     fan_walk_ready(&j.walk);
-    fan_dtype as = j.parts == 2 ? FAN_COMPLEX128 : FAN_FLOAT64;
+    fan_dtype as = j.parts == 2 ? FAN_COMPLEX128 : j.j.grid == TO_LOW ? FAN_FLOAT32 : FAN_FLOAT64;
     int64_t most = TILE / (int64_t)j.parts;
     int64_t row = j.walk.ndim > 1 ? j.walk.extent[j.walk.ndim - 1] : 0;
     direct go = turns ? NULL : direct_of(&j, out);
@@ -773,7 +785,9 @@ static void exact_sum(const fan_array *out, const void *in, size_t step, size_t 
             slow(&j, at, numbers, &t, &room);
         if (turns)
             turn(t.sum, len, scale);
-        fan_walk_write(&j.walk, out, at, len, as, (const char *)t.sum);
+        if (as == FAN_FLOAT32)
+            j.how->odd(t.odd, t.sum, numbers);
+        fan_walk_write(&j.walk, out, at, len, as, as == FAN_FLOAT32 ? (const char *)t.odd : (const char *)t.sum);
     }
 }
 

@@ -659,7 +659,13 @@ static void planted_faults_are_found(void)
 int main(int argc, char **argv)
 {
     int64_t live = fan_mem_get().live;
-    double share = argc > 1 ? atof(argv[1]) : 1;
+#ifdef __SANITIZE_ADDRESS__
+    double share = 0.1;
+#else
+    double share = 1;
+#endif
+    if (argc > 1)
+        share = atof(argv[1]);
     CHECK(fan_exact_fits(FAN_FLOAT32) && fan_exact_fits(FAN_COMPLEX64) && !fan_exact_fits(FAN_INT32) && !fan_exact_fits(FAN_BOOL));
     CHECK_INT(fan_exact_state_size(FAN_FLOAT32), 40);
     named_cases();
