@@ -90,11 +90,104 @@ ALWAYS void flow64(void *p, const void *v)
     VECTOR(float, f32_##S, W)                                                                                         \
     VECTOR(double, f64_##S, W)                                                                                        \
     VECTOR(float, half32_##S, W / 2)                                                                                  \
-    VECTOR(uint16_t, half16_##S, W / 2)                                                                               \
-    VECTOR(uint8_t, half8_##S, W / 4)
+    VECTOR(uint16_t, half16_##S, W / 2)
+/* Four bytes are better off as one number. */
+#if FAN_WIDE > 16 || !defined(__x86_64__)
+VECTOR(uint8_t, half8_w, FAN_WIDE / 4)
+#else
+typedef uint32_t vhalf8_w;
+typedef fan_any_u32 mhalf8_w;
+#endif
 VECTORS(w, FAN_WIDE)
 #if FAN_WIDE > 16
+typedef uint32_t vhalf8_s;
+typedef fan_any_u32 mhalf8_s;
 VECTORS(s, 16)
+#endif
+
+/* ---- Short integers to 32 bits and back ----
+ *
+ * __builtin_convertvector says it, but compilers of today go half by half where one instruction would do. What is made short fits. */
+#if defined(__x86_64__)
+ALWAYS __m128i widen16_16(__m128i x)
+{
+    return _mm_unpacklo_epi16(x, _mm_setzero_si128());
+}
+ALWAYS __m128i widen8_16(__m128i x)
+{
+    return widen16_16(_mm_unpacklo_epi8(x, _mm_setzero_si128()));
+}
+ALWAYS __m128i narrow16_16(__m128i x)
+{
+    x = _mm_srai_epi32(_mm_slli_epi32(x, 16), 16); /* SSE2 packs signed ones alone */
+    return _mm_packs_epi32(x, x);
+}
+ALWAYS __m128i narrow8_16(__m128i x)
+{
+    x = _mm_packs_epi32(x, x);
+    return _mm_packus_epi16(x, x);
+}
+#if FAN_WIDE == 32
+#define widen16_32 _mm256_cvtepu16_epi32
+#define widen8_32 _mm256_cvtepu8_epi32
+ALWAYS __m128i narrow16_32(__m256i x)
+{
+    return _mm256_castsi256_si128(_mm256_permute4x64_epi64(_mm256_packus_epi32(x, x), 0x08));
+}
+ALWAYS __m128i narrow8_32(__m256i x)
+{
+    __m128i y = narrow16_32(x);
+    return _mm_packus_epi16(y, y);
+}
+#elif FAN_WIDE == 64
+#define widen16_64 _mm512_cvtepu16_epi32
+#define widen8_64 _mm512_cvtepu8_epi32
+#define narrow16_64 _mm512_cvtepi32_epi16
+#define narrow8_64 _mm512_cvtepi32_epi8
+#endif
+/* SHORTS: A16 and A8 are the registers in which the short ones lie, perhaps in their lower part. */
+#define SHORTS(S, W, A32, A16, A8)                                                                                    \
+    ALWAYS vu32_##S widen16_##S(vhalf16_##S x)                                                                        \
+    {                                                                                                                 \
+        A16 y = {0};                                                                                                  \
+        memcpy(&y, &x, sizeof x);                                                                                     \
+        return (vu32_##S)widen16_##W(y);                                                                              \
+    }                                                                                                                 \
+    ALWAYS vu32_##S widen8_##S(vhalf8_##S x)                                                                          \
+    {                                                                                                                 \
+        A8 y = {0};                                                                                                   \
+        memcpy(&y, &x, sizeof x);                                                                                     \
+        return (vu32_##S)widen8_##W(y);                                                                               \
+    }                                                                                                                 \
+    ALWAYS vhalf16_##S narrow16_##S(vu32_##S x)                                                                       \
+    {                                                                                                                 \
+        A16 y = narrow16_##W((A32)x);                                                                                 \
+        vhalf16_##S z;                                                                                                \
+        memcpy(&z, &y, sizeof z);                                                                                     \
+        return z;                                                                                                     \
+    }                                                                                                                 \
+    ALWAYS vhalf8_##S narrow8_##S(vu32_##S x)                                                                         \
+    {                                                                                                                 \
+        A8 y = narrow8_##W((A32)x);                                                                                   \
+        vhalf8_##S z;                                                                                                 \
+        memcpy(&z, &y, sizeof z);                                                                                     \
+        return z;                                                                                                     \
+    }
+#if FAN_WIDE == 64
+SHORTS(w, 64, __m512i, __m256i, __m128i)
+#elif FAN_WIDE == 32
+SHORTS(w, 32, __m256i, __m128i, __m128i)
+#else
+SHORTS(w, 16, __m128i, __m128i, __m128i)
+#endif
+#if FAN_WIDE > 16
+SHORTS(s, 16, __m128i, __m128i, __m128i)
+#endif
+#else
+#define widen16_w(x) __builtin_convertvector(x, vu32_w)
+#define widen8_w(x) __builtin_convertvector(x, vu32_w)
+#define narrow16_w(x) __builtin_convertvector(x, vhalf16_w)
+#define narrow8_w(x) __builtin_convertvector(x, vhalf8_w)
 #endif
 
 /* ---- One number, one vector: in, plus, times, out ----
@@ -211,24 +304,24 @@ LOW_VECTORS(s)
 #endif
 
 /* Low floats as they are in memory, into float32 and back. */
-#define LOW_MEMORY(K, S, MEM)                                                                                         \
+#define LOW_MEMORY(K, S, MEM, BITS)                                                                                   \
     ALWAYS vf32_##S K##_in_##S(v##MEM x)                                                                              \
     {                                                                                                                 \
-        return K##_up_##S(__builtin_convertvector(x, vu32_##S));                                                      \
+        return K##_up_##S(widen##BITS##_##S(x));                                                                      \
     }                                                                                                                 \
     ALWAYS v##MEM K##_out_##S(vf32_##S x)                                                                             \
     {                                                                                                                 \
-        return __builtin_convertvector(K##_down_##S(x), v##MEM);                                                      \
+        return narrow##BITS##_##S(K##_down_##S(x));                                                                   \
     }
-LOW_MEMORY(float16, w, half16_w)
-LOW_MEMORY(bfloat16, w, half16_w)
-LOW_MEMORY(e5m2, w, half8_w)
-LOW_MEMORY(e4m3fn, w, half8_w)
+LOW_MEMORY(float16, w, half16_w, 16)
+LOW_MEMORY(bfloat16, w, half16_w, 16)
+LOW_MEMORY(e5m2, w, half8_w, 8)
+LOW_MEMORY(e4m3fn, w, half8_w, 8)
 #if FAN_WIDE > 16
-LOW_MEMORY(float16, s, half16_s)
-LOW_MEMORY(bfloat16, s, half16_s)
-LOW_MEMORY(e5m2, s, half8_s)
-LOW_MEMORY(e4m3fn, s, half8_s)
+LOW_MEMORY(float16, s, half16_s, 16)
+LOW_MEMORY(bfloat16, s, half16_s, 16)
+LOW_MEMORY(e5m2, s, half8_s, 8)
+LOW_MEMORY(e4m3fn, s, half8_s, 8)
 /* Beside AVX2 and AVX-512 there are instructions for float16; only the NaNs they make are made ours first. */
 ALWAYS vf32_w quick_in_w(vhalf16_w x)
 {
