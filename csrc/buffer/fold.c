@@ -299,6 +299,12 @@ static fan_status fold_dense(fan_fold *f, fan_dtype target, fan_error *err)
                              .scale = f->take && f->take->scale.on ? &f->take->scale : NULL,
                              .stats = f->b->known ? &f->known.stats : NULL, .label = f->n > 1 ? "sum" : "finish"}, err));
     f->known.yes = f->b->known != NULL;
+    if (cut && f->known.yes && out->size) { /* each element stands for several */
+        uint64_t times = (uint64_t)(full->size / out->size);
+        f->known.stats.count *= times;
+        f->known.stats.nonfinite *= times;
+        f->known.stats.sumsq *= (double)times;
+    }
     if (FAN_MUT(4))
         FAN_GO(wait_for_terms(f, err));
     FAN_COUNT(f->b, in_place, in_place ? f->n - 1 : 0);
