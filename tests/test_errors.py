@@ -168,7 +168,7 @@ MADE: list[tuple[str, Callable[[], Any], type[Exception], str]] = [
     ("add_n out", lambda: fanin.add_n([1.0], out=[1.0]), TypeError, "add_n: slot 0: a list is no array"),
     ("options", lambda: fanin.set_options(budget=-1), ValueError, "budget: expected a number of bytes from 0 on, got -1"),
     ("options by position", lambda: fanin.set_options(True), TypeError, "positional"),  # type: ignore[misc]
-    ("unknown option", lambda: fanin.set_options(threads=4), TypeError, "threads"),  # type: ignore[call-arg]
+    ("unknown option", lambda: fanin.set_options(thread=4), TypeError, "thread"),  # type: ignore[call-arg]
 ]  # fmt: skip
 
 
