@@ -14,7 +14,7 @@ typedef struct fan_stats {
     double sumsq;       /* sum of the squares of the finite elements, |z|^2 for complex; inf where it leaves float64's range */
     double absmax;      /* the largest |element| of the finite ones; 0 where there is none */
     uint64_t nonfinite; /* elements that are inf or NaN (complex: in either part) */
-    size_t bad;         /* the first operand with a non-finite element where the result has one too; SIZE_MAX: none */
+    size_t bad;         /* the first operand with a non-finite element; SIZE_MAX: none */
 } fan_stats;
 
 /* fan_stats_begin: of no elements. */
