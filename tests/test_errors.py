@@ -143,7 +143,6 @@ MADE: list[tuple[str, Callable[[], Any], type[Exception], str]] = [
     ("accumulate a number", lambda: InputBuffer(1, accumulate=3), TypeError, "expected a dtype"),
     ("accumulate too small", lambda: InputBuffer([Slot(dtype="float64", accumulate="float32")]), ValueError, "accumulate=float32 cannot hold a sum of dtype float64"),
     ("stream", lambda: InputBuffer(1, stream="s"), TypeError, "stream"),
-    ("statistics come later", lambda: InputBuffer(1, stats=True), TypeError, "stats"),  # type: ignore[call-arg]
     ("unknown device", lambda: InputBuffer([Slot(device="tpu:0")]), ValueError, "tpu:0"),
     ("Slot shape", lambda: Slot(shape=(2, -1)), ValueError, "Slot: expected a shape of extents from 0 on, got (2, -1)"),
     ("Slot shape of floats", lambda: Slot(shape=(2.0,)), TypeError, "Slot: expected a shape, a tuple of ints, got (2.0,)"),  # type: ignore[arg-type]

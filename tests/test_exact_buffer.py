@@ -145,4 +145,4 @@ def test_statistics_too() -> None:
     for k, g in enumerate(([3, 4], [0, np.inf], [0, 0])):
         buf.add(0, np.float32(g), key=k)
     buf.take()
-    assert buf.stats(0) == (2, 9, 3, 1, 1)
+    assert buf.stats(0) == fanin.Stats(2, 9, 3, 1, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import astuple
 from typing import Any
 
 import numpy as np
@@ -59,10 +60,10 @@ def test_of_every_other_kind_of_sum() -> None:
     assert of(x, scale=2.0)[0].absmax == 8
     stats, out = of(x, x, out=[np.empty(2, np.float32)])
     holds(stats, out)
-    assert of(row, row)[0][:3] == (2, 64 + 16, 8)  # of a sparse sum: what is stored
+    assert astuple(of(row, row)[0])[:3] == (2, 64 + 16, 8)  # of a sparse sum: what is stored
     stats, sum_ = of(row, np.ones(4), row)
     holds(stats, sum_)
-    assert of(fanin.Zero((3,), "float32"))[0][:4] == (3, 0, 0, 0)
+    assert astuple(of(fanin.Zero((3,), "float32"))[0])[:4] == (3, 0, 0, 0)
     assert of(2.0, 3)[0].sumsq == 25
     assert of(None)[0] is None
     assert of(np.ma.masked_array([1.0, 2.0]), np.ma.masked_array([1.0, 2.0]))[0] is None
@@ -90,12 +91,12 @@ def test_the_first_key_that_spoiled_it_is_named(budget: Any) -> None:
     buf.add(0, inf)
     buf.add(0, good)
     buf.take()
-    assert buf.stats(0)[3:] == (1, None)  # it came without a key
+    assert astuple(buf.stats(0))[3:] == (1, None)  # it came without a key
     buf = fanin.InputBuffer(1, budget=budget, stats=True)
     for k in range(3):
         buf.add(0, np.float16([60000, 1]), key=k)
     buf.take()
-    assert buf.stats(0)[3:] == (1, None)  # nobody: it overflowed
+    assert astuple(buf.stats(0))[3:] == (1, None)  # nobody: it overflowed
 
 
 def test_they_last_until_the_next_add() -> None:

@@ -127,7 +127,8 @@ static fan_status check_dtype(const fan_buffer *b, size_t slot, const fan_contri
         out->weak_hi = i > out->weak_hi ? i : out->weak_hi;
     }
     if (!weak_int_fits(sum, out->weak_lo, out->weak_hi))
-        return refuse(err, FAN_VALUE, b, slot, c->key, "a Python int among its contributions does not fit dtype %s", fan_dtype_name(sum));
+        return refuse(err, FAN_VALUE, b, slot, c->key, "a Python int among its contributions, %" PRId64 ", does not fit dtype %s",
+                      weak_int_fits(sum, 0, out->weak_hi) ? out->weak_lo : out->weak_hi, fan_dtype_name(sum));
     if (s->spec->exact && v->form == FAN_SPARSE)
         return refuse(err, FAN_TYPE, b, slot, c->key, "an exact sum takes dense gradients (A11)");
     if (v->dtype != out->dtype && (v->form == FAN_DENSE || v->form == FAN_SPARSE))

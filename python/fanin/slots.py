@@ -6,7 +6,7 @@ import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from . import _core
 
@@ -31,7 +31,7 @@ class Slot:
     """What is declared of one slot of an `InputBuffer`; whatever is None is fixed by the first gradient of each pass.
 
     With a shape, a gradient that it broadcasts to is summed to it; anything else is an error. With a dtype, gradients are cast to it where that
-    loses no kind of value. `device` is a name, as "cpu" or "sim:0". `accumulate` is the dtype in which the sum runs, or "exact".
+    loses no kind of value (as NumPy casts: a wider integer that does not fit wraps, a float that is too large becomes inf). `device` is a name, as "cpu" or "sim:0". `accumulate` is the dtype in which the sum runs, or "exact".
     `combine(old, new)` sums objects that are no arrays. `name` is for messages and pictures, and may be a descriptor.
 
     >>> buf = fanin.InputBuffer([fanin.Slot(shape=3, name="bias"), fanin.Slot(combine=lambda a, b: a | b)])
@@ -118,19 +118,15 @@ class Zero:
             raise TypeError("Zero: expected a dtype, got None")
 
 
-class Stats(NamedTuple):
-    """What is known of a sum beside its value (`InputBuffer.stats`), gathered as it was rounded.
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """What is known of a sum beside its value (`InputBuffer.stats`), gathered as it was rounded."""
 
-    count: its elements (of a sparse sum, those that are stored). sumsq: the sum of the squares of the finite ones, in float64; |z|^2 for complex.
-    absmax: the largest magnitude of a finite one. nonfinite: how many are inf or NaN. first_bad_key: the first key, in key order, that
-    brought an inf or a NaN; None where nobody did (a finite sum, or one that overflowed), or it came without a key.
-    """
-
-    count: int
-    sumsq: float
-    absmax: float
-    nonfinite: int
-    first_bad_key: int | None
+    count: int  #: its elements; of a sparse sum, those that are stored
+    sumsq: float  #: the sum of the squares of the finite elements, in float64; |z|^2 for complex ones
+    absmax: float  #: the largest magnitude of a finite element
+    nonfinite: int  #: how many elements are inf or NaN
+    first_bad_key: int | None  #: the first key that brought an inf or NaN to a sum that has one; None where nobody did, or it had no key
 
 
 def global_norm(buf: _core.InputBuffer) -> float:

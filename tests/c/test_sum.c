@@ -570,9 +570,11 @@ static void every_low_float(void)
         size_t size = fan_dtype_size((fan_dtype)d);
         int64_t codes = size == 1 ? 256 : 65536;
         fan_array *a = fresh((fan_dtype)d, codes, 0), *zero = fresh((fan_dtype)d, codes, 0), *out = fresh((fan_dtype)d, codes, 0);
-        for (int64_t i = 0; i < codes; i++)
+        for (int64_t i = 0; i < codes; i++) {
+            int64_t minus = INT64_C(1) << (8 * size - 1); /* -0.0: what adds nothing */
             memcpy(a->data + (size_t)i * size, &i, size);
-        fan_fill_neutral(zero);
+            memcpy(zero->data + (size_t)i * size, &minus, size);
+        }
         for (size_t i = 0; fan_sum_isa_at(i); i++) {
             CHECK(fan_sum_set_isa(fan_sum_isa_at(i)));
             for (int own = 0; own < 2; own++) {
