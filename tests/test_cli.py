@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -41,7 +42,14 @@ def test_the_version_is_told() -> None:
     assert run_python(["-m", "fanin", "--version"]).stdout == f"fanin {fanin.__version__}\n"
 
 
-@pytest.mark.parametrize("words", [[], ["dance"], ["demo", "--steps", "0"], ["check"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        *([], ["dance"], ["check"], ["info", "more"]),
+        *(["demo", "--steps", "0"], ["demo", "--seed", "-1"], ["demo", "--rate", "nan"], ["demo", "--rate", "0"]),
+        *(["check", "x.py", "--limit", "0"], ["check", "x.py", "--samples", "-1"], ["check", "x.py", "--limit", "x"]),
+    ],
+)
 def test_what_cannot_be_said_is_refused_with_usage(words: list[str]) -> None:
     done = run_python(["-m", "fanin", *words], check=False)
     assert done.returncode == 2
@@ -133,11 +141,20 @@ def test_check_finds_a_race_and_prints_how_to_see_it_again(capsys: pytest.Captur
     assert "06_check_me.py:" in text
     again = re.search(r"^again: fanin (check \S+ --scenario \w+ --schedule '(\w+)')$", text, re.MULTILINE)
     assert again
-    words = again[1].replace("'", "").split()
+    words = shlex.split(again[1])
     assert main(words) == 1
     assert "RaceError: race on 32 bytes" in said(capsys)
     # In the order in which one has ended before the other begins, it is luck, and no race.
     assert main([*words[:-1], ""]) == 0
+
+
+def test_what_to_say_again_is_quoted_for_a_shell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "check me.py"
+    file.write_text(CHECK_ME.read_text())
+    assert main(["check", str(file), "--scenario", "scratch_memory_is_shared"]) == 1
+    again = re.search(r"^again: fanin (.*)$", said(capsys), re.MULTILINE)
+    assert again
+    assert main(shlex.split(again[1])) == 1
 
 
 def test_check_is_content_with_what_is_right(capsys: pytest.CaptureFixture[str]) -> None:
@@ -183,6 +200,12 @@ def test_check_shows_differing_results_and_errors(tmp_path: Path, capsys: pytest
         ("x = 1", [], "has no scenarios: mark functions"),
         ("x = ", [], "could not be imported"),
         ("import nowhere_at_all", [], "could not be imported"),
+        ("import sys; sys.exit(5)", [], "could not be imported"),
+        ("import fanin\nfanin.sim.scenario(3)", [], "could not be imported"),
+        ("import fanin\nfanin.sim.scenario(nonsense=3)(lambda m: 0)", [], "could not be imported"),
+        ("import fanin\n@fanin.sim.scenario(limit=0)\ndef s(m): pass", [], "s: explore: limit is at least 1"),
+        (OTHERS, ["--scenario", "raises", "--schedule", "!"], "replay: '!' is no schedule"),
+        (OTHERS, ["--scenario", "without_keys", "--schedule", "99"], "replay: schedule '99' does not fit"),
         (OTHERS, ["--scenario", "nobody"], "has no scenario 'nobody'; it has without_keys, raises"),
         (OTHERS, ["--schedule", "01"], "add --scenario, one of without_keys, raises"),
     ],

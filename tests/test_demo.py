@@ -14,9 +14,11 @@ import pytest
 
 import fanin
 from fanin.cli import demo, main, plain
-from support import run_python
+from support import ROOT, run_python
 
 pytest.importorskip("sklearn")
+
+README = ROOT / "README.md"
 
 
 def figure(text: str, row: str) -> float:
@@ -35,6 +37,8 @@ def test_it_learns_and_shows_what_it_did(tmp_path: Path) -> None:
     assert figure(text, "races") == 0
     for row in ("adds", "sums", "kernels", "events", "waits", "waits elided"):
         assert figure(text, row) > 0
+    rows = re.findall(r"^  (\w[\w -]*?)  +[\d.,e+-]+%?$", text, re.MULTILINE)
+    assert rows == re.findall(r"^  (\w[\w -]*?)  +[\d.,e+-]+%?$", README.read_text(), re.MULTILINE), "the table in README.md"
     assert "\x1b" not in text
     assert text.count("training ") == 10, "without a terminal: a line for each tenth of the way"
     assert done.stderr == ""

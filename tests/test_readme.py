@@ -65,6 +65,34 @@ def test_the_readme_code_runs_and_prints_what_it_says(at: int, tmp_path: Path) -
         assert matches(expected, said), f"expected:\n{expected}\ngot:\n{said}\n{done.stderr}"
 
 
+def broken_links(page: Path, text: str) -> list[str]:
+    """The links of a page to files that are not there, or that lead out of the repository."""
+    found = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if not link.startswith(("https://", "#")):
+            target = (page.parent / link.partition("#")[0]).resolve()
+            if not target.exists() or not target.is_relative_to(ROOT):
+                found.append(link)
+    return found
+
+
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "csrc" / "README.md"])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_lead_to_what_is_there(page: Path) -> None:
+    assert broken_links(page, page.read_text()) == []
+
+
+def test_a_broken_link_is_found() -> None:
+    assert broken_links(README, "[a](docs/rules.md) [b](docs/no.md) ![c](../x.svg) [d](https://x.y)") == ["docs/no.md", "../x.svg"]
+
+
+def test_the_code_of_the_page_on_migrating_runs(tmp_path: Path) -> None:
+    code = "".join(code for _, code, _ in python_blocks((ROOT / "docs" / "migrating.md").read_text()))
+    run_python(code + "assert w.tolist() == grads['w'].tolist() == [3, 3, 3]\n", cwd=tmp_path)
+
+
 @pytest.mark.parametrize("command", [DEMO, TEST])
 def test_each_command_stands_in_the_readme_once(command: str) -> None:
     lines = [line.strip() for line in README.read_text().splitlines()]

@@ -183,9 +183,11 @@ def test_arrays_are_made_by_machines() -> None:
     with pytest.raises(TypeError, match=r"Machine.array"):
         Array()
     with Machine(2) as m:
-        for call in (lambda: m.array(1, device=2), lambda: m.empty(1, device=-1), lambda: m.stream(2)):
+        for call in (lambda: m.array(1, device=2), lambda: m.empty(1, device=-1), lambda: m.stream(2), lambda: m.event(1 << 70)):
             with pytest.raises(ValueError, match="2 devices, numbered from 0"):
                 call()
+        with pytest.raises(TypeError, match="expected a device's number, 0 to 1, got 'sim:0'"):
+            m.stream("sim:0")  # type: ignore[arg-type]
         with pytest.raises(ValueError):
             m.empty(-1)
         with pytest.raises((ValueError, TypeError)):

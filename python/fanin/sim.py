@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import gc
 import math
+import operator
 import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -135,11 +136,11 @@ class Machine(_core.Machine):
         launch_us: float = 0,
         gbytes_per_s: float = 0,
     ) -> Self:
-        if not 1 <= devices <= 64:
+        if not 1 <= operator.index(devices) <= 64:
             raise ValueError(f"Machine: a machine has 1 to 64 devices, not {devices}")
         if schedule not in SCHEDULES:
             raise ValueError(f"Machine: no schedule {schedule!r}: there are {', '.join(map(repr, SCHEDULES))}")
-        if memory is not None and memory <= 0:
+        if memory is not None and not 0 < operator.index(memory) < 1 << 63:
             raise ValueError(f"Machine: memory is a number of bytes for each device, not {memory}")
         launch_us = not_negative("Machine: launch_us", launch_us)
         gbytes_per_s = not_negative("Machine: gbytes_per_s", gbytes_per_s)
@@ -206,19 +207,30 @@ class Machine(_core.Machine):
 
     # Streams, events, memory, work
 
+    def _numbered(self, device: int) -> int:
+        """A device's number."""
+        try:
+            device = operator.index(device)
+        except TypeError:
+            raise TypeError(f"expected a device's number, 0 to {self.devices - 1}, got {device!r}") from None
+        if not 0 <= device < self.devices:
+            raise ValueError(f"device {device}: this machine has {self.devices} device{'s' * (self.devices > 1)}, numbered from 0")
+        return device
+
     def stream(self, device: int = 0, *, blocking: bool = False) -> _core.Stream:
         """A new stream. A blocking one synchronizes with the device's legacy default stream, as CUDA says."""
-        return self._stream(device, blocking)
+        return self._stream(self._numbered(device), blocking)
 
     def event(self, device: int = 0) -> _core.Event:
         """A new event, to be recorded on streams of `device`."""
-        return self._event(device)
+        return self._event(self._numbered(device))
 
     def array(self, value: Any, device: int = 0) -> Any:
         """A copy of an ndarray (or of what `np.asarray` makes one of) on a device, ordered before all that is queued later.
 
         SciPy's sparse arrays and `fanin.Sparse` become a `fanin.Sparse` whose parts lie on the device.
         """
+        device = self._numbered(device)
         parts = sparse_parts(value)
         if parts is None:
             return self._array(np.asarray(value), device)
@@ -229,7 +241,7 @@ class Machine(_core.Machine):
 
     def empty(self, shape: int | Sequence[int], dtype: Any = "float64", device: int = 0) -> Array:
         """An array of poisoned memory on a device: to be written by a kernel before it is read."""
-        return self._empty(shape, dtype, device)
+        return self._empty(shape, dtype, self._numbered(device))
 
     def launch(
         self,
@@ -630,7 +642,13 @@ def scenario(fn: Any = None, **options: Any) -> Any:
     `@scenario` alone, or with options of `explore`: `@scenario(limit=100)`.
     """
 
+    unknown = sorted(options.keys() - (explore.__kwdefaults__ or {}).keys())
+    if unknown:
+        raise TypeError(f"scenario: explore has no option {unknown[0]!r}; it has {', '.join(explore.__kwdefaults__ or {})}")
+
     def mark(f: F) -> F:
+        if not callable(f) or not hasattr(f, "__dict__"):
+            raise TypeError(f"scenario: expected a function of a Machine, got a {type(f).__name__}")
         f.__fanin_scenario__ = options  # type: ignore[attr-defined]
         return f
 

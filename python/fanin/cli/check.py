@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import shlex
 import sys
 import traceback
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 import fanin
 
-from .screen import Screen
+from .screen import Screen, natural, positive
 
 HELP = """Explore the scenarios of a file: every order in which their host threads may act.
 
@@ -25,11 +26,15 @@ examples:
   fanin check my_engine.py --scenario two_producers --schedule 0110"""
 
 
+class Unusable(Exception):
+    """What was asked cannot be done: exit status 2."""
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE.py", type=Path, help="a Python file with scenarios")
     parser.add_argument("--scenario", metavar="NAME", action="append", default=[], help="only this one (may be repeated)")
-    parser.add_argument("--limit", metavar="N", type=int, help="try at most N orders, then samples (default: 2000)")
-    parser.add_argument("--samples", metavar="N", type=int, help="beyond the limit, try N orders at random (default: 200)")
+    parser.add_argument("--limit", metavar="N", type=positive, help="try at most N orders, then samples (default: 2000)")
+    parser.add_argument("--samples", metavar="N", type=natural, help="beyond the limit, try N orders at random (default: 200)")
     parser.add_argument("--seed", metavar="N", type=int, help="of the machine and of the samples (default: 0)")
     parser.add_argument("--schedule", metavar="ORDER", help="replay one order, as a failure prints it; needs one --scenario")
 
@@ -57,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
         return refuse(f"there is no file {options.file}")
     try:
         every = list(fanin.sim.scenarios(load(options.file)))
-    except Exception:
+    except (Exception, SystemExit):
         traceback.print_exc()
         return refuse(f"{options.file} could not be imported")
     names = [name for name, *_ in every]
@@ -68,17 +73,23 @@ def run(options: argparse.Namespace) -> int:
     if not chosen:
         return refuse(f"{options.file} has no scenarios: mark functions of a machine with @fanin.sim.scenario")
     given = {word: getattr(options, word) for word in ("limit", "samples", "seed") if getattr(options, word) is not None}
-    if options.schedule is not None:
-        if len(chosen) != 1:
-            return refuse(f"--schedule replays one scenario: add --scenario, one of {', '.join(names)}")
-        return replay(screen, chosen[0], options.schedule, given)
-    return explore(screen, options.file, chosen, given)
+    if options.schedule is not None and len(chosen) != 1:
+        return refuse(f"--schedule replays one scenario: add --scenario, one of {', '.join(names)}")
+    try:
+        if options.schedule is not None:
+            return replay(screen, chosen[0], options.schedule, given)
+        return explore(screen, options.file, chosen, given)
+    except Unusable as e:
+        return refuse(str(e))
 
 
 def explore(screen: Screen, file: Path, chosen: list[Any], given: dict[str, Any]) -> int:
     rows, failed = [], []
     for name, scenario, own in chosen:
-        report = fanin.sim.explore(scenario, **{**own, **given})
+        try:
+            report = fanin.sim.explore(scenario, **{**own, **given})
+        except (TypeError, ValueError) as e:  # what the scenario raises is in the report: this is about its options
+            raise Unusable(f"{name}: {e}") from e
         how = "all" if report.complete else f"{report.sampled} at random"
         found = [report.races, report.deadlocks, report.errors, len(report.results)]
         rows.append((name, str(report.runs), how, *map(str, found), "ok" if report.ok else "FAILED"))
@@ -92,7 +103,7 @@ def explore(screen: Screen, file: Path, chosen: list[Any], given: dict[str, Any]
             screen.say(f"{name}: {type(report.error).__name__}: {report.error}", style="red")
         else:
             screen.say(f"{name}: the result depends on the order: {' or '.join(map(repr, report.results[:3]))}", style="red")
-        screen.say(f"again: fanin check {file} --scenario {name}{seed} --schedule {report.schedule!r}")
+        screen.say(f"again: fanin check {shlex.quote(str(file))} --scenario {name}{seed} --schedule {report.schedule!r}")
     return int(bool(failed))
 
 
@@ -103,6 +114,8 @@ def replay(screen: Screen, chosen: Any, schedule: str, given: dict[str, Any]) ->
     try:
         result = fanin.sim.replay(scenario, schedule, **how)
     except Exception as e:
+        if isinstance(e, ValueError) and str(e).startswith("replay: "):
+            raise Unusable(str(e)) from None
         screen.say(f"{name}, order {schedule!r}: {type(e).__name__}: {e}", style="red")
         return 1
     screen.say(f"{name}, order {schedule!r}: {result!r}")

@@ -23,7 +23,7 @@ import fanin
 from fanin import tape
 
 from . import plain
-from .screen import Screen
+from .screen import Screen, natural, positive
 
 #: Of every 5 digits one is held back; of the others each step takes so many, in so many micro-batches.
 BATCH, MICRO_BATCHES = 128, 4
@@ -439,19 +439,19 @@ examples:
   fanin demo --leave-out S9.mark --leave-out S13.mark"""
 
 
-def positive(text: str) -> int:
-    n = int(text)
-    if n < 1:
+def rate(text: str) -> float:
+    x = float(text)
+    if not 0 < x < math.inf:
         raise ValueError
-    return n
+    return x
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--epochs", metavar="N", type=positive, default=16, help="how often each digit is seen (default: 16)")
     parser.add_argument("--steps", metavar="N", type=positive, help="train for so many steps instead")
     parser.add_argument("--checks", metavar="N", type=positive, default=12, help="on how many steps gradients are checked (default: 12)")
-    parser.add_argument("--rate", metavar="X", type=float, default=0.2, help="the learning rate at the start (default: 0.2)")
-    parser.add_argument("--seed", metavar="N", type=int, default=0, help="of the digits' order, the parameters and the machine (default: 0)")
+    parser.add_argument("--rate", metavar="X", type=rate, default=0.2, help="the learning rate at the start (default: 0.2)")
+    parser.add_argument("--seed", metavar="N", type=natural, default=0, help="of the digits' order, the parameters and the machine (default: 0)")
     parser.add_argument("--out", metavar="DIR", default=".", help="where trace and picture go (default: here)")
     parser.add_argument(
         "--leave-out", metavar="WORD", action="append", help="leave out a wait, record or mark of the stream rules: S12, S12.wait .. (may be repeated)"

@@ -64,3 +64,22 @@ class Progress:
         elif self.done * 10 // self.total > self.said:
             self.said = self.done * 10 // self.total
             print(f"{self.what} {self.done}/{self.total}  {note}  {time.monotonic() - self.began:.0f} s", flush=True)
+
+
+# What the commands are told: types for argparse, which names them in its message
+
+
+def positive(text: str) -> int:
+    """A whole number from 1 on."""
+    n = int(text)
+    if n < 1:
+        raise ValueError
+    return n
+
+
+def natural(text: str) -> int:
+    """A whole number from 0 on."""
+    n = int(text)
+    if n < 0:
+        raise ValueError
+    return n
