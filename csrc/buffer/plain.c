@@ -177,6 +177,30 @@ static void items_free(fan_buffer *b, fan_item **items, size_t n)
     fan_free(items);
 }
 
+/* The items of what is plain, in *items. */
+static fan_status items_of(fan_buffer *b, size_t slot, fan_item **items, size_t *made, fan_error *err)
+{
+    const fan_plains *plain = b->slots[slot].plain;
+    fan_dtype_set own = fan_dtype_set_add(0, plain->kind.dtype, false);
+    for (; *made < plain->n; ++*made) {
+        const fan_plain *one = &plain->list[*made];
+        fan_item *it = fan_calloc(sizeof *it);
+        if (!it)
+            return fan_fail(err, FAN_NOMEM, "%s: slot %zu: out of memory", b->name, slot);
+        fan_status status = b->frontend->plain(one->object, one->data, &plain->kind, &it->value, err);
+        if (status != FAN_OK) {
+            fan_free(it);
+            return status;
+        }
+        it->key = one->key;
+        it->parked = true;
+        it->own = it->value.form == FAN_OBJECT ? 0 : own;
+        it->bytes = plain->bytes;
+        items[*made] = it;
+    }
+    return FAN_OK;
+}
+
 fan_status fan_slot_thicken(fan_buffer *b, size_t slot, fan_error *err)
 {
     fan_slot *s = &b->slots[slot];
@@ -184,33 +208,31 @@ fan_status fan_slot_thicken(fan_buffer *b, size_t slot, fan_error *err)
     const fan_plain_kind *k = plain ? &plain->kind : NULL;
     size_t n = plain ? plain->n : 0, made = 0;
     fan_status status = FAN_OK;
-    fan_dtype_set own;
     if (!n)
         return FAN_OK;
+    /* Whoever has the slot already is the caller. Nobody else adds or takes meanwhile. */
+    bool mine = s->busy, taking = s->taking, late = k->late;
     fan_pass *p = fan_calloc(sizeof *p);
     fan_item **items = fan_alloc(n * sizeof *items);
     int64_t *shape = fan_alloc((size_t)k->ndim * sizeof *shape);
     if (!p || !items || !shape)
         FAN_GO(fan_fail(err, FAN_NOMEM, "%s: slot %zu: out of memory", b->name, slot));
-    own = fan_dtype_set_add(0, k->dtype, false);
-    for (; made < n; made++) {
-        fan_item *it = fan_calloc(sizeof *it);
-        if (!it)
-            FAN_GO(fan_fail(err, FAN_NOMEM, "%s: slot %zu: out of memory", b->name, slot));
-        status = b->frontend->plain(plain->list[made].object, plain->list[made].data, k, &it->value, err);
-        if (status != FAN_OK) {
-            fan_free(it);
-            goto done;
-        }
-        it->key = plain->list[made].key;
-        it->parked = true;
-        it->own = own;
-        it->bytes = plain->bytes;
-        items[made] = it;
+    if (late) {
+        s->busy = s->taking = true;
+        s->owner = fan_thread_id();
+        fan_slot_unlock(b, slot);
     }
+    status = items_of(b, slot, items, &made, err);
+    if (late) {
+        fan_slot_lock(b, slot);
+        s->taking = taking;
+        if (!mine)
+            fan_slot_let_go(b, slot);
+    }
+    FAN_GO(status);
     if (k->ndim)
         memcpy(shape, k->shape, (size_t)k->ndim * sizeof *shape);
-    p->seen = own;
+    p->seen = fan_dtype_set_add(0, k->dtype, false);
     p->keyed = plain->list[0].key < 0 ? -1 : 1;
     p->count = (int64_t)n;
     p->device = fan_device_hold(fan_cpu());

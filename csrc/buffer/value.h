@@ -27,6 +27,7 @@ typedef struct fan_plain_kind {
     fan_dtype dtype;
     uint8_t origin; /* as in fan_value */
     int8_t ndim;
+    bool late;      /* whether the memory holds the value is asked when it is used: `plain` may call out, and no lock may be held */
     int64_t shape[FAN_PLAIN_NDIM];
 } fan_plain_kind;
 bool fan_plain_same(const fan_plain_kind *a, const fan_plain_kind *b);
@@ -37,7 +38,8 @@ typedef struct fan_frontend {
     void (*drop)(void *object);
     /* unshared: the buffer's is the only reference to the object, and its memory cannot be reached otherwise. */
     bool (*unshared)(void *object);
-    /* plain: the value of a plain gradient whose first element is at `data`; with a hold of its own on the object. Calls nobody: a lock may be held. */
+    /* plain: the value of a plain gradient whose first element is at `data`; with a hold of its own on the object. Calls nobody, unless
+     * the kind is late: a lock may be held. */
     fan_status (*plain)(void *object, char *data, const fan_plain_kind *kind, fan_value *out, fan_error *err);
     /* combine: A1, A8: a new value from two; `combine` is the slot's, may be NULL. FAN_EXTERN with the cause kept by the frontend. */
     fan_status (*combine)(void *combine, const fan_value *old, const fan_value *new_, fan_value *out, fan_error *err);

@@ -1102,27 +1102,28 @@ done:
     return list;
 }
 
-/* fresh_like: an ndarray for the sum of terms of a kind; the first one gives its descriptor. */
-static PyObject *fresh_like(const fan_plain_kind *kind, PyObject *first)
-{
-    PyArray_Descr *d = PyArray_DESCR((PyArrayObject *)first);
-    npy_intp dims[FAN_PLAIN_NDIM];
-    for (int i = 0; i < kind->ndim; i++)
-        dims[i] = (npy_intp)kind->shape[i];
-    Py_INCREF(d);
-    return PyArray_NewFromDescr(&PyArray_Type, d, kind->ndim, dims, NULL, NULL, 0, NULL);
-}
-
 /* target_of: where the sum of n >= 2 plain terms goes: into the first, where that is nobody else's, or into a fresh array. */
 static PyObject *target_of(const fan_plain_sum *sum)
 {
     PyObject *first = sum->terms[0].object;
     char *data = sum->terms[0].data;
     bool alone = fan_unshared(first, 1);
-    size_t bytes = (size_t)PyArray_NBYTES((PyArrayObject *)first);
+    size_t bytes = alone ? (size_t)PyArray_NBYTES((PyArrayObject *)first) : 0;
     for (size_t k = 1; k < sum->n && alone; k++)
         alone = sum->terms[k].data + bytes <= data || data + bytes <= sum->terms[k].data;
-    return alone ? Py_NewRef(first) : fresh_like(sum->kind, first);
+    return alone ? Py_NewRef(first) : fan_plain_fresh(first, sum->kind);
+}
+
+/* all_sound: what was not looked at when it came is looked at now. */
+static bool all_sound(const buffer_object *self)
+{
+    for (size_t i = 0; i < self->n; i++) {
+        fan_plain_sum sum = fan_buffer_plain_at(self->core, i);
+        for (size_t k = 0; sum.n && sum.kind->late && k < sum.n; k++)
+            if (!fan_plain_sound(sum.terms[k].object))
+                return false;
+    }
+    return true;
 }
 
 static void decref(void *object)
@@ -1137,6 +1138,10 @@ static bool take_plain(buffer_object *self, PyObject **list)
     *list = NULL;
     if (!unwatched() || !fan_buffer_take_plain(self->core))
         return false;
+    if (!all_sound(self)) {
+        fan_buffer_plain_done(self->core, false, decref);
+        return false;
+    }
     *list = PyList_New((Py_ssize_t)self->n);
     for (size_t i = 0; i < self->n && *list && good; i++) {
         fan_plain_sum sum = fan_buffer_plain_at(self->core, i);
@@ -1150,7 +1155,7 @@ static bool take_plain(buffer_object *self, PyObject **list)
         fan_plain_sum sum = fan_buffer_plain_at(self->core, i);
         PyObject *item = PyList_GET_ITEM(*list, (Py_ssize_t)i);
         if (sum.n > 1)
-            fan_buffer_plain_fold(self->core, i, PyArray_BYTES((PyArrayObject *)item), item == sum.terms[0].object);
+            fan_buffer_plain_fold(self->core, i, fan_plain_data(item, sum.kind), item == sum.terms[0].object);
     }
     fan_buffer_plain_done(self->core, good, decref);
     if (!good)
@@ -1543,7 +1548,7 @@ static PyObject *add_plain_n(PyObject *arrays)
     Py_ssize_t n = PyList_CheckExact(arrays) || PyTuple_CheckExact(arrays) ? PySequence_Fast_GET_SIZE(arrays) : 0;
     PyObject **items = n ? PySequence_Fast_ITEMS(arrays) : NULL;
     char *data;
-    if (n < 2 || n > FAN_PLAIN_MOST || !fan_import_plain(items[0], &kind, &data) || PyArray_NBYTES((PyArrayObject *)items[0]) > FAN_PLAIN_BYTES ||
+    if (n < 2 || n > FAN_PLAIN_MOST || !fan_import_plain(items[0], &kind, &data) || kind.late || PyArray_NBYTES((PyArrayObject *)items[0]) > FAN_PLAIN_BYTES ||
         !unwatched())
         return NULL;
     src[0] = data;
@@ -1552,9 +1557,9 @@ static PyObject *add_plain_n(PyObject *arrays)
             return NULL;
         src[i] = data;
     }
-    PyObject *sum = fresh_like(&kind, items[0]);
+    PyObject *sum = fan_plain_fresh(items[0], &kind);
     if (sum)
-        fan_plain_sum_of(&kind, src, (size_t)n, PyArray_BYTES((PyArrayObject *)sum));
+        fan_plain_sum_of(&kind, src, (size_t)n, fan_plain_data(sum, &kind));
     return sum;
 }
 

@@ -46,7 +46,7 @@ static void release_taken(fan_storage *s)
     fan_gil_leave(&gil);
 }
 
-static fan_dtype dtype_of(fan_dl_dtype d)
+fan_dtype fan_dl_dtype_of(fan_dl_dtype d)
 {
     switch (d.code) {
     case FAN_DL_BOOL:
@@ -92,7 +92,7 @@ static int geometry(const fan_dl_tensor *t, bool writable, fan_storage *st, fan_
 {
     int64_t shape[FAN_MAX_NDIM], strides[FAN_MAX_NDIM], size = 0, lo, hi;
     fan_error err = {0};
-    fan_dtype dtype = dtype_of(t->dtype);
+    fan_dtype dtype = fan_dl_dtype_of(t->dtype);
     uintptr_t at = (uintptr_t)t->data, end;
     fan_status status;
     if (dtype == FAN_NO_DTYPE || t->dtype.lanes != 1)
@@ -219,6 +219,15 @@ int fan_dlpack_take(PyObject *capsule, PyObject *producer, int64_t device_type, 
 refuse:
     delete(managed, versioned);
     return -1;
+}
+
+const fan_dl_api *fan_dl_api_of(PyObject *capsule)
+{
+    const fan_dl_api *api = PyCapsule_CheckExact(capsule) ? PyCapsule_GetPointer(capsule, "dlpack_exchange_api") : NULL;
+    PyErr_Clear();
+    while (api && api->header.major != FAN_DL_MAJOR)
+        api = api->header.older;
+    return api && api->look && api->allocate && api->give ? api : NULL;
 }
 
 /* ---- out ---- */

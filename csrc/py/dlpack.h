@@ -66,6 +66,24 @@ _Static_assert(sizeof(void *) != 8 || (offsetof(fan_dl_versioned, flags) == 24 &
                                        offsetof(fan_dl_tensor, shape) == 24 && offsetof(fan_dl_tensor, byte_offset) == 40),
                "DLPack's layout");
 
+/* The table of a library's types by which tensors are exchanged without Python's calls (DLPack 1.3): `type.__dlpack_c_exchange_api__`, a capsule. It exports
+ * memory, not values: a tensor's conjugate and negative bits, and whether it asks for a gradient, are not in it. */
+typedef struct fan_dl_api {
+    struct {
+        uint32_t major, minor;
+        const struct fan_dl_api *older;
+    } header;
+    int (*allocate)(fan_dl_tensor *like, fan_dl_versioned **out, void *ctx, void (*fail)(void *ctx, const char *kind, const char *text));
+    int (*take)(void *object, fan_dl_versioned **out);
+    int (*give)(fan_dl_versioned *tensor, void **object);
+    int (*look)(void *object, fan_dl_tensor *out); /* borrowed */
+    int (*current_stream)(int32_t device_type, int32_t device, void **stream);
+} fan_dl_api;
+
+/* fan_dl_api_of: the table in a capsule; NULL: none that we know, without an exception. */
+const fan_dl_api *fan_dl_api_of(PyObject *capsule);
+fan_dtype fan_dl_dtype_of(fan_dl_dtype d);
+
 typedef enum fan_dl_writes {
     FAN_DL_AS_IT_SAYS, /* writable where the tensor is versioned and says neither READ_ONLY nor IS_COPIED */
     FAN_DL_READ,       /* never */

@@ -68,13 +68,41 @@ static int import_ndarray(PyArrayObject *a, PyObject *object, fan_origin origin,
     return 0;
 }
 
+static bool plain_tensor(const fan_state *st, PyObject *o, fan_plain_kind *kind, char **data)
+{
+    fan_dl_tensor t;
+    int64_t run = 1;
+    if (st->torch_api->look(o, &t) != 0) {
+        PyErr_Clear();
+        return false;
+    }
+    if (t.device.type != FAN_DL_CPU || t.dtype.lanes != 1 || t.dtype.code == FAN_DL_COMPLEX || t.ndim < 0 || t.ndim > FAN_PLAIN_NDIM || !t.data)
+        return false;
+    kind->dtype = fan_dl_dtype_of(t.dtype);
+    if (kind->dtype == FAN_NO_DTYPE)
+        return false;
+    for (int i = t.ndim - 1; i >= 0; i--) {
+        kind->shape[i] = t.shape[i];
+        if (t.shape[i] > 1 && t.strides && t.strides[i] != run)
+            return false;
+        run *= t.shape[i];
+    }
+    kind->origin = st->torch_origin;
+    kind->ndim = (int8_t)t.ndim;
+    kind->late = true;
+    *data = (char *)t.data + t.byte_offset;
+    return run > 0;
+}
+
 bool fan_import_plain(PyObject *o, fan_plain_kind *kind, char **data)
 {
 #ifdef Py_GIL_DISABLED
     return false; /* its counters need one thread at a time */
 #endif
-    if (!PyArray_CheckExact(o))
-        return false;
+    if (!PyArray_CheckExact(o)) {
+        const fan_state *st = fan_state_get();
+        return st->torch_api && Py_TYPE(o) == st->torch_type && plain_tensor(st, o, kind, data);
+    }
     PyArrayObject *a = (PyArrayObject *)o;
     int ndim = PyArray_NDIM(a);
     if (ndim > FAN_PLAIN_NDIM || !PyArray_CHKFLAGS(a, NPY_ARRAY_C_CONTIGUOUS))
@@ -83,6 +111,7 @@ bool fan_import_plain(PyObject *o, fan_plain_kind *kind, char **data)
     if (kind->dtype == FAN_NO_DTYPE)
         return false;
     kind->origin = FAN_FROM_NDARRAY;
+    kind->late = false;
     kind->ndim = (int8_t)ndim;
     for (int i = 0; i < ndim; i++)
         kind->shape[i] = PyArray_DIM(a, i);
@@ -90,9 +119,80 @@ bool fan_import_plain(PyObject *o, fan_plain_kind *kind, char **data)
     return true;
 }
 
+bool fan_plain_sound(PyObject *o)
+{
+    const fan_state *st = fan_state_get();
+    PyObject *neg = PyObject_Vectorcall(st->torch_is_neg, &o, 1, NULL), *grad = NULL;
+    bool sound = false;
+    if (neg == Py_False) {
+        descrgetfunc get = Py_TYPE(st->torch_requires_grad)->tp_descr_get;
+        grad = get ? get(st->torch_requires_grad, o, (PyObject *)Py_TYPE(o)) : NULL;
+        sound = grad == Py_False;
+    }
+    Py_XDECREF(neg);
+    Py_XDECREF(grad);
+    PyErr_Clear();
+    return sound;
+}
+
+static void tensor_failed(void *ctx, const char *kind, const char *text)
+{
+    (void)ctx;
+    PyErr_Format(PyExc_MemoryError, "torch: %s: %s", kind, text);
+}
+
+PyObject *fan_plain_fresh(PyObject *first, const fan_plain_kind *kind)
+{
+    if (kind->late) {
+        const fan_dl_api *api = fan_state_get()->torch_api;
+        fan_dl_tensor like;
+        fan_dl_versioned *tensor = NULL;
+        void *object = NULL;
+        if (api->look(first, &like) != 0 || api->allocate(&like, &tensor, NULL, tensor_failed) != 0 || api->give(tensor, &object) != 0)
+            return NULL;
+        return object;
+    }
+    PyArray_Descr *d = PyArray_DESCR((PyArrayObject *)first);
+    npy_intp dims[FAN_PLAIN_NDIM];
+    for (int i = 0; i < kind->ndim; i++)
+        dims[i] = (npy_intp)kind->shape[i];
+    Py_INCREF(d);
+    return PyArray_NewFromDescr(&PyArray_Type, d, kind->ndim, dims, NULL, NULL, 0, NULL);
+}
+
+char *fan_plain_data(PyObject *o, const fan_plain_kind *kind)
+{
+    fan_dl_tensor t;
+    if (!kind->late)
+        return PyArray_BYTES((PyArrayObject *)o);
+    (void)fan_state_get()->torch_api->look(o, &t); /* it has been looked at: this is one that torch made for us */
+    return (char *)t.data + t.byte_offset;
+}
+
+/* quick_tensors: how exact torch tensors are read by the short way, told by fanin.arrays when it meets the first one. */
+static PyObject *quick_tensors(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    fan_state *st = fan_state_get();
+    PyObject *type, *capsule, *is_neg, *requires_grad;
+    int origin;
+    if (!PyArg_ParseTuple(args, "O!OOOi:quick_tensors", &PyType_Type, &type, &capsule, &is_neg, &requires_grad, &origin))
+        return NULL;
+    const fan_dl_api *api = fan_dl_api_of(capsule);
+    if (!api || st->torch_api || !Py_TYPE(requires_grad)->tp_descr_get)
+        Py_RETURN_FALSE;
+    st->torch_type = (PyTypeObject *)Py_NewRef(type);
+    st->torch_is_neg = Py_NewRef(is_neg);
+    st->torch_requires_grad = Py_NewRef(requires_grad);
+    st->torch_origin = (uint8_t)origin;
+    st->torch_api = api;
+    Py_RETURN_TRUE;
+}
+
 fan_status fan_plain_value(void *object, char *data, const fan_plain_kind *kind, fan_value *out, fan_error *err)
 {
     int64_t strides[FAN_PLAIN_NDIM];
+    if (kind->late)
+        return fan_import(object, false, false, out) == 0 ? FAN_OK : fan_from_python(err);
     fan_storage *st = fan_storage_wrap(data, 0, release_object, object);
     if (!st)
         return fan_fail(err, FAN_NOMEM, "out of memory");
@@ -688,6 +788,8 @@ static PyObject *can_cast(PyObject *Py_UNUSED(module), PyObject *args)
 }
 
 PyMethodDef fan_exchange_functions[] = {
+    {"quick_tensors", quick_tensors, METH_VARARGS,
+     "quick_tensors(type, table, is_neg, requires_grad, origin, /)\n--\n\nRead exact torch tensors through torch's exchange table from now on; whether it is one that is known."},
     {"dtype_name", dtype_name, METH_O,
      "dtype_name(dtype, /)\n--\n\nThe name of a dtype that is summed (NumPy's, torch's, a name); None for None."},
     {"can_cast", can_cast, METH_VARARGS, "can_cast(from_dtype, to_dtype, /)\n--\n\nWhether a gradient is cast so (D6)."},

@@ -53,6 +53,9 @@
     X(PyObject, arrays)    /* the module fanin.arrays: the slow path in and out (fan_arrays) */                       \
     X(PyObject, zero_type) /* fanin.Zero (fan_lazy) */                                                          \
     X(PyObject, slot_type) /* fanin.Slot */                                                                           \
+    X(PyTypeObject, torch_type)                                                                                       \
+    X(PyObject, torch_is_neg)  /* torch.Tensor.is_neg, requires_grad: descriptors */                                  \
+    X(PyObject, torch_requires_grad)                                                                                  \
     X(PyObject, stats_type) /* fanin.Stats */                                                                         \
     X(PyObject, counters_type) /* fanin.Counters */                                                                   \
     X(PyObject, bfloat16)  /* ml_dtypes' scalar types, once the caller has imported it */                             \
@@ -69,6 +72,8 @@ typedef struct fan_state {
 #define X(field, name) PyObject *field;
     FAN_NAME_LIST(X)
 #undef X
+    const struct fan_dl_api *torch_api; /* how torch tensors are read without a call (dlpack.h); NULL: not known */
+    uint8_t torch_origin;
     PyObject *spares[FAN_SPARES]; /* InputBuffers without references, for their next lives */
     unsigned nspares;
     uint64_t budget;         /* of buffers that name none (set_options) */
@@ -144,6 +149,11 @@ typedef enum fan_origin {
 int fan_import(PyObject *o, bool recording, bool has_combine, fan_value *out);
 /* fan_import_plain: what the short way of the buffer needs to know of a plain gradient (buffer/plain.h); false: it is none, nothing is said. */
 bool fan_import_plain(PyObject *o, fan_plain_kind *kind, char **data);
+/* fan_plain_sound: of one whose kind is late: whether its memory holds its value, and it asks for no gradient of its own. */
+bool fan_plain_sound(PyObject *o);
+/* fan_plain_fresh: an array of the kind that `first` is of, to write a sum into; NULL with an exception. fan_plain_data: the first element of such a one. */
+PyObject *fan_plain_fresh(PyObject *first, const fan_plain_kind *kind);
+char *fan_plain_data(PyObject *o, const fan_plain_kind *kind);
 /* fan_plain_value: the same as a value; FAN_NOMEM. */
 fan_status fan_plain_value(void *object, char *data, const fan_plain_kind *kind, fan_value *out, fan_error *err);
 /* fan_import_object: what a combine or an operator gave: an object whatever it is. */

@@ -15,6 +15,7 @@ No library is imported here: what the caller has not imported cannot be what the
 
 from __future__ import annotations
 
+import functools
 import operator
 import sys
 from collections.abc import Callable
@@ -243,8 +244,18 @@ def scipy_of(x: Any) -> Described:
     return ("sparse", origin, whole, x.format, tuple(x.shape), x.indices, x.indptr, x.data, False)
 
 
+@functools.cache
+def quicken() -> None:
+    """Tensors are read through torch's exchange table where it has one: torch 2.10 and later."""
+    torch: Any = sys.modules["torch"]
+    table = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    if table is not None:
+        _core.quick_tensors(torch.Tensor, table, torch.Tensor.is_neg, torch._C.TensorBase.requires_grad, TORCH)
+
+
 def torch_of(x: Any) -> Described | None:
     """A tensor whose memory does not hold its value is never read as if it did."""
+    quicken()
     if not has_memory(x):
         return None
     if x.is_quantized:

@@ -216,15 +216,100 @@ def test_accumulation_is_in_float32_and_rounds_once() -> None:
 def test_memory_is_given_back_when_torch_drops_it() -> None:
     gc.collect()
     before = _core._test_memory()[0]
-    result = through(torch.ones(1000), torch.ones(1000))
+    result = through(torch.ones(100_000), torch.ones(100_000))
     view = result[10:]
     del result
     gc.collect()
     assert _core._test_memory()[0] > before
-    assert view.sum().item() == 1980
+    assert view.sum().item() == 199_980
     del view
     gc.collect()
     assert _core._test_memory()[0] == before
+
+
+def parked(*tensors: Any, **how: Any) -> fanin.InputBuffer:
+    """Of a process that has met torch before: tensors are read through its exchange table."""
+    through(torch.ones(2), torch.ones(2))
+    buf = fanin.InputBuffer(1, **how)
+    for k, t in enumerate(tensors):
+        buf.add(0, t, key=k)
+    return buf
+
+
+def test_the_short_way_reads_values_not_memory() -> None:
+    x = torch.arange(4.0)
+    minus = torch._neg_view(x)
+    assert minus.is_contiguous() and minus.is_neg()
+    for tensors, want in [((minus, minus), [0, -2, -4, -6]), ((x, minus), [0] * 4), ((minus, x, x), [0, 1, 2, 3])]:
+        assert parked(*tensors).take()[0].tolist() == want
+        assert parked(*tensors)[0].tolist() == want
+        assert parked(*tensors, budget=0).take()[0].tolist() == want
+        assert parked(*tensors).take(scale=2)[0].tolist() == [2 * w for w in want]
+    assert parked(minus).take()[0].tolist() == [0, -1, -2, -3]
+    zero = torch._efficientzerotensor(4)
+    assert parked(x, zero, x).take()[0].tolist() == [0, 2, 4, 6]
+    z = (torch.ones(4) + 2j * torch.ones(4)).conj()
+    assert parked(z, z).take()[0].tolist() == [2 - 4j] * 4
+
+
+def test_the_short_way_detaches() -> None:
+    x = torch.ones(3, requires_grad=True)
+    for tensors in ((x,), (x, x), (torch.ones(3), x)):
+        (sum_,) = parked(*tensors).take()
+        assert not sum_.requires_grad and sum_.tolist() == [len(tensors)] * 3
+    y = torch.ones(3)
+    buf = parked(y, y)
+    y.requires_grad_()  # meanwhile
+    assert not buf.take()[0].requires_grad
+
+
+def test_the_short_way_and_the_long_one_meet() -> None:
+    x = torch.ones(3)
+    for late in (np.ones(3, np.float32), torch.ones(3, dtype=torch.float64), torch.ones(6)[::2], torch.nn.Parameter(torch.ones(3)), fanin.Zero((3,), "float32")):
+        (sum_,) = parked(x, x, late).take()
+        assert type(sum_) is torch.Tensor and sum_.tolist() == ([2] * 3 if isinstance(late, fanin.Zero) else [3] * 3)
+    buf = parked(x, x)
+    told = buf.explain(0)
+    assert "torch" not in told and "S3" in told
+    assert buf.take(writable=True)[0].tolist() == [2, 2, 2]
+    with pytest.raises(ValueError, match="shape"):
+        parked(x, torch.ones(4))
+    buf = parked(x, x)
+    with pytest.raises(ValueError, match="key 1"):
+        buf.add(0, x, key=1)
+    assert buf.take()[0].tolist() == [2, 2, 2]
+    out = torch.zeros(3)
+    assert parked(x, x).take(out=[out])[0] is out and out.tolist() == [2, 2, 2]
+    for dtype in REAL:
+        t = torch.ones(5, dtype=getattr(torch, dtype))
+        (sum_,) = parked(t, t).take()
+        assert sum_.dtype == t.dtype and sum_.sum() == (5 if dtype == "bool" else 10)
+        sum_.fill_(0)
+        assert t.sum() == 5
+
+
+def test_wrapped_tensors_do_not_take_the_short_way() -> None:
+    def sums(t: Any) -> Any:
+        buf = fanin.InputBuffer(1)
+        buf.add(0, t)
+        buf.add(0, t)
+        return buf.take()[0]
+
+    through(torch.ones(2), torch.ones(2))
+    assert torch.vmap(sums)(torch.arange(6.0).reshape(2, 3)).tolist() == [[0, 2, 4], [6, 8, 10]]
+    wrapped = torch._to_functional_tensor(torch.ones(3))
+    assert torch._from_functional_tensor(sums(wrapped)).tolist() == [2, 2, 2]
+
+
+def test_tensors_that_are_parked_are_held_and_let_go() -> None:
+    t = torch.ones(3)
+    gone = weakref.ref(t)
+    buf = parked(t, torch.ones(3))
+    del t
+    gc.collect()
+    assert gone() is not None
+    assert buf.take()[0].tolist() == [2, 2, 2]
+    assert gone() is None
 
 
 def test_an_abandoned_pass_with_tensors_in_a_cycle_is_freed() -> None:
