@@ -451,52 +451,49 @@ static size_t worth_absorbing(const fan_slot *s)
     return p->nitems > 1 && (p->exact || parked > state) ? p->nitems : 0;
 }
 
+/* Locked on entry and on return; the slot is free: sums its first m items into its value, or its exact state. */
+static fan_status fold_items(fan_buffer *b, size_t slot, size_t m, fan_error *err)
+{
+    fan_slot *s = &b->slots[slot];
+    fan_gathered g;
+    if (FAN_MUT(1))
+        fan_yield();
+    s->busy = true;
+    s->owner = fan_thread_id();
+    fan_slot_unlock(b, slot);
+    fan_status status = fan_gather(b, slot, m, &g, err);
+    if (status == FAN_OK) {
+        if (s->spec->exact)
+            status = fan_fold_absorb(&g.fold, g.like, err);
+        if (status == FAN_OK)
+            status = fan_fold_commit(b, slot, &g, err);
+        fan_gathered_fini(&g);
+    }
+    fan_slot_lock(b, slot);
+    fan_slot_let_go(b, slot);
+    return status;
+}
+
 /* Locked on entry and on return: folds while the budget is passed and there is something to fold. */
 static fan_status fold_while_due(fan_buffer *b, size_t slot, fan_error *err)
 {
     fan_slot *s = &b->slots[slot];
     fan_status status = FAN_OK;
     while (status == FAN_OK && !s->busy && !s->p->poison && atomic_load_explicit(&b->parked, memory_order_relaxed) > b->budget) {
-        fan_gathered g;
         size_t m = s->spec->exact ? worth_absorbing(s) : ready_prefix(s->p);
         if (!m)
             break;
-        if (FAN_MUT(1))
-            fan_yield();
-        s->busy = true;
-        s->owner = fan_thread_id();
-        fan_slot_unlock(b, slot);
-        status = fan_gather(b, slot, m, &g, err);
-        if (status == FAN_OK) {
-            if (s->spec->exact)
-                status = fan_fold_absorb(&g.fold, g.like, err);
-            if (status == FAN_OK)
-                status = fan_fold_commit(b, slot, &g, err);
-            fan_gathered_fini(&g);
-        }
-        fan_slot_lock(b, slot);
-        fan_slot_let_go(b, slot);
+        status = fold_items(b, slot, m, err);
     }
     return status;
 }
 
 fan_status fan_slot_promote(fan_buffer *b, size_t slot, fan_error *err)
 {
-    fan_slot *s = &b->slots[slot];
-    fan_gathered g;
-    if (s->busy || s->p->nitems != 1 || s->p->value.form != FAN_UNDEFINED || ready_prefix(s->p) != 1)
+    const fan_slot *s = &b->slots[slot];
+    if (s->busy || s->spec->exact || s->p->nitems != 1 || s->p->value.form != FAN_UNDEFINED || ready_prefix(s->p) != 1)
         return FAN_OK;
-    s->busy = true;
-    s->owner = fan_thread_id();
-    fan_slot_unlock(b, slot);
-    fan_status status = fan_gather(b, slot, 1, &g, err);
-    if (status == FAN_OK) {
-        status = fan_fold_commit(b, slot, &g, err);
-        fan_gathered_fini(&g);
-    }
-    fan_slot_lock(b, slot);
-    fan_slot_let_go(b, slot);
-    return status;
+    return fold_items(b, slot, 1, err);
 }
 
 fan_status fan_buffer_fold_due(fan_buffer *b, size_t slot, fan_error *err)
