@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import weakref
 from typing import Any
 
 import numpy as np
@@ -227,3 +228,20 @@ def test_a_small_pass_takes_no_memory_of_the_core() -> None:
     for _ in range(10):
         assert life()[0].tolist() == [3, 6]
     assert _core._test_memory()[1] == made
+
+
+def test_a_buffer_keeps_nothing_of_its_life_before() -> None:
+    for turn in range(20):
+        old = fanin.InputBuffer(1)
+        ref = weakref.ref(old)
+        old.expect(0, 1)
+        old.add(0, X)
+        if turn % 2:
+            old.explain(0)
+        del old
+        assert ref() is None
+        new = fanin.InputBuffer(1)
+        assert ref() is None and new.name == "InputBuffer" and set(new.counters.values()) == {0}
+        with pytest.raises(ValueError, match="expect"):
+            new.ready(0)
+        assert new.take() == [None]

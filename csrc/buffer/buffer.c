@@ -1170,6 +1170,7 @@ void fan_buffer_reuse(fan_buffer *b, uint64_t budget)
 {
     b->budget = budget;
     b->id = atomic_fetch_add(&next_buffer, 1);
+    atomic_store_explicit(&b->parked, 0, memory_order_relaxed);
     memset(&b->n, 0, sizeof b->n);
     memset(&b->quick, 0, sizeof b->quick);
     for (size_t i = 0; i < b->nlocks; i++)
