@@ -10,7 +10,6 @@ import pytest
 
 from support import build_c, compiler, run_c, run_python, sanitizer
 
-
 # What runs in the background ignores Ctrl-C, and so would the processes that are sent it here.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
