@@ -21,7 +21,7 @@ def one(n: int, size: int, offset: str, where: str, quick: bool) -> Result:
     least = 1.0 if size < 256 << 10 or n < 8 else 1.6
     return measure(
         f"{n} x {size_text(size)} float32, offsets {offset}, core {where}", work, base=CHAIN,
-        targets=[at_least(least, "fanin.add_n(out=)", *peers)], more={"bytes": (n + 1) * size, "bytes_read": n * size},
+        targets=[at_least(least, name, *peers) for name in ("fanin.add_n(out=)", "fanin.add_n")], more={"bytes": (n + 1) * size, "bytes_read": n * size},
         **effort((n + 1) * size, quick),
     )  # fmt: skip
 

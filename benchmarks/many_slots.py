@@ -24,16 +24,16 @@ def one(slots: int, size: int, n: int, where: str, quick: bool) -> Result:
     """us for all slots; n = 1: in place."""
     torch = peer("torch")
     every = list(range(slots))
-    gs = [np.ones(size // 4, "f4") for _ in every]
+    sets = [[np.ones(size // 4, "f4") for _ in every] for _ in range(n)]
     accs = [np.zeros(size // 4, "f4") for _ in every]
     sums = dict(enumerate(accs))
     buf = fanin.InputBuffer(slots, budget=float("inf"))
 
     def by_dict() -> None:
         if n > 1:
-            for k, g in enumerate(gs):
+            for k, g in enumerate(sets[0]):
                 np.copyto(sums[k], g)
-        for _ in range(max(1, n - 1)):
+        for gs in sets[n > 1 :]:
             for k, g in enumerate(gs):
                 acc = sums[k]
                 np.add(acc, g, out=acc)
@@ -41,7 +41,7 @@ def one(slots: int, size: int, n: int, where: str, quick: bool) -> Result:
     def adds() -> None:
         if n == 1:
             buf.add_many(every, accs)
-        for _ in range(n):
+        for gs in sets:
             buf.add_many(every, gs)
 
     def with_out() -> None:
@@ -60,12 +60,12 @@ def one(slots: int, size: int, n: int, where: str, quick: bool) -> Result:
         "add_many alone": adds,
     }
     if torch is not None:
-        ts, taccs = [torch.from_numpy(g) for g in gs], [torch.from_numpy(a) for a in accs]
+        tsets, taccs = [[torch.from_numpy(g) for g in gs] for gs in sets], [torch.from_numpy(a) for a in accs]
 
         def foreach() -> None:
             if n > 1:
-                torch._foreach_copy_(taccs, ts)
-            for _ in range(max(1, n - 1)):
+                torch._foreach_copy_(taccs, tsets[0])
+            for ts in tsets[n > 1 :]:
                 torch._foreach_add_(taccs, ts)
 
         work[FOREACH] = foreach

@@ -48,18 +48,18 @@ class Pair:
 
 def one(slots: int, size: int, adds: int, where: str, quick: bool) -> Result:
     """us for each pass."""
-    g = np.ones(size // 4, "f4")
-    order = [k % slots for k in range(adds)]
+    gradients = [np.ones(size // 4, "f4") for _ in range(64)]
+    order = [(k % slots, gradients[k % 61]) for k in range(adds)]
     buf = fanin.InputBuffer(slots, budget=float("inf") if size * adds < 1 << 28 else None)
     lock, locks = threading.Lock(), [threading.Lock() for _ in range(slots)]
     sums: dict[int, Any] = {}
 
     def fill() -> None:
-        for k in order:
+        for k, g in order:
             buf.add(k, g)
 
     def fill_locked() -> None:
-        for k in order:
+        for k, g in order:
             with lock:
                 if k in sums:
                     sums[k] += g
@@ -67,7 +67,7 @@ def one(slots: int, size: int, adds: int, where: str, quick: bool) -> Result:
                     sums[k] = g.copy()
 
     def fill_each() -> None:
-        for k in order:
+        for k, g in order:
             with locks[k]:
                 if k in sums:
                     sums[k] += g

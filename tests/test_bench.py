@@ -28,7 +28,7 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]
 
 
 def test_every_row_has_its_file() -> None:
-    others = {"common", "callgrind"}
+    others = {"common", "callgrind", "report"}
     assert sorted(p.stem for p in FOLDER.glob("*.py")) == sorted({*bench.ROWS, *others})
     for name in bench.ROWS:
         assert f"python benchmarks/{name}.py [--quick] [--json FILE]" in (FOLDER / f"{name}.py").read_text()

@@ -54,9 +54,10 @@ def run(options: argparse.Namespace) -> int:
             for one in row(folder, name, options.quick):
                 timing.show(screen, one)
                 results.append(one)
+            if options.json:
+                timing.write(options.json, results)
     summary(screen, results)
     if options.json:
-        timing.write(options.json, results)
         screen.say(f"written: {options.json}")
     if options.plot:
         draw(options.plot, results)
