@@ -44,7 +44,7 @@ def one(n: int, size: int, where: str, quick: bool) -> Result:
     }
     with fanin.set_options(pool_bytes=2 * size):
         return measure(
-            f"{n} x {size_text(size)} float32, core {where}", work, base=FRESH, targets=[at_most(0.75, "fanin, fresh", FRESH)],
+            f"{n} x {size_text(size)} float32, core {where}", work, base=FRESH, targets=[at_most(0.75, "fanin, fresh", FRESH)] if n >= 4 else [],
             before={"fanin, recycled": recycled}, longest=5, **{**effort((n + 1) * size, quick), "calls": 1},
         )  # fmt: skip
 
