@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from common import TORCH, array, effort, main, size_text
+from common import FLOOR, TORCH, array, effort, main, size_text
 
 import fanin
+from fanin import _core
 from fanin.cli.timing import Result, at_least, measure, peer, pinned
 
 CAST = "torch, cast to float32 first"
@@ -28,7 +29,12 @@ def times(name: str, size: int, n: int, where: str, quick: bool) -> Result:
     typed = [x.view(dtype) for x in arrays]
     target = out.view(dtype)
     ours = "fanin.add_n(out=)"
-    work: dict[str, Any] = {ours: lambda: fanin.add_n(typed, out=target), TORCH: None, CAST: None}
+
+    def floor() -> None:
+        for x in arrays:
+            _core._test_read(x)
+
+    work: dict[str, Any] = {ours: lambda: fanin.add_n(typed, out=target), FLOOR: floor, TORCH: None, CAST: None}
     torch = peer("torch")
     if torch is not None:
         kind = getattr(torch, name)

@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from fanin.cli.timing import ratio_text
+
 
 def shortened(title: str) -> str:
     """Without offsets and cores; two cores are said."""
@@ -20,6 +22,7 @@ def shortened(title: str) -> str:
 
 
 def peers(names: list[str]) -> str:
+    """Who it is beside, in short."""
     return names[0] if len(names) == 1 else "the best peer"
 
 
@@ -41,9 +44,10 @@ def lines(results: list[dict[str, Any]]) -> list[str]:
 
 
 def span(numbers: list[float]) -> str:
+    """From the least to the most."""
     if not numbers:
         return ""
-    low, high = f"{min(numbers):.2f}", f"{max(numbers):.2f}"
+    low, high = ratio_text(min(numbers)), ratio_text(max(numbers))
     return low if low == high else f"{low} to {high}"
 
 

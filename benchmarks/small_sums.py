@@ -38,8 +38,9 @@ def one(n: int, where: str, quick: bool) -> Result:
         "fanin.add_n": "add_n(gs)",
         "torch + then add_": None,
         "torch.stack().sum(0)": None,
-        "numexpr": None,
     }
+    if n <= 8:  # more operands than it is made for
+        work["numexpr"] = None
     if torch is not None:
         ts = [torch.from_numpy(g) for g in gs]
         names |= {"ts": ts, "trest": ts[2:], "stack": torch.stack}

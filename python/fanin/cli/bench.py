@@ -98,7 +98,7 @@ def summary(screen: Screen, results: Iterable[timing.Result]) -> None:
     rows = []
     for one in results:
         for t in one["targets"]:
-            seen, by_min = (f"{t[k]:.2f}" if t[k] is not None else "" for k in ("seen", "seen_by_min"))
+            seen, by_min = (timing.ratio_text(t[k]) if t[k] is not None else "" for k in ("seen", "seen_by_min"))
             word = "absent" if t["held"] is None else "held" if t["held"] else "MISSED"
             rows.append((f"{one['row']}: {one['title']}: {t['row']}", f"{t['must']} {t['ratio']}", seen, by_min, word))
     if rows:

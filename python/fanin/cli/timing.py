@@ -184,7 +184,7 @@ def pinned(threads: int = 1) -> Iterator[str]:
 def show(screen: Screen, one: Result) -> None:
     """A result as a table."""
     screen.say(f"{one['title']}; {one['rounds']} rounds", style="bold")
-    rows = [(name, f"{r['min']:.4g}", f"{r['median']:.4g}", f"{r['ratio']:.2f}", f"{r['ratio_of_minima']:.2f}") for name, r in one["rows"].items()]
+    rows = [(name, f"{r['min']:.4g}", f"{r['median']:.4g}", ratio_text(r["ratio"]), ratio_text(r["ratio_of_minima"])) for name, r in one["rows"].items()]
     rows += [(name, "absent", "", "", "") for name in one["absent"]]
     screen.table(rows, (one["unit"], "min", "median", "times as fast", "by min"))
     for t in one["targets"]:
@@ -199,7 +199,12 @@ def target_text(t: Result) -> str:
     word = "held" if t["held"] else "MISSED"
     how = "times as fast as" if t["must"] == ">=" else "times as long as"
     most = "" if len(t["against"]) == 1 else "the best of "
-    return f"target {t['must']} {t['ratio']}: {t['row']} is {t['seen']:.2f} (by min {t['seen_by_min']:.2f}) {how} {most}{', '.join(t['against'])}: {word}"
+    return f"target {t['must']} {t['ratio']}: {t['row']} is {ratio_text(t['seen'])} (by min {ratio_text(t['seen_by_min'])}) {how} {most}{', '.join(t['against'])}: {word}"
+
+
+def ratio_text(x: float) -> str:
+    """Two places, or one digit of what is smaller than they show."""
+    return f"{x:.2f}" if x >= 0.05 else f"{x:.1g}"
 
 
 def machine() -> Result:
