@@ -55,10 +55,11 @@ def one(slots: int, size: int, n: int, where: str, quick: bool) -> Result:
     work: dict[str, Any] = {
         DICT: by_dict,
         FOREACH: None,
-        "add_many, take(out=)": with_out if slots * (n + 1) <= MOST_WITH_OUT else None,
         "add_many, take()": fresh,
         "add_many alone": adds,
     }
+    if slots * (n + 1) <= MOST_WITH_OUT:
+        work["add_many, take(out=)"] = with_out
     if torch is not None:
         tsets, taccs = [[torch.from_numpy(g) for g in gs] for gs in sets], [torch.from_numpy(a) for a in accs]
 

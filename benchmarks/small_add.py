@@ -14,6 +14,12 @@ from fanin.cli.timing import Result, at_least, measure, peer, pinned
 
 def results(quick: bool) -> Iterator[Result]:
     """ns for each add; 64 adds to one slot are a round, what they leave is cleared outside the time."""
+    with pinned() as where:  # before JAX starts its threads
+        yield one(where, quick)
+
+
+def one(where: str, quick: bool) -> Result:
+    """All ways to add."""
     torch, jax, autograd = peer("torch"), peer("jax"), peer("autograd")
     a, b, out = (np.ones(16, "f4") for _ in range(3))
     buf = fanin.InputBuffer(1, budget=float("inf"))
@@ -51,11 +57,10 @@ def results(quick: bool) -> Iterator[Result]:
         names |= {"jit_add": jax.jit(lambda x, y: x + y), "jx": jax.numpy.ones(16), "jy": jax.numpy.ones(16)}
         work["jax.jit"] = "jit_add(jx, jy)"
     targets = [at_least(6, "buf.add(0, b)", "np.add(a, b, out=out)", "np.add(a, b, out)"), at_least(12, "buf.add(0, b)", "torch x.add_(y)")]
-    with pinned() as where:
-        yield measure(
-            f"one add of 16 float32, core {where}", work, base="np.add(a, b, out=out)", targets=targets, names=names, after=buf.clear,
-            rounds=5 if quick else 4000, calls=64,
-        )  # fmt: skip
+    return measure(
+        f"one add of 16 float32, core {where}", work, base="np.add(a, b, out=out)", targets=targets, names=names, after=buf.clear,
+        rounds=5 if quick else 4000, calls=64,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":
