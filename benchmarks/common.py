@@ -1,22 +1,24 @@
-"""What the benchmarks share: a pinned core, arrays at chosen places, one way to show and to write figures.
+"""What the rows share: arrays at chosen places, the peers of a large sum, how a row is run by itself.
 
-Each benchmark is run as `python benchmarks/NAME.py [--quick]`; the figures go to benchmarks/results/, but for --quick.
+Each row is `results(quick)` in a file of its own; `python benchmarks/NAME.py [--quick] [--json FILE]` runs one, `fanin bench` runs all. How time
+is taken stands in fanin/cli/timing.py.
 """
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Iterable
+import argparse
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fanin.cli import bench
+import fanin
+from fanin import _core
+from fanin.cli import timing
 from fanin.cli.screen import Screen
+from fanin.cli.timing import Result
 
-QUICK = "--quick" in sys.argv
 PAGE = 4096
 
 #: Where array k begins behind the start of a page: the offsets of the streams relative to each other change what a machine does.
@@ -27,16 +29,22 @@ OFFSETS = {
     "random": lambda k: (k * 2654435761 >> 8) % (PAGE // 64) * 64 + (k * 40503 >> 4) % 16 * PAGE,
 }
 
-
-def pin(threads: int = 1) -> str:
-    """Keep this process on the last `threads` cores it may use; which."""
-    may = sorted(CORES)[-threads:]
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, may)
-    return ", ".join(map(str, may))
+#: The peers that every large sum is beside; what is not here is absent.
+FLOOR, CHAIN, FRESH, TORCH, JAX = "read floor", "np.add(out=) chain", "a + b, then +=", "torch add_ chain", "jax.jit"
 
 
-CORES = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+def main(results: Callable[[bool], Iterator[Result]]) -> None:
+    """Run one row by itself."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    kept = []
+    for one in results(options.quick):
+        timing.show(Screen(), one)
+        kept.append(one)
+    if options.json:
+        timing.write(options.json, kept)
 
 
 def array(size: int, dtype: Any = "f4", offset: int = 0) -> Any:
@@ -48,31 +56,88 @@ def array(size: int, dtype: Any = "f4", offset: int = 0) -> Any:
     return raw[start : start + size * dtype.itemsize].view(dtype)
 
 
-def finish(name: str, results: Iterable[dict[str, Any]]) -> None:
-    """Show each result as it comes, and write all."""
-    kept = []
-    for one in results:
-        bench.show(Screen(), one)
-        kept.append(one)
-    if not QUICK:
-        bench.write(Path(__file__).parent / "results" / f"{name}.json", kept)
+def arrays(n: int, size: int, offset: str = "0") -> list[Any]:
+    """n float32 arrays of `size` bytes each, whose sums are exact."""
+    made = [array(size // 4, "f4", OFFSETS[offset](k)) for k in range(n)]
+    for k, x in enumerate(made):
+        x[:] = k + 0.5
+    return made
 
 
 def size_text(size: int) -> str:
     """16 KB, 4 MB."""
-    return f"{size >> 20} MB" if size >= 1 << 20 else f"{size >> 10} KB"
+    return f"{size >> 20} MB" if size >= 1 << 20 else f"{size >> 10} KB" if size >= 1 << 10 else f"{size} B"
 
 
-def rounds(size: int) -> tuple[int, int]:
-    """For work on so many bytes: how many rounds, and how many calls in each."""
+def effort(size: int, quick: bool) -> dict[str, Any]:
+    """For work on so many bytes: unit, rounds, calls in each round."""
     calls = max(1, min(1000, (1 << 21) // size))
-    return (3 if QUICK else 9 if size > 1 << 27 else 25), calls
+    return {"unit": "ms" if size > 1 << 24 else "us", "rounds": 2 if quick else 7 if size > 1 << 28 else 25, "calls": 1 if quick else calls}
 
 
-def timed(title: str, work: bench.Work, base: str, size: int, least: int = 0) -> dict[str, Any]:
-    """Figures in milliseconds or microseconds for each call; `size`: the bytes that one call touches."""
-    times, calls = rounds(size)
-    inner = {name: (lambda fn=fn: bench.repeat(calls, fn)) for name, fn in work.items()}
-    taken = bench.turns(inner, rounds=max(times, least))
-    unit, factor = ("ms", 1e6) if size > 1 << 24 else ("us", 1e3)
-    return bench.result(title, unit, {k: [t / calls / factor for t in v] for k, v in taken.items()}, base)
+def sums(inputs: list[Any], out: Any) -> dict[str, Any]:
+    """The ways to one sum in memory that was written before."""
+
+    def chain() -> None:
+        np.add(inputs[0], inputs[1], out=out)
+        for x in inputs[2:]:
+            np.add(out, x, out=out)
+
+    def floor() -> None:
+        for x in inputs:
+            _core._test_read(x)
+
+    work: dict[str, Any] = {CHAIN: chain, FLOOR: floor, "fanin.add_n(out=)": lambda: fanin.add_n(inputs, out=out), TORCH: None}
+    torch = timing.peer("torch")
+    if torch is not None:
+        tensors = [torch.from_numpy(x) for x in inputs]
+        total = torch.from_numpy(out)
+
+        def torch_chain() -> None:
+            torch.add(tensors[0], tensors[1], out=total)
+            for x in tensors[2:]:
+                total.add_(x)
+
+        work[TORCH] = torch_chain
+    return work
+
+
+def fresh(inputs: list[Any]) -> Callable[[], Any]:
+    """NumPy's sum in memory of its own."""
+
+    def total() -> Any:
+        sum_ = inputs[0] + inputs[1]
+        for x in inputs[2:]:
+            sum_ += x
+        return sum_
+
+    return total
+
+
+def compiled(inputs: list[Any]) -> Callable[[], Any] | None:
+    """jax.jit of the whole sum."""
+    jax = timing.peer("jax")
+    if jax is None:
+        return None
+    given = [jax.numpy.asarray(x) for x in inputs]
+
+    @jax.jit
+    def total(xs: Any) -> Any:
+        sum_ = xs[0]
+        for x in xs[1:]:
+            sum_ = sum_ + x
+        return sum_
+
+    return lambda: total(given).block_until_ready()
+
+
+def engine(inputs: list[Any]) -> Callable[[], Any] | None:
+    """torch's own engine: one node with as many producers as there are gradients, each of which passes its gradient on."""
+    torch = timing.peer("torch")
+    if torch is None:
+        return None
+    gradients = [torch.from_numpy(x) for x in inputs]
+    leaf = torch.zeros(inputs[0].shape, requires_grad=True)
+    node = leaf.view_as(leaf)
+    outputs = [node.view_as(node) for _ in inputs]
+    return lambda: torch.autograd.grad(outputs, leaf, gradients, retain_graph=True)

@@ -1,4 +1,4 @@
-"""bfloat16 and float16: time beside torch's chain, and the error against the exact sum: python benchmarks/low_precision.py [--quick].
+"""bfloat16 and float16: time beside torch's chain, and the error against the exact sum: python benchmarks/low_precision.py [--quick] [--json FILE].
 
 The error is the root mean square of (sum - exact) / (root mean square of the exact sums), for N from 2 to 256 normal contributions.
 """
@@ -9,34 +9,34 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from common import QUICK, array, finish, pin, timed
+from common import FLOOR, TORCH, array, effort, main, size_text
 
 import fanin
 from fanin import _core
-from fanin.cli import bench
+from fanin.cli.timing import Result, at_least, measure, peer, pinned
+
+CAST = "torch, cast to float32 first"
 
 
-def times(name: str, size: int, n: int) -> dict[str, Any]:
-    """n x size bytes: the fold, and torch's chain."""
-    import ml_dtypes
-
-    dtype = np.dtype(getattr(ml_dtypes, name)) if name == "bfloat16" else np.dtype(name)
+def times(name: str, size: int, n: int, where: str, quick: bool) -> Result:
+    """n x size bytes: the sum, and torch's chains."""
+    dtype = dtype_of(name)
     count = size // 2
     arrays = [array(count, "u2", 1088 * k) for k in range(n)]
     for k, x in enumerate(arrays):
         x[:] = np.full(1, k + 0.5).astype(dtype).view("u2")
     out = array(count, "u2")
-    sources = tuple(arrays)
     typed = [x.view(dtype) for x in arrays]
     target = out.view(dtype)
-    work: bench.Work = {
-        "the fold alone": lambda: _core._test_sum(out, sources, name, False),
-        "fanin.add_n(out=)": lambda: fanin.add_n(typed, out=target),
-    }
-    base = "the fold alone"
-    torch = bench.peer("torch")
+    ours = "fanin.add_n(out=)"
+
+    def floor() -> None:
+        for x in arrays:
+            _core._test_read(x)
+
+    work: dict[str, Any] = {ours: lambda: fanin.add_n(typed, out=target), FLOOR: floor, TORCH: None, CAST: None}
+    torch = peer("torch")
     if torch is not None:
-        torch.set_num_threads(1)
         kind = getattr(torch, name)
         tensors = [torch.from_numpy(x).view(kind) for x in arrays]
         total = torch.from_numpy(out).view(kind)
@@ -52,17 +52,25 @@ def times(name: str, size: int, n: int) -> dict[str, Any]:
                 wide.add_(x)
             total.copy_(wide)
 
-        work["torch add_ chain"] = chain
-        work["torch, cast to float32 first"] = upcast
-        base = "torch add_ chain"
-    return timed(f"{n} x {size >> 10} KB {name}", work, base, (n + 1) * size)
+        work |= {TORCH: chain, CAST: upcast}
+    targets = [at_least(3.5, ours, TORCH)] if size >= 1 << 20 and name == "bfloat16" else [at_least(1, ours, TORCH, CAST)]
+    return measure(
+        f"{n} x {size_text(size)} {name}, core {where}", work, base=ours, targets=targets, **effort((n + 1) * size, quick)
+    )
 
 
-def errors(name: str) -> dict[str, Any]:
-    """Relative errors by N, of one rounding and of one for each add."""
+def dtype_of(name: str) -> np.dtype:
+    """bfloat16 is no dtype of NumPy's own."""
+    if name == "float16":
+        return np.dtype(name)
     import ml_dtypes
 
-    dtype = np.dtype(getattr(ml_dtypes, name)) if name == "bfloat16" else np.dtype(name)
+    return np.dtype(getattr(ml_dtypes, name))
+
+
+def errors(name: str) -> Result:
+    """Errors by N: as "min" that of one rounding, as "median" that of one for each add."""
+    dtype = dtype_of(name)
     rng = np.random.default_rng(1)
     rows = {}
     for n in (2, 8, 32, 256):
@@ -72,32 +80,22 @@ def errors(name: str) -> dict[str, Any]:
         for x in arrays[1:]:
             pairwise = pairwise + x
         scale = np.sqrt(np.mean(exact**2))
-        once = np.sqrt(np.mean((fanin.add_n(arrays).astype("f8") - exact) ** 2)) / scale
-        each = np.sqrt(np.mean((pairwise.astype("f8") - exact) ** 2)) / scale
-        rows[f"N = {n}"] = {
-            "min": once * 1e4,
-            "median": each * 1e4,
-            "ratio": each / once,
-            "ratio_of_minima": each / once,
-        }
-    return {
-        "title": f"{name}: error in 1e-4; min: fanin.add_n, median: one rounding for each add",
-        "unit": "1e-4",
-        "base": "one rounding for each add",
-        "rounds": 1,
-        "rows": rows,
-    }
+        once, each = (float(np.sqrt(np.mean((x.astype("f8") - exact) ** 2)) / scale) for x in (fanin.add_n(arrays), pairwise))
+        rows[f"N = {n}"] = {"min": once * 1e4, "median": max(once, each) * 1e4, "ratio": each / once, "ratio_of_minima": each / once, "rounds": 1}
+    title = f"{name}: error in 1e-4 (min: fanin.add_n, median: a rounding for each add)"
+    return {"title": title, "unit": "1e-4", "base": "N = 2", "rounds": 1, "rows": rows, "absent": [], "targets": []}
 
 
-def results() -> Iterator[dict[str, Any]]:
+def results(quick: bool) -> Iterator[Result]:
     """All rows."""
-    print(f"core {pin()}")
-    fanin.set_options(threads=1)
-    for name in ("bfloat16", "float16"):
-        for size in [16 << 10, 256 << 10] + ([] if QUICK else [64 << 20]):
-            yield times(name, size, 8)
-        yield errors(name)
+    if peer("ml_dtypes") is None:
+        return
+    with pinned() as where:
+        for name in ("bfloat16", "float16"):
+            for size in [16 << 10, 256 << 10] + ([] if quick else [64 << 20]):
+                yield times(name, size, 8, where, quick)
+            yield errors(name)
 
 
 if __name__ == "__main__":
-    finish("low_precision", results())
+    main(results)

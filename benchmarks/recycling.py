@@ -1,63 +1,60 @@
-"""What fresh pages cost: sums into recycled and into fresh memory, beside NumPy's: python benchmarks/recycling.py [--quick].
+"""What fresh pages cost: sums into recycled and into fresh memory, beside NumPy's: python benchmarks/recycling.py [--quick] [--json FILE].
 
-"fresh" means that every page of the result has to be given by the system first. The figures are written to benchmarks/results/, but for --quick.
+"fresh" means that every page of the result has to be given by the system first.
 """
 
-import sys
-from pathlib import Path
+from __future__ import annotations
+
+from collections.abc import Iterator
 
 import numpy as np
+from common import CHAIN, FRESH, arrays, effort, fresh, main, size_text, sums
 
 import fanin
-from fanin.cli import bench
-from fanin.cli.screen import Screen
-
-QUICK = "--quick" in sys.argv
+from fanin.cli.timing import Result, at_most, measure, peer, pinned
 
 
-def recycling(contributions: int, megabytes: int) -> dict:
-    arrays = [np.full(megabytes << 18, i + 0.5, "f4") for i in range(contributions)]
-    out = np.zeros(megabytes << 18, "f4")
+def one(n: int, size: int, where: str, quick: bool) -> Result:
+    """n x size bytes."""
+    inputs = arrays(n, size)
+    out = np.zeros(size // 4, "f4")
+    torch = peer("torch")
 
-    def numpy_fresh() -> np.ndarray:
-        total = arrays[0] + arrays[1]
-        for x in arrays[2:]:
-            total += x
-        return total
-
-    def numpy_reused() -> None:
-        np.add(arrays[0], arrays[1], out=out)
-        for x in arrays[2:]:
-            np.add(out, x, out=out)
-
-    def fresh() -> None:
+    def cold() -> None:
         with fanin.set_options(pool_bytes=0):
-            fanin.add_n(arrays)
+            fanin.add_n(inputs)
 
     def recycled() -> np.ndarray:
-        return fanin.add_n(arrays)
+        return fanin.add_n(inputs)
 
-    # "fresh" empties the pool, so a result goes before "recycled" that is not counted; each round is one turn in this order
+    def torch_fresh() -> None:
+        total = tensors[0] + tensors[1]
+        for x in tensors[2:]:
+            total.add_(x)
+
+    tensors = [torch.from_numpy(x) for x in inputs] if torch else []
+    shared = sums(inputs, out)
     work = {
-        "NumPy, fresh": numpy_fresh,
-        "NumPy, reused out": numpy_reused,
-        "fanin, fresh": fresh,
-        "fanin, to fill the pool": recycled,
+        FRESH: fresh(inputs),
+        CHAIN: shared[CHAIN],
+        "torch, fresh": torch_fresh if torch else None,
+        "fanin, fresh": cold,
         "fanin, recycled": recycled,
-        "fanin, out=": lambda: fanin.add_n(arrays, out=out),
+        "fanin, out=": shared["fanin.add_n(out=)"],
     }
-    times: dict[str, list[int]] = {}
-    with fanin.set_options(pool_bytes=1 << 30):
-        for _ in range(5 if QUICK else 9):
-            for name, t in bench.turns(work, rounds=1).items():
-                times.setdefault(name, []).extend(t)
-    del times["fanin, to fill the pool"]
-    ms = {k: [t / 1e6 for t in v] for k, v in times.items()}
-    return bench.result(f"recycling: {contributions} x {megabytes} MB float32", "ms", ms, "NumPy, fresh")
+    with fanin.set_options(pool_bytes=2 * size):
+        return measure(
+            f"{n} x {size_text(size)} float32, core {where}", work, base=FRESH, targets=[at_most(0.75, "fanin, fresh", FRESH)] if n >= 4 else [],
+            before={"fanin, recycled": recycled}, longest=5, **{**effort((n + 1) * size, quick), "calls": 1},
+        )  # fmt: skip
 
 
-results = [recycling(n, 32 if QUICK else 128) for n in ((8,) if QUICK else (2, 8))]
-for result in results:
-    bench.show(Screen(), result)
-if not QUICK:
-    bench.write(Path(__file__).parent / "results" / "recycling.json", results)
+def results(quick: bool) -> Iterator[Result]:
+    """All N."""
+    with pinned() as where:
+        for n in (2, 8) if quick else (2, 4, 8, 16):
+            yield one(n, (4 if quick else 128) << 20, where, quick)
+
+
+if __name__ == "__main__":
+    main(results)

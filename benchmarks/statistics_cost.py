@@ -1,4 +1,4 @@
-"""What norm, largest element and non-finite count cost beside the sum itself: python benchmarks/statistics_cost.py [--quick]."""
+"""What norm, largest element and non-finite count cost beside the sum itself: python benchmarks/statistics_cost.py [--quick] [--json FILE]."""
 
 from __future__ import annotations
 
@@ -6,57 +6,52 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from common import QUICK, array, finish, pin, size_text, timed
+from common import array, arrays, effort, main, size_text
 
 import fanin
 from fanin import _core
-from fanin.cli import bench
+from fanin.cli.timing import Result, at_most, measure, peer, pinned
 
 
-def row(size: int, n: int) -> dict[str, Any]:
+def one(size: int, n: int, where: str, quick: bool) -> Result:
     """n x size bytes."""
-    arrays = [array(size // 4, "f4", 1088 * k) for k in range(n)]
-    for k, x in enumerate(arrays):
-        x[:] = k + 0.5
-    out = array(size // 4)
-    sources, in_place = tuple(arrays), (out, *arrays[1:])
+    inputs, out = arrays(n, size, "1088 k"), array(size // 4)
+    in_place = (out, *inputs[1:])
+    torch = peer("torch")
 
-    def fold(sources: tuple[Any, ...], stats: bool) -> None:
-        _core._test_sum(out, sources, "float32", stats)
+    def total(stats: bool = False) -> None:
+        fanin.add_n(inputs, out=out, stats=stats)
 
     def apart() -> None:
-        fold(sources, False)
+        total()
         np.dot(out, out)
         np.isfinite(out).all()
 
-    work: bench.Work = {
-        "sum": lambda: fold(sources, False),
-        "sum and statistics": lambda: fold(sources, True),
+    def clip() -> None:
+        total()
+        torch.linalg.vector_norm(torch.from_numpy(out))
+
+    work: dict[str, Any] = {
+        "sum": total,
+        "sum and statistics": lambda: total(True),
         "sum, then np.dot, np.isfinite": apart,
-        "in place": lambda: fold(in_place, False),
-        "in place and statistics": lambda: fold(in_place, True),
+        "sum, then torch's norm": clip if torch else None,
+        "in place": lambda: _core._test_sum(out, in_place, "float32", False),
+        "in place and statistics": lambda: _core._test_sum(out, in_place, "float32", True),
     }
-    torch = bench.peer("torch")
-    if torch is not None:
-        torch.set_num_threads(1)
-        total = torch.from_numpy(out)
-
-        def clip() -> None:
-            fold(sources, False)
-            torch.linalg.vector_norm(total)
-
-        work["sum, then torch's norm"] = clip
-    return timed(f"{n} x {size_text(size)} float32", work, "sum", (n + 1) * size)
+    return measure(
+        f"{n} x {size_text(size)} float32, core {where}", work, base="sum",
+        targets=[at_most(1.05, "sum and statistics", "sum")], **effort((n + 1) * size, quick),
+    )  # fmt: skip
 
 
-def results() -> Iterator[dict[str, Any]]:
-    """All rows."""
-    print(f"core {pin()}")
-    fanin.set_options(threads=1)
-    for size in [256 << 10, 4 << 20] + ([] if QUICK else [128 << 20]):
-        for n in (2, 4, 8):
-            yield row(size, n)
+def results(quick: bool) -> Iterator[Result]:
+    """Sizes and N."""
+    with pinned() as where:
+        for size in [256 << 10, 4 << 20] + ([] if quick else [128 << 20]):
+            for n in (2, 4, 8):
+                yield one(size, n, where, quick)
 
 
 if __name__ == "__main__":
-    finish("statistics_cost", results())
+    main(results)

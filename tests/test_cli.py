@@ -218,18 +218,3 @@ def test_check_refuses_what_it_cannot_use(
         file.write_text(text)
     assert main(["check", str(file), *words]) == 2
     assert refusal in capsys.readouterr().err
-
-
-# bench
-
-
-def test_bench_writes_where_its_figures_come_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "deep" / "bench.json"
-    assert main(["bench", "--quick", "--json", str(file)]) == 0
-    assert "np.add(out=) chain" in said(capsys)
-    written = json.loads(file.read_text())
-    assert {"cpu", "cores", "python", "versions", "date", "command", "results"} <= written.keys()
-    assert written["versions"]["numpy"]
-    for result in written["results"]:
-        assert result["rows"][result["base"]]["ratio"] == 1
-        assert all(0 < row["min"] <= row["median"] for row in result["rows"].values())

@@ -186,11 +186,13 @@ static fan_status run(fan_fold *f, fan_job *job, fan_error *err)
     fan_device *d = device_of(f);
     char label[FAN_TRACE_LABEL];
     uint64_t bytes = job->out ? dense_bytes(job->out) : 0;
-    if (s->spec->name)
-        snprintf(label, sizeof label, "%s %s", job->label, s->spec->name);
-    else
-        snprintf(label, sizeof label, "%s %s[%zu]", job->label, b->name, f->slot);
-    job->label = label;
+    if (d->backend->has_streams || fan_trace_on()) { /* nobody else reads it */
+        if (s->spec->name)
+            snprintf(label, sizeof label, "%s %s", job->label, s->spec->name);
+        else
+            snprintf(label, sizeof label, "%s %s[%zu]", job->label, b->name, f->slot);
+        job->label = label;
+    }
     FAN_COUNT(b, passes, 1);
     FAN_COUNT(b, bytes_written, bytes);
     for (size_t i = 0; i < job->n; i++) {

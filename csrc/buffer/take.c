@@ -5,6 +5,7 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* S18, S19: `consumer` may use `v`, ready on R with event E. *E may get an event that is recorded now. */
@@ -88,39 +89,137 @@ static fan_status check_out(const fan_buffer *b, size_t slot, const fan_gathered
     return FAN_OK;
 }
 
-static bool meets(const fan_array *a, const fan_value *v)
+/* ---- D11: which memory meets which? Extents by their beginning, so that asking costs little with any number of slots ---- */
+
+typedef struct extent {
+    uintptr_t lo, hi, highest; /* `highest`: of all up to and with this one */
+    const fan_array *a;
+    size_t slot;
+    bool dense;
+} extent;
+
+typedef struct extents {
+    extent *all;
+    size_t n;
+} extents;
+
+static int by_beginning(const void *a, const void *b)
+{
+    const extent *x = a, *y = b;
+    return (x->lo > y->lo) - (x->lo < y->lo);
+}
+
+static void extents_put(extents *e, const fan_array *a, size_t slot, bool dense)
+{
+    int64_t lo, hi;
+    fan_array_reach(a, &lo, &hi);
+    if (lo == hi)
+        return;
+    e->all[e->n++] = (extent){.lo = (uintptr_t)(a->data + lo), .hi = (uintptr_t)(a->data + hi), .a = a, .slot = slot, .dense = dense};
+}
+
+static void extents_sort(extents *e)
+{
+    uintptr_t highest = 0;
+    if (e->n)
+        qsort(e->all, e->n, sizeof *e->all, by_beginning);
+    for (size_t i = 0; i < e->n; i++) {
+        highest = e->all[i].hi > highest ? e->all[i].hi : highest;
+        e->all[i].highest = highest;
+    }
+}
+
+/* The next extent that meets `a`, below *at (first: e->n); NULL: none is left. */
+static const extent *extents_next(const extents *e, const fan_array *a, size_t *at)
+{
+    int64_t lo, hi;
+    fan_array_reach(a, &lo, &hi);
+    uintptr_t from = (uintptr_t)(a->data + lo), to = (uintptr_t)(a->data + hi);
+    if (lo == hi)
+        return NULL;
+    if (*at == e->n) {
+        size_t low = 0, high = e->n;
+        while (low < high) {
+            size_t mid = low + (high - low) / 2;
+            if (e->all[mid].lo < to)
+                low = mid + 1;
+            else
+                high = mid;
+        }
+        *at = low;
+    }
+    while (*at > 0 && e->all[*at - 1].highest > from) {
+        const extent *x = &e->all[--*at];
+        if (x->hi > from)
+            return x;
+    }
+    return NULL;
+}
+
+/* May `out` of slot k be written while some input is still to be read? */
+static bool out_meets_inputs(const extents *inputs, const fan_array *out, size_t k)
+{
+    size_t at = inputs->n;
+    if (!at)
+        return false;
+    for (const extent *x; (x = extents_next(inputs, out, &at)) != NULL;)
+        if (x->slot != k || !x->dense || !fan_array_same_view(out, x->a))
+            return true;
+    return false;
+}
+
+/* Would some out= write what is handed through? */
+static bool written_by_out(const extents *outs, const fan_value *v)
 {
     fan_array *some[3];
-    size_t n = fan_value_arrays(v, some, 3);
-    for (size_t i = 0; i < n && i < 3; i++)
-        if (!fan_array_apart(a, some[i]))
+    size_t n = outs->n ? fan_value_arrays(v, some, 3) : 0;
+    for (size_t i = 0; i < n && i < 3; i++) {
+        size_t at = outs->n;
+        if (extents_next(outs, some[i], &at))
             return true;
+    }
     return false;
 }
 
-/* D11: may `out` of slot k be written while some input is still to be read? */
-static bool out_meets_inputs(const fan_take *how, const cut *cuts, size_t n, size_t k)
+/* What a take with out= looks at: all inputs and all outs. */
+static fan_status look_at_outs(fan_buffer *b, const fan_take *how, const cut *cuts, extents *inputs, extents *outs, fan_error *err)
 {
-    const fan_array *out = how->out[k].array;
-    for (size_t i = 0; i < n; i++)
+    size_t most = 0, given = 0;
+    for (size_t i = 0; i < b->nslots; i++) {
+        given += how->out[i].form == FAN_DENSE;
+        most += 3 * cuts[i].g.fold.n;
+        for (size_t j = 0; j < cuts[i].g.fold.n; j++)
+            most += cuts[i].g.fold.terms[j].v->nparts;
+    }
+    inputs->all = fan_alloc((most + 1) * sizeof *inputs->all);
+    outs->all = fan_alloc((given + 1) * sizeof *outs->all);
+    if (!inputs->all || !outs->all)
+        return fan_fail(err, FAN_NOMEM, "%s: out of memory", b->name);
+    for (size_t i = 0; i < b->nslots; i++) {
+        if (how->out[i].form == FAN_DENSE)
+            extents_put(outs, how->out[i].array, i, true);
         for (size_t j = 0; j < cuts[i].g.fold.n; j++) {
             const fan_value *v = cuts[i].g.fold.terms[j].v;
-            if (!meets(out, v))
-                continue;
-            if (i == k && v->form == FAN_DENSE && fan_array_same_view(out, v->array))
-                continue;
-            return true;
+            fan_array *some[3];
+            size_t n = v->form == FAN_OBJECT ? 0 : fan_value_arrays(v, some, 3);
+            for (size_t k = 0; k < n && k < 3; k++)
+                extents_put(inputs, some[k], i, v->form == FAN_DENSE);
+            for (size_t k = 0; k < v->nparts; k++)
+                extents_put(inputs, v->parts[k], i, false);
         }
-    return false;
-}
-
-/* D11: would some out= write what is handed through? */
-static bool written_by_out(const fan_buffer *b, const fan_take *how, const fan_value *v)
-{
-    for (size_t i = 0; how->out && i < b->nslots; i++)
-        if (how->out[i].form == FAN_DENSE && meets(how->out[i].array, v))
-            return true;
-    return false;
+    }
+    extents_sort(inputs);
+    extents_sort(outs);
+    for (size_t i = 1; i < outs->n; i++) {
+        if (outs->all[i - 1].highest <= outs->all[i].lo)
+            continue;
+        size_t j = i - 1;
+        while (outs->all[j].hi <= outs->all[i].lo)
+            j--;
+        size_t one = outs->all[i].slot, two = outs->all[j].slot;
+        return fan_fail(err, FAN_VALUE, "%s: out= of slots %zu and %zu may share memory", b->name, one < two ? one : two, one < two ? two : one);
+    }
+    return FAN_OK;
 }
 
 static bool plain_copy_needed(fan_buffer *b, const fan_take *how, const fan_fold *f)
@@ -155,7 +254,7 @@ static fan_status zero_sum(fan_buffer *b, size_t slot, const fan_value *zero, fa
 }
 
 /* Sums what the slot holds, but for what goes straight into out. The slot is busy. */
-static fan_status cut_sum(fan_buffer *b, size_t slot, const fan_take *how, cut *c, fan_stream *consumer, bool last, fan_error *err)
+static fan_status cut_sum(fan_buffer *b, size_t slot, const fan_take *how, const extents *outs, cut *c, fan_stream *consumer, bool last, fan_error *err)
 {
     fan_slot *s = &b->slots[slot];
     fan_fold *f = &c->g.fold;
@@ -210,7 +309,7 @@ static fan_status cut_sum(fan_buffer *b, size_t slot, const fan_take *how, cut *
         c->known = s->p->known;
         return fan_value_copy(b->frontend, &s->p->value, &c->result, err);
     }
-    if (f->n == 1 && !exact && !out && !scaled(how) && !written_by_out(b, how, f->terms[0].v) && !plain_copy_needed(b, how, f) &&
+    if (f->n == 1 && !exact && !out && !scaled(how) && !written_by_out(outs, f->terms[0].v) && !plain_copy_needed(b, how, f) &&
         (f->terms[0].v->form == FAN_OBJECT || f->terms[0].v->dtype == sum)) {
         c->R = fan_stream_hold(f->terms[0].P);
         c->E = fan_event_hold(f->terms[0].event);
@@ -320,7 +419,7 @@ static void learn(cut *c, const fan_pass *p)
     }
 }
 
-static fan_status take_sums(fan_buffer *b, const fan_take *how, cut *cuts, fan_error *err)
+static fan_status take_sums(fan_buffer *b, const fan_take *how, cut *cuts, extents *inputs, extents *outs, fan_error *err)
 {
     fan_stream *consumer = how->stream ? how->stream : b->stream;
     for (size_t i = 0; i < b->nslots; i++) {
@@ -335,25 +434,25 @@ static fan_status take_sums(fan_buffer *b, const fan_take *how, cut *cuts, fan_e
         if (how->out && how->out[i].form == FAN_DENSE)
             FAN_TRY(check_out(b, i, &cuts[i].g, &how->out[i], err));
     }
+    if (how->out)
+        FAN_TRY(look_at_outs(b, how, cuts, inputs, outs, err));
     for (size_t i = 0; how->out && i < b->nslots; i++)
         if (how->out[i].form == FAN_DENSE) {
-            for (size_t j = 0; j < i; j++)
-                if (how->out[j].form == FAN_DENSE && !fan_array_apart(how->out[i].array, how->out[j].array))
-                    return fan_fail(err, FAN_VALUE, "%s: out= of slots %zu and %zu may share memory", b->name, j, i);
             for (size_t j = 0; j < cuts[i].g.fold.n; j++)
                 cuts[i].by_copy = cuts[i].by_copy || cuts[i].g.fold.terms[j].v->form != FAN_DENSE;
-            cuts[i].by_copy = (cuts[i].g.fold.n || cuts[i].g.zero || cuts[i].g.fold.state) && (cuts[i].by_copy || out_meets_inputs(how, cuts, b->nslots, i));
+            cuts[i].by_copy = (cuts[i].g.fold.n || cuts[i].g.zero || cuts[i].g.fold.state) &&
+                              (cuts[i].by_copy || out_meets_inputs(inputs, how->out[i].array, i));
         }
     for (size_t i = 0; i < b->nslots; i++) {
         fan_stream *who = consumer ? consumer : b->slots[i].p->C;
-        fan_status status = cut_sum(b, i, how, &cuts[i], who, false, err);
+        fan_status status = cut_sum(b, i, how, outs, &cuts[i], who, false, err);
         fan_slot_poison(&b->slots[i], status, err);
         FAN_TRY(status);
     }
     for (size_t i = 0; i < b->nslots; i++) {
         if (!cuts[i].late)
             continue;
-        fan_status status = cut_sum(b, i, how, &cuts[i], consumer ? consumer : b->slots[i].p->C, true, err);
+        fan_status status = cut_sum(b, i, how, outs, &cuts[i], consumer ? consumer : b->slots[i].p->C, true, err);
         fan_slot_poison(&b->slots[i], status, err);
         FAN_TRY(status);
     }
@@ -394,7 +493,10 @@ fan_status fan_buffer_take(fan_buffer *b, const fan_take *how, fan_value *result
         fan_free(gone);
         return fan_fail(err, FAN_NOMEM, "%s: out of memory", b->name);
     }
-    status = take_sums(b, how, cuts, err);
+    extents inputs = {NULL, 0}, outs = {NULL, 0};
+    status = take_sums(b, how, cuts, &inputs, &outs, err);
+    fan_free(inputs.all);
+    fan_free(outs.all);
     for (size_t i = 0; i < b->nslots; i++) {
         if (!cuts[i].claimed)
             break;

@@ -1,222 +1,158 @@
-"""`fanin bench`: how long a sum takes, beside peers, in one run."""
+"""`fanin bench`: the rows of benchmarks/, each beside its peers, as tables, JSON and a picture."""
 
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
-import os
-import platform
-import shlex
-import statistics
+import importlib.util
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-import fanin
-
+from . import timing
 from .screen import Screen
 
-HELP = """Time sums beside those of NumPy, and of torch where it is installed, in one run.
+HELP = """Time sums beside those of NumPy, torch, JAX and others that are installed, in one run.
 
-Variants take turns, so that whatever slows the machine down slows all of them; each is reported by its minimum and its
-median. Compare ratios within one run, not times between runs.
+The rows are the files of benchmarks/ in the source tree (a wheel does not bring them). Variants take turns on a pinned core,
+so that whatever slows the machine down slows all of them; each is reported by its minimum and its median, absent peers are
+marked. Compare ratios within one run, not times between runs.
 
 examples:
   fanin bench --quick
-  fanin bench --json bench.json"""
+  fanin bench --only small_add --only life
+  fanin bench --json bench.json --plot bench.svg"""
 
-Work = dict[str, Callable[[], object]]
+#: The files, in the order of the table of targets.
+ROWS = (
+    "small_add", "life", "torch_add", "small_sums", "large_sum", "in_cache", "low_precision", "keys_and_exact", "many_slots",
+    "statistics_cost", "two_threads", "recycling", "engine",
+)  # fmt: skip
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--quick", action="store_true", help="small arrays and few rounds: seconds instead of a minute")
+    parser.add_argument("--quick", action="store_true", help="small arrays and few rounds: seconds instead of a quarter of an hour")
+    parser.add_argument("--only", metavar="ROW", action="append", choices=ROWS, help=f"this row alone; may be repeated: {', '.join(ROWS)}")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the figures, with machine, versions, date and command")
+    parser.add_argument("--plot", metavar="FILE", type=Path, help="draw bytes per second against the size of the working set (needs matplotlib)")
+    parser.add_argument("--folder", type=Path, help="where the rows are (default: benchmarks/ of this source tree, or of the current folder)")
 
 
 def run(options: argparse.Namespace) -> int:
     screen = Screen()
-    small, large = small_add(quick=options.quick), large_sum(quick=options.quick)
-    for result in (small, large):
-        show(screen, result)
+    folder = rows_folder(options.folder)
+    if folder is None:
+        print("fanin bench: the rows are in benchmarks/ of the source tree: run it there, or say --folder", file=sys.stderr)
+        return 2
+    if options.plot and timing.peer("matplotlib") is None:
+        print("fanin bench: --plot draws with matplotlib, which is not installed: pip install matplotlib", file=sys.stderr)
+        return 2
+    results = []
+    for name in ROWS:
+        if not options.only or name in options.only:
+            for one in row(folder, name, options.quick):
+                timing.show(screen, one)
+                results.append(one)
+            if options.json:
+                timing.write(options.json, results)
+    summary(screen, results)
     if options.json:
-        write(options.json, [small, large])
         screen.say(f"written: {options.json}")
+    if options.plot:
+        draw(options.plot, results)
+        screen.say(f"drawn: {options.plot}")
     return 0
 
 
-# What is timed
+def rows_folder(said: Path | None) -> Path | None:
+    """Where all the rows are."""
+    places = [said] if said else [Path(__file__).resolve().parents[3] / "benchmarks", Path("benchmarks")]
+    return next((p.resolve() for p in places if all((p / f"{name}.py").is_file() for name in ("common", *ROWS))), None)
 
 
-def small_add(*, quick: bool = False) -> dict[str, Any]:
-    """Two contributions of 16 floats and their sum; nanoseconds for each add."""
-    a, b, out = (np.ones(16, "f4") for _ in range(3))
-    many = 64
-    work: Work = {
-        "np.add(a, b, out=out)": lambda: repeat(many, np.add, a, b, out),
-        "np.add(a, b)": lambda: repeat(many, np.add, a, b),
-    }
-    buf = fanin.InputBuffer([a], budget=float("inf"))
-
-    def adds() -> None:
-        add = buf.add
-        for _ in range(many):
-            add(0, a)
-
-    def life() -> None:
-        for _ in range(many):
-            one = fanin.InputBuffer(1)
-            one.add(0, a)
-            one.add(0, b)
-            one.take()
-
-    def two_and_take() -> None:
-        for _ in range(many):
-            buf.add(0, a)
-            buf.add(0, b)
-            buf.take()
-
-    # What a round leaves behind is cleared outside its time.
-    work["buf.add(0, a)"] = adds
-    work["buf.add twice, buf.take"] = two_and_take
-    work["InputBuffer, add twice, take"] = life
-    torch = peer("torch")
-    if torch is not None:
-        x, y = torch.ones(16), torch.ones(16)
-        work["torch x.add_(y)"] = lambda: repeat(many, x.add_, y)
-        work["torch x + y"] = lambda: repeat(many, torch.add, x, y)
-    times = turns(work, rounds=200 if quick else 2000, after=buf.clear)
-    return result("small add: 16 float32", "ns", {k: [t / many for t in v] for k, v in times.items()}, "np.add(a, b, out=out)")
-
-
-def large_sum(*, quick: bool = False, contributions: int = 8, megabytes: int = 128) -> dict[str, Any]:
-    """Eight large contributions and their sum; milliseconds."""
-    megabytes = 4 if quick else megabytes
-    n = (megabytes << 20) // 4
-    arrays = [np.full(n, i + 0.5, "f4") for i in range(contributions)]
-    out = np.zeros(n, "f4")
-
-    def chain() -> None:
-        np.add(arrays[0], arrays[1], out=out)
-        for x in arrays[2:]:
-            np.add(out, x, out=out)
-
-    def fresh() -> Any:
-        total = arrays[0] + arrays[1]
-        for x in arrays[2:]:
-            total += x
-        return total
-
-    buf = fanin.InputBuffer([arrays[0]], budget=float("inf"))
-
-    def buffer() -> None:
-        for x in arrays:
-            buf.add(0, x)
-        buf.take(out=[out])
-
-    work: Work = {
-        "np.add(out=) chain": chain,
-        "a + b, then +=": fresh,
-        "fanin.add_n(out=)": lambda: fanin.add_n(arrays, out=out),
-        "fanin.add_n": lambda: fanin.add_n(arrays),
-        "InputBuffer, take(out=)": buffer,
-    }
-    torch = peer("torch")
-    if torch is not None:
-        tensors = [torch.from_numpy(x) for x in arrays]
-        total = torch.zeros(n)
-
-        def torch_chain() -> None:
-            torch.add(tensors[0], tensors[1], out=total)
-            for x in tensors[2:]:
-                total.add_(x)
-
-        work["torch add_ chain"] = torch_chain
-    times = turns(work, rounds=5 if quick else 9)
-    ms = {k: [t / 1e6 for t in v] for k, v in times.items()}
-    return result(f"large sum: {contributions} x {megabytes} MB float32", "ms", ms, "np.add(out=) chain")
-
-
-# How it is timed and told
-
-
-def repeat(times: int, fn: Callable[..., object], *args: Any) -> None:
-    for _ in range(times):
-        fn(*args)
-
-
-def peer(name: str) -> Any:
-    """A library that may be here."""
+@contextmanager
+def importing_from(folder: Path) -> Iterator[None]:
+    """The rows import what they share from beside them."""
+    sys.path.insert(0, str(folder))
     try:
-        return __import__(name)
-    except ImportError:
-        return None
+        yield
+    finally:
+        sys.path.remove(str(folder))
 
 
-def turns(work: Work, rounds: int, after: Callable[[], object] = lambda: None) -> dict[str, list[int]]:
-    """Nanoseconds of each call; the variants take turns, and each begins in a round."""
-    times: dict[str, list[int]] = {name: [] for name in work}
-    names = list(work)
-    for name in names:
-        work[name]()
-        after()
-    for i in range(rounds):
-        for name in names[i % len(names) :] + names[: i % len(names)]:
-            began = time.perf_counter_ns()
-            work[name]()
-            times[name].append(time.perf_counter_ns() - began)
-            after()
-    return times
+def row(folder: Path, name: str, quick: bool) -> Iterator[timing.Result]:
+    """The results of benchmarks/NAME.py."""
+    spec = importlib.util.spec_from_file_location(f"fanin_bench_{name}", folder / f"{name}.py")
+    if spec is None or spec.loader is None:
+        raise OSError(f"{folder / name}.py cannot be read")
+    module = importlib.util.module_from_spec(spec)
+    with importing_from(folder):
+        spec.loader.exec_module(module)
+    for one in module.results(quick):
+        yield {"row": name, **one}
 
 
-def result(title: str, unit: str, times: dict[str, list[float]], base: str) -> dict[str, Any]:
-    best = {name: min(t) for name, t in times.items()}
-    middle = {name: statistics.median(t) for name, t in times.items()}
-    rows = {
-        name: {
-            "min": best[name],
-            "median": middle[name],
-            "ratio": middle[base] / middle[name],
-            "ratio_of_minima": best[base] / best[name],
-        }
-        for name in times
-    }
-    return {"title": title, "unit": unit, "base": base, "rounds": len(times[base]), "rows": rows}
+def summary(screen: Screen, results: Iterable[timing.Result]) -> None:
+    """All targets, and whether they were held."""
+    rows = []
+    for one in results:
+        for t in one["targets"]:
+            seen, by_min = (timing.ratio_text(t[k]) if t[k] is not None else "" for k in ("seen", "seen_by_min"))
+            word = "absent" if t["held"] is None else "held" if t["held"] else "MISSED"
+            rows.append((f"{one['row']}: {one['title']}: {t['row']}", f"{t['must']} {t['ratio']}", seen, by_min, word))
+    if rows:
+        screen.table(rows, ("targets", "", "seen", "by min", ""))
 
 
-def show(screen: Screen, one: dict[str, Any]) -> None:
-    screen.say(f"{one['title']}, {one['rounds']} rounds; times as fast: against {one['base']}, by the median and the minimum")
-    rows = [(name, f"{r['min']:.1f}", f"{r['median']:.1f}", f"{r['ratio']:.2f}", f"{r['ratio_of_minima']:.2f}") for name, r in one["rows"].items()]
-    screen.table(rows, (one["unit"], "min", "median", "times as fast", "by min"))
-    screen.say()
+# The picture
+
+#: What is drawn, for sums of so many arrays.
+TERMS = 8
+CURVES = {
+    "fanin.add_n(out=)": "fanin",
+    "np.add(out=) chain": "NumPy",
+    "torch add_ chain": "torch",
+    "jax.jit": "jax.jit",
+    "read floor": "reading alone",
+}
 
 
-def machine() -> dict[str, Any]:
-    """Where the figures come from."""
-    model = platform.processor() or platform.machine()
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        model = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        pass
-    versions = {name: getattr(sys.modules[name], "__version__", "?") for name in ("fanin", "numpy", "torch") if name in sys.modules}
-    return {
-        "cpu": model,
-        "cores": os.cpu_count(),
-        "platform": platform.platform(),
-        "python": platform.python_version(),
-        "versions": versions,
-        "build": fanin.info().get("build"),
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-    }
+def points(results: Iterable[timing.Result]) -> dict[str, list[tuple[float, float]]]:
+    """For each curve (bytes of the working set, bytes per second), from the results that say how many bytes were moved; the best where there are several."""
+    best: dict[str, dict[float, float]] = {curve: {} for curve in CURVES.values()}
+    for one in results:
+        if "bytes" not in one or one["bytes_read"] != TERMS * (one["bytes"] - one["bytes_read"]):
+            continue
+        for name, curve in CURVES.items():
+            if name in one["rows"]:
+                moved = one["bytes_read"] if name == "read floor" else one["bytes"]
+                rate = moved / (one["rows"][name]["min"] * timing.UNITS[one["unit"]] / 1e9)
+                best[curve][one["bytes"]] = max(rate, best[curve].get(one["bytes"], 0.0))
+    return {name: sorted(some.items()) for name, some in best.items() if some}
 
 
-def write(file: Path, results: list[dict[str, Any]]) -> None:
-    """Figures as JSON, with machine, versions, date and command."""
+def draw(file: Path, results: Iterable[timing.Result]) -> None:
+    """Useful bytes per second (each input read once, the result written once) against the size of the working set."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes: Any = figure.add_subplot()
+    for name, some in points(results).items():
+        style = "--" if name == "reading alone" else "-"
+        axes.plot([x for x, _ in some], [y / 1e9 for _, y in some], style, marker="o", markersize=4, label=name)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.xaxis.set_major_formatter(lambda x, _: f"{x / 2**20:g} MB" if x >= 2**20 else f"{x / 2**10:g} KB")
+    axes.set_xlabel("working set: all inputs and the result")
+    axes.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
+    axes.yaxis.set_minor_formatter(lambda y, _: f"{y:g}" if str(y)[0] in "25" else "")
+    axes.set_ylabel("useful GB/s, the best of all offsets")
+    axes.set_title(f"sums of {TERMS} float32 arrays", loc="left", fontsize=11)
+    axes.grid(True, which="both", alpha=0.25)
+    if axes.get_lines():
+        axes.legend(frameon=False)
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps({**machine(), "results": results}, indent=1) + "\n")
+    figure.savefig(file)

@@ -1,0 +1,94 @@
+"""What keys out of order and exact sums cost beside the plain sum: python benchmarks/keys_and_exact.py [--quick] [--json FILE].
+
+"wide" has exponents over 80 powers of two, "any bits" every float32 there is: what needs the slow way of exact sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from common import effort, main, size_text
+
+import fanin
+from fanin.cli.timing import Result, Work, at_most, measure, pinned
+
+Make = Callable[[np.random.Generator, int], np.ndarray]
+
+
+def normal(rng: np.random.Generator, n: int) -> np.ndarray:
+    return rng.standard_normal(n, np.float32)
+
+
+def wide(rng: np.random.Generator, n: int) -> np.ndarray:
+    return np.ldexp(rng.standard_normal(n, np.float32), rng.integers(-40, 41, n, np.int32))
+
+
+def any_bits(rng: np.random.Generator, n: int) -> np.ndarray:
+    x = rng.integers(0, 2**32, n, np.uint32).view(np.float32)
+    x[~np.isfinite(x)] = 1
+    return x
+
+
+def half(rng: np.random.Generator, n: int) -> np.ndarray:
+    return rng.standard_normal(n * 2, np.float32).astype(np.float16)
+
+
+def double(rng: np.random.Generator, n: int) -> np.ndarray:
+    return rng.standard_normal(n // 2)
+
+
+def exact(title: str, make: Make, n: int, size: int, most: float | None, quick: bool, where: str) -> Result:
+    rng = np.random.default_rng(0)
+    inputs = [make(rng, size // 4) for _ in range(n)]
+    out = np.zeros_like(inputs[0])
+    work = {"plain": lambda: fanin.add_n(inputs, out=out), "exact": lambda: fanin.add_n(inputs, out=out, accumulate="exact")}
+    return measure(
+        f"exact sums: {n} x {size_text(size)} {title}, core {where}", work, base="plain",
+        targets=[] if most is None else [at_most(most, "exact", "plain")], **effort((n + 1) * size, quick),
+    )  # fmt: skip
+
+
+def keys(n: int, size: int, quick: bool, where: str) -> Result:
+    """The same sum by arrival, by keys that come in order, and by keys that come last to first; all parked, as the budget says nothing."""
+    inputs = [np.full(size // 4, k + 0.5, "f4") for k in range(n)]
+    out = np.zeros_like(inputs[0])
+    buf = fanin.InputBuffer(1, budget=float("inf"))
+
+    def adds(order: list[int], keyed: bool) -> Callable[[], None]:
+        def pass_() -> None:
+            for k in order:
+                buf.add(0, inputs[k], key=k if keyed else None)
+            buf.take(out=[out])
+
+        return pass_
+
+    back = list(range(n))[::-1]
+    middle = [*back[::2], *back[1::2]]
+    work: Work = {
+        "by arrival": adds(back[::-1], False),
+        "keys in order": adds(back[::-1], True),
+        "keys last to first": adds(back, True),
+        "keys mixed": adds(middle, True),
+    }
+    return measure(
+        f"keys: {n} x {size_text(size)} float32, core {where}", work, base="by arrival",
+        targets=[at_most(1.02, name, "by arrival") for name in ("keys last to first", "keys mixed")], **effort((n + 1) * size, quick),
+    )  # fmt: skip
+
+
+def results(quick: bool) -> Iterator[Result]:
+    """All rows."""
+    size = (1 if quick else 128) << 20
+    with pinned() as where:
+        yield keys(8, size, quick, where)
+        yield exact("float32", normal, 8, size, 1.5, quick, where)
+        yield exact("float32", normal, 2, size, None, quick, where)
+        yield exact("float32, wide", wide, 8, size, None, quick, where)
+        yield exact("float32, any bits", any_bits, 8, size // 4, None, quick, where)
+        yield exact("float16", half, 8, size, 1.5, quick, where)
+        yield exact("float64", double, 8, size, 3, quick, where)
+
+
+if __name__ == "__main__":
+    main(results)

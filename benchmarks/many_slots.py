@@ -1,0 +1,92 @@
+"""Many slots in one call: add_many and take beside torch's _foreach_add_ and a dict of ndarrays: python benchmarks/many_slots.py [--quick] [--json FILE].
+
+"in place" is acc += g in every slot; "8 each" sums eight gradients in every slot, the first of which the peers copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from common import main, size_text
+
+import fanin
+from fanin.cli.timing import Result, at_least, measure, peer, pinned
+
+FOREACH, DICT = "torch._foreach_add_", "a dict of ndarrays, np.add(out=)"
+
+#: Slots times contributions beyond which a variant with out= is left out: its time grows with the square of the slots.
+MOST_WITH_OUT = 20_000
+
+
+def one(slots: int, size: int, n: int, where: str, quick: bool) -> Result:
+    """us for all slots; n = 1: in place."""
+    torch = peer("torch")
+    every = list(range(slots))
+    sets = [[np.ones(size // 4, "f4") for _ in every] for _ in range(n)]
+    accs = [np.zeros(size // 4, "f4") for _ in every]
+    sums = dict(enumerate(accs))
+    buf = fanin.InputBuffer(slots, budget=float("inf"))
+
+    def by_dict() -> None:
+        if n > 1:
+            for k, g in enumerate(sets[0]):
+                np.copyto(sums[k], g)
+        for gs in sets[n > 1 :]:
+            for k, g in enumerate(gs):
+                acc = sums[k]
+                np.add(acc, g, out=acc)
+
+    def adds() -> None:
+        if n == 1:
+            buf.add_many(every, accs)
+        for gs in sets:
+            buf.add_many(every, gs)
+
+    def with_out() -> None:
+        adds()
+        buf.take(out=accs)
+
+    def fresh() -> None:
+        adds()
+        buf.take()
+
+    work: dict[str, Any] = {
+        DICT: by_dict,
+        FOREACH: None,
+        "add_many, take()": fresh,
+        "add_many alone": adds,
+    }
+    if slots * (n + 1) <= MOST_WITH_OUT:
+        work["add_many, take(out=)"] = with_out
+    if torch is not None:
+        tsets, taccs = [[torch.from_numpy(g) for g in gs] for gs in sets], [torch.from_numpy(a) for a in accs]
+
+        def foreach() -> None:
+            if n > 1:
+                torch._foreach_copy_(taccs, tsets[0])
+            for ts in tsets[n > 1 :]:
+                torch._foreach_add_(taccs, ts)
+
+        work[FOREACH] = foreach
+    ours = "add_many, take(out=)" if n == 1 else "add_many, take()"
+    targets = [at_least(10 if size <= 64 else 3, ours, FOREACH)] if slots == 10_000 else []
+    touched = slots * size * (n + 2)
+    return measure(
+        f"{slots} slots of {size_text(size)}, {'in place' if n == 1 else f'{n} each'}, core {where}", work, base=DICT, unit="us", after=buf.clear,
+        targets=targets, rounds=2 if quick else 7 if touched > 1 << 25 else 25, longest=1,
+    )  # fmt: skip
+
+
+def results(quick: bool) -> Iterator[Result]:
+    """Slots by size by N."""
+    with pinned() as where:
+        for slots in (100,) if quick else (100, 1000, 10_000, 100_000):
+            for size in (64, 1024):
+                for n in (1, 8) if slots < 100_000 else (1,):
+                    yield one(slots, size, n, where, quick)
+
+
+if __name__ == "__main__":
+    main(results)
