@@ -245,3 +245,81 @@ def test_a_buffer_keeps_nothing_of_its_life_before() -> None:
         with pytest.raises(ValueError, match="expect"):
             new.ready(0)
         assert new.take() == [None]
+
+
+class Evil:
+    """An index that changes the lists while it is read."""
+
+    def __init__(self, *lists: list[Any], value: int = 0) -> None:
+        self.lists, self.value = lists, value
+
+    def __index__(self) -> int:
+        for x in self.lists:
+            x.clear()
+        return self.value
+
+
+def test_lists_that_change_meanwhile_are_read_as_they_were() -> None:
+    buf = fanin.InputBuffer(2, budget=1000)
+    slots, grads = [0] * 200, [np.ones(16) for _ in range(200)]
+    g = np.ones(16)
+    keep = weakref.ref(g, lambda _: slots.clear())
+    buf.add(0, g)
+    del g
+    buf.add_many(slots, grads)
+    assert buf.take()[0][0] == 201
+    assert keep() is None
+    grads = [np.ones(3)] * 50
+    buf = fanin.InputBuffer(2)
+    buf.add_many([Evil(grads)] * 50, grads)
+    assert buf.take()[0][0] == 50
+    mine: list[Any] = []
+    mine.append(Evil(mine, value=10**30))
+    with pytest.raises((IndexError, ValueError, OverflowError)):
+        buf.add_many(mine, [np.ones(3)])
+
+
+def test_what_a_refused_batch_taught_its_slots_is_forgotten() -> None:
+    buf = fanin.InputBuffer(2, stats=True)
+    buf.add(0, np.ones(7))
+    buf.take()
+    buf.add(1, np.ones(2))
+    with pytest.raises(ValueError, match="shape"):
+        buf.add_many([0, 1], [np.ones(3), np.ones(9)])
+    assert buf.stats(0).count == 7
+    buf.take()
+    buf.add(0, None)
+    buf.add(1, np.ones(2))
+    with pytest.raises(ValueError, match="shape"):
+        buf.add_many([0, 1], [np.ones(3), np.ones(9)])
+    buf.add(0, np.ones(4))
+    buf = fanin.InputBuffer(2)
+    buf.add(0, 1)
+    buf.add(1, np.ones(2))
+    with pytest.raises(ValueError, match="shape"):
+        buf.add_many([0, 1], [1000, np.ones(9)])
+    buf.add(0, np.int8(3))
+    assert buf.take()[0] == 4
+
+
+def changed(how: Any) -> Any:
+    a = np.ones(4096)
+    buf = fanin.InputBuffer(1, name="g")
+    buf.add(0, a)
+    buf.add(0, np.ones(4096))
+    how(a)
+    return buf, a
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("how", [lambda a: setattr(a, "dtype", np.int8), lambda a: setattr(a, "shape", (64, 64)),
+                                 lambda a: a.resize(16, refcheck=False), lambda a: setattr(a, "strides", (0,))],
+                         ids=["dtype", "shape", "resize", "strides"])
+def test_an_array_that_is_made_another_meanwhile_is_found(how: Any) -> None:
+    buf, a = changed(how)
+    for call in (buf.take, lambda: buf[0], lambda: buf.take(scale=2.0), lambda: buf.explain(0)):
+        with pytest.raises(RuntimeError, match="changed after it was added"):
+            call()
+    buf.clear()
+    assert buf.take() == [None]
+    assert a.size

@@ -140,6 +140,27 @@ def test_on_streams(seed: int) -> None:
         assert sum_.numpy().tolist() == whole
 
 
+def test_integers_among_low_floats_do_not_let_the_budget_show() -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    xs = [np.ones(3, ml_dtypes.float8_e4m3fn), np.full(3, 33, np.int32), np.full(3, 33, np.int32), np.ones(3, np.float32)]
+    found = set()
+    for budget in (0, 1, 50, 100, None):
+        buf = fanin.InputBuffer(1, accumulate="exact", budget=budget)
+        for x in xs:
+            buf.add(0, x)
+        found.add(buf.take()[0].tobytes())
+    assert found == {np.full(3, 68.0).tobytes()}
+
+
+def test_the_first_bad_key_under_a_budget() -> None:
+    for budget in (0, None):
+        buf = fanin.InputBuffer(1, accumulate="exact", stats=True, budget=budget)
+        for k in range(30):
+            buf.add(0, np.full(3, np.inf if k == 7 else 1.0, np.float32), key=k)
+        buf.take()
+        assert buf.stats(0).first_bad_key == 7
+
+
 def test_statistics_too() -> None:
     buf = fanin.InputBuffer(1, accumulate="exact", stats=True, budget=0)
     for k, g in enumerate(([3, 4], [0, np.inf], [0, 0])):

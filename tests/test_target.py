@@ -212,6 +212,49 @@ def test_a_take_waits_for_the_running_sum() -> None:
     assert taken[0].tolist() == (2 * G).tolist()
 
 
+def test_a_key_that_is_lent_has_contributed() -> None:
+    buf = one(budget=0)
+    buf.expect(0, 3)
+    for k in range(2):
+        buf.add(0, G, key=k)
+    with buf.target(0, key=2) as out:
+        assert not buf.ready(0)
+        out += G
+        with pytest.raises(ValueError, match="A16"):
+            buf.add(0, G, key=2)
+    assert buf.ready(0) and buf.take()[0].tolist() == (3 * G).tolist()
+
+
+@pytest.mark.threads
+def test_nobody_waits_in_a_circle() -> None:
+    buf = fanin.InputBuffer([np.empty(3, np.float32)] * 2, budget=0)
+    for i in (0, 1):
+        buf.add(i, G)
+        buf.add(i, G)
+    taken: list[Any] = []
+    taker = threading.Thread(target=lambda: taken.extend(buf.take()))
+    with buf.target(1) as out:
+        taker.start()
+        taker.join(0.3)
+        try:
+            buf.add(0, G)  # the take may have slot 0, and waits for slot 1
+        except RuntimeError as e:
+            assert "from within" in str(e)
+        out += G
+    taker.join(30)
+    assert not taker.is_alive() and taken[1].tolist() == (3 * G).tolist()
+
+
+def test_statistics_of_what_was_lent() -> None:
+    for bad in range(4):
+        buf = fanin.InputBuffer([fanin.Slot(shape=(3,), dtype="float32")], stats=True, budget=0)
+        for k in range(4):
+            with buf.target(0, key=k) as out:
+                out += np.float32([1, np.inf, 1]) if k >= bad else G
+        buf.take()
+        assert buf.stats(0).first_bad_key == bad
+
+
 def test_bad_calls() -> None:
     buf = fanin.InputBuffer([fanin.Slot(shape=(3,), dtype="float32"), fanin.Slot(shape=(3,)), fanin.Slot(dtype="int8"), fanin.Slot()], name="w")
     for slot in (1, 2, 3):

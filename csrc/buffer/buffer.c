@@ -114,7 +114,17 @@ fan_status fan_slot_poisoned(const fan_buffer *b, size_t slot, fan_error *err)
 
 static fan_status reentered(const fan_buffer *b, size_t slot, const char *what, fan_error *err)
 {
-    return fan_fail(err, FAN_STATE, "%s: %s of slot %zu from within a sum that holds that slot", b->name, what, slot);
+    return fan_fail(err, FAN_STATE, "%s: %s of slot %zu from within a sum, or a target, that holds that slot or one that its take waits for", b->name, what, slot);
+}
+
+/* Whether this thread sums or lends a slot of the buffer, but for a take: were it to wait for a slot, whose take waits for that one, nobody would ever go on. */
+static bool holds_one(const fan_buffer *b)
+{
+    uint64_t me = fan_thread_id();
+    for (size_t i = 0; i < b->nslots; i++)
+        if (b->slots[i].busy && !b->slots[i].taking && b->slots[i].owner == me)
+            return true;
+    return false;
 }
 
 /* Locked; makes the slot busy. Waits for whoever has it, and, for a take, until every add has parked. */
@@ -123,7 +133,7 @@ fan_status fan_slot_claim(fan_buffer *b, size_t slot, bool taking, const char *w
     fan_slot *s = &b->slots[slot];
     fan_status status = FAN_OK;
     while (s->busy && !FAN_MUT(17)) {
-        if (s->owner == fan_thread_id())
+        if (s->owner == fan_thread_id() || holds_one(b))
             return reentered(b, slot, what, err);
         FAN_TRY(wait_for_change(b, slot, err));
     }
@@ -438,12 +448,14 @@ static size_t worth_absorbing(const fan_slot *s)
     const fan_pass *p = s->p;
     fan_dtype d = fan_dtype_set_promote(p->seen);
     uint64_t parked = 0, dense = 0, state;
-    if (!fan_exact_fits(d) || (p->device && p->device->backend->has_streams) || p->value.form != FAN_UNDEFINED)
+    if (!fan_exact_fits(d) || (p->device && p->device->backend->has_streams) || (p->value.form != FAN_UNDEFINED && p->value.form != FAN_ZERO))
         return 0;
     for (size_t i = 0; i < p->nitems; i++) {
         const fan_value *v = &p->items[i]->value;
         if (!p->items[i]->parked || (p->keyed > 0 && p->items[i]->key != p->next_key + (int64_t)i))
             return 0; /* keys have no order in an exact sum, but the ledger of A16 has */
+        if (v->form == FAN_DENSE && !fan_exact_fits(v->dtype))
+            return 0; /* an integer is read as the sum's own dtype, which may widen yet */
         parked += p->items[i]->bytes;
         dense += v->form == FAN_DENSE ? (uint64_t)v->array->size : 0;
     }
@@ -499,12 +511,15 @@ fan_status fan_slot_promote(fan_buffer *b, size_t slot, fan_error *err)
 fan_status fan_buffer_fold_due(fan_buffer *b, size_t slot, fan_error *err)
 {
     fan_slot_lock(b, slot);
-    fan_status status = b->slots[slot].busy ? FAN_OK : fan_slot_thicken(b, slot, err);
-    if (status == FAN_OK)
+    fan_status status = b->slots[slot].busy ? FAN_STATE : fan_slot_thicken(b, slot, err);
+    bool thick = status == FAN_OK;
+    if (thick)
         status = fold_while_due(b, slot, err);
     fan_slot_unlock(b, slot);
-    /* It is parked; the sum is tried again later. */
-    return status == FAN_NOMEM || status == FAN_DEVICE_NOMEM ? FAN_OK : status;
+    /* It is parked; the sum is tried again later, and says then what is wrong. */
+    if (!thick && status == FAN_EXTERN && b->frontend->forget)
+        b->frontend->forget();
+    return !thick || status == FAN_NOMEM || status == FAN_DEVICE_NOMEM ? FAN_OK : status;
 }
 
 /* --- add ------------------------------------------------------------------------------------------------------ */
@@ -558,8 +573,6 @@ static fan_status reserve(fan_buffer *b, size_t slot, fan_contribution *c, const
         assert(fan_place_same(fan_place_of(p->A), a->sync.slot.A));
     }
     p->rules |= a->sync.rules;
-    if (b->known)
-        b->known[slot].yes = false;
     if (keep) {
         memmove(&p->items[a->at + 1], &p->items[a->at], (p->nitems - a->at) * sizeof *p->items);
         p->items[a->at] = it;
@@ -634,7 +647,7 @@ fan_status fan_slot_enter(fan_buffer *b, size_t slot, const char *what, fan_erro
 {
     fan_slot *s = &b->slots[slot];
     while (s->taking && s->busy && !FAN_MUT(22)) {
-        if (s->owner == fan_thread_id())
+        if (s->owner == fan_thread_id() || holds_one(b))
             return reentered(b, slot, what, err);
         FAN_TRY(wait_for_change(b, slot, err));
     }
@@ -652,6 +665,7 @@ typedef struct adding {
     fan_value old;    /* what a conversion replaced */
     uint64_t bytes;
     bool reserved;    /* it counts in its slot */
+    fan_pass before;  /* what the slot knew before it: its plain fields, nothing is held */
     bool mismatch;
 } adding;
 
@@ -673,6 +687,7 @@ static fan_status adding_reserve(fan_buffer *b, adding *x, fan_error *err)
     FAN_GO(fan_arrive_check(b, slot, c, x->current, &x->a, err));
     if (FAN_MUT(1))
         fan_yield();
+    x->before = *s->p;
     FAN_GO(reserve(b, slot, c, &x->a, x->current, x->it, err));
     x->reserved = true;
     if (b->leaf && x->a.sync.how != '-' && x->a.P != s->p->C) {
@@ -715,11 +730,42 @@ static fan_status adding_carry_out(fan_buffer *b, adding *x, fan_error *err)
     return FAN_OK;
 }
 
+/* What a pass learnt from a contribution that is taken back, if nobody else came meanwhile. */
+static void forget_one(fan_pass *p, const fan_pass *before)
+{
+    if (p->count != before->count || p->poison)
+        return;
+    if (!before->shaped) {
+        fan_free(p->shape);
+        p->shape = NULL;
+        p->ndim = 0;
+        p->shaped = false;
+    }
+    if (!before->device) {
+        fan_device_drop(p->device);
+        p->device = NULL;
+    }
+    if (!before->how) {
+        fan_stream_drop(p->C);
+        fan_stream_drop(p->A);
+        p->C = p->A = NULL;
+        p->how = 0;
+    }
+    p->rules = before->rules;
+    p->seen = before->seen;
+    p->has_weak_int = before->has_weak_int;
+    p->weak_lo = before->weak_lo;
+    p->weak_hi = before->weak_hi;
+    p->keyed = before->keyed;
+}
+
 /* Locked: the caller has its value again, and the slot is as it was; *gone is for fan_pass_free. */
 static void adding_undo(fan_buffer *b, adding *x, fan_pass **gone)
 {
     fan_item *it = x->it;
     *gone = take_back(b, x->slot, it);
+    if (!*gone)
+        forget_one(b->slots[x->slot].p, &x->before);
     if (it && it->value.form != FAN_UNDEFINED) {
         if (x->old.form == FAN_UNDEFINED) {
             x->c->value = it->value;
@@ -793,7 +839,12 @@ static void adding_end(fan_buffer *b, adding *x)
 {
     if (x->reserved)
         FAN_COUNT(b, adds, 1);
-    else
+    if (x->reserved && b->known) {
+        fan_slot_lock(b, x->slot);
+        b->known[x->slot].yes = false;
+        fan_slot_unlock(b, x->slot);
+    }
+    if (!x->reserved)
         item_free(b, x->it);
     fan_value_drop(b->frontend, &x->old);
     fan_stream_drop(x->A);
@@ -1156,9 +1207,9 @@ bool fan_buffer_empty_for_reuse(fan_buffer *b)
         return false;
     for (size_t i = 0; i < b->nslots; i++) {
         fan_slot *s = &b->slots[i];
-        fan_pass *gone = fan_pass_cut(s);
         if (s->spec != &b->undeclared)
             return false;
+        fan_pass *gone = fan_pass_cut(s);
         fan_pass_free(b, gone);
         fan_plain_drop(b, i);
         s->expected = -1;

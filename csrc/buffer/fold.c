@@ -552,6 +552,12 @@ fan_status fan_fold_absorb(fan_fold *f, const fan_value *like, fan_error *err)
     }
     f->state = st;
     exact_add(f, st);
+    for (size_t i = 0; f->b->known && !p->known.bad && i < f->n; i++) {
+        fan_stats of;
+        fan_stats_of(f->terms[i].v->array, &of);
+        p->known.bad = of.nonfinite > 0;
+        p->known.bad_key = f->terms[i].key;
+    }
     FAN_COUNT(f->b, folds, 1);
     p->rules |= FAN_A(11);
     f->n = 0; /* nothing is left to sum: fan_fold_commit takes the items off the list */

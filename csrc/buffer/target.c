@@ -18,6 +18,18 @@ static bool may_lend(const fan_buffer *b, size_t slot, int64_t key, const fan_st
     return fan_array_dense(p->value.array) && P == p->A && p->R == p->A;
 }
 
+/* With stats: what is known of the running sum, whose last contribution has this key. */
+static void survey(fan_pass *p, const fan_array *sum, int64_t key)
+{
+    fan_stats_of(sum, &p->known.stats);
+    p->known.stats.bad = SIZE_MAX;
+    p->known.yes = true;
+    if (p->known.stats.nonfinite && !p->known.bad) {
+        p->known.bad = true;
+        p->known.bad_key = key;
+    }
+}
+
 static fan_status scratch(fan_device *d, fan_stream *P, fan_dtype acc, const fan_spec *spec, fan_array **out, fan_error *err)
 {
     FAN_TRY(fan_device_array(d, P, acc, spec->ndim, spec->shape, NULL, out, err));
@@ -47,8 +59,10 @@ fan_status fan_buffer_target(fan_buffer *b, size_t slot, int64_t key, fan_stream
         d = stream->device;
     if (!d) {
         fan_slot_lock(b, slot);
-        d = s->p->device ? s->p->device : fan_cpu();
+        d = fan_device_hold(s->p->device ? s->p->device : fan_cpu());
         fan_slot_unlock(b, slot);
+    } else {
+        fan_device_hold(d);
     }
     /* It is judged now as the contribution that it becomes. */
     fan_array like = {.dtype = acc, .ndim = spec->ndim, .size = 1, .shape = spec->shape, .strides = strides};
@@ -68,9 +82,17 @@ fan_status fan_buffer_target(fan_buffer *b, size_t slot, int64_t key, fan_stream
         t->direct = status == FAN_OK && may_lend(b, slot, key, t->P, acc);
     }
     if (t->direct) {
-        t->array = fan_array_hold(s->p->value.array);
+        fan_pass *p = s->p;
+        t->array = fan_array_hold(p->value.array);
         s->busy = true;
         s->owner = fan_thread_id();
+        /* It counts from now on (A16), and is not there yet. */
+        p->count++;
+        p->arriving++;
+        p->keyed = key >= 0 ? 1 : -1;
+        p->next_key = key >= 0 ? key + 1 : p->next_key;
+        if (b->known && !p->known.yes)
+            survey(p, t->array, p->value_key);
     }
     fan_slot_unlock(b, slot);
     if (status == FAN_OK && !t->direct)
@@ -81,6 +103,7 @@ fan_status fan_buffer_target(fan_buffer *b, size_t slot, int64_t key, fan_stream
         memset(t, 0, sizeof *t);
     }
     fan_stream_drop(current);
+    fan_device_drop(d);
     return status;
 }
 
@@ -101,6 +124,7 @@ static fan_status take_back_direct(fan_buffer *b, fan_target *t, bool good, fan_
             status = FAN_OK; /* S18 records then */
     }
     fan_slot_lock(b, t->slot);
+    p->arriving--;
     if (!good) {
         p->poison = p->poison ? p->poison : fan_calloc(sizeof *p->poison);
         if (p->poison)
@@ -110,10 +134,11 @@ static fan_status take_back_direct(fan_buffer *b, fan_target *t, bool good, fan_
     if (good) {
         old = p->E;
         p->E = e;
-        p->count++;
-        p->keyed = t->key >= 0 ? 1 : -1;
-        p->next_key = t->key >= 0 ? t->key + 1 : p->next_key;
         p->value_lent = true;
+        if (b->known) {
+            b->known[t->slot].yes = false;
+            survey(p, t->array, t->key);
+        }
         p->rules |= FAN_A(6);
         FAN_COUNT(b, adds, 1);
         FAN_COUNT(b, in_place, 1);
@@ -146,6 +171,10 @@ void fan_buffer_target_cancel(fan_buffer *b, fan_target *t)
 {
     if (t->direct) {
         fan_slot_lock(b, t->slot);
+        fan_pass *p = b->slots[t->slot].p;
+        p->count--;
+        p->arriving--;
+        p->next_key = t->key >= 0 ? t->key : p->next_key;
         fan_slot_let_go(b, t->slot);
         fan_slot_unlock(b, t->slot);
     }

@@ -41,6 +41,8 @@ typedef struct fan_frontend {
     /* plain: the value of a plain gradient whose first element is at `data`; with a hold of its own on the object. Calls nobody, unless
      * the kind is late: a lock may be held. */
     fan_status (*plain)(void *object, char *data, const fan_plain_kind *kind, fan_value *out, fan_error *err);
+    /* forget: what an FAN_EXTERN that nobody will be told of left behind. May be NULL. */
+    void (*forget)(void);
     /* combine: A1, A8: a new value from two; `combine` is the slot's, may be NULL. FAN_EXTERN with the cause kept by the frontend. */
     fan_status (*combine)(void *combine, const fan_value *old, const fan_value *new_, fan_value *out, fan_error *err);
     /* leave, enter: around anything that may take long or block; `enter` gets what `leave` gave. */

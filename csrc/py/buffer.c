@@ -111,7 +111,6 @@ static void draft_fini(draft *d)
         fan_free((void *)d->specs[i].shape);
         fan_device_drop(d->specs[i].device);
         if (d->held)
-            if (d->held)
             Py_XDECREF(d->held[i]);
     }
     fan_free(d->specs);
@@ -714,30 +713,36 @@ static PyObject *buffer_add(PyObject *o, PyObject *const *args, Py_ssize_t nargs
 
 /* The arguments of add_many: sequences of one length. */
 typedef struct batch {
-    PyObject *slots, *gradients, *keys; /* lists or tuples, held; keys may be NULL */
+    PyObject *slots, *gradients, *keys; /* tuples, held; keys may be NULL */
     Py_ssize_t n;
 } batch;
 
-#define ITEM(sequence, i) (PySequence_Fast_ITEMS(sequence)[i])
+#define ITEM(tuple, i) PyTuple_GET_ITEM(tuple, i)
+
+static int sequence_arg(PyObject *o, const char *what, PyObject **out)
+{
+    if (PyUnicode_Check(o) || PyBytes_Check(o) || PyDict_Check(o) || PyAnySet_Check(o) || !Py_TYPE(o)->tp_iter)
+        return fan_refuse(PyExc_TypeError, "%s: expected a sequence, got a %.200s", what, Py_TYPE(o)->tp_name);
+    *out = PySequence_Tuple(o);
+    return *out ? 0 : -1;
+}
 
 static int batch_begin(batch *t, PyObject *slots, PyObject *gradients, PyObject *keys)
 {
     int bare = is_bare(gradients);
     if (bare < 0)
         return -1;
-    if (bare || PyUnicode_Check(gradients) || PyBytes_Check(gradients) || PyDict_Check(gradients))
-        return fan_refuse(PyExc_TypeError, "gradients: expected a sequence of gradients, got one %.200s%s", Py_TYPE(gradients)->tp_name,
-                          bare ? ": give [x, ..]" : "");
-    t->slots = PySequence_Fast(slots, "slots: expected a sequence of slots");
-    t->gradients = t->slots ? PySequence_Fast(gradients, "gradients: expected a sequence of gradients") : NULL;
-    t->keys = t->gradients && keys && keys != Py_None ? PySequence_Fast(keys, "keys: expected a sequence of keys") : NULL;
-    if (PyErr_Occurred())
+    if (bare)
+        return fan_refuse(PyExc_TypeError, "gradients: expected a sequence of gradients, got one %.200s: give [x, ..]", Py_TYPE(gradients)->tp_name);
+    /* Tuples of our own: nobody changes them meanwhile. */
+    if (sequence_arg(slots, "slots", &t->slots) < 0 || sequence_arg(gradients, "gradients", &t->gradients) < 0 ||
+        (keys && keys != Py_None && sequence_arg(keys, "keys", &t->keys) < 0))
         return -1;
-    t->n = PySequence_Fast_GET_SIZE(t->slots);
-    if (PySequence_Fast_GET_SIZE(t->gradients) != t->n || (t->keys && PySequence_Fast_GET_SIZE(t->keys) != t->n))
+    t->n = PyTuple_GET_SIZE(t->slots);
+    if (PyTuple_GET_SIZE(t->gradients) != t->n || (t->keys && PyTuple_GET_SIZE(t->keys) != t->n))
         return fan_refuse(PyExc_ValueError, "expected as many slots as gradients%s, got %zd slots and %zd %s", t->keys ? " and keys" : "", t->n,
-                          PySequence_Fast_GET_SIZE(t->gradients) != t->n ? PySequence_Fast_GET_SIZE(t->gradients) : PySequence_Fast_GET_SIZE(t->keys),
-                          PySequence_Fast_GET_SIZE(t->gradients) != t->n ? "gradients" : "keys");
+                          PyTuple_GET_SIZE(t->gradients) != t->n ? PyTuple_GET_SIZE(t->gradients) : PyTuple_GET_SIZE(t->keys),
+                          PyTuple_GET_SIZE(t->gradients) != t->n ? "gradients" : "keys");
     return 0;
 }
 
@@ -803,11 +808,6 @@ static int batch_any(buffer_object *self, const batch *t, fan_stream *stream, bo
     for (; made < n; made++) {
         Py_ssize_t k = (Py_ssize_t)made;
         PyObject *gradient = NULL;
-        if (PySequence_Fast_GET_SIZE(t->slots) != t->n || PySequence_Fast_GET_SIZE(t->gradients) != t->n ||
-            (t->keys && PySequence_Fast_GET_SIZE(t->keys) != t->n)) {
-            fan_refuse(PyExc_RuntimeError, "add_many: a list changed its length meanwhile");
-            goto done;
-        }
         if (slot_arg(self, ITEM(t->slots, k), &slots[made]) < 0)
             goto done;
         c[made] = (fan_contribution){.key = -1, .stream = stream, .donate = donate, .copy = copy, .value = {.dtype = FAN_NO_DTYPE}};
@@ -1114,14 +1114,17 @@ static PyObject *target_of(const fan_plain_sum *sum)
     return alone ? Py_NewRef(first) : fan_plain_fresh(first, sum->kind);
 }
 
-/* all_sound: what was not looked at when it came is looked at now. */
+/* all_sound: what is summed is what it was when it came, and what was not looked at then is looked at now. */
 static bool all_sound(const buffer_object *self)
 {
     for (size_t i = 0; i < self->n; i++) {
         fan_plain_sum sum = fan_buffer_plain_at(self->core, i);
-        for (size_t k = 0; sum.n && sum.kind->late && k < sum.n; k++)
-            if (!fan_plain_sound(sum.terms[k].object))
+        for (size_t k = 0; k < sum.n; k++) {
+            if (sum.kind->late && !fan_plain_sound(sum.terms[k].object))
                 return false;
+            if (sum.n > 1 && !fan_plain_still(sum.terms[k].object, sum.kind, sum.terms[k].data))
+                return false;
+        }
     }
     return true;
 }
@@ -1160,7 +1163,7 @@ static bool take_plain(buffer_object *self, PyObject **list)
     fan_buffer_plain_done(self->core, good, decref);
     if (!good)
         Py_CLEAR(*list);
-    return true;
+    return good || PyErr_Occurred();
 }
 
 static PyObject *take_any(buffer_object *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
@@ -1400,7 +1403,7 @@ static PyMethodDef methods[] = {
      "It is the running sum where that is safe: where it is the buffer's own, `key` comes next, and the producer's stream is the\n"
      "one that sums; the slot then waits for the end. Else it holds zeros, and counts as a contribution at the end. The slot must\n"
      "declare its shape and dtype. If the body raises, zeros that were lent are dropped; a slot whose running sum was lent answers\n"
-     "every call but clear() with a RuntimeError.\n\n"
+     "every call but clear() with a RuntimeError. What was lent is not to be written after the block.\n\n"
      "Raises IndexError (slot), TypeError (stream), ValueError (an undeclared slot, key, count).\n\n"
      ">>> buf = fanin.InputBuffer([np.empty(3, np.float16)])\n"
      ">>> with buf.target(0) as out:\n"

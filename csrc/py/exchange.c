@@ -135,23 +135,42 @@ bool fan_plain_sound(PyObject *o)
     return sound;
 }
 
+bool fan_plain_still(PyObject *o, const fan_plain_kind *kind, const char *data)
+{
+    FAN_RAW fan_plain_kind now;
+    char *at;
+    return fan_import_plain(o, &now, &at) && at == data && fan_plain_same(&now, kind);
+}
+
 static void tensor_failed(void *ctx, const char *kind, const char *text)
 {
     (void)ctx;
-    PyErr_Format(PyExc_MemoryError, "torch: %s: %s", kind, text);
+    (void)kind;
+    (void)text; /* the long way tells, if it fails as well */
+}
+
+/* fresh_tensor: what torch makes is looked at: a mode or a transform may have made something else. */
+static PyObject *fresh_tensor(PyObject *first, const fan_plain_kind *kind)
+{
+    const fan_dl_api *api = fan_state_get()->torch_api;
+    fan_plain_kind is;
+    fan_dl_tensor like;
+    fan_dl_versioned *tensor = NULL;
+    void *object = NULL;
+    char *data;
+    if (api->look(first, &like) == 0 && api->allocate(&like, &tensor, NULL, tensor_failed) == 0 && tensor && api->give(tensor, &object) != 0)
+        object = NULL;
+    PyErr_Clear();
+    if (object && fan_import_plain(object, &is, &data) && fan_plain_same(&is, kind))
+        return object;
+    Py_XDECREF((PyObject *)object);
+    return NULL;
 }
 
 PyObject *fan_plain_fresh(PyObject *first, const fan_plain_kind *kind)
 {
-    if (kind->late) {
-        const fan_dl_api *api = fan_state_get()->torch_api;
-        fan_dl_tensor like;
-        fan_dl_versioned *tensor = NULL;
-        void *object = NULL;
-        if (api->look(first, &like) != 0 || api->allocate(&like, &tensor, NULL, tensor_failed) != 0 || api->give(tensor, &object) != 0)
-            return NULL;
-        return object;
-    }
+    if (kind->late)
+        return fresh_tensor(first, kind);
     PyArray_Descr *d = PyArray_DESCR((PyArrayObject *)first);
     npy_intp dims[FAN_PLAIN_NDIM];
     for (int i = 0; i < kind->ndim; i++)
@@ -191,6 +210,8 @@ static PyObject *quick_tensors(PyObject *Py_UNUSED(module), PyObject *args)
 fan_status fan_plain_value(void *object, char *data, const fan_plain_kind *kind, fan_value *out, fan_error *err)
 {
     int64_t strides[FAN_PLAIN_NDIM];
+    if (!fan_plain_still(object, kind, data))
+        return fan_fail(err, FAN_STATE, "a gradient's memory, dtype or shape was changed after it was added; leave it as it is until take(), or add it with copy=True");
     if (kind->late)
         return fan_import(object, false, false, out) == 0 ? FAN_OK : fan_from_python(err);
     fan_storage *st = fan_storage_wrap(data, 0, release_object, object);

@@ -82,6 +82,11 @@ static fan_status combine(void *function, const fan_value *old, const fan_value 
     return status;
 }
 
+static void forget(void)
+{
+    PyErr_Clear();
+}
+
 static void *leave(void)
 {
     /* A thread that has no GIL to give, a device's for one, gives none. */
@@ -137,6 +142,7 @@ const fan_frontend fan_python = {
     .drop = drop,
     .unshared = unshared,
     .plain = fan_plain_value,
+    .forget = forget,
     .combine = combine,
     .leave = leave,
     .enter = enter,

@@ -149,9 +149,11 @@ typedef enum fan_origin {
 int fan_import(PyObject *o, bool recording, bool has_combine, fan_value *out);
 /* fan_import_plain: what the short way of the buffer needs to know of a plain gradient (buffer/plain.h); false: it is none, nothing is said. */
 bool fan_import_plain(PyObject *o, fan_plain_kind *kind, char **data);
+/* fan_plain_still: whether a plain gradient is what it was when it came: memory, dtype, shape. */
+bool fan_plain_still(PyObject *o, const fan_plain_kind *kind, const char *data);
 /* fan_plain_sound: of one whose kind is late: whether its memory holds its value, and it asks for no gradient of its own. */
 bool fan_plain_sound(PyObject *o);
-/* fan_plain_fresh: an array of the kind that `first` is of, to write a sum into; NULL with an exception. fan_plain_data: the first element of such a one. */
+/* fan_plain_fresh: an array of the kind that `first` is of, to write a sum into; NULL: with an exception, or, without one, not by the short way. fan_plain_data: the first element of such a one. */
 PyObject *fan_plain_fresh(PyObject *first, const fan_plain_kind *kind);
 char *fan_plain_data(PyObject *o, const fan_plain_kind *kind);
 /* fan_plain_value: the same as a value; FAN_NOMEM. */

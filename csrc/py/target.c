@@ -61,7 +61,13 @@ static PyObject *target_enter(PyObject *o, PyObject *Py_UNUSED(none))
     if (status != FAN_OK)
         return fan_raise(status, &err);
     self->state = LENT;
-    out = self->t.device->backend->has_streams ? fan_array_wrap(self->t.array, self->t.device) : fan_export_array(self->t.array);
+    if (self->t.device->backend->has_streams)
+        out = fan_array_wrap(self->t.array, self->t.device);
+    else if (fan_dtype_needs_ml_dtypes(self->t.array->dtype)) { /* it would be shown as a copy */
+        fan_refuse(PyExc_TypeError, "the sum runs in a dtype that NumPy knows through ml_dtypes alone: import ml_dtypes first");
+        out = NULL;
+    } else
+        out = fan_export_array(self->t.array);
     if (!out) {
         PyObject *live = fan_exception_take();
         /* Nothing was written: the running sum is what it was, so a failure here must not poison it. */

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -155,13 +156,17 @@ def clip_norm(buf: _core.InputBuffer, sums: Sequence[Any], max_norm: float) -> f
     >>> fanin.clip_norm(buf, sums, 1.0), sums
     (5.0, [array([0.6]), array([0.8])])
     """
-    if not (isinstance(max_norm, (int, float)) and max_norm >= 0):
+    if not (isinstance(max_norm, numbers.Real) and max_norm >= 0):
         raise ValueError(f"clip_norm: expected max_norm from 0 on, got {max_norm!r}")
     if len(sums) != len(buf):
         raise ValueError(f"clip_norm: expected the {len(buf)} sums of {buf.name}, got {len(sums)}")
     norm = global_norm(buf)
     if math.isfinite(norm) and norm > max_norm:
-        for x in sums:
-            if x is not None:
-                _core.add_n([x], out=x, scale=max_norm / norm)
+        apart = list({id(x): x for x in sums if x is not None}.values())
+        for x in apart:
+            if not hasattr(x, "dtype") or ("float" not in str(x.dtype) and "complex" not in str(x.dtype)):
+                raise ValueError(f"clip_norm: expected arrays of floats, got {x!r:.80}")
+            _core.add_n([x], out=x)  # it can be written, and is not changed by this
+        for x in apart:
+            _core.add_n([x], out=x, scale=float(max_norm) / norm)
     return norm

@@ -288,6 +288,45 @@ def test_the_short_way_and_the_long_one_meet() -> None:
         assert t.sum() == 5
 
 
+def test_tensors_that_are_made_others_meanwhile_are_found() -> None:
+    changes: list[Any] = [lambda x: x.resize_(4), lambda x: x.set_(torch.ones(3)), lambda x: setattr(x, "data", torch.ones(4096)),
+                          lambda x: x.resize_(1 << 20), lambda x: x.unsqueeze_(0)]
+    for change in changes:
+        for call in ("take", "scaled", "snapshot"):
+            x = torch.ones(4096)
+            buf = parked(x, torch.ones(4096))
+            change(x)
+            with pytest.raises(RuntimeError, match="changed after it was added"):
+                buf.take() if call == "take" else buf.take(scale=1.0) if call == "scaled" else buf[0]
+            buf.clear()
+
+
+def test_a_mode_that_makes_other_tensors_is_no_crash() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    for mode in (FakeTensorMode(), torch.inference_mode(), torch.no_grad()):
+        buf = parked(torch.ones(4096), torch.ones(4096))
+        with mode:
+            try:
+                sums = buf.take()
+            except Exception as e:
+                assert str(e)
+                sums = None
+        if sums is None:
+            sums = buf.take()
+        if type(sums[0]) is torch.Tensor:
+            assert sums[0].shape == (4096,)
+    buf = parked(torch.ones(3), torch.ones(3))
+    taken: list[Any] = []
+
+    def take(x: Any) -> Any:
+        taken.extend(buf.take())
+        return x
+
+    torch.func.functionalize(take)(torch.ones(3))
+    assert taken[0].shape == (3,)
+
+
 def test_wrapped_tensors_do_not_take_the_short_way() -> None:
     def sums(t: Any) -> Any:
         buf = fanin.InputBuffer(1)
