@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-import numbers
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from . import _core
 
@@ -156,7 +157,7 @@ def clip_norm(buf: _core.InputBuffer, sums: Sequence[Any], max_norm: float) -> f
     >>> fanin.clip_norm(buf, sums, 1.0), sums
     (5.0, [array([0.6]), array([0.8])])
     """
-    if not (isinstance(max_norm, numbers.Real) and max_norm >= 0):
+    if not (isinstance(max_norm, (int, float, np.floating, np.integer)) and max_norm >= 0):
         raise ValueError(f"clip_norm: expected max_norm from 0 on, got {max_norm!r}")
     if len(sums) != len(buf):
         raise ValueError(f"clip_norm: expected the {len(buf)} sums of {buf.name}, got {len(sums)}")
