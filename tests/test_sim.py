@@ -720,7 +720,9 @@ def test_threads_make_streams_at_once() -> None:
 
 def test_ctrl_c_is_heard_while_threads_run() -> None:
     code = """
-import fanin, os, signal
+import fanin, faulthandler, os, signal
+
+faulthandler.dump_traceback_later(40, exit=True)  # where it hangs, should it
 
 def spin():
     os.kill(os.getpid(), signal.SIGINT)
@@ -732,14 +734,17 @@ try:
         m.spawn(spin)
         m.join()
 except KeyboardInterrupt:
-    print("heard")
+    print("heard", flush=True)
+    os._exit(0)  # the one that spins is not waited for
 """
     assert run_python(code, timeout=60).stdout.strip() == "heard"
 
 
 def test_ctrl_c_is_heard_while_kernels_run() -> None:
     code = """
-import fanin, os, signal
+import fanin, faulthandler, os, signal
+
+faulthandler.dump_traceback_later(40, exit=True)  # where it hangs, should it
 
 def spin(v):
     os.kill(os.getpid(), signal.SIGINT)
@@ -751,7 +756,8 @@ try:
         m.launch(m.stream(), spin, writes=[m.empty(1)])
         m.synchronize()
 except KeyboardInterrupt:
-    print("heard")
+    print("heard", flush=True)
+    os._exit(0)  # the one that spins is not waited for
 """
     assert run_python(code, timeout=60).stdout.strip() == "heard"
 
