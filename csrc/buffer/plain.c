@@ -1,12 +1,10 @@
 #include "buffer/plain.h"
 
-#include "base/mem.h"
 #include "array/convert.h"
+#include "base/mem.h"
 #include "buffer/slot.h"
 
 #include <string.h>
-
-#define STACK_TERMS FAN_PLAIN_MOST
 
 fan_counters fan_plain_total;
 
@@ -314,7 +312,7 @@ static bool claim(fan_slot *s)
         return false;
     if (p && p->n > 1) {
         fan_dtype acc = fan_accum_dtype(p->kind.dtype, s->spec->accumulate);
-        if (p->bytes > FAN_PLAIN_BYTES || (p->n > STACK_TERMS && acc != p->kind.dtype) || !fan_sum_flat_fits(p->kind.dtype, acc))
+        if (p->bytes > FAN_PLAIN_BYTES || (p->n > FAN_PLAIN_MOST && acc != p->kind.dtype) || !fan_sum_flat_fits(p->kind.dtype, acc))
             return false;
     }
     s->busy = s->taking = true;
@@ -362,7 +360,7 @@ void fan_buffer_plain_fold(fan_buffer *b, size_t slot, char *out, bool in_place)
     const fan_slot *s = &b->slots[slot];
     const fan_plains *p = s->plain;
     fan_dtype acc = fan_accum_dtype(p->kind.dtype, s->spec->accumulate);
-    FAN_UNCLEARED const char *src[STACK_TERMS];
+    FAN_UNCLEARED const char *src[FAN_PLAIN_MOST];
     size_t count = 1;
     for (int i = 0; i < p->kind.ndim; i++)
         count *= (size_t)p->kind.shape[i];
@@ -370,7 +368,7 @@ void fan_buffer_plain_fold(fan_buffer *b, size_t slot, char *out, bool in_place)
         size_t k = 0;
         if (done)
             src[k++] = out;
-        while (k < STACK_TERMS && done < p->n)
+        while (k < FAN_PLAIN_MOST && done < p->n)
             src[k++] = p->list[done++].data;
         (void)fan_sum_flat(out, src, k, count, p->kind.dtype, acc);
     }

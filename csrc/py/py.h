@@ -23,15 +23,7 @@
 
 /* X(field, name): names that are looked up or compared often, interned once. */
 #define FAN_NAME_LIST(X)                                                                                              \
-    X(str_add, "__add__")                                                                                             \
-    X(str_radd, "__radd__")                                                                                           \
-    X(str_parts, "__fanin_parts__")                                                                                   \
-    X(str_slot, "slot")                                                                                               \
-    X(str_gradient, "gradient")                                                                                       \
     X(str_key, "key")                                                                                                 \
-    X(str_stream, "stream")                                                                                           \
-    X(str_donate, "donate")                                                                                           \
-    X(str_copy, "copy")                                                                                               \
     X(str_shape, "shape")                                                                                             \
     X(str_dtype, "dtype")
 
