@@ -390,7 +390,8 @@ bool fan_sum_flat(char *out, const char *const *src, size_t n, size_t count, fan
     fan_fold *fold = fan_loops_fold(loops, dtype, acc);
     if (!fold)
         return false;
-    fold(out, src, n, count * loops->parts, NULL);
+    fan_fold_how far = {.ahead = true};
+    fold(out, src, n, count * loops->parts, count * loops->size * n > NEAR ? &far : NULL);
     return true;
 }
 
