@@ -263,3 +263,13 @@ def test_a_finalizer_may_add_to_any_slot_while_a_take_drops_what_it_summed() -> 
     assert [x.tolist() for x in buf.take()] == [[20, 20]] * 3
     assert sorted(heard, key=str) == [0, 0, 1, 1, 2, 2]
     assert [x.tolist() for x in buf.take()] == [[2, 2]] * 3
+
+
+def test_a_gradient_that_was_changed_meanwhile_is_named() -> None:
+    x = np.ones(4)
+    buf = fanin.InputBuffer(2, name="grads")
+    buf.add(1, np.ones(4), key=0)
+    buf.add(1, x, key=7)
+    x.resize((2,), refcheck=False)
+    with pytest.raises(RuntimeError, match="grads: slot 1: the memory, dtype or shape of a gradient of key 7 was changed after it was added"):
+        buf.take()

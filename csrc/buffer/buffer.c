@@ -1307,7 +1307,7 @@ fan_status fan_buffer_look(fan_buffer *b, size_t slot, fan_slot_view *out, fan_i
     out->has_value = s->p->value.form != FAN_UNDEFINED;
     out->value_ours = s->p->value_ours;
     out->value_form = s->p->value.form;
-    out->poisoned = s->p->poison != NULL;
+    out->poisoned = s->p->poison ? s->p->poison->text : NULL;
     out->count = s->p->count;
     out->expected = s->expected;
     out->next_key = s->p->keyed > 0 ? s->p->next_key : -1;

@@ -197,7 +197,8 @@ typedef struct fan_slot_view {
     char how;
     uint64_t rules;
     uint64_t C, A, R;    /* handles, 0: unset */
-    bool event, has_value, value_ours, poisoned;
+    bool event, has_value, value_ours;
+    const char *poisoned; /* why; NULL: it is not */
     fan_form value_form;
     fan_dtype dtype, accumulate; /* of the sum so far */
     int64_t count, expected;     /* expected -1: none */

@@ -1383,10 +1383,10 @@ static PyObject *view_of(const buffer_object *self, size_t slot)
     }
     if (!list)
         goto done;
-    d = Py_BuildValue("{s:s,s:K,s:O,s:K,s:K,s:K,s:K,s:N,s:N,s:N,s:N}", "buffer", fan_buffer_name(self->core), "slot", (unsigned long long)slot, "name",
+    d = Py_BuildValue("{s:s,s:K,s:O,s:K,s:K,s:K,s:K,s:N,s:N,s:N,s:z}", "buffer", fan_buffer_name(self->core), "slot", (unsigned long long)slot, "name",
                       name ? name : Py_None, "rules", (unsigned long long)v.rules, "C", (unsigned long long)v.C, "A",
                       (unsigned long long)v.A, "R", (unsigned long long)v.R, "event", PyBool_FromLong(v.event), "has_value",
-                      PyBool_FromLong(v.has_value), "value_ours", PyBool_FromLong(v.value_ours), "poisoned", PyBool_FromLong(v.poisoned));
+                      PyBool_FromLong(v.has_value), "value_ours", PyBool_FromLong(v.value_ours), "poisoned", v.poisoned);
     if (!d || put(d, "how", v.how ? PyUnicode_FromStringAndSize(&v.how, 1) : PyUnicode_FromString("")) < 0 ||
         put(d, "value_form", PyUnicode_FromString(form_word(v.value_form))) < 0 || put(d, "dtype", PyUnicode_FromString(fan_dtype_name(v.dtype))) < 0 ||
         put(d, "accumulate", PyUnicode_FromString(fan_dtype_name(v.accumulate))) < 0 || put(d, "count", PyLong_FromLongLong(v.count)) < 0 ||
