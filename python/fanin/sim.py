@@ -388,7 +388,8 @@ def interruptible(call: Callable[[], object]) -> None:
     except RuntimeError:
         run()
     else:
-        thread.join()
+        while thread.is_alive():
+            thread.join(0.05)  # not for ever: a signal that comes just before a wait begins does not end it
     if raised:
         raise raised[0]
 
