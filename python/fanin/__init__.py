@@ -15,6 +15,7 @@ waits that are needed.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import Any
 
 from . import sim
@@ -65,4 +66,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, *_LATER])
+    return sorted([*__all__, *(name for name in _LATER if name != "torch" or importlib.util.find_spec("torch"))])
