@@ -364,7 +364,8 @@ static window window_of(equation *e, int k, int64_t r)
  * others reach, where most sums are. */
 static found search(equation *e, int k, int64_t r, int64_t *tries)
 {
-    if (r < 0 || r > e->reach[k] || (e->gcd[k] > 1 && remainder_of(r, e->gcd[k]) != 0))
+    assert(r >= 0 && r <= e->reach[k]); /* extents met, and windows see to it */
+    if (e->gcd[k] > 1 && remainder_of(r, e->gcd[k]) != 0)
         return NOTHING;
     if (e->whole[k]) {
         fill(e, k, r);
