@@ -268,7 +268,8 @@ void fan_regions_fini(fan_regions *r)
     fan_free(r->items);
     fan_free(r->descrs);
     fan_free(r->dims);
-    Py_CLEAR(r->tuple);
+    Py_XDECREF(r->tuple);
+    *r = (fan_regions){.n = 0};
 }
 
 static int read_all(const char *who, fan_regions *r)
