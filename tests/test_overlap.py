@@ -107,7 +107,9 @@ def test_an_array_overlaps_itself_where_two_elements_share_a_byte() -> None:
     seen: Counter[bool] = Counter()
     for _ in range(6000):
         item, axes = int(rng.choice([1, 2, 4, 8])), rng.integers(0, 5)
-        x = as_strided(np.frombuffer(memory, f"V{item}", 1, 2000), rng.integers(1, 5, axes), rng.integers(-50, 51, axes))
+        x = as_strided(
+            np.frombuffer(memory, f"V{item}", 1, 2000), rng.integers(1, 5, axes), rng.integers(-50, 51, axes)
+        )
         v = fanin.overlaps_itself(x)
         at = elements(x)
         assert bool(v) == any(b - a < item for a, b in itertools.pairwise(at)), (x.shape, x.strides, item)
@@ -173,7 +175,9 @@ def test_pairs_of_many_views_are_found_in_every_combination() -> None:
 def bad_pair(offset: int) -> tuple[Array, Array]:
     """Two arrays that are known to need an exponential search (the memory is only reserved)."""
     memory = np.empty(300_000_000, "i1")
-    return as_strided(memory, (1049,) * 3, (36674, 61119, 85569)), as_strided(memory[offset:], (1049,) * 2, (12223, 12224))
+    return as_strided(memory, (1049,) * 3, (36674, 61119, 85569)), as_strided(
+        memory[offset:], (1049,) * 2, (12223, 12224)
+    )
 
 
 def test_a_pair_that_defeats_a_search_is_decided_within_the_budget_and_unknown_below_it() -> None:
@@ -263,7 +267,15 @@ def parent_views(rng: Any, n: int) -> list[Array]:
     for kind in rng.integers(0, 7, n):
         i, j, k = rng.integers(0, 12), rng.integers(0, 16), rng.integers(1, 5)
         out.append(
-            [m[i], m[:, j], m[i : i + k, j : j + k], m.ravel()[i * 16 + j :: k], v[:, i % 3], v[..., j % 5].T, m[::-k, j % 4 :: 4]][kind]
+            [
+                m[i],
+                m[:, j],
+                m[i : i + k, j : j + k],
+                m.ravel()[i * 16 + j :: k],
+                v[:, i % 3],
+                v[..., j % 5].T,
+                m[::-k, j % 4 :: 4],
+            ][kind]
         )
     return out
 
@@ -379,7 +391,9 @@ def test_arrays_of_a_simulated_device_are_compared_by_their_addresses() -> None:
         x, y = m.array(np.zeros((3, 4))), m.array(np.zeros((3, 4)))
         assert fanin.overlap(x, x) and not fanin.overlap(x, y)
         there = m.array(np.zeros(3), device=1)
-        with pytest.raises(ValueError, match=r"^overlaps: array 2 is on sim:1, array 0 on sim:0: expected arrays of one device"):
+        with pytest.raises(
+            ValueError, match=r"^overlaps: array 2 is on sim:1, array 0 on sim:0: expected arrays of one device"
+        ):
             fanin.overlaps([x, y, there])
         with pytest.raises(ValueError, match=r"^overlap: array 1 is on the host, array 0 on sim:0"):
             fanin.overlap(x, np.zeros(3))
@@ -420,7 +434,10 @@ NO_ARRAYS: dict[str, tuple[Any, str]] = {
     "a number": (3.0, "a float is no array in memory"),
     "a list": ([1.0, 2.0], "a list is no array in memory"),
     "text": ("abc", "a str is no array in memory"),
-    "SciPy's sparse": (sp.csr_array(np.eye(3)), "a scipy.csr_array is sparse and has several memories; expected one array: give its parts"),
+    "SciPy's sparse": (
+        sp.csr_array(np.eye(3)),
+        "a scipy.csr_array is sparse and has several memories; expected one array: give its parts",
+    ),
     "our sparse": (fanin.Sparse("coo", (np.array([[0]]), np.array([1.0])), (2,)), "a fanin.Sparse is sparse"),
     "masked": (np.ma.ones(3), "a MaskedArray has two memories; expected one array: give its .data or its .mask"),
     "a zero": (fanin.Zero((3,), "float32"), "a fanin.Zero is no array"),
@@ -430,20 +447,20 @@ NO_ARRAYS: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("name", NO_ARRAYS)
 def test_what_is_no_single_array_is_refused_by_its_place(name: str) -> None:
     bad, words = NO_ARRAYS[name]
-    with pytest.raises(TypeError, match="^overlap: array 1: ") as e:
+    with pytest.raises(TypeError, match=r"^overlap: array 1: ") as e:
         fanin.overlap(M, bad)
     assert words in str(e.value)
-    with pytest.raises(TypeError, match="^overlaps: array 2: ") as e:
+    with pytest.raises(TypeError, match=r"^overlaps: array 2: ") as e:
         fanin.overlaps([M, F, bad])
     assert words in str(e.value)
-    with pytest.raises(TypeError, match="^overlaps_itself: ") as e:
+    with pytest.raises(TypeError, match=r"^overlaps_itself: ") as e:
         fanin.overlaps_itself(bad)
     assert words in str(e.value)
 
 
 @pytest.mark.parametrize("bad", [3, M, "ab", b"ab", None], ids=repr)
 def test_what_is_no_sequence_of_arrays_is_refused(bad: Any) -> None:
-    with pytest.raises(TypeError, match="^overlaps: expected a sequence of arrays, got "):
+    with pytest.raises(TypeError, match=r"^overlaps: expected a sequence of arrays, got "):
         fanin.overlaps(bad)
 
 

@@ -92,8 +92,22 @@ def test_what_means_nothing_is_not_compared() -> None:
     record = [("a", "i4"), ("b", "f8")]
     layout = _core.Layout([x[:, 2:3], x[1:1], np.zeros(3, record), np.zeros(2, ">f4")])
     odd = np.lib.stride_tricks.as_strided(x[:, 2:], (4, 1), (48, 12345))
-    assert layout.check([odd, np.zeros((0, 6), order="F"), np.zeros(3, np.dtype(record)), np.zeros(2, np.dtype("f4").newbyteorder(">"))]) is None
-    assert layout.check([odd, np.zeros((0, 6)), np.zeros(3, [("a", "i4"), ("c", "f8")]), np.zeros(2, ">f4")]) == (2, "dtype", None)
+    assert (
+        layout.check(
+            [
+                odd,
+                np.zeros((0, 6), order="F"),
+                np.zeros(3, np.dtype(record)),
+                np.zeros(2, np.dtype("f4").newbyteorder(">")),
+            ]
+        )
+        is None
+    )
+    assert layout.check([odd, np.zeros((0, 6)), np.zeros(3, [("a", "i4"), ("c", "f8")]), np.zeros(2, ">f4")]) == (
+        2,
+        "dtype",
+        None,
+    )
 
 
 def test_columns_that_now_are_arrays_of_their_own_are_the_same_if_their_strides_are() -> None:
@@ -162,9 +176,9 @@ def test_bad_arguments_are_refused() -> None:
         layout.check(flat()[1:])
     with pytest.raises(TypeError, match=r"^Layout\.check: array 1: a NoneType is no array"):
         layout.check([flat()[0], None])
-    with pytest.raises(TypeError, match="^Layout: array 0: a float is no array"):
+    with pytest.raises(TypeError, match=r"^Layout: array 0: a float is no array"):
         _core.Layout([1.0])
-    with pytest.raises(TypeError, match="^Layout: expected a sequence of arrays"):
+    with pytest.raises(TypeError, match=r"^Layout: expected a sequence of arrays"):
         _core.Layout(3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="budget"):
         _core.Layout([], budget=-1)
