@@ -103,7 +103,7 @@ typedef struct stretch {
     uint32_t who, next; /* next: in a list of open ones */
 } stretch;
 
-static bool sorted(const stretch *s, size_t n)
+static bool in_line(const stretch *s, size_t n)
 {
     for (size_t i = 1; i < n; i++)
         if (s[i].from < s[i - 1].from)
@@ -111,11 +111,9 @@ static bool sorted(const stretch *s, size_t n)
     return true;
 }
 
-/* sort: by `from`, stable; `spare` has room for n. */
-static void sort(stretch *s, size_t n, stretch *spare)
+/* merge: sorts by `from`; `spare` has room for n. */
+static void merge(stretch *s, size_t n, stretch *spare)
 {
-    if (sorted(s, n))
-        return;
     for (size_t width = 1; width < n; width *= 2) {
         for (size_t at = 0; at < n; at += 2 * width) {
             size_t a = at, mid = at + width < n ? at + width : n, b = mid, end = mid + width < n ? mid + width : n;
@@ -211,9 +209,9 @@ typedef struct work {
     const fan_overlaps *l;
     uint64_t budget;
     bool extents_only;
-    stretch *run;         /* all that are not empty, by their first bytes */
-    stretch *arc, *best;  /* 2n each */
-    stretch *spare;       /* 2n, for sorting */
+    stretch *run;         /* all that are not empty, by their first bytes; room for 2n, as in the next three, which are made when they are needed */
+    stretch *arc, *best;  /* arcs modulo the step that is tried, and modulo the best so far */
+    stretch *spare;       /* for sorting */
     list *lists;          /* 2n: for components; for pairs the heads are the open stretches */
     uint32_t *parent;     /* components: towards the root; NULL: pairs are wanted */
     fan_pair *pairs;
@@ -229,24 +227,41 @@ static void work_fini(work *w)
     fan_free(w->lists);
 }
 
+/* room: what is needed for the first time gets its memory. */
+static fan_status room(const work *w, stretch **s, fan_error *err)
+{
+    if (!*s)
+        *s = fan_alloc(2 * w->l->n * sizeof **s);
+    return *s ? FAN_OK : fan_fail(err, FAN_NOMEM, "out of memory for %zu arrays to compare", w->l->n);
+}
+
+static fan_status sort(work *w, stretch *s, size_t n, fan_error *err)
+{
+    if (in_line(s, n))
+        return FAN_OK;
+    FAN_TRY(room(w, &w->spare, err));
+    merge(s, n, w->spare);
+    return FAN_OK;
+}
+
 static fan_status work_init(work *w, const fan_overlaps *l, uint64_t budget, size_t *n, fan_error *err)
 {
+    fan_status status = FAN_OK;
     *w = (work){.l = l, .budget = budget};
-    w->run = fan_alloc(l->n * sizeof *w->run);
-    w->arc = fan_alloc(2 * l->n * sizeof *w->arc);
-    w->best = fan_alloc(2 * l->n * sizeof *w->best);
-    w->spare = fan_alloc(2 * l->n * sizeof *w->spare);
     w->lists = fan_alloc(2 * l->n * sizeof *w->lists);
-    if (!w->run || !w->arc || !w->best || !w->spare || !w->lists) {
-        work_fini(w);
-        return fan_fail(err, FAN_NOMEM, "out of memory for %zu arrays to compare", l->n);
-    }
+    if (!w->lists)
+        status = fan_fail(err, FAN_NOMEM, "out of memory for %zu arrays to compare", l->n);
+    if (status == FAN_OK)
+        status = room(w, &w->run, err);
     *n = 0;
-    for (size_t i = 0; i < l->n; i++)
+    for (size_t i = 0; i < l->n && status == FAN_OK; i++)
         if (!l->combs[i].empty)
             w->run[(*n)++] = (stretch){l->combs[i].lo, l->combs[i].last, (uint32_t)i, NOBODY};
-    sort(w->run, *n, w->spare);
-    return FAN_OK;
+    if (status == FAN_OK)
+        status = sort(w, w->run, *n, err);
+    if (status != FAN_OK)
+        work_fini(w);
+    return status;
 }
 
 /* verdict: on two regions whose stretches meet. */
@@ -403,11 +418,12 @@ static fan_status sweep(work *w, stretch *run, size_t n, fan_error *err)
     uint64_t least = w->extents_only ? 0 : meetings(run, n);
     if (least > 4 * (uint64_t)n)
         frequent(w->l, run, n, grids);
-    for (int i = 0; i < GRIDS; i++) {
+    for (int i = 0; i < GRIDS && least > n; i++) {
         if (!grids[i].count)
             continue;
+        FAN_TRY(room(w, &w->arc, err));
         size_t m = arcs(w->l, run, n, grids[i].step, w->arc);
-        sort(w->arc, m, w->spare);
+        FAN_TRY(sort(w, w->arc, m, err));
         uint64_t met = meetings(w->arc, m);
         if (met >= least)
             continue;
