@@ -99,6 +99,35 @@ def explained() -> Any:
     yield lambda: buf.explain(0)
 
 
+def hard() -> tuple[Any, Any]:
+    """A pair that a search gives up: it needs a table."""
+    memory = np.empty(300_000_000, "i1")
+    cut = np.lib.stride_tricks.as_strided
+    return cut(memory, (1049,) * 3, (36674, 61119, 85569)), cut(memory[64023025:], (1049,) * 2, (12223, 12224))
+
+
+def one_overlap() -> Any:
+    x, y = hard()
+    yield lambda: fanin.overlap(x, y, budget=2**26)
+    yield lambda: fanin.overlap(x[:, 1], x)
+
+
+def overlapping() -> Any:
+    m = np.zeros((8, 9))
+    cut = [m[i : i + 3, j : j + 2] for i in range(4) for j in range(8)]
+    yield lambda: (lambda found: (found.components, found.indices, found.pairs))(fanin.overlaps(cut))
+    found = fanin.overlaps(cut)
+    yield lambda: found.pairs
+
+
+def recorded() -> Any:
+    made: list[Any] = []
+    m, n = np.zeros((8, 9)), np.zeros((9, 9))
+    yield lambda: made.append(_core.Layout([m[:, i] for i in range(9)]))
+    yield lambda: made[0].check([m[:, i] for i in range(9)])
+    yield lambda: made[0].check([n[:8, 8 - i] for i in range(9)])
+
+
 EYE = sp.csr_array(np.eye(3, dtype=F))
 SCENARIOS: dict[str, Callable[[], Any]] = {
     "made": made,
@@ -126,6 +155,9 @@ SCENARIOS: dict[str, Callable[[], Any]] = {
     "machine": machine,
     "machine, sparse": machine_sparse,
     "explained": explained,
+    "a pair": one_overlap,
+    "a list of arrays": overlapping,
+    "a recorded layout": recorded,
 }
 
 

@@ -1,0 +1,815 @@
+/* The verdicts against brute force: every byte of every element is marked, and nothing is read but the marks. */
+#include "array/overlap.h"
+
+#include "array/overlap_list.h"
+#include "base/draw.h"
+#include "base/mem.h"
+#include "check.h"
+#include "graph/layout.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define SPACE 2048 /* bytes of the world in which brute force works */
+#define AT UINT64_C(0x10000)
+
+typedef struct made {
+    int64_t shape[FAN_MAX_NDIM], strides[FAN_MAX_NDIM];
+    fan_region r;
+} made;
+
+static uint64_t seed = 1;
+
+/* below: a number from 0 to n - 1. */
+static int64_t below(int64_t n)
+{
+    return (int64_t)(fan_draw(&seed) % (uint64_t)n);
+}
+
+static const fan_region *region(made *m, uint64_t data, int64_t itemsize, int ndim)
+{
+    m->r = (fan_region){data, itemsize, m->shape, m->strides, ndim};
+    return &m->r;
+}
+
+/* at: the address of an element; counts `index` up to the next one, false at the end. */
+static uint64_t at(const fan_region *r, const int64_t *index)
+{
+    uint64_t a = r->data;
+    for (int i = 0; i < r->ndim; i++)
+        a += (uint64_t)(index[i] * r->strides[i]);
+    return a;
+}
+
+static bool next(const fan_region *r, int64_t *index)
+{
+    for (int i = r->ndim - 1; i >= 0; i--) {
+        if (++index[i] < r->shape[i])
+            return true;
+        index[i] = 0;
+    }
+    return false;
+}
+
+static bool empty(const fan_region *r)
+{
+    bool none = r->itemsize == 0;
+    for (int i = 0; i < r->ndim; i++)
+        none |= r->shape[i] == 0;
+    return none;
+}
+
+/* mark: every byte of every element counts one up; returns whether a byte was counted before. */
+static bool mark(const fan_region *r, unsigned char *bytes)
+{
+    int64_t index[FAN_MAX_NDIM] = {0};
+    bool met = false;
+    if (empty(r))
+        return false;
+    do {
+        for (int64_t k = 0; k < r->itemsize; k++) {
+            uint64_t byte = at(r, index) + (uint64_t)k - AT + SPACE / 2;
+            if (byte >= SPACE)
+                abort();
+            met |= bytes[byte] != 0;
+            bytes[byte] = 1;
+        }
+    } while (next(r, index));
+    return met;
+}
+
+static bool truly_meet(const fan_region *a, const fan_region *b)
+{
+    unsigned char one[SPACE] = {0}, two[SPACE] = {0};
+    bool met = false;
+    mark(a, one);
+    mark(b, two);
+    for (int i = 0; i < SPACE; i++)
+        met |= one[i] && two[i];
+    return met;
+}
+
+static bool inside(const fan_region *r, const int64_t *index)
+{
+    for (int i = 0; i < r->ndim; i++)
+        if (index[i] < 0 || index[i] >= r->shape[i])
+            return false;
+    return true;
+}
+
+/* proves: both are elements, and they share a byte. */
+static bool proves(const fan_region *a, const int64_t *x, const fan_region *b, const int64_t *y)
+{
+    int64_t way = (int64_t)(at(a, x) - at(b, y));
+    return inside(a, x) && inside(b, y) && way < b->itemsize && -way < a->itemsize;
+}
+
+/* ---- one pair ---- */
+
+static long seen[4];
+
+static fan_verdict ask(const fan_region *a, const fan_region *b, uint64_t budget)
+{
+    int64_t x[FAN_MAX_NDIM], y[FAN_MAX_NDIM];
+    fan_verdict v = FAN_HARD, plain = FAN_HARD;
+    CHECK_OK(fan_overlap(a, b, budget, x, y, &v, NULL));
+    CHECK_OK(fan_overlap(b, a, budget, NULL, NULL, &plain, NULL));
+    CHECK(v == plain);
+    if (v == FAN_OVERLAP)
+        CHECK(proves(a, x, b, y));
+    seen[v]++;
+    return v;
+}
+
+static void judge(const fan_region *a, const fan_region *b)
+{
+    CHECK(ask(a, b, FAN_OVERLAP_BUDGET) == (truly_meet(a, b) ? FAN_OVERLAP : FAN_DISJOINT));
+}
+
+static fan_verdict ask_itself(const fan_region *r, uint64_t budget)
+{
+    int64_t x[FAN_MAX_NDIM], y[FAN_MAX_NDIM];
+    fan_verdict v = FAN_HARD;
+    CHECK_OK(fan_overlap_itself(r, budget, x, y, &v, NULL));
+    if (v == FAN_OVERLAP) {
+        CHECK(proves(r, x, r, y));
+        CHECK(memcmp(x, y, (size_t)r->ndim * sizeof *x) != 0);
+    }
+    return v;
+}
+
+static void judge_itself(const fan_region *r)
+{
+    unsigned char bytes[SPACE] = {0};
+    fan_verdict v = ask_itself(r, FAN_OVERLAP_BUDGET);
+    seen[v]++;
+    CHECK(v == (mark(r, bytes) ? FAN_OVERLAP : FAN_DISJOINT));
+}
+
+/* random_region: up to 4 axes; small enough for the world. */
+static const fan_region *random_region(made *m, int64_t farthest)
+{
+    static const int64_t items[] = {0, 1, 1, 2, 3, 4, 8, 16};
+    int ndim = (int)below(5);
+    for (int i = 0; i < ndim; i++) {
+        m->shape[i] = below(20) ? 1 + below(ndim > 2 ? 4 : 6) : 0;
+        m->strides[i] = below(2 * farthest + 1) - farthest;
+    }
+    return region(m, AT + (uint64_t)below(64), items[below(16) ? 1 + below(7) : 0], ndim);
+}
+
+static void random_pairs_are_what_brute_force_says(void)
+{
+    memset(seen, 0, sizeof seen);
+    for (int i = 0; i < 30000; i++) {
+        made a, b;
+        int64_t farthest = (int64_t[]){6, 20, 60}[below(3)];
+        judge(random_region(&a, farthest), random_region(&b, farthest));
+    }
+    CHECK(seen[FAN_DISJOINT] > 5000 && seen[FAN_OVERLAP] > 5000 && !seen[FAN_HARD] && !seen[FAN_FAR]);
+}
+
+static void random_regions_overlap_themselves_where_brute_force_says_so(void)
+{
+    memset(seen, 0, sizeof seen);
+    for (int i = 0; i < 30000; i++) {
+        made a;
+        judge_itself(random_region(&a, (int64_t[]){6, 20, 60}[below(3)]));
+    }
+    CHECK(seen[FAN_DISJOINT] > 5000 && seen[FAN_OVERLAP] > 5000 && !seen[FAN_HARD] && !seen[FAN_FAR]);
+}
+
+/* All pairs of one-axis regions with small numbers. */
+static void small_pairs_are_what_brute_force_says(void)
+{
+    memset(seen, 0, sizeof seen);
+    for (int64_t code = 0; code < 3 * 3 * 4 * 4 * 7 * 7; code++) {
+        made a, b;
+        int64_t c = code;
+        int64_t item[2] = {1 + c % 3, 1 + c / 3 % 3};
+        c /= 9;
+        a.shape[0] = c % 4, b.shape[0] = c / 4 % 4;
+        c /= 16;
+        a.strides[0] = c % 7 - 3, b.strides[0] = c / 7 - 3;
+        for (uint64_t shift = 0; shift < 12; shift++)
+            judge(region(&a, AT + 6, item[0], 1), region(&b, AT + shift, item[1], 1));
+    }
+    CHECK(seen[FAN_DISJOINT] > 10000 && seen[FAN_OVERLAP] > 10000);
+}
+
+/* blocks: m[r0:r1:rs, c0:c1:cs] of a 7 x 9 matrix of 2-byte elements. */
+static const fan_region *block(made *m)
+{
+    int64_t r0 = below(7), c0 = below(9), rs = 1 + below(3), cs = 1 + below(3);
+    m->shape[0] = 1 + below((6 - r0) / rs + 1), m->shape[1] = 1 + below((8 - c0) / cs + 1);
+    m->strides[0] = 18 * rs, m->strides[1] = 2 * cs;
+    uint64_t data = AT + (uint64_t)(18 * r0 + 2 * c0);
+    if (below(3) == 0) { /* seen backwards */
+        data += (uint64_t)((m->shape[0] - 1) * m->strides[0]);
+        m->strides[0] = -m->strides[0];
+    }
+    if (below(3) == 0) { /* transposed */
+        int64_t n = m->shape[0], s = m->strides[0];
+        m->shape[0] = m->shape[1], m->strides[0] = m->strides[1];
+        m->shape[1] = n, m->strides[1] = s;
+    }
+    return region(m, data, 2, 2);
+}
+
+static void blocks_of_a_matrix_are_what_brute_force_says(void)
+{
+    memset(seen, 0, sizeof seen);
+    for (int i = 0; i < 20000; i++) {
+        made a, b;
+        judge(block(&a), block(&b));
+    }
+    printf("blocks: %ld disjoint, %ld overlap\n", seen[FAN_DISJOINT], seen[FAN_OVERLAP]);
+    CHECK(seen[FAN_DISJOINT] > 3000 && seen[FAN_OVERLAP] > 3000);
+}
+
+/* 0 to 9 terms against a table that is made by adding one step at a time. */
+static void equations_of_many_terms_are_solved(void)
+{
+    static bool reached[1 << 13];
+    long yes = 0, no = 0;
+    for (int round = 0; round < 4000; round++) {
+        made a, b;
+        int n = (int)below(10), most = 0;
+        memset(reached, 0, sizeof reached);
+        reached[0] = true;
+        for (int i = 0; i < n; i++) {
+            a.strides[i] = 1 + below(round % 2 ? 40 : 12) * (round % 3 + 1);
+            a.shape[i] = 1 + below(5);
+            for (int64_t k = 1; k < a.shape[i]; k++) /* once more each time: from the top */
+                for (int64_t s = most + k * a.strides[i]; s >= a.strides[i]; s--)
+                    reached[s] |= reached[s - a.strides[i]];
+            most += (int)((a.shape[i] - 1) * a.strides[i]);
+        }
+        for (int i = 0; i < 20; i++) {
+            int64_t target = below(most + 3);
+            bool is = reached[target];
+            fan_verdict v = ask(region(&a, AT, 1, n), region(&b, AT + (uint64_t)target, 1, 0), FAN_OVERLAP_BUDGET);
+            CHECK(v == (is ? FAN_OVERLAP : FAN_DISJOINT));
+            yes += is;
+            no += !is;
+        }
+    }
+    CHECK(yes > 5000 && no > 5000);
+}
+
+/* ---- hard ones ---- */
+
+/* A pair that defeats a search: three large steps against two, and both places in memory. */
+static void bad_pair(made *a, made *b, uint64_t offset)
+{
+    static const int64_t three[] = {36674, 61119, 85569}, two[] = {12223, 12224};
+    for (int i = 0; i < 3; i++)
+        a->shape[i] = 1049, a->strides[i] = three[i];
+    for (int i = 0; i < 2; i++)
+        b->shape[i] = 1049, b->strides[i] = two[i];
+    region(a, AT, 1, 3);
+    region(b, AT + offset, 1, 2);
+}
+
+static void a_known_bad_pair_is_disjoint(void)
+{
+    made a, b;
+    bad_pair(&a, &b, 64023025);
+    CHECK(ask(&a.r, &b.r, FAN_OVERLAP_BUDGET) == FAN_DISJOINT);
+}
+
+static void over_the_budget_nobody_knows(void)
+{
+    made a, b;
+    int64_t live = fan_mem_get().total;
+    bad_pair(&a, &b, 64023025);
+    CHECK(ask(&a.r, &b.r, 0) == FAN_HARD);
+    CHECK_INT(fan_mem_get().total, live); /* without a budget nothing is allocated */
+    CHECK(ask(&a.r, &b.r, 1000) == FAN_HARD);
+    CHECK_STR(fan_verdict_kind(FAN_HARD), "unknown");
+    CHECK_HAS(fan_verdict_words(FAN_HARD), "budget");
+}
+
+static void without_memory_for_the_table_it_is_an_error(void)
+{
+    made a, b;
+    fan_verdict v;
+    fan_error err = {0};
+    bad_pair(&a, &b, 64023025);
+    fan_mem_fail_at(0, 1);
+    CHECK(fan_overlap(&a.r, &b.r, FAN_OVERLAP_BUDGET, NULL, NULL, &v, &err) == FAN_NOMEM);
+    fan_mem_fail_at(-1, 0);
+    CHECK_HAS(err.text, "table");
+}
+
+/* large: three axes with steps of the same size; what a search finds is luck. */
+static const fan_region *large(made *m, int64_t step)
+{
+    for (int i = 0; i < 3; i++) {
+        m->shape[i] = 4 + below(26);
+        m->strides[i] = step + below(step);
+    }
+    return region(m, AT + (uint64_t)below(step * 60), 1 + below(2), 3);
+}
+
+/* sums: the sorted addresses of a region's elements. */
+static int by_value(const void *a, const void *b)
+{
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+static size_t sums(const fan_region *r, uint64_t **out)
+{
+    int64_t index[FAN_MAX_NDIM] = {0};
+    size_t n = 0, most = 1;
+    for (int i = 0; i < r->ndim; i++)
+        most *= (size_t)r->shape[i];
+    *out = malloc(most * sizeof **out);
+    do
+        (*out)[n++] = at(r, index);
+    while (next(r, index));
+    qsort(*out, n, sizeof **out, by_value);
+    return n;
+}
+
+static bool lists_meet(const fan_region *a, const fan_region *b)
+{
+    uint64_t *one, *two;
+    size_t n = sums(a, &one), m = sums(b, &two), i = 0, j = 0;
+    bool met = false;
+    while (i < n && j < m && !met) {
+        int64_t way = (int64_t)(one[i] - two[j]);
+        met = way < b->itemsize && -way < a->itemsize;
+        if (way < 0)
+            i++;
+        else
+            j++;
+    }
+    free(one);
+    free(two);
+    return met;
+}
+
+static void large_steps_are_judged_by_search_and_by_table(void)
+{
+    long hard = 0;
+    memset(seen, 0, sizeof seen);
+    for (int i = 0; i < 60; i++) {
+        made a, b;
+        int64_t step = (int64_t[]){3000, 40000, 300000}[below(3)];
+        fan_verdict v;
+        large(&a, step);
+        large(&b, step);
+        CHECK_OK(fan_overlap(&a.r, &b.r, 0, NULL, NULL, &v, NULL));
+        hard += v == FAN_HARD;
+        CHECK(ask(&a.r, &b.r, FAN_OVERLAP_BUDGET) == (lists_meet(&a.r, &b.r) ? FAN_OVERLAP : FAN_DISJOINT));
+    }
+    printf("large steps: %ld hard, %ld disjoint, %ld overlap\n", hard, seen[FAN_DISJOINT], seen[FAN_OVERLAP]);
+    CHECK(hard > 5 && seen[FAN_DISJOINT] > 5 && seen[FAN_OVERLAP] > 5);
+}
+
+/* ---- at the ends of what can be counted ---- */
+
+static fan_verdict of_two(uint64_t one, uint64_t two, int64_t itemsize, int64_t count, int64_t stride)
+{
+    made a, b;
+    a.shape[0] = b.shape[0] = count;
+    a.strides[0] = b.strides[0] = stride;
+    return ask(region(&a, one, itemsize, 1), region(&b, two, itemsize, 1), FAN_OVERLAP_BUDGET);
+}
+
+static void memory_at_the_top_of_the_address_space_is_counted(void)
+{
+    uint64_t top = UINT64_MAX - 31;
+    CHECK(of_two(top, top + 16, 8, 2, 8) == FAN_DISJOINT);
+    CHECK(of_two(top, top + 15, 8, 2, 8) == FAN_OVERLAP);
+    CHECK(of_two(top + 24, top + 16, 8, 2, -8) == FAN_OVERLAP);
+    CHECK(of_two(0, top, 8, 4, 8) == FAN_DISJOINT);
+    CHECK(of_two(UINT64_C(1) << 63, (UINT64_C(1) << 63) - 16, 8, 2, 8) == FAN_DISJOINT);
+    CHECK(of_two(UINT64_C(1) << 63, (UINT64_C(1) << 63) - 15, 8, 2, 8) == FAN_OVERLAP);
+}
+
+static void what_cannot_be_counted_is_unknown(void)
+{
+    CHECK(of_two(AT, AT, 1, INT64_MAX, INT64_MAX) == FAN_FAR);
+    CHECK(of_two(AT, AT, 1, 2, INT64_MIN) == FAN_FAR);
+    CHECK(of_two(AT, AT, 1, 3, INT64_C(1) << 60) == FAN_FAR);       /* 2^61 bytes */
+    CHECK(of_two(AT, AT, 1, 3, (INT64_C(1) << 60) - 1) == FAN_OVERLAP);
+    CHECK(of_two(UINT64_MAX - 6, AT, 8, 1, 8) == FAN_FAR);          /* beyond the end */
+    CHECK(of_two(AT, AT, 8, 2, -(INT64_C(1) << 40)) == FAN_FAR);    /* below the start */
+    CHECK(of_two(AT, AT, INT64_MAX, 1, 8) == FAN_FAR);
+    CHECK(of_two(AT, AT, 8, 0, INT64_MAX) == FAN_DISJOINT);         /* empty is empty */
+    CHECK(of_two(AT, AT, 0, 4, INT64_MIN) == FAN_DISJOINT);
+    made a;
+    a.shape[0] = 2, a.strides[0] = INT64_MIN;
+    CHECK(ask_itself(region(&a, AT, 1, 1), 0) == FAN_FAR);
+    a.strides[0] = 0;
+    CHECK(ask_itself(region(&a, AT, 1, 1), 0) == FAN_OVERLAP);
+    CHECK_STR(fan_verdict_kind(FAN_FAR), "unknown");
+}
+
+static void as_many_axes_as_there_may_be(void)
+{
+    made a, b;
+    for (int i = 0; i < FAN_MAX_NDIM; i++) {
+        a.shape[i] = b.shape[i] = i < 55 ? 2 : 1;
+        a.strides[i] = i < 55 ? INT64_C(1) << i : 12345;
+        b.strides[i] = i < 55 ? (i % 2 ? -1 : 1) * (INT64_C(2) << i) : -7;
+    }
+    uint64_t mid = UINT64_C(1) << 60;
+    CHECK(ask(region(&a, mid, 1, FAN_MAX_NDIM), region(&b, mid, 1, FAN_MAX_NDIM), FAN_OVERLAP_BUDGET) == FAN_OVERLAP);
+    CHECK(ask(region(&a, mid, 1, FAN_MAX_NDIM), region(&b, mid + (UINT64_C(1) << 58), 1, FAN_MAX_NDIM), FAN_OVERLAP_BUDGET) == FAN_DISJOINT);
+    CHECK(ask_itself(&a.r, FAN_OVERLAP_BUDGET) == FAN_DISJOINT);
+    a.strides[3] = a.strides[2];
+    CHECK(ask_itself(&a.r, FAN_OVERLAP_BUDGET) == FAN_OVERLAP);
+}
+
+/* ---- lists ---- */
+
+static fan_overlaps *list_of(const made *all, size_t n)
+{
+    fan_region regions[64];
+    fan_overlaps *l = NULL;
+    for (size_t i = 0; i < n; i++)
+        regions[i] = all[i].r;
+    CHECK_OK(fan_overlaps_new(regions, n, &l, NULL));
+    return l;
+}
+
+/* joined: components by following pairs until nothing changes. */
+static void joined(const bool *met, size_t n, uint32_t *label)
+{
+    for (size_t i = 0; i < n; i++)
+        label[i] = (uint32_t)i;
+    for (bool more = true; more;) {
+        more = false;
+        for (size_t i = 0; i < n; i++)
+            for (size_t j = 0; j < n; j++)
+                if (met[i * n + j] && label[j] > label[i]) {
+                    label[j] = label[i];
+                    more = true;
+                }
+    }
+}
+
+static void judge_list(const made *all, size_t n)
+{
+    static bool met[64 * 64];
+    uint32_t label[64], want[64];
+    size_t count, npairs, expected = 0, k = 0, numbered = 0;
+    fan_pair *pairs;
+    fan_overlaps *l = list_of(all, n);
+    for (size_t i = 0; i < n; i++)
+        for (size_t j = 0; j < n; j++) {
+            met[i * n + j] = i != j && truly_meet(&all[i].r, &all[j].r);
+            expected += i < j && met[i * n + j];
+        }
+    joined(met, n, want);
+    CHECK_OK(fan_overlaps_components(l, FAN_OVERLAP_BUDGET, label, &count, NULL));
+    for (size_t i = 0; i < n; i++) {
+        CHECK(label[i] == (want[i] == i ? numbered++ : label[want[i]]));
+        seen[want[i] == i ? FAN_DISJOINT : FAN_OVERLAP]++;
+    }
+    CHECK_INT(count, numbered);
+    CHECK_OK(fan_overlaps_pairs(l, FAN_OVERLAP_BUDGET, &pairs, &npairs, NULL));
+    CHECK_INT(npairs, expected);
+    for (size_t i = 0; i < n; i++)
+        for (size_t j = i + 1; j < n; j++)
+            if (met[i * n + j] && k < npairs) {
+                CHECK(pairs[k].one == i && pairs[k].two == j && pairs[k].verdict == FAN_OVERLAP);
+                k++;
+            }
+    fan_free(pairs);
+    fan_overlaps_free(l);
+}
+
+/* family: views of one matrix, sliced alike: what a list is fast at. */
+static void family(made *all, size_t n)
+{
+    int64_t kind = below(4), width = 1 + below(4), row = (int64_t)n * 2;
+    for (size_t i = 0; i < n; i++) {
+        made *m = &all[i];
+        int64_t k = below((int64_t)n), rows = below(6);
+        m->shape[0] = 1 + below(6), m->shape[1] = width;
+        m->strides[0] = row, m->strides[1] = 2;
+        if (kind == 0) { /* columns */
+            region(m, AT + (uint64_t)(2 * k), 2, 2);
+        } else if (kind == 1) { /* pieces */
+            m->strides[0] = 2;
+            region(m, AT + (uint64_t)(k * 12), 2, 1);
+        } else if (kind == 2) { /* blocks of columns and rows */
+            region(m, AT + (uint64_t)(2 * k + rows * row) % 200, 2, 2);
+        } else {
+            block(m);
+        }
+        if (below(12) == 0) { /* one that spans many */
+            m->shape[0] = 30 + below(60), m->strides[0] = 1 + below(6);
+            region(m, AT + (uint64_t)below(20), 1, 1);
+        }
+    }
+}
+
+static void lists_are_what_their_pairs_are(void)
+{
+    static made all[64];
+    memset(seen, 0, sizeof seen);
+    for (int i = 0; i < 400; i++) {
+        size_t n = (size_t)below(i % 4 ? 20 : 60);
+        if (i % 2)
+            family(all, n);
+        else
+            for (size_t k = 0; k < n; k++)
+                random_region(&all[k], 40);
+        judge_list(all, n);
+    }
+    CHECK(seen[FAN_DISJOINT] > 1000 && seen[FAN_OVERLAP] > 1000);
+}
+
+/* bytes_at: n bytes from `from` on, `step` apart. */
+static void bytes_at(made *m, uint64_t from, int64_t n, int64_t step)
+{
+    m->shape[0] = n, m->strides[0] = step;
+    region(m, AT + from, 1, 1);
+}
+
+/* The first ends early, the third meets neither before the fourth joins it to the second: whoever meets the third alone is of the same component. */
+static void a_component_keeps_its_members_when_one_has_ended(void)
+{
+    static made all[5];
+    memset(seen, 0, sizeof seen);
+    bytes_at(&all[0], 0, 3, 1);
+    bytes_at(&all[1], 0, 100, 10);
+    bytes_at(&all[2], 15, 50, 10);
+    bytes_at(&all[3], 40, 6, 1);
+    bytes_at(&all[4], 55, 1, 1);
+    judge_list(all, 5);
+    CHECK_INT(seen[FAN_OVERLAP], 4);
+}
+
+static void an_unknown_pair_of_a_list_is_a_pair(void)
+{
+    made all[3];
+    uint32_t label[3];
+    size_t count, n;
+    fan_pair *pairs;
+    bad_pair(&all[0], &all[1], 64023025);
+    region(&all[2], AT + (UINT64_C(1) << 40), 8, 0);
+    fan_overlaps *l = list_of(all, 3);
+    CHECK_OK(fan_overlaps_components(l, 1000, label, &count, NULL));
+    CHECK(count == 2 && label[0] == 0 && label[1] == 0 && label[2] == 1);
+    CHECK_OK(fan_overlaps_pairs(l, 1000, &pairs, &n, NULL));
+    CHECK(n == 1 && pairs[0].one == 0 && pairs[0].two == 1 && pairs[0].verdict == FAN_HARD);
+    fan_free(pairs);
+    CHECK_OK(fan_overlaps_components(l, FAN_OVERLAP_BUDGET, label, &count, NULL));
+    CHECK_INT(count, 3);
+    fan_overlaps_free(l);
+}
+
+/* Every allocation fails once: an error, nothing leaked. */
+static void lists_and_layouts_fail_without_memory(void)
+{
+    static made all[20];
+    fan_layout_item items[20];
+    uint32_t label[20];
+    size_t count, n;
+    fan_pair *pairs = NULL;
+    fan_difference d;
+    family(all, 20);
+    for (int i = 0; i < 20; i++)
+        items[i] = (fan_layout_item){.region = all[i].r};
+    int64_t live = fan_mem_get().live, refused = 0;
+    for (int64_t skip = 0;; skip++) {
+        fan_overlaps *l = NULL;
+        fan_layout *y = NULL;
+        int64_t failed = fan_mem_get().failed;
+        fan_mem_fail_at(skip, 1);
+        fan_region regions[20];
+        for (int i = 0; i < 20; i++)
+            regions[i] = all[i].r;
+        fan_status s = fan_overlaps_new(regions, 20, &l, NULL);
+        if (s == FAN_OK)
+            s = fan_overlaps_components(l, FAN_OVERLAP_BUDGET, label, &count, NULL);
+        if (s == FAN_OK)
+            s = fan_overlaps_pairs(l, FAN_OVERLAP_BUDGET, &pairs, &n, NULL);
+        if (s == FAN_OK)
+            s = fan_layout_new(items, 20, FAN_OVERLAP_BUDGET, &y, NULL);
+        items[3].region.data++;
+        if (s == FAN_OK)
+            s = fan_layout_check(y, items, FAN_OVERLAP_BUDGET, &d, NULL);
+        items[3].region.data--;
+        fan_mem_fail_at(-1, 0);
+        CHECK((s == FAN_NOMEM) == (fan_mem_get().failed > failed));
+        refused += s == FAN_NOMEM;
+        fan_free(pairs);
+        pairs = NULL;
+        fan_overlaps_free(l);
+        fan_layout_free(y);
+        CHECK_INT(fan_mem_get().live, live);
+        if (fan_mem_get().failed == failed)
+            break;
+    }
+    CHECK(refused > 15);
+}
+
+/* ---- layouts ---- */
+
+static fan_layout_item items[64];
+
+static fan_layout_item *as_items(const made *all, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        items[i] = (fan_layout_item){.region = all[i].r, .dtype = (uint64_t)all[i].r.itemsize, .writable = true};
+    return items;
+}
+
+static fan_difference check(const fan_layout *l, const made *all, size_t n)
+{
+    fan_difference d = {FAN_CHANGE_DTYPE, 0, 0};
+    CHECK_OK(fan_layout_check(l, as_items(all, n), FAN_OVERLAP_BUDGET, &d, NULL));
+    return d;
+}
+
+/* alike: whether the arrays of `now` hang together as those of `was`, with the same distances; by brute force. */
+static bool alike(const made *was, const made *now, size_t n)
+{
+    static bool met[2][64 * 64];
+    uint32_t label[2][64];
+    for (size_t i = 0; i < n; i++)
+        for (size_t j = 0; j < n; j++) {
+            met[0][i * n + j] = i != j && truly_meet(&was[i].r, &was[j].r);
+            met[1][i * n + j] = i != j && truly_meet(&now[i].r, &now[j].r);
+        }
+    joined(met[0], n, label[0]);
+    joined(met[1], n, label[1]);
+    for (size_t i = 0; i < n; i++) {
+        if (label[0][i] != label[1][i])
+            return false;
+        if (now[i].r.data - now[label[0][i]].r.data != was[i].r.data - was[label[0][i]].r.data)
+            return false;
+    }
+    return true;
+}
+
+/* Some arrays are moved, alone or together: the check says "same" exactly where brute force does. */
+static void a_layout_is_the_same_where_brute_force_says_so(void)
+{
+    static made was[64], now[64];
+    long same = 0, other = 0, words[16] = {0};
+    for (int round = 0; round < 3000; round++) {
+        size_t n = 1 + (size_t)below(12);
+        fan_layout *l = NULL;
+        if (round % 2)
+            family(was, n);
+        else
+            for (size_t k = 0; k < n; k++)
+                random_region(&was[k], 20);
+        CHECK_OK(fan_layout_new(as_items(was, n), n, FAN_OVERLAP_BUDGET, &l, NULL));
+        uint64_t together = (uint64_t)below(40);
+        for (size_t i = 0; i < n; i++) {
+            now[i] = was[i];
+            uint64_t alone = below(6) ? 0 : (uint64_t)(below(200) - 100);
+            region(&now[i], was[i].r.data + together + alone, was[i].r.itemsize, was[i].r.ndim);
+            region(&was[i], was[i].r.data, was[i].r.itemsize, was[i].r.ndim);
+        }
+        fan_difference d = check(l, now, n);
+        bool is = alike(was, now, n);
+        CHECK((d.what == FAN_CHANGE_SAME) == is);
+        CHECK(d.what == FAN_CHANGE_SAME || d.what >= FAN_CHANGE_APART);
+        if (d.what == FAN_CHANGE_OVERLAP)
+            CHECK(d.other < n && d.other != d.index);
+        words[d.what]++;
+        same += is;
+        other += !is;
+        fan_layout_free(l);
+    }
+    CHECK(same > 500 && other > 500);
+    CHECK(words[FAN_CHANGE_APART] > 50 && words[FAN_CHANGE_OFFSET] > 50 && words[FAN_CHANGE_OVERLAP] > 50);
+}
+
+/* Columns of one matrix whose memory is that of another by now, and columns that went each its own way: only the first is decided by distances alone. */
+static void columns_that_move_apart_are_still_the_same(void)
+{
+    static made was[8], now[8];
+    fan_layout *l = NULL;
+    for (size_t i = 0; i < 8; i++) {
+        was[i].shape[0] = 6, was[i].strides[0] = 64;
+        region(&was[i], AT + 8 * i, 8, 1);
+        now[i] = was[i];
+        region(&now[i], AT + 4096 + 4096 * ((i * 5) % 8), 8, 1);
+    }
+    CHECK_OK(fan_layout_new(as_items(was, 8), 8, FAN_OVERLAP_BUDGET, &l, NULL));
+    CHECK(check(l, now, 8).what == FAN_CHANGE_SAME);
+    now[7].r.data = now[2].r.data + 7;
+    fan_difference d = check(l, now, 8);
+    CHECK(d.what == FAN_CHANGE_OVERLAP && d.index == 7 && d.other == 2);
+    for (size_t i = 0; i < 8; i++) {
+        CHECK_INT(fan_layout_component(l, i), i);
+        CHECK_INT(fan_layout_offset(l, i), 0);
+    }
+    CHECK_INT(fan_layout_count(l), 8);
+    fan_layout_free(l);
+}
+
+static void what_changed_is_named(void)
+{
+    made a;
+    fan_layout *l = NULL;
+    fan_difference d;
+    a.shape[0] = 3, a.shape[1] = 1, a.strides[0] = 8, a.strides[1] = 99;
+    fan_layout_item was = {.region = *region(&a, AT, 8, 2), .dtype = 1, .writable = true}, is;
+    CHECK_OK(fan_layout_new(&was, 1, 0, &l, NULL));
+    made b = a;
+#define SAYS(change)                                                                                                  \
+    CHECK_OK(fan_layout_check(l, &is, 0, &d, NULL));                                                                  \
+    CHECK_STR(fan_change_word(d.what), change);                                                                       \
+    is = was;                                                                                                         \
+    b = a
+    is = was;
+    SAYS("same");
+    is.region.data += 1000;
+    SAYS("same");
+    b.strides[1] = -5; /* along an axis of extent 1 */
+    is.region = *region(&b, AT, 8, 2);
+    SAYS("same");
+    is.dtype = 2;
+    SAYS("dtype");
+    is.region.itemsize = 4;
+    SAYS("dtype");
+    is.device = 1;
+    SAYS("device");
+    is.region.ndim = 1;
+    SAYS("shape");
+    b.shape[0] = 2;
+    is.region = *region(&b, AT, 8, 2);
+    SAYS("shape");
+    b.strides[0] = 16;
+    is.region = *region(&b, AT, 8, 2);
+    SAYS("strides");
+    is.writable = false;
+    SAYS("read-only");
+    fan_layout_free(l);
+    was.writable = false;
+    CHECK_OK(fan_layout_new(&was, 1, 0, &l, NULL));
+    is = was;
+    is.writable = true;
+    SAYS("writable");
+    fan_layout_free(l);
+}
+
+/* The rules of memory in use: a short search decides, and what it cannot decide is not disjoint. */
+static void arrays_in_use_are_disjoint_only_where_that_is_sure(void)
+{
+    made a, b;
+    fan_storage *s = fan_storage_wrap(NULL, 0, NULL, NULL);
+    bad_pair(&a, &b, 64023025);
+    fan_array *x, *y, *z;
+    CHECK_OK(fan_array_view(s, (char *)(uintptr_t)a.r.data, FAN_INT8, 3, a.shape, a.strides, true, &x, NULL));
+    CHECK_OK(fan_array_view(s, (char *)(uintptr_t)b.r.data, FAN_INT8, 2, b.shape, b.strides, true, &y, NULL));
+    b.shape[0] = 10, b.strides[0] = 2;
+    CHECK_OK(fan_array_view(s, (char *)(uintptr_t)a.r.data + 1, FAN_INT8, 1, b.shape, b.strides, true, &z, NULL));
+    CHECK(!fan_array_disjoint(x, y));
+    CHECK(!fan_array_disjoint(x, x));
+    CHECK(!fan_array_apart(x, z) && fan_array_disjoint(x, z));
+    fan_array_drop(x);
+    fan_array_drop(y);
+    fan_array_drop(z);
+    fan_storage_drop(s);
+}
+
+/* The checks of each noun; all, or those of the noun that is named behind the seed. */
+static const struct {
+    const char *of;
+    void (*check)(void);
+} groups[] = {
+    {"overlap", small_pairs_are_what_brute_force_says},
+    {"overlap", random_pairs_are_what_brute_force_says},
+    {"overlap", blocks_of_a_matrix_are_what_brute_force_says},
+    {"overlap", random_regions_overlap_themselves_where_brute_force_says_so},
+    {"overlap", equations_of_many_terms_are_solved},
+    {"overlap", a_known_bad_pair_is_disjoint},
+    {"overlap", over_the_budget_nobody_knows},
+    {"overlap", without_memory_for_the_table_it_is_an_error},
+    {"overlap", large_steps_are_judged_by_search_and_by_table},
+    {"overlap", memory_at_the_top_of_the_address_space_is_counted},
+    {"overlap", what_cannot_be_counted_is_unknown},
+    {"overlap", as_many_axes_as_there_may_be},
+    {"overlap_list", lists_are_what_their_pairs_are},
+    {"overlap_list", a_component_keeps_its_members_when_one_has_ended},
+    {"overlap_list", an_unknown_pair_of_a_list_is_a_pair},
+    {"overlap_list", lists_and_layouts_fail_without_memory},
+    {"layout", a_layout_is_the_same_where_brute_force_says_so},
+    {"layout", columns_that_move_apart_are_still_the_same},
+    {"layout", what_changed_is_named},
+    {"overlap", arrays_in_use_are_disjoint_only_where_that_is_sure},
+};
+
+int main(int argc, char **argv)
+{
+    seed = argc > 1 ? strtoull(argv[1], NULL, 10) : 1;
+    printf("seed %llu\n", (unsigned long long)seed);
+    for (size_t i = 0; i < sizeof groups / sizeof *groups && !check_failed; i++)
+        if (argc < 3 || strcmp(argv[2], groups[i].of) == 0)
+            groups[i].check();
+    return check_done();
+}
