@@ -55,7 +55,7 @@ __all__ = [
     "trim",
 ]
 
-_LATER = ("analysis", "tape")  # modules of the package that are imported when they are first asked for
+_LATER = ("analysis", "descriptors", "tape")  # modules of the package that are imported when they are first asked for
 
 
 def __getattr__(name: str) -> Any:

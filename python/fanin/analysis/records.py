@@ -19,6 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from ..descriptors import AOTInput
+
 __all__ = [
     "INPUT_ALIAS_TYPES",
     "PLAIN_TYPES",
@@ -340,7 +342,7 @@ class ViewAndMutationMeta:
     num_intermediate_bases: int = 0
     keep_input_mutations: bool = False
     traced_tangents: tuple[Any, ...] = ()
-    traced_tangents_descs: tuple[Any, ...] = ()
+    traced_tangents_descs: tuple[AOTInput, ...] = ()
     subclass_inp_meta: tuple[Any, ...] = ()
     subclass_fw_graph_out_meta: tuple[Any, ...] = ()
     subclass_tangent_meta: tuple[Any, ...] = ()
