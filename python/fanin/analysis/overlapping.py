@@ -28,22 +28,9 @@ from typing import Any
 
 import numpy as np
 
+from .. import sharing
+
 __all__ = ["OverlapDifference", "compute_overlapping_inputs", "explain_overlap_differences"]
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where an array lies. `start` is the byte of the element that lies lowest, strides are in bytes and not negative."""
-
-    space: Any  # two places can be compared only within one; the process's memory is None
-    start: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    itemsize: int
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape)
 
 
 def compute_overlapping_inputs(
@@ -51,7 +38,7 @@ def compute_overlapping_inputs(
 ) -> set[int]:
     """The positions, among `indices`, of arrays that share memory with another one of them.
 
-    arrays: ndarrays, or torch tensors (also those without memory, as on the device "meta": they are compared within their storage). indices: positions in
+    arrays: ndarrays, or torch tensors (also fake ones and those on the device "meta": they are compared within their storage). indices: positions in
     `arrays`; None for all. An index that is given twice is two inputs.
 
     compat: None for the exact answer, in bytes. "torch" for PyTorch's answer, bit for bit, with its mistakes; what is asked then must be views of one storage.
@@ -69,13 +56,10 @@ def compute_overlapping_inputs(
     if compat not in (None, "torch"):
         raise ValueError(f'compute_overlapping_inputs: compat must be None or "torch", got {compat!r}')
     chosen = chosen_of(arrays, indices)
-    places = {i: place_of(arrays[i], i) for i in chosen}
-    found: set[int] = set()
     if compat is None:
-        for i, j in exact_pairs(chosen, places):
-            found |= {i, j}
-        return found
-    views = {i: elements_of(places[i], i, min(p.start for p in places.values())) for i in chosen}
+        return exact(arrays, chosen)
+    views = elements(arrays, chosen)
+    found: set[int] = set()
     for i, j in itertools.combinations(chosen, 2):
         if not torch_disjoint(views[i], views[j], arrays[i] is arrays[j])[0]:
             found |= {i, j}
@@ -90,56 +74,59 @@ def chosen_of(arrays: Sequence[Any], indices: Sequence[int] | None) -> list[int]
     return chosen
 
 
-def place_of(array: Any, index: int) -> Place:
-    """Where an array lies; TypeError for what is none, with its index."""
-    space: Any = None
-    if isinstance(array, np.ndarray):
-        start, strides, itemsize = int(array.__array_interface__["data"][0]), array.strides, array.itemsize
-    elif hasattr(array, "untyped_storage") and str(array.layout) == "torch.strided":
-        itemsize = array.element_size()
-        strides = tuple(s * itemsize for s in array.stride())
-        if array.device.type == "cpu" and type(array).__module__ != "torch._subclasses.fake_tensor":
-            start = array.data_ptr()
-            if array.numel() == 0:  # torch gives no address then
-                start = array.untyped_storage().data_ptr() + array.storage_offset() * itemsize
-        else:
-            space, start = array.untyped_storage()._cdata, array.storage_offset() * itemsize
-    else:
-        raise TypeError(
-            f"compute_overlapping_inputs: expected ndarrays or strided torch tensors, got a {type(array).__name__} at {index}"
-        )
-    shape = tuple(array.shape)
-    if 0 not in shape:
-        start += sum((n - 1) * s for n, s in zip(shape, strides, strict=True) if s < 0)
-    return Place(space, start, shape, tuple(map(abs, strides)), itemsize)
-
-
 # The exact answer
 
 
-def exact_pairs(chosen: Sequence[int], places: dict[int, Place]) -> list[tuple[int, int]]:
-    """The pairs that share a byte."""
-    return [(i, j) for i, j in itertools.combinations(chosen, 2) if shares(places[i], places[j])]
+def exact(arrays: Sequence[Any], chosen: Sequence[int]) -> set[int]:
+    """What shares a byte with another one: within the process's memory, and within each storage that is none."""
+    spaces: dict[Any, list[tuple[int, Any]]] = {}
+    for i in chosen:
+        space, array = stand_in(arrays[i], i)
+        spaces.setdefault(space, []).append((i, array))
+    return {group[k][0] for group in spaces.values() for k in sharing.overlaps([array for _, array in group]).indices}
+
+
+def shares(x: Any, y: Any) -> bool:
+    """Whether two arrays share a byte; "unknown" is taken for yes."""
+    (one, x), (other, y) = stand_in(x, 0), stand_in(y, 1)
+    return one == other and bool(sharing.overlap(x, y))
 
 
 class Somewhere:
     """An array of nothing at a place: it is asked where it lies, and never read."""
 
-    def __init__(self, place: Place, base: int) -> None:
+    def __init__(self, start: int, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> None:
         self.__array_interface__ = {
             "version": 3,
-            "shape": place.shape,
-            "strides": place.strides,
-            "typestr": f"|V{place.itemsize}",
-            "data": (place.start + base, False),
+            "shape": shape,
+            "strides": strides,
+            "typestr": f"|V{itemsize}",
+            "data": (start, False),
         }
 
 
-def shares(x: Place, y: Place) -> bool:
-    if x.space != y.space or 0 in (x.size, y.size, x.itemsize, y.itemsize):
-        return False
-    base = 0 if x.space is None else 1 << 32  # within a storage the first byte is number 0, which is no address
-    return np.shares_memory(np.asarray(Somewhere(x, base)), np.asarray(Somewhere(y, base)))
+FIRST = 1 << 32
+"""The address that stands for the first byte of a storage without memory."""
+
+
+def stand_in(array: Any, index: int) -> tuple[Any, Any]:
+    """(None, the array) for what lies in memory; (its storage, something at the same place of it) for a tensor that does not."""
+    if not is_tensor(array):
+        if not isinstance(array, np.ndarray):
+            raise TypeError(
+                f"compute_overlapping_inputs: expected ndarrays or strided torch tensors, got a {type(array).__name__} at {index}"
+            )
+        return None, array
+    if type(array).__name__ in ("Tensor", "Parameter") and array.device.type != "meta":
+        return None, array
+    size = array.element_size()
+    start, strides = FIRST + array.storage_offset() * size, tuple(s * size for s in array.stride())
+    return array.untyped_storage()._cdata, np.asarray(Somewhere(start, tuple(array.shape), strides, size))
+
+
+def is_tensor(x: Any) -> bool:
+    """Whether it is a strided torch tensor."""
+    return hasattr(x, "untyped_storage") and str(x.layout) == "torch.strided"
 
 
 # PyTorch's answer
@@ -147,7 +134,7 @@ def shares(x: Place, y: Place) -> bool:
 
 @dataclass(frozen=True)
 class Elements:
-    """A place as PyTorch sees it: offset and strides count elements of its own size."""
+    """Where an array lies, as PyTorch sees it: offset and strides count elements of its own size."""
 
     offset: int
     shape: tuple[int, ...]
@@ -171,16 +158,32 @@ class Elements:
         return True
 
 
-def elements_of(place: Place, index: int, origin: int) -> Elements:
-    """ValueError where no tensor is like it."""
-    uneven = [s for s, n in zip(place.strides, place.shape, strict=True) if n > 1 and s % place.itemsize]
-    if uneven:
-        raise ValueError(
-            f"compute_overlapping_inputs: array {index} has a stride of {uneven[0]} bytes, no multiple of its itemsize {place.itemsize}: "
-            "no torch tensor is like it; compat=None compares bytes"
-        )
-    first = place.start if place.space is not None else place.start - origin
-    return Elements(first // place.itemsize, place.shape, tuple(s // place.itemsize for s in place.strides))
+def elements(arrays: Sequence[Any], chosen: Sequence[int]) -> dict[int, Elements]:
+    """Each array as PyTorch sees it. Offsets of ndarrays are from the byte that lies lowest."""
+    lowest = {i: lowest_byte(arrays[i]) for i in chosen if isinstance(arrays[i], np.ndarray)}
+    origin = min(lowest.values(), default=0)
+    found = {}
+    for i in chosen:
+        x = arrays[i]
+        if is_tensor(x):
+            found[i] = Elements(x.storage_offset(), tuple(x.shape), tuple(x.stride()))
+            continue
+        stand_in(x, i)  # TypeError for what is no array
+        uneven = [s for s, n in zip(x.strides, x.shape, strict=True) if n > 1 and s % x.itemsize]
+        if uneven or not x.itemsize:
+            raise ValueError(
+                f"compute_overlapping_inputs: array {i} has a stride of {uneven[0] if uneven else 0} bytes and items of {x.itemsize}: "
+                "no torch tensor is like it; compat=None compares bytes"
+            )
+        found[i] = Elements((lowest[i] - origin) // x.itemsize, x.shape, tuple(abs(s) // x.itemsize for s in x.strides))
+    return found
+
+
+def lowest_byte(x: np.ndarray[Any, Any]) -> int:
+    """The address of the element that lies lowest."""
+    start = int(x.__array_interface__["data"][0])
+    behind = [(n - 1) * s for n, s in zip(x.shape, x.strides, strict=True) if s < 0 < n]
+    return int(start + sum(behind))
 
 
 def torch_disjoint(x: Elements, y: Elements, same: bool) -> tuple[bool, str]:
@@ -247,14 +250,18 @@ def explain_overlap_differences(arrays: Sequence[Any], indices: Sequence[int] | 
     [('disjoint', 'overlap', '6c')]
     """
     chosen = chosen_of(arrays, indices)
-    places = {i: place_of(arrays[i], i) for i in chosen}
-    views = {i: elements_of(places[i], i, min(p.start for p in places.values())) for i in chosen}
+    views = elements(arrays, chosen)
     words = {True: "disjoint", False: "overlap"}
     found = []
     for i, j in itertools.combinations(chosen, 2):
         disjoint, rule = torch_disjoint(views[i], views[j], arrays[i] is arrays[j])
-        really = not shares(places[i], places[j])
+        really = not shares(arrays[i], arrays[j])
         if disjoint != really:
-            blamed = "units" if places[i].itemsize != places[j].itemsize else rule
+            blamed = "units" if size_of(arrays[i]) != size_of(arrays[j]) else rule
             found.append(OverlapDifference((i, j), words[disjoint], words[really], blamed))
     return found
+
+
+def size_of(x: Any) -> int:
+    """Bytes of an element."""
+    return int(x.element_size() if is_tensor(x) else x.itemsize)
