@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +13,19 @@ Step = tuple[str, int, int]
 VIEWS = ("t", "select", "slice", "flat", "expand", "unbind", "split", "detach", "unsqueeze", "alias", "diagonal", "data")
 WRITES = ("mul_", "add_", "zero_", "copy_", "setitem")
 GEOMETRY = ("t_", "unsqueeze_", "squeeze_", "transpose_")
-FRESH = ("plus", "times", "clone")
+FRESH = ("plus", "times", "clone", "custom")
+
+
+class Viewed(torch.autograd.Function):
+    """A view with a backward of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        return g
 
 
 def apply(pool: list[Any], step: Step) -> None:
@@ -70,6 +81,8 @@ def apply(pool: list[Any], step: Step) -> None:
         pool.append(x + 1)
     elif op == "times":
         pool.append(x * pool[how % len(pool)].sum())
+    elif op == "custom":
+        pool.append(Viewed.apply(x))
     elif op == "clone":
         pool.append(x.clone())
     else:
@@ -141,6 +154,3 @@ def program(rng: random.Random) -> Program:
     outs: list[int | str] = [rng.randint(0, 11) for _ in range(rng.randint(0, 4))]
     outs += rng.choices(("number", "none", "twin", "last two"), (1, 1, 2, 2), k=rng.randint(0, 1))
     return Program(tuple(kinds), tuple(steps), tuple(outs), rng.random() < 0.5)
-
-
-Runner = Callable[..., Any]
