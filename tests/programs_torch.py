@@ -134,12 +134,21 @@ class Program:
             elif o == "twin":
                 y = pool[-1] * 2
                 outs += [y, y.detach()]
+            elif o == "pieces":
+                y = pool[-1] * 2
+                outs += [y.unsqueeze(0), y.unsqueeze(-1), y.view(y.shape)][: 2 + len(self.steps) % 2]
+            elif o == "lone":
+                outs.append((pool[0] * 2).unsqueeze(0))
+            elif o == "unbound":
+                y = pool[-1] * 2
+                outs += [*y.unsqueeze(0).unbind(-1), *([y] if len(self.steps) % 2 else [])]
             elif o == "last two":
                 outs += pool[-2:]
         return outs
 
 
 def program(rng: random.Random) -> Program:
+    """A random one."""
     kinds = ["plain", *rng.choices(("plain", "leaf", "grown", "view", "transposed", "expanded", "again", "number"), k=rng.randint(0, 2))]
     rng.shuffle(kinds)
     if kinds[0] in ("again", "number"):
@@ -152,5 +161,6 @@ def program(rng: random.Random) -> Program:
             op = f"no_grad {op}"
         steps.append((op, rng.randint(0, 11), rng.randint(0, 7)))
     outs: list[int | str] = [rng.randint(0, 11) for _ in range(rng.randint(0, 4))]
-    outs += rng.choices(("number", "none", "twin", "last two"), (1, 1, 2, 2), k=rng.randint(0, 1))
+    more = ("number", "none", "twin", "last two", "pieces", "lone", "unbound")
+    outs += rng.choices(more, (1, 1, 2, 2, 2, 2, 2), k=rng.randint(0, 2))
     return Program(tuple(kinds), tuple(steps), tuple(outs), rng.random() < 0.5)

@@ -472,10 +472,17 @@ def renamed(meta: Any, names: list[int]) -> Any:
     return dataclasses.replace(meta, traced_tangents_descs=tuple(map(desc, meta.traced_tangents_descs)), subclass_inp_meta=(), subclass_fw_graph_out_meta=())
 
 
-SPLIT = "PyTorch splits the tangents behind as many as there are written inputs, not behind as many as have a tangent"
+SPLIT = "PyTorch takes the first tangents for those of the inputs whose data was written, in the order of all that changed; they are of those that need one"
 SPACE = "PyTorch renumbers positions of outputs and of intermediate bases as if they were positions of inputs"
 FORMAT = "PyTorch forgets the layouts of the tangents of written inputs, and numbers the others as before"
-CRASH = "PyTorch fails with an IndexError where positions of other spaces are looked up in its map of inputs"
+CRASH = "PyTorch fails with an IndexError, for one of the first two reasons"
+
+
+def misaligned(m: Any) -> bool:
+    """Whether PyTorch's list of changed inputs does not begin with those that have a tangent, or its count of them is another."""
+    real = [i for i, x in enumerate(torch_collect.from_torch(m).input_info) if x.has_mutation_tangent]
+    taken = sum(x.mutates_data for x in m.input_info)
+    return taken != len(real) or list(m.mutated_inp_runtime_indices[:taken]) != real
 
 
 def test_metadata_without_duplicates_is_that_of_the_function_without_duplicates() -> None:
@@ -506,15 +513,15 @@ def test_metadata_without_duplicates_is_that_of_the_function_without_duplicates(
         counts["with a tangent of an input"] += inner.num_input_tangents > 0
         theirs, e = attempt(lambda outer=outer, mask=mask, positions=positions: ioa.remove_dupe_metadata(outer, mask, positions))
         if e is not None:
-            assert isinstance(e, IndexError) and any(o.output_type.name.startswith("alias_of_intermediate") for o in outer.output_info), (seed, e)
+            space = any(o.output_type.name.startswith("alias_of_intermediate") for o in outer.output_info)
+            assert isinstance(e, IndexError) and (space or misaligned(outer)), (seed, e)
             counts[CRASH] += 1
             continue
         for what, i, name in differences(torch_collect.from_torch(theirs), ours):
             o = ours.output_info[i] if what == "output_info" else None
-            written = sum(x.mutates_data for x in outer.input_info)
             if name == "base_idx" and o.output_type not in analysis.INPUT_ALIAS_TYPES:
                 reason = SPACE
-            elif name in ("traced_tangents", "traced_tangents_descs") and written != torch_collect.from_torch(outer).num_input_tangents:
+            elif name in ("traced_tangents", "traced_tangents_descs") and misaligned(outer):
                 reason = SPLIT
             elif name == "subclass_tangent_meta":
                 reason = FORMAT
@@ -579,7 +586,7 @@ def test_metadata_with_bases_is_that_of_the_function_of_bases() -> None:
     from torch._functorch._aot_autograd.runtime_wrappers import merge_view_inputs
 
     counts: Counter[str] = Counter()
-    for seed in range(400):
+    for seed in range(120):
         fn, args = base_program(random.Random(seed))
         mode, fake = faked(args)
         outer = upstream_meta(fn, fake)
@@ -631,8 +638,8 @@ def test_metadata_with_bases_is_that_of_the_function_of_bases() -> None:
                 counts[MOVED_INPUT] += 1
             elif name != "view_meta_sequence":
                 raise AssertionError((seed, what, i, name))
-    print(f"seeds 0 to 399: {dict(counts)}")
-    assert counts["programs"] > 200 and counts[TAIL] and counts[BASES] and counts[MOVED_INPUT], counts
+    print(f"seeds 0 to 119: {dict(counts)}")
+    assert counts["programs"] > 100 and counts[TAIL] and counts[BASES] and counts[MOVED_INPUT], counts
 
 
 # ---------------------------------------------------------------- overlap

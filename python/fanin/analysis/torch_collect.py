@@ -420,7 +420,7 @@ class Outputs:
         from_input = kind is OutputType.alias_of_input and base is not None and not self.inputs[base].mutates_metadata
         known = from_input or kind.name.startswith("alias_of_intermediate")
         way = ViewMetaSequence(MetadataKey.make(o), o.dtype, self.watch.origin(o).path) if known else None
-        backward = o.requires_grad and (o._base is None or o.grad_fn is not None)
+        backward = o.requires_grad and (o._base is None or history(o) is not None)
         return OutputAliasInfo(kind, type(o), base, frozenset(), o.requires_grad, backward, way)
 
     def kind_of(self, i: int, o: Any) -> tuple[OutputType, int | None]:
@@ -429,10 +429,10 @@ class Outputs:
         lone_views = self.plain_views[self.memory[id(o)]] == 0
         if input_ is not None and self.custom(o):
             return OutputType.custom_function_view, None
-        if is_input is not None and not (lone_views and o.grad_fn is not None):
+        if is_input is not None and not (lone_views and history(o) is not None):
             return OutputType.is_input, is_input
         if input_ is not None and id(o) not in self.watch.reset:
-            if lone_views and o.grad_fn is not None:
+            if lone_views and history(o) is not None:
                 return OutputType.non_alias, None
             return OutputType.alias_of_input, input_
         base = o._base
@@ -468,8 +468,16 @@ class Outputs:
 
     def custom(self, o: Any) -> bool:
         """Whether a function with a backward of its own made it."""
-        made = o.grad_fn
+        made = history(o)
         return isinstance(made, self.torch.autograd.function.BackwardCFunction) or type(made).__name__ == "CppFunction"
+
+
+def history(o: Any) -> Any:
+    """Its grad_fn; None also where autograd refuses to tell, of a view made under no_grad whose base was written since."""
+    try:
+        return o.grad_fn
+    except RuntimeError:
+        return None
 
 
 # ---------------------------------------------------------------- PyTorch's own metadata
