@@ -34,8 +34,8 @@ def apply(pool: list[Any], step: Step) -> None:
     x = pool[which % len(pool)]
     if op.startswith("no_grad "):
         with torch.no_grad():
-            return apply(pool, (op.removeprefix("no_grad "), which, how))
-    if op == "t":
+            apply(pool, (op.removeprefix("no_grad "), which, how))
+    elif op == "t":
         pool.append(x.transpose(0, -1) if x.ndim else x.view(x.shape))
     elif op == "select":
         pool.append(x[how % x.shape[0]] if x.ndim > 1 else x.view(x.shape))

@@ -98,7 +98,10 @@ __all__ = [
 
 
 class NestingError(TypeError, AssertionError):
-    """A descriptor was given what it cannot hold. (An AssertionError too, which is what PyTorch raises for a tangent or gradient of the wrong thing.)"""
+    """A descriptor was given what it cannot hold.
+
+    It is an AssertionError too, which is what PyTorch raises for a tangent or gradient of the wrong thing.
+    """
 
 
 # ---------------------------------------------------------------- what all have

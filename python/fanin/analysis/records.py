@@ -327,8 +327,23 @@ class TangentMeta:
 
     @staticmethod
     def of(array: Any) -> TangentMeta:
-        """The tangent of an ndarray or a torch tensor, in the layout that `MemoryFormatMeta.from_tensor` says."""
-        return TangentMeta(type(array), tuple(array.shape), array.dtype, MemoryFormatMeta.from_tensor(array).stride)
+        """The tangent of an ndarray or a torch tensor: laid out as the array is, or densely where `MemoryFormatMeta.from_tensor` names a kind only."""
+        layout = MemoryFormatMeta.from_tensor(array)
+        size = tuple(array.shape)
+        item = array.itemsize if isinstance(array, np.ndarray) else 1
+        stride = layout.stride or dense_stride(size, layout.memory_format, item)
+        return TangentMeta(type(array), size, array.dtype, stride)
+
+
+def dense_stride(size: Sequence[int], memory_format: str | None, item: int) -> tuple[int, ...]:
+    """The strides of a fresh array of this kind whose elements are `item` apart."""
+    axes = range(len(size) - 1, -1, -1)
+    order = list(axes) if memory_format == "contiguous_format" else [1, *range(len(size) - 1, 1, -1), 0]
+    stride = [0] * len(size)
+    for axis in order:
+        stride[axis] = item
+        item *= max(size[axis], 1)
+    return tuple(stride)
 
 
 NO_TOKENS: Mapping[Any, Any] = MappingProxyType({})

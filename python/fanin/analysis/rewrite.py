@@ -150,12 +150,13 @@ def create_synthetic_base_metadata(
     written = [i for i, info in enumerate(inputs) if info.has_mutation_tangent]
     rest = len(tangent_inputs(m))
     tail = m.subclass_tangent_meta[rest:]
-    fresh = [PlainTensorMeta(0, MemoryFormatMeta.from_tensor(inner_args[i])) for i in written]
+    examples = [TangentMeta.of(inner_args[i]) for i in written]
+    fresh = [PlainTensorMeta(0, MemoryFormatMeta(t.shape, t.stride)) for t in examples]
     return dataclasses.replace(
         m,
         input_info=tuple(inputs),
         output_info=tuple(outputs),
-        traced_tangents=(*(TangentMeta.of(inner_args[i]) for i in written), *m.traced_tangents[rest:]),
+        traced_tangents=(*examples, *m.traced_tangents[rest:]),
         traced_tangents_descs=(
             *(TangentAOTInput(InputMutationAOTOutput(inner_args_desc[i])) for i in written),
             *m.traced_tangents_descs[rest:],

@@ -97,6 +97,7 @@ def collect_torch(
         if info.output_type in PLAIN_TYPES and info.requires_grad_for_backward
     ]
     tangents += [(base, TangentAOTInput(IntermediateBaseAOTOutput(PlainAOTOutput(i)))) for base, i in bases]
+    examples = [TangentMeta.of(t) for t, _ in tangents]
     known = ViewAndMutationMeta(tuple(inputs), tuple(outputs))
     returned = known.num_forward_returns + len(bases)
     return ViewAndMutationMeta(
@@ -104,12 +105,12 @@ def collect_torch(
         output_info=tuple(outputs),
         num_intermediate_bases=len(bases),
         keep_input_mutations=keep_input_mutations,
-        traced_tangents=tuple(TangentMeta.of(t) for t, _ in tangents),
+        traced_tangents=tuple(examples),
         traced_tangents_descs=tuple(desc for _, desc in tangents),
         subclass_inp_meta=tuple(PlainTensorMeta(i) for i in range(len(args))),
         subclass_fw_graph_out_meta=tuple(PlainTensorMeta(i) for i in range(returned)),
         subclass_tangent_meta=tuple(
-            PlainTensorMeta(i, MemoryFormatMeta.from_tensor(t)) for i, (t, _) in enumerate(tangents)
+            PlainTensorMeta(i, MemoryFormatMeta(t.shape, t.stride)) for i, t in enumerate(examples)
         ),
         grad_enabled_mutation=left,
         static_input_indices=tuple(static_input_indices),
