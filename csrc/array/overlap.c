@@ -71,6 +71,17 @@ fan_region fan_region_of(const fan_array *a)
     return (fan_region){(uint64_t)(uintptr_t)a->data, (int64_t)fan_dtype_size(a->dtype), a->shape, a->strides, a->ndim};
 }
 
+/* quotient, remainder: of numbers from 0 on; many processors are several times faster where 32 bits hold both. */
+static int64_t quotient(int64_t a, int64_t b)
+{
+    return (a | b) <= UINT32_MAX ? (int64_t)((uint32_t)a / (uint32_t)b) : a / b;
+}
+
+static int64_t remainder_of(int64_t a, int64_t b)
+{
+    return (a | b) <= UINT32_MAX ? (int64_t)((uint32_t)a % (uint32_t)b) : a % b;
+}
+
 /* ---- combs ---- */
 
 /* An axis along which something moves, and which of the region's axes it is. */
@@ -132,8 +143,9 @@ static void join(const moving *sorted, int n, int64_t itemsize, fan_axis *axes, 
     for (; i < n; i++) {
         fan_axis *top = m ? &axes[m - 1] : NULL;
         int64_t step = sorted[i].step, count = sorted[i].count;
-        if (top && step % top->step == 0 && step / top->step <= top->count)
-            top->count += step / top->step * (count - 1);
+        int64_t times = top ? quotient(step, top->step) : 0;
+        if (top && times * top->step == step && times <= top->count)
+            top->count += times * (count - 1);
         else
             axes[m++] = (fan_axis){step, count};
         if (end)
@@ -164,7 +176,8 @@ static int64_t unwind(const origin *o, int k, int64_t way, int64_t *index)
 {
     for (int i = o->end[k] - 1; i >= (k ? o->end[k - 1] : 0); i--) {
         const moving *m = &o->sorted[i];
-        int64_t x = way / m->step < m->count ? way / m->step : m->count - 1;
+        int64_t x = quotient(way, m->step);
+        x = x < m->count ? x : m->count - 1;
         index[m->axis] = x;
         way -= x * m->step;
     }
@@ -209,12 +222,24 @@ typedef enum found { NOTHING, FOUND, GIVEN_UP } found;
 
 static int64_t gcd(int64_t a, int64_t b)
 {
+    if (b == 1)
+        return 1;
     while (b) {
-        int64_t left = a % b;
+        int64_t left = remainder_of(a, b);
         a = b;
         b = left;
     }
     return a;
+}
+
+static void begin(equation *e, int64_t grid, int64_t rest, int64_t target)
+{
+    e->grid = grid;
+    e->rest = rest;
+    e->target = target;
+    e->n = 0;
+    e->reach[0] = e->gcd[0] = 0;
+    e->whole[0] = true;
 }
 
 static void add_term(equation *e, int64_t step, int64_t most)
@@ -235,23 +260,30 @@ static void add_term(equation *e, int64_t step, int64_t most)
     e->n++;
 }
 
-/* pose: parts (ascending) and 0 .. width make the target? false: not even modulo the grid. */
+/* pose: parts (ascending) and 0 .. width make the target? false: not even modulo the grid. What is whole as it stands needs no grid. */
 static bool pose(equation *e, const term *parts, int n, int64_t width, int64_t target)
 {
-    int64_t g = 0;
+    int64_t g = 0, rest;
+    if (width > 0) {
+        begin(e, 1, 0, target);
+        add_term(e, 1, width);
+        for (int i = 0; i < n; i++)
+            add_term(e, parts[i].step, parts[i].most);
+        if (e->whole[e->n])
+            return true;
+    }
     for (int i = 0; i < n && g != 1; i++)
         g = gcd(parts[i].step, g);
-    e->grid = g ? g : 1;
-    e->rest = target % e->grid;
-    if (e->rest > width)
+    if (g == 1 && width > 0)
+        return true;
+    g = g ? g : 1;
+    rest = remainder_of(target, g);
+    if (rest > width)
         return false;
-    e->target = (target - e->rest) / e->grid;
-    e->n = 0;
-    e->reach[0] = e->gcd[0] = 0;
-    e->whole[0] = true;
-    add_term(e, 1, (width - e->rest) / e->grid);
+    begin(e, g, rest, quotient(target, g));
+    add_term(e, 1, quotient(width - rest, g));
     for (int i = 0; i < n; i++)
-        add_term(e, parts[i].step / e->grid, parts[i].most);
+        add_term(e, quotient(parts[i].step, g), parts[i].most);
     return true;
 }
 
@@ -259,7 +291,7 @@ static bool pose(equation *e, const term *parts, int n, int64_t width, int64_t t
 static int64_t given(equation *e, int64_t step, int64_t most)
 {
     for (int k = 0; k < e->n; k++)
-        if (e->t[k].step == step / e->grid) {
+        if (e->t[k].step == quotient(step, e->grid)) {
             int64_t x = e->x[k] < most ? e->x[k] : most;
             e->x[k] -= x;
             return x;
@@ -270,13 +302,14 @@ static int64_t given(equation *e, int64_t step, int64_t most)
 /* given_places: the same of the places within the elements. */
 static int64_t given_places(equation *e, int64_t width)
 {
-    return e->rest + e->grid * given(e, e->grid, (width - e->rest) / e->grid);
+    return e->rest + e->grid * given(e, e->grid, quotient(width - e->rest, e->grid));
 }
 
+/* times_modulo: a and b are remainders. */
 static int64_t times_modulo(int64_t a, int64_t b, int64_t m)
 {
     if (m <= INT32_MAX)
-        return a % m * (b % m) % m;
+        return a * b % m;
     return (int64_t)((unsigned __int128)a * (unsigned __int128)b % (unsigned __int128)m);
 }
 
@@ -299,35 +332,50 @@ static void fill(equation *e, int k, int64_t r)
 {
     for (int j = k - 1; j >= 0; j--) {
         int64_t step = e->t[j].step, over = r - e->reach[j];
-        e->x[j] = over > 0 ? (over + step - 1) / step : 0;
+        e->x[j] = over > 0 ? quotient(over + step - 1, step) : 0;
         r -= e->x[j] * step;
         assert(r >= 0 && e->x[j] <= e->t[j].most);
     }
     assert(r == 0);
 }
 
-/* search: step 5, for the terms 0 .. k - 1; `tries` are left. */
+/* The values worth trying for the largest term: first, first + jump, .. */
+typedef struct window {
+    int64_t first, jump, count;
+} window;
+
+/* window_of: those that leave terms 0 .. k - 2 something within their reach and divisible by what they are. */
+static window window_of(equation *e, int k, int64_t r)
+{
+    int64_t step = e->t[k - 1].step, over = r - e->reach[k - 1], jump = 1;
+    int64_t first = over > 0 ? quotient(over + step - 1, step) : 0, last = quotient(r, step);
+    last = last < e->t[k - 1].most ? last : e->t[k - 1].most;
+    if (e->gcd[k - 1] > e->gcd[k]) {
+        jump = quotient(e->gcd[k - 1], e->gcd[k]);
+        if (!e->inverse[k])
+            e->inverse[k] = inverse_of(quotient(step, e->gcd[k]), jump);
+        int64_t up = times_modulo(remainder_of(quotient(r, e->gcd[k]), jump), e->inverse[k], jump) - remainder_of(first, jump);
+        first += up < 0 ? up + jump : up;
+    }
+    return (window){first, jump, first > last ? 0 : jump == 1 ? last - first + 1 : quotient(last - first, jump) + 1};
+}
+
+/* search: step 5, for the terms 0 .. k - 1; `tries` are left. From the middle of a window outwards: there the rest is far from both ends of what the
+ * others reach, where most sums are. */
 static found search(equation *e, int k, int64_t r, int64_t *tries)
 {
-    if (r < 0 || r > e->reach[k] || (k && r % e->gcd[k] != 0))
+    if (r < 0 || r > e->reach[k] || (e->gcd[k] > 1 && remainder_of(r, e->gcd[k]) != 0))
         return NOTHING;
     if (e->whole[k]) {
         fill(e, k, r);
         return FOUND;
     }
-    int64_t step = e->t[k - 1].step, over = r - e->reach[k - 1], jump = e->gcd[k - 1] / e->gcd[k];
-    int64_t x = over > 0 ? (over + step - 1) / step : 0;
-    int64_t last = r / step < e->t[k - 1].most ? r / step : e->t[k - 1].most;
-    if (jump > 1) {
-        if (!e->inverse[k])
-            e->inverse[k] = inverse_of(step / e->gcd[k], jump);
-        int64_t first = times_modulo(r / e->gcd[k] % jump, e->inverse[k], jump) - x % jump;
-        x += first < 0 ? first + jump : first;
-    }
-    for (; x <= last; x += jump) {
+    window w = window_of(e, k, r);
+    for (int64_t i = 0; i < w.count; i++) {
+        int64_t x = w.first + w.jump * ((w.count - 1) / 2 + (i % 2 ? (i + 1) / 2 : -(i / 2)));
         if (--*tries < 0)
             return GIVEN_UP;
-        found f = search(e, k - 1, r - x * step, tries);
+        found f = search(e, k - 1, r - x * e->t[k - 1].step, tries);
         if (f != NOTHING) {
             e->x[k - 1] = x;
             return f;
@@ -343,29 +391,47 @@ static bool has(const uint64_t *bits, int64_t i)
     return bits[i / 64] >> (i % 64) & 1;
 }
 
-/* shift_in: every sum, and every sum and `by` more; from the top, so that none is shifted twice. */
+/* unite: n words of `from`, shifted up by `part` bits, into those of `to`; from[-1] is the word below. They do not overlap. */
+static void unite(uint64_t *restrict to, const uint64_t *restrict from, size_t n, unsigned part)
+{
+    if (part == 0)
+        for (size_t i = 0; i < n; i++)
+            to[i] |= from[i];
+    else
+        for (size_t i = 0; i < n; i++)
+            to[i] |= from[i] << part | from[(ptrdiff_t)i - 1] >> (64 - part);
+}
+
+/* shift_in: every sum, and every sum and `by` more, in a table of `words`, below which there is one of zeros; from the top, so that none is shifted twice. */
 static void shift_in(uint64_t *bits, size_t words, int64_t by)
 {
-    size_t whole = (size_t)(by / 64);
+    size_t whole = (size_t)(by / 64), end = words;
     unsigned part = (unsigned)(by % 64);
-    for (size_t i = words; i-- > whole;) {
-        uint64_t more = bits[i - whole] << part;
-        if (part && i > whole)
-            more |= bits[i - whole - 1] >> (64 - part);
-        bits[i] |= more;
+    if (whole == 0) {
+        for (size_t i = words; i-- > 0;)
+            bits[i] |= bits[i] << part | bits[(ptrdiff_t)i - 1] >> (64 - part);
+        return;
+    }
+    while (end > whole) {
+        size_t n = end - whole < whole ? end - whole : whole;
+        n = n < 2048 ? n : 2048; /* stays in the nearest cache */
+        end -= n;
+        unite(bits + end, bits + end - whole, n, part);
     }
 }
 
-/* table: the sums up to r of the terms 0 .. k - 1. */
+/* table: the sums up to r of the terms 0 .. k - 1. Only as much of it is touched as there can be sums yet. */
 static void table(const equation *e, int k, int64_t r, uint64_t *bits, size_t words)
 {
     memset(bits, 0, words * sizeof *bits);
     bits[0] = 1;
+    int64_t reach = 0;
     for (int j = 0; j < k; j++) {
         int64_t left = e->t[j].most < r / e->t[j].step ? e->t[j].most : r / e->t[j].step;
         for (int64_t piece = 1; left > 0; piece *= 2) {
             int64_t some = piece < left ? piece : left;
-            shift_in(bits, words, some * e->t[j].step);
+            reach += some * e->t[j].step;
+            shift_in(bits, reach / 64 < (int64_t)words ? (size_t)(reach / 64 + 1) : words, some * e->t[j].step);
             left -= some;
         }
     }
@@ -401,23 +467,27 @@ static fan_status solve_by_table(equation *e, uint64_t budget, found *out, fan_e
     *out = GIVEN_UP;
     if (words > budget / 8)
         return FAN_OK;
-    uint64_t *bits = fan_alloc(words * sizeof *bits);
+    uint64_t *bits = fan_alloc((words + 1) * sizeof *bits);
     if (!bits)
         return fan_fail(err, FAN_NOMEM, "out of memory for a table of %zu bytes", words * sizeof *bits);
-    *out = look_up(e, r, bits);
+    bits[0] = 0;
+    *out = look_up(e, r, bits + 1);
     fan_free(bits);
     for (int k = 0; turned && *out == FOUND && k < e->n; k++)
         e->x[k] = e->t[k].most - e->x[k];
     return FAN_OK;
 }
 
-/* solve: steps 4 to 7. */
+/* solve: steps 4 to 7. Before a large table the search gets a part of the time that the table would take. */
 static fan_status solve(equation *e, uint64_t budget, fan_verdict *out, fan_error *err)
 {
-    int64_t tries = QUICK;
+    int64_t tries = QUICK, half = e->target < e->reach[e->n] / 2 ? e->target : e->reach[e->n] - e->target;
     found f = search(e, e->n, e->target, &tries);
     if (f == GIVEN_UP && budget) {
-        FAN_TRY(solve_by_table(e, budget, &f, err));
+        tries = half / 1024 < LONG ? half / 1024 : LONG;
+        f = search(e, e->n, e->target, &tries);
+        if (f == GIVEN_UP)
+            FAN_TRY(solve_by_table(e, budget, &f, err));
         tries = LONG;
         if (f == GIVEN_UP)
             f = search(e, e->n, e->target, &tries);

@@ -5,6 +5,7 @@
 #include "buffer/slot.h"
 
 #include "array/exact.h"
+#include "array/overlap.h"
 #include "base/mem.h"
 #include "base/trace.h"
 
@@ -104,7 +105,7 @@ static fan_reuse_answer may_write(const fan_fold *f, size_t which, fan_dtype tar
             continue;
         size_t n = fan_value_arrays(f->terms[i].v, others, 3);
         for (size_t k = 0; k < n && k < 3; k++)
-            facts.apart = facts.apart && fan_array_apart(a, others[k]);
+            facts.apart = facts.apart && (fan_array_apart(a, others[k]) || fan_array_disjoint(a, others[k])); /* D43 */
     }
     if (!facts.ours && !facts.donated && !t->lent && facts.host && t->v->object)
         facts.unshared = f->b->frontend->unshared(t->v->object);

@@ -16,7 +16,9 @@ __all__ = ["Overlaps", "Verdict", "overlap", "overlaps", "overlaps_itself"]
 
 #: (address, shape, strides in bytes, item size, dtype, may it be written, DLPack's device type and number); or a DLPack capsule alone; or the
 #: class and the text of a refusal, which the core completes.
-Memory = tuple[int, tuple[int, ...], tuple[int, ...], int, str, bool, int, int] | tuple[Any] | tuple[type[Exception], str]
+Memory = (
+    tuple[int, tuple[int, ...], tuple[int, ...], int, str, bool, int, int] | tuple[Any] | tuple[type[Exception], str]
+)
 
 DEVICE_TYPES = {"cpu": 1, "cuda": 2, "mps": 8, "xpu": 14}
 
@@ -24,7 +26,10 @@ DEVICE_TYPES = {"cpu": 1, "cuda": 2, "mps": 8, "xpu": 14}
 def memory_of(x: Any) -> Memory:
     """Where x lies, for the core."""
     if arrays.is_sparse(x):
-        return (TypeError, f"{arrays.named(x)} is sparse and has several memories; expected one array: give its parts one by one")
+        return (
+            TypeError,
+            f"{arrays.named(x)} is sparse and has several memories; expected one array: give its parts one by one",
+        )
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
         return tensor_memory(x)
@@ -32,7 +37,10 @@ def memory_of(x: Any) -> Memory:
         return (TypeError, "the jax.Array has been deleted; expected one that still has its memory")
     if hasattr(type(x), "__dlpack__") and not arrays.is_subclass_of_known(x):
         return dlpack_memory(x)
-    return (TypeError, f"{arrays.named(x)} is no array in memory; expected an ndarray, a tensor, or an object with a buffer or __dlpack__")
+    return (
+        TypeError,
+        f"{arrays.named(x)} is no array in memory; expected an ndarray, a tensor, or an object with a buffer or __dlpack__",
+    )
 
 
 def tensor_memory(x: Any) -> Memory:
@@ -40,9 +48,15 @@ def tensor_memory(x: Any) -> Memory:
     torch: Any = sys.modules["torch"]
     arrays.quicken()
     if str(x.layout) != "torch.strided":
-        return (TypeError, f"the torch.Tensor has layout {str(x.layout).removeprefix('torch.')}; expected strided: give its parts one by one")
+        return (
+            TypeError,
+            f"the torch.Tensor has layout {str(x.layout).removeprefix('torch.')}; expected strided: give its parts one by one",
+        )
     if not arrays.has_memory(x) or type(x).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-        return (TypeError, f"{arrays.named(x)} wraps others or stands for memory that is not there; expected a tensor with memory")
+        return (
+            TypeError,
+            f"{arrays.named(x)} wraps others or stands for memory that is not there; expected a tensor with memory",
+        )
     kind = DEVICE_TYPES.get(x.device.type)
     if kind is None:
         return (TypeError, f"the torch.Tensor is on {x.device}, whose addresses are not known")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from fractions import Fraction
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -191,6 +192,31 @@ def test_a_donated_gradient_that_is_not_reusable_is_not_written(make_buffer: Any
         y = b.take()[0]
         assert y is not x
         assert bits(x) == before
+
+
+@pytest.mark.rule("A6")
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_a_donated_gradient_in_the_gaps_of_others_becomes_the_sum(make_buffer: Any, budget: Any) -> None:
+    """What counts is the bytes that are shared, not whether the one lies between the others' first and last (D43)."""
+    seen = {True: 0, False: 0}
+    for column, start in product(range(8), range(5)):
+        for others in ((np.s_[:, column],), (np.s_[::-1, column], np.s_[:, column]), (np.s_[1::-1, column],)):
+            memory = np.arange(32, dtype=f32).reshape(4, 8)
+            given = [memory[o] for o in others]
+            x = memory[1, start : start + given[0].size]
+            before, apart = memory.copy(), not any(np.shares_memory(x, g) for g in given)
+            expected = (x + sum(given)).tolist()
+            b = make_buffer(1, budget=budget)
+            b.add(0, x, donate=True)
+            for g in given:
+                b.add(0, g)
+            y = b.take()[0]
+            assert y.tolist() == expected
+            assert (y is x) == apart, (others, start)
+            if not apart:
+                assert memory.tolist() == before.tolist()
+            seen[apart] += 1
+    assert min(seen.values()) > 20, seen
 
 
 @pytest.mark.rule("A3", "A4")
