@@ -119,10 +119,15 @@ class Program:
                 made.append(base)
         return made
 
-    def fn(self, *args: Any) -> list[Any]:
+    def pool(self, *args: Any) -> list[Any]:
+        """All tensors that it is given or makes."""
         pool = [x for x in args if isinstance(x, torch.Tensor)]
         for step in self.steps:
             apply(pool, step)
+        return pool
+
+    def fn(self, *args: Any) -> list[Any]:
+        pool = self.pool(*args)
         outs: list[Any] = []
         for o in self.outs:
             if isinstance(o, int):

@@ -10,6 +10,7 @@ Geometry is kept in the units in which the array itself speaks: bytes for an nda
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -327,23 +328,13 @@ class TangentMeta:
 
     @staticmethod
     def of(array: Any) -> TangentMeta:
-        """The tangent of an ndarray or a torch tensor: laid out as the array is, or densely where `MemoryFormatMeta.from_tensor` names a kind only."""
-        layout = MemoryFormatMeta.from_tensor(array)
+        """The tangent of an ndarray or a torch tensor: laid out as the array is, or contiguously where that is expanded."""
         size = tuple(array.shape)
-        item = array.itemsize if isinstance(array, np.ndarray) else 1
-        stride = layout.stride or dense_stride(size, layout.memory_format, item)
+        stride = MemoryFormatMeta.from_tensor(array).stride
+        if stride is None:  # an expanded array is of no other kind than contiguous
+            item = array.itemsize if isinstance(array, np.ndarray) else 1
+            stride = tuple(item * math.prod(size[axis + 1 :]) for axis in range(len(size)))
         return TangentMeta(type(array), size, array.dtype, stride)
-
-
-def dense_stride(size: Sequence[int], memory_format: str | None, item: int) -> tuple[int, ...]:
-    """The strides of a fresh array of this kind whose elements are `item` apart."""
-    axes = range(len(size) - 1, -1, -1)
-    order = list(axes) if memory_format == "contiguous_format" else [1, *range(len(size) - 1, 1, -1), 0]
-    stride = [0] * len(size)
-    for axis in order:
-        stride[axis] = item
-        item *= max(size[axis], 1)
-    return tuple(stride)
 
 
 NO_TOKENS: Mapping[Any, Any] = MappingProxyType({})

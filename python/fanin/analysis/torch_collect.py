@@ -430,7 +430,7 @@ class Outputs:
         lone_views = self.plain_views[self.memory[id(o)]] == 0
         if input_ is not None and self.custom(o):
             return OutputType.custom_function_view, None
-        if is_input is not None and not (lone_views and history(o) is not None):
+        if is_input is not None:
             return OutputType.is_input, is_input
         if input_ is not None and id(o) not in self.watch.reset:
             if lone_views and history(o) is not None:
