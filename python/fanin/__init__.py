@@ -62,7 +62,7 @@ __all__ = [
     "trim",
 ]
 
-_LATER = ("tape", "torch")  # modules of the package that are imported when they are first asked for
+_LATER = ("analysis", "descriptors", "tape", "torch")  # modules of the package that are imported when they are first asked for
 
 
 def __getattr__(name: str) -> Any:
