@@ -221,6 +221,50 @@ refuse:
     return -1;
 }
 
+/* peek_at: a tensor's numbers in memory of ours. */
+static int peek_at(const fan_dl_tensor *t, int64_t *dims, fan_dl_tensor *out)
+{
+    *out = *t;
+    if (t->ndim < 0 || t->ndim > FAN_MAX_NDIM)
+        return fan_refuse(PyExc_ValueError, "the tensor has %d axes; expected 0 to %d", (int)t->ndim, FAN_MAX_NDIM);
+    if (t->ndim > 0 && !t->shape)
+        return fan_refuse(PyExc_ValueError, "the tensor has %d axes and no shape", (int)t->ndim);
+    out->shape = dims;
+    out->strides = t->strides ? dims + t->ndim : NULL;
+    for (int i = 0; i < t->ndim; i++) {
+        if (t->shape[i] < 0)
+            return fan_refuse(PyExc_ValueError, "the tensor's axis %d has the extent %lld: it must not be negative", i, (long long)t->shape[i]);
+        out->shape[i] = t->shape[i];
+        if (t->strides)
+            out->strides[i] = t->strides[i];
+    }
+    return 0;
+}
+
+int fan_dlpack_peek(PyObject *capsule, int64_t *dims, fan_dl_tensor *out, uint64_t *flags)
+{
+    bool versioned;
+    int result = -1;
+    void *managed;
+    if (!PyCapsule_CheckExact(capsule))
+        return fan_refuse(PyExc_TypeError, "__dlpack__ gave a %.200s; expected a capsule", Py_TYPE(capsule)->tp_name);
+    managed = ours(capsule, &versioned);
+    if (!managed)
+        return -1;
+    *flags = 0;
+    if (!versioned) {
+        result = peek_at(&((const fan_dl_managed *)managed)->tensor, dims, out);
+    } else if (((const fan_dl_versioned *)managed)->major == FAN_DL_MAJOR) {
+        *flags = ((const fan_dl_versioned *)managed)->flags;
+        result = peek_at(&((const fan_dl_versioned *)managed)->tensor, dims, out);
+    } else {
+        fan_refuse(PyExc_BufferError, "the tensor is of DLPack version %u.%u; expected major version %d", (unsigned)((const fan_dl_versioned *)managed)->major,
+                   (unsigned)((const fan_dl_versioned *)managed)->minor, FAN_DL_MAJOR);
+    }
+    delete(managed, versioned);
+    return result;
+}
+
 const fan_dl_api *fan_dl_api_of(PyObject *capsule)
 {
     const fan_dl_api *api = PyCapsule_CheckExact(capsule) ? PyCapsule_GetPointer(capsule, "dlpack_exchange_api") : NULL;

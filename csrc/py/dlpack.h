@@ -94,6 +94,10 @@ typedef enum fan_dl_writes {
  * device_type: what __dlpack_device__ said; -1: not asked. -1 with TypeError, BufferError or ValueError; the producer's deleter has then been called if the capsule was taken. */
 int fan_dlpack_take(PyObject *capsule, PyObject *producer, int64_t device_type, fan_dl_writes writes, fan_array **out);
 
+/* fan_dlpack_peek: what `capsule` holds, as its producer tells it, for the address alone: the capsule is taken and given back at once. shape and strides (NULL
+ * where it has none) point into `dims`, which has room for 2 * FAN_MAX_NDIM. -1 with TypeError, BufferError or ValueError. */
+int fan_dlpack_peek(PyObject *capsule, int64_t *dims, fan_dl_tensor *out, uint64_t *flags);
+
 /* fan_exporter_new: an object that offers `a` (a host array; a hold of its own) by __dlpack__. */
 PyObject *fan_exporter_new(fan_array *a);
 

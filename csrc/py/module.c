@@ -11,7 +11,10 @@
     X(fan_machine_spec, machine_type, "Machine")                                                                      \
     X(fan_trace_spec, trace_type, "Trace")                                                                            \
     X(fan_target_spec, target_type, "Target")                                                                         \
-    X(fan_exporter_spec, exporter_type, "_Exporter")
+    X(fan_exporter_spec, exporter_type, "_Exporter")                                                                  \
+    X(fan_verdict_spec, verdict_type, "Verdict")                                                                      \
+    X(fan_overlaps_spec, overlaps_type, "Overlaps")                                                                   \
+    X(fan_layout_spec, layout_type, "Layout")
 
 /* X(field, name, bases, doc) */
 #define ERROR_LIST(X)                                                                                                 \
@@ -83,7 +86,7 @@ static int module_exec(PyObject *m)
 {
     fan_state *st = PyModule_GetState(m);
     PyMethodDef *const tables[] = {fan_buffer_functions, fan_stream_functions, fan_machine_functions, fan_rules_functions,
-                                   fan_trace_functions,  fan_option_functions, fan_exchange_functions};
+                                   fan_trace_functions,  fan_option_functions, fan_exchange_functions, fan_overlap_functions};
     if (PyInterpreterState_Get() != PyInterpreterState_Main()) {
         PyErr_SetString(PyExc_ImportError, "fanin is of the main interpreter alone, as NumPy is");
         return -1;

@@ -37,6 +37,9 @@
     X(PyTypeObject, trace_type)                                                                                       \
     X(PyTypeObject, target_type)                                                                                      \
     X(PyTypeObject, exporter_type)                                                                                    \
+    X(PyTypeObject, verdict_type)                                                                                     \
+    X(PyTypeObject, overlaps_type)                                                                                    \
+    X(PyTypeObject, layout_type)                                                                                      \
     X(PyObject, race_error)                                                                                           \
     X(PyObject, device_error)                                                                                         \
     X(PyObject, device_oom_error)                                                                                     \
@@ -53,6 +56,9 @@
     X(PyObject, bfloat16)  /* ml_dtypes' scalar types, once the caller has imported it */                             \
     X(PyObject, float8_e4m3fn)                                                                                        \
     X(PyObject, float8_e5m2)                                                                                          \
+    X(PyObject, memory_of) /* fanin.sharing.memory_of: where foreign memory lies (region.c) */                        \
+    X(PyObject, masked_type) /* numpy.ma.MaskedArray */                                                               \
+    X(PyObject, disjoint)  /* the Verdict that has nothing to add */                                                  \
     X(PyObject, zero)      /* the int 0 */                                                                            \
     X(PyObject, site_cache)
 
@@ -188,12 +194,13 @@ fan_array *fan_array_arg(PyObject *o, fan_device **d);  /* borrowed; NULL withou
 void fan_site(char *buf, size_t size);
 
 /* Every type's file offers its spec; module.c adds them in order. */
-extern PyType_Spec fan_buffer_spec, fan_stream_spec, fan_event_spec, fan_array_spec, fan_machine_spec, fan_trace_spec, fan_exporter_spec, fan_target_spec;
+extern PyType_Spec fan_buffer_spec, fan_stream_spec, fan_event_spec, fan_array_spec, fan_machine_spec, fan_trace_spec, fan_exporter_spec, fan_target_spec, fan_verdict_spec,
+    fan_overlaps_spec, fan_layout_spec;
 /* Functions of the module, one table per file, joined in module.c. */
 /* fan_budget_arg: a number of bytes, math.inf for no bound. -1 with an exception. */
 int fan_budget_arg(PyObject *o, uint64_t *out);
 PyObject *fan_counters_wrap(const fan_counters *n); /* a fanin.Counters */
 extern PyMethodDef fan_buffer_functions[], fan_stream_functions[], fan_machine_functions[], fan_rules_functions[],
-    fan_trace_functions[], fan_option_functions[], fan_exchange_functions[];
+    fan_trace_functions[], fan_option_functions[], fan_exchange_functions[], fan_overlap_functions[];
 
 #endif

@@ -22,6 +22,7 @@ from ._core import InputBuffer, add_n, trim
 from ._version import __version__
 from .errors import CaptureError, DeviceError, DeviceOutOfMemoryError, RaceError, StreamMismatchWarning
 from .options import Counters, counters, set_options
+from .sharing import Overlaps, Verdict, overlap, overlaps, overlaps_itself
 from .slots import Slot, Sparse, Stats, Zero, clip_norm, global_norm
 from .streams import Event, Stream, current_stream, devices, info, stream
 from .tracing import trace
@@ -33,12 +34,14 @@ __all__ = [
     "DeviceOutOfMemoryError",
     "Event",
     "InputBuffer",
+    "Overlaps",
     "RaceError",
     "Slot",
     "Sparse",
     "Stats",
     "Stream",
     "StreamMismatchWarning",
+    "Verdict",
     "Zero",
     "__version__",
     "add_n",
@@ -48,6 +51,9 @@ __all__ = [
     "devices",
     "global_norm",
     "info",
+    "overlap",
+    "overlaps",
+    "overlaps_itself",
     "set_options",
     "sim",
     "stream",

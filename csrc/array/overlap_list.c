@@ -1,0 +1,483 @@
+/* Many regions: few of all the pairs may be looked at.
+ *
+ * Sorted by their first bytes, regions fall into runs: one run's extents chain, two runs' do not meet. Within a run two things rule out a pair without a
+ * question: their extents do not meet, or, on the circle of all remainders modulo some step g, their arcs do not. A comb's arc begins at the remainder of
+ * its first byte and is as long as its tooth and its axes that are no multiples of g. Columns of a matrix have extents that all meet, and arcs modulo the row that
+ * never do; slices of one row have it the other way round. For both it is the same sweep over sorted stretches, and how many pairs of stretches meet
+ * can be counted beforehand in the time of a sort. So for each run the extents and the arcs modulo its most frequent steps are counted, and the least
+ * is swept; each pair that meets there is asked for the other as well (two comparisons), and then for the exact verdict.
+ *
+ * For components pairs need not be found, only enough of them. Stretches that are still open are kept in lists, one for each component; a new one is asked against the
+ * members of a list, the newest first, until one shares a byte with it. Then the lists are one. So a thousand views of the same memory cost a thousand questions.
+ */
+#include "array/overlap_list.h"
+
+#include "base/mem.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define NOBODY UINT32_MAX
+#define GRIDS 4 /* how many steps are tried as the modulus */
+
+struct fan_overlaps {
+    size_t n;
+    fan_region *regions;
+    fan_comb *combs;
+    int64_t *dims;  /* shapes and strides of all regions */
+    fan_axis *axes; /* of all combs */
+};
+
+fan_status fan_overlaps_new(const fan_region *regions, size_t n, fan_overlaps **out, fan_error *err)
+{
+    size_t ndim = 0;
+    *out = NULL;
+    if (n > FAN_LIST_MOST)
+        return fan_fail(err, FAN_VALUE, "%zu arrays are more than can be compared at once", n);
+    for (size_t i = 0; i < n; i++)
+        ndim += (size_t)regions[i].ndim;
+    fan_overlaps *l = fan_calloc(sizeof *l);
+    if (l) {
+        l->regions = fan_alloc(n * sizeof *l->regions);
+        l->combs = fan_alloc(n * sizeof *l->combs);
+        l->dims = fan_alloc(2 * ndim * sizeof *l->dims);
+        l->axes = fan_alloc(ndim * sizeof *l->axes);
+    }
+    if (!l || !l->regions || !l->combs || !l->dims || !l->axes) {
+        fan_overlaps_free(l);
+        return fan_fail(err, FAN_NOMEM, "out of memory for %zu arrays to compare", n);
+    }
+    int64_t *dims = l->dims;
+    fan_axis *axes = l->axes;
+    for (size_t i = 0; i < n; i++) {
+        const fan_region *r = &regions[i];
+        size_t some = (size_t)r->ndim;
+        if (some) {
+            memcpy(dims, r->shape, some * sizeof *dims);
+            memcpy(dims + some, r->strides, some * sizeof *dims);
+        }
+        l->regions[i] = (fan_region){r->data, r->itemsize, dims, dims + some, r->ndim};
+        fan_comb_of(&l->regions[i], axes, &l->combs[i]);
+        dims += 2 * some;
+        axes += some;
+    }
+    l->n = n;
+    *out = l;
+    return FAN_OK;
+}
+
+void fan_overlaps_free(fan_overlaps *l)
+{
+    if (!l)
+        return;
+    fan_free(l->regions);
+    fan_free(l->combs);
+    fan_free(l->dims);
+    fan_free(l->axes);
+    fan_free(l);
+}
+
+size_t fan_overlaps_count(const fan_overlaps *l)
+{
+    return l->n;
+}
+
+const fan_region *fan_overlaps_region(const fan_overlaps *l, size_t i)
+{
+    return &l->regions[i];
+}
+
+bool fan_overlaps_extent(const fan_overlaps *l, size_t i, uint64_t *lo, uint64_t *last)
+{
+    *lo = l->combs[i].lo;
+    *last = l->combs[i].last;
+    return !l->combs[i].empty;
+}
+
+/* ---- stretches ---- */
+
+/* From one number to another, both included: an extent, or an arc (one that passes the end of the circle is two). */
+typedef struct stretch {
+    uint64_t from, to;
+    uint32_t who, next; /* next: in a list of open ones */
+} stretch;
+
+static bool sorted(const stretch *s, size_t n)
+{
+    for (size_t i = 1; i < n; i++)
+        if (s[i].from < s[i - 1].from)
+            return false;
+    return true;
+}
+
+/* sort: by `from`, stable; `spare` has room for n. */
+static void sort(stretch *s, size_t n, stretch *spare)
+{
+    if (sorted(s, n))
+        return;
+    for (size_t width = 1; width < n; width *= 2) {
+        for (size_t at = 0; at < n; at += 2 * width) {
+            size_t a = at, mid = at + width < n ? at + width : n, b = mid, end = mid + width < n ? mid + width : n;
+            for (size_t to = at; to < end; to++)
+                spare[to] = b == end || (a < mid && s[a].from <= s[b].from) ? s[a++] : s[b++];
+        }
+        memcpy(s, spare, n * sizeof *s);
+    }
+}
+
+/* meetings: how many pairs of sorted stretches meet. */
+static uint64_t meetings(const stretch *s, size_t n)
+{
+    uint64_t count = 0;
+    for (size_t i = 0; i < n; i++) {
+        size_t low = i + 1, high = n;
+        while (low < high) {
+            size_t mid = low + (high - low) / 2;
+            if (s[mid].from <= s[i].to)
+                low = mid + 1;
+            else
+                high = mid;
+        }
+        count += low - i - 1;
+    }
+    return count;
+}
+
+/* arcs: those of the combs in `run` modulo g, not sorted. Returns how many, at most 2n. */
+static size_t arcs(const fan_overlaps *l, const stretch *run, size_t n, int64_t g, stretch *out)
+{
+    size_t m = 0;
+    uint64_t circle = (uint64_t)g;
+    for (size_t i = 0; i < n; i++) {
+        const fan_comb *c = &l->combs[run[i].who];
+        uint64_t from = c->lo % circle, more = (uint64_t)c->tooth - 1;
+        for (int k = 0; k < c->n && !c->far; k++)
+            if (c->axes[k].step % g != 0)
+                more += (uint64_t)c->axes[k].step * (uint64_t)(c->axes[k].count - 1);
+        if (c->far || more >= circle - 1) {
+            out[m++] = (stretch){0, circle - 1, run[i].who, NOBODY};
+        } else if (from + more < circle) {
+            out[m++] = (stretch){from, from + more, run[i].who, NOBODY};
+        } else {
+            out[m++] = (stretch){from, circle - 1, run[i].who, NOBODY};
+            out[m++] = (stretch){0, from + more - circle, run[i].who, NOBODY};
+        }
+    }
+    return m;
+}
+
+/* A step and how often it was met. */
+typedef struct tally {
+    int64_t step;
+    size_t count;
+} tally;
+
+/* tell: counts a step among the most frequent; a newcomer without a place takes one of each that has one away. */
+static void tell(tally *t, int64_t step)
+{
+    tally *place = NULL;
+    for (int i = 0; i < GRIDS; i++) {
+        if (t[i].count && t[i].step == step) {
+            t[i].count++;
+            return;
+        }
+        if (!t[i].count && !place)
+            place = &t[i];
+    }
+    if (place)
+        *place = (tally){step, 1};
+    for (int i = 0; i < GRIDS && !place; i++)
+        t[i].count--;
+}
+
+/* frequent: the steps that most combs of a run have, as far as a few counters can tell. */
+static void frequent(const fan_overlaps *l, const stretch *run, size_t n, tally *t)
+{
+    for (size_t i = 0; i < n; i++) {
+        const fan_comb *c = &l->combs[run[i].who];
+        for (int k = 0; k < c->n; k++)
+            tell(t, c->axes[k].step);
+    }
+}
+
+/* Stretches that are still open, of one component. */
+typedef struct list {
+    uint32_t head, tail; /* NOBODY: none */
+} list;
+
+/* What a sweep has to work with. */
+typedef struct work {
+    const fan_overlaps *l;
+    uint64_t budget;
+    bool extents_only;
+    stretch *run;         /* all that are not empty, by their first bytes */
+    stretch *arc, *best;  /* 2n each */
+    stretch *spare;       /* 2n, for sorting */
+    list *lists;          /* 2n: for components; for pairs the heads are the open stretches */
+    uint32_t *parent;     /* components: towards the root; NULL: pairs are wanted */
+    fan_pair *pairs;
+    size_t npairs, cap;
+} work;
+
+static void work_fini(work *w)
+{
+    fan_free(w->run);
+    fan_free(w->arc);
+    fan_free(w->best);
+    fan_free(w->spare);
+    fan_free(w->lists);
+}
+
+static fan_status work_init(work *w, const fan_overlaps *l, uint64_t budget, size_t *n, fan_error *err)
+{
+    *w = (work){.l = l, .budget = budget};
+    w->run = fan_alloc(l->n * sizeof *w->run);
+    w->arc = fan_alloc(2 * l->n * sizeof *w->arc);
+    w->best = fan_alloc(2 * l->n * sizeof *w->best);
+    w->spare = fan_alloc(2 * l->n * sizeof *w->spare);
+    w->lists = fan_alloc(2 * l->n * sizeof *w->lists);
+    if (!w->run || !w->arc || !w->best || !w->spare || !w->lists) {
+        work_fini(w);
+        return fan_fail(err, FAN_NOMEM, "out of memory for %zu arrays to compare", l->n);
+    }
+    *n = 0;
+    for (size_t i = 0; i < l->n; i++)
+        if (!l->combs[i].empty)
+            w->run[(*n)++] = (stretch){l->combs[i].lo, l->combs[i].last, (uint32_t)i, NOBODY};
+    sort(w->run, *n, w->spare);
+    return FAN_OK;
+}
+
+/* verdict: on two regions whose stretches meet. */
+static fan_status verdict(const work *w, uint32_t a, uint32_t b, fan_verdict *out, fan_error *err)
+{
+    const fan_comb *one = &w->l->combs[a], *two = &w->l->combs[b];
+    *out = FAN_DISJOINT;
+    if (one->last < two->lo || two->last < one->lo)
+        return FAN_OK;
+    *out = FAN_OVERLAP;
+    return w->extents_only ? FAN_OK : fan_comb_overlap(one, two, w->budget, out, err);
+}
+
+/* ---- pairs ---- */
+
+static fan_status note(work *w, uint32_t a, uint32_t b, fan_error *err)
+{
+    fan_verdict v;
+    if (a == b)
+        return FAN_OK;
+    FAN_TRY(verdict(w, a, b, &v, err));
+    if (v == FAN_DISJOINT)
+        return FAN_OK;
+    if (fan_grow((void **)&w->pairs, &w->cap, w->npairs + 1, sizeof *w->pairs) < 0)
+        return fan_fail(err, FAN_NOMEM, "out of memory for %zu pairs", w->npairs + 1);
+    w->pairs[w->npairs++] = (fan_pair){a < b ? a : b, a < b ? b : a, v};
+    return FAN_OK;
+}
+
+static fan_status sweep_pairs(work *w, const stretch *s, size_t n, fan_error *err)
+{
+    size_t open = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        size_t kept = 0;
+        for (size_t k = 0; k < open; k++) {
+            uint32_t j = w->lists[k].head;
+            if (s[j].to < s[i].from)
+                continue;
+            w->lists[kept++].head = j;
+            FAN_TRY(note(w, s[j].who, s[i].who, err));
+        }
+        w->lists[kept++].head = i;
+        open = kept;
+    }
+    return FAN_OK;
+}
+
+static int by_members(const void *a, const void *b)
+{
+    const fan_pair *p = a, *q = b;
+    if (p->one != q->one)
+        return p->one < q->one ? -1 : 1;
+    return p->two < q->two ? -1 : p->two > q->two;
+}
+
+/* in_order: sorted, each pair once: two arcs that both pass the end of the circle meet twice. */
+static void in_order(work *w)
+{
+    size_t kept = 0;
+    if (w->npairs)
+        qsort(w->pairs, w->npairs, sizeof *w->pairs, by_members);
+    for (size_t i = 0; i < w->npairs; i++)
+        if (kept == 0 || by_members(&w->pairs[kept - 1], &w->pairs[i]) != 0)
+            w->pairs[kept++] = w->pairs[i];
+    w->npairs = kept;
+}
+
+/* ---- components ---- */
+
+static uint32_t root_of(uint32_t *parent, uint32_t i)
+{
+    while (parent[i] != i) {
+        parent[i] = parent[parent[i]];
+        i = parent[i];
+    }
+    return i;
+}
+
+/* unite: the smaller number is the root, so a root is its component's first member. */
+static void unite(uint32_t *parent, uint32_t a, uint32_t b)
+{
+    a = root_of(parent, a);
+    b = root_of(parent, b);
+    if (a < b)
+        parent[b] = a;
+    else
+        parent[a] = b;
+}
+
+/* leave: takes member `at`, which stands behind `before` (NOBODY: it is the first), out of a list. */
+static void leave(stretch *s, list *open, uint32_t before, uint32_t at)
+{
+    if (before == NOBODY)
+        open->head = s[at].next;
+    else
+        s[before].next = s[at].next;
+    if (open->tail == at)
+        open->tail = before;
+}
+
+/* joins: whether stretch i is of the component of an open list; members that have ended leave it on the way. */
+static fan_status joins(work *w, stretch *s, list *open, uint32_t i, bool *yes, fan_error *err)
+{
+    uint32_t before = NOBODY;
+    *yes = false;
+    for (uint32_t at = open->head; at != NOBODY && !*yes; at = s[at].next) {
+        fan_verdict v = FAN_OVERLAP;
+        if (s[at].to < s[i].from) {
+            leave(s, open, before, at);
+            continue;
+        }
+        if (root_of(w->parent, s[at].who) != root_of(w->parent, s[i].who))
+            FAN_TRY(verdict(w, s[at].who, s[i].who, &v, err));
+        *yes = v != FAN_DISJOINT;
+        before = at;
+    }
+    return FAN_OK;
+}
+
+/* sweep_components: every list that the newcomer joins goes behind it. */
+static fan_status sweep_components(work *w, stretch *s, size_t n, fan_error *err)
+{
+    size_t lists = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        list mine = {i, i};
+        size_t kept = 0;
+        s[i].next = NOBODY;
+        for (size_t k = 0; k < lists; k++) {
+            list *open = &w->lists[k];
+            bool yes;
+            FAN_TRY(joins(w, s, open, i, &yes, err));
+            if (yes) {
+                unite(w->parent, s[open->head].who, s[i].who);
+                s[mine.tail].next = open->head;
+                mine.tail = open->tail;
+            } else if (open->head != NOBODY) {
+                w->lists[kept++] = *open;
+            }
+        }
+        w->lists[kept++] = mine;
+        lists = kept;
+    }
+    return FAN_OK;
+}
+
+/* ---- runs ---- */
+
+/* sweep: one run, by whichever stretches meet least. */
+static fan_status sweep(work *w, stretch *run, size_t n, fan_error *err)
+{
+    tally grids[GRIDS] = {{0, 0}};
+    stretch *best = run;
+    size_t count = n;
+    uint64_t least = w->extents_only ? 0 : meetings(run, n);
+    if (least > 4 * (uint64_t)n)
+        frequent(w->l, run, n, grids);
+    for (int i = 0; i < GRIDS; i++) {
+        if (!grids[i].count)
+            continue;
+        size_t m = arcs(w->l, run, n, grids[i].step, w->arc);
+        sort(w->arc, m, w->spare);
+        uint64_t met = meetings(w->arc, m);
+        if (met >= least)
+            continue;
+        stretch *other = w->best;
+        w->best = best = w->arc;
+        w->arc = other;
+        least = met;
+        count = m;
+    }
+    return w->parent ? sweep_components(w, best, count, err) : sweep_pairs(w, best, count, err);
+}
+
+static fan_status sweep_runs(work *w, size_t n, fan_error *err)
+{
+    for (size_t at = 0, end; at < n; at = end) {
+        uint64_t last = w->run[at].to;
+        for (end = at + 1; end < n && w->run[end].from <= last; end++)
+            last = w->run[end].to > last ? w->run[end].to : last;
+        if (end - at > 1)
+            FAN_TRY(sweep(w, w->run + at, end - at, err));
+    }
+    return FAN_OK;
+}
+
+static fan_status label_all(const fan_overlaps *l, bool extents_only, uint64_t budget, uint32_t *label, size_t *count, fan_error *err)
+{
+    work w;
+    size_t n, components = 0;
+    FAN_TRY(work_init(&w, l, budget, &n, err));
+    for (size_t i = 0; i < l->n; i++)
+        label[i] = (uint32_t)i;
+    w.parent = label;
+    w.extents_only = extents_only;
+    fan_status status = sweep_runs(&w, n, err);
+    work_fini(&w);
+    FAN_TRY(status);
+    /* A root is its component's first member, and has its number before any other member is met. */
+    for (size_t i = 0; i < l->n; i++)
+        label[i] = root_of(label, (uint32_t)i);
+    for (size_t i = 0; i < l->n; i++)
+        label[i] = label[i] == i ? (uint32_t)components++ : label[label[i]];
+    *count = components;
+    return FAN_OK;
+}
+
+fan_status fan_overlaps_components(const fan_overlaps *l, uint64_t budget, uint32_t *label, size_t *count, fan_error *err)
+{
+    return label_all(l, false, budget, label, count, err);
+}
+
+fan_status fan_overlaps_extents(const fan_overlaps *l, uint32_t *label, size_t *count, fan_error *err)
+{
+    return label_all(l, true, 0, label, count, err);
+}
+
+fan_status fan_overlaps_pairs(const fan_overlaps *l, uint64_t budget, fan_pair **out, size_t *count, fan_error *err)
+{
+    work w;
+    size_t n;
+    *out = NULL;
+    *count = 0;
+    FAN_TRY(work_init(&w, l, budget, &n, err));
+    fan_status status = sweep_runs(&w, n, err);
+    work_fini(&w);
+    if (status != FAN_OK) {
+        fan_free(w.pairs);
+        return status;
+    }
+    in_order(&w);
+    *out = w.pairs;
+    *count = w.npairs;
+    return FAN_OK;
+}

@@ -1,0 +1,316 @@
+/* Does everything lie as it did?
+ *
+ * Components are costly to find and cheap to confirm. Recorded are not only the components but also the clusters: arrays whose extents chain, whether
+ * their bytes meet or not. If every array lies where it lay in its cluster, and no two clusters meet, then within each cluster all is as it was
+ * and between clusters there is nothing: the same layout, for the price of a subtraction for each array and a sort of the clusters. Only if that fails
+ * the components are found anew: clusters may have moved against each other without a byte being shared or parted with.
+ */
+#include "graph/layout.h"
+
+#include "base/mem.h"
+
+#include <string.h>
+
+/* Of one array. */
+typedef struct place {
+    uint32_t component, cluster;
+    uint64_t in_component, in_cluster; /* of element [0, 0, ..], in bytes from the first byte of each */
+    bool empty;
+} place;
+
+/* Of one cluster: its length, and its first array that is not empty (NOBODY: none). */
+typedef struct cluster {
+    uint64_t reach; /* bytes from its first to its last */
+    size_t first;
+} cluster;
+
+struct fan_layout {
+    size_t n, nclusters;
+    fan_layout_item *items; /* their regions are those of `regions` */
+    place *places;
+    cluster *clusters;
+    fan_overlaps *regions;
+};
+
+const char *fan_change_word(fan_change c)
+{
+    static const char *const words[] = {
+#define X(NAME, word) word,
+        FAN_CHANGE_LIST(X)
+#undef X
+    };
+    return words[c];
+}
+
+static fan_status overlaps_of(const fan_layout_item *items, size_t n, fan_overlaps **out, fan_error *err)
+{
+    *out = NULL;
+    fan_region *regions = fan_alloc(n * sizeof *regions);
+    if (!regions)
+        return fan_fail(err, FAN_NOMEM, "out of memory for the layout of %zu arrays", n);
+    for (size_t i = 0; i < n; i++)
+        regions[i] = items[i].region;
+    fan_status status = fan_overlaps_new(regions, n, out, err);
+    fan_free(regions);
+    return status;
+}
+
+/* span: the first and last byte of each label's arrays; a label without bytes has from > to. */
+typedef struct span {
+    uint64_t from, to;
+    size_t first;
+} span;
+
+static void spans_of(const fan_overlaps *regions, const uint32_t *label, size_t count, span *spans)
+{
+    for (size_t k = 0; k < count; k++)
+        spans[k] = (span){UINT64_MAX, 0, FAN_NO_OTHER};
+    for (size_t i = 0; i < fan_overlaps_count(regions); i++) {
+        span *s = &spans[label[i]];
+        uint64_t lo, last;
+        if (!fan_overlaps_extent(regions, i, &lo, &last))
+            continue;
+        s->from = lo < s->from ? lo : s->from;
+        s->to = last > s->to ? last : s->to;
+        s->first = s->first == FAN_NO_OTHER ? i : s->first;
+    }
+}
+
+static fan_status locate(fan_layout *l, uint64_t budget, uint32_t *label, span *spans, fan_error *err)
+{
+    size_t count;
+    FAN_TRY(fan_overlaps_components(l->regions, budget, label, &count, err));
+    spans_of(l->regions, label, count, spans);
+    for (size_t i = 0; i < l->n; i++) {
+        uint64_t lo, last;
+        bool empty = !fan_overlaps_extent(l->regions, i, &lo, &last);
+        l->places[i] = (place){.component = label[i], .empty = empty};
+        l->places[i].in_component = empty ? 0 : l->items[i].region.data - spans[label[i]].from;
+    }
+    FAN_TRY(fan_overlaps_extents(l->regions, label, &l->nclusters, err));
+    spans_of(l->regions, label, l->nclusters, spans);
+    for (size_t i = 0; i < l->n; i++) {
+        l->places[i].cluster = label[i];
+        l->places[i].in_cluster = l->places[i].empty ? 0 : l->items[i].region.data - spans[label[i]].from;
+    }
+    for (size_t k = 0; k < l->nclusters; k++)
+        l->clusters[k] = (cluster){spans[k].to - spans[k].from, spans[k].first};
+    return FAN_OK;
+}
+
+fan_status fan_layout_new(const fan_layout_item *items, size_t n, uint64_t budget, fan_layout **out, fan_error *err)
+{
+    fan_status status = FAN_OK;
+    fan_layout *l = fan_calloc(sizeof *l);
+    uint32_t *label = fan_alloc(n * sizeof *label);
+    span *spans = fan_alloc(n * sizeof *spans);
+    *out = NULL;
+    if (l) {
+        l->items = fan_alloc(n * sizeof *l->items);
+        l->places = fan_alloc(n * sizeof *l->places);
+        l->clusters = fan_alloc(n * sizeof *l->clusters);
+    }
+    if (!l || !label || !spans || !l->items || !l->places || !l->clusters) {
+        status = fan_fail(err, FAN_NOMEM, "out of memory for the layout of %zu arrays", n);
+        goto done;
+    }
+    l->n = n;
+    FAN_GO(overlaps_of(items, n, &l->regions, err));
+    for (size_t i = 0; i < n; i++) {
+        l->items[i] = items[i];
+        l->items[i].region = *fan_overlaps_region(l->regions, i);
+    }
+    FAN_GO(locate(l, budget, label, spans, err));
+    *out = l;
+    l = NULL;
+done:
+    fan_layout_free(l);
+    fan_free(label);
+    fan_free(spans);
+    return status;
+}
+
+void fan_layout_free(fan_layout *l)
+{
+    if (!l)
+        return;
+    fan_free(l->items);
+    fan_free(l->places);
+    fan_free(l->clusters);
+    fan_overlaps_free(l->regions);
+    fan_free(l);
+}
+
+size_t fan_layout_count(const fan_layout *l)
+{
+    return l->n;
+}
+
+const fan_layout_item *fan_layout_item_at(const fan_layout *l, size_t i)
+{
+    return &l->items[i];
+}
+
+size_t fan_layout_component(const fan_layout *l, size_t i)
+{
+    return l->places[i].component;
+}
+
+uint64_t fan_layout_offset(const fan_layout *l, size_t i)
+{
+    return l->places[i].in_component;
+}
+
+/* ---- is it the same? ---- */
+
+/* compare: everything of one array but where it lies. */
+static fan_change compare(const fan_layout_item *was, const fan_layout_item *is, bool empty)
+{
+    const fan_region *a = &was->region, *b = &is->region;
+    if (was->dtype != is->dtype || a->itemsize != b->itemsize)
+        return FAN_CHANGE_DTYPE;
+    if (was->device != is->device)
+        return FAN_CHANGE_DEVICE;
+    if (a->ndim != b->ndim)
+        return FAN_CHANGE_SHAPE;
+    for (int i = 0; i < a->ndim; i++)
+        if (a->shape[i] != b->shape[i])
+            return FAN_CHANGE_SHAPE;
+    for (int i = 0; i < a->ndim && !empty; i++)
+        if (a->strides[i] != b->strides[i] && a->shape[i] > 1)
+            return FAN_CHANGE_STRIDES;
+    if (was->writable != is->writable)
+        return was->writable ? FAN_CHANGE_READONLY : FAN_CHANGE_WRITABLE;
+    return FAN_CHANGE_SAME;
+}
+
+static void sort_starts(uint64_t *start, uint64_t *reach, size_t n)
+{
+    /* Mostly they are in order, or nearly: memory is handed out in order. A heap sort where they are not. */
+    bool ordered = true;
+    for (size_t i = 1; i < n && ordered; i++)
+        ordered = start[i - 1] <= start[i];
+    if (ordered)
+        return;
+    for (size_t end = n, root = n / 2; end > 1;) {
+        uint64_t at, way;
+        if (root > 0) {
+            root--;
+            at = start[root], way = reach[root];
+        } else {
+            end--;
+            at = start[end], way = reach[end];
+            start[end] = start[0], reach[end] = reach[0];
+        }
+        size_t i = root;
+        for (size_t child = 2 * i + 1; child < end; child = 2 * i + 1) {
+            child += child + 1 < end && start[child + 1] > start[child];
+            if (start[child] <= at)
+                break;
+            start[i] = start[child], reach[i] = reach[child];
+            i = child;
+        }
+        start[i] = at, reach[i] = way;
+    }
+}
+
+/* in_place: whether every array lies where it lay in its cluster, and the clusters do not meet. `start` and `reach` have room for each cluster. */
+static bool in_place(const fan_layout *l, const fan_layout_item *items, uint64_t *start, uint64_t *reach)
+{
+    size_t n = 0;
+    for (size_t k = 0; k < l->nclusters; k++)
+        if (l->clusters[k].first != FAN_NO_OTHER)
+            start[k] = items[l->clusters[k].first].region.data - l->places[l->clusters[k].first].in_cluster;
+    for (size_t i = 0; i < l->n; i++)
+        if (!l->places[i].empty && items[i].region.data - l->places[i].in_cluster != start[l->places[i].cluster])
+            return false;
+    for (size_t k = 0; k < l->nclusters; k++)
+        if (l->clusters[k].first != FAN_NO_OTHER) {
+            start[n] = start[k];
+            reach[n] = l->clusters[k].reach;
+            if (start[n] + reach[n] < start[n]) /* beyond the end of memory */
+                return false;
+            n++;
+        }
+    sort_starts(start, reach, n);
+    for (size_t k = 1; k < n; k++)
+        if (start[k] - start[k - 1] <= reach[k - 1])
+            return false;
+    return true;
+}
+
+/* meets: the first array of i's component, as it is now, that was of another: one that i itself meets, where there is one. */
+static size_t meets(const fan_layout *l, const fan_overlaps *now, const uint32_t *label, size_t i, uint64_t budget)
+{
+    size_t other = FAN_NO_OTHER;
+    for (size_t j = 0; j < l->n; j++) {
+        fan_verdict v = FAN_DISJOINT;
+        if (label[j] != label[i] || l->places[j].component == l->places[i].component)
+            continue;
+        if (other == FAN_NO_OTHER)
+            other = j;
+        if (fan_overlap(fan_overlaps_region(now, i), fan_overlaps_region(now, j), budget, NULL, NULL, &v, NULL) == FAN_OK && v != FAN_DISJOINT)
+            return j;
+    }
+    return other;
+}
+
+/* differ: the components of now against those recorded. `first` and `is` have room for a member of each. */
+static fan_difference differ(const fan_layout *l, const fan_layout_item *items, const fan_overlaps *now, const uint32_t *label, size_t *first,
+                             size_t *is, uint64_t budget)
+{
+    for (size_t i = 0; i < l->n; i++)
+        first[i] = is[i] = FAN_NO_OTHER;
+    for (size_t i = 0; i < l->n; i++) {
+        size_t *was = &first[l->places[i].component], *same = &is[label[i]];
+        if (*was == FAN_NO_OTHER)
+            *was = i;
+        else if (label[*was] != label[i])
+            return (fan_difference){FAN_CHANGE_APART, i, *was};
+        else if (items[i].region.data - items[*was].region.data != l->items[i].region.data - l->items[*was].region.data)
+            return (fan_difference){FAN_CHANGE_OFFSET, i, *was};
+        if (*same == FAN_NO_OTHER)
+            *same = i;
+        else if (l->places[*same].component != l->places[i].component)
+            return (fan_difference){FAN_CHANGE_OVERLAP, i, meets(l, now, label, i, budget)};
+    }
+    return (fan_difference){FAN_CHANGE_SAME, 0, FAN_NO_OTHER};
+}
+
+static fan_status find_anew(const fan_layout *l, const fan_layout_item *items, uint64_t budget, fan_difference *out, fan_error *err)
+{
+    fan_status status = FAN_OK;
+    fan_overlaps *now = NULL;
+    uint32_t *label = fan_alloc(l->n * sizeof *label);
+    size_t *first = fan_alloc(2 * l->n * sizeof *first), count;
+    if (!label || !first) {
+        status = fan_fail(err, FAN_NOMEM, "out of memory for the layout of %zu arrays", l->n);
+        goto done;
+    }
+    FAN_GO(overlaps_of(items, l->n, &now, err));
+    FAN_GO(fan_overlaps_components(now, budget, label, &count, err));
+    *out = differ(l, items, now, label, first, first + l->n, budget);
+done:
+    fan_free(label);
+    fan_free(first);
+    fan_overlaps_free(now);
+    return status;
+}
+
+fan_status fan_layout_check(const fan_layout *l, const fan_layout_item *items, uint64_t budget, fan_difference *out, fan_error *err)
+{
+    *out = (fan_difference){FAN_CHANGE_SAME, 0, FAN_NO_OTHER};
+    for (size_t i = 0; i < l->n; i++) {
+        fan_change what = compare(&l->items[i], &items[i], l->places[i].empty);
+        if (what != FAN_CHANGE_SAME) {
+            *out = (fan_difference){what, i, FAN_NO_OTHER};
+            return FAN_OK;
+        }
+    }
+    uint64_t *start = fan_alloc(2 * l->nclusters * sizeof *start);
+    if (!start)
+        return fan_fail(err, FAN_NOMEM, "out of memory for the layout of %zu arrays", l->n);
+    bool same = in_place(l, items, start, start + l->nclusters);
+    fan_free(start);
+    return same ? FAN_OK : find_anew(l, items, budget, out, err);
+}
