@@ -140,6 +140,7 @@ class Outcome:
     written: frozenset[int]
     geometry: tuple[tuple[int, Geometry], ...]
     resized: tuple[int, ...]
+    flags: tuple[tuple[int, bool], ...]  #: which arrays may be written now and could not before, or the other way round
     form: Any
     places: tuple[Place, ...]
 
@@ -151,7 +152,10 @@ def outcome_of(world: World, result: Any, outputs: list[Any], bases: list[Any]) 
     resized = tuple(m.number for g in range(len(plan.groups)) if world.resized(g) for m in plan.groups[g].members)
     written = frozenset(g for g in range(len(plan.groups)) if g not in world.lent and not world.resized(g) and world.written(g))
     geometry = tuple((u, Geometry.of(p)) for u, p in enumerate(world.private) if Geometry.of(p) != member_of(world, u).geometry)
-    return Outcome(written, geometry, resized, form, tuple(places_of(world, outputs, bases)))
+    flags = tuple(
+        (u, p.flags.writeable) for u, (p, before) in enumerate(zip(world.private, world.flags, strict=True)) if p.flags.writeable != before
+    )
+    return Outcome(written, geometry, resized, flags, form, tuple(places_of(world, outputs, bases)))
 
 
 def member_of(world: World, number: int) -> Any:

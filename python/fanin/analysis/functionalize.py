@@ -253,14 +253,15 @@ def deviation(record: Record, outcome: Outcome, world: World) -> tuple[str, AOTI
     if before.form != outcome.form:
         return "the result is another tree than at the recorded call", None
     for j, (a, b) in enumerate(zip(before.places, outcome.places, strict=True)):
-        if role(a) != role(b):
+        if role(a, record) != role(b, record):
             return f"{PlainAOTOutput(j).expr()} is {words(b, record)}, and was {words(a, record)} at the recorded call", PlainAOTOutput(j)
     return "", None
 
 
-def role(place: Place) -> tuple[str, int, int | None]:
+def role(place: Place, record: Record) -> tuple[str, int, int | None]:
     """What an output is, whatever its extent."""
-    return place.kind, place.base, place.same_as
+    base = record.plan.where[place.base][0] if place.kind == "view" else place.base
+    return place.kind, base, place.same_as
 
 
 def words(place: Place, record: Record) -> str:

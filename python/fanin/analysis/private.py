@@ -319,6 +319,15 @@ class World:
         pair = self.windows[index]
         return pair is not None and not same(*pair)
 
+    def as_it_was(self, index: int) -> Array:
+        """A private array in the geometry that it had before the run, whatever it has now."""
+        pair, (group, place) = self.windows[index], self.plan.where[index]
+        geometry = self.plan.groups[group].members[place].geometry
+        if pair is None or geometry.dtype.itemsize == 0:
+            return plain(self.private[index])
+        view = pair[0].view(geometry.dtype)
+        return view if view.ndim == len(geometry.shape) else view[..., 0]
+
     def group_at(self, array: Array) -> int | None:
         """The group in whose memory an array lies, if it does."""
         link: Any = array

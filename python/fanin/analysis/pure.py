@@ -4,7 +4,7 @@
     outputs    [the new value of each input that was written or whose geometry changed] + [the function's outputs]
                + [each array of a base whose geometry changed] + [bases that several outputs share]
 
-A base is one axis of bytes, from the lowest byte of its group to the highest; so members of different dtypes need nothing special. The new value of a
+The new value of an input has the shape that it had before; geometry that changes is fixed by the layout, and changed by the wrapper. A base is one axis of bytes, from the lowest byte of its group to the highest; so members of different dtypes need nothing special. The new value of a
 base is a new base. Descriptors (`input_descs`, `output_descs`) say what each slot is.
 """
 
@@ -29,7 +29,7 @@ from ..descriptors import (
 )
 from . import trees
 from .calls import Outcome, Place, outcome_of
-from .private import Array, Geometry, Group, Plan, World, address, built, opened, plain, take_geometry, view_at, words
+from .private import Array, Geometry, Group, Plan, World, address, built, opened, take_geometry, view_at, words
 from .records import ViewAndMutationMeta
 
 #: Where an array is found among the inner arguments: (position, None) by itself, (position, place in the group) in a base.
@@ -125,7 +125,7 @@ class Pure:
         outcome = outcome_of(world, result, outputs, extra)
         self._hold(world, outcome)
         values = [new_base(self.plan.groups[g], inner[k], world) for k, g in enumerate(self.bases)]
-        values += [plain(world.private[u]) for u in self.changed]
+        values += [world.as_it_was(u) if u in self.touched else world.private[u] for u in self.changed]
         return values + outputs + [world.private[u] for u in self.late] + extra
 
     def _arrays(self, inner: Sequence[Any]) -> list[Array]:
@@ -153,8 +153,9 @@ class Pure:
                 if u not in allowed:
                     raise ValueError(f"pure: {PlainAOTInput(self.first[u]).expr()} is written, and was not at the recorded call")
         before = self.outcome
-        roles = [[(p.kind, p.base, p.same_as, p.kind == "plain" or (p.offset, p.geometry)) for p in o.places] for o in (before, outcome)]
-        if (before.geometry, before.resized, before.form) != (outcome.geometry, outcome.resized, outcome.form) or roles[0] != roles[1]:
+        roles = [[role(p, self.plan) for p in before.places], [role(p, self.plan, self.split) for p in outcome.places]]
+        rest = [(o.geometry, o.resized, o.flags, o.form) for o in (before, outcome)]
+        if rest[0] != rest[1] or roles[0] != roles[1]:
             wrong = next((j for j, (a, b) in enumerate(zip(*roles, strict=False)) if a != b), None)
             name = "the result" if wrong is None else PlainAOTOutput(wrong).expr()
             raise ValueError(f"pure: {name} is not what it was at the recorded call: views and geometry of a pure function are fixed by the layout")
@@ -176,27 +177,19 @@ class Pure:
                 moves.append((words(member_at(group, place, np.asarray(value))), opened(words(arrays[group.members[place].number]))))
         for u, value in zip(self.changed, news[len(self.bases) :], strict=True):
             if u in self.touched:
-                if u in self.moved:
-                    value = self._in_old_geometry(u, np.asarray(value))
-                moves.append((words(np.ascontiguousarray(value)) if np.ndim(value) else words(np.asarray(value)), opened(words(arrays[u]))))
+                moves.append((words(np.asarray(value)), opened(words(arrays[u]))))
         for mine, its in moves:
             its[...] = mine
         for u, geometry in self.moved.items():
             take_geometry(arrays[u], geometry)
-        return trees.unflatten(self.outcome.form, iter(self._outputs(arrays, outputs, bases)))
+        result = trees.unflatten(self.outcome.form, iter(self._outputs(arrays, outputs, bases)))
+        for u, writeable in self.outcome.flags:
+            arrays[u].flags.writeable = writeable
+        return result
 
     def _parts(self, values: list[Any]) -> tuple[list[Any], list[Any], list[Any]]:
         cuts = list(itertools.accumulate((len(self.bases) + len(self.changed), len(self.outcome.places), len(self.late))))
         return values[: cuts[0]], values[cuts[0] : cuts[1]], values[cuts[2] :]
-
-    def _in_old_geometry(self, u: int, value: Array) -> Array:
-        """The new value as it was before its geometry changed, to be written before the caller's own changes."""
-        group, place = self.plan.where[u]
-        old = self.plan.groups[group].members[place].geometry
-        memory = np.empty(self.plan.groups[group].size, "u1")
-        low = -old.reach()[0]
-        words(built(np.ndarray, memory, low, self.moved[u]))[...] = words(value)
-        return built(np.ndarray, memory, low, old)  # type: ignore[no-any-return]
 
     def _outputs(self, arrays: Sequence[Array], outputs: Sequence[Any], bases: Sequence[Any]) -> list[Any]:
         """Each output: passed on, the caller's own array, or a view made anew."""
@@ -220,6 +213,18 @@ class Pure:
         group, place = self.plan.where[p.base]
         m = self.plan.groups[group].members[place]
         return view_at(address(arrays[p.base]) - m.offset + p.offset, p.geometry, p.writeable, arrays[p.base])
+
+
+def role(p: Place, plan: Plan, split: Plan | None = None) -> tuple[Any, ...]:
+    """What an output is, so that two runs can be compared; `split`: the plan of the run, if it was not `plan`."""
+    if p.kind == "plain":
+        return p.kind, p.array
+    base, offset = p.base, p.offset
+    if p.kind == "view":
+        base, place = plan.where[p.base]
+        if split is not None and len(split.groups[split.where[p.base][0]].members) == 1:
+            offset += plan.groups[base].members[place].low
+    return p.kind, base, offset, p.same_as, p.geometry, p.writeable
 
 
 def view_in(base: Array, p: Place) -> Array:

@@ -67,9 +67,25 @@ class Tracked(np.ndarray[Any, Any]):
         result = func(*stripped(args), **stripped(kwargs))
         return out if isinstance(out, Tracked) else result
 
+    def __getitem__(self, key: Any) -> Any:
+        if not basic(key):
+            result = plain(self)[stripped(key)]
+            if not isinstance(result, np.ndarray) or result.base is None:
+                return result
+        return super().__getitem__(key)
+
     def __setitem__(self, key: Any, value: Any) -> None:
         written(self)
         super().__setitem__(key, value)
+
+
+#: What an index may consist of that gives a view.
+BASIC = (int, slice, type(None), type(...), str, np.integer)
+
+
+def basic(key: Any) -> bool:
+    """Whether an index gives a view, or an element."""
+    return all(isinstance(k, BASIC) for k in key) if type(key) is tuple else isinstance(key, BASIC)
 
 
 def bare(x: Any) -> Any:
