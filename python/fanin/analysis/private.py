@@ -286,7 +286,7 @@ class World:
             if not m.writeable:
                 self.private[m.number].flags.writeable = False
         if group.frozen:
-            root.flags.writeable = False
+            root.flags.writeable = memory.flags.writeable = False
         self.roots[id(root)] = number
         first = group.members[0]
         self.lows.append(address(self.private[first.number]) - first.offset)
