@@ -148,14 +148,10 @@ class Outcome:
 def outcome_of(world: World, result: Any, outputs: list[Any], bases: list[Any]) -> Outcome:
     """Look at everything that a run touched. `outputs` is filled with the result's leaves, `bases` with the extra bases that several outputs share."""
     form = trees.flatten(result, outputs)
-    plan = world.plan
-    resized = tuple(m.number for g in range(len(plan.groups)) if world.resized(g) for m in plan.groups[g].members)
-    written = frozenset(g for g in range(len(plan.groups)) if g not in world.lent and not world.resized(g) and world.written(g))
-    geometry = tuple((u, Geometry.of(p)) for u, p in enumerate(world.private) if Geometry.of(p) != member_of(world, u).geometry)
-    flags = tuple(
-        (u, p.flags.writeable) for u, (p, before) in enumerate(zip(world.private, world.flags, strict=True)) if p.flags.writeable != before
-    )
-    return Outcome(written, geometry, resized, flags, form, tuple(places_of(world, outputs, bases)))
+    resized = tuple(u for g in sorted(world.resized) for u in world.plan.groups[g].numbers)
+    geometry = tuple((u, Geometry.of(world.private[u])) for u in world.moved)
+    flags = tuple((u, world.private[u].flags.writeable) for u in world.flagged)
+    return Outcome(frozenset(world.written), geometry, resized, flags, form, tuple(places_of(world, outputs, bases)))
 
 
 def member_of(world: World, number: int) -> Any:
@@ -283,30 +279,29 @@ def leaf_home(world: World) -> Callable[[Any], Any]:
     return home
 
 
-def replay(world: World, name: Callable[[int], str], written: Sequence[int]) -> None:
+def replay(world: World, name: Callable[[int], str]) -> None:
     """Carry out on the caller's arrays what a run did to the private ones: bytes, geometry. All that can fail is found before anything changes."""
-    plan = world.plan
-    moves = [pair for g in written for pair in world.destinations(g, name)]
-    changed = [u for u, p in enumerate(world.private) if p is not world.arrays[u] and Geometry.of(p) != member_of(world, u).geometry]
-    grown = {m.number for g in range(len(plan.groups)) if world.resized(g) for m in plan.groups[g].members[:1]}
-    for u in changed:
-        if u not in grown:
-            probe = world.arrays[u].view()
-            if not take_geometry(probe, Geometry.of(world.private[u])):
-                raise ValueError(f"{name(u)}: {Geometry.of(world.private[u])} cannot be had by assignments to {member_of(world, u).geometry}")
+    moves = [pair for g in world.written for pair in world.destinations(g, name)]
+    grown = [world.plan.groups[g].members[world.plan.groups[g].owner or 0].number for g in sorted(world.resized)]
+    for u in world.moved:
+        wanted = Geometry.of(world.private[u])
+        if u not in grown and not take_geometry(world.arrays[u].view(), wanted):
+            raise ValueError(f"{name(u)}: expected a geometry that assignments lead to from {member_of(world, u).geometry}, got {wanted}")
+    for u in grown:
+        if not world.arrays[u].flags.owndata:
+            raise ValueError(f"{name(u)} is resized, but does not own its memory: pass an array that does")
     for mine, its in moves:
         its[...] = mine
     for u in grown:
         regrow(world.arrays[u], plain(world.private[u]))
-    for u in changed:
+    for u in world.moved:
         take_geometry(world.arrays[u], Geometry.of(world.private[u]))
 
 
 def replay_flags(world: World) -> None:
     """Let the caller's arrays be written, or not, as the private ones were at the end."""
-    for private, before, array in zip(world.private, world.flags, world.arrays, strict=True):
-        if private.flags.writeable != before:
-            array.flags.writeable = private.flags.writeable
+    for u in world.flagged:
+        world.arrays[u].flags.writeable = world.private[u].flags.writeable
 
 
 def regrow(array: Array, mine: Array) -> None:

@@ -63,12 +63,21 @@ class Record:
         """Groups that were written."""
         return frozenset(self.plan.where[u][0] for u in self.touched)
 
+    @functools.cached_property
+    def to_copy(self) -> list[int]:
+        """The same, where all others are lent."""
+        return sorted(self.written)
+
+    def forget(self) -> None:
+        """Have what follows from `touched` worked out anew."""
+        for name in ("written", "to_copy", "pure"):
+            self.__dict__.pop(name, None)
+
     def learn(self, meta: ViewAndMutationMeta, outcome: Outcome) -> None:
         """Take in what a run did; what was written once counts as written from then on."""
         self.meta, self.outcome = meta, outcome
         self.touched |= {u for i, u in enumerate(self.index) if u is not None and meta.input_info[i].mutates_data}
-        self.__dict__.pop("written", None)
-        self.__dict__.pop("pure", None)
+        self.forget()
 
     @functools.cached_property
     def pure(self) -> Pure:
@@ -145,8 +154,7 @@ class Functionalized:
         """A call of a layout that is recorded."""
         if self._compiler is not None:
             return self._compiled(record, leaves, arrays)
-        lent = frozenset(range(len(record.plan.groups))) - record.written if self._lend else frozenset()
-        world = World(record.plan, arrays, lent=lent)
+        world = World(record.plan, arrays, copied=record.to_copy if self._lend else None)
         result, copies = self._run(record, world, leaves, args, kwargs)
         if self._guard == "error":
             self._hold(record, world, leaves, result)
@@ -168,15 +176,12 @@ class Functionalized:
 
     def _home(self, record: Record, world: World, result: Any, copies: trees.Copies) -> Any:
         """Decide everything, then write: what the function did to its private arrays happens to the caller's."""
-        groups = range(len(record.plan.groups))
-        written = [g for g in groups if g not in world.lent and not world.resized(g) and world.written(g)]
-        if type(result) is not np.ndarray or copies.pairs:
-            outputs: list[Any] = []
-            trees.flatten(result, outputs)
-            check_outputs(world, outputs, "functionalize")
-        if not record.written.issuperset(written):
-            self._widen(record, world, written)
-        replay(world, lambda u: record.named(record.first[u]), written)
+        outputs: list[Any] = []
+        trees.flatten(result, outputs)
+        check_outputs(world, outputs, "functionalize")
+        if not record.written.issuperset(world.written):
+            self._widen(record, world)
+        replay(world, lambda u: record.named(record.first[u]))
         home = trees.Homeward(leaf_home(world), copies)
         for original, copy in copies.changed():
             home.fill(original, copy)
@@ -192,7 +197,7 @@ class Functionalized:
         outcome = outcome_of(world, result, outputs, bases)
         record.learn(meta_of(call, world, outcome, outputs, earlier, None, **self._options), outcome)
         record.touched |= earlier
-        record.__dict__.pop("written", None)
+        record.forget()
         if self._compiler is not None:
             record.run = self._compiler(record.pure)
 
@@ -200,12 +205,11 @@ class Functionalized:
         self._records.insert(0, record)
         del self._records[self._keep :]
 
-    def _widen(self, record: Record, world: World, written: Sequence[int]) -> None:
+    def _widen(self, record: Record, world: World) -> None:
         """A group was written that was not when the layout was recorded."""
-        more = {m.number for g in written for m in record.plan.groups[g].members if world.member_written(m.number)}
+        more = {m.number for g in world.written for m in record.plan.groups[g].members if world.member_written(m.number)}
         record.touched |= more
-        record.__dict__.pop("written", None)
-        record.__dict__.pop("pure", None)
+        record.forget()
 
     def _refuse(self, record: Record, call: Call) -> None:
         change = record.guard.change(call)

@@ -23,6 +23,8 @@ from typing import Any
 
 import numpy as np
 
+from .._core import address
+
 Array = np.ndarray[Any, Any]
 Name = Callable[[int], str]
 
@@ -57,6 +59,10 @@ class Geometry:
         ends = [(n - 1) * s for n, s in zip(self.shape, self.strides, strict=True)]
         return sum(e for e in ends if e < 0), sum(e for e in ends if e > 0) + self.dtype.itemsize
 
+    def fits(self, array: Array) -> bool:
+        """Whether an array has this geometry."""
+        return bool(array.shape == self.shape and array.strides == self.strides and array.dtype == self.dtype)
+
     @property
     def gapless(self) -> bool:
         """Whether the elements fill the bytes from the first to the last, each once, and all strides go up."""
@@ -68,11 +74,6 @@ class Geometry:
         return True
 
 
-def address(array: Array) -> int:
-    """Where the first element lies."""
-    return int(array.ctypes.data)
-
-
 def root_of(array: Any) -> Any:
     """The array at the end of the chain of bases."""
     while isinstance(array.base, np.ndarray):
@@ -81,19 +82,26 @@ def root_of(array: Any) -> Any:
 
 
 @functools.cache
-def raw(itemsize: int) -> np.dtype[Any]:
-    """A dtype of so many bytes that can be looked at one by one."""
-    return np.dtype([("bytes", "u1", (itemsize,))])
+def word(dtype: np.dtype[Any]) -> np.dtype[Any] | None:
+    """The unsigned integer as wide as a dtype; bytes one by one where there is none; None where there are no bits."""
+    size = dtype.itemsize
+    if size in UNSIGNED:
+        return UNSIGNED[size]
+    return np.dtype([("bytes", "u1", (size,))]) if size else None
 
 
 def words(array: Array) -> Array:
     """The bits of an array as unsigned integers, whatever its strides: an axis more where no integer is as wide as its items."""
-    size = array.dtype.itemsize
-    if size in UNSIGNED:
-        return array.view(UNSIGNED[size])
-    if size == 0:
+    unsigned = word(array.dtype)
+    if unsigned is None:
         return np.empty(0, "u1")
-    return array.view(raw(size))["bytes"]
+    view = array.view(unsigned)
+    return view if unsigned.names is None else view["bytes"]
+
+
+def window(array: Array) -> Array:
+    """A view that keeps its geometry whatever happens to the array's, and in which an assignment copies all bits: of records the words."""
+    return words(array) if array.dtype.kind == "V" else array.view()
 
 
 def flat_bytes(array: Array) -> Array:
@@ -185,6 +193,8 @@ class Group:
     size: int  #: from the lowest byte to the end of the highest
     align: int  #: the lowest address modulo LINE
     owner: int | None  #: which member owns the memory, all of it
+    simple: bool  #: one member, which owns its memory, can be written, and whose copy lies as it does
+    writeable: bool  #: all members can be written
     frozen: bool  #: nobody can write it, not even after asking for it
     cover: tuple[int, ...]  #: members that together show every byte that some member shows
 
@@ -234,7 +244,9 @@ def group_of(arrays: Sequence[tuple[int, Array]]) -> Group:
     owner = next((k for k in whole if owns(found[k][1])), None)
     cover = tuple(whole[:1]) if whole else tuple(range(len(members)))
     frozen = not any(m.writeable or can_be_thawed(f[1]) for m, f in zip(members, found, strict=True))
-    return Group(members, size, low % LINE, owner, frozen, cover)
+    first = found[0][1]
+    simple = len(members) == 1 and owner == 0 and first.flags.writeable and first.dtype.kind != "V" and first.copy("K").strides == first.strides
+    return Group(members, size, low % LINE, owner, simple, all(m.writeable for m in members), frozen, cover)
 
 
 def owns(array: Array) -> bool:
@@ -252,44 +264,56 @@ def owns(array: Array) -> bool:
 class World:
     """Private copies of distinct arrays, for one run; see the top of this file.
 
-    `arrays`: the caller's. `private`: the copies, each an instance of `kind`. Groups in `lent` are not copied: their arrays are the caller's own.
+    `arrays`: the caller's. `private`: the copies, each an instance of `kind`. Only the groups in `copied` are copied; the other arrays are the caller's own.
     """
 
-    def __init__(
-        self, plan: Plan, arrays: Sequence[Array], kind: type = np.ndarray, lent: frozenset[int] = frozenset()
-    ) -> None:
-        self.plan, self.arrays, self.lent = plan, arrays, lent
-        self.private: list[Any] = [None] * len(arrays)
-        self.windows: list[tuple[Array, Array] | None] = [None] * len(arrays)  #: of each array its (private, caller's) bits
-        self.lows: list[int] = []  #: where each group's private memory begins
+    def __init__(self, plan: Plan, arrays: Sequence[Array], kind: type = np.ndarray, copied: Sequence[int] | None = None) -> None:
+        self.plan, self.arrays = plan, arrays
+        self.copied: Sequence[int] = range(len(plan.groups)) if copied is None else copied
+        self.private: list[Any] = list(arrays)
+        self.windows: dict[int, tuple[Array, Array]] = {}  #: of each array that was copied its (private, caller's) bits
+        self.lows: dict[int, int] = {}  #: where each group's private memory begins
         self.roots: dict[int, int] = {}  #: whose root belongs to which group
-        for number, group in enumerate(plan.groups):
-            if number in lent:
-                self._lend(group)
-            else:
-                self._copy(number, group, kind)
-        self.flags = [p.flags.writeable for p in self.private]
-
-    def _lend(self, group: Group) -> None:
-        for m in group.members:
-            self.private[m.number] = self.arrays[m.number]
-        self.lows.append(-1)
+        for number in self.copied:
+            self._copy(number, plan.groups[number], kind)
 
     def _copy(self, number: int, group: Group, kind: type) -> None:
-        root, memory = memory_for(group, kind)
-        for place, m in enumerate(group.members):
-            self.private[m.number] = root if place == group.owner else built(kind, memory, m.offset, m.geometry)
-            self.windows[m.number] = words(plain(self.private[m.number])), words(self.arrays[m.number])
+        members, private = group.members, self.private
+        if group.simple and kind is np.ndarray:
+            m = members[0]
+            its = self.arrays[m.number]
+            root = its.copy("K")
+            if root.strides == m.geometry.strides:
+                private[m.number] = root
+                self.windows[m.number] = root.view(), its
+                self.roots[id(root)], self.lows[number] = number, address(root)
+                return
+        if group.owner is not None:
+            g = members[group.owner].geometry
+            root = np.ndarray.__new__(kind, g.shape, g.dtype, strides=g.strides if 0 not in g.shape else None)
+            start = address(root)
+            memory = flat_bytes(plain(root)) if len(members) > 1 else root
+        else:
+            size = max(group.size, 1)
+            root = np.empty(size + LINE, "u1")
+            start = address(root)
+            shift = (group.align - start) % LINE
+            start += shift
+            memory = root[shift : shift + size]
+        for place, m in enumerate(members):
+            mine = root if place == group.owner else built(kind, memory, m.offset, m.geometry)
+            private[m.number] = mine
+            self.windows[m.number] = window(plain(mine)), window(self.arrays[m.number])
         for mine, its in self.covering(group):
             mine[...] = its
-        for m in group.members:
-            if not m.writeable:
-                self.private[m.number].flags.writeable = False
+        if not group.writeable:
+            for m in members:
+                if not m.writeable:
+                    private[m.number].flags.writeable = False
         if group.frozen:
             root.flags.writeable = memory.flags.writeable = False
         self.roots[id(root)] = number
-        first = group.members[0]
-        self.lows.append(address(self.private[first.number]) - first.offset)
+        self.lows[number] = start
 
     def span(self, number: int) -> tuple[int, int]:
         """Where a group's private memory begins and ends."""
@@ -297,35 +321,59 @@ class World:
 
     # What came of it
 
-    def resized(self, number: int) -> bool:
-        """Whether a group's owner was given other memory: `x.resize`."""
-        group = self.plan.groups[number]
-        if group.owner is None or number in self.lent:
-            return False
-        array = self.private[group.members[group.owner].number]
-        return bool(array.nbytes != group.size or address(array) != self.lows[number])
+    def members(self) -> Iterable[Member]:
+        """The places of all arrays that were copied."""
+        return (m for number in self.copied for m in self.plan.groups[number].members)
 
-    def covering(self, group: Group) -> Iterable[tuple[Array, Array]]:
+    @functools.cached_property
+    def resized(self) -> frozenset[int]:
+        """Groups whose owner was given other memory: `x.resize`. What is known of the old memory must not be touched any more."""
+        found = []
+        for number in self.copied:
+            group = self.plan.groups[number]
+            if group.owner is not None:
+                array = self.private[group.members[group.owner].number]
+                if address(array) != self.lows[number] or array.nbytes != group.size:
+                    found.append(number)
+        return frozenset(found)
+
+    @functools.cached_property
+    def written(self) -> list[int]:
+        """Groups of which a byte differs from the caller's."""
+        resized = self.resized
+        return [n for n in self.copied if n not in resized and not self._unchanged(self.plan.groups[n])]
+
+    @functools.cached_property
+    def moved(self) -> list[int]:
+        """Arrays whose geometry is not what it was."""
+        return [m.number for m in self.members() if not m.geometry.fits(self.private[m.number])]
+
+    @functools.cached_property
+    def flagged(self) -> list[int]:
+        """Arrays that could be written and no longer can, or the other way round."""
+        return [m.number for m in self.members() if self.private[m.number].flags.writeable != m.writeable]
+
+    def _unchanged(self, group: Group) -> bool:
+        return all(same(mine, its) for mine, its in self.covering(group))
+
+    def covering(self, group: Group) -> list[tuple[Array, Array]]:
         """(private, caller's) bits of members that together show all."""
-        found = (self.windows[group.members[place].number] for place in group.cover)
-        return (pair for pair in found if pair is not None)
-
-    def written(self, number: int) -> bool:
-        """Whether a byte of a group differs from the caller's."""
-        return any(not same(mine, its) for mine, its in self.covering(self.plan.groups[number]))
+        return [self.windows[group.members[place].number] for place in group.cover]
 
     def member_written(self, index: int) -> bool:
         """Whether a byte of one array differs from the caller's."""
-        pair = self.windows[index]
+        pair = self.windows.get(index)
         return pair is not None and not same(*pair)
 
     def as_it_was(self, index: int) -> Array:
         """A private array in the geometry that it had before the run, whatever it has now."""
-        pair, (group, place) = self.windows[index], self.plan.where[index]
+        pair, (group, place) = self.windows.get(index), self.plan.where[index]
         geometry = self.plan.groups[group].members[place].geometry
         if pair is None or geometry.dtype.itemsize == 0:
             return plain(self.private[index])
-        view = pair[0].view(geometry.dtype)
+        view = pair[0]
+        if view.dtype != geometry.dtype:
+            view = view.view(geometry.dtype)
         return view if view.ndim == len(geometry.shape) else view[..., 0]
 
     def group_at(self, array: Array) -> int | None:
@@ -341,8 +389,9 @@ class World:
         if link.flags.owndata:
             return None
         start = address(array)  # by a memoryview, or another library
-        for number, (low, high) in enumerate(map(self.span, range(len(self.lows)))):
-            if low <= start < high and number not in self.lent:
+        for number in self.copied:
+            low, high = self.span(number)
+            if low <= start < high:
                 return number
         return None
 
@@ -352,8 +401,8 @@ class World:
         """The view of the caller's memory that is to the caller what `array` is to the private memory of a group."""
         group = self.plan.groups[number]
         geometry = Geometry.of(array)
-        if self.resized(number):
-            mine, its = (s[group.members[0].number] for s in (self.private, self.arrays))
+        if number in self.resized:
+            mine, its = (s[group.members[group.owner or 0].number] for s in (self.private, self.arrays))
             start, source = address(its) + address(array) - address(mine), its
         else:
             offset = address(array) - self.lows[number]
@@ -372,25 +421,14 @@ class World:
         return [(mine, opened(its)) for mine, its in self.covering(group)]
 
 
-def memory_for(group: Group, kind: type) -> tuple[Any, Array]:
-    """(the array at the root of a group's private memory, its bytes from the group's lowest on)."""
-    if group.owner is not None:
-        g = group.members[group.owner].geometry
-        root = np.ndarray.__new__(kind, g.shape, g.dtype, strides=g.strides if 0 not in g.shape else None)
-        if len(group.members) == 1:
-            return root, root
-        return root, flat_bytes(plain(root))
-    size = max(group.size, 1)
-    memory = np.empty(size + LINE, "u1")
-    start = (group.align - address(memory)) % LINE
-    return memory, memory[start : start + size]
-
-
 def plain(array: Any) -> Array:
     """The array as NumPy's own class."""
     result: Array = array if type(array) is np.ndarray else array.view(np.ndarray)
     return result
 
+
+#: Up to so many bytes two windows are compared as strings of bytes.
+SMALL = 2048
 
 #: Larger windows are compared piece by piece: the first piece that differs ends it.
 PIECE = 1 << 16
@@ -398,11 +436,14 @@ PIECE = 1 << 16
 
 def same(mine: Array, its: Array) -> bool:
     """Whether two windows show the same bits."""
+    if mine.nbytes <= SMALL:
+        return mine.tobytes() == its.tobytes()
+    mine, its = words(mine), words(its)
     if mine.size <= PIECE or not (mine.flags.c_contiguous and its.flags.c_contiguous):
-        return not (mine != its).any()
+        return not np.not_equal(mine, its).any()
     mine, its = mine.reshape(-1), its.reshape(-1)
     pieces = range(0, mine.size, PIECE)
-    return not any((mine[i : i + PIECE] != its[i : i + PIECE]).any() for i in pieces)
+    return not any(np.not_equal(mine[i : i + PIECE], its[i : i + PIECE]).any() for i in pieces)
 
 
 def take_geometry(array: Array, wanted: Geometry) -> bool:

@@ -249,7 +249,7 @@ def split(plan: Plan, merged: set[int]) -> Plan:
             alone = type(m)(m.number, m.offset - low, m.geometry, m.writeable, 0, m.high - low)
             where[m.number] = (len(groups), 0)
             owner = 0 if place == group.owner else None
-            groups.append(Group((alone,), m.high - low, (group.align + low) % 64, owner, group.frozen, (0,)))
+            groups.append(Group((alone,), m.high - low, (group.align + low) % 64, owner, False, m.writeable, group.frozen, (0,)))
     return Plan(tuple(groups), tuple(where))
 
 
@@ -272,6 +272,5 @@ def new_base(group: Group, base: Array, world: World) -> Array:
     value = np.array(base, "u1")
     for place in group.cover:
         mine = world.windows[group.members[place].number]
-        assert mine is not None
-        words(member_at(group, place, value))[...] = mine[0]
+        words(member_at(group, place, value))[...] = words(mine[0])
     return value
