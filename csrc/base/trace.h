@@ -29,7 +29,7 @@ typedef enum fan_trace_kind {
 #undef X
 } fan_trace_kind;
 
-#define FAN_TRACE_LABEL 48
+#define FAN_TRACE_LABEL 128 /* room for a descriptor: what is longer is cut */
 
 typedef struct fan_trace_line {
     uint8_t kind;        /* fan_trace_kind */

@@ -109,7 +109,7 @@ fan_status fan_slot_poisoned(const fan_buffer *b, size_t slot, fan_error *err)
     const fan_error *first = b->slots[slot].p->poison;
     if (!first)
         return FAN_OK;
-    return fan_fail(err, FAN_STATE, "%s: slot %zu is poisoned until clear(): %s", b->name, slot, first->text);
+    return fan_fail(err, FAN_STATE, FAN_SLOT_SAID " is poisoned until clear(): %s", FAN_SLOT_WHO(b, slot), first->text);
 }
 
 static fan_status reentered(const fan_buffer *b, size_t slot, const char *what, fan_error *err)
@@ -273,8 +273,7 @@ static fan_status check_unchanged(const fan_buffer *b, size_t slot, const fan_va
         return FAN_OK;
     if (key >= 0)
         snprintf(which, sizeof which, "the gradient added with key %" PRId64, key);
-    return fan_fail(err, FAN_STATE, "%s: slot %zu: %s was changed after it was added; leave it as it is until take(), or add it with copy=True", b->name,
-                    slot, which);
+    return fan_fail(err, FAN_STATE, FAN_SLOT_SAID ": %s was changed after it was added; leave it as it is until take(), or add it with copy=True", FAN_SLOT_WHO(b, slot), which);
 }
 
 /* The value and the first `m` items (SIZE_MAX: all that are parked) as terms. The slot is busy; takes its lock. */
@@ -943,11 +942,11 @@ fan_status fan_buffer_expect(fan_buffer *b, size_t slot, int64_t n, fan_error *e
 {
     FAN_TRY(fan_slot_check(b, slot, err));
     if (n < 0)
-        return fan_fail(err, FAN_VALUE, "%s: slot %zu: expect takes a count >= 0, got %" PRId64, b->name, slot, n);
+        return fan_fail(err, FAN_VALUE, FAN_SLOT_SAID ": expect takes a count >= 0, got %" PRId64, FAN_SLOT_WHO(b, slot), n);
     fan_slot_lock(b, slot);
     fan_status status = FAN_OK;
     if (count_of(&b->slots[slot]) > n)
-        status = fan_fail(err, FAN_VALUE, "%s: slot %zu: expects %" PRId64 " contributions but has %" PRId64 " already (A16)", b->name, slot, n,
+        status = fan_fail(err, FAN_VALUE, FAN_SLOT_SAID ": expects %" PRId64 " contributions but has %" PRId64 " already (A16)", FAN_SLOT_WHO(b, slot), n,
                           count_of(&b->slots[slot]));
     else
         b->slots[slot].expected = n;
@@ -962,7 +961,7 @@ fan_status fan_buffer_ready(fan_buffer *b, size_t slot, bool *ready, fan_error *
     const fan_slot *s = &b->slots[slot];
     fan_status status = fan_slot_poisoned(b, slot, err);
     if (status == FAN_OK && s->expected < 0)
-        status = fan_fail(err, FAN_VALUE, "%s: slot %zu: ready() needs expect(%zu, n) first", b->name, slot, slot);
+        status = fan_fail(err, FAN_VALUE, FAN_SLOT_SAID ": ready() needs expect(%zu, n) first", FAN_SLOT_WHO(b, slot), slot);
     *ready = status == FAN_OK && count_of(s) == s->expected && (s->p->arriving == 0 || FAN_MUT(3));
     fan_slot_unlock(b, slot);
     return status;
@@ -977,7 +976,7 @@ fan_status fan_buffer_stats(fan_buffer *b, size_t slot, bool *some, fan_stats *o
     fan_known k = b->known[slot];
     fan_slot_unlock(b, slot);
     if (!k.yes)
-        return fan_fail(err, FAN_VALUE, "%s: slot %zu: no sum was taken since something was last added to it", b->name, slot);
+        return fan_fail(err, FAN_VALUE, FAN_SLOT_SAID ": no sum was taken since something was last added to it", FAN_SLOT_WHO(b, slot));
     *some = k.stats.count != UINT64_MAX;
     *out = k.stats;
     *bad = k.bad;
@@ -1026,7 +1025,7 @@ static fan_status slot_declare(fan_buffer *b, size_t i, const fan_slot_spec *spe
     own->accumulate = own->exact ? FAN_NO_DTYPE : own->accumulate;
     own->dtype = spec->dtype;
     if (spec->dtype != FAN_NO_DTYPE && fan_accum_dtype(spec->dtype, own->accumulate) == FAN_NO_DTYPE)
-        return fan_fail(err, FAN_VALUE, "%s: slot %zu: accumulate=%s cannot hold a sum of dtype %s (A11)", b->name, i,
+        return fan_fail(err, FAN_VALUE, FAN_SLOT_SAID ": accumulate=%s cannot hold a sum of dtype %s (A11)", FAN_SLOT_WHO(b, i),
                         fan_dtype_name(own->accumulate), fan_dtype_name(spec->dtype));
     if (spec->has_shape) {
         own->shape = fan_alloc((size_t)spec->ndim * sizeof *own->shape);

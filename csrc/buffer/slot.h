@@ -195,6 +195,11 @@ uint64_t fan_fold_expanded(const fan_fold *f);
 fan_reuse_answer fan_fold_reuse(const fan_fold *f);
 fan_accum_plan fan_fold_plan(const fan_fold *f);
 
+/* FAN_SLOT_SAID, FAN_SLOT_WHO: how a message about a slot begins, "grads: slot 2 (w1)", and what fills it in. */
+#define FAN_SLOT_SAID "%s: slot %zu%s%s%s"
+#define FAN_SLOT_WHO(b, i)                                                                                                                         \
+    (b)->name, (i), (b)->slots[i].spec->name ? " (" : "", (b)->slots[i].spec->name ? (b)->slots[i].spec->name : "", (b)->slots[i].spec->name ? ")" : ""
+
 /* --- entering a slot (buffer.c). "Locked": the caller holds the slot's lock. */
 
 void fan_slot_lock(fan_buffer *b, size_t slot);

@@ -53,9 +53,9 @@ static fan_status check_scale(const fan_buffer *b, size_t slot, const fan_fold *
     if (!scaled(how) || d == FAN_NO_DTYPE)
         return FAN_OK;
     if (!how->real && kind != 'c')
-        return fan_fail(err, FAN_VALUE, "%s: slot %zu: a complex scale for a sum of dtype %s", b->name, slot, fan_dtype_name(d));
+        return fan_fail(err, FAN_VALUE, FAN_SLOT_SAID ": a complex scale for a sum of dtype %s", FAN_SLOT_WHO(b, slot), fan_dtype_name(d));
     if (!how->integral && kind != 'f' && kind != 'c')
-        return fan_fail(err, FAN_VALUE, "%s: slot %zu: a scale that is no integer for a sum of dtype %s", b->name, slot, fan_dtype_name(d));
+        return fan_fail(err, FAN_VALUE, FAN_SLOT_SAID ": a scale that is no integer for a sum of dtype %s", FAN_SLOT_WHO(b, slot), fan_dtype_name(d));
     return FAN_OK;
 }
 
@@ -72,19 +72,19 @@ static fan_status check_out(const fan_buffer *b, size_t slot, const fan_gathered
         shape = b->slots[slot].p->shape;
     }
     if (ndim < 0)
-        return any ? fan_fail(err, FAN_TYPE, "%s: slot %zu sums objects; out= needs arrays", b->name, slot) : FAN_OK;
+        return any ? fan_fail(err, FAN_TYPE, FAN_SLOT_SAID " sums objects; out= needs arrays", FAN_SLOT_WHO(b, slot)) : FAN_OK;
     if (b->slots[slot].spec->has_shape) {
         ndim = b->slots[slot].spec->ndim;
         shape = b->slots[slot].spec->shape;
     }
     if (ndim != out->array->ndim || memcmp(shape, out->array->shape, (size_t)ndim * sizeof *shape) != 0)
-        return fan_fail(err, FAN_VALUE, "%s: slot %zu: out= has shape %s, the sum %s", b->name, slot,
+        return fan_fail(err, FAN_VALUE, FAN_SLOT_SAID ": out= has shape %s, the sum %s", FAN_SLOT_WHO(b, slot),
                         fan_shape_text(out->array->ndim, out->array->shape, has, sizeof has), fan_shape_text(ndim, shape, wants, sizeof wants));
     if (d != FAN_NO_DTYPE && !fan_dtype_can_cast(d, out->dtype))
-        return fan_fail(err, FAN_VALUE, "%s: slot %zu: out= of dtype %s cannot take a sum of dtype %s", b->name, slot,
+        return fan_fail(err, FAN_VALUE, FAN_SLOT_SAID ": out= of dtype %s cannot take a sum of dtype %s", FAN_SLOT_WHO(b, slot),
                         fan_dtype_name(out->dtype), fan_dtype_name(d));
     if (b->slots[slot].p->device && out->device != b->slots[slot].p->device)
-        return fan_fail(err, FAN_VALUE, "%s: slot %zu: out= is on %s, the sum on %s", b->name, slot,
+        return fan_fail(err, FAN_VALUE, FAN_SLOT_SAID ": out= is on %s, the sum on %s", FAN_SLOT_WHO(b, slot),
                         fan_device_text(out->device, has, sizeof has), fan_device_text(b->slots[slot].p->device, wants, sizeof wants));
     return FAN_OK;
 }
@@ -290,7 +290,7 @@ static fan_status cut_sum(fan_buffer *b, size_t slot, const fan_take *how, const
         return FAN_OK;
     }
     if (scaled(how) && objects)
-        return fan_fail(err, FAN_TYPE, "%s: slot %zu sums objects; scale= needs arrays", b->name, slot);
+        return fan_fail(err, FAN_TYPE, FAN_SLOT_SAID " sums objects; scale= needs arrays", FAN_SLOT_WHO(b, slot));
     bool exact = fan_fold_exact(f) && (f->n > 1 || f->state);
     bool same_dtype = objects || fan_accum_dtype(sum, s->spec->accumulate) == sum;
     bool whole = scaled(how) || (out != NULL);
@@ -396,7 +396,7 @@ static fan_status cut_claim(fan_buffer *b, size_t slot, fan_error *err)
     if (status == FAN_OK) {
         status = fan_slot_poisoned(b, slot, err);
         if (status == FAN_OK && s->expected >= 0 && s->p->count != s->expected)
-            status = fan_fail(err, FAN_VALUE, "%s: slot %zu: expected %" PRId64 " contributions, got %" PRId64 " (A16)", b->name, slot, s->expected,
+            status = fan_fail(err, FAN_VALUE, FAN_SLOT_SAID ": expected %" PRId64 " contributions, got %" PRId64 " (A16)", FAN_SLOT_WHO(b, slot), s->expected,
                               s->p->count);
         if (status != FAN_OK)
             fan_slot_let_go(b, slot);
@@ -429,7 +429,7 @@ static fan_status take_sums(fan_buffer *b, const fan_take *how, cut *cuts, exten
         cuts[i].gathered = true;
         for (size_t j = 0; j < cuts[i].g.fold.n; j++)
             if (cuts[i].g.fold.terms[j].v->form == FAN_OBJECT && (scaled(how) || (how->out && how->out[i].form == FAN_DENSE)))
-                return fan_fail(err, FAN_TYPE, "%s: slot %zu sums objects; scale= and out= need arrays", b->name, i);
+                return fan_fail(err, FAN_TYPE, FAN_SLOT_SAID " sums objects; scale= and out= need arrays", FAN_SLOT_WHO(b, i));
         FAN_TRY(check_scale(b, i, &cuts[i].g.fold, how, err));
         if (how->out && how->out[i].form == FAN_DENSE)
             FAN_TRY(check_out(b, i, &cuts[i].g, &how->out[i], err));

@@ -52,7 +52,7 @@ fan_status fan_buffer_target(fan_buffer *b, size_t slot, int64_t key, fan_stream
     fan_slot *s = &b->slots[slot];
     const fan_spec *spec = s->spec;
     if (!spec->has_shape || spec->dtype == FAN_NO_DTYPE)
-        return fan_fail(err, FAN_VALUE, "%s: slot %zu: target() needs a slot that declares its shape and dtype: give fanin.Slot(shape=, dtype=)", b->name, slot);
+        return fan_fail(err, FAN_VALUE, FAN_SLOT_SAID ": target() needs a slot that declares its shape and dtype: give fanin.Slot(shape=, dtype=)", FAN_SLOT_WHO(b, slot));
     fan_dtype acc = fan_accum_dtype(spec->dtype, spec->accumulate);
     fan_device *d = spec->device;
     if (!d && stream)

@@ -43,6 +43,7 @@ WORK = (
     "widen",
     "merge",
 )
+LABEL = 127  # bytes that a label has room for (csrc/base/trace.h)
 Names = Mapping[tuple[int, int], str]
 
 
@@ -364,7 +365,11 @@ def owners(lines: Sequence[Line]) -> dict[int, str]:
     found = {}
     for i, line in enumerate(lines):
         word, _, of = line.label.partition(" ")
-        if line.kind in ("kernel", "copy") and word in WORK and of in own:
+        if line.kind not in ("kernel", "copy") or word not in WORK:
+            continue
+        if of not in own and len(line.label.encode()) >= LABEL:  # the word before it has cut it shorter than the buffer's own lines are
+            of = next((text for text in own if text.startswith(of)), of)
+        if of in own:
             found[i] = own[of]
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .overlapping import OverlapDifference, compute_overlapping_inputs, explain_overlap_differences
 from .records import (
     INPUT_ALIAS_TYPES,
     InputAliasInfo,
@@ -11,19 +12,32 @@ from .records import (
     OutputAliasInfo,
     OutputType,
     PlainTensorMeta,
+    TangentMeta,
     ViewAndMutationMeta,
     ViewMetaSequence,
 )
+from .rewrite import create_synthetic_base_metadata, remove_dupe_metadata
+from .signature import BackwardSignature, GraphNames, GraphSignature, create_graph_signature
 
 __all__ = [
     "INPUT_ALIAS_TYPES",
+    "BackwardSignature",
+    "GraphNames",
+    "GraphSignature",
     "InputAliasInfo",
     "MemoryFormatMeta",
     "MetadataKey",
     "MutationType",
     "OutputAliasInfo",
     "OutputType",
+    "OverlapDifference",
     "PlainTensorMeta",
+    "TangentMeta",
     "ViewAndMutationMeta",
     "ViewMetaSequence",
+    "compute_overlapping_inputs",
+    "create_graph_signature",
+    "create_synthetic_base_metadata",
+    "explain_overlap_differences",
+    "remove_dupe_metadata",
 ]

@@ -31,6 +31,7 @@ __all__ = [
     "OutputAliasInfo",
     "OutputType",
     "PlainTensorMeta",
+    "TangentMeta",
     "ViewAndMutationMeta",
     "ViewMetaSequence",
 ]
@@ -315,6 +316,21 @@ class PlainTensorMeta:
     memory_format: MemoryFormatMeta | None = None
 
 
+@dataclass(frozen=True)
+class TangentMeta:
+    """What a tangent will be: the gradient of an array of this type, shape, dtype and stride (None: any)."""
+
+    raw_type: type
+    shape: tuple[int, ...]
+    dtype: Any
+    stride: tuple[int, ...] | None = None
+
+    @staticmethod
+    def of(array: Any) -> TangentMeta:
+        """The tangent of an ndarray or a torch tensor, in the layout that `MemoryFormatMeta.from_tensor` says."""
+        return TangentMeta(type(array), tuple(array.shape), array.dtype, MemoryFormatMeta.from_tensor(array).stride)
+
+
 NO_TOKENS: Mapping[Any, Any] = MappingProxyType({})
 
 
@@ -323,7 +339,7 @@ class ViewAndMutationMeta:
     """All that is known of the views and writes of a function.
 
     `input_info`, `output_info`: one record for each flat input and output. `num_intermediate_bases`: how many bases are returned after the outputs.
-    `traced_tangents`: for each tangent something that has its `shape` and `dtype`, in the order: new values of inputs (`has_mutation_tangent`),
+    `traced_tangents`: for each tangent something that has its `shape` and `dtype` (as a `TangentMeta`), in the order: new values of inputs (`has_mutation_tangent`),
     outputs that pass through and need a backward, intermediate bases; `traced_tangents_descs` describes them one by one. `subclass_inp_meta`,
     `subclass_fw_graph_out_meta`, `subclass_tangent_meta`: records of wrapped arrays. `grad_enabled_mutation`: the grad mode that the function
     left behind, if it changed it. `static_input_indices`: inputs that stay where they are from call to call. `tokens`: effect tokens.
@@ -459,7 +475,7 @@ class ViewAndMutationMeta:
     @functools.cached_property
     def output_types(self) -> tuple[type, ...]:
         """The type of each tangent."""
-        return tuple(type(t) for t in self.traced_tangents)
+        return tuple(getattr(t, "raw_type", type(t)) for t in self.traced_tangents)
 
     # What the graph returns
 

@@ -1,0 +1,253 @@
+"""Metadata after the inputs have changed: without duplicates, and with bases in the place of views.
+
+Whoever calls a function with the same array twice, or with arrays that share memory and are written, runs a function of fewer inputs inside. Its metadata follows
+from that of the function itself: these two functions say how.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from ..descriptors import AOTInput, InputMutationAOTOutput, TangentAOTInput
+from .records import (
+    INPUT_ALIAS_TYPES,
+    InputAliasInfo,
+    MemoryFormatMeta,
+    OutputAliasInfo,
+    OutputType,
+    PlainTensorMeta,
+    TangentMeta,
+    ViewAndMutationMeta,
+)
+
+__all__ = ["create_synthetic_base_metadata", "remove_dupe_metadata"]
+
+BaseInfo = int | tuple[int, Any]
+
+
+def remove_dupe_metadata(
+    m: ViewAndMutationMeta, keep_arg_mask: Sequence[bool], add_dupe_map: Sequence[int]
+) -> ViewAndMutationMeta:
+    """The metadata of the function that takes each array once.
+
+    keep_arg_mask: for each input, whether it is kept; the first of each group of duplicates is. add_dupe_map: for each input, its position among the
+    kept ones. `f(a, b, a, c)` has the mask [True, True, False, True] and the map [0, 1, 0, 2].
+
+    Inputs, their tangents and the inputs that stay where they are go with the mask; positions of inputs are renumbered, positions of outputs and of
+    intermediate bases are not. ValueError: mask or map do not fit the inputs or each other, or a duplicate is described otherwise than what it duplicates.
+
+    >>> from fanin.analysis import InputAliasInfo, ViewAndMutationMeta, remove_dupe_metadata
+    >>> w, r = InputAliasInfo(mutates_data=True), InputAliasInfo()
+    >>> meta = ViewAndMutationMeta([r, w, r, w], [])
+    >>> remove_dupe_metadata(meta, [True, True, False, False], [0, 1, 0, 1]).mutated_inp_runtime_indices
+    (1,)
+    """
+    check_dupes(m, keep_arg_mask, add_dupe_map)
+    head = [keep_arg_mask[i] for i in tangent_inputs(m)]
+    return dataclasses.replace(
+        m,
+        input_info=tuple(info for info, kept in zip(m.input_info, keep_arg_mask, strict=True) if kept),
+        output_info=tuple(
+            dataclasses.replace(o, base_idx=add_dupe_map[input_of(m, o)]) if o.output_type in INPUT_ALIAS_TYPES else o
+            for o in m.output_info
+        ),
+        traced_tangents=masked(m.traced_tangents, head),
+        traced_tangents_descs=masked(m.traced_tangents_descs, head),
+        subclass_inp_meta=(),
+        subclass_fw_graph_out_meta=(),
+        subclass_tangent_meta=renumbered(masked(m.subclass_tangent_meta, head)),
+        static_input_indices=tuple(dict.fromkeys(add_dupe_map[i] for i in m.static_input_indices)),
+    )
+
+
+def check_dupes(m: ViewAndMutationMeta, keep_arg_mask: Sequence[bool], add_dupe_map: Sequence[int]) -> None:
+    """ValueError unless mask and map fit the inputs and each other."""
+    n, who = len(m.input_info), "remove_dupe_metadata"
+    if len(keep_arg_mask) != n or len(add_dupe_map) != n:
+        raise ValueError(
+            f"{who}: expected an entry of keep_arg_mask and of add_dupe_map for each of {n} inputs, "
+            f"got {len(keep_arg_mask)} and {len(add_dupe_map)}"
+        )
+    if n == 0 or not keep_arg_mask[0]:
+        raise ValueError(f"{who}: the first input duplicates nothing: expected keep_arg_mask[0] to be True")
+    kept: list[int] = []
+    for i, (keep, to) in enumerate(zip(keep_arg_mask, add_dupe_map, strict=True)):
+        if keep:
+            kept.append(i)
+        if not 0 <= to < len(kept) or (keep and to != len(kept) - 1):
+            want = f"{len(kept) - 1}" if keep else f"a kept input before it, 0 to {len(kept) - 1}"
+            raise ValueError(f"{who}: add_dupe_map[{i}] must be {want}, got {to}")
+        if m.input_info[i] != m.input_info[kept[to]]:
+            raise ValueError(
+                f"{who}: input {i} is said to be input {kept[to]}, but is described otherwise: "
+                f"expected {m.input_info[kept[to]]}, got {m.input_info[i]}"
+            )
+
+
+def tangent_inputs(m: ViewAndMutationMeta) -> list[int]:
+    """The inputs that the first of `traced_tangents` belong to, in their order."""
+    found = [i for i, info in enumerate(m.input_info) if info.has_mutation_tangent]
+    if len(found) > len(m.traced_tangents):
+        raise ValueError(
+            f"expected a tangent for each of the {len(found)} written inputs that need one, got {len(m.traced_tangents)} in all"
+        )
+    return found
+
+
+def input_of(m: ViewAndMutationMeta, o: OutputAliasInfo) -> int:
+    """The input that an output of one of INPUT_ALIAS_TYPES is, or is a view of."""
+    if o.base_idx is None or o.base_idx >= len(m.input_info):
+        raise ValueError(f"an output is a view of input {o.base_idx}, but there are {len(m.input_info)} inputs")
+    return o.base_idx
+
+
+def masked(every: tuple[Any, ...], head: Sequence[bool]) -> tuple[Any, ...]:
+    """What is kept of the first ones, and all that follow."""
+    return (*(x for x, kept in zip(every, head, strict=False) if kept), *every[len(head) :])
+
+
+def renumbered(metas: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Plain arrays, of which each has its own position."""
+    return tuple(
+        dataclasses.replace(x, unwrapped_idx=i) if isinstance(x, PlainTensorMeta) else x for i, x in enumerate(metas)
+    )
+
+
+def create_synthetic_base_metadata(
+    m: ViewAndMutationMeta,
+    synthetic_base_info: Sequence[BaseInfo],
+    outer_args: Sequence[Any],
+    inner_args: Sequence[Any],
+    inner_args_desc: Sequence[AOTInput],
+) -> tuple[ViewAndMutationMeta, list[int]]:
+    """The metadata of the function that takes bases in the place of views, and the inputs whose changed geometry it returns as extra outputs.
+
+    synthetic_base_info: for each outer input its inner position, or (position of the base, the view). outer_args, inner_args: the arrays themselves;
+    inner_args_desc describes the inner ones.
+
+    A base of several views counts as written; a change of geometry of such a view is none of the base, but one more output: a view of the base, in the
+    order of the second result, behind all others. An output that was such a view becomes a view of the base, unless the view is the base itself.
+    ValueError: lengths and positions that do not fit, an inner input that nothing became, views of one base of which some are leaves and some are not.
+
+    >>> from fanin.analysis import InputAliasInfo, ViewAndMutationMeta, create_synthetic_base_metadata
+    >>> from fanin.descriptors import PlainAOTInput, SyntheticBaseAOTInput
+    >>> base = np.zeros(4); a, b, c = base[:3], base[1:], np.zeros(2)
+    >>> meta = ViewAndMutationMeta([InputAliasInfo(mutates_data=True), InputAliasInfo(), InputAliasInfo()], [])
+    >>> inner, extra = create_synthetic_base_metadata(
+    ...     meta, [(0, a), (0, b), 1], [a, b, c], [base, c], [SyntheticBaseAOTInput(PlainAOTInput(0)), PlainAOTInput(2)])
+    >>> [info.mutates_data for info in inner.input_info], extra
+    ([True, False], [])
+    """
+    members = check_bases(m, synthetic_base_info, outer_args, inner_args, inner_args_desc)
+    inputs = [info_of(m, of, inner) for inner, of in enumerate(members)]
+    position = [x if isinstance(x, int) else x[0] for x in synthetic_base_info]
+    merged = [not isinstance(x, int) for x in synthetic_base_info]
+    extra = [i for i, info in enumerate(m.input_info) if info.mutates_metadata and merged[i]]
+    outputs = [output_of(m, o, position, merged, outer_args, inner_args) for o in m.output_info]
+    outputs += [geometry_output(outer_args[i], position[i]) for i in extra]
+    written = [i for i, info in enumerate(inputs) if info.has_mutation_tangent]
+    rest = len(tangent_inputs(m))
+    tail = m.subclass_tangent_meta[rest:]
+    fresh = [PlainTensorMeta(0, MemoryFormatMeta.from_tensor(inner_args[i])) for i in written]
+    return dataclasses.replace(
+        m,
+        input_info=tuple(inputs),
+        output_info=tuple(outputs),
+        traced_tangents=(*(TangentMeta.of(inner_args[i]) for i in written), *m.traced_tangents[rest:]),
+        traced_tangents_descs=(
+            *(TangentAOTInput(InputMutationAOTOutput(inner_args_desc[i])) for i in written),
+            *m.traced_tangents_descs[rest:],
+        ),
+        subclass_inp_meta=(),
+        subclass_fw_graph_out_meta=(),
+        subclass_tangent_meta=renumbered((*fresh, *tail)),
+        static_input_indices=tuple(position[i] for i in m.static_input_indices if not merged[i]),
+    ), extra
+
+
+def check_bases(
+    m: ViewAndMutationMeta,
+    info: Sequence[BaseInfo],
+    outer_args: Sequence[Any],
+    inner_args: Sequence[Any],
+    inner_args_desc: Sequence[AOTInput],
+) -> list[list[int]]:
+    """For each inner input the outer ones that became it; ValueError where that makes no sense."""
+    who = "create_synthetic_base_metadata"
+    if not len(m.input_info) == len(info) == len(outer_args):
+        raise ValueError(
+            f"{who}: expected an entry of synthetic_base_info and an outer argument for each of {len(m.input_info)} inputs, "
+            f"got {len(info)} and {len(outer_args)}"
+        )
+    if len(inner_args) != len(inner_args_desc):
+        raise ValueError(
+            f"{who}: expected a descriptor for each of {len(inner_args)} inner arguments, got {len(inner_args_desc)}"
+        )
+    members: list[list[int]] = [[] for _ in inner_args]
+    for outer, x in enumerate(info):
+        at = x if isinstance(x, int) else x[0]
+        if not 0 <= at < len(inner_args):
+            raise ValueError(f"{who}: input {outer} goes to {at}, but there are {len(inner_args)} inner arguments")
+        members[at].append(outer)
+    for inner, of in enumerate(members):
+        if not of:
+            raise ValueError(f"{who}: no input became inner argument {inner}, {inner_args_desc[inner]}")
+        if len(of) > 1 and any(isinstance(info[i], int) for i in of):
+            raise ValueError(
+                f"{who}: inputs {', '.join(map(str, of))} became inner argument {inner}: expected (position, view) for each of several"
+            )
+        if len({m.input_info[i].is_leaf for i in of}) > 1:
+            raise ValueError(
+                f"{who}: of inputs {', '.join(map(str, of))}, which became {inner_args_desc[inner]}, some are leaves and some are not"
+            )
+    return members
+
+
+def info_of(m: ViewAndMutationMeta, of: Sequence[int], inner: int) -> InputAliasInfo:
+    """What an inner input is that these outer ones became."""
+    infos = [m.input_info[i] for i in of]
+    if len(infos) == 1:
+        return dataclasses.replace(infos[0], keep_input_mutations=m.keep_input_mutations)
+    return InputAliasInfo(
+        is_leaf=infos[0].is_leaf,
+        mutates_data=True,  # there is a base only because one of its views was written
+        mutates_metadata=False,
+        mutations_hidden_from_autograd=all(x.mutations_hidden_from_autograd for x in infos),
+        mutations_under_no_grad_or_inference_mode=all(x.mutations_under_no_grad_or_inference_mode for x in infos),
+        mutation_inductor_storage_resize=all(x.mutation_inductor_storage_resize for x in infos),
+        mutates_storage_metadata=False,
+        requires_grad=any(x.requires_grad for x in infos),
+        keep_input_mutations=m.keep_input_mutations,
+    )
+
+
+def output_of(
+    m: ViewAndMutationMeta,
+    o: OutputAliasInfo,
+    position: Sequence[int],
+    merged: Sequence[bool],
+    outer_args: Sequence[Any],
+    inner_args: Sequence[Any],
+) -> OutputAliasInfo:
+    """What an output is to the inner inputs; positions of outputs and of intermediate bases stay as they are."""
+    if o.output_type not in INPUT_ALIAS_TYPES:
+        return o
+    i = input_of(m, o)
+    if not merged[i] or inner_args[position[i]] is outer_args[i]:
+        return dataclasses.replace(o, base_idx=position[i])
+    # How the view was made of its input is not how it is made of the base; what came out is the same.
+    way = o.view_meta_sequence
+    return dataclasses.replace(
+        o,
+        output_type=OutputType.alias_of_input,
+        base_idx=position[i],
+        view_meta_sequence=way and dataclasses.replace(way, sequence=("as_strided",)),
+    )
+
+
+def geometry_output(view: Any, base: int) -> OutputAliasInfo:
+    """The output that carries the changed geometry of a merged input."""
+    asks = bool(getattr(view, "requires_grad", False))
+    return OutputAliasInfo(OutputType.alias_of_input, type(view), base, frozenset(), asks, asks)

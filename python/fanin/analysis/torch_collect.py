@@ -1,0 +1,549 @@
+"""Metadata of functions on torch CPU tensors: the function runs once, on copies, and every operation that it calls is watched.
+
+How it is seen, in the order of the story:
+
+1. The arguments are copied storage by storage, so that the copies share memory, have bases and require gradients as the arguments do.
+2. A dispatch mode sees each operation: which tensors it writes (and whether under no_grad), and what is a view of what. Memory is compared
+   afterwards: what changed and was written by no operation (through `x.numpy()`, say) was hidden from autograd.
+3. Inputs are classified by what was seen and by their geometry, outputs by the first case of a list that holds (`output_of`).
+
+torch is imported when this is called, never before.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from .. import sharing
+from ..descriptors import (
+    AOTInput,
+    InputMutationAOTOutput,
+    IntermediateBaseAOTOutput,
+    PlainAOTInput,
+    PlainAOTOutput,
+    TangentAOTInput,
+)
+from .records import (
+    PLAIN_TYPES,
+    InputAliasInfo,
+    MemoryFormatMeta,
+    MetadataKey,
+    OutputAliasInfo,
+    OutputType,
+    PlainTensorMeta,
+    TangentMeta,
+    ViewAndMutationMeta,
+    ViewMetaSequence,
+)
+
+__all__ = ["collect_torch", "from_torch"]
+
+
+def collect_torch(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    *,
+    keep_input_mutations: bool = False,
+    args_descs: Sequence[AOTInput] | None = None,
+    static_input_indices: Sequence[int] = (),
+) -> ViewAndMutationMeta:
+    """What `fn(*args)` does to its arguments, and what its outputs are to them and to each other.
+
+    args: torch CPU tensors, which may share memory, and anything else. `fn` returns a tensor, or a list, tuple or dict of them, nested at will; outputs are
+    counted in that order. args_descs describes the arguments (default: PlainAOTInput by position), and names them in errors.
+
+    The arguments are never written: `fn` runs on copies of their memory, once, with the random state put back afterwards. What it does to tensors that it
+    was not given is done.
+
+    An input counts as written when its elements were, through whichever view of them: of inputs that share memory all are that have a byte
+    written. An error of `fn` is raised as it is. TypeError names an argument that is no plain strided CPU tensor. RuntimeError: `fn` leaves autocast changed.
+    """
+    import torch
+
+    descs = tuple(args_descs) if args_descs is not None else tuple(PlainAOTInput(i) for i in range(len(args)))
+    if len(descs) != len(args):
+        raise ValueError(f"collect_torch: expected a descriptor for each of {len(args)} arguments, got {len(descs)}")
+    check_args(torch, args, descs)
+    copies = Copier(torch, args).copies
+    watch = Watch(torch, args, copies)
+    grad, autocast = torch.is_grad_enabled(), autocast_state(torch)
+    left = None
+    try:
+        with kept_random_state(torch), watch.mode():
+            outs = list(leaves(fn(*copies)))
+        left = torch.is_grad_enabled() if torch.is_grad_enabled() != grad else None
+    finally:
+        torch.set_grad_enabled(grad)
+    if autocast_state(torch) != autocast:
+        raise RuntimeError(
+            "collect_torch: the function leaves autocast as it was not before: expected it to be put back within"
+        )
+    watch.look_at_memory()
+    inputs = [watch.input_info(i, keep_input_mutations) for i in range(len(args))]
+    outputs, bases = Outputs(torch, watch, outs, inputs).classified()
+    tangents: list[tuple[Any, AOTInput]] = [
+        (copies[i], TangentAOTInput(InputMutationAOTOutput(descs[i])))
+        for i, info in enumerate(inputs)
+        if info.has_mutation_tangent
+    ]
+    tangents += [
+        (o, TangentAOTInput(PlainAOTOutput(i)))
+        for i, (o, info) in enumerate(zip(outs, outputs, strict=True))
+        if info.output_type in PLAIN_TYPES and info.requires_grad_for_backward
+    ]
+    tangents += [(base, TangentAOTInput(IntermediateBaseAOTOutput(PlainAOTOutput(i)))) for base, i in bases]
+    known = ViewAndMutationMeta(tuple(inputs), tuple(outputs))
+    returned = known.num_forward_returns + len(bases)
+    return ViewAndMutationMeta(
+        input_info=tuple(inputs),
+        output_info=tuple(outputs),
+        num_intermediate_bases=len(bases),
+        keep_input_mutations=keep_input_mutations,
+        traced_tangents=tuple(TangentMeta.of(t) for t, _ in tangents),
+        traced_tangents_descs=tuple(desc for _, desc in tangents),
+        subclass_inp_meta=tuple(PlainTensorMeta(i) for i in range(len(args))),
+        subclass_fw_graph_out_meta=tuple(PlainTensorMeta(i) for i in range(returned)),
+        subclass_tangent_meta=tuple(
+            PlainTensorMeta(i, MemoryFormatMeta.from_tensor(t)) for i, (t, _) in enumerate(tangents)
+        ),
+        grad_enabled_mutation=left,
+        static_input_indices=tuple(static_input_indices),
+    )
+
+
+def check_args(torch: Any, args: Sequence[Any], descs: Sequence[AOTInput]) -> None:
+    """TypeError for a tensor whose memory cannot be copied and compared as it is."""
+    for x, desc in zip(args, descs, strict=True):
+        if isinstance(x, torch.Tensor):
+            plain = type(x) in (torch.Tensor, torch.nn.Parameter)
+            if not plain or x.layout is not torch.strided or x.device.type != "cpu" or x.is_quantized:
+                raise TypeError(
+                    f"collect_torch: {desc.expr()}: expected a plain strided CPU tensor, "
+                    f"got a {type(x).__name__} of layout {x.layout} on {x.device}"
+                )
+
+
+def leaves(x: Any) -> Iterator[Any]:
+    """What a nest of lists, tuples and dicts holds, in order."""
+    if isinstance(x, (list, tuple)):
+        for y in x:
+            yield from leaves(y)
+    elif isinstance(x, dict):
+        yield from leaves(list(x.values()))
+    else:
+        yield x
+
+
+def autocast_state(torch: Any) -> tuple[Any, ...]:
+    return (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), torch.is_autocast_cache_enabled())
+
+
+@contextmanager
+def kept_random_state(torch: Any) -> Iterator[None]:
+    """The CPU's random numbers go on, afterwards, as if nothing had been drawn."""
+    state = torch.get_rng_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)
+
+
+# ---------------------------------------------------------------- 1. copies
+
+
+class Copier:
+    """Copies of tensors that are to each other what the tensors are: the same object, views of one base, views of one storage."""
+
+    def __init__(self, torch: Any, args: Sequence[Any]) -> None:
+        self.torch = torch
+        self.storages: dict[int, Any] = {}
+        self.made: dict[int, Any] = {}
+        with torch.inference_mode(False), torch.enable_grad():
+            self.copies = [self.copy(x) if isinstance(x, torch.Tensor) else x for x in args]
+
+    def copy(self, x: Any) -> Any:
+        if id(x) not in self.made:
+            base = x._base
+            new = None if base is None else self.view(x, self.copy(base))
+            self.made[id(x)] = self.fresh(x) if new is None else new
+        return self.made[id(x)]
+
+    def fresh(self, x: Any) -> Any:
+        """A tensor without a base, on the copy of the storage of x."""
+        torch = self.torch
+        storage = x.untyped_storage()
+        if storage._cdata not in self.storages:
+            self.storages[storage._cdata] = storage.clone()
+        new = torch.empty(0, dtype=x.dtype)
+        new.set_(self.storages[storage._cdata], x.storage_offset(), tuple(x.shape), x.stride())
+        new = self.marked(x, new)
+        if x.is_leaf:
+            if isinstance(x, torch.nn.Parameter):
+                return torch.nn.Parameter(new, x.requires_grad)
+            return new.requires_grad_(x.requires_grad)
+        # It has a history, of which one step does: then its memory is put under it.
+        with_history = torch.empty_like(new, requires_grad=True).clone()
+        with_history.data = new
+        return with_history
+
+    def view(self, x: Any, base: Any) -> Any:
+        """A view of the copy of the base of x; None where the dtype forbids it."""
+        torch = self.torch
+        with torch.set_grad_enabled(x.requires_grad and base.requires_grad):
+            if x.dtype != x._base.dtype:
+                if x.is_complex() or x._base.is_complex() or x.requires_grad:
+                    return None
+                flat = base.as_strided((base.untyped_storage().nbytes() // base.element_size(),), (1,), 0)
+                try:
+                    new = flat.view(x.dtype).as_strided(tuple(x.shape), x.stride(), x.storage_offset())
+                except RuntimeError:
+                    return None
+            else:
+                new = base.as_strided(tuple(x.shape), x.stride(), x.storage_offset())
+        if x.requires_grad and not new.requires_grad:
+            new.requires_grad_()
+        return self.marked(x, new)
+
+    def marked(self, x: Any, new: Any) -> Any:
+        """With the lazy bits of x: that its memory stands for conjugates, or for negatives."""
+        if x.is_conj():
+            new = self.torch._C._conj(new) if hasattr(self.torch._C, "_conj") else new.conj()
+        return self.torch._neg_view(new) if x.is_neg() and not new.is_neg() else new
+
+
+# ---------------------------------------------------------------- 2. what is seen
+
+
+@dataclass
+class Write:
+    """One operation wrote this tensor, whose geometry then was that of `where`."""
+
+    where: Any
+    unseen: bool  # under no_grad, or in inference mode
+
+
+@dataclass
+class Origin:
+    """What a view is a view of: the tensor where the chain of views begins, and the names of the operations on the way."""
+
+    root: Any
+    path: tuple[str, ...] = ()
+    of_several: bool = False  # one of them made several views at once, as unbind does
+
+
+@dataclass
+class Watch:
+    """What a run did to the copies of its arguments."""
+
+    torch: Any
+    args: Sequence[Any]
+    copies: Sequence[Any]
+    writes: list[Write] = field(default_factory=list)
+    reset: set[int] = field(default_factory=set)  # ids of tensors that were given other memory
+    hidden: set[int] = field(default_factory=set)  # inputs that changed and that no operation wrote
+
+    def __post_init__(self) -> None:
+        self.origins: Any = WeakTensors()
+        tensor = self.torch.Tensor
+        self.position = {
+            id(x): i for i, x in enumerate(self.copies) if isinstance(x, tensor)
+        }  # the last, of duplicates
+        # Where each input was at first: a detached tensor that no operation can move.
+        self.before = [x.detach() if isinstance(x, tensor) else None for x in self.copies]
+        self.touched: list[list[Write]] = [[] for _ in self.copies]
+
+    def mode(self) -> Any:
+        from torch.utils._python_dispatch import TorchDispatchMode
+
+        watch = self
+
+        class Seen(TorchDispatchMode):  # type: ignore[misc]
+            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                kwargs = kwargs or {}
+                result = func(*args, **kwargs)
+                watch.note(func, args, kwargs, result)
+                return result
+
+        return Seen()
+
+    def note(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
+        """What an operation wrote, and what is a view of what now. Its schema tells."""
+        schema = func._schema
+        unseen = not self.torch.is_grad_enabled() or self.torch.is_inference_mode_enabled()
+        moves = self.torch.Tag.inplace_view in func.tags
+        viewed = []
+        for i, argument in enumerate(schema.arguments):
+            if argument.alias_info is None:
+                continue
+            value = args[i] if i < len(args) else kwargs.get(argument.name)
+            for t in tensors(self.torch, value):
+                if not argument.alias_info.is_write:
+                    viewed.append(t)
+                elif moves:
+                    if func.overloadpacket.__name__ == "set_":
+                        self.reset.add(id(t))
+                        self.origins.keep(t)
+                else:
+                    self.writes.append(Write(t.detach() if not t.is_inference() else t, unseen))
+        returns = [r for r in schema.returns if r.alias_info is not None and not r.alias_info.is_write]
+        if len(viewed) == 1 and returns:
+            several = "[]" in str(returns[0].type) or "List" in str(returns[0].type)
+            origin = self.origin(viewed[0])
+            name = func.overloadpacket.__name__
+            for t in tensors(self.torch, result):
+                if t is not viewed[0]:
+                    self.origins.put(t, Origin(origin.root, (*origin.path, name), origin.of_several or several))
+
+    def origin(self, t: Any) -> Origin:
+        """Where a tensor comes from; itself, if it is no view that was seen."""
+        found = self.origins.get(t)
+        return found if found is not None else Origin(t)
+
+    def look_at_memory(self) -> None:
+        """Which inputs each write reached, and what changed without any."""
+        storage_of = {i: x.untyped_storage()._cdata for i, x in enumerate(self.before) if x is not None}
+        for write in self.writes:
+            where = write.where.untyped_storage()._cdata
+            for i, storage in storage_of.items():
+                if storage == where and sharing.overlap(self.before[i], write.where):
+                    self.touched[i].append(write)
+        for i, x in enumerate(self.before):
+            if x is not None and not self.touched[i] and not same_bytes(self.torch, self.args[i], x):
+                self.hidden.add(i)
+
+    def input_info(self, i: int, keep: bool) -> InputAliasInfo:
+        x, new, before = self.args[i], self.copies[i], self.before[i]
+        if before is None:
+            return InputAliasInfo(is_leaf=False, keep_input_mutations=keep)
+        elsewhere = new.untyped_storage()._cdata != before.untyped_storage()._cdata
+        moved = elsewhere or MetadataKey.make(new) != MetadataKey.make(x) or new.dtype != x.dtype
+        written = bool(self.touched[i]) or i in self.hidden
+        return InputAliasInfo(
+            is_leaf=x.is_leaf,
+            mutates_data=written and not elsewhere,
+            mutates_metadata=moved,
+            mutations_hidden_from_autograd=not self.touched[i],
+            mutations_under_no_grad_or_inference_mode=written
+            and i not in self.hidden
+            and all(w.unseen for w in self.touched[i]),
+            mutates_storage_metadata=elsewhere,
+            requires_grad=new.requires_grad,
+            keep_input_mutations=keep,
+        )
+
+
+class WeakTensors:
+    """Something about each of some tensors, as long as it lives. Tensors are told apart by identity."""
+
+    def __init__(self) -> None:
+        self.known: dict[int, tuple[Any, Origin]] = {}
+        self.kept: list[Any] = []
+
+    def put(self, t: Any, origin: Origin) -> None:
+        key = id(t)
+        self.known[key] = (weakref.ref(t, lambda _: self.known.pop(key, None)), origin)
+
+    def get(self, t: Any) -> Origin | None:
+        ref, origin = self.known.get(id(t), (None, None))
+        return origin if ref is not None and ref() is t else None
+
+    def keep(self, t: Any) -> None:
+        """It lives as long as this: its id is nobody else's."""
+        self.kept.append(t)
+
+
+def tensors(torch: Any, x: Any) -> Iterator[Any]:
+    """The tensors of an argument or a result: one, or a list of them."""
+    for y in leaves(x):
+        if isinstance(y, torch.Tensor):
+            yield y
+
+
+def same_bytes(torch: Any, x: Any, y: Any) -> bool:
+    """Whether two tensors of one geometry hold the same bytes. Nothing of them is computed with, so that NaN is NaN."""
+    return bool(torch.equal(as_bytes(torch, x), as_bytes(torch, y)))
+
+
+def as_bytes(torch: Any, x: Any) -> Any:
+    """The bytes of each element, as one more axis."""
+    size = x.element_size()
+    raw = torch.empty(0, dtype=torch.uint8).set_(x.untyped_storage())
+    return raw.as_strided((*x.shape, size), (*(s * size for s in x.stride()), 1), x.storage_offset() * size)
+
+
+# ---------------------------------------------------------------- 3. what outputs are
+
+
+class Outputs:
+    """The outputs of a run, and what they have to do with each other."""
+
+    def __init__(self, torch: Any, watch: Watch, outs: Sequence[Any], inputs: Sequence[InputAliasInfo]) -> None:
+        self.torch, self.watch, self.outs, self.inputs = torch, watch, outs, inputs
+        self.at = {id(o): i for i, o in enumerate(outs)}
+        real = [o for o in outs if isinstance(o, torch.Tensor)]
+        self.memory = {id(o): self.memory_of(o) for o in real}
+        self.shared = Counter(self.memory[id(o)] for o in real)
+        self.plain_views = Counter(self.memory[id(o)] for o in real if not watch.origin(o).of_several)
+        self.bases: list[tuple[Any, int]] = []  # (base, the output on whose behalf it is returned)
+
+    def memory_of(self, o: Any) -> tuple[str, int]:
+        """Whose memory it lies in: an input's, by position, or a storage of its own."""
+        i = self.input_of(o)
+        return ("input", i) if i is not None else ("storage", o.untyped_storage()._cdata)
+
+    def input_of(self, o: Any) -> int | None:
+        """The input that it is, or is a view of; None where it lies in other memory."""
+        watch = self.watch
+        root = watch.position.get(id(watch.origin(o).root))
+        if root is None and o._base is not None:
+            root = watch.position.get(id(watch.origin(o._base).root))
+        if root is not None:
+            return root
+        # No operation made it of an input, and yet it may lie in the memory of one: as x.data does.
+        storage = o.untyped_storage()._cdata
+        beside = [i for i, x in enumerate(watch.before) if x is not None and x.untyped_storage()._cdata == storage]
+        touching = [i for i in beside if sharing.overlap(watch.before[i], o.detach())]
+        return max(touching or beside, default=None)
+
+    def classified(self) -> tuple[list[OutputAliasInfo], list[tuple[Any, int]]]:
+        return [self.info(i, o) for i, o in enumerate(self.outs)], self.bases
+
+    def info(self, i: int, o: Any) -> OutputAliasInfo:
+        if not isinstance(o, self.torch.Tensor):
+            return OutputAliasInfo(OutputType.non_alias, type(o))
+        kind, base = self.kind_of(i, o)
+        from_input = kind is OutputType.alias_of_input and base is not None and not self.inputs[base].mutates_metadata
+        known = from_input or kind.name.startswith("alias_of_intermediate")
+        way = ViewMetaSequence(MetadataKey.make(o), o.dtype, self.watch.origin(o).path) if known else None
+        backward = o.requires_grad and (o._base is None or o.grad_fn is not None)
+        return OutputAliasInfo(kind, type(o), base, frozenset(), o.requires_grad, backward, way)
+
+    def kind_of(self, i: int, o: Any) -> tuple[OutputType, int | None]:
+        """The first case that holds."""
+        input_, is_input = self.input_of(o), self.watch.position.get(id(o))
+        lone_views = self.plain_views[self.memory[id(o)]] == 0
+        if input_ is not None and self.custom(o):
+            return OutputType.custom_function_view, None
+        if is_input is not None and not (lone_views and o.grad_fn is not None):
+            return OutputType.is_input, is_input
+        if input_ is not None and id(o) not in self.watch.reset:
+            if lone_views and o.grad_fn is not None:
+                return OutputType.non_alias, None
+            return OutputType.alias_of_input, input_
+        base = o._base
+        if base is not None and o.requires_grad and base.requires_grad:
+            if self.shared[self.memory[id(o)]] == 1 or self.plain_views[self.memory[id(o)]] <= 1:
+                return OutputType.unsafe_view_alias, None
+            return self.view_of_intermediate(i, base)
+        twin = self.differentiable_twin(o)
+        if twin is not None:
+            return OutputType.alias_of_intermediate_base_is_user_output, twin
+        return OutputType.non_alias, None
+
+    def view_of_intermediate(self, i: int, base: Any) -> tuple[OutputType, int]:
+        if id(base) in self.at:
+            return OutputType.alias_of_intermediate_base_is_user_output, self.at[id(base)]
+        for place, (known, _) in enumerate(self.bases):
+            if known is base:
+                return OutputType.alias_of_intermediate, place
+        self.bases.append((base, i))
+        return OutputType.alias_of_intermediate_save_as_output, len(self.bases) - 1
+
+    def differentiable_twin(self, o: Any) -> int | None:
+        """Another output, with a gradient, that shows the same elements in the same way: as y for y.detach()."""
+        if o.requires_grad or self.shared[self.memory[id(o)]] < 2:
+            return None
+        key = MetadataKey.make(o)
+        for other in self.outs:
+            if other is o or not isinstance(other, self.torch.Tensor) or not other.requires_grad:
+                continue
+            if self.memory[id(other)] == self.memory[id(o)] and MetadataKey.make(other) == key:
+                return self.at[id(other)]
+        return None
+
+    def custom(self, o: Any) -> bool:
+        """Whether a function with a backward of its own made it."""
+        made = o.grad_fn
+        return isinstance(made, self.torch.autograd.function.BackwardCFunction) or type(made).__name__ == "CppFunction"
+
+
+# ---------------------------------------------------------------- PyTorch's own metadata
+
+
+def from_torch(meta: Any) -> ViewAndMutationMeta:
+    """PyTorch's ViewAndMutationMeta (2.13) as ours.
+
+    Types of functional and fake tensors become torch.Tensor; outputs that pass through lose a `base_idx` that means nothing. Sequences of views keep their geometry
+    and the names of their operations.
+    """
+    import torch
+
+    from .. import descriptors
+
+    plain = torch.Tensor
+
+    def described(desc: Any) -> Any:
+        return descriptors.parse(repr(desc))
+
+    def output(o: Any) -> OutputAliasInfo:
+        kind = OutputType[o.output_type.name]
+        way = o.view_meta_sequence
+        key = way and way.metadata
+        return OutputAliasInfo(
+            kind,
+            plain if issubclass(o.raw_type, torch.Tensor) else o.raw_type,
+            None if kind in PLAIN_TYPES else o.base_idx,
+            None if o.dynamic_dims is None else frozenset(o.dynamic_dims),
+            o.requires_grad,
+            o.requires_grad_for_backward,
+            way
+            and ViewMetaSequence(
+                MetadataKey(
+                    numbers(key.size), key.layout, key.is_sparse, key.stride and numbers(key.stride),
+                    None if key.storage_offset is None else numbers([key.storage_offset])[0], key.is_conj, key.is_neg,
+                ),
+                None,
+                tuple(repr(way)[len("ViewMetaSequence(") : -1].split(", ")) if way.sequence else (),
+            ),
+        )  # fmt: skip
+
+    def layout(x: Any) -> Any:
+        f = x.memory_format
+        if f is None:
+            return PlainTensorMeta(x.unwrapped_idx)
+        form = None if f.memory_format is None else str(f.memory_format).removeprefix("torch.")
+        return PlainTensorMeta(x.unwrapped_idx, MemoryFormatMeta(f.size, f.stride, form))
+
+    return ViewAndMutationMeta(
+        input_info=tuple(InputAliasInfo(**vars_of(i)) for i in meta.input_info),
+        output_info=tuple(map(output, meta.output_info)),
+        num_intermediate_bases=meta.num_intermediate_bases,
+        keep_input_mutations=meta.keep_input_mutations,
+        traced_tangents=tuple(
+            TangentMeta(plain, tuple(t.shape), t.dtype, tuple(t.stride())) for t in meta.traced_tangents
+        ),
+        traced_tangents_descs=tuple(map(described, meta.traced_tangents_descs)),
+        subclass_inp_meta=tuple(map(layout, meta.subclass_inp_meta)),
+        subclass_fw_graph_out_meta=tuple(map(layout, meta.subclass_fw_graph_out_meta)),
+        subclass_tangent_meta=tuple(map(layout, meta.subclass_tangent_meta)),
+        grad_enabled_mutation=meta.grad_enabled_mutation,
+        static_input_indices=tuple(meta.static_input_indices),
+        tokens=meta.tokens,
+        num_backward_tokens=meta.num_backward_tokens,
+        is_rng_op_functionalized=meta.is_rng_op_functionalized,
+    )
+
+
+def vars_of(info: Any) -> dict[str, Any]:
+    """The fields of PyTorch's InputAliasInfo."""
+    return {name: getattr(info, name) for name in InputAliasInfo.__dataclass_fields__}
+
+
+def numbers(every: Iterable[Any]) -> tuple[int, ...]:
+    """Plain numbers of those that PyTorch wraps to compare them by expression."""
+    return tuple(int(getattr(x, "val", x)) for x in every)

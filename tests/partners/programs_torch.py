@@ -1,0 +1,146 @@
+"""Random functions on torch tensors: views, writes, duplicates, no-grad; and the arguments to call them with."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+Step = tuple[str, int, int]
+
+VIEWS = ("t", "select", "slice", "flat", "expand", "unbind", "split", "detach", "unsqueeze", "alias", "diagonal", "data")
+WRITES = ("mul_", "add_", "zero_", "copy_", "setitem")
+GEOMETRY = ("t_", "unsqueeze_", "squeeze_", "transpose_")
+FRESH = ("plus", "times", "clone")
+
+
+def apply(pool: list[Any], step: Step) -> None:
+    """One step: an operation on a tensor of the pool, whose results join the pool."""
+    op, which, how = step
+    x = pool[which % len(pool)]
+    if op.startswith("no_grad "):
+        with torch.no_grad():
+            return apply(pool, (op.removeprefix("no_grad "), which, how))
+    if op == "t":
+        pool.append(x.transpose(0, -1) if x.ndim else x.view(x.shape))
+    elif op == "select":
+        pool.append(x[how % x.shape[0]] if x.ndim > 1 else x.view(x.shape))
+    elif op == "slice":
+        pool.append(x[how % 2 :] if x.ndim else x.view(x.shape))
+    elif op == "flat":
+        pool.append(x.view(-1) if x.is_contiguous() else x.unsqueeze(0))
+    elif op == "expand":
+        pool.append(x.unsqueeze(0).expand(2, *x.shape))
+    elif op == "unbind":
+        pool.extend(x.unbind(0) if x.ndim else [x.view(x.shape)])
+    elif op == "split":
+        pool.extend(x.split(2) if x.ndim else [x.view(x.shape)])
+    elif op == "detach":
+        pool.append(x.detach())
+    elif op == "data":
+        pool.append(x.data)
+    elif op == "unsqueeze":
+        pool.append(x.unsqueeze(0))
+    elif op == "alias":
+        pool.append(x.view(x.shape))
+    elif op == "diagonal":
+        pool.append(x.diagonal() if x.ndim > 1 else x.view(x.shape))
+    elif op == "mul_":
+        x.mul_(2)
+    elif op == "add_":
+        x.add_(pool[how % len(pool)].detach().sum() if how % 2 else 1)
+    elif op == "zero_":
+        x.zero_()
+    elif op == "copy_":
+        x.copy_(torch.ones(()))
+    elif op == "setitem":
+        x[...] = 3.0
+    elif op == "t_":
+        x.transpose_(0, -1) if x.ndim else x.unsqueeze_(0)
+    elif op == "unsqueeze_":
+        x.unsqueeze_(0)
+    elif op == "squeeze_":
+        x.squeeze_()
+    elif op == "transpose_":
+        x.transpose_(-1, 0) if x.ndim else x.unsqueeze_(0)
+    elif op == "plus":
+        pool.append(x + 1)
+    elif op == "times":
+        pool.append(x * pool[how % len(pool)].sum())
+    elif op == "clone":
+        pool.append(x.clone())
+    else:
+        raise AssertionError(op)
+
+
+@dataclass(frozen=True)
+class Program:
+    kinds: tuple[str, ...]
+    steps: tuple[Step, ...]
+    outs: tuple[int | str, ...]
+    keep: bool
+
+    def args(self) -> list[Any]:
+        """What to call it with: always the same."""
+        made: list[Any] = []
+        for n, kind in enumerate(self.kinds):
+            base = torch.arange(12.0).reshape(4, 3) + n
+            if kind == "leaf":
+                made.append(base.requires_grad_())
+            elif kind == "grown":
+                made.append(base.requires_grad_() * 1)
+            elif kind == "view":
+                made.append(base.requires_grad_().clone()[1:])
+            elif kind == "transposed":
+                made.append(base.t())
+            elif kind == "expanded":
+                made.append(base[:1].expand(4, 3))
+            elif kind == "again":
+                made.append(made[0])
+            elif kind == "number":
+                made.append(7)
+            else:
+                made.append(base)
+        return made
+
+    def fn(self, *args: Any) -> list[Any]:
+        pool = [x for x in args if isinstance(x, torch.Tensor)]
+        for step in self.steps:
+            apply(pool, step)
+        outs: list[Any] = []
+        for o in self.outs:
+            if isinstance(o, int):
+                outs.append(pool[o % len(pool)])
+            elif o == "number":
+                outs.append(3)
+            elif o == "none":
+                outs.append(None)
+            elif o == "twin":
+                y = pool[-1] * 2
+                outs += [y, y.detach()]
+            elif o == "last two":
+                outs += pool[-2:]
+        return outs
+
+
+def program(rng: random.Random) -> Program:
+    kinds = ["plain", *rng.choices(("plain", "leaf", "grown", "view", "transposed", "expanded", "again", "number"), k=rng.randint(0, 2))]
+    rng.shuffle(kinds)
+    if kinds[0] in ("again", "number"):
+        kinds[0] = rng.choice(("plain", "grown", "view"))
+    steps = []
+    for _ in range(rng.randint(0, 6)):
+        family: tuple[str, ...] = rng.choices((VIEWS, WRITES, GEOMETRY, FRESH), (5, 3, 1, 3))[0]
+        op = rng.choice(family)
+        if rng.random() < 0.2:
+            op = f"no_grad {op}"
+        steps.append((op, rng.randint(0, 11), rng.randint(0, 7)))
+    outs: list[int | str] = [rng.randint(0, 11) for _ in range(rng.randint(0, 4))]
+    outs += rng.choices(("number", "none", "twin", "last two"), (1, 1, 2, 2), k=rng.randint(0, 1))
+    return Program(tuple(kinds), tuple(steps), tuple(outs), rng.random() < 0.5)
+
+
+Runner = Callable[..., Any]
