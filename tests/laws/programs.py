@@ -7,6 +7,7 @@ same, any list of numbers is a program, and a shorter list is a smaller one.
 from __future__ import annotations
 
 import ctypes
+import functools
 import random
 import warnings
 from collections import Counter
@@ -17,11 +18,15 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
+import fanin
+from fanin._core import address
+
 RECORD = np.dtype([("a", "i2"), ("b", ">f4"), ("c", "u1", (2,))])
 DTYPES = [np.dtype(d) for d in ("f8", "f4", "i4", "u1", ">f8", ">i2", "c8", "?", "S3", "M8[s]", "f2")] + [
     RECORD,
     np.dtype("V0"),
 ]
+NAMES = {d: f"dtype {d}" for d in DTYPES}
 BLOCK = 96
 
 
@@ -33,6 +38,12 @@ class World:
     arrays: list[np.ndarray[Any, Any]]
     args: tuple[Any, ...]
     kinds: set[str] = field(default_factory=set)
+
+    @functools.cached_property
+    def spans(self) -> list[tuple[int, int, Any]]:
+        """Of each storage its address, its size, and an array that is all of it."""
+        whole = [s if isinstance(s, np.ndarray) else np.frombuffer(s, "u1") for s in self.storages]
+        return [(address(m), m.nbytes, m) for m in whole]
 
     def memory(self) -> list[bytes]:
         return [bytes(s) if isinstance(s, (bytes, bytearray)) else s.tobytes() for s in self.storages]
@@ -62,7 +73,7 @@ def view_of(storage: Any, draw: random.Random, kinds: set[str]) -> np.ndarray[An
         draw.randrange(room + 1) if draw.random() < 0.3 else draw.randrange(0, room + 1, size) if room > 0 else 0
     )
     view = np.ndarray(tuple(shape), dtype, buffer=storage, offset=start, strides=tuple(strides))
-    kinds |= {f"dtype {dtype}"}
+    kinds.add(NAMES[dtype])
     kinds |= {"0-d"} if not shape else {"empty"} if 0 in shape else set()
     kinds |= {"reversed"} if any(s < 0 for s in strides) else set()
     kinds |= {"zero stride"} if any(s == 0 and n > 1 for s, n in zip(strides, shape, strict=True)) else set()
@@ -293,8 +304,11 @@ def program(numbers: list[int], seen: Counter[str], containers: bool = True) -> 
                         seen[f"write: {name}"] += 1
                     elif kind == 16:
                         y = c.among(pool)
-                        x[...] = y
-                        seen["write: another's"] += 1
+                        if y.size == 1 or not fanin.overlaps_itself(
+                            x
+                        ):  # which element is written last NumPy leaves open
+                            x[...] = y
+                            seen["write: another's"] += 1
                     elif kind == 17:
                         name = c.among(list(GEOMETRY))
                         GEOMETRY[name](x, c)
@@ -342,11 +356,9 @@ def numbers(draw: random.Random) -> list[int]:
 
 def place(x: Any, w: World) -> Any:
     """Where an array begins: (storage, bytes from its start), or None where it is no storage's."""
-    start = x.ctypes.data
-    for s, storage in enumerate(w.storages):
-        memory = storage if isinstance(storage, np.ndarray) else np.frombuffer(storage, "u1")
-        low = memory.ctypes.data
-        if low <= start < low + memory.nbytes or (start == low + memory.nbytes and x.size == 0 and root(x) is memory):
+    start = address(x)
+    for s, (low, size, memory) in enumerate(w.spans):
+        if low <= start < low + size or (start == low + size and x.size == 0 and root(x) is memory):
             return s, start - low
     return None
 
@@ -392,7 +404,7 @@ def tell(result: Any, w: World) -> list[Any]:
             base = Base(inputs.get(id(root(x))) if not empty else None)
             relation = []
             if where is None and not empty:
-                relation = [x.ctypes.data - o.ctypes.data if np.shares_memory(x, o) else None for o in owned]
+                relation = [address(x) - address(o) if fanin.overlap(x, o) else None for o in owned]
                 owned.append(x)
             return known, looks(x), None if empty else where, base, x.flags.owndata, relation, x.tobytes()
         if isinstance(x, (list, tuple, dict)):

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from .._core import address
 from ..descriptors import PlainAOTInput, PlainAOTOutput
 from . import trees
-from .private import Array, Geometry, Group, World, address, opened, plain, take_geometry
+from .private import Array, Geometry, Group, World, opened, plain, take_geometry
 
 #: What NumPy keeps outside of the array's own bytes cannot be copied as bytes.
 SIMPLE = "numbers, strings, dates, or records of them"
@@ -85,7 +86,9 @@ def check_array(array: Array, name: Callable[[], str]) -> None:
             f"{name()}: expected a plain ndarray, got {type(array).__name__}, whose class may keep more than its memory: pass np.asarray(x)"
         )
     if array.dtype.hasobject:
-        raise TypeError(f"{name()}: expected an array of {SIMPLE}, got dtype {array.dtype}: its elements live outside of it")
+        raise TypeError(
+            f"{name()}: expected an array of {SIMPLE}, got dtype {array.dtype}: its elements live outside of it"
+        )
 
 
 def check_signature(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], who: str) -> None:
@@ -231,7 +234,7 @@ def share(outputs: Sequence[Any], shared: list[int], places: list[Place | None],
         o = outputs[j]
         first = distinct[id(o)]
         twin = None if first == j else first
-        if kind == "plain" or j == base and kind == "output":
+        if kind == "plain" or (j == base and kind == "output"):
             places[j] = Place(own=o.base is None, geometry=Geometry.of(o), writeable=o.flags.writeable, array=True)
         else:
             places[j] = Place(kind, base, address(o) - start, Geometry.of(o), o.flags.writeable, False, twin, True)
@@ -286,7 +289,9 @@ def replay(world: World, name: Callable[[int], str]) -> None:
     for u in world.moved:
         wanted = Geometry.of(world.private[u])
         if u not in grown and not take_geometry(world.arrays[u].view(), wanted):
-            raise ValueError(f"{name(u)}: expected a geometry that assignments lead to from {member_of(world, u).geometry}, got {wanted}")
+            raise ValueError(
+                f"{name(u)}: expected a geometry that assignments lead to from {member_of(world, u).geometry}, got {wanted}"
+            )
     for u in grown:
         if not world.arrays[u].flags.owndata:
             raise ValueError(f"{name(u)} is resized, but does not own its memory: pass an array that does")

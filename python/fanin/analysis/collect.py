@@ -8,20 +8,26 @@ from typing import Any
 import numpy as np
 
 from .._core import Layout
-from ..descriptors import InputMutationAOTOutput, IntermediateBaseAOTOutput, PlainAOTInput, PlainAOTOutput, TangentAOTInput
+from ..descriptors import (
+    InputMutationAOTOutput,
+    IntermediateBaseAOTOutput,
+    PlainAOTInput,
+    PlainAOTOutput,
+    TangentAOTInput,
+)
 from . import trees
 from .calls import Call, Outcome, Place, call_of, check_signature, outcome_of, torch
 from .guards import components_of
-from .private import Geometry, Plan, World, address, plan
+from .private import Array, Geometry, Plan, World, plain, plan
 from .records import (
     PLAIN_TYPES,
     InputAliasInfo,
     MetadataKey,
     OutputAliasInfo,
     OutputType,
+    TangentMeta,
     ViewAndMutationMeta,
     ViewMetaSequence,
-    offset_in_owner,
 )
 from .tracked import Log, Tracked, tracked
 
@@ -101,7 +107,7 @@ def collect(
     outputs: list[Any] = []
     bases: list[Any] = []
     outcome = outcome_of(world, result, outputs, bases)
-    return meta_of(call, world, outcome, outputs, frozenset(), log, **options), outcome
+    return meta_of(call, world, outcome, outputs, bases, frozenset(), log, **options), outcome
 
 
 def meta_of(
@@ -109,6 +115,7 @@ def meta_of(
     world: World,
     outcome: Outcome,
     outputs: Sequence[Any],
+    bases: Sequence[Array],
     earlier: frozenset[int],
     log: Log | None,
     *,
@@ -120,27 +127,41 @@ def meta_of(
     if len(wanted) != len(call.leaves):
         raise ValueError(f"requires_grad: expected a flag for each of the {len(call.leaves)} inputs, got {len(wanted)}")
     inputs = [
-        InputAliasInfo(requires_grad=bool(grad), keep_input_mutations=keep_input_mutations, mutations_hidden_from_autograd=True)
+        InputAliasInfo(
+            requires_grad=bool(grad), keep_input_mutations=keep_input_mutations, mutations_hidden_from_autograd=True
+        )
         if u is None
         else input_info(world, outcome, u, u in earlier, log, bool(grad), keep_input_mutations)
         for u, grad in zip(call.index, wanted, strict=True)
     ]
     moved = {u for u, _ in outcome.geometry}
     infos = [output_info(call, o, p, outcome, any(wanted), moved) for o, p in zip(outputs, outcome.places, strict=True)]
-    tangents, descs = tangents_of(call, outcome, inputs, infos, outputs)
-    bases = 1 + max([info.base_idx or 0 for info in infos if is_shared(info)], default=-1)
+    tangents, descs = tangents_of(call, outcome, inputs, infos, outputs, bases)
     return ViewAndMutationMeta(
-        tuple(inputs), tuple(infos), bases, keep_input_mutations, traced_tangents=tuple(tangents), traced_tangents_descs=tuple(descs)
+        tuple(inputs),
+        tuple(infos),
+        len(bases),
+        keep_input_mutations,
+        traced_tangents=tuple(tangents),
+        traced_tangents_descs=tuple(descs),
     )
 
 
 def input_info(
-    world: World, outcome: Outcome, u: int, earlier: bool, log: Log | None, requires_grad: bool, keep_input_mutations: bool
+    world: World,
+    outcome: Outcome,
+    u: int,
+    earlier: bool,
+    log: Log | None,
+    requires_grad: bool,
+    keep_input_mutations: bool,
 ) -> InputAliasInfo:
     """The record of one input."""
     resized = u in outcome.resized
     near = set(world.plan.groups[world.plan.where[u][0]].numbers)
-    seen = {enabled for origin, enabled in log.writes if origin in near} if log else set()  # a write by another that shares the bytes is seen, too
+    seen = (
+        {enabled for origin, enabled in log.writes if origin in near} if log else set()
+    )  # a write by another that shares the bytes is seen, too
     itself = log is not None and any(origin == u for origin, _ in log.writes)
     data = not resized and (earlier or itself or world.member_written(u))
     return InputAliasInfo(
@@ -176,32 +197,32 @@ def output_info(call: Call, o: Any, place: Place, outcome: Outcome, grad: bool, 
     return OutputAliasInfo(kind, raw, base, frozenset(), needs, needs, recipe)
 
 
-def is_shared(info: OutputAliasInfo) -> bool:
-    """Whether an output's base is an extra output."""
-    return info.output_type in (OutputType.alias_of_intermediate, OutputType.alias_of_intermediate_save_as_output)
-
-
 def tangents_of(
-    call: Call, outcome: Outcome, inputs: Sequence[InputAliasInfo], infos: Sequence[OutputAliasInfo], outputs: Sequence[Any]
-) -> tuple[list[Any], list[Any]]:
+    call: Call,
+    outcome: Outcome,
+    inputs: Sequence[InputAliasInfo],
+    infos: Sequence[OutputAliasInfo],
+    outputs: Sequence[Any],
+    bases: Sequence[Array],
+) -> tuple[list[TangentMeta], list[TangentAOTInput]]:
     """What has a tangent, in order, and the descriptors of the tangents: new values of inputs, outputs that pass through, bases."""
     moved = dict(outcome.geometry)
-    values: list[Any] = []
-    descs: list[Any] = []
+    found: list[tuple[TangentMeta, TangentAOTInput]] = []
     for i, info in enumerate(inputs):
         u = call.index[i]
         if info.has_mutation_tangent and u is not None:
-            values.append(moved.get(u, Geometry.of(call.arrays[u])))
-            descs.append(TangentAOTInput(InputMutationAOTOutput(PlainAOTInput(i))))
+            now = moved.get(u, Geometry.of(call.arrays[u]))
+            found.append(
+                (
+                    TangentMeta(np.ndarray, now.shape, now.dtype, now.strides),
+                    TangentAOTInput(InputMutationAOTOutput(PlainAOTInput(i))),
+                )
+            )
     for j, out in enumerate(infos):
         if out.output_type in PLAIN_TYPES and out.requires_grad_for_backward:
-            values.append(Geometry.of(outputs[j]))
-            descs.append(TangentAOTInput(PlainAOTOutput(j)))
+            found.append((TangentMeta.of(plain(outputs[j])), TangentAOTInput(PlainAOTOutput(j))))
     for j, out in enumerate(infos):
         if out.output_type is OutputType.alias_of_intermediate_save_as_output and out.requires_grad_for_backward:
-            values.append(Geometry.of(outputs[j]))
-            descs.append(TangentAOTInput(IntermediateBaseAOTOutput(PlainAOTOutput(j))))
-    return values, descs
-
-
-__all__ = ["address", "collect_metadata", "offset_in_owner"]
+            base = plain(bases[out.base_idx or 0])
+            found.append((TangentMeta.of(base), TangentAOTInput(IntermediateBaseAOTOutput(PlainAOTOutput(j)))))
+    return [t for t, _ in found], [d for _, d in found]

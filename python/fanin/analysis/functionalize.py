@@ -11,14 +11,24 @@ held against a later call.
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from ..descriptors import AOTInput, AOTOutput, PlainAOTInput, PlainAOTOutput
 from . import trees
-from .calls import Call, Outcome, Place, call_of, check_outputs, check_signature, leaf_home, outcome_of, replay, replay_flags
+from .calls import (
+    Call,
+    Outcome,
+    Place,
+    call_of,
+    check_outputs,
+    check_signature,
+    leaf_home,
+    outcome_of,
+    replay,
+    replay_flags,
+)
 from .collect import collect, meta_of
 from .guards import Change, Guard
 from .private import Array, World, plan
@@ -95,13 +105,28 @@ class Functionalized:
     are recorded. AttributeError for `meta` and `pure` before anything was recorded.
     """
 
-    def __init__(self, fn: Callable[..., Any], guard: str, lend: bool, keep: int, options: dict[str, Any], compiler: Compiler | None) -> None:
-        self.fn, self._guard, self._lend, self._keep, self._options, self._compiler = fn, guard, lend, keep, options, compiler
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        guard: str,
+        lend: bool,
+        keep: int,
+        options: dict[str, Any],
+        compiler: Compiler | None,
+    ) -> None:
+        self.fn, self._guard, self._lend, self._keep, self._options, self._compiler = (
+            fn,
+            guard,
+            lend,
+            keep,
+            options,
+            compiler,
+        )
         self._records: list[Record] = []
         functools.update_wrapper(self, fn, updated=())
 
     def __repr__(self) -> str:
-        return f"<functionalize({getattr(self.fn, '__qualname__', self.fn)}), {self.layouts} layouts>"
+        return f"<functionalize({called(self.fn)}), {self.layouts} layouts>"
 
     @property
     def layouts(self) -> int:
@@ -122,7 +147,9 @@ class Functionalized:
 
     def _latest(self, what: str) -> Record:
         if not self._records:
-            raise AttributeError(f"functionalize: .{what} is known from the first call on: call it, or say functionalize(fn, example_args)")
+            raise AttributeError(
+                f"functionalize: .{what} is known from the first call on: call it, or say functionalize(fn, example_args)"
+            )
         return self._records[0]
 
     # Calls
@@ -150,7 +177,14 @@ class Functionalized:
         self._remember(record)
         return self._home(record, world, result, copies)
 
-    def _again(self, record: Record, leaves: Sequence[Any], arrays: Sequence[Array], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _again(
+        self,
+        record: Record,
+        leaves: Sequence[Any],
+        arrays: Sequence[Array],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
         """A call of a layout that is recorded."""
         if self._compiler is not None:
             return self._compiled(record, leaves, arrays)
@@ -195,7 +229,7 @@ class Functionalized:
         outputs: list[Any] = []
         bases: list[Any] = []
         outcome = outcome_of(world, result, outputs, bases)
-        record.learn(meta_of(call, world, outcome, outputs, earlier, None, **self._options), outcome)
+        record.learn(meta_of(call, world, outcome, outputs, bases, earlier, None, **self._options), outcome)
         record.touched |= earlier
         record.forget()
         if self._compiler is not None:
@@ -207,7 +241,9 @@ class Functionalized:
 
     def _widen(self, record: Record, world: World) -> None:
         """A group was written that was not when the layout was recorded."""
-        more = {m.number for g in world.written for m in record.plan.groups[g].members if world.member_written(m.number)}
+        more = {
+            m.number for g in world.written for m in record.plan.groups[g].members if world.member_written(m.number)
+        }
         record.touched |= more
         record.forget()
 
@@ -229,6 +265,11 @@ class Functionalized:
         return record.pure.finish(arrays, leaves, record.run(*record.pure.inner(leaves, arrays)))
 
 
+def called(fn: Callable[..., Any]) -> str:
+    """A function's name."""
+    return str(getattr(fn, "__name__", fn))
+
+
 def layout_error(change: Change, call: Call) -> LayoutChangedError:
     """The error for a call that does not fit."""
     remedy = 'functionalize(fn, guard="specialise") records each layout by itself'
@@ -236,7 +277,8 @@ def layout_error(change: Change, call: Call) -> LayoutChangedError:
         return LayoutChangedError(f"functionalize: expected arguments {change.expected}, got {change.found}; {remedy}")
     name = call.leaf_name(change.leaf)
     return LayoutChangedError(
-        f"functionalize: {name}: {change.what}: expected {change.expected}, found {change.found}; {remedy}", PlainAOTInput(change.leaf)
+        f"functionalize: {name}: {change.what}: expected {change.expected}, found {change.found}; {remedy}",
+        PlainAOTInput(change.leaf),
     )
 
 
@@ -253,12 +295,18 @@ def deviation(record: Record, outcome: Outcome, world: World) -> tuple[str, AOTI
     for u in sorted({*known, *now}):
         if known.get(u) != now.get(u):
             leaf = record.first[u]
-            return f"{record.named(leaf)}: its geometry after this call is {now.get(u, 'unchanged')}, expected {known.get(u, 'unchanged')}", PlainAOTInput(leaf)
+            return (
+                f"{record.named(leaf)}: its geometry after this call is {now.get(u, 'unchanged')}, expected {known.get(u, 'unchanged')}",
+                PlainAOTInput(leaf),
+            )
     if before.form != outcome.form:
         return "the result is another tree than at the recorded call", None
     for j, (a, b) in enumerate(zip(before.places, outcome.places, strict=True)):
         if role(a, record) != role(b, record):
-            return f"{PlainAOTOutput(j).expr()} is {words(b, record)}, and was {words(a, record)} at the recorded call", PlainAOTOutput(j)
+            return (
+                f"{PlainAOTOutput(j).expr()} is {words(b, record)}, and was {words(a, record)} at the recorded call",
+                PlainAOTOutput(j),
+            )
     return "", None
 
 
@@ -286,16 +334,50 @@ def functionalize(
     guard: str = "specialise",
     lend: bool = False,
     compiler: Compiler | None = None,
-    keep_input_mutations: bool = False,
     requires_grad: Sequence[bool] | None = None,
     layouts: int = 64,
 ) -> Functionalized:
-    """A wrapper around a function that runs it on private memory and leaves the caller with exactly what the function itself would have left."""
+    """A wrapper around a function that writes its arguments or returns views of them, and the pure function inside.
+
+    Calling the wrapper leaves every caller's array, every output, and all that they share, exactly as calling `fn` itself would; where `fn` raises, the caller's arrays
+    are as they were before. Inside, `fn` runs on private copies that lie to each other as the caller's arrays do, and what differs afterwards is written back: so it is right by
+    construction, whatever `fn` does with its arguments. Arrays are NumPy's, of any strides, dtypes without objects, in lists, tuples and dicts.
+
+    The first call with a new layout (tree of arguments, dtypes, shapes, strides, who shares which bytes) is recorded: `.meta` and `.pure` tell of it. `example_args` have it recorded
+    at once, by one run of `fn` on copies that also sees writes that change no byte.
+
+    `guard`: "specialise" records each layout by itself; "error" raises LayoutChangedError for a second one, and BehaviourChangedError for a call that writes, or returns views, otherwise than
+    was recorded; the caller's arrays are as they were then.
+    `lend`: hand arrays that no call has written to `fn` themselves, without a copy; then a first write to one happens at once, and stays where `fn` raises.
+    `compiler`: called with `.pure` for each layout, gives what is run in its place from the second call on; it takes and returns what `.pure.input_descs` and `.pure.output_descs` say.
+    `requires_grad`: for each leaf, for `.meta`. `layouts`: how many are kept.
+
+    TypeError: no function, arguments that it does not take, arrays whose bytes are not all (object dtype, subclasses). ValueError: unknown options, options that exclude each other.
+    Messages name arguments by descriptor. Limits, and what is meant by a view: docs/analysis.md.
+
+    >>> from fanin.analysis import functionalize
+    >>> def step(w, g):
+    ...     w -= 0.5 * g
+    ...     return w[::-1]
+    >>> f = functionalize(step)
+    >>> flat = np.ones(4)
+    >>> out = f(flat[1:], flat[:3])
+    >>> flat, np.shares_memory(out, flat)
+    (array([1. , 0.5, 0.5, 0.5]), True)
+    >>> f.pure
+    <pure step: (__make_synthetic_base(args[0])) -> (__input_mutation(__make_synthetic_base(args[0])), output[0])>
+    """
     if not callable(fn):
         raise TypeError(f"functionalize: expected a function, got {fn!r:.80}")
     if guard not in GUARDS:
         raise ValueError(f"functionalize: expected guard among {', '.join(GUARDS)}; got {guard!r}")
-    options: dict[str, Any] = {"keep_input_mutations": keep_input_mutations, "requires_grad": requires_grad}
+    if lend and (guard == "error" or compiler is not None):
+        raise ValueError(
+            'functionalize: lend=True hands out arrays themselves: what is done to them is not seen, as guard="error" needs, and no pure function is run, as compiler= needs'
+        )
+    if operator.index(layouts) < 1:
+        raise ValueError(f"functionalize: expected layouts from 1 on, got {layouts}")
+    options: dict[str, Any] = {"requires_grad": requires_grad}
     made = Functionalized(fn, guard, lend, layouts, options, compiler)
     if example_args is not None or example_kwargs:
         args, kwargs = tuple(example_args or ()), dict(example_kwargs or {})

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .._core import Layout
+from .._core import Layout, address
 from . import trees
 from .calls import Call
-from .private import Array, Geometry, address
+from .private import Array, Geometry
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,9 @@ class Guard:
                 return Change(self.first[u], "writeable", words[writeable], words[not writeable])
         for i, j in self.apart:
             if call.leaves[i] is call.leaves[j]:
-                return Change(i, "identity", f"another array than {call.leaf_name(j)}, on the same memory", "the same array")
+                return Change(
+                    i, "identity", f"another array than {call.leaf_name(j)}, on the same memory", "the same array"
+                )
         return self._relation(call)
 
     def _relation(self, call: Call) -> Change | None:
@@ -138,4 +140,3 @@ def drawn(form: Any) -> str:
         return "{" + ", ".join(f"{k!r}: {drawn(one)}" for k, one in zip(keys, inner, strict=True)) + "}"
     words = ", ".join(drawn(one) for one in inner)
     return f"[{words}]" if kind is list else f"({words})"
-

@@ -147,7 +147,7 @@ def view_at(start: int, geometry: Geometry, writeable: bool, source: Array) -> A
     """
     down, up = geometry.reach()
     for whole in (root_of(source), source):
-        if writeable and not whole.flags.writeable or not Geometry.of(whole).gapless:
+        if (writeable and not whole.flags.writeable) or not Geometry.of(whole).gapless:
             continue
         low = address(whole)
         if start + down < low or start + up > low + whole.nbytes:
@@ -245,7 +245,13 @@ def group_of(arrays: Sequence[tuple[int, Array]]) -> Group:
     cover = tuple(whole[:1]) if whole else tuple(range(len(members)))
     frozen = not any(m.writeable or can_be_thawed(f[1]) for m, f in zip(members, found, strict=True))
     first = found[0][1]
-    simple = len(members) == 1 and owner == 0 and first.flags.writeable and first.dtype.kind != "V" and first.copy("K").strides == first.strides
+    simple = (
+        len(members) == 1
+        and owner == 0
+        and first.flags.writeable
+        and first.dtype.kind != "V"
+        and first.copy("K").strides == first.strides
+    )
     return Group(members, size, low % LINE, owner, simple, all(m.writeable for m in members), frozen, cover)
 
 
@@ -267,7 +273,9 @@ class World:
     `arrays`: the caller's. `private`: the copies, each an instance of `kind`. Only the groups in `copied` are copied; the other arrays are the caller's own.
     """
 
-    def __init__(self, plan: Plan, arrays: Sequence[Array], kind: type = np.ndarray, copied: Sequence[int] | None = None) -> None:
+    def __init__(
+        self, plan: Plan, arrays: Sequence[Array], kind: type = np.ndarray, copied: Sequence[int] | None = None
+    ) -> None:
         self.plan, self.arrays = plan, arrays
         self.copied: Sequence[int] = range(len(plan.groups)) if copied is None else copied
         self.private: list[Any] = list(arrays)
@@ -417,7 +425,9 @@ class World:
         group = self.plan.groups[number]
         if group.frozen:
             at = name(group.members[0].number)
-            raise ValueError(f"{at} was written, but its memory is read-only: expected a function that does not, or pass a copy")
+            raise ValueError(
+                f"{at} was written, but its memory is read-only: expected a function that does not, or pass a copy"
+            )
         return [(mine, opened(its)) for mine, its in self.covering(group)]
 
 
@@ -451,7 +461,11 @@ def take_geometry(array: Array, wanted: Geometry) -> bool:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         first = Geometry.of(array)
-        for steps in (("dtype", "shape", "strides"), ("flat", "dtype", "shape", "strides"), ("shape", "strides", "dtype", "shape", "strides")):
+        for steps in (
+            ("dtype", "shape", "strides"),
+            ("flat", "dtype", "shape", "strides"),
+            ("shape", "strides", "dtype", "shape", "strides"),
+        ):
             try:
                 for step in steps:
                     assign(array, step, wanted)

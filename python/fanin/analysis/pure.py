@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from .._core import address
 from ..descriptors import (
     AOTInput,
     AOTOutput,
@@ -29,8 +30,10 @@ from ..descriptors import (
 )
 from . import trees
 from .calls import Outcome, Place, outcome_of
-from .private import Array, Geometry, Group, Plan, World, address, built, opened, take_geometry, view_at, words
+from .private import Array, Geometry, Group, Plan, World, built, opened, take_geometry, view_at, words
 from .records import ViewAndMutationMeta
+from .rewrite import create_synthetic_base_metadata, remove_dupe_metadata
+from .signature import GraphNames
 
 #: Where an array is found among the inner arguments: (position, None) by itself, (position, place in the group) in a base.
 Where = tuple[int, int | None]
@@ -53,24 +56,40 @@ class Pure:
         outcome: Outcome,
         touched: frozenset[int],
     ) -> None:
-        self.fn, self.plan, self.index, self.form, self.first, self.meta, self.outcome = fn, plan, index, form, first, meta, outcome
+        self.fn, self.plan, self.index, self.form, self.first, self.meta, self.outcome = (
+            fn,
+            plan,
+            index,
+            form,
+            first,
+            meta,
+            outcome,
+        )
         self.touched = touched
         self.moved = dict(outcome.geometry)
         written = {plan.where[u][0] for u in touched}
         self.bases = [g for g, group in enumerate(plan.groups) if len(group.members) > 1 and g in written]
         self.bases.sort(key=lambda g: min(first[u] for u in plan.groups[g].numbers))
         in_base = {u: (k, place) for k, g in enumerate(self.bases) for place, u in enumerate(plan.groups[g].numbers)}
-        self.rest = [i for i, u in enumerate(index) if u is None or (u not in in_base and first[u] == i)]  #: the leaves that are passed as they are
+        self.rest = [
+            i for i, u in enumerate(index) if u is None or (u not in in_base and first[u] == i)
+        ]  #: the leaves that are passed as they are
         positions = {i: len(self.bases) + k for k, i in enumerate(self.rest)}
-        self.where: list[Where] = [in_base[u] if u in in_base else (positions[first[u]], None) for u in range(len(first))]
+        self.where: list[Where] = [
+            in_base[u] if u in in_base else (positions[first[u]], None) for u in range(len(first))
+        ]
         self.positions = positions
-        self.changed = [u for u in range(len(first)) if u not in in_base and (u in touched or u in self.moved)]  #: inputs with new values
-        self.late = [u for u in range(len(first)) if u in in_base and u in self.moved]  #: arrays of bases whose geometry changed
+        self.changed = [
+            u for u in range(len(first)) if u not in in_base and (u in touched or u in self.moved)
+        ]  #: inputs with new values
+        self.late = [
+            u for u in range(len(first)) if u in in_base and u in self.moved
+        ]  #: arrays of bases whose geometry changed
         self.split = split(plan, set(self.bases))
 
     def __repr__(self) -> str:
         takes, gives = (", ".join(d.expr() for d in some) for some in (self.input_descs, self.output_descs))
-        return f"<pure {getattr(self.fn, '__qualname__', self.fn)}: ({takes}) -> ({gives})>"
+        return f"<pure {getattr(self.fn, '__name__', self.fn)}: ({takes}) -> ({gives})>"
 
     @functools.cached_property
     def input_descs(self) -> tuple[AOTInput, ...]:
@@ -82,7 +101,10 @@ class Pure:
     def output_descs(self) -> tuple[AOTOutput, ...]:
         """What each returned value is."""
         late = [MetadataMutationAOTOutput(k) for k in range(len(self.late))]
-        shared = [next(j for j, p in enumerate(self.outcome.places) if p.kind == "shared" and p.base == k) for k in range(self.num_bases)]
+        shared = [
+            next(j for j, p in enumerate(self.outcome.places) if p.kind == "shared" and p.base == k)
+            for k in range(self.num_bases)
+        ]
         return (
             *(InputMutationAOTOutput(d) for d in self.input_descs[: len(self.bases)]),
             *(InputMutationAOTOutput(PlainAOTInput(self.first[u])) for u in self.changed),
@@ -90,6 +112,39 @@ class Pure:
             *late,
             *(IntermediateBaseAOTOutput(PlainAOTOutput(j)) for j in shared),
         )
+
+    @functools.cached_property
+    def names(self) -> GraphNames:
+        """The names of the slots for `create_graph_signature`: `expr()` of each descriptor."""
+        return GraphNames(tuple(d.expr() for d in self.input_descs), tuple(d.expr() for d in self.output_descs))
+
+    @functools.cached_property
+    def inner_meta(self) -> ViewAndMutationMeta:
+        """The metadata of the pure function: without duplicates, with bases in the place of views (`remove_dupe_metadata`, `create_synthetic_base_metadata`)."""
+        if not self.index:
+            return self.meta
+        mask = [u is None or self.first[u] == i for i, u in enumerate(self.index)]
+        kept = [i for i, keep in enumerate(mask) if keep]
+        at = {i: k for k, i in enumerate(kept)}
+        thin = remove_dupe_metadata(
+            self.meta, mask, [at[i if u is None else self.first[u]] for i, u in enumerate(self.index)]
+        )
+        outer = [None if self.index[i] is None else self._stand_in(self.index[i]) for i in kept]
+        inner: list[Any] = [np.empty(self.plan.groups[g].size, "u1") for g in self.bases] + [
+            outer[at[i]] for i in self.rest
+        ]
+        info: list[Any] = []
+        for i, array in zip(kept, outer, strict=True):
+            u = self.index[i]
+            position, place = (self.positions[i], None) if u is None else self.where[u]
+            info.append(position if place is None else (position, array))
+        return create_synthetic_base_metadata(thin, info, outer, inner, self.input_descs)[0]
+
+    def _stand_in(self, number: int | None) -> Array:
+        """An array of the shape and dtype of one of the arguments: nothing else of it is asked for."""
+        group, place = self.plan.where[number or 0]
+        geometry = self.plan.groups[group].members[place].geometry
+        return np.empty(geometry.shape, geometry.dtype)
 
     @property
     def num_bases(self) -> int:
@@ -119,7 +174,9 @@ class Pure:
         copies = trees.Copies(lambda leaf: leaf)
         result = self.fn(*[copies.of(a) for a in given], **{k: copies.of(v) for k, v in named.items()})
         if copies.changed():
-            raise ValueError("pure: the function changed a list or dict among its arguments: a pure function cannot; return what it should hold")
+            raise ValueError(
+                "pure: the function changed a list or dict among its arguments: a pure function cannot; return what it should hold"
+            )
         outputs: list[Any] = []
         extra: list[Any] = []
         outcome = outcome_of(world, result, outputs, extra)
@@ -132,16 +189,22 @@ class Pure:
         """The arrays as the outer function has them: views of bases, and those that were passed as they are."""
         descs = self.input_descs
         if len(inner) != len(descs):
-            raise ValueError(f"pure: expected {len(descs)} arguments, {', '.join(d.expr() for d in descs)}; got {len(inner)}")
+            raise ValueError(
+                f"pure: expected {len(descs)} arguments, {', '.join(d.expr() for d in descs)}; got {len(inner)}"
+            )
         found = []
         for u, (position, place) in enumerate(self.where):
             array = inner[position]
             group, member = self.plan.where[u]
             expected = self.plan.groups[group].members[member].geometry
-            shape, dtype = (expected.shape, expected.dtype) if place is None else ((self.plan.groups[group].size,), np.dtype("u1"))
+            shape, dtype = (
+                (expected.shape, expected.dtype) if place is None else ((self.plan.groups[group].size,), np.dtype("u1"))
+            )
             if not isinstance(array, np.ndarray) or array.shape != shape or array.dtype != dtype:
                 got = f"{array.dtype} {array.shape}" if isinstance(array, np.ndarray) else type(array).__name__
-                raise ValueError(f"pure: {descs[position].expr()}: expected an array of {dtype}, shape {shape}; got {got}")
+                raise ValueError(
+                    f"pure: {descs[position].expr()}: expected an array of {dtype}, shape {shape}; got {got}"
+                )
             found.append(array if place is None else member_at(self.plan.groups[group], place, array))
         return found
 
@@ -151,30 +214,43 @@ class Pure:
         for g in outcome.written:
             for u in self.split.groups[g].numbers:
                 if u not in allowed:
-                    raise ValueError(f"pure: {PlainAOTInput(self.first[u]).expr()} is written, and was not at the recorded call")
+                    raise ValueError(
+                        f"pure: {PlainAOTInput(self.first[u]).expr()} is written, and was not at the recorded call"
+                    )
         before = self.outcome
         roles = [[role(p, self.plan) for p in before.places], [role(p, self.plan, self.split) for p in outcome.places]]
         rest = [(o.geometry, o.resized, o.flags, o.form) for o in (before, outcome)]
         if rest[0] != rest[1] or roles[0] != roles[1]:
             wrong = next((j for j, (a, b) in enumerate(zip(*roles, strict=False)) if a != b), None)
             name = "the result" if wrong is None else PlainAOTOutput(wrong).expr()
-            raise ValueError(f"pure: {name} is not what it was at the recorded call: views and geometry of a pure function are fixed by the layout")
+            raise ValueError(
+                f"pure: {name} is not what it was at the recorded call: views and geometry of a pure function are fixed by the layout"
+            )
 
     # The wrapper's way out
 
     def finish(self, arrays: Sequence[Array], leaves: Sequence[Any], values: Sequence[Any]) -> Any:
         """Give the caller what the values of a pure run say: writes, geometry, views of the caller's own arrays. Returns the function's result."""
         if self.outcome.resized:
-            raise ValueError(f"functionalize: {PlainAOTInput(self.first[self.outcome.resized[0]]).expr()} is resized: a compiled function cannot do that")
+            raise ValueError(
+                f"functionalize: {PlainAOTInput(self.first[self.outcome.resized[0]]).expr()} is resized: a compiled function cannot do that"
+            )
         count = len(self.output_descs)
         if len(values) != count:
-            raise ValueError(f"functionalize: expected {count} values of the compiled function, {', '.join(d.expr() for d in self.output_descs)}; got {len(values)}")
+            raise ValueError(
+                f"functionalize: expected {count} values of the compiled function, {', '.join(d.expr() for d in self.output_descs)}; got {len(values)}"
+            )
         news, outputs, bases = self._parts(list(values))
         moves = []
         for g, value in zip(self.bases, news, strict=False):
             group = self.plan.groups[g]
             for place in group.cover:
-                moves.append((words(member_at(group, place, np.asarray(value))), opened(words(arrays[group.members[place].number]))))
+                moves.append(
+                    (
+                        words(member_at(group, place, np.asarray(value))),
+                        opened(words(arrays[group.members[place].number])),
+                    )
+                )
         for u, value in zip(self.changed, news[len(self.bases) :], strict=True):
             if u in self.touched:
                 moves.append((words(np.asarray(value)), opened(words(arrays[u]))))
@@ -188,7 +264,9 @@ class Pure:
         return result
 
     def _parts(self, values: list[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-        cuts = list(itertools.accumulate((len(self.bases) + len(self.changed), len(self.outcome.places), len(self.late))))
+        cuts = list(
+            itertools.accumulate((len(self.bases) + len(self.changed), len(self.outcome.places), len(self.late)))
+        )
         return values[: cuts[0]], values[cuts[0] : cuts[1]], values[cuts[2] :]
 
     def _outputs(self, arrays: Sequence[Array], outputs: Sequence[Any], bases: Sequence[Any]) -> list[Any]:
@@ -249,7 +327,9 @@ def split(plan: Plan, merged: set[int]) -> Plan:
             alone = type(m)(m.number, m.offset - low, m.geometry, m.writeable, 0, m.high - low)
             where[m.number] = (len(groups), 0)
             owner = 0 if place == group.owner else None
-            groups.append(Group((alone,), m.high - low, (group.align + low) % 64, owner, False, m.writeable, group.frozen, (0,)))
+            groups.append(
+                Group((alone,), m.high - low, (group.align + low) % 64, owner, False, m.writeable, group.frozen, (0,))
+            )
     return Plan(tuple(groups), tuple(where))
 
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from .private import Array, address, plain
+from .._core import address
+from .private import Array, plain
 
 
 class Log:
@@ -21,7 +22,9 @@ class Log:
     def __init__(self, grad_enabled: Callable[[], bool] | None) -> None:
         self.grad_enabled = grad_enabled
         self.writes: set[tuple[int, bool]] = set()
-        self.spans: list[tuple[int, int]] = []  #: of each array the group's private memory, from its first byte to its end
+        self.spans: list[
+            tuple[int, int]
+        ] = []  #: of each array the group's private memory, from its first byte to its end
 
     def note(self, array: Any) -> None:
         """A write through `array`, if that is a view of an input."""
