@@ -208,6 +208,7 @@ VIEWS: dict[str, Callable[[Any, Choices], Any]] = {
     "zeros": lambda x, c: np.zeros((2, 3)),
     "zeros like": lambda x, c: np.zeros_like(x),
     "fancy": lambda x, c: x[[0]] if x.ndim and len(x) else x.copy(),
+    "parts of a new one": lambda x, c: (lambda t: [t[1:], t[: c.of(3)]])(np.arange(4.0)),
     "itself": lambda x, c: x,
 }
 
@@ -296,8 +297,7 @@ def program(numbers: list[int], seen: Counter[str], containers: bool = True) -> 
                         name = c.among(list(VIEWS))
                         made = VIEWS[name](x, c)
                         seen[f"view: {name}"] += 1
-                        if isinstance(made, np.ndarray):
-                            pool.append(made)
+                        pool += [o for o in (made if isinstance(made, list) else [made]) if isinstance(o, np.ndarray)]
                     elif kind < 16:
                         name = c.among(list(WRITES))
                         WRITES[name](x, c)
@@ -327,7 +327,7 @@ def program(numbers: list[int], seen: Counter[str], containers: bool = True) -> 
                                 box["new"] = c.among(pool)
                                 box.pop("p", None)
                                 seen["dict changed"] += 1
-            except (ValueError, TypeError, IndexError, AttributeError) as e:
+            except (ValueError, TypeError, IndexError, AttributeError, RuntimeError) as e:
                 seen[f"refused: {type(e).__name__}"] += 1
         picked = [c.among(pool) for _ in range(c.of(5))]
         shape = c.of(7)
@@ -341,7 +341,7 @@ def program(numbers: list[int], seen: Counter[str], containers: bool = True) -> 
             return [args[0], *picked, picked]
         if shape == 4:
             return (*picked, np.float32(3), None)
-        return tuple(picked) + tuple(pool[-1:])
+        return tuple(picked) + tuple(pool[-2:])
 
     return fn
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from .collect import collect_metadata
-from .functionalize import BehaviourChangedError, Functionalized, LayoutChangedError, functionalize
 from .overlapping import OverlapDifference, compute_overlapping_inputs, explain_overlap_differences
 from .picture import alias_dot, alias_plot
 from .pure import Pure
@@ -22,6 +21,7 @@ from .records import (
 )
 from .rewrite import create_synthetic_base_metadata, remove_dupe_metadata
 from .signature import BackwardSignature, GraphNames, GraphSignature, create_graph_signature
+from .wrapper import BehaviourChangedError, Functionalized, LayoutChangedError, functionalize
 
 __all__ = [
     "INPUT_ALIAS_TYPES",
