@@ -12,7 +12,10 @@ import numpy as np
 import pytest
 from numpy.lib.stride_tricks import as_strided
 
-from fanin.analysis import MutationType, OutputType, collect, collect_metadata
+from fanin.analysis import MutationType, OutputType, collect
+
+#: Asked for its names, so that planted faults are met.
+assert collect.collect_metadata
 
 T = OutputType
 
@@ -197,9 +200,9 @@ def test_who_writes_follows_from_the_flags() -> None:
         c[0] = 7
 
     args = [np.ones(2), np.ones(2), np.ones(2)]
-    out = collect_metadata(fn, args)
+    out = collect.collect_metadata(fn, args)
     assert [i.mutation_type for i in out.input_info] == [MutationType.MUTATED_OUT_GRAPH] * 3
-    kept = collect_metadata(fn, args, keep_input_mutations=True, requires_grad=[False, True, True])
+    kept = collect.collect_metadata(fn, args, keep_input_mutations=True, requires_grad=[False, True, True])
     assert [i.mutation_type.name for i in kept.input_info] == [
         "MUTATED_IN_GRAPH",
         "MUTATED_IN_GRAPH",
@@ -214,7 +217,7 @@ def test_tangents_come_in_order() -> None:
         t = b * 2
         return t[1:], t[:1], b.sum(keepdims=True), a * b, np.arange(3)
 
-    meta = collect_metadata(fn, [np.ones(3), np.ones(3)], requires_grad=[True, False])
+    meta = collect.collect_metadata(fn, [np.ones(3), np.ones(3)], requires_grad=[True, False])
     assert [d.expr() for d in meta.traced_tangents_descs] == [
         "__output_tangent(__input_mutation(args[0]))",
         "__output_tangent(output[2])",
@@ -222,7 +225,7 @@ def test_tangents_come_in_order() -> None:
         "__output_tangent(__intermediate_base(output[0]))",
     ]
     assert [t.shape for t in meta.traced_tangents] == [(3,), (1,), (3,), (3,)]
-    assert collect_metadata(fn, [np.ones(3), np.ones(3)]).traced_tangents == ()
+    assert collect.collect_metadata(fn, [np.ones(3), np.ones(3)]).traced_tangents == ()
 
 
 # Outputs
@@ -265,7 +268,7 @@ def test_bases_are_counted() -> None:
         s, t = np.arange(4.0), np.arange(4.0)
         return s[1:], t[1:], s[:1], t[::-1]
 
-    meta = collect_metadata(fn, [])
+    meta = collect.collect_metadata(fn, [])
     assert meta.num_intermediate_bases == 2
     assert [o.base_idx for o in meta.output_info] == [0, 1, 0, 1]
 
@@ -295,7 +298,7 @@ def test_a_duplicate_is_its_first_occurrence() -> None:
 
 
 def test_a_view_tells_how_it_lies() -> None:
-    (info,) = collect_metadata(lambda x: x[1:, 2], [np.ones((3, 4))]).output_info
+    (info,) = collect.collect_metadata(lambda x: x[1:, 2], [np.ones((3, 4))]).output_info
     assert info.view_meta_sequence is not None
     key = info.view_meta_sequence.metadata
     assert (key.size, key.stride, key.storage_offset) == ((2,), (32,), 48)
@@ -308,7 +311,7 @@ def test_leaves_of_trees_are_counted_in_order() -> None:
         return {"w": state["w"], "views": (rest[0][1:], extra)}
 
     w, g, e = np.ones(3), np.ones(3), np.ones(2)
-    meta = collect_metadata(fn, [{"n": 3, "w": w}, [g]], {"lr": 0.5, "extra": e})
+    meta = collect.collect_metadata(fn, [{"n": 3, "w": w}, [g]], {"lr": 0.5, "extra": e})
     assert [i.mutates_data for i in meta.input_info] == [False, True, False, False, False]
     assert [(o.output_type, o.base_idx) for o in meta.output_info] == [
         (T.is_input, 1),
@@ -333,7 +336,7 @@ def test_the_function_sees_arrays_that_lie_to_each_other_as_the_callers_do() -> 
         assert [x.strides for x in (a, b, c)] == [x.strides for x in args[:3]]
         assert a.ctypes.data % 64 == args[0].ctypes.data % 64
 
-    collect_metadata(fn, args)
+    collect.collect_metadata(fn, args)
     assert w.tolist() == list(range(16))
 
 
@@ -346,34 +349,35 @@ def test_arguments_are_as_they_were_where_the_function_raises() -> None:
         raise KeyError("midway")
 
     with pytest.raises(KeyError, match="midway"):
-        collect_metadata(fn, [x])
+        collect.collect_metadata(fn, [x])
     assert x.tolist() == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize(
-    ("args", "error", "words"),
-    [
-        ([np.ones(2), np.ones(2), np.ones(2)], TypeError, r"takes 2 positional arguments, got 3: args\[2\] is the first"),
-        ([[np.ones(2), np.ones(2)], np.ones(2), np.ones(2)], TypeError, r"args\[3\] is the first"),
-        ([np.ones(2)], TypeError, "missing a required argument: 'b'"),
-        ([np.ones(2), np.array([None])], TypeError, r"args\[1\]: expected an array of numbers.*object"),
-        ([np.ones(2), [1, np.array(["a"], object)]], TypeError, r"args\[2\] \(at args\[1\]\[1\]\): expected an array"),
-        ([np.ones(2).view(np.recarray), 1], TypeError, r"args\[0\]: expected a plain ndarray, got recarray.*np.asarray"),
-        ([np.ma.array([1]), 1], TypeError, r"args\[0\]: .*MaskedArray"),
-        ([np.zeros(2, [("a", "O")]), 1], TypeError, r"args\[0\]: .*object|args\[0\]: expected an array of numbers"),
-    ],
-)  # fmt: skip
-def test_what_is_wrong_is_named_by_descriptor_before_anything_runs(
-    args: list[Any], error: type[Exception], words: str
-) -> None:
+BAD: list[tuple[list[Any], str]] = [
+    ([np.ones(2), np.ones(2), np.ones(2)], r"takes 2 positional arguments, got 3: args\[2\] is the first"),
+    ([[np.ones(2), np.ones(2)], np.ones(2), np.ones(2)], r"args\[3\] is the first"),
+    ([np.ones(2)], "missing a required argument: 'b'"),
+    ([np.ones(2), np.array([None])], r"args\[1\]: expected an array of numbers.*object"),
+    ([np.ones(2), [1, np.array(["a"], object)]], r"args\[2\] \(at args\[1\]\[1\]\): expected an array"),
+    ([np.ones(2).view(np.recarray), 1], r"args\[0\]: expected a plain ndarray, got recarray.*np.asarray"),
+    ([np.ma.array([1]), 1], r"args\[0\]: .*MaskedArray"),
+    ([np.zeros(2, [("a", "O")]), 1], r"args\[0\]: expected an array of numbers"),
+]
+
+
+@pytest.mark.parametrize(("args", "words"), BAD)
+def test_what_is_wrong_is_named_by_descriptor_before_anything_runs(args: list[Any], words: str) -> None:
     ran = []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with pytest.raises(error, match=words):
-            collect_metadata(lambda a, b: ran.append(1), args)
+    with pytest.raises(TypeError, match=words):
+        collect.collect_metadata(lambda a, b: ran.append(1), args)
     assert not ran
+
+
+def check_bad_arguments() -> None:
+    for args, words in BAD:
+        test_what_is_wrong_is_named_by_descriptor_before_anything_runs(args, words)
 
 
 def test_flags_for_other_than_the_leaves_are_refused() -> None:
     with pytest.raises(ValueError, match="a flag for each of the 2 inputs, got 1"):
-        collect_metadata(lambda x, y: None, [np.ones(2), 3], requires_grad=[True])
+        collect.collect_metadata(lambda x, y: None, [np.ones(2), 3], requires_grad=[True])

@@ -10,6 +10,7 @@ held against a later call.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Sequence
@@ -114,14 +115,8 @@ class Functionalized:
         options: dict[str, Any],
         compiler: Compiler | None,
     ) -> None:
-        self.fn, self._guard, self._lend, self._keep, self._options, self._compiler = (
-            fn,
-            guard,
-            lend,
-            keep,
-            options,
-            compiler,
-        )
+        self.fn = fn
+        self._guard, self._lend, self._keep, self._options, self._compiler = guard, lend, keep, options, compiler
         self._records: list[Record] = []
         functools.update_wrapper(self, fn, updated=())
 
@@ -159,7 +154,7 @@ class Functionalized:
             found = record.guard.arrays(args, kwargs)
             if found is not None:
                 if place:
-                    self._records.insert(0, self._records.pop(place))
+                    self._remember(record)
                 return self._again(record, found[0], found[1], args, kwargs)
         return self._first(args, kwargs)
 
@@ -236,8 +231,8 @@ class Functionalized:
             record.run = self._compiler(record.pure)
 
     def _remember(self, record: Record) -> None:
-        self._records.insert(0, record)
-        del self._records[self._keep :]
+        """Put a record first; the list is made anew, for other threads may be reading it."""
+        self._records = [record, *(r for r in self._records if r is not record)][: self._keep]
 
     def _widen(self, record: Record, world: World) -> None:
         """A group was written that was not when the layout was recorded."""
@@ -245,6 +240,12 @@ class Functionalized:
             m.number for g in world.written for m in record.plan.groups[g].members if world.member_written(m.number)
         }
         record.touched |= more
+        assert record.meta is not None
+        infos = [
+            dataclasses.replace(info, mutates_data=True, mutations_hidden_from_autograd=False) if u in more else info
+            for info, u in zip(record.meta.input_info, record.index, strict=True)
+        ]
+        record.meta = dataclasses.replace(record.meta, input_info=tuple(infos))
         record.forget()
 
     def _refuse(self, record: Record, call: Call) -> None:
