@@ -98,6 +98,7 @@ def test_reading_is_no_write() -> None:
         x[[0, 1]][0] = 7
         x.flatten()[0] = 8
         np.sort(x)[0] = 1
+        np.ndarray.copy(x)[0] = 2
         return float(x.sum()), x.mean(), x.max(), np.linalg.norm(x), y, z
 
     x = np.arange(4.0)
@@ -261,6 +262,19 @@ def test_each_kind_of_output() -> None:
         (T.unsafe_view_alias, None), (T.non_alias, None),
         (T.non_alias, None), (T.non_alias, None), (T.non_alias, None), (T.non_alias, None),
     ]  # fmt: skip
+
+
+def test_an_element_or_a_copy_is_no_view() -> None:
+    x = np.arange(4.0)
+    for fresh in (
+        lambda x: x[[0, 1]],
+        lambda x: x[x > 1],
+        lambda x: x[0],
+        lambda x: x.copy(),
+        lambda x: +x,
+        lambda x: x.astype("f8"),
+    ):
+        assert outputs(fresh, x) == [(T.non_alias, None)]
 
 
 def test_bases_are_counted() -> None:

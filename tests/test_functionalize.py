@@ -173,6 +173,28 @@ def check_read_only_arrays_stay_what_they_are() -> None:
     assert base.tolist() == [5, 0, 0] and view.flags.writeable
 
 
+def check_padding_is_memory() -> None:
+    kind = np.dtype([("a", "u1"), ("b", "f8")], align=True)
+
+    def make() -> tuple[Any, ...]:
+        x, y = np.zeros(3, kind), np.zeros((3, 2), kind)
+        for array in (x, y):
+            array.view("u1")[...] = np.arange(array.nbytes).reshape(array.view("u1").shape)
+        return x, y[::2, 1]
+
+    def fn(x: Any, y: Any) -> Any:
+        x["a"] = 7
+        return x.view("u1").sum()
+
+    for way in WAYS:
+        for expected, result, one, two in both(fn, make, **way):
+            assert expected == result
+            assert one[0].view("u1").tolist() == two[0].view("u1").tolist()
+        f = F.functionalize(fn, **way)
+        f(*make())
+        assert [i.mutates_data for i in f.meta.input_info] == [True, False]
+
+
 # Outputs
 
 
@@ -196,6 +218,15 @@ def check_outputs_are_the_callers_own() -> None:
             assert m.base is w and m.shape == (2, 4)
             assert np.shares_memory(fresh, tail) and not np.shares_memory(fresh, w)
             assert tail.ctypes.data == fresh.ctypes.data + 8
+
+
+def check_outputs_by_other_ways_are_the_callers_own() -> None:
+    x = np.arange(4.0)
+    for view in (lambda x: np.frombuffer(x, "u1"), lambda x: np.asarray(memoryview(x)), lambda x: np.from_dlpack(x)):
+        f = F.functionalize(view)
+        for _ in range(2):
+            out = f(x)
+            assert out.ctypes.data == x.ctypes.data and out.nbytes == 32
 
 
 def check_outputs_share_what_was_made_inside() -> None:
@@ -399,6 +430,20 @@ def check_the_guard_tells_overlaps_apart() -> None:
     g(w[6:12], w[:6])
     with pytest.raises(ValueError, match=r"overlap: expected no byte shared with args\[0\], found a shared one"):
         g(w[:6], w[5:11])
+
+
+def check_what_is_an_array_and_what_not_is_part_of_the_layout() -> None:
+    def fn(a: Any, b: Any) -> None:
+        if isinstance(b, np.ndarray):
+            b += 1
+            raise KeyError
+
+    f = F.functionalize(fn)
+    f(np.zeros(2), None)
+    b = np.zeros(2)
+    with pytest.raises(KeyError):
+        f(np.zeros(2), b)
+    assert b.tolist() == [0, 0]
 
 
 def check_layouts_are_recorded_one_by_one() -> None:

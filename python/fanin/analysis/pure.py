@@ -71,9 +71,8 @@ class Pure:
         self.bases = [g for g, group in enumerate(plan.groups) if len(group.members) > 1 and g in written]
         self.bases.sort(key=lambda g: min(first[u] for u in plan.groups[g].numbers))
         in_base = {u: (k, place) for k, g in enumerate(self.bases) for place, u in enumerate(plan.groups[g].numbers)}
-        self.rest = [
-            i for i, u in enumerate(index) if u is None or (u not in in_base and first[u] == i)
-        ]  #: the leaves that are passed as they are
+        #: the leaves that are passed as they are
+        self.rest = [i for i, u in enumerate(index) if u is None or (u not in in_base and first[u] == i)]
         positions = {i: len(self.bases) + k for k, i in enumerate(self.rest)}
         self.where: list[Where] = [
             in_base[u] if u in in_base else (positions[first[u]], None) for u in range(len(first))
@@ -82,9 +81,8 @@ class Pure:
         self.changed = [
             u for u in range(len(first)) if u not in in_base and (u in touched or u in self.moved)
         ]  #: inputs with new values
-        self.late = [
-            u for u in range(len(first)) if u in in_base and u in self.moved
-        ]  #: arrays of bases whose geometry changed
+        #: arrays of bases whose geometry changed
+        self.late = [u for u in range(len(first)) if u in in_base and u in self.moved]
         self.split = split(plan, set(self.bases))
 
     def __repr__(self) -> str:

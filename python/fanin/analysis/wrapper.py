@@ -225,8 +225,6 @@ class Functionalized:
         bases: list[Any] = []
         outcome = outcome_of(world, result, outputs, bases)
         record.learn(meta_of(call, world, outcome, outputs, bases, earlier, None, **self._options), outcome)
-        record.touched |= earlier
-        record.forget()
         if self._compiler is not None:
             record.run = self._compiler(record.pure)
 
