@@ -125,7 +125,9 @@ class Twins(RuleBasedStateMachine):
         made = recipe(kinds, dtypes, shapes, draw)
         donate = draw.random() < 0.25 and made.kind not in ("again", "sparse") and made.layout != "subclass"
         if made.kind == "fraction" and self.eager:
-            made = replace(made, kind="object")  # a Fraction has no sum with an array: when it is asked for is left open
+            made = replace(
+                made, kind="object"
+            )  # a Fraction has no sum with an array: when it is asked for is left open
         copy = draw.random() < 0.1 and not donate and not self.recording
         fresh = [k for k in (0, 1, 2, 3, 4, 5, 2**40) if k not in came]
         keyed = self.keyed[slot] ^ (draw.random() < 0.02)
@@ -185,7 +187,12 @@ class Twins(RuleBasedStateMachine):
                 assert free or which[0] == which[1], f"handed through: {which}"
                 self.seen["take: handed through"] += which[0] is not None and which[0] not in self.worlds[0].donated
                 self.seen["take: into a donated one"] += which[0] in self.worlds[0].donated
-            if how == "writable" and not self.recording and isinstance(theirs, np.ndarray) and not isinstance(theirs, np.ma.MaskedArray):
+            if (
+                how == "writable"
+                and not self.recording
+                and isinstance(theirs, np.ndarray)
+                and not isinstance(theirs, np.ma.MaskedArray)
+            ):
                 assert theirs.flags.writeable
             if isinstance(mine, np.ndarray) and mine.ndim and mine.strides[0] == 0 and mine.shape[0] > 1:
                 self.seen["take: expanded"] += 1
@@ -220,7 +227,9 @@ class Twins(RuleBasedStateMachine):
         for shape in self.shapes:
             mine = [x for i, x in enumerate(world.things)
                     if isinstance(x, np.ndarray) and x.shape == shape and i not in world.donated]  # fmt: skip
-            dtype = DTYPES[draw.choice([*self.dtypes, DTYPES.index(np.dtype(np.complex128)), DTYPES.index(np.dtype(np.float64))])]
+            dtype = DTYPES[
+                draw.choice([*self.dtypes, DTYPES.index(np.dtype(np.complex128)), DTYPES.index(np.dtype(np.float64))])
+            ]
             kind = draw.choice(["fresh", "fresh", "fresh", "added", "none", "wrong", "reversed"])
             if kind == "added" and mine:
                 outs.append(draw.choice(mine))
@@ -275,7 +284,9 @@ def drive(candidate: Any, seed: int, examples: int, steps: int = 50) -> Counter[
         twins.say = said.append
         try:
             budget = draw.choice([0, 1, 24, 100, None, math.inf])
-            twins.begin(count=draw.randint(1, 3), budget=budget, recording=draw.randrange(12), seed=draw.randrange(2**60))
+            twins.begin(
+                count=draw.randint(1, 3), budget=budget, recording=draw.randrange(12), seed=draw.randrange(2**60)
+            )
             for _ in range(steps):
                 step(twins, draw)
                 twins.memory_is_the_same_in_both_worlds()
@@ -302,7 +313,13 @@ def step(twins: Any, draw: random.Random) -> None:
 HAPPENED = [
     *("add: ok", "add: ValueError", "add: TypeError", "add: BufferError", "look: ok", "clear: ok", "miss: IndexError"),
     *("take plain: ok", "take scale: ok", "take scale: ValueError", "take writable: ok"),
-    *("take out: ok", "take out: ValueError", "take out: BufferError", "take out and scale: ok", "take scale: TypeError"),
+    *(
+        "take out: ok",
+        "take out: ValueError",
+        "take out: BufferError",
+        "take out and scale: ok",
+        "take scale: TypeError",
+    ),
     *("expect: ok", "expect: ValueError", "ready: ok", "ready: ValueError"),
     *(f"{what}: {kind}" for what in ("take", "look") for kind in ("array", "sparse", "zero", "object", "undefined")),
     *("take: NumPy scalar", "take: Python", "take: handed through", "take: into a donated one", "take: expanded"),
@@ -469,7 +486,9 @@ def scales_after_rounding(m: Any) -> None:
 
 def rounds_on_the_way_to_out(m: Any) -> None:
     def finished(old: Any, me: Any, scale: Any = None, into: Any = None) -> Any:
-        return m.rounded(old(me, scale), into.dtype) if into is not None and me.form == "dense" else old(me, scale, into)
+        return (
+            m.rounded(old(me, scale), into.dtype) if into is not None and me.form == "dense" else old(me, scale, into)
+        )
 
     wrap(m.Sum, "finished", finished)
 
@@ -479,7 +498,11 @@ def takes_scalars_for_float64(m: Any) -> None:
 
 
 def promotes_two_by_two(m: Any) -> None:
-    wrap(m, "promotion", lambda old, types: functools.reduce(lambda a, b: old({a.name, b}), sorted(types)[1:], old(sorted(types)[:1])))
+    wrap(
+        m,
+        "promotion",
+        lambda old, types: functools.reduce(lambda a, b: old({a.name, b}), sorted(types)[1:], old(sorted(types)[:1])),
+    )
 
 
 def broadcasts_in_silence(m: Any) -> None:

@@ -24,7 +24,20 @@ REALS = [0.0, -0.0, 1.0, -1.0, 0.5, 3.0, 1 / 3, 0.1, 255.0, 2049.0, 2.0**24, -(2
 REALS += [-1e30, 2.0**53, np.inf, -np.inf, np.nan]
 REALS += [1 + 2.0**-n + 2.0**-40 for n in (3, 4, 8, 11)] * 2  # just above a tie: to be rounded once
 WHOLE = [0, 1, -1, 2, 100, 127, -128, 255, 2**15, -(2**31), 2**53 + 1, 2**63 - 1, -(2**63)]
-LAYOUTS = ["C", "C", "C", "F", "reversed", "gapped", "expanded", "expanded", "read-only", "unaligned", "subclass", "view"]
+LAYOUTS = [
+    "C",
+    "C",
+    "C",
+    "F",
+    "reversed",
+    "gapped",
+    "expanded",
+    "expanded",
+    "read-only",
+    "unaligned",
+    "subclass",
+    "view",
+]
 SCIPY = [d for d in DTYPES if d not in (np.float16, BFLOAT16, E4M3, E5M2)]
 
 
@@ -157,11 +170,16 @@ class World:
                 return (sp.csr_array if kind == "csr" else sp.csc_array)((entries[order], minor, pointers), shape=shape)
             dense = np.zeros(shape, dtype)
             dense[tuple(index)] = entries
-            return sp.dia_array(dense) if kind == "dia" else sp.bsr_array(dense, blocksize=(1 if shape[0] % 2 else 2, 1))
+            return (
+                sp.dia_array(dense) if kind == "dia" else sp.bsr_array(dense, blocksize=(1 if shape[0] % 2 else 2, 1))
+            )
         if kind in ("ours", "hybrid"):
             sparse_dim = 1 if kind == "hybrid" else len(shape)
             index = np.array([[draw.randrange(n) for _ in range(count)] for n in shape[:sparse_dim]], np.int64)
-            parts: tuple[Array, ...] = (index.reshape(sparse_dim, count), values((count, *shape[sparse_dim:]), r.dtype, draw))
+            parts: tuple[Array, ...] = (
+                index.reshape(sparse_dim, count),
+                values((count, *shape[sparse_dim:]), r.dtype, draw),
+            )
             return fanin.Sparse("coo", parts, shape)
         index = np.array([[draw.randrange(n) for _ in range(count)] for n in shape], np.int64).reshape(2, count)
         if kind == "our csr":

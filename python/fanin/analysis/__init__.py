@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from .collect import collect_metadata
 from .overlapping import OverlapDifference, compute_overlapping_inputs, explain_overlap_differences
+from .picture import alias_dot, alias_plot
+from .pure import Pure
 from .records import (
     INPUT_ALIAS_TYPES,
     InputAliasInfo,
@@ -18,13 +21,17 @@ from .records import (
 )
 from .rewrite import create_synthetic_base_metadata, remove_dupe_metadata
 from .signature import BackwardSignature, GraphNames, GraphSignature, create_graph_signature
+from .wrapper import BehaviourChangedError, Functionalized, LayoutChangedError, functionalize
 
 __all__ = [
     "INPUT_ALIAS_TYPES",
     "BackwardSignature",
+    "BehaviourChangedError",
+    "Functionalized",
     "GraphNames",
     "GraphSignature",
     "InputAliasInfo",
+    "LayoutChangedError",
     "MemoryFormatMeta",
     "MetadataKey",
     "MutationType",
@@ -32,12 +39,17 @@ __all__ = [
     "OutputType",
     "OverlapDifference",
     "PlainTensorMeta",
+    "Pure",
     "TangentMeta",
     "ViewAndMutationMeta",
     "ViewMetaSequence",
+    "alias_dot",
+    "alias_plot",
+    "collect_metadata",
     "compute_overlapping_inputs",
     "create_graph_signature",
     "create_synthetic_base_metadata",
     "explain_overlap_differences",
+    "functionalize",
     "remove_dupe_metadata",
 ]

@@ -1,0 +1,320 @@
+"""A call as flat lists: its leaves, the distinct arrays among them, what each is called, what the run did to them."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .._core import address
+from ..descriptors import PlainAOTInput, PlainAOTOutput
+from . import trees
+from .private import Array, Geometry, Group, World, opened, plain, take_geometry
+
+#: What NumPy keeps outside of the array's own bytes cannot be copied as bytes.
+SIMPLE = "numbers, strings, dates, or records of them"
+
+
+def torch() -> Any:
+    """torch where the caller has imported it; a tensor cannot exist before that."""
+    return sys.modules.get("torch")
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call's arguments, flattened.
+
+    `leaves`: all of them, in the order in which they are read, those of keyword arguments by their names at the end. `form`: the tree that they were
+    in. `index`: for each leaf the number of its array among `arrays`, or None where it is no array. `first`: for each array its first leaf.
+    """
+
+    leaves: list[Any]
+    form: Any
+    index: list[int | None]
+    arrays: list[Array]
+    first: list[int]
+
+    def name(self, array: int) -> str:
+        """What an array is called in messages: the descriptor of its first leaf, and its path where that says more."""
+        return self.leaf_name(self.first[array])
+
+    def leaf_name(self, leaf: int) -> str:
+        """What a leaf is called in messages."""
+        short = PlainAOTInput(leaf).expr()
+        path = self.paths[leaf]
+        return short if short == path else f"{short} (at {path})"
+
+    @functools.cached_property
+    def paths(self) -> list[str]:
+        """How each leaf is reached."""
+        _, _, (args, kwargs) = self.form
+        return trees.paths(args, "args") + trees.paths(kwargs, "kwargs")
+
+
+def call_of(args: tuple[Any, ...], kwargs: dict[str, Any], who: str) -> Call:
+    """Flatten a call. TypeError for an array that cannot be copied byte by byte."""
+    leaves: list[Any] = []
+    form = trees.flatten((args, {k: kwargs[k] for k in sorted(kwargs)}), leaves)
+    index: list[int | None] = []
+    arrays: list[Array] = []
+    first: list[int] = []
+    known: dict[int, int] = {}
+    for i, leaf in enumerate(leaves):
+        if not isinstance(leaf, np.ndarray):
+            index.append(None)
+            continue
+        number = known.setdefault(id(leaf), len(arrays))
+        if number == len(arrays):
+            arrays.append(leaf)
+            first.append(i)
+        index.append(number)
+    call = Call(leaves, form, index, arrays, first)
+    for number, array in enumerate(arrays):
+        check_array(array, lambda number=number: f"{who}: {call.name(number)}")  # type: ignore[misc]
+    return call
+
+
+def check_array(array: Array, name: Callable[[], str]) -> None:
+    """TypeError for what cannot be rebuilt from its bytes."""
+    if type(array) is not np.ndarray:
+        raise TypeError(
+            f"{name()}: expected a plain ndarray, got {type(array).__name__}, whose class may keep more than its memory: pass np.asarray(x)"
+        )
+    if array.dtype.hasobject:
+        raise TypeError(
+            f"{name()}: expected an array of {SIMPLE}, got dtype {array.dtype}: its elements live outside of it"
+        )
+
+
+def check_signature(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], who: str) -> None:
+    """TypeError for arguments that the function does not take, naming the first by descriptor; before anything has run."""
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):
+        return  # a C function that does not tell: it will say so itself
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as e:
+        takes = [p for p in signature.parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        rest = any(p.kind is p.VAR_POSITIONAL for p in signature.parameters.values())
+        called = getattr(fn, "__name__", repr(fn))
+        if len(args) > len(takes) and not rest:
+            leaves: list[Any] = []
+            trees.flatten(args[: len(takes)], leaves)
+            extra = PlainAOTInput(len(leaves)).expr()
+            raise TypeError(
+                f"{who}: {called}{signature} takes {len(takes)} positional arguments, got {len(args)}: {extra} is the first that it has no place for"
+            ) from None
+        raise TypeError(f"{who}: {called}{signature}: {e}") from None
+
+
+# What a run did
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one output lies after a run.
+
+    `kind`: "plain" for what is no array or has memory of its own that no other output shows; "input" for the very object that came in; "view" for a
+    view of the memory of an input, whose number is `base`; "output" and "shared" for a view of memory of its own that is output `base` or the extra
+    base number `base`. `offset`: bytes from the base's lowest byte (for "view", from that of its group) to the first element. `same_as`: an
+    earlier output that is the very same object.
+    """
+
+    kind: str = "plain"
+    base: int = -1
+    offset: int = 0
+    geometry: Geometry | None = None
+    writeable: bool = True
+    own: bool = True  #: a plain array that owns its memory, or no array
+    same_as: int | None = None
+    array: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run did: which groups it wrote, whose geometry it changed, where its outputs lie, in which form they came."""
+
+    written: frozenset[int]
+    geometry: tuple[tuple[int, Geometry], ...]
+    resized: tuple[int, ...]
+    flags: tuple[tuple[int, bool], ...]  #: which arrays may be written now and could not before, or the other way round
+    form: Any
+    places: tuple[Place, ...]
+
+
+def outcome_of(world: World, result: Any, outputs: list[Any], bases: list[Any]) -> Outcome:
+    """Look at everything that a run touched. `outputs` is filled with the result's leaves, `bases` with the extra bases that several outputs share."""
+    form = trees.flatten(result, outputs)
+    resized = tuple(u for g in sorted(world.resized) for u in world.plan.groups[g].numbers)
+    geometry = tuple((u, Geometry.of(world.private[u])) for u in world.moved)
+    flags = tuple((u, world.private[u].flags.writeable) for u in world.flagged)
+    return Outcome(frozenset(world.written), geometry, resized, flags, form, tuple(places_of(world, outputs, bases)))
+
+
+def member_of(world: World, number: int) -> Any:
+    """The place of an array in its group."""
+    group, place = world.plan.where[number]
+    return world.plan.groups[group].members[place]
+
+
+def places_of(world: World, outputs: Sequence[Any], bases: list[Any]) -> list[Place]:
+    """Where each output lies."""
+    inputs = {id(p): u for u, p in enumerate(world.private)}
+    first_seen: dict[int, int] = {}
+    places: list[Place | None] = []
+    own: dict[int, list[int]] = {}  # whose memory -> which outputs
+    for j, o in enumerate(outputs):
+        same_as = first_seen.setdefault(id(o), j) if isinstance(o, np.ndarray) else j
+        twin = None if same_as == j else same_as
+        if not isinstance(o, np.ndarray):
+            places.append(Place())
+        elif id(o) in inputs:
+            places.append(Place("input", inputs[id(o)], array=True, same_as=twin))
+        else:
+            group = world.group_at(o)
+            if group is None:
+                own.setdefault(storage_of(o), []).append(j)
+                places.append(None)
+            else:
+                places.append(view_place(world, group, o, twin))
+    for shared in own.values():
+        share(outputs, shared, places, bases)
+    return [p for p in places if p is not None]
+
+
+def view_place(world: World, number: int, o: Array, twin: int | None) -> Place:
+    """The place of an output in the memory of a group of inputs; it is called a view of the input whose view it was, where that is known."""
+    group: Group = world.plan.groups[number]
+    offset, geometry = address(o) - world.lows[number], Geometry.of(o)
+    down, up = geometry.reach()
+    member = group.nearest(offset + down, offset + up)
+    origin = getattr(o, "fanin_origin", None)
+    if origin is not None and origin in group.numbers:
+        base = origin
+    else:
+        base = member.number
+    return Place("view", base, offset, geometry, o.flags.writeable, False, twin, True)
+
+
+def storage_of(array: Array) -> int:
+    """Equal for arrays that are views of the same memory: the identity of what the chain of bases ends in."""
+    link: Any = array
+    while isinstance(link, np.ndarray) and link.base is not None:
+        link = link.base
+    while isinstance(link, memoryview) and link.obj is not None:
+        link = link.obj
+    return id(link)
+
+
+def share(outputs: Sequence[Any], shared: list[int], places: list[Place | None], bases: list[Any]) -> None:
+    """The places of outputs in one piece of memory that is no input's."""
+    distinct: dict[int, int] = {}
+    for j in shared:
+        distinct.setdefault(id(outputs[j]), j)
+    root = outputs[shared[0]]
+    while isinstance(root.base, np.ndarray):
+        root = root.base
+    kind, base, at = "plain", -1, root
+    if len(distinct) > 1 or len(shared) > 1:
+        if id(root) in distinct:
+            kind, base = "output", distinct[id(root)]
+        elif len(distinct) == 1:
+            kind, base, at = "output", shared[0], outputs[shared[0]]
+        else:
+            kind, base = "shared", len(bases)
+            bases.append(root)
+    start = address(at) + Geometry.of(at).reach()[0]
+    for j in shared:
+        o = outputs[j]
+        first = distinct[id(o)]
+        twin = None if first == j else first
+        if kind == "plain" or (j == base and kind == "output"):
+            places[j] = Place(own=o.base is None, geometry=Geometry.of(o), writeable=o.flags.writeable, array=True)
+        else:
+            places[j] = Place(kind, base, address(o) - start, Geometry.of(o), o.flags.writeable, False, twin, True)
+
+
+# Going home
+
+
+def check_outputs(world: World, outputs: Sequence[Any], who: str) -> None:
+    """TypeError for an output on an input's memory that cannot be made anew there."""
+    for j, o in enumerate(outputs):
+        if isinstance(o, np.ndarray) and not remakeable(o) and world.group_at(o) is not None:
+            raise TypeError(
+                f"{who}: {PlainAOTOutput(j).expr()} is a {type(o).__name__} on the memory of an input: expected an ndarray there; "
+                "return the array, and make the other of it outside"
+            )
+
+
+def remakeable(array: Array) -> bool:
+    """Whether an array is all in its memory and geometry."""
+    return type(array) in (np.ndarray, np.matrix, np.recarray) or hasattr(array, "fanin_origin")
+
+
+def leaf_home(world: World) -> Callable[[Any], Any]:
+    """The function that takes one leaf of a result to the caller."""
+    inputs = {id(p): a for p, a in zip(world.private, world.arrays, strict=True)}
+    known: dict[int, Any] = {}
+
+    def home(o: Any) -> Any:
+        if not isinstance(o, np.ndarray):
+            return o
+        if id(o) in inputs:
+            return inputs[id(o)]
+        if id(o) in known:
+            return known[id(o)]
+        group = world.group_at(o)
+        if group is None:
+            return o
+        view = world.home(group, o)
+        if type(o) in (np.matrix, np.recarray):
+            view = view.view(type(o))
+        known[id(o)] = view
+        return view
+
+    return home
+
+
+def replay(world: World, name: Callable[[int], str]) -> None:
+    """Carry out on the caller's arrays what a run did to the private ones: bytes, geometry. All that can fail is found before anything changes."""
+    moves = [pair for g in world.written for pair in world.destinations(g, name)]
+    grown = [world.plan.groups[g].members[world.plan.groups[g].owner or 0].number for g in sorted(world.resized)]
+    for u in world.moved:
+        wanted = Geometry.of(world.private[u])
+        if u not in grown and not take_geometry(world.arrays[u].view(), wanted):
+            raise ValueError(
+                f"{name(u)}: expected a geometry that assignments lead to from {member_of(world, u).geometry}, got {wanted}"
+            )
+    for u in grown:
+        if not world.arrays[u].flags.owndata:
+            raise ValueError(f"{name(u)} is resized, but does not own its memory: pass an array that does")
+    for mine, its in moves:
+        its[...] = mine
+    for u in grown:
+        regrow(world.arrays[u], plain(world.private[u]))
+    for u in world.moved:
+        take_geometry(world.arrays[u], Geometry.of(world.private[u]))
+
+
+def replay_flags(world: World) -> None:
+    """Let the caller's arrays be written, or not, as the private ones were at the end."""
+    for u in world.flagged:
+        world.arrays[u].flags.writeable = world.private[u].flags.writeable
+
+
+def regrow(array: Array, mine: Array) -> None:
+    """Give the caller's array the size and the values of one that was resized."""
+    array.resize(mine.shape, refcheck=False)
+    array[...] = mine
+
+
+__all__ = [
+    "Call", "Outcome", "Place", "call_of", "check_outputs", "check_signature", "leaf_home", "opened", "outcome_of", "replay", "replay_flags",
+]  # fmt: skip

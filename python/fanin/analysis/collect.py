@@ -1,0 +1,228 @@
+"""What a function does to its inputs and what its outputs are, from one run on private, tracked arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from .._core import Layout
+from ..descriptors import (
+    InputMutationAOTOutput,
+    IntermediateBaseAOTOutput,
+    PlainAOTInput,
+    PlainAOTOutput,
+    TangentAOTInput,
+)
+from . import trees
+from .calls import Call, Outcome, Place, call_of, check_signature, outcome_of, torch
+from .guards import components_of
+from .private import Array, Geometry, Plan, World, plain, plan
+from .records import (
+    PLAIN_TYPES,
+    InputAliasInfo,
+    MetadataKey,
+    OutputAliasInfo,
+    OutputType,
+    TangentMeta,
+    ViewAndMutationMeta,
+    ViewMetaSequence,
+)
+from .tracked import Log, Tracked, tracked
+
+KINDS = {
+    "input": OutputType.is_input,
+    "view": OutputType.alias_of_input,
+    "output": OutputType.alias_of_intermediate_base_is_user_output,
+}
+
+
+def collect_metadata(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any] | None = None,
+    *,
+    keep_input_mutations: bool = False,
+    requires_grad: Sequence[bool] | None = None,
+    grad_enabled: Callable[[], bool] | None = None,
+) -> ViewAndMutationMeta:
+    """Run a function once, on private copies of its arguments, and say of each input what was done to it and of each output what it is.
+
+    `args`, `kwargs`: the function's arguments; lists, tuples and dicts among them are flattened, and `input_info` has one record for each leaf, in order,
+    keyword arguments last by their names. Arrays are NumPy's (all of them), or torch tensors on the CPU (all of them). The caller's arrays are as they
+    were afterwards, whatever the function does, also where it raises.
+
+    An input counts as written where one of its bytes changed, by whatever route, or where NumPy was seen to write it though no byte changed. So of
+    two inputs that overlap, both are written where their common bytes are. `mutations_hidden_from_autograd`: nothing but memory told of the writes (they went by `np.asarray`, a memoryview, C).
+    `keep_input_mutations`, `requires_grad` (for each leaf) and `grad_enabled` (asked at each write that is seen) fill the columns that speak of autograd;
+    NumPy has none of its own.
+
+    TypeError: arguments that the function does not take, or arrays that are not all in their memory (object dtype, subclasses); named by descriptor.
+
+    >>> from fanin.analysis import collect_metadata
+    >>> def step(w, g):
+    ...     w -= g
+    ...     return w[1:], w.sum()
+    >>> meta = collect_metadata(step, [np.ones(3), np.ones(3)])
+    >>> [info.mutates_data for info in meta.input_info]
+    [True, False]
+    >>> [(info.output_type.name, info.base_idx) for info in meta.output_info]
+    [('alias_of_input', 0), ('non_alias', None)]
+    """
+    args, kwargs = tuple(args), dict(kwargs or {})
+    leaves: list[Any] = []
+    trees.flatten((args, kwargs), leaves)
+    library = torch()
+    if library is not None and any(isinstance(leaf, library.Tensor) for leaf in leaves):
+        from .torch_collect import collect_torch
+
+        return collect_torch(fn, args, keep_input_mutations=keep_input_mutations)
+    call = call_of(args, kwargs, "collect_metadata")
+    check_signature(fn, args, kwargs, "collect_metadata")
+    layout = plan(call.arrays, components_of(Layout(call.arrays)))
+    options: dict[str, Any] = {"keep_input_mutations": keep_input_mutations, "requires_grad": requires_grad}
+    return collect(fn, call, args, kwargs, layout, grad_enabled=grad_enabled, **options)[0]
+
+
+def collect(
+    fn: Callable[..., Any],
+    call: Call,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    layout: Plan,
+    *,
+    grad_enabled: Callable[[], bool] | None = None,
+    **options: Any,
+) -> tuple[ViewAndMutationMeta, Outcome]:
+    """One run on tracked arrays: the metadata, and the outcome that it was made of."""
+    log = Log(grad_enabled)
+    world = World(layout, call.arrays, Tracked)
+    spans = [world.span(layout.where[u][0]) for u in range(len(call.arrays))]
+    tracked(world.private, spans, log)
+    known = {id(leaf): world.private[u] for leaf, u in zip(call.leaves, call.index, strict=True) if u is not None}
+    copies = trees.Copies(lambda leaf: known.get(id(leaf), leaf))
+    result = fn(*[copies.of(a) for a in args], **{k: copies.of(v) for k, v in kwargs.items()})
+    log.spans = []
+    outputs: list[Any] = []
+    bases: list[Any] = []
+    outcome = outcome_of(world, result, outputs, bases)
+    return meta_of(call, world, outcome, outputs, bases, frozenset(), log, **options), outcome
+
+
+def meta_of(
+    call: Call,
+    world: World,
+    outcome: Outcome,
+    outputs: Sequence[Any],
+    bases: Sequence[Array],
+    earlier: frozenset[int],
+    log: Log | None,
+    *,
+    keep_input_mutations: bool = False,
+    requires_grad: Sequence[bool] | None = None,
+) -> ViewAndMutationMeta:
+    """The records of a run. `earlier`: arrays that count as written whatever is seen; `log`: what tracked arrays saw, if there were any."""
+    wanted = list(requires_grad) if requires_grad is not None else [False] * len(call.leaves)
+    if len(wanted) != len(call.leaves):
+        raise ValueError(f"requires_grad: expected a flag for each of the {len(call.leaves)} inputs, got {len(wanted)}")
+    inputs = [
+        InputAliasInfo(
+            requires_grad=bool(grad), keep_input_mutations=keep_input_mutations, mutations_hidden_from_autograd=True
+        )
+        if u is None
+        else input_info(world, outcome, u, u in earlier, log, bool(grad), keep_input_mutations)
+        for u, grad in zip(call.index, wanted, strict=True)
+    ]
+    moved = {u for u, _ in outcome.geometry}
+    infos = [output_info(call, o, p, outcome, any(wanted), moved) for o, p in zip(outputs, outcome.places, strict=True)]
+    tangents, descs = tangents_of(call, outcome, inputs, infos, outputs, bases)
+    return ViewAndMutationMeta(
+        tuple(inputs),
+        tuple(infos),
+        len(bases),
+        keep_input_mutations,
+        traced_tangents=tuple(tangents),
+        traced_tangents_descs=tuple(descs),
+    )
+
+
+def input_info(
+    world: World,
+    outcome: Outcome,
+    u: int,
+    earlier: bool,
+    log: Log | None,
+    requires_grad: bool,
+    keep_input_mutations: bool,
+) -> InputAliasInfo:
+    """The record of one input."""
+    resized = u in outcome.resized
+    near = set(world.plan.groups[world.plan.where[u][0]].numbers)
+    seen = (
+        {enabled for origin, enabled in log.writes if origin in near} if log else set()
+    )  # a write by another that shares the bytes is seen, too
+    itself = log is not None and any(origin == u for origin, _ in log.writes)
+    data = not resized and (earlier or itself or world.member_written(u))
+    return InputAliasInfo(
+        mutates_data=data,
+        mutates_metadata=resized or any(u == v for v, _ in outcome.geometry),
+        mutations_hidden_from_autograd=not seen if log else not data,
+        mutations_under_no_grad_or_inference_mode=data and seen == {False},
+        mutates_storage_metadata=resized,
+        requires_grad=requires_grad,
+        keep_input_mutations=keep_input_mutations,
+    )
+
+
+def output_info(call: Call, o: Any, place: Place, outcome: Outcome, grad: bool, moved: set[int]) -> OutputAliasInfo:
+    """The record of one output."""
+    if not place.array:
+        return OutputAliasInfo(OutputType.non_alias, type(o))
+    base: int | None = None
+    if place.kind in KINDS:
+        kind = KINDS[place.kind]
+        base = place.base if place.kind == "output" else call.first[place.base]
+    elif place.kind == "shared":
+        first = next(p for p in outcome.places if p.kind == "shared" and p.base == place.base)
+        kind = OutputType.alias_of_intermediate_save_as_output if first is place else OutputType.alias_of_intermediate
+        base = place.base
+    else:
+        kind = OutputType.non_alias if place.own else OutputType.unsafe_view_alias
+    needs = grad and np.issubdtype(o.dtype, np.inexact)
+    recipe = None
+    if base is not None and kind is not OutputType.is_input and not (place.kind == "view" and place.base in moved):
+        recipe = ViewMetaSequence(MetadataKey(o.shape, "strided", False, o.strides, place.offset), o.dtype)
+    raw = np.ndarray if isinstance(o, Tracked) else type(o)
+    return OutputAliasInfo(kind, raw, base, frozenset(), needs, needs, recipe)
+
+
+def tangents_of(
+    call: Call,
+    outcome: Outcome,
+    inputs: Sequence[InputAliasInfo],
+    infos: Sequence[OutputAliasInfo],
+    outputs: Sequence[Any],
+    bases: Sequence[Array],
+) -> tuple[list[TangentMeta], list[TangentAOTInput]]:
+    """What has a tangent, in order, and the descriptors of the tangents: new values of inputs, outputs that pass through, bases."""
+    moved = dict(outcome.geometry)
+    found: list[tuple[TangentMeta, TangentAOTInput]] = []
+    for i, info in enumerate(inputs):
+        u = call.index[i]
+        if info.has_mutation_tangent and u is not None:
+            now = moved.get(u, Geometry.of(call.arrays[u]))
+            found.append(
+                (
+                    TangentMeta(np.ndarray, now.shape, now.dtype, now.strides),
+                    TangentAOTInput(InputMutationAOTOutput(PlainAOTInput(i))),
+                )
+            )
+    for j, out in enumerate(infos):
+        if out.output_type in PLAIN_TYPES and out.requires_grad_for_backward:
+            found.append((TangentMeta.of(plain(outputs[j])), TangentAOTInput(PlainAOTOutput(j))))
+    for j, out in enumerate(infos):
+        if out.output_type is OutputType.alias_of_intermediate_save_as_output and out.requires_grad_for_backward:
+            base = plain(bases[out.base_idx or 0])
+            found.append((TangentMeta.of(base), TangentAOTInput(IntermediateBaseAOTOutput(PlainAOTOutput(j)))))
+    return [t for t, _ in found], [d for _, d in found]

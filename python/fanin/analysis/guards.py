@@ -1,0 +1,142 @@
+"""Whether a call's arguments are laid out as those of an earlier call, and if not, which one differs and how.
+
+What is held against the record: the tree of arguments, the type of each leaf, which arrays are one object, and of each array dtype, shape, strides,
+whether it can be written, and how its memory lies to that of the others it shares bytes with. Where memory lies by itself does not count, nor do values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .._core import Layout, address
+from . import trees
+from .calls import Call
+from .private import Array, Geometry
+
+
+@dataclass(frozen=True)
+class Change:
+    """The first thing in which a call differs from the record: the leaf (None: the whole tree), what, and the two sides in words."""
+
+    leaf: int | None
+    what: str
+    expected: str
+    found: str
+
+
+class Guard:
+    """The layout of one call; `components` has the numbers of its arrays that share bytes, set by set."""
+
+    def __init__(self, call: Call) -> None:
+        self.form, self.index, self.first = call.form, call.index, call.first
+        self.flat = call.form[2][0][2] == (trees.LEAF,) * len(call.leaves) and not call.form[2][1][1]
+        self.types = tuple(map(type, call.leaves))
+        self.all_arrays = len(call.arrays) == len(call.leaves)
+        self.repeats = [(i, self.first[u]) for i, u in enumerate(self.index) if u is not None and self.first[u] != i]
+        self.layout = Layout(call.arrays)
+        self.components = components_of(self.layout)
+        self.apart = twins(call, self.components)
+        self.geometry = [(Geometry.of(a), a.flags.writeable) for a in call.arrays]
+
+    def arrays(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Sequence[Any], Sequence[Array]] | None:
+        """(leaves, distinct arrays) of a call of the same layout; None for another one."""
+        leaves = self._leaves(args, kwargs)
+        if leaves is None:
+            return None
+        for i, j in self.repeats:
+            if leaves[i] is not leaves[j]:
+                return None
+        for i, j in self.apart:
+            if leaves[i] is leaves[j]:
+                return None
+        arrays = leaves if self.all_arrays else [leaves[i] for i in self.first]
+        return (leaves, arrays) if self.layout.check(arrays) is None else None
+
+    def _leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any] | None:
+        if self.flat and not kwargs:
+            return args if tuple(map(type, args)) == self.types else None
+        if self.flat or kwargs.keys() != set(self.form[2][1][1]):
+            return None
+        leaves: list[Any] = []
+        form = trees.flatten((args, {k: kwargs[k] for k in sorted(kwargs)}), leaves)
+        return leaves if form == self.form and tuple(map(type, leaves)) == self.types else None
+
+    def change(self, call: Call) -> Change | None:
+        """The first difference of a call, in words; None where there is none."""
+        if call.form != self.form:
+            return Change(None, "the tree of arguments", told(self.form), told(call.form))
+        for i, (leaf, kind) in enumerate(zip(call.leaves, self.types, strict=True)):
+            if type(leaf) is not kind:
+                return Change(i, "type", kind.__name__, type(leaf).__name__)
+        for i, j in self.repeats:
+            if call.leaves[i] is not call.leaves[j]:
+                return Change(i, "identity", f"the very array that is {call.leaf_name(j)}", "another array")
+        for u, (geometry, writeable) in enumerate(self.geometry):
+            array = call.leaves[self.first[u]]
+            for what in ("dtype", "shape", "strides"):
+                if getattr(array, what) != getattr(geometry, what):
+                    return Change(self.first[u], what, str(getattr(geometry, what)), str(getattr(array, what)))
+            if array.flags.writeable != writeable:
+                words = ("an array that is read-only", "an array that can be written")
+                return Change(self.first[u], "writeable", words[writeable], words[not writeable])
+        for i, j in self.apart:
+            if call.leaves[i] is call.leaves[j]:
+                return Change(
+                    i, "identity", f"another array than {call.leaf_name(j)}, on the same memory", "the same array"
+                )
+        return self._relation(call)
+
+    def _relation(self, call: Call) -> Change | None:
+        found = self.layout.check([call.leaves[i] for i in self.first])
+        if found is None:
+            return None
+        number, what, other = found
+        partner = "another" if other is None else call.leaf_name(self.first[other])
+        said = {
+            "overlap": (f"no byte shared with {partner}", "a shared one"),
+            "apart": (f"bytes shared with {partner}", "none"),
+            "offset": (f"the same place relative to {partner}", "another one"),
+        }
+        expected, actual = said.get(what, ("what was recorded", "something else"))
+        return Change(self.first[number], what, expected, actual)
+
+
+def components_of(layout: Layout) -> list[list[int]]:
+    """The numbers of arrays that share bytes, directly or through others; each array is in one set."""
+    sets: dict[int, list[int]] = {}
+    for u, component in enumerate(layout.components):
+        sets.setdefault(component, []).append(u)
+    return list(sets.values())
+
+
+def twins(call: Call, components: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
+    """Leaves that are distinct arrays of the same geometry on the same memory, which could as well be one object."""
+    pairs = []
+    for group in components:
+        seen: dict[Any, int] = {}
+        for u in group:
+            a = call.arrays[u]
+            j = seen.setdefault((address(a), Geometry.of(a)), call.first[u])
+            if j != call.first[u]:
+                pairs.append((call.first[u], j))
+    return pairs
+
+
+def told(form: Any) -> str:
+    """A tree of arguments in words: f(*, [*, *], {'a': *})."""
+    _, _, (args, kwargs) = form
+    words = [drawn(one) for one in args[2]]
+    words += [f"{k}={drawn(one)}" for k, one in zip(kwargs[1], kwargs[2], strict=True)]
+    return f"f({', '.join(words)})"
+
+
+def drawn(form: Any) -> str:
+    if form is trees.LEAF:
+        return "*"
+    kind, keys, inner = form
+    if kind is dict:
+        return "{" + ", ".join(f"{k!r}: {drawn(one)}" for k, one in zip(keys, inner, strict=True)) + "}"
+    words = ", ".join(drawn(one) for one in inner)
+    return f"[{words}]" if kind is list else f"({words})"

@@ -1,0 +1,494 @@
+"""Private memory in which a function runs in the caller's stead.
+
+Arrays that share bytes form a *group*. Each group gets memory of its own, of the same extent and the same alignment, in which every array is
+rebuilt at its own place, with its own strides, dtype and flags: whoever writes one sees it in the others, as the caller would. An array that owns
+its memory is rebuilt as one that does. Only bytes that some array shows are read and written; what lies between them is nobody's.
+
+    caller      |--- x ---|          |- z -|
+                     |--- y ---|
+    private     |--- x' --|          |- z'-|      groups (x, y) and (z)
+                     |--- y' --|
+
+After the run the private bytes are compared with the caller's, which nobody has touched: what differs was written, by whatever route. Bits are
+compared, not values: NaNs, signs of zero and padding count.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .._core import address
+
+Array = np.ndarray[Any, Any]
+Name = Callable[[int], str]
+
+UNSIGNED = {n: np.dtype(f"u{n}") for n in (1, 2, 4, 8)}
+
+#: Private memory begins where the caller's does modulo this.
+LINE = 64
+
+#: What a base array that is met in a chain of bases may be, and still be known.
+CHAIN = 64
+
+
+# Where an array lies
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """How an array's elements lie from its first one on; strides are in bytes."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @staticmethod
+    def of(array: Array) -> Geometry:
+        return Geometry(array.shape, array.strides, array.dtype)
+
+    def reach(self) -> tuple[int, int]:
+        """The bytes before the first element that belong to it, as a number from 0 down, and those from it on; (0, 0) where there are none."""
+        if 0 in self.shape or self.dtype.itemsize == 0:
+            return 0, 0
+        ends = [(n - 1) * s for n, s in zip(self.shape, self.strides, strict=True)]
+        return sum(e for e in ends if e < 0), sum(e for e in ends if e > 0) + self.dtype.itemsize
+
+    def fits(self, array: Array) -> bool:
+        """Whether an array has this geometry."""
+        return bool(array.shape == self.shape and array.strides == self.strides and array.dtype == self.dtype)
+
+    @property
+    def gapless(self) -> bool:
+        """Whether the elements fill the bytes from the first to the last, each once, and all strides go up."""
+        expected = self.dtype.itemsize
+        for stride, n in sorted((s, n) for n, s in zip(self.shape, self.strides, strict=True) if n != 1):
+            if stride != expected:
+                return False
+            expected *= n
+        return True
+
+
+def root_of(array: Any) -> Any:
+    """The array at the end of the chain of bases."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
+@functools.cache
+def word(dtype: np.dtype[Any]) -> np.dtype[Any] | None:
+    """The unsigned integer as wide as a dtype; bytes one by one where there is none; None where there are no bits."""
+    size = dtype.itemsize
+    if size in UNSIGNED:
+        return UNSIGNED[size]
+    return np.dtype([("bytes", "u1", (size,))]) if size else None
+
+
+def words(array: Array) -> Array:
+    """The bits of an array as unsigned integers, whatever its strides: an axis more where no integer is as wide as its items."""
+    unsigned = word(array.dtype)
+    if unsigned is None:
+        return np.empty(0, "u1")
+    view = array.view(unsigned)
+    return view if unsigned.names is None else view["bytes"]
+
+
+def window(array: Array) -> Array:
+    """A view that keeps its geometry whatever happens to the array's, and in which an assignment copies all bits: of records the words."""
+    return words(array) if array.dtype.kind == "V" else array.view()
+
+
+def flat_bytes(array: Array) -> Array:
+    """The memory of a gapless array as one axis of bytes, from its lowest address on."""
+    order = sorted(range(array.ndim), key=lambda d: -array.strides[d])
+    return array.transpose(order).reshape(-1).view("u1")
+
+
+def can_be_thawed(array: Array) -> bool:
+    """Whether NumPy would let an array that is read-only be made writable."""
+    if array.flags.writeable or array.flags.owndata:
+        return True
+    view = array.view()
+    try:
+        view.flags.writeable = True
+    except ValueError:
+        return False
+    return True
+
+
+def opened(window: Array) -> Array:
+    """The same window, writable, on memory that can be made writable."""
+    if window.flags.writeable:
+        return window
+    return np.asarray(Lent(address(window), Geometry.of(window), False, window)).view(window.dtype)
+
+
+class Lent:
+    """Memory at an address, of an owner that is kept alive."""
+
+    def __init__(self, start: int, geometry: Geometry, readonly: bool, owner: Any) -> None:
+        self.owner = owner
+        size = geometry.dtype.itemsize
+        self.__array_interface__ = {
+            "data": (start, readonly), "shape": geometry.shape, "strides": geometry.strides, "typestr": f"|V{size}", "version": 3,
+        }  # fmt: skip
+
+
+def view_at(start: int, geometry: Geometry, writeable: bool, source: Array) -> Array:
+    """A view of a geometry whose first element lies at `start`, in the memory that `source` is a view of.
+
+    Its base is the one that a slice of `source` would have, wherever that can be had.
+    """
+    down, up = geometry.reach()
+    for whole in (root_of(source), source):
+        if (writeable and not whole.flags.writeable) or not Geometry.of(whole).gapless:
+            continue
+        low = address(whole)
+        if start + down < low or start + up > low + whole.nbytes:
+            continue
+        view = built(np.ndarray, flat_bytes(plain(whole)), start - low, geometry)
+        if not writeable:
+            view.flags.writeable = False
+        return view  # type: ignore[no-any-return]
+    held = np.asarray(Lent(start, geometry, not writeable, source))
+    return held.view(geometry.dtype)
+
+
+def built(kind: type, memory: Array, offset: int, geometry: Geometry) -> Any:
+    """An array of a class over bytes."""
+    if geometry.dtype.itemsize == 0 or memory.nbytes == 0:  # there is nothing to lie within
+        return np.asarray(Lent(address(memory), geometry, False, memory)).view(geometry.dtype).view(kind)
+    offset = 0 if 0 in geometry.shape else offset  # no byte is touched
+    return np.ndarray.__new__(
+        kind, geometry.shape, geometry.dtype, buffer=memory, offset=offset, strides=geometry.strides
+    )
+
+
+# Groups
+
+
+@dataclass(frozen=True)
+class Member:
+    """One array of a group: its number among the distinct arrays, the bytes from the group's lowest address to its first element."""
+
+    number: int
+    offset: int
+    geometry: Geometry
+    writeable: bool
+    low: int  #: its own lowest byte, from the group's
+    high: int  #: the end of its bytes
+
+
+@dataclass(frozen=True)
+class Group:
+    """Arrays that share bytes, directly or through others; most groups have one member."""
+
+    members: tuple[Member, ...]
+    size: int  #: from the lowest byte to the end of the highest
+    align: int  #: the lowest address modulo LINE
+    owner: int | None  #: which member owns the memory, all of it
+    simple: bool  #: one member, which owns its memory, can be written, and whose copy lies as it does
+    writeable: bool  #: all members can be written
+    frozen: bool  #: nobody can write it, not even after asking for it
+    cover: tuple[int, ...]  #: members that together show every byte that some member shows
+
+    @functools.cached_property
+    def numbers(self) -> tuple[int, ...]:
+        return tuple(m.number for m in self.members)
+
+    def nearest(self, low: int, high: int) -> Member:
+        """The smallest member that has the bytes from `low` to `high`; where none has them all, the first that has some, else the first."""
+        fits = [m for m in self.members if m.low <= low and high <= m.high]
+        if fits:
+            return min(fits, key=lambda m: m.high - m.low)
+        meets = [m for m in self.members if m.low < high and low < m.high]
+        return (meets or self.members)[0]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How private memory is laid out for arrays of one layout."""
+
+    groups: tuple[Group, ...]
+    where: tuple[tuple[int, int], ...]  #: for each array its group and its place there
+
+
+def plan(arrays: Sequence[Array], components: Iterable[Sequence[int]]) -> Plan:
+    """The plan for distinct arrays; `components` are the sets of those that share bytes."""
+    groups, where = [], [(0, 0)] * len(arrays)
+    for number, indices in enumerate(components):
+        group = group_of([(i, arrays[i]) for i in indices])
+        groups.append(group)
+        for place, member in enumerate(group.members):
+            where[member.number] = (number, place)
+    return Plan(tuple(groups), tuple(where))
+
+
+def group_of(arrays: Sequence[tuple[int, Array]]) -> Group:
+    """One group of numbered arrays."""
+    found = []
+    for number, array in arrays:
+        geometry, start = Geometry.of(array), address(array)
+        down, up = geometry.reach()
+        found.append((number, array, geometry, start, start + down, start + up))
+    low, high = min(f[4] for f in found), max(f[5] for f in found)
+    members = tuple(Member(n, s - low, g, a.flags.writeable, lo - low, hi - low) for n, a, g, s, lo, hi in found)
+    size = high - low
+    whole = [k for k, m in enumerate(members) if m.geometry.gapless and m.high - m.low == size]
+    owner = next((k for k in whole if owns(found[k][1])), None)
+    cover = tuple(whole[:1]) if whole else tuple(range(len(members)))
+    frozen = not any(m.writeable or can_be_thawed(f[1]) for m, f in zip(members, found, strict=True))
+    first = found[0][1]
+    simple = (
+        len(members) == 1
+        and owner == 0
+        and first.flags.writeable
+        and first.dtype.kind != "V"
+        and first.copy("K").strides == first.strides
+    )
+    return Group(members, size, low % LINE, owner, simple, all(m.writeable for m in members), frozen, cover)
+
+
+def owns(array: Array) -> bool:
+    """Whether an array owns its memory and can be made anew as one that does."""
+    if not array.flags.owndata:
+        return False
+    if array.size and array.dtype.itemsize:
+        return all(s > 0 for n, s in zip(array.shape, array.strides, strict=True) if n != 1)
+    return np.empty(array.shape, array.dtype).strides == array.strides
+
+
+# A run in private memory
+
+
+class World:
+    """Private copies of distinct arrays, for one run; see the top of this file.
+
+    `arrays`: the caller's. `private`: the copies, each an instance of `kind`. Only the groups in `copied` are copied; the other arrays are the caller's own.
+    """
+
+    def __init__(
+        self, plan: Plan, arrays: Sequence[Array], kind: type = np.ndarray, copied: Sequence[int] | None = None
+    ) -> None:
+        self.plan, self.arrays = plan, arrays
+        self.copied: Sequence[int] = range(len(plan.groups)) if copied is None else copied
+        self.private: list[Any] = list(arrays)
+        self.windows: dict[int, tuple[Array, Array]] = {}  #: of each array that was copied its (private, caller's) bits
+        self.lows: dict[int, int] = {}  #: where each group's private memory begins
+        self.roots: dict[int, int] = {}  #: whose root belongs to which group
+        for number in self.copied:
+            self._copy(number, plan.groups[number], kind)
+
+    def _copy(self, number: int, group: Group, kind: type) -> None:
+        members, private = group.members, self.private
+        if group.simple and kind is np.ndarray:
+            m = members[0]
+            its = self.arrays[m.number]
+            root = its.copy("K")
+            if root.strides == m.geometry.strides:
+                private[m.number] = root
+                self.windows[m.number] = root.view(), its
+                self.roots[id(root)], self.lows[number] = number, address(root)
+                return
+        if group.owner is not None:
+            g = members[group.owner].geometry
+            root = np.ndarray.__new__(kind, g.shape, g.dtype, strides=g.strides if 0 not in g.shape else None)
+            start = address(root)
+            memory = flat_bytes(plain(root)) if len(members) > 1 else root
+        else:
+            size = max(group.size, 1)
+            root = np.empty(size + LINE, "u1")
+            start = address(root)
+            shift = (group.align - start) % LINE
+            start += shift
+            memory = root[shift : shift + size]
+        for place, m in enumerate(members):
+            mine = root if place == group.owner else built(kind, memory, m.offset, m.geometry)
+            private[m.number] = mine
+            self.windows[m.number] = window(plain(mine)), window(self.arrays[m.number])
+        for mine, its in self.covering(group):
+            mine[...] = its
+        if not group.writeable:
+            for m in members:
+                if not m.writeable:
+                    private[m.number].flags.writeable = False
+        if group.frozen:
+            root.flags.writeable = memory.flags.writeable = False
+        self.roots[id(root)] = number
+        self.lows[number] = start
+
+    def span(self, number: int) -> tuple[int, int]:
+        """Where a group's private memory begins and ends."""
+        return self.lows[number], self.lows[number] + max(self.plan.groups[number].size, 1)
+
+    # What came of it
+
+    def members(self) -> Iterable[Member]:
+        """The places of all arrays that were copied."""
+        return (m for number in self.copied for m in self.plan.groups[number].members)
+
+    @functools.cached_property
+    def resized(self) -> frozenset[int]:
+        """Groups whose owner was given other memory: `x.resize`. What is known of the old memory must not be touched any more."""
+        found = []
+        for number in self.copied:
+            group = self.plan.groups[number]
+            if group.owner is not None:
+                array = self.private[group.members[group.owner].number]
+                if address(array) != self.lows[number] or array.nbytes != group.size:
+                    found.append(number)
+        return frozenset(found)
+
+    @functools.cached_property
+    def written(self) -> list[int]:
+        """Groups of which a byte differs from the caller's."""
+        resized = self.resized
+        return [n for n in self.copied if n not in resized and not self._unchanged(self.plan.groups[n])]
+
+    @functools.cached_property
+    def moved(self) -> list[int]:
+        """Arrays whose geometry is not what it was."""
+        return [m.number for m in self.members() if not m.geometry.fits(self.private[m.number])]
+
+    @functools.cached_property
+    def flagged(self) -> list[int]:
+        """Arrays that could be written and no longer can, or the other way round."""
+        return [m.number for m in self.members() if self.private[m.number].flags.writeable != m.writeable]
+
+    def _unchanged(self, group: Group) -> bool:
+        return all(same(mine, its) for mine, its in self.covering(group))
+
+    def covering(self, group: Group) -> list[tuple[Array, Array]]:
+        """(private, caller's) bits of members that together show all."""
+        return [self.windows[group.members[place].number] for place in group.cover]
+
+    def member_written(self, index: int) -> bool:
+        """Whether a byte of one array differs from the caller's."""
+        pair = self.windows.get(index)
+        return pair is not None and not same(*pair)
+
+    def as_it_was(self, index: int) -> Array:
+        """A private array in the geometry that it had before the run, whatever it has now."""
+        pair, (group, place) = self.windows.get(index), self.plan.where[index]
+        geometry = self.plan.groups[group].members[place].geometry
+        if pair is None or geometry.dtype.itemsize == 0:
+            return plain(self.private[index])
+        view = pair[0]
+        if view.dtype != geometry.dtype:
+            view = view.view(geometry.dtype)
+        return view if view.ndim == len(geometry.shape) else view[..., 0]
+
+    def group_at(self, array: Array) -> int | None:
+        """The group in whose memory an array lies, if it does."""
+        link: Any = array
+        for _ in range(CHAIN):
+            number = self.roots.get(id(link))
+            if number is not None:
+                return number
+            if not isinstance(link.base, np.ndarray):
+                break
+            link = link.base
+        if link.flags.owndata:
+            return None
+        start = address(array)  # by a memoryview, or another library
+        for number in self.copied:
+            low, high = self.span(number)
+            if low <= start < high:
+                return number
+        return None
+
+    # Going home
+
+    def home(self, number: int, array: Array) -> Array:
+        """The view of the caller's memory that is to the caller what `array` is to the private memory of a group."""
+        group = self.plan.groups[number]
+        geometry = Geometry.of(array)
+        if number in self.resized:
+            mine, its = (s[group.members[group.owner or 0].number] for s in (self.private, self.arrays))
+            start, source = address(its) + address(array) - address(mine), its
+        else:
+            offset = address(array) - self.lows[number]
+            down, up = geometry.reach()
+            m = group.nearest(offset + down, offset + up)
+            source = self.arrays[m.number]
+            start = address(source) - m.offset + offset
+        return view_at(start, geometry, array.flags.writeable, source)
+
+    def destinations(self, number: int, name: Name) -> list[tuple[Array, Array]]:
+        """(private bits, the caller's bits, which can be written) of a group that was written. ValueError where it is memory that nobody may write."""
+        group = self.plan.groups[number]
+        if group.frozen:
+            at = name(group.members[0].number)
+            raise ValueError(
+                f"{at} was written, but its memory is read-only: expected a function that does not, or pass a copy"
+            )
+        return [(mine, opened(its)) for mine, its in self.covering(group)]
+
+
+def plain(array: Any) -> Array:
+    """The array as NumPy's own class."""
+    result: Array = array if type(array) is np.ndarray else array.view(np.ndarray)
+    return result
+
+
+#: Up to so many bytes two windows are compared as strings of bytes.
+SMALL = 2048
+
+#: Larger windows are compared piece by piece: the first piece that differs ends it.
+PIECE = 1 << 16
+
+
+def same(mine: Array, its: Array) -> bool:
+    """Whether two windows show the same bits."""
+    if mine.nbytes <= SMALL:
+        return mine.tobytes() == its.tobytes()
+    mine, its = words(mine), words(its)
+    if mine.size <= PIECE or not (mine.flags.c_contiguous and its.flags.c_contiguous):
+        return not np.not_equal(mine, its).any()
+    mine, its = mine.reshape(-1), its.reshape(-1)
+    pieces = range(0, mine.size, PIECE)
+    return not any(np.not_equal(mine[i : i + PIECE], its[i : i + PIECE]).any() for i in pieces)
+
+
+def take_geometry(array: Array, wanted: Geometry) -> bool:
+    """Give an array another shape, dtype and strides over the memory that it has; False where no order of assignments leads there."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        first = Geometry.of(array)
+        for steps in (
+            ("dtype", "shape", "strides"),
+            ("flat", "dtype", "shape", "strides"),
+            ("shape", "strides", "dtype", "shape", "strides"),
+        ):
+            try:
+                for step in steps:
+                    assign(array, step, wanted)
+            except (ValueError, TypeError, AttributeError):
+                pass
+            if Geometry.of(array) == wanted:
+                return True
+            restore(array, first)
+    return False
+
+
+def assign(array: Array, step: str, wanted: Geometry) -> None:
+    """One assignment to an array's geometry, where it is not as wanted already."""
+    if step == "flat":
+        array.shape = (array.size,)
+    elif getattr(array, step) != getattr(wanted, step):
+        setattr(array, step, getattr(wanted, step))
+
+
+def restore(array: Array, first: Geometry) -> None:
+    """Undo what an order of assignments that led nowhere has done."""
+    for step in ("dtype", "shape", "strides", "dtype"):
+        try:
+            assign(array, step, first)
+        except (ValueError, TypeError, AttributeError):
+            continue

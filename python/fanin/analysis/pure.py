@@ -1,0 +1,354 @@
+"""The pure function of a layout: it takes distinct arguments and bases, writes none of them, and returns what was written as new values.
+
+    inputs     [a base for each group of two or more arrays of which one is written] + [all other leaves, each array once]
+    outputs    [the new value of each input that was written or whose geometry changed] + [the function's outputs]
+               + [each array of a base whose geometry changed] + [bases that several outputs share]
+
+The new value of an input has the shape that it had before; geometry that changes is fixed by the layout, and changed by the wrapper. A base is one axis of bytes, from the lowest byte of its group to the highest; so members of different dtypes need nothing special. The new value of a
+base is a new base. Descriptors (`input_descs`, `output_descs`) say what each slot is.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from .._core import address
+from ..descriptors import (
+    AOTInput,
+    AOTOutput,
+    InputMutationAOTOutput,
+    IntermediateBaseAOTOutput,
+    MetadataMutationAOTOutput,
+    PlainAOTInput,
+    PlainAOTOutput,
+    SyntheticBaseAOTInput,
+)
+from . import trees
+from .calls import Outcome, Place, outcome_of
+from .private import Array, Geometry, Group, Plan, World, built, opened, take_geometry, view_at, words
+from .records import ViewAndMutationMeta
+from .rewrite import create_synthetic_base_metadata, remove_dupe_metadata
+from .signature import GraphNames
+
+#: Where an array is found among the inner arguments: (position, None) by itself, (position, place in the group) in a base.
+Where = tuple[int, int | None]
+
+
+class Pure:
+    """A pure function of flat arguments; see the top of the module `fanin.analysis.pure` and `functionalize`.
+
+    `meta`: the metadata of the function it was made of, which counts *its* leaves. `input_descs`, `output_descs`: what each slot is.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        plan: Plan,
+        index: Sequence[int | None],
+        form: Any,
+        first: Sequence[int],
+        meta: ViewAndMutationMeta,
+        outcome: Outcome,
+        touched: frozenset[int],
+    ) -> None:
+        self.fn, self.plan, self.index, self.form, self.first, self.meta, self.outcome = (
+            fn,
+            plan,
+            index,
+            form,
+            first,
+            meta,
+            outcome,
+        )
+        self.touched = touched
+        self.moved = dict(outcome.geometry)
+        written = {plan.where[u][0] for u in touched}
+        self.bases = [g for g, group in enumerate(plan.groups) if len(group.members) > 1 and g in written]
+        self.bases.sort(key=lambda g: min(first[u] for u in plan.groups[g].numbers))
+        in_base = {u: (k, place) for k, g in enumerate(self.bases) for place, u in enumerate(plan.groups[g].numbers)}
+        #: the leaves that are passed as they are
+        self.rest = [i for i, u in enumerate(index) if u is None or (u not in in_base and first[u] == i)]
+        positions = {i: len(self.bases) + k for k, i in enumerate(self.rest)}
+        self.where: list[Where] = [
+            in_base[u] if u in in_base else (positions[first[u]], None) for u in range(len(first))
+        ]
+        self.positions = positions
+        self.changed = [
+            u for u in range(len(first)) if u not in in_base and (u in touched or u in self.moved)
+        ]  #: inputs with new values
+        #: arrays of bases whose geometry changed
+        self.late = [u for u in range(len(first)) if u in in_base and u in self.moved]
+        self.split = split(plan, set(self.bases))
+
+    def __repr__(self) -> str:
+        takes, gives = (", ".join(d.expr() for d in some) for some in (self.input_descs, self.output_descs))
+        return f"<pure {getattr(self.fn, '__name__', self.fn)}: ({takes}) -> ({gives})>"
+
+    @functools.cached_property
+    def input_descs(self) -> tuple[AOTInput, ...]:
+        """What each argument is."""
+        bases = [SyntheticBaseAOTInput(PlainAOTInput(self._named(g))) for g in self.bases]
+        return (*bases, *(PlainAOTInput(i) for i in self.rest))
+
+    @functools.cached_property
+    def output_descs(self) -> tuple[AOTOutput, ...]:
+        """What each returned value is."""
+        late = [MetadataMutationAOTOutput(k) for k in range(len(self.late))]
+        shared = [
+            next(j for j, p in enumerate(self.outcome.places) if p.kind == "shared" and p.base == k)
+            for k in range(self.num_bases)
+        ]
+        return (
+            *(InputMutationAOTOutput(d) for d in self.input_descs[: len(self.bases)]),
+            *(InputMutationAOTOutput(PlainAOTInput(self.first[u])) for u in self.changed),
+            *(PlainAOTOutput(j) for j in range(len(self.outcome.places))),
+            *late,
+            *(IntermediateBaseAOTOutput(PlainAOTOutput(j)) for j in shared),
+        )
+
+    @functools.cached_property
+    def names(self) -> GraphNames:
+        """The names of the slots for `create_graph_signature`: `expr()` of each descriptor."""
+        return GraphNames(tuple(d.expr() for d in self.input_descs), tuple(d.expr() for d in self.output_descs))
+
+    @functools.cached_property
+    def inner_meta(self) -> ViewAndMutationMeta:
+        """The metadata of the pure function: without duplicates, with bases in the place of views (`remove_dupe_metadata`, `create_synthetic_base_metadata`)."""
+        if not self.index:
+            return self.meta
+        mask = [u is None or self.first[u] == i for i, u in enumerate(self.index)]
+        kept = [i for i, keep in enumerate(mask) if keep]
+        at = {i: k for k, i in enumerate(kept)}
+        thin = remove_dupe_metadata(
+            self.meta, mask, [at[i if u is None else self.first[u]] for i, u in enumerate(self.index)]
+        )
+        outer = [None if self.index[i] is None else self._stand_in(self.index[i]) for i in kept]
+        inner: list[Any] = [np.empty(self.plan.groups[g].size, "u1") for g in self.bases] + [
+            outer[at[i]] for i in self.rest
+        ]
+        info: list[Any] = []
+        for i, array in zip(kept, outer, strict=True):
+            u = self.index[i]
+            position, place = (self.positions[i], None) if u is None else self.where[u]
+            info.append(position if place is None else (position, array))
+        return create_synthetic_base_metadata(thin, info, outer, inner, self.input_descs)[0]
+
+    def _stand_in(self, number: int | None) -> Array:
+        """An array of the shape and dtype of one of the arguments: nothing else of it is asked for."""
+        group, place = self.plan.where[number or 0]
+        geometry = self.plan.groups[group].members[place].geometry
+        return np.empty(geometry.shape, geometry.dtype)
+
+    @property
+    def num_bases(self) -> int:
+        """How many bases of shared outputs are returned at the end."""
+        return 1 + max((p.base for p in self.outcome.places if p.kind == "shared"), default=-1)
+
+    def _named(self, group: int) -> int:
+        return min(self.first[u] for u in self.plan.groups[group].numbers)
+
+    # The wrapper's way in
+
+    def inner(self, leaves: Sequence[Any], arrays: Sequence[Array]) -> list[Any]:
+        """The inner arguments for the caller's own, without a copy: bases are read-only views."""
+        return [*(base_of(self.plan.groups[g], arrays) for g in self.bases), *(leaves[i] for i in self.rest)]
+
+    # The pure function
+
+    def __call__(self, *inner: Any) -> list[Any]:
+        """Run the function on copies. ValueError: more or fewer arguments, of other shapes or dtypes, than those that `input_descs` tells of, or a function that does
+        otherwise than at the recorded call."""
+        arrays = self._arrays(inner)
+        world = World(self.split, arrays)
+        it = iter([inner[self.positions[i]] if u is None else world.private[u] for i, u in enumerate(self.index)])
+        _, _, (args, kwargs) = self.form
+        given = [trees.unflatten(one, it) for one in args[2]]
+        named = {k: trees.unflatten(one, it) for k, one in zip(kwargs[1], kwargs[2], strict=True)}
+        copies = trees.Copies(lambda leaf: leaf)
+        result = self.fn(*[copies.of(a) for a in given], **{k: copies.of(v) for k, v in named.items()})
+        if copies.changed():
+            raise ValueError(
+                "pure: the function changed a list or dict among its arguments: a pure function cannot; return what it should hold"
+            )
+        outputs: list[Any] = []
+        extra: list[Any] = []
+        outcome = outcome_of(world, result, outputs, extra)
+        self._hold(world, outcome)
+        values = [new_base(self.plan.groups[g], inner[k], world) for k, g in enumerate(self.bases)]
+        values += [world.as_it_was(u) if u in self.touched else world.private[u] for u in self.changed]
+        return values + outputs + [world.private[u] for u in self.late] + extra
+
+    def _arrays(self, inner: Sequence[Any]) -> list[Array]:
+        """The arrays as the outer function has them: views of bases, and those that were passed as they are."""
+        descs = self.input_descs
+        if len(inner) != len(descs):
+            raise ValueError(
+                f"pure: expected {len(descs)} arguments, {', '.join(d.expr() for d in descs)}; got {len(inner)}"
+            )
+        found = []
+        for u, (position, place) in enumerate(self.where):
+            array = inner[position]
+            group, member = self.plan.where[u]
+            expected = self.plan.groups[group].members[member].geometry
+            shape, dtype = (
+                (expected.shape, expected.dtype) if place is None else ((self.plan.groups[group].size,), np.dtype("u1"))
+            )
+            if not isinstance(array, np.ndarray) or array.shape != shape or array.dtype != dtype:
+                got = f"{array.dtype} {array.shape}" if isinstance(array, np.ndarray) else type(array).__name__
+                raise ValueError(
+                    f"pure: {descs[position].expr()}: expected an array of {dtype}, shape {shape}; got {got}"
+                )
+            found.append(array if place is None else member_at(self.plan.groups[group], place, array))
+        return found
+
+    def _hold(self, world: World, outcome: Outcome) -> None:
+        """ValueError where a run did otherwise than the record says."""
+        allowed = {u for k, g in enumerate(self.bases) for u in self.plan.groups[g].numbers} | self.touched
+        for g in outcome.written:
+            for u in self.split.groups[g].numbers:
+                if u not in allowed:
+                    raise ValueError(
+                        f"pure: {PlainAOTInput(self.first[u]).expr()} is written, and was not at the recorded call"
+                    )
+        before = self.outcome
+        roles = [[role(p, self.plan) for p in before.places], [role(p, self.plan, self.split) for p in outcome.places]]
+        rest = [(o.geometry, o.resized, o.flags, o.form) for o in (before, outcome)]
+        if rest[0] != rest[1] or roles[0] != roles[1]:
+            wrong = next((j for j, (a, b) in enumerate(zip(*roles, strict=False)) if a != b), None)
+            name = "the result" if wrong is None else PlainAOTOutput(wrong).expr()
+            raise ValueError(
+                f"pure: {name} is not what it was at the recorded call: views and geometry of a pure function are fixed by the layout"
+            )
+
+    # The wrapper's way out
+
+    def finish(self, arrays: Sequence[Array], leaves: Sequence[Any], values: Sequence[Any]) -> Any:
+        """Give the caller what the values of a pure run say: writes, geometry, views of the caller's own arrays. Returns the function's result."""
+        if self.outcome.resized:
+            raise ValueError(
+                f"functionalize: {PlainAOTInput(self.first[self.outcome.resized[0]]).expr()} is resized: a compiled function cannot do that"
+            )
+        count = len(self.output_descs)
+        if len(values) != count:
+            raise ValueError(
+                f"functionalize: expected {count} values of the compiled function, {', '.join(d.expr() for d in self.output_descs)}; got {len(values)}"
+            )
+        news, outputs, bases = self._parts(list(values))
+        moves = []
+        for g, value in zip(self.bases, news, strict=False):
+            group = self.plan.groups[g]
+            for place in group.cover:
+                moves.append(
+                    (
+                        words(member_at(group, place, np.asarray(value))),
+                        opened(words(arrays[group.members[place].number])),
+                    )
+                )
+        for u, value in zip(self.changed, news[len(self.bases) :], strict=True):
+            if u in self.touched:
+                moves.append((words(np.asarray(value)), opened(words(arrays[u]))))
+        for mine, its in moves:
+            its[...] = mine
+        for u, geometry in self.moved.items():
+            take_geometry(arrays[u], geometry)
+        result = trees.unflatten(self.outcome.form, iter(self._outputs(arrays, outputs, bases)))
+        for u, writeable in self.outcome.flags:
+            arrays[u].flags.writeable = writeable
+        return result
+
+    def _parts(self, values: list[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+        cuts = list(
+            itertools.accumulate((len(self.bases) + len(self.changed), len(self.outcome.places), len(self.late)))
+        )
+        return values[: cuts[0]], values[cuts[0] : cuts[1]], values[cuts[2] :]
+
+    def _outputs(self, arrays: Sequence[Array], outputs: Sequence[Any], bases: Sequence[Any]) -> list[Any]:
+        """Each output: passed on, the caller's own array, or a view made anew."""
+        made: list[Any] = list(outputs)
+        order = sorted(range(len(made)), key=lambda j: self.outcome.places[j].kind == "output")  # bases first
+        for j in order:
+            p = self.outcome.places[j]
+            if p.same_as is not None and p.same_as < j:
+                made[j] = made[p.same_as]
+            elif p.kind == "input":
+                made[j] = arrays[p.base]
+            elif p.kind == "view":
+                made[j] = self._view(arrays, p)
+            elif p.kind in ("output", "shared"):
+                base = made[p.base] if p.kind == "output" else np.asarray(bases[p.base])
+                made[j] = view_in(base, p)
+        return made
+
+    def _view(self, arrays: Sequence[Array], p: Place) -> Array:
+        assert p.geometry is not None
+        group, place = self.plan.where[p.base]
+        m = self.plan.groups[group].members[place]
+        return view_at(address(arrays[p.base]) - m.offset + p.offset, p.geometry, p.writeable, arrays[p.base])
+
+
+def role(p: Place, plan: Plan, split: Plan | None = None) -> tuple[Any, ...]:
+    """What an output is, so that two runs can be compared; `split`: the plan of the run, if it was not `plan`."""
+    if p.kind == "plain":
+        return p.kind, p.array
+    base, offset = p.base, p.offset
+    if p.kind == "view":
+        base, place = plan.where[p.base]
+        if split is not None and len(split.groups[split.where[p.base][0]].members) == 1:
+            offset += plan.groups[base].members[place].low
+    return p.kind, base, offset, p.same_as, p.geometry, p.writeable
+
+
+def view_in(base: Array, p: Place) -> Array:
+    """A view of memory that outputs share."""
+    assert p.geometry is not None
+    start = address(base) + Geometry.of(base).reach()[0]
+    return view_at(start + p.offset, p.geometry, p.writeable, base)
+
+
+def split(plan: Plan, merged: set[int]) -> Plan:
+    """A plan in which only some groups stay together: arrays of the others are passed one by one, and may lie anywhere."""
+    groups: list[Group] = []
+    where = list(plan.where)
+    for g, group in enumerate(plan.groups):
+        if g in merged or len(group.members) == 1:
+            for place, m in enumerate(group.members):
+                where[m.number] = (len(groups), place)
+            groups.append(group)
+            continue
+        for place, m in enumerate(group.members):
+            low = m.low
+            alone = type(m)(m.number, m.offset - low, m.geometry, m.writeable, 0, m.high - low)
+            where[m.number] = (len(groups), 0)
+            owner = 0 if place == group.owner else None
+            groups.append(
+                Group((alone,), m.high - low, (group.align + low) % 64, owner, False, m.writeable, group.frozen, (0,))
+            )
+    return Plan(tuple(groups), tuple(where))
+
+
+def base_of(group: Group, arrays: Sequence[Array]) -> Array:
+    """The caller's memory of a group as one axis of bytes, read-only."""
+    m = group.members[0]
+    source = arrays[m.number]
+    return view_at(address(source) - m.offset, Geometry((group.size,), (1,), np.dtype("u1")), False, source)
+
+
+def member_at(group: Group, place: int, base: Array) -> Array:
+    """One array of a group, as a view of its base."""
+    m = group.members[place]
+    memory = base if base.flags.c_contiguous else np.ascontiguousarray(base)
+    return built(np.ndarray, memory, m.offset, m.geometry)  # type: ignore[no-any-return]
+
+
+def new_base(group: Group, base: Array, world: World) -> Array:
+    """A base's new value: what its arrays show, and elsewhere what was there."""
+    value = np.array(base, "u1")
+    for place in group.cover:
+        mine = world.windows[group.members[place].number]
+        words(member_at(group, place, value))[...] = words(mine[0])
+    return value

@@ -1,0 +1,150 @@
+"""Arguments and results as trees: lists, tuples, named tuples and dicts, whose leaves are everything else.
+
+A tree is flattened in the order in which it is read; the leaves are what descriptors count (`args[0]` is the first leaf). What other objects hold is
+out of sight: they are leaves themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+#: A leaf's place in a tree's form.
+LEAF = "*"
+
+Leaf = Callable[[Any], Any]
+
+
+def kind_of(node: Any) -> type | None:
+    """list, tuple or dict for what is exactly that, a named tuple's own type, None for a leaf."""
+    kind = type(node)
+    if kind is list or kind is tuple or kind is dict:
+        return kind
+    return kind if issubclass(kind, tuple) and hasattr(kind, "_make") and hasattr(kind, "_fields") else None
+
+
+def items_of(node: Any, kind: type) -> list[Any]:
+    """What a container holds, in order."""
+    return list(node.values()) if kind is dict else list(node)
+
+
+def flatten(tree: Any, leaves: list[Any]) -> Any:
+    """Append the leaves of a tree to `leaves` and return its form, which can be compared and hashed where its keys can."""
+    kind = kind_of(tree)
+    if kind is None:
+        leaves.append(tree)
+        return LEAF
+    keys = tuple(tree) if kind is dict else None
+    return (kind, keys, tuple([flatten(item, leaves) for item in items_of(tree, kind)]))
+
+
+def unflatten(form: Any, leaves: Iterator[Any]) -> Any:
+    """A new tree of a form, from its leaves."""
+    if form is LEAF:
+        return next(leaves)
+    kind, keys, inner = form
+    items = [unflatten(one, leaves) for one in inner]
+    return made(kind, items, keys)
+
+
+def made(kind: type, items: list[Any], keys: Sequence[Any] | None) -> Any:
+    """A container of a kind."""
+    if kind is dict:
+        return dict(zip(keys or (), items, strict=True))
+    if kind is list:
+        return items
+    return tuple(items) if kind is tuple else kind._make(items)  # type: ignore[attr-defined]
+
+
+def paths(form: Any, at: str) -> list[str]:
+    """How each leaf of a tree called `at` is reached, as "args[1]['w']"."""
+    if form is LEAF:
+        return [at]
+    _, keys, inner = form
+    names = keys if keys is not None else range(len(inner))
+    return [path for name, one in zip(names, inner, strict=True) for path in paths(one, f"{at}[{name!r}]")]
+
+
+class Copies:
+    """Copies of trees in which leaves are replaced, each container once: one that is met twice is one copy.
+
+    `pairs` has (original, copy, what the copy held at first) of each list and dict, so that what a function does to a container can be told.
+    """
+
+    def __init__(self, leaf: Leaf) -> None:
+        self.leaf = leaf
+        self.pairs: list[tuple[Any, Any, Any]] = []
+        self._known: dict[int, Any] = {}
+
+    def of(self, tree: Any) -> Any:
+        """The copy of a tree."""
+        kind = kind_of(tree)
+        if kind is None:
+            return self.leaf(tree)
+        if id(tree) in self._known:
+            return self._known[id(tree)]
+        if kind is dict:
+            copy: Any = {}
+            self._known[id(tree)] = copy
+            copy.update((key, self.of(item)) for key, item in tree.items())
+            self.pairs.append((tree, copy, dict(copy)))
+        elif kind is list:
+            copy = []
+            self._known[id(tree)] = copy
+            copy.extend(self.of(item) for item in tree)
+            self.pairs.append((tree, copy, list(copy)))
+        else:
+            self._known[id(tree)] = copy = made(kind, [self.of(item) for item in tree], None)
+        return copy
+
+    def changed(self) -> list[tuple[Any, Any]]:
+        """(original, copy) of the containers whose copy holds other things than at first, or in another order."""
+        return [(original, copy) for original, copy, first in self.pairs if not same_items(copy, first)]
+
+
+def same_items(one: Any, other: Any) -> bool:
+    """Whether two lists or two dicts hold the very same objects, in the same order."""
+    if len(one) != len(other):
+        return False
+    if isinstance(one, dict):
+        return all(a is b and one[a] is other[b] for a, b in zip(one, other, strict=True))
+    return all(a is b for a, b in zip(one, other, strict=True))
+
+
+class Homeward:
+    """Takes a function's result home: `leaf` says what each leaf becomes, `containers` which container was whose copy.
+
+    Containers that the function made are kept, and filled anew where something in them changes; tuples are made anew then.
+    """
+
+    def __init__(self, leaf: Leaf, copies: Copies) -> None:
+        self.leaf = leaf
+        self._known: dict[int, Any] = {id(copy): original for original, copy, _ in copies.pairs}
+        self._alive: list[Any] = []
+
+    def of(self, tree: Any) -> Any:
+        """What the caller gets for a tree."""
+        kind = kind_of(tree)
+        if kind is None:
+            return self.leaf(tree)
+        if id(tree) in self._known:
+            return self._known[id(tree)]
+        self._alive.append(tree)
+        if kind is list or kind is dict:
+            self._known[id(tree)] = tree
+            self.fill(tree, tree)
+            return tree
+        items = [self.of(item) for item in tree]
+        result = tree if all(a is b for a, b in zip(items, tree, strict=True)) else made(kind, items, None)
+        self._known[id(tree)] = result
+        return result
+
+    def fill(self, target: Any, source: Any) -> None:
+        """Make a list or dict hold what another one holds, taken home."""
+        if isinstance(source, dict):
+            new = {key: self.of(item) for key, item in source.items()}
+            if not same_items(target, new):
+                target.clear()
+                target.update(new)
+        else:
+            target[:] = [self.of(item) for item in source]

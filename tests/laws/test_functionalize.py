@@ -1,0 +1,178 @@
+"""The law of `functionalize`: calling the wrapper leaves every caller's array, every output, and all that they share, exactly as calling the function itself.
+
+Two worlds that look the same, a random program of views and writes; one is given to the function, the other to the wrapper. Memory is the oracle: the bytes of all
+storages, dtype, shape, strides and flags of all arguments, and of each output the same, which object it is, and where it lies: in which storage, how to
+the other outputs. Each program runs a second time on other bytes, where the layout is known. A program that raises leaves the arrays as they were.
+
+    FANIN_SEED=7 pytest tests/laws/test_functionalize.py      other programs; "random" draws a seed and prints it
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fanin.analysis import BehaviourChangedError, Pure, functionalize
+from laws import programs
+from laws.programs import Stop
+
+SEED = os.environ.get("FANIN_SEED", "20261121")
+
+#: How the wrapper is made, and how many calls of 10 are made so.
+WAYS = ["record", "record", "record", "record", "record", "twice", "error", "lend", "pure", "kwargs"]
+
+
+def itself(pure: Pure) -> Pure:
+    """The compiler that compiles nothing: calls go through the pure function, and nothing but its values comes back."""
+    return pure
+
+
+def wrapper(fn: Any, way: str, layout: int) -> Any:
+    if way in ("error", "pure"):
+        example = programs.world(layout, layout).args
+        return functionalize(
+            fn, example, guard="error" if way == "error" else "specialise", compiler=itself if way == "pure" else None
+        )
+    return functionalize(fn, lend=way == "lend")
+
+
+def outcome(call: Any, args: tuple[Any, ...], way: str) -> tuple[Any, str | None]:
+    try:
+        if way == "kwargs":
+            return call(*args[:1], rest=args[1:]), None
+        return call(*args), None
+    except Stop:
+        return None, "raised"
+
+
+def differences(layout: int, numbers: list[int], way: str, seen: Counter[str]) -> list[tuple[Any, Any]]:
+    """What differs between the function itself and the wrapper, as pairs (itself, wrapper)."""
+    body = programs.program(numbers, seen, containers=way != "pure")
+    fn = (lambda first, rest: body(first, *rest)) if way == "kwargs" else body
+    wrapped: Any = None
+    for data in range(1 if way in ("record", "kwargs") else 2):
+        one, two = (programs.world(layout, layout + 7919 * data) for _ in range(2))
+        before = state(two)
+        expected, error = outcome(fn, one.args, way)
+        try:
+            wrapped = wrapped or wrapper(fn, way, layout)
+            found, other = outcome(wrapped, two.args, way)
+        except Stop:
+            found, other = None, "raised"
+        except BehaviourChangedError:
+            if before != state(two):
+                return [(before, state(two))]
+            seen["refused: its writes were other ones"] += 1
+            return []
+        except ValueError as e:
+            if "pure: " not in str(e):
+                raise
+            seen["refused: its writes were other ones"] += 1
+            return []
+        if error or other:
+            seen["raised"] += 1
+            if error != other:
+                return [(error, other)]
+            return [] if (way == "lend" and data) or before == state(two) else [(before, state(two))]
+        told = programs.tell(expected, one), programs.tell(found, two)
+        wrong = [(a, b) for a, b in zip(*told, strict=True) if a != b]
+        if wrong:
+            return wrong
+        note(wrapped.meta, two.kinds, seen)
+    return []
+
+
+def state(w: programs.World) -> Any:
+    return w.memory(), [programs.looks(a) for a in w.arrays]
+
+
+def note(meta: Any, kinds: set[str], seen: Counter[str]) -> None:
+    """Count what kinds of program there were."""
+    for kind in kinds:
+        seen[f"argument: {kind}"] += 1
+    for i in meta.input_info:
+        seen[f"input: data {i.mutates_data:d}, geometry {i.mutates_metadata:d}"] += 1
+    for o in meta.output_info:
+        seen[f"output: {o.output_type.name}"] += 1
+
+
+def run(count: int, seed: Any) -> Counter[str]:
+    """Many programs; AssertionError with the smallest list of numbers that still differs."""
+    print(f"FANIN_SEED={seed}")
+    seen: Counter[str] = Counter()
+    source = random.Random(seed)
+    for k in range(count):
+        layout, numbers, way = source.getrandbits(32), programs.numbers(source), WAYS[k % len(WAYS)]
+        if differences(layout, numbers, way, seen):
+            numbers = shorter(layout, numbers, way)
+            pairs = "\n".join(f"itself:  {a}\nwrapper: {b}" for a, b in differences(layout, numbers, way, Counter()))
+            raise AssertionError(
+                f"program {k} of seed {seed}: differences({layout}, {numbers}, {way!r})\n{pairs[:4000]}"
+            )
+        seen["programs"] += 1
+    return seen
+
+
+def shorter(layout: int, numbers: list[int], way: str) -> list[int]:
+    """The same with as many numbers cut off or made 0 as go."""
+    while numbers and differences(layout, numbers[:-1], way, Counter()):
+        numbers = numbers[:-1]
+    for i in range(len(numbers)):
+        if differences(layout, [*numbers[:i], 0, *numbers[i + 1 :]], way, Counter()):
+            numbers = [*numbers[:i], 0, *numbers[i + 1 :]]
+    return numbers
+
+
+#: What must have occurred, and how often in each thousand programs at least.
+CLASSES = {
+    "input: data 1, geometry 0": 200, "input: data 0, geometry 1": 20, "input: data 1, geometry 1": 5, "input: data 0, geometry 0": 500, "raised": 5, "list changed": 2, "dict changed": 2, "flags": 5,
+    "output: non_alias": 100, "output: alias_of_input": 100, "output: is_input": 200, "output: alias_of_intermediate": 2, "output: unsafe_view_alias": 5,
+    "output: alias_of_intermediate_save_as_output": 2, "output: alias_of_intermediate_base_is_user_output": 20,
+    "argument: duplicate": 50, "argument: twin": 50, "argument: read-only": 50, "argument: bytes": 20, "argument: broadcast": 50, "argument: zero stride": 50,
+    "argument: reversed": 50, "argument: 0-d": 50, "argument: empty": 20, "argument: owner": 100, "argument: container": 50, "argument: dtype >f8": 50,
+    "argument: dtype [('a', '<i2'), ('b', '>f4'), ('c', 'u1', (2,))]": 10, "argument: dtype |V0": 5, "argument: dtype bool": 5,
+}  # fmt: skip
+
+
+def check_classes(seen: Counter[str]) -> None:
+    thousands = seen["programs"] / 1000
+    few = {name: seen[name] for name, least in CLASSES.items() if seen[name] < least * thousands}
+    assert not few, f"too few of {few}: {sorted(seen.items())}"
+    for name in (*programs.VIEWS, *programs.WRITES, *programs.GEOMETRY):
+        kinds = [f"{kind}: {name}" for kind in ("view", "write", "geometry")]
+        assert any(seen[k] > 3 * thousands / 2 for k in kinds), f"{name} hardly occurs"
+    assert seen["refused: its writes were other ones"] < 2 * thousands, (
+        "most programs do the same whatever the bytes are"
+    )
+
+
+def test_calling_the_wrapper_leaves_all_as_calling_the_function_itself() -> None:
+    seed = random.randrange(2**32) if SEED == "random" else SEED
+    check_classes(run(10_000, seed))
+
+
+@pytest.mark.slow
+def test_the_law_holds_for_many_more_programs() -> None:
+    check_classes(run(100_000, f"{SEED}, many"))
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), derandomize=SEED != "random")
+@given(
+    layout=st.integers(0, 2**32 - 1),
+    numbers=st.lists(st.integers(0, 2**16 - 1), max_size=40),
+    way=st.sampled_from(sorted(set(WAYS))),
+)
+def test_the_law_holds_for_programs_that_hypothesis_draws(layout: int, numbers: list[int], way: str) -> None:
+    assert differences(layout, numbers, way, Counter()) == []
+
+
+def test_the_same_numbers_make_the_same_world_and_program() -> None:
+    one, two = programs.world(5, 6), programs.world(5, 6)
+    assert one.memory() == two.memory() and state(one) == state(two)
+    assert programs.world(5, 7).memory() != one.memory()

@@ -1,0 +1,155 @@
+"""Planted faults in collect_metadata and functionalize: each is noticed by a rule's own test.
+
+A fault is a rule that is left out or turned round: how inputs and outputs are told apart, how private memory is laid out, what is checked and when, how views,
+geometry and writes find their way back. A few are planted in the ordinary run, all of them in the longer one.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import warnings
+from collections.abc import Callable
+
+import pytest
+
+import pymutants
+import test_collect
+import test_functionalize
+from pymutants import Mutant, planted, survivors
+
+A = "fanin.analysis."
+#: The modules in the order in which they import each other.
+ORDER = ["trees", "private", "calls", "guards", "tracked", "collect", "pure", "wrapper"]
+
+
+def fault(name: str, old: str, new: str) -> Mutant:
+    after = ORDER[ORDER.index(name) + 1 :]
+    return Mutant(A + name, old, new, tuple(A + other for other in after))
+
+
+MUTANTS = [
+    # private memory
+    fault("private", "start = address(root)\n            shift = (group.align - start) % LINE", "start = address(root)\n            shift = (group.align + 8 - start) % LINE"),
+    fault("private", "            mine[...] = its\n", "            pass\n"),
+    fault("private", "        if not group.writeable:", "        if False:"),
+    fault("private", "        if group.frozen:\n            root", "        if False:\n            root"),
+    fault("private", "and not self._unchanged(self.plan.groups[n])]", "and self._unchanged(self.plan.groups[n])]"),
+    fault("private", "        return mine.tobytes() == its.tobytes()", "        return bool((mine == its).all())"),
+    fault("private", "return words(array) if array.dtype.kind == \"V\" else array.view()", "return array.view()"),
+    fault("private", "if not m.geometry.fits(self.private[m.number])]", "if m.geometry.shape != self.private[m.number].shape]"),
+    fault("private", "offset = address(array) - self.lows[number]\n", "offset = 0\n"),
+    fault("private", "        if not writeable:\n            view.flags.writeable = False\n", ""),
+    fault("private", "address(its) + address(array) - address(mine), its", "address(its), its"),
+    fault("private", "    for whole in (root_of(source), source):", "    for whole in ():"),
+    fault("private", "        if group.frozen:\n            at = name", "        if True:\n            at = name"),
+    fault("private", "            if low <= start < high:\n                return number", "            if False:\n                return number"),
+    # outputs
+    fault("calls", "        elif id(o) in inputs:\n            places.append", "        elif False:\n            places.append"),
+    fault("calls", "same_as = first_seen.setdefault(id(o), j) if isinstance(o, np.ndarray) else j", "same_as = j"),
+    fault("calls", "    if origin is not None and origin in group.numbers:", "    if False:"),
+    fault("calls", "        if id(root) in distinct:", "        if False:"),
+    fault("calls", "            kind, base = \"shared\", len(bases)", "            kind, base = \"shared\", 0"),
+    fault("calls", "own=o.base is None", "own=True"),
+    fault("calls", "        if id(o) in inputs:\n            return inputs[id(o)]", "        if False:\n            return o"),
+    fault("calls", "        if id(o) in known:\n            return known[id(o)]\n", ""),
+    fault("calls", "    for mine, its in moves:\n        its[...] = mine\n", ""),
+    fault("calls", "    for u in world.moved:\n        take_geometry(world.arrays[u], ", "    for u in ():\n        take_geometry(world.arrays[u], "),
+    fault("calls", "        world.arrays[u].flags.writeable = world.private[u].flags.writeable", "        pass"),
+    fault("calls", "        if isinstance(o, np.ndarray) and not remakeable(o)", "        if False and not remakeable(o)"),
+    fault("calls", "        if len(args) > len(takes) and not rest:", "        if False:"),
+    fault("calls", "    if array.dtype.hasobject:", "    if False:"),
+    fault("calls", "    if type(array) is not np.ndarray:", "    if False:"),
+    fault("calls", "return short if short == path else f\"{short} (at {path})\"", "return short"),
+    # inputs
+    fault("collect", "data = not resized and (earlier or itself or world.member_written(u))", "data = not resized and (earlier or itself)"),
+    fault("collect", "data = not resized and (earlier or itself or world.member_written(u))", "data = not resized and (earlier or world.member_written(u))"),
+    fault("collect", "data = not resized and (earlier or itself or world.member_written(u))", "data = earlier or itself or resized"),
+    fault("collect", "mutates_metadata=resized or any(u == v for v, _ in outcome.geometry)", "mutates_metadata=resized"),
+    fault("collect", "mutations_hidden_from_autograd=not seen if log else not data", "mutations_hidden_from_autograd=not data"),
+    fault("collect", "mutations_under_no_grad_or_inference_mode=data and seen == {False}", "mutations_under_no_grad_or_inference_mode=data and False in seen"),
+    fault("collect", "if origin in near} if log", "if origin == u} if log"),
+    fault("collect", "base = place.base if place.kind == \"output\" else call.first[place.base]", "base = place.base"),
+    fault("collect", "alias_of_intermediate_save_as_output if first is place else", "alias_of_intermediate_save_as_output if True else"),
+    fault("collect", "kind = OutputType.non_alias if place.own else OutputType.unsafe_view_alias", "kind = OutputType.non_alias"),
+    fault("collect", "if info.has_mutation_tangent and u is not None:", "if info.mutates_data and u is not None:"),
+    fault("collect", "if out.output_type in PLAIN_TYPES and out.requires_grad_for_backward:", "if out.requires_grad_for_backward:"),
+    # what tracked arrays see
+    fault("tracked", "            for o in out:\n                written(o)\n", ""),
+    fault("tracked", "        if low <= address(array) < high:", "        if True:"),
+    fault("tracked", "        if not basic(key):", "        if False:"),
+    fault("tracked", "        if func in WRITERS and args:", "        if False:"),
+    fault("tracked", "        written(self)\n        super().__setitem__(key, value)", "        super().__setitem__(key, value)"),
+    # the guard
+    fault("guards", "            if leaves[i] is not leaves[j]:\n                return None", "            pass"),
+    fault("guards", "            if leaves[i] is leaves[j]:\n                return None", "            pass"),
+    fault("guards", "if self.layout.check(arrays) is None else None", "if True else None"),
+    fault("guards", "            return args if tuple(map(type, args)) == self.types else None", "            return args if len(args) == len(self.types) else None"),
+    fault("guards", "return leaves if form == self.form and", "return leaves if"),
+    # the pure function
+    fault("pure", "if len(group.members) > 1 and g in written]", "if len(group.members) > 1]"),
+    fault("pure", "self.bases.sort(key=lambda g: min(first[u] for u in plan.groups[g].numbers))", "self.bases.reverse()"),
+    fault("pure", "if u is None or (u not in in_base and first[u] == i)]", "if u is None or u not in in_base]"),
+    fault("pure", "self.late = [u for u in range(len(first)) if u in in_base and u in self.moved]", "self.late = []"),
+    fault("pure", "if len(inner) != len(descs):", "if False:"),
+    fault("pure", "array.shape != shape or array.dtype != dtype:", "array.shape != shape:"),
+    fault("pure", "        if copies.changed():", "        if False:"),
+    fault("pure", "                if u not in allowed:", "                if False:"),
+    fault("pure", "        if rest[0] != rest[1] or roles[0] != roles[1]:", "        if False:"),
+    fault("pure", "        if len(values) != count:", "        if False:"),
+    fault("pure", "            take_geometry(arrays[u], geometry)", "            pass"),
+    fault("pure", "            if p.same_as is not None and p.same_as < j:", "            if False:"),
+    fault("pure", "                made[j] = arrays[p.base]", "                pass"),
+    fault("pure", "            arrays[u].flags.writeable = writeable", "            pass"),
+    fault("pure", "    value = np.array(base, \"u1\")", "    value = base"),
+    # the wrapper
+    fault("wrapper", "        if self._guard == \"error\" and self._records:", "        if False:"),
+    fault("wrapper", "        if self._guard == \"error\":\n            self._hold(", "        if False:\n            self._hold("),
+    fault("wrapper", "copied=record.to_copy if self._lend else None", "copied=None"),
+    fault("wrapper", "        for original, copy in copies.changed():\n            home.fill(original, copy)\n", ""),
+    fault("wrapper", "        record.touched |= more\n", ""),
+    fault("wrapper", "[: self._keep]", ""),
+    fault("wrapper", "    for g in sorted(outcome.written - record.written):", "    for g in ():"),
+    fault("wrapper", "        if known.get(u) != now.get(u):", "        if False:"),
+    fault("wrapper", "    if before.form != outcome.form:", "    if False:"),
+    fault("wrapper", "        if role(a, record) != role(b, record):", "        if False:"),
+    fault("trees", "        if id(tree) in self._known:\n            return self._known[id(tree)]\n        self._alive", "        self._alive"),
+]  # fmt: skip
+
+
+def unparametrized() -> list[Callable[[], None]]:
+    """The rules' tests, those of the wrapper first."""
+    plain = [
+        t
+        for name, t in vars(test_collect).items()
+        if name.startswith("test_") and not getattr(t, "pytestmark", None) and t.__code__.co_argcount == 0
+    ]
+    return [*test_functionalize.CHECKS, test_collect.check_routes, test_collect.check_bad_arguments, *plain]
+
+
+def quiet(mutants: list[Mutant]) -> list[str]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return survivors(mutants, unparametrized())
+
+
+def test_every_text_stands_in_its_module_once() -> None:
+    for mutant in MUTANTS:
+        with planted(mutant):
+            pass
+
+
+def test_some_planted_faults_are_noticed() -> None:
+    seed = os.environ.get("FANIN_SEED", "20261121")
+    print(f"FANIN_SEED={seed}")
+    assert quiet(random.Random(seed).sample(MUTANTS, 10)) == []
+
+
+@pytest.mark.slow
+def test_every_planted_fault_is_noticed() -> None:
+    assert quiet(MUTANTS) == []
+
+
+def test_a_fault_that_is_none_survives() -> None:
+    harmless = Mutant(A + "trees", 'LEAF = "*"', 'LEAF = "+"', tuple(A + other for other in ORDER[1:]))
+    assert pymutants.notices(harmless, test_functionalize.CHECKS[:3]) is None

@@ -1,0 +1,715 @@
+"""`functionalize`: the wrapper, its guard, the pure function, the compiled one; each rule by itself. The law over random programs is in tests/laws."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fanin import descriptors as d
+from fanin.analysis import BehaviourChangedError, GraphNames, LayoutChangedError, create_graph_signature, functionalize
+from fanin.analysis import guards as guard_module
+from fanin.analysis.calls import call_of
+
+#: Asked for its names, so that planted faults are met.
+F = importlib.import_module("fanin.analysis.wrapper")
+
+
+def itself(pure: Any) -> Any:
+    return pure
+
+
+def both(
+    fn: Callable[..., Any], make: Callable[[], tuple[Any, ...]], calls: int = 2, **options: Any
+) -> list[tuple[Any, Any, tuple[Any, ...], tuple[Any, ...]]]:
+    """(result of fn, result of the wrapper, arguments of fn, arguments of the wrapper) of each of some calls."""
+    wrapped = F.functionalize(fn, **options)
+    found = []
+    for _ in range(calls):
+        one, two = make(), make()
+        found.append((fn(*one), wrapped(*two), one, two))
+    return found
+
+
+def check_same(fn: Callable[..., Any], make: Callable[[], tuple[Any, ...]], **options: Any) -> None:
+    """Arguments and plain results are the same after both."""
+    for expected, result, one, two in both(fn, make, **options):
+        for a, b in zip((*one, expected), (*two, result), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+WAYS: list[dict[str, Any]] = [{}, {"lend": True}, {"guard": "error"}, {"compiler": itself}]
+
+
+# Writes
+
+
+def overlapping() -> tuple[Any, ...]:
+    w = np.arange(8.0)
+    return w[:5], w[3:], w
+
+
+def check_writes_reach_the_caller() -> None:
+    def fn(a: Any, b: Any, w: Any) -> Any:
+        a += 1
+        b[::-1] *= 2
+        np.asarray(w)[0] = 9
+        return w.sum()
+
+    for way in WAYS:
+        check_same(fn, overlapping, **way)
+
+
+def check_a_write_through_one_is_seen_by_another_within_the_call() -> None:
+    def fn(a: Any, b: Any, w: Any) -> Any:
+        a[4] = 50
+        return b[1] + w[4]
+
+    for way in WAYS:
+        for expected, result, *_ in both(fn, overlapping, **way):
+            assert expected == result == 100
+
+
+def check_members_of_other_dtypes_are_one_base() -> None:
+    def make() -> tuple[Any, ...]:
+        memory = np.arange(40, dtype="u1")
+        return memory[1:9].view("f4"), memory[4:12].view("i2"), memory[20:30][::-2].view("i1"), memory
+
+    def fn(a: Any, b: Any, c: Any, memory: Any) -> None:
+        a[:] = 1.5
+        b[2] = -3
+        c[1] = -1
+
+    for way in WAYS:
+        check_same(fn, make, **way)
+    f = F.functionalize(fn, make())
+    assert [x.expr() for x in f.pure.input_descs] == ["__make_synthetic_base(args[0])"]
+
+
+def check_each_component_has_a_base_of_its_own() -> None:
+    w = np.zeros((4, 6))
+    args = w[:, 0], w[:2, 0], w[:, 1], w[1:, 1], w[:, 2], w[2:, 2], w[:, 3]
+
+    def fn(a: Any, b: Any, c: Any, e: Any, f: Any, g: Any, h: Any) -> None:
+        a += 1
+        c += 1
+        h += 1
+
+    pure = F.functionalize(fn, args).pure
+    assert [x.expr() for x in pure.input_descs] == [
+        "__make_synthetic_base(args[0])", "__make_synthetic_base(args[2])", "args[4]", "args[5]", "args[6]",
+    ]  # fmt: skip
+    assert [x.expr() for x in pure.output_descs] == [
+        "__input_mutation(__make_synthetic_base(args[0]))", "__input_mutation(__make_synthetic_base(args[2]))", "__input_mutation(args[6])", "output[0]",
+    ]  # fmt: skip
+
+
+def check_what_lies_between_is_not_written() -> None:
+    memory = np.arange(12.0)
+
+    def fn(column: Any) -> None:
+        column += 1
+        memory[1] = 77  # somebody else's, meanwhile
+
+    for way in WAYS:
+        memory[:] = np.arange(12.0)
+        f = F.functionalize(fn, (memory[::3],), **way)
+        f(memory[::3])
+        f(memory[::3])
+        assert memory.tolist() == [2, 77, 2, 5, 4, 5, 8, 7, 8, 11, 10, 11]
+
+
+def check_nothing_changes_where_the_function_raises() -> None:
+    stop = [False]
+
+    def fn(a: Any, b: Any) -> None:
+        a += 1
+        b.shape = (2, 1)
+        if stop[0]:
+            raise KeyError("midway")
+
+    for way in ({}, {"guard": "error"}, {"compiler": itself}):
+        a, b = np.zeros(2), np.zeros(2)
+        f = F.functionalize(fn, **way)
+        stop[0] = False
+        f(a, b)
+        assert a.tolist() == [1, 1] and b.shape == (2, 1)
+        b = b.reshape(2).copy()
+        stop[0] = True
+        with pytest.raises(KeyError, match="midway"):
+            f(a, b)
+        assert a.tolist() == [1, 1] and b.shape == (2,)
+
+
+def check_read_only_arrays_stay_what_they_are() -> None:
+    frozen = np.frombuffer(bytes(range(8)), "u1")
+
+    def refused(x: Any) -> str:
+        try:
+            x[0] = 1
+        except ValueError as e:
+            return str(e)
+        return "written"
+
+    def thawed(x: Any) -> str:
+        try:
+            x.flags.writeable = True
+        except ValueError:
+            return "cannot be"
+        x[0] = 5
+        return "can be"
+
+    f = F.functionalize(refused)
+    assert f(frozen) == f(frozen) == refused(frozen) and "read-only" in f(frozen)
+    assert F.functionalize(thawed)(frozen) == "cannot be"
+    base = np.zeros(3)
+    view = base.view()
+    view.flags.writeable = False
+    assert F.functionalize(thawed)(view) == "can be"
+    assert base.tolist() == [5, 0, 0] and view.flags.writeable
+
+
+def check_padding_is_memory() -> None:
+    kind = np.dtype([("a", "u1"), ("b", "f8")], align=True)
+
+    def make() -> tuple[Any, ...]:
+        x, y = np.zeros(3, kind), np.zeros((3, 2), kind)
+        for array in (x, y):
+            array.view("u1")[...] = np.arange(array.nbytes).reshape(array.view("u1").shape)
+        return x, y[::2, 1]
+
+    def fn(x: Any, y: Any) -> Any:
+        x["a"] = 7
+        return x.view("u1").sum()
+
+    for way in WAYS:
+        for expected, result, one, two in both(fn, make, **way):
+            assert expected == result
+            assert one[0].view("u1").tolist() == two[0].view("u1").tolist()
+        f = F.functionalize(fn, **way)
+        f(*make())
+        assert [i.mutates_data for i in f.meta.input_info] == [True, False]
+
+
+# Outputs
+
+
+def check_outputs_are_the_callers_own() -> None:
+    w = np.arange(8.0)
+    a, b = w[:5], w[3:]
+
+    def fn(a: Any, b: Any, w: Any) -> Any:
+        b += 1
+        fresh = np.zeros(4)
+        v = a[1:]
+        return a, v, v, b[::-1], w.reshape(2, 4), fresh, fresh[1:], [a], {"w": w}
+
+    for way in WAYS:
+        f = F.functionalize(fn, (a, b, w) if "compiler" in way else None, **way)
+        for _ in range(3):
+            x, v, v2, r, m, fresh, tail, box, named = f(a, b, w)
+            assert x is a and box[0] is a and named["w"] is w and v is v2
+            assert v.ctypes.data == a.ctypes.data + 8 and v.base is w and v.shape == (4,)
+            assert r.ctypes.data == w.ctypes.data + 56 and r.strides == (-8,)
+            assert m.base is w and m.shape == (2, 4)
+            assert np.shares_memory(fresh, tail) and not np.shares_memory(fresh, w)
+            assert tail.ctypes.data == fresh.ctypes.data + 8
+
+
+def check_outputs_by_other_ways_are_the_callers_own() -> None:
+    x = np.arange(4.0)
+    for view in (lambda x: np.frombuffer(x, "u1"), lambda x: np.asarray(memoryview(x)), lambda x: np.from_dlpack(x)):
+        f = F.functionalize(view)
+        for _ in range(2):
+            out = f(x)
+            assert out.ctypes.data == x.ctypes.data and out.nbytes == 32
+
+
+def check_outputs_share_what_was_made_inside() -> None:
+    def fn(x: Any) -> Any:
+        t = x * 2
+        return t[1:], t[:2], t[::-1], t[1:].view("u8")
+
+    for way in WAYS:
+        f = F.functionalize(fn, **way)
+        for _ in range(2):
+            outs = f(np.arange(3.0))
+            start = outs[1].ctypes.data
+            assert [o.ctypes.data - start for o in outs] == [8, 0, 16, 8]
+            assert outs[3].dtype == "u8" and outs[0].tolist() == [2, 4] and outs[2].tolist() == [4, 2, 0]
+
+
+def check_flags_of_outputs() -> None:
+    def fn(x: Any) -> Any:
+        frozen = x[1:]
+        frozen.flags.writeable = False
+        return np.broadcast_to(x, (2, 3)), frozen, x[:2]
+
+    for way in WAYS:
+        f = F.functionalize(fn, **way)
+        for _ in range(2):
+            assert [o.flags.writeable for o in f(np.ones(3))] == [False, False, True]
+
+
+def check_classes_of_outputs_on_an_inputs_memory() -> None:
+    x = np.zeros(4, [("a", "f8"), ("b", "i4")])
+    out = F.functionalize(lambda x: x.view(np.recarray))(x)
+    assert type(out) is np.recarray and np.shares_memory(out, x)
+
+    def masked(x: Any) -> Any:
+        x += 1
+        return np.ma.array(x, copy=False)
+
+    y = np.zeros(3)
+    with pytest.raises(TypeError, match=r"output\[0\] is a MaskedArray on the memory of an input"):
+        F.functionalize(masked)(y)
+    assert y.tolist() == [0, 0, 0], "nothing was written"
+
+
+# Geometry, flags, containers
+
+
+def check_geometry_happens_to_the_callers_arrays() -> None:
+    def fn(a: Any, b: Any, c: Any) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            a.shape = (2, 2)
+            a[0] = 7
+            b.dtype = "u8"
+            c.shape = (4, 1)
+            c.strides = (0, 8)
+        return a.T
+
+    for way in WAYS:
+        f = F.functionalize(fn, (np.ones(4), np.ones(4), np.ones(4)) if "compiler" in way else None, **way)
+        for _ in range(2):
+            a, b, c = np.ones(4), np.ones(4), np.ones(4)
+            out = f(a, b, c)
+            assert (
+                a.shape == (2, 2)
+                and a.tolist() == [[7, 7], [1, 1]]
+                and np.shares_memory(out, a)
+                and out.strides == (8, 16)
+            )
+            assert b.dtype == "u8" and c.shape == (4, 1) and c.strides == (0, 8)
+
+
+def check_a_merged_array_can_change_its_geometry() -> None:
+    def fn(a: Any, b: Any) -> None:
+        a[1] = 5
+        a.shape = (2, 2)
+
+    for way in WAYS:
+        for _, _, one, two in both(fn, lambda: (lambda w: (w[:4], w[1:]))(np.ones(6)), **way):
+            assert one[0].shape == two[0].shape == (2, 2)
+            assert one[1].tolist() == two[1].tolist() == [5, 1, 1, 1, 1]
+    pure = F.functionalize(fn, (lambda w: (w[:4], w[1:]))(np.ones(6))).pure
+    assert pure.output_descs[-1] == d.MetadataMutationAOTOutput(0)
+
+
+def check_a_resize_happens_to_an_owner() -> None:
+    def fn(x: Any) -> Any:
+        x.resize(6, refcheck=False)
+        x[5] = 9
+        return x[4:]
+
+    f = F.functionalize(fn)
+    for _ in range(2):
+        x = np.ones(4)
+        out = f(x)
+        assert x.tolist() == [1, 1, 1, 1, 0, 9] and np.shares_memory(out, x) and out.tolist() == [0, 9]
+
+
+def check_flags_happen_to_the_callers_arrays() -> None:
+    def fn(x: Any) -> Any:
+        x[0] = 3
+        x.flags.writeable = False
+        return x[1:]
+
+    for way in WAYS:
+        f = F.functionalize(fn, **way)
+        for _ in range(2):
+            x = np.ones(2)
+            out = f(x)
+            assert not x.flags.writeable and not out.flags.writeable and x.tolist() == [3, 1]
+
+
+def check_containers_are_the_callers_own() -> None:
+    def fn(state: dict[str, Any], log: list[Any], pair: tuple[Any, Any]) -> Any:
+        state["w"] = state["w"] - 1
+        state["v"] += 1
+        del state["old"]
+        log.append(state["v"][1:])
+        return state, log, pair, [log]
+
+    f = F.functionalize(fn)
+    for _ in range(2):
+        v = np.zeros(3)
+        w = np.ones(3)
+        state, log = {"w": w, "v": v, "old": 3}, [v]
+        out = f(state, log, (v, w))
+        assert out[0] is state and out[1] is log and out[3][0] is log and out[2][0] is v
+        assert list(state) == ["w", "v"] and state["v"] is v and v.tolist() == [1, 1, 1]
+        assert state["w"] is not w and state["w"].tolist() == [0, 0, 0] and w.tolist() == [1, 1, 1]
+        assert log[0] is v and np.shares_memory(log[1], v)
+
+
+# The guard
+
+
+def check_duplicates_are_checked_at_each_call() -> None:
+    def fn(a: Any, b: Any) -> Any:
+        a += 1
+        return a is b, b
+
+    f = F.functionalize(fn)
+    x, y = np.zeros(2), np.zeros(2)
+    assert f(x, x)[0] and f(x, x)[1] is x and x.tolist() == [2, 2]
+    assert not f(x, y)[0] and f(x, y)[1] is y and y.tolist() == [0, 0]
+    twin = x.view()
+    assert not f(x, twin)[0] and f(x, x)[0] and not f(x, twin)[0]
+    assert f.layouts == 3
+
+
+def check_the_guard_names_what_changed() -> None:
+    w = np.zeros((6, 6))
+    first = (w[0], w[1], w[1], {"p": w[2]}, 3)
+    first = (*first[:2], first[1], *first[3:])
+
+    def fn(a: Any, b: Any, c: Any, e: Any, n: Any) -> None:
+        a += 1
+
+    frozen = np.zeros(6)
+    frozen.flags.writeable = False
+    cases: list[tuple[tuple[Any, ...], str, Any]] = [
+        ((w[0], w[1], w[2], {"p": w[3]}, 3), r"args\[2\]: identity: expected the very array that is args\[1\], found another", d.PlainAOTInput(2)),
+        ((w[0, :5], w[1], None, {"p": w[2]}, 3), r"args\[0\]: shape: expected \(6,\), found \(5,\)", d.PlainAOTInput(0)),
+        ((w[:, 0], w[1], None, {"p": w[2]}, 3), r"args\[0\]: strides: expected \(8,\), found \(48,\)|args\[0\]: overlap", d.PlainAOTInput(0)),
+        ((w[0].view("i8"), w[1], None, {"p": w[2]}, 3), r"args\[0\]: dtype: expected float64, found int64", d.PlainAOTInput(0)),
+        ((frozen, w[1], None, {"p": w[2]}, 3), r"args\[0\]: writeable: expected an array that can be written, found an array that is read-only", d.PlainAOTInput(0)),
+        ((w[0], w[1], None, {"p": w[0]}, 3), r"args\[3\] \(at args\[3\]\['p'\]\): identity|args\[3\].*overlap", d.PlainAOTInput(3)),
+        ((w[0], w[1], None, {"p": w.reshape(-1)[3:9]}, 3), r"args\[[013]\].*: overlap: expected no byte shared with args\[[013]\]", None),
+        ((w[0], w[1], None, {"q": w[2]}, 3), r"expected arguments f\(\*, \*, \*, \{'p': \*\}, \*\), got f\(\*, \*, \*, \{'q': \*\}, \*\)", None),
+        ((w[0], w[1], None, {"p": w[2]}, None), r"args\[4\]: type: expected int, found NoneType", d.PlainAOTInput(4)),
+        ((w[0], w[1], None, {"p": w[2]}), r"expected arguments f\(\*, \*, \*, \{'p': \*\}, \*\), got f\(\*, \*, \*, \{'p': \*\}\)", None),
+    ]  # fmt: skip
+    f = F.functionalize(fn, first, guard="error")
+    f(*first)
+    for args, words, descriptor in cases:
+        if len(args) > 2 and args[2] is None:
+            args = (*args[:2], args[1], *args[3:])
+        before = w.copy()
+        with pytest.raises(ValueError, match=words) as caught:
+            f(*args)
+        assert type(caught.value).__name__ == "LayoutChangedError", words
+        assert descriptor is None or caught.value.descriptor == descriptor
+        assert (w == before).all()
+    f(*first)
+
+
+def check_the_guard_tells_overlaps_apart() -> None:
+    w = np.zeros(20)
+
+    def fn(a: Any, b: Any) -> None:
+        a += 1
+
+    f = F.functionalize(fn, (w[:6], w[4:10]), guard="error")
+    f(w[8:14], w[12:18])
+    for args, words in [
+        ((w[:6], w[10:16]), "apart: expected bytes shared with"),
+        ((w[:6], w[5:11]), "offset: expected the same place relative to"),
+        ((w[4:10], w[:6]), "offset"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            f(*args)
+    g = F.functionalize(fn, (w[:6], w[6:12]), guard="error")
+    g(w[6:12], w[:6])
+    with pytest.raises(ValueError, match=r"overlap: expected no byte shared with args\[0\], found a shared one"):
+        g(w[:6], w[5:11])
+
+
+def check_what_is_an_array_and_what_not_is_part_of_the_layout() -> None:
+    def fn(a: Any, b: Any) -> None:
+        if isinstance(b, np.ndarray):
+            b += 1
+            raise KeyError
+
+    f = F.functionalize(fn)
+    f(np.zeros(2), None)
+    b = np.zeros(2)
+    with pytest.raises(KeyError):
+        f(np.zeros(2), b)
+    assert b.tolist() == [0, 0]
+
+
+def check_layouts_are_recorded_one_by_one() -> None:
+    f = F.functionalize(lambda x: x.__iadd__(1), layouts=3)
+    for n in (2, 3, 4, 3, 2, 5, 2):
+        x = np.zeros(n)
+        assert f(x) is x and x.tolist() == [1] * n
+    assert f.layouts == 3
+
+
+def check_what_was_written_once_counts_as_written() -> None:
+    def fn(x: Any, on: bool) -> None:
+        if on:
+            x += 1
+
+    f = F.functionalize(fn)
+    x = np.zeros(2)
+    f(x, False)
+    assert [i.expr() for i in f.pure.output_descs] == ["output[0]"]
+    f(x, True)
+    assert x.tolist() == [1, 1] and f.meta.input_info[0].mutates_data
+    assert [i.expr() for i in f.pure.output_descs] == ["__input_mutation(args[0])", "output[0]"]
+    f(np.zeros(3), False)
+    assert f.meta.input_info[0].mutates_data, "a function that writes its argument at one layout does so at another"
+
+
+# Behaviour that changes
+
+
+def check_writes_that_differ_are_an_error_that_names_them() -> None:
+    def fn(a: Any, b: Any, on: list[bool]) -> Any:
+        a += 1
+        if on[0]:
+            b[0] = 9
+        return a[1:] if on[0] is None else a
+
+    a, b = np.zeros(2), np.zeros(2)
+    f = F.functionalize(fn, (a, b, [False]), guard="error")
+    f(a, b, [False])
+    with pytest.raises(
+        F.BehaviourChangedError,
+        match=r"args\[1\] is written by this call, and was not by the recorded one; the caller's arrays are as they were",
+    ) as caught:
+        f(a, b, [True])
+    assert caught.value.descriptor == d.PlainAOTInput(1)
+    assert a.tolist() == [1, 1] and b.tolist() == [0, 0]
+
+
+def check_outputs_that_differ_are_an_error_that_names_them() -> None:
+    def fn(a: Any, how: int) -> Any:
+        b = a * 2
+        if how == 4:
+            a.shape = (2, 1)
+        return [(a, b), (a[1:], b), (b, b), (a, b, a)][how % 4] if how < 4 else (a, b)
+
+    f = F.functionalize(fn, (np.zeros(2), 0), guard="error")
+    for how, words, descriptor in [
+        (1, r"output\[0\] is a view of args\[0\], and was args\[0\]", d.PlainAOTOutput(0)),
+        (2, r"output\[0\] is a value of its own, and was args\[0\]|output\[0\]", d.PlainAOTOutput(0)),
+        (3, "the result is another tree", None),
+        (4, r"args\[0\]: its geometry", d.PlainAOTInput(0)),
+    ]:
+        a = np.zeros(2)
+        with pytest.raises(F.BehaviourChangedError, match=words) as caught:
+            f(a, how)
+        assert caught.value.descriptor == descriptor and a.shape == (2,)
+    f(np.zeros(2), 0)
+
+
+def check_lent_arrays_are_handed_out_themselves() -> None:
+    seen = []
+    x, y = np.zeros(2), np.zeros(2)
+
+    def fn(x: Any, y: Any) -> Any:
+        seen.append((x, y))
+        x += 1
+        return y, y[1:]
+
+    f = F.functionalize(fn, lend=True)
+    for _ in range(2):
+        out = f(x, y)
+        assert out[0] is y and out[1].base is y
+    assert seen[1][1] is y and seen[1][0] is not x and seen[0][1] is not y
+    for options in ({"guard": "error"}, {"compiler": itself}):
+        with pytest.raises(ValueError, match="lend=True"):
+            F.functionalize(fn, lend=True, **options)
+
+
+# The pure function
+
+
+def check_the_pure_function_writes_nothing() -> None:
+    def fn(a: Any, b: Any, c: Any, n: int) -> Any:
+        a[1:] += n
+        b *= 2
+        c[0] = 7
+        return a, b[1:], c * 1
+
+    w, c = np.arange(8.0), np.zeros(3)
+    args = (w[:5], w[3:], c, 3)
+    pure = F.functionalize(fn, args).pure
+    expected = (w.copy(), c.copy())
+    fn(expected[0][:5], expected[0][3:], expected[1], 3)
+    base = w.view("u1").copy()
+    inner = [base, c.copy(), 3]
+    for x in inner[:2]:
+        x.flags.writeable = False
+    first, second = pure(*inner), pure(*inner)
+    assert (base == w.view("u1")).all() and (inner[1] == c).all()
+    assert first[0].view("f8").tolist() == expected[0].tolist() and first[1].tolist() == expected[1].tolist() == [
+        7,
+        0,
+        0,
+    ]
+    for one, two in zip(first, second, strict=True):
+        assert (one == two).all() and not np.shares_memory(one, two)
+        assert not any(np.shares_memory(one, x) for x in inner[:2])
+    assert [x.expr() for x in pure.output_descs] == [
+        "__input_mutation(__make_synthetic_base(args[0]))",
+        "__input_mutation(args[2])",
+        "output[0]",
+        "output[1]",
+        "output[2]",
+    ]
+    assert len(first) == len(pure.output_descs)
+
+
+def check_the_pure_function_takes_each_array_once() -> None:
+    a, b, c = np.ones(2), np.ones(3), np.ones(4)
+
+    def fn(a: Any, b: Any, a2: Any, c: Any) -> Any:
+        a += 1
+        return a2, c[1:]
+
+    pure = F.functionalize(fn, (a, b, a, c)).pure
+    assert [x.expr() for x in pure.input_descs] == ["args[0]", "args[1]", "args[3]"]
+    inner = pure.inner_meta
+    assert [i.mutates_data for i in inner.input_info] == [True, False, False]
+    assert [(o.output_type.name, o.base_idx) for o in inner.output_info] == [("is_input", 0), ("alias_of_input", 2)]
+    names = create_graph_signature(pure.names, inner)
+    assert names.user_inputs_to_mutate == {"__input_mutation(args[0])": "args[0]"}
+    assert names.user_outputs == ("output[0]", "output[1]")
+
+
+def check_inner_metadata_has_bases() -> None:
+    w = np.ones(6)
+
+    def fn(a: Any, n: int, b: Any, c: Any) -> Any:
+        b += 1
+        a.shape = (2, 2)
+        t = c * 2
+        return a, c, t[1:], t[:1]
+
+    f = F.functionalize(fn, (w[:4], 5, w[2:], np.ones(3)))
+    inner = f.pure.inner_meta
+    assert [x.expr() for x in f.pure.input_descs] == ["__make_synthetic_base(args[0])", "args[1]", "args[3]"]
+    assert [(o.output_type.name, o.base_idx) for o in inner.output_info] == [
+        ("alias_of_input", 0), ("is_input", 2), ("alias_of_intermediate_save_as_output", 0), ("alias_of_intermediate", 0), ("alias_of_input", 0),
+    ]  # fmt: skip
+    assert inner.num_forward_returns == len(f.pure.output_descs) == 7
+    assert isinstance(f.pure.names, GraphNames)
+
+
+def check_the_compiled_function_is_what_runs() -> None:
+    ran = []
+
+    def compiler(pure: Any) -> Any:
+        def run(*inner: Any) -> list[Any]:
+            ran.append(len(inner))
+            return [np.array(v, copy=True) if isinstance(v, np.ndarray) else v for v in pure(*inner)]
+
+        return run
+
+    def fn(a: Any, b: Any, n: int) -> Any:
+        a += n
+        t = b * 2
+        return a, a[1:], t, t[1:], n, b.T
+
+    f = F.functionalize(fn, (np.ones(3), np.ones((2, 2)), 1), compiler=compiler)
+    for k in range(1, 3):
+        a, b = np.ones(3), np.ones((2, 2))
+        out = f(a, b, k)
+        assert out[0] is a and a.tolist() == [1 + k] * 3 and np.shares_memory(out[1], a) and np.shares_memory(out[5], b)
+        assert np.shares_memory(out[2], out[3]) and out[4] == k
+    assert ran == [3, 3]
+
+    f = F.functionalize(fn, (np.ones(3), np.ones((2, 2)), 1), compiler=lambda pure: lambda *inner: [1])
+    a = np.ones(3)
+    with pytest.raises(
+        ValueError,
+        match=r"expected 7 values of the compiled function, __input_mutation\(args\[0\]\), output\[0\].*got 1",
+    ):
+        f(a, np.ones((2, 2)), 1)
+    assert a.tolist() == [1, 1, 1]
+
+
+def check_the_pure_function_refuses_what_does_not_fit() -> None:
+    def fn(a: Any, b: Any, on: bool) -> Any:
+        a += 1
+        if on:
+            b += 1
+        return b[1:] if on is None else b
+
+    w = np.zeros(6)
+    pure = F.functionalize(fn, (w[:4], w[:2].copy(), False)).pure
+    a, b = np.zeros(4), np.zeros(2)
+    for inner, words in [
+        ((a, b), r"expected 3 arguments, args\[0\], args\[1\], args\[2\]; got 2"),
+        ((a[:3], b, False), r"args\[0\]: expected an array of float64, shape \(4,\); got float64 \(3,\)"),
+        ((a, b.astype("f4"), False), r"args\[1\]: expected an array of float64, shape \(2,\); got float32"),
+        ((a, [1, 2], False), r"args\[1\]: expected an array .* got list"),
+        ((a, b, True), r"args\[1\] is written, and was not at the recorded call"),
+        ((a, b, None), r"output\[0\] is not what it was at the recorded call"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            pure(*inner)
+    assert not a.any() and not b.any()
+
+    def grows(box: list[Any]) -> None:
+        box.append(1)
+
+    with pytest.raises(ValueError, match="changed a list or dict"):
+        F.functionalize(grows, ([np.zeros(2)],)).pure(np.zeros(2))
+
+
+# What is wrong
+
+
+def check_bad_options_are_refused() -> None:
+    for options, words in [
+        ({"guard": "maybe"}, "expected guard among specialise, error; got 'maybe'"),
+        ({"layouts": 0}, "expected layouts from 1 on, got 0"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            F.functionalize(lambda: None, **options)
+    with pytest.raises(TypeError, match="expected a function, got 3"):
+        F.functionalize(3)
+    with pytest.raises(AttributeError, match="known from the first call on"):
+        F.functionalize(lambda: None).meta
+
+
+def check_bad_arguments_are_named() -> None:
+    f = F.functionalize(lambda a, b: None)
+    with pytest.raises(TypeError, match=r"takes 2 positional arguments, got 3: args\[2\]"):
+        f(1, 2, 3)
+    with pytest.raises(TypeError, match=r"functionalize: args\[1\]: expected an array of numbers"):
+        f(1, np.array([None]))
+
+
+CHECKS = [c for name, c in sorted(globals().items()) if name.startswith("check_") and name != "check_same"]
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda c: c.__name__.removeprefix("check_"))
+def test_a_rule(check: Callable[[], None]) -> None:
+    check()
+
+
+def test_the_guard_of_one_layout_takes_other_memory_of_the_same_layout() -> None:
+    w = np.zeros(20)
+    guard = guard_module.Guard(call_of((w[:6], w[4:10]), {}, "test"))
+    other = np.zeros(20)
+    assert guard.arrays((other[8:14], other[12:18]), {}) is not None
+    assert guard.change(call_of((other[8:14], other[12:18]), {}, "test")) is None
+    assert guard.arrays((other[8:14], other[13:19]), {}) is None
+
+
+def test_errors_are_value_errors() -> None:
+    assert issubclass(LayoutChangedError, ValueError) and issubclass(BehaviourChangedError, ValueError)
+    assert repr(functionalize(abs)) == "<functionalize(abs), 0 layouts>"
