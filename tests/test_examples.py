@@ -53,7 +53,7 @@ Zero(shape=(1000, 1000), dtype=...float32...)
 
 #: What those print that need torch, where it is; elsewhere they say so.
 WITH_TORCH = {
-    "09_torch_micro_batches.py": "".join(
+    "07_torch_micro_batches.py": "".join(
         f"{name:9} torch is off by ..., fanin by 1...; rounded once: True\n" for name in ("0.weight", "0.bias", "2.weight")
     )
     + "2.bias    torch is off by ..., fanin by ...\n",
