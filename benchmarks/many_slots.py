@@ -16,9 +16,6 @@ from fanin.cli.timing import Result, at_least, measure, peer, pinned
 
 FOREACH, DICT = "torch._foreach_add_", "a dict of ndarrays, np.add(out=)"
 
-#: Slots times contributions beyond which a variant with out= is left out: its time grows with the square of the slots.
-MOST_WITH_OUT = 20_000
-
 
 def one(slots: int, size: int, n: int, where: str, quick: bool) -> Result:
     """us for all slots; n = 1: in place."""
@@ -57,9 +54,8 @@ def one(slots: int, size: int, n: int, where: str, quick: bool) -> Result:
         FOREACH: None,
         "add_many, take()": fresh,
         "add_many alone": adds,
+        "add_many, take(out=)": with_out,
     }
-    if slots * (n + 1) <= MOST_WITH_OUT:
-        work["add_many, take(out=)"] = with_out
     if torch is not None:
         tsets, taccs = [[torch.from_numpy(g) for g in gs] for gs in sets], [torch.from_numpy(a) for a in accs]
 

@@ -393,7 +393,8 @@ static int by_address(const void *a, const void *b)
     return (x->data > y->data) - (x->data < y->data);
 }
 
-#define DIGIT 11
+#define DIGIT 11 /* bits; where there are few outs, 8 */
+#define FEW 48   /* and less than that are sorted otherwise */
 
 /* By address, a digit at a time: outs of one heap differ in few. */
 static void sort(fan_plain_out *outs, size_t n)
@@ -404,17 +405,20 @@ static void sort(fan_plain_out *outs, size_t n)
         least = at < least ? at : least;
         most = at > most ? at : most;
     }
-    fan_plain_out *room = n > (size_t)1 << DIGIT && n <= UINT32_MAX ? fan_alloc(n * sizeof *room) : NULL, *from = outs, *to = room;
+    const int bits = n < (size_t)1 << DIGIT ? 8 : DIGIT;
+    const size_t digits = (size_t)1 << bits;
+    fan_plain_out *room = n >= FEW && n <= UINT32_MAX ? fan_alloc(n * sizeof *room) : NULL, *from = outs, *to = room;
     if (!room) {
         qsort(outs, n, sizeof *outs, by_address);
         return;
     }
-    for (int shift = 0; shift < 64 && (most - least) >> shift; shift += DIGIT) {
-        uint32_t ends[(1 << DIGIT) + 1] = {0};
-#define DIGIT_OF(one) (((uintptr_t)(one).data - least) >> shift & ((1 << DIGIT) - 1))
+    for (int shift = 0; shift < 64 && (most - least) >> shift; shift += bits) {
+        FAN_UNCLEARED uint32_t ends[(1 << DIGIT) + 1];
+        memset(ends, 0, (digits + 1) * sizeof *ends);
+#define DIGIT_OF(one) (((uintptr_t)(one).data - least) >> shift & (digits - 1))
         for (size_t i = 0; i < n; i++)
             ends[DIGIT_OF(from[i]) + 1]++;
-        for (size_t i = 0; i < (size_t)1 << DIGIT; i++)
+        for (size_t i = 0; i < digits; i++)
             ends[i + 1] += ends[i];
         for (size_t i = 0; i < n; i++)
             to[ends[DIGIT_OF(from[i])]++] = from[i];

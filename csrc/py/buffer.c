@@ -747,6 +747,7 @@ static int batch_begin(batch *t, PyObject *slots, PyObject *gradients, PyObject 
 }
 
 #define AHEAD 8
+#define FAR 500 /* slots that no near cache holds */
 
 /* fetch_ahead: of a batch that no cache holds, what is needed AHEAD gradients later. */
 static void fetch_ahead(const buffer_object *self, const batch *t, Py_ssize_t k)
@@ -775,7 +776,8 @@ static int batch_plain(buffer_object *self, const batch *t)
         Py_ssize_t slot = small_index(ITEM(t->slots, k)), key = -1;
         PyObject *gradient = ITEM(t->gradients, k);
         char *data;
-        fetch_ahead(self, t, k);
+        if (self->n >= FAR)
+            fetch_ahead(self, t, k);
         if (slot < 0 || (size_t)slot >= self->n || (t->keys && (key = small_index(ITEM(t->keys, k))) < 0) || !fan_import_plain(gradient, &kind, &data) ||
             !fan_buffer_add_plain(self->core, (size_t)slot, &kind, gradient, data, key, &due))
             break;
@@ -1132,14 +1134,30 @@ static PyObject *target_of(const fan_plain_sum *sum)
     return alone ? Py_NewRef(first) : fan_plain_fresh(first, sum->kind);
 }
 
+/* objects_ahead, memory_ahead: fetched AHEAD slots before it is looked at. */
+static void objects_ahead(const buffer_object *self, size_t i)
+{
+    fan_plain_sum soon = fan_buffer_plain_at(self->core, i + AHEAD < self->n ? i + AHEAD : i);
+    fan_buffer_plain_soon(self->core, i + 2 * AHEAD);
+    for (size_t k = 0; k < soon.n; k++)
+        __builtin_prefetch(soon.terms[k].object);
+}
+
+static void memory_ahead(const buffer_object *self, size_t i)
+{
+    fan_plain_sum soon = fan_buffer_plain_at(self->core, i + AHEAD < self->n ? i + AHEAD : i);
+    fan_buffer_plain_soon(self->core, i + 2 * AHEAD);
+    for (size_t k = 0; k < soon.n; k++)
+        __builtin_prefetch(soon.terms[k].data);
+}
+
 /* all_sound: what is summed is what it was when it came, and what was not looked at then is looked at now. */
 static bool all_sound(const buffer_object *self)
 {
     for (size_t i = 0; i < self->n; i++) {
-        fan_plain_sum sum = fan_buffer_plain_at(self->core, i), soon = fan_buffer_plain_at(self->core, i + AHEAD < self->n ? i + AHEAD : i);
-        fan_buffer_plain_soon(self->core, i + 2 * AHEAD);
-        for (size_t k = 0; k < soon.n; k++)
-            __builtin_prefetch(soon.terms[k].object);
+        fan_plain_sum sum = fan_buffer_plain_at(self->core, i);
+        if (self->n >= FAR)
+            objects_ahead(self, i);
         for (size_t k = 0; k < sum.n; k++) {
             if (sum.kind->late && !fan_plain_sound(sum.terms[k].object))
                 return false;
@@ -1242,10 +1260,9 @@ static bool take_plain(buffer_object *self, PyObject *out, PyObject **list)
             PyList_SET_ITEM(*list, (Py_ssize_t)i, item);
     }
     for (size_t i = 0; i < self->n && good; i++) {
-        fan_plain_sum sum = fan_buffer_plain_at(self->core, i), soon = fan_buffer_plain_at(self->core, i + AHEAD < self->n ? i + AHEAD : i);
-        fan_buffer_plain_soon(self->core, i + 2 * AHEAD);
-        for (size_t k = 0; k < soon.n; k++)
-            __builtin_prefetch(soon.terms[k].data);
+        fan_plain_sum sum = fan_buffer_plain_at(self->core, i);
+        if (self->n >= FAR)
+            memory_ahead(self, i);
         if (sum.n > 0)
             fold_plain(self, i, &sum, PyList_GET_ITEM(*list, (Py_ssize_t)i), out != NULL);
     }
