@@ -59,7 +59,7 @@ MUTANTS: dict[str, dict[str, tuple[str, str]]] = {
         "members that have ended": ("        if (s[at].to < s[i].from) {\n            leave", "        if (s[at].to <= s[i].from) {\n            leave"),
         "runs": ("w->run[end].from <= last", "w->run[end].from < last"),
         "a newcomer's component": ("unite(w->parent, s[open->head].who, s[i].who);", "(void)0;"),
-        "the order of stretches": ("(a < mid && s[a].from <= s[b].from)", "a < mid"),
+        "the order of stretches": ("while (at < n && s[at - 1].from <= s[at].from);", "while (at < n);"),
         "the smaller number is the root": ("if (a < b)\n        parent[b] = a;", "if (a > b)\n        parent[b] = a;"),
     },
     "graph/layout": {

@@ -103,20 +103,22 @@ typedef struct stretch {
     uint32_t who, next; /* next: in a list of open ones */
 } stretch;
 
-static bool in_line(const stretch *s, size_t n)
+/* run_end: where the ascending run that begins at `at` ends. */
+static size_t run_end(const stretch *s, size_t n, size_t at)
 {
-    for (size_t i = 1; i < n; i++)
-        if (s[i].from < s[i - 1].from)
-            return false;
-    return true;
+    do
+        at++;
+    while (at < n && s[at - 1].from <= s[at].from);
+    return at < n ? at : n;
 }
 
-/* merge: sorts by `from`; `spare` has room for n. */
+/* merge: sorts by `from`, by merging the runs that are there, of which there are often few; `spare` has room for n. */
 static void merge(stretch *s, size_t n, stretch *spare)
 {
-    for (size_t width = 1; width < n; width *= 2) {
-        for (size_t at = 0; at < n; at += 2 * width) {
-            size_t a = at, mid = at + width < n ? at + width : n, b = mid, end = mid + width < n ? mid + width : n;
+    while (run_end(s, n, 0) < n) {
+        for (size_t at = 0, end; at < n; at = end) {
+            size_t a = at, mid = run_end(s, n, at), b = mid;
+            end = mid < n ? run_end(s, n, mid) : n;
             for (size_t to = at; to < end; to++)
                 spare[to] = b == end || (a < mid && s[a].from <= s[b].from) ? s[a++] : s[b++];
         }
@@ -124,12 +126,18 @@ static void merge(stretch *s, size_t n, stretch *spare)
     }
 }
 
-/* meetings: how many pairs of sorted stretches meet. */
+/* meetings: how many pairs of sorted stretches meet. Whom one meets follow it at once, so their end is looked for from there. */
 static uint64_t meetings(const stretch *s, size_t n)
 {
     uint64_t count = 0;
     for (size_t i = 0; i < n; i++) {
-        size_t low = i + 1, high = n;
+        size_t low = i + 1, high = low, step = 1;
+        while (high < n && s[high].from <= s[i].to) {
+            low = high + 1;
+            high += step;
+            step *= 2;
+        }
+        high = high < n ? high : n;
         while (low < high) {
             size_t mid = low + (high - low) / 2;
             if (s[mid].from <= s[i].to)
@@ -237,7 +245,7 @@ static fan_status room(const work *w, stretch **s, fan_error *err)
 
 static fan_status sort(work *w, stretch *s, size_t n, fan_error *err)
 {
-    if (in_line(s, n))
+    if (run_end(s, n, 0) >= n)
         return FAN_OK;
     FAN_TRY(room(w, &w->spare, err));
     merge(s, n, w->spare);
