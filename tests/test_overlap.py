@@ -6,6 +6,7 @@ import array
 import itertools
 import math
 import mmap
+import re
 import threading
 import weakref
 from collections import Counter
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 from numpy.lib.stride_tricks import as_strided, sliding_window_view
 
 import fanin
+from support import ROOT
 
 pytestmark = pytest.mark.core
 Array = np.ndarray[Any, Any]
@@ -512,3 +514,9 @@ def test_an_array_that_changes_while_others_are_read_harms_nothing() -> None:
     given[1] = Meddler(x)
     found = fanin.overlaps(given)
     assert found.pairs == ((0, 1),) and len(found.verdict(0, 1).witness[0]) == 2
+
+
+def test_the_example_of_the_page_runs() -> None:
+    text = (ROOT / "docs" / "analysis.md").read_text().partition("## Overlap")[2].partition("\n## ")[0]
+    [code] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    exec(code, {})
