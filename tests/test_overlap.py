@@ -296,6 +296,12 @@ def steps(n: int) -> list[Array]:
     return [x[i::n] for i in range(n)]
 
 
+def matrices(n: int) -> list[Array]:
+    """Columns of ten matrices that lie in one flat buffer."""
+    flat = np.zeros(30 * n)
+    return [c for k in range(10) for c in flat[3 * k * n : 3 * (k + 1) * n].reshape(3, n).T]
+
+
 def heads(n: int) -> list[Array]:
     q = np.zeros((2, 3, 3, n, 4))
     return [q[:, :, k, h] for k in range(3) for h in range(n)]
@@ -308,6 +314,7 @@ CUTS: dict[str, Callable[[int], list[Array]]] = {
     "blocks": lambda n: [b for rows in np.split(np.zeros((4 * n, 12)), n) for b in np.split(rows, 3, axis=1)],
     "step slices": steps,
     "heads of a packed projection": heads,
+    "columns of matrices in a flat buffer": matrices,
     "halves of complex columns": lambda n: [p for c in np.zeros((4, n), "c8").T for p in (c.real, c.imag)],
     "three-dimensional blocks": lambda n: [
         b for x in np.split(np.zeros((2 * n, 4, 6)), n) for y in np.split(x, 2, 1) for b in np.split(y, 3, 2)

@@ -57,9 +57,12 @@ MUTANTS: dict[str, dict[str, tuple[str, str]]] = {
         "each pair once": ("by_members(&w->pairs[kept - 1], &w->pairs[i]) != 0)", "true)"),
         "lists keep their tails": ("    if (open->tail == at)\n        open->tail = before;\n", ""),
         "members that have ended": ("        if (s[at].to < s[i].from) {\n            leave", "        if (s[at].to <= s[i].from) {\n            leave"),
-        "runs": ("w->run[end].from <= last", "w->run[end].from < last"),
+        "runs": ("end < n && s[end].from <= last;", "end < n && s[end].from < last;"),
         "a newcomer's component": ("unite(w->parent, s[open->head].who, s[i].who);", "(void)0;"),
         "the order of stretches": ("while (at < n && s[at - 1].from <= s[at].from);", "while (at < n);"),
+        "all against those set aside": ("for (size_t j = 0; j < i; j++) {", "for (size_t j = 1; j < i; j++) {"),
+        "those set aside are joined": ("unite(w->parent, run[j].who, run[i].who);", "(void)0;"),
+        "the rest of a run": ("return sweep_runs(w, run, n - count, err);", "return sweep_runs(w, run, n - count - 1, err);"),
         "the smaller number is the root": ("if (a < b)\n        parent[b] = a;", "if (a > b)\n        parent[b] = a;"),
     },
     "graph/layout": {
