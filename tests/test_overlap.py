@@ -6,6 +6,7 @@ import array
 import itertools
 import math
 import mmap
+import re
 import threading
 import weakref
 from collections import Counter
@@ -20,6 +21,8 @@ from hypothesis import strategies as st
 from numpy.lib.stride_tricks import as_strided, sliding_window_view
 
 import fanin
+from hostile import IS_COPIED, Producer, never, once
+from support import ROOT
 
 pytestmark = pytest.mark.core
 Array = np.ndarray[Any, Any]
@@ -294,6 +297,12 @@ def steps(n: int) -> list[Array]:
     return [x[i::n] for i in range(n)]
 
 
+def matrices(n: int) -> list[Array]:
+    """Columns of ten matrices that lie in one flat buffer."""
+    flat = np.zeros(30 * n)
+    return [c for k in range(10) for c in flat[3 * k * n : 3 * (k + 1) * n].reshape(3, n).T]
+
+
 def heads(n: int) -> list[Array]:
     q = np.zeros((2, 3, 3, n, 4))
     return [q[:, :, k, h] for k in range(3) for h in range(n)]
@@ -306,6 +315,7 @@ CUTS: dict[str, Callable[[int], list[Array]]] = {
     "blocks": lambda n: [b for rows in np.split(np.zeros((4 * n, 12)), n) for b in np.split(rows, 3, axis=1)],
     "step slices": steps,
     "heads of a packed projection": heads,
+    "columns of matrices in a flat buffer": matrices,
     "halves of complex columns": lambda n: [p for c in np.zeros((4, n), "c8").T for p in (c.real, c.imag)],
     "three-dimensional blocks": lambda n: [
         b for x in np.split(np.zeros((2 * n, 4, 6)), n) for y in np.split(x, 2, 1) for b in np.split(y, 3, 2)
@@ -498,6 +508,66 @@ def test_a_capsule_that_is_none_or_was_taken_is_refused() -> None:
         fanin.overlap(M, Liar(used))
 
 
+#: a producer whose capsule is taken and refused -> the exception, and what it says
+REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "a copy": ({"flags": IS_COPIED}, TypeError, "this Producer exports a copy"),
+    "another version": ({"version": (2, 0)}, BufferError, "DLPack version 2.0"),
+    "too many axes": ({"ndim": 65, "shape": [1] * 65, "strides": None}, ValueError, "65 axes"),
+    "axes without a shape": ({"ndim": 2, "shape": None}, ValueError, "no shape"),
+    "a negative extent": ({"shape": [-3]}, ValueError, "must not be negative"),
+    "bits that are no bytes": ({"dtype": (0, 4, 1)}, TypeError, "no memory whose bytes can be compared"),
+    "no address": ({"data": None}, TypeError, "no memory whose bytes can be compared"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_capsule_that_is_refused_is_given_back_once(name: str) -> None:
+    how, kind, words = REFUSED[name]
+    p = Producer(**how)
+    with once(p), pytest.raises(kind, match=f"^overlap: array 1: .*{words}"):
+        fanin.overlap(M, p)
+
+
+@pytest.mark.parametrize("versioned", [True, False])
+def test_a_capsule_is_given_back_once(versioned: bool) -> None:
+    x = np.zeros((4, 6))
+    p = Producer(x[1:3], versioned=versioned)
+    with once(p):
+        assert fanin.overlap(x[:, 2], p).witness == ((1,), (0, 2))
+    q = Producer(x, name="other", versioned=versioned)
+    with never(q), pytest.raises(BufferError, match="neither"):
+        fanin.overlap(M, q)
+    far = Producer(x[:, 0], strides=[2**62], versioned=versioned)
+    with once(far):
+        assert fanin.overlap(x, far).kind == "unknown"
+    plain = Producer(x, strides=None, versioned=versioned)
+    with once(plain):
+        assert fanin.overlap(x[3], plain).witness == ((0,), (3, 0))
+    later = Producer(x, offset=48, shape=[2, 6], versioned=versioned)
+    with once(later):
+        assert not fanin.overlap(later, x[0])
+
+
+def test_tensors_on_another_device_are_compared_with_each_other_alone() -> None:
+    """Their memory cannot be read here, and need not be."""
+
+    def there(data: int, device: int = 0) -> Producer:
+        return Producer(np.zeros((4, 2), "f4"), data=data, device=(2, device), said=(2, device))
+
+    one, two, three = there(0x7000_0000_0000), there(0x7000_0000_0010), there(0x7000_0000_0020)
+    with once(one, two):
+        assert fanin.overlap(one, two).witness == ((2, 0), (0, 0))
+    with once(three):
+        assert fanin.overlaps([there(0x7000_0000_0000), three]).pairs == ()
+    with pytest.raises(
+        ValueError,
+        match=r"overlap: array 1 is on DLPack's device \(2, 1\), array 0 on DLPack's device \(2, 0\): expected arrays of one",
+    ):
+        fanin.overlap(there(0x7000_0000_0000), there(0x7000_0000_0000, 1))
+    with pytest.raises(ValueError, match="array 1 is on the host"):
+        fanin.overlap(there(0x7000_0000_0000), M)
+
+
 def test_an_array_that_changes_while_others_are_read_harms_nothing() -> None:
     """A producer's __dlpack__ is Python's code and may do anything to the list and to the arrays in it."""
     x = np.zeros((4, 6))
@@ -512,3 +582,9 @@ def test_an_array_that_changes_while_others_are_read_harms_nothing() -> None:
     given[1] = Meddler(x)
     found = fanin.overlaps(given)
     assert found.pairs == ((0, 1),) and len(found.verdict(0, 1).witness[0]) == 2
+
+
+def test_the_example_of_the_page_runs() -> None:
+    text = (ROOT / "docs" / "analysis.md").read_text().partition("## Overlap")[2].partition("\n## ")[0]
+    [code] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    exec(code, {})

@@ -171,7 +171,8 @@ void fan_comb_of(const fan_region *r, fan_axis *axes, fan_comb *out)
     comb_of(r, axes, out, sorted, NULL);
 }
 
-/* unwind: the element that holds the byte at `way` from the start of group k's steps; adds to `index`, which counts from the low end of each axis. */
+/* unwind: the element that holds the byte at `way` from the start of group k's steps: writes its axes' places in `index`, counted from their low ends. Returns
+ * what is left within the element. */
 static int64_t unwind(const origin *o, int k, int64_t way, int64_t *index)
 {
     for (int i = o->end[k] - 1; i >= (k ? o->end[k - 1] : 0); i--) {

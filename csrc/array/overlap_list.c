@@ -7,6 +7,9 @@
  * can be counted beforehand in the time of a sort. So for each run the extents and the arcs modulo its most frequent steps are counted, and the least
  * is swept; each pair that meets there is asked for the other as well (two comparisons), and then for the exact verdict.
  *
+ * A few arrays may hold together what falls apart without them: a flat buffer, and views of the matrices in it. Where that is so, and the rest falls into
+ * runs of at most half as many, those few are asked against all, and the rest is swept by itself.
+ *
  * For components pairs need not be found, only enough of them. Stretches that are still open are kept in lists, one for each component; a new one is asked against the
  * members of a list, the newest first, until one shares a byte with it. Then the lists are one. So a thousand views of the same memory cost a thousand questions.
  */
@@ -19,7 +22,8 @@
 #include <string.h>
 
 #define NOBODY UINT32_MAX
-#define GRIDS 4 /* how many steps are tried as the modulus */
+#define GRIDS 4   /* how many steps are tried as the modulus */
+#define BRIDGES 6 /* how many of a run may be set aside */
 
 struct fan_overlaps {
     size_t n;
@@ -103,20 +107,22 @@ typedef struct stretch {
     uint32_t who, next; /* next: in a list of open ones */
 } stretch;
 
-static bool in_line(const stretch *s, size_t n)
+/* run_end: where the ascending run that begins at `at` ends. */
+static size_t run_end(const stretch *s, size_t n, size_t at)
 {
-    for (size_t i = 1; i < n; i++)
-        if (s[i].from < s[i - 1].from)
-            return false;
-    return true;
+    do
+        at++;
+    while (at < n && s[at - 1].from <= s[at].from);
+    return at < n ? at : n;
 }
 
-/* merge: sorts by `from`; `spare` has room for n. */
+/* merge: sorts by `from`, by merging the runs that are there, of which there are often few; `spare` has room for n. */
 static void merge(stretch *s, size_t n, stretch *spare)
 {
-    for (size_t width = 1; width < n; width *= 2) {
-        for (size_t at = 0; at < n; at += 2 * width) {
-            size_t a = at, mid = at + width < n ? at + width : n, b = mid, end = mid + width < n ? mid + width : n;
+    while (run_end(s, n, 0) < n) {
+        for (size_t at = 0, end; at < n; at = end) {
+            size_t a = at, mid = run_end(s, n, at), b = mid;
+            end = mid < n ? run_end(s, n, mid) : n;
             for (size_t to = at; to < end; to++)
                 spare[to] = b == end || (a < mid && s[a].from <= s[b].from) ? s[a++] : s[b++];
         }
@@ -124,12 +130,18 @@ static void merge(stretch *s, size_t n, stretch *spare)
     }
 }
 
-/* meetings: how many pairs of sorted stretches meet. */
+/* meetings: how many pairs of sorted stretches meet. Whom one meets follow it at once, so their end is looked for from there. */
 static uint64_t meetings(const stretch *s, size_t n)
 {
     uint64_t count = 0;
     for (size_t i = 0; i < n; i++) {
-        size_t low = i + 1, high = n;
+        size_t low = i + 1, high = low, step = 1;
+        while (high < n && s[high].from <= s[i].to) {
+            low = high + 1;
+            high += step;
+            step *= 2;
+        }
+        high = high < n ? high : n;
         while (low < high) {
             size_t mid = low + (high - low) / 2;
             if (s[mid].from <= s[i].to)
@@ -237,7 +249,7 @@ static fan_status room(const work *w, stretch **s, fan_error *err)
 
 static fan_status sort(work *w, stretch *s, size_t n, fan_error *err)
 {
-    if (in_line(s, n))
+    if (run_end(s, n, 0) >= n)
         return FAN_OK;
     FAN_TRY(room(w, &w->spare, err));
     merge(s, n, w->spare);
@@ -409,9 +421,67 @@ static fan_status sweep_components(work *w, stretch *s, size_t n, fan_error *err
 
 /* ---- runs ---- */
 
+/* divides: whether a run without those that span `most` bytes and more falls into runs of half as many. */
+static bool divides(const stretch *run, size_t n, uint64_t most)
+{
+    size_t longest = 0, length = 0;
+    uint64_t last = 0;
+    for (size_t i = 0; i < n; i++) {
+        if (run[i].to - run[i].from >= most)
+            continue;
+        length = length && run[i].from <= last ? length + 1 : 1;
+        last = length > 1 && last > run[i].to ? last : run[i].to;
+        longest = length > longest ? length : longest;
+    }
+    return longest <= n / 2;
+}
+
+/* set_aside: moves the few that hold a run together behind the others, which stay in order. Returns how many: 0 if that divides nothing. */
+static size_t set_aside(stretch *run, size_t n)
+{
+    stretch aside[BRIDGES];
+    size_t count = 0, kept = 0;
+    uint64_t last = 0, half;
+    for (size_t i = 0; i < n; i++)
+        last = run[i].to > last ? run[i].to : last;
+    half = (last - run[0].from) / 2;
+    for (size_t i = 0; i < n && count <= BRIDGES; i++)
+        count += run[i].to - run[i].from >= half;
+    if (count == 0 || count > BRIDGES || !divides(run, n, half))
+        return 0;
+    for (size_t i = 0, k = 0; i < n; i++)
+        if (run[i].to - run[i].from >= half)
+            aside[k++] = run[i];
+        else
+            run[kept++] = run[i];
+    memcpy(run + kept, aside, count * sizeof *aside);
+    return count;
+}
+
+static fan_status sweep_runs(work *w, stretch *s, size_t n, fan_error *err);
+
+/* sweep_divided: the last `count` of a run against all, the others by themselves. */
+static fan_status sweep_divided(work *w, stretch *run, size_t n, size_t count, fan_error *err)
+{
+    for (size_t i = n - count; i < n; i++)
+        for (size_t j = 0; j < i; j++) {
+            fan_verdict v = FAN_DISJOINT;
+            if (!w->parent)
+                FAN_TRY(note(w, run[j].who, run[i].who, err));
+            else if (root_of(w->parent, run[j].who) != root_of(w->parent, run[i].who))
+                FAN_TRY(verdict(w, run[j].who, run[i].who, &v, err));
+            if (v != FAN_DISJOINT)
+                unite(w->parent, run[j].who, run[i].who);
+        }
+    return sweep_runs(w, run, n - count, err);
+}
+
 /* sweep: one run, by whichever stretches meet least. */
 static fan_status sweep(work *w, stretch *run, size_t n, fan_error *err)
 {
+    size_t aside = n > 2 * BRIDGES ? set_aside(run, n) : 0;
+    if (aside)
+        return sweep_divided(w, run, n, aside, err);
     tally grids[GRIDS] = {{0, 0}};
     stretch *best = run;
     size_t count = n;
@@ -436,14 +506,14 @@ static fan_status sweep(work *w, stretch *run, size_t n, fan_error *err)
     return w->parent ? sweep_components(w, best, count, err) : sweep_pairs(w, best, count, err);
 }
 
-static fan_status sweep_runs(work *w, size_t n, fan_error *err)
+static fan_status sweep_runs(work *w, stretch *s, size_t n, fan_error *err)
 {
     for (size_t at = 0, end; at < n; at = end) {
-        uint64_t last = w->run[at].to;
-        for (end = at + 1; end < n && w->run[end].from <= last; end++)
-            last = w->run[end].to > last ? w->run[end].to : last;
+        uint64_t last = s[at].to;
+        for (end = at + 1; end < n && s[end].from <= last; end++)
+            last = s[end].to > last ? s[end].to : last;
         if (end - at > 1)
-            FAN_TRY(sweep(w, w->run + at, end - at, err));
+            FAN_TRY(sweep(w, s + at, end - at, err));
     }
     return FAN_OK;
 }
@@ -457,7 +527,7 @@ static fan_status label_all(const fan_overlaps *l, bool extents_only, uint64_t b
         label[i] = (uint32_t)i;
     w.parent = label;
     w.extents_only = extents_only;
-    fan_status status = sweep_runs(&w, n, err);
+    fan_status status = sweep_runs(&w, w.run, n, err);
     work_fini(&w);
     FAN_TRY(status);
     /* A root is its component's first member, and has its number before any other member is met. */
@@ -486,7 +556,7 @@ fan_status fan_overlaps_pairs(const fan_overlaps *l, uint64_t budget, fan_pair *
     *out = NULL;
     *count = 0;
     FAN_TRY(work_init(&w, l, budget, &n, err));
-    fan_status status = sweep_runs(&w, n, err);
+    fan_status status = sweep_runs(&w, w.run, n, err);
     work_fini(&w);
     if (status != FAN_OK) {
         fan_free(w.pairs);

@@ -314,6 +314,16 @@ done:
     return (PyObject *)self;
 }
 
+/* kept: what was made first, `made` or, where another thread was faster, its own. A new reference; NULL with an exception. */
+static PyObject *kept(PyObject **field, PyObject *made)
+{
+    if (*field)
+        Py_XDECREF(made);
+    else
+        *field = made;
+    return Py_XNewRef(*field);
+}
+
 /* tuple_of_lists: a tuple of tuples; takes `list`, a list of lists, which may be NULL. */
 static PyObject *tuple_of_lists(PyObject *list)
 {
@@ -354,13 +364,6 @@ static int group(const overlaps_object *self, PyObject *lists, size_t *of, size_
     return result;
 }
 
-static int by_first(const void *a, const void *b)
-{
-    PyObject *const *p = a, *const *q = b;
-    Py_ssize_t x = PyLong_AsSsize_t(PyList_GET_ITEM(*p, 0)), y = PyLong_AsSsize_t(PyList_GET_ITEM(*q, 0));
-    return x < y ? -1 : x > y;
-}
-
 static PyObject *make_groups(const overlaps_object *self)
 {
     size_t n = fan_overlaps_count(self->l), *of = fan_alloc(self->components * sizeof *of);
@@ -375,17 +378,15 @@ static PyObject *make_groups(const overlaps_object *self)
         if (group(self, lists, of, i) < 0)
             Py_CLEAR(lists);
     fan_free(of);
-    if (lists) /* they began when their second members came */
-        qsort(((PyListObject *)lists)->ob_item, (size_t)PyList_GET_SIZE(lists), sizeof(PyObject *), by_first);
+    if (lists && PyList_Sort(lists) < 0) /* they began when their second members came */
+        Py_CLEAR(lists);
     return tuple_of_lists(lists);
 }
 
 static PyObject *overlaps_components(PyObject *o, void *Py_UNUSED(closure))
 {
     overlaps_object *self = (overlaps_object *)o;
-    if (!self->groups)
-        self->groups = make_groups(self);
-    return Py_XNewRef(self->groups);
+    return kept(&self->groups, self->groups ? NULL : make_groups(self));
 }
 
 static PyObject *make_indices(const overlaps_object *self)
@@ -414,9 +415,7 @@ static PyObject *make_indices(const overlaps_object *self)
 static PyObject *overlaps_indices(PyObject *o, void *Py_UNUSED(closure))
 {
     overlaps_object *self = (overlaps_object *)o;
-    if (!self->indices)
-        self->indices = make_indices(self);
-    return Py_XNewRef(self->indices);
+    return kept(&self->indices, self->indices ? NULL : make_indices(self));
 }
 
 /* pair_tuple: those of the pairs that are (not) unknown, or all. */

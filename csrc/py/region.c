@@ -184,13 +184,24 @@ static int read_told(PyObject *told, int64_t *dims, fan_layout_item *out)
     return 0;
 }
 
+/* in_place: the live exception, which is ours, with the array's place before its words. */
+static int in_place(const char *who, Py_ssize_t index)
+{
+    PyObject *e = fan_exception_take(), *text = e ? PyObject_Str(e) : NULL;
+    if (text)
+        refuse(who, index, (PyObject *)Py_TYPE(e), text);
+    Py_XDECREF(text);
+    Py_XDECREF(e);
+    return -1;
+}
+
 static int read_capsule(PyObject *capsule, PyObject *o, const char *who, Py_ssize_t index, int64_t *dims, fan_layout_item *out)
 {
     FAN_RAW int64_t copy[2 * FAN_MAX_NDIM];
     fan_dl_tensor t;
     uint64_t flags;
     if (fan_dlpack_peek(capsule, copy, &t, &flags) < 0)
-        return -1;
+        return in_place(who, index);
     if (flags & FAN_DL_IS_COPIED)
         return refuse_words(who, index, PyExc_TypeError, "this %.200s exports a copy by DLPack: where its own memory lies is not known", o);
     if (!read_tensor(&t, dims, out))

@@ -487,7 +487,7 @@ static void judge_list(const made *all, size_t n)
 /* family: views of one matrix, sliced alike: what a list is fast at. */
 static void family(made *all, size_t n)
 {
-    int64_t kind = below(4), width = 1 + below(4), row = (int64_t)n * 2;
+    int64_t kind = below(5), width = 1 + below(4), row = (int64_t)n * 2;
     for (size_t i = 0; i < n; i++) {
         made *m = &all[i];
         int64_t k = below((int64_t)n), rows = below(6);
@@ -498,6 +498,9 @@ static void family(made *all, size_t n)
         } else if (kind == 1) { /* pieces */
             m->strides[0] = 2;
             region(m, AT + (uint64_t)(k * 12), 2, 1);
+        } else if (kind == 3) { /* columns of small matrices, one behind the other */
+            m->shape[0] = 3, m->strides[0] = 8;
+            region(m, AT + (uint64_t)(k / 4 * 24 + k % 4 * 2), 2, 1);
         } else if (kind == 2) { /* blocks of columns and rows */
             region(m, AT + (uint64_t)(2 * k + rows * row) % 200, 2, 2);
         } else {
