@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import io
+import random
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -10,10 +13,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fanin import analysis
 from fanin import descriptors as d
-from fanin.analysis import BehaviourChangedError, GraphNames, LayoutChangedError, create_graph_signature, functionalize
+from fanin.analysis import (
+    BehaviourChangedError,
+    GraphNames,
+    LayoutChangedError,
+    create_graph_signature,
+    functionalize,
+    picture,
+)
 from fanin.analysis import guards as guard_module
 from fanin.analysis.calls import call_of
+from support import ROOT, run_python
 
 #: Asked for its names, so that planted faults are met.
 F = importlib.import_module("fanin.analysis.wrapper")
@@ -708,6 +720,51 @@ def test_the_guard_of_one_layout_takes_other_memory_of_the_same_layout() -> None
     assert guard.arrays((other[8:14], other[12:18]), {}) is not None
     assert guard.change(call_of((other[8:14], other[12:18]), {}, "test")) is None
     assert guard.arrays((other[8:14], other[13:19]), {}) is None
+
+
+def test_the_pages_example_prints_what_it_says() -> None:
+    page = (ROOT / "docs" / "analysis.md").read_text()
+    section = page.partition("## Functionalize")[2].partition("\n## ")[0]
+    blocks = re.findall(r"```python\n(.*?)```\n```\n(.*?)```", section, re.DOTALL)
+    assert len(blocks) == 1
+    for code, printed in blocks:
+        assert run_python(code).stdout == printed
+
+
+def test_pictures_of_components() -> None:
+    pytest.importorskip("matplotlib")
+    w = np.zeros((4, 6))
+    arrays = [w[:, 0], w[:2, :1], w[:, 3], np.zeros(0), np.zeros(())]
+    text = analysis.alias_dot(arrays, ["a", 'b"', "c", "d", "e"])
+    assert re.findall(r"n\d -- n\d", text) == ["n0 -- n1"] and text.count("subgraph") == 4
+    assert 'n1 [label="b\\""]' in text and '{ label="152 bytes"; n0' in text
+    for format, magic in (("svg", b"<?xml"), ("png", b"\x89PNG")):
+        out = io.BytesIO()
+        analysis.alias_plot([*arrays, np.zeros((99, 99))[::2, ::2]], out, format=format)
+        assert out.getvalue().startswith(magic)
+    with pytest.raises(ValueError, match="no picture of the kind 'doc'"):
+        analysis.alias_plot(arrays, io.BytesIO(), format="doc")
+    with pytest.raises(ValueError, match="a name for each of 5 arrays, got 1"):
+        analysis.alias_dot(arrays, ["a"])
+    with pytest.raises(TypeError, match=r"args\[1\]: expected an ndarray, got int"):
+        analysis.alias_dot([w, 3])
+
+
+def test_runs_of_bytes_are_those_that_an_array_shows() -> None:
+    memory = np.zeros(64, "u1")
+    low = memory.ctypes.data
+    draw = random.Random(20261121)
+    several = 0
+    for _ in range(300):
+        shape = [draw.choice([1, 2, 3]) for _ in range(draw.choice([0, 1, 2, 3]))]
+        strides = [draw.choice([-6, -2, -1, 0, 1, 2, 3, 5, 8]) for _ in shape]
+        x = np.ndarray(shape, draw.choice(["u1", "u2", "u4"]), buffer=memory, offset=30, strides=strides)
+        memory[:] = 0
+        x[...] = np.iinfo(x.dtype).max
+        seen = {i for a, b in picture.runs(x) or [] for i in range(a - low, b - low)}
+        assert seen == set(np.flatnonzero(memory).tolist())
+        several += len(picture.runs(x) or []) > 1
+    assert 50 < several < 250
 
 
 def test_errors_are_value_errors() -> None:

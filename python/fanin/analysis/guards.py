@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from .._core import Layout, address
 from . import trees
 from .calls import Call
-from .private import Array, Geometry
+from .private import Array
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Guard:
         self.layout = Layout(call.arrays)
         self.components = components_of(self.layout)
         self.apart = twins(call, self.components)
-        self.geometry = [(Geometry.of(a), a.flags.writeable) for a in call.arrays]
+        self.looks = [look(a) for a in call.arrays]
 
     def arrays(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Sequence[Any], Sequence[Array]] | None:
         """(leaves, distinct arrays) of a call of the same layout; None for another one."""
@@ -73,14 +75,11 @@ class Guard:
         for i, j in self.repeats:
             if call.leaves[i] is not call.leaves[j]:
                 return Change(i, "identity", f"the very array that is {call.leaf_name(j)}", "another array")
-        for u, (geometry, writeable) in enumerate(self.geometry):
-            array = call.leaves[self.first[u]]
-            for what in ("dtype", "shape", "strides"):
-                if getattr(array, what) != getattr(geometry, what):
-                    return Change(self.first[u], what, str(getattr(geometry, what)), str(getattr(array, what)))
-            if array.flags.writeable != writeable:
-                words = ("an array that is read-only", "an array that can be written")
-                return Change(self.first[u], "writeable", words[writeable], words[not writeable])
+        for u, before in enumerate(self.looks):
+            now = look(call.leaves[self.first[u]])
+            what = next((word for word in before if before[word] != now[word]), None)
+            if what is not None:
+                return Change(self.first[u], what, before[what], now[what])
         for i, j in self.apart:
             if call.leaves[i] is call.leaves[j]:
                 return Change(
@@ -118,10 +117,23 @@ def twins(call: Call, components: Sequence[Sequence[int]]) -> list[tuple[int, in
         seen: dict[Any, int] = {}
         for u in group:
             a = call.arrays[u]
-            j = seen.setdefault((address(a), Geometry.of(a)), call.first[u])
+            j = seen.setdefault((begin(a), *look(a).values()), call.first[u])
             if j != call.first[u]:
                 pairs.append((call.first[u], j))
     return pairs
+
+
+def look(a: Any) -> dict[str, str]:
+    """How an array or a tensor looks, in words."""
+    if not isinstance(a, np.ndarray):
+        return {"dtype": str(a.dtype), "shape": str(tuple(a.shape)), "strides": str(tuple(a.stride()))}
+    can = "an array that can be written" if a.flags.writeable else "an array that is read-only"
+    return {"dtype": str(a.dtype), "shape": str(a.shape), "strides": str(a.strides), "writeable": can}
+
+
+def begin(a: Any) -> int:
+    """Where its first element lies."""
+    return address(a) if isinstance(a, np.ndarray) else int(a.data_ptr())
 
 
 def told(form: Any) -> str:

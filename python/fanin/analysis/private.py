@@ -33,6 +33,9 @@ UNSIGNED = {n: np.dtype(f"u{n}") for n in (1, 2, 4, 8)}
 #: Private memory begins where the caller's does modulo this.
 LINE = 64
 
+#: Classes of which a view is made anew by `view`.
+REMADE = (np.matrix, np.recarray)
+
 #: What a base array that is met in a chain of bases may be, and still be known.
 CHAIN = 64
 
@@ -274,7 +277,7 @@ class World:
     """
 
     def __init__(
-        self, plan: Plan, arrays: Sequence[Array], kind: type = np.ndarray, copied: Sequence[int] | None = None
+        self, plan: Plan, arrays: Sequence[Any], kind: type = np.ndarray, copied: Sequence[int] | None = None
     ) -> None:
         self.plan, self.arrays = plan, arrays
         self.copied: Sequence[int] = range(len(plan.groups)) if copied is None else copied
@@ -418,7 +421,49 @@ class World:
             m = group.nearest(offset + down, offset + up)
             source = self.arrays[m.number]
             start = address(source) - m.offset + offset
-        return view_at(start, geometry, array.flags.writeable, source)
+        view = view_at(start, geometry, array.flags.writeable, source)
+        return view.view(type(array)) if type(array) in REMADE else view
+
+    def geometry(self, o: Any) -> Geometry:
+        """An array's geometry."""
+        return Geometry.of(o)
+
+    def begin(self, o: Any) -> int:
+        """Where an array's first element lies."""
+        return address(o)
+
+    def is_array(self, o: Any) -> bool:
+        """Whether an output is an array."""
+        return isinstance(o, np.ndarray)
+
+    def remakeable(self, o: Any) -> bool:
+        """Whether an output is all in its memory and geometry."""
+        return type(o) is np.ndarray or type(o) in REMADE
+
+    def replay(self, name: Name) -> None:
+        """Carry out on the caller's arrays what the run did to the private ones: bytes, geometry. All that can fail is found before anything changes."""
+        moves = [pair for g in self.written for pair in self.destinations(g, name)]
+        grown = [self.plan.groups[g].members[self.plan.groups[g].owner or 0].number for g in sorted(self.resized)]
+        for u in self.moved:
+            wanted = Geometry.of(self.private[u])
+            if u not in grown and not take_geometry(self.arrays[u].view(), wanted):
+                raise ValueError(
+                    f"{name(u)}: expected a geometry that assignments lead to from {Geometry.of(self.arrays[u])}, got {wanted}"
+                )
+        for u in grown:
+            if not self.arrays[u].flags.owndata:
+                raise ValueError(f"{name(u)} is resized, but does not own its memory: pass an array that does")
+        for mine, its in moves:
+            its[...] = mine
+        for u in grown:
+            regrow(self.arrays[u], plain(self.private[u]))
+        for u in self.moved:
+            take_geometry(self.arrays[u], Geometry.of(self.private[u]))
+
+    def replay_flags(self) -> None:
+        """Let the caller's arrays be written, or not, as the private ones were at the end."""
+        for u in self.flagged:
+            self.arrays[u].flags.writeable = self.private[u].flags.writeable
 
     def destinations(self, number: int, name: Name) -> list[tuple[Array, Array]]:
         """(private bits, the caller's bits, which can be written) of a group that was written. ValueError where it is memory that nobody may write."""
@@ -429,6 +474,12 @@ class World:
                 f"{at} was written, but its memory is read-only: expected a function that does not, or pass a copy"
             )
         return [(mine, opened(its)) for mine, its in self.covering(group)]
+
+
+def regrow(array: Array, mine: Array) -> None:
+    """Give the caller's array the size and the values of one that was resized."""
+    array.resize(mine.shape, refcheck=False)
+    array[...] = mine
 
 
 def plain(array: Any) -> Array:
