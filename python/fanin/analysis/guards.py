@@ -77,9 +77,9 @@ class Guard:
                 return Change(i, "identity", f"the very array that is {call.leaf_name(j)}", "another array")
         for u, before in enumerate(self.looks):
             now = look(call.leaves[self.first[u]])
-            what = next((word for word in before if before[word] != now[word]), None)
-            if what is not None:
-                return Change(self.first[u], what, before[what], now[what])
+            for what, one, other in zip(WORDS, before, now, strict=True):
+                if one != other:
+                    return Change(self.first[u], what, in_words(what, one), in_words(what, other))
         for i, j in self.apart:
             if call.leaves[i] is call.leaves[j]:
                 return Change(
@@ -117,18 +117,27 @@ def twins(call: Call, components: Sequence[Sequence[int]]) -> list[tuple[int, in
         seen: dict[Any, int] = {}
         for u in group:
             a = call.arrays[u]
-            j = seen.setdefault((begin(a), *look(a).values()), call.first[u])
+            j = seen.setdefault((begin(a), *look(a)), call.first[u])
             if j != call.first[u]:
                 pairs.append((call.first[u], j))
     return pairs
 
 
-def look(a: Any) -> dict[str, str]:
-    """How an array or a tensor looks, in words."""
+def look(a: Any) -> tuple[Any, ...]:
+    """What counts of an array or a tensor by itself: the things that WORDS name."""
     if not isinstance(a, np.ndarray):
-        return {"dtype": str(a.dtype), "shape": str(tuple(a.shape)), "strides": str(tuple(a.stride()))}
-    can = "an array that can be written" if a.flags.writeable else "an array that is read-only"
-    return {"dtype": str(a.dtype), "shape": str(a.shape), "strides": str(a.strides), "writeable": can}
+        return a.dtype, tuple(a.shape), tuple(a.stride()), True
+    return a.dtype, a.shape, a.strides, a.flags.writeable
+
+
+WORDS = ("dtype", "shape", "strides", "writeable")
+
+
+def in_words(what: str, value: Any) -> str:
+    """One of them in words."""
+    if what == "writeable":
+        return "an array that can be written" if value else "an array that is read-only"
+    return str(value)
 
 
 def begin(a: Any) -> int:
