@@ -30,10 +30,13 @@ def fault(name: str, old: str, new: str) -> Mutant:
 
 MUTANTS = [
     # private memory
-    fault("private", "start = address(root)\n            shift = (group.align - start) % LINE", "start = address(root)\n            shift = (group.align + 8 - start) % LINE"),
+    fault("private", "shift = (facts.low - start) % LINE", "shift = (group.seen.low - start) % LINE"),
+    fault("private", "            not group.writeable and frozen(group.members, self.arrays),", "            group.seen.frozen,"),
+    fault("private", "            owner_of(group.members, group.whole, self.arrays),", "            group.seen.owner,"),
+    fault("private", "        if not its.flags.owndata:\n            return False", "        pass"),
     fault("private", "            mine[...] = its\n", "            pass\n"),
     fault("private", "        if not group.writeable:", "        if False:"),
-    fault("private", "        if group.frozen:\n            root", "        if False:\n            root"),
+    fault("private", "        if facts.frozen:\n            root", "        if False:\n            root"),
     fault("private", "and not self._unchanged(self.plan.groups[n])]", "and self._unchanged(self.plan.groups[n])]"),
     fault("private", "        return mine.tobytes() == its.tobytes()", "        return bool((mine == its).all())"),
     fault("private", "return words(array) if array.dtype.kind == \"V\" else array.view()", "return array.view()"),
@@ -42,7 +45,7 @@ MUTANTS = [
     fault("private", "        if not writeable:\n            view.flags.writeable = False\n", ""),
     fault("private", "address(its) + address(array) - address(mine), its", "address(its), its"),
     fault("private", "    for whole in (root_of(source), source):", "    for whole in ():"),
-    fault("private", "        if group.frozen:\n            at = name", "        if True:\n            at = name"),
+    fault("private", "        if number in self.frozen:\n            raise", "        if True:\n            raise"),
     fault("private", "            if low <= start < high:\n                return number", "            if False:\n                return number"),
     # outputs
     fault("calls", "        elif id(o) in inputs:\n            places.append", "        elif False:\n            places.append"),
@@ -75,11 +78,11 @@ MUTANTS = [
     fault("collect", "if info.has_mutation_tangent and u is not None:", "if info.mutates_data and u is not None:"),
     fault("collect", "if out.output_type in PLAIN_TYPES and out.requires_grad_for_backward:", "if out.requires_grad_for_backward:"),
     # what tracked arrays see
-    fault("tracked", "            for o in out:\n                written(o)\n", ""),
+    fault("tracked", "        for o in out:\n            written(o)\n        if isinstance(result", "        if isinstance(result"),
     fault("tracked", "        if low <= address(array) < high:", "        if True:"),
     fault("tracked", "        if not basic(key):", "        if False:"),
     fault("tracked", "        if func in WRITERS and args:", "        if False:"),
-    fault("tracked", "        written(self)\n        super().__setitem__(key, value)", "        super().__setitem__(key, value)"),
+    fault("tracked", "        super().__setitem__(key, value)\n        written(self)\n", "        super().__setitem__(key, value)\n"),
     # the guard
     fault("guards", "            if leaves[i] is not leaves[j]:\n                return None", "            pass"),
     fault("guards", "            if leaves[i] is leaves[j]:\n                return None", "            pass"),
@@ -101,6 +104,8 @@ MUTANTS = [
     fault("pure", "            if p.same_as is not None and p.same_as < j:", "            if False:"),
     fault("pure", "                made[j] = arrays[p.base]", "                pass"),
     fault("pure", "            arrays[u].flags.writeable = writeable", "            pass"),
+    fault("pure", "world = RecordedWorld(self.split, arrays)", "world = World(self.split, arrays)"),
+    fault("pure", "                if not can_be_thawed(arrays[u]):", "                if False:"),
     fault("pure", "    value = np.array(base, \"u1\")", "    value = base"),
     # the wrapper
     fault("wrapper", "        if self._guard == \"error\" and self._records:", "        if False:"),

@@ -207,6 +207,63 @@ def check_padding_is_memory() -> None:
         assert [i.mutates_data for i in f.meta.input_info] == [True, False]
 
 
+def check_what_is_no_part_of_the_layout_is_that_of_the_call() -> None:
+    """Alignment, ownership, and whether read-only memory can be made writable."""
+
+    def tries(x: Any) -> Any:
+        aligned = x.flags.aligned, x.ctypes.data % 64, x.flags.owndata
+        try:
+            x.resize(x.size + 1, refcheck=False)
+        except ValueError as e:
+            return aligned[0], aligned[1], str(e)
+        return aligned[0], x.size, "resized"
+
+    memory = np.zeros(200, "u1")
+    start = -memory.ctypes.data % 64
+    made: list[Callable[[], Any]] = [
+        lambda: memory[start : start + 24].view("f8"),
+        lambda: memory[start + 8 : start + 32].view("f8"),
+        lambda: memory[start + 3 : start + 27].view("f8"),
+        lambda: np.zeros(3),
+    ]
+    for order in (made, made[::-1]):
+        f = F.functionalize(tries)
+        for one in (*order, *order):
+            assert f(one()) == tries(one())
+        assert f.layouts == 1
+
+    def thaws(x: Any) -> str:
+        try:
+            x.flags.writeable = True
+        except ValueError:
+            return "cannot be"
+        x[0] = 5
+        return "can be"
+
+    def read_only() -> Any:
+        view = np.zeros(3, "u1").view()
+        view.flags.writeable = False
+        return view
+
+    constant = bytes(3)
+    for order in (
+        (read_only, lambda: np.frombuffer(constant, "u1")),
+        (lambda: np.frombuffer(constant, "u1"), read_only),
+    ):
+        f = F.functionalize(thaws)
+        for one in (*order, *order):
+            x = one()
+            assert f(x) == thaws(one()) == ("can be" if x.any() else "cannot be")
+        assert f.layouts == 1
+    assert constant == bytes(3), "nobody has written what cannot be"
+    f = F.functionalize(thaws, (read_only(),), compiler=itself)
+    with pytest.raises(ValueError, match=r"args\[0\] was written, but its memory is read-only"):
+        f(np.frombuffer(constant, "u1"))
+    assert constant == bytes(3)
+    pure = F.functionalize(tries, (memory[start + 3 : start + 27].view("f8"),)).pure
+    assert pure(np.zeros(3))[:2] == [False, 3]
+
+
 # Outputs
 
 

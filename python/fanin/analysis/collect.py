@@ -168,9 +168,8 @@ def input_info(
     """The record of one input."""
     resized = u in outcome.resized
     near = set(world.plan.groups[world.plan.where[u][0]].numbers)
-    seen = (
-        {enabled for origin, enabled in log.writes if origin in near} if log else set()
-    )  # a write by another that shares the bytes is seen, too
+    # A write by another that shares the bytes is seen, too.
+    seen = {enabled for origin, enabled in log.writes if origin in near} if log else set()
     itself = log is not None and any(origin == u for origin, _ in log.writes)
     data = not resized and (earlier or itself or world.member_written(u))
     return InputAliasInfo(

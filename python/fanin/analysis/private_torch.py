@@ -75,7 +75,8 @@ class TorchWorld(World):
         library = torch()
         memory = library.empty(max(group.size, 1) + LINE, dtype=library.uint8)
         start = memory.data_ptr()
-        shift = (group.align - start) % LINE
+        first = group.members[0]
+        shift = (start_of(self.arrays[first.number]) - first.offset - start) % LINE
         for m in group.members:
             t = self.arrays[m.number]
             at = shift + m.offset

@@ -30,7 +30,22 @@ from ..descriptors import (
 )
 from . import trees
 from .calls import Outcome, Place, outcome_of
-from .private import Array, Geometry, Group, Plan, World, built, opened, take_geometry, view_at, words
+from .private import (
+    Array,
+    Facts,
+    Geometry,
+    Group,
+    Plan,
+    RecordedWorld,
+    World,
+    built,
+    can_be_thawed,
+    opened,
+    read_only,
+    take_geometry,
+    view_at,
+    words,
+)
 from .records import ViewAndMutationMeta
 from .rewrite import create_synthetic_base_metadata, remove_dupe_metadata
 from .signature import GraphNames
@@ -164,7 +179,7 @@ class Pure:
         """Run the function on copies. ValueError: more or fewer arguments, of other shapes or dtypes, than those that `input_descs` tells of, or a function that does
         otherwise than at the recorded call."""
         arrays = self._arrays(inner)
-        world = World(self.split, arrays)
+        world = RecordedWorld(self.split, arrays)
         it = iter([inner[self.positions[i]] if u is None else world.private[u] for i, u in enumerate(self.index)])
         _, _, (args, kwargs) = self.form
         given = [trees.unflatten(one, it) for one in args[2]]
@@ -242,15 +257,15 @@ class Pure:
         moves = []
         for g, value in zip(self.bases, news, strict=False):
             group = self.plan.groups[g]
+            if not group.writeable and not any(can_be_thawed(arrays[u]) for u in group.numbers):
+                raise read_only(self.input_descs[self.bases.index(g)].expr())
             for place in group.cover:
-                moves.append(
-                    (
-                        words(member_at(group, place, np.asarray(value))),
-                        opened(words(arrays[group.members[place].number])),
-                    )
-                )
+                mine = words(member_at(group, place, np.asarray(value)))
+                moves.append((mine, opened(words(arrays[group.members[place].number]))))
         for u, value in zip(self.changed, news[len(self.bases) :], strict=True):
             if u in self.touched:
+                if not can_be_thawed(arrays[u]):
+                    raise read_only(PlainAOTInput(self.first[u]).expr())
                 moves.append((words(np.asarray(value)), opened(words(arrays[u]))))
         for mine, its in moves:
             its[...] = mine
@@ -324,9 +339,9 @@ def split(plan: Plan, merged: set[int]) -> Plan:
             low = m.low
             alone = type(m)(m.number, m.offset - low, m.geometry, m.writeable, 0, m.high - low)
             where[m.number] = (len(groups), 0)
-            owner = 0 if place == group.owner else None
+            facts = Facts(group.seen.low + low, 0 if place == group.seen.owner else None, group.seen.frozen)
             groups.append(
-                Group((alone,), m.high - low, (group.align + low) % 64, owner, False, m.writeable, group.frozen, (0,))
+                Group((alone,), m.high - low, (0,), (0,) if facts.owner == 0 else (), m.writeable, False, facts)
             )
     return Plan(tuple(groups), tuple(where))
 

@@ -49,25 +49,25 @@ class Tracked(np.ndarray[Any, Any]):
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         out = kwargs.get("out")
         if out:
-            for o in out:
-                written(o)
             kwargs["out"] = tuple([bare(o) for o in out])
+        result = getattr(ufunc, method)(*[bare(x) for x in inputs], **kwargs)
         if method == "at" and inputs:
             written(inputs[0])
-        result = getattr(ufunc, method)(*[bare(x) for x in inputs], **kwargs)
         if not out:
             return result
+        for o in out:
+            written(o)
         if isinstance(result, tuple):
             return tuple([given if given is not None else made for given, made in zip(out, result, strict=True)])
         return out[0]
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        out = kwargs.get("out")
+        result = func(*stripped(args), **stripped(kwargs))
         if func in WRITERS and args:
             written(args[0])
-        out = kwargs.get("out")
         for o in out if isinstance(out, tuple) else (out,):
             written(o)
-        result = func(*stripped(args), **stripped(kwargs))
         return out if isinstance(out, Tracked) else result
 
     def __getitem__(self, key: Any) -> Any:
@@ -78,8 +78,8 @@ class Tracked(np.ndarray[Any, Any]):
         return super().__getitem__(key)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        written(self)
         super().__setitem__(key, value)
+        written(self)
 
 
 #: What an index may consist of that gives a view.
@@ -130,8 +130,9 @@ def writing(name: str) -> Callable[..., Any]:
     whole = getattr(np.ndarray, name)
 
     def method(self: Tracked, *args: Any, **kwargs: Any) -> Any:
+        result = whole(self, *args, **kwargs)
         written(self)
-        return whole(self, *args, **kwargs)
+        return result
 
     method.__name__ = name
     return method
@@ -143,11 +144,12 @@ def making(name: str) -> Callable[..., Any]:
 
     def method(self: Tracked, *args: Any, **kwargs: Any) -> Any:
         out = kwargs.get("out")
-        written(out)
         if name == "byteswap" and (args or kwargs):
+            result = whole(self, *args, **kwargs)
             written(self)
-            return whole(self, *args, **kwargs)
+            return result
         result = whole(plain(self), *stripped(args), **stripped(kwargs))
+        written(out)
         return out if isinstance(out, Tracked) else result
 
     method.__name__ = name

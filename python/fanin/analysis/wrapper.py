@@ -160,7 +160,7 @@ class Functionalized:
 
     # Calls
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         for place, record in enumerate(self._records):
             found = record.guard.arrays(args, kwargs)
             if found is not None:
