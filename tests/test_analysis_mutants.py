@@ -95,7 +95,7 @@ MUTANTS = [
     fault("pure", "if u is None or (u not in in_base and first[u] == i)]", "if u is None or u not in in_base]"),
     fault("pure", "self.late = [u for u in range(len(first)) if u in in_base and u in self.moved]", "self.late = []"),
     fault("pure", "if len(inner) != len(descs):", "if False:"),
-    fault("pure", "array.shape != shape or array.dtype != dtype:", "array.shape != shape:"),
+    fault("pure", "or array.shape != shape or array.dtype != dtype:", "or array.shape != shape:"),
     fault("pure", "        if copies.changed():", "        if False:"),
     fault("pure", "                if u not in allowed:", "                if False:"),
     fault("pure", "        if rest[0] != rest[1] or roles[0] != roles[1]:", "        if False:"),
@@ -106,6 +106,8 @@ MUTANTS = [
     fault("pure", "            arrays[u].flags.writeable = writeable", "            pass"),
     fault("pure", "world = RecordedWorld(self.split, arrays)", "world = World(self.split, arrays)"),
     fault("pure", "                if not can_be_thawed(arrays[u]):", "                if False:"),
+    fault("pure", "    if array.shape != shape or array.dtype != dtype:\n        raise", "    if False:\n        raise"),
+    fault("pure", "    if array.strides == geometry.strides:", "    if True:"),
     fault("pure", "    value = np.array(base, \"u1\")", "    value = base"),
     # the wrapper
     fault("wrapper", "        if self._guard == \"error\" and self._records:", "        if False:"),

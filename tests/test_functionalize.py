@@ -709,6 +709,47 @@ def check_the_compiled_function_is_what_runs() -> None:
     assert a.tolist() == [1, 1, 1]
 
 
+def check_values_of_the_compiled_function_are_checked_before_a_write() -> None:
+    w = np.arange(6.0)
+
+    def fn(a: Any, b: Any, c: Any) -> Any:
+        a += 1
+        c += 1
+        t = c * 2
+        u = np.zeros(4)
+        return t[1:], t[:1], u, u[2:]
+
+    args = (w[:4], w[2:], np.zeros(3))
+    for wrong, words in [
+        (
+            lambda v: [v[0][:-1], *v[1:]],
+            r"__input_mutation\(__make_synthetic_base\(args\[0\]\)\): expected uint8, shape \(48,\); .* shape \(47,\)",
+        ),
+        (
+            lambda v: [v[0], v[1].astype("f4"), *v[2:]],
+            r"__input_mutation\(args\[2\]\): expected float64.* returned float32",
+        ),
+        (
+            lambda v: [v[0], 0.0, *v[2:]],
+            r"__input_mutation\(args\[2\]\): expected float64, shape \(3,\); .* shape \(\)",
+        ),
+        (lambda v: [*v[:4], v[4][:3], *v[5:]], r"output\[2\]: expected float64, shape \(4,\)"),
+        (lambda v: [*v[:-1], v[-1][:1]], r"__intermediate_base\(output\[0\]\): expected float64, shape \(3,\)"),
+    ]:
+        f = F.functionalize(fn, args, compiler=lambda pure, wrong=wrong: lambda *inner: wrong(pure(*inner)))
+        with pytest.raises(ValueError, match=words):
+            f(*args)
+        assert w.tolist() == [0, 1, 2, 3, 4, 5] and args[2].tolist() == [0, 0, 0]
+
+    def strided(pure: Any) -> Any:
+        """Values that lie otherwise than the recorded ones."""
+        return lambda *inner: [v[::-1].copy()[::-1] if isinstance(v, np.ndarray) else v for v in pure(*inner)]
+
+    t1, t0, u, u2 = F.functionalize(fn, args, compiler=strided)(*args)
+    assert t1.tolist() == [2, 2] and t0.tolist() == [2] and t1.ctypes.data == t0.ctypes.data + 8
+    assert np.shares_memory(u, u2) and u2.ctypes.data == u.ctypes.data + 16 and w.tolist() == [1, 2, 3, 4, 4, 5]
+
+
 def check_the_pure_function_refuses_what_does_not_fit() -> None:
     def fn(a: Any, b: Any, on: bool) -> Any:
         a += 1

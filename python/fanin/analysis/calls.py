@@ -163,6 +163,7 @@ class Outcome:
     flags: tuple[tuple[int, bool], ...]  #: which arrays may be written now and could not before, or the other way round
     form: Any
     places: tuple[Place, ...]
+    bases: tuple[Geometry, ...]  #: of the extra bases
 
 
 def outcome_of(world: World, result: Any, outputs: list[Any], bases: list[Any]) -> Outcome:
@@ -171,7 +172,9 @@ def outcome_of(world: World, result: Any, outputs: list[Any], bases: list[Any]) 
     resized = tuple(u for g in sorted(world.resized) for u in world.plan.groups[g].numbers)
     geometry = tuple((u, world.geometry(world.private[u])) for u in world.moved)
     flags = tuple((u, world.private[u].flags.writeable) for u in world.flagged)
-    return Outcome(frozenset(world.written), geometry, resized, flags, form, tuple(places_of(world, outputs, bases)))
+    places = tuple(places_of(world, outputs, bases))
+    shared = tuple(Geometry.of(b) for b in bases)
+    return Outcome(frozenset(world.written), geometry, resized, flags, form, places, shared)
 
 
 def member_of(world: World, number: int) -> Any:
