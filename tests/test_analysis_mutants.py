@@ -79,6 +79,7 @@ MUTANTS = [
     fault("collect", "if out.output_type in PLAIN_TYPES and out.requires_grad_for_backward:", "if out.requires_grad_for_backward:"),
     # what tracked arrays see
     fault("tracked", "        for o in out:\n            written(o)\n        if isinstance(result", "        if isinstance(result"),
+    fault("tracked", "            if method == \"at\":\n", "            if False:\n"),
     fault("tracked", "        if low <= address(array) < high:", "        if True:"),
     fault("tracked", "        if not basic(key):", "        if False:"),
     fault("tracked", "        if func in WRITERS and args:", "        if False:"),

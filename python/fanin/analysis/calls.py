@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -110,6 +111,15 @@ def check_array(array: Array, name: Callable[[], str]) -> None:
 
 def check_signature(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], who: str) -> None:
     """TypeError for arguments that the function does not take, naming the first by descriptor; before anything has run."""
+    if (
+        type(fn) is types.FunctionType
+        and not kwargs
+        and not hasattr(fn, "__wrapped__")
+        and not fn.__code__.co_kwonlyargcount
+    ):
+        most = fn.__code__.co_argcount
+        if most - len(fn.__defaults__ or ()) <= len(args) <= most:
+            return  # what the slow way would find out, too
     try:
         signature = inspect.signature(fn)
     except (TypeError, ValueError):

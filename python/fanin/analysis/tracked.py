@@ -46,19 +46,19 @@ class Tracked(np.ndarray[Any, Any]):
         self.fanin_log = getattr(other, "fanin_log", None)
         self.fanin_origin = getattr(other, "fanin_origin", None)
 
-    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        out = kwargs.get("out")
-        if out:
-            kwargs["out"] = tuple([bare(o) for o in out])
-        result = getattr(ufunc, method)(*[bare(x) for x in inputs], **kwargs)
-        if method == "at" and inputs:
-            written(inputs[0])
-        if not out:
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = None, **kwargs: Any) -> Any:
+        call = ufunc if method == "__call__" else getattr(ufunc, method)
+        given = [x.view(np.ndarray) if type(x) is Tracked else x for x in inputs]
+        if out is None:
+            result = call(*given, **kwargs)
+            if method == "at":
+                written(inputs[0])
             return result
+        result = call(*given, out=tuple([x.view(np.ndarray) if type(x) is Tracked else x for x in out]), **kwargs)
         for o in out:
             written(o)
         if isinstance(result, tuple):
-            return tuple([given if given is not None else made for given, made in zip(out, result, strict=True)])
+            return tuple([o if o is not None else made for o, made in zip(out, result, strict=True)])
         return out[0]
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
@@ -89,11 +89,6 @@ BASIC = (int, slice, type(None), type(...), str, np.integer)
 def basic(key: Any) -> bool:
     """Whether an index gives a view, or an element."""
     return all(isinstance(k, BASIC) for k in key) if type(key) is tuple else isinstance(key, BASIC)
-
-
-def bare(x: Any) -> Any:
-    """The same memory as a plain ndarray."""
-    return x.view(np.ndarray) if type(x) is Tracked else x
 
 
 def stripped(x: Any) -> Any:
