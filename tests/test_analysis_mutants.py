@@ -87,6 +87,7 @@ MUTANTS = [
     # the guard
     fault("guards", "            if leaves[i] is not leaves[j]:\n                return None", "            pass"),
     fault("guards", "            if leaves[i] is leaves[j]:\n                return None", "            pass"),
+    fault("guards", "        if len(self.empty) > 1 and", "        if False and"),
     fault("guards", "if self.layout.check(arrays) is None else None", "if True else None"),
     fault("guards", "            return args if tuple(map(type, args)) == self.types else None", "            return args if len(args) == len(self.types) else None"),
     fault("guards", "return leaves if form == self.form and", "return leaves if"),

@@ -444,6 +444,32 @@ def check_duplicates_are_checked_at_each_call() -> None:
     assert f.layouts == 3
 
 
+def check_empty_arrays_are_told_apart() -> None:
+    def fn(a: Any, b: Any) -> bool:
+        a.shape = (3, 0)
+        return a is b and b.shape == (3, 0)
+
+    f = F.functionalize(fn)
+    assert not f(np.zeros((0, 3)), np.zeros((0, 3)))
+    x = np.zeros((0, 3))
+    assert f(x, x) and f.layouts == 2
+    g = F.functionalize(fn, (np.zeros((0, 3)), np.zeros((0, 3))), guard="error")
+    x = np.zeros((0, 3))
+    with pytest.raises(
+        ValueError, match=r"args\[1\]: identity: expected another array than args\[0\], found the same array"
+    ):
+        g(x, x)
+
+
+def check_strides_that_mean_nothing_are_no_part_of_the_layout() -> None:
+    w = np.zeros((4, 6))
+    f = F.functionalize(lambda x: x.__iadd__(1), (w[:1, :3],), guard="error")
+    y = np.zeros((1, 3))
+    assert w[:1, :3].strides != y.strides and f(y) is y and y.tolist() == [[1, 1, 1]]
+    with pytest.raises(ValueError, match=r"args\[0\]: shape"):
+        f(np.zeros((1, 4)))
+
+
 def check_the_guard_names_what_changed() -> None:
     w = np.zeros((6, 6))
     first = (w[0], w[1], w[1], {"p": w[2]}, 3)

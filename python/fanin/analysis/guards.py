@@ -41,6 +41,8 @@ class Guard:
         self.components = components_of(self.layout)
         self.apart = twins(call, self.components)
         self.looks = [look(a) for a in call.arrays]
+        #: leaves without a byte, of which memory cannot tell whether two are one object
+        self.empty = [call.first[u] for u, a in enumerate(call.arrays) if 0 in a.shape or a.dtype.itemsize == 0]
 
     def arrays(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Sequence[Any], Sequence[Array]] | None:
         """(leaves, distinct arrays) of a call of the same layout; None for another one."""
@@ -53,6 +55,8 @@ class Guard:
         for i, j in self.apart:
             if leaves[i] is leaves[j]:
                 return None
+        if len(self.empty) > 1 and len({id(leaves[i]) for i in self.empty}) < len(self.empty):
+            return None
         arrays = leaves if self.all_arrays else [leaves[i] for i in self.first]
         return (leaves, arrays) if self.layout.check(arrays) is None else None
 
@@ -85,6 +89,10 @@ class Guard:
                 return Change(
                     i, "identity", f"another array than {call.leaf_name(j)}, on the same memory", "the same array"
                 )
+        for k, i in enumerate(self.empty):
+            for j in self.empty[:k]:
+                if call.leaves[i] is call.leaves[j]:
+                    return Change(i, "identity", f"another array than {call.leaf_name(j)}", "the same array")
         return self._relation(call)
 
     def _relation(self, call: Call) -> Change | None:
@@ -124,10 +132,11 @@ def twins(call: Call, components: Sequence[Sequence[int]]) -> list[tuple[int, in
 
 
 def look(a: Any) -> tuple[Any, ...]:
-    """What counts of an array or a tensor by itself: the things that WORDS name."""
-    if not isinstance(a, np.ndarray):
-        return a.dtype, tuple(a.shape), tuple(a.stride()), True
-    return a.dtype, a.shape, a.strides, a.flags.writeable
+    """What counts of an array or a tensor by itself: the things that WORDS name. Strides that mean nothing are 0."""
+    strides = a.strides if isinstance(a, np.ndarray) else a.stride()
+    shape = tuple(a.shape)
+    strides = tuple(s if n > 1 and 0 not in shape else 0 for n, s in zip(shape, strides, strict=True))
+    return a.dtype, shape, strides, a.flags.writeable if isinstance(a, np.ndarray) else True
 
 
 WORDS = ("dtype", "shape", "strides", "writeable")
