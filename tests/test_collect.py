@@ -87,6 +87,21 @@ def test_a_write_that_changes_no_byte_is_seen_where_numpy_makes_it() -> None:
         assert inputs(route, np.ones(3))[0].mutates_data
 
 
+def test_a_write_that_is_refused_is_none() -> None:
+    def fn(x: Any) -> None:
+        for refused in (
+            lambda: x.__setitem__(9, 1),
+            lambda: np.add(x, np.ones(7), out=x),
+            lambda: x.sort(axis=5),
+            lambda: np.copyto(x, np.ones(9)),
+        ):
+            with contextlib.suppress(ValueError, IndexError):
+                refused()
+                raise AssertionError
+
+    assert not inputs(fn, np.ones(3))[0].mutates_data
+
+
 def test_reading_is_no_write() -> None:
     def reads(x: Any) -> Any:
         y = x.copy()

@@ -27,6 +27,9 @@ def public() -> Iterator[tuple[str, Any]]:
                     yield f"fanin.{name}.{key}", member
     for name in fanin.sim.__all__:
         yield f"fanin.sim.{name}", getattr(fanin.sim, name)
+    for name in fanin.analysis.__all__:
+        if callable(getattr(fanin.analysis, name)):
+            yield f"fanin.analysis.{name}", getattr(fanin.analysis, name)
 
 
 PUBLIC = dict(public())

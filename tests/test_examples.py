@@ -49,6 +49,41 @@ Zero(shape=(1000, 1000), dtype=...float32...)
 """,
     "06_check_me.py": "",
     "08_upstream_holes.py": "torch...\n",  # what it prints where torch is here: tests/partners/test_analysis_torch.py
+    "09_functionalized_optimizer.py": """\
+components: [['weight', 'bias', 'flat']]
+  weight: MUTATED_OUT_GRAPH
+  bias: MUTATED_OUT_GRAPH
+  flat: MUTATED_OUT_GRAPH
+  moment_w: MUTATED_OUT_GRAPH
+  moment_b: MUTATED_OUT_GRAPH
+  grad_w: NOT_MUTATED
+  grad_b: NOT_MUTATED
+outputs: [('alias_of_input', 0), ('is_input', 2), ('non_alias', None)]
+pure takes:
+  __make_synthetic_base(args[0])
+  args[3]
+  args[4]
+  args[5]
+  args[6]
+and returns:
+  __input_mutation(__make_synthetic_base(args[0]))
+  __input_mutation(args[3])
+  __input_mutation(args[4])
+  output[0]
+  output[1]
+  output[2]
+new values: {'__input_mutation(__make_synthetic_base(args[0]))': '__make_synthetic_base(args[0])', \
+'__input_mutation(args[3])': 'args[3]', '__input_mutation(args[4])': 'args[4]'}
+[0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.25, 0.25] [0.25, 0.25] 0.354
+True True [0.0, 0.0]
+graph memory {
+  subgraph cluster_0 { label="80 bytes"; n0 [label="weight"]; n1 [label="bias"]; n2 [label="flat"]; }
+...
+  n0 -- n2;
+  n1 -- n2;
+}
+picture: ...
+""",
 }
 
 #: What those print that need torch, where it is; elsewhere they say so.

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import io
+import random
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -10,10 +13,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fanin import analysis
 from fanin import descriptors as d
-from fanin.analysis import BehaviourChangedError, GraphNames, LayoutChangedError, create_graph_signature, functionalize
+from fanin.analysis import (
+    BehaviourChangedError,
+    GraphNames,
+    LayoutChangedError,
+    create_graph_signature,
+    functionalize,
+    picture,
+)
 from fanin.analysis import guards as guard_module
 from fanin.analysis.calls import call_of
+from support import ROOT, run_python
 
 #: Asked for its names, so that planted faults are met.
 F = importlib.import_module("fanin.analysis.wrapper")
@@ -195,6 +207,63 @@ def check_padding_is_memory() -> None:
         assert [i.mutates_data for i in f.meta.input_info] == [True, False]
 
 
+def check_what_is_no_part_of_the_layout_is_that_of_the_call() -> None:
+    """Alignment, ownership, and whether read-only memory can be made writable."""
+
+    def tries(x: Any) -> Any:
+        aligned = x.flags.aligned, x.ctypes.data % 64, x.flags.owndata
+        try:
+            x.resize(x.size + 1, refcheck=False)
+        except ValueError as e:
+            return aligned[0], aligned[1], str(e)
+        return aligned[0], x.size, "resized"
+
+    memory = np.zeros(200, "u1")
+    start = -memory.ctypes.data % 64
+    made: list[Callable[[], Any]] = [
+        lambda: memory[start : start + 24].view("f8"),
+        lambda: memory[start + 8 : start + 32].view("f8"),
+        lambda: memory[start + 3 : start + 27].view("f8"),
+        lambda: np.zeros(3),
+    ]
+    for order in (made, made[::-1]):
+        f = F.functionalize(tries)
+        for one in (*order, *order):
+            assert f(one()) == tries(one())
+        assert f.layouts == 1
+
+    def thaws(x: Any) -> str:
+        try:
+            x.flags.writeable = True
+        except ValueError:
+            return "cannot be"
+        x[0] = 5
+        return "can be"
+
+    def read_only() -> Any:
+        view = np.zeros(3, "u1").view()
+        view.flags.writeable = False
+        return view
+
+    constant = bytes(3)
+    for order in (
+        (read_only, lambda: np.frombuffer(constant, "u1")),
+        (lambda: np.frombuffer(constant, "u1"), read_only),
+    ):
+        f = F.functionalize(thaws)
+        for one in (*order, *order):
+            x = one()
+            assert f(x) == thaws(one()) == ("can be" if x.any() else "cannot be")
+        assert f.layouts == 1
+    assert constant == bytes(3), "nobody has written what cannot be"
+    f = F.functionalize(thaws, (read_only(),), compiler=itself)
+    with pytest.raises(ValueError, match=r"args\[0\] was written, but its memory is read-only"):
+        f(np.frombuffer(constant, "u1"))
+    assert constant == bytes(3)
+    pure = F.functionalize(tries, (memory[start + 3 : start + 27].view("f8"),)).pure
+    assert pure(np.zeros(3))[:2] == [False, 3]
+
+
 # Outputs
 
 
@@ -373,6 +442,32 @@ def check_duplicates_are_checked_at_each_call() -> None:
     twin = x.view()
     assert not f(x, twin)[0] and f(x, x)[0] and not f(x, twin)[0]
     assert f.layouts == 3
+
+
+def check_empty_arrays_are_told_apart() -> None:
+    def fn(a: Any, b: Any) -> bool:
+        a.shape = (3, 0)
+        return a is b and b.shape == (3, 0)
+
+    f = F.functionalize(fn)
+    assert not f(np.zeros((0, 3)), np.zeros((0, 3)))
+    x = np.zeros((0, 3))
+    assert f(x, x) and f.layouts == 2
+    g = F.functionalize(fn, (np.zeros((0, 3)), np.zeros((0, 3))), guard="error")
+    x = np.zeros((0, 3))
+    with pytest.raises(
+        ValueError, match=r"args\[1\]: identity: expected another array than args\[0\], found the same array"
+    ):
+        g(x, x)
+
+
+def check_strides_that_mean_nothing_are_no_part_of_the_layout() -> None:
+    w = np.zeros((4, 6))
+    f = F.functionalize(lambda x: x.__iadd__(1), (w[:1, :3],), guard="error")
+    y = np.zeros((1, 3))
+    assert w[:1, :3].strides != y.strides and f(y) is y and y.tolist() == [[1, 1, 1]]
+    with pytest.raises(ValueError, match=r"args\[0\]: shape"):
+        f(np.zeros((1, 4)))
 
 
 def check_the_guard_names_what_changed() -> None:
@@ -640,6 +735,47 @@ def check_the_compiled_function_is_what_runs() -> None:
     assert a.tolist() == [1, 1, 1]
 
 
+def check_values_of_the_compiled_function_are_checked_before_a_write() -> None:
+    w = np.arange(6.0)
+
+    def fn(a: Any, b: Any, c: Any) -> Any:
+        a += 1
+        c += 1
+        t = c * 2
+        u = np.zeros(4)
+        return t[1:], t[:1], u, u[2:]
+
+    args = (w[:4], w[2:], np.zeros(3))
+    for wrong, words in [
+        (
+            lambda v: [v[0][:-1], *v[1:]],
+            r"__input_mutation\(__make_synthetic_base\(args\[0\]\)\): expected uint8, shape \(48,\); .* shape \(47,\)",
+        ),
+        (
+            lambda v: [v[0], v[1].astype("f4"), *v[2:]],
+            r"__input_mutation\(args\[2\]\): expected float64.* returned float32",
+        ),
+        (
+            lambda v: [v[0], 0.0, *v[2:]],
+            r"__input_mutation\(args\[2\]\): expected float64, shape \(3,\); .* shape \(\)",
+        ),
+        (lambda v: [*v[:4], v[4][:3], *v[5:]], r"output\[2\]: expected float64, shape \(4,\)"),
+        (lambda v: [*v[:-1], v[-1][:1]], r"__intermediate_base\(output\[0\]\): expected float64, shape \(3,\)"),
+    ]:
+        f = F.functionalize(fn, args, compiler=lambda pure, wrong=wrong: lambda *inner: wrong(pure(*inner)))
+        with pytest.raises(ValueError, match=words):
+            f(*args)
+        assert w.tolist() == [0, 1, 2, 3, 4, 5] and args[2].tolist() == [0, 0, 0]
+
+    def strided(pure: Any) -> Any:
+        """Values that lie otherwise than the recorded ones."""
+        return lambda *inner: [v[::-1].copy()[::-1] if isinstance(v, np.ndarray) else v for v in pure(*inner)]
+
+    t1, t0, u, u2 = F.functionalize(fn, args, compiler=strided)(*args)
+    assert t1.tolist() == [2, 2] and t0.tolist() == [2] and t1.ctypes.data == t0.ctypes.data + 8
+    assert np.shares_memory(u, u2) and u2.ctypes.data == u.ctypes.data + 16 and w.tolist() == [1, 2, 3, 4, 4, 5]
+
+
 def check_the_pure_function_refuses_what_does_not_fit() -> None:
     def fn(a: Any, b: Any, on: bool) -> Any:
         a += 1
@@ -708,6 +844,51 @@ def test_the_guard_of_one_layout_takes_other_memory_of_the_same_layout() -> None
     assert guard.arrays((other[8:14], other[12:18]), {}) is not None
     assert guard.change(call_of((other[8:14], other[12:18]), {}, "test")) is None
     assert guard.arrays((other[8:14], other[13:19]), {}) is None
+
+
+def test_the_pages_example_prints_what_it_says() -> None:
+    page = (ROOT / "docs" / "analysis.md").read_text()
+    section = page.partition("## Functionalize")[2].partition("\n## ")[0]
+    blocks = re.findall(r"```python\n(.*?)```\n```\n(.*?)```", section, re.DOTALL)
+    assert len(blocks) == 1
+    for code, printed in blocks:
+        assert run_python(code).stdout == printed
+
+
+def test_pictures_of_components() -> None:
+    pytest.importorskip("matplotlib")
+    w = np.zeros((4, 6))
+    arrays = [w[:, 0], w[:2, :1], w[:, 3], np.zeros(0), np.zeros(())]
+    text = analysis.alias_dot(arrays, ["a", 'b"', "c", "d", "e"])
+    assert re.findall(r"n\d -- n\d", text) == ["n0 -- n1"] and text.count("subgraph") == 4
+    assert 'n1 [label="b\\""]' in text and '{ label="152 bytes"; n0' in text
+    for format, magic in (("svg", b"<?xml"), ("png", b"\x89PNG")):
+        out = io.BytesIO()
+        analysis.alias_plot([*arrays, np.zeros((99, 99))[::2, ::2]], out, format=format)
+        assert out.getvalue().startswith(magic)
+    with pytest.raises(ValueError, match="no picture of the kind 'doc'"):
+        analysis.alias_plot(arrays, io.BytesIO(), format="doc")
+    with pytest.raises(ValueError, match="a name for each of 5 arrays, got 1"):
+        analysis.alias_dot(arrays, ["a"])
+    with pytest.raises(TypeError, match=r"args\[1\]: expected an ndarray, got int"):
+        analysis.alias_dot([w, 3])
+
+
+def test_runs_of_bytes_are_those_that_an_array_shows() -> None:
+    memory = np.zeros(160, "u1")
+    low = memory.ctypes.data
+    draw = random.Random(20261121)
+    several = 0
+    for _ in range(300):
+        shape = [draw.choice([1, 2, 3]) for _ in range(draw.choice([0, 1, 2, 3]))]
+        strides = [draw.choice([-6, -2, -1, 0, 1, 2, 3, 5, 8]) for _ in shape]
+        x = np.ndarray(shape, draw.choice(["u1", "u2", "u4"]), buffer=memory, offset=80, strides=strides)
+        memory[:] = 0
+        x[...] = np.iinfo(x.dtype).max
+        seen = {i for a, b in picture.runs(x) or [] for i in range(a - low, b - low)}
+        assert seen == set(np.flatnonzero(memory).tolist())
+        several += len(picture.runs(x) or []) > 1
+    assert 50 < several < 250
 
 
 def test_errors_are_value_errors() -> None:

@@ -394,7 +394,9 @@ def tell(result: Any, w: World) -> list[Any]:
         told.append(("argument", looks(a), place(a, w)))
     names = dict(inputs)
     owned: list[Any] = []
-    seen_boxes: dict[int, int] = {id(box): -1 - i for i, box in enumerate(w.args) if isinstance(box, (list, dict))}
+    seen_boxes: dict[int, int] = {
+        id(box): -1 - i for i, box in enumerate(w.args) if isinstance(box, (list, dict, tuple))
+    }
 
     def walk(x: Any) -> Any:
         if isinstance(x, np.ndarray):
@@ -408,9 +410,9 @@ def tell(result: Any, w: World) -> list[Any]:
                 owned.append(x)
             return known, looks(x), None if empty else where, base, x.flags.owndata, relation, x.tobytes()
         if isinstance(x, (list, tuple, dict)):
+            if id(x) in seen_boxes:
+                return "box", seen_boxes[id(x)]
             if isinstance(x, (list, dict)):
-                if id(x) in seen_boxes:
-                    return "box", seen_boxes[id(x)]
                 seen_boxes[id(x)] = len(seen_boxes)
             items = list(x.items()) if isinstance(x, dict) else list(enumerate(x))
             return type(x), [(k, walk(v)) for k, v in items]
@@ -418,7 +420,7 @@ def tell(result: Any, w: World) -> list[Any]:
 
     told.append(walk(result))
     for box in w.args:
-        if isinstance(box, (list, dict)):
+        if isinstance(box, (list, dict, tuple)):
             seen_boxes.pop(id(box), None)
         told.append(walk(box))
     return told

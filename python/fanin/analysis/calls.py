@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 from .._core import address
 from ..descriptors import PlainAOTInput, PlainAOTOutput
 from . import trees
-from .private import Array, Geometry, Group, World, opened, plain, take_geometry
+from .private import Array, Geometry, Group, World
 
 #: What NumPy keeps outside of the array's own bytes cannot be copied as bytes.
 SIMPLE = "numbers, strings, dates, or records of them"
@@ -23,6 +24,12 @@ SIMPLE = "numbers, strings, dates, or records of them"
 def torch() -> Any:
     """torch where the caller has imported it; a tensor cannot exist before that."""
     return sys.modules.get("torch")
+
+
+def array_kinds() -> tuple[type, ...]:
+    """The classes of which an argument is an array."""
+    library = torch()
+    return (np.ndarray,) if library is None else (np.ndarray, library.Tensor)
 
 
 @dataclass(frozen=True)
@@ -36,8 +43,9 @@ class Call:
     leaves: list[Any]
     form: Any
     index: list[int | None]
-    arrays: list[Array]
+    arrays: list[Any]
     first: list[int]
+    tensors: bool = False  #: the arrays are torch's
 
     def name(self, array: int) -> str:
         """What an array is called in messages: the descriptor of its first leaf, and its path where that says more."""
@@ -57,26 +65,36 @@ class Call:
 
 
 def call_of(args: tuple[Any, ...], kwargs: dict[str, Any], who: str) -> Call:
-    """Flatten a call. TypeError for an array that cannot be copied byte by byte."""
+    """Flatten a call. TypeError for arrays of more than one library."""
     leaves: list[Any] = []
     form = trees.flatten((args, {k: kwargs[k] for k in sorted(kwargs)}), leaves)
     index: list[int | None] = []
-    arrays: list[Array] = []
+    arrays: list[Any] = []
     first: list[int] = []
     known: dict[int, int] = {}
+    kinds, tensors = array_kinds(), 0
     for i, leaf in enumerate(leaves):
-        if not isinstance(leaf, np.ndarray):
+        if not isinstance(leaf, kinds):
             index.append(None)
             continue
         number = known.setdefault(id(leaf), len(arrays))
         if number == len(arrays):
             arrays.append(leaf)
             first.append(i)
+            tensors += not isinstance(leaf, np.ndarray)
         index.append(number)
-    call = Call(leaves, form, index, arrays, first)
-    for number, array in enumerate(arrays):
-        check_array(array, lambda number=number: f"{who}: {call.name(number)}")  # type: ignore[misc]
+    call = Call(leaves, form, index, arrays, first, tensors > 0)
+    if tensors not in (0, len(arrays)):
+        other = next(u for u, a in enumerate(arrays) if isinstance(a, np.ndarray) != isinstance(arrays[0], np.ndarray))
+        words = [f"{call.name(u)} is a {type(arrays[u]).__name__}" for u in (0, other)]
+        raise TypeError(f"{who}: expected arrays of one library, but {words[0]} and {words[1]}")
     return call
+
+
+def check_arrays(call: Call, check: Callable[[Any, Callable[[], str]], None], who: str) -> None:
+    """What `check` raises for an array that cannot be rebuilt from its bytes, named by descriptor."""
+    for number, array in enumerate(call.arrays):
+        check(array, lambda number=number: f"{who}: {call.name(number)}")  # type: ignore[misc]
 
 
 def check_array(array: Array, name: Callable[[], str]) -> None:
@@ -93,6 +111,15 @@ def check_array(array: Array, name: Callable[[], str]) -> None:
 
 def check_signature(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], who: str) -> None:
     """TypeError for arguments that the function does not take, naming the first by descriptor; before anything has run."""
+    if (
+        type(fn) is types.FunctionType
+        and not kwargs
+        and not hasattr(fn, "__wrapped__")
+        and not fn.__code__.co_kwonlyargcount
+    ):
+        most = fn.__code__.co_argcount
+        if most - len(fn.__defaults__ or ()) <= len(args) <= most:
+            return  # what the slow way would find out, too
     try:
         signature = inspect.signature(fn)
     except (TypeError, ValueError):
@@ -146,15 +173,18 @@ class Outcome:
     flags: tuple[tuple[int, bool], ...]  #: which arrays may be written now and could not before, or the other way round
     form: Any
     places: tuple[Place, ...]
+    bases: tuple[Geometry, ...]  #: of the extra bases
 
 
 def outcome_of(world: World, result: Any, outputs: list[Any], bases: list[Any]) -> Outcome:
     """Look at everything that a run touched. `outputs` is filled with the result's leaves, `bases` with the extra bases that several outputs share."""
     form = trees.flatten(result, outputs)
     resized = tuple(u for g in sorted(world.resized) for u in world.plan.groups[g].numbers)
-    geometry = tuple((u, Geometry.of(world.private[u])) for u in world.moved)
+    geometry = tuple((u, world.geometry(world.private[u])) for u in world.moved)
     flags = tuple((u, world.private[u].flags.writeable) for u in world.flagged)
-    return Outcome(frozenset(world.written), geometry, resized, flags, form, tuple(places_of(world, outputs, bases)))
+    places = tuple(places_of(world, outputs, bases))
+    shared = tuple(Geometry.of(b) for b in bases)
+    return Outcome(frozenset(world.written), geometry, resized, flags, form, places, shared)
 
 
 def member_of(world: World, number: int) -> Any:
@@ -170,28 +200,30 @@ def places_of(world: World, outputs: Sequence[Any], bases: list[Any]) -> list[Pl
     places: list[Place | None] = []
     own: dict[int, list[int]] = {}  # whose memory -> which outputs
     for j, o in enumerate(outputs):
-        same_as = first_seen.setdefault(id(o), j) if isinstance(o, np.ndarray) else j
+        same_as = first_seen.setdefault(id(o), j) if world.is_array(o) else j
         twin = None if same_as == j else same_as
-        if not isinstance(o, np.ndarray):
+        if not world.is_array(o):
             places.append(Place())
         elif id(o) in inputs:
             places.append(Place("input", inputs[id(o)], array=True, same_as=twin))
         else:
             group = world.group_at(o)
-            if group is None:
+            if group is not None:
+                places.append(view_place(world, group, o, twin))
+            elif isinstance(o, np.ndarray):
                 own.setdefault(storage_of(o), []).append(j)
                 places.append(None)
             else:
-                places.append(view_place(world, group, o, twin))
+                places.append(Place(array=True))
     for shared in own.values():
         share(outputs, shared, places, bases)
     return [p for p in places if p is not None]
 
 
-def view_place(world: World, number: int, o: Array, twin: int | None) -> Place:
+def view_place(world: World, number: int, o: Any, twin: int | None) -> Place:
     """The place of an output in the memory of a group of inputs; it is called a view of the input whose view it was, where that is known."""
     group: Group = world.plan.groups[number]
-    offset, geometry = address(o) - world.lows[number], Geometry.of(o)
+    offset, geometry = world.begin(o) - world.lows[number], world.geometry(o)
     down, up = geometry.reach()
     member = group.nearest(offset + down, offset + up)
     origin = getattr(o, "fanin_origin", None)
@@ -199,7 +231,8 @@ def view_place(world: World, number: int, o: Array, twin: int | None) -> Place:
         base = origin
     else:
         base = member.number
-    return Place("view", base, offset, geometry, o.flags.writeable, False, twin, True)
+    writeable = o.flags.writeable if isinstance(o, np.ndarray) else True
+    return Place("view", base, offset, geometry, writeable, False, twin, True)
 
 
 def storage_of(array: Array) -> int:
@@ -246,16 +279,11 @@ def share(outputs: Sequence[Any], shared: list[int], places: list[Place | None],
 def check_outputs(world: World, outputs: Sequence[Any], who: str) -> None:
     """TypeError for an output on an input's memory that cannot be made anew there."""
     for j, o in enumerate(outputs):
-        if isinstance(o, np.ndarray) and not remakeable(o) and world.group_at(o) is not None:
+        if world.is_array(o) and not world.remakeable(o) and world.group_at(o) is not None:
             raise TypeError(
-                f"{who}: {PlainAOTOutput(j).expr()} is a {type(o).__name__} on the memory of an input: expected an ndarray there; "
+                f"{who}: {PlainAOTOutput(j).expr()} is a {type(o).__name__} on the memory of an input: expected a plain array there; "
                 "return the array, and make the other of it outside"
             )
-
-
-def remakeable(array: Array) -> bool:
-    """Whether an array is all in its memory and geometry."""
-    return type(array) in (np.ndarray, np.matrix, np.recarray) or hasattr(array, "fanin_origin")
 
 
 def leaf_home(world: World) -> Callable[[Any], Any]:
@@ -264,7 +292,7 @@ def leaf_home(world: World) -> Callable[[Any], Any]:
     known: dict[int, Any] = {}
 
     def home(o: Any) -> Any:
-        if not isinstance(o, np.ndarray):
+        if not world.is_array(o):
             return o
         if id(o) in inputs:
             return inputs[id(o)]
@@ -273,48 +301,12 @@ def leaf_home(world: World) -> Callable[[Any], Any]:
         group = world.group_at(o)
         if group is None:
             return o
-        view = world.home(group, o)
-        if type(o) in (np.matrix, np.recarray):
-            view = view.view(type(o))
-        known[id(o)] = view
-        return view
+        known[id(o)] = world.home(group, o)
+        return known[id(o)]
 
     return home
 
 
-def replay(world: World, name: Callable[[int], str]) -> None:
-    """Carry out on the caller's arrays what a run did to the private ones: bytes, geometry. All that can fail is found before anything changes."""
-    moves = [pair for g in world.written for pair in world.destinations(g, name)]
-    grown = [world.plan.groups[g].members[world.plan.groups[g].owner or 0].number for g in sorted(world.resized)]
-    for u in world.moved:
-        wanted = Geometry.of(world.private[u])
-        if u not in grown and not take_geometry(world.arrays[u].view(), wanted):
-            raise ValueError(
-                f"{name(u)}: expected a geometry that assignments lead to from {member_of(world, u).geometry}, got {wanted}"
-            )
-    for u in grown:
-        if not world.arrays[u].flags.owndata:
-            raise ValueError(f"{name(u)} is resized, but does not own its memory: pass an array that does")
-    for mine, its in moves:
-        its[...] = mine
-    for u in grown:
-        regrow(world.arrays[u], plain(world.private[u]))
-    for u in world.moved:
-        take_geometry(world.arrays[u], Geometry.of(world.private[u]))
-
-
-def replay_flags(world: World) -> None:
-    """Let the caller's arrays be written, or not, as the private ones were at the end."""
-    for u in world.flagged:
-        world.arrays[u].flags.writeable = world.private[u].flags.writeable
-
-
-def regrow(array: Array, mine: Array) -> None:
-    """Give the caller's array the size and the values of one that was resized."""
-    array.resize(mine.shape, refcheck=False)
-    array[...] = mine
-
-
 __all__ = [
-    "Call", "Outcome", "Place", "call_of", "check_outputs", "check_signature", "leaf_home", "opened", "outcome_of", "replay", "replay_flags",
+    "Call", "Outcome", "Place", "call_of", "check_array", "check_arrays", "check_outputs", "check_signature", "leaf_home", "outcome_of",
 ]  # fmt: skip

@@ -16,7 +16,7 @@ from ..descriptors import (
     TangentAOTInput,
 )
 from . import trees
-from .calls import Call, Outcome, Place, call_of, check_signature, outcome_of, torch
+from .calls import Call, Outcome, Place, call_of, check_array, check_arrays, check_signature, outcome_of
 from .guards import components_of
 from .private import Array, Geometry, Plan, World, plain, plan
 from .records import (
@@ -29,6 +29,7 @@ from .records import (
     ViewAndMutationMeta,
     ViewMetaSequence,
 )
+from .torch_collect import collect_torch
 from .tracked import Log, Tracked, tracked
 
 KINDS = {
@@ -55,7 +56,7 @@ def collect_metadata(
 
     An input counts as written where one of its bytes changed, by whatever route, or where NumPy was seen to write it though no byte changed. So of
     two inputs that overlap, both are written where their common bytes are. `mutations_hidden_from_autograd`: nothing but memory told of the writes (they went by `np.asarray`, a memoryview, C).
-    `keep_input_mutations`, `requires_grad` (for each leaf) and `grad_enabled` (asked at each write that is seen) fill the columns that speak of autograd;
+    `keep_input_mutations`, `requires_grad` (for each leaf; of tensors, they say it themselves) and `grad_enabled` (asked at each write that is seen) fill the columns that speak of autograd;
     NumPy has none of its own.
 
     TypeError: arguments that the function does not take, or arrays that are not all in their memory (object dtype, subclasses); named by descriptor.
@@ -71,18 +72,26 @@ def collect_metadata(
     [('alias_of_input', 0), ('non_alias', None)]
     """
     args, kwargs = tuple(args), dict(kwargs or {})
-    leaves: list[Any] = []
-    trees.flatten((args, kwargs), leaves)
-    library = torch()
-    if library is not None and any(isinstance(leaf, library.Tensor) for leaf in leaves):
-        from .torch_collect import collect_torch
-
-        return collect_torch(fn, args, keep_input_mutations=keep_input_mutations)
     call = call_of(args, kwargs, "collect_metadata")
     check_signature(fn, args, kwargs, "collect_metadata")
+    if call.tensors:
+        return of_tensors(fn, call, keep_input_mutations=keep_input_mutations)
+    check_arrays(call, check_array, "collect_metadata")
     layout = plan(call.arrays, components_of(Layout(call.arrays)))
     options: dict[str, Any] = {"keep_input_mutations": keep_input_mutations, "requires_grad": requires_grad}
     return collect(fn, call, args, kwargs, layout, grad_enabled=grad_enabled, **options)[0]
+
+
+def of_tensors(fn: Callable[..., Any], call: Call, **options: Any) -> ViewAndMutationMeta:
+    """The same of a function on torch tensors, whose flags say who requires a gradient."""
+    _, _, (args, kwargs) = call.form
+
+    def flat(*leaves: Any) -> Any:
+        it = iter(leaves)
+        given = [trees.unflatten(one, it) for one in args[2]]
+        return fn(*given, **{k: trees.unflatten(one, it) for k, one in zip(kwargs[1], kwargs[2], strict=True)})
+
+    return collect_torch(flat, call.leaves, **options)
 
 
 def collect(
@@ -159,9 +168,8 @@ def input_info(
     """The record of one input."""
     resized = u in outcome.resized
     near = set(world.plan.groups[world.plan.where[u][0]].numbers)
-    seen = (
-        {enabled for origin, enabled in log.writes if origin in near} if log else set()
-    )  # a write by another that shares the bytes is seen, too
+    # A write by another that shares the bytes is seen, too.
+    seen = {enabled for origin, enabled in log.writes if origin in near} if log else set()
     itself = log is not None and any(origin == u for origin, _ in log.writes)
     data = not resized and (earlier or itself or world.member_written(u))
     return InputAliasInfo(

@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from .._core import Layout, address
 from . import trees
 from .calls import Call
-from .private import Array, Geometry
+from .private import Array
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,9 @@ class Guard:
         self.layout = Layout(call.arrays)
         self.components = components_of(self.layout)
         self.apart = twins(call, self.components)
-        self.geometry = [(Geometry.of(a), a.flags.writeable) for a in call.arrays]
+        self.looks = [look(a) for a in call.arrays]
+        #: leaves without a byte, of which memory cannot tell whether two are one object
+        self.empty = [call.first[u] for u, a in enumerate(call.arrays) if 0 in a.shape or a.dtype.itemsize == 0]
 
     def arrays(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Sequence[Any], Sequence[Array]] | None:
         """(leaves, distinct arrays) of a call of the same layout; None for another one."""
@@ -51,6 +55,8 @@ class Guard:
         for i, j in self.apart:
             if leaves[i] is leaves[j]:
                 return None
+        if len(self.empty) > 1 and len({id(leaves[i]) for i in self.empty}) < len(self.empty):
+            return None
         arrays = leaves if self.all_arrays else [leaves[i] for i in self.first]
         return (leaves, arrays) if self.layout.check(arrays) is None else None
 
@@ -73,19 +79,20 @@ class Guard:
         for i, j in self.repeats:
             if call.leaves[i] is not call.leaves[j]:
                 return Change(i, "identity", f"the very array that is {call.leaf_name(j)}", "another array")
-        for u, (geometry, writeable) in enumerate(self.geometry):
-            array = call.leaves[self.first[u]]
-            for what in ("dtype", "shape", "strides"):
-                if getattr(array, what) != getattr(geometry, what):
-                    return Change(self.first[u], what, str(getattr(geometry, what)), str(getattr(array, what)))
-            if array.flags.writeable != writeable:
-                words = ("an array that is read-only", "an array that can be written")
-                return Change(self.first[u], "writeable", words[writeable], words[not writeable])
+        for u, before in enumerate(self.looks):
+            now = look(call.leaves[self.first[u]])
+            for what, one, other in zip(WORDS, before, now, strict=True):
+                if one != other:
+                    return Change(self.first[u], what, in_words(what, one), in_words(what, other))
         for i, j in self.apart:
             if call.leaves[i] is call.leaves[j]:
                 return Change(
                     i, "identity", f"another array than {call.leaf_name(j)}, on the same memory", "the same array"
                 )
+        for k, i in enumerate(self.empty):
+            for j in self.empty[:k]:
+                if call.leaves[i] is call.leaves[j]:
+                    return Change(i, "identity", f"another array than {call.leaf_name(j)}", "the same array")
         return self._relation(call)
 
     def _relation(self, call: Call) -> Change | None:
@@ -118,10 +125,33 @@ def twins(call: Call, components: Sequence[Sequence[int]]) -> list[tuple[int, in
         seen: dict[Any, int] = {}
         for u in group:
             a = call.arrays[u]
-            j = seen.setdefault((address(a), Geometry.of(a)), call.first[u])
+            j = seen.setdefault((begin(a), *look(a)), call.first[u])
             if j != call.first[u]:
                 pairs.append((call.first[u], j))
     return pairs
+
+
+def look(a: Any) -> tuple[Any, ...]:
+    """What counts of an array or a tensor by itself: the things that WORDS name. Strides that mean nothing are 0."""
+    strides = a.strides if isinstance(a, np.ndarray) else a.stride()
+    shape = tuple(a.shape)
+    strides = tuple(s if n > 1 and 0 not in shape else 0 for n, s in zip(shape, strides, strict=True))
+    return a.dtype, shape, strides, a.flags.writeable if isinstance(a, np.ndarray) else True
+
+
+WORDS = ("dtype", "shape", "strides", "writeable")
+
+
+def in_words(what: str, value: Any) -> str:
+    """One of them in words."""
+    if what == "writeable":
+        return "an array that can be written" if value else "an array that is read-only"
+    return str(value)
+
+
+def begin(a: Any) -> int:
+    """Where its first element lies."""
+    return address(a) if isinstance(a, np.ndarray) else int(a.data_ptr())
 
 
 def told(form: Any) -> str:

@@ -33,7 +33,10 @@ UNSIGNED = {n: np.dtype(f"u{n}") for n in (1, 2, 4, 8)}
 #: Private memory begins where the caller's does modulo this.
 LINE = 64
 
-#: What a base array that is met in a chain of bases may be, and still be known.
+#: Classes of which a view is made anew by `view`.
+REMADE = (np.matrix, np.recarray)
+
+#: So many bases of an array are looked at, to find whose memory it shows.
 CHAIN = 64
 
 
@@ -186,17 +189,25 @@ class Member:
 
 
 @dataclass(frozen=True)
+class Facts:
+    """What of a group is no part of its layout, and is looked at in each call."""
+
+    low: int  #: the lowest address
+    owner: int | None  #: which member owns the memory
+    frozen: bool  #: nobody can write it, not even after asking for it
+
+
+@dataclass(frozen=True)
 class Group:
     """Arrays that share bytes, directly or through others; most groups have one member."""
 
     members: tuple[Member, ...]
     size: int  #: from the lowest byte to the end of the highest
-    align: int  #: the lowest address modulo LINE
-    owner: int | None  #: which member owns the memory, all of it
-    simple: bool  #: one member, which owns its memory, can be written, and whose copy lies as it does
-    writeable: bool  #: all members can be written
-    frozen: bool  #: nobody can write it, not even after asking for it
     cover: tuple[int, ...]  #: members that together show every byte that some member shows
+    whole: tuple[int, ...]  #: members that can be rebuilt as arrays that own the memory, all of it
+    writeable: bool  #: all members can be written
+    simple: bool  #: one member, which can be written, and whose copy, where it owns its memory, lies as it does
+    seen: Facts  #: what was so at the call that was planned for
 
     @functools.cached_property
     def numbers(self) -> tuple[int, ...]:
@@ -240,28 +251,40 @@ def group_of(arrays: Sequence[tuple[int, Array]]) -> Group:
     low, high = min(f[4] for f in found), max(f[5] for f in found)
     members = tuple(Member(n, s - low, g, a.flags.writeable, lo - low, hi - low) for n, a, g, s, lo, hi in found)
     size = high - low
-    whole = [k for k, m in enumerate(members) if m.geometry.gapless and m.high - m.low == size]
-    owner = next((k for k in whole if owns(found[k][1])), None)
-    cover = tuple(whole[:1]) if whole else tuple(range(len(members)))
-    frozen = not any(m.writeable or can_be_thawed(f[1]) for m, f in zip(members, found, strict=True))
+    full = [k for k, m in enumerate(members) if m.geometry.gapless and m.high - m.low == size]
+    whole = tuple(k for k in full if reproducible(members[k].geometry))
     first = found[0][1]
     simple = (
         len(members) == 1
-        and owner == 0
+        and whole == (0,)
         and first.flags.writeable
         and first.dtype.kind != "V"
         and first.copy("K").strides == first.strides
     )
-    return Group(members, size, low % LINE, owner, simple, all(m.writeable for m in members), frozen, cover)
+    cover = tuple(full[:1]) if full else tuple(range(len(members)))
+    writeable = all(m.writeable for m in members)
+    facts = Facts(low, owner_of(members, whole, dict(arrays)), frozen(members, dict(arrays)))
+    return Group(members, size, cover, whole, writeable, simple, facts)
 
 
-def owns(array: Array) -> bool:
-    """Whether an array owns its memory and can be made anew as one that does."""
-    if not array.flags.owndata:
-        return False
-    if array.size and array.dtype.itemsize:
-        return all(s > 0 for n, s in zip(array.shape, array.strides, strict=True) if n != 1)
-    return np.empty(array.shape, array.dtype).strides == array.strides
+def reproducible(geometry: Geometry) -> bool:
+    """Whether an array that owns its memory can be made with this geometry, which is gapless."""
+    if 0 not in geometry.shape and geometry.dtype.itemsize:
+        return all(s > 0 for n, s in zip(geometry.shape, geometry.strides, strict=True) if n != 1)
+    return np.empty(geometry.shape, geometry.dtype).strides == geometry.strides
+
+
+Arrays = Sequence[Any] | dict[int, Any]
+
+
+def owner_of(members: Sequence[Member], whole: Sequence[int], arrays: Arrays) -> int | None:
+    """Which member owns the memory."""
+    return next((k for k in whole if arrays[members[k].number].flags.owndata), None)
+
+
+def frozen(members: Sequence[Member], arrays: Arrays) -> bool:
+    """Whether no member can be written, not even after asking for it."""
+    return not any(can_be_thawed(arrays[m.number]) for m in members)
 
 
 # A run in private memory
@@ -274,42 +297,48 @@ class World:
     """
 
     def __init__(
-        self, plan: Plan, arrays: Sequence[Array], kind: type = np.ndarray, copied: Sequence[int] | None = None
+        self, plan: Plan, arrays: Sequence[Any], kind: type = np.ndarray, copied: Sequence[int] | None = None
     ) -> None:
         self.plan, self.arrays = plan, arrays
         self.copied: Sequence[int] = range(len(plan.groups)) if copied is None else copied
         self.private: list[Any] = list(arrays)
         self.windows: dict[int, tuple[Array, Array]] = {}  #: of each array that was copied its (private, caller's) bits
         self.lows: dict[int, int] = {}  #: where each group's private memory begins
+        self.owners: dict[int, int] = {}  #: which member of a group owns its memory, where one does
+        self.frozen: set[int] = set()  #: groups that nobody can write
         self.roots: dict[int, int] = {}  #: whose root belongs to which group
         for number in self.copied:
             self._copy(number, plan.groups[number], kind)
 
+    def _facts(self, group: Group) -> Facts:
+        """What is so in this call."""
+        first = group.members[0]
+        return Facts(
+            address(self.arrays[first.number]) - first.offset,
+            owner_of(group.members, group.whole, self.arrays),
+            not group.writeable and frozen(group.members, self.arrays),
+        )
+
     def _copy(self, number: int, group: Group, kind: type) -> None:
         members, private = group.members, self.private
-        if group.simple and kind is np.ndarray:
-            m = members[0]
-            its = self.arrays[m.number]
-            root = its.copy("K")
-            if root.strides == m.geometry.strides:
-                private[m.number] = root
-                self.windows[m.number] = root.view(), its
-                self.roots[id(root)], self.lows[number] = number, address(root)
-                return
-        if group.owner is not None:
-            g = members[group.owner].geometry
-            root = np.ndarray.__new__(kind, g.shape, g.dtype, strides=g.strides if 0 not in g.shape else None)
+        if group.simple and kind is np.ndarray and self._copy_simply(number, members[0]):
+            return
+        facts = self._facts(group)
+        if facts.owner is not None:
+            g = members[facts.owner].geometry
+            root: Any = np.ndarray.__new__(kind, g.shape, g.dtype, strides=g.strides if 0 not in g.shape else None)
             start = address(root)
             memory = flat_bytes(plain(root)) if len(members) > 1 else root
+            self.owners[number] = facts.owner
         else:
             size = max(group.size, 1)
             root = np.empty(size + LINE, "u1")
             start = address(root)
-            shift = (group.align - start) % LINE
+            shift = (facts.low - start) % LINE
             start += shift
             memory = root[shift : shift + size]
         for place, m in enumerate(members):
-            mine = root if place == group.owner else built(kind, memory, m.offset, m.geometry)
+            mine = root if place == facts.owner else built(kind, memory, m.offset, m.geometry)
             private[m.number] = mine
             self.windows[m.number] = window(plain(mine)), window(self.arrays[m.number])
         for mine, its in self.covering(group):
@@ -318,10 +347,24 @@ class World:
             for m in members:
                 if not m.writeable:
                     private[m.number].flags.writeable = False
-        if group.frozen:
+        if facts.frozen:
             root.flags.writeable = memory.flags.writeable = False
+            self.frozen.add(number)
         self.roots[id(root)] = number
         self.lows[number] = start
+
+    def _copy_simply(self, number: int, m: Member) -> bool:
+        """The short way for an array by itself, which owns its memory; False where it does not."""
+        its = self.arrays[m.number]
+        if not its.flags.owndata:
+            return False
+        root = its.copy("K")
+        if root.strides != m.geometry.strides:
+            return False
+        self.private[m.number] = root
+        self.windows[m.number] = root.view(), its
+        self.roots[id(root)], self.lows[number], self.owners[number] = number, address(root), 0
+        return True
 
     def span(self, number: int) -> tuple[int, int]:
         """Where a group's private memory begins and ends."""
@@ -337,12 +380,11 @@ class World:
     def resized(self) -> frozenset[int]:
         """Groups whose owner was given other memory: `x.resize`. What is known of the old memory must not be touched any more."""
         found = []
-        for number in self.copied:
+        for number, owner in self.owners.items():
             group = self.plan.groups[number]
-            if group.owner is not None:
-                array = self.private[group.members[group.owner].number]
-                if address(array) != self.lows[number] or array.nbytes != group.size:
-                    found.append(number)
+            array = self.private[group.members[owner].number]
+            if address(array) != self.lows[number] or array.nbytes != group.size:
+                found.append(number)
         return frozenset(found)
 
     @functools.cached_property
@@ -410,7 +452,7 @@ class World:
         group = self.plan.groups[number]
         geometry = Geometry.of(array)
         if number in self.resized:
-            mine, its = (s[group.members[group.owner or 0].number] for s in (self.private, self.arrays))
+            mine, its = (s[group.members[self.owners[number]].number] for s in (self.private, self.arrays))
             start, source = address(its) + address(array) - address(mine), its
         else:
             offset = address(array) - self.lows[number]
@@ -418,17 +460,79 @@ class World:
             m = group.nearest(offset + down, offset + up)
             source = self.arrays[m.number]
             start = address(source) - m.offset + offset
-        return view_at(start, geometry, array.flags.writeable, source)
+        view = view_at(start, geometry, array.flags.writeable, source)
+        return view.view(type(array)) if type(array) in REMADE else view
+
+    def geometry(self, o: Any) -> Geometry:
+        """An array's geometry."""
+        return Geometry.of(o)
+
+    def begin(self, o: Any) -> int:
+        """Where an array's first element lies."""
+        return address(o)
+
+    def is_array(self, o: Any) -> bool:
+        """Whether an output is an array."""
+        return isinstance(o, np.ndarray)
+
+    def remakeable(self, o: Any) -> bool:
+        """Whether an output is all in its memory and geometry."""
+        return type(o) is np.ndarray or type(o) in REMADE
+
+    def replay(self, name: Name) -> None:
+        """Carry out on the caller's arrays what the run did to the private ones: bytes, geometry. All that can fail is found before anything changes."""
+        moves = [pair for g in self.written for pair in self.destinations(g, name)]
+        grown = [self.plan.groups[g].members[self.owners[g]].number for g in sorted(self.resized)]
+        for u in self.moved:
+            wanted = Geometry.of(self.private[u])
+            if u not in grown and not take_geometry(self.arrays[u].view(), wanted):
+                raise ValueError(
+                    f"{name(u)}: expected a geometry that assignments lead to from {Geometry.of(self.arrays[u])}, got {wanted}"
+                )
+        for u in grown:
+            if not self.arrays[u].flags.owndata:
+                raise ValueError(f"{name(u)} is resized, but does not own its memory: pass an array that does")
+        for mine, its in moves:
+            its[...] = mine
+        for u in grown:
+            regrow(self.arrays[u], plain(self.private[u]))
+        for u in self.moved:
+            take_geometry(self.arrays[u], Geometry.of(self.private[u]))
+
+    def replay_flags(self) -> None:
+        """Let the caller's arrays be written, or not, as the private ones were at the end."""
+        for u in self.flagged:
+            self.arrays[u].flags.writeable = self.private[u].flags.writeable
 
     def destinations(self, number: int, name: Name) -> list[tuple[Array, Array]]:
         """(private bits, the caller's bits, which can be written) of a group that was written. ValueError where it is memory that nobody may write."""
         group = self.plan.groups[number]
-        if group.frozen:
-            at = name(group.members[0].number)
-            raise ValueError(
-                f"{at} was written, but its memory is read-only: expected a function that does not, or pass a copy"
-            )
+        if number in self.frozen:
+            raise read_only(name(group.members[0].number))
         return [(mine, opened(its)) for mine, its in self.covering(group)]
+
+
+class RecordedWorld(World):
+    """A world whose arrays may lie anywhere: alignment, ownership and what can be written are those of the call that was planned for."""
+
+    def _facts(self, group: Group) -> Facts:
+        return group.seen
+
+    def _copy_simply(self, number: int, m: Member) -> bool:
+        return False
+
+
+def read_only(name: str) -> ValueError:
+    """The error for a write that cannot be carried out."""
+    return ValueError(
+        f"{name} was written, but its memory is read-only: expected a function that does not, or pass a copy"
+    )
+
+
+def regrow(array: Array, mine: Array) -> None:
+    """Give the caller's array the size and the values of one that was resized."""
+    array.resize(mine.shape, refcheck=False)
+    array[...] = mine
 
 
 def plain(array: Any) -> Array:

@@ -30,7 +30,22 @@ from ..descriptors import (
 )
 from . import trees
 from .calls import Outcome, Place, outcome_of
-from .private import Array, Geometry, Group, Plan, World, built, opened, take_geometry, view_at, words
+from .private import (
+    Array,
+    Facts,
+    Geometry,
+    Group,
+    Plan,
+    RecordedWorld,
+    World,
+    built,
+    can_be_thawed,
+    opened,
+    read_only,
+    take_geometry,
+    view_at,
+    words,
+)
 from .records import ViewAndMutationMeta
 from .rewrite import create_synthetic_base_metadata, remove_dupe_metadata
 from .signature import GraphNames
@@ -56,15 +71,8 @@ class Pure:
         outcome: Outcome,
         touched: frozenset[int],
     ) -> None:
-        self.fn, self.plan, self.index, self.form, self.first, self.meta, self.outcome = (
-            fn,
-            plan,
-            index,
-            form,
-            first,
-            meta,
-            outcome,
-        )
+        self.fn, self.plan, self.index, self.form, self.first = fn, plan, index, form, first
+        self.meta, self.outcome = meta, outcome
         self.touched = touched
         self.moved = dict(outcome.geometry)
         written = {plan.where[u][0] for u in touched}
@@ -78,9 +86,8 @@ class Pure:
             in_base[u] if u in in_base else (positions[first[u]], None) for u in range(len(first))
         ]
         self.positions = positions
-        self.changed = [
-            u for u in range(len(first)) if u not in in_base and (u in touched or u in self.moved)
-        ]  #: inputs with new values
+        #: inputs with new values
+        self.changed = [u for u in range(len(first)) if u not in in_base and (u in touched or u in self.moved)]
         #: arrays of bases whose geometry changed
         self.late = [u for u in range(len(first)) if u in in_base and u in self.moved]
         self.split = split(plan, set(self.bases))
@@ -164,7 +171,7 @@ class Pure:
         """Run the function on copies. ValueError: more or fewer arguments, of other shapes or dtypes, than those that `input_descs` tells of, or a function that does
         otherwise than at the recorded call."""
         arrays = self._arrays(inner)
-        world = World(self.split, arrays)
+        world = RecordedWorld(self.split, arrays)
         it = iter([inner[self.positions[i]] if u is None else world.private[u] for i, u in enumerate(self.index)])
         _, _, (args, kwargs) = self.form
         given = [trees.unflatten(one, it) for one in args[2]]
@@ -239,19 +246,8 @@ class Pure:
                 f"functionalize: expected {count} values of the compiled function, {', '.join(d.expr() for d in self.output_descs)}; got {len(values)}"
             )
         news, outputs, bases = self._parts(list(values))
-        moves = []
-        for g, value in zip(self.bases, news, strict=False):
-            group = self.plan.groups[g]
-            for place in group.cover:
-                moves.append(
-                    (
-                        words(member_at(group, place, np.asarray(value))),
-                        opened(words(arrays[group.members[place].number])),
-                    )
-                )
-        for u, value in zip(self.changed, news[len(self.bases) :], strict=True):
-            if u in self.touched:
-                moves.append((words(np.asarray(value)), opened(words(arrays[u]))))
+        moves = self._moves(arrays, news)
+        outputs, bases = self._shared(outputs, bases)
         for mine, its in moves:
             its[...] = mine
         for u, geometry in self.moved.items():
@@ -260,6 +256,40 @@ class Pure:
         for u, writeable in self.outcome.flags:
             arrays[u].flags.writeable = writeable
         return result
+
+    def _moves(self, arrays: Sequence[Array], news: Sequence[Any]) -> list[tuple[Array, Array]]:
+        """(new bits, the caller's bits, which can be written) of everything that was written."""
+        moves = []
+        for k, g in enumerate(self.bases):
+            group, name = self.plan.groups[g], self.output_descs[k].expr()
+            if not group.writeable and not any(can_be_thawed(arrays[u]) for u in group.numbers):
+                raise read_only(self.input_descs[k].expr())
+            base = checked(news[k], (group.size,), np.dtype("u1"), name)
+            for place in group.cover:
+                its = words(arrays[group.members[place].number])
+                moves.append((words(member_at(group, place, base)), opened(its)))
+        for k, u in enumerate(self.changed, len(self.bases)):
+            if u in self.touched:
+                if not can_be_thawed(arrays[u]):
+                    raise read_only(PlainAOTInput(self.first[u]).expr())
+                group_number, place = self.plan.where[u]
+                old = self.plan.groups[group_number].members[place].geometry
+                value = checked(news[k], old.shape, old.dtype, self.output_descs[k].expr())
+                moves.append((words(value), opened(words(arrays[u]))))
+        return moves
+
+    def _shared(self, outputs: Sequence[Any], bases: Sequence[Any]) -> tuple[list[Any], list[Array]]:
+        """Outputs and extra bases of which views will be made, laid out as at the recorded call."""
+        names = [d.expr() for d in self.output_descs]
+        start = len(names) - len(bases)
+        laid = list(outputs)
+        for j in {p.base for p in self.outcome.places if p.kind == "output"}:
+            geometry = self.outcome.places[j].geometry
+            assert geometry is not None
+            laid[j] = laid_out(outputs[j], geometry, names[len(self.bases) + len(self.changed) + j])
+        return laid, [
+            laid_out(b, g, names[start + k]) for k, (b, g) in enumerate(zip(bases, self.outcome.bases, strict=True))
+        ]
 
     def _parts(self, values: list[Any]) -> tuple[list[Any], list[Any], list[Any]]:
         cuts = list(
@@ -280,7 +310,7 @@ class Pure:
             elif p.kind == "view":
                 made[j] = self._view(arrays, p)
             elif p.kind in ("output", "shared"):
-                base = made[p.base] if p.kind == "output" else np.asarray(bases[p.base])
+                base = made[p.base] if p.kind == "output" else bases[p.base]
                 made[j] = view_in(base, p)
         return made
 
@@ -289,6 +319,27 @@ class Pure:
         group, place = self.plan.where[p.base]
         m = self.plan.groups[group].members[place]
         return view_at(address(arrays[p.base]) - m.offset + p.offset, p.geometry, p.writeable, arrays[p.base])
+
+
+def checked(value: Any, shape: tuple[int, ...], dtype: np.dtype[Any], name: str) -> Array:
+    """A value that a compiled function returned, as an ndarray; ValueError for another shape or dtype."""
+    array = np.asarray(value)
+    if array.shape != shape or array.dtype != dtype:
+        raise ValueError(
+            f"functionalize: {name}: expected {dtype}, shape {shape}; the compiled function returned {array.dtype}, shape {array.shape}"
+        )
+    return array
+
+
+def laid_out(value: Any, geometry: Geometry, name: str) -> Array:
+    """The same in a geometry: a copy, where it has another one."""
+    array = checked(value, geometry.shape, geometry.dtype, name)
+    if array.strides == geometry.strides:
+        return array
+    down, up = geometry.reach()
+    copy: Array = built(np.ndarray, np.empty(up - down, "u1"), -down, geometry)
+    words(copy)[...] = words(array)
+    return copy
 
 
 def role(p: Place, plan: Plan, split: Plan | None = None) -> tuple[Any, ...]:
@@ -324,9 +375,9 @@ def split(plan: Plan, merged: set[int]) -> Plan:
             low = m.low
             alone = type(m)(m.number, m.offset - low, m.geometry, m.writeable, 0, m.high - low)
             where[m.number] = (len(groups), 0)
-            owner = 0 if place == group.owner else None
+            facts = Facts(group.seen.low + low, 0 if place == group.seen.owner else None, group.seen.frozen)
             groups.append(
-                Group((alone,), m.high - low, (group.align + low) % 64, owner, False, m.writeable, group.frozen, (0,))
+                Group((alone,), m.high - low, (0,), (0,) if facts.owner == 0 else (), m.writeable, False, facts)
             )
     return Plan(tuple(groups), tuple(where))
 

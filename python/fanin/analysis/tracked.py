@@ -46,28 +46,28 @@ class Tracked(np.ndarray[Any, Any]):
         self.fanin_log = getattr(other, "fanin_log", None)
         self.fanin_origin = getattr(other, "fanin_origin", None)
 
-    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        out = kwargs.get("out")
-        if out:
-            for o in out:
-                written(o)
-            kwargs["out"] = tuple([bare(o) for o in out])
-        if method == "at" and inputs:
-            written(inputs[0])
-        result = getattr(ufunc, method)(*[bare(x) for x in inputs], **kwargs)
-        if not out:
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = None, **kwargs: Any) -> Any:
+        call = ufunc if method == "__call__" else getattr(ufunc, method)
+        given = [x.view(np.ndarray) if type(x) is Tracked else x for x in inputs]
+        if out is None:
+            result = call(*given, **kwargs)
+            if method == "at":
+                written(inputs[0])
             return result
+        result = call(*given, out=tuple([x.view(np.ndarray) if type(x) is Tracked else x for x in out]), **kwargs)
+        for o in out:
+            written(o)
         if isinstance(result, tuple):
-            return tuple([given if given is not None else made for given, made in zip(out, result, strict=True)])
+            return tuple([o if o is not None else made for o, made in zip(out, result, strict=True)])
         return out[0]
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        out = kwargs.get("out")
+        result = func(*stripped(args), **stripped(kwargs))
         if func in WRITERS and args:
             written(args[0])
-        out = kwargs.get("out")
         for o in out if isinstance(out, tuple) else (out,):
             written(o)
-        result = func(*stripped(args), **stripped(kwargs))
         return out if isinstance(out, Tracked) else result
 
     def __getitem__(self, key: Any) -> Any:
@@ -78,8 +78,8 @@ class Tracked(np.ndarray[Any, Any]):
         return super().__getitem__(key)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        written(self)
         super().__setitem__(key, value)
+        written(self)
 
 
 #: What an index may consist of that gives a view.
@@ -89,11 +89,6 @@ BASIC = (int, slice, type(None), type(...), str, np.integer)
 def basic(key: Any) -> bool:
     """Whether an index gives a view, or an element."""
     return all(isinstance(k, BASIC) for k in key) if type(key) is tuple else isinstance(key, BASIC)
-
-
-def bare(x: Any) -> Any:
-    """The same memory as a plain ndarray."""
-    return x.view(np.ndarray) if type(x) is Tracked else x
 
 
 def stripped(x: Any) -> Any:
@@ -130,8 +125,9 @@ def writing(name: str) -> Callable[..., Any]:
     whole = getattr(np.ndarray, name)
 
     def method(self: Tracked, *args: Any, **kwargs: Any) -> Any:
+        result = whole(self, *args, **kwargs)
         written(self)
-        return whole(self, *args, **kwargs)
+        return result
 
     method.__name__ = name
     return method
@@ -143,11 +139,12 @@ def making(name: str) -> Callable[..., Any]:
 
     def method(self: Tracked, *args: Any, **kwargs: Any) -> Any:
         out = kwargs.get("out")
-        written(out)
         if name == "byteswap" and (args or kwargs):
+            result = whole(self, *args, **kwargs)
             written(self)
-            return whole(self, *args, **kwargs)
+            return result
         result = whole(plain(self), *stripped(args), **stripped(kwargs))
+        written(out)
         return out if isinstance(out, Tracked) else result
 
     method.__name__ = name

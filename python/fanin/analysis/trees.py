@@ -68,12 +68,14 @@ def paths(form: Any, at: str) -> list[str]:
 class Copies:
     """Copies of trees in which leaves are replaced, each container once: one that is met twice is one copy.
 
-    `pairs` has (original, copy, what the copy held at first) of each list and dict, so that what a function does to a container can be told.
+    `pairs` has (original, copy, what the copy held at first) of each list and dict, so that what a function does to a container can be told; `tuples` has
+    (original, copy) of each tuple.
     """
 
     def __init__(self, leaf: Leaf) -> None:
         self.leaf = leaf
         self.pairs: list[tuple[Any, Any, Any]] = []
+        self.tuples: list[tuple[Any, Any]] = []
         self._known: dict[int, Any] = {}
 
     def of(self, tree: Any) -> Any:
@@ -95,6 +97,7 @@ class Copies:
             self.pairs.append((tree, copy, list(copy)))
         else:
             self._known[id(tree)] = copy = made(kind, [self.of(item) for item in tree], None)
+            self.tuples.append((tree, copy))
         return copy
 
     def changed(self) -> list[tuple[Any, Any]]:
@@ -119,7 +122,7 @@ class Homeward:
 
     def __init__(self, leaf: Leaf, copies: Copies) -> None:
         self.leaf = leaf
-        self._known: dict[int, Any] = {id(copy): original for original, copy, _ in copies.pairs}
+        self._known: dict[int, Any] = {id(copy): original for original, copy, *_ in (*copies.pairs, *copies.tuples)}
         self._alive: list[Any] = []
 
     def of(self, tree: Any) -> Any:

@@ -23,14 +23,14 @@ from .calls import (
     Outcome,
     Place,
     call_of,
+    check_array,
+    check_arrays,
     check_outputs,
     check_signature,
     leaf_home,
     outcome_of,
-    replay,
-    replay_flags,
 )
-from .collect import collect, meta_of
+from .collect import collect, meta_of, of_tensors
 from .guards import Change, Guard
 from .private import Array, World, plan
 from .pure import Pure
@@ -60,8 +60,11 @@ class Record:
     """What is known of one layout of arguments: the guard, the private memory's plan, the metadata, the pure function."""
 
     def __init__(self, owner: Functionalized, call: Call) -> None:
+        check_arrays(call, torch_part().check_tensor if call.tensors else check_array, "functionalize")
         self.guard = Guard(call)
-        self.plan = plan(call.arrays, self.guard.components)
+        self.tensors = call.tensors
+        self.plan = plan(call.arrays if not call.tensors else torch_part().twins(call.arrays), self.guard.components)
+        self.world: type[World] = torch_part().TorchWorld if call.tensors else World
         self.index, self.form, self.first, self.flat = call.index, call.form, call.first, self.guard.flat
         self.owner = owner
         self.meta: ViewAndMutationMeta | None = None
@@ -95,8 +98,8 @@ class Record:
         assert self.meta is not None and self.outcome is not None
         return Pure(self.owner.fn, self.plan, self.index, self.form, self.first, self.meta, self.outcome, self.touched)
 
-    def named(self, leaf: int) -> str:
-        return PlainAOTInput(leaf).expr()
+    def named(self, leaf: int, before: str = "") -> str:
+        return before + PlainAOTInput(leaf).expr()
 
 
 class Functionalized:
@@ -132,13 +135,21 @@ class Functionalized:
     def meta(self) -> ViewAndMutationMeta:
         """What the function does to its inputs and what its outputs are, at the layout of the latest call."""
         meta = self._latest("meta").meta
-        assert meta is not None
+        if meta is None:
+            raise AttributeError(
+                "functionalize: .meta of a function on tensors is known with functionalize(fn, example_args); or call collect_metadata"
+            )
         return meta
 
     @property
     def pure(self) -> Pure:
         """The pure function at the layout of the latest call."""
-        return self._latest("pure").pure
+        record = self._latest("pure")
+        if record.tensors:
+            raise AttributeError(
+                "functionalize: .pure is for functions on NumPy arrays: a function on tensors has torch.func.functionalize"
+            )
+        return record.pure
 
     def _latest(self, what: str) -> Record:
         if not self._records:
@@ -149,7 +160,7 @@ class Functionalized:
 
     # Calls
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         for place, record in enumerate(self._records):
             found = record.guard.arrays(args, kwargs)
             if found is not None:
@@ -166,7 +177,11 @@ class Functionalized:
         check_signature(self.fn, args, kwargs, "functionalize")
         record = Record(self, call)
         earlier = self._records[0].touched if self._records and self._records[0].form == record.form else frozenset()
-        world = World(record.plan, call.arrays)
+        if call.tensors and self._compiler is not None:
+            raise TypeError(
+                "functionalize: compiler= is for functions on NumPy arrays: a function on tensors has torch.compile"
+            )
+        world = record.world(record.plan, call.arrays)
         result, copies = self._run(record, world, call.leaves, args, kwargs)
         self._learn(record, world, call, result, earlier)
         self._remember(record)
@@ -183,7 +198,10 @@ class Functionalized:
         """A call of a layout that is recorded."""
         if self._compiler is not None:
             return self._compiled(record, leaves, arrays)
-        world = World(record.plan, arrays, copied=record.to_copy if self._lend else None)
+        if record.tensors:
+            for u, t in enumerate(arrays):
+                torch_part().check_tensor(t, lambda u=u: f"functionalize: {record.named(record.first[u])}")
+        world = record.world(record.plan, arrays, copied=record.to_copy if self._lend else None)
         result, copies = self._run(record, world, leaves, args, kwargs)
         if self._guard == "error":
             self._hold(record, world, leaves, result)
@@ -210,12 +228,12 @@ class Functionalized:
         check_outputs(world, outputs, "functionalize")
         if not record.written.issuperset(world.written):
             self._widen(record, world)
-        replay(world, lambda u: record.named(record.first[u]))
+        world.replay(lambda u: record.named(record.first[u]))
         home = trees.Homeward(leaf_home(world), copies)
         for original, copy in copies.changed():
             home.fill(original, copy)
         mapped = home.of(result)
-        replay_flags(world)
+        world.replay_flags()
         return mapped
 
     # Records
@@ -224,9 +242,25 @@ class Functionalized:
         outputs: list[Any] = []
         bases: list[Any] = []
         outcome = outcome_of(world, result, outputs, bases)
+        if record.tensors:
+            touched = {u for u in range(len(call.arrays)) if world.member_written(u)}
+            record.outcome, record.touched = outcome, earlier | frozenset(touched)
+            return
         record.learn(meta_of(call, world, outcome, outputs, bases, earlier, None, **self._options), outcome)
         if self._compiler is not None:
             record.run = self._compiler(record.pure)
+
+    def _learn_from(self, record: Record, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Have a layout recorded by a run on tracked copies."""
+        if not record.tensors:
+            record.learn(*collect(self.fn, call, args, kwargs, record.plan, **self._options))
+            if self._compiler is not None:
+                record.run = self._compiler(record.pure)
+            return
+        world = record.world(record.plan, call.arrays)
+        result, _ = self._run(record, world, call.leaves, args, kwargs)
+        self._learn(record, world, call, result, frozenset())
+        record.meta = of_tensors(self.fn, call)
 
     def _remember(self, record: Record) -> None:
         """Put a record first; the list is made anew, for other threads may be reading it."""
@@ -238,13 +272,14 @@ class Functionalized:
             m.number for g in world.written for m in record.plan.groups[g].members if world.member_written(m.number)
         }
         record.touched |= more
-        assert record.meta is not None
+        record.forget()
+        if record.meta is None:
+            return
         infos = [
             dataclasses.replace(info, mutates_data=True, mutations_hidden_from_autograd=False) if u in more else info
             for info, u in zip(record.meta.input_info, record.index, strict=True)
         ]
         record.meta = dataclasses.replace(record.meta, input_info=tuple(infos))
-        record.forget()
 
     def _refuse(self, record: Record, call: Call) -> None:
         change = record.guard.change(call)
@@ -262,6 +297,13 @@ class Functionalized:
     def _compiled(self, record: Record, leaves: Sequence[Any], arrays: Sequence[Array]) -> Any:
         assert record.run is not None
         return record.pure.finish(arrays, leaves, record.run(*record.pure.inner(leaves, arrays)))
+
+
+def torch_part() -> Any:
+    """What is needed for tensors; imported when there are any."""
+    from . import private_torch
+
+    return private_torch
 
 
 def called(fn: Callable[..., Any]) -> str:
@@ -383,9 +425,6 @@ def functionalize(
         call = call_of(args, kwargs, "functionalize")
         check_signature(fn, args, kwargs, "functionalize")
         record = Record(made, call)
-        meta, outcome = collect(fn, call, args, kwargs, record.plan, **options)
-        record.learn(meta, outcome)
-        if compiler is not None:
-            record.run = compiler(record.pure)
+        made._learn_from(record, call, args, kwargs)
         made._remember(record)
     return made
