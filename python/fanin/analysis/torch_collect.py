@@ -12,6 +12,7 @@ torch is imported when this is called, never before.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -171,7 +172,9 @@ class Copier:
         if id(x) not in self.made:
             base = x._base
             new = None if base is None else self.view(x, self.copy(base))
-            self.made[id(x)] = self.fresh(x) if new is None else new
+            self.made[id(x)] = new = self.fresh(x) if new is None else new
+            if x.is_leaf and x.grad is not None:
+                new.grad = self.copy(x.grad)
         return self.made[id(x)]
 
     def fresh(self, x: Any) -> Any:
@@ -212,9 +215,8 @@ class Copier:
 
     def marked(self, x: Any, new: Any) -> Any:
         """With the lazy bits of x: that its memory stands for conjugates, or for negatives."""
-        if x.is_conj():
-            new = self.torch._C._conj(new) if hasattr(self.torch._C, "_conj") else new.conj()
-        return self.torch._neg_view(new) if x.is_neg() and not new.is_neg() else new
+        new = new.conj() if x.is_conj() else new
+        return self.torch._neg_view(new) if x.is_neg() else new
 
 
 # ---------------------------------------------------------------- 2. what is seen
@@ -237,6 +239,34 @@ class Origin:
     of_several: bool = False  # one of them made several views at once, as unbind does
 
 
+@dataclass(frozen=True)
+class Effects:
+    """What an operation does to its arguments, whatever they are."""
+
+    name: str
+    arguments: tuple[tuple[int, str, bool], ...]  # those that it views or writes: position, name, whether it writes
+    moves: bool  # what it writes is geometry, not data
+    makes_views: bool
+    several: bool  # more than one view at once
+
+
+@functools.cache
+def effects_of(func: Any) -> Effects | None:
+    """As its schema says; None for an operation that neither views nor writes."""
+    schema = getattr(func, "_schema", None)
+    if schema is None:
+        return None
+    arguments = tuple(
+        (i, a.name, a.alias_info.is_write) for i, a in enumerate(schema.arguments) if a.alias_info is not None
+    )
+    if not arguments:
+        return None
+    views = [r for r in schema.returns if r.alias_info is not None and not r.alias_info.is_write]
+    moves = any(str(tag).endswith("inplace_view") for tag in func.tags)
+    several = any("List" in str(r.type) for r in views)
+    return Effects(func.overloadpacket.__name__, arguments, moves, bool(views), several)
+
+
 @dataclass
 class Watch:
     """What a run did to the copies of its arguments."""
@@ -245,7 +275,6 @@ class Watch:
     args: Sequence[Any]
     copies: Sequence[Any]
     writes: list[Write] = field(default_factory=list)
-    reset: set[int] = field(default_factory=set)  # ids of tensors that were given other memory
     hidden: set[int] = field(default_factory=set)  # inputs that changed and that no operation wrote
 
     def __post_init__(self) -> None:
@@ -256,6 +285,7 @@ class Watch:
         }  # the last, of duplicates
         # Where each input was at first: a detached tensor that no operation can move.
         self.before = [x.detach() if isinstance(x, tensor) else None for x in self.copies]
+        self.storages = {x.untyped_storage()._cdata for x in self.before if x is not None}
         self.touched: list[list[Write]] = [[] for _ in self.copies]
 
     def mode(self) -> Any:
@@ -265,40 +295,31 @@ class Watch:
 
         class Seen(TorchDispatchMode):  # type: ignore[misc]
             def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-                kwargs = kwargs or {}
-                result = func(*args, **kwargs)
-                watch.note(func, args, kwargs, result)
+                result = func(*args, **kwargs) if kwargs else func(*args)
+                effects = effects_of(func)
+                if effects is not None:
+                    watch.note(effects, args, kwargs or {}, result)
                 return result
 
         return Seen()
 
-    def note(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
-        """What an operation wrote, and what is a view of what now. Its schema tells."""
-        schema = func._schema
-        unseen = not self.torch.is_grad_enabled() or self.torch.is_inference_mode_enabled()
-        moves = self.torch.Tag.inplace_view in func.tags
+    def note(self, effects: Effects, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
+        """What an operation wrote, and what is a view of what now."""
         viewed = []
-        for i, argument in enumerate(schema.arguments):
-            if argument.alias_info is None:
-                continue
-            value = args[i] if i < len(args) else kwargs.get(argument.name)
+        for place, name, writes in effects.arguments:
+            value = args[place] if place < len(args) else kwargs.get(name)
             for t in tensors(self.torch, value):
-                if not argument.alias_info.is_write:
+                if not writes:
                     viewed.append(t)
-                elif moves:
-                    if func.overloadpacket.__name__ == "set_":
-                        self.reset.add(id(t))
-                        self.origins.keep(t)
-                else:
-                    self.writes.append(Write(t.detach() if not t.is_inference() else t, unseen))
-        returns = [r for r in schema.returns if r.alias_info is not None and not r.alias_info.is_write]
-        if len(viewed) == 1 and returns:
-            several = "[]" in str(returns[0].type) or "List" in str(returns[0].type)
+                elif not effects.moves and t.untyped_storage()._cdata in self.storages:
+                    unseen = not self.torch.is_grad_enabled() or self.torch.is_inference_mode_enabled()
+                    self.writes.append(Write(t if t.is_inference() else t.detach(), unseen))
+        if effects.makes_views and len(viewed) == 1:
             origin = self.origin(viewed[0])
-            name = func.overloadpacket.__name__
+            made = Origin(origin.root, (*origin.path, effects.name), origin.of_several or effects.several)
             for t in tensors(self.torch, result):
                 if t is not viewed[0]:
-                    self.origins.put(t, Origin(origin.root, (*origin.path, name), origin.of_several or several))
+                    self.origins.put(t, made)
 
     def origin(self, t: Any) -> Origin:
         """Where a tensor comes from; itself, if it is no view that was seen."""
@@ -343,7 +364,6 @@ class WeakTensors:
 
     def __init__(self) -> None:
         self.known: dict[int, tuple[Any, Origin]] = {}
-        self.kept: list[Any] = []
 
     def put(self, t: Any, origin: Origin) -> None:
         key = id(t)
@@ -352,10 +372,6 @@ class WeakTensors:
     def get(self, t: Any) -> Origin | None:
         ref, origin = self.known.get(id(t), (None, None))
         return origin if ref is not None and ref() is t else None
-
-    def keep(self, t: Any) -> None:
-        """It lives as long as this: its id is nobody else's."""
-        self.kept.append(t)
 
 
 def tensors(torch: Any, x: Any) -> Iterator[Any]:
@@ -399,16 +415,18 @@ class Outputs:
 
     def input_of(self, o: Any) -> int | None:
         """The input that it is, or is a view of; None where it lies in other memory."""
-        watch = self.watch
-        root = watch.position.get(id(watch.origin(o).root))
-        if root is None and o._base is not None:
-            root = watch.position.get(id(watch.origin(o._base).root))
-        if root is not None:
-            return root
+        watch, storage = self.watch, o.untyped_storage()._cdata
+        beside = [
+            i
+            for i, x in enumerate(watch.copies)
+            if watch.before[i] is not None and x.untyped_storage()._cdata == storage
+        ]
+        for seen in (o, o._base):
+            root = None if seen is None else watch.position.get(id(watch.origin(seen).root))
+            if root in beside:  # else the input was given other memory since
+                return root
         # No operation made it of an input, and yet it may lie in the memory of one: as x.data does.
-        storage = o.untyped_storage()._cdata
-        beside = [i for i, x in enumerate(watch.before) if x is not None and x.untyped_storage()._cdata == storage]
-        touching = [i for i in beside if sharing.overlap(watch.before[i], o.detach())]
+        touching = [i for i in beside if sharing.overlap(watch.copies[i].detach(), o.detach())]
         return max(touching or beside, default=None)
 
     def classified(self) -> tuple[list[OutputAliasInfo], list[tuple[Any, int]]]:
@@ -432,7 +450,7 @@ class Outputs:
             return OutputType.custom_function_view, None
         if is_input is not None:
             return OutputType.is_input, is_input
-        if input_ is not None and id(o) not in self.watch.reset:
+        if input_ is not None:
             if lone_views and history(o) is not None:
                 return OutputType.non_alias, None
             return OutputType.alias_of_input, input_
