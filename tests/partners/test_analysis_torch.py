@@ -253,6 +253,31 @@ def test_inputs_that_share_memory_share_it_in_the_run() -> None:
     assert [i.mutates_data for i in meta.input_info] == [True, True, True]
 
 
+def test_inputs_of_several_storages_on_one_memory_share_it_in_the_run() -> None:
+    memory = np.arange(8.0)
+    a, b, c = torch.from_numpy(memory[:5]), torch.from_numpy(memory[3:]), torch.from_numpy(memory[6:])
+    nothing = torch.from_numpy(memory[2:2])
+    seen = []
+
+    def fn(a: Any, b: Any, c: Any) -> Any:
+        a.fill_(9)
+        seen.append((a.tolist(), b.tolist(), c.tolist()))
+        return [b[1:]]
+
+    meta = collect(lambda a, b, c, *_: fn(a, b, c), a, b, c, nothing)
+    assert seen == [([9.0] * 5, [9.0, 9.0, 5.0, 6.0, 7.0], [6.0, 7.0])]
+    assert memory.tolist() == list(range(8))
+    assert [i.mutates_data for i in meta.input_info] == [True, True, False, False]
+    assert (meta.output_info[0].output_type, meta.output_info[0].base_idx) == (OutputType.alias_of_input, 1)
+
+
+def test_sparse_outputs_are_arrays_of_their_own() -> None:
+    x = torch.ones(3, requires_grad=True) * 1
+    meta = collect(lambda x: [x.to_sparse(), (x * 2).to_sparse(), x], x)
+    assert [o.output_type.name for o in meta.output_info] == ["non_alias", "non_alias", "is_input"]
+    assert [t.stride for t in meta.traced_tangents] == [None, None] and meta.subclass_tangent_meta[0].memory_format is None
+
+
 def test_of_inputs_that_overlap_each_that_has_a_byte_written_is_written() -> None:
     """PyTorch runs them apart and sees the write only where it was made; what becomes of them as a base is the same."""
     base = torch.zeros(8)
@@ -973,9 +998,10 @@ MUTANTS = [
     Mutant(T, "mutations_hidden_from_autograd=not self.touched[i]", "mutations_hidden_from_autograd=i in self.hidden"),
     Mutant(T, "            requires_grad=new.requires_grad,\n            keep", "            requires_grad=x.requires_grad,\n            keep"),
     Mutant(T, "unseen = not self.torch.is_grad_enabled() or", "unseen ="),
-    Mutant(T, "elif not effects.moves and t.", "elif t."),
+    Mutant(T, "elif not effects.moves and in_memory", "elif in_memory"),
     Mutant(T, "                self.hidden.add(i)\n", "                pass\n"),
-    Mutant(T, "if storage == where and sharing.overlap(self.before[i], write.where):", "if storage == where:"),
+    Mutant(T, "if x is not None and sharing.overlap(x, write.where):", "if x is not None and x.untyped_storage()._cdata == write.where.untyped_storage()._cdata:"),
+    Mutant(T, "        if start < end:", "        if False:"),
     Mutant(T, "        if input_ is not None and self.custom(o):\n            return OutputType.custom_function_view, None\n", ""),
     Mutant(T, "        if is_input is not None:", "        if False:"),
     Mutant(T, "            if root in beside:", "            if root is not None:"),
@@ -993,7 +1019,7 @@ MUTANTS = [
     Mutant(T, "and not self.inputs[base].mutates_metadata", ""),
     Mutant(T, "        torch.set_grad_enabled(grad)\n    if", "        pass\n    if"),
     Mutant(T, "        torch.set_rng_state(state)", "        pass"),
-    Mutant(T, "            self.storages[storage._cdata] = storage.clone()", "            self.storages[storage._cdata] = storage"),
+    Mutant(T, "copies[group[0][0]] = group[0][1].clone()", "copies[group[0][0]] = group[0][1]"),
     Mutant(T, "        if id(x) not in self.made:", "        if True:"),
     Mutant(T, "        if info.has_mutation_tangent\n", "        if info.mutates_data and info.requires_grad\n"),
     Mutant(T, "        if info.output_type in PLAIN_TYPES and info.requires_grad_for_backward\n", "        if info.output_type in PLAIN_TYPES and info.requires_grad\n"),
@@ -1014,7 +1040,7 @@ def kept_grad_mode() -> None:
 CHECKS = [
     test_who_writes_follows_the_table, test_storage_that_changed_is_said_where_pytorch_refuses, kept_grad_mode,
     test_writes_past_every_operation_are_seen_and_hidden, test_of_inputs_that_overlap_each_that_has_a_byte_written_is_written,
-    test_inputs_that_share_memory_share_it_in_the_run, test_outputs_of_each_kind, test_the_arguments_are_as_they_were_also_where_the_function_raises,
+    test_inputs_that_share_memory_share_it_in_the_run, test_inputs_of_several_storages_on_one_memory_share_it_in_the_run, test_outputs_of_each_kind, test_the_arguments_are_as_they_were_also_where_the_function_raises,
     test_outputs_of_the_rarer_kinds, test_outputs_lie_where_they_lie_whoever_moved, fields_of_programs,
 ]  # fmt: skip
 

@@ -5,7 +5,7 @@ How it is seen, in the order of the story:
 1. The arguments are copied storage by storage, so that the copies share memory, have bases and require gradients as the arguments do.
 2. A dispatch mode sees each operation: which tensors it writes (and whether under no_grad), and what is a view of what. Memory is compared
    afterwards: what changed and was written by no operation (through `x.numpy()`, say) was hidden from autograd.
-3. Inputs are classified by what was seen and by their geometry, outputs by the first case of a list that holds (`output_of`).
+3. Inputs are classified by what was seen and by their geometry, outputs by the first case that holds (`Outputs.kind_of`).
 
 torch is imported when this is called, never before.
 """
@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from .. import sharing
 from ..descriptors import (
@@ -111,7 +113,8 @@ def collect_torch(
         subclass_inp_meta=tuple(PlainTensorMeta(i) for i in range(len(args))),
         subclass_fw_graph_out_meta=tuple(PlainTensorMeta(i) for i in range(returned)),
         subclass_tangent_meta=tuple(
-            PlainTensorMeta(i, MemoryFormatMeta(t.shape, t.stride)) for i, t in enumerate(examples)
+            PlainTensorMeta(i, None if t.stride is None else MemoryFormatMeta(t.shape, t.stride))
+            for i, t in enumerate(examples)
         ),
         grad_enabled_mutation=left,
         static_input_indices=tuple(static_input_indices),
@@ -163,7 +166,7 @@ class Copier:
 
     def __init__(self, torch: Any, args: Sequence[Any]) -> None:
         self.torch = torch
-        self.storages: dict[int, Any] = {}
+        self.storages = copied_storages(torch, [x for x in args if isinstance(x, torch.Tensor)])
         self.made: dict[int, Any] = {}
         with torch.inference_mode(False), torch.enable_grad():
             self.copies = [self.copy(x) if isinstance(x, torch.Tensor) else x for x in args]
@@ -180,11 +183,8 @@ class Copier:
     def fresh(self, x: Any) -> Any:
         """A tensor without a base, on the copy of the storage of x."""
         torch = self.torch
-        storage = x.untyped_storage()
-        if storage._cdata not in self.storages:
-            self.storages[storage._cdata] = storage.clone()
         new = torch.empty(0, dtype=x.dtype)
-        new.set_(self.storages[storage._cdata], x.storage_offset(), tuple(x.shape), x.stride())
+        new.set_(self.storages[x.untyped_storage()._cdata], x.storage_offset(), tuple(x.shape), x.stride())
         new = self.marked(x, new)
         if x.is_leaf:
             if isinstance(x, torch.nn.Parameter):
@@ -217,6 +217,42 @@ class Copier:
         """With the lazy bits of x: that its memory stands for conjugates, or for negatives."""
         new = new.conj() if x.is_conj() else new
         return self.torch._neg_view(new) if x.is_neg() else new
+
+
+def copied_storages(torch: Any, args: Sequence[Any]) -> dict[int, Any]:
+    """A copy of each storage of some tensors, their bases and gradients, by the storage's number. Storages whose memory meets (two
+    that torch.from_numpy made of one array, say) have copies whose memory meets in the same way."""
+    every: dict[int, Any] = {}
+    rest = list(args)
+    while rest:
+        x = rest.pop()
+        every[x.untyped_storage()._cdata] = x.untyped_storage()
+        rest += [y for y in (x._base, x.grad if x.is_leaf else None) if y is not None]
+    copies: dict[int, Any] = {}
+    groups: list[list[tuple[int, Any]]] = []
+    end = 0
+    for number, storage in sorted(every.items(), key=lambda item: item[1].data_ptr()):
+        if storage.nbytes() == 0:
+            copies[number] = storage.clone()
+            continue
+        start = storage.data_ptr()
+        if start < end:
+            groups[-1].append((number, storage))
+        else:
+            groups.append([(number, storage)])
+        end = max(end, start + storage.nbytes())
+    for group in groups:
+        if len(group) == 1:
+            copies[group[0][0]] = group[0][1].clone()
+            continue
+        first = group[0][1].data_ptr()
+        whole = np.empty(max(s.data_ptr() + s.nbytes() for _, s in group) - first, np.uint8)
+        for number, storage in group:
+            at = storage.data_ptr() - first
+            part = torch.frombuffer(whole, dtype=torch.uint8, count=storage.nbytes(), offset=at)
+            part.copy_(torch.empty(0, dtype=torch.uint8).set_(storage))
+            copies[number] = part.untyped_storage()
+    return copies
 
 
 # ---------------------------------------------------------------- 2. what is seen
@@ -311,7 +347,7 @@ class Watch:
             for t in tensors(self.torch, value):
                 if not writes:
                     viewed.append(t)
-                elif not effects.moves and t.untyped_storage()._cdata in self.storages:
+                elif not effects.moves and in_memory(self.torch, t) and t.untyped_storage()._cdata in self.storages:
                     unseen = not self.torch.is_grad_enabled() or self.torch.is_inference_mode_enabled()
                     self.writes.append(Write(t if t.is_inference() else t.detach(), unseen))
         if effects.makes_views and len(viewed) == 1:
@@ -328,11 +364,9 @@ class Watch:
 
     def look_at_memory(self) -> None:
         """Which inputs each write reached, and what changed without any."""
-        storage_of = {i: x.untyped_storage()._cdata for i, x in enumerate(self.before) if x is not None}
         for write in self.writes:
-            where = write.where.untyped_storage()._cdata
-            for i, storage in storage_of.items():
-                if storage == where and sharing.overlap(self.before[i], write.where):
+            for i, x in enumerate(self.before):
+                if x is not None and sharing.overlap(x, write.where):
                     self.touched[i].append(write)
         for i, x in enumerate(self.before):
             if x is not None and not self.touched[i] and not same_bytes(self.torch, self.args[i], x):
@@ -381,6 +415,11 @@ def tensors(torch: Any, x: Any) -> Iterator[Any]:
             yield y
 
 
+def in_memory(torch: Any, x: Any) -> bool:
+    """Whether it is a tensor with one storage of its own kind: a sparse one has several parts."""
+    return isinstance(x, torch.Tensor) and x.layout is torch.strided
+
+
 def same_bytes(torch: Any, x: Any, y: Any) -> bool:
     """Whether two tensors of one geometry hold the same bytes. Nothing of them is computed with, so that NaN is NaN."""
     return bool(torch.equal(as_bytes(torch, x), as_bytes(torch, y)))
@@ -402,7 +441,7 @@ class Outputs:
     def __init__(self, torch: Any, watch: Watch, outs: Sequence[Any], inputs: Sequence[InputAliasInfo]) -> None:
         self.torch, self.watch, self.outs, self.inputs = torch, watch, outs, inputs
         self.at = {id(o): i for i, o in enumerate(outs)}
-        real = [o for o in outs if isinstance(o, torch.Tensor)]
+        real = [o for o in outs if in_memory(torch, o)]
         self.memory = {id(o): self.memory_of(o) for o in real}
         self.shared = Counter(self.memory[id(o)] for o in real)
         self.plain_views = Counter(self.memory[id(o)] for o in real if not watch.origin(o).of_several)
@@ -435,6 +474,8 @@ class Outputs:
     def info(self, i: int, o: Any) -> OutputAliasInfo:
         if not isinstance(o, self.torch.Tensor):
             return OutputAliasInfo(OutputType.non_alias, type(o))
+        if not in_memory(self.torch, o):
+            return OutputAliasInfo(OutputType.non_alias, type(o), None, frozenset(), o.requires_grad, o.requires_grad)
         kind, base = self.kind_of(i, o)
         from_input = kind is OutputType.alias_of_input and base is not None and not self.inputs[base].mutates_metadata
         known = from_input or kind.name.startswith("alias_of_intermediate")
@@ -479,7 +520,7 @@ class Outputs:
             return None
         key = MetadataKey.make(o)
         for other in self.outs:
-            if other is o or not isinstance(other, self.torch.Tensor) or not other.requires_grad:
+            if other is o or not in_memory(self.torch, other) or not other.requires_grad:
                 continue
             if self.memory[id(other)] == self.memory[id(o)] and MetadataKey.make(other) == key:
                 return self.at[id(other)]
