@@ -156,34 +156,51 @@ def regenerated():
     )
 
 
+class Names(list):
+    """Names of arguments, which bear what PyTorch takes them for: so that it gets one line further."""
+
+    def __init__(self, every):
+        super().__init__(every)
+        self.guards_context = types.SimpleNamespace(aotautograd_guards=[])
+
+
 def guards():
     import torch._dynamo  # before the next, which it imports
     from torch._functorch._aot_autograd.runtime_wrappers import AOTDedupeWrapper
     from torch._functorch.aot_autograd import aot_function
-    from torch._guards import TracingContext, tracing
+    from torch._guards import Source, TracingContext, tracing
 
     def fn(a, b, c, e):
         a.mul_(2)
         c.mul_(3)
         return [a + c]
 
+    class Named(Source):
+        def __init__(self, name):
+            object.__setattr__(self, "word", name)
+
+        __eq__, __hash__ = object.__eq__, object.__hash__
+
     a, b = torch.ones(2), torch.ones(2)
     meta, fakes = collect(fn, [a, a, b, b])
-    config = types.SimpleNamespace(
-        is_export=False, aot_autograd_arg_pos_to_source=["a", "a again", "b", "b again"], static_input_indices=[]
-    )
+    words = ["a", "a again", "b", "b again"]
 
-    def specialise():
+    def specialise(sources):
+        config = types.SimpleNamespace(is_export=False, aot_autograd_arg_pos_to_source=sources, static_input_indices=[])
+        wrapper = AOTDedupeWrapper()
         with tracing(TracingContext(fakes[0].fake_mode)):
-            AOTDedupeWrapper().pre_compile(fn, fakes, [up.PlainAOTInput(i) for i in range(4)], config, fw_metadata=meta)
-        return "a guard for each duplicate"
+            wrapper.pre_compile(fn, fakes, [up.PlainAOTInput(i) for i in range(4)], config, fw_metadata=meta)
+        return wrapper
 
     layout = Layout([a, a, b, b])
-    say(
-        "guards for f(a, a, b, b), traced with names of its arguments",
-        attempt(specialise),
-        f"a layout: {layout.check([a, a, b, b])} for the same arguments",
-    )
+    said = f"a layout: {layout.check([a, a, b, b])} for the same arguments"
+    say("guards for f(a, a, b, b), traced with names of its arguments", attempt(lambda: specialise(words)), said)
+    names = Names(map(Named, words))
+    wrapper = specialise(names)
+    theirs = [(g.input_source_a.word, g.input_source_b.word) for g in names.guards_context.aotautograd_guards]
+    kept = [i for i, keep in enumerate(wrapper.keep_arg_mask) if keep]
+    ours = [(words[kept[to]], words[i]) for i, to in enumerate(wrapper.add_dupe_map) if i not in kept]
+    say("with that mended: the pairs that are guarded to be one", theirs, ours)
     compiled = aot_function(lambda *x: fn(*x), fw_compiler=lambda g, _: g)
     compiled(a, a, b, b)
     said = attempt(lambda: compiled(a, a, b, torch.zeros(2)))

@@ -508,6 +508,32 @@ def test_a_descriptor_labels_a_slot_in_errors() -> None:
     assert fanin.Slot(name=WEIGHT).name is WEIGHT
 
 
+def test_messages_of_every_call_name_the_slot() -> None:
+    def buffer(**how: Any) -> Any:
+        return fanin.InputBuffer([fanin.Slot(name=WEIGHT, **how)], name="grads", stats=True)
+
+    full, objects = buffer(), fanin.InputBuffer([fanin.Slot(name=WEIGHT, combine=max)], name="grads")
+    full.add(0, np.ones(3, int))
+    objects.add(0, "a")
+    calls = [
+        lambda: full.expect(0, -1),
+        lambda: full.expect(0, 0),
+        lambda: buffer().ready(0),
+        lambda: buffer().stats(0),
+        lambda: buffer().target(0).__enter__(),
+        lambda: full.take(scale=1j),
+        lambda: full.take(scale=0.5),
+        lambda: full.take(out=[np.zeros(4, int)]),
+        lambda: full.take(out=[np.zeros(3, bool)]),
+        lambda: objects.take(out=[np.zeros(3)]),
+        lambda: objects.take(scale=2.0),
+    ]
+    for i, call in enumerate(calls):
+        with pytest.raises((ValueError, TypeError)) as e:
+            call()
+        assert str(e.value).startswith("grads: slot 0 (__grad(self.get_parameter('fc.weight')))"), (i, str(e.value))
+
+
 def test_a_descriptor_labels_a_slot_in_explain() -> None:
     buf = fanin.InputBuffer([fanin.Slot(name=WEIGHT)], name="grads")
     assert buf.explain(0) == "grads: slot 0 (__grad(self.get_parameter('fc.weight'))): nothing has come yet."

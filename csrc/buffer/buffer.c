@@ -273,7 +273,8 @@ static fan_status check_unchanged(const fan_buffer *b, size_t slot, const fan_va
         return FAN_OK;
     if (key >= 0)
         snprintf(which, sizeof which, "the gradient added with key %" PRId64, key);
-    return fan_fail(err, FAN_STATE, FAN_SLOT_SAID ": %s was changed after it was added; leave it as it is until take(), or add it with copy=True", FAN_SLOT_WHO(b, slot), which);
+    return fan_fail(err, FAN_STATE, FAN_SLOT_SAID ": %s was changed after it was added; leave it as it is until take(), or add it with copy=True",
+                    FAN_SLOT_WHO(b, slot), which);
 }
 
 /* The value and the first `m` items (SIZE_MAX: all that are parked) as terms. The slot is busy; takes its lock. */

@@ -330,6 +330,8 @@ class TangentMeta:
     def of(array: Any) -> TangentMeta:
         """The tangent of an ndarray or a torch tensor: laid out as the array is, or contiguously where that is expanded."""
         size = tuple(array.shape)
+        if str(getattr(array, "layout", "torch.strided")) != "torch.strided":
+            return TangentMeta(type(array), size, array.dtype)
         stride = MemoryFormatMeta.from_tensor(array).stride
         if stride is None:  # an expanded array is of no other kind than contiguous
             item = array.itemsize if isinstance(array, np.ndarray) else 1

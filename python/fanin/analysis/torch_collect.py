@@ -5,19 +5,22 @@ How it is seen, in the order of the story:
 1. The arguments are copied storage by storage, so that the copies share memory, have bases and require gradients as the arguments do.
 2. A dispatch mode sees each operation: which tensors it writes (and whether under no_grad), and what is a view of what. Memory is compared
    afterwards: what changed and was written by no operation (through `x.numpy()`, say) was hidden from autograd.
-3. Inputs are classified by what was seen and by their geometry, outputs by the first case of a list that holds (`output_of`).
+3. Inputs are classified by what was seen and by their geometry, outputs by the first case that holds (`Outputs.kind_of`).
 
 torch is imported when this is called, never before.
 """
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from .. import sharing
 from ..descriptors import (
@@ -110,7 +113,8 @@ def collect_torch(
         subclass_inp_meta=tuple(PlainTensorMeta(i) for i in range(len(args))),
         subclass_fw_graph_out_meta=tuple(PlainTensorMeta(i) for i in range(returned)),
         subclass_tangent_meta=tuple(
-            PlainTensorMeta(i, MemoryFormatMeta(t.shape, t.stride)) for i, t in enumerate(examples)
+            PlainTensorMeta(i, None if t.stride is None else MemoryFormatMeta(t.shape, t.stride))
+            for i, t in enumerate(examples)
         ),
         grad_enabled_mutation=left,
         static_input_indices=tuple(static_input_indices),
@@ -162,7 +166,7 @@ class Copier:
 
     def __init__(self, torch: Any, args: Sequence[Any]) -> None:
         self.torch = torch
-        self.storages: dict[int, Any] = {}
+        self.storages = copied_storages(torch, [x for x in args if isinstance(x, torch.Tensor)])
         self.made: dict[int, Any] = {}
         with torch.inference_mode(False), torch.enable_grad():
             self.copies = [self.copy(x) if isinstance(x, torch.Tensor) else x for x in args]
@@ -171,17 +175,16 @@ class Copier:
         if id(x) not in self.made:
             base = x._base
             new = None if base is None else self.view(x, self.copy(base))
-            self.made[id(x)] = self.fresh(x) if new is None else new
+            self.made[id(x)] = new = self.fresh(x) if new is None else new
+            if x.is_leaf and x.grad is not None:
+                new.grad = self.copy(x.grad)
         return self.made[id(x)]
 
     def fresh(self, x: Any) -> Any:
         """A tensor without a base, on the copy of the storage of x."""
         torch = self.torch
-        storage = x.untyped_storage()
-        if storage._cdata not in self.storages:
-            self.storages[storage._cdata] = storage.clone()
         new = torch.empty(0, dtype=x.dtype)
-        new.set_(self.storages[storage._cdata], x.storage_offset(), tuple(x.shape), x.stride())
+        new.set_(self.storages[x.untyped_storage()._cdata], x.storage_offset(), tuple(x.shape), x.stride())
         new = self.marked(x, new)
         if x.is_leaf:
             if isinstance(x, torch.nn.Parameter):
@@ -212,9 +215,44 @@ class Copier:
 
     def marked(self, x: Any, new: Any) -> Any:
         """With the lazy bits of x: that its memory stands for conjugates, or for negatives."""
-        if x.is_conj():
-            new = self.torch._C._conj(new) if hasattr(self.torch._C, "_conj") else new.conj()
-        return self.torch._neg_view(new) if x.is_neg() and not new.is_neg() else new
+        new = new.conj() if x.is_conj() else new
+        return self.torch._neg_view(new) if x.is_neg() else new
+
+
+def copied_storages(torch: Any, args: Sequence[Any]) -> dict[int, Any]:
+    """A copy of each storage of some tensors, their bases and gradients, by the storage's number. Storages whose memory meets (two
+    that torch.from_numpy made of one array, say) have copies whose memory meets in the same way."""
+    every: dict[int, Any] = {}
+    rest = list(args)
+    while rest:
+        x = rest.pop()
+        every[x.untyped_storage()._cdata] = x.untyped_storage()
+        rest += [y for y in (x._base, x.grad if x.is_leaf else None) if y is not None]
+    copies: dict[int, Any] = {}
+    groups: list[list[tuple[int, Any]]] = []
+    end = 0
+    for number, storage in sorted(every.items(), key=lambda item: item[1].data_ptr()):
+        if storage.nbytes() == 0:
+            copies[number] = storage.clone()
+            continue
+        start = storage.data_ptr()
+        if start < end:
+            groups[-1].append((number, storage))
+        else:
+            groups.append([(number, storage)])
+        end = max(end, start + storage.nbytes())
+    for group in groups:
+        if len(group) == 1:
+            copies[group[0][0]] = group[0][1].clone()
+            continue
+        first = group[0][1].data_ptr()
+        whole = np.empty(max(s.data_ptr() + s.nbytes() for _, s in group) - first, np.uint8)
+        for number, storage in group:
+            at = storage.data_ptr() - first
+            part = torch.frombuffer(whole, dtype=torch.uint8, count=storage.nbytes(), offset=at)
+            part.copy_(torch.empty(0, dtype=torch.uint8).set_(storage))
+            copies[number] = part.untyped_storage()
+    return copies
 
 
 # ---------------------------------------------------------------- 2. what is seen
@@ -237,6 +275,34 @@ class Origin:
     of_several: bool = False  # one of them made several views at once, as unbind does
 
 
+@dataclass(frozen=True)
+class Effects:
+    """What an operation does to its arguments, whatever they are."""
+
+    name: str
+    arguments: tuple[tuple[int, str, bool], ...]  # those that it views or writes: position, name, whether it writes
+    moves: bool  # what it writes is geometry, not data
+    makes_views: bool
+    several: bool  # more than one view at once
+
+
+@functools.cache
+def effects_of(func: Any) -> Effects | None:
+    """As its schema says; None for an operation that neither views nor writes."""
+    schema = getattr(func, "_schema", None)
+    if schema is None:
+        return None
+    arguments = tuple(
+        (i, a.name, a.alias_info.is_write) for i, a in enumerate(schema.arguments) if a.alias_info is not None
+    )
+    if not arguments:
+        return None
+    views = [r for r in schema.returns if r.alias_info is not None and not r.alias_info.is_write]
+    moves = any(str(tag).endswith("inplace_view") for tag in func.tags)
+    several = any("List" in str(r.type) for r in views)
+    return Effects(func.overloadpacket.__name__, arguments, moves, bool(views), several)
+
+
 @dataclass
 class Watch:
     """What a run did to the copies of its arguments."""
@@ -245,7 +311,6 @@ class Watch:
     args: Sequence[Any]
     copies: Sequence[Any]
     writes: list[Write] = field(default_factory=list)
-    reset: set[int] = field(default_factory=set)  # ids of tensors that were given other memory
     hidden: set[int] = field(default_factory=set)  # inputs that changed and that no operation wrote
 
     def __post_init__(self) -> None:
@@ -256,6 +321,7 @@ class Watch:
         }  # the last, of duplicates
         # Where each input was at first: a detached tensor that no operation can move.
         self.before = [x.detach() if isinstance(x, tensor) else None for x in self.copies]
+        self.storages = {x.untyped_storage()._cdata for x in self.before if x is not None}
         self.touched: list[list[Write]] = [[] for _ in self.copies]
 
     def mode(self) -> Any:
@@ -265,40 +331,31 @@ class Watch:
 
         class Seen(TorchDispatchMode):  # type: ignore[misc]
             def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-                kwargs = kwargs or {}
-                result = func(*args, **kwargs)
-                watch.note(func, args, kwargs, result)
+                result = func(*args, **kwargs) if kwargs else func(*args)
+                effects = effects_of(func)
+                if effects is not None:
+                    watch.note(effects, args, kwargs or {}, result)
                 return result
 
         return Seen()
 
-    def note(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
-        """What an operation wrote, and what is a view of what now. Its schema tells."""
-        schema = func._schema
-        unseen = not self.torch.is_grad_enabled() or self.torch.is_inference_mode_enabled()
-        moves = self.torch.Tag.inplace_view in func.tags
+    def note(self, effects: Effects, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
+        """What an operation wrote, and what is a view of what now."""
         viewed = []
-        for i, argument in enumerate(schema.arguments):
-            if argument.alias_info is None:
-                continue
-            value = args[i] if i < len(args) else kwargs.get(argument.name)
+        for place, name, writes in effects.arguments:
+            value = args[place] if place < len(args) else kwargs.get(name)
             for t in tensors(self.torch, value):
-                if not argument.alias_info.is_write:
+                if not writes:
                     viewed.append(t)
-                elif moves:
-                    if func.overloadpacket.__name__ == "set_":
-                        self.reset.add(id(t))
-                        self.origins.keep(t)
-                else:
-                    self.writes.append(Write(t.detach() if not t.is_inference() else t, unseen))
-        returns = [r for r in schema.returns if r.alias_info is not None and not r.alias_info.is_write]
-        if len(viewed) == 1 and returns:
-            several = "[]" in str(returns[0].type) or "List" in str(returns[0].type)
+                elif not effects.moves and in_memory(self.torch, t) and t.untyped_storage()._cdata in self.storages:
+                    unseen = not self.torch.is_grad_enabled() or self.torch.is_inference_mode_enabled()
+                    self.writes.append(Write(t if t.is_inference() else t.detach(), unseen))
+        if effects.makes_views and len(viewed) == 1:
             origin = self.origin(viewed[0])
-            name = func.overloadpacket.__name__
+            made = Origin(origin.root, (*origin.path, effects.name), origin.of_several or effects.several)
             for t in tensors(self.torch, result):
                 if t is not viewed[0]:
-                    self.origins.put(t, Origin(origin.root, (*origin.path, name), origin.of_several or several))
+                    self.origins.put(t, made)
 
     def origin(self, t: Any) -> Origin:
         """Where a tensor comes from; itself, if it is no view that was seen."""
@@ -307,11 +364,9 @@ class Watch:
 
     def look_at_memory(self) -> None:
         """Which inputs each write reached, and what changed without any."""
-        storage_of = {i: x.untyped_storage()._cdata for i, x in enumerate(self.before) if x is not None}
         for write in self.writes:
-            where = write.where.untyped_storage()._cdata
-            for i, storage in storage_of.items():
-                if storage == where and sharing.overlap(self.before[i], write.where):
+            for i, x in enumerate(self.before):
+                if x is not None and sharing.overlap(x, write.where):
                     self.touched[i].append(write)
         for i, x in enumerate(self.before):
             if x is not None and not self.touched[i] and not same_bytes(self.torch, self.args[i], x):
@@ -343,7 +398,6 @@ class WeakTensors:
 
     def __init__(self) -> None:
         self.known: dict[int, tuple[Any, Origin]] = {}
-        self.kept: list[Any] = []
 
     def put(self, t: Any, origin: Origin) -> None:
         key = id(t)
@@ -353,16 +407,17 @@ class WeakTensors:
         ref, origin = self.known.get(id(t), (None, None))
         return origin if ref is not None and ref() is t else None
 
-    def keep(self, t: Any) -> None:
-        """It lives as long as this: its id is nobody else's."""
-        self.kept.append(t)
-
 
 def tensors(torch: Any, x: Any) -> Iterator[Any]:
     """The tensors of an argument or a result: one, or a list of them."""
     for y in leaves(x):
         if isinstance(y, torch.Tensor):
             yield y
+
+
+def in_memory(torch: Any, x: Any) -> bool:
+    """Whether it is a tensor with one storage of its own kind: a sparse one has several parts."""
+    return isinstance(x, torch.Tensor) and x.layout is torch.strided
 
 
 def same_bytes(torch: Any, x: Any, y: Any) -> bool:
@@ -386,7 +441,7 @@ class Outputs:
     def __init__(self, torch: Any, watch: Watch, outs: Sequence[Any], inputs: Sequence[InputAliasInfo]) -> None:
         self.torch, self.watch, self.outs, self.inputs = torch, watch, outs, inputs
         self.at = {id(o): i for i, o in enumerate(outs)}
-        real = [o for o in outs if isinstance(o, torch.Tensor)]
+        real = [o for o in outs if in_memory(torch, o)]
         self.memory = {id(o): self.memory_of(o) for o in real}
         self.shared = Counter(self.memory[id(o)] for o in real)
         self.plain_views = Counter(self.memory[id(o)] for o in real if not watch.origin(o).of_several)
@@ -399,16 +454,18 @@ class Outputs:
 
     def input_of(self, o: Any) -> int | None:
         """The input that it is, or is a view of; None where it lies in other memory."""
-        watch = self.watch
-        root = watch.position.get(id(watch.origin(o).root))
-        if root is None and o._base is not None:
-            root = watch.position.get(id(watch.origin(o._base).root))
-        if root is not None:
-            return root
+        watch, storage = self.watch, o.untyped_storage()._cdata
+        beside = [
+            i
+            for i, x in enumerate(watch.copies)
+            if watch.before[i] is not None and x.untyped_storage()._cdata == storage
+        ]
+        for seen in (o, o._base):
+            root = None if seen is None else watch.position.get(id(watch.origin(seen).root))
+            if root in beside:  # else the input was given other memory since
+                return root
         # No operation made it of an input, and yet it may lie in the memory of one: as x.data does.
-        storage = o.untyped_storage()._cdata
-        beside = [i for i, x in enumerate(watch.before) if x is not None and x.untyped_storage()._cdata == storage]
-        touching = [i for i in beside if sharing.overlap(watch.before[i], o.detach())]
+        touching = [i for i in beside if sharing.overlap(watch.copies[i].detach(), o.detach())]
         return max(touching or beside, default=None)
 
     def classified(self) -> tuple[list[OutputAliasInfo], list[tuple[Any, int]]]:
@@ -417,6 +474,8 @@ class Outputs:
     def info(self, i: int, o: Any) -> OutputAliasInfo:
         if not isinstance(o, self.torch.Tensor):
             return OutputAliasInfo(OutputType.non_alias, type(o))
+        if not in_memory(self.torch, o):
+            return OutputAliasInfo(OutputType.non_alias, type(o), None, frozenset(), o.requires_grad, o.requires_grad)
         kind, base = self.kind_of(i, o)
         from_input = kind is OutputType.alias_of_input and base is not None and not self.inputs[base].mutates_metadata
         known = from_input or kind.name.startswith("alias_of_intermediate")
@@ -432,7 +491,7 @@ class Outputs:
             return OutputType.custom_function_view, None
         if is_input is not None:
             return OutputType.is_input, is_input
-        if input_ is not None and id(o) not in self.watch.reset:
+        if input_ is not None:
             if lone_views and history(o) is not None:
                 return OutputType.non_alias, None
             return OutputType.alias_of_input, input_
@@ -461,7 +520,7 @@ class Outputs:
             return None
         key = MetadataKey.make(o)
         for other in self.outs:
-            if other is o or not isinstance(other, self.torch.Tensor) or not other.requires_grad:
+            if other is o or not in_memory(self.torch, other) or not other.requires_grad:
                 continue
             if self.memory[id(other)] == self.memory[id(o)] and MetadataKey.make(other) == key:
                 return self.at[id(other)]
