@@ -22,7 +22,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,11 +80,22 @@ def chosen_of(arrays: Sequence[Any], indices: Sequence[int] | None) -> list[int]
 
 def exact(arrays: Sequence[Any], chosen: Sequence[int]) -> set[int]:
     """What shares a byte with another one: within the process's memory, and within each storage that is none."""
+    if in_memory(arrays[i] for i in chosen):
+        return {chosen[k] for k in sharing.overlaps([arrays[i] for i in chosen]).indices}
     spaces: dict[Any, list[tuple[int, Any]]] = {}
     for i in chosen:
         space, array = stand_in(arrays[i], i)
         spaces.setdefault(space, []).append((i, array))
     return {group[k][0] for group in spaces.values() for k in sharing.overlaps([array for _, array in group]).indices}
+
+
+def in_memory(arrays: Iterable[Any]) -> bool:
+    """Whether all are ndarrays and strided CPU tensors, which `overlaps` takes as they are: asked in little time, for there may be many."""
+    torch = sys.modules.get("torch")
+    tensors = (torch.Tensor, torch.nn.Parameter) if torch is not None else ()
+    return all(
+        type(x) is np.ndarray or (type(x) in tensors and x.is_cpu and torch is not None and x.layout is torch.strided) for x in arrays
+    )
 
 
 def shares(x: Any, y: Any) -> bool:
