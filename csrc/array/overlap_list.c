@@ -17,7 +17,6 @@
 
 #include "base/mem.h"
 
-#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -7,7 +7,7 @@
 
 #include "array/overlap.h"
 
-#define FAN_LIST_MOST UINT32_MAX / 4 /* regions */
+#define FAN_LIST_MOST (UINT32_MAX / 4) /* regions */
 
 typedef struct fan_overlaps fan_overlaps;
 
