@@ -102,6 +102,9 @@ typedef struct fan_backend {
      * the time. */
     fan_status (*run)(fan_device *d, fan_stream *s, const fan_job *job, fan_error *err);
 
+    /* capture (NULL: there is none): the number of the capture into a graph that `s` is in, 0: in none. Does not block. */
+    fan_status (*capture)(fan_stream *s, uint64_t *id, fan_error *err);
+
     /* left_out (NULL: nothing): the plan bits (buffer/sync.h) that a proof leaves out on this device. */
     uint64_t (*left_out)(fan_device *d);
     /* device_fini (NULL: nothing): the last hold on a device of fan_device_new went, or the last on the machine whose holds a device of fan_device_init
@@ -143,6 +146,7 @@ struct fan_event {
     fan_clock known;     /* what who waits for it will know; its own count is the one before the record */
     uint32_t recording;  /* records under way */
     uint64_t turns;      /* records begun */
+    uint64_t capture;    /* the capture that its last record belongs to; 0: none */
     void *impl;
     fan_event *next;     /* in the pool */
 };
@@ -176,6 +180,8 @@ fan_stream *fan_stream_current(fan_device *d);
 fan_status fan_stream_push(fan_stream *s, fan_error *err);
 void fan_stream_pop(fan_stream *s);
 fan_status fan_stream_sync(fan_stream *s, fan_error *err);
+/* fan_stream_capture: the capture that s is in; 0: none. */
+fan_status fan_stream_capture(fan_stream *s, uint64_t *id, fan_error *err);
 
 /* fan_event_record: a fresh (pooled) event, recorded on s; the caller owns the hold. */
 fan_status fan_event_record(fan_stream *s, fan_event **out, fan_error *err);
@@ -188,7 +194,7 @@ fan_status fan_event_rerecord(fan_event *e, fan_stream *s, fan_error *err);
 fan_stream *fan_event_stream(fan_event *e);
 fan_event *fan_event_hold(fan_event *e);
 void fan_event_drop(fan_event *e); /* NULL is fine; the last drop puts it into the pool */
-/* fan_stream_wait: s waits for e, across devices of one backend (FAN_TYPE otherwise); *elided (may be NULL) says that it was left out (Elision). */
+/* fan_stream_wait: s waits for e, across devices of one backend (FAN_TYPE otherwise), and by the table of S7 where one of them is captured (FAN_CAPTURE); *elided (may be NULL) says that it was left out (Elision). */
 fan_status fan_stream_wait(fan_stream *s, fan_event *e, bool *elided, fan_error *err);
 
 /* fan_event_covers: whoever waits for `later` need not wait for `e`: both recorded on one stream, later's record begun when e's was through. */

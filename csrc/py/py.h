@@ -194,6 +194,6 @@ extern PyType_Spec fan_buffer_spec, fan_stream_spec, fan_event_spec, fan_array_s
 int fan_budget_arg(PyObject *o, uint64_t *out);
 PyObject *fan_counters_wrap(const fan_counters *n); /* a fanin.Counters */
 extern PyMethodDef fan_buffer_functions[], fan_stream_functions[], fan_machine_functions[], fan_rules_functions[],
-    fan_trace_functions[], fan_option_functions[], fan_exchange_functions[];
+    fan_trace_functions[], fan_option_functions[], fan_exchange_functions[], fan_cuda_functions[];
 
 #endif

@@ -2,6 +2,7 @@
 #include "py/machine.h"
 
 #include "base/mem.h"
+#include "device/cuda.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -39,7 +40,7 @@ int fan_stream_arg(PyObject *o, fan_stream **out)
         return 0;
     }
     if (PyObject_HasAttrString(o, "__cuda_stream__") || PyObject_HasAttrString(o, "cuda_stream")) {
-        PyErr_Format(PyExc_ValueError, "%.80s is a CUDA stream, and this build has no CUDA backend yet: see fanin.info()",
+        PyErr_Format(PyExc_ValueError, "%.80s is a CUDA stream: say fanin.Stream(\"cuda:0\", its handle), with the number of its device",
                      Py_TYPE(o)->tp_name);
         return -1;
     }
@@ -68,10 +69,8 @@ int fan_device_arg(PyObject *o, fan_device **out)
         *out = fan_cpu();
         return 0;
     }
-    if (strncmp(name, "cuda", 4) == 0) {
-        PyErr_Format(PyExc_ValueError, "device %R: this build has no CUDA backend yet: see fanin.info()", o);
-        return -1;
-    }
+    if (strncmp(name, "cuda", 4) == 0)
+        return fan_cuda_device_arg(name, out);
     if (strncmp(name, "sim:", 4) == 0 && name[4] >= '0' && name[4] <= '9') {
         index = strtol(name + 4, &end, 10);
         if (*end == '\0' && end - name < 8) {
@@ -79,7 +78,7 @@ int fan_device_arg(PyObject *o, fan_device **out)
             return *out ? 0 : -1;
         }
     }
-    PyErr_Format(PyExc_ValueError, "unknown device %R: devices are \"cpu\" and, inside `with fanin.sim.Machine():`, \"sim:0\", \"sim:1\" ..", o);
+    PyErr_Format(PyExc_ValueError, "unknown device %R: devices are \"cpu\", \"cuda:0\" .. where there is a driver, and, inside `with fanin.sim.Machine():`, \"sim:0\", \"sim:1\" ..", o);
     return -1;
 }
 
@@ -103,6 +102,8 @@ static PyObject *stream_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
         return NULL;
     if (!d || !d->backend->has_streams)
         PyErr_Format(PyExc_ValueError, "Stream: %R has no streams: its work runs at once", where);
+    else if (fan_cuda_of(d))
+        s = fan_cuda_stream_arg(d, handle);
     else
         s = fan_machine_stream(d, handle ? handle : 1);
     if (s)

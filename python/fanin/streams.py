@@ -56,14 +56,29 @@ def current_stream(device: str) -> Stream | None:
 
 
 def devices() -> list[str]:
-    """The names of the devices at hand: the CPU, and those of the simulated machine entered on this thread.
+    """The names of the devices at hand: the CPU, CUDA's, and those of the simulated machine entered on this thread.
+
+    The first call looks for a CUDA driver; without one, or without a GPU, there is none: `info` says why.
 
     >>> import fanin
     >>> with fanin.sim.Machine(devices=2):
-    ...     fanin.devices()
+    ...     [name for name in fanin.devices() if not name.startswith("cuda")]
     ['cpu', 'sim:0', 'sim:1']
     """
-    return ["cpu", *(f"sim:{i}" for i in range(_core.sim_devices()))]
+    cuda = range(len(_core.cuda_info().get("devices", ())))
+    return ["cpu", *(f"cuda:{i}" for i in cuda), *(f"sim:{i}" for i in range(_core.sim_devices()))]
+
+
+def _cuda_words() -> str:
+    """One line about the CUDA driver: what it has, or why there is none."""
+    found = _core.cuda_info()
+    if "why" in found:
+        return f"built in, not to be used here: {found['why']}"
+    version = f"CUDA {found['version'] // 1000}.{found['version'] % 1000 // 10}"
+    words = [f"built in; driver {found['path']}, {version}"]
+    words += [f"cuda:{i} is {name}" for i, name in enumerate(found["devices"])] or ["no device"]
+    words += [f"without {name} (its driver has no {call})" for name, call in found["missing"].items()]
+    return ", ".join(words)
 
 
 class Info(dict[str, Any]):
@@ -100,7 +115,7 @@ def info() -> Info:
         backends={
             "cpu": "built in",
             "sim": "built in: with fanin.sim.Machine(): ..",
-            "cuda": "not in this build: it has no CUDA backend yet",
+            "cuda": _cuda_words(),
         },
         devices=", ".join(devices()),
         pool=f"{_core.pool()['pool_bytes']} bytes kept for large results, at most {_core.get_options()['pool_bytes']}",
