@@ -415,6 +415,11 @@ static fan_status cuda_event_sync(fan_event *e, fan_error *err)
     return status;
 }
 
+static bool cuda_lost(fan_device *d)
+{
+    return !fan_cuda_usable(fan_cuda_part_of(d));
+}
+
 static uint64_t cuda_left_out(fan_device *d)
 {
     return fan_cuda_part_of(d)->cuda->left_out;
@@ -442,6 +447,7 @@ static const fan_backend backend = {
     .event_sync = cuda_event_sync,
     .capture = cuda_capture,
     .run = fan_cuda_run,
+    .lost = cuda_lost,
     .left_out = cuda_left_out,
     .device_fini = cuda_fini,
 };

@@ -590,8 +590,9 @@ static void record_uses(fan_memory *m)
         fan_stream *s = m->streams[i];
         if (!s)
             continue;
-        m->events[i] = quiet_record(m, s);
-        if (!m->events[i])
+        bool lost = s->device->backend->lost && s->device->backend->lost(s->device);
+        m->events[i] = lost ? NULL : quiet_record(m, s);
+        if (!m->events[i] && !lost)
             continue;
         m->streams[i] = NULL;
         fan_stream_drop(s);

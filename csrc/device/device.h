@@ -105,6 +105,9 @@ typedef struct fan_backend {
     /* capture (NULL: there is none): the number of the capture into a graph that `s` is in, 0: in none. Does not block. */
     fan_status (*capture)(fan_stream *s, uint64_t *id, fan_error *err);
 
+    /* lost (NULL: never): nothing runs on `d` any more, and nothing can be asked of it: memory that leaves need not wait for anybody. */
+    bool (*lost)(fan_device *d);
+
     /* left_out (NULL: nothing): the plan bits (buffer/sync.h) that a proof leaves out on this device. */
     uint64_t (*left_out)(fan_device *d);
     /* device_fini (NULL: nothing): the last hold on a device of fan_device_new went, or the last on the machine whose holds a device of fan_device_init

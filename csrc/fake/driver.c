@@ -77,6 +77,7 @@ typedef struct thing {
 } thing;
 
 struct fan_cu_context {
+    struct fan_cu_context *older;  /* of the first device: the last machine's */
     int device;
     int retained;
     fan_cu_result lost;            /* the code of the error that sticks */
@@ -91,7 +92,7 @@ static struct {
     int version;
     thing *things;
     size_t live[KINDS];
-    struct fan_cu_context contexts[MOST_DEVICES];
+    struct fan_cu_context *contexts; /* of this machine; those of older ones stay, so that nobody's address comes again */
     char hidden[MOST_HIDDEN][48];
     uint64_t calls, calls_of[128];
     char fail_name[48];            /* "": any */
@@ -140,10 +141,8 @@ static fan_cu_result planned(int number)
     fake.calls_of[number]++;
     if (fake.fail_at >= 0 && (!fake.fail_name[0] || strcmp(fake.fail_name, names[number]) == 0) && fake.fail_at-- == 0) {
         code = fake.fail_with;
-        if (fake.fail_sticks)
-            for (int i = 0; i < MOST_DEVICES; i++)
-                if (here.depth > 0 && here.stack[here.depth - 1] == &fake.contexts[i])
-                    fake.contexts[i].lost = code;
+        if (fake.fail_sticks && here.era == fake.era && here.depth > 0)
+            here.stack[here.depth - 1]->lost = code;
     }
     unlock();
     return code;
@@ -513,6 +512,8 @@ fan_cu_result fan_fake_DeviceGetAttribute(int *out, int which, fan_cu_device d)
 fan_cu_result fan_fake_DevicePrimaryCtxRetain(fan_cu_context *out, fan_cu_device d)
 {
     CALL(DevicePrimaryCtxRetain);
+    if (d < 0 || d >= fake.devices)
+        return INVALID_DEVICE;
     fake.contexts[d].retained++;
     *out = &fake.contexts[d];
     return OK;
@@ -521,7 +522,7 @@ fan_cu_result fan_fake_DevicePrimaryCtxRetain(fan_cu_context *out, fan_cu_device
 fan_cu_result fan_fake_DevicePrimaryCtxRelease(fan_cu_device d)
 {
     CALL(DevicePrimaryCtxRelease);
-    if (fake.contexts[d].retained == 0)
+    if (d < 0 || d >= fake.devices || fake.contexts[d].retained == 0)
         return INVALID_CONTEXT;
     fake.contexts[d].retained--;
     return OK;
@@ -538,7 +539,10 @@ fan_cu_result fan_fake_CtxPushCurrent(fan_cu_context c)
 {
     CALL(CtxPushCurrent);
     (void)current();
-    if (c < fake.contexts || c >= fake.contexts + fake.devices || !c->retained)
+    bool known = false;
+    for (int i = 0; i < fake.devices; i++)
+        known |= c == &fake.contexts[i];
+    if (!known || !c->retained)
         return INVALID_CONTEXT;
     if (here.depth == MOST_DEPTH)
         return OUT_OF_MEMORY;
@@ -810,6 +814,10 @@ fan_cu_result fan_fake_MemcpyDtoHAsync(void *to, fan_cu_pointer from, size_t byt
     if (w)
         w->to = to;
     code = w ? queue(s, "copy out", w, (fan_array *const[]){&a}, 1, NULL, 0) : OUT_OF_MEMORY;
+    if (code == OK) { /* into pageable memory: the call returns when it is there */
+        fan_error err = {.status = FAN_OK};
+        code = done(s->device->backend->sync(s, &err), &err);
+    }
     fan_stream_drop(s);
     return code;
 }
@@ -1265,8 +1273,17 @@ int fanFakeReset(int devices, uint64_t seed, int schedule, uint64_t starve, uint
     forget_all();
     fan_sim_drop(fake.m);
     unsigned era = fake.era + 1;
+    struct fan_cu_context *contexts = fan_calloc(MOST_DEVICES * sizeof *contexts);
+    if (!contexts)
+        return -1;
+    contexts->older = fake.contexts;
+    bool initialised = fake.initialised;
     memset(&fake, 0, sizeof fake);
+    fake.initialised = initialised;
     fake.era = era;
+    fake.contexts = contexts;
+    for (int i = 0; i < MOST_DEVICES; i++)
+        contexts[i].device = i;
     fake.version = 12040;
     fake.fail_at = -1;
     fake.pools = true;
@@ -1319,6 +1336,8 @@ uint64_t fanFakeCalls(const char *name)
 
 uint64_t fanFakeRaces(void)
 {
+    if (!fake.m)
+        return 0;
     settle();
     return fan_sim_races(fake.m);
 }
@@ -1336,6 +1355,8 @@ const char *fanFakeSaid(void)
 int fanFakeSynchronize(void)
 {
     fan_error err = {.status = FAN_OK};
+    if (!fake.m)
+        return INVALID_CONTEXT;
     settle();
     return done(fan_sim_synchronize(fake.m, &err), &err);
 }
@@ -1345,7 +1366,7 @@ int64_t fanFakeLive(int which)
     int64_t n = 0;
     if (which > 0 && which < KINDS)
         return (int64_t)fake.live[which];
-    for (int i = 0; i < MOST_DEVICES; i++)
+    for (int i = 0; fake.contexts && i < MOST_DEVICES; i++)
         n += fake.contexts[i].retained;
     return n;
 }

@@ -1,7 +1,8 @@
-"""Makes ptx.c from kernels.cu: python csrc/device/kernels/build.py [--check]
+"""Makes ptx.c from kernels.cu: python csrc/device/kernels/build.py [--check | --again]
 
 The PTX is kept in the tree, so that the package builds where there is no nvcc; the driver compiles it for its own GPU. With --check nothing is written: exit status 1 where
-ptx.c does not belong to the sources (that needs no nvcc), or where nvcc is at hand and makes other code of them.
+ptx.c does not belong to the sources, which needs no nvcc. With --again they are compiled too, and exit status 1 says that nvcc or ptxas refuses them, or that the
+release of nvcc that made ptx.c makes something else now; 2 that there is no nvcc.
 
 nvcc is looked for in NVCC, CUDA_HOME/bin, PATH, and the site-packages of this Python (nvidia-cuda-nvcc). Where ptxas is beside it, the PTX is compiled for each of
 the architectures below as a trial.
@@ -70,32 +71,45 @@ def compiled(tool: Path) -> str:
     return text
 
 
-def c_file(ptx: str) -> str:
+def release(tool: Path) -> str:
+    """The compiler's release, as in "13.0"."""
+    said = subprocess.run([str(tool), "--version"], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"release ([\d.]+)", said)
+    return found[1] if found else "unknown"
+
+
+def c_file(ptx: str, by: str) -> str:
     """ptx.c: made, not written."""
     body = "\n".join(f'    "{line}\\n"' for line in ptx.replace("\\", "\\\\").replace('"', '\\"').splitlines())
     return (
-        f"/* Made by build.py from kernels.cu for {LOWEST}, PTX {VERSION}. Not to be edited. */\n"
+        f"/* Made by build.py from kernels.cu for {LOWEST}, PTX {VERSION}, by nvcc {by}. Not to be edited. */\n"
         '#include "device/cuda.h"\n\n'
         f'const char fan_kernels_hash[] = "{source_hash()}";\n\nconst char fan_kernels_ptx[] =\n{body};\n'
     )
 
 
 def main() -> int:
-    tool = nvcc()
-    if "--check" in sys.argv[1:]:
-        if kept_hash() != source_hash():
-            print("ptx.c is stale: it was made of other sources. Run: python csrc/device/kernels/build.py")
-            return 1
-        if tool and OUT.read_text() != c_file(compiled(tool)):
-            print(f"ptx.c is not what {tool} makes of the sources (another release of nvcc may word it otherwise)")
-            return 1
-        print(f"ptx.c belongs to the sources{'' if tool else '; no nvcc here to compile them again'}")
+    words = sys.argv[1:]
+    if words and kept_hash() != source_hash():
+        print("ptx.c is stale: it was made of other sources. Run: python csrc/device/kernels/build.py")
+        return 1
+    if words == ["--check"]:
+        print("ptx.c belongs to the sources")
         return 0
+    tool = nvcc()
     if not tool:
         print("no nvcc: set NVCC or CUDA_HOME, or pip install nvidia-cuda-nvcc nvidia-nvvm nvidia-cuda-crt nvidia-cuda-runtime")
         return 2
-    OUT.write_text(c_file(compiled(tool)))
-    print(f"{OUT.name}: {OUT.stat().st_size} bytes")
+    text = c_file(compiled(tool), release(tool))
+    if words == ["--again"]:
+        same_release = f"by nvcc {release(tool)}." in OUT.read_text()[:200]
+        if same_release and text != OUT.read_text():
+            print(f"ptx.c is not what {tool} makes of the sources")
+            return 1
+        print(f"nvcc {release(tool)} {'makes the same ptx.c' if same_release else 'takes the sources; ptx.c was made by another release'}")
+        return 0
+    OUT.write_text(text)
+    print(f"{OUT.name}: {OUT.stat().st_size} bytes, by nvcc {release(tool)}")
     return 0
 
 

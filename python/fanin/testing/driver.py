@@ -74,12 +74,15 @@ class FakeDriver:
     ['cpu', 'cuda:0']
     """
 
+    _newest: FakeDriver | None = None
+
     def __init__(
         self, devices: int = 2, seed: int = 0, *, schedule: str = "seeded", starve: int = 1, memory: int = 0, check: bool = True
     ) -> None:
         if not 0 <= devices <= 8 or schedule not in SCHEDULES:
             raise ValueError(f"FakeDriver: expected 0 to 8 devices and a schedule of {SCHEDULES}, got {devices}, {schedule!r}")
         self.path = fake_library()
+        FakeDriver._newest = self
         self.devices = devices
         self._lib = ctypes.CDLL(str(self.path))
         self._lib.fanFakeRace.restype = self._lib.fanFakeSaid.restype = ctypes.c_char_p
@@ -100,6 +103,8 @@ class FakeDriver:
 
     def call(self, name: str, *args: Any) -> None:
         """One of the driver's functions, in the context of device 0 unless one is current; DriverError if it is refused."""
+        if FakeDriver._newest is not self:
+            raise RuntimeError("another FakeDriver was made since, and this one's handles are invalid: there is one at a time")
         code = getattr(self._lib, name)(*args)
         if code:
             raise DriverError(name, code, self.said)
