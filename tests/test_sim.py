@@ -928,3 +928,9 @@ def test_a_thread_that_cannot_be_started_ends_the_join(nth: int, monkeypatch: py
         else:  # the one that listens for Ctrl-C: it can be done without
             m.join()
             assert sorted(ran) == [0, 1, 2]
+
+
+def test_a_machine_has_a_number_of_devices() -> None:
+    for wrong, error in ((True, TypeError), ("2", TypeError), (0, ValueError), (65, ValueError)):
+        with pytest.raises(error, match="devices" if error is ValueError or wrong is True else "integer"):
+            Machine(devices=wrong)  # type: ignore[arg-type]

@@ -156,3 +156,28 @@ def test_norms_and_clipping() -> None:
             fanin.clip_norm(buf, sums, bad)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="3 sums of g"):
         fanin.clip_norm(buf, sums[:1], 1)
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8", "f2"])
+def test_large_results_are_counted_alike_wherever_they_lie(dtype: str) -> None:
+    """Written around the caches, line by line: what lies before the first whole line is counted, too, and in the same order."""
+    n = (40 << 20) // np.dtype(dtype).itemsize
+    rng = np.random.default_rng(7)
+    x, y = (rng.standard_normal(n, np.float32).astype(dtype) for _ in range(2))
+    spoiled = x.copy()
+    spoiled[[2, 5, 70, n // 2, n - 1]] = [np.nan, np.inf, -np.inf, np.nan, np.inf]
+    store = np.empty(n * x.itemsize + 192, np.uint8)
+    start = -store.ctypes.data % 64
+    for a, bad in ((x, 0), (spoiled, 5)):
+        want, found = a + y if dtype != "f2" else (a.astype("f4") + y).astype("f2"), set()
+        finite = want[np.isfinite(want)].astype("f8")
+        for at in (0, 16, 48, x.itemsize, 3 * x.itemsize):
+            out = store[start + at : start + at + n * x.itemsize].view(dtype)
+            total, stats = fanin.add_n([a, y], out=out, stats=True)
+            assert total is out
+            assert np.array_equal(out, want, equal_nan=True)
+            assert stats.nonfinite == bad
+            assert stats.absmax == np.abs(finite).max()
+            assert stats.sumsq == pytest.approx(np.square(finite).sum(), rel=1e-12)
+            found.add(stats.sumsq)
+        assert len(found) == 1, "the order does not depend on the place"

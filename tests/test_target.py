@@ -138,6 +138,7 @@ def test_a_slot_is_poisoned_if_the_body_raises_with_the_running_sum() -> None:
     for call in (lambda: buf.add(0, G), buf.take, lambda: buf[0], lambda: buf.target(0).__enter__()):
         with pytest.raises(RuntimeError, match=r"w: slot 0 is poisoned until clear\(\): the body of target\(\) failed"):
             call()
+    assert buf.explain(0) == "w: slot 0: it is poisoned until clear() empties it: the body of target() failed while it had the running sum"
     buf.clear()
     assert buf.take() == [None]
 

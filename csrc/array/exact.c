@@ -24,11 +24,16 @@
 
 #include "array/convert.h"
 #include "array/low.h"
+#include "array/sum_loops.h"
 #include "array/walk.h"
 
 #include <float.h>
+#include <limits.h>
 #include <math.h>
 #include <string.h>
+#if defined(__x86_64__) && defined(__GNUC__)
+#include <immintrin.h>
+#endif
 
 #ifdef FAN_TEST
 int fan_exact_mutant = 0;
@@ -40,6 +45,7 @@ int fan_exact_mutant = 0;
 #define TILE 512  /* numbers */
 #define AT_ONCE 8 /* sources that are read side by side */
 #define LONG_ROW 128 /* rows of so many elements are not mixed in one tile, so that they can be read where they lie */
+#define LONG_RUN 4096 /* elements at once of sums that need no proof */
 #define BATCH 32  /* elements that go the slow way together */
 #define MOST_WORDS 34
 
@@ -443,7 +449,44 @@ DIRECT(brain, fan_any_u16, NARROW_FIRST, BRAIN_TERM, uint32_t, quick_bad(low, hi
 DIRECT(twice, fan_any_f64, WIDE_FIRST, WIDE_TERM, uint64_t, quick_bad_wide(whole_sum(sum, rest), small, large, p),
        wide_bad(sum, rest, small, large, p), fan_any_f64, whole_sum(sum, rest))
 
+/* NAME_up, NAME_down: low floats as float32, and float32 rounded to odd as low floats. */
+#define LOW_LOOPS(NAME, MEM, UP, DOWN)                                                                                \
+    ALWAYS_INLINE void NAME##_up(float *to, const char *from, size_t len)                                             \
+    {                                                                                                                 \
+        const MEM *s = (const MEM *)from;                                                                             \
+        EACH(MEM x = s[i];, , to[i] = UP(x);)                                                                         \
+    }                                                                                                                 \
+    ALWAYS_INLINE void NAME##_down(char *to, const float *from, size_t len)                                           \
+    {                                                                                                                 \
+        MEM *d = (MEM *)to;                                                                                           \
+        EACH(float x = from[i];, , d[i] = DOWN(x);)                                                                   \
+    }
+LOW_LOOPS(half, fan_any_u16, fan_float_of_float16, fan_float16_of)
+LOW_LOOPS(bfloat16, fan_any_u16, fan_float_of_bfloat16, fan_bfloat16_of)
+LOW_LOOPS(e4m3fn, fan_any_u8, fan_float_of_e4m3fn, fan_e4m3fn_of)
+LOW_LOOPS(e5m2, fan_any_u8, fan_float_of_e5m2, fan_e5m2_of)
+
+typedef struct low_ways {
+    void (*up)(float *to, const char *from, size_t len);
+    void (*down)(char *to, const float *from, size_t len);
+} low_ways;
+
+/* half_direct: a float16 sum is a whole number of 2^-24, below 2^19 for 8 terms: always exact, and no small float32. So rounding it to odd is keeping 24 of
+ * the float64's digits, the last of which is set where any other was. */
+#define DIGITS_LOST UINT64_C(0x1fffffff)
+ALWAYS_INLINE void half_direct(char *dst, const char *const *src, int sources, size_t at, size_t len)
+{
+    fan_any_u16 *d = (fan_any_u16 *)dst;
+    for (size_t i = at; i < len; i++) {
+        double sum = -0.0;
+        for (int k = 0; k < sources; k++)
+            sum += (double)fan_float_of_float16(((const fan_any_u16 *)src[k])[i]);
+        d[i] = fan_float16_of(fan_odd_of_double(sum));
+    }
+}
+
 typedef struct ways {
+    low_ways half, bfloat16, e4m3fn, e5m2;
     void (*narrow)(tally *t, const char *const *src, bool first, size_t len);
     void (*plain)(tally *t, const char *const *src, bool first, size_t len);
     void (*wide)(tally *t, const char *const *src, bool first, size_t len);
@@ -453,7 +496,19 @@ typedef struct ways {
     bool (*single)(char *dst, const char *const *src, int sources, const judge *j, size_t len, bool quick);
     bool (*brain)(char *dst, const char *const *src, int sources, const judge *j, size_t len, bool quick);
     bool (*twice)(char *dst, const char *const *src, int sources, const judge *j, size_t len, bool quick);
+    bool (*half_sum)(char *dst, const char *const *src, int sources, const judge *j, size_t len, bool quick);
 } ways;
+
+#define LOW_WAYS(LOW, NAME, TARGET)                                                                                   \
+    TARGET static void LOW##_up_##NAME(float *to, const char *from, size_t len)                                       \
+    {                                                                                                                 \
+        LOW##_up(to, from, len);                                                                                      \
+    }                                                                                                                 \
+    TARGET static void LOW##_down_##NAME(char *to, const float *from, size_t len)                                     \
+    {                                                                                                                 \
+        LOW##_down(to, from, len);                                                                                    \
+    }
+#define LOW_WAY(LOW, NAME) {LOW##_up_##NAME, LOW##_down_##NAME}
 
 /* The loops once more for each vector unit. */
 #define WAYS(NAME, TARGET)                                                                                            \
@@ -492,47 +547,161 @@ typedef struct ways {
     TARGET static bool twice_##NAME(char *dst, const char *const *src, int sources, const judge *j, size_t len, bool quick)       \
     {                                                                                                                 \
         return twice_direct(dst, src, sources, j, len, quick);                                                               \
-    }
-#define WAY(NAME)                                                                                                     \
-    {narrow_##NAME, plain_##NAME, wide_##NAME, judge_narrow_##NAME, judge_wide_##NAME, odd_##NAME, single_##NAME, brain_##NAME, twice_##NAME}
+    }                                                                                                                 \
+    LOW_WAYS(bfloat16, NAME, TARGET)                                                                                  \
+    LOW_WAYS(e4m3fn, NAME, TARGET)                                                                                    \
+    LOW_WAYS(e5m2, NAME, TARGET)
+#define WAY(NAME, HALF)                                                                                                     \
+    {LOW_WAY(half, NAME), LOW_WAY(bfloat16, NAME), LOW_WAY(e4m3fn, NAME), LOW_WAY(e5m2, NAME),                        \
+     narrow_##NAME, plain_##NAME, wide_##NAME, judge_narrow_##NAME, judge_wide_##NAME, odd_##NAME, single_##NAME, brain_##NAME, twice_##NAME, HALF}
 
 WAYS(plain, )
+LOW_WAYS(half, plain, )
 #if defined(__x86_64__) && defined(__GNUC__)
-WAYS(avx2, __attribute__((target("avx2"))))
-WAYS(avx512, __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl"))))
-static const ways all_ways[] = {WAY(plain), WAY(avx2), WAY(avx512)};
+#define AVX2 __attribute__((target("avx2,f16c")))
+#define AVX512 __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,f16c")))
+WAYS(avx2, AVX2)
+WAYS(avx512, AVX512)
 
-static int best_here(void)
+/* HALF_WAYS: float16 by the instructions for it, W numbers at once. Every NaN is the one that half_down makes. */
+#define HALF_WAYS(NAME, TARGET, W, FLOATS, HALVES, WIDEN, NARROW, LOAD, STORE, LOAD_HALVES, STORE_HALVES, ONE_NAN)    \
+    TARGET static void half_up_##NAME(float *to, const char *from, size_t len)                                        \
+    {                                                                                                                 \
+        size_t whole = len - len % W;                                                                                 \
+        for (size_t i = 0; i < whole; i += W)                                                                         \
+            STORE(to + i, WIDEN(LOAD_HALVES((const HALVES *)(const void *)(from + 2 * i))));                          \
+        half_up(to + whole, from + 2 * whole, len - whole);                                                           \
+    }                                                                                                                 \
+    TARGET static void half_down_##NAME(char *to, const float *from, size_t len)                                      \
+    {                                                                                                                 \
+        size_t whole = len - len % W;                                                                                 \
+        for (size_t i = 0; i < whole; i += W) {                                                                       \
+            FLOATS x = LOAD(from + i);                                                                                \
+            STORE_HALVES((HALVES *)(void *)(to + 2 * i), NARROW(ONE_NAN(x), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)); \
+        }                                                                                                             \
+        half_down(to + 2 * whole, from + whole, len - whole);                                                         \
+    }
+
+AVX2 static inline __m256 one_nan_avx2(__m256 x)
 {
-    __builtin_cpu_init();
-    bool all512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
-                  __builtin_cpu_supports("avx512vl");
-    return all512 ? 2 : __builtin_cpu_supports("avx2") ? 1 : 0;
+    __m256 sign = _mm256_and_ps(x, _mm256_set1_ps(-0.0f)), nan = _mm256_or_ps(sign, _mm256_castsi256_ps(_mm256_set1_epi32(0x7fc00000)));
+    return _mm256_blendv_ps(x, nan, _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
 }
+
+AVX512 static inline __m512 one_nan_avx512(__m512 x)
+{
+    __m512 sign = _mm512_and_ps(x, _mm512_set1_ps(-0.0f)), nan = _mm512_or_ps(sign, _mm512_castsi512_ps(_mm512_set1_epi32(0x7fc00000)));
+    return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), x, nan);
+}
+
+AVX2 static inline __m256d odd_half_avx2(__m256d sum)
+{
+    __m256i u = _mm256_castpd_si256(sum), digits = _mm256_set1_epi64x(DIGITS_LOST);
+    __m256i none = _mm256_cmpeq_epi64(_mm256_and_si256(u, digits), _mm256_setzero_si256());
+    return _mm256_castsi256_pd(_mm256_or_si256(_mm256_andnot_si256(digits, u), _mm256_andnot_si256(none, _mm256_set1_epi64x(DIGITS_LOST + 1))));
+}
+
+AVX2 static inline void half_term_avx2(__m256d *sum, const char *from)
+{
+    for (int i = 0; i < 2; i++) {
+        __m256 x = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)(from + 16 * i)));
+        sum[2 * i] = _mm256_add_pd(sum[2 * i], _mm256_cvtps_pd(_mm256_castps256_ps128(x)));
+        sum[2 * i + 1] = _mm256_add_pd(sum[2 * i + 1], _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1)));
+    }
+}
+
+AVX2 static inline void half_done_avx2(char *to, const __m256d *sum)
+{
+    for (int i = 0; i < 2; i++) {
+        __m128 low = _mm256_cvtpd_ps(odd_half_avx2(sum[2 * i])), high = _mm256_cvtpd_ps(odd_half_avx2(sum[2 * i + 1]));
+        __m256 x = one_nan_avx2(_mm256_insertf128_ps(_mm256_castps128_ps256(low), high, 1));
+        _mm_storeu_si128((__m128i *)(void *)(to + 16 * i), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+    }
+}
+
+AVX512 static inline __m256 odd_half_avx512(__m512d sum)
+{
+    __m512i u = _mm512_castpd_si512(sum), digits = _mm512_set1_epi64(DIGITS_LOST);
+    __mmask8 some = _mm512_test_epi64_mask(u, digits);
+    u = _mm512_andnot_si512(digits, u);
+    return _mm512_cvtpd_ps(_mm512_castsi512_pd(_mm512_mask_or_epi64(u, some, u, _mm512_set1_epi64(DIGITS_LOST + 1))));
+}
+
+AVX512 static inline void half_term_avx512(__m512d *sum, const char *from)
+{
+    __m512 x = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)from));
+    sum[0] = _mm512_add_pd(sum[0], _mm512_cvtps_pd(_mm512_castps512_ps256(x)));
+    sum[1] = _mm512_add_pd(sum[1], _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1)));
+}
+
+AVX512 static inline void half_done_avx512(char *to, const __m512d *sum)
+{
+    __m512 x = one_nan_avx512(_mm512_insertf32x8(_mm512_castps256_ps512(odd_half_avx512(sum[0])), odd_half_avx512(sum[1]), 1));
+    _mm256_storeu_si256((__m256i *)(void *)to, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+
+/* Two at once and a sum of their own for every other: additions that lose nothing may be in any order, and this chain is half as long. */
+#define HALF_SUM(NAME, TARGET, DOUBLES, ALL, PLUS)                                                                    \
+    TARGET ALWAYS_INLINE void half_run_##NAME(char *dst, const char *const *src, const int sources, size_t len)       \
+    {                                                                                                                 \
+        for (size_t i = 0; i < len; i += 16) {                                                                        \
+            DOUBLES even[128 / sizeof(DOUBLES)], odd[128 / sizeof(DOUBLES)];                                          \
+            for (size_t k = 0; k < 128 / sizeof(DOUBLES); k++)                                                        \
+                even[k] = odd[k] = ALL(-0.0);                                                                         \
+            for (int k = 0; k < sources; k += 2) {                                                                    \
+                half_term_##NAME(even, src[k] + 2 * i);                                                               \
+                half_term_##NAME(odd, src[k + 1] + 2 * i);                                                            \
+            }                                                                                                         \
+            for (size_t k = 0; k < 128 / sizeof(DOUBLES); k++)                                                        \
+                even[k] = PLUS(even[k], odd[k]);                                                                      \
+            half_done_##NAME(dst + 2 * i, even);                                                                      \
+        }                                                                                                             \
+    }                                                                                                                 \
+    TARGET static bool half_sum_##NAME(char *dst, const char *const *src, int sources, const judge *j, size_t len, bool quick) \
+    {                                                                                                                 \
+        size_t whole = len - len % 16;                                                                                \
+        (void)j;                                                                                                      \
+        (void)quick;                                                                                                  \
+        if (sources <= 2)                                                                                             \
+            half_run_##NAME(dst, src, 2, whole);                                                                      \
+        else if (sources <= 4)                                                                                        \
+            half_run_##NAME(dst, src, 4, whole);                                                                      \
+        else                                                                                                          \
+            half_run_##NAME(dst, src, 8, whole);                                                                      \
+        half_direct(dst, src, sources, whole, len);                                                                   \
+        return false;                                                                                                 \
+    }
+HALF_SUM(avx2, AVX2, __m256d, _mm256_set1_pd, _mm256_add_pd)
+HALF_SUM(avx512, AVX512, __m512d, _mm512_set1_pd, _mm512_add_pd)
+
+HALF_WAYS(avx2, AVX2, 8, __m256, __m128i, _mm256_cvtph_ps, _mm256_cvtps_ph, _mm256_loadu_ps, _mm256_storeu_ps, _mm_loadu_si128, _mm_storeu_si128,
+          one_nan_avx2)
+HALF_WAYS(avx512, AVX512, 16, __m512, __m256i, _mm512_cvtph_ps, _mm512_cvtps_ph, _mm512_loadu_ps, _mm512_storeu_ps, _mm256_loadu_si256,
+          _mm256_storeu_si256, one_nan_avx512)
+static const ways all_ways[] = {WAY(plain, NULL), WAY(avx2, half_sum_avx2), WAY(avx512, half_sum_avx512)};
+
 #else
-static const ways all_ways[] = {WAY(plain)};
-
-static int best_here(void)
-{
-    return 0;
-}
+static const ways all_ways[] = {WAY(plain, NULL)};
 #endif
 
-static atomic_int chosen = -1;
+static atomic_int at_most = INT_MAX;
 static atomic_int_fast64_t slow_ones;
+
+static int isa_now(void)
+{
+    int rank = fan_sum_isa_rank(), most = atomic_load_explicit(&at_most, memory_order_relaxed);
+    return rank < most ? rank : most;
+}
 
 int fan_exact_isa(int most)
 {
-    int best = best_here();
-    int isa = most < 0 || most > best ? best : most;
-    atomic_store_explicit(&chosen, isa, memory_order_relaxed);
-    return isa;
+    atomic_store_explicit(&at_most, most < 0 ? INT_MAX : most, memory_order_relaxed);
+    return isa_now();
 }
 
 static const ways *ways_here(void)
 {
-    int isa = atomic_load_explicit(&chosen, memory_order_relaxed);
-    return &all_ways[isa < 0 ? fan_exact_isa(-1) : isa];
+    return &all_ways[isa_now()];
 }
 
 int64_t fan_exact_slow(void)
@@ -571,7 +740,7 @@ static bool judge_again(tally *t, const judge *j, bool is_wide, size_t len)
 /* What changes no sum, where there are fewer sources than a loop takes. */
 static const float no_single[TILE] = {[0 ... TILE - 1] = -0.0f};
 static const double no_double[TILE] = {[0 ... TILE - 1] = -0.0};
-static const uint16_t no_brain[TILE] = {[0 ... TILE - 1] = 0x8000};
+static const uint16_t no_brain[LONG_RUN] = {[0 ... LONG_RUN - 1] = 0x8000};
 
 typedef struct job {
     const char *in; /* pointers to arrays, `step` bytes apart */
@@ -607,20 +776,42 @@ static void job_begin(job *j, const void *in, size_t step, size_t n, fan_dtype d
     j->j = (judge){.n = n, .digits = j->k.digits, .always = j->k.always && n <= ALWAYS_MOST, .grid = TO_DOUBLE, .shifts = true, .by = 1.0};
 }
 
+/* low_of: how numbers of a low dtype become float32, and back; NULL: no loop of its own. */
+static const low_ways *low_of(const ways *how, fan_dtype d)
+{
+    switch (d) {
+    case FAN_FLOAT16:
+        return &how->half;
+    case FAN_BFLOAT16:
+        return &how->bfloat16;
+    case FAN_FLOAT8_E4M3FN:
+        return &how->e4m3fn;
+    case FAN_FLOAT8_E5M2:
+        return &how->e5m2;
+    default:
+        return NULL;
+    }
+}
+
 /* term: elements [at, at + len) of operand k, as the dtype in which they are read. */
 static const char *term(const job *j, size_t k, int64_t at, int64_t len, char *room)
 {
     const fan_array *a = operand(j, k);
-    const char *p = a->dtype == j->read && (a->dtype == j->d || j->d == j->read) ? fan_walk_whole(&j->walk, a, at, len) : NULL;
-    if (p)
+    const char *p = a->dtype == j->d || j->d == j->read ? fan_walk_whole(&j->walk, a, at, len) : NULL;
+    const low_ways *low = p && j->read == FAN_FLOAT32 ? low_of(j->how, a->dtype) : NULL;
+    if (p && a->dtype == j->read)
         return p;
+    if (low) {
+        low->up((float *)(void *)room, p, (size_t)len);
+        return room;
+    }
     if (a->dtype == j->d || j->d == j->read) {
         fan_walk_read(&j->walk, a, at, len, j->read, room);
         return room;
     }
-    FAN_UNCLEARED char low[TILE * 2]; /* of another dtype into a low one: rounded to that first */
-    fan_walk_read(&j->walk, a, at, len, j->d, low);
-    fan_convert(room, j->read, (int64_t)fan_dtype_size(j->read), low, j->d, (int64_t)fan_dtype_size(j->d), len);
+    FAN_UNCLEARED char rounded_first[TILE * 2]; /* of another dtype into a low one: rounded to that first */
+    fan_walk_read(&j->walk, a, at, len, j->d, rounded_first);
+    fan_convert(room, j->read, (int64_t)fan_dtype_size(j->read), rounded_first, j->d, (int64_t)fan_dtype_size(j->d), len);
     return room;
 }
 
@@ -722,7 +913,10 @@ static direct direct_of(const job *j, const fan_array *out)
         fits = operand(j, k)->dtype == j->d && operand(j, k)->data != out->data; /* what is written in vain must not be what is read */
     if (!fits)
         return NULL;
-    return j->d == FAN_FLOAT32 || j->d == FAN_COMPLEX64 ? j->how->single : wide(j->d) ? j->how->twice : j->d == FAN_BFLOAT16 ? j->how->brain : NULL;
+    return j->d == FAN_FLOAT32 || j->d == FAN_COMPLEX64 ? j->how->single : wide(j->d) ? j->how->twice
+         : j->d == FAN_BFLOAT16                             ? j->how->brain
+         : j->d == FAN_FLOAT16                              ? j->how->half_sum
+                                                            : NULL;
 }
 
 /* went: elements [at, at + len) are done by `go`; false where one of them needs more than that, or has gaps. *shy: tiles for which the quick way is not
@@ -736,7 +930,7 @@ static bool went(const job *j, direct go, const fan_array *out, int64_t at, int6
         if (!src[k])
             return false;
     }
-    const char *none = wide(j->d) ? (const char *)no_double : j->d == FAN_BFLOAT16 ? (const char *)no_brain : (const char *)no_single;
+    const char *none = wide(j->d) ? (const char *)no_double : low_of(j->how, j->d) ? (const char *)no_brain : (const char *)no_single;
     for (size_t k = j->n; k < AT_ONCE; k++)
         src[k] = none;
     if (!dst)
@@ -770,15 +964,17 @@ static void exact_sum(const fan_array *out, const void *in, size_t step, size_t 
         fan_walk_also(&j.walk, operand(&j, k));
     fan_walk_ready(&j.walk);
     fan_dtype as = j.parts == 2 ? FAN_COMPLEX128 : j.j.grid == TO_LOW ? FAN_FLOAT32 : FAN_FLOAT64;
-    int64_t most = TILE / (int64_t)j.parts;
+    int64_t most = TILE / (int64_t)j.parts, run = d == FAN_FLOAT16 ? LONG_RUN : most;
     int64_t row = j.walk.ndim > 1 ? j.walk.extent[j.walk.ndim - 1] : 0;
     direct go = turns ? NULL : direct_of(&j, out);
+    const low_ways *low = as == FAN_FLOAT32 ? low_of(j.how, out->dtype) : NULL;
     unsigned shy = 0, grown = 0;
     for (int64_t at = 0, len; at < j.walk.size; at += len) {
         int64_t rest = row >= LONG_ROW ? row - at % row : j.walk.size - at;
-        len = rest < most ? rest : most;
+        len = rest < run ? rest : run;
         if (go && went(&j, go, out, at, len, &shy, &grown))
             continue;
+        len = rest < most ? rest : most;
         size_t numbers = (size_t)len * j.parts;
         fast(&j, at, len, &t, &room);
         if (prove(&j, &t, numbers) && !PLANTED(FAN_EXACT_NO_SLOW))
@@ -787,6 +983,11 @@ static void exact_sum(const fan_array *out, const void *in, size_t step, size_t 
             turn(t.sum, len, scale);
         if (as == FAN_FLOAT32)
             j.how->odd(t.odd, t.sum, numbers);
+        char *whole = low ? fan_walk_whole(&j.walk, out, at, len) : NULL;
+        if (whole) {
+            low->down(whole, t.odd, numbers);
+            continue;
+        }
         fan_walk_write(&j.walk, out, at, len, as, as == FAN_FLOAT32 ? (const char *)t.odd : (const char *)t.sum);
     }
 }

@@ -221,6 +221,13 @@ static void straight(const job *j, int64_t at, int64_t len, char *to, char *tile
     in_groups(j->fold, to, src, j->n, (size_t)len * loops->parts, size / loops->parts, fan_dtype_size(j->last) / loops->parts, how, tile);
 }
 
+/* to_line: elements before the first that begins a line of the cache; 0 where none does. */
+static int64_t to_line(const char *p, size_t item)
+{
+    size_t bytes = (64 - (uintptr_t)p % 64) % 64;
+    return bytes % item ? 0 : (int64_t)(bytes / item);
+}
+
 static void do_piece(void *ctx, size_t index)
 {
     const job *j = ctx;
@@ -236,10 +243,11 @@ static void do_piece(void *ctx, size_t index)
     }
     fan_fold_how near = j->how;
     near.stream = false;
+    int64_t head = j->parts && j->watch && j->how.stream ? to_line(j->out->data + (size_t)begin * item, item) : 0;
     for (int64_t at = begin, len; at < end; at += len) {
-        if (j->parts && j->watch && (len = watched(j, at, end, &run)) > 0)
+        if (j->parts && j->watch && at - begin >= head && (len = watched(j, at, end, &run)) > 0)
             continue;
-        len = j->fold ? (int64_t)(WATCHED / item) : j->most;
+        len = at - begin < head ? head : j->fold ? (int64_t)(WATCHED / item) : j->most;
         int64_t rest = j->row ? j->row - at % j->row : end - at;
         rest = rest < end - at ? rest : end - at;
         len = rest < len ? rest : len;
@@ -390,7 +398,8 @@ bool fan_sum_flat(char *out, const char *const *src, size_t n, size_t count, fan
     fan_fold *fold = fan_loops_fold(loops, dtype, acc);
     if (!fold)
         return false;
-    fold(out, src, n, count * loops->parts, NULL);
+    fan_fold_how far = {.ahead = true};
+    fold(out, src, n, count * loops->parts, count * loops->size * n > NEAR ? &far : NULL);
     return true;
 }
 

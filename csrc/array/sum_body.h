@@ -345,6 +345,20 @@ ALWAYS vhalf16_w quick_out_w(vf32_w x)
 #define float16_out_w quick_out_w
 #endif
 
+/* Floats to doubles and back, for the same reason. */
+#if FAN_WIDE == 64
+#define doubles_w(x) ((vf64_w)_mm512_cvtps_pd((__m256)(x)))
+#define floats_w(x) ((vhalf32_w)_mm512_cvtpd_ps((__m512d)(x)))
+#elif FAN_WIDE == 32
+#define doubles_w(x) ((vf64_w)_mm256_cvtps_pd((__m128)(x)))
+#define floats_w(x) ((vhalf32_w)_mm256_cvtpd_ps((__m256d)(x)))
+#else
+#define doubles_w(x) __builtin_convertvector(x, vf64_w)
+#define floats_w(x) __builtin_convertvector(x, vhalf32_w)
+#endif
+#define doubles_s(x) __builtin_convertvector(x, vf64_s)
+#define floats_s(x) __builtin_convertvector(x, vhalf32_s)
+
 /* X(kind, vector in memory, number, vector, in, a plus b, a times b, out): the vectors of S's width. */
 #define WIDE_VECTOR_LIST(X, S)                                                                                        \
     X(truth, S, u8_##S, uint8_t, vu8_##S, (vu8_##S)(x != 0) & 1, a | b, a & b, x)                                     \
@@ -354,8 +368,7 @@ ALWAYS vhalf16_w quick_out_w(vf32_w x)
     X(bits64, S, u64_##S, uint64_t, vu64_##S, x, a + b, a * b, x)                                                     \
     X(single, S, f32_##S, float, vf32_##S, x, a + b, a * b, x)                                                        \
     X(twice, S, f64_##S, double, vf64_##S, x, a + b, a * b, x)                                                        \
-    X(doubled, S, half32_##S, double, vf64_##S, __builtin_convertvector(x, vf64_##S), a + b, a * b,                   \
-      __builtin_convertvector(x, vhalf32_##S))
+    X(doubled, S, half32_##S, double, vf64_##S, doubles_##S(x), a + b, a * b, floats_##S(x))
 #define LOW_VECTOR(X, K, S, MEM)                                                                                      \
     X(K, S, MEM, float, vf32_##S, K##_in_##S(x), a + b, a * b, K##_out_##S(x))                                        \
     X(own_##K, S, MEM, float, vf32_##S, K##_in_##S(x), K##_in_##S(K##_out_##S(a + b)), a * b, K##_out_##S(x))
@@ -640,12 +653,24 @@ ALWAYS void count_single(vf64_w *sum, vf64_w *top, size_t at, vf32_w x)
     vhalf32_w half[2];
     memcpy(half, &x, sizeof x);
     size_t j = at / VALUES_OF_VECTOR;
-    count_in(&sum[j], &top[j], __builtin_convertvector(half[0], vf64_w));
-    count_in(&sum[j + 1], &top[j + 1], __builtin_convertvector(half[1], vf64_w));
+    count_in(&sum[j], &top[j], doubles_w(half[0]));
+    count_in(&sum[j + 1], &top[j + 1], doubles_w(half[1]));
 }
 ALWAYS void count_twice(vf64_w *sum, vf64_w *top, size_t at, vf64_w x)
 {
     count_in(&sum[at / VALUES_OF_VECTOR], &top[at / VALUES_OF_VECTOR], x);
+}
+
+/* The lanes of r from that of its next number on, and back. */
+ALWAYS void lanes_from(double *lane, const fan_stats_run *r)
+{
+    for (size_t k = 0; k < FAN_STATS_LANES; k++)
+        lane[k] = r->lane[(r->numbers + k) % FAN_STATS_LANES];
+}
+ALWAYS void lanes_back(fan_stats_run *r, const double *lane)
+{
+    for (size_t k = 0; k < FAN_STATS_LANES; k++)
+        r->lane[(r->numbers + k) % FAN_STATS_LANES] = lane[k];
 }
 
 /* H: single or twice, as which the rounded results are counted; BACK: a rounded result as that. */
@@ -656,7 +681,9 @@ ALWAYS void count_twice(vf64_w *sum, vf64_w *top, size_t at, vf64_w x)
         const size_t lanes = sizeof(V) / sizeof(T), step = 4 * lanes;                                                 \
         size_t i = 0;                                                                                                 \
         vf64_w sum[VECTORS_OF_LANES], top[VECTORS_OF_LANES];                                                          \
-        memcpy(sum, r->lane, sizeof sum);                                                                             \
+        double lane[FAN_STATS_LANES];                                                                                 \
+        lanes_from(lane, r);                                                                                          \
+        memcpy(sum, lane, sizeof sum);                                                                                \
         memset(top, 0, sizeof top);                                                                                   \
         for (; i + step <= count; i += step) {                                                                        \
             V x[4];                                                                                                   \
@@ -684,14 +711,17 @@ ALWAYS void count_twice(vf64_w *sum, vf64_w *top, size_t at, vf64_w x)
                 break;                                                                                                \
             for (size_t v = 0; v < 4; v++) {                                                                          \
                 count_##H(sum, top, v * lanes % FAN_STATS_LANES, BACK(y[v]));                                         \
-                if (stream)                                                                                           \
+                if (stream == 2)                                                                                      \
+                    FLOW(dst + (i + v * lanes) * sizeof(MEM), &y[v]);                                                 \
+                else if (stream)                                                                                      \
                     FLOW_APART(dst + (i + v * lanes) * sizeof(MEM), &y[v])                                            \
                 else                                                                                                  \
                     memcpy(dst + (i + v * lanes) * sizeof(MEM), &y[v], sizeof y[v]);                                  \
             }                                                                                                         \
         }                                                                                                             \
         double most[FAN_STATS_LANES];                                                                                 \
-        memcpy(r->lane, sum, sizeof sum);                                                                             \
+        memcpy(lane, sum, sizeof lane);                                                                               \
+        lanes_back(r, lane);                                                                                          \
         memcpy(most, top, sizeof top);                                                                                \
         for (size_t k = 0; k < FAN_STATS_LANES; k++)                                                                  \
             r->top = most[k] > r->top ? most[k] : r->top;                                                             \
@@ -702,10 +732,12 @@ ALWAYS void count_twice(vf64_w *sum, vf64_w *top, size_t at, vf64_w x)
                             fan_stats_run *r)                                                                         \
     {                                                                                                                 \
         FACTOR(R, RAW_##H, T)                                                                                         \
-        if (r->numbers % FAN_STATS_LANES || 4 * FAN_WIDE / sizeof(T) % FAN_STATS_LANES)                               \
+        if (4 * FAN_WIDE / sizeof(T) % FAN_STATS_LANES)                                                               \
             return 0;                                                                                                 \
         if (how->stream && (uintptr_t)dst % 16 == 0 && sizeof(vector_##K##_w) >= 16) {                                \
-            size_t done = watching_##K(dst, src, n, count, factor, !!how->factor, 1, r);                              \
+            size_t done = (uintptr_t)dst % sizeof(vector_##K##_w) == 0                                                \
+                              ? watching_##K(dst, src, n, count, factor, !!how->factor, 2, r)                         \
+                              : watching_##K(dst, src, n, count, factor, !!how->factor, 1, r);                        \
             FLOWED();                                                                                                 \
             return done;                                                                                              \
         }                                                                                                             \

@@ -77,6 +77,15 @@ const char *fan_sum_isa(void)
     return set_now()->name;
 }
 
+int fan_sum_isa_rank(void)
+{
+    const fan_loop_set *set = set_now();
+    for (size_t i = SETS; i-- > 1;)
+        if (set == at_hand(i))
+            return (int)i;
+    return 0;
+}
+
 uint64_t fan_sum_read(const char *p, size_t bytes)
 {
     return set_now()->read(p, bytes);

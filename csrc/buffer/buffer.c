@@ -341,104 +341,119 @@ fan_status fan_gather(fan_buffer *b, size_t slot, size_t m, fan_gathered *g, fan
     return FAN_OK;
 }
 
+/* What a slot's value was, and is dropped unlocked. */
+typedef struct former {
+    fan_value value;
+    fan_stream *R;
+    fan_event *E;
+} former;
+
+static void value_moves(fan_value *to, fan_value *from)
+{
+    *to = *from;
+    *from = (fan_value){.dtype = FAN_NO_DTYPE};
+}
+
+static void commit_sum(fan_pass *p, fan_gathered *g, former *old)
+{
+    fan_fold *f = &g->fold;
+    uint8_t origin = g->like ? g->like->origin : 0, rank = g->like ? g->like->rank : 0; /* of what may be the value itself */
+    *old = (former){p->value, p->R, p->E};
+    value_moves(&p->value, &f->result);
+    p->value.origin = origin;
+    p->value.rank = rank;
+    p->value_lent = p->value_lent && p->value_ours && f->ours && old->value.array == p->value.array;
+    p->value_ours = f->ours;
+    p->value_donated = f->donated;
+    p->value_hashed = false;
+    p->known.stats = f->known.stats;
+    p->known.yes = f->known.yes;
+    if (f->known.bad && !p->known.bad) {
+        p->known.bad = true;
+        p->known.bad_key = f->known.bad_key;
+    }
+    p->R = f->R;
+    p->E = f->E;
+    f->R = NULL;
+    f->E = NULL;
+    p->rules |= f->rules;
+}
+
+/* The first one takes the slot: no sum yet (S8-S11 stand). */
+static void commit_first(fan_pass *p, fan_item *it, former *old)
+{
+    *old = (former){p->value, p->R, p->E};
+    value_moves(&p->value, &it->value);
+    p->value_ours = it->ours;
+    p->value_lent = it->lent;
+    p->value_donated = it->donated;
+    p->R = it->P;
+    p->E = it->event;
+    it->P = NULL;
+    it->event = NULL;
+    p->value_hashed = it->hashed;
+    p->value_hash = it->hash;
+}
+
+static fan_item *item_of(const fan_gathered *g, const fan_value *v)
+{
+    for (size_t i = 0; i < g->nitems; i++)
+        if (&g->items[i]->value == v)
+            return g->items[i];
+    return NULL;
+}
+
+/* Takes the gathered items off the list; how many bytes they had. They stand at the front but for those that arrived between (only beyond a gap). */
+static uint64_t unlist(fan_pass *p, const fan_gathered *g)
+{
+    uint64_t bytes = 0;
+    size_t kept = 0;
+    for (size_t i = 0, k = 0; i < p->nitems; i++) {
+        if (k < g->nitems && p->items[i] == g->items[k])
+            bytes += g->items[k++]->bytes;
+        else
+            p->items[kept++] = p->items[i];
+    }
+    p->nitems = kept;
+    if (p->keyed > 0 && g->nitems)
+        p->next_key = g->items[g->nitems - 1]->key + 1;
+    return bytes;
+}
+
 /* Sums the gathered items into the slot's value and takes them off the list. The slot is busy. */
 fan_status fan_fold_commit(fan_buffer *b, size_t slot, fan_gathered *g, fan_error *err)
 {
     fan_slot *s = &b->slots[slot];
     fan_pass *p = s->p;
     fan_fold *f = &g->fold;
-    fan_value old = {.dtype = FAN_NO_DTYPE};
-    fan_stream *oldR = NULL;
-    fan_event *oldE = NULL;
-    uint64_t bytes = 0;
-    uint8_t origin = g->like ? g->like->origin : 0, rank = g->like ? g->like->rank : 0;
-    if (f->n > 1) {
-        fan_status status = fan_fold_run(f, err);
-        if (status != FAN_OK) {
-            fan_slot_lock(b, slot);
-            fan_slot_poison(s, status, err);
-            fan_slot_unlock(b, slot);
-            return status;
-        }
-    }
+    former old = {.value = {.dtype = FAN_NO_DTYPE}};
+    fan_status status = f->n > 1 ? fan_fold_run(f, err) : FAN_OK;
+    fan_item *first = f->n == 1 && !f->terms[0].is_value ? item_of(g, f->terms[0].v) : NULL;
+    fan_item *zero = f->n == 0 && g->zero ? item_of(g, g->zero) : NULL;
     fan_slot_lock(b, slot);
-    if (f->n > 1) {
-        old = p->value;
-        p->value = f->result;
-        f->result = (fan_value){.dtype = FAN_NO_DTYPE};
-        p->value.origin = origin;
-        p->value.rank = rank;
-        p->value_lent = p->value_lent && p->value_ours && f->ours && old.array == p->value.array;
-        p->value_ours = f->ours;
-        p->value_donated = f->donated;
-        p->value_hashed = false;
-        p->known.stats = f->known.stats;
-        p->known.yes = f->known.yes;
-        if (f->known.bad && !p->known.bad) {
-            p->known.bad = true;
-            p->known.bad_key = f->known.bad_key;
-        }
-        oldR = p->R;
-        oldE = p->E;
-        p->R = f->R;
-        p->E = f->E;
-        f->R = NULL;
-        f->E = NULL;
-        p->rules |= f->rules;
-    } else if (f->n == 1 && !f->terms[0].is_value) {
-        /* The first one takes the slot: no sum yet (S8-S11 stand). */
-        for (size_t i = 0; i < g->nitems; i++) {
-            fan_item *it = g->items[i];
-            if (&it->value != f->terms[0].v)
-                continue;
-            old = p->value;
-            p->value = it->value;
-            it->value = (fan_value){.dtype = FAN_NO_DTYPE};
-            p->value_ours = it->ours;
-            p->value_lent = it->lent;
-            p->value_donated = it->donated;
-            oldR = p->R;
-            oldE = p->E;
-            p->R = it->P;
-            p->E = it->event;
-            it->P = NULL;
-            it->event = NULL;
-            p->value_hashed = it->hashed;
-            p->value_hash = it->hash;
-        }
-    } else if (f->n == 0 && g->zero && p->value.form == FAN_UNDEFINED) {
-        for (size_t i = 0; i < g->nitems; i++)
-            if (&g->items[i]->value == g->zero) {
-                p->value = g->items[i]->value;
-                g->items[i]->value = (fan_value){.dtype = FAN_NO_DTYPE};
-                break;
-            }
+    if (status != FAN_OK) {
+        fan_slot_poison(s, status, err);
+        fan_slot_unlock(b, slot);
+        return status;
     }
+    if (f->n > 1)
+        commit_sum(p, g, &old);
+    else if (first)
+        commit_first(p, first, &old);
+    else if (zero && p->value.form == FAN_UNDEFINED)
+        value_moves(&p->value, &zero->value);
     p->value_seen = f->seen;
     if (g->like)
         p->value_key = g->like_key;
-    /* The gathered items stand at the front of the list but for those that arrived between (only beyond a gap). */
-    size_t kept = 0;
-    for (size_t i = 0, k = 0; i < p->nitems; i++) {
-        if (k < g->nitems && p->items[i] == g->items[k]) {
-            bytes += g->items[k]->bytes;
-            k++;
-        } else {
-            p->items[kept++] = p->items[i];
-        }
-    }
-    p->nitems = kept;
-    if (p->keyed > 0 && g->nitems)
-        p->next_key = g->items[g->nitems - 1]->key + 1;
-    atomic_fetch_sub_explicit(&b->parked, bytes, memory_order_relaxed);
+    atomic_fetch_sub_explicit(&b->parked, unlist(p, g), memory_order_relaxed);
     fan_slot_unlock(b, slot);
     for (size_t i = 0; i < g->nitems; i++)
         item_free(b, g->items[i]);
     g->nitems = 0;
     f->n = 0; /* its terms are gone */
-    fan_value_drop(b->frontend, &old);
-    fan_stream_drop(oldR);
-    fan_event_drop(oldE);
+    fan_value_drop(b->frontend, &old.value);
+    fan_stream_drop(old.R);
+    fan_event_drop(old.E);
     return FAN_OK;
 }
 
@@ -1307,7 +1322,7 @@ fan_status fan_buffer_look(fan_buffer *b, size_t slot, fan_slot_view *out, fan_i
     out->has_value = s->p->value.form != FAN_UNDEFINED;
     out->value_ours = s->p->value_ours;
     out->value_form = s->p->value.form;
-    out->poisoned = s->p->poison != NULL;
+    out->poisoned = s->p->poison ? s->p->poison->text : NULL;
     out->count = s->p->count;
     out->expected = s->expected;
     out->next_key = s->p->keyed > 0 ? s->p->next_key : -1;

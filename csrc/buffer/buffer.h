@@ -110,7 +110,12 @@ fan_status fan_buffer_target_end(fan_buffer *b, fan_target *t, bool good, uint8_
 void fan_buffer_target_cancel(fan_buffer *b, fan_target *t); /* nothing was written: as if there had been none */
 
 /* What a slot of plain gradients holds, for whoever makes its sum. */
-#define FAN_PLAIN_BYTES 65536 /* larger arrays are summed the long way: without the interpreter, and by several threads */
+#define FAN_PLAIN_BYTES 65536 /* larger arrays are summed without the interpreter */
+#define FAN_PLAIN_MOST 64     /* terms of one pass */
+/* fan_plain_fits: whether a sum of n arrays of `bytes` each, of which `acc` is the accumulation dtype, is one for the short way. Larger ones have more to gain
+ * from the long one: several threads, recycled memory, a few sources at a time. */
+bool fan_plain_fits(fan_dtype dtype, fan_dtype acc, uint64_t bytes, size_t n);
+
 typedef struct fan_plain {
     void *object; /* the frontend's; held */
     char *data;   /* of its first element */
@@ -122,17 +127,34 @@ typedef struct fan_plain_sum {
     const fan_plain *terms; /* n of them, in the order of the fold */
     size_t n;
 } fan_plain_sum;
+/* fan_buffer_plain_soon: what an add to, or a take of, `slot` will look at is fetched ahead of time; slots from nslots on are none. */
+void fan_buffer_plain_soon(const fan_buffer *b, size_t slot);
+
+/* Where the sum of a slot is to be written. */
+typedef struct fan_plain_out {
+    char *data;
+    uint64_t bytes;
+    size_t slot;
+} fan_plain_out;
+
 /* fan_buffer_take_plain: if every slot is empty or holds a few plain gradients, all are claimed for a take, and true. Then fan_buffer_plain_at of each slot, and
- * fan_buffer_plain_done, once: `taken` empties them all. */
+ * fan_buffer_plain_done, once. */
 bool fan_buffer_take_plain(fan_buffer *b);
 fan_plain_sum fan_buffer_plain_at(fan_buffer *b, size_t slot);
-void fan_buffer_plain_done(fan_buffer *b, bool taken, void (*drop)(void *object));
-/* fan_buffer_plain_fold: `out` (gap-free; the first term's memory or apart from all) becomes the sum of n >= 2 terms. */
-void fan_buffer_plain_fold(fan_buffer *b, size_t slot, char *out, bool in_place);
+/* fan_buffer_plain_apart: whether sums may be written to n outs, gap-free and of their slots' kinds, in any order: none meets another, nor what is still read, but
+ * for a term of its own slot that is all of it. Sorts them by address. */
+bool fan_buffer_plain_apart(fan_buffer *b, fan_plain_out *outs, size_t n);
+/* fan_buffer_plain_fold: `out` (gap-free; one of the terms, where they are FAN_PLAIN_MOST at most or it is the first, or apart from all) becomes the sum of the
+ * terms. Needs no interpreter. fan_buffer_plain_folded counts it, which does. */
+void fan_buffer_plain_fold(fan_buffer *b, size_t slot, char *out);
+void fan_buffer_plain_folded(fan_buffer *b, size_t slot, bool in_place);
+/* fan_buffer_plain_done: what was claimed is let go; `taken`: and emptied. `part` gives up a hold if that can call nothing back, and says whether it did;
+ * all others are dropped last, when the buffer is ready for whatever they call. */
+void fan_buffer_plain_done(fan_buffer *b, bool taken, bool (*part)(void *object));
 
-/* fan_plain_sum_of: the sum of 2 to FAN_PLAIN_MOST arrays of one kind into `out`, apart from them, counted for the process. */
-#define FAN_PLAIN_MOST 64
+/* fan_plain_sum_of: the sum of 2 to FAN_PLAIN_MOST arrays of one kind into `out`, one of them or apart from all. Needs no interpreter; fan_plain_summed counts it. */
 void fan_plain_sum_of(const fan_plain_kind *kind, const char *const *src, size_t n, char *out);
+void fan_plain_summed(uint64_t bytes, size_t n);
 
 fan_status fan_buffer_expect(fan_buffer *b, size_t slot, int64_t n, fan_error *err);
 /* fan_buffer_ready: FAN_VALUE without expect. */
@@ -175,7 +197,8 @@ typedef struct fan_slot_view {
     char how;
     uint64_t rules;
     uint64_t C, A, R;    /* handles, 0: unset */
-    bool event, has_value, value_ours, poisoned;
+    bool event, has_value, value_ours;
+    const char *poisoned; /* why; NULL: it is not */
     fan_form value_form;
     fan_dtype dtype, accumulate; /* of the sum so far */
     int64_t count, expected;     /* expected -1: none */

@@ -378,106 +378,131 @@ static fan_status sum_sparse(fan_fold *f, size_t n, fan_sparse **out, fan_error 
     return status;
 }
 
+/* A sum of dense and sparse terms on its way. */
+typedef struct mixed {
+    fan_array *cur;       /* the sum so far, in the accumulation dtype of what is in it */
+    fan_value kept;       /* the term whose memory `cur` is; undefined: fresh memory */
+    fan_dtype target;     /* the accumulation dtype of all */
+    int ndim;
+    const int64_t *shape;
+    size_t lead;          /* sparse terms before the first dense one, where that is copied */
+    size_t next;          /* the term that comes next */
+} mixed;
+
+/* Where the sum is made: in the first term or the second, or in fresh memory. */
+static fan_status mixed_place(fan_fold *f, mixed *m, fan_error *err)
+{
+    fan_term *t = f->terms;
+    bool may = !f->finish && !f->forbid_in_place && accumulated(f, t[0].seen) == m->target;
+    if (may && t[0].v->form == FAN_DENSE && may_write(f, 0, m->target) == FAN_REUSE_YES) {
+        f->rules |= FAN_A(6);
+        m->cur = fan_array_hold(t[0].v->array);
+        return keep_term(f, 0, &m->kept, err);
+    }
+    if (may && t[0].v->form == FAN_SPARSE && t[0].v->sparse->coalesced && t[1].v->form == FAN_DENSE && may_write(f, 1, m->target) == FAN_REUSE_YES) {
+        f->rules |= FAN_A(3);
+        m->cur = fan_array_hold(t[1].v->array);
+        return keep_term(f, 1, &m->kept, err);
+    }
+    f->rules |= t[0].v->form == FAN_SPARSE ? FAN_A(4) : FAN_A(7);
+    while (t[m->lead].v->form == FAN_SPARSE)
+        m->lead++;
+    return fresh(f, accumulated(f, t[m->lead].seen), m->ndim, m->shape, t[m->lead].v->array, &m->cur, err);
+}
+
+/* The terms up to and with the first dense one. */
+static fan_status mixed_begin(fan_fold *f, mixed *m, fan_error *err)
+{
+    fan_term *t = f->terms;
+    if (m->kept.form == FAN_DENSE) {
+        FAN_TRY(settle(f, m->cur, err));
+        FAN_COUNT(f->b, in_place, f->n - 1);
+        m->next = t[0].v->form == FAN_SPARSE ? 2 : 1;
+        return m->next == 1 ? FAN_OK : into(f, FAN_JOB_SCATTER, "scatter", m->cur, NULL, 0, t[0].v->sparse, err);
+    }
+    /* What is sparse before the first dense term is summed by itself; where it has no entry the dense value stays as it is (D12). */
+    f->scratch[0] = (fan_operand){t[m->lead].v->array, m->cur->dtype};
+    FAN_TRY(into(f, FAN_JOB_COPY, "copy", m->cur, f->scratch, 1, NULL, err));
+    m->next = m->lead + 1;
+    if (!m->lead)
+        return FAN_OK;
+    fan_sparse *leading = NULL;
+    FAN_TRY(sum_sparse(f, m->lead, &leading, err));
+    fan_status status = into(f, FAN_JOB_SCATTER, "scatter", m->cur, NULL, 0, leading, err);
+    fan_sparse_drop(leading);
+    return status;
+}
+
+/* One sparse term, or all dense ones up to the next sparse. */
+static fan_status mixed_more(fan_fold *f, mixed *m, fan_error *err)
+{
+    fan_term *t = f->terms;
+    size_t i = m->next, end = i;
+    fan_array *wider = NULL;
+    fan_status status;
+    while (end < f->n && t[end].v->form == FAN_DENSE)
+        end++;
+    end = end > i ? end : i + 1;
+    fan_dtype acc = accumulated(f, t[end - 1].seen);
+    if (acc != m->cur->dtype)
+        FAN_TRY(fresh(f, acc, m->ndim, m->shape, m->cur, &wider, err));
+    fan_array *to = wider ? wider : m->cur;
+    f->scratch[0] = (fan_operand){m->cur, m->cur->dtype};
+    if (t[i].v->form == FAN_DENSE) {
+        for (size_t k = i; k < end; k++)
+            f->scratch[1 + k - i] = (fan_operand){t[k].v->array, accumulated(f, t[k].seen)};
+        status = into(f, FAN_JOB_SUM, "sum", to, f->scratch, 1 + end - i, NULL, err);
+    } else {
+        status = wider ? into(f, FAN_JOB_COPY, "widen", to, f->scratch, 1, NULL, err) : FAN_OK;
+        if (status == FAN_OK)
+            status = into(f, FAN_JOB_SCATTER, "scatter", to, NULL, 0, t[i].v->sparse, err);
+    }
+    if (wider) {
+        fan_array_drop(status == FAN_OK ? m->cur : wider);
+        m->cur = status == FAN_OK ? wider : m->cur;
+    }
+    m->next = end;
+    return status;
+}
+
+/* The sum in the dtype in which it is wanted, scaled. */
+static fan_status mixed_end(fan_fold *f, mixed *m, fan_error *err)
+{
+    fan_dtype dtype = f->finish ? finished(f) : m->target;
+    const fan_scale *scale = f->finish && f->take && f->take->scale.on ? &f->take->scale : NULL;
+    fan_array *done = NULL;
+    if (dtype == m->cur->dtype && !scale)
+        return FAN_OK;
+    FAN_TRY(fresh(f, dtype, m->ndim, m->shape, m->cur, &done, err));
+    f->scratch[0] = (fan_operand){m->cur, m->cur->dtype};
+    fan_status status = run(f, &(fan_job){.kind = FAN_JOB_SUM, .out = done, .in = f->scratch, .n = 1, .scale = scale, .label = "finish"}, err);
+    fan_array_drop(status == FAN_OK ? m->cur : done);
+    m->cur = status == FAN_OK ? done : m->cur;
+    return status;
+}
+
 /* Dense and sparse in any mix: a dense sum, written term by term in order (A3, A4, A6, A7). It is in the accumulation dtype of each prefix. */
 static fan_status fold_mixed(fan_fold *f, fan_error *err)
 {
     fan_status status = FAN_OK;
-    fan_term *t = f->terms;
-    fan_dtype target = accumulated(f, f->seen);
-    fan_array *cur = NULL, *next = NULL;
-    fan_value kept = {.dtype = FAN_NO_DTYPE};
-    const int64_t *shape;
-    int ndim = fan_value_shape(t[0].v, &shape);
-    bool may = !f->finish && !f->forbid_in_place && accumulated(f, t[0].seen) == target;
-    size_t i = 0, lead = 0;
-    fan_sparse *leading = NULL;
-
-    if (may && t[0].v->form == FAN_DENSE && may_write(f, 0, target) == FAN_REUSE_YES) {
-        FAN_GO(keep_term(f, 0, &kept, err));
-        cur = fan_array_hold(t[0].v->array);
-        f->rules |= FAN_A(6);
-    } else if (may && t[0].v->form == FAN_SPARSE && t[0].v->sparse->coalesced && t[1].v->form == FAN_DENSE &&
-               may_write(f, 1, target) == FAN_REUSE_YES) {
-        FAN_GO(keep_term(f, 1, &kept, err));
-        cur = fan_array_hold(t[1].v->array);
-        f->rules |= FAN_A(3);
-    } else {
-        f->rules |= t[0].v->form == FAN_SPARSE ? FAN_A(4) : FAN_A(7);
-        while (t[lead].v->form == FAN_SPARSE)
-            lead++;
-        FAN_GO(fresh(f, accumulated(f, t[lead].seen), ndim, shape, t[lead].v->array, &cur, err));
-    }
+    mixed m = {.kept = {.dtype = FAN_NO_DTYPE}, .target = accumulated(f, f->seen)};
+    m.ndim = fan_value_shape(f->terms[0].v, &m.shape);
+    FAN_GO(mixed_place(f, &m, err));
     FAN_GO(wait_for_terms(f, err));
-    if (kept.form == FAN_DENSE) {
-        FAN_GO(settle(f, cur, err));
-        FAN_COUNT(f->b, in_place, f->n - 1);
-        if (t[0].v->form == FAN_SPARSE) {
-            FAN_GO(into(f, FAN_JOB_SCATTER, "scatter", cur, NULL, 0, t[0].v->sparse, err));
-            i = 1;
-        }
-        i++;
+    FAN_GO(mixed_begin(f, &m, err));
+    while (m.next < f->n)
+        FAN_GO(mixed_more(f, &m, err));
+    FAN_GO(mixed_end(f, &m, err));
+    if (m.kept.form == FAN_DENSE) {
+        f->result = m.kept;
+        m.kept = (fan_value){.dtype = FAN_NO_DTYPE};
     } else {
-        /* What is sparse before the first dense term is summed by itself; where it has no entry the dense value stays as it is (D12). */
-        f->scratch[0] = (fan_operand){t[lead].v->array, cur->dtype};
-        FAN_GO(into(f, FAN_JOB_COPY, "copy", cur, f->scratch, 1, NULL, err));
-        if (lead) {
-            FAN_GO(sum_sparse(f, lead, &leading, err));
-            FAN_GO(into(f, FAN_JOB_SCATTER, "scatter", cur, NULL, 0, leading, err));
-        }
-        i = lead + 1;
-    }
-    while (i < f->n) {
-        size_t end = i;
-        fan_dtype acc;
-        while (end < f->n && t[end].v->form == FAN_DENSE)
-            end++;
-        end = end > i ? end : i + 1;
-        acc = accumulated(f, t[end - 1].seen);
-        if (acc != cur->dtype)
-            FAN_GO(fresh(f, acc, ndim, shape, cur, &next, err));
-        if (t[i].v->form == FAN_DENSE) {
-            f->scratch[0] = (fan_operand){cur, cur->dtype};
-            for (size_t k = i; k < end; k++)
-                f->scratch[1 + k - i] = (fan_operand){t[k].v->array, accumulated(f, t[k].seen)};
-            FAN_GO(into(f, FAN_JOB_SUM, "sum", next ? next : cur, f->scratch, 1 + end - i, NULL, err));
-        } else {
-            if (next) {
-                f->scratch[0] = (fan_operand){cur, cur->dtype};
-                FAN_GO(into(f, FAN_JOB_COPY, "widen", next, f->scratch, 1, NULL, err));
-            }
-            FAN_GO(into(f, FAN_JOB_SCATTER, "scatter", next ? next : cur, NULL, 0, t[i].v->sparse, err));
-        }
-        if (next) {
-            fan_array_drop(cur);
-            cur = next;
-            next = NULL;
-        }
-        i = end;
-    }
-    if (f->finish || cur->dtype != target) {
-        fan_dtype dtype = f->finish ? finished(f) : target;
-        if (dtype != cur->dtype || (f->take && f->take->scale.on)) {
-            FAN_GO(fresh(f, dtype, ndim, shape, cur, &next, err));
-            f->scratch[0] = (fan_operand){cur, cur->dtype};
-            FAN_GO(run(f, &(fan_job){.kind = FAN_JOB_SUM, .out = next, .in = f->scratch, .n = 1,
-                                     .scale = f->take && f->take->scale.on ? &f->take->scale : NULL, .label = "finish"}, err));
-            fan_array_drop(cur);
-            cur = next;
-            next = NULL;
-        }
-    }
-    if (kept.form == FAN_DENSE) {
-        f->result = kept;
-        kept = (fan_value){.dtype = FAN_NO_DTYPE};
-    } else {
-        f->result = fan_value_dense(fan_array_hold(cur), device_of(f));
+        f->result = fan_value_dense(fan_array_hold(m.cur), device_of(f));
         f->ours = true;
     }
 done:
-    fan_value_drop(f->b->frontend, &kept);
-    fan_array_drop(cur);
-    fan_array_drop(next);
-    fan_sparse_drop(leading);
+    fan_value_drop(f->b->frontend, &m.kept);
+    fan_array_drop(m.cur);
     return status;
 }
 

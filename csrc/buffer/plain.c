@@ -2,8 +2,12 @@
 
 #include "array/convert.h"
 #include "base/mem.h"
+#include "base/pool.h"
 #include "buffer/slot.h"
 
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 fan_counters fan_plain_total;
@@ -65,7 +69,7 @@ static bool welcome(const fan_spec *spec, const fan_plain_kind *k)
     return spec->ndim == k->ndim && memcmp(spec->shape, k->shape, (size_t)k->ndim * sizeof *k->shape) == 0;
 }
 
-static uint64_t bytes_of(const fan_plain_kind *k)
+uint64_t fan_plain_bytes(const fan_plain_kind *k)
 {
     uint64_t n = fan_dtype_size(k->dtype);
     for (int i = 0; i < k->ndim; i++)
@@ -120,7 +124,7 @@ static bool park(fan_buffer *b, size_t slot, const fan_plain_kind *kind, void *o
         if ((s->spec != &b->undeclared || b->undeclared.accumulate != FAN_NO_DTYPE || b->undeclared.exact) && !welcome(s->spec, kind))
             return false;
         p->kind = *kind;
-        p->bytes = bytes_of(kind);
+        p->bytes = fan_plain_bytes(kind);
     } else if (!fan_plain_same(&p->kind, kind) || (p->list[0].key < 0) != (key < 0)) {
         return false;
     }
@@ -164,6 +168,16 @@ void fan_buffer_unadd_plain(fan_buffer *b, size_t slot, void *object, int64_t ke
     }
 }
 
+void fan_buffer_plain_soon(const fan_buffer *b, size_t slot)
+{
+    if (slot >= b->nslots || !b->slots[slot].plain)
+        return;
+    const char *p = (const char *)b->slots[slot].plain;
+    __builtin_prefetch(p, 1);
+    __builtin_prefetch(p + 64, 1);
+    __builtin_prefetch(p + 128, 1);
+}
+
 /* ---- what is plain becomes items ---- */
 
 static void items_free(fan_buffer *b, fan_item **items, size_t n)
@@ -173,6 +187,16 @@ static void items_free(fan_buffer *b, fan_item **items, size_t n)
         fan_free(items[i]);
     }
     fan_free(items);
+}
+
+static fan_status changed(const fan_buffer *b, size_t slot, const fan_plain *one, fan_error *err)
+{
+    char key[32] = "";
+    if (one->key >= 0)
+        snprintf(key, sizeof key, " of key %" PRId64, one->key);
+    return fan_fail(err, FAN_STATE,
+                    "%s: slot %zu: the memory, dtype or shape of a gradient%s was changed after it was added; leave it as it is until take(), or add it with copy=True",
+                    b->name, slot, key);
 }
 
 /* The items of what is plain, in *items. */
@@ -188,7 +212,7 @@ static fan_status items_of(fan_buffer *b, size_t slot, fan_item **items, size_t 
         fan_status status = b->frontend->plain(one->object, one->data, &plain->kind, &it->value, err);
         if (status != FAN_OK) {
             fan_free(it);
-            return status;
+            return status == FAN_STATE ? changed(b, slot, one, err) : status;
         }
         it->key = one->key;
         it->parked = true;
@@ -305,16 +329,22 @@ void fan_plain_drop(fan_buffer *b, size_t slot)
 
 /* ---- take ---- */
 
+#define FAR ((uint64_t)4 << 20) /* bytes of terms and sum from which on the long way pays */
+
+bool fan_plain_fits(fan_dtype dtype, fan_dtype acc, uint64_t bytes, size_t n)
+{
+    if (!fan_sum_flat_fits(dtype, acc) || (n > FAN_PLAIN_MOST && acc != dtype))
+        return false;
+    return bytes <= FAN_PLAIN_BYTES || (bytes < FAN_POOL_FROM && n <= 8 && (n + 1) * bytes < FAR);
+}
+
 static bool claim(fan_slot *s)
 {
     const fan_plains *p = s->plain;
     if (s->p != &fan_pass_none || s->busy || (s->expected >= 0 && s->expected != (p ? (int64_t)p->n : 0)))
         return false;
-    if (p && p->n > 1) {
-        fan_dtype acc = fan_accum_dtype(p->kind.dtype, s->spec->accumulate);
-        if (p->bytes > FAN_PLAIN_BYTES || (p->n > FAN_PLAIN_MOST && acc != p->kind.dtype) || !fan_sum_flat_fits(p->kind.dtype, acc))
-            return false;
-    }
+    if (p && p->n > 1 && !fan_plain_fits(p->kind.dtype, fan_accum_dtype(p->kind.dtype, s->spec->accumulate), p->bytes, p->n))
+        return false;
     s->busy = s->taking = true;
     s->owner = fan_thread_id();
     return true;
@@ -355,7 +385,108 @@ fan_plain_sum fan_buffer_plain_at(fan_buffer *b, size_t slot)
     return p ? (fan_plain_sum){&p->kind, p->list, p->n} : (fan_plain_sum){NULL, NULL, 0};
 }
 
-void fan_buffer_plain_fold(fan_buffer *b, size_t slot, char *out, bool in_place)
+/* ---- out= ---- */
+
+static int by_address(const void *a, const void *b)
+{
+    const fan_plain_out *x = a, *y = b;
+    return (x->data > y->data) - (x->data < y->data);
+}
+
+#define DIGIT 11
+
+/* By address, a digit at a time: outs of one heap differ in few. */
+static void sort(fan_plain_out *outs, size_t n)
+{
+    uintptr_t least = UINTPTR_MAX, most = 0;
+    for (size_t i = 0; i < n; i++) {
+        uintptr_t at = (uintptr_t)outs[i].data;
+        least = at < least ? at : least;
+        most = at > most ? at : most;
+    }
+    fan_plain_out *room = n > (size_t)1 << DIGIT && n <= UINT32_MAX ? fan_alloc(n * sizeof *room) : NULL, *from = outs, *to = room;
+    if (!room) {
+        qsort(outs, n, sizeof *outs, by_address);
+        return;
+    }
+    for (int shift = 0; shift < 64 && (most - least) >> shift; shift += DIGIT) {
+        uint32_t ends[(1 << DIGIT) + 1] = {0};
+#define DIGIT_OF(one) (((uintptr_t)(one).data - least) >> shift & ((1 << DIGIT) - 1))
+        for (size_t i = 0; i < n; i++)
+            ends[DIGIT_OF(from[i]) + 1]++;
+        for (size_t i = 0; i < (size_t)1 << DIGIT; i++)
+            ends[i + 1] += ends[i];
+        for (size_t i = 0; i < n; i++)
+            to[ends[DIGIT_OF(from[i])]++] = from[i];
+        fan_plain_out *swap = from;
+        from = to;
+        to = swap;
+    }
+    if (from != outs)
+        memcpy(outs, from, n * sizeof *outs);
+    fan_free(room);
+}
+
+/* How many outs begin before `end`, looked for around `from`: terms mostly lie in the order of their slots, and outs too. */
+static size_t before(const fan_plain_out *outs, size_t n, const char *end, size_t from)
+{
+    size_t lo = 0, hi = n;
+    if (from < n && outs[from].data < end) {
+        lo = from + 1;
+        for (size_t step = 1; lo + step <= n; step *= 2) {
+            if (outs[lo + step - 1].data >= end) {
+                hi = lo + step - 1;
+                break;
+            }
+            lo += step;
+        }
+    } else {
+        hi = from;
+        for (size_t step = 1; step <= hi; step *= 2) {
+            if (outs[hi - step].data < end) {
+                lo = hi - step + 1;
+                break;
+            }
+            hi -= step;
+        }
+    }
+    while (lo < hi) {
+        size_t mid = lo + (hi - lo) / 2;
+        if (outs[mid].data < end)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return lo;
+}
+
+bool fan_buffer_plain_apart(fan_buffer *b, fan_plain_out *outs, size_t n)
+{
+    size_t near[8] = {0}; /* where the last k-th term was */
+    bool sorted = true;
+    for (size_t i = 1; i < n; i++)
+        sorted = sorted && outs[i - 1].data < outs[i].data;
+    if (!sorted)
+        sort(outs, n);
+    for (size_t i = 1; i < n; i++)
+        if (outs[i - 1].data + outs[i - 1].bytes > outs[i].data)
+            return false;
+    for (size_t i = 0; n && i < b->nslots; i++) {
+        const fan_plains *p = b->slots[i].plain;
+        for (size_t k = 0; p && k < p->n; k++) {
+            const char *data = p->list[k].data;
+            size_t at = before(outs, n, data + p->bytes, near[k % 8]);
+            near[k % 8] = at;
+            if (!at || outs[at - 1].data + outs[at - 1].bytes <= data)
+                continue;
+            if (outs[at - 1].slot != i || outs[at - 1].data != data || p->n > FAN_PLAIN_MOST)
+                return false;
+        }
+    }
+    return true;
+}
+
+void fan_buffer_plain_fold(fan_buffer *b, size_t slot, char *out)
 {
     const fan_slot *s = &b->slots[slot];
     const fan_plains *p = s->plain;
@@ -364,6 +495,10 @@ void fan_buffer_plain_fold(fan_buffer *b, size_t slot, char *out, bool in_place)
     size_t count = 1;
     for (int i = 0; i < p->kind.ndim; i++)
         count *= (size_t)p->kind.shape[i];
+    if (p->n == 1) {
+        memmove(out, p->list[0].data, count * fan_dtype_size(p->kind.dtype));
+        return;
+    }
     for (size_t done = 0; done < p->n;) {
         size_t k = 0;
         if (done)
@@ -372,10 +507,16 @@ void fan_buffer_plain_fold(fan_buffer *b, size_t slot, char *out, bool in_place)
             src[k++] = p->list[done++].data;
         (void)fan_sum_flat(out, src, k, count, p->kind.dtype, acc);
     }
-    COUNT(b, folds, 1);
+}
+
+void fan_buffer_plain_folded(fan_buffer *b, size_t slot, bool in_place)
+{
+    const fan_plains *p = b->slots[slot].plain;
     COUNT(b, passes, 1);
     COUNT(b, bytes_read, p->n * p->bytes);
     COUNT(b, bytes_written, p->bytes);
+    if (p->n > 1)
+        COUNT(b, folds, 1);
     if (in_place)
         COUNT(b, in_place, p->n - 1);
 }
@@ -386,32 +527,71 @@ void fan_plain_sum_of(const fan_plain_kind *kind, const char *const *src, size_t
     for (int i = 0; i < kind->ndim; i++)
         count *= (size_t)kind->shape[i];
     (void)fan_sum_flat(out, src, n, count, kind->dtype, fan_dtype_accumulate(kind->dtype));
+}
+
+void fan_plain_summed(uint64_t bytes, size_t n)
+{
     fan_plain_total.adds += n;
     fan_plain_total.folds++;
     fan_plain_total.passes++;
-    fan_plain_total.bytes_read += n * count * fan_dtype_size(kind->dtype);
-    fan_plain_total.bytes_written += count * fan_dtype_size(kind->dtype);
+    fan_plain_total.bytes_read += n * bytes;
+    fan_plain_total.bytes_written += bytes;
 }
 
-void fan_buffer_plain_done(fan_buffer *b, bool taken, void (*drop)(void *object))
+/* Objects whose end may call back. Where there is no memory for more they are dropped at once: a call back into a slot that is still claimed is then refused. */
+typedef struct farewell {
+    void *few[64], **all;
+    size_t n, cap;
+} farewell;
+
+static bool later(farewell *f, void *object)
 {
+    if (f->n == f->cap) {
+        void **more = fan_realloc(f->all == f->few ? NULL : f->all, 2 * f->cap * sizeof *more);
+        if (!more)
+            return false;
+        if (f->all == f->few)
+            memcpy(more, f->few, sizeof f->few);
+        f->all = more;
+        f->cap *= 2;
+    }
+    f->all[f->n++] = object;
+    return true;
+}
+
+void fan_buffer_plain_done(fan_buffer *b, bool taken, bool (*part)(void *object))
+{
+    FAN_UNCLEARED farewell f;
     if (!taken) {
         let_go(b, b->nslots);
         return;
     }
+    f.all = f.few;
+    f.n = 0;
+    f.cap = sizeof f.few / sizeof *f.few;
     for (size_t i = 0; i < b->nslots; i++) {
         fan_plains *p = b->slots[i].plain;
-        FAN_UNCLEARED fan_plain few[FAN_PLAIN_INLINE];
-        fan_plain *many = NULL;
-        size_t n = p ? p->n : 0, cap = 0;
+        size_t n = p ? p->n : 0;
+        for (size_t k = 0; k < n; k++) {
+            void *object = p->list[k].object;
+            if (!part(object) && !later(&f, object))
+                b->frontend->drop(object);
+        }
         if (n) {
             atomic_fetch_sub_explicit(&b->parked, n * p->bytes, memory_order_relaxed);
-            n = detach(p, few, &many, &cap);
+            p->n = 0;
+            if (p->cap > KEPT_TERMS) {
+                fan_free(p->list);
+                p->list = p->few;
+                p->cap = FAN_PLAIN_INLINE;
+            }
         }
-        /* What is dropped may call back, and add to this very slot. */
         b->slots[i].busy = b->slots[i].taking = false;
-        if (n)
-            drop_terms(p, few, many, cap, n, drop);
+        b->slots[i].owner = 0;
     }
     wake(b);
+    for (size_t i = 0; i < f.n; i++)
+        b->frontend->drop(f.all[i]);
+    if (f.all != f.few)
+        fan_free(f.all);
 }

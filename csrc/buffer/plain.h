@@ -1,7 +1,7 @@
 /* plain: gradients that need no decision, in slots that hold nothing else: the short way from add to take.
  *
  * A gap-free host array of the slot's own dtype and shape, with no stream, no donate and no copy, is parked as its object and the address of its
- * first element. As soon as anything else comes to the slot, or more is asked of it than the sum of a few small arrays, what is parked becomes items like
+ * first element. As soon as anything else comes to the slot, or more is asked of it than the sum of a few small arrays, fresh or into out=, what is parked becomes items like
  * any other (fan_slot_thicken), and the rest of the buffer knows nothing of this file. What is decided here is what arrive.c and take.c decide for
  * such a gradient: S3, A6, A7, A10, A14, A15, A16.
  *

@@ -746,6 +746,23 @@ static int batch_begin(batch *t, PyObject *slots, PyObject *gradients, PyObject 
     return 0;
 }
 
+#define AHEAD 8
+
+/* fetch_ahead: of a batch that no cache holds, what is needed AHEAD gradients later. */
+static void fetch_ahead(const buffer_object *self, const batch *t, Py_ssize_t k)
+{
+    if (k + 2 * AHEAD < t->n) {
+        __builtin_prefetch(ITEM(t->gradients, k + 2 * AHEAD), 1);
+        __builtin_prefetch((const char *)ITEM(t->gradients, k + 2 * AHEAD) + 64);
+    }
+    if (k + AHEAD < t->n) {
+        PyObject *o = ITEM(t->gradients, k + AHEAD);
+        if (PyArray_CheckExact(o))
+            __builtin_prefetch(PyArray_DIMS((PyArrayObject *)o));
+        fan_buffer_plain_soon(self->core, (size_t)small_index(ITEM(t->slots, k + AHEAD)));
+    }
+}
+
 /* batch_plain: 1: all are parked by the short way; 0: one is not for it, and nothing happened. -1 with an exception: a fold failed. */
 static int batch_plain(buffer_object *self, const batch *t)
 {
@@ -758,6 +775,7 @@ static int batch_plain(buffer_object *self, const batch *t)
         Py_ssize_t slot = small_index(ITEM(t->slots, k)), key = -1;
         PyObject *gradient = ITEM(t->gradients, k);
         char *data;
+        fetch_ahead(self, t, k);
         if (slot < 0 || (size_t)slot >= self->n || (t->keys && (key = small_index(ITEM(t->keys, k))) < 0) || !fan_import_plain(gradient, &kind, &data) ||
             !fan_buffer_add_plain(self->core, (size_t)slot, &kind, gradient, data, key, &due))
             break;
@@ -1118,7 +1136,10 @@ static PyObject *target_of(const fan_plain_sum *sum)
 static bool all_sound(const buffer_object *self)
 {
     for (size_t i = 0; i < self->n; i++) {
-        fan_plain_sum sum = fan_buffer_plain_at(self->core, i);
+        fan_plain_sum sum = fan_buffer_plain_at(self->core, i), soon = fan_buffer_plain_at(self->core, i + AHEAD < self->n ? i + AHEAD : i);
+        fan_buffer_plain_soon(self->core, i + 2 * AHEAD);
+        for (size_t k = 0; k < soon.n; k++)
+            __builtin_prefetch(soon.terms[k].object);
         for (size_t k = 0; k < sum.n; k++) {
             if (sum.kind->late && !fan_plain_sound(sum.terms[k].object))
                 return false;
@@ -1129,38 +1150,106 @@ static bool all_sound(const buffer_object *self)
     return true;
 }
 
-static void decref(void *object)
+/* part: gives up a hold that is not the last: nothing is called back. */
+static bool part(void *object)
 {
+    if (Py_REFCNT((PyObject *)object) == 1)
+        return false;
     Py_DECREF((PyObject *)object);
+    return true;
 }
 
-/* take_plain: *list gets the sums. False: not for this way, and nothing happened. */
-static bool take_plain(buffer_object *self, PyObject **list)
+/* writable_plain: `o` is an ndarray that the short way may write. */
+static bool writable_plain(PyObject *o, fan_plain_kind *kind, char **data)
 {
-    bool good = true;
+    return PyArray_CheckExact(o) && fan_import_plain(o, kind, data) && PyArray_ISWRITEABLE((PyArrayObject *)o);
+}
+
+/* outs_of: the entries of out= that are arrays, if each is one for the short way. */
+static bool outs_of(const buffer_object *self, PyObject *out, fan_plain_out *outs, size_t *n)
+{
+    FAN_RAW fan_plain_kind kind;
+    char *data;
+    *n = 0;
+    for (size_t i = 0; i < self->n; i++) {
+        PyObject *o = PySequence_Fast_GET_ITEM(out, (Py_ssize_t)i);
+        if (o == Py_None)
+            continue;
+        fan_plain_sum sum = fan_buffer_plain_at(self->core, i);
+        if (!writable_plain(o, &kind, &data) || (sum.n && !fan_plain_same(&kind, sum.kind)))
+            return false;
+        outs[(*n)++] = (fan_plain_out){data, (uint64_t)PyArray_NBYTES((PyArrayObject *)o), i};
+    }
+    return true;
+}
+
+/* fold_plain: makes the sum of a slot in `to`, without the interpreter where that pays. */
+static void fold_plain(const buffer_object *self, size_t slot, const fan_plain_sum *sum, PyObject *to, bool is_out)
+{
+    char *data = fan_plain_data(to, sum->kind);
+    bool first = to == sum->terms[0].object;
+    if (sum->n == 1 && first)
+        return;
+    if (fan_plain_bytes(sum->kind) > FAN_PLAIN_BYTES) {
+        Py_BEGIN_ALLOW_THREADS
+        fan_buffer_plain_fold(self->core, slot, data);
+        Py_END_ALLOW_THREADS
+    } else {
+        fan_buffer_plain_fold(self->core, slot, data);
+    }
+    fan_buffer_plain_folded(self->core, slot, first && !is_out);
+}
+
+/* named_out: out=, where it is the only argument by name (values: those by name); else NULL. */
+static PyObject *named_out(PyObject *const *values, PyObject *kwnames)
+{
+    bool only = kwnames && PyTuple_GET_SIZE(kwnames) == 1 && PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(kwnames, 0), "out") == 0;
+    return only ? values[0] : NULL;
+}
+
+#define FEW_OUTS 8
+
+/* take_plain: *list gets the sums, in `out` where that is not NULL. False: not for this way, and nothing happened. */
+static bool take_plain(buffer_object *self, PyObject *out, PyObject **list)
+{
+    fan_plain_out few[FEW_OUTS], *outs = few;
+    size_t nouts = 0;
+    bool good = true, ours;
     *list = NULL;
-    if (!unwatched() || !fan_buffer_take_plain(self->core))
+    if (!unwatched() || (out && (size_t)PySequence_Fast_GET_SIZE(out) != self->n) || !fan_buffer_take_plain(self->core))
         return false;
-    if (!all_sound(self)) {
-        fan_buffer_plain_done(self->core, false, decref);
+    /* Made before anything is looked at: this may collect garbage, which may do anything. */
+    *list = PyList_New((Py_ssize_t)self->n);
+    if (out && self->n > FEW_OUTS)
+        outs = fan_alloc(self->n * sizeof *outs);
+    ours = *list && outs && all_sound(self);
+    if (ours && out)
+        ours = (size_t)PySequence_Fast_GET_SIZE(out) == self->n && outs_of(self, out, outs, &nouts) && fan_buffer_plain_apart(self->core, outs, nouts);
+    if (outs != few)
+        fan_free(outs);
+    if (!ours) {
+        fan_buffer_plain_done(self->core, false, part);
+        Py_CLEAR(*list);
+        PyErr_Clear(); /* the long way says it, if there is anything to say */
         return false;
     }
-    *list = PyList_New((Py_ssize_t)self->n);
-    for (size_t i = 0; i < self->n && *list && good; i++) {
+    for (size_t i = 0; i < self->n && good; i++) {
         fan_plain_sum sum = fan_buffer_plain_at(self->core, i);
-        PyObject *item = sum.n == 0 ? Py_NewRef(Py_None) : sum.n == 1 ? Py_NewRef((PyObject *)sum.terms[0].object) : target_of(&sum);
+        PyObject *to = out ? PySequence_Fast_GET_ITEM(out, (Py_ssize_t)i) : Py_None, *item;
+        item = sum.n == 0 ? Py_NewRef(Py_None) : to != Py_None ? Py_NewRef(to) : sum.n == 1 ? Py_NewRef((PyObject *)sum.terms[0].object) : target_of(&sum);
         good = item != NULL;
         if (item)
             PyList_SET_ITEM(*list, (Py_ssize_t)i, item);
     }
-    good = good && *list;
     for (size_t i = 0; i < self->n && good; i++) {
-        fan_plain_sum sum = fan_buffer_plain_at(self->core, i);
-        PyObject *item = PyList_GET_ITEM(*list, (Py_ssize_t)i);
-        if (sum.n > 1)
-            fan_buffer_plain_fold(self->core, i, fan_plain_data(item, sum.kind), item == sum.terms[0].object);
+        fan_plain_sum sum = fan_buffer_plain_at(self->core, i), soon = fan_buffer_plain_at(self->core, i + AHEAD < self->n ? i + AHEAD : i);
+        fan_buffer_plain_soon(self->core, i + 2 * AHEAD);
+        for (size_t k = 0; k < soon.n; k++)
+            __builtin_prefetch(soon.terms[k].data);
+        if (sum.n > 0)
+            fold_plain(self, i, &sum, PyList_GET_ITEM(*list, (Py_ssize_t)i), out != NULL);
     }
-    fan_buffer_plain_done(self->core, good, decref);
+    fan_buffer_plain_done(self->core, good, part);
     if (!good)
         Py_CLEAR(*list);
     return good || PyErr_Occurred();
@@ -1189,7 +1278,10 @@ static PyObject *take_any(buffer_object *self, PyObject *const *args, Py_ssize_t
 static PyObject *buffer_take(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     PyObject *list;
-    if (nargs == 0 && !kwnames && take_plain(of(o), &list))
+    PyObject *out = named_out(args, kwnames);
+    if (out && !PyList_CheckExact(out) && !PyTuple_CheckExact(out))
+        out = NULL;
+    if (nargs == 0 && (!kwnames || out) && take_plain(of(o), out, &list))
         return list;
     return take_any(of(o), args, nargs, kwnames);
 }
@@ -1291,10 +1383,10 @@ static PyObject *view_of(const buffer_object *self, size_t slot)
     }
     if (!list)
         goto done;
-    d = Py_BuildValue("{s:s,s:K,s:O,s:K,s:K,s:K,s:K,s:N,s:N,s:N,s:N}", "buffer", fan_buffer_name(self->core), "slot", (unsigned long long)slot, "name",
+    d = Py_BuildValue("{s:s,s:K,s:O,s:K,s:K,s:K,s:K,s:N,s:N,s:N,s:z}", "buffer", fan_buffer_name(self->core), "slot", (unsigned long long)slot, "name",
                       name ? name : Py_None, "rules", (unsigned long long)v.rules, "C", (unsigned long long)v.C, "A",
                       (unsigned long long)v.A, "R", (unsigned long long)v.R, "event", PyBool_FromLong(v.event), "has_value",
-                      PyBool_FromLong(v.has_value), "value_ours", PyBool_FromLong(v.value_ours), "poisoned", PyBool_FromLong(v.poisoned));
+                      PyBool_FromLong(v.has_value), "value_ours", PyBool_FromLong(v.value_ours), "poisoned", v.poisoned);
     if (!d || put(d, "how", v.how ? PyUnicode_FromStringAndSize(&v.how, 1) : PyUnicode_FromString("")) < 0 ||
         put(d, "value_form", PyUnicode_FromString(form_word(v.value_form))) < 0 || put(d, "dtype", PyUnicode_FromString(fan_dtype_name(v.dtype))) < 0 ||
         put(d, "accumulate", PyUnicode_FromString(fan_dtype_name(v.accumulate))) < 0 || put(d, "count", PyLong_FromLongLong(v.count)) < 0 ||
@@ -1543,16 +1635,35 @@ static int add_all(fan_buffer *core, PyObject *arrays, PyObject *keys)
     return 0;
 }
 
-/* add_plain_n: the sum of a few small arrays of one kind; NULL without an exception: not for this way. */
-static PyObject *add_plain_n(PyObject *arrays)
+/* sum_plain: the sum of src into `to`, without the interpreter where that pays; the objects are held meanwhile, for their list may change. */
+static void sum_plain(const fan_plain_kind *kind, PyObject *const *items, const char *const *src, size_t n, char *to)
+{
+    uint64_t bytes = fan_plain_bytes(kind);
+    if (bytes <= FAN_PLAIN_BYTES) {
+        fan_plain_sum_of(kind, src, n, to);
+    } else {
+        FAN_RAW PyObject *held[FAN_PLAIN_MOST];
+        for (size_t i = 0; i < n; i++)
+            held[i] = Py_NewRef(items[i]);
+        Py_BEGIN_ALLOW_THREADS
+        fan_plain_sum_of(kind, src, n, to);
+        Py_END_ALLOW_THREADS
+        for (size_t i = 0; i < n; i++)
+            Py_DECREF(held[i]);
+    }
+    fan_plain_summed(bytes, n);
+}
+
+/* add_plain_n: the sum of a few small arrays of one kind, in `out` where that is not NULL; NULL without an exception: not for this way. */
+static PyObject *add_plain_n(PyObject *arrays, PyObject *out)
 {
     FAN_RAW const char *src[FAN_PLAIN_MOST];
     FAN_RAW fan_plain_kind kind, other;
     Py_ssize_t n = PyList_CheckExact(arrays) || PyTuple_CheckExact(arrays) ? PySequence_Fast_GET_SIZE(arrays) : 0;
     PyObject **items = n ? PySequence_Fast_ITEMS(arrays) : NULL;
-    char *data;
-    if (n < 2 || n > FAN_PLAIN_MOST || !fan_import_plain(items[0], &kind, &data) || kind.late || PyArray_NBYTES((PyArrayObject *)items[0]) > FAN_PLAIN_BYTES ||
-        !unwatched())
+    char *data, *to;
+    if (n < 2 || n > FAN_PLAIN_MOST || !fan_import_plain(items[0], &kind, &data) || kind.late ||
+        !fan_plain_fits(kind.dtype, fan_dtype_accumulate(kind.dtype), fan_plain_bytes(&kind), (size_t)n) || !unwatched())
         return NULL;
     src[0] = data;
     for (Py_ssize_t i = 1; i < n; i++) {
@@ -1560,9 +1671,17 @@ static PyObject *add_plain_n(PyObject *arrays)
             return NULL;
         src[i] = data;
     }
-    PyObject *sum = fan_plain_fresh(items[0], &kind);
+    if (out) {
+        if (!writable_plain(out, &other, &to) || !fan_plain_same(&kind, &other))
+            return NULL;
+        uint64_t bytes = (uint64_t)PyArray_NBYTES((PyArrayObject *)out);
+        for (Py_ssize_t i = 0; i < n; i++)
+            if (src[i] != to && src[i] < to + bytes && to < src[i] + bytes)
+                return NULL;
+    }
+    PyObject *sum = out ? Py_NewRef(out) : fan_plain_fresh(items[0], &kind);
     if (sum)
-        fan_plain_sum_of(&kind, src, (size_t)n, fan_plain_data(sum, &kind));
+        sum_plain(&kind, items, src, (size_t)n, fan_plain_data(sum, &kind));
     return sum;
 }
 
@@ -1573,26 +1692,36 @@ static PyObject *pair_of(PyObject *sum, PyObject *stats)
     return pair;
 }
 
-static PyObject *add_n_any(PyObject *args, PyObject *kwargs)
+static PyObject *add_n_any(PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static char *names[] = {"arrays", "out", "keys", "accumulate", "scale", "stats", NULL};
-    PyObject *arrays, *out = Py_None, *keys = Py_None, *accumulate = Py_None, *scale = Py_None;
+    static const char *const names[] = {"arrays", "out", "keys", "accumulate", "scale", "stats"};
+    struct {
+        PyObject *arrays, *out, *keys, *accumulate, *scale, *stats;
+    } a;
     PyObject *items = NULL, *numbers = NULL, *outs = NULL, *list = NULL, *sum = NULL;
-    int stats = 0;
     fan_buffer_config config = {.slots = 1, .budget = UINT64_MAX, .accumulate = FAN_NO_DTYPE, .frontend = &fan_python, .name = "add_n"};
     fan_where w = {.buffer = "add_n", .slot = -1, .key = -1};
     fan_buffer *core = NULL;
     FAN_RAW fan_error err;
     fan_status status;
+    bool stats;
     int bare;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$OOOOp:add_n", names, &arrays, &out, &keys, &accumulate, &scale, &stats))
+    if (parse_call("add_n", names, 6, 1, "the arrays", args, nargs, kwnames, &a.arrays) < 0)
         return NULL;
+    if (!a.arrays) {
+        PyErr_SetString(PyExc_TypeError, "add_n() needs a sequence of arrays");
+        return NULL;
+    }
+    if (truth(a.stats, &stats) < 0)
+        return NULL;
+    PyObject *arrays = a.arrays, *out = a.out ? a.out : Py_None, *keys = a.keys ? a.keys : Py_None;
     fan_where_push(&w);
     bare = is_bare(arrays);
     if (bare > 0 || PyUnicode_Check(arrays) || PyBytes_Check(arrays) || PyDict_Check(arrays) || !Py_TYPE(arrays)->tp_iter)
         fan_refuse(PyExc_TypeError, "expected a sequence of arrays, got one %.200s%s", Py_TYPE(arrays)->tp_name, bare > 0 ? ": give list(x) or [x, ..]" : "");
     config.stats = stats;
-    if (PyErr_Occurred() || accumulate_arg(accumulate, &config.accumulate, &config.exact) < 0 || !(items = PySequence_Tuple(arrays)))
+    if (PyErr_Occurred() || accumulate_arg(a.accumulate ? a.accumulate : Py_None, &config.accumulate, &config.exact) < 0 ||
+        !(items = PySequence_Tuple(arrays)))
         goto done;
     if (PyTuple_GET_SIZE(items) == 0) {
         fan_refuse(PyExc_ValueError, "expected at least one array: the sum of none has no shape and no dtype");
@@ -1614,7 +1743,7 @@ static PyObject *add_n_any(PyObject *args, PyObject *kwargs)
     if (add_all(core, items, numbers) < 0)
         goto done;
     outs = out == Py_None ? Py_NewRef(Py_None) : PyTuple_Pack(1, out);
-    list = outs ? take_all(core, 1, NULL, NULL, outs, scale, true) : NULL;
+    list = outs ? take_all(core, 1, NULL, NULL, outs, a.scale ? a.scale : Py_None, true) : NULL;
     if (list)
         sum = stats ? pair_of(PyList_GET_ITEM(list, 0), stats_of(core, 0)) : Py_NewRef(PyList_GET_ITEM(list, 0));
 done:
@@ -1631,18 +1760,19 @@ done:
     return sum;
 }
 
-static PyObject *add_n(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
+static PyObject *add_n(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    if (!kwargs && PyTuple_GET_SIZE(args) == 1) {
-        PyObject *sum = add_plain_n(PyTuple_GET_ITEM(args, 0));
+    if (nargs == 1) {
+        PyObject *out = named_out(args + 1, kwnames), *sum;
+        sum = kwnames && !out ? NULL : add_plain_n(args[0], out == Py_None ? NULL : out);
         if (sum || PyErr_Occurred())
             return sum;
     }
-    return add_n_any(args, kwargs);
+    return add_n_any(args, nargs, kwnames);
 }
 
 PyMethodDef fan_buffer_functions[] = {
-    {"add_n", (PyCFunction)(void (*)(void))add_n, METH_VARARGS | METH_KEYWORDS,
+    {"add_n", (PyCFunction)(void (*)(void))add_n, METH_FASTCALL | METH_KEYWORDS,
      "add_n(arrays, *, out=None, keys=None, accumulate=None, scale=None, stats=False)\n--\n\n"
      "The sum of arrays of one shape, in one pass and with one rounding.\n\n"
      "arrays: a sequence of at least one array or number (None adds nothing). The sum is the left fold in their order, or in that\n"

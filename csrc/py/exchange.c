@@ -211,7 +211,7 @@ fan_status fan_plain_value(void *object, char *data, const fan_plain_kind *kind,
 {
     int64_t strides[FAN_PLAIN_NDIM];
     if (!fan_plain_still(object, kind, data))
-        return fan_fail(err, FAN_STATE, "a gradient's memory, dtype or shape was changed after it was added; leave it as it is until take(), or add it with copy=True");
+        return fan_fail(err, FAN_STATE, "a gradient was changed after it was added");
     if (kind->late)
         return fan_import(object, false, false, out) == 0 ? FAN_OK : fan_from_python(err);
     fan_storage *st = fan_storage_wrap(data, 0, release_object, object);
@@ -232,6 +232,14 @@ static int import_numpy_scalar(PyObject *o, fan_value *out)
     PyObject *a = PyArray_FromScalar(o, NULL);
     int result = a ? import_ndarray((PyArrayObject *)a, o, FAN_FROM_NUMPY_SCALAR, false, out) : -1;
     Py_XDECREF(a);
+    return result;
+}
+
+static int too_long(PyObject *o)
+{
+    PyObject *bits = PyObject_CallMethod(o, "bit_length", NULL);
+    int result = bits ? fan_refuse(PyExc_ValueError, "an integer of %S bits does not fit int64; expected -2**63 .. 2**63 - 1, or a float", bits) : -1;
+    Py_XDECREF(bits);
     return result;
 }
 
@@ -256,7 +264,7 @@ static int import_python_scalar(PyObject *o, fan_value *out)
         dtype = FAN_INT64;
         x.i = PyLong_AsLongLongAndOverflow(o, &overflow);
         if (overflow)
-            return fan_refuse(PyExc_ValueError, "the integer %R does not fit int64; expected -2**63 .. 2**63 - 1, or a float", o);
+            return too_long(o);
     } else if (PyBool_Check(o)) {
         dtype = FAN_BOOL;
         x.b = o == Py_True;

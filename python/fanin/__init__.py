@@ -15,6 +15,7 @@ waits that are needed.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import Any
 
 from . import sim
@@ -55,7 +56,7 @@ __all__ = [
     "trim",
 ]
 
-_LATER = ("tape",)  # modules of the package that are imported when they are first asked for
+_LATER = ("tape", "torch")  # modules of the package that are imported when they are first asked for
 
 
 def __getattr__(name: str) -> Any:
@@ -65,4 +66,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, *_LATER])
+    return sorted([*__all__, *(name for name in _LATER if name != "torch" or importlib.util.find_spec("torch"))])

@@ -57,7 +57,7 @@ def explain(view: dict[str, Any]) -> str:
     who = f"{view['buffer']}: slot {view['slot']}" + (f" ({view['name']})" if view["name"] else "")
     count, expected = view["count"], view["expected"]
     if view["poisoned"]:
-        return f"{who}: it is poisoned: a call of its device failed. clear() empties it."
+        return f"{who}: it is poisoned until clear() empties it: {view['poisoned']}"
     if count == 0 and not view["has_value"]:
         due = f"; {counted(expected, 'contribution')} expected (A16)" if expected >= 0 else ""
         return f"{who}: nothing has come yet{due}."

@@ -136,6 +136,8 @@ class Machine(_core.Machine):
         launch_us: float = 0,
         gbytes_per_s: float = 0,
     ) -> Self:
+        if isinstance(devices, bool):
+            raise TypeError(f"Machine: devices is a number of devices, 1 to 64, not {devices}")
         if not 1 <= operator.index(devices) <= 64:
             raise ValueError(f"Machine: a machine has 1 to 64 devices, not {devices}")
         if schedule not in SCHEDULES:
@@ -386,7 +388,8 @@ def interruptible(call: Callable[[], object]) -> None:
     except RuntimeError:
         run()
     else:
-        thread.join()
+        while thread.is_alive():
+            thread.join(0.05)  # not for ever: a signal that comes just before a wait begins does not end it
     if raised:
         raise raised[0]
 
