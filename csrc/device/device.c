@@ -476,10 +476,10 @@ static fan_status across_captures(fan_stream *s, fan_event *e, fan_error *err)
     (void)fan_device_text(e->device, of, sizeof of);
     if (!mine)
         return fan_fail_code(err, FAN_CAPTURE, 906, "the legacy default stream of %s cannot be pulled into the capture of stream %llu of %s; make the stream that is captured "
-                             "the current one, or pass it as stream=, where the buffer is made and taken from", waiting, from, of);
+                             "the current one, or pass it as stream=, where the buffer is made and taken from (CUDA's code 906)", waiting, from, of);
     return fan_fail_code(err, FAN_CAPTURE, theirs ? 902 : 905, "stream %llu of %s is captured and cannot wait for stream %llu of %s, which is %s; fork that stream from the captured "
-                         "one before the work, or finish the work before the capture begins", (unsigned long long)s->handle, waiting, from, of,
-                         theirs ? "in another capture" : "in none");
+                         "one before the work, or finish the work before the capture begins (CUDA's code %d)", (unsigned long long)s->handle, waiting, from, of,
+                         theirs ? "in another capture" : "in none", theirs ? 902 : 905);
 }
 
 fan_status fan_stream_wait(fan_stream *s, fan_event *e, bool *elided, fan_error *err)

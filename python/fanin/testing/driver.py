@@ -35,8 +35,10 @@ TAG = 1 << 62
 #: What `FakeDriver.live` counts, in the library's order.
 KINDS = ("contexts", "streams", "events", "modules", "functions", "objects", "memory")
 #: The core's element types, in its order (csrc/array/dtype.h).
-DTYPES = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16")
-DTYPES += ("float8_e4m3fn", "float8_e5m2", "float32", "float64", "complex64", "complex128")
+DTYPES = (
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16"),
+    *("float8_e4m3fn", "float8_e5m2", "float32", "float64", "complex64", "complex128"),
+)
 LAUNCHED = ctypes.CFUNCTYPE(None, ctypes.c_int64)
 
 
