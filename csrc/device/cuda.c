@@ -561,6 +561,25 @@ int fan_cuda_count(const fan_cuda *c)
     return c->count;
 }
 
+int fan_cuda_holding(fan_cuda *c, uint64_t address)
+{
+    int index = -1;
+    if (forked(c) || c->api.PointerGetAttribute(&index, FAN_CU_POINTER_DEVICE_ORDINAL, address) != 0)
+        return -1;
+    return index >= 0 && index < c->count ? index : -1;
+}
+
+int fan_cuda_here(fan_cuda *c)
+{
+    fan_cu_context now = NULL;
+    if (forked(c) || c->api.CtxGetCurrent(&now) != 0 || !now)
+        return -1;
+    for (int i = 0; i < c->count; i++)
+        if (c->parts[i].ready && c->parts[i].context == now)
+            return i;
+    return -1;
+}
+
 fan_cuda *fan_cuda_of(const fan_device *d)
 {
     return d->backend == &backend ? d->self : NULL;

@@ -34,6 +34,10 @@ fan_status fan_cuda_describe(fan_cuda *c, int index, char *buf, size_t size, fan
 /* fan_cuda_stream: the stream of a handle (0 and 1: the legacy default; 2: this thread's own), which its giver keeps alive. One handle is one fan_stream as long as
  * somebody holds it. FAN_VALUE where the driver says that it is of another device. */
 fan_status fan_cuda_stream(fan_device *d, uint64_t handle, fan_stream **out, fan_error *err);
+/* fan_cuda_here: the device whose primary context is current on this thread; -1: none that is in use. */
+int fan_cuda_here(fan_cuda *c);
+/* fan_cuda_holding: the device on which the driver has memory at `address`; -1: it knows none there. */
+int fan_cuda_holding(fan_cuda *c, uint64_t address);
 void fan_cuda_leave_out(fan_cuda *c, uint64_t plan_bits); /* as fan_sim_leave_out */
 
 extern const char fan_kernels_ptx[], fan_kernels_hash[]; /* kernels/ptx.c */

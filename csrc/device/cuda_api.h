@@ -66,6 +66,7 @@ typedef enum fan_cuda_feature {
     X(MemcpyHtoDAsync, "_v2", 3020, MUST, (fan_cu_pointer to, const void *from, size_t bytes, fan_cu_stream s))       \
     X(MemcpyDtoHAsync, "_v2", 3020, MUST, (void *to, fan_cu_pointer from, size_t bytes, fan_cu_stream s))             \
     X(MemsetD8Async, "", 3020, MUST, (fan_cu_pointer p, unsigned char byte, size_t bytes, fan_cu_stream s))           \
+    X(PointerGetAttribute, "", 4000, MUST, (void *out, int which, fan_cu_pointer p))                                  \
     X(StreamCreate, "", 2000, MUST, (fan_cu_stream *out, unsigned flags))                                             \
     X(StreamDestroy, "_v2", 4000, MUST, (fan_cu_stream s))                                                            \
     X(StreamGetCtx, "", 9020, MUST, (fan_cu_stream s, fan_cu_context *out))                                           \
@@ -104,6 +105,7 @@ enum {
     FAN_CU_DEINITIALIZED = 4,
     FAN_CU_NOT_READY = 600,
     FAN_CU_STREAM_NON_BLOCKING = 1,
+    FAN_CU_POINTER_DEVICE_ORDINAL = 9,
     FAN_CU_EVENT_DISABLE_TIMING = 2,
     FAN_CU_ATTRIBUTE_MULTIPROCESSORS = 16,
     FAN_CU_ATTRIBUTE_MEMORY_POOLS = 115,

@@ -172,14 +172,20 @@ typedef struct pushed {
 
 static _Thread_local pushed *innermost;
 
+fan_stream *fan_stream_pushed(fan_device *d)
+{
+    for (const pushed *p = innermost; p; p = p->outer)
+        if (p->stream->device == d)
+            return fan_stream_hold(p->stream);
+    return NULL;
+}
+
 fan_stream *fan_stream_current(fan_device *d)
 {
     if (!d->backend->has_streams)
         return NULL;
-    for (const pushed *p = innermost; p; p = p->outer)
-        if (p->stream->device == d)
-            return fan_stream_hold(p->stream);
-    return d->backend->current(d);
+    fan_stream *s = fan_stream_pushed(d);
+    return s ? s : d->backend->current(d);
 }
 
 fan_status fan_stream_push(fan_stream *s, fan_error *err)
@@ -541,6 +547,8 @@ struct fan_memory {
     fan_device *device;  /* held; not while leaving: the device's list would hold the device */
     void *data;
     size_t bytes;
+    void (*release)(void *ctx); /* another allocator's memory goes back so; NULL: the device's own */
+    void *ctx;
     bool lost;           /* leaving, and what must pass is not known any more: it stays until its device goes */
     size_t n, cap;       /* of streams, the owner's place counted */
     fan_stream **streams;
@@ -629,8 +637,12 @@ static bool passed(fan_memory *m)
 static void memory_free(fan_memory *m)
 {
     fan_device *d = m->device;
-    trace(FAN_TRACE_FREE, d, NULL, NULL, NULL, m->bytes);
-    d->backend->free(d, m->data, m->bytes);
+    if (m->release) {
+        m->release(m->ctx);
+    } else {
+        trace(FAN_TRACE_FREE, d, NULL, NULL, NULL, m->bytes);
+        d->backend->free(d, m->data, m->bytes);
+    }
     if (m->streams != m->few_streams)
         fan_free(m->streams);
     fan_free(m);
@@ -755,7 +767,7 @@ static void memory_release(fan_storage *st)
     fan_memory *m = st->ctx;
     fan_device *d = m->device;
     size_t skip = m->streams[0] ? 0 : 1; /* no owner */
-    if (d->backend->dropped)
+    if (d->backend->dropped && !m->release)
         d->backend->dropped(d, m->data, m->bytes, m->streams + skip, m->n - skip);
     record_uses(m);
     if (passed(m)) {
@@ -851,9 +863,34 @@ fan_status fan_memory_new(fan_device *d, fan_stream *owner, size_t bytes, fan_st
     return FAN_OK;
 }
 
-static fan_memory *memory_of(fan_storage *st)
+static fan_memory *memory_of(const fan_storage *st)
 {
     return st && st->release == memory_release ? st->ctx : NULL;
+}
+
+fan_status fan_memory_wrap(fan_device *d, void *data, void (*release)(void *ctx), void *ctx, fan_storage **out, fan_error *err)
+{
+    fan_memory *m = fan_calloc(sizeof *m);
+    *out = m ? fan_storage_wrap(data, 0, memory_release, m) : NULL;
+    if (!*out) {
+        fan_free(m);
+        return fan_fail(err, FAN_NOMEM, "out of memory for the books of an array's memory");
+    }
+    m->device = fan_device_hold(d);
+    m->data = data;
+    m->release = release;
+    m->ctx = ctx;
+    m->streams = m->few_streams;
+    m->events = m->few_events;
+    m->cap = USERS;
+    m->n = 1; /* the owner's place */
+    return FAN_OK;
+}
+
+void *fan_memory_wrapped(const fan_storage *st, void (*release)(void *ctx))
+{
+    const fan_memory *m = memory_of(st);
+    return m && m->release == release ? m->ctx : NULL;
 }
 
 /* widen: room for one more user. The device's lock is held. */

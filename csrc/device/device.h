@@ -179,6 +179,8 @@ fan_stream *fan_stream_hold(fan_stream *s); /* every hold takes NULL and gives i
 void fan_stream_drop(fan_stream *s); /* NULL is fine */
 /* fan_stream_current: the innermost stream pushed for `d` on this thread, else the backend's current; a hold. NULL for devices without streams. */
 fan_stream *fan_stream_current(fan_device *d);
+/* fan_stream_pushed: the innermost stream pushed for `d` on this thread, a hold; NULL: none. */
+fan_stream *fan_stream_pushed(fan_device *d);
 /* fan_stream_push: makes s the current stream of its device on this thread (holds it); FAN_NOMEM. pop takes off the innermost push of `s`. */
 fan_status fan_stream_push(fan_stream *s, fan_error *err);
 void fan_stream_pop(fan_stream *s);
@@ -206,6 +208,11 @@ bool fan_event_covers(const fan_event *later, const fan_event *e);
 /* fan_memory_new: `bytes` of device memory owned by stream `owner` (may be NULL), as a storage whose release follows Lifetime.
  * On the CPU: fan_storage_new. */
 fan_status fan_memory_new(fan_device *d, fan_stream *owner, size_t bytes, fan_storage **out, fan_error *err);
+/* fan_memory_wrap: memory on d that another allocator owns, as a storage of the same Lifetime: once its last hold has gone and all streams that used it have passed,
+ * release(ctx) is called, on any thread with no lock of ours held. FAN_NOMEM: release is not called. */
+fan_status fan_memory_wrap(fan_device *d, void *data, void (*release)(void *ctx), void *ctx, fan_storage **out, fan_error *err);
+/* fan_memory_wrapped: the ctx of such a storage, if it was made with this release; else NULL. */
+void *fan_memory_wrapped(const fan_storage *st, void (*release)(void *ctx));
 /* fan_memory_used_on: the mark. FAN_NOMEM leaves the set as it was. A no-op for host storages and on the memory's owner stream. */
 fan_status fan_memory_used_on(fan_storage *st, fan_stream *s, fan_error *err);
 /* fan_memory_users: the streams (no holds; at most `cap` are stored) that used it, its owner first; returns how many there are. 0 for host storages. */

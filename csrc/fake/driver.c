@@ -754,6 +754,16 @@ fan_cu_result fan_fake_MemFreeAsync(fan_cu_pointer p, fan_cu_stream handle)
     return w ? code : OUT_OF_MEMORY;
 }
 
+fan_cu_result fan_fake_PointerGetAttribute(void *out, int which, fan_cu_pointer p)
+{
+    CALL(PointerGetAttribute);
+    const thing *t = memory_at(p, 1);
+    if (!t || which != FAN_CU_POINTER_DEVICE_ORDINAL)
+        return INVALID_VALUE;
+    *(int *)out = t->device;
+    return OK;
+}
+
 fan_cu_result fan_fake_DeviceGetDefaultMemPool(fan_cu_pool *out, fan_cu_device d)
 {
     CALL(DeviceGetDefaultMemPool);

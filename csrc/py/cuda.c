@@ -218,7 +218,36 @@ static PyObject *test_mutant(PyObject *Py_UNUSED(module), PyObject *number)
 }
 #endif
 
+static PyObject *cuda_here(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+{
+    fan_cuda *c = NULL;
+    fan_error err = {0};
+    fan_status status = opened(&c, &err);
+    if (status != FAN_OK)
+        return fan_raise(status, &err);
+    int index = fan_cuda_here(c);
+    fan_cuda_drop(c);
+    return PyLong_FromLong(index);
+}
+
+static PyObject *cuda_holding(PyObject *Py_UNUSED(module), PyObject *address)
+{
+    fan_cuda *c = NULL;
+    fan_error err = {0};
+    unsigned long long at = PyLong_AsUnsignedLongLong(address);
+    if (at == (unsigned long long)-1 && PyErr_Occurred())
+        return NULL;
+    fan_status status = opened(&c, &err);
+    if (status != FAN_OK)
+        return fan_raise(status, &err);
+    int index = fan_cuda_holding(c, at);
+    fan_cuda_drop(c);
+    return PyLong_FromLong(index);
+}
+
 PyMethodDef fan_cuda_functions[] = {
+    {"cuda_holding", cuda_holding, METH_O, "cuda_holding(address, /)\n--\n\nThe device whose memory the driver has at an address; -1: it knows none there."},
+    {"cuda_here", cuda_here, METH_NOARGS, "cuda_here()\n--\n\nThe device whose primary context is current on this thread; -1: none that is in use."},
     {"cuda_use", cuda_use, METH_O, "cuda_use(path, /)\n--\n\nThe CUDA driver from now on; None: the system's. It is opened when it is first asked for."},
     {"cuda_info", cuda_info, METH_NOARGS, "cuda_info()\n--\n\nWhat the CUDA driver has, or why there is none."},
     {"device_array", device_array, METH_VARARGS,
