@@ -18,9 +18,8 @@ import pytest
 import fanin
 from fanin import _core
 from fanin.sim import SCHEDULES
-from fanin.testing import FakeDriver, fake_library, use_driver
-from fanin.testing.driver import DriverError
-from support import ROOT, run_python
+from fanin.testing import FakeDriver, use_driver
+from support import ROOT, TESTS, run_python
 
 pytestmark = pytest.mark.core
 
@@ -62,7 +61,7 @@ def test_nothing_is_opened_before_a_device_is_asked_for() -> None:
 
 
 def test_without_a_driver_the_error_says_so_and_all_else_works() -> None:
-    with pytest.raises(fanin.DeviceError, match="no CUDA driver: libcuda-of-no-machine.so.1") as caught:
+    with pytest.raises(fanin.DeviceError, match=r"no CUDA driver: libcuda-of-no-machine\.so\.1") as caught:
         fanin.Stream("cuda:0", 1)
     assert caught.value.code == 0  # type: ignore[attr-defined]
     assert "no CUDA driver" in str(fanin.info())
@@ -511,6 +510,16 @@ def test_sparse_gradients_are_scattered_as_on_the_cpu(driver: FakeDriver, index:
     assert tried == 20
 
 
+def test_the_conformance_suite_holds_on_a_device() -> None:
+    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, "-p", "fanin.testing.plugin", "--pyargs", "fanin.conformance"]
+    done = subprocess.run(
+        [sys.executable, *words, "--fanin-buffer=cuda_buffer:CudaBuffer"], capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": f"{TESTS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+    assert int(done.stdout.split(" passed")[0].split()[-1]) > 40
+
+
 # Failures
 
 
@@ -542,7 +551,7 @@ def one_pass(driver: FakeDriver, fail: int, code: int, sticky: bool) -> tuple[st
     assert error.code == code  # type: ignore[attr-defined]
     assert "cu" in str(error) and "cuda:0" in str(error) and f"({code})" in str(error), error
     if sticky:
-        with pytest.raises(fanin.DeviceError, match="lost since an earlier failure.*Restart the process"):
+        with pytest.raises(fanin.DeviceError, match=r"lost since an earlier failure.*Restart the process"):
             driver.array(np.ones(2))
         return happened, True
     poisoned = False
@@ -581,7 +590,7 @@ def test_every_driver_call_failed_once_poisons_at_most_its_slot_and_leaks_nothin
             if not sticky:
                 driver.synchronize()
                 assert driver.races == 0, driver.race
-            assert driver.depth == 0
+            assert (driver.depth, driver.capture_mode) == (0, 0)
         gc.collect(1)
         if not sticky and happened != "nothing":
             assert driver.live("contexts") <= 1
