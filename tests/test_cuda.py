@@ -335,6 +335,35 @@ def test_memory_goes_back_only_when_its_users_have_passed(driver: FakeDriver) ->
     del y
 
 
+@pytest.mark.threads
+def test_threads_add_from_streams_of_their_own(driver: FakeDriver) -> None:
+    import threading
+
+    c = driver.stream()
+    streams = [driver.stream() for _ in range(4)]
+    buf = fanin.InputBuffer(3, stream=c, budget=0)
+    failed: list[BaseException] = []
+
+    def produce(k: int) -> None:
+        try:
+            for turn in range(6):
+                g = _core.device_array("cuda:0", np.full(32, 2.0 ** (6 * k + turn)), False)
+                buf.add(turn % 3, g, key=6 * k + turn, stream=streams[k])
+                fanin.Stream("cuda:0", streams[k].handle).record()
+        except BaseException as e:
+            failed.append(e)
+
+    threads = [threading.Thread(target=produce, args=(k,)) for k in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not failed
+    with fanin.stream(c):
+        sums = [x.numpy().tolist() for x in buf.take()]
+    assert sums == [[sum(2.0 ** (6 * k + turn) for k in range(4) for turn in (slot, slot + 3))] * 32 for slot in range(3)]
+
+
 # Values: the kernels are the CPU's, bit by bit
 
 LOW = [np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16), np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)]

@@ -3,15 +3,15 @@
 #include "check.h"
 #include "device/capture.h"
 
-static fan_capture begun(fan_capture_mode mode)
+static fan_capture_run begun(fan_capture_mode mode)
 {
-    fan_capture c;
+    fan_capture_run c;
     CHECK_INT(fan_capture_begin(&c, mode, 1, NULL), FAN_OK);
     return c;
 }
 
 /* fork: a member of c that waits for member `from` as it is now. */
-static uint32_t fork_from(fan_capture *c, uint32_t from)
+static uint32_t fork_from(fan_capture_run *c, uint32_t from)
 {
     fan_clock e;
     uint32_t member = UINT32_MAX;
@@ -22,7 +22,7 @@ static uint32_t fork_from(fan_capture *c, uint32_t from)
     return member;
 }
 
-static void join_to(fan_capture *c, uint32_t member, uint32_t to)
+static void join_to(fan_capture_run *c, uint32_t member, uint32_t to)
 {
     fan_clock e;
     fan_clock_init(&e);
@@ -33,7 +33,7 @@ static void join_to(fan_capture *c, uint32_t member, uint32_t to)
 
 static void test_joins(void)
 {
-    fan_capture c = begun(FAN_CAPTURE_GLOBAL);
+    fan_capture_run c = begun(FAN_CAPTURE_GLOBAL);
     uint32_t a = fork_from(&c, 0), b = fork_from(&c, a);
     CHECK_INT(c.members, 3);
     CHECK_INT(fan_capture_work(&c, a), 0);
@@ -61,7 +61,7 @@ static void test_joins(void)
 
 static void test_ends(void)
 {
-    fan_capture c = begun(FAN_CAPTURE_THREAD_LOCAL);
+    fan_capture_run c = begun(FAN_CAPTURE_THREAD_LOCAL);
     CHECK_INT(fan_capture_end(&c, 0, 2), FAN_CAPTURE_WRONG_THREAD);
     CHECK(!c.ended && !c.broken);
     CHECK_INT(fan_capture_end(&c, 0, 1), 0);
@@ -85,7 +85,7 @@ static void test_broken(void)
     fan_clock e;
     uint32_t member;
     fan_clock_init(&e);
-    fan_capture c = begun(FAN_CAPTURE_GLOBAL);
+    fan_capture_run c = begun(FAN_CAPTURE_GLOBAL);
     CHECK_INT(fan_capture_break(&c, FAN_CAPTURE_ISOLATION), FAN_CAPTURE_ISOLATION);
     CHECK_INT(fan_capture_work(&c, 0), FAN_CAPTURE_INVALIDATED);
     CHECK_INT(fan_capture_record(&c, 0, &e), FAN_CAPTURE_INVALIDATED);
@@ -110,7 +110,7 @@ static void test_unsafe(void)
         {FAN_CAPTURE_RELAXED, FAN_CAPTURE_GLOBAL, 2, false},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        fan_capture c = begun(rows[i].theirs);
+        fan_capture_run c = begun(rows[i].theirs);
         CHECK_INT(fan_capture_forbids(&c, rows[i].thread, rows[i].mine), rows[i].forbidden);
         c.ended = true;
         CHECK(!fan_capture_forbids(&c, rows[i].thread, rows[i].mine));
@@ -130,7 +130,7 @@ static void test_memory(void)
     fan_mem_counts before = fan_mem_get();
     int failed = 0;
     for (int64_t n = 0; n < 20; n++) {
-        fan_capture c;
+        fan_capture_run c;
         uint32_t member;
         fan_clock e;
         fan_clock_init(&e);
