@@ -288,7 +288,7 @@ def test_a_captured_event_has_no_time(w: Any, ask: str) -> None:
     s = w.stream()
     e = w.event()
     w.record(e, s)
-    getattr(w, "sync_event")(e)
+    w.sync_event(e)
     w.query(e)  # outside it has
     w.begin_capture(s)
     w.record(e, s)
@@ -535,7 +535,7 @@ def test_the_legacy_consumer_of_captured_work_is_told_what_to_do(w: Any) -> None
     w.begin_capture(p)
     buf = fanin.InputBuffer(1, stream=w.legacy())
     buf.add(0, g, stream=p)
-    with pytest.raises(fanin.CaptureError, match="legacy default stream.*cannot be pulled into the capture.*pass it as stream="):
+    with pytest.raises(fanin.CaptureError, match=r"legacy default stream.*cannot be pulled into the capture.*pass it as stream="):
         buf.take()
     assert w.state(p) == 1
     w.end_capture(p)

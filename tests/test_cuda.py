@@ -18,9 +18,8 @@ import pytest
 import fanin
 from fanin import _core
 from fanin.sim import SCHEDULES
-from fanin.testing import FakeDriver, fake_library, use_driver
-from fanin.testing.driver import DriverError
-from support import ROOT, run_python
+from fanin.testing import FakeDriver, use_driver
+from support import ROOT, TESTS, run_python
 
 pytestmark = pytest.mark.core
 
@@ -62,7 +61,7 @@ def test_nothing_is_opened_before_a_device_is_asked_for() -> None:
 
 
 def test_without_a_driver_the_error_says_so_and_all_else_works() -> None:
-    with pytest.raises(fanin.DeviceError, match="no CUDA driver: libcuda-of-no-machine.so.1") as caught:
+    with pytest.raises(fanin.DeviceError, match=r"no CUDA driver: libcuda-of-no-machine\.so\.1") as caught:
         fanin.Stream("cuda:0", 1)
     assert caught.value.code == 0  # type: ignore[attr-defined]
     assert "no CUDA driver" in str(fanin.info())
@@ -336,6 +335,35 @@ def test_memory_goes_back_only_when_its_users_have_passed(driver: FakeDriver) ->
     del y
 
 
+@pytest.mark.threads
+def test_threads_add_from_streams_of_their_own(driver: FakeDriver) -> None:
+    import threading
+
+    c = driver.stream()
+    streams = [driver.stream() for _ in range(4)]
+    buf = fanin.InputBuffer(3, stream=c, budget=0)
+    failed: list[BaseException] = []
+
+    def produce(k: int) -> None:
+        try:
+            for turn in range(6):
+                g = _core.device_array("cuda:0", np.full(32, 2.0 ** (6 * k + turn)), False)
+                buf.add(turn % 3, g, key=6 * k + turn, stream=streams[k])
+                fanin.Stream("cuda:0", streams[k].handle).record()
+        except BaseException as e:
+            failed.append(e)
+
+    threads = [threading.Thread(target=produce, args=(k,)) for k in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not failed
+    with fanin.stream(c):
+        sums = [x.numpy().tolist() for x in buf.take()]
+    assert sums == [[sum(2.0 ** (6 * k + turn) for k in range(4) for turn in (slot, slot + 3))] * 32 for slot in range(3)]
+
+
 # Values: the kernels are the CPU's, bit by bit
 
 LOW = [np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16), np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)]
@@ -511,6 +539,16 @@ def test_sparse_gradients_are_scattered_as_on_the_cpu(driver: FakeDriver, index:
     assert tried == 20
 
 
+def test_the_conformance_suite_holds_on_a_device() -> None:
+    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, "-p", "fanin.testing.plugin", "--pyargs", "fanin.conformance"]
+    done = subprocess.run(
+        [sys.executable, *words, "--fanin-buffer=cuda_buffer:CudaBuffer"], capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": f"{TESTS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+    assert int(done.stdout.split(" passed")[0].split()[-1]) > 40
+
+
 # Failures
 
 
@@ -542,7 +580,7 @@ def one_pass(driver: FakeDriver, fail: int, code: int, sticky: bool) -> tuple[st
     assert error.code == code  # type: ignore[attr-defined]
     assert "cu" in str(error) and "cuda:0" in str(error) and f"({code})" in str(error), error
     if sticky:
-        with pytest.raises(fanin.DeviceError, match="lost since an earlier failure.*Restart the process"):
+        with pytest.raises(fanin.DeviceError, match=r"lost since an earlier failure.*Restart the process"):
             driver.array(np.ones(2))
         return happened, True
     poisoned = False
@@ -581,7 +619,7 @@ def test_every_driver_call_failed_once_poisons_at_most_its_slot_and_leaks_nothin
             if not sticky:
                 driver.synchronize()
                 assert driver.races == 0, driver.race
-            assert driver.depth == 0
+            assert (driver.depth, driver.capture_mode) == (0, 0)
         gc.collect(1)
         if not sticky and happened != "nothing":
             assert driver.live("contexts") <= 1

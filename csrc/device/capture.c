@@ -7,7 +7,7 @@
 
 static atomic_uint_fast64_t last;
 
-static int add_member(fan_capture *c)
+static int add_member(fan_capture_run *c)
 {
     if (fan_grow((void **)&c->before, &c->cap, (size_t)c->members + 1, sizeof *c->before) ||
         fan_grow((void **)&c->work, &c->work_cap, (size_t)c->members + 1, sizeof *c->work))
@@ -17,7 +17,7 @@ static int add_member(fan_capture *c)
     return 0;
 }
 
-fan_status fan_capture_begin(fan_capture *c, fan_capture_mode mode, uint64_t thread, fan_error *err)
+fan_status fan_capture_begin(fan_capture_run *c, fan_capture_mode mode, uint64_t thread, fan_error *err)
 {
     memset(c, 0, sizeof *c);
     c->id = atomic_fetch_add(&last, 1) + 1;
@@ -26,7 +26,7 @@ fan_status fan_capture_begin(fan_capture *c, fan_capture_mode mode, uint64_t thr
     return add_member(c) ? fan_fail(err, FAN_NOMEM, "out of memory for a capture") : FAN_OK;
 }
 
-void fan_capture_fini(fan_capture *c)
+void fan_capture_fini(fan_capture_run *c)
 {
     for (uint32_t i = 0; i < c->members; i++)
         fan_clock_fini(&c->before[i]);
@@ -35,7 +35,7 @@ void fan_capture_fini(fan_capture *c)
     memset(c, 0, sizeof *c);
 }
 
-int fan_capture_work(fan_capture *c, uint32_t member)
+int fan_capture_work(fan_capture_run *c, uint32_t member)
 {
     if (c->broken)
         return FAN_CAPTURE_INVALIDATED;
@@ -45,17 +45,17 @@ int fan_capture_work(fan_capture *c, uint32_t member)
     return 0;
 }
 
-int fan_capture_record(fan_capture *c, uint32_t member, fan_clock *event)
+int fan_capture_record(fan_capture_run *c, uint32_t member, fan_clock *event)
 {
     return c->broken ? FAN_CAPTURE_INVALIDATED : fan_clock_copy(event, &c->before[member]) ? -1 : 0;
 }
 
-int fan_capture_wait(fan_capture *c, uint32_t member, const fan_clock *event)
+int fan_capture_wait(fan_capture_run *c, uint32_t member, const fan_clock *event)
 {
     return c->broken ? FAN_CAPTURE_INVALIDATED : fan_clock_join(&c->before[member], event) ? -1 : 0;
 }
 
-int fan_capture_pull(fan_capture *c, const fan_clock *event, uint32_t *member)
+int fan_capture_pull(fan_capture_run *c, const fan_clock *event, uint32_t *member)
 {
     if (c->broken)
         return FAN_CAPTURE_INVALIDATED;
@@ -68,13 +68,13 @@ int fan_capture_pull(fan_capture *c, const fan_clock *event, uint32_t *member)
     return -1;
 }
 
-int fan_capture_break(fan_capture *c, int code)
+int fan_capture_break(fan_capture_run *c, int code)
 {
     c->broken = true;
     return code;
 }
 
-int fan_capture_end(fan_capture *c, uint32_t member, uint64_t thread)
+int fan_capture_end(fan_capture_run *c, uint32_t member, uint64_t thread)
 {
     if (thread != c->thread && c->mode != FAN_CAPTURE_RELAXED)
         return FAN_CAPTURE_WRONG_THREAD;
@@ -89,7 +89,7 @@ int fan_capture_end(fan_capture *c, uint32_t member, uint64_t thread)
     return 0;
 }
 
-bool fan_capture_forbids(const fan_capture *c, uint64_t thread, fan_capture_mode mine)
+bool fan_capture_forbids(const fan_capture_run *c, uint64_t thread, fan_capture_mode mine)
 {
     if (c->ended || c->mode == FAN_CAPTURE_RELAXED || mine == FAN_CAPTURE_RELAXED)
         return false;

@@ -38,7 +38,7 @@ enum {
     FAN_CAPTURE_WRONG_THREAD = 908
 };
 
-typedef struct fan_capture {
+typedef struct fan_capture_run {
     uint64_t id;       /* never reused */
     fan_capture_mode mode;
     uint64_t thread;   /* that began it */
@@ -47,23 +47,23 @@ typedef struct fan_capture {
     fan_clock *before; /* of each member: what comes before its next work */
     uint64_t *work;    /* of each member: pieces of work so far */
     size_t cap, work_cap;
-} fan_capture;
+} fan_capture_run;
 
 /* fan_capture_begin: with its first member. FAN_NOMEM. */
-fan_status fan_capture_begin(fan_capture *c, fan_capture_mode mode, uint64_t thread, fan_error *err);
-void fan_capture_fini(fan_capture *c);
+fan_status fan_capture_begin(fan_capture_run *c, fan_capture_mode mode, uint64_t thread, fan_error *err);
+void fan_capture_fini(fan_capture_run *c);
 /* The others return 0 or a code; -1: out of memory, nothing changed. */
-int fan_capture_work(fan_capture *c, uint32_t member);
-int fan_capture_record(fan_capture *c, uint32_t member, fan_clock *event);
-int fan_capture_wait(fan_capture *c, uint32_t member, const fan_clock *event);
+int fan_capture_work(fan_capture_run *c, uint32_t member);
+int fan_capture_record(fan_capture_run *c, uint32_t member, fan_clock *event);
+int fan_capture_wait(fan_capture_run *c, uint32_t member, const fan_clock *event);
 /* fan_capture_pull: a stream from outside waits for an event of c: it is a member from now on. */
-int fan_capture_pull(fan_capture *c, const fan_clock *event, uint32_t *member);
+int fan_capture_pull(fan_capture_run *c, const fan_clock *event, uint32_t *member);
 /* fan_capture_break: a violation was found elsewhere; returns `code`. */
-int fan_capture_break(fan_capture *c, int code);
+int fan_capture_break(fan_capture_run *c, int code);
 /* fan_capture_end: on a member's stream and a thread. The capture has ended, with whatever code, but for 903 and 908. */
-int fan_capture_end(fan_capture *c, uint32_t member, uint64_t thread);
+int fan_capture_end(fan_capture_run *c, uint32_t member, uint64_t thread);
 /* fan_capture_forbids: an unsafe call by `thread` in mode `mine` disturbs c. */
-bool fan_capture_forbids(const fan_capture *c, uint64_t thread, fan_capture_mode mine);
+bool fan_capture_forbids(const fan_capture_run *c, uint64_t thread, fan_capture_mode mine);
 /* fan_capture_words: what a code says. */
 const char *fan_capture_words(int code);
 

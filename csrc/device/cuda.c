@@ -134,9 +134,14 @@ fan_status fan_cuda_check(fan_cuda_part *p, fan_cu_result code, const char *call
 int fan_cuda_relax(const fan_cuda_part *p, int mode)
 {
     const fan_cuda_api *api = fan_cuda_api_of(p);
-    if (api->has[FAN_CUDA_CAPTURE])
-        (void)api->ThreadExchangeStreamCaptureMode(&mode);
-    return mode;
+    if (!api->has[FAN_CUDA_CAPTURE] || mode < 0)
+        return -1;
+    for (int i = 0; i < 2; i++) { /* a thread that stayed in relaxed mode would break other people's captures: so it is tried twice */
+        int was = mode;
+        if (api->ThreadExchangeStreamCaptureMode(&was) == 0)
+            return was;
+    }
+    return -1;
 }
 
 /* ---- streams ---- */

@@ -84,7 +84,7 @@ fan_status fan_cuda_enter(fan_cuda_part *p, fan_cuda_scope *scope, fan_error *er
 void fan_cuda_leave(fan_cuda_scope *scope);
 /* fan_cuda_check: what a driver's code means: FAN_OK, FAN_DEVICE_NOMEM, FAN_CAPTURE, FAN_DEVICE; `call` names the function and what it was for. */
 fan_status fan_cuda_check(fan_cuda_part *p, fan_cu_result code, const char *call, fan_error *err);
-/* fan_cuda_relax: from here to the same call with what it returned, this thread's unsafe calls disturb nobody's capture. */
+/* fan_cuda_relax: from here to the same call with what it returned (-1: nothing was changed), this thread's unsafe calls disturb nobody's capture. */
 int fan_cuda_relax(const fan_cuda_part *p, int mode);
 /* fan_cuda_queue_of: the driver's handle; FAN_VALUE for another thread's own stream. */
 fan_status fan_cuda_queue_of(const fan_stream *s, fan_cu_stream *out, fan_error *err);

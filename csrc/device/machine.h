@@ -39,7 +39,7 @@ struct fan_sim_queue {
 struct fan_sim_recording {
     size_t refs;
     fan_sim_recording *next; /* among those under way */
-    fan_capture capture;
+    fan_capture_run capture;
     fan_sim_graph *graph;    /* what was recorded; NULL once it has ended */
 };
 

@@ -1263,8 +1263,10 @@ FAN_FAKE_SHOWN uint64_t fanFakeRaces(void);
 FAN_FAKE_SHOWN const char *fanFakeRace(void);
 FAN_FAKE_SHOWN const char *fanFakeSaid(void);
 FAN_FAKE_SHOWN int fanFakeSynchronize(void);
+FAN_FAKE_SHOWN int fanFakeStep(void);
 FAN_FAKE_SHOWN int64_t fanFakeLive(int which);
 FAN_FAKE_SHOWN int fanFakeDepth(void);
+FAN_FAKE_SHOWN int fanFakeMode(void);
 FAN_FAKE_SHOWN int fanFakeLaunch(fan_cu_stream handle, const char *name, void (*call)(int64_t), int64_t token, const int64_t *reads, int nreads,
                                  const int64_t *writes, int nwrites);
 
@@ -1372,6 +1374,14 @@ int fanFakeSynchronize(void)
     return done(fan_sim_synchronize(fake.m, &err), &err);
 }
 
+int fanFakeStep(void)
+{
+    fan_error err = {.status = FAN_OK};
+    bool ran;
+    settle();
+    return done(fan_sim_step(fake.m, &ran, &err), &err);
+}
+
 int64_t fanFakeLive(int which)
 {
     int64_t n = 0;
@@ -1380,6 +1390,13 @@ int64_t fanFakeLive(int which)
     for (int i = 0; fake.contexts && i < MOST_DEVICES; i++)
         n += fake.contexts[i].retained;
     return n;
+}
+
+int fanFakeMode(void)
+{
+    int mode = fan_sim_capture_mode(0);
+    (void)fan_sim_capture_mode(mode);
+    return mode;
 }
 
 int fanFakeDepth(void)

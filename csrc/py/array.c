@@ -350,7 +350,7 @@ static PyObject *array_numpy(PyObject *o, PyObject *Py_UNUSED(none))
     if (status == FAN_OK) {
         Py_BEGIN_ALLOW_THREADS
         s = fan_stream_current(self->d);
-        status = self->d->backend->read(s, dst, a, &err);
+        status = s ? self->d->backend->read(s, dst, a, &err) : fan_fail(&err, FAN_NOMEM, "out of memory for a stream");
         fan_stream_drop(s);
         Py_END_ALLOW_THREADS
     }

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.machinery
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -95,6 +96,7 @@ class FakeDriver:
         self._failed: list[BaseException] = []
         self._called = LAUNCHED(self._run)
         self._streams: list[int] = []
+        self._mine: dict[int, weakref.ref[Any]] = {}
         order = SCHEDULES.index(schedule)
         if self._lib.fanFakeReset(
             devices, ctypes.c_uint64(seed), order, ctypes.c_uint64(starve), ctypes.c_uint64(memory), int(check)
@@ -134,22 +136,31 @@ class FakeDriver:
 
     def array(self, values: Any, device: int = 0) -> Any:
         """An array on a device with these values, there when the call returns."""
-        return _core.device_array(f"cuda:{device}", np.asarray(values), False)
+        return self._own(_core.device_array(f"cuda:{device}", np.asarray(values), False))
+
+    def _own(self, a: Any) -> Any:
+        key, mine = id(a), self._mine
+        mine[key] = weakref.ref(a, lambda _: mine.pop(key, None))
+        return a
 
     def empty(self, shape: Any, dtype: Any = np.float64, device: int = 0) -> Any:
         """An array on a device with whatever lies there."""
-        return _core.device_array(f"cuda:{device}", np.empty(shape, dtype), True)
+        return self._own(_core.device_array(f"cuda:{device}", np.empty(shape, dtype), True))
 
     def launch(
         self, stream: fanin.Stream, fn: Callable[..., Any], reads: Sequence[Any] = (), writes: Sequence[Any] = (), name: str = "kernel"
     ) -> None:
-        """Queue a Python function as a kernel: it gets NumPy views of `reads` and `writes` when the machine runs it."""
+        """Queue a Python function as a kernel: it gets NumPy views of `reads` and `writes` when the machine runs it.
+
+        Arrays that `array` and `empty` made are marked as used on the stream; what the buffer made is marked by its rules.
+        """
         arrays = [*reads, *writes]
         token = len(self._kernels) + 1
         views = [(a.address & ~TAG, a.dtype, a.shape, a.strides) for a in arrays]
         self._kernels[token] = lambda: fn(*(_view(*v) for v in views))
         for a in arrays:
-            a.used_on(stream)
+            if id(a) in self._mine:
+                a.used_on(stream)
         with self.context(int(stream.device.partition(":")[2])):
             self.call(
                 "fanFakeLaunch", ctypes.c_void_p(stream.handle), name.encode(), self._called, ctypes.c_int64(token),
@@ -167,6 +178,10 @@ class FakeDriver:
         self.call("fanFakeSynchronize")
         if self._failed:
             raise self._failed.pop(0)
+
+    def step(self) -> None:
+        """Run one piece of what is queued, if any of it may run."""
+        self.call("fanFakeStep")
 
     # Capture, as a caller of the driver does it
 
@@ -220,6 +235,11 @@ class FakeDriver:
     def depth(self) -> int:
         """Contexts on this thread's stack."""
         return int(self._lib.fanFakeDepth())
+
+    @property
+    def capture_mode(self) -> int:
+        """This thread's own mode for unsafe calls beside a capture: 0 global, as it should be between calls."""
+        return int(self._lib.fanFakeMode())
 
     @property
     def races(self) -> int:
