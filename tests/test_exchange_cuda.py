@@ -726,6 +726,8 @@ def test_what_is_handed_through_keeps_its_memory_until_its_consumer_has_used_it(
         buf.add(0, x, stream=p)
         [same] = buf.take()
         assert same is x
+        driver.synchronize()
+        driver.array(np.ones(1))  # polls: what the buffer had is gone
         seen: list[Any] = []
         driver.launch(c, lambda v: seen.append(v.tolist()), reads=[x])
         address = x.address
@@ -1114,3 +1116,127 @@ def test_a_tensor_on_a_device_that_is_neither_is_refused(library: Library) -> No
         make.device = Elsewhere()
         with pytest.raises(BufferError, match="on xpu:0; expected memory of the host or of a CUDA device"):
             fanin.InputBuffer(1).add(0, make(library, (3,)))
+
+
+@pytest.mark.parametrize("name", ["torch", "cupy", "numba"])
+def test_a_sum_that_its_library_does_not_take_is_not_lost(name: str, library: Library) -> None:
+    s = library.driver.stream()
+    with like(name, library) as make, pytest.MonkeyPatch.context() as patch:
+
+        def refuses(*args: Any, **how: Any) -> Any:
+            raise AssertionError("not today")
+
+        _core.table_known(None, arrays.TORCH)
+        x = [make(library, (3,)).fill(s, value) for value in (1, 2)]
+        made = arrays.kind_of_library(x[0]) if name != "torch" else arrays.TORCH
+        kinds = list(arrays.KINDS)
+        kinds[made - _core.FROM_FOREIGN] = arrays.Kind(name, refuses, refuses)
+        patch.setattr(arrays, "KINDS", kinds)
+        buf = fanin.InputBuffer(1, stream=s)
+        for g in x:
+            buf.add(0, g, stream=s)
+        [total] = buf.take()
+        assert type(total) is _core.Array and values(total, s) == [3, 3, 3]
+
+
+def test_a_torch_tensor_whose_allocator_cannot_be_told_is_handed_out_and_the_failure_shown(library: Library) -> None:
+    c, p = library.driver.stream(), library.driver.stream()
+    shown: list[Any] = []
+    with torch_like(library, table=True) as make, pytest.MonkeyPatch.context() as patch:
+        x = make(library, (3,)).fill(p, 5)
+        buf = fanin.InputBuffer(1, stream=c)
+        buf.add(0, x, stream=p)
+        patch.setattr(make, "record_stream", lambda self, s: 1 / 0)
+        patch.setattr("sys.unraisablehook", lambda what: shown.append(what.exc_type))
+        assert buf.take()[0] is x
+    assert shown == [ZeroDivisionError]
+
+
+# Planted faults: what each guard is for
+
+
+def an_interface_ready_elsewhere(library: Library) -> None:
+    p, c = library.driver.stream(), library.driver.stream()
+    buf = fanin.InputBuffer(1, stream=c)
+    with fanin.set_options(raw_addresses=True):
+        for _ in range(2):
+            x = InterfaceArray(library, (3,)).fill(p, 1)
+            x.ready = p.handle
+            buf.add(0, x, stream=c)
+    buf.take()
+
+
+def a_gradient_on_its_librarys_stream(library: Library) -> None:
+    make = table_array(library)
+    p, c = library.driver.stream(), library.driver.stream()
+    buf = fanin.InputBuffer(1, stream=c)
+    with library.on(p):
+        for _ in range(2):
+            buf.add(0, make(library, (3,)).fill(p, 1))
+    buf.take()
+
+
+def a_gradient_that_its_producer_orders(library: Library) -> None:
+    p, c = library.driver.stream(), library.driver.stream()
+    buf = fanin.InputBuffer(1, stream=c)
+    with library.on(p):
+        for _ in range(2):
+            buf.add(0, DLArray(library, (3,)).fill(p, 1), stream=c)
+    buf.take()
+
+
+def our_array_at_a_consumers(library: Library) -> None:
+    p, q = library.driver.stream(), library.driver.stream()
+    x = library.driver.empty((3,), np.float32)
+    library.driver.launch(p, lambda v: v.fill(3), writes=[x])
+    y = adopt(library, DLArray, x.__dlpack__(stream=q.handle))
+    library.driver.launch(q, lambda v: None, reads=[y])
+
+
+def an_object_that_leaves(library: Library) -> None:
+    p, c = library.driver.stream(), library.driver.stream()
+    x = DLArray(library, (3,)).fill(p, 5)
+    buf = fanin.InputBuffer(1, stream=c)
+    buf.add(0, x, stream=p)
+    buf.take()
+    library.driver.synchronize()
+    library.driver.array(np.ones(1))  # polls: what the buffer had is gone
+    library.driver.launch(c, lambda v: None, reads=[x])
+    del x
+    gc.collect()
+    if library.freed:
+        raise AssertionError("freed before its consumer has run")
+
+
+SCENARIOS: list[Any] = [
+    (an_interface_ready_elsewhere, "wait_for", lambda *args: None),
+    (a_gradient_on_its_librarys_stream, "library_stream", lambda *args: None),
+    (a_gradient_that_its_producer_orders, "ready_on", lambda *args: -1),
+    (our_array_at_a_consumers, None, None),
+    (an_object_that_leaves, "leaving", lambda *args: None),
+]
+
+
+@pytest.mark.parametrize("planted", [False, True])
+@pytest.mark.parametrize(("scenario", "name", "fault"), SCENARIOS, ids=[s[0].__name__ for s in SCENARIOS])
+def test_a_guard_that_is_left_out_is_found(scenario: Any, name: str | None, fault: Any, planted: bool) -> None:
+    driver = FakeDriver(1)
+    found = False
+    mutant = getattr(_core, "_test_cuda_mutant", None)
+    if planted and name is None and mutant is None:
+        pytest.skip("a development build has the faults of the backend")
+    with use_driver(driver), pytest.MonkeyPatch.context() as patch:
+        if planted and name is not None:
+            patch.setattr(arrays, name, fault)
+        if planted and name is None:
+            mutant(1)  # no wait is queued
+        try:
+            scenario(Library(driver))
+        except AssertionError:
+            found = True
+        finally:
+            if mutant is not None:
+                mutant(0)
+        driver.synchronize()
+        found = found or driver.races > 0
+    assert found == planted
