@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from support import build_c, compiler, run_c, run_python, sanitizer
+from support import build_c, compiler, core_file, run_c, run_python, sanitizer
 
 # What runs in the background ignores Ctrl-C, and so would the processes that are sent it here.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -16,9 +16,19 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_report_header(config: pytest.Config) -> str:
-    from support import core_file
-
     return f"fanin: {core_file() or 'not built'}, sanitizer: {sanitizer() or 'none'}"
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What a test says does not depend on whether a GPU is plugged in: but for those marked gpu there is no driver, unless a test names one."""
+    if request.node.get_closest_marker("gpu") or core_file() is None:
+        yield
+        return
+    from fanin.testing import use_driver
+
+    with use_driver("libcuda-of-no-machine.so.1"):
+        yield
 
 
 @pytest.fixture(scope="session")

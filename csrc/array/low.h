@@ -22,14 +22,20 @@
 #include <stdint.h>
 #include <string.h>
 
-static inline uint32_t fan_bits_of_float(float x)
+#ifdef __CUDACC__
+#define FAN_LOW static __device__ inline
+#else
+#define FAN_LOW static inline
+#endif
+
+FAN_LOW uint32_t fan_bits_of_float(float x)
 {
     uint32_t u;
     memcpy(&u, &x, sizeof u);
     return u;
 }
 
-static inline float fan_float_of_bits(uint32_t u)
+FAN_LOW float fan_float_of_bits(uint32_t u)
 {
     float x;
     memcpy(&x, &u, sizeof x);
@@ -37,13 +43,13 @@ static inline float fan_float_of_bits(uint32_t u)
 }
 
 /* fan_either: yes if c, else no; by a mask, because a compiler may not turn `?:` around float arithmetic into a vector. */
-static inline uint32_t fan_either(int c, uint32_t yes, uint32_t no)
+FAN_LOW uint32_t fan_either(int c, uint32_t yes, uint32_t no)
 {
     return no ^ ((yes ^ no) & (0u - (uint32_t)c));
 }
 
 /* fan_low_round: |x| of float32 bits `a` (sign cleared, not NaN, in range) as exponent and mantissa of a float with `mant` mantissa bits and bias `bias`. */
-static inline uint32_t fan_low_round(uint32_t a, uint32_t mant, uint32_t bias)
+FAN_LOW uint32_t fan_low_round(uint32_t a, uint32_t mant, uint32_t bias)
 {
     uint32_t cut = 23u - mant;
     uint32_t rebias = (127u - bias) << 23;
@@ -55,7 +61,7 @@ static inline uint32_t fan_low_round(uint32_t a, uint32_t mant, uint32_t bias)
 }
 
 /* fan_low_widen: the float32 bits of exponent and mantissa `a` (sign cleared, finite). */
-static inline uint32_t fan_low_widen(uint32_t a, uint32_t mant, uint32_t bias)
+FAN_LOW uint32_t fan_low_widen(uint32_t a, uint32_t mant, uint32_t bias)
 {
     uint32_t normal = (a << (23u - mant)) + ((127u - bias) << 23);
     float step = fan_float_of_bits((127u + 1u - bias - mant) << 23);
@@ -64,7 +70,7 @@ static inline uint32_t fan_low_widen(uint32_t a, uint32_t mant, uint32_t bias)
 }
 
 /* fan_low_of: x rounded: from the float32 bits `over` on to `inf`, NaN to `nan`; the sign goes to bit `sign`. */
-static inline uint32_t fan_low_of(float x, uint32_t mant, uint32_t bias, uint32_t over, uint32_t inf, uint32_t nan, uint32_t sign)
+FAN_LOW uint32_t fan_low_of(float x, uint32_t mant, uint32_t bias, uint32_t over, uint32_t inf, uint32_t nan, uint32_t sign)
 {
     uint32_t u = fan_bits_of_float(x), a = u & 0x7fffffffu;
     uint32_t r = fan_low_round(a, mant, bias);
@@ -74,46 +80,46 @@ static inline uint32_t fan_low_of(float x, uint32_t mant, uint32_t bias, uint32_
     return r | (u >> 31 << sign);
 }
 
-static inline uint16_t fan_float16_of(float x)
+FAN_LOW uint16_t fan_float16_of(float x)
 {
     return (uint16_t)fan_low_of(x, 10, 15, 0x477ff000u, 0x7c00u, 0x7e00u, 15); /* 65520 */
 }
 
-static inline float fan_float_of_float16(uint16_t h)
+FAN_LOW float fan_float_of_float16(uint16_t h)
 {
     uint32_t a = h & 0x7fffu, r = fan_low_widen(a, 10, 15);
     r = fan_either(a >= 0x7c00u, 0x7f800000u | a << 13, r);
     return fan_float_of_bits(r | (uint32_t)(h & 0x8000u) << 16);
 }
 
-static inline uint16_t fan_bfloat16_of(float x)
+FAN_LOW uint16_t fan_bfloat16_of(float x)
 {
     uint32_t u = fan_bits_of_float(x);
     uint32_t r = (u + 0x7fffu + (u >> 16 & 1u)) >> 16;
     return (uint16_t)fan_either((u & 0x7fffffffu) > 0x7f800000u, u >> 16 | 0x40u, r);
 }
 
-static inline float fan_float_of_bfloat16(uint16_t h)
+FAN_LOW float fan_float_of_bfloat16(uint16_t h)
 {
     return fan_float_of_bits((uint32_t)h << 16);
 }
 
-static inline uint8_t fan_e5m2_of(float x)
+FAN_LOW uint8_t fan_e5m2_of(float x)
 {
     return (uint8_t)fan_low_of(x, 2, 15, 0x47700000u, 0x7cu, 0x7eu, 7); /* 61440 */
 }
 
-static inline float fan_float_of_e5m2(uint8_t h)
+FAN_LOW float fan_float_of_e5m2(uint8_t h)
 {
     return fan_float_of_float16((uint16_t)(h << 8)); /* e5m2 is float16 without its last byte */
 }
 
-static inline uint8_t fan_e4m3fn_of(float x)
+FAN_LOW uint8_t fan_e4m3fn_of(float x)
 {
     return (uint8_t)fan_low_of(x, 3, 7, 0x43e80001u, 0x7fu, 0x7fu, 7); /* beyond 464; that itself is a tie and goes to 448 */
 }
 
-static inline float fan_float_of_e4m3fn(uint8_t h)
+FAN_LOW float fan_float_of_e4m3fn(uint8_t h)
 {
     uint32_t a = h & 0x7fu, r = fan_low_widen(a, 3, 7);
     r = fan_either(a == 0x7fu, 0x7fc00000u, r);
@@ -121,7 +127,7 @@ static inline float fan_float_of_e4m3fn(uint8_t h)
 }
 
 /* fan_odd_of_double: x as float32, rounded to odd. */
-static inline float fan_odd_of_double(double x)
+FAN_LOW float fan_odd_of_double(double x)
 {
     float f = (float)x;
     double back = (double)f;
@@ -133,14 +139,14 @@ static inline float fan_odd_of_double(double x)
 }
 
 /* fan_odd_of_u64: m as float32, rounded to odd; low bits are first gathered in one, so that a double holds the rest. */
-static inline float fan_odd_of_u64(uint64_t m)
+FAN_LOW float fan_odd_of_u64(uint64_t m)
 {
     uint64_t gathered = (m & 0xffffu) ? (m & ~(uint64_t)0xffff) | 0x10000u : m;
     m = m >> 48 ? gathered : m;
     return fan_odd_of_double((double)m);
 }
 
-static inline float fan_odd_of_i64(int64_t x)
+FAN_LOW float fan_odd_of_i64(int64_t x)
 {
     float f = fan_odd_of_u64(x < 0 ? 0u - (uint64_t)x : (uint64_t)x);
     return x < 0 ? -f : f;

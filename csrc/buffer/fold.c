@@ -215,7 +215,16 @@ static fan_status run(fan_fold *f, fan_job *job, fan_error *err)
 static fan_status fresh(fan_fold *f, fan_dtype dtype, int ndim, const int64_t *shape, const fan_array *like,
                         fan_array **out, fan_error *err)
 {
-    return fan_device_array(device_of(f), slot_of(f)->p->A, dtype, ndim, shape, like, out, err);
+    fan_device *d = device_of(f);
+    const fan_frontend *frontend = f->b->frontend;
+    const fan_value *first = NULL; /* D15: of its kind the sum is */
+    for (size_t i = 0; i < f->n; i++)
+        if (!first || f->terms[i].v->rank < first->rank)
+            first = f->terms[i].v;
+    *out = NULL;
+    if (d->backend->has_streams && frontend->fresh && first)
+        FAN_TRY(frontend->fresh(first->origin, d, slot_of(f)->p->A, dtype, ndim, shape, like, out, err));
+    return *out ? FAN_OK : fan_device_array(d, slot_of(f)->p->A, dtype, ndim, shape, like, out, err);
 }
 
 /* Takes over term `i` as the result: its memory now holds the sum. */

@@ -46,6 +46,10 @@ typedef struct fan_frontend {
     void (*forget)(void);
     /* combine: A1, A8: a new value from two; `combine` is the slot's, may be NULL. FAN_EXTERN with the cause kept by the frontend. */
     fan_status (*combine)(void *combine, const fan_value *old, const fan_value *new_, fan_value *out, fan_error *err);
+    /* fresh: an array on `d` for a sum of what `origin` is, allocated by the library that owns that kind; work queued on `on` may write it at once. *out NULL, and FAN_OK: the
+     * core is to allocate. May be NULL. */
+    fan_status (*fresh)(uint8_t origin, fan_device *d, fan_stream *on, fan_dtype dtype, int ndim, const int64_t *shape, const fan_array *like, fan_array **out,
+                        fan_error *err);
     /* leave, enter: around anything that may take long or block; `enter` gets what `leave` gave. */
     void *(*leave)(void);
     void (*enter)(void *left);

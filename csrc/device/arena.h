@@ -16,6 +16,8 @@ typedef struct fan_block {
     uintptr_t lo, hi;
     bool used;
     bool automatic; /* the owner of the arena says what it means */
+    bool left;      /* .. and this */
+    uint32_t graphs; /* .. and this */
     uint64_t name;  /* .. and this too */
 } fan_block;
 

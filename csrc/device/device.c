@@ -172,14 +172,20 @@ typedef struct pushed {
 
 static _Thread_local pushed *innermost;
 
+fan_stream *fan_stream_pushed(fan_device *d)
+{
+    for (const pushed *p = innermost; p; p = p->outer)
+        if (p->stream->device == d)
+            return fan_stream_hold(p->stream);
+    return NULL;
+}
+
 fan_stream *fan_stream_current(fan_device *d)
 {
     if (!d->backend->has_streams)
         return NULL;
-    for (const pushed *p = innermost; p; p = p->outer)
-        if (p->stream->device == d)
-            return fan_stream_hold(p->stream);
-    return d->backend->current(d);
+    fan_stream *s = fan_stream_pushed(d);
+    return s ? s : d->backend->current(d);
 }
 
 fan_status fan_stream_push(fan_stream *s, fan_error *err)
@@ -210,6 +216,13 @@ fan_status fan_stream_sync(fan_stream *s, fan_error *err)
 {
     fan_yield();
     return s->device->backend->sync(s, err);
+}
+
+fan_status fan_stream_capture(fan_stream *s, uint64_t *id, fan_error *err)
+{
+    const fan_backend *b = s->device->backend;
+    *id = 0;
+    return b->capture ? b->capture(s, id, err) : FAN_OK;
 }
 
 /* ---- events ---- */
@@ -293,11 +306,11 @@ fan_status fan_event_record(fan_stream *s, fan_event **out, fan_error *err)
     fan_device *d = s->device;
     fan_event *e = NULL;
     FAN_TRY(event_make(d, true, &e, err));
-    fan_status status = FAN_OK;
-    uint64_t first;
-    if (draw_first(s, &first, &e->known) != FAN_OK) {
+    fan_status status = fan_stream_capture(s, &e->capture, err);
+    uint64_t first = 0;
+    if (status == FAN_OK && draw_first(s, &first, &e->known) != FAN_OK)
         status = fan_fail(err, FAN_NOMEM, "out of memory for an event");
-    } else {
+    if (status == FAN_OK) {
         fan_yield();
         status = d->backend->record(e, s, err);
     }
@@ -325,8 +338,9 @@ fan_status fan_event_rerecord(fan_event *e, fan_stream *s, fan_error *err)
                         fan_device_text(s->device, theirs, sizeof theirs));
     }
     fan_clock known;
+    uint64_t first, capture;
+    FAN_TRY(fan_stream_capture(s, &capture, err));
     fan_clock_init(&known);
-    uint64_t first;
     if (draw_first(s, &first, &known) != FAN_OK) {
         fan_clock_fini(&known);
         return fan_fail(err, FAN_NOMEM, "out of memory for an event");
@@ -345,6 +359,7 @@ fan_status fan_event_rerecord(fan_event *e, fan_stream *s, fan_error *err)
     if (status == FAN_OK) {
         old = e->stream;
         e->stream = fan_stream_hold(s);
+        e->capture = capture;
         if (alone && turn == e->turns && s->lane != FAN_NO_LANE) {
             fan_clock was = e->known;
             e->known = known;
@@ -411,7 +426,7 @@ bool fan_event_covers(const fan_event *later, const fan_event *e)
     if (later->device != d)
         return false;
     lock(d);
-    bool covers = later->stream && later->stream == e->stream && later->recording == 0 && e->recording == 0 &&
+    bool covers = later->stream && later->stream == e->stream && later->recording == 0 && e->recording == 0 && later->capture == e->capture &&
                   fan_clock_get(&later->known, e->stream->lane) >= e->count;
     unlock(d);
     return covers;
@@ -430,7 +445,8 @@ static void lesson_take(lesson *l, fan_event *e)
     fan_clock_init(&l->known);
     lock(e->device);
     l->never = !e->stream && e->recording == 0;
-    l->any = e->stream && e->recording == 0 && e->count != UINT64_MAX && fan_clock_copy(&l->known, &e->known) == 0;
+    /* What a captured event teaches holds inside its graph alone: a stream that is pulled into a capture leaves what it had queued before behind. */
+    l->any = e->stream && e->recording == 0 && e->count != UINT64_MAX && !e->capture && fan_clock_copy(&l->known, &e->known) == 0;
     l->turn = e->turns;
     l->count = e->count;
     l->lane = l->any ? e->stream->lane : FAN_NO_LANE;
@@ -448,6 +464,28 @@ static void lesson_learn(lesson *l, fan_event *e, fan_stream *s)
         (void)fan_clock_join(&s->known, &l->known); /* for want of memory: nothing learnt, nothing left out later */
         unlock(s->device);
     }
+}
+
+/* across_captures: the table of S7 for a wait of s for e, before the driver hears of it. The slot's redirection is the buffer's. */
+static fan_status across_captures(fan_stream *s, fan_event *e, fan_error *err)
+{
+    uint64_t mine, theirs;
+    char waiting[24], of[24];
+    FAN_TRY(fan_stream_capture(s, &mine, err));
+    lock(e->device);
+    theirs = e->capture;
+    unsigned long long from = e->stream ? (unsigned long long)e->stream->handle : 0;
+    unlock(e->device);
+    if (mine == theirs || (!mine && s->handle != 1))
+        return FAN_OK;
+    (void)fan_device_text(s->device, waiting, sizeof waiting);
+    (void)fan_device_text(e->device, of, sizeof of);
+    if (!mine)
+        return fan_fail_code(err, FAN_CAPTURE, 906, "the legacy default stream of %s cannot be pulled into the capture of stream %llu of %s; make the stream that is captured "
+                             "the current one, or pass it as stream=, where the buffer is made and taken from (CUDA's code 906)", waiting, from, of);
+    return fan_fail_code(err, FAN_CAPTURE, theirs ? 902 : 905, "stream %llu of %s is captured and cannot wait for stream %llu of %s, which is %s; fork that stream from the captured "
+                         "one before the work, or finish the work before the capture begins (CUDA's code %d)", (unsigned long long)s->handle, waiting, from, of,
+                         theirs ? "in another capture" : "in none", theirs ? 902 : 905);
 }
 
 fan_status fan_stream_wait(fan_stream *s, fan_event *e, bool *elided, fan_error *err)
@@ -478,7 +516,9 @@ fan_status fan_stream_wait(fan_stream *s, fan_event *e, bool *elided, fan_error 
         return FAN_OK;
     }
     fan_yield();
-    fan_status status = d->backend->wait(s, e, err);
+    fan_status status = d->backend->capture && !l.never ? across_captures(s, e, err) : FAN_OK;
+    if (status == FAN_OK)
+        status = d->backend->wait(s, e, err);
     if (status == FAN_OK && !l.never) {
         lesson_learn(&l, e, s);
         atomic_fetch_add_explicit(&d->waits, 1, memory_order_relaxed);
@@ -507,6 +547,8 @@ struct fan_memory {
     fan_device *device;  /* held; not while leaving: the device's list would hold the device */
     void *data;
     size_t bytes;
+    void (*release)(void *ctx); /* another allocator's memory goes back so; NULL: the device's own */
+    void *ctx;
     bool lost;           /* leaving, and what must pass is not known any more: it stays until its device goes */
     size_t n, cap;       /* of streams, the owner's place counted */
     fan_stream **streams;
@@ -520,10 +562,14 @@ static bool shares(const fan_device *a, const fan_device *b)
     return a->holds == b->holds;
 }
 
-/* quiet_record: an event for `m` alone: not counted, not traced, and without a hold on m's own machine. */
+/* quiet_record: an event for `m` alone: not counted, not traced, and without a hold on m's own machine. K3: none on a stream that is captured: its event
+ * could never be asked; what the graph uses is its backend's to keep, and the rest is waited for once the capture has ended. */
 static fan_event *quiet_record(fan_memory *m, fan_stream *s)
 {
     fan_event *e = NULL;
+    uint64_t capture;
+    if (fan_stream_capture(s, &capture, NULL) != FAN_OK || capture)
+        return NULL;
     if (event_make(s->device, true, &e, NULL) != FAN_OK)
         return NULL;
     fan_yield();
@@ -531,6 +577,7 @@ static fan_event *quiet_record(fan_memory *m, fan_stream *s)
         event_keep(e);
         return NULL;
     }
+    e->capture = 0;
     if (!shares(m->device, s->device))
         fan_device_hold(s->device);
     return e;
@@ -551,8 +598,9 @@ static void record_uses(fan_memory *m)
         fan_stream *s = m->streams[i];
         if (!s)
             continue;
-        m->events[i] = quiet_record(m, s);
-        if (!m->events[i])
+        bool lost = s->device->backend->lost && s->device->backend->lost(s->device);
+        m->events[i] = lost ? NULL : quiet_record(m, s);
+        if (!m->events[i] && !lost)
             continue;
         m->streams[i] = NULL;
         fan_stream_drop(s);
@@ -589,8 +637,12 @@ static bool passed(fan_memory *m)
 static void memory_free(fan_memory *m)
 {
     fan_device *d = m->device;
-    trace(FAN_TRACE_FREE, d, NULL, NULL, NULL, m->bytes);
-    d->backend->free(d, m->data, m->bytes);
+    if (m->release) {
+        m->release(m->ctx);
+    } else {
+        trace(FAN_TRACE_FREE, d, NULL, NULL, NULL, m->bytes);
+        d->backend->free(d, m->data, m->bytes);
+    }
     if (m->streams != m->few_streams)
         fan_free(m->streams);
     fan_free(m);
@@ -715,7 +767,7 @@ static void memory_release(fan_storage *st)
     fan_memory *m = st->ctx;
     fan_device *d = m->device;
     size_t skip = m->streams[0] ? 0 : 1; /* no owner */
-    if (d->backend->dropped)
+    if (d->backend->dropped && !m->release)
         d->backend->dropped(d, m->data, m->bytes, m->streams + skip, m->n - skip);
     record_uses(m);
     if (passed(m)) {
@@ -811,9 +863,34 @@ fan_status fan_memory_new(fan_device *d, fan_stream *owner, size_t bytes, fan_st
     return FAN_OK;
 }
 
-static fan_memory *memory_of(fan_storage *st)
+static fan_memory *memory_of(const fan_storage *st)
 {
     return st && st->release == memory_release ? st->ctx : NULL;
+}
+
+fan_status fan_memory_wrap(fan_device *d, void *data, void (*release)(void *ctx), void *ctx, fan_storage **out, fan_error *err)
+{
+    fan_memory *m = fan_calloc(sizeof *m);
+    *out = m ? fan_storage_wrap(data, 0, memory_release, m) : NULL;
+    if (!*out) {
+        fan_free(m);
+        return fan_fail(err, FAN_NOMEM, "out of memory for the books of an array's memory");
+    }
+    m->device = fan_device_hold(d);
+    m->data = data;
+    m->release = release;
+    m->ctx = ctx;
+    m->streams = m->few_streams;
+    m->events = m->few_events;
+    m->cap = USERS;
+    m->n = 1; /* the owner's place */
+    return FAN_OK;
+}
+
+void *fan_memory_wrapped(const fan_storage *st, void (*release)(void *ctx))
+{
+    const fan_memory *m = memory_of(st);
+    return m && m->release == release ? m->ctx : NULL;
 }
 
 /* widen: room for one more user. The device's lock is held. */

@@ -102,6 +102,12 @@ typedef struct fan_backend {
      * the time. */
     fan_status (*run)(fan_device *d, fan_stream *s, const fan_job *job, fan_error *err);
 
+    /* capture (NULL: there is none): the number of the capture into a graph that `s` is in, 0: in none. Does not block. */
+    fan_status (*capture)(fan_stream *s, uint64_t *id, fan_error *err);
+
+    /* lost (NULL: never): nothing runs on `d` any more, and nothing can be asked of it: memory that leaves need not wait for anybody. */
+    bool (*lost)(fan_device *d);
+
     /* left_out (NULL: nothing): the plan bits (buffer/sync.h) that a proof leaves out on this device. */
     uint64_t (*left_out)(fan_device *d);
     /* device_fini (NULL: nothing): the last hold on a device of fan_device_new went, or the last on the machine whose holds a device of fan_device_init
@@ -143,6 +149,7 @@ struct fan_event {
     fan_clock known;     /* what who waits for it will know; its own count is the one before the record */
     uint32_t recording;  /* records under way */
     uint64_t turns;      /* records begun */
+    uint64_t capture;    /* the capture that its last record belongs to; 0: none */
     void *impl;
     fan_event *next;     /* in the pool */
 };
@@ -172,10 +179,14 @@ fan_stream *fan_stream_hold(fan_stream *s); /* every hold takes NULL and gives i
 void fan_stream_drop(fan_stream *s); /* NULL is fine */
 /* fan_stream_current: the innermost stream pushed for `d` on this thread, else the backend's current; a hold. NULL for devices without streams. */
 fan_stream *fan_stream_current(fan_device *d);
+/* fan_stream_pushed: the innermost stream pushed for `d` on this thread, a hold; NULL: none. */
+fan_stream *fan_stream_pushed(fan_device *d);
 /* fan_stream_push: makes s the current stream of its device on this thread (holds it); FAN_NOMEM. pop takes off the innermost push of `s`. */
 fan_status fan_stream_push(fan_stream *s, fan_error *err);
 void fan_stream_pop(fan_stream *s);
 fan_status fan_stream_sync(fan_stream *s, fan_error *err);
+/* fan_stream_capture: the capture that s is in; 0: none. */
+fan_status fan_stream_capture(fan_stream *s, uint64_t *id, fan_error *err);
 
 /* fan_event_record: a fresh (pooled) event, recorded on s; the caller owns the hold. */
 fan_status fan_event_record(fan_stream *s, fan_event **out, fan_error *err);
@@ -188,7 +199,7 @@ fan_status fan_event_rerecord(fan_event *e, fan_stream *s, fan_error *err);
 fan_stream *fan_event_stream(fan_event *e);
 fan_event *fan_event_hold(fan_event *e);
 void fan_event_drop(fan_event *e); /* NULL is fine; the last drop puts it into the pool */
-/* fan_stream_wait: s waits for e, across devices of one backend (FAN_TYPE otherwise); *elided (may be NULL) says that it was left out (Elision). */
+/* fan_stream_wait: s waits for e, across devices of one backend (FAN_TYPE otherwise), and by the table of S7 where one of them is captured (FAN_CAPTURE); *elided (may be NULL) says that it was left out (Elision). */
 fan_status fan_stream_wait(fan_stream *s, fan_event *e, bool *elided, fan_error *err);
 
 /* fan_event_covers: whoever waits for `later` need not wait for `e`: both recorded on one stream, later's record begun when e's was through. */
@@ -197,6 +208,11 @@ bool fan_event_covers(const fan_event *later, const fan_event *e);
 /* fan_memory_new: `bytes` of device memory owned by stream `owner` (may be NULL), as a storage whose release follows Lifetime.
  * On the CPU: fan_storage_new. */
 fan_status fan_memory_new(fan_device *d, fan_stream *owner, size_t bytes, fan_storage **out, fan_error *err);
+/* fan_memory_wrap: memory on d that another allocator owns, as a storage of the same Lifetime: once its last hold has gone and all streams that used it have passed,
+ * release(ctx) is called, on any thread with no lock of ours held. FAN_NOMEM: release is not called. */
+fan_status fan_memory_wrap(fan_device *d, void *data, void (*release)(void *ctx), void *ctx, fan_storage **out, fan_error *err);
+/* fan_memory_wrapped: the ctx of such a storage, if it was made with this release; else NULL. */
+void *fan_memory_wrapped(const fan_storage *st, void (*release)(void *ctx));
 /* fan_memory_used_on: the mark. FAN_NOMEM leaves the set as it was. A no-op for host storages and on the memory's owner stream. */
 fan_status fan_memory_used_on(fan_storage *st, fan_stream *s, fan_error *err);
 /* fan_memory_users: the streams (no holds; at most `cap` are stored) that used it, its owner first; returns how many there are. 0 for host storages. */

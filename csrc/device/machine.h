@@ -3,12 +3,14 @@
 #define FAN_DEVICE_MACHINE_H
 
 #include "device/arena.h"
+#include "device/capture.h"
 #include "device/order.h"
 #include "device/sim.h"
 #include "device/turns.h"
 
 typedef struct fan_sim_queue fan_sim_queue;
 typedef struct fan_sim_op fan_sim_op;
+typedef struct fan_sim_recording fan_sim_recording;
 
 /* A point in a queue: everything up to its `upto`-th op. */
 typedef struct fan_sim_point {
@@ -29,6 +31,40 @@ struct fan_sim_queue {
     uint64_t queued, done; /* ops ever, ops run; events and waits speak of these numbers */
     fan_sim_op *head, **tail;
     double end_us;        /* when what is queued ends */
+    fan_sim_recording *recording; /* the capture that it is in; counted; NULL: none */
+    uint32_t member;      /* its number there */
+};
+
+/* A capture under way, or one that has ended and whose events are still known. */
+struct fan_sim_recording {
+    size_t refs;
+    fan_sim_recording *next; /* among those under way */
+    fan_capture_run capture;
+    fan_sim_graph *graph;    /* what was recorded; NULL once it has ended */
+};
+
+/* What was captured: commands, to be given to queues of its own each time that it is launched. */
+typedef struct fan_sim_command {
+    struct fan_sim_command *next;
+    enum { FAN_COMMAND_WORK, FAN_COMMAND_RECORD, FAN_COMMAND_WAIT } kind;
+    uint32_t member, event;
+    char name[48], site[96];
+    double us;
+    const fan_job *job;      /* a copy behind this struct; NULL: a kernel, whose arrays are only geometry */
+    fan_sim_kernel kernel;
+} fan_sim_command;
+
+struct fan_sim_graph {
+    size_t refs;
+    fan_sim *m;              /* held */
+    fan_sim_command *head, **tail;
+    uint32_t events;
+    uint32_t members;
+    int *device;             /* of each member */
+    size_t device_cap;
+    fan_sim_queue **queues;  /* of each member, once it was launched; counted */
+    uintptr_t *blocks;       /* memory that it uses */
+    size_t nblocks, blocks_cap;
 };
 
 /* What waits in a queue: work, or a wait for a point. Without bytes to move (run_work false) nothing is kept but the numbers. */
@@ -47,6 +83,9 @@ typedef struct fan_sim_event {
     fan_clock clock;
     double us;
     uint64_t id, name;    /* the use of the event (fan_event.id) that `name` names */
+    fan_sim_recording *recording; /* its last record was captured; counted; NULL: it was not */
+    uint32_t number;      /* there */
+    fan_clock place;      /* in the capture */
 } fan_sim_event;
 
 /* Who a lane of the checker is. */
@@ -103,6 +142,7 @@ struct fan_sim {
     fan_sim_chooser chooser;
     bool has_chooser;
     uint64_t mutex_base;  /* mutexes are named from here on */
+    fan_sim_recording *recordings; /* under way */
 };
 
 /* fan_sim_race_text: the sentence for a race, with the wait that is missing. The machine's lock is held. */

@@ -237,10 +237,158 @@ static fan_status hold_back(fan_sim *m, fan_sim_queue *q, fan_sim_point point, f
     return FAN_OK;
 }
 
+/* ---- captures ---- */
+
+static _Thread_local fan_capture_mode own_mode;
+
+int fan_sim_capture_mode(int mode)
+{
+    int old = (int)own_mode;
+    own_mode = (fan_capture_mode)mode;
+    return old;
+}
+
+static void recording_drop(fan_sim_recording *r)
+{
+    if (!r || --r->refs)
+        return;
+    fan_capture_fini(&r->capture);
+    fan_free(r);
+}
+
+/* illegal: a code of a capture's as a failure that names the stream; -1 is want of memory. */
+static fan_status illegal(const fan_sim_queue *q, int code, const char *what, fan_error *err)
+{
+    if (code == 0)
+        return FAN_OK;
+    if (code < 0)
+        return fan_fail(err, FAN_NOMEM, "out of memory for a capture");
+    return fan_fail_code(err, FAN_CAPTURE, code, "%s on stream %llu of sim:%d: %s (CUDA's code %d)", what, (unsigned long long)q->handle, q->device,
+                         fan_capture_words(code), code);
+}
+
+/* legacy_is_free: nothing that the legacy stream of q's device would have to wait for is captured. */
+static fan_status legacy_is_free(fan_sim *m, const fan_sim_queue *q, fan_error *err)
+{
+    fan_status status = FAN_OK;
+    if (!q->legacy || !m->recordings)
+        return FAN_OK;
+    for (size_t i = 0; i < m->nqueues; i++) {
+        const fan_sim_queue *other = m->queues[i];
+        if (other->recording && other->device == q->device && other->blocking)
+            status = illegal(q, fan_capture_break(&other->recording->capture, FAN_CAPTURE_IMPLICIT), "work", err);
+    }
+    return status;
+}
+
+/* not_captured: the host asks q for something that a captured stream has not. */
+static fan_status not_captured(const fan_sim_queue *q, const char *what, fan_error *err)
+{
+    return q->recording ? illegal(q, fan_capture_break(&q->recording->capture, FAN_CAPTURE_UNSUPPORTED), what, err) : FAN_OK;
+}
+
+/* has_time: the same of an event. */
+static fan_status has_time(const fan_sim_event *ev, const fan_event *e, const char *what, fan_error *err)
+{
+    if (!ev->recording)
+        return FAN_OK;
+    if (!ev->recording->capture.ended)
+        fan_capture_break(&ev->recording->capture, FAN_CAPTURE_EVENT);
+    return fan_fail_code(err, FAN_CAPTURE, FAN_CAPTURE_EVENT, "%s of an event of sim:%d: %s (CUDA's code %d)", what, e->device->index,
+                         fan_capture_words(FAN_CAPTURE_EVENT), FAN_CAPTURE_EVENT);
+}
+
+static fan_sim_command *command_new(size_t bytes)
+{
+    fan_sim_command *c = fan_alloc(bytes);
+    if (c)
+        memset(c, 0, sizeof *c);
+    return c;
+}
+
+static void command_put(fan_sim_graph *g, fan_sim_command *c)
+{
+    *g->tail = c;
+    g->tail = &c->next;
+}
+
+static fan_status capture_record(fan_sim_event *ev, fan_sim_queue *q, fan_error *err)
+{
+    fan_sim_recording *r = q->recording;
+    fan_sim_command *c = command_new(sizeof *c);
+    if (!c)
+        return fan_fail(err, FAN_NOMEM, "out of memory for a capture");
+    int code = fan_capture_record(&r->capture, q->member, &ev->place);
+    if (code) {
+        fan_free(c);
+        return illegal(q, code, "record", err);
+    }
+    recording_drop(ev->recording);
+    ev->recording = r;
+    r->refs++;
+    ev->number = r->graph->events++;
+    c->kind = FAN_COMMAND_RECORD;
+    c->member = q->member;
+    c->event = ev->number;
+    command_put(r->graph, c);
+    return FAN_OK;
+}
+
+/* pull_in: q waits for an event of a capture that it is not in. */
+static fan_status pull_in(fan_sim_queue *q, const fan_sim_event *ev, fan_error *err)
+{
+    fan_sim_recording *r = ev->recording;
+    fan_sim_graph *g = r->graph;
+    if (q->legacy)
+        return illegal(q, fan_capture_break(&r->capture, FAN_CAPTURE_IMPLICIT), "wait", err);
+    if (fan_grow((void **)&g->device, &g->device_cap, (size_t)g->members + 1, sizeof *g->device))
+        return illegal(q, -1, "wait", err);
+    FAN_TRY(illegal(q, fan_capture_pull(&r->capture, &ev->place, &q->member), "wait", err));
+    g->device[g->members++] = q->device;
+    q->recording = r;
+    r->refs++;
+    q->refs++; /* until the capture ends */
+    return FAN_OK;
+}
+
+/* capture_wait: where q or the event is captured; *done false: neither is. */
+static fan_status capture_wait(fan_sim_queue *q, const fan_sim_event *ev, bool *done, fan_error *err)
+{
+    fan_sim_recording *mine = q->recording, *theirs = ev->recording;
+    *done = mine || theirs;
+    if (!*done)
+        return FAN_OK;
+    if (!theirs) /* a wait for nothing is none */
+        return ev->point.queue ? illegal(q, fan_capture_break(&mine->capture, FAN_CAPTURE_ISOLATION), "wait", err) : FAN_OK;
+    if (theirs->capture.ended) {
+        if (mine)
+            fan_capture_break(&mine->capture, FAN_CAPTURE_EVENT);
+        return illegal(q, FAN_CAPTURE_EVENT, "wait", err);
+    }
+    if (mine && mine != theirs) {
+        fan_capture_break(&mine->capture, FAN_CAPTURE_MERGE);
+        return illegal(q, fan_capture_break(&theirs->capture, FAN_CAPTURE_MERGE), "wait", err);
+    }
+    fan_sim_command *c = command_new(sizeof *c);
+    if (!c)
+        return illegal(q, -1, "wait", err);
+    fan_status status = mine ? illegal(q, fan_capture_wait(&mine->capture, q->member, &ev->place), "wait", err) : pull_in(q, ev, err);
+    if (status != FAN_OK) {
+        fan_free(c);
+        return status;
+    }
+    c->kind = FAN_COMMAND_WAIT;
+    c->member = q->member;
+    c->event = ev->number;
+    command_put(theirs->graph, c);
+    return FAN_OK;
+}
+
 /* legacy: A7: before anything on the legacy default stream, all that its device's blocking streams had queued; before anything on a blocking
  * stream, all that the legacy stream had. FAN_NOMEM leaves waits behind that order more than was asked, which nobody can tell. */
 static fan_status legacy(fan_sim *m, fan_sim_queue *q, fan_error *err)
 {
+    FAN_TRY(legacy_is_free(m, q, err));
     if (!q->blocking)
         return FAN_OK;
     for (size_t i = 0; i < m->nqueues; i++) {
@@ -653,6 +801,97 @@ static double kernel_us(const fan_sim *m, uint64_t bytes)
     return later(KERNEL_US, (double)bytes / (m->config.gbytes_per_s * 1e3));
 }
 
+/* ---- captured work ---- */
+
+/* keep_blocks: the graph uses the memory of these accesses. Memory that is short is short before anything is kept. */
+static int keep_blocks(fan_sim *m, fan_sim_graph *g, visit *next, const void *what)
+{
+    const fan_array *a = NULL;
+    bool write;
+    size_t most = 0;
+    for (size_t i = 0; next(what, i, &a, &write); i++)
+        most++;
+    if (fan_grow((void **)&g->blocks, &g->blocks_cap, g->nblocks + most, sizeof *g->blocks))
+        return -1;
+    for (size_t i = 0; !m->config.bare && next(what, i, &a, &write); i++) {
+        fan_block *b = a && a->size ? block_at(m, a->data) : NULL;
+        bool known = false;
+        for (size_t k = 0; b && k < g->nblocks; k++)
+            known |= g->blocks[k] == b->lo;
+        if (b && !known) {
+            b->graphs++;
+            g->blocks[g->nblocks++] = b->lo;
+        }
+    }
+    return 0;
+}
+
+static fan_status capture_work(fan_sim *m, fan_sim_queue *q, fan_sim_command *c, const work *w, const char *site, fan_error *err)
+{
+    fan_sim_recording *r = q->recording;
+    if (!c)
+        return illegal(q, -1, w->name, err);
+    int code = keep_blocks(m, r->graph, w->next, w->what);
+    if (code == 0)
+        code = fan_capture_work(&r->capture, q->member);
+    if (code) {
+        fan_free(c);
+        return illegal(q, code, w->name, err);
+    }
+    c->kind = FAN_COMMAND_WORK;
+    c->member = q->member;
+    c->us = w->us;
+    snprintf(c->name, sizeof c->name, "%s", w->name);
+    snprintf(c->site, sizeof c->site, "%s", site);
+    command_put(r->graph, c);
+    return FAN_OK;
+}
+
+static fan_status capture_job(fan_sim *m, fan_sim_queue *q, const fan_job *job, const work *w, const char *site, fan_error *err)
+{
+    packer p = {NULL, 0};
+    if (job->kind == FAN_JOB_UPLOAD || job->stats)
+        return fan_fail_code(err, FAN_CAPTURE, FAN_CAPTURE_UNSUPPORTED, "%s on stream %llu of sim:%d needs the host, which a graph cannot wait for: do it before the capture",
+                             w->name, (unsigned long long)q->handle, q->device);
+    pack(&p, sizeof(fan_sim_command));
+    pack_job(&p, job);
+    fan_sim_command *c = command_new(p.used);
+    if (c) {
+        p = (packer){(char *)c, 0};
+        pack(&p, sizeof *c);
+        c->job = pack_job(&p, job);
+    }
+    return capture_work(m, q, c, w, site, err);
+}
+
+static fan_array **pack_arrays(packer *p, fan_array *const *arrays, size_t n)
+{
+    fan_array **copy = pack(p, n * sizeof(fan_array *));
+    for (size_t i = 0; i < n; i++) {
+        fan_array *a = pack_array(p, arrays[i], false);
+        if (copy)
+            copy[i] = a;
+    }
+    return copy;
+}
+
+static fan_status capture_kernel(fan_sim *m, fan_sim_queue *q, const fan_sim_kernel *k, const work *w, const char *site, fan_error *err)
+{
+    packer p = {NULL, 0};
+    pack(&p, sizeof(fan_sim_command));
+    (void)pack_arrays(&p, k->reads, k->nreads);
+    (void)pack_arrays(&p, k->writes, k->nwrites);
+    fan_sim_command *c = command_new(p.used);
+    if (c) {
+        p = (packer){(char *)c, 0};
+        pack(&p, sizeof *c);
+        c->kernel = *k;
+        c->kernel.reads = pack_arrays(&p, k->reads, k->nreads);
+        c->kernel.writes = pack_arrays(&p, k->writes, k->nwrites);
+    }
+    return capture_work(m, q, c, w, site, err);
+}
+
 /* ---- the table ---- */
 
 static fan_sim *machine_of(const fan_device *d)
@@ -671,6 +910,8 @@ static fan_status sim_alloc(fan_device *d, fan_stream *stream, size_t bytes, voi
     fan_block *b = status == FAN_OK ? fan_arena_alloc(a, bytes, &host) : NULL;
     if (b) {
         b->name = new_name(m, OF_BLOCK);
+        b->left = false;
+        b->graphs = 0;
         fan_order_forget(m->order, b->lo, b->hi);
         *out = (void *)b->lo;
     } else if (status == FAN_OK) {
@@ -687,7 +928,11 @@ static void sim_free(fan_device *d, void *data, size_t bytes)
     fan_sim *m = machine_of(d);
     (void)bytes;
     lock(m);
-    fan_arena_free(&m->parts[d->index].arena, (uintptr_t)data);
+    fan_block *b = fan_arena_find(&m->parts[d->index].arena, (uintptr_t)data);
+    if (b && b->graphs)
+        b->left = true; /* K3 */
+    else
+        fan_arena_free(&m->parts[d->index].arena, (uintptr_t)data);
     unlock(m);
 }
 
@@ -701,7 +946,10 @@ static void sim_dropped(fan_device *d, void *data, size_t bytes, fan_stream *con
     char site[SITE];
     site_of(m, site, sizeof site);
     lock(m);
-    if (lanes && m->checking && !m->dying && fan_turns_given_up(m->turns) == FAN_GOING) {
+    const fan_block *used = block_at(m, data);
+    if (used && used->graphs) {
+        /* it is not given back: a graph's work is to come */
+    } else if (lanes && m->checking && !m->dying && fan_turns_given_up(m->turns) == FAN_GOING) {
         for (size_t i = 0; i < n; i++) {
             lanes[i] = queue_of(streams[i])->lane;
             touch(m, queue_of(streams[i])->name, false);
@@ -733,6 +981,7 @@ static fan_status sim_read(fan_stream *s, const fan_array *dst, const fan_array 
     lock(m);
     FAN_GO(enter(m, "read", err));
     FAN_GO(raise_pending(m, err));
+    FAN_GO(not_captured(q, "read", err));
     FAN_GO(legacy(m, q, err));
     touch(m, q->name, q->blocking);
     touch(m, NAME(OF_PROGRESS, 0), false);
@@ -783,6 +1032,7 @@ static fan_status sim_sync(fan_stream *s, fan_error *err)
     lock(m);
     FAN_GO(enter(m, "sync", err));
     FAN_GO(raise_pending(m, err));
+    FAN_GO(not_captured(q, "synchronize", err));
     FAN_GO(legacy(m, q, err));
     touch(m, q->name, q->blocking);
     touch(m, NAME(OF_PROGRESS, 0), false);
@@ -810,6 +1060,7 @@ static fan_status sim_event_init(fan_event *e, fan_error *err)
     if (!ev)
         return fan_fail(err, FAN_NOMEM, "out of memory for an event");
     fan_clock_init(&ev->clock);
+    fan_clock_init(&ev->place);
     lock(m);
     fan_status status = fan_turns_given_up(m->turns) == FAN_GOING ? enter(m, "event_init", err) : FAN_OK; /* as for record */
     if (status == FAN_OK)
@@ -828,8 +1079,10 @@ static void sim_event_fini(fan_event *e)
     fan_sim_event *ev = e->impl;
     lock(m);
     queue_drop(ev->point.queue);
+    recording_drop(ev->recording);
     sweep(m);
     unlock(m);
+    fan_clock_fini(&ev->place);
     fan_clock_fini(&ev->clock);
     fan_free(ev);
 }
@@ -858,7 +1111,13 @@ static fan_status sim_record(fan_event *e, fan_stream *s, fan_error *err)
     }
     FAN_GO(enter(m, "record", err));
     name_event(m, e);
+    if (q->recording) {
+        status = capture_record(ev, q, err);
+        goto done;
+    }
     FAN_GO(legacy(m, q, err));
+    recording_drop(ev->recording);
+    ev->recording = NULL;
     if (fan_order_record(m->order, q->lane, lane_of(m), &ev->clock) != FAN_OK) {
         status = fan_fail(err, FAN_NOMEM, "out of memory for an event");
         goto done;
@@ -880,7 +1139,7 @@ static fan_status sim_wait(fan_stream *s, fan_event *e, fan_error *err)
     const fan_sim_event *ev = e->impl;
     fan_sim_queue *q = queue_of(s);
     fan_status status;
-    bool never = false;
+    bool never = false, captured;
     lock(m);
     FAN_GO(enter(m, "wait", err));
     if (machine_of(e->device) != m) {
@@ -889,6 +1148,9 @@ static fan_status sim_wait(fan_stream *s, fan_event *e, fan_error *err)
     }
     name_event(m, e);
     touch(m, ev->name, false);
+    FAN_GO(capture_wait(q, ev, &captured, err));
+    if (captured)
+        goto done;
     never = !ev->point.queue;
     if (never)
         goto done;
@@ -935,6 +1197,7 @@ static fan_status sim_query(fan_event *e, bool *done, fan_error *err)
     fan_status status;
     lock(m);
     FAN_GO(enter(m, "query", err));
+    FAN_GO(has_time(ev, e, "query", err));
     touch(m, ev->name, false);
     touch(m, NAME(OF_PROGRESS, 0), true);
     settle(m);
@@ -951,7 +1214,8 @@ static bool sim_peek(fan_event *e)
     fan_sim *m = machine_of(e->device);
     lock(m);
     settle(m);
-    bool done = has_passed(e->impl) || fan_turns_given_up(m->turns) != FAN_GOING;
+    const fan_sim_event *ev = e->impl;
+    bool done = (has_passed(ev) && !ev->recording) || fan_turns_given_up(m->turns) != FAN_GOING;
     unlock(m);
     return done;
 }
@@ -968,6 +1232,7 @@ static fan_status sim_event_sync(fan_event *e, fan_error *err)
     lock(m);
     FAN_GO(enter(m, "event_sync", err));
     FAN_GO(raise_pending(m, err));
+    FAN_GO(has_time(ev, e, "synchronize", err));
     touch(m, ev->name, false);
     touch(m, NAME(OF_PROGRESS, 0), false);
     double us = ev->us;
@@ -1002,6 +1267,10 @@ static fan_status sim_run(fan_device *d, fan_stream *s, const fan_job *job, fan_
     FAN_GO(enter(m, "run", err));
     FAN_GO(raise_pending(m, err));
     w.us = kernel_us(m, fan_job_bytes(job));
+    if (queue_of(s)->recording) {
+        status = capture_job(m, queue_of(s), job, &w, site, err);
+        goto done;
+    }
     status = enqueue(m, queue_of(s), &w, site, err);
     if (status == FAN_OK || status == FAN_RACE)
         w.op = NULL;
@@ -1011,6 +1280,13 @@ done:
     if (status == FAN_OK || status == FAN_RACE)
         fan_job_trace(d, s, job, w.start, w.end);
     return status;
+}
+
+static fan_status sim_capture(fan_stream *s, uint64_t *id, fan_error *err)
+{
+    (void)err;
+    (void)fan_sim_capture_state(machine_of(s->device), s, id, NULL);
+    return FAN_OK;
 }
 
 static uint64_t sim_left_out(fan_device *d)
@@ -1044,11 +1320,43 @@ static const fan_backend backend = {
     .elided = sim_elided,
     .event_sync = sim_event_sync,
     .run = sim_run,
+    .capture = sim_capture,
     .left_out = sim_left_out,
     .device_fini = sim_device_fini,
 };
 
 /* ---- the machine ---- */
+
+static void graph_free(fan_sim_graph *g)
+{
+    for (fan_sim_command *c = g->head, *next; c; c = next) {
+        next = c->next;
+        if (c->kind == FAN_COMMAND_WORK && !c->job && c->kernel.fini)
+            c->kernel.fini(c->kernel.ctx);
+        fan_free(c);
+    }
+    fan_free(g->device);
+    fan_free(g->queues);
+    fan_free(g->blocks);
+    fan_free(g);
+}
+
+/* drop_captures: those that nobody ended. */
+static void drop_captures(fan_sim *m)
+{
+    while (m->recordings) {
+        fan_sim_recording *r = m->recordings;
+        m->recordings = r->next;
+        for (size_t i = 0; i < m->nqueues; i++)
+            if (m->queues[i]->recording == r) {
+                m->queues[i]->recording = NULL;
+                r->refs--;
+            }
+        r->capture.ended = true;
+        graph_free(r->graph);
+        recording_drop(r);
+    }
+}
 
 /* drop_work: takes every op off unrun. */
 static void drop_work(fan_sim *m)
@@ -1070,6 +1378,7 @@ static void machine_free(fan_sim *m)
 {
     m->dying = true;
     if (m->parts) {
+        drop_captures(m);
         drop_work(m);
         for (int i = 0; i < m->config.devices; i++)
             if (m->parts[i].device.backend)
@@ -1293,7 +1602,7 @@ fan_status fan_sim_launch(fan_sim *m, fan_stream *s, const fan_sim_kernel *k, fa
 {
     char site[SITE];
     const fan_array *a = NULL;
-    bool write;
+    bool write, captured = false;
     uint64_t bytes = 0;
     if (fan_sim_of(s->device) != m)
         return fan_fail(err, FAN_VALUE, "the stream belongs to another machine");
@@ -1321,6 +1630,11 @@ fan_status fan_sim_launch(fan_sim *m, fan_stream *s, const fan_sim_kernel *k, fa
     FAN_GO(enter(m, "launch", err));
     FAN_GO(raise_pending(m, err));
     w.us = k->us >= 0 ? k->us : kernel_us(m, bytes);
+    if (queue_of(s)->recording) {
+        status = capture_kernel(m, queue_of(s), k, &w, site, err);
+        captured = status == FAN_OK;
+        goto done;
+    }
     status = enqueue(m, queue_of(s), &w, site, err);
     if (status == FAN_OK && op) {
         op->fn = k->fn;
@@ -1332,7 +1646,7 @@ fan_status fan_sim_launch(fan_sim *m, fan_stream *s, const fan_sim_kernel *k, fa
 done:
     unlock(m);
     fan_free(w.op);
-    if (status == FAN_OK && !op && k->fini)
+    if (status == FAN_OK && !op && k->fini && !captured)
         k->fini(k->ctx); /* no bytes to move: it will never run */
     if ((status == FAN_OK || status == FAN_RACE) && fan_trace_on()) {
         fan_trace_line line = {.kind = FAN_TRACE_KERNEL, .device = (int16_t)s->device->index, .slot = -1, .key = -1, .stream = s->handle,
@@ -1391,6 +1705,11 @@ fan_status fan_sim_synchronize(fan_sim *m, fan_error *err)
     fan_yield();
     lock(m);
     FAN_GO(enter(m, "synchronize", err));
+    for (fan_sim_recording *r = m->recordings; r; r = r->next)
+        status = fan_fail_code(err, FAN_CAPTURE, fan_capture_break(&r->capture, FAN_CAPTURE_UNSUPPORTED), "synchronize: %s (CUDA's code %d)",
+                               fan_capture_words(FAN_CAPTURE_UNSUPPORTED), FAN_CAPTURE_UNSUPPORTED);
+    if (status != FAN_OK)
+        goto done;
     touch(m, NAME(OF_PROGRESS, 0), false);
     for (size_t i = 0; i < m->nqueues; i++)
         touch(m, m->queues[i]->name, false);
@@ -1431,6 +1750,279 @@ fan_status fan_sim_step(fan_sim *m, bool *ran, fan_error *err)
 done:
     sweep(m);
     unlock(m);
+    return status;
+}
+
+/* ---- captures and graphs ---- */
+
+fan_status fan_sim_capture_begin(fan_sim *m, fan_stream *s, int mode, fan_error *err)
+{
+    fan_sim_queue *q = queue_of(s);
+    fan_sim_graph *g = fan_calloc(sizeof *g);
+    fan_sim_recording *r = fan_calloc(sizeof *r);
+    fan_status status;
+    lock(m);
+    if (q->legacy || q->recording) {
+        status = illegal(q, q->legacy ? FAN_CAPTURE_UNSUPPORTED : FAN_CAPTURE_VALUE, "begin a capture", err);
+        goto done;
+    }
+    status = illegal(q, !g || !r || fan_grow((void **)&g->device, &g->device_cap, 1, sizeof *g->device) ? -1 : 0, "begin a capture", err);
+    if (status != FAN_OK)
+        goto done;
+    FAN_GO(fan_capture_begin(&r->capture, (fan_capture_mode)mode, fan_thread_id(), err));
+    g->refs = 1;
+    g->m = m;
+    g->tail = &g->head;
+    g->device[g->members++] = q->device;
+    r->graph = g;
+    r->refs = 2; /* the machine's and the stream's */
+    r->next = m->recordings;
+    m->recordings = r;
+    q->recording = r;
+    q->member = 0;
+    q->refs++;
+done:
+    unlock(m);
+    if (status != FAN_OK) {
+        if (g)
+            fan_free(g->device);
+        fan_free(g);
+        if (r)
+            fan_capture_fini(&r->capture);
+        fan_free(r);
+    }
+    return status;
+}
+
+/* leave_capture: its streams are as they were; its events go on knowing it. */
+static void leave_capture(fan_sim *m, fan_sim_recording *r)
+{
+    for (fan_sim_recording **at = &m->recordings; *at; at = &(*at)->next)
+        if (*at == r) {
+            *at = r->next;
+            break;
+        }
+    for (size_t i = 0; i < m->nqueues; i++) {
+        fan_sim_queue *q = m->queues[i];
+        if (q->recording == r) {
+            q->recording = NULL;
+            queue_drop(q);
+            r->refs--; /* not the last: the machine's is left */
+        }
+    }
+    r->graph = NULL;
+    recording_drop(r);
+    sweep(m);
+}
+
+fan_status fan_sim_capture_end(fan_sim *m, fan_stream *s, fan_sim_graph **out, fan_error *err)
+{
+    fan_sim_queue *q = queue_of(s);
+    fan_sim_graph *g = NULL;
+    *out = NULL;
+    lock(m);
+    fan_sim_recording *r = q->recording;
+    int code = r ? fan_capture_end(&r->capture, q->member, fan_thread_id()) : FAN_CAPTURE_VALUE;
+    if (r && r->capture.ended) {
+        g = r->graph;
+        leave_capture(m, r);
+    }
+    fan_status status = illegal(q, code, "end a capture", err);
+    unlock(m);
+    if (g)
+        (void)fan_sim_hold(m); /* the graph's */
+    if (status == FAN_OK)
+        *out = g;
+    else
+        fan_sim_graph_drop(g);
+    return status;
+}
+
+int fan_sim_capture_state(fan_sim *m, fan_stream *s, uint64_t *id, fan_sim_graph **graph)
+{
+    lock(m);
+    const fan_sim_recording *r = queue_of(s)->recording;
+    int state = r ? r->capture.broken ? 2 : 1 : 0;
+    if (id)
+        *id = r ? r->capture.id : 0;
+    if (graph)
+        *graph = r ? r->graph : NULL;
+    unlock(m);
+    return state;
+}
+
+fan_status fan_sim_unsafe(fan_sim *m, const char *call, fan_error *err)
+{
+    fan_status status = FAN_OK;
+    uint64_t thread = fan_thread_id();
+    lock(m);
+    for (fan_sim_recording *r = m->recordings; r; r = r->next)
+        if (fan_capture_forbids(&r->capture, thread, own_mode))
+            status = fan_fail_code(err, FAN_CAPTURE, fan_capture_break(&r->capture, FAN_CAPTURE_UNSUPPORTED), "%s: %s (CUDA's code %d)", call,
+                                   fan_capture_words(FAN_CAPTURE_UNSUPPORTED), FAN_CAPTURE_UNSUPPORTED);
+    unlock(m);
+    return status;
+}
+
+fan_sim_graph *fan_sim_graph_hold(fan_sim_graph *g)
+{
+    lock(g->m);
+    g->refs++;
+    unlock(g->m);
+    return g;
+}
+
+void fan_sim_graph_drop(fan_sim_graph *g)
+{
+    if (!g)
+        return;
+    fan_sim *m = g->m;
+    lock(m);
+    bool last = --g->refs == 0;
+    for (uint32_t i = 0; last && g->queues && i < g->members; i++)
+        queue_drop(g->queues[i]);
+    for (size_t i = 0; last && i < g->nblocks; i++) {
+        fan_block *b = block_at(m, (void *)g->blocks[i]);
+        if (b && --b->graphs == 0 && b->left)
+            fan_arena_free(&part_at(m, b->lo)->arena, b->lo);
+    }
+    if (last)
+        sweep(m);
+    unlock(m);
+    if (!last)
+        return;
+    graph_free(g);
+    fan_sim_drop(m);
+}
+
+/* A kernel of a graph on its way. */
+typedef struct replayed {
+    fan_sim_graph *graph; /* held */
+    const fan_sim_kernel *kernel;
+} replayed;
+
+static fan_status replay_run(void *ctx, fan_error *err)
+{
+    const replayed *r = ctx;
+    return r->kernel->fn ? r->kernel->fn(r->kernel->ctx, err) : FAN_OK;
+}
+
+static void replay_fini(void *ctx)
+{
+    replayed *r = ctx;
+    fan_sim_graph_drop(r->graph);
+    fan_free(r);
+}
+
+/* follow: what is queued on q from now on comes after all that is queued on `other`. */
+static fan_status follow(fan_sim *m, fan_sim_queue *q, fan_sim_queue *other, fan_error *err)
+{
+    FAN_TRY(hold_back(m, q, (fan_sim_point){other, other->queued}, err));
+    q->end_us = later(q->end_us, other->end_us);
+    return fan_order_wait(m->order, q->lane, lane_of(m), fan_order_clock(m->order, other->lane)) == FAN_OK
+               ? FAN_OK
+               : fan_fail(err, FAN_NOMEM, "out of memory for a graph");
+}
+
+static fan_status replay_work(fan_sim *m, fan_sim_graph *g, const fan_sim_command *c, fan_error *err)
+{
+    work w = {.name = c->name, .next = c->job ? job_visit : kernel_visit, .what = c->job ? (const void *)c->job : (const void *)&c->kernel, .us = c->us};
+    replayed *r = NULL;
+    if (m->config.run_work) {
+        w.op = op_new(c->job);
+        r = c->job ? NULL : fan_alloc(sizeof *r);
+        if (!w.op || (!c->job && !r)) {
+            fan_free(w.op);
+            fan_free(r);
+            return fan_fail(err, FAN_NOMEM, "out of memory for a graph");
+        }
+        if (r) {
+            *r = (replayed){g, &c->kernel};
+            g->refs++;
+            w.op->fn = replay_run;
+            w.op->fini = replay_fini;
+            w.op->ctx = r;
+        }
+    }
+    fan_status status = enqueue(m, g->queues[c->member], &w, c->site, err);
+    if (status != FAN_OK && status != FAN_RACE) {
+        if (r)
+            g->refs--;
+        fan_free(r);
+        fan_free(w.op);
+    }
+    return status;
+}
+
+/* A record of a graph, while it is launched. */
+typedef struct mark {
+    fan_sim_point point;
+    fan_clock clock;
+} mark;
+
+static fan_status replay(fan_sim *m, fan_sim_graph *g, const fan_sim_command *c, mark *marks, fan_error *err)
+{
+    fan_sim_queue *q = g->queues[c->member];
+    mark *k = &marks[c->event];
+    switch (c->kind) {
+    case FAN_COMMAND_WORK:
+        return replay_work(m, g, c, err);
+    case FAN_COMMAND_RECORD:
+        k->point = (fan_sim_point){q, q->queued};
+        return fan_order_record(m->order, q->lane, lane_of(m), &k->clock) == FAN_OK ? FAN_OK : fan_fail(err, FAN_NOMEM, "out of memory for a graph");
+    case FAN_COMMAND_WAIT:
+        FAN_TRY(hold_back(m, q, k->point, err));
+        q->end_us = later(q->end_us, k->point.queue->end_us);
+        return fan_order_wait(m->order, q->lane, lane_of(m), &k->clock) == FAN_OK ? FAN_OK : fan_fail(err, FAN_NOMEM, "out of memory for a graph");
+    }
+    return FAN_OK;
+}
+
+/* graph_queues: a queue for each member, the same ones each time: so two launches of one graph run one after the other. */
+static fan_status graph_queues(fan_sim *m, fan_sim_graph *g, fan_error *err)
+{
+    if (!g->queues && !(g->queues = fan_calloc(g->members * sizeof *g->queues)))
+        return fan_fail(err, FAN_NOMEM, "out of memory for a graph");
+    for (uint32_t i = 0; i < g->members; i++)
+        if (!g->queues[i])
+            FAN_TRY(queue_new(m, g->device[i], ++m->handle, false, &g->queues[i], err));
+    return FAN_OK;
+}
+
+fan_status fan_sim_graph_launch(fan_sim_graph *g, fan_stream *s, fan_error *err)
+{
+    fan_sim *m = g->m;
+    fan_sim_queue *q = queue_of(s);
+    fan_status status, worst = FAN_OK;
+    mark *marks = fan_calloc(((size_t)g->events + 1) * sizeof *marks);
+    if (!marks)
+        return fan_fail(err, FAN_NOMEM, "out of memory for a graph");
+    for (uint32_t i = 0; i < g->events; i++)
+        fan_clock_init(&marks[i].clock);
+    lock(m);
+    FAN_GO(enter(m, "launch", err));
+    FAN_GO(raise_pending(m, err));
+    FAN_GO(not_captured(q, "launch a graph", err));
+    FAN_GO(legacy(m, q, err));
+    FAN_GO(graph_queues(m, g, err));
+    for (uint32_t i = 0; i < g->members; i++)
+        FAN_GO(follow(m, g->queues[i], q, err));
+    for (const fan_sim_command *c = g->head; c; c = c->next) {
+        status = replay(m, g, c, marks, err);
+        if (status == FAN_RACE)
+            worst = FAN_RACE;
+        else if (status != FAN_OK)
+            goto done;
+    }
+    for (uint32_t i = 0; i < g->members; i++)
+        FAN_GO(follow(m, q, g->queues[i], err));
+    touch(m, q->name, true);
+    status = worst;
+done:
+    unlock(m);
+    for (uint32_t i = 0; i < g->events; i++)
+        fan_clock_fini(&marks[i].clock);
+    fan_free(marks);
     return status;
 }
 

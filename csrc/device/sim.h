@@ -32,6 +32,7 @@ typedef struct fan_sim_config {
     uint64_t starve;           /* handle of the stream that FAN_SIM_STARVE runs last */
     size_t memory;             /* bytes of each device's arena; reserved, not touched */
     bool run_work;             /* false: only judge, never move bytes (proofs) */
+    bool bare;                 /* memory that a captured graph uses is not kept for it: who frees it has to know (a driver's memory) */
     double launch_us, gbytes_per_s; /* the clock's cost model; 0: defaults (3 us, 1000 GB/s) */
 } fan_sim_config;
 
@@ -52,6 +53,20 @@ void fan_sim_drop(fan_sim *m); /* devices hold their machine; the last hold free
 fan_device *fan_sim_device(fan_sim *m, int index);    /* no hold; NULL out of range */
 fan_sim *fan_sim_of(const fan_device *d);             /* NULL for another backend's device */
 fan_status fan_sim_stream(fan_sim *m, int device, bool blocking, fan_stream **out, fan_error *err);
+/* Capture (device/capture.h has the rules). What is queued on a captured stream is kept in a graph and judged when that is launched: then each member of the capture is a queue
+ * of its own. A graph holds its machine, and the memory that it uses (but for `bare`). */
+typedef struct fan_sim_graph fan_sim_graph;
+fan_status fan_sim_capture_begin(fan_sim *m, fan_stream *s, int mode, fan_error *err); /* mode: fan_capture_mode */
+fan_status fan_sim_capture_end(fan_sim *m, fan_stream *s, fan_sim_graph **out, fan_error *err);
+/* fan_sim_capture_state: 0 none, 1 under way, 2 broken; its number; its graph (no hold). out pointers may be NULL. */
+int fan_sim_capture_state(fan_sim *m, fan_stream *s, uint64_t *id, fan_sim_graph **graph);
+fan_status fan_sim_graph_launch(fan_sim_graph *g, fan_stream *s, fan_error *err);
+fan_sim_graph *fan_sim_graph_hold(fan_sim_graph *g);
+void fan_sim_graph_drop(fan_sim_graph *g); /* NULL is fine */
+/* fan_sim_unsafe: a call that must not be made beside a capture (cudaMalloc and its like): FAN_CAPTURE, and the captures that it disturbs are broken. */
+fan_status fan_sim_unsafe(fan_sim *m, const char *call, fan_error *err);
+/* fan_sim_capture_mode: the calling thread's own mode, which decides what unsafe calls of its may do; returns the one before. */
+int fan_sim_capture_mode(int mode);
 uint64_t fan_sim_seed(const fan_sim *m);
 /* fan_sim_reset: the machine as it was when new (same streams, same seed), cheaply: for proofs with millions of runs. All its memory must have been let go, and no
  * thread be inside: FAN_STATE otherwise. Streams made since stay. */

@@ -1,4 +1,5 @@
 /* array: fanin.sim.Array, an array on a device. Geometry is read freely; values only by numpy(), or by work on a stream. */
+#include "py/dlpack.h"
 #include "py/machine.h"
 
 #include <string.h>
@@ -74,7 +75,7 @@ static PyObject *view(array_object *self, char *data, int ndim, const int64_t *s
     return status == FAN_OK ? wrap_taken(made, self->d) : fan_raise(status, &err);
 }
 
-static PyObject *tuple_of(int n, const int64_t *items)
+PyObject *fan_ints(int n, const int64_t *items)
 {
     PyObject *t = PyTuple_New(n);
     for (int i = 0; t && i < n; i++) {
@@ -349,7 +350,7 @@ static PyObject *array_numpy(PyObject *o, PyObject *Py_UNUSED(none))
     if (status == FAN_OK) {
         Py_BEGIN_ALLOW_THREADS
         s = fan_stream_current(self->d);
-        status = self->d->backend->read(s, dst, a, &err);
+        status = s ? self->d->backend->read(s, dst, a, &err) : fan_fail(&err, FAN_NOMEM, "out of memory for a stream");
         fan_stream_drop(s);
         Py_END_ALLOW_THREADS
     }
@@ -378,6 +379,23 @@ static PyObject *array_used_on(PyObject *o, PyObject *arg)
     if (status != FAN_OK)
         return fan_raise(status, &err);
     Py_RETURN_NONE;
+}
+
+/* To other libraries (dlpack.h) */
+
+static PyObject *array_dlpack(PyObject *o, PyObject *args, PyObject *kwargs)
+{
+    return fan_dlpack_export(self_of(o)->a, self_of(o)->d, args, kwargs);
+}
+
+static PyObject *array_dlpack_device(PyObject *o, PyObject *Py_UNUSED(none))
+{
+    return fan_dlpack_device(self_of(o)->d);
+}
+
+static PyObject *array_interface(PyObject *o, void *Py_UNUSED(closure))
+{
+    return fan_interface_export(self_of(o)->a, self_of(o)->d);
 }
 
 /* What NumPy and operators would do behind the caller's back is refused in words. */
@@ -429,12 +447,12 @@ static PyObject *array_repr(PyObject *o)
 
 static PyObject *array_shape(PyObject *o, void *Py_UNUSED(closure))
 {
-    return tuple_of(self_of(o)->a->ndim, self_of(o)->a->shape);
+    return fan_ints(self_of(o)->a->ndim, self_of(o)->a->shape);
 }
 
 static PyObject *array_strides(PyObject *o, void *Py_UNUSED(closure))
 {
-    return tuple_of(self_of(o)->a->ndim, self_of(o)->a->strides);
+    return fan_ints(self_of(o)->a->ndim, self_of(o)->a->strides);
 }
 
 static PyObject *array_dtype(PyObject *o, void *Py_UNUSED(closure))
@@ -505,6 +523,11 @@ static PyMethodDef methods[] = {
     {"broadcast_to", array_broadcast_to, METH_VARARGS, "broadcast_to($self, /, *shape)\n--\n\nA view that repeats itself, not to be written."},
     {"used_on", array_used_on, METH_O,
      "used_on($self, stream, /)\n--\n\nKeep the memory, once nobody holds it, until what `stream` has queued by its last such use has run."},
+    {"__dlpack__", (PyCFunction)(void (*)(void))array_dlpack, METH_VARARGS | METH_KEYWORDS,
+     "__dlpack__($self, *, stream=None, max_version=None, dl_device=None, copy=None)\n--\n\n"
+     "A capsule over the array's memory, which the consumer's stream waits for: None and 1 are the legacy default stream, 2 the\n"
+     "per-thread one, -1 asks for no waiting."},
+    {"__dlpack_device__", array_dlpack_device, METH_NOARGS, "__dlpack_device__($self, /)\n--\n\n(2, n): CUDA device n."},
     {"__array__", (PyCFunction)(void (*)(void))array_dunder_array, METH_VARARGS | METH_KEYWORDS, NULL},
     {"__array_ufunc__", (PyCFunction)(void (*)(void))array_dunder_ufunc, METH_VARARGS | METH_KEYWORDS, NULL},
     {"__array_function__", (PyCFunction)(void (*)(void))array_dunder_ufunc, METH_VARARGS | METH_KEYWORDS, NULL},
@@ -523,6 +546,7 @@ static PyGetSetDef getset[] = {
     {"nbytes", array_nbytes, NULL, "Bytes of all elements.", NULL},
     {"T", array_t, NULL, "A view with the axes reversed.", NULL},
     {"address", array_address, NULL, "Where its first element lies: to see which arrays share memory.", NULL},
+    {"__cuda_array_interface__", array_interface, NULL, "Version 3; its stream is the device's current one, which waits for all work on the memory.", NULL},
     {"users", array_users, NULL, "The streams that its memory is marked as used on, its owner first.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };

@@ -645,7 +645,7 @@ static int stream_of(const buffer_object *self, size_t slot, PyObject *stream, f
 /* contribution_of: one gradient as the core takes it, but for its stream. */
 static int contribution_of(buffer_object *self, size_t slot, PyObject *gradient, PyObject *key, fan_contribution *c)
 {
-    fan_where w = {.buffer = fan_buffer_name(self->core), .slot = (Py_ssize_t)slot, .slot_name = slot_name(self, slot), .key = -1};
+    fan_where w = {.buffer = fan_buffer_name(self->core), .slot = (Py_ssize_t)slot, .slot_name = slot_name(self, slot), .key = -1, .stream = c->stream};
     unsigned flags = self->flags ? self->flags[slot] : 0;
     PyObject *own = NULL;
     int bad;
@@ -663,6 +663,28 @@ static int contribution_of(buffer_object *self, size_t slot, PyObject *gradient,
     return bad ? -1 : 0;
 }
 
+/* add_on: fan_buffer_add, with the current stream of the gradient's library as that of the device, where the caller made none the current one (S4, S5). */
+static int add_on(fan_buffer *core, size_t slot, fan_contribution *c)
+{
+    FAN_RAW fan_error err;
+    fan_status status = FAN_OK;
+    fan_stream *library = NULL;
+    if (fan_library_stream(&c->value, &library) < 0)
+        return -1;
+    clear_error(&err);
+    if (library)
+        status = fan_stream_push(library, &err);
+    if (status == FAN_OK) {
+        status = fan_buffer_add(core, slot, c, &err);
+        if (library)
+            fan_stream_pop(library);
+    }
+    fan_stream_drop(library);
+    if (status != FAN_OK)
+        fan_raise(status, &err);
+    return status == FAN_OK ? 0 : -1;
+}
+
 static PyObject *add_any(buffer_object *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     static const char *const names[] = {"slot", "gradient", "key", "stream", "donate", "copy"};
@@ -670,8 +692,6 @@ static PyObject *add_any(buffer_object *self, PyObject *const *args, Py_ssize_t 
         PyObject *slot, *gradient, *key, *stream, *donate, *copy;
     } a;
     fan_contribution c = {.key = -1, .value = {.dtype = FAN_NO_DTYPE}};
-    FAN_RAW fan_error err;
-    fan_status status;
     size_t slot;
     int bad;
     if (parse_call("add", names, 6, 2, "slot and gradient", args, nargs, kwnames, &a.slot) < 0)
@@ -682,15 +702,7 @@ static PyObject *add_any(buffer_object *self, PyObject *const *args, Py_ssize_t 
         return NULL;
     if (stream_of(self, slot, a.stream, &c.stream) < 0)
         return NULL;
-    bad = contribution_of(self, slot, a.gradient, a.key, &c) < 0;
-    if (!bad) {
-        clear_error(&err);
-        status = fan_buffer_add(self->core, slot, &c, &err);
-        if (status != FAN_OK) {
-            fan_raise(status, &err);
-            bad = 1;
-        }
-    }
+    bad = contribution_of(self, slot, a.gradient, a.key, &c) < 0 || add_on(self->core, slot, &c) < 0;
     if (c.value.form != FAN_UNDEFINED)
         fan_value_drop(&fan_python, &c.value);
     fan_stream_drop(c.stream);
@@ -813,15 +825,30 @@ static int by_slot(const void *a, const void *b)
     return x->slot != y->slot ? (x->slot > y->slot) - (x->slot < y->slot) : (x->at > y->at) - (x->at < y->at);
 }
 
+/* batch_push: as add_on: each gradient is ready on its library's current stream, and the first of a device names that of the device. */
+static fan_status batch_push(fan_contribution *c, fan_stream **own, size_t n, fan_error *err)
+{
+    fan_status status = FAN_OK;
+    for (size_t i = n; i-- > 0;) {
+        if (!own[i])
+            continue;
+        if (!c[i].stream)
+            c[i].stream = own[i];
+        status = status == FAN_OK ? fan_stream_push(own[i], err) : status;
+    }
+    return status;
+}
+
 static int batch_any(buffer_object *self, const batch *t, fan_stream *stream, bool donate, bool copy)
 {
     size_t n = (size_t)t->n, made = 0;
     fan_contribution *c = fan_calloc((n ? n : 1) * sizeof *c);
     size_t *slots = fan_alloc((n ? n : 1) * 2 * sizeof *slots), *order = slots + n;
     placed *sorted = fan_alloc((n ? n : 1) * sizeof *sorted);
+    fan_stream **own = fan_calloc((n ? n : 1) * sizeof *own); /* current streams of the gradients' libraries */
     FAN_RAW fan_error err;
     int result = -1;
-    if (!c || !slots || !sorted) {
+    if (!c || !slots || !sorted || !own) {
         PyErr_NoMemory();
         goto done;
     }
@@ -834,26 +861,35 @@ static int batch_any(buffer_object *self, const batch *t, fan_stream *stream, bo
         gradient = Py_NewRef(ITEM(t->gradients, k));
         int bad = contribution_of(self, slots[made], gradient, t->keys ? ITEM(t->keys, k) : NULL, &c[made]);
         Py_DECREF(gradient);
-        if (bad)
-            goto done;
         sorted[made] = (placed){slots[made], made};
+        if (bad || fan_library_stream(&c[made].value, &own[made]) < 0) {
+            made++;
+            goto done;
+        }
     }
     qsort(sorted, n, sizeof *sorted, by_slot);
     for (size_t i = 0; i < n; i++)
         order[i] = sorted[i].at;
     clear_error(&err);
-    fan_status status = fan_buffer_add_many(self->core, c, slots, order, n, &err);
+    fan_status status = batch_push(c, own, n, &err);
+    if (status == FAN_OK)
+        status = fan_buffer_add_many(self->core, c, slots, order, n, &err);
     if (status == FAN_OK)
         result = 0;
     else
         fan_raise(status, &err);
 done:
-    for (size_t i = 0; i < made; i++)
+    for (size_t i = 0; i < made; i++) {
         if (c[i].value.form != FAN_UNDEFINED)
             fan_value_drop(&fan_python, &c[i].value);
+        if (own[i])
+            fan_stream_pop(own[i]);
+        fan_stream_drop(own[i]);
+    }
     fan_free(c);
     fan_free(slots);
     fan_free(sorted);
+    fan_free(own);
     return result;
 }
 
@@ -1027,7 +1063,7 @@ static int parse_scale(PyObject *o, fan_take *how)
 }
 
 /* parse_out: a list as long as the buffer, of arrays and None; each value is the caller's to drop. */
-static int parse_out(PyObject *out, const char *name, PyObject *slot_names, size_t n, fan_value *values)
+static int parse_out(PyObject *out, const char *name, PyObject *slot_names, size_t n, fan_stream *ready, fan_value *values)
 {
     int bare = is_bare(out);
     if (bare < 0)
@@ -1039,7 +1075,7 @@ static int parse_out(PyObject *out, const char *name, PyObject *slot_names, size
         return fan_refuse(PyExc_ValueError, "out: expected %zu entries, one for each slot, got %zd", n, PySequence_Fast_GET_SIZE(out));
     for (size_t i = 0; i < n; i++) {
         PyObject *item;
-        fan_where w = {.buffer = name, .slot_name = name_at(slot_names, i), .slot = (Py_ssize_t)i, .key = -1};
+        fan_where w = {.buffer = name, .slot_name = name_at(slot_names, i), .slot = (Py_ssize_t)i, .key = -1, .stream = ready};
         int bad = 0;
         if ((size_t)PySequence_Fast_GET_SIZE(out) != n)
             return fan_refuse(PyExc_RuntimeError, "out: the list changed its length meanwhile");
@@ -1089,7 +1125,7 @@ static PyObject *take_all(fan_buffer *core, size_t n, PyObject *slot_names, fan_
     if (out != Py_None) {
         outs = new_values(n);
         arrays = fan_arrays();
-        if (!outs || !arrays || parse_out(out, fan_buffer_name(core), slot_names, n, outs) < 0)
+        if (!outs || !arrays || parse_out(out, fan_buffer_name(core), slot_names, n, stream, outs) < 0)
             goto done;
         how.out = outs;
     }
@@ -1628,20 +1664,10 @@ static void note(Py_ssize_t i)
 static int add_all(fan_buffer *core, PyObject *arrays, PyObject *keys)
 {
     Py_ssize_t n = PyTuple_GET_SIZE(arrays);
-    FAN_RAW fan_error err;
-    fan_status status;
     for (Py_ssize_t i = 0; i < n; i++) {
         fan_contribution c = {.key = -1};
         int bad = keys && fan_index(PyTuple_GET_ITEM(keys, i), "key", PyExc_ValueError, &c.key) < 0;
-        bad = bad || fan_import(PyTuple_GET_ITEM(arrays, i), false, false, &c.value) < 0;
-        if (!bad) {
-            clear_error(&err);
-            status = fan_buffer_add(core, 0, &c, &err);
-            if (status != FAN_OK) {
-                fan_raise(status, &err);
-                bad = 1;
-            }
-        }
+        bad = bad || fan_import(PyTuple_GET_ITEM(arrays, i), false, false, &c.value) < 0 || add_on(core, 0, &c) < 0;
         if (c.value.form != FAN_UNDEFINED)
             fan_value_drop(&fan_python, &c.value);
         if (bad) {

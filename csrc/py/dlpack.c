@@ -1,7 +1,9 @@
 /* dlpack: see dlpack.h. First what comes in, then what goes out. */
 #include "py/dlpack.h"
+#include "py/machine.h"
 
 #include "base/mem.h"
+#include "device/cuda.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -33,9 +35,9 @@ static void delete(void *managed, bool versioned)
     fan_exception_put(live);
 }
 
-static void release_taken(fan_storage *s)
+static void release_taken(void *ctx)
 {
-    taken *t = s->ctx;
+    taken *t = ctx;
     fan_gil gil;
     /* The interpreter is gone or going: the producer may be, too. Its memory is left to the end of the process. */
     if (fan_finalizing() || !fan_gil_enter(&gil))
@@ -44,6 +46,25 @@ static void release_taken(fan_storage *s)
     Py_XDECREF(t->producer);
     fan_free(t);
     fan_gil_leave(&gil);
+}
+
+static void release_host(fan_storage *s)
+{
+    release_taken(s->ctx);
+}
+
+/* storage_for: over no memory yet; where that is on a device with streams, `release` waits for those that used it. NULL with an exception. */
+static fan_storage *storage_for(fan_device *d, void (*host)(fan_storage *), void (*release)(void *), void *ctx)
+{
+    fan_storage *st = NULL;
+    fan_error err = {0};
+    if (!d->backend->has_streams)
+        st = fan_storage_wrap(NULL, 0, host, ctx);
+    else
+        (void)fan_memory_wrap(d, NULL, release, ctx, &st, &err);
+    if (!st)
+        PyErr_NoMemory();
+    return st;
 }
 
 fan_dtype fan_dl_dtype_of(fan_dl_dtype d)
@@ -87,13 +108,30 @@ static char *device_words(fan_dl_device d, char *buf, size_t size)
     return buf;
 }
 
-/* geometry: the tensor as a view into `st`, which is not yet over any memory: fills in its address. */
-static int geometry(const fan_dl_tensor *t, bool writable, fan_storage *st, fan_array **out)
+/* inside: whether all of `a` lies in the address space, and, on a device, whether its elements lie where the device can read them. */
+static int inside(const fan_array *a, const fan_device *d)
 {
-    int64_t shape[FAN_MAX_NDIM], strides[FAN_MAX_NDIM], size = 0, lo, hi;
+    uintptr_t at = (uintptr_t)a->data, end;
+    size_t item = fan_dtype_size(a->dtype), align = fan_dtype_kind(a->dtype) == 'c' ? item / 2 : item;
+    bool aligned = at % align == 0;
+    int64_t lo, hi;
+    fan_array_reach(a, &lo, &hi);
+    if ((uintptr_t)-lo > at || __builtin_add_overflow(at, (uintptr_t)hi, &end))
+        return fan_refuse(PyExc_ValueError, "the tensor's strides leave the address space");
+    for (int i = 0; i < a->ndim; i++)
+        aligned = aligned && (a->shape[i] < 2 || a->strides[i] % (int64_t)align == 0);
+    if (d->backend->has_streams && a->size > 0 && !aligned)
+        return fan_refuse(PyExc_BufferError, "the tensor's elements of %zu bytes are not aligned, and a device cannot read them: give a copy", item);
+    return 0;
+}
+
+/* geometry: the tensor as a view into `st`, which is not yet over any memory: fills in its address. */
+static int geometry(const fan_dl_tensor *t, bool writable, fan_storage *st, const fan_device *d, fan_array **out)
+{
+    int64_t shape[FAN_MAX_NDIM], strides[FAN_MAX_NDIM], size = 0;
     fan_error err = {0};
     fan_dtype dtype = fan_dl_dtype_of(t->dtype);
-    uintptr_t at = (uintptr_t)t->data, end;
+    uintptr_t at = (uintptr_t)t->data;
     fan_status status;
     if (dtype == FAN_NO_DTYPE || t->dtype.lanes != 1)
         return fan_refuse(PyExc_BufferError, "the tensor's elements have DLPack type code %d with %d bits and %d lanes, which is not summed",
@@ -123,12 +161,23 @@ static int geometry(const fan_dl_tensor *t, bool writable, fan_storage *st, fan_
     status = fan_array_view(st, (char *)at, dtype, t->ndim, shape, strides, writable, out, &err);
     if (status != FAN_OK)
         return fan_refuse_error(status, &err);
-    fan_array_reach(*out, &lo, &hi);
-    if ((uintptr_t)-lo > at || __builtin_add_overflow(at, (uintptr_t)hi, &end)) {
-        fan_array_drop(*out);
-        *out = NULL;
-        return fan_refuse(PyExc_ValueError, "the tensor's strides leave the address space");
-    }
+    if (inside(*out, d) == 0)
+        return 0;
+    fan_array_drop(*out);
+    *out = NULL;
+    return -1;
+}
+
+/* placed: whether the tensor is where it is to be, and where __dlpack_device__ said. */
+static int placed(const fan_dl_device *at, const fan_dl_device *said, const fan_device *d)
+{
+    char words[64], name[32];
+    bool host = at->type == FAN_DL_CPU || at->type == FAN_DL_CUDA_HOST, device = at->type == FAN_DL_CUDA || at->type == FAN_DL_CUDA_MANAGED;
+    if (d->backend->has_streams ? !device || at->id != d->index : !host || at->id < 0)
+        return fan_refuse(PyExc_BufferError, "the tensor is on %s; expected %s", device_words(*at, words, sizeof words),
+                          d->backend->has_streams ? fan_device_text(d, name, sizeof name) : "host memory");
+    if (said->type >= 0 && said->type != at->type)
+        return fan_refuse(PyExc_BufferError, "__dlpack_device__ named device type %ld, and the tensor is on device type %ld", (long)said->type, (long)at->type);
     return 0;
 }
 
@@ -158,7 +207,7 @@ static void *ours(PyObject *capsule, bool *versioned)
     return NULL;
 }
 
-int fan_dlpack_take(PyObject *capsule, PyObject *producer, int64_t device_type, fan_dl_writes writes, fan_array **out)
+int fan_dlpack_take(PyObject *capsule, PyObject *producer, const fan_dl_device *said, fan_dl_writes writes, fan_device *d, fan_array **out)
 {
     fan_dl_tensor tensor;
     uint64_t flags = 0;
@@ -166,7 +215,6 @@ int fan_dlpack_take(PyObject *capsule, PyObject *producer, int64_t device_type, 
     fan_storage *st = NULL;
     taken *t = NULL;
     void *managed;
-    char words[64];
     int result = -1;
 
     if (!PyCapsule_CheckExact(capsule))
@@ -190,30 +238,24 @@ int fan_dlpack_take(PyObject *capsule, PyObject *producer, int64_t device_type, 
         has_deleter = m->deleter != NULL;
         tensor = m->tensor;
     }
-    if ((tensor.device.type != FAN_DL_CPU && tensor.device.type != FAN_DL_CUDA_HOST) || tensor.device.id < 0) {
-        fan_refuse(PyExc_BufferError, "the tensor is on %s; expected host memory", device_words(tensor.device, words, sizeof words));
+    if (placed(&tensor.device, said, d) < 0)
         goto refuse;
-    }
-    if (device_type >= 0 && device_type != tensor.device.type) {
-        fan_refuse(PyExc_BufferError, "__dlpack_device__ named device type %lld, and the tensor is on device type %d", (long long)device_type,
-                   (int)tensor.device.type);
-        goto refuse;
-    }
     if (!has_deleter && !producer) {
         fan_refuse(PyExc_BufferError, "the DLPack capsule has no deleter, and nothing else keeps its memory alive");
         goto refuse;
     }
     writable = writes == FAN_DL_WRITE || (writes == FAN_DL_AS_IT_SAYS && versioned && !(flags & (FAN_DL_READ_ONLY | FAN_DL_IS_COPIED)));
     t = fan_alloc(sizeof *t);
-    st = t ? fan_storage_wrap(NULL, 0, release_taken, t) : NULL;
+    if (!t)
+        PyErr_NoMemory();
+    st = t ? storage_for(d, release_host, release_taken, t) : NULL;
     if (!st) {
         fan_free(t);
-        PyErr_NoMemory();
         goto refuse;
     }
     *t = (taken){managed, versioned, has_deleter ? NULL : Py_XNewRef(producer)};
     /* From here on the storage's release calls the deleter. */
-    result = geometry(&tensor, writable, st, out);
+    result = geometry(&tensor, writable, st, d, out);
     fan_storage_drop(st);
     return result;
 refuse:
@@ -265,13 +307,61 @@ int fan_dlpack_peek(PyObject *capsule, int64_t *dims, fan_dl_tensor *out, uint64
     return result;
 }
 
+static void release_owner(void *owner)
+{
+    fan_gil gil;
+    if (!fan_gil_enter(&gil))
+        return;
+    PyObject *live = fan_exception_take();
+    Py_DECREF((PyObject *)owner);
+    fan_exception_put(live);
+    fan_gil_leave(&gil);
+}
+
+static void release_host_owner(fan_storage *s)
+{
+    release_owner(s->ctx);
+}
+
+int fan_address_take(uint64_t address, fan_dtype dtype, int ndim, const int64_t *shape, const int64_t *strides, bool writable, PyObject *owner, fan_device *d, fan_array **out)
+{
+    int64_t dense[FAN_MAX_NDIM], size = 0;
+    fan_error err = {0};
+    fan_status status = fan_shape_check(ndim, shape, fan_dtype_size(dtype), &size, &err);
+    fan_storage *st;
+    if (status != FAN_OK)
+        return fan_refuse_error(status, &err);
+    if (size > 0 && !address)
+        return fan_refuse(PyExc_ValueError, "the array has %lld elements at address NULL", (long long)size);
+    if (size == 0)
+        address = 0;
+    if (!strides || size == 0) {
+        fan_dense_strides(ndim, shape, fan_dtype_size(dtype), NULL, dense);
+        strides = dense;
+    }
+    st = storage_for(d, release_host_owner, release_owner, owner);
+    if (!st)
+        return -1;
+    Py_INCREF(owner);
+    st->data = (void *)(uintptr_t)address;
+    status = fan_array_view(st, st->data, dtype, ndim, shape, strides, writable, out, &err);
+    fan_storage_drop(st);
+    if (status != FAN_OK)
+        return fan_refuse_error(status, &err);
+    if (inside(*out, d) == 0)
+        return 0;
+    fan_array_drop(*out);
+    *out = NULL;
+    return -1;
+}
+
 const fan_dl_api *fan_dl_api_of(PyObject *capsule)
 {
     const fan_dl_api *api = PyCapsule_CheckExact(capsule) ? PyCapsule_GetPointer(capsule, "dlpack_exchange_api") : NULL;
     PyErr_Clear();
     while (api && api->header.major != FAN_DL_MAJOR)
         api = api->header.older;
-    return api && api->look && api->allocate && api->give ? api : NULL;
+    return api && api->look && api->allocate && api->give && api->take && api->current_stream ? api : NULL;
 }
 
 /* ---- out ---- */
@@ -343,7 +433,12 @@ static void capsule_gone(PyObject *capsule)
     }
 }
 
-static fan_dl_dtype dl_dtype_of(fan_dtype d)
+PyObject *fan_dlpack_capsule(fan_dl_versioned *managed)
+{
+    return PyCapsule_New(managed, "dltensor_versioned", capsule_gone);
+}
+
+fan_dl_dtype fan_dl_dtype_for(fan_dtype d)
 {
     uint8_t code = FAN_DL_FLOAT;
     switch (d) {
@@ -375,11 +470,11 @@ static bool countable(const fan_array *a)
     return true;
 }
 
-static PyObject *offer(fan_array *a, bool versioned, bool copied)
+static PyObject *offer(fan_array *a, fan_dl_device at, bool versioned, bool copied)
 {
     size_t ndim = (size_t)a->ndim;
     sent *s = fan_alloc(sizeof *s + 2 * ndim * sizeof(int64_t));
-    fan_dl_tensor tensor = {.data = a->size ? a->data : NULL, .device = {FAN_DL_CPU, 0}, .ndim = a->ndim, .dtype = dl_dtype_of(a->dtype)};
+    fan_dl_tensor tensor = {.data = a->size ? a->data : NULL, .device = at, .ndim = a->ndim, .dtype = fan_dl_dtype_for(a->dtype)};
     PyObject *capsule;
     if (!s)
         return PyErr_NoMemory();
@@ -406,43 +501,240 @@ static PyObject *offer(fan_array *a, bool versioned, bool copied)
     return capsule;
 }
 
-static PyObject *exporter_dlpack(PyObject *o, PyObject *args, PyObject *kwargs)
+/* What a consumer asks of __dlpack__. */
+typedef struct asked {
+    PyObject *stream;
+    long major, type, id;
+    int copy; /* -1: not said */
+} asked;
+
+static int parse_asked(PyObject *args, PyObject *kwargs, asked *q)
 {
     static char *names[] = {"stream", "max_version", "dl_device", "copy", NULL};
-    PyObject *stream = Py_None, *max_version = Py_None, *device = Py_None, *copy = Py_None, *capsule;
+    PyObject *max_version = Py_None, *device = Py_None, *copy = Py_None;
+    long minor = 0;
+    q->stream = Py_None;
+    q->major = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOOO:__dlpack__", names, &q->stream, &max_version, &device, &copy))
+        return -1;
+    if (max_version != Py_None && !(PyTuple_Check(max_version) && PyArg_ParseTuple(max_version, "ll:max_version", &q->major, &minor)))
+        return PyErr_Occurred() ? -1 : fan_refuse(PyExc_TypeError, "__dlpack__: expected max_version=(major, minor), got %R", max_version);
+    if (device != Py_None && !(PyTuple_Check(device) && PyArg_ParseTuple(device, "ll:dl_device", &q->type, &q->id)))
+        return PyErr_Occurred() ? -1 : fan_refuse(PyExc_TypeError, "__dlpack__: expected dl_device=(type, id), got %R", device);
+    q->copy = copy == Py_None ? -1 : PyObject_IsTrue(copy);
+    return copy != Py_None && q->copy < 0 ? -1 : 0;
+}
+
+static PyObject *exporter_dlpack(PyObject *o, PyObject *args, PyObject *kwargs)
+{
+    asked q = {.type = FAN_DL_CPU};
+    PyObject *capsule;
     fan_array *a = ((exporter *)o)->a, *copied = NULL;
     fan_error err = {0};
-    fan_status status;
-    long major = 0, minor = 0, type = FAN_DL_CPU, id = 0;
-    int want_copy;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOOO:__dlpack__", names, &stream, &max_version, &device, &copy))
+    if (parse_asked(args, kwargs, &q) < 0)
         return NULL;
-    if (stream != Py_None)
-        return PyErr_Format(PyExc_ValueError, "__dlpack__: a host array has no streams; expected stream=None, got %R", stream);
-    if (max_version != Py_None && !(PyTuple_Check(max_version) && PyArg_ParseTuple(max_version, "ll:max_version", &major, &minor)))
-        return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "__dlpack__: expected max_version=(major, minor), got %R", max_version);
-    if (device != Py_None && !(PyTuple_Check(device) && PyArg_ParseTuple(device, "ll:dl_device", &type, &id)))
-        return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "__dlpack__: expected dl_device=(type, id), got %R", device);
-    if (type != FAN_DL_CPU || id != 0)
-        return PyErr_Format(PyExc_BufferError, "__dlpack__: the array is on the host and is not copied to device (%ld, %ld)", type, id);
-    want_copy = copy == Py_None ? 0 : PyObject_IsTrue(copy);
-    if (want_copy < 0)
-        return NULL;
-    if (!want_copy && !countable(a)) {
-        if (copy != Py_None)
+    if (q.stream != Py_None)
+        return PyErr_Format(PyExc_ValueError, "__dlpack__: a host array has no streams; expected stream=None, got %R", q.stream);
+    if (q.type != FAN_DL_CPU || q.id != 0)
+        return PyErr_Format(PyExc_BufferError, "__dlpack__: the array is on the host and is not copied to device (%ld, %ld)", q.type, q.id);
+    if (q.copy <= 0 && !countable(a)) {
+        if (q.copy == 0)
             return PyErr_Format(PyExc_BufferError, "__dlpack__: a stride is no whole number of elements: this array goes out as a copy only");
-        want_copy = 1;
+        q.copy = 1;
     }
-    if (want_copy) {
-        status = fan_array_new(a->dtype, a->ndim, a->shape, a, &copied, &err);
+    if (q.copy > 0) {
+        fan_status status = fan_array_new(a->dtype, a->ndim, a->shape, a, &copied, &err);
         if (status != FAN_OK)
             return fan_raise(status, &err);
         fan_array_copy(copied, a);
         a = copied;
     }
-    capsule = offer(a, major >= 1, want_copy);
+    capsule = offer(a, (fan_dl_device){FAN_DL_CPU, 0}, q.major >= 1, q.copy > 0);
     fan_array_drop(copied);
     return capsule;
+}
+
+/* ---- out, from a device ---- */
+
+/* consumer_stream: what an integer of the protocol means: a hold in *out; NULL: the consumer wants no waiting (-1). */
+static int consumer_stream(PyObject *o, fan_device *d, fan_stream **out)
+{
+    long long n = FAN_DL_LEGACY;
+    int overflow = 0;
+    *out = NULL;
+    if (o != Py_None) {
+        if (!PyLong_Check(o) || PyBool_Check(o))
+            return fan_refuse(PyExc_TypeError, "__dlpack__: expected stream= as an integer (1: legacy default, 2: per-thread default, -1: no waiting, or a handle), got %R", o);
+        n = PyLong_AsLongLongAndOverflow(o, &overflow);
+        if (n == -1 && PyErr_Occurred())
+            return -1;
+    }
+    if (n == FAN_DL_NO_SYNC && !overflow)
+        return 0;
+    if (overflow || n <= 0)
+        return fan_refuse(PyExc_ValueError, "__dlpack__: %R is no stream; expected 1 (legacy default), 2 (per-thread default), -1 (no waiting) or a handle", o);
+    *out = fan_cuda_stream_arg(d, (uint64_t)n);
+    return *out ? 0 : -1;
+}
+
+/* await_users: `s` waits for all that was queued on the streams that used the memory, and is marked as one of them. The GIL may be let go. */
+static fan_status await_users(fan_array *a, fan_stream *s, fan_error *err)
+{
+    enum { MOST = 64 };
+    fan_stream *users[MOST];
+    size_t n = fan_memory_users(a->storage, users, MOST);
+    if (n > MOST)
+        return fan_fail(err, FAN_STATE, "the memory was used on %zu streams: synchronize, and make a copy", n);
+    for (size_t i = 0; i < n; i++)
+        fan_stream_hold(users[i]);
+    fan_status status = FAN_OK;
+    for (size_t i = 0; i < n; i++) {
+        fan_event *e = NULL;
+        if (status == FAN_OK && users[i] != s) {
+            status = fan_event_record(users[i], &e, err);
+            if (status == FAN_OK)
+                status = fan_stream_wait(s, e, NULL, err);
+            fan_event_drop(e);
+        }
+        fan_stream_drop(users[i]);
+    }
+    return status == FAN_OK ? fan_memory_used_on(a->storage, s, err) : status;
+}
+
+/* device_copy: another array on d, whose copy is queued on s behind what made `a`. */
+static fan_status device_copy(fan_array *a, fan_device *d, fan_stream *s, fan_array **out, fan_error *err)
+{
+    fan_operand from = {.array = a, .acc = a->dtype};
+    FAN_TRY(fan_device_array(d, s, a->dtype, a->ndim, a->shape, a, out, err));
+    fan_status status = fan_device_run(d, s, &(fan_job){.kind = FAN_JOB_COPY, .out = *out, .in = &from, .n = 1, .label = "copy"}, err);
+    if (status != FAN_OK) {
+        fan_array_drop(*out);
+        *out = NULL;
+    }
+    return status;
+}
+
+/* to_host: dl_device=(1, 0): a copy, there when the call returns. */
+static fan_status to_host(fan_array *a, fan_device *d, fan_array **out, fan_error *err)
+{
+    fan_stream *s = fan_stream_current(d);
+    fan_status status = s ? await_users(a, s, err) : fan_fail(err, FAN_NOMEM, "out of memory for a stream");
+    if (status == FAN_OK)
+        status = fan_array_new(a->dtype, a->ndim, a->shape, a, out, err);
+    if (status == FAN_OK)
+        status = d->backend->read(s, *out, a, err);
+    fan_stream_drop(s);
+    if (status != FAN_OK) {
+        fan_array_drop(*out);
+        *out = NULL;
+    }
+    return status;
+}
+
+static PyObject *export_to_host(fan_array *a, fan_device *d, const asked *q)
+{
+    fan_array *copied = NULL;
+    fan_error err = {0};
+    fan_status status;
+    if (q->stream != Py_None)
+        return PyErr_Format(PyExc_ValueError, "__dlpack__: a copy on the host has no streams; expected stream=None, got %R", q->stream);
+    if (q->copy == 0)
+        return PyErr_Format(PyExc_BufferError, "__dlpack__: the array is on a device, and copy=False: the host cannot have it without a copy");
+    Py_BEGIN_ALLOW_THREADS
+    status = to_host(a, d, &copied, &err);
+    Py_END_ALLOW_THREADS
+    if (status != FAN_OK)
+        return fan_raise(status, &err);
+    PyObject *capsule = offer(copied, (fan_dl_device){FAN_DL_CPU, 0}, q->major >= 1, true);
+    fan_array_drop(copied);
+    return capsule;
+}
+
+static int shared_with_others(const fan_device *d, const char *what)
+{
+    char text[32];
+    if (fan_cuda_of(d))
+        return 0;
+    return fan_refuse(PyExc_BufferError, "%s: the array is on %s, which no other library knows", what, fan_device_text(d, text, sizeof text));
+}
+
+PyObject *fan_dlpack_device(const fan_device *d)
+{
+    return shared_with_others(d, "__dlpack_device__") < 0 ? NULL : Py_BuildValue("(ii)", FAN_DL_CUDA, d->index);
+}
+
+PyObject *fan_dlpack_export(fan_array *a, fan_device *d, PyObject *args, PyObject *kwargs)
+{
+    asked q = {.type = FAN_DL_CUDA, .id = d->index};
+    fan_stream *s = NULL, *on = NULL;
+    fan_array *copied = NULL;
+    fan_error err = {0};
+    fan_status status = FAN_OK;
+    PyObject *capsule = NULL;
+    if (shared_with_others(d, "__dlpack__") < 0 || parse_asked(args, kwargs, &q) < 0)
+        return NULL;
+    if (q.type == FAN_DL_CPU && q.id == 0)
+        return export_to_host(a, d, &q);
+    if (q.type != FAN_DL_CUDA || q.id != d->index)
+        return PyErr_Format(PyExc_BufferError, "__dlpack__: the array is on CUDA device %d and is not copied to device (%ld, %ld)", d->index, q.type, q.id);
+    if (q.copy <= 0 && !countable(a)) {
+        if (q.copy == 0)
+            return PyErr_Format(PyExc_BufferError, "__dlpack__: a stride is no whole number of elements: this array goes out as a copy only");
+        q.copy = 1;
+    }
+    if (consumer_stream(q.stream, d, &s) < 0)
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    on = s ? fan_stream_hold(s) : q.copy > 0 ? fan_stream_current(d) : NULL; /* a copy is ordered behind its source at any rate */
+    if (on)
+        status = await_users(a, on, &err);
+    if (status == FAN_OK && q.copy > 0)
+        status = on ? device_copy(a, d, on, &copied, &err) : fan_fail(&err, FAN_NOMEM, "out of memory for a stream");
+    fan_stream_drop(on);
+    fan_stream_drop(s);
+    Py_END_ALLOW_THREADS
+    if (status != FAN_OK)
+        return fan_raise(status, &err);
+    capsule = offer(copied ? copied : a, (fan_dl_device){FAN_DL_CUDA, d->index}, q.major >= 1, copied != NULL);
+    fan_array_drop(copied);
+    return capsule;
+}
+
+/* typestr: "<f4"; false for what NumPy's letters do not name. */
+static bool typestr(fan_dtype d, char *buf, size_t size)
+{
+    if (d == FAN_BFLOAT16 || d == FAN_FLOAT8_E4M3FN || d == FAN_FLOAT8_E5M2)
+        return false;
+    snprintf(buf, size, "%c%c%zu", fan_dtype_size(d) > 1 ? '<' : '|', fan_dtype_kind(d), fan_dtype_size(d));
+    return true;
+}
+
+PyObject *fan_interface_export(fan_array *a, fan_device *d)
+{
+    char type[8], text[32];
+    fan_error err = {0};
+    fan_status status = FAN_NOMEM;
+    PyObject *shape, *strides;
+    if (!fan_cuda_of(d) || !typestr(a->dtype, type, sizeof type))
+        return PyErr_Format(PyExc_AttributeError, "an array of dtype %s on %s has no __cuda_array_interface__", fan_dtype_name(a->dtype),
+                            fan_device_text(d, text, sizeof text));
+    fan_stream *s = fan_stream_current(d);
+    Py_BEGIN_ALLOW_THREADS
+    if (s)
+        status = await_users(a, s, &err);
+    Py_END_ALLOW_THREADS
+    unsigned long long handle = s ? s->handle : FAN_DL_LEGACY;
+    fan_stream_drop(s);
+    if (status != FAN_OK)
+        return fan_raise(status, &err);
+    shape = fan_ints(a->ndim, a->shape);
+    strides = shape ? fan_ints(a->ndim, a->strides) : NULL;
+    if (!strides) {
+        Py_XDECREF(shape);
+        return NULL;
+    }
+    return Py_BuildValue("{s:N,s:s,s:(KO),s:N,s:i,s:K}", "shape", shape, "typestr", type, "data", (unsigned long long)(uintptr_t)(a->size ? a->data : NULL),
+                         a->writable ? Py_False : Py_True, "strides", strides, "version", 3, "stream", handle);
 }
 
 static PyObject *exporter_dlpack_device(PyObject *Py_UNUSED(o), PyObject *Py_UNUSED(none))

@@ -134,6 +134,11 @@ void fan_where_pop(fan_where *w)
     where = w->outer;
 }
 
+fan_stream *fan_where_stream(void)
+{
+    return where ? where->stream : NULL;
+}
+
 /* prefix: "grads: slot 2 (w1), key 3: "; new reference. */
 static PyObject *prefix(void)
 {

@@ -7,9 +7,12 @@
  * ndarray that nobody else has counts two references (see unshared in frontend.c).
  */
 #include "py/dlpack.h"
+#include "py/machine.h"
 
 #include "base/mem.h"
+#include "device/cuda.h"
 
+#include <stdio.h>
 #include <string.h>
 
 /* D15, D5: the sum is of the kind of the first contribution of the lowest rank. */
@@ -344,7 +347,58 @@ done:
 
 /* ---- what fanin.arrays describes ---- */
 
-/* import_source: memory as fanin.arrays names it: an ndarray, fanin's device array, or (capsule, device type, fan_dl_writes). */
+/* device_named: the device of DLPack's numbers; its memory holds it from then on, so no hold is kept here. BufferError where there is none. */
+static int device_named(long type, long index, PyObject *producer, fan_device **out)
+{
+    char name[32];
+    *out = fan_cpu();
+    if (type != FAN_DL_CUDA && type != FAN_DL_CUDA_MANAGED)
+        return 0;
+    snprintf(name, sizeof name, "cuda:%ld", index);
+    if (fan_cuda_device_arg(name, out) == 0)
+        return 0;
+    PyObject *why = fan_exception_take();
+    fan_refuse(PyExc_BufferError, "the %.200s is on CUDA device %ld, which cannot be used: %S", Py_TYPE(producer)->tp_name, index, why);
+    Py_XDECREF(why);
+    return -1;
+}
+
+static int import_capsule(PyObject *source, PyObject *producer, fan_array **out, fan_device **device)
+{
+    PyObject *capsule;
+    long type, index;
+    int writes;
+    if (!PyArg_ParseTuple(source, "Olli:source", &capsule, &type, &index, &writes) || device_named(type, index, producer, device) < 0)
+        return -1;
+    fan_dl_device said = {(int32_t)type, (int32_t)index};
+    int result = fan_dlpack_take(capsule, producer, &said, (fan_dl_writes)writes, *device, out);
+    fan_device_drop(*device);
+    return result;
+}
+
+/* import_address: (address, dtype, shape, strides or None, writable, device index), of __cuda_array_interface__. */
+static int import_address(PyObject *source, PyObject *producer, fan_array **out, fan_device **device)
+{
+    PyObject *dtype, *shape, *strides;
+    int64_t dims[FAN_MAX_NDIM], steps[FAN_MAX_NDIM];
+    unsigned long long address;
+    fan_dtype d;
+    long index;
+    int writable, ndim;
+    if (!PyArg_ParseTuple(source, "KOOOpl:source", &address, &dtype, &shape, &strides, &writable, &index) || fan_dtype_parse(dtype, &d) < 0)
+        return -1;
+    ndim = shape_of(shape, dims);
+    if (ndim < 0 || (strides != Py_None && shape_of(strides, steps) != ndim))
+        return PyErr_Occurred() ? -1 : fan_refuse(PyExc_ValueError, "the array has %d axes and the strides %R", ndim, strides);
+    if (device_named(FAN_DL_CUDA, index, producer, device) < 0)
+        return -1;
+    int result = fan_address_take(address, d, ndim, dims, strides == Py_None ? NULL : steps, writable, producer, *device, out);
+    fan_device_drop(*device);
+    return result;
+}
+
+/* import_source: memory as fanin.arrays names it: an ndarray, fanin's device array, (capsule, device type, device index, fan_dl_writes), or what an
+ * address is (import_address). */
 static int import_source(PyObject *source, PyObject *producer, fan_array **out, fan_device **device)
 {
     fan_array *a;
@@ -356,14 +410,8 @@ static int import_source(PyObject *source, PyObject *producer, fan_array **out, 
             return fan_dtype_refuse(PyArray_DESCR(nd), "the array");
         return view_ndarray(nd, dtype, true, out);
     }
-    if (PyTuple_Check(source)) {
-        PyObject *capsule;
-        long long type;
-        int writes;
-        if (!PyArg_ParseTuple(source, "OLi:source", &capsule, &type, &writes))
-            return -1;
-        return fan_dlpack_take(capsule, producer, type, (fan_dl_writes)writes, out);
-    }
+    if (PyTuple_Check(source))
+        return (PyTuple_GET_SIZE(source) == 4 ? import_capsule : import_address)(source, producer, out, device);
     a = fan_array_arg(source, device);
     if (!a)
         return PyErr_Occurred() ? -1 : fan_refuse(PyExc_TypeError, "expected an array, got a %.200s", Py_TYPE(source)->tp_name);
@@ -491,8 +539,11 @@ static int import_described(PyObject *o, bool recording, bool has_combine, fan_v
     PyObject *arrays = fan_arrays(), *d = NULL, *word;
     const char *text;
     int result = -1;
-    if (arrays)
-        d = PyObject_CallMethod(arrays, "describe", "OOO", o, recording ? Py_True : Py_False, has_combine ? Py_True : Py_False);
+    fan_stream *ready = fan_where_stream();
+    PyObject *on = ready ? fan_stream_wrap(ready) : Py_NewRef(Py_None);
+    if (arrays && on)
+        d = PyObject_CallMethod(arrays, "describe", "OOOO", o, recording ? Py_True : Py_False, has_combine ? Py_True : Py_False, on);
+    Py_XDECREF(on);
     if (!d)
         return -1;
     word = PyTuple_Check(d) && PyTuple_GET_SIZE(d) > 0 ? PyTuple_GET_ITEM(d, 0) : NULL;
@@ -507,8 +558,215 @@ static int import_described(PyObject *o, bool recording, bool has_combine, fan_v
         result = import_object(o, PyTuple_GET_ITEM(d, 1), out);
     else
         result = fan_refuse(PyTuple_GET_ITEM(d, 1), "%U", PyTuple_GET_ITEM(d, 2));
+    PyObject *live = fan_exception_take(); /* a capsule's destructor is another library's code */
     Py_DECREF(d);
+    fan_exception_put(live);
     return result;
+}
+
+/* ---- memory of other libraries on a device: whose stream, whose allocator ---- */
+
+int fan_library_stream(const fan_value *v, fan_stream **out)
+{
+    PyObject *arrays, *handle;
+    unsigned long long n;
+    *out = NULL;
+    if (!v->device || !v->object || v->origin == FAN_FROM_DEVICE_ARRAY || !fan_cuda_of(v->device))
+        return 0;
+    fan_stream *pushed = fan_stream_pushed(v->device);
+    fan_stream_drop(pushed);
+    if (pushed)
+        return 0;
+    arrays = fan_arrays();
+    handle = arrays ? PyObject_CallMethod(arrays, "library_stream", "Oi", (PyObject *)v->object, v->device->index) : NULL;
+    if (!handle || handle == Py_None) {
+        Py_XDECREF(handle);
+        return handle ? 0 : -1;
+    }
+    n = PyLong_AsUnsignedLongLong(handle);
+    Py_DECREF(handle);
+    if (n == (unsigned long long)-1 && PyErr_Occurred())
+        return -1;
+    *out = fan_cuda_stream_arg(v->device, n);
+    return *out ? 0 : -1;
+}
+
+/* release_loan: an array that a library allocated for a sum. */
+static void release_loan(void *ctx)
+{
+    fan_gil gil;
+    if (!fan_gil_enter(&gil))
+        return;
+    PyObject *live = fan_exception_take();
+    Py_DECREF((PyObject *)ctx);
+    fan_exception_put(live);
+    fan_gil_leave(&gil);
+}
+
+/* is_what: whether a library's tensor is a gap-free one as it was asked for. */
+static bool is_what(const fan_dl_tensor *t, const fan_device *d, fan_dtype dtype, int ndim, const int64_t *shape, const int64_t *strides)
+{
+    if (t->device.type != FAN_DL_CUDA || t->device.id != d->index || t->ndim != ndim || t->dtype.lanes != 1 || fan_dl_dtype_of(t->dtype) != dtype)
+        return false;
+    for (int i = 0; i < ndim; i++)
+        if (t->shape[i] != shape[i] || (shape[i] > 1 && t->strides && t->strides[i] != strides[i]))
+            return false;
+    return true;
+}
+
+/* allocated: a library's new array; NULL, without an exception, where it gives none. */
+static PyObject *allocated(const fan_dl_api *api, const fan_device *d, fan_dtype dtype, int ndim, int64_t *shape, int64_t *strides, fan_dl_tensor *is)
+{
+    fan_dl_tensor like = {.device = {FAN_DL_CUDA, d->index}, .ndim = ndim, .dtype = fan_dl_dtype_for(dtype), .shape = shape, .strides = strides};
+    fan_dl_versioned *managed = NULL;
+    void *object = NULL;
+    if (api->allocate(&like, &managed, NULL, tensor_failed) == 0 && managed && api->give(managed, &object) != 0)
+        object = NULL;
+    if (object && (api->look(object, is) != 0 || !is_what(is, d, dtype, ndim, shape, strides)))
+        Py_CLEAR(object);
+    PyErr_Clear();
+    return object;
+}
+
+/* order_behind: `on` may write what was allocated on the library's current stream `from`: what ran there before on the same memory comes first. */
+static fan_status order_behind(fan_stream *on, fan_stream *from, fan_error *err)
+{
+    fan_event *e = NULL;
+    if (on == from)
+        return FAN_OK;
+    FAN_TRY(fan_event_record(from, &e, err));
+    fan_status status = fan_stream_wait(on, e, NULL, err);
+    fan_event_drop(e);
+    return status;
+}
+
+static fan_status fresh_from(const fan_dl_api *api, fan_device *d, fan_stream *on, fan_dtype dtype, int ndim, int64_t *shape, int64_t *strides, const int64_t *steps,
+                             fan_array **out, fan_error *err)
+{
+    fan_dl_tensor is;
+    fan_storage *st = NULL;
+    fan_stream *from = NULL;
+    fan_status status = FAN_OK;
+    void *current = NULL;
+    PyObject *object = api->current_stream(FAN_DL_CUDA, d->index, &current) == 0 ? allocated(api, d, dtype, ndim, shape, strides, &is) : NULL;
+    PyErr_Clear();
+    if (!object)
+        return FAN_OK;
+    status = fan_memory_wrap(d, (char *)is.data + is.byte_offset, release_loan, object, &st, err);
+    if (status != FAN_OK) {
+        Py_DECREF(object);
+        return status;
+    }
+    FAN_GO(fan_cuda_stream(d, (uint64_t)(uintptr_t)current, &from, err));
+    fan_memory_own(st, from);
+    FAN_GO(order_behind(on, from, err));
+    FAN_GO(fan_memory_used_on(st, on, err));
+    FAN_GO(fan_array_view(st, st->data, dtype, ndim, shape, steps, true, out, err));
+done:
+    fan_stream_drop(from);
+    fan_storage_drop(st);
+    return status;
+}
+
+fan_status fan_fresh(uint8_t origin, fan_device *d, fan_stream *on, fan_dtype dtype, int ndim, const int64_t *shape, const fan_array *like, fan_array **out, fan_error *err)
+{
+    const fan_state *state = fan_state_get();
+    const fan_dl_api *api = state && origin >= FAN_FROM_FOREIGN && fan_cuda_of(d) ? state->tables[origin] : NULL;
+    int64_t dims[FAN_MAX_NDIM], strides[FAN_MAX_NDIM], steps[FAN_MAX_NDIM], size = 1;
+    uint64_t capture;
+    fan_gil gil;
+    *out = NULL;
+    if (!api || !on)
+        return FAN_OK;
+    FAN_TRY(fan_stream_capture(on, &capture, err));
+    fan_dense_strides(ndim, shape, fan_dtype_size(dtype), like, steps);
+    for (int i = ndim - 1; i >= 0; i--) {
+        dims[i] = shape[i];
+        strides[i] = size;
+        size *= shape[i];
+    }
+    if (capture || !size) /* its allocator is not asked inside a capture: whose pool it would be is not known */
+        return FAN_OK;
+    for (int i = 0; i < ndim; i++)
+        if (dims[i] > 1 && steps[i] != strides[i] * (int64_t)fan_dtype_size(dtype))
+            return FAN_OK; /* its allocator makes C order alone (D16) */
+    if (!fan_gil_enter(&gil))
+        return FAN_OK;
+    PyObject *live = fan_exception_take();
+    fan_status status = fresh_from(api, d, on, dtype, ndim, dims, strides, steps, out, err);
+    fan_exception_put(live);
+    fan_gil_leave(&gil);
+    return status;
+}
+
+/* leaving: an object of a library's leaves us: its allocator, or a second hold on its memory, is told of all the streams that used it (Lifetime). What fails
+ * here is shown by sys.unraisablehook: the object must not be lost. */
+static void leaving(PyObject *object, const fan_value *v)
+{
+    enum { MOST = 64 };
+    fan_array *parts[3];
+    size_t n = fan_value_arrays(v, parts, 3);
+    PyObject *arrays = fan_arrays(), *streams = arrays ? PyList_New(0) : NULL, *done = NULL;
+    for (size_t i = 0; streams && i < n && i < 3; i++) {
+        fan_stream *users[MOST];
+        size_t used = fan_memory_users(parts[i]->storage, users, MOST);
+        for (size_t k = 0; streams && k < used && k < MOST; k++) {
+            PyObject *s = fan_stream_wrap(users[k]);
+            int known = s ? PySequence_Contains(streams, s) : -1;
+            if (known < 0 || (known == 0 && PyList_Append(streams, s) < 0))
+                Py_CLEAR(streams);
+            Py_XDECREF(s);
+        }
+    }
+    if (streams && PyList_GET_SIZE(streams))
+        done = PyObject_CallMethod(arrays, "leaving", "OiO", object, v->device->index, streams);
+    else if (streams)
+        done = Py_NewRef(Py_None);
+    if (!done)
+        PyErr_WriteUnraisable(object);
+    Py_XDECREF(done);
+    Py_XDECREF(streams);
+}
+
+/* holder: what keeps memory until streams have passed: a capsule over a storage. */
+static void holder_gone(PyObject *capsule)
+{
+    fan_storage *st = PyCapsule_GetPointer(capsule, "fanin.holder");
+    PyObject *live = fan_exception_take();
+    Py_BEGIN_ALLOW_THREADS
+    fan_storage_drop(st);
+    Py_END_ALLOW_THREADS
+    fan_exception_put(live);
+}
+
+static PyObject *hold_for(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *owner, *streams, *capsule = NULL;
+    fan_storage *st = NULL;
+    fan_error err = {0};
+    fan_status status = FAN_OK;
+    fan_stream *s = NULL;
+    if (!PyArg_ParseTuple(args, "OO!:hold_for", &owner, &PyList_Type, &streams))
+        return NULL;
+    for (Py_ssize_t i = 0; status == FAN_OK && i < PyList_GET_SIZE(streams); i++) {
+        if (fan_stream_arg(PyList_GET_ITEM(streams, i), &s) < 0 || !s)
+            goto done;
+        if (!st && (status = fan_memory_wrap(s->device, NULL, release_loan, owner, &st, &err)) == FAN_OK)
+            Py_INCREF(owner);
+        if (status == FAN_OK)
+            status = fan_memory_used_on(st, s, &err);
+        fan_stream_drop(s);
+    }
+    if (status != FAN_OK)
+        fan_raise(status, &err);
+    else if (!st)
+        PyErr_SetString(PyExc_ValueError, "hold_for: expected streams");
+    else
+        capsule = PyCapsule_New(st, "fanin.holder", holder_gone);
+done:
+    if (!capsule)
+        fan_storage_drop(st);
+    return capsule;
 }
 
 /* ---- in ---- */
@@ -718,11 +976,45 @@ static PyObject *export_shape(int ndim, const int64_t *shape)
     return t;
 }
 
+/* loan: the library's own array, where the sum was written into one. Borrowed. */
+static PyObject *loan(const fan_value *v)
+{
+    const fan_dl_api *api = v->origin >= FAN_FROM_FOREIGN ? fan_state_get()->tables[v->origin] : NULL;
+    PyObject *o = api ? fan_memory_wrapped(v->array->storage, release_loan) : NULL;
+    int64_t strides[FAN_MAX_NDIM];
+    fan_dl_tensor is;
+    for (int i = 0; i < v->array->ndim; i++)
+        strides[i] = v->array->strides[i] / (int64_t)fan_dtype_size(v->dtype);
+    if (!o || api->look(o, &is) != 0 || (char *)is.data + is.byte_offset != v->array->data ||
+        !is_what(&is, v->device, v->dtype, v->array->ndim, v->array->shape, strides)) {
+        PyErr_Clear();
+        return NULL;
+    }
+    return o;
+}
+
+static PyObject *export_device(const fan_value *v)
+{
+    PyObject *part, *arrays, *made, *o = loan(v);
+    if (o) {
+        Py_INCREF(o);
+        leaving(o, v);
+        return o;
+    }
+    part = fan_array_wrap(v->array, v->device);
+    if (!part || v->origin < FAN_FROM_FOREIGN || !fan_cuda_of(v->device))
+        return part;
+    arrays = fan_arrays();
+    made = arrays ? PyObject_CallMethod(arrays, "export_device", "iO", (int)v->origin, part) : NULL;
+    Py_DECREF(part);
+    return made;
+}
+
 static PyObject *export_dense(const fan_value *v)
 {
     PyObject *arrays, *nd, *part, *scalar;
     if (v->device && v->device->backend->has_streams)
-        return fan_array_wrap(v->array, v->device);
+        return export_device(v);
     if (v->origin >= FAN_FROM_FOREIGN) {
         arrays = fan_arrays();
         part = arrays ? fan_exporter_new(v->array) : NULL;
@@ -779,9 +1071,11 @@ PyObject *fan_export(fan_value *v)
     PyObject *o = NULL, *live;
     if (v->form == FAN_UNDEFINED)
         o = Py_NewRef(Py_None);
-    else if (v->object)
+    else if (v->object) {
         o = Py_NewRef((PyObject *)v->object);
-    else if (v->form == FAN_DENSE)
+        if (v->device && v->form != FAN_OBJECT && v->origin != FAN_FROM_DEVICE_ARRAY && fan_cuda_of(v->device))
+            leaving(o, v);
+    } else if (v->form == FAN_DENSE)
         o = export_dense(v);
     else if (v->form == FAN_SPARSE)
         o = export_sparse(v);
@@ -816,7 +1110,77 @@ static PyObject *can_cast(PyObject *Py_UNUSED(module), PyObject *args)
     return PyBool_FromLong(one != FAN_NO_DTYPE && two != FAN_NO_DTYPE && fan_dtype_can_cast(one, two));
 }
 
+/* table_arg: an exchange table that is known; NULL with TypeError. */
+static const fan_dl_api *table_arg(PyObject *capsule)
+{
+    const fan_dl_api *api = fan_dl_api_of(capsule);
+    if (!api)
+        PyErr_Format(PyExc_TypeError, "expected DLPack's exchange table of version %d, got %.200s", FAN_DL_MAJOR, Py_TYPE(capsule)->tp_name);
+    return api;
+}
+
+static PyObject *table_known(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *capsule;
+    int origin;
+    if (!PyArg_ParseTuple(args, "Oi:table_known", &capsule, &origin))
+        return NULL;
+    const fan_dl_api *api = fan_dl_api_of(capsule);
+    if (origin >= FAN_FROM_FOREIGN && origin < 256)
+        fan_state_get()->tables[origin] = api;
+    return PyBool_FromLong(api != NULL);
+}
+
+static PyObject *table_take(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *capsule, *object, *made;
+    fan_dl_versioned *managed = NULL;
+    const fan_dl_api *api;
+    if (!PyArg_ParseTuple(args, "OO:table_take", &capsule, &object) || !(api = table_arg(capsule)))
+        return NULL;
+    if (api->take(object, &managed) != 0 || !managed)
+        return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_BufferError, "the exchange table of %.200s gave no tensor", Py_TYPE(object)->tp_name);
+    made = fan_dlpack_capsule(managed);
+    if (!made && managed->deleter)
+        managed->deleter(managed);
+    return made;
+}
+
+static PyObject *table_give(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *capsule, *tensor;
+    const fan_dl_api *api;
+    void *object = NULL;
+    if (!PyArg_ParseTuple(args, "OO:table_give", &capsule, &tensor) || !(api = table_arg(capsule)))
+        return NULL;
+    fan_dl_versioned *managed = PyCapsule_GetPointer(tensor, "dltensor_versioned");
+    if (!managed || PyCapsule_SetName(tensor, "used_dltensor_versioned") < 0)
+        return NULL;
+    if (api->give(managed, &object) != 0 || !object) /* which had it, errors too */
+        return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_BufferError, "the exchange table gave no array");
+    return object;
+}
+
+static PyObject *table_stream(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *capsule;
+    const fan_dl_api *api;
+    void *stream = NULL;
+    int index;
+    if (!PyArg_ParseTuple(args, "Oi:table_stream", &capsule, &index) || !(api = table_arg(capsule)))
+        return NULL;
+    if (api->current_stream(FAN_DL_CUDA, index, &stream) != 0)
+        return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_BufferError, "the exchange table told no current stream of CUDA device %d", index);
+    return PyLong_FromVoidPtr(stream);
+}
+
 PyMethodDef fan_exchange_functions[] = {
+    {"table_known", table_known, METH_VARARGS,
+     "table_known(table, origin, /)\n--\n\nSums of this origin are allocated by this exchange table from now on (None: by the core); whether it is one that is known."},
+    {"table_take", table_take, METH_VARARGS, "table_take(table, x, /)\n--\n\nA capsule over x by its exchange table: nothing waits for anything."},
+    {"table_give", table_give, METH_VARARGS, "table_give(table, capsule, /)\n--\n\nA library's array over what a capsule holds."},
+    {"table_stream", table_stream, METH_VARARGS, "table_stream(table, device, /)\n--\n\nThe handle of a library's current stream on a CUDA device."},
+    {"hold_for", hold_for, METH_VARARGS, "hold_for(owner, streams, /)\n--\n\nWhat keeps `owner`, once it is let go itself, until all that the streams have queued by then has run."},
     {"quick_tensors", quick_tensors, METH_VARARGS,
      "quick_tensors(type, table, is_neg, requires_grad, origin, /)\n--\n\nRead exact torch tensors through torch's exchange table from now on; whether it is one that is known."},
     {"dtype_name", dtype_name, METH_O,

@@ -144,6 +144,7 @@ const fan_frontend fan_python = {
     .plain = fan_plain_value,
     .forget = forget,
     .combine = combine,
+    .fresh = fan_fresh,
     .leave = leave,
     .enter = enter,
     .poll = poll,

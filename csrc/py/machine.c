@@ -671,6 +671,92 @@ static PyObject *machine_check(PyObject *o, PyObject *on)
     Py_RETURN_NONE;
 }
 
+/* Capture */
+
+static void drop_graph(PyObject *capsule)
+{
+    fan_sim_graph *g = PyCapsule_GetPointer(capsule, "fanin.graph");
+    Py_BEGIN_ALLOW_THREADS
+    fan_sim_graph_drop(g);
+    Py_END_ALLOW_THREADS
+}
+
+/* stream_here: a stream of this machine; a hold, or NULL with an exception. */
+static fan_stream *stream_here(machine_object *self, PyObject *o)
+{
+    fan_stream *s = NULL;
+    if (fan_stream_arg(o, &s) < 0)
+        return NULL;
+    if (s && fan_sim_of(s->device) == self->m)
+        return s;
+    fan_stream_drop(s);
+    PyErr_SetString(PyExc_ValueError, "expected a stream of this machine");
+    return NULL;
+}
+
+static PyObject *machine_begin_capture(PyObject *o, PyObject *args)
+{
+    PyObject *where;
+    int mode;
+    fan_error err = {0};
+    fan_stream *s;
+    if (!PyArg_ParseTuple(args, "Oi:_begin_capture", &where, &mode) || !(s = stream_here(self_of(o), where)))
+        return NULL;
+    fan_status status = fan_sim_capture_begin(self_of(o)->m, s, mode, &err);
+    fan_stream_drop(s);
+    return done(status, &err);
+}
+
+static PyObject *machine_end_capture(PyObject *o, PyObject *where)
+{
+    fan_error err = {0};
+    fan_sim_graph *g = NULL;
+    fan_stream *s = stream_here(self_of(o), where);
+    if (!s)
+        return NULL;
+    fan_status status = fan_sim_capture_end(self_of(o)->m, s, &g, &err);
+    fan_stream_drop(s);
+    if (status != FAN_OK)
+        return fan_raise_sim(status, &err);
+    PyObject *made = PyCapsule_New(g, "fanin.graph", drop_graph);
+    if (!made)
+        fan_sim_graph_drop(g);
+    return made;
+}
+
+static PyObject *machine_launch_graph(PyObject *o, PyObject *args)
+{
+    PyObject *graph, *where;
+    fan_error err = {0};
+    fan_sim_graph *g;
+    fan_stream *s;
+    fan_status status;
+    if (!PyArg_ParseTuple(args, "OO:_launch_graph", &graph, &where) || !(g = PyCapsule_GetPointer(graph, "fanin.graph")) ||
+        !(s = stream_here(self_of(o), where)))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    status = fan_sim_graph_launch(g, s, &err);
+    Py_END_ALLOW_THREADS
+    fan_stream_drop(s);
+    return done(status, &err);
+}
+
+static PyObject *machine_capture_state(PyObject *o, PyObject *where)
+{
+    fan_stream *s = stream_here(self_of(o), where);
+    if (!s)
+        return NULL;
+    int state = fan_sim_capture_state(self_of(o)->m, s, NULL, NULL);
+    fan_stream_drop(s);
+    return PyLong_FromLong(state);
+}
+
+static PyObject *machine_unsafe(PyObject *o, PyObject *Py_UNUSED(none))
+{
+    fan_error err = {0};
+    return done(fan_sim_unsafe(self_of(o)->m, "an unsafe call", &err), &err);
+}
+
 static PyObject *machine_leave_out(PyObject *o, PyObject *words)
 {
     uint64_t bits = 0;
@@ -906,6 +992,11 @@ static PyMethodDef methods[] = {
     {"_pending", machine_pending, METH_NOARGS, "_pending($self, /)\n--\n\nRaise a race that no call has raised yet."},
     {"_forget", machine_forget, METH_NOARGS, "_forget($self, /)\n--\n\nWhat is queued of the user's will do nothing."},
     {"_check", machine_check, METH_O, "_check($self, on, /)\n--\n\nSwitch the checker on or off."},
+    {"_begin_capture", machine_begin_capture, METH_VARARGS, "_begin_capture($self, stream, mode, /)\n--\n\nCapture what is queued on a stream."},
+    {"_end_capture", machine_end_capture, METH_O, "_end_capture($self, stream, /)\n--\n\nThe graph of what was captured."},
+    {"_launch_graph", machine_launch_graph, METH_VARARGS, "_launch_graph($self, graph, stream, /)\n--\n\nQueue a graph."},
+    {"_capture_state", machine_capture_state, METH_O, "_capture_state($self, stream, /)\n--\n\n0: not captured, 1: captured, 2: the capture is broken."},
+    {"_unsafe", machine_unsafe, METH_NOARGS, "_unsafe($self, /)\n--\n\nA call that CUDA forbids beside a capture."},
     {"_leave_out", machine_leave_out, METH_VARARGS, "_leave_out($self, /, *words)\n--\n\nLeave out these of the plans, and no others."},
     {"_fail_at", machine_fail_at, METH_VARARGS,
      "_fail_at($self, index, memory=False, /)\n--\n\nThe backend's call number `index` from now fails, once; below 0: none does."},

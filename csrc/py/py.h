@@ -45,6 +45,7 @@
     X(PyObject, device_oom_error)                                                                                     \
     X(PyObject, capture_error)                                                                                        \
     X(PyObject, mismatch_warning)                                                                                     \
+    X(PyObject, foreign_stream) /* fanin.streams.foreign (fan_lazy) */                                                \
     X(PyObject, arrays)    /* the module fanin.arrays: the slow path in and out (fan_arrays) */                       \
     X(PyObject, zero_type) /* fanin.Zero (fan_lazy) */                                                          \
     X(PyObject, slot_type) /* fanin.Slot */                                                                           \
@@ -70,6 +71,7 @@ typedef struct fan_state {
 #define X(field, name) PyObject *field;
     FAN_NAME_LIST(X)
 #undef X
+    const struct fan_dl_api *tables[256]; /* the exchange table of each origin (fan_origin); NULL: none is known */
     const struct fan_dl_api *torch_api; /* how torch tensors are read without a call (dlpack.h); NULL: not known */
     uint8_t torch_origin;
     PyObject *spares[FAN_SPARES]; /* InputBuffers without references, for their next lives */
@@ -121,10 +123,12 @@ typedef struct fan_where {
     PyObject *slot_name; /* a str, or NULL; borrowed */
     Py_ssize_t slot;     /* -1: none */
     int64_t key;         /* -1: none */
+    fan_stream *stream;  /* on which the caller said that it is ready; NULL: none was said; borrowed */
     struct fan_where *outer;
 } fan_where;
 void fan_where_push(fan_where *w);
 void fan_where_pop(fan_where *w);
+fan_stream *fan_where_stream(void); /* of the innermost; borrowed */
 /* fan_refuse: an exception of ours that begins with where; PyErr_FormatV's directives. Returns -1. */
 int fan_refuse(PyObject *type, const char *fmt, ...);
 int fan_refuse_error(fan_status s, const fan_error *err); /* the same for the box */
@@ -156,6 +160,9 @@ PyObject *fan_plain_fresh(PyObject *first, const fan_plain_kind *kind);
 char *fan_plain_data(PyObject *o, const fan_plain_kind *kind);
 /* fan_plain_value: the same as a value; FAN_NOMEM. */
 fan_status fan_plain_value(void *object, char *data, const fan_plain_kind *kind, fan_value *out, fan_error *err);
+/* fan_library_stream: the current stream of the library that owns a gradient on a CUDA device, as S4 asks for it: a hold; NULL: there is none, or a stream was made the
+ * current one by the caller. -1 with an exception. */
+int fan_library_stream(const fan_value *v, fan_stream **out);
 /* fan_import_object: what a combine or an operator gave: an object whatever it is. */
 int fan_import_object(PyObject *o, fan_value *out);
 /* fan_import_out: a writable array to write a sum into (out=). BufferError if it cannot be written. */
@@ -172,13 +179,16 @@ fan_buffer *fan_buffer_of(PyObject *o); /* of an InputBuffer */
 PyObject *fan_target_new(PyObject *buffer, size_t slot, int64_t key, fan_stream *stream);
 void fan_buffer_spares_free(fan_state *st);
 PyObject *fan_buffer_call(PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames); /* InputBuffer's vectorcall */
+/* fan_fresh: an array allocated by the library of an origin (value.h: fresh). */
+fan_status fan_fresh(uint8_t origin, fan_device *d, fan_stream *on, fan_dtype dtype, int ndim, const int64_t *shape, const fan_array *like, fan_array **out, fan_error *err);
 extern const fan_frontend fan_python;           /* the frontend of every buffer made from Python */
 
 /* fan_index: an exact integer: bool is a TypeError, a negative one an exception of class `negative`. `what` begins the message. -1 with an exception. */
 int fan_index(PyObject *o, const char *what, PyObject *negative, int64_t *out);
 
 /* stream.c, event.c */
-/* fan_stream_arg: a stream from whatever takes a stream (fanin.Stream, anything with __cuda_stream__ ..); None: NULL. A hold in *out. -1: TypeError. */
+/* fan_stream_arg: a stream from whatever is one (fanin.Stream, torch's, CuPy's, anything with __cuda_stream__: fanin.streams.foreign); None: NULL. A hold in *out.
+ * -1: TypeError where it is no stream. */
 int fan_stream_arg(PyObject *o, fan_stream **out);
 PyObject *fan_stream_wrap(fan_stream *s);       /* new reference; takes a hold of its own */
 PyObject *fan_event_wrap(fan_event *e);
@@ -201,6 +211,6 @@ extern PyType_Spec fan_buffer_spec, fan_stream_spec, fan_event_spec, fan_array_s
 int fan_budget_arg(PyObject *o, uint64_t *out);
 PyObject *fan_counters_wrap(const fan_counters *n); /* a fanin.Counters */
 extern PyMethodDef fan_buffer_functions[], fan_stream_functions[], fan_machine_functions[], fan_rules_functions[],
-    fan_trace_functions[], fan_option_functions[], fan_exchange_functions[], fan_overlap_functions[], fan_address_functions[];
+    fan_trace_functions[], fan_option_functions[], fan_exchange_functions[], fan_overlap_functions[], fan_address_functions[], fan_cuda_functions[];
 
 #endif

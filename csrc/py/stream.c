@@ -2,6 +2,7 @@
 #include "py/machine.h"
 
 #include "base/mem.h"
+#include "device/cuda.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -38,16 +39,14 @@ int fan_stream_arg(PyObject *o, fan_stream **out)
         *out = fan_stream_hold(stream_of(o));
         return 0;
     }
-    if (PyObject_HasAttrString(o, "__cuda_stream__") || PyObject_HasAttrString(o, "cuda_stream")) {
-        PyErr_Format(PyExc_ValueError, "%.80s is a CUDA stream, and this build has no CUDA backend yet: see fanin.info()",
-                     Py_TYPE(o)->tp_name);
-        return -1;
-    }
-    if (PyLong_Check(o))
-        PyErr_Format(PyExc_TypeError, "expected a stream, got the number %S: say fanin.Stream(device, %S)", o, o);
-    else
-        PyErr_Format(PyExc_TypeError, "expected a stream (fanin.Stream, or None), got %.80s", Py_TYPE(o)->tp_name);
-    return -1;
+    PyObject *foreign = fan_lazy(&fan_state_get()->foreign_stream, "fanin.streams", "foreign");
+    PyObject *made = foreign ? PyObject_CallOneArg(foreign, o) : NULL;
+    if (made && Py_TYPE(made) != fan_state_get()->stream_type)
+        PyErr_SetString(PyExc_SystemError, "fanin.streams.foreign gave no stream");
+    else if (made)
+        *out = fan_stream_hold(stream_of(made));
+    Py_XDECREF(made);
+    return *out ? 0 : -1;
 }
 
 int fan_device_arg(PyObject *o, fan_device **out)
@@ -68,10 +67,8 @@ int fan_device_arg(PyObject *o, fan_device **out)
         *out = fan_cpu();
         return 0;
     }
-    if (strncmp(name, "cuda", 4) == 0) {
-        PyErr_Format(PyExc_ValueError, "device %R: this build has no CUDA backend yet: see fanin.info()", o);
-        return -1;
-    }
+    if (strncmp(name, "cuda", 4) == 0)
+        return fan_cuda_device_arg(name, out);
     if (strncmp(name, "sim:", 4) == 0 && name[4] >= '0' && name[4] <= '9') {
         index = strtol(name + 4, &end, 10);
         if (*end == '\0' && end - name < 8) {
@@ -79,7 +76,7 @@ int fan_device_arg(PyObject *o, fan_device **out)
             return *out ? 0 : -1;
         }
     }
-    PyErr_Format(PyExc_ValueError, "unknown device %R: devices are \"cpu\" and, inside `with fanin.sim.Machine():`, \"sim:0\", \"sim:1\" ..", o);
+    PyErr_Format(PyExc_ValueError, "unknown device %R: devices are \"cpu\", \"cuda:0\" .. where there is a driver, and, inside `with fanin.sim.Machine():`, \"sim:0\", \"sim:1\" ..", o);
     return -1;
 }
 
@@ -103,6 +100,8 @@ static PyObject *stream_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
         return NULL;
     if (!d || !d->backend->has_streams)
         PyErr_Format(PyExc_ValueError, "Stream: %R has no streams: its work runs at once", where);
+    else if (fan_cuda_of(d))
+        s = fan_cuda_stream_arg(d, handle);
     else
         s = fan_machine_stream(d, handle ? handle : 1);
     if (s)
@@ -137,9 +136,12 @@ static PyObject *stream_wait(PyObject *o, PyObject *arg)
     fan_error err = {0};
     fan_status status;
     if (!e) {
-        if (Py_TYPE(arg) != fan_state_get()->stream_type)
+        bool claims = PyObject_HasAttrString((PyObject *)Py_TYPE(arg), "__cuda_stream__");
+        if (arg != Py_None && fan_stream_arg(arg, &other) < 0 && (claims || !PyErr_ExceptionMatches(PyExc_TypeError)))
+            return NULL;
+        PyErr_Clear();
+        if (!other)
             return PyErr_Format(PyExc_TypeError, "Stream.wait: expected an Event or a Stream, got %.80s", Py_TYPE(arg)->tp_name);
-        other = stream_of(arg);
     } else {
         fan_stream *recorded = fan_event_stream(e);
         fan_stream_drop(recorded);
@@ -148,6 +150,7 @@ static PyObject *stream_wait(PyObject *o, PyObject *arg)
     }
     Py_BEGIN_ALLOW_THREADS
     status = other ? wait_stream(s, other, &err) : fan_stream_wait(s, e, NULL, &err);
+    fan_stream_drop(other);
     Py_END_ALLOW_THREADS
     if (status != FAN_OK)
         return fan_raise(status, &err);
@@ -180,6 +183,14 @@ static PyObject *stream_synchronize(PyObject *o, PyObject *Py_UNUSED(none))
     if (status != FAN_OK)
         return fan_raise_sim(status, &err);
     Py_RETURN_NONE;
+}
+
+static PyObject *stream_protocol(PyObject *o, PyObject *Py_UNUSED(none))
+{
+    char text[32];
+    if (!fan_cuda_of(stream_of(o)->device))
+        return PyErr_Format(PyExc_TypeError, "%R is no CUDA stream: it is of %s", o, fan_device_text(stream_of(o)->device, text, sizeof text));
+    return Py_BuildValue("(iK)", 0, (unsigned long long)stream_of(o)->handle);
 }
 
 static PyObject *stream_reduce(PyObject *o, PyObject *Py_UNUSED(none))
@@ -226,6 +237,8 @@ static PyMethodDef methods[] = {
      "record($self, /)\n--\n\nAn Event behind all that is queued here now."},
     {"synchronize", stream_synchronize, METH_NOARGS,
      "synchronize($self, /)\n--\n\nBlock until everything queued here has run."},
+    {"__cuda_stream__", stream_protocol, METH_NOARGS,
+     "__cuda_stream__($self, /)\n--\n\n(0, handle), as other libraries ask for it; TypeError for a simulated device's."},
     {"__reduce__", stream_reduce, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
@@ -279,12 +292,16 @@ static PyObject *push_or_pop(PyObject *o, bool push)
 {
     fan_error err = {0};
     fan_status status = FAN_OK;
-    if (Py_TYPE(o) != fan_state_get()->stream_type)
-        return PyErr_Format(PyExc_TypeError, "expected a fanin.Stream, got %.80s", Py_TYPE(o)->tp_name);
+    fan_stream *s = NULL;
+    if (o == Py_None)
+        return PyErr_Format(PyExc_TypeError, "expected a stream, got None");
+    if (fan_stream_arg(o, &s) < 0)
+        return NULL;
     if (push)
-        status = fan_stream_push(stream_of(o), &err);
+        status = fan_stream_push(s, &err);
     else
-        fan_stream_pop(stream_of(o));
+        fan_stream_pop(s);
+    fan_stream_drop(s);
     if (status != FAN_OK)
         return fan_raise(status, &err);
     Py_RETURN_NONE;
@@ -350,6 +367,19 @@ done:
     return result;
 }
 
+static PyObject *stream_pushed(PyObject *Py_UNUSED(module), PyObject *where)
+{
+    fan_device *d = NULL;
+    fan_stream *s;
+    if (fan_device_arg(where, &d) < 0)
+        return NULL;
+    s = d ? fan_stream_pushed(d) : NULL;
+    fan_device_drop(d);
+    PyObject *made = s ? fan_stream_wrap(s) : Py_NewRef(Py_None);
+    fan_stream_drop(s);
+    return made;
+}
+
 static PyObject *sim_devices(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 {
     return PyLong_FromLong(fan_machine_count());
@@ -372,6 +402,7 @@ static PyObject *build_info(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(non
 
 PyMethodDef fan_stream_functions[] = {
     {"current_stream", current_stream, METH_O, "current_stream(device, /)\n--\n\nThe current stream of a device on this thread; None without streams."},
+    {"stream_pushed", stream_pushed, METH_O, "stream_pushed(device, /)\n--\n\nThe innermost stream pushed for a device on this thread; None: none."},
     {"stream_push", stream_push, METH_O, "stream_push(stream, /)\n--\n\nMake it the current stream of its device on this thread."},
     {"stream_pop", stream_pop, METH_O, "stream_pop(stream, /)\n--\n\nTake off the innermost push of it."},
     {"pass_end", pass_end, METH_VARARGS,

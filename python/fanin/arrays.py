@@ -2,8 +2,9 @@
 
 In: `describe` says what a gradient is, in a tuple that the core takes apart:
 
-    ("dense", origin, object, source)                    source: an ndarray, an array of fanin's devices, or
-                                                         (capsule, device type, may it be written) for DLPack
+    ("dense", origin, object, source)                    source: an ndarray, an array of fanin's devices,
+                                                         (capsule, device type, its number, may it be written) for DLPack, or
+                                                         (address, dtype, shape, strides or None, may it be written, CUDA device)
     ("sparse", origin, object, format, shape, indices, pointers or None, values, coalesced)     the parts are sources
     ("object", parts)                                    what sums by `combine` or its own + (A8); parts: the memory it says it holds
     ("refuse", exception class, text)                    the core adds for which buffer, slot and key
@@ -18,6 +19,7 @@ from __future__ import annotations
 import functools
 import operator
 import sys
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Never
@@ -31,6 +33,12 @@ Described = tuple[Any, ...]
 Shape = tuple[int, ...]
 
 CPU, CUDA_HOST = 1, 3  # DLPack's device types whose memory the host reads
+CUDA, CUDA_MANAGED = 2, 13  # and those that a CUDA device reads
+NO_SYNC, LEGACY = -1, 1  # streams as integers, in __dlpack__(stream=)
+TABLE = "__dlpack_c_exchange_api__"
+INTERFACE = "__cuda_array_interface__"
+
+raw_addresses = False  # may addresses be believed that nothing can check (fanin.set_options)?
 AS_IT_SAYS, NEVER, ALWAYS = 0, 1, 2  # may the memory be written?
 
 SCALARS = (bool, int, float, complex)
@@ -70,7 +78,9 @@ def is_torch(x: Any) -> bool:
     torch = sys.modules.get("torch")
     if torch is None:
         return False
-    return type(x) is getattr(torch, "Tensor", None) or type(x) is getattr(getattr(torch, "nn", None), "Parameter", None)
+    return type(x) is getattr(torch, "Tensor", None) or type(x) is getattr(
+        getattr(torch, "nn", None), "Parameter", None
+    )
 
 
 def has_memory(x: Any) -> bool:
@@ -115,34 +125,37 @@ def is_bare(x: Any) -> bool:
 # ---------------------------------------------------------------- in
 
 
-def describe(x: Any, recording: bool, has_combine: bool) -> Described:
-    """What the gradient x is. `recording`: everything is an object (A1). `has_combine`: containers are objects, too."""
+def describe(x: Any, recording: bool, has_combine: bool, ready: _core.Stream | None = None) -> Described:
+    """What the gradient x is. `recording`: everything is an object (A1). `has_combine`: containers are objects, too. `ready`: the stream on
+    which the caller says that x is ready."""
     try:
         if recording and is_plain(x):
             return ("object", None if type(x) in SCALARS or isinstance(x, np.generic) else (x,))
-        return (None if recording else known(x)) or object_of(x, has_combine)
+        return (None if recording else known(x, ready)) or object_of(x, has_combine)
     except Refusal as e:
         return ("refuse", e.kind, str(e))
 
 
-def known(x: Any) -> Described | None:
+def known(x: Any, ready: _core.Stream | None = None) -> Described | None:
     """The arrays we know; None for an object."""
     if isinstance(x, np.ndarray):
         return None if x.dtype == np.object_ or overrides(x) else ("dense", _core.FROM_NDARRAY, x, x.view(np.ndarray))
     if isinstance(x, Sparse):
-        return sparse_of(x)
+        return sparse_of(x, ready)
     if is_torch(x):
-        return torch_of(x)
+        return torch_of(x, ready)
     if is_jax(x):
         if x.is_deleted():
             refuse(BufferError, "the jax.Array has been deleted; expected one that still has its memory")
-        return ("dense", JAX, x, capsule_of(x, NEVER))
+        return ("dense", JAX, x, capsule_of(x, NEVER, ready))
     if is_scipy(x):
         return scipy_of(x)
     if isinstance(x, CONTAINERS) or hasattr(type(x), "__fanin_parts__") or is_subclass_of_known(x):
         return None
     if hasattr(type(x), "__dlpack__"):
-        return ("dense", kind_of_namespace(x), x, capsule_of(x, AS_IT_SAYS))
+        return ("dense", kind_of_library(x), x, capsule_of(x, AS_IT_SAYS, ready))
+    if raw_addresses and hasattr(type(x), INTERFACE):
+        return ("dense", kind_of_library(x), x, interface_of(x, ready))
     return buffer_of(x)
 
 
@@ -157,15 +170,30 @@ def object_of(x: Any, has_combine: bool) -> Described:
     """A8, D14: what sums by the slot's `combine` or by a `+` of its own."""
     if not has_combine:
         if isinstance(x, CONTAINERS):
-            refuse(TypeError, f"{named(x)} is no array, and its + would not mean a sum; give the slot a combine: Slot(combine=f)")
+            refuse(
+                TypeError,
+                f"{named(x)} is no array, and its + would not mean a sum; give the slot a combine: Slot(combine=f)",
+            )
         if not hasattr(type(x), "__add__") and not hasattr(type(x), "__radd__"):
-            refuse(TypeError, f"{named(x)} is no array and has no +; expected an array, a number, or a slot with Slot(combine=f)")
+            refuse(
+                TypeError,
+                f"{named(x)} is no array and has no +; expected an array, a number, or a slot with Slot(combine=f)",
+            )
     parts = getattr(type(x), "__fanin_parts__", None)
     if parts is not None:
         return ("object", parts(x))
+    if hasattr(type(x), INTERFACE) and not is_subclass_of_known(x):
+        refuse(
+            TypeError,
+            f"{named(x)} tells where its memory lies by {INTERFACE} alone: an address that nothing can check. Where its library is to be "
+            "believed, say fanin.set_options(raw_addresses=True)",
+        )
     ask = getattr(type(x), "__dlpack_device__", None)
     if ask is not None and not is_subclass_of_known(x) and device_of(x)[0] not in (CPU, CUDA_HOST):
-        refuse(TypeError, f"{named(x)} is an object on a device, and what memory it holds is not known; give it __fanin_parts__()")
+        refuse(
+            TypeError,
+            f"{named(x)} is an object on a device, and what memory it holds is not known; give it __fanin_parts__()",
+        )
     return ("object", None)
 
 
@@ -179,28 +207,185 @@ def device_of(x: Any) -> tuple[int, int]:
         refuse(TypeError, f"{named(x)}: __dlpack_device__() gave {said!r:.80}; expected (device type, device id)")
 
 
-DEVICES = {2: "CUDA", 4: "OpenCL", 7: "Vulkan", 8: "Metal", 10: "ROCm", 13: "CUDA managed", 14: "oneAPI", 18: "Trainium"}
+DEVICES = {
+    2: "CUDA",
+    4: "OpenCL",
+    7: "Vulkan",
+    8: "Metal",
+    10: "ROCm",
+    13: "CUDA managed",
+    14: "oneAPI",
+    18: "Trainium",
+}
 
 
-def capsule_of(x: Any, writes: int) -> Described:
+def capsule_of(x: Any, writes: int, ready: _core.Stream | None = None) -> Described:
     """x by DLPack: its device is asked first, then its memory."""
-    kind = -1
+    kind, index = -1, 0
+    how: dict[str, Any] = {}
     if hasattr(type(x), "__dlpack_device__"):
         kind, index = device_of(x)
-        if kind not in (CPU, CUDA_HOST):
+        if kind in (CUDA, CUDA_MANAGED):
+            handle = ready_on(x, index, ready)
+            table = table_of(type(x))
+            if table is not None:
+                return (_core.table_take(table, x), kind, index, writes)
+            how["stream"] = handle
+        elif kind not in (CPU, CUDA_HOST):
             where = f"{DEVICES[kind]} device {index}" if kind in DEVICES else f"device ({kind}, {index})"
-            refuse(BufferError, f"{named(x)} is on {where}; expected host memory")
+            refuse(BufferError, f"{named(x)} is on {where}; expected memory of the host or of a CUDA device")
     try:
-        capsule = x.__dlpack__(max_version=(1, 3))
+        capsule = x.__dlpack__(max_version=(1, 3), **how)
     except TypeError as e:
         # Older producers do not know the keyword. A TypeError from within is theirs.
         if e.__traceback__ is not None and e.__traceback__.tb_next is not None:
             raise
-        capsule = x.__dlpack__()
-    return (capsule, kind, writes)
+        capsule = x.__dlpack__(**how)
+    return (capsule, kind, index if kind in (CUDA, CUDA_MANAGED) else 0, writes)
 
 
-def source_of(x: Any) -> Any:
+# ---------------------------------------------------------------- streams of the libraries that own arrays (S4)
+
+tables: weakref.WeakKeyDictionary[type, Any] = weakref.WeakKeyDictionary()
+
+
+def table_of(t: type) -> Any:
+    """The exchange table of a type, None where it has none that we know. Its functions order nothing: who reads sees to that."""
+    if t not in tables:
+        table = getattr(t, TABLE, None)
+        tables[t] = table if table is not None and _core.table_known(table, -1) else None
+    return tables[t]
+
+
+def library_stream(x: Any, index: int) -> int | None:
+    """The handle of the current stream, on a CUDA device, of the library that owns x; None where it tells none."""
+    if isinstance(x, Sparse):
+        x = x.parts[-1]
+    table = table_of(type(x))
+    if table is not None:
+        return _core.table_stream(table, index)
+    package = type(x).__module__.partition(".")[0]
+    if is_torch(x) or package == "cupy":
+        library: Any = sys.modules["torch" if is_torch(x) else "cupy"]
+        if package == "cupy":
+            with library.cuda.Device(index):
+                return int(library.cuda.get_current_stream().ptr)
+        return int(library.cuda.current_stream(index).cuda_stream)
+    if hasattr(type(x), INTERFACE) and not hasattr(type(x), "__dlpack__"):
+        try:
+            return fields_of(x).stream
+        except Refusal as e:  # the core asks, too
+            raise e.kind(str(e)) from None
+    return None
+
+
+def device_here(x: Any, index: int) -> str:
+    """The name of a CUDA device that is there; BufferError where it is not."""
+    name = f"cuda:{index}"
+    try:
+        if not 0 <= index < 4096:
+            raise ValueError("no machine has so many")
+        _core.stream_pushed(name)
+    except (ValueError, RuntimeError) as e:
+        refuse(BufferError, f"{named(x)} is on CUDA device {index}, which cannot be used: {e}")
+    return name
+
+
+def ready_on(x: Any, index: int, ready: _core.Stream | None) -> int:
+    """The stream on which x is to be ready, as DLPack has it: 1 or a handle; -1 where it is ready on another device's stream."""
+    name = device_here(x, index)
+    if ready is None:
+        ready = _core.stream_pushed(name)
+    if ready is not None:
+        return ready.handle if ready.device == name else NO_SYNC
+    return library_stream(x, index) or LEGACY
+
+
+def wait_for(x: Any, index: int, ready: _core.Stream | None, other: int | None) -> None:
+    """Where x is to be ready, what was queued on the stream `other` of its device is waited for."""
+    name = device_here(x, index)
+    ready = ready or _core.stream_pushed(name)
+    if ready is not None and other is not None:
+        ready.wait(_core.Stream(name, other))
+
+
+# ---------------------------------------------------------------- __cuda_array_interface__
+
+
+@dataclass(frozen=True)
+class Fields:
+    """What an array says by `__cuda_array_interface__`, checked as far as it can be."""
+
+    address: int
+    read_only: bool
+    dtype: np.dtype[Any]
+    shape: Shape
+    strides: Shape | None  # in bytes
+    stream: int | None
+
+
+def whole(x: Any, what: str, value: Any, least: int) -> int:
+    """An exact integer of an interface, from `least` on, that fits 64 bits."""
+    if type(value) is bool or not hasattr(type(value), "__index__"):
+        refuse(TypeError, f"{named(x)}: {INTERFACE} has {what} {value!r:.80}; expected an integer")
+    n = operator.index(value)
+    if not least <= n < 2**64:
+        refuse(ValueError, f"{named(x)}: {INTERFACE} has {what} {n}; expected {least} or more, in 64 bits")
+    return n
+
+
+def fields_of(x: Any) -> Fields:
+    """`x.__cuda_array_interface__`, version 3 and those before, which lack fields. TypeError, ValueError, BufferError."""
+    said = getattr(x, INTERFACE)
+    who = f"{named(x)}: {INTERFACE}"
+    if not isinstance(said, dict) or not {"shape", "typestr", "data", "version"} <= said.keys():
+        refuse(TypeError, f"{who} is {said!r:.80}; expected a dict with shape, typestr, data and version")
+    if said.get("mask") is not None:
+        refuse(BufferError, f"{who} has a mask, which would be lost; expected an array without one")
+    data, shape, strides, stream = said["data"], said["shape"], said.get("strides"), said.get("stream")
+    if not isinstance(data, tuple) or len(data) != 2:
+        refuse(TypeError, f"{who} has data {data!r:.80}; expected (address, read-only)")
+    if not isinstance(shape, tuple) or not isinstance(strides, tuple | None):
+        refuse(TypeError, f"{who} has shape {shape!r:.80} and strides {strides!r:.80}; expected tuples of integers")
+    if strides is not None and len(strides) != len(shape):
+        refuse(ValueError, f"{who} has {len(shape)} axes and {len(strides)} strides")
+    if stream is not None and whole(x, "stream", stream, -(2**63)) <= 0:
+        refuse(
+            ValueError,
+            f"{who} has stream {stream}; expected None, 1 (legacy default), 2 (per-thread default) or a handle",
+        )
+    try:
+        dtype = np.dtype(said["typestr"])
+    except TypeError:
+        refuse(TypeError, f"{who} has typestr {said['typestr']!r:.80}; expected one like '<f4'")
+    if not dtype.isnative:
+        refuse(BufferError, f"{who} has typestr {said['typestr']!r:.80} of foreign byte order; convert it first")
+    return Fields(
+        whole(x, "address", data[0] or 0, 0),
+        bool(data[1]),
+        dtype,
+        tuple(whole(x, "extent", n, 0) for n in shape),
+        None if strides is None else tuple(whole(x, "stride", n, -(2**63)) for n in strides),
+        None if stream is None else operator.index(stream),
+    )
+
+
+def interface_of(x: Any, ready: _core.Stream | None) -> Described:
+    """x by its raw address: the driver says whose memory that is, and the stream that x names is waited for."""
+    f = fields_of(x)
+    index = 0
+    if f.address and 0 not in f.shape:
+        try:
+            index = _core.cuda_holding(f.address)
+        except RuntimeError as e:
+            refuse(BufferError, f"{named(x)} is an array of a CUDA device, and there is none to be used: {e}")
+        if index < 0:
+            refuse(BufferError, f"{named(x)}: {INTERFACE} has address {f.address:#x}, where no CUDA device has memory")
+    wait_for(x, index, ready, f.stream)
+    return (f.address, f.dtype, f.shape, f.strides, not f.read_only, index)
+
+
+def source_of(x: Any, ready: _core.Stream | None = None) -> Any:
     """The memory of one dense array: a part of a sparse one."""
     if isinstance(x, np.ndarray):
         if overrides(x):
@@ -208,13 +393,13 @@ def source_of(x: Any) -> Any:
         return x
     if isinstance(x, _core.Array):
         return x
-    described = None if isinstance(x, Sparse) else known(x)
+    described = None if isinstance(x, Sparse) else known(x, ready)
     if described is None or described[0] != "dense":
         refuse(TypeError, f"{named(x)} is no dense array; expected arrays as the parts of a Sparse")
     return described[3]
 
 
-def sparse_of(x: Sparse) -> Described:
+def sparse_of(x: Sparse, ready: _core.Stream | None) -> Described:
     *indices, values = x.parts
     pointers, plain = (None, indices[0]) if x.format == "coo" else (indices[0], indices[1])
     origin = TORCH_PARTS if is_torch(values) else _core.FROM_SPARSE
@@ -224,9 +409,9 @@ def sparse_of(x: Sparse) -> Described:
         x,
         x.format,
         x.shape,
-        source_of(plain),
-        None if pointers is None else source_of(pointers),
-        source_of(values),
+        source_of(plain, ready),
+        None if pointers is None else source_of(pointers, ready),
+        source_of(values, ready),
         False,
     )
 
@@ -251,23 +436,34 @@ def quicken() -> None:
     table = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
     if table is not None:
         _core.quick_tensors(torch.Tensor, table, torch.Tensor.is_neg, torch._C.TensorBase.requires_grad, TORCH)
+        _core.table_known(table, TORCH)
 
 
-def torch_of(x: Any) -> Described | None:
+def torch_of(x: Any, ready: _core.Stream | None = None) -> Described | None:
     """A tensor whose memory does not hold its value is never read as if it did."""
     quicken()
     if not has_memory(x):
         return None
     if x.is_quantized:
         refuse(TypeError, "a quantized torch.Tensor has no sum; expected x.dequantize()")
-    if x.device.type != "cpu":
-        refuse(BufferError, f"the torch.Tensor is on {x.device}; expected host memory")
+    if x.device.type not in ("cpu", "cuda"):
+        refuse(BufferError, f"the torch.Tensor is on {x.device}; expected memory of the host or of a CUDA device")
     x = x.detach() if x.requires_grad else x
     layout = str(x.layout).removeprefix("torch.")
     if layout == "strided":
-        return ("dense", TORCH, x, torch_source(x))
+        return ("dense", TORCH, x, torch_source(x, ready))
     if layout == "sparse_coo":
-        return ("sparse", TORCH, x, "coo", tuple(x.shape), torch_source(x._indices()), None, torch_source(x._values()), x.is_coalesced())
+        return (
+            "sparse",
+            TORCH,
+            x,
+            "coo",
+            tuple(x.shape),
+            torch_source(x._indices(), ready),
+            None,
+            torch_source(x._values(), ready),
+            x.is_coalesced(),
+        )
     format = layout.removeprefix("sparse_")
     if format not in ("csr", "csc", "bsr", "bsc"):
         refuse(BufferError, f"the torch.Tensor has layout {layout}; expected strided or sparse")
@@ -276,19 +472,26 @@ def torch_of(x: Any) -> Described | None:
         refuse(BufferError, f"the torch.Tensor is a batch of {format} matrices or has dense axes; expected one matrix")
     pointers = x.crow_indices() if rows else x.ccol_indices()
     indices = x.col_indices() if rows else x.row_indices()
-    sources = [torch_source(t) for t in (indices, pointers, x.values())]
+    sources = [torch_source(t, ready) for t in (indices, pointers, x.values())]
     return ("sparse", TORCH, x, format, tuple(x.shape), *sources, False)
 
 
-def torch_source(x: Any) -> Described:
-    """The memory of a strided CPU tensor, or of a copy where its memory is not its value: then it is not written."""
+def torch_source(x: Any, ready: _core.Stream | None = None) -> Described:
+    """The memory of a strided tensor, or of a copy where its memory is not its value: then it is not written. On a CUDA device such a copy is torch's work,
+    on torch's current stream; nothing else is waited for: a gradient is ready where its giver says."""
     torch: Any = sys.modules["torch"]
     writes = ALWAYS
     if x._is_zerotensor():
-        x, writes = torch.zeros(x.shape, dtype=x.dtype), NEVER
+        x, writes = torch.zeros(x.shape, dtype=x.dtype, device=x.device), NEVER
     elif x.is_conj() or x.is_neg():
         x, writes = x.resolve_conj().resolve_neg(), NEVER
-    return (torch.utils.dlpack.to_dlpack(x.detach()), -1, writes)
+    if x.device.type == "cpu":
+        return (torch.utils.dlpack.to_dlpack(x.detach()), -1, 0, writes)
+    index = x.device.index
+    wait_for(x, index, ready, library_stream(x, index) if writes == NEVER else None)
+    table = table_of(type(x))
+    capsule = torch.utils.dlpack.to_dlpack(x.detach()) if table is None else _core.table_take(table, x.detach())
+    return (capsule, CUDA, index, writes)
 
 
 def buffer_of(x: Any) -> Described | None:
@@ -303,12 +506,15 @@ def buffer_of(x: Any) -> Described | None:
 # ---------------------------------------------------------------- out
 
 
+Part = _core._Exporter | _core.Array  # an array of the core's on its way out, of the host or of a device
+
+
 @dataclass(frozen=True)
 class Kind:
     """How sums come back as what went in."""
 
     name: str
-    dense: Callable[[_core._Exporter], Any]
+    dense: Callable[[Part], Any]
     sparse: Callable[[str, Shape, Any, Any, Any, bool], Any]
 
 
@@ -322,9 +528,14 @@ def sparse_out(format: str, shape: Shape, indices: Any, pointers: Any, values: A
     return Sparse(format, tuple(ndarray_of(p) for p in parts), shape)
 
 
-def torch_out(part: _core._Exporter) -> Any:
+def torch_out(part: Part) -> Any:
     torch: Any = sys.modules["torch"]
-    return torch.utils.dlpack.from_dlpack(part.__dlpack__())
+    return torch.utils.dlpack.from_dlpack(offered(part))
+
+
+def offered(part: Part) -> Any:
+    """A capsule over a sum. On a device nothing waits: `take` has seen to it that the consumer's stream does."""
+    return part.__dlpack__(stream=NO_SYNC) if isinstance(part, _core.Array) else part.__dlpack__()
 
 
 def torch_sparse_out(format: str, shape: Shape, indices: Any, pointers: Any, values: Any, coalesced: bool) -> Any:
@@ -342,8 +553,10 @@ def torch_parts_out(format: str, shape: Shape, indices: Any, pointers: Any, valu
     return Sparse(format, tuple(torch_out(p) for p in parts), shape)
 
 
-def jax_out(part: _core._Exporter) -> Any:
+def jax_out(part: Part) -> Any:
     jax: Any = sys.modules["jax"]
+    if isinstance(part, _core.Array):
+        return jax.dlpack.from_dlpack(part)
     values = part.numpy()
     made = jax.numpy.asarray(values)
     if made.dtype == values.dtype:
@@ -402,13 +615,117 @@ def kind_of_namespace(x: Any) -> int:
     return namespaces[name]
 
 
+kinds: weakref.WeakKeyDictionary[type, int] = (
+    weakref.WeakKeyDictionary()
+)  # types with a table, or of CuPy and Numba: their origins
+
+
+def kind_of_library(x: Any) -> int:
+    """The origin of an array that offers itself: by its type's exchange table, as CuPy's or Numba's, or by its array API namespace."""
+    t = type(x)
+    if t not in kinds:
+        kinds[t] = new_kind(x)
+    return kinds[t]
+
+
+def new_kind(x: Any) -> int:
+    t = type(x)
+    table = table_of(t)
+    package = t.__module__.partition(".")[0]
+    library: Any = sys.modules.get(package)
+    origin = _core.FROM_FOREIGN + len(KINDS)
+    if origin > LAST or (table is None and package not in ("cupy", "numba")):
+        return kind_of_namespace(x)
+    if table is not None:
+        KINDS.append(Kind(t.__qualname__, functools.partial(given_by, table), no_sparse))
+        _core.table_known(table, origin)
+    elif package == "cupy":
+        KINDS.append(Kind("cupy.ndarray", lambda part: library.from_dlpack(part), no_sparse))
+    else:
+        KINDS.append(Kind("Numba's device array", lambda part: library.cuda.as_cuda_array(part), no_sparse))
+    return origin
+
+
+def given_by(table: Any, part: Part) -> Any:
+    """A sum as an array of the library that an exchange table is of."""
+    how: Any = {"stream": NO_SYNC} if isinstance(part, _core.Array) else {}
+    return _core.table_give(table, part.__dlpack__(max_version=(1, 3), **how))
+
+
+def export_device(origin: int, part: _core.Array) -> Any:
+    """A sum on a CUDA device as what went in; fanin's own array, which any library reads by DLPack, where its library does not take it."""
+    try:
+        return KINDS[origin - _core.FROM_FOREIGN].dense(part)
+    except Exception:  # whatever a library says: the sum must not be lost
+        return part
+
+
+def memory_of(x: Any) -> Any:
+    """What keeps the memory of x alive, and not x itself; None where nothing is known that does."""
+    package = type(x).__module__.partition(".")[0]
+    if package == "cupy":
+        return x.data.mem
+    if package == "numba":
+        return x.gpu_data
+    if not hasattr(type(x), "__dlpack__"):
+        return None
+    before = sys.getrefcount(x)
+    capsule = x.__dlpack__(stream=NO_SYNC)
+    return capsule if sys.getrefcount(x) == before else None
+
+
+def leaving(x: Any, index: int, streams: list[_core.Stream]) -> None:
+    """x, which was used on these streams, leaves us: its memory may be used again only when they have passed (docs/rules.md, Lifetime). torch's allocator is told; of
+    other libraries' memory a second hold is kept, which goes when x does."""
+    if isinstance(x, Sparse):
+        for part in x.parts:
+            if not isinstance(part, np.ndarray | _core.Array):
+                leaving(part, index, streams)
+        return
+    if is_torch(x):
+        for tensor in dense_parts(x):
+            for s in streams:
+                tensor.record_stream(torch_stream(s))
+        return
+    owner = memory_of(x)
+    if owner is not None:
+        weakref.finalize(x, list, [_core.hold_for(owner, streams)]).atexit = False
+
+
+def dense_parts(x: Any) -> list[Any]:
+    """The strided tensors of a torch tensor."""
+    layout = str(x.layout).removeprefix("torch.")
+    if layout == "strided":
+        return [x]
+    if layout == "sparse_coo":
+        return [x._indices(), x._values()]
+    rows = layout in ("sparse_csr", "sparse_bsr")
+    return [x.crow_indices(), x.col_indices(), x.values()] if rows else [x.ccol_indices(), x.row_indices(), x.values()]
+
+
+def torch_stream(s: _core.Stream) -> Any:
+    """torch's stream of a handle. Its legacy default has a number of its own in torch."""
+    torch: Any = sys.modules["torch"]
+    device = int(s.device.rpartition(":")[2])
+    return (
+        torch.cuda.default_stream(device) if s.handle == LEGACY else torch.cuda.ExternalStream(s.handle, device=device)
+    )
+
+
 def export_dense(origin: int, part: _core._Exporter) -> Any:
     return KINDS[origin - _core.FROM_FOREIGN].dense(part)
 
 
-def export_sparse(origin: int, format: str, shape: Shape, indices: Any, pointers: Any, values: Any, coalesced: bool) -> Any:
+def export_sparse(
+    origin: int, format: str, shape: Shape, indices: Any, pointers: Any, values: Any, coalesced: bool
+) -> Any:
     out = KINDS[origin - _core.FROM_FOREIGN].sparse if origin >= _core.FROM_FOREIGN else sparse_out
-    return out(format, shape, indices, pointers, values, coalesced)
+    try:
+        return out(format, shape, indices, pointers, values, coalesced)
+    except Exception:
+        if not isinstance(values, _core.Array):
+            raise
+        return sparse_out(format, shape, indices, pointers, values, coalesced)  # as export_device
 
 
 def wrote(x: Any) -> None:
@@ -447,7 +764,9 @@ def plus(first: Any, second: Any) -> Any:
     else:
         return first + second
     if result is NotImplemented:
-        raise TypeError(f"{named(first)} and {named(second)} have no sum: neither knows the other; give the slot a combine")
+        raise TypeError(
+            f"{named(first)} and {named(second)} have no sum: neither knows the other; give the slot a combine"
+        )
     return result
 
 
@@ -470,7 +789,10 @@ def conform(x: Any, shape: Shape | None, dtype: str | None) -> tuple[str, Any]:
         if isinstance(x, Zero):
             return ("is", Zero(shape, x.dtype))
         if is_sparse(x):
-            return ("refuse", f"expected a gradient of shape {shape}, got a sparse one of shape {has}; sum it yourself (A9)")
+            return (
+                "refuse",
+                f"expected a gradient of shape {shape}, got a sparse one of shape {has}; sum it yourself (A9)",
+            )
         axes = tuple(i for i in range(len(has)) if i < lead or shape[i - lead] != has[i])
         x = x.sum(axes, dtype=x.dtype).reshape(shape)
     if dtype is not None and not isinstance(x, Zero | Sparse) and _core.dtype_name(x.dtype) != dtype:

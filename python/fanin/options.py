@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from types import TracebackType
 
-from . import _core
+from . import _core, arrays
 
 __all__ = ["Counters", "counters", "set_options"]
 
@@ -68,8 +68,13 @@ def counters() -> ProcessCounters:
 class Restore:
     """What `set_options` gives back: as a context manager it restores what was set before."""
 
-    def __init__(self, before: tuple[bool | None, bool | None, float | None, str | None, int | None, float | None]) -> None:
+    def __init__(
+        self,
+        before: tuple[bool | None, bool | None, float | None, str | None, int | None, float | None],
+        raw: bool | None,
+    ) -> None:
         self._before = before
+        self._raw = raw
 
     def __enter__(self) -> None:
         return None
@@ -78,6 +83,8 @@ class Restore:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         _core.set_options(*self._before)
+        if self._raw is not None:
+            arrays.raw_addresses = self._raw
 
 
 def set_options(
@@ -88,6 +95,7 @@ def set_options(
     warn_stream_mismatch: bool | None = None,
     isa: str | None = None,
     threads: int | None = None,
+    raw_addresses: bool | None = None,
 ) -> Restore:
     """Set process-wide options; in a `with` statement, for its block.
 
@@ -98,8 +106,9 @@ def set_options(
     1 GiB at most; 0: none are; `trim` gives them back). warn_stream_mismatch: whether a leaf that consumes on another stream than its gradient was made on
     gets a `StreamMismatchWarning`, once (rule S6). isa: the instruction set of sums, "sse2", "avx2" or "avx512" ("plain" where the
     processor is no x86); a ValueError names those that this machine has; the widest is taken unasked. threads: how many threads share a
-    large sum on the CPU, from 1 to 1024; unasked as many as the process may use, at most 8. Neither changes a bit of a result. None
-    leaves an option as it is.
+    large sum on the CPU, from 1 to 1024; unasked as many as the process may use, at most 8. Neither changes a bit of a result. raw_addresses: whether
+    what has `__cuda_array_interface__` and no DLPack (Numba's device arrays) is an array: what it says of its address, its extent and its stream is
+    believed, and a wrong extent ends the process; at first False. None leaves an option as it is.
 
     >>> with fanin.set_options(debug=True):
     ...     fanin.add_n([np.ones(2), np.ones(2)])
@@ -107,8 +116,10 @@ def set_options(
     """
     if threads == 0:
         raise ValueError(f"threads={threads!r}: expected a number of threads from 1 to 1024")
-    old = _core.get_options()
+    old, raw = _core.get_options(), arrays.raw_addresses
     _core.set_options(debug, warn_stream_mismatch, budget, isa, threads, pool_bytes)
+    if raw_addresses is not None:
+        arrays.raw_addresses = bool(raw_addresses)
     return Restore(
         (
             None if debug is None else old["debug"],
@@ -117,5 +128,6 @@ def set_options(
             None if isa is None else old["isa"],
             None if threads is None else old["threads"],  # 0: unasked
             None if pool_bytes is None else old["pool_bytes"],
-        )
+        ),
+        None if raw_addresses is None else raw,
     )

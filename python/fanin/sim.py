@@ -277,6 +277,42 @@ class Machine(_core.Machine):
         """Run one piece of queued work; False where none can run."""
         return self._step()
 
+    # Capture
+
+    def begin_capture(self, stream: _core.Stream, mode: str = "global") -> None:
+        """Capture what is queued on `stream` from now on, and on every stream that waits for what is captured, instead of running it.
+
+        What CUDA calls legal is legal here, and a violation has CUDA's code (900 to 908) in its message; `mode` is "global", "thread-local"
+        or "relaxed". CaptureError where the stream is the legacy default or captured already.
+
+        >>> import fanin, numpy as np
+        >>> with fanin.sim.Machine() as m:
+        ...     s, x = m.stream(), m.array(np.zeros(2))
+        ...     m.begin_capture(s)
+        ...     m.launch(s, lambda x: np.add(x, 1, out=x), writes=[x])
+        ...     graph = m.end_capture(s)
+        ...     for _ in range(3):
+        ...         m.launch_graph(graph, s)
+        ...     s.synchronize()
+        ...     x.numpy()
+        array([3., 3.])
+        """
+        modes = ("global", "thread-local", "relaxed")
+        if mode not in modes:
+            raise ValueError(f"begin_capture: expected a mode among {modes}, got {mode!r}")
+        self._begin_capture(stream, modes.index(mode))
+
+    def end_capture(self, stream: _core.Stream) -> Any:
+        """End the capture that began on `stream`: the graph of what was captured, which keeps the memory that it uses.
+
+        CaptureError where a stream that was pulled in has not been joined back, where the capture was broken, or where it began elsewhere.
+        """
+        return self._end_capture(stream)
+
+    def launch_graph(self, graph: Any, stream: _core.Stream) -> None:
+        """Queue a graph on `stream`, as one piece of work; its memory is held against the checker each time."""
+        self._launch_graph(graph, stream)
+
     def leave_out(self, *words: str) -> None:
         """Leave these waits, records and marks out of all plans from now on (and no others), to see what they are for.
 

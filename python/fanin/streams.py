@@ -3,11 +3,13 @@
     with fanin.stream(s):          # s is the current stream of its device, on this thread
         buf.add(0, gradient)       # so the producer's stream is s
 
-A stream is a queue of a device; an event is a point in it. Both come from `fanin.sim.Machine`.
+A stream is a queue of a device; an event is a point in it. `fanin.sim.Machine` makes simulated ones; a CUDA stream is one that exists: `fanin.Stream("cuda:0", handle)`,
+or, wherever a stream is taken, the object of the library that made it: a `torch.cuda.Stream`, a `cupy.cuda.Stream`, anything with `__cuda_stream__`.
 """
 
 from __future__ import annotations
 
+import operator
 import platform
 import sys
 from collections.abc import Iterator
@@ -24,11 +26,11 @@ Event = _core.Event
 
 
 @contextmanager
-def stream(s: Stream) -> Iterator[Stream]:
+def stream(s: Any) -> Iterator[Stream]:
     """Make `s` the current stream of its device, on this thread, until the block ends.
 
-    Wherever a stream is missing (rules S4, S5, S11), the current one of the device is taken. TypeError for
-    what is no stream.
+    Wherever a stream is missing (rules S4, S5, S11), the current one of the device is taken: the innermost of these blocks, else the
+    current stream of the library that owns the gradient, else the legacy default stream. TypeError for what is no stream.
 
     >>> import fanin
     >>> with fanin.sim.Machine() as m:
@@ -36,15 +38,90 @@ def stream(s: Stream) -> Iterator[Stream]:
     ...         fanin.current_stream("sim:1") == s
     True
     """
-    _core.stream_push(s)
+    ours = s if type(s) is Stream else foreign(s)
+    _core.stream_push(ours)
     try:
-        yield s
+        yield ours
     finally:
-        _core.stream_pop(s)
+        _core.stream_pop(ours)
+
+
+def _whole(owner: str, what: str, value: Any) -> int:
+    """A handle, or a device's number, of another library's stream."""
+    if type(value) is bool or not hasattr(type(value), "__index__"):
+        raise TypeError(f"{owner} has {what} {value!r:.80}; expected an integer")
+    return operator.index(value)
+
+
+def _device_of(s: Any, owner: str) -> int | None:
+    """The number of the device that a stream of another library says it is of; None where it says none."""
+    for holder, name in (
+        (s, "device_index"),
+        (s, "device_id"),
+        (getattr(s, "device", None), "index"),
+        (getattr(s, "device", None), "device_id"),
+    ):
+        said = getattr(holder, name, None)
+        if said is not None and not callable(said):
+            index = _whole(owner, name, said)
+            return index if index >= 0 else None  # CuPy's -1: whichever is current
+    return None
+
+
+def _handle_of(s: Any, owner: str) -> int:
+    """The handle of another library's stream; TypeError for what is none."""
+    ask = getattr(type(s), "__cuda_stream__", None)
+    if ask is not None:
+        said = ask(s)
+        if not isinstance(said, tuple) or len(said) != 2:
+            raise TypeError(f"{owner}: __cuda_stream__() gave {said!r:.80}; expected (version, handle)")
+        if _whole(owner, "version", said[0]) != 0:
+            raise TypeError(f"{owner}: __cuda_stream__() has version {said[0]}; expected 0")
+        return _whole(owner, "handle", said[1])
+    package = type(s).__module__.partition(".")[0]
+    attribute = {"torch": "cuda_stream", "cupy": "ptr"}.get(package)
+    if attribute is not None and hasattr(s, attribute):
+        return _whole(owner, attribute, getattr(s, attribute))
+    if isinstance(s, int):
+        raise TypeError(
+            f'expected a stream, got the number {s}: say fanin.Stream(device, {s}), as in fanin.Stream("cuda:0", {s})'
+        )
+    raise TypeError(
+        f"expected a stream (a fanin.Stream, torch's or CuPy's, anything with __cuda_stream__, or None), got {owner}"
+    )
+
+
+def foreign(s: Any) -> Stream:
+    """The stream of another library as a `fanin.Stream`. Its giver keeps it alive.
+
+    Its device is the one that it names. Where it names none a handle tells by itself whose it is, and the default streams (0, 1, 2) are those of the device
+    whose context is current, as CUDA has it. TypeError for what is no stream; ValueError for one of another device than it says; DeviceError where there is no CUDA, or the
+    driver does not know the handle.
+    """
+    name = type(s).__qualname__
+    owner = name if type(s).__module__ == "builtins" else f"{type(s).__module__.partition('.')[0]}.{name}"
+    handle = _handle_of(s, owner)
+    if not 0 <= handle < 2**64:
+        raise ValueError(f"{owner} has handle {handle}; expected one from 0 on that fits 64 bits")
+    index = _device_of(s, owner)
+    if index is None and handle <= 2:
+        index = max(_core.cuda_here(), 0)
+    if index is not None:
+        return Stream(f"cuda:{index}", handle)
+    found = _core.cuda_info()
+    refused: Exception = ValueError(f"{owner}: handle {handle:#x} is of no device: there is none")
+    for one in range(len(found.get("devices", ())) or 1):
+        try:
+            return Stream(f"cuda:{one}", handle)
+        except ValueError as e:
+            refused = e
+    raise refused
 
 
 def current_stream(device: str) -> Stream | None:
     """The current stream of a device on this thread: the innermost `with fanin.stream(s)`, else its legacy default.
+
+    Of a gradient that another library owns, that library's current stream comes before the legacy default.
 
     None for devices without streams.
 
@@ -56,14 +133,29 @@ def current_stream(device: str) -> Stream | None:
 
 
 def devices() -> list[str]:
-    """The names of the devices at hand: the CPU, and those of the simulated machine entered on this thread.
+    """The names of the devices at hand: the CPU, CUDA's, and those of the simulated machine entered on this thread.
+
+    The first call looks for a CUDA driver; without one, or without a GPU, there is none: `info` says why.
 
     >>> import fanin
     >>> with fanin.sim.Machine(devices=2):
-    ...     fanin.devices()
+    ...     [name for name in fanin.devices() if not name.startswith("cuda")]
     ['cpu', 'sim:0', 'sim:1']
     """
-    return ["cpu", *(f"sim:{i}" for i in range(_core.sim_devices()))]
+    cuda = range(len(_core.cuda_info().get("devices", ())))
+    return ["cpu", *(f"cuda:{i}" for i in cuda), *(f"sim:{i}" for i in range(_core.sim_devices()))]
+
+
+def _cuda_words() -> str:
+    """One line about the CUDA driver: what it has, or why there is none."""
+    found = _core.cuda_info()
+    if "why" in found:
+        return f"built in, not to be used here: {found['why']}"
+    version = f"CUDA {found['version'] // 1000}.{found['version'] % 1000 // 10}"
+    words = [f"built in; driver {found['path']}, {version}"]
+    words += [f"cuda:{i} is {name}" for i, name in enumerate(found["devices"])] or ["no device"]
+    words += [f"without {name} (its driver has no {call})" for name, call in found["missing"].items()]
+    return ", ".join(words)
 
 
 class Info(dict[str, Any]):
@@ -100,7 +192,7 @@ def info() -> Info:
         backends={
             "cpu": "built in",
             "sim": "built in: with fanin.sim.Machine(): ..",
-            "cuda": "not in this build: it has no CUDA backend yet",
+            "cuda": _cuda_words(),
         },
         devices=", ".join(devices()),
         pool=f"{_core.pool()['pool_bytes']} bytes kept for large results, at most {_core.get_options()['pool_bytes']}",

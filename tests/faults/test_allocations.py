@@ -12,6 +12,7 @@ import scipy.sparse as sp
 
 import fanin
 from fanin import _core
+from fanin.testing import FakeDriver, use_driver
 
 pytestmark = pytest.mark.core
 
@@ -87,6 +88,20 @@ def machine_sparse() -> Any:
         yield lambda: buf.take()
 
 
+def on_cuda() -> Any:
+    driver = FakeDriver(1, memory=1 << 20)
+    with use_driver(driver):
+        p, c = driver.stream(), driver.stream()
+        buf = fanin.InputBuffer(1, stream=c, budget=0)
+        g = [driver.array(np.full((2, 2), k, F)) for k in range(3)]
+        rows = fanin.Sparse("coo", (driver.array(np.array([[0, 1]])), g[1]), (2, 2))
+        for k in range(3):
+            yield lambda k=k: buf.add(0, g[k], stream=p, key=k)
+        yield lambda: buf.add(0, rows, stream=p, key=3)
+        yield lambda: driver.array(np.ones((3, 4))).T[::2].numpy().tolist()
+        yield lambda: buf.take()
+
+
 def made() -> Any:
     kept: list[Any] = []
     yield lambda: kept.append(fanin.InputBuffer([fanin.Slot(shape=(2, 2), dtype="float32", name="w"), fanin.Slot()], name="n"))
@@ -154,6 +169,7 @@ SCENARIOS: dict[str, Callable[[], Any]] = {
     "out": out,
     "machine": machine,
     "machine, sparse": machine_sparse,
+    "cuda": on_cuda,
     "explained": explained,
     "a pair": one_overlap,
     "a list of arrays": overlapping,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import fanin
-from fanin import Slot, Sparse, _core
+from fanin import Slot, Sparse, _core, arrays
 
 pytestmark = [
     pytest.mark.partners,
@@ -216,7 +216,7 @@ def test_accumulation_is_in_float32_and_rounds_once() -> None:
 def test_memory_is_given_back_when_torch_drops_it() -> None:
     gc.collect()
     before = _core._test_memory()[0]
-    result = through(torch.ones(100_000), torch.ones(100_000))
+    result = through(torch.ones(100_000), torch.ones(200_000)[::2])  # strided: the result's memory is ours, not torch's
     view = result[10:]
     del result
     gc.collect()
@@ -225,6 +225,54 @@ def test_memory_is_given_back_when_torch_drops_it() -> None:
     del view
     gc.collect()
     assert _core._test_memory()[0] == before
+
+
+def test_torchs_exchange_table_takes_and_gives_tensors() -> None:
+    table = arrays.table_of(torch.Tensor)
+    assert table is not None and table is arrays.table_of(torch.Tensor)
+    x = torch.arange(6.0).reshape(2, 3).T
+    capsule = _core.table_take(table, x)
+    back = _core.table_give(table, capsule)
+    assert type(back) is torch.Tensor and back.data_ptr() == x.data_ptr() and back.stride() == x.stride()
+    assert torch.equal(back, x)
+    with pytest.raises(ValueError):
+        _core.table_give(table, capsule)  # it was taken
+    with pytest.raises(TypeError, match="exchange table"):
+        _core.table_take(object(), x)
+    for bad in (None, 3):
+        with pytest.raises((TypeError, RuntimeError, BufferError)):
+            _core.table_take(table, bad)
+
+
+def test_a_parameter_has_the_table_of_a_tensor() -> None:
+    assert arrays.table_of(torch.nn.Parameter) is arrays.table_of(torch.Tensor)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_sum_of_ours_on_a_device_that_torch_has_not_comes_back_as_our_array() -> None:
+    from fanin.testing import FakeDriver, use_driver
+
+    driver = FakeDriver(1)
+    with use_driver(driver):
+        x = driver.array(np.ones(3, "f4"))
+        assert arrays.export_device(arrays.TORCH, x) is x
+        host = torch.from_dlpack(Host(x))
+        assert host.tolist() == [1, 1, 1]
+        del x, host
+        driver.synchronize()
+
+
+class Host:
+    """An array of a device, as a copy on the host."""
+
+    def __init__(self, x: Any) -> None:
+        self.x = x
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)
+
+    def __dlpack__(self, **how: Any) -> Any:
+        return self.x.__dlpack__(dl_device=(1, 0), max_version=how.get("max_version"))
 
 
 def parked(*tensors: Any, **how: Any) -> fanin.InputBuffer:

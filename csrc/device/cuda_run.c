@@ -1,0 +1,592 @@
+/* Jobs of the CUDA backend: which kernel, with what arguments.
+ *
+ * Gap-free sources of one dtype are one fold; anything else is one launch of fan_any, whose arguments hold as many sources as fit; where there are more, a
+ * running sum in the last accumulation dtype is the first source of the next launch. It lies in the result itself where that has its dtype and no later
+ * source lies there, else in scratch memory. */
+#include "device/cuda_part.h"
+
+#include "array/walk.h"
+#include "base/mem.h"
+#include "device/kernels/args.h"
+
+#include <string.h>
+
+static const struct {
+    const char *name;
+    int bytes;
+    fan_dtype from, acc;
+} folds[] = {
+#define X(name, bytes, from, acc) {"fan_fold_" #name, bytes, FAN_##from, FAN_##acc},
+    FAN_K_FOLD_LIST(X)
+#undef X
+};
+#define FOLDS (sizeof folds / sizeof *folds)
+_Static_assert(FOLDS <= FAN_CUDA_FOLDS, "more folds than there is room for");
+_Static_assert(sizeof(fan_k_fold) <= 4096 && sizeof(fan_k_any) <= 4096 && sizeof(fan_k_reduce) <= 4096 && sizeof(fan_k_scatter) <= 4096,
+               "what every driver takes as the arguments of a kernel");
+
+fan_status fan_cuda_load_kernels(fan_cuda_part *p, fan_error *err)
+{
+    const fan_cuda_api *api = fan_cuda_api_of(p);
+    fan_status status;
+    int mode = fan_cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED);
+    FAN_GO(fan_cuda_check(p, api->ModuleLoadData(&p->module, fan_kernels_ptx), "cuModuleLoadData", err));
+    for (size_t i = 0; i < FOLDS; i++)
+        FAN_GO(fan_cuda_check(p, api->ModuleGetFunction(&p->folds[i], p->module, folds[i].name), "cuModuleGetFunction", err));
+#define X(field, name) FAN_GO(fan_cuda_check(p, api->ModuleGetFunction(&p->field, p->module, name), "cuModuleGetFunction", err));
+    FAN_CUDA_KERNEL_LIST(X)
+#undef X
+done:
+    (void)fan_cuda_relax(p, mode);
+    return status;
+}
+
+/* Where a job runs. */
+typedef struct site {
+    fan_cuda_part *part;
+    fan_stream *stream;
+    fan_cu_stream on;
+    const char *label;
+} site;
+
+static fan_status launch(const site *w, fan_cu_function f, int64_t threads, void *args, fan_error *err)
+{
+    char call[96] = "cuLaunchKernel";
+    int64_t blocks = threads / FAN_K_BLOCK + (threads % FAN_K_BLOCK != 0), most = (int64_t)w->part->processors * 16;
+    blocks = blocks < most ? blocks : most;
+    if (w->label)
+        fan_append(call, sizeof call, "(%.60s)", w->label);
+    return fan_cuda_check(w->part, fan_cuda_api_of(w->part)->LaunchKernel(f, blocks > 0 ? (unsigned)blocks : 1, 1, 1, FAN_K_BLOCK, 1, 1, 0, w->on,
+                                                                          (void *[]){args}, NULL), call, err);
+}
+
+static uint64_t address_of(const fan_array *a)
+{
+    return (uint64_t)(uintptr_t)a->data;
+}
+
+/* number_size: of one part of a complex number, else of the element. */
+static uint64_t number_size(fan_dtype d)
+{
+    return fan_dtype_size(d) / (fan_dtype_kind(d) == 'c' ? 2 : 1);
+}
+
+/* anywhere: some element lies where its numbers cannot be read in one piece. */
+static bool anywhere(const fan_array *a)
+{
+    uint64_t size = number_size(a->dtype), bits = address_of(a);
+    for (int i = 0; i < a->ndim; i++)
+        bits |= a->shape[i] > 1 ? (uint64_t)a->strides[i] : 0;
+    return bits % size != 0;
+}
+
+/* ---- sums ---- */
+
+static fan_dtype unsigned_of(fan_dtype d)
+{
+    switch (d) {
+    case FAN_INT8:
+        return FAN_UINT8;
+    case FAN_INT16:
+        return FAN_UINT16;
+    case FAN_INT32:
+        return FAN_UINT32;
+    case FAN_INT64:
+        return FAN_UINT64;
+    case FAN_COMPLEX64:
+        return FAN_FLOAT32;
+    case FAN_COMPLEX128:
+        return FAN_FLOAT64;
+    default:
+        return d;
+    }
+}
+
+/* fold_for: the kernel that takes these operands as they lie; FOLDS where there is none. */
+static size_t fold_for(const fan_array *out, const fan_operand *in, size_t n, bool scaled, fan_walk *w)
+{
+    fan_dtype d = out->dtype, acc = n ? in[0].acc : FAN_NO_DTYPE;
+    if (n == 0 || n > FAN_K_SOURCES || (scaled && fan_dtype_kind(acc) == 'c') || anywhere(out))
+        return FOLDS;
+    for (size_t k = 0; k < n; k++)
+        if (in[k].acc != acc || in[k].array->dtype != d || anywhere(in[k].array) || !fan_walk_whole(w, in[k].array, 0, w->size))
+            return FOLDS;
+    for (size_t i = 0; i < FOLDS; i++)
+        if (folds[i].from == unsigned_of(d) && folds[i].acc == unsigned_of(acc))
+            return fan_walk_whole(w, out, 0, w->size) ? i : FOLDS;
+    return FOLDS;
+}
+
+static fan_status fold(const site *s, size_t which, const fan_array *out, const fan_operand *in, size_t n, const fan_scale *scale, fan_error *err)
+{
+    fan_k_fold a;
+    uint64_t low = 0;
+    memset(&a, 0, sizeof a - sizeof a.in);
+    int parts = fan_dtype_kind(out->dtype) == 'c' ? 2 : 1;
+    a.out = address_of(out);
+    a.count = out->size * parts;
+    a.n = (int32_t)n;
+    a.scaled = scale && scale->on;
+    if (a.scaled) {
+        char factor[16] = {0};
+        fan_scale_as(scale, in[0].acc, factor);
+        memcpy(&a.factor, factor, sizeof a.factor);
+    }
+    for (size_t k = 0; k < n; k++) {
+        a.in[k] = address_of(in[k].array);
+        low |= a.in[k];
+    }
+    a.wide = ((low | a.out) & 15) == 0;
+    int64_t per = a.wide ? 16 / folds[which].bytes : 1;
+    return launch(s, s->part->folds[which], (a.count + per - 1) / per, &a, err);
+}
+
+/* A source of fan_any. */
+typedef struct source {
+    uint64_t address;
+    fan_dtype dtype, acc;
+    const int64_t *strides; /* by the walk's axes where `walked`, else by those of an array */
+    bool walked, anywhere;
+} source;
+
+static void put_strides(int64_t *words, const fan_walk *w, const int64_t *strides, bool walked)
+{
+    for (int i = 0; i < w->ndim; i++)
+        words[i] = walked ? strides[i] : strides[w->axis[i]];
+}
+
+static fan_status any(const site *s, const fan_walk *w, const source *out, const source *in, size_t n, const char *factor, fan_error *err)
+{
+    fan_k_any a;
+    memset(&a, 0, sizeof a);
+    a.size = w->size;
+    a.n = (int32_t)n;
+    a.ndim = w->ndim;
+    a.out = out->dtype;
+    a.scaled = factor != NULL;
+    if (factor)
+        memcpy(a.factor, factor, sizeof a.factor);
+    if (factor && n && in[n - 1].acc == FAN_COMPLEX64) { /* its two parts are one word each */
+        memcpy(&a.factor[1], factor + 4, 4);
+        a.factor[0] &= UINT32_MAX;
+    }
+    a.anywhere = out->anywhere;
+    int64_t *at = a.words;
+    memcpy(at, w->extent, (size_t)w->ndim * sizeof *at);
+    at += w->ndim;
+    *at++ = (int64_t)out->address;
+    put_strides(at, w, out->strides, out->walked);
+    at += w->ndim;
+    for (size_t k = 0; k < n; k++, at += w->ndim) {
+        *at++ = (int64_t)in[k].address;
+        *at++ = (int64_t)in[k].dtype | (int64_t)in[k].acc << 8;
+        put_strides(at, w, in[k].strides, in[k].walked);
+        a.anywhere |= in[k].anywhere;
+    }
+    return launch(s, s->part->any, w->size, &a, err);
+}
+
+static source source_of(const fan_array *a, fan_dtype acc)
+{
+    return (source){.address = address_of(a), .dtype = a->dtype, .acc = acc, .strides = a->strides, .anywhere = anywhere(a)};
+}
+
+/* keeps: a running sum of dtype acc may lie in out while in[from..n) are still to come. */
+static bool keeps(const fan_array *out, fan_dtype acc, const fan_operand *in, size_t from, size_t n)
+{
+    for (size_t k = from; k < n; k++)
+        if (!fan_array_apart(out, in[k].array))
+            return false;
+    return out->dtype == acc;
+}
+
+/* scratch_sum: scratch memory for a running sum of dtype acc, in the order of the walk. */
+static fan_status scratch_sum(const site *s, const fan_walk *w, fan_dtype acc, int64_t *strides, source *out, fan_error *err)
+{
+    int64_t step = (int64_t)fan_dtype_size(acc);
+    for (int i = w->ndim - 1; i >= 0; i--) {
+        strides[i] = step;
+        step *= w->extent[i];
+    }
+    *out = (source){.dtype = acc, .strides = strides, .walked = true};
+    return fan_cuda_scratch(s->stream, (size_t)step, &out->address, err);
+}
+
+static fan_status any_in_groups(const site *s, const fan_walk *w, const fan_array *out, const fan_operand *in, size_t n, const fan_scale *scale, fan_error *err)
+{
+    source here[FAN_K_WORDS / 2], running = {.address = 0}, target;
+    const source to = source_of(out, FAN_NO_DTYPE);
+    uint64_t held = 0, next; /* scratch memory of the running sum */
+    int64_t strides[2][FAN_MAX_NDIM];
+    char factor[16] = {0};
+    fan_status status = FAN_OK;
+    size_t room = (size_t)((FAN_K_WORDS - 1 - 2 * w->ndim) / (2 + w->ndim)), k = 0;
+    bool scaled = scale && scale->on;
+    if (scaled)
+        fan_scale_as(scale, in[n - 1].acc, factor);
+    do {
+        size_t m = 0;
+        if (k > 0)
+            here[m++] = running;
+        for (; m < room && k < n; m++, k++)
+            here[m] = source_of(in[k].array, in[k].acc);
+        target = to;
+        next = 0;
+        if (k < n && !keeps(out, in[k - 1].acc, in, k, n)) {
+            FAN_GO(scratch_sum(s, w, in[k - 1].acc, strides[running.strides == strides[0]], &target, err));
+            next = target.address;
+        }
+        status = any(s, w, &target, here, m, k == n && scaled ? factor : NULL, err);
+        if (held)
+            fan_cuda_scratch_free(s->stream, held);
+        held = next;
+        running = target;
+        running.acc = running.dtype;
+    } while (status == FAN_OK && k < n);
+done:
+    if (held)
+        fan_cuda_scratch_free(s->stream, held);
+    return status;
+}
+
+static fan_status sum(const site *s, const fan_array *out, const fan_operand *in, size_t n, const fan_scale *scale, fan_error *err)
+{
+    fan_walk w;
+    if (out->size == 0)
+        return FAN_OK;
+    fan_walk_begin(&w, out, false);
+    for (size_t k = 0; k < n; k++)
+        fan_walk_also(&w, in[k].array);
+    fan_walk_ready(&w);
+    size_t which = fold_for(out, in, n, scale && scale->on, &w);
+    return which < FOLDS ? fold(s, which, out, in, n, scale, err) : any_in_groups(s, &w, out, in, n, scale, err);
+}
+
+static fan_status copy(const site *s, const fan_array *out, const fan_array *in, fan_error *err)
+{
+    return sum(s, out, &(fan_operand){.array = in, .acc = out->dtype}, 1, NULL, err);
+}
+
+static fan_status zero(const site *s, const fan_array *out, fan_error *err)
+{
+    int64_t lo, hi;
+    if (out->size == 0)
+        return FAN_OK;
+    if (!fan_array_dense(out))
+        return sum(s, out, NULL, 0, NULL, err);
+    fan_array_reach(out, &lo, &hi);
+    return fan_cuda_check(s->part, fan_cuda_api_of(s->part)->MemsetD8Async(address_of(out) + (uint64_t)lo, 0, (size_t)(hi - lo), s->on), "cuMemsetD8Async", err);
+}
+
+/* ---- sums over axes, sparse into dense ---- */
+
+static fan_status reduce(const site *s, const fan_array *out, const fan_array *in, fan_error *err)
+{
+    fan_k_reduce a;
+    int64_t kept[3][FAN_MAX_NDIM], gone[2][FAN_MAX_NDIM];
+    int lead = in->ndim - out->ndim;
+    if (out->size == 0)
+        return FAN_OK;
+    if (in->size == 0)
+        return zero(s, out, err);
+    memset(&a, 0, sizeof a);
+    a.out = address_of(out);
+    a.in = address_of(in);
+    a.size = out->size;
+    a.terms = in->size / out->size;
+    a.from = in->dtype;
+    a.acc = fan_reduce_dtype(in->dtype);
+    a.to = out->dtype;
+    a.anywhere = anywhere(out) || anywhere(in);
+    for (int i = 0; i < in->ndim; i++) {
+        if (in->shape[i] == 1)
+            continue;
+        if (i >= lead && out->shape[i - lead] == in->shape[i]) {
+            kept[0][a.stay] = in->shape[i];
+            kept[1][a.stay] = out->strides[i - lead];
+            kept[2][a.stay++] = in->strides[i];
+        } else {
+            gone[0][a.go] = in->shape[i];
+            gone[1][a.go++] = in->strides[i];
+        }
+    }
+    int64_t *at = a.words;
+    for (int k = 0; k < 3; k++, at += a.stay)
+        memcpy(at, kept[k], (size_t)a.stay * sizeof *at);
+    for (int k = 0; k < 2; k++, at += a.go)
+        memcpy(at, gone[k], (size_t)a.go * sizeof *at);
+    return launch(s, s->part->reduce, out->size, &a, err);
+}
+
+#define WORKERS 1024     /* at most, on COO entries: each looks at all indices */
+#define THREADS_WANTED ((int64_t)1 << 16)
+
+/* scatter_coo, scatter_rows: what differs between the formats; return where the words go on. */
+static int64_t *scatter_coo(fan_k_scatter *a, const fan_array *into, const fan_sparse *sp)
+{
+    const fan_array *indices = sp->indices;
+    a->sparse = (int32_t)indices->shape[0];
+    a->index_row = indices->strides[0];
+    a->index_step = indices->strides[1];
+    memcpy(a->words, into->shape, (size_t)a->sparse * sizeof *a->words);
+    memcpy(a->words + a->sparse, into->strides, (size_t)a->sparse * sizeof *a->words);
+    a->lanes = THREADS_WANTED / (a->inside ? a->inside : 1);
+    a->lanes = a->lanes < 1 ? 1 : a->lanes > WORKERS ? WORKERS : a->lanes;
+    a->lanes = a->lanes < a->entries ? a->lanes : a->entries;
+    return a->words + 2 * a->sparse;
+}
+
+static int64_t *scatter_rows(fan_k_scatter *a, const fan_array *into, const fan_sparse *sp)
+{
+    bool blocked = sp->format == FAN_BSR || sp->format == FAN_BSC;
+    int axis = sp->format == FAN_CSC || sp->format == FAN_BSC;
+    int64_t unit[2] = {blocked ? sp->values->shape[1] : 1, blocked ? sp->values->shape[2] : 1};
+    a->pointers = address_of(sp->pointers);
+    a->pointer_size = (int32_t)fan_dtype_size(sp->pointers->dtype);
+    a->pointer_step = sp->pointers->strides[0];
+    a->index_step = sp->indices->strides[0];
+    a->lanes = sp->pointers->shape[0] - 1;
+    a->words[0] = unit[!axis] ? into->shape[!axis] / unit[!axis] : 0;
+    a->words[1] = unit[axis] * into->strides[axis];
+    a->words[2] = unit[!axis] * into->strides[!axis];
+    return a->words + 3;
+}
+
+static fan_status scatter(const site *s, const fan_array *into, const fan_sparse *sp, fan_error *err)
+{
+    fan_k_scatter a;
+    const fan_array *values = sp->values;
+    if (values->size == 0)
+        return FAN_OK;
+    memset(&a, 0, sizeof a);
+    a.into = address_of(into);
+    a.values = address_of(values);
+    a.indices = address_of(sp->indices);
+    a.entries = values->shape[0];
+    a.inside = values->size / values->shape[0];
+    a.value_step = values->strides[0];
+    a.into_dtype = into->dtype;
+    a.value_dtype = values->dtype;
+    a.index_size = (int32_t)fan_dtype_size(sp->indices->dtype);
+    a.anywhere = anywhere(into) || anywhere(values);
+    if (anywhere(sp->indices) || (sp->pointers && anywhere(sp->pointers)))
+        return fan_fail(err, FAN_VALUE, "the indices of a sparse gradient on cuda:%d are not aligned to their size", s->part->index);
+    int64_t *at = sp->format == FAN_COO ? scatter_coo(&a, into, sp) : scatter_rows(&a, into, sp);
+    a.inner = values->ndim - 1;
+    int first = into->ndim - a.inner; /* 0 for blocks */
+    if (2 * a.sparse + 3 * (int64_t)a.inner + 3 > (int64_t)(sizeof a.words / sizeof *a.words))
+        return fan_fail(err, FAN_VALUE, "a sparse gradient of %d axes has too many for cuda:%d", into->ndim, s->part->index);
+    memcpy(at, values->shape + 1, (size_t)a.inner * sizeof *at);
+    memcpy(at + a.inner, into->strides + first, (size_t)a.inner * sizeof *at);
+    memcpy(at + 2 * a.inner, values->strides + 1, (size_t)a.inner * sizeof *at);
+    return launch(s, s->part->scatter, a.lanes * a.inside, &a, err);
+}
+
+/* ---- between the host and the device ---- */
+
+/* A host copy of an array's memory: the same strides, no gaps. */
+typedef struct twin {
+    char *bytes;
+    size_t size;
+    int64_t lo;
+    fan_array array;
+} twin;
+
+static fan_status twin_begin(twin *t, const fan_array *of, fan_error *err)
+{
+    int64_t hi;
+    fan_array_reach(of, &t->lo, &hi);
+    t->size = (size_t)(hi - t->lo);
+    t->bytes = fan_alloc_data(t->size);
+    if (!t->bytes)
+        return fan_fail(err, FAN_NOMEM, "out of memory for %zu bytes beside a device", t->size);
+    t->array = (fan_array){.data = t->bytes - t->lo, .dtype = of->dtype, .ndim = of->ndim, .size = of->size, .shape = of->shape, .strides = of->strides, .writable = true};
+    return FAN_OK;
+}
+
+static void twin_end(twin *t)
+{
+    fan_free_data(t->bytes, t->size);
+}
+
+/* packed: `like` without gaps, in scratch memory of the stream; its dims in room[2 * FAN_MAX_NDIM]. */
+static fan_status packed(const site *s, const fan_array *like, fan_array *out, int64_t *room, fan_error *err)
+{
+    uint64_t at = 0;
+    FAN_TRY(fan_cuda_scratch(s->stream, (size_t)like->size * fan_dtype_size(like->dtype), &at, err));
+    memcpy(room, like->shape, (size_t)like->ndim * sizeof *room);
+    fan_dense_strides(like->ndim, like->shape, fan_dtype_size(like->dtype), NULL, room + FAN_MAX_NDIM);
+    *out = (fan_array){.data = (char *)(uintptr_t)at, .dtype = like->dtype, .ndim = like->ndim, .size = like->size, .shape = room,
+                       .strides = room + FAN_MAX_NDIM, .writable = true};
+    return FAN_OK;
+}
+
+static fan_status upload(const site *s, const fan_array *out, const fan_array *in, fan_error *err)
+{
+    fan_status status;
+    twin t = {.bytes = NULL};
+    fan_array near;
+    int64_t room[2 * FAN_MAX_NDIM];
+    if (out->size == 0)
+        return FAN_OK;
+    if (!fan_array_dense(out)) {
+        FAN_TRY(packed(s, out, &near, room, err));
+        status = upload(s, &near, in, err);
+        if (status == FAN_OK)
+            status = copy(s, out, &near, err);
+        fan_cuda_scratch_free(s->stream, address_of(&near));
+        return status;
+    }
+    FAN_GO(twin_begin(&t, out, err)); /* memory that is surely not pinned: the call returns when it has been read */
+    fan_array_copy(&t.array, in);
+    status = fan_cuda_check(s->part, fan_cuda_api_of(s->part)->MemcpyHtoDAsync(address_of(out) + (uint64_t)t.lo, t.bytes, t.size, s->on), "cuMemcpyHtoDAsync", err);
+done:
+    twin_end(&t);
+    return status;
+}
+
+static fan_status download(const site *s, const fan_array *dst, const fan_array *src, fan_error *err)
+{
+    const fan_cuda_api *api = fan_cuda_api_of(s->part);
+    fan_status status;
+    twin t = {.bytes = NULL};
+    fan_array near;
+    int64_t room[2 * FAN_MAX_NDIM];
+    if (src->size == 0)
+        return FAN_OK;
+    if (!fan_array_dense(src)) {
+        FAN_TRY(packed(s, src, &near, room, err));
+        status = copy(s, &near, src, err);
+        if (status == FAN_OK)
+            status = download(s, dst, &near, err);
+        fan_cuda_scratch_free(s->stream, address_of(&near));
+        return status;
+    }
+    FAN_GO(twin_begin(&t, src, err));
+    FAN_GO(fan_cuda_check(s->part, api->MemcpyDtoHAsync(t.bytes, address_of(src) + (uint64_t)t.lo, t.size, s->on), "cuMemcpyDtoHAsync", err));
+    FAN_GO(fan_cuda_check(s->part, api->StreamSynchronize(s->on), "cuStreamSynchronize", err));
+    fan_array_copy(dst, &t.array);
+done:
+    twin_end(&t);
+    return status;
+}
+
+/* exact: there is no kernel for it: the host adds. Blocks. */
+static fan_status exact(const site *s, const fan_job *job, fan_error *err)
+{
+    fan_status status = FAN_OK;
+    fan_array *sum_ = NULL, **made = fan_calloc(job->n * sizeof *made);
+    fan_operand *in = fan_calloc(job->n * sizeof *in);
+    if (!made || !in) {
+        status = fan_fail(err, FAN_NOMEM, "out of memory for an exact sum");
+        goto done;
+    }
+    for (size_t k = 0; k < job->n; k++) {
+        const fan_array *a = job->in[k].array;
+        FAN_GO(fan_array_new(a->dtype, a->ndim, a->shape, a, &made[k], err));
+        FAN_GO(download(s, made[k], a, err));
+        in[k] = (fan_operand){.array = made[k], .acc = job->in[k].acc};
+    }
+    FAN_GO(fan_array_new(job->out->dtype, job->out->ndim, job->out->shape, job->out, &sum_, err));
+    fan_job_run(&(fan_job){.kind = FAN_JOB_EXACT, .out = sum_, .in = in, .n = job->n, .scale = job->scale}, true);
+    status = upload(s, job->out, sum_, err);
+done:
+    for (size_t k = 0; made && k < job->n; k++)
+        fan_array_drop(made[k]);
+    fan_array_drop(sum_);
+    fan_free(made);
+    fan_free(in);
+    return status;
+}
+
+/* ---- the table's entries ---- */
+
+static fan_status retain_array(const site *s, const fan_array *a, uint64_t capture, fan_cu_graph graph, fan_error *err)
+{
+    return a && a->size ? fan_cuda_retain(s->part, address_of(a), capture, graph, err) : FAN_OK;
+}
+
+static fan_status retain_all(const site *s, const fan_job *job, uint64_t capture, fan_cu_graph graph, fan_error *err)
+{
+    FAN_TRY(retain_array(s, job->out, capture, graph, err));
+    for (size_t k = 0; k < job->n && job->kind != FAN_JOB_UPLOAD; k++)
+        FAN_TRY(retain_array(s, job->in[k].array, capture, graph, err));
+    if (job->sparse) {
+        FAN_TRY(retain_array(s, job->sparse->indices, capture, graph, err));
+        FAN_TRY(retain_array(s, job->sparse->pointers, capture, graph, err));
+        FAN_TRY(retain_array(s, job->sparse->values, capture, graph, err));
+    }
+    return FAN_OK;
+}
+
+/* under_capture: what a graph cannot replay is refused; what the rest uses is the graph's as well. */
+static fan_status under_capture(const site *s, const fan_job *job, fan_error *err)
+{
+    uint64_t capture;
+    fan_cu_graph graph = NULL;
+    FAN_TRY(fan_cuda_capture_of(s->stream, &capture, &graph, err));
+    if (!capture)
+        return FAN_OK;
+    if (job->kind == FAN_JOB_UPLOAD || job->kind == FAN_JOB_EXACT)
+        return fan_fail_code(err, FAN_CAPTURE, 900, "%s needs the host, which a captured stream (%#llx of cuda:%d) cannot wait for: do it before the capture",
+                             job->kind == FAN_JOB_EXACT ? "an exact sum" : "a copy from the host", (unsigned long long)s->stream->handle, s->part->index);
+    return retain_all(s, job, capture, graph, err);
+}
+
+static fan_status run_job(const site *s, const fan_job *job, fan_error *err)
+{
+    switch (job->kind) {
+    case FAN_JOB_SUM:
+        return sum(s, job->out, job->in, job->n, job->scale, err);
+    case FAN_JOB_EXACT:
+        return exact(s, job, err);
+    case FAN_JOB_REDUCE:
+        return reduce(s, job->out, job->in[0].array, err);
+    case FAN_JOB_COPY:
+        return copy(s, job->out, job->in[0].array, err);
+    case FAN_JOB_ZERO:
+        return zero(s, job->out, err);
+    case FAN_JOB_SCATTER:
+        return scatter(s, job->out, job->sparse, err);
+    case FAN_JOB_UPLOAD:
+        return upload(s, job->out, job->in[0].array, err);
+    }
+    return FAN_OK;
+}
+
+fan_status fan_cuda_run(fan_device *d, fan_stream *s, const fan_job *job, fan_error *err)
+{
+    site w = {.part = fan_cuda_part_of(d), .stream = s, .label = job->label ? job->label : fan_job_word(job->kind)};
+    fan_cuda_scope scope;
+    fan_status status;
+    if (job->stats)
+        return fan_fail(err, FAN_VALUE, "cuda:%d keeps no statistics of its sums", d->index);
+    FAN_TRY(fan_cuda_queue_of(s, &w.on, err));
+    FAN_TRY(fan_cuda_enter(w.part, &scope, err));
+    FAN_GO(under_capture(&w, job, err));
+    status = run_job(&w, job, err);
+done:
+    fan_cuda_leave(&scope);
+    if (status == FAN_OK)
+        fan_job_trace(d, s, job, -1, -1);
+    return status;
+}
+
+fan_status fan_cuda_read(fan_stream *s, const fan_array *dst, const fan_array *src, fan_error *err)
+{
+    site w = {.part = fan_cuda_part_of(s->device), .stream = s, .label = "read"};
+    fan_cuda_scope scope;
+    uint64_t capture;
+    fan_status status;
+    FAN_TRY(fan_cuda_queue_of(s, &w.on, err));
+    FAN_TRY(fan_cuda_enter(w.part, &scope, err));
+    FAN_GO(fan_cuda_capture_of(s, &capture, NULL, err));
+    if (capture)
+        status = fan_fail_code(err, FAN_CAPTURE, 900, "stream %#llx of cuda:%d is captured: its values cannot be read before the graph has run",
+                               (unsigned long long)s->handle, s->device->index);
+    else
+        status = download(&w, dst, src, err);
+done:
+    fan_cuda_leave(&scope);
+    return status;
+}

@@ -1,0 +1,117 @@
+"""Makes ptx.c from kernels.cu: python csrc/device/kernels/build.py [--check | --again]
+
+The PTX is kept in the tree, so that the package builds where there is no nvcc; the driver compiles it for its own GPU. With --check nothing is written: exit status 1 where
+ptx.c does not belong to the sources, which needs no nvcc. With --again they are compiled too, and exit status 1 says that nvcc or ptxas refuses them, or that the
+release of nvcc that made ptx.c makes something else now; 2 that there is no nvcc.
+
+nvcc is looked for in NVCC, CUDA_HOME/bin, PATH, and the site-packages of this Python (nvidia-cuda-nvcc). Where ptxas is beside it, the PTX is compiled for each of
+the architectures below as a trial.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+CSRC = HERE.parent.parent
+SOURCES = [HERE / "kernels.cu", HERE / "args.h", CSRC / "array/low.h", CSRC / "array/dtype.h"]
+OUT = HERE / "ptx.c"
+LOWEST = "compute_75"
+ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100", "sm_120")
+#: The oldest PTX that says all that is in there: drivers of CUDA 11.0 read it.
+VERSION = "7.0"
+
+
+def source_hash() -> str:
+    """What ptx.c must say to belong to the sources as they are."""
+    text = hashlib.sha256()
+    for path in SOURCES:
+        text.update(path.name.encode() + b"\0" + path.read_bytes())
+    return text.hexdigest()
+
+
+def kept_hash() -> str:
+    """What ptx.c says."""
+    found = re.search(r"fan_kernels_hash\[\] = \"(\w+)\"", OUT.read_text()) if OUT.exists() else None
+    return found[1] if found else ""
+
+
+def nvcc() -> Path | None:
+    """The compiler, if there is one."""
+    places = [os.environ.get("NVCC"), Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"), "bin/nvcc"), shutil.which("nvcc")]
+    places += [Path(p, "nvidia/cu13/bin/nvcc") for p in sys.path if p]
+    return next((Path(p) for p in places if p and Path(p).is_file()), None)
+
+
+def compiled(tool: Path) -> str:
+    """The PTX, without what differs from machine to machine or asks for a newer driver than the code needs."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, "kernels.ptx")
+        command = [str(tool), f"-I{CSRC}", "-ptx", f"-arch={LOWEST}", "-fmad=false", "-ftz=false", "-std=c++17", "-O3"]
+        env = {**os.environ, "PATH": f"{tool.parent}:{tool.parent.parent}/nvvm/bin:{os.environ.get('PATH', '')}"}
+        subprocess.run([*command, str(HERE / "kernels.cu"), "-o", str(out)], check=True, env=env)
+        text = out.read_text()
+        text = re.sub(r"_ZN\d+_INTERNAL_[0-9a-f]+_\d+_kernels_cu_[0-9a-f]+", "_fan", text)
+        text = re.sub(r"^\.version .*$", f".version {VERSION}", text, flags=re.M)
+        lines = [line.strip() for line in text.splitlines()]
+        lines = [re.sub(r"\s+", " ", line) for line in lines if line and not line.startswith("//") and "used_bytes_mask" not in line]
+        text = "\n".join(lines) + "\n"
+        ptxas = tool.parent / "ptxas"
+        if ptxas.exists():
+            out.write_text(text)
+            for arch in ARCHITECTURES:
+                subprocess.run([str(ptxas), f"-arch={arch}", str(out), "-o", str(Path(folder, "x.cubin"))], check=True)
+    return text
+
+
+def release(tool: Path) -> str:
+    """The compiler's release, as in "13.0"."""
+    said = subprocess.run([str(tool), "--version"], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"release ([\d.]+)", said)
+    return found[1] if found else "unknown"
+
+
+def c_file(ptx: str, by: str) -> str:
+    """ptx.c: made, not written."""
+    body = "\n".join(f'    "{line}\\n"' for line in ptx.replace("\\", "\\\\").replace('"', '\\"').splitlines())
+    return (
+        f"/* Made by build.py from kernels.cu for {LOWEST}, PTX {VERSION}, by nvcc {by}. Not to be edited. */\n"
+        '#include "device/cuda.h"\n\n'
+        f'const char fan_kernels_hash[] = "{source_hash()}";\n\nconst char fan_kernels_ptx[] =\n{body};\n'
+    )
+
+
+def main() -> int:
+    words = sys.argv[1:]
+    if words and kept_hash() != source_hash():
+        print("ptx.c is stale: it was made of other sources. Run: python csrc/device/kernels/build.py")
+        return 1
+    if words == ["--check"]:
+        print("ptx.c belongs to the sources")
+        return 0
+    tool = nvcc()
+    if not tool:
+        print("no nvcc: set NVCC or CUDA_HOME, or pip install nvidia-cuda-nvcc nvidia-nvvm nvidia-cuda-crt nvidia-cuda-runtime")
+        return 2
+    text = c_file(compiled(tool), release(tool))
+    if words == ["--again"]:
+        same_release = f"by nvcc {release(tool)}." in OUT.read_text()[:200]
+        if same_release and text != OUT.read_text():
+            print(f"ptx.c is not what {tool} makes of the sources")
+            return 1
+        print(f"nvcc {release(tool)} {'makes the same ptx.c' if same_release else 'takes the sources; ptx.c was made by another release'}")
+        return 0
+    OUT.write_text(text)
+    print(f"{OUT.name}: {OUT.stat().st_size} bytes, by nvcc {release(tool)}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,551 @@
+/* kernels: what the CUDA backend launches. Read by nvcc as CUDA C, and by a C compiler for the fake driver: then a kernel is a function that one thread
+ * after the other calls.
+ *
+ * Bits are the CPU's: the same left fold for each element, the same roundings (array/low.h), no contraction (-fmad=false), no flushing, no atomics. An element is
+ * read by one thread from all sources before that thread writes it, so the result may lie in a source.
+ *
+ * Title: Two ways. Gap-free sources of one dtype have a fold of their own for each kind of number, 16 bytes at a time. Anything else goes through
+ * fan_any: a number of any dtype becomes one of four wide forms that hold it exactly, as in array/convert.c, and each dtype knows how to leave them with
+ * one rounding.
+ *
+ * After a change: python csrc/device/kernels/build.py, which needs nvcc, writes ptx.c.
+ */
+#include "array/dtype.h"
+#include "array/low.h"
+#include "device/kernels/args.h"
+
+#ifdef __CUDACC__
+#define KERNEL extern "C" __global__ void __launch_bounds__(FAN_K_BLOCK)
+#define ARGS(T, a) const __grid_constant__ T a
+#define FN static __device__
+#define CALLED static __device__ __noinline__
+#define THREAD ((int64_t)blockIdx.x * blockDim.x + threadIdx.x)
+#define THREADS ((int64_t)gridDim.x * blockDim.x)
+#define AT(T, address) ((T *)(uintptr_t)(address))
+#define UNROLL_(text) _Pragma(#text)
+#define UNROLL(n) UNROLL_(unroll n)
+typedef uint4 sixteen;
+#else
+#include "device/kernels/host.h"
+#endif
+
+/* ---- Folds of gap-free numbers ---- */
+
+/* X(name, in memory, as a number, in, a plus b, a times b, out, sources read ahead) */
+#define NUMBER_LIST(X)                                                                                                \
+    X(truth, uint8_t, uint8_t, x != 0, a | b, a & b, x, 4)                                                            \
+    X(bits8, uint8_t, uint8_t, x, (uint8_t)(a + b), (uint8_t)(a * b), x, 4)                                           \
+    X(bits16, uint16_t, uint16_t, x, (uint16_t)(a + b), (uint16_t)((uint32_t)a * b), x, 4)                            \
+    X(bits32, uint32_t, uint32_t, x, a + b, a * b, x, 4)                                                              \
+    X(bits64, uint64_t, uint64_t, x, a + b, a * b, x, 4)                                                              \
+    X(single, float, float, x, a + b, a * b, x, 4)                                                                    \
+    X(twice, double, double, x, a + b, a * b, x, 4)                                                                   \
+    X(doubled, float, double, (double)x, a + b, a * b, (float)x, 4)                                                   \
+    X(float16, uint16_t, float, fan_float_of_float16(x), a + b, a * b, fan_float16_of(x), 2)                          \
+    X(bfloat16, uint16_t, float, fan_float_of_bfloat16(x), a + b, a * b, fan_bfloat16_of(x), 2)                       \
+    X(e4m3fn, uint8_t, float, fan_float_of_e4m3fn(x), a + b, a * b, fan_e4m3fn_of(x), 1)                              \
+    X(e5m2, uint8_t, float, fan_float_of_e5m2(x), a + b, a * b, fan_e5m2_of(x), 1)
+
+#define FOLD(K, MEM, T, UP, PLUS, TIMES, DOWN, AHEAD)                                                                 \
+    FN inline T up_##K(MEM x)                                                                                         \
+    {                                                                                                                 \
+        return UP;                                                                                                    \
+    }                                                                                                                 \
+    FN inline T plus_##K(T a, T b)                                                                                    \
+    {                                                                                                                 \
+        return PLUS;                                                                                                  \
+    }                                                                                                                 \
+    FN inline T times_##K(T a, T b)                                                                                   \
+    {                                                                                                                 \
+        return TIMES;                                                                                                 \
+    }                                                                                                                 \
+    FN inline MEM down_##K(T x)                                                                                       \
+    {                                                                                                                 \
+        return DOWN;                                                                                                  \
+    }                                                                                                                 \
+    KERNEL fan_fold_##K(ARGS(fan_k_fold, a))                                                                          \
+    {                                                                                                                 \
+        enum { PER = 16 / sizeof(MEM) };                                                                              \
+        union {                                                                                                       \
+            sixteen all;                                                                                              \
+            MEM each[PER];                                                                                            \
+        } x;                                                                                                          \
+        T sum[PER], factor;                                                                                           \
+        int64_t whole = a.wide ? a.count / PER : 0;                                                                   \
+        memcpy(&factor, &a.factor, sizeof factor);                                                                    \
+        for (int64_t v = THREAD; v < whole; v += THREADS) {                                                           \
+            x.all = AT(const sixteen, a.in[0])[v];                                                                    \
+            for (int i = 0; i < PER; i++)                                                                             \
+                sum[i] = up_##K(x.each[i]);                                                                           \
+            UNROLL(AHEAD) for (int k = 1; k < a.n; k++)                                                                      \
+            {                                                                                                         \
+                x.all = AT(const sixteen, a.in[k])[v];                                                                \
+                for (int i = 0; i < PER; i++)                                                                         \
+                    sum[i] = plus_##K(sum[i], up_##K(x.each[i]));                                                     \
+            }                                                                                                         \
+            for (int i = 0; i < PER; i++)                                                                             \
+                x.each[i] = down_##K(a.scaled ? times_##K(sum[i], factor) : sum[i]);                                  \
+            AT(sixteen, a.out)[v] = x.all;                                                                            \
+        }                                                                                                             \
+        for (int64_t i = whole * PER + THREAD; i < a.count; i += THREADS) {                                           \
+            T one = up_##K(AT(const MEM, a.in[0])[i]);                                                                \
+            UNROLL(AHEAD) for (int k = 1; k < a.n; k++) one = plus_##K(one, up_##K(AT(const MEM, a.in[k])[i]));              \
+            AT(MEM, a.out)[i] = down_##K(a.scaled ? times_##K(one, factor) : one);                                    \
+        }                                                                                                             \
+    }
+NUMBER_LIST(FOLD)
+
+/* ---- A number of any dtype ---- */
+
+enum { WIDE_I64, WIDE_U64, WIDE_F64, WIDE_C128 };
+
+/* i: of integers (unsigned ones by their bits); re, im: of floats. */
+typedef struct wide {
+    int64_t i;
+    double re, im;
+} wide;
+
+FN int form_of(int dtype)
+{
+    switch (dtype) {
+    case FAN_UINT64:
+        return WIDE_U64;
+    case FAN_COMPLEX64:
+    case FAN_COMPLEX128:
+        return WIDE_C128;
+    case FAN_FLOAT16:
+    case FAN_BFLOAT16:
+    case FAN_FLOAT8_E4M3FN:
+    case FAN_FLOAT8_E5M2:
+    case FAN_FLOAT32:
+    case FAN_FLOAT64:
+        return WIDE_F64;
+    default:
+        return WIDE_I64;
+    }
+}
+
+FN int number_size(int dtype) /* of a part, for complex */
+{
+    switch (dtype) {
+    case FAN_BOOL:
+    case FAN_INT8:
+    case FAN_UINT8:
+    case FAN_FLOAT8_E4M3FN:
+    case FAN_FLOAT8_E5M2:
+        return 1;
+    case FAN_INT16:
+    case FAN_UINT16:
+    case FAN_FLOAT16:
+    case FAN_BFLOAT16:
+        return 2;
+    case FAN_INT32:
+    case FAN_UINT32:
+    case FAN_FLOAT32:
+    case FAN_COMPLEX64:
+        return 4;
+    default:
+        return 8;
+    }
+}
+
+FN uint64_t get(uint64_t p, int size, int anywhere)
+{
+    if (anywhere) {
+        uint64_t bits = 0;
+        for (int i = 0; i < size; i++)
+            bits |= (uint64_t)AT(const uint8_t, p)[i] << (8 * i);
+        return bits;
+    }
+    return size == 1   ? *AT(const uint8_t, p)
+           : size == 2 ? *AT(const uint16_t, p)
+           : size == 4 ? *AT(const uint32_t, p)
+                       : *AT(const uint64_t, p);
+}
+
+FN void put(uint64_t p, int size, int anywhere, uint64_t bits)
+{
+    if (anywhere)
+        for (int i = 0; i < size; i++)
+            AT(uint8_t, p)[i] = (uint8_t)(bits >> (8 * i));
+    else if (size == 1)
+        *AT(uint8_t, p) = (uint8_t)bits;
+    else if (size == 2)
+        *AT(uint16_t, p) = (uint16_t)bits;
+    else if (size == 4)
+        *AT(uint32_t, p) = (uint32_t)bits;
+    else
+        *AT(uint64_t, p) = bits;
+}
+
+FN double double_of_bits(uint64_t bits)
+{
+    double x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+FN uint64_t bits_of_double(double x)
+{
+    uint64_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+/* understand: the bits of an element (of its parts) as a wide number. */
+CALLED wide understand(int dtype, uint64_t lo, uint64_t hi)
+{
+    wide w = {0, 0, 0};
+    switch (dtype) {
+    case FAN_BOOL:
+        w.i = lo != 0;
+        break;
+    case FAN_INT8:
+        w.i = (int8_t)lo;
+        break;
+    case FAN_INT16:
+        w.i = (int16_t)lo;
+        break;
+    case FAN_INT32:
+        w.i = (int32_t)lo;
+        break;
+    case FAN_FLOAT16:
+        w.re = (double)fan_float_of_float16((uint16_t)lo);
+        break;
+    case FAN_BFLOAT16:
+        w.re = (double)fan_float_of_bfloat16((uint16_t)lo);
+        break;
+    case FAN_FLOAT8_E4M3FN:
+        w.re = (double)fan_float_of_e4m3fn((uint8_t)lo);
+        break;
+    case FAN_FLOAT8_E5M2:
+        w.re = (double)fan_float_of_e5m2((uint8_t)lo);
+        break;
+    case FAN_COMPLEX64:
+        w.im = (double)fan_float_of_bits((uint32_t)hi);
+        w.re = (double)fan_float_of_bits((uint32_t)lo);
+        break;
+    case FAN_FLOAT32:
+        w.re = (double)fan_float_of_bits((uint32_t)lo);
+        break;
+    case FAN_COMPLEX128:
+        w.im = double_of_bits(hi);
+        w.re = double_of_bits(lo);
+        break;
+    case FAN_FLOAT64:
+        w.re = double_of_bits(lo);
+        break;
+    default: /* unsigned ones came with zeros above them */
+        w.i = (int64_t)lo;
+        break;
+    }
+    return w;
+}
+
+FN wide load(int dtype, uint64_t p, int anywhere)
+{
+    int size = number_size(dtype);
+    return understand(dtype, get(p, size, anywhere), form_of(dtype) == WIDE_C128 ? get(p + (uint64_t)size, size, anywhere) : 0);
+}
+
+FN int64_t integer_of(double x)
+{
+    return x >= 9223372036854775808.0    ? INT64_MAX
+           : x >= -9223372036854775808.0 ? (int64_t)x
+           : x < 0                       ? INT64_MIN
+                                         : 0;
+}
+
+FN uint64_t unsigned_of(double x)
+{
+    return x >= 18446744073709551616.0 ? UINT64_MAX : x >= 9223372036854775808.0 ? (uint64_t)x : (uint64_t)integer_of(x);
+}
+
+FN float single_of(wide w, int form)
+{
+    return form == WIDE_I64 ? (float)w.i : form == WIDE_U64 ? (float)(uint64_t)w.i : (float)w.re;
+}
+
+FN double double_of(wide w, int form)
+{
+    return form == WIDE_I64 ? (double)w.i : form == WIDE_U64 ? (double)(uint64_t)w.i : w.re;
+}
+
+FN float odd_of(wide w, int form)
+{
+    return form == WIDE_I64 ? fan_odd_of_i64(w.i) : form == WIDE_U64 ? fan_odd_of_u64((uint64_t)w.i) : fan_odd_of_double(w.re);
+}
+
+/* convert: a wide number rounded to a dtype, in that dtype's form. */
+CALLED wide convert(wide w, int form, int dtype)
+{
+    bool real = form == WIDE_F64 || form == WIDE_C128;
+    wide r = {0, 0, 0};
+    int64_t i = real && dtype != FAN_BOOL && dtype != FAN_UINT64 ? integer_of(w.re) : w.i;
+    switch (dtype) {
+    case FAN_BOOL:
+        r.i = real ? w.re != 0 : w.i != 0;
+        break;
+    case FAN_INT8:
+        r.i = (int8_t)i;
+        break;
+    case FAN_INT16:
+        r.i = (int16_t)i;
+        break;
+    case FAN_INT32:
+        r.i = (int32_t)i;
+        break;
+    case FAN_INT64:
+        r.i = i;
+        break;
+    case FAN_UINT8:
+        r.i = (uint8_t)i;
+        break;
+    case FAN_UINT16:
+        r.i = (uint16_t)i;
+        break;
+    case FAN_UINT32:
+        r.i = (uint32_t)i;
+        break;
+    case FAN_UINT64:
+        r.i = real ? (int64_t)unsigned_of(w.re) : w.i;
+        break;
+    case FAN_FLOAT16:
+        r.re = (double)fan_float_of_float16(fan_float16_of(odd_of(w, form)));
+        break;
+    case FAN_BFLOAT16:
+        r.re = (double)fan_float_of_bfloat16(fan_bfloat16_of(odd_of(w, form)));
+        break;
+    case FAN_FLOAT8_E4M3FN:
+        r.re = (double)fan_float_of_e4m3fn(fan_e4m3fn_of(odd_of(w, form)));
+        break;
+    case FAN_FLOAT8_E5M2:
+        r.re = (double)fan_float_of_e5m2(fan_e5m2_of(odd_of(w, form)));
+        break;
+    case FAN_FLOAT32:
+        r.re = (double)single_of(w, form);
+        break;
+    case FAN_FLOAT64:
+        r.re = double_of(w, form);
+        break;
+    case FAN_COMPLEX64:
+        r.re = (double)single_of(w, form);
+        r.im = form == WIDE_C128 ? (double)(float)w.im : 0;
+        break;
+    default:
+        r.re = double_of(w, form);
+        r.im = form == WIDE_C128 ? w.im : 0;
+        break;
+    }
+    return r;
+}
+
+FN uint64_t low_bits(int dtype, double x)
+{
+    switch (dtype) {
+    case FAN_FLOAT16:
+        return fan_float16_of((float)x);
+    case FAN_BFLOAT16:
+        return fan_bfloat16_of((float)x);
+    case FAN_FLOAT8_E4M3FN:
+        return fan_e4m3fn_of((float)x);
+    case FAN_FLOAT8_E5M2:
+        return fan_e5m2_of((float)x);
+    case FAN_FLOAT32:
+    case FAN_COMPLEX64:
+        return fan_bits_of_float((float)x);
+    default:
+        return bits_of_double(x);
+    }
+}
+
+/* store: a wide number that the dtype holds exactly. */
+FN void store(int dtype, uint64_t p, int anywhere, wide w)
+{
+    int size = number_size(dtype), form = form_of(dtype);
+    put(p, size, anywhere, form == WIDE_I64 || form == WIDE_U64 ? (uint64_t)w.i : low_bits(dtype, w.re));
+    if (form == WIDE_C128)
+        put(p + (uint64_t)size, size, anywhere, low_bits(dtype, w.im));
+}
+
+/* add: both in dtype acc, and the sum too. */
+CALLED wide add(int acc, wide a, wide b)
+{
+    wide r = {0, 0, 0};
+    int form = form_of(acc);
+    if (acc == FAN_BOOL) {
+        r.i = a.i | b.i;
+    } else if (form == WIDE_I64 || form == WIDE_U64) {
+        r.i = (int64_t)((uint64_t)a.i + (uint64_t)b.i);
+        r = convert(r, form, acc);
+    } else if (number_size(acc) == 8) {
+        r.re = a.re + b.re;
+        r.im = a.im + b.im;
+    } else {
+        r.re = (double)((float)a.re + (float)b.re);
+        r.im = (double)((float)a.im + (float)b.im);
+        if (number_size(acc) < 4)
+            r = convert(r, form, acc);
+    }
+    return r;
+}
+
+CALLED wide times(int acc, wide a, wide f)
+{
+    wide r = {0, 0, 0};
+    int form = form_of(acc);
+    if (acc == FAN_BOOL) {
+        r.i = a.i & f.i;
+    } else if (form == WIDE_I64 || form == WIDE_U64) {
+        r.i = (int64_t)((uint64_t)a.i * (uint64_t)f.i);
+        r = convert(r, form, acc);
+    } else if (acc == FAN_COMPLEX128) {
+        r.re = a.re * f.re - a.im * f.im;
+        r.im = a.re * f.im + a.im * f.re;
+    } else if (acc == FAN_COMPLEX64) {
+        float re = (float)a.re, im = (float)a.im, fr = (float)f.re, fi = (float)f.im;
+        r.re = (double)(re * fr - im * fi);
+        r.im = (double)(re * fi + im * fr);
+    } else if (acc == FAN_FLOAT64) {
+        r.re = a.re * f.re;
+    } else {
+        r.re = (double)((float)a.re * (float)f.re);
+        if (number_size(acc) < 4)
+            r = convert(r, form, acc);
+    }
+    return r;
+}
+
+/* ---- Sums, copies, casts and fills of anything ---- */
+
+#define MOST_NDIM 64
+
+/* index_of: the place of the `at`-th element, last axis fastest. */
+FN void index_of(int64_t at, int ndim, const int64_t *extent, int64_t *index)
+{
+    for (int i = ndim - 1; i > 0; i--) {
+        index[i] = at % extent[i];
+        at /= extent[i];
+    }
+    if (ndim > 0)
+        index[0] = at;
+}
+
+FN uint64_t address(int64_t base, int ndim, const int64_t *stride, const int64_t *index)
+{
+    uint64_t p = (uint64_t)base;
+    for (int i = 0; i < ndim; i++)
+        p += (uint64_t)(index[i] * stride[i]);
+    return p;
+}
+
+KERNEL fan_any(ARGS(fan_k_any, a))
+{
+    int64_t index[MOST_NDIM];
+    const int64_t *extent = a.words, *out = extent + a.ndim, *first = out + 1 + a.ndim;
+    for (int64_t at = THREAD; at < a.size; at += THREADS) {
+        index_of(at, a.ndim, extent, index);
+        int acc = a.out;
+        wide sum = {0, 0, 0};
+        const int64_t *source = first;
+        for (int k = 0; k < a.n; k++, source += 2 + a.ndim) {
+            int from = (int)(source[1] & 0xff), now = (int)(source[1] >> 8);
+            wide x = convert(load(from, address(source[0], a.ndim, source + 2, index), a.anywhere), form_of(from), now);
+            if (k == 0)
+                sum = x;
+            else
+                sum = add(now, now == acc ? sum : convert(sum, form_of(acc), now), x);
+            acc = now;
+        }
+        if (a.scaled)
+            sum = times(acc, sum, understand(acc, a.factor[0], a.factor[1]));
+        if (a.out != acc)
+            sum = convert(sum, form_of(acc), a.out);
+        store(a.out, address(out[0], a.ndim, out + 1, index), a.anywhere, sum);
+    }
+}
+
+/* ---- Sums over axes ---- */
+
+KERNEL fan_reduce_any(ARGS(fan_k_reduce, a))
+{
+    int64_t index[MOST_NDIM], term[MOST_NDIM];
+    const int64_t *extent = a.words, *out = extent + a.stay, *in = out + a.stay, *gone = in + a.stay, *step = gone + a.go;
+    for (int64_t at = THREAD; at < a.size; at += THREADS) {
+        index_of(at, a.stay, extent, index);
+        uint64_t p = address((int64_t)a.in, a.stay, in, index);
+        wide sum = {0, 0, 0};
+        for (int i = 0; i < a.go; i++)
+            term[i] = 0;
+        for (int64_t k = 0; k < a.terms; k++) {
+            wide x = convert(load(a.from, p, a.anywhere), form_of(a.from), a.acc);
+            sum = k ? add(a.acc, sum, x) : x;
+            for (int i = a.go - 1; i >= 0; i--) {
+                p += (uint64_t)step[i];
+                if (++term[i] < gone[i])
+                    break;
+                p -= (uint64_t)(step[i] * gone[i]);
+                term[i] = 0;
+            }
+        }
+        store(a.to, address((int64_t)a.out, a.stay, out, index), a.anywhere, convert(sum, form_of(a.acc), a.to));
+    }
+}
+
+/* ---- Sparse into dense ---- */
+
+FN int64_t whole_number(uint64_t p, int size)
+{
+    return size == 4 ? *AT(const int32_t, p) : *AT(const int64_t, p);
+}
+
+/* place_coo: where entry `e` goes, and which worker takes it; false beyond the shape. */
+FN bool place_coo(const fan_k_scatter *a, int64_t e, uint64_t *to, int64_t *lane)
+{
+    const int64_t *extent = a->words, *stride = extent + a->sparse;
+    uint64_t p = a->indices + (uint64_t)(e * a->index_step), key = 0;
+    *to = a->into;
+    for (int i = 0; i < a->sparse; i++, p += (uint64_t)a->index_row) {
+        int64_t index = whole_number(p, a->index_size);
+        if (index < 0 || index >= extent[i])
+            return false;
+        key = key * (uint64_t)extent[i] + (uint64_t)index;
+        *to += (uint64_t)(index * stride[i]);
+    }
+    *lane = (int64_t)(key % (uint64_t)a->lanes);
+    return true;
+}
+
+FN bool place_row(const fan_k_scatter *a, int64_t row, int64_t e, uint64_t *to)
+{
+    int64_t index = whole_number(a->indices + (uint64_t)(e * a->index_step), a->index_size);
+    *to = a->into + (uint64_t)(row * a->words[1] + index * a->words[2]);
+    return index >= 0 && index < a->words[0];
+}
+
+KERNEL fan_scatter_any(ARGS(fan_k_scatter, a))
+{
+    int64_t index[MOST_NDIM];
+    const int64_t *extent = a.words + (a.pointers ? 3 : 2 * a.sparse), *into = extent + a.inner, *values = into + a.inner;
+    for (int64_t t = THREAD; t < a.lanes * a.inside; t += THREADS) {
+        int64_t worker = t / a.inside, begin = 0, end = a.entries;
+        index_of(t % a.inside, a.inner, extent, index);
+        uint64_t to_offset = address(0, a.inner, into, index), from = address((int64_t)a.values, a.inner, values, index);
+        if (a.pointers) {
+            uint64_t p = a.pointers + (uint64_t)(worker * a.pointer_step);
+            begin = whole_number(p, a.pointer_size);
+            end = whole_number(p + (uint64_t)a.pointer_step, a.pointer_size);
+            begin = begin < 0 ? 0 : begin;
+            end = end > a.entries ? a.entries : end;
+        }
+        for (int64_t e = begin; e < end; e++) {
+            uint64_t to;
+            int64_t lane = worker;
+            if (!(a.pointers ? place_row(&a, worker, e, &to) : place_coo(&a, e, &to, &lane)) || lane != worker)
+                continue;
+            to += to_offset;
+            wide x = convert(load(a.value_dtype, from + (uint64_t)(e * a.value_step), a.anywhere), form_of(a.value_dtype), a.into_dtype);
+            store(a.into_dtype, to, a.anywhere, add(a.into_dtype, load(a.into_dtype, to, a.anywhere), x));
+        }
+    }
+}

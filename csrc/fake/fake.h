@@ -1,0 +1,37 @@
+/* fake: a CUDA driver made of a simulated machine: what driver.c, kernels.c and control.c share.
+ *
+ * It is a shared library of its own with the driver's entry points (cu..) and some more for tests (fanFake..). Streams, events, memory and the checker are those of
+ * device/sim.h; kernels are device/kernels/kernels.cu compiled for the host. It refuses what the driver refuses, with the same codes, as far as the backend and
+ * its tests can see. Addresses bear FAN_FAKE_TAG.
+ *
+ * One machine at a time. fanFakeReset makes a new one: every handle of the old one is invalid from then on, as after a reset of the device by somebody else.
+ */
+#ifndef FAN_FAKE_FAKE_H
+#define FAN_FAKE_FAKE_H
+
+#include "device/cuda_api.h"
+#include "device/device.h"
+#include "device/kernels/args.h"
+#include "device/sim.h"
+
+#define FAN_FAKE_SHOWN __attribute__((visibility("default")))
+
+/* kernels.c. An access of a kernel: a view of the device's memory; the geometry is in dims. */
+#define FAN_FAKE_ACCESSES (FAN_K_SOURCES + 2)
+
+typedef struct fan_fake_access {
+    fan_array array;
+    int64_t dims[2 * FAN_MAX_NDIM];
+} fan_fake_access;
+
+typedef struct fan_fake_kernel {
+    const char *name;
+    size_t bytes;               /* of its arguments */
+    void (*run)(const void *args, int64_t threads);
+    /* accesses: what it reads and writes, the last one written; their number */
+    size_t (*accesses)(const void *args, fan_fake_access *out);
+} fan_fake_kernel;
+
+const fan_fake_kernel *fan_fake_kernel_find(const char *name);
+
+#endif

@@ -1,0 +1,115 @@
+/* The kernels for the host, and what each touches. */
+#include "fake/fake.h"
+
+#include <assert.h>
+
+#include "device/kernels/kernels.cu" /* the one place where it is compiled as C */
+
+static fan_array *place(fan_fake_access *a, uint64_t address, int dtype, int ndim)
+{
+    a->array = (fan_array){.data = (char *)(uintptr_t)(address & ~FAN_FAKE_TAG), .dtype = (fan_dtype)dtype, .ndim = ndim, .size = 1, .writable = true};
+    return &a->array;
+}
+
+/* dense: `count` elements without gaps. */
+static void dense(fan_fake_access *a, uint64_t address, int dtype, int64_t count)
+{
+    place(a, address, dtype, 1)->size = count;
+    a->dims[0] = count;
+    a->dims[1] = (int64_t)fan_dtype_size((fan_dtype)dtype);
+}
+
+/* strided: extents and strides as they stand; two runs of axes may be joined. */
+static void strided(fan_fake_access *a, uint64_t address, int dtype, int n1, const int64_t *e1, const int64_t *s1, int n2, const int64_t *e2, const int64_t *s2)
+{
+    fan_array *v = place(a, address, dtype, n1 + n2);
+    assert(n1 + n2 <= FAN_MAX_NDIM);
+    for (int i = 0; i < n1 + n2; i++) {
+        int64_t extent = i < n1 ? e1[i] : e2[i - n1];
+        a->dims[i] = extent;
+        a->dims[n1 + n2 + i] = i < n1 ? s1[i] : s2[i - n1];
+        v->size *= extent;
+    }
+}
+
+static size_t fold_accesses(const fan_k_fold *a, int dtype, fan_fake_access *out)
+{
+    for (int32_t k = 0; k < a->n; k++)
+        dense(&out[k], a->in[k], dtype, a->count);
+    dense(&out[a->n], a->out, dtype, a->count);
+    return (size_t)a->n + 1;
+}
+
+static size_t any_accesses(const void *args, fan_fake_access *out)
+{
+    const fan_k_any *a = args;
+    const int64_t *to = a->words + a->ndim, *source = to + 1 + a->ndim;
+    for (int32_t k = 0; k < a->n; k++, source += 2 + a->ndim)
+        strided(&out[k], (uint64_t)source[0], (int)(source[1] & 0xff), a->ndim, a->words, source + 2, 0, NULL, NULL);
+    strided(&out[a->n], (uint64_t)to[0], a->out, a->ndim, a->words, to + 1, 0, NULL, NULL);
+    return (size_t)a->n + 1;
+}
+
+static size_t reduce_accesses(const void *args, fan_fake_access *out)
+{
+    const fan_k_reduce *a = args;
+    const int64_t *to = a->words + a->stay, *in = to + a->stay, *gone = in + a->stay;
+    strided(&out[0], a->in, a->from, a->stay, a->words, in, a->go, gone, gone + a->go);
+    strided(&out[1], a->out, a->to, a->stay, a->words, to, 0, NULL, NULL);
+    return 2;
+}
+
+/* scatter_accesses: where it writes its indices tell, once they are there: all that it could reach counts. */
+static size_t scatter_accesses(const void *args, fan_fake_access *out)
+{
+    const fan_k_scatter *a = args;
+    const int64_t *extent = a->words + (a->pointers ? 3 : 2 * a->sparse), *into = extent + a->inner, *values = into + a->inner;
+    int dtype = a->index_size == 4 ? FAN_INT32 : FAN_INT64;
+    size_t n = 0;
+    strided(&out[n++], a->values, a->value_dtype, 1, &a->entries, &a->value_step, a->inner, extent, values);
+    if (!a->pointers) {
+        int64_t shape[2] = {a->sparse, a->entries}, strides[2] = {a->index_row, a->index_step};
+        strided(&out[n++], a->indices, dtype, 2, shape, strides, 0, NULL, NULL);
+        strided(&out[n++], a->into, a->into_dtype, a->sparse, a->words, a->words + a->sparse, a->inner, extent, into);
+        return n;
+    }
+    int64_t rows = a->lanes + 1, shape[2] = {a->lanes, a->words[0]}, strides[2] = {a->words[1], a->words[2]};
+    strided(&out[n++], a->indices, dtype, 1, &a->entries, &a->index_step, 0, NULL, NULL);
+    strided(&out[n++], a->pointers, a->pointer_size == 4 ? FAN_INT32 : FAN_INT64, 1, &rows, &a->pointer_step, 0, NULL, NULL);
+    strided(&out[n++], a->into, a->into_dtype, 2, shape, strides, a->inner, extent, into);
+    return n;
+}
+
+#define RUN(name, T, kernel)                                                                                          \
+    static void run_##name(const void *args, int64_t threads)                                                         \
+    {                                                                                                                 \
+        fan_k_threads = threads;                                                                                      \
+        for (fan_k_thread = 0; fan_k_thread < threads; fan_k_thread++)                                                \
+            kernel(*(const T *)args);                                                                                 \
+    }
+#define FOLD_RUN(name, bytes, from, acc)                                                                              \
+    RUN(name, fan_k_fold, fan_fold_##name)                                                                            \
+    static size_t accesses_##name(const void *args, fan_fake_access *out)                                             \
+    {                                                                                                                 \
+        return fold_accesses(args, FAN_##from, out);                                                                  \
+    }
+FAN_K_FOLD_LIST(FOLD_RUN)
+RUN(any, fan_k_any, fan_any)
+RUN(reduce, fan_k_reduce, fan_reduce_any)
+RUN(scatter, fan_k_scatter, fan_scatter_any)
+
+static const fan_fake_kernel kernels[] = {
+#define FOLD_ROW(name, bytes, from, acc) {"fan_fold_" #name, sizeof(fan_k_fold), run_##name, accesses_##name},
+    FAN_K_FOLD_LIST(FOLD_ROW)
+    {"fan_any", sizeof(fan_k_any), run_any, any_accesses},
+    {"fan_reduce_any", sizeof(fan_k_reduce), run_reduce, reduce_accesses},
+    {"fan_scatter_any", sizeof(fan_k_scatter), run_scatter, scatter_accesses},
+};
+
+const fan_fake_kernel *fan_fake_kernel_find(const char *name)
+{
+    for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++)
+        if (strcmp(kernels[i].name, name) == 0)
+            return &kernels[i];
+    return NULL;
+}

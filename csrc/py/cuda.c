@@ -1,0 +1,261 @@
+/* cuda: the CUDA driver as Python has it: which one, opened when it is first asked for, and what is in it. */
+#include "py/machine.h"
+
+#include "buffer/sync.h"
+#include "device/cuda.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* The driver of this process. The lock is held while it is opened, with the GIL let go. */
+static struct {
+    pthread_mutex_t lock;
+    fan_cuda *cuda; /* held; NULL: not opened */
+    char *path;     /* NULL: the system's */
+} driver = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+/* opened: the driver, with a hold. */
+static fan_status opened(fan_cuda **out, fan_error *err)
+{
+    fan_status status = FAN_OK;
+    *out = NULL;
+    (void)pthread_mutex_lock(&driver.lock);
+    if (!driver.cuda)
+        status = fan_cuda_open(driver.path, &driver.cuda, err);
+    if (status == FAN_OK)
+        *out = fan_cuda_hold(driver.cuda);
+    (void)pthread_mutex_unlock(&driver.lock);
+    return status;
+}
+
+int fan_cuda_device_arg(const char *name, fan_device **out)
+{
+    fan_cuda *c = NULL;
+    fan_error err = {0};
+    fan_status status;
+    int index = 0, used = 0;
+    *out = NULL;
+    if (strcmp(name, "cuda") != 0 && (sscanf(name, "cuda:%d%n", &index, &used) != 1 || name[used] || name[5] < '0' || name[5] > '9')) {
+        PyErr_Format(PyExc_ValueError, "unknown device '%.80s': CUDA's devices are \"cuda:0\", \"cuda:1\" ..", name);
+        return -1;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    status = opened(&c, &err);
+    if (status == FAN_OK)
+        status = fan_cuda_device(c, index, out, &err);
+    fan_cuda_drop(c);
+    Py_END_ALLOW_THREADS
+    if (status == FAN_OK)
+        return 0;
+    fan_raise(status, &err);
+    return -1;
+}
+
+fan_stream *fan_cuda_stream_arg(fan_device *d, uint64_t handle)
+{
+    fan_stream *s = NULL;
+    fan_error err = {0};
+    fan_status status = fan_cuda_stream(d, handle, &s, &err);
+    if (status != FAN_OK)
+        fan_raise(status, &err);
+    return s;
+}
+
+static PyObject *cuda_use(PyObject *Py_UNUSED(module), PyObject *path)
+{
+    const char *given = NULL;
+    char *copy = NULL;
+    fan_cuda *old;
+    if (path != Py_None && !(given = PyUnicode_AsUTF8(path)))
+        return NULL;
+    if (given && !(copy = PyMem_RawMalloc(strlen(given) + 1)))
+        return PyErr_NoMemory();
+    if (copy)
+        memcpy(copy, given, strlen(given) + 1);
+    Py_BEGIN_ALLOW_THREADS
+    (void)pthread_mutex_lock(&driver.lock);
+    old = driver.cuda;
+    driver.cuda = NULL;
+    char *was = driver.path;
+    driver.path = copy;
+    (void)pthread_mutex_unlock(&driver.lock);
+    PyMem_RawFree(was);
+    fan_cuda_drop(old);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+/* told: what is there, as a dict: {"why": text} where nothing is. */
+static PyObject *told(const fan_cuda_api *api, fan_cuda *c)
+{
+    PyObject *devices = PyList_New(0), *missing = PyDict_New(), *made = NULL;
+    for (int i = 0; devices && i < fan_cuda_count(c); i++) {
+        char text[256];
+        fan_error err = {0};
+        if (fan_cuda_describe(c, i, text, sizeof text, &err) != FAN_OK)
+            snprintf(text, sizeof text, "%.250s", err.text);
+        PyObject *one = PyUnicode_FromString(text);
+        if (!one || PyList_Append(devices, one) < 0)
+            Py_CLEAR(devices);
+        Py_XDECREF(one);
+    }
+    for (int i = 0; missing && i < FAN_CUDA_FEATURES; i++)
+        if (!api->has[i]) {
+            PyObject *name = PyUnicode_FromString(api->missing[i]);
+            if (!name || PyDict_SetItemString(missing, fan_cuda_feature_words((fan_cuda_feature)i), name) < 0)
+                Py_CLEAR(missing);
+            Py_XDECREF(name);
+        }
+    if (devices && missing)
+        made = Py_BuildValue("{s:s,s:i,s:O,s:O}", "path", api->path, "version", api->version, "devices", devices, "missing", missing);
+    Py_XDECREF(devices);
+    Py_XDECREF(missing);
+    return made;
+}
+
+static PyObject *cuda_info(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+{
+    fan_cuda *c = NULL;
+    fan_error err = {0};
+    fan_status status;
+    PyObject *made;
+    Py_BEGIN_ALLOW_THREADS
+    status = opened(&c, &err);
+    Py_END_ALLOW_THREADS
+    if (status != FAN_OK)
+        return Py_BuildValue("{s:s,s:i}", "why", err.text, "code", err.code);
+    made = told(fan_cuda_driver(c), c);
+    fan_cuda_drop(c);
+    return made;
+}
+
+/* fill: `init`'s values onto the device, and there when the call returns. */
+static fan_status fill(fan_device *d, const fan_array *a, const fan_array *init, fan_error *err)
+{
+    fan_operand from = {.array = init, .acc = init->dtype};
+    fan_stream *s = d->backend->current(d);
+    if (!s)
+        return fan_fail(err, FAN_NOMEM, "out of memory for a stream");
+    fan_status status = fan_device_run(d, s, &(fan_job){.kind = FAN_JOB_UPLOAD, .out = a, .in = &from, .n = 1, .label = "array"}, err);
+    if (status == FAN_OK)
+        status = fan_stream_sync(s, err);
+    fan_stream_drop(s);
+    return status;
+}
+
+static PyObject *device_array(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *where, *made = NULL;
+    PyArrayObject *from;
+    fan_device *d = NULL;
+    int empty;
+    int64_t shape[FAN_MAX_NDIM], strides[FAN_MAX_NDIM];
+    fan_array *init = NULL, *a = NULL;
+    fan_error err = {0};
+    fan_status status = FAN_NOMEM;
+    if (!PyArg_ParseTuple(args, "OO!p:device_array", &where, &PyArray_Type, &from, &empty) || fan_device_arg(where, &d) < 0)
+        return NULL;
+    fan_dtype dtype = fan_dtype_of_descr(PyArray_DESCR(from));
+    if (!d || !d->backend->has_streams || dtype == FAN_NO_DTYPE || PyArray_NDIM(from) > FAN_MAX_NDIM) {
+        fan_device_drop(d);
+        return PyErr_Format(PyExc_ValueError, "device_array: expected a device with streams and an array of numbers, got %R and dtype %R", where, PyArray_DESCR(from));
+    }
+    for (int i = 0; i < PyArray_NDIM(from); i++) {
+        shape[i] = PyArray_DIM(from, i);
+        strides[i] = PyArray_STRIDE(from, i);
+    }
+    fan_storage *st = fan_storage_wrap(PyArray_DATA(from), 0, NULL, NULL);
+    if (st)
+        status = fan_array_view(st, PyArray_BYTES(from), dtype, PyArray_NDIM(from), shape, strides, false, &init, &err);
+    Py_BEGIN_ALLOW_THREADS
+    if (status == FAN_OK)
+        status = fan_device_array(d, NULL, dtype, init->ndim, init->shape, init, &a, &err);
+    if (status == FAN_OK && !empty)
+        status = fill(d, a, init, &err);
+    Py_END_ALLOW_THREADS
+    made = status == FAN_OK ? fan_array_wrap(a, d) : fan_raise(status, &err);
+    fan_array_drop(a);
+    fan_array_drop(init);
+    fan_storage_drop(st);
+    fan_device_drop(d);
+    return made;
+}
+
+static PyObject *cuda_leave_out(PyObject *Py_UNUSED(module), PyObject *words)
+{
+    fan_cuda *c = NULL;
+    fan_error err = {0};
+    uint64_t bits = 0;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(words); i++) {
+        PyObject *word = PyTuple_GET_ITEM(words, i);
+        const char *text = PyUnicode_Check(word) ? PyUnicode_AsUTF8(word) : NULL;
+        uint64_t here = text ? fan_plan_bits(text) : 0;
+        if (!here)
+            return PyErr_Format(PyExc_ValueError, "leave_out: no plan has %R; a word names a rule, as in \"S12\", or one bit of its plan", word);
+        bits |= here;
+    }
+    fan_status status = opened(&c, &err);
+    if (status != FAN_OK)
+        return fan_raise(status, &err);
+    fan_cuda_leave_out(c, bits);
+    fan_cuda_drop(c);
+    Py_RETURN_NONE;
+}
+
+static PyObject *kernels_hash(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+{
+    return PyUnicode_FromString(fan_kernels_hash);
+}
+
+#ifdef FAN_TEST
+static PyObject *test_mutant(PyObject *Py_UNUSED(module), PyObject *number)
+{
+    long n = PyLong_AsLong(number);
+    if (n == -1 && PyErr_Occurred())
+        return NULL;
+    fan_cuda_mutant = (int)n;
+    Py_RETURN_NONE;
+}
+#endif
+
+static PyObject *cuda_here(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+{
+    fan_cuda *c = NULL;
+    fan_error err = {0};
+    fan_status status = opened(&c, &err);
+    if (status != FAN_OK)
+        return fan_raise(status, &err);
+    int index = fan_cuda_here(c);
+    fan_cuda_drop(c);
+    return PyLong_FromLong(index);
+}
+
+static PyObject *cuda_holding(PyObject *Py_UNUSED(module), PyObject *address)
+{
+    fan_cuda *c = NULL;
+    fan_error err = {0};
+    unsigned long long at = PyLong_AsUnsignedLongLong(address);
+    if (at == (unsigned long long)-1 && PyErr_Occurred())
+        return NULL;
+    fan_status status = opened(&c, &err);
+    if (status != FAN_OK)
+        return fan_raise(status, &err);
+    int index = fan_cuda_holding(c, at);
+    fan_cuda_drop(c);
+    return PyLong_FromLong(index);
+}
+
+PyMethodDef fan_cuda_functions[] = {
+    {"cuda_holding", cuda_holding, METH_O, "cuda_holding(address, /)\n--\n\nThe device whose memory the driver has at an address; -1: it knows none there."},
+    {"cuda_here", cuda_here, METH_NOARGS, "cuda_here()\n--\n\nThe device whose primary context is current on this thread; -1: none that is in use."},
+    {"cuda_use", cuda_use, METH_O, "cuda_use(path, /)\n--\n\nThe CUDA driver from now on; None: the system's. It is opened when it is first asked for."},
+    {"cuda_info", cuda_info, METH_NOARGS, "cuda_info()\n--\n\nWhat the CUDA driver has, or why there is none."},
+    {"device_array", device_array, METH_VARARGS,
+     "device_array(device, array, empty, /)\n--\n\nA new array like an ndarray on a device with streams, with its values unless `empty`."},
+    {"cuda_leave_out", cuda_leave_out, METH_VARARGS, "cuda_leave_out(*words)\n--\n\nPlan bits that the CUDA backend leaves out, and no others: for proofs."},
+    {"kernels_hash", kernels_hash, METH_NOARGS, "kernels_hash()\n--\n\nThe hash of the sources that the CUDA kernels were made of."},
+#ifdef FAN_TEST
+    {"_test_cuda_mutant", test_mutant, METH_O, "_test_cuda_mutant(number, /)\n--\n\nA planted fault of the CUDA backend; 0: none."},
+#endif
+    {NULL, NULL, 0, NULL},
+};

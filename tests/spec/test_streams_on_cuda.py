@@ -1,0 +1,89 @@
+"""The tests of the stream rules on the simulated device, once more on the CUDA backend over the fake driver."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import fanin
+from fanin.testing import FakeDriver, use_driver
+from spec import test_streams_on_sim as sim
+
+pytestmark = pytest.mark.core
+
+RUNS = [("seeded", 0), ("lifo", 0), ("round robin", 0), ("starve", 2)]
+
+#: What is about the simulated machine itself: its names, its arrays' operators, its own counter of unsound elisions.
+OF_THE_MACHINE = {
+    "test_a_third_producer_on_the_consumers_stream_is_not_held_up_by_the_first_two": "makes its own machine",
+    "test_objects_are_summed_with_the_accumulation_stream_current": "names sim:0",
+    "test_a_host_number_is_copied_to_the_slots_device": "names sim:0",
+    "test_on_the_cpu_there_is_no_stream_and_no_event": "no device",
+    "test_the_capture_table_is_a_pure_function": "no device",
+    "test_no_bit_of_a_plan_is_forgotten": "no device",
+    "test_a_bit_that_is_left_out_is_a_race_that_names_it": "below",
+    "test_two_that_guard_one_edge_are_each_enough": "below",
+    "test_what_the_checker_calls_a_race_gives_a_wrong_sum_under_some_schedule": "makes its own machine",
+}
+
+
+class CudaMachine(FakeDriver):
+    """A fake driver with the names that the tests use of `fanin.sim.Machine`. Its streams' handles count from 2 in the schedule `starve`."""
+
+    def current_stream(self, device: int = 0) -> Any:
+        return fanin.current_stream(f"cuda:{device}")
+
+
+@pytest.fixture(params=RUNS, ids=lambda p: f"{p[0]}-{p[1]}")
+def m(request: pytest.FixtureRequest) -> Iterator[Any]:
+    schedule, number = request.param
+    made = CudaMachine(2, number, schedule=schedule, starve=number)
+    with use_driver(made):
+        yield made
+        made.synchronize()
+        assert made.races == 0, made.race
+    assert made.depth == 0
+
+
+for _name in [n for n in dir(sim) if n.startswith("test_") and n not in OF_THE_MACHINE]:
+    globals()[_name] = getattr(sim, _name)
+
+
+def test_what_is_not_run_here_is_there() -> None:
+    assert all(hasattr(sim, name) for name in OF_THE_MACHINE)
+
+
+def run(mutant: Any, schedule: str, number: int, *words: str) -> tuple[float, int, str]:
+    gc.collect(0)
+    driver = CudaMachine(2, number, schedule=schedule, starve=number)
+    with use_driver(driver):
+        if words:
+            driver.leave_out(*words)
+        off = mutant.run(driver)
+        driver.synchronize()
+        return off, driver.races, driver.race
+
+
+@pytest.mark.rule("S8", "S9", "S10", "S11", "S12", "S13", "S15", "S18", "S19", "S20", "S21", "S22")
+@pytest.mark.parametrize("mutant", sim.MUTANTS, ids=lambda x: "+".join(x.words))
+def test_a_bit_that_is_left_out_is_a_race(mutant: Any) -> None:
+    raced = 0
+    for schedule, number in RUNS:
+        off, races, said = run(mutant, schedule, number)
+        assert (off, races) == (0, 0), said
+    for schedule, number in RUNS:
+        _, races, said = run(mutant, schedule, number, *mutant.words)
+        assert not races or "missing: " in said
+        raced += races >= 1
+    # A driver is told of memory when it is given back, not when it is let go of: by then the host may have seen its users pass.
+    assert raced == len(RUNS) or (mutant.words[0].endswith("mark") and raced), raced
+
+
+@pytest.mark.parametrize("mutant", [x for x in sim.MUTANTS if len(x.words) > 1], ids=lambda x: x.words[0])
+def test_two_that_guard_one_edge_are_each_enough(mutant: Any) -> None:
+    for word in mutant.words:
+        off, races, said = run(mutant, "seeded", 0, word)
+        assert (off, races) == (0, 0), said
