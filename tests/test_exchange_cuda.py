@@ -758,6 +758,28 @@ def test_torch_is_told_of_every_stream_before_a_tensor_leaves(name: str, library
         assert (x.address, 0) in library.recorded  # torch's own number of the legacy default stream
 
 
+def test_the_parts_of_an_object_are_told_too(library: Library) -> None:
+    class Pair:
+        def __init__(self, *parts: Any) -> None:
+            self.parts = parts
+
+        def __fanin_parts__(self) -> Any:
+            return self.parts
+
+        def __add__(self, other: Any) -> Any:
+            return self
+
+    c, p = library.driver.stream(), library.driver.stream()
+    with torch_like(library, table=True) as make:
+        pair = Pair(make(library, (3,)).fill(p, 5), make(library, (4,)).fill(p, 5))
+        sparse = fanin.Sparse("coo", (library.driver.array(np.array([[0, 2]])), make(library, (2,)).fill(p, 1)), (4,))
+        buf = fanin.InputBuffer(2, stream=c)
+        buf.add(0, pair, stream=p)
+        buf.add(1, sparse, stream=p)
+        assert buf.take() == [pair, sparse]
+        assert library.recorded == [(x.address, c.handle) for x in (*pair.parts, sparse.parts[1])]
+
+
 # Sums, out
 
 
