@@ -17,6 +17,7 @@ import numpy as np
 
 import fanin
 from fanin.testing import FakeDriver
+from fanin.testing.driver import DriverError
 from hostile import NAMES, READ_ONLY, Deleter, Legacy, Tensor, Versioned, c_array, new_capsule
 
 CODES = {"f": 2, "i": 0, "u": 1, "c": 5, "b": 6}
@@ -252,7 +253,10 @@ def table_for(
         library.allocated += 1
         shape = (ctypes.c_int64 * max(t.ndim, 1)).from_address(t.shape)[: t.ndim] if t.ndim else []
         kinds = {v: k for k, v in CODES.items()}
-        out[0] = Offered(make(library, shape, f"{kinds[t.code]}{t.bits // 8}", t.device_id)).address
+        try:
+            out[0] = Offered(make(library, shape, f"{kinds[t.code]}{t.bits // 8}", t.device_id)).address
+        except DriverError:
+            return -1
         return 0
 
     def take(x: int, out: Any) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -733,6 +734,22 @@ def test_a_forked_child_is_told_and_may_let_go_of_what_it_inherited(driver: Fake
     assert values(x, s) == [1] * 4  # the parent goes on
 
 
+@pytest.mark.parametrize("ending", ["", "import sys; sys.exit(0)", "import os; os._exit(0)", "import gc; gc.collect(); del buf, x"])
+def test_a_process_may_end_with_work_pending_and_arrays_alive(ending: str) -> None:
+    done = run_python(
+        "import numpy as np, fanin\n"
+        "from fanin.testing import FakeDriver, use_driver\n"
+        "driver = FakeDriver(1)\n"
+        "using = use_driver(driver); using.__enter__()\n"
+        "s, t = driver.stream(), driver.stream()\n"
+        "x = driver.array(np.ones(4)); keep = [x, s]\n"
+        "buf = fanin.InputBuffer(1, stream=t)\n"
+        "driver.launch(s, lambda v: v.fill(2), writes=[x])\n"
+        "buf.add(0, x, stream=s); buf.add(0, x, stream=t)\n" + ending
+    )
+    assert done.returncode == 0 and not done.stderr, done.stderr
+
+
 # What leaving something out does
 
 
@@ -818,6 +835,13 @@ def test_the_ptx_belongs_to_the_kernels_source() -> None:
     done = subprocess.run([sys.executable, str(ROOT / "csrc/device/kernels/build.py"), "--check"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "belongs to the sources" in done.stdout
+
+
+def test_no_float_operation_of_the_ptx_is_contracted_flushed_or_rounded_otherwise() -> None:
+    text = (ROOT / "csrc/device/kernels/ptx.c").read_text()
+    used = set(re.findall(r"\b((?:add|sub|mul|fma|mad|div)\.[a-z.]*f(?:32|64))\b", text))
+    assert used == {f"{op}.rn.f{n}" for op in ("add", "sub", "mul") for n in (32, 64)}
+    assert ".ftz" not in text and "atom." not in text and "red." not in text.replace("shared.", "")
 
 
 @pytest.mark.slow

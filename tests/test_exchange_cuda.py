@@ -758,6 +758,28 @@ def test_torch_is_told_of_every_stream_before_a_tensor_leaves(name: str, library
         assert (x.address, 0) in library.recorded  # torch's own number of the legacy default stream
 
 
+def test_the_parts_of_an_object_are_told_too(library: Library) -> None:
+    class Pair:
+        def __init__(self, *parts: Any) -> None:
+            self.parts = parts
+
+        def __fanin_parts__(self) -> Any:
+            return self.parts
+
+        def __add__(self, other: Any) -> Any:
+            return self
+
+    c, p = library.driver.stream(), library.driver.stream()
+    with torch_like(library, table=True) as make:
+        pair = Pair(make(library, (3,)).fill(p, 5), make(library, (4,)).fill(p, 5))
+        sparse = fanin.Sparse("coo", (library.driver.array(np.array([[0, 2]])), make(library, (2,)).fill(p, 1)), (4,))
+        buf = fanin.InputBuffer(2, stream=c)
+        buf.add(0, pair, stream=p)
+        buf.add(1, sparse, stream=p)
+        assert buf.take() == [pair, sparse]
+        assert library.recorded == [(x.address, c.handle) for x in (*pair.parts, sparse.parts[1])]
+
+
 # Sums, out
 
 
@@ -1150,6 +1172,95 @@ def test_a_torch_tensor_whose_allocator_cannot_be_told_is_handed_out_and_the_fai
         patch.setattr("sys.unraisablehook", lambda what: shown.append(what.exc_type))
         assert buf.take()[0] is x
     assert shown == [ZeroDivisionError]
+
+
+# Every driver call, and every host allocation, fails once
+
+
+def a_pass(library: Library, make: type[Any], streams: list[fanin.Stream]) -> Iterator[str]:
+    """Arrays in by DLPack and by an exchange table, a sum in the library's memory, one that is handed through, and our own array out and back: a step at a time."""
+    c, p, q = streams
+    xs = [make(library, (4,)).fill(p, value) for value in (1, 2)]
+    ys = [DLArray(library, (4,)).fill(q, value) for value in (3, 4)]
+    yield "made"
+    buf = fanin.InputBuffer(3, stream=c)
+    for x in xs:
+        buf.add(0, x, stream=p)
+    for y in ys:
+        buf.add(1, y, stream=q)
+    yield "added"
+    buf.add(2, xs[0], stream=p)
+    sums = buf.take()
+    yield "taken"
+    back = adopt(library, DLArray, sums[1].__dlpack__(stream=q.handle, max_version=(1, 3)))
+    assert sums[1].__cuda_array_interface__["version"] == 3
+    yield "offered"
+    copy = adopt(library, DLArray, sums[1].__dlpack__(stream=p.handle, copy=True))
+    yield "copied"
+    del back, copy, sums, buf
+
+
+def one_pass(library: Library, make: type[Any], prepare: Callable[[FakeDriver], None], undo: Callable[[], None]) -> str:
+    """How far a pass came; afterwards every deleter has been called once."""
+    driver = library.driver = FakeDriver(1)
+    with use_driver(driver), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.unraisablehook", lambda what: None)  # what must not be lost is handed out, and the failure shown
+        streams = [driver.stream() for _ in range(3)]
+        steps = a_pass(library, make, streams)
+        came = next(steps)
+        prepare(driver)
+        try:
+            while (step := next(steps, "done")) != "done":
+                came = step
+            came = "done"
+        except (fanin.DeviceError, MemoryError, BufferError):
+            pass
+        finally:
+            undo()
+            driver.fail(-1, 0)
+        steps.close()
+        del steps
+        gc.collect()
+        for _ in range(2):  # what could not be recorded is tried again
+            driver.synchronize()
+            driver.array(np.ones(1))  # polls
+        gc.collect()
+        assert driver.races == 0, driver.race
+        assert not library.held, f"{len(library.held)} tensors were not given back"
+    return came
+
+
+@pytest.mark.parametrize(("code", "step"), [(701, 1), (2, 3)], ids=["rejected", "no memory"])
+def test_every_driver_call_of_an_exchange_failed_once_gives_back_every_tensor_once(code: int, step: int) -> None:
+    """One code for every call, the other for every third."""
+    outcomes: dict[str, int] = {}
+    library = Library(FakeDriver(1))
+    make = table_array(library)
+    made: list[int] = []
+    assert one_pass(library, make, lambda driver: made.append(driver.calls()), lambda: made.append(library.driver.calls())) == "done"
+    for at in range(0, made[1] - made[0], step):
+        came = one_pass(library, make, lambda driver, at=at: driver.fail(at, code), lambda: None)
+        outcomes[came] = outcomes.get(came, 0) + 1
+    print(f"driver calls failed once each: {sum(outcomes.values())} of {made[1] - made[0]}: {outcomes}")
+    assert sum(outcomes.values()) * step > 300 and min(outcomes.get(k, 0) for k in ("made", "added", "taken", "offered", "done")) > 0, outcomes
+
+
+def test_every_host_allocation_of_an_exchange_failed_once_gives_back_every_tensor_once() -> None:
+    outcomes: dict[str, int] = {}
+    gc.collect()
+    baseline = _core._test_memory()[0]
+    tries = quiet = 0
+    library = Library(FakeDriver(1))
+    make = table_array(library)
+    while quiet < 10 and tries < 400:
+        came = one_pass(library, make, lambda driver, at=tries: _core._test_fail_at(at, 1), lambda: _core._test_fail_at(-1, 0))
+        outcomes[came] = outcomes.get(came, 0) + 1
+        quiet = quiet + 1 if came == "done" else 0
+        tries += 1
+    gc.collect()
+    print(f"host allocations failed once each: {tries - quiet}: {outcomes}")
+    assert _core._test_memory()[0] == baseline
+    assert quiet == 10 and outcomes["done"] < tries and min(outcomes.get(k, 0) for k in ("made", "added", "taken", "offered")) > 0, outcomes
 
 
 # Planted faults: what each guard is for

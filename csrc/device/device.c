@@ -761,6 +761,16 @@ void fan_device_clear(fan_device *d)
     (void)pthread_mutex_destroy(&d->lock);
 }
 
+/* captured: one of the streams is in a capture: then nothing is asked on account of the memory (K2). */
+static bool captured(fan_stream *const *streams, size_t n)
+{
+    uint64_t id = 0;
+    for (size_t i = 0; i < n && !id; i++)
+        if (streams[i] && fan_stream_capture(streams[i], &id, NULL) != FAN_OK)
+            id = 0;
+    return id != 0;
+}
+
 /* memory_release: the last hold went. Nothing here allocates for the memory itself, so nothing is lost where memory is short. */
 static void memory_release(fan_storage *st)
 {
@@ -769,6 +779,11 @@ static void memory_release(fan_storage *st)
     size_t skip = m->streams[0] ? 0 : 1; /* no owner */
     if (d->backend->dropped && !m->release)
         d->backend->dropped(d, m->data, m->bytes, m->streams + skip, m->n - skip);
+    if (captured(m->streams, m->n)) {
+        leave(m);
+        fan_device_drop(d);
+        return;
+    }
     record_uses(m);
     if (passed(m)) {
         memory_free(m);
@@ -838,7 +853,8 @@ fan_status fan_memory_new(fan_device *d, fan_stream *owner, size_t bytes, fan_st
     m->events = m->few_events;
     m->cap = USERS;
     m->n = 1;
-    poll(d, GLANCE);
+    if (!captured(&owner, 1))
+        poll(d, GLANCE);
     fan_yield();
     fan_status status = d->backend->alloc(d, owner, m->bytes, &m->data, err);
     for (bool wait = false; status == FAN_DEVICE_NOMEM && leaves(d); wait = true) { /* it may have passed; else the oldest is waited for, and the next .. */

@@ -143,6 +143,7 @@ struct fan_sim {
     bool has_chooser;
     uint64_t mutex_base;  /* mutexes are named from here on */
     fan_sim_recording *recordings; /* under way */
+    atomic_size_t captures;        /* how many those are: who asks whether he is captured mostly asks in vain */
 };
 
 /* fan_sim_race_text: the sentence for a race, with the wait that is missing. The machine's lock is held. */

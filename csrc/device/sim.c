@@ -1285,7 +1285,9 @@ done:
 static fan_status sim_capture(fan_stream *s, uint64_t *id, fan_error *err)
 {
     (void)err;
-    (void)fan_sim_capture_state(machine_of(s->device), s, id, NULL);
+    *id = 0;
+    if (atomic_load_explicit(&machine_of(s->device)->captures, memory_order_relaxed))
+        (void)fan_sim_capture_state(machine_of(s->device), s, id, NULL);
     return FAN_OK;
 }
 
@@ -1454,6 +1456,7 @@ fan_status fan_sim_new(const fan_sim_config *config, const fan_sim_hooks *hooks,
     (void)pthread_mutex_init(&m->lock, NULL);
     (void)pthread_cond_init(&m->ran, NULL);
     atomic_init(&m->holds, 1);
+    atomic_init(&m->captures, 0);
     m->users = 1;
     m->config = *config;
     if (m->config.memory == 0)
@@ -1778,6 +1781,7 @@ fan_status fan_sim_capture_begin(fan_sim *m, fan_stream *s, int mode, fan_error 
     r->refs = 2; /* the machine's and the stream's */
     r->next = m->recordings;
     m->recordings = r;
+    atomic_fetch_add_explicit(&m->captures, 1, memory_order_relaxed);
     q->recording = r;
     q->member = 0;
     q->refs++;
@@ -1810,6 +1814,7 @@ static void leave_capture(fan_sim *m, fan_sim_recording *r)
             r->refs--; /* not the last: the machine's is left */
         }
     }
+    atomic_fetch_sub_explicit(&m->captures, 1, memory_order_relaxed);
     r->graph = NULL;
     recording_drop(r);
     sweep(m);

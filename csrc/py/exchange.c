@@ -704,10 +704,11 @@ fan_status fan_fresh(uint8_t origin, fan_device *d, fan_stream *on, fan_dtype dt
 static void leaving(PyObject *object, const fan_value *v)
 {
     enum { MOST = 64 };
-    fan_array *parts[3];
-    size_t n = fan_value_arrays(v, parts, 3);
+    fan_array *few[3];
+    size_t n = fan_value_arrays(v, few, 3);
+    fan_array *const *parts = v->form == FAN_OBJECT ? v->parts : few;
     PyObject *arrays = fan_arrays(), *streams = arrays ? PyList_New(0) : NULL, *done = NULL;
-    for (size_t i = 0; streams && i < n && i < 3; i++) {
+    for (size_t i = 0; streams && i < n; i++) {
         fan_stream *users[MOST];
         size_t used = fan_memory_users(parts[i]->storage, users, MOST);
         for (size_t k = 0; streams && k < used && k < MOST; k++) {
@@ -1073,7 +1074,7 @@ PyObject *fan_export(fan_value *v)
         o = Py_NewRef(Py_None);
     else if (v->object) {
         o = Py_NewRef((PyObject *)v->object);
-        if (v->device && v->form != FAN_OBJECT && v->origin != FAN_FROM_DEVICE_ARRAY && fan_cuda_of(v->device))
+        if (v->device && v->origin != FAN_FROM_DEVICE_ARRAY && fan_cuda_of(v->device))
             leaving(o, v);
     } else if (v->form == FAN_DENSE)
         o = export_dense(v);

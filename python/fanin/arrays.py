@@ -682,6 +682,12 @@ def leaving(x: Any, index: int, streams: list[_core.Stream]) -> None:
             if not isinstance(part, np.ndarray | _core.Array):
                 leaving(part, index, streams)
         return
+    parts = getattr(type(x), "__fanin_parts__", None)
+    if parts is not None:
+        for part in parts(x):
+            if not isinstance(part, np.ndarray | _core.Array):
+                leaving(part, index, streams)
+        return
     if is_torch(x):
         for tensor in dense_parts(x):
             for s in streams:
