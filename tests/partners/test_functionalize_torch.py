@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.partners]
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from partners import programs_torch  # noqa: E402
+import programs_torch  # noqa: E402
 
 SEED = os.environ.get("FANIN_SEED", "20261121")
 DTYPES = [torch.float32, torch.float32, torch.float64, torch.int32, torch.uint8, torch.bfloat16, torch.complex64]
