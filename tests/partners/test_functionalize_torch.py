@@ -158,6 +158,62 @@ def test_outputs_are_views_of_the_callers_tensors() -> None:
         assert flat._version > version, "whoever saved the tensor for a backward is told that it was written"
 
 
+VIEWS_OF_OTHER_DTYPES = {
+    "int32": (torch.float32, lambda x: x.view(torch.int32)),
+    "int16": (torch.float32, lambda x: x.view(torch.int16)),
+    "int64": (torch.float32, lambda x: x.view(torch.int64)),
+    "uint8, from 1 on": (torch.float32, lambda x: x[1:].view(torch.uint8)),
+    "real": (torch.complex64, lambda x: x.real),
+    "imag": (torch.complex64, lambda x: x.imag),
+    "view_as_real": (torch.complex64, torch.view_as_real),
+    "floats of complex": (torch.complex64, lambda x: x.view(torch.float32)),
+    "int32 of complex": (torch.complex64, lambda x: x.view(torch.int32)),
+    "doubles of complex": (torch.complex64, lambda x: x.view(torch.float64)),
+    "view_as_complex": (torch.float32, lambda x: torch.view_as_complex(x.view(2, 2))),
+    "doubles as complex": (torch.float32, lambda x: x.view(torch.float64)[:1].view(torch.complex64)),
+    "empty": (torch.float32, lambda x: x[4:].view(torch.int32)),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS_OF_OTHER_DTYPES)
+def test_a_write_to_a_view_of_another_dtype_is_counted_by_whoever_saved_the_tensor(name: str) -> None:
+    dtype, view = VIEWS_OF_OTHER_DTYPES[name]
+    x, w = torch.arange(4).to(dtype), torch.ones(4, dtype=dtype, requires_grad=True)
+    expected = view(x)
+    v = functionalize(view)(x)
+    y = (w * x).sum().abs()
+    assert v.dtype == expected.dtype and v.stride() == expected.stride() and v.data_ptr() == expected.data_ptr()
+    assert v._base is x or expected._base is not x
+    v.zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward()
+
+
+def test_gradients_follow_the_views_of_complex_numbers_that_eager_follows() -> None:
+    for name in ("real", "imag", "view_as_real", "view_as_complex"):
+        dtype, view = VIEWS_OF_OTHER_DTYPES[name]
+        grads = []
+        for fn in (view, functionalize(view)):
+            x, w = torch.arange(4).to(dtype), torch.ones((), requires_grad=True)
+            fn(x).mul_(w)
+            x.abs().sum().backward()
+            grads.append(w.grad)
+        assert torch.equal(*grads), name
+
+
+def test_a_write_that_changes_no_byte_is_counted() -> None:
+    x, y = torch.ones(3), torch.ones(3)
+    f = functionalize(lambda a, b: (a[1:].mul_(1), b.sum())[1])
+    for _ in range(2):
+        versions = x._version, y._version
+        f(x, y)
+        assert x._version > versions[0] and y._version == versions[1]
+    with torch.inference_mode():
+        z = torch.ones(3)
+        f(z, z.clone())
+    assert z.tolist() == [1, 1, 1]
+
+
 def test_what_cannot_be_rebuilt_is_named() -> None:
     x = torch.zeros(3)
     f = functionalize(lambda a, b: a.add_(1))
