@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import random
-from collections import Counter
+from collections import Counter, OrderedDict
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -290,3 +291,34 @@ def test_metadata_of_nested_tensors_is_collected() -> None:
     meta = collect_metadata(fn, [{"n": 1, "w": torch.ones(3)}], {"g": torch.ones(3)})
     assert [i.mutates_data for i in meta.input_info] == [False, True, False]
     assert [(o.output_type, o.base_idx) for o in meta.output_info] == [(OutputType.alias_of_input, 1)]
+
+
+@dataclass
+class Held:
+    tensor: Any
+
+
+def test_containers_of_tensors_are_taken_apart_or_refused() -> None:
+    def fn(state: Any) -> Any:
+        state["w"] += 1
+        best = torch.max(state["w"].view(2, 2), 0, out=(state["v"], state["i"]))
+        return best, OrderedDict(tail=state["w"][1:])
+
+    for call in (fn, functionalize(fn)):
+        state = OrderedDict(w=torch.zeros(4), v=torch.zeros(2), i=torch.zeros(2, dtype=torch.int64))
+        best, out = call(state)
+        assert best.values is state["v"] and best.indices is state["i"] and type(best) is torch.return_types.max_out
+        assert out["tail"]._base is state["w"] and state["w"].tolist() == [1, 1, 1, 1]
+    assert [i.mutates_data for i in collect_metadata(fn, [state]).input_info] == [True, True, True]
+
+    x = torch.zeros(3)
+    for run in (lambda fn, x: functionalize(fn)(x), lambda fn, x: collect_metadata(fn, [[x, x.clone()], x])):
+        with pytest.raises(TypeError, match=r"output\[0\] is a Held that holds memory of an input"):
+            run(lambda x, y=None: Held((x[0] if isinstance(x, list) else x)[1:]), x)
+    for run in (
+        lambda x: functionalize(lambda h: None)(x),
+        lambda x: collect_metadata(lambda h, y: None, [x, torch.ones(1)]),
+    ):
+        for box in (Held(x), {x}, {1: Held([x])}):
+            with pytest.raises(TypeError, match=r"args\[0\].*: expected arrays in lists, .* that holds a Tensor"):
+                run(box)
