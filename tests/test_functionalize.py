@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import collections
+import dataclasses
+import functools
 import importlib
 import io
 import random
 import re
+import types
 import warnings
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -827,6 +832,160 @@ def check_bad_arguments_are_named() -> None:
         f(1, 2, 3)
     with pytest.raises(TypeError, match=r"functionalize: args\[1\]: expected an array of numbers"):
         f(1, np.array([None]))
+
+
+# Containers
+
+
+@dataclasses.dataclass
+class Held:
+    array: Any
+
+
+class Boxed(list[Any]):
+    pass
+
+
+class Point(NamedTuple):
+    x: Any
+    y: Any
+
+
+def check_containers_of_the_library_are_taken_apart_and_made_anew() -> None:
+    def fn(d: Any, e: Any, p: Any) -> Any:
+        d["a"][1:] = 5
+        d.move_to_end("a")
+        d["view"] = d["a"][1:]
+        e["new"].append(d["a"])
+        p.x[0] = 7
+        return OrderedDict(z=d["a"], y=1), p, e, defaultdict(int, w=p.y[1:])
+
+    for options in ({}, {"lend": True}):
+        f = F.functionalize(fn, **options)
+        for _ in range(2):
+            told = []
+            for call in (fn, f):
+                a, b, c = np.arange(4.0), np.arange(3.0), np.arange(5.0)
+                d, e, p = OrderedDict(a=a, b=b), defaultdict(list), Point(b, c)
+                out = call(d, e, p)
+                assert type(out[0]) is OrderedDict and out[0]["z"] is a and out[1] is p and out[2] is e
+                assert type(out[3]) is defaultdict and out[3].default_factory is int and out[3]["w"].base is c
+                assert d["view"].base is a and e["new"][0] is a
+                told.append((list(d), list(out[0]), a.tolist(), b.tolist()))
+            assert told[0] == told[1]
+    meta = F.functionalize(lambda d: d["a"].fill(1), (OrderedDict(n=1, a=np.zeros(2)),)).meta
+    assert [i.mutates_data for i in meta.input_info] == [False, True]
+
+    def pure(d: Any) -> Any:
+        d["a"] += 1
+        return defaultdict(list, v=d["a"][1:])
+
+    for expected, result, one, two in both(pure, lambda: (OrderedDict(a=np.zeros(2)),), compiler=itself):
+        assert expected["v"].tolist() == result["v"].tolist() == [1] and one[0]["a"].tolist() == two[0]["a"].tolist()
+        assert type(result) is defaultdict and result.default_factory is list
+
+
+def check_arrays_out_of_sight_are_refused_among_the_arguments() -> None:
+    ran = []
+
+    def fn(x: Any) -> None:
+        ran.append(x)
+
+    a = np.zeros(3)
+    boxes = [
+        Held(a), Boxed([a]), collections.deque([[a]]), collections.UserList([a]), types.MappingProxyType({"a": a}), {1: Held({2: a})},
+        [Boxed([Held(a)])], functools.partial(fn, a), iter(zip([a], strict=True)), map(abs, [a]), (x for x in [a]),
+    ]  # fmt: skip
+    for box in boxes:
+        for run in (lambda box: F.functionalize(fn)(box), lambda box: analysis.collect_metadata(fn, [box])):
+            with pytest.raises(TypeError, match=r"args\[0\].*: expected arrays in lists, tuples"):
+                run(box)
+    assert not ran and not a.any()
+    f = F.functionalize(fn)
+    for fine in (
+        Held(3),
+        Boxed([1]),
+        collections.deque([2]),
+        {1, 2},
+        functools.partial(fn, 3),
+        range(3),
+        memoryview(b"x"),
+    ):
+        f(fine)
+        f(fine)
+        analysis.collect_metadata(fn, [fine])
+    assert len(ran) == 21
+    with pytest.raises(TypeError, match=r"args\[0\]: .* got a Held that holds a ndarray"):
+        f(Held(a))  # of the layout of Held(3)
+
+
+def check_memory_of_inputs_out_of_sight_is_refused_in_results() -> None:
+    for hide in (
+        Held,
+        lambda v: Boxed([v]),
+        lambda v: collections.deque([{"v": v}]),
+        memoryview,
+        lambda v: v.flat,
+        lambda v: {"k": Held(v)},
+    ):
+
+        def fn(a: Any, hide: Any = hide) -> Any:
+            a += 1
+            return None, hide(a[1:])
+
+        a = np.zeros(3)
+        for run in (lambda a, fn=fn: F.functionalize(fn)(a), lambda a, fn=fn: analysis.collect_metadata(fn, [a])):
+            with pytest.raises(TypeError, match=r"output\[1\] is a \w+ that holds memory of an input"):
+                run(a)
+        assert not a.any(), "the caller's array is as it was"
+        own = F.functionalize(lambda a, hide=hide: hide(a + 1))(a)
+        assert type(own) is type(hide(a)), "memory of its own is the caller's to keep"
+
+    def puts(a: Any, box: Any) -> None:
+        a += 1
+        box.append(Held(a))
+
+    a, box = np.zeros(3), []
+    with pytest.raises(TypeError, match="put in a list or dict among the arguments is a Held that holds memory"):
+        F.functionalize(puts)(a, box)
+    assert not a.any() and not box
+
+
+def check_functions_that_run_later_are_refused() -> None:
+    def generator(a: Any) -> Any:
+        a += 1
+        yield a
+
+    async def coroutine(a: Any) -> None:
+        a += 1
+
+    async def both_of_them(a: Any) -> Any:
+        yield a
+
+    class Callable_:
+        def __call__(self, a: Any) -> Any:
+            yield a
+
+    for fn, words in [
+        (generator, "a generator function"), (functools.partial(generator, 1), "a generator function"), (Callable_(), "a generator function"),
+        (coroutine, "a coroutine function"), (both_of_them, "an asynchronous generator function"),
+    ]:  # fmt: skip
+        for make in (F.functionalize, lambda fn: analysis.collect_metadata(fn, [np.zeros(3)])):
+            with pytest.raises(
+                TypeError, match=f"expected a function that has done its work when it returns, got {words}"
+            ):
+                make(fn)
+    a = np.zeros(3)
+    for later in (
+        lambda a: (x for x in a),
+        lambda a: map(abs, a),
+        lambda a: [zip(a, a, strict=True)],
+        lambda a: {1: generator(a)},
+    ):
+        with pytest.raises(TypeError, match=r"output\[0\] is a \w+: expected a result that is there when"):
+            F.functionalize(later)(a)
+        with pytest.raises(TypeError, match=r"output\[0\] is a \w+: expected a result that is there when"):
+            analysis.collect_metadata(later, [a])
 
 
 CHECKS = [c for name, c in sorted(globals().items()) if name.startswith("check_") and name != "check_same"]

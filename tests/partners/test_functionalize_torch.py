@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import random
-from collections import Counter
+from collections import Counter, OrderedDict
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ pytestmark = [pytest.mark.partners]
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from partners import programs_torch  # noqa: E402
+import programs_torch  # noqa: E402
 
 SEED = os.environ.get("FANIN_SEED", "20261121")
 DTYPES = [torch.float32, torch.float32, torch.float64, torch.int32, torch.uint8, torch.bfloat16, torch.complex64]
@@ -158,6 +159,62 @@ def test_outputs_are_views_of_the_callers_tensors() -> None:
         assert flat._version > version, "whoever saved the tensor for a backward is told that it was written"
 
 
+VIEWS_OF_OTHER_DTYPES = {
+    "int32": (torch.float32, lambda x: x.view(torch.int32)),
+    "int16": (torch.float32, lambda x: x.view(torch.int16)),
+    "int64": (torch.float32, lambda x: x.view(torch.int64)),
+    "uint8, from 1 on": (torch.float32, lambda x: x[1:].view(torch.uint8)),
+    "real": (torch.complex64, lambda x: x.real),
+    "imag": (torch.complex64, lambda x: x.imag),
+    "view_as_real": (torch.complex64, torch.view_as_real),
+    "floats of complex": (torch.complex64, lambda x: x.view(torch.float32)),
+    "int32 of complex": (torch.complex64, lambda x: x.view(torch.int32)),
+    "doubles of complex": (torch.complex64, lambda x: x.view(torch.float64)),
+    "view_as_complex": (torch.float32, lambda x: torch.view_as_complex(x.view(2, 2))),
+    "doubles as complex": (torch.float32, lambda x: x.view(torch.float64)[:1].view(torch.complex64)),
+    "empty": (torch.float32, lambda x: x[4:].view(torch.int32)),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS_OF_OTHER_DTYPES)
+def test_a_write_to_a_view_of_another_dtype_is_counted_by_whoever_saved_the_tensor(name: str) -> None:
+    dtype, view = VIEWS_OF_OTHER_DTYPES[name]
+    x, w = torch.arange(4).to(dtype), torch.ones(4, dtype=dtype, requires_grad=True)
+    expected = view(x)
+    v = functionalize(view)(x)
+    y = (w * x).sum().abs()
+    assert v.dtype == expected.dtype and v.stride() == expected.stride() and v.data_ptr() == expected.data_ptr()
+    assert v._base is x or expected._base is not x
+    v.zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward()
+
+
+def test_gradients_follow_the_views_of_complex_numbers_that_eager_follows() -> None:
+    for name in ("real", "imag", "view_as_real", "view_as_complex"):
+        dtype, view = VIEWS_OF_OTHER_DTYPES[name]
+        grads = []
+        for fn in (view, functionalize(view)):
+            x, w = torch.arange(4).to(dtype), torch.ones((), requires_grad=True)
+            fn(x).mul_(w)
+            x.abs().sum().backward()
+            grads.append(w.grad)
+        assert torch.equal(*grads), name
+
+
+def test_a_write_that_changes_no_byte_is_counted() -> None:
+    x, y = torch.ones(3), torch.ones(3)
+    f = functionalize(lambda a, b: (a[1:].mul_(1), b.sum())[1])
+    for _ in range(2):
+        versions = x._version, y._version
+        f(x, y)
+        assert x._version > versions[0] and y._version == versions[1]
+    with torch.inference_mode():
+        z = torch.ones(3)
+        f(z, z.clone())
+    assert z.tolist() == [1, 1, 1]
+
+
 def test_what_cannot_be_rebuilt_is_named() -> None:
     x = torch.zeros(3)
     f = functionalize(lambda a, b: a.add_(1))
@@ -234,3 +291,34 @@ def test_metadata_of_nested_tensors_is_collected() -> None:
     meta = collect_metadata(fn, [{"n": 1, "w": torch.ones(3)}], {"g": torch.ones(3)})
     assert [i.mutates_data for i in meta.input_info] == [False, True, False]
     assert [(o.output_type, o.base_idx) for o in meta.output_info] == [(OutputType.alias_of_input, 1)]
+
+
+@dataclass
+class Held:
+    tensor: Any
+
+
+def test_containers_of_tensors_are_taken_apart_or_refused() -> None:
+    def fn(state: Any) -> Any:
+        state["w"] += 1
+        best = torch.max(state["w"].view(2, 2), 0, out=(state["v"], state["i"]))
+        return best, OrderedDict(tail=state["w"][1:])
+
+    for call in (fn, functionalize(fn)):
+        state = OrderedDict(w=torch.zeros(4), v=torch.zeros(2), i=torch.zeros(2, dtype=torch.int64))
+        best, out = call(state)
+        assert best.values is state["v"] and best.indices is state["i"] and type(best) is torch.return_types.max_out
+        assert out["tail"]._base is state["w"] and state["w"].tolist() == [1, 1, 1, 1]
+    assert [i.mutates_data for i in collect_metadata(fn, [state]).input_info] == [True, True, True]
+
+    x = torch.zeros(3)
+    for run in (lambda fn, x: functionalize(fn)(x), lambda fn, x: collect_metadata(fn, [[x, x.clone()], x])):
+        with pytest.raises(TypeError, match=r"output\[0\] is a Held that holds memory of an input"):
+            run(lambda x, y=None: Held((x[0] if isinstance(x, list) else x)[1:]), x)
+    for run in (
+        lambda x: functionalize(lambda h: None)(x),
+        lambda x: collect_metadata(lambda h, y: None, [x, torch.ones(1)]),
+    ):
+        for box in (Held(x), {x}, {1: Held([x])}):
+            with pytest.raises(TypeError, match=r"args\[0\].*: expected arrays in lists, .* that holds a Tensor"):
+                run(box)

@@ -14,7 +14,7 @@ import numpy as np
 
 from .._core import address
 from ..descriptors import PlainAOTInput, PlainAOTOutput
-from . import trees
+from . import hidden, trees
 from .private import Array, Geometry, Group, World
 
 #: What NumPy keeps outside of the array's own bytes cannot be copied as bytes.
@@ -92,7 +92,11 @@ def call_of(args: tuple[Any, ...], kwargs: dict[str, Any], who: str) -> Call:
 
 
 def check_arrays(call: Call, check: Callable[[Any, Callable[[], str]], None], who: str) -> None:
-    """What `check` raises for an array that cannot be rebuilt from its bytes, named by descriptor."""
+    """What `check` raises for an array that cannot be rebuilt from its bytes, named by descriptor; TypeError for a leaf that holds arrays out of sight."""
+    kinds = array_kinds()
+    for i, (leaf, u) in enumerate(zip(call.leaves, call.index, strict=True)):
+        if u is None:
+            hidden.check_argument(leaf, lambda i=i: f"{who}: {call.leaf_name(i)}", kinds)  # type: ignore[misc]
     for number, array in enumerate(call.arrays):
         check(array, lambda number=number: f"{who}: {call.name(number)}")  # type: ignore[misc]
 
@@ -286,6 +290,18 @@ def check_outputs(world: World, outputs: Sequence[Any], who: str) -> None:
             )
 
 
+def check_hidden(world: World, outputs: Sequence[Any], who: str, where: str = "") -> None:
+    """TypeError for a leaf of a result that keeps memory of an input out of sight; `where`: what the leaves are of, if not of the result."""
+    kinds = array_kinds()
+    for j, o in enumerate(outputs):
+        hidden.check_result(
+            o,
+            lambda j=j: f"{who}: {where or PlainAOTOutput(j).expr()}",  # type: ignore[misc]
+            kinds,
+            lambda array: world.group_at(array) is not None,
+        )
+
+
 def leaf_home(world: World) -> Callable[[Any], Any]:
     """The function that takes one leaf of a result to the caller."""
     inputs = {id(p): a for p, a in zip(world.private, world.arrays, strict=True)}
@@ -308,5 +324,5 @@ def leaf_home(world: World) -> Callable[[Any], Any]:
 
 
 __all__ = [
-    "Call", "Outcome", "Place", "call_of", "check_array", "check_arrays", "check_outputs", "check_signature", "leaf_home", "outcome_of",
+    "Call", "Outcome", "Place", "call_of", "check_array", "check_arrays", "check_hidden", "check_outputs", "check_signature", "leaf_home", "outcome_of",
 ]  # fmt: skip

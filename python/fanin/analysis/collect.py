@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,20 @@ from ..descriptors import (
     TangentAOTInput,
 )
 from . import trees
-from .calls import Call, Outcome, Place, call_of, check_array, check_arrays, check_signature, outcome_of
+from .calls import (
+    Call,
+    Outcome,
+    Place,
+    array_kinds,
+    call_of,
+    check_array,
+    check_arrays,
+    check_hidden,
+    check_signature,
+    outcome_of,
+)
 from .guards import components_of
+from .hidden import check_argument, check_function, check_result
 from .private import Array, Geometry, Plan, World, plain, plan
 from .records import (
     PLAIN_TYPES,
@@ -51,7 +63,7 @@ def collect_metadata(
     """Run a function once, on private copies of its arguments, and say of each input what was done to it and of each output what it is.
 
     `args`, `kwargs`: the function's arguments; lists, tuples and dicts among them are flattened, and `input_info` has one record for each leaf, in order,
-    keyword arguments last by their names. Arrays are NumPy's (all of them), or torch tensors on the CPU (all of them). The caller's arrays are as they
+    keyword arguments last by their names; generators, and containers and dataclasses of other classes that hold arrays, are refused. Arrays are NumPy's (all of them), or torch tensors on the CPU (all of them). The caller's arrays are as they
     were afterwards, whatever the function does, also where it raises.
 
     An input counts as written where one of its bytes changed, by whatever route, or where NumPy was seen to write it though no byte changed. So of
@@ -72,6 +84,7 @@ def collect_metadata(
     [('alias_of_input', 0), ('non_alias', None)]
     """
     args, kwargs = tuple(args), dict(kwargs or {})
+    check_function(fn, "collect_metadata")
     call = call_of(args, kwargs, "collect_metadata")
     check_signature(fn, args, kwargs, "collect_metadata")
     if call.tensors:
@@ -86,12 +99,35 @@ def of_tensors(fn: Callable[..., Any], call: Call, **options: Any) -> ViewAndMut
     """The same of a function on torch tensors, whose flags say who requires a gradient."""
     _, _, (args, kwargs) = call.form
 
+    kinds = array_kinds()
+    for i, (leaf, u) in enumerate(zip(call.leaves, call.index, strict=True)):
+        if u is None:
+            check_argument(leaf, lambda i=i: f"collect_metadata: {call.leaf_name(i)}", kinds)  # type: ignore[misc]
+
     def flat(*leaves: Any) -> Any:
         it = iter(leaves)
         given = [trees.unflatten(one, it) for one in args[2]]
-        return fn(*given, **{k: trees.unflatten(one, it) for k, one in zip(kwargs[1], kwargs[2], strict=True)})
+        result = fn(*given, **{k: trees.unflatten(one, it) for k, one in zip(kwargs[1], kwargs[2], strict=True)})
+        mine = storages(leaf for leaf, u in zip(leaves, call.index, strict=True) if u is not None)
+        outputs: list[Any] = []
+        trees.flatten(result, outputs)
+        for j, o in enumerate(outputs):
+            check_result(
+                o,
+                lambda j=j: f"collect_metadata: {PlainAOTOutput(j).expr()}",  # type: ignore[misc]
+                kinds,
+                lambda a: not isinstance(a, np.ndarray) and not storages([a]).isdisjoint(mine),
+            )
+        return result
 
     return collect_torch(flat, call.leaves, **options)
+
+
+def storages(tensors: Iterable[Any]) -> set[int]:
+    """Where the memory of tensors begins."""
+    return {
+        t.untyped_storage().data_ptr() for t in tensors if str(t.layout) == "torch.strided" and t.device.type == "cpu"
+    }
 
 
 def collect(
@@ -116,6 +152,7 @@ def collect(
     outputs: list[Any] = []
     bases: list[Any] = []
     outcome = outcome_of(world, result, outputs, bases)
+    check_hidden(world, outputs, "collect_metadata")
     return meta_of(call, world, outcome, outputs, bases, frozenset(), log, **options), outcome
 
 

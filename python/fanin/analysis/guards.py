@@ -15,6 +15,7 @@ import numpy as np
 from .._core import Layout, address
 from . import trees
 from .calls import Call
+from .hidden import may_hold
 from .private import Array
 
 
@@ -37,6 +38,8 @@ class Guard:
         self.types = tuple(map(type, call.leaves))
         self.all_arrays = len(call.arrays) == len(call.leaves)
         self.repeats = [(i, self.first[u]) for i, u in enumerate(self.index) if u is not None and self.first[u] != i]
+        #: leaves that might hold arrays out of sight
+        self.boxes = [i for i, u in enumerate(self.index) if u is None and may_hold(self.types[i])]
         self.layout = Layout(call.arrays)
         self.components = components_of(self.layout)
         self.apart = twins(call, self.components)
@@ -166,7 +169,7 @@ def drawn(form: Any) -> str:
     if form is trees.LEAF:
         return "*"
     kind, keys, inner = form
-    if kind is dict:
+    if keys is not None:
         return "{" + ", ".join(f"{k!r}: {drawn(one)}" for k, one in zip(keys, inner, strict=True)) + "}"
     words = ", ".join(drawn(one) for one in inner)
     return f"[{words}]" if kind is list else f"({words})"

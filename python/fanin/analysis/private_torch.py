@@ -69,6 +69,7 @@ class TorchWorld(World):
         self.twins = twins(arrays)
         self.storages: dict[int, int] = {}  #: where which group's private storage begins
         self.before: dict[int, tuple[Any, ...]] = {}  #: how each private tensor lies
+        self.versions: dict[int, int] = {}  #: how often each was written
         super().__init__(plan, arrays, kind, copied)
 
     def _copy(self, number: int, group: Group, kind: type) -> None:
@@ -89,6 +90,7 @@ class TorchWorld(World):
             self.private[m.number] = mine
             self.windows[m.number] = twin(mine), self.twins[m.number]
             self.before[m.number] = lies(mine)
+            self.versions[m.number] = version_of(mine)
         for mine, its in self.covering(group):
             mine[...] = its
         self.storages[start] = number
@@ -150,7 +152,7 @@ class TorchWorld(World):
         if o.dtype == source.dtype:
             view = source.as_strided(shape, stride, places)
         else:
-            view = library.empty(0, dtype=o.dtype).set_(source.untyped_storage(), places, shape, stride)
+            view = retyped(source, o.dtype).as_strided(shape, stride, places)
         if o.is_conj():
             view = view.conj()
         return library._neg_view(view) if o.is_neg() else view
@@ -170,13 +172,43 @@ class TorchWorld(World):
         for g in self.written:
             for mine, its in self.covering(self.plan.groups[g]):
                 its[...] = mine
-            library = torch()
-            if hasattr(library.autograd.graph, "increment_version"):
-                library.autograd.graph.increment_version([self.arrays[m.number] for m in self.plan.groups[g].members])
+        self.count_writes()
         for u in self.moved:
             t, mine = self.arrays[u], self.private[u]
             places = t.storage_offset() + mine.storage_offset() - self.before[u][2]
             t.as_strided_(tuple(mine.shape), tuple(mine.stride()), places)
+
+    def count_writes(self) -> None:
+        """Count up the versions of the caller's tensors that were written, also where no byte changed: whoever saved one for a backward is told."""
+        seen = {self.plan.where[u][0] for u, before in self.versions.items() if version_of(self.private[u]) != before}
+        for g in sorted(seen.union(self.written)):
+            tensors = [self.arrays[m.number] for m in self.plan.groups[g].members]
+            torch().autograd.graph.increment_version([t for t in tensors if not t.is_inference()])
+
+
+def version_of(t: Any) -> int:
+    """How often a tensor was written, as torch counts; 0 where it does not."""
+    return 0 if t.is_inference() else int(t._version)
+
+
+def retyped(source: Any, dtype: Any) -> Any:
+    """A view of the start of a tensor's storage as another dtype, of which `as_strided` makes any other.
+
+    It is derived from the tensor, so that writes to either are counted together; parts of complex numbers by the views that gradients follow.
+    """
+    library = torch()
+    own, other = source.element_size(), dtype.itemsize
+    count = max(1, other // own)
+    if count * own > source.untyped_storage().nbytes():
+        count = 0
+    start = source.as_strided((count,), (1,), 0)
+    if source.is_complex() and not dtype.is_complex and 2 * other == own:
+        start, half = library.view_as_real(start), start.real.dtype
+        return start if half == dtype else start.view(dtype)
+    if dtype.is_complex and source.is_floating_point() and other == 2 * own:
+        pairs = library.view_as_complex(start.view(count // 2, 2))
+        return pairs if pairs.dtype == dtype else pairs.view(dtype)
+    return start.view(dtype)
 
 
 def lies(t: Any) -> tuple[Any, ...]:

@@ -1,12 +1,14 @@
-"""Arguments and results as trees: lists, tuples, named tuples and dicts, whose leaves are everything else.
+"""Arguments and results as trees: lists, tuples, named tuples, dicts, OrderedDicts and defaultdicts, whose leaves are everything else.
 
-A tree is flattened in the order in which it is read; the leaves are what descriptors count (`args[0]` is the first leaf). What other objects hold is
-out of sight: they are leaves themselves.
+A tree is flattened in the order in which it is read; the leaves are what descriptors count (`args[0]` is the first leaf). Other objects are leaves themselves; what
+they hold is looked for in hidden.py.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 #: A leaf's place in a tree's form.
@@ -15,17 +17,39 @@ LEAF = "*"
 Leaf = Callable[[Any], Any]
 
 
+#: Containers that are taken apart and made anew; named tuples are, too.
+DICTS = (dict, OrderedDict, defaultdict)
+KINDS = frozenset({list, tuple, *DICTS})
+
+
+@dataclass(frozen=True)
+class Defaulting:
+    """The kind of a defaultdict, in a form."""
+
+    factory: Callable[[], Any] | None
+
+
 def kind_of(node: Any) -> type | None:
-    """list, tuple or dict for what is exactly that, a named tuple's own type, None for a leaf."""
+    """list, tuple, dict, OrderedDict, defaultdict for what is exactly that, a named tuple's own type, None for a leaf."""
     kind = type(node)
-    if kind is list or kind is tuple or kind is dict:
+    if kind in KINDS:
         return kind
-    return kind if issubclass(kind, tuple) and hasattr(kind, "_make") and hasattr(kind, "_fields") else None
+    if not issubclass(kind, tuple):
+        return None
+    if hasattr(kind, "_make") and hasattr(kind, "_fields"):
+        return kind
+    fields = getattr(kind, "n_sequence_fields", None)  # a named tuple of C, as torch.max returns
+    return kind if fields is not None and fields == getattr(kind, "n_fields", None) else None
 
 
 def items_of(node: Any, kind: type) -> list[Any]:
     """What a container holds, in order."""
-    return list(node.values()) if kind is dict else list(node)
+    return list(node.values()) if kind in DICTS else list(node)
+
+
+def mark_of(node: Any, kind: type) -> type | Defaulting:
+    """What a form says of a container, apart from its keys."""
+    return Defaulting(node.default_factory) if kind is defaultdict else kind
 
 
 def flatten(tree: Any, leaves: list[Any]) -> Any:
@@ -34,8 +58,8 @@ def flatten(tree: Any, leaves: list[Any]) -> Any:
     if kind is None:
         leaves.append(tree)
         return LEAF
-    keys = tuple(tree) if kind is dict else None
-    return (kind, keys, tuple([flatten(item, leaves) for item in items_of(tree, kind)]))
+    keys = tuple(tree) if kind in DICTS else None
+    return (mark_of(tree, kind), keys, tuple([flatten(item, leaves) for item in items_of(tree, kind)]))
 
 
 def unflatten(form: Any, leaves: Iterator[Any]) -> Any:
@@ -47,13 +71,17 @@ def unflatten(form: Any, leaves: Iterator[Any]) -> Any:
     return made(kind, items, keys)
 
 
-def made(kind: type, items: list[Any], keys: Sequence[Any] | None) -> Any:
+def made(kind: type | Defaulting, items: list[Any], keys: Sequence[Any] | None) -> Any:
     """A container of a kind."""
-    if kind is dict:
-        return dict(zip(keys or (), items, strict=True))
+    if isinstance(kind, Defaulting):
+        return defaultdict(kind.factory, zip(keys or (), items, strict=True))
+    if kind in DICTS:
+        return (OrderedDict if kind is OrderedDict else dict)(zip(keys or (), items, strict=True))
     if kind is list:
         return items
-    return tuple(items) if kind is tuple else kind._make(items)  # type: ignore[attr-defined]
+    if kind is tuple:
+        return tuple(items)
+    return kind._make(items) if hasattr(kind, "_make") else kind(items)
 
 
 def paths(form: Any, at: str) -> list[str]:
@@ -85,8 +113,8 @@ class Copies:
             return self.leaf(tree)
         if id(tree) in self._known:
             return self._known[id(tree)]
-        if kind is dict:
-            copy: Any = {}
+        if kind in DICTS:
+            copy: Any = made(mark_of(tree, kind), [], ())
             self._known[id(tree)] = copy
             copy.update((key, self.of(item)) for key, item in tree.items())
             self.pairs.append((tree, copy, dict(copy)))
@@ -133,7 +161,7 @@ class Homeward:
         if id(tree) in self._known:
             return self._known[id(tree)]
         self._alive.append(tree)
-        if kind is list or kind is dict:
+        if kind is list or kind in DICTS:
             self._known[id(tree)] = tree
             self.fill(tree, tree)
             return tree

@@ -22,9 +22,11 @@ from .calls import (
     Call,
     Outcome,
     Place,
+    array_kinds,
     call_of,
     check_array,
     check_arrays,
+    check_hidden,
     check_outputs,
     check_signature,
     leaf_home,
@@ -32,6 +34,7 @@ from .calls import (
 )
 from .collect import collect, meta_of, of_tensors
 from .guards import Change, Guard
+from .hidden import check_argument, check_function
 from .private import Array, World, plan
 from .pure import Pure
 from .records import ViewAndMutationMeta
@@ -196,6 +199,8 @@ class Functionalized:
         kwargs: dict[str, Any],
     ) -> Any:
         """A call of a layout that is recorded."""
+        for i in record.guard.boxes:
+            check_argument(leaves[i], lambda i=i: f"functionalize: {record.named(i)}", array_kinds())  # type: ignore[misc]
         if self._compiler is not None:
             return self._compiled(record, leaves, arrays)
         if record.tensors:
@@ -226,11 +231,17 @@ class Functionalized:
         outputs: list[Any] = []
         trees.flatten(result, outputs)
         check_outputs(world, outputs, "functionalize")
+        check_hidden(world, outputs, "functionalize")
+        changed = copies.changed()
+        for _, copy in changed:
+            inside: list[Any] = []
+            trees.flatten(copy, inside)
+            check_hidden(world, inside, "functionalize", "what was put in a list or dict among the arguments")
         if not record.written.issuperset(world.written):
             self._widen(record, world)
         world.replay(lambda u: record.named(record.first[u]))
         home = trees.Homeward(leaf_home(world), copies)
-        for original, copy in copies.changed():
+        for original, copy in changed:
             home.fill(original, copy)
         mapped = home.of(result)
         world.replay_flags()
@@ -382,7 +393,8 @@ def functionalize(
 
     Calling the wrapper leaves every caller's array, every output, and all that they share, exactly as calling `fn` itself would; where `fn` raises, the caller's arrays
     are as they were before. Inside, `fn` runs on private copies that lie to each other as the caller's arrays do, and what differs afterwards is written back: so it is right by
-    construction, whatever `fn` does with its arguments. Arrays are NumPy's, of any strides, dtypes without objects, in lists, tuples and dicts.
+    construction, whatever `fn` does with its arguments. Arrays are NumPy's, of any strides, dtypes without objects, in lists, tuples, named tuples, dicts, OrderedDicts and defaultdicts. What other objects hold is not exchanged: containers of other classes and dataclasses that hold arrays
+    are a TypeError, among the arguments and, where they hold memory of an input, in the result; what objects of any other class keep in attributes is out of sight.
 
     The first call with a new layout (tree of arguments, dtypes, shapes, strides, who shares which bytes) is recorded: `.meta` and `.pure` tell of it. `example_args` have it recorded
     at once, by one run of `fn` on copies that also sees writes that change no byte.
@@ -393,7 +405,7 @@ def functionalize(
     `compiler`: called with `.pure` for each layout, gives what is run in its place from the second call on; it takes and returns what `.pure.input_descs` and `.pure.output_descs` say.
     `requires_grad`: for each leaf, for `.meta`. `layouts`: how many are kept.
 
-    TypeError: no function, arguments that it does not take, arrays whose bytes are not all (object dtype, subclasses). ValueError: unknown options, options that exclude each other.
+    TypeError: no function, a generator or coroutine function, arguments that it does not take, arrays whose bytes are not all (object dtype, subclasses). ValueError: unknown options, options that exclude each other.
     Messages name arguments by descriptor. Limits, and what is meant by a view: docs/analysis.md.
 
     >>> from fanin.analysis import functionalize
@@ -410,6 +422,7 @@ def functionalize(
     """
     if not callable(fn):
         raise TypeError(f"functionalize: expected a function, got {fn!r:.80}")
+    check_function(fn, "functionalize")
     if guard not in GUARDS:
         raise ValueError(f"functionalize: expected guard among {', '.join(GUARDS)}; got {guard!r}")
     if lend and (guard == "error" or compiler is not None):

@@ -1,0 +1,117 @@
+"""Arrays that trees do not show: in dataclasses, sets, deques, subclasses of list and dict, memoryviews, iterators.
+
+What such an object holds cannot be exchanged for private memory and back, so that a write would reach the caller's array at once, or a result would stay in private
+memory. It is refused where it can be looked into. What an object of any other class keeps in its attributes is out of sight.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import inspect
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+#: What runs when the function has returned, and its private memory is gone.
+LATER = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType, map, zip, filter, enumerate, reversed)
+
+#: Containers by class, and what shows one array.
+BOXES = (list, tuple, dict, set, frozenset, collections.deque, Mapping, collections.UserList)
+VIEWS = (memoryview, np.flatiter)
+
+#: Classes that are found to hold nothing without a look.
+PLAIN = frozenset({np.ndarray, np.float64, int, float, bool, str, type(None)})
+
+#: Containers within containers are looked into so deep.
+DEEPEST = 8
+
+NO_GENERATORS = (
+    (inspect.isgeneratorfunction, "a generator function"),
+    (inspect.iscoroutinefunction, "a coroutine function"),
+    (inspect.isasyncgenfunction, "an asynchronous generator function"),
+)
+
+
+def check_function(fn: Callable[..., Any], who: str) -> None:
+    """TypeError for a function whose body does not run when it is called."""
+    for is_one, words in NO_GENERATORS:
+        if is_one(fn) or is_one(getattr(type(fn), "__call__", None)):  # noqa: B004
+            raise TypeError(
+                f"{who}: expected a function that has done its work when it returns, got {words}: "
+                "what it does later, to the arguments, would not be seen; pass one that runs it to its end and returns a list"
+            )
+
+
+def may_hold(kind: type) -> bool:
+    """Whether objects of a class are looked into."""
+    return kind not in PLAIN and may_hold_at_all(kind)
+
+
+def may_hold_at_all(kind: type) -> bool:
+    """The same, of a class that is not among the most usual ones."""
+    return issubclass(kind, BOXES + VIEWS + LATER) or dataclasses.is_dataclass(kind) or kind is functools.partial
+
+
+def held(x: Any, kinds: tuple[type, ...], depth: int = 0) -> Iterator[Any]:
+    """The arrays in an object."""
+    if isinstance(x, kinds):
+        yield x
+    elif isinstance(x, VIEWS):
+        yield from shown(x)
+    elif depth < DEEPEST and may_hold(type(x)) and not isinstance(x, LATER):
+        for item in items_of(x):
+            yield from held(item, kinds, depth + 1)
+
+
+def shown(x: Any) -> Iterator[Any]:
+    """The array that a memoryview or `a.flat` shows."""
+    try:
+        yield x.base if isinstance(x, np.flatiter) else np.asarray(x)
+    except (ValueError, TypeError):
+        return  # released, or of a format that NumPy does not know
+
+
+def items_of(x: Any) -> Iterable[Any]:
+    """What an object holds."""
+    if isinstance(x, functools.partial):
+        return [x.func, *x.args, *x.keywords.values()]
+    attributes = list(vars(x).values()) if hasattr(x, "__dict__") else []
+    if dataclasses.is_dataclass(x):
+        attributes += [getattr(x, f.name, None) for f in dataclasses.fields(x)]
+    if isinstance(x, Mapping):
+        attributes += list(x.values())
+    elif isinstance(x, BOXES):
+        attributes += list(x)
+    return attributes
+
+
+def check_argument(x: Any, name: Callable[[], str], kinds: tuple[type, ...]) -> None:
+    """TypeError for an argument, no array itself, that holds one; a memoryview is a buffer of its own kind, and passed on."""
+    if not may_hold(type(x)) or isinstance(x, VIEWS):
+        return
+    if isinstance(x, LATER):
+        raise TypeError(f"{name()}: expected arrays in lists, tuples and dicts, got a {type(x).__name__}: pass list(x)")
+    if (array := next(held(x, kinds), None)) is not None:
+        raise TypeError(
+            f"{name()}: expected arrays in lists, tuples, named tuples and dicts, got a {type(x).__name__} that holds a {type(array).__name__}: "
+            "pass the arrays themselves, and make the other of them inside"
+        )
+
+
+def check_result(x: Any, name: Callable[[], str], kinds: tuple[type, ...], is_private: Callable[[Any], bool]) -> None:
+    """TypeError for a part of a result, no array itself, that holds memory of an input, or runs later."""
+    if not may_hold(type(x)):
+        return
+    if isinstance(x, LATER):
+        raise TypeError(
+            f"{name()} is a {type(x).__name__}: expected a result that is there when the function returns; return a list of it"
+        )
+    if any(is_private(array) for array in held(x, kinds)):
+        raise TypeError(
+            f"{name()} is a {type(x).__name__} that holds memory of an input: expected arrays in lists, tuples, named tuples and dicts; "
+            "return the arrays, and make the other of them outside"
+        )
