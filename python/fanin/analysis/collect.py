@@ -87,12 +87,22 @@ def collect_metadata(
     check_function(fn, "collect_metadata")
     call = call_of(args, kwargs, "collect_metadata")
     check_signature(fn, args, kwargs, "collect_metadata")
+    requires_grad = None if requires_grad is None else tuple(map(bool, requires_grad))
+    check_flags(call, requires_grad, "collect_metadata")
     if call.tensors:
         return of_tensors(fn, call, keep_input_mutations=keep_input_mutations)
     check_arrays(call, check_array, "collect_metadata")
     layout = plan(call.arrays, components_of(Layout(call.arrays)))
     options: dict[str, Any] = {"keep_input_mutations": keep_input_mutations, "requires_grad": requires_grad}
     return collect(fn, call, args, kwargs, layout, grad_enabled=grad_enabled, **options)[0]
+
+
+def check_flags(call: Call, requires_grad: Sequence[bool] | None, who: str) -> None:
+    """ValueError unless there is a flag for each leaf."""
+    if requires_grad is not None and len(requires_grad) != len(call.leaves):
+        raise ValueError(
+            f"{who}: requires_grad: expected a flag for each of the {len(call.leaves)} inputs, got {len(requires_grad)}"
+        )
 
 
 def of_tensors(fn: Callable[..., Any], call: Call, **options: Any) -> ViewAndMutationMeta:
@@ -139,21 +149,20 @@ def collect(
     *,
     grad_enabled: Callable[[], bool] | None = None,
     **options: Any,
-) -> tuple[ViewAndMutationMeta, Outcome]:
-    """One run on tracked arrays: the metadata, and the outcome that it was made of."""
+) -> tuple[ViewAndMutationMeta, Outcome, trees.Copies]:
+    """One run on tracked arrays: the metadata, the outcome that it was made of, and the containers that the function was given."""
     log = Log(grad_enabled)
     world = World(layout, call.arrays, Tracked)
-    spans = [world.span(layout.where[u][0]) for u in range(len(call.arrays))]
-    tracked(world.private, spans, log)
+    tracked(world, log)
     known = {id(leaf): world.private[u] for leaf, u in zip(call.leaves, call.index, strict=True) if u is not None}
     copies = trees.Copies(lambda leaf: known.get(id(leaf), leaf))
     result = fn(*[copies.of(a) for a in args], **{k: copies.of(v) for k, v in kwargs.items()})
-    log.spans = []
+    log.close()
     outputs: list[Any] = []
     bases: list[Any] = []
     outcome = outcome_of(world, result, outputs, bases)
     check_hidden(world, outputs, "collect_metadata")
-    return meta_of(call, world, outcome, outputs, bases, frozenset(), log, **options), outcome
+    return meta_of(call, world, outcome, outputs, bases, frozenset(), log, **options), outcome, copies
 
 
 def meta_of(
@@ -170,8 +179,6 @@ def meta_of(
 ) -> ViewAndMutationMeta:
     """The records of a run. `earlier`: arrays that count as written whatever is seen; `log`: what tracked arrays saw, if there were any."""
     wanted = list(requires_grad) if requires_grad is not None else [False] * len(call.leaves)
-    if len(wanted) != len(call.leaves):
-        raise ValueError(f"requires_grad: expected a flag for each of the {len(call.leaves)} inputs, got {len(wanted)}")
     inputs = [
         InputAliasInfo(
             requires_grad=bool(grad), keep_input_mutations=keep_input_mutations, mutations_hidden_from_autograd=True
@@ -207,7 +214,7 @@ def input_info(
     near = set(world.plan.groups[world.plan.where[u][0]].numbers)
     # A write by another that shares the bytes is seen, too.
     seen = {enabled for origin, enabled in log.writes if origin in near} if log else set()
-    itself = log is not None and any(origin == u for origin, _ in log.writes)
+    itself = log is not None and u in log.met
     data = not resized and (earlier or itself or world.member_written(u))
     return InputAliasInfo(
         mutates_data=data,
