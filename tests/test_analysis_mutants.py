@@ -80,7 +80,7 @@ MUTANTS = [
     # what tracked arrays see
     fault("tracked", "        for o in out:\n            written(o)\n        if isinstance(result", "        if isinstance(result"),
     fault("tracked", "            if method == \"at\":\n", "            if False:\n"),
-    fault("tracked", "        if low <= address(array) < high:", "        if True:"),
+    fault("tracked", "        if not low <= address(array) < high:\n            return\n", ""),
     fault("tracked", "        if not basic(key):", "        if False:"),
     fault("tracked", "    return func in WRITERS or bool", "    return bool"),
     fault("tracked", "{**dict(zip(names, args, strict=False)), **kwargs}", "kwargs"),
@@ -127,7 +127,7 @@ MUTANTS = [
     fault("wrapper", "        if self._guard == \"error\" and self._records:", "        if False:"),
     fault("wrapper", "        if self._guard == \"error\":\n            self._hold(", "        if False:\n            self._hold("),
     fault("wrapper", "copied=record.to_copy if self._lend else None", "copied=None"),
-    fault("wrapper", "        for original, copy in copies.changed():\n            home.fill(original, copy)\n", ""),
+    fault("wrapper", "        for original, copy in changed:\n            home.fill(original, copy)\n", ""),
     fault("wrapper", "        record.touched |= more\n", ""),
     fault("wrapper", "[: self._keep]", ""),
     fault("wrapper", "    for g in sorted(outcome.written - record.written):", "    for g in ():"),

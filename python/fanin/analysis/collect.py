@@ -62,7 +62,7 @@ def collect_metadata(
 ) -> ViewAndMutationMeta:
     """Run a function once, on private copies of its arguments, and say of each input what was done to it and of each output what it is.
 
-    `args`, `kwargs`: the function's arguments; lists, tuples and dicts among them are flattened, and `input_info` has one record for each leaf, in order,
+    `args`, `kwargs`: the function's arguments; lists, tuples, named tuples, dicts, OrderedDicts and defaultdicts among them are flattened, and `input_info` has one record for each leaf, in order,
     keyword arguments last by their names; generators, and containers and dataclasses of other classes that hold arrays, are refused. Arrays are NumPy's (all of them), or torch tensors on the CPU (all of them). The caller's arrays are as they
     were afterwards, whatever the function does, also where it raises.
 
