@@ -29,7 +29,7 @@ from .calls import (
     outcome_of,
 )
 from .guards import components_of
-from .hidden import check_argument, check_function, check_result
+from .hidden import check_argument, check_function, check_result, may_hold
 from .private import Array, Geometry, Plan, World, plain, plan
 from .records import (
     PLAIN_TYPES,
@@ -122,6 +122,8 @@ def of_tensors(fn: Callable[..., Any], call: Call, **options: Any) -> ViewAndMut
         outputs: list[Any] = []
         trees.flatten(result, outputs)
         for j, o in enumerate(outputs):
+            if not may_hold(type(o)):
+                continue
             check_result(
                 o,
                 lambda j=j: f"collect_metadata: {PlainAOTOutput(j).expr()}",  # type: ignore[misc]
