@@ -20,7 +20,7 @@ from pymutants import Mutant, planted, survivors
 
 A = "fanin.analysis."
 #: The modules in the order in which they import each other.
-ORDER = ["trees", "private", "calls", "guards", "tracked", "collect", "pure", "wrapper"]
+ORDER = ["hidden", "trees", "private", "calls", "guards", "tracked", "collect", "pure", "wrapper"]
 
 
 def fault(name: str, old: str, new: str) -> Mutant:
@@ -48,8 +48,8 @@ MUTANTS = [
     fault("private", "        if number in self.frozen:\n            raise", "        if True:\n            raise"),
     fault("private", "            if low <= start < high:\n                return number", "            if False:\n                return number"),
     # outputs
-    fault("calls", "        elif id(o) in inputs:\n            places.append", "        elif False:\n            places.append"),
-    fault("calls", "same_as = first_seen.setdefault(id(o), j) if world.is_array(o) else j", "same_as = j"),
+    fault("calls", "        elif id(itself) in inputs:\n            places.append", "        elif False:\n            places.append"),
+    fault("calls", "same_as = first_seen.setdefault(id(itself), j) if world.is_array(o) else j", "same_as = j"),
     fault("calls", "    if origin is not None and origin in group.numbers:", "    if False:"),
     fault("calls", "        if id(root) in distinct:", "        if False:"),
     fault("calls", "            kind, base = \"shared\", len(bases)", "            kind, base = \"shared\", 0"),
@@ -80,9 +80,21 @@ MUTANTS = [
     # what tracked arrays see
     fault("tracked", "        for o in out:\n            written(o)\n        if isinstance(result", "        if isinstance(result"),
     fault("tracked", "            if method == \"at\":\n", "            if False:\n"),
-    fault("tracked", "        if low <= address(array) < high:", "        if True:"),
+    fault("tracked", "        if not low <= address(array) < high:\n            return\n", ""),
     fault("tracked", "        if not basic(key):", "        if False:"),
-    fault("tracked", "        if func in WRITERS and args:", "        if False:"),
+    fault("tracked", "    return func in WRITERS or bool", "    return bool"),
+    fault("tracked", "{**dict(zip(names, args, strict=False)), **kwargs}", "kwargs"),
+    fault("tracked", "        out = args[at] if at < len(args) else kwargs.get(\"out\")", "        out = kwargs.get(\"out\")"),
+    fault("tracked", "        whole.__set__(self, value)\n        written(self)", "        whole.__set__(self, value)"),
+    fault("tracked", "and sharing.overlap(mine, world.as_it_was(u)))", ")"),
+    fault("tracked", "        self.met.update(u for u in others", "        set().update(u for u in others"),
+    fault("calls", "        itself = o.base if is_stripped(o) and id(o.base) in inputs else o", "        itself = o"),
+    fault("private", "memory = root[shift : shift + size].view(kind)", "memory = root[shift : shift + size]"),
+    # what is out of sight
+    fault("hidden", "        if is_one(fn) or", "        if False and"),
+    fault("hidden", "    if isinstance(x, LATER):\n        raise TypeError(f\"{name()}: expected arrays in", "    if False:\n        raise TypeError(f\"{name()}: expected arrays in"),
+    fault("hidden", "    if any(is_private(array) for array in held(x, kinds)):", "    if False:"),
+    fault("wrapper", "        for i in record.guard.boxes:", "        for i in ():"),
     fault("tracked", "        super().__setitem__(key, value)\n        written(self)\n", "        super().__setitem__(key, value)\n"),
     # the guard
     fault("guards", "            if leaves[i] is not leaves[j]:\n                return None", "            pass"),
@@ -115,7 +127,7 @@ MUTANTS = [
     fault("wrapper", "        if self._guard == \"error\" and self._records:", "        if False:"),
     fault("wrapper", "        if self._guard == \"error\":\n            self._hold(", "        if False:\n            self._hold("),
     fault("wrapper", "copied=record.to_copy if self._lend else None", "copied=None"),
-    fault("wrapper", "        for original, copy in copies.changed():\n            home.fill(original, copy)\n", ""),
+    fault("wrapper", "        for original, copy in changed:\n            home.fill(original, copy)\n", ""),
     fault("wrapper", "        record.touched |= more\n", ""),
     fault("wrapper", "[: self._keep]", ""),
     fault("wrapper", "    for g in sorted(outcome.written - record.written):", "    for g in ():"),
@@ -133,7 +145,7 @@ def unparametrized() -> list[Callable[[], None]]:
         for name, t in vars(test_collect).items()
         if name.startswith("test_") and not getattr(t, "pytestmark", None) and t.__code__.co_argcount == 0
     ]
-    return [*test_functionalize.CHECKS, test_collect.check_routes, test_collect.check_bad_arguments, *plain]
+    return [*test_functionalize.CHECKS, test_collect.check_routes, test_collect.check_writes_of_what_is_there, test_collect.check_identity, test_collect.check_bad_arguments, *plain]
 
 
 def quiet(mutants: list[Mutant]) -> list[str]:

@@ -564,6 +564,37 @@ def test_signatures_that_do_not_add_up_are_refused() -> None:
         analysis.create_graph_signature(3, meta)
 
 
+def test_a_signature_without_gradients_is_held_against_what_it_is_given() -> None:
+    meta = analysis.ViewAndMutationMeta([info("data"), info(), info()], [analysis.OutputAliasInfo(analysis.OutputType.non_alias, np.ndarray)] * 2)
+    names = analysis.GraphNames(["p", "x", "y"], ["new_p", "a", "b"])
+    how: dict[str, Any] = {"param_names": ["w"]}
+    good = analysis.create_graph_signature(names, meta, **how, user_args_flat=[1, 2], params_and_buffers_flat=[3])
+    assert good.user_outputs == ("a", "b") and good == analysis.create_graph_signature(names, meta, **how)
+    for change, said in [
+        ({"user_args_flat": [1]}, "expected 2 user_args_flat, x, y; got 1"),
+        ({"params_and_buffers_flat": [1, 2]}, "expected 1 params_and_buffers_flat, w; got 2"),
+    ]:
+        with pytest.raises(ValueError, match=said):
+            analysis.create_graph_signature(names, meta, **how, **change)
+    for outputs in (["new_p", "a"], ["new_p", "a", "b", "c"]):
+        with pytest.raises(ValueError, match=r"expected 2 outputs after the new values, 2 of the function and 0 bases, got \d: a"):
+            analysis.create_graph_signature(analysis.GraphNames(names.placeholders, outputs), meta, **how)
+
+
+def test_positions_of_bases_may_be_integers_of_numpy() -> None:
+    base = np.zeros(4)
+    a, b, c = base[:3], base[1:], np.zeros(2)
+    meta = analysis.ViewAndMutationMeta([info("data"), info(), info()], [])
+    descs = [d.SyntheticBaseAOTInput(d.PlainAOTInput(0)), d.PlainAOTInput(2)]
+    found = [
+        analysis.create_synthetic_base_metadata(meta, [(of(0), a), (of(0), b), of(1)], [a, b, c], [base, c], descs)
+        for of in (int, np.int64)
+    ]
+    assert found[0] == found[1]
+    with pytest.raises(TypeError):
+        analysis.create_synthetic_base_metadata(meta, [(0, a), (0, b), 1.0], [a, b, c], [base, c], descs)
+
+
 def test_names_are_read_of_what_looks_like_a_graph() -> None:
     node = types.SimpleNamespace
     x, y = node(op="placeholder", name="x"), node(op="call_function", name="y")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.lib.stride_tricks import as_strided
 
-from fanin.analysis import MutationType, OutputType, collect
+from fanin.analysis import MutationType, OutputType, collect, functionalize
 
 #: Asked for its names, so that planted faults are met.
 assert collect.collect_metadata
@@ -48,10 +48,11 @@ ROUTES: dict[str, Callable[[Any], Any]] = {
     "setfield": lambda x: x.setfield(5, np.dtype("i4"), 0),
     "a view of a view": lambda x: x.reshape(2, 2).T[1:].__setitem__(0, 9),
     "a view of another dtype": lambda x: x.view("u1").__setitem__(0, 9),
+    "a view by the class": lambda x: x.view(np.ndarray).__setitem__(0, 9),
+    "a view of another dtype by the class": lambda x: x.view("u1", type=np.ndarray).__setitem__(0, 9),
 }
 HIDDEN: dict[str, Callable[[Any], Any]] = {
     "asarray": lambda x: np.asarray(x).__setitem__(0, 9),
-    "a view by the class": lambda x: x.view(np.ndarray).__setitem__(0, 9),
     "flat": lambda x: x.flat.__setitem__(0, 9),
     "memoryview": lambda x: memoryview(x).__setitem__(0, 9),
     "frombuffer": lambda x: np.frombuffer(x, "u1").__setitem__(0, 9),
@@ -85,6 +86,140 @@ def test_a_write_that_changes_no_byte_is_seen_where_numpy_makes_it() -> None:
         lambda x: x[1:].fill(1),
     ):
         assert inputs(route, np.ones(3))[0].mutates_data
+
+
+#: Writes of what is there already, to x, which is np.arange(6.); y is zeros of 6.
+NO_CHANGE: dict[str, Callable[[Any, Any], Any]] = {
+    "np.clip by position": lambda x, y: np.clip(x, 0, 99, x),
+    "clip by position": lambda x, y: x.clip(0, 99, x),
+    "np.round by position": lambda x, y: np.round(x, 0, x),
+    "round by position": lambda x, y: x.round(0, x),
+    "np.take by position": lambda x, y: np.take(x, range(6), 0, x),
+    "take by position": lambda x, y: x.take(range(6), 0, x),
+    "np.concatenate by position": lambda x, y: np.concatenate([x.copy()], 0, x),
+    "np.dot by position": lambda x, y: np.dot(np.eye(6), x.copy(), x),
+    "np.cumsum by position": lambda x, y: np.cumsum(np.diff(x, prepend=0), 0, None, x),
+    "np.outer by position": lambda x, y: np.outer(np.ones(1), np.arange(6.0), x[None]),
+    "np.sum by position": lambda x, y: np.sum(np.arange(6.0)[None], 0, None, x),
+    "sum by position": lambda x, y: (y * 0 + x)[None].sum(0, None, x),
+    "median, overwriting": lambda x, y: np.median(x, overwrite_input=True),
+    "percentile, overwriting": lambda x, y: np.percentile(x, 50, overwrite_input=True),
+    "nan_to_num without a copy": lambda x, y: np.nan_to_num(x, copy=False),
+    "nan_to_num without a copy, by position": lambda x, y: np.nan_to_num(x, False),
+    "copyto by name": lambda x, y: np.copyto(dst=x, src=x.copy()),
+    "put by name": lambda x, y: np.put(a=x, ind=[0], v=[0.0]),
+    "place by name": lambda x, y: np.place(arr=x, mask=x > 99, vals=[0]),
+    "putmask": lambda x, y: np.putmask(x, mask=x > 99, values=0),
+    "fill_diagonal by name": lambda x, y: np.fill_diagonal(a=x.reshape(1, 6), val=0),
+    "put_along_axis by name": lambda x, y: np.put_along_axis(arr=x, indices=np.array([0]), values=0.0, axis=0),
+    "the real part": lambda x, y: setattr(x, "real", x.copy()),
+    "flat": lambda x, y: setattr(x, "flat", x.copy()),
+    "linalg's out": lambda x, y: np.linalg.multi_dot([np.eye(6), np.arange(6.0)], out=x),
+    "a member of a tuple": lambda x, y: np.modf(np.arange(6.0), out=(None, x)),
+}
+
+
+@pytest.mark.parametrize("name", NO_CHANGE)
+def test_a_write_of_what_is_there_is_seen_however_numpy_is_told_of_it(name: str) -> None:
+    x, y = np.arange(6.0), np.zeros(6)
+    written, other = inputs(lambda x, y: NO_CHANGE[name](x, y) is None, x, y)
+    assert written.mutates_data and not written.mutations_hidden_from_autograd and not other.mutates_data
+
+
+def check_writes_of_what_is_there() -> None:
+    for name in NO_CHANGE:
+        test_a_write_of_what_is_there_is_seen_however_numpy_is_told_of_it(name)
+
+
+def test_what_only_reads_is_no_write() -> None:
+    for fn in (
+        lambda x: np.clip(x, 0, 9),
+        lambda x: np.median(x),
+        lambda x: np.percentile(x, 50, overwrite_input=False),
+        lambda x: np.nan_to_num(x),
+        lambda x: np.copyto(dst=np.zeros(6), src=x),
+        lambda x: np.take(np.zeros(6), [0], 0, np.zeros(1)) + x,
+        lambda x: np.concatenate([x], 0, np.zeros(6)),
+        lambda x: x.sum(0, None, np.zeros(())),
+        lambda x: x.real + x.imag,
+        lambda x: x[3:3].__setitem__(..., 1),
+        lambda x: np.nan_to_num(x.view("i8"), copy=False),
+    ):
+        assert not inputs(fn, np.arange(6.0))[0].mutates_data
+
+
+#: Functions that give back the very array that they are given.
+SAME: dict[str, Callable[[Any], Any]] = {
+    "asarray": np.asarray,
+    "asanyarray": np.asanyarray,
+    "ascontiguousarray": np.ascontiguousarray,
+    "asfortranarray": np.asfortranarray,
+    "array, copy=None": lambda x: np.array(x, copy=None),
+    "require": lambda x: np.require(x, requirements="C"),
+    "atleast_1d": np.atleast_1d,
+    "np.squeeze": np.squeeze,
+    "squeeze": lambda x: x.squeeze(),
+    "np.real": np.real,
+    "real": lambda x: x.real,
+    "conj": lambda x: x.conj(),
+    "astype": lambda x: x.astype(float, copy=False),
+    "__array__": lambda x: x.__array__(),
+    "clip by position": lambda x: np.clip(x, 0, 9, x),
+    "round by position": lambda x: np.round(x, 0, x),
+    "sum by position": lambda x: np.sum(np.ones((2, 6)), 0, None, x),
+    "take by position": lambda x: np.take(np.ones(6), range(6), 0, x),
+    "nan_to_num": lambda x: np.nan_to_num(x, copy=False),
+    "real_if_close": np.real_if_close,
+    "getdata": np.ma.getdata,
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+@pytest.mark.parametrize("owns", [True, False])
+def test_an_output_that_is_the_input_is_told_from_a_view_of_it(name: str, owns: bool) -> None:
+    def make() -> Any:
+        return np.arange(6.0) if owns else np.arange(9.0)[2:8]
+
+    x = make()
+    expected = (T.is_input, 0) if SAME[name](x) is x else (T.alias_of_input, 0)
+    assert outputs(SAME[name], make()) == [expected]
+    assert outputs(lambda x: SAME[name](x[...]), make()) == [(T.alias_of_input, 0)]
+    x = make()
+    assert outputs(lambda x, y: SAME[name](x), x, x[1:]) == [expected]
+    f = functionalize(SAME[name], (make(),), guard="error")
+    y = make()
+    assert (f(y) is y) == (expected[0] is T.is_input)
+
+
+def check_identity() -> None:
+    for name in SAME:
+        for owns in (True, False):
+            test_an_output_that_is_the_input_is_told_from_a_view_of_it(name, owns)
+
+
+def test_an_input_that_is_returned_by_two_ways_is_one_object() -> None:
+    f = functionalize(lambda a: list(np.broadcast_arrays(a, a)), (np.arange(3.0),), guard="error")
+    a = np.arange(3.0)
+    one, two = f(a)
+    assert one is a and two is a
+
+
+def test_a_write_that_changes_no_byte_counts_for_all_who_show_the_bytes() -> None:
+    x = np.arange(6.0)
+
+    def scaled(a: Any, b: Any, c: Any) -> None:
+        a *= 1
+
+    for args, expected in [
+        ((x[:4], x[2:], x), [True, True, True]),
+        ((x[2:], x[:4], x[5:]), [True, True, True]),
+        ((x[:2], x[3:], x), [True, False, True]),
+        ((x[:3], x[1:5], x[4:]), [True, True, False]),
+        ((x[::2], x[1::2], x), [True, False, True]),
+    ]:
+        assert [i.mutates_data for i in inputs(scaled, *args)] == expected
+    wrote = [i.mutates_data for i in inputs(lambda a, b: a[:2].__imul__(1) is None, x[:4], x[2:])]
+    assert wrote == [True, False], "what was written is the view, not all of the array"
 
 
 def test_a_write_that_is_refused_is_none() -> None:
@@ -308,7 +443,7 @@ def test_bases_are_counted() -> None:
         lambda x: x[1:], lambda x: x.T, lambda x: x.reshape(-1), lambda x: np.broadcast_to(x, (2, 3, 4)), lambda x: x[::-1, ::2], lambda x: x[0],
         lambda x: x.diagonal(), lambda x: x.view("i8"), lambda x: np.asarray(x)[1:], lambda x: as_strided(x, (2,), (0,)), lambda x: x[..., None],
         lambda x: x[1, 1, ...], lambda x: np.frombuffer(x, "u1"), lambda x: np.moveaxis(x, 0, 1), lambda x: np.lib.stride_tricks.sliding_window_view(x, 2, 1),
-        lambda x: x[5:], lambda x: np.array(x, copy=False), lambda x: np.squeeze(x[:1]),
+        lambda x: x[5:], lambda x: np.asarray(x)[...], lambda x: np.squeeze(x[:1]), lambda x: x.view(np.ndarray), lambda x: x.view(),
     ],
 )  # fmt: skip
 def test_a_view_of_an_input_is_known_by_its_memory(view: Callable[[Any], Any]) -> None:

@@ -988,6 +988,107 @@ def check_functions_that_run_later_are_refused() -> None:
             analysis.collect_metadata(later, [a])
 
 
+class Machine:
+    """A class with methods that write what they are given."""
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+
+    @functionalize
+    def step(self, x: Any) -> Any:
+        """Scale in place."""
+        x *= self.rate
+        return x[1:]
+
+
+def check_methods_are_bound() -> None:
+    for rate in (2.0, 3.0):
+        x, machine = np.ones(3), Machine(rate)
+        view = machine.step(x)
+        assert x.tolist() == [rate] * 3 and view.base is x
+    assert Machine.step.layouts == 1 and machine.step.layouts == 1 and "args[1]" in repr(machine.step.pure)
+    assert Machine.step.__doc__ == "Scale in place." and Machine.step(machine, x).base is x
+    with pytest.raises(TypeError, match=r"takes 2 positional arguments, got 3"):
+        machine.step(x, 3)
+
+
+def check_a_function_that_calls_itself_has_one_record() -> None:
+    for options in ({}, {"lend": True}, {"guard": "error"}, {"compiler": itself}):
+
+        def fn(a: Any, n: int) -> Any:
+            a += n
+            if n > 0:
+                f(a, n - 1)  # noqa: B023
+            return a
+
+        f = F.functionalize(fn, **options)
+        a = np.zeros(2)
+        assert f(a, 3) is a and a.tolist() == [6, 6] and f.layouts == 1
+        assert f(a, 3) is a and f.layouts == 1
+
+
+def check_a_function_that_changes_a_list_is_not_compiled() -> None:
+    def fn(box: list[Any]) -> None:
+        box[0] += 1
+        box.append(3)
+
+    a = np.zeros(2)
+    box, words = [a], "changes a list or dict among its arguments: a compiled function cannot"
+    f = F.functionalize(fn, compiler=itself)
+    with pytest.raises(ValueError, match=words):
+        f(box)
+    with pytest.raises(ValueError, match=words):
+        F.functionalize(fn, (box,), compiler=itself)
+    assert len(box) == 1 and not a.any() and f.layouts == 0
+
+
+def check_what_a_compiled_function_must_return_is_said() -> None:
+    def fn(a: Any) -> Any:
+        a += 1
+        return a * 2
+
+    for wrong, found in ((None, "None"), (np.ones(2), "a ndarray"), (3, "a int")):
+        f = F.functionalize(fn, (np.zeros(2),), compiler=lambda pure, wrong=wrong: lambda *inner: wrong)
+        a = np.zeros(2)
+        with pytest.raises(
+            TypeError,
+            match=rf"expected 2 values of the compiled function, __input_mutation\(args\[0\]\), output\[0\], as a list; got {found}",
+        ):
+            f(a)
+        assert not a.any()
+
+
+def check_flags_are_counted_before_anything_runs() -> None:
+    ran = []
+    for flags in ([True], [True] * 3, ()):
+        for who, run in (
+            (
+                "functionalize",
+                lambda flags: F.functionalize(lambda a, b: ran.append(1), requires_grad=flags)(np.ones(1), 2),
+            ),
+            (
+                "functionalize",
+                lambda flags: F.functionalize(lambda a, b: ran.append(1), (np.ones(1), 2), requires_grad=flags),
+            ),
+            (
+                "collect_metadata",
+                lambda flags: analysis.collect_metadata(
+                    lambda a, b: ran.append(1), [np.ones(1), 2], requires_grad=flags
+                ),
+            ),
+        ):
+            with pytest.raises(
+                ValueError, match=rf"^{who}: requires_grad: expected a flag for each of the 2 inputs, got {len(flags)}"
+            ):
+                run(flags)
+    assert not ran
+    assert (
+        F.functionalize(lambda a: None, (np.ones(1),), requires_grad=(True for _ in range(1)))
+        .meta.input_info[0]
+        .requires_grad
+    )
+
+
 CHECKS = [c for name, c in sorted(globals().items()) if name.startswith("check_") and name != "check_same"]
 
 

@@ -6,6 +6,7 @@ A test says which rules it states: `@pytest.mark.rule("S8", "S9")`.  Code and me
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -75,6 +76,7 @@ def files() -> Iterable[tuple[Path, str]]:
                 yield path, words_of_python(path.read_text())
 
 
+@functools.cache
 def all_marks() -> dict[str, list[str]]:
     """rule -> the tests that state it."""
     found: dict[str, list[str]] = {}

@@ -184,6 +184,12 @@ def same_size(dtype: Any) -> str:
     return {1: "u1", 2: "i2", 4: "f4", 8: "i8"}.get(dtype.itemsize, dtype)
 
 
+#: Functions that give back the very array that they are given, most often.
+ITSELF = (
+    np.asarray, np.ascontiguousarray, np.atleast_1d, np.squeeze, np.real, lambda x: np.array(x, copy=None), lambda x: x.conj(), lambda x: x.astype(x.dtype, copy=False),
+)  # fmt: skip
+
+
 VIEWS: dict[str, Callable[[Any, Choices], Any]] = {
     "slice": lambda x, c: x[cut(x, c)],
     "slice, as an array": lambda x, c: x[(*cut(x, c), ...)],
@@ -210,6 +216,7 @@ VIEWS: dict[str, Callable[[Any, Choices], Any]] = {
     "fancy": lambda x, c: x[[0]] if x.ndim and len(x) else x.copy(),
     "parts of a new one": lambda x, c: (lambda t: [t[1:], t[: c.of(3)]])(np.arange(4.0)),
     "itself": lambda x, c: x,
+    "itself, by a function": lambda x, c: c.among(ITSELF)(x),
 }
 
 
@@ -247,6 +254,16 @@ def assigned(x: Any, c: Choices) -> None:
     )
 
 
+#: Writes where NumPy is told in another way what is written; some change no byte.
+TOLD = (
+    lambda x: np.clip(x, 0, 9, x), lambda x: x.clip(1, 99, x), lambda x: np.round(x, 0, x), lambda x: np.take(x.copy(), range(len(x)), 0, x),
+    lambda x: np.concatenate([x.copy()], 0, x), lambda x: np.cumsum(x.copy(), 0, None, x), lambda x: x[None].sum(0, None, x.copy()),
+    lambda x: np.sum(x[None].copy(), 0, None, x), lambda x: np.nan_to_num(x, copy=False), lambda x: np.copyto(dst=x, src=x.copy()), lambda x: np.put(a=x, ind=[0], v=x.ravel()[:1].copy()),
+    lambda x: np.place(arr=x, mask=np.zeros(x.shape, bool), vals=[1]), lambda x: np.fill_diagonal(a=x, val=1), lambda x: np.median(x, overwrite_input=True),
+    lambda x: np.put_along_axis(arr=x, indices=np.zeros((1,) * x.ndim, int), values=1, axis=0), lambda x: setattr(x, "real", x.copy()),
+)  # fmt: skip
+
+
 WRITES: dict[str, Callable[[Any, Choices], None]] = {
     "item": assigned,
     "out": halved,
@@ -261,6 +278,7 @@ WRITES: dict[str, Callable[[Any, Choices], None]] = {
     "flat": lambda x, c: x.flat.__setitem__(0, x.flat[-1]) if x.size else None,
     "swap halves": lambda x, c: x[1:].__setitem__(slice(None), x[:-1].copy()) if x.ndim and len(x) > 1 else None,
     "copyto": lambda x, c: np.copyto(x, np.flip(x)),
+    "by position or name": lambda x, c: c.among(TOLD)(x) if x.ndim and x.dtype.kind in "fiuc" else assigned(x, c),
 }
 
 

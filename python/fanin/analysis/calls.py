@@ -204,12 +204,13 @@ def places_of(world: World, outputs: Sequence[Any], bases: list[Any]) -> list[Pl
     places: list[Place | None] = []
     own: dict[int, list[int]] = {}  # whose memory -> which outputs
     for j, o in enumerate(outputs):
-        same_as = first_seen.setdefault(id(o), j) if world.is_array(o) else j
+        itself = o.base if is_stripped(o) and id(o.base) in inputs else o
+        same_as = first_seen.setdefault(id(itself), j) if world.is_array(o) else j
         twin = None if same_as == j else same_as
         if not world.is_array(o):
             places.append(Place())
-        elif id(o) in inputs:
-            places.append(Place("input", inputs[id(o)], array=True, same_as=twin))
+        elif id(itself) in inputs:
+            places.append(Place("input", inputs[id(itself)], array=True, same_as=twin))
         else:
             group = world.group_at(o)
             if group is not None:
@@ -222,6 +223,16 @@ def places_of(world: World, outputs: Sequence[Any], bases: list[Any]) -> list[Pl
     for shared in own.values():
         share(outputs, shared, places, bases)
     return [p for p in places if p is not None]
+
+
+def is_stripped(o: Any) -> bool:
+    """Whether an output is an array of a private class without its class: NumPy makes it of that where it would have handed on the array itself."""
+    return (
+        type(o) is np.ndarray
+        and isinstance(o.base, np.ndarray)
+        and type(o.base) is not np.ndarray
+        and (address(o) == address(o.base) and Geometry.of(o).fits(o.base))
+    )
 
 
 def view_place(world: World, number: int, o: Any, twin: int | None) -> Place:
@@ -294,6 +305,8 @@ def check_hidden(world: World, outputs: Sequence[Any], who: str, where: str = ""
     """TypeError for a leaf of a result that keeps memory of an input out of sight; `where`: what the leaves are of, if not of the result."""
     kinds = array_kinds()
     for j, o in enumerate(outputs):
+        if not hidden.may_hold(type(o)):
+            continue
         hidden.check_result(
             o,
             lambda j=j: f"{who}: {where or PlainAOTOutput(j).expr()}",  # type: ignore[misc]

@@ -29,7 +29,7 @@ from .calls import (
     outcome_of,
 )
 from .guards import components_of
-from .hidden import check_argument, check_function, check_result
+from .hidden import check_argument, check_function, check_result, may_hold
 from .private import Array, Geometry, Plan, World, plain, plan
 from .records import (
     PLAIN_TYPES,
@@ -62,7 +62,7 @@ def collect_metadata(
 ) -> ViewAndMutationMeta:
     """Run a function once, on private copies of its arguments, and say of each input what was done to it and of each output what it is.
 
-    `args`, `kwargs`: the function's arguments; lists, tuples and dicts among them are flattened, and `input_info` has one record for each leaf, in order,
+    `args`, `kwargs`: the function's arguments; lists, tuples, named tuples, dicts, OrderedDicts and defaultdicts among them are flattened, and `input_info` has one record for each leaf, in order,
     keyword arguments last by their names; generators, and containers and dataclasses of other classes that hold arrays, are refused. Arrays are NumPy's (all of them), or torch tensors on the CPU (all of them). The caller's arrays are as they
     were afterwards, whatever the function does, also where it raises.
 
@@ -87,12 +87,22 @@ def collect_metadata(
     check_function(fn, "collect_metadata")
     call = call_of(args, kwargs, "collect_metadata")
     check_signature(fn, args, kwargs, "collect_metadata")
+    requires_grad = None if requires_grad is None else tuple(map(bool, requires_grad))
+    check_flags(call, requires_grad, "collect_metadata")
     if call.tensors:
         return of_tensors(fn, call, keep_input_mutations=keep_input_mutations)
     check_arrays(call, check_array, "collect_metadata")
     layout = plan(call.arrays, components_of(Layout(call.arrays)))
     options: dict[str, Any] = {"keep_input_mutations": keep_input_mutations, "requires_grad": requires_grad}
     return collect(fn, call, args, kwargs, layout, grad_enabled=grad_enabled, **options)[0]
+
+
+def check_flags(call: Call, requires_grad: Sequence[bool] | None, who: str) -> None:
+    """ValueError unless there is a flag for each leaf."""
+    if requires_grad is not None and len(requires_grad) != len(call.leaves):
+        raise ValueError(
+            f"{who}: requires_grad: expected a flag for each of the {len(call.leaves)} inputs, got {len(requires_grad)}"
+        )
 
 
 def of_tensors(fn: Callable[..., Any], call: Call, **options: Any) -> ViewAndMutationMeta:
@@ -112,6 +122,8 @@ def of_tensors(fn: Callable[..., Any], call: Call, **options: Any) -> ViewAndMut
         outputs: list[Any] = []
         trees.flatten(result, outputs)
         for j, o in enumerate(outputs):
+            if not may_hold(type(o)):
+                continue
             check_result(
                 o,
                 lambda j=j: f"collect_metadata: {PlainAOTOutput(j).expr()}",  # type: ignore[misc]
@@ -139,21 +151,20 @@ def collect(
     *,
     grad_enabled: Callable[[], bool] | None = None,
     **options: Any,
-) -> tuple[ViewAndMutationMeta, Outcome]:
-    """One run on tracked arrays: the metadata, and the outcome that it was made of."""
+) -> tuple[ViewAndMutationMeta, Outcome, trees.Copies]:
+    """One run on tracked arrays: the metadata, the outcome that it was made of, and the containers that the function was given."""
     log = Log(grad_enabled)
     world = World(layout, call.arrays, Tracked)
-    spans = [world.span(layout.where[u][0]) for u in range(len(call.arrays))]
-    tracked(world.private, spans, log)
+    tracked(world, log)
     known = {id(leaf): world.private[u] for leaf, u in zip(call.leaves, call.index, strict=True) if u is not None}
     copies = trees.Copies(lambda leaf: known.get(id(leaf), leaf))
     result = fn(*[copies.of(a) for a in args], **{k: copies.of(v) for k, v in kwargs.items()})
-    log.spans = []
+    log.close()
     outputs: list[Any] = []
     bases: list[Any] = []
     outcome = outcome_of(world, result, outputs, bases)
     check_hidden(world, outputs, "collect_metadata")
-    return meta_of(call, world, outcome, outputs, bases, frozenset(), log, **options), outcome
+    return meta_of(call, world, outcome, outputs, bases, frozenset(), log, **options), outcome, copies
 
 
 def meta_of(
@@ -170,8 +181,6 @@ def meta_of(
 ) -> ViewAndMutationMeta:
     """The records of a run. `earlier`: arrays that count as written whatever is seen; `log`: what tracked arrays saw, if there were any."""
     wanted = list(requires_grad) if requires_grad is not None else [False] * len(call.leaves)
-    if len(wanted) != len(call.leaves):
-        raise ValueError(f"requires_grad: expected a flag for each of the {len(call.leaves)} inputs, got {len(wanted)}")
     inputs = [
         InputAliasInfo(
             requires_grad=bool(grad), keep_input_mutations=keep_input_mutations, mutations_hidden_from_autograd=True
@@ -207,7 +216,7 @@ def input_info(
     near = set(world.plan.groups[world.plan.where[u][0]].numbers)
     # A write by another that shares the bytes is seen, too.
     seen = {enabled for origin, enabled in log.writes if origin in near} if log else set()
-    itself = log is not None and any(origin == u for origin, _ in log.writes)
+    itself = log is not None and u in log.met
     data = not resized and (earlier or itself or world.member_written(u))
     return InputAliasInfo(
         mutates_data=data,

@@ -104,8 +104,6 @@ def check_argument(x: Any, name: Callable[[], str], kinds: tuple[type, ...]) -> 
 
 def check_result(x: Any, name: Callable[[], str], kinds: tuple[type, ...], is_private: Callable[[Any], bool]) -> None:
     """TypeError for a part of a result, no array itself, that holds memory of an input, or runs later."""
-    if not may_hold(type(x)):
-        return
     if isinstance(x, LATER):
         raise TypeError(
             f"{name()} is a {type(x).__name__}: expected a result that is there when the function returns; return a list of it"

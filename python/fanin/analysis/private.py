@@ -328,7 +328,7 @@ class World:
             g = members[facts.owner].geometry
             root: Any = np.ndarray.__new__(kind, g.shape, g.dtype, strides=g.strides if 0 not in g.shape else None)
             start = address(root)
-            memory = flat_bytes(plain(root)) if len(members) > 1 else root
+            memory = flat_bytes(plain(root)).view(kind) if len(members) > 1 else root
             self.owners[number] = facts.owner
         else:
             size = max(group.size, 1)
@@ -336,7 +336,8 @@ class World:
             start = address(root)
             shift = (facts.low - start) % LINE
             start += shift
-            memory = root[shift : shift + size]
+            # Of the private class: what NumPy strips of it keeps the private array for its base, and is told from a view of it.
+            memory = root[shift : shift + size].view(kind)
         for place, m in enumerate(members):
             mine = root if place == facts.owner else built(kind, memory, m.offset, m.geometry)
             private[m.number] = mine
@@ -537,7 +538,7 @@ def regrow(array: Array, mine: Array) -> None:
 
 def plain(array: Any) -> Array:
     """The array as NumPy's own class."""
-    result: Array = array if type(array) is np.ndarray else array.view(np.ndarray)
+    result: Array = array if type(array) is np.ndarray else np.ndarray.view(array, np.ndarray)
     return result
 
 

@@ -241,10 +241,11 @@ class Pure:
                 f"functionalize: {PlainAOTInput(self.first[self.outcome.resized[0]]).expr()} is resized: a compiled function cannot do that"
             )
         count = len(self.output_descs)
+        expected = f"functionalize: expected {count} values of the compiled function, {', '.join(d.expr() for d in self.output_descs)}"
+        if not isinstance(values, Sequence):
+            raise TypeError(f"{expected}, as a list; got {'None' if values is None else f'a {type(values).__name__}'}")
         if len(values) != count:
-            raise ValueError(
-                f"functionalize: expected {count} values of the compiled function, {', '.join(d.expr() for d in self.output_descs)}; got {len(values)}"
-            )
+            raise ValueError(f"{expected}; got {len(values)}")
         news, outputs, bases = self._parts(list(values))
         moves = self._moves(arrays, news)
         outputs, bases = self._shared(outputs, bases)

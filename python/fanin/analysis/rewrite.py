@@ -7,6 +7,7 @@ from that of the function itself: these two functions say how.
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -140,6 +141,9 @@ def create_synthetic_base_metadata(
     >>> [info.mutates_data for info in inner.input_info], extra
     ([True, False], [])
     """
+    synthetic_base_info = [
+        (operator.index(x[0]), x[1]) if isinstance(x, (tuple, list)) else operator.index(x) for x in synthetic_base_info
+    ]
     members = check_bases(m, synthetic_base_info, outer_args, inner_args, inner_args_desc)
     inputs = [info_of(m, of, inner) for inner, of in enumerate(members)]
     position = [x if isinstance(x, int) else x[0] for x in synthetic_base_info]

@@ -99,8 +99,8 @@ def create_graph_signature(
     """The signature of a graph whose inputs are (tokens, parameters, buffers, user's inputs) and whose outputs are (tokens, new values, user's outputs, gradients).
 
     fx_g: `GraphNames`, or what looks like a torch.fx GraphModule. fw_metadata: what the function does, for the inputs (parameters, buffers, user's inputs); new
-    values are those of `mutated_inp_runtime_indices`. user_args_flat, params_and_buffers_flat: asked for `requires_grad` alone, and needed only with
-    `trace_joint`. num_user_fw_outs: how many outputs the user's function has; needed with `trace_joint`. loss_index: which of them is the loss.
+    values are those of `mutated_inp_runtime_indices`, and outputs, where it tells of any, those of a graph without gradients. user_args_flat, params_and_buffers_flat: asked for `requires_grad`
+    alone, and needed only with `trace_joint`; without it their number is checked where they are given. num_user_fw_outs: how many outputs the user's function has; needed with `trace_joint`. loss_index: which of them is the loss.
 
     Gradients come in the order parameters, buffers, user's inputs, one for each that requires one. ValueError: names and numbers that do not add up, with what was
     expected; a parameter that a graph with gradients writes.
@@ -143,6 +143,14 @@ def create_graph_signature(
             wants(params_and_buffers_flat, full, "params_and_buffers_flat"), wants(user_args_flat, arguments, "user_args_flat"), params,
         )  # fmt: skip
         rest = num_user_fw_outs
+    else:
+        check_forward(fw_metadata, graph.outputs[first:])
+        for given, named, what in (
+            (params_and_buffers_flat, full, "params_and_buffers_flat"),
+            (user_args_flat, arguments, "user_args_flat"),
+        ):
+            if len(given):
+                wants(given, named, what)
     new = dict(zip(written, graph.outputs[tokens:first], strict=True))
     return GraphSignature(
         parameters=tuple(param_names),
@@ -162,6 +170,16 @@ def create_graph_signature(
         input_tokens=graph.placeholders[:tokens],
         output_tokens=graph.outputs[:tokens],
     )
+
+
+def check_forward(meta: ViewAndMutationMeta, outputs: Sequence[str | None]) -> None:
+    """ValueError where the metadata tells of outputs, and the graph, which has no gradients, has more or fewer."""
+    count = meta.num_outputs + meta.num_intermediate_bases
+    if meta.output_info and len(outputs) != count:
+        raise ValueError(
+            f"{WHO}: expected {count} outputs after the new values, {meta.num_outputs} of the function and {meta.num_intermediate_bases} bases, "
+            f"got {len(outputs)}: {', '.join(map(str, outputs))}"
+        )
 
 
 def wants(arrays: Sequence[Any], names: Sequence[str], what: str) -> list[tuple[int, str]]:

@@ -7,33 +7,57 @@ written; it only adds to it.
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from .. import sharing
 from .._core import address
-from .private import Array, plain
+from .private import Array, World, plain
 
 
 class Log:
-    """Which arrays were written through tracked views: (number of the array, whether gradients were on). Quiet until `spans` is set."""
+    """Which arrays were written through tracked views. Quiet until `open`, and after `close`.
+
+    `writes`: (number of the array whose view was written, whether gradients were on). `met`: the numbers of all arrays that share a byte with what was written.
+    """
 
     def __init__(self, grad_enabled: Callable[[], bool] | None) -> None:
         self.grad_enabled = grad_enabled
         self.writes: set[tuple[int, bool]] = set()
-        self.spans: list[
-            tuple[int, int]
-        ] = []  #: of each array the group's private memory, from its first byte to its end
+        self.met: set[int] = set()
+        self.world: World | None = None
+        self._seen: set[Any] = set()
+
+    def open(self, world: World) -> None:
+        """Begin to listen."""
+        self.world = world
+
+    def close(self) -> None:
+        """Hear no more."""
+        self.world = None
 
     def note(self, array: Any) -> None:
-        """A write through `array`, if that is a view of an input."""
-        origin = array.fanin_origin
-        if origin is None or origin >= len(self.spans):
+        """A write through `array`, if that is a view of an input, has an element, and can be written: some functions accept another one, and leave it alone."""
+        origin, world = array.fanin_origin, self.world
+        if origin is None or world is None or array.size == 0 or not array.flags.writeable:
             return
-        low, high = self.spans[origin]
-        if low <= address(array) < high:
-            self.writes.add((origin, self.grad_enabled is None or bool(self.grad_enabled())))
+        number = world.plan.where[origin][0]
+        low, high = world.span(number)
+        if not low <= address(array) < high:
+            return
+        self.writes.add((origin, self.grad_enabled is None or bool(self.grad_enabled())))
+        self.met.add(origin)
+        others = world.plan.groups[number].numbers
+        key = (address(array), array.shape, array.strides, array.dtype.itemsize)
+        if len(others) == 1 or key in self._seen:
+            return
+        self._seen.add(key)
+        mine = plain(array)
+        self.met.update(u for u in others if u not in self.met and sharing.overlap(mine, world.as_it_was(u)))
 
 
 class Tracked(np.ndarray[Any, Any]):
@@ -48,13 +72,13 @@ class Tracked(np.ndarray[Any, Any]):
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = None, **kwargs: Any) -> Any:
         call = ufunc if method == "__call__" else getattr(ufunc, method)
-        given = [x.view(np.ndarray) if type(x) is Tracked else x for x in inputs]
+        given = [plain(x) if type(x) is Tracked else x for x in inputs]
         if out is None:
             result = call(*given, **kwargs)
             if method == "at":
                 written(inputs[0])
             return result
-        result = call(*given, out=tuple([x.view(np.ndarray) if type(x) is Tracked else x for x in out]), **kwargs)
+        result = call(*given, out=tuple([plain(x) if type(x) is Tracked else x for x in out]), **kwargs)
         for o in out:
             written(o)
         if isinstance(result, tuple):
@@ -62,10 +86,12 @@ class Tracked(np.ndarray[Any, Any]):
         return out[0]
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        out = kwargs.get("out")
         result = func(*stripped(args), **stripped(kwargs))
-        if func in WRITERS and args:
-            written(args[0])
+        names = parameters(func)
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        if names and writes_first(func, given, given.get(names[0])):
+            written(given[names[0]])
+        out = given.get("out")
         for o in out if isinstance(out, tuple) else (out,):
             written(o)
         return out if isinstance(out, Tracked) else result
@@ -81,6 +107,17 @@ class Tracked(np.ndarray[Any, Any]):
         super().__setitem__(key, value)
         written(self)
 
+    def view(self, *args: Any, **kwargs: Any) -> Any:
+        """A view that stays tracked where it is asked for as an ndarray."""
+        kind = kwargs.get("type", args[-1] if args else None)
+        if kind is not np.ndarray:
+            return super().view(*args, **kwargs)
+        rest = [a for a in args if a is not np.ndarray]
+        return super().view(*rest, **{k: v for k, v in kwargs.items() if k != "type"})
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        return plain(self).__array__(*args, **kwargs)
+
 
 #: What an index may consist of that gives a view.
 BASIC = (int, slice, type(None), type(...), str, np.integer)
@@ -94,7 +131,7 @@ def basic(key: Any) -> bool:
 def stripped(x: Any) -> Any:
     """Arguments without tracked arrays; what is neither a list, tuple nor dict is looked at only itself."""
     if type(x) is Tracked:
-        return x.view(np.ndarray)
+        return plain(x)
     if type(x) in (list, tuple):
         return type(x)(stripped(item) for item in x)
     return {k: stripped(v) for k, v in x.items()} if type(x) is dict else x
@@ -109,6 +146,32 @@ def written(x: Any) -> None:
 #: Functions that write their first argument.
 WRITERS = frozenset({np.copyto, np.place, np.put, np.put_along_axis, np.putmask, np.fill_diagonal})
 
+
+def writes_first(func: Any, given: dict[str, Any], first: Any) -> bool:
+    """Whether a function writes its first argument."""
+    if func is np.nan_to_num:
+        return not given.get("copy", True) and isinstance(first, np.ndarray) and first.dtype.kind in "fc"
+    return func in WRITERS or bool(given.get("overwrite_input"))
+
+
+#: Parameters of functions that may be written in C, and then do not tell.
+NAMES: dict[Any, tuple[str, ...]] = {
+    np.concatenate: ("arrays", "axis", "out"), np.dot: ("a", "b", "out"), np.copyto: ("dst", "src", "casting", "where"), np.putmask: ("a", "mask", "values"),
+}  # fmt: skip
+
+
+@functools.cache
+def parameters(func: Any) -> tuple[str, ...]:
+    """The names of a function's parameters that can be given by position."""
+    if func in NAMES:
+        return NAMES[func]
+    try:
+        every = inspect.signature(func).parameters.values()
+    except (TypeError, ValueError):
+        return ()
+    return tuple(p.name for p in every if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD))
+
+
 #: Methods of ndarray that write it.
 IN_PLACE = ("fill", "sort", "partition", "put", "setfield", "resize")
 
@@ -118,6 +181,12 @@ FRESH = (
     "cumsum", "dot", "flatten", "mean", "nonzero", "prod", "repeat", "round", "searchsorted", "std", "sum", "take", "trace", "var",
     "min", "max", "all", "any", "ptp", "__copy__", "__deepcopy__",
 )  # fmt: skip
+
+#: Which argument of a method is `out`, counted from 0.
+OUT_AT = {
+    "mean": 2, "sum": 2, "prod": 2, "std": 2, "var": 2, "cumsum": 2, "cumprod": 2, "take": 2, "compress": 2, "clip": 2, "trace": 4,
+    "argmax": 1, "argmin": 1, "choose": 1, "dot": 1, "round": 1, "min": 1, "max": 1, "all": 1, "any": 1,
+}  # fmt: skip
 
 
 def writing(name: str) -> Callable[..., Any]:
@@ -138,7 +207,8 @@ def making(name: str) -> Callable[..., Any]:
     whole = getattr(np.ndarray, name)
 
     def method(self: Tracked, *args: Any, **kwargs: Any) -> Any:
-        out = kwargs.get("out")
+        at = OUT_AT.get(name, len(args))
+        out = args[at] if at < len(args) else kwargs.get("out")
         if name == "byteswap" and (args or kwargs):
             result = whole(self, *args, **kwargs)
             written(self)
@@ -158,11 +228,26 @@ for _name in FRESH:
         setattr(Tracked, _name, making(_name))
 
 
-def tracked(arrays: list[Any], spans: list[tuple[int, int]], log: Log) -> None:
-    """Begin to track private arrays, whose numbers are their places."""
-    for number, array in enumerate(arrays):
+def assigned(name: str) -> property:
+    """An attribute whose assignment writes elements."""
+    whole = getattr(np.ndarray, name)
+
+    def assign(self: Tracked, value: Any) -> None:
+        whole.__set__(self, value)
+        written(self)
+
+    return property(whole.__get__, assign)
+
+
+for _name in ("real", "imag", "flat"):
+    setattr(Tracked, _name, assigned(_name))
+
+
+def tracked(world: World, log: Log) -> None:
+    """Begin to track the private arrays of a world, whose numbers are their places."""
+    for number, array in enumerate(world.private):
         array.fanin_log, array.fanin_origin = log, number
-    log.spans = spans
+    log.open(world)
 
 
 __all__ = ["Array", "Log", "Tracked", "tracked"]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,7 +33,7 @@ from .calls import (
     leaf_home,
     outcome_of,
 )
-from .collect import collect, meta_of, of_tensors
+from .collect import check_flags, collect, meta_of, of_tensors
 from .guards import Change, Guard
 from .hidden import check_argument, check_function
 from .private import Array, World, plan
@@ -163,6 +164,10 @@ class Functionalized:
 
     # Calls
 
+    def __get__(self, owner: Any, kind: type | None = None) -> Any:
+        """Bind a method, as a function does: the object is the first argument, a leaf."""
+        return self if owner is None else types.MethodType(self, owner)
+
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         for place, record in enumerate(self._records):
             found = record.guard.arrays(args, kwargs)
@@ -178,6 +183,7 @@ class Functionalized:
         if self._guard == "error" and self._records:
             self._refuse(self._records[0], call)
         check_signature(self.fn, args, kwargs, "functionalize")
+        check_flags(call, self._options["requires_grad"], "functionalize")
         record = Record(self, call)
         earlier = self._records[0].touched if self._records and self._records[0].form == record.form else frozenset()
         if call.tensors and self._compiler is not None:
@@ -186,6 +192,11 @@ class Functionalized:
             )
         world = record.world(record.plan, call.arrays)
         result, copies = self._run(record, world, call.leaves, args, kwargs)
+        if self._compiler is not None and copies.changed():
+            raise changed_containers()
+        inner = [r for r in self._records if r.guard.arrays(args, kwargs) is not None]  # it called itself
+        earlier = earlier.union(*(r.touched for r in inner))
+        self._records = [r for r in self._records if r not in inner]
         self._learn(record, world, call, result, earlier)
         self._remember(record)
         return self._home(record, world, result, copies)
@@ -264,7 +275,10 @@ class Functionalized:
     def _learn_from(self, record: Record, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Have a layout recorded by a run on tracked copies."""
         if not record.tensors:
-            record.learn(*collect(self.fn, call, args, kwargs, record.plan, **self._options))
+            meta, outcome, copies = collect(self.fn, call, args, kwargs, record.plan, **self._options)
+            if self._compiler is not None and copies.changed():
+                raise changed_containers()
+            record.learn(meta, outcome)
             if self._compiler is not None:
                 record.run = self._compiler(record.pure)
             return
@@ -315,6 +329,14 @@ def torch_part() -> Any:
     from . import private_torch
 
     return private_torch
+
+
+def changed_containers() -> ValueError:
+    """The error for a function that a compiled one cannot stand for."""
+    return ValueError(
+        "functionalize: the function changes a list or dict among its arguments: a compiled function cannot; "
+        "expected one that returns what it should hold, or no compiler"
+    )
 
 
 def called(fn: Callable[..., Any]) -> str:
@@ -431,12 +453,13 @@ def functionalize(
         )
     if operator.index(layouts) < 1:
         raise ValueError(f"functionalize: expected layouts from 1 on, got {layouts}")
-    options: dict[str, Any] = {"requires_grad": requires_grad}
+    options: dict[str, Any] = {"requires_grad": None if requires_grad is None else tuple(map(bool, requires_grad))}
     made = Functionalized(fn, guard, lend, layouts, options, compiler)
     if example_args is not None or example_kwargs:
         args, kwargs = tuple(example_args or ()), dict(example_kwargs or {})
         call = call_of(args, kwargs, "functionalize")
         check_signature(fn, args, kwargs, "functionalize")
+        check_flags(call, options["requires_grad"], "functionalize")
         record = Record(made, call)
         made._learn_from(record, call, args, kwargs)
         made._remember(record)
