@@ -325,11 +325,12 @@ class Watch:
         self.touched: list[list[Write]] = [[] for _ in self.copies]
 
     def mode(self) -> Any:
-        from torch.utils._python_dispatch import TorchDispatchMode
+        from torch.utils import _python_dispatch
 
         watch = self
+        base: Any = _python_dispatch.TorchDispatchMode  # whose types are there only where torch is
 
-        class Seen(TorchDispatchMode):  # type: ignore[misc]
+        class Seen(base):  # type: ignore[misc]
             def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
                 result = func(*args, **kwargs) if kwargs else func(*args)
                 effects = effects_of(func)
