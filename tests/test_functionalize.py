@@ -1154,3 +1154,17 @@ def test_runs_of_bytes_are_those_that_an_array_shows() -> None:
 def test_errors_are_value_errors() -> None:
     assert issubclass(LayoutChangedError, ValueError) and issubclass(BehaviourChangedError, ValueError)
     assert repr(functionalize(abs)) == "<functionalize(abs), 0 layouts>"
+
+
+def test_what_has_no_bytes_keeps_its_old_geometry_in_what_a_pure_function_returns() -> None:
+    def written_and_reshaped(x: Any) -> None:
+        x[...] = x
+        x.shape = (4,)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        f = functionalize(written_and_reshaped, (np.empty((4, 1), "V0"),), compiler=lambda pure: pure)
+        for _ in range(2):
+            x = np.empty((4, 1), "V0")
+            f(x)
+            assert x.shape == (4,)

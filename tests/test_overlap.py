@@ -568,6 +568,7 @@ def test_tensors_on_another_device_are_compared_with_each_other_alone() -> None:
         fanin.overlap(there(0x7000_0000_0000), M)
 
 
+@pytest.mark.filterwarnings("ignore:Setting the shape on a NumPy array:DeprecationWarning")
 def test_an_array_that_changes_while_others_are_read_harms_nothing() -> None:
     """A producer's __dlpack__ is Python's code and may do anything to the list and to the arrays in it."""
     x = np.zeros((4, 6))

@@ -420,7 +420,9 @@ class World:
         """A private array in the geometry that it had before the run, whatever it has now."""
         pair, (group, place) = self.windows.get(index), self.plan.where[index]
         geometry = self.plan.groups[group].members[place].geometry
-        if pair is None or geometry.dtype.itemsize == 0:
+        if geometry.dtype.itemsize == 0:
+            return np.empty(geometry.shape, geometry.dtype)  # without a byte one is like another
+        if pair is None:
             return plain(self.private[index])
         view = pair[0]
         if view.dtype != geometry.dtype:
