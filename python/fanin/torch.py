@@ -107,7 +107,8 @@ class accumulate:
                 _taken.pop(id(p), None)
         if self.into == "grad":
             for p, total in zip(self._parameters, self._buffer.take(writable=True), strict=True):
-                p.grad = total
+                if total is not None:  # else .grad stays: None, or what was there where the block could not begin
+                    p.grad = total
         else:
             outs = self._main_grads()
             self._buffer.take(out=outs)

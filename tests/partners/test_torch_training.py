@@ -198,3 +198,17 @@ def test_nonsense_is_refused_and_says_what_is_expected() -> None:
         pass
     with fanin.torch.accumulate([weight]):  # and it is free again
         pass
+
+
+def test_a_block_that_cannot_begin_leaves_every_gradient_there() -> None:
+    first, second, third = (torch.nn.Parameter(torch.ones(2)) for _ in range(3))
+    for k, p in enumerate((first, second, third)):
+        p.grad = torch.full((2,), float(k))
+
+    def refuse(hook: Any) -> None:
+        raise RuntimeError("no hooks today")
+
+    second.register_post_accumulate_grad_hook = refuse
+    with pytest.raises(RuntimeError, match="no hooks today"):
+        fanin.torch.accumulate([first, second, third]).__enter__()
+    assert [p.grad.tolist() for p in (first, second, third)] == [[0, 0], [1, 1], [2, 2]]
