@@ -79,8 +79,8 @@ typedef struct thing {
 struct fan_cu_context {
     struct fan_cu_context *older;  /* of the first device: the last machine's */
     int device;
-    int retained;
-    fan_cu_result lost;            /* the code of the error that sticks */
+    atomic_int retained;
+    _Atomic fan_cu_result lost;    /* the code of the error that sticks */
 };
 
 static pthread_mutex_t lock_ = PTHREAD_MUTEX_INITIALIZER;
@@ -190,16 +190,21 @@ static fan_cu_result inside(struct fan_cu_context **out)
 static thing *new_thing(kind k, int device)
 {
     thing *t = fan_calloc(sizeof *t);
-    if (!t)
-        return NULL;
-    t->kind = k;
-    t->device = device;
+    if (t) {
+        t->kind = k;
+        t->device = device;
+    }
+    return t;
+}
+
+/* show: t is made, and found from here on by every thread. */
+static void show(thing *t)
+{
     lock();
     t->next = fake.things;
     fake.things = t;
-    fake.live[k]++;
+    fake.live[t->kind]++;
     unlock();
-    return t;
 }
 
 static thing *find(kind k, const void *handle)
@@ -252,13 +257,17 @@ static fan_stream *own_stream(int device)
     if (s)
         return fan_stream_hold(s);
     thing *t = new_thing(A_STREAM, device);
-    if (!t || fan_sim_stream(fake.m, device, true, &t->stream, NULL) != FAN_OK)
+    if (!t || fan_sim_stream(fake.m, device, true, &t->stream, NULL) != FAN_OK) {
+        fan_free(t);
         return NULL;
+    }
     t->thread = id;
+    s = fan_stream_hold(t->stream);
+    show(t);
     lock();
     fake.live[A_STREAM]--; /* nobody asked for it */
     unlock();
-    return fan_stream_hold(t->stream);
+    return s;
 }
 
 /* stream_of: a hold on what a handle means in this context. */
@@ -578,8 +587,11 @@ fan_cu_result fan_fake_ModuleLoadData(fan_cu_module *out, const void *image)
     if (!image || !strstr(image, ".entry fan_any"))
         return INVALID_VALUE;
     thing *t = new_thing(A_MODULE, c->device);
+    if (!t)
+        return OUT_OF_MEMORY;
+    show(t);
     *out = (fan_cu_module)(void *)t;
-    return t ? OK : OUT_OF_MEMORY;
+    return OK;
 }
 
 fan_cu_result fan_fake_ModuleUnload(fan_cu_module m)
@@ -606,6 +618,7 @@ fan_cu_result fan_fake_ModuleGetFunction(fan_cu_function *out, fan_cu_module m, 
     if (!t)
         return OUT_OF_MEMORY;
     t->kernel = k;
+    show(t);
     *out = (fan_cu_function)(void *)t;
     return OK;
 }
@@ -684,6 +697,7 @@ static fan_cu_result allocate(const struct fan_cu_context *c, fan_stream *s, siz
     }
     t->address = (uint64_t)(uintptr_t)data | FAN_FAKE_TAG;
     t->bytes = bytes;
+    show(t);
     *out = t->address;
     return OK;
 }
@@ -726,9 +740,10 @@ fan_cu_result fan_fake_MemFree(fan_cu_pointer p)
     if (!t || t->address != p)
         return INVALID_VALUE;
     fan_device *d = fan_sim_device(fake.m, t->device);
+    size_t bytes = t->bytes;
     tell(t, NULL);
-    d->backend->free(d, host(p), t->bytes);
-    drop_thing(t);
+    drop_thing(t); /* before its address is anybody else's */
+    d->backend->free(d, host(p), bytes);
     return OK;
 }
 
@@ -747,8 +762,8 @@ fan_cu_result fan_fake_MemFreeAsync(fan_cu_pointer p, fan_cu_stream handle)
     if (w) {
         w->device = fan_sim_device(fake.m, t->device);
         tell(t, s);
-        code = queue(s, "free", w, NULL, 0, NULL, 0);
         drop_thing(t);
+        code = queue(s, "free", w, NULL, 0, NULL, 0);
     }
     fan_stream_drop(s);
     return w ? code : OUT_OF_MEMORY;
@@ -861,11 +876,13 @@ fan_cu_result fan_fake_StreamCreate(fan_cu_stream *out, unsigned flags)
     if (!t)
         return OUT_OF_MEMORY;
     fan_cu_result code = code_of(fan_sim_stream(fake.m, c->device, !(flags & FAN_CU_STREAM_NON_BLOCKING), &t->stream, &err), &err);
-    if (code)
+    if (code) {
         drop_thing(t);
-    else
-        *out = (fan_cu_stream)(void *)t;
-    return code;
+        return code;
+    }
+    show(t);
+    *out = (fan_cu_stream)(void *)t;
+    return OK;
 }
 
 fan_cu_result fan_fake_StreamDestroy(fan_cu_stream s)
@@ -932,11 +949,13 @@ fan_cu_result fan_fake_EventCreate(fan_cu_event *out, unsigned flags)
     if (!t)
         return OUT_OF_MEMORY;
     fan_cu_result code = code_of(fan_event_new(fan_sim_device(fake.m, c->device), &t->event, &err), &err);
-    if (code)
+    if (code) {
         drop_thing(t);
-    else
-        *out = (fan_cu_event)(void *)t;
-    return code;
+        return code;
+    }
+    show(t);
+    *out = (fan_cu_event)(void *)t;
+    return OK;
 }
 
 fan_cu_result fan_fake_EventDestroy(fan_cu_event e)
@@ -1098,6 +1117,7 @@ fan_cu_result fan_fake_UserObjectCreate(fan_cu_object *out, void *ctx, fan_cu_ca
     t->destroy = destroy;
     t->ctx = ctx;
     t->refs = refs;
+    show(t);
     *out = (fan_cu_object)(void *)t;
     return OK;
 }
@@ -1116,10 +1136,14 @@ fan_cu_result fan_fake_GraphRetainUserObject(fan_cu_graph g, fan_cu_object o, un
 {
     CALL(GraphRetainUserObject);
     thing *t = find(AN_OBJECT, o);
-    if (!t || count != 1 || flags != FAN_CU_GRAPH_USER_OBJECT_MOVE || g->nobjects == sizeof g->objects / sizeof *g->objects)
+    if (!t || count != 1 || flags != FAN_CU_GRAPH_USER_OBJECT_MOVE)
         return INVALID_VALUE;
-    g->objects[g->nobjects++] = t;
-    return OK;
+    lock();
+    bool room = g->nobjects < sizeof g->objects / sizeof *g->objects;
+    if (room)
+        g->objects[g->nobjects++] = t;
+    unlock();
+    return room ? OK : INVALID_VALUE;
 }
 
 /* What callers of the driver use, and the backend does not. */
