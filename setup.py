@@ -7,11 +7,14 @@ Three builds, chosen by the environment:
     FANIN_SANITIZE="address,undefined"    or "thread": the same with sanitizers, without hardening
 
 FANIN_JOBS=n sets how many compilers run at once (default: the processors at hand).
+FANIN_NVCC=0 keeps nvcc out of a release build, where it makes machine code of the CUDA kernels if it is there; FANIN_NVCC=1 insists on it. Without it they go in as PTX,
+which the driver compiles at first use.
 A flag that this compiler refuses is left out, and said so once.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -28,12 +31,13 @@ ROOT = Path(__file__).resolve().parent
 ALL = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "csrc").glob("**/*.c"))
 SOURCES = [name for name in ALL if not name.startswith("csrc/fake/")]
 # The fake CUDA driver of fanin.testing: a library of its own, with the core's lower rungs once more. Their objects are made once.
-FAKE = [name for name in ALL if name.split("/")[1] in ("base", "array", "device", "fake")]
+FAKE = [name for name in ALL if name.split("/")[1] in ("base", "array", "device", "fake") and not name.startswith(("csrc/device/cuda", "csrc/device/kernels/"))]
 HEADERS = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "csrc").glob("**/*.h"))
 
 DEV = os.environ.get("FANIN_DEV", "") not in ("", "0")
 SANITIZE = os.environ.get("FANIN_SANITIZE", "").replace(" ", "")
 BUILD = SANITIZE or ("dev" if DEV else "release")
+NVCC = os.environ.get("FANIN_NVCC", "")
 
 MACROS = [
     ("NPY_NO_DEPRECATED_API", "NPY_1_25_API_VERSION"),
@@ -94,8 +98,26 @@ def wanted_flags() -> tuple[list[str], list[str]]:
     return [*ALWAYS, *HARDEN, "-Wall", "-DNDEBUG", "-g0", "-O3"], LINK
 
 
+@functools.cache
+def with_fatbin(folder: Path) -> bool:
+    """Whether `folder` has device/kernels/fatbin.h now: nvcc's machine code of the CUDA kernels."""
+    if NVCC == "0" or (BUILD != "release" and NVCC != "1"):
+        return False
+    script = ROOT / "csrc/device/kernels/build.py"
+    done = subprocess.run([sys.executable, str(script), "--fatbin", str(folder / "device/kernels/fatbin.h")], stdout=subprocess.PIPE, text=True)
+    print(f"fanin: {done.stdout.strip() or 'fatbin.h is as it should be'}", flush=True)
+    if done.returncode and NVCC == "1":
+        raise SystemExit("FANIN_NVCC=1: nvcc is missing or refuses the kernels, see above")
+    return done.returncode == 0
+
+
 class BuildCore(build_ext):
     """build_ext that asks the compiler first, compiles in parallel, and knows the headers."""
+
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        # setuptools looks at times alone and would miss changed flags: compile_parallel knows what is stale.
+        self.anew, self.force = bool(self.force), True
 
     def build_extension(self, ext: Extension) -> None:
         import sysconfig
@@ -113,9 +135,10 @@ class BuildCore(build_ext):
             compile_flags += ["-isystem", folder]
         ext.extra_compile_args = self.accepted(compile_flags, link=False)
         ext.extra_link_args = self.accepted(link_flags, link=True)
+        if with_fatbin(Path(self.build_temp)):  # the same flags for both, so that their objects are made once
+            ext.define_macros = [*ext.define_macros, ("FAN_FATBIN", "1")]
+            ext.include_dirs = [*ext.include_dirs, self.build_temp]
         self.compiler.compile = self.compile_parallel
-        # setuptools looks at times alone and would miss changed flags: compile_parallel knows what is stale.
-        self.anew, self.force = bool(self.force), True
         super().build_extension(ext)
 
     def accepted(self, flags: list[str], *, link: bool) -> list[str]:

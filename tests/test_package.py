@@ -61,9 +61,9 @@ def test_the_version_is_said_in_one_place() -> None:
     assert f"[{fanin.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
 
 
-def quietly(*words: str, cwd: Path) -> str:
+def quietly(*words: str, cwd: Path, nvcc: str = "0") -> str:
     done = subprocess.run(
-        words, capture_output=True, text=True, cwd=cwd, env=emptied({"FANIN_DEV": "", "FANIN_SANITIZE": ""})
+        words, capture_output=True, text=True, cwd=cwd, env=emptied({"FANIN_DEV": "", "FANIN_SANITIZE": "", "FANIN_NVCC": nvcc})
     )
     assert done.returncode == 0, f"{' '.join(words)}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
     return done.stdout
@@ -105,8 +105,16 @@ def test_the_sdist_builds_a_wheel_that_installs_and_imports(tmp_path: Path) -> N
     said = quietly(
         str(user / "bin" / "python"),
         "-c",
-        "import fanin, numpy as np; print(fanin.__file__); print(fanin.add_n([np.ones(3), np.ones(3)]).tolist())",
+        "import fanin, numpy as np; print(fanin.__file__); print(fanin.add_n([np.ones(3), np.ones(3)]).tolist()); print(fanin.info()['kernels'])",
         cwd=tmp_path,
     ).splitlines()
-    assert said[0].startswith(str(user)) and said[1] == "[2.0, 2.0, 2.0]"
+    assert said[0].startswith(str(user)) and said[1] == "[2.0, 2.0, 2.0]" and "without nvcc" in said[2]
     assert "demo" in quietly(str(user / "bin" / "fanin"), "--help", cwd=tmp_path)
+
+    # And once more with nvcc, where there is one: the same package with machine code for each architecture.
+    script = [sys.executable, str(ROOT / "csrc/device/kernels/build.py"), "--fatbin", str(tmp_path / "fatbin.h")]
+    if subprocess.run(script, capture_output=True).returncode == 2:
+        pytest.skip("the rest needs nvcc")
+    quietly(str(user / "bin" / "pip"), "install", "-q", "--force-reinstall", "--no-deps", str(sdist), cwd=tmp_path, nvcc="1")
+    made = quietly(str(user / "bin" / "python"), "-c", "import fanin; print(fanin.info()['kernels'])", cwd=tmp_path)
+    assert made.startswith("sm_75") and "PTX for compute_" in made

@@ -41,6 +41,10 @@ int fan_cuda_holding(fan_cuda *c, uint64_t address);
 void fan_cuda_leave_out(fan_cuda *c, uint64_t plan_bits); /* as fan_sim_leave_out */
 
 extern const char fan_kernels_ptx[], fan_kernels_hash[]; /* kernels/ptx.c */
+/* kernels/fatbin.c: the same for the architectures that fan_kernels_made names; no bytes and "" where the package was built without nvcc. */
+extern const unsigned char fan_kernels_fatbin[];
+extern const size_t fan_kernels_fatbin_bytes;
+extern const char fan_kernels_made[];
 
 #ifdef FAN_TEST
 /* Planted faults, for the tests that must find them; 0: none. */

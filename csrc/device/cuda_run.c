@@ -25,12 +25,22 @@ _Static_assert(FOLDS <= FAN_CUDA_FOLDS, "more folds than there is room for");
 _Static_assert(sizeof(fan_k_fold) <= 4096 && sizeof(fan_k_any) <= 4096 && sizeof(fan_k_reduce) <= 4096 && sizeof(fan_k_scatter) <= 4096,
                "what every driver takes as the arguments of a kernel");
 
+/* foreign: the driver's word for code that it cannot use: made for other GPUs, or by a newer compiler than it knows. */
+static bool foreign(fan_cu_result code)
+{
+    enum { INVALID_IMAGE = 200, NO_BINARY_FOR_GPU = 209, INVALID_PTX = 218, UNSUPPORTED_PTX_VERSION = 222, INVALID_SOURCE = 300 };
+    return code == INVALID_IMAGE || code == NO_BINARY_FOR_GPU || code == INVALID_PTX || code == UNSUPPORTED_PTX_VERSION || code == INVALID_SOURCE;
+}
+
 fan_status fan_cuda_load_kernels(fan_cuda_part *p, fan_error *err)
 {
     const fan_cuda_api *api = fan_cuda_api_of(p);
     fan_status status;
     int mode = fan_cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED);
-    FAN_GO(fan_cuda_check(p, api->ModuleLoadData(&p->module, fan_kernels_ptx), "cuModuleLoadData", err));
+    fan_cu_result code = fan_kernels_fatbin_bytes ? api->ModuleLoadData(&p->module, fan_kernels_fatbin) : 0;
+    if (!fan_kernels_fatbin_bytes || foreign(code))
+        code = api->ModuleLoadData(&p->module, fan_kernels_ptx);
+    FAN_GO(fan_cuda_check(p, code, "cuModuleLoadData", err));
     for (size_t i = 0; i < FOLDS; i++)
         FAN_GO(fan_cuda_check(p, api->ModuleGetFunction(&p->folds[i], p->module, folds[i].name), "cuModuleGetFunction", err));
 #define X(field, name) FAN_GO(fan_cuda_check(p, api->ModuleGetFunction(&p->field, p->module, name), "cuModuleGetFunction", err));

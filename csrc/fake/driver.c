@@ -15,6 +15,7 @@ enum {
     OUT_OF_MEMORY = 2,
     NOT_INITIALIZED = 3,
     INVALID_DEVICE = 101,
+    INVALID_IMAGE = 200,
     INVALID_CONTEXT = 201,
     INVALID_HANDLE = 400,
     NOT_FOUND = 500,
@@ -33,7 +34,9 @@ enum {
     X(35, "CUDA_ERROR_INSUFFICIENT_DRIVER", "CUDA driver version is insufficient for CUDA runtime version")           \
     X(100, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected")                                              \
     X(101, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal")                                                     \
+    X(200, "CUDA_ERROR_INVALID_IMAGE", "device kernel image is invalid")                                              \
     X(201, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context")                                                    \
+    X(209, "CUDA_ERROR_NO_BINARY_FOR_GPU", "no kernel image is available for execution on the device")                \
     X(214, "CUDA_ERROR_ECC_UNCORRECTABLE", "uncorrectable ECC error encountered")                                     \
     X(400, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle")                                                    \
     X(500, "CUDA_ERROR_NOT_FOUND", "named symbol not found")                                                          \
@@ -57,6 +60,7 @@ enum {
 
 /* ---- the state: one machine ---- */
 
+#define FATBIN UINT32_C(0xBA55ED50) /* how a fatbin begins */
 enum { MOST_DEVICES = 8, MOST_DEPTH = 16, MOST_HIDDEN = 8 };
 typedef enum kind { A_STREAM = 1, AN_EVENT, A_MODULE, A_FUNCTION, AN_OBJECT, MEMORY, KINDS } kind;
 
@@ -584,8 +588,12 @@ fan_cu_result fan_fake_ModuleLoadData(fan_cu_module *out, const void *image)
     CALL(ModuleLoadData);
     INSIDE(c);
     UNSAFE("cuModuleLoadData");
-    if (!image || !strstr(image, ".entry fan_any"))
+    uint32_t magic = 0;
+    if (!image)
         return INVALID_VALUE;
+    memcpy(&magic, image, sizeof magic);
+    if (magic != FATBIN && !strstr(image, ".entry fan_any"))
+        return INVALID_IMAGE;
     thing *t = new_thing(A_MODULE, c->device);
     if (!t)
         return OUT_OF_MEMORY;

@@ -207,6 +207,11 @@ static PyObject *kernels_hash(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(n
     return PyUnicode_FromString(fan_kernels_hash);
 }
 
+static PyObject *kernels_made(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+{
+    return PyUnicode_FromString(fan_kernels_made);
+}
+
 #ifdef FAN_TEST
 static PyObject *test_mutant(PyObject *Py_UNUSED(module), PyObject *number)
 {
@@ -254,6 +259,7 @@ PyMethodDef fan_cuda_functions[] = {
      "device_array(device, array, empty, /)\n--\n\nA new array like an ndarray on a device with streams, with its values unless `empty`."},
     {"cuda_leave_out", cuda_leave_out, METH_VARARGS, "cuda_leave_out(*words)\n--\n\nPlan bits that the CUDA backend leaves out, and no others: for proofs."},
     {"kernels_hash", kernels_hash, METH_NOARGS, "kernels_hash()\n--\n\nThe hash of the sources that the CUDA kernels were made of."},
+    {"kernels_made", kernels_made, METH_NOARGS, "kernels_made()\n--\n\nWhat nvcc made of them when the package was built; \"\": it was built without."},
 #ifdef FAN_TEST
     {"_test_cuda_mutant", test_mutant, METH_O, "_test_cuda_mutant(number, /)\n--\n\nA planted fault of the CUDA backend; 0: none."},
 #endif

@@ -194,6 +194,7 @@ def info() -> Info:
             "sim": "built in: with fanin.sim.Machine(): ..",
             "cuda": _cuda_words(),
         },
+        kernels=_core.kernels_made() or "PTX for compute_75 (built without nvcc)",
         devices=", ".join(devices()),
         pool=f"{_core.pool()['pool_bytes']} bytes kept for large results, at most {_core.get_options()['pool_bytes']}",
     )

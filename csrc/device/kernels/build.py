@@ -1,8 +1,11 @@
-"""Makes ptx.c from kernels.cu: python csrc/device/kernels/build.py [--check | --again]
+"""Makes ptx.c from kernels.cu: python csrc/device/kernels/build.py [--check | --again | --fatbin FILE]
 
 The PTX is kept in the tree, so that the package builds where there is no nvcc; the driver compiles it for its own GPU. With --check nothing is written: exit status 1 where
 ptx.c does not belong to the sources, which needs no nvcc. With --again they are compiled too, and exit status 1 says that nvcc or ptxas refuses them, or that the
 release of nvcc that made ptx.c makes something else now; 2 that there is no nvcc.
+
+With --fatbin, FILE becomes a header with the machine code for each of the architectures below that this nvcc knows, and PTX for later ones: setup.py asks for it. Exit
+status 2 says that there is no nvcc; nothing is done where FILE is of these sources and this nvcc.
 
 nvcc is looked for in NVCC, CUDA_HOME/bin, PATH, and the site-packages of this Python (nvidia-cuda-nvcc). Where ptxas is beside it, the PTX is compiled for each of
 the architectures below as a trial.
@@ -25,6 +28,8 @@ SOURCES = [HERE / "kernels.cu", HERE / "args.h", CSRC / "array/low.h", CSRC / "a
 OUT = HERE / "ptx.c"
 LOWEST = "compute_75"
 ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100", "sm_120")
+#: Bits are promised: nothing is contracted or flushed.
+EXACT = ("-fmad=false", "-ftz=false", "-std=c++17", "-O3")
 #: The oldest PTX that says all that is in there: drivers of CUDA 11.0 read it.
 VERSION = "7.0"
 
@@ -50,13 +55,22 @@ def nvcc() -> Path | None:
     return next((Path(p) for p in places if p and Path(p).is_file()), None)
 
 
+def asked(tool: Path, question: str) -> str:
+    """What nvcc answers."""
+    return subprocess.run([str(tool), question], capture_output=True, text=True, check=True).stdout
+
+
+def run_nvcc(tool: Path, words: list[str]) -> None:
+    """nvcc with its own tools on the path."""
+    env = {**os.environ, "PATH": f"{tool.parent}:{tool.parent.parent}/nvvm/bin:{os.environ.get('PATH', '')}"}
+    subprocess.run([str(tool), f"-I{CSRC}", *words], check=True, env=env)
+
+
 def compiled(tool: Path) -> str:
     """The PTX, without what differs from machine to machine or asks for a newer driver than the code needs."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "kernels.ptx")
-        command = [str(tool), f"-I{CSRC}", "-ptx", f"-arch={LOWEST}", "-fmad=false", "-ftz=false", "-std=c++17", "-O3"]
-        env = {**os.environ, "PATH": f"{tool.parent}:{tool.parent.parent}/nvvm/bin:{os.environ.get('PATH', '')}"}
-        subprocess.run([*command, str(HERE / "kernels.cu"), "-o", str(out)], check=True, env=env)
+        run_nvcc(tool, ["-ptx", f"-arch={LOWEST}", *EXACT, str(HERE / "kernels.cu"), "-o", str(out)])
         text = out.read_text()
         text = re.sub(r"_ZN\d+_INTERNAL_[0-9a-f]+_\d+_kernels_cu_[0-9a-f]+", "_fan", text)
         text = re.sub(r"^\.version .*$", f".version {VERSION}", text, flags=re.M)
@@ -73,9 +87,48 @@ def compiled(tool: Path) -> str:
 
 def release(tool: Path) -> str:
     """The compiler's release, as in "13.0"."""
-    said = subprocess.run([str(tool), "--version"], capture_output=True, text=True, check=True).stdout
-    found = re.search(r"release ([\d.]+)", said)
+    found = re.search(r"release ([\d.]+)", asked(tool, "--version"))
     return found[1] if found else "unknown"
+
+
+def known(tool: Path) -> list[str]:
+    """Those of the architectures that this nvcc compiles for."""
+    said = asked(tool, "--list-gpu-code").split()
+    return [a for a in ARCHITECTURES if a in said]
+
+
+def fatbin(tool: Path, archs: list[str]) -> bytes:
+    """The machine code for some architectures and PTX for the last of them, compressed."""
+    last = archs[-1].removeprefix("sm_")
+    codes = [f"-gencode=arch=compute_{a.removeprefix('sm_')},code={a}" for a in archs]
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, "kernels.fatbin")
+        smaller = ["--compress-mode=size"] if "--compress-mode" in asked(tool, "--help") else []
+        what = [*smaller, *codes, f"-gencode=arch=compute_{last},code=compute_{last}", "-fatbin", "--threads=0"]
+        run_nvcc(tool, [*what, *EXACT, str(HERE / "kernels.cu"), "-o", str(out)])
+        return out.read_bytes()
+
+
+def header(tool: Path, out: Path) -> int:
+    """Writes what fatbin.c includes, if it is not there already."""
+    archs = known(tool)
+    if not archs:
+        print(f"{tool} compiles for none of {', '.join(ARCHITECTURES)}")
+        return 1
+    made = f"{', '.join(archs)} and PTX for compute_{archs[-1].removeprefix('sm_')}, by nvcc {release(tool)}"
+    first = f"/* Made by build.py from kernels.cu ({source_hash()}) for {made}. */"
+    if out.exists() and out.read_text().startswith(first):
+        return 0
+    code = fatbin(tool, archs)
+    lines = [", ".join(f"{b}" for b in code[i : i + 40]) for i in range(0, len(code), 40)]
+    body = ",\n    ".join(lines)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(
+        f"{first}\n_Alignas(16) const unsigned char fan_kernels_fatbin[] = {{\n    {body}}};\n"
+        f'const size_t fan_kernels_fatbin_bytes = sizeof fan_kernels_fatbin;\nconst char fan_kernels_made[] = "{made}";\n'
+    )
+    print(f"{out.name}: {len(code)} bytes for {made}")
+    return 0
 
 
 def c_file(ptx: str, by: str) -> str:
@@ -90,13 +143,18 @@ def c_file(ptx: str, by: str) -> str:
 
 def main() -> int:
     words = sys.argv[1:]
+    tool = nvcc()
+    if words[:1] == ["--fatbin"] and len(words) == 2:
+        if not tool:
+            print("no nvcc: the kernels go in as PTX")
+            return 2
+        return header(tool, Path(words[1]))
     if words and kept_hash() != source_hash():
         print("ptx.c is stale: it was made of other sources. Run: python csrc/device/kernels/build.py")
         return 1
     if words == ["--check"]:
         print("ptx.c belongs to the sources")
         return 0
-    tool = nvcc()
     if not tool:
         print("no nvcc: set NVCC or CUDA_HOME, or pip install nvidia-cuda-nvcc nvidia-nvvm nvidia-cuda-crt nvidia-cuda-runtime")
         return 2

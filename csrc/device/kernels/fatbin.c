@@ -1,0 +1,10 @@
+/* The kernels as machine code, where the package was built with nvcc: build.py makes device/kernels/fatbin.h, which setup.py asks for. */
+#include "device/cuda.h"
+
+#ifdef FAN_FATBIN
+#include "device/kernels/fatbin.h"
+#else
+const unsigned char fan_kernels_fatbin[] = {0};
+const size_t fan_kernels_fatbin_bytes = 0;
+const char fan_kernels_made[] = "";
+#endif
