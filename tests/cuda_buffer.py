@@ -1,7 +1,8 @@
-"""A buffer whose gradients and sums are on "cuda:0" of the fake driver, with ndarrays outside: for the suite fanin.conformance."""
+"""Buffers whose gradients and sums are on "cuda:0", of the fake driver or of a GPU, with ndarrays outside: for the suite fanin.conformance."""
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -9,17 +10,28 @@ import numpy as np
 import fanin
 from fanin import _core
 from fanin.testing import FakeDriver, use_driver
+from gpu.device import Real
 
-_driver = FakeDriver(1)
-_using = use_driver(_driver)
-_using.__enter__()
+used: list[Any] = []  # to the end of the process
+
+
+@functools.cache
+def device(real: bool) -> Any:
+    """The one device of this process."""
+    driver = None if real else FakeDriver(1)
+    used.append(use_driver(driver))
+    used[0].__enter__()
+    return Real() if real else driver
 
 
 class CudaBuffer:
     """fanin.InputBuffer, copying to the device and back; each add comes from a stream of its own."""
 
+    real = False
+
     def __init__(self, slots: int) -> None:
-        self.consumer = _driver.stream()
+        self.driver = device(self.real)
+        self.consumer = self.driver.stream()
         self.buffer = fanin.InputBuffer(slots, stream=self.consumer)
         self.sent: list[tuple[Any, Any]] = []
 
@@ -27,7 +39,7 @@ class CudaBuffer:
         if isinstance(gradient, np.ndarray):
             self.sent.append((_core.device_array("cuda:0", gradient, False), gradient))
             gradient = self.sent[-1][0]
-        self.buffer.add(slot, gradient, key=key, stream=_driver.stream())
+        self.buffer.add(slot, gradient, key=key, stream=self.driver.stream())
 
     def back(self, x: Any) -> Any:
         """The ndarray that was added, where x is the very array that was made of it; else x's values."""
@@ -46,5 +58,11 @@ class CudaBuffer:
         with fanin.stream(self.consumer):
             made = [x if x is None else self.back(x) for x in self.buffer.take()]
         self.sent.clear()
-        assert _driver.races == 0, _driver.race
+        assert self.driver.races == 0, self.driver.race
         return made
+
+
+class GpuBuffer(CudaBuffer):
+    """The same on a GPU."""
+
+    real = True

@@ -9,7 +9,7 @@ import pytest
 import fanin
 from fanin import _core
 
-pytestmark = pytest.mark.partners
+pytestmark = [pytest.mark.partners, pytest.mark.gpu]
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 if not torch.cuda.is_available():
