@@ -42,7 +42,7 @@ def test_there_is_one_timing_loop() -> None:
 
 def test_bench_writes_where_its_figures_come_from(quick: tuple[str, dict[str, Any], Path]) -> None:
     _, written, _ = quick
-    assert {"cpu", "cores", "caches", "system", "python", "versions", "build", "date", "command", "results"} == written.keys()
+    assert {"cpu", "cores", "caches", "system", "python", "versions", "build", "gpus", "date", "command", "results"} == written.keys()
     assert written["versions"]["numpy"] and set(written["versions"]) == {"fanin", *timing.PEERS}
     assert written["command"].startswith("python -m fanin bench --quick")
 
@@ -50,7 +50,7 @@ def test_bench_writes_where_its_figures_come_from(quick: tuple[str, dict[str, An
 def test_every_row_has_results_of_one_form(quick: tuple[str, dict[str, Any], Path]) -> None:
     _, written, _ = quick
     measured = {one["row"] for one in written["results"]}
-    assert measured >= set(bench.ROWS) - {"low_precision"}
+    assert measured >= set(bench.ROWS) - {"low_precision", "gpu"}
     for one in written["results"]:
         assert {"row", "title", "unit", "base", "rounds", "rows", "absent", "targets"} <= one.keys()
         assert one["base"] in one["rows"]
@@ -62,6 +62,29 @@ def test_every_row_has_results_of_one_form(quick: tuple[str, dict[str, Any], Pat
             assert t.keys() == {"row", "against", "must", "ratio", "seen", "seen_by_min", "held"}
             assert (t["held"] is None) == (t["seen"] is None)
             assert {t["row"], *t["against"]} <= set(one["rows"]) | set(one["absent"]) | {"numexpr", "jax.jit"}
+
+
+def test_the_rows_of_a_gpu_run_on_the_fake_driver_too() -> None:
+    """Their work, not their time: there is no GPU to be fast, and no peer."""
+    from fanin.testing import FakeDriver, use_driver
+
+    driver = FakeDriver(1)
+    with use_driver(driver):
+        with bench.importing_from(FOLDER):
+            spec = importlib.util.spec_from_file_location("fanin_bench_gpu", FOLDER / "gpu.py")
+            assert spec and spec.loader
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+        assert isinstance(module.place(), module.Plain) and module.place().torch is None
+        made = list(module.results_on(module.Plain(), True, 4096, 5))
+        driver.synchronize()
+        assert driver.races == 0, driver.race
+    assert [one["title"].split(";")[0] for one in made] == [
+        *(f"gpu: {n} x 4 KB float32" for n in (2, 4, 8, 16)), "gpu: 5 slots of 1 KB, in place", "gpu: host time of 1 KB gradients"
+    ]  # fmt: skip
+    for one in made:
+        assert one["base"] in one["rows"] and all(t["row"] in one["rows"] for t in one["targets"])
+    assert {"torch add_ chain", "torch.compile of the sum", "cupy.fuse of the sum"} == set(made[0]["absent"])
 
 
 def test_bench_prints_tables_and_marks_who_is_absent(quick: tuple[str, dict[str, Any], Path]) -> None:

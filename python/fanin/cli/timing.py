@@ -223,6 +223,7 @@ def machine() -> Result:
         "python": platform.python_version(),
         "versions": {"fanin": fanin.__version__, **{name: version(name) for name in PEERS}},
         "build": fanin.info().get("build"),
+        "gpus": list(fanin._core.cuda_info().get("devices", ())),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": command(),
     }
