@@ -1,6 +1,6 @@
 """Many slots in one call: add_many and take beside torch's _foreach_add_ and a dict of ndarrays: python benchmarks/many_slots.py [--quick] [--json FILE].
 
-"in place" is acc += g in every slot; "8 each" sums eight gradients in every slot, the first of which the peers copy.
+"in place" is acc += g in every slot: of a buffer that keeps its sums (budget=0), or of arrays that it is given and writes to (take(out=)); "8 each" sums eight gradients in every slot, the first of which the peers copy.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from common import main, size_text
 import fanin
 from fanin.cli.timing import Result, at_least, measure, peer, pinned
 
+IN_PLACE = "add_many into kept sums"
 FOREACH, DICT = "torch._foreach_add_", "a dict of ndarrays, np.add(out=)"
 
 
@@ -24,7 +25,9 @@ def one(slots: int, size: int, n: int, where: str, quick: bool) -> Result:
     sets = [[np.ones(size // 4, "f4") for _ in every] for _ in range(n)]
     accs = [np.zeros(size // 4, "f4") for _ in every]
     sums = dict(enumerate(accs))
-    buf = fanin.InputBuffer(slots, budget=float("inf"))
+    buf, kept = fanin.InputBuffer(slots, budget=float("inf")), fanin.InputBuffer(slots, budget=0)
+    for gs in (accs, sets[0]):
+        kept.add_many(every, gs)
 
     def by_dict() -> None:
         if n > 1:
@@ -56,6 +59,8 @@ def one(slots: int, size: int, n: int, where: str, quick: bool) -> Result:
         "add_many alone": adds,
         "add_many, take(out=)": with_out,
     }
+    if n == 1:
+        work[IN_PLACE] = lambda: kept.add_many(every, sets[0])
     if torch is not None:
         tsets, taccs = [[torch.from_numpy(g) for g in gs] for gs in sets], [torch.from_numpy(a) for a in accs]
 
@@ -66,7 +71,7 @@ def one(slots: int, size: int, n: int, where: str, quick: bool) -> Result:
                 torch._foreach_add_(taccs, ts)
 
         work[FOREACH] = foreach
-    ours = "add_many, take(out=)" if n == 1 else "add_many, take()"
+    ours = IN_PLACE if n == 1 else "add_many, take()"
     targets = [at_least(10 if size <= 64 else 3, ours, FOREACH)] if slots == 10_000 else []
     touched = slots * size * (n + 2)
     return measure(

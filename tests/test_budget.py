@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import itertools
@@ -133,3 +134,118 @@ def test_memory_that_is_wanting_in_the_middle_of_a_fold_loses_nothing() -> None:
         assert buf[0][0] == 6.0
         assert buf.take()[0][0] == 6.0
     raise AssertionError("it never succeeded")
+
+
+# What is due at once goes straight into the slot's own sum
+
+
+def told(operations: list[tuple[Any, ...]], slots: int, how: dict[str, Any], *, watched: bool) -> list[Any]:
+    """What a buffer answers to a script. Watched, each gradient goes the long way, whatever it is."""
+    buf = fanin.InputBuffer(slots, **how)
+    said: list[Any] = []
+    kept: list[Any] = []
+    with fanin.trace() if watched else contextlib.nullcontext():
+        for name, *rest in operations:
+            try:
+                if name == "add":
+                    slot, x, key = rest
+                    buf.add(slot, x, **({} if key is None else {"key": key}))
+                elif name == "many":
+                    places, xs, keys = rest
+                    buf.add_many(places, xs, **({} if keys is None else {"keys": keys}))
+                elif name == "expect":
+                    buf.expect(*rest)
+                elif name == "look":
+                    kept.append(buf[rest[0]])
+                else:
+                    said.append([None if x is None else (str(x.dtype), x.shape, x.strides, x.tobytes()) for x in buf.take()])
+            except (ValueError, TypeError, RuntimeError) as e:
+                said.append((name, type(e).__name__, str(e)))
+    said.append([None if x is None else x.tobytes() for x in kept])
+    said.append({f: getattr(buf.counters, f) for f in ("adds", "folds", "passes", "in_place", "bytes_read", "bytes_written")})
+    return said
+
+
+def script(rng: np.random.Generator, slots: int) -> list[tuple[Any, ...]]:
+    """Adds of mostly one kind, mostly in the order of their keys, with whatever else a caller may do in between."""
+    shape, dtype, keyed = (3, 2), np.dtype(["f4", "f8", "i4", "f2"][rng.integers(4)]), rng.random() < 0.5
+    next_key = [0] * slots
+    operations: list[tuple[Any, ...]] = []
+
+    def gradient() -> Any:
+        odd = rng.random()
+        other = np.dtype("f8") if odd < 0.02 else dtype
+        x = (rng.standard_normal((2, 2) if 0.02 < odd < 0.04 else shape) * 8).astype(other)
+        return np.asfortranarray(x) if 0.04 < odd < 0.1 else x
+
+    def key(slot: int) -> int | None:
+        if not keyed:
+            return None if rng.random() < 0.98 else 0
+        if rng.random() < 0.02:
+            return None
+        next_key[slot] += 1
+        return next_key[slot] - 1 + (0 if rng.random() < 0.95 else int(rng.integers(-1, 2)))
+
+    for _ in range(40):
+        what = rng.random()
+        if what < 0.6:
+            slot = int(rng.integers(slots))
+            operations.append(("add", slot, gradient(), key(slot)))
+        elif what < 0.85:
+            places = [int(s) for s in (range(slots) if rng.random() < 0.7 else rng.integers(0, slots, slots))]
+            operations.append(("many", places, [gradient() for _ in places], [key(s) or 0 for s in places] if keyed else None))
+        elif what < 0.87:
+            operations.append(("expect", int(rng.integers(slots)), int(rng.integers(3, 9))))
+        elif what < 0.93:
+            operations.append(("look", int(rng.integers(slots))))
+        else:
+            operations.append(("take",))
+            next_key = [0] * slots
+    return [*operations, ("take",)]
+
+
+def test_adding_at_once_is_parking_and_folding() -> None:
+    """The short way and the long one give the same bits, strides, errors and snapshots; with no budget also the same counters."""
+    refused = in_place = 0
+    for seed in range(250):
+        rng = np.random.default_rng(seed)
+        slots = int(rng.integers(1, 5))
+        how = {"budget": [0, 30, 100][rng.integers(3)], "accumulate": [None, None, "float64"][rng.integers(3)]}
+        operations = script(rng, slots)
+        short, long = (told(operations, slots, how, watched=watched) for watched in (False, True))
+        if how["budget"]:  # there where folds fall is nobody's promise
+            assert short[:-1] == long[:-1], (seed, how)
+        else:
+            assert short == long, (seed, how)
+        refused += sum(isinstance(s, tuple) for s in short)
+        in_place += short[-1]["in_place"]
+    assert refused > 50 and in_place > 1000, (refused, in_place)
+
+
+def test_a_snapshot_is_not_changed_by_what_is_added_at_once() -> None:
+    buf, g = fanin.InputBuffer(1, budget=0), np.ones(3)
+    for _ in range(4):
+        buf.add(0, g)
+    before = buf[0]
+    for _ in range(4):
+        buf.add(0, g)
+    assert before.tolist() == [4] * 3 and buf[0].tolist() == [8] * 3
+
+
+def test_a_batch_of_which_one_is_refused_adds_nothing_at_once() -> None:
+    buf, g = fanin.InputBuffer(3, budget=0), np.ones(2)
+    for _ in range(3):
+        buf.add_many(range(3), [g] * 3)
+    with pytest.raises(ValueError, match="slot 2"):
+        buf.add_many(range(3), [g, g, np.ones(5)])
+    assert [x.tolist() for x in buf.take()] == [[3, 3]] * 3
+
+
+def test_what_was_expected_bounds_what_is_added_at_once() -> None:
+    buf, g = fanin.InputBuffer(1, budget=0), np.ones(2)
+    buf.expect(0, 4)
+    for _ in range(4):
+        buf.add(0, g)
+    with pytest.raises(ValueError, match="4"):
+        buf.add(0, g)
+    assert buf.take()[0].tolist() == [4, 4]

@@ -89,6 +89,18 @@ fan_status fan_buffer_add_many(fan_buffer *b, fan_contribution *c, const size_t 
  * hold of `object` is the buffer's now; *due says that fan_buffer_fold_due is to be called. False: nothing happened, and fan_buffer_add knows what to do or to say. */
 bool fan_buffer_add_plain(fan_buffer *b, size_t slot, const fan_plain_kind *kind, void *object, char *data, int64_t key, bool *due);
 fan_status fan_buffer_fold_due(fan_buffer *b, size_t slot, fan_error *err);
+/* fan_buffer_adds_at_once: whether a plain gradient of this kind and key would be parked and summed at once, in place into the slot's own sum. Then fan_buffer_add_at_once does
+ * that, with nothing of the buffer's between; it cannot fail and holds nothing. */
+typedef struct fan_at_once {
+    void *pass; /* the slot's */
+    char *sum;
+    const char *data;
+    size_t count; /* elements */
+    int64_t key;
+    fan_dtype dtype;
+} fan_at_once;
+bool fan_buffer_adds_at_once(const fan_buffer *b, size_t slot, const fan_plain_kind *kind, const char *data, int64_t key, fan_at_once *out);
+void fan_buffer_add_at_once(fan_buffer *b, const fan_at_once *one);
 
 /* fan_buffer_unadd_plain: takes back the newest plain gradient with this object and key that fan_buffer_add_plain parked; the caller has its hold again. */
 void fan_buffer_unadd_plain(fan_buffer *b, size_t slot, void *object, int64_t key);

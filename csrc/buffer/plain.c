@@ -153,6 +153,60 @@ bool fan_buffer_add_plain(fan_buffer *b, size_t slot, const fan_plain_kind *kind
     return true;
 }
 
+/* ---- a sum that is due at once, in place ---- */
+
+/* sum_of: the slot's sum, where one more gradient of this kind goes straight into it (A6): it is the buffer's own and nobody else sees it, gap-free, complete up to
+ * `key`, and nothing waits behind it. Else NULL. */
+static fan_array *sum_of(const fan_slot *s, const fan_plain_kind *k, int64_t key)
+{
+    const fan_pass *p = s->p;
+    fan_array *a = p->value.array;
+    if (k->late || p->value.form != FAN_DENSE || !p->value_ours || p->value_lent || p->value.origin != k->origin || p->A || p->exact || p->poison)
+        return NULL;
+    if (s->busy || s->spec->combine || p->nitems || p->arriving || p->seen != fan_dtype_set_add(0, k->dtype, false))
+        return NULL;
+    if ((p->keyed < 0) != (key < 0) || (key >= 0 && key != p->next_key) || (s->expected >= 0 && p->count >= s->expected))
+        return NULL;
+    if (fan_accum_dtype(k->dtype, s->spec->accumulate) != k->dtype || a->ndim != k->ndim)
+        return NULL;
+    int64_t step = (int64_t)fan_dtype_size(k->dtype);
+    for (int i = k->ndim - 1; i >= 0; step *= k->shape[i--])
+        if (a->shape[i] != k->shape[i] || (a->strides[i] != step && a->shape[i] > 1))
+            return NULL;
+    return fan_plain_fits(k->dtype, k->dtype, (uint64_t)step, 2) ? a : NULL;
+}
+
+bool fan_buffer_adds_at_once(const fan_buffer *b, size_t slot, const fan_plain_kind *kind, const char *data, int64_t key, fan_at_once *out)
+{
+    const fan_slot *s = &b->slots[slot];
+    const fan_array *a;
+    if (s->p == &fan_pass_none || b->known || atomic_load_explicit(&b->parked, memory_order_relaxed) + fan_plain_bytes(kind) <= b->budget)
+        return false;
+    a = sum_of(s, kind, key);
+    if (a)
+        *out = (fan_at_once){s->p, (char *)a->data, data, (size_t)a->size, key, a->dtype};
+    return a != NULL;
+}
+
+void fan_buffer_add_at_once(fan_buffer *b, const fan_at_once *one)
+{
+    fan_pass *p = one->pass;
+    uint64_t bytes = (uint64_t)one->count * fan_dtype_size(one->dtype), now = atomic_load_explicit(&b->parked, memory_order_relaxed) + (bytes ? bytes : 1);
+    (void)fan_sum_flat(one->sum, (const char *const[]){one->sum, one->data}, 2, one->count, one->dtype, one->dtype);
+    p->count++;
+    p->rules |= FAN_A(6) | FAN_S(3);
+    if (one->key >= 0)
+        p->next_key = one->key + 1;
+    COUNT(b, adds, 1);
+    COUNT(b, folds, 1);
+    COUNT(b, passes, 1);
+    COUNT(b, in_place, 1);
+    COUNT(b, bytes_read, 2 * bytes);
+    COUNT(b, bytes_written, bytes);
+    peak(&b->quick.peak_parked_bytes, now);
+    peak(&fan_plain_total.peak_parked_bytes, now);
+}
+
 void fan_buffer_unadd_plain(fan_buffer *b, size_t slot, void *object, int64_t key)
 {
     fan_plains *p = b->slots[slot].plain;
@@ -170,9 +224,17 @@ void fan_buffer_unadd_plain(fan_buffer *b, size_t slot, void *object, int64_t ke
 
 void fan_buffer_plain_soon(const fan_buffer *b, size_t slot)
 {
-    if (slot >= b->nslots || !b->slots[slot].plain)
+    const fan_slot *s = &b->slots[slot];
+    if (slot >= b->nslots)
         return;
-    const char *p = (const char *)b->slots[slot].plain;
+    if (s->p != &fan_pass_none) { /* its sum may be written at once */
+        for (size_t at = 0; at < sizeof *s->p; at += 64)
+            __builtin_prefetch((const char *)s->p + at, 1);
+        return;
+    }
+    if (!s->plain)
+        return;
+    const char *p = (const char *)s->plain;
     __builtin_prefetch(p, 1);
     __builtin_prefetch(p + 64, 1);
     __builtin_prefetch(p + 128, 1);

@@ -4,6 +4,7 @@
  * first element. As soon as anything else comes to the slot, or more is asked of it than the sum of a few small arrays, fresh or into out=, what is parked becomes items like
  * any other (fan_slot_thicken), and the rest of the buffer knows nothing of this file. What is decided here is what arrive.c and take.c decide for
  * such a gradient: S3, A6, A7, A10, A14, A15, A16.
+ * One that comes when the budget is passed, to a slot whose sum is the buffer's own, is added to it at once.
  *
  * The short way takes no lock. It is for a frontend whose interpreter lets one thread in at a time, as Python's GIL does, and leaves the interpreter only while
  * jobs run and while a thread waits: so all that changes a slot, by whichever way, happens inside the interpreter. Its counters are plain numbers for the same

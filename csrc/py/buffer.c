@@ -601,6 +601,7 @@ static Py_ssize_t small_index(PyObject *o)
 static int add_plain(buffer_object *self, PyObject *const *args, PyObject *kwnames)
 {
     FAN_RAW fan_plain_kind kind;
+    FAN_RAW fan_at_once one;
     Py_ssize_t slot = small_index(args[0]), key = -1;
     char *data;
     bool due;
@@ -612,6 +613,10 @@ static int add_plain(buffer_object *self, PyObject *const *args, PyObject *kwnam
     }
     if (!fan_import_plain(args[1], &kind, &data) || !unwatched())
         return 0;
+    if (fan_buffer_adds_at_once(self->core, (size_t)slot, &kind, data, key, &one)) {
+        fan_buffer_add_at_once(self->core, &one);
+        return 1;
+    }
     Py_INCREF(args[1]);
     if (!fan_buffer_add_plain(self->core, (size_t)slot, &kind, args[1], data, key, &due)) {
         Py_DECREF(args[1]);
@@ -776,6 +781,37 @@ static void fetch_ahead(const buffer_object *self, const batch *t, Py_ssize_t k)
     }
 }
 
+/* batch_at_once: true: all went straight into their sums; false: one is not for that, and nothing happened. */
+static bool batch_at_once(buffer_object *self, const batch *t)
+{
+    FAN_RAW fan_plain_kind kind;
+    Py_ssize_t last = -1, k = 0;
+    FAN_RAW fan_at_once one;
+    fan_at_once *all = NULL; /* made once there is one */
+    for (char *data; k < t->n; k++) {
+        Py_ssize_t slot = small_index(ITEM(t->slots, k)), key = -1;
+        if (self->n >= FAR)
+            fetch_ahead(self, t, k);
+        if (slot <= last || (size_t)slot >= self->n || (t->keys && (key = small_index(ITEM(t->keys, k))) < 0) ||
+            !fan_import_plain(ITEM(t->gradients, k), &kind, &data) ||
+            !fan_buffer_adds_at_once(self->core, (size_t)slot, &kind, data, key, &one) || (!all && !(all = fan_alloc((size_t)t->n * sizeof *all))))
+            break;
+        all[k] = one;
+        last = slot; /* ascending, so that what was asked still holds when it is done */
+    }
+    bool good = all && k == t->n;
+    for (k = 0; good && k < t->n; k++) {
+        if (k + AHEAD < t->n) {
+            __builtin_prefetch(all[k + AHEAD].pass, 1);
+            __builtin_prefetch(all[k + AHEAD].sum, 1);
+            __builtin_prefetch(all[k + AHEAD].data);
+        }
+        fan_buffer_add_at_once(self->core, &all[k]);
+    }
+    fan_free(all);
+    return good;
+}
+
 /* batch_plain: 1: all are parked by the short way; 0: one is not for it, and nothing happened. -1 with an exception: a fold failed. */
 static int batch_plain(buffer_object *self, const batch *t)
 {
@@ -784,6 +820,8 @@ static int batch_plain(buffer_object *self, const batch *t)
     bool due, any_due = false;
     if (self->create_graph || self->flags || !unwatched())
         return 0;
+    if (t->n && batch_at_once(self, t))
+        return 1;
     for (; k < t->n; k++) {
         Py_ssize_t slot = small_index(ITEM(t->slots, k)), key = -1;
         PyObject *gradient = ITEM(t->gradients, k);
