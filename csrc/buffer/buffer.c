@@ -420,14 +420,24 @@ static uint64_t unlist(fan_pass *p, const fan_gathered *g)
     return bytes;
 }
 
-/* Sums the gathered items into the slot's value and takes them off the list. The slot is busy. */
 fan_status fan_fold_commit(fan_buffer *b, size_t slot, fan_gathered *g, fan_error *err)
+{
+    fan_status status = g->fold.n > 1 ? fan_fold_begin(&g->fold, NULL, err) : FAN_OK;
+    if (status == FAN_OK)
+        return fan_fold_commit_end(b, slot, g, err);
+    fan_slot_lock(b, slot);
+    fan_slot_poison(&b->slots[slot], status, err);
+    fan_slot_unlock(b, slot);
+    return status;
+}
+
+fan_status fan_fold_commit_end(fan_buffer *b, size_t slot, fan_gathered *g, fan_error *err)
 {
     fan_slot *s = &b->slots[slot];
     fan_pass *p = s->p;
     fan_fold *f = &g->fold;
     former old = {.value = {.dtype = FAN_NO_DTYPE}};
-    fan_status status = f->n > 1 ? fan_fold_run(f, err) : FAN_OK;
+    fan_status status = f->n > 1 ? fan_fold_end(f, err) : FAN_OK;
     fan_item *first = f->n == 1 && !f->terms[0].is_value ? item_of(g, f->terms[0].v) : NULL;
     fan_item *zero = f->n == 0 && g->zero ? item_of(g, g->zero) : NULL;
     fan_slot_lock(b, slot);
@@ -501,17 +511,21 @@ static fan_status fold_items(fan_buffer *b, size_t slot, size_t m, fan_error *er
     return status;
 }
 
+size_t fan_slot_due(const fan_buffer *b, size_t slot, uint64_t coming)
+{
+    const fan_slot *s = &b->slots[slot];
+    uint64_t parked = atomic_load_explicit(&b->parked, memory_order_relaxed);
+    if (s->busy || s->p->poison || parked <= b->budget || parked - b->budget <= coming)
+        return 0;
+    return s->spec->exact ? worth_absorbing(s) : ready_prefix(s->p);
+}
+
 /* Locked on entry and on return: folds while the budget is passed and there is something to fold. */
 static fan_status fold_while_due(fan_buffer *b, size_t slot, fan_error *err)
 {
-    fan_slot *s = &b->slots[slot];
     fan_status status = FAN_OK;
-    while (status == FAN_OK && !s->busy && !s->p->poison && atomic_load_explicit(&b->parked, memory_order_relaxed) > b->budget) {
-        size_t m = s->spec->exact ? worth_absorbing(s) : ready_prefix(s->p);
-        if (!m)
-            break;
+    for (size_t m; status == FAN_OK && (m = fan_slot_due(b, slot, 0)) > 0;)
         status = fold_items(b, slot, m, err);
-    }
     return status;
 }
 
@@ -931,6 +945,13 @@ fan_status fan_buffer_add_many(fan_buffer *b, fan_contribution *c, const size_t 
         adding_park(b, &x[i]);
         fan_slot_unlock(b, x[i].slot);
     }
+    bool streams = false;
+    for (size_t i = 0; i < n; i++)
+        streams |= x[i].A != NULL;
+    if (streams && n > 1)
+        status = fan_many_fold(b, slots, order, n, err);
+    if (status == FAN_NOMEM || status == FAN_DEVICE_NOMEM)
+        status = FAN_OK; /* one by one they need less */
     for (size_t i = 0; i < n && status == FAN_OK; i++) {
         fan_slot_lock(b, x[i].slot);
         status = fold_while_due(b, x[i].slot, err);

@@ -158,6 +158,13 @@ static fan_status wait_for_terms(fan_fold *f, fan_error *err)
     return FAN_OK;
 }
 
+/* before_record: an event that is recorded on s now is behind all sums on s: also those that wait in the batch. */
+static void before_record(const fan_fold *f, const fan_stream *s)
+{
+    if (f->batch && fan_batch_waits_on(f->batch, s) && !FAN_BATCH_MUTANT(SETTLED))
+        fan_batch_flush(f->batch);
+}
+
 /* Reusable, last condition: A waits for an event recorded now on every other stream that used the memory. */
 static fan_status settle(fan_fold *f, const fan_array *a, fan_error *err)
 {
@@ -169,6 +176,7 @@ static fan_status settle(fan_fold *f, const fan_array *a, fan_error *err)
         fan_event *e = NULL;
         if (users[i] == A)
             continue;
+        before_record(f, users[i]);
         FAN_TRY(fan_event_record(users[i], &e, err));
         FAN_COUNT(f->b, events, 1);
         fan_status s = fan_plan_wait(f->b, A, e, 0, err);
@@ -204,6 +212,8 @@ static fan_status run(fan_fold *f, fan_job *job, fan_error *err)
     fan_stream *on = s->p->A;
     if (FAN_MUT(6) && f->n)
         on = f->terms[f->n - 1].P;
+    if (f->batch)
+        return fan_batch_put(f->batch, on, job, &f->number, err);
     bool away = bytes >= BUSY_BYTES && !d->backend->has_streams && b->frontend->leave;
     void *left = away ? b->frontend->leave() : NULL;
     fan_status status = fan_device_run(d, on, job, err);
@@ -243,6 +253,7 @@ fan_status fan_fold_wait_taker(fan_fold *f, fan_error *err)
     if (!A)
         return FAN_OK;
     if (f->taker && f->taker != A) {
+        before_record(f, f->taker);
         FAN_TRY(fan_plan_record(f->b, f->taker, 0, &e, err));
         fan_status status = fan_plan_wait(f->b, A, e, FAN_PLAN_S22_WAIT, err);
         fan_event_drop(e);
@@ -763,59 +774,120 @@ void fan_fold_learn(fan_fold *f, const fan_value *result, fan_known *known)
     }
 }
 
-fan_status fan_fold_run(fan_fold *f, fan_error *err)
+bool fan_fold_batches(const fan_fold *f)
+{
+    if (!slot_of(f)->p->A || f->b->known || f->n == 0 || fan_fold_exact(f))
+        return false;
+    for (size_t i = 0; i < f->n; i++)
+        if (f->terms[i].v->form != FAN_DENSE)
+            return false;
+    return true;
+}
+
+fan_status fan_fold_begin(fan_fold *f, fan_batch *batch, fan_error *err)
 {
     fan_slot *s = slot_of(f);
-    fan_sync_slot before = {.C = fan_place_of(s->p->C), .A = fan_place_of(s->p->A), .R = fan_place_of(f->n ? f->terms[0].P : NULL),
-                            .has_event = f->n && f->terms[0].event != NULL};
-    fan_event *e = NULL;
-    bool record;
-    uint64_t bit;
     assert((f->n > 0 || f->state) && s->busy);
+    f->before = (fan_sync_slot){.C = fan_place_of(s->p->C), .A = fan_place_of(s->p->A), .R = fan_place_of(f->n ? f->terms[0].P : NULL),
+                                .has_event = f->n && f->terms[0].event != NULL};
     f->result = (fan_value){.dtype = FAN_NO_DTYPE};
+    f->batch = batch;
     if (s->p->A && FAN_MUT(5)) {
         fan_event_drop(f->E);
-        FAN_TRY(fan_plan_record(f->b, s->p->A, FAN_PLAN_S15_RECORD, &e, err));
+        FAN_TRY(fan_plan_record(f->b, s->p->A, FAN_PLAN_S15_RECORD, &f->early, err));
     }
-    FAN_TRY(fold_body(f, err));
-    fan_fold_learn(f, &f->result, &f->known);
-    FAN_COUNT(f->b, folds, f->n > 1);
-    if (!s->p->A) {
-        f->rules |= FAN_S(3);
-        goto traced;
+    fan_status status = fold_body(f, err);
+    if (status != FAN_OK) {
+        f->batch = NULL;
+        fan_fold_abandon(f);
     }
+    return status;
+}
+
+bool fan_fold_left(const fan_fold *f)
+{
+    return f->batch && fan_batch_fate(f->batch, f->number) == FAN_FATE_WAITS && !FAN_BATCH_MUTANT(LATE);
+}
+
+void fan_fold_abandon(fan_fold *f)
+{
+    fan_value_drop(f->b->frontend, &f->result);
+    f->result = (fan_value){.dtype = FAN_NO_DTYPE};
+    fan_event_drop(f->early);
+    f->early = NULL;
+    f->batch = NULL;
+}
+
+/* S15 to S17, S22: what orders others after the sum. */
+static fan_status fold_record(fan_fold *f, fan_error *err)
+{
+    fan_stream *A = slot_of(f)->p->A;
+    fan_event *e = f->early;
+    bool record;
+    uint64_t bit;
+    f->early = NULL;
     if (f->finish) {
-        fan_sync_finish plan = fan_sync_finish_plan(before, f->out != NULL, fan_place_of(f->taker));
+        fan_sync_finish plan = fan_sync_finish_plan(f->before, f->out != NULL, fan_place_of(f->taker));
         record = plan.record;
         f->rules |= plan.rules;
         bit = FAN_PLAN_S22_RECORD;
     } else {
-        fan_sync_fold plan = fan_sync_fold_plan(before);
+        fan_sync_fold plan = fan_sync_fold_plan(f->before);
         record = plan.record;
         f->rules |= plan.rules;
         record = record && !FAN_MUT(21);
         bit = FAN_PLAN_S15_RECORD;
     }
     /* Left out, S15 leaves the first producer's event in place; a record that finds no memory leaves none, and S18 records then. */
-    if (record && (left_out(s->p->A->device) & bit))
+    if (record && (left_out(A->device) & bit))
         e = f->terms[0].event ? fan_event_hold(f->terms[0].event) : NULL;
     else if (record && !e) {
-        fan_status status = fan_plan_record(f->b, s->p->A, bit, &e, err);
-        if (status != FAN_OK && status != FAN_NOMEM) {
-            fan_value_drop(f->b->frontend, &f->result);
+        fan_status status = fan_plan_record(f->b, A, bit, &e, err);
+        if (status != FAN_OK && status != FAN_NOMEM)
             return status;
-        }
     }
     f->E = e;
-    f->R = fan_stream_hold(FAN_MUT(8) && f->terms[0].P ? f->terms[0].P : s->p->A);
-traced:
-    if (fan_trace_on()) {
-        fan_trace_line line = {.kind = FAN_TRACE_FOLD, .how = s->p->how, .device = s->p->device ? (int16_t)s->p->device->index : -1,
-                               .slot = (int32_t)f->slot, .count = (uint32_t)f->n, .buffer = f->b->id, .key = -1,
-                               .rules = f->rules, .stream = s->p->A ? s->p->A->handle : 0, .bytes = fan_value_bytes(&f->result),
-                               .in_place = (f->rules & (FAN_A(6) | FAN_A(3))) != 0, .start_us = -1, .end_us = -1};
-        snprintf(line.label, sizeof line.label, "%s", s->spec->name ? s->spec->name : f->b->name);
-        fan_trace_put(&line);
-    }
+    f->R = fan_stream_hold(FAN_MUT(8) && f->terms[0].P ? f->terms[0].P : A);
     return FAN_OK;
+}
+
+static void fold_trace(const fan_fold *f)
+{
+    const fan_slot *s = slot_of(f);
+    if (!fan_trace_on())
+        return;
+    fan_trace_line line = {.kind = FAN_TRACE_FOLD, .how = s->p->how, .device = s->p->device ? (int16_t)s->p->device->index : -1,
+                           .slot = (int32_t)f->slot, .count = (uint32_t)f->n, .buffer = f->b->id, .key = -1,
+                           .rules = f->rules, .stream = s->p->A ? s->p->A->handle : 0, .bytes = fan_value_bytes(&f->result),
+                           .in_place = (f->rules & (FAN_A(6) | FAN_A(3))) != 0, .start_us = -1, .end_us = -1};
+    snprintf(line.label, sizeof line.label, "%s", s->spec->name ? s->spec->name : f->b->name);
+    fan_trace_put(&line);
+}
+
+fan_status fan_fold_end(fan_fold *f, fan_error *err)
+{
+    fan_status status = FAN_OK;
+    if (f->batch && fan_batch_fate(f->batch, f->number) == FAN_FATE_FAILED && !FAN_BATCH_MUTANT(NO_FATE))
+        status = fan_batch_failure(f->batch, err);
+    assert(!fan_fold_left(f));
+    f->batch = NULL;
+    if (status == FAN_OK) {
+        fan_fold_learn(f, &f->result, &f->known);
+        FAN_COUNT(f->b, folds, f->n > 1);
+        if (slot_of(f)->p->A)
+            status = fold_record(f, err);
+        else
+            f->rules |= FAN_S(3);
+    }
+    if (status == FAN_OK)
+        fold_trace(f);
+    else
+        fan_fold_abandon(f);
+    return status;
+}
+
+fan_status fan_fold_run(fan_fold *f, fan_error *err)
+{
+    FAN_TRY(fan_fold_begin(f, NULL, err));
+    return fan_fold_end(f, err);
 }

@@ -174,6 +174,11 @@ typedef struct fan_fold {
     fan_event *E;         /* held */
     uint64_t rules;
     fan_known known;      /* with stats: of the result */
+    /* between begin and end */
+    fan_batch *batch;     /* the sum waits there; NULL: it was queued */
+    size_t number;        /* .. as this one */
+    fan_sync_slot before; /* what the plan of S15 to S17, S22 is made of */
+    fan_event *early;     /* a planted fault's */
 } fan_fold;
 
 /* fan_fold_dtype: the sum's dtype; FAN_NO_DTYPE for objects. */
@@ -187,6 +192,14 @@ fan_status fan_fold_absorb(fan_fold *f, const fan_value *like, fan_error *err);
 /* fan_fold_run: sums f->n >= 2 terms (or finishes f->n == 1) on A. FAN_NOMEM and FAN_EXTERN leave all as it was; after FAN_DEVICE, FAN_RACE
  * and the like the slot must be poisoned. */
 fan_status fan_fold_run(fan_fold *f, fan_error *err);
+/* fan_fold_begin, _end: the two halves of it: up to the sum, which is put into `batch` (NULL: it is queued at once); and from its flush on: whatever orders others after the
+ * sum. Between them the slot stays busy. A fold that began is ended, or abandoned where its sum was not queued for another's failure (fan_fold_left). */
+fan_status fan_fold_begin(fan_fold *f, fan_batch *batch, fan_error *err);
+fan_status fan_fold_end(fan_fold *f, fan_error *err);
+bool fan_fold_left(const fan_fold *f);
+void fan_fold_abandon(fan_fold *f);
+/* fan_fold_batches: whether the sum is one job on streams, which others may be queued with. */
+bool fan_fold_batches(const fan_fold *f);
 /* fan_fold_wait_taker: S22: A waits for the taker's stream before it writes out. */
 fan_status fan_fold_wait_taker(fan_fold *f, fan_error *err);
 /* fan_fold_expanded: axes along which every term is expanded (A13); 0 unless all are dense. */
@@ -247,5 +260,15 @@ void fan_gathered_fini(fan_gathered *g);
 fan_status fan_slot_promote(fan_buffer *b, size_t slot, fan_error *err);
 /* fan_fold_commit: sums the gathered items into the slot's value and takes them off the list. The slot is busy. */
 fan_status fan_fold_commit(fan_buffer *b, size_t slot, fan_gathered *g, fan_error *err);
+/* fan_fold_commit_end: the same of a fold that began. */
+fan_status fan_fold_commit_end(fan_buffer *b, size_t slot, fan_gathered *g, fan_error *err);
+
+/* FAN_MANY_BYTES: results that may be under way in one batch: until it is flushed nothing of what they replace is let go. */
+#define FAN_MANY_BYTES (UINT64_C(64) << 20)
+/* fan_many_fold: on devices: folds what is due in slots[order[0..n)], in ascending order, with as few launches as possible. What it passes over, slots that others
+ * have among it, is left to a fold by itself. */
+fan_status fan_many_fold(fan_buffer *b, const size_t *slots, const size_t *order, size_t n, fan_error *err);
+/* fan_slot_due: locked: how many of its first items are to be folded now if `coming` bytes of other slots no longer count as parked; 0: none. */
+size_t fan_slot_due(const fan_buffer *b, size_t slot, uint64_t coming);
 
 #endif

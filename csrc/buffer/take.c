@@ -36,6 +36,8 @@ typedef struct cut {
     bool claimed, gathered;
     bool into_out;     /* the sum goes straight into out, once all else is done */
     bool late;         /* summed after all others */
+    enum { CUT_DONE, CUT_COMMITS, CUT_FINISHES } doing; /* the fold that it needs: into the slot's value, or apart from it */
+    bool begun;        /* .. which waits in the batch */
     bool by_copy;      /* .. or is copied there from `result` */
     fan_value result;
     fan_stream *R;
@@ -253,13 +255,12 @@ static fan_status zero_sum(fan_buffer *b, size_t slot, const fan_value *zero, fa
     return status;
 }
 
-/* Sums what the slot holds, but for what goes straight into out. The slot is busy. */
-static fan_status cut_sum(fan_buffer *b, size_t slot, const fan_take *how, const extents *outs, cut *c, fan_stream *consumer, bool last, fan_error *err)
+/* What is to be done for the slot's sum, but for what goes straight into out: what needs no fold is done at once. The slot is busy. */
+static fan_status cut_decide(fan_buffer *b, size_t slot, const fan_take *how, const extents *outs, cut *c, fan_stream *consumer, bool last, fan_error *err)
 {
     fan_slot *s = &b->slots[slot];
     fan_fold *f = &c->g.fold;
     const fan_value *out = how->out && how->out[slot].form == FAN_DENSE ? &how->out[slot] : NULL;
-    fan_status status;
     size_t dense = 0, sparse = 0, objects = 0;
     for (size_t i = 0; i < f->n; i++) {
         dense += f->terms[i].v->form == FAN_DENSE;
@@ -303,11 +304,8 @@ static fan_status cut_sum(fan_buffer *b, size_t slot, const fan_take *how, const
     }
     if (f->n > 1 && !exact && !whole && same_dtype && sparse < f->n && gapless && !(how->writable && fan_fold_expanded(f))) {
         /* The running sum is the result: fold in place where that may be, and keep it should a later slot fail. */
-        FAN_TRY(fan_fold_commit(b, slot, &c->g, err));
-        c->R = fan_stream_hold(s->p->R);
-        c->E = fan_event_hold(s->p->E);
-        c->known = s->p->known;
-        return fan_value_copy(b->frontend, &s->p->value, &c->result, err);
+        c->doing = CUT_COMMITS;
+        return FAN_OK;
     }
     if (f->n == 1 && !exact && !out && !scaled(how) && !written_by_out(outs, f->terms[0].v) && !plain_copy_needed(b, how, f) &&
         (f->terms[0].v->form == FAN_OBJECT || f->terms[0].v->dtype == sum)) {
@@ -316,14 +314,29 @@ static fan_status cut_sum(fan_buffer *b, size_t slot, const fan_take *how, const
         s->p->rules |= FAN_A(14);
         return fan_value_copy(b->frontend, f->terms[0].v, &c->result, err);
     }
+    c->doing = CUT_FINISHES;
     f->finish = true;
     f->take = how;
     f->finish_dtype = out ? out->dtype : FAN_NO_DTYPE;
     if (f->n == 1)
         FAN_COUNT(b, copies, 1);
-    status = fan_fold_run(f, err);
-    if (status != FAN_OK)
-        return status;
+    return FAN_OK;
+}
+
+/* What the fold gave. */
+static fan_status cut_end(fan_buffer *b, size_t slot, cut *c, fan_error *err)
+{
+    fan_slot *s = &b->slots[slot];
+    fan_fold *f = &c->g.fold;
+    c->begun = false;
+    if (c->doing == CUT_COMMITS) {
+        FAN_TRY(fan_fold_commit_end(b, slot, &c->g, err));
+        c->R = fan_stream_hold(s->p->R);
+        c->E = fan_event_hold(s->p->E);
+        c->known = s->p->known;
+        return fan_value_copy(b->frontend, &s->p->value, &c->result, err);
+    }
+    FAN_TRY(fan_fold_end(f, err));
     c->known = f->known;
     c->result = f->result;
     f->result = (fan_value){.dtype = FAN_NO_DTYPE};
@@ -333,6 +346,52 @@ static fan_status cut_sum(fan_buffer *b, size_t slot, const fan_take *how, const
     f->E = NULL;
     s->p->rules |= f->rules;
     return FAN_OK;
+}
+
+/* Ends the folds of slots [from, to) that are in the batch; `failed`: some slot did, and nothing more is queued. A slot whose sum was not queued is as it was. */
+static fan_status cuts_end(fan_buffer *b, cut *cuts, size_t from, size_t to, fan_batch *batch, bool failed, fan_error *err)
+{
+    fan_error other;
+    fan_status status = FAN_OK;
+    if (!batch)
+        return FAN_OK;
+    if (!failed && !FAN_BATCH_MUTANT(LATE))
+        fan_batch_flush(batch);
+    for (size_t i = from; i < to; i++) {
+        fan_error *said = status == FAN_OK ? err : &other;
+        if (!cuts[i].begun)
+            continue;
+        if (fan_fold_left(&cuts[i].g.fold)) {
+            fan_fold_abandon(&cuts[i].g.fold);
+            cuts[i].begun = false;
+            continue;
+        }
+        fan_status its = cut_end(b, i, &cuts[i], said);
+        fan_slot_poison(&b->slots[i], its, said);
+        status = status == FAN_OK ? its : status;
+    }
+    if (!failed && FAN_BATCH_MUTANT(LATE))
+        fan_batch_flush(batch);
+    if (status == FAN_OK)
+        status = fan_batch_failure(batch, err);
+    fan_batch_clear(batch);
+    return status;
+}
+
+/* Carries out the slot's fold, or puts it into the batch. */
+static fan_status cut_fold(fan_buffer *b, size_t slot, cut *c, fan_batch *batch, fan_error *err)
+{
+    if (c->doing == CUT_DONE)
+        return FAN_OK;
+    if (batch && fan_fold_batches(&c->g.fold)) {
+        FAN_TRY(fan_fold_begin(&c->g.fold, batch, err));
+        c->begun = true;
+        return FAN_OK;
+    }
+    if (batch)
+        fan_batch_flush(batch); /* the device's order is that of the slots */
+    FAN_TRY(fan_fold_begin(&c->g.fold, NULL, err));
+    return cut_end(b, slot, c, err);
 }
 
 /* A sum that is there already goes into out: copied, or, if it is sparse, its entries over zeros. On A, where the sum was made. */
@@ -354,38 +413,22 @@ static fan_status copy_into_out(fan_buffer *b, size_t slot, const fan_value *out
     return FAN_OK;
 }
 
-/* Writes into out: on the CPU nothing is allocated here, so no out is written unless all are. */
-static fan_status cut_write(fan_buffer *b, size_t slot, const fan_take *how, cut *c, fan_error *err)
+/* Copies the sum into out. */
+static fan_status cut_copy(fan_buffer *b, size_t slot, const fan_take *how, cut *c, fan_error *err)
 {
     fan_slot *s = &b->slots[slot];
-    fan_fold *f = &c->g.fold;
     const fan_value *out = &how->out[slot];
-    if (c->by_copy) {
-        fan_value sum = c->result;
-        FAN_TRY(copy_into_out(b, slot, out, c, err));
-        fan_event_drop(c->E);
-        c->E = NULL;
-        if (s->p->A && s->p->A != s->p->C)
-            FAN_TRY(fan_plan_record(b, s->p->A, FAN_PLAN_S22_RECORD, &c->E, err));
-        fan_stream_drop(c->R);
-        c->R = s->p->A ? fan_stream_hold(s->p->A) : NULL;
-        c->result = (fan_value){.dtype = FAN_NO_DTYPE};
-        fan_value_drop(b->frontend, &sum);
-        return fan_value_copy(b->frontend, out, &c->result, err);
-    }
-    f->take = how;
-    f->finish = true;
-    f->out = out;
-    FAN_TRY(fan_fold_run(f, err));
-    c->known = f->known;
-    c->result = f->result;
-    f->result = (fan_value){.dtype = FAN_NO_DTYPE};
-    c->R = f->R;
-    c->E = f->E;
-    f->R = NULL;
-    f->E = NULL;
-    s->p->rules |= f->rules;
-    return FAN_OK;
+    fan_value sum = c->result;
+    FAN_TRY(copy_into_out(b, slot, out, c, err));
+    fan_event_drop(c->E);
+    c->E = NULL;
+    if (s->p->A && s->p->A != s->p->C)
+        FAN_TRY(fan_plan_record(b, s->p->A, FAN_PLAN_S22_RECORD, &c->E, err));
+    fan_stream_drop(c->R);
+    c->R = s->p->A ? fan_stream_hold(s->p->A) : NULL;
+    c->result = (fan_value){.dtype = FAN_NO_DTYPE};
+    fan_value_drop(b->frontend, &sum);
+    return fan_value_copy(b->frontend, out, &c->result, err);
 }
 
 static fan_status cut_claim(fan_buffer *b, size_t slot, fan_error *err)
@@ -419,9 +462,9 @@ static void learn(cut *c, const fan_pass *p)
     }
 }
 
-static fan_status take_sums(fan_buffer *b, const fan_take *how, cut *cuts, extents *inputs, extents *outs, fan_error *err)
+/* Claims every slot, and looks at what it holds and at what is wished. */
+static fan_status take_claim(fan_buffer *b, const fan_take *how, cut *cuts, extents *inputs, extents *outs, fan_error *err)
 {
-    fan_stream *consumer = how->stream ? how->stream : b->stream;
     for (size_t i = 0; i < b->nslots; i++) {
         FAN_TRY(cut_claim(b, i, err));
         cuts[i].claimed = true;
@@ -443,33 +486,95 @@ static fan_status take_sums(fan_buffer *b, const fan_take *how, cut *cuts, exten
             cuts[i].by_copy = (cuts[i].g.fold.n || cuts[i].g.zero || cuts[i].g.fold.state) &&
                               (cuts[i].by_copy || out_meets_inputs(inputs, how->out[i].array, i));
         }
-    for (size_t i = 0; i < b->nslots; i++) {
-        fan_stream *who = consumer ? consumer : b->slots[i].p->C;
-        fan_status status = cut_sum(b, i, how, outs, &cuts[i], who, false, err);
-        fan_slot_poison(&b->slots[i], status, err);
-        FAN_TRY(status);
-    }
-    for (size_t i = 0; i < b->nslots; i++) {
-        if (!cuts[i].late)
-            continue;
-        fan_status status = cut_sum(b, i, how, outs, &cuts[i], consumer ? consumer : b->slots[i].p->C, true, err);
-        fan_slot_poison(&b->slots[i], status, err);
-        FAN_TRY(status);
-    }
-    for (size_t i = 0; i < b->nslots; i++) {
-        fan_slot *s = &b->slots[i];
-        fan_stream *who = consumer ? consumer : s->p->C;
-        fan_status status = FAN_OK;
-        if (cuts[i].into_out || (how->out && how->out[i].form == FAN_DENSE && cuts[i].by_copy))
-            status = cut_write(b, i, how, &cuts[i], err);
-        if (status == FAN_OK && cuts[i].result.form != FAN_UNDEFINED)
-            status = hand_over(b, &cuts[i].result, s->p->C, s->p->A, cuts[i].R, cuts[i].E, who, &s->p->rules, err);
-        fan_slot_poison(s, status, err);
-        FAN_TRY(status);
-        if (b->known)
-            learn(&cuts[i], s->p);
-    }
     return FAN_OK;
+}
+
+static fan_stream *consumer_of(const fan_buffer *b, const fan_take *how, size_t slot)
+{
+    fan_stream *consumer = how->stream ? how->stream : b->stream;
+    return consumer ? consumer : b->slots[slot].p->C;
+}
+
+/* A pass over all slots: what each does in it, and the end of what went into the batch meanwhile. */
+typedef fan_status step(fan_buffer *b, size_t slot, const fan_take *how, const extents *outs, cut *c, fan_batch *batch, fan_error *err);
+
+static fan_status each_slot(fan_buffer *b, const fan_take *how, const extents *outs, cut *cuts, fan_batch *batch, step *one, fan_error *err)
+{
+    fan_error other;
+    fan_status status = FAN_OK;
+    size_t ended = 0;
+    for (size_t i = 0; i < b->nslots && status == FAN_OK; i++) {
+        status = one(b, i, how, outs, &cuts[i], batch, err);
+        fan_slot_poison(&b->slots[i], status, err);
+        if (status == FAN_OK && batch && fan_batch_bytes(batch) >= FAN_MANY_BYTES) {
+            status = cuts_end(b, cuts, ended, i + 1, batch, false, err);
+            ended = i + 1;
+        }
+    }
+    bool failed = status != FAN_OK;
+    fan_status its = cuts_end(b, cuts, ended, b->nslots, batch, failed, failed ? &other : err);
+    return failed ? status : its;
+}
+
+static fan_status step_sum(fan_buffer *b, size_t slot, const fan_take *how, const extents *outs, cut *c, fan_batch *batch, fan_error *err)
+{
+    FAN_TRY(cut_decide(b, slot, how, outs, c, consumer_of(b, how, slot), false, err));
+    return cut_fold(b, slot, c, batch, err);
+}
+
+static fan_status step_late(fan_buffer *b, size_t slot, const fan_take *how, const extents *outs, cut *c, fan_batch *batch, fan_error *err)
+{
+    if (!c->late)
+        return FAN_OK;
+    FAN_TRY(cut_decide(b, slot, how, outs, c, consumer_of(b, how, slot), true, err));
+    return cut_fold(b, slot, c, batch, err);
+}
+
+/* On the CPU nothing is allocated here, so no out is written unless all are. */
+static fan_status step_write(fan_buffer *b, size_t slot, const fan_take *how, const extents *outs, cut *c, fan_batch *batch, fan_error *err)
+{
+    fan_fold *f = &c->g.fold;
+    (void)outs;
+    if (!c->into_out)
+        return FAN_OK;
+    c->doing = CUT_FINISHES;
+    f->take = how;
+    f->finish = true;
+    f->out = &how->out[slot];
+    return cut_fold(b, slot, c, batch, err);
+}
+
+static fan_status step_hand_over(fan_buffer *b, size_t slot, const fan_take *how, const extents *outs, cut *c, fan_batch *batch, fan_error *err)
+{
+    fan_slot *s = &b->slots[slot];
+    (void)outs, (void)batch;
+    if (how->out && how->out[slot].form == FAN_DENSE && c->by_copy)
+        FAN_TRY(cut_copy(b, slot, how, c, err));
+    if (c->result.form != FAN_UNDEFINED)
+        FAN_TRY(hand_over(b, &c->result, s->p->C, s->p->A, c->R, c->E, consumer_of(b, how, slot), &s->p->rules, err));
+    if (b->known)
+        learn(c, s->p);
+    return FAN_OK;
+}
+
+/* What is written into out comes after all sums, copies into it after all else: they may write what is still to be read. */
+static fan_status take_all(fan_buffer *b, const fan_take *how, const extents *outs, cut *cuts, fan_error *err)
+{
+    fan_batch *batch = NULL;
+    fan_status status = FAN_OK;
+    bool streams = false;
+    for (size_t i = 0; i < b->nslots; i++)
+        streams |= b->slots[i].p->A != NULL;
+    if (streams && b->nslots > 1 && !b->known && !(batch = fan_batch_new()))
+        return fan_fail(err, FAN_NOMEM, "%s: out of memory", b->name);
+    FAN_GO(each_slot(b, how, outs, cuts, batch, step_sum, err));
+    FAN_GO(each_slot(b, how, outs, cuts, batch, step_late, err));
+    if (how->out)
+        FAN_GO(each_slot(b, how, outs, cuts, batch, step_write, err));
+    status = each_slot(b, how, outs, cuts, batch, step_hand_over, err);
+done:
+    fan_batch_free(batch);
+    return status;
 }
 
 static void trace_take(const fan_buffer *b, size_t slot, const cut *c, fan_stream *consumer)
@@ -494,7 +599,9 @@ fan_status fan_buffer_take(fan_buffer *b, const fan_take *how, fan_value *result
         return fan_fail(err, FAN_NOMEM, "%s: out of memory", b->name);
     }
     extents inputs = {NULL, 0}, outs = {NULL, 0};
-    status = take_sums(b, how, cuts, &inputs, &outs, err);
+    status = take_claim(b, how, cuts, &inputs, &outs, err);
+    if (status == FAN_OK)
+        status = take_all(b, how, &outs, cuts, err);
     fan_free(inputs.all);
     fan_free(outs.all);
     for (size_t i = 0; i < b->nslots; i++) {

@@ -64,6 +64,16 @@ uint64_t fan_job_bytes(const fan_job *job);
 const char *fan_job_word(fan_job_kind kind);
 /* fan_job_trace: puts the job's line (KERNEL or COPY) into the traces of this thread; times on the device's clock, < 0: unknown. */
 void fan_job_trace(const fan_device *d, const fan_stream *s, const fan_job *job, double start_us, double end_us);
+/* fan_jobs_label: "3 slots: sum grads[0], sum grads[1], .." of n jobs in one launch. Returns buf. fan_jobs_trace: their one line. */
+char *fan_jobs_label(const fan_job *jobs, size_t n, char *buf, size_t size);
+void fan_jobs_trace(const fan_device *d, const fan_stream *s, const fan_job *jobs, size_t n, const char *label, double start_us, double end_us);
+
+/* What became of a job that was given away with others. */
+typedef enum fan_fate {
+    FAN_FATE_WAITS,  /* nothing was done for it */
+    FAN_FATE_QUEUED,
+    FAN_FATE_FAILED  /* as after a `run` that failed with the same status */
+} fan_fate;
 
 typedef struct fan_backend {
     /* identity */
@@ -101,6 +111,9 @@ typedef struct fan_backend {
     /* work. run: queues `job` on `s` (s NULL on a device without streams: runs at once); does not block; puts the job's trace line, for it alone knows
      * the time. */
     fan_status (*run)(fan_device *d, fan_stream *s, const fan_job *job, fan_error *err);
+    /* run_many (NULL: it never pays): queues as many of n sums as it can in as few launches as it can. No job touches what another one writes, so their order is free.
+     * fates, all FAN_FATE_WAITS on entry, says what became of each; what still waits after FAN_OK is for `run`. The first failure ends it. */
+    fan_status (*run_many)(fan_device *d, fan_stream *s, const fan_job *jobs, size_t n, fan_fate *fates, fan_error *err);
 
     /* capture (NULL: there is none): the number of the capture into a graph that `s` is in, 0: in none. Does not block. */
     fan_status (*capture)(fan_stream *s, uint64_t *id, fan_error *err);
@@ -226,6 +239,31 @@ void fan_device_poll(fan_device *d);
 fan_status fan_device_array(fan_device *d, fan_stream *owner, fan_dtype dtype, int ndim, const int64_t *shape,
                             const fan_array *like, fan_array **out, fan_error *err);
 fan_status fan_device_run(fan_device *d, fan_stream *s, const fan_job *job, fan_error *err);
+
+/* fan_batch: sums held back until they can be queued together (run_many). Of one thread. A flush queues all that waits, each on its own stream; jobs of a stream that
+ * may touch what another of them writes go one after the other, as they came. The first failure ends the flush, and every later one does nothing. */
+typedef struct fan_batch fan_batch;
+fan_batch *fan_batch_new(void); /* NULL when out of memory */
+void fan_batch_free(fan_batch *b); /* NULL is fine */
+/* fan_batch_put: holds s and the job's arrays until the batch is cleared; `scale` is to live as long. *number is for fan_batch_fate. FAN_NOMEM. */
+fan_status fan_batch_put(fan_batch *b, fan_stream *s, const fan_job *job, size_t *number, fan_error *err);
+void fan_batch_flush(fan_batch *b);
+fan_fate fan_batch_fate(const fan_batch *b, size_t number);
+/* fan_batch_failure: what the first failure was; FAN_OK: there was none. */
+fan_status fan_batch_failure(const fan_batch *b, fan_error *err);
+/* fan_batch_waits_on: some job may wait that belongs to s: whoever records an event on s flushes first. */
+bool fan_batch_waits_on(const fan_batch *b, const fan_stream *s);
+uint64_t fan_batch_bytes(const fan_batch *b); /* of the results of all its jobs */
+void fan_batch_clear(fan_batch *b);           /* as new; the room stays */
+
+#ifdef FAN_TEST
+/* Planted faults, for the tests that must find them; 0: none. */
+enum { FAN_BATCH_LATE = 1, FAN_BATCH_DEPENDENT, FAN_BATCH_SETTLED, FAN_BATCH_NO_FATE };
+extern int fan_batch_mutant;
+#define FAN_BATCH_MUTANT(name) (fan_batch_mutant == FAN_BATCH_##name)
+#else
+#define FAN_BATCH_MUTANT(name) 0
+#endif
 /* fan_device_sparse_merge: fan_sparse_merge for parts on device d, ordered by s. COO without `coalesce` and without result rounding is queued;
  * anything else reads the parts to the host (blocks), merges there and uploads. */
 fan_status fan_device_sparse_merge(fan_device *d, fan_stream *s, const fan_sparse_operand *in, size_t n, bool coalesce,

@@ -69,3 +69,25 @@ void fan_job_trace(const fan_device *d, const fan_stream *s, const fan_job *job,
     snprintf(line.label, sizeof line.label, "%s", job->label ? job->label : fan_job_word(job->kind));
     fan_trace_put(&line);
 }
+
+char *fan_jobs_label(const fan_job *jobs, size_t n, char *buf, size_t size)
+{
+    snprintf(buf, size, "%zu slots:", n);
+    for (size_t i = 0; i < n && i < 3; i++)
+        fan_append(buf, size, "%s %s", i ? "," : "", jobs[i].label ? jobs[i].label : fan_job_word(jobs[i].kind));
+    if (n > 3)
+        fan_append(buf, size, " ..");
+    return buf;
+}
+
+void fan_jobs_trace(const fan_device *d, const fan_stream *s, const fan_job *jobs, size_t n, const char *label, double start_us, double end_us)
+{
+    if (!fan_trace_on())
+        return;
+    fan_trace_line line = {.kind = FAN_TRACE_KERNEL, .device = (int16_t)d->index, .slot = -1, .key = -1, .count = (uint32_t)n, .stream = s->handle,
+                           .start_us = start_us, .end_us = end_us};
+    for (size_t i = 0; i < n; i++)
+        line.bytes += fan_job_bytes(&jobs[i]);
+    snprintf(line.label, sizeof line.label, "%s", label);
+    fan_trace_put(&line);
+}

@@ -50,7 +50,8 @@ typedef struct fan_sim_command {
     uint32_t member, event;
     char name[48], site[96];
     double us;
-    const fan_job *job;      /* a copy behind this struct; NULL: a kernel, whose arrays are only geometry */
+    const fan_job *jobs;     /* copies behind this struct */
+    size_t njobs;            /* 0: a kernel; else `kernel` is what several jobs touch. Its arrays are only geometry */
     fan_sim_kernel kernel;
 } fan_sim_command;
 
@@ -72,7 +73,8 @@ struct fan_sim_op {
     fan_sim_op *next;
     uint64_t number;      /* counts ops of the machine */
     fan_sim_point wait;   /* queue NULL: work */
-    const fan_job *job;   /* a copy behind this struct; NULL: the kernel */
+    const fan_job *jobs;  /* copies behind this struct; those of one launch in any order */
+    size_t njobs;         /* 0: the kernel */
     fan_status (*fn)(void *ctx, fan_error *err); /* NULL: does nothing */
     void (*fini)(void *ctx);
     void *ctx;

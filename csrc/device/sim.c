@@ -469,12 +469,13 @@ static fan_status run_one(fan_sim *m, fan_sim_queue *q, fan_error *err)
     m->last = q->at;
     m->executor = fan_thread_id();
     m->depth++;
+    size_t begin = op->njobs > 1 ? fan_draw(&m->random) % op->njobs : 0;
     unlock(m);
 
     in_kernel++;
-    if (op->job)
-        fan_job_run(op->job, false); /* a kernel runs on its device alone */
-    else if (op->fn)
+    for (size_t i = 0; i < op->njobs; i++) /* a kernel runs on its device alone, and its parts in any order */
+        fan_job_run(&op->jobs[(begin + i) % op->njobs], false);
+    if (op->fn)
         status = op->fn(op->ctx, err);
     if (op->fini)
         op->fini(op->ctx);
@@ -714,9 +715,9 @@ static fan_array *pack_array(packer *p, const fan_array *a, bool bytes)
     return copy;
 }
 
-static fan_job *pack_job(packer *p, const fan_job *job)
+/* pack_job: what *copy (NULL: it is not there yet) is a copy of. */
+static void pack_job(packer *p, fan_job *copy, const fan_job *job)
 {
-    fan_job *copy = pack(p, sizeof *copy);
     fan_operand *in = pack(p, job->n * sizeof *in);
     fan_scale *scale = job->scale ? pack(p, sizeof *scale) : NULL;
     fan_sparse *sparse = job->sparse ? pack(p, sizeof *sparse) : NULL;
@@ -747,22 +748,29 @@ static fan_job *pack_job(packer *p, const fan_job *job)
             sparse->coalesced = job->sparse->coalesced;
         }
     }
-    return copy;
 }
 
-/* op_new: an op with a copy of `job` behind it; job NULL: room for a kernel alone. */
-static fan_sim_op *op_new(const fan_job *job)
+static fan_job *pack_jobs(packer *p, const fan_job *jobs, size_t n)
+{
+    fan_job *copies = pack(p, n * sizeof *copies);
+    for (size_t i = 0; i < n; i++)
+        pack_job(p, copies ? &copies[i] : NULL, &jobs[i]);
+    return copies;
+}
+
+/* op_new: an op with copies of n jobs behind it; n == 0: room for a kernel alone. */
+static fan_sim_op *op_new(const fan_job *jobs, size_t n)
 {
     packer p = {NULL, 0};
     pack(&p, sizeof(fan_sim_op));
-    if (job)
-        pack_job(&p, job);
+    (void)pack_jobs(&p, jobs, n);
     fan_sim_op *op = fan_alloc(p.used);
     if (!op)
         return NULL;
     p = (packer){(char *)op, 0};
     memset(pack(&p, sizeof *op), 0, sizeof *op);
-    op->job = job ? pack_job(&p, job) : NULL;
+    op->jobs = pack_jobs(&p, jobs, n);
+    op->njobs = n;
     return op;
 }
 
@@ -854,12 +862,13 @@ static fan_status capture_job(fan_sim *m, fan_sim_queue *q, const fan_job *job, 
         return fan_fail_code(err, FAN_CAPTURE, FAN_CAPTURE_UNSUPPORTED, "%s on stream %llu of sim:%d needs the host, which a graph cannot wait for: do it before the capture",
                              w->name, (unsigned long long)q->handle, q->device);
     pack(&p, sizeof(fan_sim_command));
-    pack_job(&p, job);
+    (void)pack_jobs(&p, job, 1);
     fan_sim_command *c = command_new(p.used);
     if (c) {
         p = (packer){(char *)c, 0};
         pack(&p, sizeof *c);
-        c->job = pack_job(&p, job);
+        c->jobs = pack_jobs(&p, job, 1);
+        c->njobs = 1;
     }
     return capture_work(m, q, c, w, site, err);
 }
@@ -875,12 +884,15 @@ static fan_array **pack_arrays(packer *p, fan_array *const *arrays, size_t n)
     return copy;
 }
 
-static fan_status capture_kernel(fan_sim *m, fan_sim_queue *q, const fan_sim_kernel *k, const work *w, const char *site, fan_error *err)
+/* capture_kernel: n > 0: what it does is these jobs. */
+static fan_status capture_kernel(fan_sim *m, fan_sim_queue *q, const fan_sim_kernel *k, const fan_job *jobs, size_t n, const work *w, const char *site,
+                                 fan_error *err)
 {
     packer p = {NULL, 0};
     pack(&p, sizeof(fan_sim_command));
     (void)pack_arrays(&p, k->reads, k->nreads);
     (void)pack_arrays(&p, k->writes, k->nwrites);
+    (void)pack_jobs(&p, jobs, n);
     fan_sim_command *c = command_new(p.used);
     if (c) {
         p = (packer){(char *)c, 0};
@@ -888,6 +900,8 @@ static fan_status capture_kernel(fan_sim *m, fan_sim_queue *q, const fan_sim_ker
         c->kernel = *k;
         c->kernel.reads = pack_arrays(&p, k->reads, k->nreads);
         c->kernel.writes = pack_arrays(&p, k->writes, k->nwrites);
+        c->jobs = pack_jobs(&p, jobs, n);
+        c->njobs = n;
     }
     return capture_work(m, q, c, w, site, err);
 }
@@ -1261,7 +1275,7 @@ static fan_status sim_run(fan_device *d, fan_stream *s, const fan_job *job, fan_
     fan_status status;
     work w = {.name = job->label ? job->label : fan_job_word(job->kind), .next = job_visit, .what = job};
     site_of(m, site, sizeof site);
-    if (m->config.run_work && !(w.op = op_new(job)))
+    if (m->config.run_work && !(w.op = op_new(job, 1)))
         return fan_fail(err, FAN_NOMEM, "out of memory for queued work");
     lock(m);
     FAN_GO(enter(m, "run", err));
@@ -1279,6 +1293,64 @@ done:
     fan_free(w.op);
     if (status == FAN_OK || status == FAN_RACE)
         fan_job_trace(d, s, job, w.start, w.end);
+    return status;
+}
+
+/* as_kernel: what several sums touch, as one kernel; a->reads is the room for it all. FAN_NOMEM. */
+static fan_status as_kernel(const fan_job *jobs, size_t n, fan_sim_kernel *k, uint64_t *bytes, fan_error *err)
+{
+    size_t reads = 0, at = 0;
+    *bytes = 0;
+    for (size_t i = 0; i < n; i++) {
+        reads += jobs[i].n;
+        *bytes += fan_job_bytes(&jobs[i]);
+    }
+    fan_array **all = fan_alloc((reads + n) * sizeof *all);
+    if (!all)
+        return fan_fail(err, FAN_NOMEM, "out of memory for queued work");
+    for (size_t i = 0; i < n; i++) {
+        for (size_t j = 0; j < jobs[i].n; j++)
+            all[at++] = (fan_array *)(uintptr_t)jobs[i].in[j].array;
+        all[reads + i] = (fan_array *)(uintptr_t)jobs[i].out;
+    }
+    *k = (fan_sim_kernel){.reads = all, .nreads = reads, .writes = all + reads, .nwrites = n, .us = -1};
+    return FAN_OK;
+}
+
+static fan_status sim_run_many(fan_device *d, fan_stream *s, const fan_job *jobs, size_t n, fan_fate *fates, fan_error *err)
+{
+    fan_sim *m = machine_of(d);
+    char site[SITE], label[FAN_TRACE_LABEL];
+    fan_status status;
+    fan_sim_kernel k;
+    uint64_t bytes;
+    for (size_t i = 0; i < n; i++)
+        if (jobs[i].kind != FAN_JOB_SUM || jobs[i].stats)
+            return FAN_OK;
+    FAN_TRY(as_kernel(jobs, n, &k, &bytes, err));
+    work w = {.name = fan_jobs_label(jobs, n, label, sizeof label), .next = kernel_visit, .what = &k};
+    site_of(m, site, sizeof site);
+    lock(m);
+    if (m->config.run_work && !(w.op = op_new(jobs, n)))
+        FAN_GO(fan_fail(err, FAN_NOMEM, "out of memory for queued work"));
+    FAN_GO(enter(m, "run", err));
+    FAN_GO(raise_pending(m, err));
+    w.us = kernel_us(m, bytes);
+    if (queue_of(s)->recording) {
+        status = capture_kernel(m, queue_of(s), &k, jobs, n, &w, site, err);
+        goto done;
+    }
+    status = enqueue(m, queue_of(s), &w, site, err);
+    if (status == FAN_OK || status == FAN_RACE)
+        w.op = NULL;
+done:
+    unlock(m);
+    fan_free(w.op);
+    fan_free((void *)(uintptr_t)k.reads);
+    for (size_t i = 0; i < n; i++)
+        fates[i] = status == FAN_OK ? FAN_FATE_QUEUED : FAN_FATE_FAILED;
+    if (status == FAN_OK || status == FAN_RACE)
+        fan_jobs_trace(d, s, jobs, n, label, w.start, w.end);
     return status;
 }
 
@@ -1322,6 +1394,7 @@ static const fan_backend backend = {
     .elided = sim_elided,
     .event_sync = sim_event_sync,
     .run = sim_run,
+    .run_many = sim_run_many,
     .capture = sim_capture,
     .left_out = sim_left_out,
     .device_fini = sim_device_fini,
@@ -1333,7 +1406,7 @@ static void graph_free(fan_sim_graph *g)
 {
     for (fan_sim_command *c = g->head, *next; c; c = next) {
         next = c->next;
-        if (c->kind == FAN_COMMAND_WORK && !c->job && c->kernel.fini)
+        if (c->kind == FAN_COMMAND_WORK && c->kernel.fini)
             c->kernel.fini(c->kernel.ctx);
         fan_free(c);
     }
@@ -1626,7 +1699,7 @@ fan_status fan_sim_launch(fan_sim *m, fan_stream *s, const fan_sim_kernel *k, fa
     }
     work w = {.name = k->name ? k->name : "kernel", .next = kernel_visit, .what = k};
     fan_status status;
-    if (m->config.run_work && !(w.op = op_new(NULL)))
+    if (m->config.run_work && !(w.op = op_new(NULL, 0)))
         return fan_fail(err, FAN_NOMEM, "out of memory for queued work");
     fan_sim_op *op = w.op;
     lock(m);
@@ -1634,7 +1707,7 @@ fan_status fan_sim_launch(fan_sim *m, fan_stream *s, const fan_sim_kernel *k, fa
     FAN_GO(raise_pending(m, err));
     w.us = k->us >= 0 ? k->us : kernel_us(m, bytes);
     if (queue_of(s)->recording) {
-        status = capture_kernel(m, queue_of(s), k, &w, site, err);
+        status = capture_kernel(m, queue_of(s), k, NULL, 0, &w, site, err);
         captured = status == FAN_OK;
         goto done;
     }
@@ -1931,12 +2004,13 @@ static fan_status follow(fan_sim *m, fan_sim_queue *q, fan_sim_queue *other, fan
 
 static fan_status replay_work(fan_sim *m, fan_sim_graph *g, const fan_sim_command *c, fan_error *err)
 {
-    work w = {.name = c->name, .next = c->job ? job_visit : kernel_visit, .what = c->job ? (const void *)c->job : (const void *)&c->kernel, .us = c->us};
+    bool one = c->njobs == 1;
+    work w = {.name = c->name, .next = one ? job_visit : kernel_visit, .what = one ? (const void *)c->jobs : (const void *)&c->kernel, .us = c->us};
     replayed *r = NULL;
     if (m->config.run_work) {
-        w.op = op_new(c->job);
-        r = c->job ? NULL : fan_alloc(sizeof *r);
-        if (!w.op || (!c->job && !r)) {
+        w.op = op_new(c->jobs, c->njobs);
+        r = c->njobs ? NULL : fan_alloc(sizeof *r);
+        if (!w.op || (!c->njobs && !r)) {
             fan_free(w.op);
             fan_free(r);
             return fan_fail(err, FAN_NOMEM, "out of memory for a graph");

@@ -1,0 +1,248 @@
+/* Sums of one call, kept until one launch can do them all.
+ *
+ * One launch promises no order among its jobs, so they must not need one: no job may touch what another writes. That is asked of the memory's extents, which
+ * a sort and one look at each answer. Where two may meet, all jobs of that stream are queued one by one, in the order in which they came: what would have
+ * been without a batch. */
+#include "device/device.h"
+
+#include "base/mem.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#ifdef FAN_TEST
+int fan_batch_mutant;
+#endif
+
+#define LABEL 80
+#define STREAMS 8
+
+typedef struct entry {
+    fan_stream *stream; /* held */
+    fan_job job;        /* its arrays are held; `in` and `label` are filled in when it is queued */
+    size_t first;       /* of its operands */
+    fan_fate fate;
+    char label[LABEL];
+} entry;
+
+struct fan_batch {
+    entry *entries;
+    size_t n, cap;
+    fan_operand *operands;
+    size_t noperands, operands_cap;
+    size_t flushed;     /* the first so many entries have been through a flush */
+    const fan_stream *streams[STREAMS]; /* of those that have not */
+    size_t nstreams;    /* more than STREAMS: not all are listed */
+    uint64_t bytes;
+    fan_status status;
+    fan_error err;
+};
+
+fan_batch *fan_batch_new(void)
+{
+    return fan_calloc(sizeof(fan_batch));
+}
+
+void fan_batch_clear(fan_batch *b)
+{
+    for (size_t i = 0; i < b->n; i++) {
+        fan_array_drop((fan_array *)(uintptr_t)b->entries[i].job.out);
+        fan_stream_drop(b->entries[i].stream);
+    }
+    for (size_t i = 0; i < b->noperands; i++)
+        fan_array_drop((fan_array *)(uintptr_t)b->operands[i].array);
+    b->n = b->noperands = b->flushed = b->nstreams = 0;
+    b->bytes = 0;
+    b->status = FAN_OK;
+}
+
+void fan_batch_free(fan_batch *b)
+{
+    if (!b)
+        return;
+    fan_batch_clear(b);
+    fan_free(b->entries);
+    fan_free(b->operands);
+    fan_free(b);
+}
+
+bool fan_batch_waits_on(const fan_batch *b, const fan_stream *s)
+{
+    for (size_t i = 0; i < b->nstreams && i < STREAMS; i++)
+        if (b->streams[i] == s)
+            return true;
+    return b->nstreams > STREAMS;
+}
+
+fan_status fan_batch_put(fan_batch *b, fan_stream *s, const fan_job *job, size_t *number, fan_error *err)
+{
+    if (fan_grow((void **)&b->entries, &b->cap, b->n + 1, sizeof *b->entries) ||
+        fan_grow((void **)&b->operands, &b->operands_cap, b->noperands + job->n, sizeof *b->operands))
+        return fan_fail(err, FAN_NOMEM, "out of memory for a batch of sums");
+    entry *e = &b->entries[b->n];
+    *e = (entry){.stream = fan_stream_hold(s), .job = *job, .first = b->noperands};
+    e->job.out = fan_array_hold((fan_array *)(uintptr_t)job->out);
+    for (size_t i = 0; i < job->n; i++)
+        b->operands[b->noperands++] = (fan_operand){fan_array_hold((fan_array *)(uintptr_t)job->in[i].array), job->in[i].acc};
+    snprintf(e->label, sizeof e->label, "%s", job->label ? job->label : fan_job_word(job->kind));
+    if (!fan_batch_waits_on(b, s)) {
+        if (b->nstreams < STREAMS)
+            b->streams[b->nstreams] = s;
+        b->nstreams++;
+    }
+    b->bytes += (uint64_t)job->out->size * fan_dtype_size(job->out->dtype);
+    *number = b->n++;
+    return FAN_OK;
+}
+
+fan_fate fan_batch_fate(const fan_batch *b, size_t number)
+{
+    return b->entries[number].fate;
+}
+
+fan_status fan_batch_failure(const fan_batch *b, fan_error *err)
+{
+    if (b->status != FAN_OK && err)
+        *err = b->err;
+    return b->status;
+}
+
+uint64_t fan_batch_bytes(const fan_batch *b) { return b->bytes; }
+
+/* ---- may they go together? ---- */
+
+typedef struct extent {
+    uintptr_t lo, hi;
+    size_t job;
+    bool written;
+} extent;
+
+static int by_beginning(const void *a, const void *b)
+{
+    const extent *x = a, *y = b;
+    return (x->lo > y->lo) - (x->lo < y->lo);
+}
+
+/* How far memory reaches that was met so far, and how far that of other jobs than the one that reaches farthest. */
+typedef struct reach {
+    uintptr_t hi, other_hi;
+    size_t job;
+} reach;
+
+static void reach_add(reach *r, const extent *x)
+{
+    if (x->job == r->job) {
+        r->hi = x->hi > r->hi ? x->hi : r->hi;
+    } else if (x->hi > r->hi) {
+        *r = (reach){.hi = x->hi, .other_hi = r->hi, .job = x->job};
+    } else if (x->hi > r->other_hi) {
+        r->other_hi = x->hi;
+    }
+}
+
+static bool reach_meets(const reach *r, const extent *x)
+{
+    return (r->job == x->job ? r->other_hi : r->hi) > x->lo;
+}
+
+static size_t extent_put(extent *to, const fan_array *a, size_t job, bool written)
+{
+    int64_t lo, hi;
+    fan_array_reach(a, &lo, &hi);
+    *to = (extent){.lo = (uintptr_t)(a->data + lo), .hi = (uintptr_t)(a->data + hi), .job = job, .written = written};
+    return lo < hi;
+}
+
+/* independent: no job touches what another one writes. `room`: for the extents of all operands and results. */
+static bool independent(const fan_job *jobs, size_t n, extent *room)
+{
+    size_t count = 0;
+    reach all = {.job = SIZE_MAX}, written = {.job = SIZE_MAX};
+    for (size_t i = 0; i < n; i++) {
+        for (size_t k = 0; k < jobs[i].n; k++)
+            count += extent_put(&room[count], jobs[i].in[k].array, i, false);
+        count += extent_put(&room[count], jobs[i].out, i, true);
+    }
+    qsort(room, count, sizeof *room, by_beginning);
+    for (size_t i = 0; i < count; i++) {
+        if (reach_meets(room[i].written ? &all : &written, &room[i]))
+            return false;
+        reach_add(&all, &room[i]);
+        if (room[i].written)
+            reach_add(&written, &room[i]);
+    }
+    return true;
+}
+
+/* ---- flushing ---- */
+
+/* All jobs of a flush that belong to one stream. */
+typedef struct group {
+    fan_job *jobs;
+    fan_fate *fates;
+    size_t *entries, n;
+} group;
+
+static void one_by_one(fan_batch *b, fan_stream *s, group *g)
+{
+    for (size_t i = 0; i < g->n && b->status == FAN_OK; i++) {
+        if (g->fates[i] != FAN_FATE_WAITS)
+            continue;
+        b->status = fan_device_run(s->device, s, &g->jobs[i], &b->err);
+        g->fates[i] = b->status == FAN_OK ? FAN_FATE_QUEUED : FAN_FATE_FAILED;
+    }
+}
+
+static void group_run(fan_batch *b, fan_stream *s, group *g, extent *room)
+{
+    const fan_backend *backend = s->device->backend;
+    if (g->n > 1 && backend->run_many && (independent(g->jobs, g->n, room) || FAN_BATCH_MUTANT(DEPENDENT))) {
+        fan_yield();
+        b->status = backend->run_many(s->device, s, g->jobs, g->n, g->fates, &b->err);
+    }
+    one_by_one(b, s, g);
+}
+
+/* group_gather: what waits from entry `from` on and is of its stream. */
+static void group_gather(fan_batch *b, size_t from, group *g)
+{
+    fan_stream *s = b->entries[from].stream;
+    g->n = 0;
+    for (size_t i = from; i < b->n; i++) {
+        entry *e = &b->entries[i];
+        if (e->stream != s || e->fate != FAN_FATE_WAITS)
+            continue;
+        g->entries[g->n] = i;
+        g->fates[g->n] = FAN_FATE_WAITS;
+        g->jobs[g->n] = e->job;
+        g->jobs[g->n].in = b->operands + e->first;
+        g->jobs[g->n++].label = e->label;
+    }
+}
+
+void fan_batch_flush(fan_batch *b)
+{
+    size_t n = b->n - b->flushed;
+    if (b->status != FAN_OK || n == 0)
+        return;
+    size_t operands = b->noperands - b->entries[b->flushed].first;
+    group g = {.jobs = fan_alloc(n * sizeof *g.jobs), .fates = fan_alloc(n * sizeof *g.fates), .entries = fan_alloc(n * sizeof *g.entries)};
+    extent *room = fan_alloc((n + operands) * sizeof *room);
+    if (!g.jobs || !g.fates || !g.entries || !room)
+        b->status = fan_fail(&b->err, FAN_NOMEM, "out of memory for a batch of sums");
+    for (size_t i = b->flushed; i < b->n && b->status == FAN_OK; i++) {
+        if (b->entries[i].fate != FAN_FATE_WAITS)
+            continue;
+        group_gather(b, i, &g);
+        group_run(b, b->entries[i].stream, &g, room);
+        for (size_t k = 0; k < g.n; k++)
+            b->entries[g.entries[k]].fate = g.fates[k];
+    }
+    b->flushed = b->n;
+    b->nstreams = 0;
+    fan_free(g.jobs);
+    fan_free(g.fates);
+    fan_free(g.entries);
+    fan_free(room);
+}
