@@ -452,6 +452,7 @@ static const fan_backend backend = {
     .event_sync = cuda_event_sync,
     .capture = cuda_capture,
     .run = fan_cuda_run,
+    .run_many = fan_cuda_run_many,
     .lost = cuda_lost,
     .left_out = cuda_left_out,
     .device_fini = cuda_fini,
@@ -472,6 +473,9 @@ static void part_fini(fan_cuda_part *p)
         (void)api->DevicePrimaryCtxRelease(p->ordinal);
     }
     fan_cuda_blocks_fini(p);
+    fan_free(p->staging);
+    p->staging = NULL;
+    p->staging_bytes = 0;
     fan_free(p->streams);
     p->streams = NULL;
     p->nstreams = p->streams_cap = 0;

@@ -32,7 +32,7 @@ typedef struct fan_cuda_part {
     bool pools;            /* stream-ordered memory is there */
     fan_cu_context context;
     fan_cu_module module;
-    fan_cu_function folds[FAN_CUDA_FOLDS];
+    fan_cu_function folds[FAN_CUDA_FOLDS], many[FAN_CUDA_FOLDS];
 #define X(field, name) fan_cu_function field;
     FAN_CUDA_KERNEL_LIST(X)
 #undef X
@@ -43,6 +43,8 @@ typedef struct fan_cuda_part {
     size_t nstreams, streams_cap;
     fan_cuda_block *blocks; /* by address */
     size_t nblocks, blocks_cap;
+    char *staging;         /* where the tables of run_many are made; NULL: none, or in use */
+    size_t staging_bytes;
     atomic_bool dead;
     fan_error cause;       /* of its death; written once, before `dead` */
 } fan_cuda_part;
@@ -102,6 +104,7 @@ fan_status fan_cuda_retain(fan_cuda_part *p, uint64_t address, uint64_t capture,
 void fan_cuda_blocks_fini(fan_cuda_part *p);
 /* cuda_run.c */
 fan_status fan_cuda_run(fan_device *d, fan_stream *s, const fan_job *job, fan_error *err);
+fan_status fan_cuda_run_many(fan_device *d, fan_stream *s, const fan_job *jobs, size_t n, fan_fate *fates, fan_error *err);
 fan_status fan_cuda_read(fan_stream *s, const fan_array *dst, const fan_array *src, fan_error *err);
 fan_status fan_cuda_load_kernels(fan_cuda_part *p, fan_error *err);
 

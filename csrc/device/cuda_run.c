@@ -7,16 +7,17 @@
 
 #include "array/walk.h"
 #include "base/mem.h"
+#include "base/trace.h"
 #include "device/kernels/args.h"
 
 #include <string.h>
 
 static const struct {
-    const char *name;
+    const char *name, *many;
     int bytes;
     fan_dtype from, acc;
 } folds[] = {
-#define X(name, bytes, from, acc) {"fan_fold_" #name, bytes, FAN_##from, FAN_##acc},
+#define X(name, bytes, from, acc) {"fan_fold_" #name, "fan_many_" #name, bytes, FAN_##from, FAN_##acc},
     FAN_K_FOLD_LIST(X)
 #undef X
 };
@@ -41,8 +42,10 @@ fan_status fan_cuda_load_kernels(fan_cuda_part *p, fan_error *err)
     if (!fan_kernels_fatbin_bytes || foreign(code))
         code = api->ModuleLoadData(&p->module, fan_kernels_ptx);
     FAN_GO(fan_cuda_check(p, code, "cuModuleLoadData", err));
-    for (size_t i = 0; i < FOLDS; i++)
+    for (size_t i = 0; i < FOLDS; i++) {
         FAN_GO(fan_cuda_check(p, api->ModuleGetFunction(&p->folds[i], p->module, folds[i].name), "cuModuleGetFunction", err));
+        FAN_GO(fan_cuda_check(p, api->ModuleGetFunction(&p->many[i], p->module, folds[i].many), "cuModuleGetFunction", err));
+    }
 #define X(field, name) FAN_GO(fan_cuda_check(p, api->ModuleGetFunction(&p->field, p->module, name), "cuModuleGetFunction", err));
     FAN_CUDA_KERNEL_LIST(X)
 #undef X
@@ -61,11 +64,11 @@ typedef struct site {
 
 static fan_status launch(const site *w, fan_cu_function f, int64_t threads, void *args, fan_error *err)
 {
-    char call[96] = "cuLaunchKernel";
+    char call[160] = "cuLaunchKernel";
     int64_t blocks = threads / FAN_K_BLOCK + (threads % FAN_K_BLOCK != 0), most = (int64_t)w->part->processors * 16;
     blocks = blocks < most ? blocks : most;
     if (w->label)
-        fan_append(call, sizeof call, "(%.60s)", w->label);
+        fan_append(call, sizeof call, "(%.120s)", w->label);
     return fan_cuda_check(w->part, fan_cuda_api_of(w->part)->LaunchKernel(f, blocks > 0 ? (unsigned)blocks : 1, 1, 1, FAN_K_BLOCK, 1, 1, 0, w->on,
                                                                           (void *[]){args}, NULL), call, err);
 }
@@ -579,6 +582,239 @@ done:
     fan_cuda_leave(&scope);
     if (status == FAN_OK)
         fan_job_trace(d, s, job, -1, -1);
+    return status;
+}
+
+/* ---- many sums in one launch ----
+ *
+ * Gap-free sums of one kind are rows of a table, which goes to the device before the launch and is freed behind it. It goes in pieces of 64 KiB: of those the driver takes a
+ * copy at once, for more it may wait until the stream has run. Left to `run`: a sum that takes longer than a launch does; one that has no fold of its own; all of
+ * them under a capture, for a graph would read the table again from the host; and where memory is not stream-ordered, for freeing would block. */
+
+#define MANY_BYTES (INT64_C(4) << 20) /* of a sum, read and written */
+#define PIECE 65536
+#define STAGING_KEPT ((size_t)1 << 20)
+#define KINDS 32
+#define MOST_OF_A_TABLE (UINT32_MAX / 2) /* tiles, sources */
+
+/* Sums of one kernel, and of one scale. */
+typedef struct many {
+    size_t which;
+    uint64_t factor;
+    bool scaled;
+    size_t rows, sources, tiles;
+    uint64_t at; /* of its table in the staging memory */
+    size_t row, source, tile; /* so many are written */
+} many;
+
+static int64_t numbers_of(const fan_array *a)
+{
+    return a->size * (fan_dtype_kind(a->dtype) == 'c' ? 2 : 1);
+}
+
+static size_t tiles_of(const fan_job *job, size_t which)
+{
+    int64_t tile = FAN_K_TILE / folds[which].bytes;
+    return (size_t)((numbers_of(job->out) + tile - 1) / tile);
+}
+
+/* kind_of: which of the kinds a job belongs to, a new one where there is room; KINDS: to none. */
+static size_t kind_of(const fan_job *job, many *kinds, size_t *nkinds)
+{
+    many k = {.scaled = job->scale && job->scale->on};
+    char factor[16] = {0};
+    fan_walk w;
+    size_t i = 0;
+    if (job->kind != FAN_JOB_SUM || job->stats || job->out->size == 0 || fan_job_bytes(job) > MANY_BYTES)
+        return KINDS;
+    fan_walk_begin(&w, job->out, false);
+    for (size_t j = 0; j < job->n; j++)
+        fan_walk_also(&w, job->in[j].array);
+    fan_walk_ready(&w);
+    k.which = fold_for(job->out, job->in, job->n, k.scaled, &w);
+    if (k.which == FOLDS)
+        return KINDS;
+    if (k.scaled) {
+        fan_scale_as(job->scale, job->in[0].acc, factor);
+        memcpy(&k.factor, factor, sizeof k.factor);
+    }
+    while (i < *nkinds && (kinds[i].which != k.which || kinds[i].scaled != k.scaled || kinds[i].factor != k.factor))
+        i++;
+    if (i == *nkinds && i < KINDS)
+        kinds[(*nkinds)++] = k;
+    if (i == KINDS || kinds[i].tiles > MOST_OF_A_TABLE || kinds[i].sources > MOST_OF_A_TABLE)
+        return KINDS;
+    kinds[i].rows++;
+    kinds[i].sources += job->n;
+    kinds[i].tiles += tiles_of(job, k.which);
+    return i;
+}
+
+static size_t table_bytes(const many *k)
+{
+    return (k->rows * sizeof(fan_k_row) + k->sources * sizeof(uint64_t) + k->tiles * sizeof(uint32_t) + 7) & ~(size_t)7;
+}
+
+static void put_row(char *staging, many *k, const fan_job *job)
+{
+    fan_k_row *rows = (fan_k_row *)(void *)(staging + k->at);
+    uint64_t *sources = (uint64_t *)(void *)(rows + k->rows), bits = address_of(job->out);
+    uint32_t *tiles = (uint32_t *)(void *)(sources + k->sources);
+    size_t ntiles = tiles_of(job, k->which);
+    fan_k_row *r = &rows[k->row];
+    *r = (fan_k_row){.out = bits, .count = (uint32_t)numbers_of(job->out), .first = (uint32_t)k->source, .tile = (uint32_t)k->tile, .n = (uint16_t)job->n};
+    for (size_t i = 0; i < job->n; i++)
+        bits |= sources[k->source++] = address_of(job->in[i].array);
+    r->wide = (bits & 15) == 0;
+    for (size_t i = 0; i < ntiles; i++)
+        tiles[k->tile++] = (uint32_t)k->row;
+    k->row++;
+}
+
+/* staging_take, _give: host memory for tables; one piece of it is kept for the next time. NULL: out of memory. */
+static char *staging_take(fan_cuda_part *p, size_t *bytes)
+{
+    (void)pthread_mutex_lock(&p->lock);
+    char *kept = p->staging;
+    size_t had = p->staging_bytes;
+    p->staging = NULL;
+    (void)pthread_mutex_unlock(&p->lock);
+    if (kept && had >= *bytes) {
+        *bytes = had;
+        return kept;
+    }
+    fan_free(kept);
+    return fan_alloc(*bytes);
+}
+
+static void staging_give(fan_cuda_part *p, char *staging, size_t bytes)
+{
+    char *gone = staging;
+    (void)pthread_mutex_lock(&p->lock);
+    if (!p->staging && bytes <= STAGING_KEPT) {
+        p->staging = staging;
+        p->staging_bytes = bytes;
+        gone = NULL;
+    }
+    (void)pthread_mutex_unlock(&p->lock);
+    fan_free(gone);
+}
+
+static fan_status send(const site *s, uint64_t to, const char *from, size_t bytes, fan_error *err)
+{
+    fan_status status = FAN_OK;
+    for (size_t at = 0; at < bytes && status == FAN_OK; at += PIECE) {
+        size_t piece = bytes - at < PIECE ? bytes - at : PIECE;
+        status = fan_cuda_check(s->part, fan_cuda_api_of(s->part)->MemcpyHtoDAsync(to + at, from + at, piece, s->on), "cuMemcpyHtoDAsync", err);
+    }
+    return status;
+}
+
+static fan_status launch_many(site *s, const many *k, uint64_t table, fan_error *err)
+{
+    fan_k_many a = {.table = table + k->at, .factor = k->factor, .rows = (int64_t)k->rows, .sources = (int64_t)k->sources, .tiles = (int64_t)k->tiles, .scaled = k->scaled};
+    return launch(s, s->part->many[k->which], a.tiles * FAN_K_WARP, &a, err);
+}
+
+/* A job's place: its kind, and whether it has the company that makes a table worth while. */
+typedef struct sorted {
+    many kinds[KINDS];
+    size_t nkinds;
+    uint8_t *kind; /* of each job */
+    fan_job *some; /* the jobs of one kind */
+} sorted;
+
+static bool together(const sorted *o, size_t job)
+{
+    return o->kind[job] < KINDS && o->kinds[o->kind[job]].rows > 1;
+}
+
+/* launch_kinds: one launch for each kind. The table is there. */
+static fan_status launch_kinds(site *s, sorted *o, const fan_job *jobs, size_t n, uint64_t table, fan_fate *fates, fan_error *err)
+{
+    char label[FAN_TRACE_LABEL];
+    for (size_t k = 0; k < o->nkinds; k++) {
+        size_t m = 0;
+        if (o->kinds[k].rows < 2)
+            continue;
+        for (size_t i = 0; i < n; i++)
+            if (o->kind[i] == k)
+                o->some[m++] = jobs[i];
+        s->label = fan_jobs_label(o->some, m, label, sizeof label);
+        fan_status status = launch_many(s, &o->kinds[k], table, err);
+        for (size_t i = 0; i < n; i++)
+            if (o->kind[i] == k)
+                fates[i] = status == FAN_OK ? FAN_FATE_QUEUED : FAN_FATE_FAILED;
+        FAN_TRY(status);
+        fan_jobs_trace(&s->part->device, s->stream, o->some, m, label, -1, -1);
+    }
+    return FAN_OK;
+}
+
+static fan_status run_tables(site *s, sorted *o, const fan_job *jobs, size_t n, fan_fate *fates, fan_error *err)
+{
+    size_t bytes = 0, room;
+    uint64_t table = 0;
+    for (size_t k = 0; k < o->nkinds; k++) {
+        o->kinds[k].at = bytes;
+        bytes += o->kinds[k].rows > 1 ? table_bytes(&o->kinds[k]) : 0;
+    }
+    if (!bytes)
+        return FAN_OK;
+    room = bytes;
+    char *staging = staging_take(s->part, &room);
+    if (!staging)
+        return FAN_OK; /* one by one they need none */
+    for (size_t i = 0; i < n; i++)
+        if (together(o, i))
+            put_row(staging, &o->kinds[o->kind[i]], &jobs[i]);
+    fan_status status = fan_cuda_scratch(s->stream, bytes, &table, err);
+    if (status == FAN_OK) {
+        status = send(s, table, staging, bytes, err);
+        if (FAN_CUDA_MUTANT(EARLY_TABLE))
+            fan_cuda_free(&s->part->device, (void *)(uintptr_t)table, bytes);
+        if (status == FAN_OK)
+            status = launch_kinds(s, o, jobs, n, table, fates, err);
+        if (!FAN_CUDA_MUTANT(EARLY_TABLE))
+            fan_cuda_scratch_free(s->stream, table);
+    } else if (status == FAN_NOMEM || status == FAN_DEVICE_NOMEM) {
+        status = FAN_OK;
+    }
+    staging_give(s->part, staging, room);
+    if (status == FAN_OK)
+        return FAN_OK;
+    bool tried = false; /* else it failed before any launch, for all of them */
+    for (size_t i = 0; i < n; i++)
+        tried |= fates[i] != FAN_FATE_WAITS;
+    for (size_t i = 0; i < n && !tried; i++)
+        if (together(o, i))
+            fates[i] = FAN_FATE_FAILED;
+    return status;
+}
+
+fan_status fan_cuda_run_many(fan_device *d, fan_stream *s, const fan_job *jobs, size_t n, fan_fate *fates, fan_error *err)
+{
+    site w = {.part = fan_cuda_part_of(d), .stream = s};
+    fan_cuda_scope scope;
+    fan_status status = FAN_OK;
+    uint64_t capture;
+    sorted o = {.nkinds = 0};
+    FAN_TRY(fan_cuda_queue_of(s, &w.on, err));
+    FAN_TRY(fan_cuda_enter(w.part, &scope, err));
+    FAN_GO(fan_cuda_capture_of(s, &capture, NULL, err));
+    if (capture || !w.part->pools)
+        goto done;
+    o.kind = fan_alloc(n);
+    o.some = fan_alloc(n * sizeof *o.some);
+    if (!o.kind || !o.some)
+        goto done;
+    for (size_t i = 0; i < n; i++)
+        o.kind[i] = (uint8_t)kind_of(&jobs[i], o.kinds, &o.nkinds);
+    status = run_tables(&w, &o, jobs, n, fates, err);
+done:
+    fan_free(o.kind);
+    fan_free(o.some);
+    fan_cuda_leave(&scope);
     return status;
 }
 

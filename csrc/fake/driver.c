@@ -75,6 +75,7 @@ typedef struct thing {
     const fan_fake_kernel *kernel; /* A_FUNCTION */
     uint64_t address;              /* MEMORY, tagged */
     size_t bytes;
+    char *sent;                    /* .. what the host copied there, in the order of its calls; NULL: nothing */
     fan_cu_call *destroy;          /* AN_OBJECT */
     void *ctx;
     size_t refs;
@@ -94,7 +95,9 @@ static struct {
     unsigned era;                  /* machines so far */
     bool initialised, pools;
     int version;
-    thing *things;
+    thing *things[KINDS];
+    thing **memory;                /* MEMORY by address */
+    size_t nmemory, memory_cap;
     size_t live[KINDS];
     struct fan_cu_context *contexts; /* of this machine; those of older ones stay, so that nobody's address comes again */
     char hidden[MOST_HIDDEN][48];
@@ -201,13 +204,32 @@ static thing *new_thing(kind k, int device)
     return t;
 }
 
-/* show: t is made, and found from here on by every thread. */
+/* memory_place: of the first memory that does not lie before `address`. Locked. */
+static size_t memory_place(uint64_t address)
+{
+    size_t lo = 0, hi = fake.nmemory;
+    while (lo < hi) {
+        size_t mid = lo + (hi - lo) / 2;
+        if (fake.memory[mid]->address < address)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return lo;
+}
+
+/* show: t is made, and found from here on by every thread. Memory needs a place that was made for it. */
 static void show(thing *t)
 {
     lock();
-    t->next = fake.things;
-    fake.things = t;
+    t->next = fake.things[t->kind];
+    fake.things[t->kind] = t;
     fake.live[t->kind]++;
+    if (t->kind == MEMORY) {
+        size_t i = memory_place(t->address);
+        memmove(fake.memory + i + 1, fake.memory + i, (fake.nmemory++ - i) * sizeof *fake.memory);
+        fake.memory[i] = t;
+    }
     unlock();
 }
 
@@ -215,8 +237,8 @@ static thing *find(kind k, const void *handle)
 {
     thing *found = NULL;
     lock();
-    for (thing *t = fake.things; t && !found; t = t->next)
-        if (t == handle && t->kind == k)
+    for (thing *t = fake.things[k]; t && !found; t = t->next)
+        if (t == handle)
             found = t;
     unlock();
     return found;
@@ -224,27 +246,30 @@ static thing *find(kind k, const void *handle)
 
 static thing *memory_at(uint64_t address, uint64_t bytes)
 {
-    thing *found = NULL;
     lock();
-    for (thing *t = fake.things; t && !found; t = t->next)
-        if (t->kind == MEMORY && address - t->address < t->bytes && bytes <= t->bytes - (address - t->address))
-            found = t;
+    size_t i = memory_place(address + 1);
+    thing *t = i ? fake.memory[i - 1] : NULL;
+    bool inside = t && address - t->address < t->bytes && bytes <= t->bytes - (address - t->address);
     unlock();
-    return found;
+    return inside ? t : NULL;
 }
 
 static void drop_thing(thing *gone)
 {
     lock();
-    for (thing **at = &fake.things; *at; at = &(*at)->next)
+    for (thing **at = &fake.things[gone->kind]; *at; at = &(*at)->next)
         if (*at == gone) {
             *at = gone->next;
             fake.live[gone->kind]--;
             break;
         }
+    size_t i = gone->kind == MEMORY ? memory_place(gone->address) : fake.nmemory;
+    if (i < fake.nmemory && fake.memory[i] == gone)
+        memmove(fake.memory + i, fake.memory + i + 1, (--fake.nmemory - i) * sizeof *fake.memory);
     unlock();
     fan_stream_drop(gone->stream);
     fan_event_drop(gone->event);
+    fan_free(gone->sent);
     fan_free(gone);
 }
 
@@ -254,8 +279,8 @@ static fan_stream *own_stream(int device)
     uint64_t id = fan_thread_id();
     fan_stream *s = NULL;
     lock();
-    for (thing *t = fake.things; t && !s; t = t->next)
-        if (t->kind == A_STREAM && t->thread == id && t->device == device)
+    for (thing *t = fake.things[A_STREAM]; t && !s; t = t->next)
+        if (t->thread == id && t->device == device)
             s = t->stream;
     unlock();
     if (s)
@@ -414,6 +439,18 @@ static void run_fill(work *w)
 
 static void run_kernel(work *w)
 {
+    w->kernel->run(w->payload, w->threads);
+}
+
+/* run_with_table: behind the arguments lies the table as it was to be when the kernel was queued. Where something else is there now the kernel would stray. */
+static void run_with_table(work *w)
+{
+    fan_k_many *a = (fan_k_many *)(void *)w->payload;
+    const char *table = w->payload + w->kernel->bytes;
+    if (memcmp(host(a->table), table, fan_fake_table_bytes(a)) != 0) {
+        fake.contexts[w->device->index].lost = ILLEGAL_ADDRESS;
+        return;
+    }
     w->kernel->run(w->payload, w->threads);
 }
 
@@ -631,24 +668,45 @@ fan_cu_result fan_fake_ModuleGetFunction(fan_cu_function *out, fan_cu_module m, 
     return OK;
 }
 
-/* launch_on: the accesses of a kernel are those of its arguments; one that lies in no memory loses the context, as it would when the kernel runs. */
+/* table_of: what will lie where a kernel's table is once its turn comes: what the host sent there last, in the order of its calls. That the kernel waits for the copies is the
+ * checker's business, for it reads that memory. NULL: nothing was sent there. */
+static const char *table_of(const fan_k_many *a)
+{
+    const thing *t = memory_at(a->table, fan_fake_table_bytes(a));
+    return t && t->sent ? t->sent + (a->table - t->address) : NULL;
+}
+
+/* list_accesses: what a kernel touches; *stray: something that is no memory. */
+static size_t list_accesses(const fan_fake_kernel *k, const void *args, const char *table, fan_fake_access *a, fan_array **all, size_t *written, bool *stray)
+{
+    size_t n = k->accesses(args, table, a, written);
+    for (size_t i = 0; i < n; i++) {
+        int64_t lo, hi;
+        a[i].array.shape = a[i].dims;
+        a[i].array.strides = a[i].dims + a[i].array.ndim;
+        all[i] = &a[i].array;
+        fan_array_reach(all[i], &lo, &hi);
+        *stray |= hi > lo && !memory_at(((uint64_t)(uintptr_t)a[i].array.data + (uint64_t)lo) | FAN_FAKE_TAG, (uint64_t)(hi - lo));
+    }
+    return n;
+}
+
+/* launch_on: a kernel that touches what is no memory loses the context, as it would when it runs. */
 static fan_cu_result launch_on(struct fan_cu_context *c, fan_stream *s, const fan_fake_kernel *k, const void *args, int64_t threads)
 {
     fan_cu_result code = OUT_OF_MEMORY;
-    fan_fake_access *a = fan_calloc(FAN_FAKE_ACCESSES * sizeof *a);
-    fan_array **all = fan_calloc(FAN_FAKE_ACCESSES * sizeof *all);
-    work *w = new_work(run_kernel, 0, 0, k->bytes);
+    const char *table = k->table ? table_of(args) : NULL;
+    if (k->table && !table) {
+        c->lost = ILLEGAL_ADDRESS;
+        return OK;
+    }
+    size_t behind = k->table ? fan_fake_table_bytes(args) : 0, most = k->most(args), written;
+    fan_fake_access *a = fan_calloc(most * sizeof *a);
+    fan_array **all = fan_calloc(most * sizeof *all);
+    work *w = new_work(k->table ? run_with_table : run_kernel, 0, 0, k->bytes + behind);
     if (a && all && w) {
-        size_t n = k->accesses(args, a);
         bool stray = false;
-        for (size_t i = 0; i < n; i++) {
-            int64_t lo, hi;
-            a[i].array.shape = a[i].dims;
-            a[i].array.strides = a[i].dims + a[i].array.ndim;
-            all[i] = &a[i].array;
-            fan_array_reach(all[i], &lo, &hi);
-            stray |= hi > lo && !memory_at(((uint64_t)(uintptr_t)a[i].array.data + (uint64_t)lo) | FAN_FAKE_TAG, (uint64_t)(hi - lo));
-        }
+        size_t n = list_accesses(k, args, table, a, all, &written, &stray);
         if (stray) {
             c->lost = ILLEGAL_ADDRESS;
             fan_free(w);
@@ -656,8 +714,11 @@ static fan_cu_result launch_on(struct fan_cu_context *c, fan_stream *s, const fa
         } else {
             w->kernel = k;
             w->threads = threads;
+            w->device = s->device;
             memcpy(w->payload, args, k->bytes);
-            code = queue(s, k->name, w, all, n - 1, all + n - 1, 1);
+            if (table)
+                memcpy(w->payload + k->bytes, table, behind);
+            code = queue(s, k->name, w, all, n - written, all + n - written, written);
         }
         w = NULL;
     }
@@ -695,7 +756,10 @@ static fan_cu_result allocate(const struct fan_cu_context *c, fan_stream *s, siz
     void *data = NULL;
     if (!bytes)
         return INVALID_VALUE;
-    thing *t = new_thing(MEMORY, c->device);
+    lock();
+    int failed = fan_grow((void **)&fake.memory, &fake.memory_cap, fake.nmemory + 16, sizeof *fake.memory); /* several threads may be about to show theirs */
+    unlock();
+    thing *t = failed ? NULL : new_thing(MEMORY, c->device);
     if (!t)
         return OUT_OF_MEMORY;
     fan_cu_result code = code_of(d->backend->alloc(d, s, bytes, &data, &err), &err);
@@ -826,8 +890,11 @@ fan_cu_result fan_fake_MemcpyHtoDAsync(fan_cu_pointer to, const void *from, size
         return code;
     work *w = new_work(run_copy_in, to, bytes, bytes);
     fan_array a = bytes_at(to, bytes, dims);
+    thing *t = memory_at(to, bytes);
     if (w)
         memcpy(w->payload, from, bytes);
+    if (t && (t->sent || (t->sent = fan_calloc(t->bytes)) != NULL))
+        memcpy(t->sent + (to - t->address), from, bytes);
     code = w ? queue(s, "copy in", w, NULL, 0, (fan_array *const[]){&a}, 1) : OUT_OF_MEMORY;
     fan_stream_drop(s);
     return code;
@@ -1308,8 +1375,12 @@ static void forget_all(void)
         graphs->refs = 1;
         graph_release(graphs);
     }
-    while (fake.things)
-        drop_thing(fake.things);
+    for (int k = 0; k < KINDS; k++)
+        while (fake.things[k])
+            drop_thing(fake.things[k]);
+    fan_free(fake.memory);
+    fake.memory = NULL;
+    fake.memory_cap = 0;
 }
 
 int fanFakeReset(int devices, uint64_t seed, int schedule, uint64_t starve, uint64_t memory, int check)

@@ -17,7 +17,6 @@
 #define FAN_FAKE_SHOWN __attribute__((visibility("default")))
 
 /* kernels.c. An access of a kernel: a view of the device's memory; the geometry is in dims. */
-#define FAN_FAKE_ACCESSES (FAN_K_SOURCES + 2)
 
 typedef struct fan_fake_access {
     fan_array array;
@@ -27,10 +26,15 @@ typedef struct fan_fake_access {
 typedef struct fan_fake_kernel {
     const char *name;
     size_t bytes;               /* of its arguments */
+    bool table;                 /* its arguments are a fan_k_many */
     void (*run)(const void *args, int64_t threads);
-    /* accesses: what it reads and writes, the last one written; their number */
-    size_t (*accesses)(const void *args, fan_fake_access *out);
+    /* most: room for its accesses. accesses: what it reads and writes, those that it writes last; their number. `table`: what lies where a fan_k_many says, on the host */
+    size_t (*most)(const void *args);
+    size_t (*accesses)(const void *args, const char *table, fan_fake_access *out, size_t *written);
 } fan_fake_kernel;
+
+/* fan_fake_table_bytes: of the table of a fan_k_many. */
+size_t fan_fake_table_bytes(const fan_k_many *a);
 
 const fan_fake_kernel *fan_fake_kernel_find(const char *name);
 

@@ -40,6 +40,39 @@ static size_t fold_accesses(const fan_k_fold *a, int dtype, fan_fake_access *out
     return (size_t)a->n + 1;
 }
 
+size_t fan_fake_table_bytes(const fan_k_many *a)
+{
+    return (size_t)a->rows * sizeof(fan_k_row) + (size_t)a->sources * sizeof(uint64_t) + (size_t)a->tiles * sizeof(uint32_t);
+}
+
+static size_t many_most(const void *args)
+{
+    const fan_k_many *a = args;
+    return (size_t)(1 + a->sources + a->rows);
+}
+
+/* many_accesses: the table, all sources, all results. */
+static size_t many_accesses(const fan_k_many *a, const char *table, int dtype, fan_fake_access *out, size_t *written)
+{
+    const fan_k_row *rows = (const fan_k_row *)(const void *)table;
+    const uint64_t *sources = (const uint64_t *)(const void *)(rows + a->rows);
+    size_t n = 0;
+    dense(&out[n++], a->table, FAN_UINT8, (int64_t)fan_fake_table_bytes(a));
+    for (int64_t i = 0; i < a->rows; i++)
+        for (uint32_t k = 0; k < rows[i].n; k++)
+            dense(&out[n++], sources[rows[i].first + k], dtype, rows[i].count);
+    for (int64_t i = 0; i < a->rows; i++)
+        dense(&out[n++], rows[i].out, dtype, rows[i].count);
+    *written = (size_t)a->rows;
+    return n;
+}
+
+static size_t few(const void *args)
+{
+    (void)args;
+    return FAN_K_SOURCES + 2;
+}
+
 static size_t any_accesses(const void *args, fan_fake_access *out)
 {
     const fan_k_any *a = args;
@@ -87,23 +120,34 @@ static size_t scatter_accesses(const void *args, fan_fake_access *out)
         for (fan_k_thread = 0; fan_k_thread < threads; fan_k_thread++)                                                \
             kernel(*(const T *)args);                                                                                 \
     }
+#define ACCESSES(name, call)                                                                                          \
+    static size_t accesses_##name(const void *args, const char *table, fan_fake_access *out, size_t *written)         \
+    {                                                                                                                 \
+        (void)table;                                                                                                  \
+        *written = 1;                                                                                                 \
+        return call;                                                                                                  \
+    }
 #define FOLD_RUN(name, bytes, from, acc)                                                                              \
     RUN(name, fan_k_fold, fan_fold_##name)                                                                            \
-    static size_t accesses_##name(const void *args, fan_fake_access *out)                                             \
-    {                                                                                                                 \
-        return fold_accesses(args, FAN_##from, out);                                                                  \
-    }
+    RUN(many_##name, fan_k_many, fan_many_##name)                                                                     \
+    ACCESSES(name, fold_accesses(args, FAN_##from, out))                                                              \
+    ACCESSES(many_##name, many_accesses(args, table, FAN_##from, out, written))
 FAN_K_FOLD_LIST(FOLD_RUN)
 RUN(any, fan_k_any, fan_any)
 RUN(reduce, fan_k_reduce, fan_reduce_any)
 RUN(scatter, fan_k_scatter, fan_scatter_any)
+ACCESSES(any, any_accesses(args, out))
+ACCESSES(reduce, reduce_accesses(args, out))
+ACCESSES(scatter, scatter_accesses(args, out))
 
 static const fan_fake_kernel kernels[] = {
-#define FOLD_ROW(name, bytes, from, acc) {"fan_fold_" #name, sizeof(fan_k_fold), run_##name, accesses_##name},
+#define FOLD_ROW(name, bytes, from, acc)                                                                              \
+    {"fan_fold_" #name, sizeof(fan_k_fold), false, run_##name, few, accesses_##name},                                 \
+        {"fan_many_" #name, sizeof(fan_k_many), true, run_many_##name, many_most, accesses_many_##name},
     FAN_K_FOLD_LIST(FOLD_ROW)
-    {"fan_any", sizeof(fan_k_any), run_any, any_accesses},
-    {"fan_reduce_any", sizeof(fan_k_reduce), run_reduce, reduce_accesses},
-    {"fan_scatter_any", sizeof(fan_k_scatter), run_scatter, scatter_accesses},
+    {"fan_any", sizeof(fan_k_any), false, run_any, few, accesses_any},
+    {"fan_reduce_any", sizeof(fan_k_reduce), false, run_reduce, few, accesses_reduce},
+    {"fan_scatter_any", sizeof(fan_k_scatter), false, run_scatter, few, accesses_scatter},
 };
 
 const fan_fake_kernel *fan_fake_kernel_find(const char *name)

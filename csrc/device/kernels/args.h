@@ -21,6 +21,25 @@ typedef struct fan_k_fold {
     uint64_t in[FAN_K_SOURCES];
 } fan_k_fold;
 
+/* fan_many_*: as many folds of one kind as there are rows, in one launch. Their table lies in device memory: rows[], sources[] (addresses), tiles[] (the row that each is
+ * of), one behind the other. A tile is FAN_K_TILE bytes of a result, or what is left of it: a warp's share. */
+#define FAN_K_TILE 1024
+#define FAN_K_WARP 32
+
+typedef struct fan_k_row {
+    uint64_t out;
+    uint32_t count;     /* numbers */
+    uint32_t first;     /* of its sources */
+    uint32_t tile;      /* its first one */
+    uint16_t n, wide;   /* sources; every address is a multiple of 16 */
+} fan_k_row;
+
+typedef struct fan_k_many {
+    uint64_t table, factor;
+    int64_t rows, sources, tiles;
+    int32_t scaled, unused;
+} fan_k_many;
+
 /* fan_any: the same for any dtypes, strides and accumulation dtypes (D3). n == 0 fills with zeros.
  * words: extent[ndim]; out: address, stride[ndim]; each source: address, dtype | acc << 8, stride[ndim]. */
 typedef struct fan_k_any {

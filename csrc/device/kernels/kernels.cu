@@ -4,7 +4,7 @@
  * Bits are the CPU's: the same left fold for each element, the same roundings (array/low.h), no contraction (-fmad=false), no flushing, no atomics. An element is
  * read by one thread from all sources before that thread writes it, so the result may lie in a source.
  *
- * Title: Two ways. Gap-free sources of one dtype have a fold of their own for each kind of number, 16 bytes at a time. Anything else goes through
+ * Title: Two ways. Gap-free sources of one dtype have a fold of their own for each kind of number, 16 bytes at a time, and one that does many such sums. Anything else goes through
  * fan_any: a number of any dtype becomes one of four wide forms that hold it exactly, as in array/convert.c, and each dtype knows how to leave them with
  * one rounding.
  *
@@ -94,6 +94,45 @@ typedef uint4 sixteen;
         }                                                                                                             \
     }
 NUMBER_LIST(FOLD)
+
+/* Many of them: each warp takes tile after tile. */
+#define MANY(K, MEM, T, UP, PLUS, TIMES, DOWN, AHEAD)                                                                 \
+    KERNEL fan_many_##K(ARGS(fan_k_many, a))                                                                          \
+    {                                                                                                                 \
+        enum { PER = 16 / sizeof(MEM), TILE = FAN_K_TILE / sizeof(MEM) };                                             \
+        union {                                                                                                       \
+            sixteen all;                                                                                              \
+            MEM each[PER];                                                                                            \
+        } x;                                                                                                          \
+        T sum[PER], factor;                                                                                           \
+        const uint64_t sources = a.table + (uint64_t)a.rows * sizeof(fan_k_row), tiles = sources + (uint64_t)a.sources * 8; \
+        memcpy(&factor, &a.factor, sizeof factor);                                                                    \
+        for (int64_t t = THREAD / FAN_K_WARP; t < a.tiles; t += THREADS / FAN_K_WARP) {                               \
+            const fan_k_row r = AT(const fan_k_row, a.table)[AT(const uint32_t, tiles)[t]];                           \
+            const uint64_t *in = AT(const uint64_t, sources) + r.first;                                               \
+            uint32_t begin = (uint32_t)(t - r.tile) * TILE, end = r.count - begin < TILE ? r.count : begin + TILE;    \
+            for (uint32_t v = begin / PER + (uint32_t)(THREAD % FAN_K_WARP); r.wide && v < end / PER; v += FAN_K_WARP) { \
+                x.all = AT(const sixteen, in[0])[v];                                                                  \
+                for (int i = 0; i < PER; i++)                                                                         \
+                    sum[i] = up_##K(x.each[i]);                                                                       \
+                UNROLL(AHEAD) for (int k = 1; k < r.n; k++)                                                           \
+                {                                                                                                     \
+                    x.all = AT(const sixteen, in[k])[v];                                                              \
+                    for (int i = 0; i < PER; i++)                                                                     \
+                        sum[i] = plus_##K(sum[i], up_##K(x.each[i]));                                                 \
+                }                                                                                                     \
+                for (int i = 0; i < PER; i++)                                                                         \
+                    x.each[i] = down_##K(a.scaled ? times_##K(sum[i], factor) : sum[i]);                              \
+                AT(sixteen, r.out)[v] = x.all;                                                                        \
+            }                                                                                                         \
+            for (uint32_t i = (r.wide ? end / PER * PER : begin) + (uint32_t)(THREAD % FAN_K_WARP); i < end; i += FAN_K_WARP) { \
+                T one = up_##K(AT(const MEM, in[0])[i]);                                                              \
+                UNROLL(AHEAD) for (int k = 1; k < r.n; k++) one = plus_##K(one, up_##K(AT(const MEM, in[k])[i]));     \
+                AT(MEM, r.out)[i] = down_##K(a.scaled ? times_##K(one, factor) : one);                                \
+            }                                                                                                         \
+        }                                                                                                             \
+    }
+NUMBER_LIST(MANY)
 
 /* ---- A number of any dtype ---- */
 
