@@ -6,6 +6,7 @@
 #include "device/device.h"
 
 #include "base/mem.h"
+#include "base/trace.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,7 +16,6 @@
 int fan_batch_mutant;
 #endif
 
-#define LABEL 80
 #define STREAMS 8
 
 typedef struct entry {
@@ -23,7 +23,7 @@ typedef struct entry {
     fan_job job;        /* its arrays are held; `in` and `label` are filled in when it is queued */
     size_t first;       /* of its operands */
     fan_fate fate;
-    char label[LABEL];
+    char label[FAN_TRACE_LABEL];
 } entry;
 
 struct fan_batch {

@@ -113,11 +113,12 @@ static size_t scatter_accesses(const void *args, fan_fake_access *out)
     return n;
 }
 
+/* The last thread first: no GPU promises another order. */
 #define RUN(name, T, kernel)                                                                                          \
     static void run_##name(const void *args, int64_t threads)                                                         \
     {                                                                                                                 \
         fan_k_threads = threads;                                                                                      \
-        for (fan_k_thread = 0; fan_k_thread < threads; fan_k_thread++)                                                \
+        for (fan_k_thread = threads; fan_k_thread-- > 0;)                                                             \
             kernel(*(const T *)args);                                                                                 \
     }
 #define ACCESSES(name, call)                                                                                          \

@@ -320,6 +320,15 @@ static PyObject *test_mutant(PyObject *Py_UNUSED(module), PyObject *o)
     fan_mutant = (int)n;
     Py_RETURN_NONE;
 }
+
+static PyObject *test_batch_mutant(PyObject *Py_UNUSED(module), PyObject *number)
+{
+    long n = PyLong_AsLong(number);
+    if (n == -1 && PyErr_Occurred())
+        return NULL;
+    fan_batch_mutant = (int)n;
+    Py_RETURN_NONE;
+}
 #endif
 
 PyMethodDef fan_option_functions[] = {
@@ -348,6 +357,7 @@ PyMethodDef fan_option_functions[] = {
      "Returns how many elements went the slow way so far."},
 #ifdef FAN_TEST
     {"_test_exact_mutant", test_exact_mutant, METH_O, "_test_exact_mutant(n, /)\n--\n\nTests: switch a planted fault of exact sums on; 0: none."},
+    {"_test_batch_mutant", test_batch_mutant, METH_O, "_test_batch_mutant(n, /)\n--\n\nTests: switch a planted fault of batches of sums on; 0: none."},
     {"_test_mutant", test_mutant, METH_O, "_test_mutant(n, /)\n--\n\nTests: switch a planted fault on; 0: none."},
 #endif
     {NULL, NULL, 0, NULL},

@@ -359,12 +359,16 @@ def place(lines: Sequence[Line], races: Sequence[tuple[int, str]] = ()) -> Pictu
 
 
 def owners(lines: Sequence[Line]) -> dict[int, str]:
-    """Which buffer's work a kernel is: "sum w1" and "copy grads[3]" are those of the slots whose adds, folds and takes are labelled so."""
+    """Which buffer's work a kernel is: "sum w1" and "copy grads[3]" are those of the slots whose adds, folds and takes are labelled so.
+
+    "9 slots: sum w1, sum w2, .." is the first one's: all are of one buffer.
+    """
     slots = {(line.label, line.slot) for line in lines if line.kind in ("add", "fold", "take") and line.buffer}
     own = {text: label for label, slot in slots for text in (label, f"{label}[{slot}]")}
     found = {}
     for i, line in enumerate(lines):
-        word, _, of = line.label.partition(" ")
+        _, many, first = line.label.partition(" slots: ")
+        word, _, of = (first.partition(",")[0] if many else line.label).partition(" ")
         if line.kind not in ("kernel", "copy") or word not in WORK:
             continue
         if of not in own and len(line.label.encode()) >= LABEL:  # the word before it has cut it shorter than the buffer's own lines are
