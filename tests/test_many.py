@@ -169,7 +169,7 @@ def test_each_stream_each_dtype_and_each_device_has_a_launch_of_its_own(w: Any) 
 
     assert w.launches(add) == (6 if isinstance(w, Cuda) else 3)
     buf = fanin.InputBuffer(12)
-    for turn, i in itertools.product(range(2), order):
+    for _, i in itertools.product(range(2), order):
         with fanin.stream(streams[i % 3]):
             buf.add(i, grads[i], stream=streams[i % 3])
     sums: list[Any] = []
@@ -249,7 +249,7 @@ def test_the_bits_are_those_of_slot_by_slot(dtype: np.dtype[Any]) -> None:
             for size, x, want in zip(sizes, sums, wanted, strict=True):
                 got = read(x, s)
                 assert got.dtype == want.dtype and bits(got) == bits(want), (dtype, size, budget, how)
-            assert budget == 0 or launches == 1 or dtype.kind == "c" and how
+            assert budget == 0 or launches == 1 or (dtype.kind == "c" and bool(how))
         w.synchronize()
         assert w.races == 0, w.race
 
@@ -320,7 +320,7 @@ def test_a_consumer_on_another_stream_reads_the_sums_under_every_schedule(world:
             sums = buf.take(stream=other)
             seen: list[list[float]] = []
             for x in sums:
-                w.launch(other, lambda v: seen.append(v.tolist()), reads=[x])
+                w.launch(other, lambda v, seen=seen: seen.append(v.tolist()), reads=[x])
             w.synchronize()
             assert not w.raced()
             assert seen == [[3 * i + 111.0] * 6 for i in range(n)]

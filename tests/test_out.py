@@ -275,3 +275,17 @@ def test_a_gradient_that_was_changed_meanwhile_is_named() -> None:
     x.resize((2,), refcheck=False)
     with pytest.raises(RuntimeError, match="grads: slot 1: the memory, dtype or shape of a gradient of key 7 was changed after it was added"):
         buf.take()
+
+
+@pytest.mark.parametrize("general", [False, True], ids=["short", "general"])
+def test_an_out_that_a_later_slot_still_reads_is_written_after_it(general: bool) -> None:
+    x, y, z = np.array([1.0, 2.0]), np.array([10.0, 20.0]), np.zeros(2)
+    buf = fanin.InputBuffer(2)
+    buf.add(0, y)
+    buf.add(1, x)
+    if general:
+        with fanin.trace():
+            buf.take(out=[x, z])
+    else:
+        buf.take(out=[x, z])
+    assert (x.tolist(), z.tolist()) == ([10, 20], [1, 2])
