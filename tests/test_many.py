@@ -575,17 +575,17 @@ def test_rounds_of_a_batch_take_no_more_memory() -> None:
 
 # Planted faults
 
-BATCH = {"late": 1, "dependent": 2, "settled": 3, "no fate": 4}
+BATCH = {"late": 1, "late at take": 1, "late into out": 1, "dependent": 2, "settled": 3, "no fate": 4}
 
 
-def late(w: Any) -> None:
+def late(w: Any, budget: int | None = 0, out: bool = False) -> None:
     """Results are waited for by their events alone."""
     c, p, other = w.stream(1), w.stream(), w.stream()
-    buf = fanin.InputBuffer(3, stream=c, budget=0)  # case B: A is the producer's
+    buf = fanin.InputBuffer(3, stream=c, budget=budget)  # case B: A is the producer's
     for k in range(2):
         buf.add_many(range(3), rows(w, np.full((3, 4), 2.0**k)), stream=p)
-    sums = buf.take(stream=other)
-    for x in sums:
+    into = rows(w, np.zeros((3, 4))) if out else None
+    for x in buf.take(stream=other, out=into):
         w.launch(other, lambda v: None, reads=[x])
 
 
@@ -618,14 +618,16 @@ def no_fate(w: Any) -> None:
     buf = fanin.InputBuffer(2, stream=s, budget=0)
     buf.add_many(range(2), rows(w, np.ones((2, 4))), stream=s)
     part = rows(w, np.ones((2, 4)))
-    w._fail_at(0, "run") if isinstance(w, Sim) else w.fail(0, REJECTED, call="LaunchKernel")
+    w.fail(0, REJECTED, call="LaunchKernel")
     with pytest.raises(fanin.DeviceError):
         buf.add_many(range(2), part, stream=s)
     with pytest.raises(RuntimeError, match="poisoned"):
         buf.add(0, part[0])
 
 
-EXERCISES = {"late": late, "settled": settled, "dependent": dependent, "no fate": no_fate}
+EXERCISES: dict[str, Callable[[Any], None]] = {
+    "late": late, "late at take": lambda w: late(w, None), "late into out": lambda w: late(w, None, True), "settled": settled, "dependent": dependent, "no fate": no_fate,
+}  # fmt: skip
 
 
 @pytest.mark.skipif(not hasattr(_core, "_test_batch_mutant"), reason="faults are planted in test builds alone: FANIN_DEV=1")
