@@ -475,8 +475,8 @@ def test_without_stream_ordered_memory_sums_go_one_by_one() -> None:
         assert [read(x, s).tolist() for x in sums] == [[3.0] * 8] * 5
 
 
-def one_pass(w: Any, fail: Callable[[], None]) -> tuple[bool, int]:
-    """Batches of two dtypes from two streams, folded as they come, and a take of sums that waited for it: one call of the driver fails. Whether that showed, and how many
+def one_pass(w: Any, fail: Callable[[], None], heal: Callable[[], None]) -> tuple[bool, int]:
+    """Batches of two dtypes from two streams, folded as they come, and a take of sums that waited for it: one call of the device fails. Whether that showed, and how many
     slots were poisoned."""
     n, (p, q, c) = 4, (w.stream() for _ in range(3))
     parts = [[w.array(np.full(4, 2.0**k, np.float32 if i % 2 else np.float64)) for i in range(n)] for k in range(3)]
@@ -487,12 +487,12 @@ def one_pass(w: Any, fail: Callable[[], None]) -> tuple[bool, int]:
             for b in bufs[: 2 if k else 1]:
                 b.add_many(range(n), parts[k], stream=s)
         sums = [b.take() for b in bufs]
-        w.fail(-1, 0)
+        heal()
         assert [[read(x, c).tolist() for x in y] for y in sums] == [[[7.0] * 4] * n, [[6.0] * 4] * n]
         return False, 0
     except fanin.DeviceError as e:
-        w.fail(-1, 0)
-        assert "cu" in str(e), e
+        heal()
+        assert "cu" in str(e) or isinstance(w, Sim), e
     poisoned = 0
     for b in bufs:
         for slot in range(n):
@@ -510,19 +510,19 @@ def one_pass(w: Any, fail: Callable[[], None]) -> tuple[bool, int]:
 
 
 @pytest.mark.parametrize("code", [REJECTED, NO_MEMORY], ids=["rejected", "no memory"])
-@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.slow)])
 def test_every_driver_call_of_a_batch_failed_once_leaks_nothing_and_clear_makes_good(code: int, step: int) -> None:
     gc.collect()
     baseline = _core._test_memory()[0]
     shown = poisonings = tried = 0
     with Cuda() as w:
-        one_pass(w, lambda: None)
+        one_pass(w, lambda: None, lambda: None)
         before = w.calls()
-        one_pass(w, lambda: None)
+        one_pass(w, lambda: None, lambda: None)
         calls = w.calls() - before
     for at in range(code % step, calls, step):
         with Cuda(seed=at) as w:
-            failed, poisoned = one_pass(w, lambda: w.fail(at, code))  # noqa: B023
+            failed, poisoned = one_pass(w, lambda: w.fail(at, code), lambda: w.fail(-1, 0))  # noqa: B023
             shown += failed
             poisonings += poisoned
             tried += 1
@@ -534,6 +534,22 @@ def test_every_driver_call_of_a_batch_failed_once_leaks_nothing_and_clear_makes_
     assert _core._test_memory()[0] == baseline
     print(f"{calls} calls, {tried} failed once each, {shown} showed, {poisonings} slots poisoned")
     assert shown > 40 and (poisonings > 10 or code == NO_MEMORY)
+
+
+@pytest.mark.parametrize("memory", [False, True], ids=["failed", "no memory"])
+def test_every_call_of_the_simulated_device_failed_once_poisons_or_changes_nothing(memory: bool) -> None:
+    shown = poisonings = tried = 0
+    quiet = 0
+    while quiet < 40:
+        with Sim(seed=tried) as w:
+            failed, poisoned = one_pass(w, lambda: w._fail_at(tried, memory), lambda: w._fail_at(-1))  # noqa: B023
+            assert not w.raced()
+        tried += 1
+        shown += failed
+        poisonings += poisoned
+        quiet = 0 if failed else quiet + 1
+    print(f"{tried} failed once each, {shown} showed, {poisonings} slots poisoned")
+    assert shown > 20 and (memory or poisonings > shown)
 
 
 def test_memory_of_the_host_that_is_short_fails_nothing_or_leaves_the_slots_as_they_were() -> None:
