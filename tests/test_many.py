@@ -533,7 +533,7 @@ def test_every_driver_call_of_a_batch_failed_once_leaks_nothing_and_clear_makes_
     gc.collect()
     assert _core._test_memory()[0] == baseline
     print(f"{calls} calls, {tried} failed once each, {shown} showed, {poisonings} slots poisoned")
-    assert shown > 40 and (poisonings > 10 or code == NO_MEMORY)
+    assert shown > 20 and (poisonings > 10 or code == NO_MEMORY)
 
 
 @pytest.mark.parametrize("memory", [False, True], ids=["failed", "no memory"])
