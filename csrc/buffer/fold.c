@@ -14,7 +14,6 @@
 #include <string.h>
 
 #define BUSY_BYTES 65536 /* from here on the frontend is left while a job runs */
-#define USERS 32
 
 static fan_slot *slot_of(const fan_fold *f) { return &f->b->slots[f->slot]; }
 
@@ -168,22 +167,23 @@ static void before_record(const fan_fold *f, const fan_stream *s)
 /* Reusable, last condition: A waits for an event recorded now on every other stream that used the memory. */
 static fan_status settle(fan_fold *f, const fan_array *a, fan_error *err)
 {
-    fan_stream *A = slot_of(f)->p->A, *users[USERS];
+    fan_stream *A = slot_of(f)->p->A, *user;
+    fan_status status = FAN_OK;
     if (!A || !a->storage || FAN_MUT(10) || FAN_MUT(13))
         return FAN_OK;
-    size_t n = fan_memory_users(a->storage, users, USERS);
-    for (size_t i = 0; i < n && i < USERS; i++) {
+    for (size_t i = 0; status == FAN_OK && (user = fan_memory_user(a->storage, i)); i++) {
         fan_event *e = NULL;
-        if (users[i] == A)
-            continue;
-        before_record(f, users[i]);
-        FAN_TRY(fan_event_record(users[i], &e, err));
-        FAN_COUNT(f->b, events, 1);
-        fan_status s = fan_plan_wait(f->b, A, e, 0, err);
+        if (user != A) {
+            before_record(f, user);
+            if ((status = fan_event_record(user, &e, err)) == FAN_OK) {
+                FAN_COUNT(f->b, events, 1);
+                status = fan_plan_wait(f->b, A, e, 0, err);
+            }
+        }
         fan_event_drop(e);
-        FAN_TRY(s);
+        fan_stream_drop(user);
     }
-    return FAN_OK;
+    return status;
 }
 
 static uint64_t dense_bytes(const fan_array *a) { return (uint64_t)a->size * fan_dtype_size(a->dtype); }

@@ -53,6 +53,55 @@ static void lane_give(fan_stream *s)
     (void)pthread_mutex_unlock(&lanes_lock);
 }
 
+/* ---- forks ---- */
+
+/* A child has its parent's locks, and not the threads that held them. So a fork waits until nobody holds one: nothing is called under them, and none is taken
+ * under another. What the child inherited can be let go of. */
+static pthread_mutex_t devices_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_once_t watching = PTHREAD_ONCE_INIT;
+static fan_device *devices;
+
+static void before_fork(void)
+{
+    (void)pthread_mutex_lock(&devices_lock);
+    for (fan_device *d = devices; d; d = d->next)
+        lock(d);
+    (void)pthread_mutex_lock(&lanes_lock);
+}
+
+static void after_fork(void)
+{
+    (void)pthread_mutex_unlock(&lanes_lock);
+    for (fan_device *d = devices; d; d = d->next)
+        unlock(d);
+    (void)pthread_mutex_unlock(&devices_lock);
+}
+
+static void watch_forks(void)
+{
+    (void)pthread_atfork(before_fork, after_fork, after_fork);
+}
+
+static void enlist(fan_device *d)
+{
+    (void)pthread_once(&watching, watch_forks);
+    (void)pthread_mutex_lock(&devices_lock);
+    d->next = devices;
+    devices = d;
+    (void)pthread_mutex_unlock(&devices_lock);
+}
+
+static void strike(fan_device *d)
+{
+    (void)pthread_mutex_lock(&devices_lock);
+    for (fan_device **at = &devices; *at; at = &(*at)->next)
+        if (*at == d) {
+            *at = d->next;
+            break;
+        }
+    (void)pthread_mutex_unlock(&devices_lock);
+}
+
 /* ---- devices ---- */
 
 int fan_device_init(fan_device *d, const fan_backend *b, void *self, int index, atomic_size_t *holds)
@@ -67,6 +116,7 @@ int fan_device_init(fan_device *d, const fan_backend *b, void *self, int index, 
     d->index = index;
     d->id = atomic_fetch_add(&last_device, 1) + 1;
     d->leaving_end = &d->leaving;
+    enlist(d);
     return 0;
 }
 
@@ -758,6 +808,7 @@ void fan_device_clear(fan_device *d)
         fan_clock_fini(&e->known);
         fan_free(e);
     }
+    strike(d);
     (void)pthread_mutex_destroy(&d->lock);
 }
 
@@ -802,36 +853,50 @@ static bool leaves(fan_device *d)
     return some;
 }
 
-/* reclaim: waits for the memory that leaves longest and gives it back. */
-static fan_status reclaim(fan_device *d, fan_error *err)
+/* await_uses: blocks until all that used leaving memory has run; false where a stream cannot be waited for (it is captured, or gone). */
+static bool await_uses(fan_memory *m)
 {
-    lock(d);
-    fan_memory *m = d->leaving;
-    if (m) {
-        d->leaving = m->next;
-        if (!d->leaving)
-            d->leaving_end = &d->leaving;
-    }
-    unlock(d);
-    if (!m)
-        return FAN_OK;
     record_uses(m);
-    fan_status status = FAN_OK;
-    for (size_t i = 0; i < m->n && status == FAN_OK; i++) {
-        if (m->streams[i]) /* it cannot be recorded, so it is waited for as a whole */
-            status = m->streams[i]->device->backend->sync(m->streams[i], err);
-        else if (m->events[i])
-            status = m->events[i]->device->backend->event_sync(m->events[i], err);
-        if (status == FAN_OK && m->streams[i]) {
-            fan_stream_drop(m->streams[i]);
-            m->streams[i] = NULL;
-        }
+    for (size_t i = 0; i < m->n; i++) {
+        fan_stream *s = m->streams[i];
+        if (m->events[i] && m->events[i]->device->backend->event_sync(m->events[i], NULL) != FAN_OK)
+            return false;
+        if (!s)
+            continue;
+        if (s->device->backend->sync(s, NULL) != FAN_OK) /* it cannot be recorded, so it is waited for as a whole */
+            return false;
+        m->streams[i] = NULL;
+        fan_stream_drop(s);
     }
-    if (status == FAN_OK && passed(m))
-        memory_free(m);
-    else
+    return passed(m);
+}
+
+/* reclaim: waits for the memory that leaves longest, of that which can be waited for, and gives it back; false: there is none. */
+static bool reclaim(fan_device *d)
+{
+    size_t n = 0;
+    lock(d);
+    for (const fan_memory *m = d->leaving; m; m = m->next)
+        n++;
+    unlock(d);
+    for (; n > 0; n--) {
+        lock(d);
+        fan_memory *m = d->leaving;
+        if (m) {
+            d->leaving = m->next;
+            if (!d->leaving)
+                d->leaving_end = &d->leaving;
+        }
+        unlock(d);
+        if (!m)
+            return false;
+        if (await_uses(m)) {
+            memory_free(m);
+            return true;
+        }
         leave(m);
-    return status;
+    }
+    return false;
 }
 
 fan_status fan_memory_new(fan_device *d, fan_stream *owner, size_t bytes, fan_storage **out, fan_error *err)
@@ -853,16 +918,14 @@ fan_status fan_memory_new(fan_device *d, fan_stream *owner, size_t bytes, fan_st
     m->events = m->few_events;
     m->cap = USERS;
     m->n = 1;
-    if (!captured(&owner, 1))
+    bool capture = captured(&owner, 1); /* K2: then nothing is asked or waited for */
+    if (!capture)
         poll(d, GLANCE);
     fan_yield();
     fan_status status = d->backend->alloc(d, owner, m->bytes, &m->data, err);
-    for (bool wait = false; status == FAN_DEVICE_NOMEM && leaves(d); wait = true) { /* it may have passed; else the oldest is waited for, and the next .. */
-        fan_status reclaimed = wait ? reclaim(d, err) : FAN_OK;
-        if (reclaimed != FAN_OK) {
-            status = reclaimed;
+    for (bool wait = false; status == FAN_DEVICE_NOMEM && !capture && leaves(d); wait = true) { /* it may have passed; else the oldest is waited for, and the next .. */
+        if (wait && !reclaim(d))
             break;
-        }
         poll(d, SIZE_MAX);
         status = d->backend->alloc(d, owner, m->bytes, &m->data, err);
     }
@@ -963,6 +1026,18 @@ size_t fan_memory_users(fan_storage *st, fan_stream **out, size_t cap)
         out[i] = m->streams[skip + i];
     unlock(m->device);
     return n;
+}
+
+fan_stream *fan_memory_user(fan_storage *st, size_t i)
+{
+    fan_memory *m = memory_of(st);
+    if (!m)
+        return NULL;
+    lock(m->device);
+    i += m->streams[0] ? 0 : 1;
+    fan_stream *s = i < m->n ? fan_stream_hold(m->streams[i]) : NULL;
+    unlock(m->device);
+    return s;
 }
 
 void fan_memory_own(fan_storage *st, fan_stream *owner)

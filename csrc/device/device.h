@@ -140,6 +140,7 @@ struct fan_device {
     fan_event *pool;     /* free events */
     struct fan_memory *leaving, **leaving_end; /* memory whose users have not passed yet, oldest first */
     atomic_uint_fast64_t events, waits, elided; /* counted by fan_event_record, fan_event_rerecord and fan_stream_wait */
+    fan_device *next;    /* of all that were begun; guarded by a lock of their own */
 };
 
 struct fan_stream {
@@ -230,6 +231,8 @@ void *fan_memory_wrapped(const fan_storage *st, void (*release)(void *ctx));
 fan_status fan_memory_used_on(fan_storage *st, fan_stream *s, fan_error *err);
 /* fan_memory_users: the streams (no holds; at most `cap` are stored) that used it, its owner first; returns how many there are. 0 for host storages. */
 size_t fan_memory_users(fan_storage *st, fan_stream **out, size_t cap);
+/* fan_memory_user: the i-th of them, with a hold; NULL behind the last. While the caller holds the storage none leaves, and new ones come last. */
+fan_stream *fan_memory_user(fan_storage *st, size_t i);
 /* fan_memory_own: gives memory without an owner its owner. */
 void fan_memory_own(fan_storage *st, fan_stream *owner);
 fan_device *fan_memory_device(fan_storage *st); /* the CPU for host storages; no hold */

@@ -502,16 +502,18 @@ static PyObject *array_address(PyObject *o, void *Py_UNUSED(closure))
 
 static PyObject *array_users(PyObject *o, void *Py_UNUSED(closure))
 {
-    fan_stream *users[64];
-    size_t n = fan_memory_users(self_of(o)->a->storage, users, 64);
-    PyObject *made = PyTuple_New((Py_ssize_t)(n = n < 64 ? n : 64));
-    for (size_t i = 0; made && i < n; i++) {
-        PyObject *s = fan_stream_wrap(users[i]);
-        if (!s)
-            Py_CLEAR(made);
-        else
-            PyTuple_SET_ITEM(made, (Py_ssize_t)i, s);
+    PyObject *list = PyList_New(0), *made = NULL;
+    fan_stream *user;
+    for (size_t i = 0; list && (user = fan_memory_user(self_of(o)->a->storage, i)); i++) {
+        PyObject *s = fan_stream_wrap(user);
+        if (!s || PyList_Append(list, s) < 0)
+            Py_CLEAR(list);
+        Py_XDECREF(s);
+        fan_stream_drop(user);
     }
+    if (list)
+        made = PyList_AsTuple(list);
+    Py_XDECREF(list);
     return made;
 }
 

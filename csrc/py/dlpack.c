@@ -580,23 +580,17 @@ static int consumer_stream(PyObject *o, fan_device *d, fan_stream **out)
 /* await_users: `s` waits for all that was queued on the streams that used the memory, and is marked as one of them. The GIL may be let go. */
 static fan_status await_users(fan_array *a, fan_stream *s, fan_error *err)
 {
-    enum { MOST = 64 };
-    fan_stream *users[MOST];
-    size_t n = fan_memory_users(a->storage, users, MOST);
-    if (n > MOST)
-        return fan_fail(err, FAN_STATE, "the memory was used on %zu streams: synchronize, and make a copy", n);
-    for (size_t i = 0; i < n; i++)
-        fan_stream_hold(users[i]);
     fan_status status = FAN_OK;
-    for (size_t i = 0; i < n; i++) {
+    fan_stream *user;
+    for (size_t i = 0; status == FAN_OK && (user = fan_memory_user(a->storage, i)); i++) {
         fan_event *e = NULL;
-        if (status == FAN_OK && users[i] != s) {
-            status = fan_event_record(users[i], &e, err);
+        if (user != s) {
+            status = fan_event_record(user, &e, err);
             if (status == FAN_OK)
                 status = fan_stream_wait(s, e, NULL, err);
             fan_event_drop(e);
         }
-        fan_stream_drop(users[i]);
+        fan_stream_drop(user);
     }
     return status == FAN_OK ? fan_memory_used_on(a->storage, s, err) : status;
 }

@@ -703,20 +703,19 @@ fan_status fan_fresh(uint8_t origin, fan_device *d, fan_stream *on, fan_dtype dt
  * here is shown by sys.unraisablehook: the object must not be lost. */
 static void leaving(PyObject *object, const fan_value *v)
 {
-    enum { MOST = 64 };
     fan_array *few[3];
     size_t n = fan_value_arrays(v, few, 3);
     fan_array *const *parts = v->form == FAN_OBJECT ? v->parts : few;
     PyObject *arrays = fan_arrays(), *streams = arrays ? PyList_New(0) : NULL, *done = NULL;
     for (size_t i = 0; streams && i < n; i++) {
-        fan_stream *users[MOST];
-        size_t used = fan_memory_users(parts[i]->storage, users, MOST);
-        for (size_t k = 0; streams && k < used && k < MOST; k++) {
-            PyObject *s = fan_stream_wrap(users[k]);
+        fan_stream *user;
+        for (size_t k = 0; streams && (user = fan_memory_user(parts[i]->storage, k)); k++) {
+            PyObject *s = fan_stream_wrap(user);
             int known = s ? PySequence_Contains(streams, s) : -1;
             if (known < 0 || (known == 0 && PyList_Append(streams, s) < 0))
                 Py_CLEAR(streams);
             Py_XDECREF(s);
+            fan_stream_drop(user);
         }
     }
     if (streams && PyList_GET_SIZE(streams))

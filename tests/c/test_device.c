@@ -12,6 +12,8 @@
 #include <pthread.h>
 #include <sched.h>
 #include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 /* ---- a backend that knows the truth ---- */
 
@@ -860,6 +862,49 @@ static void every_allocation_fails_once(void)
     CHECK(refused > 40);
 }
 
+static atomic_bool enough;
+
+static void *at_the_lock(void *device)
+{
+    fan_device *d = device;
+    while (!enough) {
+        (void)pthread_mutex_lock(&d->lock);
+        for (volatile int i = 0; i < 1000; i++)
+            continue;
+        (void)pthread_mutex_unlock(&d->lock);
+    }
+    return NULL;
+}
+
+/* Forked while another thread holds a device's lock, which is nobody's in the child. */
+static void a_child_has_every_lock_free(void)
+{
+    fan_sim_config config = {.devices = 2};
+    fan_sim *m;
+    pthread_t t;
+    CHECK_OK(fan_sim_new(&config, NULL, &m, NULL));
+    fan_device *d = fan_sim_device(m, 1);
+    CHECK_INT(pthread_create(&t, NULL, at_the_lock, d), 0);
+    for (int i = 0; i < 10; i++) {
+        pid_t child = fork();
+        if (child == 0) {
+            bool is_free = pthread_mutex_trylock(&d->lock) == 0 && pthread_mutex_unlock(&d->lock) == 0;
+            alarm(60);
+            fan_stream *s;
+            if (!is_free || fan_sim_stream(m, 0, false, &s, NULL) != FAN_OK)
+                _exit(1);
+            fan_stream_drop(s);
+            _exit(0);
+        }
+        int status = -1;
+        CHECK(child > 0 && waitpid(child, &status, 0) == child);
+        CHECK_INT(status, 0);
+    }
+    enough = true;
+    pthread_join(t, NULL);
+    fan_sim_drop(m);
+}
+
 int main(void)
 {
     int64_t live = fan_mem_get().live;
@@ -868,6 +913,7 @@ int main(void)
     lanes_are_inherited_safely();
     a_wait_is_left_out_only_where_its_order_holds();
     the_cpu_has_no_streams();
+    a_child_has_every_lock_free();
     the_current_stream_is_the_innermost_pushed_on_this_thread();
     memory_leaves_when_all_that_used_it_has_passed();
     much_memory_may_leave_at_once();
