@@ -15,15 +15,55 @@ int fan_cuda_mutant;
 
 static atomic_uint forks;
 static pthread_once_t watching = PTHREAD_ONCE_INIT;
+static pthread_mutex_t opened_lock = PTHREAD_MUTEX_INITIALIZER, one_at_a_time = PTHREAD_MUTEX_INITIALIZER;
+static fan_cuda *opened; /* all drivers; guarded by opened_lock */
+
+/* As in device.c: a fork waits until nobody holds a part's lock, under which nothing is called. */
+static void before_fork(void)
+{
+    (void)pthread_mutex_lock(&opened_lock);
+    for (fan_cuda *c = opened; c; c = c->next)
+        for (int i = 0; i < c->count; i++)
+            (void)pthread_mutex_lock(&c->parts[i].lock);
+}
+
+static void after_fork(void)
+{
+    for (fan_cuda *c = opened; c; c = c->next)
+        for (int i = 0; i < c->count; i++)
+            (void)pthread_mutex_unlock(&c->parts[i].lock);
+    (void)pthread_mutex_unlock(&opened_lock);
+}
 
 static void in_child(void)
 {
+    after_fork();
+    (void)pthread_mutex_init(&one_at_a_time, NULL); /* who held it is not here, and what was half made is not asked for again */
     atomic_fetch_add(&forks, 1);
 }
 
 static void watch_forks(void)
 {
-    (void)pthread_atfork(NULL, NULL, in_child);
+    (void)pthread_atfork(before_fork, after_fork, in_child);
+}
+
+static void enlist(fan_cuda *c)
+{
+    (void)pthread_mutex_lock(&opened_lock);
+    c->next = opened;
+    opened = c;
+    (void)pthread_mutex_unlock(&opened_lock);
+}
+
+static void strike(fan_cuda *c)
+{
+    (void)pthread_mutex_lock(&opened_lock);
+    for (fan_cuda **at = &opened; *at; at = &(*at)->next)
+        if (*at == c) {
+            *at = c->next;
+            break;
+        }
+    (void)pthread_mutex_unlock(&opened_lock);
 }
 
 static bool forked(const fan_cuda *c)
@@ -110,6 +150,14 @@ static const char *capture_advice(fan_cu_result code)
     }
 }
 
+/* lives: the primary context is there, as far as the driver knows. */
+static bool lives(const fan_cuda_part *p)
+{
+    unsigned flags = 0;
+    int active = 0;
+    return p->ready && fan_cuda_api_of(p)->DevicePrimaryCtxGetState(p->ordinal, &flags, &active) == 0 && active;
+}
+
 fan_status fan_cuda_check(fan_cuda_part *p, fan_cu_result code, const char *call, fan_error *err)
 {
     char text[256];
@@ -124,7 +172,9 @@ fan_status fan_cuda_check(fan_cuda_part *p, fan_cu_result code, const char *call
     if (code >= 900 && code <= 908)
         return fan_fail_code(err, FAN_CAPTURE, code, "%s on cuda:%d failed: %s; %s", call, p->index, text, capture_advice(code));
     fan_status status = fan_fail_code(err, FAN_DEVICE, code, "%s on cuda:%d failed: %s", call, p->index, text);
-    if (fan_cuda_sticky(code)) {
+    if (fan_cuda_stale(code) && lives(p)) {
+        fan_append(err->text, sizeof err->text, ". The device's context is there: it is a stream, an event or memory that is not. Was a stream destroyed that is still used?");
+    } else if (fan_cuda_sticky(code)) {
         die(p, err);
         fan_append(err->text, sizeof err->text, ". It may be the fault of any work that was queued before. The device is lost to this process: restart it");
     }
@@ -142,6 +192,14 @@ int fan_cuda_relax(const fan_cuda_part *p, int mode)
             return was;
     }
     return -1;
+}
+
+fan_status fan_cuda_pass(fan_cuda_part *p, fan_cu_stream on, fan_error *err)
+{
+    int mode = fan_cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED);
+    fan_cu_result code = fan_cuda_api_of(p)->StreamSynchronize(on);
+    (void)fan_cuda_relax(p, mode);
+    return fan_cuda_check(p, code, "cuStreamSynchronize", err);
 }
 
 /* ---- streams ---- */
@@ -170,10 +228,13 @@ fan_status fan_cuda_capture_of(fan_stream *s, uint64_t *id, fan_cu_graph *graph,
     fan_cu_stream on;
     *id = 0;
     FAN_TRY(fan_cuda_queue_of(s, &on, err));
-    if (!api->has[FAN_CUDA_CAPTURE] || on == FAN_CU_LEGACY) /* which is never captured, and asking it would disturb the captures of others */
+    if (!api->has[FAN_CUDA_CAPTURE])
         return FAN_OK;
+    /* The legacy stream is never captured. While a blocking stream is, it must rest: asking says so (906), and disturbs nobody; work on it would. */
     FAN_TRY(fan_cuda_check(p, api->StreamGetCaptureInfo(on, &status, &found, graph, NULL, NULL), "cuStreamGetCaptureInfo", err));
-    *id = status == FAN_CU_CAPTURE_NONE ? 0 : found;
+    if (status == FAN_CU_CAPTURE_BROKEN)
+        return fan_fail_code(err, FAN_CAPTURE, 901, "stream %#llx of cuda:%d is captured, and %s", (unsigned long long)s->handle, s->device->index, capture_advice(901));
+    *id = status == FAN_CU_CAPTURE_ACTIVE ? found : 0;
     return FAN_OK;
 }
 
@@ -273,7 +334,7 @@ static fan_status cuda_capture(fan_stream *s, uint64_t *id, fan_error *err)
     fan_cuda_part *p = fan_cuda_part_of(s->device);
     fan_cuda_scope scope;
     *id = 0;
-    if (queue_of(s)->handle == FAN_CU_LEGACY || !fan_cuda_usable(p))
+    if (!fan_cuda_usable(p))
         return FAN_OK;
     FAN_TRY(fan_cuda_enter(p, &scope, err));
     fan_status status = fan_cuda_capture_of(s, id, NULL, err);
@@ -314,7 +375,7 @@ static fan_status cuda_sync(fan_stream *s, fan_error *err)
     }
     FAN_GO(not_captured(s, "waited for", err));
     FAN_GO(fan_cuda_queue_of(s, &on, err));
-    status = FAN_CUDA_MUTANT(NO_SYNC) ? FAN_OK : fan_cuda_check(p, api->StreamSynchronize(on), "cuStreamSynchronize", err);
+    status = FAN_CUDA_MUTANT(NO_SYNC) ? FAN_OK : fan_cuda_pass(p, on, err);
 done:
     fan_cuda_leave(&scope);
     if (status == FAN_OK)
@@ -370,6 +431,8 @@ static fan_status cuda_wait(fan_stream *s, fan_event *e, fan_error *err)
     fan_cu_stream on;
     if (fan_cuda_part_of(e->device)->cuda != p->cuda)
         return fan_fail(err, FAN_VALUE, "a stream cannot wait for an event of another driver");
+    if (atomic_load_explicit(&fan_cuda_part_of(e->device)->dead, memory_order_acquire))
+        return refuse_dead(fan_cuda_part_of(e->device), err);
     FAN_TRY(fan_cuda_queue_of(s, &on, err));
     FAN_TRY(fan_cuda_enter(p, &scope, err));
     fan_status status = FAN_CUDA_MUTANT(NO_WAIT) ? FAN_OK : fan_cuda_check(p, fan_cuda_api_of(p)->StreamWaitEvent(on, event_of(e), 0), "cuStreamWaitEvent", err);
@@ -413,7 +476,10 @@ static fan_status cuda_event_sync(fan_event *e, fan_error *err)
     fan_cuda_scope scope;
     FAN_TRY(event_free_to_ask(e, err));
     FAN_TRY(fan_cuda_enter(p, &scope, err));
-    fan_status status = fan_cuda_check(p, fan_cuda_api_of(p)->EventSynchronize(event_of(e)), "cuEventSynchronize", err);
+    int mode = fan_cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED);
+    fan_cu_result code = fan_cuda_api_of(p)->EventSynchronize(event_of(e));
+    (void)fan_cuda_relax(p, mode);
+    fan_status status = fan_cuda_check(p, code, "cuEventSynchronize", err);
     fan_cuda_leave(&scope);
     if (status == FAN_OK)
         trace_sync(e->device, NULL, e);
@@ -463,14 +529,19 @@ static void part_fini(fan_cuda_part *p)
 {
     const fan_cuda_api *api = fan_cuda_api_of(p);
     fan_cuda_scope scope;
-    if (p->context && fan_cuda_usable(p) && fan_cuda_enter(p, &scope, NULL) == FAN_OK) {
-        fan_cuda_blocks_fini(p);
-        if (p->house)
-            (void)api->StreamDestroy(p->house);
-        if (p->module)
-            (void)api->ModuleUnload(p->module);
-        fan_cuda_leave(&scope);
-        (void)api->DevicePrimaryCtxRelease(p->ordinal);
+    if (p->context && fan_cuda_usable(p)) {
+        if (fan_cuda_enter(p, &scope, NULL) == FAN_OK) {
+            int mode = fan_cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED);
+            fan_cuda_blocks_fini(p);
+            if (p->house)
+                (void)api->StreamDestroy(p->house);
+            if (p->module)
+                (void)api->ModuleUnload(p->module);
+            (void)fan_cuda_relax(p, mode);
+            fan_cuda_leave(&scope);
+        }
+        if (fan_cuda_usable(p))
+            (void)api->DevicePrimaryCtxRelease(p->ordinal);
     }
     fan_cuda_blocks_fini(p);
     fan_free(p->staging);
@@ -486,6 +557,7 @@ static void part_fini(fan_cuda_part *p)
 
 static void cuda_free(fan_cuda *c)
 {
+    strike(c);
     for (int i = 0; i < c->count; i++)
         if (c->parts[i].device.backend)
             fan_device_flush(&c->parts[i].device);
@@ -537,6 +609,7 @@ fan_status fan_cuda_open(const char *path, fan_cuda **out, fan_error *err)
             goto done;
         }
     }
+    enlist(c);
     *out = c;
 done:
     if (status != FAN_OK)
@@ -624,7 +697,6 @@ done:
 
 fan_status fan_cuda_device(fan_cuda *c, int index, fan_device **out, fan_error *err)
 {
-    static pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER;
     *out = NULL;
     if (index < 0 || index >= c->count)
         return fan_fail(err, FAN_VALUE, "there is no cuda:%d: the driver has %d device%s", index, c->count, c->count == 1 ? "" : "s");
@@ -633,8 +705,12 @@ fan_status fan_cuda_device(fan_cuda *c, int index, fan_device **out, fan_error *
         return refuse_child(p, err);
     fan_status status = FAN_OK;
     (void)pthread_mutex_lock(&one_at_a_time);
-    if (!p->ready) {
+    if (!p->ready && !fan_cuda_usable(p)) {
+        status = refuse_dead(p, err);
+    } else if (!p->ready) {
+        int mode = fan_cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED); /* somebody may capture already */
         status = make_ready(p, err);
+        (void)fan_cuda_relax(p, mode);
         if (status != FAN_OK && fan_cuda_usable(p))
             part_fini(p);
         p->ready = status == FAN_OK;

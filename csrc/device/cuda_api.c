@@ -153,6 +153,11 @@ bool fan_cuda_sticky(fan_cu_result code)
     }
 }
 
+bool fan_cuda_stale(fan_cu_result code)
+{
+    return code == 201 || code == 709;
+}
+
 const char *fan_cuda_feature_words(fan_cuda_feature f)
 {
     static const char *const words[] = {

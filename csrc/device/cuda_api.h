@@ -51,6 +51,7 @@ typedef enum fan_cuda_feature {
     X(DeviceGetAttribute, "", 2000, MUST, (int *out, int which, fan_cu_device d))                                     \
     X(DevicePrimaryCtxRetain, "", 7000, MUST, (fan_cu_context *out, fan_cu_device d))                                 \
     X(DevicePrimaryCtxRelease, "_v2", 11000, MUST, (fan_cu_device d))                                                 \
+    X(DevicePrimaryCtxGetState, "", 7000, MUST, (fan_cu_device d, unsigned *flags, int *active))                      \
     X(CtxGetCurrent, "", 4000, MUST, (fan_cu_context *out))                                                           \
     X(CtxPushCurrent, "_v2", 4000, MUST, (fan_cu_context c))                                                          \
     X(CtxPopCurrent, "_v2", 4000, MUST, (fan_cu_context *out))                                                        \
@@ -112,11 +113,12 @@ enum {
     FAN_CU_ATTRIBUTE_MAJOR = 75,
     FAN_CU_ATTRIBUTE_MINOR = 76,
     FAN_CU_CAPTURE_NONE = 0,
+    FAN_CU_CAPTURE_ACTIVE = 1,
+    FAN_CU_CAPTURE_BROKEN = 2,
     FAN_CU_CAPTURE_MODE_RELAXED = 2,
     FAN_CU_USER_OBJECT_NO_DESTRUCTOR_SYNC = 1,
     FAN_CU_GRAPH_USER_OBJECT_MOVE = 1
 };
-#define FAN_CU_LEGACY ((fan_cu_stream)(uintptr_t)1)
 
 /* fan_cuda_api_open: opens `path` (NULL: the system's driver), finds the functions, and initialises the driver. FAN_DEVICE with the driver's code (0: none of
  * its own) and a text that says what to do. */
@@ -125,6 +127,8 @@ fan_status fan_cuda_api_open(fan_cuda_api *api, const char *path, fan_error *err
 char *fan_cuda_text(const fan_cuda_api *api, fan_cu_result code, char *buf, size_t size);
 /* fan_cuda_sticky: after this code the context is lost: every later call fails. */
 bool fan_cuda_sticky(fan_cu_result code);
+/* fan_cuda_stale: a code that speaks of a context that is gone; a stream or an event that was destroyed gets it as well, and then nothing is lost. */
+bool fan_cuda_stale(fan_cu_result code);
 /* fan_cuda_feature_words: what a feature is for. */
 const char *fan_cuda_feature_words(fan_cuda_feature f);
 

@@ -56,16 +56,17 @@ static int enter_books(fan_cuda_part *p, uint64_t address, size_t bytes, bool po
 static void strike(fan_cuda_part *p, const fan_cuda_block *b)
 {
     size_t i = (size_t)(b - p->blocks);
+    p->nleft -= b->left;
     p->nblocks--;
     memmove(p->blocks + i, p->blocks + i + 1, (p->nblocks - i) * sizeof *p->blocks);
 }
 
-/* give: back to the driver; the context is current. What fails here is told by the next call that can. */
-static void give(fan_cuda_part *p, const fan_cuda_block *b)
+/* give: back to the driver, in the order of `on` where the pool takes it; the context is current. What fails here is told by the next call that can. */
+static void give(fan_cuda_part *p, const fan_cuda_block *b, fan_cu_stream on)
 {
     const fan_cuda_api *api = fan_cuda_api_of(p);
     int mode = fan_cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED);
-    fan_cu_result code = b->pooled ? api->MemFreeAsync(b->address, p->house) : api->MemFree(b->address);
+    fan_cu_result code = b->pooled ? api->MemFreeAsync(b->address, on) : api->MemFree(b->address);
     (void)fan_cuda_relax(p, mode);
     (void)fan_cuda_check(p, code, b->pooled ? "cuMemFreeAsync" : "cuMemFree", NULL);
 }
@@ -76,7 +77,7 @@ static void reap(fan_cuda_part *p)
     for (;;) {
         fan_cuda_block gone = {.address = 0};
         (void)pthread_mutex_lock(&p->lock);
-        for (size_t i = 0; i < p->nblocks && !gone.address; i++) {
+        for (size_t i = 0; p->nleft && i < p->nblocks && !gone.address; i++) {
             const fan_cuda_block *b = &p->blocks[i];
             if (b->left && atomic_load_explicit(b->graphs, memory_order_acquire) == 1) { /* the books' own */
                 gone = *b;
@@ -87,7 +88,7 @@ static void reap(fan_cuda_part *p)
         if (!gone.address)
             return;
         fan_free(gone.graphs);
-        give(p, &gone);
+        give(p, &gone, p->house);
     }
 }
 
@@ -138,7 +139,7 @@ fan_status fan_cuda_alloc(fan_device *d, fan_stream *stream, size_t bytes, void 
     reap(p);
     fan_status status = take(p, stream, bytes, &b, err);
     if (status == FAN_OK && enter_books(p, b.address, bytes, b.pooled)) {
-        give(p, &b);
+        give(p, &b, p->house);
         status = fan_fail(err, FAN_NOMEM, "out of memory for the books of cuda:%d", p->index);
     }
     fan_cuda_leave(&scope);
@@ -158,6 +159,7 @@ void fan_cuda_free(fan_device *d, void *data, size_t bytes)
     fan_cuda_block *b = holding(p, (uint64_t)(uintptr_t)data);
     if (b && b->graphs && usable && atomic_load_explicit(b->graphs, memory_order_acquire) > 1 && !FAN_CUDA_MUTANT(CAPTURED_FREE)) {
         b->left = true;
+        p->nleft++;
     } else if (b) {
         gone = *b;
         strike(p, b);
@@ -169,7 +171,7 @@ void fan_cuda_free(fan_device *d, void *data, size_t bytes)
         fan_free(gone.graphs); /* else the last graph frees it */
     if (!usable || fan_cuda_enter(p, &scope, NULL) != FAN_OK)
         return;
-    give(p, &gone);
+    give(p, &gone, p->house);
     reap(p);
     fan_cuda_leave(&scope);
 }
@@ -210,11 +212,9 @@ void fan_cuda_scratch_free(fan_stream *s, uint64_t address)
     if (fan_cuda_enter(p, &scope, NULL) != FAN_OK)
         return;
     if (fan_cuda_queue_of(s, &on, NULL) == FAN_OK) {
-        const fan_cuda_api *api = fan_cuda_api_of(p);
         if (!found.pooled)
-            (void)fan_cuda_check(p, api->StreamSynchronize(on), "cuStreamSynchronize", NULL);
-        fan_cu_result code = found.pooled ? api->MemFreeAsync(found.address, on) : api->MemFree(found.address);
-        (void)fan_cuda_check(p, code, found.pooled ? "cuMemFreeAsync" : "cuMemFree", NULL);
+            (void)fan_cuda_pass(p, on, NULL);
+        give(p, &found, on);
     }
     fan_cuda_leave(&scope);
 }
@@ -225,6 +225,16 @@ static void graph_gone(void *ctx)
     atomic_size_t *graphs = ctx;
     if (atomic_fetch_sub_explicit(graphs, 1, memory_order_acq_rel) == 1)
         fan_free(graphs);
+}
+
+/* note_capture: the graph of `capture` has its hold on the memory at `address`. */
+static void note_capture(fan_cuda_part *p, uint64_t address, uint64_t capture)
+{
+    (void)pthread_mutex_lock(&p->lock);
+    fan_cuda_block *b = holding(p, address);
+    if (b)
+        b->capture = capture;
+    (void)pthread_mutex_unlock(&p->lock);
 }
 
 fan_status fan_cuda_retain(fan_cuda_part *p, uint64_t address, uint64_t capture, fan_cu_graph graph, fan_error *err)
@@ -241,23 +251,24 @@ fan_status fan_cuda_retain(fan_cuda_part *p, uint64_t address, uint64_t capture,
         if (b->graphs)
             atomic_init(b->graphs, 1);
     }
-    if (!known && (graphs = b->graphs)) {
+    if (!known && (graphs = b->graphs))
         atomic_fetch_add_explicit(graphs, 1, memory_order_relaxed);
-        b->capture = capture;
-    }
     (void)pthread_mutex_unlock(&p->lock);
     if (known)
         return FAN_OK;
     if (!graphs)
         return fan_fail(err, FAN_NOMEM, "out of memory for a graph's hold on memory of cuda:%d", p->index);
-    if (!api->has[FAN_CUDA_GRAPHS])
+    if (!api->has[FAN_CUDA_GRAPHS]) {
+        note_capture(p, address, capture);
         return FAN_OK; /* it is never given back */
+    }
     FAN_GO(fan_cuda_check(p, api->UserObjectCreate(&object, graphs, graph_gone, 1, FAN_CU_USER_OBJECT_NO_DESTRUCTOR_SYNC), "cuUserObjectCreate", err));
     status = fan_cuda_check(p, api->GraphRetainUserObject(graph, object, 1, FAN_CU_GRAPH_USER_OBJECT_MOVE), "cuGraphRetainUserObject", err);
     if (status != FAN_OK) {
         (void)api->UserObjectRelease(object, 1); /* which counts down */
         return status;
     }
+    note_capture(p, address, capture); /* only now: what could not be told is told again by the next job */
 done:
     if (status != FAN_OK)
         graph_gone(graphs);
@@ -269,11 +280,11 @@ void fan_cuda_blocks_fini(fan_cuda_part *p)
     for (size_t i = 0; i < p->nblocks; i++) {
         fan_cuda_block *b = &p->blocks[i];
         if (b->left && atomic_load_explicit(b->graphs, memory_order_acquire) == 1 && fan_cuda_usable(p))
-            give(p, b); /* else a graph may still be replayed: what it uses is left to the process's end */
+            give(p, b, p->house); /* else a graph may still be replayed: what it uses is left to the process's end */
         if (b->graphs && atomic_fetch_sub_explicit(b->graphs, 1, memory_order_acq_rel) == 1)
             fan_free(b->graphs);
     }
     fan_free(p->blocks);
     p->blocks = NULL;
-    p->nblocks = p->blocks_cap = 0;
+    p->nblocks = p->blocks_cap = p->nleft = 0;
 }

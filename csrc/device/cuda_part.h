@@ -45,6 +45,7 @@ typedef struct fan_cuda_part {
     size_t nblocks, blocks_cap;
     char *staging;         /* where the tables of run_many are made; NULL: none, or in use */
     size_t staging_bytes;
+    size_t nleft;          /* blocks that are left: reap need not look where there is none */
     atomic_bool dead;
     fan_error cause;       /* of its death; written once, before `dead` */
 } fan_cuda_part;
@@ -56,6 +57,7 @@ struct fan_cuda {
     int count;
     uint64_t left_out;
     fan_cuda_part *parts;
+    fan_cuda *next;        /* of all that are open */
 };
 
 /* A stream as the backend sees it. */
@@ -88,6 +90,8 @@ void fan_cuda_leave(fan_cuda_scope *scope);
 fan_status fan_cuda_check(fan_cuda_part *p, fan_cu_result code, const char *call, fan_error *err);
 /* fan_cuda_relax: from here to the same call with what it returned (-1: nothing was changed), this thread's unsafe calls disturb nobody's capture. */
 int fan_cuda_relax(const fan_cuda_part *p, int mode);
+/* fan_cuda_pass: blocks until all that is queued on a stream, which is not captured, has run. The captures of others are not disturbed. */
+fan_status fan_cuda_pass(fan_cuda_part *p, fan_cu_stream on, fan_error *err);
 /* fan_cuda_queue_of: the driver's handle; FAN_VALUE for another thread's own stream. */
 fan_status fan_cuda_queue_of(const fan_stream *s, fan_cu_stream *out, fan_error *err);
 /* fan_cuda_capture_of: the capture that s is in, 0: none; its graph too where asked for. */

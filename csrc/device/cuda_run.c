@@ -477,7 +477,7 @@ static fan_status download(const site *s, const fan_array *dst, const fan_array 
     }
     FAN_GO(twin_begin(&t, src, err));
     FAN_GO(fan_cuda_check(s->part, api->MemcpyDtoHAsync(t.bytes, address_of(src) + (uint64_t)t.lo, t.size, s->on), "cuMemcpyDtoHAsync", err));
-    FAN_GO(fan_cuda_check(s->part, api->StreamSynchronize(s->on), "cuStreamSynchronize", err));
+    FAN_GO(fan_cuda_pass(s->part, s->on, err));
     fan_array_copy(dst, &t.array);
 done:
     twin_end(&t);

@@ -21,6 +21,7 @@ enum {
     NOT_FOUND = 500,
     NOT_READY = 600,
     ILLEGAL_ADDRESS = 700,
+    CONTEXT_IS_DESTROYED = 709,
     UNKNOWN = 999
 };
 
@@ -43,6 +44,7 @@ enum {
     X(600, "CUDA_ERROR_NOT_READY", "device not ready")                                                                \
     X(700, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered")                                  \
     X(701, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", "too many resources requested for launch")                           \
+    X(709, "CUDA_ERROR_CONTEXT_IS_DESTROYED", "context is destroyed")                                                 \
     X(716, "CUDA_ERROR_MISALIGNED_ADDRESS", "misaligned address")                                                     \
     X(719, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure")                                                  \
     X(803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "system has unsupported display driver / cuda driver combination")    \
@@ -62,7 +64,7 @@ enum {
 
 #define FATBIN UINT32_C(0xBA55ED50) /* how a fatbin begins */
 enum { MOST_DEVICES = 8, MOST_DEPTH = 16, MOST_HIDDEN = 8 };
-typedef enum kind { A_STREAM = 1, AN_EVENT, A_MODULE, A_FUNCTION, AN_OBJECT, MEMORY, KINDS } kind;
+typedef enum kind { A_STREAM = 1, AN_EVENT, A_MODULE, A_FUNCTION, AN_OBJECT, MEMORY, DESTROYED, KINDS } kind; /* DESTROYED: a stream that was */
 
 /* Whatever the driver gave a handle for. */
 typedef struct thing {
@@ -311,7 +313,7 @@ static fan_cu_result stream_of(const struct fan_cu_context *c, fan_cu_stream han
     else {
         thing *t = find(A_STREAM, handle);
         if (!t || t->thread)
-            return INVALID_HANDLE;
+            return find(DESTROYED, handle) ? CONTEXT_IS_DESTROYED : INVALID_HANDLE;
         *out = fan_stream_hold(t->stream);
     }
     return *out ? OK : OUT_OF_MEMORY;
@@ -578,6 +580,16 @@ fan_cu_result fan_fake_DevicePrimaryCtxRelease(fan_cu_device d)
     return OK;
 }
 
+fan_cu_result fan_fake_DevicePrimaryCtxGetState(fan_cu_device d, unsigned *flags, int *active)
+{
+    CALL(DevicePrimaryCtxGetState);
+    if (d < 0 || d >= fake.devices)
+        return INVALID_DEVICE;
+    *flags = 0;
+    *active = fake.contexts[d].retained > 0;
+    return OK;
+}
+
 fan_cu_result fan_fake_CtxGetCurrent(fan_cu_context *out)
 {
     CALL(CtxGetCurrent);
@@ -643,6 +655,7 @@ fan_cu_result fan_fake_ModuleUnload(fan_cu_module m)
 {
     CALL(ModuleUnload);
     INSIDE(c);
+    UNSAFE("cuModuleUnload");
     thing *t = find(A_MODULE, m);
     if (!t)
         return INVALID_HANDLE;
@@ -966,8 +979,15 @@ fan_cu_result fan_fake_StreamDestroy(fan_cu_stream s)
     INSIDE(c);
     thing *t = find(A_STREAM, s);
     if (!t)
-        return INVALID_HANDLE;
-    drop_thing(t);
+        return find(DESTROYED, s) ? CONTEXT_IS_DESTROYED : INVALID_HANDLE;
+    lock();
+    fake.live[t->kind]--;
+    t->kind = DESTROYED; /* what is queued still runs; its handle is nobody else's */
+    fake.live[t->kind]++;
+    fan_stream *was = t->stream;
+    t->stream = NULL;
+    unlock();
+    fan_stream_drop(was);
     return OK;
 }
 
@@ -977,7 +997,7 @@ fan_cu_result fan_fake_StreamGetCtx(fan_cu_stream s, fan_cu_context *out)
     INSIDE(c);
     const thing *t = (uintptr_t)s > 2 ? find(A_STREAM, s) : NULL;
     if ((uintptr_t)s > 2 && !t)
-        return INVALID_HANDLE;
+        return find(DESTROYED, s) ? CONTEXT_IS_DESTROYED : INVALID_HANDLE;
     *out = t ? &fake.contexts[t->device] : c;
     return OK;
 }
@@ -1162,6 +1182,20 @@ static void graph_release(struct fan_cu_graph *g)
     fan_free(g);
 }
 
+/* blocking_captured: a stream that the legacy stream of a device would have to wait for is captured. */
+static bool blocking_captured(int device)
+{
+    bool found = false;
+    lock();
+    for (const thing *t = fake.things; t && !found; t = t->next)
+        if (t->kind == A_STREAM && t->device == device && t->stream) {
+            const fan_sim_queue *q = t->stream->impl;
+            found = q->blocking && fan_sim_capture_state(fake.m, t->stream, NULL, NULL);
+        }
+    unlock();
+    return found;
+}
+
 fan_cu_result fan_fake_StreamGetCaptureInfo(fan_cu_stream handle, int *status, uint64_t *id, fan_cu_graph *graph, const void **frontier, size_t *count)
 {
     fan_stream *s;
@@ -1173,10 +1207,13 @@ fan_cu_result fan_fake_StreamGetCaptureInfo(fan_cu_stream handle, int *status, u
     if (code)
         return code;
     *status = fan_sim_capture_state(fake.m, s, &number, NULL);
+    bool rests = (uintptr_t)handle <= 1 && blocking_captured(c->device);
     fan_stream_drop(s);
+    if (rests)
+        return 906; /* and no capture is broken */
     if (id)
-        *id = number;
-    if (graph && number && !(*graph = graph_of(number)))
+        *id = *status == 1 ? number : UINT64_MAX; /* of one that is none, or broken, it says nothing */
+    if (graph && *status == 1 && !(*graph = graph_of(number)))
         return OUT_OF_MEMORY;
     return OK;
 }

@@ -14,11 +14,24 @@ static struct {
     char *path;     /* NULL: the system's */
 } driver = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
+static pthread_once_t watching = PTHREAD_ONCE_INIT;
+
+static void in_child(void)
+{
+    (void)pthread_mutex_init(&driver.lock, NULL); /* who held it is not here */
+}
+
+static void watch_forks(void)
+{
+    (void)pthread_atfork(NULL, NULL, in_child);
+}
+
 /* opened: the driver, with a hold. */
 static fan_status opened(fan_cuda **out, fan_error *err)
 {
     fan_status status = FAN_OK;
     *out = NULL;
+    (void)pthread_once(&watching, watch_forks);
     (void)pthread_mutex_lock(&driver.lock);
     if (!driver.cuda)
         status = fan_cuda_open(driver.path, &driver.cuda, err);
@@ -28,15 +41,24 @@ static fan_status opened(fan_cuda **out, fan_error *err)
     return status;
 }
 
+#define MOST_DEVICES 65535
+
 int fan_cuda_device_arg(const char *name, fan_device **out)
 {
     fan_cuda *c = NULL;
     fan_error err = {0};
     fan_status status;
-    int index = 0, used = 0;
+    const char *digits = name + 5;
+    int index = 0;
     *out = NULL;
-    if (strcmp(name, "cuda") != 0 && (sscanf(name, "cuda:%d%n", &index, &used) != 1 || name[used] || name[5] < '0' || name[5] > '9')) {
+    if (strcmp(name, "cuda") != 0 && (strncmp(name, "cuda:", 5) != 0 || !*digits || digits[strspn(digits, "0123456789")])) {
         PyErr_Format(PyExc_ValueError, "unknown device '%.80s': CUDA's devices are \"cuda:0\", \"cuda:1\" ..", name);
+        return -1;
+    }
+    for (const char *at = digits; name[4] && *at; at++)
+        index = index > MOST_DEVICES ? index : 10 * index + (*at - '0'); /* beyond it no driver has any */
+    if (index > MOST_DEVICES) {
+        PyErr_Format(PyExc_ValueError, "there is no %.80s: no machine has so many devices", name);
         return -1;
     }
     Py_BEGIN_ALLOW_THREADS
