@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -635,6 +636,10 @@ def test_rows_39_and_40_a_raw_address_is_believed_only_where_that_was_said(libra
         ({"strides": (2**62,)}, ValueError, "."),
         ({"strides": (2,)}, BufferError, "not aligned"),
         ({"typestr": "what"}, TypeError, "expected one like '<f4'"),
+        ({"typestr": "i4,("}, TypeError, "expected one like '<f4'"),  # np.dtype says SyntaxError
+        ({"typestr": None}, TypeError, "has typestr None; expected one like '<f4'"),  # which np.dtype takes for float64
+        ({"typestr": float}, TypeError, "expected one like '<f4'"),
+        ({"strides": (2**63,)}, ValueError, r"strides \(9223372036854775808,\): a number does not fit 64 bits"),
         ({"typestr": ">f4"}, BufferError, "foreign byte order"),
         ({"typestr": "<M8[s]"}, ValueError, "datetime64"),
         ({"stream": 0}, ValueError, "has stream 0"),
@@ -996,9 +1001,14 @@ def test_a_copy_goes_out_as_one_and_the_host_gets_one(driver: FakeDriver) -> Non
         ({"dl_device": (10, 0)}, BufferError),
         ({"dl_device": "cpu"}, TypeError),
         ({"max_version": 1}, TypeError),
+        ({"max_version": (1,)}, TypeError),
+        ({"max_version": (2**70, 0)}, TypeError),
+        ({"max_version": ("1", 0)}, TypeError),
+        ({"dl_device": (2,)}, TypeError),
     ):
-        with pytest.raises(error):
+        with pytest.raises(error) as told:
             x.__dlpack__(**how)  # type: ignore[arg-type]
+        assert error is not TypeError or re.search(r"expected (max_version=\(major, minor\)|dl_device=\(type, id\)), got", str(told.value))
 
 
 class Offer:
@@ -1017,6 +1027,10 @@ def test_row_27_a_view_that_repeats_itself_goes_out_read_only(driver: FakeDriver
     capsule = x.__dlpack__(stream=-1, max_version=(1, 0))
     assert standins.Versioned.from_address(get_pointer(capsule, b"dltensor_versioned")).flags == 1
     assert x.__cuda_array_interface__["data"][1] is True
+    for how in ({}, {"copy": False}, {"max_version": (0, 8)}):
+        with pytest.raises(BufferError, match=r"read-only, which an unversioned capsule cannot say; ask with max_version=\(1, 0\)"):
+            x.__dlpack__(stream=-1, **how)
+    assert get_pointer(x.__dlpack__(stream=-1, copy=True), b"dltensor")
 
 
 def test_rows_34_and_36_our_memory_goes_back_when_the_consumer_lets_go_and_its_stream_has_passed(

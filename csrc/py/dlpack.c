@@ -508,6 +508,13 @@ typedef struct asked {
     int copy; /* -1: not said */
 } asked;
 
+static bool two_ints(PyObject *o, long *first, long *second)
+{
+    bool are = PyTuple_Check(o) && PyArg_ParseTuple(o, "ll", first, second);
+    PyErr_Clear();
+    return are;
+}
+
 static int parse_asked(PyObject *args, PyObject *kwargs, asked *q)
 {
     static char *names[] = {"stream", "max_version", "dl_device", "copy", NULL};
@@ -517,12 +524,27 @@ static int parse_asked(PyObject *args, PyObject *kwargs, asked *q)
     q->major = 0;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOOO:__dlpack__", names, &q->stream, &max_version, &device, &copy))
         return -1;
-    if (max_version != Py_None && !(PyTuple_Check(max_version) && PyArg_ParseTuple(max_version, "ll:max_version", &q->major, &minor)))
-        return PyErr_Occurred() ? -1 : fan_refuse(PyExc_TypeError, "__dlpack__: expected max_version=(major, minor), got %R", max_version);
-    if (device != Py_None && !(PyTuple_Check(device) && PyArg_ParseTuple(device, "ll:dl_device", &q->type, &q->id)))
-        return PyErr_Occurred() ? -1 : fan_refuse(PyExc_TypeError, "__dlpack__: expected dl_device=(type, id), got %R", device);
+    if (max_version != Py_None && !two_ints(max_version, &q->major, &minor))
+        return fan_refuse(PyExc_TypeError, "__dlpack__: expected max_version=(major, minor), got %R", max_version);
+    if (device != Py_None && !two_ints(device, &q->type, &q->id))
+        return fan_refuse(PyExc_TypeError, "__dlpack__: expected dl_device=(type, id), got %R", device);
     q->copy = copy == Py_None ? -1 : PyObject_IsTrue(copy);
     return copy != Py_None && q->copy < 0 ? -1 : 0;
+}
+
+/* settle_copy: a view goes out as itself unless a copy was asked for or a capsule cannot say what it is; -1 with BufferError where a copy is not wanted. */
+static int settle_copy(const fan_array *a, asked *q)
+{
+    if (q->copy > 0)
+        return 0;
+    if (!countable(a)) {
+        if (q->copy == 0)
+            return fan_refuse(PyExc_BufferError, "__dlpack__: a stride is no whole number of elements: this array goes out as a copy only");
+        q->copy = 1;
+    } else if (!a->writable && q->major < 1) {
+        return fan_refuse(PyExc_BufferError, "__dlpack__: the array is read-only, which an unversioned capsule cannot say; ask with max_version=(1, 0), or for copy=True");
+    }
+    return 0;
 }
 
 static PyObject *exporter_dlpack(PyObject *o, PyObject *args, PyObject *kwargs)
@@ -537,11 +559,8 @@ static PyObject *exporter_dlpack(PyObject *o, PyObject *args, PyObject *kwargs)
         return PyErr_Format(PyExc_ValueError, "__dlpack__: a host array has no streams; expected stream=None, got %R", q.stream);
     if (q.type != FAN_DL_CPU || q.id != 0)
         return PyErr_Format(PyExc_BufferError, "__dlpack__: the array is on the host and is not copied to device (%ld, %ld)", q.type, q.id);
-    if (q.copy <= 0 && !countable(a)) {
-        if (q.copy == 0)
-            return PyErr_Format(PyExc_BufferError, "__dlpack__: a stride is no whole number of elements: this array goes out as a copy only");
-        q.copy = 1;
-    }
+    if (settle_copy(a, &q) < 0)
+        return NULL;
     if (q.copy > 0) {
         fan_status status = fan_array_new(a->dtype, a->ndim, a->shape, a, &copied, &err);
         if (status != FAN_OK)
@@ -671,11 +690,8 @@ PyObject *fan_dlpack_export(fan_array *a, fan_device *d, PyObject *args, PyObjec
         return export_to_host(a, d, &q);
     if (q.type != FAN_DL_CUDA || q.id != d->index)
         return PyErr_Format(PyExc_BufferError, "__dlpack__: the array is on CUDA device %d and is not copied to device (%ld, %ld)", d->index, q.type, q.id);
-    if (q.copy <= 0 && !countable(a)) {
-        if (q.copy == 0)
-            return PyErr_Format(PyExc_BufferError, "__dlpack__: a stride is no whole number of elements: this array goes out as a copy only");
-        q.copy = 1;
-    }
+    if (settle_copy(a, &q) < 0)
+        return NULL;
     if (consumer_stream(q.stream, d, &s) < 0)
         return NULL;
     Py_BEGIN_ALLOW_THREADS

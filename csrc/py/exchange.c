@@ -292,22 +292,27 @@ static int import_python_scalar(PyObject *o, fan_value *out)
     return 1;
 }
 
-/* shape_of: a tuple of ints that fanin itself made or checked. Returns the rank, -1 with an exception. */
-static int shape_of(PyObject *o, int64_t *shape)
+/* ints_of: a tuple of ints that fanin itself made or checked, a shape or strides. Returns the rank, -1 with an exception. */
+static int ints_of(const char *what, PyObject *o, int64_t *shape)
 {
     Py_ssize_t n = PyTuple_Check(o) ? PyTuple_GET_SIZE(o) : -1;
     if (n < 0 || n > FAN_MAX_NDIM)
-        return fan_refuse(n < 0 ? PyExc_TypeError : PyExc_ValueError, "expected a shape, a tuple of at most %d ints, got %R", FAN_MAX_NDIM, o);
+        return fan_refuse(n < 0 ? PyExc_TypeError : PyExc_ValueError, "expected %s, a tuple of at most %d ints, got %R", what, FAN_MAX_NDIM, o);
     for (Py_ssize_t i = 0; i < n; i++) {
         shape[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(o, i));
         if (shape[i] == -1 && PyErr_Occurred()) {
             if (!PyErr_ExceptionMatches(PyExc_OverflowError))
                 return -1;
             PyErr_Clear();
-            return fan_refuse(PyExc_ValueError, "the shape %R has an extent that does not fit 64 bits", o);
+            return fan_refuse(PyExc_ValueError, "%s %R: a number does not fit 64 bits", what, o);
         }
     }
     return (int)n;
+}
+
+static int shape_of(PyObject *o, int64_t *shape)
+{
+    return ints_of("a shape", o, shape);
 }
 
 /* import_zero: a zero's array is one element, seen with the zero's shape. */
@@ -388,7 +393,7 @@ static int import_address(PyObject *source, PyObject *producer, fan_array **out,
     if (!PyArg_ParseTuple(source, "KOOOpl:source", &address, &dtype, &shape, &strides, &writable, &index) || fan_dtype_parse(dtype, &d) < 0)
         return -1;
     ndim = shape_of(shape, dims);
-    if (ndim < 0 || (strides != Py_None && shape_of(strides, steps) != ndim))
+    if (ndim < 0 || (strides != Py_None && ints_of("strides", strides, steps) != ndim))
         return PyErr_Occurred() ? -1 : fan_refuse(PyExc_ValueError, "the array has %d axes and the strides %R", ndim, strides);
     if (device_named(FAN_DL_CUDA, index, producer, device) < 0)
         return -1;

@@ -16,6 +16,7 @@ No library is imported here: what the caller has not imported cannot be what the
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 import sys
@@ -145,6 +146,8 @@ def known(x: Any, ready: _core.Stream | None = None) -> Described | None:
     if is_torch(x):
         return torch_of(x, ready)
     if is_jax(x):
+        if not hasattr(type(x), "__dlpack__"):
+            refuse(TypeError, f"{named(x)} of dtype {x.dtype} has no sum; expected numbers")
         if x.is_deleted():
             refuse(BufferError, "the jax.Array has been deleted; expected one that still has its memory")
         return ("dense", JAX, x, capsule_of(x, NEVER, ready))
@@ -354,9 +357,11 @@ def fields_of(x: Any) -> Fields:
             ValueError,
             f"{who} has stream {stream}; expected None, 1 (legacy default), 2 (per-thread default) or a handle",
         )
-    try:
-        dtype = np.dtype(said["typestr"])
-    except TypeError:
+    dtype = None
+    if isinstance(said["typestr"], str):
+        with contextlib.suppress(TypeError, ValueError, SyntaxError):  # what np.dtype says of words that name none
+            dtype = np.dtype(said["typestr"])
+    if dtype is None:
         refuse(TypeError, f"{who} has typestr {said['typestr']!r:.80}; expected one like '<f4'")
     if not dtype.isnative:
         refuse(BufferError, f"{who} has typestr {said['typestr']!r:.80} of foreign byte order; convert it first")
@@ -534,8 +539,14 @@ def torch_out(part: Part) -> Any:
 
 
 def offered(part: Part) -> Any:
-    """A capsule over a sum. On a device nothing waits: `take` has seen to it that the consumer's stream does."""
-    return part.__dlpack__(stream=NO_SYNC) if isinstance(part, _core.Array) else part.__dlpack__()
+    """A capsule over a sum. On a device nothing waits: `take` has seen to it that the consumer's stream does. Of what must not be written, as the indices that
+    a gradient came with may be, the host gets a copy: torch's tensors can be written."""
+    if isinstance(part, _core.Array):
+        return part.__dlpack__(stream=NO_SYNC)
+    try:
+        return part.__dlpack__()
+    except BufferError:
+        return part.__dlpack__(copy=True)
 
 
 def torch_sparse_out(format: str, shape: Shape, indices: Any, pointers: Any, values: Any, coalesced: bool) -> Any:

@@ -81,3 +81,8 @@ def test_a_deleted_array_is_refused() -> None:
     x.delete()
     with pytest.raises(BufferError, match=r"slot 0: the jax\.Array has been deleted"):
         through(x)
+
+
+def test_random_keys_have_no_sum() -> None:
+    with pytest.raises(TypeError, match=r"slot 0: a jax\w*\.PRNGKeyArray of dtype key<fry> has no sum; expected numbers"):
+        through(jax.random.key(0))

@@ -160,6 +160,16 @@ def test_sparse_parts_that_are_tensors_come_back_as_tensors() -> None:
     assert type(through(x, torch.ones(4))) is torch.Tensor
 
 
+def test_read_only_indices_come_back_as_tensors_of_their_own_memory() -> None:
+    """A tensor can be written: it must not lie over what its owner said is not to be."""
+    indices = np.array([[0, 2]])
+    indices.setflags(write=False)
+    x = Sparse("coo", (indices, torch.tensor([1.0, 2.0], dtype=torch.float64)), (4,))
+    result = through(x, slot=Slot(dtype="float32"))
+    result.parts[0].fill_(3)
+    assert indices.tolist() == [[0, 2]]
+
+
 def test_what_is_no_plain_tensor_is_an_object_or_refused() -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
