@@ -18,7 +18,7 @@ import standins
 from fanin import _core, arrays
 from fanin.sim import SCHEDULES, Machine
 from fanin.testing import FakeDriver, use_driver
-from hostile import get_name, get_pointer, set_name
+from hostile import Deleter, get_name, get_pointer, set_name
 from standins import DLArray, InterfaceArray, Library, ProtocolStream, adopt, installed, table_array
 
 pytestmark = pytest.mark.core
@@ -599,6 +599,60 @@ def test_a_table_that_refuses_to_allocate_leaves_the_sum_to_us(library: Library)
     [total] = buf.take()
     assert type(total) is make and library.allocated == 0
     assert values(total, s) == [2, 2, 2]
+
+
+@pytest.mark.parametrize("lie", ["give", "look", "no memory", "elsewhere", "another dtype", "another shape", "other strides", "current"])
+def test_an_allocator_that_fails_half_way_or_lies_leaves_the_sum_to_us(library: Library, lie: str) -> None:
+    make = table_array(library)
+    table = standins._forever[-1][0]
+    kept: list[Any] = [dict(table._objects)]  # its functions live as long as it has them
+    look: Any = standins.LOOK(standins.ctypes.cast(table.look, standins.c_void_p).value)
+    asked: list[int] = []
+
+    def give(managed: int, out: Any) -> int:
+        Deleter(standins.Versioned.from_address(managed).deleter)(managed)  # it had it, errors too
+        return -1
+
+    def lying(x: int, out: Any) -> int:
+        asked.append(x)
+        if lie == "look" or look(x, out):
+            return -1
+        t = out[0]
+        if lie == "no memory":
+            t.data = None
+        elif lie == "elsewhere":
+            t.device_id = 1
+        elif lie == "another dtype":
+            t.bits = 64
+        elif lie == "another shape":
+            (standins.ctypes.c_int64 * 1).from_address(t.shape)[0] = 2
+        elif lie == "other strides":
+            (standins.ctypes.c_int64 * 1).from_address(t.strides)[0] = 2
+        return 0
+
+    if lie == "give":
+        table.give = standins.GIVE(give)
+    elif lie == "current":
+        table.current = standins.CURRENT(lambda kind, index, out: -1)
+    else:
+        table.look = standins.LOOK(lying)
+    s = library.driver.stream()
+    buf = fanin.InputBuffer(1, stream=s)
+    terms = [make(library, (3,)).fill(s, v) for v in (1, 2)]
+    freed = len(library.freed)
+    with fanin.stream(s):
+        for x in terms:
+            buf.add(0, x)
+        [total] = buf.take()
+    assert lie in ("give", "current") or asked
+    gc.collect()
+    assert len(library.freed) - freed == library.allocated, "what it gave and we could not use went back"
+    assert values(total, s) == [3, 3, 3]
+    del buf, total, terms, x, kept
+    library.driver.synchronize()
+    library.driver.array(np.zeros(1))  # looks at what left
+    gc.collect()
+    assert not library.held
 
 
 # __cuda_array_interface__

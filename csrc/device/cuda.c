@@ -2,7 +2,6 @@
 #include "device/cuda_part.h"
 
 #include "base/mem.h"
-#include "base/trace.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -342,15 +341,6 @@ static fan_status cuda_capture(fan_stream *s, uint64_t *id, fan_error *err)
     return status;
 }
 
-static void trace_sync(const fan_device *d, const fan_stream *s, const fan_event *e)
-{
-    if (!fan_trace_on())
-        return;
-    fan_trace_line line = {.kind = FAN_TRACE_SYNC, .device = (int16_t)d->index, .slot = -1, .key = -1, .stream = s ? s->handle : 0,
-                           .event = e ? e->id : 0, .start_us = -1, .end_us = -1};
-    fan_trace_put(&line);
-}
-
 /* not_captured: what the host must not ask for while s is captured, refused before the driver hears of it: the capture stays valid. */
 static fan_status not_captured(fan_stream *s, const char *what, fan_error *err)
 {
@@ -379,7 +369,7 @@ static fan_status cuda_sync(fan_stream *s, fan_error *err)
 done:
     fan_cuda_leave(&scope);
     if (status == FAN_OK)
-        trace_sync(s->device, s, NULL);
+        fan_sync_trace(s->device, s, NULL);
     return status;
 }
 
@@ -482,7 +472,7 @@ static fan_status cuda_event_sync(fan_event *e, fan_error *err)
     fan_status status = fan_cuda_check(p, code, "cuEventSynchronize", err);
     fan_cuda_leave(&scope);
     if (status == FAN_OK)
-        trace_sync(e->device, NULL, e);
+        fan_sync_trace(e->device, NULL, e);
     return status;
 }
 

@@ -178,6 +178,11 @@ static void trace(fan_trace_kind kind, const fan_device *d, const fan_stream *s,
     fan_trace_put(&line);
 }
 
+void fan_sync_trace(const fan_device *d, const fan_stream *s, const fan_event *e)
+{
+    trace(FAN_TRACE_SYNC, d, s, NULL, e, 0);
+}
+
 /* ---- streams ---- */
 
 fan_stream *fan_stream_new(fan_device *d, uint64_t handle, void *impl)

@@ -193,6 +193,8 @@ fan_stream *fan_stream_hold(fan_stream *s); /* every hold takes NULL and gives i
 void fan_stream_drop(fan_stream *s); /* NULL is fine */
 /* fan_stream_current: the innermost stream pushed for `d` on this thread, else the backend's current; a hold. NULL for devices without streams. */
 fan_stream *fan_stream_current(fan_device *d);
+/* fan_sync_trace: a line of trace for backends: the host waited for a stream, or an event (the other is NULL). */
+void fan_sync_trace(const fan_device *d, const fan_stream *s, const fan_event *e);
 /* fan_stream_pushed: the innermost stream pushed for `d` on this thread, a hold; NULL: none. */
 fan_stream *fan_stream_pushed(fan_device *d);
 /* fan_stream_push: makes s the current stream of its device on this thread (holds it); FAN_NOMEM. pop takes off the innermost push of `s`. */

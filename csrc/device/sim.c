@@ -576,15 +576,6 @@ static fan_status finish(fan_sim *m, fan_sim_queue *q, fan_error *err)
     return status;
 }
 
-static void trace_sync(const fan_device *d, const fan_stream *s, const fan_event *e)
-{
-    if (!fan_trace_on())
-        return;
-    fan_trace_line line = {.kind = FAN_TRACE_SYNC, .device = (int16_t)d->index, .slot = -1, .key = -1, .stream = s ? s->handle : 0,
-                           .event = e ? e->id : 0, .start_us = -1, .end_us = -1};
-    fan_trace_put(&line);
-}
-
 /* ---- accesses ---- */
 
 /* What an operation touches, one after the other; false behind the last. */
@@ -1012,7 +1003,7 @@ done:
             fan_array_copy(dst, src);
         else
             fan_fill_zero(dst);
-        trace_sync(s->device, s, NULL);
+        fan_sync_trace(s->device, s, NULL);
     }
     return status;
 }
@@ -1054,7 +1045,7 @@ static fan_status sim_sync(fan_stream *s, fan_error *err)
 done:
     unlock(m);
     if (status == FAN_OK)
-        trace_sync(s->device, s, NULL);
+        fan_sync_trace(s->device, s, NULL);
     return status;
 }
 
@@ -1264,7 +1255,7 @@ done:
     unlock(m);
     fan_clock_fini(&then);
     if (status == FAN_OK)
-        trace_sync(e->device, NULL, e);
+        fan_sync_trace(e->device, NULL, e);
     return status;
 }
 

@@ -613,6 +613,8 @@ static bool is_what(const fan_dl_tensor *t, const fan_device *d, fan_dtype dtype
 {
     if (t->device.type != FAN_DL_CUDA || t->device.id != d->index || t->ndim != ndim || t->dtype.lanes != 1 || fan_dl_dtype_of(t->dtype) != dtype)
         return false;
+    if (!t->data) /* sums without elements are not asked for */
+        return false;
     for (int i = 0; i < ndim; i++)
         if (t->shape[i] != shape[i] || (shape[i] > 1 && t->strides && t->strides[i] != strides[i]))
             return false;
@@ -754,8 +756,12 @@ static PyObject *hold_for(PyObject *Py_UNUSED(module), PyObject *args)
     if (!PyArg_ParseTuple(args, "OO!:hold_for", &owner, &PyList_Type, &streams))
         return NULL;
     for (Py_ssize_t i = 0; status == FAN_OK && i < PyList_GET_SIZE(streams); i++) {
-        if (fan_stream_arg(PyList_GET_ITEM(streams, i), &s) < 0 || !s)
+        if (fan_stream_arg(PyList_GET_ITEM(streams, i), &s) < 0)
             goto done;
+        if (!s) {
+            PyErr_SetString(PyExc_TypeError, "hold_for: expected streams, got None");
+            goto done;
+        }
         if (!st && (status = fan_memory_wrap(s->device, NULL, release_loan, owner, &st, &err)) == FAN_OK)
             Py_INCREF(owner);
         if (status == FAN_OK)
