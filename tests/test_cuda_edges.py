@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import fanin
 from fanin.testing import FakeDriver, use_driver
+from standins import ProtocolStream
 from support import run_python
 
 pytestmark = pytest.mark.core
@@ -82,6 +85,30 @@ def test_an_event_of_a_lost_device_is_not_waited_for_on_another(driver: FakeDriv
     t.record().synchronize()
 
 
+def test_finding_a_handles_device_begins_no_other_device() -> None:
+    """A context takes time, and memory of a device that nobody uses."""
+    driver = FakeDriver(4)
+    with use_driver(driver), driver.context(2):
+        made = ctypes.c_void_p()
+        driver.call("cuStreamCreate", ctypes.byref(made), 1)
+        assert driver.live("contexts") == 1
+        with fanin.stream(ProtocolStream((0, made.value))) as s:
+            assert s.device == "cuda:2"
+        assert driver.live("contexts") == 2  # the test's and ours, of the same one
+    del s
+    gc.collect()
+
+
+def test_a_driver_may_lie_under_a_long_path(tmp_path: Path) -> None:
+    driver = FakeDriver(1)
+    folder = tmp_path / ("a" * 200) / ("b" * 200)
+    folder.mkdir(parents=True)
+    (folder / "libcuda.so.1").symlink_to(driver.path)
+    with use_driver(folder / "libcuda.so.1"):
+        assert fanin.Stream("cuda:0", 1).device == "cuda:0"
+    gc.collect()
+
+
 @pytest.mark.parametrize("number", [2**31, 2**32, 2**32 + 1, 2**64, 10**30])
 def test_a_device_number_that_fits_no_int_is_no_other_device(driver: FakeDriver, number: int) -> None:
     with pytest.raises(ValueError, match=f"there is no cuda:{number}: no machine has so many"):
@@ -110,6 +137,22 @@ def test_the_legacy_stream_is_refused_beside_a_captured_blocking_stream_and_the_
         buf.clear()
     driver.launch(b, lambda v: np.multiply(v, 2, out=v), writes=[x])
     driver.launch_graph(driver.end_capture(b), b)
+    assert x.numpy().tolist() == [2] * 4
+
+
+def test_a_whole_device_is_not_waited_for_while_a_stream_of_it_is_captured(driver: FakeDriver) -> None:
+    """Another thread's own stream is out of reach: all would be waited for, and every capture broken."""
+    theirs: list[fanin.Stream] = []
+    thread = threading.Thread(target=lambda: theirs.append(fanin.Stream("cuda:0", 2)))
+    thread.start()
+    thread.join()
+    c, x = driver.stream(), driver.array(np.ones(4))
+    driver.begin_capture(c)
+    with pytest.raises(fanin.CaptureError, match="is captured and cannot be waited for with its whole device"):
+        theirs[0].synchronize()
+    driver.launch(c, lambda v: np.multiply(v, 2, out=v), writes=[x])
+    driver.launch_graph(driver.end_capture(c), c)
+    theirs[0].synchronize()
     assert x.numpy().tolist() == [2] * 4
 
 

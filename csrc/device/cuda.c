@@ -351,6 +351,23 @@ static fan_status not_captured(fan_stream *s, const char *what, fan_error *err)
               : FAN_OK;
 }
 
+/* none_captured: what waits for a whole context breaks every capture in it: refused while one of the streams that are known is captured. */
+static fan_status none_captured(fan_cuda_part *p, const char *what, fan_error *err)
+{
+    fan_status status = FAN_OK;
+    bool more = true;
+    for (size_t i = 0; more && status == FAN_OK; i++) {
+        (void)pthread_mutex_lock(&p->lock);
+        more = i < p->nstreams;
+        fan_stream *s = more && try_hold(p->streams[i]) ? p->streams[i] : NULL;
+        (void)pthread_mutex_unlock(&p->lock);
+        if (s && (!queue_of(s)->thread || queue_of(s)->thread == fan_thread_id()))
+            status = not_captured(s, what, err);
+        fan_stream_drop(s);
+    }
+    return status;
+}
+
 static fan_status cuda_sync(fan_stream *s, fan_error *err)
 {
     fan_cuda_part *p = fan_cuda_part_of(s->device);
@@ -360,6 +377,7 @@ static fan_status cuda_sync(fan_stream *s, fan_error *err)
     fan_status status;
     FAN_TRY(fan_cuda_enter(p, &scope, err));
     if (queue_of(s)->thread && queue_of(s)->thread != fan_thread_id()) { /* out of reach: everything is waited for */
+        FAN_GO(none_captured(p, "waited for with its whole device", err));
         status = fan_cuda_check(p, api->CtxSynchronize(), "cuCtxSynchronize", err);
         goto done;
     }
@@ -650,6 +668,14 @@ int fan_cuda_here(fan_cuda *c)
         if (c->parts[i].ready && c->parts[i].context == now)
             return i;
     return -1;
+}
+
+bool fan_cuda_active(fan_cuda *c, int index)
+{
+    fan_cu_device ordinal;
+    unsigned flags = 0;
+    int active = 0;
+    return !forked(c) && index >= 0 && index < c->count && c->api.DeviceGet(&ordinal, index) == 0 && c->api.DevicePrimaryCtxGetState(ordinal, &flags, &active) == 0 && active;
 }
 
 fan_cuda *fan_cuda_of(const fan_device *d)

@@ -99,7 +99,7 @@ fan_status fan_cuda_api_open(fan_cuda_api *api, const char *path, fan_error *err
     memset(api, 0, sizeof *api);
     snprintf(api->path, sizeof api->path, "%s", path ? path : SYSTEM);
     (void)dlerror();
-    api->library = dlopen(api->path, RTLD_NOW | RTLD_LOCAL);
+    api->library = dlopen(path ? path : SYSTEM, RTLD_NOW | RTLD_LOCAL); /* what is kept of the path may be its beginning */
     if (!api->library) {
         const char *why = dlerror();
         return fan_fail_code(err, FAN_DEVICE, 0, "no CUDA driver: %s. Everything else works without it", why ? why : api->path);

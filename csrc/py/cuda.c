@@ -272,7 +272,23 @@ static PyObject *cuda_holding(PyObject *Py_UNUSED(module), PyObject *address)
     return PyLong_FromLong(index);
 }
 
+static PyObject *cuda_active(PyObject *Py_UNUSED(module), PyObject *number)
+{
+    fan_cuda *c = NULL;
+    fan_error err = {0};
+    long index = PyLong_AsLong(number);
+    if (index == -1 && PyErr_Occurred())
+        return NULL;
+    fan_status status = opened(&c, &err);
+    if (status != FAN_OK)
+        return fan_raise(status, &err);
+    bool active = index >= 0 && index <= MOST_DEVICES && fan_cuda_active(c, (int)index);
+    fan_cuda_drop(c);
+    return PyBool_FromLong(active);
+}
+
 PyMethodDef fan_cuda_functions[] = {
+    {"cuda_active", cuda_active, METH_O, "cuda_active(index, /)\n--\n\nWhether somebody in this process uses a device: only then can it have streams."},
     {"cuda_holding", cuda_holding, METH_O, "cuda_holding(address, /)\n--\n\nThe device whose memory the driver has at an address; -1: it knows none there."},
     {"cuda_here", cuda_here, METH_NOARGS, "cuda_here()\n--\n\nThe device whose primary context is current on this thread; -1: none that is in use."},
     {"cuda_use", cuda_use, METH_O, "cuda_use(path, /)\n--\n\nThe CUDA driver from now on; None: the system's. It is opened when it is first asked for."},

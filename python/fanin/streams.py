@@ -110,7 +110,8 @@ def foreign(s: Any) -> Stream:
         return Stream(f"cuda:{index}", handle)
     found = _core.cuda_info()
     refused: Exception = ValueError(f"{owner}: handle {handle:#x} is of no device: there is none")
-    for one in range(len(found.get("devices", ())) or 1):
+    devices = range(len(found.get("devices", ())))
+    for one in [i for i in devices if _core.cuda_active(i)] or [0]:  # another has no streams, and asking it would begin it
         try:
             return Stream(f"cuda:{one}", handle)
         except ValueError as e:
