@@ -354,18 +354,22 @@ static fan_status not_captured(fan_stream *s, const char *what, fan_error *err)
 /* none_captured: what waits for a whole context breaks every capture in it: refused while one of the streams that are known is captured. */
 static fan_status none_captured(fan_cuda_part *p, const char *what, fan_error *err)
 {
-    fan_status status = FAN_OK;
-    bool more = true;
-    for (size_t i = 0; more && status == FAN_OK; i++) {
+    bool more = true, captured = false;
+    fan_error mine = {.status = FAN_OK};
+    for (size_t i = 0; more && !captured; i++) {
         (void)pthread_mutex_lock(&p->lock);
         more = i < p->nstreams;
         fan_stream *s = more && try_hold(p->streams[i]) ? p->streams[i] : NULL;
         (void)pthread_mutex_unlock(&p->lock);
         if (s && (!queue_of(s)->thread || queue_of(s)->thread == fan_thread_id()))
-            status = not_captured(s, what, err);
+            captured = not_captured(s, what, &mine) == FAN_CAPTURE; /* of one that was destroyed nothing is known, and nothing refused */
         fan_stream_drop(s);
     }
-    return status;
+    if (!captured)
+        return FAN_OK;
+    if (err)
+        *err = mine;
+    return FAN_CAPTURE;
 }
 
 static fan_status cuda_sync(fan_stream *s, fan_error *err)
