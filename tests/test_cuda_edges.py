@@ -49,7 +49,7 @@ def test_a_stream_that_was_destroyed_is_told_and_no_device_is_lost_for_it(driver
     buf = fanin.InputBuffer(1, stream=t)
     destroy(driver, s)
     for act in (s.record, s.synchronize, lambda: buf.add(0, x, stream=s), lambda: driver.stream().wait(s)):
-        with pytest.raises(fanin.DeviceError, match=r"CONTEXT_IS_DESTROYED \(709\).*Was a stream destroyed") as told:
+        with pytest.raises(fanin.DeviceError, match=r"CONTEXT_IS_DESTROYED \(709\).*Was a stream destroyed|was destroyed") as told:
             act()
         assert told.value.code == 709
         buf.clear()
@@ -57,6 +57,40 @@ def test_a_stream_that_was_destroyed_is_told_and_no_device_is_lost_for_it(driver
     buf.add(0, x, stream=t)
     with fanin.stream(t):
         assert buf.take()[0].numpy().tolist() == [2] * 4
+
+
+def test_a_destroyed_streams_handle_is_not_asked_twice_and_may_be_another_streams(driver: FakeDriver) -> None:
+    s = driver.stream()
+    destroy(driver, s)
+    with pytest.raises(fanin.DeviceError):
+        s.record()
+    calls = driver.calls("StreamGetCaptureInfo")
+    for _ in range(3):
+        with pytest.raises(fanin.DeviceError, match="was destroyed: keep a stream until"):
+            s.record()
+    assert driver.calls("StreamGetCaptureInfo") == calls
+    with pytest.raises(fanin.DeviceError, match="709"):  # it is asked for anew
+        fanin.Stream("cuda:0", s.handle)
+
+
+def test_memory_that_a_destroyed_stream_used_goes_back_when_memory_is_short() -> None:
+    driver = FakeDriver(1, memory=4 * MIB)
+    driver.set(pools=False)
+    with use_driver(driver):
+        s, t = driver.stream(), driver.stream()
+        keep, used = ([driver.array(np.ones(MIB // 8)) for _ in range(2)] for _ in range(2))
+        for x in used:
+            driver.launch(s, lambda v: v.fill(1), writes=[x])
+        destroy(driver, s)
+        del used, x
+        gc.collect()
+        buf = fanin.InputBuffer(1, stream=t)
+        for g in keep:
+            buf.add(0, g, stream=t)
+        with fanin.stream(t):
+            assert buf.take()[0].numpy().tolist() == [2] * (MIB // 8)
+        del buf, keep, g
+    gc.collect()
 
 
 def test_a_device_that_was_lost_while_it_was_made_ready_is_not_asked_again() -> None:

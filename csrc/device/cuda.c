@@ -214,6 +214,9 @@ fan_status fan_cuda_queue_of(const fan_stream *s, fan_cu_stream *out, fan_error 
     if (q->thread && q->thread != fan_thread_id())
         return fan_fail(err, FAN_VALUE, "stream 2 of cuda:%d is the per-thread default stream of another thread, and no call can reach it from here; "
                         "use a stream of your own", s->device->index);
+    if (atomic_load_explicit(&q->gone, memory_order_relaxed))
+        return fan_fail_code(err, FAN_DEVICE, 709, "stream %#llx of cuda:%d was destroyed: keep a stream until what was added on it has been taken",
+                             (unsigned long long)s->handle, s->device->index);
     *out = q->handle;
     return FAN_OK;
 }
@@ -230,7 +233,10 @@ fan_status fan_cuda_capture_of(fan_stream *s, uint64_t *id, fan_cu_graph *graph,
     if (!api->has[FAN_CUDA_CAPTURE])
         return FAN_OK;
     /* The legacy stream is never captured. While a blocking stream is, it must rest: asking says so (906), and disturbs nobody; work on it would. */
-    FAN_TRY(fan_cuda_check(p, api->StreamGetCaptureInfo(on, &status, &found, graph, NULL, NULL), "cuStreamGetCaptureInfo", err));
+    fan_cu_result code = api->StreamGetCaptureInfo(on, &status, &found, graph, NULL, NULL);
+    if (fan_cuda_stale(code) && s->handle > 2 && lives(p))
+        atomic_store_explicit(&queue_of(s)->gone, true, memory_order_relaxed);
+    FAN_TRY(fan_cuda_check(p, code, "cuStreamGetCaptureInfo", err));
     if (status == FAN_CU_CAPTURE_BROKEN)
         return fan_fail_code(err, FAN_CAPTURE, 901, "stream %#llx of cuda:%d is captured, and %s", (unsigned long long)s->handle, s->device->index, capture_advice(901));
     *id = status == FAN_CU_CAPTURE_ACTIVE ? found : 0;
@@ -247,12 +253,17 @@ static bool try_hold(fan_stream *s)
     return false;
 }
 
+static bool is(const fan_stream *s, uint64_t handle, uint64_t thread)
+{
+    return s->handle == handle && queue_of(s)->thread == thread && !atomic_load_explicit(&queue_of(s)->gone, memory_order_relaxed);
+}
+
 static fan_stream *known_stream(fan_cuda_part *p, uint64_t handle, uint64_t thread)
 {
     fan_stream *found = NULL;
     (void)pthread_mutex_lock(&p->lock);
     for (size_t i = 0; i < p->nstreams && !found; i++)
-        if (p->streams[i]->handle == handle && queue_of(p->streams[i])->thread == thread && try_hold(p->streams[i]))
+        if (is(p->streams[i], handle, thread) && try_hold(p->streams[i]))
             found = p->streams[i];
     (void)pthread_mutex_unlock(&p->lock);
     return found;
@@ -271,7 +282,7 @@ static fan_stream *make_stream(fan_cuda_part *p, uint64_t handle, uint64_t threa
     q->thread = thread;
     (void)pthread_mutex_lock(&p->lock);
     for (size_t i = 0; i < p->nstreams && !other; i++)
-        if (p->streams[i]->handle == handle && queue_of(p->streams[i])->thread == thread && try_hold(p->streams[i]))
+        if (is(p->streams[i], handle, thread) && try_hold(p->streams[i]))
             other = p->streams[i];
     bool failed = !other && fan_grow((void **)&p->streams, &p->streams_cap, p->nstreams + 1, sizeof *p->streams);
     if (!other && !failed)
@@ -380,7 +391,8 @@ static fan_status cuda_sync(fan_stream *s, fan_error *err)
     fan_cu_stream on;
     fan_status status;
     FAN_TRY(fan_cuda_enter(p, &scope, err));
-    if (queue_of(s)->thread && queue_of(s)->thread != fan_thread_id()) { /* out of reach: everything is waited for */
+    bool gone = atomic_load_explicit(&queue_of(s)->gone, memory_order_relaxed) && !err; /* memory that leaves asks: what ran there may run still */
+    if (gone || (queue_of(s)->thread && queue_of(s)->thread != fan_thread_id())) { /* out of reach: everything is waited for */
         FAN_GO(none_captured(p, "waited for with its whole device", err));
         status = fan_cuda_check(p, api->CtxSynchronize(), "cuCtxSynchronize", err);
         goto done;

@@ -64,6 +64,7 @@ struct fan_cuda {
 typedef struct fan_cuda_queue {
     fan_cu_stream handle;
     uint64_t thread;       /* of handle 2; else 0 */
+    atomic_bool gone;      /* the driver said that it was destroyed: the handle is not used again, and may be another stream's */
 } fan_cuda_queue;
 
 /* The context of a part, current between enter and leave. */
