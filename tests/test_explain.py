@@ -40,7 +40,7 @@ def test_a_sum_on_the_cpu_with_a_gap() -> None:
     ((0, 1), (0, 1), "The producer's stream is the consumer's, stream {C}: the sum is taken there and nobody waits (S8)."),
     ((0, 1), (0, 2), "The producer's stream is not the consumer's, stream {C}, of the same device: the sum is taken on stream {C} (S9)."),
     ((1, 1), (0, 2), "The consumer's stream is on another device: the sum is taken on the producer's stream, stream {P} (S10)."),
-    ((1, 1), (1, 2), "Neither stream is on the gradients' device: the sum is taken on its current stream, stream 1 (S11)."),
+    ((1, 1), (1, 2), "Neither stream is on the gradients' device: the sum is taken on its current stream (under capture: one of its pool), stream 1 (S11)."),
 ])  # fmt: skip
 def test_the_four_cases_of_streams(consumer: tuple[int, int], producer: tuple[int, int], words: str) -> None:
     with fanin.sim.Machine(devices=2) as m:

@@ -200,7 +200,7 @@ static fan_status check_stream(const fan_buffer *b, size_t slot, const fan_strea
                     fan_device_text(s->device, one, sizeof one), fan_device_text(d, two, sizeof two));
 }
 
-fan_status fan_arrive_check(const fan_buffer *b, size_t slot, const fan_contribution *c, fan_stream *current, fan_arrival *out,
+fan_status fan_arrive_check(const fan_buffer *b, size_t slot, const fan_contribution *c, fan_stream *current, fan_stream *consumer, fan_arrival *out,
                             fan_error *err)
 {
     const fan_slot *s = &b->slots[slot];
@@ -219,11 +219,11 @@ fan_status fan_arrive_check(const fan_buffer *b, size_t slot, const fan_contribu
         return FAN_OK;
     }
     FAN_TRY(check_stream(b, slot, c->stream, out->device, "producer's", c->key, err));
-    FAN_TRY(check_stream(b, slot, b->stream, out->device, "consumer's", c->key, err));
+    FAN_TRY(check_stream(b, slot, consumer, out->device, "consumer's", c->key, err));
     if (!current)
         return fan_fail(err, FAN_NOMEM, "%s: slot %zu: out of memory for the current stream", b->name, slot);
     out->P = c->stream ? c->stream : current;
-    out->sync = fan_sync_add_plan(out->device->id, fan_place_of(c->stream), fan_place_of(b->stream), fan_place_of(current),
+    out->sync = fan_sync_add_plan(out->device->id, fan_place_of(c->stream), fan_place_of(consumer), fan_place_of(current),
                                   (fan_sync_slot){.C = fan_place_of(s->p->C), .A = fan_place_of(s->p->A)});
     return FAN_OK;
 }
@@ -417,7 +417,7 @@ fan_status fan_arrive_carry_out(fan_buffer *b, size_t slot, fan_contribution *c,
         fan_stream *on = on_producer ? a->P : A;
         if (!on_producer && !a->upload && a->P != A) {
             FAN_TRY(record(b, slot, item, a->P, record_bit(a->sync.how), err));
-            FAN_TRY(fan_plan_wait(b, A, item->event, FAN_PLAN_S21_WAIT, err));
+            FAN_TRY(fan_plan_wait(b, slot, A, item->event, FAN_PLAN_S21_WAIT, err));
         }
         if (!a->upload)
             FAN_TRY(fan_plan_mark(v, on, FAN_PLAN_S21_MARK, err));

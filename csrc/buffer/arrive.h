@@ -22,8 +22,8 @@ typedef struct fan_arrival {
 static inline bool fan_arrival_converts(const fan_arrival *a) { return a->reduce || a->cast || a->upload || a->download; }
 
 /* fan_arrive_check: shape, dtype, device, key and parts (A8-A10, A12, A15, A16), then S3-S5, S8-S11. Changes nothing. Under the slot's lock. `current`: the
- * current stream of the device it will be on. */
-fan_status fan_arrive_check(const fan_buffer *b, size_t slot, const fan_contribution *c, fan_stream *current, fan_arrival *out,
+ * current stream of the device it will be on; `consumer`: the buffer's stream, or who was put in its place (S7). */
+fan_status fan_arrive_check(const fan_buffer *b, size_t slot, const fan_contribution *c, fan_stream *current, fan_stream *consumer, fan_arrival *out,
                             fan_error *err);
 /* fan_arrive_carry_out: conversions (S21), the event, the mark. Unlocked; `item` is reserved and holds c's value; *old gets the value that a conversion replaced,
  * to be dropped by the caller. */

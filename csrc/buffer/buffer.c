@@ -18,7 +18,7 @@ int fan_mutant = 0;
 #endif
 
 static atomic_uint_fast64_t next_buffer = 1;
-static atomic_bool debug_on, warn_on = true, warned;
+static atomic_bool debug_on, warn_on = true, warned, redirect_on;
 static struct {
 #define X(name) atomic_uint_fast64_t name;
     FAN_COUNTER_LIST(X)
@@ -35,6 +35,8 @@ void fan_set_warn_mismatch(bool on)
         atomic_store(&warned, false);
 }
 bool fan_get_warn_mismatch(void) { return atomic_load(&warn_on); }
+void fan_set_capture_redirect(bool on) { atomic_store(&redirect_on, on); }
+bool fan_get_capture_redirect(void) { return atomic_load(&redirect_on); }
 
 /* --- counters ------------------------------------------------------------------------------------------------- */
 
@@ -181,6 +183,16 @@ static void item_free(fan_buffer *b, fan_item *it)
     fan_free(it);
 }
 
+/* S11: nobody else can join a pooled stream back to the capture that it came into, or the capture could not end. What fails here, its end tells. */
+static void join_pooled(const fan_pass *p)
+{
+    uint64_t id = 0;
+    fan_event *e = NULL;
+    if (p->joins && p->A && fan_stream_capture(p->A, &id, NULL) == FAN_OK && id && fan_event_record(p->A, &e, NULL) == FAN_OK)
+        (void)fan_stream_wait(p->joins, e, NULL, NULL);
+    fan_event_drop(e);
+}
+
 /* Drops all that a pass held. Unlocked. */
 void fan_pass_free(fan_buffer *b, fan_pass *p)
 {
@@ -194,6 +206,8 @@ void fan_pass_free(fan_buffer *b, fan_pass *p)
     fan_free(p->items);
     fan_value_drop(b->frontend, &p->value);
     fan_free(p->shape);
+    join_pooled(p);
+    fan_stream_drop(p->joins);
     fan_stream_drop(p->C);
     fan_stream_drop(p->A);
     fan_stream_drop(p->R);
@@ -553,9 +567,15 @@ fan_status fan_buffer_fold_due(fan_buffer *b, size_t slot, fan_error *err)
 
 /* --- add ------------------------------------------------------------------------------------------------------ */
 
+/* The streams that a contribution was given, and that stand for what it was not given; held. */
+typedef struct given {
+    fan_stream *current;  /* S4, S5, S11 */
+    fan_stream *consumer; /* NULL: S5 */
+    bool pooled;          /* `current` is the device's own: S11 under capture */
+} given;
+
 /* Locked: what the slot learns from a contribution that has been checked. FAN_NOMEM changes nothing. */
-static fan_status reserve(fan_buffer *b, size_t slot, fan_contribution *c, const fan_arrival *a, fan_stream *current, fan_item *it,
-                          fan_error *err)
+static fan_status reserve(fan_buffer *b, size_t slot, fan_contribution *c, const fan_arrival *a, const given *with, fan_item *it, fan_error *err)
 {
     fan_slot *s = &b->slots[slot];
     fan_pass *p = s->p;
@@ -595,9 +615,10 @@ static fan_status reserve(fan_buffer *b, size_t slot, fan_contribution *c, const
     if (a->device && !p->device)
         p->device = fan_device_hold(a->device);
     if (a->sync.how != '-' && a->sync.how != '+') {
-        fan_stream *C = b->stream ? b->stream : current;
+        fan_stream *C = with->consumer ? with->consumer : with->current;
         p->C = fan_stream_hold(C);
-        p->A = fan_stream_hold(a->sync.how == 'B' ? a->P : a->sync.how == 'C' ? current : C);
+        p->A = fan_stream_hold(a->sync.how == 'B' ? a->P : a->sync.how == 'C' ? with->current : C);
+        p->joins = a->sync.how == 'C' && with->pooled ? fan_stream_hold(a->P) : NULL;
         p->how = a->sync.how;
         assert(fan_place_same(fan_place_of(p->A), a->sync.slot.A));
     }
@@ -665,6 +686,34 @@ fan_stream *fan_current_for(fan_buffer *b, size_t slot, const fan_contribution *
     return d && d->backend->has_streams ? fan_stream_current(d) : NULL;
 }
 
+/* S7, S11: a gradient that is made under capture, for a slot that is empty: who consumes in the buffer's place, and what is current where the legacy stream
+ * would be. Unlocked: the driver is asked. */
+static fan_status across_captures(fan_buffer *b, size_t slot, const fan_contribution *c, given *with, fan_error *err)
+{
+    fan_stream *current = with->current, *P = c->stream ? c->stream : current, *C = b->stream ? b->stream : current, *spare = NULL;
+    uint64_t id;
+    if (!current || P->device->backend != current->device->backend || C->device->backend != current->device->backend)
+        return FAN_OK;
+    FAN_TRY(fan_plan_consumer(C, P, NULL, &C, err));
+    if (C == P && P != with->consumer) {
+        fan_stream_drop(with->consumer);
+        with->consumer = fan_stream_hold(C);
+    }
+    if (current->handle != 1 || P->device == current->device || C->device == current->device || !current->device->backend->spare)
+        return FAN_OK;
+    fan_slot_lock(b, slot);
+    bool empty = !b->slots[slot].p->A;
+    fan_slot_unlock(b, slot);
+    FAN_TRY(fan_stream_capture(P, &id, err));
+    if (!empty || !id)
+        return FAN_OK;
+    FAN_TRY(current->device->backend->spare(current->device, id, &spare, err));
+    fan_stream_drop(current);
+    with->current = spare;
+    with->pooled = true;
+    return FAN_OK;
+}
+
 fan_status fan_slot_check(const fan_buffer *b, size_t slot, fan_error *err)
 {
     if (slot >= b->nslots)
@@ -689,7 +738,8 @@ typedef struct adding {
     size_t slot;
     fan_contribution *c;
     fan_arrival a;
-    fan_stream *current, *A, *C, *P; /* held */
+    given with;
+    fan_stream *A, *C, *P; /* held */
     fan_item *it;     /* ours until it is reserved; then the slot's, and known here until it is parked */
     fan_value old;    /* what a conversion replaced */
     uint64_t bytes;
@@ -707,17 +757,19 @@ static fan_status adding_reserve(fan_buffer *b, adding *x, fan_error *err)
     fan_slot *s = &b->slots[slot];
     if (c->value.form == FAN_SPARSE && c->value.device == fan_cpu())
         FAN_TRY(fan_sparse_check(c->value.sparse, err));
-    x->current = fan_current_for(b, slot, c);
+    x->with.current = fan_current_for(b, slot, c);
+    x->with.consumer = fan_stream_hold(b->stream);
+    FAN_TRY(across_captures(b, slot, c, &x->with, err));
     x->it = fan_calloc(sizeof *x->it);
     if (!x->it)
         return fan_fail(err, FAN_NOMEM, "%s: slot %zu: out of memory", b->name, slot);
     fan_slot_lock(b, slot);
     FAN_GO(fan_slot_enter(b, slot, "add", err));
-    FAN_GO(fan_arrive_check(b, slot, c, x->current, &x->a, err));
+    FAN_GO(fan_arrive_check(b, slot, c, x->with.current, x->with.consumer, &x->a, err));
     if (FAN_MUT(1))
         fan_yield();
     x->before = *s->p;
-    FAN_GO(reserve(b, slot, c, &x->a, x->current, x->it, err));
+    FAN_GO(reserve(b, slot, c, &x->a, &x->with, x->it, err));
     x->reserved = true;
     if (b->leaf && x->a.sync.how != '-' && x->a.P != s->p->C) {
         x->mismatch = true;
@@ -777,7 +829,8 @@ static void forget_one(fan_pass *p, const fan_pass *before)
     if (!before->how) {
         fan_stream_drop(p->C);
         fan_stream_drop(p->A);
-        p->C = p->A = NULL;
+        fan_stream_drop(p->joins);
+        p->C = p->A = p->joins = NULL;
         p->how = 0;
     }
     p->rules = before->rules;
@@ -879,7 +932,8 @@ static void adding_end(fan_buffer *b, adding *x)
     fan_stream_drop(x->A);
     fan_stream_drop(x->C);
     fan_stream_drop(x->P);
-    fan_stream_drop(x->current);
+    fan_stream_drop(x->with.current);
+    fan_stream_drop(x->with.consumer);
 }
 
 /* S6. */
@@ -1361,16 +1415,27 @@ fan_status fan_buffer_look(fan_buffer *b, size_t slot, fan_slot_view *out, fan_i
 fan_status fan_pass_end(fan_stream *caller, fan_stream *const *streams, size_t n, const fan_value *values, size_t nvalues, fan_error *err)
 {
     uint64_t out = caller->device->backend->left_out ? caller->device->backend->left_out(caller->device) : 0;
+    fan_stream *instead = caller; /* S7: the first captured one, for those of its capture */
     for (size_t i = 0; i < n; i++) {
         fan_event *e = NULL;
+        fan_stream *on;
         if (streams[i] == caller || (out & FAN_PLAN_S20_WAIT))
             continue;
+        FAN_TRY(fan_plan_consumer(caller, streams[i], NULL, &on, err));
+        instead = on != caller && instead == caller ? on : instead;
+        on = on != caller ? instead : caller;
+        if (on == streams[i])
+            continue;
         FAN_TRY(fan_event_record(streams[i], &e, err));
-        fan_status status = fan_stream_wait(caller, e, NULL, err);
+        fan_status status = fan_stream_wait(on, e, NULL, err);
         fan_event_drop(e);
+        if (status == FAN_CAPTURE)
+            status = fan_plan_refused("the end of the pass", err);
         FAN_TRY(status);
     }
-    for (size_t i = 0; i < nvalues; i++)
+    for (size_t i = 0; i < nvalues; i++) {
         FAN_TRY(fan_plan_mark(&values[i], caller, FAN_PLAN_S20_MARK, err));
+        FAN_TRY(fan_plan_mark(&values[i], instead, FAN_PLAN_S20_MARK, err));
+    }
     return FAN_OK;
 }

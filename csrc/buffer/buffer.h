@@ -231,5 +231,7 @@ void fan_set_debug(bool on);                    /* catch callers who change what
 bool fan_get_debug(void);
 void fan_set_warn_mismatch(bool on);            /* S6 */
 bool fan_get_warn_mismatch(void);
+void fan_set_capture_redirect(bool on);         /* S7 */
+bool fan_get_capture_redirect(void);
 
 #endif

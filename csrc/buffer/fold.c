@@ -37,16 +37,47 @@ fan_status fan_plan_record(fan_buffer *b, fan_stream *s, uint64_t bit, fan_event
     return FAN_OK;
 }
 
-fan_status fan_plan_wait(fan_buffer *b, fan_stream *s, fan_event *e, uint64_t bit, fan_error *err)
+fan_status fan_plan_refused(const char *who, fan_error *err)
+{
+    fan_error was;
+    if (!err)
+        return FAN_CAPTURE;
+    was = *err;
+    bool redirect = was.code == 906 && !fan_get_capture_redirect();
+    return fan_fail_code(err, FAN_CAPTURE, was.code, "%s: %s%s", who, was.text,
+                         redirect ? "; or let fanin.set_options(capture_redirect=True) put the captured stream in its place" : "");
+}
+
+fan_status fan_plan_wait(fan_buffer *b, size_t slot, fan_stream *s, fan_event *e, uint64_t bit, fan_error *err)
 {
     bool elided = false;
     if (!e || !e->stream || (left_out(s->device) & bit))
         return FAN_OK;
-    FAN_TRY(fan_stream_wait(s, e, &elided, err));
+    fan_status status = fan_stream_wait(s, e, &elided, err);
+    if (status == FAN_CAPTURE) {
+        char who[256];
+        snprintf(who, sizeof who, FAN_SLOT_SAID, FAN_SLOT_WHO(b, slot));
+        status = fan_plan_refused(who, err);
+    }
+    FAN_TRY(status);
     if (elided)
         FAN_COUNT(b, waits_elided, 1);
     else
         FAN_COUNT(b, waits, 1);
+    return FAN_OK;
+}
+
+fan_status fan_plan_consumer(fan_stream *s, fan_stream *t, const fan_event *e, fan_stream **out, fan_error *err)
+{
+    uint64_t mine, theirs;
+    *out = s;
+    if (!s || !t || s == t || !fan_get_capture_redirect())
+        return FAN_OK;
+    FAN_TRY(fan_stream_capture(s, &mine, err));
+    FAN_TRY(fan_stream_capture(t, &theirs, err));
+    bool still = !e || e->capture == theirs; /* what was recorded in a capture that has ended is for no stream to take over */
+    if (still && fan_sync_capture_plan(mine, theirs, true, s->handle == 1) == FAN_CAPTURE_REDIRECT)
+        *out = t;
     return FAN_OK;
 }
 
@@ -152,7 +183,7 @@ static fan_status wait_for_terms(fan_fold *f, fan_error *err)
                 newest = FAN_MUT(23) ? !fan_event_covers(t->event, f->terms[j].event) : !fan_event_covers(f->terms[j].event, t->event);
         f->rules |= i == 0 ? FAN_S(13) : FAN_S(12);
         if (newest)
-            FAN_TRY(fan_plan_wait(f->b, A, t->event, i == 0 ? FAN_PLAN_S13_WAIT : FAN_PLAN_S12_WAIT, err));
+            FAN_TRY(fan_plan_wait(f->b, f->slot, A, t->event, i == 0 ? FAN_PLAN_S13_WAIT : FAN_PLAN_S12_WAIT, err));
     }
     return FAN_OK;
 }
@@ -177,7 +208,7 @@ static fan_status settle(fan_fold *f, const fan_array *a, fan_error *err)
             before_record(f, user);
             if ((status = fan_event_record(user, &e, err)) == FAN_OK) {
                 FAN_COUNT(f->b, events, 1);
-                status = fan_plan_wait(f->b, A, e, 0, err);
+                status = fan_plan_wait(f->b, f->slot, A, e, 0, err);
             }
         }
         fan_event_drop(e);
@@ -248,14 +279,15 @@ static fan_status keep_term(fan_fold *f, size_t i, fan_value *out, fan_error *er
 
 fan_status fan_fold_wait_taker(fan_fold *f, fan_error *err)
 {
-    fan_stream *A = slot_of(f)->p->A;
+    fan_stream *A = slot_of(f)->p->A, *taker;
     fan_event *e = NULL;
     if (!A)
         return FAN_OK;
-    if (f->taker && f->taker != A) {
-        before_record(f, f->taker);
-        FAN_TRY(fan_plan_record(f->b, f->taker, 0, &e, err));
-        fan_status status = fan_plan_wait(f->b, A, e, FAN_PLAN_S22_WAIT, err);
+    FAN_TRY(fan_plan_consumer(f->taker, A, NULL, &taker, err));
+    if (taker && taker != A) {
+        before_record(f, taker);
+        FAN_TRY(fan_plan_record(f->b, taker, 0, &e, err));
+        fan_status status = fan_plan_wait(f->b, f->slot, A, e, FAN_PLAN_S22_WAIT, err);
         fan_event_drop(e);
         FAN_TRY(status);
     }

@@ -45,6 +45,7 @@ typedef struct fan_pass {
     bool shaped;
     fan_device *device;       /* held; NULL: not fixed */
     fan_stream *C, *A;        /* held; fixed by the first gradient on a device with streams */
+    fan_stream *joins;        /* held; A is a pooled stream that nobody else knows, and came into this one's capture (S11); NULL: it is not */
     char how;                 /* case letter of that gradient; 0: none */
     uint64_t rules;
     fan_dtype_set seen;       /* of all contributions */
@@ -136,8 +137,13 @@ static inline fan_place fan_place_of(const fan_stream *s)
 
 /* fan_plan_record: an event on s, or, where the proof leaves out `bit`, an event that was never recorded. */
 fan_status fan_plan_record(fan_buffer *b, fan_stream *s, uint64_t bit, fan_event **out, fan_error *err);
-/* fan_plan_wait: s waits for e (NULL or never recorded: nothing), unless the proof leaves out `bit`. */
-fan_status fan_plan_wait(fan_buffer *b, fan_stream *s, fan_event *e, uint64_t bit, fan_error *err);
+/* fan_plan_wait: s waits for e (NULL or never recorded: nothing), unless the proof leaves out `bit`. A refusal by S7 names the slot. */
+fan_status fan_plan_wait(fan_buffer *b, size_t slot, fan_stream *s, fan_event *e, uint64_t bit, fan_error *err);
+/* fan_plan_refused: S7: a refused wait, told of the node that it is for, with the remedy that only the buffer has. */
+fan_status fan_plan_refused(const char *who, fan_error *err);
+/* fan_plan_consumer: S7: who consumes what is ready on t (with event e, NULL: none yet) instead of s: t where it is captured, s is in no capture and redirection
+ * is on; else s. No hold. Either may be NULL. */
+fan_status fan_plan_consumer(fan_stream *s, fan_stream *t, const fan_event *e, fan_stream **out, fan_error *err);
 fan_status fan_plan_mark(const fan_value *v, fan_stream *s, uint64_t bit, fan_error *err);
 
 /* One term of a fold: the value so far or a contribution. Borrowed from the slot, which is busy. */

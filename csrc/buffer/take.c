@@ -9,20 +9,21 @@
 #include <string.h>
 
 /* S18, S19: `consumer` may use `v`, ready on R with event E. *E may get an event that is recorded now. */
-static fan_status hand_over(fan_buffer *b, const fan_value *v, fan_stream *C, fan_stream *A, fan_stream *R, fan_event *E, fan_stream *consumer,
+static fan_status hand_over(fan_buffer *b, size_t slot, const fan_value *v, fan_stream *C, fan_stream *A, fan_stream *R, fan_event *E, fan_stream *consumer,
                             uint64_t *rules, fan_error *err)
 {
     fan_event *now = NULL;
     fan_status status = FAN_OK;
     if (!R || !consumer)
         return FAN_OK;
+    FAN_TRY(fan_plan_consumer(consumer, R, E, &consumer, err));
     fan_sync_take plan = fan_sync_take_plan(
         (fan_sync_slot){.C = fan_place_of(C), .A = fan_place_of(A), .R = fan_place_of(R), .has_event = E != NULL}, fan_place_of(consumer));
     *rules |= plan.rules;
     if (plan.record_now)
         FAN_GO(fan_plan_record(b, R, FAN_PLAN_S18_RECORD, &now, err));
     if (plan.wait)
-        FAN_GO(fan_plan_wait(b, consumer, E ? E : now, FAN_PLAN_S18_WAIT, err));
+        FAN_GO(fan_plan_wait(b, slot, consumer, E ? E : now, FAN_PLAN_S18_WAIT, err));
     if (plan.mark)
         FAN_GO(fan_plan_mark(v, consumer, FAN_PLAN_S19_MARK, err));
 done:
@@ -491,8 +492,7 @@ static fan_status take_claim(fan_buffer *b, const fan_take *how, cut *cuts, exte
 
 static fan_stream *consumer_of(const fan_buffer *b, const fan_take *how, size_t slot)
 {
-    fan_stream *consumer = how->stream ? how->stream : b->stream;
-    return consumer ? consumer : b->slots[slot].p->C;
+    return how->stream ? how->stream : b->slots[slot].p->C; /* which is the buffer's unless it was redirected (S7) */
 }
 
 /* A pass over all slots: what each does in it, and the end of what went into the batch meanwhile. */
@@ -551,7 +551,7 @@ static fan_status step_hand_over(fan_buffer *b, size_t slot, const fan_take *how
     if (how->out && how->out[slot].form == FAN_DENSE && c->by_copy)
         FAN_TRY(cut_copy(b, slot, how, c, err));
     if (c->result.form != FAN_UNDEFINED)
-        FAN_TRY(hand_over(b, &c->result, s->p->C, s->p->A, c->R, c->E, consumer_of(b, how, slot), &s->p->rules, err));
+        FAN_TRY(hand_over(b, slot, &c->result, s->p->C, s->p->A, c->R, c->E, consumer_of(b, how, slot), &s->p->rules, err));
     if (b->known)
         learn(c, s->p);
     return FAN_OK;
@@ -608,7 +608,7 @@ fan_status fan_buffer_take(fan_buffer *b, const fan_take *how, fan_value *result
         if (!cuts[i].claimed)
             break;
         if (status == FAN_OK && fan_trace_on() && cuts[i].result.form != FAN_UNDEFINED)
-            trace_take(b, i, &cuts[i], how->stream ? how->stream : b->stream ? b->stream : b->slots[i].p->C);
+            trace_take(b, i, &cuts[i], how->stream ? how->stream : b->slots[i].p->C ? b->slots[i].p->C : b->stream);
         fan_slot_lock(b, i);
         if (status == FAN_OK)
         {
@@ -633,6 +633,10 @@ fan_status fan_buffer_take(fan_buffer *b, const fan_take *how, fan_value *result
         fan_event_drop(cuts[i].E);
         if (cuts[i].gathered)
             fan_gathered_fini(&cuts[i].g);
+        if (gone[i] && gone[i] != &fan_pass_none) { /* the consumer has waited for what was pooled */
+            fan_stream_drop(gone[i]->joins);
+            gone[i]->joins = NULL;
+        }
         fan_pass_free(b, gone[i]);
     }
     fan_free(cuts);
@@ -665,12 +669,12 @@ fan_status fan_buffer_snapshot(fan_buffer *b, size_t slot, fan_stream *consumer,
     } else if (f->n == 1 && !f->state && f->terms[0].v->form == FAN_OBJECT) {
         status = fan_value_copy(b->frontend, f->terms[0].v, out, err);
         if (status == FAN_OK)
-            status = hand_over(b, out, s->p->C, s->p->A, f->terms[0].P, f->terms[0].event, consumer ? consumer : b->stream ? b->stream : s->p->C, &f->rules, err);
+            status = hand_over(b, slot, out, s->p->C, s->p->A, f->terms[0].P, f->terms[0].event, consumer ? consumer : s->p->C, &f->rules, err);
     } else {
         status = fan_fold_run(f, err);
         *out = f->result;
         if (status == FAN_OK)
-            status = hand_over(b, out, s->p->C, s->p->A, f->R, f->E, consumer ? consumer : b->stream ? b->stream : s->p->C, &f->rules, err);
+            status = hand_over(b, slot, out, s->p->C, s->p->A, f->R, f->E, consumer ? consumer : s->p->C, &f->rules, err);
     }
     if (status == FAN_OK && !g.like && f->state) {
         out->origin = f->state->origin;

@@ -71,7 +71,7 @@ fan_status fan_buffer_target(fan_buffer *b, size_t slot, int64_t key, fan_stream
     fan_slot_lock(b, slot);
     status = fan_slot_enter(b, slot, "target", err);
     if (status == FAN_OK)
-        status = fan_arrive_check(b, slot, &c, current, &a, err);
+        status = fan_arrive_check(b, slot, &c, current, b->stream, &a, err);
     if (status == FAN_OK) {
         t->slot = slot;
         t->key = key;

@@ -352,6 +352,75 @@ static fan_status cuda_capture(fan_stream *s, uint64_t *id, fan_error *err)
     return status;
 }
 
+/* spare_for: one that this capture has already, or that nobody holds. The part's lock is held. */
+static fan_cuda_spare *spare_for(fan_cuda_part *p, uint64_t capture)
+{
+    fan_cuda_spare *idle = NULL;
+    for (size_t i = 0; i < p->nspares; i++) {
+        fan_cuda_spare *one = &p->spares[i];
+        bool held = one->asked > 0;
+        if (one->capture == capture)
+            return one;
+        for (size_t k = 0; k < p->nstreams && !held; k++)
+            held = p->streams[k]->handle == one->handle;
+        idle = held || idle ? idle : one;
+    }
+    return idle;
+}
+
+/* spare_new: in relaxed mode, for a capture is under way. */
+static fan_status spare_new(fan_cuda_part *p, uint64_t *handle, fan_error *err)
+{
+    const fan_cuda_api *api = fan_cuda_api_of(p);
+    fan_cuda_scope scope;
+    fan_cu_stream made = NULL;
+    FAN_TRY(fan_cuda_enter(p, &scope, err));
+    int mode = fan_cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED);
+    fan_cu_result code = api->StreamCreate(&made, FAN_CU_STREAM_NON_BLOCKING);
+    (void)fan_cuda_relax(p, mode);
+    fan_status status = fan_cuda_check(p, code, "cuStreamCreate", err);
+    if (status == FAN_OK) {
+        *handle = (uint64_t)(uintptr_t)made;
+        (void)pthread_mutex_lock(&p->lock);
+        bool failed = fan_grow((void **)&p->spares, &p->spares_cap, p->nspares + 1, sizeof *p->spares);
+        if (!failed)
+            p->spares[p->nspares++] = (fan_cuda_spare){.handle = *handle, .asked = 1};
+        (void)pthread_mutex_unlock(&p->lock);
+        if (failed) {
+            (void)fan_cuda_check(p, api->StreamDestroy(made), "cuStreamDestroy", NULL);
+            status = fan_fail(err, FAN_NOMEM, "out of memory for a stream");
+        }
+    }
+    fan_cuda_leave(&scope);
+    return status;
+}
+
+static fan_status cuda_spare(fan_device *d, uint64_t id, fan_stream **out, fan_error *err)
+{
+    fan_cuda_part *p = fan_cuda_part_of(d);
+    uint64_t handle = 0;
+    *out = NULL;
+    (void)pthread_mutex_lock(&p->lock);
+    fan_cuda_spare *found = spare_for(p, id);
+    if (found) {
+        handle = found->handle;
+        found->capture = id;
+        found->asked++;
+    }
+    (void)pthread_mutex_unlock(&p->lock);
+    if (!handle)
+        FAN_TRY(spare_new(p, &handle, err));
+    fan_status status = fan_cuda_stream(d, handle, out, err);
+    (void)pthread_mutex_lock(&p->lock);
+    for (size_t i = 0; i < p->nspares; i++)
+        if (p->spares[i].handle == handle) {
+            p->spares[i].capture = id;
+            p->spares[i].asked--;
+        }
+    (void)pthread_mutex_unlock(&p->lock);
+    return status;
+}
+
 /* not_captured: what the host must not ask for while s is captured, refused before the driver hears of it: the capture stays valid. */
 static fan_status not_captured(fan_stream *s, const char *what, fan_error *err)
 {
@@ -541,6 +610,7 @@ static const fan_backend backend = {
     .peek = cuda_peek,
     .event_sync = cuda_event_sync,
     .capture = cuda_capture,
+    .spare = cuda_spare,
     .run = fan_cuda_run,
     .run_many = fan_cuda_run_many,
     .lost = cuda_lost,
@@ -559,6 +629,8 @@ static void part_fini(fan_cuda_part *p)
             fan_cuda_blocks_fini(p);
             if (p->house)
                 (void)api->StreamDestroy(p->house);
+            for (size_t i = 0; i < p->nspares; i++)
+                (void)api->StreamDestroy((fan_cu_stream)(uintptr_t)p->spares[i].handle);
             if (p->module)
                 (void)api->ModuleUnload(p->module);
             (void)fan_cuda_relax(p, mode);
@@ -574,6 +646,9 @@ static void part_fini(fan_cuda_part *p)
     fan_free(p->streams);
     p->streams = NULL;
     p->nstreams = p->streams_cap = 0;
+    fan_free(p->spares);
+    p->spares = NULL;
+    p->nspares = p->spares_cap = 0;
     p->house = NULL;
     p->module = NULL;
     p->context = NULL;

@@ -22,6 +22,13 @@ typedef struct fan_cuda_block {
     atomic_size_t *graphs; /* graphs that use it, counted down by the driver's threads; NULL: none ever did */
 } fan_cuda_block;
 
+/* A stream of our own for captures that need one. */
+typedef struct fan_cuda_spare {
+    uint64_t handle;
+    uint64_t capture;      /* the last one that it was lent to */
+    size_t asked;          /* threads that are about to hold it */
+} fan_cuda_spare;
+
 typedef struct fan_cuda_part {
     fan_device device;
     fan_cuda *cuda;
@@ -41,6 +48,8 @@ typedef struct fan_cuda_part {
     int processors;
     fan_stream **streams;  /* those that somebody holds; no holds */
     size_t nstreams, streams_cap;
+    fan_cuda_spare *spares;
+    size_t nspares, spares_cap;
     fan_cuda_block *blocks; /* by address */
     size_t nblocks, blocks_cap;
     char *staging;         /* where the tables of run_many are made; NULL: none, or in use */

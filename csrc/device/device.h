@@ -118,6 +118,9 @@ typedef struct fan_backend {
     /* capture (NULL: there is none): the number of the capture into a graph that `s` is in, 0: in none. Does not block. */
     fan_status (*capture)(fan_stream *s, uint64_t *id, fan_error *err);
 
+    /* spare (NULL: there is none): a hold on a stream of the backend's own, on which nobody queues but for the capture `id` (S11 under capture). */
+    fan_status (*spare)(fan_device *d, uint64_t id, fan_stream **out, fan_error *err);
+
     /* lost (NULL: never): nothing runs on `d` any more, and nothing can be asked of it: memory that leaves need not wait for anybody. */
     bool (*lost)(fan_device *d);
 

@@ -1354,6 +1354,12 @@ static fan_status sim_capture(fan_stream *s, uint64_t *id, fan_error *err)
     return FAN_OK;
 }
 
+static fan_status sim_spare(fan_device *d, uint64_t id, fan_stream **out, fan_error *err)
+{
+    (void)id; /* a new one each time: they cost nothing here */
+    return fan_sim_stream(machine_of(d), d->index, false, out, err);
+}
+
 static uint64_t sim_left_out(fan_device *d)
 {
     return machine_of(d)->left_out;
@@ -1387,6 +1393,7 @@ static const fan_backend backend = {
     .run = sim_run,
     .run_many = sim_run_many,
     .capture = sim_capture,
+    .spare = sim_spare,
     .left_out = sim_left_out,
     .device_fini = sim_device_fini,
 };

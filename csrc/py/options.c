@@ -19,9 +19,10 @@ static PyObject *budget_of(uint64_t n)
 static PyObject *get_options(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 {
     size_t pool = fan_pool_get().limit;
-    return Py_BuildValue("{s:N,s:N,s:N,s:s,s:i,s:N}", "debug", PyBool_FromLong(fan_get_debug()), "warn_stream_mismatch",
+    return Py_BuildValue("{s:N,s:N,s:N,s:s,s:i,s:N,s:N}", "debug", PyBool_FromLong(fan_get_debug()), "warn_stream_mismatch",
                          PyBool_FromLong(fan_get_warn_mismatch()), "budget", budget_of(fan_state_get()->budget), "isa", fan_sum_isa(),
-                         "threads", fan_team_chosen(), "pool_bytes", budget_of(pool == SIZE_MAX ? UINT64_MAX : pool));
+                         "threads", fan_team_chosen(), "pool_bytes", budget_of(pool == SIZE_MAX ? UINT64_MAX : pool),
+                         "capture_redirect", PyBool_FromLong(fan_get_capture_redirect()));
 }
 
 /* isa_arg: the name of an instruction set that this machine has. */
@@ -81,17 +82,18 @@ static int pool_arg(PyObject *o, size_t *out)
 /* set_options: each argument None, or the new value; all are checked before any is set. */
 static PyObject *set_options(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    PyObject *debug, *warn, *budget, *isa, *threads, *pool;
+    PyObject *debug, *warn, *budget, *isa, *threads, *pool, *redirect;
     const char *set = NULL;
     int team = 0;
     uint64_t bytes = 0;
     size_t most = 0;
-    int on = 0, warns = 0;
-    if (!PyArg_ParseTuple(args, "OOOOOO:set_options", &debug, &warn, &budget, &isa, &threads, &pool))
+    int on = 0, warns = 0, redirects = 0;
+    if (!PyArg_ParseTuple(args, "OOOOOOO:set_options", &debug, &warn, &budget, &isa, &threads, &pool, &redirect))
         return NULL;
     on = debug == Py_None ? 0 : PyObject_IsTrue(debug);
     warns = warn == Py_None ? 0 : PyObject_IsTrue(warn);
-    if (on < 0 || warns < 0 || (budget != Py_None && fan_budget_arg(budget, &bytes) < 0) || (pool != Py_None && pool_arg(pool, &most) < 0))
+    redirects = redirect == Py_None ? 0 : PyObject_IsTrue(redirect);
+    if (on < 0 || warns < 0 || redirects < 0 || (budget != Py_None && fan_budget_arg(budget, &bytes) < 0) || (pool != Py_None && pool_arg(pool, &most) < 0))
         return NULL;
     if ((isa != Py_None && !(set = isa_arg(isa))) || (threads != Py_None && (team = threads_arg(threads)) < 0))
         return NULL;
@@ -105,6 +107,8 @@ static PyObject *set_options(PyObject *Py_UNUSED(module), PyObject *args)
         fan_pool_set_limit(most);
     if (warn != Py_None)
         fan_set_warn_mismatch(warns);
+    if (redirect != Py_None)
+        fan_set_capture_redirect(redirects);
     if (budget != Py_None)
         fan_state_get()->budget = bytes;
     if (set)
@@ -340,7 +344,7 @@ PyMethodDef fan_option_functions[] = {
     {"_test_sum", test_sum, METH_VARARGS,
      "_test_sum(out, sources, dtype, stats, parallel=True, /)\n--\n\nTests: one fold of gap-free buffers; its statistics if they are asked for."},
     {"_test_team", test_team, METH_NOARGS, "_test_team()\n--\n\nTests: threads that work together, helpers that are alive."},
-    {"set_options", set_options, METH_VARARGS, "set_options(debug, warn_stream_mismatch, budget, isa, threads, pool_bytes, /)\n--\n\nSet those that are not None."},
+    {"set_options", set_options, METH_VARARGS, "set_options(debug, warn_stream_mismatch, budget, isa, threads, pool_bytes, capture_redirect, /)\n--\n\nSet those that are not None."},
     {"counters", counters, METH_NOARGS, "counters()\n--\n\nWhat all buffers of this process have done so far: a fanin.Counters."},
     {"pool", pool, METH_NOARGS, "pool()\n--\n\nThe figures of the pool of memory, as a dict."},
     {"trim", trim, METH_NOARGS,

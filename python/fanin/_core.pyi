@@ -304,6 +304,7 @@ class _Options(TypedDict):
     isa: str
     threads: int
     pool_bytes: float
+    capture_redirect: bool
 
 class _Pool(TypedDict):
     pool_bytes: int
@@ -321,6 +322,7 @@ def set_options(
     isa: str | None,
     threads: int | None,
     pool_bytes: float | None,
+    capture_redirect: bool | None,
     /,
 ) -> None: ...
 def counters() -> Counters: ...

@@ -70,7 +70,7 @@ class Restore:
 
     def __init__(
         self,
-        before: tuple[bool | None, bool | None, float | None, str | None, int | None, float | None],
+        before: tuple[bool | None, bool | None, float | None, str | None, int | None, float | None, bool | None],
         raw: bool | None,
     ) -> None:
         self._before = before
@@ -93,6 +93,7 @@ def set_options(
     budget: float | None = None,
     pool_bytes: float | None = None,
     warn_stream_mismatch: bool | None = None,
+    capture_redirect: bool | None = None,
     isa: str | None = None,
     threads: int | None = None,
     raw_addresses: bool | None = None,
@@ -104,7 +105,8 @@ def set_options(
     wrote to it. budget: bytes that may wait in a buffer that was given no budget of its own (buffers made from now
     on). pool_bytes: bytes that may be kept of large results (1 MiB and more) that are gone, for the next ones (at first an eighth of the machine's memory,
     1 GiB at most; 0: none are; `trim` gives them back). warn_stream_mismatch: whether a leaf that consumes on another stream than its gradient was made on
-    gets a `StreamMismatchWarning`, once (rule S6). isa: the instruction set of sums, "sse2", "avx2" or "avx512" ("plain" where the
+    gets a `StreamMismatchWarning`, once (rule S6). capture_redirect: whether a consumer's stream that is in no capture gives way to the captured stream that it
+    would have to wait for (rule S7): the sum is ready on that one then, and nothing outside is pulled into the graph; at first False. isa: the instruction set of sums, "sse2", "avx2" or "avx512" ("plain" where the
     processor is no x86); a ValueError names those that this machine has; the widest is taken unasked. threads: how many threads share a
     large sum on the CPU, from 1 to 1024; unasked as many as the process may use, at most 8. Neither changes a bit of a result. raw_addresses: whether
     what has `__cuda_array_interface__` and no DLPack (Numba's device arrays) is an array: what it says of its address, its extent and its stream is
@@ -117,7 +119,7 @@ def set_options(
     if threads == 0:
         raise ValueError(f"threads={threads!r}: expected a number of threads from 1 to 1024")
     old, raw = _core.get_options(), arrays.raw_addresses
-    _core.set_options(debug, warn_stream_mismatch, budget, isa, threads, pool_bytes)
+    _core.set_options(debug, warn_stream_mismatch, budget, isa, threads, pool_bytes, capture_redirect)
     if raw_addresses is not None:
         arrays.raw_addresses = bool(raw_addresses)
     return Restore(
@@ -128,6 +130,7 @@ def set_options(
             None if isa is None else old["isa"],
             None if threads is None else old["threads"],  # 0: unasked
             None if pool_bytes is None else old["pool_bytes"],
+            None if capture_redirect is None else old["capture_redirect"],
         ),
         None if raw_addresses is None else raw,
     )
