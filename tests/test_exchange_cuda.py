@@ -390,7 +390,7 @@ def setting(path: str, value: Any) -> Callable[[Any], None]:
         (setting("tensor.code", 3), BufferError, "type code 3"),
     ],
 )  # fmt: skip
-def test_rows_6_to_24_a_tensor_that_lies_is_refused_and_given_back_once(
+def test_rows_6_9_to_11_20_to_22_and_24_a_tensor_that_lies_is_refused_and_given_back_once(
     library: Library, change: Any, error: type[Exception], words: str
 ) -> None:
     class This(Lying):
@@ -442,7 +442,7 @@ def test_row_10_without_a_driver_the_error_says_so() -> None:
         fanin.InputBuffer(1).add(0, x)
 
 
-def test_row_15_strides_null_and_rows_16_to_20_any_layout_is_read(library: Library) -> None:
+def test_row_15_strides_null_and_rows_16_17_and_20_any_layout_is_read(library: Library) -> None:
     driver, s = library.driver, library.driver.stream()
 
     class Plain(Lying):

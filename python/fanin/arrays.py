@@ -365,6 +365,8 @@ def fields_of(x: Any) -> Fields:
         refuse(TypeError, f"{who} has typestr {said['typestr']!r:.80}; expected one like '<f4'")
     if not dtype.isnative:
         refuse(BufferError, f"{who} has typestr {said['typestr']!r:.80} of foreign byte order; convert it first")
+    if dtype.char in "gG":
+        refuse(BufferError, f"{who} has typestr {said['typestr']!r:.80}, a {dtype.type.__name__}, which is not summed")
     return Fields(
         whole(x, "address", data[0] or 0, 0),
         bool(data[1]),
