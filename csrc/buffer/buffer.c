@@ -124,7 +124,7 @@ static bool holds_one(const fan_buffer *b)
 {
     uint64_t me = fan_thread_id();
     for (size_t i = 0; i < b->nslots; i++)
-        if (b->slots[i].busy && !b->slots[i].taking && b->slots[i].owner == me)
+        if (fan_slot_owned_by(&b->slots[i], me) && b->slots[i].busy && !b->slots[i].taking) /* what is ours nobody else changes */
             return true;
     return false;
 }
@@ -135,7 +135,7 @@ fan_status fan_slot_claim(fan_buffer *b, size_t slot, bool taking, const char *w
     fan_slot *s = &b->slots[slot];
     fan_status status = FAN_OK;
     while (s->busy && !FAN_MUT(17)) {
-        if (s->owner == fan_thread_id() || holds_one(b))
+        if (fan_slot_owned_by(s, fan_thread_id()) || holds_one(b))
             return reentered(b, slot, what, err);
         FAN_TRY(wait_for_change(b, slot, err));
     }
@@ -143,11 +143,12 @@ fan_status fan_slot_claim(fan_buffer *b, size_t slot, bool taking, const char *w
         fan_yield();
     s->busy = true;
     s->taking = taking;
-    s->owner = fan_thread_id();
+    fan_slot_set_owner(s, fan_thread_id());
     while (taking && s->p->arriving && status == FAN_OK && !FAN_MUT(16))
         status = wait_for_change(b, slot, err);
     if (status != FAN_OK) {
         s->busy = s->taking = false;
+        fan_slot_set_owner(s, 0);
         changed(b, slot);
     }
     return status;
@@ -167,7 +168,7 @@ void fan_slot_let_go(fan_buffer *b, size_t slot)
 {
     fan_slot *s = &b->slots[slot];
     s->busy = s->taking = FAN_MUT(24);
-    s->owner = 0;
+    fan_slot_set_owner(s, 0);
     changed(b, slot);
 }
 
@@ -510,7 +511,7 @@ static fan_status fold_items(fan_buffer *b, size_t slot, size_t m, fan_error *er
     if (FAN_MUT(1))
         fan_yield();
     s->busy = true;
-    s->owner = fan_thread_id();
+    fan_slot_set_owner(s, fan_thread_id());
     fan_slot_unlock(b, slot);
     fan_status status = fan_gather(b, slot, m, &g, err);
     if (status == FAN_OK) {
@@ -598,7 +599,8 @@ static fan_status reserve(fan_buffer *b, size_t slot, fan_contribution *c, const
             fan_pass_free(b, p);
         return fan_fail(err, FAN_NOMEM, "%s: slot %zu: out of memory", b->name, slot);
     }
-    s->p = p;
+    if (s->p != p) /* who sums reads it unlocked */
+        s->p = p;
     if (copy) {
         p->shape = copy;
         p->ndim = ndim;
@@ -725,7 +727,7 @@ fan_status fan_slot_enter(fan_buffer *b, size_t slot, const char *what, fan_erro
 {
     fan_slot *s = &b->slots[slot];
     while (s->taking && s->busy && !FAN_MUT(22)) {
-        if (s->owner == fan_thread_id() || holds_one(b))
+        if (fan_slot_owned_by(s, fan_thread_id()) || holds_one(b))
             return reentered(b, slot, what, err);
         FAN_TRY(wait_for_change(b, slot, err));
     }
@@ -1239,7 +1241,7 @@ fan_status fan_buffer_new(const fan_buffer_config *config, fan_buffer **out, fan
         s->spec = &b->undeclared;
         s->p = &fan_pass_none;
         s->expected = -1;
-        s->owner = 0;
+        fan_slot_set_owner(s, 0);
         s->busy = s->taking = false;
     }
     if (config->name) {

@@ -46,7 +46,7 @@ static size_t claim(round *r, size_t slot)
     uint64_t bytes = m ? together(s, m) : 0;
     if (bytes) {
         s->busy = true;
-        s->owner = fan_thread_id();
+        fan_slot_set_owner(s, fan_thread_id());
         r->coming += bytes;
     }
     fan_slot_unlock(r->b, slot);

@@ -303,7 +303,7 @@ fan_status fan_slot_thicken(fan_buffer *b, size_t slot, fan_error *err)
         FAN_GO(fan_fail(err, FAN_NOMEM, "%s: slot %zu: out of memory", b->name, slot));
     if (late) {
         s->busy = s->taking = true;
-        s->owner = fan_thread_id();
+        fan_slot_set_owner(s, fan_thread_id());
         fan_slot_unlock(b, slot);
     }
     status = items_of(b, slot, items, &made, err);
@@ -408,7 +408,7 @@ static bool claim(fan_slot *s)
     if (p && p->n > 1 && !fan_plain_fits(p->kind.dtype, fan_accum_dtype(p->kind.dtype, s->spec->accumulate), p->bytes, p->n))
         return false;
     s->busy = s->taking = true;
-    s->owner = fan_thread_id();
+    fan_slot_set_owner(s, fan_thread_id());
     return true;
 }
 
@@ -426,7 +426,7 @@ static void let_go(fan_buffer *b, size_t slots)
     for (size_t i = 0; i < slots; i++) {
         fan_slot *s = &b->slots[i];
         s->busy = s->taking = false;
-        s->owner = 0;
+        fan_slot_set_owner(s, 0);
     }
     wake(b);
 }
@@ -653,7 +653,7 @@ void fan_buffer_plain_done(fan_buffer *b, bool taken, bool (*part)(void *object)
             }
         }
         b->slots[i].busy = b->slots[i].taking = false;
-        b->slots[i].owner = 0;
+        fan_slot_set_owner(&b->slots[i], 0);
     }
     wake(b);
     for (size_t i = 0; i < f.n; i++)

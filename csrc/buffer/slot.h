@@ -89,11 +89,14 @@ typedef struct fan_slot {
     fan_pass *p;          /* never NULL: `fan_pass_none` before the first contribution that is no plain one. Read only then */
     fan_plains *plain;    /* NULL: none yet in this buffer's life */
     int64_t expected;     /* -1: none */
-    uint64_t owner;       /* fan_thread_id of who made it busy */
+    atomic_uint_fast64_t owner; /* fan_thread_id of who made it busy; read unlocked to ask whether that is oneself */
     bool busy;            /* someone folds, takes or copies */
     bool taking;          /* .. and it is a take: adds wait */
 } fan_slot;
 _Static_assert(sizeof(fan_slot) <= 96, "an idle slot takes at most 96 bytes");
+
+static inline void fan_slot_set_owner(fan_slot *s, uint64_t thread) { atomic_store_explicit(&s->owner, thread, memory_order_relaxed); }
+static inline bool fan_slot_owned_by(fan_slot *s, uint64_t thread) { return atomic_load_explicit(&s->owner, memory_order_relaxed) == thread; }
 
 extern fan_pass fan_pass_none;
 

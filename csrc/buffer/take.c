@@ -349,6 +349,16 @@ static fan_status cut_end(fan_buffer *b, size_t slot, cut *c, fan_error *err)
     return FAN_OK;
 }
 
+/* The slot is busy; who asks whether it is ready may look meanwhile. */
+static void spoil(fan_buffer *b, size_t slot, fan_status status, const fan_error *err)
+{
+    if (status == FAN_OK)
+        return;
+    fan_slot_lock(b, slot);
+    fan_slot_poison(&b->slots[slot], status, err);
+    fan_slot_unlock(b, slot);
+}
+
 /* Ends the folds of slots [from, to) that are in the batch; `failed`: some slot did, and nothing more is queued. A slot whose sum was not queued is as it was. */
 static fan_status cuts_end(fan_buffer *b, cut *cuts, size_t from, size_t to, fan_batch *batch, bool failed, fan_error *err)
 {
@@ -368,7 +378,7 @@ static fan_status cuts_end(fan_buffer *b, cut *cuts, size_t from, size_t to, fan
             continue;
         }
         fan_status its = cut_end(b, i, &cuts[i], said);
-        fan_slot_poison(&b->slots[i], its, said);
+        spoil(b, i, its, said);
         status = status == FAN_OK ? its : status;
     }
     if (!failed && FAN_BATCH_MUTANT(LATE))
@@ -505,7 +515,7 @@ static fan_status each_slot(fan_buffer *b, const fan_take *how, const extents *o
     size_t ended = 0;
     for (size_t i = 0; i < b->nslots && status == FAN_OK; i++) {
         status = one(b, i, how, outs, &cuts[i], batch, err);
-        fan_slot_poison(&b->slots[i], status, err);
+        spoil(b, i, status, err);
         if (status == FAN_OK && batch && fan_batch_bytes(batch) >= FAN_MANY_BYTES) {
             status = cuts_end(b, cuts, ended, i + 1, batch, false, err);
             ended = i + 1;

@@ -85,7 +85,7 @@ fan_status fan_buffer_target(fan_buffer *b, size_t slot, int64_t key, fan_stream
         fan_pass *p = s->p;
         t->array = fan_array_hold(p->value.array);
         s->busy = true;
-        s->owner = fan_thread_id();
+        fan_slot_set_owner(s, fan_thread_id());
         /* It counts from now on (A16), and is not there yet. */
         p->count++;
         p->arriving++;
@@ -114,16 +114,18 @@ static fan_status take_back_direct(fan_buffer *b, fan_target *t, bool good, fan_
     fan_pass *p = s->p;
     fan_event *e = NULL, *old = NULL;
     fan_status status = FAN_OK;
+    uint64_t rules = 0;
     if (good && p->A) {
         fan_sync_fold plan = fan_sync_fold_plan((fan_sync_slot){.C = fan_place_of(p->C), .A = fan_place_of(p->A), .R = fan_place_of(p->R),
                                                                 .has_event = p->E != NULL});
-        p->rules |= plan.rules;
+        rules = plan.rules;
         if (plan.record)
             status = fan_plan_record(b, p->A, FAN_PLAN_S15_RECORD, &e, err);
         if (status == FAN_NOMEM)
             status = FAN_OK; /* S18 records then */
     }
     fan_slot_lock(b, t->slot);
+    p->rules |= rules;
     p->arriving--;
     if (!good) {
         p->poison = p->poison ? p->poison : fan_calloc(sizeof *p->poison);

@@ -533,9 +533,12 @@ static fan_status cuda_wait(fan_stream *s, fan_event *e, fan_error *err)
     return status;
 }
 
-static fan_status event_free_to_ask(const fan_event *e, fan_error *err)
+static fan_status event_free_to_ask(fan_event *e, fan_error *err)
 {
-    return e->capture ? fan_fail_code(err, FAN_CAPTURE, 907, "the event was recorded on a captured stream of cuda:%d: it has no time, and can be waited for "
+    (void)pthread_mutex_lock(&e->device->lock); /* somebody may record it */
+    bool captured = e->capture != 0;
+    (void)pthread_mutex_unlock(&e->device->lock);
+    return captured ? fan_fail_code(err, FAN_CAPTURE, 907, "the event was recorded on a captured stream of cuda:%d: it has no time, and can be waited for "
                                       "inside the capture alone", e->device->index)
                       : FAN_OK;
 }
@@ -756,7 +759,7 @@ int fan_cuda_here(fan_cuda *c)
     if (forked(c) || c->api.CtxGetCurrent(&now) != 0 || !now)
         return -1;
     for (int i = 0; i < c->count; i++)
-        if (c->parts[i].ready && c->parts[i].context == now)
+        if (atomic_load_explicit(&c->parts[i].ready, memory_order_acquire) && c->parts[i].context == now)
             return i;
     return -1;
 }
@@ -812,15 +815,16 @@ fan_status fan_cuda_device(fan_cuda *c, int index, fan_device **out, fan_error *
         return refuse_child(p, err);
     fan_status status = FAN_OK;
     (void)pthread_mutex_lock(&one_at_a_time);
-    if (!p->ready && !fan_cuda_usable(p)) {
+    bool ready = atomic_load_explicit(&p->ready, memory_order_relaxed);
+    if (!ready && !fan_cuda_usable(p)) {
         status = refuse_dead(p, err);
-    } else if (!p->ready) {
+    } else if (!ready) {
         int mode = fan_cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED); /* somebody may capture already */
         status = make_ready(p, err);
         (void)fan_cuda_relax(p, mode);
         if (status != FAN_OK && fan_cuda_usable(p))
             part_fini(p);
-        p->ready = status == FAN_OK;
+        atomic_store_explicit(&p->ready, status == FAN_OK, memory_order_release);
     }
     (void)pthread_mutex_unlock(&one_at_a_time);
     if (status == FAN_OK)

@@ -35,7 +35,7 @@ typedef struct fan_cuda_part {
     int index;
     fan_cu_device ordinal;
     pthread_mutex_t lock;  /* guards all that follows; the driver may be called under it while the part is made ready */
-    bool ready;
+    atomic_bool ready;     /* all of it is there: context, module, functions, house, pool */
     bool pools;            /* stream-ordered memory is there */
     fan_cu_context context;
     fan_cu_module module;

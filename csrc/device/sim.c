@@ -2105,16 +2105,28 @@ done:
 
 /* ---- what tests and users ask ---- */
 
+/* read_count: what other threads may count meanwhile. */
+static uint64_t read_count(const fan_sim *m, const uint64_t *count)
+{
+    lock((fan_sim *)(uintptr_t)m);
+    uint64_t n = *count;
+    unlock((fan_sim *)(uintptr_t)m);
+    return n;
+}
+
 uint64_t fan_sim_races(const fan_sim *m)
 {
-    return m->races;
+    return read_count(m, &m->races);
 }
 
 bool fan_sim_first_race(const fan_sim *m, fan_race *out)
 {
-    if (m->has_first)
+    lock((fan_sim *)(uintptr_t)m);
+    bool some = m->has_first;
+    if (some)
         *out = m->first;
-    return m->has_first;
+    unlock((fan_sim *)(uintptr_t)m);
+    return some;
 }
 
 fan_status fan_sim_pending(fan_sim *m, fan_error *err)
@@ -2149,25 +2161,38 @@ void fan_sim_fail_at(fan_sim *m, int64_t index, fan_status status)
 
 uint64_t fan_sim_calls(const fan_sim *m)
 {
-    return m->calls;
+    return read_count(m, &m->calls);
 }
 
 uint64_t fan_sim_unsound(const fan_sim *m)
 {
-    return m->unsound;
+    return read_count(m, &m->unsound);
 }
 
 double fan_sim_host_us(const fan_sim *m)
 {
     double us = 0;
+    lock((fan_sim *)(uintptr_t)m);
     for (size_t i = 0; i < 1 + FAN_ACTORS; i++)
         us = later(us, m->host_us[i]);
+    unlock((fan_sim *)(uintptr_t)m);
     return us;
 }
 
 double fan_sim_device_us(const fan_sim *m)
 {
-    return m->device_us;
+    lock((fan_sim *)(uintptr_t)m);
+    double us = m->device_us;
+    unlock((fan_sim *)(uintptr_t)m);
+    return us;
+}
+
+bool fan_sim_event_captured(fan_sim *m, const fan_event *e)
+{
+    lock(m);
+    bool captured = ((const fan_sim_event *)e->impl)->recording != NULL;
+    unlock(m);
+    return captured;
 }
 
 /* ---- host threads ---- */

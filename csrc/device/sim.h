@@ -65,6 +65,8 @@ fan_sim_graph *fan_sim_graph_hold(fan_sim_graph *g);
 void fan_sim_graph_drop(fan_sim_graph *g); /* NULL is fine */
 /* fan_sim_unsafe: a call that must not be made beside a capture (cudaMalloc and its like): FAN_CAPTURE, and the captures that it disturbs are broken. */
 fan_status fan_sim_unsafe(fan_sim *m, const char *call, fan_error *err);
+/* fan_sim_event_captured: whether e was last recorded on a captured stream. */
+bool fan_sim_event_captured(fan_sim *m, const fan_event *e);
 /* fan_sim_capture_mode: the calling thread's own mode, which decides what unsafe calls of its may do; returns the one before. */
 int fan_sim_capture_mode(int mode);
 uint64_t fan_sim_seed(const fan_sim *m);

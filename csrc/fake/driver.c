@@ -95,7 +95,8 @@ static struct {
     fan_sim *m;
     int devices;
     unsigned era;                  /* machines so far */
-    bool initialised, pools;
+    atomic_bool initialised;
+    bool pools;
     int version;
     thing *things[KINDS];
     thing **memory;                /* MEMORY by address */
@@ -1090,7 +1091,7 @@ fan_cu_result fan_fake_EventQuery(fan_cu_event e)
     thing *t = find(AN_EVENT, e);
     if (!t)
         return INVALID_HANDLE;
-    if (!((const fan_sim_event *)t->event->impl)->recording) /* else it has no time at all */
+    if (!fan_sim_event_captured(fake.m, t->event)) /* else it has no time at all */
         UNSAFE("cuEventQuery");
     fan_cu_result code = done(t->event->device->backend->query(t->event, &passed, &err), &err);
     return code ? code : passed ? OK : NOT_READY;
@@ -1138,17 +1139,12 @@ static struct fan_cu_graph *graph_of(uint64_t id)
     struct fan_cu_graph *g = graphs;
     while (g && g->id != id)
         g = g->next;
-    unlock();
-    if (g)
-        return g;
-    g = fan_calloc(sizeof *g);
-    if (!g)
-        return NULL;
-    g->id = id;
-    g->refs = 1;
-    lock();
-    g->next = graphs;
-    graphs = g;
+    if (!g && (g = fan_calloc(sizeof *g))) { /* under the lock: two threads that ask get one graph */
+        g->id = id;
+        g->refs = 1;
+        g->next = graphs;
+        graphs = g;
+    }
     unlock();
     return g;
 }
@@ -1479,12 +1475,15 @@ void fanFakeHide(int place, const char *name)
 
 uint64_t fanFakeCalls(const char *name)
 {
+    uint64_t n = UINT64_MAX;
+    lock();
     if (!name || !name[0])
-        return fake.calls;
-    for (int i = 0; i < NUMBERS; i++)
+        n = fake.calls;
+    for (int i = 0; i < NUMBERS && n == UINT64_MAX; i++)
         if (strcmp(names[i], name) == 0)
-            return fake.calls_of[i];
-    return UINT64_MAX;
+            n = fake.calls_of[i];
+    unlock();
+    return n;
 }
 
 uint64_t fanFakeRaces(void)
@@ -1495,14 +1494,24 @@ uint64_t fanFakeRaces(void)
     return fan_sim_races(fake.m);
 }
 
+/* told: a text as it is now; it lives until the thread asks again. */
+static const char *told(const char *text)
+{
+    static _Thread_local char copy[FAN_ERROR_TEXT];
+    lock();
+    snprintf(copy, sizeof copy, "%s", text);
+    unlock();
+    return copy;
+}
+
 const char *fanFakeRace(void)
 {
-    return fake.race;
+    return told(fake.race);
 }
 
 const char *fanFakeSaid(void)
 {
-    return fake.said;
+    return told(fake.said);
 }
 
 int fanFakeSynchronize(void)
@@ -1525,8 +1534,12 @@ int fanFakeStep(void)
 int64_t fanFakeLive(int which)
 {
     int64_t n = 0;
-    if (which > 0 && which < KINDS)
-        return (int64_t)fake.live[which];
+    if (which > 0 && which < KINDS) {
+        lock();
+        n = (int64_t)fake.live[which];
+        unlock();
+        return n;
+    }
     for (int i = 0; fake.contexts && i < MOST_DEVICES; i++)
         n += fake.contexts[i].retained;
     return n;

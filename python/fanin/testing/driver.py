@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.machinery
+import itertools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -93,6 +94,7 @@ class FakeDriver:
             getattr(self._lib, name).restype = ctypes.c_uint64
         self._lib.fanFakeLive.restype = ctypes.c_int64
         self._kernels: dict[int, Callable[[], None]] = {}
+        self._tokens = itertools.count(1)
         self._failed: list[BaseException] = []
         self._called = LAUNCHED(self._run)
         self._streams: list[int] = []
@@ -155,7 +157,7 @@ class FakeDriver:
         Arrays that `array` and `empty` made are marked as used on the stream; what the buffer made is marked by its rules.
         """
         arrays = [*reads, *writes]
-        token = len(self._kernels) + 1
+        token = next(self._tokens)
         views = [(a.address & ~TAG, a.dtype, a.shape, a.strides) for a in arrays]
         self._kernels[token] = lambda: fn(*(_view(*v) for v in views))
         for a in arrays:
