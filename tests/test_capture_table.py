@@ -225,6 +225,20 @@ def test_a_stale_consumer_is_replaced_for_the_whole_pass_and_the_graph_sums_on(w
     assert w.races == 0
 
 
+@pytest.mark.rule("S5", "S7")
+def test_who_need_not_give_way_is_who_he_was(w: Any) -> None:
+    s = w.stream()
+    x = w.array(np.ones(4))
+    told = []
+    for on in (False, True):
+        buf = fanin.InputBuffer(1, name="grads")
+        with fanin.set_options(capture_redirect=on), fanin.stream(s):
+            buf.add(0, x)
+            told.append(buf.explain(0))
+            buf.take()
+    assert told[0] == told[1] and "S5" in told[0]
+
+
 @pytest.mark.rule("S6", "S7")
 def test_a_leaf_that_gave_way_is_no_mismatch(w: Any) -> None:
     p = w.stream()

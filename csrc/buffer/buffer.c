@@ -696,8 +696,9 @@ static fan_status across_captures(fan_buffer *b, size_t slot, const fan_contribu
     uint64_t id;
     if (!current || P->device->backend != current->device->backend || C->device->backend != current->device->backend)
         return FAN_OK;
-    FAN_TRY(fan_plan_consumer(C, P, NULL, &C, err));
-    if (C == P && P != with->consumer) {
+    fan_stream *asked = C;
+    FAN_TRY(fan_plan_consumer(asked, P, NULL, &C, err));
+    if (C != asked) {
         fan_stream_drop(with->consumer);
         with->consumer = fan_stream_hold(C);
     }

@@ -34,7 +34,7 @@ class Add(NamedTuple):
 
 
 def sync_add(D: int, P: Place, C: Place, current: Place, slot: Slot) -> Add:
-    """S3-S5, S8-S12: a gradient arrives; `current` is D's current stream."""
+    """S3-S5, S8-S12: a gradient arrives; `current` is D's current stream, or, under a capture that cannot have it (S7), one of D's pool."""
     if D == 0:
         return Add("-", NOWHERE, slot, False, False, frozenset({"S3"}))
     rules = set()
@@ -132,7 +132,7 @@ def sync_finish(slot: Slot, has_out: bool, taker: Place) -> Finish:
 def capture(s: int, t: int, free: bool, legacy: bool) -> str:
     """S7: stream s is to wait for stream t; s and t are the numbers of the captures they are in (0: none).
 
-    free: the slot is empty, or s is only the consumer's. legacy: s is the legacy default stream.
+    free: redirection is on, and the slot is empty or s is only the consumer's. legacy: s is the legacy default stream.
     """
     if s == t:
         return "go"  # in no capture, or both in the same one
