@@ -508,6 +508,39 @@ def test_memory_that_goes_during_a_capture_lives_as_long_as_its_graph() -> None:
     gc.collect()
 
 
+@pytest.mark.rule("K3")
+@pytest.mark.parametrize("call", ["UserObjectCreate", "GraphRetainUserObject"])
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_memory_that_a_graph_was_not_told_of_is_told_again(at: int, call: str) -> None:
+    """The result's, the first gradient's or the second's: the take fails, and the next one in the same capture tells the graph of all that it uses."""
+    driver = FakeDriver(1)
+    with use_driver(driver):
+        c = driver.stream()
+        g = [driver.array(np.full(8, v)) for v in (1, 10)]
+        driver.begin_capture(c)
+        buf = fanin.InputBuffer(1, stream=c)
+        for x in g:
+            buf.add(0, x, stream=c)
+        driver.fail(at, 2, call=call)
+        with pytest.raises(fanin.DeviceOutOfMemoryError, match=call):
+            buf.take()
+        total = buf.take()[0]
+        graph = driver.end_capture(c)
+        held = driver.live()
+        del g, x
+        gc.collect()
+        others = [driver.array(np.full(8, 7.0)) for _ in range(4)]  # whatever was given back would be reused
+        assert driver.live() == held + 4 - (at == 0)  # the first result, which no graph has, may go
+        driver.launch_graph(graph, c)
+        with fanin.stream(c):
+            assert total.numpy().tolist() == [11] * 8
+        driver.synchronize()
+        assert driver.races == 0, driver.race
+        driver.destroy_graph(graph)
+        del others, total
+    gc.collect()
+
+
 @pytest.mark.rule("S7")
 def test_a_wait_across_the_captures_edge_is_refused_before_the_driver_hears_of_it(w: Any) -> None:
     c, p, free = (w.stream() for _ in range(3))
