@@ -1183,8 +1183,8 @@ static bool blocking_captured(int device)
 {
     bool found = false;
     lock();
-    for (const thing *t = fake.things; t && !found; t = t->next)
-        if (t->kind == A_STREAM && t->device == device && t->stream) {
+    for (const thing *t = fake.things[A_STREAM]; t && !found; t = t->next)
+        if (t->device == device && t->stream) {
             const fan_sim_queue *q = t->stream->impl;
             found = q->blocking && fan_sim_capture_state(fake.m, t->stream, NULL, NULL);
         }
