@@ -257,15 +257,21 @@ static thing *memory_at(uint64_t address, uint64_t bytes)
     return inside ? t : NULL;
 }
 
-static void drop_thing(thing *gone)
+/* unlist: nobody finds it any more. Locked. */
+static void unlist(thing *gone)
 {
-    lock();
     for (thing **at = &fake.things[gone->kind]; *at; at = &(*at)->next)
         if (*at == gone) {
             *at = gone->next;
             fake.live[gone->kind]--;
             break;
         }
+}
+
+static void drop_thing(thing *gone)
+{
+    lock();
+    unlist(gone);
     size_t i = gone->kind == MEMORY ? memory_place(gone->address) : fake.nmemory;
     if (i < fake.nmemory && fake.memory[i] == gone)
         memmove(fake.memory + i, fake.memory + i + 1, (--fake.nmemory - i) * sizeof *fake.memory);
@@ -982,12 +988,12 @@ fan_cu_result fan_fake_StreamDestroy(fan_cu_stream s)
     if (!t)
         return find(DESTROYED, s) ? CONTEXT_IS_DESTROYED : INVALID_HANDLE;
     lock();
-    fake.live[t->kind]--;
-    t->kind = DESTROYED; /* what is queued still runs; its handle is nobody else's */
-    fake.live[t->kind]++;
+    unlist(t);
     fan_stream *was = t->stream;
     t->stream = NULL;
     unlock();
+    t->kind = DESTROYED; /* what is queued still runs; its handle is nobody else's */
+    show(t);
     fan_stream_drop(was);
     return OK;
 }
