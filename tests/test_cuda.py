@@ -867,7 +867,7 @@ esac
 @pytest.fixture
 def build(tmp_path: Path) -> Any:
     """build.py on a copy of the sources, told where nvcc is or that there is none."""
-    for name in ("device/kernels/kernels.cu", "device/kernels/args.h", "device/kernels/ptx.c", "device/kernels/build.py", "array/low.h", "array/dtype.h"):
+    for name in ("device/kernels/kernels.cu", "device/kernels/args.h", "device/kernels/ptx.c", "device/kernels/build.py", "array/low.h", "array/modulus.h", "array/told.h", "array/dtype.h"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes((ROOT / "csrc" / name).read_bytes())
 

@@ -41,6 +41,7 @@ typedef struct job {
     int64_t piece;      /* elements of a piece */
     fan_walk walk;
     fan_stats *parts;   /* of each piece, or NULL */
+    size_t skip;
 } job;
 
 /* last_cache: bytes of the last cache; where that is not known, or so large that it is others' too, what is common. */
@@ -183,7 +184,7 @@ static void watch(const job *j, int64_t at, int64_t len, const char *result, cha
     fan_loops_of(j->out->dtype)->survey(run, result, (size_t)len);
     if (run->nonfinite == before)
         return;
-    for (size_t k = 0; k < j->n && k < *bad; k++)
+    for (size_t k = j->skip; k < j->n && k < *bad; k++)
         if (spoiled(j, j->in[k].array, at, len, spare))
             *bad = k;
 }
@@ -371,6 +372,7 @@ static __attribute__((noinline)) void at_length(const fan_array *out, const fan_
     j.row = j.walk.ndim > 1 ? j.walk.extent[j.walk.ndim - 1] : 0;
     j.row = j.row >= LONG_ROW ? j.row : 0;
     j.parts = how->stats ? parts : NULL;
+    j.skip = how->skip;
     bool team = how->parallel && read + written >= TEAM_FROM;
     j.piece = team || j.parts ? fan_stats_piece(out->size) : out->size;
     size_t pieces = (size_t)((out->size - 1) / j.piece + 1);

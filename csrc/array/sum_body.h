@@ -12,6 +12,7 @@
  */
 #include "array/convert.h"
 #include "array/low.h"
+#include "array/modulus.h"
 #include "array/sum_loops.h"
 
 #include <math.h>
@@ -845,13 +846,6 @@ COMPLEX_FACTOR(twice, double)
  * The quick way takes all for finite: 16 numbers at a time, each into its lane. Where a square or the largest says that it was not so (or that
  * squares left float64's range), the same numbers are counted again, one by one. */
 
-/* size_of: |z|, by the root of its square where that is sure to be neither too large nor too small. */
-static double size_of(double re, double im)
-{
-    double square = re * re + im * im;
-    return square > 1e-280 && square < 1e280 ? sqrt(square) : hypot(re, im);
-}
-
 static void survey_each(fan_stats_run *r, const double *x, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
@@ -874,7 +868,7 @@ static void survey_pairs(fan_stats_run *r, const double *x, size_t n)
         lane[0] += re * re;
         lane[1] += im * im;
         if (fabs(re) + fabs(im) >= r->top) { /* else |z| cannot be the largest */
-            double size = size_of(re, im);
+            double size = fan_modulus(re, im);
             r->top = size > r->top ? size : r->top;
         }
     }

@@ -143,8 +143,6 @@ static fan_status check_device(const fan_buffer *b, size_t slot, const fan_contr
     fan_device *want = s->spec->device ? s->spec->device : s->p->device;
     char has[32], wants[32];
     out->device = v->device;
-    if (b->known && v->device && v->device->backend->has_streams)
-        return refuse(err, FAN_VALUE, b, slot, c->key, "stats=True is for gradients on the CPU");
     if (!v->device || !want || v->device == want) {
         if (v->form == FAN_OBJECT && !v->nparts && ((want && want->backend->has_streams) || (c->stream && !want))) {
             return refuse(err, FAN_TYPE, b, slot, c->key, "an object on a device with streams must say what memory it holds: give it __fanin_parts__()");

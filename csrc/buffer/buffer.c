@@ -206,6 +206,7 @@ void fan_pass_free(fan_buffer *b, fan_pass *p)
     }
     fan_free(p->items);
     fan_value_drop(b->frontend, &p->value);
+    fan_known_drop(&p->known);
     fan_free(p->shape);
     join_pooled(p);
     fan_stream_drop(p->joins);
@@ -266,6 +267,8 @@ void fan_gathered_fini(fan_gathered *g)
     fan_free(g->items);
     fan_free(g->fold.terms);
     fan_free(g->fold.scratch);
+    fan_free(g->fold.keys);
+    fan_known_drop(&g->fold.known);
     fan_stream_drop(g->fold.R);
     fan_event_drop(g->fold.E);
     memset(g, 0, sizeof *g);
@@ -361,6 +364,7 @@ typedef struct former {
     fan_value value;
     fan_stream *R;
     fan_event *E;
+    fan_known known;
 } former;
 
 static void value_moves(fan_value *to, fan_value *from)
@@ -373,7 +377,7 @@ static void commit_sum(fan_pass *p, fan_gathered *g, former *old)
 {
     fan_fold *f = &g->fold;
     uint8_t origin = g->like ? g->like->origin : 0, rank = g->like ? g->like->rank : 0; /* of what may be the value itself */
-    *old = (former){p->value, p->R, p->E};
+    *old = (former){p->value, p->R, p->E, p->known};
     value_moves(&p->value, &f->result);
     p->value.origin = origin;
     p->value.rank = rank;
@@ -381,11 +385,10 @@ static void commit_sum(fan_pass *p, fan_gathered *g, former *old)
     p->value_ours = f->ours;
     p->value_donated = f->donated;
     p->value_hashed = false;
-    p->known.stats = f->known.stats;
-    p->known.yes = f->known.yes;
-    if (f->known.bad && !p->known.bad) {
+    p->known = fan_known_move(&f->known);
+    if (old->known.bad) {
         p->known.bad = true;
-        p->known.bad_key = f->known.bad_key;
+        p->known.bad_key = old->known.bad_key;
     }
     p->R = f->R;
     p->E = f->E;
@@ -397,7 +400,7 @@ static void commit_sum(fan_pass *p, fan_gathered *g, former *old)
 /* The first one takes the slot: no sum yet (S8-S11 stand). */
 static void commit_first(fan_pass *p, fan_item *it, former *old)
 {
-    *old = (former){p->value, p->R, p->E};
+    *old = (former){.value = p->value, .R = p->R, .E = p->E};
     value_moves(&p->value, &it->value);
     p->value_ours = it->ours;
     p->value_lent = it->lent;
@@ -477,6 +480,7 @@ fan_status fan_fold_commit_end(fan_buffer *b, size_t slot, fan_gathered *g, fan_
     g->nitems = 0;
     f->n = 0; /* its terms are gone */
     fan_value_drop(b->frontend, &old.value);
+    fan_known_drop(&old.known);
     fan_stream_drop(old.R);
     fan_event_drop(old.E);
     return FAN_OK;
@@ -926,8 +930,9 @@ static void adding_end(fan_buffer *b, adding *x)
         FAN_COUNT(b, adds, 1);
     if (x->reserved && b->known) {
         fan_slot_lock(b, x->slot);
-        b->known[x->slot].yes = false;
+        fan_known last = fan_known_forget(b, x->slot);
         fan_slot_unlock(b, x->slot);
+        fan_known_drop(&last);
     }
     if (!x->reserved)
         item_free(b, x->it);
@@ -1059,23 +1064,6 @@ fan_status fan_buffer_ready(fan_buffer *b, size_t slot, bool *ready, fan_error *
     *ready = status == FAN_OK && count_of(s) == s->expected && (s->p->arriving == 0 || FAN_MUT(3));
     fan_slot_unlock(b, slot);
     return status;
-}
-
-fan_status fan_buffer_stats(fan_buffer *b, size_t slot, bool *some, fan_stats *out, bool *bad, int64_t *bad_key, fan_error *err)
-{
-    FAN_TRY(fan_slot_check(b, slot, err));
-    if (!b->known)
-        return fan_fail(err, FAN_VALUE, "%s: stats() needs a buffer that was made with stats=True", b->name);
-    fan_slot_lock(b, slot);
-    fan_known k = b->known[slot];
-    fan_slot_unlock(b, slot);
-    if (!k.yes)
-        return fan_fail(err, FAN_VALUE, FAN_SLOT_SAID ": no sum was taken since something was last added to it", FAN_SLOT_WHO(b, slot));
-    *some = k.stats.count != UINT64_MAX;
-    *out = k.stats;
-    *bad = k.bad;
-    *bad_key = k.bad_key;
-    return FAN_OK;
 }
 
 fan_status fan_buffer_clear(fan_buffer *b, fan_error *err)
@@ -1281,6 +1269,8 @@ void fan_buffer_free(fan_buffer *b)
             b->frontend->drop(s->spec->combine);
         fan_free(s->spec);
     }
+    for (size_t i = 0; b->known && i < b->nslots; i++)
+        fan_known_drop(&b->known[i]);
     fan_free(b->known);
     fan_stream_drop(b->stream);
     if (b->name != unnamed)

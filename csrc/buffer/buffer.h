@@ -185,8 +185,13 @@ typedef struct fan_take {
 /* fan_buffer_take: all sums into results[slots]; the caller owns their holds; the buffer is empty afterwards. */
 fan_status fan_buffer_take(fan_buffer *b, const fan_take *how, fan_value *results, fan_error *err);
 /* fan_buffer_stats: of the sum that the last take gave for `slot`, until something is added to it. FAN_VALUE where there is none; *some: whether that sum was
- * defined (and no object); *bad_key: the first key that brought an inf or NaN (-1: it has no key), where *bad. */
+ * defined (and no object); *bad_key: the first key that brought an inf or NaN (-1: it has no key), where *bad. On a device with streams the first call waits for the stream
+ * that summed: FAN_CAPTURE while that is captured, or where it was then. */
 fan_status fan_buffer_stats(fan_buffer *b, size_t slot, bool *some, fan_stats *out, bool *bad, int64_t *bad_key, fan_error *err);
+#ifdef FAN_TEST
+/* fan_known_astray: a planted fault: figures are read in the order of a stream that did not write them. */
+extern atomic_int fan_known_astray;
+#endif
 fan_status fan_buffer_clear(fan_buffer *b, fan_error *err);
 void fan_buffer_counters(const fan_buffer *b, fan_counters *out);
 void fan_counters_total(fan_counters *out); /* of the process */

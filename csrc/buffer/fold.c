@@ -165,7 +165,7 @@ fan_accum_plan fan_fold_plan(const fan_fold *f)
 }
 
 /* S12, S13: every term is used on A, which waits for the newest event of each distinct stream. Term 0 is the value. */
-static fan_status wait_for_terms(fan_fold *f, fan_error *err)
+fan_status fan_fold_wait_terms(fan_fold *f, fan_error *err)
 {
     fan_stream *A = slot_of(f)->p->A;
     if (!A || FAN_MUT(20))
@@ -277,9 +277,9 @@ static fan_status keep_term(fan_fold *f, size_t i, fan_value *out, fan_error *er
     return FAN_OK;
 }
 
-fan_status fan_fold_wait_taker(fan_fold *f, fan_error *err)
+fan_status fan_fold_wait_taker(fan_fold *f, fan_stream *A, fan_error *err)
 {
-    fan_stream *A = slot_of(f)->p->A, *taker;
+    fan_stream *taker;
     fan_event *e = NULL;
     if (!A)
         return FAN_OK;
@@ -345,23 +345,21 @@ static fan_status fold_dense(fan_fold *f, fan_dtype target, fan_error *err)
             FAN_GO(fan_array_broadcast(out, full->ndim, full->shape, &seen, err));
     }
     if (!FAN_MUT(4))
-        FAN_GO(wait_for_terms(f, err));
+        FAN_GO(fan_fold_wait_terms(f, err));
     if (in_place)
         FAN_GO(settle(f, out, err));
     if (f->out)
-        FAN_GO(fan_fold_wait_taker(f, err));
+        FAN_GO(fan_fold_wait_taker(f, slot_of(f)->p->A, err));
+    bool here = f->b->known && !device_of(f)->backend->has_streams;
+    fan_figures figures = {.words = f->known.words, .before = slot_of(f)->p->known.words, .keys = f->keys};
     FAN_GO(run(f, &(fan_job){.kind = FAN_JOB_SUM, .out = out, .in = in, .n = f->n,
-                             .scale = f->take && f->take->scale.on ? &f->take->scale : NULL,
-                             .stats = f->b->known ? &f->known.stats : NULL, .label = f->n > 1 ? "sum" : "finish"}, err));
-    f->known.yes = f->b->known != NULL;
-    if (cut && f->known.yes && out->size) { /* each element stands for several */
-        uint64_t times = (uint64_t)(full->size / out->size);
-        f->known.stats.count *= times;
-        f->known.stats.nonfinite *= times;
-        f->known.stats.sumsq *= (double)times;
-    }
+                             .scale = f->take && f->take->scale.on ? &f->take->scale : NULL, .stats = here ? &f->known.stats : NULL,
+                             .figures = f->known.words ? &figures : NULL, .skip = fan_fold_skip(f), .label = f->n > 1 ? "sum" : "finish"}, err));
+    f->known.yes = f->known.yes || here || f->known.words;
+    if (cut && out->size) /* each element stands for several */
+        f->known.times = (uint64_t)(full->size / out->size);
     if (FAN_MUT(4))
-        FAN_GO(wait_for_terms(f, err));
+        FAN_GO(fan_fold_wait_terms(f, err));
     FAN_COUNT(f->b, in_place, in_place ? f->n - 1 : 0);
     if (f->out) {
         status = fan_value_copy(f->b->frontend, f->out, &f->result, err);
@@ -397,7 +395,7 @@ static fan_status fold_sparse(fan_fold *f, fan_error *err)
         nnz += fan_sparse_nnz(in[i].sparse);
         same = same && in[i].sparse->format == first->format;
     }
-    FAN_GO(wait_for_terms(f, err));
+    FAN_GO(fan_fold_wait_terms(f, err));
     f->rules |= same ? FAN_A(5) : FAN_A(7);
     bool coalesce = f->finish ? f->n > 1 : nnz > 2 * before;
     FAN_COUNT(f->b, passes, 1);
@@ -447,12 +445,13 @@ static fan_status mixed_place(fan_fold *f, mixed *m, fan_error *err)
 {
     fan_term *t = f->terms;
     bool may = !f->finish && !f->forbid_in_place && accumulated(f, t[0].seen) == m->target;
-    if (may && t[0].v->form == FAN_DENSE && may_write(f, 0, m->target) == FAN_REUSE_YES) {
+    bool asked = f->b->known != NULL; /* .. whether a term was finite, once the sum is made: it must be there still */
+    if (may && (!asked || (fan_fold_skip(f) && !device_of(f)->backend->has_streams)) && t[0].v->form == FAN_DENSE && may_write(f, 0, m->target) == FAN_REUSE_YES) {
         f->rules |= FAN_A(6);
         m->cur = fan_array_hold(t[0].v->array);
         return keep_term(f, 0, &m->kept, err);
     }
-    if (may && t[0].v->form == FAN_SPARSE && t[0].v->sparse->coalesced && t[1].v->form == FAN_DENSE && may_write(f, 1, m->target) == FAN_REUSE_YES) {
+    if (may && !asked && t[0].v->form == FAN_SPARSE && t[0].v->sparse->coalesced && t[1].v->form == FAN_DENSE && may_write(f, 1, m->target) == FAN_REUSE_YES) {
         f->rules |= FAN_A(3);
         m->cur = fan_array_hold(t[1].v->array);
         return keep_term(f, 1, &m->kept, err);
@@ -541,7 +540,7 @@ static fan_status fold_mixed(fan_fold *f, fan_error *err)
     mixed m = {.kept = {.dtype = FAN_NO_DTYPE}, .target = accumulated(f, f->seen)};
     m.ndim = fan_value_shape(f->terms[0].v, &m.shape);
     FAN_GO(mixed_place(f, &m, err));
-    FAN_GO(wait_for_terms(f, err));
+    FAN_GO(fan_fold_wait_terms(f, err));
     FAN_GO(mixed_begin(f, &m, err));
     while (m.next < f->n)
         FAN_GO(mixed_more(f, &m, err));
@@ -657,9 +656,9 @@ static fan_status fold_exact(fan_fold *f, fan_error *err)
     else
         FAN_GO(fresh(f, finished(f), spec->has_shape ? spec->ndim : s->p->ndim, spec->has_shape ? spec->shape : s->p->shape, like, &out, err));
     f->rules |= FAN_A(11);
-    FAN_GO(wait_for_terms(f, err));
+    FAN_GO(fan_fold_wait_terms(f, err));
     if (f->out)
-        FAN_GO(fan_fold_wait_taker(f, err));
+        FAN_GO(fan_fold_wait_taker(f, slot_of(f)->p->A, err));
     if (f->state) {
         st = exact_state(f, d, f->state->size);
         if (!st)
@@ -705,6 +704,7 @@ static fan_status fold_objects(fan_fold *f, size_t first, fan_error *err)
         sub.finish_dtype = FAN_NO_DTYPE;
         sub.take = NULL;
         sub.result = (fan_value){.dtype = FAN_NO_DTYPE};
+        sub.known = (fan_known){.yes = false};
         status = fold_body(&sub, err);
         f->rules |= sub.rules;
         sum = sub.result;
@@ -712,7 +712,7 @@ static fan_status fold_objects(fan_fold *f, size_t first, fan_error *err)
     } else {
         FAN_TRY(fan_value_copy(f->b->frontend, f->terms[0].v, &sum, err));
     }
-    FAN_GO(wait_for_terms(f, err));
+    FAN_GO(fan_fold_wait_terms(f, err));
     if (A)
         FAN_GO(fan_stream_push(A, err));
     for (; i < f->n && status == FAN_OK; i++) {
@@ -773,39 +773,6 @@ static fan_status fold_body(fan_fold *f, fan_error *err)
     return fold_dense(f, f->finish ? finished(f) : accumulated(f, f->seen), err);
 }
 
-static const fan_array *numbers_of(const fan_value *v)
-{
-    return v->form == FAN_SPARSE ? v->sparse->values : v->form == FAN_DENSE || v->form == FAN_ZERO ? v->array : NULL;
-}
-
-void fan_fold_learn(fan_fold *f, const fan_value *result, fan_known *known)
-{
-    const fan_array *a = numbers_of(result);
-    if (!f->b->known || !a)
-        return;
-    if (!known->yes) {
-        fan_stats_of(a, &known->stats);
-        known->stats.bad = SIZE_MAX;
-        known->yes = true;
-    }
-    if (known->stats.nonfinite == 0 || slot_of(f)->p->known.bad)
-        return;
-    for (size_t i = known->stats.bad == SIZE_MAX ? 0 : known->stats.bad; i < f->n; i++) {
-        const fan_term *t = &f->terms[i];
-        fan_stats of;
-        if ((t->is_value && slot_of(f)->p->known.yes) || !numbers_of(t->v))
-            continue;
-        if (i != known->stats.bad) {
-            fan_stats_of(numbers_of(t->v), &of);
-            if (of.nonfinite == 0)
-                continue;
-        }
-        known->bad = true;
-        known->bad_key = t->key;
-        return;
-    }
-}
-
 bool fan_fold_batches(const fan_fold *f)
 {
     if (!slot_of(f)->p->A || f->b->known || f->n == 0 || fan_fold_exact(f))
@@ -828,7 +795,9 @@ fan_status fan_fold_begin(fan_fold *f, fan_batch *batch, fan_error *err)
         fan_event_drop(f->E);
         FAN_TRY(fan_plan_record(f->b, s->p->A, FAN_PLAN_S15_RECORD, &f->early, err));
     }
-    fan_status status = fold_body(f, err);
+    fan_status status = fan_fold_figures(f, err);
+    if (status == FAN_OK)
+        status = fold_body(f, err);
     if (status != FAN_OK) {
         f->batch = NULL;
         fan_fold_abandon(f);
@@ -875,7 +844,7 @@ static fan_status fold_record(fan_fold *f, fan_error *err)
         e = f->terms[0].event ? fan_event_hold(f->terms[0].event) : NULL;
     else if (record && !e) {
         fan_status status = fan_plan_record(f->b, A, bit, &e, err);
-        if (status != FAN_OK && status != FAN_NOMEM)
+        if (status != FAN_OK && status != FAN_NOMEM && status != FAN_DEVICE_NOMEM)
             return status;
     }
     f->E = e;
@@ -903,8 +872,9 @@ fan_status fan_fold_end(fan_fold *f, fan_error *err)
         status = fan_batch_failure(f->batch, err);
     assert(!fan_fold_left(f));
     f->batch = NULL;
+    if (status == FAN_OK)
+        status = fan_fold_learn(f, &f->result, err);
     if (status == FAN_OK) {
-        fan_fold_learn(f, &f->result, &f->known);
         FAN_COUNT(f->b, folds, f->n > 1);
         if (slot_of(f)->p->A)
             status = fold_record(f, err);

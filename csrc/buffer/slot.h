@@ -21,12 +21,16 @@ typedef struct fan_item {
     bool hashed;
 } fan_item;
 
-/* What is known of a sum beside its value. */
+/* What is known of a sum beside its value. On a device with streams it stands in the device's memory until somebody asks. */
 typedef struct fan_known {
     fan_stats stats;
     bool yes;
     bool bad;         /* some contribution had an inf or a NaN: */
     int64_t bad_key;  /* .. the first of them */
+    fan_array *words; /* held; figures that tell all this, but for what follows; NULL: nothing to read */
+    fan_stream *on;   /* held; once it has run so far */
+    uint64_t times;   /* how many elements of the sum each element stands for (A13) */
+    bool captured;    /* a part of the sum was made under capture: nothing is told */
 } fan_known;
 
 /* What an exact slot has summed so far: words of exact.h. It is larger than what it replaces where that is little, so a fold waits until it is not. */
@@ -168,6 +172,7 @@ typedef struct fan_fold {
     size_t n;
     fan_dtype_set seen; /* zeros too */
     fan_operand *scratch; /* room for n + 1 operands */
+    int64_t *keys;        /* of the operands, where figures are written; else NULL */
     /* wishes */
     bool finish;          /* the result in the sum's own dtype, fresh; else in the accumulation dtype, perhaps in place */
     bool forbid_in_place; /* snapshots */
@@ -192,8 +197,24 @@ typedef struct fan_fold {
 
 /* fan_fold_dtype: the sum's dtype; FAN_NO_DTYPE for objects. */
 fan_dtype fan_fold_dtype(const fan_fold *f);
-/* fan_fold_learn: with stats: what is not known yet of a result: read once more, and its terms where it is not finite. */
-void fan_fold_learn(fan_fold *f, const fan_value *result, fan_known *known);
+/* ---- with stats (known.c); without, nothing happens ---- */
+/* fan_fold_figures: on a device with streams, before anything is queued: memory for the figures of the result, f->known.words, unless only the result will
+ * tell how large it is (objects), or A is captured. */
+fan_status fan_fold_figures(fan_fold *f, fan_error *err);
+/* fan_fold_skip: how many terms are not held to blame for an inf or a NaN: the running sum, of which it is known who spoiled it. */
+size_t fan_fold_skip(const fan_fold *f);
+/* fan_fold_learn: what the sum's own pass has not told: the result is read once more, and its terms where it is not finite. Queued on A on a device with streams. */
+fan_status fan_fold_learn(fan_fold *f, const fan_value *result, fan_error *err);
+/* fan_fold_survey: of the only term, which is handed through as it is: A waits for it; then f->known tells of it, and `*R` is A. */
+fan_status fan_fold_survey(fan_fold *f, fan_stream **R, fan_error *err);
+/* fan_slot_survey: of the running sum as it is now, whose last contribution has this key. The slot is busy; unlocked. */
+fan_status fan_slot_survey(fan_buffer *b, size_t slot, int64_t key, fan_error *err);
+/* fan_known_hold: another one that tells the same; fan_known_move leaves nothing behind. fan_known_drop: unlocked. */
+fan_known fan_known_hold(const fan_known *k);
+fan_known fan_known_move(fan_known *k);
+void fan_known_drop(fan_known *k);
+/* fan_known_forget: locked: what is known of a slot's last sum is so no longer; the caller drops it, unlocked. */
+fan_known fan_known_forget(fan_buffer *b, size_t slot);
 /* fan_fold_exact: whether the sum is an exact one: of floats, in a slot that asks for it. */
 bool fan_fold_exact(const fan_fold *f);
 /* fan_fold_absorb: on the CPU: adds the terms to the slot's exact state, a new or a wider one where it must be. FAN_NOMEM: nothing happened. */
@@ -209,8 +230,10 @@ bool fan_fold_left(const fan_fold *f);
 void fan_fold_abandon(fan_fold *f);
 /* fan_fold_batches: whether the sum is one job on streams, which others may be queued with. */
 bool fan_fold_batches(const fan_fold *f);
-/* fan_fold_wait_taker: S22: A waits for the taker's stream before it writes out. */
-fan_status fan_fold_wait_taker(fan_fold *f, fan_error *err);
+/* fan_fold_wait_terms: S12, S13: A waits for every term, and uses it. */
+fan_status fan_fold_wait_terms(fan_fold *f, fan_error *err);
+/* fan_fold_wait_taker: S22: `on`, A as a rule, waits for the taker's stream before it writes out. */
+fan_status fan_fold_wait_taker(fan_fold *f, fan_stream *on, fan_error *err);
 /* fan_fold_expanded: axes along which every term is expanded (A13); 0 unless all are dense. */
 uint64_t fan_fold_expanded(const fan_fold *f);
 /* fan_fold_reuse: whether the first term may be written (for explain). */

@@ -256,6 +256,21 @@ static fan_status zero_sum(fan_buffer *b, size_t slot, const fan_value *zero, fa
     return status;
 }
 
+/* With stats, on a device with streams: what is handed through is looked at on A first, and is ready there then. */
+static fan_status survey(fan_fold *f, cut *c, fan_error *err)
+{
+    fan_stream *R = NULL;
+    FAN_TRY(fan_fold_survey(f, &R, err));
+    c->known = fan_known_move(&f->known);
+    if (R) {
+        fan_stream_drop(c->R);
+        fan_event_drop(c->E);
+        c->R = fan_stream_hold(R);
+        c->E = NULL;
+    }
+    return FAN_OK;
+}
+
 /* What is to be done for the slot's sum, but for what goes straight into out: what needs no fold is done at once. The slot is busy. */
 static fan_status cut_decide(fan_buffer *b, size_t slot, const fan_take *how, const extents *outs, cut *c, fan_stream *consumer, bool last, fan_error *err)
 {
@@ -313,6 +328,10 @@ static fan_status cut_decide(fan_buffer *b, size_t slot, const fan_take *how, co
         c->R = fan_stream_hold(f->terms[0].P);
         c->E = fan_event_hold(f->terms[0].event);
         s->p->rules |= FAN_A(14);
+        if (fan_fold_skip(f))
+            c->known = fan_known_hold(&s->p->known);
+        else
+            FAN_TRY(survey(f, c, err));
         return fan_value_copy(b->frontend, f->terms[0].v, &c->result, err);
     }
     c->doing = CUT_FINISHES;
@@ -334,11 +353,11 @@ static fan_status cut_end(fan_buffer *b, size_t slot, cut *c, fan_error *err)
         FAN_TRY(fan_fold_commit_end(b, slot, &c->g, err));
         c->R = fan_stream_hold(s->p->R);
         c->E = fan_event_hold(s->p->E);
-        c->known = s->p->known;
+        c->known = fan_known_hold(&s->p->known);
         return fan_value_copy(b->frontend, &s->p->value, &c->result, err);
     }
     FAN_TRY(fan_fold_end(f, err));
-    c->known = f->known;
+    c->known = fan_known_move(&f->known);
     c->result = f->result;
     f->result = (fan_value){.dtype = FAN_NO_DTYPE};
     c->R = f->R;
@@ -405,14 +424,23 @@ static fan_status cut_fold(fan_buffer *b, size_t slot, cut *c, fan_batch *batch,
     return cut_end(b, slot, c, err);
 }
 
-/* A sum that is there already goes into out: copied, or, if it is sparse, its entries over zeros. On A, where the sum was made. */
-static fan_status copy_into_out(fan_buffer *b, size_t slot, const fan_value *out, cut *c, fan_error *err)
+/* The stream that writes a sum into out, a hold: A, where it was made. A slot that was fed zeros alone has none: then the taker's, or the device's current one. */
+static fan_stream *writer(const fan_pass *p, const fan_fold *f, const fan_value *out)
 {
-    fan_stream *A = b->slots[slot].p->A;
+    if (p->A || !out->device->backend->has_streams)
+        return fan_stream_hold(p->A);
+    return f->taker && f->taker->device == out->device ? fan_stream_hold(f->taker) : fan_stream_current(out->device);
+}
+
+/* A sum that is there already goes into out: copied, or, if it is sparse, its entries over zeros. */
+static fan_status copy_into_out(fan_buffer *b, const fan_value *out, cut *c, fan_stream *A, fan_error *err)
+{
     fan_fold *f = &c->g.fold;
     fan_operand one = {c->result.array, out->dtype};
+    if (!A && out->device->backend->has_streams)
+        return fan_fail(err, FAN_NOMEM, "%s: out of memory", b->name);
     f->out = out;
-    FAN_TRY(fan_fold_wait_taker(f, err));
+    FAN_TRY(fan_fold_wait_taker(f, A, err));
     FAN_COUNT(b, copies, 1);
     FAN_COUNT(b, passes, 1);
     if (c->result.form == FAN_DENSE)
@@ -430,16 +458,27 @@ static fan_status cut_copy(fan_buffer *b, size_t slot, const fan_take *how, cut 
     fan_slot *s = &b->slots[slot];
     const fan_value *out = &how->out[slot];
     fan_value sum = c->result;
-    FAN_TRY(copy_into_out(b, slot, out, c, err));
+    fan_stream *R = writer(s->p, &c->g.fold, out);
+    fan_status status = copy_into_out(b, out, c, R, err);
+    fan_stream_drop(c->R);
+    c->R = R;
+    FAN_TRY(status);
     fan_event_drop(c->E);
     c->E = NULL;
     if (s->p->A && s->p->A != s->p->C)
         FAN_TRY(fan_plan_record(b, s->p->A, FAN_PLAN_S22_RECORD, &c->E, err));
-    fan_stream_drop(c->R);
-    c->R = s->p->A ? fan_stream_hold(s->p->A) : NULL;
     c->result = (fan_value){.dtype = FAN_NO_DTYPE};
     fan_value_drop(b->frontend, &sum);
     return fan_value_copy(b->frontend, out, &c->result, err);
+}
+
+/* Does out= lie where one of the terms lies? */
+static bool written_by_out_itself(const cut *c, const fan_value *out)
+{
+    for (size_t i = 0; i < c->g.fold.n; i++)
+        if (c->g.fold.terms[i].v->form == FAN_DENSE && !fan_array_apart(out->array, c->g.fold.terms[i].v->array))
+            return true;
+    return false;
 }
 
 static fan_status cut_claim(fan_buffer *b, size_t slot, fan_error *err)
@@ -459,18 +498,29 @@ static fan_status cut_claim(fan_buffer *b, size_t slot, fan_error *err)
     return status;
 }
 
-/* With stats: what the sum's own pass has not told. A sum that is undefined or no array has UINT64_MAX elements. */
-static void learn(cut *c, const fan_pass *p)
+/* With stats: what the sum's own pass has not told. A sum that is undefined or no array has UINT64_MAX elements; zeros that went into an out are zeros. */
+static fan_status learn(cut *c, const fan_pass *p, fan_error *err)
 {
+    fan_fold *f = &c->g.fold;
+    fan_known was = c->known;
     if (c->result.form == FAN_UNDEFINED || c->result.form == FAN_OBJECT) {
+        fan_known_drop(&c->known);
         c->known = (fan_known){.yes = true, .stats = {.count = UINT64_MAX}};
-        return;
+        return FAN_OK;
     }
-    fan_fold_learn(&c->g.fold, &c->result, &c->known);
+    if (!was.yes && c->by_copy && f->n == 0 && !f->state) {
+        c->known = (fan_known){.yes = true, .stats = {.count = (uint64_t)c->result.array->size, .bad = SIZE_MAX}};
+        return FAN_OK;
+    }
+    f->known = was;
+    c->known = (fan_known){.yes = false};
+    FAN_TRY(fan_fold_learn(f, &c->result, err));
+    c->known = fan_known_move(&f->known);
     if (p->known.bad) {
         c->known.bad = true;
         c->known.bad_key = p->known.bad_key;
     }
+    return FAN_OK;
 }
 
 /* Claims every slot, and looks at what it holds and at what is wished. */
@@ -494,6 +544,8 @@ static fan_status take_claim(fan_buffer *b, const fan_take *how, cut *cuts, exte
         if (how->out[i].form == FAN_DENSE) {
             for (size_t j = 0; j < cuts[i].g.fold.n; j++)
                 cuts[i].by_copy = cuts[i].by_copy || cuts[i].g.fold.terms[j].v->form != FAN_DENSE;
+            /* Whether the terms of an exact sum were finite is looked at once it is made: none of them may be gone then. */
+            cuts[i].by_copy = cuts[i].by_copy || (b->known && fan_fold_exact(&cuts[i].g.fold) && written_by_out_itself(&cuts[i], &how->out[i]));
             cuts[i].by_copy = (cuts[i].g.fold.n || cuts[i].g.zero || cuts[i].g.fold.state) &&
                               (cuts[i].by_copy || out_meets_inputs(inputs, how->out[i].array, i));
         }
@@ -562,9 +614,7 @@ static fan_status step_hand_over(fan_buffer *b, size_t slot, const fan_take *how
         FAN_TRY(cut_copy(b, slot, how, c, err));
     if (c->result.form != FAN_UNDEFINED)
         FAN_TRY(hand_over(b, slot, &c->result, s->p->C, s->p->A, c->R, c->E, consumer_of(b, how, slot), &s->p->rules, err));
-    if (b->known)
-        learn(c, s->p);
-    return FAN_OK;
+    return b->known ? learn(c, s->p, err) : FAN_OK;
 }
 
 /* What is written into out comes after all sums, copies into it after all else: they may write what is still to be read. */
@@ -623,8 +673,11 @@ fan_status fan_buffer_take(fan_buffer *b, const fan_take *how, fan_value *result
         if (status == FAN_OK)
         {
             gone[i] = fan_pass_cut(&b->slots[i]);
-            if (b->known)
+            if (b->known) {
+                fan_known old = b->known[i];
                 b->known[i] = cuts[i].known;
+                cuts[i].known = old;
+            }
         }
         fan_slot_let_go(b, i);
         fan_slot_unlock(b, i);
@@ -639,6 +692,7 @@ fan_status fan_buffer_take(fan_buffer *b, const fan_take *how, fan_value *result
         } else {
             fan_value_drop(b->frontend, &cuts[i].result);
         }
+        fan_known_drop(&cuts[i].known);
         fan_stream_drop(cuts[i].R);
         fan_event_drop(cuts[i].E);
         if (cuts[i].gathered)

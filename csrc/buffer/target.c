@@ -18,18 +18,6 @@ static bool may_lend(const fan_buffer *b, size_t slot, int64_t key, const fan_st
     return fan_array_dense(p->value.array) && P == p->A && p->R == p->A;
 }
 
-/* With stats: what is known of the running sum, whose last contribution has this key. */
-static void survey(fan_pass *p, const fan_array *sum, int64_t key)
-{
-    fan_stats_of(sum, &p->known.stats);
-    p->known.stats.bad = SIZE_MAX;
-    p->known.yes = true;
-    if (p->known.stats.nonfinite && !p->known.bad) {
-        p->known.bad = true;
-        p->known.bad_key = key;
-    }
-}
-
 static fan_status scratch(fan_device *d, fan_stream *P, fan_dtype acc, const fan_spec *spec, fan_array **out, fan_error *err)
 {
     FAN_TRY(fan_device_array(d, P, acc, spec->ndim, spec->shape, NULL, out, err));
@@ -91,10 +79,12 @@ fan_status fan_buffer_target(fan_buffer *b, size_t slot, int64_t key, fan_stream
         p->arriving++;
         p->keyed = key >= 0 ? 1 : -1;
         p->next_key = key >= 0 ? key + 1 : p->next_key;
-        if (b->known && !p->known.yes)
-            survey(p, t->array, p->value_key);
     }
     fan_slot_unlock(b, slot);
+    if (t->direct && b->known && !s->p->known.yes && (status = fan_slot_survey(b, slot, s->p->value_key, err)) != FAN_OK) {
+        fan_slot_poison(s, status, err);
+        fan_buffer_target_cancel(b, t);
+    }
     if (status == FAN_OK && !t->direct)
         status = scratch(d, t->P, acc, spec, &t->array, err);
     if (status != FAN_OK) {
@@ -113,40 +103,42 @@ static fan_status take_back_direct(fan_buffer *b, fan_target *t, bool good, fan_
     fan_slot *s = &b->slots[t->slot];
     fan_pass *p = s->p;
     fan_event *e = NULL, *old = NULL;
-    fan_status status = FAN_OK;
+    fan_known last = {.yes = false};
+    fan_status status = good ? fan_slot_survey(b, t->slot, t->key, err) : FAN_OK;
     uint64_t rules = 0;
-    if (good && p->A) {
+    bool unknown = status != FAN_OK;
+    if (good && !unknown && p->A) {
         fan_sync_fold plan = fan_sync_fold_plan((fan_sync_slot){.C = fan_place_of(p->C), .A = fan_place_of(p->A), .R = fan_place_of(p->R),
                                                                 .has_event = p->E != NULL});
         rules = plan.rules;
         if (plan.record)
             status = fan_plan_record(b, p->A, FAN_PLAN_S15_RECORD, &e, err);
-        if (status == FAN_NOMEM)
+        if (status == FAN_NOMEM || status == FAN_DEVICE_NOMEM)
             status = FAN_OK; /* S18 records then */
     }
     fan_slot_lock(b, t->slot);
     p->rules |= rules;
     p->arriving--;
-    if (!good) {
-        p->poison = p->poison ? p->poison : fan_calloc(sizeof *p->poison);
-        if (p->poison)
-            snprintf(p->poison->text, sizeof p->poison->text, "the body of target() failed while it had the running sum");
-    }
     fan_slot_poison(s, status, err);
+    if (!good || unknown) {
+        p->poison = p->poison ? p->poison : fan_calloc(sizeof *p->poison);
+        if (p->poison && !p->poison->text[0])
+            snprintf(p->poison->text, sizeof p->poison->text, unknown ? "the statistics of the running sum were lost when target() gave it back"
+                                                                      : "the body of target() failed while it had the running sum");
+    }
     if (good) {
         old = p->E;
         p->E = e;
         p->value_lent = true;
-        if (b->known) {
-            b->known[t->slot].yes = false;
-            survey(p, t->array, t->key);
-        }
+        if (b->known)
+            last = fan_known_forget(b, t->slot);
         p->rules |= FAN_A(6);
         FAN_COUNT(b, adds, 1);
         FAN_COUNT(b, in_place, 1);
     }
     fan_slot_let_go(b, t->slot);
     fan_slot_unlock(b, t->slot);
+    fan_known_drop(&last);
     fan_event_drop(old);
     return status;
 }

@@ -7,6 +7,9 @@
 /* X(field, name): the kernels that are no fold. */
 #define FAN_CUDA_KERNEL_LIST(X)                                                                                       \
     X(any, "fan_any")                                                                                                 \
+    X(tell_any, "fan_tell_any")                                                                                       \
+    X(tell_end, "fan_tell_end")                                                                                       \
+    X(blame, "fan_blame_any")                                                                                         \
     X(reduce, "fan_reduce_any")                                                                                       \
     X(scatter, "fan_scatter_any")
 
@@ -39,7 +42,7 @@ typedef struct fan_cuda_part {
     bool pools;            /* stream-ordered memory is there */
     fan_cu_context context;
     fan_cu_module module;
-    fan_cu_function folds[FAN_CUDA_FOLDS], many[FAN_CUDA_FOLDS];
+    fan_cu_function folds[FAN_CUDA_FOLDS], many[FAN_CUDA_FOLDS], tells[FAN_CUDA_FOLDS]; /* tells: with statistics */
 #define X(field, name) fan_cu_function field;
     FAN_CUDA_KERNEL_LIST(X)
 #undef X

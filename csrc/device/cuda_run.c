@@ -2,7 +2,10 @@
  *
  * Gap-free sources of one dtype are one fold; anything else is one launch of fan_any, whose arguments hold as many sources as fit; where there are more, a
  * running sum in the last accumulation dtype is the first source of the next launch. It lies in the result itself where that has its dtype and no later
- * source lies there, else in scratch memory. */
+ * source lies there, else in scratch memory.
+ *
+ * Statistics are gathered by the launch that sums: each block writes a row behind the figures, and a small launch adds the rows up (array/told.h). So there is no
+ * scratch memory to give back, and nobody waits. Where a sum takes several launches, each looks for who spoiled it; the last one's figures are the result's. */
 #include "device/cuda_part.h"
 
 #include "array/walk.h"
@@ -13,11 +16,11 @@
 #include <string.h>
 
 static const struct {
-    const char *name, *many;
+    const char *name, *many, *tell;
     int bytes;
     fan_dtype from, acc;
 } folds[] = {
-#define X(name, bytes, from, acc) {"fan_fold_" #name, "fan_many_" #name, bytes, FAN_##from, FAN_##acc},
+#define X(name, bytes, from, acc) {"fan_fold_" #name, "fan_many_" #name, "fan_tell_" #name, bytes, FAN_##from, FAN_##acc},
     FAN_K_FOLD_LIST(X)
 #undef X
 };
@@ -25,6 +28,8 @@ static const struct {
 _Static_assert(FOLDS <= FAN_CUDA_FOLDS, "more folds than there is room for");
 _Static_assert(sizeof(fan_k_fold) <= 4096 && sizeof(fan_k_any) <= 4096 && sizeof(fan_k_reduce) <= 4096 && sizeof(fan_k_scatter) <= 4096,
                "what every driver takes as the arguments of a kernel");
+_Static_assert(sizeof(fan_k_tell) <= 4096, "the same");
+_Static_assert(sizeof(fan_told) == 8 * FAN_TOLD_WORDS && sizeof(fan_told_row) == 8 * FAN_TOLD_ROW_WORDS, "figures are words");
 
 /* foreign: the driver's word for code that it cannot use: made for other GPUs, or by a newer compiler than it knows. */
 static bool foreign(fan_cu_result code)
@@ -45,6 +50,7 @@ fan_status fan_cuda_load_kernels(fan_cuda_part *p, fan_error *err)
     for (size_t i = 0; i < FOLDS; i++) {
         FAN_GO(fan_cuda_check(p, api->ModuleGetFunction(&p->folds[i], p->module, folds[i].name), "cuModuleGetFunction", err));
         FAN_GO(fan_cuda_check(p, api->ModuleGetFunction(&p->many[i], p->module, folds[i].many), "cuModuleGetFunction", err));
+        FAN_GO(fan_cuda_check(p, api->ModuleGetFunction(&p->tells[i], p->module, folds[i].tell), "cuModuleGetFunction", err));
     }
 #define X(field, name) FAN_GO(fan_cuda_check(p, api->ModuleGetFunction(&p->field, p->module, name), "cuModuleGetFunction", err));
     FAN_CUDA_KERNEL_LIST(X)
@@ -60,17 +66,28 @@ typedef struct site {
     fan_stream *stream;
     fan_cu_stream on;
     const char *label;
+    const fan_figures *figures; /* what sums leave behind; NULL: nothing */
+    size_t skip;
+    bool blind;                 /* sums are only told of: nothing is written */
+    bool *begun;                /* set once a launch went through */
 } site;
+
+static fan_status launch_blocks(const site *w, fan_cu_function f, int64_t blocks, void *args, fan_error *err)
+{
+    char call[160] = "cuLaunchKernel";
+    if (w->label)
+        fan_append(call, sizeof call, "(%.120s)", w->label);
+    FAN_TRY(fan_cuda_check(w->part, fan_cuda_api_of(w->part)->LaunchKernel(f, blocks > 0 ? (unsigned)blocks : 1, 1, 1, FAN_K_BLOCK, 1, 1, 0, w->on,
+                                                                           (void *[]){args}, NULL), call, err));
+    if (w->begun)
+        *w->begun = true;
+    return FAN_OK;
+}
 
 static fan_status launch(const site *w, fan_cu_function f, int64_t threads, void *args, fan_error *err)
 {
-    char call[160] = "cuLaunchKernel";
     int64_t blocks = threads / FAN_K_BLOCK + (threads % FAN_K_BLOCK != 0), most = (int64_t)w->part->processors * 16;
-    blocks = blocks < most ? blocks : most;
-    if (w->label)
-        fan_append(call, sizeof call, "(%.120s)", w->label);
-    return fan_cuda_check(w->part, fan_cuda_api_of(w->part)->LaunchKernel(f, blocks > 0 ? (unsigned)blocks : 1, 1, 1, FAN_K_BLOCK, 1, 1, 0, w->on,
-                                                                          (void *[]){args}, NULL), call, err);
+    return launch_blocks(w, f, blocks < most ? blocks : most, args, err);
 }
 
 static uint64_t address_of(const fan_array *a)
@@ -91,6 +108,29 @@ static bool anywhere(const fan_array *a)
     for (int i = 0; i < a->ndim; i++)
         bits |= a->shape[i] > 1 ? (uint64_t)a->strides[i] : 0;
     return bits % size != 0;
+}
+
+/* ---- statistics ---- */
+
+static uint64_t rows_of(const fan_figures *g)
+{
+    return address_of(g->words) + sizeof(fan_told);
+}
+
+/* told: the rows of `size` elements into the figures. `from`: the operand that is the first source; `more`: an earlier launch has told of operands before. */
+static fan_status told(const site *s, int64_t rows, int64_t size, size_t from, size_t n, bool more, fan_error *err)
+{
+    const fan_figures *g = s->figures;
+    fan_k_tell a;
+    memset(&a, 0, sizeof a - sizeof a.keys);
+    a.rows = rows_of(g);
+    a.told = address_of(g->words);
+    a.before = more ? a.told : g->before ? address_of(g->before) : 0;
+    a.nrows = rows;
+    a.count = size;
+    if (n)
+        memcpy(a.keys, g->keys + from, n * sizeof *a.keys);
+    return launch_blocks(s, s->part->tell_end, 1, &a, err);
 }
 
 /* ---- sums ---- */
@@ -135,9 +175,9 @@ static fan_status fold(const site *s, size_t which, const fan_array *out, const 
     fan_k_fold a;
     uint64_t low = 0;
     memset(&a, 0, sizeof a - sizeof a.in);
-    int parts = fan_dtype_kind(out->dtype) == 'c' ? 2 : 1;
-    a.out = address_of(out);
-    a.count = out->size * parts;
+    a.parts = fan_dtype_kind(out->dtype) == 'c' ? 2 : 1;
+    a.out = s->blind ? 0 : address_of(out);
+    a.count = out->size * a.parts;
     a.n = (int32_t)n;
     a.scaled = scale && scale->on;
     if (a.scaled) {
@@ -150,6 +190,14 @@ static fan_status fold(const site *s, size_t which, const fan_array *out, const 
         low |= a.in[k];
     }
     a.wide = ((low | a.out) & 15) == 0;
+    if (s->figures) {
+        int64_t rows = fan_told_rows(out->size);
+        a.rows = rows_of(s->figures);
+        a.negative = fan_dtype_kind(out->dtype) == 'i';
+        a.skip = (int32_t)s->skip;
+        FAN_TRY(launch_blocks(s, s->part->tells[which], rows, &a, err));
+        return told(s, rows, out->size, 0, n, false, err);
+    }
     int64_t per = a.wide ? 16 / folds[which].bytes : 1;
     return launch(s, s->part->folds[which], (a.count + per - 1) / per, &a, err);
 }
@@ -168,7 +216,8 @@ static void put_strides(int64_t *words, const fan_walk *w, const int64_t *stride
         words[i] = walked ? strides[i] : strides[w->axis[i]];
 }
 
-static fan_status any(const site *s, const fan_walk *w, const source *out, const source *in, size_t n, const char *factor, fan_error *err)
+/* any_args: for fan_any and its like. */
+static void any_args(const fan_walk *w, const source *out, const source *in, size_t n, const char *factor, fan_k_any *args)
 {
     fan_k_any a;
     memset(&a, 0, sizeof a);
@@ -196,7 +245,21 @@ static fan_status any(const site *s, const fan_walk *w, const source *out, const
         put_strides(at, w, in[k].strides, in[k].walked);
         a.anywhere |= in[k].anywhere;
     }
-    return launch(s, s->part->any, w->size, &a, err);
+    *args = a;
+}
+
+/* any: `begun`: how many operands earlier launches have summed into the first source; 0: there were none. */
+static fan_status any(const site *s, const fan_walk *w, const source *out, const source *in, size_t n, size_t begun, const char *factor, fan_error *err)
+{
+    fan_k_any a;
+    any_args(w, out, in, n, factor, &a);
+    if (!s->figures)
+        return launch(s, s->part->any, w->size, &a, err);
+    int64_t rows = fan_told_rows(w->size);
+    a.rows = rows_of(s->figures);
+    a.skip = begun ? 1 : (int32_t)s->skip;
+    FAN_TRY(launch_blocks(s, s->part->tell_any, rows, &a, err));
+    return told(s, rows, w->size, begun ? begun - 1 : 0, n, begun > 0, err);
 }
 
 static source source_of(const fan_array *a, fan_dtype acc)
@@ -228,7 +291,7 @@ static fan_status scratch_sum(const site *s, const fan_walk *w, fan_dtype acc, i
 static fan_status any_in_groups(const site *s, const fan_walk *w, const fan_array *out, const fan_operand *in, size_t n, const fan_scale *scale, fan_error *err)
 {
     source here[FAN_K_WORDS / 2], running = {.address = 0}, target;
-    const source to = source_of(out, FAN_NO_DTYPE);
+    source to = source_of(out, FAN_NO_DTYPE);
     uint64_t held = 0, next; /* scratch memory of the running sum */
     int64_t strides[2][FAN_MAX_NDIM];
     char factor[16] = {0};
@@ -237,8 +300,10 @@ static fan_status any_in_groups(const site *s, const fan_walk *w, const fan_arra
     bool scaled = scale && scale->on;
     if (scaled)
         fan_scale_as(scale, in[n - 1].acc, factor);
+    if (s->blind)
+        to.address = 0;
     do {
-        size_t m = 0;
+        size_t m = 0, begun = k;
         if (k > 0)
             here[m++] = running;
         for (; m < room && k < n; m++, k++)
@@ -249,7 +314,7 @@ static fan_status any_in_groups(const site *s, const fan_walk *w, const fan_arra
             FAN_GO(scratch_sum(s, w, in[k - 1].acc, strides[running.strides == strides[0]], &target, err));
             next = target.address;
         }
-        status = any(s, w, &target, here, m, k == n && scaled ? factor : NULL, err);
+        status = any(s, w, &target, here, m, begun, k == n && scaled ? factor : NULL, err);
         if (held)
             fan_cuda_scratch_free(s->stream, held);
         held = next;
@@ -266,7 +331,7 @@ static fan_status sum(const site *s, const fan_array *out, const fan_operand *in
 {
     fan_walk w;
     if (out->size == 0)
-        return FAN_OK;
+        return s->figures ? told(s, 0, 0, 0, 0, false, err) : FAN_OK;
     fan_walk_begin(&w, out, false);
     for (size_t k = 0; k < n; k++)
         fan_walk_also(&w, in[k].array);
@@ -278,6 +343,34 @@ static fan_status sum(const site *s, const fan_array *out, const fan_operand *in
 static fan_status copy(const site *s, const fan_array *out, const fan_array *in, fan_error *err)
 {
     return sum(s, out, &(fan_operand){.array = in, .acc = out->dtype}, 1, NULL, err);
+}
+
+/* blame: where the figures tell of an element that is not finite, and not of who brought it: was it `of`? */
+static fan_status blame(const site *s, const fan_array *of, int64_t key, fan_error *err)
+{
+    fan_k_any a;
+    fan_walk w;
+    char kind = fan_dtype_kind(of->dtype);
+    if (of->size == 0 || (kind != 'f' && kind != 'c'))
+        return FAN_OK;
+    fan_walk_begin(&w, of, false);
+    fan_walk_ready(&w);
+    source in = source_of(of, of->dtype), nowhere = {.dtype = of->dtype, .strides = of->strides};
+    any_args(&w, &nowhere, &in, 1, NULL, &a);
+    a.rows = address_of(s->figures->words);
+    memcpy(&a.factor[0], &key, sizeof key);
+    return launch(s, s->part->blame, w.size, &a, err);
+}
+
+/* survey: what is there already is told of, as a sum of itself that is written nowhere. */
+static fan_status survey(site *s, const fan_job *job, fan_error *err)
+{
+    const fan_array *of = job->in[0].array;
+    s->blind = true;
+    FAN_TRY(sum(s, of, &(fan_operand){.array = of, .acc = fan_dtype_accumulate(of->dtype)}, 1, NULL, err));
+    for (size_t k = 1; k < job->n; k++)
+        FAN_TRY(blame(s, job->in[k].array, job->figures->keys[k], err));
+    return FAN_OK;
 }
 
 static fan_status zero(const site *s, const fan_array *out, fan_error *err)
@@ -540,13 +633,13 @@ static fan_status under_capture(const site *s, const fan_job *job, fan_error *er
     FAN_TRY(fan_cuda_capture_of(s->stream, &capture, &graph, err));
     if (!capture)
         return FAN_OK;
-    if (job->kind == FAN_JOB_UPLOAD || job->kind == FAN_JOB_EXACT)
+    if (job->kind == FAN_JOB_UPLOAD || job->kind == FAN_JOB_EXACT || job->figures)
         return fan_fail_code(err, FAN_CAPTURE, 900, "%s needs the host, which a captured stream (%#llx of cuda:%d) cannot wait for: do it before the capture",
-                             job->kind == FAN_JOB_EXACT ? "an exact sum" : "a copy from the host", (unsigned long long)s->stream->handle, s->part->index);
+                             job->kind == FAN_JOB_EXACT ? "an exact sum" : job->figures ? "a sum with statistics" : "a copy from the host", (unsigned long long)s->stream->handle, s->part->index);
     return retain_all(s, job, capture, graph, err);
 }
 
-static fan_status run_job(const site *s, const fan_job *job, fan_error *err)
+static fan_status run_job(site *s, const fan_job *job, fan_error *err)
 {
     switch (job->kind) {
     case FAN_JOB_SUM:
@@ -563,21 +656,36 @@ static fan_status run_job(const site *s, const fan_job *job, fan_error *err)
         return scatter(s, job->out, job->sparse, err);
     case FAN_JOB_UPLOAD:
         return upload(s, job->out, job->in[0].array, err);
+    case FAN_JOB_SURVEY:
+        return survey(s, job, err);
     }
     return FAN_OK;
 }
 
+/* in_place: the job writes over what it reads. */
+static bool in_place(const fan_job *job)
+{
+    for (size_t k = 0; job->kind == FAN_JOB_SUM && k < job->n; k++)
+        if (!fan_array_apart(job->out, job->in[k].array))
+            return true;
+    return false;
+}
+
 fan_status fan_cuda_run(fan_device *d, fan_stream *s, const fan_job *job, fan_error *err)
 {
-    site w = {.part = fan_cuda_part_of(d), .stream = s, .label = job->label ? job->label : fan_job_word(job->kind)};
+    bool begun = false;
+    site w = {.part = fan_cuda_part_of(d), .stream = s, .label = job->label ? job->label : fan_job_word(job->kind), .figures = job->figures, .skip = job->skip, .begun = &begun};
     fan_cuda_scope scope;
     fan_status status;
-    if (job->stats)
-        return fan_fail(err, FAN_VALUE, "cuda:%d keeps no statistics of its sums", d->index);
     FAN_TRY(fan_cuda_queue_of(s, &w.on, err));
     FAN_TRY(fan_cuda_enter(w.part, &scope, err));
     FAN_GO(under_capture(&w, job, err));
     status = run_job(&w, job, err);
+    if (status == FAN_DEVICE_NOMEM && begun && in_place(job)) { /* want of memory changes nothing, as a rule: here it did */
+        status = FAN_DEVICE;
+        if (err)
+            err->status = status;
+    }
 done:
     fan_cuda_leave(&scope);
     if (status == FAN_OK)

@@ -1095,6 +1095,24 @@ fan_status fan_device_run(fan_device *d, fan_stream *s, const fan_job *job, fan_
     return d->backend->run(d, s, job, err);
 }
 
+fan_status fan_figures_new(fan_device *d, fan_stream *owner, int64_t size, fan_array **words, fan_error *err)
+{
+    int64_t n = FAN_TOLD_WORDS + FAN_TOLD_ROW_WORDS * fan_told_rows(size);
+    return fan_device_array(d, owner, FAN_UINT64, 1, &n, NULL, words, err);
+}
+
+fan_status fan_figures_read(fan_stream *s, const fan_array *words, fan_told *out, fan_error *err)
+{
+    int64_t n = FAN_TOLD_WORDS, step = (int64_t)fan_dtype_size(FAN_UINT64);
+    fan_array host = {.data = (char *)out, .dtype = FAN_UINT64, .ndim = 1, .size = n, .shape = &n, .strides = &step, .writable = true};
+    fan_array *head;
+    FAN_TRY(fan_array_slice(words, 0, 0, n, &head, err));
+    fan_yield();
+    fan_status status = s->device->backend->read(s, &host, head, err);
+    fan_array_drop(head);
+    return status;
+}
+
 /* to_host: a part of sparse data on the host, in the order of s. NULL stays NULL. */
 static fan_status to_host(fan_device *d, fan_stream *s, const fan_array *part, fan_array **out, fan_error *err)
 {

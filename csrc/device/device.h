@@ -23,6 +23,7 @@
 #include "array/array.h"
 #include "array/sparse.h"
 #include "array/sum.h"
+#include "array/told.h"
 #include "base/clock.h"
 #include "base/status.h"
 #include "base/thread.h"
@@ -42,8 +43,16 @@ typedef enum fan_job_kind {
     FAN_JOB_COPY,    /* out = in[0], same shape, converted (fan_array_copy) */
     FAN_JOB_ZERO,    /* out = 0 */
     FAN_JOB_SCATTER, /* out += sparse (fan_sparse_scatter); reads and writes out */
-    FAN_JOB_UPLOAD   /* out (device) = in[0] (host memory, read before the call returns) */
+    FAN_JOB_UPLOAD,  /* out (device) = in[0] (host memory, read before the call returns) */
+    FAN_JOB_SURVEY   /* the figures of in[0] as it is; who of in[skip..n) spoiled it. No out */
 } fan_job_kind;
+
+/* Statistics that a job leaves on its device (array/told.h), for fan_figures_read. */
+typedef struct fan_figures {
+    const fan_array *words;  /* of fan_figures_new; written in the order of the stream */
+    const fan_array *before; /* NULL, or words of an earlier job (perhaps the same): who spoiled that one spoiled this one too */
+    const int64_t *keys;     /* of each operand; -1: none */
+} fan_figures;
 
 typedef struct fan_job {
     fan_job_kind kind;
@@ -52,7 +61,9 @@ typedef struct fan_job {
     size_t n;
     const fan_scale *scale;    /* NULL: none */
     const fan_sparse *sparse;  /* FAN_JOB_SCATTER */
-    fan_stats *stats;          /* FAN_JOB_SUM: what is to be known of the result (fan_sum_how); lives until the job has run. NULL: nothing */
+    fan_stats *stats;          /* FAN_JOB_SUM on a device without streams: what is to be known of the result (fan_sum_how). NULL: nothing */
+    const fan_figures *figures; /* FAN_JOB_SUM, FAN_JOB_SURVEY on one with streams: the same, of n >= 1 operands; never under capture. NULL: nothing */
+    size_t skip;               /* with stats or figures: operands before this one are not held to blame */
     const char *label;         /* for traces and reports; copied */
 } fan_job;
 
@@ -247,6 +258,10 @@ void fan_device_poll(fan_device *d);
 fan_status fan_device_array(fan_device *d, fan_stream *owner, fan_dtype dtype, int ndim, const int64_t *shape,
                             const fan_array *like, fan_array **out, fan_error *err);
 fan_status fan_device_run(fan_device *d, fan_stream *s, const fan_job *job, fan_error *err);
+/* fan_figures_new: memory for the figures of results of up to `size` elements, owned by `owner`. */
+fan_status fan_figures_new(fan_device *d, fan_stream *owner, int64_t size, fan_array **words, fan_error *err);
+/* fan_figures_read: what is in them once s has run so far: blocks; FAN_CAPTURE where s is captured. */
+fan_status fan_figures_read(fan_stream *s, const fan_array *words, fan_told *out, fan_error *err);
 
 /* fan_batch: sums held back until they can be queued together (run_many). Of one thread. A flush queues all that waits, each on its own stream; jobs of a stream that
  * may touch what another of them writes go one after the other, as they came. The first failure ends the flush, and every later one does nothing. */

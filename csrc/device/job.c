@@ -4,20 +4,53 @@
 #include "base/trace.h"
 
 #include <stdio.h>
+#include <string.h>
+
+/* tell: writes the figures down, for who reads them later. */
+static void tell(const fan_job *job, const fan_stats *s)
+{
+    const fan_figures *g = job->figures;
+    fan_told told = {.bad = 0, .key = -1};
+    if (g->before)
+        memcpy(&told, g->before->data, sizeof told);
+    if (!told.bad && s->bad != SIZE_MAX) {
+        told.bad = 1;
+        told.key = g->keys[s->bad];
+    }
+    told.count = s->count;
+    told.sumsq = s->sumsq;
+    told.absmax = s->absmax;
+    told.nonfinite = s->nonfinite;
+    memcpy(g->words->data, &told, sizeof told);
+}
+
+static void survey(const fan_job *job)
+{
+    fan_stats s, of;
+    fan_stats_of(job->in[0].array, &s);
+    bool spoiled = s.nonfinite > 0;
+    s.bad = SIZE_MAX;
+    for (size_t k = job->skip; spoiled && k < job->n && s.bad == SIZE_MAX; k++) {
+        fan_stats_of(job->in[k].array, &of);
+        s.bad = of.nonfinite > 0 ? k : SIZE_MAX;
+    }
+    tell(job, &s);
+}
 
 void fan_job_run(const fan_job *job, bool parallel)
 {
-    fan_sum_how how = {.stats = job->stats, .parallel = parallel};
+    fan_stats stats;
+    fan_sum_how how = {.stats = job->figures ? &stats : job->stats, .skip = job->skip, .parallel = parallel};
     if (job->scale)
         how.scale = *job->scale;
     switch (job->kind) {
     case FAN_JOB_SUM:
         fan_sum(job->out, job->in, job->n, &how);
+        if (job->figures)
+            tell(job, &stats);
         return;
     case FAN_JOB_EXACT:
         fan_exact_fold(job->out, job->in, job->n, job->in[0].acc, job->scale);
-        if (job->stats)
-            fan_stats_of(job->out, job->stats);
         return;
     case FAN_JOB_REDUCE:
         fan_reduce(job->out, job->in[0].array);
@@ -31,6 +64,9 @@ void fan_job_run(const fan_job *job, bool parallel)
         return;
     case FAN_JOB_SCATTER:
         fan_sparse_scatter(job->out, job->sparse);
+        return;
+    case FAN_JOB_SURVEY:
+        survey(job);
         return;
     }
 }
@@ -53,7 +89,8 @@ uint64_t fan_job_bytes(const fan_job *job)
 const char *fan_job_word(fan_job_kind kind)
 {
     static const char *const words[] = {[FAN_JOB_SUM] = "sum",         [FAN_JOB_EXACT] = "exact",     [FAN_JOB_REDUCE] = "reduce",   [FAN_JOB_COPY] = "copy",
-                                        [FAN_JOB_ZERO] = "zero",       [FAN_JOB_SCATTER] = "scatter", [FAN_JOB_UPLOAD] = "upload"};
+                                        [FAN_JOB_ZERO] = "zero",       [FAN_JOB_SCATTER] = "scatter", [FAN_JOB_UPLOAD] = "upload",
+                                        [FAN_JOB_SURVEY] = "survey"};
     return words[kind];
 }
 

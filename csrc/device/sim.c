@@ -591,6 +591,16 @@ static bool job_visit(const void *what, size_t i, const fan_array **a, bool *wri
         return true;
     }
     i -= reads;
+    if (job->figures) {
+        const fan_figures *g = job->figures;
+        size_t more = g->before ? 2 : 1;
+        *write = i == more - 1;
+        *a = *write ? g->words : g->before;
+        if (i < more)
+            return true;
+        i -= more;
+    }
+    *write = false;
     if (job->kind == FAN_JOB_SCATTER && i < 4) {
         const fan_array *parts[] = {job->sparse->indices, job->sparse->values, job->sparse->pointers, job->out};
         *a = parts[i];
@@ -706,14 +716,27 @@ static fan_array *pack_array(packer *p, const fan_array *a, bool bytes)
     return copy;
 }
 
+static fan_figures *pack_figures(packer *p, const fan_figures *figures, size_t n)
+{
+    fan_figures *copy = pack(p, sizeof *copy);
+    int64_t *keys = pack(p, n * sizeof *keys);
+    const fan_array *words = pack_array(p, figures->words, false), *before = pack_array(p, figures->before, false);
+    if (copy) {
+        *copy = (fan_figures){.words = words, .before = before, .keys = keys};
+        memcpy(keys, figures->keys, n * sizeof *keys);
+    }
+    return copy;
+}
+
 /* pack_job: what *copy (NULL: it is not there yet) is a copy of. */
 static void pack_job(packer *p, fan_job *copy, const fan_job *job)
 {
     fan_operand *in = pack(p, job->n * sizeof *in);
     fan_scale *scale = job->scale ? pack(p, sizeof *scale) : NULL;
     fan_sparse *sparse = job->sparse ? pack(p, sizeof *sparse) : NULL;
+    const fan_figures *figures = job->figures ? pack_figures(p, job->figures, job->n) : NULL;
     if (copy)
-        *copy = (fan_job){.kind = job->kind, .in = in, .n = job->n, .scale = scale, .stats = job->stats, .sparse = sparse};
+        *copy = (fan_job){.kind = job->kind, .in = in, .n = job->n, .scale = scale, .figures = figures, .skip = job->skip, .sparse = sparse};
     fan_array *out = pack_array(p, job->out, false);
     if (copy)
         copy->out = out;
@@ -849,7 +872,7 @@ static fan_status capture_work(fan_sim *m, fan_sim_queue *q, fan_sim_command *c,
 static fan_status capture_job(fan_sim *m, fan_sim_queue *q, const fan_job *job, const work *w, const char *site, fan_error *err)
 {
     packer p = {NULL, 0};
-    if (job->kind == FAN_JOB_UPLOAD || job->stats)
+    if (job->kind == FAN_JOB_UPLOAD || job->figures)
         return fan_fail_code(err, FAN_CAPTURE, FAN_CAPTURE_UNSUPPORTED, "%s on stream %llu of sim:%d needs the host, which a graph cannot wait for: do it before the capture",
                              w->name, (unsigned long long)q->handle, q->device);
     pack(&p, sizeof(fan_sim_command));

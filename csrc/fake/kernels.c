@@ -70,7 +70,7 @@ static size_t many_accesses(const fan_k_many *a, const char *table, int dtype, f
 static size_t few(const void *args)
 {
     (void)args;
-    return FAN_K_SOURCES + 2;
+    return FAN_K_SOURCES + 3;
 }
 
 static size_t any_accesses(const void *args, fan_fake_access *out)
@@ -81,6 +81,48 @@ static size_t any_accesses(const void *args, fan_fake_access *out)
         strided(&out[k], (uint64_t)source[0], (int)(source[1] & 0xff), a->ndim, a->words, source + 2, 0, NULL, NULL);
     strided(&out[a->n], (uint64_t)to[0], a->out, a->ndim, a->words, to + 1, 0, NULL, NULL);
     return (size_t)a->n + 1;
+}
+
+/* words: of statistics (array/told.h). */
+static void words(fan_fake_access *a, uint64_t address, int64_t count)
+{
+    dense(a, address, FAN_UINT64, address ? count : 0);
+}
+
+static size_t fold_tell_accesses(const fan_k_fold *a, int dtype, fan_fake_access *out)
+{
+    size_t n = fold_accesses(a, dtype, out);
+    if (!a->out)
+        dense(&out[n - 1], 0, dtype, 0);
+    words(&out[n], a->rows, FAN_TOLD_ROW_WORDS * fan_told_rows(a->count / a->parts));
+    return n + 1;
+}
+
+static size_t any_tell_accesses(const void *args, fan_fake_access *out)
+{
+    const fan_k_any *a = args;
+    size_t n = any_accesses(args, out);
+    if (!a->words[a->ndim])
+        dense(&out[n - 1], 0, a->out, 0);
+    words(&out[n], a->rows, FAN_TOLD_ROW_WORDS * fan_told_rows(a->size));
+    return n + 1;
+}
+
+static size_t tell_end_accesses(const void *args, fan_fake_access *out)
+{
+    const fan_k_tell *a = args;
+    words(&out[0], a->rows, FAN_TOLD_ROW_WORDS * a->nrows);
+    words(&out[1], a->before, FAN_TOLD_WORDS);
+    words(&out[2], a->told, FAN_TOLD_WORDS);
+    return 3;
+}
+
+static size_t blame_accesses(const void *args, fan_fake_access *out)
+{
+    const fan_k_any *a = args;
+    size_t n = any_accesses(args, out);
+    words(&out[n - 1], a->rows, FAN_TOLD_WORDS);
+    return n;
 }
 
 static size_t reduce_accesses(const void *args, fan_fake_access *out)
@@ -121,32 +163,45 @@ static size_t scatter_accesses(const void *args, fan_fake_access *out)
         for (fan_k_thread = threads; fan_k_thread-- > 0;)                                                             \
             kernel(*(const T *)args);                                                                                 \
     }
-#define ACCESSES(name, call)                                                                                          \
+#define ACCESSES(name, call) ACCESSES_OF(name, 1, call)
+#define ACCESSES_OF(name, writes, call)                                                                               \
     static size_t accesses_##name(const void *args, const char *table, fan_fake_access *out, size_t *written)         \
     {                                                                                                                 \
         (void)table;                                                                                                  \
-        *written = 1;                                                                                                 \
+        *written = (writes);                                                                                                 \
         return call;                                                                                                  \
     }
 #define FOLD_RUN(name, bytes, from, acc)                                                                              \
     RUN(name, fan_k_fold, fan_fold_##name)                                                                            \
     RUN(many_##name, fan_k_many, fan_many_##name)                                                                     \
     ACCESSES(name, fold_accesses(args, FAN_##from, out))                                                              \
-    ACCESSES(many_##name, many_accesses(args, table, FAN_##from, out, written))
+    ACCESSES(many_##name, many_accesses(args, table, FAN_##from, out, written))\
+    RUN(tell_##name, fan_k_fold, fan_tell_##name)                                                                     \
+    ACCESSES_OF(tell_##name, 2, fold_tell_accesses(args, FAN_##from, out))
 FAN_K_FOLD_LIST(FOLD_RUN)
 RUN(any, fan_k_any, fan_any)
+RUN(tell_any, fan_k_any, fan_tell_any)
+RUN(tell_end, fan_k_tell, fan_tell_end)
+RUN(blame, fan_k_any, fan_blame_any)
 RUN(reduce, fan_k_reduce, fan_reduce_any)
 RUN(scatter, fan_k_scatter, fan_scatter_any)
 ACCESSES(any, any_accesses(args, out))
+ACCESSES_OF(tell_any, 2, any_tell_accesses(args, out))
+ACCESSES(tell_end, tell_end_accesses(args, out))
+ACCESSES(blame, blame_accesses(args, out))
 ACCESSES(reduce, reduce_accesses(args, out))
 ACCESSES(scatter, scatter_accesses(args, out))
 
 static const fan_fake_kernel kernels[] = {
 #define FOLD_ROW(name, bytes, from, acc)                                                                              \
     {"fan_fold_" #name, sizeof(fan_k_fold), false, run_##name, few, accesses_##name},                                 \
-        {"fan_many_" #name, sizeof(fan_k_many), true, run_many_##name, many_most, accesses_many_##name},
+        {"fan_many_" #name, sizeof(fan_k_many), true, run_many_##name, many_most, accesses_many_##name},                \
+        {"fan_tell_" #name, sizeof(fan_k_fold), false, run_tell_##name, few, accesses_tell_##name},
     FAN_K_FOLD_LIST(FOLD_ROW)
     {"fan_any", sizeof(fan_k_any), false, run_any, few, accesses_any},
+    {"fan_tell_any", sizeof(fan_k_any), false, run_tell_any, few, accesses_tell_any},
+    {"fan_tell_end", sizeof(fan_k_tell), false, run_tell_end, few, accesses_tell_end},
+    {"fan_blame_any", sizeof(fan_k_any), false, run_blame, few, accesses_blame},
     {"fan_reduce_any", sizeof(fan_k_reduce), false, run_reduce, few, accesses_reduce},
     {"fan_scatter_any", sizeof(fan_k_scatter), false, run_scatter, few, accesses_scatter},
 };

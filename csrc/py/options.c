@@ -316,6 +316,12 @@ static PyObject *test_exact_mutant(PyObject *Py_UNUSED(module), PyObject *o)
     Py_RETURN_NONE;
 }
 
+static PyObject *test_stats_astray(PyObject *Py_UNUSED(module), PyObject *o)
+{
+    atomic_store(&fan_known_astray, PyObject_IsTrue(o));
+    Py_RETURN_NONE;
+}
+
 static PyObject *test_mutant(PyObject *Py_UNUSED(module), PyObject *o)
 {
     long n = PyLong_AsLong(o);
@@ -362,6 +368,7 @@ PyMethodDef fan_option_functions[] = {
 #ifdef FAN_TEST
     {"_test_exact_mutant", test_exact_mutant, METH_O, "_test_exact_mutant(n, /)\n--\n\nTests: switch a planted fault of exact sums on; 0: none."},
     {"_test_batch_mutant", test_batch_mutant, METH_O, "_test_batch_mutant(n, /)\n--\n\nTests: switch a planted fault of batches of sums on; 0: none."},
+    {"_test_stats_astray", test_stats_astray, METH_O, "_test_stats_astray(on, /)\n--\n\nTests: read figures in the order of a stream that did not write them."},
     {"_test_mutant", test_mutant, METH_O, "_test_mutant(n, /)\n--\n\nTests: switch a planted fault on; 0: none."},
 #endif
     {NULL, NULL, 0, NULL},

@@ -123,7 +123,10 @@ class Zero:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """What is known of a sum beside its value (`InputBuffer.stats`), gathered as it was rounded."""
+    """What is known of a sum beside its value (`InputBuffer.stats`), gathered as it was rounded.
+
+    The same figures whatever the device is, but for the last places of `sumsq`.
+    """
 
     count: int  #: its elements; of a sparse sum, those that are stored
     sumsq: float  #: the sum of the squares of the finite elements, in float64; |z|^2 for complex ones
@@ -134,6 +137,8 @@ class Stats:
 
 def global_norm(buf: _core.InputBuffer) -> float:
     """The 2-norm of all sums that were last taken of a buffer made with stats=True, together; inf or NaN elements make it inf.
+
+    On a device with streams it waits for the streams that summed, as `InputBuffer.stats` does.
 
     >>> buf = fanin.InputBuffer(2, stats=True)
     >>> buf.add(0, np.array([3.0])); buf.add(1, np.array([4.0])); _ = buf.take()
@@ -150,7 +155,8 @@ def clip_norm(buf: _core.InputBuffer, sums: Sequence[Any], max_norm: float) -> f
     """Scale the sums that were just taken of a buffer with stats=True so that their global norm is at most `max_norm`; returns what it was.
 
     sums: what `take` gave, arrays that may be written (`take(writable=True)`). Each is read and written once, and only where the norm is too
-    large; a norm that is not finite leaves them as they are. ValueError: a `max_norm` that is no number from 0 on, or sums of another buffer.
+    large; a norm that is not finite leaves them as they are. On a device with streams it waits for the norm, and scales on the current stream:
+    call it in `with fanin.stream(s)`, s being the stream that the sums were taken for. CaptureError while that is captured. ValueError: a `max_norm` that is no number from 0 on, or sums of another buffer.
 
     >>> buf = fanin.InputBuffer(2, stats=True)
     >>> buf.add(0, np.array([3.0])); buf.add(1, np.array([4.0]))

@@ -8,6 +8,7 @@
 #include "check.h"
 #include "oracle.h"
 
+#include <float.h>
 #include <math.h>
 
 #define MOST 20
@@ -429,7 +430,11 @@ static fan_stats model_stats(const fan_array *a)
             if (parts == 2)
                 lane[((i - at) * 2 + 1) % 16] += z.im * z.im;
             double square = z.re * z.re + z.im * z.im;
-            double size = parts == 1 ? fabs(z.re) : square > 1e-280 && square < 1e280 ? sqrt(square) : hypot(z.re, z.im);
+            int move = square > 1e-280 && square < 1e280 ? 0 : square < 1 ? 600 : -600;
+            double re = ldexp(z.re, move), im = ldexp(z.im, move);
+            double size = parts == 1 ? fabs(z.re) : ldexp(sqrt(re * re + im * im), -move);
+            if (parts == 2 && isfinite(size))
+                CHECK(fabs(size - hypot(z.re, z.im)) <= 4 * DBL_EPSILON * size + 5e-324);
             all.absmax = size > all.absmax ? size : all.absmax;
         }
         for (int half = 8; half; half /= 2)

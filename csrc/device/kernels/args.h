@@ -6,18 +6,23 @@
 #ifndef FAN_DEVICE_KERNELS_ARGS_H
 #define FAN_DEVICE_KERNELS_ARGS_H
 
+#include "array/told.h"
+
 #include <stdint.h>
 
 #define FAN_K_SOURCES 480 /* of a fold in one launch */
 #define FAN_K_WORDS 480
 #define FAN_K_BLOCK 256   /* threads of a block */
 
-/* fan_fold_*: out[i] = ((in[0][i] + in[1][i]) + ..) * factor, all gap-free and of one dtype. out may be one of the sources. */
+/* fan_fold_*: out[i] = ((in[0][i] + in[1][i]) + ..) * factor, all gap-free and of one dtype. out may be one of the sources.
+ * fan_tell_*: that, and the statistics of what was written, a row for each block (array/told.h); out 0: nothing is written. */
 typedef struct fan_k_fold {
     uint64_t out;
     int64_t count;   /* numbers */
     uint64_t factor; /* the bits of one number of the accumulation type */
-    int32_t n, scaled, wide, unused; /* wide: every address is a multiple of 16 */
+    int32_t n, scaled, wide, parts; /* wide: every address is a multiple of 16; parts: numbers of an element */
+    uint64_t rows;
+    int32_t negative, skip; /* negative: signed integers; skip: sources that are not held to blame */
     uint64_t in[FAN_K_SOURCES];
 } fan_k_fold;
 
@@ -40,15 +45,24 @@ typedef struct fan_k_many {
     int32_t scaled, unused;
 } fan_k_many;
 
-/* fan_any: the same for any dtypes, strides and accumulation dtypes (D3). n == 0 fills with zeros.
+/* fan_any, fan_tell_any: the same for any dtypes, strides and accumulation dtypes (D3). n == 0 fills with zeros.
+ * fan_blame_any: where the figures at `rows` tell of an element that is not finite, and not yet of who brought it, and the source has one: it was the source, factor[0] its key.
  * words: extent[ndim]; out: address, stride[ndim]; each source: address, dtype | acc << 8, stride[ndim]. */
 typedef struct fan_k_any {
     int64_t size;
     int32_t n, ndim, out, scaled; /* out: its dtype */
-    int32_t anywhere, unused;     /* anywhere: some address is no multiple of its numbers' size */
+    int32_t anywhere, skip;       /* anywhere: some address is no multiple of its numbers' size */
+    uint64_t rows;
     uint64_t factor[2];           /* the bits of one element of the last accumulation dtype */
     int64_t words[FAN_K_WORDS];
 } fan_k_any;
+
+/* fan_tell_end: the rows in order, as what the host reads. One block. before 0: nobody spoiled it before; else another fan_told, or the same. */
+typedef struct fan_k_tell {
+    uint64_t rows, told, before;
+    int64_t nrows, count;
+    int64_t keys[FAN_K_SOURCES]; /* of the sources */
+} fan_k_tell;
 
 /* fan_reduce: out = in summed over `gone` axes, one after the other in their order, in dtype acc.
  * words: of the axes that stay, extent[stay], out stride[stay], in stride[stay]; of those that go, extent[go], in stride[go]. */

@@ -24,7 +24,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 CSRC = HERE.parent.parent
-SOURCES = [HERE / "kernels.cu", HERE / "args.h", CSRC / "array/low.h", CSRC / "array/dtype.h"]
+SOURCES = [HERE / "kernels.cu", HERE / "args.h", CSRC / "array/low.h", CSRC / "array/modulus.h", CSRC / "array/told.h", CSRC / "array/dtype.h"]
 OUT = HERE / "ptx.c"
 LOWEST = "compute_75"
 ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100", "sm_120")

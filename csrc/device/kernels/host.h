@@ -18,6 +18,15 @@ static _Thread_local int64_t fan_k_thread, fan_k_threads;
 #define THREADS fan_k_threads
 #define AT(T, address) ((T *)(uintptr_t)((address) & ~FAN_FAKE_TAG))
 #define UNROLL(n)
+/* A block: what its threads have in common; where they meet, the first of them, which runs last, goes on for all. */
+#define SHARED static _Thread_local
+#define LANE ((int)(fan_k_thread % FAN_K_BLOCK))
+#define BLOCK (fan_k_thread / FAN_K_BLOCK)
+#define MEET                                                                                                          \
+    if (LANE != 0)                                                                                                    \
+        return false;
+#define EACH_LANE(i, n) for (int i = 0; i < (n); i++)
+#define GOES_ON true
 typedef struct sixteen {
     uint64_t halves[2];
 } sixteen;

@@ -12,6 +12,8 @@
  */
 #include "array/dtype.h"
 #include "array/low.h"
+#include "array/modulus.h"
+#include "array/told.h"
 #include "device/kernels/args.h"
 
 #ifdef __CUDACC__
@@ -24,6 +26,12 @@
 #define AT(T, address) ((T *)(uintptr_t)(address))
 #define UNROLL_(text) _Pragma(#text)
 #define UNROLL(n) UNROLL_(unroll n)
+#define SHARED __shared__
+#define LANE ((int)threadIdx.x)
+#define BLOCK ((int64_t)blockIdx.x)
+#define MEET __syncthreads();
+#define EACH_LANE(i, n) for (int i = LANE; i < (n); i += FAN_K_BLOCK)
+#define GOES_ON (LANE == 0)
 typedef uint4 sixteen;
 #else
 #include "device/kernels/host.h"
@@ -133,6 +141,190 @@ NUMBER_LIST(FOLD)
         }                                                                                                             \
     }
 NUMBER_LIST(MANY)
+
+/* ---- Statistics (array/told.h) ----
+ *
+ * A thread counts what it writes, in the order in which it does; the threads of a block are added up as a tree, the blocks by fan_tell_end. Only where an element is
+ * not finite are its sources looked at again, before it is written over them. */
+
+FN inline fan_told_row row_of_nothing(void)
+{
+    fan_told_row r = {0, 0, 0, UINT64_MAX};
+    return r;
+}
+
+FN inline bool is_finite(double x)
+{
+    return x - x == 0;
+}
+
+/* row_real, row_complex: one element more; whether it is finite. */
+FN inline bool row_real(fan_told_row *r, double x)
+{
+    double size = fabs(x);
+    bool whole = is_finite(x);
+    r->nonfinite += !whole;
+    r->sumsq += whole ? x * x : 0;
+    r->absmax = whole && size > r->absmax ? size : r->absmax;
+    return whole;
+}
+
+FN inline bool row_complex(fan_told_row *r, double re, double im)
+{
+    if (!is_finite(re) || !is_finite(im)) {
+        r->nonfinite++;
+        return false;
+    }
+    r->sumsq += re * re + im * im;
+    if (fabs(re) + fabs(im) >= r->absmax) { /* else |z| cannot be the largest */
+        double size = fan_modulus(re, im);
+        r->absmax = size > r->absmax ? size : r->absmax;
+    }
+    return true;
+}
+
+FN inline void row_merge(fan_told_row *into, const fan_told_row *next)
+{
+    into->sumsq += next->sumsq;
+    into->absmax = next->absmax > into->absmax ? next->absmax : into->absmax;
+    into->nonfinite += next->nonfinite;
+    into->bad = next->bad < into->bad ? next->bad : into->bad;
+}
+
+/* rows_meet: the rows of a block's threads become one, in the thread that gets true. */
+FN bool rows_meet(fan_told_row *mine)
+{
+    SHARED fan_told_row all[FAN_K_BLOCK];
+    all[LANE] = *mine;
+    for (int half = FAN_K_BLOCK / 2; half; half /= 2) {
+        MEET
+        EACH_LANE (i, half)
+            row_merge(&all[i], &all[i + half]);
+    }
+    if (!GOES_ON)
+        return false;
+    *mine = all[0];
+    return true;
+}
+
+FN void row_put(fan_told_row *mine, uint64_t rows)
+{
+    if (rows_meet(mine))
+        AT(fan_told_row, rows)[BLOCK] = *mine;
+}
+
+/* X(name, in memory, as a number that may be negative, .. that is not, whether two may be an element) */
+#define VALUE_LIST(X)                                                                                                 \
+    X(truth, uint8_t, x != 0, x != 0, 0)                                                                              \
+    X(bits8, uint8_t, (int8_t)x, x, 0)                                                                                \
+    X(bits16, uint16_t, (int16_t)x, x, 0)                                                                             \
+    X(bits32, uint32_t, (int32_t)x, x, 0)                                                                             \
+    X(bits64, uint64_t, (int64_t)x, x, 0)                                                                             \
+    X(single, float, x, x, 1)                                                                                         \
+    X(twice, double, x, x, 1)                                                                                         \
+    X(doubled, float, x, x, 1)                                                                                        \
+    X(float16, uint16_t, up_float16(x), up_float16(x), 0)                                                             \
+    X(bfloat16, uint16_t, up_bfloat16(x), up_bfloat16(x), 0)                                                          \
+    X(e4m3fn, uint8_t, up_e4m3fn(x), up_e4m3fn(x), 0)                                                                 \
+    X(e5m2, uint8_t, up_e5m2(x), up_e5m2(x), 0)
+
+/* count_NAME: one element more, of one number or two. blame_NAME: who spoiled the one that begins with number `at`? fold_NAME_at: a number of the sum. */
+#define COUNT(K, MEM, SIGNED, UNSIGNED, TWO)                                                                          \
+    FN inline int parts_##K(const fan_k_fold *a)                                                                      \
+    {                                                                                                                 \
+        return (TWO) ? a->parts : 1;                                                                                  \
+    }                                                                                                                 \
+    FN inline double value_##K(MEM x, int negative)                                                                   \
+    {                                                                                                                 \
+        return negative ? (double)(SIGNED) : (double)(UNSIGNED);                                                      \
+    }                                                                                                                 \
+    FN inline bool count_##K(const fan_k_fold *a, fan_told_row *mine, MEM x, MEM y)                                   \
+    {                                                                                                                 \
+        double re = value_##K(x, a->negative);                                                                        \
+        return parts_##K(a) == 2 ? row_complex(mine, re, value_##K(y, 0)) : row_real(mine, re);                       \
+    }                                                                                                                 \
+    FN inline void blame_##K(const fan_k_fold *a, fan_told_row *mine, int64_t at)                                     \
+    {                                                                                                                 \
+        for (int k = a->skip; k < a->n && (uint64_t)k < mine->bad; k++)                                               \
+            for (int part = 0; part < parts_##K(a); part++)                                                           \
+                if (!is_finite(value_##K(AT(const MEM, a->in[k])[at + part], 0)))                                     \
+                    mine->bad = (uint64_t)k;                                                                          \
+    }
+VALUE_LIST(COUNT)
+
+#define TELL(K, MEM, T, UP, PLUS, TIMES, DOWN, AHEAD)                                                                 \
+    FN inline MEM fold_##K##_at(const fan_k_fold *a, T factor, int64_t i)                                             \
+    {                                                                                                                 \
+        T one = up_##K(AT(const MEM, a->in[0])[i]);                                                                   \
+        for (int k = 1; k < a->n; k++)                                                                                \
+            one = plus_##K(one, up_##K(AT(const MEM, a->in[k])[i]));                                                  \
+        return down_##K(a->scaled ? times_##K(one, factor) : one);                                                    \
+    }                                                                                                                 \
+    KERNEL fan_tell_##K(ARGS(fan_k_fold, a))                                                                          \
+    {                                                                                                                 \
+        enum { PER = 16 / sizeof(MEM) };                                                                              \
+        union {                                                                                                       \
+            sixteen all;                                                                                              \
+            MEM each[PER];                                                                                            \
+        } x;                                                                                                          \
+        T sum[PER], factor;                                                                                           \
+        fan_told_row mine = row_of_nothing();                                                                         \
+        int64_t whole = a.wide ? a.count / PER : 0, v = THREAD;                                                       \
+        memcpy(&factor, &a.factor, sizeof factor);                                                                    \
+        for (; v < whole; v += THREADS) {                                                                             \
+            x.all = AT(const sixteen, a.in[0])[v];                                                                    \
+            for (int i = 0; i < PER; i++)                                                                             \
+                sum[i] = up_##K(x.each[i]);                                                                           \
+            UNROLL(AHEAD) for (int k = 1; k < a.n; k++)                                                               \
+            {                                                                                                         \
+                x.all = AT(const sixteen, a.in[k])[v];                                                                \
+                for (int i = 0; i < PER; i++)                                                                         \
+                    sum[i] = plus_##K(sum[i], up_##K(x.each[i]));                                                     \
+            }                                                                                                         \
+            for (int i = 0; i < PER; i++)                                                                             \
+                x.each[i] = down_##K(a.scaled ? times_##K(sum[i], factor) : sum[i]);                                  \
+            unsigned spoilt = 0;                                                                                      \
+            for (int i = 0; i < PER; i++)                                                                             \
+                if (parts_##K(&a) == 1 || i % 2 == 0)                                                                 \
+                    spoilt |= (unsigned)!count_##K(&a, &mine, x.each[i], x.each[i | 1]) << i;                         \
+            UNROLL(1) for (int i = 0; spoilt >> i; i++)                                                               \
+                if (spoilt >> i & 1)                                                                                  \
+                    blame_##K(&a, &mine, v * PER + i);                                                                \
+            if (a.out)                                                                                                \
+                AT(sixteen, a.out)[v] = x.all;                                                                        \
+        }                                                                                                             \
+        for (; v * PER < a.count; v += THREADS) { /* the same numbers fall to a thread wherever they lie */           \
+            UNROLL(1) for (int64_t i = v * PER; i < a.count && i < (v + 1) * PER; i += parts_##K(&a))                 \
+            {                                                                                                         \
+                MEM one = fold_##K##_at(&a, factor, i), two = parts_##K(&a) == 2 ? fold_##K##_at(&a, factor, i + 1) : one;\
+                if (!count_##K(&a, &mine, one, two))                                                                  \
+                    blame_##K(&a, &mine, i);                                                                          \
+                if (a.out)                                                                                            \
+                    AT(MEM, a.out)[i] = one;                                                                          \
+                if (a.out && parts_##K(&a) == 2)                                                                      \
+                    AT(MEM, a.out)[i + 1] = two;                                                                      \
+            }                                                                                                         \
+        }                                                                                                             \
+        row_put(&mine, a.rows);                                                                                       \
+    }
+NUMBER_LIST(TELL)
+
+KERNEL fan_tell_end(ARGS(fan_k_tell, a))
+{
+    fan_told_row mine = row_of_nothing();
+    for (int64_t i = THREAD; i < a.nrows; i += THREADS)
+        row_merge(&mine, &AT(const fan_told_row, a.rows)[i]);
+    if (!rows_meet(&mine))
+        return;
+    fan_told *told = AT(fan_told, a.told);
+    bool here = mine.bad != UINT64_MAX, there = a.before && AT(const fan_told, a.before)->bad;
+    told->key = there ? AT(const fan_told, a.before)->key : here ? a.keys[mine.bad] : -1;
+    told->bad = here || there;
+    told->count = (uint64_t)a.count;
+    told->sumsq = mine.sumsq;
+    told->absmax = mine.absmax;
+    told->nonfinite = mine.nonfinite;
+}
 
 /* ---- A number of any dtype ---- */
 
@@ -478,29 +670,75 @@ FN uint64_t address(int64_t base, int ndim, const int64_t *stride, const int64_t
     return p;
 }
 
+/* sum_at: the element at `index`, in dtype out. */
+FN inline wide sum_at(const fan_k_any *a, const int64_t *index)
+{
+    int acc = a->out;
+    wide sum = {0, 0, 0};
+    const int64_t *source = a->words + 2 * a->ndim + 1;
+    for (int k = 0; k < a->n; k++, source += 2 + a->ndim) {
+        int from = (int)(source[1] & 0xff), now = (int)(source[1] >> 8);
+        wide x = convert(load(from, address(source[0], a->ndim, source + 2, index), a->anywhere), form_of(from), now);
+        if (k == 0)
+            sum = x;
+        else
+            sum = add(now, now == acc ? sum : convert(sum, form_of(acc), now), x);
+        acc = now;
+    }
+    if (a->scaled)
+        sum = times(acc, sum, understand(acc, a->factor[0], a->factor[1]));
+    return a->out == acc ? sum : convert(sum, form_of(acc), a->out);
+}
+
 KERNEL fan_any(ARGS(fan_k_any, a))
 {
     int64_t index[MOST_NDIM];
-    const int64_t *extent = a.words, *out = extent + a.ndim, *first = out + 1 + a.ndim;
+    const int64_t *extent = a.words, *out = extent + a.ndim;
     for (int64_t at = THREAD; at < a.size; at += THREADS) {
         index_of(at, a.ndim, extent, index);
-        int acc = a.out;
-        wide sum = {0, 0, 0};
-        const int64_t *source = first;
-        for (int k = 0; k < a.n; k++, source += 2 + a.ndim) {
-            int from = (int)(source[1] & 0xff), now = (int)(source[1] >> 8);
-            wide x = convert(load(from, address(source[0], a.ndim, source + 2, index), a.anywhere), form_of(from), now);
-            if (k == 0)
-                sum = x;
-            else
-                sum = add(now, now == acc ? sum : convert(sum, form_of(acc), now), x);
-            acc = now;
+        store(a.out, address(out[0], a.ndim, out + 1, index), a.anywhere, sum_at(&a, index));
+    }
+}
+
+/* spoiled: source k is not finite at `index`. */
+FN bool spoiled(const fan_k_any *a, int k, const int64_t *index)
+{
+    const int64_t *source = a->words + 2 * a->ndim + 1 + k * (2 + a->ndim);
+    wide x = load((int)(source[1] & 0xff), address(source[0], a->ndim, source + 2, index), a->anywhere);
+    return !is_finite(x.re) || !is_finite(x.im);
+}
+
+KERNEL fan_tell_any(ARGS(fan_k_any, a))
+{
+    int64_t index[MOST_NDIM];
+    const int64_t *extent = a.words, *out = extent + a.ndim;
+    fan_told_row mine = row_of_nothing();
+    int form = form_of(a.out);
+    for (int64_t at = THREAD; at < a.size; at += THREADS) {
+        index_of(at, a.ndim, extent, index);
+        wide sum = sum_at(&a, index);
+        if (!(form == WIDE_C128 ? row_complex(&mine, sum.re, sum.im) : row_real(&mine, double_of(sum, form))))
+            for (int k = a.skip; k < a.n && (uint64_t)k < mine.bad; k++)
+                if (spoiled(&a, k, index))
+                    mine.bad = (uint64_t)k;
+        if (out[0])
+            store(a.out, address(out[0], a.ndim, out + 1, index), a.anywhere, sum);
+    }
+    row_put(&mine, a.rows);
+}
+
+KERNEL fan_blame_any(ARGS(fan_k_any, a))
+{
+    int64_t index[MOST_NDIM];
+    fan_told *told = AT(fan_told, a.rows);
+    if (told->nonfinite == 0 || told->bad)
+        return;
+    for (int64_t at = THREAD; at < a.size; at += THREADS) {
+        index_of(at, a.ndim, a.words, index);
+        if (spoiled(&a, 0, index)) { /* every thread that finds one writes the same */
+            told->key = (int64_t)a.factor[0];
+            told->bad = 1;
         }
-        if (a.scaled)
-            sum = times(acc, sum, understand(acc, a.factor[0], a.factor[1]));
-        if (a.out != acc)
-            sum = convert(sum, form_of(acc), a.out);
-        store(a.out, address(out[0], a.ndim, out + 1, index), a.anywhere, sum);
     }
 }
 

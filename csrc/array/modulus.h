@@ -1,0 +1,23 @@
+/* modulus: the size of a complex number, by one formula on every device. C, and CUDA C. */
+#ifndef FAN_ARRAY_MODULUS_H
+#define FAN_ARRAY_MODULUS_H
+
+#include "array/low.h"
+
+#ifndef __CUDACC__
+#include <math.h>
+#endif
+
+/* fan_modulus: |z| of finite parts; inf where it leaves float64's range. Its square may leave it: then both parts are moved by a power of two. */
+FAN_LOW double fan_modulus(double re, double im)
+{
+    double square = re * re + im * im;
+    if (square > 1e-280 && square < 1e280)
+        return sqrt(square);
+    double there = square < 1 ? 0x1p600 : 0x1p-600, back = square < 1 ? 0x1p-600 : 0x1p600;
+    re *= there;
+    im *= there;
+    return sqrt(re * re + im * im) * back;
+}
+
+#endif

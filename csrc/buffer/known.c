@@ -1,0 +1,295 @@
+/* With stats: what is known of a sum beside its value (slot.h), and where it stands until somebody asks.
+ *
+ * On the CPU the pass that sums tells at once. On a device with streams it writes figures into memory of the device, in the order of A, and nobody waits: the
+ * reader does. Each sum has memory of its own (a take that fails must leave the running sum's alone); who spoiled the running sum goes from one to the next. */
+#include "buffer/slot.h"
+
+#include "base/mem.h"
+#include "base/trace.h"
+
+#include <assert.h>
+#include <stdio.h>
+
+#ifdef FAN_TEST
+atomic_int fan_known_astray;
+#endif
+
+fan_known fan_known_hold(const fan_known *k)
+{
+    fan_known copy = *k;
+    if (k->words)
+        copy.words = fan_array_hold(k->words);
+    copy.on = fan_stream_hold(k->on);
+    return copy;
+}
+
+fan_known fan_known_move(fan_known *k)
+{
+    fan_known moved = *k;
+    *k = (fan_known){.yes = false};
+    return moved;
+}
+
+void fan_known_drop(fan_known *k)
+{
+    fan_array_drop(k->words);
+    fan_stream_drop(k->on);
+    *k = (fan_known){.yes = false};
+}
+
+fan_known fan_known_forget(fan_buffer *b, size_t slot)
+{
+    return fan_known_move(&b->known[slot]);
+}
+
+static fan_pass *pass_of(const fan_fold *f)
+{
+    return f->b->slots[f->slot].p;
+}
+
+static const fan_array *numbers_of(const fan_value *v)
+{
+    return v->form == FAN_SPARSE ? v->sparse->values : v->form == FAN_DENSE || v->form == FAN_ZERO ? v->array : NULL;
+}
+
+/* away: the numbers lie on a device with streams. */
+static bool away(const fan_value *v)
+{
+    return v->form != FAN_ZERO && v->device && v->device->backend->has_streams;
+}
+
+size_t fan_fold_skip(const fan_fold *f)
+{
+    return f->b->known && f->n && f->terms[0].is_value && pass_of(f)->known.yes;
+}
+
+/* figures_for: memory for the figures of up to `size` elements, unless A is captured. */
+static fan_status figures_for(fan_device *d, const fan_pass *p, int64_t size, fan_known *known, fan_error *err)
+{
+    uint64_t capture = 0;
+    if (!p->known.captured)
+        FAN_TRY(fan_stream_capture(p->A, &capture, err));
+    if (p->known.captured || capture) {
+        *known = (fan_known){.yes = true, .captured = true};
+        return FAN_OK;
+    }
+    FAN_TRY(fan_figures_new(d, p->A, size, &known->words, err));
+    known->on = fan_stream_hold(p->A);
+    return FAN_OK;
+}
+
+/* fold_figures: the same for a fold, with room for its keys. */
+static fan_status fold_figures(fan_fold *f, fan_device *d, int64_t size, fan_error *err)
+{
+    if (!f->keys && !(f->keys = fan_alloc((f->n + 1) * sizeof *f->keys)))
+        return fan_fail(err, FAN_NOMEM, "%s: slot %zu: out of memory", f->b->name, f->slot);
+    for (size_t i = 0; i < f->n; i++)
+        f->keys[i] = f->terms[i].key;
+    return figures_for(d, pass_of(f), size, &f->known, err);
+}
+
+fan_status fan_fold_figures(fan_fold *f, fan_error *err)
+{
+    fan_device *d = pass_of(f)->device;
+    int64_t size = 0;
+    if (!f->b->known || f->forbid_in_place || !d || !d->backend->has_streams)
+        return FAN_OK;
+    for (size_t i = 0; i < f->n; i++) {
+        const fan_array *a = numbers_of(f->terms[i].v);
+        if (!a)
+            return FAN_OK;
+        size = size < INT64_MAX - a->size ? size + a->size : INT64_MAX;
+    }
+    return fold_figures(f, d, size, err);
+}
+
+/* survey: a job that reads what is there already; in[0] is what it tells of. */
+static fan_status survey(fan_buffer *b, size_t slot, fan_device *d, const fan_known *known, const fan_array *before, const fan_operand *in,
+                         const int64_t *keys, size_t n, size_t skip, fan_error *err)
+{
+    char label[FAN_TRACE_LABEL];
+    fan_figures figures = {.words = known->words, .before = before, .keys = keys};
+    snprintf(label, sizeof label, "survey %s[%zu]", b->name, slot);
+    return fan_device_run(d, known->on, &(fan_job){.kind = FAN_JOB_SURVEY, .in = in, .n = n, .figures = &figures, .skip = skip, .label = label}, err);
+}
+
+static fan_status learn_away(fan_fold *f, const fan_value *result, const fan_array *a, fan_error *err)
+{
+    const fan_pass *p = pass_of(f);
+    size_t n = 1;
+    if (f->known.yes || f->forbid_in_place)
+        return FAN_OK;
+    if (!f->known.words)
+        FAN_TRY(fold_figures(f, result->device, a->size, err));
+    if (f->known.captured)
+        return FAN_OK;
+    f->scratch[0] = (fan_operand){a, a->dtype};
+    for (size_t i = fan_fold_skip(f); i < f->n; i++) {
+        const fan_array *of = numbers_of(f->terms[i].v);
+        if (!of || f->terms[i].v->device != result->device)
+            continue;
+        f->scratch[n] = (fan_operand){of, of->dtype};
+        f->keys[n++] = f->terms[i].key;
+    }
+    FAN_TRY(survey(f->b, f->slot, result->device, &f->known, p->known.words, f->scratch, f->keys, n, 1, err));
+    f->known.yes = true;
+    return FAN_OK;
+}
+
+static void learn_here(fan_fold *f, const fan_array *a)
+{
+    fan_known *known = &f->known;
+    bool summed = known->yes;
+    if (!summed) {
+        fan_stats_of(a, &known->stats);
+        known->stats.bad = SIZE_MAX;
+        known->yes = true;
+    }
+    if (known->stats.nonfinite == 0 || known->bad || pass_of(f)->known.bad)
+        return;
+    for (size_t i = summed ? known->stats.bad : fan_fold_skip(f); i < f->n; i++) {
+        const fan_term *t = &f->terms[i];
+        fan_stats of = {.nonfinite = summed};
+        if (!summed && numbers_of(t->v) && !away(t->v))
+            fan_stats_of(numbers_of(t->v), &of);
+        if (of.nonfinite == 0)
+            continue;
+        known->bad = true;
+        known->bad_key = t->key;
+        return;
+    }
+}
+
+fan_status fan_fold_learn(fan_fold *f, const fan_value *result, fan_error *err)
+{
+    const fan_array *a = numbers_of(result);
+    if (!f->b->known || !a)
+        return FAN_OK;
+    if (away(result))
+        return learn_away(f, result, a, err);
+    learn_here(f, a);
+    return FAN_OK;
+}
+
+fan_status fan_fold_survey(fan_fold *f, fan_stream **R, fan_error *err)
+{
+    const fan_value *v = f->terms[0].v;
+    const fan_array *a = numbers_of(v);
+    assert(f->n == 1);
+    if (!f->b->known || !a || !away(v))
+        return FAN_OK;
+    FAN_TRY(fold_figures(f, v->device, a->size, err));
+    if (f->known.captured)
+        return FAN_OK;
+    FAN_TRY(fan_fold_wait_terms(f, err));
+    fan_operand in = {a, a->dtype};
+    FAN_TRY(survey(f->b, f->slot, v->device, &f->known, NULL, &in, f->keys, 1, 0, err));
+    f->known.yes = true;
+    *R = f->known.on;
+    return FAN_OK;
+}
+
+fan_status fan_slot_survey(fan_buffer *b, size_t slot, int64_t key, fan_error *err)
+{
+    fan_pass *p = b->slots[slot].p;
+    fan_known *known = &p->known;
+    const fan_array *sum = p->value.array;
+    if (!b->known)
+        return FAN_OK;
+    if (away(&p->value)) {
+        bool anew = !known->yes;
+        if (!known->words)
+            FAN_TRY(figures_for(p->value.device, p, sum->size, known, err));
+        if (!known->captured)
+            FAN_TRY(survey(b, slot, p->value.device, known, anew ? NULL : known->words, &(fan_operand){sum, sum->dtype}, &key, 1, 0, err));
+        known->times = 0;
+        known->yes = true;
+        return FAN_OK;
+    }
+    fan_stats_of(sum, &known->stats);
+    known->stats.bad = SIZE_MAX;
+    known->times = 0;
+    known->yes = true;
+    if (known->stats.nonfinite && !known->bad) {
+        known->bad = true;
+        known->bad_key = key;
+    }
+    return FAN_OK;
+}
+
+/* read: the figures, once the stream has run so far. Blocks, outside the frontend. */
+static fan_status read(const fan_buffer *b, size_t slot, fan_known *k, fan_error *err)
+{
+    fan_told told;
+    uint64_t capture;
+    FAN_TRY(fan_stream_capture(k->on, &capture, err));
+    if (capture)
+        return fan_fail_code(err, FAN_CAPTURE, 900, FAN_SLOT_SAID ": stats() waits for the stream that summed, which is captured now: ask before the capture begins, or "
+                             "once it has ended", FAN_SLOT_WHO(b, slot));
+    fan_stream *on = fan_stream_hold(k->on);
+#ifdef FAN_TEST
+    if (atomic_load(&fan_known_astray)) { /* a planted fault: a stream that has nothing to do with it */
+        fan_stream_drop(on);
+        on = fan_stream_current(k->on->device);
+    }
+#endif
+    void *left = b->frontend->leave ? b->frontend->leave() : NULL;
+    fan_status status = fan_figures_read(on, k->words, &told, err);
+    if (b->frontend->leave)
+        b->frontend->enter(left);
+    fan_stream_drop(on);
+    FAN_TRY(status);
+    k->stats = (fan_stats){.count = told.count, .sumsq = told.sumsq, .absmax = told.absmax, .nonfinite = told.nonfinite, .bad = SIZE_MAX};
+    k->bad = told.bad != 0;
+    k->bad_key = told.key;
+    return FAN_OK;
+}
+
+/* put_down: locked: what was read stays, if the slot's last sum is the same still. What stood there is the caller's to drop, unlocked. */
+static fan_known put_down(fan_buffer *b, size_t slot, const fan_known *k)
+{
+    fan_known had = {.yes = false};
+    if (b->known[slot].words == k->words) {
+        had = b->known[slot];
+        b->known[slot] = *k;
+        b->known[slot].words = NULL;
+        b->known[slot].on = NULL;
+    }
+    return had;
+}
+
+fan_status fan_buffer_stats(fan_buffer *b, size_t slot, bool *some, fan_stats *out, bool *bad, int64_t *bad_key, fan_error *err)
+{
+    fan_status status = FAN_OK;
+    FAN_TRY(fan_slot_check(b, slot, err));
+    if (!b->known)
+        return fan_fail(err, FAN_VALUE, "%s: stats() needs a buffer that was made with stats=True", b->name);
+    fan_slot_lock(b, slot);
+    fan_known k = fan_known_hold(&b->known[slot]);
+    fan_slot_unlock(b, slot);
+    if (!k.yes)
+        return fan_fail(err, FAN_VALUE, FAN_SLOT_SAID ": no sum was taken since something was last added to it", FAN_SLOT_WHO(b, slot));
+    if (k.captured)
+        return fan_fail_code(err, FAN_CAPTURE, 900, FAN_SLOT_SAID ": its sum was made while its stream was captured, and no figures are kept of what a graph does: "
+                             "take it outside the capture, or sum the graph's results with fanin.add_n(.., stats=True)", FAN_SLOT_WHO(b, slot));
+    if (k.words) {
+        status = read(b, slot, &k, err);
+        if (status == FAN_OK) {
+            fan_slot_lock(b, slot);
+            fan_known had = put_down(b, slot, &k);
+            fan_slot_unlock(b, slot);
+            fan_known_drop(&had);
+        }
+    }
+    *some = k.stats.count != UINT64_MAX;
+    *out = k.stats;
+    if (*some && k.times > 1) {
+        out->count *= k.times;
+        out->nonfinite *= k.times;
+        out->sumsq *= (double)k.times;
+    }
+    *bad = k.bad;
+    *bad_key = k.bad_key;
+    fan_known_drop(&k);
+    return status;
+}
