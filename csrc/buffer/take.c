@@ -554,7 +554,8 @@ static fan_status take_claim(fan_buffer *b, const fan_take *how, cut *cuts, exte
 
 static fan_stream *consumer_of(const fan_buffer *b, const fan_take *how, size_t slot)
 {
-    return how->stream ? how->stream : b->slots[slot].p->C; /* which is the buffer's unless it was redirected (S7) */
+    fan_stream *C = b->slots[slot].p->C; /* the buffer's, unless it was redirected (S7); of zeros alone it knows none */
+    return how->stream ? how->stream : C ? C : b->stream;
 }
 
 /* A pass over all slots: what each does in it, and the end of what went into the batch meanwhile. */
