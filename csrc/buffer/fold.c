@@ -538,11 +538,13 @@ static fan_status fold_mixed(fan_fold *f, fan_error *err)
 {
     fan_status status = FAN_OK;
     mixed m = {.kept = {.dtype = FAN_NO_DTYPE}, .target = accumulated(f, f->seen)};
+    bool begun = false;
     m.ndim = fan_value_shape(f->terms[0].v, &m.shape);
     FAN_GO(mixed_place(f, &m, err));
     FAN_GO(fan_fold_wait_terms(f, err));
     FAN_GO(mixed_begin(f, &m, err));
-    while (m.next < f->n)
+    begun = m.next > 1;
+    for (; m.next < f->n; begun = true)
         FAN_GO(mixed_more(f, &m, err));
     FAN_GO(mixed_end(f, &m, err));
     if (m.kept.form == FAN_DENSE) {
@@ -553,6 +555,11 @@ static fan_status fold_mixed(fan_fold *f, fan_error *err)
         f->ours = true;
     }
 done:
+    if (status == FAN_DEVICE_NOMEM && begun && m.kept.form == FAN_DENSE) { /* want of memory changes nothing, as a rule: here a part of the sum is in its place */
+        status = FAN_DEVICE;
+        if (err)
+            err->status = status;
+    }
     fan_value_drop(f->b->frontend, &m.kept);
     fan_array_drop(m.cur);
     return status;
