@@ -581,17 +581,24 @@ def test_the_legend_of_a_picture_names_descriptors(tmp_path: Path, monkeypatch: 
 def test_a_label_that_is_too_long_is_cut_and_its_sums_are_still_known() -> None:
     assert f"#define FAN_TRACE_LABEL {LABEL + 1} " in (CSRC / "base" / "trace.h").read_text()
     long = d.GradAOTOutput(d.ParamAOTInput("x" * 200))
-    with fanin.trace() as t, Machine(1) as m:
-        buf = fanin.InputBuffer([fanin.Slot(name=long), fanin.Slot(name="short")], stream=m.stream())
-        for slot in (0, 0, 1, 1):
-            g = m.empty(256, "float32", device=0)
-            m.launch(m.streams[-1], lambda v: v.fill(1), writes=[g], name="backward", us=20)
-            buf.add(slot, g, stream=m.streams[-1])
-        buf.take()
-    (label,) = {line.label for line in t.lines if line.kind == "take"} - {"short"}
-    assert label == long.expr()[:LABEL]
-    sums = [s.buffer for s in t.picture().slices if s.name.startswith("sum")]
-    assert sorted(sums) == sorted([label, "short"])
+    cut = long.expr()[:LABEL]
+    for names, begins, owner in (
+        ([long], "sum __grad", cut),
+        (["short"], "sum short", "short"),
+        ([long, "short"], "2 slots: sum __grad", cut),
+        (["short", long], "2 slots: sum short, sum __grad", "short"),
+        (["a, b", "c"], "2 slots: sum a, b, sum c", "a, b"),
+    ):
+        with fanin.trace() as t, Machine(1) as m:
+            buf = fanin.InputBuffer([fanin.Slot(name=name) for name in names], stream=m.stream())
+            for slot in range(2 * len(names)):
+                g = m.empty(256, "float32", device=0)
+                m.launch(m.streams[-1], lambda v: v.fill(1), writes=[g], name="backward", us=20)
+                buf.add(slot // 2, g, stream=m.streams[-1])
+            buf.take()
+        assert [line.label for line in t.lines if line.kind == "take"] == [cut if name is long else name for name in names]
+        (kernel,) = [s for s in t.picture().slices if "sum" in s.name]
+        assert kernel.name.startswith(begins) and len(kernel.name) <= LABEL and kernel.buffer == owner
 
 
 # ---------------------------------------------------------------- planted faults

@@ -368,9 +368,11 @@ def owners(lines: Sequence[Line]) -> dict[int, str]:
     found = {}
     for i, line in enumerate(lines):
         _, many, first = line.label.partition(" slots: ")
-        word, _, of = (first.partition(",")[0] if many else line.label).partition(" ")
+        word, _, of = (first if many else line.label).partition(" ")
         if line.kind not in ("kernel", "copy") or word not in WORK:
             continue
+        if many:
+            of = next((text for text in own if of.startswith(f"{text}, ")), of)
         if of not in own and len(line.label.encode()) >= LABEL:  # the word before it has cut it shorter than the buffer's own lines are
             of = next((text for text in own if text.startswith(of)), of)
         if of in own:
