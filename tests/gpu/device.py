@@ -8,13 +8,15 @@ from __future__ import annotations
 import ctypes
 import gc
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
 
 from fanin import _core
-from fanin.testing import FakeDriver
+from fanin.testing import FakeDriver, use_driver
 from fanin.testing.driver import DriverError
 
 #: Spins until so many nanoseconds have passed on the device's clock.
@@ -134,6 +136,22 @@ class Real(Fake):
     @property
     def race(self) -> str:
         return ""
+
+
+@contextmanager
+def device(which: str, seed: int) -> Iterator[Any]:
+    """The fake driver ("fake") or the GPU's ("gpu"), in use inside the block."""
+    gc.collect()
+    if which == "gpu":
+        with use_driver(None):
+            made: Fake = real()
+            yield made
+            made.close()
+        return
+    made = Fake(1, seed=seed)
+    with use_driver(made):
+        yield made
+        made.synchronize()
 
 
 def real() -> Real:

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 import fanin
-from fanin.testing import use_driver
-from gpu.device import Fake, real
+from gpu.device import device
 
 pytestmark = pytest.mark.core
 
@@ -22,18 +21,9 @@ N = 1 << 12
 
 @pytest.fixture(params=["fake", pytest.param("gpu", marks=pytest.mark.gpu)])
 def m(request: pytest.FixtureRequest) -> Iterator[Any]:
-    gc.collect()
-    if request.param == "gpu":
-        with use_driver(None):
-            device = real()
-            yield device
-            device.close()
-        return
-    device = Fake(1, seed=3)
-    with use_driver(device):
-        yield device
-        device.synchronize()
-    assert device.depth == 0
+    with device(request.param, seed=3) as made:
+        yield made
+    assert made.real or made.depth == 0
 
 
 def late(m: Any, s: Any, x: Any, value: float) -> None:

@@ -3,7 +3,6 @@ fake driver's values and the conformance suite once more on it, and all of it un
 
 from __future__ import annotations
 
-import gc
 import os
 import shutil
 import subprocess
@@ -20,8 +19,7 @@ import pytest
 import fanin
 import test_cuda
 from fanin.sim import Machine
-from fanin.testing import use_driver
-from gpu.device import Fake, real
+from gpu.device import device
 from support import ROOT, TESTS
 
 GPU = pytest.mark.gpu
@@ -93,18 +91,10 @@ def played(log: Log, m: Any) -> list[bytes]:
 
 @pytest.fixture(params=["fake", pytest.param("gpu", marks=GPU)])
 def m(request: pytest.FixtureRequest) -> Iterator[Any]:
-    gc.collect()
-    if request.param == "gpu":
-        with use_driver(None):
-            device = real()
-            yield device
-            device.close()
-        return
-    device = Fake(1, seed=1)
-    with use_driver(device):
-        yield device
-        device.synchronize()
-        assert device.races == 0, device.race
+    with device(request.param, seed=1) as made:
+        yield made
+        made.synchronize()
+        assert made.races == 0, made.race
 
 
 @pytest.mark.core
@@ -134,10 +124,8 @@ def test_a_log_with_one_key_changed_gives_other_bits() -> None:
 
 @pytest.fixture
 def driver() -> Iterator[Any]:
-    with use_driver(None):
-        device = real()
-        yield device
-        device.close()
+    with device("gpu", seed=0) as made:
+        yield made
 
 
 for _name in (
