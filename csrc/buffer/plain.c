@@ -224,9 +224,9 @@ void fan_buffer_unadd_plain(fan_buffer *b, size_t slot, void *object, int64_t ke
 
 void fan_buffer_plain_soon(const fan_buffer *b, size_t slot)
 {
-    const fan_slot *s = &b->slots[slot];
     if (slot >= b->nslots)
         return;
+    const fan_slot *s = &b->slots[slot];
     if (s->p != &fan_pass_none) { /* its sum may be written at once */
         for (size_t at = 0; at < sizeof *s->p; at += 64)
             __builtin_prefetch((const char *)s->p + at, 1);

@@ -3,6 +3,7 @@ fake driver's values and the conformance suite once more on it, and all of it un
 
 from __future__ import annotations
 
+import inspect
 import os
 import shutil
 import subprocess
@@ -140,7 +141,7 @@ for _name in (
     def _on_gpu(*args: Any, _test: Any = _test, **given: Any) -> None:
         _test(*args, **given)
 
-    _on_gpu.__signature__ = __import__("inspect").signature(_test)  # type: ignore[attr-defined]
+    _on_gpu.__signature__ = inspect.signature(_test)  # type: ignore[attr-defined]
     _on_gpu.pytestmark = [*getattr(_test, "pytestmark", []), GPU]  # type: ignore[attr-defined]
     globals()[_name + "_on_a_gpu"] = _on_gpu
 
