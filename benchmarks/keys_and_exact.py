@@ -77,11 +77,46 @@ def keys(n: int, size: int, quick: bool, where: str) -> Result:
     )  # fmt: skip
 
 
+def ways(order: list[int], gradients: list[np.ndarray]) -> dict[str, Callable[[], None]]:
+    """One slot and many small gradients whose keys come in this order: by `add`, by `add_many`, by `add_n`, and by the general way (strided ones)."""
+    keys, few = [*map(int, order)], len(gradients)
+    given, apart = [gradients[k % few] for k in keys], [np.repeat(g, 2)[::2] for g in gradients]
+    buf, slots = fanin.InputBuffer(1, budget=float("inf")), [0] * len(keys)
+
+    def adds(some: list[np.ndarray]) -> Callable[[], None]:
+        def pass_() -> None:
+            for k in keys:
+                buf.add(0, some[k % few], key=k)
+            buf.take()
+
+        return pass_
+
+    def many() -> None:
+        buf.add_many(slots, given, keys=keys)
+        buf.take()
+
+    return {"add": adds(gradients), "add_many": many, "add_n": lambda: fanin.add_n(given, keys=keys), "add, general way": adds(apart)}
+
+
+def small_keys(n: int, quick: bool, where: str) -> Iterator[Result]:
+    """n small gradients into one slot."""
+    gradients = [np.full(16, k + 0.5, "f4") for k in range(64)]
+    some = [*map(int, np.random.default_rng(1).permutation(n))]
+    orders = {"in order": list(range(n)), "last to first": list(range(n))[::-1], "shuffled": some}
+    all_ = {name: ways(order, gradients) for name, order in orders.items()}
+    for way in all_["in order"]:
+        yield measure(
+            f"keys: {n} x 64 B into one slot, {way}, core {where}", {name: of[way] for name, of in all_.items()}, base="in order", unit="us",
+            targets=[at_most(2, name, "in order") for name in ("last to first", "shuffled")], rounds=2 if quick else 11,
+        )  # fmt: skip
+
+
 def results(quick: bool) -> Iterator[Result]:
     """All rows."""
     size = (1 if quick else 128) << 20
     with pinned() as where:
         yield keys(8, size, quick, where)
+        yield from small_keys(800 if quick else 80_000, quick, where)
         yield exact("float32", normal, 8, size, 1.5, quick, where)
         yield exact("float32", normal, 2, size, None, quick, where)
         yield exact("float32, wide", wide, 8, size, None, quick, where)

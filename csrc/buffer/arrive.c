@@ -166,7 +166,6 @@ static fan_status check_key(const fan_buffer *b, size_t slot, const fan_contribu
 {
     const fan_slot *s = &b->slots[slot];
     const fan_pass *p = s->p;
-    size_t lo = 0, hi = p->nitems;
     out->at = p->nitems;
     if (p->keyed && (p->keyed > 0) != (c->key >= 0))
         return refuse(err, FAN_VALUE, b, slot, c->key, "this pass adds %s keys to this slot; keep to that until take() (A15)",
@@ -175,15 +174,7 @@ static fan_status check_key(const fan_buffer *b, size_t slot, const fan_contribu
         return refuse(err, FAN_VALUE, b, slot, c->key, "expected %" PRId64 " contributions, got one more (A16)", s->expected);
     if (c->key < 0)
         return FAN_OK;
-    while (lo < hi) {
-        size_t mid = lo + (hi - lo) / 2;
-        if (p->items[mid]->key < c->key)
-            lo = mid + 1;
-        else
-            hi = mid;
-    }
-    out->at = lo;
-    if (c->key < p->next_key || (lo < p->nitems && p->items[lo]->key == c->key))
+    if (c->key < p->next_key || fan_pass_has(p, c->key, &out->at))
         return refuse(err, FAN_VALUE, b, slot, c->key, "this key has contributed already in this pass (A16)");
     return FAN_OK;
 }

@@ -11,6 +11,7 @@
 #include <inttypes.h>
 #include <stddef.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #ifdef FAN_TEST
@@ -194,6 +195,76 @@ static void join_pooled(const fan_pass *p)
     fan_event_drop(e);
 }
 
+/* ---- items that came out of order ---- */
+
+static void keys_end(fan_pass *p)
+{
+    if (!p->unsorted)
+        return;
+    fan_keys_fini(p->unsorted);
+    fan_free(p->unsorted);
+    p->unsorted = NULL;
+}
+
+/* By arrival from now on. False: out of memory, and nothing happened. */
+static bool keys_begin(fan_pass *p)
+{
+    bool good = (p->unsorted = fan_calloc(sizeof *p->unsorted)) != NULL;
+    for (size_t i = 0; i < p->nitems && good; i++)
+        good = fan_keys_put(p->unsorted, p->items[i]->key) > 0;
+    if (!good)
+        keys_end(p);
+    return good;
+}
+
+bool fan_pass_has(const fan_pass *p, int64_t key, size_t *at)
+{
+    size_t lo = 0, hi = p->nitems;
+    *at = p->nitems;
+    if (p->unsorted)
+        return fan_keys_has(p->unsorted, key);
+    if (!hi || p->items[hi - 1]->key < key)
+        return false;
+    while (lo < hi) {
+        size_t mid = lo + (hi - lo) / 2;
+        if (p->items[mid]->key < key)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    *at = lo;
+    return p->items[lo]->key == key;
+}
+
+static int by_key(const void *a, const void *b)
+{
+    const fan_item *const *x = a, *const *y = b;
+    return ((*x)->key > (*y)->key) - ((*x)->key < (*y)->key);
+}
+
+void fan_pass_in_order(fan_pass *p)
+{
+    if (!p->unsorted)
+        return;
+    int64_t *keys = fan_alloc(p->nitems * sizeof *keys);
+    uint32_t *at = fan_alloc(p->nitems * sizeof *at);
+    fan_item **items = fan_alloc(p->cap * sizeof *items);
+    for (size_t i = 0; keys && i < p->nitems; i++)
+        keys[i] = p->items[i]->key;
+    if (keys && at && items && fan_keys_order(keys, sizeof *keys, p->nitems, at)) {
+        for (size_t i = 0; i < p->nitems; i++)
+            items[i] = p->items[at[i]];
+        fan_free(p->items);
+        p->items = items;
+    } else {
+        qsort(p->items, p->nitems, sizeof *p->items, by_key);
+        fan_free(items);
+    }
+    fan_free(keys);
+    fan_free(at);
+    keys_end(p);
+}
+
 /* Drops all that a pass held. Unlocked. */
 void fan_pass_free(fan_buffer *b, fan_pass *p)
 {
@@ -205,6 +276,7 @@ void fan_pass_free(fan_buffer *b, fan_pass *p)
         item_free(b, p->items[i]);
     }
     fan_free(p->items);
+    keys_end(p);
     fan_value_drop(b->frontend, &p->value);
     fan_known_drop(&p->known);
     fan_free(p->shape);
@@ -244,9 +316,12 @@ void fan_slot_poison(fan_slot *s, fan_status status, const fan_error *err)
 }
 
 /* Locked: parked items that a fold may sum now: keys without a gap, or all that have arrived in order. */
-static size_t ready_prefix(const fan_pass *p)
+static size_t ready_prefix(fan_pass *p)
 {
     size_t m = 0;
+    if (p->unsorted && p->unsorted->least > p->next_key)
+        return 0;
+    fan_pass_in_order(p);
     while (m < p->nitems && p->items[m]->parked && (p->keyed < 0 || p->items[m]->key == p->next_key + (int64_t)m))
         m++;
     return m;
@@ -316,6 +391,7 @@ fan_status fan_gather(fan_buffer *b, size_t slot, size_t m, fan_gathered *g, fan
         return fan_fail(err, FAN_NOMEM, "%s: slot %zu: out of memory", b->name, slot);
     }
     fan_slot_lock(b, slot);
+    fan_pass_in_order(s->p);
     for (size_t i = 0; i < s->p->nitems && n < room && n < m; i++)
         if (s->p->items[i]->parked)
             g->items[n++] = s->p->items[i];
@@ -432,6 +508,8 @@ static uint64_t unlist(fan_pass *p, const fan_gathered *g)
         else
             p->items[kept++] = p->items[i];
     }
+    for (size_t k = 0; p->unsorted && k < g->nitems; k++)
+        fan_keys_remove(p->unsorted, g->items[k]->key);
     p->nitems = kept;
     if (p->keyed > 0 && g->nitems)
         p->next_key = g->items[g->nitems - 1]->key + 1;
@@ -489,11 +567,14 @@ fan_status fan_fold_commit_end(fan_buffer *b, size_t slot, fan_gathered *g, fan_
 /* How many of its items an exact slot may sum into its state: all that are parked, whatever their keys, where that saves memory; 0: none. */
 static size_t worth_absorbing(const fan_slot *s)
 {
-    const fan_pass *p = s->p;
+    fan_pass *p = s->p;
     fan_dtype d = fan_dtype_set_promote(p->seen);
     uint64_t parked = 0, dense = 0, state;
     if (!fan_exact_fits(d) || (p->device && p->device->backend->has_streams) || (p->value.form != FAN_UNDEFINED && p->value.form != FAN_ZERO))
         return 0;
+    if (p->unsorted && p->unsorted->least > p->next_key)
+        return 0;
+    fan_pass_in_order(p);
     for (size_t i = 0; i < p->nitems; i++) {
         const fan_value *v = &p->items[i]->value;
         if (!p->items[i]->parked || (p->keyed > 0 && p->items[i]->key != p->next_key + (int64_t)i))
@@ -597,7 +678,14 @@ static fan_status reserve(fan_buffer *b, size_t slot, fan_contribution *c, const
             memcpy(copy, shape, (size_t)ndim * sizeof *copy);
         bad = !copy;
     }
-    if (bad || (keep && fan_grow((void **)&p->items, &p->cap, p->nitems + 1, sizeof *p->items) != 0)) {
+    bad = bad || (keep && fan_grow((void **)&p->items, &p->cap, p->nitems + 1, sizeof *p->items) != 0);
+    /* Among many items each would move the rest: behind all, and by key when somebody looks. */
+    if (!bad && keep && c->key >= 0 && !p->unsorted && p->nitems - a->at > FAN_SHIFTED)
+        bad = !keys_begin(p);
+    size_t at = p->unsorted ? p->nitems : a->at;
+    if (!bad && keep && p->unsorted)
+        bad = fan_keys_put(p->unsorted, c->key) < 0;
+    if (bad) {
         fan_free(copy);
         if (s->p == &fan_pass_none)
             fan_pass_free(b, p);
@@ -630,8 +718,8 @@ static fan_status reserve(fan_buffer *b, size_t slot, fan_contribution *c, const
     }
     p->rules |= a->sync.rules;
     if (keep) {
-        memmove(&p->items[a->at + 1], &p->items[a->at], (p->nitems - a->at) * sizeof *p->items);
-        p->items[a->at] = it;
+        memmove(&p->items[at + 1], &p->items[at], (p->nitems - at) * sizeof *p->items);
+        p->items[at] = it;
         p->nitems++;
         p->arriving++;
         it->value = c->value;
@@ -646,20 +734,23 @@ static fan_status reserve(fan_buffer *b, size_t slot, fan_contribution *c, const
     return FAN_OK;
 }
 
-/* Locked: takes a reserved item back. Returns the pass if nothing else was in it, for fan_pass_free. */
-static fan_pass *take_back(fan_buffer *b, size_t slot, fan_item *it)
+/* Locked: takes a reserved item back, of a pass that was `before` without it. Returns the pass if nothing else was in it, for fan_pass_free. */
+static fan_pass *take_back(fan_buffer *b, size_t slot, fan_item *it, const fan_pass *before)
 {
     fan_slot *s = &b->slots[slot];
     fan_pass *p = s->p;
-    for (size_t i = 0; i < p->nitems; i++)
+    for (size_t i = p->nitems; i-- > 0;)
         if (p->items[i] == it) {
             memmove(&p->items[i], &p->items[i + 1], (p->nitems - i - 1) * sizeof *p->items);
             p->nitems--;
+            if (p->unsorted)
+                fan_keys_remove(p->unsorted, it->key);
             break;
         }
     p->count--;
+    bool alone = p->count == before->count && !p->poison; /* nobody came meanwhile: it is as it was (forget_one) */
     p->seen = p->value_seen;
-    for (size_t i = 0; i < p->nitems; i++)
+    for (size_t i = 0; !alone && i < p->nitems; i++)
         p->seen = seen_with(p->seen, s, p->items[i]);
     return p->count == 0 && !p->poison ? fan_pass_cut(s) : NULL;
 }
@@ -852,7 +943,7 @@ static void forget_one(fan_pass *p, const fan_pass *before)
 static void adding_undo(fan_buffer *b, adding *x, fan_pass **gone)
 {
     fan_item *it = x->it;
-    *gone = take_back(b, x->slot, it);
+    *gone = take_back(b, x->slot, it, &x->before);
     if (!*gone)
         forget_one(b->slots[x->slot].p, &x->before);
     if (it && it->value.form != FAN_UNDEFINED) {
@@ -1395,6 +1486,7 @@ fan_status fan_buffer_look(fan_buffer *b, size_t slot, fan_slot_view *out, fan_i
     out->expected = s->expected;
     out->next_key = s->p->keyed > 0 ? s->p->next_key : -1;
     out->items = s->p->nitems;
+    fan_pass_in_order(s->p);
     for (size_t i = 0; i < s->p->nitems && i < cap; i++) {
         const fan_item *it = s->p->items[i];
         items[i] = (fan_item_view){.key = it->key, .form = it->value.form, .dtype = it->value.dtype, .P = it->P ? it->P->handle : 0,

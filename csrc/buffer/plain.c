@@ -34,12 +34,63 @@ void fan_plains_init(fan_plains *p)
     p->n = 0;
     p->cap = FAN_PLAIN_INLINE;
     p->list = p->few;
+    p->unsorted = NULL;
+}
+
+/* ---- keys out of order: the list is by arrival then, until somebody reads it ---- */
+
+static void keys_end(fan_plains *p)
+{
+    if (!p->unsorted)
+        return;
+    fan_keys_fini(p->unsorted);
+    fan_free(p->unsorted);
+    p->unsorted = NULL;
+}
+
+/* From now on by arrival; with one more key. */
+static bool keys_begin(fan_plains *p, int64_t key)
+{
+    p->unsorted = fan_calloc(sizeof *p->unsorted);
+    bool good = p->unsorted && fan_keys_put(p->unsorted, key) > 0;
+    for (size_t i = 0; i < p->n && good; i++)
+        good = fan_keys_put(p->unsorted, p->list[i].key) > 0;
+    if (!good)
+        keys_end(p);
+    return good;
+}
+
+static int by_key(const void *a, const void *b)
+{
+    const fan_plain *x = a, *y = b;
+    return (x->key > y->key) - (x->key < y->key);
+}
+
+/* The list is by key afterwards. */
+static void in_order(fan_plains *p)
+{
+    if (!p->unsorted)
+        return;
+    uint32_t *at = fan_alloc(p->n * sizeof *at);
+    fan_plain *list = fan_alloc(p->cap * sizeof *list);
+    if (at && list && fan_keys_order(&p->list[0].key, sizeof *list, p->n, at)) {
+        for (size_t i = 0; i < p->n; i++)
+            list[i] = p->list[at[i]];
+        fan_free(p->list); /* it is too long for `few` */
+        p->list = list;
+    } else {
+        qsort(p->list, p->n, sizeof *p->list, by_key);
+        fan_free(list);
+    }
+    fan_free(at);
+    keys_end(p);
 }
 
 void fan_plains_fini(fan_slot *s, bool inside)
 {
     if (!s->plain)
         return;
+    keys_end(s->plain);
     if (s->plain->list != s->plain->few)
         fan_free(s->plain->list);
     if (!inside)
@@ -77,10 +128,12 @@ uint64_t fan_plain_bytes(const fan_plain_kind *k)
     return n ? n : 1; /* so that what has no bytes passes a budget of 0, too */
 }
 
-/* Where a key belongs; SIZE_MAX: it is there already. */
-static size_t place(const fan_plains *p, int64_t key)
+/* Where a key goes to; SIZE_MAX: it is there already, or there is no memory. */
+static size_t place(fan_plains *p, int64_t key)
 {
     size_t lo = 0, hi = p->n;
+    if (p->unsorted)
+        return fan_keys_put(p->unsorted, key) > 0 ? p->n : SIZE_MAX;
     if (!p->n || p->list[p->n - 1].key < key)
         return p->n;
     while (lo < hi) {
@@ -90,7 +143,9 @@ static size_t place(const fan_plains *p, int64_t key)
         else
             hi = mid;
     }
-    return p->list[lo].key == key ? SIZE_MAX : lo;
+    if (p->list[lo].key == key)
+        return SIZE_MAX;
+    return p->n - lo <= FAN_SHIFTED ? lo : keys_begin(p, key) ? p->n : SIZE_MAX;
 }
 
 static bool grow(fan_plains *p)
@@ -130,14 +185,22 @@ static bool park(fan_buffer *b, size_t slot, const fan_plain_kind *kind, void *o
     }
     if (s->expected >= 0 && (int64_t)p->n >= s->expected)
         return false;
+    if (p->n == p->cap && !grow(p))
+        return false;
     at = key < 0 ? p->n : place(p, key);
-    if (at == SIZE_MAX || (p->n == p->cap && !grow(p)))
+    if (at == SIZE_MAX)
         return false;
     if (at < p->n)
         memmove(&p->list[at + 1], &p->list[at], (p->n - at) * sizeof *p->list);
     p->list[at] = (fan_plain){object, data, key};
     p->n++;
     return true;
+}
+
+/* The smallest key, or one that is smaller still; of keyed ones. */
+static int64_t least(const fan_plains *p)
+{
+    return p->unsorted ? p->unsorted->least : p->list[0].key;
 }
 
 bool fan_buffer_add_plain(fan_buffer *b, size_t slot, const fan_plain_kind *kind, void *object, char *data, int64_t key, bool *due)
@@ -149,7 +212,7 @@ bool fan_buffer_add_plain(fan_buffer *b, size_t slot, const fan_plain_kind *kind
     COUNT(b, adds, 1);
     peak(&b->quick.peak_parked_bytes, now);
     peak(&fan_plain_total.peak_parked_bytes, now);
-    *due = now > b->budget;
+    *due = now > b->budget && (key < 0 || least(b->slots[slot].plain) == 0);
     return true;
 }
 
@@ -215,6 +278,8 @@ void fan_buffer_unadd_plain(fan_buffer *b, size_t slot, void *object, int64_t ke
             continue;
         memmove(&p->list[i], &p->list[i + 1], (p->n - i - 1) * sizeof *p->list);
         p->n--;
+        if (p->unsorted)
+            fan_keys_remove(p->unsorted, key);
         atomic_fetch_sub_explicit(&b->parked, p->bytes, memory_order_relaxed);
         b->quick.adds--;
         fan_plain_total.adds--;
@@ -264,7 +329,8 @@ static fan_status changed(const fan_buffer *b, size_t slot, const fan_plain *one
 /* The items of what is plain, in *items. */
 static fan_status items_of(fan_buffer *b, size_t slot, fan_item **items, size_t *made, fan_error *err)
 {
-    const fan_plains *plain = b->slots[slot].plain;
+    fan_plains *plain = b->slots[slot].plain;
+    in_order(plain);
     fan_dtype_set own = fan_dtype_set_add(0, plain->kind.dtype, false);
     for (; *made < plain->n; ++*made) {
         const fan_plain *one = &plain->list[*made];
@@ -350,6 +416,7 @@ static size_t detach(fan_plains *p, fan_plain *few, fan_plain **many, size_t *ca
     size_t n = p->n;
     *many = NULL;
     p->n = 0;
+    keys_end(p);
     if (n <= FAN_PLAIN_INLINE) {
         memcpy(few, p->list, n * sizeof *few);
         return n;
@@ -402,11 +469,13 @@ bool fan_plain_fits(fan_dtype dtype, fan_dtype acc, uint64_t bytes, size_t n)
 
 static bool claim(fan_slot *s)
 {
-    const fan_plains *p = s->plain;
+    fan_plains *p = s->plain;
     if (s->p != &fan_pass_none || s->busy || (s->expected >= 0 && s->expected != (p ? (int64_t)p->n : 0)))
         return false;
     if (p && p->n > 1 && !fan_plain_fits(p->kind.dtype, fan_accum_dtype(p->kind.dtype, s->spec->accumulate), p->bytes, p->n))
         return false;
+    if (p)
+        in_order(p);
     s->busy = s->taking = true;
     fan_slot_set_owner(s, fan_thread_id());
     return true;

@@ -13,6 +13,7 @@
 #ifndef FAN_BUFFER_PLAIN_H
 #define FAN_BUFFER_PLAIN_H
 
+#include "base/keys.h"
 #include "buffer/buffer.h"
 
 #define FAN_PLAIN_INLINE 4
@@ -22,6 +23,7 @@ typedef struct fan_plains {
     uint64_t bytes; /* of one; at least 1 */
     size_t n, cap;
     fan_plain *list; /* by key, or by arrival; `few`, or on the heap */
+    fan_keys *unsorted; /* NULL: it is so; else keys came that far from their places that it is by arrival for now, and these are they */
     fan_plain few[FAN_PLAIN_INLINE];
 } fan_plains;
 

@@ -59,6 +59,7 @@ typedef struct fan_pass {
     int64_t count;
     fan_item **items;         /* by key, or by arrival */
     size_t nitems, cap;
+    fan_keys *unsorted;       /* NULL: they are so; else keys came that far from their places that the items are by arrival for now, and these are they */
     size_t arriving;          /* items whose add still carries out its plan */
     fan_value value;          /* the sum so far (folder) */
     bool value_ours, value_lent, value_donated; /* (folder) */
@@ -103,6 +104,12 @@ static inline void fan_slot_set_owner(fan_slot *s, uint64_t thread) { atomic_sto
 static inline bool fan_slot_owned_by(fan_slot *s, uint64_t thread) { return atomic_load_explicit(&s->owner, memory_order_relaxed) == thread; }
 
 extern fan_pass fan_pass_none;
+
+/* FAN_SHIFTED: what comes out of order moves so many at most; it is put behind all where that would be more. */
+#define FAN_SHIFTED 64
+/* fan_pass_has: locked: whether a key is among the items; *at: where it would go to. fan_pass_in_order: locked: they are by key afterwards. */
+bool fan_pass_has(const fan_pass *p, int64_t key, size_t *at);
+void fan_pass_in_order(fan_pass *p);
 
 #define FAN_LOCKS 16
 #define FAN_INLINE_SLOTS 4

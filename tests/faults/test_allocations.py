@@ -37,6 +37,20 @@ def plain(budget: Any = None, **how: Any) -> Callable[[], Any]:
     return scenario
 
 
+def backwards(make: Callable[[int], Any]) -> Callable[[], Any]:
+    """Keys last to first, so many that the ledger is a set of its own from the third step on."""
+
+    def scenario() -> Any:
+        buf = fanin.InputBuffer(1)
+        for k in range(100, 37, -1):
+            buf.add(0, make(k), key=k)
+        for k in (37, 36, 5000, 35, 2**40, 34):
+            yield lambda k=k: buf.add(0, make(k), key=k)
+        yield lambda: buf.take()[0].tolist()
+
+    return scenario
+
+
 def terms(*xs: Any, slots: Any = 1, take: Any = None, budget: Any = None) -> Callable[[], Any]:
     def scenario() -> Any:
         buf = fanin.InputBuffer(slots, budget=budget)
@@ -151,6 +165,8 @@ SCENARIOS: dict[str, Callable[[], Any]] = {
     "bounded": plain(30),
     "copied": plain(copy=True),
     "donated": plain(0, donate=True),
+    "keys out of order": backwards(lambda k: np.full(5, k, F)),
+    "keys out of order, the general way": backwards(lambda k: np.full(10, k, F)[::2]),
     "low precision": terms(np.ones(5, np.float16), np.ones(5, np.float16)),
     "widening": terms(np.ones(5, np.int8), np.ones(5, np.int64), np.ones(5, F), budget=0),
     "cast": terms(np.ones(5), np.ones(5), slots=[fanin.Slot(dtype="float32")]),
@@ -201,6 +217,8 @@ def play(scenario: Callable[[], Any], fail: tuple[int, int, int] | None) -> tupl
 
 #: Plain arrays only: from the buffer's making to its end nothing of the core's is allocated once there was one before it.
 PLAIN = {"fused", "low precision"}
+#: One allocation that fails sends the step to the general way, which finds memory.
+ANOTHER_WAY = {"keys out of order"}
 
 
 @pytest.mark.parametrize("count", [1, -1], ids=["once", "from then on"])
@@ -224,7 +242,7 @@ def test_an_allocation_that_fails_is_an_error_and_changes_nothing(name: str, cou
             pytest.fail("200 allocations in one step")
     gc.collect()
     assert _core._test_memory()[0] == baseline
-    assert (refusals > 0) == (name not in PLAIN)
+    assert (refusals > 0) == (name not in PLAIN and not (count == 1 and name in ANOTHER_WAY))
 
 
 def test_the_hook_itself_makes_a_step_fail() -> None:

@@ -1,0 +1,185 @@
+#include "base/keys.h"
+
+#include "base/mem.h"
+
+#include <assert.h>
+#include <string.h>
+
+#define SMALL ((int64_t)1 << 22) /* keys below are bits */
+#define FIRST_WORDS 64
+#define FIRST_CELLS 64
+
+/* ---- the set ---- */
+
+static size_t home(const fan_keys *k, int64_t key)
+{
+    return (size_t)((uint64_t)key * UINT64_C(0x9E3779B97F4A7C15) >> 32) & (k->cap - 1);
+}
+
+/* The cell of a key, or the free one where it would be. */
+static size_t cell_of(const fan_keys *k, int64_t key)
+{
+    size_t i = home(k, key);
+    while (k->cells[i] >= 0 && k->cells[i] != key)
+        i = (i + 1) & (k->cap - 1);
+    return i;
+}
+
+void fan_keys_fini(fan_keys *k)
+{
+    fan_free(k->bits);
+    fan_free(k->cells);
+    *k = (fan_keys){.n = 0};
+}
+
+bool fan_keys_has(const fan_keys *k, int64_t key)
+{
+    if (key < SMALL)
+        return (size_t)key / 64 < k->words && (k->bits[key / 64] >> (key % 64) & 1);
+    return k->hashed && k->cells[cell_of(k, key)] == key;
+}
+
+static bool more_bits(fan_keys *k, int64_t key)
+{
+    size_t words = k->words ? k->words : FIRST_WORDS;
+    while (words <= (size_t)key / 64)
+        words *= 2;
+    uint64_t *bits = fan_realloc(k->bits, words * sizeof *bits);
+    if (!bits)
+        return false;
+    memset(bits + k->words, 0, (words - k->words) * sizeof *bits);
+    k->bits = bits;
+    k->words = words;
+    return true;
+}
+
+static bool more_cells(fan_keys *k)
+{
+    fan_keys more = {.cap = k->cap ? 2 * k->cap : FIRST_CELLS};
+    more.cells = fan_alloc(more.cap * sizeof *more.cells);
+    if (!more.cells)
+        return false;
+    memset(more.cells, 0xff, more.cap * sizeof *more.cells);
+    for (size_t i = 0; i < k->cap; i++)
+        if (k->cells[i] >= 0)
+            more.cells[cell_of(&more, k->cells[i])] = k->cells[i];
+    fan_free(k->cells);
+    k->cells = more.cells;
+    k->cap = more.cap;
+    return true;
+}
+
+int fan_keys_put(fan_keys *k, int64_t key)
+{
+    assert(key >= 0);
+    if (fan_keys_has(k, key))
+        return 0;
+    if (key < SMALL) {
+        if ((size_t)key / 64 >= k->words && !more_bits(k, key))
+            return -1;
+        k->bits[key / 64] |= UINT64_C(1) << key % 64;
+    } else {
+        if (k->hashed >= k->cap - k->cap / 4 && !more_cells(k))
+            return -1;
+        k->cells[cell_of(k, key)] = key;
+        k->hashed++;
+    }
+    k->least = !k->n || key < k->least ? key : k->least;
+    k->n++;
+    return 1;
+}
+
+void fan_keys_remove(fan_keys *k, int64_t key)
+{
+    assert(fan_keys_has(k, key));
+    k->n--;
+    if (key < SMALL) {
+        k->bits[key / 64] &= ~(UINT64_C(1) << key % 64);
+        return;
+    }
+    /* Whoever would no longer be found behind the hole moves into it. */
+    size_t hole = cell_of(k, key);
+    for (size_t i = (hole + 1) & (k->cap - 1); k->cells[i] >= 0; i = (i + 1) & (k->cap - 1)) {
+        size_t way = (i - home(k, k->cells[i])) & (k->cap - 1);
+        if (way < ((i - hole) & (k->cap - 1)))
+            continue;
+        k->cells[hole] = k->cells[i];
+        hole = i;
+    }
+    k->cells[hole] = -1;
+    k->hashed--;
+}
+
+/* ---- their order ---- */
+
+#define DIGIT 11 /* bits */
+
+typedef struct ranked {
+    uint64_t key;
+    uint32_t at;
+} ranked;
+
+static int64_t key_at(const int64_t *keys, size_t stride, size_t i)
+{
+    int64_t key;
+    memcpy(&key, (const char *)keys + i * stride, sizeof key);
+    return key;
+}
+
+/* Keys that lie close are their own places. */
+static bool order_dense(const int64_t *keys, size_t stride, size_t n, uint32_t *at, int64_t least, size_t range)
+{
+    uint32_t *who = fan_calloc(range * sizeof *who);
+    if (!who)
+        return false;
+    for (size_t i = 0; i < n; i++)
+        who[key_at(keys, stride, i) - least] = (uint32_t)i + 1;
+    for (size_t i = 0, k = 0; k < n; i++)
+        if (who[i])
+            at[k++] = who[i] - 1;
+    fan_free(who);
+    return true;
+}
+
+/* Others are sorted a digit at a time, as many as they differ in. */
+static bool order_sparse(const int64_t *keys, size_t stride, size_t n, uint32_t *at, int64_t least, uint64_t span)
+{
+    enum { DIGITS = 1 << DIGIT };
+    ranked *from = fan_alloc(n * sizeof *from), *to = fan_alloc(n * sizeof *to);
+    size_t *ends = fan_alloc((DIGITS + 1) * sizeof *ends);
+    bool good = from && to && ends;
+    for (size_t i = 0; good && i < n; i++)
+        from[i] = (ranked){(uint64_t)(key_at(keys, stride, i) - least), (uint32_t)i};
+    for (int shift = 0; good && shift < 64 && span >> shift; shift += DIGIT) {
+        memset(ends, 0, (DIGITS + 1) * sizeof *ends);
+        for (size_t i = 0; i < n; i++)
+            ends[(from[i].key >> shift & (DIGITS - 1)) + 1]++;
+        for (size_t i = 0; i < DIGITS; i++)
+            ends[i + 1] += ends[i];
+        for (size_t i = 0; i < n; i++)
+            to[ends[from[i].key >> shift & (DIGITS - 1)]++] = from[i];
+        ranked *swap = from;
+        from = to;
+        to = swap;
+    }
+    for (size_t i = 0; good && i < n; i++)
+        at[i] = from[i].at;
+    fan_free(from);
+    fan_free(to);
+    fan_free(ends);
+    return good;
+}
+
+bool fan_keys_order(const int64_t *keys, size_t stride, size_t n, uint32_t *at)
+{
+    int64_t least = INT64_MAX, most = -1;
+    if (n >= UINT32_MAX)
+        return false;
+    for (size_t i = 0; i < n; i++) {
+        int64_t key = key_at(keys, stride, i);
+        least = key < least ? key : least;
+        most = key > most ? key : most;
+    }
+    uint64_t span = n ? (uint64_t)(most - least) : 0;
+    return span / 8 < n ? order_dense(keys, stride, n, at, least, (size_t)span + 1) : order_sparse(keys, stride, n, at, least, span);
+}

@@ -1,0 +1,117 @@
+"""Keys in any order: the sums, the ledger (A16) and what is left after an error are those of keys in order, on the short way and on the general one."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fanin
+
+pytestmark = pytest.mark.core
+
+
+def gap_free(k: int) -> Any:
+    return np.float32([k, 1 / (k + 1), -k])
+
+
+def strided(k: int) -> Any:
+    return np.repeat(gap_free(k), 2)[::2]  # takes the general way
+
+
+def left_fold(keys: list[int]) -> list[float]:
+    total = gap_free(min(keys))
+    for k in sorted(keys)[1:]:
+        total = total + gap_free(k)
+    return total.tolist()
+
+
+def orders(n: int, far: int, r: random.Random) -> list[list[int]]:
+    keys = [far * k for k in range(n)]
+    mixed = r.sample(keys, n)
+    return [keys[::-1], mixed, keys[n // 2 :] + keys[: n // 2], keys[::2] + keys[1::2][::-1]]
+
+
+@pytest.mark.rule("A15", "A16")
+@pytest.mark.parametrize("make", [gap_free, strided])
+@pytest.mark.parametrize("far", [1, 1000, 2**53])
+@pytest.mark.parametrize("budget", [0, 12 * 40, float("inf")])
+def test_keys_in_any_order_give_the_left_fold_and_a_second_time_is_refused(make: Any, far: int, budget: float) -> None:
+    r = random.Random(7)
+    refused = 0
+    for n in (3, 70, 400):
+        for which, order in enumerate(orders(n, far, r)):
+            buf = fanin.InputBuffer(1, budget=budget)
+            for i, k in enumerate(order):
+                buf.add(0, make(k // far), key=k)
+                if i == n - 1 or (i % 37 == 0 and which % 2):
+                    again = order[r.randrange(i + 1)]
+                    with pytest.raises(ValueError, match=rf"key {again}\b.*A16"):
+                        buf.add(0, make(0), key=again)
+                    refused += 1
+                if i == n // 2 and which > 1:
+                    assert buf[0].tolist() == left_fold([j // far for j in order[: i + 1]])
+            assert buf.counters.adds == n
+            assert buf.take()[0].tolist() == left_fold([j // far for j in order])
+            assert buf.take() == [None]
+    assert refused > 30
+
+
+@pytest.mark.rule("A16")
+@pytest.mark.parametrize("make", [gap_free, strided])
+def test_a_batch_of_keys_in_any_order_is_added_whole_or_not_at_all(make: Any) -> None:
+    r = random.Random(8)
+    buf = fanin.InputBuffer(2)
+    for n in (5, 90, 300):
+        order = r.sample(range(n), n)
+        some, rest = order[: n // 3], order[n // 3 :]
+        buf.add_many([0] * len(some), [make(k) for k in some], keys=some)
+        for wrong in (some[-1], rest[0]):
+            with pytest.raises(ValueError, match=rf"key {wrong}\b.*A16"):
+                buf.add_many([0] * len(rest) + [1, 0], [make(k) for k in [*rest, 0, 0]], keys=[*rest, 0, wrong])
+            assert buf[0].tolist() == left_fold(some) and buf[1] is None
+        buf.add_many([0] * len(rest), [make(k) for k in rest], keys=rest)
+        assert buf.take()[0].tolist() == left_fold(order) == fanin.add_n([make(k) for k in order], keys=order).tolist()
+
+
+@pytest.mark.rule("A15")
+def test_what_was_out_of_order_is_told_in_order() -> None:
+    buf = fanin.InputBuffer(1)
+    for k in reversed(range(200)):
+        buf.add(0, gap_free(k), key=k)
+    text = buf.explain(0)
+    first, last = text.index("key 0"), text.index("key 199")
+    assert first < text.index("key 5") < text.index("key 100") < last
+    for k in (300, 250, 200):  # and goes on
+        buf.add(0, gap_free(k), key=k)
+    assert buf.take()[0].tolist() == left_fold([*range(200), 200, 250, 300])
+
+
+@pytest.mark.rule("A16")
+def test_exact_sums_and_undefined_gradients_keep_their_keys_out_of_order() -> None:
+    r = random.Random(9)
+    for budget in (0, float("inf")):
+        order = r.sample(range(300), 300)
+        buf = fanin.InputBuffer(2, accumulate="exact", budget=budget)
+        for k in order:
+            buf.add(0, np.float32([k]), key=k)
+            buf.add(1, None if k % 3 else np.float32([k]), key=k)
+        for k in (order[0], order[-1]):
+            with pytest.raises(ValueError, match="A16"):
+                buf.add(1, None, key=k)
+        assert [x.tolist() for x in buf.take()] == [[sum(range(300))], [sum(range(0, 300, 3))]]
+
+
+def test_passes_begin_anew_after_keys_out_of_order() -> None:
+    buf = fanin.InputBuffer(1)
+    for _ in range(3):
+        for k in reversed(range(150)):
+            buf.add(0, gap_free(k), key=k)
+        buf.clear()
+        for k in reversed(range(150)):
+            buf.add(0, gap_free(k), key=k)
+        assert buf.take()[0].tolist() == left_fold(list(range(150)))
+        buf.add(0, gap_free(1))
+        assert buf.take()[0].tolist() == gap_free(1).tolist()
