@@ -273,7 +273,7 @@ def test_a_gradient_that_was_changed_meanwhile_is_named() -> None:
     buf.add(1, np.ones(4), key=0)
     buf.add(1, x, key=7)
     x.resize((2,), refcheck=False)
-    with pytest.raises(RuntimeError, match="grads: slot 1: the memory, dtype or shape of a gradient of key 7 was changed after it was added"):
+    with pytest.raises(RuntimeError, match="grads: slot 1: the gradient added with key 7 was changed after it was added"):
         buf.take()
 
 

@@ -214,9 +214,10 @@ void fan_sparse_drop(fan_sparse *s)
 
 /* ---- reading the index parts: here alone, never trusting them ---- */
 
+/* Volatile: what was held against its extent is what is used, also where another thread writes there meanwhile. */
 static int64_t load_index(const fan_array *a, const char *p)
 {
-    return a->dtype == FAN_INT32 ? (int64_t)*(const fan_any_i32 *)p : *(const fan_any_i64 *)p;
+    return a->dtype == FAN_INT32 ? (int64_t)*(const volatile fan_any_i32 *)p : *(const volatile fan_any_i64 *)p;
 }
 
 /* coo_index: of entry e along axis `axis`. */

@@ -359,15 +359,26 @@ static void consider_kind(fan_gathered *g, const fan_value *v, int64_t key)
     }
 }
 
-static fan_status check_unchanged(const fan_buffer *b, size_t slot, const fan_value *v, int64_t key, bool hashed, uint64_t hash, fan_error *err)
+fan_status fan_slot_changed(const fan_buffer *b, size_t slot, int64_t key, fan_error *err)
 {
     char which[64] = "a gradient added without a key";
-    if (!hashed || fan_array_hash(v->array) == hash)
-        return FAN_OK;
     if (key >= 0)
         snprintf(which, sizeof which, "the gradient added with key %" PRId64, key);
-    return fan_fail(err, FAN_STATE, FAN_SLOT_SAID ": %s was changed after it was added; leave it as it is until take(), or add it with copy=True",
+    return fan_fail(err, FAN_STATE, FAN_SLOT_SAID ": %s was changed after it was added (its elements, memory, dtype or shape); leave it as it is until take(), or add it with copy=True",
                     FAN_SLOT_WHO(b, slot), which);
+}
+
+fan_status fan_slot_still(const fan_buffer *b, size_t slot, const fan_value *v, int64_t key, fan_error *err)
+{
+    bool foreign = b->frontend->still && v->device == fan_cpu() && (v->form == FAN_DENSE || v->form == FAN_SPARSE);
+    return !foreign || b->frontend->still(v) ? FAN_OK : fan_slot_changed(b, slot, key, err);
+}
+
+/* Before it is read: it lies where it lay, and, with debug, has the elements that it had. */
+static fan_status check_unchanged(const fan_buffer *b, size_t slot, const fan_value *v, int64_t key, bool hashed, uint64_t hash, fan_error *err)
+{
+    FAN_TRY(fan_slot_still(b, slot, v, key, err));
+    return !hashed || fan_array_hash(v->array) == hash ? FAN_OK : fan_slot_changed(b, slot, key, err);
 }
 
 /* The value and the first `m` items (SIZE_MAX: all that are parked) as terms. The slot is busy; takes its lock. */
@@ -853,6 +864,7 @@ static fan_status adding_reserve(fan_buffer *b, adding *x, fan_error *err)
     size_t slot = x->slot;
     fan_contribution *c = x->c;
     fan_slot *s = &b->slots[slot];
+    FAN_TRY(fan_slot_still(b, slot, &c->value, c->key, err));
     if (c->value.form == FAN_SPARSE && c->value.device == fan_cpu())
         FAN_TRY(fan_sparse_check(c->value.sparse, err));
     x->with.current = fan_current_for(b, slot, c);
@@ -897,6 +909,7 @@ static fan_status adding_carry_out(fan_buffer *b, adding *x, fan_error *err)
     fan_item *it = x->it;
     if (x->c->value.form == FAN_UNDEFINED)
         return FAN_OK;
+    FAN_TRY(fan_slot_still(b, x->slot, &x->c->value, x->c->key, err)); /* it may have waited for the slot */
     if (fan_trace_on())
         trace_add(b, x->slot, x->c, &x->a, fan_value_bytes(&x->c->value));
     FAN_TRY(fan_arrive_carry_out(b, x->slot, x->c, &x->a, it, x->A, x->C, &x->old, err));

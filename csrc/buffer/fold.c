@@ -622,6 +622,8 @@ fan_status fan_fold_absorb(fan_fold *f, const fan_value *like, fan_error *err)
     fan_exact_state *st = p->exact;
     if (f->n == 0)
         return FAN_OK;
+    for (size_t i = 0; i < f->n; i++)
+        FAN_TRY(fan_slot_still(f->b, f->slot, f->terms[i].v, f->terms[i].key, err));
     fan_dtype d = exact_dtype(f);
     if (!st || st->dtype != d) {
         st = exact_state(f, d, f->terms[0].v->array->size);
@@ -797,6 +799,9 @@ fan_status fan_fold_begin(fan_fold *f, fan_batch *batch, fan_error *err)
     f->before = (fan_sync_slot){.C = fan_place_of(s->p->C), .A = fan_place_of(s->p->A), .R = fan_place_of(f->n ? f->terms[0].P : NULL),
                                 .has_event = f->n && f->terms[0].event != NULL};
     f->result = (fan_value){.dtype = FAN_NO_DTYPE};
+    for (size_t i = 0; i < f->n; i++)
+        if (!f->terms[i].ours)
+            FAN_TRY(fan_slot_still(f->b, f->slot, f->terms[i].v, f->terms[i].key, err));
     f->batch = batch;
     if (s->p->A && FAN_MUT(5)) {
         fan_event_drop(f->E);

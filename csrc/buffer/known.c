@@ -136,28 +136,32 @@ static fan_status learn_away(fan_fold *f, const fan_value *result, const fan_arr
     return FAN_OK;
 }
 
-static void learn_here(fan_fold *f, const fan_array *a)
+static fan_status learn_here(fan_fold *f, const fan_value *result, const fan_array *a, fan_error *err)
 {
     fan_known *known = &f->known;
     bool summed = known->yes;
     if (!summed) {
+        FAN_TRY(fan_slot_still(f->b, f->slot, result, f->n ? f->terms[0].key : -1, err));
         fan_stats_of(a, &known->stats);
         known->stats.bad = SIZE_MAX;
         known->yes = true;
     }
     if (known->stats.nonfinite == 0 || known->bad || pass_of(f)->known.bad)
-        return;
+        return FAN_OK;
     for (size_t i = summed ? known->stats.bad : fan_fold_skip(f); i < f->n; i++) {
         const fan_term *t = &f->terms[i];
         fan_stats of = {.nonfinite = summed};
-        if (!summed && numbers_of(t->v) && !away(t->v))
+        if (!summed && numbers_of(t->v) && !away(t->v)) {
+            FAN_TRY(fan_slot_still(f->b, f->slot, t->v, t->key, err));
             fan_stats_of(numbers_of(t->v), &of);
+        }
         if (of.nonfinite == 0)
             continue;
         known->bad = true;
         known->bad_key = t->key;
-        return;
+        return FAN_OK;
     }
+    return FAN_OK;
 }
 
 fan_status fan_fold_learn(fan_fold *f, const fan_value *result, fan_error *err)
@@ -167,8 +171,7 @@ fan_status fan_fold_learn(fan_fold *f, const fan_value *result, fan_error *err)
         return FAN_OK;
     if (away(result))
         return learn_away(f, result, a, err);
-    learn_here(f, a);
-    return FAN_OK;
+    return learn_here(f, result, a, err);
 }
 
 fan_status fan_fold_survey(fan_fold *f, fan_stream **R, fan_error *err)

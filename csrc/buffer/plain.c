@@ -5,8 +5,6 @@
 #include "base/pool.h"
 #include "buffer/slot.h"
 
-#include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -316,16 +314,6 @@ static void items_free(fan_buffer *b, fan_item **items, size_t n)
     fan_free(items);
 }
 
-static fan_status changed(const fan_buffer *b, size_t slot, const fan_plain *one, fan_error *err)
-{
-    char key[32] = "";
-    if (one->key >= 0)
-        snprintf(key, sizeof key, " of key %" PRId64, one->key);
-    return fan_fail(err, FAN_STATE,
-                    "%s: slot %zu: the memory, dtype or shape of a gradient%s was changed after it was added; leave it as it is until take(), or add it with copy=True",
-                    b->name, slot, key);
-}
-
 /* The items of what is plain, in *items. */
 static fan_status items_of(fan_buffer *b, size_t slot, fan_item **items, size_t *made, fan_error *err)
 {
@@ -340,7 +328,7 @@ static fan_status items_of(fan_buffer *b, size_t slot, fan_item **items, size_t 
         fan_status status = b->frontend->plain(one->object, one->data, &plain->kind, &it->value, err);
         if (status != FAN_OK) {
             fan_free(it);
-            return status == FAN_STATE ? changed(b, slot, one, err) : status;
+            return status == FAN_STATE ? fan_slot_changed(b, slot, one->key, err) : status;
         }
         it->key = one->key;
         it->parked = true;

@@ -267,6 +267,9 @@ fan_status fan_slot_claim(fan_buffer *b, size_t slot, bool taking, const char *w
 /* fan_slot_claim_all: the same; what is plain has become items then. */
 fan_status fan_slot_claim_all(fan_buffer *b, size_t slot, bool taking, const char *what, fan_error *err);
 void fan_slot_let_go(fan_buffer *b, size_t slot);                                     /* locked */
+/* fan_slot_changed: the error of a gradient that its giver changed: buffer, slot, key (-1: none). fan_slot_still: that error, where memory of a value has moved. */
+fan_status fan_slot_changed(const fan_buffer *b, size_t slot, int64_t key, fan_error *err);
+fan_status fan_slot_still(const fan_buffer *b, size_t slot, const fan_value *v, int64_t key, fan_error *err);
 /* fan_slot_poison: locked or owned: keeps the first failure of a device call. */
 void fan_slot_poison(fan_slot *s, fan_status status, const fan_error *err);
 /* fan_pass_cut: locked: the slot is empty afterwards; what it held, for fan_pass_free, which drops it, unlocked. */

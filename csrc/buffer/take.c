@@ -618,6 +618,15 @@ static fan_status step_hand_over(fan_buffer *b, size_t slot, const fan_take *how
     return b->known ? learn(c, s->p, err) : FAN_OK;
 }
 
+/* Objects that were summed meanwhile are others' code: what is to be written lies where it lay. */
+static fan_status outs_still(const fan_buffer *b, const fan_take *how, fan_error *err)
+{
+    for (size_t i = 0; how->out && b->frontend->still && i < b->nslots; i++)
+        if (how->out[i].form == FAN_DENSE && how->out[i].device == fan_cpu() && !b->frontend->still(&how->out[i]))
+            return fan_fail(err, FAN_STATE, FAN_SLOT_SAID ": the memory, dtype or shape of out= was changed during the take", FAN_SLOT_WHO(b, i));
+    return FAN_OK;
+}
+
 /* What is written into out comes after all sums, copies into it after all else: they may write what is still to be read. */
 static fan_status take_all(fan_buffer *b, const fan_take *how, const extents *outs, cut *cuts, fan_error *err)
 {
@@ -630,6 +639,7 @@ static fan_status take_all(fan_buffer *b, const fan_take *how, const extents *ou
         return fan_fail(err, FAN_NOMEM, "%s: out of memory", b->name);
     FAN_GO(each_slot(b, how, outs, cuts, batch, step_sum, err));
     FAN_GO(each_slot(b, how, outs, cuts, batch, step_late, err));
+    FAN_GO(outs_still(b, how, err));
     if (how->out)
         FAN_GO(each_slot(b, how, outs, cuts, batch, step_write, err));
     status = each_slot(b, how, outs, cuts, batch, step_hand_over, err);

@@ -11,6 +11,7 @@ typedef struct fan_value {
     fan_dtype dtype;    /* FAN_NO_DTYPE for objects */
     bool weak;          /* a Python scalar (D5) */
     bool borrowed;      /* L8: memory that will be overwritten later */
+    bool own_memory;    /* the frontend's: the object says where the array's memory lies, and may be asked again (still) */
     uint8_t origin;     /* the frontend's: what kind of thing it came from */
     uint8_t rank;       /* the frontend's: the sum comes back as the origin of the lowest rank, the lowest key among equals (D15) */
     fan_device *device; /* no hold: its memory holds it; NULL for undefined, zeros and objects without parts */
@@ -42,6 +43,9 @@ typedef struct fan_frontend {
     /* plain: the value of a plain gradient whose first element is at `data`; with a hold of its own on the object. Calls nobody, unless
      * the kind is late: a lock may be held. */
     fan_status (*plain)(void *object, char *data, const fan_plain_kind *kind, fan_value *out, fan_error *err);
+    /* still: whether the caller's host memory lies where it lay when it came, as large, of that dtype and shape: asked wherever it is about to be read. Calls nobody. May be
+     * NULL: nobody can move it. */
+    bool (*still)(const fan_value *v);
     /* forget: what an FAN_EXTERN that nobody will be told of left behind. May be NULL. */
     void (*forget)(void);
     /* combine: A1, A8: a new value from two; `combine` is the slot's, may be NULL. FAN_EXTERN with the cause kept by the frontend. */

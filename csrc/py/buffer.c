@@ -1226,7 +1226,7 @@ static void memory_ahead(const buffer_object *self, size_t i)
 }
 
 /* all_sound: what is summed is what it was when it came, and what was not looked at then is looked at now. */
-static bool all_sound(const buffer_object *self)
+static bool all_sound(const buffer_object *self, bool out)
 {
     for (size_t i = 0; i < self->n; i++) {
         fan_plain_sum sum = fan_buffer_plain_at(self->core, i);
@@ -1235,7 +1235,7 @@ static bool all_sound(const buffer_object *self)
         for (size_t k = 0; k < sum.n; k++) {
             if (sum.kind->late && !fan_plain_sound(sum.terms[k].object))
                 return false;
-            if (sum.n > 1 && !fan_plain_still(sum.terms[k].object, sum.kind, sum.terms[k].data))
+            if ((sum.n > 1 || out) && !fan_plain_still(sum.terms[k].object, sum.kind, sum.terms[k].data))
                 return false;
         }
     }
@@ -1314,7 +1314,7 @@ static bool take_plain(buffer_object *self, PyObject *out, PyObject **list)
     *list = PyList_New((Py_ssize_t)self->n);
     if (out && self->n > FEW_OUTS)
         outs = fan_alloc(self->n * sizeof *outs);
-    ours = *list && outs && all_sound(self);
+    ours = *list && outs && all_sound(self, out != NULL);
     if (ours && out)
         ours = (size_t)PySequence_Fast_GET_SIZE(out) == self->n && outs_of(self, out, outs, &nouts) && fan_buffer_plain_apart(self->core, outs, nouts);
     if (outs != few)

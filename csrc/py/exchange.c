@@ -138,11 +138,74 @@ bool fan_plain_sound(PyObject *o)
     return sound;
 }
 
+/* in_owner: whether the bytes [lo, hi) lie in the memory that the owner of a view has now: `ndarray.resize(refcheck=False)` may have moved or cut it. True where the owner
+ * is none that can be asked. */
+static bool in_owner(PyObject *view, const char *lo, const char *hi)
+{
+    PyObject *owner = view;
+    for (PyObject *next = owner; next; next = PyArray_Check(owner) ? PyArray_BASE((PyArrayObject *)owner) : PyMemoryView_Check(owner) ? PyMemoryView_GET_BASE(owner) : NULL)
+        owner = next;
+    if (!PyArray_Check(owner) || !PyArray_CHKFLAGS((PyArrayObject *)owner, NPY_ARRAY_OWNDATA) || lo == hi)
+        return true;
+    const char *at = PyArray_BYTES((PyArrayObject *)owner);
+    return at <= lo && hi <= at + PyArray_NBYTES((PyArrayObject *)owner);
+}
+
 bool fan_plain_still(PyObject *o, const fan_plain_kind *kind, const char *data)
 {
     FAN_RAW fan_plain_kind now;
     char *at;
-    return fan_import_plain(o, &now, &at) && at == data && fan_plain_same(&now, kind);
+    if (!fan_import_plain(o, &now, &at) || at != data || !fan_plain_same(&now, kind))
+        return false;
+    return kind->late || !PyArray_BASE((PyArrayObject *)o) || in_owner(o, data, data + PyArray_NBYTES((PyArrayObject *)o));
+}
+
+/* ndarray_still: of an array that is a view of an ndarray; others cannot be asked. */
+static bool ndarray_still(const fan_array *a)
+{
+    const fan_storage *st = a->storage;
+    if (!st || st->release != release_object || !PyArray_Check((PyObject *)st->ctx))
+        return true;
+    PyArrayObject *nd = st->ctx;
+    int64_t lo, hi;
+    if (a->size == 0) /* nothing is read */
+        return true;
+    if (PyArray_BYTES(nd) != a->data || PyArray_NDIM(nd) != a->ndim || fan_dtype_of_descr(PyArray_DESCR(nd)) != a->dtype)
+        return false;
+    for (int i = 0; i < a->ndim; i++)
+        if (PyArray_DIM(nd, i) != a->shape[i] || (a->shape[i] > 1 && PyArray_STRIDE(nd, i) != a->strides[i]))
+            return false;
+    fan_array_reach(a, &lo, &hi);
+    return in_owner((PyObject *)nd, a->data + lo, a->data + hi);
+}
+
+/* tensor_is: whether a torch tensor's memory is the array's. */
+static bool tensor_is(PyObject *o, const fan_array *a)
+{
+    const fan_state *st = fan_state_get();
+    fan_dl_tensor is;
+    if (!st->torch_api || Py_TYPE(o) != st->torch_type || st->torch_api->look(o, &is) != 0) {
+        PyErr_Clear();
+        return false;
+    }
+    bool same = is.ndim == a->ndim && (a->size == 0 || (is.data && (char *)is.data + is.byte_offset == a->data));
+    for (int i = 0; i < a->ndim && same; i++)
+        same = is.shape[i] == a->shape[i];
+    return same;
+}
+
+bool fan_value_still(const fan_value *v)
+{
+    fan_array *some[3];
+    size_t n = fan_value_arrays(v, some, 3);
+    fan_gil gil;
+    if (!fan_gil_enter(&gil))
+        return true;
+    bool still = !v->own_memory || tensor_is(v->object, v->array);
+    for (size_t i = 0; i < n && still; i++)
+        still = ndarray_still(some[i]);
+    fan_gil_leave(&gil);
+    return still;
 }
 
 static void tensor_failed(void *ctx, const char *kind, const char *text)
@@ -434,6 +497,7 @@ static int import_dense(PyObject *d, fan_value *out)
     out->dtype = out->array->dtype;
     out->origin = (uint8_t)origin;
     out->object = Py_NewRef(object);
+    out->own_memory = out->device == fan_cpu() && tensor_is(object, out->array);
     return 0;
 }
 
@@ -459,7 +523,7 @@ static int import_sparse(PyObject *d, fan_value *out)
         return -1;
     for (int i = 0; i < 3; i++) {
         fan_device *on;
-        if (source[i] == Py_None)
+        if (source[i] == Py_None && i == 1)
             continue;
         if (import_source(source[i], object, &part[i], &on) < 0)
             goto done;

@@ -142,6 +142,7 @@ const fan_frontend fan_python = {
     .drop = drop,
     .unshared = unshared,
     .plain = fan_plain_value,
+    .still = fan_value_still,
     .forget = forget,
     .combine = combine,
     .fresh = fan_fresh,

@@ -153,6 +153,8 @@ int fan_import(PyObject *o, bool recording, bool has_combine, fan_value *out);
 bool fan_import_plain(PyObject *o, fan_plain_kind *kind, char **data);
 /* fan_plain_still: whether a plain gradient is what it was when it came: memory, dtype, shape. */
 bool fan_plain_still(PyObject *o, const fan_plain_kind *kind, const char *data);
+/* fan_value_still: the frontend's `still`. */
+bool fan_value_still(const fan_value *v);
 /* fan_plain_sound: of one whose kind is late: whether its memory holds its value, and it asks for no gradient of its own. */
 bool fan_plain_sound(PyObject *o);
 /* fan_plain_fresh: an array of the kind that `first` is of, to write a sum into; NULL: with an exception, or, without one, not by the short way. fan_plain_data: the first element of such a one. */

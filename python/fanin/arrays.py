@@ -423,17 +423,75 @@ def sparse_of(x: Sparse, ready: _core.Stream | None) -> Described:
     )
 
 
+SCIPY_PARTS = {"coo": ("data",), "dia": ("data", "offsets"), "lil": ("data", "rows")} | dict.fromkeys(
+    ("csr", "csc", "bsr"), ("data", "indices", "indptr")
+)
+
+
+def scipy_part(x: Any, name: str) -> Any:
+    """A part of one of SciPy's sparse arrays, which anybody may have replaced: an ndarray."""
+    part = getattr(x, name, None)
+    if not isinstance(part, np.ndarray) or overrides(part):
+        what = "None" if part is None else named(part)
+        refuse(TypeError, f"{named(x)} has {what} as its {name}; expected an ndarray")
+    return part
+
+
+def scipy_index(x: Any, part: Any) -> Any:
+    """The indices of a COO array along one axis, as int64."""
+    index = np.asarray(part)
+    if index.dtype.kind not in "iu" and index.size:
+        refuse(TypeError, f"{named(x)} has indices of dtype {index.dtype}; expected integers")
+    return index.astype(np.int64, casting="unsafe", copy=False)
+
+
+def scipy_whole(x: Any) -> None:
+    """What SciPy's own conversions of "dia" and "lil" read without a look: ValueError where it would end in a crash."""
+    if x.format == "dia":
+        data, offsets = x.data, x.offsets
+        most = 2**31 - 1 - max(x.shape)
+        if data.ndim != 2 or offsets.shape != data.shape[:1] or offsets.dtype.kind not in "iu":
+            refuse(
+                ValueError,
+                f"{named(x)} has data of shape {data.shape} and offsets of shape {offsets.shape}, {offsets.dtype}",
+            )
+        if offsets.size and (int(offsets.max()) > most or int(offsets.min()) < -most):
+            refuse(ValueError, f"{named(x)} has offsets beyond its shape {x.shape}")
+    elif x.format == "lil":
+        data, rows = x.data, x.rows
+        lists = data.dtype == rows.dtype == np.object_ and data.shape == rows.shape == x.shape[:1]
+        if not lists or any(
+            type(r) is not list or type(d) is not list or len(r) != len(d) for r, d in zip(rows, data, strict=True)
+        ):
+            refuse(ValueError, f"{named(x)} has rows and data that are no lists of one length for each row")
+
+
 def scipy_of(x: Any) -> Described:
     """SciPy's sparse arrays and matrices; the formats that only build or slice go through COO."""
+    try:
+        return scipy_described(x)
+    except (Refusal, MemoryError):
+        raise
+    except Exception as e:  # whatever SciPy says of parts that do not belong together
+        kind = TypeError if isinstance(e, TypeError | AttributeError) else ValueError
+        refuse(kind, f"{named(x)} cannot be read, its parts do not belong together: {type(e).__name__}: {e}")
+
+
+def scipy_described(x: Any) -> Described:
     origin = SCIPY_MATRIX if type(x).__name__.endswith("_matrix") else SCIPY_ARRAY
     whole = x
+    for name in SCIPY_PARTS.get(x.format, ()):
+        scipy_part(x, name)
+    scipy_whole(x)
     if x.format not in ("coo", "csr", "csc", "bsr") or (x.format != "coo" and len(x.shape) != 2):
         x = x.tocoo()
+    values = scipy_part(x, "data")
     if x.format == "coo":
         coords = x.coords if hasattr(x, "coords") else (x.row, x.col)
-        indices = np.stack([np.asarray(c, np.int64) for c in coords])
-        return ("sparse", origin, whole, "coo", tuple(x.shape), indices, None, np.asarray(x.data), False)
-    return ("sparse", origin, whole, x.format, tuple(x.shape), x.indices, x.indptr, x.data, False)
+        indices = np.stack([scipy_index(x, c) for c in coords])
+        return ("sparse", origin, whole, "coo", tuple(x.shape), indices, None, values, False)
+    indices, pointers = scipy_part(x, "indices"), scipy_part(x, "indptr")
+    return ("sparse", origin, whole, x.format, tuple(x.shape), indices, pointers, values, False)
 
 
 @functools.cache
@@ -488,6 +546,10 @@ def torch_source(x: Any, ready: _core.Stream | None = None) -> Described:
     on torch's current stream; nothing else is waited for: a gradient is ready where its giver says."""
     torch: Any = sys.modules["torch"]
     writes = ALWAYS
+    if x.numel() and not x._is_zerotensor():
+        last = x.storage_offset() + sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
+        if x.untyped_storage().nbytes() < (last + 1) * x.element_size():
+            refuse(BufferError, f"the storage of the torch.Tensor was resized: it ends before element {last}")
     if x._is_zerotensor():
         x, writes = torch.zeros(x.shape, dtype=x.dtype, device=x.device), NEVER
     elif x.is_conj() or x.is_neg():

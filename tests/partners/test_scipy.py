@@ -67,3 +67,93 @@ def test_what_is_changed_after_it_was_added_never_crashes() -> None:
                 buf.take()
             except (ValueError, RuntimeError):
                 pass
+
+
+PARTS = {
+    "coo": ("data", "row", "col", "coords"), "csr": ("data", "indices", "indptr"), "csc": ("data", "indices", "indptr"), "bsr": ("data", "indices", "indptr"),
+    "dia": ("data", "offsets"), "lil": ("data", "rows"), "dok": ("_dict",),
+}  # fmt: skip
+GONE = object()
+WRONG = {
+    "None": None, "gone": GONE, "list": [1, 2, 3], "tuple": (None, None), "str": "x", "objects": np.array([object()] * 3), "0-d": np.array(1.0), "floats": np.ones(3), "2-d": np.ones((3, 3)),
+    "short": np.zeros(1, np.int32), "masked": np.ma.ones(3), "matrix": np.ones((1, 3)).view(np.matrix), "int8": np.zeros(3, np.int8), "negative": np.full(4, -1, np.int32),
+    "big": np.full(4, 2**31 - 1, np.int32), "foreign": np.zeros(3, ">i4"), "void": np.zeros(3, "V4"), "long double": np.zeros(3, "g"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", ["array", "matrix"])
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_part_that_somebody_replaced_is_a_type_or_a_value_error(format: str, family: str) -> None:
+    refused = 0
+    for name, wrong in itertools.product(PARTS[format], WRONG.values()):
+        x = getattr(sp, f"{format}_{family}")(np.eye(3))
+        try:
+            delattr(x, name) if wrong is GONE else setattr(x, name, wrong)
+        except Exception:  # SciPy itself refuses
+            continue
+        buf = fanin.InputBuffer(1, name="grads")
+        try:
+            buf.add(0, x)
+            buf.add(0, np.ones((3, 3)))
+            buf.take()
+        except (TypeError, ValueError, BufferError) as e:
+            assert str(e).startswith("grads: slot 0: "), e
+            if wrong is None:
+                assert type(e) is TypeError
+            refused += 1
+        del x
+    assert refused > 10
+
+
+@pytest.mark.parametrize("shape", [None, (3,), (3, 3, 3), "ab", (-1, 3), (2**70, 3), (1, 1), (100, 100)])
+def test_a_shape_that_somebody_replaced_is_a_type_or_a_value_error(shape: Any) -> None:
+    for format in ("coo", "csr", "csc", "bsr", "dia"):
+        x = getattr(sp, f"{format}_array")(np.eye(3))
+        x._shape = shape
+        buf = fanin.InputBuffer(1)
+        with pytest.raises((TypeError, ValueError, BufferError)):
+            buf.add(0, x)
+            buf.add(0, np.ones((3, 3)))
+
+
+def test_what_another_thread_replaces_while_it_is_added_is_an_error_or_added() -> None:
+    """The parts are looked at once: what is checked is what is summed."""
+    import sys
+    import threading
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for format, name in (
+            ("csr", "indices"),
+            ("csr", "indptr"),
+            ("csr", "data"),
+            ("bsr", "indptr"),
+            ("coo", "data"),
+        ):
+            x = getattr(sp, f"{format}_array")(np.eye(64))
+            good, stop = getattr(x, name), threading.Event()
+
+            def replace(x: Any = x, name: str = name, good: Any = good, stop: threading.Event = stop) -> None:
+                for value in itertools.cycle((None, good[:1], good)):
+                    setattr(x, name, value)
+                    if stop.is_set():
+                        return
+
+            thread = threading.Thread(target=replace)
+            thread.start()
+            added = refused = 0
+            for _ in range(300):
+                buf = fanin.InputBuffer(1)
+                try:
+                    buf.add(0, x)
+                    buf.add(0, np.zeros((64, 64)))
+                    buf.take()
+                    added += 1
+                except (TypeError, ValueError):
+                    refused += 1
+            stop.set()
+            thread.join()
+            assert added + refused == 300
+    finally:
+        sys.setswitchinterval(before)

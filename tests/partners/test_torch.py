@@ -323,7 +323,13 @@ def test_the_short_way_detaches() -> None:
 
 def test_the_short_way_and_the_long_one_meet() -> None:
     x = torch.ones(3)
-    for late in (np.ones(3, np.float32), torch.ones(3, dtype=torch.float64), torch.ones(6)[::2], torch.nn.Parameter(torch.ones(3)), fanin.Zero((3,), "float32")):
+    for late in (
+        np.ones(3, np.float32),
+        torch.ones(3, dtype=torch.float64),
+        torch.ones(6)[::2],
+        torch.nn.Parameter(torch.ones(3)),
+        fanin.Zero((3,), "float32"),
+    ):
         (sum_,) = parked(x, x, late).take()
         assert type(sum_) is torch.Tensor and sum_.tolist() == ([2] * 3 if isinstance(late, fanin.Zero) else [3] * 3)
     buf = parked(x, x)
@@ -347,8 +353,13 @@ def test_the_short_way_and_the_long_one_meet() -> None:
 
 
 def test_tensors_that_are_made_others_meanwhile_are_found() -> None:
-    changes: list[Any] = [lambda x: x.resize_(4), lambda x: x.set_(torch.ones(3)), lambda x: setattr(x, "data", torch.ones(4096)),
-                          lambda x: x.resize_(1 << 20), lambda x: x.unsqueeze_(0)]
+    changes: list[Any] = [
+        lambda x: x.resize_(4),
+        lambda x: x.set_(torch.ones(3)),
+        lambda x: setattr(x, "data", torch.ones(4096)),
+        lambda x: x.resize_(1 << 20),
+        lambda x: x.unsqueeze_(0),
+    ]
     for change in changes:
         for call in ("take", "scaled", "snapshot"):
             x = torch.ones(4096)
@@ -425,3 +436,44 @@ def test_a_cuda_tensor_is_refused_by_name() -> None:
         pytest.skip("no CUDA device here")
     with pytest.raises(BufferError, match="cuda:0"):
         through(torch.ones(3, device="cuda"))
+
+
+@pytest.mark.parametrize("layout", ["coo", "csr", "csc", "bsr", "bsc"])
+def test_sparse_parts_that_somebody_changed_are_errors(layout: str) -> None:
+    def parts() -> tuple[Any, dict[str, Any]]:
+        eye = torch.eye(4)
+        t: Any = (
+            eye.to_sparse()
+            if layout == "coo"
+            else getattr(eye, f"to_sparse_{layout}")(*([(2, 2)] if layout in ("bsr", "bsc") else []))
+        )
+        if layout == "coo":
+            return t, {"indices": t._indices(), "values": t._values()}
+        rows = layout in ("csr", "bsr")
+        return t, {
+            "pointers": t.crow_indices() if rows else t.ccol_indices(),
+            "indices": t.col_indices() if rows else t.row_indices(),
+            "values": t.values(),
+        }
+
+    for name in parts()[1]:
+        changes = [lambda p: p.untyped_storage().resize_(0)]
+        changes += [] if name == "values" else [lambda p: p.fill_(2**40), lambda p: p.fill_(-5)]
+        for change in changes:
+            t, by_name = parts()
+            change(by_name[name])
+            buf = fanin.InputBuffer(1, name="grads")
+            with pytest.raises((ValueError, BufferError), match="^grads: slot 0: "):
+                buf.add(0, t)
+
+
+def test_a_storage_that_was_resized_while_parked_is_not_read() -> None:
+    for stats in (False, True):
+        for strided in (False, True):
+            t = torch.ones(2000)[::2] if strided else torch.ones(1000)
+            buf = fanin.InputBuffer(1, name="grads", stats=stats)
+            buf.add(0, t, key=3)
+            buf.add(0, torch.ones(1000), key=4)
+            t.untyped_storage().resize_(0)
+            with pytest.raises(RuntimeError, match="^grads: slot 0: the gradient added with key 3 was changed"):
+                buf.take()
