@@ -124,7 +124,7 @@ def test_the_key_of_a_gradient_that_was_changed_is_named(donate: bool) -> None:
             buf.add(1, a, key=7, donate=donate)
             shrunk(a)
             for _ in range(2):
-                with pytest.raises(RuntimeError, match="^grads: slot 1: the gradient added with key 7 was changed"):
+                with pytest.raises(RuntimeError, match=r"^grads: slot 1: the gradient added with key 7 was changed"):
                     buf.take()
             buf.clear()
 

@@ -463,7 +463,7 @@ def test_sparse_parts_that_somebody_changed_are_errors(layout: str) -> None:
             t, by_name = parts()
             change(by_name[name])
             buf = fanin.InputBuffer(1, name="grads")
-            with pytest.raises((ValueError, BufferError), match="^grads: slot 0: "):
+            with pytest.raises((ValueError, BufferError), match=r"^grads: slot 0: "):
                 buf.add(0, t)
 
 
@@ -475,5 +475,5 @@ def test_a_storage_that_was_resized_while_parked_is_not_read() -> None:
             buf.add(0, t, key=3)
             buf.add(0, torch.ones(1000), key=4)
             t.untyped_storage().resize_(0)
-            with pytest.raises(RuntimeError, match="^grads: slot 0: the gradient added with key 3 was changed"):
+            with pytest.raises(RuntimeError, match=r"^grads: slot 0: the gradient added with key 3 was changed"):
                 buf.take()
