@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import fanin
-from fanin.sim import Machine, Report, explore, replay, scenario, scenarios
+from fanin.sim import Machine, Report, bits_of, explore, replay, scenario, scenarios
 
 pytestmark = pytest.mark.core
 
@@ -258,8 +258,6 @@ def test_a_scenario_without_threads_has_one_order() -> None:
 
 
 def test_results_are_compared_by_their_bits() -> None:
-    from fanin.sim import bits_of
-
     same = [
         (np.float32(1), np.array(1, "float32")),
         (float("nan"), float("nan")),
@@ -310,6 +308,95 @@ def test_scenarios_are_marked_and_collected() -> None:
     module.one, module.two, module.other = one, two, lost_wait  # type: ignore[attr-defined]
     assert [(name, options) for name, _, options in scenarios(module)] == [("one", {}), ("two", {"limit": 7})]
     assert explore(one).ok
+
+
+# Calls that take no lock are turns, and accesses
+
+
+def test_small_gradients_that_threads_add_meet_in_every_order() -> None:
+    """They go the short way, which takes no lock; without keys the order of arrival is the order of the sum."""
+
+    def scenario(m: Machine) -> Any:
+        buf = fanin.InputBuffer(1)
+        for v in (1e8, -1e8, 1.0):
+            m.spawn(buf.add, 0, np.full(2, v, np.float32))
+        m.join()
+        return buf.take()
+
+    report, whole = explore(scenario), explore(scenario, reduce=False)
+    assert report.complete and report.runs == 6, report
+    assert {bits_of(r) for r in report.results} == {bits_of(r) for r in whole.results}
+    assert len(report.results) == 2 and not report.ok
+
+
+def test_the_example_of_explore_has_two_orders_and_one_result() -> None:
+    def scenario(m: Machine) -> Any:
+        buf = fanin.InputBuffer(1)
+        for i in range(2):
+            m.spawn(lambda i=i: buf.add(0, np.full(2, i + 0.5), key=i))
+        m.join()
+        return buf.take()
+
+    report = explore(scenario)
+    assert report.ok and report.complete and report.runs == 2, report
+
+
+def test_adds_to_different_slots_commute() -> None:
+    def scenario(m: Machine) -> Any:
+        buf = fanin.InputBuffer(2)
+        for slot in range(2):
+            m.spawn(lambda slot=slot: [buf.add(slot, np.ones(2)) for _ in range(3)])
+        m.join()
+        return buf.take()
+
+    report = explore(scenario)
+    assert report.ok and report.complete and report.runs == 1, report
+
+
+def test_adds_to_different_slots_do_not_commute_where_the_budget_decides() -> None:
+    """Which slot is folded hangs on who comes last; the counters of a run tell."""
+
+    def scenario(m: Machine, budget: int) -> Any:
+        buf = fanin.InputBuffer(2, budget=budget)
+        buf.add(0, np.ones(2))
+        for slot in range(2):
+            m.spawn(buf.add, slot, np.ones(2))
+        m.join()
+        return buf.counters.folds
+
+    for budget, results in [(1000, {0}), (40, {0, 1})]:
+        run = functools.partial(scenario, budget=budget)
+        reduced, whole = explore(run), explore(run, reduce=False)
+        assert reduced.complete and set(reduced.results) == set(whole.results) == results, (budget, reduced, whole)
+
+
+@pytest.mark.parametrize("reduce", [True, False])
+def test_what_a_thread_reads_of_counters_hangs_on_the_order(reduce: bool) -> None:
+    def scenario(m: Machine) -> Any:
+        buf = fanin.InputBuffer(2)
+        m.spawn(buf.add, 0, np.ones(2))
+        seen = m.spawn(lambda: buf.counters.adds)
+        m.join()
+        return seen.result
+
+    assert set(explore(scenario, reduce=reduce).results) == {0, 1}
+
+
+def test_whether_another_thread_has_ended_hangs_on_the_order() -> None:
+    def scenario(m: Machine) -> Any:
+        one = m.spawn(lambda: 1)
+
+        def ask() -> int:
+            try:
+                return one.result
+            except RuntimeError:
+                return 0
+
+        two = m.spawn(ask)
+        m.join()
+        return two.result
+
+    assert set(explore(scenario).results) == {0, 1}
 
 
 # Events, asked by host threads

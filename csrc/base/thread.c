@@ -8,12 +8,17 @@
 
 static atomic_uint_fast64_t last_mutex, last_thread;
 
+atomic_uint fan_hooked;
 static atomic_bool hooks_ever;
 static _Thread_local const fan_thread_hooks *hooks_here;
 static _Thread_local uint64_t id_here;
 
 void fan_thread_set_hooks(const fan_thread_hooks *hooks)
 {
+    if (!hooks_here && hooks)
+        atomic_fetch_add(&fan_hooked, 1);
+    else if (hooks_here && !hooks)
+        atomic_fetch_sub(&fan_hooked, 1);
     hooks_here = hooks;
     if (hooks)
         atomic_store_explicit(&hooks_ever, true, memory_order_relaxed);
@@ -31,9 +36,16 @@ uint64_t fan_thread_id(void)
     return id_here;
 }
 
+/* new_number: who is scheduled names his mutexes himself, so that they are called the same whoever else made some before. */
+static uint64_t new_number(void)
+{
+    const fan_thread_hooks *h = hooks_here;
+    return h && h->name ? h->name(h->ctx) : atomic_fetch_add(&last_mutex, 1) + 1;
+}
+
 int fan_mutex_init(fan_mutex *m)
 {
-    m->id = atomic_fetch_add(&last_mutex, 1) + 1;
+    m->id = new_number();
     return pthread_mutex_init(&m->m, NULL) ? -1 : 0;
 }
 
@@ -41,7 +53,7 @@ void fan_mutex_renew(fan_mutex *m)
 {
     /* Where nobody watches, nobody can tell its lives apart. */
     if (atomic_load_explicit(&hooks_ever, memory_order_relaxed))
-        m->id = atomic_fetch_add(&last_mutex, 1) + 1;
+        m->id = new_number();
 }
 
 void fan_mutex_fini(fan_mutex *m)
@@ -54,6 +66,38 @@ void fan_yield(void)
     const fan_thread_hooks *h = hooks_here;
     if (h && h->yield)
         h->yield(h->ctx);
+}
+
+bool fan_call_begin(void)
+{
+    const fan_thread_hooks *h = hooks_here;
+    return !h || !h->begin || h->begin(h->ctx);
+}
+
+void fan_call_end(void)
+{
+    const fan_thread_hooks *h = hooks_here;
+    if (h && h->end)
+        h->end(h->ctx);
+}
+
+void fan_call_acted(void)
+{
+    fan_call_end();
+}
+
+void fan_call_idle(void)
+{
+    const fan_thread_hooks *h = hooks_here;
+    if (h && h->idle)
+        h->idle(h->ctx);
+}
+
+void fan_touch_thing(fan_thing thing, uint64_t id, fan_touch how)
+{
+    const fan_thread_hooks *h = hooks_here;
+    if (h && h->touch)
+        h->touch(h->ctx, thing, id, how);
 }
 
 /* seize: takes the mutex without ever blocking this OS thread while the scheduler can let its holder go on. */

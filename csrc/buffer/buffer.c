@@ -44,6 +44,10 @@ bool fan_get_capture_redirect(void) { return atomic_load(&redirect_on); }
 void fan_count(fan_buffer *b, size_t offset, uint64_t n)
 {
     size_t i = offset / sizeof(uint64_t);
+    if (fan_watched() && b->nlocks) {
+        fan_touch_thing(FAN_COUNTERS, b->locks[0].id, FAN_COUNTS);
+        fan_touch_thing(FAN_COUNTERS, 0, FAN_COUNTS);
+    }
     atomic_fetch_add_explicit((atomic_uint_fast64_t *)&b->n + i, n, memory_order_relaxed);
     atomic_fetch_add_explicit((atomic_uint_fast64_t *)&total + i, n, memory_order_relaxed);
 }
@@ -71,6 +75,43 @@ void fan_counters_total(fan_counters *out)
     fan_plain_counted(&fan_plain_total, out);
 }
 
+/* --- what scheduled threads share without a lock: the slots, the budget, the counters ---------------------------- */
+
+static void touch_budget(const fan_buffer *b, fan_touch how)
+{
+    if (fan_watched() && b->nlocks)
+        fan_touch_thing(FAN_BUDGET, b->locks[0].id, how);
+}
+
+void fan_buffer_seen(const fan_buffer *b, size_t slot, fan_touch how)
+{
+    for (size_t i = 0; i < b->nlocks; i++)
+        if (slot == SIZE_MAX || (slot < b->nslots && slot % b->nlocks == i))
+            fan_touch_thing(FAN_LOCKED, b->locks[i].id, how);
+    if (how != FAN_WRITES || !b->nlocks)
+        return;
+    touch_budget(b, FAN_COUNTS);
+    fan_touch_thing(FAN_COUNTERS, b->locks[0].id, FAN_COUNTS);
+    fan_touch_thing(FAN_COUNTERS, 0, FAN_COUNTS);
+}
+
+void fan_buffer_seen_counters(const fan_buffer *b)
+{
+    if (b->nlocks)
+        fan_touch_thing(FAN_COUNTERS, b->locks[0].id, FAN_WEIGHS);
+}
+
+void fan_buffer_weigh(fan_buffer *b, uint64_t bytes)
+{
+    uint64_t parked = atomic_load_explicit(&b->parked, memory_order_relaxed);
+    if (!fan_thread_get_hooks())
+        return;
+    b->weighed = (b->weighed < parked ? parked : b->weighed) + bytes;
+    touch_budget(b, FAN_COUNTS);
+    if (b->weighed > b->budget)
+        touch_budget(b, FAN_WEIGHS);
+}
+
 /* --- locks ---------------------------------------------------------------------------------------------------- */
 
 void fan_slot_lock(fan_buffer *b, size_t slot)
@@ -79,6 +120,7 @@ void fan_slot_lock(fan_buffer *b, size_t slot)
         fan_mutex_lock(&b->locks[slot % b->nlocks]);
     else
         fan_yield();
+    touch_budget(b, FAN_COUNTS); /* a sum may be due, or what waits may become less */
 }
 
 void fan_slot_unlock(fan_buffer *b, size_t slot)
@@ -270,6 +312,7 @@ void fan_pass_free(fan_buffer *b, fan_pass *p)
 {
     if (!p || p == &fan_pass_none)
         return;
+    touch_budget(b, FAN_COUNTS);
     for (size_t i = 0; i < p->nitems; i++) {
         if (p->items[i]->parked)
             atomic_fetch_sub_explicit(&b->parked, p->items[i]->bytes, memory_order_relaxed);
@@ -998,6 +1041,8 @@ static void adding_park(fan_buffer *b, adding *x)
     x->c->value = (fan_value){.dtype = FAN_NO_DTYPE};
     it->bytes = x->bytes;
     it->parked = true;
+    if (fan_watched())
+        fan_buffer_weigh(b, x->bytes);
     raise_to(&b->n.peak_parked_bytes, atomic_fetch_add_explicit(&b->parked, x->bytes, memory_order_relaxed) + x->bytes);
     raise_to(&total.peak_parked_bytes, atomic_load_explicit(&b->parked, memory_order_relaxed));
     changed(b, x->slot);
@@ -1409,6 +1454,7 @@ void fan_buffer_reuse(fan_buffer *b, uint64_t budget)
     b->budget = budget;
     b->id = atomic_fetch_add(&next_buffer, 1);
     atomic_store_explicit(&b->parked, 0, memory_order_relaxed);
+    b->weighed = 0;
     memset(&b->n, 0, sizeof b->n);
     memset(&b->quick, 0, sizeof b->quick);
     for (size_t i = 0; i < b->nlocks; i++)

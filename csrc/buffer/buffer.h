@@ -9,6 +9,7 @@
 #ifndef FAN_BUFFER_BUFFER_H
 #define FAN_BUFFER_BUFFER_H
 
+#include "base/thread.h"
 #include "buffer/sync.h"
 #include "buffer/value.h"
 
@@ -63,6 +64,10 @@ typedef struct fan_counters {
 } fan_counters;
 
 fan_status fan_buffer_new(const fan_buffer_config *config, fan_buffer **out, fan_error *err);
+/* fan_buffer_seen: what a scheduled thread does to a slot (SIZE_MAX: all; out of range: none) by a call that takes no lock (base/thread.h). fan_buffer_seen_counters: it reads what
+ * the buffer has counted. */
+void fan_buffer_seen(const fan_buffer *b, size_t slot, fan_touch how);
+void fan_buffer_seen_counters(const fan_buffer *b);
 /* fan_buffer_free: drops all that is parked. No other thread may be inside. */
 void fan_buffer_free(fan_buffer *b);
 /* fan_buffer_empty_for_reuse: whether a buffer that nobody has any more may begin a second life as one of as many slots that was told nothing but its budget:
@@ -102,6 +107,8 @@ typedef struct fan_at_once {
 bool fan_buffer_adds_at_once(const fan_buffer *b, size_t slot, const fan_plain_kind *kind, const char *data, int64_t key, fan_at_once *out);
 void fan_buffer_add_at_once(fan_buffer *b, const fan_at_once *one);
 
+/* fan_buffer_plain_meanwhile: while a sum of a take ran without the interpreter, other scheduled threads may have acted: now they may. */
+void fan_buffer_plain_meanwhile(fan_buffer *b);
 /* fan_buffer_unadd_plain: takes back the newest plain gradient with this object and key that fan_buffer_add_plain parked; the caller has its hold again. */
 void fan_buffer_unadd_plain(fan_buffer *b, size_t slot, void *object, int64_t key);
 

@@ -206,6 +206,8 @@ bool fan_buffer_add_plain(fan_buffer *b, size_t slot, const fan_plain_kind *kind
     if (!park(b, slot, kind, object, data, key))
         return false;
     uint64_t bytes = b->slots[slot].plain->bytes;
+    if (fan_watched())
+        fan_buffer_weigh(b, bytes);
     uint64_t now = atomic_fetch_add_explicit(&b->parked, bytes, memory_order_relaxed) + bytes;
     COUNT(b, adds, 1);
     peak(&b->quick.peak_parked_bytes, now);
@@ -253,6 +255,8 @@ void fan_buffer_add_at_once(fan_buffer *b, const fan_at_once *one)
 {
     fan_pass *p = one->pass;
     uint64_t bytes = (uint64_t)one->count * fan_dtype_size(one->dtype), now = atomic_load_explicit(&b->parked, memory_order_relaxed) + (bytes ? bytes : 1);
+    if (fan_watched())
+        fan_buffer_weigh(b, bytes);
     (void)fan_sum_flat(one->sum, (const char *const[]){one->sum, one->data}, 2, one->count, one->dtype, one->dtype);
     p->count++;
     p->rules |= FAN_A(6) | FAN_S(3);
@@ -496,6 +500,13 @@ bool fan_buffer_take_plain(fan_buffer *b)
             return false;
         }
     return true;
+}
+
+void fan_buffer_plain_meanwhile(fan_buffer *b)
+{
+    fan_call_acted();
+    fan_yield();
+    fan_buffer_seen(b, SIZE_MAX, FAN_WRITES);
 }
 
 fan_plain_sum fan_buffer_plain_at(fan_buffer *b, size_t slot)

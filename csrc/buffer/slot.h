@@ -129,6 +129,7 @@ struct fan_buffer {
     fan_mutex *locks;   /* slot i has locks[i % nlocks] */
     fan_cond *changed;
     atomic_uint_fast64_t parked; /* bytes */
+    uint64_t weighed;            /* bytes that scheduled threads have added, ever (fan_buffer_weigh) */
     atomic_uint waiting;         /* threads in wait_for_change */
     struct {
 #define X(name) atomic_uint_fast64_t name;
@@ -251,6 +252,10 @@ fan_accum_plan fan_fold_plan(const fan_fold *f);
 #define FAN_SLOT_SAID "%s: slot %zu%s%s%s"
 #define FAN_SLOT_WHO(b, i)                                                                                                                         \
     (b)->name, (i), (b)->slots[i].spec->name ? " (" : "", (b)->slots[i].spec->name ? (b)->slots[i].spec->name : "", (b)->slots[i].spec->name ? ")" : ""
+
+/* fan_buffer_weigh: a scheduled thread adds `bytes`: as long as all that such threads ever added fits the (smallest) budget, no sum is due earlier or later because of
+ * another slot; from then on whoever adds decides by what all others did. */
+void fan_buffer_weigh(fan_buffer *b, uint64_t bytes);
 
 /* --- entering a slot (buffer.c). "Locked": the caller holds the slot's lock. */
 

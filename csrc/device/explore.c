@@ -8,8 +8,10 @@
 
 typedef struct touch {
     uint64_t object;
-    bool write;
+    unsigned how; /* bits: 1 << fan_touch */
 } touch;
+
+#define BIT(how) (1u << (how))
 
 /* What one step touched. Owned by the node at which it was run; deeper nodes borrow it. */
 typedef struct footprint {
@@ -41,6 +43,9 @@ struct fan_explore {
     unsigned char *order; /* the choices of this run */
     size_t order_cap;
     char *script; /* of a replay */
+    uint64_t *weighed; /* objects by which somebody decided */
+    size_t nweighed, weighed_cap;
+    bool again;     /* one is new: what was left out before may have been left out wrongly */
     size_t longest; /* run so far */
     uint64_t random;
     uint32_t rank[FAN_EXPLORE_ACTORS]; /* of an odd sample; 0 chooses evenly */
@@ -76,6 +81,7 @@ void fan_explore_free(fan_explore *x)
     fan_free(x->nodes);
     fan_free(x->order);
     fan_free(x->script);
+    fan_free(x->weighed);
     fan_free(x);
 }
 
@@ -98,11 +104,28 @@ static void print_give(fan_explore *x, footprint *f)
     x->free_prints = f;
 }
 
-static bool independent(const footprint *a, const footprint *b)
+static bool weighed(const fan_explore *x, uint64_t object)
+{
+    for (size_t i = 0; i < x->nweighed; i++)
+        if (x->weighed[i] == object)
+            return true;
+    return false;
+}
+
+/* commute: what two steps did to one object. Those that count commute where nobody decides by the number; those that read do; no others. */
+static bool commute(const fan_explore *x, const touch *a, const touch *b)
+{
+    unsigned either = a->how | b->how;
+    if (!(either & (BIT(FAN_WRITES) | BIT(FAN_COUNTS))))
+        return true;
+    return either == BIT(FAN_COUNTS) && !weighed(x, a->object);
+}
+
+static bool independent(const fan_explore *x, const footprint *a, const footprint *b)
 {
     for (size_t i = 0; i < a->n; i++)
         for (size_t j = 0; j < b->n; j++)
-            if (a->items[i].object == b->items[j].object && (a->items[i].write || b->items[j].write))
+            if (a->items[i].object == b->items[j].object && !commute(x, &a->items[i], &b->items[j]))
                 return false;
     return true;
 }
@@ -162,7 +185,7 @@ bool fan_explore_begin(fan_explore *x)
         return false;
     x->now = x->next;
     if (x->now == SEARCH) {
-        if (x->started && (x->exhausted || (x->limit && x->searched >= x->limit)))
+        if (x->started && (x->exhausted || (x->limit && x->runs >= x->limit)))
             return false;
         x->started = true;
     }
@@ -226,7 +249,7 @@ static node *extend(fan_explore *x, uint32_t enabled)
         const node *last = &x->nodes[x->n - 1];
         uint32_t sleepers = last->asleep | last->done;
         for (int a = 0; a < FAN_EXPLORE_ACTORS; a++)
-            if (sleepers >> a & 1 && independent(last->of[a], last->of[last->chosen])) {
+            if (sleepers >> a & 1 && independent(x, last->of[a], last->of[last->chosen])) {
                 new_->asleep |= UINT32_C(1) << a;
                 new_->of[a] = last->of[a];
             }
@@ -268,21 +291,44 @@ int fan_explore_choose(fan_explore *x, uint32_t enabled)
     return note(x, at->chosen);
 }
 
-fan_status fan_explore_touched(fan_explore *x, uint64_t object, bool write)
+static fan_status weigh(fan_explore *x, uint64_t object)
 {
+    if (weighed(x, object))
+        return FAN_OK;
+    if (fan_grow((void **)&x->weighed, &x->weighed_cap, x->nweighed + 1, sizeof *x->weighed))
+        return x->status = FAN_NOMEM;
+    x->weighed[x->nweighed++] = object;
+    x->again = x->searched > 0; /* in the first run nothing has been left out yet */
+    return FAN_OK;
+}
+
+fan_status fan_explore_touched(fan_explore *x, uint64_t object, fan_touch how)
+{
+    if (how == FAN_WEIGHS && x->now == SEARCH)
+        FAN_TRY(weigh(x, object));
     /* Only the last step of the path is new; those before it touch what they touched when they were run first. */
     if (x->now != SEARCH || x->depth == 0 || x->depth != x->n)
         return FAN_OK;
     footprint *f = x->nodes[x->n - 1].of[x->nodes[x->n - 1].chosen];
     for (size_t i = 0; i < f->n; i++)
         if (f->items[i].object == object) {
-            f->items[i].write |= write;
+            f->items[i].how |= BIT(how);
             return FAN_OK;
         }
     if (fan_grow((void **)&f->items, &f->cap, f->n + 1, sizeof *f->items))
         return x->status = FAN_NOMEM;
-    f->items[f->n++] = (touch){object, write};
+    f->items[f->n++] = (touch){object, BIT(how)};
     return FAN_OK;
+}
+
+/* forget: what was searched so far: the next run is the first once more. */
+static void forget(fan_explore *x)
+{
+    for (size_t i = 0; i < x->n; i++)
+        for (int a = 0; a < FAN_EXPLORE_ACTORS; a++)
+            if (x->nodes[i].of[a] && !(x->nodes[i].asleep >> a & 1))
+                print_give(x, x->nodes[i].of[a]);
+    x->n = 0;
 }
 
 void fan_explore_end(fan_explore *x)
@@ -300,7 +346,9 @@ void fan_explore_end(fan_explore *x)
         x->abandoned++;
     else
         x->runs++;
-    /* Back to the last point that has someone left to try. */
+    /* Back to the last point that has someone left to try; to the very first where all must be searched again. */
+    if (x->again)
+        forget(x);
     while (x->n > 0) {
         node *last = &x->nodes[x->n - 1];
         last->done |= UINT32_C(1) << last->chosen;
@@ -320,7 +368,8 @@ void fan_explore_end(fan_explore *x)
                 print_give(x, last->of[a]);
         x->n--;
     }
-    x->exhausted = true;
+    x->exhausted = !x->again;
+    x->again = false;
 }
 
 bool fan_explore_complete(const fan_explore *x)

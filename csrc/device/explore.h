@@ -19,6 +19,7 @@
 #define FAN_DEVICE_EXPLORE_H
 
 #include "base/status.h"
+#include "base/thread.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -29,7 +30,7 @@
 
 typedef struct fan_explore fan_explore;
 
-/* fan_explore_new: `limit` runs at most are searched in full, abandoned ones counted (0: no limit). NULL when out of memory. */
+/* fan_explore_new: `limit` runs at most are searched in full, abandoned ones not counted (0: no limit). NULL when out of memory. */
 fan_explore *fan_explore_new(bool reduce, uint64_t limit);
 void fan_explore_free(fan_explore *x); /* NULL is fine */
 /* fan_explore_begin: starts the next run; false when all orders (or `limit` of them) have been run, or fan_explore_status is a failure. */
@@ -37,8 +38,9 @@ bool fan_explore_begin(fan_explore *x);
 /* fan_explore_choose: which of `enabled` (bit mask, not 0) acts next. FAN_EXPLORE_NONE: every one sleeps, the run is redundant: abandon it
  * (fan_explore_end); also when out of memory. */
 int fan_explore_choose(fan_explore *x, uint32_t enabled);
-/* fan_explore_touched: the step just chosen read or wrote `object`. FAN_NOMEM, which fan_explore_status keeps. */
-fan_status fan_explore_touched(fan_explore *x, uint64_t object, bool write);
+/* fan_explore_touched: what the step just chosen did to `object`. FAN_NOMEM, which fan_explore_status keeps. FAN_WEIGHS counts from the next run on for all that COUNTS; what was
+ * searched before that is searched again. */
+fan_status fan_explore_touched(fan_explore *x, uint64_t object, fan_touch how);
 void fan_explore_end(fan_explore *x);
 bool fan_explore_complete(const fan_explore *x); /* all orders were run, none left out by the limit */
 uint64_t fan_explore_runs(const fan_explore *x);    /* complete runs */

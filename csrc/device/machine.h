@@ -105,6 +105,7 @@ typedef struct fan_sim_device_part {
     fan_sim_queue *legacy;
     fan_stream *current;  /* the legacy stream as a fan_stream; held while the machine has users */
     uint64_t current_id;  /* its number, once it has one */
+    uint64_t given;       /* bytes handed out, ever: while they fit, whoever asks for some cannot be in want because of another */
 } fan_sim_device_part;
 
 struct fan_sim {
@@ -144,6 +145,7 @@ struct fan_sim {
     fan_sim_chooser chooser;
     bool has_chooser;
     uint64_t mutex_base;  /* mutexes are named from here on */
+    uint64_t serial;      /* its place among all machines of the process; in the numbers of mutexes that its threads make */
     fan_sim_recording *recordings; /* under way */
     atomic_size_t captures;        /* how many those are: who asks whether he is captured mostly asks in vain */
 };

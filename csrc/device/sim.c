@@ -16,16 +16,23 @@
 #define KERNEL_US 1.0 /* at least */
 
 /* Footprints: a kind, and a number within it. */
-enum { OF_STREAM = 1, OF_EVENT, OF_BLOCK, OF_MUTEX, OF_PROGRESS, OF_FAULTS };
+enum { OF_STREAM = 1, OF_EVENT, OF_BLOCK, OF_MUTEX, OF_PROGRESS, OF_FAULTS, OF_QUEUED, OF_CAPTURES, OF_MEMORY, OF_CALLS, OF_THREAD, OF_ACTORS, OF_BUDGET, OF_COUNTERS, OF_HOST };
 #define NAME(kind, number) ((uint64_t)(kind) << 56 | ((number) & ((UINT64_C(1) << 56) - 1)))
+#define OF_ANOTHER (UINT64_C(1) << 63) /* of another machine than the thread's: all others are one */
+
+/* Numbers of mutexes that spawned threads make: (machine, thread, his how manieth), above those that are counted. */
+#define MADE_HERE (UINT64_C(1) << 62)
+#define OF_ITS_MAKER ((UINT64_C(1) << 46) - 1)
 
 /* The machine whose spawned thread this is. */
 static _Thread_local struct {
     fan_sim *m;
     int actor;
+    bool fresh; /* he has just begun a call: its first yield is this one */
     fan_thread_hooks hooks;
 } here;
 
+static atomic_uint_fast64_t machines;
 static _Thread_local int in_kernel; /* a kernel is one step: nobody else gets the turn inside */
 
 static void lock(fan_sim *m)
@@ -43,6 +50,12 @@ static int actor_of(const fan_sim *m)
     return here.m == m ? here.actor : -1;
 }
 
+/* maker: who makes something on m: a thread of another machine has a number of its own, too. */
+static size_t maker(void)
+{
+    return here.m ? (size_t)(1 + here.actor) : 0;
+}
+
 static size_t host_of(const fan_sim *m)
 {
     return (size_t)(1 + actor_of(m));
@@ -53,16 +66,18 @@ static uint32_t lane_of(const fan_sim *m)
     return m->host_lane[host_of(m)];
 }
 
-static void touch(fan_sim *m, uint64_t name, bool write)
+/* touch: told to the search that the calling thread's machine follows, whosever the thing is. */
+static void touch(const fan_sim *m, uint64_t name, fan_touch how)
 {
-    if (m->has_chooser && m->chooser.touched && here.m == m)
-        m->chooser.touched(m->chooser.ctx, name, write);
+    const fan_sim *mine = here.m;
+    if (mine && mine->has_chooser && mine->chooser.touched)
+        mine->chooser.touched(mine->chooser.ctx, mine == m ? name : name | OF_ANOTHER, how);
 }
 
 /* new_name: for something made now: by whom, and his how manieth. So it has the same name in every order of the others. */
 static uint64_t new_name(fan_sim *m, int kind)
 {
-    size_t by = host_of(m);
+    size_t by = maker();
     return NAME(kind, (uint64_t)by << 40 | ++m->made[by]);
 }
 
@@ -100,6 +115,8 @@ static fan_status enter(fan_sim *m, const char *call, fan_error *err)
 {
     FAN_TRY(gave_up(m, err));
     m->calls++;
+    touch(m, NAME(OF_CALLS, 0), FAN_COUNTS);
+    touch(m, NAME(OF_CAPTURES, 0), m->recordings ? FAN_WRITES : FAN_READS); /* a call may join a capture, or break it */
     if (m->fail_at < 0)
         return FAN_OK;
     touch(m, NAME(OF_FAULTS, 0), true);
@@ -646,7 +663,7 @@ static void touch_all(fan_sim *m, visit *next, const void *what)
 {
     const fan_array *a = NULL;
     bool write;
-    if (!m->has_chooser || here.m != m)
+    if (!here.m || !here.m->has_chooser)
         return;
     for (size_t i = 0; next(what, i, &a, &write); i++) {
         const fan_block *b = a && a->size ? block_at(m, a->data) : NULL;
@@ -809,6 +826,7 @@ static fan_status enqueue(fan_sim *m, fan_sim_queue *q, work *w, const char *sit
     if (status != FAN_OK && status != FAN_RACE)
         return status;
     touch(m, q->name, true);
+    touch(m, NAME(OF_QUEUED, 0), FAN_COUNTS);
     touch_all(m, w->next, w->what);
     append(m, q, w->op);
     *host += m->config.launch_us;
@@ -935,6 +953,8 @@ static fan_status sim_alloc(fan_device *d, fan_stream *stream, size_t bytes, voi
     (void)stream;
     lock(m);
     fan_status status = enter(m, "alloc", err);
+    m->parts[d->index].given += bytes + 128;
+    touch(m, NAME(OF_MEMORY, (uint64_t)d->index), m->parts[d->index].given > a->bytes ? FAN_WEIGHS : FAN_COUNTS);
     fan_block *b = status == FAN_OK ? fan_arena_alloc(a, bytes, &host) : NULL;
     if (b) {
         b->name = new_name(m, OF_BLOCK);
@@ -956,6 +976,7 @@ static void sim_free(fan_device *d, void *data, size_t bytes)
     fan_sim *m = machine_of(d);
     (void)bytes;
     lock(m);
+    touch(m, NAME(OF_MEMORY, (uint64_t)d->index), FAN_COUNTS);
     fan_block *b = fan_arena_find(&m->parts[d->index].arena, (uintptr_t)data);
     if (b && b->graphs)
         b->left = true; /* K3 */
@@ -1228,6 +1249,7 @@ static fan_status sim_query(fan_event *e, bool *done, fan_error *err)
     FAN_GO(has_time(ev, e, "query", err));
     touch(m, ev->name, false);
     touch(m, NAME(OF_PROGRESS, 0), true);
+    touch(m, NAME(OF_QUEUED, 0), false);
     settle(m);
     *done = has_passed(ev);
     if (*done && ev->point.queue && fan_order_sync(m->order, lane_of(m), &ev->clock) != FAN_OK)
@@ -1372,6 +1394,7 @@ static fan_status sim_capture(fan_stream *s, uint64_t *id, fan_error *err)
 {
     (void)err;
     *id = 0;
+    touch(machine_of(s->device), NAME(OF_CAPTURES, 0), FAN_READS);
     if (atomic_load_explicit(&machine_of(s->device)->captures, memory_order_relaxed))
         (void)fan_sim_capture_state(machine_of(s->device), s, id, NULL);
     return FAN_OK;
@@ -1532,6 +1555,8 @@ static void begin_anew(fan_sim *m)
     m->fail_at = -1;
     memset(m->host_us, 0, sizeof m->host_us);
     memset(m->made, 0, sizeof m->made);
+    for (int i = 0; m->parts && i < m->config.devices; i++)
+        m->parts[i].given = 0;
     m->mutex_base = 0;
     if (fan_mutex_init(&now) == 0) {
         m->mutex_base = now.id;
@@ -1563,6 +1588,7 @@ fan_status fan_sim_new(const fan_sim_config *config, const fan_sim_hooks *hooks,
         m->hooks = *hooks;
     m->checking = true;
     m->handle = 1;
+    m->serial = atomic_fetch_add(&machines, 1);
     fan_status status = FAN_NOMEM;
     m->order = fan_order_new();
     m->turns = fan_turns_new(config->seed);
@@ -1808,6 +1834,7 @@ fan_status fan_sim_synchronize(fan_sim *m, fan_error *err)
     if (status != FAN_OK)
         goto done;
     touch(m, NAME(OF_PROGRESS, 0), false);
+    touch(m, NAME(OF_QUEUED, 0), false);
     for (size_t i = 0; i < m->nqueues; i++)
         touch(m, m->queues[i]->name, false);
     FAN_GO(run_until(m, (fan_sim_point){NULL, 0}, err));
@@ -1835,7 +1862,8 @@ fan_status fan_sim_step(fan_sim *m, bool *ran, fan_error *err)
     lock(m);
     FAN_GO(enter(m, "step", err));
     FAN_GO(raise_pending(m, err));
-    touch(m, NAME(OF_PROGRESS, 0), false);
+    touch(m, NAME(OF_PROGRESS, 0), true);
+    touch(m, NAME(OF_QUEUED, 0), false);
     while (m->executor && m->executor != fan_thread_id())
         stand_by(m);
     fan_sim_queue *q = pick(m);
@@ -1858,7 +1886,9 @@ fan_status fan_sim_capture_begin(fan_sim *m, fan_stream *s, int mode, fan_error 
     fan_sim_graph *g = fan_calloc(sizeof *g);
     fan_sim_recording *r = fan_calloc(sizeof *r);
     fan_status status;
+    fan_yield();
     lock(m);
+    touch(m, NAME(OF_CAPTURES, 0), FAN_WRITES);
     if (q->legacy || q->recording) {
         status = illegal(q, q->legacy ? FAN_CAPTURE_UNSUPPORTED : FAN_CAPTURE_VALUE, "begin a capture", err);
         goto done;
@@ -1919,7 +1949,9 @@ fan_status fan_sim_capture_end(fan_sim *m, fan_stream *s, fan_sim_graph **out, f
     fan_sim_queue *q = queue_of(s);
     fan_sim_graph *g = NULL;
     *out = NULL;
+    fan_yield();
     lock(m);
+    touch(m, NAME(OF_CAPTURES, 0), FAN_WRITES);
     fan_sim_recording *r = q->recording;
     int code = r ? fan_capture_end(&r->capture, q->member, fan_thread_id()) : FAN_CAPTURE_VALUE;
     if (r && r->capture.ended) {
@@ -1940,6 +1972,7 @@ fan_status fan_sim_capture_end(fan_sim *m, fan_stream *s, fan_sim_graph **out, f
 int fan_sim_capture_state(fan_sim *m, fan_stream *s, uint64_t *id, fan_sim_graph **graph)
 {
     lock(m);
+    touch(m, NAME(OF_CAPTURES, 0), FAN_READS);
     const fan_sim_recording *r = queue_of(s)->recording;
     int state = r ? r->capture.broken ? 2 : 1 : 0;
     if (id)
@@ -1955,6 +1988,7 @@ fan_status fan_sim_unsafe(fan_sim *m, const char *call, fan_error *err)
     fan_status status = FAN_OK;
     uint64_t thread = fan_thread_id();
     lock(m);
+    touch(m, NAME(OF_CAPTURES, 0), m->recordings ? FAN_WRITES : FAN_READS);
     for (fan_sim_recording *r = m->recordings; r; r = r->next)
         if (fan_capture_forbids(&r->capture, thread, own_mode))
             status = fan_fail_code(err, FAN_CAPTURE, fan_capture_break(&r->capture, FAN_CAPTURE_UNSUPPORTED), "%s: %s (CUDA's code %d)", call,
@@ -2099,6 +2133,7 @@ fan_status fan_sim_graph_launch(fan_sim_graph *g, fan_stream *s, fan_error *err)
         return fan_fail(err, FAN_NOMEM, "out of memory for a graph");
     for (uint32_t i = 0; i < g->events; i++)
         fan_clock_init(&marks[i].clock);
+    fan_yield();
     lock(m);
     FAN_GO(enter(m, "launch", err));
     FAN_GO(raise_pending(m, err));
@@ -2227,6 +2262,7 @@ fan_status fan_sim_spawn(fan_sim *m, int *actor, fan_error *err)
     fan_status status;
     *actor = -1;
     lock(m);
+    touch(m, NAME(OF_ACTORS, 0), FAN_WRITES);
     FAN_GO(gave_up(m, err));
     FAN_GO(fan_turns_spawn(m->turns, &i, &first, err));
     if (!m->has_lane[1 + i]) {
@@ -2249,13 +2285,54 @@ done:
 static void hook_yield(void *ctx)
 {
     fan_sim *m = ctx;
-    if (!in_kernel)
+    bool again = here.fresh;
+    here.fresh = false;
+    if (!in_kernel && !again)
         fan_turns_yield(m->turns, here.actor);
+}
+
+static bool hook_begin(void *ctx)
+{
+    fan_sim *m = ctx;
+    if (in_kernel)
+        return true;
+    fan_turns_yield(m->turns, here.actor);
+    here.fresh = true;
+    return fan_turns_given_up(m->turns) == FAN_GOING;
+}
+
+static void hook_end(void *ctx)
+{
+    (void)ctx; /* the thread's own */
+    here.fresh = false;
+}
+
+/* mutex_number: in every run the same one: whoever made it, and his how manieth; or, of those that no spawned thread made, how many were made before. */
+static uint64_t mutex_number(const fan_sim *m, uint64_t id)
+{
+    return id & MADE_HERE ? (id & OF_ITS_MAKER) | (OF_ITS_MAKER + 1) : id - m->mutex_base;
+}
+
+static uint64_t hook_name(void *ctx)
+{
+    fan_sim *m = ctx;
+    size_t by = maker();
+    lock(m);
+    uint64_t number = (uint64_t)by << 40 | ++m->made[by];
+    unlock(m);
+    return MADE_HERE | (m->serial & 0xfff) << 47 | number;
+}
+
+static void hook_touch(void *ctx, fan_thing thing, uint64_t id, fan_touch how)
+{
+    static const int kinds[] = {[FAN_LOCKED] = OF_MUTEX, [FAN_BUDGET] = OF_BUDGET, [FAN_COUNTERS] = OF_COUNTERS, [FAN_HOST_MEMORY] = OF_HOST};
+    fan_sim *m = ctx;
+    touch(m, NAME(kinds[thing], id ? mutex_number(m, id) : 0), how);
 }
 
 static uint64_t mutex_name(const fan_sim *m, uint64_t id)
 {
-    return NAME(OF_MUTEX, id - m->mutex_base);
+    return NAME(OF_MUTEX, mutex_number(m, id));
 }
 
 static bool hook_wait(void *ctx, uint64_t mutex)
@@ -2299,7 +2376,9 @@ bool fan_sim_thread_begin(fan_sim *m, int actor)
     }
     here.m = m;
     here.actor = actor;
-    here.hooks = (fan_thread_hooks){.yield = hook_yield, .wait = hook_wait, .locked = hook_locked, .unlocking = hook_unlocking, .ctx = m};
+    here.fresh = false;
+    here.hooks = (fan_thread_hooks){.yield = hook_yield, .wait = hook_wait, .locked = hook_locked, .unlocking = hook_unlocking, .begin = hook_begin, .end = hook_end,
+                                    .touch = hook_touch, .name = hook_name, .ctx = m};
     fan_thread_set_hooks(&here.hooks);
     return true;
 }
@@ -2308,6 +2387,7 @@ void fan_sim_thread_end(fan_sim *m, int actor)
 {
     bool mine = here.m == m && here.actor == actor;
     if (mine) {
+        touch(m, NAME(OF_THREAD, (uint64_t)actor), FAN_WRITES);
         fan_thread_set_hooks(NULL);
         here.m = NULL;
     }
@@ -2335,6 +2415,39 @@ fan_status fan_sim_join(fan_sim *m, fan_error *err)
         }
     unlock(m);
     return status;
+}
+
+void fan_sim_saw_thread(fan_sim *m, int actor)
+{
+    touch(m, NAME(OF_THREAD, (uint64_t)actor), FAN_READS);
+}
+
+void fan_sim_saw_event(const fan_event *e)
+{
+    const fan_sim_event *ev = e->impl;
+    fan_sim *m = fan_sim_of(e->device);
+    if (!m || !here.m)
+        return;
+    lock(m);
+    touch(m, ev->name, FAN_READS);
+    unlock(m);
+}
+
+void fan_sim_saw_memory(const fan_device *d, const fan_array *a, bool write)
+{
+    fan_sim *m = fan_sim_of(d);
+    if (!m || !here.m)
+        return;
+    lock(m);
+    const fan_block *b = a->storage ? block_at(m, a->storage->data) : NULL;
+    if (b)
+        touch(m, b->name, write);
+    unlock(m);
+}
+
+void fan_sim_saw_all(fan_sim *m)
+{
+    touch(m, NAME(OF_CALLS, 0), FAN_WEIGHS);
 }
 
 void fan_sim_set_chooser(fan_sim *m, const fan_sim_chooser *c)

@@ -10,9 +10,11 @@
  *       queued; later records do not matter                 blocking ones: each call that names it is work between theirs
  *   A4  a wait for an event never recorded is nothing   A8  freed memory is used again at once
  *
- * Title: What the search sees. In a spawned thread every call reports its footprint (explore.h): streams, events, blocks of memory, locks. Two
- * things are left out, because nothing can tell: addresses (memory given back was checked when its last hold went, comes back poisoned,
- * and its history begins anew) and how much work has run (only queries can tell, and they count as its writers; a sync only reads).
+ * Title: What the search sees. In a spawned thread each call of the face begins with a turn (base/thread.h, Calls and turns) and every call reports its footprint
+ * (explore.h): streams, events, blocks of memory, locks, captures; and what takes no lock: slots, budgets, counters, how another thread ended. What only adds to a number
+ * (memory in use, bytes that are parked, work that is queued) commutes until somebody decides by it. A thread that calls another machine reports to its own.
+ * Two things are left out, because nothing can tell: addresses (memory given back was checked when its last hold went, comes back poisoned,
+ * and its history begins anew) and how much work has run (only queries and steps can tell, and they count as its writers; a sync only reads).
  * Holds are atomic counts that the search does not see: which of two threads lets go last is tried only as far as their other steps differ.
  */
 #ifndef FAN_DEVICE_SIM_H
@@ -132,9 +134,15 @@ fan_status fan_sim_join(fan_sim *m, fan_error *err);
  * step; objects bear the same number in every run of a scenario that repeats itself. Neither may call the machine. */
 typedef struct fan_sim_chooser {
     int (*choose)(void *ctx, uint32_t enabled);
-    void (*touched)(void *ctx, uint64_t object, bool write);
+    void (*touched)(void *ctx, uint64_t object, fan_touch how);
     void *ctx;
 } fan_sim_chooser;
+/* fan_sim_saw_thread, _event, _memory: the calling thread of a machine looks at how an actor ended, at an event's last record, at who uses an array's memory (or changes that). */
+void fan_sim_saw_thread(fan_sim *m, int actor);
+void fan_sim_saw_event(const fan_event *e);
+void fan_sim_saw_memory(const fan_device *d, const fan_array *a, bool write);
+/* fan_sim_saw_all: .. at what every call on the machine may change: its clock, its counts. */
+void fan_sim_saw_all(fan_sim *m);
 void fan_sim_set_chooser(fan_sim *m, const fan_sim_chooser *c); /* copied; NULL: by seed */
 bool fan_sim_abandoned(const fan_sim *m);
 /* fan_sim_gave_up: abandoned, or in a deadlock: a thread that waits for a change need not wait any longer. */

@@ -1,6 +1,7 @@
 /* array: fanin.sim.Array, an array on a device. Geometry is read freely; values only by numpy(), or by work on a stream. */
 #include "py/dlpack.h"
 #include "py/machine.h"
+#include "py/turn.h"
 
 #include <string.h>
 #include <structmember.h>
@@ -517,15 +518,30 @@ static PyObject *array_users(PyObject *o, void *Py_UNUSED(closure))
     return made;
 }
 
+static void seen_users(PyObject *o, PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(nargs), PyObject *Py_UNUSED(kwnames))
+{
+    fan_sim_saw_memory(self_of(o)->d, self_of(o)->a, false);
+}
+
+static void seen_using(PyObject *o, PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(nargs), PyObject *Py_UNUSED(kwnames))
+{
+    fan_sim_saw_memory(self_of(o)->d, self_of(o)->a, true);
+}
+
+FAN_TURN_NONE(array_numpy, fan_seen_nothing)
+FAN_TURN_ONE(array_used_on, seen_using)
+FAN_TURN_NAMED(array_dlpack, seen_using)
+FAN_TURN_GET(array_users, seen_users)
+
 static PyMethodDef methods[] = {
-    {"numpy", array_numpy, METH_NOARGS,
+    {"numpy", array_numpy_turn, METH_NOARGS,
      "numpy($self, /)\n--\n\nThe values as a new ndarray, after waiting for the device's current stream, and for that alone."},
     {"transpose", array_transpose, METH_VARARGS, "transpose($self, /, *axes)\n--\n\nA view with the axes in another order; reversed without `axes`."},
     {"reshape", array_reshape, METH_VARARGS, "reshape($self, /, *shape)\n--\n\nA view of another shape; ValueError where that needs a copy."},
     {"broadcast_to", array_broadcast_to, METH_VARARGS, "broadcast_to($self, /, *shape)\n--\n\nA view that repeats itself, not to be written."},
-    {"used_on", array_used_on, METH_O,
+    {"used_on", array_used_on_turn, METH_O,
      "used_on($self, stream, /)\n--\n\nKeep the memory, once nobody holds it, until what `stream` has queued by its last such use has run."},
-    {"__dlpack__", (PyCFunction)(void (*)(void))array_dlpack, METH_VARARGS | METH_KEYWORDS,
+    {"__dlpack__", (PyCFunction)(void (*)(void))array_dlpack_turn, METH_VARARGS | METH_KEYWORDS,
      "__dlpack__($self, *, stream=None, max_version=None, dl_device=None, copy=None)\n--\n\n"
      "A capsule over the array's memory, which the consumer's stream waits for: None and 1 are the legacy default stream, 2 the\n"
      "per-thread one, -1 asks for no waiting."},
@@ -549,7 +565,7 @@ static PyGetSetDef getset[] = {
     {"T", array_t, NULL, "A view with the axes reversed.", NULL},
     {"address", array_address, NULL, "Where its first element lies: to see which arrays share memory.", NULL},
     {"__cuda_array_interface__", array_interface, NULL, "Version 3; its stream is the device's current one, which waits for all work on the memory.", NULL},
-    {"users", array_users, NULL, "The streams that its memory is marked as used on, its owner first.", NULL},
+    {"users", array_users_turn, NULL, "The streams that its memory is marked as used on, its owner first.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

@@ -1,5 +1,5 @@
 /* buffer: fanin.InputBuffer, and add_n. The body of each method converts, calls one core function, converts back. */
-#include "py/py.h"
+#include "py/turn.h"
 
 #include "base/mem.h"
 #include "base/trace.h"
@@ -624,6 +624,7 @@ static int add_plain(buffer_object *self, PyObject *const *args, PyObject *kwnam
     }
     if (due) {
         FAN_RAW fan_error err;
+        fan_call_acted();
         clear_error(&err);
         fan_status status = fan_buffer_fold_due(self->core, (size_t)slot, &err);
         if (status != FAN_OK) {
@@ -841,6 +842,8 @@ static int batch_plain(buffer_object *self, const batch *t)
         }
         return 0;
     }
+    if (any_due)
+        fan_call_acted();
     for (k = 0; k < t->n && any_due; k++) {
         FAN_RAW fan_error err;
         clear_error(&err);
@@ -1286,6 +1289,8 @@ static void fold_plain(const buffer_object *self, size_t slot, const fan_plain_s
         Py_BEGIN_ALLOW_THREADS
         fan_buffer_plain_fold(self->core, slot, data);
         Py_END_ALLOW_THREADS
+        if (fan_watched()) /* others may have come in meanwhile: so they do */
+            fan_buffer_plain_meanwhile(self->core);
     } else {
         fan_buffer_plain_fold(self->core, slot, data);
     }
@@ -1553,8 +1558,63 @@ static PyObject *buffer_counters(PyObject *o, void *Py_UNUSED(closure))
     return fan_counters_wrap(&n);
 }
 
+/* ---- what each does to what threads share, where it takes no lock (turn.h) ---- */
+
+static size_t slot_seen(PyObject *o)
+{
+    Py_ssize_t i = o ? small_index(o) : -1;
+    return i < 0 ? SIZE_MAX : (size_t)i;
+}
+
+static void seen_adding(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *Py_UNUSED(kwnames))
+{
+    fan_buffer_seen(of(o)->core, slot_seen(nargs > 0 ? args[0] : NULL), FAN_WRITES);
+}
+
+static void seen_reading(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *Py_UNUSED(kwnames))
+{
+    fan_buffer_seen(of(o)->core, slot_seen(nargs > 0 ? args[0] : NULL), FAN_READS);
+}
+
+static void seen_adding_many(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *Py_UNUSED(kwnames))
+{
+    PyObject *slots = nargs > 0 && (PyList_CheckExact(args[0]) || PyTuple_CheckExact(args[0])) ? args[0] : NULL;
+    if (!slots)
+        fan_buffer_seen(of(o)->core, SIZE_MAX, FAN_WRITES);
+    for (Py_ssize_t i = 0; slots && i < PySequence_Fast_GET_SIZE(slots); i++)
+        fan_buffer_seen(of(o)->core, slot_seen(PySequence_Fast_GET_ITEM(slots, i)), FAN_WRITES);
+}
+
+static void seen_taking(PyObject *o, PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(nargs), PyObject *kwnames)
+{
+    fan_buffer_seen(of(o)->core, SIZE_MAX, FAN_WRITES);
+    fan_touch_thing(FAN_HOST_MEMORY, 0, kwnames ? FAN_WRITES : FAN_READS); /* out= */
+}
+
+static void seen_all(PyObject *o, PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(nargs), PyObject *Py_UNUSED(kwnames))
+{
+    fan_buffer_seen(of(o)->core, SIZE_MAX, FAN_READS);
+}
+
+static void seen_counters(PyObject *o, PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(nargs), PyObject *Py_UNUSED(kwnames))
+{
+    fan_buffer_seen_counters(of(o)->core);
+}
+
+FAN_TURN_FAST(buffer_add, seen_adding)
+FAN_TURN_FAST(buffer_add_many, seen_adding_many)
+FAN_TURN_FAST(buffer_take, seen_taking)
+FAN_TURN_NAMED(buffer_expect, seen_adding)
+FAN_TURN_ONE(buffer_ready, seen_reading)
+FAN_TURN_ONE(buffer_snapshot, seen_reading)
+FAN_TURN_ONE(buffer_stats, seen_reading)
+FAN_TURN_ONE(buffer_explain, seen_reading)
+FAN_TURN_NONE(buffer_clear, seen_taking)
+FAN_TURN_REPR(buffer_repr, seen_all)
+FAN_TURN_GET(buffer_counters, seen_counters)
+
 static PyMethodDef methods[] = {
-    {"add", (PyCFunction)(void (*)(void))buffer_add, METH_FASTCALL | METH_KEYWORDS,
+    {"add", (PyCFunction)(void (*)(void))buffer_add_turn, METH_FASTCALL | METH_KEYWORDS,
      "add($self, slot, gradient, *, key=None, stream=None, donate=False, copy=False)\n--\n\n"
      "Add one gradient to a slot.\n\n"
      "The gradient is an array (ndarray, torch.Tensor, jax.Array, SciPy sparse, fanin.Sparse, an array of a simulated device),\n"
@@ -1570,7 +1630,7 @@ static PyMethodDef methods[] = {
      ">>> buf.add(0, np.array([10.0, 20.0]))\n"
      ">>> buf.take()\n"
      "[array([11., 22.])]\n"},
-    {"add_many", (PyCFunction)(void (*)(void))buffer_add_many, METH_FASTCALL | METH_KEYWORDS,
+    {"add_many", (PyCFunction)(void (*)(void))buffer_add_many_turn, METH_FASTCALL | METH_KEYWORDS,
      "add_many($self, slots, gradients, *, keys=None, stream=None, donate=False, copy=False)\n--\n\n"
      "Add gradients[i] to slots[i] for each i, in one call: all of them or, with an error, none.\n\n"
      "slots: a sequence of ints; one slot may be there more than once. gradients: as many of what `add` takes. keys: as many ints\n"
@@ -1593,7 +1653,7 @@ static PyMethodDef methods[] = {
      "...     out += np.float32([1, 2, 3])\n"
      ">>> buf.take()\n"
      "[array([1., 2., 3.], dtype=float16)]\n"},
-    {"expect", (PyCFunction)(void (*)(void))buffer_expect, METH_VARARGS | METH_KEYWORDS,
+    {"expect", (PyCFunction)(void (*)(void))buffer_expect_turn, METH_VARARGS | METH_KEYWORDS,
      "expect($self, slot, n)\n--\n\n"
      "Say that each pass brings `n` contributions to a slot; this stays after take().\n\n"
      "One too many is then a ValueError at add, a missing one at take.\n\n"
@@ -1602,10 +1662,10 @@ static PyMethodDef methods[] = {
      ">>> buf.add(0, 1.0)\n"
      ">>> buf.ready(0)\n"
      "False\n"},
-    {"ready", buffer_ready, METH_O,
+    {"ready", buffer_ready_turn, METH_O,
      "ready($self, slot, /)\n--\n\n"
      "Whether all contributions that were told to `expect` have come; ValueError without expect."},
-    {"take", (PyCFunction)(void (*)(void))buffer_take, METH_FASTCALL | METH_KEYWORDS,
+    {"take", (PyCFunction)(void (*)(void))buffer_take_turn, METH_FASTCALL | METH_KEYWORDS,
      "take($self, stream=None, *, out=None, scale=None, writable=False)\n--\n\n"
      "All sums, as a list with an entry for each slot, None where it is undefined; the buffer is then empty.\n\n"
      "The sums are ready to be used on `stream` (default: the buffer's). A single contribution comes back as the very object\n"
@@ -1617,7 +1677,7 @@ static PyMethodDef methods[] = {
      ">>> buf.add(0, np.float32([3, 4]))\n"
      ">>> buf.take(scale=0.5)\n"
      "[array([2., 3.], dtype=float32), None]\n"},
-    {"stats", buffer_stats, METH_O,
+    {"stats", buffer_stats_turn, METH_O,
      "stats($self, slot, /)\n--\n\n"
      "What is known of the sum that was taken of a slot, until something is added to it again: a fanin.Stats; None where the sum is\n"
      "undefined, or an object. Gathered in the same pass over memory as the sum, where there is one.\n\n"
@@ -1630,8 +1690,8 @@ static PyMethodDef methods[] = {
      ">>> _ = buf.take()\n"
      ">>> buf.stats(0)\n"
      "Stats(count=2, sumsq=16.0, absmax=4.0, nonfinite=1, first_bad_key=0)\n"},
-    {"clear", buffer_clear, METH_NOARGS, "clear($self, /)\n--\n\nEmpty it, also when it is poisoned; for passes that failed."},
-    {"explain", buffer_explain, METH_O,
+    {"clear", buffer_clear_turn, METH_NOARGS, "clear($self, /)\n--\n\nEmpty it, also when it is poisoned; for passes that failed."},
+    {"explain", buffer_explain_turn, METH_O,
      "explain($self, slot, /)\n--\n\n"
      "What was and will be decided for a slot, in sentences with the numbers of the rules.\n\n"
      ">>> buf = fanin.InputBuffer(1, name=\"w1\")\n"
@@ -1643,7 +1703,7 @@ static PyMethodDef methods[] = {
 
 static PyGetSetDef getset[] = {
     {"name", buffer_name, NULL, "Its name in messages, traces and pictures.", NULL},
-    {"counters", buffer_counters, NULL, "What it has done so far: a fanin.Counters.", NULL},
+    {"counters", buffer_counters_turn, NULL, "What it has done so far: a fanin.Counters.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
@@ -1671,12 +1731,12 @@ static PyType_Slot slots[] = {
     {Py_tp_dealloc, buffer_dealloc},
     {Py_tp_traverse, buffer_traverse},
     {Py_tp_clear, buffer_clear_refs},
-    {Py_tp_repr, buffer_repr},
+    {Py_tp_repr, buffer_repr_turn},
     {Py_tp_methods, methods},
     {Py_tp_members, members},
     {Py_tp_getset, getset},
     {Py_mp_length, buffer_length},
-    {Py_mp_subscript, buffer_snapshot},
+    {Py_mp_subscript, buffer_snapshot_turn},
     {0, NULL},
 };
 
@@ -1854,8 +1914,16 @@ static PyObject *add_n(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ss
     return add_n_any(args, nargs, kwnames);
 }
 
+static void seen_summing(PyObject *Py_UNUSED(module), PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(nargs), PyObject *kwnames)
+{
+    fan_touch_thing(FAN_HOST_MEMORY, 0, kwnames ? FAN_WRITES : FAN_READS);
+    fan_touch_thing(FAN_COUNTERS, 0, FAN_COUNTS);
+}
+
+FAN_TURN_FAST(add_n, seen_summing)
+
 PyMethodDef fan_buffer_functions[] = {
-    {"add_n", (PyCFunction)(void (*)(void))add_n, METH_FASTCALL | METH_KEYWORDS,
+    {"add_n", (PyCFunction)(void (*)(void))add_n_turn, METH_FASTCALL | METH_KEYWORDS,
      "add_n(arrays, *, out=None, keys=None, accumulate=None, scale=None, stats=False)\n--\n\n"
      "The sum of arrays of one shape, in one pass and with one rounding.\n\n"
      "arrays: a sequence of at least one array or number (None adds nothing). The sum is the left fold in their order, or in that\n"

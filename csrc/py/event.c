@@ -1,5 +1,6 @@
 /* event: fanin.Event, a point in a stream's queue. */
 #include "py/machine.h"
+#include "py/turn.h"
 
 typedef struct event_object {
     PyObject_HEAD
@@ -140,13 +141,24 @@ static PyObject *event_stream(PyObject *o, void *Py_UNUSED(closure))
     return made;
 }
 
+static void seen_event(PyObject *o, PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(nargs), PyObject *Py_UNUSED(kwnames))
+{
+    fan_sim_saw_event(((event_object *)o)->e);
+}
+
+FAN_TURN_ONE(event_record, fan_seen_nothing)
+FAN_TURN_NONE(event_query, fan_seen_nothing)
+FAN_TURN_NONE(event_synchronize, fan_seen_nothing)
+FAN_TURN_REPR(event_repr, seen_event)
+FAN_TURN_GET(event_stream, seen_event)
+
 static PyMethodDef methods[] = {
-    {"record", event_record, METH_O,
+    {"record", event_record_turn, METH_O,
      "record($self, stream, /)\n--\n\nMake this the point in `stream` behind all that is queued there now.\n\n"
      "Later waits see the new point; waits that are queued keep the old one. None is the device's current stream."},
-    {"query", event_query, METH_NOARGS,
+    {"query", event_query_turn, METH_NOARGS,
      "query($self, /)\n--\n\nTrue when all work before the point has run, and for an event that was never recorded."},
-    {"synchronize", event_synchronize, METH_NOARGS,
+    {"synchronize", event_synchronize_turn, METH_NOARGS,
      "synchronize($self, /)\n--\n\nBlock until all work before the point has run."},
     {"__reduce__", event_reduce, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
@@ -154,7 +166,7 @@ static PyMethodDef methods[] = {
 
 static PyGetSetDef getset[] = {
     {"device", event_device, NULL, "The name of its device, as in \"sim:0\".", NULL},
-    {"stream", event_stream, NULL, "The stream it was last recorded on; None before.", NULL},
+    {"stream", event_stream_turn, NULL, "The stream it was last recorded on; None before.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
@@ -163,7 +175,7 @@ static PyType_Slot slots[] = {
                 "`stream.record()` makes one and records it in one step."},
     {Py_tp_new, event_new},
     {Py_tp_dealloc, event_dealloc},
-    {Py_tp_repr, event_repr},
+    {Py_tp_repr, event_repr_turn},
     {Py_tp_methods, methods},
     {Py_tp_getset, getset},
     {0, NULL},

@@ -8,6 +8,7 @@
  * shows a view that was kept, and that is an error. What was kept is mapped as long as it is kept; only its bytes may be anyone's.
  */
 #include "py/machine.h"
+#include "py/turn.h"
 
 #include "base/mem.h"
 #include "buffer/sync.h"
@@ -140,11 +141,11 @@ static int choose(void *ctx, uint32_t enabled)
     return c->mode == FOLLOW ? fan_explore_choose(c->x, enabled) : -1;
 }
 
-static void touched(void *ctx, uint64_t object, bool write)
+static void touched(void *ctx, uint64_t object, fan_touch how)
 {
     chooser *c = ctx;
     if (c->mode == FOLLOW)
-        (void)fan_explore_touched(c->x, object, write); /* the search keeps its failure */
+        (void)fan_explore_touched(c->x, object, how); /* the search keeps its failure */
 }
 
 static void set_chooser(machine_object *self, chooser c)
@@ -981,28 +982,66 @@ static PyObject *machine_get_streams(PyObject *o, void *Py_UNUSED(closure))
     return made;
 }
 
+static PyObject *machine_saw_thread(PyObject *o, PyObject *arg)
+{
+    int actor = (int)PyLong_AsLong(arg);
+    if (actor == -1 && PyErr_Occurred())
+        return NULL;
+    fan_sim_saw_thread(self_of(o)->m, actor);
+    Py_RETURN_NONE;
+}
+
+static void seen_calls(PyObject *o, PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(nargs), PyObject *Py_UNUSED(kwnames))
+{
+    fan_sim_saw_all(self_of(o)->m);
+}
+
+FAN_TURN_TUPLE(machine_stream, fan_seen_nothing)
+FAN_TURN_TUPLE(machine_event, fan_seen_nothing)
+FAN_TURN_TUPLE(machine_array, fan_seen_nothing)
+FAN_TURN_TUPLE(machine_empty, fan_seen_nothing)
+FAN_TURN_TUPLE(machine_launch, fan_seen_nothing)
+FAN_TURN_NONE(machine_synchronize, fan_seen_nothing)
+FAN_TURN_NONE(machine_step, fan_seen_nothing)
+FAN_TURN_TUPLE(machine_begin_capture, fan_seen_nothing)
+FAN_TURN_ONE(machine_end_capture, fan_seen_nothing)
+FAN_TURN_TUPLE(machine_launch_graph, fan_seen_nothing)
+FAN_TURN_ONE(machine_capture_state, fan_seen_nothing)
+FAN_TURN_NONE(machine_unsafe, fan_seen_nothing)
+FAN_TURN_TUPLE(machine_leave_out, seen_calls)
+FAN_TURN_NONE(machine_spawn, fan_seen_nothing)
+FAN_TURN_ONE(machine_saw_thread, fan_seen_nothing)
+FAN_TURN_GET(machine_get_races, seen_calls)
+FAN_TURN_GET(machine_get_calls, seen_calls)
+FAN_TURN_GET(machine_get_unsound, seen_calls)
+FAN_TURN_GET(machine_get_host_us, seen_calls)
+FAN_TURN_GET(machine_get_device_us, seen_calls)
+FAN_TURN_GET(machine_get_host_schedule, seen_calls)
+FAN_TURN_GET(machine_get_streams, seen_calls)
+
 static PyMethodDef methods[] = {
-    {"_stream", machine_stream, METH_VARARGS, "_stream($self, device, blocking, /)\n--\n\nA new stream."},
-    {"_event", machine_event, METH_VARARGS, "_event($self, device, /)\n--\n\nA new event."},
-    {"_array", machine_array, METH_VARARGS, "_array($self, ndarray, device, /)\n--\n\nA copy on a device."},
-    {"_empty", machine_empty, METH_VARARGS, "_empty($self, shape, dtype, device, /)\n--\n\nPoisoned memory on a device."},
-    {"_launch", machine_launch, METH_VARARGS, "_launch($self, stream, fn, reads, writes, name, us, /)\n--\n\nQueue a kernel."},
-    {"_synchronize", machine_synchronize, METH_NOARGS, "_synchronize($self, /)\n--\n\nRun all that is queued."},
-    {"_step", machine_step, METH_NOARGS, "_step($self, /)\n--\n\nRun one thing that is queued; False where nothing can run."},
+    {"_stream", machine_stream_turn, METH_VARARGS, "_stream($self, device, blocking, /)\n--\n\nA new stream."},
+    {"_event", machine_event_turn, METH_VARARGS, "_event($self, device, /)\n--\n\nA new event."},
+    {"_array", machine_array_turn, METH_VARARGS, "_array($self, ndarray, device, /)\n--\n\nA copy on a device."},
+    {"_empty", machine_empty_turn, METH_VARARGS, "_empty($self, shape, dtype, device, /)\n--\n\nPoisoned memory on a device."},
+    {"_launch", machine_launch_turn, METH_VARARGS, "_launch($self, stream, fn, reads, writes, name, us, /)\n--\n\nQueue a kernel."},
+    {"_synchronize", machine_synchronize_turn, METH_NOARGS, "_synchronize($self, /)\n--\n\nRun all that is queued."},
+    {"_step", machine_step_turn, METH_NOARGS, "_step($self, /)\n--\n\nRun one thing that is queued; False where nothing can run."},
     {"_pending", machine_pending, METH_NOARGS, "_pending($self, /)\n--\n\nRaise a race that no call has raised yet."},
     {"_forget", machine_forget, METH_NOARGS, "_forget($self, /)\n--\n\nWhat is queued of the user's will do nothing."},
     {"_check", machine_check, METH_O, "_check($self, on, /)\n--\n\nSwitch the checker on or off."},
-    {"_begin_capture", machine_begin_capture, METH_VARARGS, "_begin_capture($self, stream, mode, /)\n--\n\nCapture what is queued on a stream."},
-    {"_end_capture", machine_end_capture, METH_O, "_end_capture($self, stream, /)\n--\n\nThe graph of what was captured."},
-    {"_launch_graph", machine_launch_graph, METH_VARARGS, "_launch_graph($self, graph, stream, /)\n--\n\nQueue a graph."},
-    {"_capture_state", machine_capture_state, METH_O, "_capture_state($self, stream, /)\n--\n\n0: not captured, 1: captured, 2: the capture is broken."},
-    {"_unsafe", machine_unsafe, METH_NOARGS, "_unsafe($self, /)\n--\n\nA call that CUDA forbids beside a capture."},
-    {"_leave_out", machine_leave_out, METH_VARARGS, "_leave_out($self, /, *words)\n--\n\nLeave out these of the plans, and no others."},
+    {"_begin_capture", machine_begin_capture_turn, METH_VARARGS, "_begin_capture($self, stream, mode, /)\n--\n\nCapture what is queued on a stream."},
+    {"_end_capture", machine_end_capture_turn, METH_O, "_end_capture($self, stream, /)\n--\n\nThe graph of what was captured."},
+    {"_launch_graph", machine_launch_graph_turn, METH_VARARGS, "_launch_graph($self, graph, stream, /)\n--\n\nQueue a graph."},
+    {"_capture_state", machine_capture_state_turn, METH_O, "_capture_state($self, stream, /)\n--\n\n0: not captured, 1: captured, 2: the capture is broken."},
+    {"_unsafe", machine_unsafe_turn, METH_NOARGS, "_unsafe($self, /)\n--\n\nA call that CUDA forbids beside a capture."},
+    {"_leave_out", machine_leave_out_turn, METH_VARARGS, "_leave_out($self, /, *words)\n--\n\nLeave out these of the plans, and no others."},
     {"_fail_at", machine_fail_at, METH_VARARGS,
      "_fail_at($self, index, memory=False, /)\n--\n\nThe backend's call number `index` from now fails, once; below 0: none does."},
-    {"_spawn", machine_spawn, METH_NOARGS, "_spawn($self, /)\n--\n\nRegister a host thread; its number."},
+    {"_spawn", machine_spawn_turn, METH_NOARGS, "_spawn($self, /)\n--\n\nRegister a host thread; its number."},
     {"_thread_begin", machine_thread_begin, METH_O, "_thread_begin($self, actor, /)\n--\n\nFirst on the new thread; False: return at once."},
     {"_thread_end", machine_thread_end, METH_O, "_thread_end($self, actor, /)\n--\n\nLast on the thread."},
+    {"_saw_thread", machine_saw_thread_turn, METH_O, "_saw_thread($self, actor, /)\n--\n\nThe calling thread asks how another one ended."},
     {"_join", machine_join, METH_NOARGS, "_join($self, /)\n--\n\nRun the host threads to their end."},
     {"_stuck", machine_stuck, METH_O, "_stuck($self, actor, /)\n--\n\nAfter a deadlock: its thread will never end."},
     {"_enter", machine_enter, METH_NOARGS, "_enter($self, /)\n--\n\n\"sim:0\" names its first device on this thread."},
@@ -1015,14 +1054,14 @@ static PyMethodDef methods[] = {
 static PyGetSetDef getset[] = {
     {"devices", machine_get_devices, NULL, "How many devices it has.", NULL},
     {"seed", machine_get_seed, NULL, "The seed that picks what runs next.", NULL},
-    {"races", machine_get_races, NULL, "How many races were found.", NULL},
-    {"_calls", machine_get_calls, NULL, "Calls of the backend so far.", NULL},
-    {"_unsound", machine_get_unsound, NULL, "Waits left out whose order did not hold: must be 0.", NULL},
-    {"host_us", machine_get_host_us, NULL, "The clock of the host, in microseconds.", NULL},
-    {"device_us", machine_get_device_us, NULL, "When the last work queued ends, in microseconds.", NULL},
+    {"races", machine_get_races_turn, NULL, "How many races were found.", NULL},
+    {"_calls", machine_get_calls_turn, NULL, "Calls of the backend so far.", NULL},
+    {"_unsound", machine_get_unsound_turn, NULL, "Waits left out whose order did not hold: must be 0.", NULL},
+    {"host_us", machine_get_host_us_turn, NULL, "The clock of the host, in microseconds.", NULL},
+    {"device_us", machine_get_device_us_turn, NULL, "When the last work queued ends, in microseconds.", NULL},
     {"abandoned", machine_get_abandoned, NULL, "True after the host threads were told to end.", NULL},
-    {"host_schedule", machine_get_host_schedule, NULL, "Which host thread acted, step by step: one character each.", NULL},
-    {"streams", machine_get_streams, NULL, "The streams that were made.", NULL},
+    {"host_schedule", machine_get_host_schedule_turn, NULL, "Which host thread acted, step by step: one character each.", NULL},
+    {"streams", machine_get_streams_turn, NULL, "The streams that were made.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

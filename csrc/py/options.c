@@ -1,5 +1,5 @@
 /* options: process-wide switches and counters, and what only tests ask for. */
-#include "py/py.h"
+#include "py/turn.h"
 
 #include "array/convert.h"
 #include "array/exact.h"
@@ -341,6 +341,13 @@ static PyObject *test_batch_mutant(PyObject *Py_UNUSED(module), PyObject *number
 }
 #endif
 
+static void seen_counters(PyObject *Py_UNUSED(module), PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(nargs), PyObject *Py_UNUSED(kwnames))
+{
+    fan_touch_thing(FAN_COUNTERS, 0, FAN_WEIGHS);
+}
+
+FAN_TURN_NONE(counters, seen_counters)
+
 PyMethodDef fan_option_functions[] = {
     {"get_options", get_options, METH_NOARGS, "get_options()\n--\n\nThe process's options, as a dict."},
     {"_test_fail_at", test_fail_at, METH_VARARGS,
@@ -351,7 +358,7 @@ PyMethodDef fan_option_functions[] = {
      "_test_sum(out, sources, dtype, stats, parallel=True, /)\n--\n\nTests: one fold of gap-free buffers; its statistics if they are asked for."},
     {"_test_team", test_team, METH_NOARGS, "_test_team()\n--\n\nTests: threads that work together, helpers that are alive."},
     {"set_options", set_options, METH_VARARGS, "set_options(debug, warn_stream_mismatch, budget, isa, threads, pool_bytes, capture_redirect, /)\n--\n\nSet those that are not None."},
-    {"counters", counters, METH_NOARGS, "counters()\n--\n\nWhat all buffers of this process have done so far: a fanin.Counters."},
+    {"counters", counters_turn, METH_NOARGS, "counters()\n--\n\nWhat all buffers of this process have done so far: a fanin.Counters."},
     {"pool", pool, METH_NOARGS, "pool()\n--\n\nThe figures of the pool of memory, as a dict."},
     {"trim", trim, METH_NOARGS,
      "trim()\n--\n\nGive back to the system what is kept of the memory of large results that are gone; returns how many bytes that were.\n\n"

@@ -1,5 +1,6 @@
 /* stream: fanin.Stream, a queue of a device; and the names of devices. */
 #include "py/machine.h"
+#include "py/turn.h"
 
 #include "base/mem.h"
 #include "device/cuda.h"
@@ -229,13 +230,17 @@ static PyObject *stream_handle(PyObject *o, void *Py_UNUSED(closure))
     return PyLong_FromUnsignedLongLong(stream_of(o)->handle);
 }
 
+FAN_TURN_ONE(stream_wait, fan_seen_nothing)
+FAN_TURN_NONE(stream_record, fan_seen_nothing)
+FAN_TURN_NONE(stream_synchronize, fan_seen_nothing)
+
 static PyMethodDef methods[] = {
-    {"wait", stream_wait, METH_O,
+    {"wait", stream_wait_turn, METH_O,
      "wait($self, other, /)\n--\n\nHold back what is queued here from now on until `other` has passed.\n\n"
      "`other` is an Event (its last record counts, now) or a Stream (all that it has queued). The host does not wait."},
-    {"record", stream_record, METH_NOARGS,
+    {"record", stream_record_turn, METH_NOARGS,
      "record($self, /)\n--\n\nAn Event behind all that is queued here now."},
-    {"synchronize", stream_synchronize, METH_NOARGS,
+    {"synchronize", stream_synchronize_turn, METH_NOARGS,
      "synchronize($self, /)\n--\n\nBlock until everything queued here has run."},
     {"__cuda_stream__", stream_protocol, METH_NOARGS,
      "__cuda_stream__($self, /)\n--\n\n(0, handle), as other libraries ask for it; TypeError for a simulated device's."},
@@ -400,12 +405,14 @@ static PyObject *build_info(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(non
     return Py_BuildValue("{s:s,s:s}", "compiler", compiler, "build", FAN_BUILD);
 }
 
+FAN_TURN_TUPLE(pass_end, fan_seen_nothing)
+
 PyMethodDef fan_stream_functions[] = {
     {"current_stream", current_stream, METH_O, "current_stream(device, /)\n--\n\nThe current stream of a device on this thread; None without streams."},
     {"stream_pushed", stream_pushed, METH_O, "stream_pushed(device, /)\n--\n\nThe innermost stream pushed for a device on this thread; None: none."},
     {"stream_push", stream_push, METH_O, "stream_push(stream, /)\n--\n\nMake it the current stream of its device on this thread."},
     {"stream_pop", stream_pop, METH_O, "stream_pop(stream, /)\n--\n\nTake off the innermost push of it."},
-    {"pass_end", pass_end, METH_VARARGS,
+    {"pass_end", pass_end_turn, METH_VARARGS,
      "pass_end(caller, streams, values, /)\n--\n\nThe end of a pass (S20): `caller` waits for each of `streams`, and `values` are used on it."},
     {"sim_devices", sim_devices, METH_NOARGS, "sim_devices()\n--\n\nDevices of the innermost machine entered on this thread; 0 without one."},
     {"build_info", build_info, METH_NOARGS, "build_info()\n--\n\nHow this library was built."},

@@ -1,5 +1,5 @@
 /* target: `with buf.target(slot) as out:`, a context that lends an array to add into. */
-#include "py/py.h"
+#include "py/turn.h"
 
 #include <string.h>
 
@@ -121,9 +121,13 @@ static void target_dealloc(PyObject *o)
     Py_DECREF(type);
 }
 
+/* What they do is done under locks, and by streams. */
+FAN_TURN_NONE(target_enter, fan_seen_nothing)
+FAN_TURN_TUPLE(target_exit, fan_seen_nothing)
+
 static PyMethodDef methods[] = {
-    {"__enter__", target_enter, METH_NOARGS, NULL},
-    {"__exit__", target_exit, METH_VARARGS, NULL},
+    {"__enter__", target_enter_turn, METH_NOARGS, NULL},
+    {"__exit__", target_exit_turn, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

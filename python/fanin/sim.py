@@ -101,6 +101,7 @@ class Thread(Generic[T]):
     @property
     def result(self) -> T:
         """What the function returned. What it raised, if it raised. RuntimeError before it has ended."""
+        self._machine._saw_thread(self._actor)
         if self.exception is not None:
             raise self.exception
         if not self._ended:

@@ -262,10 +262,10 @@ static int choose(void *ctx, uint32_t enabled)
     return fan_explore_choose(s->x, enabled);
 }
 
-static void touched(void *ctx, uint64_t object, bool write)
+static void touched(void *ctx, uint64_t object, fan_touch how)
 {
     stage *s = ctx;
-    (void)fan_explore_touched(s->x, object, write);
+    (void)fan_explore_touched(s->x, object, how);
 }
 
 /* warm: events enough that no run makes one: a run that repeats another has the same yield points. */

@@ -1293,9 +1293,9 @@ static int choose(void *ctx, uint32_t enabled)
     return fan_explore_choose(ctx, enabled);
 }
 
-static void touched(void *ctx, uint64_t object, bool write)
+static void touched(void *ctx, uint64_t object, fan_touch how)
 {
-    fan_explore_touched(ctx, object, write);
+    fan_explore_touched(ctx, object, how);
 }
 
 /* run_pair: one run under the search. false: abandoned. The outcome says whether it raced and what came out. */
