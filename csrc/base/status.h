@@ -15,6 +15,7 @@
     X(INDEX, "no such slot")                                                                                          \
     X(TYPE, "wrong type")                                                                                             \
     X(VALUE, "wrong value")                                                                                           \
+    X(OVERFLOW, "does not fit")                                                                                           \
     X(BUFFER, "cannot be imported")                                                                                   \
     X(STATE, "wrong state")                                                                                           \
     X(RACE, "race")                                                                                                   \

@@ -665,13 +665,32 @@ static fan_status fold_items(fan_buffer *b, size_t slot, size_t m, fan_error *er
     return status;
 }
 
+/* Locked: a prefix of Python ints whose sum does not fit waits for what brings it back, or for who asks for it and is told (D5). */
+static bool ints_leave(const fan_slot *s, size_t m)
+{
+    const fan_pass *p = s->p;
+    fan_int_run run = {.sum = 0};
+    const fan_value *next = NULL;
+    if (!p->has_weak_int || (p->value.form != FAN_UNDEFINED && p->value.form != FAN_ZERO && !fan_int_run_add(&run, &p->value)))
+        return false;
+    for (size_t i = 0; i < m && !next; i++) {
+        const fan_value *v = &p->items[i]->value;
+        if (v->form != FAN_UNDEFINED && v->form != FAN_ZERO && !fan_int_run_add(&run, v))
+            next = v;
+    }
+    return fan_int_run_leaves(&run, next, NULL, s->spec->dtype != FAN_NO_DTYPE ? s->spec->dtype : FAN_INT64);
+}
+
 size_t fan_slot_due(const fan_buffer *b, size_t slot, uint64_t coming)
 {
     const fan_slot *s = &b->slots[slot];
     uint64_t parked = atomic_load_explicit(&b->parked, memory_order_relaxed);
     if (s->busy || s->p->poison || parked <= b->budget || parked - b->budget <= coming)
         return 0;
-    return s->spec->exact ? worth_absorbing(s) : ready_prefix(s->p);
+    if (s->spec->exact)
+        return worth_absorbing(s);
+    size_t m = ready_prefix(s->p);
+    return ints_leave(s, m) ? 0 : m;
 }
 
 /* Locked on entry and on return: folds while the budget is passed and there is something to fold. */
@@ -1218,6 +1237,12 @@ fan_status fan_buffer_ready(fan_buffer *b, size_t slot, bool *ready, fan_error *
 fan_status fan_buffer_clear(fan_buffer *b, fan_error *err)
 {
     for (size_t i = 0; i < b->nslots; i++) {
+        fan_slot_lock(b, i);
+        fan_status status = fan_slot_in_target(b, i, "clear", err);
+        fan_slot_unlock(b, i);
+        FAN_TRY(status);
+    }
+    for (size_t i = 0; i < b->nslots; i++) {
         fan_pass *gone = NULL;
         fan_slot_lock(b, i);
         fan_status status = fan_slot_claim(b, i, true, "clear", err);
@@ -1379,6 +1404,7 @@ fan_status fan_buffer_new(const fan_buffer_config *config, fan_buffer **out, fan
         s->spec = &b->undeclared;
         s->p = &fan_pass_none;
         s->expected = -1;
+        s->targets = NULL;
         fan_slot_set_owner(s, 0);
         s->busy = s->taking = false;
     }

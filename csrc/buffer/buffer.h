@@ -120,6 +120,8 @@ typedef struct fan_target {
     fan_device *device; /* held */
     fan_stream *P;     /* held; NULL without streams */
     bool direct;       /* it is the running sum, and the slot is busy until the end */
+    uint64_t thread;   /* who began it */
+    struct fan_target *next; /* of those of the slot that have begun: *t stays where it is until its end */
 } fan_target;
 /* fan_buffer_target: begins one, for a slot that declares shape and dtype. The running sum is lent if it is the buffer's own and complete up to `key`, and the
  * producer's stream is A; else zeros. fan_buffer_target_end: `good` makes it a contribution; otherwise scratch is dropped, and a slot whose running sum was

@@ -307,6 +307,24 @@ static fan_dtype finished(const fan_fold *f)
     return f->finish_dtype != FAN_NO_DTYPE ? f->finish_dtype : fan_fold_dtype(f);
 }
 
+/* D5: a sum of Python ints that leaves its dtype is none. */
+static fan_status check_ints(const fan_fold *f, bool *all, fan_error *err)
+{
+    const fan_scale *scale = f->take && f->take->scale.on ? &f->take->scale : NULL;
+    fan_int_run run = {.sum = 0};
+    size_t n = 0;
+    while (n < f->n && fan_int_run_add(&run, f->terms[n].v))
+        n++;
+    *all = n == f->n;
+    const fan_value *next = *all ? NULL : f->terms[n].v;
+    fan_dtype d = *all ? fan_fold_dtype(f) : n ? fan_dtype_set_promote(f->terms[n - 1].seen) : FAN_NO_DTYPE;
+    if (!n || !fan_int_run_leaves(&run, next, scale, d))
+        return FAN_OK;
+    return fan_fail(err, FAN_OVERFLOW,
+                    FAN_SLOT_SAID ": the sum of its Python ints does not fit %s; add floats, or object arrays, whose + has no limit", FAN_SLOT_WHO(f->b, f->slot),
+                    fan_dtype_name(d));
+}
+
 /* All terms dense: one pass. */
 static fan_status fold_dense(fan_fold *f, fan_dtype target, fan_error *err)
 {
@@ -315,10 +333,11 @@ static fan_status fold_dense(fan_fold *f, fan_dtype target, fan_error *err)
     fan_array *out = NULL, *seen = NULL;
     fan_value kept = {.dtype = FAN_NO_DTYPE};
     const fan_array *full = f->terms[0].v->array;
-    bool in_place = false, cut = false;
+    bool in_place = false, cut = false, ints;
     uint64_t expanded = fan_fold_expanded(f);
     size_t made = 0;
 
+    FAN_TRY(check_ints(f, &ints, err));
     for (size_t i = 0; i < f->n; i++)
         in[i] = (fan_operand){f->terms[i].v->array, accumulated(f, f->terms[i].seen)};
     cut = expanded != 0 && !f->out && !(f->take && f->take->writable);
@@ -370,6 +389,7 @@ static fan_status fold_dense(fan_fold *f, fan_dtype target, fan_error *err)
         f->result = fan_value_dense(fan_array_hold(cut ? seen : out), device_of(f));
         f->ours = true;
     }
+    f->result.weak = ints;
 done:
     for (size_t i = 0; i < made; i++)
         fan_array_drop((fan_array *)in[i].array);

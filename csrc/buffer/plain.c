@@ -462,7 +462,7 @@ bool fan_plain_fits(fan_dtype dtype, fan_dtype acc, uint64_t bytes, size_t n)
 static bool claim(fan_slot *s)
 {
     fan_plains *p = s->plain;
-    if (s->p != &fan_pass_none || s->busy || (s->expected >= 0 && s->expected != (p ? (int64_t)p->n : 0)))
+    if (s->p != &fan_pass_none || s->busy || s->targets || (s->expected >= 0 && s->expected != (p ? (int64_t)p->n : 0)))
         return false;
     if (p && p->n > 1 && !fan_plain_fits(p->kind.dtype, fan_accum_dtype(p->kind.dtype, s->spec->accumulate), p->bytes, p->n))
         return false;

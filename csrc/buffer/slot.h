@@ -93,6 +93,7 @@ typedef struct fan_slot {
     fan_spec *spec;       /* the buffer's own `undeclared` where nothing was declared */
     fan_pass *p;          /* never NULL: `fan_pass_none` before the first contribution that is no plain one. Read only then */
     fan_plains *plain;    /* NULL: none yet in this buffer's life */
+    fan_target *targets;  /* that have begun and not ended */
     int64_t expected;     /* -1: none */
     atomic_uint_fast64_t owner; /* fan_thread_id of who made it busy; read unlocked to ask whether that is oneself */
     bool busy;            /* someone folds, takes or copies */
@@ -271,6 +272,8 @@ fan_stream *fan_current_for(fan_buffer *b, size_t slot, const fan_contribution *
 fan_status fan_slot_claim(fan_buffer *b, size_t slot, bool taking, const char *what, fan_error *err);
 /* fan_slot_claim_all: the same; what is plain has become items then. */
 fan_status fan_slot_claim_all(fan_buffer *b, size_t slot, bool taking, const char *what, fan_error *err);
+/* fan_slot_in_target: locked: FAN_STATE where this thread has begun a target of the slot and not ended it: what it adds into would miss its pass. */
+fan_status fan_slot_in_target(const fan_buffer *b, size_t slot, const char *what, fan_error *err);
 void fan_slot_let_go(fan_buffer *b, size_t slot);                                     /* locked */
 /* fan_slot_changed: the error of a gradient that its giver changed: buffer, slot, key (-1: none). fan_slot_still: that error, where memory of a value has moved. */
 fan_status fan_slot_changed(const fan_buffer *b, size_t slot, int64_t key, fan_error *err);

@@ -485,8 +485,8 @@ static fan_status cut_claim(fan_buffer *b, size_t slot, fan_error *err)
 {
     fan_slot *s = &b->slots[slot];
     fan_slot_lock(b, slot);
-    fan_status status = fan_slot_claim_all(b, slot, true, "take", err);
-    if (status == FAN_OK) {
+    fan_status status = fan_slot_in_target(b, slot, "take", err);
+    if (status == FAN_OK && (status = fan_slot_claim_all(b, slot, true, "take", err)) == FAN_OK) {
         status = fan_slot_poisoned(b, slot, err);
         if (status == FAN_OK && s->expected >= 0 && s->p->count != s->expected)
             status = fan_fail(err, FAN_VALUE, FAN_SLOT_SAID ": expected %" PRId64 " contributions, got %" PRId64 " (A16)", FAN_SLOT_WHO(b, slot), s->expected,

@@ -18,6 +18,25 @@ static bool may_lend(const fan_buffer *b, size_t slot, int64_t key, const fan_st
     return fan_array_dense(p->value.array) && P == p->A && p->R == p->A;
 }
 
+fan_status fan_slot_in_target(const fan_buffer *b, size_t slot, const char *what, fan_error *err)
+{
+    for (const fan_target *t = b->slots[slot].targets; t; t = t->next)
+        if (t->thread == fan_thread_id())
+            return fan_fail(err, FAN_STATE, FAN_SLOT_SAID ": %s() from within a target of that slot: what is added into it would miss this pass; leave the block first",
+                            FAN_SLOT_WHO(b, slot), what);
+    return FAN_OK;
+}
+
+/* Locked. */
+static void forget_target(fan_slot *s, const fan_target *t)
+{
+    fan_target **at = &s->targets;
+    while (*at && *at != t)
+        at = &(*at)->next;
+    if (*at)
+        *at = t->next;
+}
+
 static fan_status scratch(fan_device *d, fan_stream *P, fan_dtype acc, const fan_spec *spec, fan_array **out, fan_error *err)
 {
     FAN_TRY(fan_device_array(d, P, acc, spec->ndim, spec->shape, NULL, out, err));
@@ -69,6 +88,11 @@ fan_status fan_buffer_target(fan_buffer *b, size_t slot, int64_t key, fan_stream
             status = fan_slot_promote(b, slot, err);
         t->direct = status == FAN_OK && may_lend(b, slot, key, t->P, acc);
     }
+    if (status == FAN_OK) {
+        t->thread = fan_thread_id();
+        t->next = s->targets;
+        s->targets = t;
+    }
     if (t->direct) {
         fan_pass *p = s->p;
         t->array = fan_array_hold(p->value.array);
@@ -88,6 +112,9 @@ fan_status fan_buffer_target(fan_buffer *b, size_t slot, int64_t key, fan_stream
     if (status == FAN_OK && !t->direct)
         status = scratch(d, t->P, acc, spec, &t->array, err);
     if (status != FAN_OK) {
+        fan_slot_lock(b, slot);
+        forget_target(s, t);
+        fan_slot_unlock(b, slot);
         fan_stream_drop(t->P);
         fan_device_drop(t->device);
         memset(t, 0, sizeof *t);
@@ -117,6 +144,7 @@ static fan_status take_back_direct(fan_buffer *b, fan_target *t, bool good, fan_
             status = FAN_OK; /* S18 records then */
     }
     fan_slot_lock(b, t->slot);
+    forget_target(s, t);
     p->rules |= rules;
     p->arriving--;
     fan_slot_poison(s, status, err);
@@ -146,6 +174,11 @@ static fan_status take_back_direct(fan_buffer *b, fan_target *t, bool good, fan_
 fan_status fan_buffer_target_end(fan_buffer *b, fan_target *t, bool good, uint8_t origin, fan_error *err)
 {
     fan_status status = FAN_OK;
+    if (!t->direct) {
+        fan_slot_lock(b, t->slot);
+        forget_target(&b->slots[t->slot], t);
+        fan_slot_unlock(b, t->slot);
+    }
     if (t->direct) {
         status = take_back_direct(b, t, good, err);
     } else if (good) {
@@ -163,15 +196,16 @@ fan_status fan_buffer_target_end(fan_buffer *b, fan_target *t, bool good, uint8_
 
 void fan_buffer_target_cancel(fan_buffer *b, fan_target *t)
 {
+    fan_slot_lock(b, t->slot);
+    forget_target(&b->slots[t->slot], t);
     if (t->direct) {
-        fan_slot_lock(b, t->slot);
         fan_pass *p = b->slots[t->slot].p;
         p->count--;
         p->arriving--;
         p->next_key = t->key >= 0 ? t->key : p->next_key;
         fan_slot_let_go(b, t->slot);
-        fan_slot_unlock(b, t->slot);
     }
+    fan_slot_unlock(b, t->slot);
     fan_array_drop(t->array);
     fan_stream_drop(t->P);
     fan_device_drop(t->device);

@@ -123,3 +123,34 @@ fan_value fan_value_sparse(fan_sparse *s, fan_device *d)
 {
     return (fan_value){.form = FAN_SPARSE, .dtype = s->values->dtype, .device = d, .sparse = s};
 }
+
+bool fan_int_run_add(fan_int_run *r, const fan_value *v)
+{
+    char kind = fan_dtype_kind(v->dtype);
+    size_t bytes = fan_dtype_size(v->dtype);
+    uint64_t bits = 0;
+    if (v->form != FAN_DENSE || !v->weak || (v->device && v->device->backend->has_streams) || v->array->size != 1 ||
+        (kind != 'b' && kind != 'i' && kind != 'u'))
+        return false;
+    memcpy(&bits, v->array->data, bytes); /* little-endian, as all that we are built for */
+    bool negative = kind == 'i' && (bits >> (8 * bytes - 1) & 1);
+    r->ints = r->ints || kind != 'b';
+    r->sum += negative ? (__int128)(int64_t)(bytes < 8 ? bits | ~UINT64_C(0) << (8 * bytes) : bits) : (__int128)bits;
+    r->sum = r->ints ? r->sum : r->sum != 0; /* bools sum by logical or */
+    return true;
+}
+
+bool fan_int_run_leaves(const fan_int_run *r, const fan_value *next, const fan_scale *scale, fan_dtype d)
+{
+    unsigned bits = 8 * (unsigned)fan_dtype_size(d);
+    char kind = fan_dtype_kind(d);
+    char after = next && next->form != FAN_OBJECT ? fan_dtype_kind(next->dtype) : '-';
+    __int128 sum = r->sum;
+    if (!r->ints || (kind != 'i' && kind != 'u') || after == 'b' || after == 'i' || after == 'u')
+        return false;
+    if (scale && !next && __builtin_mul_overflow(sum, (__int128)scale->i, &sum))
+        return true;
+    if (kind == 'u')
+        return sum < 0 || sum >> bits;
+    return sum >= (__int128)1 << (bits - 1) || sum < -((__int128)1 << (bits - 1));
+}

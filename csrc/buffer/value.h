@@ -75,6 +75,17 @@ size_t fan_value_arrays(const fan_value *v, fan_array **out, size_t cap);
 uint64_t fan_value_bytes(const fan_value *v);
 /* fan_value_mark: its memory is used on s (Lifetime). */
 fan_status fan_value_mark(const fan_value *v, fan_stream *s, fan_error *err);
+
+/* fan_int_run: Python's ints and bools at the beginning of a left fold, summed as they are (D5). fan_int_run_add: false: the run ended before v.
+ * fan_int_run_leaves: whether their sum, in dtype d, is no longer what it was: it does not fit, and what comes next, NULL for nothing, is no integer that would
+ * go on counting modulo 2^bits. `scale` NULL: none. */
+typedef struct fan_int_run {
+    __int128 sum;
+    bool ints; /* one of them was no bool */
+} fan_int_run;
+bool fan_int_run_add(fan_int_run *r, const fan_value *v);
+bool fan_int_run_leaves(const fan_int_run *r, const fan_value *next, const fan_scale *scale, fan_dtype d);
+
 fan_value fan_value_dense(fan_array *a, fan_device *d); /* takes the hold of a */
 fan_value fan_value_sparse(fan_sparse *s, fan_device *d);
 

@@ -138,6 +138,11 @@ static int spec_of_example(PyObject *item, fan_slot_spec *spec)
     fan_value v;
     const int64_t *shape = NULL;
     int ndim, result = -1;
+    if (PyLong_Check(item) || PyFloat_Check(item) || PyComplex_Check(item) || PyArray_IsScalar(item, Generic))
+        return fan_refuse(PyExc_TypeError,
+                          "%R is a number, and no example array: for one slot of a shape give [fanin.Slot(shape=(3, 4))], for so many slots a bare count, "
+                          "for a slot of numbers fanin.Slot()",
+                          item);
     if (fan_import(item, false, false, &v) < 0)
         return -1;
     ndim = fan_value_shape(&v, &shape);
@@ -555,6 +560,17 @@ static int truth(PyObject *o, bool *out)
     return t < 0 ? -1 : 0;
 }
 
+/* ways_of: donate= and copy=: one gives the array away, the other keeps it the caller's. */
+static int ways_of(const buffer_object *self, PyObject *donate, PyObject *copy, bool *donated, bool *copied)
+{
+    if (truth(donate, donated) < 0 || truth(copy, copied) < 0)
+        return -1;
+    if (!*donated || !*copied)
+        return 0;
+    PyErr_Format(PyExc_ValueError, "%s: donate=True gives the array away, copy=True keeps it yours: give one of them", fan_buffer_name(self->core));
+    return -1;
+}
+
 /* conformed: A9 and A10 by the array's own operators, for a slot of a buffer that records itself; new reference. */
 static PyObject *conformed(const buffer_object *self, size_t slot, PyObject *gradient)
 {
@@ -704,7 +720,7 @@ static PyObject *add_any(buffer_object *self, PyObject *const *args, Py_ssize_t 
         return NULL;
     if (!a.slot || !a.gradient)
         return PyErr_Format(PyExc_TypeError, "add() needs '%s'", a.slot ? "gradient" : "slot");
-    if (slot_arg(self, a.slot, &slot) < 0 || truth(a.donate, &c.donate) < 0 || truth(a.copy, &c.copy) < 0)
+    if (slot_arg(self, a.slot, &slot) < 0 || ways_of(self, a.donate, a.copy, &c.donate, &c.copy) < 0)
         return NULL;
     if (stream_of(self, slot, a.stream, &c.stream) < 0)
         return NULL;
@@ -950,7 +966,7 @@ static PyObject *buffer_add_many(PyObject *o, PyObject *const *args, Py_ssize_t 
         return NULL;
     if (!a.slots || !a.gradients)
         return PyErr_Format(PyExc_TypeError, "add_many() needs '%s'", a.slots ? "gradients" : "slots");
-    if (truth(a.donate, &donate) < 0 || truth(a.copy, &copy) < 0)
+    if (ways_of(self, a.donate, a.copy, &donate, &copy) < 0)
         return NULL;
     fan_where_push(&w);
     if (batch_begin(&t, a.slots, a.gradients, a.keys) == 0 && fan_stream_arg(a.stream ? a.stream : Py_None, &stream) == 0) {
@@ -1622,9 +1638,9 @@ static PyMethodDef methods[] = {
      "Leave it as it is until the sum is taken: the buffer may keep a reference. `copy=True` lifts that. Without `donate` it is\n"
      "never written into; with it, nobody else touches it until take(), and the sum may be written there.\n\n"
      "key: an integer from 0 on, one per edge: the sum is the left fold in key order, whoever came first. stream: the one that\n"
-     "the gradient was made on.\n\n"
-     "Raises IndexError (slot), TypeError (no array, no stream), ValueError (shape, dtype, key, count), BufferError (an array that\n"
-     "cannot be imported), RuntimeError (the slot is poisoned). Then all is as before.\n\n"
+     "the gradient was made on. donate and copy exclude each other.\n\n"
+     "Raises IndexError (slot), TypeError (no array, no stream), ValueError (shape, dtype, key, count), OverflowError (a Python int\n"
+     "that does not fit int64), BufferError (an array that cannot be imported), RuntimeError (the slot is poisoned). Then all is as before.\n\n"
      ">>> buf = fanin.InputBuffer(1)\n"
      ">>> buf.add(0, np.array([1.0, 2.0]))\n"
      ">>> buf.add(0, np.array([10.0, 20.0]))\n"
@@ -1671,7 +1687,8 @@ static PyMethodDef methods[] = {
      "The sums are ready to be used on `stream` (default: the buffer's). A single contribution comes back as the very object\n"
      "that was added; `writable=True` copies what is not the buffer's alone. out: a list of arrays (or None) to write the sums into.\n"
      "scale: a number that multiplies the sums in the same pass, before the one rounding.\n\n"
-     "Raises ValueError (out, scale, a contribution missing), BufferError (out cannot be written), RuntimeError (poisoned).\n\n"
+     "Raises ValueError (out, scale, a contribution missing), BufferError (out cannot be written), OverflowError (a sum of Python ints\n"
+     "that does not fit), RuntimeError (poisoned; from within a target of a slot).\n\n"
      ">>> buf = fanin.InputBuffer(2)\n"
      ">>> buf.add(0, np.float32([1, 2]))\n"
      ">>> buf.add(0, np.float32([3, 4]))\n"
@@ -1930,7 +1947,8 @@ PyMethodDef fan_buffer_functions[] = {
      "of `keys`, one integer each. It is in fresh memory, or in `out`. accumulate: the dtype in which it runs; by default float32\n"
      "for float16, bfloat16 and float8, else the promotion of all. scale: a number that multiplies it before the rounding.\n"
      "stats: the answer is a pair: the sum and its fanin.Stats (None of an object).\n\n"
-     "Raises TypeError (no array), ValueError (shapes, dtypes, keys, an empty sequence), BufferError (`out` cannot be written).\n\n"
+     "Raises TypeError (no array), ValueError (shapes, dtypes, keys, an empty sequence), BufferError (`out` cannot be written),\n"
+     "OverflowError (a sum of Python ints that does not fit int64).\n\n"
      ">>> fanin.add_n([np.float16([1, 2]), np.float16([3, 4]), np.float16([5, 6])])\n"
      "array([ 9., 12.], dtype=float16)\n"},
     {NULL, NULL, 0, NULL},

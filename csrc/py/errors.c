@@ -46,6 +46,8 @@ static PyObject *class_of(fan_status s)
         return PyExc_TypeError;
     case FAN_VALUE:
         return PyExc_ValueError;
+    case FAN_OVERFLOW:
+        return PyExc_OverflowError;
     case FAN_BUFFER:
         return PyExc_BufferError;
     case FAN_NOMEM:

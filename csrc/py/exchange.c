@@ -304,7 +304,7 @@ static int import_numpy_scalar(PyObject *o, fan_value *out)
 static int too_long(PyObject *o)
 {
     PyObject *bits = PyObject_CallMethod(o, "bit_length", NULL);
-    int result = bits ? fan_refuse(PyExc_ValueError, "an integer of %S bits does not fit int64; expected -2**63 .. 2**63 - 1, or a float", bits) : -1;
+    int result = bits ? fan_refuse(PyExc_OverflowError, "an integer of %S bits does not fit int64; expected -2**63 .. 2**63 - 1, or a float", bits) : -1;
     Py_XDECREF(bits);
     return result;
 }

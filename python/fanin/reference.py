@@ -130,7 +130,7 @@ def read(x: Any, anything: bool = False) -> Gradient:
         return Gradient(None, "undefined")
     if type(x) in (bool, int, float, complex):
         weak = type(x).__name__
-        need(weak != "int" or -(2**63) <= x < 2**63, ValueError, f"the integer {x} does not fit int64")
+        need(weak != "int" or -(2**63) <= x < 2**63, OverflowError, f"the integer {x} does not fit int64")
         return Gradient(x, "dense", (), weak, np.array(x, WEAK.get(weak, weak)), "python")
     if is_array(x):
         scalar = not isinstance(x, np.ndarray)
@@ -267,11 +267,33 @@ class Sum:
         need(not lost, TypeError, f"a {type(old).__name__} and a {type(new).__name__} have no sum; give the slot a combine")
         return total
 
+    def leaves(self, scale: Any = None) -> bool:
+        """D5: is the sum of the Python ints that come first more than their dtype holds, and are they all, or what follows no integer?"""
+        weak = [g.scalar == "python" and g.form == "dense" and kind(g.value.dtype) in "bui" for g in self.main]
+        n = weak.index(False) if False in weak else len(weak)
+        follows = self.main[n] if n < len(weak) else None
+        if n == 0 or (follows and follows.form != "object" and kind(dtype_of(WEAK.get(follows.type, follows.type))) in "bui"):
+            return False
+        last = len(self.terms) if follows is None else self.terms.index(follows if follows.form == "object" else self.main[n - 1]) + 1
+        dtype = self.slot.dtype or promotion({g.type for g in self.terms[:last] if g.type})
+        total, ints = 0, False
+        for g in self.main[:n]:
+            ints = ints or kind(g.value.dtype) != "b"
+            total = total + int(g.value) if ints else int(total or g.value)
+        if scale is not None and follows is None:
+            total *= int(scale)
+        return kind(dtype) in "ui" and not np.iinfo(dtype).min <= total <= np.iinfo(dtype).max
+
+    def check(self, scale: Any = None) -> None:
+        fits = self.recording or self.form == "object" or not self.leaves(scale)
+        need(fits, OverflowError, "the sum of its Python ints does not fit; add floats, or object arrays, whose + has no limit")
+
     def finished(self, scale: Any = None, into: Array | None = None) -> Any:
         """Scaled and rounded once (A11, D9, D10), to the sum's dtype or that of `out`; for that it is dense."""
         value, dtype = self.value, self.dtype if into is None else into.dtype
         if self.form == "zero":
             return np.zeros(self.terms[0].shape, dtype)
+        self.check(scale)
         if self.form == "dense":
             return rounded(value if scale is None else scaled(value, scale), dtype)
         if scale is not None or into is not None or (len(self.main) > 1 and value.values.dtype != dtype):
@@ -283,6 +305,7 @@ class Sum:
         """What comes back, as the kind of thing that the first was (D15); `own`: in memory of its own."""
         if self.form in ("undefined", "object"):
             return self.value
+        self.check(scale)
         g, one, dtype = self.main[0], len(self.main) == 1, self.dtype
         if one and g.intact and (scale is None or self.form == "zero") and dtype.name == WEAK.get(g.type, g.type):
             return copy_of(g.source) if own and not self.recording else g.source  # A14
@@ -370,6 +393,7 @@ class InputBuffer:
             copy: bool = False) -> None:  # fmt: skip
         """Park one gradient; fold what is ready when the parked bytes pass the budget."""
         i, who = self._at(slot)
+        need(not (donate and copy), ValueError, f"{self.name}: donate=True gives the array away, copy=True keeps it yours")
         need(self.busy[i] != "take", RuntimeError, f"{who}: add from within a take of the same slot")
         me, declared = self.passes[i], self.slots[i]
         try:
@@ -382,7 +406,7 @@ class InputBuffer:
                 fit = kind(dtype) not in "ui" or all(np.iinfo(dtype).min <= n <= np.iinfo(dtype).max for n in ints)
                 need(fit, ValueError, f"expected integers that fit {dtype.name}, got {ints}")
             number = self._number(i, key)
-        except (TypeError, ValueError, BufferError) as e:
+        except (TypeError, ValueError, BufferError, OverflowError) as e:
             raise type(e)(f"{who}, key {key}: {e}") from None
         if copy and g.intact and g.form in ("dense", "sparse"):
             g = replace(read(copy_of(gradient)), type=g.type, unshared=True)
@@ -465,7 +489,13 @@ class InputBuffer:
         while due in me.came:
             due += 1
         with self._doing("fold", [i]):
-            total = reduce(Sum.plus, [me.came[k] for k in range(me.due, due)], me.total)
+            total = me.total
+            for k in range(me.due, due):
+                if me.came[k].form == "object" and total.form != "object" and total.terms and total.leaves():
+                    return  # who asks for the sum is told
+                total = total.plus(me.came[k])
+            if total.form not in ("undefined", "object", "zero") and total.leaves():
+                return  # what brings it back may still come
         me.total, me.due = total, due
 
     @contextmanager
@@ -526,6 +556,7 @@ def slots_of(slots: Any, accumulate: Any) -> list[Slot]:
     result = []
     for s in slots:
         if not isinstance(s, Slot):
+            need(not isinstance(s, bool | int | float | complex | np.generic), TypeError, f"slots: a number, {s!r}, is no example array")
             g = read(s)
             need(g.form not in ("undefined", "object"), TypeError, f"slots: no array, no Slot: a {type(s).__name__}")
             s = Slot(g.shape, WEAK.get(g.type, g.type))

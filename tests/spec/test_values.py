@@ -197,7 +197,7 @@ def test_two_kinds_of_float8_have_no_sum(make_buffer: Any) -> None:
         ((True, True), True),
         ((True, 2), 3),
         ((1, 2j), 1 + 2j),
-        ((2**62, 2**62), -(2**63)),
+        ((2**62, 2**62, -(2**62)), 2**62),
         ((0.1, 0.2), 0.1 + 0.2),
     ],
 )
@@ -230,7 +230,7 @@ def test_python_scalars_are_weak_beside_arrays_and_numpys_scalars(total: Total) 
 def test_an_integer_that_does_not_fit_is_an_error(make_buffer: Any, lib: Any) -> None:
     b = make_buffer([lib.Slot(), lib.Slot(dtype="uint8"), lib.Slot()])
     for slot, x in ((0, 2**63), (0, -(2**63) - 1), (1, 256), (1, -1)):
-        with pytest.raises(ValueError, match=rf"slot {slot}"):
+        with pytest.raises(ValueError if slot else OverflowError, match=rf"slot {slot}"):
             b.add(slot, x)
     b.add(0, np.uint8(5))
     with pytest.raises(ValueError, match="slot 0"):
