@@ -112,6 +112,15 @@ def test_a_row_alone(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
     assert "a whole life" in capsys.readouterr().out
 
 
+def test_files_are_tried_before_the_work(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for option in ("--json", "--plot"):
+        for place, words in ((tmp_path / "file" / "x.svg", "File exists"), (tmp_path, "Is a directory"), (Path("/proc/x.svg"), "No such file")):
+            assert main(["bench", "--quick", "--only", "life", option, str(place)]) == 2
+            said = capsys.readouterr()
+            assert said.out == "" and words in said.err and str(place) in said.err
+
+
 def test_without_the_rows_bench_says_where_they_are(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["bench", "--folder", str(tmp_path)]) == 2
     assert "source tree" in capsys.readouterr().err

@@ -67,6 +67,23 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.parametrize("words", [["info"], ["--help"], ["--version"], ["check", str(CHECK_ME), "--scenario", "a_pass_may_be_cleared"]])
+def test_output_that_is_closed_or_full_ends_it_quietly(words: list[str]) -> None:
+    run = ["env", "-u", "PYTHONUNBUFFERED", sys.executable, "-m", "fanin", *words]
+    closed = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *run], stderr=subprocess.PIPE, text=True)
+    assert (closed.returncode, closed.stderr) == (0, "")
+    both = subprocess.run(["sh", "-c", '"$@" >&- 2>&-', "sh", *run], text=True)
+    assert both.returncode == 0
+    reader, writer = os.pipe()
+    os.close(reader)
+    gone = subprocess.run(run, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (gone.returncode, gone.stderr) == (141, "")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(run, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (2, "fanin: [Errno 28] No space left on device\n")
+
+
 def test_an_interrupt_ends_it_in_a_word(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     words = [sys.executable, "-u", "-m", "fanin", "demo", "--epochs", "500", "--out", str(tmp_path)]
@@ -126,7 +143,7 @@ def test_info_says_what_is_here(capsys: pytest.CaptureFixture[str]) -> None:
     text = said(capsys)
     assert all(re.search(rf"^{word} ", text, re.MULTILINE) for word in ("fanin", "python", "numpy", "backends", "devices"))
     assert main(["info", "--json"]) == 0
-    assert json.loads(said(capsys))["fanin"] == fanin.__version__
+    assert json.loads(said(capsys)) == fanin.info(), "data, as the function gives it"
 
 
 # check
@@ -204,8 +221,10 @@ def test_check_shows_differing_results_and_errors(tmp_path: Path, capsys: pytest
         ("import fanin\nfanin.sim.scenario(3)", [], "could not be imported"),
         ("import fanin\nfanin.sim.scenario(nonsense=3)(lambda m: 0)", [], "could not be imported"),
         ("import fanin\n@fanin.sim.scenario(limit=0)\ndef s(m): pass", [], "s: explore: limit is at least 1"),
-        (OTHERS, ["--scenario", "raises", "--schedule", "!"], "replay: '!' is no schedule"),
-        (OTHERS, ["--scenario", "without_keys", "--schedule", "99"], "replay: schedule '99' does not fit"),
+        (OTHERS, ["--scenario", "raises", "--schedule", "!"], "--schedule '!' is no schedule: it has one character for each step"),
+        (OTHERS, ["--scenario", "raises", "--schedule", "w"], "as in --schedule 0110"),
+        (None, ["--schedule", "0 1"], "--schedule '0 1' is no schedule"),
+        (OTHERS, ["--scenario", "without_keys", "--schedule", "99"], "schedule '99' does not fit: a thread that it names could not act"),
         (OTHERS, ["--scenario", "nobody"], "has no scenario 'nobody'; it has without_keys, raises"),
         (OTHERS, ["--schedule", "01"], "add --scenario, one of without_keys, raises"),
     ],

@@ -102,7 +102,8 @@ def test_a_feature_that_a_driver_lacks_is_off_and_named(name: str) -> None:
         for value in (1.0, 2.0):
             buf.add(0, driver.array(np.full(3, value)), stream=s)
         assert values(buf.take()[0], s) == [3, 3, 3]
-        assert f"its driver has no cu{name}" in fanin.info()["backends"]["cuda"]
+        assert f"its driver has no cu{name}" in str(fanin.info())
+        assert name in "".join(fanin.info()["backends"]["cuda"]["missing"].values())
         assert driver.calls(name) == 0
 
 
@@ -142,7 +143,9 @@ def test_a_driver_without_devices_has_none() -> None:
 
 
 def test_info_says_what_is_there(driver: FakeDriver) -> None:
-    said = fanin.info()["backends"]["cuda"]
+    found = fanin.info()["backends"]["cuda"]
+    assert found["available"] and found["version"] == "12.4" and len(found["devices"]) == 2
+    said = str(fanin.info())
     assert str(driver.path) in said and "CUDA 12.4" in said and "cuda:1 is fanin's fake device, compute 7.5" in said
     assert driver.calls("DevicePrimaryCtxRetain") == 0  # looking makes no context
 
@@ -933,8 +936,12 @@ def test_a_driver_that_cannot_load_the_kernels_for_another_reason_is_asked_once(
 
 
 def test_the_kernels_that_were_built_in_are_named() -> None:
-    words = fanin.info()["kernels"]
-    assert words.startswith("sm_") and "nvcc" in words if _core.kernels_made() else words == "PTX for compute_75 (built without nvcc)"
+    found = fanin.info()["kernels"]
+    if _core.kernels_made():
+        assert found["machine_code"][0].startswith("sm_") and found["ptx"].startswith("compute_") and found["nvcc"]
+    else:
+        assert found == {"machine_code": [], "ptx": "compute_75", "nvcc": None}
+    assert (_core.kernels_made() or "PTX for compute_75 (built without nvcc)") in str(fanin.info())
 
 
 def test_the_built_library_has_the_ptx_of_the_tree() -> None:

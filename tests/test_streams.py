@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import json
+import math
 import pickle
 import threading
 from typing import Any
@@ -75,8 +77,22 @@ def test_info_says_what_is_here_and_why_something_is_missing() -> None:
     assert found["fanin"] == fanin.__version__
     assert found["numpy"] == np.__version__
     assert set(found["backends"]) == {"cpu", "sim", "cuda"}
-    assert "no CUDA driver" in found["backends"]["cuda"]
-    assert len(str(found).splitlines()) == len(found)
+    assert "no CUDA driver" in found["backends"]["cuda"]["why"]
+    lines = str(found).splitlines()
+    assert [line.split()[0] for line in lines] == [key for key in found if key != "implementation"]
+
+
+def test_info_is_data_that_json_brings_back() -> None:
+    found = fanin.info()
+    assert json.loads(json.dumps(found)) == found
+    assert found["devices"] == fanin.devices()
+    assert found["sums"]["threads"] >= 1 and found["sums"]["isa"] in str(found)
+    assert found["pool"].keys() == {"bytes", "limit"} and all(type(n) is int for n in found["pool"].values())
+    with fanin.set_options(pool_bytes=math.inf):
+        assert fanin.info()["pool"]["limit"] is None and "Infinity" not in json.dumps(fanin.info())
+    assert found["backends"]["cpu"] == found["backends"]["sim"] == {"available": True}
+    assert found["backends"]["cuda"]["available"] is False
+    assert (found["kernels"]["nvcc"] is None) == (found["kernels"]["machine_code"] == [])
 
 
 # Streams

@@ -9,6 +9,7 @@ or, wherever a stream is taken, the object of the library that made it: a `torch
 
 from __future__ import annotations
 
+import math
 import operator
 import platform
 import sys
@@ -147,55 +148,89 @@ def devices() -> list[str]:
     return ["cpu", *(f"cuda:{i}" for i in cuda), *(f"sim:{i}" for i in range(_core.sim_devices()))]
 
 
-def _cuda_words() -> str:
-    """One line about the CUDA driver: what it has, or why there is none."""
+def _cuda() -> dict[str, Any]:
+    """What is known of the CUDA driver: what it has, or why there is none."""
     found = _core.cuda_info()
     if "why" in found:
-        return f"built in, not to be used here: {found['why']}"
-    version = f"CUDA {found['version'] // 1000}.{found['version'] % 1000 // 10}"
-    words = [f"built in; driver {found['path']}, {version}"]
-    words += [f"cuda:{i} is {name}" for i, name in enumerate(found["devices"])] or ["no device"]
-    words += [f"without {name} (its driver has no {call})" for name, call in found["missing"].items()]
+        return {"available": False, "why": found["why"], "code": found["code"]}
+    return {
+        "available": bool(found["devices"]),
+        "driver": found["path"],
+        "version": f"{found['version'] // 1000}.{found['version'] % 1000 // 10}",
+        "devices": list(found["devices"]),
+        "missing": dict(found["missing"]),
+    }
+
+
+def _kernels() -> dict[str, Any]:
+    """The CUDA kernels as they were built in."""
+    machine_code, _, rest = _core.kernels_made().partition(" and PTX for ")
+    ptx, _, nvcc = rest.partition(", by nvcc ")
+    return {
+        "machine_code": machine_code.split(", ") if machine_code else [],
+        "ptx": ptx or "compute_75",
+        "nvcc": nvcc or None,
+    }
+
+
+def _cuda_words(cuda: dict[str, Any]) -> str:
+    if "why" in cuda:
+        return f"built in, not to be used here: {cuda['why']}"
+    words = [f"built in; driver {cuda['driver']}, CUDA {cuda['version']}"]
+    words += [f"cuda:{i} is {name}" for i, name in enumerate(cuda["devices"])] or ["no device"]
+    words += [f"without {name} (its driver has no {call})" for name, call in cuda["missing"].items()]
     return ", ".join(words)
 
 
+def _kernels_words(kernels: dict[str, Any]) -> str:
+    if kernels["nvcc"] is None:
+        return f"PTX for {kernels['ptx']} (built without nvcc)"
+    return f"{', '.join(kernels['machine_code'])} and PTX for {kernels['ptx']}, by nvcc {kernels['nvcc']}"
+
+
 class Info(dict[str, Any]):
-    """What `info` found: a dict that prints one line for each entry."""
+    """What `info` found: a dict of data (it is JSON as it stands) that prints one line for each entry."""
 
     def __str__(self) -> str:
-        width = max(map(len, self))
-        lines = []
-        for key, value in self.items():
-            if isinstance(value, dict):
-                value = "; ".join(f"{name}: {words}" for name, words in value.items())
-            lines.append(f"{key:<{width}}  {value}")
-        return "\n".join(lines)
+        words = {
+            **self,
+            "python": f"{self['python']} ({self['implementation']})",
+            "sums": f"{self['sums']['isa']}, {self['sums']['threads']} thread{'s' * (self['sums']['threads'] != 1)}",
+            "backends": "cpu: built in; sim: built in, with fanin.sim.Machine(): ..; cuda: " + _cuda_words(self["backends"]["cuda"]),
+            "kernels": _kernels_words(self["kernels"]),
+            "devices": ", ".join(self["devices"]),
+            "pool": f"{self['pool']['bytes']} bytes kept for large results, at most {'any number' if self['pool']['limit'] is None else self['pool']['limit']}",
+        }
+        del words["implementation"]
+        width = max(map(len, words))
+        return "\n".join(f"{key:<{width}}  {value}" for key, value in words.items())
 
     __repr__ = __str__
 
 
 def info() -> Info:
-    """What is here, what was built in, and why something is missing.
+    """What is here, what was built in, and why something is missing: data that prints as a list.
+
+    `sums`: the instruction set and the threads of large sums. `backends`: each with `available`; CUDA's with its driver, devices and what that driver has
+    not, or `why` there is none. `kernels`: what of the CUDA kernels is in. `pool`: bytes that are kept for large results, and at most (None: no limit).
 
     >>> import fanin
-    >>> fanin.info()["fanin"] == fanin.__version__
-    True
+    >>> fanin.info()["fanin"] == fanin.__version__, fanin.info()["backends"]["cpu"]
+    (True, {'available': True})
     """
     import numpy
 
+    limit = _core.get_options()["pool_bytes"]
     return Info(
         fanin=__version__,
-        python=f"{platform.python_version()} ({sys.implementation.name})",
+        python=platform.python_version(),
+        implementation=sys.implementation.name,
         platform=f"{platform.system()} {platform.machine()}",
         numpy=numpy.__version__,
         **_core.build_info(),
-        sums=f"{_core.get_options()['isa']}, threads: {_core._test_team()[0]}",
-        backends={
-            "cpu": "built in",
-            "sim": "built in: with fanin.sim.Machine(): ..",
-            "cuda": _cuda_words(),
-        },
-        kernels=_core.kernels_made() or "PTX for compute_75 (built without nvcc)",
-        devices=", ".join(devices()),
-        pool=f"{_core.pool()['pool_bytes']} bytes kept for large results, at most {_core.get_options()['pool_bytes']}",
+        sums={"isa": _core.get_options()["isa"], "threads": _core._test_team()[0]},
+        backends={"cpu": {"available": True}, "sim": {"available": True}, "cuda": _cuda()},
+        kernels=_kernels(),
+        devices=devices(),
+        pool={"bytes": _core.pool()["pool_bytes"], "limit": None if limit == math.inf else int(limit)},
     )

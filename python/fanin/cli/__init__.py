@@ -41,18 +41,36 @@ def parser() -> argparse.ArgumentParser:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run a command; returns its exit status: 0 all is well, 1 something was found, 2 it could not be tried."""
-    options = parser().parse_args(words)
+    with_streams()
     try:
-        status: int = options.run(options)
-        sys.stdout.flush()
+        try:
+            options = parser().parse_args(words)
+            status: int = options.run(options)
+        finally:
+            sys.stdout.flush()
         return status
     except KeyboardInterrupt:
         print("\nfanin: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # Whoever read our output is gone; Python would complain once more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        silence()
         return 141
     except OSError as e:
         print(f"fanin: {e}", file=sys.stderr)
+        silence()
         return 2
+
+
+def with_streams() -> None:
+    """Output that was closed (`>&-`) is none: what is said there is lost, and no file that is opened later takes its number."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+
+
+def silence() -> None:
+    """If output cannot be written any more, let it go: Python would complain once more at exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from . import timing
+from . import files, timing
 from .screen import Screen
 
 HELP = """Time sums beside those of NumPy, torch, JAX and others that are installed, in one run.
@@ -48,6 +48,8 @@ def run(options: argparse.Namespace) -> int:
     if options.plot and timing.peer("matplotlib") is None:
         print("fanin bench: --plot draws with matplotlib, which is not installed: pip install matplotlib", file=sys.stderr)
         return 2
+    for file in filter(None, (options.json, options.plot)):
+        files.claim(file)
     results = []
     for name in ROWS:
         if not options.only or name in options.only:
@@ -94,12 +96,12 @@ def row(folder: Path, name: str, quick: bool) -> Iterator[timing.Result]:
 
 
 def summary(screen: Screen, results: Iterable[timing.Result]) -> None:
-    """All targets, and whether they were held."""
+    """All targets, and whether they were met."""
     rows = []
     for one in results:
         for t in one["targets"]:
             seen, by_min = (timing.ratio_text(t[k]) if t[k] is not None else "" for k in ("seen", "seen_by_min"))
-            word = "absent" if t["held"] is None else "held" if t["held"] else "MISSED"
+            word = "absent" if t["held"] is None else "met" if t["held"] else "missed"
             rows.append((f"{one['row']}: {one['title']}: {t['row']}", f"{t['must']} {t['ratio']}", seen, by_min, word))
     if rows:
         screen.table(rows, ("targets", "", "seen", "by min", ""))
@@ -154,5 +156,4 @@ def draw(file: Path, results: Iterable[timing.Result]) -> None:
     axes.grid(True, which="both", alpha=0.25)
     if axes.get_lines():
         axes.legend(frameon=False)
-    file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file)

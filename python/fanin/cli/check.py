@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import re
 import shlex
 import sys
 import traceback
@@ -26,6 +27,10 @@ examples:
   fanin check my_engine.py --scenario two_producers --schedule 0110"""
 
 
+#: What `--schedule` takes.
+SCHEDULE = "it has one character for each step, the number of the host thread that takes it (0-9, then a-v), as in --schedule 0110"
+
+
 class Unusable(Exception):
     """What was asked cannot be done: exit status 2."""
 
@@ -36,7 +41,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", metavar="N", type=positive, help="try at most N orders, then samples (default: 2000)")
     parser.add_argument("--samples", metavar="N", type=natural, help="beyond the limit, try N orders at random (default: 200)")
     parser.add_argument("--seed", metavar="N", type=int, help="of the machine and of the samples (default: 0)")
-    parser.add_argument("--schedule", metavar="ORDER", help="replay one order, as a failure prints it; needs one --scenario")
+    parser.add_argument("--schedule", metavar="ORDER", help="replay one order, as a failure prints it: the number of a host thread for each step, as 0110; needs one --scenario")
 
 
 def load(file: Path) -> ModuleType:
@@ -58,6 +63,8 @@ def run(options: argparse.Namespace) -> int:
         print(f"fanin check: {text}", file=sys.stderr)
         return 2
 
+    if options.schedule is not None and not re.fullmatch("[0-9a-v]*", options.schedule):
+        return refuse(f"--schedule {options.schedule!r} is no schedule: {SCHEDULE}")
     if not options.file.is_file():
         return refuse(f"there is no file {options.file}")
     try:
@@ -115,7 +122,7 @@ def replay(screen: Screen, chosen: Any, schedule: str, given: dict[str, Any]) ->
         result = fanin.sim.replay(scenario, schedule, **how)
     except Exception as e:
         if isinstance(e, ValueError) and str(e).startswith("replay: "):
-            raise Unusable(str(e)) from None
+            raise Unusable(f"{str(e).removeprefix('replay: ')}; {SCHEDULE}") from None
         screen.say(f"{name}, order {schedule!r}: {type(e).__name__}: {e}", style="red")
         return 1
     screen.say(f"{name}, order {schedule!r}: {result!r}")

@@ -24,6 +24,7 @@ from typing import Any
 
 import fanin
 
+from . import files
 from .screen import Screen
 
 Work = Mapping[str, Callable[[], object] | str | None]
@@ -196,7 +197,7 @@ def target_text(t: Result) -> str:
     """A target in a line."""
     if t["held"] is None:
         return f"target {t['must']} {t['ratio']}: {t['row']}: nothing to compare with"
-    word = "held" if t["held"] else "MISSED"
+    word = "met" if t["held"] else "missed"
     how = "times as fast as" if t["must"] == ">=" else "times as long as"
     most = "" if len(t["against"]) == 1 else "the best of "
     return f"target {t['must']} {t['ratio']}: {t['row']} is {ratio_text(t['seen'])} (by min {ratio_text(t['seen_by_min'])}) {how} {most}{', '.join(t['against'])}: {word}"
@@ -259,5 +260,4 @@ def caches() -> dict[str, str]:
 
 def write(file: Path, results: Iterable[Result]) -> None:
     """Figures as JSON, with machine, versions, date and command."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps({**machine(), "results": list(results)}, indent=1) + "\n")
+    files.write(file, json.dumps({**machine(), "results": list(results)}, indent=1) + "\n")
