@@ -575,7 +575,7 @@ def test_the_legend_of_a_picture_names_descriptors(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: (drawn.append(self), save(self, *a, **k))[1])
     labelled_pass().plot(tmp_path / "pass.svg")
     words = [text.get_text() for legend in drawn[0].legends for text in legend.get_texts()]
-    assert {f"sum {WEIGHT.expr()}", f"sum {LABELLED.expr()}"} <= set(words)
+    assert {f"1 sum {WEIGHT.expr()}", f"2 sum {LABELLED.expr()}"} <= set(words), "numbered, for no bar has room for them"
 
 
 def test_a_label_that_is_too_long_is_cut_and_its_sums_are_still_known() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
+import re
 import stat
 import sys
 import threading
@@ -15,6 +18,7 @@ import numpy as np
 import pytest
 
 import fanin
+from fanin.plot import apart
 from fanin.sim import Machine
 from fanin.tracing import Lane, Line, Trace, chrome, place
 from support import run_python
@@ -355,6 +359,129 @@ def test_what_is_drawn_lies_within_the_picture(
         assert len(bars) == len(trace.picture().slices) > 0
         assert all(begin <= x <= end for bar in bars for x in bar.vertices[:, 0])
         assert all(begin <= text.get_position()[0] <= end for text in axes.texts)
+
+
+def drawn_by(t: Trace, monkeypatch: pytest.MonkeyPatch, path: Path, **how: Any) -> Any:
+    """The figure that `plot` saves."""
+    needs_matplotlib()
+    from matplotlib.figure import Figure
+
+    drawn: list[Any] = []
+    save = Figure.savefig
+    with monkeypatch.context() as patch:
+        patch.setattr(Figure, "savefig", lambda self, *a, **k: (drawn.append(self), save(self, *a, **k))[1])
+        t.plot(path, **how)
+    return drawn[0]
+
+
+def primed_pass(leave_out: str = "") -> Trace:
+    """Two producers of which the second's work is long, a consumer, a wait that is known to hold, and names that have no room."""
+    with contextlib.suppress(fanin.RaceError), fanin.trace() as t, Machine(1) as m:
+        if leave_out:
+            m.leave_out(leave_out)
+        consumer, first, second = m.stream(), m.stream(), m.stream()
+        buf = fanin.InputBuffer([fanin.Slot(name="w")], stream=consumer)
+        for s, us, name in ((first, 1, "multiply'"), (first, 1, "reshape'"), (second, 900, "matmul'")):
+            g = m.empty(256, "float32")
+            m.launch(s, lambda v: v.fill(1), writes=[g], name=name, us=us)
+            buf.add(0, g, stream=s)
+        buf.take()
+        e = first.record()
+        consumer.wait(e)
+        consumer.wait(e)
+    return t
+
+
+def test_a_picture_explains_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    t = primed_pass()
+    waits, elided = (sum(line.kind == kind for line in t.lines) for kind in ("wait", "elided"))
+    assert waits > 1 and elided > 0
+    figure = drawn_by(t, monkeypatch, tmp_path / "a.svg")
+    (axes,) = figure.axes
+    said = axes.get_xlabel().replace("\n", " ")
+    assert "Grey: the work of producers (a prime, as in multiply', marks the backward step" in said
+    assert "A colour: one sum" in said and "An arrow: waits for." in said
+    assert f" {waits} waits, {elided} left out (known to hold), 0 races." in said
+    texts = [text.get_text() for text in axes.texts]
+    assert "matmul'" in texts, "a name that has room"
+    listed = dict(re.findall(r"(\d+) ([\w ']+?)[,.]", said.partition("no room: ")[2]))
+    assert set(listed.values()) == {"multiply'", "reshape'"}
+    assert set(listed) <= set(texts), "a number that is explained is seen"
+    (legend,) = figure.legends
+    words = [text.get_text() for text in legend.get_texts()]
+    assert words == ["1 sum w", "producers and others"] and "1" in texts
+
+
+def test_one_of_a_thing_is_said_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    t = primed_pass("S12.wait")
+    (axes,) = drawn_by(t, monkeypatch, tmp_path / "a.svg").axes
+    assert ", 1 race." in axes.get_xlabel()
+
+
+def test_lanes_stand_by_device_and_role(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    t = primed_pass()
+    consumer, first, second = (Lane(0, k) for k in (2, 3, 4))
+    assert t.picture().in_order({}) == [first, second, consumer], "producers, then who sums"
+    assert t.picture().in_order({second: "b", consumer: "c"}) == [second, consumer, first], "as they are listed"
+    t.save(tmp_path / "a.json", names={second: "b", consumer: "c"})
+    events = json.loads((tmp_path / "a.json").read_text())["traceEvents"]
+    index = {e["tid"]: e["args"]["sort_index"] for e in events if e["name"] == "thread_sort_index" and e["pid"] == 0}
+    assert index[4] < index[2] < index[3]
+    (axes,) = drawn_by(t, monkeypatch, tmp_path / "a.svg", names={second: "b"}).axes
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["device 0, b\nstream 4", "device 0, stream 3", "device 0, stream 2"]
+    with fanin.trace() as both, Machine(2) as m:
+        for device in (1, 0):
+            g = m.empty(4, device=device)
+            m.launch(m.stream(device=device), lambda v: v.fill(1), writes=[g])
+    assert [lane.device for lane in both.picture().in_order({Lane(1, 2): "first"})] == [0, 1]
+
+
+def test_arrows_run_behind_the_bars_and_sums_are_wide_enough_to_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from matplotlib.collections import PolyCollection
+
+    (axes,) = drawn_by(primed_pass(), monkeypatch, tmp_path / "a.svg").axes
+    wires = [line for line in axes.lines if len(line.get_xdata()) == 4]
+    bars = [bar for bar in axes.collections if isinstance(bar, PolyCollection)]
+    assert wires and bars
+    assert max(line.get_zorder() for line in wires) < min(bar.get_zorder() for bar in bars)
+    begin, end = axes.get_xlim()
+    for bar in bars:
+        if bar.get_zorder() == max(bar.get_zorder() for bar in bars):
+            (path,) = bar.get_paths()
+            assert np.ptp(path.vertices[:, 0]) > (end - begin) / 300
+
+
+def test_numbers_are_moved_apart_and_no_further() -> None:
+    rng = np.random.default_rng(5)
+    moved = 0
+    for _ in range(300):
+        places = sorted(rng.uniform(0, 100, int(rng.integers(0, 12))).tolist())
+        made = apart(places, 5, 2, 98)
+        assert len(made) == len(places)
+        assert all(b - a >= 5 - 1e-9 for a, b in itertools.pairwise(made)) and all(2 - 1e-9 <= x <= 98 + 1e-9 for x in made)
+        if all(b - a >= 5 for a, b in itertools.pairwise(places)) and all(2 <= x <= 98 for x in places):
+            assert np.allclose(made, places)
+        else:
+            moved += 1
+    assert 50 < moved < 290, "seed 5"
+    assert apart([50, 50], 5, 0, 100) == [47.5, 52.5]
+
+
+def test_a_notebook_shows_the_picture(t: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs_matplotlib()
+    shown = t._repr_svg_()
+    assert shown is not None and ET.fromstring(shown).tag.endswith("svg")
+    assert fanin.trace()._repr_svg_() is None, "nothing to draw"
+    with fanin.trace() as now:
+        fanin.add_n([np.ones(3), np.ones(3)])
+        assert now._repr_svg_() is None, "it is still recording"
+        assert repr(now) == f"<fanin.Trace: {len(now)} lines, recording>"
+    assert now._repr_svg_() and repr(now) == f"<fanin.Trace: {len(now)} lines>"
+    for name in list(sys.modules):
+        if name.partition(".")[0] == "matplotlib":
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert t._repr_svg_() is None
 
 
 def test_a_kind_of_picture_that_is_not_known_is_refused(t: Trace, tmp_path: Path) -> None:

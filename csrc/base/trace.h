@@ -17,6 +17,7 @@
     X(TAKE, "take")     /* a slot was taken */                                                                        \
     X(RECORD, "record") /* an event was recorded on `stream` */                                                       \
     X(WAIT, "wait")     /* `stream` waits for event `event` of `other` */                                             \
+    X(ELIDED, "elided") /* a wait of `stream` for event `event` was left out: it was known to hold */                 \
     X(MARK, "mark")     /* memory is used on `stream` */                                                              \
     X(KERNEL, "kernel") /* work was queued on `stream` */                                                             \
     X(COPY, "copy")     /* a copy was queued on `stream` */                                                           \

@@ -568,6 +568,7 @@ fan_status fan_stream_wait(fan_stream *s, fan_event *e, bool *elided, fan_error 
             d->backend->elided(s, e);
         if (elided)
             *elided = true;
+        trace(FAN_TRACE_ELIDED, d, s, NULL, e, 0);
         return FAN_OK;
     }
     fan_yield();

@@ -1,21 +1,82 @@
-"""The picture of a trace. matplotlib is imported when a picture is drawn, not before."""
+"""The picture of a trace. matplotlib is imported when a picture is drawn, not before.
+
+A lane for each stream, in it the work as bars, grey or in the colour of its sum. What is too narrow for its name bears a number above it. Arrows run
+behind the bars: down (or up) from the work that is waited for, along a track between two lanes, to the work that waits; those with one end share a track.
+"""
 
 from __future__ import annotations
 
 import textwrap
-from typing import IO, TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
+from ._explain import counted
 from .tracing import Neighbours
 
 if TYPE_CHECKING:
-    from .tracing import Lane, Names, Picture
+    from .tracing import Lane, Names, Picture, Slice
 
 GREY = "#c9c9c9"
 INK = "#333333"
 RED = "#d00000"
 COLOURS = (
-    "#3b76af", "#ef8636", "#519e3e", "#8d69b8", "#85584e", "#d57dbe", "#5abbcc", "#bcbd45", "#1b4f72", "#a04000", "#7d3c98", "#117864",
+    "#3b76af", "#ef8636", "#519e3e", "#8d69b8", "#85584e", "#d57dbe", "#2aa5b8", "#9a9b1d", "#1b4f72", "#a04000", "#7d3c98", "#117864",
 )  # fmt: skip
+
+WIDTH, PITCH = 11.0, 0.72  # inches: of the picture, and from lane to lane
+POINTS = 660.0  # about how wide the lanes are
+TOP, BOTTOM = -0.2, 0.28  # of a bar, from the middle of its lane
+NUMBERS = -0.32  # where numbers stand
+TRACKS = 0.36, 0.52  # of arrows, between two lanes
+NARROW, THIN, LETTER = 10.0, 3.0, 4.2  # points: what has no room for a number; the least that is seen of a sum; a letter
+
+
+class Bar(NamedTuple):
+    """A slice as it is drawn: from x on, `width` wide."""
+
+    slice: Slice
+    row: int
+    x: float
+    width: float
+    colour: str
+    name: str
+
+    @property
+    def middle(self) -> float:
+        return self.x + self.width / 2
+
+
+class Sheet:
+    """What is drawn on: the axes, and how times become places."""
+
+    def __init__(self, axes: Any, picture: Picture, lanes: Sequence[Lane]) -> None:
+        self.axes, self.picture, self.lanes = axes, picture, lanes
+        self.row = {lane: i for i, lane in enumerate(lanes)}
+        self.begin = min([s.start for s in picture.slices] + [a.at[1] for a in picture.arrows], default=0.0)
+        end = max([s.end for s in picture.slices] + [a.to[1] for a in picture.arrows] + [self.begin + 1e-9])
+        self.whole = end - self.begin
+        self.point = self.whole / POINTS
+        self.buffers = list(dict.fromkeys(s.buffer for s in picture.slices if s.buffer))
+        self.colour = {buffer: COLOURS[i % len(COLOURS)] for i, buffer in enumerate(self.buffers)}
+        self.neighbours = Neighbours(picture)
+        self.bars = self._bars()
+        short = list(dict.fromkeys(bar.name for bar in self.bars if not self.fits(bar)))
+        sums = [f"sum {b}" for b in self.buffers]
+        self.numbers = {name: i for i, name in enumerate([*(s for s in sums if s in short), *(n for n in short if n not in sums)], 1)}
+
+    def fits(self, bar: Bar) -> bool:
+        """Whether a bar has room for its name; if not, it bears a number."""
+        return bar.width >= max(NARROW, (len(bar.name) + 1) * LETTER) * self.point
+
+    def _bars(self) -> list[Bar]:
+        """All slices, a lane after the other, each in the order of time."""
+        many = {s.buffer for s in self.picture.slices if s.buffer and not s.name.endswith(f"{s.buffer}[0]")}
+        made = []
+        for s in sorted(self.picture.slices, key=lambda s: (self.row[s.lane], s.start)):
+            width = max(s.end - s.start, self.point * (THIN if s.buffer else 0.5))
+            name = s.name if s.buffer in many else s.name.removesuffix("[0]")
+            made.append(Bar(s, self.row[s.lane], s.start - self.begin, width, self.colour.get(s.buffer, GREY), name))
+        return made
 
 
 def draw(
@@ -30,120 +91,213 @@ def draw(
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
-        from matplotlib.patches import FancyArrowPatch, Patch
     except ImportError as e:
         raise ImportError("trace.plot draws with matplotlib, which is not installed: pip install matplotlib") from e
 
-    lanes = picture.lanes
-    row = {lane: i for i, lane in enumerate(lanes)}
-    end = max([s.end for s in picture.slices] + [a.to[1] for a in picture.arrows] + [1e-9])
-    begin = min([s.start for s in picture.slices], default=0.0)
-    whole = max(end - begin, 1e-9)
-    figure = Figure(figsize=(14, 1.7 + 0.62 * max(len(lanes), 2)), layout="constrained")
+    lanes = picture.in_order(names or {})
+    figure = Figure(figsize=(WIDTH, 2.1 + PITCH * max(len(lanes), 2)), layout="constrained")
     canvas = FigureCanvasAgg(figure)
     if format not in canvas.get_supported_filetypes():
         known = ", ".join(sorted(canvas.get_supported_filetypes()))
         raise ValueError(f"trace.plot: no picture of the kind {format!r}: {known}")
-    axes: Any = figure.add_subplot()
-
-    buffers = list(dict.fromkeys(s.buffer for s in picture.slices if s.buffer))
-    colour = {buffer: COLOURS[i % len(COLOURS)] for i, buffer in enumerate(buffers)}
-    for i in range(0, len(lanes), 2):
-        axes.axhspan(i - 0.5, i + 0.5, color="#f6f6f6", zorder=0)
-    for s in picture.slices:
-        # A sum is seen, however short it is; a white rim parts neighbours, and would hide what is no wider than itself.
-        y, width = row[s.lane], max(s.end - s.start, whole / (500 if s.buffer else 2000))
-        axes.broken_barh(
-            [(s.start - begin, width)],
-            (y - 0.32, 0.64),
-            facecolors=colour.get(s.buffer, GREY),
-            edgecolors="white",
-            linewidth=0.6 if width > whole / 250 else 0,
-            zorder=3 if s.buffer else 2,
-        )
-        room = int(width / whole * 150)
-        if room >= 4:
-            text = s.name if len(s.name) <= room else s.name[: room - 1] + "…"
-            white = bool(s.buffer)
-            axes.text(
-                s.start - begin + width / 2,
-                y,
-                text,
-                ha="center",
-                va="center",
-                fontsize=6.5,
-                zorder=4,
-                clip_on=True,
-                color="white" if white else INK,
-            )
-    neighbours = Neighbours(picture)
-    for a in picture.arrows:
-        (from_lane, start), (to_lane, stop) = a.at, a.to
-        work, held = neighbours.before(from_lane, start), neighbours.after(to_lane, stop)
-        start, stop = (work.end if work else start), (held.start if held else stop)
-        down = 1 if row[to_lane] > row[from_lane] else -1 if row[to_lane] < row[from_lane] else 0
-        axes.add_patch(
-            FancyArrowPatch(
-                (start - begin, row[from_lane] + 0.32 * down),
-                (stop - begin, row[to_lane] - 0.34 * down),
-                arrowstyle="-|>",
-                mutation_scale=8,
-                linewidth=0.7,
-                color=INK,
-                alpha=0.6,
-                zorder=5,
-                shrinkA=0,
-                shrinkB=0,
-                connectionstyle="arc3,rad=0.08",
-            )
-        )
+    sheet = Sheet(figure.add_subplot(), picture, lanes)
+    frame(sheet, names or {}, title)
+    for i in range(len(lanes)):
+        row = [bar for bar in sheet.bars if bar.row == i]
+        for bar in row:
+            draw_bar(sheet, bar)
+        draw_numbers(sheet, [bar for bar in row if bar.width < NARROW * sheet.point])
+    draw_arrows(sheet)
     for race in picture.races:
-        y = row.get(race.lane, 0)
-        right = race.time > begin + whole / 2
-        work = neighbours.before(race.lane, race.time)
-        if work:
-            axes.broken_barh(
-                [(work.start - begin, work.end - work.start)],
-                (y - 0.32, 0.64),
-                facecolors="none",
-                edgecolors=RED,
-                linewidth=2,
-                zorder=6,
-            )
-        axes.plot([race.time - begin], [y], marker="X", markersize=11, color=RED, markeredgecolor="white", zorder=7)
-        axes.annotate(
-            textwrap.fill(race.text, 70, max_lines=5),
-            (race.time - begin, y),
-            xytext=(-10 if right else 10, 12),
-            textcoords="offset points",
-            ha="right" if right else "left",
-            va="bottom",
-            fontsize=7.5,
-            color=RED,
-            zorder=8,
-            bbox={"boxstyle": "round", "facecolor": "white", "edgecolor": RED, "linewidth": 0.8, "alpha": 0.95},
-        )
+        draw_race(sheet, race)
+    explain(sheet, figure)
+    figure.savefig(out, format=format, dpi=150)
 
-    axes.set_ylim(len(lanes) - 0.4 if lanes else 1, -0.6)
-    axes.set_xlim(-0.01 * whole, 1.01 * whole)
-    axes.set_yticks(range(len(lanes)), [called(lane, names or {}) for lane in lanes], fontsize=9)
-    simulated = picture.clock.startswith("simulated")
-    axes.set_xlabel(f"µs, {picture.clock}" if simulated else picture.clock, fontsize=9)
-    if not simulated:
-        axes.set_xticks([])
+
+def frame(sheet: Sheet, names: Names, title: str | None) -> None:
+    """Lanes, their names, the axis of time."""
+    axes, lanes = sheet.axes, sheet.lanes
+    for i, lane in enumerate(lanes):
+        if i % 2 == 0:
+            axes.axhspan(i - 0.5, i + 0.5, color="#f6f6f6", zorder=0)
+        if i and lane.device != lanes[i - 1].device:
+            axes.axhline(i - 0.5, color=INK, linewidth=0.8, zorder=1)
+    axes.set_ylim(len(lanes) - 0.35 if lanes else 1, -0.6)
+    axes.set_xlim(-0.01 * sheet.whole, 1.012 * sheet.whole)
+    axes.set_yticks(range(len(lanes)), [called(lane, names) for lane in lanes], fontsize=9)
     axes.tick_params(length=0, labelsize=9)
+    if not sheet.picture.clock.startswith("simulated"):
+        axes.set_xticks([])
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
-    key = [Patch(facecolor=colour[b], label=f"sum {b}") for b in buffers[: len(COLOURS)]]
-    if len(buffers) > len(COLOURS):
-        key.append(Patch(facecolor="white", label=f"and {len(buffers) - len(COLOURS)} more"))
-    key.append(Patch(facecolor=GREY, label="producers and others"))
-    figure.legend(handles=key, loc="outside upper right", ncols=min(len(key), 6), fontsize=8, frameon=False)
     if title:
         axes.set_title(title, loc="left", fontsize=11)
-    figure.savefig(out, format=format, dpi=150)
 
 
 def called(lane: Lane, names: Names) -> str:
     """A lane's name, with what the caller calls it."""
-    return f"{lane.name}\n{names[lane]}" if lane in names else lane.name
+    if lane not in names:
+        return lane.name
+    device, _, stream = lane.name.partition(", ")
+    return f"{device}, {names[lane]}\n{stream}"
+
+
+def draw_bar(sheet: Sheet, bar: Bar) -> None:
+    """A bar, with its name where it fits, else its number. A white rim parts neighbours, and would hide what is no wider than itself."""
+    wide = bar.width > 4 * sheet.point
+    sheet.axes.broken_barh(
+        [(bar.x, bar.width)],
+        (bar.row + TOP, BOTTOM - TOP),
+        facecolors=bar.colour,
+        edgecolors="white",
+        linewidth=0.6 if wide else 0,
+        zorder=4 if bar.slice.buffer else 3,
+    )
+    if bar.width >= NARROW * sheet.point:
+        text = bar.name if sheet.fits(bar) else str(sheet.numbers[bar.name])
+        label(sheet, bar.middle, bar.row + (TOP + BOTTOM) / 2, text, bar, "none")
+
+
+def label(sheet: Sheet, x: float, y: float, text: str, bar: Bar, ground: str) -> None:
+    box = {"boxstyle": "round,pad=0.18", "facecolor": ground, "edgecolor": "none"} if ground != "none" else None
+    colour = "white" if bar.slice.buffer else INK
+    sheet.axes.text(x, y, text, ha="center", va="center", fontsize=7.5, color=colour, zorder=7, clip_on=True, bbox=box)
+
+
+def draw_numbers(sheet: Sheet, bars: Sequence[Bar]) -> None:
+    """Above the bars that are too narrow, their numbers: one for neighbours of one name, moved apart where they would meet."""
+    groups: list[list[Bar]] = []
+    for bar in bars:
+        last = groups[-1] if groups else []
+        if last and last[0].name == bar.name and bar.x - last[-1].x < 4 * NARROW * sheet.point:
+            last.append(bar)
+        else:
+            groups.append([bar])
+    at = [(group[0].middle + group[-1].middle) / 2 for group in groups]
+    edge = 6 * sheet.point
+    for group, x in zip(groups, apart(at, 12.5 * sheet.point, edge, sheet.whole - edge), strict=True):
+        bar = group[0]
+        for one in group:
+            sheet.axes.plot([one.middle, x], [bar.row + TOP, bar.row + NUMBERS], color=bar.colour, linewidth=0.7, zorder=6)
+        label(sheet, x, bar.row + NUMBERS, str(sheet.numbers[bar.name]), bar, bar.colour if bar.slice.buffer else "#e6e6e6")
+
+
+def apart(places: Iterable[float], gap: float, least: float, most: float) -> list[float]:
+    """The places, in their order, moved as little as can be so that neighbours are `gap` apart and all lie between least and most."""
+    groups: list[tuple[float, int]] = []  # (where the first would be, how many)
+    for x in places:
+        first, n = x, 1
+        while groups and first < groups[-1][0] + groups[-1][1] * gap:
+            before, m = groups.pop()
+            first, n = (before * m + (first - m * gap) * n) / (m + n), m + n
+        groups.append((first, n))
+    made = [first + i * gap for first, n in groups for i in range(n)]
+    for i, x in enumerate(made):
+        made[i] = max(x, least if i == 0 else made[i - 1] + gap)
+    for i in reversed(range(len(made))):
+        made[i] = min(made[i], most if i == len(made) - 1 else made[i + 1] - gap)
+    return made
+
+
+class Wire(NamedTuple):
+    """An arrow as it is drawn: from (x, row) to (end, to), by the track in the gap below row `gap`."""
+
+    x: float
+    row: int
+    end: float
+    to: int
+    gap: int
+    colour: str
+
+
+def draw_arrows(sheet: Sheet) -> None:
+    """Waits, behind the bars that they cross; the heads and the dots at their beginnings are before them."""
+    wires = {wire(sheet, arrow) for arrow in sheet.picture.arrows}
+    buses: dict[tuple[int, int, float, str], list[Wire]] = {}
+    for w in sorted(wires):
+        buses.setdefault((w.gap, w.to, w.end, w.colour), []).append(w)
+    used: dict[int, list[list[tuple[float, float]]]] = {}
+    tracks: list[tuple[int, list[Wire]]] = []
+    for (gap, _, end, _), bus in buses.items():
+        span = min(end, *(w.x for w in bus)), max(end, *(w.x for w in bus))
+        rows = used.setdefault(gap, [])
+        free = next((i for i, row in enumerate(rows) if all(span[0] > b or span[1] < a for a, b in row)), len(rows))
+        rows[free:free] = [[]] if free == len(rows) else []
+        rows[free].append((span[0] - 4 * sheet.point, span[1] + 4 * sheet.point))
+        tracks.append((free, bus))
+    for i, bus in tracks:
+        gap = bus[0].gap
+        step = (TRACKS[1] - TRACKS[0]) / max(len(used[gap]) - 1, 1)
+        for w in bus:
+            draw_wire(sheet, w, gap + TRACKS[0] + i * step)
+
+
+def wire(sheet: Sheet, arrow: Any) -> Wire:
+    """Where an arrow begins and ends: at the work that is waited for, and at the work that waits."""
+    (from_lane, start), (to_lane, stop) = arrow.at, arrow.to
+    work, held = sheet.neighbours.before(from_lane, start), sheet.neighbours.after(to_lane, stop)
+    x = (work.end if work else start) - sheet.begin
+    end = (held.start if held else stop) - sheet.begin
+    row, to = sheet.row[from_lane], sheet.row[to_lane]
+    colour = sheet.colour[held.buffer] if held and held.buffer else INK
+    if held:
+        end += min(held.end - held.start, 2 * sheet.point) / 2
+    return Wire(x, row, end, to, to - 1 if row < to else to, colour)
+
+
+def draw_wire(sheet: Sheet, w: Wire, track: float) -> None:
+    """From the rim of a bar to the track, along it, and to the rim of the other."""
+    down = w.row <= w.gap
+    begin = w.row + (BOTTOM if down else TOP)
+    end = w.to + (TOP if w.to > w.gap else BOTTOM)
+    sheet.axes.plot([w.x, w.x, w.end, w.end], [begin, track, track, end], color=w.colour, linewidth=0.8, alpha=0.85, zorder=2, solid_joinstyle="round")
+    sheet.axes.plot([w.x], [begin], marker="o", markersize=2.4, color=w.colour, zorder=6)
+    sheet.axes.plot([w.end], [end], marker="v" if w.to > w.gap else "^", markersize=4.5, color=w.colour, markeredgecolor="white", markeredgewidth=0.4, zorder=6)
+
+
+def draw_race(sheet: Sheet, race: Any) -> None:
+    """A red rim around what was queued last, a cross, and what was said."""
+    axes, y, x = sheet.axes, sheet.row.get(race.lane, 0), race.time - sheet.begin
+    right = x > sheet.whole / 2
+    work = sheet.neighbours.before(race.lane, race.time)
+    if work:
+        place = [(work.start - sheet.begin, work.end - work.start)]
+        axes.broken_barh(place, (y + TOP, BOTTOM - TOP), facecolors="none", edgecolors=RED, linewidth=2, zorder=8)
+    axes.plot([x], [y], marker="X", markersize=11, color=RED, markeredgecolor="white", zorder=9)
+    axes.annotate(
+        textwrap.fill(race.text, 70, max_lines=5),
+        (x, y),
+        xytext=(-10 if right else 10, 12),
+        textcoords="offset points",
+        ha="right" if right else "left",
+        va="bottom",
+        fontsize=7.5,
+        color=RED,
+        zorder=10,
+        bbox={"boxstyle": "round", "facecolor": "white", "edgecolor": RED, "linewidth": 0.8, "alpha": 0.95},
+    )
+
+
+def explain(sheet: Sheet, figure: Any) -> None:
+    """The colours above, and below what everything is."""
+    from matplotlib.patches import Patch
+
+    picture, shown = sheet.picture, sheet.buffers[: len(COLOURS)]
+    numbers = dict(sheet.numbers)
+    words = [f"{numbers.pop(f'sum {b}', '')} sum {b}".strip() for b in shown]
+    key = [Patch(facecolor=sheet.colour[b], label=text) for b, text in zip(shown, words, strict=True)]
+    if len(sheet.buffers) > len(shown):
+        key.append(Patch(facecolor="white", label=f"and {len(sheet.buffers) - len(shown)} more"))
+    key.append(Patch(facecolor=GREY, label="producers and others"))
+    figure.legend(handles=key, loc="outside upper right", ncols=min(len(key), 6), fontsize=8.5, frameon=False)
+    primed = next((f" (a prime, as in {s.name}, marks the backward step of an operation)" for s in picture.slices if s.name.endswith("'")), "")
+    lines = [
+        f"Grey: the work of producers{primed}. A colour: one sum; sums of one name share it.",
+        "An arrow: waits for. The work at its head waits for the work at its dot; a coloured one is a sum that waits for what it adds.",
+        f"{counted(len(picture.arrows), 'wait')}, {picture.elided} left out (known to hold), {counted(len(picture.races), 'race')}.",
+    ]
+    if numbers:
+        lines.append("A number stands for a name that has no room: " + ", ".join(f"{n} {name}" for name, n in numbers.items()) + ".")
+    clock = f"µs, {picture.clock}" if picture.clock.startswith("simulated") else picture.clock
+    text = [clock, *(row for line in lines for row in textwrap.wrap(line, 150, max_lines=8))]
+    sheet.axes.set_xlabel("\n".join(text), fontsize=8.5, loc="left", linespacing=1.4)

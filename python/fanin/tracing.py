@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import bisect
 import errno
+import io
 import itertools
 import json
 import os
@@ -25,6 +26,7 @@ from types import MappingProxyType, TracebackType
 from typing import Any, NamedTuple
 
 from . import _core
+from ._explain import counted
 
 __all__ = ["Line", "Trace", "trace"]
 
@@ -52,7 +54,8 @@ class Line:
     """One thing that was decided or queued."""
 
     kind: str
-    """add, fold, take: what a buffer did. record, wait, mark, kernel, copy, free, sync: what was asked of a device."""
+    """add, fold, take: what a buffer did. record, wait, mark, kernel, copy, free, sync: what was asked of a device; elided: a
+    wait that was left out, known to hold."""
     how: str
     """The case letter of the plan (rules S8-S11), or ""."""
     in_place: bool
@@ -85,7 +88,7 @@ class Line:
         words = [f"{self.kind:<6} {where}"]
         if self.kind == "wait":
             words.append(f"for event {self.event} of stream {self.other}")
-        elif self.kind == "record":
+        elif self.kind in ("record", "elided"):
             words.append(f"event {self.event}")
         if self.label:
             words.append(self.label)
@@ -148,9 +151,22 @@ class Picture:
     parked: list[tuple[str, float, int]] = field(default_factory=list)
     """(buffer, time, bytes that are parked from then on)."""
     races: list[Race] = field(default_factory=list)
+    elided: int = 0
+    """Waits that were left out because they were known to hold."""
+
+    def in_order(self, names: Names) -> list[Lane]:
+        """The lanes by device and role: of one device as `names` lists them, then those of producers alone, then those with sums."""
+        listed = {lane: i for i, lane in enumerate(names)}
+        summing = {s.lane for s in self.slices if s.buffer}
+
+        def place(lane: Lane) -> tuple[int, int, bool, int]:
+            return lane.device, listed.get(lane, len(listed)), lane in summing, lane.stream
+
+        return sorted(self.lanes, key=place)
 
     @property
     def lanes(self) -> list[Lane]:
+        """In the order of their numbers."""
         found = {s.lane for s in self.slices} | {lane for a in self.arrows for lane in (a.at[0], a.to[0])}
         return sorted(found | {n[0] for n in self.notes} | {r.lane for r in self.races})
 
@@ -227,7 +243,21 @@ class Trace:
         return sum(map(len, self._cores))
 
     def __repr__(self) -> str:
-        return f"<fanin.trace, {len(self)} lines{', recording' if self._depth else ''}>"
+        return f"<fanin.Trace: {counted(len(self), 'line')}{', recording' if self._depth else ''}>"
+
+    def _repr_svg_(self) -> str | None:
+        """What a notebook shows: the picture, once there is something to draw and where matplotlib is installed."""
+        from .plot import draw
+
+        picture = self.picture()
+        if self._depth or not picture.lanes:
+            return None
+        out = io.BytesIO()
+        try:
+            draw(picture, out)
+        except ImportError:
+            return None
+        return out.getvalue().decode()
 
     # What comes of it
 
@@ -247,7 +277,8 @@ class Trace:
     def plot(self, path: str | os.PathLike[str], *, title: str | None = None, names: Names | None = None) -> None:
         """Draw it (.svg, .png, .pdf): a lane for each stream, sums as bars coloured by buffer, waits as arrows, races red.
 
-        `names` is as for `save`. ImportError, with what to install, where matplotlib is missing.
+        `names` is as for `save`; the lanes of a device stand in its order. What is too narrow for its name bears a number that is explained below, with all else
+        that is seen. A notebook shows a trace as this picture. ImportError, with what to install, where matplotlib is missing.
         """
         from .plot import draw
 
@@ -341,6 +372,8 @@ def place(lines: Sequence[Line], races: Sequence[tuple[int, str]] = ()) -> Pictu
             start, end = (line.start_us, line.end_us) if timed and line.start_us >= 0 else (t, t + 1.0)
             picture.slices.append(Slice(lane, line.label or line.kind, start, end, whose.get(i, ""), line))
             now[lane] = max(t, end)
+        elif line.kind == "elided":
+            picture.elided += 1
         elif line.kind == "record":
             recorded[line.event] = lane, t
         elif line.kind == "wait":
@@ -412,8 +445,8 @@ class Parked:
 def chrome(picture: Picture, names: Names = MappingProxyType({})) -> dict[str, Any]:
     """Chrome trace JSON, in microseconds."""
     events: list[dict[str, Any]] = []
-    lanes = picture.lanes
-    for lane in [*lanes, *([Lane(HOST, 0)] if picture.parked and lanes and lanes[0].device != HOST else [])]:
+    lanes = picture.in_order(names)
+    for row, lane in enumerate([*lanes, *([Lane(HOST, 0)] if picture.parked and lanes and lanes[0].device != HOST else [])]):
         said = f"device {lane.device}" if lane.device != HOST else "host"
         stream = f"stream {lane.stream}" if lane.device != HOST else "cpu"
         if lane in names:
@@ -422,7 +455,7 @@ def chrome(picture: Picture, names: Names = MappingProxyType({})) -> dict[str, A
             ("process_name", {"name": said}),
             ("process_sort_index", {"sort_index": lane.device}),
             ("thread_name", {"name": stream}),
-            ("thread_sort_index", {"sort_index": lane.stream}),
+            ("thread_sort_index", {"sort_index": row}),
         ):
             events.append({"ph": "M", "name": what, "pid": pid(lane), "tid": lane.stream, "args": value})
     for s in picture.slices:

@@ -76,7 +76,7 @@ class Spread:
 
     def names(self) -> dict[tuple[int, int], str]:
         """(device, stream): what it is for."""
-        words = {"the caller": self.caller, "parameters": self.home, "micro-batch a": self.first, "micro-batch b": self.second, "side": self.side}
+        words = {"micro-batch a": self.first, "micro-batch b": self.second, "side": self.side, "parameters": self.home, "the caller": self.caller}
         return {(i, streams[i].handle): word for word, streams in words.items() for i in (0, 1)}
 
 
