@@ -56,14 +56,6 @@ def test_what_lies_beyond_a_gap_is_parked() -> None:
     assert buf.counters.folds == 1 and buf.take()[0][0] == 9
 
 
-def test_the_default_is_64_mib() -> None:
-    buf = fanin.InputBuffer(1)
-    for _ in range(70):
-        buf.add(0, np.zeros(MIB, np.uint8))
-    assert 64 * MIB < buf.counters.peak_parked_bytes <= 65 * MIB
-    buf.take()
-
-
 def isas() -> list[str]:
     names = []
     for name in ("plain", "sse2", "avx2", "avx512"):
@@ -117,7 +109,7 @@ def test_a_budget_that_makes_no_sense(bad: Any) -> None:
 
 def test_memory_that_is_wanting_in_the_middle_of_a_fold_loses_nothing() -> None:
     for n in range(60):
-        buf = fanin.InputBuffer(1)
+        buf = fanin.InputBuffer(1, budget=math.inf)
         for k in range(4):
             buf.add(0, np.full(200_000, float(k)), key=k)
         _core._test_fail_at(n, 1)

@@ -31,6 +31,7 @@ def test_a_sum_on_the_cpu_with_a_gap() -> None:
         "Parked, key 3: dense float16, donated.",
         "Key 2 is due next: what lies beyond it waits for it, or for take(), which skips gaps (A15).",
         "At the next sum the others will be added into the first, in place: it is reusable (A6).",
+        "budget=0: 6 B wait in all slots, 0 B may.",
         "Rules that decided so far: S3, A7.",
     ]
 

@@ -1,6 +1,7 @@
 /* Who may enter a slot when: add, fold, take, clear. What is done there is in arrive.c and fold.c. */
 #include "buffer/buffer.h"
 
+#include "base/cache.h"
 #include "base/mem.h"
 #include "base/trace.h"
 #include "array/exact.h"
@@ -108,7 +109,7 @@ void fan_buffer_weigh(fan_buffer *b, uint64_t bytes)
         return;
     b->weighed = (b->weighed < parked ? parked : b->weighed) + bytes;
     touch_budget(b, FAN_COUNTS);
-    if (b->weighed > b->budget)
+    if (b->weighed > b->least)
         touch_budget(b, FAN_WEIGHS);
 }
 
@@ -227,6 +228,17 @@ static void item_free(fan_buffer *b, fan_item *it)
     fan_free(it);
 }
 
+/* It no longer counts against the budget. */
+static void unpark(fan_buffer *b, fan_item *it)
+{
+    if (!it->parked)
+        return;
+    atomic_fetch_sub_explicit(&b->parked, it->bytes, memory_order_relaxed);
+    if (it->alone)
+        atomic_fetch_sub_explicit(&b->alone, it->bytes, memory_order_relaxed);
+    it->alone = false;
+}
+
 /* S11: nobody else can join a pooled stream back to the capture that it came into, or the capture could not end. What fails here, its end tells. */
 static void join_pooled(const fan_pass *p)
 {
@@ -314,8 +326,7 @@ void fan_pass_free(fan_buffer *b, fan_pass *p)
         return;
     touch_budget(b, FAN_COUNTS);
     for (size_t i = 0; i < p->nitems; i++) {
-        if (p->items[i]->parked)
-            atomic_fetch_sub_explicit(&b->parked, p->items[i]->bytes, memory_order_relaxed);
+        unpark(b, p->items[i]);
         item_free(b, p->items[i]);
     }
     fan_free(p->items);
@@ -551,23 +562,22 @@ static fan_item *item_of(const fan_gathered *g, const fan_value *v)
     return NULL;
 }
 
-/* Takes the gathered items off the list; how many bytes they had. They stand at the front but for those that arrived between (only beyond a gap). */
-static uint64_t unlist(fan_pass *p, const fan_gathered *g)
+/* Takes the gathered items off the list. They stand at the front but for those that arrived between (only beyond a gap). */
+static void unlist(fan_buffer *b, fan_pass *p, const fan_gathered *g)
 {
-    uint64_t bytes = 0;
     size_t kept = 0;
     for (size_t i = 0, k = 0; i < p->nitems; i++) {
         if (k < g->nitems && p->items[i] == g->items[k])
-            bytes += g->items[k++]->bytes;
+            unpark(b, g->items[k++]);
         else
             p->items[kept++] = p->items[i];
     }
     for (size_t k = 0; p->unsorted && k < g->nitems; k++)
         fan_keys_remove(p->unsorted, g->items[k]->key);
     p->nitems = kept;
+    p->ask = 0;
     if (p->keyed > 0 && g->nitems)
         p->next_key = g->items[g->nitems - 1]->key + 1;
-    return bytes;
 }
 
 fan_status fan_fold_commit(fan_buffer *b, size_t slot, fan_gathered *g, fan_error *err)
@@ -605,7 +615,7 @@ fan_status fan_fold_commit_end(fan_buffer *b, size_t slot, fan_gathered *g, fan_
     p->value_seen = f->seen;
     if (g->like)
         p->value_key = g->like_key;
-    atomic_fetch_sub_explicit(&b->parked, unlist(p, g), memory_order_relaxed);
+    unlist(b, p, g);
     fan_slot_unlock(b, slot);
     for (size_t i = 0; i < g->nitems; i++)
         item_free(b, g->items[i]);
@@ -681,11 +691,30 @@ static bool ints_leave(const fan_slot *s, size_t m)
     return fan_int_run_leaves(&run, next, NULL, s->spec->dtype != FAN_NO_DTYPE ? s->spec->dtype : FAN_INT64);
 }
 
-size_t fan_slot_due(const fan_buffer *b, size_t slot, uint64_t coming)
+/* Locked: with an automatic budget: who has what is parked: arrays on the host. Another's device is no cache of ours, and to merge sparse ones takes as long as what is
+ * merged already: they count as held. Many are asked seldom. */
+static void ask_items(fan_buffer *b, fan_pass *p)
+{
+    if (b->budget != FAN_BUDGET_AUTO || p == &fan_pass_none || p->nitems < p->ask || (p->device && p->device->backend->has_streams))
+        return;
+    for (size_t i = 0; i < p->nitems; i++) {
+        fan_item *it = p->items[i];
+        if (!it->parked || it->alone || it->value.form != FAN_DENSE)
+            continue;
+        it->alone = it->ours || (it->value.object && b->frontend->alone(it->value.object, &it->value));
+        if (it->alone)
+            atomic_fetch_add_explicit(&b->alone, it->bytes, memory_order_relaxed);
+    }
+    p->ask = p->nitems + fan_ask_step(p->nitems);
+}
+
+size_t fan_slot_due(fan_buffer *b, size_t slot, uint64_t coming)
 {
     const fan_slot *s = &b->slots[slot];
-    uint64_t parked = atomic_load_explicit(&b->parked, memory_order_relaxed);
-    if (s->busy || s->p->poison || parked <= b->budget || parked - b->budget <= coming)
+    if (s->busy || s->p->poison || atomic_load_explicit(&b->parked, memory_order_relaxed) <= b->least)
+        return 0;
+    ask_items(b, s->p);
+    if (!fan_over_budget(b, coming))
         return 0;
     if (s->spec->exact)
         return worth_absorbing(s);
@@ -1062,6 +1091,9 @@ static void adding_park(fan_buffer *b, adding *x)
     it->parked = true;
     if (fan_watched())
         fan_buffer_weigh(b, x->bytes);
+    it->alone = b->budget == FAN_BUDGET_AUTO && it->value.form == FAN_DENSE && !x->A && (it->ours || x->c->alone);
+    if (it->alone)
+        atomic_fetch_add_explicit(&b->alone, it->bytes, memory_order_relaxed);
     raise_to(&b->n.peak_parked_bytes, atomic_fetch_add_explicit(&b->parked, x->bytes, memory_order_relaxed) + x->bytes);
     raise_to(&total.peak_parked_bytes, atomic_load_explicit(&b->parked, memory_order_relaxed));
     changed(b, x->slot);
@@ -1086,7 +1118,7 @@ static fan_status adding_fold(fan_buffer *b, adding *x, fan_pass **gone, fan_err
     for (size_t i = 0; i < s->p->nitems; i++)
         there = there || s->p->items[i] == it;
     if (there && !s->busy) {
-        atomic_fetch_sub_explicit(&b->parked, it->bytes, memory_order_relaxed);
+        unpark(b, it);
         adding_undo(b, x, gone);
     }
     return status;
@@ -1202,7 +1234,7 @@ done:
 
 static int64_t count_of(const fan_slot *s)
 {
-    return s->p->count + (s->plain ? (int64_t)s->plain->n : 0);
+    return s->p->count + fan_plain_count(s->plain);
 }
 
 fan_status fan_buffer_expect(fan_buffer *b, size_t slot, int64_t n, fan_error *err)
@@ -1375,6 +1407,28 @@ static fan_status large_new(size_t nslots, fan_buffer **out, fan_error *err)
 
 static const char unnamed[] = "InputBuffer";
 
+static bool told_limits;
+static fan_auto_budget limits;
+
+/* A quarter of the cache: the sum, what the maker works on and what it makes next want to be there, too. */
+fan_auto_budget fan_budget_auto(void) { return told_limits ? limits : (fan_auto_budget){fan_cache_bytes() / 4, UINT64_C(64) << 20}; }
+
+void fan_budget_auto_set(const fan_auto_budget *to)
+{
+    told_limits = to != NULL;
+    if (to)
+        limits = *to;
+}
+
+uint64_t fan_buffer_budget(const fan_buffer *b) { return b->budget; }
+
+static void set_budget(fan_buffer *b, uint64_t budget)
+{
+    b->budget = budget;
+    b->limits = fan_budget_auto();
+    b->least = budget != FAN_BUDGET_AUTO ? budget : b->limits.alone < b->limits.held ? b->limits.alone : b->limits.held;
+}
+
 fan_status fan_buffer_new(const fan_buffer_config *config, fan_buffer **out, fan_error *err)
 {
     fan_buffer *b = NULL;
@@ -1384,7 +1438,7 @@ fan_status fan_buffer_new(const fan_buffer_config *config, fan_buffer **out, fan
         return status;
     b->frontend = config->frontend;
     b->name = (char *)unnamed;
-    b->budget = config->budget;
+    set_budget(b, config->budget);
     b->undeclared.dtype = FAN_NO_DTYPE;
     b->undeclared.accumulate = config->accumulate;
     b->undeclared.exact = config->exact;
@@ -1444,6 +1498,7 @@ void fan_buffer_free(fan_buffer *b)
             b->frontend->drop(s->spec->combine);
         fan_free(s->spec);
     }
+    assert(atomic_load(&b->parked) == 0 && atomic_load(&b->alone) == 0);
     for (size_t i = 0; b->known && i < b->nslots; i++)
         fan_known_drop(&b->known[i]);
     fan_free(b->known);
@@ -1477,10 +1532,11 @@ bool fan_buffer_empty_for_reuse(fan_buffer *b)
 
 void fan_buffer_reuse(fan_buffer *b, uint64_t budget)
 {
-    b->budget = budget;
+    assert(atomic_load(&b->parked) == 0 && atomic_load(&b->alone) == 0);
+    set_budget(b, budget);
     b->id = atomic_fetch_add(&next_buffer, 1);
-    atomic_store_explicit(&b->parked, 0, memory_order_relaxed);
     b->weighed = 0;
+    b->newest.object = NULL;
     memset(&b->n, 0, sizeof b->n);
     memset(&b->quick, 0, sizeof b->quick);
     for (size_t i = 0; i < b->nlocks; i++)
@@ -1572,6 +1628,10 @@ fan_status fan_buffer_look(fan_buffer *b, size_t slot, fan_slot_view *out, fan_i
     out->next_key = s->p->keyed > 0 ? s->p->next_key : -1;
     out->items = s->p->nitems;
     fan_pass_in_order(s->p);
+    out->budget = b->budget;
+    out->limits = b->limits;
+    out->parked = atomic_load_explicit(&b->parked, memory_order_relaxed);
+    out->alone = atomic_load_explicit(&b->alone, memory_order_relaxed);
     for (size_t i = 0; i < s->p->nitems && i < cap; i++) {
         const fan_item *it = s->p->items[i];
         items[i] = (fan_item_view){.key = it->key, .form = it->value.form, .dtype = it->value.dtype, .P = it->P ? it->P->handle : 0,

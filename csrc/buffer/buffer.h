@@ -28,10 +28,21 @@ typedef struct fan_slot_spec {
     const char *name;       /* copied; NULL: none */
 } fan_slot_spec;
 
+/* A budget is a number of bytes of parked contributions: 0: each arrival is folded; UINT64_MAX: folds are made when the sum is asked for. Or FAN_BUDGET_AUTO: what the
+ * buffer alone keeps alive, for its producer dropped it, counts against a part of the second-level cache, so that it is summed while it is warm and its
+ * memory goes back; what somebody else holds costs no memory and counts against 64 MiB (fan_budget_auto). Who holds what is asked of the frontend when the next
+ * contribution comes: a caller's frame mostly holds the one that is being added. */
+#define FAN_BUDGET_AUTO (UINT64_MAX - 1)
+typedef struct fan_auto_budget {
+    uint64_t alone, held; /* bytes */
+} fan_auto_budget;
+fan_auto_budget fan_budget_auto(void);
+void fan_budget_auto_set(const fan_auto_budget *to); /* of buffers made from now on, for tests; NULL: as it was */
+
 typedef struct fan_buffer_config {
     size_t slots;
     const fan_slot_spec *specs; /* one per slot; NULL: none declared */
-    uint64_t budget;        /* bytes; 0: fold at each arrival; UINT64_MAX: only when asked */
+    uint64_t budget;        /* bytes, or FAN_BUDGET_AUTO */
     fan_dtype accumulate;   /* for slots that say nothing; */
     bool exact;             /* .. and this */
     fan_stream *stream;     /* the consumer's; NULL: current stream when a slot gets its first gradient */
@@ -76,12 +87,14 @@ bool fan_buffer_empty_for_reuse(fan_buffer *b);
 void fan_buffer_reuse(fan_buffer *b, uint64_t budget);
 size_t fan_buffer_slots(const fan_buffer *b);
 const char *fan_buffer_name(const fan_buffer *b);
+uint64_t fan_buffer_budget(const fan_buffer *b);
 
 typedef struct fan_contribution {
     fan_value value;     /* add takes it when it succeeds (and leaves it undefined here); else it stays the caller's */
     int64_t key;         /* -1: none */
     fan_stream *stream;  /* the producer's; NULL: S4 */
     bool donate, copy;
+    bool alone;          /* nobody but the call itself has it: the buffer's alone when the call returns */
     bool summed;         /* it is in the slot's accumulation dtype, and stays so (target) */
 } fan_contribution;
 
@@ -91,11 +104,14 @@ fan_status fan_buffer_add(fan_buffer *b, size_t slot, fan_contribution *c, fan_e
  * indices sorted by slot, those of one slot in their order. A fold that fails after all are parked is that fold's failure: they stay. */
 fan_status fan_buffer_add_many(fan_buffer *b, fan_contribution *c, const size_t *slots, const size_t *order, size_t n, fan_error *err);
 /* fan_buffer_add_plain: the short way of plain.h, for a frontend whose interpreter lets one thread at a time in. True: the gradient is parked and the caller's
- * hold of `object` is the buffer's now; *due says that fan_buffer_fold_due is to be called. False: nothing happened, and fan_buffer_add knows what to do or to say. */
+ * hold of `object` is the buffer's now; *due says that fan_buffer_over is to be asked. False: nothing happened, and fan_buffer_add knows what to do or to say. */
 bool fan_buffer_add_plain(fan_buffer *b, size_t slot, const fan_plain_kind *kind, void *object, char *data, int64_t key, bool *due);
+/* fan_buffer_over: whether the budget is passed, after `object`, which is still the caller's, too, was parked in `slot` by the short way; `alone` as in
+ * fan_contribution. Then what is parked is to be folded: by fan_buffer_merge_begin, or by fan_buffer_fold_due. */
+bool fan_buffer_over(fan_buffer *b, size_t slot, const void *object, bool alone);
 fan_status fan_buffer_fold_due(fan_buffer *b, size_t slot, fan_error *err);
 /* fan_buffer_adds_at_once: whether a plain gradient of this kind and key would be parked and summed at once, in place into the slot's own sum. Then fan_buffer_add_at_once does
- * that, with nothing of the buffer's between; it cannot fail and holds nothing. */
+ * that, with nothing of the buffer's between; it cannot fail and holds nothing. `alone` as in fan_contribution. */
 typedef struct fan_at_once {
     void *pass; /* the slot's */
     char *sum;
@@ -104,7 +120,7 @@ typedef struct fan_at_once {
     int64_t key;
     fan_dtype dtype;
 } fan_at_once;
-bool fan_buffer_adds_at_once(const fan_buffer *b, size_t slot, const fan_plain_kind *kind, const char *data, int64_t key, fan_at_once *out);
+bool fan_buffer_adds_at_once(const fan_buffer *b, size_t slot, const fan_plain_kind *kind, const char *data, int64_t key, bool alone, fan_at_once *out);
 void fan_buffer_add_at_once(fan_buffer *b, const fan_at_once *one);
 
 /* fan_buffer_plain_meanwhile: while a sum of a take ran without the interpreter, other scheduled threads may have acted: now they may. */
@@ -147,9 +163,23 @@ typedef struct fan_plain_sum {
     const fan_plain_kind *kind;
     const fan_plain *terms; /* n of them, in the order of the fold */
     size_t n;
+    bool ours;              /* the first is a sum that was made here, and nobody else has seen it */
 } fan_plain_sum;
 /* fan_buffer_plain_soon: what an add to, or a take of, `slot` will look at is fetched ahead of time; slots from nslots on are none. */
 void fan_buffer_plain_soon(const fan_buffer *b, size_t slot);
+
+/* A fold by the short way, when the budget is passed. fan_buffer_merge_begin claims the slot and says in m->sum what is to be summed: the ready prefix, two terms at
+ * least. False: there is nothing to sum, or it is none for the short way, and nothing is claimed. Then fan_buffer_merge_sum, without the interpreter where that
+ * pays, and fan_buffer_merge_end, which cannot fail: `object` holds the sum, and stands for its terms from now on. It is the first term, or apart from all, and
+ * then the caller's hold is the buffer's. NULL: nothing happened. The slot is let go, and the terms are dropped last. */
+typedef struct fan_merge {
+    size_t slot;
+    fan_plain_sum sum;
+    fan_plain few[4], *dropped; /* room for the terms */
+} fan_merge;
+bool fan_buffer_merge_begin(fan_buffer *b, size_t slot, fan_merge *m);
+void fan_buffer_merge_sum(const fan_merge *m, char *out);
+void fan_buffer_merge_end(fan_buffer *b, fan_merge *m, void *object, char *data);
 
 /* Where the sum of a slot is to be written. */
 typedef struct fan_plain_out {
@@ -232,6 +262,8 @@ typedef struct fan_slot_view {
     fan_accum_plan next;         /* what the next fold would do with its first two terms */
     fan_reuse_answer reuse;      /* .. and why it may or may not write into the first */
     size_t items;                /* parked */
+    uint64_t budget, parked, alone; /* of the buffer; bytes */
+    fan_auto_budget limits;      /* where the budget is FAN_BUDGET_AUTO */
 } fan_slot_view;
 
 fan_status fan_buffer_look(fan_buffer *b, size_t slot, fan_slot_view *out, fan_item_view *items, size_t cap, fan_error *err);

@@ -1,6 +1,7 @@
 #include "buffer/plain.h"
 
 #include "array/convert.h"
+#include "array/sum.h"
 #include "base/mem.h"
 #include "base/pool.h"
 #include "buffer/slot.h"
@@ -27,9 +28,29 @@ static void peak(uint64_t *highest, uint64_t now)
         *highest = now;
 }
 
+/* Those that are parked: not the sum of others. */
+static size_t waiting(const fan_plains *p) { return p->n - (p->summed > 0); }
+
+int64_t fan_plain_count(const fan_plains *p) { return p ? (int64_t)waiting(p) + p->summed : 0; }
+
+/* `n` of the slot's gradients no longer count against the budget, and of the others it is to be asked anew who has them. */
+static void unpark(fan_buffer *b, fan_plains *p, size_t n)
+{
+    atomic_fetch_sub_explicit(&b->parked, n * p->bytes, memory_order_relaxed);
+    if (p->alone)
+        atomic_fetch_sub_explicit(&b->alone, p->alone * p->bytes, memory_order_relaxed);
+    p->alone = p->ask = 0;
+}
+
+static void emptied(fan_plains *p)
+{
+    p->n = p->alone = p->ask = 0;
+    p->summed = 0;
+}
+
 void fan_plains_init(fan_plains *p)
 {
-    p->n = 0;
+    emptied(p);
     p->cap = FAN_PLAIN_INLINE;
     p->list = p->few;
     p->unsorted = NULL;
@@ -118,11 +139,17 @@ static bool welcome(const fan_spec *spec, const fan_plain_kind *k)
     return spec->ndim == k->ndim && memcmp(spec->shape, k->shape, (size_t)k->ndim * sizeof *k->shape) == 0;
 }
 
+static size_t elements(const fan_plain_kind *k)
+{
+    size_t n = 1;
+    for (int i = 0; i < k->ndim; i++)
+        n *= (size_t)k->shape[i];
+    return n;
+}
+
 uint64_t fan_plain_bytes(const fan_plain_kind *k)
 {
-    uint64_t n = fan_dtype_size(k->dtype);
-    for (int i = 0; i < k->ndim; i++)
-        n *= (uint64_t)k->shape[i];
+    uint64_t n = fan_dtype_size(k->dtype) * elements(k);
     return n ? n : 1; /* so that what has no bytes passes a budget of 0, too */
 }
 
@@ -181,9 +208,11 @@ static bool park(fan_buffer *b, size_t slot, const fan_plain_kind *kind, void *o
     } else if (!fan_plain_same(&p->kind, kind) || (p->list[0].key < 0) != (key < 0)) {
         return false;
     }
-    if (s->expected >= 0 && (int64_t)p->n >= s->expected)
+    if (s->expected >= 0 && fan_plain_count(p) >= s->expected)
         return false;
     if (p->n == p->cap && !grow(p))
+        return false;
+    if (p->summed && key >= 0 && key <= p->list[0].key) /* it is in the sum already */
         return false;
     at = key < 0 ? p->n : place(p, key);
     if (at == SIZE_MAX)
@@ -201,6 +230,17 @@ static int64_t least(const fan_plains *p)
     return p->unsorted ? p->unsorted->least : p->list[0].key;
 }
 
+/* Whether what a fold would begin with is there. */
+static bool begins(const fan_plains *p)
+{
+    int64_t first = p->list[0].key;
+    if (first < 0)
+        return true;
+    if (!p->summed)
+        return least(p) == 0;
+    return p->unsorted ? fan_keys_has(p->unsorted, first + 1) : p->n > 1 && p->list[1].key == first + 1;
+}
+
 bool fan_buffer_add_plain(fan_buffer *b, size_t slot, const fan_plain_kind *kind, void *object, char *data, int64_t key, bool *due)
 {
     if (!park(b, slot, kind, object, data, key))
@@ -212,8 +252,160 @@ bool fan_buffer_add_plain(fan_buffer *b, size_t slot, const fan_plain_kind *kind
     COUNT(b, adds, 1);
     peak(&b->quick.peak_parked_bytes, now);
     peak(&fan_plain_total.peak_parked_bytes, now);
-    *due = now > b->budget && (key < 0 || least(b->slots[slot].plain) == 0);
+    *due = now > b->least && begins(b->slots[slot].plain);
     return true;
+}
+
+/* ---- what is due ---- */
+
+static void wake(fan_buffer *b)
+{
+    for (size_t i = 0; i < b->nlocks && atomic_load(&b->waiting); i++) {
+        fan_slot_lock(b, i);
+        fan_cond_broadcast(&b->changed[i]);
+        fan_slot_unlock(b, i);
+    }
+}
+
+/* What was parked last, where its maker had it still, is asked once more: most makers drop each before they add the next. */
+static void ask_newest(fan_buffer *b)
+{
+    fan_plains *p = b->newest.object ? b->slots[b->newest.slot].plain : NULL;
+    size_t at = b->newest.at;
+    if (p && at < p->n && p->list[at].object == b->newest.object && b->frontend->alone(p->list[at].object, NULL)) {
+        p->alone++;
+        atomic_fetch_add_explicit(&b->alone, p->bytes, memory_order_relaxed);
+    }
+}
+
+/* How many of the first terms have no gap between them. */
+static size_t prefix(const fan_plains *p)
+{
+    size_t m = p->n > 0 && (p->summed || p->list[0].key <= 0);
+    while (m && m < p->n && (p->list[0].key < 0 || p->list[m].key == p->list[m - 1].key + 1))
+        m++;
+    return m;
+}
+
+bool fan_buffer_over(fan_buffer *b, size_t slot, const void *object, bool alone)
+{
+    fan_plains *p = b->slots[slot].plain;
+    size_t at = p->n, found;
+    if (b->budget != FAN_BUDGET_AUTO)
+        return fan_over_budget(b, 0);
+    ask_newest(b);
+    found = p->alone + alone;
+    if (p->n >= p->ask) {
+        found = 0;
+        for (size_t i = p->summed > 0; i < p->n; i++)
+            found += p->list[i].object == object ? alone : b->frontend->alone(p->list[i].object, NULL);
+        p->ask = p->n + fan_ask_step(p->n);
+    }
+    atomic_fetch_add_explicit(&b->alone, ((uint64_t)found - p->alone) * p->bytes, memory_order_relaxed); /* it may be less than it was */
+    p->alone = found;
+    while (!alone && --at > 0 && p->list[at].object != object)
+        ;
+    b->newest.object = alone ? NULL : object;
+    b->newest.slot = slot;
+    b->newest.at = at;
+    if (!fan_over_budget(b, 0))
+        return false;
+    in_order(p);
+    return prefix(p) > 1; /* a first one is left as it is: there is nothing to be gained */
+}
+
+bool fan_buffer_merge_begin(fan_buffer *b, size_t slot, fan_merge *m)
+{
+    fan_slot *s = &b->slots[slot];
+    fan_plains *p = s->plain;
+    if (s->p != &fan_pass_none || s->busy || s->targets || !p || fan_accum_dtype(p->kind.dtype, s->spec->accumulate) != p->kind.dtype ||
+        !fan_sum_flat_fits(p->kind.dtype, p->kind.dtype))
+        return false;
+    in_order(p);
+    m->slot = slot;
+    m->sum = (fan_plain_sum){&p->kind, p->list, prefix(p), p->summed > 0};
+    m->dropped = m->few;
+    if (m->sum.n < 2 || (m->sum.n > sizeof m->few / sizeof *m->few && !(m->dropped = fan_alloc(m->sum.n * sizeof *m->dropped))))
+        return false;
+    s->busy = s->taking = true;
+    fan_slot_set_owner(s, fan_thread_id());
+    return true;
+}
+
+#define FAR ((uint64_t)4 << 20) /* bytes of terms and sum from which on several threads pay, and so the long way at a take */
+
+/* A gap-free array of the kind, for a sum alone. */
+static void array_over(fan_array *a, const fan_plain_kind *k, const char *data)
+{
+    memset(a, 0, sizeof *a);
+    a->data = (char *)data;
+    a->dtype = k->dtype;
+    a->ndim = 1;
+    a->shape = a->dims;
+    a->strides = a->dims + 1;
+    a->size = a->dims[0] = (int64_t)elements(k);
+    a->dims[1] = (int64_t)fan_dtype_size(k->dtype);
+}
+
+/* 2 to FAN_PLAIN_MOST terms in their own dtype. */
+static void sum_terms(const fan_plain_kind *k, const char *const *src, size_t n, char *out)
+{
+    FAN_UNCLEARED fan_array array[FAN_PLAIN_MOST + 1];
+    FAN_UNCLEARED fan_operand in[FAN_PLAIN_MOST];
+    if ((n + 1) * fan_plain_bytes(k) < FAR) {
+        (void)fan_sum_flat(out, src, n, elements(k), k->dtype, k->dtype);
+        return;
+    }
+    for (size_t i = 0; i < n; i++) {
+        array_over(&array[i], k, src[i]);
+        in[i] = (fan_operand){.array = &array[i], .acc = k->dtype};
+    }
+    array_over(&array[n], k, out);
+    fan_sum(&array[n], in, n, &(fan_sum_how){.parallel = true});
+}
+
+void fan_buffer_merge_sum(const fan_merge *m, char *out)
+{
+    FAN_UNCLEARED const char *src[FAN_PLAIN_MOST];
+    for (size_t done = 0; done < m->sum.n;) {
+        size_t k = 0;
+        if (done)
+            src[k++] = out;
+        while (k < FAN_PLAIN_MOST && done < m->sum.n)
+            src[k++] = m->sum.terms[done++].data;
+        sum_terms(m->sum.kind, src, k, out);
+    }
+}
+
+void fan_buffer_merge_end(fan_buffer *b, fan_merge *m, void *object, char *data)
+{
+    fan_slot *s = &b->slots[m->slot];
+    fan_plains *p = s->plain;
+    size_t n = object ? m->sum.n : 0;
+    if (n) {
+        bool first = object == p->list[0].object;
+        memcpy(m->dropped, p->list, n * sizeof *p->list);
+        if (first)
+            m->dropped[0].object = NULL;
+        COUNT(b, folds, 1);
+        COUNT(b, passes, 1);
+        COUNT(b, bytes_read, n * p->bytes);
+        COUNT(b, bytes_written, p->bytes);
+        COUNT(b, in_place, first ? n - 1 : 0);
+        unpark(b, p, n - m->sum.ours);
+        p->summed += (int64_t)(n - m->sum.ours);
+        p->list[0] = (fan_plain){object, data, p->list[n - 1].key};
+        memmove(&p->list[1], &p->list[n], (p->n - n) * sizeof *p->list);
+        p->n -= n - 1;
+    }
+    s->busy = s->taking = false;
+    fan_slot_set_owner(s, 0);
+    wake(b);
+    for (size_t i = 0; i < n; i++)
+        if (m->dropped[i].object)
+            b->frontend->drop(m->dropped[i].object);
+    if (m->dropped != m->few)
+        fan_free(m->dropped);
 }
 
 /* ---- a sum that is due at once, in place ---- */
@@ -239,11 +431,23 @@ static fan_array *sum_of(const fan_slot *s, const fan_plain_kind *k, int64_t key
     return fan_plain_fits(k->dtype, k->dtype, (uint64_t)step, 2) ? a : NULL;
 }
 
-bool fan_buffer_adds_at_once(const fan_buffer *b, size_t slot, const fan_plain_kind *kind, const char *data, int64_t key, fan_at_once *out)
+/* Whether the budget is passed with `bytes` more that somebody else holds. */
+static bool would_pass(const fan_buffer *b, uint64_t bytes)
+{
+    uint64_t parked = atomic_load_explicit(&b->parked, memory_order_relaxed) + bytes;
+    if (b->budget != FAN_BUDGET_AUTO)
+        return parked > b->budget;
+    return parked > b->least && parked > b->limits.held + atomic_load_explicit(&b->alone, memory_order_relaxed);
+}
+
+bool fan_buffer_adds_at_once(const fan_buffer *b, size_t slot, const fan_plain_kind *kind, const char *data, int64_t key, bool alone, fan_at_once *out)
 {
     const fan_slot *s = &b->slots[slot];
     const fan_array *a;
-    if (s->p == &fan_pass_none || b->known || atomic_load_explicit(&b->parked, memory_order_relaxed) + fan_plain_bytes(kind) <= b->budget)
+    if (s->p == &fan_pass_none || b->known)
+        return false;
+    /* What is the buffer's alone would have to be asked later, which costs more than to add it. */
+    if (!(alone && b->budget == FAN_BUDGET_AUTO) && !would_pass(b, fan_plain_bytes(kind)))
         return false;
     a = sum_of(s, kind, key);
     if (a)
@@ -282,7 +486,7 @@ void fan_buffer_unadd_plain(fan_buffer *b, size_t slot, void *object, int64_t ke
         p->n--;
         if (p->unsorted)
             fan_keys_remove(p->unsorted, key);
-        atomic_fetch_sub_explicit(&b->parked, p->bytes, memory_order_relaxed);
+        unpark(b, p, 1);
         b->quick.adds--;
         fan_plain_total.adds--;
         return;
@@ -323,9 +527,10 @@ static fan_status items_of(fan_buffer *b, size_t slot, fan_item **items, size_t 
 {
     fan_plains *plain = b->slots[slot].plain;
     in_order(plain);
+    const fan_plain *first = &plain->list[plain->summed > 0];
     fan_dtype_set own = fan_dtype_set_add(0, plain->kind.dtype, false);
-    for (; *made < plain->n; ++*made) {
-        const fan_plain *one = &plain->list[*made];
+    for (; *made < waiting(plain); ++*made) {
+        const fan_plain *one = &first[*made];
         fan_item *it = fan_calloc(sizeof *it);
         if (!it)
             return fan_fail(err, FAN_NOMEM, "%s: slot %zu: out of memory", b->name, slot);
@@ -350,6 +555,7 @@ fan_status fan_slot_thicken(fan_buffer *b, size_t slot, fan_error *err)
     const fan_plain_kind *k = plain ? &plain->kind : NULL;
     size_t n = plain ? plain->n : 0, made = 0;
     fan_status status = FAN_OK;
+    fan_value sum = {.dtype = FAN_NO_DTYPE};
     if (!n)
         return FAN_OK;
     /* Whoever has the slot already is the caller. Nobody else adds or takes meanwhile. */
@@ -365,6 +571,8 @@ fan_status fan_slot_thicken(fan_buffer *b, size_t slot, fan_error *err)
         fan_slot_unlock(b, slot);
     }
     status = items_of(b, slot, items, &made, err);
+    if (status == FAN_OK && plain->summed)
+        status = b->frontend->plain(plain->list[0].object, plain->list[0].data, k, &sum, err);
     if (late) {
         fan_slot_lock(b, slot);
         s->taking = taking;
@@ -376,11 +584,20 @@ fan_status fan_slot_thicken(fan_buffer *b, size_t slot, fan_error *err)
         memcpy(shape, k->shape, (size_t)k->ndim * sizeof *shape);
     p->seen = fan_dtype_set_add(0, k->dtype, false);
     p->keyed = plain->list[0].key < 0 ? -1 : 1;
-    p->count = (int64_t)n;
+    p->count = fan_plain_count(plain);
     p->device = fan_device_hold(fan_cpu());
     p->rules = FAN_S(3);
     p->items = items;
-    p->nitems = p->cap = n;
+    p->nitems = made;
+    p->cap = n;
+    if (plain->summed) {
+        p->value = sum;
+        p->value_ours = true;
+        p->value_seen = p->seen;
+        p->value_key = plain->list[0].key < 0 ? -1 : 0;
+        p->next_key = plain->list[0].key + 1;
+        p->rules |= FAN_A(6);
+    }
     if (s->spec->has_shape) {
         fan_free(shape);
     } else {
@@ -389,12 +606,14 @@ fan_status fan_slot_thicken(fan_buffer *b, size_t slot, fan_error *err)
         p->shaped = true;
     }
     s->p = p;
-    /* The items have holds of their own; nothing is called back, for more than these remain. */
+    /* The items have holds of their own; nothing is called back, for more than these remain. They are parked as before; who has them is asked anew. */
+    unpark(b, plain, 0);
     for (size_t i = 0; i < n; i++)
         b->frontend->drop(plain->list[i].object);
-    plain->n = 0;
+    emptied(plain);
     return FAN_OK;
 done:
+    fan_value_drop(b->frontend, &sum);
     if (items)
         items_free(b, items, made);
     fan_free(shape);
@@ -407,7 +626,7 @@ static size_t detach(fan_plains *p, fan_plain *few, fan_plain **many, size_t *ca
 {
     size_t n = p->n;
     *many = NULL;
-    p->n = 0;
+    emptied(p);
     keys_end(p);
     if (n <= FAN_PLAIN_INLINE) {
         memcpy(few, p->list, n * sizeof *few);
@@ -443,14 +662,13 @@ void fan_plain_drop(fan_buffer *b, size_t slot)
     size_t n, cap = 0;
     if (!p || !p->n)
         return;
-    atomic_fetch_sub_explicit(&b->parked, p->n * p->bytes, memory_order_relaxed);
+    unpark(b, p, waiting(p));
     n = detach(p, few, &many, &cap);
     drop_terms(p, few, many, cap, n, b->frontend->drop);
 }
 
 /* ---- take ---- */
 
-#define FAR ((uint64_t)4 << 20) /* bytes of terms and sum from which on the long way pays */
 
 bool fan_plain_fits(fan_dtype dtype, fan_dtype acc, uint64_t bytes, size_t n)
 {
@@ -462,7 +680,7 @@ bool fan_plain_fits(fan_dtype dtype, fan_dtype acc, uint64_t bytes, size_t n)
 static bool claim(fan_slot *s)
 {
     fan_plains *p = s->plain;
-    if (s->p != &fan_pass_none || s->busy || s->targets || (s->expected >= 0 && s->expected != (p ? (int64_t)p->n : 0)))
+    if (s->p != &fan_pass_none || s->busy || s->targets || (s->expected >= 0 && s->expected != fan_plain_count(p)))
         return false;
     if (p && p->n > 1 && !fan_plain_fits(p->kind.dtype, fan_accum_dtype(p->kind.dtype, s->spec->accumulate), p->bytes, p->n))
         return false;
@@ -471,15 +689,6 @@ static bool claim(fan_slot *s)
     s->busy = s->taking = true;
     fan_slot_set_owner(s, fan_thread_id());
     return true;
-}
-
-static void wake(fan_buffer *b)
-{
-    for (size_t i = 0; i < b->nlocks && atomic_load(&b->waiting); i++) {
-        fan_slot_lock(b, i);
-        fan_cond_broadcast(&b->changed[i]);
-        fan_slot_unlock(b, i);
-    }
 }
 
 static void let_go(fan_buffer *b, size_t slots)
@@ -512,7 +721,7 @@ void fan_buffer_plain_meanwhile(fan_buffer *b)
 fan_plain_sum fan_buffer_plain_at(fan_buffer *b, size_t slot)
 {
     fan_plains *p = b->slots[slot].plain;
-    return p ? (fan_plain_sum){&p->kind, p->list, p->n} : (fan_plain_sum){NULL, NULL, 0};
+    return p ? (fan_plain_sum){&p->kind, p->list, p->n, p->summed > 0} : (fan_plain_sum){NULL, NULL, 0, false};
 }
 
 /* ---- out= ---- */
@@ -626,9 +835,7 @@ void fan_buffer_plain_fold(fan_buffer *b, size_t slot, char *out)
     const fan_plains *p = s->plain;
     fan_dtype acc = fan_accum_dtype(p->kind.dtype, s->spec->accumulate);
     FAN_UNCLEARED const char *src[FAN_PLAIN_MOST];
-    size_t count = 1;
-    for (int i = 0; i < p->kind.ndim; i++)
-        count *= (size_t)p->kind.shape[i];
+    size_t count = elements(&p->kind);
     if (p->n == 1) {
         memmove(out, p->list[0].data, count * fan_dtype_size(p->kind.dtype));
         return;
@@ -657,10 +864,7 @@ void fan_buffer_plain_folded(fan_buffer *b, size_t slot, bool in_place)
 
 void fan_plain_sum_of(const fan_plain_kind *kind, const char *const *src, size_t n, char *out)
 {
-    size_t count = 1;
-    for (int i = 0; i < kind->ndim; i++)
-        count *= (size_t)kind->shape[i];
-    (void)fan_sum_flat(out, src, n, count, kind->dtype, fan_dtype_accumulate(kind->dtype));
+    (void)fan_sum_flat(out, src, n, elements(kind), kind->dtype, fan_dtype_accumulate(kind->dtype));
 }
 
 void fan_plain_summed(uint64_t bytes, size_t n)
@@ -712,8 +916,8 @@ void fan_buffer_plain_done(fan_buffer *b, bool taken, bool (*part)(void *object)
                 b->frontend->drop(object);
         }
         if (n) {
-            atomic_fetch_sub_explicit(&b->parked, n * p->bytes, memory_order_relaxed);
-            p->n = 0;
+            unpark(b, p, waiting(p));
+            emptied(p);
             if (p->cap > KEPT_TERMS) {
                 fan_free(p->list);
                 p->list = p->few;

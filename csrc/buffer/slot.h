@@ -16,6 +16,7 @@ typedef struct fan_item {
     bool ours;          /* a copy or conversion that the buffer made */
     bool lent;          /* .. and lent to its producer (target) */
     fan_dtype_set own;  /* the dtype it came with (A10) */
+    bool alone;         /* nobody but the buffer has it, as far as is known */
     uint64_t bytes;
     uint64_t hash;      /* with debug: of its elements at add */
     bool hashed;
@@ -61,6 +62,7 @@ typedef struct fan_pass {
     size_t nitems, cap;
     fan_keys *unsorted;       /* NULL: they are so; else keys came that far from their places that the items are by arrival for now, and these are they */
     size_t arriving;          /* items whose add still carries out its plan */
+    size_t ask;               /* with an automatic budget: from how many items on it is asked again who has them */
     fan_value value;          /* the sum so far (folder) */
     bool value_ours, value_lent, value_donated; /* (folder) */
     fan_dtype_set value_seen; /* of what is in it (folder) */
@@ -120,6 +122,8 @@ struct fan_buffer {
     uint64_t id;
     char *name;
     uint64_t budget;
+    uint64_t least;     /* parked bytes up to which nothing is due whoever has them: the budget, or the lesser one of .. */
+    fan_auto_budget limits; /* where it is automatic */
     fan_stream *stream; /* held */
     bool leaf, create_graph;
     fan_known *known;   /* with stats: of each slot's last sum; else NULL */
@@ -131,6 +135,11 @@ struct fan_buffer {
     fan_cond *changed;
     atomic_uint_fast64_t parked; /* bytes */
     uint64_t weighed;            /* bytes that scheduled threads have added, ever (fan_buffer_weigh) */
+    atomic_uint_fast64_t alone;  /* of them, with an automatic budget: those that nobody else has, as far as is known */
+    struct {
+        const void *object;      /* what the short way parked last, once the budget was asked, where its maker still had it; NULL: nothing. Not held, never followed */
+        size_t slot, at;
+    } newest;
     atomic_uint waiting;         /* threads in wait_for_change */
     struct {
 #define X(name) atomic_uint_fast64_t name;
@@ -140,6 +149,20 @@ struct fan_buffer {
     fan_counters quick; /* what is counted by plain.c */
     bool small;         /* slots, locks and what is plain lie in the block of the buffer itself (fan_small) */
 };
+
+/* fan_over_budget: whether something is to be folded, were `coming` bytes that somebody else holds no longer parked. */
+static inline bool fan_over_budget(const fan_buffer *b, uint64_t coming)
+{
+    uint64_t parked = atomic_load_explicit(&b->parked, memory_order_relaxed), alone;
+    parked -= coming < parked ? coming : parked;
+    if (b->budget != FAN_BUDGET_AUTO)
+        return parked > b->budget;
+    alone = atomic_load_explicit(&b->alone, memory_order_relaxed);
+    return alone > b->limits.alone || (parked > alone && parked - alone > b->limits.held);
+}
+
+/* fan_ask_step: how many more there must be before n are asked again who has them: each is asked a few times at most. */
+static inline size_t fan_ask_step(size_t n) { return n < 64 ? 1 + n / 8 : n / 2; }
 
 /* fan_count: adds to a counter of the buffer and of the process. */
 #define FAN_COUNTER_INDEX(name) offsetof(fan_counters, name)
@@ -289,6 +312,7 @@ fan_status fan_slot_thicken(fan_buffer *b, size_t slot, fan_error *err);
 /* fan_plain_drop: unlocked: drops what is plain in a slot. */
 void fan_plain_drop(fan_buffer *b, size_t slot);
 void fan_plains_init(fan_plains *p);
+int64_t fan_plain_count(const fan_plains *p); /* contributions, those summed already too; p may be NULL */
 void fan_plains_fini(fan_slot *s, bool inside); /* `inside`: the block is the buffer's own */
 extern fan_counters fan_plain_total; /* of the process */
 void fan_plain_counted(const fan_counters *quick, fan_counters *out); /* adds them to *out */
@@ -319,6 +343,6 @@ fan_status fan_fold_commit_end(fan_buffer *b, size_t slot, fan_gathered *g, fan_
  * have among it, is left to a fold by itself. */
 fan_status fan_many_fold(fan_buffer *b, const size_t *slots, const size_t *order, size_t n, fan_error *err);
 /* fan_slot_due: locked: how many of its first items are to be folded now if `coming` bytes of other slots no longer count as parked; 0: none. */
-size_t fan_slot_due(const fan_buffer *b, size_t slot, uint64_t coming);
+size_t fan_slot_due(fan_buffer *b, size_t slot, uint64_t coming);
 
 #endif

@@ -40,6 +40,9 @@ typedef struct fan_frontend {
     void (*drop)(void *object);
     /* unshared: the buffer's is the only reference to the object, and its memory cannot be reached otherwise. */
     bool (*unshared)(void *object);
+    /* alone: whether nobody but the buffer keeps the object and its memory alive, which it has as the value v, or, where that is NULL, as a plain gradient: as far as
+     * can be told at once. A guess, which decides when something is summed, and never what. Calls nobody: a lock may be held. */
+    bool (*alone)(void *object, const fan_value *v);
     /* plain: the value of a plain gradient whose first element is at `data`; with a hold of its own on the object. Calls nobody, unless
      * the kind is late: a lock may be held. */
     fan_status (*plain)(void *object, char *data, const fan_plain_kind *kind, fan_value *out, fan_error *err);

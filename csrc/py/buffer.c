@@ -2,6 +2,7 @@
 #include "py/turn.h"
 
 #include "base/mem.h"
+#include "base/pool.h"
 #include "base/trace.h"
 
 #include <math.h>
@@ -96,6 +97,25 @@ int fan_budget_arg(PyObject *o, uint64_t *out)
     }
     Py_DECREF(i);
     return 0;
+}
+
+int fan_buffer_budget_arg(PyObject *o, uint64_t *out)
+{
+    if (PyBool_Check(o) || (!PyUnicode_Check(o) && !PyFloat_Check(o) && !PyIndex_Check(o)))
+        return fan_refuse(PyExc_TypeError, "budget: expected \"auto\", a number of bytes, math.inf or None, got %R", o);
+    if (!PyUnicode_Check(o))
+        return fan_budget_arg(o, out);
+    if (PyUnicode_CompareWithASCIIString(o, "auto") != 0)
+        return fan_refuse(PyExc_ValueError, "budget: expected \"auto\", a number of bytes or math.inf, got %R", o);
+    *out = FAN_BUDGET_AUTO;
+    return 0;
+}
+
+PyObject *fan_budget_wrap(uint64_t budget)
+{
+    if (budget == FAN_BUDGET_AUTO)
+        return PyUnicode_FromString("auto");
+    return budget == UINT64_MAX ? PyFloat_FromDouble(Py_HUGE_VAL) : PyLong_FromUnsignedLongLong(budget);
 }
 
 /* What is gathered of the slots before the core's buffer is made. */
@@ -348,7 +368,7 @@ static PyObject *buffer_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
         goto done;
     self->create_graph = create_graph;
     config.budget = fan_state_get()->budget;
-    if (budget != Py_None && fan_budget_arg(budget, &config.budget) < 0)
+    if (budget != Py_None && fan_buffer_budget_arg(budget, &config.budget) < 0)
         goto done;
     config.stats = stats;
     if (accumulate_arg(accumulate, &config.accumulate, &config.exact) < 0 || fan_stream_arg(stream, &config.stream) < 0)
@@ -613,6 +633,71 @@ static Py_ssize_t small_index(PyObject *o)
     return i;
 }
 
+/* target_of: where the sum of n >= 2 plain terms goes: into the first, where that is nobody else's, or into a fresh array; new reference. */
+static PyObject *target_of(const fan_plain_sum *sum)
+{
+    PyObject *first = sum->terms[0].object;
+    char *data = sum->terms[0].data;
+    bool alone = sum->ours || fan_unshared(first, 1);
+    size_t bytes = alone ? (size_t)fan_plain_bytes(sum->kind) : 0;
+    for (size_t k = 1; k < sum->n && alone; k++)
+        alone = sum->terms[k].data + bytes <= data || data + bytes <= sum->terms[k].data;
+    return alone ? Py_NewRef(first) : fan_plain_fresh(first, sum->kind);
+}
+
+/* sound_terms: what is to be summed is what it was when it came, and what was not looked at then is looked at now. */
+static bool sound_terms(const fan_plain_sum *sum)
+{
+    for (size_t k = 0; k < sum->n; k++)
+        if ((sum->kind->late && !fan_plain_sound(sum->terms[k].object)) || !fan_plain_still(sum->terms[k].object, sum->kind, sum->terms[k].data))
+            return false;
+    return true;
+}
+
+#define AWAY_BYTES (UINT64_C(256) << 10) /* bytes of terms from which on others may run while they are summed */
+
+/* merge_plain: what is due in a slot of plain gradients, by the short way. False: not for this way, and nothing happened. */
+static bool merge_plain(buffer_object *self, size_t slot)
+{
+    FAN_RAW fan_merge m;
+    PyObject *to = NULL;
+    char *data = NULL;
+    if (!unwatched() || !fan_buffer_merge_begin(self->core, slot, &m))
+        return false;
+    /* A fresh array of such a size is made in recycled memory, by the general way. */
+    if (sound_terms(&m.sum) && (m.sum.ours || fan_plain_bytes(m.sum.kind) < FAN_POOL_FROM || fan_unshared(m.sum.terms[0].object, 1)))
+        to = target_of(&m.sum);
+    if (to) {
+        data = fan_plain_data(to, m.sum.kind);
+        if (m.sum.n * fan_plain_bytes(m.sum.kind) > AWAY_BYTES) {
+            Py_BEGIN_ALLOW_THREADS
+            fan_buffer_merge_sum(&m, data);
+            Py_END_ALLOW_THREADS
+        } else {
+            fan_buffer_merge_sum(&m, data);
+        }
+        if (to == m.sum.terms[0].object)
+            Py_DECREF(to); /* the buffer has one */
+    }
+    PyErr_Clear(); /* the general way says it, if there is anything to say */
+    fan_buffer_merge_end(self->core, &m, to, data);
+    return to != NULL;
+}
+
+/* fold_due: after a gradient was parked by the short way, and perhaps the budget passed. */
+static int fold_due(buffer_object *self, size_t slot, PyObject *gradient, bool alone)
+{
+    FAN_RAW fan_error err;
+    if (!fan_buffer_over(self->core, slot, gradient, alone) || merge_plain(self, slot))
+        return 0;
+    clear_error(&err);
+    fan_status status = fan_buffer_fold_due(self->core, slot, &err);
+    if (status == FAN_OK)
+        return 0;
+    fan_raise(status, &err);
+    return -1;
+}
+
 /* add_plain: 1: added; 0: not for this way, and nothing happened; -1 with an exception. */
 static int add_plain(buffer_object *self, PyObject *const *args, PyObject *kwnames)
 {
@@ -629,7 +714,8 @@ static int add_plain(buffer_object *self, PyObject *const *args, PyObject *kwnam
     }
     if (!fan_import_plain(args[1], &kind, &data) || !unwatched())
         return 0;
-    if (fan_buffer_adds_at_once(self->core, (size_t)slot, &kind, data, key, &one)) {
+    bool alone = fan_alone(args[1], 1);
+    if (fan_buffer_adds_at_once(self->core, (size_t)slot, &kind, data, key, alone, &one)) {
         fan_buffer_add_at_once(self->core, &one);
         return 1;
     }
@@ -638,17 +724,10 @@ static int add_plain(buffer_object *self, PyObject *const *args, PyObject *kwnam
         Py_DECREF(args[1]);
         return 0;
     }
-    if (due) {
-        FAN_RAW fan_error err;
-        fan_call_acted();
-        clear_error(&err);
-        fan_status status = fan_buffer_fold_due(self->core, (size_t)slot, &err);
-        if (status != FAN_OK) {
-            fan_raise(status, &err);
-            return -1;
-        }
-    }
-    return 1;
+    if (!due)
+        return 1;
+    fan_call_acted();
+    return fold_due(self, (size_t)slot, args[1], alone) < 0 ? -1 : 1;
 }
 
 /* stream_of: the producer's stream, as it was given for a slot. */
@@ -724,6 +803,7 @@ static PyObject *add_any(buffer_object *self, PyObject *const *args, Py_ssize_t 
         return NULL;
     if (stream_of(self, slot, a.stream, &c.stream) < 0)
         return NULL;
+    c.alone = fan_alone(a.gradient, 1);
     bad = contribution_of(self, slot, a.gradient, a.key, &c) < 0 || add_on(self->core, slot, &c) < 0;
     if (c.value.form != FAN_UNDEFINED)
         fan_value_drop(&fan_python, &c.value);
@@ -811,7 +891,7 @@ static bool batch_at_once(buffer_object *self, const batch *t)
             fetch_ahead(self, t, k);
         if (slot <= last || (size_t)slot >= self->n || (t->keys && (key = small_index(ITEM(t->keys, k))) < 0) ||
             !fan_import_plain(ITEM(t->gradients, k), &kind, &data) ||
-            !fan_buffer_adds_at_once(self->core, (size_t)slot, &kind, data, key, &one) || (!all && !(all = fan_alloc((size_t)t->n * sizeof *all))))
+            !fan_buffer_adds_at_once(self->core, (size_t)slot, &kind, data, key, false, &one) || (!all && !(all = fan_alloc((size_t)t->n * sizeof *all))))
             break;
         all[k] = one;
         last = slot; /* ascending, so that what was asked still holds when it is done */
@@ -860,15 +940,9 @@ static int batch_plain(buffer_object *self, const batch *t)
     }
     if (any_due)
         fan_call_acted();
-    for (k = 0; k < t->n && any_due; k++) {
-        FAN_RAW fan_error err;
-        clear_error(&err);
-        fan_status status = fan_buffer_fold_due(self->core, (size_t)small_index(ITEM(t->slots, k)), &err);
-        if (status != FAN_OK) {
-            fan_raise(status, &err);
+    for (k = 0; k < t->n && any_due; k++)
+        if (fold_due(self, (size_t)small_index(ITEM(t->slots, k)), ITEM(t->gradients, k), false) < 0)
             return -1;
-        }
-    }
     return 1;
 }
 
@@ -1215,18 +1289,6 @@ done:
     return list;
 }
 
-/* target_of: where the sum of n >= 2 plain terms goes: into the first, where that is nobody else's, or into a fresh array. */
-static PyObject *target_of(const fan_plain_sum *sum)
-{
-    PyObject *first = sum->terms[0].object;
-    char *data = sum->terms[0].data;
-    bool alone = fan_unshared(first, 1);
-    size_t bytes = alone ? (size_t)PyArray_NBYTES((PyArrayObject *)first) : 0;
-    for (size_t k = 1; k < sum->n && alone; k++)
-        alone = sum->terms[k].data + bytes <= data || data + bytes <= sum->terms[k].data;
-    return alone ? Py_NewRef(first) : fan_plain_fresh(first, sum->kind);
-}
-
 /* objects_ahead, memory_ahead: fetched AHEAD slots before it is looked at. */
 static void objects_ahead(const buffer_object *self, size_t i)
 {
@@ -1499,6 +1561,10 @@ static PyObject *view_of(const buffer_object *self, size_t slot)
                       name ? name : Py_None, "rules", (unsigned long long)v.rules, "C", (unsigned long long)v.C, "A",
                       (unsigned long long)v.A, "R", (unsigned long long)v.R, "event", PyBool_FromLong(v.event), "has_value",
                       PyBool_FromLong(v.has_value), "value_ours", PyBool_FromLong(v.value_ours), "poisoned", v.poisoned);
+    if (d && (put(d, "budget", fan_budget_wrap(v.budget)) < 0 || put(d, "limits", Py_BuildValue("(KK)", (unsigned long long)v.limits.alone, (unsigned long long)v.limits.held)) < 0 ||
+              put(d, "parked_bytes", PyLong_FromUnsignedLongLong(v.parked)) < 0 ||
+              put(d, "alone_bytes", PyLong_FromUnsignedLongLong(v.alone)) < 0))
+        Py_CLEAR(d);
     if (!d || put(d, "how", v.how ? PyUnicode_FromStringAndSize(&v.how, 1) : PyUnicode_FromString("")) < 0 ||
         put(d, "value_form", PyUnicode_FromString(form_word(v.value_form))) < 0 || put(d, "dtype", PyUnicode_FromString(fan_dtype_name(v.dtype))) < 0 ||
         put(d, "accumulate", PyUnicode_FromString(fan_dtype_name(v.accumulate))) < 0 || put(d, "count", PyLong_FromLongLong(v.count)) < 0 ||
@@ -1718,7 +1784,13 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
+static PyObject *buffer_budget(PyObject *o, void *Py_UNUSED(closure))
+{
+    return fan_budget_wrap(fan_buffer_budget(of(o)->core));
+}
+
 static PyGetSetDef getset[] = {
+    {"budget", buffer_budget, NULL, "Bytes of contributions that may wait to be summed: \"auto\", a number, or math.inf.", NULL},
     {"name", buffer_name, NULL, "Its name in messages, traces and pictures.", NULL},
     {"counters", buffer_counters_turn, NULL, "What it has done so far: a fanin.Counters.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
@@ -1734,8 +1806,9 @@ static PyType_Slot slots[] = {
      "InputBuffer(slots, *, budget=None, accumulate=None, stats=False, stream=None, leaf=False, create_graph=False, name=None)\n--\n\n"
      "Gradients are added to its slots, from any thread and any stream; their sums are taken.\n\n"
      "slots: a count; or a sequence of example arrays, whose shape, dtype and device are taken, and of fanin.Slot.\n"
-     "budget: bytes of contributions that may wait to be summed; 0 sums at each arrival, math.inf only when asked, None is 64 MiB\n"
-     "(fanin.set_options). The bits of the sums do not depend on it.\n"
+     "budget: bytes of contributions that may wait to be summed; 0 sums at each arrival, math.inf only when asked. \"auto\": what the\n"
+     "buffer alone keeps alive, for whoever made it has dropped it, counts against a part of the second-level cache, and what somebody\n"
+     "else holds against 64 MiB. None is what fanin.set_options says: \"auto\" at first. The bits of the sums do not depend on it.\n"
      "accumulate: the dtype in which sums run; by default float32 for float16, bfloat16 and float8, else the dtype itself. \"exact\":\n"
      "sums of floats are those of real numbers, rounded once, whatever the order. stats: `stats()` tells norms, largest elements and\n"
      "non-finite ones of what was taken, and waits for it on a device with streams. stream: the consumer's. leaf: the consumer accumulates into `.grad`. create_graph: sums are made by the arrays' own `+`, so\n"

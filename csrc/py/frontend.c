@@ -38,6 +38,30 @@ bool fan_unshared(PyObject *o, Py_ssize_t refs)
             Py_TYPE(o)->tp_weaklistoffset > 0 && *(PyObject **)weak == NULL;
 }
 
+/* Whose memory an ndarray shows: its own, or that of an ndarray that nobody but it has. */
+static bool owns(const PyArrayObject *a)
+{
+    PyObject *base = PyArray_BASE(a);
+    if (!base)
+        return PyArray_CHKFLAGS(a, NPY_ARRAY_OWNDATA);
+    return PyArray_CheckExact(base) && Py_REFCNT(base) == 1 && !PyArray_BASE((PyArrayObject *)base) &&
+           PyArray_CHKFLAGS((PyArrayObject *)base, NPY_ARRAY_OWNDATA);
+}
+
+bool fan_alone(PyObject *o, Py_ssize_t refs)
+{
+#ifdef Py_GIL_DISABLED
+    return false;
+#endif
+    return Py_REFCNT(o) == refs && (!PyArray_CheckExact(o) || owns((PyArrayObject *)o));
+}
+
+/* The value of an ndarray has two references, as in unshared. What a library keeps of its arrays beside the object that Python has is not seen. */
+static bool alone(void *object, const fan_value *v)
+{
+    return fan_gil_held() && fan_alone(object, v && PyArray_CheckExact((PyObject *)object) ? 2 : 1);
+}
+
 /* Two references: the value's, and that of the storage over it (exchange.c). */
 static bool unshared(void *object)
 {
@@ -141,6 +165,7 @@ const fan_frontend fan_python = {
     .hold = hold,
     .drop = drop,
     .unshared = unshared,
+    .alone = alone,
     .plain = fan_plain_value,
     .still = fan_value_still,
     .forget = forget,

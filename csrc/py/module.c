@@ -94,7 +94,7 @@ static int module_exec(PyObject *m)
     }
     if (PyArray_ImportNumPyAPI() < 0)
         return -1;
-    st->budget = UINT64_C(64) << 20; /* D23 */
+    st->budget = FAN_BUDGET_AUTO; /* D23 */
     fan_state_link(st);
     st->zero = PyLong_FromLong(0);
     if (!st->zero)

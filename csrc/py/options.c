@@ -11,17 +11,12 @@
 
 #include <math.h>
 
-static PyObject *budget_of(uint64_t n)
-{
-    return n == UINT64_MAX ? PyFloat_FromDouble(Py_HUGE_VAL) : PyLong_FromUnsignedLongLong(n);
-}
-
 static PyObject *get_options(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 {
     size_t pool = fan_pool_get().limit;
     return Py_BuildValue("{s:N,s:N,s:N,s:s,s:i,s:N,s:N}", "debug", PyBool_FromLong(fan_get_debug()), "warn_stream_mismatch",
-                         PyBool_FromLong(fan_get_warn_mismatch()), "budget", budget_of(fan_state_get()->budget), "isa", fan_sum_isa(),
-                         "threads", fan_team_chosen(), "pool_bytes", budget_of(pool == SIZE_MAX ? UINT64_MAX : pool),
+                         PyBool_FromLong(fan_get_warn_mismatch()), "budget", fan_budget_wrap(fan_state_get()->budget), "isa", fan_sum_isa(),
+                         "threads", fan_team_chosen(), "pool_bytes", fan_budget_wrap(pool == SIZE_MAX ? UINT64_MAX : pool),
                          "capture_redirect", PyBool_FromLong(fan_get_capture_redirect()));
 }
 
@@ -93,7 +88,7 @@ static PyObject *set_options(PyObject *Py_UNUSED(module), PyObject *args)
     on = debug == Py_None ? 0 : PyObject_IsTrue(debug);
     warns = warn == Py_None ? 0 : PyObject_IsTrue(warn);
     redirects = redirect == Py_None ? 0 : PyObject_IsTrue(redirect);
-    if (on < 0 || warns < 0 || redirects < 0 || (budget != Py_None && fan_budget_arg(budget, &bytes) < 0) || (pool != Py_None && pool_arg(pool, &most) < 0))
+    if (on < 0 || warns < 0 || redirects < 0 || (budget != Py_None && fan_buffer_budget_arg(budget, &bytes) < 0) || (pool != Py_None && pool_arg(pool, &most) < 0))
         return NULL;
     if ((isa != Py_None && !(set = isa_arg(isa))) || (threads != Py_None && (team = threads_arg(threads)) < 0))
         return NULL;
@@ -142,6 +137,21 @@ static PyObject *trim(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
     gone = fan_pool_trim();
     Py_END_ALLOW_THREADS
     return PyLong_FromSize_t(gone);
+}
+
+static PyObject *auto_budget(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+{
+    fan_auto_budget now = fan_budget_auto();
+    return Py_BuildValue("(KK)", (unsigned long long)now.alone, (unsigned long long)now.held);
+}
+
+static PyObject *test_auto_budget(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    unsigned long long alone = 0, held = 0;
+    if (!PyArg_ParseTuple(args, "|KK:_test_auto_budget", &alone, &held))
+        return NULL;
+    fan_budget_auto_set(PyTuple_GET_SIZE(args) ? &(fan_auto_budget){alone, held} : NULL);
+    Py_RETURN_NONE;
 }
 
 static PyObject *test_fail_at(PyObject *Py_UNUSED(module), PyObject *args)
@@ -350,6 +360,10 @@ FAN_TURN_NONE(counters, seen_counters)
 
 PyMethodDef fan_option_functions[] = {
     {"get_options", get_options, METH_NOARGS, "get_options()\n--\n\nThe process's options, as a dict."},
+    {"auto_budget", auto_budget, METH_NOARGS,
+     "auto_budget()\n--\n\nWhat budget=\"auto\" allows, in bytes: of what a buffer alone keeps alive, and of what somebody else holds."},
+    {"_test_auto_budget", test_auto_budget, METH_VARARGS,
+     "_test_auto_budget(alone, held, /)\n--\n\nTests: other limits than auto_budget's, of buffers made from now on; without arguments: those again."},
     {"_test_fail_at", test_fail_at, METH_VARARGS,
      "_test_fail_at(skip, count=1, /)\n--\n\nTests: let `skip` allocations pass and fail the `count` after them (-1: all); skip -1: off."},
     {"_test_memory", test_memory, METH_NOARGS, "_test_memory()\n--\n\nTests: blocks alive, allocations ever, allocations refused."},

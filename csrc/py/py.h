@@ -176,6 +176,8 @@ PyObject *fan_export_array(fan_array *a);
 /* fan_unshared: an ndarray that owns its memory and has just these references: no view, no buffer of another and no weak reference leads to it, and nobody can
  * make one. */
 bool fan_unshared(PyObject *o, Py_ssize_t refs);
+/* fan_alone: with just these references, as far as can be seen: whose memory goes when they go. A view of an ndarray that nobody else has counts, too. */
+bool fan_alone(PyObject *o, Py_ssize_t refs);
 fan_buffer *fan_buffer_of(PyObject *o); /* of an InputBuffer */
 /* target.c: the context of InputBuffer.target. */
 PyObject *fan_target_new(PyObject *buffer, size_t slot, int64_t key, fan_stream *stream);
@@ -209,8 +211,10 @@ void fan_site(char *buf, size_t size);
 extern PyType_Spec fan_buffer_spec, fan_stream_spec, fan_event_spec, fan_array_spec, fan_machine_spec, fan_trace_spec, fan_exporter_spec, fan_target_spec, fan_verdict_spec,
     fan_overlaps_spec, fan_layout_spec;
 /* Functions of the module, one table per file, joined in module.c. */
-/* fan_budget_arg: a number of bytes, math.inf for no bound. -1 with an exception. */
+/* fan_budget_arg: a number of bytes, math.inf for no bound. -1 with an exception. fan_buffer_budget_arg: or "auto". */
 int fan_budget_arg(PyObject *o, uint64_t *out);
+int fan_buffer_budget_arg(PyObject *o, uint64_t *out);
+PyObject *fan_budget_wrap(uint64_t budget); /* "auto", a number or math.inf */
 PyObject *fan_counters_wrap(const fan_counters *n); /* a fanin.Counters */
 extern PyMethodDef fan_buffer_functions[], fan_stream_functions[], fan_machine_functions[], fan_rules_functions[],
     fan_trace_functions[], fan_option_functions[], fan_exchange_functions[], fan_overlap_functions[], fan_address_functions[], fan_cuda_functions[];

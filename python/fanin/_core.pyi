@@ -23,7 +23,7 @@ class InputBuffer:
         cls,
         slots: int | Iterable[Any],
         *,
-        budget: float | None = None,
+        budget: float | Literal["auto"] | None = None,
         accumulate: Any = None,
         stats: bool = False,
         stream: Any = None,
@@ -33,6 +33,8 @@ class InputBuffer:
     ) -> InputBuffer: ...
     @property
     def name(self) -> str: ...
+    @property
+    def budget(self) -> float | Literal["auto"]: ...
     @property
     def counters(self) -> Counters: ...
     def add(
@@ -301,7 +303,7 @@ def rules_fit(declared: bool, slot_shape: tuple[int, ...], shape: tuple[int, ...
 class _Options(TypedDict):
     debug: bool
     warn_stream_mismatch: bool
-    budget: float
+    budget: float | Literal["auto"]
     isa: str
     threads: int
     pool_bytes: float
@@ -319,7 +321,7 @@ def get_options() -> _Options: ...
 def set_options(
     debug: bool | None,
     warn_stream_mismatch: bool | None,
-    budget: float | None,
+    budget: float | Literal["auto"] | None,
     isa: str | None,
     threads: int | None,
     pool_bytes: float | None,
@@ -327,6 +329,8 @@ def set_options(
     /,
 ) -> None: ...
 def counters() -> Counters: ...
+def auto_budget() -> tuple[int, int]: ...
+def _test_auto_budget(alone: int = ..., held: int = ..., /) -> None: ...
 def pool() -> _Pool: ...
 def trim() -> int: ...
 def _test_fail_at(skip: int, count: int = 1, /) -> None: ...

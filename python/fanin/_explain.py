@@ -66,7 +66,7 @@ def explain(view: dict[str, Any]) -> str:
     lines = [f"{who}: {counted(count, 'contribution')}{of} came, {len(items)} of them parked."]
     lines += [*streams(view), *value(view, count - len(items))]
     lines += [f"Parked, {contribution(item, count - len(items) + i + 1)}." for i, item in enumerate(items)]
-    lines += [*gap(view), *coming(view)]
+    lines += [*gap(view), *coming(view), *budget(view)]
     if view["rules"]:
         lines.append(f"Rules that decided so far: {rules_of(view['rules'])}.")
     return "\n".join(lines)
@@ -89,6 +89,26 @@ def value(view: dict[str, Any], summed: int) -> list[str]:
     if summed > 1 and view["accumulate"] != "none" and view["accumulate"] != view["dtype"]:
         text += f"; it runs in {view['accumulate']} and will be rounded to {view['dtype']} once (A11)"
     return [text + "."]
+
+
+def size(n: float) -> str:
+    """A number of bytes as people say it: "512 KiB"."""
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if n >= unit:
+            return f"{n / unit:.4g} {name}"
+    return f"{n:.0f} B"
+
+
+def budget(view: dict[str, Any]) -> list[str]:
+    most, parked, alone = view["budget"], view["parked_bytes"], view["alone_bytes"]
+    if most == "auto":
+        of = [size(n) for n in view["limits"]]
+        return [
+            f'budget="auto": of what the buffer alone keeps alive {size(alone)} are known to wait, {of[0]} may;'
+            f" of what somebody else holds {size(parked - alone)}, {of[1]} may."
+        ]
+    may = "" if most == float("inf") else f", {size(most)} may"
+    return [f"budget={most}: {size(parked)} wait in all slots{may}."]
 
 
 def gap(view: dict[str, Any]) -> list[str]:

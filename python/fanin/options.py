@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from types import TracebackType
+from typing import Literal
 
 from . import _core, arrays
 
@@ -70,7 +71,7 @@ class Restore:
 
     def __init__(
         self,
-        before: tuple[bool | None, bool | None, float | None, str | None, int | None, float | None, bool | None],
+        before: tuple[bool | None, bool | None, float | Literal["auto"] | None, str | None, int | None, float | None, bool | None],
         raw: bool | None,
     ) -> None:
         self._before = before
@@ -90,7 +91,7 @@ class Restore:
 def set_options(
     *,
     debug: bool | None = None,
-    budget: float | None = None,
+    budget: float | Literal["auto"] | None = None,
     pool_bytes: float | None = None,
     warn_stream_mismatch: bool | None = None,
     capture_redirect: bool | None = None,
@@ -103,7 +104,7 @@ def set_options(
     debug: each array is hashed when it is added, and again when it is summed: a caller who changes one meanwhile gets a RuntimeError that
     names the contribution; memory that is kept for another result is filled with a pattern meanwhile, and the process ends where somebody
     wrote to it. budget: bytes that may wait in a buffer that was given no budget of its own (buffers made from now
-    on). pool_bytes: bytes that may be kept of large results (1 MiB and more) that are gone, for the next ones (at first an eighth of the machine's memory,
+    on); at first "auto" (`fanin.InputBuffer`). pool_bytes: bytes that may be kept of large results (1 MiB and more) that are gone, for the next ones (at first an eighth of the machine's memory,
     1 GiB at most; 0: none are; `trim` gives them back). warn_stream_mismatch: whether a leaf that consumes on another stream than its gradient was made on
     gets a `StreamMismatchWarning`, once (rule S6). capture_redirect: whether a consumer's stream that is in no capture gives way to the captured stream that it
     would have to wait for (rule S7): the sum is ready on that one then, and nothing outside is pulled into the graph; at first False. isa: the instruction set of sums, "sse2", "avx2" or "avx512" ("plain" where the

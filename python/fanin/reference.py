@@ -373,10 +373,10 @@ class Pass:
 class InputBuffer:
     """Gradients are added to slots in any order; their sums, left folds in key order, are taken."""
 
-    def __init__(self, slots: Any, *, budget: float | None = None, accumulate: Any = None, stream: Any = None,
+    def __init__(self, slots: Any, *, budget: Any = None, accumulate: Any = None, stream: Any = None,
                  leaf: bool = False, create_graph: bool = False, name: Any = None) -> None:  # fmt: skip
         self.name, self.stream, self.leaf, self.create_graph = str(name or "InputBuffer"), stream, leaf, create_graph
-        self.budget = 64 << 20 if budget is None else budget  # D23
+        self.budget = 64 << 20 if budget is None or budget == "auto" else budget  # D23; who holds what is not asked here
         need(self.budget >= 0, ValueError, f"budget: expected a number of bytes >= 0, got {budget}")
         self.slots = slots_of(slots, accumulate)
         self.expected: list[int | None] = [None] * len(self.slots)
