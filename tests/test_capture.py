@@ -674,3 +674,45 @@ def test_memory_of_a_graph_that_is_given_back_too_early_is_found() -> None:
         except DriverError:
             pass
         assert d.races > 0
+
+
+@pytest.mark.parametrize("schedule", ["seeded", "fifo", "lifo", "starve", "round robin"])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_graph_of_the_buffers_sums_keeps_its_memory_until_it_has_run(schedule: str, seed: int) -> None:
+    with Machine(1, seed, schedule=schedule) as m:
+        s, o = m.stream(), m.empty(4)
+        buf = fanin.InputBuffer(1)
+        grads = [m.array(np.full(4, 1.0)), m.array(np.full(4, 2.0))]
+        m.begin_capture(s)
+        with fanin.stream(s):
+            for g in grads:
+                buf.add(0, g)
+            buf.take(out=[o])
+        graph = m.end_capture(s)
+        del g, grads, buf
+        m.synchronize()
+        m.launch_graph(graph, s)
+        del graph
+        others = [m.array(np.full(4, 100.0 * i)) for i in range(4)]  # what is free is used again at once
+        with fanin.stream(s):
+            assert o.numpy().tolist() == [3, 3, 3, 3]
+        del others
+
+
+def test_memory_that_a_graph_keeps_is_no_less_a_race_for_those_who_did_not_mark_it() -> None:
+    with pytest.raises(fanin.RaceError, match="memory is given back .* while 'other'.*missing: mark as used on stream 3 of sim:0"), Machine(1) as m:
+        s, t = m.stream(), m.stream()
+        with fanin.stream(s):
+            buf = fanin.InputBuffer(1)
+            for _ in range(2):
+                buf.add(0, m.array(np.ones(4)))
+            (x,) = buf.take()
+        t.wait(s)
+        m.synchronize()
+        m.begin_capture(s)
+        m.launch(s, lambda x: None, reads=[x])
+        graph = m.end_capture(s)
+        m.launch(t, lambda x: None, reads=[x], name="other")
+        del x
+        assert m.races == 1
+        del graph

@@ -32,8 +32,8 @@ IndexError: linear: ...
 seeded: [30. 30. 30. 30.]
 lifo: [30. 30. 30. 30.]
 round robin: [30. 30. 30. 30.]
-RaceError: race on 32 bytes of sim:0: 'sum gradients[0]' (stream 4, 03_streams_and_a_race.py:16) reads what 'make 2.0' \
-(stream 3, 03_streams_and_a_race.py:14) wrote: nothing orders them; missing: stream 4 must wait for stream 3 ...
+RaceError: race on 32 bytes of sim:0: 'sum gradients[0]' (stream 4 of sim:0, 03_streams_and_a_race.py:16) reads what 'make 2.0' \
+(stream 3 of sim:0, 03_streams_and_a_race.py:14) wrote: nothing orders them; missing: stream 4 of sim:0 must wait for stream 3 of sim:0 ...
 """,
     "04_tape.py": """\
 step   0: loss 1.0055

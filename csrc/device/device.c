@@ -556,7 +556,7 @@ fan_status fan_stream_wait(fan_stream *s, fan_event *e, bool *elided, fan_error 
     lesson l;
     lesson_take(&l, e);
     bool known = false;
-    if (l.any) {
+    if (l.any && s->handle != FAN_LEGACY) {
         lock(d);
         known = l.lane == s->lane || fan_clock_get(&s->known, l.lane) >= l.count; /* a stream never waits for itself */
         unlock(d);
@@ -629,7 +629,8 @@ static fan_event *quiet_record(fan_memory *m, fan_stream *s)
     if (event_make(s->device, true, &e, NULL) != FAN_OK)
         return NULL;
     fan_yield();
-    if (s->device->backend->record(e, s, NULL) != FAN_OK) {
+    const fan_backend *b = s->device->backend;
+    if ((b->note ? b->note : b->record)(e, s, NULL) != FAN_OK) {
         event_keep(e);
         return NULL;
     }

@@ -11,7 +11,8 @@
  * recorded on each of them and on its owner, and the memory goes back when all have passed; this is polled on later calls.
  *
  * Title: Elision. Each stream has a lane. What a stream is known to wait for is a clock over lanes; an event carries the clock of its
- * stream at record. A wait whose event's own count is already in the waiting stream's clock is left out (and counted).
+ * stream at record. A wait whose event's own count is already in the waiting stream's clock is left out (and counted); never one of the legacy default
+ * stream, for each call that names that is a barrier between the blocking streams.
  *   Threads: no lock is held across a backend's call, so two records on one stream may reach the backend in either order. A record therefore draws
  * two numbers of its stream, one before the call and one after. Who waits for it learns the earlier; it may be left out only by who knows
  * the later: then the record that was waited for began after this one was through. What a stream learns from a wait it learns once the
@@ -109,10 +110,11 @@ typedef struct fan_backend {
     /* events. event_init fills e->impl (a pooled event is initialised once); event_fini frees it. record: captures what `s` has queued so far.
      * wait: what is queued on `s` from now on runs after `e`'s last record; a no-op where it was never recorded. None blocks. query: true when the
      * recorded work has run. event_sync blocks until it has. peek (NULL: query): as query, but nobody will rely on the answer beyond giving memory
-     * back. elided (NULL: nothing to tell): a wait of `s` for `e` was left out; may not call back. */
+     * back. note (NULL: record): as record, for peek and event_sync alone: it orders nothing else. elided (NULL: nothing to tell): a wait of `s` for `e` was left out; may not call back. */
     fan_status (*event_init)(fan_event *e, fan_error *err);
     void (*event_fini)(fan_event *e);
     fan_status (*record)(fan_event *e, fan_stream *s, fan_error *err);
+    fan_status (*note)(fan_event *e, fan_stream *s, fan_error *err);
     fan_status (*wait)(fan_stream *s, fan_event *e, fan_error *err);
     fan_status (*query)(fan_event *e, bool *done, fan_error *err);
     bool (*peek)(fan_event *e);
@@ -183,6 +185,7 @@ struct fan_event {
 };
 
 #define FAN_NO_LANE UINT32_MAX
+#define FAN_LEGACY 1 /* the handle of the legacy default stream */
 
 /* fan_device_new: a device with one hold; NULL when out of memory. */
 fan_device *fan_device_new(const fan_backend *b, void *self, int index);

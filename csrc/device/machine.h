@@ -90,13 +90,11 @@ typedef struct fan_sim_event {
     fan_clock place;      /* in the capture */
 } fan_sim_event;
 
-/* Who a lane of the checker is. */
-typedef struct fan_sim_lane {
-    int device;           /* -1: a host thread */
-    uint64_t handle;      /* of the stream; for a host thread its actor, or FAN_MAIN */
-} fan_sim_lane;
-
-#define FAN_MAIN UINT64_MAX
+/* Whose a lane of the checker is: a stream of a device, or, of device -1, a host thread: its actor, or FAN_MAIN. */
+#define FAN_SIM_WHO(device, handle) ((uint64_t)((device) + 1) << 48 | ((handle) & FAN_MAIN))
+#define FAN_SIM_WHO_DEVICE(who) ((int)((who) >> 48) - 1)
+#define FAN_SIM_WHO_HANDLE(who) ((who) & FAN_MAIN)
+#define FAN_MAIN ((UINT64_C(1) << 48) - 1)
 #define FAN_SIM_DEVICES 64
 
 typedef struct fan_sim_device_part {
@@ -126,8 +124,6 @@ struct fan_sim {
     uint64_t random;
     uint64_t executor;    /* thread that runs work now; 0: none */
     uint32_t depth;       /* how often it is inside */
-    fan_sim_lane *lanes;
-    size_t lanes_cap;
     uint32_t host_lane[1 + FAN_ACTORS]; /* of the main thread, of actor i at 1 + i; valid where has_lane */
     bool has_lane[1 + FAN_ACTORS];
     double host_us[1 + FAN_ACTORS];

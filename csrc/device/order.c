@@ -44,8 +44,12 @@ typedef struct op_slot {
 
 typedef struct lane {
     fan_clock clock;
+    uint64_t who;
+    uint64_t count; /* of one that was left: its clock is given back */
+    size_t ops;    /* operations of it that the history names */
     uint32_t open; /* its latest operation, or NONE */
     bool host;
+    bool left;     /* another may have it */
 } lane;
 
 typedef struct mutex {
@@ -125,6 +129,8 @@ void fan_order_reset(fan_order *o)
     for (size_t i = 0; i < o->nlanes; i++) {
         o->lanes[i].clock.n = 0; /* its room stays */
         o->lanes[i].open = NONE;
+        o->lanes[i].ops = 0;
+        o->lanes[i].count = 0;
     }
     for (size_t i = 0; i < o->ndir; i++)
         spare(o, o->dir[i]);
@@ -157,28 +163,56 @@ static int room_for(fan_clock *c, size_t n)
 fan_status fan_order_lane(fan_order *o, uint32_t *out, fan_error *err)
 {
     size_t n = o->nlanes + 1;
-    /* Every lane's clock can hold every lane: joins between lanes never fail. */
-    if (n >= NONE || fan_grow((void **)&o->lanes, &o->lanes_cap, n, sizeof *o->lanes))
+    bool fits = n < NONE && !fan_grow((void **)&o->lanes, &o->lanes_cap, n, sizeof *o->lanes) && !room_for(&o->gate, n);
+    /* A host's clock can hold every lane: what it learns it learns. The others grow with what they know. */
+    for (size_t i = 0; fits && i < o->nlanes; i++)
+        fits = !o->lanes[i].host || !room_for(&o->lanes[i].clock, n);
+    if (!fits)
         return fan_fail(err, FAN_NOMEM, "out of memory for a lane of the happens-before checker");
     lane *l = &o->lanes[o->nlanes];
+    *l = (lane){.open = NONE};
     fan_clock_init(&l->clock);
-    l->open = NONE;
-    l->host = false;
-    bool fits = !room_for(&o->gate, n) && !room_for(&l->clock, n);
-    for (size_t i = 0; fits && i < o->nlanes; i++)
-        fits = !room_for(&o->lanes[i].clock, n);
-    if (!fits) {
-        fan_clock_fini(&l->clock);
-        return fan_fail(err, FAN_NOMEM, "out of memory for a lane of the happens-before checker");
-    }
     *out = (uint32_t)o->nlanes++;
     return FAN_OK;
 }
 
-void fan_order_host(fan_order *o, uint32_t at)
+fan_status fan_order_host(fan_order *o, uint32_t at)
 {
     assert(at < o->nlanes);
+    if (room_for(&o->lanes[at].clock, o->nlanes))
+        return FAN_NOMEM;
     o->lanes[at].host = true;
+    return FAN_OK;
+}
+
+void fan_order_name(fan_order *o, uint32_t at, uint64_t who)
+{
+    assert(at < o->nlanes);
+    o->lanes[at].who = who;
+}
+
+uint64_t fan_order_who(const fan_order *o, uint32_t at)
+{
+    assert(at < o->nlanes);
+    return o->lanes[at].who;
+}
+
+size_t fan_order_lanes(const fan_order *o)
+{
+    return o->nlanes;
+}
+
+bool fan_order_reuse(fan_order *o, const fan_clock *seen, uint32_t *out)
+{
+    for (size_t i = 0; i < o->nlanes; i++) {
+        lane *l = &o->lanes[i];
+        if (!l->left || (l->ops && count_in(seen, (uint32_t)i) < l->count) || fan_clock_set(&l->clock, (uint32_t)i, l->count))
+            continue;
+        l->left = false;
+        *out = (uint32_t)i;
+        return true;
+    }
+    return false;
 }
 
 fan_clock *fan_order_clock(fan_order *o, uint32_t at)
@@ -187,7 +221,7 @@ fan_clock *fan_order_clock(fan_order *o, uint32_t at)
     return &o->lanes[at].clock;
 }
 
-/* see: lane `to` comes after all that lane `from` knows. Both have room for every lane. */
+/* see: lane `to` comes after all that lane `from` knows. There is room (room_to_see). */
 static void see(fan_order *o, uint32_t to, uint32_t from)
 {
     if (to == from)
@@ -202,17 +236,35 @@ static void see(fan_order *o, uint32_t to, uint32_t from)
         mine[i] = mine[i] < theirs[i] ? theirs[i] : mine[i];
 }
 
+static int room_to_see(fan_order *o, uint32_t to, uint32_t from)
+{
+    return room_for(&o->lanes[to].clock, o->lanes[from].clock.n);
+}
+
 /* ---- operations: a pool with counts ---- */
 
 static void op_drop(fan_order *o, uint32_t at)
 {
     if (at == NONE || --o->ops[at].refs)
         return;
+    o->lanes[o->ops[at].op.lane].ops--;
     o->ops[at].next = o->free_op;
     o->free_op = at;
 }
 
-static int op_take(fan_order *o, uint32_t *out)
+void fan_order_leave(fan_order *o, uint32_t at)
+{
+    lane *l = &o->lanes[at];
+    assert(at < o->nlanes && !l->left && !l->host);
+    op_drop(o, l->open);
+    l->open = NONE;
+    l->left = true;
+    l->count = count_in(&l->clock, at);
+    fan_clock_fini(&l->clock);
+}
+
+/* op_take: a free one, for the lane `of`. */
+static int op_take(fan_order *o, uint32_t of, uint32_t *out)
 {
     if (o->free_op != NONE) {
         *out = o->free_op;
@@ -223,6 +275,8 @@ static int op_take(fan_order *o, uint32_t *out)
         *out = (uint32_t)o->nops++;
     }
     o->ops[*out].refs = 1;
+    o->ops[*out].op.lane = of;
+    o->lanes[of].ops++;
     return 0;
 }
 
@@ -701,10 +755,10 @@ fan_status fan_order_begin(fan_order *o, uint32_t at, uint32_t host, const char 
     /* Accesses of one operation may cut what its others then cross: twice the sum is enough for any that do not overlap themselves. */
     size_t ranges = 2 * o->want_ranges + 4, reads = 2 * o->want_reads + 4, crossed = 2 * o->want_crossed;
     o->want_ranges = o->want_reads = o->want_crossed = 0;
-    if (reserve(o, ranges, reads, crossed))
+    if (reserve(o, ranges, reads, crossed) || room_for(&l->clock, (size_t)at + 1) || room_to_see(o, at, host))
         return fan_fail(err, FAN_NOMEM, "out of memory for the happens-before history");
     if (new_ == NONE || o->ops[new_].refs > 1) {
-        if (op_take(o, &new_))
+        if (op_take(o, at, &new_))
             return fan_fail(err, FAN_NOMEM, "out of memory for the happens-before history");
         op_drop(o, l->open);
         l->open = new_;
@@ -713,12 +767,23 @@ fan_status fan_order_begin(fan_order *o, uint32_t at, uint32_t host, const char 
     fan_op *who = &o->ops[new_].op;
     who->number = o->number++;
     who->lane = at;
+    who->host = host;
+    who->who = l->who;
+    who->over = l->host;
+    who->awaited = false;
     who->count = count_in(&l->clock, at) + 1;
-    fan_clock_set(&l->clock, at, who->count); /* cannot fail: there is room for every lane */
+    fan_clock_set(&l->clock, at, who->count); /* cannot fail: there is room */
     put_text(who->name, sizeof who->name, name);
     put_text(who->site, sizeof who->site, site);
     *op = new_;
     return FAN_OK;
+}
+
+void fan_order_over(fan_order *o, uint64_t op, bool awaited)
+{
+    assert(op < o->nops && o->lanes[o->ops[op].op.lane].open == op);
+    o->ops[op].op.over = true;
+    o->ops[op].op.awaited = awaited;
 }
 
 fan_status fan_order_range(fan_order *o, uint64_t op, uintptr_t lo, uintptr_t hi, bool write, fan_race *race)
@@ -749,13 +814,13 @@ fan_status fan_order_access(fan_order *o, uint64_t op, const fan_array *a, bool 
 static bool left_behind(const fan_order *o, const range *r, const fan_clock *gate, const fan_op *second, uintptr_t lo, uintptr_t hi,
                         fan_race *race)
 {
-    if (r->op != NONE && (r->released || (!o->lanes[r->lane].host && count_in(gate, r->lane) < r->count))) {
+    if (r->op != NONE && (r->released || (!o->ops[r->op].op.over && count_in(gate, r->lane) < r->count))) {
         fill(o, race, r->op, true, second, true, r, lo, hi);
         return true;
     }
     for (uint32_t at = r->reads; at != NONE; at = o->reads[at].next) {
         const reading *x = &o->reads[at];
-        if (!o->lanes[x->lane].host && count_in(gate, x->lane) < x->count) {
+        if (!o->ops[x->op].op.over && count_in(gate, x->lane) < x->count) {
             fill(o, race, x->op, false, second, true, r, lo, hi);
             return true;
         }
@@ -763,8 +828,8 @@ static bool left_behind(const fan_order *o, const range *r, const fan_clock *gat
     return false;
 }
 
-fan_status fan_order_release(fan_order *o, uint32_t host, const uint32_t *lanes, size_t n, uintptr_t lo, uintptr_t hi,
-                             const char *site, fan_race *race)
+fan_status fan_order_let_go(fan_order *o, uint32_t host, const uint32_t *lanes, size_t n, uintptr_t lo, uintptr_t hi,
+                            const char *site, fan_race *race)
 {
     if (lo >= hi)
         return FAN_OK;
@@ -773,7 +838,7 @@ fan_status fan_order_release(fan_order *o, uint32_t host, const uint32_t *lanes,
     for (size_t i = 0; i < n; i++)
         fan_clock_join(&o->gate, &o->lanes[lanes[i]].clock);
 
-    fan_op who = {.number = o->number, .lane = host, .count = count_in(&o->gate, host) + 1};
+    fan_op who = {.number = o->number, .lane = host, .host = host, .who = o->lanes[host].who, .count = count_in(&o->gate, host) + 1};
     put_text(who.name, sizeof who.name, "release");
     put_text(who.site, sizeof who.site, site);
     bool raced = false;
@@ -781,13 +846,21 @@ fan_status fan_order_release(fan_order *o, uint32_t host, const uint32_t *lanes,
         raced = left_behind(o, range_at(o, p), &o->gate, &who, lo, hi, race);
     if (raced && race)
         race->release = true;
+    return raced ? FAN_RACE : FAN_OK;
+}
 
+fan_status fan_order_release(fan_order *o, uint32_t host, const uint32_t *lanes, size_t n, uintptr_t lo, uintptr_t hi,
+                             const char *site, fan_race *race)
+{
+    fan_status status = fan_order_let_go(o, host, lanes, n, lo, hi, site, race);
+    if (lo >= hi)
+        return FAN_OK;
     size_t ranges = 0, reads = 0, crossed = 0;
     uint64_t op;
     measure(o, lo, hi, &ranges, &reads, &crossed);
     if (reserve(o, ranges, reads, crossed) == 0 && fan_order_begin(o, host, host, "release", site, &op, NULL) == FAN_OK)
         note_write(o, (uint32_t)op, lo, hi, true);
-    return raced ? FAN_RACE : FAN_OK;
+    return status;
 }
 
 void fan_order_forget(fan_order *o, uintptr_t lo, uintptr_t hi)
@@ -810,7 +883,10 @@ void fan_order_forget(fan_order *o, uintptr_t lo, uintptr_t hi)
 
 fan_status fan_order_record(fan_order *o, uint32_t at, uint32_t host, fan_clock *event)
 {
-    if (room_for(event, o->nlanes))
+    if (room_to_see(o, at, host))
+        return FAN_NOMEM;
+    uint32_t n = o->lanes[at].clock.n > o->lanes[host].clock.n ? o->lanes[at].clock.n : o->lanes[host].clock.n;
+    if (room_for(event, n))
         return FAN_NOMEM;
     see(o, at, host);
     fan_clock_copy(event, &o->lanes[at].clock);
@@ -819,8 +895,11 @@ fan_status fan_order_record(fan_order *o, uint32_t at, uint32_t host, fan_clock 
 
 fan_status fan_order_wait(fan_order *o, uint32_t at, uint32_t host, const fan_clock *event)
 {
+    if (room_to_see(o, at, host) || room_for(&o->lanes[at].clock, event->n))
+        return FAN_NOMEM;
     see(o, at, host);
-    return fan_clock_join(&o->lanes[at].clock, event) ? FAN_NOMEM : FAN_OK;
+    (void)fan_clock_join(&o->lanes[at].clock, event);
+    return FAN_OK;
 }
 
 fan_status fan_order_sync(fan_order *o, uint32_t host, const fan_clock *with)
@@ -871,7 +950,7 @@ fan_status fan_order_unlocking(fan_order *o, uint32_t host, uint64_t id)
     if (2 * (o->nmutexes + 1) > o->mutexes_cap && widen(o))
         return FAN_NOMEM;
     mutex *m = slot_of(o->mutexes, o->mutexes_cap, id);
-    if (room_for(&m->clock, o->nlanes))
+    if (room_for(&m->clock, o->lanes[host].clock.n))
         return FAN_NOMEM;
     if (m->id == 0) {
         m->id = id;

@@ -14,6 +14,9 @@
  * transitive, so whoever comes after the last write (or after the covering read) comes after all that it came after; and
  * whoever does not is a race already. The verdict "a race so far" is exact; which of several races is named first is not promised.
  *
+ * Title: Lanes are used again. A lane whose stream has gone (fan_order_leave) is another's, who goes on counting, as soon as that adds no order: nothing of it is left in the
+ * history, or whoever makes the other knows all of it, and so does the other from its beginning. So lanes are as many as streams were at one time, and clocks no wider.
+ *
  * Ranges of equal history lie in short sorted runs (chunks) under one sorted directory: an access to a range that is known as such costs
  * two binary searches and allocates nothing.
  */
@@ -29,8 +32,10 @@ typedef struct fan_order fan_order;
 /* fan_op: who did it, kept once per queued operation and shared by its accesses. */
 typedef struct fan_op {
     uint64_t number;     /* counts operations */
-    uint32_t lane;
+    uint32_t lane, host; /* host: the lane that queued it */
     uint64_t count;      /* of its lane */
+    uint64_t who;        /* whose the lane was then (fan_order_name) */
+    bool over, awaited;  /* fan_order_over */
     char name[48];       /* "mul", "sum" */
     char site[96];       /* "train.py:31", or "" */
 } fan_op;
@@ -49,9 +54,17 @@ void fan_order_free(fan_order *o); /* NULL is fine */
 void fan_order_reset(fan_order *o);
 /* fan_order_lane: a new lane (a stream or a host thread); FAN_NOMEM. */
 fan_status fan_order_lane(fan_order *o, uint32_t *lane, fan_error *err);
+/* fan_order_reuse: a lane that was left, for who knows `seen` (Lanes are used again); false: there is none. fan_order_leave: nothing is queued on `lane` any more.
+ * fan_order_name: what the operations of `lane` from now on say for `who` (0 at first). */
+bool fan_order_reuse(fan_order *o, const fan_clock *seen, uint32_t *lane);
+void fan_order_leave(fan_order *o, uint32_t lane);
+void fan_order_name(fan_order *o, uint32_t lane, uint64_t who);
+uint64_t fan_order_who(const fan_order *o, uint32_t lane);
+/* fan_order_lanes: how many lanes there are, those that were left counted (tests). */
+size_t fan_order_lanes(const fan_order *o);
 /* fan_order_host: says that `lane` is a host thread. What a host thread touched itself was over when its call returned, and it held the memory until
- * then: a release does not ask for it. */
-void fan_order_host(fan_order *o, uint32_t lane);
+ * then: a release does not ask for it. A sync of a host thread does not fail. FAN_NOMEM. */
+fan_status fan_order_host(fan_order *o, uint32_t lane);
 fan_clock *fan_order_clock(fan_order *o, uint32_t lane); /* borrowed; until the next fan_order_lane */
 
 /* fan_order_plan: tells of an access that the next operation will make: fan_order_begin then makes room for it, and noting it cannot fail for
@@ -64,11 +77,16 @@ fan_status fan_order_begin(fan_order *o, uint32_t lane, uint32_t host, const cha
 /* fan_order_access: operation `op` touches every byte run of `a`. Returns FAN_RACE with *race (may be NULL) filled on a conflict (history is updated all
  * the same); FAN_NOMEM. */
 fan_status fan_order_access(fan_order *o, uint64_t op, const fan_array *a, bool write, fan_race *race);
+/* fan_order_over: the same of an operation on a stream: the host thread that queued it waits for it (awaited), or somebody keeps the memory until it has run.
+ * Right behind fan_order_begin. */
+void fan_order_over(fan_order *o, uint64_t op, bool awaited);
 fan_status fan_order_range(fan_order *o, uint64_t op, uintptr_t lo, uintptr_t hi, bool write, fan_race *race);
 /* fan_order_release: the bytes [lo, hi) are given back once `lanes` (n of them) have passed, by host lane `host`. Where memory is short
- * the check is made and no mark is left. */
+ * the check is made and no mark is left. fan_order_let_go: the check alone: somebody else keeps them for now. */
 fan_status fan_order_release(fan_order *o, uint32_t host, const uint32_t *lanes, size_t n, uintptr_t lo, uintptr_t hi,
                              const char *site, fan_race *race);
+fan_status fan_order_let_go(fan_order *o, uint32_t host, const uint32_t *lanes, size_t n, uintptr_t lo, uintptr_t hi,
+                            const char *site, fan_race *race);
 /* fan_order_forget: drops the history of [lo, hi), releases included (memory that is handed out afresh: its release was checked). Cannot fail. */
 void fan_order_forget(fan_order *o, uintptr_t lo, uintptr_t hi);
 

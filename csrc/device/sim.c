@@ -16,7 +16,7 @@
 #define KERNEL_US 1.0 /* at least */
 
 /* Footprints: a kind, and a number within it. */
-enum { OF_STREAM = 1, OF_EVENT, OF_BLOCK, OF_MUTEX, OF_PROGRESS, OF_FAULTS, OF_QUEUED, OF_CAPTURES, OF_MEMORY, OF_CALLS, OF_THREAD, OF_ACTORS, OF_BUDGET, OF_COUNTERS, OF_HOST };
+enum { OF_STREAM = 1, OF_EVENT, OF_BLOCK, OF_MUTEX, OF_PROGRESS, OF_FAULTS, OF_QUEUED, OF_CAPTURES, OF_MEMORY, OF_CALLS, OF_THREAD, OF_ACTORS, OF_BUDGET, OF_COUNTERS, OF_HOST, OF_KNOWN };
 #define NAME(kind, number) ((uint64_t)(kind) << 56 | ((number) & ((UINT64_C(1) << 56) - 1)))
 #define OF_ANOTHER (UINT64_C(1) << 63) /* of another machine than the thread's: all others are one */
 
@@ -160,22 +160,34 @@ static fan_sim_queue *queue_of(const fan_stream *s)
 static fan_status new_lane(fan_sim *m, int device, uint64_t handle, uint32_t *out, fan_error *err)
 {
     FAN_TRY(fan_order_lane(m->order, out, err));
-    if (fan_grow((void **)&m->lanes, &m->lanes_cap, (size_t)*out + 1, sizeof *m->lanes))
-        return fan_fail(err, FAN_NOMEM, "out of memory for a stream"); /* the lane stays unused */
-    m->lanes[*out] = (fan_sim_lane){device, handle};
-    if (device < 0)
-        fan_order_host(m->order, *out);
+    fan_order_name(m->order, *out, FAN_SIM_WHO(device, handle));
     return FAN_OK;
 }
 
-static fan_status queue_new(fan_sim *m, int device, uint64_t handle, bool blocking, fan_sim_queue **out, fan_error *err)
+static fan_status new_host(fan_sim *m, size_t host, uint64_t actor, fan_error *err)
+{
+    if (m->has_lane[host])
+        return FAN_OK;
+    FAN_TRY(new_lane(m, -1, actor, &m->host_lane[host], err));
+    if (fan_order_host(m->order, m->host_lane[host]) != FAN_OK)
+        return fan_fail(err, FAN_NOMEM, "out of memory for a host thread"); /* the lane stays unused */
+    m->has_lane[host] = true;
+    return FAN_OK;
+}
+
+/* queue_new: seen: what is known to whoever makes it; NULL: nothing. */
+static fan_status queue_new(fan_sim *m, int device, uint64_t handle, bool blocking, const fan_clock *seen, fan_sim_queue **out, fan_error *err)
 {
     fan_sim_queue *q = fan_calloc(sizeof *q);
     if (!q || fan_grow((void **)&m->queues, &m->queues_cap, m->nqueues + 1, sizeof *m->queues)) {
         fan_free(q);
         return fan_fail(err, FAN_NOMEM, "out of memory for a stream");
     }
-    fan_status status = new_lane(m, device, handle, &q->lane, err);
+    fan_status status = FAN_OK;
+    if (seen && fan_order_reuse(m->order, seen, &q->lane))
+        fan_order_name(m->order, q->lane, FAN_SIM_WHO(device, handle));
+    else
+        status = new_lane(m, device, handle, &q->lane, err);
     if (status != FAN_OK) {
         fan_free(q);
         return status;
@@ -206,6 +218,7 @@ static void sweep(fan_sim *m)
     for (size_t i = 0; i < m->nqueues; i++) {
         fan_sim_queue *q = m->queues[i];
         if (q->refs == 0 && !q->head) {
+            fan_order_leave(m->order, q->lane);
             fan_free(q);
             continue;
         }
@@ -414,7 +427,8 @@ static fan_status legacy(fan_sim *m, fan_sim_queue *q, fan_error *err)
             continue;
         touch(m, other->name, false);
         FAN_TRY(hold_back(m, q, (fan_sim_point){other, other->queued}, err));
-        if (fan_order_wait(m->order, q->lane, lane_of(m), fan_order_clock(m->order, other->lane)) != FAN_OK)
+        /* What the host knows is of no account: nothing may be queued by him (a sync). */
+        if (fan_order_sync(m->order, q->lane, fan_order_clock(m->order, other->lane)) != FAN_OK)
             return fan_fail(err, FAN_NOMEM, "out of memory for a wait");
         q->end_us = later(q->end_us, other->end_us);
     }
@@ -576,6 +590,13 @@ static fan_status run_until(fan_sim *m, fan_sim_point point, fan_error *err)
     return status;
 }
 
+/* learn: the calling thread comes after all that `what` says. Memory that somebody lets go of asks for it (sim_dropped). */
+static fan_status learn(fan_sim *m, const fan_clock *what, fan_error *err)
+{
+    touch(m, NAME(OF_KNOWN, host_of(m)), true);
+    return fan_order_sync(m->order, lane_of(m), what) == FAN_OK ? FAN_OK : fan_fail(err, FAN_NOMEM, "out of memory for a wait");
+}
+
 /* finish: runs work until all that q has queued by now has run, and lets the calling thread know what q knew. */
 static fan_status finish(fan_sim *m, fan_sim_queue *q, fan_error *err)
 {
@@ -585,8 +606,8 @@ static fan_status finish(fan_sim *m, fan_sim_queue *q, fan_error *err)
     fan_status status = fan_clock_copy(&then, fan_order_clock(m->order, q->lane)) ? fan_fail(err, FAN_NOMEM, "out of memory for a wait") : FAN_OK;
     if (status == FAN_OK)
         status = run_until(m, (fan_sim_point){q, q->queued}, err);
-    if (status == FAN_OK && fan_order_sync(m->order, lane_of(m), &then) != FAN_OK)
-        status = fan_fail(err, FAN_NOMEM, "out of memory for a wait");
+    if (status == FAN_OK)
+        status = learn(m, &then, err);
     fan_clock_fini(&then);
     if (status == FAN_OK)
         m->host_us[host_of(m)] = later(m->host_us[host_of(m)], us);
@@ -672,8 +693,11 @@ static void touch_all(fan_sim *m, visit *next, const void *what)
     }
 }
 
+/* Who keeps the memory that an operation touches until it is through: nobody, the graph that it belongs to, the host that waits for it. */
+typedef enum keeper { KEPT_BY_NOBODY, KEPT_BY_GRAPH, KEPT_BY_HOST } keeper;
+
 /* judge: holds an operation on `lane` against all before it. FAN_RACE with *race; FAN_NOMEM leaves the history as it was. */
-static fan_status judge(fan_sim *m, uint32_t lane, const char *name, const char *site, visit *next, const void *what, fan_race *race, fan_error *err)
+static fan_status judge(fan_sim *m, uint32_t lane, const char *name, const char *site, keeper kept, visit *next, const void *what, fan_race *race, fan_error *err)
 {
     const fan_array *a = NULL;
     bool write;
@@ -685,6 +709,8 @@ static fan_status judge(fan_sim *m, uint32_t lane, const char *name, const char 
         if (a)
             fan_order_plan(m->order, a);
     FAN_TRY(fan_order_begin(m->order, lane, lane_of(m), name, site, &op, err));
+    if (kept != KEPT_BY_NOBODY)
+        fan_order_over(m->order, op, kept == KEPT_BY_HOST);
     for (size_t i = 0; next(what, i, &a, &write); i++) {
         fan_status status = a ? fan_order_access(m->order, op, a, write, worst == FAN_OK ? race : NULL) : FAN_OK;
         if (status == FAN_NOMEM)
@@ -812,6 +838,7 @@ typedef struct work {
     visit *next;
     const void *what;
     double us;         /* how long it takes */
+    keeper kept;
     fan_sim_op *op;    /* taken over on FAN_OK and FAN_RACE; NULL without bytes to move */
     double start, end; /* filled in */
 } work;
@@ -822,7 +849,7 @@ static fan_status enqueue(fan_sim *m, fan_sim_queue *q, work *w, const char *sit
     fan_race race;
     double *host = &m->host_us[host_of(m)];
     FAN_TRY(legacy(m, q, err));
-    fan_status status = judge(m, q->lane, w->name, site, w->next, w->what, &race, err);
+    fan_status status = judge(m, q->lane, w->name, site, w->kept, w->next, w->what, &race, err);
     if (status != FAN_OK && status != FAN_RACE)
         return status;
     touch(m, q->name, true);
@@ -990,23 +1017,29 @@ static void sim_free(fan_device *d, void *data, size_t bytes)
 static void sim_dropped(fan_device *d, void *data, size_t bytes, fan_stream *const *streams, size_t n)
 {
     fan_sim *m = machine_of(d);
-    uint32_t few[FEW], *lanes = n <= FEW ? few : fan_alloc(n * sizeof *lanes);
+    size_t most = n + 1 + FAN_ACTORS, nlanes = 0;
+    uint32_t few[FEW], *lanes = most <= FEW ? few : fan_alloc(most * sizeof *lanes);
     fan_race race;
     char site[SITE];
     site_of(m, site, sizeof site);
     lock(m);
-    const fan_block *used = block_at(m, data);
-    if (used && used->graphs) {
-        /* it is not given back: a graph's work is to come */
-    } else if (lanes && m->checking && !m->dying && fan_turns_given_up(m->turns) == FAN_GOING) {
+    if (lanes && m->checking && !m->dying && fan_turns_given_up(m->turns) == FAN_GOING) {
         for (size_t i = 0; i < n; i++) {
-            lanes[i] = queue_of(streams[i])->lane;
+            lanes[nlanes++] = queue_of(streams[i])->lane;
             touch(m, queue_of(streams[i])->name, false);
         }
+        /* Whoever held the memory let go of it before now: what he had waited for is over. */
+        for (size_t i = 0; i < 1 + FAN_ACTORS; i++)
+            if (m->has_lane[i]) {
+                lanes[nlanes++] = m->host_lane[i];
+                touch(m, NAME(OF_KNOWN, i), false);
+            }
         const fan_block *b = block_at(m, data);
         if (b)
             touch(m, b->name, true);
-        if (fan_order_release(m->order, lane_of(m), lanes, n, (uintptr_t)data, (uintptr_t)data + bytes, site, &race) == FAN_RACE) {
+        bool stays = b && b->graphs; /* a graph's work is to come */
+        if ((stays ? fan_order_let_go : fan_order_release)(m->order, lane_of(m), lanes, nlanes, (uintptr_t)data, (uintptr_t)data + bytes, site, &race) ==
+            FAN_RACE) {
             keep_race(m, &race);
             if (!m->has_pending) {
                 m->pending = race;
@@ -1025,21 +1058,25 @@ static fan_status sim_read(fan_stream *s, const fan_array *dst, const fan_array 
     fan_sim_queue *q = queue_of(s);
     fan_race race;
     char site[SITE];
-    fan_status status;
+    fan_status status, found;
     site_of(m, site, sizeof site);
     lock(m);
     FAN_GO(enter(m, "read", err));
     FAN_GO(raise_pending(m, err));
     FAN_GO(not_captured(q, "read", err));
     FAN_GO(legacy(m, q, err));
-    touch(m, q->name, q->blocking);
+    touch(m, q->name, true);
     touch(m, NAME(OF_PROGRESS, 0), false);
+    touch_all(m, read_visit, src);
+    found = judge(m, q->lane, "read", site, KEPT_BY_HOST, read_visit, src, &race, err); /* a copy on q, for which the host waits */
+    if (found != FAN_OK && found != FAN_RACE) {
+        status = found;
+        goto done;
+    }
     FAN_GO(finish(m, q, err));
     m->host_us[host_of(m)] += (double)fan_dtype_size(src->dtype) * (double)src->size / (m->config.gbytes_per_s * 1e3);
-    touch_all(m, read_visit, src);
-    status = judge(m, lane_of(m), "read", site, read_visit, src, &race, err);
-    if (status == FAN_RACE)
-        raise(m, &race, err);
+    if (found == FAN_RACE)
+        status = raise(m, &race, err);
 done:
     unlock(m);
     if (status == FAN_OK) {
@@ -1182,6 +1219,31 @@ done:
     return status;
 }
 
+/* sim_note: where s is now, for memory that leaves: no barrier of the legacy stream's, and nobody's order. */
+static fan_status sim_note(fan_event *e, fan_stream *s, fan_error *err)
+{
+    fan_sim *m = machine_of(s->device);
+    fan_sim_event *ev = e->impl;
+    fan_sim_queue *q = queue_of(s);
+    fan_status status = FAN_OK;
+    lock(m);
+    if (fan_turns_given_up(m->turns) != FAN_GOING)
+        goto done;
+    FAN_GO(enter(m, "record", err));
+    FAN_GO(not_captured(q, "record", err));
+    name_event(m, e);
+    recording_drop(ev->recording);
+    ev->recording = NULL;
+    ev->clock.n = 0;
+    queue_drop(ev->point.queue);
+    q->refs++;
+    ev->point = (fan_sim_point){q, q->queued};
+    ev->us = later(q->end_us, m->host_us[host_of(m)]);
+done:
+    unlock(m);
+    return status;
+}
+
 static fan_status sim_wait(fan_stream *s, fan_event *e, fan_error *err)
 {
     fan_sim *m = machine_of(s->device);
@@ -1252,8 +1314,8 @@ static fan_status sim_query(fan_event *e, bool *done, fan_error *err)
     touch(m, NAME(OF_QUEUED, 0), false);
     settle(m);
     *done = has_passed(ev);
-    if (*done && ev->point.queue && fan_order_sync(m->order, lane_of(m), &ev->clock) != FAN_OK)
-        status = fan_fail(err, FAN_NOMEM, "out of memory for a wait");
+    if (*done && ev->point.queue)
+        status = learn(m, &ev->clock, err);
 done:
     unlock(m);
     return status;
@@ -1293,8 +1355,7 @@ static fan_status sim_event_sync(fan_event *e, fan_error *err)
         goto done;
     }
     FAN_GO(run_until(m, ev->point, err));
-    if (fan_order_sync(m->order, lane_of(m), &then) != FAN_OK)
-        status = fan_fail(err, FAN_NOMEM, "out of memory for a wait");
+    status = learn(m, &then, err);
     m->host_us[host_of(m)] = later(m->host_us[host_of(m)], us);
 done:
     unlock(m);
@@ -1431,6 +1492,7 @@ static const fan_backend backend = {
     .event_init = sim_event_init,
     .event_fini = sim_event_fini,
     .record = sim_record,
+    .note = sim_note,
     .wait = sim_wait,
     .query = sim_query,
     .peek = sim_peek,
@@ -1512,7 +1574,6 @@ static void machine_free(fan_sim *m)
         fan_free(m->queues[i]);
     fan_free(m->parts);
     fan_free(m->queues);
-    fan_free(m->lanes);
     fan_order_free(m->order);
     fan_turns_free(m->turns);
     (void)pthread_cond_destroy(&m->ran);
@@ -1598,8 +1659,7 @@ fan_status fan_sim_new(const fan_sim_config *config, const fan_sim_hooks *hooks,
         goto done;
     }
     set_turns(m);
-    FAN_GO(new_lane(m, -1, FAN_MAIN, &m->host_lane[0], err));
-    m->has_lane[0] = true;
+    FAN_GO(new_host(m, 0, FAN_MAIN, err));
     for (int i = 0; i < config->devices; i++) {
         fan_sim_device_part *p = &m->parts[i];
         if (fan_arena_init(&p->arena, m->config.memory, config->run_work)) {
@@ -1610,7 +1670,7 @@ fan_status fan_sim_new(const fan_sim_config *config, const fan_sim_hooks *hooks,
             status = fan_fail(err, FAN_NOMEM, "out of memory for a machine");
             goto done;
         }
-        FAN_GO(queue_new(m, i, 1, true, &p->legacy, err));
+        FAN_GO(queue_new(m, i, FAN_LEGACY, true, NULL, &p->legacy, err));
     }
     begin_anew(m);
     *out = m;
@@ -1673,7 +1733,7 @@ fan_status fan_sim_stream(fan_sim *m, int device, bool blocking, fan_stream **ou
     lock(m);
     fan_status status = gave_up(m, err);
     if (status == FAN_OK)
-        status = queue_new(m, device, m->handle + 1, blocking, &q, err);
+        status = queue_new(m, device, m->handle + 1, blocking, fan_order_clock(m->order, lane_of(m)), &q, err);
     if (status == FAN_OK) {
         m->handle++;
         *out = fan_stream_new(&m->parts[device].device, q->handle, q);
@@ -1839,10 +1899,7 @@ fan_status fan_sim_synchronize(fan_sim *m, fan_error *err)
         touch(m, m->queues[i]->name, false);
     FAN_GO(run_until(m, (fan_sim_point){NULL, 0}, err));
     for (size_t i = 0; i < m->nqueues; i++) {
-        if (fan_order_sync(m->order, lane_of(m), fan_order_clock(m->order, m->queues[i]->lane)) != FAN_OK) {
-            status = fan_fail(err, FAN_NOMEM, "out of memory for a wait");
-            goto done;
-        }
+        FAN_GO(learn(m, fan_order_clock(m->order, m->queues[i]->lane), err));
         m->host_us[host_of(m)] = later(m->host_us[host_of(m)], m->queues[i]->end_us);
     }
     FAN_GO(raise_pending(m, err));
@@ -2028,9 +2085,9 @@ void fan_sim_graph_drop(fan_sim_graph *g)
     fan_sim_drop(m);
 }
 
-/* A kernel of a graph on its way. */
+/* Work of a graph on its way. */
 typedef struct replayed {
-    fan_sim_graph *graph; /* held */
+    fan_sim_graph *graph; /* held: it keeps the memory until the work has run */
     const fan_sim_kernel *kernel;
 } replayed;
 
@@ -2060,23 +2117,22 @@ static fan_status follow(fan_sim *m, fan_sim_queue *q, fan_sim_queue *other, fan
 static fan_status replay_work(fan_sim *m, fan_sim_graph *g, const fan_sim_command *c, fan_error *err)
 {
     bool one = c->njobs == 1;
-    work w = {.name = c->name, .next = one ? job_visit : kernel_visit, .what = one ? (const void *)c->jobs : (const void *)&c->kernel, .us = c->us};
+    work w = {.name = c->name, .next = one ? job_visit : kernel_visit, .what = one ? (const void *)c->jobs : (const void *)&c->kernel, .us = c->us,
+              .kept = m->config.bare ? KEPT_BY_NOBODY : KEPT_BY_GRAPH};
     replayed *r = NULL;
     if (m->config.run_work) {
         w.op = op_new(c->jobs, c->njobs);
-        r = c->njobs ? NULL : fan_alloc(sizeof *r);
-        if (!w.op || (!c->njobs && !r)) {
+        r = fan_alloc(sizeof *r);
+        if (!w.op || !r) {
             fan_free(w.op);
             fan_free(r);
             return fan_fail(err, FAN_NOMEM, "out of memory for a graph");
         }
-        if (r) {
-            *r = (replayed){g, &c->kernel};
-            g->refs++;
-            w.op->fn = replay_run;
-            w.op->fini = replay_fini;
-            w.op->ctx = r;
-        }
+        *r = (replayed){g, &c->kernel};
+        g->refs++;
+        w.op->fn = replay_run;
+        w.op->fini = replay_fini;
+        w.op->ctx = r;
     }
     fan_status status = enqueue(m, g->queues[c->member], &w, c->site, err);
     if (status != FAN_OK && status != FAN_RACE) {
@@ -2113,13 +2169,13 @@ static fan_status replay(fan_sim *m, fan_sim_graph *g, const fan_sim_command *c,
 }
 
 /* graph_queues: a queue for each member, the same ones each time: so two launches of one graph run one after the other. */
-static fan_status graph_queues(fan_sim *m, fan_sim_graph *g, fan_error *err)
+static fan_status graph_queues(fan_sim *m, fan_sim_graph *g, const fan_sim_queue *on, fan_error *err)
 {
     if (!g->queues && !(g->queues = fan_calloc(g->members * sizeof *g->queues)))
         return fan_fail(err, FAN_NOMEM, "out of memory for a graph");
     for (uint32_t i = 0; i < g->members; i++)
         if (!g->queues[i])
-            FAN_TRY(queue_new(m, g->device[i], ++m->handle, false, &g->queues[i], err));
+            FAN_TRY(queue_new(m, g->device[i], ++m->handle, false, fan_order_clock(m->order, on->lane), &g->queues[i], err));
     return FAN_OK;
 }
 
@@ -2139,7 +2195,9 @@ fan_status fan_sim_graph_launch(fan_sim_graph *g, fan_stream *s, fan_error *err)
     FAN_GO(raise_pending(m, err));
     FAN_GO(not_captured(q, "launch a graph", err));
     FAN_GO(legacy(m, q, err));
-    FAN_GO(graph_queues(m, g, err));
+    if (fan_order_wait(m->order, q->lane, lane_of(m), fan_order_clock(m->order, q->lane)) != FAN_OK) /* it is queued by this host */
+        FAN_GO(fan_fail(err, FAN_NOMEM, "out of memory for a graph"));
+    FAN_GO(graph_queues(m, g, q, err));
     for (uint32_t i = 0; i < g->members; i++)
         FAN_GO(follow(m, g->queues[i], q, err));
     for (const fan_sim_command *c = g->head; c; c = c->next) {
@@ -2265,10 +2323,7 @@ fan_status fan_sim_spawn(fan_sim *m, int *actor, fan_error *err)
     touch(m, NAME(OF_ACTORS, 0), FAN_WRITES);
     FAN_GO(gave_up(m, err));
     FAN_GO(fan_turns_spawn(m->turns, &i, &first, err));
-    if (!m->has_lane[1 + i]) {
-        FAN_GO(new_lane(m, -1, (uint64_t)i, &m->host_lane[1 + i], err));
-        m->has_lane[1 + i] = true;
-    }
+    FAN_GO(new_host(m, 1 + (size_t)i, (uint64_t)i, err));
     if (fan_order_sync(m->order, m->host_lane[1 + i], fan_order_clock(m->order, lane_of(m))) != FAN_OK) {
         status = fan_fail(err, FAN_NOMEM, "out of memory for a host thread");
         goto done;

@@ -275,7 +275,7 @@ static void devices_that_share_nothing_keep_each_other(void)
 static void one_thread_leaves_out_all_that_it_can(void)
 {
     fan_device *d = fan_device_new(&true_backend, NULL, 0);
-    fan_stream *a = fan_stream_new(d, 0, NULL), *b = fan_stream_new(d, 1, NULL), *c = fan_stream_new(d, 2, NULL);
+    fan_stream *a = fan_stream_new(d, 2, NULL), *b = fan_stream_new(d, 3, NULL), *c = fan_stream_new(d, 4, NULL), *legacy = fan_stream_new(d, FAN_LEGACY, NULL);
     fan_event *e, *f, *g, *never;
     bool elided;
     CHECK_OK(fan_event_record(a, &e, NULL));
@@ -303,6 +303,11 @@ static void one_thread_leaves_out_all_that_it_can(void)
     CHECK_INT(d->events, 3);
     CHECK_INT(d->waits, 3);
     CHECK_INT(d->elided, 4);
+    for (int i = 0; i < 2; i++) { /* a barrier each time */
+        CHECK_OK(fan_stream_wait(legacy, f, &elided, NULL));
+        CHECK(!elided);
+    }
+    fan_stream_drop(legacy);
     uint64_t id = e->id;
     fan_event_drop(e);
     CHECK_OK(fan_event_record(a, &e, NULL)); /* the same event from the pool, and yet another one */
@@ -349,7 +354,7 @@ static void lanes_are_inherited_safely(void)
     enum { MANY = 1100 };
     static fan_stream *many[MANY];
     for (int i = 0; i < MANY; i++)
-        many[i] = fan_stream_new(d, 1, NULL);
+        many[i] = fan_stream_new(d, 2, NULL);
     CHECK_INT(many[MANY - 1]->lane, FAN_NO_LANE);
     fan_event *e;
     bool elided;

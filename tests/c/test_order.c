@@ -130,7 +130,7 @@ static void a_release_comes_after_all_uses(void)
     fan_order *o = fan_order_new();
     fan_race race;
     uint32_t h = lane_new(o), a = lane_new(o), b = lane_new(o), both[2] = {a, b};
-    fan_order_host(o, h);
+    CHECK_OK(fan_order_host(o, h));
     CHECK_OK(WRITE(a, 0, 64));
     CHECK_OK(fan_order_release(o, h, &a, 1, 0, 64, "free.py:1", &race));
     CHECK_INT(READ(a, 8, 16), FAN_RACE); /* whoever touches it later meets the release */
@@ -262,8 +262,8 @@ static void it_says_what_a_checker_says_that_keeps_everything(void)
     long raced = 0, clean = 0, released = 0, refused = 0;
     for (uint32_t i = 0; i < LANES; i++)
         lane_new(o);
-    fan_order_host(o, 0);
-    fan_order_host(o, 1);
+    CHECK_OK(fan_order_host(o, 0));
+    CHECK_OK(fan_order_host(o, 1));
     for (int round = 0; round < 60000; round++) {
         naive x;
         memset(&x, 0, sizeof x);
@@ -278,8 +278,8 @@ static void it_says_what_a_checker_says_that_keeps_everything(void)
             o = fan_order_new();
             for (uint32_t i = 0; i < LANES; i++)
                 lane_new(o);
-            fan_order_host(o, 0);
-            fan_order_host(o, 1);
+            CHECK_OK(fan_order_host(o, 0));
+            CHECK_OK(fan_order_host(o, 1));
         }
         for (int step = 0; step < OPS && !race; step++) {
             uint32_t host = below(2), lane = 2 + below(LANES - 2), e = below(4);
@@ -439,6 +439,58 @@ static void a_step_is_fast_and_allocates_nothing(void)
     fan_order_free(o);
 }
 
+static void a_lane_is_used_again_where_that_adds_no_order(void)
+{
+    fan_order *o = fan_order_new();
+    fan_race race;
+    uint32_t h = lane_new(o), a = lane_new(o), b = lane_new(o), again = UINT32_MAX;
+    CHECK_OK(fan_order_host(o, h));
+    fan_order_name(o, a, 7);
+    CHECK_OK(WRITE(a, 0, 8));
+    fan_order_leave(o, a);
+    CHECK(!fan_order_reuse(o, fan_order_clock(o, h), &again)); /* it is in the history, and h does not know it */
+    CHECK_OK(fan_order_sync(o, b, fan_order_clock(o, h)));
+    fan_clock seen; /* of one who knows */
+    fan_clock_init(&seen);
+    CHECK_INT(fan_clock_set(&seen, a, 1), 0);
+    CHECK(fan_order_reuse(o, &seen, &again));
+    CHECK_INT(again, a);
+    fan_order_name(o, again, 9);
+    CHECK_INT(READ(b, 0, 8), FAN_RACE); /* whom the access belonged to is known still */
+    CHECK_INT(race.first.who, 7);
+    CHECK_OK(READ(again, 0, 8)); /* it knows from its beginning */
+    CHECK_OK(WRITE(again, 8, 16));
+    CHECK_INT(READ(b, 8, 16), FAN_RACE);
+    CHECK_INT(race.first.who, 9);
+    fan_order_leave(o, again);
+    CHECK(!fan_order_reuse(o, fan_order_clock(o, h), &again));
+    fan_order_forget(o, 0, 16);
+    CHECK(fan_order_reuse(o, fan_order_clock(o, h), &again)); /* nothing of it is left */
+    CHECK_INT(fan_order_lanes(o), 3);
+    /* Whoever knew the old one does not know the new one. */
+    CHECK_OK(WRITE(again, 0, 8));
+    CHECK_OK(fan_order_sync(o, b, &seen));
+    CHECK_INT(READ(b, 0, 8), FAN_RACE);
+    fan_clock_fini(&seen);
+    fan_order_free(o);
+}
+
+static void what_somebody_keeps_is_not_asked_for_by_a_release(void)
+{
+    fan_order *o = fan_order_new();
+    fan_race race;
+    uint64_t op;
+    uint32_t h = lane_new(o), a = lane_new(o);
+    CHECK_OK(fan_order_begin(o, a, h, "graph", "", &op, NULL));
+    fan_order_over(o, op, false);
+    CHECK_OK(fan_order_range(o, op, 0, 8, true, &race));
+    CHECK_OK(fan_order_let_go(o, h, NULL, 0, 0, 8, "", &race));
+    CHECK_OK(READ(a, 0, 8)); /* no mark is left */
+    CHECK_INT(fan_order_let_go(o, h, NULL, 0, 0, 8, "", &race), FAN_RACE);
+    CHECK(race.release);
+    fan_order_free(o);
+}
+
 static void lanes_fail_whole(void)
 {
     for (int64_t n = 0; n < 40; n++) {
@@ -464,6 +516,8 @@ int main(void)
     a_view_is_its_bytes_and_no_others();
     it_says_what_a_checker_says_that_keeps_everything();
     many_ranges_are_kept();
+    a_lane_is_used_again_where_that_adds_no_order();
+    what_somebody_keeps_is_not_asked_for_by_a_release();
     lanes_fail_whole();
     a_step_is_fast_and_allocates_nothing();
     CHECK_INT(fan_mem_get().live, live);

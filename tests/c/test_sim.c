@@ -410,8 +410,8 @@ static void races_name_both_sides_and_the_wait_that_is_missing(void)
     fan_operand in[1] = {{w.x[2], FAN_UINT64}};
     fan_job job = {.kind = FAN_JOB_SUM, .out = w.x[0], .in = in, .n = 1, .label = "sum[0]"};
     CHECK_INT(fan_device_run(w.s[2]->device, w.s[2], &job, &err), FAN_RACE);
-    CHECK_STR(err.text, "race on 8 bytes of sim:0: 'sum[0]' (stream 4, train.py:31) writes what 'mul' (stream 2, train.py:28) wrote: nothing orders them; "
-                        "missing: stream 4 must wait for stream 2 after 'mul' (s4.wait(s2.record()))");
+    CHECK_STR(err.text, "race on 8 bytes of sim:0: 'sum[0]' (stream 4 of sim:0, train.py:31) writes what 'mul' (stream 2 of sim:0, train.py:28) wrote: nothing orders them; "
+                        "missing: stream 4 of sim:0 must wait for stream 2 of sim:0 after 'mul' (Stream(\"sim:0\", 4).wait(Stream(\"sim:0\", 2)))");
     fan_race race;
     CHECK(fan_sim_first_race(w.m, &race));
     CHECK_STR(race.first.name, "mul");
@@ -421,12 +421,12 @@ static void races_name_both_sides_and_the_wait_that_is_missing(void)
 
     site_now[0] = '\0';
     CHECK_INT(launch(&w, w.s[1], "far", -1, 1, 1), FAN_RACE); /* a stream of the other device reads */
-    CHECK_STR(w.text, "race on 8 bytes of sim:0: 'far' (stream 3 of sim:1) reads what 'sum[0]' (stream 4, train.py:31) wrote: nothing orders them; missing: "
-                      "stream 3 of sim:1 must wait for stream 4 after 'sum[0]' (s3.wait(s4.record()))");
+    CHECK_STR(w.text, "race on 8 bytes of sim:0: 'far' (stream 3 of sim:1) reads what 'sum[0]' (stream 4 of sim:0, train.py:31) wrote: nothing orders them; missing: "
+                      "stream 3 of sim:1 must wait for stream 4 of sim:0 after 'sum[0]' (Stream(\"sim:1\", 3).wait(Stream(\"sim:0\", 4)))");
     strcpy(site_now, "train.py:40");
     CHECK_INT(fan_sim_host_read(w.m, w.s[3], host, w.x[0], &err), FAN_RACE);
-    CHECK_STR(err.text, "race on 8 bytes of sim:0: the host (train.py:40) reads what 'sum[0]' (stream 4, train.py:31) wrote: nothing orders them; missing: the "
-                        "host must wait for stream 4 after 'sum[0]' (s4.synchronize())");
+    CHECK_STR(err.text, "race on 8 bytes of sim:0: the host (train.py:40) reads what 'sum[0]' (stream 4 of sim:0, train.py:31) wrote: nothing orders them; missing: the "
+                        "host must wait for stream 4 of sim:0 after 'sum[0]' (Stream(\"sim:0\", 4).synchronize())");
     CHECK_INT(fan_sim_races(w.m), 3);
     close(&w);
 
@@ -446,14 +446,14 @@ static void races_name_both_sides_and_the_wait_that_is_missing(void)
     fan_array_drop(y);
     CHECK_INT(fan_sim_races(w.m), 1);
     CHECK_INT(fan_sim_pending(w.m, &err), FAN_RACE);
-    CHECK_STR(err.text, "race on 8 bytes of sim:0: memory is given back at train.py:51 while 'sum[0]' (stream 3, train.py:50) writes it: nothing that is "
-                        "waited for comes after that; missing: mark as used on stream 3");
+    CHECK_STR(err.text, "race on 8 bytes of sim:0: memory is given back at train.py:51 while 'sum[0]' (stream 3 of sim:0, train.py:50) writes it: nothing that is "
+                        "waited for comes after that; missing: mark as used on stream 3 of sim:0 (array.used_on(Stream(\"sim:0\", 3)))");
     CHECK_OK(fan_sim_pending(w.m, &err));
     /* .. and whoever still has the address meets the release. */
     strcpy(site_now, "train.py:52");
     fan_operand dead[1] = {{&copy, FAN_UINT64}};
     CHECK_INT(fan_device_run(w.s[0]->device, w.s[0], &(fan_job){.kind = FAN_JOB_COPY, .out = w.x[0], .in = dead, .n = 1}, &err), FAN_RACE);
-    CHECK_STR(err.text, "race on 8 bytes of sim:0: 'copy' (stream 2, train.py:52) reads memory that was given back at train.py:51; missing: a hold on it");
+    CHECK_STR(err.text, "race on 8 bytes of sim:0: 'copy' (stream 2 of sim:0, train.py:52) reads memory that was given back at train.py:51; missing: a hold on it");
     close(&w);
 
     open(&w, config_of(1, 0, FAN_SIM_SEEDED), 0);
@@ -1598,15 +1598,15 @@ static void races_between_threads_name_them(void)
         pthread_join(t[i].os, NULL);
     CHECK_OK(a.status);
     CHECK_INT(b.status, FAN_RACE);
-    CHECK_STR(w.text, "race on 8 bytes of sim:0: 'write' (stream 3) writes what host thread 0 reads: nothing orders them; missing: what is queued on stream 3 "
-                      "must be queued after host thread 0 has read (a lock, or a join)");
+    CHECK_STR(w.text, "race on 8 bytes of sim:0: 'write' (stream 3 of sim:0) writes what host thread 0 reads: nothing orders them; missing: what is queued on stream 3 "
+                      "of sim:0 must be queued after host thread 0 has read (a lock, or a join)");
     close(&w);
     open(&w, config_of(1, 0, FAN_SIM_SEEDED), 1);
     fan_stream *d = legacy_of(&w, 0);
     CHECK_OK(launch(&w, d, "first", 0, 0, 1));
     CHECK_INT(launch(&w, w.s[1], "second", 0, 0, 1), FAN_RACE);
-    CHECK_STR(w.text, "race on 8 bytes of sim:0: 'second' (stream 3) writes what 'first' (the legacy default stream) wrote: nothing orders them; missing: "
-                      "stream 3 must wait for the legacy default stream after 'first' (s3.wait(s1.record()))");
+    CHECK_STR(w.text, "race on 8 bytes of sim:0: 'second' (stream 3 of sim:0) writes what 'first' (the legacy default stream of sim:0) wrote: nothing orders them; "
+                      "missing: stream 3 of sim:0 must wait for the legacy default stream of sim:0 after 'first' (Stream(\"sim:0\", 3).wait(Stream(\"sim:0\", 1)))");
     fan_stream_drop(d);
     close(&w);
 }
