@@ -700,7 +700,7 @@ def test_a_graph_of_the_buffers_sums_keeps_its_memory_until_it_has_run(schedule:
 
 
 def test_memory_that_a_graph_keeps_is_no_less_a_race_for_those_who_did_not_mark_it() -> None:
-    with pytest.raises(fanin.RaceError, match="memory is given back .* while 'other'.*missing: mark as used on stream 3 of sim:0"), Machine(1) as m:
+    with pytest.raises(fanin.RaceError, match=r"memory is given back .* while 'other'.*missing: mark as used on stream 3 of sim:0"), Machine(1) as m:
         s, t = m.stream(), m.stream()
         with fanin.stream(s):
             buf = fanin.InputBuffer(1)

@@ -66,7 +66,7 @@ def test_a_synchronize_of_a_blocking_stream_teaches_nothing_of_what_another_thre
         k.b.synchronize()
         writes(k)(m)
 
-    with pytest.raises(fanin.RaceError, match="'second'.* writes what 'first'"):
+    with pytest.raises(fanin.RaceError, match=r"'second'.* writes what 'first'"):
         one_by_one(first, second, setup=k)
 
 
@@ -127,7 +127,7 @@ def test_a_host_read_races_with_another_streams_write() -> None:
         one_by_one(later, reads, setup=setup)
 
 
-@pytest.mark.parametrize("kind", ["device", "small strided", "object"])
+@pytest.mark.parametrize("kind", ["device", "host", "small strided", "sparse"])
 @pytest.mark.parametrize("see", ["ready", "take", "take out", "snapshot"])
 def test_an_add_that_a_thread_saw_comes_before_what_it_does_next(kind: str, see: str) -> None:
     k = Kit()
@@ -141,7 +141,7 @@ def test_an_add_that_a_thread_saw_comes_before_what_it_does_next(kind: str, see:
             "device": lambda: m.array(np.ones(4)),
             "host": lambda: np.ones(4),
             "small strided": lambda: np.ones(8)[::2],
-            "object": lambda: fanin.Sparse("coo", (np.zeros((1, 1), np.int64), np.ones(1)), (4,)),
+            "sparse": lambda: fanin.Sparse("coo", (np.zeros((1, 1), np.int64), np.ones(1)), (4,)),
         }[kind]()
 
     def first(m: Machine) -> None:
@@ -180,6 +180,29 @@ def test_an_add_that_nobody_saw_orders_nothing() -> None:
 
     with pytest.raises(fanin.RaceError):
         one_by_one(first, second, setup=setup)
+
+
+def test_a_threads_result_comes_before_what_its_reader_does_next() -> None:
+    k = Kit()
+
+    def run(ask: bool) -> None:
+        def scenario(m: Machine) -> None:
+            k(m)
+            first = m.spawn(known(k), m)
+
+            def second() -> None:
+                if ask:
+                    first.result
+                writes(k)(m)
+
+            m.spawn(second)
+            m.join()
+
+        replay(scenario, "")
+
+    run(True)
+    with pytest.raises(fanin.RaceError):
+        run(False)
 
 
 def test_the_last_reference_is_dropped_after_all_that_its_holders_waited_for() -> None:

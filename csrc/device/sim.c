@@ -2383,6 +2383,13 @@ static void hook_touch(void *ctx, fan_thing thing, uint64_t id, fan_touch how)
     static const int kinds[] = {[FAN_LOCKED] = OF_MUTEX, [FAN_BUDGET] = OF_BUDGET, [FAN_COUNTERS] = OF_COUNTERS, [FAN_HOST_MEMORY] = OF_HOST};
     fan_sim *m = ctx;
     touch(m, NAME(kinds[thing], id ? mutex_number(m, id) : 0), how);
+    if (thing != FAN_LOCKED)
+        return;
+    lock(m); /* what was found there was put there before */
+    (void)fan_order_locked(m->order, lane_of(m), id);
+    if (how == FAN_WRITES)
+        (void)fan_order_unlocking(m->order, lane_of(m), id);
+    unlock(m);
 }
 
 static uint64_t mutex_name(const fan_sim *m, uint64_t id)
@@ -2475,6 +2482,16 @@ fan_status fan_sim_join(fan_sim *m, fan_error *err)
 void fan_sim_saw_thread(fan_sim *m, int actor)
 {
     touch(m, NAME(OF_THREAD, (uint64_t)actor), FAN_READS);
+}
+
+fan_status fan_sim_after_thread(fan_sim *m, int actor, fan_error *err)
+{
+    fan_status status = FAN_OK;
+    lock(m);
+    if (actor >= 0 && actor < FAN_ACTORS && m->has_lane[1 + actor])
+        status = learn(m, fan_order_clock(m->order, m->host_lane[1 + actor]), err);
+    unlock(m);
+    return status;
 }
 
 void fan_sim_saw_event(const fan_event *e)

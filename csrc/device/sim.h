@@ -139,6 +139,8 @@ typedef struct fan_sim_chooser {
 } fan_sim_chooser;
 /* fan_sim_saw_thread, _event, _memory: the calling thread of a machine looks at how an actor ended, at an event's last record, at who uses an array's memory (or changes that). */
 void fan_sim_saw_thread(fan_sim *m, int actor);
+/* fan_sim_after_thread: an actor that has ended comes before what the calling thread does next: that has its result. FAN_NOMEM. */
+fan_status fan_sim_after_thread(fan_sim *m, int actor, fan_error *err);
 void fan_sim_saw_event(const fan_event *e);
 void fan_sim_saw_memory(const fan_device *d, const fan_array *a, bool write);
 /* fan_sim_saw_all: .. at what every call on the machine may change: its clock, its counts. */

@@ -991,6 +991,15 @@ static PyObject *machine_saw_thread(PyObject *o, PyObject *arg)
     Py_RETURN_NONE;
 }
 
+static PyObject *machine_after_thread(PyObject *o, PyObject *arg)
+{
+    fan_error err = {0};
+    int actor = (int)PyLong_AsLong(arg);
+    if (actor == -1 && PyErr_Occurred())
+        return NULL;
+    return done(fan_sim_after_thread(self_of(o)->m, actor, &err), &err);
+}
+
 static void seen_calls(PyObject *o, PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(nargs), PyObject *Py_UNUSED(kwnames))
 {
     fan_sim_saw_all(self_of(o)->m);
@@ -1042,6 +1051,7 @@ static PyMethodDef methods[] = {
     {"_thread_begin", machine_thread_begin, METH_O, "_thread_begin($self, actor, /)\n--\n\nFirst on the new thread; False: return at once."},
     {"_thread_end", machine_thread_end, METH_O, "_thread_end($self, actor, /)\n--\n\nLast on the thread."},
     {"_saw_thread", machine_saw_thread_turn, METH_O, "_saw_thread($self, actor, /)\n--\n\nThe calling thread asks how another one ended."},
+    {"_after_thread", machine_after_thread, METH_O, "_after_thread($self, actor, /)\n--\n\nA thread that has ended comes before what this one does next."},
     {"_join", machine_join, METH_NOARGS, "_join($self, /)\n--\n\nRun the host threads to their end."},
     {"_stuck", machine_stuck, METH_O, "_stuck($self, actor, /)\n--\n\nAfter a deadlock: its thread will never end."},
     {"_enter", machine_enter, METH_NOARGS, "_enter($self, /)\n--\n\n\"sim:0\" names its first device on this thread."},

@@ -72,6 +72,7 @@ class Thread(Generic[T]):
         self.name = name
         self.exception: BaseException | None = None
         self._machine, self._actor, self._call = machine, actor, call
+        self._turn = machine._turns[actor] = machine._turns.get(actor, 0) + 1
         self._value: T
         self._ended = False
         self._traces = tracing.active().copy()
@@ -102,10 +103,12 @@ class Thread(Generic[T]):
     def result(self) -> T:
         """What the function returned. What it raised, if it raised. RuntimeError before it has ended."""
         self._machine._saw_thread(self._actor)
+        if self.exception is None and not self._ended:
+            raise RuntimeError(f"thread {self.name!r} has not ended: threads run at Machine.join()")
+        if self._machine._turns[self._actor] == self._turn:  # else whoever asks was spawned after it was joined
+            self._machine._after_thread(self._actor)
         if self.exception is not None:
             raise self.exception
-        if not self._ended:
-            raise RuntimeError(f"thread {self.name!r} has not ended: threads run at Machine.join()")
         return self._value
 
     def __repr__(self) -> str:
@@ -154,6 +157,7 @@ class Machine(_core.Machine):
         self._waiting = []
         self._started = []
         self._failed = []
+        self._turns = {}
         self._joining = False
         self._dead = False
         self._here = threading.local()
@@ -165,6 +169,7 @@ class Machine(_core.Machine):
     _waiting: list[Thread[Any]]  # spawned; their turn comes at join
     _started: list[Thread[Any]]
     _failed: list[Thread[Any]]  # in the order in which they raised
+    _turns: dict[int, int]  # of each number of a host thread: how many had it
     _joining: bool
     _dead: bool  # its host threads ended in a deadlock, or early: nothing goes on after that
     _here: threading.local  # .thread: which of ours this one is
