@@ -206,3 +206,132 @@ def test_a_part_of_a_sparse_gradient_that_is_no_part_is_an_error_that_names_the_
     buf = fanin.InputBuffer(1)
     buf.add(0, Sparse(format, tuple(good), shape))
     assert isinstance(buf.take()[0], Sparse)
+
+
+# ---------------------------------------------------------------- results that their library refuses (19)
+
+
+class Space:
+    """A library by the array API standard, whose `from_dlpack` fails when it is told to."""
+
+    __name__ = "space_of_test_doors"
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.fails: dict[int, type[BaseException]] = {}
+        self.seen: list[Any] = []
+        self.during: Callable[[], None] = lambda: None
+
+    def from_dlpack(self, x: Any) -> Any:
+        self.calls += 1
+        self.during()
+        if self.calls in self.fails:
+            self.seen.append(np.from_dlpack(x))  # somebody has it, and keeps it
+            raise self.fails[self.calls]("no room at export")
+        return Foreign(np.from_dlpack(x))
+
+
+space = Space()
+
+
+class Foreign:
+    def __init__(self, x: Any) -> None:
+        self.x = np.asarray(x, np.float64)
+
+    def __array_namespace__(self, **_: Any) -> Any:
+        return space
+
+    def __dlpack__(self, **how: Any) -> Any:
+        how.pop("stream", None)
+        return self.x.__dlpack__(**how)
+
+    def __dlpack_device__(self) -> Any:
+        return self.x.__dlpack_device__()
+
+
+TAKES: dict[str, Callable[[fanin.InputBuffer, list[Any]], Any]] = {
+    "take()": lambda b, o: b.take(),
+    "scale": lambda b, o: b.take(scale=2.0),
+    "writable": lambda b, o: b.take(writable=True),
+    "out of one": lambda b, o: b.take(out=[None, o[1], None, None]),
+    "out, its own term": lambda b, o: b.take(out=[None, o[0], None, None]),
+    "all": lambda b, o: b.take(out=[None, o[1], None, None], scale=2.0, writable=True),
+}
+
+
+def four_slots(budget: Any, stats: bool, keyed: bool) -> tuple[fanin.InputBuffer, list[Any]]:
+    """Sums that are exported, one into out=, one handed through, and one of an object; what may become out=."""
+    buf = fanin.InputBuffer(4, budget=budget, stats=stats)
+    own = np.full(5, 1.0)
+    for i, x in enumerate([np.arange(5.0), np.full(5, 0.5)]):
+        buf.add(0, Foreign(x), key=i if keyed else None)
+        buf.add(2, Foreign(x), key=i if keyed else None, copy=True)
+    buf.add(1, own, key=0 if keyed else None)
+    buf.add(1, np.full(5, 2.0), key=1 if keyed else None)
+    buf.add(3, Foreign(np.ones(5)), key=3 if keyed else None, copy=True)
+    return buf, [own, np.empty(5)]
+
+
+def shown(sums: list[Any]) -> list[Any]:
+    return [getattr(s, "x", s).tolist() for s in sums]
+
+
+@pytest.mark.parametrize("way", TAKES)
+def test_a_result_that_its_library_refuses_loses_no_sum(way: str) -> None:
+    faults = 0
+    for budget, stats, keyed in itertools.product((0, None), (False, True), (False, True)):
+        space.fails.clear()
+        space.calls = 0
+        buf, others = four_slots(budget, stats, keyed)
+        before = space.calls
+        want = shown(TAKES[way](buf, others))
+        exports = space.calls - before
+        assert exports >= 3
+        for at, error in itertools.product(range(1, exports + 1), (RuntimeError, MemoryError, KeyboardInterrupt)):
+            buf, others = four_slots(budget, stats, keyed)
+            kept = [a.copy() for a in others]
+            space.calls, space.fails = 0, {at: error}
+            with pytest.raises(error, match="no room at export"):
+                TAKES[way](buf, others)
+            space.fails = {}
+            seen = [a.copy() for a in space.seen]
+            for a, b in zip(others[:1], kept[:1], strict=True):
+                assert np.array_equal(a, b)  # no out was written
+            buf.add(1, np.zeros(5), key=2 if keyed else None)
+            buf.add(0, np.zeros(5), key=2 if keyed else None)
+            assert shown(TAKES[way](buf, others)) == want
+            for a, b in zip(space.seen, seen, strict=True):
+                assert np.array_equal(a, b)  # nothing was written that somebody was shown
+            assert buf.take() == [None] * 4
+            space.seen.clear()
+            faults += 1
+    assert faults >= 8 * 3 * 3
+
+
+def test_a_snapshot_that_its_library_refuses_changes_nothing() -> None:
+    buf, others = four_slots(0, False, True)
+    space.calls, space.fails = 0, {1: RuntimeError}
+    with pytest.raises(RuntimeError, match="no room at export"):
+        buf[0]
+    space.fails = {}
+    assert shown([buf[0]]) == [[0.5, 1.5, 2.5, 3.5, 4.5]]
+    assert shown(buf.take())[0] == [0.5, 1.5, 2.5, 3.5, 4.5]
+    assert others[0].tolist() == [1.0] * 5
+
+
+def test_what_adds_while_a_result_is_shown_is_told_so_and_nothing_is_lost() -> None:
+    buf, _ = four_slots(None, False, False)
+    said: list[str] = []
+
+    def adds() -> None:
+        with pytest.raises(RuntimeError, match="from within a sum") as e:
+            buf.add(1, np.ones(5))
+        said.append(str(e.value))
+
+    space.during = adds
+    try:
+        sums = buf.take()
+    finally:
+        space.during = lambda: None
+    assert len(said) == 3
+    assert shown(sums)[1] == [3.0] * 5

@@ -219,6 +219,10 @@ typedef struct fan_take {
     fan_scale scale;            /* re, im and i all filled in by the caller; `integral` says whether i is exact */
     bool integral, real;        /* of scale */
     bool writable;
+    /* show: each sum once it is made and its consumer ordered, before any out is written and anything is let go; NULL: the sum of this slot will be written into its out. What
+     * fails here fails the take, and no sum is lost. May call the frontend's users. NULL: nobody asks. */
+    fan_status (*show)(void *ctx, size_t slot, const fan_value *sum, fan_error *err);
+    void *ctx;
 } fan_take;
 
 /* fan_buffer_take: all sums into results[slots]; the caller owns their holds; the buffer is empty afterwards. */

@@ -39,6 +39,7 @@ typedef struct cut {
     bool late;         /* summed after all others */
     enum { CUT_DONE, CUT_COMMITS, CUT_FINISHES } doing; /* the fold that it needs: into the slot's value, or apart from it */
     bool begun;        /* .. which waits in the batch */
+    bool handed;       /* the consumer is ordered */
     bool by_copy;      /* .. or is copied there from `result` */
     fan_value result;
     fan_stream *R;
@@ -607,15 +608,57 @@ static fan_status step_write(fan_buffer *b, size_t slot, const fan_take *how, co
     return cut_fold(b, slot, c, batch, err);
 }
 
+static bool goes_out(const fan_take *how, size_t slot)
+{
+    return how->out && how->out[slot].form == FAN_DENSE;
+}
+
 static fan_status step_hand_over(fan_buffer *b, size_t slot, const fan_take *how, const extents *outs, cut *c, fan_batch *batch, fan_error *err)
 {
     fan_slot *s = &b->slots[slot];
     (void)outs, (void)batch;
+    if (c->handed)
+        return FAN_OK;
+    c->handed = true;
     if (how->out && how->out[slot].form == FAN_DENSE && c->by_copy)
         FAN_TRY(cut_copy(b, slot, how, c, err));
     if (c->result.form != FAN_UNDEFINED)
         FAN_TRY(hand_over(b, slot, &c->result, s->p->C, s->p->A, c->R, c->E, consumer_of(b, how, slot), &s->p->rules, err));
     return b->known ? learn(c, s->p, err) : FAN_OK;
+}
+
+/* What does not go into an out is handed over before any out is written: to show it may fail. */
+static fan_status step_hand_over_first(fan_buffer *b, size_t slot, const fan_take *how, const extents *outs, cut *c, fan_batch *batch, fan_error *err)
+{
+    return goes_out(how, slot) ? FAN_OK : step_hand_over(b, slot, how, outs, c, batch, err);
+}
+
+static void name_origin(cut *c)
+{
+    if (c->result.form == FAN_UNDEFINED || c->result.form == FAN_ZERO)
+        return;
+    c->result.origin = c->origin;
+    c->result.rank = c->rank;
+}
+
+/* Whoever is shown a sum may keep it, also where another's failure ends the take: what stays in the slot is not written any more. */
+static fan_status show_all(fan_buffer *b, const fan_take *how, cut *cuts, fan_error *err)
+{
+    for (size_t i = 0; how->show && i < b->nslots; i++) {
+        cut *c = &cuts[i];
+        fan_pass *p = b->slots[i].p;
+        if (goes_out(how, i)) {
+            if (c->into_out || c->by_copy)
+                FAN_TRY(how->show(how->ctx, i, NULL, err));
+            continue;
+        }
+        for (size_t k = 0; k < p->nitems; k++)
+            p->items[k]->lent = true;
+        p->value_lent = p != &fan_pass_none;
+        name_origin(c);
+        FAN_TRY(how->show(how->ctx, i, &c->result, err));
+    }
+    return FAN_OK;
 }
 
 /* Objects that were summed meanwhile are others' code: what is to be written lies where it lay. */
@@ -639,6 +682,8 @@ static fan_status take_all(fan_buffer *b, const fan_take *how, const extents *ou
         return fan_fail(err, FAN_NOMEM, "%s: out of memory", b->name);
     FAN_GO(each_slot(b, how, outs, cuts, batch, step_sum, err));
     FAN_GO(each_slot(b, how, outs, cuts, batch, step_late, err));
+    FAN_GO(each_slot(b, how, outs, cuts, batch, step_hand_over_first, err));
+    FAN_GO(show_all(b, how, cuts, err));
     FAN_GO(outs_still(b, how, err));
     if (how->out)
         FAN_GO(each_slot(b, how, outs, cuts, batch, step_write, err));
@@ -695,10 +740,7 @@ fan_status fan_buffer_take(fan_buffer *b, const fan_take *how, fan_value *result
     }
     for (size_t i = 0; i < b->nslots; i++) {
         if (status == FAN_OK) {
-            if (cuts[i].result.form != FAN_UNDEFINED && cuts[i].result.form != FAN_ZERO) {
-                cuts[i].result.origin = cuts[i].origin;
-                cuts[i].result.rank = cuts[i].rank;
-            }
+            name_origin(&cuts[i]);
             results[i] = cuts[i].result;
         } else {
             fan_value_drop(b->frontend, &cuts[i].result);

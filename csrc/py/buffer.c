@@ -1241,22 +1241,46 @@ static void free_values(fan_value *v, size_t n)
     fan_exception_put(live);
 }
 
-/* take_all: the sums as a list. The list is made first: from the core's take on little can fail. */
+/* What becomes of the sums while the core holds them still: whatever Python says then, none is lost. */
+typedef struct shown {
+    PyObject *list;
+    const fan_value *outs; /* NULL: none */
+} shown;
+
+static fan_status show(void *ctx, size_t slot, const fan_value *sum, fan_error *err)
+{
+    const shown *to = ctx;
+    fan_value copy;
+    if (!sum) { /* libraries that count writes to their arrays are told of ours */
+        const fan_value *out = &to->outs[slot];
+        PyObject *arrays = out->origin >= FAN_FROM_FOREIGN ? fan_arrays() : NULL;
+        PyObject *told = arrays ? PyObject_CallMethod(arrays, "wrote", "O", (PyObject *)out->object) : NULL;
+        Py_XDECREF(told);
+        return told || out->origin < FAN_FROM_FOREIGN ? FAN_OK : fan_from_python(err);
+    }
+    FAN_TRY(fan_value_copy(&fan_python, sum, &copy, err));
+    PyObject *item = fan_export(&copy);
+    if (!item)
+        return fan_from_python(err);
+    PyList_SET_ITEM(to->list, (Py_ssize_t)slot, item);
+    return FAN_OK;
+}
+
+/* take_all: the sums as a list. What comes back as it is shown is made before the buffer is emptied; what was written into out= needs nothing that can fail. */
 static PyObject *take_all(fan_buffer *core, size_t n, PyObject *slot_names, fan_stream *stream, PyObject *out, PyObject *scale, bool writable)
 {
-    fan_take how = {.stream = stream, .writable = writable};
     fan_value *outs = NULL, *results = new_values(n);
     PyObject *list = results ? PyList_New((Py_ssize_t)n) : NULL;
-    PyObject *arrays = NULL;
+    shown to = {.list = list};
+    fan_take how = {.stream = stream, .writable = writable, .show = show, .ctx = &to};
     FAN_RAW fan_error err;
     fan_status status = FAN_OK;
     bool done = false;
     if (!list || parse_scale(scale, &how) < 0)
         goto done;
     if (out != Py_None) {
-        outs = new_values(n);
-        arrays = fan_arrays();
-        if (!outs || !arrays || parse_out(out, fan_buffer_name(core), slot_names, n, stream, outs) < 0)
+        to.outs = outs = new_values(n);
+        if (!outs || parse_out(out, fan_buffer_name(core), slot_names, n, stream, outs) < 0)
             goto done;
         how.out = outs;
     }
@@ -1266,21 +1290,10 @@ static PyObject *take_all(fan_buffer *core, size_t n, PyObject *slot_names, fan_
         fan_raise(status, &err);
         goto done;
     }
+    for (size_t i = 0; i < n; i++)
+        if (!PyList_GET_ITEM(list, (Py_ssize_t)i)) /* the caller's own array, or None */
+            PyList_SET_ITEM(list, (Py_ssize_t)i, fan_export(&results[i]));
     done = true;
-    for (size_t i = 0; i < n; i++) {
-        PyObject *item = fan_export(&results[i]);
-        done = done && item;
-        if (item)
-            PyList_SET_ITEM(list, (Py_ssize_t)i, item);
-        /* Libraries that count writes to their arrays are told of ours. */
-        if (item && outs && outs[i].origin >= FAN_FROM_FOREIGN && item == outs[i].object) {
-            PyObject *told = PyObject_CallMethod(arrays, "wrote", "O", item);
-            done = done && told;
-            Py_XDECREF(told);
-        }
-        if (!done)
-            break;
-    }
 done:
     free_values(outs, n);
     free_values(results, n);

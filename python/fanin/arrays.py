@@ -546,15 +546,15 @@ def torch_source(x: Any, ready: _core.Stream | None = None) -> Described:
     on torch's current stream; nothing else is waited for: a gradient is ready where its giver says."""
     torch: Any = sys.modules["torch"]
     writes = ALWAYS
-    if x.numel() and not x._is_zerotensor():
-        last = x.storage_offset() + sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
-        if x.untyped_storage().nbytes() < (last + 1) * x.element_size():
-            refuse(BufferError, f"the storage of the torch.Tensor was resized: it ends before element {last}")
     if x._is_zerotensor():
         x, writes = torch.zeros(x.shape, dtype=x.dtype, device=x.device), NEVER
     elif x.is_conj() or x.is_neg():
         x, writes = x.resolve_conj().resolve_neg(), NEVER
     if x.device.type == "cpu":
+        if x.numel():
+            last = x.storage_offset() + sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
+            if x.untyped_storage().nbytes() < (last + 1) * x.element_size():
+                refuse(BufferError, f"the storage of the torch.Tensor was resized: it ends before element {last}")
         return (torch.utils.dlpack.to_dlpack(x.detach()), -1, 0, writes)
     index = x.device.index
     wait_for(x, index, ready, library_stream(x, index) if writes == NEVER else None)

@@ -157,3 +157,24 @@ def test_what_another_thread_replaces_while_it_is_added_is_an_error_or_added() -
             assert added + refused == 300
     finally:
         sys.setswitchinterval(before)
+
+
+def test_an_export_that_scipy_refuses_loses_no_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    for format in ("coo", "csr", "csc", "bsr"):
+        for how in ({}, {"scale": 2.0}, {"writable": True}):
+            x = some(format, "array", "float64", 1)
+            buf = fanin.InputBuffer(2)
+            for _ in range(2):
+                buf.add(0, np.ones(3))
+                buf.add(1, x)
+            with monkeypatch.context() as m:
+                m.setattr(sp, f"{format}_array", fail)
+                with pytest.raises(KeyboardInterrupt):
+                    buf.take(**how)
+            dense, sparse = buf.take(**how)
+            by = how.get("scale", 1.0)
+            assert dense.tolist() == [2 * by] * 3
+            assert np.array_equal(sparse.toarray(), 2 * by * x.toarray())

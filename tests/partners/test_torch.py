@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import warnings
 import weakref
 from typing import Any
@@ -477,3 +478,38 @@ def test_a_storage_that_was_resized_while_parked_is_not_read() -> None:
             t.untyped_storage().resize_(0)
             with pytest.raises(RuntimeError, match=r"^grads: slot 0: the gradient added with key 3 was changed"):
                 buf.take()
+
+
+def test_an_export_that_torch_refuses_loses_no_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full() -> Any:
+        buf = fanin.InputBuffer(4)
+        for _ in range(2):
+            buf.add(0, torch.ones(3, 2).t())
+            buf.add(1, torch.ones(4))
+            buf.add(2, torch.eye(3).to_sparse())
+            buf.add(3, torch.eye(3).to_sparse_csr())
+        return buf
+
+    def dense(sums: list[Any]) -> list[Any]:
+        return [(s if s.layout == torch.strided else s.to_dense()).tolist() for s in sums]
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    places = [(torch.utils.dlpack, "from_dlpack"), (torch, "sparse_coo_tensor"), (torch, "sparse_compressed_tensor"), (torch.autograd.graph, "increment_version")]
+    for place, how in itertools.product(places, ({}, {"scale": 2.0}, {"writable": True}, {"out": 1})):
+        if (place[1] == "increment_version") != ("out" in how):
+            continue
+        given: dict[str, Any] = {**how, "out": [None, torch.full((4,), 7.0), None, None]} if "out" in how else how
+        want = dense(full().take(**given))
+        if "out" in how:
+            given["out"][1].fill_(7)
+        buf = full()
+        with monkeypatch.context() as m:
+            m.setattr(*place, fail)
+            with pytest.raises(KeyboardInterrupt):
+                buf.take(**given)
+        if "out" in how:
+            assert given["out"][1].tolist() == [7.0] * 4  # nothing was written
+        assert dense(buf.take(**given)) == want
+        assert buf.take() == [None] * 4
