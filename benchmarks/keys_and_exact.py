@@ -1,6 +1,6 @@
 """What keys out of order and exact sums cost beside the plain sum: python benchmarks/keys_and_exact.py [--quick] [--json FILE].
 
-"wide" has exponents over 80 powers of two, "any bits" every float32 there is: what needs the slow way of exact sums.
+"wide" has exponents over 80 powers of two, "any bits" every float32 there is: what needs the integer path of exact sums.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def keys(n: int, size: int, quick: bool, where: str) -> Result:
 
 
 def ways(order: list[int], gradients: list[np.ndarray]) -> dict[str, Callable[[], None]]:
-    """One slot and many small gradients whose keys come in this order: by `add`, by `add_many`, by `add_n`, and by the general way (strided ones)."""
+    """One slot and many small gradients whose keys come in this order: by `add`, by `add_many`, by `add_n`, and by the general path (strided ones)."""
     keys, few = [*map(int, order)], len(gradients)
     given, apart = [gradients[k % few] for k in keys], [np.repeat(g, 2)[::2] for g in gradients]
     buf, slots = fanin.InputBuffer(1, budget=float("inf")), [0] * len(keys)
@@ -95,7 +95,7 @@ def ways(order: list[int], gradients: list[np.ndarray]) -> dict[str, Callable[[]
         buf.add_many(slots, given, keys=keys)
         buf.take()
 
-    return {"add": adds(gradients), "add_many": many, "add_n": lambda: fanin.add_n(given, keys=keys), "add, general way": adds(apart)}
+    return {"add": adds(gradients), "add_many": many, "add_n": lambda: fanin.add_n(given, keys=keys), "add, general path": adds(apart)}
 
 
 def small_keys(n: int, quick: bool, where: str) -> Iterator[Result]:

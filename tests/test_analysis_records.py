@@ -544,7 +544,7 @@ def test_signatures_that_do_not_add_up_are_refused() -> None:
     few = analysis.GraphNames(names.placeholders[:3], names.outputs)
     written = replace(meta, input_info=(info("data"), *meta.input_info[1:]))
     rows: list[tuple[Any, Any, dict[str, Any], str]] = [
-        (few, meta, {}, "expected 1 tokens, 2 parameters and 2 buffers among the inputs, but there are 3: tok, w, v"),
+        (few, meta, {}, "expected 1 token, 2 parameters and 2 buffers among the inputs, but there are 3: tok, w, v"),
         (names, meta, {"num_user_fw_outs": None}, "trace_joint needs num_user_fw_outs and loss_index"),
         (names, meta, {"loss_index": None}, "trace_joint needs"),
         (names, meta, {"loss_index": 3}, "loss_index counts the user's 3 outputs from 0 on, got 3"),
@@ -554,7 +554,7 @@ def test_signatures_that_do_not_add_up_are_refused() -> None:
         (names, meta, {"user_args_flat": []}, "expected 2 user_args_flat, x, y; got 0"),
         (names, meta, {"params_and_buffers_flat": [Param()]}, "expected 4 params_and_buffers_flat"),
         (names, written, {}, "a graph with gradients cannot write parameters, but fc.w is written"),
-        (analysis.GraphNames(names.placeholders, ["tok_out"]), meta, {}, "expected 1 tokens and 2 new values, got 1 outputs"),
+        (analysis.GraphNames(names.placeholders, ["tok_out"]), meta, {}, "expected 1 token and 2 new values, got 1 output"),
         (analysis.GraphNames(names.placeholders[:5], names.outputs), meta, {}, "input 4 is written, but there are 4 inputs"),
     ]
     for graph, m, change, said in rows:

@@ -90,7 +90,7 @@ def test_the_rows_of_a_gpu_run_on_the_fake_driver_too() -> None:
 def test_bench_prints_tables_and_marks_who_is_absent(quick: tuple[str, dict[str, Any], Path]) -> None:
     said, written, _ = quick
     for one in written["results"]:
-        assert f"{one['title']}; {one['rounds']} rounds" in said
+        assert f"{one['title']}; {one['rounds']} round" in said
     absent = {name for one in written["results"] for name in one["absent"]}
     assert all(re.search(rf"^  {re.escape(name)} +absent", said, re.MULTILINE) for name in absent)
     assert re.search(r"^  targets +seen +by min", said, re.MULTILINE)

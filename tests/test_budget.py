@@ -132,7 +132,7 @@ def test_memory_that_is_wanting_in_the_middle_of_a_fold_loses_nothing() -> None:
 
 
 def told(operations: list[tuple[Any, ...]], slots: int, how: dict[str, Any], *, watched: bool) -> list[Any]:
-    """What a buffer answers to a script. Watched, each gradient goes the long way, whatever it is."""
+    """What a buffer answers to a script. Watched, each gradient goes the general path, whatever it is."""
     buf = fanin.InputBuffer(slots, **how)
     said: list[Any] = []
     kept: list[Any] = []
@@ -197,7 +197,7 @@ def script(rng: np.random.Generator, slots: int) -> list[tuple[Any, ...]]:
 
 
 def test_adding_at_once_is_parking_and_folding() -> None:
-    """The short way and the long one give the same bits, strides, errors and snapshots; with no budget also the same counters."""
+    """The fast path and the general one give the same bits, strides, errors and snapshots; with no budget also the same counters."""
     refused = in_place = 0
     for seed in range(250):
         rng = np.random.default_rng(seed)

@@ -220,7 +220,7 @@ def test_check_shows_differing_results_and_errors(tmp_path: Path, capsys: pytest
         ("import sys; sys.exit(5)", [], "could not be imported"),
         ("import fanin\nfanin.sim.scenario(3)", [], "could not be imported"),
         ("import fanin\nfanin.sim.scenario(nonsense=3)(lambda m: 0)", [], "could not be imported"),
-        ("import fanin\n@fanin.sim.scenario(limit=0)\ndef s(m): pass", [], "s: explore: limit is at least 1"),
+        ("import fanin\n@fanin.sim.scenario(limit=0)\ndef s(m): pass", [], "s: explore: limit: expected an integer from 1 on, got 0"),
         (OTHERS, ["--scenario", "raises", "--schedule", "!"], "--schedule '!' is no schedule: it has one character for each step"),
         (OTHERS, ["--scenario", "raises", "--schedule", "w"], "as in --schedule 0110"),
         (None, ["--schedule", "0 1"], "--schedule '0 1' is no schedule"),

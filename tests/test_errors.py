@@ -59,7 +59,7 @@ ADDS: list[tuple[str, Callable[[InputBuffer], Any], type[Exception], str]] = [
     ("the same key", lambda b: b.add(3, 1.0, key=5), ValueError, "grads: slot 3, key 5: this key has contributed already"),
     ("no key among keys", lambda b: b.add(3, 1.0), ValueError, "grads: slot 3: this pass adds with keys to this slot"),
     ("a key among none", lambda b: b.add(0, np.ones(2), key=1), ValueError, "grads: slot 0, key 1: this pass adds without keys"),
-    ("one too many", lambda b: b.add(2, 1.0), ValueError, "grads: slot 2 (w1): expected 1 contributions, got one more (A16)"),
+    ("one too many", lambda b: b.add(2, 1.0), ValueError, "grads: slot 2 (w1): expected 1 contribution, got one more (A16)"),
     ("stream", lambda b: b.add(0, np.ones(2), stream="s"), TypeError, "stream"),
     ("unknown argument", lambda b: b.add(0, np.ones(2), keys=1), TypeError, "add() has no argument 'keys'"),  # type: ignore[call-arg]
     ("an argument twice", lambda b: b.add(0, 1.0, slot=0), TypeError, "add() got 'slot' twice"),  # type: ignore[misc]
@@ -84,7 +84,7 @@ ADDS: list[tuple[str, Callable[[InputBuffer], Any], type[Exception], str]] = [
     ("scale of str", lambda b: b.take(scale="2"), TypeError, "grads: scale: expected a number, got a str"),  # type: ignore[arg-type]
     ("scale of array", lambda b: b.take(scale=np.ones(2)), TypeError, "grads: scale: expected a number, got a numpy.ndarray"),  # type: ignore[arg-type]
     ("scale too large", lambda b: b.take(scale=10**400), ValueError, "grads: scale: 1000"),
-    ("complex scale", lambda b: b.take(scale=1j), ValueError, "slot 0: a complex scale for a sum of dtype float32"),
+    ("complex scale", lambda b: b.take(scale=1j), ValueError, "slot 0: scale=0+1j: a float32 sum needs a real number"),
     ("take of stream", lambda b: b.take("s"), TypeError, "stream"),
 ]  # fmt: skip
 
@@ -353,3 +353,54 @@ def test_memory_that_is_wanting_is_a_memory_error_and_nothing_is_lost() -> None:
             break
     else:
         raise AssertionError("adds never succeeded")
+
+
+ONES = [
+    (lambda: fanin.InputBuffer(1).take(out=[None, None]), "out: expected 1 entry, one for each slot, got 2"),
+    (lambda: fanin.InputBuffer(1).add_many([0], [1.0, 2.0]), "got 1 slot and 2 gradients"),
+    (lambda: fanin.InputBuffer(1).add_many([0, 0], [1.0]), "got 2 slots and 1 gradient"),
+    (lambda: fanin.InputBuffer(1).add_many([0], [1.0], keys=[]), "got 1 slot and 0 keys"),
+    (lambda: expecting(1).take(), "expected 1 contribution, got 0 (A16)"),
+    (lambda: expecting(2).take(), "expected 2 contributions, got 0 (A16)"),
+    (lambda: fanin.clip_norm(fanin.InputBuffer(1, stats=True), [], 1.0), "expected the 1 sum of InputBuffer, got 0"),
+]
+
+
+def expecting(n: int) -> fanin.InputBuffer:
+    buf = fanin.InputBuffer(1)
+    buf.expect(0, n)
+    return buf
+
+
+@pytest.mark.parametrize(("call", "said"), ONES, ids=[said for _, said in ONES])
+def test_one_thing_is_named_as_one(call: Callable[[], object], said: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        call()
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "scale", "said"),
+    [
+        ("int32", 0.5, "slot 0: scale=0.5: an int32 sum needs an integer"),
+        ("uint8", 0.1, "slot 0: scale=0.1: a uint8 sum needs an integer"),
+        ("int64", 2**70, "slot 0: scale=1.18059162072e+21: an int64 sum needs an integer that fits int64"),
+        ("bool", float("inf"), "slot 0: scale=inf: a bool sum needs an integer that fits int64"),
+        ("int8", float("nan"), "slot 0: scale=nan: an int8 sum needs an integer"),
+        ("float32", 1 - 2j, "slot 0: scale=1-2j: a float32 sum needs a real number"),
+    ],
+)
+def test_a_scale_that_does_not_fit_is_told_by_its_value_and_the_dtype(dtype: str, scale: complex, said: str) -> None:
+    buf = fanin.InputBuffer(1)
+    for _ in range(2):
+        buf.add(0, np.ones(3, dtype))
+    with pytest.raises(ValueError) as caught:
+        buf.take(scale=scale)
+    assert said in str(caught.value)
+    assert buf.take()[0].dtype == dtype, "nothing is lost"
+
+
+def test_what_is_no_array_is_told_how_to_become_one() -> None:
+    for x in ([1.0], (1.0,), "a", {"a": 1}, object()):
+        with pytest.raises(TypeError, match=r"pass np\.asarray\(x\); for objects of your own give combine="):
+            fanin.InputBuffer(1).add(0, x)

@@ -532,7 +532,7 @@ def test_row_31_an_exception_that_a_deleter_leaves_goes_to_the_hook() -> None:
     assert [u.exc_type for u in seen] == [MemoryError, MemoryError]
 
 
-# Rows 33-43: call-outs that misbehave
+# Rows 33-43: callbacks that misbehave
 
 
 @pytest.mark.parametrize("how", ["take", "clear", "del"])

@@ -66,7 +66,7 @@ ROWS = {
     39: "an interface without its fields",
     40: "a forged address",
     41: "a buffer or an interface whose extents lie",
-    42: "a call-out changes the buffer",
+    42: "a callback changes the buffer",
     43: "numbers whose __index__ lies",
     44: "a stream that is none of the protocol's",
     45: "a stream of another device, or destroyed",
@@ -370,7 +370,7 @@ def test_row_29_what_was_copied_for_us_is_not_written_and_what_is_to_be_copied_i
     assert own is not y and values(own, s) == [2, 2, 2]
 
 
-# Rows 31 to 43: call-outs that misbehave
+# Rows 31 to 43: callbacks that misbehave
 
 
 def test_row_31_an_exception_that_a_deleter_leaves_goes_to_the_hook(library: Library) -> None:

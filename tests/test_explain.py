@@ -26,7 +26,7 @@ def test_a_sum_on_the_cpu_with_a_gap() -> None:
         buf.add(0, np.ones(3, np.float16), key=key, donate=key == 3)
     assert buf.explain(0).splitlines() == [
         "grads: slot 0: 3 contributions came, 1 of them parked.",
-        "It is on a device without streams: sums run at once and nobody waits (S3).",
+        "On the CPU: no streams, so no waits (S3).",
         "The slot holds the sum of 2, dense, in the buffer's own memory; it runs in float32 and will be rounded to float16 once (A11).",
         "Parked, key 3: dense float16, donated.",
         "Key 2 is due next: what lies beyond it waits for it, or for take(), which skips gaps (A15).",

@@ -314,7 +314,7 @@ def test_scenarios_are_marked_and_collected() -> None:
 
 
 def test_small_gradients_that_threads_add_meet_in_every_order() -> None:
-    """They go the short way, which takes no lock; without keys the order of arrival is the order of the sum."""
+    """They go the fast path, which takes no lock; without keys the order of arrival is the order of the sum."""
 
     def scenario(m: Machine) -> Any:
         buf = fanin.InputBuffer(1)

@@ -1,4 +1,4 @@
-"""Keys in any order: the sums, the ledger (A16) and what is left after an error are those of keys in order, on the short way and on the general one."""
+"""Keys in any order: the sums, the ledger (A16) and what is left after an error are those of keys in order, on the fast path and on the general one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def gap_free(k: int) -> Any:
 
 
 def strided(k: int) -> Any:
-    return np.repeat(gap_free(k), 2)[::2]  # takes the general way
+    return np.repeat(gap_free(k), 2)[::2]  # takes the general path
 
 
 def left_fold(keys: list[int]) -> list[float]:

@@ -1,4 +1,4 @@
-"""out= of small arrays: the short way gives what the general one gives, whatever meets in memory."""
+"""out= of small arrays: the fast path gives what the general one gives, whatever meets in memory."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_out_gives_what_the_general_way_gives_whatever_meets() -> None:
 
 
 def test_the_short_way_is_taken_where_nothing_is_in_its_way_and_not_where_an_out_is_still_read() -> None:
-    """What tells them apart is memory: the short way of one slot asks for none."""
+    """What tells them apart is memory: the fast path of one slot asks for none."""
     a, b, out = np.ones(8, "f4"), np.ones(8, "f4"), np.empty(8, "f4")
     memory = np.ones(16, "f4")
     buf = fanin.InputBuffer(1)
@@ -202,7 +202,7 @@ def test_many_outs_in_any_order_of_addresses() -> None:
             buf.add_many(range(n), list(t))
         made = _core._test_memory()[1]
         buf.take(out=outs)
-        assert _core._test_memory()[1] - made < 10, "the general way makes two allocations for each slot"
+        assert _core._test_memory()[1] - made < 10, "the general path makes two allocations for each slot"
         assert (np.stack(outs) == 2 * terms).all()
     buf.add_many(range(n), list(terms))
     outs[7] = outs[4001]

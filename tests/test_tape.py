@@ -376,7 +376,7 @@ def test_misuse_is_told_what_would_be_right() -> None:
         with pytest.raises(TypeError, match=words):
             call()
     w = tape.parameter(np.ones(3))
-    with pytest.raises(ValueError, match="expected 1 gradients to begin with, got 2"):
+    with pytest.raises(ValueError, match="expected 1 gradient to begin with, got 2"):
         tape.backward(w * 2, [None, None])
     with pytest.raises(ValueError, match=r"backward was given an invalid gradient at index 0: expected \(3,\), got \(\)"):
         tape.backward(w * 2, [1.0])

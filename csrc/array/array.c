@@ -282,8 +282,8 @@ fan_status fan_array_view(fan_storage *storage, char *data, fan_dtype dtype, int
             return fan_fail(err, FAN_VALUE, "the strides of an array of shape %s leave the address space", text);
         uintptr_t from = (uintptr_t)storage->data;
         if (storage->bytes && (first < from || end - from > storage->bytes))
-            return fan_fail(err, FAN_VALUE, "an array of shape %s reaches from byte %lld to %lld of memory that has %zu bytes", text,
-                            (long long)(first - from), (long long)(end - from), storage->bytes);
+            return fan_fail(err, FAN_VALUE, "an array of shape %s reaches from byte %lld to %lld of memory that has %zu byte%s", text,
+                            (long long)(first - from), (long long)(end - from), storage->bytes, FAN_PLURAL(storage->bytes));
     }
     fan_array *a = blank(dtype, ndim, size);
     if (!a)

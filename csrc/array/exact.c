@@ -15,7 +15,7 @@
  *   exact     n * n * max|x| <= min|x| * 2^53: nothing
  *   near      n * n * n * max|x| * 2^-105 at most: both ends of sum + (rest -+ that) round alike
  *
- * The slow way: the sum as a whole number of the dtype's smallest step, in two's complement, as many words as its largest value needs. This is the
+ * The integer path: the sum as a whole number of the dtype's smallest step, in two's complement, as many words as its largest value needs. This is the
  * state between folds as well. Its top word has some values to spare: they stand for what is no number.
  *
  * Rounding once: what leaves a tile is a float64 that is the exact sum, or lies between the same two neighbours of the result dtype (near), or was
@@ -46,7 +46,7 @@ int fan_exact_mutant = 0;
 #define AT_ONCE 8 /* sources that are read side by side */
 #define LONG_ROW 128 /* rows of so many elements are not mixed in one tile, so that they can be read where they lie */
 #define LONG_RUN 4096 /* elements at once of sums that need no proof */
-#define BATCH 32  /* elements that go the slow way together */
+#define BATCH 32  /* elements that go the integer path together */
 #define MOST_WORDS 34
 
 /* A real dtype's smallest step is 2^-unit; `digits` are those of its mantissa; `words` hold 2^30 of its largest value. */

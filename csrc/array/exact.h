@@ -40,7 +40,7 @@ void fan_exact_widen(void *to, fan_dtype wider, const void *from, fan_dtype d, i
 /* fan_exact_isa: for tests: the vector unit that is used at most: 0 the baseline, 1 AVX2, 2 AVX-512, -1 whatever is here. No bit depends on it.
  * Returns what is used from now on. */
 int fan_exact_isa(int most);
-/* fan_exact_slow: elements that needed the slow way so far, over the process; for tests and benchmarks. */
+/* fan_exact_slow: elements that needed the integer path so far, over the process; for tests and benchmarks. */
 int64_t fan_exact_slow(void);
 
 #ifdef FAN_TEST

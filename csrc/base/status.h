@@ -24,7 +24,7 @@
     X(DEVICE_NOMEM, "device out of memory")                                                                           \
     X(CAPTURE, "not legal under capture")                                                                             \
     X(NOMEM, "out of memory")                                                                                         \
-    X(EXTERN, "raised by a call-out")
+    X(EXTERN, "raised by a callback")
 
 typedef enum fan_status {
 #define X(name, word) FAN_##name,
@@ -52,6 +52,9 @@ fan_status fan_fail_code(fan_error *err, fan_status s, int code, const char *fmt
 
 /* fan_append: adds printf-style text behind what `buf` (of `size` bytes, NUL-terminated) holds; truncates. */
 void fan_append(char *buf, size_t size, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+
+/* FAN_PLURAL: the ending of a word of which there are n. */
+#define FAN_PLURAL(n) ((n) == 1 ? "" : "s")
 
 #define FAN_TRY(expr)                                                                                                 \
     do {                                                                                                              \

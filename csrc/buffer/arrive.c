@@ -171,7 +171,7 @@ static fan_status check_key(const fan_buffer *b, size_t slot, const fan_contribu
         return refuse(err, FAN_VALUE, b, slot, c->key, "this pass adds %s keys to this slot; keep to that until take() (A15)",
                         p->keyed > 0 ? "with" : "without");
     if (s->expected >= 0 && p->count >= s->expected)
-        return refuse(err, FAN_VALUE, b, slot, c->key, "expected %" PRId64 " contributions, got one more (A16)", s->expected);
+        return refuse(err, FAN_VALUE, b, slot, c->key, "expected %" PRId64 " contribution%s, got one more (A16)", s->expected, FAN_PLURAL(s->expected));
     if (c->key < 0)
         return FAN_OK;
     if (c->key < p->next_key || fan_pass_has(p, c->key, &out->at))

@@ -1113,7 +1113,7 @@ static fan_status adding_fold(fan_buffer *b, adding *x, fan_pass **gone, fan_err
         return FAN_OK; /* it is parked; the sum is tried again later */
     if (status == FAN_OK || is_poisonous(status))
         return status;
-    /* A call-out raised: this call did not happen, if its contribution is still there. */
+    /* A callback raised: this call did not happen, if its contribution is still there. */
     bool there = false;
     for (size_t i = 0; i < s->p->nitems; i++)
         there = there || s->p->items[i] == it;
@@ -1245,7 +1245,7 @@ fan_status fan_buffer_expect(fan_buffer *b, size_t slot, int64_t n, fan_error *e
     fan_slot_lock(b, slot);
     fan_status status = FAN_OK;
     if (count_of(&b->slots[slot]) > n)
-        status = fan_fail(err, FAN_VALUE, FAN_SLOT_SAID ": expects %" PRId64 " contributions but has %" PRId64 " already (A16)", FAN_SLOT_WHO(b, slot), n,
+        status = fan_fail(err, FAN_VALUE, FAN_SLOT_SAID ": expects %" PRId64 " contribution%s but has %" PRId64 " already (A16)", FAN_SLOT_WHO(b, slot), n, FAN_PLURAL(n),
                           count_of(&b->slots[slot]));
     else
         b->slots[slot].expected = n;

@@ -4,7 +4,7 @@
  *   fold    mark the slot busy, unlock, sum the ready prefix on A, lock, commit
  *   take    make every slot busy in order, finish its sum, empty all at the end
  *
- * Every function may be called from any thread. No lock is held across a call-out, a device call or a wait (rules.md, Locks).
+ * Every function may be called from any thread. No lock is held across a callback, a device call or a wait (rules.md, Locks).
  */
 #ifndef FAN_BUFFER_BUFFER_H
 #define FAN_BUFFER_BUFFER_H
@@ -100,13 +100,13 @@ typedef struct fan_contribution {
 
 /* fan_buffer_add: adds to `slot` (S1, S2, A8-A16, S3-S11). On failure everything is as before; after a failed device call the slot is poisoned. */
 fan_status fan_buffer_add(fan_buffer *b, size_t slot, fan_contribution *c, fan_error *err);
-/* fan_buffer_add_many: n contributions in one call, c[i] to slots[i]: all or none, but for what a failed device call or a call-out during a sum spoils. `order`: the
+/* fan_buffer_add_many: n contributions in one call, c[i] to slots[i]: all or none, but for what a failed device call or a callback during a sum spoils. `order`: the
  * indices sorted by slot, those of one slot in their order. A fold that fails after all are parked is that fold's failure: they stay. */
 fan_status fan_buffer_add_many(fan_buffer *b, fan_contribution *c, const size_t *slots, const size_t *order, size_t n, fan_error *err);
-/* fan_buffer_add_plain: the short way of plain.h, for a frontend whose interpreter lets one thread at a time in. True: the gradient is parked and the caller's
+/* fan_buffer_add_plain: the fast path of plain.h, for a frontend whose interpreter lets one thread at a time in. True: the gradient is parked and the caller's
  * hold of `object` is the buffer's now; *due says that fan_buffer_over is to be asked. False: nothing happened, and fan_buffer_add knows what to do or to say. */
 bool fan_buffer_add_plain(fan_buffer *b, size_t slot, const fan_plain_kind *kind, void *object, char *data, int64_t key, bool *due);
-/* fan_buffer_over: whether the budget is passed, after `object`, which is still the caller's, too, was parked in `slot` by the short way; `alone` as in
+/* fan_buffer_over: whether the budget is passed, after `object`, which is still the caller's, too, was parked in `slot` by the fast path; `alone` as in
  * fan_contribution. Then what is parked is to be folded: by fan_buffer_merge_begin, or by fan_buffer_fold_due. */
 bool fan_buffer_over(fan_buffer *b, size_t slot, const void *object, bool alone);
 fan_status fan_buffer_fold_due(fan_buffer *b, size_t slot, fan_error *err);
@@ -149,7 +149,7 @@ void fan_buffer_target_cancel(fan_buffer *b, fan_target *t); /* nothing was writ
 /* What a slot of plain gradients holds, for whoever makes its sum. */
 #define FAN_PLAIN_BYTES 65536 /* larger arrays are summed without the interpreter */
 #define FAN_PLAIN_MOST 64     /* terms of one pass */
-/* fan_plain_fits: whether a sum of n arrays of `bytes` each, of which `acc` is the accumulation dtype, is one for the short way. Larger ones have more to gain
+/* fan_plain_fits: whether a sum of n arrays of `bytes` each, of which `acc` is the accumulation dtype, is one for the fast path. Larger ones have more to gain
  * from the long one: several threads, recycled memory, a few sources at a time. */
 bool fan_plain_fits(fan_dtype dtype, fan_dtype acc, uint64_t bytes, size_t n);
 
@@ -168,8 +168,8 @@ typedef struct fan_plain_sum {
 /* fan_buffer_plain_soon: what an add to, or a take of, `slot` will look at is fetched ahead of time; slots from nslots on are none. */
 void fan_buffer_plain_soon(const fan_buffer *b, size_t slot);
 
-/* A fold by the short way, when the budget is passed. fan_buffer_merge_begin claims the slot and says in m->sum what is to be summed: the ready prefix, two terms at
- * least. False: there is nothing to sum, or it is none for the short way, and nothing is claimed. Then fan_buffer_merge_sum, without the interpreter where that
+/* A fold by the fast path, when the budget is passed. fan_buffer_merge_begin claims the slot and says in m->sum what is to be summed: the ready prefix, two terms at
+ * least. False: there is nothing to sum, or it is none for the fast path, and nothing is claimed. Then fan_buffer_merge_sum, without the interpreter where that
  * pays, and fan_buffer_merge_end, which cannot fail: `object` holds the sum, and stands for its terms from now on. It is the first term, or apart from all, and
  * then the caller's hold is the buffer's. NULL: nothing happened. The slot is let go, and the terms are dropped last. */
 typedef struct fan_merge {

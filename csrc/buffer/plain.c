@@ -332,7 +332,7 @@ bool fan_buffer_merge_begin(fan_buffer *b, size_t slot, fan_merge *m)
     return true;
 }
 
-#define FAR ((uint64_t)4 << 20) /* bytes of terms and sum from which on several threads pay, and so the long way at a take */
+#define FAR ((uint64_t)4 << 20) /* bytes of terms and sum from which on several threads pay, and so the general path at a take */
 
 /* A gap-free array of the kind, for a sum alone. */
 static void array_over(fan_array *a, const fan_plain_kind *k, const char *data)

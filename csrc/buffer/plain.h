@@ -1,4 +1,4 @@
-/* plain: gradients that need no decision, in slots that hold nothing else: the short way from add to take.
+/* plain: gradients that need no decision, in slots that hold nothing else: the fast path from add to take.
  *
  * A gap-free host array of the slot's own dtype and shape, with no stream, no donate and no copy, is parked as its object and the address of its
  * first element. As soon as anything else comes to the slot, or more is asked of it than the sum of a few small arrays, fresh or into out=, what is parked becomes items like
@@ -7,9 +7,9 @@
  * One that comes when the budget is passed, to a slot whose sum is the buffer's own, is added to it at once. What is due in a slot that is still plain is summed into its first term,
  * where that is the buffer's alone (A6), or into a fresh one, which stays in the list as the first: so the slot remains plain.
  *
- * The short way takes no lock. It is for a frontend whose interpreter lets one thread in at a time, as Python's GIL does, and leaves the interpreter only while
+ * The fast path takes no lock. It is for a frontend whose interpreter lets one thread in at a time, as Python's GIL does, and leaves the interpreter only while
  * jobs run and while a thread waits: so all that changes a slot, by whichever way, happens inside the interpreter. Its counters are plain numbers for the same
- * reason. Without a GIL fan_import_plain says no, and there is no short way.
+ * reason. Without a GIL fan_import_plain says no, and there is no fast path.
  */
 #ifndef FAN_BUFFER_PLAIN_H
 #define FAN_BUFFER_PLAIN_H

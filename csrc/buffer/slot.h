@@ -137,7 +137,7 @@ struct fan_buffer {
     uint64_t weighed;            /* bytes that scheduled threads have added, ever (fan_buffer_weigh) */
     atomic_uint_fast64_t alone;  /* of them, with an automatic budget: those that nobody else has, as far as is known */
     struct {
-        const void *object;      /* what the short way parked last, once the budget was asked, where its maker still had it; NULL: nothing. Not held, never followed */
+        const void *object;      /* what the fast path parked last, once the budget was asked, where its maker still had it; NULL: nothing. Not held, never followed */
         size_t slot, at;
     } newest;
     atomic_uint waiting;         /* threads in wait_for_change */

@@ -50,6 +50,9 @@ typedef struct cut {
 
 static bool scaled(const fan_take *how) { return how->scale.on; }
 
+/* article: of the name of a dtype. */
+static const char *article(fan_dtype d) { return fan_dtype_name(d)[0] == 'i' ? "an" : "a"; }
+
 static fan_status check_scale(const fan_buffer *b, size_t slot, const fan_fold *f, const fan_take *how, fan_error *err)
 {
     fan_dtype d = fan_fold_dtype(f);
@@ -57,9 +60,11 @@ static fan_status check_scale(const fan_buffer *b, size_t slot, const fan_fold *
     if (!scaled(how) || d == FAN_NO_DTYPE)
         return FAN_OK;
     if (!how->real && kind != 'c')
-        return fan_fail(err, FAN_VALUE, FAN_SLOT_SAID ": a complex scale for a sum of dtype %s", FAN_SLOT_WHO(b, slot), fan_dtype_name(d));
+        return fan_fail(err, FAN_VALUE, FAN_SLOT_SAID ": scale=%.12g%+.12gj: %s %s sum needs a real number", FAN_SLOT_WHO(b, slot), how->scale.re,
+                        how->scale.im, article(d), fan_dtype_name(d));
     if (!how->integral && kind != 'f' && kind != 'c')
-        return fan_fail(err, FAN_VALUE, FAN_SLOT_SAID ": a scale that is no integer for a sum of dtype %s", FAN_SLOT_WHO(b, slot), fan_dtype_name(d));
+        return fan_fail(err, FAN_VALUE, FAN_SLOT_SAID ": scale=%.12g: %s %s sum needs an integer%s", FAN_SLOT_WHO(b, slot), how->scale.re, article(d),
+                        fan_dtype_name(d), (how->scale.re < 0x1p63 && how->scale.re >= -0x1p63) ? "" : " that fits int64");
     return FAN_OK;
 }
 
@@ -490,8 +495,8 @@ static fan_status cut_claim(fan_buffer *b, size_t slot, fan_error *err)
     if (status == FAN_OK && (status = fan_slot_claim_all(b, slot, true, "take", err)) == FAN_OK) {
         status = fan_slot_poisoned(b, slot, err);
         if (status == FAN_OK && s->expected >= 0 && s->p->count != s->expected)
-            status = fan_fail(err, FAN_VALUE, FAN_SLOT_SAID ": expected %" PRId64 " contributions, got %" PRId64 " (A16)", FAN_SLOT_WHO(b, slot), s->expected,
-                              s->p->count);
+            status = fan_fail(err, FAN_VALUE, FAN_SLOT_SAID ": expected %" PRId64 " contribution%s, got %" PRId64 " (A16)", FAN_SLOT_WHO(b, slot), s->expected,
+                              FAN_PLURAL(s->expected), s->p->count);
         if (status != FAN_OK)
             fan_slot_let_go(b, slot);
     }

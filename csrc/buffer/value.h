@@ -34,7 +34,7 @@ typedef struct fan_plain_kind {
 bool fan_plain_same(const fan_plain_kind *a, const fan_plain_kind *b);
 uint64_t fan_plain_bytes(const fan_plain_kind *k); /* of one; at least 1 */
 
-/* The frontend's call-outs. None but `plain` is called with a lock of ours held. */
+/* The frontend's callbacks. None but `plain` is called with a lock of ours held. */
 typedef struct fan_frontend {
     void (*hold)(void *object);
     void (*drop)(void *object);

@@ -505,7 +505,7 @@ static fan_status twin_begin(twin *t, const fan_array *of, fan_error *err)
     t->size = (size_t)(hi - t->lo);
     t->bytes = fan_alloc_data(t->size);
     if (!t->bytes)
-        return fan_fail(err, FAN_NOMEM, "out of memory for %zu bytes beside a device", t->size);
+        return fan_fail(err, FAN_NOMEM, "out of memory for %zu byte%s beside a device", t->size, FAN_PLURAL(t->size));
     t->array = (fan_array){.data = t->bytes - t->lo, .dtype = of->dtype, .ndim = of->ndim, .size = of->size, .shape = of->shape, .strides = of->strides, .writable = true};
     return FAN_OK;
 }

@@ -911,13 +911,13 @@ fan_status fan_memory_new(fan_device *d, fan_stream *owner, size_t bytes, fan_st
     *out = NULL;
     if (!d->backend->has_streams) {
         *out = fan_storage_new(bytes);
-        return *out ? FAN_OK : fan_fail(err, FAN_NOMEM, "out of memory for %zu bytes", bytes);
+        return *out ? FAN_OK : fan_fail(err, FAN_NOMEM, "out of memory for %zu byte%s", bytes, FAN_PLURAL(bytes));
     }
     fan_memory *m = fan_calloc(sizeof *m);
     fan_storage *st = m ? fan_storage_wrap(NULL, bytes, memory_release, m) : NULL;
     if (!st) {
         fan_free(m);
-        return fan_fail(err, FAN_NOMEM, "out of memory for %zu bytes on a device", bytes);
+        return fan_fail(err, FAN_NOMEM, "out of memory for %zu byte%s on a device", bytes, FAN_PLURAL(bytes));
     }
     m->device = d;
     m->bytes = bytes ? bytes : 1; /* empty memory has an address of its own */
@@ -1016,7 +1016,7 @@ fan_status fan_memory_used_on(fan_storage *st, fan_stream *s, fan_error *err)
     }
     unlock(m->device);
     if (failed)
-        return fan_fail(err, FAN_NOMEM, "out of memory for a stream that uses %zu bytes", m->bytes);
+        return fan_fail(err, FAN_NOMEM, "out of memory for a stream that uses %zu byte%s", m->bytes, FAN_PLURAL(m->bytes));
     if (added)
         trace(FAN_TRACE_MARK, m->device, s, NULL, NULL, m->bytes);
     return FAN_OK;

@@ -108,7 +108,7 @@ typedef struct fan_sim_device_part {
 
 struct fan_sim {
     atomic_size_t holds;  /* users, and whatever holds one of its devices */
-    pthread_mutex_t lock; /* guards all that follows; not held while a kernel or a call-out runs */
+    pthread_mutex_t lock; /* guards all that follows; not held while a kernel or a callback runs */
     pthread_cond_t ran;   /* some work has run */
     size_t users;
     fan_sim_config config;

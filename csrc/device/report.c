@@ -95,7 +95,7 @@ void fan_sim_race_text(fan_sim *m, const fan_race *r, char *buf, size_t size)
     who(m, &r->first, first, sizeof first);
     who(m, &r->second, second, sizeof second);
     buf[0] = '\0';
-    fan_append(buf, size, "race on %llu bytes of %s: ", (unsigned long long)(r->hi - r->lo), where);
+    fan_append(buf, size, "race on %llu byte%s of %s: ", (unsigned long long)(r->hi - r->lo), FAN_PLURAL(r->hi - r->lo), where);
 
     if (r->released && r->release) {
         fan_append(buf, size, "memory is given back");

@@ -990,9 +990,9 @@ static fan_status sim_alloc(fan_device *d, fan_stream *stream, size_t bytes, voi
         fan_order_forget(m->order, b->lo, b->hi);
         *out = (void *)b->lo;
     } else if (status == FAN_OK) {
-        status = host ? fan_fail(err, FAN_NOMEM, "out of memory for %zu bytes of sim:%d", bytes, d->index)
-                      : fan_fail_code(err, FAN_DEVICE_NOMEM, 2, "sim:%d is out of memory: %zu bytes asked for, %zu of %zu in use", d->index,
-                                      bytes, a->in_use, a->bytes);
+        status = host ? fan_fail(err, FAN_NOMEM, "out of memory for %zu byte%s of sim:%d", bytes, FAN_PLURAL(bytes), d->index)
+                      : fan_fail_code(err, FAN_DEVICE_NOMEM, 2, "sim:%d is out of memory: %zu byte%s asked for, %zu of %zu in use", d->index,
+                                      bytes, FAN_PLURAL(bytes), a->in_use, a->bytes);
     }
     unlock(m);
     return status;

@@ -615,7 +615,7 @@ static int showable(const fan_value *v)
     return 0;
 }
 
-/* Whether nobody watches: a trace and debug=True want the long way. */
+/* Whether nobody watches: a trace and debug=True want the general path. */
 static bool unwatched(void)
 {
     return !fan_get_debug() && (atomic_load_explicit(&fan_traces, memory_order_relaxed) == 0 || !fan_trace_on());
@@ -656,7 +656,7 @@ static bool sound_terms(const fan_plain_sum *sum)
 
 #define AWAY_BYTES (UINT64_C(256) << 10) /* bytes of terms from which on others may run while they are summed */
 
-/* merge_plain: what is due in a slot of plain gradients, by the short way. False: not for this way, and nothing happened. */
+/* merge_plain: what is due in a slot of plain gradients, by the fast path. False: not for this way, and nothing happened. */
 static bool merge_plain(buffer_object *self, size_t slot)
 {
     FAN_RAW fan_merge m;
@@ -664,7 +664,7 @@ static bool merge_plain(buffer_object *self, size_t slot)
     char *data = NULL;
     if (!unwatched() || !fan_buffer_merge_begin(self->core, slot, &m))
         return false;
-    /* A fresh array of such a size is made in recycled memory, by the general way. */
+    /* A fresh array of such a size is made in recycled memory, by the general path. */
     if (sound_terms(&m.sum) && (m.sum.ours || fan_plain_bytes(m.sum.kind) < FAN_POOL_FROM || fan_unshared(m.sum.terms[0].object, 1)))
         to = target_of(&m.sum);
     if (to) {
@@ -679,12 +679,12 @@ static bool merge_plain(buffer_object *self, size_t slot)
         if (to == m.sum.terms[0].object)
             Py_DECREF(to); /* the buffer has one */
     }
-    PyErr_Clear(); /* the general way says it, if there is anything to say */
+    PyErr_Clear(); /* the general path says it, if there is anything to say */
     fan_buffer_merge_end(self->core, &m, to, data);
     return to != NULL;
 }
 
-/* fold_due: after a gradient was parked by the short way, and perhaps the budget passed. */
+/* fold_due: after a gradient was parked by the fast path, and perhaps the budget passed. */
 static int fold_due(buffer_object *self, size_t slot, PyObject *gradient, bool alone)
 {
     FAN_RAW fan_error err;
@@ -853,10 +853,10 @@ static int batch_begin(batch *t, PyObject *slots, PyObject *gradients, PyObject 
         (keys && keys != Py_None && sequence_arg(keys, "keys", &t->keys) < 0))
         return -1;
     t->n = PyTuple_GET_SIZE(t->slots);
-    if (PyTuple_GET_SIZE(t->gradients) != t->n || (t->keys && PyTuple_GET_SIZE(t->keys) != t->n))
-        return fan_refuse(PyExc_ValueError, "expected as many slots as gradients%s, got %zd slots and %zd %s", t->keys ? " and keys" : "", t->n,
-                          PyTuple_GET_SIZE(t->gradients) != t->n ? PyTuple_GET_SIZE(t->gradients) : PyTuple_GET_SIZE(t->keys),
-                          PyTuple_GET_SIZE(t->gradients) != t->n ? "gradients" : "keys");
+    Py_ssize_t other = PyTuple_GET_SIZE(t->gradients) != t->n || !t->keys ? PyTuple_GET_SIZE(t->gradients) : PyTuple_GET_SIZE(t->keys);
+    if (other != t->n)
+        return fan_refuse(PyExc_ValueError, "expected as many slots as gradients%s, got %zd slot%s and %zd %s%s", t->keys ? " and keys" : "", t->n, FAN_PLURAL(t->n), other,
+                          PyTuple_GET_SIZE(t->gradients) != t->n ? "gradient" : "key", FAN_PLURAL(other));
     return 0;
 }
 
@@ -909,7 +909,7 @@ static bool batch_at_once(buffer_object *self, const batch *t)
     return good;
 }
 
-/* batch_plain: 1: all are parked by the short way; 0: one is not for it, and nothing happened. -1 with an exception: a fold failed. */
+/* batch_plain: 1: all are parked by the fast path; 0: one is not for it, and nothing happened. -1 with an exception: a fold failed. */
 static int batch_plain(buffer_object *self, const batch *t)
 {
     FAN_RAW fan_plain_kind kind;
@@ -1203,7 +1203,7 @@ static int parse_out(PyObject *out, const char *name, PyObject *slot_names, size
         return fan_refuse(PyExc_TypeError, "out: expected a list of %zu arrays or Nones, got a %.200s%s", n, Py_TYPE(out)->tp_name,
                           bare ? ": give [array]" : "");
     if ((size_t)PySequence_Fast_GET_SIZE(out) != n)
-        return fan_refuse(PyExc_ValueError, "out: expected %zu entries, one for each slot, got %zd", n, PySequence_Fast_GET_SIZE(out));
+        return fan_refuse(PyExc_ValueError, "out: expected %zu entr%s, one for each slot, got %zd", n, n == 1 ? "y" : "ies", PySequence_Fast_GET_SIZE(out));
     for (size_t i = 0; i < n; i++) {
         PyObject *item;
         fan_where w = {.buffer = name, .slot_name = name_at(slot_names, i), .slot = (Py_ssize_t)i, .key = -1, .stream = ready};
@@ -1345,13 +1345,13 @@ static bool part(void *object)
     return true;
 }
 
-/* writable_plain: `o` is an ndarray that the short way may write. */
+/* writable_plain: `o` is an ndarray that the fast path may write. */
 static bool writable_plain(PyObject *o, fan_plain_kind *kind, char **data)
 {
     return PyArray_CheckExact(o) && fan_import_plain(o, kind, data) && PyArray_ISWRITEABLE((PyArrayObject *)o);
 }
 
-/* outs_of: the entries of out= that are arrays, if each is one for the short way. */
+/* outs_of: the entries of out= that are arrays, if each is one for the fast path. */
 static bool outs_of(const buffer_object *self, PyObject *out, fan_plain_out *outs, size_t *n)
 {
     FAN_RAW fan_plain_kind kind;
@@ -1418,7 +1418,7 @@ static bool take_plain(buffer_object *self, PyObject *out, PyObject **list)
     if (!ours) {
         fan_buffer_plain_done(self->core, false, part);
         Py_CLEAR(*list);
-        PyErr_Clear(); /* the long way says it, if there is anything to say */
+        PyErr_Clear(); /* the general path says it, if there is anything to say */
         return false;
     }
     for (size_t i = 0; i < self->n && good; i++) {

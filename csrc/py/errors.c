@@ -93,7 +93,7 @@ PyObject *fan_raise(fan_status s, const fan_error *err)
     PyObject *context, *e = NULL, *code = NULL, *text;
     if (s == FAN_EXTERN) {
         if (!PyErr_Occurred())
-            PyErr_SetString(PyExc_SystemError, "a call-out failed and set no exception");
+            PyErr_SetString(PyExc_SystemError, "a callback failed and set no exception");
         return NULL;
     }
     context = fan_exception_take();
@@ -119,7 +119,7 @@ PyObject *fan_raise(fan_status s, const fan_error *err)
 fan_status fan_from_python(fan_error *err)
 {
     if (!PyErr_Occurred())
-        PyErr_SetString(PyExc_SystemError, "a call-out failed and set no exception");
+        PyErr_SetString(PyExc_SystemError, "a callback failed and set no exception");
     return fan_fail(err, FAN_EXTERN, "%s", fan_status_word(FAN_EXTERN));
 }
 

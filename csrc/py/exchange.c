@@ -212,7 +212,7 @@ static void tensor_failed(void *ctx, const char *kind, const char *text)
 {
     (void)ctx;
     (void)kind;
-    (void)text; /* the long way tells, if it fails as well */
+    (void)text; /* the general path tells, if it fails as well */
 }
 
 /* fresh_tensor: what torch makes is looked at: a mode or a transform may have made something else. */
@@ -254,7 +254,7 @@ char *fan_plain_data(PyObject *o, const fan_plain_kind *kind)
     return (char *)t.data + t.byte_offset;
 }
 
-/* quick_tensors: how exact torch tensors are read by the short way, told by fanin.arrays when it meets the first one. */
+/* quick_tensors: how exact torch tensors are read by the fast path, told by fanin.arrays when it meets the first one. */
 static PyObject *quick_tensors(PyObject *Py_UNUSED(module), PyObject *args)
 {
     fan_state *st = fan_state_get();

@@ -385,7 +385,7 @@ PyMethodDef fan_option_functions[] = {
      "0\n"},
     {"_test_exact", test_exact, METH_VARARGS,
      "_test_exact(out, arrays, scaled=False, scale=1, step=0, isa=-1, /)\n--\n\nTests: the exact sum into out; step: over states, so many arrays at a time. "
-     "Returns how many elements went the slow way so far."},
+     "Returns how many elements went the integer path so far."},
 #ifdef FAN_TEST
     {"_test_exact_mutant", test_exact_mutant, METH_O, "_test_exact_mutant(n, /)\n--\n\nTests: switch a planted fault of exact sums on; 0: none."},
     {"_test_batch_mutant", test_batch_mutant, METH_O, "_test_batch_mutant(n, /)\n--\n\nTests: switch a planted fault of batches of sums on; 0: none."},

@@ -100,7 +100,7 @@ PyObject *fan_lazy(PyObject **cache, const char *module, const char *name);
 #define FAN_RAW
 #endif
 
-/* fan_gil: may this thread call Python? Whoever gets a call-out on a thread it does not know enters first. */
+/* fan_gil: may this thread call Python? Whoever gets a callback on a thread it does not know enters first. */
 typedef struct fan_gil {
     bool taken; /* by fan_gil_enter, which had to */
     PyGILState_STATE state;
@@ -149,7 +149,7 @@ typedef enum fan_origin {
 /* fan_import: any gradient (None too) as a value; the caller owns its holds. `recording`: A1, everything is an object. `has_combine`: containers are objects.
  * -1 with an exception set. */
 int fan_import(PyObject *o, bool recording, bool has_combine, fan_value *out);
-/* fan_import_plain: what the short way of the buffer needs to know of a plain gradient (buffer/plain.h); false: it is none, nothing is said. */
+/* fan_import_plain: what the fast path of the buffer needs to know of a plain gradient (buffer/plain.h); false: it is none, nothing is said. */
 bool fan_import_plain(PyObject *o, fan_plain_kind *kind, char **data);
 /* fan_plain_still: whether a plain gradient is what it was when it came: memory, dtype, shape. */
 bool fan_plain_still(PyObject *o, const fan_plain_kind *kind, const char *data);
@@ -157,7 +157,7 @@ bool fan_plain_still(PyObject *o, const fan_plain_kind *kind, const char *data);
 bool fan_value_still(const fan_value *v);
 /* fan_plain_sound: of one whose kind is late: whether its memory holds its value, and it asks for no gradient of its own. */
 bool fan_plain_sound(PyObject *o);
-/* fan_plain_fresh: an array of the kind that `first` is of, to write a sum into; NULL: with an exception, or, without one, not by the short way. fan_plain_data: the first element of such a one. */
+/* fan_plain_fresh: an array of the kind that `first` is of, to write a sum into; NULL: with an exception, or, without one, not by the fast path. fan_plain_data: the first element of such a one. */
 PyObject *fan_plain_fresh(PyObject *first, const fan_plain_kind *kind);
 char *fan_plain_data(PyObject *o, const fan_plain_kind *kind);
 /* fan_plain_value: the same as a value; FAN_NOMEM. */

@@ -74,7 +74,7 @@ def explain(view: dict[str, Any]) -> str:
 
 def streams(view: dict[str, Any]) -> list[str]:
     if view["how"] not in CASES:
-        return ["It is on a device without streams: sums run at once and nobody waits (S3)."]
+        return ["On the CPU: no streams, so no waits (S3)."]
     names = {k: f"stream {view[k]}" if view[k] else "a stream of its own" for k in "CAR"}
     ready = f"The value is ready on {names['R']}" + (", which an event marks." if view["event"] else ".")
     return [CASES[view["how"]].format(**names), ready] if view["R"] else [CASES[view["how"]].format(**names)]

@@ -175,12 +175,12 @@ def object_of(x: Any, has_combine: bool) -> Described:
         if isinstance(x, CONTAINERS):
             refuse(
                 TypeError,
-                f"{named(x)} is no array, and its + would not mean a sum; give the slot a combine: Slot(combine=f)",
+                f"{named(x)} is no array, and its + would not mean a sum: pass np.asarray(x); for objects of your own give combine=, as Slot(combine=f)",
             )
         if not hasattr(type(x), "__add__") and not hasattr(type(x), "__radd__"):
             refuse(
                 TypeError,
-                f"{named(x)} is no array and has no +; expected an array, a number, or a slot with Slot(combine=f)",
+                f"{named(x)} is no array and has no +: pass np.asarray(x); for objects of your own give combine=, as Slot(combine=f)",
             )
     parts = getattr(type(x), "__fanin_parts__", None)
     if parts is not None:
@@ -846,7 +846,7 @@ def plus(first: Any, second: Any) -> Any:
         return first + second
     if result is NotImplemented:
         raise TypeError(
-            f"{named(first)} and {named(second)} have no sum: neither knows the other; give the slot a combine"
+            f"{named(first)} and {named(second)} have no sum: neither knows the other; give combine=, as Slot(combine=f)"
         )
     return result
 

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fanin._explain import counted
 from fanin._numbers import (
     NAMES,
     ORDER,
@@ -143,7 +144,7 @@ def read(x: Any, anything: bool = False) -> Gradient:
         return Gradient(x, "zero", tuple(x.shape), dtype_of(x.dtype).name)
     sums = hasattr(x, "__add__") or hasattr(x, "__radd__")
     sums = sums and not isinstance(x, list | tuple | dict | str | bytes | bytearray | set)
-    need(sums or anything, TypeError, f"a {type(x).__name__} is no array; to sum such things, give the slot a combine")
+    need(sums or anything, TypeError, f"a {type(x).__name__} is no array: pass np.asarray(x); for objects of your own give combine=")
     return Gradient(x, "object", value=x)
 
 
@@ -264,7 +265,7 @@ class Sum:
             radd = getattr(type(new), "__radd__", lambda *_: NotImplemented)
             total = radd(new, old) if plain[0] else operator.add(old, new)
         lost = total is None or total is NotImplemented
-        need(not lost, TypeError, f"a {type(old).__name__} and a {type(new).__name__} have no sum; give the slot a combine")
+        need(not lost, TypeError, f"a {type(old).__name__} and a {type(new).__name__} have no sum; give combine=")
         return total
 
     def leaves(self, scale: Any = None) -> bool:
@@ -479,7 +480,7 @@ class InputBuffer:
         number = len(me.came) if key is None else operator.index(key)
         need(0 <= number < 2**63, ValueError, "expected a key >= 0")
         need(number not in me.came, ValueError, "this key has contributed already")
-        need(n is None or len(me.came) < n, ValueError, f"expected {n} contributions, got one more")
+        need(n is None or len(me.came) < n, ValueError, f"expected {counted(n or 0, 'contribution')}, got one more")
         return number
 
     def _fold(self, i: int) -> None:
@@ -500,7 +501,7 @@ class InputBuffer:
 
     @contextmanager
     def _doing(self, what: str, slots: Sequence[int]) -> Iterator[None]:
-        """D22: whoever comes back to a slot from a call-out finds it busy."""
+        """D22: whoever comes back to a slot from a callback finds it busy."""
         for i in slots:
             need(not self.busy[i], RuntimeError, f"{self._at(i)[1]}: {what} from within a {self.busy[i]} of its own")
         for i in slots:
@@ -526,7 +527,7 @@ class InputBuffer:
         need(scale is None or number, TypeError, f"scale: expected a number, got a {type(scale).__name__}")
         for i, (me, x) in enumerate(zip(self.passes, outs, strict=True)):
             n, who, forms = self.expected[i], self._at(i)[1], {g.form for g in me.came.values()} - {"undefined"}
-            need(n in (None, len(me.came)), ValueError, f"{who}: expected {n} contributions, got {len(me.came)}")
+            need(n in (None, len(me.came)), ValueError, f"{who}: expected {counted(n or 0, 'contribution')}, got {len(me.came)}")
             if "object" in forms or (forms and self.create_graph):
                 need(x is None and scale is None, TypeError, f"{who}: sums objects: out and scale need arrays")
             elif forms:

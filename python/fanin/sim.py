@@ -585,8 +585,9 @@ def explore(
     >>> fanin.sim.explore(scenario).ok
     True
     """
-    if limit < 1 or samples < 0:
-        raise ValueError(f"explore: limit is at least 1 and samples at least 0, not {limit} and {samples}")
+    for word, given, least in (("limit", limit, 1), ("samples", samples, 0)):
+        if given < least:
+            raise ValueError(f"explore: {word}: expected an integer from {least} on, got {given}")
 
     def make() -> Machine:
         return machine(devices=devices, seed=seed)

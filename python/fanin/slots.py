@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from . import _core
+from ._explain import counted
 
 __all__ = ["Slot", "Sparse", "Stats", "Zero", "clip_norm", "global_norm"]
 
@@ -167,7 +168,7 @@ def clip_norm(buf: _core.InputBuffer, sums: Sequence[Any], max_norm: float) -> f
     if not (isinstance(max_norm, (int, float, np.floating, np.integer)) and max_norm >= 0):
         raise ValueError(f"clip_norm: expected max_norm from 0 on, got {max_norm!r}")
     if len(sums) != len(buf):
-        raise ValueError(f"clip_norm: expected the {len(buf)} sums of {buf.name}, got {len(sums)}")
+        raise ValueError(f"clip_norm: expected the {counted(len(buf), 'sum')} of {buf.name}, got {len(sums)}")
     norm = global_norm(buf)
     if math.isfinite(norm) and norm > max_norm:
         apart = list({id(x): x for x in sums if x is not None}.values())

@@ -36,6 +36,7 @@ from typing import Any
 import numpy as np
 
 import fanin
+from fanin._explain import counted
 
 Shape = tuple[int, ...]
 
@@ -540,7 +541,7 @@ class Pass:
         self.roots = [losses] if isinstance(losses, Var) else list(losses)
         self.gradients = [None] * len(self.roots) if gradients is None else list(gradients)
         if len(self.gradients) != len(self.roots):
-            raise ValueError(f"backward: expected {len(self.roots)} gradients to begin with, got {len(self.gradients)}")
+            raise ValueError(f"backward: expected {counted(len(self.roots), 'gradient')} to begin with, got {len(self.gradients)}")
         for x in self.roots:
             if x.node is None:
                 raise TypeError(f"backward: {x!r} depends on no parameter")

@@ -95,7 +95,7 @@ class Line:
         if self.slot >= 0:
             words.append(f"slot {self.slot}" + (f", key {self.key}" if self.key >= 0 else ""))
         if self.kind == "fold":
-            words.append(f"{self.count} terms{', in place' if self.in_place else ''}")
+            words.append(f"{counted(self.count, 'term')}{', in place' if self.in_place else ''}")
         if self.rules:
             words.append("by " + ", ".join(self.rules))
         return "  ".join(words)
@@ -301,7 +301,7 @@ def trace(*, capacity: int = 1 << 16) -> Trace:
     True
     """
     if capacity < 1:
-        raise ValueError(f"trace: capacity is at least 1 line, not {capacity}")
+        raise ValueError(f"trace: capacity: expected an integer from 1 on, got {capacity}")
     return Trace(capacity)
 
 

@@ -26,7 +26,7 @@ int main(void)
 
     CHECK_STR(fan_status_word(FAN_OK), "ok");
     CHECK_STR(fan_status_word(FAN_NOMEM), "out of memory");
-    CHECK_STR(fan_status_word(FAN_EXTERN), "raised by a call-out");
+    CHECK_STR(fan_status_word(FAN_EXTERN), "raised by a callback");
     CHECK_STR(fan_status_word((fan_status)99), "unknown status");
 
     /* the box is filled and the status handed back; without a box too */

@@ -166,7 +166,7 @@ SCENARIOS: dict[str, Callable[[], Any]] = {
     "copied": plain(copy=True),
     "donated": plain(0, donate=True),
     "keys out of order": backwards(lambda k: np.full(5, k, F)),
-    "keys out of order, the general way": backwards(lambda k: np.full(10, k, F)[::2]),
+    "keys out of order, the general path": backwards(lambda k: np.full(10, k, F)[::2]),
     "low precision": terms(np.ones(5, np.float16), np.ones(5, np.float16)),
     "widening": terms(np.ones(5, np.int8), np.ones(5, np.int64), np.ones(5, F), budget=0),
     "cast": terms(np.ones(5), np.ones(5), slots=[fanin.Slot(dtype="float32")]),
@@ -217,7 +217,7 @@ def play(scenario: Callable[[], Any], fail: tuple[int, int, int] | None) -> tupl
 
 #: Plain arrays only: from the buffer's making to its end nothing of the core's is allocated once there was one before it.
 PLAIN = {"fused", "low precision"}
-#: One allocation that fails sends the step to the general way, which finds memory.
+#: One allocation that fails sends the step to the general path, which finds memory.
 ANOTHER_WAY = {"keys out of order"}
 
 

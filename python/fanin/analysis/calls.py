@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from .._core import address
+from .._explain import counted
 from ..descriptors import PlainAOTInput, PlainAOTOutput
 from . import hidden, trees
 from .private import Array, Geometry, Group, World
@@ -139,7 +140,7 @@ def check_signature(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
             trees.flatten(args[: len(takes)], leaves)
             extra = PlainAOTInput(len(leaves)).expr()
             raise TypeError(
-                f"{who}: {called}{signature} takes {len(takes)} positional arguments, got {len(args)}: {extra} is the first that it has no place for"
+                f"{who}: {called}{signature} takes {counted(len(takes), 'positional argument')}, got {len(args)}: {extra} is the first that it has no place for"
             ) from None
         raise TypeError(f"{who}: {called}{signature}: {e}") from None
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from .._core import address
+from .._explain import counted
 from ..descriptors import (
     AOTInput,
     AOTOutput,
@@ -195,7 +196,7 @@ class Pure:
         descs = self.input_descs
         if len(inner) != len(descs):
             raise ValueError(
-                f"pure: expected {len(descs)} arguments, {', '.join(d.expr() for d in descs)}; got {len(inner)}"
+                f"pure: expected {counted(len(descs), 'argument')}, {', '.join(d.expr() for d in descs)}; got {len(inner)}"
             )
         found = []
         for u, (position, place) in enumerate(self.where):
@@ -241,7 +242,7 @@ class Pure:
                 f"functionalize: {PlainAOTInput(self.first[self.outcome.resized[0]]).expr()} is resized: a compiled function cannot do that"
             )
         count = len(self.output_descs)
-        expected = f"functionalize: expected {count} values of the compiled function, {', '.join(d.expr() for d in self.output_descs)}"
+        expected = f"functionalize: expected {counted(count, 'value')} of the compiled function, {', '.join(d.expr() for d in self.output_descs)}"
         if not isinstance(values, Sequence):
             raise TypeError(f"{expected}, as a list; got {'None' if values is None else f'a {type(values).__name__}'}")
         if len(values) != count:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from .._explain import counted
 from .records import ViewAndMutationMeta
 
 __all__ = ["BackwardSignature", "GraphNames", "GraphSignature", "create_graph_signature"]
@@ -117,7 +118,7 @@ def create_graph_signature(
     arguments = graph.placeholders[tokens + len(full) :]
     if tokens + len(full) + len(arguments) != len(graph.placeholders):
         raise ValueError(
-            f"{WHO}: expected {tokens} tokens, {params} parameters and {len(buffer_names)} buffers among the inputs, "
+            f"{WHO}: expected {counted(tokens, 'token')}, {counted(params, 'parameter')} and {counted(len(buffer_names), 'buffer')} among the inputs, "
             f"but there are {len(graph.placeholders)}: {', '.join(graph.placeholders)}"
         )
     written = fw_metadata.mutated_inp_runtime_indices
@@ -127,7 +128,7 @@ def create_graph_signature(
     rest = len(graph.outputs) - first
     if rest < 0:
         raise ValueError(
-            f"{WHO}: expected {tokens} tokens and {len(written)} new values, got {len(graph.outputs)} outputs"
+            f"{WHO}: expected {counted(tokens, 'token')} and {counted(len(written), 'new value')}, got {counted(len(graph.outputs), 'output')}"
         )
     backward = None
     if trace_joint:
@@ -177,7 +178,7 @@ def check_forward(meta: ViewAndMutationMeta, outputs: Sequence[str | None]) -> N
     count = meta.num_outputs + meta.num_intermediate_bases
     if meta.output_info and len(outputs) != count:
         raise ValueError(
-            f"{WHO}: expected {count} outputs after the new values, {meta.num_outputs} of the function and {meta.num_intermediate_bases} bases, "
+            f"{WHO}: expected {counted(count, 'output')} after the new values, {meta.num_outputs} of the function and {counted(meta.num_intermediate_bases, 'base')}, "
             f"got {len(outputs)}: {', '.join(map(str, outputs))}"
         )
 
@@ -206,7 +207,7 @@ def backward_of(
     if len(outputs) < num_user_outs or len(gradients) != len(stored) + len(given):
         needed = ", ".join(name for _, name in (*stored, *given))
         raise ValueError(
-            f"{WHO}: expected {num_user_outs} outputs and {len(stored) + len(given)} gradients ({needed}), got {len(outputs)} in all"
+            f"{WHO}: expected {counted(num_user_outs, 'output')} and {counted(len(stored) + len(given), 'gradient')} ({needed}), got {len(outputs)} in all"
         )
     named = list(zip(gradients, (*stored, *given), strict=True))
     return BackwardSignature(

@@ -452,7 +452,7 @@ def functionalize(
             'functionalize: lend=True hands out arrays themselves: what is done to them is not seen, as guard="error" needs, and no pure function is run, as compiler= needs'
         )
     if operator.index(layouts) < 1:
-        raise ValueError(f"functionalize: expected layouts from 1 on, got {layouts}")
+        raise ValueError(f"functionalize: layouts: expected an integer from 1 on, got {layouts}")
     options: dict[str, Any] = {"requires_grad": None if requires_grad is None else tuple(map(bool, requires_grad))}
     made = Functionalized(fn, guard, lend, layouts, options, compiler)
     if example_args is not None or example_kwargs:

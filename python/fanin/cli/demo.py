@@ -455,9 +455,12 @@ examples:
 
 
 def rate(text: str) -> float:
-    x = float(text)
+    try:
+        x = float(text)
+    except ValueError:
+        x = 0.0
     if not 0 < x < math.inf:
-        raise ValueError
+        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
     return x
 
 

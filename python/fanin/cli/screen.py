@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 import time
@@ -70,16 +71,20 @@ class Progress:
 
 
 def positive(text: str) -> int:
-    """A whole number from 1 on."""
-    n = int(text)
-    if n < 1:
-        raise ValueError
-    return n
+    """An integer from 1 on."""
+    return integer(text, 1)
 
 
 def natural(text: str) -> int:
-    """A whole number from 0 on."""
-    n = int(text)
-    if n < 0:
-        raise ValueError
+    """An integer from 0 on."""
+    return integer(text, 0)
+
+
+def integer(text: str, least: int) -> int:
+    try:
+        n = int(text)
+    except ValueError:
+        n = least - 1
+    if n < least:
+        raise argparse.ArgumentTypeError(f"expected an integer from {least} on, got {text!r}")
     return n

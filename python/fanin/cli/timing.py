@@ -23,6 +23,7 @@ from timeit import Timer
 from typing import Any
 
 import fanin
+from fanin._explain import counted
 
 from . import files
 from .screen import Screen
@@ -184,7 +185,7 @@ def pinned(threads: int = 1) -> Iterator[str]:
 
 def show(screen: Screen, one: Result) -> None:
     """A result as a table."""
-    screen.say(f"{one['title']}; {one['rounds']} rounds", style="bold")
+    screen.say(f"{one['title']}; {counted(one['rounds'], 'round')}", style="bold")
     rows = [(name, f"{r['min']:.4g}", f"{r['median']:.4g}", ratio_text(r["ratio"]), ratio_text(r["ratio_of_minima"])) for name, r in one["rows"].items()]
     rows += [(name, "absent", "", "", "") for name in one["absent"]]
     screen.table(rows, (one["unit"], "min", "median", "times as fast", "by min"))
