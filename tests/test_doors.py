@@ -335,3 +335,125 @@ def test_what_adds_while_a_result_is_shown_is_told_so_and_nothing_is_lost() -> N
         space.during = lambda: None
     assert len(said) == 3
     assert shown(sums)[1] == [3.0] * 5
+
+
+# ---------------------------------------------------------------- a batch is added as a whole (18)
+
+
+class Cell:
+    """An object with a + that raises when it is told to."""
+
+    fails: type[BaseException] | None = None
+
+    def __init__(self, value: float, bad: bool = False) -> None:
+        self.value, self.bad = value, bad
+
+    def __add__(self, other: Any) -> Any:
+        if Cell.fails and (self.bad or getattr(other, "bad", False)):
+            raise Cell.fails("this + fails")
+        return Cell(self.value + getattr(other, "value", other))
+
+    __radd__ = __add__
+
+
+def value(x: Any) -> Any:
+    return None if x is None else x.value if isinstance(x, Cell) else np.asarray(x).tolist()
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+@pytest.mark.parametrize("budget", [0, 8, None, "auto"])
+def test_a_batch_in_which_a_sum_raises_is_not_added_at_all(budget: Any, keyed: bool) -> None:
+    raised = added = 0
+    for bad, error, dense in itertools.product((None, 0, 1, 2, 3), (ValueError, KeyboardInterrupt), (False, True)):
+        buf = fanin.InputBuffer(5, budget=budget)
+
+        def key(n: int) -> Any:
+            return [n] * 5 if keyed else None
+
+        def batch(bad: int | None = None, dense: bool = dense) -> list[Any]:
+            cells: list[Any] = [Cell(2.0 ** (i + 1), i == bad) for i in range(4)]
+            return [*cells, np.ones(3) if dense else None]
+
+        Cell.fails = None
+        buf.add_many(range(5), batch(), keys=key(0))
+        looks = [buf.explain(i) for i in range(5)]
+        adds, parked = buf.counters.adds, buf.counters
+        Cell.fails = error
+        try:
+            buf.add_many(range(5), batch(bad), keys=key(1))
+            added += 1
+            pulled = 2
+        except (ValueError, KeyboardInterrupt):
+            raised += 1
+            pulled = 1
+            assert bad is not None
+            assert buf.counters.adds == adds == parked.adds
+            assert [buf.explain(i) for i in range(5)] == looks
+        Cell.fails = None
+        if pulled == 1:
+            buf.add_many(range(5), batch(), keys=key(1))  # the same once more: none of it was there
+        got = [value(x) for x in buf.take()]
+        assert got == [4.0, 8.0, 16.0, 32.0, [2.0] * 3 if dense else None], (budget, bad)
+    assert added
+    assert raised == {0: 16, 8: 8}.get(budget, 0)  # an object counts one byte, so 8 are passed where the array comes too
+
+
+def test_two_of_a_batch_in_one_slot_are_taken_back_together() -> None:
+    for bad in range(6):
+        buf = fanin.InputBuffer(2, budget=0)
+        Cell.fails = ValueError
+        slots = [1, 0, 1, 0, 1, 0]
+        with pytest.raises(ValueError, match=r"this \+ fails"):
+            buf.add_many(slots, [Cell(1.0, i == bad) for i in range(6)])
+        Cell.fails = None
+        assert buf.take() == [None, None]
+        buf.add_many(slots, [Cell(1.0) for _ in range(6)])
+        assert [value(x) for x in buf.take()] == [3.0, 3.0]
+
+
+def test_a_batch_in_which_a_sum_raises_beside_other_threads_adds_and_takes() -> None:
+    """Whatever others sum meanwhile: what raised has added nothing, what did not has added all. Any + raises in the thread whose batch is to fail."""
+    import threading
+
+    counts = [0, 0]
+    total = [0.0] * 3
+    buf = fanin.InputBuffer(3, budget=0)
+    lock = threading.Lock()
+    mine = threading.local()
+
+    class Odd(Cell):
+        def __add__(self, other: Any) -> Any:
+            mine.left = getattr(mine, "left", -1) - 1
+            if mine.left == 0:
+                raise ValueError("this + fails")
+            return Odd(self.value + getattr(other, "value", other))
+
+        __radd__ = __add__
+
+    def adds(seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        for _ in range(60):
+            mine.left = int(rng.integers(1, 8))  # of the three or so that a batch makes
+            try:
+                buf.add_many(range(3), [Odd(1.0) for _ in range(3)])
+                done = 0
+            except ValueError:
+                done = 1
+            mine.left = -1
+            with lock:
+                counts[done] += 1
+            if rng.random() < 0.2:
+                sums = buf.take()
+                with lock:
+                    for i, s in enumerate(sums):
+                        total[i] += 0.0 if s is None else s.value
+
+    threads = [threading.Thread(target=adds, args=(s,)) for s in range(3)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    for i, s in enumerate(buf.take()):
+        total[i] += 0.0 if s is None else s.value
+    assert total == [float(counts[0])] * 3
+    assert min(counts) > 10

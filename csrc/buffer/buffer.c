@@ -748,9 +748,9 @@ fan_status fan_buffer_fold_due(fan_buffer *b, size_t slot, fan_error *err)
         status = fold_while_due(b, slot, err);
     fan_slot_unlock(b, slot);
     /* It is parked; the sum is tried again later, and says then what is wrong. */
-    if (!thick && status == FAN_EXTERN && b->frontend->forget)
+    if (status == FAN_EXTERN && b->frontend->forget)
         b->frontend->forget();
-    return !thick || status == FAN_NOMEM || status == FAN_DEVICE_NOMEM ? FAN_OK : status;
+    return thick && is_poisonous(status) ? status : FAN_OK;
 }
 
 /* --- add ------------------------------------------------------------------------------------------------------ */
@@ -808,6 +808,7 @@ static fan_status reserve(fan_buffer *b, size_t slot, fan_contribution *c, const
     }
     p->keyed = c->key >= 0 ? 1 : -1;
     p->count++;
+    p->objects = p->objects || c->value.form == FAN_OBJECT;
     if (a->device && !p->device)
         p->device = fan_device_hold(a->device);
     if (a->sync.how != '-' && a->sync.how != '+') {
@@ -976,16 +977,11 @@ static fan_status adding_reserve(fan_buffer *b, adding *x, fan_error *err)
         x->mismatch = true;
         x->P = fan_stream_hold(x->a.P);
     }
-    if (c->value.form == FAN_UNDEFINED) {
-        if (c->key >= 0) {
-            x->it->parked = true;
-            s->p->arriving--;
-        } else {
-            fan_free(x->it);
-            x->it = NULL;
-        }
+    if (c->value.form == FAN_UNDEFINED && c->key < 0) {
+        fan_free(x->it);
+        x->it = NULL;
         changed(b, slot);
-    } else {
+    } else if (c->value.form != FAN_UNDEFINED) {
         x->A = fan_stream_hold(s->p->A);
         x->C = fan_stream_hold(s->p->C);
     }
@@ -1083,7 +1079,7 @@ static void adding_fail(fan_buffer *b, adding *x, fan_status status, const fan_e
 static void adding_park(fan_buffer *b, adding *x)
 {
     fan_item *it = x->it;
-    if (x->c->value.form == FAN_UNDEFINED)
+    if (!it || it->parked)
         return;
     b->slots[x->slot].p->arriving--;
     x->c->value = (fan_value){.dtype = FAN_NO_DTYPE};
@@ -1097,6 +1093,16 @@ static void adding_park(fan_buffer *b, adding *x)
     raise_to(&b->n.peak_parked_bytes, atomic_fetch_add_explicit(&b->parked, x->bytes, memory_order_relaxed) + x->bytes);
     raise_to(&total.peak_parked_bytes, atomic_load_explicit(&b->parked, memory_order_relaxed));
     changed(b, x->slot);
+}
+
+/* Locked: nobody has summed it, and nobody may any more. */
+static void adding_unpark(fan_buffer *b, adding *x)
+{
+    if (!x->it || !x->it->parked)
+        return;
+    unpark(b, x->it);
+    x->it->parked = false;
+    b->slots[x->slot].p->arriving++;
 }
 
 /* Locked: folds if that is due. *gone is for fan_pass_free. */
@@ -1168,10 +1174,11 @@ fan_status fan_buffer_add(fan_buffer *b, size_t slot, fan_contribution *c, fan_e
         if (status != FAN_OK)
             adding_fail(b, &x, status, err);
     }
-    if (status == FAN_OK && x.it && c->value.form != FAN_UNDEFINED) {
+    if (status == FAN_OK && x.it) {
+        bool defined = c->value.form != FAN_UNDEFINED;
         fan_slot_lock(b, slot);
         adding_park(b, &x);
-        status = adding_fold(b, &x, &gone, err);
+        status = defined ? adding_fold(b, &x, &gone, err) : FAN_OK;
         fan_slot_unlock(b, slot);
         fan_pass_free(b, gone);
     }
@@ -1181,10 +1188,129 @@ fan_status fan_buffer_add(fan_buffer *b, size_t slot, fan_contribution *c, fan_e
     return status;
 }
 
+/* ---- a batch: all or none ----
+ *
+ * A sum of objects calls others' code, which may raise. So those that the batch makes due are tried before anything of it can be summed by others: each slot is made busy, its
+ * part of the batch parked in it, and its sum made beside its value. If one raises, all sums are dropped, and each contribution is taken back. */
+
+/* A slot whose sum is tried. */
+typedef struct trial {
+    size_t slot;
+    fan_gathered g;
+    bool made; /* false: there was no memory for it, and it stays parked */
+} trial;
+
+typedef struct trials {
+    trial *all;
+    size_t n;
+    uint64_t coming; /* bytes that will not be parked once they are committed */
+} trials;
+
+/* Locked: whether a sum of this slot calls others' code. */
+static bool calls_out(const fan_buffer *b, const fan_pass *p) { return b->create_graph || p->objects; }
+
+/* Makes the slot of x[0 .. n) busy if its sum is to be tried; how many items that is of, 0: none. */
+static size_t trial_claim(fan_buffer *b, adding *x, size_t n, trials *t)
+{
+    fan_slot *s = &b->slots[x->slot];
+    size_t m = 0;
+    fan_slot_lock(b, x->slot);
+    if (!s->busy && calls_out(b, s->p)) {
+        for (size_t i = 0; i < n; i++)
+            adding_park(b, &x[i]);
+        m = fan_slot_due(b, x->slot, t->coming);
+        for (size_t i = 0; i < n && !m; i++)
+            adding_unpark(b, &x[i]);
+    }
+    for (size_t i = 0; i < m; i++)
+        t->coming += s->p->items[i]->bytes;
+    if (m) {
+        s->busy = true;
+        fan_slot_set_owner(s, fan_thread_id());
+    }
+    fan_slot_unlock(b, x->slot);
+    return m;
+}
+
+static fan_status trial_make(fan_buffer *b, trial *one, size_t m, fan_error *err)
+{
+    fan_status status = fan_gather(b, one->slot, m, &one->g, err);
+    if (status == FAN_OK && one->g.fold.n > 1)
+        status = fan_fold_begin(&one->g.fold, NULL, err);
+    one->made = status == FAN_OK;
+    if (is_poisonous(status)) {
+        fan_slot_lock(b, one->slot);
+        fan_slot_poison(&b->slots[one->slot], status, err);
+        fan_slot_unlock(b, one->slot);
+    }
+    return status == FAN_NOMEM || status == FAN_DEVICE_NOMEM ? FAN_OK : status;
+}
+
+/* Tries the sums that x[0 .. n), which are in the order of their slots, make due. */
+static fan_status trials_make(fan_buffer *b, adding *x, size_t n, trials *t, fan_error *err)
+{
+    fan_status status = FAN_OK;
+    uint64_t rest = 0; /* what the others will have parked counts already */
+    for (size_t i = 0; i < n; i++)
+        rest += x[i].bytes;
+    t->all = fan_calloc((n ? n : 1) * sizeof *t->all);
+    if (!t->all)
+        return fan_fail(err, FAN_NOMEM, "%s: out of memory", b->name);
+    for (size_t i = 0, end; i < n && status == FAN_OK; i = end) {
+        uint64_t own = 0;
+        for (end = i; end < n && x[end].slot == x[i].slot; end++)
+            own += x[end].bytes;
+        atomic_fetch_add_explicit(&b->parked, rest - own, memory_order_relaxed);
+        size_t m = trial_claim(b, &x[i], end - i, t);
+        atomic_fetch_sub_explicit(&b->parked, rest - own, memory_order_relaxed);
+        if (!m)
+            continue;
+        rest -= own;
+        t->all[t->n].slot = x[i].slot;
+        status = trial_make(b, &t->all[t->n++], m, err);
+    }
+    return status;
+}
+
+/* Commits them, or drops them where one has `failed`, and lets their slots go. */
+static fan_status trials_end(fan_buffer *b, adding *x, size_t n, trials *t, bool failed, fan_error *err)
+{
+    fan_error other;
+    fan_status status = FAN_OK;
+    for (size_t k = 0; k < t->n; k++) {
+        trial *one = &t->all[k];
+        fan_status its = one->made && !failed ? fan_fold_commit_end(b, one->slot, &one->g, status == FAN_OK ? err : &other) : FAN_OK;
+        status = status == FAN_OK ? its : status;
+        if (one->made && failed)
+            fan_fold_abandon(&one->g.fold);
+        fan_gathered_fini(&one->g);
+        fan_slot_lock(b, one->slot);
+        for (size_t i = 0; i < n && failed; i++)
+            if (x[i].slot == one->slot)
+                adding_unpark(b, &x[i]);
+        fan_slot_let_go(b, one->slot);
+        fan_slot_unlock(b, one->slot);
+    }
+    fan_free(t->all);
+    return status;
+}
+
+/* All are parked: folds what is due, but for what calls others' code. What is wrong with a sum, its take says; a failed device call poisons its slot. */
+static fan_status batch_fold(fan_buffer *b, const adding *x, size_t n, fan_error *err)
+{
+    fan_status status = FAN_OK;
+    for (size_t i = 0; i < n && !is_poisonous(status); i++) {
+        fan_slot_lock(b, x[i].slot);
+        status = calls_out(b, b->slots[x[i].slot].p) ? FAN_OK : fold_while_due(b, x[i].slot, err);
+        fan_slot_unlock(b, x[i].slot);
+    }
+    return is_poisonous(status) ? status : FAN_OK;
+}
+
 /* Each step is taken for all before the next begins, slot by slot from the lowest up, as take claims them: so neither waits for the other for ever. */
 fan_status fan_buffer_add_many(fan_buffer *b, fan_contribution *c, const size_t *slots, const size_t *order, size_t n, fan_error *err)
 {
-    fan_status status = FAN_OK;
+    fan_status status = FAN_OK, committed = FAN_OK;
     size_t k = 0;
     for (size_t i = 0; i < n; i++)
         FAN_TRY(fan_slot_check(b, slots[i], err));
@@ -1197,6 +1323,12 @@ fan_status fan_buffer_add_many(fan_buffer *b, fan_contribution *c, const size_t 
         status = adding_reserve(b, &x[k], err);
     for (k = 0; k < n && status == FAN_OK; k++)
         status = adding_carry_out(b, &x[k], err);
+    if (status == FAN_OK) {
+        trials t = {NULL, 0, 0};
+        k = 0;
+        status = trials_make(b, x, n, &t, err);
+        committed = trials_end(b, x, n, &t, status != FAN_OK, status == FAN_OK ? err : NULL);
+    }
     if (status != FAN_OK) {
         for (size_t i = n; i-- > 0;)
             adding_fail(b, &x[i], k && i == k - 1 ? status : FAN_OK, err);
@@ -1210,17 +1342,11 @@ fan_status fan_buffer_add_many(fan_buffer *b, fan_contribution *c, const size_t 
     bool streams = false;
     for (size_t i = 0; i < n; i++)
         streams |= x[i].A != NULL;
+    FAN_GO(committed);
     if (streams && n > 1)
         status = fan_many_fold(b, slots, order, n, err);
-    if (status == FAN_NOMEM || status == FAN_DEVICE_NOMEM)
-        status = FAN_OK; /* one by one they need less */
-    for (size_t i = 0; i < n && status == FAN_OK; i++) {
-        fan_slot_lock(b, x[i].slot);
-        status = fold_while_due(b, x[i].slot, err);
-        fan_slot_unlock(b, x[i].slot);
-        if (status == FAN_NOMEM || status == FAN_DEVICE_NOMEM)
-            status = FAN_OK;
-    }
+    if (status == FAN_OK || status == FAN_NOMEM || status == FAN_DEVICE_NOMEM)
+        status = batch_fold(b, x, n, err); /* one by one they need less memory */
     if (status == FAN_OK)
         status = adding_warn(b, x, n, err);
 done:

@@ -58,6 +58,7 @@ typedef struct fan_pass {
     int64_t weak_lo, weak_hi; /* range of the weak ints among them */
     int keyed;                /* 0: no contribution yet, 1: with keys, -1: without */
     int64_t count;
+    bool objects;             /* some contribution is, or was, an object: a sum may call others' code */
     fan_item **items;         /* by key, or by arrival */
     size_t nitems, cap;
     fan_keys *unsorted;       /* NULL: they are so; else keys came that far from their places that the items are by arrival for now, and these are they */
