@@ -10,10 +10,14 @@ the sixteenth. Here they are summed in float32 and rounded once.
 
 from __future__ import annotations
 
+import contextlib
+import re
 import threading
 import types
-from collections.abc import Iterable
-from typing import Any
+import warnings
+import weakref
+from collections.abc import Generator, Iterable, Iterator
+from typing import Any, Literal
 
 try:
     import torch
@@ -26,7 +30,8 @@ from .slots import Slot
 __all__ = ["accumulate"]
 
 _lock = threading.Lock()
-_taken: dict[int, str] = {}  # parameters whose gradients some accumulate() collects now: id -> its name there
+#: Which block collects the gradient of a parameter now, by the parameter's id: the block keeps the parameter, and an entry goes with its block.
+_taken: weakref.WeakValueDictionary[int, accumulate] = weakref.WeakValueDictionary()
 
 
 class accumulate:
@@ -38,10 +43,14 @@ class accumulate:
     of the sum beside `.grad`, which is made where there is none. budget: bytes of gradients that are kept before they are folded into
     the running sums (`fanin.InputBuffer`).
 
-    A gradient that is there at the beginning is the first term, as in torch. While the block runs `.grad` is None after each backward pass. At the
-    end, also of a block that raised, what has come is summed and left where it was asked for; a parameter without a gradient keeps None.
+    A gradient that is there at the beginning is the first term, as in torch, and the sum is written into that very tensor (as torch does, too): whoever
+    has it, a flat buffer or another view of its memory, sees the sum at the end, and perhaps a part of it before. While the block runs `.grad` is None
+    after each backward pass; so `zero_grad()` inside changes nothing: what has been collected stays. At the end, also of a block that raised, what has
+    come is summed and left where it was asked for; a parameter without a gradient keeps None. A block that is dropped without its exit
+    ends then, with a ResourceWarning.
 
-    Raises TypeError (no tensor, no leaf), ValueError (`into`, a parameter that another block collects), ImportError (no torch).
+    Raises TypeError (no tensor, no leaf, a module), ValueError (`into`, no parameters at all, a parameter that another block collects), ImportError
+    (no torch); in a backward pass RuntimeError where a gradient records a graph (`create_graph=True`).
     Source: hooks are `torch.Tensor.register_post_accumulate_grad_hook`; sums are rule A11 of docs/rules.md.
 
     >>> import torch  # doctest: +SKIP
@@ -53,31 +62,54 @@ class accumulate:
     torch.bfloat16
     """
 
-    def __init__(self, parameters: Iterable[Any], dtype: Any = None, *, into: str = "grad", budget: float | None = None) -> None:
+    def __init__(
+        self,
+        parameters: Iterable[Any],
+        dtype: Any = None,
+        *,
+        into: str = "grad",
+        budget: float | Literal["auto"] | None = None,
+    ) -> None:
+        self._active = False
         if into not in ("grad", "main_grad"):
             raise ValueError(f'accumulate: into is "grad" or "main_grad", not {into!r}')
         self.into = into
         self._parameters, self._names = _leaves(parameters)
-        slots = [
-            Slot(shape=tuple(p.shape), dtype=p.dtype if into == "grad" else None, accumulate=dtype, name=name)
-            for p, name in zip(self._parameters, self._names, strict=True)
-        ]
-        self._buffer = _core.InputBuffer(slots, budget=budget, name="accumulate")
-        self._sums = [_sum_dtype(p, slot.accumulate) for p, slot in zip(self._parameters, slots, strict=True)]
-        self._came = [False] * len(slots)
+        with _named(self._names):
+            slots = [
+                Slot(shape=tuple(p.shape), dtype=p.dtype if into == "grad" else None, accumulate=dtype, name=name)
+                for p, name in zip(self._parameters, self._names, strict=True)
+            ]
+            self._buffer = _core.InputBuffer(slots, budget=budget, name="accumulate")
+        self._sums = [_sum_dtype(p, dtype) for p in self._parameters]
+        self._firsts: list[Any] = [None] * len(slots)  # gradients that were there: where the sums are written
+        self._came: set[int] = set()  # slots that something came to; for "main_grad"
         self._hooks: list[Any] = []
+
+    def __repr__(self) -> str:
+        dtypes = sorted({str(d).removeprefix("torch.") for d in self._sums})
+        state = f"{self._buffer.counters.adds} gradients so far" if self._active else "not collecting"
+        many = f"{len(self._parameters)} parameter{'' if len(self._parameters) == 1 else 's'}"
+        return f"<fanin.torch.accumulate: {many} into .{self.into}, sums in {', '.join(dtypes) or 'nothing'}: {state}>"
 
     def __enter__(self) -> accumulate:
         with _lock:
             for p, name in zip(self._parameters, self._names, strict=True):
-                if id(p) in _taken:
-                    raise ValueError(f"accumulate: the gradient of {name} is collected by another block already, as {_taken[id(p)]}")
-            _taken.update((id(p), name) for p, name in zip(self._parameters, self._names, strict=True))
+                other = _taken.get(id(p))
+                if other is not None:
+                    raise ValueError(
+                        f"accumulate: the gradient of {name} is collected by another block already, as {other._name_of(p)}"
+                    )
+            _taken.update((id(p), self) for p in self._parameters)
+        self._active = True
         try:
             for slot, p in enumerate(self._parameters):
                 first = getattr(p, self.into, None)
+                self._firsts[slot] = first
                 if first is not None:
-                    self._buffer.add(slot, first.detach())
+                    with _named(self._names):
+                        # Where the sum may run in it, it is where the sum is made.
+                        self._buffer.add(slot, first.detach(), donate=first.dtype == self._sums[slot])
                 if self.into == "grad":
                     p.grad = None
                 self._hooks.append(p.register_post_accumulate_grad_hook(self._collector(slot)))
@@ -86,15 +118,41 @@ class accumulate:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: types.TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: types.TracebackType | None
+    ) -> None:
         self._end()
 
+    def __del__(self) -> None:
+        if not getattr(self, "_active", False):
+            return
+        warnings.warn(f"accumulate: a block was dropped without its exit: {self!r}", ResourceWarning, stacklevel=2)
+        self._end()
+
+    def _name_of(self, p: Any) -> str:
+        return next(name for q, name in zip(self._parameters, self._names, strict=True) if q is p)
+
     def _collector(self, slot: int) -> Any:
+        """The hook of one parameter. It knows the buffer and not the block, which so ends when nobody has it any more."""
+        add, names, came = self._buffer.add, self._names, self._came.add
+
         def collect(p: Any) -> None:
-            if p.grad is not None:
-                self._buffer.add(slot, p.grad.detach())
-                self._came[slot] = True
-                p.grad = None
+            gradient = p.grad
+            if gradient is None:
+                return
+            p.grad = None  # so that nobody but the buffer has it
+            if gradient.requires_grad:
+                raise RuntimeError(
+                    f"accumulate: the gradient of {names[slot]} records a graph, as of backward(create_graph=True): a sum that is"
+                    " left in .grad here cannot be differentiated; call that backward() outside of the block"
+                )
+            try:
+                add(slot, gradient)
+            except BaseException as e:
+                p.grad = gradient
+                _rename(e, names)
+                raise
+            came(slot)
 
         return collect
 
@@ -102,27 +160,32 @@ class accumulate:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+        self._active = False
         with _lock:
             for p in self._parameters:
-                _taken.pop(id(p), None)
-        if self.into == "grad":
-            for p, total in zip(self._parameters, self._buffer.take(writable=True), strict=True):
-                if total is not None:  # else .grad stays: None, or what was there where the block could not begin
-                    p.grad = total
-        else:
-            outs = self._main_grads()
-            self._buffer.take(out=outs)
-            for p, out in zip(self._parameters, outs, strict=True):
-                if out is not None:
-                    p.main_grad = out
-        self._came = [False] * len(self._came)
+                if _taken.get(id(p)) is self:
+                    del _taken[id(p)]
+        firsts, came = self._firsts, set(self._came)
+        self._firsts = [None] * len(firsts)
+        self._came.clear()
+        outs = self._outs(firsts, came)
+        with _named(self._names):
+            totals = self._buffer.take(out=outs) if any(out is not None for out in outs) else self._buffer.take()
+        for p, first, total in zip(self._parameters, firsts, totals, strict=True):
+            kept = first if first is not None and first.layout == torch.strided else total
+            if kept is not None:  # else it stays: None, or what was there where the block could not begin
+                setattr(p, self.into, kept)
 
-    def _main_grads(self) -> list[Any]:
-        """Where the sums of "main_grad" go: the tensors that are there, or new ones; None where nothing came."""
+    def _outs(self, firsts: list[Any], came: set[int]) -> list[Any]:
+        """Where the sums are written: the tensors that were there; new ones for "main_grad"; None: a tensor of the sum's own."""
         outs: list[Any] = []
-        for p, dtype, came in zip(self._parameters, self._sums, self._came, strict=True):
-            there = getattr(p, "main_grad", None)
-            outs.append(torch.empty(p.shape, dtype=dtype, device=p.device) if there is None and came else there)
+        for slot, (p, dtype, first) in enumerate(zip(self._parameters, self._sums, firsts, strict=True)):
+            if first is not None:
+                outs.append(first.detach() if slot in came and first.layout == torch.strided else None)
+            elif self.into == "main_grad" and slot in came:
+                outs.append(torch.empty(p.shape, dtype=dtype, device=p.device))
+            else:
+                outs.append(None)
         return outs
 
 
@@ -130,8 +193,11 @@ def _leaves(parameters: Iterable[Any]) -> tuple[list[Any], list[str]]:
     """Each tensor once, and what it is called."""
     if isinstance(parameters, torch.Tensor):
         raise TypeError("accumulate: expected several tensors, got one: give [tensor]")
+    if isinstance(parameters, torch.nn.Module):
+        raise TypeError(f"accumulate: expected tensors, got a {type(parameters).__name__}: give model.parameters()")
     tensors: dict[int, Any] = {}
     names: list[str] = []
+    i = -1
     for i, one in enumerate(parameters):
         name, p = one if isinstance(one, tuple) and len(one) == 2 else (f"parameters[{i}]", one)
         if not isinstance(p, torch.Tensor):
@@ -139,9 +205,17 @@ def _leaves(parameters: Iterable[Any]) -> tuple[list[Any], list[str]]:
         if not p.requires_grad or id(p) in tensors:
             continue
         if not p.is_leaf:
-            raise TypeError(f"accumulate: {name} is no leaf: what an operation made has no .grad; expected the tensor that it was made of")
+            raise TypeError(
+                f"accumulate: {name} is no leaf: what an operation made has no .grad; expected the tensor that it was made of"
+            )
         tensors[id(p)] = p
         names.append(str(name))
+    if i < 0:
+        used = isinstance(parameters, Iterator)
+        raise ValueError(
+            "accumulate: expected parameters, got none"
+            + ("; an iterator, as model.parameters() gives one, is empty once it has been used: call it again" if used else "")
+        )
     return list(tensors.values()), names
 
 
@@ -150,3 +224,26 @@ def _sum_dtype(p: Any, accumulate: Any) -> Any:
     if accumulate is None or (isinstance(accumulate, str) and accumulate == "exact"):
         return torch.float32 if p.dtype.itemsize < 4 else p.dtype
     return getattr(torch, str(_core.dtype_name(accumulate)))
+
+
+def _rename(e: BaseException, names: list[str]) -> None:
+    """A message about a slot says the parameter's name instead."""
+
+    def of(match: re.Match[str]) -> str:
+        slot = int(match[1])
+        return names[slot] if slot < len(names) else match[0]
+
+    if len(e.args) == 1 and isinstance(e.args[0], str):
+        text = re.sub(r"^InputBuffer: |^accumulate: |^", "accumulate: ", e.args[0], count=1)
+        for slot, name in enumerate(names):
+            text = text.replace(f"slot {slot} ({name})", name)
+        e.args = (re.sub(r"slot (\d+)", of, text),)
+
+
+@contextlib.contextmanager
+def _named(names: list[str]) -> Generator[None]:
+    try:
+        yield
+    except Exception as e:
+        _rename(e, names)
+        raise
