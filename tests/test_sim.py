@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import math
+import signal
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -935,3 +937,61 @@ def test_a_machine_has_a_number_of_devices() -> None:
     for wrong, error in ((True, TypeError), ("2", TypeError), (0, ValueError), (65, ValueError)):
         with pytest.raises(error, match="devices" if error is ValueError or wrong is True else "integer"):
             Machine(devices=wrong)  # type: ignore[arg-type]
+
+
+def test_ctrl_c_inside_synchronize_leaves_a_machine_without_host_threads_usable() -> None:
+    lines = 0
+
+    def interrupted_at(n: int) -> bool:
+        """An interrupt at the n-th line that synchronize runs; False: it has no so many."""
+        nonlocal lines
+        lines, raised = 0, False
+
+        def trace(frame: Any, event: str, arg: object) -> Any:
+            nonlocal lines, raised
+            if frame.f_code.co_filename != fanin.sim.__file__:
+                return None
+            if event == "line":
+                lines += 1
+                if lines == n + 1:
+                    raised = True
+                    sys.settrace(None)
+                    raise KeyboardInterrupt
+            return trace
+
+        m = Machine(1)
+        s, x = m.stream(), m.array(np.zeros(2))
+        m.launch(s, lambda v: v.fill(1), writes=[x])
+        old = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            m.synchronize()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(old)
+        m.launch(s, lambda v: np.add(v, 1, out=v), writes=[x])
+        m.spawn(lambda: m.launch(s, lambda v: np.add(v, 1, out=v), writes=[x]))
+        m.synchronize()
+        assert x.numpy().tolist() == [3, 3]
+        return raised
+
+    n = 0
+    while interrupted_at(n):
+        n += 1
+    assert n >= 5, "the loop never came into synchronize"
+
+
+def test_ctrl_c_inside_a_kernel_leaves_the_machine_usable() -> None:
+    m = Machine(1)
+    s, x = m.stream(), m.array(np.zeros(2))
+
+    def interrupt(v: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    m.launch(s, interrupt, writes=[x])
+    m.launch(s, lambda v: v.fill(1), writes=[x])
+    with pytest.raises(KeyboardInterrupt):
+        m.synchronize()
+    m.synchronize()
+    assert x.numpy().tolist() == [1, 1]

@@ -375,6 +375,8 @@ class Machine(_core.Machine):
             raise first
 
     def _run_threads(self) -> None:
+        if not self._waiting:
+            return  # an interrupt here ends no thread, and so not the machine
         waiting, self._waiting = self._waiting, []
         self._joining = True
         try:
