@@ -708,8 +708,10 @@ def test_threads_share_one_buffer() -> None:
 def test_threads_make_streams_at_once() -> None:
     for seed in range(5):
         with Machine(2, seed) as m:
+            all_threads = []
             for turn in range(2):
                 threads = [m.spawn(lambda i=i: m.stream(i % 2)) for i in range(32)]
+                all_threads += threads
                 m.join()
                 assert len(m.streams) == 32 * (turn + 1)
                 assert {t.result for t in threads} <= set(m.streams)

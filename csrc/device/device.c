@@ -207,6 +207,15 @@ fan_stream *fan_stream_hold(fan_stream *s)
     return s;
 }
 
+fan_stream *fan_stream_try_hold(fan_stream *s)
+{
+    size_t refs = atomic_load_explicit(&s->refs, memory_order_relaxed);
+    while (refs)
+        if (atomic_compare_exchange_weak_explicit(&s->refs, &refs, refs + 1, memory_order_relaxed, memory_order_relaxed))
+            return s;
+    return NULL;
+}
+
 void fan_stream_drop(fan_stream *s)
 {
     if (!s || atomic_fetch_sub_explicit(&s->refs, 1, memory_order_acq_rel) > 1)
@@ -298,6 +307,7 @@ static fan_status event_make(fan_device *d, bool pooled, fan_event **out, fan_er
         if (!e)
             return fan_fail(err, FAN_NOMEM, "out of memory for an event");
         e->device = d;
+        e->own = !pooled;
         fan_clock_init(&e->known);
         fan_yield();
         fan_status status = d->backend->event_init(e, err);
@@ -311,6 +321,14 @@ static fan_status event_make(fan_device *d, bool pooled, fan_event **out, fan_er
     e->next = NULL;
     *out = e;
     return FAN_OK;
+}
+
+static void event_free(fan_event *e)
+{
+    if (e->device->backend->event_fini)
+        e->device->backend->event_fini(e);
+    fan_clock_fini(&e->known);
+    fan_free(e);
 }
 
 /* event_keep: into the pool of its device; its own hold on that is not touched. */
@@ -458,7 +476,10 @@ void fan_event_drop(fan_event *e)
     fan_device *d = e->device;
     fan_stream *s = e->stream;
     e->stream = NULL;
-    event_keep(e);
+    if (e->own)
+        event_free(e);
+    else
+        event_keep(e);
     fan_stream_drop(s);
     fan_device_drop(d);
 }
@@ -810,10 +831,7 @@ void fan_device_clear(fan_device *d)
     while (d->pool) {
         fan_event *e = d->pool;
         d->pool = e->next;
-        if (d->backend->event_fini)
-            d->backend->event_fini(e);
-        fan_clock_fini(&e->known);
-        fan_free(e);
+        event_free(e);
     }
     strike(d);
     (void)pthread_mutex_destroy(&d->lock);

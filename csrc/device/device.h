@@ -180,6 +180,7 @@ struct fan_event {
     uint32_t recording;  /* records under way */
     uint64_t turns;      /* records begun */
     uint64_t capture;    /* the capture that its last record belongs to; 0: none */
+    bool own;            /* of a user: goes with its last hold, for the next user's was never recorded */
     void *impl;
     fan_event *next;     /* in the pool */
 };
@@ -207,6 +208,8 @@ char *fan_device_text(const fan_device *d, char *buf, size_t size);
 
 fan_stream *fan_stream_new(fan_device *d, uint64_t handle, void *impl); /* NULL when out of memory */
 fan_stream *fan_stream_hold(fan_stream *s); /* every hold takes NULL and gives it back */
+/* fan_stream_try_hold: NULL where its last hold has gone. For backends, which keep a stream's address until stream_fini. */
+fan_stream *fan_stream_try_hold(fan_stream *s);
 void fan_stream_drop(fan_stream *s); /* NULL is fine */
 /* fan_stream_current: the innermost stream pushed for `d` on this thread, else the backend's current; a hold. NULL for devices without streams. */
 fan_stream *fan_stream_current(fan_device *d);
@@ -231,7 +234,7 @@ fan_status fan_event_rerecord(fan_event *e, fan_stream *s, fan_error *err);
 /* fan_event_stream: a hold on the stream that it was last recorded on; NULL before. */
 fan_stream *fan_event_stream(fan_event *e);
 fan_event *fan_event_hold(fan_event *e);
-void fan_event_drop(fan_event *e); /* NULL is fine; the last drop puts it into the pool */
+void fan_event_drop(fan_event *e); /* NULL is fine; the last drop puts it into the pool, or frees one of fan_event_new */
 /* fan_stream_wait: s waits for e, across devices of one backend (FAN_TYPE otherwise), and by the table of S7 where one of them is captured (FAN_CAPTURE); *elided (may be NULL) says that it was left out (Elision). */
 fan_status fan_stream_wait(fan_stream *s, fan_event *e, bool *elided, fan_error *err);
 

@@ -26,6 +26,7 @@ struct fan_sim_queue {
     uint64_t handle;
     uint64_t name;        /* for footprints */
     uint32_t lane;
+    fan_stream *stream;   /* of a user who asked for it, while it lives; no hold */
     bool blocking, legacy;
     bool running;         /* its head is being run */
     uint64_t queued, done; /* ops ever, ops run; events and waits speak of these numbers */
@@ -56,8 +57,9 @@ typedef struct fan_sim_command {
 } fan_sim_command;
 
 struct fan_sim_graph {
-    size_t refs;
-    fan_sim *m;              /* held */
+    size_t refs;             /* of those who may launch it; while there is one, it holds the machine */
+    size_t queued;           /* pieces of its work on their way, which the machine has: they keep it, and no machine */
+    fan_sim *m;
     fan_sim_command *head, **tail;
     uint32_t events;
     uint32_t members;

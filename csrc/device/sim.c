@@ -1134,6 +1134,8 @@ static void sim_stream_fini(fan_stream *s)
 {
     fan_sim *m = machine_of(s->device);
     lock(m);
+    if (queue_of(s)->stream == s)
+        queue_of(s)->stream = NULL;
     queue_drop(queue_of(s));
     sweep(m);
     unlock(m);
@@ -1542,16 +1544,22 @@ static void drop_captures(fan_sim *m)
 /* drop_work: takes every op off unrun. */
 static void drop_work(fan_sim *m)
 {
+    fan_sim_op *gone = NULL;
     for (size_t i = 0; i < m->nqueues; i++) {
         fan_sim_queue *q = m->queues[i];
         while (q->head) {
             fan_sim_op *op = pop(q);
             queue_drop(op->wait.queue);
-            if (op->fini)
-                op->fini(op->ctx);
-            fan_free(op);
+            op->next = gone;
+            gone = op;
         }
         q->done = q->queued;
+    }
+    for (fan_sim_op *op = gone; op; op = gone) { /* who goes with it may sweep the queues */
+        gone = op->next;
+        if (op->fini)
+            op->fini(op->ctx);
+        fan_free(op);
     }
 }
 
@@ -1745,6 +1753,39 @@ fan_status fan_sim_stream(fan_sim *m, int device, bool blocking, fan_stream **ou
     }
     unlock(m);
     return status;
+}
+
+void fan_sim_list(fan_sim *m, fan_stream *s)
+{
+    lock(m);
+    queue_of(s)->stream = s;
+    unlock(m);
+}
+
+fan_status fan_sim_listed(fan_sim *m, fan_stream ***out, size_t *n, fan_error *err)
+{
+    lock(m);
+    fan_stream **all = fan_alloc((m->nqueues + 1) * sizeof(fan_stream *));
+    *n = 0;
+    *out = all;
+    for (size_t i = 0; all && i < m->nqueues; i++)
+        if (m->queues[i]->stream && fan_stream_try_hold(m->queues[i]->stream))
+            all[(*n)++] = m->queues[i]->stream;
+    unlock(m);
+    return all ? FAN_OK : fan_fail(err, FAN_NOMEM, "out of memory for a list of streams");
+}
+
+fan_stream *fan_sim_find(fan_sim *m, int device, uint64_t handle)
+{
+    fan_stream *found = NULL;
+    lock(m);
+    for (size_t i = 0; i < m->nqueues && !found; i++) {
+        const fan_sim_queue *q = m->queues[i];
+        if (q->stream && q->device == device && q->handle == handle)
+            found = fan_stream_try_hold(q->stream);
+    }
+    unlock(m);
+    return found;
 }
 
 uint64_t fan_sim_seed(const fan_sim *m)
@@ -2062,13 +2103,13 @@ fan_sim_graph *fan_sim_graph_hold(fan_sim_graph *g)
     return g;
 }
 
-void fan_sim_graph_drop(fan_sim_graph *g)
+/* graph_drop: takes 1 off a count of g's; it goes with the last of both. */
+static void graph_drop(fan_sim_graph *g, size_t *count)
 {
-    if (!g)
-        return;
     fan_sim *m = g->m;
     lock(m);
-    bool last = --g->refs == 0;
+    --*count;
+    bool last = !g->refs && !g->queued;
     for (uint32_t i = 0; last && g->queues && i < g->members; i++)
         queue_drop(g->queues[i]);
     for (size_t i = 0; last && i < g->nblocks; i++) {
@@ -2079,10 +2120,21 @@ void fan_sim_graph_drop(fan_sim_graph *g)
     if (last)
         sweep(m);
     unlock(m);
-    if (!last)
+    if (last)
+        graph_free(g);
+}
+
+void fan_sim_graph_drop(fan_sim_graph *g)
+{
+    if (!g)
         return;
-    graph_free(g);
-    fan_sim_drop(m);
+    fan_sim *m = g->m;
+    lock(m);
+    bool mine = g->refs == 1; /* nobody else can launch it any more, or get a hold */
+    unlock(m);
+    graph_drop(g, &g->refs);
+    if (mine)
+        fan_sim_drop(m);
 }
 
 /* Work of a graph on its way. */
@@ -2100,7 +2152,7 @@ static fan_status replay_run(void *ctx, fan_error *err)
 static void replay_fini(void *ctx)
 {
     replayed *r = ctx;
-    fan_sim_graph_drop(r->graph);
+    graph_drop(r->graph, &r->graph->queued);
     fan_free(r);
 }
 
@@ -2129,7 +2181,7 @@ static fan_status replay_work(fan_sim *m, fan_sim_graph *g, const fan_sim_comman
             return fan_fail(err, FAN_NOMEM, "out of memory for a graph");
         }
         *r = (replayed){g, &c->kernel};
-        g->refs++;
+        g->queued++;
         w.op->fn = replay_run;
         w.op->fini = replay_fini;
         w.op->ctx = r;
@@ -2137,7 +2189,7 @@ static fan_status replay_work(fan_sim *m, fan_sim_graph *g, const fan_sim_comman
     fan_status status = enqueue(m, g->queues[c->member], &w, c->site, err);
     if (status != FAN_OK && status != FAN_RACE) {
         if (r)
-            g->refs--;
+            g->queued--;
         fan_free(r);
         fan_free(w.op);
     }

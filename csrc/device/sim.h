@@ -55,6 +55,11 @@ void fan_sim_drop(fan_sim *m); /* devices hold their machine; the last hold free
 fan_device *fan_sim_device(fan_sim *m, int index);    /* no hold; NULL out of range */
 fan_sim *fan_sim_of(const fan_device *d);             /* NULL for another backend's device */
 fan_status fan_sim_stream(fan_sim *m, int device, bool blocking, fan_stream **out, fan_error *err);
+/* fan_sim_list: s is one that these find as long as it lives. fan_sim_listed: all, in the order of making, each with a hold, in an array that the caller frees. fan_sim_find: by device
+ * and handle; a hold, or NULL. */
+void fan_sim_list(fan_sim *m, fan_stream *s);
+fan_status fan_sim_listed(fan_sim *m, fan_stream ***out, size_t *n, fan_error *err);
+fan_stream *fan_sim_find(fan_sim *m, int device, uint64_t handle);
 /* Capture (device/capture.h has the rules). What is queued on a captured stream is kept in a graph and judged when that is launched: then each member of the capture is a queue
  * of its own. A graph holds its machine, and the memory that it uses (but for `bare`). */
 typedef struct fan_sim_graph fan_sim_graph;

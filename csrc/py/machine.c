@@ -6,6 +6,10 @@
  * Title: Kept views. A kernel's views are made when it runs and end with it: their memory may be another array's the moment after. Each has an owner, a capsule
  * that holds the machine, and whoever keeps a view, or a view of it, keeps that owner: so once the kernel is through, an owner that still has other references
  * shows a view that was kept, and that is an error. What was kept is mapped as long as it is kept; only its bytes may be anyone's.
+ *
+ * Title: Cycles. A kernel that waits holds its function, and that may hold the machine, or a graph of its. To the collector the machine holds the functions of all its kernels, and
+ * a graph, whose kernels are among them, its machine. Arrays and streams hold neither: where the machine is collected although one of them could still have run what is queued, that
+ * says so when it is run.
  */
 #include "py/machine.h"
 #include "py/turn.h"
@@ -25,6 +29,7 @@ typedef struct kernel {
     machine_object *owner;      /* NULL once that is gone */
     fan_sim *m;                 /* no hold: whoever runs it has one */
     PyObject *fn;               /* NULL: forgotten, it does nothing */
+    bool lost;                  /* .. for its machine was collected: it says so */
     PyObject *name;             /* a str */
     size_t reads, n;
     fan_array *views[];         /* reads, then writes; geometry alone */
@@ -41,8 +46,6 @@ struct machine_object {
     PyObject_HEAD
     fan_sim *m;            /* held */
     int devices;
-    fan_stream **streams;  /* all that it made, held */
-    size_t nstreams, streams_cap;
     kernel *kernels;
     chooser chooser;
 };
@@ -99,9 +102,9 @@ fan_stream *fan_machine_stream(fan_device *d, uint64_t handle)
     }
     for (Py_ssize_t i = list ? PyList_GET_SIZE(list) : 0; i-- > 0;) {
         machine_object *self = self_of(PyList_GET_ITEM(list, i));
-        for (size_t k = 0; k < self->nstreams; k++)
-            if (self->streams[k]->device == d && self->streams[k]->handle == handle)
-                return fan_stream_hold(self->streams[k]);
+        fan_stream *s = fan_sim_of(d) == self->m ? fan_sim_find(self->m, d->index, handle) : NULL;
+        if (s)
+            return s;
     }
     PyErr_Format(PyExc_ValueError, "no stream of %s has the handle %llu: Machine.stream makes one", fan_device_text(d, text, sizeof text),
                  (unsigned long long)handle);
@@ -253,6 +256,8 @@ static int check_kept(const kernel *k, PyObject *owners)
 static PyObject *kernel_call(kernel *k)
 {
     PyObject *fn = k->fn, *args, *owners, *result = NULL;
+    if (!fn && k->lost)
+        return PyErr_Format(PyExc_RuntimeError, "kernel %R cannot run: its machine was collected with it, for nobody else had it; keep the machine", k->name);
     if (!fn)
         return Py_NewRef(Py_None);
     Py_INCREF(fn);
@@ -401,14 +406,15 @@ static PyObject *machine_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     return (PyObject *)self;
 }
 
-/* forget: what is queued of the user's will do nothing. */
-static void forget(machine_object *self)
+/* forget: what is queued of the user's will do nothing; lost: or say that it is lost. */
+static void forget(machine_object *self, bool lost)
 {
     while (self->kernels) {
         kernel *k = self->kernels;
         PyObject *fn = k->fn;
         unlink_kernel(k);
         k->fn = NULL;
+        k->lost = lost;
         Py_XDECREF(fn); /* may run anything: the list is whole */
     }
 }
@@ -417,17 +423,38 @@ static void machine_dealloc(PyObject *o)
 {
     machine_object *self = self_of(o);
     PyTypeObject *type = Py_TYPE(o);
+    PyObject_GC_UnTrack(o);
     if (self->m) {
         set_chooser(self, (chooser){.mode = BY_SEED});
         while (self->kernels) /* the machine may live on in its arrays, and so may its work */
             unlink_kernel(self->kernels);
-        for (size_t i = 0; i < self->nstreams; i++)
-            fan_stream_drop(self->streams[i]);
-        fan_free(self->streams);
         fan_sim_drop(self->m);
     }
     type->tp_free(o);
     Py_DECREF(type);
+}
+
+static int machine_traverse(PyObject *o, visitproc visit, void *arg)
+{
+    const machine_object *self = self_of(o);
+    Py_VISIT(Py_TYPE(o));
+    Py_VISIT(self->chooser.search);
+    for (const kernel *k = self->kernels; k; k = k->next)
+        Py_VISIT(k->fn);
+    return 0;
+}
+
+static int machine_clear(PyObject *o)
+{
+    forget(self_of(o), true);
+    return 0;
+}
+
+/* By the collector before anything of a cycle is taken apart, with a reference of its own: no function runs that has been. Else on the way to dealloc. */
+static void machine_finalize(PyObject *o)
+{
+    if (Py_REFCNT(o) > 1)
+        forget(self_of(o), true);
 }
 
 PyObject *fan_raise_sim(fan_status status, const fan_error *err)
@@ -474,13 +501,9 @@ static PyObject *machine_stream(PyObject *o, PyObject *args)
     status = fan_sim_stream(self->m, device, blocking, &s, &err);
     if (status != FAN_OK)
         return fan_raise(status, &err);
-    /* Room is made only now: meanwhile other host threads may have made streams. */
-    if (fan_grow((void **)&self->streams, &self->streams_cap, self->nstreams + 1, sizeof(fan_stream *)) < 0) {
-        fan_stream_drop(s);
-        return PyErr_NoMemory();
-    }
+    fan_sim_list(self->m, s);
     made = fan_stream_wrap(s);
-    self->streams[self->nstreams++] = s;
+    fan_stream_drop(s);
     return made;
 }
 
@@ -659,7 +682,7 @@ static PyObject *machine_pending(PyObject *o, PyObject *Py_UNUSED(none))
 
 static PyObject *machine_forget(PyObject *o, PyObject *Py_UNUSED(none))
 {
-    forget(self_of(o));
+    forget(self_of(o), false);
     Py_RETURN_NONE;
 }
 
@@ -674,13 +697,59 @@ static PyObject *machine_check(PyObject *o, PyObject *on)
 
 /* Capture */
 
-static void drop_graph(PyObject *capsule)
+typedef struct graph_object {
+    PyObject_HEAD
+    fan_sim_graph *g;  /* held */
+    PyObject *machine; /* whose it is */
+} graph_object;
+
+static void graph_dealloc(PyObject *o)
 {
-    fan_sim_graph *g = PyCapsule_GetPointer(capsule, "fanin.graph");
+    graph_object *self = (graph_object *)o;
+    PyTypeObject *type = Py_TYPE(o);
+    PyObject_GC_UnTrack(o);
     Py_BEGIN_ALLOW_THREADS
-    fan_sim_graph_drop(g);
+    fan_sim_graph_drop(self->g);
     Py_END_ALLOW_THREADS
+    Py_XDECREF(self->machine);
+    type->tp_free(o);
+    Py_DECREF(type);
 }
+
+static int graph_traverse(PyObject *o, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(o));
+    Py_VISIT(((graph_object *)o)->machine);
+    return 0;
+}
+
+static int graph_clear(PyObject *o)
+{
+    Py_CLEAR(((graph_object *)o)->machine);
+    return 0;
+}
+
+static PyObject *graph_repr(PyObject *o)
+{
+    PyObject *machine = ((graph_object *)o)->machine;
+    return machine ? PyUnicode_FromFormat("<fanin.sim graph of %R>", machine) : PyUnicode_FromString("<fanin.sim graph>");
+}
+
+static PyType_Slot graph_slots[] = {
+    {Py_tp_doc, "What was captured on a simulated machine: Machine.launch_graph queues it."},
+    {Py_tp_dealloc, graph_dealloc},
+    {Py_tp_traverse, graph_traverse},
+    {Py_tp_clear, graph_clear},
+    {Py_tp_repr, graph_repr},
+    {0, NULL},
+};
+
+PyType_Spec fan_graph_spec = {
+    .name = "fanin._core.Graph",
+    .basicsize = sizeof(graph_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = graph_slots,
+};
 
 /* stream_here: a stream of this machine; a hold, or NULL with an exception. */
 static fan_stream *stream_here(machine_object *self, PyObject *o)
@@ -719,10 +788,15 @@ static PyObject *machine_end_capture(PyObject *o, PyObject *where)
     fan_stream_drop(s);
     if (status != FAN_OK)
         return fan_raise_sim(status, &err);
-    PyObject *made = PyCapsule_New(g, "fanin.graph", drop_graph);
-    if (!made)
+    PyTypeObject *type = fan_state_get()->graph_type;
+    graph_object *made = (graph_object *)type->tp_alloc(type, 0);
+    if (!made) {
         fan_sim_graph_drop(g);
-    return made;
+        return NULL;
+    }
+    made->g = g;
+    made->machine = Py_NewRef(o);
+    return (PyObject *)made;
 }
 
 static PyObject *machine_launch_graph(PyObject *o, PyObject *args)
@@ -732,8 +806,14 @@ static PyObject *machine_launch_graph(PyObject *o, PyObject *args)
     fan_sim_graph *g;
     fan_stream *s;
     fan_status status;
-    if (!PyArg_ParseTuple(args, "OO:_launch_graph", &graph, &where) || !(g = PyCapsule_GetPointer(graph, "fanin.graph")) ||
-        !(s = stream_here(self_of(o), where)))
+    if (!PyArg_ParseTuple(args, "OO:_launch_graph", &graph, &where))
+        return NULL;
+    if (Py_TYPE(graph) != fan_state_get()->graph_type)
+        return PyErr_Format(PyExc_TypeError, "launch_graph: expected a graph, as end_capture gives it, not %.80s", Py_TYPE(graph)->tp_name);
+    if (((graph_object *)graph)->machine != o)
+        return PyErr_Format(PyExc_ValueError, "launch_graph: %R is of another machine", graph);
+    g = ((graph_object *)graph)->g;
+    if (!(s = stream_here(self_of(o), where)))
         return NULL;
     Py_BEGIN_ALLOW_THREADS
     status = fan_sim_graph_launch(g, s, &err);
@@ -970,15 +1050,21 @@ static PyObject *machine_get_host_schedule(PyObject *o, void *Py_UNUSED(closure)
 
 static PyObject *machine_get_streams(PyObject *o, void *Py_UNUSED(closure))
 {
-    machine_object *self = self_of(o);
-    PyObject *made = PyTuple_New((Py_ssize_t)self->nstreams);
-    for (size_t i = 0; made && i < self->nstreams; i++) {
-        PyObject *s = fan_stream_wrap(self->streams[i]);
+    fan_stream **all = NULL;
+    size_t n = 0;
+    fan_error err = {0};
+    fan_status status = fan_sim_listed(self_of(o)->m, &all, &n, &err);
+    PyObject *made = status == FAN_OK ? PyTuple_New((Py_ssize_t)n) : fan_raise(status, &err);
+    for (size_t i = 0; made && i < n; i++) {
+        PyObject *s = fan_stream_wrap(all[i]);
         if (!s)
             Py_CLEAR(made);
         else
             PyTuple_SET_ITEM(made, (Py_ssize_t)i, s);
     }
+    while (n > 0)
+        fan_stream_drop(all[--n]);
+    fan_free(all);
     return made;
 }
 
@@ -1071,7 +1157,7 @@ static PyGetSetDef getset[] = {
     {"device_us", machine_get_device_us_turn, NULL, "When the last work queued ends, in microseconds.", NULL},
     {"abandoned", machine_get_abandoned, NULL, "True after the host threads were told to end.", NULL},
     {"host_schedule", machine_get_host_schedule_turn, NULL, "Which host thread acted, step by step: one character each.", NULL},
-    {"streams", machine_get_streams_turn, NULL, "The streams that were made.", NULL},
+    {"streams", machine_get_streams_turn, NULL, "The streams that were made and that somebody has still.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
@@ -1079,6 +1165,9 @@ static PyType_Slot slots[] = {
     {Py_tp_doc, "The core of fanin.sim.Machine."},
     {Py_tp_new, machine_new},
     {Py_tp_dealloc, machine_dealloc},
+    {Py_tp_traverse, machine_traverse},
+    {Py_tp_clear, machine_clear},
+    {Py_tp_finalize, machine_finalize},
     {Py_tp_methods, methods},
     {Py_tp_getset, getset},
     {0, NULL},
@@ -1087,7 +1176,7 @@ static PyType_Slot slots[] = {
 PyType_Spec fan_machine_spec = {
     .name = "fanin._core.Machine",
     .basicsize = sizeof(machine_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
     .slots = slots,
 };
 

@@ -7,6 +7,7 @@
     X(fan_buffer_spec, buffer_type, "InputBuffer")                                                                    \
     X(fan_stream_spec, stream_type, "Stream")                                                                         \
     X(fan_event_spec, event_type, "Event")                                                                            \
+    X(fan_graph_spec, graph_type, "Graph")                                                                            \
     X(fan_array_spec, array_type, "Array")                                                                            \
     X(fan_machine_spec, machine_type, "Machine")                                                                      \
     X(fan_trace_spec, trace_type, "Trace")                                                                            \

@@ -32,6 +32,7 @@
     X(PyTypeObject, buffer_type)                                                                                      \
     X(PyTypeObject, stream_type)                                                                                      \
     X(PyTypeObject, event_type)                                                                                       \
+    X(PyTypeObject, graph_type)                                                                                       \
     X(PyTypeObject, array_type)                                                                                       \
     X(PyTypeObject, machine_type)                                                                                     \
     X(PyTypeObject, trace_type)                                                                                       \
@@ -208,7 +209,7 @@ fan_array *fan_array_arg(PyObject *o, fan_device **d);  /* borrowed; NULL withou
 void fan_site(char *buf, size_t size);
 
 /* Every type's file offers its spec; module.c adds them in order. */
-extern PyType_Spec fan_buffer_spec, fan_stream_spec, fan_event_spec, fan_array_spec, fan_machine_spec, fan_trace_spec, fan_exporter_spec, fan_target_spec, fan_verdict_spec,
+extern PyType_Spec fan_buffer_spec, fan_stream_spec, fan_event_spec, fan_array_spec, fan_machine_spec, fan_graph_spec, fan_trace_spec, fan_exporter_spec, fan_target_spec, fan_verdict_spec,
     fan_overlaps_spec, fan_layout_spec;
 /* Functions of the module, one table per file, joined in module.c. */
 /* fan_budget_arg: a number of bytes, math.inf for no bound. -1 with an exception. fan_buffer_budget_arg: or "auto". */

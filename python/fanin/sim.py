@@ -226,7 +226,10 @@ class Machine(_core.Machine):
         return device
 
     def stream(self, device: int = 0, *, blocking: bool = False) -> _core.Stream:
-        """A new stream. A blocking one synchronizes with the device's legacy default stream, as CUDA says."""
+        """A new stream. A blocking one synchronizes with the device's legacy default stream, as CUDA says.
+
+        One that is dropped runs what it was given, and is gone then; `streams` are those that somebody has.
+        """
         return self._stream(self._numbered(device), blocking)
 
     def event(self, device: int = 0) -> _core.Event:

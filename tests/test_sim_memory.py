@@ -1,0 +1,221 @@
+"""What a simulated machine keeps: everything that was dropped is given back, and what goes on needs no more from turn to turn."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fanin
+from fanin import _core
+from fanin.sim import Machine
+from fanin.testing import FakeDriver, use_driver
+
+pytestmark = pytest.mark.core
+
+
+class Mallinfo(ctypes.Structure):
+    """glibc's struct mallinfo2."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
+    )
+
+
+def bytes_in_use() -> int:
+    """Bytes that the C library's heap has handed out."""
+    gc.collect()
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "mallinfo2"):
+        pytest.skip("the C library does not say what is in use: no mallinfo2")
+    libc.mallinfo2.restype = Mallinfo
+    info = libc.mallinfo2()
+    return int(info.uordblks) + int(info.hblkhd)
+
+
+def blocks_in_use() -> int:
+    gc.collect()
+    return _core._test_memory()[0]
+
+
+def growth(turn: Callable[[], object], n: int = 200) -> tuple[float, float]:
+    """Blocks of the core's and bytes of the heap that a turn leaves behind, after as many that warm it up."""
+    for _ in range(n):
+        turn()
+    blocks, size = blocks_in_use(), bytes_in_use()
+    for _ in range(n):
+        turn()
+    return (blocks_in_use() - blocks) / n, (bytes_in_use() - size) / n
+
+
+@pytest.fixture
+def m() -> Iterator[Machine]:
+    with Machine(1) as m:
+        yield m
+
+
+def test_a_dropped_event_is_given_back(m: Machine, sanitized: str) -> None:
+    s = m.stream()
+
+    def turn() -> None:
+        e = m.event()
+        e.record(s)
+        s.wait(e)
+        fanin.Event("sim:0")
+        m.synchronize()
+
+    blocks, size = growth(turn)
+    assert blocks == 0
+    assert sanitized or size < 16
+
+
+def test_a_dropped_event_of_a_driver_is_destroyed() -> None:
+    d = FakeDriver(1)
+    with use_driver(d.path):
+        s = d.stream()
+        fanin.Event("cuda:0").record(s)
+        before = d.live("events")
+        for _ in range(100):
+            e = fanin.Event("cuda:0")
+            e.record(s)
+            s.wait(e)
+            del e
+            assert d.live("events") == before
+        held = [fanin.Event("cuda:0") for _ in range(5)]
+        assert d.live("events") == before + 5
+        held.clear()
+        assert d.live("events") == before
+
+
+def test_a_stream_that_is_dropped_is_given_back(m: Machine, sanitized: str) -> None:
+    def turn() -> None:
+        t, y = m.stream(), m.array(np.zeros(4))
+        m.launch(t, lambda v: None, reads=[y])
+        t.synchronize()
+
+    blocks, size = growth(turn)
+    assert blocks == 0
+    assert sanitized or size < 16
+    assert m.streams == ()
+
+
+def test_a_stream_that_is_kept_costs_a_kilobyte(m: Machine, sanitized: str) -> None:
+    kept: list[Any] = []
+    blocks, size = growth(lambda: kept.append(m.stream()), 1000)
+    assert m.streams == tuple(kept)
+    assert blocks <= 3
+    assert sanitized or size < 1000
+
+
+def test_a_stream_that_was_dropped_has_run_what_it_was_given(m: Machine) -> None:
+    x = m.array(np.zeros(4))
+    m.launch(m.stream(), lambda v: v.fill(1), writes=[x])
+    m.synchronize()
+    assert x.numpy().tolist() == [1, 1, 1, 1]
+
+
+def test_a_new_graph_each_time_widens_nothing(m: Machine, sanitized: str) -> None:
+    s, t, x = m.stream(), m.stream(), m.array(np.zeros(4))
+
+    def turn() -> None:
+        m.begin_capture(s)
+        m.launch(s, lambda v: None, writes=[x])
+        t.wait(s)
+        m.launch(t, lambda v: None, reads=[x])
+        s.wait(t)
+        m.launch_graph(m.end_capture(s), s)
+        s.synchronize()
+
+    blocks, size = growth(turn)
+    assert blocks == 0
+    assert sanitized or size < 16
+
+
+def cycles() -> dict[str, Callable[[Machine], None]]:
+    def queued(m: Machine) -> None:
+        m.launch(m.stream(), lambda: m)
+
+    def captured(m: Machine) -> None:
+        s = m.stream()
+        m.begin_capture(s)
+        m.launch(s, lambda: m)
+        m.graph = m.end_capture(s)  # type: ignore[attr-defined]
+
+    def graph_alone(m: Machine) -> None:
+        s, kept = m.stream(), []  # type: ignore[var-annotated]
+        m.begin_capture(s)
+        m.launch(s, lambda: kept)
+        kept.append(m.end_capture(s))
+
+    def on_its_way(m: Machine) -> None:
+        s = m.stream()
+        m.begin_capture(s)
+        m.launch(s, lambda: m)
+        m.launch_graph(m.end_capture(s), s)
+
+    def capturing(m: Machine) -> None:
+        s = m.stream()
+        m.begin_capture(s)
+        m.launch(s, lambda: m)
+
+    return {f.__name__: f for f in (queued, captured, graph_alone, on_its_way, capturing)}
+
+
+@pytest.mark.parametrize("cycle", cycles())
+def test_a_machine_in_a_cycle_is_collected(cycle: str) -> None:
+    def make() -> weakref.ref[Machine]:
+        m = Machine(1)
+        cycles()[cycle](m)
+        return weakref.ref(m)
+
+    make()
+    before = blocks_in_use()
+    gc.disable()
+    try:
+        gone = make()
+        assert gone() is not None, "it is in no cycle: the test tests nothing"
+    finally:
+        gc.enable()
+    gc.collect()
+    assert gone() is None
+    assert blocks_in_use() == before, "the machine's memory is still there"
+
+
+def test_a_machine_that_somebody_has_is_not_collected() -> None:
+    m = Machine(1)
+    s, x = m.stream(), m.array(np.zeros(1))
+    m.launch(s, lambda v: v.fill(1) or m, writes=[x])
+    gc.collect()
+    m.synchronize()
+    assert x.numpy() == 1
+
+
+def test_work_that_was_lost_with_its_machine_says_so() -> None:
+    def make() -> Any:
+        m = Machine(1)
+        s, x = m.stream(), m.array(np.zeros(1))
+        m.launch(s, lambda v: v.fill(1) or m, writes=[x], name="fill")
+        return s
+
+    s = make()
+    gc.collect()
+    with pytest.raises(RuntimeError, match="kernel 'fill' cannot run: its machine was collected"):
+        s.synchronize()
+
+
+def test_a_graph_is_launched_on_its_own_machine(m: Machine) -> None:
+    other = Machine(1)
+    s, t = m.stream(), other.stream()
+    m.begin_capture(s)
+    graph = m.end_capture(s)
+    with pytest.raises(ValueError, match="another machine"):
+        other.launch_graph(graph, t)
+    with pytest.raises(TypeError, match="expected a graph"):
+        m.launch_graph(3, s)
+    assert repr(graph) == f"<fanin.sim graph of {m!r}>"
