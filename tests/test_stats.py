@@ -155,6 +155,77 @@ def test_norms_and_clipping() -> None:
         fanin.clip_norm(buf, sums[:1], 1)
 
 
+def clipped(*gradients: Any) -> tuple[fanin.InputBuffer, list[Any]]:
+    buf = fanin.InputBuffer(len(gradients), stats=True, name="g")
+    for i, g in enumerate(gradients):
+        buf.add(i, g)
+    return buf, buf.take()
+
+
+def test_clipping_writes_nothing_that_was_added() -> None:
+    x, y = np.array([3.0, 0.0]), np.float32([4.0])
+    for gradients in ([x, y], [x[::-1], y], [x, y, x[:1]], [x, x, y]):
+        before = [g.copy() for g in gradients]
+        buf, sums = clipped(*gradients)
+        assert all(s is g for s, g in zip(sums, gradients, strict=True)), "handed through (A14)"
+        norm = fanin.clip_norm(buf, sums, 1.0)
+        assert all((g == b).all() for g, b in zip(gradients, before, strict=True))
+        for s, g, b in zip(sums, gradients, before, strict=True):
+            assert not any(np.shares_memory(s, h) for h in gradients) and s.dtype == g.dtype
+            np.testing.assert_allclose(s, b / norm, rtol=1e-6)
+    buf, sums = clipped(x, x)
+    fanin.clip_norm(buf, sums, 1.0)
+    assert sums[0] is sums[1], "one array stays one"
+
+
+def test_clipping_goes_where_out_says_and_there_alone() -> None:
+    x, y = np.array([3.0, 0.0]), np.float32([4.0])
+    for most, factor in ((1.0, 0.2), (10.0, 1.0)):
+        buf, sums = clipped(x, None, y)
+        out: list[Any] = [np.full(2, 7.0), None, np.full(1, 7, np.float32)]
+        assert fanin.clip_norm(buf, sums, most, out=out) == 5
+        assert sums[0] is x and sums[2] is y and x.tolist() == [3, 0] and y.tolist() == [4]
+        np.testing.assert_allclose(out[0], x * factor)
+        np.testing.assert_allclose(out[2], y * np.float32(factor))
+        assert fanin.clip_norm(buf, tuple(sums), most, out=[None, None, None]) == 5  # type: ignore[arg-type]
+    buf, sums = clipped(x.copy(), y.copy())
+    same = list(sums)
+    assert fanin.clip_norm(buf, sums, 1.0, out=sums) == 5 and all(a is b for a, b in zip(sums, same, strict=True))
+    np.testing.assert_allclose(sums[0], [0.6, 0])
+    buf.add(0, np.array([np.inf]))
+    buf.take()
+    infinite = np.zeros(1)
+    assert fanin.clip_norm(buf, [np.array([np.inf]), None], 1.0, out=[infinite, None]) == math.inf and infinite[0] == np.inf
+
+
+def test_clipping_refuses_what_it_cannot_do_and_changes_nothing() -> None:
+    x, y = np.array([3.0, 0.0]), np.array([4.0, 0.0])
+    buf, sums = clipped(x, y)
+    frozen, wide = np.zeros(2), np.zeros(3)
+    frozen.flags.writeable = False
+    bad: list[tuple[Any, type[Exception], str]] = [
+        ([x], ValueError, "2 arrays"), (x, ValueError, "2 arrays"), ([np.zeros(3), None], ValueError, r"out\[0\]: expected an array of shape \(2,\)"),
+        ([None, np.zeros(2, np.float32)], ValueError, r"out\[1\].*float64"), ([None, frozen], BufferError, "read-only"),
+        ([wide[:2], wide[1:]], ValueError, "share memory"), ([wide[:2]] * 2, ValueError, "twice"), ([3.0, None], ValueError, r"out\[0\]"),
+    ]  # fmt: skip
+    for out, error, words in bad:
+        with pytest.raises(error, match=words):
+            fanin.clip_norm(buf, sums, 1.0, out=out)
+    with pytest.raises(TypeError, match="the list that take"):
+        fanin.clip_norm(buf, tuple(sums), 1.0)  # type: ignore[arg-type]
+    assert sums[0] is x and x.tolist() == [3, 0] and y.tolist() == [4, 0] and wide.tolist() == [0, 0, 0]
+    buf, sums = clipped(np.array([3, 4]), np.array([1.0]))
+    with pytest.raises(ValueError, match="arrays of floats"):
+        fanin.clip_norm(buf, sums, 1.0)
+    assert sums[1].tolist() == [1.0]
+
+
+def test_numbers_and_zeros_are_clipped_too() -> None:
+    buf, sums = clipped(3.0, np.float32(4), fanin.Zero((2,), "float32"))
+    assert fanin.clip_norm(buf, sums, 1.0) == 5
+    assert sums[:2] == [0.6000000000000001, np.float32(0.8)] and isinstance(sums[2], fanin.Zero)
+
+
 @pytest.mark.parametrize("dtype", ["f4", "f8", "f2"])
 def test_large_results_are_counted_alike_wherever_they_lie(dtype: str) -> None:
     """Written around the caches, line by line: what lies before the first whole line is counted, too, and in the same order."""

@@ -152,16 +152,45 @@ def global_norm(buf: _core.InputBuffer) -> float:
     return math.sqrt(math.fsum(s.sumsq for s in known))
 
 
-def clip_norm(buf: _core.InputBuffer, sums: Sequence[Any], max_norm: float) -> float:
+def _floats(x: Any) -> bool:
+    return isinstance(x, float | complex) or (hasattr(x, "dtype") and any(k in str(x.dtype) for k in ("float", "complex")))
+
+
+def _outs(sums: Sequence[Any], out: Any) -> Sequence[Any]:
+    """`out` of clip_norm: as many arrays as there are sums, of their shapes and dtypes, that can be written and are apart from each other."""
+    if not isinstance(out, list | tuple) or len(out) != len(sums):
+        raise ValueError(f"clip_norm: expected out= as a list of {len(sums)} arrays (or None), one for each sum; got {out!r:.80}")
+    pairs = {id(o): (i, x, o) for i, (x, o) in enumerate(zip(sums, out, strict=True)) if x is not None and o is not None}
+    for i, (x, o) in enumerate(zip(sums, out, strict=True)):
+        if x is None or o is None:
+            continue
+        like = (tuple(getattr(x, "shape", ())), str(getattr(x, "dtype", "")))
+        if (tuple(getattr(o, "shape", ())), str(getattr(o, "dtype", ""))) != like:
+            raise ValueError(f"clip_norm: out[{i}]: expected an array of shape {like[0]} and dtype {like[1]}, as the sum has, got {o!r:.80}")
+        if pairs[id(o)][1] is not x:
+            raise ValueError(f"clip_norm: out[{i}] is there twice, for two sums")
+        _core.add_n([o], out=o)  # it can be written, and is not changed by this
+    known = [o for _, _, o in pairs.values() if not isinstance(o, _core.Array)]
+    shared = _core.overlaps(known).pairs if len(known) > 1 else []
+    if shared:
+        raise ValueError("clip_norm: two arrays of out= may share memory")
+    return out
+
+
+def clip_norm(buf: _core.InputBuffer, sums: list[Any], max_norm: float, *, out: Sequence[Any] | None = None) -> float:
     """Scale the sums that were just taken of a buffer with stats=True so that their global norm is at most `max_norm`; returns what it was.
 
-    sums: what `take` gave, arrays that may be written (`take(writable=True)`). Each is read and written once, and only where the norm is too
-    large; a norm that is not finite leaves them as they are. On a device with streams it waits for the norm, and scales on the current stream:
-    call it in `with fanin.stream(s)`, s being the stream that the sums were taken for. CaptureError while that is captured. ValueError: a `max_norm` that is no number from 0 on, or sums of another buffer.
+    sums: the list that `take` gave. Where the norm is too large each entry is replaced by a fresh scaled one: no array is written, for a
+    sum may be the very array that somebody added. Nothing happens where the norm is small enough, or not finite.
+    out: arrays (or None) for the scaled sums, of their shapes and dtypes; they are written in any case, and `sums` stays as it is. `out=sums`
+    scales in place: for `take(writable=True)`, whose arrays are nobody else's.
+    On a device with streams it waits for the norm, and scales on the current stream: call it in `with fanin.stream(s)`, s being the stream that
+    the sums were taken for. CaptureError while that is captured. ValueError: a `max_norm` that is no number from 0 on, sums of another buffer,
+    `out` of other shapes or dtypes. TypeError: sums that are no list, without out.
 
     >>> buf = fanin.InputBuffer(2, stats=True)
     >>> buf.add(0, np.array([3.0])); buf.add(1, np.array([4.0]))
-    >>> sums = buf.take(writable=True)
+    >>> sums = buf.take()
     >>> fanin.clip_norm(buf, sums, 1.0), sums
     (5.0, [array([0.6]), array([0.8])])
     """
@@ -169,13 +198,19 @@ def clip_norm(buf: _core.InputBuffer, sums: Sequence[Any], max_norm: float) -> f
         raise ValueError(f"clip_norm: expected max_norm from 0 on, got {max_norm!r}")
     if len(sums) != len(buf):
         raise ValueError(f"clip_norm: expected the {counted(len(buf), 'sum')} of {buf.name}, got {len(sums)}")
+    if out is None and not isinstance(sums, list):
+        raise TypeError(f"clip_norm: expected the list that take() gave, whose entries are replaced, got {type(sums).__name__}; or give out=")
+    outs = None if out is None else _outs(sums, out)
     norm = global_norm(buf)
-    if math.isfinite(norm) and norm > max_norm:
-        apart = list({id(x): x for x in sums if x is not None}.values())
-        for x in apart:
-            if not hasattr(x, "dtype") or ("float" not in str(x.dtype) and "complex" not in str(x.dtype)):
-                raise ValueError(f"clip_norm: expected arrays of floats, got {x!r:.80}")
-            _core.add_n([x], out=x)  # it can be written, and is not changed by this
-        for x in apart:
-            _core.add_n([x], out=x, scale=float(max_norm) / norm)
+    scale = float(max_norm) / norm if math.isfinite(norm) and norm > max_norm else None
+    for x in sums if scale is not None else ():
+        if x is not None and not isinstance(x, Zero) and not _floats(x):
+            raise ValueError(f"clip_norm: expected arrays of floats, got {x!r:.80}")
+    done: dict[int, Any] = {}  # one array in two slots is scaled once
+    for x, o in zip(sums, outs or [None] * len(sums), strict=True):
+        if x is None or id(o if outs else x) in done or (outs and (o is None or (o is x and scale is None))):
+            continue
+        done[id(o if outs else x)] = _core.add_n([x], out=o, scale=scale) if outs or scale is not None else x
+    if outs is None and scale is not None:
+        sums[:] = [None if x is None else done[id(x)] for x in sums]
     return norm
