@@ -163,12 +163,13 @@ static fan_status reentered(const fan_buffer *b, size_t slot, const char *what, 
     return fan_fail(err, FAN_STATE, "%s: %s of slot %zu from within a sum, or a target, that holds that slot or one that its take waits for", b->name, what, slot);
 }
 
-/* Whether this thread sums or lends a slot of the buffer, but for a take: were it to wait for a slot, whose take waits for that one, nobody would ever go on. */
-static bool holds_one(const fan_buffer *b)
+/* Whether this thread sums or lends a slot of the buffer, or takes one above `slot`: were it to wait for `slot`, whose taker waits for that one, nobody would ever
+ * go on. Who takes waits upwards only. */
+static bool holds_another(const fan_buffer *b, size_t slot)
 {
     uint64_t me = fan_thread_id();
     for (size_t i = 0; i < b->nslots; i++)
-        if (fan_slot_owned_by(&b->slots[i], me) && b->slots[i].busy && !b->slots[i].taking) /* what is ours nobody else changes */
+        if (fan_slot_owned_by(&b->slots[i], me) && b->slots[i].busy && (!b->slots[i].taking || i > slot)) /* what is ours nobody else changes */
             return true;
     return false;
 }
@@ -179,7 +180,7 @@ fan_status fan_slot_claim(fan_buffer *b, size_t slot, bool taking, const char *w
     fan_slot *s = &b->slots[slot];
     fan_status status = FAN_OK;
     while (s->busy && !FAN_MUT(17)) {
-        if (fan_slot_owned_by(s, fan_thread_id()) || holds_one(b))
+        if (fan_slot_owned_by(s, fan_thread_id()) || holds_another(b, slot))
             return reentered(b, slot, what, err);
         FAN_TRY(wait_for_change(b, slot, err));
     }
@@ -926,7 +927,7 @@ fan_status fan_slot_enter(fan_buffer *b, size_t slot, const char *what, fan_erro
 {
     fan_slot *s = &b->slots[slot];
     while (s->taking && s->busy && !FAN_MUT(22)) {
-        if (fan_slot_owned_by(s, fan_thread_id()) || holds_one(b))
+        if (fan_slot_owned_by(s, fan_thread_id()) || holds_another(b, slot))
             return reentered(b, slot, what, err);
         FAN_TRY(wait_for_change(b, slot, err));
     }

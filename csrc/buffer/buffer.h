@@ -188,20 +188,25 @@ typedef struct fan_plain_out {
     size_t slot;
 } fan_plain_out;
 
-/* fan_buffer_take_plain: if every slot is empty or holds a few plain gradients, all are claimed for a take, and true. Then fan_buffer_plain_at of each slot, and
+/* Slots [first, end) of a take. */
+typedef struct fan_span {
+    size_t first, end;
+} fan_span;
+
+/* fan_buffer_take_plain: if every slot of the span is empty or holds a few plain gradients, all are claimed for a take, and true. Then fan_buffer_plain_at of each slot, and
  * fan_buffer_plain_done, once. */
-bool fan_buffer_take_plain(fan_buffer *b);
+bool fan_buffer_take_plain(fan_buffer *b, fan_span span);
 fan_plain_sum fan_buffer_plain_at(fan_buffer *b, size_t slot);
 /* fan_buffer_plain_apart: whether sums may be written to n outs, gap-free and of their slots' kinds, in any order: none meets another, nor what is still read, but
  * for a term of its own slot that is all of it. Sorts them by address. */
-bool fan_buffer_plain_apart(fan_buffer *b, fan_plain_out *outs, size_t n);
+bool fan_buffer_plain_apart(fan_buffer *b, fan_span span, fan_plain_out *outs, size_t n);
 /* fan_buffer_plain_fold: `out` (gap-free; one of the terms, where they are FAN_PLAIN_MOST at most or it is the first, or apart from all) becomes the sum of the
  * terms. Needs no interpreter. fan_buffer_plain_folded counts it, which does. */
 void fan_buffer_plain_fold(fan_buffer *b, size_t slot, char *out);
 void fan_buffer_plain_folded(fan_buffer *b, size_t slot, bool in_place);
 /* fan_buffer_plain_done: what was claimed is let go; `taken`: and emptied. `part` gives up a hold if that can call nothing back, and says whether it did;
  * all others are dropped last, when the buffer is ready for whatever they call. */
-void fan_buffer_plain_done(fan_buffer *b, bool taken, bool (*part)(void *object));
+void fan_buffer_plain_done(fan_buffer *b, fan_span span, bool taken, bool (*part)(void *object));
 
 /* fan_plain_sum_of: the sum of 2 to FAN_PLAIN_MOST arrays of one kind into `out`, one of them or apart from all. Needs no interpreter; fan_plain_summed counts it. */
 void fan_plain_sum_of(const fan_plain_kind *kind, const char *const *src, size_t n, char *out);
@@ -214,18 +219,20 @@ fan_status fan_buffer_ready(fan_buffer *b, size_t slot, bool *ready, fan_error *
 fan_status fan_buffer_snapshot(fan_buffer *b, size_t slot, fan_stream *consumer, fan_value *out, fan_error *err);
 
 typedef struct fan_take {
+    bool one;                   /* only `slot`: the others stay as they are; results and out are its alone */
+    size_t slot;
     fan_stream *stream;         /* who will use the sums; NULL: the buffer's */
-    const fan_value *out;       /* per slot, dense or undefined; NULL: none */
+    const fan_value *out;       /* per slot that is taken, dense or undefined; NULL: none */
     fan_scale scale;            /* re, im and i all filled in by the caller; `integral` says whether i is exact */
     bool integral, real;        /* of scale */
     bool writable;
-    /* show: each sum once it is made and its consumer ordered, before any out is written and anything is let go; NULL: the sum of this slot will be written into its out. What
+    /* show: each sum once it is made and its consumer ordered, before any out is written and anything is let go; NULL: the sum of this slot will be written into its out. `slot`: with `one` 0. What
      * fails here fails the take, and no sum is lost. May call the frontend's users. NULL: nobody asks. */
     fan_status (*show)(void *ctx, size_t slot, const fan_value *sum, fan_error *err);
     void *ctx;
 } fan_take;
 
-/* fan_buffer_take: all sums into results[slots]; the caller owns their holds; the buffer is empty afterwards. */
+/* fan_buffer_take: all sums into results[slots]; the caller owns their holds; the buffer is empty afterwards. With `one` that holds of this slot, and results[0]. */
 fan_status fan_buffer_take(fan_buffer *b, const fan_take *how, fan_value *results, fan_error *err);
 /* fan_buffer_stats: of the sum that the last take gave for `slot`, until something is added to it. FAN_VALUE where there is none; *some: whether that sum was
  * defined (and no object); *bad_key: the first key that brought an inf or NaN (-1: it has no key), where *bad. On a device with streams the first call waits for the stream

@@ -691,9 +691,9 @@ static bool claim(fan_slot *s)
     return true;
 }
 
-static void let_go(fan_buffer *b, size_t slots)
+static void let_go(fan_buffer *b, fan_span span)
 {
-    for (size_t i = 0; i < slots; i++) {
+    for (size_t i = span.first; i < span.end; i++) {
         fan_slot *s = &b->slots[i];
         s->busy = s->taking = false;
         fan_slot_set_owner(s, 0);
@@ -701,11 +701,11 @@ static void let_go(fan_buffer *b, size_t slots)
     wake(b);
 }
 
-bool fan_buffer_take_plain(fan_buffer *b)
+bool fan_buffer_take_plain(fan_buffer *b, fan_span span)
 {
-    for (size_t i = 0; i < b->nslots; i++)
+    for (size_t i = span.first; i < span.end; i++)
         if (b->known || !claim(&b->slots[i])) {
-            let_go(b, i);
+            let_go(b, (fan_span){span.first, i});
             return false;
         }
     return true;
@@ -803,7 +803,7 @@ static size_t before(const fan_plain_out *outs, size_t n, const char *end, size_
     return lo;
 }
 
-bool fan_buffer_plain_apart(fan_buffer *b, fan_plain_out *outs, size_t n)
+bool fan_buffer_plain_apart(fan_buffer *b, fan_span span, fan_plain_out *outs, size_t n)
 {
     size_t near[8] = {0}; /* where the last k-th term was */
     bool sorted = true;
@@ -814,7 +814,7 @@ bool fan_buffer_plain_apart(fan_buffer *b, fan_plain_out *outs, size_t n)
     for (size_t i = 1; i < n; i++)
         if (outs[i - 1].data + outs[i - 1].bytes > outs[i].data)
             return false;
-    for (size_t i = 0; n && i < b->nslots; i++) {
+    for (size_t i = span.first; n && i < span.end; i++) {
         const fan_plains *p = b->slots[i].plain;
         for (size_t k = 0; p && k < p->n; k++) {
             const char *data = p->list[k].data;
@@ -897,17 +897,17 @@ static bool later(farewell *f, void *object)
     return true;
 }
 
-void fan_buffer_plain_done(fan_buffer *b, bool taken, bool (*part)(void *object))
+void fan_buffer_plain_done(fan_buffer *b, fan_span span, bool taken, bool (*part)(void *object))
 {
     FAN_UNCLEARED farewell f;
     if (!taken) {
-        let_go(b, b->nslots);
+        let_go(b, span);
         return;
     }
     f.all = f.few;
     f.n = 0;
     f.cap = sizeof f.few / sizeof *f.few;
-    for (size_t i = 0; i < b->nslots; i++) {
+    for (size_t i = span.first; i < span.end; i++) {
         fan_plains *p = b->slots[i].plain;
         size_t n = p ? p->n : 0;
         for (size_t k = 0; k < n; k++) {

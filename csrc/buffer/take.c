@@ -33,6 +33,7 @@ done:
 
 /* One slot's way through take. */
 typedef struct cut {
+    size_t slot;
     fan_gathered g;
     bool claimed, gathered;
     bool into_out;     /* the sum goes straight into out, once all else is done */
@@ -52,6 +53,17 @@ static bool scaled(const fan_take *how) { return how->scale.on; }
 
 /* article: of the name of a dtype. */
 static const char *article(fan_dtype d) { return fan_dtype_name(d)[0] == 'i' ? "an" : "a"; }
+
+/* How many slots are taken. */
+static size_t taken(const fan_buffer *b, const fan_take *how) { return how->one ? 1 : b->nslots; }
+
+/* Where the sum of the i-th of them is to go; NULL: wherever. */
+static const fan_value *out_of(const fan_take *how, size_t i)
+{
+    return how->out && how->out[i].form == FAN_DENSE ? &how->out[i] : NULL;
+}
+
+static const fan_value *out_at(const fan_take *how, size_t slot) { return out_of(how, how->one ? 0 : slot); }
 
 static fan_status check_scale(const fan_buffer *b, size_t slot, const fan_fold *f, const fan_take *how, fan_error *err)
 {
@@ -194,8 +206,8 @@ static bool written_by_out(const extents *outs, const fan_value *v)
 static fan_status look_at_outs(fan_buffer *b, const fan_take *how, const cut *cuts, extents *inputs, extents *outs, fan_error *err)
 {
     size_t most = 0, given = 0;
-    for (size_t i = 0; i < b->nslots; i++) {
-        given += how->out[i].form == FAN_DENSE;
+    for (size_t i = 0; i < taken(b, how); i++) {
+        given += out_of(how, i) != NULL;
         most += 3 * cuts[i].g.fold.n;
         for (size_t j = 0; j < cuts[i].g.fold.n; j++)
             most += cuts[i].g.fold.terms[j].v->nparts;
@@ -204,17 +216,17 @@ static fan_status look_at_outs(fan_buffer *b, const fan_take *how, const cut *cu
     outs->all = fan_alloc((given + 1) * sizeof *outs->all);
     if (!inputs->all || !outs->all)
         return fan_fail(err, FAN_NOMEM, "%s: out of memory", b->name);
-    for (size_t i = 0; i < b->nslots; i++) {
-        if (how->out[i].form == FAN_DENSE)
-            extents_put(outs, how->out[i].array, i, true);
+    for (size_t i = 0; i < taken(b, how); i++) {
+        if (out_of(how, i))
+            extents_put(outs, how->out[i].array, cuts[i].slot, true);
         for (size_t j = 0; j < cuts[i].g.fold.n; j++) {
             const fan_value *v = cuts[i].g.fold.terms[j].v;
             fan_array *some[3];
             size_t n = v->form == FAN_OBJECT ? 0 : fan_value_arrays(v, some, 3);
             for (size_t k = 0; k < n && k < 3; k++)
-                extents_put(inputs, some[k], i, v->form == FAN_DENSE);
+                extents_put(inputs, some[k], cuts[i].slot, v->form == FAN_DENSE);
             for (size_t k = 0; k < v->nparts; k++)
-                extents_put(inputs, v->parts[k], i, false);
+                extents_put(inputs, v->parts[k], cuts[i].slot, false);
         }
     }
     extents_sort(inputs);
@@ -282,7 +294,7 @@ static fan_status cut_decide(fan_buffer *b, size_t slot, const fan_take *how, co
 {
     fan_slot *s = &b->slots[slot];
     fan_fold *f = &c->g.fold;
-    const fan_value *out = how->out && how->out[slot].form == FAN_DENSE ? &how->out[slot] : NULL;
+    const fan_value *out = out_at(how, slot);
     size_t dense = 0, sparse = 0, objects = 0;
     for (size_t i = 0; i < f->n; i++) {
         dense += f->terms[i].v->form == FAN_DENSE;
@@ -319,7 +331,7 @@ static fan_status cut_decide(fan_buffer *b, size_t slot, const fan_take *how, co
     bool whole = scaled(how) || (out != NULL);
     /* Beyond a gap nothing is committed: should a later slot fail, the missing keys may still come. */
     bool gapless = s->p->keyed < 0 || !c->g.nitems || c->g.items[c->g.nitems - 1]->key == s->p->next_key + (int64_t)c->g.nitems - 1;
-    gapless = gapless || b->nslots == 1 || last;
+    gapless = gapless || taken(b, how) == 1 || last;
     if (!gapless && f->n > 1 && !objects && !exact && f->terms[0].donated) {
         c->late = true; /* written in place once no other slot can fail any more */
         return FAN_OK;
@@ -384,7 +396,7 @@ static void spoil(fan_buffer *b, size_t slot, fan_status status, const fan_error
     fan_slot_unlock(b, slot);
 }
 
-/* Ends the folds of slots [from, to) that are in the batch; `failed`: some slot did, and nothing more is queued. A slot whose sum was not queued is as it was. */
+/* Ends the folds of cuts [from, to) that are in the batch; `failed`: some slot did, and nothing more is queued. A slot whose sum was not queued is as it was. */
 static fan_status cuts_end(fan_buffer *b, cut *cuts, size_t from, size_t to, fan_batch *batch, bool failed, fan_error *err)
 {
     fan_error other;
@@ -402,8 +414,8 @@ static fan_status cuts_end(fan_buffer *b, cut *cuts, size_t from, size_t to, fan
             cuts[i].begun = false;
             continue;
         }
-        fan_status its = cut_end(b, i, &cuts[i], said);
-        spoil(b, i, its, said);
+        fan_status its = cut_end(b, cuts[i].slot, &cuts[i], said);
+        spoil(b, cuts[i].slot, its, said);
         status = status == FAN_OK ? its : status;
     }
     if (!failed && FAN_BATCH_MUTANT(LATE))
@@ -462,7 +474,7 @@ static fan_status copy_into_out(fan_buffer *b, const fan_value *out, cut *c, fan
 static fan_status cut_copy(fan_buffer *b, size_t slot, const fan_take *how, cut *c, fan_error *err)
 {
     fan_slot *s = &b->slots[slot];
-    const fan_value *out = &how->out[slot];
+    const fan_value *out = out_at(how, slot);
     fan_value sum = c->result;
     fan_stream *R = writer(s->p, &c->g.fold, out);
     fan_status status = copy_into_out(b, out, c, R, err);
@@ -532,28 +544,29 @@ static fan_status learn(cut *c, const fan_pass *p, fan_error *err)
 /* Claims every slot, and looks at what it holds and at what is wished. */
 static fan_status take_claim(fan_buffer *b, const fan_take *how, cut *cuts, extents *inputs, extents *outs, fan_error *err)
 {
-    for (size_t i = 0; i < b->nslots; i++) {
-        FAN_TRY(cut_claim(b, i, err));
+    for (size_t i = 0; i < taken(b, how); i++) {
+        size_t slot = cuts[i].slot;
+        FAN_TRY(cut_claim(b, slot, err));
         cuts[i].claimed = true;
-        FAN_TRY(fan_gather(b, i, SIZE_MAX, &cuts[i].g, err));
+        FAN_TRY(fan_gather(b, slot, SIZE_MAX, &cuts[i].g, err));
         cuts[i].gathered = true;
         for (size_t j = 0; j < cuts[i].g.fold.n; j++)
-            if (cuts[i].g.fold.terms[j].v->form == FAN_OBJECT && (scaled(how) || (how->out && how->out[i].form == FAN_DENSE)))
-                return fan_fail(err, FAN_TYPE, FAN_SLOT_SAID " sums objects; scale= and out= need arrays", FAN_SLOT_WHO(b, i));
-        FAN_TRY(check_scale(b, i, &cuts[i].g.fold, how, err));
-        if (how->out && how->out[i].form == FAN_DENSE)
-            FAN_TRY(check_out(b, i, &cuts[i].g, &how->out[i], err));
+            if (cuts[i].g.fold.terms[j].v->form == FAN_OBJECT && (scaled(how) || out_of(how, i)))
+                return fan_fail(err, FAN_TYPE, FAN_SLOT_SAID " sums objects; scale= and out= need arrays", FAN_SLOT_WHO(b, slot));
+        FAN_TRY(check_scale(b, slot, &cuts[i].g.fold, how, err));
+        if (out_of(how, i))
+            FAN_TRY(check_out(b, slot, &cuts[i].g, &how->out[i], err));
     }
     if (how->out)
         FAN_TRY(look_at_outs(b, how, cuts, inputs, outs, err));
-    for (size_t i = 0; how->out && i < b->nslots; i++)
-        if (how->out[i].form == FAN_DENSE) {
+    for (size_t i = 0; how->out && i < taken(b, how); i++)
+        if (out_of(how, i)) {
             for (size_t j = 0; j < cuts[i].g.fold.n; j++)
                 cuts[i].by_copy = cuts[i].by_copy || cuts[i].g.fold.terms[j].v->form != FAN_DENSE;
             /* Whether the terms of an exact sum were finite is looked at once it is made: none of them may be gone then. */
             cuts[i].by_copy = cuts[i].by_copy || (b->known && fan_fold_exact(&cuts[i].g.fold) && written_by_out_itself(&cuts[i], &how->out[i]));
             cuts[i].by_copy = (cuts[i].g.fold.n || cuts[i].g.zero || cuts[i].g.fold.state) &&
-                              (cuts[i].by_copy || out_meets_inputs(inputs, how->out[i].array, i));
+                              (cuts[i].by_copy || out_meets_inputs(inputs, how->out[i].array, cuts[i].slot));
         }
     return FAN_OK;
 }
@@ -572,16 +585,16 @@ static fan_status each_slot(fan_buffer *b, const fan_take *how, const extents *o
     fan_error other;
     fan_status status = FAN_OK;
     size_t ended = 0;
-    for (size_t i = 0; i < b->nslots && status == FAN_OK; i++) {
-        status = one(b, i, how, outs, &cuts[i], batch, err);
-        spoil(b, i, status, err);
+    for (size_t i = 0; i < taken(b, how) && status == FAN_OK; i++) {
+        status = one(b, cuts[i].slot, how, outs, &cuts[i], batch, err);
+        spoil(b, cuts[i].slot, status, err);
         if (status == FAN_OK && batch && fan_batch_bytes(batch) >= FAN_MANY_BYTES) {
             status = cuts_end(b, cuts, ended, i + 1, batch, false, err);
             ended = i + 1;
         }
     }
     bool failed = status != FAN_OK;
-    fan_status its = cuts_end(b, cuts, ended, b->nslots, batch, failed, failed ? &other : err);
+    fan_status its = cuts_end(b, cuts, ended, taken(b, how), batch, failed, failed ? &other : err);
     return failed ? status : its;
 }
 
@@ -609,14 +622,11 @@ static fan_status step_write(fan_buffer *b, size_t slot, const fan_take *how, co
     c->doing = CUT_FINISHES;
     f->take = how;
     f->finish = true;
-    f->out = &how->out[slot];
+    f->out = out_at(how, slot);
     return cut_fold(b, slot, c, batch, err);
 }
 
-static bool goes_out(const fan_take *how, size_t slot)
-{
-    return how->out && how->out[slot].form == FAN_DENSE;
-}
+static bool goes_out(const fan_take *how, size_t slot) { return out_at(how, slot) != NULL; }
 
 static fan_status step_hand_over(fan_buffer *b, size_t slot, const fan_take *how, const extents *outs, cut *c, fan_batch *batch, fan_error *err)
 {
@@ -625,7 +635,7 @@ static fan_status step_hand_over(fan_buffer *b, size_t slot, const fan_take *how
     if (c->handed)
         return FAN_OK;
     c->handed = true;
-    if (how->out && how->out[slot].form == FAN_DENSE && c->by_copy)
+    if (out_at(how, slot) && c->by_copy)
         FAN_TRY(cut_copy(b, slot, how, c, err));
     if (c->result.form != FAN_UNDEFINED)
         FAN_TRY(hand_over(b, slot, &c->result, s->p->C, s->p->A, c->R, c->E, consumer_of(b, how, slot), &s->p->rules, err));
@@ -649,10 +659,10 @@ static void name_origin(cut *c)
 /* Whoever is shown a sum may keep it, also where another's failure ends the take: what stays in the slot is not written any more. */
 static fan_status show_all(fan_buffer *b, const fan_take *how, cut *cuts, fan_error *err)
 {
-    for (size_t i = 0; how->show && i < b->nslots; i++) {
+    for (size_t i = 0; how->show && i < taken(b, how); i++) {
         cut *c = &cuts[i];
-        fan_pass *p = b->slots[i].p;
-        if (goes_out(how, i)) {
+        fan_pass *p = b->slots[c->slot].p;
+        if (out_of(how, i)) {
             if (c->into_out || c->by_copy)
                 FAN_TRY(how->show(how->ctx, i, NULL, err));
             continue;
@@ -669,9 +679,9 @@ static fan_status show_all(fan_buffer *b, const fan_take *how, cut *cuts, fan_er
 /* Objects that were summed meanwhile are others' code: what is to be written lies where it lay. */
 static fan_status outs_still(const fan_buffer *b, const fan_take *how, fan_error *err)
 {
-    for (size_t i = 0; how->out && b->frontend->still && i < b->nslots; i++)
-        if (how->out[i].form == FAN_DENSE && how->out[i].device == fan_cpu() && !b->frontend->still(&how->out[i]))
-            return fan_fail(err, FAN_STATE, FAN_SLOT_SAID ": the memory, dtype or shape of out= was changed during the take", FAN_SLOT_WHO(b, i));
+    for (size_t i = 0; how->out && b->frontend->still && i < taken(b, how); i++)
+        if (out_of(how, i) && how->out[i].device == fan_cpu() && !b->frontend->still(&how->out[i]))
+            return fan_fail(err, FAN_STATE, FAN_SLOT_SAID ": the memory, dtype or shape of out= was changed during the take", FAN_SLOT_WHO(b, how->one ? how->slot : i));
     return FAN_OK;
 }
 
@@ -681,9 +691,9 @@ static fan_status take_all(fan_buffer *b, const fan_take *how, const extents *ou
     fan_batch *batch = NULL;
     fan_status status = FAN_OK;
     bool streams = false;
-    for (size_t i = 0; i < b->nslots; i++)
-        streams |= b->slots[i].p->A != NULL;
-    if (streams && b->nslots > 1 && !b->known && !(batch = fan_batch_new()))
+    for (size_t i = 0; i < taken(b, how); i++)
+        streams |= b->slots[cuts[i].slot].p->A != NULL;
+    if (streams && taken(b, how) > 1 && !b->known && !(batch = fan_batch_new()))
         return fan_fail(err, FAN_NOMEM, "%s: out of memory", b->name);
     FAN_GO(each_slot(b, how, outs, cuts, batch, step_sum, err));
     FAN_GO(each_slot(b, how, outs, cuts, batch, step_late, err));
@@ -709,57 +719,72 @@ static void trace_take(const fan_buffer *b, size_t slot, const cut *c, fan_strea
     fan_trace_put(&line);
 }
 
+/* Empties the slots whose sums are there, and opens all; *gone is for fan_pass_free. */
+static void take_let_go(fan_buffer *b, const fan_take *how, cut *cuts, fan_status status, fan_pass **gone)
+{
+    for (size_t i = 0; i < taken(b, how) && cuts[i].claimed; i++) {
+        cut *c = &cuts[i];
+        if (status == FAN_OK && fan_trace_on() && c->result.form != FAN_UNDEFINED)
+            trace_take(b, c->slot, c, consumer_of(b, how, c->slot));
+        fan_slot_lock(b, c->slot);
+        if (status == FAN_OK) {
+            gone[i] = fan_pass_cut(&b->slots[c->slot]);
+            if (b->known) {
+                fan_known old = b->known[c->slot];
+                b->known[c->slot] = c->known;
+                c->known = old;
+            }
+        }
+        fan_slot_let_go(b, c->slot);
+        fan_slot_unlock(b, c->slot);
+    }
+}
+
+static void cut_fini(fan_buffer *b, cut *c, fan_pass *gone)
+{
+    fan_known_drop(&c->known);
+    fan_stream_drop(c->R);
+    fan_event_drop(c->E);
+    if (c->gathered)
+        fan_gathered_fini(&c->g);
+    if (gone && gone != &fan_pass_none) { /* the consumer has waited for what was pooled */
+        fan_stream_drop(gone->joins);
+        gone->joins = NULL;
+    }
+    fan_pass_free(b, gone);
+}
+
 fan_status fan_buffer_take(fan_buffer *b, const fan_take *how, fan_value *results, fan_error *err)
 {
-    cut *cuts = fan_calloc((b->nslots ? b->nslots : 1) * sizeof *cuts);
-    fan_pass **gone = fan_calloc((b->nslots ? b->nslots : 1) * sizeof *gone);
+    if (how->one)
+        FAN_TRY(fan_slot_check(b, how->slot, err));
+    size_t n = taken(b, how);
+    cut *cuts = fan_calloc((n ? n : 1) * sizeof *cuts);
+    fan_pass **gone = fan_calloc((n ? n : 1) * sizeof *gone);
     fan_status status;
     if (!cuts || !gone) {
         fan_free(cuts);
         fan_free(gone);
         return fan_fail(err, FAN_NOMEM, "%s: out of memory", b->name);
     }
+    for (size_t i = 0; i < n; i++)
+        cuts[i].slot = how->one ? how->slot : i;
     extents inputs = {NULL, 0}, outs = {NULL, 0};
     status = take_claim(b, how, cuts, &inputs, &outs, err);
     if (status == FAN_OK)
         status = take_all(b, how, &outs, cuts, err);
     fan_free(inputs.all);
     fan_free(outs.all);
-    for (size_t i = 0; i < b->nslots; i++) {
-        if (!cuts[i].claimed)
-            break;
-        if (status == FAN_OK && fan_trace_on() && cuts[i].result.form != FAN_UNDEFINED)
-            trace_take(b, i, &cuts[i], how->stream ? how->stream : b->slots[i].p->C ? b->slots[i].p->C : b->stream);
-        fan_slot_lock(b, i);
-        if (status == FAN_OK)
-        {
-            gone[i] = fan_pass_cut(&b->slots[i]);
-            if (b->known) {
-                fan_known old = b->known[i];
-                b->known[i] = cuts[i].known;
-                cuts[i].known = old;
-            }
-        }
-        fan_slot_let_go(b, i);
-        fan_slot_unlock(b, i);
-    }
-    for (size_t i = 0; i < b->nslots; i++) {
+    take_let_go(b, how, cuts, status, gone);
+    for (size_t i = 0; i < n; i++) {
+        cut *c = &cuts[i];
         if (status == FAN_OK) {
-            name_origin(&cuts[i]);
-            results[i] = cuts[i].result;
+            name_origin(c);
+            results[i] = c->result;
         } else {
-            fan_value_drop(b->frontend, &cuts[i].result);
+            fan_value_drop(b->frontend, &c->result);
         }
-        fan_known_drop(&cuts[i].known);
-        fan_stream_drop(cuts[i].R);
-        fan_event_drop(cuts[i].E);
-        if (cuts[i].gathered)
-            fan_gathered_fini(&cuts[i].g);
-        if (gone[i] && gone[i] != &fan_pass_none) { /* the consumer has waited for what was pooled */
-            fan_stream_drop(gone[i]->joins);
-            gone[i]->joins = NULL;
-        }
-        fan_pass_free(b, gone[i]);
+        cut_fini(b, c, gone[i]);
     }
     fan_free(cuts);
     fan_free(gone);

@@ -1193,7 +1193,21 @@ static int parse_scale(PyObject *o, fan_take *how)
     return 0;
 }
 
-/* parse_out: a list as long as the buffer, of arrays and None; each value is the caller's to drop. */
+/* import_out: an entry of out=, an array or None; the value is the caller's to drop. */
+static int import_out(PyObject *item, const char *name, PyObject *slot_names, size_t slot, fan_stream *ready, fan_value *value)
+{
+    fan_where w = {.buffer = name, .slot_name = name_at(slot_names, slot), .slot = (Py_ssize_t)slot, .key = -1, .stream = ready};
+    int bad = 0;
+    Py_INCREF(item);
+    fan_where_push(&w);
+    if (item != Py_None)
+        bad = fan_import_out(item, value);
+    fan_where_pop(&w);
+    Py_DECREF(item);
+    return bad;
+}
+
+/* parse_out: a list as long as the buffer, of arrays and None. */
 static int parse_out(PyObject *out, const char *name, PyObject *slot_names, size_t n, fan_stream *ready, fan_value *values)
 {
     int bare = is_bare(out);
@@ -1205,18 +1219,9 @@ static int parse_out(PyObject *out, const char *name, PyObject *slot_names, size
     if ((size_t)PySequence_Fast_GET_SIZE(out) != n)
         return fan_refuse(PyExc_ValueError, "out: expected %zu entr%s, one for each slot, got %zd", n, n == 1 ? "y" : "ies", PySequence_Fast_GET_SIZE(out));
     for (size_t i = 0; i < n; i++) {
-        PyObject *item;
-        fan_where w = {.buffer = name, .slot_name = name_at(slot_names, i), .slot = (Py_ssize_t)i, .key = -1, .stream = ready};
-        int bad = 0;
         if ((size_t)PySequence_Fast_GET_SIZE(out) != n)
             return fan_refuse(PyExc_RuntimeError, "out: the list changed its length meanwhile");
-        item = Py_NewRef(PySequence_Fast_GET_ITEM(out, (Py_ssize_t)i));
-        fan_where_push(&w);
-        if (item != Py_None)
-            bad = fan_import_out(item, &values[i]);
-        fan_where_pop(&w);
-        Py_DECREF(item);
-        if (bad)
+        if (import_out(PySequence_Fast_GET_ITEM(out, (Py_ssize_t)i), name, slot_names, i, ready, &values[i]) < 0)
             return -1;
     }
     return 0;
@@ -1266,21 +1271,28 @@ static fan_status show(void *ctx, size_t slot, const fan_value *sum, fan_error *
     return FAN_OK;
 }
 
-/* take_all: the sums as a list. What comes back as it is shown is made before the buffer is emptied; what was written into out= needs nothing that can fail. */
-static PyObject *take_all(fan_buffer *core, size_t n, PyObject *slot_names, fan_stream *stream, PyObject *out, PyObject *scale, bool writable)
+/* take_all: the sums as a list, of `only`, where that is not NULL, of this slot alone. What comes back as it is shown is made before the slots are emptied; what was
+ * written into out= needs nothing that can fail. */
+static PyObject *take_all(fan_buffer *core, const size_t *only, PyObject *slot_names, fan_stream *stream, PyObject *out, PyObject *scale, bool writable)
 {
+    size_t n = only ? 1 : fan_buffer_slots(core);
     fan_value *outs = NULL, *results = new_values(n);
     PyObject *list = results ? PyList_New((Py_ssize_t)n) : NULL;
     shown to = {.list = list};
-    fan_take how = {.stream = stream, .writable = writable, .show = show, .ctx = &to};
+    fan_take how = {.one = only != NULL, .slot = only ? *only : 0, .stream = stream, .writable = writable, .show = show, .ctx = &to};
     FAN_RAW fan_error err;
     fan_status status = FAN_OK;
     bool done = false;
     if (!list || parse_scale(scale, &how) < 0)
         goto done;
+    if (only && (PyList_Check(out) || PyTuple_Check(out))) {
+        fan_refuse(PyExc_TypeError, "out: expected the array for slot %zu, got a %.200s: with slot= give the array itself", *only, Py_TYPE(out)->tp_name);
+        goto done;
+    }
     if (out != Py_None) {
         to.outs = outs = new_values(n);
-        if (!outs || parse_out(out, fan_buffer_name(core), slot_names, n, stream, outs) < 0)
+        if (!outs || (only ? import_out(out, fan_buffer_name(core), slot_names, *only, stream, outs)
+                           : parse_out(out, fan_buffer_name(core), slot_names, n, stream, outs)) < 0)
             goto done;
         how.out = outs;
     }
@@ -1320,11 +1332,11 @@ static void memory_ahead(const buffer_object *self, size_t i)
 }
 
 /* all_sound: what is summed is what it was when it came, and what was not looked at then is looked at now. */
-static bool all_sound(const buffer_object *self, bool out)
+static bool all_sound(const buffer_object *self, fan_span span, bool out)
 {
-    for (size_t i = 0; i < self->n; i++) {
+    for (size_t i = span.first; i < span.end; i++) {
         fan_plain_sum sum = fan_buffer_plain_at(self->core, i);
-        if (self->n >= FAR)
+        if (span.end - span.first >= FAR)
             objects_ahead(self, i);
         for (size_t k = 0; k < sum.n; k++) {
             if (sum.kind->late && !fan_plain_sound(sum.terms[k].object))
@@ -1351,14 +1363,20 @@ static bool writable_plain(PyObject *o, fan_plain_kind *kind, char **data)
     return PyArray_CheckExact(o) && fan_import_plain(o, kind, data) && PyArray_ISWRITEABLE((PyArrayObject *)o);
 }
 
+/* out_item: where slot i goes: of a take of one slot `out` is the array itself. */
+static PyObject *out_item(PyObject *out, bool one, size_t i)
+{
+    return !out ? Py_None : one ? out : PySequence_Fast_GET_ITEM(out, (Py_ssize_t)i);
+}
+
 /* outs_of: the entries of out= that are arrays, if each is one for the fast path. */
-static bool outs_of(const buffer_object *self, PyObject *out, fan_plain_out *outs, size_t *n)
+static bool outs_of(const buffer_object *self, fan_span span, PyObject *out, bool one, fan_plain_out *outs, size_t *n)
 {
     FAN_RAW fan_plain_kind kind;
     char *data;
     *n = 0;
-    for (size_t i = 0; i < self->n; i++) {
-        PyObject *o = PySequence_Fast_GET_ITEM(out, (Py_ssize_t)i);
+    for (size_t i = span.first; i < span.end; i++) {
+        PyObject *o = out_item(out, one, i);
         if (o == Py_None)
             continue;
         fan_plain_sum sum = fan_buffer_plain_at(self->core, i);
@@ -1395,80 +1413,118 @@ static PyObject *named_out(PyObject *const *values, PyObject *kwnames)
     return only ? values[0] : NULL;
 }
 
+/* named_slot: slot=, and *out=, where nothing else is given by name; else NULL. */
+static PyObject *named_slot(PyObject *const *values, PyObject *kwnames, PyObject **out)
+{
+    PyObject *slot = NULL;
+    Py_ssize_t n = kwnames ? PyTuple_GET_SIZE(kwnames) : 0;
+    *out = NULL;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        PyObject *name = PyTuple_GET_ITEM(kwnames, i);
+        if (PyUnicode_CompareWithASCIIString(name, "slot") == 0)
+            slot = values[i];
+        else if (PyUnicode_CompareWithASCIIString(name, "out") == 0)
+            *out = values[i];
+        else
+            return NULL;
+    }
+    return slot;
+}
+
 #define FEW_OUTS 8
 
-/* take_plain: *list gets the sums, in `out` where that is not NULL. False: not for this way, and nothing happened. */
-static bool take_plain(buffer_object *self, PyObject *out, PyObject **list)
+/* take_plain: *list gets the sums of the span, in `out` where that is not NULL. False: not for this way, and nothing happened. `one`: a take of one slot. */
+static bool take_plain(buffer_object *self, fan_span span, bool one, PyObject *out, PyObject **list)
 {
     fan_plain_out few[FEW_OUTS], *outs = few;
-    size_t nouts = 0;
+    size_t n = span.end - span.first, nouts = 0;
     bool good = true, ours;
     *list = NULL;
-    if (!unwatched() || (out && (size_t)PySequence_Fast_GET_SIZE(out) != self->n) || !fan_buffer_take_plain(self->core))
+    if (!unwatched() || (out && !one && (size_t)PySequence_Fast_GET_SIZE(out) != n) || !fan_buffer_take_plain(self->core, span))
         return false;
     /* Made before anything is looked at: this may collect garbage, which may do anything. */
-    *list = PyList_New((Py_ssize_t)self->n);
-    if (out && self->n > FEW_OUTS)
-        outs = fan_alloc(self->n * sizeof *outs);
-    ours = *list && outs && all_sound(self, out != NULL);
+    *list = PyList_New((Py_ssize_t)n);
+    if (out && n > FEW_OUTS)
+        outs = fan_alloc(n * sizeof *outs);
+    ours = *list && outs && all_sound(self, span, out != NULL);
     if (ours && out)
-        ours = (size_t)PySequence_Fast_GET_SIZE(out) == self->n && outs_of(self, out, outs, &nouts) && fan_buffer_plain_apart(self->core, outs, nouts);
+        ours = (one || (size_t)PySequence_Fast_GET_SIZE(out) == n) && outs_of(self, span, out, one, outs, &nouts) &&
+               fan_buffer_plain_apart(self->core, span, outs, nouts);
     if (outs != few)
         fan_free(outs);
     if (!ours) {
-        fan_buffer_plain_done(self->core, false, part);
+        fan_buffer_plain_done(self->core, span, false, part);
         Py_CLEAR(*list);
         PyErr_Clear(); /* the general path says it, if there is anything to say */
         return false;
     }
-    for (size_t i = 0; i < self->n && good; i++) {
+    for (size_t i = span.first; i < span.end && good; i++) {
         fan_plain_sum sum = fan_buffer_plain_at(self->core, i);
-        PyObject *to = out ? PySequence_Fast_GET_ITEM(out, (Py_ssize_t)i) : Py_None, *item;
+        PyObject *to = out_item(out, one, i), *item;
         item = sum.n == 0 ? Py_NewRef(Py_None) : to != Py_None ? Py_NewRef(to) : sum.n == 1 ? Py_NewRef((PyObject *)sum.terms[0].object) : target_of(&sum);
         good = item != NULL;
         if (item)
-            PyList_SET_ITEM(*list, (Py_ssize_t)i, item);
+            PyList_SET_ITEM(*list, (Py_ssize_t)(i - span.first), item);
     }
-    for (size_t i = 0; i < self->n && good; i++) {
+    for (size_t i = span.first; i < span.end && good; i++) {
         fan_plain_sum sum = fan_buffer_plain_at(self->core, i);
-        if (self->n >= FAR)
+        if (n >= FAR)
             memory_ahead(self, i);
         if (sum.n > 0)
-            fold_plain(self, i, &sum, PyList_GET_ITEM(*list, (Py_ssize_t)i), out != NULL);
+            fold_plain(self, i, &sum, PyList_GET_ITEM(*list, (Py_ssize_t)(i - span.first)), out != NULL);
     }
-    fan_buffer_plain_done(self->core, good, part);
+    fan_buffer_plain_done(self->core, span, good, part);
     if (!good)
         Py_CLEAR(*list);
     return good || PyErr_Occurred();
 }
 
+static PyObject *only_item(PyObject *list)
+{
+    PyObject *item = list ? Py_NewRef(PyList_GET_ITEM(list, 0)) : NULL;
+    Py_XDECREF(list);
+    return item;
+}
+
 static PyObject *take_any(buffer_object *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static const char *const names[] = {"stream", "out", "scale", "writable"};
+    static const char *const names[] = {"stream", "slot", "out", "scale", "writable"};
     struct {
-        PyObject *stream, *out, *scale, *writable;
+        PyObject *stream, *slot, *out, *scale, *writable;
     } a;
     fan_where w = {.buffer = fan_buffer_name(self->core), .slot = -1, .key = -1};
     fan_stream *s = NULL;
     PyObject *list = NULL;
     bool writable;
-    if (parse_call("take", names, 4, 1, "stream", args, nargs, kwnames, &a.stream) < 0 || truth(a.writable, &writable) < 0)
+    size_t slot = 0;
+    if (parse_call("take", names, 5, 1, "stream", args, nargs, kwnames, &a.stream) < 0 || truth(a.writable, &writable) < 0)
+        return NULL;
+    bool one = a.slot && a.slot != Py_None;
+    if (one && slot_arg(self, a.slot, &slot) < 0)
         return NULL;
     fan_where_push(&w);
     if (fan_stream_arg(a.stream ? a.stream : Py_None, &s) == 0)
-        list = take_all(self->core, self->n, self->names, s, a.out ? a.out : Py_None, a.scale ? a.scale : Py_None, writable);
+        list = take_all(self->core, one ? &slot : NULL, self->names, s, a.out ? a.out : Py_None, a.scale ? a.scale : Py_None, writable);
     fan_where_pop(&w);
     fan_stream_drop(s);
-    return list;
+    return one ? only_item(list) : list;
 }
 
 static PyObject *buffer_take(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    PyObject *list;
-    PyObject *out = named_out(args, kwnames);
+    PyObject *list, *out, *which = named_slot(args + nargs, kwnames, &out);
+    Py_ssize_t slot = which ? small_index(which) : -1;
+    if (which) {
+        out = out == Py_None ? NULL : out;
+        if (nargs == 0 && slot >= 0 && (size_t)slot < of(o)->n &&
+            take_plain(of(o), (fan_span){(size_t)slot, (size_t)slot + 1}, true, out, &list))
+            return only_item(list);
+        return take_any(of(o), args, nargs, kwnames);
+    }
+    out = named_out(args + nargs, kwnames);
     if (out && !PyList_CheckExact(out) && !PyTuple_CheckExact(out))
         out = NULL;
-    if (nargs == 0 && (!kwnames || out) && take_plain(of(o), out, &list))
+    if (nargs == 0 && (!kwnames || out) && take_plain(of(o), (fan_span){0, of(o)->n}, false, out, &list))
         return list;
     return take_any(of(o), args, nargs, kwnames);
 }
@@ -1680,10 +1736,11 @@ static void seen_adding_many(PyObject *o, PyObject *const *args, Py_ssize_t narg
         fan_buffer_seen(of(o)->core, slot_seen(PySequence_Fast_GET_ITEM(slots, i)), FAN_WRITES);
 }
 
-static void seen_taking(PyObject *o, PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(nargs), PyObject *kwnames)
+static void seen_taking(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    fan_buffer_seen(of(o)->core, SIZE_MAX, FAN_WRITES);
-    fan_touch_thing(FAN_HOST_MEMORY, 0, kwnames ? FAN_WRITES : FAN_READS); /* out= */
+    PyObject *out, *slot = named_slot(args + nargs, kwnames, &out);
+    fan_buffer_seen(of(o)->core, slot_seen(slot), FAN_WRITES);
+    fan_touch_thing(FAN_HOST_MEMORY, 0, kwnames && (out || !slot) ? FAN_WRITES : FAN_READS); /* out= */
 }
 
 static void seen_all(PyObject *o, PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(nargs), PyObject *Py_UNUSED(kwnames))
@@ -1761,8 +1818,9 @@ static PyMethodDef methods[] = {
      "ready($self, slot, /)\n--\n\n"
      "Whether all contributions that were told to `expect` have come; ValueError without expect."},
     {"take", (PyCFunction)(void (*)(void))buffer_take_turn, METH_FASTCALL | METH_KEYWORDS,
-     "take($self, stream=None, *, out=None, scale=None, writable=False)\n--\n\n"
+     "take($self, stream=None, *, slot=None, out=None, scale=None, writable=False)\n--\n\n"
      "All sums, as a list with an entry for each slot, None where it is undefined; the buffer is then empty.\n\n"
+     "slot: of this one alone the sum comes back, bare, and only it is empty then: one buffer can serve a whole graph. `out` is one array.\n"
      "The sums are ready to be used on `stream` (default: the buffer's). A single contribution comes back as the very object\n"
      "that was added; `writable=True` copies what is not the buffer's alone. out: a list of arrays (or None) to write the sums into.\n"
      "scale: a number that multiplies the sums in the same pass, before the one rounding.\n\n"
@@ -1772,7 +1830,10 @@ static PyMethodDef methods[] = {
      ">>> buf.add(0, np.float32([1, 2]))\n"
      ">>> buf.add(0, np.float32([3, 4]))\n"
      ">>> buf.take(scale=0.5)\n"
-     "[array([2., 3.], dtype=float32), None]\n"},
+     "[array([2., 3.], dtype=float32), None]\n"
+     ">>> buf.add(0, 1.0); buf.add(1, 2.0)\n"
+     ">>> buf.take(slot=1), buf.take()\n"
+     "(2.0, [1.0, None])\n"},
     {"stats", buffer_stats_turn, METH_O,
      "stats($self, slot, /)\n--\n\n"
      "What is known of the sum that was taken of a slot, until something is added to it again: a fanin.Stats; None where the sum is\n"
@@ -1989,7 +2050,7 @@ static PyObject *add_n_any(PyObject *const *args, Py_ssize_t nargs, PyObject *kw
     if (add_all(core, items, numbers) < 0)
         goto done;
     outs = out == Py_None ? Py_NewRef(Py_None) : PyTuple_Pack(1, out);
-    list = outs ? take_all(core, 1, NULL, NULL, outs, a.scale ? a.scale : Py_None, true) : NULL;
+    list = outs ? take_all(core, NULL, NULL, NULL, outs, a.scale ? a.scale : Py_None, true) : NULL;
     if (list)
         sum = stats ? pair_of(PyList_GET_ITEM(list, 0), stats_of(core, 0)) : Py_NewRef(PyList_GET_ITEM(list, 0));
 done:

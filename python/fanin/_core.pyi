@@ -1,7 +1,7 @@
 """The C core (csrc/py). Public names are documented where the package shows them; the rest is plumbing between fanin's own modules."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, Literal, Self, TypedDict, final
+from typing import Any, Final, Literal, Self, TypedDict, final, overload
 
 import numpy as np
 
@@ -60,14 +60,26 @@ class InputBuffer:
     def target(self, slot: int, *, key: int | None = None, stream: Any = None) -> Target: ...
     def expect(self, slot: int, n: int) -> None: ...
     def ready(self, slot: int, /) -> bool: ...
+    @overload
     def take(
         self,
         stream: Any = None,
         *,
+        slot: None = None,
         out: Sequence[Any] | None = None,
         scale: complex | None = None,
         writable: bool = False,
     ) -> list[Any]: ...
+    @overload
+    def take(
+        self,
+        stream: Any = None,
+        *,
+        slot: int,
+        out: Any = None,
+        scale: complex | None = None,
+        writable: bool = False,
+    ) -> Any: ...
     def stats(self, slot: int, /) -> Stats | None: ...
     def clear(self) -> None: ...
     def explain(self, slot: int, /) -> str: ...

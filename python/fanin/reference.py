@@ -382,10 +382,12 @@ class InputBuffer:
         self.slots = slots_of(slots, accumulate)
         self.expected: list[int | None] = [None] * len(self.slots)
         self.busy = [""] * len(self.slots)  # what a slot is doing while it calls others' code
-        self._empty()
+        self.passes: list[Pass] = []
+        self._empty(range(len(self.slots)))
 
-    def _empty(self) -> None:
-        self.passes = [Pass(Sum(slot, self.create_graph)) for slot in self.slots]
+    def _empty(self, slots: Sequence[int]) -> None:
+        fresh = [Pass(Sum(slot, self.create_graph)) for slot in self.slots]
+        self.passes = [fresh[i] if i in slots else old for i, old in enumerate(self.passes or fresh)]
 
     def __len__(self) -> int:
         return len(self.slots)
@@ -438,13 +440,19 @@ class InputBuffer:
         with self._doing("snapshot", [i]):
             return self.passes[i].whole().result(own=True)
 
-    def take(self, stream: Any = None, *, out: Any = None, scale: Any = None, writable: bool = False) -> list[Any]:
-        """All sums; the buffer is empty afterwards."""
-        outs = self._checked(out, scale)
+    def take(self, stream: Any = None, *, slot: int | None = None, out: Any = None, scale: Any = None, writable: bool = False) -> Any:
+        """All sums, and the buffer is empty afterwards; or that of one slot, and it is."""
+        if slot is None:
+            return self._take(list(range(len(self))), out, scale, writable)
+        need(not isinstance(out, list | tuple), TypeError, "out: with slot= give the array itself")
+        return self._take([self._at(slot)[0]], [out], scale, writable)[0]
+
+    def _take(self, slots: list[int], out: Any, scale: Any, writable: bool) -> list[Any]:
+        outs = self._checked(slots, out, scale)
         results: list[Any] = []
         writes: list[tuple[Array, Array]] = []
-        with self._doing("take", range(len(self))):
-            for total, target in zip([p.whole() for p in self.passes], outs, strict=True):
+        with self._doing("take", slots):
+            for total, target in zip([self.passes[i].whole() for i in slots], outs, strict=True):
                 first = total.main[:1]
                 memory = [x for g in first for x in g.memory]
                 private = all(g.unshared for g in first) and all(map(gapless, memory))
@@ -457,12 +465,12 @@ class InputBuffer:
                     results.append(first[0].source if target is None else target)
         for place, value in writes:
             place[...] = value
-        self._empty()
+        self._empty(slots)
         return results
 
     def clear(self) -> None:
         with self._doing("clear", range(len(self))):
-            self._empty()
+            self._empty(range(len(self)))
 
     # How it is done
 
@@ -512,12 +520,12 @@ class InputBuffer:
             for i in slots:
                 self.busy[i] = ""
 
-    def _checked(self, out: Any, scale: Any) -> list[Any]:
+    def _checked(self, slots: list[int], out: Any, scale: Any) -> list[Any]:
         """What was asked of take, held against each slot before anything is done (A16, D10, D11)."""
-        outs = [None] * len(self) if out is None else out
+        outs = [None] * len(slots) if out is None else out
         need(isinstance(outs, list | tuple), TypeError, f"out: expected a list of arrays, got a {type(out).__name__}")
-        need(len(outs) == len(self), ValueError, f"out: expected {len(self)} entries, got {len(outs)}")
-        for i, x in enumerate(outs):
+        need(len(outs) == len(slots), ValueError, f"out: expected {len(slots)} entries, got {len(outs)}")
+        for i, x in zip(slots, outs, strict=True):
             if x is not None:
                 who = f"{self._at(i)[1]}: out"
                 need(isinstance(x, np.ndarray), TypeError, f"{who}: expected an array, got a {type(x).__name__}")
@@ -525,7 +533,8 @@ class InputBuffer:
                 importable(x.dtype)
         number = isinstance(scale, bool | int | float | complex | np.number)
         need(scale is None or number, TypeError, f"scale: expected a number, got a {type(scale).__name__}")
-        for i, (me, x) in enumerate(zip(self.passes, outs, strict=True)):
+        for i, x in zip(slots, outs, strict=True):
+            me = self.passes[i]
             n, who, forms = self.expected[i], self._at(i)[1], {g.form for g in me.came.values()} - {"undefined"}
             need(n in (None, len(me.came)), ValueError, f"{who}: expected {counted(n or 0, 'contribution')}, got {len(me.came)}")
             if "object" in forms or (forms and self.create_graph):

@@ -198,6 +198,26 @@ class Twins(RuleBasedStateMachine):
                 self.seen["take: expanded"] += 1
         self.begin_pass(seed)
 
+    @precondition(lambda self: self.added > 1)
+    @rule(slot=PICKS, how=st.sampled_from(HOWS), seed=PICKS)
+    def take_one(self, slot: int, how: str, seed: int) -> None:
+        """Of one slot; the others stay as they are."""
+        self.steps += 1
+        slot, seed = slot % len(self.ours), seed + self.steps
+        scale = random.Random(seed).choice([1, 2, -1, 3.0, 0.5, 1j, True])
+        given = {id(w): self.outs(w, random.Random(seed))[slot] if "out" in how else None for w in self.worlds}
+        count = [len(p.came) for p in self.ours.passes]
+
+        def call(buffer: Any, world: World) -> Any:
+            return buffer.take(slot=slot, out=given[id(world)], scale=scale if "scale" in how else None, writable=how == "writable")
+
+        found = self.both(f"take one {how}", call)
+        if found is None:
+            return
+        self.compare("take one", [found[0]], [found[1]])
+        assert [len(p.came) for p in self.ours.passes] == [n * (i != slot) for i, n in enumerate(count)]
+        self.keyed[slot] = random.Random(seed).random() < 0.5
+
     @rule(what=st.sampled_from(["clear", "expect", "ready", "miss"]), slot=PICKS, n=st.integers(1, 12))
     def other(self, what: str, slot: int, n: int) -> None:
         slot %= len(self.ours)
@@ -258,7 +278,7 @@ class Twins(RuleBasedStateMachine):
 
 SEED = os.environ.get("FANIN_SEED", "0")
 QUICK = settings(
-    max_examples=200,
+    max_examples=260,
     stateful_step_count=50,
     deadline=None,
     database=None,
@@ -297,10 +317,12 @@ def drive(candidate: Any, seed: int, examples: int, steps: int = 50) -> Counter[
 
 
 def step(twins: Any, draw: random.Random) -> None:
-    what = draw.choice(["add"] * 4 + ["some", "look", "take", "other"])
+    what = draw.choice(["add"] * 4 + ["some", "look", "take", "one", "other"])
     slot, seed = draw.randrange(3), draw.randrange(2**60)
     if what == "take":
         twins.take(how=draw.choice(HOWS), seed=seed)
+    elif what == "one" and twins.added > 1:
+        twins.take_one(slot=slot, how=draw.choice(HOWS), seed=seed)
     elif what == "look":
         twins.look(slot=slot)
     elif what == "other":
@@ -320,6 +342,8 @@ HAPPENED = [
         "take out and scale: ok",
         "take scale: TypeError",
     ),
+    *("take one plain: ok", "take one scale: ok", "take one writable: ok", "take one out: ok", "take one out: ValueError", "take one out: BufferError"),
+    *("take one: array", "take one: sparse", "take one: object", "take one: undefined"),
     *("expect: ok", "expect: ValueError", "ready: ok", "ready: ValueError"),
     *(f"{what}: {kind}" for what in ("take", "look") for kind in ("array", "sparse", "zero", "object", "undefined")),
     *("take: NumPy scalar", "take: Python", "take: handed through", "take: into a donated one", "take: expanded"),
