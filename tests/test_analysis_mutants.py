@@ -20,7 +20,7 @@ from pymutants import Mutant, planted, survivors
 
 A = "fanin.analysis."
 #: The modules in the order in which they import each other.
-ORDER = ["hidden", "trees", "private", "calls", "guards", "tracked", "collect", "pure", "wrapper"]
+ORDER = ["hidden", "trees", "private", "calls", "guards", "tracked", "collect", "pure", "kept", "wrapper"]
 
 
 def fault(name: str, old: str, new: str) -> Mutant:
@@ -41,11 +41,8 @@ MUTANTS = [
     fault("private", "        return mine.tobytes() == its.tobytes()", "        return bool((mine == its).all())"),
     fault("private", "return words(array) if array.dtype.kind == \"V\" else array.view()", "return array.view()"),
     fault("private", "if not m.geometry.fits(self.private[m.number])]", "if m.geometry.shape != self.private[m.number].shape]"),
-    fault("private", "offset = address(array) - self.lows[number]\n", "offset = 0\n"),
     fault("private", "        if not writeable:\n            view.flags.writeable = False\n", ""),
-    fault("private", "address(its) + address(array) - address(mine), its", "address(its), its"),
     fault("private", "    for whole in (root_of(source), source):", "    for whole in ():"),
-    fault("private", "        if number in self.frozen:\n            raise", "        if True:\n            raise"),
     fault("private", "            if low <= start < high:\n                return number", "            if False:\n                return number"),
     # outputs
     fault("calls", "        elif id(itself) in inputs:\n            places.append", "        elif False:\n            places.append"),
@@ -54,11 +51,6 @@ MUTANTS = [
     fault("calls", "        if id(root) in distinct:", "        if False:"),
     fault("calls", "            kind, base = \"shared\", len(bases)", "            kind, base = \"shared\", 0"),
     fault("calls", "own=o.base is None", "own=True"),
-    fault("calls", "        if id(o) in inputs:\n            return inputs[id(o)]", "        if False:\n            return o"),
-    fault("calls", "        if id(o) in known:\n            return known[id(o)]\n", ""),
-    fault("private", "        for mine, its in moves:\n            its[...] = mine\n", ""),
-    fault("private", "            take_geometry(self.arrays[u], Geometry.of(self.private[u]))", "            pass"),
-    fault("private", "            self.arrays[u].flags.writeable = self.private[u].flags.writeable", "            pass"),
     fault("calls", "        if world.is_array(o) and not world.remakeable(o)", "        if False and not world.remakeable(o)"),
     fault("calls", "        if len(args) > len(takes) and not rest:", "        if False:"),
     fault("calls", "    if array.dtype.hasobject:", "    if False:"),
@@ -123,18 +115,33 @@ MUTANTS = [
     fault("pure", "    if array.shape != shape or array.dtype != dtype:\n        raise", "    if False:\n        raise"),
     fault("pure", "    if array.strides == geometry.strides:", "    if True:"),
     fault("pure", "    value = np.array(base, \"u1\")", "    value = base"),
+    fault("pure", "            if p.cls is not None and type(made[j]) is not p.cls:", "            if False:"),
+    # what is put back
+    fault("kept", "            self.arrays[m.number].resize(m.geometry.shape, refcheck=False)", "            pass"),
+    fault("kept", "                    take_geometry(array, m.geometry)", "                    pass"),
+    fault("kept", "                    self.snapshot.restore(self.at[m.number], where)", "                    pass"),
+    fault("kept", "                    array.flags.writeable = m.writeable", "                    pass"),
+    fault("kept", "                node.clear()\n", ""),
+    fault("kept", "                node[:] = first", "                pass"),
+    fault("kept", "            if g in self.resized or any(", "            if True or any("),
+    fault("private", "            axes[-1][1] += stride // axes[-1][0] * (n - 1)", "            axes[-1][1] += n - 1"),
+    fault("trees", "            elif given and place in given:", "            elif False:"),
+    fault("trees", "        return isinstance(other, Form) and (self is other or self.tokens == other.tokens)", "        return isinstance(other, Form)"),
+    fault("trees", "                copy.__dict__.update(node.__dict__)", "                pass"),
     # the wrapper
+    fault("wrapper", "record.to_copy if self._lend else None", "None"),
+    fault("wrapper", "        except BaseException:\n            kept.undo()\n            shelf.undo()", "        except BaseException:\n            shelf.undo()"),
+    fault("wrapper", "            kept.undo()\n            if shelf", "            if shelf"),
+    fault("wrapper", "            if alone and latest.index.count(old) == 1:", "            if True:"),
+    fault("wrapper", "            shelf.undo()\n            raise\n        self._remember", "            raise\n        self._remember"),
     fault("wrapper", "        if self._guard == \"error\" and self._records:", "        if False:"),
-    fault("wrapper", "        if self._guard == \"error\":\n            self._hold(", "        if False:\n            self._hold("),
-    fault("wrapper", "copied=record.to_copy if self._lend else None", "copied=None"),
-    fault("wrapper", "        for original, copy in changed:\n            home.fill(original, copy)\n", ""),
+    fault("wrapper", "            if self._guard == \"error\":\n                self._hold(", "            if False:\n                self._hold("),
     fault("wrapper", "        record.touched |= more\n", ""),
     fault("wrapper", "[: self._keep]", ""),
     fault("wrapper", "    for g in sorted(outcome.written - record.written):", "    for g in ():"),
     fault("wrapper", "        if known.get(u) != now.get(u):", "        if False:"),
     fault("wrapper", "    if before.form != outcome.form:", "    if False:"),
     fault("wrapper", "        if role(a, record) != role(b, record):", "        if False:"),
-    fault("trees", "        if id(tree) in self._known:\n            return self._known[id(tree)]\n        self._alive", "        self._alive"),
 ]  # fmt: skip
 
 

@@ -15,7 +15,8 @@
     X(fan_exporter_spec, exporter_type, "_Exporter")                                                                  \
     X(fan_verdict_spec, verdict_type, "Verdict")                                                                      \
     X(fan_overlaps_spec, overlaps_type, "Overlaps")                                                                   \
-    X(fan_layout_spec, layout_type, "Layout")
+    X(fan_layout_spec, layout_type, "Layout")                                                                         \
+    X(fan_snapshot_spec, snapshot_type, "Snapshot")
 
 /* X(field, name, bases, doc) */
 #define ERROR_LIST(X)                                                                                                 \

@@ -41,6 +41,7 @@
     X(PyTypeObject, verdict_type)                                                                                     \
     X(PyTypeObject, overlaps_type)                                                                                    \
     X(PyTypeObject, layout_type)                                                                                      \
+    X(PyTypeObject, snapshot_type)                                                                                    \
     X(PyObject, race_error)                                                                                           \
     X(PyObject, device_error)                                                                                         \
     X(PyObject, device_oom_error)                                                                                     \
@@ -210,7 +211,7 @@ void fan_site(char *buf, size_t size);
 
 /* Every type's file offers its spec; module.c adds them in order. */
 extern PyType_Spec fan_buffer_spec, fan_stream_spec, fan_event_spec, fan_array_spec, fan_machine_spec, fan_graph_spec, fan_trace_spec, fan_exporter_spec, fan_target_spec, fan_verdict_spec,
-    fan_overlaps_spec, fan_layout_spec;
+    fan_overlaps_spec, fan_layout_spec, fan_snapshot_spec;
 /* Functions of the module, one table per file, joined in module.c. */
 /* fan_budget_arg: a number of bytes, math.inf for no bound. -1 with an exception. fan_buffer_budget_arg: or "auto". */
 int fan_budget_arg(PyObject *o, uint64_t *out);

@@ -153,6 +153,7 @@ def recorded() -> Any:
     made: list[Any] = []
     m, n = np.zeros((8, 9)), np.zeros((9, 9))
     yield lambda: made.append(_core.Layout([m[:, i] for i in range(9)]))
+    yield lambda: made.append(_core.Snapshot([m[:, i] for i in range(9)]))
     yield lambda: made[0].check([m[:, i] for i in range(9)])
     yield lambda: made[0].check([n[:8, 8 - i] for i in range(9)])
 

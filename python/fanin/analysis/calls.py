@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import sys
@@ -16,7 +17,7 @@ from .._core import address
 from .._explain import counted
 from ..descriptors import PlainAOTInput, PlainAOTOutput
 from . import hidden, trees
-from .private import Array, Geometry, Group, World
+from .private import REMADE, Array, Geometry, Group, World
 
 #: What NumPy keeps outside of the array's own bytes cannot be copied as bytes.
 SIMPLE = "numbers, strings, dates, or records of them"
@@ -61,7 +62,7 @@ class Call:
     @functools.cached_property
     def paths(self) -> list[str]:
         """How each leaf is reached."""
-        _, _, (args, kwargs) = self.form
+        args, kwargs = self.form.inner
         return trees.paths(args, "args") + trees.paths(kwargs, "kwargs")
 
 
@@ -92,14 +93,27 @@ def call_of(args: tuple[Any, ...], kwargs: dict[str, Any], who: str) -> Call:
     return call
 
 
-def check_arrays(call: Call, check: Callable[[Any, Callable[[], str]], None], who: str) -> None:
-    """What `check` raises for an array that cannot be rebuilt from its bytes, named by descriptor; TypeError for a leaf that holds arrays out of sight."""
+def check_arrays(call: Call, check: Callable[[Any, Callable[[], str]], None], who: str, alone: bool = True) -> None:
+    """What `check` raises for an array that cannot be rebuilt from its bytes, named by descriptor; TypeError for a leaf that holds arrays out of sight, or, with `alone`,
+    shows memory of one."""
     kinds = array_kinds()
     for i, (leaf, u) in enumerate(zip(call.leaves, call.index, strict=True)):
         if u is None:
             hidden.check_argument(leaf, lambda i=i: f"{who}: {call.leaf_name(i)}", kinds)  # type: ignore[misc]
+            if alone and hidden.shows(leaf):
+                check_beside(call, i, who)
     for number, array in enumerate(call.arrays):
         check(array, lambda number=number: f"{who}: {call.name(number)}")  # type: ignore[misc]
+
+
+def check_beside(call: Call, leaf: int, who: str) -> None:
+    """TypeError for an argument, no array of this library, that shows the memory of one."""
+    for number, array in enumerate(call.arrays):
+        if hidden.meet(call.leaves[leaf], array):
+            raise TypeError(
+                f"{who}: {call.leaf_name(leaf)} shares memory with {call.name(number)}, and is a {type(call.leaves[leaf]).__name__}: "
+                "what is done to it would be done at once; pass an array that shows it"
+            )
 
 
 def check_array(array: Array, name: Callable[[], str]) -> None:
@@ -166,6 +180,7 @@ class Place:
     own: bool = True  #: a plain array that owns its memory, or no array
     same_as: int | None = None
     array: bool = False
+    cls: type | None = None  #: the class of a view that is no plain ndarray
 
 
 @dataclass(frozen=True)
@@ -223,7 +238,11 @@ def places_of(world: World, outputs: Sequence[Any], bases: list[Any]) -> list[Pl
                 places.append(Place(array=True))
     for shared in own.values():
         share(outputs, shared, places, bases)
-    return [p for p in places if p is not None]
+    return [
+        p if type(o) not in REMADE or p.kind in ("plain", "input") else dataclasses.replace(p, cls=type(o))
+        for o, p in zip(outputs, places, strict=True)
+        if p is not None
+    ]
 
 
 def is_stripped(o: Any) -> bool:
@@ -306,7 +325,11 @@ def check_hidden(world: World, outputs: Sequence[Any], who: str, where: str = ""
     """TypeError for a leaf of a result that keeps memory of an input out of sight; `where`: what the leaves are of, if not of the result."""
     kinds = array_kinds()
     for j, o in enumerate(outputs):
-        if not hidden.may_hold(type(o)):
+        if hidden.shows(o) and any(hidden.meet(o, a) for a in world.private):
+            raise TypeError(
+                f"{who}: {where or PlainAOTOutput(j).expr()} is a {type(o).__name__} that holds memory of an input: expected arrays of the library that the arguments are of"
+            )
+        if not hidden.may_hold(type(o)) and not hidden.is_boxed(o):
             continue
         hidden.check_result(
             o,
@@ -316,27 +339,6 @@ def check_hidden(world: World, outputs: Sequence[Any], who: str, where: str = ""
         )
 
 
-def leaf_home(world: World) -> Callable[[Any], Any]:
-    """The function that takes one leaf of a result to the caller."""
-    inputs = {id(p): a for p, a in zip(world.private, world.arrays, strict=True)}
-    known: dict[int, Any] = {}
-
-    def home(o: Any) -> Any:
-        if not world.is_array(o):
-            return o
-        if id(o) in inputs:
-            return inputs[id(o)]
-        if id(o) in known:
-            return known[id(o)]
-        group = world.group_at(o)
-        if group is None:
-            return o
-        known[id(o)] = world.home(group, o)
-        return known[id(o)]
-
-    return home
-
-
 __all__ = [
-    "Call", "Outcome", "Place", "call_of", "check_array", "check_arrays", "check_hidden", "check_outputs", "check_signature", "leaf_home", "outcome_of",
+    "Call", "Outcome", "Place", "call_of", "check_array", "check_arrays", "check_hidden", "check_outputs", "check_signature", "outcome_of",
 ]  # fmt: skip

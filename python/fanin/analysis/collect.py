@@ -107,7 +107,7 @@ def check_flags(call: Call, requires_grad: Sequence[bool] | None, who: str) -> N
 
 def of_tensors(fn: Callable[..., Any], call: Call, **options: Any) -> ViewAndMutationMeta:
     """The same of a function on torch tensors, whose flags say who requires a gradient."""
-    _, _, (args, kwargs) = call.form
+    args, kwargs = call.form.inner
 
     kinds = array_kinds()
     for i, (leaf, u) in enumerate(zip(call.leaves, call.index, strict=True)):
@@ -116,8 +116,8 @@ def of_tensors(fn: Callable[..., Any], call: Call, **options: Any) -> ViewAndMut
 
     def flat(*leaves: Any) -> Any:
         it = iter(leaves)
-        given = [trees.unflatten(one, it) for one in args[2]]
-        result = fn(*given, **{k: trees.unflatten(one, it) for k, one in zip(kwargs[1], kwargs[2], strict=True)})
+        given = [trees.unflatten(one, it) for one in args.inner]
+        result = fn(*given, **{k: trees.unflatten(one, it) for k, one in zip(kwargs.keys, kwargs.inner, strict=True)})
         mine = storages(leaf for leaf, u in zip(leaves, call.index, strict=True) if u is not None)
         outputs: list[Any] = []
         trees.flatten(result, outputs)
@@ -151,8 +151,8 @@ def collect(
     *,
     grad_enabled: Callable[[], bool] | None = None,
     **options: Any,
-) -> tuple[ViewAndMutationMeta, Outcome, trees.Copies]:
-    """One run on tracked arrays: the metadata, the outcome that it was made of, and the containers that the function was given."""
+) -> tuple[ViewAndMutationMeta, Outcome, trees.Copies, Any]:
+    """One run on tracked arrays: the metadata, the outcome that it was made of, the containers that the function was given, and its result."""
     log = Log(grad_enabled)
     world = World(layout, call.arrays, Tracked)
     tracked(world, log)
@@ -164,7 +164,7 @@ def collect(
     bases: list[Any] = []
     outcome = outcome_of(world, result, outputs, bases)
     check_hidden(world, outputs, "collect_metadata")
-    return meta_of(call, world, outcome, outputs, bases, frozenset(), log, **options), outcome, copies
+    return meta_of(call, world, outcome, outputs, bases, frozenset(), log, **options), outcome, copies, result
 
 
 def meta_of(

@@ -34,7 +34,8 @@ class Guard:
 
     def __init__(self, call: Call) -> None:
         self.form, self.index, self.first = call.form, call.index, call.first
-        self.flat = call.form[2][0][2] == (trees.LEAF,) * len(call.leaves) and not call.form[2][1][1]
+        args, kwargs = call.form.inner
+        self.flat = args.inner == (trees.LEAF,) * len(call.leaves) and not kwargs.keys
         self.types = tuple(map(type, call.leaves))
         self.all_arrays = len(call.arrays) == len(call.leaves)
         self.repeats = [(i, self.first[u]) for i, u in enumerate(self.index) if u is not None and self.first[u] != i]
@@ -61,12 +62,15 @@ class Guard:
         if len(self.empty) > 1 and len({id(leaves[i]) for i in self.empty}) < len(self.empty):
             return None
         arrays = leaves if self.all_arrays else [leaves[i] for i in self.first]
-        return (leaves, arrays) if self.layout.check(arrays) is None else None
+        try:
+            return (leaves, arrays) if self.layout.check(arrays) is None else None
+        except TypeError:
+            return None  # an array whose memory nobody knows: it is refused by name where the layout is recorded
 
     def _leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any] | None:
         if self.flat and not kwargs:
             return args if tuple(map(type, args)) == self.types else None
-        if self.flat or kwargs.keys() != set(self.form[2][1][1]):
+        if self.flat or kwargs.keys() != set(self.form.inner[1].keys):
             return None
         leaves: list[Any] = []
         form = trees.flatten((args, {k: kwargs[k] for k in sorted(kwargs)}), leaves)
@@ -159,17 +163,21 @@ def begin(a: Any) -> int:
 
 def told(form: Any) -> str:
     """A tree of arguments in words: f(*, [*, *], {'a': *})."""
-    _, _, (args, kwargs) = form
-    words = [drawn(one) for one in args[2]]
-    words += [f"{k}={drawn(one)}" for k, one in zip(kwargs[1], kwargs[2], strict=True)]
+    args, kwargs = form.inner
+    words = [drawn(one) for one in args.inner]
+    words += [f"{k}={drawn(one)}" for k, one in zip(kwargs.keys, kwargs.inner, strict=True)]
     return f"f({', '.join(words)})"
 
 
-def drawn(form: Any) -> str:
+#: Forms are drawn so deep.
+DRAWN = 8
+
+
+def drawn(form: Any, depth: int = 0) -> str:
+    """A form in words; what is nested deeper than DRAWN is left out."""
     if form is trees.LEAF:
         return "*"
-    kind, keys, inner = form
-    if keys is not None:
-        return "{" + ", ".join(f"{k!r}: {drawn(one)}" for k, one in zip(keys, inner, strict=True)) + "}"
-    words = ", ".join(drawn(one) for one in inner)
-    return f"[{words}]" if kind is list else f"({words})"
+    inner = ["..."] if depth == DRAWN else [drawn(one, depth + 1) for one in form.inner]
+    if form.keys is not None:
+        return "{" + ", ".join(f"{k!r}: {one}" for k, one in zip(form.keys, inner, strict=False)) + "}"
+    return f"[{', '.join(inner)}]" if form.kind is list else f"({', '.join(inner)})"

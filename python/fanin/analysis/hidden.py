@@ -10,18 +10,28 @@ import collections
 import dataclasses
 import functools
 import inspect
+import itertools
+import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-#: What runs when the function has returned, and its private memory is gone.
-LATER = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType, map, zip, filter, enumerate, reversed)
+from .. import sharing
+
+EMPTY: tuple[Any, ...] = ([], (), set(), {}, {}.values(), {}.items(), collections.deque(), np.empty(0))
+
+#: Iterators over what may be arrays: what runs when the function has returned, and what is gone when it has been looked into.
+LATER: tuple[type, ...] = (
+    types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType, map, zip, filter, enumerate, reversed, np.nditer,
+    *(type(x) for x in EMPTY[4:6]), *(type(iter(x)) for x in EMPTY), *(type(reversed(x)) for x in EMPTY[3:7]), type(reversed([])), type(iter(int, 0)),
+    *(kind for kind in vars(itertools).values() if isinstance(kind, type)),
+)  # fmt: skip
 
 #: Containers by class, and what shows one array.
-BOXES = (list, tuple, dict, set, frozenset, collections.deque, Mapping, collections.UserList)
-VIEWS = (memoryview, np.flatiter)
+BOXES: tuple[type, ...] = (list, tuple, dict, set, frozenset, collections.deque, Mapping, collections.UserList)
+VIEWS: tuple[type, ...] = (memoryview, np.flatiter, np.void)
 
 #: Classes that are found to hold nothing without a look.
 PLAIN = frozenset({np.ndarray, np.float64, int, float, bool, str, type(None)})
@@ -58,7 +68,10 @@ def may_hold_at_all(kind: type) -> bool:
 
 def held(x: Any, kinds: tuple[type, ...], depth: int = 0) -> Iterator[Any]:
     """The arrays in an object."""
-    if isinstance(x, kinds):
+    if is_boxed(x):
+        for item in x.flat:
+            yield from held(item, kinds, depth + 1)
+    elif isinstance(x, kinds):
         yield x
     elif isinstance(x, VIEWS):
         yield from shown(x)
@@ -67,10 +80,46 @@ def held(x: Any, kinds: tuple[type, ...], depth: int = 0) -> Iterator[Any]:
             yield from held(item, kinds, depth + 1)
 
 
+def is_boxed(x: Any) -> bool:
+    """Whether it is an array of objects."""
+    return isinstance(x, np.ndarray) and x.dtype.hasobject
+
+
+#: Classes that show no memory of others.
+QUIET: tuple[type, ...] = (int, float, complex, str, bytes, type(None), np.ndarray, np.generic, *BOXES, *LATER)
+
+
+def shows(x: Any) -> bool:
+    """Whether an object, no array that is looked at otherwise, has memory that it tells of: a bytearray, an array.array, a ctypes array, a tensor beside ndarrays."""
+    library = sys.modules.get("torch")
+    if isinstance(x, VIEWS) or (library is not None and isinstance(x, library.Tensor)):
+        return True
+    if isinstance(x, QUIET):
+        return False
+    if hasattr(type(x), "__dlpack__"):
+        return True
+    try:
+        memoryview(x).release()
+    except TypeError:
+        return False
+    return True
+
+
+def meet(x: Any, array: Any) -> bool:
+    """Whether an object that shows memory shows a byte of an array; False where nobody can tell."""
+    try:
+        one = next(shown(x), None) if isinstance(x, VIEWS) else x
+        return one is not None and bool(sharing.overlap(one, array))
+    except (TypeError, ValueError, BufferError):
+        return False
+
+
 def shown(x: Any) -> Iterator[Any]:
     """The array that a memoryview or `a.flat` shows."""
     try:
-        yield x.base if isinstance(x, np.flatiter) else np.asarray(x)
+        base = x.base if isinstance(x, (np.flatiter, np.void)) else np.asarray(x)
+        if base is not None:
+            yield base
     except (ValueError, TypeError):
         return  # released, or of a format that NumPy does not know
 

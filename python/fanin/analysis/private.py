@@ -16,8 +16,9 @@ compared, not values: NaNs, signs of zero and padding count.
 from __future__ import annotations
 
 import functools
+import math
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +27,6 @@ import numpy as np
 from .._core import address
 
 Array = np.ndarray[Any, Any]
-Name = Callable[[int], str]
 
 UNSIGNED = {n: np.dtype(f"u{n}") for n in (1, 2, 4, 8)}
 
@@ -61,6 +61,12 @@ class Geometry:
             return 0, 0
         ends = [(n - 1) * s for n, s in zip(self.shape, self.strides, strict=True)]
         return sum(e for e in ends if e < 0), sum(e for e in ends if e > 0) + self.dtype.itemsize
+
+    @property
+    def crowded(self) -> bool:
+        """Whether there are more elements than bytes."""
+        down, up = self.reach()
+        return math.prod(self.shape) * self.dtype.itemsize > up - down
 
     def fits(self, array: Array) -> bool:
         """Whether an array has this geometry."""
@@ -105,6 +111,22 @@ def words(array: Array) -> Array:
 def window(array: Array) -> Array:
     """A view that keeps its geometry whatever happens to the array's, and in which an assignment copies all bits: of records the words."""
     return words(array) if array.dtype.kind == "V" else array.view()
+
+
+def bare(array: Array) -> Array:
+    """The array, or where it has more elements than bytes, as broadcast ones have, a view of the same bytes that shows each about once."""
+    down, up = Geometry.of(array).reach()
+    if array.size * array.itemsize <= up - down or up == 0:
+        return array
+    axes: list[list[int]] = []
+    for stride, n in sorted((abs(s), n) for n, s in zip(array.shape, array.strides, strict=True) if n > 1 and s):
+        if axes and stride % axes[-1][0] == 0 and stride // axes[-1][0] <= axes[-1][1]:
+            axes[-1][1] += stride // axes[-1][0] * (n - 1)
+        else:
+            axes.append([stride, n])
+    once = Geometry(tuple(n for _, n in axes), tuple(s for s, _ in axes), array.dtype)
+    held = Lent(address(array) + down, once, not array.flags.writeable, array)
+    return np.asarray(held).view(array.dtype)
 
 
 def flat_bytes(array: Array) -> Array:
@@ -303,6 +325,7 @@ class World:
         self.copied: Sequence[int] = range(len(plan.groups)) if copied is None else copied
         self.private: list[Any] = list(arrays)
         self.windows: dict[int, tuple[Array, Array]] = {}  #: of each array that was copied its (private, caller's) bits
+        self.whole: dict[int, Array] = {}  #: of those that have more elements than bytes the private ones' bits, element by element
         self.lows: dict[int, int] = {}  #: where each group's private memory begins
         self.owners: dict[int, int] = {}  #: which member of a group owns its memory, where one does
         self.frozen: set[int] = set()  #: groups that nobody can write
@@ -341,7 +364,9 @@ class World:
         for place, m in enumerate(members):
             mine = root if place == facts.owner else built(kind, memory, m.offset, m.geometry)
             private[m.number] = mine
-            self.windows[m.number] = window(plain(mine)), window(self.arrays[m.number])
+            self.windows[m.number] = window(bare(plain(mine))), window(bare(self.arrays[m.number]))
+            if m.geometry.crowded:
+                self.whole[m.number] = window(plain(mine))
         for mine, its in self.covering(group):
             mine[...] = its
         if not group.writeable:
@@ -424,7 +449,7 @@ class World:
             return np.empty(geometry.shape, geometry.dtype)  # without a byte one is like another
         if pair is None:
             return plain(self.private[index])
-        view = pair[0]
+        view = self.whole.get(index, pair[0])
         if view.dtype != geometry.dtype:
             view = view.view(geometry.dtype)
         return view if view.ndim == len(geometry.shape) else view[..., 0]
@@ -448,23 +473,7 @@ class World:
                 return number
         return None
 
-    # Going home
-
-    def home(self, number: int, array: Array) -> Array:
-        """The view of the caller's memory that is to the caller what `array` is to the private memory of a group."""
-        group = self.plan.groups[number]
-        geometry = Geometry.of(array)
-        if number in self.resized:
-            mine, its = (s[group.members[self.owners[number]].number] for s in (self.private, self.arrays))
-            start, source = address(its) + address(array) - address(mine), its
-        else:
-            offset = address(array) - self.lows[number]
-            down, up = geometry.reach()
-            m = group.nearest(offset + down, offset + up)
-            source = self.arrays[m.number]
-            start = address(source) - m.offset + offset
-        view = view_at(start, geometry, array.flags.writeable, source)
-        return view.view(type(array)) if type(array) in REMADE else view
+    # What the parts of other libraries say otherwise
 
     def geometry(self, o: Any) -> Geometry:
         """An array's geometry."""
@@ -482,38 +491,6 @@ class World:
         """Whether an output is all in its memory and geometry."""
         return type(o) is np.ndarray or type(o) in REMADE
 
-    def replay(self, name: Name) -> None:
-        """Carry out on the caller's arrays what the run did to the private ones: bytes, geometry. All that can fail is found before anything changes."""
-        moves = [pair for g in self.written for pair in self.destinations(g, name)]
-        grown = [self.plan.groups[g].members[self.owners[g]].number for g in sorted(self.resized)]
-        for u in self.moved:
-            wanted = Geometry.of(self.private[u])
-            if u not in grown and not take_geometry(self.arrays[u].view(), wanted):
-                raise ValueError(
-                    f"{name(u)}: expected a geometry that assignments lead to from {Geometry.of(self.arrays[u])}, got {wanted}"
-                )
-        for u in grown:
-            if not self.arrays[u].flags.owndata:
-                raise ValueError(f"{name(u)} is resized, but does not own its memory: pass an array that does")
-        for mine, its in moves:
-            its[...] = mine
-        for u in grown:
-            regrow(self.arrays[u], plain(self.private[u]))
-        for u in self.moved:
-            take_geometry(self.arrays[u], Geometry.of(self.private[u]))
-
-    def replay_flags(self) -> None:
-        """Let the caller's arrays be written, or not, as the private ones were at the end."""
-        for u in self.flagged:
-            self.arrays[u].flags.writeable = self.private[u].flags.writeable
-
-    def destinations(self, number: int, name: Name) -> list[tuple[Array, Array]]:
-        """(private bits, the caller's bits, which can be written) of a group that was written. ValueError where it is memory that nobody may write."""
-        group = self.plan.groups[number]
-        if number in self.frozen:
-            raise read_only(name(group.members[0].number))
-        return [(mine, opened(its)) for mine, its in self.covering(group)]
-
 
 class RecordedWorld(World):
     """A world whose arrays may lie anywhere: alignment, ownership and what can be written are those of the call that was planned for."""
@@ -530,12 +507,6 @@ def read_only(name: str) -> ValueError:
     return ValueError(
         f"{name} was written, but its memory is read-only: expected a function that does not, or pass a copy"
     )
-
-
-def regrow(array: Array, mine: Array) -> None:
-    """Give the caller's array the size and the values of one that was resized."""
-    array.resize(mine.shape, refcheck=False)
-    array[...] = mine
 
 
 def plain(array: Any) -> Array:

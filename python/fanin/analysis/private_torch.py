@@ -1,7 +1,8 @@
-"""Private memory for torch tensors on the CPU: the same plan as for ndarrays, by a twin of each tensor, an ndarray on the same bytes.
+"""A call on torch tensors: the caller's own are handed to the function, and put back where it raises.
 
-A tensor is planned, copied, compared and written back as its twin. Private tensors are views of a byte storage at the place of the caller's; a tensor that comes
-back from there becomes a view of the caller's own by `as_strided`.
+What autograd knows of a tensor (its node, hooks, who saved it) cannot be given to another one afterwards. So the function runs on the tensors themselves, gradients and
+all, and nothing has to be carried home. What is kept to put them back: the bytes that they and their gradients show, versions, geometry, storage, whether they ask for a
+gradient, their attributes and hooks; of a tensor with a history a second end of it (`Held`).
 """
 
 from __future__ import annotations
@@ -12,28 +13,49 @@ from typing import Any
 
 import numpy as np
 
-from .._core import address
+from .._core import Snapshot
 from .calls import torch
-from .private import LINE, UNSIGNED, Array, Geometry, Group, Lent, Name, Plan, World, view_at
+from .kept import Kept
+from .private import UNSIGNED, Array, Geometry, Lent, Plan
 
 
 def check_tensor(t: Any, name: Callable[[], str]) -> None:
-    """TypeError, ValueError for a tensor that cannot be rebuilt from its bytes."""
+    """TypeError, ValueError for a tensor that cannot be put back from its bytes."""
     library = torch()
-    if type(t) is not library.Tensor:
-        raise TypeError(f"{name()}: expected a plain torch.Tensor, got {type(t).__name__}: pass x.detach()")
+    if type(t) not in (library.Tensor, library.nn.Parameter):
+        raise TypeError(
+            f"{name()}: expected a plain torch.Tensor or a Parameter, got {type(t).__name__}: pass the tensor that it holds"
+        )
+    if is_transformed(t):
+        raise TypeError(
+            f"{name()}: expected a tensor with memory of its own, got one that torch.func (vmap, grad, functionalize) wraps: transform the inner function instead"
+        )
+    check_place(t, name)
+
+
+def check_place(t: Any, name: Callable[[], str]) -> None:
+    """ValueError for a tensor that is not all in one piece of the host's memory."""
     if t.device.type != "cpu" or str(t.layout) != "torch.strided":
         raise ValueError(
             f"{name()}: expected a strided tensor on the CPU, got one on {t.device} with layout {str(t.layout).removeprefix('torch.')}"
         )
-    if t.requires_grad:
+    if t.is_quantized:
         raise ValueError(
-            f"{name()}: expected a tensor that asks for no gradient: what runs on private memory is not seen by autograd; pass x.detach(), or make an autograd.Function of the wrapper"
+            f"{name()}: expected a tensor whose bytes are its values, got a quantized one: pass x.int_repr(), or x.dequantize()"
         )
-    if t.is_conj() or t.is_neg():
-        raise ValueError(
-            f"{name()}: expected a tensor whose memory holds its values, got a conjugate or negative view: pass x.resolve_conj().resolve_neg()"
-        )
+
+
+def is_transformed(t: Any) -> bool:
+    """Whether a transform of torch.func wraps a tensor."""
+    library = torch()
+    return bool(library._C._functorch.is_functorch_wrapped_tensor(t)) or bool(library._is_functional_tensor(t))
+
+
+def check_again(tensors: Sequence[Any], name: Callable[[int], str]) -> None:
+    """The same at a later call: types, dtypes and devices are those of the layout, but transforms are none of it."""
+    if torch()._C._functorch.maybe_current_level():
+        for u, t in enumerate(tensors):
+            check_tensor(t, lambda u=u: name(u))  # type: ignore[misc]
 
 
 def geometry_of(t: Any) -> Geometry:
@@ -60,56 +82,169 @@ def twins(tensors: Sequence[Any]) -> list[Array]:
     return [twin(t) for t in tensors]
 
 
-class TorchWorld(World):
-    """Private copies of distinct tensors, for one run. The parts of `World` that speak of resizing and of flags have nothing to do here."""
+class Held:
+    """What of one tensor can be put back, beside its bytes: of an argument, or of the base of one."""
 
-    def __init__(
-        self, plan: Plan, arrays: Sequence[Any], kind: type = np.ndarray, copied: Sequence[int] | None = None
-    ) -> None:
-        self.twins = twins(arrays)
-        self.storages: dict[int, int] = {}  #: where which group's private storage begins
-        self.before: dict[int, tuple[Any, ...]] = {}  #: how each private tensor lies
-        self.versions: dict[int, int] = {}  #: how often each was written
-        super().__init__(plan, arrays, kind, copied)
+    __slots__ = (
+        "attributes", "grad", "history", "hooks", "offset", "requires_grad", "shape", "size", "start", "storage", "stride", "t", "version",
+    )  # fmt: skip
 
-    def _copy(self, number: int, group: Group, kind: type) -> None:
-        library = torch()
-        memory = library.empty(max(group.size, 1) + LINE, dtype=library.uint8)
-        start = memory.data_ptr()
-        first = group.members[0]
-        shift = (start_of(self.arrays[first.number]) - first.offset - start) % LINE
-        for m in group.members:
-            t = self.arrays[m.number]
-            at = shift + m.offset
-            if at % t.element_size():
-                raise ValueError("functionalize: expected tensors whose memory is aligned to their elements")
-            # Detached: as_strided would make views of `memory`, whose versions count together.
-            mine = library.empty(0, dtype=t.dtype).set_(
-                memory.untyped_storage(), at // t.element_size(), t.shape, t.stride()
-            )
-            self.private[m.number] = mine
-            self.windows[m.number] = twin(mine), self.twins[m.number]
-            self.before[m.number] = lies(mine)
-            self.versions[m.number] = version_of(mine)
-        for mine, its in self.covering(group):
-            mine[...] = its
-        self.storages[start] = number
-        self.lows[number] = start + shift
+    hooks: tuple[tuple[str, dict[Any, Any] | None], ...]
+    version: int | None
+    attributes: dict[str, Any] | None
+
+    def __init__(self, t: Any) -> None:
+        self.t, self.storage = t, t.untyped_storage()
+        self.start, self.size = self.storage.data_ptr(), self.storage.nbytes()
+        self.offset, self.shape, self.stride = t.storage_offset(), t.shape, t.stride()
+        self.version = None if t.is_inference() else t._version
+        self.requires_grad = t.requires_grad
+        self.attributes = dict(t.__dict__) if t.__dict__ else None
+        self.history: Any = None
+        self.hooks = ()
+        if not self.requires_grad:
+            self.grad = t.grad
+            return
+        self.grad = t.grad if t.is_leaf else None
+        self.hooks = tuple(
+            (name, None if (hooks := getattr(t, name, None)) is None else dict(hooks)) for name in HOOKS
+        )
+        if not t.is_leaf and t._base is None:  # a view has the history of its base
+            self.history = t.grad_fn, parts().Ends.apply(t)
+
+    @staticmethod
+    def light(t: Any, storage: Any, version: int, offset: int, size: int | None, shape: Any, stride: Any) -> Held:
+        """The same of one that had no base, asked for no gradient and had none, and kept no attributes."""
+        held = object.__new__(Held)
+        held.t, held.storage, held.version, held.offset, held.size = t, storage, version, offset, size
+        held.shape, held.stride, held.start = shape, stride, 0
+        held.requires_grad, held.attributes, held.grad, held.history, held.hooks = False, None, None, None, ()
+        return held
+
+    def undo(self) -> None:
+        """Put back all but the bytes and the version."""
+        t, library = self.t, torch()
+        where = self.offset, self.shape, self.stride
+        if t.untyped_storage()._cdata != self.storage._cdata or where != (t.storage_offset(), t.shape, t.stride()):
+            with library.no_grad():
+                t.data = library.empty(0, dtype=t.dtype, device="cpu").set_(self.storage, *where)
+        if self.history is not None:
+            if t.grad_fn is not self.history[0]:
+                with library.enable_grad():
+                    parts().Back.apply(t, self.history[1])
+        elif t.grad_fn is not None and not t._is_view():
+            t.detach_()
+        if t.is_leaf:
+            if t.requires_grad != self.requires_grad:
+                t.requires_grad_(self.requires_grad)
+            if t.grad is not self.grad:
+                t.grad = self.grad
+        if (self.attributes or {}) != t.__dict__ and not same_items(self.attributes or {}, t.__dict__):
+            t.__dict__.clear()
+            t.__dict__.update(self.attributes or {})
+        for name, before in self.hooks:
+            now: dict[Any, Any] = getattr(t, name, None) or {}
+            for key in list(now):
+                if key not in (before or {}):
+                    del now[key]
+
+    def count(self) -> None:
+        """Put back the version: whoever saved the tensor will find what was saved."""
+        if self.version is not None and self.t._version != self.version:
+            torch()._C._autograd._unsafe_set_version_counter((self.t,), (self.version,))
+
+
+#: Where a tensor keeps its hooks.
+HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
+def same_items(one: dict[Any, Any], other: dict[Any, Any]) -> bool:
+    """Whether two dicts hold the very same objects."""
+    return one.keys() == other.keys() and all(one[k] is other[k] for k in one)
+
+
+class KeptTensors(Kept):
+    """The caller's tensors, and what is needed to put them back."""
+
+    def __init__(self, plan: Plan, arrays: Sequence[Any], copied: Sequence[int] | None = None) -> None:
+        super().__init__(plan, arrays, copied)
+        self.full: dict[int, Held] = {}
+        grads = []
+        #: of each tensor of which there is little to know: storage, version, offset, bytes of the storage
+        self.little = [
+            None
+            if t.requires_grad or t._base is not None or t.__dict__ or t.grad is not None or t.is_inference() or not t.numel()
+            else (t.untyped_storage(), t._version, t.storage_offset())
+            for t in (arrays if copied is None else [arrays[u] for u in self.numbers])
+        ]
+        self.sizes = [None if one is None else one[0].nbytes() for one in self.little]
+        for t in [arrays[u] for u, little in zip(self.numbers, self.little, strict=True) if little is None]:
+            self.full[id(t)] = held = Held(t)
+            if held.grad is not None and str(held.grad.layout) == "torch.strided":
+                grads.append(held.grad)
+            base = t._base
+            if base is not None and id(base) not in self.full:
+                self.full[id(base)] = Held(base)
+        tangents: list[Any] = []
+        if torch().autograd.forward_ad._current_level >= 0:
+            tangents = [x for u in self.numbers if (x := tangent_of(arrays[u])) is not None]
+        self.beside = Snapshot([*grads, *tangents]) if grads or tangents else None
+        self.counters = [(g, g._version) for g in grads if not g.is_inference()]
+
+    @functools.cached_property
+    def held(self) -> dict[int, Held]:
+        """What is known of each tensor, and of the bases of those that are views, by identity."""
+        held = dict(self.full)
+        for u, little, size in zip(self.numbers, self.little, self.sizes, strict=True):
+            if little is not None and id(self.arrays[u]) not in held:
+                storage, version, offset = little
+                geometry = self._member(u).geometry
+                item = geometry.dtype.itemsize
+                stride = tuple(s // item for s in geometry.strides)
+                known = Held.light(self.arrays[u], storage, version, offset, size, geometry.shape, stride)
+                known.start = self.snapshot.data(self.at[u]) - offset * item if self.arrays[u].numel() else storage.data_ptr()
+                held[id(self.arrays[u])] = known
+        return held
+
+    # What came of it
 
     @functools.cached_property
     def resized(self) -> frozenset[int]:
-        """No group is: other storage is a ValueError."""
-        return frozenset()
+        """Groups of which a storage is another one, or elsewhere."""
+        return frozenset(self.plan.where[u][0] for u in self.elsewhere if self._is_lost(u))
+
+    def _is_lost(self, u: int) -> bool:
+        held, storage = self.held[id(self.arrays[u])], self.arrays[u].untyped_storage()
+        return bool(storage._cdata != held.storage._cdata or storage.data_ptr() != held.start)
 
     @functools.cached_property
     def moved(self) -> list[int]:
         """Tensors whose geometry is not what it was."""
-        return [u for u, before in self.before.items() if lies(self.private[u]) != before]
+        return self.elsewhere
 
     @functools.cached_property
     def flagged(self) -> list[int]:
         """None: tensors have no such flag."""
         return []
+
+    @functools.cached_property
+    def owners(self) -> dict[int, int]:  # type: ignore[override]
+        """None: a storage may be many tensors'."""
+        return {}
+
+    @functools.cached_property
+    def lows(self) -> dict[int, int]:  # type: ignore[override]
+        """Where the memory of each group begins."""
+        found = {}
+        for g in self.copied:
+            first = self.plan.groups[g].members[0]
+            held = self.held[id(self.arrays[first.number])]
+            found[g] = held.storage.data_ptr() + held.offset * self.arrays[first.number].element_size() - first.offset
+        return found
+
+    def span(self, number: int) -> tuple[int, int]:
+        """Where a group's memory begins and ends."""
+        return self.lows[number], self.lows[number] + max(self.plan.groups[number].size, 1)
 
     def geometry(self, o: Any) -> Geometry:
         """An array's geometry."""
@@ -117,7 +252,7 @@ class TorchWorld(World):
 
     def begin(self, o: Any) -> int:
         """Where an array's first element lies."""
-        return address(o) if isinstance(o, np.ndarray) else start_of(o)
+        return super().begin(o) if isinstance(o, np.ndarray) else start_of(o)
 
     def is_array(self, o: Any) -> bool:
         """Whether an output is an array."""
@@ -127,68 +262,115 @@ class TorchWorld(World):
         """Whether an output is all in its memory and geometry."""
         return type(o) in (torch().Tensor, np.ndarray)
 
-    def group_at(self, o: Any) -> int | None:
+    def group_at(self, array: Any) -> int | None:
         """The group in whose memory a tensor lies, or an ndarray (by `x.numpy()`)."""
-        if isinstance(o, np.ndarray):
-            return super().group_at(o)
-        if o.device.type != "cpu" or str(o.layout) != "torch.strided":
+        if not isinstance(array, np.ndarray) and (
+            array.device.type != "cpu" or str(array.layout) != "torch.strided" or is_transformed(array)
+        ):
             return None
-        return self.storages.get(o.untyped_storage().data_ptr())
+        return super().group_at(array)
 
-    def home(self, number: int, o: Any) -> Any:
-        """The view of the caller's memory that is to the caller what `o` is to the private memory of a group."""
-        group, library = self.plan.groups[number], torch()
-        is_tensor = not isinstance(o, np.ndarray)
-        geometry, begin = (geometry_of(o), start_of(o)) if is_tensor else (Geometry.of(o), address(o))
-        offset = begin - self.lows[number]
-        down, up = geometry.reach()
-        m = group.nearest(offset + down, offset + up)
-        source = self.arrays[m.number]
-        start = start_of(source) - m.offset + offset
-        if not is_tensor:
-            return view_at(start, geometry, o.flags.writeable, self.twins[m.number])
-        places = (start - source.untyped_storage().data_ptr()) // o.element_size()
-        shape, stride = tuple(o.shape), tuple(o.stride())
-        if o.dtype == source.dtype:
-            view = source.as_strided(shape, stride, places)
-        else:
-            view = retyped(source, o.dtype).as_strided(shape, stride, places)
-        if o.is_conj():
-            view = view.conj()
-        return library._neg_view(view) if o.is_neg() else view
+    # Putting back
 
-    def replay(self, name: Name) -> None:
-        """Carry out on the caller's tensors what the run did to the private ones. ValueError before anything changes: other storage, gradients that are asked for."""
-        for u in self.before:
-            t = self.private[u]
-            if t.requires_grad:
-                raise ValueError(
-                    f"{name(u)} was made to ask for a gradient: expected a function that asks for none of its arguments"
-                )
-            if lies(t)[-1] != self.before[u][-1] or t.dtype != self.arrays[u].dtype:
-                raise ValueError(
-                    f"{name(u)} was given other storage (set_, resize_, .data): expected a function that writes what is there"
-                )
-        for g in self.written:
-            for mine, its in self.covering(self.plan.groups[g]):
-                its[...] = mine
-        self.count_writes()
-        for u in self.moved:
-            t, mine = self.arrays[u], self.private[u]
-            places = t.storage_offset() + mine.storage_offset() - self.before[u][2]
-            t.as_strided_(tuple(mine.shape), tuple(mine.stride()), places)
+    def undo(self) -> None:
+        """Leave the tensors as they were."""
+        library = torch()
+        with library.inference_mode(False):
+            for h in self.held.values():
+                if h.storage.nbytes() != h.size:
+                    h.storage.resize_(h.size)
+            for h in self.held.values():  # bases come behind their views, which are whole only when these are
+                h.undo()
+        for u in self.numbers:
+            held = self.held[id(self.arrays[u])]
+            begin = held.storage.data_ptr() + held.offset * self.arrays[u].element_size()
+            self.snapshot.restore(self.at[u], begin if held.storage.data_ptr() else None)
+        if self.beside is not None:
+            for k in range(len(self.beside)):
+                self.beside.restore(k)
+        for h in self.held.values():
+            h.count()
+        for g, version in self.counters:
+            if g._version != version:
+                library._C._autograd._unsafe_set_version_counter((g,), (version,))
+        for u in self.numbers:
+            self._forget_history(self.arrays[u])
 
-    def count_writes(self) -> None:
-        """Count up the versions of the caller's tensors that were written, also where no byte changed: whoever saved one for a backward is told."""
-        seen = {self.plan.where[u][0] for u, before in self.versions.items() if version_of(self.private[u]) != before}
-        for g in sorted(seen.union(self.written)):
-            tensors = [self.arrays[m.number] for m in self.plan.groups[g].members]
-            torch().autograd.graph.increment_version([t for t in tensors if not t.is_inference()])
+    def _forget_history(self, t: Any) -> None:
+        """Have a view ask its base anew where it comes from, or not at all where that asks for no gradient any more."""
+        if t._base is None or t.is_inference():
+            return
+        if t.requires_grad and not self.held[id(t)].requires_grad and not t._base.requires_grad:
+            library = torch()
+            view = library._C._autograd
+            made = view._get_creation_meta(t)
+            fresh = t._base.as_strided(t.shape, t.stride(), t.storage_offset())
+            view._set_creation_meta(fresh, made)
+            try:
+                library.utils.swap_tensors(t, fresh)
+            except RuntimeError:
+                return  # others have it in C: it keeps an end that leads nowhere
+        elif t.requires_grad:
+            _ = t.grad_fn
 
 
-def version_of(t: Any) -> int:
-    """How often a tensor was written, as torch counts; 0 where it does not."""
-    return 0 if t.is_inference() else int(t._version)
+def tangent_of(t: Any) -> Any:
+    """The tangent of a tensor in forward mode, where there is one."""
+    forward = torch().autograd.forward_ad
+    if forward._current_level < 0:
+        return None
+    tangent = forward.unpack_dual(t).tangent
+    return tangent if tangent is not None and str(tangent.layout) == "torch.strided" else None
+
+
+@functools.cache
+def parts() -> Any:
+    """Two functions of autograd's; made when there is a torch."""
+    function: Any = torch().autograd.Function
+
+    class Ends(function):  # type: ignore[misc]
+        """A second end of a tensor's history: whoever takes it on has what the tensor had."""
+
+        @staticmethod
+        def forward(ctx: Any, t: Any) -> Any:
+            return t.new_empty(()).expand(t.shape)
+
+        @staticmethod
+        def backward(ctx: Any, g: Any) -> Any:
+            return g
+
+    class Back(function):  # type: ignore[misc]
+        """Gives a tensor the history of another one; its bytes are put back by others."""
+
+        @staticmethod
+        def forward(ctx: Any, t: Any, end: Any) -> Any:
+            ctx.mark_dirty(t)
+            return t
+
+        @staticmethod
+        def backward(ctx: Any, g: Any) -> Any:
+            return None, g
+
+    class Parts:
+        pass
+
+    made: Any = Parts()
+    made.Ends, made.Back = Ends, Back
+    return made
+
+
+def view_of(source: Any, like: Any, start: int) -> Any:
+    """A view of the memory of `source` with the dtype and geometry of `like`, whose first element lies at `start`."""
+    library = torch()
+    places = (start - source.untyped_storage().data_ptr()) // like.element_size()
+    shape, stride = tuple(like.shape), tuple(like.stride())
+    if like.dtype == source.dtype:
+        view = source.as_strided(shape, stride, places)
+    else:
+        view = retyped(source, like.dtype).as_strided(shape, stride, places)
+    if like.is_conj():
+        view = view.conj()
+    return library._neg_view(view) if like.is_neg() else view
 
 
 def retyped(source: Any, dtype: Any) -> Any:
@@ -209,9 +391,3 @@ def retyped(source: Any, dtype: Any) -> Any:
         pairs = library.view_as_complex(start.view(count // 2, 2))
         return pairs if pairs.dtype == dtype else pairs.view(dtype)
     return start.view(dtype)
-
-
-def lies(t: Any) -> tuple[Any, ...]:
-    """Shape, stride, offset, and which storage."""
-    storage = t.untyped_storage()
-    return tuple(t.shape), tuple(t.stride()), t.storage_offset(), (storage.data_ptr(), storage.nbytes())

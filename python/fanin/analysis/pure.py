@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ from ..descriptors import (
     SyntheticBaseAOTInput,
 )
 from . import trees
-from .calls import Outcome, Place, outcome_of
+from .calls import Outcome, Place, check_hidden, outcome_of
 from .private import (
     Array,
     Facts,
@@ -174,9 +174,9 @@ class Pure:
         arrays = self._arrays(inner)
         world = RecordedWorld(self.split, arrays)
         it = iter([inner[self.positions[i]] if u is None else world.private[u] for i, u in enumerate(self.index)])
-        _, _, (args, kwargs) = self.form
-        given = [trees.unflatten(one, it) for one in args[2]]
-        named = {k: trees.unflatten(one, it) for k, one in zip(kwargs[1], kwargs[2], strict=True)}
+        args, kwargs = self.form.inner
+        given = [trees.unflatten(one, it) for one in args.inner]
+        named = {k: trees.unflatten(one, it) for k, one in zip(kwargs.keys, kwargs.inner, strict=True)}
         copies = trees.Copies(lambda leaf: leaf)
         result = self.fn(*[copies.of(a) for a in given], **{k: copies.of(v) for k, v in named.items()})
         if copies.changed():
@@ -186,6 +186,7 @@ class Pure:
         outputs: list[Any] = []
         extra: list[Any] = []
         outcome = outcome_of(world, result, outputs, extra)
+        check_hidden(world, outputs, "pure")
         self._hold(world, outcome)
         values = [new_base(self.plan.groups[g], inner[k], world) for k, g in enumerate(self.bases)]
         values += [world.as_it_was(u) if u in self.touched else world.private[u] for u in self.changed]
@@ -235,8 +236,11 @@ class Pure:
 
     # The wrapper's way out
 
-    def finish(self, arrays: Sequence[Array], leaves: Sequence[Any], values: Sequence[Any]) -> Any:
-        """Give the caller what the values of a pure run say: writes, geometry, views of the caller's own arrays. Returns the function's result."""
+    def finish(
+        self, arrays: Sequence[Array], leaves: Sequence[Any], values: Sequence[Any], given: Mapping[int, Any] | None = None
+    ) -> Any:
+        """Give the caller what the values of a pure run say: writes, geometry, views of the caller's own arrays. Returns the function's result, in which containers that were
+        handed through, `given` by their places, are the caller's own."""
         if self.outcome.resized:
             raise ValueError(
                 f"functionalize: {PlainAOTInput(self.first[self.outcome.resized[0]]).expr()} is resized: a compiled function cannot do that"
@@ -254,7 +258,7 @@ class Pure:
             its[...] = mine
         for u, geometry in self.moved.items():
             take_geometry(arrays[u], geometry)
-        result = trees.unflatten(self.outcome.form, iter(self._outputs(arrays, outputs, bases)))
+        result = trees.unflatten(self.outcome.form, iter(self._outputs(arrays, outputs, bases)), given)
         for u, writeable in self.outcome.flags:
             arrays[u].flags.writeable = writeable
         return result
@@ -314,6 +318,8 @@ class Pure:
             elif p.kind in ("output", "shared"):
                 base = made[p.base] if p.kind == "output" else bases[p.base]
                 made[j] = view_in(base, p)
+            if p.cls is not None and type(made[j]) is not p.cls:
+                made[j] = made[j].view(p.cls)
         return made
 
     def _view(self, arrays: Sequence[Array], p: Place) -> Array:

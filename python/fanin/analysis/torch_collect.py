@@ -183,7 +183,7 @@ class Copier:
     def fresh(self, x: Any) -> Any:
         """A tensor without a base, on the copy of the storage of x."""
         torch = self.torch
-        new = torch.empty(0, dtype=x.dtype)
+        new = torch.empty(0, dtype=x.dtype, device="cpu")
         new.set_(self.storages[x.untyped_storage()._cdata], x.storage_offset(), tuple(x.shape), x.stride())
         new = self.marked(x, new)
         if x.is_leaf:
@@ -250,7 +250,7 @@ def copied_storages(torch: Any, args: Sequence[Any]) -> dict[int, Any]:
         for number, storage in group:
             at = storage.data_ptr() - first
             part = torch.frombuffer(whole, dtype=torch.uint8, count=storage.nbytes(), offset=at)
-            part.copy_(torch.empty(0, dtype=torch.uint8).set_(storage))
+            part.copy_(torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage))
             copies[number] = part.untyped_storage()
     return copies
 
@@ -429,7 +429,7 @@ def same_bytes(torch: Any, x: Any, y: Any) -> bool:
 def as_bytes(torch: Any, x: Any) -> Any:
     """The bytes of each element, as one more axis."""
     size = x.element_size()
-    raw = torch.empty(0, dtype=torch.uint8).set_(x.untyped_storage())
+    raw = torch.empty(0, dtype=torch.uint8, device="cpu").set_(x.untyped_storage())
     return raw.as_strided((*x.shape, size), (*(s * size for s in x.stride()), 1), x.storage_offset() * size)
 
 

@@ -1,13 +1,13 @@
 """Arguments and results as trees: lists, tuples, named tuples, dicts, OrderedDicts and defaultdicts, whose leaves are everything else.
 
 A tree is flattened in the order in which it is read; the leaves are what descriptors count (`args[0]` is the first leaf). Other objects are leaves themselves; what
-they hold is looked for in hidden.py.
+they hold is looked for in hidden.py. Nothing here calls itself, so trees may be as deep as they like.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,23 +52,104 @@ def mark_of(node: Any, kind: type) -> type | Defaulting:
     return Defaulting(node.default_factory) if kind is defaultdict else kind
 
 
+class Form:
+    """A container in the form of a tree: its kind, its keys (None: it has none) and the forms of what it holds. Equal where all that is equal."""
+
+    __slots__ = ("_hash", "_tokens", "inner", "keys", "kind", "leaves", "nodes")
+
+    def __init__(self, kind: Any, keys: tuple[Any, ...] | None, inner: tuple[Any, ...]) -> None:
+        self.kind, self.keys, self.inner = kind, keys, inner
+        self._tokens: tuple[Any, ...] | None = None
+        deeper = [one for one in inner if one is not LEAF]
+        self.leaves = len(inner) - len(deeper) + sum(one.leaves for one in deeper)
+        self.nodes = 1 + sum(one.nodes for one in deeper)  #: containers, itself among them
+
+    @property
+    def tokens(self) -> tuple[Any, ...]:
+        """All of it in one row."""
+        if self._tokens is None:
+            row: list[Any] = []
+            left: list[Any] = [self]
+            while left:
+                one = left.pop()
+                if one is LEAF:
+                    row.append(LEAF)
+                else:
+                    row.append((one.kind, one.keys, len(one.inner)))
+                    left.extend(reversed(one.inner))
+            self._tokens = tuple(row)
+        return self._tokens
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Form) and (self is other or self.tokens == other.tokens)
+
+    def __hash__(self) -> int:
+        return hash(self.tokens)
+
+
 def flatten(tree: Any, leaves: list[Any]) -> Any:
-    """Append the leaves of a tree to `leaves` and return its form, which can be compared and hashed where its keys can."""
-    kind = kind_of(tree)
-    if kind is None:
-        leaves.append(tree)
-        return LEAF
-    keys = tuple(tree) if kind in DICTS else None
-    return (mark_of(tree, kind), keys, tuple([flatten(item, leaves) for item in items_of(tree, kind)]))
+    """Append the leaves of a tree to `leaves` and return its form, which can be compared, and hashed where its keys can. RecursionError for one that contains itself."""
+    top: list[Any] = []
+    stack: list[tuple[Any, Any, Iterator[Any], list[Any]]] = [(None, None, iter((tree,)), top)]
+    above: set[int] = set()
+    while stack:
+        node, kind, items, done = stack[-1]
+        for item in items:
+            inner = kind_of(item)
+            if inner is None:
+                leaves.append(item)
+                done.append(LEAF)
+                continue
+            if id(item) in above:
+                raise RecursionError(f"a {type(item).__name__} contains itself: expected a tree")
+            above.add(id(item))
+            stack.append((item, inner, iter(items_of(item, inner)), []))
+            break
+        else:
+            stack.pop()
+            if stack:
+                above.discard(id(node))
+                stack[-1][3].append(Form(mark_of(node, kind), tuple(node) if kind in DICTS else None, tuple(done)))
+    return top[0]
 
 
-def unflatten(form: Any, leaves: Iterator[Any]) -> Any:
-    """A new tree of a form, from its leaves."""
-    if form is LEAF:
-        return next(leaves)
-    kind, keys, inner = form
-    items = [unflatten(one, leaves) for one in inner]
-    return made(kind, items, keys)
+def containers(tree: Any) -> list[Any]:
+    """The containers of a tree, in the order in which they are met."""
+    found: list[Any] = []
+    left = [tree]
+    while left:
+        node = left.pop()
+        kind = kind_of(node)
+        if kind is not None:
+            found.append(node)
+            left.extend(reversed(items_of(node, kind)))
+    return found
+
+
+def unflatten(form: Any, leaves: Iterator[Any], given: Mapping[int, Any] | None = None) -> Any:
+    """A new tree of a form, from its leaves. `given`: containers that are taken as they are, by their place among `containers`; their leaves are passed over."""
+    top: list[Any] = []
+    stack: list[tuple[Any, Iterator[Any], list[Any]]] = [(None, iter((form,)), top)]
+    place = 0
+    while stack:
+        node, inner, done = stack[-1]
+        for one in inner:
+            if one is LEAF:
+                done.append(next(leaves))
+            elif given and place in given:
+                done.append(given[place])
+                place += one.nodes
+                for _ in range(one.leaves):
+                    next(leaves)
+            else:
+                place += 1
+                stack.append((one, iter(one.inner), []))
+                break
+        else:
+            stack.pop()
+            if stack:
+                stack[-1][2].append(made(node.kind, done, node.keys))
+    return top[0]
 
 
 def made(kind: type | Defaulting, items: list[Any], keys: Sequence[Any] | None) -> Any:
@@ -78,7 +159,7 @@ def made(kind: type | Defaulting, items: list[Any], keys: Sequence[Any] | None) 
     if kind in DICTS:
         return (OrderedDict if kind is OrderedDict else dict)(zip(keys or (), items, strict=True))
     if kind is list:
-        return items
+        return list(items)
     if kind is tuple:
         return tuple(items)
     return kind._make(items) if hasattr(kind, "_make") else kind(items)
@@ -86,11 +167,16 @@ def made(kind: type | Defaulting, items: list[Any], keys: Sequence[Any] | None) 
 
 def paths(form: Any, at: str) -> list[str]:
     """How each leaf of a tree called `at` is reached, as "args[1]['w']"."""
-    if form is LEAF:
-        return [at]
-    _, keys, inner = form
-    names = keys if keys is not None else range(len(inner))
-    return [path for name, one in zip(names, inner, strict=True) for path in paths(one, f"{at}[{name!r}]")]
+    found: list[str] = []
+    left = [(form, at)]
+    while left:
+        one, path = left.pop()
+        if one is LEAF:
+            found.append(path)
+            continue
+        names = one.keys if one.keys is not None else range(len(one.inner))
+        left.extend(reversed([(x, f"{path}[{name!r}]") for name, x in zip(names, one.inner, strict=True)]))
+    return found
 
 
 class Copies:
@@ -108,25 +194,48 @@ class Copies:
 
     def of(self, tree: Any) -> Any:
         """The copy of a tree."""
-        kind = kind_of(tree)
-        if kind is None:
-            return self.leaf(tree)
-        if id(tree) in self._known:
-            return self._known[id(tree)]
-        if kind in DICTS:
-            copy: Any = made(mark_of(tree, kind), [], ())
-            self._known[id(tree)] = copy
-            copy.update((key, self.of(item)) for key, item in tree.items())
-            self.pairs.append((tree, copy, dict(copy)))
-        elif kind is list:
-            copy = []
-            self._known[id(tree)] = copy
-            copy.extend(self.of(item) for item in tree)
-            self.pairs.append((tree, copy, list(copy)))
+        top: list[Any] = []
+        stack: list[tuple[Any, Any, Iterator[Any], list[Any]]] = [(None, None, iter((tree,)), top)]
+        while stack:
+            node, kind, items, done = stack[-1]
+            for item in items:
+                inner = kind_of(item)
+                if inner is None:
+                    done.append(self.leaf(item))
+                elif id(item) in self._known:
+                    done.append(self._known[id(item)])
+                else:
+                    if inner is list or inner in DICTS:
+                        self._known[id(item)] = made(mark_of(item, inner), [], ())
+                    stack.append((item, inner, iter(items_of(item, inner)), []))
+                    break
+            else:
+                stack.pop()
+                if stack:
+                    stack[-1][3].append(self._filled(node, kind, done))
+        return top[0]
+
+    def _filled(self, node: Any, kind: type, items: list[Any]) -> Any:
+        """The copy of a container of which all that it holds has been copied."""
+        if kind is not list and kind not in DICTS:
+            copy = made(kind, items, None)
+            if getattr(node, "__dict__", None):
+                copy.__dict__.update(node.__dict__)
+            self._known[id(node)] = copy
+            self.tuples.append((node, copy))
+            return copy
+        copy = self._known[id(node)]
+        if kind is list:
+            copy.extend(items)
+            self.pairs.append((node, copy, list(copy)))
         else:
-            self._known[id(tree)] = copy = made(kind, [self.of(item) for item in tree], None)
-            self.tuples.append((tree, copy))
+            copy.update(zip(node, items, strict=True))
+            self.pairs.append((node, copy, dict(copy)))
         return copy
+
+    def original(self) -> dict[int, Any]:
+        """Of each copy, by identity, what it is a copy of."""
+        return {id(copy): node for node, copy, *_ in (*self.pairs, *self.tuples)}
 
     def changed(self) -> list[tuple[Any, Any]]:
         """(original, copy) of the containers whose copy holds other things than at first, or in another order."""
@@ -140,42 +249,3 @@ def same_items(one: Any, other: Any) -> bool:
     if isinstance(one, dict):
         return all(a is b and one[a] is other[b] for a, b in zip(one, other, strict=True))
     return all(a is b for a, b in zip(one, other, strict=True))
-
-
-class Homeward:
-    """Takes a function's result home: `leaf` says what each leaf becomes, `containers` which container was whose copy.
-
-    Containers that the function made are kept, and filled anew where something in them changes; tuples are made anew then.
-    """
-
-    def __init__(self, leaf: Leaf, copies: Copies) -> None:
-        self.leaf = leaf
-        self._known: dict[int, Any] = {id(copy): original for original, copy, *_ in (*copies.pairs, *copies.tuples)}
-        self._alive: list[Any] = []
-
-    def of(self, tree: Any) -> Any:
-        """What the caller gets for a tree."""
-        kind = kind_of(tree)
-        if kind is None:
-            return self.leaf(tree)
-        if id(tree) in self._known:
-            return self._known[id(tree)]
-        self._alive.append(tree)
-        if kind is list or kind in DICTS:
-            self._known[id(tree)] = tree
-            self.fill(tree, tree)
-            return tree
-        items = [self.of(item) for item in tree]
-        result = tree if all(a is b for a, b in zip(items, tree, strict=True)) else made(kind, items, None)
-        self._known[id(tree)] = result
-        return result
-
-    def fill(self, target: Any, source: Any) -> None:
-        """Make a list or dict hold what another one holds, taken home."""
-        if isinstance(source, dict):
-            new = {key: self.of(item) for key, item in source.items()}
-            if not same_items(target, new):
-                target.clear()
-                target.update(new)
-        else:
-            target[:] = [self.of(item) for item in source]

@@ -1,11 +1,11 @@
 """A function that writes its arguments, as one that does not, and a wrapper that leaves the caller with what the function itself would have left.
 
-    wrapper    guard -> private copies -> the function -> compare -> write back, replay geometry, make views of the caller's own arrays
+    wrapper    guard -> snapshot -> the function, on the caller's own arrays -> what was written; put back where it raises
+    compiled   guard -> a run of the pure function -> write back, geometry, views of the caller's own arrays
     pure       (distinct arguments, a base for each group of written arrays) -> (new values, outputs, bases of shared outputs)
 
-The wrapper is right by construction, not by its record: the function runs on private memory in which all arrays lie to each other as the caller's do
-(private.py), and what differs afterwards is what was written. The record of a layout says what the pure function takes and returns, and what is
-held against a later call.
+The wrapper is right by construction, not by its record: the function gets what the caller gave, and what it must not leave behind is put back (kept.py). The record of
+a layout says what the pure function takes and returns, and what is held against a later call.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from .calls import (
     check_hidden,
     check_outputs,
     check_signature,
-    leaf_home,
     outcome_of,
 )
 from .collect import check_flags, collect, meta_of, of_tensors
 from .guards import Change, Guard
 from .hidden import check_argument, check_function
+from .kept import Kept, Shelf
 from .private import Array, World, plan
 from .pure import Pure
 from .records import ViewAndMutationMeta
@@ -64,17 +64,19 @@ class Record:
     """What is known of one layout of arguments: the guard, the private memory's plan, the metadata, the pure function."""
 
     def __init__(self, owner: Functionalized, call: Call) -> None:
-        check_arrays(call, torch_part().check_tensor if call.tensors else check_array, "functionalize")
+        check = torch_part().check_tensor if call.tensors else check_array
+        check_arrays(call, check, "functionalize", alone=owner.compiles)
         self.guard = Guard(call)
         self.tensors = call.tensors
         self.plan = plan(call.arrays if not call.tensors else torch_part().twins(call.arrays), self.guard.components)
-        self.world: type[World] = torch_part().TorchWorld if call.tensors else World
+        self.world: type[Kept] = torch_part().KeptTensors if call.tensors else Kept
         self.index, self.form, self.first, self.flat = call.index, call.form, call.first, self.guard.flat
         self.owner = owner
         self.meta: ViewAndMutationMeta | None = None
         self.outcome: Outcome | None = None
         self.touched: frozenset[int] = frozenset()  #: arrays that were written
         self.run: Callable[..., Sequence[Any]] | None = None  #: the compiled pure function
+        self.own: dict[int, int] = {}  #: which containers of the result are which of the arguments', by their places
 
     @functools.cached_property
     def written(self) -> frozenset[int]:
@@ -155,6 +157,11 @@ class Functionalized:
             )
         return record.pure
 
+    @property
+    def compiles(self) -> bool:
+        """Whether something else than the function runs."""
+        return self._compiler is not None
+
     def _latest(self, what: str) -> Record:
         if not self._records:
             raise AttributeError(
@@ -185,21 +192,39 @@ class Functionalized:
         check_signature(self.fn, args, kwargs, "functionalize")
         check_flags(call, self._options["requires_grad"], "functionalize")
         record = Record(self, call)
-        earlier = self._records[0].touched if self._records and self._records[0].form == record.form else frozenset()
+        earlier = self._earlier(record)
         if call.tensors and self._compiler is not None:
-            raise TypeError(
-                "functionalize: compiler= is for functions on NumPy arrays: a function on tensors has torch.compile"
-            )
-        world = record.world(record.plan, call.arrays)
-        result, copies = self._run(record, world, call.leaves, args, kwargs)
-        if self._compiler is not None and copies.changed():
-            raise changed_containers()
-        inner = [r for r in self._records if r.guard.arrays(args, kwargs) is not None]  # it called itself
-        earlier = earlier.union(*(r.touched for r in inner))
-        self._records = [r for r in self._records if r not in inner]
-        self._learn(record, world, call, result, earlier)
+            self._learn_from(record, call, args, kwargs)
+            self._remember(record)
+            return self._compiled(record, call.leaves, call.arrays, args, kwargs)
+        kept, shelf = record.world(record.plan, call.arrays), Shelf(args, kwargs)
+        try:
+            result = self.fn(*args, **kwargs)
+            if self._compiler is not None and shelf.changed():
+                raise changed_containers()
+            inner = [r for r in self._records if r.guard.arrays(args, kwargs) is not None]  # it called itself
+            earlier = earlier.union(*(r.touched for r in inner))
+            self._records = [r for r in self._records if r not in inner]
+            self._learn(record, kept, call, result, earlier, (args, kwargs))
+        except BaseException:
+            kept.undo()
+            shelf.undo()
+            raise
         self._remember(record)
-        return self._home(record, world, result, copies)
+        return result
+
+    def _earlier(self, record: Record) -> frozenset[int]:
+        """Which arrays count as written because the latest layout's were, leaf for leaf. Of a leaf that shares its memory there nobody knows through which it was written."""
+        if not self._records or self._records[0].form != record.form:
+            return frozenset()
+        latest, found = self._records[0], set()
+        for i, (old, new) in enumerate(zip(latest.index, record.index, strict=True)):
+            if old is None or new is None or old not in latest.touched:
+                continue
+            alone = len(latest.plan.groups[latest.plan.where[old][0]].members) == 1
+            if alone and latest.index.count(old) == 1:
+                found.add(record.index[i])
+        return frozenset(u for u in found if u is not None)
 
     def _again(
         self,
@@ -212,90 +237,81 @@ class Functionalized:
         """A call of a layout that is recorded."""
         for i in record.guard.boxes:
             check_argument(leaves[i], lambda i=i: f"functionalize: {record.named(i)}", array_kinds())  # type: ignore[misc]
-        if self._compiler is not None:
-            return self._compiled(record, leaves, arrays)
         if record.tensors:
-            for u, t in enumerate(arrays):
-                torch_part().check_tensor(t, lambda u=u: f"functionalize: {record.named(record.first[u])}")
-        world = record.world(record.plan, arrays, copied=record.to_copy if self._lend else None)
-        result, copies = self._run(record, world, leaves, args, kwargs)
-        if self._guard == "error":
-            self._hold(record, world, leaves, result)
-        return self._home(record, world, result, copies)
-
-    def _run(
-        self, record: Record, world: World, leaves: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Any, trees.Copies]:
-        private, index = world.private, record.index
-        if record.flat and not kwargs:
-            copies = trees.Copies(lambda leaf: leaf)
-            given = [leaf if u is None else private[u] for leaf, u in zip(leaves, index, strict=True)]
-            return self.fn(*given), copies
-        known = {id(leaf): private[u] for leaf, u in zip(leaves, index, strict=True) if u is not None}
-        copies = trees.Copies(lambda leaf: known.get(id(leaf), leaf))
-        given = [copies.of(a) for a in args]
-        named = {k: copies.of(v) for k, v in kwargs.items()}
-        return self.fn(*given, **named), copies
-
-    def _home(self, record: Record, world: World, result: Any, copies: trees.Copies) -> Any:
-        """Decide everything, then write: what the function did to its private arrays happens to the caller's."""
-        outputs: list[Any] = []
-        trees.flatten(result, outputs)
-        check_outputs(world, outputs, "functionalize")
-        check_hidden(world, outputs, "functionalize")
-        changed = copies.changed()
-        for _, copy in changed:
-            inside: list[Any] = []
-            trees.flatten(copy, inside)
-            check_hidden(world, inside, "functionalize", "what was put in a list or dict among the arguments")
-        if not record.written.issuperset(world.written):
-            self._widen(record, world)
-        world.replay(lambda u: record.named(record.first[u]))
-        home = trees.Homeward(leaf_home(world), copies)
-        for original, copy in changed:
-            home.fill(original, copy)
-        mapped = home.of(result)
-        world.replay_flags()
-        return mapped
+            torch_part().check_again(arrays, lambda u: f"functionalize: {record.named(record.first[u])}")
+        if self._compiler is not None:
+            return self._compiled(record, leaves, arrays, args, kwargs)
+        kept = record.world(record.plan, arrays, record.to_copy if self._lend else None)
+        shelf = None if record.guard.flat else Shelf(args, kwargs)
+        try:
+            result = self.fn(*args, **kwargs)
+            if self._guard == "error":
+                self._hold(record, kept, leaves, result)
+        except BaseException:
+            kept.undo()
+            if shelf is not None:
+                shelf.undo()
+            raise
+        if not record.touched.issuperset(kept.changed):
+            self._widen(record, kept)
+        return result
 
     # Records
 
-    def _learn(self, record: Record, world: World, call: Call, result: Any, earlier: frozenset[int]) -> None:
+    def _learn(
+        self, record: Record, world: Kept, call: Call, result: Any, earlier: frozenset[int], given: tuple[Any, Any]
+    ) -> None:
+        """Take in what the first run of a layout did."""
+        if record.tensors:
+            if self._guard == "error":
+                record.outcome = outcome_of(world, result, [], [])
+            record.touched = earlier | world.changed
+            return
         outputs: list[Any] = []
         bases: list[Any] = []
         outcome = outcome_of(world, result, outputs, bases)
-        if record.tensors:
-            touched = {u for u in range(len(call.arrays)) if world.member_written(u)}
-            record.outcome, record.touched = outcome, earlier | frozenset(touched)
-            return
+        if self._compiler is not None:
+            check_hidden(world, outputs, "functionalize")
+            check_outputs(world, outputs, "functionalize")
+            record.own = own_of(result, whole(*given), {})
         record.learn(meta_of(call, world, outcome, outputs, bases, earlier, None, **self._options), outcome)
         if self._compiler is not None:
             record.run = self._compiler(record.pure)
 
     def _learn_from(self, record: Record, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Have a layout recorded by a run on tracked copies."""
-        if not record.tensors:
-            meta, outcome, copies = collect(self.fn, call, args, kwargs, record.plan, **self._options)
+        if record.tensors:
+            self._learn_from_tensors(record, call, args, kwargs)
+        else:
+            meta, outcome, copies, result = collect(self.fn, call, args, kwargs, record.plan, **self._options)
             if self._compiler is not None and copies.changed():
                 raise changed_containers()
             record.learn(meta, outcome)
-            if self._compiler is not None:
-                record.run = self._compiler(record.pure)
-            return
-        world = record.world(record.plan, call.arrays)
-        result, _ = self._run(record, world, call.leaves, args, kwargs)
-        self._learn(record, world, call, result, frozenset())
+            record.own = own_of(result, whole(args, kwargs), copies.original())
+        if self._compiler is not None:
+            record.run = self._compiler(record.pure)
+
+    def _learn_from_tensors(self, record: Record, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The same of tensors."""
         record.meta = of_tensors(self.fn, call)
+        record.touched = frozenset(
+            u for i, u in enumerate(record.index) if u is not None and record.meta.input_info[i].mutates_data
+        )
+        if self._guard == "error":  # what outputs are is held against what they were: found out, and undone
+            kept, shelf = record.world(record.plan, call.arrays), Shelf(args, kwargs)
+            try:
+                record.outcome = outcome_of(kept, self.fn(*args, **kwargs), [], [])
+            finally:
+                kept.undo()
+                shelf.undo()
 
     def _remember(self, record: Record) -> None:
         """Put a record first; the list is made anew, for other threads may be reading it."""
         self._records = [record, *(r for r in self._records if r is not record)][: self._keep]
 
-    def _widen(self, record: Record, world: World) -> None:
-        """A group was written that was not when the layout was recorded."""
-        more = {
-            m.number for g in world.written for m in record.plan.groups[g].members if world.member_written(m.number)
-        }
+    def _widen(self, record: Record, world: Kept) -> None:
+        """An array was written that was not when the layout was recorded."""
+        more = world.changed
         record.touched |= more
         record.forget()
         if record.meta is None:
@@ -319,9 +335,35 @@ class Functionalized:
         if message:
             raise BehaviourChangedError(f"functionalize: {message}; the caller's arrays are as they were", descriptor)
 
-    def _compiled(self, record: Record, leaves: Sequence[Any], arrays: Sequence[Array]) -> Any:
+    def _compiled(
+        self,
+        record: Record,
+        leaves: Sequence[Any],
+        arrays: Sequence[Array],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
         assert record.run is not None
-        return record.pure.finish(arrays, leaves, record.run(*record.pure.inner(leaves, arrays)))
+        given = None
+        if record.own:
+            every = trees.containers(whole(args, kwargs))
+            given = {k: every[i] for k, i in record.own.items()}
+        return record.pure.finish(arrays, leaves, record.run(*record.pure.inner(leaves, arrays)), given)
+
+
+def whole(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """All arguments as one tree, as `call_of` reads them."""
+    return args, {k: kwargs[k] for k in sorted(kwargs)}
+
+
+def own_of(result: Any, given: Any, original: dict[int, Any]) -> dict[int, int]:
+    """Which containers of a result are which of the arguments', by their places; `original`: what copies are copies of, by identity."""
+    places: dict[int, int] = {}
+    for i, node in enumerate(trees.containers(given)):
+        if node != ():  # there is one empty tuple
+            places.setdefault(id(node), i)
+    found = {k: places.get(id(original.get(id(node), node))) for k, node in enumerate(trees.containers(result))}
+    return {k: i for k, i in found.items() if i is not None}
 
 
 def torch_part() -> Any:
@@ -414,17 +456,18 @@ def functionalize(
     """A wrapper around a function that writes its arguments or returns views of them, and the pure function inside.
 
     Calling the wrapper leaves every caller's array, every output, and all that they share, exactly as calling `fn` itself would; where `fn` raises, the caller's arrays
-    are as they were before. Inside, `fn` runs on private copies that lie to each other as the caller's arrays do, and what differs afterwards is written back: so it is right by
-    construction, whatever `fn` does with its arguments. Arrays are NumPy's, of any strides, dtypes without objects, in lists, tuples, named tuples, dicts, OrderedDicts and defaultdicts. What other objects hold is not exchanged: containers of other classes and dataclasses that hold arrays
-    are a TypeError, among the arguments and, where they hold memory of an input, in the result; what objects of any other class keep in attributes is out of sight.
+    are as they were before. `fn` runs on the caller's own arrays, so that whatever it does to them and returns of them is done; a snapshot of their bytes, geometry and flags
+    puts them back. Arrays are NumPy's, of any strides, dtypes without objects, or torch tensors on the CPU, gradients and all, in lists, tuples, named tuples, dicts, OrderedDicts and
+    defaultdicts. Containers of other classes, dataclasses and iterators that hold arrays are a TypeError among the arguments: what is done to those could not be put back.
 
     The first call with a new layout (tree of arguments, dtypes, shapes, strides, who shares which bytes) is recorded: `.meta` and `.pure` tell of it. `example_args` have it recorded
     at once, by one run of `fn` on copies that also sees writes that change no byte.
 
     `guard`: "specialise" records each layout by itself; "error" raises LayoutChangedError for a second one, and BehaviourChangedError for a call that writes, or returns views, otherwise than
     was recorded; the caller's arrays are as they were then.
-    `lend`: hand arrays that no call has written to `fn` themselves, without a copy; then a first write to one happens at once, and stays where `fn` raises.
-    `compiler`: called with `.pure` for each layout, gives what is run in its place from the second call on; it takes and returns what `.pure.input_descs` and `.pure.output_descs` say.
+    `lend`: make no snapshot of arrays that no call has written; then a first write to one stays where `fn` raises.
+    `compiler`: called with `.pure` for each layout, gives what is run in its place, of arrays from the second call on, of tensors from the first (`fn` is recorded on copies then); it
+    takes and returns what `.pure.input_descs` and `.pure.output_descs` say.
     `requires_grad`: for each leaf, for `.meta`. `layouts`: how many are kept.
 
     TypeError: no function, a generator or coroutine function, arguments that it does not take, arrays whose bytes are not all (object dtype, subclasses). ValueError: unknown options, options that exclude each other.

@@ -1,0 +1,193 @@
+/* snapshot: see snapshot.h. One block of memory has all rows, one after the other; a row is a comb's tooth. */
+#include "array/snapshot.h"
+
+#include "base/mem.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct shown {
+    uint64_t data, lo; /* the first element, the first byte */
+    int64_t tooth;     /* 0: nothing is shown */
+    size_t at, axes;   /* where its rows begin in the block, its axes in those of all */
+    int n;
+} shown;
+
+struct fan_snapshot {
+    size_t n, size;
+    shown *items;
+    fan_axis *axes;
+    unsigned char *block;
+};
+
+/* A row of a walk: what is there and what is kept. false: enough was seen. */
+typedef bool row_fn(unsigned char *there, unsigned char *kept, size_t n);
+
+static bool save(unsigned char *there, unsigned char *kept, size_t n)
+{
+    memcpy(kept, there, n);
+    return true;
+}
+
+static bool is_same(unsigned char *there, unsigned char *kept, size_t n)
+{
+    return memcmp(kept, there, n) == 0;
+}
+
+static bool put_back(unsigned char *there, unsigned char *kept, size_t n)
+{
+    if (memcmp(kept, there, n) == 0)
+        return true;
+    for (size_t i = 0; i < n; i++)
+        if (there[i] != kept[i])
+            there[i] = kept[i];
+    return true;
+}
+
+/* line: the rows along one axis. */
+static inline bool line(fan_axis axis, unsigned char *there, unsigned char *kept, size_t tooth, row_fn *row)
+{
+    for (int64_t i = 0; i < axis.count; i++)
+        if (!row(there + i * axis.step, kept + (size_t)i * tooth, tooth))
+            return false;
+    return true;
+}
+
+/* LINES(function): a line of rows of the usual widths of elements, each with a loop of its own. */
+#define LINES(row)                                                                                                    \
+    static bool lines_##row(fan_axis axis, unsigned char *there, unsigned char *kept, size_t tooth)                   \
+    {                                                                                                                 \
+        switch (tooth) {                                                                                              \
+        case 1: return line(axis, there, kept, 1, row);                                                               \
+        case 2: return line(axis, there, kept, 2, row);                                                               \
+        case 4: return line(axis, there, kept, 4, row);                                                               \
+        case 8: return line(axis, there, kept, 8, row);                                                               \
+        case 16: return line(axis, there, kept, 16, row);                                                             \
+        default: return line(axis, there, kept, tooth, row);                                                          \
+        }                                                                                                             \
+    }
+LINES(save)
+LINES(is_same)
+LINES(put_back)
+
+typedef bool line_fn(fan_axis axis, unsigned char *there, unsigned char *kept, size_t tooth);
+
+/* walk: the rows along axes 0 .. k - 1, the smallest step innermost. */
+static bool walk(const fan_axis *axes, int k, unsigned char *there, unsigned char **kept, size_t tooth, line_fn *lines)
+{
+    if (k <= 1) {
+        fan_axis axis = k ? axes[0] : (fan_axis){0, 1};
+        unsigned char *mine = *kept;
+        *kept += (size_t)axis.count * tooth;
+        return lines(axis, there, mine, tooth);
+    }
+    for (int64_t i = 0; i < axes[k - 1].count; i++)
+        if (!walk(axes, k - 1, there + i * axes[k - 1].step, kept, tooth, lines))
+            return false;
+    return true;
+}
+
+static bool walk_all(const fan_snapshot *s, const shown *k, uint64_t lo, line_fn *lines)
+{
+    unsigned char *there = (unsigned char *)(uintptr_t)lo, *mine = s->block + k->at;
+    return k->tooth == 0 || walk(s->axes + k->axes, k->n, there, &mine, (size_t)k->tooth, lines);
+}
+
+/* rows_of: how many bytes the rows of a comb have; false: more than there are from its first to its last. */
+static bool rows_of(const fan_comb *c, size_t *bytes)
+{
+    size_t all = (size_t)(c->last - c->lo) + 1, n = (size_t)c->tooth;
+    for (int i = 0; i < c->n; i++)
+        if (__builtin_mul_overflow(n, (size_t)c->axes[i].count, &n) || n > all)
+            return false;
+    *bytes = n;
+    return true;
+}
+
+/* plan: what of region r will be kept, behind what is kept already. */
+static fan_status plan(fan_snapshot *s, const fan_region *r, size_t i, size_t *axes, fan_error *err)
+{
+    shown *k = &s->items[i];
+    fan_comb c;
+    size_t bytes;
+    *k = (shown){.data = r->data, .at = s->size, .axes = *axes};
+    fan_comb_of(r, s->axes + *axes, &c);
+    if (c.empty)
+        return FAN_OK;
+    if (c.far)
+        return fan_fail(err, FAN_VALUE, "array %zu reaches farther than memory does", i);
+    k->lo = c.lo;
+    k->tooth = c.tooth;
+    k->n = c.n;
+    if (!rows_of(&c, &bytes)) {
+        bytes = (size_t)(c.last - c.lo) + 1;
+        k->tooth = (int64_t)bytes;
+        k->n = 0;
+    }
+    *axes += (size_t)k->n;
+    return __builtin_add_overflow(s->size, bytes, &s->size) ? fan_fail(err, FAN_NOMEM, "out of memory for a copy of %zu arrays", s->n) : FAN_OK;
+}
+
+fan_status fan_snapshot_new(const fan_region *r, size_t n, fan_snapshot **out, fan_error *err)
+{
+    fan_snapshot *s = fan_calloc(sizeof *s);
+    fan_status status = FAN_NOMEM;
+    size_t axes = 0;
+    *out = NULL;
+    if (!s)
+        return fan_fail(err, FAN_NOMEM, "out of memory for a copy of %zu arrays", n);
+    for (size_t i = 0; i < n; i++)
+        axes += (size_t)r[i].ndim;
+    s->n = n;
+    s->items = fan_alloc(n * sizeof *s->items);
+    s->axes = fan_alloc(axes * sizeof *s->axes);
+    axes = 0;
+    if (!s->items || !s->axes)
+        goto nomem;
+    for (size_t i = 0; i < n; i++)
+        if ((status = plan(s, &r[i], i, &axes, err)) != FAN_OK)
+            goto fail;
+    s->block = fan_alloc_data(s->size);
+    if (!s->block)
+        goto nomem;
+    for (size_t i = 0; i < n; i++)
+        (void)walk_all(s, &s->items[i], s->items[i].lo, lines_save);
+    *out = s;
+    return FAN_OK;
+nomem:
+    status = fan_fail(err, FAN_NOMEM, "out of memory for a copy of %zu arrays, %zu bytes", n, s->size);
+fail:
+    fan_snapshot_free(s);
+    return status;
+}
+
+void fan_snapshot_free(fan_snapshot *s)
+{
+    if (!s)
+        return;
+    fan_free(s->items);
+    fan_free(s->axes);
+    fan_free_data(s->block, s->size);
+    fan_free(s);
+}
+
+size_t fan_snapshot_bytes(const fan_snapshot *s)
+{
+    return s->size;
+}
+
+uint64_t fan_snapshot_data(const fan_snapshot *s, size_t i)
+{
+    return s->items[i].data;
+}
+
+bool fan_snapshot_changed(const fan_snapshot *s, size_t i)
+{
+    return !walk_all(s, &s->items[i], s->items[i].lo, lines_is_same);
+}
+
+void fan_snapshot_restore(const fan_snapshot *s, size_t i, uint64_t data)
+{
+    const shown *k = &s->items[i];
+    (void)walk_all(s, k, k->lo - k->data + data, lines_put_back);
+}

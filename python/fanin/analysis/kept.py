@@ -1,0 +1,186 @@
+"""The caller's own arrays in a call, and what is needed to put them back.
+
+`functionalize` hands the caller's arrays to the function themselves: so whatever it does with them is done, and whatever it returns is what it would have returned.
+What a call must not leave behind, because the function raised or did what the record does not say, is undone: bytes from a snapshot, geometry, flags, sizes, the
+contents of lists and dicts.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .. import sharing
+from .._core import Snapshot, address
+from . import trees
+from .private import REMADE, Array, Geometry, Member, Plan, World, take_geometry
+
+
+class Kept(World):
+    """The caller's arrays as a world in which they are the private ones as well. `copied`: the groups that can be put back; of the others nothing is known."""
+
+    def __init__(self, plan: Plan, arrays: Sequence[Any], copied: Sequence[int] | None = None) -> None:
+        self.plan, self.arrays, self.private = plan, arrays, list(arrays)
+        self.copied: Sequence[int] = range(len(plan.groups)) if copied is None else copied
+        #: the arrays that are kept, by number, in the order of the snapshot
+        self.numbers: Sequence[int] = (
+            range(len(arrays)) if copied is None else [u for g in copied for u in plan.groups[g].numbers]
+        )
+        self.snapshot = Snapshot(arrays if copied is None else [arrays[u] for u in self.numbers])
+
+    @functools.cached_property
+    def at(self) -> dict[int, int]:
+        """Where in the snapshot each array is."""
+        return {u: k for k, u in enumerate(self.numbers)}
+
+    # What came of it
+
+    @functools.cached_property
+    def elsewhere(self) -> list[int]:
+        """The numbers of arrays that begin elsewhere, or have another geometry."""
+        return [self.numbers[k] for k in self.snapshot.elsewhere()]
+
+    @functools.cached_property
+    def moved(self) -> list[int]:
+        """Arrays whose geometry is not what it was."""
+        return [u for u in self.elsewhere if not self._member(u).geometry.fits(self.arrays[u])]
+
+    def _member(self, u: int) -> Member:
+        group, place = self.plan.where[u]
+        return self.plan.groups[group].members[place]
+
+    @functools.cached_property
+    def resized(self) -> frozenset[int]:
+        """Groups whose memory was given up for other memory: `x.resize`."""
+        near = {self.plan.where[u][0] for u in self.elsewhere}
+        return frozenset(g for g in near if self._owner(g) is not None)
+
+    def _owner(self, number: int) -> Member | None:
+        """The member of a group that was resized."""
+        group = self.plan.groups[number]
+        for place in group.whole:
+            m = group.members[place]
+            array = self.arrays[m.number]
+            if array.flags.owndata and (
+                address(array) != self.snapshot.data(self.at[m.number]) or array.nbytes != group.size
+            ):
+                return m
+        return None
+
+    @functools.cached_property
+    def owners(self) -> dict[int, int]:  # type: ignore[override]
+        """Of each group that was resized the member that owns its memory."""
+        return {g: self.plan.groups[g].members.index(m) for g in self.resized if (m := self._owner(g)) is not None}
+
+    @functools.cached_property
+    def changed(self) -> frozenset[int]:
+        """The numbers of arrays of which a byte is another one."""
+        lost = {u for g in self.resized for u in self.plan.groups[g].numbers}
+        which = [k for u, k in self.at.items() if u not in lost] if lost else None
+        return frozenset(self.numbers[k] for k in self.snapshot.changed(which))
+
+    @functools.cached_property
+    def written(self) -> list[int]:
+        """Groups of which a byte is another one."""
+        return sorted({self.plan.where[u][0] for u in self.changed})
+
+    def member_written(self, index: int) -> bool:
+        """Whether a byte of one array is another one."""
+        return index in self.changed
+
+    @functools.cached_property
+    def lows(self) -> dict[int, int]:  # type: ignore[override]
+        """Where the memory of each group begins."""
+        found = {}
+        for g in self.copied:
+            owner = self._owner(g) if g in self.resized else None
+            first = self.plan.groups[g].members[0]
+            found[g] = (
+                self.snapshot.data(self.at[first.number]) - first.offset
+                if owner is None
+                else self.begin(self.arrays[owner.number])
+            )
+        return found
+
+    def span(self, number: int) -> tuple[int, int]:
+        """Where a group's memory begins and ends."""
+        size = self.plan.groups[number].size
+        if number in self.resized:
+            size = self.arrays[self.plan.groups[number].members[self.owners[number]].number].nbytes
+        return self.lows[number], self.lows[number] + max(size, 1)
+
+    def group_at(self, array: Any) -> int | None:
+        """The group in whose memory an array lies, if it does."""
+        start, geometry = self.begin(array), self.geometry(array)
+        down, up = geometry.reach()
+        near = [g for g in self.copied if self.span(g)[0] <= start < self.span(g)[1]]
+        if up == 0:  # no byte: where it would lie is all there is
+            return near[0] if near else None
+        near = [g for g in self.copied if start + down < self.span(g)[1] and self.span(g)[0] < start + up]
+        plain = array.view(type=np.ndarray) if type(array) not in (np.ndarray, *REMADE) and isinstance(array, np.ndarray) else array
+        for g in near:
+            if g in self.resized or any(sharing.overlap(plain, self.arrays[u]) for u in self.plan.groups[g].numbers):
+                return g
+        return None
+
+    # Putting back
+
+    def undo(self) -> None:
+        """Leave the arrays as they were."""
+        grown = {g: m for g in self.resized if (m := self._owner(g)) is not None}
+        for m in grown.values():
+            self.arrays[m.number].resize(m.geometry.shape, refcheck=False)
+        for g in self.copied:
+            for m in self.plan.groups[g].members:
+                array = self.arrays[m.number]
+                if not m.geometry.fits(array):
+                    take_geometry(array, m.geometry)
+                where = None
+                if g in grown:
+                    where = address(self.arrays[grown[g].number]) - grown[g].offset + m.offset
+                if where is None or m is grown[g]:
+                    self.snapshot.restore(self.at[m.number], where)
+                if array.flags.writeable != m.writeable:
+                    array.flags.writeable = m.writeable
+
+
+class Shelf:
+    """What the lists and dicts among some arguments hold, so that it can be put back."""
+
+    def __init__(self, *given: Any) -> None:
+        self.first: list[tuple[Any, Any]] = []
+        known: set[int] = set()
+        left = list(given)
+        while left:
+            node = left.pop()
+            kind = trees.kind_of(node)
+            if kind is None or id(node) in known:
+                continue
+            known.add(id(node))
+            items = trees.items_of(node, kind)
+            if kind is list:
+                self.first.append((node, items))
+            elif kind in trees.DICTS:
+                self.first.append((node, dict(node)))
+            left.extend(items)
+
+    def changed(self) -> bool:
+        """Whether one of them holds other things than at first, or in another order."""
+        return any(not trees.same_items(node, first) for node, first in self.first)
+
+    def undo(self) -> None:
+        """Have each hold again what it held."""
+        for node, first in self.first:
+            if trees.same_items(node, first):
+                continue
+            if isinstance(node, dict):
+                node.clear()
+                node.update(first)
+            else:
+                node[:] = first
+
+
+__all__ = ["Array", "Geometry", "Kept", "Shelf"]
