@@ -30,8 +30,8 @@ LATER: tuple[type, ...] = (
 )  # fmt: skip
 
 #: Containers by class, and what shows one array.
-BOXES: tuple[type, ...] = (list, tuple, dict, set, frozenset, collections.deque, Mapping, collections.UserList)
-VIEWS: tuple[type, ...] = (memoryview, np.flatiter, np.void)
+BOXES = (list, tuple, dict, set, frozenset, collections.deque, Mapping, collections.UserList)
+VIEWS = (memoryview, np.flatiter, np.void)
 
 #: Classes that are found to hold nothing without a look.
 PLAIN = frozenset({np.ndarray, np.float64, int, float, bool, str, type(None)})
