@@ -586,3 +586,29 @@ def test_threads_that_add_to_one_slot_while_it_is_summed() -> None:
         assert (buf.take()[0] == 3 * each).all()
     finally:
         _core._test_auto_budget()
+
+
+def test_under_every_schedule_the_automatic_budget_shows_what_the_whole_search_shows() -> None:
+    """What is due hangs on the bytes of all slots: so adds to different slots are tried in both orders once they may decide."""
+
+    def scenario(m: Any) -> Any:
+        buf = fanin.InputBuffer(2)
+
+        def produce(slot: int) -> None:
+            for k in range(2):
+                buf.add(slot, np.full(N, 1.0 + slot), key=k)
+
+        for i in range(2):
+            m.spawn(produce, i)
+        m.join()
+        folds = buf.counters.folds
+        return folds, *(float(x[0]) for x in buf.take())
+
+    for most, results in [(9 * ONE, {(0, 2.0, 4.0)}), (2 * ONE, {(0, 2.0, 4.0), (1, 2.0, 4.0)})]:
+        _core._test_auto_budget(most, 10 * ONE)
+        try:
+            reduced, whole = fanin.sim.explore(scenario), fanin.sim.explore(scenario, reduce=False)
+        finally:
+            _core._test_auto_budget()
+        assert reduced.complete and whole.complete and reduced.runs <= whole.runs
+        assert set(reduced.results) == set(whole.results) == results, (most, reduced, whole)

@@ -171,17 +171,25 @@ class accumulate:
         outs = self._outs(firsts, came)
         with _named(self._names):
             totals = self._buffer.take(out=outs) if any(out is not None for out in outs) else self._buffer.take()
-        for p, first, total in zip(self._parameters, firsts, totals, strict=True):
-            kept = first if first is not None and first.layout == torch.strided else total
+        for slot, (p, first, total) in enumerate(zip(self._parameters, firsts, totals, strict=True)):
+            kept = total
+            if first is not None and first.layout == torch.strided:
+                kept = first
+                if slot in came and total.data_ptr() != first.data_ptr():
+                    first.detach().copy_(total)
             if kept is not None:  # else it stays: None, or what was there where the block could not begin
                 setattr(p, self.into, kept)
 
     def _outs(self, firsts: list[Any], came: set[int]) -> list[Any]:
-        """Where the sums are written: the tensors that were there; new ones for "main_grad"; None: a tensor of the sum's own."""
+        """Where the sums are written: the tensors that were there; new ones for "main_grad"; None: a tensor of the sum's own.
+
+        A donated one is where the sum is already, as a rule.
+        """
         outs: list[Any] = []
         for slot, (p, dtype, first) in enumerate(zip(self._parameters, self._sums, firsts, strict=True)):
             if first is not None:
-                outs.append(first.detach() if slot in came and first.layout == torch.strided else None)
+                rounded = slot in came and first.layout == torch.strided and first.dtype != dtype
+                outs.append(first.detach() if rounded else None)
             elif self.into == "main_grad" and slot in came:
                 outs.append(torch.empty(p.shape, dtype=dtype, device=p.device))
             else:

@@ -86,3 +86,22 @@ def test_a_deleted_array_is_refused() -> None:
 def test_random_keys_have_no_sum() -> None:
     with pytest.raises(TypeError, match=r"slot 0: a jax\w*\.PRNGKeyArray of dtype key<fry> has no sum; expected numbers"):
         through(jax.random.key(0))
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_arrays_that_their_maker_drops_are_summed_early(keep: bool) -> None:
+    one = 4 * 2000
+    fanin._core._test_auto_budget(4 * one, 10 * one)
+    buf, kept = fanin.InputBuffer(1), []
+    try:
+        for k in range(40):
+            g = jnp.full((2000,), float(k), jnp.float32)
+            if keep:
+                kept.append(g)
+            buf.add(0, g)
+            del g
+    finally:
+        fanin._core._test_auto_budget()
+    now = buf.counters
+    assert (now.folds, now.peak_parked_bytes) == (3, 11 * one) if keep else (now.folds >= 6 and now.peak_parked_bytes <= 6 * one), now
+    assert bool((buf.take()[0] == sum(range(40))).all())

@@ -513,3 +513,39 @@ def test_an_export_that_torch_refuses_loses_no_sum(monkeypatch: pytest.MonkeyPat
             assert given["out"][1].tolist() == [7.0] * 4  # nothing was written
         assert dense(buf.take(**given)) == want
         assert buf.take() == [None] * 4
+
+
+@pytest.mark.parametrize("kind", ["dense", "strided", "transposed", "detached"])
+@pytest.mark.parametrize("keep", [False, True])
+def test_tensors_that_their_maker_drops_are_summed_early(kind: str, keep: bool) -> None:
+    """The default budget: of which the buffer has the only Python object, those are its own."""
+    one = 8 * 2000
+    _core._test_auto_budget(4 * one, 10 * one)
+    buf, kept = fanin.InputBuffer(1), []
+    try:
+        for k in range(40):
+            g = torch.full((1000, 4) if kind == "strided" else (1000, 2), float(k), dtype=torch.float64)
+            g = {"strided": lambda x: x[:, ::2], "transposed": lambda x: x.t(), "detached": lambda x: x.detach()}.get(kind, lambda x: x)(g)
+            if keep:
+                kept.append(g)
+            buf.add(0, g)
+            del g
+    finally:
+        _core._test_auto_budget()
+    now = buf.counters
+    assert (now.folds, now.peak_parked_bytes) == (3, 11 * one) if keep else (now.folds >= 6 and now.peak_parked_bytes <= 6 * one), now
+    total = buf.take()[0]
+    assert type(total) is torch.Tensor and bool((total == sum(range(40))).all())
+    assert all(bool((g == k).all()) for k, g in enumerate(kept))
+
+
+def test_a_tensor_that_torch_keeps_is_not_written() -> None:
+    """What is the buffer's alone for the budget need not be so for A6: torch may have more than Python shows."""
+    _core._test_auto_budget(1, 1 << 26)
+    try:
+        buf, base = fanin.InputBuffer(1), torch.ones(100)
+        for k in range(5):
+            buf.add(0, base.view(10, 10) if k == 0 else torch.ones(10, 10))
+        assert bool((base == 1).all()) and bool((buf.take()[0] == 5).all()) and bool((base == 1).all())
+    finally:
+        _core._test_auto_budget()

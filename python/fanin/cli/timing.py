@@ -189,6 +189,8 @@ def show(screen: Screen, one: Result) -> None:
     rows = [(name, f"{r['min']:.4g}", f"{r['median']:.4g}", ratio_text(r["ratio"]), ratio_text(r["ratio_of_minima"])) for name, r in one["rows"].items()]
     rows += [(name, "absent", "", "", "") for name in one["absent"]]
     screen.table(rows, (one["unit"], "min", "median", "times as fast", "by min"))
+    if "peaks" in one:
+        screen.say("  peak memory, MB: " + ", ".join(f"{name} {n / 1e6:.3g}" for name, n in one["peaks"].items()))
     for t in one["targets"]:
         screen.say("  " + target_text(t), style="" if t["held"] is not False else "red")
     screen.say()
