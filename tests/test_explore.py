@@ -12,6 +12,7 @@ import pytest
 
 import fanin
 from fanin.sim import Machine, Report, bits_of, explore, replay, scenario, scenarios
+from support import run_python
 
 pytestmark = pytest.mark.core
 
@@ -467,3 +468,25 @@ def test_threads_that_ask_an_event_while_another_is_at_work_let_it_go_on(what: s
             t.join(60)
             assert not t.is_alive()
         assert len(seen) == 4
+
+
+def test_a_buffer_that_had_a_life_before_the_first_machine_is_seen_like_a_new_one() -> None:
+    code = """
+import fanin
+if {before}:
+    fanin.InputBuffer(1)  # is kept for its next life
+
+def scenario(m):
+    buf = fanin.InputBuffer(1)
+    buf.add(0, 1e16)
+    for value in (1.0, -1e16):
+        m.spawn(buf.add, 0, value)
+    m.join()
+    return buf.take()
+
+report = fanin.sim.explore(scenario)
+print(report.runs, len(report.results))
+"""
+    fresh, kept = (run_python(code.format(before=before)).stdout for before in (False, True))
+    assert fresh == kept
+    assert fresh.split()[1] == "2"

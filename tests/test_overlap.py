@@ -362,7 +362,7 @@ def test_a_list_answers_for_each_pair_and_holds_no_array() -> None:
     assert gone() is None
     assert found.pairs == ((0, 1),)
     assert found.verdict(0, 1).witness == ((1, 0), (0,))
-    assert repr(found) == "<fanin.Overlaps of 2 arrays: 2 share memory, in 1 components>"
+    assert repr(found) == "<fanin.Overlaps of 2 arrays: 2 share memory, in 1 component>"
     for bad in ((0, 2), (2, 0), (-1, 0)):
         with pytest.raises(IndexError, match="verdict"):
             found.verdict(*bad)

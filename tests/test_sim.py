@@ -47,7 +47,7 @@ def test_arrays_of_every_dtype_go_there_and_back(dtype: str) -> None:
         back = x.numpy()
         assert back.dtype == kind and back.tobytes() == value.tobytes()
         assert m.empty((2, 0), dtype).numpy().shape == (2, 0)
-        assert repr(x) == f"<fanin.sim.Array (2, 3) {dtype} on sim:1>"
+        assert repr(x) == f"<fanin.sim.Array (2, 3) {dtype} on sim:1, {x.nbytes} B>"
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ def test_streams_are_equal_when_they_are_the_same_queue() -> None:
         assert {a: 1, fanin.Stream("sim:0", a.handle): 2} == {a: 2}
         assert a != a.handle and a != "sim:0"
         assert a.device == "sim:0" and m.stream(1).device == "sim:1"
-        assert repr(a) == f'Stream("sim:0", {a.handle})'
+        assert repr(a) == f'fanin.Stream("sim:0", {a.handle})'
         assert m.streams[:2] == (a, b)
 
 

@@ -1769,6 +1769,22 @@ fan_status fan_buffer_look(fan_buffer *b, size_t slot, fan_slot_view *out, fan_i
     return status;
 }
 
+void fan_buffer_sketch(fan_buffer *b, fan_sketch *out)
+{
+    memset(out, 0, sizeof *out);
+    for (size_t i = 0; i < b->nslots; i++) {
+        fan_slot_lock(b, i);
+        const fan_slot *s = &b->slots[i];
+        const fan_plains *plain = s->plain;
+        bool begun = plain && plain->n && plain->summed; /* the first of the list is the sum then */
+        out->parked += s->p->nitems + (plain ? plain->n - begun : 0);
+        out->sums += s->p->value.form != FAN_UNDEFINED || s->p->exact || begun;
+        out->poisoned += s->p->poison != NULL;
+        fan_slot_unlock(b, i);
+    }
+    out->bytes = atomic_load_explicit(&b->parked, memory_order_relaxed);
+}
+
 fan_status fan_pass_end(fan_stream *caller, fan_stream *const *streams, size_t n, const fan_value *values, size_t nvalues, fan_error *err)
 {
     uint64_t out = caller->device->backend->left_out ? caller->device->backend->left_out(caller->device) : 0;

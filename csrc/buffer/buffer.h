@@ -279,6 +279,13 @@ typedef struct fan_slot_view {
 
 fan_status fan_buffer_look(fan_buffer *b, size_t slot, fan_slot_view *out, fan_item_view *items, size_t cap, fan_error *err);
 
+/* fan_buffer_sketch: how much is in all slots: `parked` contributions of `bytes`, `sums` that have begun, slots that are poisoned. */
+typedef struct fan_sketch {
+    size_t parked, sums, poisoned;
+    uint64_t bytes;
+} fan_sketch;
+void fan_buffer_sketch(fan_buffer *b, fan_sketch *out);
+
 /* fan_pass_end: S20: `caller` waits for each of `streams`, and `values` are used on it. */
 fan_status fan_pass_end(fan_stream *caller, fan_stream *const *streams, size_t n, const fan_value *values, size_t nvalues,
                         fan_error *err);

@@ -442,8 +442,21 @@ static PyObject *array_repr(PyObject *o)
 {
     fan_array *a = self_of(o)->a;
     char shape[256], device[32];
-    return PyUnicode_FromFormat("<fanin.sim.Array %s %s on %s>", fan_shape_text(a->ndim, a->shape, shape, sizeof shape),
-                                fan_dtype_name(a->dtype), fan_device_text(self_of(o)->d, device, sizeof device));
+    return PyUnicode_FromFormat("<fanin.sim.Array %s %s on %s, %llu B>", fan_shape_text(a->ndim, a->shape, shape, sizeof shape),
+                                fan_dtype_name(a->dtype), fan_device_text(self_of(o)->d, device, sizeof device),
+                                (unsigned long long)a->size * fan_dtype_size(a->dtype));
+}
+
+static PyObject *array_item(PyObject *o, Py_ssize_t i)
+{
+    PyObject *index = PyLong_FromSsize_t(i), *made = index ? array_getitem(o, index) : NULL;
+    Py_XDECREF(index);
+    return made;
+}
+
+static PyObject *array_iter(PyObject *o)
+{
+    return array_length(o) < 0 ? NULL : PySeqIter_New(o);
 }
 
 static PyObject *array_shape(PyObject *o, void *Py_UNUSED(closure))
@@ -584,6 +597,8 @@ static PyType_Slot slots[] = {
     {Py_tp_richcompare, array_compare},
     {Py_mp_subscript, array_getitem},
     {Py_mp_length, array_length},
+    {Py_sq_item, array_item},
+    {Py_tp_iter, array_iter},
     {Py_nb_bool, array_bool},
     {Py_tp_methods, methods},
     {Py_tp_members, members},

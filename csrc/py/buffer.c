@@ -1670,7 +1670,20 @@ static PyObject *buffer_reduce(PyObject *o, PyObject *Py_UNUSED(protocol))
 static PyObject *buffer_repr(PyObject *o)
 {
     const buffer_object *self = of(o);
-    return PyUnicode_FromFormat("<fanin.InputBuffer %s: %zu slot%s>", fan_buffer_name(self->core), self->n, self->n == 1 ? "" : "s");
+    const char *name = fan_buffer_name(self->core);
+    fan_sketch s;
+    char said[64] = "", sums[40] = "", lost[40] = "";
+    fan_buffer_sketch(self->core, &s);
+    if (strcmp(name, "InputBuffer") != 0)
+        snprintf(said, sizeof said, " '%.58s'", name);
+    if (s.sums)
+        snprintf(sums, sizeof sums, ", %zu sum%s begun", s.sums, FAN_PLURAL(s.sums));
+    if (s.poisoned)
+        snprintf(lost, sizeof lost, ", %zu poisoned", s.poisoned);
+    if (!s.parked)
+        return PyUnicode_FromFormat("<fanin.InputBuffer%s: %zu slot%s%s%s%s>", said, self->n, FAN_PLURAL(self->n), s.sums || s.poisoned ? "" : ", empty", sums, lost);
+    return PyUnicode_FromFormat("<fanin.InputBuffer%s: %zu slot%s, %zu parked, %llu B%s%s>", said, self->n, FAN_PLURAL(self->n), s.parked,
+                                (unsigned long long)s.bytes, sums, lost);
 }
 
 static Py_ssize_t buffer_length(PyObject *o)
@@ -1764,6 +1777,14 @@ FAN_TURN_ONE(buffer_explain, seen_reading)
 FAN_TURN_NONE(buffer_clear, seen_taking)
 FAN_TURN_REPR(buffer_repr, seen_all)
 FAN_TURN_GET(buffer_counters, seen_counters)
+
+/* buffer_item: for iteration alone: buf[slot] is asked by buffer_snapshot, which knows no negative slots either. */
+static PyObject *buffer_item(PyObject *o, Py_ssize_t i)
+{
+    PyObject *slot = PyLong_FromSsize_t(i), *made = slot ? buffer_snapshot_turn(o, slot) : NULL;
+    Py_XDECREF(slot);
+    return made;
+}
 
 static PyMethodDef methods[] = {
     {"add", (PyCFunction)(void (*)(void))buffer_add_turn, METH_FASTCALL | METH_KEYWORDS,
@@ -1901,6 +1922,7 @@ static PyType_Slot slots[] = {
     {Py_tp_getset, getset},
     {Py_mp_length, buffer_length},
     {Py_mp_subscript, buffer_snapshot_turn},
+    {Py_sq_item, buffer_item},
     {0, NULL},
 };
 

@@ -310,7 +310,11 @@ static fan_status kernel_run(void *ctx, fan_error *err)
 /* arrays_arg: a tuple, so that nobody takes an array away while it is looked at. */
 static PyObject *arrays_arg(PyObject *o, const char *words)
 {
-    PyObject *made = PySequence_Tuple(o);
+    PyObject *made = NULL;
+    if (Py_TYPE(o) == fan_state_get()->array_type)
+        PyErr_SetString(PyExc_TypeError, words);
+    else
+        made = PySequence_Tuple(o);
     if (!made && PyErr_ExceptionMatches(PyExc_TypeError))
         PyErr_SetString(PyExc_TypeError, words);
     return made;

@@ -507,7 +507,8 @@ static PyObject *overlaps_repr(PyObject *o)
     size_t n = fan_overlaps_count(self->l);
     PyObject *groups = overlaps_components(o, NULL), *indices = groups ? overlaps_indices(o, NULL) : NULL, *text = NULL;
     if (indices)
-        text = PyUnicode_FromFormat("<fanin.Overlaps of %zu arrays: %zd share memory, in %zd components>", n, PyTuple_GET_SIZE(indices), PyTuple_GET_SIZE(groups));
+        text = PyUnicode_FromFormat("<fanin.Overlaps of %zu array%s: %zd share memory, in %zd component%s>", n, FAN_PLURAL(n), PyTuple_GET_SIZE(indices),
+                                    PyTuple_GET_SIZE(groups), FAN_PLURAL(PyTuple_GET_SIZE(groups)));
     Py_XDECREF(groups);
     Py_XDECREF(indices);
     return text;

@@ -202,7 +202,7 @@ static PyObject *stream_reduce(PyObject *o, PyObject *Py_UNUSED(none))
 static PyObject *stream_repr(PyObject *o)
 {
     char text[32];
-    return PyUnicode_FromFormat("Stream(\"%s\", %llu)", fan_device_text(stream_of(o)->device, text, sizeof text),
+    return PyUnicode_FromFormat("fanin.Stream(\"%s\", %llu)", fan_device_text(stream_of(o)->device, text, sizeof text),
                                 (unsigned long long)stream_of(o)->handle);
 }
 

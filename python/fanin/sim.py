@@ -29,6 +29,7 @@ from typing import Any, Generic, Self, TypeVar, cast, overload
 import numpy as np
 
 from . import _core, tracing
+from ._explain import counted
 
 __all__ = [
     "Array",
@@ -175,7 +176,8 @@ class Machine(_core.Machine):
     _here: threading.local  # .thread: which of ours this one is
 
     def __repr__(self) -> str:
-        return f"<fanin.sim.Machine of {self.devices}, seed {self.seed}, {self.schedule}>"
+        held = f"{counted(self.devices, 'device')}, {counted(len(self.streams), 'stream')}, {counted(self.races, 'race')}"
+        return f"<fanin.sim.Machine: {held}, seed {self.seed}, {self.schedule}>"
 
     def __reduce__(self) -> Any:
         raise TypeError(f"cannot pickle or copy {self!r}")
@@ -492,6 +494,11 @@ class Report:
     error: BaseException | None
     """What that run raised, if it did."""
     run: Callable[[str], Any] = field(repr=False)
+
+    def __repr__(self) -> str:
+        orders = f"{counted(self.runs, 'order')}{'' if self.complete else ', not all'}"
+        found = [counted(self.races, "race"), counted(self.deadlocks, "deadlock"), counted(self.errors, "error"), counted(len(self.results), "result")]
+        return f"<fanin.sim.Report {self.name!r}: {orders}, {', '.join(found)}, {'ok' if self.ok else 'failed'}>"
 
     @property
     def ok(self) -> bool:

@@ -97,8 +97,9 @@ class Sparse:
         object.__setattr__(self, "shape", shape_of(self.shape, "Sparse"))
 
     def __repr__(self) -> str:
-        stored = getattr(self.parts[-1], "shape", ("?",))
-        return f"<fanin.Sparse {self.format} of shape {self.shape}, values of shape {tuple(stored)}>"
+        values = self.parts[-1]
+        stored = tuple(getattr(values, "shape", ("?",)))
+        return f"<fanin.Sparse {self.format} of shape {self.shape}: {stored[0] if stored else '?'} stored, {getattr(values, 'dtype', '?')}>"
 
 
 @dataclass(frozen=True)

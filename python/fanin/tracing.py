@@ -242,6 +242,9 @@ class Trace:
     def __len__(self) -> int:
         return sum(map(len, self._cores))
 
+    def __iter__(self) -> Iterator[Line]:
+        return iter(self.lines)
+
     def __repr__(self) -> str:
         return f"<fanin.Trace: {counted(len(self), 'line')}{', recording' if self._depth else ''}>"
 
