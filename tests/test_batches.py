@@ -127,6 +127,7 @@ def test_memory_that_is_wanting_adds_none() -> None:
     for n in range(200):
         buf = pair()
         buf.add(0, X, copy=True)
+        buf.explain(0)  # on the general path from here on
         gc.collect()
         blocks = _core._test_memory()[0]
         _core._test_fail_at(n, 1)

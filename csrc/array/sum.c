@@ -394,14 +394,17 @@ void fan_sum(const fan_array *out, const fan_operand *in, size_t n, const fan_su
     at_length(out, in, n, how);
 }
 
-bool fan_sum_flat(char *out, const char *const *src, size_t n, size_t count, fan_dtype dtype, fan_dtype acc)
+bool fan_sum_flat(char *out, const char *const *src, size_t n, size_t count, fan_dtype dtype, fan_dtype acc, const char *factor)
 {
     const fan_loops *loops = fan_loops_of(dtype);
     fan_fold *fold = fan_loops_fold(loops, dtype, acc);
-    if (!fold)
+    bool after = factor && loops->parts == 2; /* complex factors come after the fold */
+    if (!fold || (after && acc != dtype))
         return false;
-    fan_fold_how far = {.ahead = true};
-    fold(out, src, n, count * loops->parts, count * loops->size * n > NEAR ? &far : NULL);
+    fan_fold_how how = {.ahead = count * loops->size * n > NEAR, .factor = after ? NULL : factor};
+    fold(out, src, n, count * loops->parts, how.ahead || how.factor ? &how : NULL);
+    if (after)
+        loops->scale(out, factor, count);
     return true;
 }
 

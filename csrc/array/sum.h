@@ -36,8 +36,9 @@ void fan_sum(const fan_array *out, const fan_operand *in, size_t n, const fan_su
 
 /* fan_sum_flat: the same for n gap-free runs of `count` elements of one dtype into another of that dtype, for callers who know that they have them: one
  * call of a loop. `out` may be exactly one of the runs. acc is dtype, or float32 for low floats, float64 for float32, complex128 for complex64: with any
- * other nothing is done and false returned. One thread, no scale. */
-bool fan_sum_flat(char *out, const char *const *src, size_t n, size_t count, fan_dtype dtype, fan_dtype acc);
+ * other nothing is done and false returned. factor: an element of acc that multiplies the sum before it is rounded; NULL: none, as it must be for complex sums in a wider acc. One
+ * thread. */
+bool fan_sum_flat(char *out, const char *const *src, size_t n, size_t count, fan_dtype dtype, fan_dtype acc, const char *factor);
 
 /* fan_sum_flat_fits: whether fan_sum_flat takes these two. */
 bool fan_sum_flat_fits(fan_dtype dtype, fan_dtype acc);

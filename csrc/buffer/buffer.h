@@ -103,9 +103,30 @@ fan_status fan_buffer_add(fan_buffer *b, size_t slot, fan_contribution *c, fan_e
 /* fan_buffer_add_many: n contributions in one call, c[i] to slots[i]: all or none, but for what a failed device call or a callback during a sum spoils. `order`: the
  * indices sorted by slot, those of one slot in their order. A fold that fails after all are parked is that fold's failure: they stay. */
 fan_status fan_buffer_add_many(fan_buffer *b, fan_contribution *c, const size_t *slots, const size_t *order, size_t n, fan_error *err);
+/* A plain gradient. */
+typedef struct fan_plain {
+    void *object;     /* the frontend's; held; NULL: undefined (S2) */
+    char *data;       /* of its first element */
+    int64_t key : 62; /* -1: none */
+    uint64_t donated : 1;
+    uint64_t ours : 1; /* a copy that was made for the buffer */
+} fan_plain;
+#define FAN_PLAIN_KEY_MAX (INT64_MAX >> 2)
+
+static inline fan_plain fan_plain_one(void *object, char *data, int64_t key, bool donated, bool ours)
+{
+    fan_plain one = {.object = object, .data = data, .donated = donated, .ours = ours};
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wconversion"
+    one.key = key; /* at most FAN_PLAIN_KEY_MAX */
+#pragma GCC diagnostic pop
+    return one;
+}
+
 /* fan_buffer_add_plain: the fast path of plain.h, for a frontend whose interpreter lets one thread at a time in. True: the gradient is parked and the caller's
- * hold of `object` is the buffer's now; *due says that fan_buffer_over is to be asked. False: nothing happened, and fan_buffer_add knows what to do or to say. */
-bool fan_buffer_add_plain(fan_buffer *b, size_t slot, const fan_plain_kind *kind, void *object, char *data, int64_t key, bool *due);
+ * hold of its object is the buffer's now; *due says that fan_buffer_over is to be asked. False: nothing happened, and fan_buffer_add knows what to do or to say.
+ * kind: NULL of an undefined one. */
+bool fan_buffer_add_plain(fan_buffer *b, size_t slot, const fan_plain_kind *kind, const fan_plain *one, bool *due);
 /* fan_buffer_over: whether the budget is passed, after `object`, which is still the caller's, too, was parked in `slot` by the fast path; `alone` as in
  * fan_contribution. Then what is parked is to be folded: by fan_buffer_merge_begin, or by fan_buffer_fold_due. */
 bool fan_buffer_over(fan_buffer *b, size_t slot, const void *object, bool alone);
@@ -127,6 +148,12 @@ void fan_buffer_add_at_once(fan_buffer *b, const fan_at_once *one);
 void fan_buffer_plain_meanwhile(fan_buffer *b);
 /* fan_buffer_unadd_plain: takes back the newest plain gradient with this object and key that fan_buffer_add_plain parked; the caller has its hold again. */
 void fan_buffer_unadd_plain(fan_buffer *b, size_t slot, void *object, int64_t key);
+/* fan_buffer_plain_peaks: what was parked at most, in this buffer and in all; fan_buffer_plain_peaks_back: after all that came since was taken back. */
+typedef struct fan_plain_peaks {
+    uint64_t buffer, process;
+} fan_plain_peaks;
+fan_plain_peaks fan_buffer_plain_peaks(const fan_buffer *b);
+void fan_buffer_plain_peaks_back(fan_buffer *b, const fan_plain_peaks *were);
 
 /* What a producer adds into by itself: the running sum, where it may, or scratch. */
 typedef struct fan_target {
@@ -146,6 +173,20 @@ fan_status fan_buffer_target(fan_buffer *b, size_t slot, int64_t key, fan_stream
 fan_status fan_buffer_target_end(fan_buffer *b, fan_target *t, bool good, uint8_t origin, fan_error *err);
 void fan_buffer_target_cancel(fan_buffer *b, fan_target *t); /* nothing was written: as if there had been none */
 
+typedef struct fan_take {
+    bool one;                   /* only `slot`: the others stay as they are; results and out are its alone */
+    size_t slot;
+    fan_stream *stream;         /* who will use the sums; NULL: the buffer's */
+    const fan_value *out;       /* per slot that is taken, dense or undefined; NULL: none */
+    fan_scale scale;            /* re, im and i all filled in by the caller; `integral` says whether i is exact */
+    bool integral, real;        /* of scale */
+    bool writable;
+    /* show: each sum once it is made and its consumer ordered, before any out is written and anything is let go; NULL: the sum of this slot will be written into its out. `slot`: with `one` 0. What
+     * fails here fails the take, and no sum is lost. May call the frontend's users. NULL: nobody asks. */
+    fan_status (*show)(void *ctx, size_t slot, const fan_value *sum, fan_error *err);
+    void *ctx;
+} fan_take;
+
 /* What a slot of plain gradients holds, for whoever makes its sum. */
 #define FAN_PLAIN_BYTES 65536 /* larger arrays are summed without the interpreter */
 #define FAN_PLAIN_MOST 64     /* terms of one pass */
@@ -153,17 +194,13 @@ void fan_buffer_target_cancel(fan_buffer *b, fan_target *t); /* nothing was writ
  * from the long one: several threads, recycled memory, a few sources at a time. */
 bool fan_plain_fits(fan_dtype dtype, fan_dtype acc, uint64_t bytes, size_t n);
 
-typedef struct fan_plain {
-    void *object; /* the frontend's; held */
-    char *data;   /* of its first element */
-    int64_t key;  /* -1: none */
-} fan_plain;
-
 typedef struct fan_plain_sum {
     const fan_plain_kind *kind;
-    const fan_plain *terms; /* n of them, in the order of the fold */
+    const fan_plain *terms; /* n of them, in the order of the fold; none is undefined */
     size_t n;
     bool ours;              /* the first is a sum that was made here, and nobody else has seen it */
+    bool may_keep;          /* a reusable first term may become the sum: it is in the accumulation dtype (A6) */
+    bool gapless;           /* .. at a take of several slots, too */
 } fan_plain_sum;
 /* fan_buffer_plain_soon: what an add to, or a take of, `slot` will look at is fetched ahead of time; slots from nslots on are none. */
 void fan_buffer_plain_soon(const fan_buffer *b, size_t slot);
@@ -193,17 +230,17 @@ typedef struct fan_span {
     size_t first, end;
 } fan_span;
 
-/* fan_buffer_take_plain: if every slot of the span is empty or holds a few plain gradients, all are claimed for a take, and true. Then fan_buffer_plain_at of each slot, and
+/* fan_buffer_take_plain: if every slot of the span is empty or holds a few plain gradients, whose sums can be finished so, all are claimed for a take, and true. Then fan_buffer_plain_at of each slot, and
  * fan_buffer_plain_done, once. */
-bool fan_buffer_take_plain(fan_buffer *b, fan_span span);
+bool fan_buffer_take_plain(fan_buffer *b, fan_span span, const fan_take *how);
 fan_plain_sum fan_buffer_plain_at(fan_buffer *b, size_t slot);
 /* fan_buffer_plain_apart: whether sums may be written to n outs, gap-free and of their slots' kinds, in any order: none meets another, nor what is still read, but
  * for a term of its own slot that is all of it. Sorts them by address. */
 bool fan_buffer_plain_apart(fan_buffer *b, fan_span span, fan_plain_out *outs, size_t n);
 /* fan_buffer_plain_fold: `out` (gap-free; one of the terms, where they are FAN_PLAIN_MOST at most or it is the first, or apart from all) becomes the sum of the
- * terms. Needs no interpreter. fan_buffer_plain_folded counts it, which does. */
-void fan_buffer_plain_fold(fan_buffer *b, size_t slot, char *out);
-void fan_buffer_plain_folded(fan_buffer *b, size_t slot, bool in_place);
+ * terms, scaled. Needs no interpreter. fan_buffer_plain_folded counts it, which does; `copied`: one term was copied, and not into an out=. */
+void fan_buffer_plain_fold(fan_buffer *b, size_t slot, const fan_take *how, char *out);
+void fan_buffer_plain_folded(fan_buffer *b, size_t slot, bool in_place, bool copied);
 /* fan_buffer_plain_done: what was claimed is let go; `taken`: and emptied. `part` gives up a hold if that can call nothing back, and says whether it did;
  * all others are dropped last, when the buffer is ready for whatever they call. */
 void fan_buffer_plain_done(fan_buffer *b, fan_span span, bool taken, bool (*part)(void *object));
@@ -217,20 +254,6 @@ fan_status fan_buffer_expect(fan_buffer *b, size_t slot, int64_t n, fan_error *e
 fan_status fan_buffer_ready(fan_buffer *b, size_t slot, bool *ready, fan_error *err);
 /* fan_buffer_snapshot: D17; the caller owns *out's holds. */
 fan_status fan_buffer_snapshot(fan_buffer *b, size_t slot, fan_stream *consumer, fan_value *out, fan_error *err);
-
-typedef struct fan_take {
-    bool one;                   /* only `slot`: the others stay as they are; results and out are its alone */
-    size_t slot;
-    fan_stream *stream;         /* who will use the sums; NULL: the buffer's */
-    const fan_value *out;       /* per slot that is taken, dense or undefined; NULL: none */
-    fan_scale scale;            /* re, im and i all filled in by the caller; `integral` says whether i is exact */
-    bool integral, real;        /* of scale */
-    bool writable;
-    /* show: each sum once it is made and its consumer ordered, before any out is written and anything is let go; NULL: the sum of this slot will be written into its out. `slot`: with `one` 0. What
-     * fails here fails the take, and no sum is lost. May call the frontend's users. NULL: nobody asks. */
-    fan_status (*show)(void *ctx, size_t slot, const fan_value *sum, fan_error *err);
-    void *ctx;
-} fan_take;
 
 /* fan_buffer_take: all sums into results[slots]; the caller owns their holds; the buffer is empty afterwards. With `one` that holds of this slot, and results[0]. */
 fan_status fan_buffer_take(fan_buffer *b, const fan_take *how, fan_value *results, fan_error *err);

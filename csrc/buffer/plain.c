@@ -44,7 +44,7 @@ static void unpark(fan_buffer *b, fan_plains *p, size_t n)
 
 static void emptied(fan_plains *p)
 {
-    p->n = p->alone = p->ask = 0;
+    p->n = p->undefined = p->alone = p->ask = 0;
     p->summed = 0;
 }
 
@@ -90,9 +90,12 @@ static void in_order(fan_plains *p)
 {
     if (!p->unsorted)
         return;
+    int64_t *keys = fan_alloc(p->n * sizeof *keys);
     uint32_t *at = fan_alloc(p->n * sizeof *at);
     fan_plain *list = fan_alloc(p->cap * sizeof *list);
-    if (at && list && fan_keys_order(&p->list[0].key, sizeof *list, p->n, at)) {
+    for (size_t i = 0; keys && i < p->n; i++)
+        keys[i] = p->list[i].key;
+    if (keys && at && list && fan_keys_order(keys, sizeof *keys, p->n, at)) {
         for (size_t i = 0; i < p->n; i++)
             list[i] = p->list[at[i]];
         fan_free(p->list); /* it is too long for `few` */
@@ -101,6 +104,7 @@ static void in_order(fan_plains *p)
         qsort(p->list, p->n, sizeof *p->list, by_key);
         fan_free(list);
     }
+    fan_free(keys);
     fan_free(at);
     keys_end(p);
 }
@@ -130,7 +134,7 @@ bool fan_plain_same(const fan_plain_kind *a, const fan_plain_kind *b)
 /* What the declaration of a slot asks of its first gradient. */
 static bool welcome(const fan_spec *spec, const fan_plain_kind *k)
 {
-    if ((spec->dtype != FAN_NO_DTYPE && spec->dtype != k->dtype) || spec->combine || spec->exact || (spec->device && spec->device != fan_cpu()))
+    if ((spec->dtype != FAN_NO_DTYPE && spec->dtype != k->dtype) || spec->exact || (spec->device && spec->device != fan_cpu()))
         return false;
     if (spec->accumulate != FAN_NO_DTYPE && fan_accum_dtype(k->dtype, spec->accumulate) == FAN_NO_DTYPE)
         return false;
@@ -147,9 +151,11 @@ static size_t elements(const fan_plain_kind *k)
     return n;
 }
 
+static uint64_t size_of(const fan_plain_kind *k) { return fan_dtype_size(k->dtype) * elements(k); }
+
 uint64_t fan_plain_bytes(const fan_plain_kind *k)
 {
-    uint64_t n = fan_dtype_size(k->dtype) * elements(k);
+    uint64_t n = size_of(k);
     return n ? n : 1; /* so that what has no bytes passes a budget of 0, too */
 }
 
@@ -186,10 +192,11 @@ static bool grow(fan_plains *p)
     return true;
 }
 
-static bool park(fan_buffer *b, size_t slot, const fan_plain_kind *kind, void *object, char *data, int64_t key)
+static bool park(fan_buffer *b, size_t slot, const fan_plain_kind *kind, const fan_plain *one)
 {
     fan_slot *s = &b->slots[slot];
     fan_plains *p = s->plain;
+    int64_t key = one->key;
     size_t at;
     if (s->p != &fan_pass_none || s->busy || b->known)
         return false;
@@ -200,12 +207,14 @@ static bool park(fan_buffer *b, size_t slot, const fan_plain_kind *kind, void *o
         fan_plains_init(p);
         s->plain = p;
     }
-    if (p->n == 0) {
+    if (p->n && (p->list[0].key < 0) != (key < 0))
+        return false;
+    if (kind && p->n == p->undefined) {
         if ((s->spec != &b->undeclared || b->undeclared.accumulate != FAN_NO_DTYPE || b->undeclared.exact) && !welcome(s->spec, kind))
             return false;
         p->kind = *kind;
         p->bytes = fan_plain_bytes(kind);
-    } else if (!fan_plain_same(&p->kind, kind) || (p->list[0].key < 0) != (key < 0)) {
+    } else if (kind && !fan_plain_same(&p->kind, kind)) {
         return false;
     }
     if (s->expected >= 0 && fan_plain_count(p) >= s->expected)
@@ -219,8 +228,9 @@ static bool park(fan_buffer *b, size_t slot, const fan_plain_kind *kind, void *o
         return false;
     if (at < p->n)
         memmove(&p->list[at + 1], &p->list[at], (p->n - at) * sizeof *p->list);
-    p->list[at] = (fan_plain){object, data, key};
+    p->list[at] = *one;
     p->n++;
+    p->undefined += !kind;
     return true;
 }
 
@@ -241,10 +251,27 @@ static bool begins(const fan_plains *p)
     return p->unsorted ? fan_keys_has(p->unsorted, first + 1) : p->n > 1 && p->list[1].key == first + 1;
 }
 
-bool fan_buffer_add_plain(fan_buffer *b, size_t slot, const fan_plain_kind *kind, void *object, char *data, int64_t key, bool *due)
+/* A copy that was made for the buffer is counted as one of its own. */
+static void copied(fan_buffer *b, const fan_plain_kind *kind)
 {
-    if (!park(b, slot, kind, object, data, key))
+    uint64_t bytes = size_of(kind);
+    COUNT(b, copies, 1);
+    COUNT(b, passes, 1);
+    COUNT(b, bytes_read, bytes);
+    COUNT(b, bytes_written, bytes);
+}
+
+bool fan_buffer_add_plain(fan_buffer *b, size_t slot, const fan_plain_kind *kind, const fan_plain *one, bool *due)
+{
+    *due = false;
+    if (!park(b, slot, kind, one))
         return false;
+    if (!kind) {
+        COUNT(b, adds, 1);
+        return true;
+    }
+    if (one->ours)
+        copied(b, kind);
     uint64_t bytes = b->slots[slot].plain->bytes;
     if (fan_watched())
         fan_buffer_weigh(b, bytes);
@@ -298,7 +325,7 @@ bool fan_buffer_over(fan_buffer *b, size_t slot, const void *object, bool alone)
     if (p->n >= p->ask) {
         found = 0;
         for (size_t i = p->summed > 0; i < p->n; i++)
-            found += p->list[i].object == object ? alone : b->frontend->alone(p->list[i].object, NULL);
+            found += p->list[i].object == object ? alone : p->list[i].object && b->frontend->alone(p->list[i].object, NULL);
         p->ask = p->n + fan_ask_step(p->n);
     }
     atomic_fetch_add_explicit(&b->alone, ((uint64_t)found - p->alone) * p->bytes, memory_order_relaxed); /* it may be less than it was */
@@ -318,12 +345,12 @@ bool fan_buffer_merge_begin(fan_buffer *b, size_t slot, fan_merge *m)
 {
     fan_slot *s = &b->slots[slot];
     fan_plains *p = s->plain;
-    if (s->p != &fan_pass_none || s->busy || s->targets || !p || fan_accum_dtype(p->kind.dtype, s->spec->accumulate) != p->kind.dtype ||
+    if (s->p != &fan_pass_none || s->busy || s->targets || !p || p->undefined || fan_accum_dtype(p->kind.dtype, s->spec->accumulate) != p->kind.dtype ||
         !fan_sum_flat_fits(p->kind.dtype, p->kind.dtype))
         return false;
     in_order(p);
     m->slot = slot;
-    m->sum = (fan_plain_sum){&p->kind, p->list, prefix(p), p->summed > 0};
+    m->sum = (fan_plain_sum){&p->kind, p->list, prefix(p), p->summed > 0, true, true};
     m->dropped = m->few;
     if (m->sum.n < 2 || (m->sum.n > sizeof m->few / sizeof *m->few && !(m->dropped = fan_alloc(m->sum.n * sizeof *m->dropped))))
         return false;
@@ -353,7 +380,7 @@ static void sum_terms(const fan_plain_kind *k, const char *const *src, size_t n,
     FAN_UNCLEARED fan_array array[FAN_PLAIN_MOST + 1];
     FAN_UNCLEARED fan_operand in[FAN_PLAIN_MOST];
     if ((n + 1) * fan_plain_bytes(k) < FAR) {
-        (void)fan_sum_flat(out, src, n, elements(k), k->dtype, k->dtype);
+        (void)fan_sum_flat(out, src, n, elements(k), k->dtype, k->dtype, NULL);
         return;
     }
     for (size_t i = 0; i < n; i++) {
@@ -394,7 +421,7 @@ void fan_buffer_merge_end(fan_buffer *b, fan_merge *m, void *object, char *data)
         COUNT(b, in_place, first ? n - 1 : 0);
         unpark(b, p, n - m->sum.ours);
         p->summed += (int64_t)(n - m->sum.ours);
-        p->list[0] = (fan_plain){object, data, p->list[n - 1].key};
+        p->list[0] = fan_plain_one(object, data, p->list[n - 1].key, false, false);
         memmove(&p->list[1], &p->list[n], (p->n - n) * sizeof *p->list);
         p->n -= n - 1;
     }
@@ -418,7 +445,7 @@ static fan_array *sum_of(const fan_slot *s, const fan_plain_kind *k, int64_t key
     fan_array *a = p->value.array;
     if (k->late || p->value.form != FAN_DENSE || !p->value_ours || p->value_lent || p->value.origin != k->origin || p->A || p->exact || p->poison)
         return NULL;
-    if (s->busy || s->spec->combine || p->nitems || p->arriving || p->seen != fan_dtype_set_add(0, k->dtype, false))
+    if (s->busy || p->nitems || p->arriving || p->seen != fan_dtype_set_add(0, k->dtype, false))
         return NULL;
     if ((p->keyed < 0) != (key < 0) || (key >= 0 && key != p->next_key) || (s->expected >= 0 && p->count >= s->expected))
         return NULL;
@@ -461,7 +488,7 @@ void fan_buffer_add_at_once(fan_buffer *b, const fan_at_once *one)
     uint64_t bytes = (uint64_t)one->count * fan_dtype_size(one->dtype), now = atomic_load_explicit(&b->parked, memory_order_relaxed) + (bytes ? bytes : 1);
     if (fan_watched())
         fan_buffer_weigh(b, bytes);
-    (void)fan_sum_flat(one->sum, (const char *const[]){one->sum, one->data}, 2, one->count, one->dtype, one->dtype);
+    (void)fan_sum_flat(one->sum, (const char *const[]){one->sum, one->data}, 2, one->count, one->dtype, one->dtype, NULL);
     p->count++;
     p->rules |= FAN_A(6) | FAN_S(3);
     if (one->key >= 0)
@@ -486,11 +513,25 @@ void fan_buffer_unadd_plain(fan_buffer *b, size_t slot, void *object, int64_t ke
         p->n--;
         if (p->unsorted)
             fan_keys_remove(p->unsorted, key);
-        unpark(b, p, 1);
+        if (object)
+            unpark(b, p, 1);
+        else
+            p->undefined--;
         b->quick.adds--;
         fan_plain_total.adds--;
         return;
     }
+}
+
+fan_plain_peaks fan_buffer_plain_peaks(const fan_buffer *b)
+{
+    return (fan_plain_peaks){b->quick.peak_parked_bytes, fan_plain_total.peak_parked_bytes};
+}
+
+void fan_buffer_plain_peaks_back(fan_buffer *b, const fan_plain_peaks *were)
+{
+    b->quick.peak_parked_bytes = were->buffer;
+    fan_plain_total.peak_parked_bytes = were->process;
 }
 
 void fan_buffer_plain_soon(const fan_buffer *b, size_t slot)
@@ -527,23 +568,26 @@ static fan_status items_of(fan_buffer *b, size_t slot, fan_item **items, size_t 
 {
     fan_plains *plain = b->slots[slot].plain;
     in_order(plain);
-    const fan_plain *first = &plain->list[plain->summed > 0];
     fan_dtype_set own = fan_dtype_set_add(0, plain->kind.dtype, false);
-    for (; *made < waiting(plain); ++*made) {
-        const fan_plain *one = &first[*made];
+    for (size_t i = plain->summed > 0; i < plain->n; i++) {
+        const fan_plain *one = &plain->list[i];
+        if (!one->object && one->key < 0)
+            continue; /* it only counts (S2) */
         fan_item *it = fan_calloc(sizeof *it);
         if (!it)
             return fan_fail(err, FAN_NOMEM, "%s: slot %zu: out of memory", b->name, slot);
-        fan_status status = b->frontend->plain(one->object, one->data, &plain->kind, &it->value, err);
+        fan_status status = one->object ? b->frontend->plain(one->object, one->data, &plain->kind, &it->value, err) : FAN_OK;
         if (status != FAN_OK) {
             fan_free(it);
             return status == FAN_STATE ? fan_slot_changed(b, slot, one->key, err) : status;
         }
         it->key = one->key;
         it->parked = true;
-        it->own = it->value.form == FAN_OBJECT ? 0 : own;
-        it->bytes = plain->bytes;
-        items[*made] = it;
+        it->own = it->value.form == FAN_OBJECT || !one->object ? 0 : own;
+        it->bytes = one->object ? plain->bytes : 0;
+        it->donated = one->donated;
+        it->ours = one->ours;
+        items[(*made)++] = it;
     }
     return FAN_OK;
 }
@@ -559,10 +603,10 @@ fan_status fan_slot_thicken(fan_buffer *b, size_t slot, fan_error *err)
     if (!n)
         return FAN_OK;
     /* Whoever has the slot already is the caller. Nobody else adds or takes meanwhile. */
-    bool mine = s->busy, taking = s->taking, late = k->late;
+    bool mine = s->busy, taking = s->taking, some = n > plain->undefined, late = some && k->late;
     fan_pass *p = fan_calloc(sizeof *p);
     fan_item **items = fan_alloc(n * sizeof *items);
-    int64_t *shape = fan_alloc((size_t)k->ndim * sizeof *shape);
+    int64_t *shape = fan_alloc(some ? (size_t)k->ndim * sizeof *shape : 0);
     if (!p || !items || !shape)
         FAN_GO(fan_fail(err, FAN_NOMEM, "%s: slot %zu: out of memory", b->name, slot));
     if (late) {
@@ -580,13 +624,13 @@ fan_status fan_slot_thicken(fan_buffer *b, size_t slot, fan_error *err)
             fan_slot_let_go(b, slot);
     }
     FAN_GO(status);
-    if (k->ndim)
+    if (some && k->ndim)
         memcpy(shape, k->shape, (size_t)k->ndim * sizeof *shape);
-    p->seen = fan_dtype_set_add(0, k->dtype, false);
+    p->seen = some ? fan_dtype_set_add(0, k->dtype, false) : 0;
     p->keyed = plain->list[0].key < 0 ? -1 : 1;
     p->count = fan_plain_count(plain);
-    p->device = fan_device_hold(fan_cpu());
-    p->rules = FAN_S(3);
+    p->device = some ? fan_device_hold(fan_cpu()) : NULL;
+    p->rules = some ? FAN_S(3) : 0;
     p->items = items;
     p->nitems = made;
     p->cap = n;
@@ -598,7 +642,7 @@ fan_status fan_slot_thicken(fan_buffer *b, size_t slot, fan_error *err)
         p->next_key = plain->list[0].key + 1;
         p->rules |= FAN_A(6);
     }
-    if (s->spec->has_shape) {
+    if (s->spec->has_shape || !some) {
         fan_free(shape);
     } else {
         p->shape = shape;
@@ -609,7 +653,8 @@ fan_status fan_slot_thicken(fan_buffer *b, size_t slot, fan_error *err)
     /* The items have holds of their own; nothing is called back, for more than these remain. They are parked as before; who has them is asked anew. */
     unpark(b, plain, 0);
     for (size_t i = 0; i < n; i++)
-        b->frontend->drop(plain->list[i].object);
+        if (plain->list[i].object)
+            b->frontend->drop(plain->list[i].object);
     emptied(plain);
     return FAN_OK;
 done:
@@ -645,7 +690,8 @@ static void drop_terms(fan_plains *p, fan_plain *few, fan_plain *many, size_t ca
 {
     const fan_plain *terms = many ? many : few;
     for (size_t i = 0; i < n; i++)
-        drop(terms[i].object);
+        if (terms[i].object)
+            drop(terms[i].object);
     if (many && p->list == p->few && p->n == 0 && cap <= KEPT_TERMS) {
         p->list = many;
         p->cap = cap;
@@ -662,7 +708,7 @@ void fan_plain_drop(fan_buffer *b, size_t slot)
     size_t n, cap = 0;
     if (!p || !p->n)
         return;
-    unpark(b, p, waiting(p));
+    unpark(b, p, waiting(p) - p->undefined);
     n = detach(p, few, &many, &cap);
     drop_terms(p, few, many, cap, n, b->frontend->drop);
 }
@@ -677,15 +723,42 @@ bool fan_plain_fits(fan_dtype dtype, fan_dtype acc, uint64_t bytes, size_t n)
     return bytes <= FAN_PLAIN_BYTES || (bytes < FAN_POOL_FROM && n <= 8 && (n + 1) * bytes < FAR);
 }
 
-static bool claim(fan_slot *s)
+/* What is undefined goes behind the others, which keep their order. */
+static void undefined_last(fan_plains *p)
+{
+    for (size_t i = 0, kept = 0; kept < p->n - p->undefined; i++) {
+        fan_plain one = p->list[i];
+        if (!one.object)
+            continue;
+        p->list[i] = p->list[kept];
+        p->list[kept++] = one;
+    }
+}
+
+/* Whether a scale is one for the sum of this kind, and for the loops that are at hand here; what is wrong with it the general path says. */
+static bool scales(const fan_take *how, fan_dtype dtype, fan_dtype acc)
+{
+    char kind = fan_dtype_kind(dtype);
+    if (!how->scale.on)
+        return true;
+    return kind == 'c' ? acc == dtype : kind == 'f' ? how->real : how->integral;
+}
+
+static bool claim(fan_slot *s, const fan_take *how)
 {
     fan_plains *p = s->plain;
+    size_t n = p ? p->n - p->undefined : 0;
     if (s->p != &fan_pass_none || s->busy || s->targets || (s->expected >= 0 && s->expected != fan_plain_count(p)))
         return false;
-    if (p && p->n > 1 && !fan_plain_fits(p->kind.dtype, fan_accum_dtype(p->kind.dtype, s->spec->accumulate), p->bytes, p->n))
-        return false;
+    if (n > 1 || (n && (how->scale.on || how->writable))) {
+        fan_dtype acc = fan_accum_dtype(p->kind.dtype, s->spec->accumulate);
+        if (!fan_plain_fits(p->kind.dtype, acc, p->bytes, n) || !scales(how, p->kind.dtype, acc))
+            return false;
+    }
     if (p)
         in_order(p);
+    if (p && p->undefined)
+        undefined_last(p);
     s->busy = s->taking = true;
     fan_slot_set_owner(s, fan_thread_id());
     return true;
@@ -697,14 +770,16 @@ static void let_go(fan_buffer *b, fan_span span)
         fan_slot *s = &b->slots[i];
         s->busy = s->taking = false;
         fan_slot_set_owner(s, 0);
+        if (s->plain && s->plain->undefined && s->plain->list[0].key >= 0)
+            qsort(s->plain->list, s->plain->n, sizeof *s->plain->list, by_key); /* undefined_last */
     }
     wake(b);
 }
 
-bool fan_buffer_take_plain(fan_buffer *b, fan_span span)
+bool fan_buffer_take_plain(fan_buffer *b, fan_span span, const fan_take *how)
 {
     for (size_t i = span.first; i < span.end; i++)
-        if (b->known || !claim(&b->slots[i])) {
+        if (b->known || !claim(&b->slots[i], how)) {
             let_go(b, (fan_span){span.first, i});
             return false;
         }
@@ -720,8 +795,14 @@ void fan_buffer_plain_meanwhile(fan_buffer *b)
 
 fan_plain_sum fan_buffer_plain_at(fan_buffer *b, size_t slot)
 {
-    fan_plains *p = b->slots[slot].plain;
-    return p ? (fan_plain_sum){&p->kind, p->list, p->n, p->summed > 0} : (fan_plain_sum){NULL, NULL, 0, false};
+    const fan_slot *s = &b->slots[slot];
+    const fan_plains *p = s->plain;
+    size_t n = p ? p->n - p->undefined : 0;
+    if (!n)
+        return (fan_plain_sum){NULL, NULL, 0, false, false, false};
+    int64_t last = p->list[p->n - 1].key > p->list[n - 1].key ? p->list[p->n - 1].key : p->list[n - 1].key, from = p->summed ? p->list[0].key : 0;
+    bool gapless = last < 0 || b->nslots == 1 || p->list[0].donated || last - from == (int64_t)p->n - 1; /* of keys that are all different */
+    return (fan_plain_sum){&p->kind, p->list, n, p->summed > 0, fan_accum_dtype(p->kind.dtype, s->spec->accumulate) == p->kind.dtype, gapless};
 }
 
 /* ---- out= ---- */
@@ -816,7 +897,7 @@ bool fan_buffer_plain_apart(fan_buffer *b, fan_span span, fan_plain_out *outs, s
             return false;
     for (size_t i = span.first; n && i < span.end; i++) {
         const fan_plains *p = b->slots[i].plain;
-        for (size_t k = 0; p && k < p->n; k++) {
+        for (size_t k = 0; p && k < p->n - p->undefined; k++) {
             const char *data = p->list[k].data;
             size_t at = before(outs, n, data + p->bytes, near[k % 8]);
             near[k % 8] = at;
@@ -829,42 +910,49 @@ bool fan_buffer_plain_apart(fan_buffer *b, fan_span span, fan_plain_out *outs, s
     return true;
 }
 
-void fan_buffer_plain_fold(fan_buffer *b, size_t slot, char *out)
+void fan_buffer_plain_fold(fan_buffer *b, size_t slot, const fan_take *how, char *out)
 {
     const fan_slot *s = &b->slots[slot];
     const fan_plains *p = s->plain;
     fan_dtype acc = fan_accum_dtype(p->kind.dtype, s->spec->accumulate);
     FAN_UNCLEARED const char *src[FAN_PLAIN_MOST];
-    size_t count = elements(&p->kind);
-    if (p->n == 1) {
-        memmove(out, p->list[0].data, count * fan_dtype_size(p->kind.dtype));
+    _Alignas(16) char factor[16];
+    size_t n = p->n - p->undefined, count = elements(&p->kind);
+    if (n == 1 && !how->scale.on) {
+        memmove(out, p->list[0].data, (size_t)size_of(&p->kind));
         return;
     }
-    for (size_t done = 0; done < p->n;) {
+    if (how->scale.on)
+        fan_scale_as(&how->scale, acc, factor);
+    for (size_t done = 0; done < n;) {
         size_t k = 0;
         if (done)
             src[k++] = out;
-        while (k < FAN_PLAIN_MOST && done < p->n)
+        while (k < FAN_PLAIN_MOST && done < n)
             src[k++] = p->list[done++].data;
-        (void)fan_sum_flat(out, src, k, count, p->kind.dtype, acc);
+        (void)fan_sum_flat(out, src, k, count, p->kind.dtype, acc, how->scale.on && done == n ? factor : NULL);
     }
 }
 
-void fan_buffer_plain_folded(fan_buffer *b, size_t slot, bool in_place)
+void fan_buffer_plain_folded(fan_buffer *b, size_t slot, bool in_place, bool copied_one)
 {
     const fan_plains *p = b->slots[slot].plain;
+    size_t n = p->n - p->undefined;
+    uint64_t bytes = size_of(&p->kind);
     COUNT(b, passes, 1);
-    COUNT(b, bytes_read, p->n * p->bytes);
-    COUNT(b, bytes_written, p->bytes);
-    if (p->n > 1)
+    COUNT(b, bytes_read, n * bytes);
+    COUNT(b, bytes_written, bytes);
+    if (n > 1)
         COUNT(b, folds, 1);
     if (in_place)
-        COUNT(b, in_place, p->n - 1);
+        COUNT(b, in_place, n - 1);
+    if (copied_one)
+        COUNT(b, copies, 1);
 }
 
 void fan_plain_sum_of(const fan_plain_kind *kind, const char *const *src, size_t n, char *out)
 {
-    (void)fan_sum_flat(out, src, n, elements(kind), kind->dtype, fan_dtype_accumulate(kind->dtype));
+    (void)fan_sum_flat(out, src, n, elements(kind), kind->dtype, fan_dtype_accumulate(kind->dtype), NULL);
 }
 
 void fan_plain_summed(uint64_t bytes, size_t n)
@@ -912,11 +1000,11 @@ void fan_buffer_plain_done(fan_buffer *b, fan_span span, bool taken, bool (*part
         size_t n = p ? p->n : 0;
         for (size_t k = 0; k < n; k++) {
             void *object = p->list[k].object;
-            if (!part(object) && !later(&f, object))
+            if (object && !part(object) && !later(&f, object))
                 b->frontend->drop(object);
         }
         if (n) {
-            unpark(b, p, waiting(p));
+            unpark(b, p, waiting(p) - p->undefined);
             emptied(p);
             if (p->cap > KEPT_TERMS) {
                 fan_free(p->list);

@@ -633,13 +633,26 @@ static Py_ssize_t small_index(PyObject *o)
     return i;
 }
 
-/* target_of: where the sum of n >= 2 plain terms goes: into the first, where that is nobody else's, or into a fresh array; new reference. */
-static PyObject *target_of(const fan_plain_sum *sum)
+/* gives_memory: whether the first term of a sum is reusable, but for what it may share with other terms (A6). */
+static bool gives_memory(const fan_plain_sum *sum)
+{
+    const fan_plain *first = &sum->terms[0];
+    if (sum->ours)
+        return true;
+    if (first->donated)
+        return sum->kind->late || PyArray_ISWRITEABLE((PyArrayObject *)first->object);
+    return first->ours || fan_unshared(first->object, 1);
+}
+
+/* target_of: where a sum of plain terms goes: into the first, where that is nobody else's (A6, A14), or into a fresh array; new reference. */
+static PyObject *target_of(const fan_plain_sum *sum, const fan_take *how)
 {
     PyObject *first = sum->terms[0].object;
     char *data = sum->terms[0].data;
-    bool alone = sum->ours || fan_unshared(first, 1);
-    size_t bytes = alone ? (size_t)fan_plain_bytes(sum->kind) : 0;
+    if (sum->n == 1 && !how->scale.on && (!how->writable || gives_memory(sum)))
+        return Py_NewRef(first);
+    bool alone = sum->n > 1 && !how->scale.on && sum->may_keep && (sum->gapless || how->one) && gives_memory(sum);
+    size_t bytes = !alone ? 0 : sum->kind->late ? (size_t)fan_plain_bytes(sum->kind) : (size_t)PyArray_NBYTES((PyArrayObject *)first);
     for (size_t k = 1; k < sum->n && alone; k++)
         alone = sum->terms[k].data + bytes <= data || data + bytes <= sum->terms[k].data;
     return alone ? Py_NewRef(first) : fan_plain_fresh(first, sum->kind);
@@ -659,6 +672,7 @@ static bool sound_terms(const fan_plain_sum *sum)
 /* merge_plain: what is due in a slot of plain gradients, by the fast path. False: not for this way, and nothing happened. */
 static bool merge_plain(buffer_object *self, size_t slot)
 {
+    static const fan_take nothing;
     FAN_RAW fan_merge m;
     PyObject *to = NULL;
     char *data = NULL;
@@ -666,7 +680,7 @@ static bool merge_plain(buffer_object *self, size_t slot)
         return false;
     /* A fresh array of such a size is made in recycled memory, by the general path. */
     if (sound_terms(&m.sum) && (m.sum.ours || fan_plain_bytes(m.sum.kind) < FAN_POOL_FROM || fan_unshared(m.sum.terms[0].object, 1)))
-        to = target_of(&m.sum);
+        to = target_of(&m.sum, &nothing);
     if (to) {
         data = fan_plain_data(to, m.sum.kind);
         if (m.sum.n * fan_plain_bytes(m.sum.kind) > AWAY_BYTES) {
@@ -682,6 +696,34 @@ static bool merge_plain(buffer_object *self, size_t slot)
     PyErr_Clear(); /* the general path says it, if there is anything to say */
     fan_buffer_merge_end(self->core, &m, to, data);
     return to != NULL;
+}
+
+/* What add is told by name, as far as the fast path knows it. */
+typedef struct by_name {
+    Py_ssize_t key; /* -1: none */
+    bool donate, copy;
+} by_name;
+
+/* told_by_name: false: something else is there, or what must be said is an error: for the general path. */
+static bool told_by_name(PyObject *const *values, PyObject *kwnames, by_name *t)
+{
+    const fan_state *st = fan_state_get();
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(kwnames); i++) {
+        PyObject *name = PyTuple_GET_ITEM(kwnames, i), *value = values[i];
+        bool flag = value == Py_True || value == Py_False;
+        if (name == st->str_key && value != Py_None) {
+            t->key = small_index(value);
+            if (t->key < 0 || t->key > FAN_PLAIN_KEY_MAX)
+                return false;
+        } else if (name == st->str_donate && flag) {
+            t->donate = value == Py_True;
+        } else if (name == st->str_copy && flag) {
+            t->copy = value == Py_True;
+        } else if (value != Py_None || (name != st->str_key && name != st->str_stream)) {
+            return false;
+        }
+    }
+    return !(t->donate && t->copy);
 }
 
 /* fold_due: after a gradient was parked by the fast path, and perhaps the budget passed. */
@@ -702,32 +744,36 @@ static int fold_due(buffer_object *self, size_t slot, PyObject *gradient, bool a
 static int add_plain(buffer_object *self, PyObject *const *args, PyObject *kwnames)
 {
     FAN_RAW fan_plain_kind kind;
-    FAN_RAW fan_at_once one;
-    Py_ssize_t slot = small_index(args[0]), key = -1;
-    char *data;
+    FAN_RAW fan_at_once at_once;
+    Py_ssize_t slot = small_index(args[0]);
+    PyObject *gradient = args[1];
+    by_name t = {.key = -1};
+    fan_plain one;
+    char *data = NULL;
     bool due;
-    if (slot < 0 || (size_t)slot >= self->n || self->create_graph || (self->flags && self->flags[slot]))
+    if (slot < 0 || (size_t)slot >= self->n || self->create_graph || (kwnames && !told_by_name(args + 2, kwnames, &t)))
         return 0;
-    if (kwnames) {
-        if (PyTuple_GET_SIZE(kwnames) != 1 || PyTuple_GET_ITEM(kwnames, 0) != fan_state_get()->str_key || (key = small_index(args[2])) < 0)
-            return 0;
+    if (gradient == Py_None) {
+        one = fan_plain_one(NULL, NULL, t.key, false, false);
+        return unwatched() && fan_buffer_add_plain(self->core, (size_t)slot, NULL, &one, &due);
     }
-    if (!fan_import_plain(args[1], &kind, &data) || !unwatched())
+    if (!fan_import_plain(gradient, &kind, &data) || !unwatched())
         return 0;
-    bool alone = fan_alone(args[1], 1);
-    if (fan_buffer_adds_at_once(self->core, (size_t)slot, &kind, data, key, alone, &one)) {
-        fan_buffer_add_at_once(self->core, &one);
+    bool alone = t.copy || fan_alone(gradient, 1);
+    if (!t.copy && fan_buffer_adds_at_once(self->core, (size_t)slot, &kind, data, t.key, alone, &at_once)) {
+        fan_buffer_add_at_once(self->core, &at_once);
         return 1;
     }
-    Py_INCREF(args[1]);
-    if (!fan_buffer_add_plain(self->core, (size_t)slot, &kind, args[1], data, key, &due)) {
-        Py_DECREF(args[1]);
+    gradient = t.copy ? fan_plain_copy(gradient, &kind, &data) : Py_NewRef(gradient);
+    one = fan_plain_one(gradient, data, t.key, t.donate, t.copy);
+    if (!one.object || !fan_buffer_add_plain(self->core, (size_t)slot, &kind, &one, &due)) {
+        Py_XDECREF(gradient);
         return 0;
     }
     if (!due)
         return 1;
     fan_call_acted();
-    return fold_due(self, (size_t)slot, args[1], alone) < 0 ? -1 : 1;
+    return fold_due(self, (size_t)slot, gradient, alone) < 0 ? -1 : 1;
 }
 
 /* stream_of: the producer's stream, as it was given for a slot. */
@@ -910,38 +956,47 @@ static bool batch_at_once(buffer_object *self, const batch *t)
 }
 
 /* batch_plain: 1: all are parked by the fast path; 0: one is not for it, and nothing happened. -1 with an exception: a fold failed. */
-static int batch_plain(buffer_object *self, const batch *t)
+static int batch_plain(buffer_object *self, const batch *t, bool donate)
 {
     FAN_RAW fan_plain_kind kind;
     Py_ssize_t k = 0;
     bool due, any_due = false;
-    if (self->create_graph || self->flags || !unwatched())
+    if (self->create_graph || !unwatched())
         return 0;
     if (t->n && batch_at_once(self, t))
         return 1;
+    fan_plain_peaks peaks = fan_buffer_plain_peaks(self->core);
     for (; k < t->n; k++) {
         Py_ssize_t slot = small_index(ITEM(t->slots, k)), key = -1;
         PyObject *gradient = ITEM(t->gradients, k);
-        char *data;
+        char *data = NULL;
         if (self->n >= FAR)
             fetch_ahead(self, t, k);
-        if (slot < 0 || (size_t)slot >= self->n || (t->keys && (key = small_index(ITEM(t->keys, k))) < 0) || !fan_import_plain(gradient, &kind, &data) ||
-            !fan_buffer_add_plain(self->core, (size_t)slot, &kind, gradient, data, key, &due))
+        if (slot < 0 || (size_t)slot >= self->n || (t->keys && ((key = small_index(ITEM(t->keys, k))) < 0 || key > FAN_PLAIN_KEY_MAX)))
             break;
-        Py_INCREF(gradient);
+        if (gradient == Py_None)
+            gradient = NULL;
+        else if (!fan_import_plain(gradient, &kind, &data))
+            break;
+        fan_plain one = fan_plain_one(gradient, data, key, gradient && donate, false);
+        if (!fan_buffer_add_plain(self->core, (size_t)slot, gradient ? &kind : NULL, &one, &due))
+            break;
+        Py_XINCREF(gradient);
         any_due = any_due || due;
     }
     if (k < t->n) {
         while (k-- > 0) {
-            fan_buffer_unadd_plain(self->core, (size_t)small_index(ITEM(t->slots, k)), ITEM(t->gradients, k), t->keys ? small_index(ITEM(t->keys, k)) : -1);
-            Py_DECREF(ITEM(t->gradients, k));
+            PyObject *gradient = ITEM(t->gradients, k) == Py_None ? NULL : ITEM(t->gradients, k);
+            fan_buffer_unadd_plain(self->core, (size_t)small_index(ITEM(t->slots, k)), gradient, t->keys ? small_index(ITEM(t->keys, k)) : -1);
+            Py_XDECREF(gradient);
         }
+        fan_buffer_plain_peaks_back(self->core, &peaks);
         return 0;
     }
     if (any_due)
         fan_call_acted();
     for (k = 0; k < t->n && any_due; k++)
-        if (fold_due(self, (size_t)small_index(ITEM(t->slots, k)), ITEM(t->gradients, k), false) < 0)
+        if (ITEM(t->gradients, k) != Py_None && fold_due(self, (size_t)small_index(ITEM(t->slots, k)), ITEM(t->gradients, k), false) < 0)
             return -1;
     return 1;
 }
@@ -1044,7 +1099,7 @@ static PyObject *buffer_add_many(PyObject *o, PyObject *const *args, Py_ssize_t 
         return NULL;
     fan_where_push(&w);
     if (batch_begin(&t, a.slots, a.gradients, a.keys) == 0 && fan_stream_arg(a.stream ? a.stream : Py_None, &stream) == 0) {
-        done = stream || donate || copy ? 0 : batch_plain(self, &t);
+        done = stream || copy ? 0 : batch_plain(self, &t, donate);
         if (done == 0)
             done = batch_any(self, &t, stream, donate, copy) == 0 ? 1 : -1;
     }
@@ -1331,20 +1386,30 @@ static void memory_ahead(const buffer_object *self, size_t i)
         __builtin_prefetch(soon.terms[k].data);
 }
 
-/* all_sound: what is summed is what it was when it came, and what was not looked at then is looked at now. */
-static bool all_sound(const buffer_object *self, fan_span span, bool out)
+/* all_sound: what is read is what it was when it came, and what was not looked at then is looked at now. */
+static bool all_sound(const buffer_object *self, fan_span span, const fan_take *how, bool out)
 {
+    bool reads = out || how->scale.on || how->writable;
     for (size_t i = span.first; i < span.end; i++) {
         fan_plain_sum sum = fan_buffer_plain_at(self->core, i);
         if (span.end - span.first >= FAR)
             objects_ahead(self, i);
         for (size_t k = 0; k < sum.n; k++) {
-            if (sum.kind->late && !fan_plain_sound(sum.terms[k].object))
+            const fan_plain *one = &sum.terms[k];
+            if (sum.kind->late && !one->ours && !fan_plain_sound(one->object))
                 return false;
-            if ((sum.n > 1 || out) && !fan_plain_still(sum.terms[k].object, sum.kind, sum.terms[k].data))
+            if ((sum.n > 1 || reads) && !fan_plain_still(one->object, sum.kind, one->data))
                 return false;
         }
     }
+    return true;
+}
+
+static bool all_still(const fan_plain_sum *sum)
+{
+    for (size_t k = 0; k < sum->n; k++)
+        if (!fan_plain_still(sum->terms[k].object, sum->kind, sum->terms[k].data))
+            return false;
     return true;
 }
 
@@ -1357,10 +1422,12 @@ static bool part(void *object)
     return true;
 }
 
-/* writable_plain: `o` is an ndarray that the fast path may write. */
+/* writable_plain: `o` is an array that the fast path may write. */
 static bool writable_plain(PyObject *o, fan_plain_kind *kind, char **data)
 {
-    return PyArray_CheckExact(o) && fan_import_plain(o, kind, data) && PyArray_ISWRITEABLE((PyArrayObject *)o);
+    if (PyArray_CheckExact(o))
+        return fan_import_plain(o, kind, data) && PyArray_ISWRITEABLE((PyArrayObject *)o);
+    return fan_import_plain(o, kind, data) && kind->late && fan_plain_sound(o) && fan_plain_still(o, kind, *data);
 }
 
 /* out_item: where slot i goes: of a take of one slot `out` is the array itself. */
@@ -1369,12 +1436,13 @@ static PyObject *out_item(PyObject *out, bool one, size_t i)
     return !out ? Py_None : one ? out : PySequence_Fast_GET_ITEM(out, (Py_ssize_t)i);
 }
 
-/* outs_of: the entries of out= that are arrays, if each is one for the fast path. */
-static bool outs_of(const buffer_object *self, fan_span span, PyObject *out, bool one, fan_plain_out *outs, size_t *n)
+/* outs_of: the entries of out= that are arrays, if each is one for the fast path; *late: some are of a library that is to be told (told_writes). */
+static bool outs_of(const buffer_object *self, fan_span span, PyObject *out, bool one, fan_plain_out *outs, size_t *n, bool *late)
 {
     FAN_RAW fan_plain_kind kind;
     char *data;
     *n = 0;
+    *late = false;
     for (size_t i = span.first; i < span.end; i++) {
         PyObject *o = out_item(out, one, i);
         if (o == Py_None)
@@ -1382,28 +1450,47 @@ static bool outs_of(const buffer_object *self, fan_span span, PyObject *out, boo
         fan_plain_sum sum = fan_buffer_plain_at(self->core, i);
         if (!writable_plain(o, &kind, &data) || (sum.n && !fan_plain_same(&kind, sum.kind)))
             return false;
-        outs[(*n)++] = (fan_plain_out){data, (uint64_t)PyArray_NBYTES((PyArrayObject *)o), i};
+        *late = *late || kind.late;
+        outs[(*n)++] = (fan_plain_out){data, kind.late ? fan_plain_bytes(&kind) : (uint64_t)PyArray_NBYTES((PyArrayObject *)o), i};
     }
     return true;
 }
 
 /* fold_plain: makes the sum of a slot in `to`, without the interpreter where that pays. */
-static void fold_plain(const buffer_object *self, size_t slot, const fan_plain_sum *sum, PyObject *to, bool is_out)
+static void fold_plain(const buffer_object *self, size_t slot, const fan_plain_sum *sum, const fan_take *how, PyObject *to, bool is_out)
 {
     char *data = fan_plain_data(to, sum->kind);
     bool first = to == sum->terms[0].object;
-    if (sum->n == 1 && first)
+    if (sum->n == 1 && first && !how->scale.on)
         return;
     if (fan_plain_bytes(sum->kind) > FAN_PLAIN_BYTES) {
         Py_BEGIN_ALLOW_THREADS
-        fan_buffer_plain_fold(self->core, slot, data);
+        fan_buffer_plain_fold(self->core, slot, how, data);
         Py_END_ALLOW_THREADS
         if (fan_watched()) /* others may have come in meanwhile: so they do */
             fan_buffer_plain_meanwhile(self->core);
     } else {
-        fan_buffer_plain_fold(self->core, slot, data);
+        fan_buffer_plain_fold(self->core, slot, how, data);
     }
-    fan_buffer_plain_folded(self->core, slot, first && !is_out);
+    fan_buffer_plain_folded(self->core, slot, first && !is_out, sum->n == 1 && !is_out);
+}
+
+/* told_writes: libraries that count writes to their arrays are told of ours, before they happen. As Python is called, everything is looked at once more then. */
+static bool told_writes(const buffer_object *self, fan_span span, PyObject *list, const fan_plain_out *outs, size_t n)
+{
+    PyObject *arrays = fan_arrays();
+    bool good = arrays != NULL;
+    for (size_t i = 0; i < n && good; i++) {
+        PyObject *to = PyList_GET_ITEM(list, (Py_ssize_t)(outs[i].slot - span.first));
+        PyObject *told = to == Py_None || PyArray_CheckExact(to) ? Py_NewRef(Py_None) : PyObject_CallMethod(arrays, "wrote", "O", to);
+        good = told != NULL;
+        Py_XDECREF(told);
+    }
+    for (size_t i = 0; i < n && good; i++) {
+        fan_plain_sum sum = fan_buffer_plain_at(self->core, outs[i].slot);
+        good = !sum.n || (fan_plain_still(PyList_GET_ITEM(list, (Py_ssize_t)(outs[i].slot - span.first)), sum.kind, outs[i].data) && all_still(&sum));
+    }
+    return good;
 }
 
 /* named_out: out=, where it is the only argument by name (values: those by name); else NULL. */
@@ -1433,50 +1520,77 @@ static PyObject *named_slot(PyObject *const *values, PyObject *kwnames, PyObject
 
 #define FEW_OUTS 8
 
-/* take_plain: *list gets the sums of the span, in `out` where that is not NULL. False: not for this way, and nothing happened. `one`: a take of one slot. */
-static bool take_plain(buffer_object *self, fan_span span, bool one, PyObject *out, PyObject **list)
+/* take_plain: *list gets the sums of the span, in `out` where that is not NULL. False: not for this way, and nothing happened. */
+static bool take_plain(buffer_object *self, fan_span span, const fan_take *how, PyObject *out, PyObject **list)
 {
     fan_plain_out few[FEW_OUTS], *outs = few;
     size_t n = span.end - span.first, nouts = 0;
-    bool good = true, ours;
+    bool ours, late = false;
     *list = NULL;
-    if (!unwatched() || (out && !one && (size_t)PySequence_Fast_GET_SIZE(out) != n) || !fan_buffer_take_plain(self->core, span))
+    if (!unwatched() || (out && !how->one && (size_t)PySequence_Fast_GET_SIZE(out) != n) || !fan_buffer_take_plain(self->core, span, how))
         return false;
     /* Made before anything is looked at: this may collect garbage, which may do anything. */
     *list = PyList_New((Py_ssize_t)n);
     if (out && n > FEW_OUTS)
         outs = fan_alloc(n * sizeof *outs);
-    ours = *list && outs && all_sound(self, span, out != NULL);
+    ours = *list && outs && all_sound(self, span, how, out != NULL);
     if (ours && out)
-        ours = (one || (size_t)PySequence_Fast_GET_SIZE(out) == n) && outs_of(self, span, out, one, outs, &nouts) &&
+        ours = (how->one || (size_t)PySequence_Fast_GET_SIZE(out) == n) && outs_of(self, span, out, how->one, outs, &nouts, &late) &&
                fan_buffer_plain_apart(self->core, span, outs, nouts);
-    if (outs != few)
-        fan_free(outs);
+    for (size_t i = span.first; i < span.end && ours; i++) {
+        fan_plain_sum sum = fan_buffer_plain_at(self->core, i);
+        PyObject *to = out_item(out, how->one, i), *item;
+        item = sum.n == 0 ? Py_NewRef(Py_None) : to != Py_None ? Py_NewRef(to) : target_of(&sum, how);
+        ours = item != NULL;
+        if (item)
+            PyList_SET_ITEM(*list, (Py_ssize_t)(i - span.first), item);
+    }
+    ours = ours && (!late || told_writes(self, span, *list, outs, nouts));
     if (!ours) {
         fan_buffer_plain_done(self->core, span, false, part);
         Py_CLEAR(*list);
         PyErr_Clear(); /* the general path says it, if there is anything to say */
-        return false;
     }
-    for (size_t i = span.first; i < span.end && good; i++) {
-        fan_plain_sum sum = fan_buffer_plain_at(self->core, i);
-        PyObject *to = out_item(out, one, i), *item;
-        item = sum.n == 0 ? Py_NewRef(Py_None) : to != Py_None ? Py_NewRef(to) : sum.n == 1 ? Py_NewRef((PyObject *)sum.terms[0].object) : target_of(&sum);
-        good = item != NULL;
-        if (item)
-            PyList_SET_ITEM(*list, (Py_ssize_t)(i - span.first), item);
-    }
-    for (size_t i = span.first; i < span.end && good; i++) {
+    for (size_t i = span.first; i < span.end && ours; i++) {
         fan_plain_sum sum = fan_buffer_plain_at(self->core, i);
         if (n >= FAR)
             memory_ahead(self, i);
         if (sum.n > 0)
-            fold_plain(self, i, &sum, PyList_GET_ITEM(*list, (Py_ssize_t)(i - span.first)), out != NULL);
+            fold_plain(self, i, &sum, how, PyList_GET_ITEM(*list, (Py_ssize_t)(i - span.first)), out_item(out, how->one, i) != Py_None);
     }
-    fan_buffer_plain_done(self->core, span, good, part);
-    if (!good)
-        Py_CLEAR(*list);
-    return good || PyErr_Occurred();
+    if (outs != few)
+        fan_free(outs);
+    if (ours)
+        fan_buffer_plain_done(self->core, span, true, part);
+    return ours;
+}
+
+/* wishes_of: what take is told by name, as far as the fast path knows it; false: something else is there, or what must be said is an error. */
+static bool wishes_of(PyObject *const *values, PyObject *kwnames, PyObject **out, fan_take *how)
+{
+    const fan_state *st = fan_state_get();
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(kwnames); i++) {
+        PyObject *name = PyTuple_GET_ITEM(kwnames, i), *value = values[i];
+        if (name == st->str_writable && (value == Py_True || value == Py_False)) {
+            how->writable = value == Py_True;
+        } else if (name == st->str_out) {
+            *out = value == Py_None ? NULL : value;
+        } else if (name == st->str_slot && value != Py_None) {
+            Py_ssize_t slot = small_index(value);
+            if (slot < 0)
+                return false;
+            how->one = true;
+            how->slot = (size_t)slot;
+        } else if (name == st->str_scale && (PyFloat_CheckExact(value) || PyLong_CheckExact(value) || PyComplex_CheckExact(value))) {
+            if (parse_scale(value, how) < 0) {
+                PyErr_Clear();
+                return false;
+            }
+        } else if (value != Py_None || (name != st->str_slot && name != st->str_scale && name != st->str_stream)) {
+            return false;
+        }
+    }
+    return how->one || !*out || PyList_CheckExact(*out) || PyTuple_CheckExact(*out);
 }
 
 static PyObject *only_item(PyObject *list)
@@ -1512,20 +1626,13 @@ static PyObject *take_any(buffer_object *self, PyObject *const *args, Py_ssize_t
 
 static PyObject *buffer_take(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    PyObject *list, *out, *which = named_slot(args + nargs, kwnames, &out);
-    Py_ssize_t slot = which ? small_index(which) : -1;
-    if (which) {
-        out = out == Py_None ? NULL : out;
-        if (nargs == 0 && slot >= 0 && (size_t)slot < of(o)->n &&
-            take_plain(of(o), (fan_span){(size_t)slot, (size_t)slot + 1}, true, out, &list))
-            return only_item(list);
-        return take_any(of(o), args, nargs, kwnames);
+    PyObject *list, *out = NULL;
+    fan_take how = {.stream = NULL};
+    if (nargs == 0 && (!kwnames || wishes_of(args, kwnames, &out, &how)) && (!how.one || how.slot < of(o)->n)) {
+        fan_span span = how.one ? (fan_span){how.slot, how.slot + 1} : (fan_span){0, of(o)->n};
+        if (take_plain(of(o), span, &how, out, &list))
+            return how.one ? only_item(list) : list;
     }
-    out = named_out(args + nargs, kwnames);
-    if (out && !PyList_CheckExact(out) && !PyTuple_CheckExact(out))
-        out = NULL;
-    if (nargs == 0 && (!kwnames || out) && take_plain(of(o), (fan_span){0, of(o)->n}, false, out, &list))
-        return list;
     return take_any(of(o), args, nargs, kwnames);
 }
 

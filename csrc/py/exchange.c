@@ -254,6 +254,23 @@ char *fan_plain_data(PyObject *o, const fan_plain_kind *kind)
     return (char *)t.data + t.byte_offset;
 }
 
+PyObject *fan_plain_copy(PyObject *o, const fan_plain_kind *kind, char **data)
+{
+    char *from = *data;
+    PyObject *copy = !kind->late || fan_plain_sound(o) ? fan_plain_fresh(o, kind) : NULL;
+    PyErr_Clear();
+    if (copy && !fan_plain_still(o, kind, from)) /* who was called meanwhile may have done anything */
+        Py_CLEAR(copy);
+    if (!copy)
+        return NULL;
+    *data = fan_plain_data(copy, kind);
+    size_t bytes = fan_dtype_size(kind->dtype);
+    for (int i = 0; i < kind->ndim; i++)
+        bytes *= (size_t)kind->shape[i];
+    memcpy(*data, from, bytes);
+    return copy;
+}
+
 /* quick_tensors: how exact torch tensors are read by the fast path, told by fanin.arrays when it meets the first one. */
 static PyObject *quick_tensors(PyObject *Py_UNUSED(module), PyObject *args)
 {

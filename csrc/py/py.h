@@ -24,6 +24,13 @@
 /* X(field, name): names that are looked up or compared often, interned once. */
 #define FAN_NAME_LIST(X)                                                                                              \
     X(str_key, "key")                                                                                                 \
+    X(str_stream, "stream")                                                                                           \
+    X(str_donate, "donate")                                                                                           \
+    X(str_copy, "copy")                                                                                               \
+    X(str_out, "out")                                                                                                 \
+    X(str_scale, "scale")                                                                                             \
+    X(str_slot, "slot")                                                                                               \
+    X(str_writable, "writable")                                                                                       \
     X(str_shape, "shape")                                                                                             \
     X(str_dtype, "dtype")
 
@@ -162,6 +169,8 @@ bool fan_plain_sound(PyObject *o);
 /* fan_plain_fresh: an array of the kind that `first` is of, to write a sum into; NULL: with an exception, or, without one, not by the fast path. fan_plain_data: the first element of such a one. */
 PyObject *fan_plain_fresh(PyObject *first, const fan_plain_kind *kind);
 char *fan_plain_data(PyObject *o, const fan_plain_kind *kind);
+/* fan_plain_copy: a fresh one with the same elements, and where they are; NULL, without an exception: not by the short way. */
+PyObject *fan_plain_copy(PyObject *o, const fan_plain_kind *kind, char **data);
 /* fan_plain_value: the same as a value; FAN_NOMEM. */
 fan_status fan_plain_value(void *object, char *data, const fan_plain_kind *kind, fan_value *out, fan_error *err);
 /* fan_library_stream: the current stream of the library that owns a gradient on a CUDA device, as S4 asks for it: a hold; NULL: there is none, or a stream was made the

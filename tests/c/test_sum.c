@@ -585,7 +585,7 @@ static void every_low_float(void)
             for (int own = 0; own < 2; own++) {
                 for (size_t n = 1; n <= 2; n++) {
                     int64_t wrong = 0;
-                    CHECK(fan_sum_flat(out->data, (const char *[]){a->data, zero->data}, n, (size_t)codes, (fan_dtype)d, own ? (fan_dtype)d : FAN_FLOAT32));
+                    CHECK(fan_sum_flat(out->data, (const char *[]){a->data, zero->data}, n, (size_t)codes, (fan_dtype)d, own ? (fan_dtype)d : FAN_FLOAT32, NULL));
                     for (int64_t c = 0; c < codes; c++)
                         wrong += !same_number(get(a, c), get(out, c));
                     CHECK_INT(wrong, 0);
@@ -596,7 +596,7 @@ static void every_low_float(void)
         fan_array_drop(zero);
         fan_array_drop(out);
     }
-    CHECK(!fan_sum_flat(NULL, NULL, 1, 0, FAN_INT8, FAN_INT16));
+    CHECK(!fan_sum_flat(NULL, NULL, 1, 0, FAN_INT8, FAN_INT16, NULL));
 }
 
 /* Statistics of any layout and any dtypes: counts exact, sums of squares as close as another order may be. */

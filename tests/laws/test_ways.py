@@ -1,0 +1,253 @@
+"""The fast path and the general path give the same: random programs are run twice, the second time under a trace, which forces the general path.
+
+Same values bit for bit, same types, the same object where one is handed through or written into (A6, A14), same errors, same counters, same statistics, and
+what the caller gave is afterwards the same, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fanin
+
+pytestmark = pytest.mark.core
+
+try:
+    import torch
+except ImportError:
+    torch = None
+try:
+    import ml_dtypes
+except ImportError:
+    ml_dtypes = None
+
+DTYPES: list[Any] = ["f4", "f4", "f8", "f2", "c8", "c16", "i4", "i8", "u1", "?"]
+if ml_dtypes is not None:
+    DTYPES += [ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn]
+SHAPES: list[tuple[int, ...]] = [(5,), (5,), (2, 3), (), (0,), (3, 1)]
+
+
+def array(r: random.Random, dtype: Any, shape: tuple[int, ...]) -> Any:
+    values = np.array([r.choice([0.5, 1, -2, 3, 0.1, 100, float("inf") if r.random() < 0.2 else 7]) for _ in range(int(np.prod(shape)))])
+    with np.errstate(all="ignore"):
+        return np.ascontiguousarray(values.reshape(shape).astype(dtype)).reshape(shape)
+
+
+def scalar(r: random.Random, kind: str) -> Any:
+    x = r.choice([0.5, 1.0, -3.25, 1e300, 7.0])
+    if kind == "int":
+        return r.choice([0, 1, -5, 2**40, 2**62])
+    return {"float": x, "complex": complex(x, -x), "bool": x > 0, "f8": np.float64(x), "f4": np.float32(1.5), "i4": np.int32(-7), "c8": np.complex64(2 - 1j)}[kind]
+
+
+class World:
+    """A buffer and all that a program gave it: two of one seed are twins."""
+
+    def __init__(self, seed: int) -> None:
+        r = self.r = random.Random(seed)
+        self.given: list[Any] = []
+        self.donated: list[Any] = []
+        self.seen: list[Any] = []
+        self.shape, self.dtype = r.choice(SHAPES), r.choice(DTYPES)
+        self.kind = r.choice(["array", "array", "array", "torch", *("float", "int", "complex", "bool", "f8", "f4", "i4", "c8")])
+        if self.kind == "torch" and (torch is None or not isinstance(self.dtype, str) or self.dtype[0] in "cu"):
+            self.kind = "array"
+        self.keyed = r.random() < 0.5
+        self.strict = r.random() < 0.7
+        self.nslots = r.choice([1, 1, 2, 3])
+        how: dict[str, Any] = {"budget": float("inf") if self.strict else r.choice([0, 30, 100, "auto"])}
+        if r.random() < 0.3:
+            how["stats"] = True
+        if r.random() < 0.15:
+            how["accumulate"] = r.choice(["float64", "float32", "complex128", "exact"])
+        self.wishes = "accumulate" in how
+        self.buf = fanin.InputBuffer([self.slot() for _ in range(self.nslots)] if r.random() < 0.4 else self.nslots, **how)
+
+    def slot(self) -> Any:
+        declared: dict[str, Any] = {}
+        if self.r.random() < 0.4:
+            declared["shape"] = self.shape
+        if self.r.random() < 0.3 and self.kind in ("array", "torch") and not self.wishes:
+            declared["dtype"] = self.dtype
+        if self.r.random() < 0.3:
+            declared["combine"] = lambda a, b: (a, b)
+        return fanin.Slot(**declared)
+
+    def gradient(self) -> tuple[Any, bool]:
+        """One, and whether the program keeps it."""
+        r = self.r
+        if r.random() < 0.1:
+            return None, False
+        kind = self.kind if r.random() < 0.95 else r.choice(["array", "float", "int"])
+        if kind not in ("array", "torch"):
+            return scalar(r, kind), True
+        shape = self.shape if r.random() < 0.95 else (4,)
+        dtype = self.dtype if r.random() < 0.95 else "f8"
+        x = array(r, dtype, shape)
+        if r.random() < 0.05:
+            x = x[::-1] if x.ndim else x
+        if r.random() < 0.1 and self.given and r.random() < 0.8:
+            x = r.choice(self.given)
+        elif kind == "torch" and isinstance(dtype, str):
+            x = torch.from_numpy(x.copy())
+            if r.random() < 0.05 and x.is_floating_point():
+                x = r.choice([torch._neg_view(x), x.clone().requires_grad_()])
+        elif r.random() < 0.1:
+            x.flags.writeable = False
+        return x, r.random() < 0.6
+
+    def add(self) -> None:
+        r = self.r
+        x, kept = self.gradient()
+        how: dict[str, Any] = {}
+        if self.keyed != (r.random() < 0.03):
+            how["key"] = r.choice([r.randrange(12), r.randrange(4), 2**61 + r.randrange(3), len(self.given)])
+        way = r.random()
+        known = any(x is g for g in self.given)
+        if way < 0.15 and not known:  # who donates promises that nobody else touches it, other slots included
+            how["donate"] = True
+        elif way < 0.3:
+            how["copy"] = True
+        slot = r.randrange(self.nslots)
+        if kept:
+            (self.donated if "donate" in how else self.given).append(x)
+        self.buf.add(slot, x, **how)
+
+    def add_many(self) -> None:
+        r = self.r
+        some = [self.gradient() for _ in range(r.randrange(1, 4))]
+        known = any(x is g for x, _ in some for g in self.given)
+        self.given += [x for x, kept in some if kept]
+        how: dict[str, Any] = {"keys": [r.randrange(30) for _ in some]} if self.keyed else {}
+        if r.random() < 0.2:
+            how[r.choice(["copy"] if known else ["donate", "copy"])] = True
+        if "donate" in how:
+            self.given, self.donated = self.given[: len(self.given) - sum(kept for _, kept in some)], self.donated + [x for x, kept in some if kept]
+        self.buf.add_many([r.randrange(self.nslots) for _ in some], [x for x, _ in some], **how)
+
+    def take(self) -> None:
+        r = self.r
+        how: dict[str, Any] = {}
+        if r.random() < 0.3:
+            how["writable"] = True
+        if r.random() < 0.3:
+            how["scale"] = r.choice([0.5, 2, -1, 1j, 2.0, True, None])
+        if r.random() < 0.3:
+            outs = []
+            for _ in range(self.nslots):
+                x = None if r.random() < 0.3 else array(r, self.dtype, self.shape)
+                if x is not None and r.random() < 0.2:
+                    some = [g for g in self.given if isinstance(g, np.ndarray) and g.shape == self.shape]
+                    x = r.choice(some) if some else x
+                    self.strict = False  # a single contribution that is its own out is not even read by the fast path
+                elif x is not None and self.kind == "torch":
+                    x = torch.from_numpy(x)
+                outs.append(x)
+            self.given += [x for x in outs if x is not None]
+            how["out"] = outs
+        one = r.randrange(self.nslots) if r.random() < 0.2 else None
+        versions = [x._version for x in how.get("out", ()) if torch is not None and isinstance(x, torch.Tensor)]
+        if one is not None:
+            outs = how.pop("out", None)
+            sums = [self.buf.take(slot=one, **(how | {"out": outs[one]} if outs else how))]
+        else:
+            sums = self.buf.take(**how)
+        self.seen.append([self.told(x) for x in sums])
+        assert one is not None or all(a <= x._version for a, x in zip(versions, [x for x in how.get("out", ()) if type(x).__name__ == "Tensor"], strict=True))
+        if self.r.random() < 0.5:
+            self.given += [x for x in sums if x is not None and not any(x is d for d in self.donated)]
+
+    def asked(self) -> None:
+        r, i = self.r, self.r.randrange(self.nslots)
+        what = r.choice(["snapshot", "expect", "ready", "stats", "clear"])
+        if what == "snapshot":
+            self.seen.append(self.told(self.buf[i]))
+        elif what == "expect":
+            self.buf.expect(i, r.randrange(6))
+        elif what == "ready":
+            self.seen.append(self.buf.ready(i))
+        elif what == "stats":
+            self.seen.append(repr(self.buf.stats(i)))
+        elif r.random() < 0.3:
+            self.buf.clear()
+
+    def told(self, x: Any) -> Any:
+        """A result: which of the objects that the program has, or a new one; its type and its bits."""
+        which = next((i for i, g in enumerate([*self.donated, *self.given]) if g is x), None) if isinstance(x, np.ndarray) or type(x).__name__ == "Tensor" else None
+        return (which, *bits(x))
+
+    def run(self, steps: int) -> list[Any]:
+        for _ in range(steps):
+            step = self.r.choices([self.add, self.add_many, self.take, self.asked], [10, 2, 3, 2])[0]
+            mark = self.r.random()  # both worlds draw the same from here on, whatever the step did
+            try:
+                step()
+                self.seen.append(step.__name__)
+            except Exception as e:
+                self.seen.append((step.__name__, type(e).__name__, str(e)))
+            self.r = random.Random(mark)
+            if self.strict:
+                self.seen.append(dict(self.buf.counters))
+        return [self.seen, [bits(x) for x in [*self.donated, *self.given]]]
+
+
+def bits(x: Any) -> Any:
+    if torch is not None and isinstance(x, torch.Tensor):
+        y = x.detach().resolve_neg()
+        return ("tensor", str(y.dtype), tuple(y.shape), y.contiguous().view(torch.uint8).numpy().tobytes() if y.ndim and y.numel() else repr(y), x.requires_grad)
+    if isinstance(x, np.ndarray):
+        return ("ndarray", str(x.dtype), x.shape, x.tobytes(), x.flags.writeable)
+    return (type(x).__name__, repr(x))
+
+
+def general() -> Any:
+    return fanin.trace()
+
+
+def compare(seeds: range, second: Callable[[], Any] = general) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for seed in seeds:
+        with np.errstate(all="ignore"):
+            one = World(seed).run(25)
+            with second():
+                other = World(seed).run(25)
+        for i, (a, b) in enumerate(zip(one[0], other[0], strict=True)):
+            assert a == b, f"seed {seed}, event {i}: {one[0][max(0, i - 6) : i]}\nshort   {a}\ngeneral {b}"
+            counts["refused" if isinstance(a, tuple) and len(a) == 3 and isinstance(a[2], str) else "done"] += 1
+        assert one[1] == other[1], f"seed {seed}: what was given"
+    return counts
+
+
+@pytest.mark.rule("A6", "A14", "A15", "A16", "S2", "S22")
+def test_both_ways_give_the_same() -> None:
+    counts = compare(range(400))
+    assert counts["done"] > 5000
+    assert counts["refused"] > 300
+
+
+@pytest.mark.slow
+def test_both_ways_give_the_same_for_many_programs() -> None:
+    compare(range(400, 12_000))
+
+
+def test_a_way_that_differed_would_be_found() -> None:
+    with pytest.raises(AssertionError, match="seed"):
+        compare(range(50), second=lambda: contextlib.closing(Doubled()))
+
+
+class Doubled:
+    """Something else in the second run: each array is twice as large."""
+
+    def __init__(self) -> None:
+        self.was = array
+        globals()["array"] = lambda *a: self.was(*a) * 2 if a[1] != "?" else self.was(*a)
+
+    def close(self) -> None:
+        globals()["array"] = self.was
