@@ -60,6 +60,7 @@ struct fan_sim_graph {
     size_t refs;             /* of those who may launch it; while there is one, it holds the machine */
     size_t queued;           /* pieces of its work on their way, which the machine has: they keep it, and no machine */
     fan_sim *m;
+    fan_sim_graph *next;     /* of the machine's */
     fan_sim_command *head, **tail;
     uint32_t events;
     uint32_t members;
@@ -145,6 +146,7 @@ struct fan_sim {
     uint64_t mutex_base;  /* mutexes are named from here on */
     uint64_t serial;      /* its place among all machines of the process; in the numbers of mutexes that its threads make */
     fan_sim_recording *recordings; /* under way */
+    fan_sim_graph *graphs;         /* those that have been made */
     atomic_size_t captures;        /* how many those are: who asks whether he is captured mostly asks in vain */
 };
 

@@ -1012,44 +1012,73 @@ static void sim_free(fan_device *d, void *data, size_t bytes)
     unlock(m);
 }
 
-#define FEW 64
+/* Lanes that something must come after. */
+typedef struct lanes {
+    uint32_t *list;
+    size_t n, cap;
+    bool short_of_memory;
+} lanes;
+
+static void lanes_add(lanes *l, uint32_t lane)
+{
+    if (fan_grow((void **)&l->list, &l->cap, l->n + 1, sizeof *l->list))
+        l->short_of_memory = true;
+    else
+        l->list[l->n++] = lane;
+}
+
+/* keepers: the queues of the graphs that keep a block: it stays until what is on them has run. */
+static void keepers(const fan_sim *m, const fan_block *b, lanes *l)
+{
+    for (const fan_sim_graph *g = m->graphs; g && b->graphs; g = g->next) {
+        bool uses = false;
+        for (size_t i = 0; i < g->nblocks && !uses; i++)
+            uses = g->blocks[i] == b->lo;
+        for (uint32_t i = 0; uses && g->queues && i < g->members; i++)
+            if (g->queues[i])
+                lanes_add(l, g->queues[i]->lane);
+    }
+}
 
 static void sim_dropped(fan_device *d, void *data, size_t bytes, fan_stream *const *streams, size_t n)
 {
     fan_sim *m = machine_of(d);
-    size_t most = n + 1 + FAN_ACTORS, nlanes = 0;
-    uint32_t few[FEW], *lanes = most <= FEW ? few : fan_alloc(most * sizeof *lanes);
+    lanes after = {0};
     fan_race race;
     char site[SITE];
     site_of(m, site, sizeof site);
     lock(m);
-    if (lanes && m->checking && !m->dying && fan_turns_given_up(m->turns) == FAN_GOING) {
-        for (size_t i = 0; i < n; i++) {
-            lanes[nlanes++] = queue_of(streams[i])->lane;
-            touch(m, queue_of(streams[i])->name, false);
+    if (!m->checking || m->dying || fan_turns_given_up(m->turns) != FAN_GOING)
+        goto done;
+    for (size_t i = 0; i < n; i++) {
+        lanes_add(&after, queue_of(streams[i])->lane);
+        touch(m, queue_of(streams[i])->name, false);
+    }
+    /* Whoever held the memory let go of it before now: what he had waited for is over. */
+    for (size_t i = 0; i < 1 + FAN_ACTORS; i++)
+        if (m->has_lane[i]) {
+            lanes_add(&after, m->host_lane[i]);
+            touch(m, NAME(OF_KNOWN, i), false);
         }
-        /* Whoever held the memory let go of it before now: what he had waited for is over. */
-        for (size_t i = 0; i < 1 + FAN_ACTORS; i++)
-            if (m->has_lane[i]) {
-                lanes[nlanes++] = m->host_lane[i];
-                touch(m, NAME(OF_KNOWN, i), false);
-            }
-        const fan_block *b = block_at(m, data);
-        if (b)
-            touch(m, b->name, true);
-        bool stays = b && b->graphs; /* a graph's work is to come */
-        if ((stays ? fan_order_let_go : fan_order_release)(m->order, lane_of(m), lanes, nlanes, (uintptr_t)data, (uintptr_t)data + bytes, site, &race) ==
-            FAN_RACE) {
-            keep_race(m, &race);
-            if (!m->has_pending) {
-                m->pending = race;
-                m->has_pending = true;
-            }
+    const fan_block *b = block_at(m, data);
+    if (b) {
+        touch(m, b->name, true);
+        keepers(m, b, &after);
+    }
+    if (after.short_of_memory)
+        goto done;
+    fan_status (*release)(fan_order *, uint32_t, const uint32_t *, size_t, uintptr_t, uintptr_t, const char *, fan_race *) =
+        b && b->graphs ? fan_order_let_go : fan_order_release; /* a graph's work may be to come */
+    if (release(m->order, lane_of(m), after.list, after.n, (uintptr_t)data, (uintptr_t)data + bytes, site, &race) == FAN_RACE) {
+        keep_race(m, &race);
+        if (!m->has_pending) {
+            m->pending = race;
+            m->has_pending = true;
         }
     }
+done:
     unlock(m);
-    if (lanes != few)
-        fan_free(lanes);
+    fan_free(after.list);
 }
 
 static fan_status sim_read(fan_stream *s, const fan_array *dst, const fan_array *src, fan_error *err)
@@ -1269,7 +1298,8 @@ static fan_status sim_wait(fan_stream *s, fan_event *e, fan_error *err)
         goto done;
     FAN_GO(legacy(m, q, err));
     FAN_GO(hold_back(m, q, ev->point, err));
-    if (fan_order_wait(m->order, q->lane, lane_of(m), &ev->clock) != FAN_OK) {
+    /* What the host knows is not queued with a wait: one that is left out would not queue it. */
+    if (fan_order_sync(m->order, q->lane, &ev->clock) != FAN_OK) {
         status = fan_fail(err, FAN_NOMEM, "out of memory for a wait");
         goto done;
     }
@@ -2055,6 +2085,8 @@ fan_status fan_sim_capture_end(fan_sim *m, fan_stream *s, fan_sim_graph **out, f
     int code = r ? fan_capture_end(&r->capture, q->member, fan_thread_id()) : FAN_CAPTURE_VALUE;
     if (r && r->capture.ended) {
         g = r->graph;
+        g->next = m->graphs;
+        m->graphs = g;
         leave_capture(m, r);
     }
     fan_status status = illegal(q, code, "end a capture", err);
@@ -2113,6 +2145,11 @@ static void graph_drop(fan_sim_graph *g, size_t *count)
     bool last = !g->refs && !g->queued;
     for (uint32_t i = 0; last && g->queues && i < g->members; i++)
         queue_drop(g->queues[i]);
+    for (fan_sim_graph **at = &m->graphs; last && *at; at = &(*at)->next)
+        if (*at == g) {
+            *at = g->next;
+            break;
+        }
     for (size_t i = 0; last && i < g->nblocks; i++) {
         fan_block *b = block_at(m, (void *)g->blocks[i]);
         if (b && --b->graphs == 0 && b->left)
