@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import doctest
 import inspect
 import types
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 import fanin
+import stubs
 
 
 def public() -> Iterator[tuple[str, Any]]:
@@ -80,3 +82,31 @@ def test_no_module_is_shadowed_by_a_name_of_the_package() -> None:
     modules = {m.name for m in pkgutil.iter_modules(fanin.__path__)}
     for name in modules & set(dir(fanin)):
         assert inspect.ismodule(getattr(fanin, name)), f"fanin.{name} is a module and a {type(getattr(fanin, name)).__name__}"
+
+
+@pytest.mark.core
+def test_the_docstrings_of_the_stub_file_are_those_of_the_core() -> None:
+    text = stubs.FILE.read_text()
+    assert stubs.with_docstrings(text) == text, "run: python tests/stubs.py"
+
+
+@pytest.mark.core
+def test_everything_public_in_the_stub_file_has_its_docstring() -> None:
+    found: dict[str, str | None] = {}
+    for node in ast.parse(stubs.FILE.read_text()).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name in stubs.public():
+            found[node.name] = ast.get_docstring(node)
+            for one in node.body if isinstance(node, ast.ClassDef) else []:
+                if isinstance(one, ast.FunctionDef) and not one.name.startswith("_"):
+                    key = f"{node.name}.{one.name}"
+                    found[key] = found.get(key) or ast.get_docstring(one)  # the first overload has it
+    assert {name for name, doc in found.items() if not doc} == set()
+    assert len(found) > 70 and found["InputBuffer.add"] == inspect.getdoc(fanin.InputBuffer.add)
+
+
+def test_a_docstring_that_differs_is_found() -> None:
+    text = stubs.FILE.read_text()
+    assert text.count("Add one gradient to a slot.") == 1
+    for wrong in (text.replace("Add one gradient to a slot.", "Add two."), text.replace('        """Its name in messages, traces and pictures."""', "        ...")):
+        assert wrong != text
+        assert stubs.with_docstrings(wrong) == text

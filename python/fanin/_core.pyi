@@ -12,6 +12,7 @@ from .slots import Stats
 
 @final
 class Target:
+    """What InputBuffer.target gives: a context that lends an array to add into."""
     def __enter__(self) -> Any: ...
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any, /
@@ -19,6 +20,22 @@ class Target:
 
 @final
 class InputBuffer:
+    """Gradients are added to its slots, from any thread and any stream; their sums are taken.
+
+    slots: a count; or a sequence of example arrays, whose shape, dtype and device are taken, and of fanin.Slot.
+    budget: bytes of contributions that may wait to be summed; 0 sums at each arrival, math.inf only when asked. "auto": what the
+    buffer alone keeps alive, for whoever made it has dropped it, counts against a part of the second-level cache, and what somebody
+    else holds against 64 MiB. None is what fanin.set_options says: "auto" at first. The bits of the sums do not depend on it.
+    accumulate: the dtype in which sums run; by default float32 for float16, bfloat16 and float8, else the dtype itself. "exact":
+    sums of floats are those of real numbers, rounded once, whatever the order. stats: `stats()` tells norms, largest elements and
+    non-finite ones of what was taken, and waits for it on a device with streams. stream: the consumer's. leaf: the consumer accumulates into `.grad`. create_graph: sums are made by the arrays' own `+`, so
+    that they can be differentiated. name: for messages, traces and pictures.
+
+    >>> buf = fanin.InputBuffer([fanin.Slot(shape=(2,), dtype="float32", name="b1")])
+    >>> buf.add(0, np.ones((5, 2), np.float32))   # summed to the declared shape
+    >>> buf.take()
+    [array([5., 5.], dtype=float32)]
+    """
     def __new__(
         cls,
         slots: int | Iterable[Any],
@@ -32,11 +49,14 @@ class InputBuffer:
         name: Any = None,
     ) -> InputBuffer: ...
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Its name in messages, traces and pictures."""
     @property
-    def budget(self) -> float | Literal["auto"]: ...
+    def budget(self) -> float | Literal["auto"]:
+        """Bytes of contributions that may wait to be summed: "auto", a number, or math.inf."""
     @property
-    def counters(self) -> Counters: ...
+    def counters(self) -> Counters:
+        """What it has done so far: a fanin.Counters."""
     def add(
         self,
         slot: int,
@@ -46,7 +66,26 @@ class InputBuffer:
         stream: Any = None,
         donate: bool = False,
         copy: bool = False,
-    ) -> None: ...
+    ) -> None:
+        """Add one gradient to a slot.
+
+        The gradient is an array (ndarray, torch.Tensor, jax.Array, SciPy sparse, fanin.Sparse, an array of a simulated device),
+        a number, fanin.Zero, an object with its own `+`, or None: undefined, which counts and adds nothing.
+        Leave it as it is until the sum is taken: the buffer may keep a reference. `copy=True` lifts that. Without `donate` it is
+        never written into; with it, nobody else touches it until take(), and the sum may be written there.
+
+        key: an integer from 0 on, one per edge: the sum is the left fold in key order, whoever came first. stream: the one that
+        the gradient was made on. donate and copy exclude each other.
+
+        Raises IndexError (slot), TypeError (no array, no stream), ValueError (shape, dtype, key, count), OverflowError (a Python int
+        that does not fit int64), BufferError (an array that cannot be imported), RuntimeError (the slot is poisoned). Then all is as before.
+
+        >>> buf = fanin.InputBuffer(1)
+        >>> buf.add(0, np.array([1.0, 2.0]))
+        >>> buf.add(0, np.array([10.0, 20.0]))
+        >>> buf.take()
+        [array([11., 22.])]
+        """
     def add_many(
         self,
         slots: Sequence[int],
@@ -56,10 +95,48 @@ class InputBuffer:
         stream: Any = None,
         donate: bool = False,
         copy: bool = False,
-    ) -> None: ...
-    def target(self, slot: int, *, key: int | None = None, stream: Any = None) -> Target: ...
-    def expect(self, slot: int, n: int) -> None: ...
-    def ready(self, slot: int, /) -> bool: ...
+    ) -> None:
+        """Add gradients[i] to slots[i] for each i, in one call: all of them or, with an error, none.
+
+        slots: a sequence of ints; one slot may be there more than once. gradients: as many of what `add` takes. keys: as many ints
+        (or None for each), stream, donate, copy: as `add` has them, for all.
+
+        Raises what `add` raises, and ValueError where the lengths differ; then no gradient was added.
+
+        >>> buf = fanin.InputBuffer(2)
+        >>> buf.add_many([0, 1, 0], [np.ones(2), np.ones(3), np.ones(2)])
+        >>> buf.take()
+        [array([2., 2.]), array([1., 1., 1.])]
+        """
+    def target(self, slot: int, *, key: int | None = None, stream: Any = None) -> Target:
+        """A context that lends an array, in the accumulation dtype, for a producer that adds into the slot by itself.
+
+        It is the running sum where that is safe: where it is the buffer's own, `key` comes next, and the producer's stream is the
+        one that sums; the slot then waits for the end. Else it holds zeros, and counts as a contribution at the end. The slot must
+        declare its shape and dtype. If the body raises, zeros that were lent are dropped; a slot whose running sum was lent answers
+        every call but clear() with a RuntimeError. What was lent is not to be written after the block.
+
+        Raises IndexError (slot), TypeError (stream), ValueError (an undeclared slot, key, count).
+
+        >>> buf = fanin.InputBuffer([np.empty(3, np.float16)])
+        >>> with buf.target(0) as out:
+        ...     out += np.float32([1, 2, 3])
+        >>> buf.take()
+        [array([1., 2., 3.], dtype=float16)]
+        """
+    def expect(self, slot: int, n: int) -> None:
+        """Say that each pass brings `n` contributions to a slot; this stays after take().
+
+        One too many is then a ValueError at add, a missing one at take.
+
+        >>> buf = fanin.InputBuffer(1)
+        >>> buf.expect(0, 2)
+        >>> buf.add(0, 1.0)
+        >>> buf.ready(0)
+        False
+        """
+    def ready(self, slot: int, /) -> bool:
+        """Whether all contributions that were told to `expect` have come; ValueError without expect."""
     @overload
     def take(
         self,
@@ -69,7 +146,26 @@ class InputBuffer:
         out: Sequence[Any] | None = None,
         scale: complex | None = None,
         writable: bool = False,
-    ) -> list[Any]: ...
+    ) -> list[Any]:
+        """All sums, as a list with an entry for each slot, None where it is undefined; the buffer is then empty.
+
+        slot: of this one alone the sum comes back, bare, and only it is empty then: one buffer can serve a whole graph. `out` is one array.
+        The sums are ready to be used on `stream` (default: the buffer's). A single contribution comes back as the very object
+        that was added; `writable=True` copies what is not the buffer's alone. out: a list of arrays (or None) to write the sums into.
+        scale: a number that multiplies the sums in the same pass, before the one rounding.
+
+        Raises ValueError (out, scale, a contribution missing), BufferError (out cannot be written), OverflowError (a sum of Python ints
+        that does not fit), RuntimeError (poisoned; from within a target of a slot).
+
+        >>> buf = fanin.InputBuffer(2)
+        >>> buf.add(0, np.float32([1, 2]))
+        >>> buf.add(0, np.float32([3, 4]))
+        >>> buf.take(scale=0.5)
+        [array([2., 3.], dtype=float32), None]
+        >>> buf.add(0, 1.0); buf.add(1, 2.0)
+        >>> buf.take(slot=1), buf.take()
+        (2.0, [1.0, None])
+        """
     @overload
     def take(
         self,
@@ -80,9 +176,31 @@ class InputBuffer:
         scale: complex | None = None,
         writable: bool = False,
     ) -> Any: ...
-    def stats(self, slot: int, /) -> Stats | None: ...
-    def clear(self) -> None: ...
-    def explain(self, slot: int, /) -> str: ...
+    def stats(self, slot: int, /) -> Stats | None:
+        """What is known of the sum that was taken of a slot, until something is added to it again: a fanin.Stats; None where the sum is
+        undefined, or an object. Gathered in the same pass over memory as the sum, where there is one.
+
+        On a device with streams the sum leaves them there: the first call waits for the stream that summed, and blocks.
+
+        Raises ValueError if the buffer was made without stats=True, or no sum was taken; CaptureError while that stream is captured, and
+        of a sum that was made while it was.
+
+        >>> buf = fanin.InputBuffer(1, stats=True)
+        >>> buf.add(0, np.array([3.0, np.inf]), key=0)
+        >>> buf.add(0, np.array([1.0, 1.0]), key=1)
+        >>> _ = buf.take()
+        >>> buf.stats(0)
+        Stats(count=2, sumsq=16.0, absmax=4.0, nonfinite=1, first_bad_key=0)
+        """
+    def clear(self) -> None:
+        """Empty it, also when it is poisoned; for passes that failed."""
+    def explain(self, slot: int, /) -> str:
+        """What was and will be decided for a slot, in sentences with the numbers of the rules.
+
+        >>> buf = fanin.InputBuffer(1, name="w1")
+        >>> print(buf.explain(0))
+        w1: slot 0: nothing has come yet.
+        """
     def __getitem__(self, slot: int, /) -> Any: ...
     def __iter__(self) -> Iterator[Any]: ...
     def __len__(self) -> int: ...
@@ -96,20 +214,46 @@ def add_n(
     accumulate: Any = None,
     scale: complex | None = None,
     stats: bool = False,
-) -> Any: ...
+) -> Any:
+    """The sum of arrays of one shape, in one pass and with one rounding.
+
+    arrays: a sequence of at least one array or number (None adds nothing). The sum is the left fold in their order, or in that
+    of `keys`, one integer each. It is in fresh memory, or in `out`. accumulate: the dtype in which it runs; by default float32
+    for float16, bfloat16 and float8, else the promotion of all. scale: a number that multiplies it before the rounding.
+    stats: the answer is a pair: the sum and its fanin.Stats (None of an object).
+
+    Raises TypeError (no array), ValueError (shapes, dtypes, keys, an empty sequence), BufferError (`out` cannot be written),
+    OverflowError (a sum of Python ints that does not fit int64).
+
+    >>> fanin.add_n([np.float16([1, 2]), np.float16([3, 4]), np.float16([5, 6])])
+    array([ 9., 12.], dtype=float16)
+    """
 
 # ---------------------------------------------------------------- streams, events, arrays of devices
 
 @final
 class Stream:
+    """A queue of a device: what is queued runs in order, and late.
+
+    Two are equal when they are the same queue. `handle` is the number of a stream that exists; 0 and 1 are the
+    legacy default stream. `fanin.sim.Machine.stream` makes new ones.
+    """
     def __new__(cls, device: str, handle: int) -> Stream: ...
     @property
-    def device(self) -> str: ...
+    def device(self) -> str:
+        """The name of its device, as in "sim:0"."""
     @property
-    def handle(self) -> int: ...
-    def wait(self, other: Any, /) -> None: ...
-    def record(self) -> Event: ...
-    def synchronize(self) -> None: ...
+    def handle(self) -> int:
+        """Its number on the device; 1 is the legacy default stream."""
+    def wait(self, other: Any, /) -> None:
+        """Hold back what is queued here from now on until `other` has passed.
+
+        `other` is an Event (its last record counts, now) or a Stream (all that it has queued). The host does not wait.
+        """
+    def record(self) -> Event:
+        """An Event behind all that is queued here now."""
+    def synchronize(self) -> None:
+        """Block until everything queued here has run."""
     def __cuda_stream__(self) -> tuple[int, int]: ...
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
@@ -122,14 +266,26 @@ class Stream:
 
 @final
 class Event:
+    """A point in a stream's queue, which other streams and the host can wait for.
+
+    `stream.record()` makes one and records it in one step.
+    """
     def __new__(cls, device: str) -> Event: ...
     @property
-    def device(self) -> str: ...
+    def device(self) -> str:
+        """The name of its device, as in "sim:0"."""
     @property
-    def stream(self) -> Stream | None: ...
-    def record(self, stream: Stream | None, /) -> None: ...
-    def query(self) -> bool: ...
-    def synchronize(self) -> None: ...
+    def stream(self) -> Stream | None:
+        """The stream it was last recorded on; None before."""
+    def record(self, stream: Stream | None, /) -> None:
+        """Make this the point in `stream` behind all that is queued there now.
+
+        Later waits see the new point; waits that are queued keep the old one. None is the device's current stream.
+        """
+    def query(self) -> bool:
+        """True when all work before the point has run, and for an event that was never recorded."""
+    def synchronize(self) -> None:
+        """Block until all work before the point has run."""
     def __reduce__(self) -> Any: ...
 
 @final
@@ -137,33 +293,53 @@ class Graph: ...
 
 @final
 class Array:
+    """An array on a simulated device, made by `Machine.array` and `Machine.empty`.
+
+    Indexing by integers, slices, ... and None gives views; values are read by `numpy()` or by kernels.
+    """
     @property
-    def shape(self) -> tuple[int, ...]: ...
+    def shape(self) -> tuple[int, ...]:
+        """Its extents."""
     @property
-    def strides(self) -> tuple[int, ...]: ...
+    def strides(self) -> tuple[int, ...]:
+        """Bytes from one element to the next, axis by axis."""
     @property
-    def dtype(self) -> np.dtype[Any]: ...
+    def dtype(self) -> np.dtype[Any]:
+        """Its NumPy dtype."""
     @property
-    def device(self) -> str: ...
+    def device(self) -> str:
+        """The name of its device, as in "sim:0"."""
     @property
-    def ndim(self) -> int: ...
+    def ndim(self) -> int:
+        """The number of its axes."""
     @property
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """The number of its elements."""
     @property
-    def itemsize(self) -> int: ...
+    def itemsize(self) -> int:
+        """Bytes of one element."""
     @property
-    def nbytes(self) -> int: ...
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
     @property
-    def T(self) -> Array: ...
+    def T(self) -> Array:
+        """A view with the axes reversed."""
     @property
-    def address(self) -> int: ...
+    def address(self) -> int:
+        """Where its first element lies: to see which arrays share memory."""
     @property
-    def users(self) -> tuple[Stream, ...]: ...
-    def numpy(self) -> np.ndarray[Any, np.dtype[Any]]: ...
-    def transpose(self, *axes: Any) -> Array: ...
-    def reshape(self, *shape: Any) -> Array: ...
-    def broadcast_to(self, *shape: Any) -> Array: ...
-    def used_on(self, stream: Stream, /) -> None: ...
+    def users(self) -> tuple[Stream, ...]:
+        """The streams that its memory is marked as used on, its owner first."""
+    def numpy(self) -> np.ndarray[Any, np.dtype[Any]]:
+        """The values as a new ndarray, after waiting for the device's current stream, and for that alone."""
+    def transpose(self, *axes: Any) -> Array:
+        """A view with the axes in another order; reversed without `axes`."""
+    def reshape(self, *shape: Any) -> Array:
+        """A view of another shape; ValueError where that needs a copy."""
+    def broadcast_to(self, *shape: Any) -> Array:
+        """A view that repeats itself, not to be written."""
+    def used_on(self, stream: Stream, /) -> None:
+        """Keep the memory, once nobody holds it, until what `stream` has queued by its last such use has run."""
     def __getitem__(self, index: Any, /) -> Array: ...
     def __iter__(self) -> Iterator[Array]: ...
     def __len__(self) -> int: ...
@@ -198,6 +374,7 @@ def device_array(device: str, array: np.ndarray[Any, Any], empty: bool, /) -> Ar
 # ---------------------------------------------------------------- the simulated machine
 
 class Machine:
+    """The core of fanin.sim.Machine."""
     def __new__(
         cls,
         devices: int,
@@ -210,21 +387,29 @@ class Machine:
         gbytes_per_s: float = ...,
     ) -> Self: ...
     @property
-    def devices(self) -> int: ...
+    def devices(self) -> int:
+        """How many devices it has."""
     @property
-    def seed(self) -> int: ...
+    def seed(self) -> int:
+        """The seed that picks what runs next."""
     @property
-    def races(self) -> int: ...
+    def races(self) -> int:
+        """How many races were found."""
     @property
-    def host_us(self) -> float: ...
+    def host_us(self) -> float:
+        """The clock of the host, in microseconds."""
     @property
-    def device_us(self) -> float: ...
+    def device_us(self) -> float:
+        """When the last work queued ends, in microseconds."""
     @property
-    def abandoned(self) -> bool: ...
+    def abandoned(self) -> bool:
+        """True after the host threads were told to end."""
     @property
-    def host_schedule(self) -> str: ...
+    def host_schedule(self) -> str:
+        """Which host thread acted, step by step: one character each."""
     @property
-    def streams(self) -> tuple[Stream, ...]: ...
+    def streams(self) -> tuple[Stream, ...]:
+        """The streams that were made and that somebody has still."""
     @property
     def _calls(self) -> int: ...
     @property
@@ -289,10 +474,14 @@ _TraceLine = tuple[str, str, bool, int, int, int, int, int, tuple[str, ...], int
 class Trace:
     def __new__(cls, capacity: int) -> Trace: ...
     @property
-    def dropped(self) -> int: ...
-    def begin(self) -> None: ...
-    def end(self) -> None: ...
-    def lines(self) -> list[_TraceLine]: ...
+    def dropped(self) -> int:
+        """How many lines were pushed out by newer ones."""
+    def begin(self) -> None:
+        """Record what this thread does from now on."""
+    def end(self) -> None:
+        """Record no more."""
+    def lines(self) -> list[_TraceLine]:
+        """The lines, oldest first, as tuples."""
     def __len__(self) -> int: ...
 
 def trace_on() -> bool: ...
@@ -350,7 +539,18 @@ def counters() -> Counters: ...
 def auto_budget() -> tuple[int, int]: ...
 def _test_auto_budget(alone: int = ..., held: int = ..., /) -> None: ...
 def pool() -> _Pool: ...
-def trim() -> int: ...
+def trim() -> int:
+    """Give back to the system what is kept of the memory of large results that are gone; returns how many bytes that were.
+
+    How much is kept at most is `set_options(pool_bytes=)`.
+
+    >>> total = fanin.add_n([np.ones(1 << 18), np.ones(1 << 18)])
+    >>> del total
+    >>> fanin.trim() >= 2 ** 21
+    True
+    >>> fanin.trim()
+    0
+    """
 def _test_fail_at(skip: int, count: int = 1, /) -> None: ...
 def _test_memory() -> tuple[int, int, int]: ...
 def _test_read(buffer: Any, /) -> int: ...
@@ -394,18 +594,32 @@ class _Exporter:
         copy: bool | None = None,
     ) -> Any: ...
     def __dlpack_device__(self) -> tuple[Literal[1], Literal[0]]: ...
-    def numpy(self) -> np.ndarray[Any, np.dtype[Any]]: ...
+    def numpy(self) -> np.ndarray[Any, np.dtype[Any]]:
+        """An ndarray over the same memory."""
 
 # ---------------------------------------------------------------- who shares memory
 
 @final
 class Verdict:
+    """Whether two arrays share a byte of memory: "disjoint", "overlap", or "unknown" and why.
+
+    True in a condition unless they are surely disjoint: `if fanin.overlap(a, b): copy`. `witness` proves an overlap: the indices of
+    an element of each array that hold one common byte. Verdicts are immutable, hashable, and equal if they say the same.
+
+    >>> x = np.zeros((3, 4))
+    >>> v = fanin.overlap(x[1:], x[:, 2])
+    >>> v.kind, v.witness
+    ('overlap', ((1, 2), (2,)))
+    """
     @property
-    def kind(self) -> Literal["disjoint", "overlap", "unknown"]: ...
+    def kind(self) -> Literal["disjoint", "overlap", "unknown"]:
+        """"disjoint", "overlap" or "unknown"."""
     @property
-    def witness(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None: ...
+    def witness(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        """Of an overlap: an index into each array, two tuples of ints from 0 on, whose elements have a byte in common; else None."""
     @property
-    def reason(self) -> str | None: ...
+    def reason(self) -> str | None:
+        """Why the answer is "unknown", in words; else None."""
     def __bool__(self) -> bool: ...
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
@@ -413,28 +627,90 @@ class Verdict:
 
 @final
 class Overlaps:
+    """Which of several arrays share memory, as `fanin.overlaps` found it.
+
+    It knows addresses, shapes and strides as they were, and holds no array. What nobody could tell counts as an overlap.
+
+    >>> x = np.zeros(10)
+    >>> found = fanin.overlaps([x[:4], x[2:6], x[6:], x[5:7]])
+    >>> found.pairs
+    ((0, 1), (1, 3), (2, 3))
+    >>> found.components, found.indices
+    (((0, 1, 2, 3),), (0, 1, 2, 3))
+    """
     @property
-    def components(self) -> tuple[tuple[int, ...], ...]: ...
+    def components(self) -> tuple[tuple[int, ...], ...]:
+        """The arrays that hang together: a tuple of tuples of indices, each of two or more, ascending.
+
+        Two arrays are in one component if a chain of overlaps leads from one to the other. Arrays that share memory with no other are in none.
+        """
     @property
-    def indices(self) -> tuple[int, ...]: ...
+    def indices(self) -> tuple[int, ...]:
+        """The indices of all arrays that share memory with another one, ascending."""
     @property
-    def pairs(self) -> tuple[tuple[int, int], ...]: ...
+    def pairs(self) -> tuple[tuple[int, int], ...]:
+        """All pairs (i, j), i < j, of arrays that are not surely disjoint, ascending.
+
+        Made when it is first asked for: there may be n * (n - 1) / 2.
+        """
     @property
-    def unknown(self) -> tuple[tuple[int, int], ...]: ...
-    def verdict(self, i: int, j: int, /) -> Verdict: ...
+    def unknown(self) -> tuple[tuple[int, int], ...]:
+        """Those of the pairs of which nobody could tell whether they overlap."""
+    def verdict(self, i: int, j: int, /) -> Verdict:
+        """The Verdict on arrays i and j, with its witness."""
     def __len__(self) -> int: ...
 
 def address(a: np.ndarray[Any, Any], /) -> int: ...
-def overlap(a: Any, b: Any, /, *, budget: float | None = None) -> Verdict: ...
-def overlaps(arrays: Iterable[Any], /, *, budget: float | None = None) -> Overlaps: ...
-def overlaps_itself(a: Any, /, *, budget: float | None = None) -> Verdict: ...
+def overlap(a: Any, b: Any, /, *, budget: float | None = None) -> Verdict:
+    """Whether arrays a and b share a byte of memory: exactly, for any shapes, strides and dtypes.
+
+    Only addresses, shapes and strides are looked at: views of one array, of different dtypes, of a file that is mapped twice at different addresses (then they are
+    disjoint). An array is an ndarray, a torch or JAX tensor, an array on a device of fanin's, or whatever has a buffer or DLPack. The answer is a Verdict, with a
+    witness if they overlap. Of most pairs it is known in a fraction of a microsecond. A few strange ones need a table of at most `budget` bytes
+    (default 256 MiB; math.inf: no bound); if that is not enough the verdict is "unknown", never a guess, and never an exponential search.
+
+    Raises TypeError for what is no single array in memory (sparse, masked, a tracer), ValueError for arrays of different devices. Source: docs/analysis.md.
+
+    >>> m = np.zeros((6, 9))
+    >>> fanin.overlap(m[0:4, 0:4], m[2:6, 0:4])
+    <fanin.Verdict: overlap, at (2, 0) and (0, 0)>
+    >>> bool(fanin.overlap(m[:, 0], m[:, 1]))
+    False
+    """
+def overlaps(arrays: Iterable[Any], /, *, budget: float | None = None) -> Overlaps:
+    """Which of several arrays share memory: the pairs, the components that they form, the indices of all that take part.
+
+    `arrays` and `budget` (for each pair) are as in `overlap`. Near-linear in the number of arrays for pieces, columns, blocks, step slices and
+    heads of common arrays; only `pairs` takes as long as there are pairs, and is made when it is asked for. Raises as `overlap` does, and names the array.
+    Source: docs/analysis.md.
+
+    >>> flat = np.zeros(100)
+    >>> w, b = flat[:90].reshape(9, 10), flat[90:]
+    >>> fanin.overlaps([w, b, flat[85:95], np.zeros(3)]).components
+    ((0, 1, 2),)
+    >>> fanin.overlaps([w[:, i] for i in range(10)]).pairs
+    ()
+    """
+def overlaps_itself(a: Any, /, *, budget: float | None = None) -> Verdict:
+    """Whether two different elements of array a share a byte of memory, so that writing one changes the other.
+
+    Exact as `overlap` is; the witness is the two indices. Raises as `overlap` does. Source: docs/analysis.md.
+
+    >>> fanin.overlaps_itself(np.broadcast_to(np.zeros(3), (2, 3)))
+    <fanin.Verdict: overlap, at (1, 0) and (0, 0)>
+    >>> windows = np.lib.stride_tricks.sliding_window_view(np.zeros(5), 3)
+    >>> fanin.overlaps_itself(windows).kind
+    'overlap'
+    """
 @final
 class Layout:
     def __new__(cls, arrays: Iterable[Any], /, *, budget: float | None = None) -> Layout: ...
     @property
-    def components(self) -> tuple[int, ...]: ...
+    def components(self) -> tuple[int, ...]:
+        """For each array the number of its component, by first members; an array that shares with nobody has one of its own."""
     @property
-    def offsets(self) -> tuple[int, ...]: ...
+    def offsets(self) -> tuple[int, ...]:
+        """For each array the bytes from the first byte of its component to its element [0, 0, ..]."""
     def check(
         self, arrays: Iterable[Any], /
     ) -> (
@@ -444,26 +720,41 @@ class Layout:
             int | None,
         ]
         | None
-    ): ...
+    ):
+        """None if as many arrays lie as those that were recorded; else what differs first: (index, what, other index or None).
+
+        what is "dtype", "device", "shape", "strides", "read-only", "writable", "apart" (shares no memory any more with what `other` hangs together with), "offset"
+        (lies elsewhere, seen from `other`) or "overlap" (shares memory with `other`, and did not). ValueError for another number of arrays.
+        """
     def __len__(self) -> int: ...
 
 class Snapshot:
     def __new__(cls, arrays: Iterable[Any], /) -> Snapshot: ...
     @property
-    def nbytes(self) -> int: ...
-    def changed(self, which: Sequence[int] | None, /) -> list[int]: ...
-    def elsewhere(self) -> list[int]: ...
-    def restore(self, i: int, data: int | None = None, /) -> None: ...
-    def data(self, i: int, /) -> int: ...
+    def nbytes(self) -> int:
+        """How many bytes are kept: those that the arrays show, of each about once."""
+    def changed(self, which: Sequence[int] | None, /) -> list[int]:
+        """The positions, among `which` (None: all), of arrays of which a byte is another one now; the memory that was read must still be there."""
+    def elsewhere(self) -> list[int]:
+        """The positions of arrays that begin elsewhere now, or have another shape, strides or dtype."""
+    def restore(self, i: int, data: int | None = None, /) -> None:
+        """Write the bytes of array i that differ, where they were; or as an array of the same geometry whose first element lies at `data`."""
+    def data(self, i: int, /) -> int:
+        """Where the first element of array i was."""
     def __len__(self) -> int: ...
 
 # ---------------------------------------------------------------- errors
 
-class RaceError(RuntimeError): ...
-class CaptureError(RuntimeError): ...
+class RaceError(RuntimeError):
+    """Two operations touch the same memory, one writes, and nothing orders them. The message names both, their streams, their Python lines, and the wait that is missing."""
+class CaptureError(RuntimeError):
+    """What was asked for is not legal while a stream is captured."""
 
 class DeviceError(RuntimeError):
+    """A call of a device's driver failed. `code` is the driver's number for it."""
     code: int
 
-class DeviceOutOfMemoryError(DeviceError, MemoryError): ...
-class StreamMismatchWarning(RuntimeWarning): ...
+class DeviceOutOfMemoryError(DeviceError, MemoryError):
+    """A device has no memory left for what was asked."""
+class StreamMismatchWarning(RuntimeWarning):
+    """A leaf consumes on another stream than its gradient was made on: each pass waits there (rule S6). Given once per process."""

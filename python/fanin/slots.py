@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from . import _core
 from ._explain import counted
 
 __all__ = ["Slot", "Sparse", "Stats", "Zero", "clip_norm", "global_norm"]
+
+#: What is taken as a shape: a tuple of ints, or one, as NumPy has it.
+Shape = SupportsIndex | Iterable[SupportsIndex]
 
 FORMATS = ("coo", "csr", "csc", "bsr", "bsc")
 
@@ -50,6 +53,18 @@ class Slot:
     combine: Callable[[Any, Any], Any] | None = None
     name: Any = None
 
+    if TYPE_CHECKING:  # what is given is more than what is kept
+
+        def __init__(
+            self,
+            shape: Shape | None = None,
+            dtype: Any = None,
+            device: str | None = None,
+            accumulate: Any = None,
+            combine: Callable[[Any, Any], Any] | None = None,
+            name: Any = None,
+        ) -> None: ...
+
     def __post_init__(self) -> None:
         if self.shape is not None:
             object.__setattr__(self, "shape", shape_of(self.shape, "Slot"))
@@ -83,6 +98,10 @@ class Sparse:
     parts: tuple[Any, ...]
     shape: tuple[int, ...]
 
+    if TYPE_CHECKING:
+
+        def __init__(self, format: str, parts: Sequence[Any], shape: Shape) -> None: ...
+
     def __post_init__(self) -> None:
         if self.format not in FORMATS:
             raise ValueError(f"Sparse: expected a format among {', '.join(FORMATS)}, got {self.format!r}")
@@ -112,6 +131,10 @@ class Zero:
 
     shape: tuple[int, ...]
     dtype: Any
+
+    if TYPE_CHECKING:
+
+        def __init__(self, shape: Shape, dtype: Any) -> None: ...
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", shape_of(self.shape, "Zero"))

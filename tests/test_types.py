@@ -1,0 +1,64 @@
+"""What the docstrings show passes mypy, as a user's code does."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fanin
+
+GOOD = """
+import fanin, numpy as np
+from fanin import Slot, Sparse, Zero
+
+a: tuple[int, ...] | None = Slot(shape=3).shape
+Slot(3, "float32"), Slot((3, 4)), Slot([2]), Slot(np.int64(3)), Slot(shape=np.ones((2, 2)).shape, name="w")
+b: tuple[int, ...] = Zero(4, "float32").shape
+c: tuple[int, ...] = Sparse("coo", [np.array([[2]]), np.array([1.0])], 4).shape
+buf = fanin.InputBuffer([Slot(shape=3, name="bias"), Slot(combine=lambda a, b: a | b)], budget="auto")
+for total in buf:
+    print(total)
+with fanin.trace() as t:
+    buf.take()
+for line in t:
+    print(line.kind)
+with fanin.sim.Machine() as m:
+    for row in m.array(np.ones((2, 3))):
+        print(row.shape)
+"""
+
+BAD = """
+from fanin import Slot
+Slot(shape="3")
+Slot(shape=3.5)
+Slot(shapes=3)
+"""
+
+
+def mypy(code: str, folder: Path) -> list[str]:
+    pytest.importorskip("mypy", reason="mypy is not installed")
+    file = folder / "users.py"
+    file.write_text(code)
+    words = ["--strict", "--no-error-summary", "--follow-imports=silent", "--cache-dir", str(folder / "cache"), str(file)]
+    done = subprocess.run([sys.executable, "-m", "mypy", *words], capture_output=True, text=True, cwd=Path(fanin.__file__).parents[1])
+    assert not done.stderr, done.stderr
+    return [line for line in done.stdout.splitlines() if "users.py" in line and " error: " in line]
+
+
+def test_what_users_write_passes_mypy_and_what_is_wrong_does_not(tmp_path: Path) -> None:
+    found = mypy(GOOD + BAD, tmp_path)
+    wrong = GOOD.count("\n") + BAD.count("\n")
+    assert [int(line.split(":")[1]) for line in found] == [wrong - 2, wrong - 1, wrong], found
+
+
+def test_a_shape_of_one_axis_may_be_a_number() -> None:
+    assert fanin.Slot(shape=3).shape == fanin.Slot(shape=(3,)).shape == fanin.Slot(shape=np.int64(3)).shape == (3,)
+    assert fanin.Zero(4, "float32").shape == (4,)
+    assert fanin.Sparse("coo", [np.array([[2]]), np.array([1.0])], 4).shape == (4,)
+    for shape in ("3", 3.5, (1.5,)):
+        with pytest.raises(TypeError, match="expected a shape"):
+            fanin.Slot(shape=shape)  # type: ignore[arg-type]
