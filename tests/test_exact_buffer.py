@@ -97,11 +97,9 @@ def test_slots_wishes_dtypes_and_scales() -> None:
 
 
 def test_what_cannot_be_exact_is_refused() -> None:
-    row = fanin.Sparse("coo", (np.array([[2]]), np.array([1.0])), (4,))
     buf = fanin.InputBuffer(1, accumulate="exact", name="g")
-    for bad in (row, np.ma.masked_array([1.0])):
-        with pytest.raises(TypeError, match=r"g: slot 0.*an exact sum takes dense gradients"):
-            buf.add(0, bad)
+    with pytest.raises(TypeError, match=r"g: slot 0.*an exact sum takes arrays, and no objects"):
+        buf.add(0, np.ma.masked_array([1.0]))
     for bad in ("exactly", "Exact", b"exact", 3):
         with pytest.raises((TypeError, ValueError)):
             fanin.InputBuffer(1, accumulate=bad)

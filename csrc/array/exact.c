@@ -1048,6 +1048,27 @@ void fan_exact_add(void *state, fan_dtype d, const fan_array *const *in, size_t 
     }
 }
 
+void fan_exact_add_at(void *state, fan_dtype d, const fan_array *values, const int64_t *to)
+{
+    FAN_UNCLEARED job j;
+    FAN_UNCLEARED spare room;
+    const fan_array *const in[] = {values};
+    uint64_t *w = state;
+    if (values->size == 0)
+        return;
+    job_begin(&j, in, sizeof *in, 1, d);
+    fan_walk_begin(&j.walk, values, true);
+    fan_walk_ready(&j.walk);
+    int64_t most = TILE / (int64_t)j.parts;
+    size_t each = j.parts * (size_t)j.k.words;
+    for (int64_t at = 0, len; at < j.walk.size; at += len) {
+        len = j.walk.size - at < most ? j.walk.size - at : most;
+        const char *p = term(&j, 0, at, len, room.term[0]);
+        for (size_t i = 0; i < (size_t)len * j.parts; i++)
+            words_add(w + (size_t)to[at + (int64_t)(i / j.parts)] * each + i % j.parts * (size_t)j.k.words, &j.k, number_at(&j, p, i));
+    }
+}
+
 void fan_exact_finish(const fan_array *out, const void *state, fan_dtype d, const fan_scale *scale)
 {
     FAN_UNCLEARED fan_walk walk;

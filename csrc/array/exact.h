@@ -32,6 +32,8 @@ size_t fan_exact_state_size(fan_dtype d);
 void fan_exact_start(void *state, fan_dtype d, int64_t size);
 /* fan_exact_add: adds n arrays of one shape, each converted to d first, to the states of their elements. */
 void fan_exact_add(void *state, fan_dtype d, const fan_array *const *in, size_t n);
+/* fan_exact_add_at: adds the i-th element of `values`, in C order, converted to d first, to the state of element at[i]. */
+void fan_exact_add_at(void *state, fan_dtype d, const fan_array *values, const int64_t *at);
 /* fan_exact_finish: rounds the states into `out` as fan_exact_sum does; they stay as they are. */
 void fan_exact_finish(const fan_array *out, const void *state, fan_dtype d, const fan_scale *scale);
 /* fan_exact_widen: the same sums as states of a dtype that holds d (D3), apart from the old ones. */

@@ -896,6 +896,49 @@ done:
     return status;
 }
 
+/* place_of: the place of the first number of entry e; -1: outside (others may write the indices meanwhile). *row: of the entry before. */
+static int64_t place_of(const fan_sparse *s, int64_t e, int64_t *row)
+{
+    int64_t at = 0, index;
+    if (s->format == FAN_COO) {
+        for (int i = 0; i < sparse_dim(s); i++) {
+            index = coo_index(s, i, e);
+            if (!within(index, s->shape[i]))
+                return -1;
+            at = at * s->shape[i] + index;
+        }
+        for (int i = sparse_dim(s); i < s->ndim; i++)
+            at *= s->shape[i];
+        return at;
+    }
+    int axis = compressed_axis(s->format);
+    int64_t rows = s->pointers->shape[0] - 1, unit = block_extent(s, !axis);
+    index = plain_index(s, e);
+    while (*row < rows && pointer(s, *row + 1) <= e)
+        ++*row;
+    if (*row >= rows || !within(index, s->shape[!axis] / unit))
+        return -1;
+    int64_t major = *row * block_extent(s, axis), minor = index * unit;
+    return axis == 0 ? major * s->shape[1] + minor : minor * s->shape[1] + major;
+}
+
+fan_status fan_sparse_places(const fan_sparse *s, int64_t *to, fan_error *err)
+{
+    int64_t all = 1, nnz = fan_sparse_nnz(s), row = 0;
+    int64_t run = nnz ? s->values->size / nnz : 0, width = is_blocked(s->format) ? block_extent(s, 1) : 1;
+    for (int i = 0; i < s->ndim; i++)
+        if (s->shape[i] && __builtin_mul_overflow(all, s->shape[i], &all))
+            return fan_fail(err, FAN_VALUE, "an exact sum of a sparse gradient whose dense array has 2**63 elements or more");
+    for (int64_t e = 0; e < nnz; e++) {
+        int64_t place = place_of(s, e, &row);
+        if (place < 0)
+            return fan_fail(err, FAN_VALUE, "the indices of a sparse gradient were changed while it was summed");
+        for (int64_t k = 0; k < run; k++)
+            *to++ = place + (is_blocked(s->format) ? k / width * s->shape[1] + k % width : k);
+    }
+    return FAN_OK;
+}
+
 fan_status fan_sparse_cast(const fan_sparse *s, fan_dtype dtype, fan_sparse **out, fan_error *err)
 {
     fan_status status = FAN_OK;

@@ -56,6 +56,9 @@ void fan_sparse_concat(const fan_array *indices, const fan_array *values, const 
 void fan_sparse_scatter(const fan_array *into, const fan_sparse *s);
 /* fan_sparse_reduce: the sum to a declared shape (A9, D7) of a sparse gradient, as a dense array of `out`'s shape and dtype. */
 fan_status fan_sparse_reduce(const fan_array *out, const fan_sparse *s, fan_error *err);
+/* fan_sparse_places: for each stored number, in C order of the values, its place in C order of the dense array. The indices have been checked. FAN_VALUE where places do not
+ * fit 63 bits. */
+fan_status fan_sparse_places(const fan_sparse *s, int64_t *to, fan_error *err);
 /* fan_sparse_cast: the same entries with values rounded to `dtype` (entry by entry); parts are shared where nothing changes. */
 fan_status fan_sparse_cast(const fan_sparse *s, fan_dtype dtype, fan_sparse **out, fan_error *err);
 

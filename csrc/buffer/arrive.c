@@ -97,7 +97,7 @@ static fan_status check_dtype(const fan_buffer *b, size_t slot, const fan_contri
     out->dtype = v->dtype;
     out->seen = s->p->seen;
     if (v->form == FAN_OBJECT && s->spec->exact)
-        return refuse(err, FAN_TYPE, b, slot, c->key, "an exact sum takes dense gradients (A11)");
+        return refuse(err, FAN_TYPE, b, slot, c->key, "an exact sum takes arrays, and no objects (A11)");
     if (v->form == FAN_OBJECT)
         return FAN_OK;
     if (s->spec->dtype != FAN_NO_DTYPE) {
@@ -129,8 +129,8 @@ static fan_status check_dtype(const fan_buffer *b, size_t slot, const fan_contri
     if (!weak_int_fits(sum, out->weak_lo, out->weak_hi))
         return refuse(err, FAN_VALUE, b, slot, c->key, "a Python int among its contributions, %" PRId64 ", does not fit dtype %s",
                       weak_int_fits(sum, 0, out->weak_hi) ? out->weak_lo : out->weak_hi, fan_dtype_name(sum));
-    if (s->spec->exact && v->form == FAN_SPARSE)
-        return refuse(err, FAN_TYPE, b, slot, c->key, "an exact sum takes dense gradients (A11)");
+    if (s->spec->exact && v->form == FAN_SPARSE && v->device && v->device->backend->has_streams)
+        return refuse(err, FAN_TYPE, b, slot, c->key, "an exact sum on a device with streams takes dense gradients (A11)");
     if (v->dtype != out->dtype && (v->form == FAN_DENSE || v->form == FAN_SPARSE))
         out->cast = true;
     return FAN_OK;

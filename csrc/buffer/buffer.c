@@ -644,6 +644,8 @@ static size_t worth_absorbing(const fan_slot *s)
         const fan_value *v = &p->items[i]->value;
         if (!p->items[i]->parked || (p->keyed > 0 && p->items[i]->key != p->next_key + (int64_t)i))
             return 0; /* keys have no order in an exact sum, but the ledger of A16 has */
+        if (v->form == FAN_SPARSE)
+            return 0; /* its sum may be sparse, and small */
         if (v->form == FAN_DENSE && !fan_exact_fits(v->dtype))
             return 0; /* an integer is read as the sum's own dtype, which may widen yet */
         parked += p->items[i]->bytes;

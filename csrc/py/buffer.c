@@ -158,7 +158,7 @@ static int spec_of_example(PyObject *item, fan_slot_spec *spec)
     fan_value v;
     const int64_t *shape = NULL;
     int ndim, result = -1;
-    if (PyLong_Check(item) || PyFloat_Check(item) || PyComplex_Check(item) || PyArray_IsScalar(item, Generic))
+    if (PyLong_Check(item) || PyFloat_CheckExact(item) || PyComplex_CheckExact(item) || PyArray_IsScalar(item, Integer) || PyArray_IsScalar(item, Bool))
         return fan_refuse(PyExc_TypeError,
                           "%R is a number, and no example array: for one slot of a shape give [fanin.Slot(shape=(3, 4))], for so many slots a bare count, "
                           "for a slot of numbers fanin.Slot()",

@@ -119,7 +119,7 @@ int fan_dtype_refuse(PyArray_Descr *d, const char *what)
 {
     if (!PyDataType_ISNOTSWAPPED(d) && PyTypeNum_ISNUMBER(d->type_num))
         return fan_refuse(PyExc_BufferError,
-                          "%s has dtype %S of foreign byte order; expected native: x.astype(x.dtype.newbyteorder('='))", what,
+                          "%s has dtype %S of foreign byte order; expected native: x.astype(x.dtype.newbyteorder('=')), or Slot(combine=f)", what,
                           (PyObject *)d);
     if (d->type_num == NPY_LONGDOUBLE || d->type_num == NPY_CLONGDOUBLE)
         return fan_refuse(PyExc_BufferError, "%s has dtype %S, which is not summed; expected %s: x.astype(%s)", what, (PyObject *)d,

@@ -310,10 +310,20 @@ fan_status fan_plain_value(void *object, char *data, const fan_plain_kind *kind,
     return status;
 }
 
-static int import_numpy_scalar(PyObject *o, fan_value *out)
+static int import_object(PyObject *o, PyObject *parts, fan_value *out);
+
+/* not_summed: is `o` an ndarray of a dtype that we do not sum? A slot with combine= takes it as an object. */
+static bool not_summed(PyObject *o)
+{
+    return PyArray_Check(o) && fan_dtype_of_descr(PyArray_DESCR((PyArrayObject *)o)) == FAN_NO_DTYPE;
+}
+
+static int import_numpy_scalar(PyObject *o, bool has_combine, fan_value *out)
 {
     PyObject *a = PyArray_FromScalar(o, NULL);
-    int result = a ? import_ndarray((PyArrayObject *)a, o, FAN_FROM_NUMPY_SCALAR, false, out) : -1;
+    int result = !a                            ? -1
+                 : has_combine && not_summed(a) ? import_object(o, NULL, out)
+                                                : import_ndarray((PyArrayObject *)a, o, FAN_FROM_NUMPY_SCALAR, false, out);
     Py_XDECREF(a);
     return result;
 }
@@ -637,7 +647,7 @@ static int import_described(PyObject *o, bool recording, bool has_combine, fan_v
     if (!text)
         PyErr_SetString(PyExc_SystemError, "fanin.arrays.describe gave no description");
     else if (strcmp(text, "dense") == 0)
-        result = import_dense(d, out);
+        result = has_combine && not_summed(PyTuple_GET_ITEM(d, 3)) ? import_object(o, NULL, out) : import_dense(d, out);
     else if (strcmp(text, "sparse") == 0)
         result = import_sparse(d, out);
     else if (strcmp(text, "object") == 0)
@@ -870,7 +880,7 @@ static int import_any(PyObject *o, bool recording, bool has_combine, fan_value *
     fan_device *device;
     int known;
     if (PyArray_CheckExact(o) && !recording) {
-        if (PyArray_DESCR((PyArrayObject *)o)->type_num == NPY_OBJECT)
+        if (PyArray_DESCR((PyArrayObject *)o)->type_num == NPY_OBJECT || (has_combine && not_summed(o)))
             return import_object(o, NULL, out);
         return import_ndarray((PyArrayObject *)o, o, FAN_FROM_NDARRAY, true, out);
     }
@@ -893,7 +903,7 @@ static int import_any(PyObject *o, bool recording, bool has_combine, fan_value *
         if (PyErr_Occurred())
             return -1;
         if (PyArray_IsScalar(o, Generic))
-            return import_numpy_scalar(o, out);
+            return import_numpy_scalar(o, has_combine, out);
     }
     if (!fan_lazy(&st->zero_type, "fanin.slots", "Zero"))
         return -1;

@@ -106,10 +106,18 @@ def is_scipy(x: Any) -> bool:
 def is_plain(x: Any) -> bool:
     """An array or a number that we know, so that its `+` is what it seems."""
     if isinstance(x, np.ndarray):
-        return not x.dtype.hasobject and not overrides(x)
+        return not x.dtype.hasobject and not overrides(x) and is_summed(x)
     if is_torch(x):
         return has_memory(x)
-    return type(x) in SCALARS or isinstance(x, np.generic | Sparse) or is_jax(x) or is_scipy(x)
+    return type(x) in SCALARS or (isinstance(x, np.generic) and is_summed(x)) or isinstance(x, Sparse) or is_jax(x) or is_scipy(x)
+
+
+def is_summed(x: Any) -> bool:
+    """Does the core sum the dtype of this ndarray or NumPy scalar? Where not, it is an object (Slot(combine=))."""
+    try:
+        return _core.dtype_name(x.dtype) is not None
+    except ValueError:
+        return False
 
 
 def is_sparse(x: Any) -> bool:
@@ -510,7 +518,7 @@ def torch_of(x: Any, ready: _core.Stream | None = None) -> Described | None:
     if not has_memory(x):
         return None
     if x.is_quantized:
-        refuse(TypeError, "a quantized torch.Tensor has no sum; expected x.dequantize()")
+        refuse(BufferError, "a quantized torch.Tensor has no sum; expected x.dequantize()")
     if x.device.type not in ("cpu", "cuda"):
         refuse(BufferError, f"the torch.Tensor is on {x.device}; expected memory of the host or of a CUDA device")
     x = x.detach() if x.requires_grad else x

@@ -133,7 +133,7 @@ def read(x: Any, anything: bool = False) -> Gradient:
         weak = type(x).__name__
         need(weak != "int" or -(2**63) <= x < 2**63, OverflowError, f"the integer {x} does not fit int64")
         return Gradient(x, "dense", (), weak, np.array(x, WEAK.get(weak, weak)), "python")
-    if is_array(x):
+    if is_array(x) and not (anything and not (x.dtype.name in NAMES and x.dtype.isnative)):
         scalar = not isinstance(x, np.ndarray)
         value = np.array(x) if scalar else x.view(np.ndarray)
         return Gradient(x, "dense", value.shape, importable(value.dtype), value, "numpy" if scalar else "")
@@ -566,7 +566,7 @@ def slots_of(slots: Any, accumulate: Any) -> list[Slot]:
     result = []
     for s in slots:
         if not isinstance(s, Slot):
-            need(not isinstance(s, bool | int | float | complex | np.generic), TypeError, f"slots: a number, {s!r}, is no example array")
+            need(not isinstance(s, bool | int | float | complex | np.integer | np.bool_) or isinstance(s, np.floating | np.complexfloating), TypeError, f"slots: a number, {s!r}, is no example array")
             g = read(s)
             need(g.form not in ("undefined", "object"), TypeError, f"slots: no array, no Slot: a {type(s).__name__}")
             s = Slot(g.shape, WEAK.get(g.type, g.type))

@@ -38,7 +38,7 @@ class Slot:
 
     With a shape, a gradient that it broadcasts to is summed to it; anything else is an error. With a dtype, gradients are cast to it where that
     loses no kind of value (as NumPy casts: a wider integer that does not fit wraps, a float that is too large becomes inf). `device` is a name, as "cpu" or "sim:0". `accumulate` is the dtype in which the sum runs, or "exact".
-    `combine(old, new)` sums objects that are no arrays. `name` is for messages and pictures: a str, or a descriptor (`fanin.descriptors`), whose
+    `combine(old, new)` sums objects that are no arrays, and arrays of dtypes that are not summed otherwise (float128, foreign byte order). `name` is for messages and pictures: a str, or a descriptor (`fanin.descriptors`), whose
     `expr()` is shown.
 
     >>> buf = fanin.InputBuffer([fanin.Slot(shape=3, name="bias"), fanin.Slot(combine=lambda a, b: a | b)])

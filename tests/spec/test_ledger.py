@@ -166,7 +166,7 @@ def test_an_add_that_fails_leaves_the_buffer_as_it_was(make_buffer: Any, lib: An
         (np.ones(2, np.complex64), ValueError),
         ([1.0, 2.0], TypeError),
         (np.ones(2, ">f4"), BufferError),
-        (2**70, ValueError),
+        (2**70, OverflowError),
     ):
         with pytest.raises(error):
             b.add(0, bad, key=0)
