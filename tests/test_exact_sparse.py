@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from spec.kit import BFLOAT16, COMPLEX, E4M3, E5M2, FLOATS, bits, stored
 
 import fanin
+from spec.kit import BFLOAT16, COMPLEX, E4M3, E5M2, FLOATS, bits, stored
 
 SHAPE = (4, 6)
 FORMATS = ["coo", "hybrid", "csr", "csc", "bsr", "bsc", "our csr"]
@@ -38,7 +38,7 @@ def made(kind: str, dtype: Any, draw: random.Random) -> Any:
     if kind == "coo":
         return fanin.Sparse("coo", (index, numbers(n, dtype, draw)), SHAPE)
     if kind in ("bsr", "bsc"):
-        lines, across = (2, 2) if kind == "bsr" else (2, 2)
+        lines = across = 2
         block = (SHAPE[0] // 2, SHAPE[1] // 2)
         count = [draw.randint(0, 2) for _ in range(lines)]
         minor = [k for c in count for k in [draw.randrange(across) for _ in range(c)]]

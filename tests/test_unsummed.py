@@ -50,7 +50,7 @@ def test_elsewhere_they_are_one_error_that_names_slot_and_dtype(x: Any) -> None:
 @pytest.mark.parametrize("x", NO_NUMBERS, ids=named)
 def test_what_holds_no_numbers_has_no_sum(x: Any) -> None:
     buf = fanin.InputBuffer([fanin.Slot(), fanin.Slot(combine=lambda old, new: np.concatenate([old, new]))])
-    with pytest.raises(TypeError, match="slot 0: the array has dtype .* has no sum"):
+    with pytest.raises(TypeError, match=r"slot 0: the array has dtype .* has no sum"):
         buf.add(0, x)
     buf.add(1, x)
     buf.add(1, x)
