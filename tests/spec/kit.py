@@ -43,6 +43,8 @@ def show(x: Any) -> tuple[Any, ...]:
         return ("undefined",)
     if isinstance(x, bool | int | float | complex) and not isinstance(x, np.generic):
         return "Python", type(x).__name__, bits(np.array(x)).hex()
+    if isinstance(x, np.generic | np.ndarray) and not (x.dtype in DTYPES and x.dtype.isnative):
+        return "object", type(x).__name__, repr(x)  # of a dtype that is not summed
     if isinstance(x, np.generic):
         return "NumPy scalar", x.dtype.name, bits(x).hex()
     if isinstance(x, np.ndarray) and x.dtype != np.object_ and not isinstance(x, np.ma.MaskedArray):
