@@ -7,6 +7,7 @@ import math
 import signal
 import sys
 import threading
+import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -997,3 +998,90 @@ def test_ctrl_c_inside_a_kernel_leaves_the_machine_usable() -> None:
         m.synchronize()
     m.synchronize()
     assert x.numpy().tolist() == [1, 1]
+
+
+def test_the_views_of_a_kernel_that_raised_show_what_was_there_then() -> None:
+    def inner(part: Any, back: Any) -> None:
+        raise LookupError("in the kernel")
+
+    def fail(view: Any, grid: Any) -> None:
+        view[0] = 7
+        try:
+            inner(view[1:], grid[::-1, 0])
+        except LookupError:
+            raise LookupError("in the kernel")  # noqa: B904
+
+    m = Machine(1)
+    s, x, y = m.stream(), m.array(np.arange(4.0)), m.array(np.arange(12.0).reshape(3, 4)[:, ::-1])
+    m.launch(s, fail, writes=[x, y])
+    with pytest.raises(LookupError, match="in the kernel") as caught:
+        m.synchronize()
+    m.launch(s, lambda *v: [one.fill(-1) for one in v] and None, writes=[x, y])
+    m.synchronize()
+    frames = {f.f_code.co_name: f for e in (caught.value, caught.value.__context__) for f, _ in traceback.walk_tb(e.__traceback__)}  # type: ignore[union-attr]
+    assert frames["fail"].f_locals["view"].tolist() == [7, 1, 2, 3]
+    assert frames["fail"].f_locals["grid"].tolist() == np.arange(12.0).reshape(3, 4)[:, ::-1].tolist()
+    assert frames["inner"].f_locals["part"].tolist() == [1, 2, 3]
+    assert frames["inner"].f_locals["back"].tolist() == [11, 7, 3]
+    frames["fail"].f_locals["view"][:] = 100  # nobody's but the traceback's
+    assert x.numpy().tolist() == [-1] * 4 and y.numpy().tolist() == [[-1] * 4] * 3
+    del m, s, x, y
+    gc.collect()
+    assert frames["inner"].f_locals["part"].shape == (3,)
+
+
+def test_a_release_race_is_told_by_a_later_call_of_any_kind() -> None:
+    calls: dict[str, Callable[[Machine, Any, Any, Any], object]] = {
+        "launch": lambda m, s, y, g: m.launch(s, lambda v: None, reads=[y]),
+        "synchronize": lambda m, s, y, g: m.synchronize(),
+        "stream": lambda m, s, y, g: s.synchronize(),
+        "event": lambda m, s, y, g: g[1].synchronize(),
+        "read": lambda m, s, y, g: y.numpy(),
+        "step": lambda m, s, y, g: m.step(),
+        "graph": lambda m, s, y, g: m.launch_graph(g[0], s),
+        "take": lambda m, s, y, g: [g[2].clear(), g[2].add(0, y), g[2].add(0, y), g[2].take()],
+    }
+    for name, call in calls.items():
+        m = Machine(1)
+        s, t, y = m.stream(), m.stream(), m.array(np.zeros(4))
+        m.begin_capture(s)
+        m.launch(s, lambda v: None, reads=[y])
+        graph, buf = m.end_capture(s), fanin.InputBuffer(1, stream=s)
+        event = s.record()
+        with fanin.stream(s):
+            first = fanin.InputBuffer(1)
+            for _ in range(2):
+                first.add(0, m.array(np.ones(4)))
+            (x,) = first.take()
+        t.wait(s)
+        m.launch(t, lambda v: None, reads=[x], name="late")
+        assert m.races == 0
+        del x  # nobody marked it: this call cannot raise
+        assert m.races == 1
+        with pytest.raises(fanin.RaceError, match=r"memory is given back .* while 'late'"):
+            call(m, s, y, (graph, event, buf))
+        call(m, s, y, (graph, event, buf))  # told once
+        assert m.races == 1, name
+
+
+def test_a_captured_kernel_ends_with_its_graph() -> None:
+    class Fn:
+        def __call__(self, v: Any) -> None:
+            v += 1
+
+    for launches in range(3):
+        m = Machine(1)
+        s, x, fn = m.stream(), m.array(np.zeros(1)), Fn()
+        gone = weakref.ref(fn)
+        m.begin_capture(s)
+        m.launch(s, fn, writes=[x])
+        graph = m.end_capture(s)
+        del fn
+        for _ in range(launches):
+            m.launch_graph(graph, s)
+        assert gone() is not None
+        del graph
+        assert (gone() is not None) == (launches > 0), "what is on its way keeps it"
+        m.synchronize()
+        assert gone() is None
+        assert x.numpy() == launches

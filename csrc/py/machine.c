@@ -6,6 +6,7 @@
  * Title: Kept views. A kernel's views are made when it runs and end with it: their memory may be another array's the moment after. Each has an owner, a capsule
  * that holds the machine, and whoever keeps a view, or a view of it, keeps that owner: so once the kernel is through, an owner that still has other references
  * shows a view that was kept, and that is an error. What was kept is mapped as long as it is kept; only its bytes may be anyone's.
+ * The views in the traceback of a kernel that raised show what was there then.
  *
  * Title: Cycles. A kernel that waits holds its function, and that may hold the machine, or a graph of its. To the collector the machine holds the functions of all its kernels, and
  * a graph, whose kernels are among them, its machine. Arrays and streams hold neither: where the machine is collected although one of them could still have run what is queued, that
@@ -253,6 +254,76 @@ static int check_kept(const kernel *k, PyObject *owners)
     return -1;
 }
 
+/* snapshot: the bytes of a view as they are now, as bytes; *lo: where the first of them lies. */
+static PyObject *snapshot(const fan_array *a, const char **lo)
+{
+    const char *first = a->data, *last = a->data;
+    for (int i = 0; i < a->ndim; i++) {
+        int64_t way = (a->shape[i] - 1) * a->strides[i];
+        first += way < 0 ? way : 0;
+        last += way > 0 ? way : 0;
+    }
+    *lo = first;
+    return PyBytes_FromStringAndSize(first, a->size ? last - first + (Py_ssize_t)fan_dtype_size(a->dtype) : 0);
+}
+
+static void redirect(PyObject *o, const PyObject *bytes, const char *lo)
+{
+    PyArrayObject_fields *array = (PyArrayObject_fields *)o;
+    ptrdiff_t at = array->data - lo;
+    if (at >= 0 && at < PyBytes_GET_SIZE(bytes))
+        array->data = PyBytes_AS_STRING(bytes) + at;
+}
+
+/* redirect_parts: the views of `view` that the frames of a traceback hold. */
+static void redirect_parts(PyObject *raised, PyObject *view, const PyObject *bytes, const char *lo)
+{
+    PyObject *at = PyException_GetTraceback(raised);
+    while (at && PyTraceBack_Check(at)) {
+        PyObject *locals = PyFrame_GetLocals(((PyTracebackObject *)at)->tb_frame), *next = (PyObject *)((PyTracebackObject *)at)->tb_next;
+        PyObject *values = locals ? PyMapping_Values(locals) : NULL;
+        for (Py_ssize_t i = 0; values && i < PyList_GET_SIZE(values); i++) {
+            PyObject *o = PyList_GET_ITEM(values, i);
+            if (PyArray_Check(o) && PyArray_BASE((PyArrayObject *)o) == view)
+                redirect(o, bytes, lo);
+        }
+        PyErr_Clear();
+        Py_XDECREF(values);
+        Py_XDECREF(locals);
+        Py_XINCREF(next);
+        Py_SETREF(at, next);
+    }
+    Py_XDECREF(at);
+}
+
+#define CONTEXTS 100
+
+/* end_views: a kernel raised, and the frames of its traceback have its views: they show from now on what was there then, and no other array's bytes. What was made of them elsewhere
+ * keeps their memory mapped (Kept views). */
+static void end_views(const kernel *k, PyObject *args)
+{
+    PyObject *raised = fan_exception_take();
+    for (size_t i = 0; i < k->n; i++) {
+        PyArrayObject_fields *view = (PyArrayObject_fields *)PyTuple_GET_ITEM(args, (Py_ssize_t)i);
+        const char *lo;
+        PyObject *bytes = Py_REFCNT(view) > 1 ? snapshot(k->views[i], &lo) : NULL;
+        PyObject *base = bytes ? PyTuple_Pack(2, bytes, view->base) : NULL;
+        if (base) {
+            redirect((PyObject *)view, bytes, lo);
+            PyObject *e = Py_NewRef(raised);
+            for (int far = 0; e && far < CONTEXTS; far++) { /* .. and what it was raised in the handling of */
+                redirect_parts(e, (PyObject *)view, bytes, lo);
+                Py_SETREF(e, PyException_GetContext(e));
+            }
+            Py_XDECREF(e);
+            Py_SETREF(view->base, base);
+        }
+        Py_XDECREF(bytes);
+    }
+    PyErr_Clear(); /* for want of memory they show what comes */
+    fan_exception_put(raised);
+}
+
 static PyObject *kernel_call(kernel *k)
 {
     PyObject *fn = k->fn, *args, *owners, *result = NULL;
@@ -272,8 +343,8 @@ static PyObject *kernel_call(kernel *k)
         else
             PyTuple_SET_ITEM(args, (Py_ssize_t)i, view);
     }
-    if (args && owners)
-        result = PyObject_Call(fn, args, NULL);
+    if (args && owners && !(result = PyObject_Call(fn, args, NULL)))
+        end_views(k, args);
     Py_XDECREF(args);
     Py_DECREF(fn);
     if (result) { /* what it returned is let go of: it may be a view */

@@ -269,7 +269,8 @@ class Machine(_core.Machine):
 
         The views of what it reads are read-only; what it returns is ignored. It must touch nothing else that other streams write. `us` is how long it takes
         on the clock (default: by the cost model). RaceError, here, if another access to the same bytes is not ordered with it. What `fn` raises
-        is raised by the call that runs it: `synchronize`, `numpy()`, `step`. The views end with the kernel: one that is kept is a RuntimeError of that call.
+        is raised by the call that runs it: `synchronize`, `numpy()`, `step`. The views end with the kernel: one that is kept is a RuntimeError of that call. Those in
+        the traceback of a kernel that raised show what was there then.
         """
         us = -1.0 if us is None else not_negative("launch: us", us)
         self._launch(stream, fn, reads, writes, name, us)
