@@ -177,8 +177,16 @@ def test_what_is_left_out_is_missed(word: str, capsys: pytest.CaptureFixture[str
     else:
         assert status == 1
         assert "RaceError: race on" in text
-        assert "missing: " in text
         assert "demo.py:" in text
+        (race,) = re.findall(r"RaceError: (race on .*)", text)
+        streams = re.findall(r"(stream \d+|the legacy default stream)( of sim:\d)?", race)
+        assert streams and all(device for _, device in streams), "every stream is named with its device"
+        advice = re.search(r"missing: .* \((?:array\.used_on\()?(Stream\(.*\))\)$", race)
+        assert advice, race
+        named = re.findall(r'Stream\("sim:(\d)", (\d+)\)', advice[1])
+        assert len(named) == len(set(named)), "no stream is told to wait for itself"
+        for device, handle in named:
+            assert re.search(rf"(stream {handle}|the legacy default stream) of sim:{device}", race)
 
 
 def test_marks_that_guard_one_edge_are_missed_together(capsys: pytest.CaptureFixture[str]) -> None:

@@ -308,3 +308,36 @@ def test_a_drop_teaches_no_stream_what_its_host_knew() -> None:
 
     with pytest.raises(fanin.RaceError):
         one_by_one(first, writes(k), setup=setup)
+
+
+@pytest.mark.parametrize("case", ["two devices", "legacy", "legacy of two devices", "host", "release"])
+def test_the_advice_of_a_race_message_is_a_call_that_mends_it(case: str) -> None:
+    """It names streams as their repr does, and stands between the two operations that it names."""
+
+    def program(advice: str) -> None:
+        with Machine(2) as m:
+            a = {"legacy": fanin.Stream("sim:0", 1), "legacy of two devices": fanin.Stream("sim:0", 1)}.get(case) or m.stream(0)
+            b = {"legacy of two devices": fanin.Stream("sim:1", 1), "legacy": m.stream(0)}.get(case) or m.stream(1)
+            array: Any = m.array(np.zeros(4))
+            if case == "release":
+                with fanin.stream(a):
+                    buf = fanin.InputBuffer(1)
+                    for _ in range(2):
+                        buf.add(0, m.array(np.ones(4)))
+                    (array,) = buf.take()
+                b.wait(a)
+            m.launch(b if case == "release" else a, read if case == "release" else write, **{"reads" if case == "release" else "writes": [array]})
+            if advice:
+                eval(advice, {"Stream": fanin.Stream, "array": array})
+            if case == "host":
+                array.numpy()
+            elif case != "release":
+                m.launch(b, read, reads=[array])
+            del array
+
+    with pytest.raises(fanin.RaceError) as raised:
+        program("")
+    text = str(raised.value)
+    advice = text[text.rindex(" (") + 2 : -1]
+    assert advice.endswith({"host": ".synchronize()", "release": ")"}.get(case, "))")), text
+    program(advice)

@@ -9,6 +9,8 @@ import re
 
 import pytest
 
+import fanin
+from fanin.sim import Machine
 from proof_program import Line, results, side_by_side
 from support import CSRC, ROOT, compiler
 
@@ -91,6 +93,23 @@ def test_what_survives_alone_survives_the_larger_sizes() -> None:
 def test_what_survives_alone_has_its_argument_on_the_page(survivor: str) -> None:
     section = PAGE.read_text().partition("## What survives")[2].partition("\n## ")[0]
     assert re.search(rf"^- \*\*`{re.escape(survivor)}`", section, re.MULTILINE), f"docs/proof.md gives no argument for {survivor}"
+
+
+def test_the_mark_of_out_alone_is_found_by_a_slot_of_zeros() -> None:
+    """S22.mark, which the proof's driver cannot find alone: it has no symbolic zeros."""
+
+    def taken(*left_out: str) -> None:
+        with Machine(1) as m:
+            m.leave_out(*left_out)
+            buf, out = fanin.InputBuffer(1), m.empty(4)
+            for _ in range(2):
+                buf.add(0, fanin.Zero((4,), "float64"))
+            buf.take(out=[out])
+            del out  # nobody has waited for what fills it
+
+    taken()
+    with pytest.raises(fanin.RaceError, match=r"memory is given back .* while 'fill' .* writes it"):
+        taken("S22.mark")
 
 
 def test_the_hunter_finds_nothing_where_nothing_is_planted() -> None:
