@@ -37,7 +37,7 @@ def lines(results: list[dict[str, Any]]) -> list[str]:
     for (row, title, mine, must, ratio, beside), all_ in found.items():
         seen = [t["seen"] for t in all_ if t["seen"] is not None]
         by_min = [t["seen_by_min"] for t in all_ if t["seen"] is not None]
-        word = "absent" if not seen else "held" if all(t["held"] for t in all_) else "**missed**"
+        word = "absent" if not seen else "met" if all(t["met"] for t in all_) else "**missed**"
         text = {"<=": "at most {} x its time", ">=": "at least {} x as fast"}[must].format(ratio)
         said.append(f"| {row} | {title}: `{mine}` | {beside} | {text} | {span(seen)} | {span(by_min)} | {word} |")
     return said

@@ -5,9 +5,13 @@ from __future__ import annotations
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+import fanin
+from fanin import _core
 from support import ROOT, run_python
 
 README = ROOT / "README.md"
@@ -88,9 +92,41 @@ def test_a_broken_link_is_found() -> None:
     assert broken_links(README, "[a](docs/rules.md) [b](docs/no.md) ![c](../x.svg) [d](https://x.y)") == ["docs/no.md", "../x.svg"]
 
 
-def test_the_code_of_the_page_on_migrating_runs(tmp_path: Path) -> None:
-    code = "".join(code for _, code, _ in python_blocks((ROOT / "docs" / "migrating.md").read_text()))
-    run_python(code + "assert w.tolist() == grads['w'].tolist() == [3, 3, 3]\n", cwd=tmp_path)
+def told_by(blocks: list[tuple[int, str, str | None]], folder: Path) -> list[str]:
+    """What blocks that go on from each other print, where that is not what the page shows."""
+    mark = "-- block --"
+    code = f"print({mark!r})\n".join(code + "\n" for _, code, _ in blocks)
+    said = run_python(code, cwd=folder).stdout.split(mark + "\n")
+    return [f"line {line}: {got}" for (line, _, expected), got in zip(blocks, said, strict=True) if expected is not None and not matches(expected, got)]
+
+
+def test_the_code_of_the_page_on_migrating_runs_and_prints_what_it_says(tmp_path: Path) -> None:
+    blocks = python_blocks((ROOT / "docs" / "migrating.md").read_text())
+    assert sum(expected is not None for _, _, expected in blocks) >= 3
+    assert told_by([*blocks, (0, "print(w.tolist() == grads['w'].tolist() == [3, 3, 3], grad.tolist())", "True [3.0, 3.0, 3.0]")], tmp_path) == []
+
+
+def test_a_block_that_prints_something_else_is_found(tmp_path: Path) -> None:
+    assert told_by([(3, "x = 1", None), (9, "print(x)", "2")], tmp_path) == ["line 9: 1\n"]
+
+
+@pytest.mark.parametrize(("make", "fast"), [
+    (lambda: np.ones(4), True), (lambda: np.ones((2, 2, 1, 1)), True), (lambda: np.ones(8)[::2], False), (lambda: np.ones((2, 3)).T, False),
+    (lambda: np.ones((1, 1, 1, 1, 4)), False), (lambda: np.ones(4, ">f8"), None), (lambda: np.ma.ones(4), False),
+], ids=["C order", "four axes", "gaps", "another order", "five axes", "foreign byte order", "a subclass"])  # fmt: skip
+def test_what_leaves_the_fast_path_is_what_the_page_lists(make: Any, fast: bool | None) -> None:
+    """An add on the fast path allocates nothing of the core's."""
+    buf = fanin.InputBuffer(1)
+    given = [make() for _ in range(3)]
+    if fast is None:
+        with pytest.raises((TypeError, ValueError, BufferError)):
+            buf.add(0, given[0])
+        return
+    buf.add(0, given[0])  # the slot gets what a pass needs
+    before = _core._test_memory()[1]
+    buf.add(0, given[1])
+    buf.add(0, given[2])
+    assert (_core._test_memory()[1] == before) == fast
 
 
 @pytest.mark.parametrize("command", [DEMO, TEST])

@@ -101,7 +101,7 @@ def summary(screen: Screen, results: Iterable[timing.Result]) -> None:
     for one in results:
         for t in one["targets"]:
             seen, by_min = (timing.ratio_text(t[k]) if t[k] is not None else "" for k in ("seen", "seen_by_min"))
-            word = "absent" if t["held"] is None else "met" if t["held"] else "missed"
+            word = "absent" if t["met"] is None else "met" if t["met"] else "missed"
             rows.append((f"{one['row']}: {one['title']}: {t['row']}", f"{t['must']} {t['ratio']}", seen, by_min, word))
     if rows:
         screen.table(rows, ("targets", "", "seen", "by min", ""))

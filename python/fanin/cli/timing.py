@@ -45,9 +45,9 @@ class Target:
     ratio: float
 
     def told(self, times: Mapping[str, list[float]]) -> Result:
-        """The target and what was seen, by medians and by minima; held is None where a side is absent."""
+        """The target and what was seen, by medians and by minima; met is None where a side is absent."""
         peers = [times[name] for name in self.against if name in times]
-        one: Result = {**asdict(self), "against": list(self.against), "seen": None, "seen_by_min": None, "held": None}
+        one: Result = {**asdict(self), "against": list(self.against), "seen": None, "seen_by_min": None, "met": None}
         if peers and self.row in times:
             mine = times[self.row]
             for word, faster in (
@@ -55,7 +55,7 @@ class Target:
                 ("seen_by_min", min(map(min, peers)) / min(mine)),
             ):
                 one[word] = faster if self.must == ">=" else 1 / faster
-            one["held"] = one["seen"] >= self.ratio if self.must == ">=" else one["seen"] <= self.ratio
+            one["met"] = one["seen"] >= self.ratio if self.must == ">=" else one["seen"] <= self.ratio
         return one
 
 
@@ -192,15 +192,15 @@ def show(screen: Screen, one: Result) -> None:
     if "peaks" in one:
         screen.say("  peak memory, MB: " + ", ".join(f"{name} {n / 1e6:.3g}" for name, n in one["peaks"].items()))
     for t in one["targets"]:
-        screen.say("  " + target_text(t), style="" if t["held"] is not False else "red")
+        screen.say("  " + target_text(t), style="" if t["met"] is not False else "red")
     screen.say()
 
 
 def target_text(t: Result) -> str:
     """A target in a line."""
-    if t["held"] is None:
+    if t["met"] is None:
         return f"target {t['must']} {t['ratio']}: {t['row']}: nothing to compare with"
-    word = "met" if t["held"] else "missed"
+    word = "met" if t["met"] else "missed"
     how = "times as fast as" if t["must"] == ">=" else "times as long as"
     most = "" if len(t["against"]) == 1 else "the best of "
     return f"target {t['must']} {t['ratio']}: {t['row']} is {ratio_text(t['seen'])} (by min {ratio_text(t['seen_by_min'])}) {how} {most}{', '.join(t['against'])}: {word}"
