@@ -106,7 +106,7 @@ fan_status fan_buffer_add_many(fan_buffer *b, fan_contribution *c, const size_t 
 /* A plain gradient. */
 typedef struct fan_plain {
     void *object;     /* the frontend's; held; NULL: undefined (S2) */
-    char *data;       /* of its first element */
+    char *data;       /* of its first element; or its value (fan_plain_kind.inside) */
     int64_t key : 62; /* -1: none */
     uint64_t donated : 1;
     uint64_t ours : 1; /* a copy that was made for the buffer */
@@ -237,10 +237,18 @@ fan_plain_sum fan_buffer_plain_at(fan_buffer *b, size_t slot);
 /* fan_buffer_plain_apart: whether sums may be written to n outs, gap-free and of their slots' kinds, in any order: none meets another, nor what is still read, but
  * for a term of its own slot that is all of it. Sorts them by address. */
 bool fan_buffer_plain_apart(fan_buffer *b, fan_span span, fan_plain_out *outs, size_t n);
+/* fan_plain_at: where a term's elements are. */
+static inline const char *fan_plain_at(const fan_plain_kind *kind, const fan_plain *one)
+{
+    return kind->inside ? (const char *)&one->data : one->data;
+}
 /* fan_buffer_plain_fold: `out` (gap-free; one of the terms, where they are FAN_PLAIN_MOST at most or it is the first, or apart from all) becomes the sum of the
- * terms, scaled. Needs no interpreter. fan_buffer_plain_folded counts it, which does; `copied`: one term was copied, and not into an out=. */
-void fan_buffer_plain_fold(fan_buffer *b, size_t slot, const fan_take *how, char *out);
+ * terms, scaled. stats: NULL, or what is known of it. Needs no interpreter. fan_buffer_plain_folded counts it, which does; `copied`: one term was copied, and not into an out=. */
+void fan_buffer_plain_fold(fan_buffer *b, size_t slot, const fan_take *how, char *out, fan_stats *stats);
 void fan_buffer_plain_folded(fan_buffer *b, size_t slot, bool in_place, bool copied);
+/* fan_buffer_plain_learn: with stats, what is known of a slot's sum from now on; stats: NULL: it is undefined. */
+bool fan_buffer_learns(const fan_buffer *b);
+void fan_buffer_plain_learn(fan_buffer *b, size_t slot, const fan_stats *stats);
 /* fan_buffer_plain_done: what was claimed is let go; `taken`: and emptied. `part` gives up a hold if that can call nothing back, and says whether it did;
  * all others are dropped last, when the buffer is ready for whatever they call. */
 void fan_buffer_plain_done(fan_buffer *b, fan_span span, bool taken, bool (*part)(void *object));

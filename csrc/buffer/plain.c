@@ -192,13 +192,19 @@ static bool grow(fan_plains *p)
     return true;
 }
 
+/* With stats: what is known of the slot's last sum stands on a device. */
+static bool knows_away(const fan_buffer *b, size_t slot)
+{
+    return b->known && (b->known[slot].words || b->known[slot].on);
+}
+
 static bool park(fan_buffer *b, size_t slot, const fan_plain_kind *kind, const fan_plain *one)
 {
     fan_slot *s = &b->slots[slot];
     fan_plains *p = s->plain;
     int64_t key = one->key;
     size_t at;
-    if (s->p != &fan_pass_none || s->busy || b->known)
+    if (s->p != &fan_pass_none || s->busy || knows_away(b, slot))
         return false;
     if (!p) {
         p = fan_alloc(sizeof *p);
@@ -266,6 +272,8 @@ bool fan_buffer_add_plain(fan_buffer *b, size_t slot, const fan_plain_kind *kind
     *due = false;
     if (!park(b, slot, kind, one))
         return false;
+    if (b->known)
+        b->known[slot] = (fan_known){.yes = false};
     if (!kind) {
         COUNT(b, adds, 1);
         return true;
@@ -345,7 +353,7 @@ bool fan_buffer_merge_begin(fan_buffer *b, size_t slot, fan_merge *m)
 {
     fan_slot *s = &b->slots[slot];
     fan_plains *p = s->plain;
-    if (s->p != &fan_pass_none || s->busy || s->targets || !p || p->undefined || fan_accum_dtype(p->kind.dtype, s->spec->accumulate) != p->kind.dtype ||
+    if (s->p != &fan_pass_none || s->busy || s->targets || b->known || !p || p->undefined || p->kind.scalar || fan_accum_dtype(p->kind.dtype, s->spec->accumulate) != p->kind.dtype ||
         !fan_sum_flat_fits(p->kind.dtype, p->kind.dtype))
         return false;
     in_order(p);
@@ -443,7 +451,7 @@ static fan_array *sum_of(const fan_slot *s, const fan_plain_kind *k, int64_t key
 {
     const fan_pass *p = s->p;
     fan_array *a = p->value.array;
-    if (k->late || p->value.form != FAN_DENSE || !p->value_ours || p->value_lent || p->value.origin != k->origin || p->A || p->exact || p->poison)
+    if (k->late || k->weak || p->value.form != FAN_DENSE || !p->value_ours || p->value_lent || p->value.origin != k->origin || p->A || p->exact || p->poison)
         return NULL;
     if (s->busy || p->nitems || p->arriving || p->seen != fan_dtype_set_add(0, k->dtype, false))
         return NULL;
@@ -563,12 +571,31 @@ static void items_free(fan_buffer *b, fan_item **items, size_t n)
     fan_free(items);
 }
 
+/* A10: the dtype that they bring. */
+static fan_dtype_set dtypes_of(const fan_spec *spec, const fan_plain_kind *k)
+{
+    return fan_dtype_set_add(0, k->dtype, k->weak && spec->dtype == FAN_NO_DTYPE);
+}
+
+/* D5: Python ints are checked against the dtype of all, which may come yet. */
+static void weak_range(fan_pass *p, const fan_plains *plain)
+{
+    p->has_weak_int = true;
+    for (size_t i = 0; plain->kind.dtype == FAN_INT64 && i < plain->n; i++) {
+        int64_t n = 0;
+        if (plain->list[i].object)
+            memcpy(&n, fan_plain_at(&plain->kind, &plain->list[i]), sizeof n);
+        p->weak_lo = n < p->weak_lo ? n : p->weak_lo;
+        p->weak_hi = n > p->weak_hi ? n : p->weak_hi;
+    }
+}
+
 /* The items of what is plain, in *items. */
 static fan_status items_of(fan_buffer *b, size_t slot, fan_item **items, size_t *made, fan_error *err)
 {
     fan_plains *plain = b->slots[slot].plain;
     in_order(plain);
-    fan_dtype_set own = fan_dtype_set_add(0, plain->kind.dtype, false);
+    fan_dtype_set own = dtypes_of(b->slots[slot].spec, &plain->kind);
     for (size_t i = plain->summed > 0; i < plain->n; i++) {
         const fan_plain *one = &plain->list[i];
         if (!one->object && one->key < 0)
@@ -626,7 +653,9 @@ fan_status fan_slot_thicken(fan_buffer *b, size_t slot, fan_error *err)
     FAN_GO(status);
     if (some && k->ndim)
         memcpy(shape, k->shape, (size_t)k->ndim * sizeof *shape);
-    p->seen = some ? fan_dtype_set_add(0, k->dtype, false) : 0;
+    p->seen = some ? dtypes_of(s->spec, k) : 0;
+    if (some && k->weak)
+        weak_range(p, plain);
     p->keyed = plain->list[0].key < 0 ? -1 : 1;
     p->count = fan_plain_count(plain);
     p->device = some ? fan_device_hold(fan_cpu()) : NULL;
@@ -744,11 +773,11 @@ static bool scales(const fan_take *how, fan_dtype dtype, fan_dtype acc)
     return kind == 'c' ? acc == dtype : kind == 'f' ? how->real : how->integral;
 }
 
-static bool claim(fan_slot *s, const fan_take *how)
+static bool claim(fan_slot *s, const fan_take *how, bool learns)
 {
     fan_plains *p = s->plain;
     size_t n = p ? p->n - p->undefined : 0;
-    if (s->p != &fan_pass_none || s->busy || s->targets || (s->expected >= 0 && s->expected != fan_plain_count(p)))
+    if (s->p != &fan_pass_none || s->busy || s->targets || (learns && n > FAN_PLAIN_MOST) || (s->expected >= 0 && s->expected != fan_plain_count(p)))
         return false;
     if (n > 1 || (n && (how->scale.on || how->writable))) {
         fan_dtype acc = fan_accum_dtype(p->kind.dtype, s->spec->accumulate);
@@ -779,7 +808,7 @@ static void let_go(fan_buffer *b, fan_span span)
 bool fan_buffer_take_plain(fan_buffer *b, fan_span span, const fan_take *how)
 {
     for (size_t i = span.first; i < span.end; i++)
-        if (b->known || !claim(&b->slots[i], how)) {
+        if (knows_away(b, i) || !claim(&b->slots[i], how, b->known)) {
             let_go(b, (fan_span){span.first, i});
             return false;
         }
@@ -910,7 +939,25 @@ bool fan_buffer_plain_apart(fan_buffer *b, fan_span span, fan_plain_out *outs, s
     return true;
 }
 
-void fan_buffer_plain_fold(fan_buffer *b, size_t slot, const fan_take *how, char *out)
+/* The same with statistics, of FAN_PLAIN_MOST terms at most. */
+static void fold_watched(const fan_plains *p, fan_dtype acc, const fan_take *how, char *out, fan_stats *stats)
+{
+    FAN_UNCLEARED fan_array array[FAN_PLAIN_MOST + 1];
+    FAN_UNCLEARED fan_operand in[FAN_PLAIN_MOST];
+    size_t n = p->n - p->undefined;
+    for (size_t i = 0; i < n; i++) {
+        array_over(&array[i], &p->kind, fan_plain_at(&p->kind, &p->list[i]));
+        in[i] = (fan_operand){.array = &array[i], .acc = acc};
+    }
+    if (n == 1 && !how->scale.on && out == p->list[0].data) { /* it is handed through */
+        fan_stats_of(&array[0], stats);
+        return;
+    }
+    array_over(&array[n], &p->kind, out);
+    fan_sum(&array[n], in, n, &(fan_sum_how){.scale = how->scale, .stats = stats});
+}
+
+void fan_buffer_plain_fold(fan_buffer *b, size_t slot, const fan_take *how, char *out, fan_stats *stats)
 {
     const fan_slot *s = &b->slots[slot];
     const fan_plains *p = s->plain;
@@ -918,8 +965,12 @@ void fan_buffer_plain_fold(fan_buffer *b, size_t slot, const fan_take *how, char
     FAN_UNCLEARED const char *src[FAN_PLAIN_MOST];
     _Alignas(16) char factor[16];
     size_t n = p->n - p->undefined, count = elements(&p->kind);
+    if (stats) {
+        fold_watched(p, acc, how, out, stats);
+        return;
+    }
     if (n == 1 && !how->scale.on) {
-        memmove(out, p->list[0].data, (size_t)size_of(&p->kind));
+        memmove(out, fan_plain_at(&p->kind, &p->list[0]), (size_t)size_of(&p->kind));
         return;
     }
     if (how->scale.on)
@@ -928,10 +979,23 @@ void fan_buffer_plain_fold(fan_buffer *b, size_t slot, const fan_take *how, char
         size_t k = 0;
         if (done)
             src[k++] = out;
-        while (k < FAN_PLAIN_MOST && done < n)
-            src[k++] = p->list[done++].data;
+        for (; k < FAN_PLAIN_MOST && done < n; done++)
+            src[k++] = fan_plain_at(&p->kind, &p->list[done]);
         (void)fan_sum_flat(out, src, k, count, p->kind.dtype, acc, how->scale.on && done == n ? factor : NULL);
     }
+}
+
+bool fan_buffer_learns(const fan_buffer *b) { return b->known; }
+
+void fan_buffer_plain_learn(fan_buffer *b, size_t slot, const fan_stats *stats)
+{
+    fan_known *known = &b->known[slot];
+    *known = (fan_known){.yes = true, .stats = {.count = UINT64_MAX}};
+    if (!stats)
+        return;
+    known->stats = *stats;
+    known->bad = stats->nonfinite && stats->bad != SIZE_MAX;
+    known->bad_key = known->bad ? b->slots[slot].plain->list[stats->bad].key : -1;
 }
 
 void fan_buffer_plain_folded(fan_buffer *b, size_t slot, bool in_place, bool copied_one)

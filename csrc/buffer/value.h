@@ -22,13 +22,16 @@ typedef struct fan_value {
     size_t nparts;
 } fan_value;
 
-/* What plain gradients (plain.h) of one slot have in common: gap-free host arrays. */
+/* What plain gradients (plain.h) of one slot have in common: gap-free host arrays, or numbers. */
 #define FAN_PLAIN_NDIM 4
 typedef struct fan_plain_kind {
     fan_dtype dtype;
     uint8_t origin; /* as in fan_value */
     int8_t ndim;
     bool late;      /* whether the memory holds the value is asked when it is used: `plain` may call out, and no lock may be held */
+    bool scalar;    /* an immutable number: what its sum is written into, the frontend makes an object of */
+    bool weak;      /* as in fan_value */
+    bool inside;    /* its value, of at most 8 bytes, stands in place of its address */
     int64_t shape[FAN_PLAIN_NDIM];
 } fan_plain_kind;
 bool fan_plain_same(const fan_plain_kind *a, const fan_plain_kind *b);

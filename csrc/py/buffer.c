@@ -637,6 +637,8 @@ static Py_ssize_t small_index(PyObject *o)
 static bool gives_memory(const fan_plain_sum *sum)
 {
     const fan_plain *first = &sum->terms[0];
+    if (sum->kind->scalar)
+        return false;
     if (sum->ours)
         return true;
     if (first->donated)
@@ -645,12 +647,17 @@ static bool gives_memory(const fan_plain_sum *sum)
 }
 
 /* target_of: where a sum of plain terms goes: into the first, where that is nobody else's (A6, A14), or into a fresh array; new reference. */
-static PyObject *target_of(const fan_plain_sum *sum, const fan_take *how)
+static PyObject *target_of(const buffer_object *self, size_t slot, const fan_plain_sum *sum, const fan_take *how)
 {
     PyObject *first = sum->terms[0].object;
     char *data = sum->terms[0].data;
     if (sum->n == 1 && !how->scale.on && (!how->writable || gives_memory(sum)))
         return Py_NewRef(first);
+    if (sum->kind->scalar) {
+        _Alignas(16) char value[16];
+        fan_buffer_plain_fold(self->core, slot, how, value, NULL);
+        return fan_plain_scalar(sum->kind, value);
+    }
     bool alone = sum->n > 1 && !how->scale.on && sum->may_keep && (sum->gapless || how->one) && gives_memory(sum);
     size_t bytes = !alone ? 0 : sum->kind->late ? (size_t)fan_plain_bytes(sum->kind) : (size_t)PyArray_NBYTES((PyArrayObject *)first);
     for (size_t k = 1; k < sum->n && alone; k++)
@@ -680,7 +687,7 @@ static bool merge_plain(buffer_object *self, size_t slot)
         return false;
     /* A fresh array of such a size is made in recycled memory, by the general path. */
     if (sound_terms(&m.sum) && (m.sum.ours || fan_plain_bytes(m.sum.kind) < FAN_POOL_FROM || fan_unshared(m.sum.terms[0].object, 1)))
-        to = target_of(&m.sum, &nothing);
+        to = target_of(self, slot, &m.sum, &nothing);
     if (to) {
         data = fan_plain_data(to, m.sum.kind);
         if (m.sum.n * fan_plain_bytes(m.sum.kind) > AWAY_BYTES) {
@@ -764,6 +771,8 @@ static int add_plain(buffer_object *self, PyObject *const *args, PyObject *kwnam
         fan_buffer_add_at_once(self->core, &at_once);
         return 1;
     }
+    if (t.copy && kind.scalar)
+        return 0;
     gradient = t.copy ? fan_plain_copy(gradient, &kind, &data) : Py_NewRef(gradient);
     one = fan_plain_one(gradient, data, t.key, t.donate, t.copy);
     if (!one.object || !fan_buffer_add_plain(self->core, (size_t)slot, &kind, &one, &due)) {
@@ -961,7 +970,7 @@ static int batch_plain(buffer_object *self, const batch *t, bool donate)
     FAN_RAW fan_plain_kind kind;
     Py_ssize_t k = 0;
     bool due, any_due = false;
-    if (self->create_graph || !unwatched())
+    if (self->create_graph || fan_buffer_learns(self->core) || !unwatched()) /* what is known of the last sum must be known again, were one taken back */
         return 0;
     if (t->n && batch_at_once(self, t))
         return 1;
@@ -1386,6 +1395,18 @@ static void memory_ahead(const buffer_object *self, size_t i)
         __builtin_prefetch(soon.terms[k].data);
 }
 
+/* adds_up: whether a sum of Python ints stays in int64. */
+static bool adds_up(const fan_plain_sum *sum, const fan_take *how)
+{
+    int64_t total = 0, n;
+    bool over = how->scale.on;
+    for (size_t k = 0; k < sum->n && !over; k++) {
+        memcpy(&n, fan_plain_at(sum->kind, &sum->terms[k]), sizeof n);
+        over = __builtin_add_overflow(total, n, &total);
+    }
+    return !over;
+}
+
 /* all_sound: what is read is what it was when it came, and what was not looked at then is looked at now. */
 static bool all_sound(const buffer_object *self, fan_span span, const fan_take *how, bool out)
 {
@@ -1394,6 +1415,8 @@ static bool all_sound(const buffer_object *self, fan_span span, const fan_take *
         fan_plain_sum sum = fan_buffer_plain_at(self->core, i);
         if (span.end - span.first >= FAR)
             objects_ahead(self, i);
+        if (sum.n && sum.kind->weak && sum.kind->dtype == FAN_INT64 && !adds_up(&sum, how))
+            return false;
         for (size_t k = 0; k < sum.n; k++) {
             const fan_plain *one = &sum.terms[k];
             if (sum.kind->late && !one->ours && !fan_plain_sound(one->object))
@@ -1456,23 +1479,30 @@ static bool outs_of(const buffer_object *self, fan_span span, PyObject *out, boo
     return true;
 }
 
-/* fold_plain: makes the sum of a slot in `to`, without the interpreter where that pays. */
+/* fold_plain: makes the sum of a slot in `to`, without the interpreter where that pays; of numbers `to` is one already. */
 static void fold_plain(const buffer_object *self, size_t slot, const fan_plain_sum *sum, const fan_take *how, PyObject *to, bool is_out)
 {
-    char *data = fan_plain_data(to, sum->kind);
-    bool first = to == sum->terms[0].object;
-    if (sum->n == 1 && first && !how->scale.on)
+    _Alignas(16) char value[16];
+    FAN_RAW fan_stats known;
+    fan_stats *stats = fan_buffer_learns(self->core) ? &known : NULL;
+    bool first = !sum->kind->scalar && to == sum->terms[0].object; /* numbers may be the same object by chance */
+    bool handed = sum->n == 1 && !how->scale.on && (first || (sum->kind->scalar && !how->writable));
+    if (handed && !stats)
         return;
+    char *data = sum->kind->scalar ? value : fan_plain_data(to, sum->kind);
     if (fan_plain_bytes(sum->kind) > FAN_PLAIN_BYTES) {
         Py_BEGIN_ALLOW_THREADS
-        fan_buffer_plain_fold(self->core, slot, how, data);
+        fan_buffer_plain_fold(self->core, slot, how, data, stats);
         Py_END_ALLOW_THREADS
         if (fan_watched()) /* others may have come in meanwhile: so they do */
             fan_buffer_plain_meanwhile(self->core);
-    } else {
-        fan_buffer_plain_fold(self->core, slot, how, data);
+    } else if (stats || !sum->kind->scalar) {
+        fan_buffer_plain_fold(self->core, slot, how, data, stats);
     }
-    fan_buffer_plain_folded(self->core, slot, first && !is_out, sum->n == 1 && !is_out);
+    if (stats)
+        fan_buffer_plain_learn(self->core, slot, stats);
+    if (!handed)
+        fan_buffer_plain_folded(self->core, slot, first && !is_out, sum->n == 1 && !is_out);
 }
 
 /* told_writes: libraries that count writes to their arrays are told of ours, before they happen. As Python is called, everything is looked at once more then. */
@@ -1540,7 +1570,7 @@ static bool take_plain(buffer_object *self, fan_span span, const fan_take *how, 
     for (size_t i = span.first; i < span.end && ours; i++) {
         fan_plain_sum sum = fan_buffer_plain_at(self->core, i);
         PyObject *to = out_item(out, how->one, i), *item;
-        item = sum.n == 0 ? Py_NewRef(Py_None) : to != Py_None ? Py_NewRef(to) : target_of(&sum, how);
+        item = sum.n == 0 ? Py_NewRef(Py_None) : to != Py_None ? Py_NewRef(to) : target_of(self, i, &sum, how);
         ours = item != NULL;
         if (item)
             PyList_SET_ITEM(*list, (Py_ssize_t)(i - span.first), item);
@@ -1555,6 +1585,8 @@ static bool take_plain(buffer_object *self, fan_span span, const fan_take *how, 
         fan_plain_sum sum = fan_buffer_plain_at(self->core, i);
         if (n >= FAR)
             memory_ahead(self, i);
+        if (sum.n == 0 && fan_buffer_learns(self->core))
+            fan_buffer_plain_learn(self->core, i, NULL);
         if (sum.n > 0)
             fold_plain(self, i, &sum, how, PyList_GET_ITEM(*list, (Py_ssize_t)(i - span.first)), out_item(out, how->one, i) != Py_None);
     }
@@ -2098,7 +2130,7 @@ static PyObject *add_plain_n(PyObject *arrays, PyObject *out)
     Py_ssize_t n = PyList_CheckExact(arrays) || PyTuple_CheckExact(arrays) ? PySequence_Fast_GET_SIZE(arrays) : 0;
     PyObject **items = n ? PySequence_Fast_ITEMS(arrays) : NULL;
     char *data, *to;
-    if (n < 2 || n > FAN_PLAIN_MOST || !fan_import_plain(items[0], &kind, &data) || kind.late ||
+    if (n < 2 || n > FAN_PLAIN_MOST || !fan_import_plain(items[0], &kind, &data) || kind.late || kind.scalar ||
         !fan_plain_fits(kind.dtype, fan_dtype_accumulate(kind.dtype), fan_plain_bytes(&kind), (size_t)n) || !unwatched())
         return NULL;
     src[0] = data;

@@ -12,6 +12,7 @@
 #include "base/mem.h"
 #include "device/cuda.h"
 
+#include <numpy/arrayscalars.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -93,8 +94,103 @@ static bool plain_tensor(const fan_state *st, PyObject *o, fan_plain_kind *kind,
     kind->origin = st->torch_origin;
     kind->ndim = (int8_t)t.ndim;
     kind->late = true;
+    kind->scalar = kind->weak = kind->inside = false;
     *data = (char *)t.data + t.byte_offset;
     return run > 0;
+}
+
+static bool number_of(fan_plain_kind *kind, fan_dtype dtype, fan_origin origin, bool inside)
+{
+    kind->dtype = dtype;
+    kind->origin = (uint8_t)origin;
+    kind->ndim = 0;
+    kind->late = false;
+    kind->scalar = true;
+    kind->weak = origin == FAN_FROM_PYTHON_SCALAR;
+    kind->inside = inside;
+    return true;
+}
+
+/* plain_number: a Python number whose type is exactly that. */
+static bool plain_number(PyObject *o, fan_plain_kind *kind, char **data)
+{
+    int overflow = 0;
+    int64_t n = 0;
+    if (PyFloat_CheckExact(o)) {
+        *data = (char *)&((PyFloatObject *)o)->ob_fval;
+        return number_of(kind, FAN_FLOAT64, FAN_FROM_PYTHON_SCALAR, false);
+    }
+    if (PyComplex_CheckExact(o)) {
+        *data = (char *)&((PyComplexObject *)o)->cval;
+        return number_of(kind, FAN_COMPLEX128, FAN_FROM_PYTHON_SCALAR, false);
+    }
+    _Static_assert(sizeof *data == sizeof n, "a value takes the place of an address");
+    if (PyBool_Check(o)) {
+        *data = NULL;
+        *(char *)data = o == Py_True;
+        return number_of(kind, FAN_BOOL, FAN_FROM_PYTHON_SCALAR, true);
+    }
+    if (!PyLong_CheckExact(o))
+        return false;
+    n = PyLong_AsLongLongAndOverflow(o, &overflow);
+    memcpy(data, &n, sizeof n);
+    return !overflow && number_of(kind, FAN_INT64, FAN_FROM_PYTHON_SCALAR, true);
+}
+
+/* plain_scalar: one of NumPy's own scalars. */
+static bool plain_scalar(PyObject *o, fan_plain_kind *kind, char **data)
+{
+    const PyTypeObject *t = Py_TYPE(o);
+#define NUMBER(Name, DTYPE)                                                                                           \
+    if (t == &Py##Name##ArrType_Type) {                                                                               \
+        *data = (char *)&PyArrayScalar_VAL(o, Name);                                                                  \
+        return number_of(kind, DTYPE, FAN_FROM_NUMPY_SCALAR, false);                                                  \
+    }
+#define BY_SIZE(type, SIGN) (sizeof(type) == 1 ? FAN_##SIGN##8 : sizeof(type) == 2 ? FAN_##SIGN##16 : sizeof(type) == 4 ? FAN_##SIGN##32 : FAN_##SIGN##64)
+#define INTEGER(Name, type)                                                                                           \
+    NUMBER(Name, BY_SIZE(type, INT))                                                                                  \
+    NUMBER(U##Name, BY_SIZE(type, UINT))
+    NUMBER(Double, FAN_FLOAT64)
+    NUMBER(Float, FAN_FLOAT32)
+    NUMBER(CDouble, FAN_COMPLEX128)
+    NUMBER(CFloat, FAN_COMPLEX64)
+    NUMBER(Half, FAN_FLOAT16)
+    NUMBER(Bool, FAN_BOOL)
+    INTEGER(Byte, npy_byte)
+    INTEGER(Short, npy_short)
+    INTEGER(Int, npy_int)
+    INTEGER(Long, npy_long)
+    INTEGER(LongLong, npy_longlong)
+#undef NUMBER
+#undef BY_SIZE
+#undef INTEGER
+    return false;
+}
+
+PyObject *fan_plain_scalar(const fan_plain_kind *kind, const char *value)
+{
+    union {
+        double f;
+        long long n;
+        Py_complex c;
+    } x;
+    memcpy(&x, value, fan_dtype_size(kind->dtype));
+    if (!kind->weak) {
+        PyArray_Descr *d = fan_descr_of_dtype(kind->dtype);
+        PyObject *scalar = d ? PyArray_Scalar(&x, d, NULL) : NULL;
+        Py_XDECREF(d);
+        return scalar;
+    }
+    switch (kind->dtype) {
+    case FAN_FLOAT64:
+        return PyFloat_FromDouble(x.f);
+    case FAN_INT64:
+        return PyLong_FromLongLong(x.n);
+    case FAN_COMPLEX128:
+        return PyComplex_FromCComplex(x.c);
+    default:
+        return PyBool_FromLong(*value);
+    }
 }
 
 bool fan_import_plain(PyObject *o, fan_plain_kind *kind, char **data)
@@ -104,7 +200,9 @@ bool fan_import_plain(PyObject *o, fan_plain_kind *kind, char **data)
 #endif
     if (!PyArray_CheckExact(o)) {
         const fan_state *st = fan_state_get();
-        return st->torch_api && Py_TYPE(o) == st->torch_type && plain_tensor(st, o, kind, data);
+        if (st->torch_api && Py_TYPE(o) == st->torch_type)
+            return plain_tensor(st, o, kind, data);
+        return plain_number(o, kind, data) || (PyArray_IsScalar(o, Generic) && plain_scalar(o, kind, data));
     }
     PyArrayObject *a = (PyArrayObject *)o;
     int ndim = PyArray_NDIM(a);
@@ -114,7 +212,7 @@ bool fan_import_plain(PyObject *o, fan_plain_kind *kind, char **data)
     if (kind->dtype == FAN_NO_DTYPE)
         return false;
     kind->origin = FAN_FROM_NDARRAY;
-    kind->late = false;
+    kind->late = kind->scalar = kind->weak = kind->inside = false;
     kind->ndim = (int8_t)ndim;
     for (int i = 0; i < ndim; i++)
         kind->shape[i] = PyArray_DIM(a, i);
@@ -155,6 +253,8 @@ bool fan_plain_still(PyObject *o, const fan_plain_kind *kind, const char *data)
 {
     FAN_RAW fan_plain_kind now;
     char *at;
+    if (kind->scalar)
+        return true; /* what cannot be changed */
     if (!fan_import_plain(o, &now, &at) || at != data || !fan_plain_same(&now, kind))
         return false;
     return kind->late || !PyArray_BASE((PyArrayObject *)o) || in_owner(o, data, data + PyArray_NBYTES((PyArrayObject *)o));
@@ -295,7 +395,7 @@ fan_status fan_plain_value(void *object, char *data, const fan_plain_kind *kind,
     int64_t strides[FAN_PLAIN_NDIM];
     if (!fan_plain_still(object, kind, data))
         return fan_fail(err, FAN_STATE, "a gradient was changed after it was added");
-    if (kind->late)
+    if (kind->late || kind->scalar)
         return fan_import(object, false, false, out) == 0 ? FAN_OK : fan_from_python(err);
     fan_storage *st = fan_storage_wrap(data, 0, release_object, object);
     if (!st)
