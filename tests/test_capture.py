@@ -363,7 +363,9 @@ def test_the_legacy_stream_is_not_pulled_into_a_capture(w: Any) -> None:
 
 
 def test_a_broken_capture_refuses_everything_until_its_end(w: Any) -> None:
-    s, t = w.stream(), w.stream()
+    s, t, u = w.stream(), w.stream(), w.stream()
+    w.begin_capture(u)
+    graph = w.end_capture(u)
     x = w.array(np.zeros(4))
     e = w.event()
     w.begin_capture(s)
@@ -371,10 +373,36 @@ def test_a_broken_capture_refuses_everything_until_its_end(w: Any) -> None:
     w.record(e, t)
     refused(900, lambda: w.sync(s))
     assert (w.state(s), w.state(t)) == (2, 2)
-    for act in (lambda: bump(w, t, x, 1), lambda: w.record(e, s), lambda: w.wait(s, e)):
+    acts = {
+        "work": lambda: bump(w, t, x, 1),
+        "record": lambda: w.record(e, s),
+        "wait": lambda: w.wait(s, e),
+        "pull another in": lambda: w.wait(u, e),
+        "query": lambda: w.query(e),
+        "synchronize an event": lambda: w.sync_event(e),
+        "synchronize a stream": lambda: w.sync(s),
+        "synchronize a stream that was pulled in": lambda: w.sync(t),
+        "synchronize the device": w.device_sync,
+        "launch a graph": lambda: w.launch_graph(graph, s),
+        "begin": lambda: w.begin_capture(s),
+        "end elsewhere": lambda: w.end_capture(t),
+        "an unsafe call": w.unsafe,
+    }
+    for act in acts.values():
         refused(901, act)
+        assert (w.state(s), w.state(t)) == (2, 2)
     refused(901, lambda: w.end_capture(s))
     bump(w, t, x, 1)
+    w.synchronize()
+
+
+def test_the_legacy_stream_beside_a_broken_capture_is_refused_as_the_capture_is(w: Any) -> None:
+    b, x = w.blocking_stream(), w.array(np.zeros(4))
+    w.begin_capture(b)
+    refused(906, lambda: bump(w, w.legacy(), x, 1))
+    refused(901, lambda: bump(w, w.legacy(), x, 1))
+    refused(901, lambda: w.end_capture(b))
+    bump(w, w.legacy(), x, 1)
     w.synchronize()
 
 

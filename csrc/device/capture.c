@@ -70,8 +70,9 @@ int fan_capture_pull(fan_capture_run *c, const fan_clock *event, uint32_t *membe
 
 int fan_capture_break(fan_capture_run *c, int code)
 {
+    bool before = c->broken && !c->ended;
     c->broken = true;
-    return code;
+    return before ? FAN_CAPTURE_INVALIDATED : code;
 }
 
 int fan_capture_end(fan_capture_run *c, uint32_t member, uint64_t thread)

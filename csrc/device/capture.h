@@ -6,6 +6,7 @@
  * | asked for | refused with |
  * |---|---|
  * | anything but the end of a broken capture | 901 |
+ * | a capture on a stream that is in one | 1, and nothing breaks |
  * | a wait that would join two captures | 902, both break |
  * | the end on another stream than the beginning | 903 |
  * | the end before a member's work comes before what the first stream does next | 904 |
@@ -58,7 +59,7 @@ int fan_capture_record(fan_capture_run *c, uint32_t member, fan_clock *event);
 int fan_capture_wait(fan_capture_run *c, uint32_t member, const fan_clock *event);
 /* fan_capture_pull: a stream from outside waits for an event of c: it is a member from now on. */
 int fan_capture_pull(fan_capture_run *c, const fan_clock *event, uint32_t *member);
-/* fan_capture_break: a violation was found elsewhere; returns `code`. */
+/* fan_capture_break: a violation was found elsewhere; returns `code`, or that the capture was broken already. */
 int fan_capture_break(fan_capture_run *c, int code);
 /* fan_capture_end: on a member's stream and a thread. The capture has ended, with whatever code, but for 903 and 908. */
 int fan_capture_end(fan_capture_run *c, uint32_t member, uint64_t thread);

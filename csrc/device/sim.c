@@ -322,10 +322,8 @@ static fan_status has_time(const fan_sim_event *ev, const fan_event *e, const ch
 {
     if (!ev->recording)
         return FAN_OK;
-    if (!ev->recording->capture.ended)
-        fan_capture_break(&ev->recording->capture, FAN_CAPTURE_EVENT);
-    return fan_fail_code(err, FAN_CAPTURE, FAN_CAPTURE_EVENT, "%s of an event of sim:%d: %s (CUDA's code %d)", what, e->device->index,
-                         fan_capture_words(FAN_CAPTURE_EVENT), FAN_CAPTURE_EVENT);
+    int code = ev->recording->capture.ended ? FAN_CAPTURE_EVENT : fan_capture_break(&ev->recording->capture, FAN_CAPTURE_EVENT);
+    return fan_fail_code(err, FAN_CAPTURE, code, "%s of an event of sim:%d: %s (CUDA's code %d)", what, e->device->index, fan_capture_words(code), code);
 }
 
 static fan_sim_command *command_new(size_t bytes)
@@ -1960,9 +1958,10 @@ fan_status fan_sim_synchronize(fan_sim *m, fan_error *err)
     fan_yield();
     lock(m);
     FAN_GO(enter(m, "synchronize", err));
-    for (fan_sim_recording *r = m->recordings; r; r = r->next)
-        status = fan_fail_code(err, FAN_CAPTURE, fan_capture_break(&r->capture, FAN_CAPTURE_UNSUPPORTED), "synchronize: %s (CUDA's code %d)",
-                               fan_capture_words(FAN_CAPTURE_UNSUPPORTED), FAN_CAPTURE_UNSUPPORTED);
+    for (fan_sim_recording *r = m->recordings; r; r = r->next) {
+        int code = fan_capture_break(&r->capture, FAN_CAPTURE_UNSUPPORTED);
+        status = fan_fail_code(err, FAN_CAPTURE, code, "synchronize: %s (CUDA's code %d)", fan_capture_words(code), code);
+    }
     if (status != FAN_OK)
         goto done;
     touch(m, NAME(OF_PROGRESS, 0), false);
@@ -2019,7 +2018,8 @@ fan_status fan_sim_capture_begin(fan_sim *m, fan_stream *s, int mode, fan_error 
     lock(m);
     touch(m, NAME(OF_CAPTURES, 0), FAN_WRITES);
     if (q->legacy || q->recording) {
-        status = illegal(q, q->legacy ? FAN_CAPTURE_UNSUPPORTED : FAN_CAPTURE_VALUE, "begin a capture", err);
+        bool broken = q->recording && q->recording->capture.broken;
+        status = illegal(q, q->legacy ? FAN_CAPTURE_UNSUPPORTED : broken ? FAN_CAPTURE_INVALIDATED : FAN_CAPTURE_VALUE, "begin a capture", err);
         goto done;
     }
     status = illegal(q, !g || !r || fan_grow((void **)&g->device, &g->device_cap, 1, sizeof *g->device) ? -1 : 0, "begin a capture", err);
@@ -2121,9 +2121,10 @@ fan_status fan_sim_unsafe(fan_sim *m, const char *call, fan_error *err)
     lock(m);
     touch(m, NAME(OF_CAPTURES, 0), m->recordings ? FAN_WRITES : FAN_READS);
     for (fan_sim_recording *r = m->recordings; r; r = r->next)
-        if (fan_capture_forbids(&r->capture, thread, own_mode))
-            status = fan_fail_code(err, FAN_CAPTURE, fan_capture_break(&r->capture, FAN_CAPTURE_UNSUPPORTED), "%s: %s (CUDA's code %d)", call,
-                                   fan_capture_words(FAN_CAPTURE_UNSUPPORTED), FAN_CAPTURE_UNSUPPORTED);
+        if (fan_capture_forbids(&r->capture, thread, own_mode)) {
+            int code = fan_capture_break(&r->capture, FAN_CAPTURE_UNSUPPORTED);
+            status = fan_fail_code(err, FAN_CAPTURE, code, "%s: %s (CUDA's code %d)", call, fan_capture_words(code), code);
+        }
     unlock(m);
     return status;
 }
