@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from numpy.lib.stride_tricks import as_strided
 
+from fanin import analysis
 from fanin.analysis import MutationType, OutputType, collect, functionalize
 
 #: Asked for its names, so that planted faults are met.
@@ -545,3 +546,49 @@ def check_bad_arguments() -> None:
 def test_flags_for_other_than_the_leaves_are_refused() -> None:
     with pytest.raises(ValueError, match="a flag for each of the 2 inputs, got 1"):
         collect.collect_metadata(lambda x, y: None, [np.ones(2), 3], requires_grad=[True])
+
+
+def test_what_inputs_are_and_which_stay_can_be_said() -> None:
+    from fanin.descriptors import BufferAOTInput, ParamAOTInput, TangentAOTInput
+
+    def fn(w: Any, x: Any) -> Any:
+        w += x
+
+    descs = [ParamAOTInput("w"), BufferAOTInput("x")]
+    args = [np.ones(2), np.ones(2)]
+    meta = analysis.collect_metadata(fn, args, requires_grad=[True, False], static_input_indices=[0], args_descs=descs)
+    assert meta.static_input_indices == (0,)
+    assert isinstance(meta.traced_tangents_descs[0], TangentAOTInput)
+    assert meta.traced_tangents_descs[0].expr() == "__output_tangent(__input_mutation(self.get_parameter('w')))"
+    with pytest.raises(TypeError, match=r"self\.get_buffer\('x'\) \(at args\[1\]\): expected an array of numbers"):
+        analysis.collect_metadata(fn, [args[0], np.array([None])], args_descs=descs)
+    for options, error, words in [
+        ({"static_input_indices": [2]}, IndexError, "there is no input 2: there are 2"),
+        ({"args_descs": descs[:1]}, ValueError, "expected a descriptor for each of the 2 inputs, got 1"),
+        ({"args_descs": [3, descs[1]]}, TypeError, r"args_descs\[0\]: expected a descriptor of an input, got 3"),
+    ]:
+        with pytest.raises(error, match=words):
+            analysis.collect_metadata(fn, args, **options)
+
+
+def test_what_is_no_sequence_of_arguments_or_no_metadata_is_named() -> None:
+    x = np.zeros(3)
+    for run, words in [
+        (lambda: analysis.collect_metadata(abs, x), r"collect_metadata: args: expected a list or tuple .* got a ndarray: one argument is \[x\]"),
+        (lambda: analysis.functionalize(abs, x), r"functionalize: example_args: expected a list or tuple .* got a ndarray"),
+        (lambda: analysis.functionalize(abs, 3), r"functionalize: example_args: .* got a int"),
+        (lambda: analysis.compute_overlapping_inputs(x), r"expected a sequence of arrays, got a ndarray; one array is \[array\]"),
+        (lambda: analysis.compute_overlapping_inputs(None), "expected a sequence of arrays, got a NoneType"),
+        (lambda: analysis.remove_dupe_metadata(None, [], []), "remove_dupe_metadata: expected a ViewAndMutationMeta, .* got None"),
+        (lambda: analysis.create_synthetic_base_metadata(3, [], [], [], []), "create_synthetic_base_metadata: expected a ViewAndMutationMeta"),
+    ]:  # fmt: skip
+        with pytest.raises(TypeError, match=words):
+            run()
+    nothing = np.zeros(2, "V0")
+    assert analysis.compute_overlapping_inputs([nothing, nothing, x]) == set()
+    for run in (
+        lambda: analysis.compute_overlapping_inputs([x, nothing], compat="torch"),
+        lambda: analysis.explain_overlap_differences([nothing, x]),
+    ):
+        with pytest.raises(ValueError, match=r"array \d has a stride of 0 bytes and items of 0: no torch tensor is like it"):
+            run()

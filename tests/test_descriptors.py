@@ -687,3 +687,19 @@ def test_a_change_that_changes_nothing_is_not_noticed() -> None:
 @pytest.mark.slow
 def test_every_planted_fault_is_noticed() -> None:
     assert survivors(MUTANTS, CHECKS) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        r"self.get_parameter('\u')", r"self.get_parameter('\x')", "self.get_parameter('a\nb')", r"self.get_parameter('\N{no such}')",
+        'self.get_parameter("a")', r"self.get_parameter('\x61')", r"self.get_buffer('\777')", "PlainAOTInput(idx =0)",
+        r"ParamAOTInput(target='\u')",
+    ],
+)  # fmt: skip
+def test_a_text_that_nothing_prints_is_a_value_error(text: str) -> None:
+    for read in (d.parse, d.candidates):
+        with pytest.raises(ValueError, match=r"^parse: .* is the expr\(\) or repr of no descriptor"):
+            read(text)
+    for name in ("a", "it's", "\n", "\u20ac", "\\", "\x7f"):
+        assert d.parse(d.ParamAOTInput(name).expr()) == d.parse(repr(d.ParamAOTInput(name))) == d.ParamAOTInput(name)

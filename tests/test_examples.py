@@ -95,6 +95,13 @@ WITH_TORCH = {
     "10_torch_streams.py": "".join(
         f"{name:9} close to torch's engine: True; the same bits again: True\n" for name in ("0.weight", "0.bias", "2.weight", "2.bias")
     ),
+    "11_compiled_in_between.py": """\
+pure: __make_synthetic_base(args[0]) args[2] -> __input_mutation(__make_synthetic_base(args[0])) output[0] output[1]
+graph: clone.default as_strided.default mul_.Tensor ...
+([0.0, 2.0, 4.0, 6.0, 4.0, 5.0], [6.0, 4.0, 5.0], True, [6.0, 6.0, 6.0, 6.0, 1.0, 1.0], [0.0, 5.0, 10.0, 15.0])
+the same, views and gradients: True
+by torch.compile: True
+""",
 }
 
 

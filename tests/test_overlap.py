@@ -6,6 +6,7 @@ import array
 import itertools
 import math
 import mmap
+import random
 import re
 import threading
 import weakref
@@ -589,3 +590,29 @@ def test_the_example_of_the_page_runs() -> None:
     text = (ROOT / "docs" / "analysis.md").read_text().partition("## Overlap")[2].partition("\n## ")[0]
     [code] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     exec(code, {})
+
+
+class Placed:
+    """An array of nothing at a place: where it lies is all there is."""
+
+    def __init__(self, start: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
+        self.__array_interface__ = {"version": 3, "shape": shape, "strides": strides, "typestr": "|u1", "data": (start, False)}
+
+
+def test_work_is_bounded_as_memory_is() -> None:
+    """20 axes of extent 5: the tables of long steps would fit the budget of memory and take a minute."""
+
+    def placed(seed: int, step: int) -> Any:
+        draw = random.Random(seed)
+        strides = tuple(step + draw.randrange(-1000, 1000) for _ in range(20))
+        return np.asarray(Placed((1 << 40) + draw.randrange(1 << 20), (5,) * 20, strides))
+
+    hard = [placed(seed, 1 << 24) for seed in range(16)]
+    verdict = fanin.overlap(hard[0], hard[1])
+    assert verdict.kind == "unknown" and "memory and time" in str(verdict.reason)
+    found = fanin.overlaps(hard)
+    assert found.components == (tuple(range(16)),) and len(found.unknown) == len(found.pairs) == 120
+    assert fanin.overlap(placed(0, 1 << 13), placed(1, 1 << 13)).kind == "overlap"
+    one = np.asarray(Placed(1 << 40, (1049,) * 3, (36674, 61119, 85569)))
+    two = np.asarray(Placed((1 << 40) + 64023025, (1049,) * 2, (12223, 12224)))
+    assert fanin.overlap(one, two).kind == "disjoint" and fanin.overlap(one, two, budget=1000).kind == "unknown"

@@ -25,7 +25,9 @@
  *    table is shifted and united with itself. That takes r / 8 bytes and r / 64 steps a power: exact, and no worse for malicious steps. A sum and what
  *    is left of the whole are reached together, so r is at most half of what all terms make. Which x made it is found from the largest term
  *    down: for each the table of the smaller ones says which x leaves something that they make.
- * 7. Unknown. Over the budget the search goes on for LONG more tries; then the verdict says that nobody knows.
+ * 7. Unknown. Over the budget the search goes on for LONG more tries; then the verdict says that nobody knows. The budget is of memory and of work: all
+ *    tables that the witness needs are counted beforehand, and the tries; many axes with long steps would else take a minute within any memory. Questions of one
+ *    call share their work; when it is done each has FEW tries left.
  *
  * An array overlaps itself where two different elements share a byte. The difference of their indices is not zero; take the axis with the largest step on which
  * it is not, and say that it is positive there. For each axis that is one equation of the same kind: no axis above, at least one step along this one, anything
@@ -45,6 +47,9 @@
 #define PARTS (2 * FAN_MAX_NDIM + 1)
 #define QUICK 10000   /* tries: a tenth of a millisecond or so */
 #define LONG 2000000  /* .. and tens of milliseconds */
+#define FEW 200       /* tries, where the work of a call is done */
+#define TRY 20        /* the work of a try */
+#define WORK 100000000 /* .. that goes with the default budget: 50 ms or so */
 
 const char *fan_verdict_kind(fan_verdict v)
 {
@@ -461,13 +466,43 @@ static found look_up(equation *e, int64_t r, uint64_t *bits)
     return FOUND;
 }
 
-static fan_status solve_by_table(equation *e, uint64_t budget, found *out, fan_error *err)
+/* table_work: the words that `table` unites. */
+static int64_t table_work(const equation *e, int k, int64_t r)
+{
+    int64_t words = r / 64 + 1, work = words, reach = 0;
+    for (int j = 0; j < k; j++) {
+        int64_t left = e->t[j].most < r / e->t[j].step ? e->t[j].most : r / e->t[j].step;
+        for (int64_t piece = 1; left > 0; piece *= 2) {
+            int64_t some = piece < left ? piece : left;
+            reach += some * e->t[j].step;
+            if (__builtin_add_overflow(work, reach / 64 < words ? reach / 64 + 1 : words, &work))
+                return INT64_MAX;
+            left -= some;
+        }
+    }
+    return work;
+}
+
+/* fits: whether the tables of `look_up`, one for each term, are within what is left, from which they are taken. */
+static bool fits(const equation *e, int64_t r, fan_effort *left)
+{
+    int64_t work = 0;
+    for (int k = e->n; k > 0; k--)
+        if (__builtin_add_overflow(work, table_work(e, k - 1, r), &work))
+            return false;
+    if ((uint64_t)(r / 64 + 1) > left->bytes / 8 || work > left->work)
+        return false;
+    left->work -= work;
+    return true;
+}
+
+static fan_status solve_by_table(equation *e, fan_effort *left, found *out, fan_error *err)
 {
     bool turned = e->target > e->reach[e->n] / 2;
     int64_t r = turned ? e->reach[e->n] - e->target : e->target;
     size_t words = (size_t)(r / 64 + 1);
     *out = GIVEN_UP;
-    if (words > budget / 8)
+    if (!fits(e, r, left))
         return FAN_OK;
     uint64_t *bits = fan_alloc((words + 1) * sizeof *bits);
     if (!bits)
@@ -480,19 +515,39 @@ static fan_status solve_by_table(equation *e, uint64_t budget, found *out, fan_e
     return FAN_OK;
 }
 
-/* solve: steps 4 to 7. Before a large table the search gets a part of the time that the table would take. */
-static fan_status solve(equation *e, uint64_t budget, fan_verdict *out, fan_error *err)
+fan_effort fan_effort_of(uint64_t budget)
 {
-    int64_t tries = QUICK, half = e->target < e->reach[e->n] / 2 ? e->target : e->reach[e->n] - e->target;
+    uint64_t times = budget / FAN_OVERLAP_BUDGET;
+    int64_t work;
+    if (budget == UINT64_MAX || __builtin_mul_overflow((int64_t)(times ? times : 1), (int64_t)WORK, &work))
+        work = INT64_MAX;
+    return (fan_effort){budget, work};
+}
+
+/* try_some: a search of at most so many tries, as far as the work that is left goes. */
+static found try_some(equation *e, int64_t tries, fan_effort *left)
+{
+    int64_t most = left->work / TRY, given;
+    most = most > FEW ? most : FEW;
+    given = tries < most ? tries : most;
+    tries = given;
     found f = search(e, e->n, e->target, &tries);
-    if (f == GIVEN_UP && budget) {
-        tries = half / 1024 < LONG ? half / 1024 : LONG;
-        f = search(e, e->n, e->target, &tries);
+    left->work -= (given - (tries > 0 ? tries : 0)) * TRY;
+    left->work = left->work > 0 ? left->work : 0;
+    return f;
+}
+
+/* solve: steps 4 to 7. Before a large table the search gets a part of the time that the table would take. */
+static fan_status solve(equation *e, fan_effort *left, fan_verdict *out, fan_error *err)
+{
+    int64_t half = e->target < e->reach[e->n] / 2 ? e->target : e->reach[e->n] - e->target;
+    found f = try_some(e, QUICK, left);
+    if (f == GIVEN_UP && left->bytes) {
+        f = try_some(e, half / 1024 < LONG ? half / 1024 : LONG, left);
         if (f == GIVEN_UP)
-            FAN_TRY(solve_by_table(e, budget, &f, err));
-        tries = LONG;
+            FAN_TRY(solve_by_table(e, left, &f, err));
         if (f == GIVEN_UP)
-            f = search(e, e->n, e->target, &tries);
+            f = try_some(e, LONG, left);
     }
     *out = f == FOUND ? FAN_OVERLAP : f == NOTHING ? FAN_DISJOINT : FAN_HARD;
     return FAN_OK;
@@ -522,18 +577,18 @@ static int side_by_side(const fan_comb *a, const fan_comb *b, term *parts)
 }
 
 /* The second region is counted from its last byte. */
-static fan_status solve_pair(equation *e, const fan_comb *a, const fan_comb *b, uint64_t budget, fan_verdict *out, fan_error *err)
+static fan_status solve_pair(equation *e, const fan_comb *a, const fan_comb *b, fan_effort *left, fan_verdict *out, fan_error *err)
 {
     FAN_UNCLEARED term parts[PARTS];
     int n = side_by_side(a, b, parts);
     *out = FAN_DISJOINT;
-    return pose(e, parts, n, a->tooth + b->tooth - 2, (int64_t)(b->last - a->lo)) ? solve(e, budget, out, err) : FAN_OK;
+    return pose(e, parts, n, a->tooth + b->tooth - 2, (int64_t)(b->last - a->lo)) ? solve(e, left, out, err) : FAN_OK;
 }
 
-fan_status fan_comb_overlap(const fan_comb *a, const fan_comb *b, uint64_t budget, fan_verdict *out, fan_error *err)
+fan_status fan_comb_overlap(const fan_comb *a, const fan_comb *b, fan_effort *left, fan_verdict *out, fan_error *err)
 {
     FAN_UNCLEARED equation e;
-    return at_once(a, b, out) ? FAN_OK : solve_pair(&e, a, b, budget, out, err);
+    return at_once(a, b, out) ? FAN_OK : solve_pair(&e, a, b, left, out, err);
 }
 
 /* elements: from the solution an element of each. The second, which is counted from its end, is given first: so the indices of both are small. */
@@ -566,6 +621,7 @@ fan_status fan_overlap(const fan_region *a, const fan_region *b, uint64_t budget
     const fan_region *const r[2] = {a, b};
     int64_t *const at[2] = {at_a, at_b};
     fan_comb c[2];
+    fan_effort left = fan_effort_of(budget);
     bool wanted = at_a && at_b;
     for (int i = 0; i < 2; i++)
         comb_of(r[i], axes[i], &c[i], o[i].sorted, o[i].end);
@@ -574,7 +630,7 @@ fan_status fan_overlap(const fan_region *a, const fan_region *b, uint64_t budget
             first_byte(r, c, o, at);
         return FAN_OK;
     }
-    FAN_TRY(solve_pair(&e, &c[0], &c[1], budget, out, err));
+    FAN_TRY(solve_pair(&e, &c[0], &c[1], &left, out, err));
     if (*out == FAN_OVERLAP && wanted)
         elements(&e, r, c, o, at);
     return FAN_OK;
@@ -609,7 +665,7 @@ static void apart(const fan_region *r, const moving *m, int64_t difference, int6
 }
 
 /* leading: whether two elements that differ by 1 or more along axis k, by nothing above and by anything below, share a byte. */
-static fan_status leading(const fan_region *r, const moving *sorted, int k, uint64_t budget, int64_t *one, int64_t *two, fan_verdict *out,
+static fan_status leading(const fan_region *r, const moving *sorted, int k, fan_effort *left, int64_t *one, int64_t *two, fan_verdict *out,
                           fan_error *err)
 {
     FAN_UNCLEARED equation e;
@@ -623,7 +679,7 @@ static fan_status leading(const fan_region *r, const moving *sorted, int k, uint
     *out = FAN_DISJOINT;
     if (below < sorted[k].step || !pose(&e, parts, k + 1, width, below - sorted[k].step))
         return FAN_OK;
-    FAN_TRY(solve(&e, budget, out, err));
+    FAN_TRY(solve(&e, left, out, err));
     if (*out != FAN_OVERLAP || !one || !two)
         return FAN_OK;
     (void)given_places(&e, width);
@@ -636,6 +692,7 @@ static fan_status leading(const fan_region *r, const moving *sorted, int k, uint
 fan_status fan_overlap_itself(const fan_region *a, uint64_t budget, int64_t *one, int64_t *two, fan_verdict *out, fan_error *err)
 {
     FAN_UNCLEARED moving sorted[FAN_MAX_NDIM];
+    fan_effort left = fan_effort_of(budget);
     fan_verdict v = FAN_DISJOINT;
     fan_comb c;
     int n = 0, at = still(a);
@@ -656,7 +713,7 @@ fan_status fan_overlap_itself(const fan_region *a, uint64_t budget, int64_t *one
     if (c.far)
         *out = FAN_FAR;
     for (int k = 0; k < n && !c.far; k++) {
-        FAN_TRY(leading(a, sorted, k, budget, one, two, &v, err));
+        FAN_TRY(leading(a, sorted, k, &left, one, two, &v, err));
         if (v == FAN_OVERLAP || *out == FAN_DISJOINT)
             *out = v;
         if (v == FAN_OVERLAP)

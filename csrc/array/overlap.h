@@ -5,7 +5,7 @@
  *   verdict   disjoint, overlap (with an element of each that holds one byte), or why nobody could tell
  *
  * "Cannot tell" is a verdict and no error: whoever must be safe takes it for an overlap. It is given where a region cannot be counted in 61
- * bits, and where the question is of the hard kind (see overlap.c) and its table of sums does not fit the budget. Nothing here takes exponential time.
+ * bits, and where the question is of the hard kind (see overlap.c) and its table of sums does not fit the budget, of memory or of time. Nothing here takes exponential time.
  * Addresses are unsigned numbers; regions of different devices must not be compared. All functions may be called from any thread, and allocate only for
  * hard questions (and lists).
  */
@@ -15,6 +15,15 @@
 #include "array/array.h"
 
 #define FAN_OVERLAP_BUDGET (UINT64_C(256) << 20)
+
+/* What one question, or all questions of one call, may cost: bytes for a table, and work, in words of a table that are united (half a nanosecond). The work that
+ * goes with a budget is in proportion to it: about 50 ms for the default, and more for more; without end for UINT64_MAX. */
+typedef struct fan_effort {
+    uint64_t bytes;
+    int64_t work; /* left */
+} fan_effort;
+
+fan_effort fan_effort_of(uint64_t budget);
 
 typedef struct fan_region {
     uint64_t data;          /* address of element [0, 0, ..] */
@@ -29,7 +38,7 @@ typedef struct fan_region {
     X(DISJOINT, "disjoint", "no byte belongs to both")                                                                \
     X(OVERLAP, "overlap", "one byte at least belongs to both")                                                        \
     X(FAR, "unknown", "the strides reach farther than can be counted")                                                \
-    X(HARD, "unknown", "too hard: the search was given up and its table of sums does not fit the budget")
+    X(HARD, "unknown", "too hard: the search was given up and its table of sums does not fit the budget of memory and time")
 
 typedef enum fan_verdict {
 #define X(NAME, kind, words) FAN_##NAME,
@@ -68,7 +77,7 @@ typedef struct fan_comb {
 
 /* fan_comb_of: the bytes of a region; `axes` has room for its axes and is borrowed by the comb. */
 void fan_comb_of(const fan_region *r, fan_axis *axes, fan_comb *out);
-/* fan_comb_overlap: as fan_overlap, without elements. */
-fan_status fan_comb_overlap(const fan_comb *a, const fan_comb *b, uint64_t budget, fan_verdict *out, fan_error *err);
+/* fan_comb_overlap: as fan_overlap, without elements; the work is taken from what is left. */
+fan_status fan_comb_overlap(const fan_comb *a, const fan_comb *b, fan_effort *left, fan_verdict *out, fan_error *err);
 
 #endif

@@ -218,7 +218,7 @@ typedef struct list {
 /* What a sweep has to work with. */
 typedef struct work {
     const fan_overlaps *l;
-    uint64_t budget;
+    fan_effort left; /* of the whole call */
     bool extents_only;
     stretch *run;         /* all that are not empty, by their first bytes; room for 2n, as in the next three, which are made when they are needed */
     stretch *arc, *best;  /* arcs modulo the step that is tried, and modulo the best so far */
@@ -258,7 +258,7 @@ static fan_status sort(work *w, stretch *s, size_t n, fan_error *err)
 static fan_status work_init(work *w, const fan_overlaps *l, uint64_t budget, size_t *n, fan_error *err)
 {
     fan_status status = FAN_OK;
-    *w = (work){.l = l, .budget = budget};
+    *w = (work){.l = l, .left = fan_effort_of(budget)};
     w->lists = fan_alloc(2 * l->n * sizeof *w->lists);
     if (!w->lists)
         status = fan_fail(err, FAN_NOMEM, "out of memory for %zu arrays to compare", l->n);
@@ -276,14 +276,14 @@ static fan_status work_init(work *w, const fan_overlaps *l, uint64_t budget, siz
 }
 
 /* verdict: on two regions whose stretches meet. */
-static fan_status verdict(const work *w, uint32_t a, uint32_t b, fan_verdict *out, fan_error *err)
+static fan_status verdict(work *w, uint32_t a, uint32_t b, fan_verdict *out, fan_error *err)
 {
     const fan_comb *one = &w->l->combs[a], *two = &w->l->combs[b];
     *out = FAN_DISJOINT;
     if (one->last < two->lo || two->last < one->lo)
         return FAN_OK;
     *out = FAN_OVERLAP;
-    return w->extents_only ? FAN_OK : fan_comb_overlap(one, two, w->budget, out, err);
+    return w->extents_only ? FAN_OK : fan_comb_overlap(one, two, &w->left, out, err);
 }
 
 /* ---- pairs ---- */

@@ -848,8 +848,14 @@ def candidates(text: str) -> tuple[AOTInput | AOTOutput, ...]:
     """
     if not isinstance(text, str):
         raise TypeError(f"parse: expected the text of a descriptor, got a {type(text).__name__}")
-    reader = Reader(text.strip())
-    found = reader.whole()
+    text = text.strip()
+    every = Reader(text).whole()
+    found = [d for d in every if text in (d.expr(), repr(d))]
+    if not found:
+        ways = " or ".join(dict.fromkeys(x for d in every for x in (d.expr(), repr(d))))
+        raise ValueError(
+            f"parse: {text!r:.200} is the expr() or repr of no descriptor: what it means is printed as {ways:.400}"
+        )
     return tuple(sorted(found, key=lambda d: (isinstance(d, AOTOutput), isinstance(d, SubclassGetAttrAOTInput), d)))  # type: ignore[arg-type]
 
 
@@ -931,7 +937,7 @@ class Reader:
         )
         if word in NAMED:
             self.need(r"\(", "'('")
-            target = ast.literal_eval(self.need(STR, "a name in quotes"))
+            target = self.name()
             self.need(r"\)", "')'")
             return self.make((NAMED[word],), target)
         if word in HOLDERS:
@@ -974,8 +980,18 @@ class Reader:
         if name == "idx":
             return int(self.need(INT, "a number"))
         if name in ("target", "attr"):
-            return ast.literal_eval(self.need(STR, "a name in quotes"))
+            return self.name()
         return self.written()
+
+    def name(self) -> str:
+        """A name in quotes."""
+        start = self.at
+        quoted = self.need(STR, "a name in quotes")
+        try:
+            return str(ast.literal_eval(quoted))
+        except (SyntaxError, ValueError):
+            self.at = start
+            raise self.stopped("a name in quotes as repr() gives it") from None
 
 
 # ---------------------------------------------------------------- the slots of a graph, by what they mean

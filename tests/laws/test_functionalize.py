@@ -25,7 +25,7 @@ from laws.programs import Stop
 SEED = os.environ.get("FANIN_SEED", "20261121")
 
 #: How the wrapper is made, and how many calls of 10 are made so.
-WAYS = ["record", "record", "record", "record", "record", "twice", "error", "lend", "pure", "kwargs"]
+WAYS = ["record", "record", "record", "stops", "stops", "twice", "error", "lend", "pure", "kwargs"]
 
 
 def itself(pure: Pure) -> Pure:
@@ -55,6 +55,8 @@ def differences(layout: int, numbers: list[int], way: str, seen: Counter[str]) -
     """What differs between the function itself and the wrapper, as pairs (itself, wrapper)."""
     body = programs.program(numbers, seen, containers=way != "pure")
     fn = (lambda first, rest: body(first, *rest)) if way == "kwargs" else body
+    if way == "stops":
+        return undone(layout, body, seen)
     wrapped: Any = None
     for data in range(1 if way in ("record", "kwargs") else 2):
         one, two = (programs.world(layout, layout + 7919 * data) for _ in range(2))
@@ -86,6 +88,31 @@ def differences(layout: int, numbers: list[int], way: str, seen: Counter[str]) -
             return wrong
         note(wrapped.meta, two.kinds, seen)
     return []
+
+
+def undone(layout: int, body: Any, seen: Counter[str]) -> list[tuple[Any, Any]]:
+    """What is left of a program that raises when all is done: nothing, at the first call of its layout and at the second."""
+
+    def fn(*args: Any) -> None:
+        body(*args)
+        raise Stop
+
+    wrapped = functionalize(fn)
+    for data in range(2):
+        w = programs.world(layout, layout + 7919 * data)
+        before, held = state(w), held_by(w.args)
+        _, error = outcome(wrapped, w.args, "stops")
+        if error is None or before != state(w) or held != held_by(w.args):
+            return [(before, state(w)), (held, held_by(w.args))]
+    seen["raised at the end"] += 1
+    return []
+
+
+def held_by(tree: Any) -> Any:
+    """What lists and dicts hold, by identity."""
+    if isinstance(tree, dict):
+        return [(k, id(v), held_by(v)) for k, v in tree.items()]
+    return [(id(v), held_by(v)) for v in tree] if isinstance(tree, (list, tuple)) else None
 
 
 def state(w: programs.World) -> Any:
@@ -131,7 +158,7 @@ def shorter(layout: int, numbers: list[int], way: str) -> list[int]:
 
 #: What must have occurred, and how often in each thousand programs at least.
 CLASSES = {
-    "input: data 1, geometry 0": 200, "input: data 0, geometry 1": 20, "input: data 1, geometry 1": 5, "input: data 0, geometry 0": 500, "raised": 5, "list changed": 2, "dict changed": 2, "flags": 5,
+    "input: data 1, geometry 0": 200, "input: data 0, geometry 1": 20, "input: data 1, geometry 1": 5, "input: data 0, geometry 0": 500, "raised": 5, "raised at the end": 150, "list changed": 2, "dict changed": 2, "flags": 5,
     "output: non_alias": 100, "output: alias_of_input": 100, "output: is_input": 200, "output: alias_of_intermediate": 2, "output: unsafe_view_alias": 5,
     "output: alias_of_intermediate_save_as_output": 2, "output: alias_of_intermediate_base_is_user_output": 20,
     "argument: duplicate": 50, "argument: twin": 50, "argument: read-only": 50, "argument: bytes": 20, "argument: broadcast": 50, "argument: zero stride": 50,

@@ -15,7 +15,7 @@ import numpy as np
 
 from .._core import address
 from .._explain import counted
-from ..descriptors import PlainAOTInput, PlainAOTOutput
+from ..descriptors import AOTInput, PlainAOTInput, PlainAOTOutput
 from . import hidden, trees
 from .private import REMADE, Array, Geometry, Group, World
 
@@ -48,6 +48,11 @@ class Call:
     arrays: list[Any]
     first: list[int]
     tensors: bool = False  #: the arrays are torch's
+    descs: tuple[AOTInput, ...] | None = None  #: what each leaf is, where that was said
+
+    def desc(self, leaf: int) -> AOTInput:
+        """What a leaf is."""
+        return PlainAOTInput(leaf) if self.descs is None else self.descs[leaf]
 
     def name(self, array: int) -> str:
         """What an array is called in messages: the descriptor of its first leaf, and its path where that says more."""
@@ -55,7 +60,7 @@ class Call:
 
     def leaf_name(self, leaf: int) -> str:
         """What a leaf is called in messages."""
-        short = PlainAOTInput(leaf).expr()
+        short = self.desc(leaf).expr()
         path = self.paths[leaf]
         return short if short == path else f"{short} (at {path})"
 
@@ -91,6 +96,17 @@ def call_of(args: tuple[Any, ...], kwargs: dict[str, Any], who: str) -> Call:
         words = [f"{call.name(u)} is a {type(arrays[u]).__name__}" for u in (0, other)]
         raise TypeError(f"{who}: expected arrays of one library, but {words[0]} and {words[1]}")
     return call
+
+
+def check_given(given: Any, what: str, who: str) -> tuple[Any, ...]:
+    """The arguments that were given as a sequence. TypeError for what is none: a bare array, a number, a dict."""
+    if given is None:
+        return ()
+    if not isinstance(given, (list, tuple)):
+        raise TypeError(
+            f"{who}: {what}: expected a list or tuple of the function's arguments, got a {type(given).__name__}: one argument is [x]"
+        )
+    return tuple(given)
 
 
 def check_arrays(call: Call, check: Callable[[Any, Callable[[], str]], None], who: str, alone: bool = True) -> None:
@@ -340,5 +356,5 @@ def check_hidden(world: World, outputs: Sequence[Any], who: str, where: str = ""
 
 
 __all__ = [
-    "Call", "Outcome", "Place", "call_of", "check_array", "check_arrays", "check_hidden", "check_outputs", "check_signature", "outcome_of",
+    "Call", "Outcome", "Place", "call_of", "check_array", "check_arrays", "check_given", "check_hidden", "check_outputs", "check_signature", "outcome_of",
 ]  # fmt: skip

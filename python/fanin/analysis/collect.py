@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -9,9 +11,9 @@ import numpy as np
 
 from .._core import Layout
 from ..descriptors import (
+    AOTInput,
     InputMutationAOTOutput,
     IntermediateBaseAOTOutput,
-    PlainAOTInput,
     PlainAOTOutput,
     TangentAOTInput,
 )
@@ -24,6 +26,7 @@ from .calls import (
     call_of,
     check_array,
     check_arrays,
+    check_given,
     check_hidden,
     check_signature,
     outcome_of,
@@ -59,6 +62,8 @@ def collect_metadata(
     keep_input_mutations: bool = False,
     requires_grad: Sequence[bool] | None = None,
     grad_enabled: Callable[[], bool] | None = None,
+    static_input_indices: Sequence[int] = (),
+    args_descs: Sequence[AOTInput] | None = None,
 ) -> ViewAndMutationMeta:
     """Run a function once, on private copies of its arguments, and say of each input what was done to it and of each output what it is.
 
@@ -69,7 +74,8 @@ def collect_metadata(
     An input counts as written where one of its bytes changed, by whatever route, or where NumPy was seen to write it though no byte changed. So of
     two inputs that overlap, both are written where their common bytes are. `mutations_hidden_from_autograd`: nothing but memory told of the writes (they went by `np.asarray`, a memoryview, C).
     `keep_input_mutations`, `requires_grad` (for each leaf; of tensors, they say it themselves) and `grad_enabled` (asked at each write that is seen) fill the columns that speak of autograd;
-    NumPy has none of its own.
+    NumPy has none of its own. `static_input_indices`: leaves that stay where they are from call to call, for the record. `args_descs`: what each leaf is (default: PlainAOTInput by
+    position); tangents and messages name it so.
 
     TypeError: arguments that the function does not take, or arrays that are not all in their memory (object dtype, subclasses); named by descriptor.
 
@@ -83,18 +89,47 @@ def collect_metadata(
     >>> [(info.output_type.name, info.base_idx) for info in meta.output_info]
     [('alias_of_input', 0), ('non_alias', None)]
     """
-    args, kwargs = tuple(args), dict(kwargs or {})
+    args, kwargs = check_given(args, "args", "collect_metadata"), dict(kwargs or {})
     check_function(fn, "collect_metadata")
     call = call_of(args, kwargs, "collect_metadata")
     check_signature(fn, args, kwargs, "collect_metadata")
     requires_grad = None if requires_grad is None else tuple(map(bool, requires_grad))
     check_flags(call, requires_grad, "collect_metadata")
+    static = check_static(call, static_input_indices)
+    if args_descs is not None:
+        args_descs = tuple(args_descs)
+        check_descs(call, args_descs)
+        call = dataclasses.replace(call, descs=args_descs)
     if call.tensors:
-        return of_tensors(fn, call, keep_input_mutations=keep_input_mutations)
+        told: dict[str, Any] = {"static_input_indices": static, "args_descs": args_descs}
+        return of_tensors(fn, call, keep_input_mutations=keep_input_mutations, **told)
     check_arrays(call, check_array, "collect_metadata")
     layout = plan(call.arrays, components_of(Layout(call.arrays)))
     options: dict[str, Any] = {"keep_input_mutations": keep_input_mutations, "requires_grad": requires_grad}
-    return collect(fn, call, args, kwargs, layout, grad_enabled=grad_enabled, **options)[0]
+    meta = collect(fn, call, args, kwargs, layout, grad_enabled=grad_enabled, **options)[0]
+    return dataclasses.replace(meta, static_input_indices=static) if static else meta
+
+
+def check_static(call: Call, static: Sequence[int]) -> tuple[int, ...]:
+    """The positions of leaves that stay where they are. IndexError for one that is not there."""
+    found = tuple(operator.index(i) for i in static)
+    for i in found:
+        if not 0 <= i < len(call.leaves):
+            raise IndexError(
+                f"collect_metadata: static_input_indices: there is no input {i}: there are {len(call.leaves)}, from 0 on"
+            )
+    return found
+
+
+def check_descs(call: Call, descs: Sequence[AOTInput]) -> None:
+    """ValueError unless there is a descriptor for each leaf; TypeError for what is none."""
+    if len(descs) != len(call.leaves):
+        raise ValueError(
+            f"collect_metadata: args_descs: expected a descriptor for each of the {len(call.leaves)} inputs, got {len(descs)}"
+        )
+    for i, desc in enumerate(descs):
+        if not isinstance(desc, AOTInput):
+            raise TypeError(f"collect_metadata: args_descs[{i}]: expected a descriptor of an input, got {desc!r:.80}")
 
 
 def check_flags(call: Call, requires_grad: Sequence[bool] | None, who: str) -> None:
@@ -105,8 +140,11 @@ def check_flags(call: Call, requires_grad: Sequence[bool] | None, who: str) -> N
         )
 
 
-def of_tensors(fn: Callable[..., Any], call: Call, **options: Any) -> ViewAndMutationMeta:
-    """The same of a function on torch tensors, whose flags say who requires a gradient."""
+def of_tensors(
+    fn: Callable[..., Any], call: Call, look: Callable[[list[Any], Any], Callable[[Any], None]] | None = None, **options: Any
+) -> ViewAndMutationMeta:
+    """The same of a function on torch tensors, whose flags say who requires a gradient. `look` is called before with the copies and
+    with the arguments that they are in; what it gives is called after, with the result."""
     args, kwargs = call.form.inner
 
     kinds = array_kinds()
@@ -116,9 +154,13 @@ def of_tensors(fn: Callable[..., Any], call: Call, **options: Any) -> ViewAndMut
 
     def flat(*leaves: Any) -> Any:
         it = iter(leaves)
-        given = [trees.unflatten(one, it) for one in args.inner]
-        result = fn(*given, **{k: trees.unflatten(one, it) for k, one in zip(kwargs.keys, kwargs.inner, strict=True)})
+        given = tuple([trees.unflatten(one, it) for one in args.inner])
+        named = {k: trees.unflatten(one, it) for k, one in zip(kwargs.keys, kwargs.inner, strict=True)}
+        seen = look(list(leaves), (given, named)) if look is not None else None
+        result = fn(*given, **named)
         mine = storages(leaf for leaf, u in zip(leaves, call.index, strict=True) if u is not None)
+        if seen is not None:
+            seen(result)
         outputs: list[Any] = []
         trees.flatten(result, outputs)
         for j, o in enumerate(outputs):
@@ -269,7 +311,7 @@ def tangents_of(
             found.append(
                 (
                     TangentMeta(np.ndarray, now.shape, now.dtype, now.strides),
-                    TangentAOTInput(InputMutationAOTOutput(PlainAOTInput(i))),
+                    TangentAOTInput(InputMutationAOTOutput(call.desc(i))),
                 )
             )
     for j, out in enumerate(infos):

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from .. import sharing
-from .._core import Snapshot, address
+from .._core import Snapshot, address, restride
 from . import trees
-from .private import REMADE, Array, Geometry, Member, Plan, World, take_geometry
+from .private import REMADE, Array, Geometry, Member, Plan, World, assign, take_geometry
 
 
 class Kept(World):
@@ -136,8 +136,8 @@ class Kept(World):
         for g in self.copied:
             for m in self.plan.groups[g].members:
                 array = self.arrays[m.number]
-                if not m.geometry.fits(array):
-                    take_geometry(array, m.geometry)
+                if not m.geometry.fits(array) and not take_geometry(array, m.geometry):
+                    lay(array, m.geometry)
                 where = None
                 if g in grown:
                     where = address(self.arrays[grown[g].number]) - grown[g].offset + m.offset
@@ -145,6 +145,23 @@ class Kept(World):
                     self.snapshot.restore(self.at[m.number], where)
                 if array.flags.writeable != m.writeable:
                     array.flags.writeable = m.writeable
+
+
+def lay(array: Array, wanted: Geometry) -> None:
+    """Give an array a geometry that it has had, where assignments no longer lead there: strides of 0, say, hide the memory that it has."""
+    restride(array, contiguous(array))
+    for step in ("flat", "dtype", "shape"):
+        assign(array, step, wanted)
+    restride(array, wanted.strides)
+
+
+def contiguous(array: Array) -> tuple[int, ...]:
+    """The strides of C order."""
+    strides, step = [], array.itemsize
+    for n in reversed(array.shape):
+        strides.append(step)
+        step *= max(n, 1)
+    return tuple(reversed(strides))
 
 
 class Shelf:

@@ -22,8 +22,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,7 +59,7 @@ def compute_overlapping_inputs(
         raise ValueError(f'compute_overlapping_inputs: compat must be None or "torch", got {compat!r}')
     chosen = chosen_of(arrays, indices)
     if compat is None:
-        return exact(arrays, chosen)
+        return exact(arrays, chosen, indices is None)
     views = elements(arrays, chosen)
     found: set[int] = set()
     for i, j in itertools.combinations(chosen, 2):
@@ -67,8 +68,18 @@ def compute_overlapping_inputs(
     return found
 
 
-def chosen_of(arrays: Sequence[Any], indices: Sequence[int] | None) -> list[int]:
-    chosen = list(range(len(arrays)) if indices is None else indices)
+def chosen_of(arrays: Sequence[Any], indices: Sequence[int] | None) -> Sequence[int]:
+    """The positions that are asked for. TypeError: no sequence of arrays."""
+    if (
+        isinstance(arrays, (np.ndarray, str, bytes))
+        or is_tensor(arrays)
+        or not (hasattr(arrays, "__len__") and hasattr(arrays, "__getitem__"))
+    ):
+        kind = type(arrays).__name__
+        raise TypeError(f"compute_overlapping_inputs: expected a sequence of arrays, got a {kind}; one array is [array]")
+    if indices is None:
+        return range(len(arrays))
+    chosen = [operator.index(i) for i in indices]
     for i in chosen:
         if not 0 <= i < len(arrays):
             raise IndexError(f"compute_overlapping_inputs: no array {i}; there are {len(arrays)}")
@@ -78,10 +89,12 @@ def chosen_of(arrays: Sequence[Any], indices: Sequence[int] | None) -> list[int]
 # The exact answer
 
 
-def exact(arrays: Sequence[Any], chosen: Sequence[int]) -> set[int]:
-    """What shares a byte with another one: within the process's memory, and within each storage that is none."""
-    if in_memory(arrays[i] for i in chosen):
-        return {chosen[k] for k in sharing.overlaps([arrays[i] for i in chosen]).indices}
+def exact(arrays: Sequence[Any], chosen: Sequence[int], every: bool = False) -> set[int]:
+    """What shares a byte with another one: within the process's memory, and within each storage that is none. `every`: all are asked for, in order."""
+    asked = arrays if every else [arrays[i] for i in chosen]
+    if in_memory(asked):
+        found = sharing.overlaps(asked).indices
+        return set(found) if every else {chosen[k] for k in found}
     spaces: dict[Any, list[tuple[int, Any]]] = {}
     for i in chosen:
         space, array = stand_in(arrays[i], i)
@@ -89,13 +102,18 @@ def exact(arrays: Sequence[Any], chosen: Sequence[int]) -> set[int]:
     return {group[k][0] for group in spaces.values() for k in sharing.overlaps([array for _, array in group]).indices}
 
 
-def in_memory(arrays: Iterable[Any]) -> bool:
+def in_memory(arrays: Sequence[Any]) -> bool:
     """Whether all are ndarrays and strided CPU tensors, which `overlaps` takes as they are: asked in little time, for there may be many."""
+    kinds = set(map(type, arrays))
+    kinds.discard(np.ndarray)
+    if not kinds:
+        return True
     torch = sys.modules.get("torch")
-    tensors = (torch.Tensor, torch.nn.Parameter) if torch is not None else ()
-    return all(
-        type(x) is np.ndarray or (type(x) in tensors and x.is_cpu and torch is not None and x.layout is torch.strided) for x in arrays
-    )
+    if torch is None or not kinds <= {torch.Tensor, torch.nn.Parameter}:
+        return False
+    tensors = [x for x in arrays if type(x) is not np.ndarray]
+    layouts = set(map(operator.attrgetter("layout"), tensors))
+    return all(map(operator.attrgetter("is_cpu"), tensors)) and layouts == {torch.strided}
 
 
 def shares(x: Any, y: Any) -> bool:
@@ -181,7 +199,7 @@ def elements(arrays: Sequence[Any], chosen: Sequence[int]) -> dict[int, Elements
             found[i] = Elements(x.storage_offset(), tuple(x.shape), tuple(x.stride()))
             continue
         stand_in(x, i)  # TypeError for what is no array
-        uneven = [s for s, n in zip(x.strides, x.shape, strict=True) if n > 1 and s % x.itemsize]
+        uneven = [s for s, n in zip(x.strides, x.shape, strict=True) if n > 1 and x.itemsize and s % x.itemsize]
         if uneven or not x.itemsize:
             raise ValueError(
                 f"compute_overlapping_inputs: array {i} has a stride of {uneven[0] if uneven else 0} bytes and items of {x.itemsize}: "

@@ -39,6 +39,7 @@ from .private import (
     Plan,
     RecordedWorld,
     World,
+    bare,
     built,
     can_be_thawed,
     opened,
@@ -136,9 +137,7 @@ class Pure:
             self.meta, mask, [at[i if u is None else self.first[u]] for i, u in enumerate(self.index)]
         )
         outer = [None if self.index[i] is None else self._stand_in(self.index[i]) for i in kept]
-        inner: list[Any] = [np.empty(self.plan.groups[g].size, "u1") for g in self.bases] + [
-            outer[at[i]] for i in self.rest
-        ]
+        inner: list[Any] = [self._base_stand_in(g) for g in self.bases] + [outer[at[i]] for i in self.rest]
         info: list[Any] = []
         for i, array in zip(kept, outer, strict=True):
             u = self.index[i]
@@ -151,6 +150,10 @@ class Pure:
         group, place = self.plan.where[number or 0]
         geometry = self.plan.groups[group].members[place].geometry
         return np.empty(geometry.shape, geometry.dtype)
+
+    def _base_stand_in(self, group: int) -> Any:
+        """The same of a base."""
+        return np.empty(self.plan.groups[group].size, "u1")
 
     @property
     def num_bases(self) -> int:
@@ -245,13 +248,7 @@ class Pure:
             raise ValueError(
                 f"functionalize: {PlainAOTInput(self.first[self.outcome.resized[0]]).expr()} is resized: a compiled function cannot do that"
             )
-        count = len(self.output_descs)
-        expected = f"functionalize: expected {counted(count, 'value')} of the compiled function, {', '.join(d.expr() for d in self.output_descs)}"
-        if not isinstance(values, Sequence):
-            raise TypeError(f"{expected}, as a list; got {'None' if values is None else f'a {type(values).__name__}'}")
-        if len(values) != count:
-            raise ValueError(f"{expected}; got {len(values)}")
-        news, outputs, bases = self._parts(list(values))
+        news, outputs, bases = self._parts(self._counted(values))
         moves = self._moves(arrays, news)
         outputs, bases = self._shared(outputs, bases)
         for mine, its in moves:
@@ -263,6 +260,16 @@ class Pure:
             arrays[u].flags.writeable = writeable
         return result
 
+    def _counted(self, values: Any) -> list[Any]:
+        """The values of a compiled function as a list. TypeError, ValueError unless they are as many as `output_descs`."""
+        count = len(self.output_descs)
+        expected = f"functionalize: expected {counted(count, 'value')} of the compiled function, {', '.join(d.expr() for d in self.output_descs)}"
+        if not isinstance(values, Sequence):
+            raise TypeError(f"{expected}, as a list; got {'None' if values is None else f'a {type(values).__name__}'}")
+        if len(values) != count:
+            raise ValueError(f"{expected}; got {len(values)}")
+        return list(values)
+
     def _moves(self, arrays: Sequence[Array], news: Sequence[Any]) -> list[tuple[Array, Array]]:
         """(new bits, the caller's bits, which can be written) of everything that was written."""
         moves = []
@@ -272,8 +279,8 @@ class Pure:
                 raise read_only(self.input_descs[k].expr())
             base = checked(news[k], (group.size,), np.dtype("u1"), name)
             for place in group.cover:
-                its = words(arrays[group.members[place].number])
-                moves.append((words(member_at(group, place, base)), opened(its)))
+                its = words(bare(arrays[group.members[place].number]))
+                moves.append((words(bare(member_at(group, place, base))), opened(its)))
         for k, u in enumerate(self.changed, len(self.bases)):
             if u in self.touched:
                 if not can_be_thawed(arrays[u]):
@@ -409,5 +416,5 @@ def new_base(group: Group, base: Array, world: World) -> Array:
     value = np.array(base, "u1")
     for place in group.cover:
         mine = world.windows[group.members[place].number]
-        words(member_at(group, place, value))[...] = words(mine[0])
+        words(bare(member_at(group, place, value)))[...] = words(mine[0])
     return value

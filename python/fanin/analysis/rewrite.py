@@ -45,6 +45,7 @@ def remove_dupe_metadata(
     >>> remove_dupe_metadata(meta, [True, True, False, False], [0, 1, 0, 1]).mutated_inp_runtime_indices
     (1,)
     """
+    check_meta(m, "remove_dupe_metadata")
     check_dupes(m, keep_arg_mask, add_dupe_map)
     head = [keep_arg_mask[i] for i in tangent_inputs(m)]
     return dataclasses.replace(
@@ -61,6 +62,13 @@ def remove_dupe_metadata(
         subclass_tangent_meta=renumbered(masked(m.subclass_tangent_meta, head)),
         static_input_indices=tuple(dict.fromkeys(add_dupe_map[i] for i in m.static_input_indices)),
     )
+
+
+def check_meta(m: Any, who: str) -> None:
+    """TypeError for what is no metadata."""
+    if not isinstance(m, ViewAndMutationMeta):
+        found = "None" if m is None else f"a {type(m).__name__}"
+        raise TypeError(f"{who}: expected a ViewAndMutationMeta, as collect_metadata gives, got {found}")
 
 
 def check_dupes(m: ViewAndMutationMeta, keep_arg_mask: Sequence[bool], add_dupe_map: Sequence[int]) -> None:
@@ -141,6 +149,7 @@ def create_synthetic_base_metadata(
     >>> [info.mutates_data for info in inner.input_info], extra
     ([True, False], [])
     """
+    check_meta(m, "create_synthetic_base_metadata")
     synthetic_base_info = [
         (operator.index(x[0]), x[1]) if isinstance(x, (tuple, list)) else operator.index(x) for x in synthetic_base_info
     ]

@@ -27,10 +27,12 @@ from .calls import (
     call_of,
     check_array,
     check_arrays,
+    check_given,
     check_hidden,
     check_outputs,
     check_signature,
     outcome_of,
+    torch,
 )
 from .collect import check_flags, collect, meta_of, of_tensors
 from .guards import Change, Guard
@@ -76,6 +78,8 @@ class Record:
         self.outcome: Outcome | None = None
         self.touched: frozenset[int] = frozenset()  #: arrays that were written
         self.run: Callable[..., Sequence[Any]] | None = None  #: the compiled pure function
+        self.asks: Any = None  #: of tensors, who asks for a gradient
+        self.shown: Any = None  #: of tensors, how arguments and results show their memory
         self.own: dict[int, int] = {}  #: which containers of the result are which of the arguments', by their places
 
     @functools.cached_property
@@ -99,9 +103,18 @@ class Record:
         self.touched |= {u for i, u in enumerate(self.index) if u is not None and meta.input_info[i].mutates_data}
         self.forget()
 
+    def fits(self, arrays: Sequence[Any]) -> bool:
+        """Whether what a compiled function was made for is so: who asks for a gradient, and whether gradients are on."""
+        return self.run is None or not self.tensors or self.asks == asks(arrays)
+
     @functools.cached_property
     def pure(self) -> Pure:
         assert self.meta is not None and self.outcome is not None
+        if self.tensors:
+            from .pure_torch import TensorPure
+
+            known = self.plan, self.index, self.form, self.first, self.meta, self.outcome, self.touched
+            return TensorPure(self.owner.fn, *known, *self.shown)
         return Pure(self.owner.fn, self.plan, self.index, self.form, self.first, self.meta, self.outcome, self.touched)
 
     def named(self, leaf: int, before: str = "") -> str:
@@ -151,9 +164,9 @@ class Functionalized:
     def pure(self) -> Pure:
         """The pure function at the layout of the latest call."""
         record = self._latest("pure")
-        if record.tensors:
+        if record.meta is None:
             raise AttributeError(
-                "functionalize: .pure is for functions on NumPy arrays: a function on tensors has torch.func.functionalize"
+                "functionalize: .pure of a function on tensors is known with functionalize(fn, example_args), or with compiler="
             )
         return record.pure
 
@@ -178,7 +191,7 @@ class Functionalized:
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         for place, record in enumerate(self._records):
             found = record.guard.arrays(args, kwargs)
-            if found is not None:
+            if found is not None and record.fits(found[1]):
                 if place:
                     self._remember(record)
                 return self._again(record, found[0], found[1], args, kwargs)
@@ -292,18 +305,35 @@ class Functionalized:
             record.run = self._compiler(record.pure)
 
     def _learn_from_tensors(self, record: Record, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The same of tensors."""
-        record.meta = of_tensors(self.fn, call)
+        """The same of tensors, by a run on copies."""
+        from . import pure_torch
+
+        shown = pure_torch.Shown
+        given = [shown.of(t) for t in call.arrays]
+        ends: dict[int, Any] = {}
+        outputs: list[Any] = []
+
+        def look(leaves: list[Any], tree: Any) -> Callable[[Any], None]:
+            tensors = [leaves[i] for i in record.first]
+            kept, shelf = record.world(record.plan, tensors), Shelf(tree)
+
+            def after(result: Any) -> None:
+                if self._compiler is not None and shelf.changed():
+                    raise changed_containers()
+                if self._compiler is not None and kept.resized:
+                    raise resized(record.named(record.first[record.plan.groups[min(kept.resized)].numbers[0]]))
+                record.outcome = outcome_of(kept, result, outputs, [])
+                ends.update((u, shown.of(tensors[u])) for u in kept.moved)
+                record.own = own_of(result, tree, {})
+
+            return after
+
+        record.meta = of_tensors(self.fn, call, look)
         record.touched = frozenset(
             u for i, u in enumerate(record.index) if u is not None and record.meta.input_info[i].mutates_data
         )
-        if self._guard == "error":  # what outputs are is held against what they were: found out, and undone
-            kept, shelf = record.world(record.plan, call.arrays), Shelf(args, kwargs)
-            try:
-                record.outcome = outcome_of(kept, self.fn(*args, **kwargs), [], [])
-            finally:
-                kept.undo()
-                shelf.undo()
+        record.asks = asks(call.arrays)
+        record.shown = given, ends, [shown.of(o) for o in outputs]
 
     def _remember(self, record: Record) -> None:
         """Put a record first; the list is made anew, for other threads may be reading it."""
@@ -364,6 +394,19 @@ def own_of(result: Any, given: Any, original: dict[int, Any]) -> dict[int, int]:
             places.setdefault(id(node), i)
     found = {k: places.get(id(original.get(id(node), node))) for k, node in enumerate(trees.containers(result))}
     return {k: i for k, i in found.items() if i is not None}
+
+
+def asks(tensors: Sequence[Any]) -> Any:
+    """Who asks for a gradient, who is a leaf, and whether gradients are on."""
+    library = torch()
+    return library.is_grad_enabled(), [(t.requires_grad, t.is_leaf) for t in tensors]
+
+
+def resized(name: str) -> ValueError:
+    """The error for a function that gives a tensor other storage."""
+    return ValueError(
+        f"functionalize: {name} is given other storage (resize_, set_, .data): a compiled function cannot do that"
+    )
 
 
 def torch_part() -> Any:
@@ -499,7 +542,7 @@ def functionalize(
     options: dict[str, Any] = {"requires_grad": None if requires_grad is None else tuple(map(bool, requires_grad))}
     made = Functionalized(fn, guard, lend, layouts, options, compiler)
     if example_args is not None or example_kwargs:
-        args, kwargs = tuple(example_args or ()), dict(example_kwargs or {})
+        args, kwargs = check_given(example_args, "example_args", "functionalize"), dict(example_kwargs or {})
         call = call_of(args, kwargs, "functionalize")
         check_signature(fn, args, kwargs, "functionalize")
         check_flags(call, options["requires_grad"], "functionalize")

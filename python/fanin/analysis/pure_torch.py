@@ -1,0 +1,283 @@
+"""The pure function of a layout of torch tensors: of torch's operations alone, so that it can be traced, compiled and differentiated.
+
+Its slots are those of `Pure`; a base is one axis of elements of the dtype that all its members have. It copies what it takes by operations that gradients follow, calls the
+function, and returns what became of the copies; so whatever runs it, gradients of new values and outputs are those of the function. The wrapper's part writes new
+values back by `copy_`, under no_grad where the function did.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..descriptors import PlainAOTInput
+from . import trees
+from .calls import Outcome, torch
+from .private import Plan
+from .private_torch import retyped, start_of
+from .pure import Pure
+from .records import ViewAndMutationMeta
+
+
+@dataclass(frozen=True)
+class Shown:
+    """How a tensor shows its memory."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: Any
+    offset: int
+    conj: bool
+    neg: bool
+    asks: bool
+
+    @staticmethod
+    def of(t: Any) -> Shown | None:
+        """None for what is no strided tensor."""
+        if not isinstance(t, torch().Tensor) or str(t.layout) != "torch.strided":
+            return None
+        return Shown(
+            tuple(t.shape), tuple(t.stride()), t.dtype, t.storage_offset(), t.is_conj(), t.is_neg(), t.requires_grad
+        )
+
+
+class TensorPure(Pure):
+    """A pure function of flat arguments, for tensors; see the top of this file and `Pure`."""
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        plan: Plan,
+        index: Sequence[int | None],
+        form: Any,
+        first: Sequence[int],
+        meta: ViewAndMutationMeta,
+        outcome: Outcome,
+        touched: frozenset[int],
+        given: Sequence[Shown],
+        ends: Mapping[int, Shown],
+        outputs: Sequence[Shown | None],
+    ) -> None:
+        super().__init__(fn, plan, index, form, first, meta, outcome, touched)
+        self.given, self.ends, self.shown = given, ends, outputs
+        for g in self.bases:
+            dtypes = {given[u].dtype for u in plan.groups[g].numbers}
+            if len(dtypes) > 1:
+                raise ValueError(
+                    f"pure: {self._told(g)} share memory, are written, and have different dtypes, {', '.join(sorted(map(str, dtypes)))}: "
+                    "a base of tensors has one; expected views of one dtype, or no compiler"
+                )
+        for u in self.changed:
+            if plan.groups[plan.where[u][0]].members[plan.where[u][1]].geometry.crowded:
+                raise ValueError(
+                    f"pure: {PlainAOTInput(first[u]).expr()} is written, and several of its elements are one: expected a tensor that is not expanded, or no compiler"
+                )
+        #: per tensor: (inner position, offset in the base or None)
+        self.places = [
+            (position, None if place is None else self._offset(u)) for u, (position, place) in enumerate(self.where)
+        ]
+
+    def _told(self, group: int) -> str:
+        return ", ".join(PlainAOTInput(self.first[u]).expr() for u in self.plan.groups[group].numbers)
+
+    def _offset(self, u: int) -> int:
+        group, place = self.plan.where[u]
+        item: int = self.given[u].dtype.itemsize
+        return self.plan.groups[group].members[place].offset // item
+
+    @functools.cached_property
+    def sizes(self) -> list[int]:
+        """How many elements each base has."""
+        groups = [self.plan.groups[g] for g in self.bases]
+        return [group.size // self.given[group.numbers[0]].dtype.itemsize for group in groups]
+
+    def _stand_in(self, number: int | None) -> Any:
+        one = self.given[number or 0]
+        return torch().empty_strided(one.shape, one.stride, dtype=one.dtype, device="meta").requires_grad_(one.asks)
+
+    def _base_stand_in(self, group: int) -> Any:
+        numbers = self.plan.groups[group].numbers
+        size = self.sizes[self.bases.index(group)]
+        base = torch().empty(size, dtype=self.given[numbers[0]].dtype, device="meta")
+        return base.requires_grad_(any(self.given[u].asks for u in numbers))
+
+    # The pure function
+
+    def __call__(self, *inner: Any) -> list[Any]:
+        """Run the function on copies. ValueError: more or fewer arguments, or of other shapes or dtypes, than `input_descs` tells of, or another number of results."""
+        self._fit(inner)
+        bases = [inner[k].clone() for k in range(len(self.bases))]
+        tensors = []
+        for u, (position, offset) in enumerate(self.places):
+            one = self.given[u]
+            if offset is not None:
+                tensors.append(bases[position].as_strided(one.shape, one.stride, offset))
+            else:
+                tensors.append(copied(inner[position], one))
+        leaves = [inner[self.positions[i]] if u is None else tensors[u] for i, u in enumerate(self.index)]
+        args, kwargs = self.form.inner
+        it = iter(leaves)
+        given = [filled(one, it) for one in args.inner]
+        named = {k: filled(one, it) for k, one in zip(kwargs.keys, kwargs.inner)}  # noqa: B905  (traced)
+        outputs: list[Any] = []
+        gather(self.fn(*given, **named), outputs)
+        if len(outputs) != len(self.shown):
+            raise ValueError(f"pure: expected {len(self.shown)} results, as at the recorded call, got {len(outputs)}")
+        changed = [
+            tensors[u].as_strided(self.given[u].shape, self.given[u].stride, 0) if u in self.moved else tensors[u]
+            for u in self.changed
+        ]
+        return bases + changed + outputs + [tensors[u] for u in self.late]
+
+    def _fit(self, inner: Sequence[Any]) -> None:
+        descs = self.input_descs
+        if len(inner) != len(descs):
+            raise ValueError(
+                f"pure: expected {len(descs)} arguments, {', '.join(d.expr() for d in descs)}; got {len(inner)}"
+            )
+        wanted = [((n,), self.given[self.plan.groups[g].numbers[0]].dtype) for g, n in zip(self.bases, self.sizes)]  # noqa: B905  (traced)
+        for u, (position, offset) in enumerate(self.places):
+            if offset is None:
+                check_shape(inner[position], self.given[u].shape, self.given[u].dtype, f"pure: {descs[position].expr()}")
+        for k, (shape, dtype) in enumerate(wanted):
+            check_shape(inner[k], shape, dtype, f"pure: {descs[k].expr()}")
+
+    # The wrapper's way in
+
+    def inner(self, leaves: Sequence[Any], arrays: Sequence[Any]) -> list[Any]:
+        """The inner arguments for the caller's own, without a copy: bases are views that gradients follow."""
+        return [*(self.region(g, arrays) for g in self.bases), *(leaves[i] for i in self.rest)]
+
+    def region(self, group: int, arrays: Sequence[Any]) -> Any:
+        """The caller's memory of a group as one axis of elements. ValueError where no such tensor has the gradients of all."""
+        library, members = torch(), self.plan.groups[group].members
+        mine = [arrays[m.number] for m in members]
+        size = self.sizes[self.bases.index(group)]
+        begin = (start_of(mine[0]) - mine[0].untyped_storage().data_ptr() - members[0].offset) // mine[0].element_size()
+        if len({t.untyped_storage()._cdata for t in mine}) > 1:
+            raise ValueError(f"functionalize: {self._told(group)} share memory through several storages, and are written: expected views of one, or no compiler")
+        roots = {id(t if t._base is None else t._base): t if t._base is None else t._base for t in mine}
+        if len(roots) == 1:
+            root = next(iter(roots.values()))
+            if root.dtype == mine[0].dtype:
+                return root.as_strided((size,), (1,), begin)
+        if any(t.requires_grad for t in mine):
+            raise ValueError(f"functionalize: {self._told(group)} share memory that is written, but no history, and ask for gradients: expected views of one tensor, or no compiler")
+        with library.no_grad():
+            return library.empty(0, dtype=mine[0].dtype, device="cpu").set_(mine[0].untyped_storage(), begin, (size,), (1,))
+
+    # The wrapper's way out
+
+    def finish(
+        self, arrays: Sequence[Any], leaves: Sequence[Any], values: Sequence[Any], given: Mapping[int, Any] | None = None
+    ) -> Any:
+        """Give the caller what the values of a pure run say: writes, geometry, views of the caller's own tensors. Returns the function's result."""
+        values = self._counted(values)
+        news, outputs, _ = self._parts(values)
+        moves = []
+        for k, g in enumerate(self.bases):
+            check_shape(news[k], (self.sizes[k],), self.given[self.plan.groups[g].numbers[0]].dtype, self._said(k))
+            moves.append((news[k], self.region(g, arrays), self.plan.groups[g].numbers))
+        for k, u in enumerate(self.changed, len(self.bases)):
+            if u in self.touched:
+                check_shape(news[k], self.given[u].shape, self.given[u].dtype, self._said(k))
+                moves.append((news[k], arrays[u], (u,)))
+        for new, its, numbers in moves:
+            with self._mode(numbers):
+                its.copy_(new)
+        for u, end in self.ends.items():
+            t = arrays[u]
+            t.as_strided_(end.shape, end.stride, t.storage_offset() + end.offset - self.given[u].offset)
+        made = list(outputs)
+        for j, p in enumerate(self.outcome.places):
+            if p.same_as is not None and p.same_as < j:
+                made[j] = made[p.same_as]
+            elif p.kind == "input":
+                made[j] = arrays[p.base]
+            elif p.kind == "view":
+                made[j] = self._seen(arrays, p, self.shown[j])
+        return trees.unflatten(self.outcome.form, iter(made), given)
+
+    def _said(self, slot: int) -> str:
+        return f"functionalize: {self.output_descs[slot].expr()}"
+
+    def _mode(self, numbers: Sequence[int]) -> Any:
+        """no_grad where the function wrote under it, or by ways that autograd does not see."""
+        infos = [self.meta.input_info[self.first[u]] for u in numbers if u in self.touched]
+        quiet = all(i.mutations_under_no_grad_or_inference_mode or i.mutations_hidden_from_autograd for i in infos)
+        return torch().no_grad() if quiet else contextlib.nullcontext()
+
+    def _seen(self, arrays: Sequence[Any], p: Any, one: Any) -> Any:
+        """The caller's view that is to the caller's tensor what an output was to the copy of it."""
+        library, source = torch(), arrays[p.base]
+        group, place = self.plan.where[p.base]
+        held = self.given[p.base].offset * self.given[p.base].dtype.itemsize
+        start = held - self.plan.groups[group].members[place].offset + p.offset
+        start += source.storage_offset() * source.element_size() - self._now(p.base)
+        view = source if one.dtype == source.dtype else retyped(source, one.dtype)
+        view = view.as_strided(one.shape, one.stride, start // one.dtype.itemsize)
+        view = view.conj() if one.conj else view
+        view = library._neg_view(view) if one.neg else view
+        return view.detach() if view.requires_grad and not one.asks else view
+
+    def _now(self, u: int) -> int:
+        """Where a tensor began at the recorded call, when it had ended, in bytes."""
+        one = self.ends.get(u, self.given[u])
+        return int(one.offset * one.dtype.itemsize)
+
+
+def copied(x: Any, one: Shown) -> Any:
+    """A copy of the same strides, wherever one can have them."""
+    if is_dense(one.shape, one.stride):
+        return x.clone()
+    steps = sorted((s, n) for n, s in zip(one.shape, one.stride) if n > 1)  # noqa: B905  (traced)
+    reach = 1
+    for s, n in steps:
+        if s < reach:
+            return x.clone()  # its elements share memory: a copy has room for each
+        reach = s * (n - 1) + reach
+    return torch().empty_strided(one.shape, one.stride, dtype=one.dtype, device="cpu").copy_(x)
+
+
+def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether there is neither gap nor overlap: a clone has the same strides then."""
+    expected = 1
+    for s, n in sorted((s, n) for n, s in zip(shape, stride) if n > 1):  # noqa: B905  (traced)
+        if s != expected:
+            return False
+        expected *= n
+    return True
+
+
+def filled(form: Any, leaves: Any) -> Any:
+    """A tree of a form, in code that can be traced."""
+    if form is trees.LEAF:
+        return next(leaves)
+    items = [filled(one, leaves) for one in form.inner]
+    return trees.made(form.kind, items, form.keys)
+
+
+def gather(tree: Any, leaves: list[Any]) -> None:
+    """The leaves of a tree, in code that can be traced."""
+    if isinstance(tree, (list, tuple)):
+        for item in tree:
+            gather(item, leaves)
+    elif isinstance(tree, dict):
+        for item in tree.values():
+            gather(item, leaves)
+    else:
+        leaves.append(tree)
+
+
+def check_shape(x: Any, shape: tuple[int, ...], dtype: Any, name: str) -> None:
+    """ValueError for another shape or dtype; TypeError for what is no tensor."""
+    if not isinstance(x, torch().Tensor):
+        raise TypeError(f"{name}: expected a tensor of {dtype}, shape {shape}; got a {type(x).__name__}")
+    if tuple(x.shape) != tuple(shape) or x.dtype != dtype:
+        raise ValueError(f"{name}: expected a tensor of {dtype}, shape {shape}; got {x.dtype}, shape {tuple(x.shape)}")
+
+
+__all__ = ["Shown", "TensorPure"]
