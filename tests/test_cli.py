@@ -152,8 +152,8 @@ def test_info_says_what_is_here(capsys: pytest.CaptureFixture[str]) -> None:
 def test_check_finds_a_race_and_prints_how_to_see_it_again(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", str(CHECK_ME)]) == 1
     text = said(capsys)
-    assert re.search(r"^  keyed_sums_do_not_depend_on_order +\d+ +all +0 +0 +0 +1 +ok$", text, re.MULTILINE)
-    assert re.search(r"^  scratch_memory_is_shared +\d+ +all +1 +0 +0 +\d +FAILED$", text, re.MULTILINE)
+    assert re.search(r"^  keyed_sums_do_not_depend_on_order +\d+ +\d+ +all +0 +0 +0 +1 +ok$", text, re.MULTILINE)
+    assert re.search(r"^  scratch_memory_is_shared +\d+ +\d+ +all +1 +0 +0 +\d +FAILED$", text, re.MULTILINE)
     assert "scratch_memory_is_shared: RaceError: race on 32 bytes of sim:0" in text
     assert "06_check_me.py:" in text
     again = re.search(r"^again: fanin (check \S+ --scenario \w+ --schedule '(\w+)')$", text, re.MULTILINE)
@@ -174,10 +174,59 @@ def test_what_to_say_again_is_quoted_for_a_shell(tmp_path: Path, capsys: pytest.
     assert main(shlex.split(again[1])) == 1
 
 
+STUCK = """
+import threading
+import numpy as np
+import fanin
+
+@fanin.sim.scenario
+def behind_a_lock(m):
+    lock, buf = threading.Lock(), fanin.InputBuffer(1)
+    def locked():
+        with lock:
+            buf.add(0, np.ones(2))
+    m.spawn(locked, name="first")
+    m.spawn(locked, name="second")
+    m.join()
+
+@fanin.sim.scenario
+def a_list_between_threads(m):
+    seen = []
+    def note(i):
+        m.stream()
+        seen.append(i)
+        m.stream()
+    for i in range(2):
+        m.spawn(note, i)
+    m.join()
+    return seen
+"""
+
+
+def test_check_tells_of_a_thread_that_waits_for_a_foreign_lock(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "stuck.py"
+    file.write_text(STUCK)
+    assert main(["check", str(file), "--scenario", "behind_a_lock", "--stuck-after", "0.3"]) == 1
+    text = said(capsys)
+    assert "StuckError" in text and "with lock:" in text and re.search(r"host thread '(first|second)':", text)
+    with pytest.raises(SystemExit):
+        main(["check", str(file), "--stuck-after", "0"])
+
+
+def test_check_tries_all_orders_where_it_is_told_not_to_reduce(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "shared.py"
+    file.write_text(STUCK)
+    words = ["check", str(file), "--scenario", "a_list_between_threads"]
+    assert main(words) == 0
+    assert re.search(r"a_list_between_threads +1 +\d+ +all +0 +0 +0 +1 +ok$", said(capsys), re.MULTILINE)
+    assert main([*words, "--no-reduce"]) == 1
+    assert re.search(r"a_list_between_threads +\d+ +0 +all +0 +0 +0 +2 +FAILED$", said(capsys), re.MULTILINE)
+
+
 def test_check_is_content_with_what_is_right(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["check", str(CHECK_ME), "--scenario", "keyed_sums_do_not_depend_on_order", "--limit", "1", "--samples", "3", "--seed", "4"]
     assert main(words) == 0
-    assert re.search(r" 4 +3 at random +0 +0 +0 +1 +ok$", said(capsys), re.MULTILINE)
+    assert re.search(r" 4 +\d+ +3 at random +0 +0 +0 +1 +ok$", said(capsys), re.MULTILINE)
 
 
 OTHERS = """

@@ -152,6 +152,7 @@ void fan_mutex_unlock(fan_mutex *m)
 int fan_cond_init(fan_cond *c)
 {
     atomic_init(&c->calls, 0);
+    atomic_init(&c->mutex, 0);
     return pthread_cond_init(&c->c, NULL) ? -1 : 0;
 }
 
@@ -186,6 +187,7 @@ void fan_cond_wait(fan_cond *c, fan_mutex *m)
     }
     /* The mutex is let go while the scheduler is asked, so a broadcast may fall in between: it is seen by the count of calls. */
     uint_fast64_t seen = atomic_load(&c->calls);
+    atomic_store(&c->mutex, m->id);
     release(m, h);
     bool acted = h->wait(h->ctx, m->id);
     seize(m, h);
@@ -200,6 +202,9 @@ void fan_cond_wait(fan_cond *c, fan_mutex *m)
 
 void fan_cond_broadcast(fan_cond *c)
 {
+    const fan_thread_hooks *h = hooks_here;
     atomic_fetch_add(&c->calls, 1);
+    if (h && h->changed && atomic_load(&c->mutex))
+        h->changed(h->ctx, atomic_load(&c->mutex));
     (void)pthread_cond_broadcast(&c->c);
 }

@@ -24,6 +24,7 @@ typedef struct fan_mutex {
 typedef struct fan_cond {
     pthread_cond_t c;
     atomic_uint_fast64_t calls; /* broadcasts so far */
+    atomic_uint_fast64_t mutex; /* the number of the one that its waiters hold; 0: there was none yet */
 } fan_cond;
 
 /* What a step does to a thing that threads share. COUNTS: adds to a number; two such steps commute, unless somebody decides by it, ever (WEIGHS). */
@@ -43,6 +44,7 @@ typedef struct fan_thread_hooks {
     bool (*wait)(void *ctx, uint64_t mutex_id);
     void (*locked)(void *ctx, uint64_t mutex_id);
     void (*unlocking)(void *ctx, uint64_t mutex_id);
+    void (*changed)(void *ctx, uint64_t mutex_id); /* a broadcast to those who wait with this mutex */
     bool (*begin)(void *ctx);
     void (*end)(void *ctx);
     void (*idle)(void *ctx);

@@ -40,15 +40,20 @@ bool fan_get_warn_mismatch(void) { return atomic_load(&warn_on); }
 void fan_set_capture_redirect(bool on) { atomic_store(&redirect_on, on); }
 bool fan_get_capture_redirect(void) { return atomic_load(&redirect_on); }
 
+static void touch_counters(const fan_buffer *b)
+{
+    if (!fan_watched() || !b->nlocks)
+        return;
+    fan_touch_thing(FAN_COUNTERS, b->locks[0].id, FAN_COUNTS);
+    fan_touch_thing(FAN_COUNTERS, 0, FAN_COUNTS);
+}
+
 /* --- counters ------------------------------------------------------------------------------------------------- */
 
 void fan_count(fan_buffer *b, size_t offset, uint64_t n)
 {
     size_t i = offset / sizeof(uint64_t);
-    if (fan_watched() && b->nlocks) {
-        fan_touch_thing(FAN_COUNTERS, b->locks[0].id, FAN_COUNTS);
-        fan_touch_thing(FAN_COUNTERS, 0, FAN_COUNTS);
-    }
+    touch_counters(b);
     atomic_fetch_add_explicit((atomic_uint_fast64_t *)&b->n + i, n, memory_order_relaxed);
     atomic_fetch_add_explicit((atomic_uint_fast64_t *)&total + i, n, memory_order_relaxed);
 }
@@ -89,11 +94,10 @@ void fan_buffer_seen(const fan_buffer *b, size_t slot, fan_touch how)
     for (size_t i = 0; i < b->nlocks; i++)
         if (slot == SIZE_MAX || (slot < b->nslots && slot % b->nlocks == i))
             fan_touch_thing(FAN_LOCKED, b->locks[i].id, how);
-    if (how != FAN_WRITES || !b->nlocks)
-        return;
-    touch_budget(b, FAN_COUNTS);
-    fan_touch_thing(FAN_COUNTERS, b->locks[0].id, FAN_COUNTS);
-    fan_touch_thing(FAN_COUNTERS, 0, FAN_COUNTS);
+    if (how == FAN_WRITES) {
+        touch_budget(b, FAN_COUNTS);
+        touch_counters(b);
+    }
 }
 
 void fan_buffer_seen_counters(const fan_buffer *b)
@@ -109,6 +113,7 @@ void fan_buffer_weigh(fan_buffer *b, uint64_t bytes)
         return;
     b->weighed = (b->weighed < parked ? parked : b->weighed) + bytes;
     touch_budget(b, FAN_COUNTS);
+    touch_counters(b);
     if (b->weighed > b->least)
         touch_budget(b, FAN_WEIGHS);
 }
@@ -948,6 +953,7 @@ typedef struct adding {
     fan_value old;    /* what a conversion replaced */
     uint64_t bytes;
     bool reserved;    /* it counts in its slot */
+    bool follows;     /* another of the same call is on its way into the slot: a take waits for that one, and so for this one, and must not be waited for */
     fan_pass before;  /* what the slot knew before it: its plain fields, nothing is held */
     bool mismatch;
 } adding;
@@ -969,7 +975,7 @@ static fan_status adding_reserve(fan_buffer *b, adding *x, fan_error *err)
     if (!x->it)
         return fan_fail(err, FAN_NOMEM, "%s: slot %zu: out of memory", b->name, slot);
     fan_slot_lock(b, slot);
-    FAN_GO(fan_slot_enter(b, slot, "add", err));
+    FAN_GO(x->follows ? fan_slot_poisoned(b, slot, err) : fan_slot_enter(b, slot, "add", err));
     FAN_GO(fan_arrive_check(b, slot, c, x->with.current, x->with.consumer, &x->a, err));
     if (FAN_MUT(1))
         fan_yield();
@@ -1322,8 +1328,11 @@ fan_status fan_buffer_add_many(fan_buffer *b, fan_contribution *c, const size_t 
         return fan_fail(err, FAN_NOMEM, "%s: out of memory", b->name);
     for (size_t i = 0; i < n; i++)
         x[i] = (adding){.slot = slots[order[i]], .c = &c[order[i]], .old = {.dtype = FAN_NO_DTYPE}};
-    for (; k < n && status == FAN_OK; k++)
+    for (; k < n && status == FAN_OK; k++) {
+        const adding *last = k ? &x[k - 1] : NULL;
+        x[k].follows = last && last->slot == x[k].slot && (last->follows || last->c->value.form != FAN_UNDEFINED);
         status = adding_reserve(b, &x[k], err);
+    }
     for (k = 0; k < n && status == FAN_OK; k++)
         status = adding_carry_out(b, &x[k], err);
     if (status == FAN_OK) {

@@ -20,12 +20,20 @@ typedef struct footprint {
     touch *items;
 } footprint;
 
+/* What each actor was ever seen to do to one object (All alone). */
+typedef struct known {
+    uint64_t object;
+    bool used;
+    unsigned char how[FAN_EXPLORE_ACTORS];
+} known;
+
 /* A point of the search: the orders that share their first steps. */
 typedef struct node {
     uint32_t enabled;
     uint32_t asleep; /* when it was reached */
     uint32_t done;   /* run from here in full; asleep for the rest */
     int chosen;      /* runs from here now */
+    bool answer;     /* inside the step before: what it was told; `enabled` are the answers */
     footprint *of[FAN_EXPLORE_ACTORS]; /* of the step of each actor asleep, done or chosen */
 } node;
 
@@ -45,7 +53,14 @@ struct fan_explore {
     char *script; /* of a replay */
     uint64_t *weighed; /* objects by which somebody decided */
     size_t nweighed, weighed_cap;
-    bool again;     /* one is new: what was left out before may have been left out wrongly */
+    known *known;   /* a hash table */
+    size_t nknown, known_cap; /* a power of 2 */
+    bool prune;     /* All alone */
+    bool pruned;    /* something was left out because its actor was all alone */
+    bool again;     /* what was left out before may have been left out wrongly */
+    uint64_t anew;  /* how often it was begun again */
+    uint64_t spent; /* runs of all beginnings */
+    uint64_t vain;  /* .. and those that were abandoned */
     size_t longest; /* run so far */
     uint64_t random;
     uint32_t rank[FAN_EXPLORE_ACTORS]; /* of an odd sample; 0 chooses evenly */
@@ -61,6 +76,11 @@ fan_explore *fan_explore_new(bool reduce, uint64_t limit)
     x->reduce = reduce;
     x->limit = limit;
     return x;
+}
+
+void fan_explore_prune(fan_explore *x)
+{
+    x->prune = true;
 }
 
 void fan_explore_free(fan_explore *x)
@@ -82,6 +102,7 @@ void fan_explore_free(fan_explore *x)
     fan_free(x->order);
     fan_free(x->script);
     fan_free(x->weighed);
+    fan_free(x->known);
     fan_free(x);
 }
 
@@ -113,20 +134,80 @@ static bool weighed(const fan_explore *x, uint64_t object)
 }
 
 /* commute: what two steps did to one object. Those that count commute where nobody decides by the number; those that read do; no others. */
-static bool commute(const fan_explore *x, const touch *a, const touch *b)
+static bool commute(const fan_explore *x, uint64_t object, unsigned a, unsigned b)
 {
-    unsigned either = a->how | b->how;
+    unsigned either = a | b;
     if (!(either & (BIT(FAN_WRITES) | BIT(FAN_COUNTS))))
         return true;
-    return either == BIT(FAN_COUNTS) && !weighed(x, a->object);
+    return either == BIT(FAN_COUNTS) && !weighed(x, object);
 }
 
 static bool independent(const fan_explore *x, const footprint *a, const footprint *b)
 {
     for (size_t i = 0; i < a->n; i++)
         for (size_t j = 0; j < b->n; j++)
-            if (a->items[i].object == b->items[j].object && !commute(x, &a->items[i], &b->items[j]))
+            if (a->items[i].object == b->items[j].object && !commute(x, a->items[i].object, a->items[i].how, b->items[j].how))
                 return false;
+    return true;
+}
+
+/* place_of: where an object's row is, or would be. */
+static known *place_of(known *table, size_t cap, uint64_t object)
+{
+    size_t i = (size_t)(object * UINT64_C(0x9E3779B97F4A7C15) >> 32) & (cap - 1);
+    while (table[i].used && table[i].object != object)
+        i = (i + 1) & (cap - 1);
+    return &table[i];
+}
+
+static known *row_of(fan_explore *x, uint64_t object)
+{
+    if (2 * (x->nknown + 1) > x->known_cap) {
+        size_t cap = x->known_cap ? 2 * x->known_cap : 64;
+        known *more = fan_calloc(cap * sizeof *more);
+        if (!more)
+            return NULL;
+        for (size_t i = 0; i < x->known_cap; i++)
+            if (x->known[i].used)
+                *place_of(more, cap, x->known[i].object) = x->known[i];
+        fan_free(x->known);
+        x->known = more;
+        x->known_cap = cap;
+    }
+    known *row = place_of(x->known, x->known_cap, object);
+    x->nknown += !row->used;
+    row->used = true;
+    row->object = object;
+    return row;
+}
+
+static bool meets(const fan_explore *x, const known *row, int actor, unsigned how)
+{
+    for (int a = 0; a < FAN_EXPLORE_ACTORS; a++)
+        if (a != actor && row->how[a] && !commute(x, row->object, how, row->how[a]))
+            return true;
+    return false;
+}
+
+/* learn: what an actor does to an object; a meeting that is new may have been missed where he was taken to be alone. */
+static fan_status learn(fan_explore *x, uint64_t object, int actor, unsigned how)
+{
+    known *row = row_of(x, object);
+    if (!row)
+        return x->status = FAN_NOMEM;
+    if (row->how[actor] & how)
+        return FAN_OK;
+    x->again |= x->pruned && meets(x, row, actor, how);
+    row->how[actor] |= (unsigned char)how;
+    return FAN_OK;
+}
+
+/* alone: whether nobody else was ever seen to do anything that a step does not commute with. */
+static bool alone(const fan_explore *x, int actor, const footprint *f)
+{
+    for (size_t i = 0; i < f->n; i++)
+        if (meets(x, place_of(x->known, x->known_cap, f->items[i].object), actor, f->items[i].how))
+            return false;
     return true;
 }
 
@@ -152,7 +233,7 @@ fan_status fan_explore_replay(fan_explore *x, const char *schedule)
 {
     size_t n = strlen(schedule);
     for (size_t i = 0; i < n; i++)
-        if (!((schedule[i] >= '0' && schedule[i] <= '9') || (schedule[i] >= 'a' && schedule[i] <= 'v')))
+        if (!((schedule[i] >= '0' && schedule[i] <= '9') || (schedule[i] >= 'a' && schedule[i] <= 'v') || strchr(FAN_ANSWERS, schedule[i])))
             return FAN_VALUE;
     char *copy = fan_alloc(n + 1);
     if (!copy)
@@ -185,7 +266,7 @@ bool fan_explore_begin(fan_explore *x)
         return false;
     x->now = x->next;
     if (x->now == SEARCH) {
-        if (x->started && (x->exhausted || (x->limit && x->runs >= x->limit)))
+        if (x->started && (x->exhausted || (x->limit && (x->spent >= x->limit || x->vain >= 10 * x->limit))))
             return false;
         x->started = true;
     }
@@ -212,11 +293,20 @@ static int follow(fan_explore *x, uint32_t enabled)
     if (x->depth >= n)
         return lowest_bit(enabled);
     char c = x->script[x->depth];
-    int actor = c <= '9' ? c - '0' : c - 'a' + 10;
-    if (enabled >> actor & 1)
-        return actor;
+    int actor = c >= 'a' ? c - 'a' + 10 : c - '0';
+    if (c < 'A' || c >= 'a')
+        if (enabled >> actor & 1)
+            return actor;
     x->strayed = true;
     return lowest_bit(enabled);
+}
+
+static int follow_answer(fan_explore *x, int n)
+{
+    const char *at = x->depth < strlen(x->script) ? strchr(FAN_ANSWERS, x->script[x->depth]) : NULL;
+    int answer = at ? (int)(at - FAN_ANSWERS) : 0;
+    x->strayed |= !at || answer >= n;
+    return answer < n ? answer : 0;
 }
 
 static int sample(fan_explore *x, uint32_t enabled)
@@ -237,6 +327,15 @@ static int sample(fan_explore *x, uint32_t enabled)
     return best;
 }
 
+/* last_step: the point at which the step under way was chosen, or NULL. */
+static node *last_step(fan_explore *x)
+{
+    size_t i = x->n;
+    while (i > 0 && x->nodes[i - 1].answer)
+        i--;
+    return i > 0 ? &x->nodes[i - 1] : NULL;
+}
+
 /* extend: a new point behind the path: who slept or is done at the last one sleeps on unless its last step touched what theirs would. */
 static node *extend(fan_explore *x, uint32_t enabled)
 {
@@ -245,8 +344,8 @@ static node *extend(fan_explore *x, uint32_t enabled)
     node *new_ = &x->nodes[x->n];
     memset(new_, 0, sizeof *new_);
     new_->enabled = enabled;
-    if (x->n > 0 && x->reduce) {
-        const node *last = &x->nodes[x->n - 1];
+    const node *last = x->reduce ? last_step(x) : NULL;
+    if (last) {
         uint32_t sleepers = last->asleep | last->done;
         for (int a = 0; a < FAN_EXPLORE_ACTORS; a++)
             if (sleepers >> a & 1 && independent(x, last->of[a], last->of[last->chosen])) {
@@ -268,7 +367,7 @@ int fan_explore_choose(fan_explore *x, uint32_t enabled)
         return note(x, sample(x, enabled));
     if (x->depth < x->n) {
         const node *at = &x->nodes[x->depth];
-        if (at->enabled == enabled)
+        if (at->enabled == enabled && !at->answer)
             return note(x, at->chosen);
         x->strayed = true;
         return note(x, enabled >> at->chosen & 1 ? at->chosen : lowest_bit(enabled));
@@ -291,6 +390,27 @@ int fan_explore_choose(fan_explore *x, uint32_t enabled)
     return note(x, at->chosen);
 }
 
+int fan_explore_pick(fan_explore *x, int n)
+{
+    int answer = 0;
+    if (x->status != FAN_OK)
+        return FAN_EXPLORE_NONE;
+    if (x->now == REPLAY) {
+        answer = follow_answer(x, n);
+    } else if (x->now == SAMPLE) {
+        answer = (int)(fan_draw(&x->random) % (uint64_t)n);
+    } else if (x->depth < x->n) {
+        x->strayed |= !x->nodes[x->depth].answer;
+        answer = x->nodes[x->depth].answer ? x->nodes[x->depth].chosen : 0;
+    } else if (fan_grow((void **)&x->nodes, &x->cap, x->n + 1, sizeof *x->nodes)) {
+        x->status = FAN_NOMEM;
+        return FAN_EXPLORE_NONE;
+    } else {
+        x->nodes[x->n++] = (node){.enabled = (UINT32_C(1) << n) - 1, .answer = true};
+    }
+    return note(x, FAN_ANSWER + answer) < 0 ? FAN_EXPLORE_NONE : answer;
+}
+
 static fan_status weigh(fan_explore *x, uint64_t object)
 {
     if (weighed(x, object))
@@ -298,7 +418,7 @@ static fan_status weigh(fan_explore *x, uint64_t object)
     if (fan_grow((void **)&x->weighed, &x->weighed_cap, x->nweighed + 1, sizeof *x->weighed))
         return x->status = FAN_NOMEM;
     x->weighed[x->nweighed++] = object;
-    x->again = x->searched > 0; /* in the first run nothing has been left out yet */
+    x->again |= x->searched > 0; /* in the first run nothing has been left out yet */
     return FAN_OK;
 }
 
@@ -309,7 +429,11 @@ fan_status fan_explore_touched(fan_explore *x, uint64_t object, fan_touch how)
     /* Only the last step of the path is new; those before it touch what they touched when they were run first. */
     if (x->now != SEARCH || x->depth == 0 || x->depth != x->n)
         return FAN_OK;
-    footprint *f = x->nodes[x->n - 1].of[x->nodes[x->n - 1].chosen];
+    const node *at = last_step(x);
+    if (!at) /* before the first step: nobody else acts */
+        return FAN_OK;
+    footprint *f = at->of[at->chosen];
+    FAN_TRY(learn(x, object, at->chosen, BIT(how)));
     for (size_t i = 0; i < f->n; i++)
         if (f->items[i].object == object) {
             f->items[i].how |= BIT(how);
@@ -329,6 +453,9 @@ static void forget(fan_explore *x)
             if (x->nodes[i].of[a] && !(x->nodes[i].asleep >> a & 1))
                 print_give(x, x->nodes[i].of[a]);
     x->n = 0;
+    x->pruned = false;
+    x->runs = x->abandoned = 0;
+    x->anew++;
 }
 
 void fan_explore_end(fan_explore *x)
@@ -342,10 +469,13 @@ void fan_explore_end(fan_explore *x)
         return;
     }
     x->searched++;
-    if (x->redundant)
+    if (x->redundant) {
         x->abandoned++;
-    else
+        x->vain++;
+    } else {
         x->runs++;
+        x->spent++;
+    }
     /* Back to the last point that has someone left to try; to the very first where all must be searched again. */
     if (x->again)
         forget(x);
@@ -353,6 +483,14 @@ void fan_explore_end(fan_explore *x)
         node *last = &x->nodes[x->n - 1];
         last->done |= UINT32_C(1) << last->chosen;
         uint32_t left = last->enabled & ~last->asleep & ~last->done;
+        if (left && x->prune && x->reduce && !last->answer && alone(x, last->chosen, last->of[last->chosen])) {
+            left = 0;
+            x->pruned = true;
+        }
+        if (left && last->answer) { /* the same step goes on otherwise: what it touches is added to what it touched */
+            last->chosen = lowest_bit(left);
+            return;
+        }
         if (left) {
             footprint *f = print_take(x);
             if (!f) {
@@ -382,6 +520,11 @@ uint64_t fan_explore_runs(const fan_explore *x)
     return x->runs;
 }
 
+uint64_t fan_explore_anew(const fan_explore *x)
+{
+    return x->anew;
+}
+
 uint64_t fan_explore_abandoned(const fan_explore *x)
 {
     return x->abandoned;
@@ -397,12 +540,19 @@ fan_status fan_explore_status(const fan_explore *x)
     return x->status;
 }
 
+char fan_explore_char(unsigned char choice)
+{
+    if (choice >= FAN_ANSWER)
+        return FAN_ANSWERS[choice - FAN_ANSWER];
+    return (char)(choice < 10 ? '0' + choice : 'a' + choice - 10);
+}
+
 void fan_explore_schedule(const fan_explore *x, char *buf, size_t size)
 {
     if (size == 0)
         return;
     size_t n = x->depth < size - 1 ? x->depth : size - 1;
     for (size_t i = 0; i < n; i++)
-        buf[i] = (char)(x->order[i] < 10 ? '0' + x->order[i] : 'a' + x->order[i] - 10);
+        buf[i] = fan_explore_char(x->order[i]);
     buf[n] = '\0';
 }

@@ -87,6 +87,7 @@ typedef struct fan_sim_event {
     fan_sim_point point;
     fan_clock clock;
     double us;
+    int denied;           /* how often a search answered "not yet" since the last record */
     uint64_t id, name;    /* the use of the event (fan_event.id) that `name` names */
     fan_sim_recording *recording; /* its last record was captured; counted; NULL: it was not */
     uint32_t number;      /* there */
@@ -139,6 +140,7 @@ struct fan_sim {
     bool has_pending;
     uint64_t left_out;
     int64_t fail_at;      /* calls to go; < 0: no plan */
+    bool planned;         /* there was one */
     fan_status fail_with;
     fan_turns *turns;
     fan_sim_chooser chooser;

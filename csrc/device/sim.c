@@ -20,6 +20,10 @@ enum { OF_STREAM = 1, OF_EVENT, OF_BLOCK, OF_MUTEX, OF_PROGRESS, OF_FAULTS, OF_Q
 #define NAME(kind, number) ((uint64_t)(kind) << 56 | ((number) & ((UINT64_C(1) << 56) - 1)))
 #define OF_ANOTHER (UINT64_C(1) << 63) /* of another machine than the thread's: all others are one */
 
+#ifdef FAN_TEST
+int fan_sim_fault;
+#endif
+
 /* Numbers of mutexes that spawned threads make: (machine, thread, his how manieth), above those that are counted. */
 #define MADE_HERE (UINT64_C(1) << 62)
 #define OF_ITS_MAKER ((UINT64_C(1) << 46) - 1)
@@ -29,6 +33,7 @@ static _Thread_local struct {
     fan_sim *m;
     int actor;
     bool fresh; /* he has just begun a call: its first yield is this one */
+    bool vain;  /* his last call was told "not yet" */
     fan_thread_hooks hooks;
 } here;
 
@@ -70,6 +75,8 @@ static uint32_t lane_of(const fan_sim *m)
 static void touch(const fan_sim *m, uint64_t name, fan_touch how)
 {
     const fan_sim *mine = here.m;
+    if (FAN_SIM_FAULT(name >> 56 & 0x7f))
+        return;
     if (mine && mine->has_chooser && mine->chooser.touched)
         mine->chooser.touched(mine->chooser.ctx, mine == m ? name : name | OF_ANOTHER, how);
 }
@@ -117,9 +124,10 @@ static fan_status enter(fan_sim *m, const char *call, fan_error *err)
     m->calls++;
     touch(m, NAME(OF_CALLS, 0), FAN_COUNTS);
     touch(m, NAME(OF_CAPTURES, 0), m->recordings ? FAN_WRITES : FAN_READS); /* a call may join a capture, or break it */
+    if (m->planned) /* who comes after the one that failed depends on it, too */
+        touch(m, NAME(OF_FAULTS, 0), true);
     if (m->fail_at < 0)
         return FAN_OK;
-    touch(m, NAME(OF_FAULTS, 0), true);
     if (m->fail_at-- > 0)
         return FAN_OK;
     return fan_fail_code(err, m->fail_with, m->fail_with == FAN_DEVICE ? 999 : 2, "%s of the simulated device failed, as it was told to", call);
@@ -1242,6 +1250,7 @@ static fan_status sim_record(fan_event *e, fan_stream *s, fan_error *err)
     queue_drop(ev->point.queue);
     q->refs++;
     ev->point = (fan_sim_point){q, q->queued};
+    ev->denied = 0;
     ev->us = later(q->end_us, m->host_us[host_of(m)]);
 done:
     unlock(m);
@@ -1331,10 +1340,50 @@ static bool has_passed(const fan_sim_event *ev)
     return !ev->point.queue || ev->point.queue->done >= ev->point.upto;
 }
 
+/* run_for: runs what `point` needs, and nothing else; *can false: it can never pass. */
+static fan_status run_for(fan_sim *m, fan_sim_point point, size_t depth, bool *can, fan_error *err)
+{
+    fan_status status = FAN_OK;
+    fan_sim_queue *q = point.queue;
+    q->refs++;
+    for (settle(m); status == FAN_OK && *can && q->done < point.upto; settle(m)) {
+        if (m->executor && m->executor != fan_thread_id())
+            stand_by(m);
+        else if (!q->head || q->running || depth > m->nqueues) /* deeper than there are queues: a circle */
+            *can = false;
+        else if (q->head->wait.queue)
+            status = run_for(m, q->head->wait, depth + 1, can, err);
+        else
+            status = run_one(m, q, err);
+    }
+    queue_drop(q);
+    return status;
+}
+
+/* answer: a query of an event that has a record (Queries). */
+static fan_status answer(fan_sim *m, fan_sim_event *ev, bool *done, fan_error *err)
+{
+    bool chosen = m->has_chooser && m->chooser.pick && !in_kernel && m->config.run_work;
+    *done = has_passed(ev);
+    if (!chosen || fan_clock_leq(&ev->clock, fan_order_clock(m->order, lane_of(m))))
+        return FAN_OK;
+    int said = ev->denied < FAN_ASKS ? fan_turns_pick(m->turns, 2) : 1;
+    if (said < 0)
+        return FAN_OK;
+    *done = said == 1;
+    if (!*done)
+        ev->denied++;
+    else
+        FAN_TRY(run_for(m, ev->point, 0, done, err));
+    if (said == 1 && !*done)
+        fan_call_idle(); /* it never will, as things stand */
+    return FAN_OK;
+}
+
 static fan_status sim_query(fan_event *e, bool *done, fan_error *err)
 {
     fan_sim *m = machine_of(e->device);
-    const fan_sim_event *ev = e->impl;
+    fan_sim_event *ev = e->impl;
     fan_status status;
     lock(m);
     FAN_GO(enter(m, "query", err));
@@ -1343,7 +1392,9 @@ static fan_status sim_query(fan_event *e, bool *done, fan_error *err)
     touch(m, NAME(OF_PROGRESS, 0), true);
     touch(m, NAME(OF_QUEUED, 0), false);
     settle(m);
-    *done = has_passed(ev);
+    *done = true;
+    if (ev->point.queue)
+        FAN_GO(answer(m, ev, done, err));
     if (*done && ev->point.queue)
         status = learn(m, &ev->clock, err);
 done:
@@ -1635,6 +1686,7 @@ static void set_turns(fan_sim *m)
     fan_turns_hooks h = {.before_block = before_block, .after_block = after_block, .block_ctx = m};
     if (m->has_chooser) {
         h.choose = m->chooser.choose;
+        h.pick = m->chooser.pick;
         h.ctx = m->chooser.ctx;
     }
     fan_turns_set_hooks(m->turns, &h);
@@ -1650,6 +1702,7 @@ static void begin_anew(fan_sim *m)
     m->last = 0;
     m->device_us = 0;
     m->fail_at = -1;
+    m->planned = false;
     memset(m->host_us, 0, sizeof m->host_us);
     memset(m->made, 0, sizeof m->made);
     for (int i = 0; m->parts && i < m->config.devices; i++)
@@ -2002,6 +2055,23 @@ fan_status fan_sim_step(fan_sim *m, bool *ran, fan_error *err)
     }
 done:
     sweep(m);
+    unlock(m);
+    return status;
+}
+
+fan_status fan_sim_nudge(fan_sim *m, fan_error *err)
+{
+    fan_status status = FAN_OK;
+    lock(m);
+    bool chosen = m->has_chooser && m->chooser.pick;
+    fan_sim_queue *q = chosen || in_kernel || !m->config.run_work || m->executor ? NULL : pick(m);
+    if (q) {
+        status = run_one(m, q, err);
+        settle(m);
+        sweep(m);
+    } else if (!chosen) {
+        fan_call_idle();
+    }
     unlock(m);
     return status;
 }
@@ -2362,6 +2432,7 @@ void fan_sim_fail_at(fan_sim *m, int64_t index, fan_status status)
 {
     lock(m);
     m->fail_at = index;
+    m->planned = true;
     m->fail_with = status;
     unlock(m);
 }
@@ -2440,8 +2511,11 @@ static void hook_yield(void *ctx)
 static bool hook_begin(void *ctx)
 {
     fan_sim *m = ctx;
-    if (in_kernel)
+    if (in_kernel || FAN_SIM_FAULT(FAN_SIM_NO_TURNS))
         return true;
+    if (!here.vain)
+        fan_turns_busy(m->turns, here.actor);
+    here.vain = false;
     fan_turns_yield(m->turns, here.actor);
     here.fresh = true;
     return fan_turns_given_up(m->turns) == FAN_GOING;
@@ -2451,6 +2525,21 @@ static void hook_end(void *ctx)
 {
     (void)ctx; /* the thread's own */
     here.fresh = false;
+}
+
+static void hook_idle(void *ctx)
+{
+    fan_sim *m = ctx;
+    if (in_kernel)
+        return;
+    here.vain = true;
+    fan_turns_idle(m->turns, here.actor);
+}
+
+static void hook_changed(void *ctx, uint64_t mutex)
+{
+    fan_sim *m = ctx;
+    fan_turns_changed(m->turns, here.actor, mutex);
 }
 
 /* mutex_number: in every run the same one: whoever made it, and his how manieth; or, of those that no spawned thread made, how many were made before. */
@@ -2529,9 +2618,9 @@ bool fan_sim_thread_begin(fan_sim *m, int actor)
     }
     here.m = m;
     here.actor = actor;
-    here.fresh = false;
+    here.fresh = here.vain = false;
     here.hooks = (fan_thread_hooks){.yield = hook_yield, .wait = hook_wait, .locked = hook_locked, .unlocking = hook_unlocking, .begin = hook_begin, .end = hook_end,
-                                    .touch = hook_touch, .name = hook_name, .ctx = m};
+                                    .idle = hook_idle, .changed = hook_changed, .touch = hook_touch, .name = hook_name, .ctx = m};
     fan_thread_set_hooks(&here.hooks);
     return true;
 }
@@ -2621,6 +2710,21 @@ void fan_sim_set_chooser(fan_sim *m, const fan_sim_chooser *c)
         m->chooser = *c;
     set_turns(m);
     unlock(m);
+}
+
+void fan_sim_limit(fan_sim *m, size_t steps)
+{
+    fan_turns_limit(m->turns, steps);
+}
+
+size_t fan_sim_steps(fan_sim *m)
+{
+    return fan_turns_steps(m->turns);
+}
+
+int fan_sim_break(fan_sim *m, const char *text)
+{
+    return fan_turns_break(m->turns, text);
 }
 
 bool fan_sim_abandoned(const fan_sim *m)

@@ -16,6 +16,10 @@
  * Two things are left out, because nothing can tell: addresses (memory given back was checked when its last hold went, comes back poisoned,
  * and its history begins anew) and how much work has run (only queries and steps can tell, and they count as its writers; a sync only reads).
  * Holds are atomic counts that the search does not see: which of two threads lets go last is tried only as far as their other steps differ.
+ *
+ * Title: Queries. Whether work has run by now is for the device to say, and a verdict may hang on it. Where a search chooses (fan_sim_chooser.pick), a query of an event
+ * that the caller does not know to have passed may be told either: "not yet" FAN_ASKS times at most since its record, or "yes", and then what it needs is run. Else it is told how it is, and fan_sim_nudge
+ * lets one piece of work run, so that who asks again and again comes to an end.
  */
 #ifndef FAN_DEVICE_SIM_H
 #define FAN_DEVICE_SIM_H
@@ -48,6 +52,15 @@ typedef struct fan_sim_hooks {
     void *(*before_block)(void *ctx);
     void (*after_block)(void *ctx, void *before);
 } fan_sim_hooks;
+
+#ifdef FAN_TEST
+/* A planted fault: footprints of one kind (sim.c numbers them) are left out; or, FAN_SIM_NO_TURNS, the beginnings of calls are no turns. 0: none. */
+#define FAN_SIM_NO_TURNS 100
+extern int fan_sim_fault;
+#define FAN_SIM_FAULT(n) (fan_sim_fault == (int)(n))
+#else
+#define FAN_SIM_FAULT(n) 0
+#endif
 
 fan_status fan_sim_new(const fan_sim_config *config, const fan_sim_hooks *hooks, fan_sim **out, fan_error *err);
 fan_sim *fan_sim_hold(fan_sim *m);
@@ -105,6 +118,8 @@ fan_status fan_sim_host_read(fan_sim *m, fan_stream *s, const fan_array *dst, co
 fan_status fan_sim_synchronize(fan_sim *m, fan_error *err);
 /* fan_sim_step: runs one runnable head; *ran false where there is none. */
 fan_status fan_sim_step(fan_sim *m, bool *ran, fan_error *err);
+/* fan_sim_nudge: after a query that was told "not yet": one piece of work runs, where no search chooses (Queries). */
+fan_status fan_sim_nudge(fan_sim *m, fan_error *err);
 
 /* Races. The first is kept; a release cannot raise, so its race is raised by the machine's next call. */
 uint64_t fan_sim_races(const fan_sim *m);
@@ -140,6 +155,7 @@ fan_status fan_sim_join(fan_sim *m, fan_error *err);
 typedef struct fan_sim_chooser {
     int (*choose)(void *ctx, uint32_t enabled);
     void (*touched)(void *ctx, uint64_t object, fan_touch how);
+    int (*pick)(void *ctx, int n); /* one of n answers to what may be answered either way (Queries); NULL: as it is */
     void *ctx;
 } fan_sim_chooser;
 /* fan_sim_saw_thread, _event, _memory: the calling thread of a machine looks at how an actor ended, at an event's last record, at who uses an array's memory (or changes that). */
@@ -151,6 +167,10 @@ void fan_sim_saw_memory(const fan_device *d, const fan_array *a, bool write);
 /* fan_sim_saw_all: .. at what every call on the machine may change: its clock, its counts. */
 void fan_sim_saw_all(fan_sim *m);
 void fan_sim_set_chooser(fan_sim *m, const fan_sim_chooser *c); /* copied; NULL: by seed */
+/* fan_sim_limit, _steps, _break: as fan_turns_limit, _steps and _break say. */
+void fan_sim_limit(fan_sim *m, size_t steps);
+size_t fan_sim_steps(fan_sim *m);
+int fan_sim_break(fan_sim *m, const char *text);
 bool fan_sim_abandoned(const fan_sim *m);
 /* fan_sim_gave_up: abandoned, or in a deadlock: a thread that waits for a change need not wait any longer. */
 bool fan_sim_gave_up(const fan_sim *m);

@@ -3,7 +3,9 @@
 
 #include "base/draw.h"
 #include "base/mem.h"
+#include "device/explore.h"
 
+#include <assert.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -25,7 +27,8 @@ typedef struct actor {
     state state;
     uint64_t mutex;
     bool condition; /* nobody held the mutex when it began to wait: it waits for a change */
-    bool woken;     /* another actor has been inside the mutex since */
+    bool woken;     /* another actor has changed something under the mutex since */
+    int asked;      /* in vain, in a row, since another acted */
     bool freed;     /* the one wake of those who give up was spent */
     char site[SITE];
 } actor;
@@ -49,6 +52,7 @@ struct fan_turns {
     size_t nheld, held_cap;
     unsigned char *order; /* the choices */
     size_t norder, order_cap;
+    size_t limit;         /* of choices; 0: none */
     char text[FAN_ERROR_TEXT]; /* of the deadlock */
 };
 
@@ -119,7 +123,7 @@ static int holder(const fan_turns *t, uint64_t mutex)
 static bool can_act(const fan_turns *t, const actor *a)
 {
     if (a->state == NEW || a->state == READY)
-        return true;
+        return a->asked < FAN_ASKS || fan_turns_given_up(t) != FAN_GOING;
     return a->state == WAITING && holder(t, a->mutex) == NOBODY && (!a->condition || a->woken);
 }
 
@@ -168,6 +172,10 @@ static void explain(fan_turns *t)
     const char *sep = " ";
     for (int i = 0; i < t->n; i++) {
         const actor *a = &t->actors[i];
+        if (a->state == READY)
+            fan_append(t->text, sizeof t->text, "%shost thread %d asks again and again for what no other changes", sep, i);
+        if (a->state == READY)
+            sep = "; ";
         if (a->state != WAITING)
             continue;
         int other = holder(t, a->mutex);
@@ -180,10 +188,37 @@ static void explain(fan_turns *t)
     }
 }
 
+static int note(fan_turns *t, int choice)
+{
+    if (fan_grow((void **)&t->order, &t->order_cap, t->norder + 1, 1) == 0)
+        t->order[t->norder++] = (unsigned char)choice;
+    return choice;
+}
+
+#define LATELY 1000
+
+/* endless: so many choices that it will not end: who made the last ones. */
+static void endless(fan_turns *t)
+{
+    size_t acted[FAN_ACTORS] = {0}, from = t->norder > LATELY ? t->norder - LATELY : 0;
+    for (size_t i = from; i < t->norder; i++)
+        if (t->order[i] < FAN_ACTORS)
+            acted[t->order[i]]++;
+    t->text[0] = '\0';
+    fan_append(t->text, sizeof t->text, "no end after %zu steps (of the last %zu", t->norder, t->norder - from);
+    for (int i = 0; i < t->n; i++)
+        if (acted[i])
+            fan_append(t->text, sizeof t->text, ", host thread %d took %zu", i, acted[i]);
+    fan_append(t->text, sizeof t->text, "): a thread that waits for what never comes, or a scenario that needs more (steps=)");
+    give_up(t, FAN_DEADLOCKED);
+}
+
 /* hand_on: who acts next. */
 static void hand_on(fan_turns *t)
 {
     t->turn = NOBODY;
+    if (t->limit && t->norder >= t->limit && fan_turns_given_up(t) == FAN_GOING)
+        endless(t);
     uint32_t mask = enabled(t);
     if (mask && atomic_load(&t->given_up) == FAN_GOING) {
         int next = t->hooks.choose ? t->hooks.choose(t->hooks.ctx, mask) : by_seed(t, mask);
@@ -191,9 +226,11 @@ static void hand_on(fan_turns *t)
             give_up(t, FAN_ABANDONED);
             mask = enabled(t);
         } else {
-            if (fan_grow((void **)&t->order, &t->order_cap, t->norder + 1, 1) == 0)
-                t->order[t->norder++] = (unsigned char)next;
+            (void)note(t, next);
             mask = UINT32_C(1) << next;
+            for (int i = 0; i < t->n; i++)
+                if (i != next)
+                    t->actors[i].asked = 0;
         }
     }
     if (!mask) {
@@ -204,6 +241,7 @@ static void hand_on(fan_turns *t)
             explain(t);
             give_up(t, FAN_DEADLOCKED);
         }
+        mask = enabled(t); /* who asked in vain need not any more */
         for (int i = 0; i < t->n && !mask; i++) {
             actor *a = &t->actors[i];
             if (a->state == WAITING && a->condition && !a->freed) {
@@ -263,6 +301,7 @@ fan_status fan_turns_spawn(fan_turns *t, int *out, bool *first, fan_error *err)
         actor *a = &t->actors[i];
         a->state = NEW;
         a->freed = false;
+        a->asked = 0;
         a->site[0] = '\0';
     }
     (void)pthread_mutex_unlock(&t->lock);
@@ -323,16 +362,79 @@ void fan_turns_locked(fan_turns *t, int me, uint64_t mutex)
 
 void fan_turns_unlocking(fan_turns *t, int me, uint64_t mutex)
 {
+    bool held = false;
     (void)pthread_mutex_lock(&t->lock);
-    for (size_t i = 0; i < t->nheld; i++)
-        if (t->held[i].mutex == mutex) {
+    for (size_t i = 0; i < t->nheld && !held; i++)
+        if (t->held[i].mutex == mutex && t->held[i].actor == me) {
             t->held[i] = t->held[--t->nheld];
-            break;
+            held = true;
         }
+    (void)pthread_mutex_unlock(&t->lock);
+    assert(held); /* a lock that is given back was taken, by the same thread */
+    (void)held;
+}
+
+void fan_turns_changed(fan_turns *t, int me, uint64_t mutex)
+{
+    (void)pthread_mutex_lock(&t->lock);
     for (int i = 0; i < t->n; i++)
         if (i != me && t->actors[i].state == WAITING && t->actors[i].mutex == mutex)
             t->actors[i].woken = true;
     (void)pthread_mutex_unlock(&t->lock);
+}
+
+void fan_turns_idle(fan_turns *t, int me)
+{
+    (void)pthread_mutex_lock(&t->lock);
+    t->actors[me].asked++;
+    (void)pthread_mutex_unlock(&t->lock);
+}
+
+void fan_turns_busy(fan_turns *t, int me)
+{
+    (void)pthread_mutex_lock(&t->lock);
+    t->actors[me].asked = 0;
+    (void)pthread_mutex_unlock(&t->lock);
+}
+
+int fan_turns_pick(fan_turns *t, int n)
+{
+    int answer = -1;
+    (void)pthread_mutex_lock(&t->lock);
+    if (t->hooks.pick && fan_turns_given_up(t) == FAN_GOING)
+        answer = t->hooks.pick(t->hooks.ctx, n);
+    if (answer >= 0)
+        (void)note(t, FAN_ANSWER + answer);
+    (void)pthread_mutex_unlock(&t->lock);
+    return answer;
+}
+
+void fan_turns_limit(fan_turns *t, size_t steps)
+{
+    t->limit = steps;
+}
+
+size_t fan_turns_steps(fan_turns *t)
+{
+    (void)pthread_mutex_lock(&t->lock);
+    size_t n = t->norder;
+    (void)pthread_mutex_unlock(&t->lock);
+    return n;
+}
+
+int fan_turns_break(fan_turns *t, const char *text)
+{
+    (void)pthread_mutex_lock(&t->lock);
+    int who = t->turn;
+    if (who >= 0 && t->actors[who].state == ACTING && fan_turns_given_up(t) == FAN_GOING) {
+        snprintf(t->text, sizeof t->text, "%s", text);
+        give_up(t, FAN_DEADLOCKED);
+        hand_on(t);
+    } else {
+        who = NOBODY;
+    }
+    (void)pthread_mutex_unlock(&t->lock);
+    return who;
 }
 
 void fan_turns_end(fan_turns *t, int me)
@@ -385,7 +487,7 @@ void fan_turns_schedule(fan_turns *t, char *buf, size_t size)
     (void)pthread_mutex_lock(&t->lock);
     size_t n = t->norder < size - 1 ? t->norder : size - 1;
     for (size_t i = 0; i < n; i++)
-        buf[i] = (char)(t->order[i] < 10 ? '0' + t->order[i] : 'a' + t->order[i] - 10);
+        buf[i] = fan_explore_char(t->order[i]);
     buf[n] = '\0';
     (void)pthread_mutex_unlock(&t->lock);
 }

@@ -1193,6 +1193,8 @@ static PyObject *buffer_ready(PyObject *o, PyObject *which)
         return NULL;
     clear_error(&err);
     status = fan_buffer_ready(of(o)->core, slot, &ready, &err);
+    if (status == FAN_OK && !ready && fan_watched())
+        fan_call_idle();
     return status == FAN_OK ? PyBool_FromLong(ready) : fan_raise(status, &err);
 }
 

@@ -92,8 +92,10 @@ static PyObject *event_query(PyObject *o, PyObject *Py_UNUSED(none))
     bool done = true;
     Py_BEGIN_ALLOW_THREADS
     status = fan_event_query(e, &done, &err);
+    if (status == FAN_OK && !done && fan_sim_of(e->device))
+        status = fan_sim_nudge(fan_sim_of(e->device), &err);
     Py_END_ALLOW_THREADS
-    return status == FAN_OK ? PyBool_FromLong(done) : fan_raise(status, &err);
+    return status == FAN_OK ? PyBool_FromLong(done) : fan_raise_sim(status, &err);
 }
 
 static PyObject *event_synchronize(PyObject *o, PyObject *Py_UNUSED(none))
@@ -157,7 +159,8 @@ static PyMethodDef methods[] = {
      "record($self, stream, /)\n--\n\nMake this the point in `stream` behind all that is queued there now.\n\n"
      "Later waits see the new point; waits that are queued keep the old one. None is the device's current stream."},
     {"query", event_query_turn, METH_NOARGS,
-     "query($self, /)\n--\n\nTrue when all work before the point has run, and for an event that was never recorded."},
+     "query($self, /)\n--\n\nTrue when all work before the point has run, and for an event that was never recorded.\n\n"
+     "On a simulated device one piece of work runs after each answer of False; under `fanin.sim.explore` both answers are tried."},
     {"synchronize", event_synchronize_turn, METH_NOARGS,
      "synchronize($self, /)\n--\n\nBlock until all work before the point has run."},
     {"__reduce__", event_reduce, METH_NOARGS, NULL},

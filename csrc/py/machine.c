@@ -145,6 +145,12 @@ static int choose(void *ctx, uint32_t enabled)
     return c->mode == FOLLOW ? fan_explore_choose(c->x, enabled) : -1;
 }
 
+static int pick(void *ctx, int n)
+{
+    chooser *c = ctx;
+    return c->mode == FOLLOW ? fan_explore_pick(c->x, n) : 0;
+}
+
 static void touched(void *ctx, uint64_t object, fan_touch how)
 {
     chooser *c = ctx;
@@ -159,7 +165,7 @@ static void set_chooser(machine_object *self, chooser c)
     if (c.mode == BY_SEED)
         fan_sim_set_chooser(self->m, NULL);
     else
-        fan_sim_set_chooser(self->m, &(fan_sim_chooser){.choose = choose, .touched = touched, .ctx = &self->chooser});
+        fan_sim_set_chooser(self->m, &(fan_sim_chooser){.choose = choose, .touched = touched, .pick = pick, .ctx = &self->chooser});
     Py_XDECREF(search);
 }
 
@@ -1143,6 +1149,26 @@ static PyObject *machine_get_streams(PyObject *o, void *Py_UNUSED(closure))
     return made;
 }
 
+static PyObject *machine_limit(PyObject *o, PyObject *arg)
+{
+    size_t steps = PyLong_AsSize_t(arg);
+    if (steps == (size_t)-1 && PyErr_Occurred())
+        return NULL;
+    fan_sim_limit(self_of(o)->m, steps);
+    Py_RETURN_NONE;
+}
+
+static PyObject *machine_break(PyObject *o, PyObject *text)
+{
+    const char *words = PyUnicode_AsUTF8(text);
+    return words ? PyLong_FromLong(fan_sim_break(self_of(o)->m, words)) : NULL;
+}
+
+static PyObject *machine_get_steps(PyObject *o, void *Py_UNUSED(closure))
+{
+    return PyLong_FromSize_t(fan_sim_steps(self_of(o)->m));
+}
+
 static PyObject *machine_saw_thread(PyObject *o, PyObject *arg)
 {
     int actor = (int)PyLong_AsLong(arg);
@@ -1213,6 +1239,8 @@ static PyMethodDef methods[] = {
     {"_thread_end", machine_thread_end, METH_O, "_thread_end($self, actor, /)\n--\n\nLast on the thread."},
     {"_saw_thread", machine_saw_thread_turn, METH_O, "_saw_thread($self, actor, /)\n--\n\nThe calling thread asks how another one ended."},
     {"_after_thread", machine_after_thread, METH_O, "_after_thread($self, actor, /)\n--\n\nA thread that has ended comes before what this one does next."},
+    {"_limit", machine_limit, METH_O, "_limit($self, steps, /)\n--\n\nHost threads that act more often come to no end."},
+    {"_break", machine_break, METH_O, "_break($self, text, /)\n--\n\nThe thread that acts does not come back: its number, or -1."},
     {"_join", machine_join, METH_NOARGS, "_join($self, /)\n--\n\nRun the host threads to their end."},
     {"_stuck", machine_stuck, METH_O, "_stuck($self, actor, /)\n--\n\nAfter a deadlock: its thread will never end."},
     {"_enter", machine_enter, METH_NOARGS, "_enter($self, /)\n--\n\n\"sim:0\" names its first device on this thread."},
@@ -1226,6 +1254,7 @@ static PyGetSetDef getset[] = {
     {"devices", machine_get_devices, NULL, "How many devices it has.", NULL},
     {"seed", machine_get_seed, NULL, "The seed that picks what runs next.", NULL},
     {"races", machine_get_races_turn, NULL, "How many races were found.", NULL},
+    {"_steps", machine_get_steps, NULL, "How often one of the host threads was chosen.", NULL},
     {"_calls", machine_get_calls_turn, NULL, "Calls of the backend so far.", NULL},
     {"_unsound", machine_get_unsound_turn, NULL, "Waits left out whose order did not hold: must be 0.", NULL},
     {"host_us", machine_get_host_us_turn, NULL, "The clock of the host, in microseconds.", NULL},
@@ -1272,6 +1301,7 @@ static PyObject *explore_new(PyObject *Py_UNUSED(module), PyObject *args)
         return NULL;
     if (!(x = fan_explore_new(reduce, limit)))
         return PyErr_NoMemory();
+    fan_explore_prune(x);
     if (!(capsule = PyCapsule_New(x, "fanin.explore", free_search)))
         fan_explore_free(x);
     return capsule;
@@ -1325,7 +1355,7 @@ static PyObject *explore_state(PyObject *Py_UNUSED(module), PyObject *capsule)
     PyObject *schedule = x ? text_of(fill_explore_schedule, x) : NULL;
     if (!schedule)
         return NULL;
-    return Py_BuildValue("{s:K,s:K,s:O,s:O,s:N}", "runs", (unsigned long long)fan_explore_runs(x), "abandoned",
+    return Py_BuildValue("{s:K,s:K,s:K,s:O,s:O,s:N}", "anew", (unsigned long long)fan_explore_anew(x), "runs", (unsigned long long)fan_explore_runs(x), "abandoned",
                          (unsigned long long)fan_explore_abandoned(x), "complete", fan_explore_complete(x) ? Py_True : Py_False,
                          "strayed", fan_explore_strayed(x) ? Py_True : Py_False, "schedule", schedule);
 }
@@ -1334,7 +1364,7 @@ PyMethodDef fan_machine_functions[] = {
     {"explore_new", explore_new, METH_VARARGS, "explore_new(reduce, limit, /)\n--\n\nA search over the orders of host threads."},
     {"explore_begin", explore_begin, METH_O, "explore_begin(search, /)\n--\n\nStart the next run; False when all have been run."},
     {"explore_end", explore_end, METH_O, "explore_end(search, /)\n--\n\nEnd a run."},
-    {"explore_state", explore_state, METH_O, "explore_state(search, /)\n--\n\nruns, abandoned, complete, strayed, schedule."},
+    {"explore_state", explore_state, METH_O, "explore_state(search, /)\n--\n\nanew, runs, abandoned, complete, strayed, schedule."},
     {"explore_replay", explore_replay, METH_VARARGS, "explore_replay(search, schedule, /)\n--\n\nThe next run follows a schedule."},
     {"explore_sample", explore_sample, METH_VARARGS, "explore_sample(search, seed, /)\n--\n\nThe next run is a sample."},
     {NULL, NULL, 0, NULL},

@@ -349,6 +349,15 @@ static PyObject *test_batch_mutant(PyObject *Py_UNUSED(module), PyObject *number
     fan_batch_mutant = (int)n;
     Py_RETURN_NONE;
 }
+
+static PyObject *test_sim_fault(PyObject *Py_UNUSED(module), PyObject *number)
+{
+    long n = PyLong_AsLong(number);
+    if (n == -1 && PyErr_Occurred())
+        return NULL;
+    fan_sim_fault = (int)n;
+    Py_RETURN_NONE;
+}
 #endif
 
 static void seen_counters(PyObject *Py_UNUSED(module), PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(nargs), PyObject *Py_UNUSED(kwnames))
@@ -389,6 +398,7 @@ PyMethodDef fan_option_functions[] = {
 #ifdef FAN_TEST
     {"_test_exact_mutant", test_exact_mutant, METH_O, "_test_exact_mutant(n, /)\n--\n\nTests: switch a planted fault of exact sums on; 0: none."},
     {"_test_batch_mutant", test_batch_mutant, METH_O, "_test_batch_mutant(n, /)\n--\n\nTests: switch a planted fault of batches of sums on; 0: none."},
+    {"_test_sim_fault", test_sim_fault, METH_O, "_test_sim_fault(n, /)\n--\n\nTests: footprints of one kind are left out; 0: none is."},
     {"_test_stats_astray", test_stats_astray, METH_O, "_test_stats_astray(on, /)\n--\n\nTests: read figures in the order of a stream that did not write them."},
     {"_test_mutant", test_mutant, METH_O, "_test_mutant(n, /)\n--\n\nTests: switch a planted fault on; 0: none."},
 #endif

@@ -20,7 +20,10 @@ import gc
 import math
 import operator
 import struct
+import sys
 import threading
+import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType, TracebackType
@@ -37,6 +40,7 @@ __all__ = [
     "DeadlockError",
     "Machine",
     "Report",
+    "StuckError",
     "Thread",
     "explore",
     "replay",
@@ -60,6 +64,10 @@ class Clock:
 
     host_us: float
     device_us: float
+
+
+class StuckError(DeadlockError):
+    """A host thread has its turn and does not come back: it waits for something that the machine does not know. The message has the stacks."""
 
 
 class Abandoned(BaseException):
@@ -112,6 +120,12 @@ class Thread(Generic[T]):
             raise self.exception
         return self._value
 
+    def _stack(self) -> str:
+        """Where it is now."""
+        frame = sys._current_frames().get(self._os.ident or -1)
+        lines = traceback.format_stack(frame) if frame else []
+        return f"host thread {self.name!r}:\n{''.join(lines)}" if lines else ""
+
     def __repr__(self) -> str:
         state = "raised" if self.exception is not None else "ended" if self._ended else "not ended"
         return f"<fanin.sim.Thread {self.name!r}, {state}>"
@@ -161,6 +175,7 @@ class Machine(_core.Machine):
         self._turns = {}
         self._joining = False
         self._dead = False
+        self._stuck_after = math.inf
         self._here = threading.local()
         if not check:
             self._check(False)
@@ -173,6 +188,7 @@ class Machine(_core.Machine):
     _turns: dict[int, int]  # of each number of a host thread: how many had it
     _joining: bool
     _dead: bool  # its host threads ended in a deadlock, or early: nothing goes on after that
+    _stuck_after: float  # seconds after which a thread that has its turn and does not come back is told of
     _here: threading.local  # .thread: which of ours this one is
 
     def __repr__(self) -> str:
@@ -388,11 +404,11 @@ class Machine(_core.Machine):
         try:
             self._start(waiting)
             if self._started:
-                interruptible(self._join)
+                interruptible(self._join, self._watch())
         except BaseException as e:
             self._dead = True
             self._give_up()
-            if isinstance(e, KeyboardInterrupt):
+            if isinstance(e, (KeyboardInterrupt, StuckError)):
                 self._started.clear()  # they may never end, and will not be waited for
             raise
         finally:
@@ -401,6 +417,28 @@ class Machine(_core.Machine):
                     thread._os.join(0.05)
             self._started.clear()
             self._joining = False
+
+    def _watch(self) -> Callable[[], None]:
+        """To be called now and then while threads act: StuckError when one of them has its turn and does not come back."""
+        began, seen = time.monotonic(), -1
+
+        def look() -> None:
+            nonlocal began, seen
+            now, steps = time.monotonic(), self._steps
+            if steps != seen:
+                began, seen = now, steps
+            elif now - began > self._stuck_after:
+                stacks = "".join(thread._stack() for thread in self._started)
+                who = self._break("a host thread has its turn and does not come back")
+                began = now
+                if who >= 0:
+                    name = next((t.name for t in self._started if t._actor == who), str(who))
+                    raise StuckError(
+                        f"host thread {name!r} has its turn and has not come back for {self._stuck_after:g} s: it waits for what the machine "
+                        f"does not know (a threading.Lock or a queue of another thread's, the network), or computes that long; see stuck_after\n{stacks}"
+                    )
+
+        return look
 
     def _start(self, threads: list[Thread[Any]]) -> None:
         for i, thread in enumerate(threads):
@@ -422,8 +460,8 @@ def not_negative(what: str, x: float) -> float:
     return x
 
 
-def interruptible(call: Callable[[], object]) -> None:
-    """call(), on a thread of its own where there can be one: so Ctrl-C is heard while it waits."""
+def interruptible(call: Callable[[], object], meanwhile: Callable[[], None]) -> None:
+    """call(), on a thread of its own where there can be one: so Ctrl-C is heard while it waits, and `meanwhile` is called now and then."""
     raised: list[BaseException] = []
 
     def run() -> None:
@@ -440,6 +478,7 @@ def interruptible(call: Callable[[], object]) -> None:
     else:
         while thread.is_alive():
             thread.join(0.05)  # not for ever: a signal that comes just before a wait begins does not end it
+            meanwhile()
     if raised:
         raise raised[0]
 
@@ -480,7 +519,7 @@ class Report:
     complete: bool
     """True when these are all orders, or stand for all."""
     skipped: int
-    """Orders given up because they differ from others by steps that commute."""
+    """Orders given up before their end because they differ from others by steps that commute; `limit` does not count them."""
     sampled: int
     """How many of `runs` were drawn at random, beyond the limit."""
     repeats: bool
@@ -521,6 +560,8 @@ class Report:
         found += [count(self.errors, "error")] if self.errors else []
         found += [f"{len(self.results)} different results"] if len(self.results) > 1 else []
         text = f"{self.name}: {count(self.runs, 'order')} of host threads ({how}), {', '.join(found)}"
+        if self.skipped:
+            text += f"; {count(self.skipped, 'order')} given up early, as others stand for them"
         if not self.repeats:
             text += "\nthe scenario did not repeat itself: the same order of threads led elsewhere"
         if self.schedule is not None:
@@ -544,10 +585,12 @@ class _Run:
     bits: Any = None
 
 
-def _run(scenario: Scenario, make: Callable[[], Machine], search: Any) -> _Run:
+def _run(scenario: Scenario, make: Callable[[], Machine], search: Any, steps: int = 0, stuck_after: float = math.inf) -> _Run:
     """One run, in the order that the search says. It has begun; here it ends."""
     run, machine = _Run(), make()
     machine._follow(search)
+    machine._limit(steps)
+    machine._stuck_after = stuck_after
     collecting = gc.isenabled()
     gc.disable()  # what an earlier run left would be freed, locks and all, in the middle of some thread's step
     try:
@@ -581,12 +624,18 @@ def explore(
     devices: int = 2,
     machine: Callable[..., Machine] = Machine,
     stop_at_first: bool = False,
+    steps: int = 10_000,
+    stuck_after: float = 60,
 ) -> Report:
     """Run `scenario(machine)` under every order in which the host threads it spawns may act, and compare.
 
     Each run has a machine of its own, made by `machine(devices=devices, seed=seed)`. Orders that differ only by steps that commute are run once
     (`reduce=False` runs them all); what threads share beyond fanin (a list, a counter) is no step of theirs, so results that hang on it need that. Beyond `limit` runs, `samples` more are drawn at random by `seed`, and the report says so. Results are compared
     by their bits; arrays on a device are read at the end.
+
+    What `Event.query` says of work that the caller has not waited for is chosen, too: "not yet" three times at most, and "yes". A run of more than `steps` turns,
+    or with a thread that asks in vain while no other acts, is a deadlock; so is, as a StuckError with the stacks that ends the search, a thread that
+    does not come back for `stuck_after` seconds, since it waits for what the machine does not know (a `threading.Lock` that another thread holds).
 
     >>> import fanin, numpy as np
     >>> def scenario(m):
@@ -598,6 +647,8 @@ def explore(
     >>> fanin.sim.explore(scenario).ok
     True
     """
+    if steps < 1 or not stuck_after > 0:
+        raise ValueError(f"explore: steps is at least 1 and stuck_after more than 0, not {steps} and {stuck_after}")
     for word, given, least in (("limit", limit, 1), ("samples", samples, 0)):
         if given < least:
             raise ValueError(f"explore: {word}: expected an integer from {least} on, got {given}")
@@ -606,7 +657,7 @@ def explore(
         return machine(devices=devices, seed=seed)
 
     def once(schedule: str) -> Any:
-        return replay(scenario, schedule, seed=seed, devices=devices, machine=machine)
+        return replay(scenario, schedule, seed=seed, devices=devices, machine=machine, steps=steps, stuck_after=stuck_after)
 
     runs = 0
     results: dict[Any, Any] = {}
@@ -629,13 +680,17 @@ def explore(
             results[run.bits] = run.value
         if failed and first_failure is None:
             first_failure = run
-        return failed and stop_at_first
+        return failed and (stop_at_first or isinstance(run.error, StuckError))
 
     search = _core.explore_new(reduce, limit)
-    stopped = False
+    stopped, anew = False, 0
     while not stopped and _core.explore_begin(search):
-        run = _run(scenario, make, search)
-        if not run.abandoned:
+        run = _run(scenario, make, search, steps, stuck_after)
+        if (begun := _core.explore_state(search)["anew"]) != anew:  # what was found is found again
+            anew, runs, first_failure = begun, 0, None
+            results.clear()
+            counts.update(dict.fromkeys(counts, 0))
+        elif not run.abandoned:
             stopped = note(run)
     state = _core.explore_state(search)
     complete = state["complete"] and not stopped
@@ -643,7 +698,7 @@ def explore(
     while not stopped and not complete and sampled < samples:
         _core.explore_sample(search, seed * 1_000_003 + sampled)
         _core.explore_begin(search)
-        stopped = note(_run(scenario, make, search))
+        stopped = note(_run(scenario, make, search, steps, stuck_after))
         sampled += 1
     return Report(
         name=str(
@@ -669,6 +724,8 @@ def replay(
     seed: int = 0,
     devices: int = 2,
     machine: Callable[..., Machine] = Machine,
+    steps: int = 10_000,
+    stuck_after: float = 60,
 ) -> Any:
     """Run a scenario in one order of host threads, as a `Report` prints it; returns or raises what it does.
 
@@ -677,7 +734,7 @@ def replay(
     search = _core.explore_new(False, 1)
     _core.explore_replay(search, schedule)
     _core.explore_begin(search)
-    run = _run(scenario, lambda: machine(devices=devices, seed=seed), search)
+    run = _run(scenario, lambda: machine(devices=devices, seed=seed), search, steps, stuck_after)
     if _core.explore_state(search)["strayed"]:
         raise ValueError(
             f"replay: schedule {schedule!r} does not fit: a thread that it names could not act; this run went {run.schedule!r}"

@@ -1666,6 +1666,17 @@ static void a_deadlock_is_named_and_ends_the_join(void)
     int actor;
     CHECK_INT(fan_sim_spawn(w.m, &actor, &err), FAN_DEADLOCK);
     close(&w);
+    /* Two that wait for it do not take each other for somebody who changes something. */
+    site_now[0] = '\0';
+    open(&w, config_of(1, 0, FAN_SIM_SEEDED), 0);
+    tangle both[2] = {{.w = &w, .first = &one, .never = &never}, {.w = &w, .first = &one, .never = &never}};
+    for (int i = 0; i < 2; i++)
+        start(&t[i], w.m, waiter_main, &both[i]);
+    CHECK_INT(fan_sim_join(w.m, &err), FAN_DEADLOCK);
+    CHECK_STR(err.text, "deadlock: host thread 0 waits for a change that no other makes; host thread 1 waits for a change that no other makes");
+    for (int i = 0; i < 2; i++)
+        pthread_join(t[i].os, NULL);
+    close(&w);
     /* Two locks in two orders: by one order of the threads it is a deadlock, by another it is none. */
     site_now[0] = '\0';
     for (int good = 1; good >= 0; good--) {

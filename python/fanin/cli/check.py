@@ -38,10 +38,20 @@ class Unusable(Exception):
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE.py", type=Path, help="a Python file with scenarios")
     parser.add_argument("--scenario", metavar="NAME", action="append", default=[], help="only this one (may be repeated)")
-    parser.add_argument("--limit", metavar="N", type=positive, help="try at most N orders, then samples (default: 2000)")
+    parser.add_argument("--limit", metavar="N", type=positive, help="try at most N orders to their end, then samples (default: 2000)")
     parser.add_argument("--samples", metavar="N", type=natural, help="beyond the limit, try N orders at random (default: 200)")
     parser.add_argument("--seed", metavar="N", type=int, help="of the machine and of the samples (default: 0)")
-    parser.add_argument("--schedule", metavar="ORDER", help="replay one order, as a failure prints it: the number of a host thread for each step, as 0110; needs one --scenario")
+    parser.add_argument("--no-reduce", action="store_true", help="try orders that differ by steps that commute, too: for scenarios that share more than fanin's")
+    parser.add_argument("--stuck-after", metavar="SECONDS", type=seconds, help="a thread that does not come back for so long is stuck (default: 60)")
+    parser.add_argument("--schedule", metavar="ORDER", help="replay one order, as a failure prints it: the number of a host thread for each step, as 0110, and Y or N for each answer to a query; needs one --scenario")
+
+
+def seconds(word: str) -> float:
+    """What an option of a time says."""
+    number = float(word)
+    if not number > 0:
+        raise argparse.ArgumentTypeError(f"a time is more than 0 seconds, not {word}")
+    return number
 
 
 def load(file: Path) -> ModuleType:
@@ -79,7 +89,9 @@ def run(options: argparse.Namespace) -> int:
     chosen = [one for one in every if not options.scenario or one[0] in options.scenario]
     if not chosen:
         return refuse(f"{options.file} has no scenarios: mark functions of a machine with @fanin.sim.scenario")
-    given = {word: getattr(options, word) for word in ("limit", "samples", "seed") if getattr(options, word) is not None}
+    given = {word: getattr(options, word) for word in ("limit", "samples", "seed", "stuck_after") if getattr(options, word) is not None}
+    if options.no_reduce:
+        given["reduce"] = False
     if options.schedule is not None and len(chosen) != 1:
         return refuse(f"--schedule replays one scenario: add --scenario, one of {', '.join(names)}")
     try:
@@ -99,11 +111,11 @@ def explore(screen: Screen, file: Path, chosen: list[Any], given: dict[str, Any]
             raise Unusable(f"{name}: {e}") from e
         how = "all" if report.complete else f"{report.sampled} at random"
         found = [report.races, report.deadlocks, report.errors, len(report.results)]
-        rows.append((name, str(report.runs), how, *map(str, found), "ok" if report.ok else "FAILED"))
+        rows.append((name, str(report.runs), str(report.skipped), how, *map(str, found), "ok" if report.ok else "FAILED"))
         if not report.ok:
             seed = {**own, **given}.get("seed", 0)
             failed.append((name, report, f" --seed {seed}" if seed else ""))
-    screen.table(rows, ("scenario", "orders", "which", "races", "deadlocks", "errors", "results", ""))
+    screen.table(rows, ("scenario", "orders", "given up", "which", "races", "deadlocks", "errors", "results", ""))
     for name, report, seed in failed:
         screen.say()
         if report.error is not None:
@@ -117,7 +129,7 @@ def explore(screen: Screen, file: Path, chosen: list[Any], given: dict[str, Any]
 def replay(screen: Screen, chosen: Any, schedule: str, given: dict[str, Any]) -> int:
     name, scenario, own = chosen
     both = {**own, **given}
-    how = {word: both[word] for word in ("seed", "devices", "machine") if word in both}
+    how = {word: both[word] for word in ("seed", "devices", "machine", "steps", "stuck_after") if word in both}
     try:
         result = fanin.sim.replay(scenario, schedule, **how)
     except Exception as e:
