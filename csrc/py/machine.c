@@ -1334,7 +1334,7 @@ static PyObject *explore_replay(PyObject *Py_UNUSED(module), PyObject *args)
         return NULL;
     status = fan_explore_replay(x, schedule);
     if (status == FAN_VALUE)
-        return PyErr_Format(PyExc_ValueError, "replay: '%s' is no schedule: it has one character for each step, 0-9 and a-v", schedule);
+        return PyErr_Format(PyExc_ValueError, "replay: '%s' is no schedule: it has one character for each step, 0-9 and a-v, and Y or N for each answer to a query", schedule);
     return status == FAN_OK ? Py_NewRef(Py_None) : fan_raise(status, NULL);
 }
 

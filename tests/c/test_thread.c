@@ -51,7 +51,7 @@ static void hooks_see_each_step_in_order(void)
     fan_mutex m, other;
     fan_cond c;
     fan_mutex *held_elsewhere = NULL;
-    const fan_thread_hooks hooks = {on_yield, on_wait, on_locked, on_unlocking, &held_elsewhere};
+    const fan_thread_hooks hooks = {.yield = on_yield, .wait = on_wait, .locked = on_locked, .unlocking = on_unlocking, .ctx = &held_elsewhere};
     CHECK_INT(fan_mutex_init(&m), 0);
     CHECK_INT(fan_mutex_init(&other), 0);
     CHECK(m.id != other.id);
@@ -85,7 +85,7 @@ static void hooks_see_each_step_in_order(void)
     fan_mutex_unlock(&m);
 
     /* any hook may be missing */
-    const fan_thread_hooks none = {NULL, NULL, NULL, NULL, NULL};
+    const fan_thread_hooks none = {NULL};
     fan_thread_set_hooks(&none);
     fan_mutex_lock(&m);
     fan_mutex_unlock(&m);

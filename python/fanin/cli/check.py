@@ -28,7 +28,7 @@ examples:
 
 
 #: What `--schedule` takes.
-SCHEDULE = "it has one character for each step, the number of the host thread that takes it (0-9, then a-v), as in --schedule 0110"
+SCHEDULE = "it has one character for each step, the number of the host thread that takes it (0-9, then a-v), and Y or N for each answer to a query, as in --schedule 0110"
 
 
 class Unusable(Exception):
@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
         print(f"fanin check: {text}", file=sys.stderr)
         return 2
 
-    if options.schedule is not None and not re.fullmatch("[0-9a-v]*", options.schedule):
+    if options.schedule is not None and not re.fullmatch("[0-9a-vNY]*", options.schedule):
         return refuse(f"--schedule {options.schedule!r} is no schedule: {SCHEDULE}")
     if not options.file.is_file():
         return refuse(f"there is no file {options.file}")
