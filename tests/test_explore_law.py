@@ -78,7 +78,7 @@ def test_the_law_finds_calls_that_make_no_turn_or_touch_nothing(name: str) -> No
 
 #: What reads nothing that another call could change, or what only the machinery of threads calls.
 STILL = {
-    _core.InputBuffer: {"name", "target"},  # what target gives is entered and left by turns
+    _core.InputBuffer: {"name", "budget", "target"},  # what target gives is entered and left by turns
     _core.Stream: {"device", "handle"},
     _core.Event: {"device"},
     _core.Array: {
