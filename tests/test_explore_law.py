@@ -491,7 +491,8 @@ def results_of(scene: Callable[[Machine], Any], reduce: bool) -> set[Any]:
 
 
 def test_every_kind_of_footprint_has_a_scene() -> None:
-    assert list(SCENES) == KINDS
+    elsewhere = ["OF_KNOWN"]  # what a release knows of other threads: only races tell (test_brute_force.py)
+    assert [*SCENES, *elsewhere] == KINDS
 
 
 @pytest.mark.parametrize("kind", SCENES)
