@@ -685,8 +685,8 @@ static bool merge_plain(buffer_object *self, size_t slot)
     char *data = NULL;
     if (!unwatched() || !fan_buffer_merge_begin(self->core, slot, &m))
         return false;
-    /* A fresh array of such a size is made in recycled memory, by the general path. */
-    if (sound_terms(&m.sum) && (m.sum.ours || fan_plain_bytes(m.sum.kind) < FAN_POOL_FROM || fan_unshared(m.sum.terms[0].object, 1)))
+    /* A fresh ndarray of such a size is made in recycled memory, by the general path; a tensor comes from torch. */
+    if (sound_terms(&m.sum) && (m.sum.kind->late || fan_plain_bytes(m.sum.kind) < FAN_POOL_FROM || gives_memory(&m.sum)))
         to = target_of(self, slot, &m.sum, &nothing);
     if (to) {
         data = fan_plain_data(to, m.sum.kind);

@@ -29,9 +29,11 @@ from .slots import Slot
 
 __all__ = ["accumulate"]
 
+LARGE = 1 << 16  # bytes from which on memory is dearer than a few microseconds
+
 _lock = threading.Lock()
-#: Which block collects the gradient of a parameter now, by the parameter's id: the block keeps the parameter, and an entry goes with its block.
-_taken: weakref.WeakValueDictionary[int, accumulate] = weakref.WeakValueDictionary()
+#: Which block collects the gradient of a parameter now, by the parameter's id: the block keeps the parameter, and takes its entries along when it ends.
+_taken: dict[int, weakref.ref[accumulate]] = {}
 
 
 class accumulate:
@@ -71,20 +73,33 @@ class accumulate:
         budget: float | Literal["auto"] | None = None,
     ) -> None:
         self._active = False
+        self._me: weakref.ref[accumulate] | None = None
         if into not in ("grad", "main_grad"):
             raise ValueError(f'accumulate: into is "grad" or "main_grad", not {into!r}')
         self.into = into
         self._parameters, self._names = _leaves(parameters)
         with _named(self._names):
-            slots = [
-                Slot(shape=tuple(p.shape), dtype=p.dtype if into == "grad" else None, accumulate=dtype, name=name)
-                for p, name in zip(self._parameters, self._names, strict=True)
-            ]
-            self._buffer = _core.InputBuffer(slots, budget=budget, name="accumulate")
+            self._buffer = _core.InputBuffer(self._slots(dtype), budget=budget, name="accumulate")
         self._sums = [_sum_dtype(p, dtype) for p in self._parameters]
-        self._firsts: list[Any] = [None] * len(slots)  # gradients that were there: where the sums are written
+        self._firsts: list[Any] = [None] * len(self._sums)  # gradients that were there: where the sums are written
         self._came: set[int] = set()  # slots that something came to; for "main_grad"
         self._hooks: list[Any] = []
+
+    def _slots(self, dtype: Any) -> list[Slot]:
+        """One for each parameter; those that have no name of their own, and are alike, are one."""
+        known: dict[Any, Slot] = {}
+        slots = []
+        for i, (p, name) in enumerate(zip(self._parameters, self._names, strict=True)):
+            own = name if not name.startswith("parameters[") else None
+            slot = known.get((p.shape, p.dtype, own))
+            if slot is None:
+                try:
+                    slot = Slot(shape=tuple(p.shape), dtype=p.dtype if self.into == "grad" else None, accumulate=dtype, name=own)
+                except (TypeError, ValueError) as e:
+                    raise type(e)(f"slot {i}: {e}") from None
+                known[p.shape, p.dtype, own] = slot
+            slots.append(slot)
+        return slots
 
     def __repr__(self) -> str:
         dtypes = sorted({str(d).removeprefix("torch.") for d in self._sums})
@@ -95,12 +110,15 @@ class accumulate:
     def __enter__(self) -> accumulate:
         with _lock:
             for p, name in zip(self._parameters, self._names, strict=True):
-                other = _taken.get(id(p))
+                held = _taken.get(id(p))
+                other = held() if held is not None else None
                 if other is not None:
                     raise ValueError(
                         f"accumulate: the gradient of {name} is collected by another block already, as {other._name_of(p)}"
                     )
-            _taken.update((id(p), self) for p in self._parameters)
+            me = weakref.ref(self)
+            _taken.update((id(p), me) for p in self._parameters)
+            self._me = me
         self._active = True
         try:
             for slot, p in enumerate(self._parameters):
@@ -135,23 +153,25 @@ class accumulate:
     def _collector(self, slot: int) -> Any:
         """The hook of one parameter. It knows the buffer and not the block, which so ends when nobody has it any more."""
         add, names, came = self._buffer.add, self._names, self._came.add
+        large = self._parameters[slot].nbytes >= LARGE
 
         def collect(p: Any) -> None:
             gradient = p.grad
             if gradient is None:
                 return
-            p.grad = None  # so that nobody but the buffer has it
             if gradient.requires_grad:
+                p.grad = None
                 raise RuntimeError(
                     f"accumulate: the gradient of {names[slot]} records a graph, as of backward(create_graph=True): a sum that is"
                     " left in .grad here cannot be differentiated; call that backward() outside of the block"
                 )
             try:
-                add(slot, gradient)
+                # What nobody has but the call is the buffer's alone, and is summed while it is warm: for a large one that is worth an object.
+                add(slot, gradient.detach() if large else gradient)
             except BaseException as e:
-                p.grad = gradient
                 _rename(e, names)
                 raise
+            p.grad = None
             came(slot)
 
         return collect
@@ -163,7 +183,7 @@ class accumulate:
         self._active = False
         with _lock:
             for p in self._parameters:
-                if _taken.get(id(p)) is self:
+                if _taken.get(id(p)) is self._me:
                     del _taken[id(p)]
         firsts, came = self._firsts, set(self._came)
         self._firsts = [None] * len(firsts)
@@ -181,14 +201,14 @@ class accumulate:
                 setattr(p, self.into, kept)
 
     def _outs(self, firsts: list[Any], came: set[int]) -> list[Any]:
-        """Where the sums are written: the tensors that were there; new ones for "main_grad"; None: a tensor of the sum's own.
+        """Where the sums are written: large tensors that were there; new ones for "main_grad"; None: a tensor of the sum's own.
 
-        A donated one is where the sum is already, as a rule.
+        A donated one is where the sum is already, as a rule; into small ones it is copied, which is quicker than to be asked.
         """
         outs: list[Any] = []
         for slot, (p, dtype, first) in enumerate(zip(self._parameters, self._sums, firsts, strict=True)):
             if first is not None:
-                rounded = slot in came and first.layout == torch.strided and first.dtype != dtype
+                rounded = slot in came and first.layout == torch.strided and first.dtype != dtype and first.nbytes >= LARGE
                 outs.append(first.detach() if rounded else None)
             elif self.into == "main_grad" and slot in came:
                 outs.append(torch.empty(p.shape, dtype=dtype, device=p.device))
