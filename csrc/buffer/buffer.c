@@ -1618,6 +1618,16 @@ done:
     return status;
 }
 
+/* The books of an empty buffer, but where a planted fault makes them wrong. */
+static void assert_nothing_parked(const fan_buffer *b)
+{
+#ifdef FAN_TEST
+    assert(fan_mutant || (atomic_load(&b->parked) == 0 && atomic_load(&b->alone) == 0));
+#else
+    (void)b;
+#endif
+}
+
 void fan_buffer_free(fan_buffer *b)
 {
     if (!b)
@@ -1636,7 +1646,7 @@ void fan_buffer_free(fan_buffer *b)
             b->frontend->drop(s->spec->combine);
         fan_free(s->spec);
     }
-    assert(atomic_load(&b->parked) == 0 && atomic_load(&b->alone) == 0);
+    assert_nothing_parked(b);
     for (size_t i = 0; b->known && i < b->nslots; i++)
         fan_known_drop(&b->known[i]);
     fan_free(b->known);
@@ -1670,7 +1680,7 @@ bool fan_buffer_empty_for_reuse(fan_buffer *b)
 
 void fan_buffer_reuse(fan_buffer *b, uint64_t budget)
 {
-    assert(atomic_load(&b->parked) == 0 && atomic_load(&b->alone) == 0);
+    assert_nothing_parked(b);
     set_budget(b, budget);
     b->id = atomic_fetch_add(&next_buffer, 1);
     b->weighed = 0;
