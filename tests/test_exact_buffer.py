@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from fractions import Fraction
 from typing import Any
 
@@ -165,3 +166,18 @@ def test_statistics_too() -> None:
         buf.add(0, np.float32(g), key=k)
     buf.take()
     assert buf.stats(0) == fanin.Stats(2, 9, 3, 1, 1)
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+def test_a_complex_scale_turns_a_sum_that_was_kept_in_a_state(dtype: str) -> None:
+    """Under a budget the sum is folded into an exact state, without one it is summed at once: both are turned alike."""
+    terms = [np.array([k + 1 - 2j, 3j * k, 0.0, -1.0], dtype) for k in range(70)]
+    for scale in (1j, 2 - 3j, -1j, 0.5 + 0.25j):
+        found = []
+        for budget in (0, math.inf):
+            buf = fanin.InputBuffer(1, accumulate="exact", budget=budget)
+            for t in terms:
+                buf.add(0, t)
+            found.append(buf.take(scale=scale)[0])
+        want = np.sum(np.array(terms, "complex128"), axis=0) * scale
+        assert found[0].tobytes() == found[1].tobytes() and np.array_equal(found[0], want.astype(dtype)), (scale, found, want)

@@ -585,3 +585,22 @@ def test_recorded_sums_are_made_by_the_arrays_own_plus() -> None:
         buf.take()
     buf.clear()
     assert buf.take() == [None]
+
+
+def test_the_collector_takes_a_buffer_apart_that_a_tuple_leads_back_to() -> None:
+    """A tuple cannot be taken apart: only the buffer can, and only its memory tells."""
+
+    def cycle(n: int) -> None:
+        buf = fanin.InputBuffer([Slot(combine=lambda old, new: (*old, *new))] * 2)
+        for _ in range(n):
+            buf.add(0, (buf,))
+            buf.add(1, np.ones(3))
+
+    for n in (1, 3, 6):
+        cycle(n)
+        gc.collect()
+        before = _core._test_memory()[0]
+        for _ in range(5):
+            cycle(n)
+        gc.collect()
+        assert _core._test_memory()[0] <= before, n

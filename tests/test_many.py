@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import math
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -688,3 +689,19 @@ def test_a_table_that_is_freed_before_its_launch_is_found(planted: bool) -> None
         _core._test_cuda_mutant(0)
     print(found)
     assert bool(found) == planted
+
+
+@pytest.mark.parametrize("n", [1, 4, 5, 499, 500, 501, 1000])
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("keyed", [False, True])
+def test_a_slot_beyond_the_last_is_refused_however_many_there_are(n: int, kept: bool, keyed: bool) -> None:
+    """len(buf) is the first that is not there; with sums that are kept the batch goes straight into them."""
+    buf = fanin.InputBuffer(n, budget=0 if kept else math.inf, name="w")
+    passes = 3 if kept else 0
+    for k in range(passes):
+        buf.add_many(range(n), [np.ones(2)] * n, keys=[k] * n if keyed else None)
+    for slots in ([*range(n), n], [n], [*range(n - 1), n]):
+        keys = [passes] * len(slots) if keyed else None
+        with pytest.raises(IndexError, match=f"w: .*from 0 to {n - 1}.* got {n}"):
+            buf.add_many(slots, [np.ones(2)] * len(slots), keys=keys)
+    assert all(x is None if not passes else x.tolist() == [passes] * 2 for x in buf.take())

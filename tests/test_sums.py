@@ -7,6 +7,7 @@ import hashlib
 import itertools
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -207,3 +208,22 @@ def test_large_sums_of_several_threads_are_right() -> None:
         for t in team:
             t.join()
     assert not wrong
+
+
+LARGE = 33 << 20  # bytes of a sum beyond half of every last cache that is believed: it is written around the caches
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "bfloat16", "float16", "int8", "int16"])
+def test_large_sums_of_narrow_elements_are_the_same_bits_by_every_instruction_set(dtype: str) -> None:
+    """Written around the caches, a few bytes at a time: held against the same sum of a small part, of which the large one is many."""
+    d = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    rng = np.random.default_rng(25)
+    n, rows = 4096, LARGE // (4096 * d.itemsize)
+    parts = [rng.integers(-8, 9, n).astype(np.float32).astype(d) for _ in range(3)]
+    large = [np.tile(p, rows) for p in parts]
+    want = fanin.add_n(parts).view(f"u{d.itemsize}")
+    assert len(np.unique(want)) > 1
+    for isa in ISAS:
+        with fanin.set_options(isa=isa, threads=1):
+            got = fanin.add_n(large).view(f"u{d.itemsize}").reshape(rows, n)
+        assert np.array_equal(got, np.broadcast_to(want, got.shape)), isa

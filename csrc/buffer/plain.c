@@ -269,6 +269,7 @@ static void copied(fan_buffer *b, const fan_plain_kind *kind)
 
 bool fan_buffer_add_plain(fan_buffer *b, size_t slot, const fan_plain_kind *kind, const fan_plain *one, bool *due)
 {
+    assert(slot < b->nslots);
     *due = false;
     if (!park(b, slot, kind, one))
         return false;
@@ -477,6 +478,7 @@ static bool would_pass(const fan_buffer *b, uint64_t bytes)
 
 bool fan_buffer_adds_at_once(const fan_buffer *b, size_t slot, const fan_plain_kind *kind, const char *data, int64_t key, bool alone, fan_at_once *out)
 {
+    assert(slot < b->nslots);
     const fan_slot *s = &b->slots[slot];
     const fan_array *a;
     if (s->p == &fan_pass_none || b->known)

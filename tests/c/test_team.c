@@ -44,6 +44,27 @@ static void every_task_is_done_once(void)
     }
 }
 
+/* Tasks that wait for each other: they end only where as many threads as there are tasks are at work, on one core, too. */
+static void meet(void *ctx, size_t task)
+{
+    (void)task;
+    pthread_barrier_wait(ctx);
+}
+
+static void helpers_help(void)
+{
+    alarm(120); /* who waits for ever is ended */
+    for (int threads = 2; threads <= 5; threads++) {
+        pthread_barrier_t all;
+        CHECK_INT(pthread_barrier_init(&all, NULL, (unsigned)threads), 0);
+        fan_team_set(threads);
+        for (int round = 0; round < 50; round++)
+            fan_team_run((size_t)threads, meet, &all);
+        CHECK_INT(pthread_barrier_destroy(&all), 0);
+    }
+    alarm(0);
+}
+
 static void *call_often(void *ctx)
 {
     atomic_int *bad = ctx;
@@ -96,6 +117,7 @@ int main(void)
     CHECK(fan_team_get() >= 1 && fan_team_get() <= 8);
     CHECK_INT(fan_team_alive(), 0); /* nothing is started unasked */
     every_task_is_done_once();
+    helpers_help();
     several_callers_at_once();
     a_child_starts_its_own();
     fan_team_set(3);
