@@ -6,6 +6,7 @@
 #include "base/pool.h"
 #include "buffer/slot.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
