@@ -29,6 +29,46 @@ const fan_thread_hooks *fan_thread_get_hooks(void)
     return hooks_here;
 }
 
+/* Written in a child that has one thread. */
+static atomic_uint process;
+static uint64_t forked_at, survivor;
+
+static void in_child(void)
+{
+    forked_at = atomic_load(&last_thread);
+    survivor = id_here;
+    atomic_fetch_add(&process, 1);
+}
+
+__attribute__((constructor)) static void watch_forks(void)
+{
+    (void)pthread_atfork(NULL, NULL, in_child);
+}
+
+unsigned fan_process(void)
+{
+    return atomic_load_explicit(&process, memory_order_relaxed);
+}
+
+bool fan_thread_survived(uint64_t thread)
+{
+    return thread > forked_at || thread == survivor;
+}
+
+bool fan_mutex_adopt(fan_mutex *m)
+{
+    bool was_free = pthread_mutex_trylock(&m->m) == 0;
+    if (was_free)
+        (void)pthread_mutex_unlock(&m->m);
+    (void)pthread_mutex_init(&m->m, NULL);
+    return was_free;
+}
+
+void fan_cond_adopt(fan_cond *c)
+{
+    (void)pthread_cond_init(&c->c, NULL); /* to end it would wait for those who waited */
+}
+
 uint64_t fan_thread_id(void)
 {
     if (!id_here)

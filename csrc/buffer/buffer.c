@@ -118,6 +118,37 @@ void fan_buffer_weigh(fan_buffer *b, uint64_t bytes)
         touch_budget(b, FAN_WEIGHS);
 }
 
+/* --- a forked child -------------------------------------------------------------------------------------------- */
+
+void fan_buffer_adopt(fan_buffer *b)
+{
+    if (b->process == fan_process())
+        return;
+    b->process = fan_process();
+    for (size_t i = 0; i < b->nlocks; i++) {
+        b->left |= !fan_mutex_adopt(&b->locks[i]);
+        fan_cond_adopt(&b->changed[i]);
+    }
+    atomic_store(&b->waiting, 0);
+    for (size_t i = 0; i < b->nslots; i++) {
+        fan_slot *s = &b->slots[i];
+        b->left |= s->p->arriving > 0;
+        if (!s->busy || fan_thread_survived(atomic_load(&s->owner)))
+            continue;
+        b->left = true;
+        s->busy = s->taking = false;
+        fan_slot_set_owner(s, 0);
+    }
+}
+
+fan_status fan_buffer_here(fan_buffer *b, fan_error *err)
+{
+    fan_buffer_adopt(b);
+    if (!b->left)
+        return FAN_OK;
+    return fan_fail(err, FAN_STATE, "%s: another thread was in this buffer when the process was forked, and what it holds is not whole in the child: clear() it, or make one here", b->name);
+}
+
 /* --- locks ---------------------------------------------------------------------------------------------------- */
 
 void fan_slot_lock(fan_buffer *b, size_t slot)
@@ -923,8 +954,9 @@ static fan_status across_captures(fan_buffer *b, size_t slot, const fan_contribu
     return FAN_OK;
 }
 
-fan_status fan_slot_check(const fan_buffer *b, size_t slot, fan_error *err)
+fan_status fan_slot_check(fan_buffer *b, size_t slot, fan_error *err)
 {
+    FAN_TRY(fan_buffer_here(b, err));
     if (slot >= b->nslots)
         return fan_fail(err, FAN_INDEX, "%s: no slot %zu; it has %zu (S1)", b->name, slot, b->nslots);
     return FAN_OK;
@@ -1406,6 +1438,11 @@ fan_status fan_buffer_ready(fan_buffer *b, size_t slot, bool *ready, fan_error *
 
 fan_status fan_buffer_clear(fan_buffer *b, fan_error *err)
 {
+    fan_buffer_adopt(b);
+    for (size_t i = 0; i < b->nslots && b->left; i++)
+        if (b->slots[i].p != &fan_pass_none)
+            b->slots[i].p->arriving = 0; /* nobody brings it any more */
+    b->left = false;
     for (size_t i = 0; i < b->nslots; i++) {
         fan_slot_lock(b, i);
         fan_status status = fan_slot_in_target(b, i, "clear", err);
@@ -1575,6 +1612,7 @@ fan_status fan_buffer_new(const fan_buffer_config *config, fan_buffer **out, fan
     if (!b)
         return status;
     b->frontend = config->frontend;
+    b->process = fan_process();
     b->name = (char *)unnamed;
     set_budget(b, config->budget);
     b->undeclared.dtype = FAN_NO_DTYPE;
@@ -1632,6 +1670,7 @@ void fan_buffer_free(fan_buffer *b)
 {
     if (!b)
         return;
+    fan_buffer_adopt(b);
     for (size_t i = 0; i < b->nslots; i++) {
         fan_slot *s = &b->slots[i];
         fan_pass_free(b, s->p);
@@ -1666,6 +1705,9 @@ bool fan_buffer_empty_for_reuse(fan_buffer *b)
 {
     if (!b->small || b->known || b->stream || b->leaf || b->create_graph || b->name != unnamed || b->undeclared.accumulate != FAN_NO_DTYPE || b->undeclared.exact)
         return false;
+    fan_buffer_adopt(b);
+    if (b->left)
+        return false;
     for (size_t i = 0; i < b->nslots; i++) {
         fan_slot *s = &b->slots[i];
         if (s->spec != &b->undeclared)
@@ -1698,6 +1740,7 @@ const char *fan_buffer_name(const fan_buffer *b) { return b->name; }
 int fan_buffer_visit(fan_buffer *b, int (*visit)(void *object, void *arg), void *arg)
 {
     int answer = 0;
+    fan_buffer_adopt(b);
     for (size_t i = 0; i < b->nslots && !answer; i++) {
         fan_slot *s = &b->slots[i];
         pthread_mutex_t *bare = &b->locks[i % b->nlocks].m;
@@ -1719,6 +1762,7 @@ int fan_buffer_visit(fan_buffer *b, int (*visit)(void *object, void *arg), void 
 
 void fan_buffer_abandon(fan_buffer *b)
 {
+    fan_buffer_adopt(b);
     for (size_t i = 0; i < b->nslots; i++) {
         fan_pass *gone = NULL;
         void *combine;

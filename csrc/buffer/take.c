@@ -756,6 +756,7 @@ static void cut_fini(fan_buffer *b, cut *c, fan_pass *gone)
 
 fan_status fan_buffer_take(fan_buffer *b, const fan_take *how, fan_value *results, fan_error *err)
 {
+    FAN_TRY(fan_buffer_here(b, err));
     if (how->one)
         FAN_TRY(fan_slot_check(b, how->slot, err));
     size_t n = taken(b, how);
