@@ -308,6 +308,17 @@ def test_a_result_that_its_library_refuses_loses_no_sum(way: str) -> None:
     assert faults >= 8 * 3 * 3
 
 
+def test_a_result_of_one_slot_that_its_library_refuses_loses_nothing() -> None:
+    for how in ({}, {"scale": 1.0}, {"writable": True}):
+        buf, _ = four_slots(None, False, True)
+        space.calls, space.fails = 0, {1: KeyboardInterrupt}
+        with pytest.raises(KeyboardInterrupt):
+            buf.take(slot=0, **how)
+        space.fails = {}
+        assert shown([buf.take(slot=0, **how)]) == [[0.5, 1.5, 2.5, 3.5, 4.5]]
+        assert shown(buf.take())[1:] == [[3.0] * 5, [0.5, 1.5, 2.5, 3.5, 4.5], [1.0] * 5]
+
+
 def test_a_snapshot_that_its_library_refuses_changes_nothing() -> None:
     buf, others = four_slots(0, False, True)
     space.calls, space.fails = 0, {1: RuntimeError}

@@ -30,24 +30,19 @@ const fan_thread_hooks *fan_thread_get_hooks(void)
 }
 
 /* Written in a child that has one thread. */
-static atomic_uint process;
+atomic_uint fan_forks;
 static uint64_t forked_at, survivor;
 
 static void in_child(void)
 {
     forked_at = atomic_load(&last_thread);
     survivor = id_here;
-    atomic_fetch_add(&process, 1);
+    atomic_fetch_add(&fan_forks, 1);
 }
 
 __attribute__((constructor)) static void watch_forks(void)
 {
     (void)pthread_atfork(NULL, NULL, in_child);
-}
-
-unsigned fan_process(void)
-{
-    return atomic_load_explicit(&process, memory_order_relaxed);
 }
 
 bool fan_thread_survived(uint64_t thread)

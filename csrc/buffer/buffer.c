@@ -122,29 +122,31 @@ void fan_buffer_weigh(fan_buffer *b, uint64_t bytes)
 
 void fan_buffer_adopt(fan_buffer *b)
 {
-    if (b->process == fan_process())
+    bool left = b->process == FAN_LEFT;
+    if (b->adopted == fan_process())
         return;
-    b->process = fan_process();
+    b->adopted = fan_process();
     for (size_t i = 0; i < b->nlocks; i++) {
-        b->left |= !fan_mutex_adopt(&b->locks[i]);
+        left |= !fan_mutex_adopt(&b->locks[i]);
         fan_cond_adopt(&b->changed[i]);
     }
     atomic_store(&b->waiting, 0);
     for (size_t i = 0; i < b->nslots; i++) {
         fan_slot *s = &b->slots[i];
-        b->left |= s->p->arriving > 0;
+        left |= s->p->arriving > 0;
         if (!s->busy || fan_thread_survived(atomic_load(&s->owner)))
             continue;
-        b->left = true;
+        left = true;
         s->busy = s->taking = false;
         fan_slot_set_owner(s, 0);
     }
+    b->process = left ? FAN_LEFT : b->adopted;
 }
 
 fan_status fan_buffer_here(fan_buffer *b, fan_error *err)
 {
     fan_buffer_adopt(b);
-    if (!b->left)
+    if (b->process != FAN_LEFT)
         return FAN_OK;
     return fan_fail(err, FAN_STATE, "%s: another thread was in this buffer when the process was forked, and what it holds is not whole in the child: clear() it, or make one here", b->name);
 }
@@ -986,6 +988,7 @@ typedef struct adding {
     uint64_t bytes;
     bool reserved;    /* it counts in its slot */
     bool follows;     /* another of the same call is on its way into the slot: a take waits for that one, and so for this one, and must not be waited for */
+    bool parked;      /* a fold may sum it */
     fan_pass before;  /* what the slot knew before it: its plain fields, nothing is held */
     bool mismatch;
 } adding;
@@ -1120,8 +1123,9 @@ static void adding_fail(fan_buffer *b, adding *x, fan_status status, const fan_e
 static void adding_park(fan_buffer *b, adding *x)
 {
     fan_item *it = x->it;
-    if (!it || it->parked)
+    if (!it || x->parked)
         return;
+    x->parked = true;
     b->slots[x->slot].p->arriving--;
     x->c->value = (fan_value){.dtype = FAN_NO_DTYPE};
     it->bytes = x->bytes;
@@ -1139,10 +1143,10 @@ static void adding_park(fan_buffer *b, adding *x)
 /* Locked: nobody has summed it, and nobody may any more. */
 static void adding_unpark(fan_buffer *b, adding *x)
 {
-    if (!x->it || !x->it->parked)
+    if (!x->parked)
         return;
     unpark(b, x->it);
-    x->it->parked = false;
+    x->parked = x->it->parked = false;
     b->slots[x->slot].p->arriving++;
 }
 
@@ -1439,10 +1443,10 @@ fan_status fan_buffer_ready(fan_buffer *b, size_t slot, bool *ready, fan_error *
 fan_status fan_buffer_clear(fan_buffer *b, fan_error *err)
 {
     fan_buffer_adopt(b);
-    for (size_t i = 0; i < b->nslots && b->left; i++)
+    for (size_t i = 0; i < b->nslots && b->process == FAN_LEFT; i++)
         if (b->slots[i].p != &fan_pass_none)
             b->slots[i].p->arriving = 0; /* nobody brings it any more */
-    b->left = false;
+    b->process = b->adopted;
     for (size_t i = 0; i < b->nslots; i++) {
         fan_slot_lock(b, i);
         fan_status status = fan_slot_in_target(b, i, "clear", err);
@@ -1612,7 +1616,7 @@ fan_status fan_buffer_new(const fan_buffer_config *config, fan_buffer **out, fan
     if (!b)
         return status;
     b->frontend = config->frontend;
-    b->process = fan_process();
+    b->adopted = b->process = fan_process();
     b->name = (char *)unnamed;
     set_budget(b, config->budget);
     b->undeclared.dtype = FAN_NO_DTYPE;
@@ -1706,7 +1710,7 @@ bool fan_buffer_empty_for_reuse(fan_buffer *b)
     if (!b->small || b->known || b->stream || b->leaf || b->create_graph || b->name != unnamed || b->undeclared.accumulate != FAN_NO_DTYPE || b->undeclared.exact)
         return false;
     fan_buffer_adopt(b);
-    if (b->left)
+    if (b->process == FAN_LEFT)
         return false;
     for (size_t i = 0; i < b->nslots; i++) {
         fan_slot *s = &b->slots[i];

@@ -205,7 +205,7 @@ static bool park(fan_buffer *b, size_t slot, const fan_plain_kind *kind, const f
     fan_plains *p = s->plain;
     int64_t key = one->key;
     size_t at;
-    if (s->p != &fan_pass_none || s->busy || knows_away(b, slot))
+    if (s->p != &fan_pass_none || s->busy || knows_away(b, slot) || !fan_buffer_is_here(b))
         return false;
     if (!p) {
         p = fan_alloc(sizeof *p);
@@ -482,7 +482,7 @@ bool fan_buffer_adds_at_once(const fan_buffer *b, size_t slot, const fan_plain_k
     assert(slot < b->nslots);
     const fan_slot *s = &b->slots[slot];
     const fan_array *a;
-    if (s->p == &fan_pass_none || b->known)
+    if (s->p == &fan_pass_none || b->known || !fan_buffer_is_here(b))
         return false;
     /* What is the buffer's alone would have to be asked later, which costs more than to add it. */
     if (!(alone && b->budget == FAN_BUDGET_AUTO) && !would_pass(b, fan_plain_bytes(kind)))
@@ -810,6 +810,8 @@ static void let_go(fan_buffer *b, fan_span span)
 
 bool fan_buffer_take_plain(fan_buffer *b, fan_span span, const fan_take *how)
 {
+    if (!fan_buffer_is_here(b))
+        return false;
     for (size_t i = span.first; i < span.end; i++)
         if (knows_away(b, i) || !claim(&b->slots[i], how, b->known)) {
             let_go(b, (fan_span){span.first, i});

@@ -142,8 +142,8 @@ struct fan_buffer {
         size_t slot, at;
     } newest;
     atomic_uint waiting;         /* threads in wait_for_change */
-    unsigned process;            /* fan_process() of who made or adopted it */
-    bool left;                   /* it was forked while another thread was in it: until clear() */
+    unsigned adopted;            /* fan_process() of who made or adopted it */
+    unsigned process;            /* .. or FAN_LEFT: it was forked while another thread was in it, until clear() */
     struct {
 #define X(name) atomic_uint_fast64_t name;
         FAN_COUNTER_LIST(X)
@@ -291,6 +291,8 @@ void fan_slot_unlock(fan_buffer *b, size_t slot);
 fan_status fan_slot_check(fan_buffer *b, size_t slot, fan_error *err);                /* S1; and fan_buffer_here */
 /* fan_buffer_here: FAN_STATE in a forked child, where another thread was in the buffer at the fork. Asked before any lock of the buffer is taken. fan_buffer_adopt: the same without
  * a word: no lock or slot is held by a thread that stayed behind. */
+#define FAN_LEFT (~0u)
+static inline bool fan_buffer_is_here(const fan_buffer *b) { return __builtin_expect(b->process == fan_process(), 1); }
 fan_status fan_buffer_here(fan_buffer *b, fan_error *err);
 void fan_buffer_adopt(fan_buffer *b);
 fan_status fan_slot_poisoned(const fan_buffer *b, size_t slot, fan_error *err);       /* locked */

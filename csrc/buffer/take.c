@@ -669,7 +669,8 @@ static fan_status show_all(fan_buffer *b, const fan_take *how, cut *cuts, fan_er
         }
         for (size_t k = 0; k < p->nitems; k++)
             p->items[k]->lent = true;
-        p->value_lent = p != &fan_pass_none;
+        if (p != &fan_pass_none)
+            p->value_lent = true;
         name_origin(c);
         FAN_TRY(how->show(how->ctx, i, &c->result, err));
     }
