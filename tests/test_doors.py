@@ -316,7 +316,7 @@ def test_a_result_of_one_slot_that_its_library_refuses_loses_nothing() -> None:
             buf.take(slot=0, **how)
         space.fails = {}
         assert shown([buf.take(slot=0, **how)]) == [[0.5, 1.5, 2.5, 3.5, 4.5]]
-        assert shown(buf.take())[1:] == [[3.0] * 5, [0.5, 1.5, 2.5, 3.5, 4.5], [1.0] * 5]
+        assert shown(buf.take()[1:]) == [[3.0] * 5, [0.5, 1.5, 2.5, 3.5, 4.5], [1.0] * 5]
 
 
 def test_a_snapshot_that_its_library_refuses_changes_nothing() -> None:

@@ -1366,7 +1366,7 @@ fan_status fan_buffer_add_many(fan_buffer *b, fan_contribution *c, const size_t 
         x[i] = (adding){.slot = slots[order[i]], .c = &c[order[i]], .old = {.dtype = FAN_NO_DTYPE}};
     for (; k < n && status == FAN_OK; k++) {
         const adding *last = k ? &x[k - 1] : NULL;
-        x[k].follows = last && last->slot == x[k].slot && (last->follows || last->c->value.form != FAN_UNDEFINED);
+        x[k].follows = last && last->slot == x[k].slot && (last->follows || last->it);
         status = adding_reserve(b, &x[k], err);
     }
     for (k = 0; k < n && status == FAN_OK; k++)
