@@ -642,7 +642,7 @@ static void the_trace_tells_records_waits_marks_and_frees(void)
     CHECK_OK(zero(a, x));
     CHECK_OK(fan_event_record(a, &e, NULL));
     CHECK_OK(fan_stream_wait(b, e, NULL, NULL));
-    CHECK_OK(fan_stream_wait(b, e, NULL, NULL)); /* left out: no line */
+    CHECK_OK(fan_stream_wait(b, e, NULL, NULL)); /* left out, and told so */
     CHECK_OK(fan_memory_used_on(x->storage, b, NULL));
     CHECK_OK(fan_memory_used_on(x->storage, b, NULL));
     CHECK_OK(zero(b, x));
@@ -650,12 +650,12 @@ static void the_trace_tells_records_waits_marks_and_frees(void)
     CHECK_OK(fan_stream_sync(b, NULL));
     fan_device_poll(d);
     fan_trace_end(t);
-    static const fan_trace_kind expect[] = {FAN_TRACE_KERNEL, FAN_TRACE_RECORD, FAN_TRACE_WAIT, FAN_TRACE_MARK,
-                                            FAN_TRACE_KERNEL, FAN_TRACE_SYNC,   FAN_TRACE_FREE};
-    CHECK_INT(fan_trace_count(t), 7);
-    for (size_t i = 0; i < 7; i++)
+    static const fan_trace_kind expect[] = {FAN_TRACE_KERNEL, FAN_TRACE_RECORD, FAN_TRACE_WAIT, FAN_TRACE_ELIDED,
+                                            FAN_TRACE_MARK,   FAN_TRACE_KERNEL, FAN_TRACE_SYNC, FAN_TRACE_FREE};
+    CHECK_INT(fan_trace_count(t), 8);
+    for (size_t i = 0; i < 8; i++)
         CHECK_INT(fan_trace_at(t, i)->kind, expect[i]);
-    const fan_trace_line *first = fan_trace_at(t, 0), *second = fan_trace_at(t, 4), *wait = fan_trace_at(t, 2);
+    const fan_trace_line *first = fan_trace_at(t, 0), *second = fan_trace_at(t, 5), *left = fan_trace_at(t, 3), *wait = fan_trace_at(t, 2);
     CHECK(first->start_us >= 0 && first->end_us > first->start_us && second->start_us >= first->end_us);
     CHECK_INT(first->stream, a->handle);
     CHECK_INT(wait->stream, b->handle);
@@ -663,7 +663,9 @@ static void the_trace_tells_records_waits_marks_and_frees(void)
     CHECK_INT(wait->device, 1);
     CHECK_INT(wait->event, fan_trace_at(t, 1)->event);
     CHECK_STR(wait->label, "stream 2 of sim:0");
-    CHECK_INT(fan_trace_at(t, 6)->bytes, 8000);
+    CHECK_INT(left->stream, b->handle);
+    CHECK_INT(left->event, wait->event);
+    CHECK_INT(fan_trace_at(t, 7)->bytes, 8000);
     fan_trace_free(t);
     fan_event_drop(e);
     fan_stream_drop(a);
