@@ -121,6 +121,16 @@ def test_files_are_tried_before_the_work(capsys: pytest.CaptureFixture[str], tmp
             assert said.out == "" and words in said.err and str(place) in said.err
 
 
+def test_a_picture_of_no_known_kind_is_refused_before_the_work(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib, which draws, is not installed")
+    assert main(["bench", "--quick", "--only", "life", "--plot", str(tmp_path / "x.xyz")]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and "no picture of this kind" in said.err and "svg" in said.err
+    assert main(["bench", "--quick", "--only", "life", "--plot", str(tmp_path / "plain")]) == 0
+    assert (tmp_path / "plain").read_text().startswith("<?xml"), "a name without an ending is a picture like others, under that very name"
+    assert [p.name for p in tmp_path.iterdir()] == ["plain"]
+
+
 def test_without_the_rows_bench_says_where_they_are(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["bench", "--folder", str(tmp_path)]) == 2
     assert "source tree" in capsys.readouterr().err

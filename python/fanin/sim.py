@@ -737,7 +737,7 @@ def replay(
     run = _run(scenario, lambda: machine(devices=devices, seed=seed), search, steps, stuck_after)
     if _core.explore_state(search)["strayed"]:
         raise ValueError(
-            f"replay: schedule {schedule!r} does not fit: a thread that it names could not act; this run went {run.schedule!r}"
+            f"replay: schedule {schedule!r:.100} does not fit: a thread that it names could not act; this run went {run.schedule!r}"
         )
     if run.error is not None:
         raise run.error

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from fanin.tracing import write_whole
+
 from . import files, timing
 from .screen import Screen
 
@@ -47,6 +49,9 @@ def run(options: argparse.Namespace) -> int:
         return 2
     if options.plot and timing.peer("matplotlib") is None:
         print("fanin bench: --plot draws with matplotlib, which is not installed: pip install matplotlib", file=sys.stderr)
+        return 2
+    if options.plot and picture_format(options.plot) not in picture_formats():
+        print(f"fanin bench: --plot {options.plot}: no picture of this kind: its name ends in one of {', '.join(picture_formats())}", file=sys.stderr)
         return 2
     for file in filter(None, (options.json, options.plot)):
         files.claim(file)
@@ -120,6 +125,17 @@ CURVES = {
 }
 
 
+def picture_format(file: Path) -> str:
+    return file.suffix.lstrip(".").lower() or "svg"
+
+
+def picture_formats() -> list[str]:
+    """What matplotlib draws."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    return sorted(FigureCanvasAgg.get_supported_filetypes())
+
+
 def points(results: Iterable[timing.Result]) -> dict[str, list[tuple[float, float]]]:
     """For each curve (bytes of the working set, bytes per second), from the results that say how many bytes were moved; the best where there are several."""
     best: dict[str, dict[float, float]] = {curve: {} for curve in CURVES.values()}
@@ -156,4 +172,4 @@ def draw(file: Path, results: Iterable[timing.Result]) -> None:
     axes.grid(True, which="both", alpha=0.25)
     if axes.get_lines():
         axes.legend(frameon=False)
-    figure.savefig(file)
+    write_whole(str(file), lambda out: figure.savefig(out, format=picture_format(file)))
