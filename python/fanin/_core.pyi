@@ -283,7 +283,10 @@ class Event:
         Later waits see the new point; waits that are queued keep the old one. None is the device's current stream.
         """
     def query(self) -> bool:
-        """True when all work before the point has run, and for an event that was never recorded."""
+        """True when all work before the point has run, and for an event that was never recorded.
+
+        On a simulated device one piece of work runs after each answer of False; under `fanin.sim.explore` both answers are tried.
+        """
     def synchronize(self) -> None:
         """Block until all work before the point has run."""
     def __reduce__(self) -> Any: ...
