@@ -118,7 +118,7 @@ MUTANTS = [
     fault("pure", "            if p.cls is not None and type(made[j]) is not p.cls:", "            if False:"),
     # what is put back
     fault("kept", "            self.arrays[m.number].resize(m.geometry.shape, refcheck=False)", "            pass"),
-    fault("kept", "and not take_geometry(array, m.geometry):", "and False:"),
+    fault("kept", "if m.number in moved and not take_geometry(array, m.geometry):", "if False:"),
     fault("kept", "                    self.snapshot.restore(self.at[m.number], where)", "                    pass"),
     fault("kept", "                    array.flags.writeable = m.writeable", "                    pass"),
     fault("kept", "                node.clear()\n", ""),

@@ -575,6 +575,30 @@ def check_a_call_that_raises_leaves_all_as_it_was() -> None:
             assert c.tolist() == [1, 1, 1] and list(state) == ["x", "log", "d"] and log == [a] and dict(d) == {"q": 1}
 
 
+def check_strides_that_mean_nothing_are_not_put_back() -> None:
+    def stops(x: Any) -> None:
+        x += 1
+        raise KeyError
+
+    wide, f = np.ones((4, 6)), F.functionalize(stops)
+    for x in (np.ones((1, 3)), wide[:1, :3], wide[2:3, :3]):
+        strides = x.strides
+        with pytest.raises(KeyError):
+            f(x)
+        assert x.strides == strides and x.tolist() == [[1, 1, 1]]
+    still = np.arange(6.0)
+
+    def hides(x: Any) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            x.strides = (0,)
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        F.functionalize(hides)(still)
+    assert still.tolist() == [0, 1, 2, 3, 4, 5] and still.flags.c_contiguous, "NumPy itself finds no way back from strides of 0"
+
+
 def check_an_exception_carries_the_callers_array() -> None:
     def fn(x: Any) -> None:
         x += 1

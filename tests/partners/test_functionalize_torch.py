@@ -108,8 +108,9 @@ def body(numbers: list[int], stops: bool = False) -> Any:
             try:
                 x = pool[b % len(pool)]
                 if step == "resize_":
-                    if stops and not 0 < c % 7 <= x.numel():
-                        continue  # what the arguments do not show is not put back
+                    room = x.untyped_storage().nbytes() // x.element_size() - x.storage_offset()
+                    if c % 7 > room or (stops and not (x.is_contiguous() and 0 < c % 7 <= x.numel())):
+                        continue  # new memory holds anything; what the arguments do not show is not put back
                     x.resize_((c % 7,)).zero_()
                 elif step == "requires_grad_":
                     x.requires_grad_()

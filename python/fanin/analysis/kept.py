@@ -130,13 +130,14 @@ class Kept(World):
 
     def undo(self) -> None:
         """Leave the arrays as they were."""
+        moved = frozenset(self.moved)
         grown = {g: m for g in self.resized if (m := self._owner(g)) is not None}
         for m in grown.values():
             self.arrays[m.number].resize(m.geometry.shape, refcheck=False)
         for g in self.copied:
             for m in self.plan.groups[g].members:
                 array = self.arrays[m.number]
-                if not m.geometry.fits(array) and not take_geometry(array, m.geometry):
+                if m.number in moved and not take_geometry(array, m.geometry):
                     lay(array, m.geometry)
                 where = None
                 if g in grown:

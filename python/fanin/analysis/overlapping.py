@@ -92,9 +92,13 @@ def chosen_of(arrays: Sequence[Any], indices: Sequence[int] | None) -> Sequence[
 def exact(arrays: Sequence[Any], chosen: Sequence[int], every: bool = False) -> set[int]:
     """What shares a byte with another one: within the process's memory, and within each storage that is none. `every`: all are asked for, in order."""
     asked = arrays if every else [arrays[i] for i in chosen]
-    if in_memory(asked):
-        found = sharing.overlaps(asked).indices
-        return set(found) if every else {chosen[k] for k in found}
+    if known_classes(asked):
+        try:
+            found = sharing.overlaps(asked).indices
+        except (TypeError, ValueError):
+            pass  # tensors without memory, or sparse: each is looked at below
+        else:
+            return set(found) if every else {chosen[k] for k in found}
     spaces: dict[Any, list[tuple[int, Any]]] = {}
     for i in chosen:
         space, array = stand_in(arrays[i], i)
@@ -102,18 +106,11 @@ def exact(arrays: Sequence[Any], chosen: Sequence[int], every: bool = False) -> 
     return {group[k][0] for group in spaces.values() for k in sharing.overlaps([array for _, array in group]).indices}
 
 
-def in_memory(arrays: Sequence[Any]) -> bool:
-    """Whether all are ndarrays and strided CPU tensors, which `overlaps` takes as they are: asked in little time, for there may be many."""
-    kinds = set(map(type, arrays))
-    kinds.discard(np.ndarray)
-    if not kinds:
-        return True
+def known_classes(arrays: Sequence[Any]) -> bool:
+    """Whether all are ndarrays and plain tensors, which `overlaps` mostly takes as they are: asked in little time, for there may be many."""
     torch = sys.modules.get("torch")
-    if torch is None or not kinds <= {torch.Tensor, torch.nn.Parameter}:
-        return False
-    tensors = [x for x in arrays if type(x) is not np.ndarray]
-    layouts = set(map(operator.attrgetter("layout"), tensors))
-    return all(map(operator.attrgetter("is_cpu"), tensors)) and layouts == {torch.strided}
+    kinds = {np.ndarray} if torch is None else {np.ndarray, torch.Tensor, torch.nn.Parameter}
+    return set(map(type, arrays)) <= kinds
 
 
 def shares(x: Any, y: Any) -> bool:

@@ -170,13 +170,18 @@ class KeptTensors(Kept):
         super().__init__(plan, arrays, copied)
         self.full: dict[int, Held] = {}
         grads = []
-        #: of each tensor of which there is little to know: storage, version, offset, bytes of the storage
-        self.little = [
-            None
-            if t.requires_grad or t._base is not None or t.__dict__ or t.grad is not None or t.is_inference() or not t.numel()
-            else (t.untyped_storage(), t._version, t.storage_offset())
-            for t in (arrays if copied is None else [arrays[u] for u in self.numbers])
-        ]
+        tensors = arrays if copied is None else [arrays[u] for u in self.numbers]
+        #: of each tensor of which there is little to know: storage, version, offset, strides
+        self.little: list[Any]
+        try:
+            self.little = [
+                None
+                if t.requires_grad or t._base is not None or t.__dict__ or t.grad is not None
+                else (t.untyped_storage(), t._version, t.storage_offset(), t.stride())
+                for t in tensors
+            ]
+        except RuntimeError:  # one of inference mode has no version
+            self.little = [None] * len(tensors)
         self.sizes = [None if one is None else one[0].nbytes() for one in self.little]
         for t in [arrays[u] for u, little in zip(self.numbers, self.little, strict=True) if little is None]:
             self.full[id(t)] = held = Held(t)
@@ -197,10 +202,9 @@ class KeptTensors(Kept):
         held = dict(self.full)
         for u, little, size in zip(self.numbers, self.little, self.sizes, strict=True):
             if little is not None and id(self.arrays[u]) not in held:
-                storage, version, offset = little
+                storage, version, offset, stride = little
                 geometry = self._member(u).geometry
                 item = geometry.dtype.itemsize
-                stride = tuple(s // item for s in geometry.strides)
                 known = Held.light(self.arrays[u], storage, version, offset, size, geometry.shape, stride)
                 known.start = self.snapshot.data(self.at[u]) - offset * item if self.arrays[u].numel() else storage.data_ptr()
                 held[id(self.arrays[u])] = known
