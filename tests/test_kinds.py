@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import array
+import copy
 import decimal
 import fractions
 import gc
+import pickle
 import sys
 import warnings
 import weakref
@@ -604,3 +606,25 @@ def test_the_collector_takes_a_buffer_apart_that_a_tuple_leads_back_to() -> None
             cycle(n)
         gc.collect()
         assert _core._test_memory()[0] <= before, n
+
+
+def test_counters_are_objects_like_any_other() -> None:
+    buf = fanin.InputBuffer(1)
+    buf.add(0, 1.5)
+    counters = buf.counters
+    assert (counters.adds, counters["adds"], dict(counters)["peak_parked_bytes"]) == (1, 1, 8)
+    assert counters == buf.counters == copy.copy(counters) == pickle.loads(pickle.dumps(counters))
+    assert "adds=1" in repr(counters)
+    assert fanin.counters().pool_bytes >= 0
+    assert list(fanin.counters())[: len(counters)] == list(counters)
+    with pytest.raises(AttributeError):
+        counters.adds = 2
+
+
+def test_numbers_come_back_as_their_own_kind() -> None:
+    for x, y in ((1.5, 2.25), (3, -5), (True, False), (1 + 2j, 3j), (np.float32(1), np.float32(2)), (np.int16(7), np.int16(-9)), (np.bool_(True), np.bool_(False))):
+        assert through(x, y) == x + y if not isinstance(x, bool | np.bool_) else through(x, y) == (x or y)
+        assert type(through(x, y)) is type(x)
+        assert through(x) is x  # A14
+    with pytest.raises(OverflowError):
+        through(2**62, 2**62)

@@ -199,8 +199,6 @@ typedef struct fan_plain_sum {
     const fan_plain *terms; /* n of them, in the order of the fold; none is undefined */
     size_t n;
     bool ours;              /* the first is a sum that was made here, and nobody else has seen it */
-    bool may_keep;          /* a reusable first term may become the sum: it is in the accumulation dtype (A6) */
-    bool gapless;           /* .. at a take of several slots, too */
 } fan_plain_sum;
 /* fan_buffer_plain_soon: what an add to, or a take of, `slot` will look at is fetched ahead of time; slots from nslots on are none. */
 void fan_buffer_plain_soon(const fan_buffer *b, size_t slot);
@@ -237,6 +235,9 @@ fan_plain_sum fan_buffer_plain_at(fan_buffer *b, size_t slot);
 /* fan_buffer_plain_apart: whether sums may be written to n outs, gap-free and of their slots' kinds, in any order: none meets another, nor what is still read, but
  * for a term of its own slot that is all of it. Sorts them by address. */
 bool fan_buffer_plain_apart(fan_buffer *b, fan_span span, fan_plain_out *outs, size_t n);
+/* fan_buffer_plain_may_keep: whether a reusable first term of a slot's sum may become the sum (A6): it is in the accumulation dtype, and, where other slots are taken with it, no key is
+ * missing. */
+bool fan_buffer_plain_may_keep(const fan_buffer *b, size_t slot, bool alone);
 /* fan_plain_at: where a term's elements are. */
 static inline const char *fan_plain_at(const fan_plain_kind *kind, const fan_plain *one)
 {

@@ -360,7 +360,7 @@ bool fan_buffer_merge_begin(fan_buffer *b, size_t slot, fan_merge *m)
         return false;
     in_order(p);
     m->slot = slot;
-    m->sum = (fan_plain_sum){&p->kind, p->list, prefix(p), p->summed > 0, true, true};
+    m->sum = (fan_plain_sum){&p->kind, p->list, prefix(p), p->summed > 0};
     m->dropped = m->few;
     if (m->sum.n < 2 || (m->sum.n > sizeof m->few / sizeof *m->few && !(m->dropped = fan_alloc(m->sum.n * sizeof *m->dropped))))
         return false;
@@ -829,14 +829,21 @@ void fan_buffer_plain_meanwhile(fan_buffer *b)
 
 fan_plain_sum fan_buffer_plain_at(fan_buffer *b, size_t slot)
 {
+    const fan_plains *p = b->slots[slot].plain;
+    size_t n = p ? p->n - p->undefined : 0;
+    return n ? (fan_plain_sum){&p->kind, p->list, n, p->summed > 0} : (fan_plain_sum){NULL, NULL, 0, false};
+}
+
+bool fan_buffer_plain_may_keep(const fan_buffer *b, size_t slot, bool alone)
+{
     const fan_slot *s = &b->slots[slot];
     const fan_plains *p = s->plain;
-    size_t n = p ? p->n - p->undefined : 0;
-    if (!n)
-        return (fan_plain_sum){NULL, NULL, 0, false, false, false};
-    int64_t last = p->list[p->n - 1].key > p->list[n - 1].key ? p->list[p->n - 1].key : p->list[n - 1].key, from = p->summed ? p->list[0].key : 0;
-    bool gapless = last < 0 || b->nslots == 1 || p->list[0].donated || last - from == (int64_t)p->n - 1; /* of keys that are all different */
-    return (fan_plain_sum){&p->kind, p->list, n, p->summed > 0, fan_accum_dtype(p->kind.dtype, s->spec->accumulate) == p->kind.dtype, gapless};
+    if (fan_accum_dtype(p->kind.dtype, s->spec->accumulate) != p->kind.dtype)
+        return false;
+    if (alone || b->nslots == 1 || p->list[0].key < 0 || p->list[0].donated)
+        return true;
+    int64_t defined = p->list[p->n - p->undefined - 1].key, last = p->list[p->n - 1].key, from = p->summed ? p->list[0].key : 0;
+    return (last > defined ? last : defined) - from == (int64_t)p->n - 1; /* of keys that are all different */
 }
 
 /* ---- out= ---- */

@@ -409,7 +409,7 @@ out:
 }
 
 /* An engine makes a buffer for each node: a few that are as InputBuffer(n) makes them, and that nobody has any more, are kept for their next lives. */
-static PyObject *spare_take(PyTypeObject *type, size_t n)
+static PyObject *spare_take(PyTypeObject *type, size_t n, uint64_t budget)
 {
     fan_state *st = fan_state_get();
     for (unsigned i = st->nspares; i-- > 0;) {
@@ -419,7 +419,7 @@ static PyObject *spare_take(PyTypeObject *type, size_t n)
         st->spares[i] = st->spares[--st->nspares];
         Py_INCREF(type);
         _Py_NewReference(o);
-        fan_buffer_reuse(of(o)->core, st->budget);
+        fan_buffer_reuse(of(o)->core, budget);
         PyObject_GC_Track(o);
         return o;
     }
@@ -450,13 +450,13 @@ void fan_buffer_spares_free(fan_state *st)
     }
 }
 
-/* made_plain: InputBuffer(n). */
-static PyObject *made_plain(PyTypeObject *type, Py_ssize_t n)
+/* made_plain: InputBuffer(n), or InputBuffer(n, budget=..). */
+static PyObject *made_plain(PyTypeObject *type, Py_ssize_t n, uint64_t budget)
 {
-    PyObject *spare = spare_take(type, (size_t)n);
+    PyObject *spare = spare_take(type, (size_t)n, budget);
     if (spare)
         return spare;
-    fan_buffer_config config = {.slots = (size_t)n, .accumulate = FAN_NO_DTYPE, .budget = fan_state_get()->budget, .frontend = &fan_python};
+    fan_buffer_config config = {.slots = (size_t)n, .accumulate = FAN_NO_DTYPE, .budget = budget, .frontend = &fan_python};
     FAN_RAW fan_error err;
     buffer_object *self = (buffer_object *)type->tp_alloc(type, 0);
     if (!self)
@@ -474,11 +474,18 @@ static PyObject *made_plain(PyTypeObject *type, Py_ssize_t n)
 PyObject *fan_buffer_call(PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames)
 {
     Py_ssize_t nargs = PyVectorcall_NARGS(nargsf);
-    Py_ssize_t n = nargs == 1 && !kwnames && PyLong_CheckExact(args[0]) ? PyLong_AsSsize_t(args[0]) : -1;
+    Py_ssize_t n = nargs == 1 && PyLong_CheckExact(args[0]) ? PyLong_AsSsize_t(args[0]) : -1;
     PyObject *list, *kwargs = NULL, *self = NULL;
-    if (n >= 0 && n <= INT32_MAX)
-        return made_plain((PyTypeObject *)type, n);
-    PyErr_Clear();
+    uint64_t budget = fan_state_get()->budget;
+    bool plain = n >= 0 && n <= INT32_MAX;
+    if (plain && kwnames) {
+        PyObject *value = args[nargs];
+        plain = PyTuple_GET_SIZE(kwnames) == 1 && PyTuple_GET_ITEM(kwnames, 0) == fan_state_get()->str_budget &&
+                (PyLong_CheckExact(value) || PyFloat_CheckExact(value)) && fan_budget_arg(value, &budget) == 0;
+    }
+    if (plain)
+        return made_plain((PyTypeObject *)type, n, budget);
+    PyErr_Clear(); /* said again below, with the buffer's name */
     list = PyTuple_New(nargs);
     for (Py_ssize_t i = 0; list && i < nargs; i++)
         PyTuple_SET_ITEM(list, i, Py_NewRef(args[i]));
@@ -658,7 +665,7 @@ static PyObject *target_of(const buffer_object *self, size_t slot, const fan_pla
         fan_buffer_plain_fold(self->core, slot, how, value, NULL);
         return fan_plain_scalar(sum->kind, value);
     }
-    bool alone = sum->n > 1 && !how->scale.on && sum->may_keep && (sum->gapless || how->one) && gives_memory(sum);
+    bool alone = sum->n > 1 && !how->scale.on && gives_memory(sum) && fan_buffer_plain_may_keep(self->core, slot, how->one);
     size_t bytes = !alone ? 0 : sum->kind->late ? (size_t)fan_plain_bytes(sum->kind) : (size_t)PyArray_NBYTES((PyArrayObject *)first);
     for (size_t k = 1; k < sum->n && alone; k++)
         alone = sum->terms[k].data + bytes <= data || data + bytes <= sum->terms[k].data;
@@ -679,7 +686,7 @@ static bool sound_terms(const fan_plain_sum *sum)
 /* merge_plain: what is due in a slot of plain gradients, by the fast path. False: not for this way, and nothing happened. */
 static bool merge_plain(buffer_object *self, size_t slot)
 {
-    static const fan_take nothing;
+    static const fan_take nothing = {.one = true};
     FAN_RAW fan_merge m;
     PyObject *to = NULL;
     char *data = NULL;
@@ -1837,23 +1844,80 @@ static PyObject *buffer_name(PyObject *o, void *Py_UNUSED(closure))
     return PyUnicode_FromString(fan_buffer_name(of(o)->core));
 }
 
+/* offset_of: where objects of a class keep the slot of this name; -1 with an exception. */
+static Py_ssize_t offset_of(PyObject *type, const char *name)
+{
+    PyObject *member = PyObject_GetAttrString(type, name);
+    Py_ssize_t at = -1;
+    if (member && Py_IS_TYPE(member, &PyMemberDescr_Type))
+        at = ((PyMemberDescrObject *)member)->d_member->offset;
+    else if (member)
+        PyErr_Format(PyExc_SystemError, "%R has no slot %s", type, name);
+    Py_XDECREF(member);
+    return at;
+}
+
+/* filled: an object of a class of slots, of which the first n become these numbers. */
+static PyObject *filled(PyObject *type, const Py_ssize_t *offsets, const uint64_t *numbers, size_t n)
+{
+    PyObject *made = ((PyTypeObject *)type)->tp_alloc((PyTypeObject *)type, 0);
+    for (size_t i = 0; made && i < n; i++) {
+        PyObject *number = PyLong_FromUnsignedLongLong(numbers[i]);
+        if (!number) {
+            Py_CLEAR(made);
+            break;
+        }
+        *(PyObject **)(void *)((char *)made + offsets[i]) = number;
+    }
+    return made;
+}
+
+/* learn_offsets: of fanin.Counters and fanin.options.ProcessCounters, which has those of the former and four more. */
+static int learn_offsets(fan_state *st)
+{
+    static const char *const names[] = {
+#define X(field) #field,
+        FAN_COUNTER_LIST(X)
+#undef X
+        "pool_bytes", "pool_peak_bytes", "pool_hits", "pool_misses"};
+    _Static_assert(sizeof names / sizeof *names == FAN_COUNTERS_ALL, "as many as there are");
+    PyObject *all = fan_lazy(&st->process_counters_type, "fanin.options", "ProcessCounters");
+    if (!all || !fan_lazy(&st->counters_type, "fanin.options", "Counters"))
+        return -1;
+    for (size_t i = 0; i < FAN_COUNTERS_ALL; i++)
+        if ((st->counter_offsets[i] = offset_of(all, names[i])) < 0)
+            return -1;
+    st->counters_known = true;
+    return 0;
+}
+
+#define FAN_COUNTERS_OWN (sizeof(fan_counters) / sizeof(uint64_t))
+
 PyObject *fan_counters_wrap(const fan_counters *n)
 {
-    PyObject *type = fan_lazy(&fan_state_get()->counters_type, "fanin.options", "Counters"), *d, *empty, *made = NULL;
-    if (!type)
+    fan_state *st = fan_state_get();
+    uint64_t numbers[FAN_COUNTERS_OWN];
+    if (!st->counters_known && learn_offsets(st) < 0)
         return NULL;
-    d = PyDict_New();
-#define X(field)                                                                                                      \
-    if (d && put(d, #field, PyLong_FromUnsignedLongLong(n->field)) < 0)                                               \
-        Py_CLEAR(d);
-    FAN_COUNTER_LIST(X)
-#undef X
-    empty = d ? PyTuple_New(0) : NULL;
-    if (empty)
-        made = PyObject_Call(type, empty, d);
-    Py_XDECREF(empty);
-    Py_XDECREF(d);
-    return made;
+    memcpy(numbers, n, sizeof numbers);
+    return filled(st->counters_type, st->counter_offsets, numbers, FAN_COUNTERS_OWN);
+}
+
+PyObject *fan_process_counters(void)
+{
+    fan_state *st = fan_state_get();
+    uint64_t numbers[FAN_COUNTERS_ALL];
+    fan_counters n;
+    fan_pool_counts pool = fan_pool_get();
+    if (!st->counters_known && learn_offsets(st) < 0)
+        return NULL;
+    fan_counters_total(&n);
+    memcpy(numbers, &n, sizeof n);
+    numbers[FAN_COUNTERS_OWN] = pool.held;
+    numbers[FAN_COUNTERS_OWN + 1] = pool.peak;
+    numbers[FAN_COUNTERS_OWN + 2] = pool.hits;
+    numbers[FAN_COUNTERS_OWN + 3] = pool.misses;
+    return filled(st->process_counters_type, st->counter_offsets, numbers, FAN_COUNTERS_ALL);
 }
 
 static PyObject *buffer_counters(PyObject *o, void *Py_UNUSED(closure))

@@ -118,9 +118,7 @@ static PyObject *set_options(PyObject *Py_UNUSED(module), PyObject *args)
 
 static PyObject *counters(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 {
-    fan_counters n;
-    fan_counters_total(&n);
-    return fan_counters_wrap(&n);
+    return fan_process_counters();
 }
 
 static PyObject *pool(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))

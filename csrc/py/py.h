@@ -23,6 +23,7 @@
 
 /* X(field, name): names that are looked up or compared often, interned once. */
 #define FAN_NAME_LIST(X)                                                                                              \
+    X(str_budget, "budget")                                                                                           \
     X(str_key, "key")                                                                                                 \
     X(str_stream, "stream")                                                                                           \
     X(str_donate, "donate")                                                                                           \
@@ -63,6 +64,7 @@
     X(PyObject, torch_requires_grad)                                                                                  \
     X(PyObject, stats_type) /* fanin.Stats */                                                                         \
     X(PyObject, counters_type) /* fanin.Counters */                                                                   \
+    X(PyObject, process_counters_type)                                                                                \
     X(PyObject, bfloat16)  /* ml_dtypes' scalar types, once the caller has imported it */                             \
     X(PyObject, float8_e4m3fn)                                                                                        \
     X(PyObject, float8_e5m2)                                                                                          \
@@ -73,6 +75,7 @@
     X(PyObject, site_cache)
 
 #define FAN_SPARES 8
+#define FAN_COUNTERS_ALL (sizeof(fan_counters) / sizeof(uint64_t) + 4) /* those of the pool */
 typedef struct fan_state {
 #define X(type, field) type *field;
     FAN_STATE_LIST(X)
@@ -85,6 +88,8 @@ typedef struct fan_state {
     uint8_t torch_origin;
     PyObject *spares[FAN_SPARES]; /* InputBuffers without references, for their next lives */
     unsigned nspares;
+    Py_ssize_t counter_offsets[FAN_COUNTERS_ALL]; /* of the slots of these two classes, once `counters_known` */
+    bool counters_known;
     uint64_t budget;         /* of buffers that name none (set_options) */
     struct fan_state *older; /* of an earlier load of the module in this process, if it still lives */
 } fan_state;
@@ -229,6 +234,7 @@ int fan_budget_arg(PyObject *o, uint64_t *out);
 int fan_buffer_budget_arg(PyObject *o, uint64_t *out);
 PyObject *fan_budget_wrap(uint64_t budget); /* "auto", a number or math.inf */
 PyObject *fan_counters_wrap(const fan_counters *n); /* a fanin.Counters */
+PyObject *fan_process_counters(void);               /* a fanin.options.ProcessCounters */
 extern PyMethodDef fan_buffer_functions[], fan_stream_functions[], fan_machine_functions[], fan_rules_functions[],
     fan_trace_functions[], fan_option_functions[], fan_exchange_functions[], fan_overlap_functions[], fan_address_functions[], fan_cuda_functions[];
 

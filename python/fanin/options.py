@@ -63,7 +63,7 @@ def counters() -> ProcessCounters:
     >>> fanin.counters().adds - before
     2
     """
-    return ProcessCounters(**_core.counters(), **_core.pool())
+    return _core.counters()
 
 
 class Restore:

@@ -28,7 +28,7 @@ examples:
 
 #: The files, in the order of the table of targets.
 ROWS = (
-    "small_add", "life", "torch_add", "small_sums", "large_sum", "in_cache", "low_precision", "keys_and_exact", "many_slots",
+    "small_add", "life", "torch_add", "small_sums", "fast_path", "engines", "large_sum", "in_cache", "low_precision", "keys_and_exact", "many_slots",
     "statistics_cost", "two_threads", "recycling", "fresh", "engine", "overlap", "analysis", "gpu",
 )  # fmt: skip
 

@@ -1,0 +1,180 @@
+"""Engines that others wrote, or could have, with an InputBuffer in each node of their passes: python benchmarks/engines.py [--quick] [--json FILE].
+
+A scalar engine of a few lines, which adds Python floats; and HIPS autograd's pass, over a chain without any fan-in and over two fan-ins.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from common import main
+
+import fanin
+from fanin.cli.timing import Result, at_most, measure, peer, pinned
+
+
+class Scalar:
+    """A number that knows what it was made of, and its derivatives by that."""
+
+    __slots__ = ("grad", "incoming", "made_of", "value")
+
+    def __init__(self, value: float, made_of: tuple[tuple[Scalar, float], ...] = ()) -> None:
+        self.value, self.made_of, self.grad, self.incoming = value, made_of, 0.0, None
+
+    def __add__(self, other: Scalar) -> Scalar:
+        return Scalar(self.value + other.value, ((self, 1.0), (other, 1.0)))
+
+    def __mul__(self, other: Scalar) -> Scalar:
+        return Scalar(self.value * other.value, ((self, other.value), (other, self.value)))
+
+    def relu(self) -> Scalar:
+        return Scalar(max(self.value, 0.0), ((self, 1.0 if self.value > 0 else 0.0),))
+
+
+def in_order(end: Scalar) -> list[Scalar]:
+    """Each before what it was made of."""
+    done: list[Scalar] = []
+    met: set[int] = set()
+    waiting: list[tuple[Scalar, bool]] = [(end, False)]
+    while waiting:
+        node, left = waiting.pop()
+        if left:
+            done.append(node)
+        elif id(node) not in met:
+            met.add(id(node))
+            waiting.append((node, True))
+            waiting.extend((of, False) for of, _ in node.made_of)
+    return done[::-1]
+
+
+def by_adding(order: list[Scalar]) -> None:
+    for node in order:
+        node.grad = 0.0
+    order[0].grad = 1.0
+    for node in order:
+        g = node.grad
+        for of, slope in node.made_of:
+            of.grad += g * slope
+
+
+def by_buffers(order: list[Scalar], new: Callable[[int], Any] = fanin.InputBuffer) -> None:
+    order[0].incoming = new(1)
+    order[0].incoming.add(0, 1.0)
+    for node in order:
+        (node.grad,) = node.incoming.take()
+        node.incoming, g = None, node.grad
+        for of, slope in node.made_of:
+            if of.incoming is None:
+                of.incoming = new(1)
+            of.incoming.add(0, g * slope)
+
+
+def network(width: int, samples: int) -> Scalar:
+    """The loss of two hidden layers on a few points."""
+    r = random.Random(0)
+    sizes = [2, width, width, 1]
+    weights = [[[Scalar(r.uniform(-1, 1)) for _ in range(a)] for _ in range(b)] for a, b in pairwise(sizes)]
+    total = Scalar(0.0)
+    for _ in range(samples):
+        values = [Scalar(r.uniform(-1, 1)) for _ in range(2)]
+        for layer in weights:
+            sums = []
+            for row in layer:
+                s = row[0] * values[0]
+                for w, v in zip(row[1:], values[1:], strict=True):
+                    s = s + w * v
+                sums.append(s.relu())
+            values = sums
+        total = total + values[0] * values[0]
+    return total
+
+
+def scalars(quick: bool, where: str) -> Iterator[Result]:
+    """The pass backward of a network of numbers; each finds its order anew, as such engines do."""
+    end = network(4 if quick else 16, 1 if quick else 3)
+    order = in_order(end)
+    names = {"end": end, "in_order": in_order, "by_adding": by_adding, "by_buffers": by_buffers}
+    by_adding(order)
+    grads = [n.grad for n in order]
+    by_buffers(order)
+    assert grads == [n.grad for n in order]
+    yield measure(
+        f"a scalar engine: {len(order)} nodes, core {where}", {"grad += ..": "by_adding(in_order(end))", "a buffer for each node": "by_buffers(in_order(end))"},
+        base="grad += ..", unit="us", names=names, targets=[at_most(2.1, "a buffer for each node", "grad += ..")], rounds=3 if quick else 60,
+    )  # fmt: skip
+
+
+def hips(title: str, function: Callable[[Any], Any], x: Any, most: float, quick: bool, where: str) -> Result | None:
+    """One pass by HIPS autograd's own loop, and by the same with a buffer for each node; None without it."""
+    if peer("autograd") is None:
+        return None
+    from autograd.core import VJPNode, backward_pass
+    from autograd.tracer import toposort, trace
+
+    value, end = trace(VJPNode.new_root(), function, x)
+    first = np.ones_like(value)
+
+    def own() -> Any:
+        return backward_pass(first, end)
+
+    def buffers(new: Callable[[int], Any] = fanin.InputBuffer) -> Any:
+        held = {end: new(1)}
+        held[end].add(0, first)
+        for node in toposort(end):
+            (gradient,) = held.pop(node).take()
+            for parent, more in zip(node.parents, node.vjp(gradient), strict=True):
+                buf = held.get(parent)
+                if buf is None:
+                    buf = held[parent] = new(1)
+                buf.add(0, more)
+        return gradient
+
+    def near() -> Any:
+        return buffers(lambda n: fanin.InputBuffer(n, budget=1 << 18))
+
+    assert np.allclose(own(), buffers())
+    rows = {"its own pass": own, "a buffer for each node": buffers, "a buffer of 256 KiB for each": near}
+    return measure(
+        f"HIPS autograd: {title}, core {where}", rows, base="its own pass", unit="us", rounds=3 if quick else 40,
+        targets=[at_most(most, name, "its own pass") for name in list(rows)[1:]],
+    )  # fmt: skip
+
+
+def chain(n: int) -> Callable[[Any], Any]:
+    def run(x: Any) -> Any:
+        for _ in range(n):
+            x = x * 1.0001
+        return x
+
+    return run
+
+
+def fan_in(n: int) -> Callable[[Any], Any]:
+    def run(x: Any) -> Any:
+        total = x
+        for i in range(n):
+            total = total + x * (i + 0.5)
+        return total
+
+    return run
+
+
+def results(quick: bool) -> Iterator[Result]:
+    """All of them."""
+    few = 10 if quick else 1
+    with pinned() as where:
+        yield from scalars(quick, where)
+        passes = [
+            hips(f"a chain of {1000 // few} nodes without fan-in", chain(1000 // few), np.ones(16), 1.24, quick, where),
+            hips(f"{200 // few} x 10^4", fan_in(200 // few), np.ones(10_000), 1.0, quick, where),
+            hips(f"{1000 // few} x 16", fan_in(1000 // few), np.ones(16), 1.0, quick, where),
+        ]
+        yield from (one for one in passes if one is not None)
+
+
+if __name__ == "__main__":
+    main(results)
