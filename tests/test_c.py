@@ -61,3 +61,29 @@ def test_the_runner_finds_a_planted_crash(c_program: Callable[..., Callable[...,
     source.write_text("#include <stdlib.h>\nint main(void) { abort(); }\n")
     with pytest.raises(AssertionError, match="exit status -6"):
         c_program(str(source), core=False)()
+
+
+@pytest.mark.parametrize(
+    ("acts", "dies"),
+    [
+        ("fan_turns_locked(t, 0, 5); fan_turns_unlocking(t, 0, 5);", False),
+        ("fan_turns_unlocking(t, 0, 5);", True),
+        ("fan_turns_locked(t, 0, 5); fan_turns_unlocking(t, 0, 5); fan_turns_unlocking(t, 0, 5);", True),
+        ("fan_turns_locked(t, 1, 5); fan_turns_unlocking(t, 0, 5);", True),
+    ],
+)
+def test_a_lock_that_is_given_back_without_being_held_ends_the_run(
+    acts: str, dies: bool, c_program: Callable[..., Callable[..., object]], tmp_path: Path
+) -> None:
+    """So a removed lock of the buffer is found by the proof, whatever else it leads to."""
+    source = tmp_path / "unlock.c"
+    source.write_text(
+        '#include "check.h"\n#include "device/turns.h"\n'
+        "int main(void) { int a; bool first; fan_turns *t = fan_turns_new(1); for (int i = 0; i < 2; i++) CHECK_OK(fan_turns_spawn(t, &a, &first, NULL)); "
+        f"{acts} fan_turns_end(t, 0); fan_turns_end(t, 1); fan_turns_free(t); return check_done(); }}\n"
+    )
+    if dies:
+        with pytest.raises(AssertionError, match="exit status -6"):
+            c_program(str(source))()
+    else:
+        checks_made(c_program(str(source))().stdout)  # type: ignore[attr-defined]

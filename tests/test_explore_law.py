@@ -491,7 +491,7 @@ def results_of(scene: Callable[[Machine], Any], reduce: bool) -> set[Any]:
 
 
 def test_every_kind_of_footprint_has_a_scene() -> None:
-    elsewhere = ["OF_KNOWN"]  # what a release knows of other threads: only races tell (test_brute_force.py)
+    elsewhere = ["OF_KNOWN"]  # what a release knows of other threads: only races tell (test_host_order.py)
     assert [*SCENES, *elsewhere] == KINDS
 
 
