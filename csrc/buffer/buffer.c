@@ -106,6 +106,11 @@ void fan_buffer_seen_counters(const fan_buffer *b)
         fan_touch_thing(FAN_COUNTERS, b->locks[0].id, FAN_WEIGHS);
 }
 
+void fan_buffer_seen_parked(const fan_buffer *b)
+{
+    touch_budget(b, FAN_WEIGHS);
+}
+
 void fan_buffer_weigh(fan_buffer *b, uint64_t bytes)
 {
     uint64_t parked = atomic_load_explicit(&b->parked, memory_order_relaxed);

@@ -79,6 +79,7 @@ fan_status fan_buffer_new(const fan_buffer_config *config, fan_buffer **out, fan
  * the buffer has counted. */
 void fan_buffer_seen(const fan_buffer *b, size_t slot, fan_touch how);
 void fan_buffer_seen_counters(const fan_buffer *b);
+void fan_buffer_seen_parked(const fan_buffer *b); /* .. how much waits in all slots */
 /* fan_buffer_free: drops all that is parked. No other thread may be inside. */
 void fan_buffer_free(fan_buffer *b);
 /* fan_buffer_empty_for_reuse: whether a buffer that nobody has any more may begin a second life as one of as many slots that was told nothing but its budget:

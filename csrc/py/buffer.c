@@ -1961,9 +1961,16 @@ static void seen_taking(PyObject *o, PyObject *const *args, Py_ssize_t nargs, Py
     fan_touch_thing(FAN_HOST_MEMORY, 0, kwnames && (out || !slot) ? FAN_WRITES : FAN_READS); /* out= */
 }
 
+static void seen_explaining(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    seen_reading(o, args, nargs, kwnames);
+    fan_buffer_seen_parked(of(o)->core);
+}
+
 static void seen_all(PyObject *o, PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(nargs), PyObject *Py_UNUSED(kwnames))
 {
     fan_buffer_seen(of(o)->core, SIZE_MAX, FAN_READS);
+    fan_buffer_seen_parked(of(o)->core);
 }
 
 static void seen_counters(PyObject *o, PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(nargs), PyObject *Py_UNUSED(kwnames))
@@ -1978,7 +1985,7 @@ FAN_TURN_NAMED(buffer_expect, seen_adding)
 FAN_TURN_ONE(buffer_ready, seen_reading)
 FAN_TURN_ONE(buffer_snapshot, seen_reading)
 FAN_TURN_ONE(buffer_stats, seen_reading)
-FAN_TURN_ONE(buffer_explain, seen_reading)
+FAN_TURN_ONE(buffer_explain, seen_explaining)
 FAN_TURN_NONE(buffer_clear, seen_taking)
 FAN_TURN_REPR(buffer_repr, seen_all)
 FAN_TURN_GET(buffer_counters, seen_counters)

@@ -362,7 +362,7 @@ bool search_split(const split_search *how, tally *out)
     if (!world_open(&s.w, how->D, how->S, NULL) || !warm(&s.w) || !workers_open())
         return false;
     fault_plant(&how->fault, &s.w);
-    fan_sim_chooser chooser = {choose, touched, &s};
+    fan_sim_chooser chooser = {.choose = choose, .touched = touched, .ctx = &s};
     fan_sim_set_chooser(s.w.m, &chooser);
     config_plain(&c, 2, how->D, how->S);
     uint64_t raw = config_raw(2, how->D, how->S);
