@@ -468,3 +468,79 @@ def test_a_batch_in_which_a_sum_raises_beside_other_threads_adds_and_takes() -> 
         total[i] += 0.0 if s is None else s.value
     assert total == [float(counts[0])] * 3
     assert min(counts) > 10
+
+
+# ---------------------------------------------------------------- who is who (24), and who comes meanwhile (11)
+
+
+def test_two_libraries_of_one_name_are_two() -> None:
+    class One(Foreign):
+        space: Any = None
+
+        def __array_namespace__(self, **_: Any) -> Any:
+            return type(self).space
+
+    class Two(One):
+        pass
+
+    made: list[str] = []
+    for kind in (One, Two):
+
+        class Named:
+            __name__ = "one_name_for_two"
+
+            def __init__(self, kind: Any) -> None:
+                self.kind = kind
+
+            def from_dlpack(self, x: Any) -> Any:
+                made.append(self.kind.__name__)
+                return self.kind(np.from_dlpack(x))
+
+        kind.space = Named(kind)
+    for kind in (One, Two, One):
+        sums = fanin.add_n([kind(np.ones(3)), kind(np.ones(3))])
+        assert type(sums) is kind
+        assert sums.x.tolist() == [2.0] * 3
+    assert made == ["One", "Two", "One"]
+
+
+def test_a_name_with_a_nul_character_is_a_value_error() -> None:
+    for make in (lambda: fanin.InputBuffer(1, name="a\0b"), lambda: fanin.InputBuffer([Slot(name="a\0b")])):
+        with pytest.raises(ValueError, match=r"name: expected text without a NUL character, got 'a.x00b'"):
+            make()
+    assert fanin.InputBuffer(1, name="größe").name == "größe"
+
+
+def test_a_finalizer_that_adds_as_a_take_begins_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    import gc
+    import sys
+
+    unheard: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", unheard.append)
+    buf = fanin.InputBuffer(1)
+
+    class Adds:
+        def __init__(self) -> None:
+            self.me = self
+
+        def __del__(self) -> None:
+            buf.add(0, np.full(4, 100.0))
+
+    before = gc.get_threshold()
+    for _ in range(20):
+        gc.collect()
+        gc.disable()
+        gc.set_threshold(1)
+        try:
+            buf.add(0, np.ones(4))
+            buf.add(0, np.ones(4))
+            Adds()
+            gc.enable()
+            sums = buf.take()
+        finally:
+            gc.set_threshold(*before)
+            gc.enable()
+        gc.collect()
+        rest = buf.take()[0]
+        assert sums[0][0] + (0.0 if rest is None else rest[0]) == 102.0
+    assert unheard == []

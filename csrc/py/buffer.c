@@ -49,6 +49,17 @@ static PyObject *slot_name(const buffer_object *self, size_t slot)
     return name_at(self->names, slot);
 }
 
+/* name_words: a name as the core and its messages have it; NULL with an exception. */
+static const char *name_words(PyObject *text)
+{
+    Py_ssize_t n;
+    const char *words = PyUnicode_AsUTF8AndSize(text, &n);
+    if (!words || strlen(words) == (size_t)n)
+        return words;
+    fan_refuse(PyExc_ValueError, "name: expected text without a NUL character, got %R", text);
+    return NULL;
+}
+
 /* slot_arg: S1. */
 static int slot_arg(const buffer_object *self, PyObject *o, size_t *out)
 {
@@ -283,7 +294,7 @@ static int draft_of_sequence(PyObject *slots, const char *name, draft *d, PyObje
         PyTuple_SET_ITEM(*names, (Py_ssize_t)i, text);
         if (text != Py_None) {
             named = true;
-            d->specs[i].name = PyUnicode_AsUTF8(text);
+            d->specs[i].name = name_words(text);
             if (!d->specs[i].name)
                 goto done;
         }
@@ -358,7 +369,7 @@ static PyObject *buffer_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
                                      &create_graph, &name))
         return NULL;
     text = name == Py_None ? PyUnicode_FromString("InputBuffer") : PyObject_Str(name);
-    config.name = text ? PyUnicode_AsUTF8(text) : NULL;
+    config.name = text ? name_words(text) : NULL;
     if (!config.name)
         goto out;
     w.buffer = config.name;
@@ -1566,10 +1577,15 @@ static bool take_plain(buffer_object *self, fan_span span, const fan_take *how, 
     size_t n = span.end - span.first, nouts = 0;
     bool ours, late = false;
     *list = NULL;
-    if (!unwatched() || (out && !how->one && (size_t)PySequence_Fast_GET_SIZE(out) != n) || !fan_buffer_take_plain(self->core, span, how))
+    if (!unwatched())
         return false;
-    /* Made before anything is looked at: this may collect garbage, which may do anything. */
+    /* Made before a slot is claimed: this may collect garbage, which may do anything, add for one. */
     *list = PyList_New((Py_ssize_t)n);
+    if (!*list || (out && !how->one && (size_t)PySequence_Fast_GET_SIZE(out) != n) || !fan_buffer_take_plain(self->core, span, how)) {
+        Py_CLEAR(*list);
+        PyErr_Clear();
+        return false;
+    }
     if (out && n > FEW_OUTS)
         outs = fan_alloc(n * sizeof *outs);
     ours = *list && outs && all_sound(self, span, how, out != NULL);

@@ -680,7 +680,8 @@ KINDS = [
 TORCH, JAX, SCIPY_ARRAY, SCIPY_MATRIX, TORCH_PARTS = range(_core.FROM_FOREIGN, _core.FROM_FOREIGN + 5)
 LAST = 255  # an origin is a byte
 
-namespaces: dict[str, int] = {}  # array API namespaces seen, by name: their origins
+#: Array API namespaces seen, by id, with themselves (two libraries may have one name), and by an array's type and the name, for libraries that make a new object each time: origins.
+namespaces: dict[Any, tuple[Any, int]] = {}
 
 
 def kind_of_namespace(x: Any) -> int:
@@ -690,12 +691,14 @@ def kind_of_namespace(x: Any) -> int:
     name, make = getattr(space, "__name__", None), getattr(space, "from_dlpack", None)
     if not isinstance(name, str) or make is None:
         return _core.FROM_NDARRAY
-    if name not in namespaces:
+    by_type = (type(x), name)
+    known = namespaces.get(id(space)) or namespaces.get(by_type)
+    if known is None:
         if _core.FROM_FOREIGN + len(KINDS) > LAST:
             return _core.FROM_NDARRAY
-        namespaces[name] = _core.FROM_FOREIGN + len(KINDS)
+        known = namespaces[id(space)] = namespaces[by_type] = (space, _core.FROM_FOREIGN + len(KINDS))
         KINDS.append(Kind(name, make, no_sparse))
-    return namespaces[name]
+    return known[1]
 
 
 kinds: weakref.WeakKeyDictionary[type, int] = (
