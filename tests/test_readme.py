@@ -111,9 +111,9 @@ def test_a_block_that_prints_something_else_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("make", "fast"), [
-    (lambda: np.ones(4), True), (lambda: np.ones((2, 2, 1, 1)), True), (lambda: np.ones(8)[::2], False), (lambda: np.ones((2, 3)).T, False),
+    (lambda: np.ones(4), True), (lambda: np.ones((2, 2, 1, 1)), True), (lambda: 1.5, True), (lambda: fanin.Zero((4,), "f8"), False), (lambda: np.ones(8)[::2], False), (lambda: np.ones((2, 3)).T, False),
     (lambda: np.ones((1, 1, 1, 1, 4)), False), (lambda: np.ones(4, ">f8"), None), (lambda: np.ma.ones(4), False),
-], ids=["C order", "four axes", "gaps", "another order", "five axes", "foreign byte order", "a subclass"])  # fmt: skip
+], ids=["C order", "four axes", "a number", "a symbolic zero", "gaps", "another order", "five axes", "foreign byte order", "a subclass"])  # fmt: skip
 def test_what_leaves_the_fast_path_is_what_the_page_lists(make: Any, fast: bool | None) -> None:
     """An add on the fast path allocates nothing of the core's."""
     buf = fanin.InputBuffer(1)

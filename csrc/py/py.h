@@ -176,7 +176,7 @@ PyObject *fan_plain_fresh(PyObject *first, const fan_plain_kind *kind);
 char *fan_plain_data(PyObject *o, const fan_plain_kind *kind);
 /* fan_plain_scalar: the number of a kind (fan_plain_kind.scalar) whose value is at `value`; new reference. */
 PyObject *fan_plain_scalar(const fan_plain_kind *kind, const char *value);
-/* fan_plain_copy: a fresh one with the same elements, and where they are; NULL, without an exception: not by the short way. */
+/* fan_plain_copy: a fresh one with the same elements, and where they are; NULL, without an exception: not by the fast path. */
 PyObject *fan_plain_copy(PyObject *o, const fan_plain_kind *kind, char **data);
 /* fan_plain_value: the same as a value; FAN_NOMEM. */
 fan_status fan_plain_value(void *object, char *data, const fan_plain_kind *kind, fan_value *out, fan_error *err);
