@@ -599,6 +599,35 @@ def check_strides_that_mean_nothing_are_not_put_back() -> None:
     assert still.tolist() == [0, 1, 2, 3, 4, 5] and still.flags.c_contiguous, "NumPy itself finds no way back from strides of 0"
 
 
+def check_private_memory_can_be_written_as_the_callers_can() -> None:
+    view = np.zeros(3).view()
+    view.flags.writeable = False
+    told = []
+
+    def fn(x: Any) -> Any:
+        try:
+            x[0] = 1
+            told.append("written")
+        except ValueError:
+            told.append("read-only")
+        try:
+            x.flags.writeable = True
+            told.append("thawed")
+        except ValueError:
+            told.append("frozen")
+        return np.from_dlpack(x) if x.flags.writeable else None
+
+    for x in (np.zeros(3), view):
+        meta = analysis.collect_metadata(fn, [x])
+        assert (meta.output_info[0].output_type.name == "alias_of_input") is (told[-1] == "thawed")
+    assert told == ["written", "thawed", "read-only", "thawed"]
+    x = np.zeros(3)
+    f = F.functionalize(lambda a, b: a.__iadd__(1), (x, x.view()), guard="error")
+    with pytest.raises(ValueError, match=r"args\[1\]: identity: expected another array than args\[0\], on the same memory"):
+        f(x, x)
+    assert not x.any()
+
+
 def check_an_exception_carries_the_callers_array() -> None:
     def fn(x: Any) -> None:
         x += 1
