@@ -219,3 +219,22 @@ def test_a_graph_is_launched_on_its_own_machine(m: Machine) -> None:
     with pytest.raises(TypeError, match="expected a graph"):
         m.launch_graph(3, s)
     assert repr(graph) == f"<fanin.sim graph of {m!r}>"
+
+
+@pytest.mark.parametrize("producers", [1, 2])
+@pytest.mark.parametrize("device", [0, 1])
+def test_a_snapshot_gives_its_events_back_across_devices_too(producers: int, device: int, sanitized: str) -> None:
+    with Machine(2) as m:
+        streams, c = [m.stream(0) for _ in range(producers)], m.stream(device)
+        buf = fanin.InputBuffer(1, stream=c)
+        for s in streams:
+            buf.add(0, m.array(np.ones(4)), stream=s)
+
+        def turn() -> None:
+            assert buf[0] is not None
+            m.synchronize()
+
+        blocks, size = growth(turn, 50)
+        assert blocks == 0
+        assert sanitized or size < 64
+        buf.clear()
