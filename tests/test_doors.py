@@ -112,6 +112,17 @@ def test_memory_that_was_resized_while_it_was_parked_is_not_read(made: Callable[
         assert buf.take()[0].tolist() == [1, 1, 1]
 
 
+def test_the_only_gradient_of_a_slot_with_statistics_is_read_and_so_looked_at() -> None:
+    for made in MADE:
+        owner, gradient = made()
+        buf = fanin.InputBuffer(1, stats=True, name="grads")
+        buf.add(0, gradient, key=5)
+        shrunk(owner)
+        for take in (lambda buf=buf: buf.take(), lambda buf=buf: buf.take(slot=0)):
+            with pytest.raises(RuntimeError, match=r"^grads: slot 0: the gradient added with key 5 was changed"):
+                take()
+
+
 @pytest.mark.parametrize("donate", [False, True])
 def test_the_key_of_a_gradient_that_was_changed_is_named(donate: bool) -> None:
     for sink in ("plain", "stats", "exact", "debug"):

@@ -1430,7 +1430,7 @@ static bool adds_up(const fan_plain_sum *sum, const fan_take *how)
 /* all_sound: what is read is what it was when it came, and what was not looked at then is looked at now. */
 static bool all_sound(const buffer_object *self, fan_span span, const fan_take *how, bool out)
 {
-    bool reads = out || how->scale.on || how->writable;
+    bool reads = out || how->scale.on || how->writable || fan_buffer_learns(self->core);
     for (size_t i = span.first; i < span.end; i++) {
         fan_plain_sum sum = fan_buffer_plain_at(self->core, i);
         if (span.end - span.first >= FAR)
