@@ -238,6 +238,20 @@ def test_each_of_many_slots_is_asked_when_its_next_comes(limits: tuple[int, int]
     assert [s[0] for s in buf.take()] == [3 * i for i in range(20)]
 
 
+def test_what_was_added_last_is_asked_when_the_next_comes_to_another_slot() -> None:
+    _core._test_auto_budget(4 * ONE, 1000 * ONE)
+    try:
+        buf = fanin.InputBuffer(20)
+        for i in range(20):
+            g = made(i)
+            buf.add(i, g)
+        assert buf.counters.folds == 0
+        buf.add(0, g)
+        assert buf.counters.folds == 1, "the gradients of the other slots are the buffer's alone, and too many"
+    finally:
+        _core._test_auto_budget()
+
+
 def test_a_gradient_for_two_slots_is_held_and_never_written(limits: tuple[int, int]) -> None:
     buf = fanin.InputBuffer(2)
     alive = []
