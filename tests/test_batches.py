@@ -231,6 +231,12 @@ def test_a_small_pass_takes_no_memory_of_the_core() -> None:
     assert _core._test_memory()[1] == made
 
 
+def test_buffers_of_other_sizes_before_it_take_nothing_from_a_small_pass() -> None:
+    several = [fanin.InputBuffer(50 + i) for i in range(20)]
+    del several
+    test_a_small_pass_takes_no_memory_of_the_core()
+
+
 def test_a_buffer_keeps_nothing_of_its_life_before() -> None:
     for turn in range(20):
         old = fanin.InputBuffer(1)
