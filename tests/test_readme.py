@@ -18,7 +18,7 @@ README = ROOT / "README.md"
 CI = ROOT / ".ci" / "run"
 
 DEMO = 'python3 -m venv .venv && .venv/bin/pip install ".[demo]" && .venv/bin/fanin demo'
-TEST = 'python3 -m venv .venv && .venv/bin/pip install -q -e ".[test]" && .venv/bin/python -m pytest -n auto'
+TEST = 'python3 -m venv .venv && .venv/bin/pip install -q -e ".[test]" && .venv/bin/python -m pytest -n auto --dist loadfile'
 
 BLOCK = re.compile(r"^(?P<before><!-- .*? -->\n)?```(?P<kind>\w*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 

@@ -437,12 +437,6 @@ static PyObject *spare_take(PyTypeObject *type, size_t n, uint64_t budget)
     return NULL;
 }
 
-static void spare_free(PyObject *o)
-{
-    fan_buffer_free(of(o)->core);
-    PyObject_GC_Del(o);
-}
-
 /* spare_put: true: it is kept. */
 static bool spare_put(buffer_object *self)
 {
@@ -452,20 +446,19 @@ static bool spare_put(buffer_object *self)
     fan_state *st = fan_state_get();
     if (!st || self->flags || self->names || self->declared || !self->core || fan_finalizing() || !fan_buffer_empty_for_reuse(self->core))
         return false;
-    /* Asked last: what was dropped may have filled it. The oldest goes: sizes of long ago do not stay for ever. */
-    if (st->nspares == FAN_SPARES) {
-        spare_free(st->spares[0]);
-        memmove(&st->spares[0], &st->spares[1], (FAN_SPARES - 1) * sizeof st->spares[0]);
-        st->nspares--;
-    }
+    if (st->nspares == FAN_SPARES) /* asked last: what was dropped may have filled it */
+        return false;
     st->spares[st->nspares++] = (PyObject *)self;
     return true;
 }
 
 void fan_buffer_spares_free(fan_state *st)
 {
-    while (st->nspares)
-        spare_free(st->spares[--st->nspares]);
+    while (st->nspares) {
+        PyObject *o = st->spares[--st->nspares];
+        fan_buffer_free(of(o)->core);
+        PyObject_GC_Del(o);
+    }
 }
 
 /* made_plain: InputBuffer(n), or InputBuffer(n, budget=..). */
