@@ -598,7 +598,7 @@ static fan_status items_of(fan_buffer *b, size_t slot, fan_item **items, size_t 
 {
     fan_plains *plain = b->slots[slot].plain;
     in_order(plain);
-    fan_dtype_set own = dtypes_of(b->slots[slot].spec, &plain->kind);
+    fan_dtype_set own = plain->n > plain->undefined ? dtypes_of(b->slots[slot].spec, &plain->kind) : 0; /* no kind yet */
     for (size_t i = plain->summed > 0; i < plain->n; i++) {
         const fan_plain *one = &plain->list[i];
         if (!one->object && one->key < 0)
