@@ -275,7 +275,7 @@ static void devices_that_share_nothing_keep_each_other(void)
 static void one_thread_leaves_out_all_that_it_can(void)
 {
     fan_device *d = fan_device_new(&true_backend, NULL, 0);
-    fan_stream *a = fan_stream_new(d, 2, NULL), *b = fan_stream_new(d, 3, NULL), *c = fan_stream_new(d, 4, NULL), *legacy = fan_stream_new(d, FAN_LEGACY, NULL);
+    fan_stream *a = fan_stream_new(d, 2, NULL), *b = fan_stream_new(d, 3, NULL), *c = fan_stream_new(d, 0, NULL), *legacy = fan_stream_new(d, FAN_LEGACY, NULL);
     fan_event *e, *f, *g, *never;
     bool elided;
     CHECK_OK(fan_event_record(a, &e, NULL));
