@@ -7,9 +7,9 @@ Three builds, chosen by the environment:
     FANIN_SANITIZE="address,undefined"    or "thread": the same with sanitizers, without hardening
 
 FANIN_JOBS=n sets how many compilers run at once (default: the processors at hand).
-FANIN_NVCC=0 keeps nvcc out of a release build, where it makes machine code of the CUDA kernels if it is there; FANIN_NVCC=1 insists on it. Without it they go in as PTX,
-which the driver compiles at first use.
-A flag that this compiler refuses is left out, and said so once.
+FANIN_NVCC=0 keeps nvcc out of a release build, where it makes machine code of the CUDA kernels if it is there;
+FANIN_NVCC=1 insists on it. Without it they go in as PTX, which the driver compiles at first use. A flag that this
+compiler refuses is left out, and said so once.
 """
 
 from __future__ import annotations
@@ -30,8 +30,14 @@ from setuptools.command.build_ext import build_ext
 ROOT = Path(__file__).resolve().parent
 ALL = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "csrc").glob("**/*.c"))
 SOURCES = [name for name in ALL if not name.startswith("csrc/fake/")]
-# The fake CUDA driver of fanin.testing: a library of its own, with the core's lower rungs once more. Their objects are made once.
-FAKE = [name for name in ALL if name.split("/")[1] in ("base", "array", "device", "fake") and not name.startswith(("csrc/device/cuda", "csrc/device/kernels/"))]
+# The fake CUDA driver of fanin.testing: a library of its own, with the core's lower rungs once more. Their objects are
+# made once.
+FAKE = [
+    name
+    for name in ALL
+    if name.split("/")[1] in ("base", "array", "device", "fake")
+    and not name.startswith(("csrc/device/cuda", "csrc/device/kernels/"))
+]
 HEADERS = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "csrc").glob("**/*.h"))
 
 DEV = os.environ.get("FANIN_DEV", "") not in ("", "0")
@@ -104,7 +110,11 @@ def with_fatbin(folder: Path) -> bool:
     if NVCC == "0" or (BUILD != "release" and NVCC != "1"):
         return False
     script = ROOT / "csrc/device/kernels/build.py"
-    done = subprocess.run([sys.executable, str(script), "--fatbin", str(folder / "device/kernels/fatbin.h")], stdout=subprocess.PIPE, text=True)
+    done = subprocess.run(
+        [sys.executable, str(script), "--fatbin", str(folder / "device/kernels/fatbin.h")],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     print(f"fanin: {done.stdout.strip() or 'fatbin.h is as it should be'}", flush=True)
     if done.returncode and NVCC == "1":
         raise SystemExit("FANIN_NVCC=1: nvcc is missing or refuses the kernels, see above")

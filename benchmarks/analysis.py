@@ -1,4 +1,6 @@
-"""What analysis costs beside the function itself: guard, collect_metadata, wrapper: python benchmarks/analysis.py [--quick] [--json FILE]."""
+"""What analysis costs beside the function itself: guard, collect_metadata, wrapper: python benchmarks/analysis.py
+[--quick] [--json FILE].
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,13 @@ def bounded(one: Result, row: str, name: str, bound: float) -> Result:
     """A result with one more row, a time that is no measurement, that `row` is held against."""
     times = {row: [one["rows"][row][k] for k in ("min", "median", "median")], name: [bound]}
     base = one["rows"][one["base"]]
-    one["rows"][name] = {"min": bound, "median": bound, "ratio": base["median"] / bound, "ratio_of_minima": base["min"] / bound, "rounds": 1}
+    one["rows"][name] = {
+        "min": bound,
+        "median": bound,
+        "ratio": base["median"] / bound,
+        "ratio_of_minima": base["min"] / bound,
+        "rounds": 1,
+    }
     one["targets"].append(at_most(1.0, row, name).told(times))
     return one
 
@@ -51,20 +59,37 @@ def guard(quick: bool) -> Result:
     flat = np.zeros(64 * ARRAYS)
     args = tuple(flat[64 * i : 64 * i + (96 if i % 10 == 0 else 64)] for i in range(ARRAYS - 1)) + (np.zeros(64),)
     names = {"guard": Guard(call_of(args, {}, "bench")), "args": args}
-    work = {"the guard": "guard.arrays(args, {})", "dtype, shape, strides alone": "[(a.dtype, a.shape, a.strides) for a in args]"}
+    work = {
+        "the guard": "guard.arrays(args, {})",
+        "dtype, shape, strides alone": "[(a.dtype, a.shape, a.strides) for a in args]",
+    }
     one = measure(
-        f"guard of {ARRAYS} arrays", work, base="dtype, shape, strides alone", unit="us", names=names, rounds=5 if quick else 300, calls=20
-    )  # fmt: skip
+        f"guard of {ARRAYS} arrays",
+        work,
+        base="dtype, shape, strides alone",
+        unit="us",
+        names=names,
+        rounds=5 if quick else 300,
+        calls=20,
+    )
     return bounded(one, "the guard", "20 us", 20.0)
 
 
 def metadata(size: int, quick: bool) -> Result:
     """collect_metadata of a function of 100 operations."""
     x, y = np.ones(size // 8), np.ones(size // 8)
-    work = {"the function itself": lambda: hundred_ops(x, y), "collect_metadata": lambda: collect_metadata(hundred_ops, [x, y])}
+    work = {
+        "the function itself": lambda: hundred_ops(x, y),
+        "collect_metadata": lambda: collect_metadata(hundred_ops, [x, y]),
+    }
     one = measure(
-        f"metadata of {OPS} operations on {size_text(size)}", work, base="the function itself", unit="us", rounds=3 if quick else 60, calls=1 if quick else 5,
-    )  # fmt: skip
+        f"metadata of {OPS} operations on {size_text(size)}",
+        work,
+        base="the function itself",
+        unit="us",
+        rounds=3 if quick else 60,
+        calls=1 if quick else 5,
+    )
     itself = one["rows"]["the function itself"]["median"]
     return bounded(one, "collect_metadata", "3 x itself and 1 ms", 3 * itself + 1000)
 
@@ -75,10 +100,19 @@ def overhead(count: int, size: int, quick: bool) -> Result:
     plain, lending = functionalize(step), functionalize(step, lend=True)
     for f in (plain, lending):
         f(*args)
-    work = {"the function itself": lambda: step(*args), "functionalize": lambda: plain(*args), "functionalize, lend=True": lambda: lending(*args)}
+    work = {
+        "the function itself": lambda: step(*args),
+        "functionalize": lambda: plain(*args),
+        "functionalize, lend=True": lambda: lending(*args),
+    }
     return measure(
-        f"step on {count} arrays of {size_text(size)}", work, base="the function itself", unit="us", rounds=3 if quick else 60, calls=1 if quick else 5
-    )  # fmt: skip
+        f"step on {count} arrays of {size_text(size)}",
+        work,
+        base="the function itself",
+        unit="us",
+        rounds=3 if quick else 60,
+        calls=1 if quick else 5,
+    )
 
 
 def results(quick: bool) -> Iterator[Result]:
@@ -87,7 +121,9 @@ def results(quick: bool) -> Iterator[Result]:
         yield guard(quick)
         for size in (512, 1 << 14) if quick else (512, 1 << 16, 1 << 20):
             yield metadata(size, quick)
-        for count, size in ((2, 512), (ARRAYS, 512)) if quick else ((2, 512), (ARRAYS, 512), (ARRAYS, 1 << 16), (4, 1 << 23)):
+        for count, size in (
+            ((2, 512), (ARRAYS, 512)) if quick else ((2, 512), (ARRAYS, 512), (ARRAYS, 1 << 16), (4, 1 << 23))
+        ):
             yield overhead(count, size, quick)
 
 

@@ -1,7 +1,9 @@
-"""Instructions of small adds, takes and lives, by function, as valgrind's callgrind counts them: python benchmarks/callgrind.py [FILE].
+"""Instructions of small adds, takes and lives, by function, as valgrind's callgrind counts them: python
+benchmarks/callgrind.py [FILE].
 
-One Python runs under callgrind; between two marks it does the same thing 1000 times. Numbers are instructions for each time, those of the
-interpreter's loop among them. They do not depend on the machine's load, only on the builds of Python, NumPy and fanin.
+One Python runs under callgrind; between two marks it does the same thing 1000 times. Numbers are instructions for each
+time, those of the interpreter's loop among them. They do not depend on the machine's load, only on the builds of
+Python, NumPy and fanin.
 """
 
 from __future__ import annotations
@@ -121,7 +123,9 @@ def costs(dump: Path) -> Counter[str]:
 def table(name: str, cost: Counter[str], loop: float) -> list[str]:
     """The functions of one piece of work."""
     whole = sum(cost.values())
-    lines = [f"{name}: {whole / TIMES - loop:.0f} instructions" + (f", and {loop:.0f} of the empty loop" if loop else "")]
+    lines = [
+        f"{name}: {whole / TIMES - loop:.0f} instructions" + (f", and {loop:.0f} of the empty loop" if loop else "")
+    ]
     rest = whole
     for function, n in cost.most_common():
         if n < LEAST * whole:
@@ -134,7 +138,15 @@ def table(name: str, cost: Counter[str], loop: float) -> list[str]:
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "out")
-        words = ["valgrind", "--tool=callgrind", "--dump-before=test_team", f"--callgrind-out-file={out}", sys.executable, __file__, "--inner"]
+        words = [
+            "valgrind",
+            "--tool=callgrind",
+            "--dump-before=test_team",
+            f"--callgrind-out-file={out}",
+            sys.executable,
+            __file__,
+            "--inner",
+        ]
         done = subprocess.run(words, capture_output=True, text=True)
         if done.returncode:
             sys.exit(done.stderr[-2000:])
@@ -144,7 +156,10 @@ def main() -> None:
     here = machine()
     lines = [
         "Instructions, by callgrind, of each time; by function, itself alone (in brackets: the library).",
-        f"{here['date'][:10]}, {here['cpu']} (under valgrind: no AVX-512), Python {here['python']}, NumPy {here['versions']['numpy']},",
+        (
+            f"{here['date'][:10]}, {here['cpu']} (under valgrind: no AVX-512), Python {here['python']}, NumPy"
+            f" {here['versions']['numpy']},"
+        ),
         f"fanin {here['versions']['fanin']}, {here['build']} build. Made by: python benchmarks/callgrind.py FILE",
         "",
     ]

@@ -1,7 +1,7 @@
 """What the rows share: arrays at chosen places, the peers of a large sum, how a row is run by itself.
 
-Each row is `results(quick)` in a file of its own; `python benchmarks/NAME.py [--quick] [--json FILE]` runs one, `fanin bench` runs all. How time
-is taken stands in fanin/cli/timing.py.
+Each row is `results(quick)` in a file of its own; `python benchmarks/NAME.py [--quick] [--json FILE]` runs one, `fanin
+bench` runs all. How time is taken stands in fanin/cli/timing.py.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from fanin.cli.timing import Result
 
 PAGE = 4096
 
-#: Where array k begins behind the start of a page: the offsets of the streams relative to each other change what a machine does.
+#: Where array k begins behind the start of a page: the offsets of the streams relative to each other change what a
+#: machine does.
 OFFSETS = {
     "0": lambda k: 0,
     "64 k": lambda k: 64 * k,
@@ -72,7 +73,11 @@ def size_text(size: int) -> str:
 def effort(size: int, quick: bool) -> dict[str, Any]:
     """For work on so many bytes: unit, rounds, calls in each round."""
     calls = max(1, min(1000, (1 << 21) // size))
-    return {"unit": "ms" if size > 1 << 24 else "us", "rounds": 2 if quick else 7 if size > 1 << 28 else 25, "calls": 1 if quick else calls}
+    return {
+        "unit": "ms" if size > 1 << 24 else "us",
+        "rounds": 2 if quick else 7 if size > 1 << 28 else 25,
+        "calls": 1 if quick else calls,
+    }
 
 
 def sums(inputs: list[Any], out: Any) -> dict[str, Any]:
@@ -87,7 +92,12 @@ def sums(inputs: list[Any], out: Any) -> dict[str, Any]:
         for x in inputs:
             _core._test_read(x)
 
-    work: dict[str, Any] = {CHAIN: chain, FLOOR: floor, "fanin.add_n(out=)": lambda: fanin.add_n(inputs, out=out), TORCH: None}
+    work: dict[str, Any] = {
+        CHAIN: chain,
+        FLOOR: floor,
+        "fanin.add_n(out=)": lambda: fanin.add_n(inputs, out=out),
+        TORCH: None,
+    }
     torch = timing.peer("torch")
     if torch is not None:
         tensors = [torch.from_numpy(x) for x in inputs]
@@ -132,7 +142,9 @@ def compiled(inputs: list[Any]) -> Callable[[], Any] | None:
 
 
 def engine(inputs: list[Any]) -> Callable[[], Any] | None:
-    """torch's own engine: one node with as many producers as there are gradients, each of which passes its gradient on."""
+    """torch's own engine: one node with as many producers as there are gradients, each of which passes its
+    gradient on.
+    """
     torch = timing.peer("torch")
     if torch is None:
         return None

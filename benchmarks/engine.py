@@ -1,7 +1,8 @@
-"""A whole backward pass with one fan-in of N producers, beside torch's engine and HIPS autograd: python benchmarks/engine.py [--quick] [--json FILE].
+"""A whole backward pass with one fan-in of N producers, beside torch's engine and HIPS autograd: python
+benchmarks/engine.py [--quick] [--json FILE].
 
-The graph: h = 1 * x, then N times y = c * h, 16 floats each. A producer is one multiplication; all gradients meet at h. "InputBuffer, by hand" is the loop
-that an engine would run: multiply, add, and at the end take.
+The graph: h = 1 * x, then N times y = c * h, 16 floats each. A producer is one multiplication; all gradients meet at h.
+"InputBuffer, by hand" is the loop that an engine would run: multiply, add, and at the end take.
 """
 
 from __future__ import annotations
@@ -46,7 +47,13 @@ def one(n: int, where: str, quick: bool) -> Result:
     h = x * 1.0
     outputs = [h * 2.0 for _ in range(n)]
     ones = [np.ones(16, "f4") for _ in range(n)]
-    work: dict[str, Any] = {DICT: by_dict, HAND: hand, "fanin.tape": lambda: tape.grad(outputs, [x], ones), TORCH: None, HIPS: None}
+    work: dict[str, Any] = {
+        DICT: by_dict,
+        HAND: hand,
+        "fanin.tape": lambda: tape.grad(outputs, [x], ones),
+        TORCH: None,
+        HIPS: None,
+    }
     if torch is not None:
         leaf = torch.ones(16, requires_grad=True)
         node = leaf * 1
@@ -56,9 +63,13 @@ def one(n: int, where: str, quick: bool) -> Result:
     if autograd is not None:
         work[HIPS] = hips(n, g)
     return measure(
-        f"backward of one node with {n} producers of 16 float32, core {where}", work, base=TORCH if torch else DICT, unit="us",
-        targets=[at_least(1, HAND, TORCH), at_least(1, "fanin.tape", HIPS)], rounds=2 if quick else 25 if n <= 1000 else 7,
-    )  # fmt: skip
+        f"backward of one node with {n} producers of 16 float32, core {where}",
+        work,
+        base=TORCH if torch else DICT,
+        unit="us",
+        targets=[at_least(1, HAND, TORCH), at_least(1, "fanin.tape", HIPS)],
+        rounds=2 if quick else 25 if n <= 1000 else 7,
+    )
 
 
 def hips(n: int, g: Any) -> Any:

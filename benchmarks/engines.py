@@ -1,6 +1,8 @@
-"""Engines that others wrote, or could have, with an InputBuffer in each node of their passes: python benchmarks/engines.py [--quick] [--json FILE].
+"""Engines that others wrote, or could have, with an InputBuffer in each node of their passes: python
+benchmarks/engines.py [--quick] [--json FILE].
 
-A scalar engine of a few lines, which adds Python floats; and HIPS autograd's pass, over a chain without any fan-in and over two fan-ins.
+A scalar engine of a few lines, which adds Python floats; and HIPS autograd's pass, over a chain without any fan-in and
+over two fan-ins.
 """
 
 from __future__ import annotations
@@ -103,9 +105,14 @@ def scalars(quick: bool, where: str) -> Iterator[Result]:
     by_buffers(order)
     assert grads == [n.grad for n in order]
     yield measure(
-        f"a scalar engine: {len(order)} nodes, core {where}", {"grad += ..": "by_adding(in_order(end))", "a buffer for each node": "by_buffers(in_order(end))"},
-        base="grad += ..", unit="us", names=names, targets=[at_most(2.1, "a buffer for each node", "grad += ..")], rounds=3 if quick else 60,
-    )  # fmt: skip
+        f"a scalar engine: {len(order)} nodes, core {where}",
+        {"grad += ..": "by_adding(in_order(end))", "a buffer for each node": "by_buffers(in_order(end))"},
+        base="grad += ..",
+        unit="us",
+        names=names,
+        targets=[at_most(2.1, "a buffer for each node", "grad += ..")],
+        rounds=3 if quick else 60,
+    )
 
 
 def hips(title: str, function: Callable[[Any], Any], x: Any, most: float, quick: bool, where: str) -> Result | None:

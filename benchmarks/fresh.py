@@ -1,8 +1,10 @@
-"""Gradients that are made just before they are added, and dropped at once, as engines make them: python benchmarks/fresh.py [--quick] [--json FILE].
+"""Gradients that are made just before they are added, and dropped at once, as engines make them: python
+benchmarks/fresh.py [--quick] [--json FILE].
 
-What is timed is the whole loop, the making too: the memory that an add keeps is memory that the next gradient cannot have. "variable" binds each to
-a name before it is added, so that its maker has it still when the call comes, and until the next is made; the others add what an expression gives. The last row is the opposite:
-gradients that somebody keeps. Peaks are growths of the resident memory, in a process of its own for each variant.
+What is timed is the whole loop, the making too: the memory that an add keeps is memory that the next gradient cannot
+have. "variable" binds each to a name before it is added, so that its maker has it still when the call comes, and until
+the next is made; the others add what an expression gives. The last row is the opposite: gradients that somebody keeps.
+Peaks are growths of the resident memory, in a process of its own for each variant.
 """
 
 from __future__ import annotations
@@ -142,7 +144,11 @@ def one(n: int, size: int, where: str, quick: bool, keep: bool = False) -> Resul
 def results(quick: bool) -> Iterator[Result]:
     """From arrays that a cache holds to those that none does."""
     with pinned() as where:
-        for n, size in ((20, 10**4), (8, 10**5)) if quick else ((200, 10**4), (1000, 10**4), (50, 10**5), (20, 10**6), (8, 8 * 10**6)):
+        for n, size in (
+            ((20, 10**4), (8, 10**5))
+            if quick
+            else ((200, 10**4), (1000, 10**4), (50, 10**5), (20, 10**6), (8, 8 * 10**6))
+        ):
             yield one(n, size, where, quick)
         yield one(4 if quick else 20, 10**5 if quick else 10**6, where, quick, keep=True)
 

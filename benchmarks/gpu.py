@@ -1,7 +1,7 @@
 """Sums on a GPU beside torch's and the rate of a copy: python benchmarks/gpu.py [--quick] [--json FILE].
 
-Without a GPU, or without torch for the peers, there is nothing to time, and it is said. Each call ends when the device has done its work, but for "host":
-what the host pays to queue it.
+Without a GPU, or without torch for the peers, there is nothing to time, and it is said. Each call ends when the device
+has done its work, but for "host": what the host pays to queue it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,13 @@ import fanin
 from fanin import _core
 from fanin.cli.timing import Result, Target, at_least, at_most, measure, peer
 
-COPY, CHAIN, FOREACH, COMPILED, FUSED = "a copy", "torch add_ chain", "torch._foreach_add_", "torch.compile of the sum", "cupy.fuse of the sum"
+COPY, CHAIN, FOREACH, COMPILED, FUSED = (
+    "a copy",
+    "torch add_ chain",
+    "torch._foreach_add_",
+    "torch.compile of the sum",
+    "cupy.fuse of the sum",
+)
 SUM = "fanin.add_n(out=)"
 
 
@@ -86,7 +92,11 @@ def large(at: Plain, n: int, size: int, quick: bool) -> Result:
             buf.add(0, x, key=k)
         buf.take()
 
-    work: dict[str, Any] = {COPY: ended(lambda: at.copy(out, xs[0])), SUM: ended(lambda: fanin.add_n(xs, out=out)), "adds and take()": ended(buffer)}
+    work: dict[str, Any] = {
+        COPY: ended(lambda: at.copy(out, xs[0])),
+        SUM: ended(lambda: fanin.add_n(xs, out=out)),
+        "adds and take()": ended(buffer),
+    }
     work.update({name: one and ended(one) for name, one in peers(at, xs, out).items()})
     fair = (n + 1) / 2
     targets = [at_most(fair / 0.9, SUM, COPY), *([at_least(2.2, SUM, CHAIN)] if n == 8 else [])]
@@ -138,14 +148,23 @@ def many(at: Plain, slots: int, size: int, quick: bool) -> Result:
     work = {"add_many, take(out=)": ours, FOREACH: foreach if at.torch is not None else None}
     targets = [at_least(5, "add_many, take(out=)", FOREACH)] if slots == 10_000 else []
     return measure(
-        f"gpu: {slots} slots of {size_text(size)}, in place", work, base="add_many, take(out=)", unit="us", after=buf.clear, targets=targets, **effort(quick)
+        f"gpu: {slots} slots of {size_text(size)}, in place",
+        work,
+        base="add_many, take(out=)",
+        unit="us",
+        after=buf.clear,
+        targets=targets,
+        **effort(quick),
     )
 
 
 def host(at: Plain, quick: bool) -> Result:
     """What the host pays for an add that is parked, and for a small sum that is queued; nothing is waited for."""
     x, here, calls = at.array(256, 1), np.ones(256, "f4"), 20 if quick else 500
-    on_device, on_host = fanin.InputBuffer(1, stream=at.stream(), budget=float("inf")), fanin.InputBuffer(1, budget=float("inf"))
+    on_device, on_host = (
+        fanin.InputBuffer(1, stream=at.stream(), budget=float("inf")),
+        fanin.InputBuffer(1, budget=float("inf")),
+    )
     xs, out = [at.array(256, k) for k in range(4)], at.array(256, 0)
 
     def after() -> None:
@@ -160,16 +179,34 @@ def host(at: Plain, quick: bool) -> Result:
         "add_n(out=) of 4, queued": "add_n(xs, out=out)",
         "torch out.add_, queued": "out.add_(x)" if at.torch is not None else None,
     }
-    names = {"on_host": on_host, "on_device": on_device, "here": here, "x": x, "xs": xs, "out": out, "add_n": fanin.add_n}
+    names = {
+        "on_host": on_host,
+        "on_device": on_device,
+        "here": here,
+        "x": x,
+        "xs": xs,
+        "out": out,
+        "add_n": fanin.add_n,
+    }
     return measure(
-        "gpu: host time of 1 KB gradients", work, base="a parked add on the CPU", unit="ns", targets=[Target(add, ("a parked add on the CPU",), "<=", 3)],
-        names=names, calls=calls, after=after, rounds=2 if quick else 50,
-    )  # fmt: skip
+        "gpu: host time of 1 KB gradients",
+        work,
+        base="a parked add on the CPU",
+        unit="ns",
+        targets=[Target(add, ("a parked add on the CPU",), "<=", 3)],
+        names=names,
+        calls=calls,
+        after=after,
+        rounds=2 if quick else 50,
+    )
 
 
 def graph(torch: Any, quick: bool) -> Result:
     """Eight gradients of four streams: queued anew each time, and as a replayed graph."""
-    streams, xs = [torch.cuda.Stream() for _ in range(4)], [torch.full((1 << 14,), k + 0.5, device="cuda") for k in range(8)]
+    streams, xs = (
+        [torch.cuda.Stream() for _ in range(4)],
+        [torch.full((1 << 14,), k + 0.5, device="cuda") for k in range(8)],
+    )
 
     def total() -> Any:
         c = torch.cuda.current_stream()
@@ -196,7 +233,14 @@ def graph(torch: Any, quick: bool) -> Result:
         torch.cuda.synchronize()
 
     work = {"adds and take()": anew, "the captured graph": replayed}
-    return measure("gpu: 8 x 64 KB from four streams, under torch.cuda.graph", work, base="adds and take()", unit="us", calls=10, **effort(quick))
+    return measure(
+        "gpu: 8 x 64 KB from four streams, under torch.cuda.graph",
+        work,
+        base="adds and take()",
+        unit="us",
+        calls=10,
+        **effort(quick),
+    )
 
 
 def results_on(at: Plain, quick: bool, large_size: int = 256 << 20, slots: int = 10_000) -> Iterator[Result]:

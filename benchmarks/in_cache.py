@@ -1,4 +1,6 @@
-"""Sums of arrays that a cache holds, 16 KB to 4 MB each, beside their peers: python benchmarks/in_cache.py [--quick] [--json FILE]."""
+"""Sums of arrays that a cache holds, 16 KB to 4 MB each, beside their peers: python benchmarks/in_cache.py [--quick]
+[--json FILE].
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,13 @@ def one(n: int, size: int, offset: str, where: str, quick: bool) -> Result:
         peers.append(JAX)
     least = 1.0 if size < 256 << 10 or n < 8 else 1.6
     return measure(
-        f"{n} x {size_text(size)} float32, offsets {offset}, core {where}", work, base=CHAIN,
-        targets=[at_least(least, name, *peers) for name in ("fanin.add_n(out=)", "fanin.add_n")], more={"bytes": (n + 1) * size, "bytes_read": n * size},
+        f"{n} x {size_text(size)} float32, offsets {offset}, core {where}",
+        work,
+        base=CHAIN,
+        targets=[at_least(least, name, *peers) for name in ("fanin.add_n(out=)", "fanin.add_n")],
+        more={"bytes": (n + 1) * size, "bytes_read": n * size},
         **effort((n + 1) * size, quick),
-    )  # fmt: skip
+    )
 
 
 def results(quick: bool) -> Iterator[Result]:

@@ -1,6 +1,8 @@
-"""What keys out of order and exact sums cost beside the plain sum: python benchmarks/keys_and_exact.py [--quick] [--json FILE].
+"""What keys out of order and exact sums cost beside the plain sum: python benchmarks/keys_and_exact.py [--quick]
+[--json FILE].
 
-"wide" has exponents over 80 powers of two, "any bits" every float32 there is: what needs the integer path of exact sums.
+"wide" has exponents over 80 powers of two, "any bits" every float32 there is: what needs the integer path of exact
+sums.
 """
 
 from __future__ import annotations
@@ -42,7 +44,10 @@ def exact(title: str, make: Make, n: int, size: int, most: float | None, quick: 
     rng = np.random.default_rng(0)
     inputs = [make(rng, size // 4) for _ in range(n)]
     out = np.zeros_like(inputs[0])
-    work = {"plain": lambda: fanin.add_n(inputs, out=out), "exact": lambda: fanin.add_n(inputs, out=out, accumulate="exact")}
+    work = {
+        "plain": lambda: fanin.add_n(inputs, out=out),
+        "exact": lambda: fanin.add_n(inputs, out=out, accumulate="exact"),
+    }
     return measure(
         f"exact sums: {n} x {size_text(size)} {title}, core {where}", work, base="plain",
         targets=[] if most is None else [at_most(most, "exact", "plain")], **effort((n + 1) * size, quick),
@@ -50,7 +55,9 @@ def exact(title: str, make: Make, n: int, size: int, most: float | None, quick: 
 
 
 def keys(n: int, size: int, quick: bool, where: str) -> Result:
-    """The same sum by arrival, by keys that come in order, and by keys that come last to first; all parked, as the budget says nothing."""
+    """The same sum by arrival, by keys that come in order, and by keys that come last to first; all parked, as the
+    budget says nothing.
+    """
     inputs = [np.full(size // 4, k + 0.5, "f4") for k in range(n)]
     out = np.zeros_like(inputs[0])
     buf = fanin.InputBuffer(1, budget=float("inf"))
@@ -72,13 +79,18 @@ def keys(n: int, size: int, quick: bool, where: str) -> Result:
         "keys mixed": adds(middle, True),
     }
     return measure(
-        f"keys: {n} x {size_text(size)} float32, core {where}", work, base="by arrival",
-        targets=[at_most(1.02, name, "by arrival") for name in ("keys last to first", "keys mixed")], **effort((n + 1) * size, quick),
-    )  # fmt: skip
+        f"keys: {n} x {size_text(size)} float32, core {where}",
+        work,
+        base="by arrival",
+        targets=[at_most(1.02, name, "by arrival") for name in ("keys last to first", "keys mixed")],
+        **effort((n + 1) * size, quick),
+    )
 
 
 def ways(order: list[int], gradients: list[np.ndarray]) -> dict[str, Callable[[], None]]:
-    """One slot and many small gradients whose keys come in this order: by `add`, by `add_many`, by `add_n`, and by the general path (strided ones)."""
+    """One slot and many small gradients whose keys come in this order: by `add`, by `add_many`, by `add_n`, and by the
+    general path (strided ones).
+    """
     keys, few = [*map(int, order)], len(gradients)
     given, apart = [gradients[k % few] for k in keys], [np.repeat(g, 2)[::2] for g in gradients]
     buf, slots = fanin.InputBuffer(1, budget=float("inf")), [0] * len(keys)
@@ -95,7 +107,12 @@ def ways(order: list[int], gradients: list[np.ndarray]) -> dict[str, Callable[[]
         buf.add_many(slots, given, keys=keys)
         buf.take()
 
-    return {"add": adds(gradients), "add_many": many, "add_n": lambda: fanin.add_n(given, keys=keys), "add, general path": adds(apart)}
+    return {
+        "add": adds(gradients),
+        "add_many": many,
+        "add_n": lambda: fanin.add_n(given, keys=keys),
+        "add, general path": adds(apart),
+    }
 
 
 def small_keys(n: int, quick: bool, where: str) -> Iterator[Result]:
@@ -106,9 +123,13 @@ def small_keys(n: int, quick: bool, where: str) -> Iterator[Result]:
     all_ = {name: ways(order, gradients) for name, order in orders.items()}
     for way in all_["in order"]:
         yield measure(
-            f"keys: {n} x 64 B into one slot, {way}, core {where}", {name: of[way] for name, of in all_.items()}, base="in order", unit="us",
-            targets=[at_most(2, name, "in order") for name in ("last to first", "shuffled")], rounds=2 if quick else 11,
-        )  # fmt: skip
+            f"keys: {n} x 64 B into one slot, {way}, core {where}",
+            {name: of[way] for name, of in all_.items()},
+            base="in order",
+            unit="us",
+            targets=[at_most(2, name, "in order") for name in ("last to first", "shuffled")],
+            rounds=2 if quick else 11,
+        )
 
 
 def results(quick: bool) -> Iterator[Result]:

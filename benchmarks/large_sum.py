@@ -1,7 +1,9 @@
-"""Sums of N arrays that no cache holds, beside their peers and the read floor: python benchmarks/large_sum.py [--quick] [--json FILE].
+"""Sums of N arrays that no cache holds, beside their peers and the read floor: python benchmarks/large_sum.py [--quick]
+[--json FILE].
 
-The floor is every input read once and nothing done; no algorithm is faster. Results go into memory that was written before; for cold
-pages see recycling.py. Offsets of the inputs relative to each other are swept, as processors mind them.
+The floor is every input read once and nothing done; no algorithm is faster. Results go into memory that was written
+before; for cold pages see recycling.py. Offsets of the inputs relative to each other are swept, as processors mind
+them.
 """
 
 from __future__ import annotations
@@ -38,9 +40,14 @@ def one(n: int, size: int, offset: str, where: str, quick: bool, peers: bool) ->
         targets += [at_least(3, ours, ENGINE), at_least(2.5, ours, JAX)]
     more: dict[str, Any] = {"bytes": (n + 1) * size, "bytes_read": n * size} if "," not in where else {}
     return measure(
-        f"{n} x {size_text(size)} float32, offsets {offset}, cores {where}", work, base=CHAIN, targets=targets, more=more,
-        longest=5, **effort((n + 1) * size, quick),
-    )  # fmt: skip
+        f"{n} x {size_text(size)} float32, offsets {offset}, cores {where}",
+        work,
+        base=CHAIN,
+        targets=targets,
+        more=more,
+        longest=5,
+        **effort((n + 1) * size, quick),
+    )
 
 
 def results(quick: bool) -> Iterator[Result]:

@@ -1,4 +1,6 @@
-"""A buffer's whole life: made, two adds of 16 floats, taken from, dropped: python benchmarks/life.py [--quick] [--json FILE]."""
+"""A buffer's whole life: made, two adds of 16 floats, taken from, dropped: python benchmarks/life.py [--quick] [--json
+FILE].
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,13 @@ def results(quick: bool) -> Iterator[Result]:
     """ns for each life."""
     torch = peer("torch")
     names = {"InputBuffer": fanin.InputBuffer, "a": np.ones(16, "f4"), "b": np.ones(16, "f4")}
-    work = {"a + b": "a + b", "make, add, add, take, drop": LIFE, "make, drop": "InputBuffer(1)", "torch x + y": None, "the loop alone": "pass"}
+    work = {
+        "a + b": "a + b",
+        "make, add, add, take, drop": LIFE,
+        "make, drop": "InputBuffer(1)",
+        "torch x + y": None,
+        "the loop alone": "pass",
+    }
     if torch is not None:
         names |= {"x": torch.ones(16), "y": torch.ones(16)}
         work["torch x + y"] = "x + y"

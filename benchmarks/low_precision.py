@@ -1,6 +1,8 @@
-"""bfloat16 and float16: time beside torch's chain, and the error against the exact sum: python benchmarks/low_precision.py [--quick] [--json FILE].
+"""bfloat16 and float16: time beside torch's chain, and the error against the exact sum: python
+benchmarks/low_precision.py [--quick] [--json FILE].
 
-The error is the root mean square of (sum - exact) / (root mean square of the exact sums), for N from 2 to 256 normal contributions.
+The error is the root mean square of (sum - exact) / (root mean square of the exact sums), for N from 2 to 256 normal
+contributions.
 """
 
 from __future__ import annotations
@@ -53,9 +55,15 @@ def times(name: str, size: int, n: int, where: str, quick: bool) -> Result:
             total.copy_(wide)
 
         work |= {TORCH: chain, CAST: upcast}
-    targets = [at_least(3.5, ours, TORCH)] if size >= 1 << 20 and name == "bfloat16" else [at_least(1, ours, TORCH, CAST)]
+    targets = (
+        [at_least(3.5, ours, TORCH)] if size >= 1 << 20 and name == "bfloat16" else [at_least(1, ours, TORCH, CAST)]
+    )
     return measure(
-        f"{n} x {size_text(size)} {name}, core {where}", work, base=ours, targets=targets, **effort((n + 1) * size, quick)
+        f"{n} x {size_text(size)} {name}, core {where}",
+        work,
+        base=ours,
+        targets=targets,
+        **effort((n + 1) * size, quick),
     )
 
 
@@ -80,8 +88,16 @@ def errors(name: str) -> Result:
         for x in arrays[1:]:
             pairwise = pairwise + x
         scale = np.sqrt(np.mean(exact**2))
-        once, each = (float(np.sqrt(np.mean((x.astype("f8") - exact) ** 2)) / scale) for x in (fanin.add_n(arrays), pairwise))
-        rows[f"N = {n}"] = {"min": once * 1e4, "median": max(once, each) * 1e4, "ratio": each / once, "ratio_of_minima": each / once, "rounds": 1}
+        once, each = (
+            float(np.sqrt(np.mean((x.astype("f8") - exact) ** 2)) / scale) for x in (fanin.add_n(arrays), pairwise)
+        )
+        rows[f"N = {n}"] = {
+            "min": once * 1e4,
+            "median": max(once, each) * 1e4,
+            "ratio": each / once,
+            "ratio_of_minima": each / once,
+            "rounds": 1,
+        }
     title = f"{name}: error in 1e-4 (min: fanin.add_n, median: a rounding for each add)"
     return {"title": title, "unit": "1e-4", "base": "N = 2", "rounds": 1, "rows": rows, "absent": [], "targets": []}
 

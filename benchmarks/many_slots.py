@@ -1,6 +1,8 @@
-"""Many slots in one call: add_many and take beside torch's _foreach_add_ and a dict of ndarrays: python benchmarks/many_slots.py [--quick] [--json FILE].
+"""Many slots in one call: add_many and take beside torch's _foreach_add_ and a dict of ndarrays: python
+benchmarks/many_slots.py [--quick] [--json FILE].
 
-"in place" is acc += g in every slot: of a buffer that keeps its sums (budget=0), or of arrays that it is given and writes to (take(out=)); "8 each" sums eight gradients in every slot, the first of which the peers copy.
+"in place" is acc += g in every slot: of a buffer that keeps its sums (budget=0), or of arrays that it is given and
+writes to (take(out=)); "8 each" sums eight gradients in every slot, the first of which the peers copy.
 """
 
 from __future__ import annotations
@@ -75,9 +77,15 @@ def one(slots: int, size: int, n: int, where: str, quick: bool) -> Result:
     targets = [at_least(10 if size <= 64 else 3, ours, FOREACH)] if slots == 10_000 else []
     touched = slots * size * (n + 2)
     return measure(
-        f"{slots} slots of {size_text(size)}, {'in place' if n == 1 else f'{n} each'}, core {where}", work, base=DICT, unit="us", after=buf.clear,
-        targets=targets, rounds=2 if quick else 7 if touched > 1 << 25 else 25, longest=1,
-    )  # fmt: skip
+        f"{slots} slots of {size_text(size)}, {'in place' if n == 1 else f'{n} each'}, core {where}",
+        work,
+        base=DICT,
+        unit="us",
+        after=buf.clear,
+        targets=targets,
+        rounds=2 if quick else 7 if touched > 1 << 25 else 25,
+        longest=1,
+    )
 
 
 def results(quick: bool) -> Iterator[Result]:

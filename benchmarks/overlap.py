@@ -1,7 +1,7 @@
 """Who shares memory, beside torch and NumPy: python benchmarks/overlap.py [--quick] [--json FILE].
 
-Lists of pieces, columns and the like beside torch's own question (whose answer is not exact), their growth, pairs beside np.shares_memory,
-the check of a recorded layout.
+Lists of pieces, columns and the like beside torch's own question (whose answer is not exact), their growth, pairs
+beside np.shares_memory, the check of a recorded layout.
 """
 
 from __future__ import annotations
@@ -67,7 +67,9 @@ def beside_torch(name: str, n: int, ratio: float, quick: bool, where: str) -> Re
     work: dict[str, Any] = {"ndarrays": lambda: fanin.overlaps(views).indices, "tensors": None, "torch, tensors": None}
     if torch is not None:
         base = torch.from_numpy(views[0].base)
-        tensors = [base.as_strided(v.shape, [s // v.itemsize for s in v.strides], offset(v) // v.itemsize) for v in views]
+        tensors = [
+            base.as_strided(v.shape, [s // v.itemsize for s in v.strides], offset(v) // v.itemsize) for v in views
+        ]
         work |= {"tensors": lambda: fanin.overlaps(tensors).indices, "torch, tensors": torch_question(tensors)}
     return measure(
         f"which of {n} {name} share memory, core {where}", work, base="ndarrays", unit="us", rounds=3 if quick else 15,
@@ -86,11 +88,18 @@ def growth(name: str, quick: bool, where: str) -> Result:
     """Ten and a hundred times as many."""
     sizes = (100, 1_000, 10_000) if quick else (1_000, 10_000, 100_000)
     lists = [CUTS[name](n) for n in sizes]
-    work: Work = {f"{n}": (lambda views=views: fanin.overlaps(views).components) for n, views in zip(sizes, lists, strict=True)}
+    work: Work = {
+        f"{n}": lambda views=views: fanin.overlaps(views).components for n, views in zip(sizes, lists, strict=True)
+    }
     first, _, last = work
     return measure(
-        f"components of {name}, core {where}", work, base=first, unit="us", rounds=3 if quick else 15, targets=[at_most(250, last, first)],
-    )  # fmt: skip
+        f"components of {name}, core {where}",
+        work,
+        base=first,
+        unit="us",
+        rounds=3 if quick else 15,
+        targets=[at_most(250, last, first)],
+    )
 
 
 def pairs() -> dict[str, tuple[Array, Array]]:
@@ -107,11 +116,20 @@ def pairs() -> dict[str, tuple[Array, Array]]:
 def pair(name: str, quick: bool, where: str) -> Result:
     x, y = pairs()[name]
     names = {"shares": np.shares_memory, "overlap": fanin.overlap, "in_c": _core._test_overlap, "x": x, "y": y}
-    work = {"np.shares_memory(x, y)": "shares(x, y)", "fanin.overlap(x, y)": "overlap(x, y)", "1000 times in C": "in_c(x, y, 1000)"}
+    work = {
+        "np.shares_memory(x, y)": "shares(x, y)",
+        "fanin.overlap(x, y)": "overlap(x, y)",
+        "1000 times in C": "in_c(x, y, 1000)",
+    }
     return measure(
-        f"two {name}, core {where}", work, base="np.shares_memory(x, y)", names=names, rounds=5 if quick else 300, calls=10,
+        f"two {name}, core {where}",
+        work,
+        base="np.shares_memory(x, y)",
+        names=names,
+        rounds=5 if quick else 300,
+        calls=10,
         targets=[at_least(1, "fanin.overlap(x, y)", "np.shares_memory(x, y)")],
-    )  # fmt: skip
+    )
 
 
 def shares(x: Array, y: Array, most: int) -> None:
@@ -124,9 +142,15 @@ def shares(x: Array, y: Array, most: int) -> None:
 
 def hard(quick: bool, where: str) -> Iterator[Result]:
     memory = np.empty(300_000_000, "i1")
-    bad = as_strided(memory, (1049,) * 3, (36674, 61119, 85569)), as_strided(memory[64023025:], (1049,) * 2, (12223, 12224))
+    bad = (
+        as_strided(memory, (1049,) * 3, (36674, 61119, 85569)),
+        as_strided(memory[64023025:], (1049,) * 2, (12223, 12224)),
+    )
     most = 10**6 if quick else 10**8
-    work: Work = {f"np.shares_memory, given up after {most} tries": lambda: shares(*bad, most), "fanin.overlap": lambda: fanin.overlap(*bad)}
+    work: Work = {
+        f"np.shares_memory, given up after {most} tries": lambda: shares(*bad, most),
+        "fanin.overlap": lambda: fanin.overlap(*bad),
+    }
     first, mine = work
     yield measure(
         f"a pair that defeats a search, core {where}", work, base=first, unit="ms", rounds=3 if quick else 9,
@@ -135,14 +159,23 @@ def hard(quick: bool, where: str) -> Iterator[Result]:
     rng = np.random.default_rng(0)
     several = []
     for _ in range(10 if quick else 40):
-        cut = [as_strided(memory[rng.integers(0, 1000) :], rng.integers(5, 90, 3), rng.integers(10_000, 600_000, 3) * 3) for _ in range(2)]
+        cut = [
+            as_strided(memory[rng.integers(0, 1000) :], rng.integers(5, 90, 3), rng.integers(10_000, 600_000, 3) * 3)
+            for _ in range(2)
+        ]
         several.append(cut)
     works: Work = {
         f"np.shares_memory, at most {most} tries": lambda: [shares(x, y, most) for x, y in several],
         "fanin.overlap": lambda: [fanin.overlap(x, y) for x, y in several],
     }
     first, mine = works
-    yield measure(f"{len(several)} pairs with large random strides, core {where}", works, base=first, unit="ms", rounds=3 if quick else 9)
+    yield measure(
+        f"{len(several)} pairs with large random strides, core {where}",
+        works,
+        base=first,
+        unit="ms",
+        rounds=3 if quick else 9,
+    )
 
 
 def guard(quick: bool, where: str) -> Result:
@@ -153,14 +186,23 @@ def guard(quick: bool, where: str) -> Result:
     work: dict[str, Any] = {
         "100 ndarrays": lambda: layout.check(two),
         "100 tensors": None,
-        "np.may_share_memory of neighbours": lambda: [np.may_share_memory(x, y) for x, y in zip(two[1:], two, strict=False)],
+        "np.may_share_memory of neighbours": lambda: [
+            np.may_share_memory(x, y) for x, y in zip(two[1:], two, strict=False)
+        ],
     }
     if torch is not None:
         tensors = [*torch.zeros(50, 20), *torch.zeros(20, 50).T]
         fanin.overlaps(tensors)
         recorded = _core.Layout(tensors)
         work["100 tensors"] = lambda: recorded.check(tensors)
-    return measure(f"does everything lie as it did, core {where}", work, base="100 ndarrays", unit="us", rounds=5 if quick else 300, calls=10)
+    return measure(
+        f"does everything lie as it did, core {where}",
+        work,
+        base="100 ndarrays",
+        unit="us",
+        rounds=5 if quick else 300,
+        calls=10,
+    )
 
 
 def results(quick: bool) -> Iterator[Result]:

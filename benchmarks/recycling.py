@@ -1,4 +1,5 @@
-"""What fresh pages cost: sums into recycled and into fresh memory, beside NumPy's: python benchmarks/recycling.py [--quick] [--json FILE].
+"""What fresh pages cost: sums into recycled and into fresh memory, beside NumPy's: python benchmarks/recycling.py
+[--quick] [--json FILE].
 
 "fresh" means that every page of the result has to be given by the system first.
 """
@@ -44,9 +45,14 @@ def one(n: int, size: int, where: str, quick: bool) -> Result:
     }
     with fanin.set_options(pool_bytes=2 * size):
         return measure(
-            f"{n} x {size_text(size)} float32, core {where}", work, base=FRESH, targets=[at_most(0.75, "fanin, fresh", FRESH)] if n >= 4 else [],
-            before={"fanin, recycled": recycled}, longest=5, **{**effort((n + 1) * size, quick), "calls": 1},
-        )  # fmt: skip
+            f"{n} x {size_text(size)} float32, core {where}",
+            work,
+            base=FRESH,
+            targets=[at_most(0.75, "fanin, fresh", FRESH)] if n >= 4 else [],
+            before={"fanin, recycled": recycled},
+            longest=5,
+            **{**effort((n + 1) * size, quick), "calls": 1},
+        )
 
 
 def results(quick: bool) -> Iterator[Result]:

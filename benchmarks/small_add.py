@@ -1,4 +1,6 @@
-"""One add of 16 floats, by arrival and by key, beside NumPy, HIPS autograd, torch and JAX: python benchmarks/small_add.py [--quick] [--json FILE]."""
+"""One add of 16 floats, by arrival and by key, beside NumPy, HIPS autograd, torch and JAX: python
+benchmarks/small_add.py [--quick] [--json FILE].
+"""
 
 from __future__ import annotations
 
@@ -56,11 +58,20 @@ def one(where: str, quick: bool) -> Result:
     if jax is not None:
         names |= {"jit_add": jax.jit(lambda x, y: x + y), "jx": jax.numpy.ones(16), "jy": jax.numpy.ones(16)}
         work["jax.jit"] = "jit_add(jx, jy)"
-    targets = [at_least(6, "buf.add(0, b)", "np.add(a, b, out=out)", "np.add(a, b, out)"), at_least(12, "buf.add(0, b)", "torch x.add_(y)")]
+    targets = [
+        at_least(6, "buf.add(0, b)", "np.add(a, b, out=out)", "np.add(a, b, out)"),
+        at_least(12, "buf.add(0, b)", "torch x.add_(y)"),
+    ]
     return measure(
-        f"one add of 16 float32, core {where}", work, base="np.add(a, b, out=out)", targets=targets, names=names, after=buf.clear,
-        rounds=5 if quick else 4000, calls=64,
-    )  # fmt: skip
+        f"one add of 16 float32, core {where}",
+        work,
+        base="np.add(a, b, out=out)",
+        targets=targets,
+        names=names,
+        after=buf.clear,
+        rounds=5 if quick else 4000,
+        calls=64,
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""N adds of 16 floats and the take, N = 2, 8, 64, beside chains of + and torch.stack().sum(0): python benchmarks/small_sums.py [--quick] [--json FILE]."""
+"""N adds of 16 floats and the take, N = 2, 8, 64, beside chains of + and torch.stack().sum(0): python
+benchmarks/small_sums.py [--quick] [--json FILE].
+"""
 
 from __future__ import annotations
 
@@ -52,10 +54,15 @@ def one(n: int, where: str, quick: bool) -> Result:
         work["numexpr"] = "again(local_dict=local)"
     least = {2: 1.8, 8: 4, 64: 6}[n]
     return measure(
-        f"{n} adds of 16 float32 and the take, core {where}", work, base="functools.reduce(np.add)", names=names, after=buf.clear,
+        f"{n} adds of 16 float32 and the take, core {where}",
+        work,
+        base="functools.reduce(np.add)",
+        names=names,
+        after=buf.clear,
         targets=[at_least(least, row, *PEERS) for row in ("buf.add, N times, buf.take", "fanin.add_n")],
-        rounds=5 if quick else 2000, calls=max(1, 64 // n),
-    )  # fmt: skip
+        rounds=5 if quick else 2000,
+        calls=max(1, 64 // n),
+    )
 
 
 def results(quick: bool) -> Iterator[Result]:

@@ -1,7 +1,8 @@
-"""Two producer threads, on one slot and on many, beside a lock and +=: python benchmarks/two_threads.py [--quick] [--json FILE].
+"""Two producer threads, on one slot and on many, beside a lock and +=: python benchmarks/two_threads.py [--quick]
+[--json FILE].
 
-A pass is so many adds by each of two threads, and the sums. Each thread is there before the pass and waits for its start. Of every pass the sums are
-checked: nothing is lost.
+A pass is so many adds by each of two threads, and the sums. Each thread is there before the pass and waits for its
+start. Of every pass the sums are checked: nothing is lost.
 """
 
 from __future__ import annotations
@@ -92,12 +93,20 @@ def one(slots: int, size: int, adds: int, where: str, quick: bool) -> Result:
         if sum(float(x[0]) for x in all_) != 2 * adds:
             raise AssertionError("a gradient was lost")
 
-    work = {"a lock and +=": locked(pairs[1]), "a lock for each slot and +=": locked(pairs[2]), "buf.add, buf.take": through}
+    work = {
+        "a lock and +=": locked(pairs[1]),
+        "a lock for each slot and +=": locked(pairs[2]),
+        "buf.add, buf.take": through,
+    }
     names = ("a lock and +=", "a lock for each slot and +=")
     one = measure(
-        f"two threads, {adds} adds each of {size_text(size)} to {slots} slot{'s' * (slots > 1)}, cores {where}", work, base=names[0], unit="us",
-        targets=[at_least(3, "buf.add, buf.take", *names)], rounds=2 if quick else 25,
-    )  # fmt: skip
+        f"two threads, {adds} adds each of {size_text(size)} to {slots} slot{'s' * (slots > 1)}, cores {where}",
+        work,
+        base=names[0],
+        unit="us",
+        targets=[at_least(3, "buf.add, buf.take", *names)],
+        rounds=2 if quick else 25,
+    )
     for pair in pairs:
         pair.end()
     return one

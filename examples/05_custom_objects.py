@@ -1,4 +1,6 @@
-"""Gradients that are no arrays: objects with a `+` of their own, dicts with a `combine`, symbolic zeros, sparse rows."""
+"""Gradients that are no arrays: objects with a `+` of their own, dicts with a `combine`, symbolic zeros, sparse
+rows.
+"""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,6 @@
-"""Scenarios for `fanin check examples/06_check_me.py`: two that are right, and one with a race that only some orders show."""
+"""Scenarios for `fanin check examples/06_check_me.py`: two that are right, and one with a race that only some orders
+show.
+"""
 
 import numpy as np
 

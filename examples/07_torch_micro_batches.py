@@ -1,4 +1,6 @@
-"""Gradients of 64 micro-batches of a bfloat16 model: torch rounds every sum, fanin.torch.accumulate rounds once. Needs torch."""
+"""Gradients of 64 micro-batches of a bfloat16 model: torch rounds every sum, fanin.torch.accumulate rounds once. Needs
+torch.
+"""
 
 import sys
 
@@ -43,4 +45,7 @@ ours = gradients()
 
 for (name, _), t, a, b in zip(model.named_parameters(), true, theirs, ours, strict=True):
     off = [float((g.double() - t).norm() / t.norm()) for g in (a, b)]
-    print(f"{name:9} torch is off by {off[0]:.1e}, fanin by {off[1]:.1e}; rounded once: {torch.equal(b, t.to(torch.bfloat16))}")
+    print(
+        f"{name:9} torch is off by {off[0]:.1e}, fanin by {off[1]:.1e}; rounded once:"
+        f" {torch.equal(b, t.to(torch.bfloat16))}"
+    )

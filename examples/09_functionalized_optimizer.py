@@ -1,4 +1,6 @@
-"""An optimizer's step that writes views of one flat buffer, as a pure function with a signature, and a wrapper that does what the step did."""
+"""An optimizer's step that writes views of one flat buffer, as a pure function with a signature, and a wrapper that
+does what the step did.
+"""
 
 import io
 
@@ -7,7 +9,8 @@ import numpy as np
 from fanin import overlaps
 from fanin.analysis import alias_dot, alias_plot, create_graph_signature, functionalize
 
-# All parameters lie in one buffer. The step is given the parameters, the buffer (for weight decay), a momentum for each, and gradients.
+# All parameters lie in one buffer. The step is given the parameters, the buffer (for weight decay), a momentum for
+# each, and gradients.
 flat = np.ones(10)
 weight, bias = flat[:8].reshape(4, 2), flat[8:]
 moment_w, moment_b = np.zeros((4, 2)), np.zeros(2)
@@ -37,7 +40,8 @@ print("and returns:", *f.pure.output_descs, sep="\n  ")
 signature = create_graph_signature(f.pure.names, f.pure.inner_meta)
 print("new values:", signature.user_inputs_to_mutate)
 
-# The wrapper leaves the caller with what the step itself would have left: writes, and outputs that are views of the caller's own.
+# The wrapper leaves the caller with what the step itself would have left: writes, and outputs that are views of the
+# caller's own.
 row, buffer, norm = f(*args)
 print(flat.tolist(), moment_b.tolist(), round(float(norm), 3))
 print(buffer is flat, np.shares_memory(row, weight), row.tolist())

@@ -1,4 +1,6 @@
-"""Gradients of a torch model from several producers, streams on a GPU and threads elsewhere, are summed by keys and compared with torch's own engine. Needs torch."""
+"""Gradients of a torch model from several producers, streams on a GPU and threads elsewhere, are summed by keys and
+compared with torch's own engine. Needs torch.
+"""
 
 import contextlib
 import sys
@@ -57,4 +59,7 @@ again = summed(list(reversed(range(PRODUCERS))))
 
 sum(loss(x) for x in parts).backward()  # torch's engine: one backward pass through all parts
 for (name, p), a, b in zip(model.named_parameters(), ours, again, strict=True):
-    print(f"{name:9} close to torch's engine: {torch.allclose(a, p.grad, rtol=1e-5, atol=1e-7)}; the same bits again: {torch.equal(a, b)}")
+    print(
+        f"{name:9} close to torch's engine: {torch.allclose(a, p.grad, rtol=1e-5, atol=1e-7)}; the same bits again:"
+        f" {torch.equal(a, b)}"
+    )

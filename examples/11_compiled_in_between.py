@@ -1,4 +1,6 @@
-"""Somebody else's compiler in between: a function that writes views of one buffer, as a pure function that torch.fx traces, with gradients. Needs torch."""
+"""Somebody else's compiler in between: a function that writes views of one buffer, as a pure function that torch.fx
+traces, with gradients. Needs torch.
+"""
 
 import sys
 import warnings

@@ -1,14 +1,16 @@
-"""A model of streams, events, graphs and host threads that knows no clocks: every order in which a small program's steps can happen, one after the other.
+"""A model of streams, events, graphs and host threads that knows no clocks: every order in which a small program's
+steps can happen, one after the other.
 
-A program is a list of calls in the order in which the host makes them, each by one of a few host threads. A call is some steps, host's and device's, and says of each which steps come
-before it. Two accesses to a common byte race if one order has them this way and another that way. `Model(without=...)` leaves one rule out, or bends it: such a model is wrong, and a test
-that cannot tell it from the right one tests nothing.
+A program is a list of calls in the order in which the host makes them, each by one of a few host threads. A call is
+some steps, host's and device's, and says of each which steps come before it. Two accesses to a common byte race if one
+order has them this way and another that way. `Model(without=...)` leaves one rule out, or bends it: such a model is
+wrong, and a test that cannot tell it from the right one tests nothing.
 
-    launch s reads writes     what s does next                 record e s, wait s e     e is what s has been given so far
-    sync s, sync_event e      the host goes on behind it       read s view              a copy on s for which the host waits
-    capture g a b works       a graph of work on a, and on b between a fork and a join
-    graph g s                 that graph, on s                 drop z, used_on z s      z goes once those it is marked with have passed
-    see t                     the host goes on behind what thread t has done
+    launch s reads writes     what s does next                 record e s, wait s e     e is what s has been given so
+    far sync s, sync_event e      the host goes on behind it       read s view              a copy on s for which the
+    host waits capture g a b works       a graph of work on a, and on b between a fork and a join graph g s
+    that graph, on s                 drop z, used_on z s      z goes once those it is marked with have passed see t
+    the host goes on behind what thread t has done
 """
 
 from __future__ import annotations
@@ -89,7 +91,13 @@ class Model:
     def stream_step(self, s: int, *before: int | None, barrier: bool = True) -> int:
         around: tuple[int | None, ...] = ()
         if barrier and self.without != "legacy":
-            around = tuple(self.stream[b] for b in BLOCKING) if s == LEGACY else (self.stream[LEGACY],) if s in BLOCKING else ()
+            around = (
+                tuple(self.stream[b] for b in BLOCKING)
+                if s == LEGACY
+                else (self.stream[LEGACY],)
+                if s in BLOCKING
+                else ()
+            )
         mine = None if self.without == "fifo" else self.stream[s]
         self.stream[s] = self.step(mine, *around, *before)
         return self.stream[s]  # type: ignore[return-value]
@@ -188,7 +196,9 @@ class Model:
         self.host_step(t, None if self.without == "see" else self.host[other])
 
     def orders(self) -> list[int]:
-        """Of each step: those that come after it in some order. Every set of steps that can be all that has happened is met once."""
+        """Of each step: those that come after it in some order. Every set of steps that can be all that has happened is
+        met once.
+        """
         every = (1 << len(self.before)) - 1
         after, met, front = [0] * len(self.before), {0}, [0]
         while front:
@@ -208,7 +218,11 @@ class Model:
             while i >= self.calls[at]:
                 at += 1
             for old in self.accesses[:i]:
-                if old.array != new.array or not old.bytes & new.bytes or not (old.write or new.write or self.without == "reads"):
+                if (
+                    old.array != new.array
+                    or not old.bytes & new.bytes
+                    or not (old.write or new.write or self.without == "reads")
+                ):
                     continue
                 if old.release or old.step == new.step:
                     continue  # what comes behind a release is a graph's, which keeps the memory

@@ -1,4 +1,6 @@
-"""Buffers whose gradients and sums are on "cuda:0", of the fake driver or of a GPU, with ndarrays outside: for the suite fanin.conformance."""
+"""Buffers whose gradients and sums are on "cuda:0", of the fake driver or of a GPU, with ndarrays outside: for the
+suite fanin.conformance.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,11 @@ class CudaBuffer:
 
     def back(self, x: Any) -> Any:
         """The ndarray that was added, where x is the very array that was made of it; else x's values."""
-        return next((sent for on, sent in self.sent if on is x), None) if any(on is x for on, _ in self.sent) else x.numpy()
+        return (
+            next((sent for on, sent in self.sent if on is x), None)
+            if any(on is x for on, _ in self.sent)
+            else x.numpy()
+        )
 
     def expect(self, slot: int, n: int) -> None:
         self.buffer.expect(slot, n)

@@ -1,7 +1,8 @@
-"""Random scenarios of a few threads on one buffer, as data: what `explore` finds of them with its reduction is what it finds without.
+"""Random scenarios of a few threads on one buffer, as data: what `explore` finds of them with its reduction is what it
+finds without.
 
-A program is a tuple of threads, a thread a tuple of steps, a step a word and its arguments; `scenario` makes a function of a Machine of it, whose value is all that any
-thread could see.
+A program is a tuple of threads, a thread a tuple of steps, a step a word and its arguments; `scenario` makes a function
+of a Machine of it, whose value is all that any thread could see.
 """
 
 from __future__ import annotations
@@ -215,7 +216,9 @@ def merges(lengths: list[int]) -> Iterator[tuple[int, ...]]:
 
 
 def in_turn(program: Program, options: dict[str, Any]) -> set[Any]:
-    """What comes of the calls where each is made as a whole, one behind the other on one thread, in every order: no search, no turns."""
+    """What comes of the calls where each is made as a whole, one behind the other on one thread, in every order: no
+    search, no turns.
+    """
     found = set()
     for order in merges([len(steps) for steps in program]):
         with Machine() as m:
@@ -228,7 +231,9 @@ def in_turn(program: Program, options: dict[str, Any]) -> set[Any]:
 
 
 def differs(program: Program, options: dict[str, Any], limit: int) -> tuple[str, Report, Report]:
-    """What the two searches differ in, "" where nothing. What the whole search has seen, all or some, must be among what the other one saw, if that came to its end."""
+    """What the two searches differ in, "" where nothing. What the whole search has seen, all or some, must be among
+    what the other one saw, if that came to its end.
+    """
     run = scenario(program, options)
     reduced = explore(run, limit=400, samples=0)
     whole = explore(run, limit=limit, samples=limit, reduce=False)

@@ -142,7 +142,9 @@ class Producer:
 
 @contextmanager
 def once(*producers: Any) -> Iterator[None]:
-    """At the end of the block each deleter has been called exactly once, and no sooner than the block's last use of it."""
+    """At the end of the block each deleter has been called exactly once, and no sooner than the block's last
+    use of it.
+    """
     yield
     gc.collect()
     for p in producers:

@@ -10,7 +10,20 @@ import torch
 
 Step = tuple[str, int, int]
 
-VIEWS = ("t", "select", "slice", "flat", "expand", "unbind", "split", "detach", "unsqueeze", "alias", "diagonal", "data")
+VIEWS = (
+    "t",
+    "select",
+    "slice",
+    "flat",
+    "expand",
+    "unbind",
+    "split",
+    "detach",
+    "unsqueeze",
+    "alias",
+    "diagonal",
+    "data",
+)
 WRITES = ("mul_", "add_", "zero_", "copy_", "setitem")
 GEOMETRY = ("t_", "unsqueeze_", "squeeze_", "transpose_")
 FRESH = ("plus", "times", "clone", "custom")
@@ -154,7 +167,12 @@ class Program:
 
 def program(rng: random.Random) -> Program:
     """A random one."""
-    kinds = ["plain", *rng.choices(("plain", "leaf", "grown", "view", "transposed", "expanded", "again", "number"), k=rng.randint(0, 2))]
+    kinds = [
+        "plain",
+        *rng.choices(
+            ("plain", "leaf", "grown", "view", "transposed", "expanded", "again", "number"), k=rng.randint(0, 2)
+        ),
+    ]
     rng.shuffle(kinds)
     if kinds[0] in ("again", "number"):
         kinds[0] = rng.choice(("plain", "grown", "view"))

@@ -69,4 +69,3 @@ def side_by_side(runs: Iterable[tuple[str, ...]], timeout: float = 600) -> list[
 def added(lines: Iterable[Line], name: str) -> int:
     """The sum of one number over lines."""
     return int(sum(line[name] for line in lines if name in line.numbers))
-

@@ -1,8 +1,9 @@
 """Planted faults in Python modules: a rule's text is replaced, and a test must notice.
 
-A mutant is a module, a text that stands in it once, and what stands there instead. While it is planted the module's names are those of the changed source;
-afterwards they are the very objects that were there before, so that nobody else notices. Tests that are to notice must ask the module
-for its names (`descriptors.parse`), not hold them (`from fanin.descriptors import parse`).
+A mutant is a module, a text that stands in it once, and what stands there instead. While it is planted the module's
+names are those of the changed source; afterwards they are the very objects that were there before, so that nobody else
+notices. Tests that are to notice must ask the module for its names (`descriptors.parse`), not hold them (`from
+fanin.descriptors import parse`).
 """
 
 from __future__ import annotations

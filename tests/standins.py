@@ -1,6 +1,8 @@
-"""Arrays and streams of GPU libraries that behave as their specifications say, over the fake driver's memory: DLPack, its C exchange table, `__cuda_array_interface__`,
-and as much of torch, CuPy and Numba as fanin asks for. A library here frees its memory as soon as nobody on the host holds it: what a device still does with it is the
-business of whoever let it go."""
+"""Arrays and streams of GPU libraries that behave as their specifications say, over the fake driver's memory: DLPack,
+its C exchange table, `__cuda_array_interface__`, and as much of torch, CuPy and Numba as fanin asks for. A library here
+frees its memory as soon as nobody on the host holds it: what a device still does with it is the business of whoever let
+it go.
+"""
 
 from __future__ import annotations
 
@@ -180,7 +182,9 @@ def adopted(library: Library, make: type[Array], managed: Any, at: int) -> Any:
 
 
 class DLArray(Array):
-    """An array with DLPack 1.x, as the array API standard has it: the consumer's stream waits for the library's current one."""
+    """An array with DLPack 1.x, as the array API standard has it: the consumer's stream waits for the library's current
+    one.
+    """
 
     versioned = True
     read_only = False
@@ -356,7 +360,9 @@ def installed(name: str, module: Any) -> Iterator[Any]:
 
 
 def cupy(library: Library) -> Any:
-    """CuPy, as far as it is asked: arrays whose capsule keeps the array itself, streams with `ptr` and a device of -1, `from_dlpack`."""
+    """CuPy, as far as it is asked: arrays whose capsule keeps the array itself, streams with `ptr` and a device of -1,
+    `from_dlpack`.
+    """
     module: Any = types.ModuleType("cupy")
 
     class ndarray(DLArray):

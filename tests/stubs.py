@@ -1,12 +1,14 @@
-"""The docstrings of python/fanin/_core.pyi are those of the C core, which editors cannot read: there is one source, and this copies it.
+"""The docstrings of python/fanin/_core.pyi are those of the C core, which editors cannot read: there is one source, and
+this copies it.
 
-    python tests/stubs.py        # after a docstring or a signature in csrc/py has changed
+python tests/stubs.py        # after a docstring or a signature in csrc/py has changed
 """
 
 from __future__ import annotations
 
 import ast
 import inspect
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +21,15 @@ FILE = Path(__file__).parents[1] / "python" / "fanin" / "_core.pyi"
 def public() -> set[str]:
     """The names of the core that users meet: those that the package shows, and what such an object gives."""
     shown = {id(getattr(module, name)) for module in (fanin, fanin.sim) for name in module.__all__}
-    return {"Target", "Machine"} | {name for name in dir(_core) if id(getattr(_core, name)) in shown and not name.startswith("_")}
+    return {"Target", "Machine"} | {
+        name for name in dir(_core) if id(getattr(_core, name)) in shown and not name.startswith("_")
+    }
 
 
 def wanted(node: ast.stmt, parent: str = "") -> str | None:
-    """The docstring that a class, a function, a method or a property is to have; None where it is to have none of ours."""
+    """The docstring that a class, a function, a method or a property is to have; None where it is to have none
+    of ours.
+    """
     assert isinstance(node, ast.ClassDef | ast.FunctionDef)
     holder: Any = getattr(_core, parent) if parent else _core
     if node.name.startswith("_") or (not parent and node.name not in public()):
@@ -33,10 +39,20 @@ def wanted(node: ast.stmt, parent: str = "") -> str | None:
     return inspect.getdoc(getattr(holder, node.name))
 
 
+def wrapped(lines: list[str], width: int) -> list[str]:
+    """A paragraph whose lines are at most `width` columns, its last one with room for closing quotes."""
+    if ">>>" in lines[0] or all(len(line) <= width for line in lines):
+        return lines
+    return textwrap.wrap(" ".join(lines), width - 3, break_long_words=False, break_on_hyphens=False)
+
+
 def quoted(text: str, indent: str) -> str:
     """A docstring as it stands in the file."""
     mark = 'r"""' if "\\" in text else '"""'
-    lines = [mark + text.splitlines()[0], *text.splitlines()[1:]]
+    lines = [
+        line for part in (mark + text).split("\n\n") for line in [*wrapped(part.splitlines(), 119 - len(indent)), ""]
+    ]
+    lines.pop()
     body = "\n".join(indent + line if line else "" for line in lines)
     return body + ('"""' if len(lines) == 1 else f'\n{indent}"""')
 
@@ -44,7 +60,9 @@ def quoted(text: str, indent: str) -> str:
 def with_docstrings(text: str) -> str:
     """The file with the docstrings of the core."""
     lines = text.splitlines()
-    edits: list[tuple[int, int, int, str]] = []  # (line, column, last line, what stands there instead of all that follows)
+    edits: list[
+        tuple[int, int, int, str]
+    ] = []  # (line, column, last line, what stands there instead of all that follows)
 
     def visit(node: ast.stmt, parent: str, indent: str) -> None:
         if not isinstance(node, ast.ClassDef | ast.FunctionDef):
@@ -59,7 +77,9 @@ def with_docstrings(text: str) -> str:
             said = quoted(doc, indent + "    ")
             if replaced:
                 assert first.end_lineno
-                beside = lines[first.lineno - 1][: first.col_offset].strip() != ""  # what stands before it in its line stays
+                beside = (
+                    lines[first.lineno - 1][: first.col_offset].strip() != ""
+                )  # what stands before it in its line stays
                 edits.append((first.lineno, first.col_offset if beside else 0, first.end_lineno, said))
             else:
                 at = min([first.lineno, *(d.lineno for d in getattr(first, "decorator_list", []))])

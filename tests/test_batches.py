@@ -80,9 +80,13 @@ BAD: list[tuple[str, list[Any], list[Any], dict[str, Any], type[Exception], str]
 ]
 
 
-@pytest.mark.parametrize(("slots", "gradients", "options", "kind", "words"), [b[1:] for b in BAD], ids=[b[0] for b in BAD])
+@pytest.mark.parametrize(
+    ("slots", "gradients", "options", "kind", "words"), [b[1:] for b in BAD], ids=[b[0] for b in BAD]
+)
 @pytest.mark.parametrize("plain", [True, False], ids=["plain", "items"])
-def test_one_that_is_refused_leaves_none(plain: bool, slots: Any, gradients: Any, options: Any, kind: Any, words: str) -> None:
+def test_one_that_is_refused_leaves_none(
+    plain: bool, slots: Any, gradients: Any, options: Any, kind: Any, words: str
+) -> None:
     buf = pair()
     buf.add(1, X, key=7)
     if not plain:
@@ -189,7 +193,10 @@ def test_takes_and_batches_do_not_wait_for_each_other_for_ever() -> None:
         while not stop.is_set():
             total[0] += sum(float(x[0]) for x in buf.take() if x is not None)
 
-    adders = [threading.Thread(target=add, args=([2, 1, 0],), kwargs={"copy": True}), threading.Thread(target=add, args=([0, 2, 1, 1],))]
+    adders = [
+        threading.Thread(target=add, args=([2, 1, 0],), kwargs={"copy": True}),
+        threading.Thread(target=add, args=([0, 2, 1, 1],)),
+    ]
     taker = threading.Thread(target=take)
     for t in (*adders, taker):
         t.start()
@@ -322,9 +329,16 @@ def changed(how: Any) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("how", [lambda a: setattr(a, "dtype", np.int8), lambda a: setattr(a, "shape", (64, 64)),
-                                 lambda a: a.resize(16, refcheck=False), lambda a: setattr(a, "strides", (0,))],
-                         ids=["dtype", "shape", "resize", "strides"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        lambda a: setattr(a, "dtype", np.int8),
+        lambda a: setattr(a, "shape", (64, 64)),
+        lambda a: a.resize(16, refcheck=False),
+        lambda a: setattr(a, "strides", (0,)),
+    ],
+    ids=["dtype", "shape", "resize", "strides"],
+)
 def test_an_array_that_is_made_another_meanwhile_is_found(how: Any) -> None:
     buf, a = changed(how)
     for call in (buf.take, lambda: buf[0], lambda: buf.take(scale=2.0), lambda: buf.explain(0)):

@@ -42,7 +42,19 @@ def test_there_is_one_timing_loop() -> None:
 
 def test_bench_writes_where_its_figures_come_from(quick: tuple[str, dict[str, Any], Path]) -> None:
     _, written, _ = quick
-    assert {"cpu", "cores", "caches", "system", "python", "versions", "build", "gpus", "date", "command", "results"} == written.keys()
+    assert {
+        "cpu",
+        "cores",
+        "caches",
+        "system",
+        "python",
+        "versions",
+        "build",
+        "gpus",
+        "date",
+        "command",
+        "results",
+    } == written.keys()
     assert written["versions"]["numpy"] and set(written["versions"]) == {"fanin", *timing.PEERS}
     assert written["command"].startswith("python -m fanin bench --quick")
 
@@ -80,8 +92,10 @@ def test_the_rows_of_a_gpu_run_on_the_fake_driver_too() -> None:
         driver.synchronize()
         assert driver.races == 0, driver.race
     assert [one["title"].split(";")[0] for one in made] == [
-        *(f"gpu: {n} x 4 KB float32" for n in (2, 4, 8, 16)), "gpu: 5 slots of 1 KB, in place", "gpu: host time of 1 KB gradients"
-    ]  # fmt: skip
+        *(f"gpu: {n} x 4 KB float32" for n in (2, 4, 8, 16)),
+        "gpu: 5 slots of 1 KB, in place",
+        "gpu: host time of 1 KB gradients",
+    ]
     for one in made:
         assert one["base"] in one["rows"] and all(t["row"] in one["rows"] for t in one["targets"])
     assert {"torch add_ chain", "torch.compile of the sum", "cupy.fuse of the sum"} == set(made[0]["absent"])
@@ -115,19 +129,27 @@ def test_a_row_alone(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
 def test_files_are_tried_before_the_work(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for option in ("--json", "--plot"):
-        for place, words in ((tmp_path / "file" / "x.svg", "File exists"), (tmp_path, "Is a directory"), (Path("/proc/x.svg"), "No such file")):
+        for place, words in (
+            (tmp_path / "file" / "x.svg", "File exists"),
+            (tmp_path, "Is a directory"),
+            (Path("/proc/x.svg"), "No such file"),
+        ):
             assert main(["bench", "--quick", "--only", "life", option, str(place)]) == 2
             said = capsys.readouterr()
             assert said.out == "" and words in said.err and str(place) in said.err
 
 
-def test_a_picture_of_no_known_kind_is_refused_before_the_work(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_picture_of_no_known_kind_is_refused_before_the_work(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib, which draws, is not installed")
     assert main(["bench", "--quick", "--only", "life", "--plot", str(tmp_path / "x.xyz")]) == 2
     said = capsys.readouterr()
     assert said.out == "" and "no picture of this kind" in said.err and "svg" in said.err
     assert main(["bench", "--quick", "--only", "life", "--plot", str(tmp_path / "plain")]) == 0
-    assert (tmp_path / "plain").read_text().startswith("<?xml"), "a name without an ending is a picture like others, under that very name"
+    assert (tmp_path / "plain").read_text().startswith("<?xml"), (
+        "a name without an ending is a picture like others, under that very name"
+    )
     assert [p.name for p in tmp_path.iterdir()] == ["plain"]
 
 
@@ -149,7 +171,7 @@ def test_without_matplotlib_a_picture_is_refused(
 
 def test_turns_are_taken_and_each_variant_begins_in_a_round() -> None:
     order: list[str] = []
-    work = {name: (lambda name=name: order.append(name)) for name in "abc"}
+    work = {name: lambda name=name: order.append(name) for name in "abc"}
     times = timing.turns(work, rounds=3)
     assert "".join(order) == "abc" + "abc" + "bca" + "cab", "first unheard, then three rounds"
     assert {name: len(t) for name, t in times.items()} == {"a": 3, "b": 3, "c": 3}
@@ -158,7 +180,9 @@ def test_turns_are_taken_and_each_variant_begins_in_a_round() -> None:
 def test_statements_see_names_and_the_number_of_the_call() -> None:
     seen: list[int] = []
     cleared: list[int] = []
-    timing.turns({"s": "note(k)"}, rounds=1, calls=3, names={"note": seen.append}, after=lambda: cleared.append(len(seen)))
+    timing.turns(
+        {"s": "note(k)"}, rounds=1, calls=3, names={"note": seen.append}, after=lambda: cleared.append(len(seen))
+    )
     assert seen == [0, 1, 2] * 2
     assert cleared[-1] == 6
 
@@ -195,7 +219,7 @@ def test_callgrind_dumps_are_read(tmp_path: Path) -> None:
     spec.loader.exec_module(module)
     dump = tmp_path / "out.2"
     dump.write_text(
-        "positions: line\nevents: Ir\n\nob=(1) /lib/one.so\nfn=(1) first\n10 5\n+1 2\ncob=(2) /lib/two.so\ncfn=(2) second\ncalls=3 0\n* 100\n"
-        "-1 1\n\nob=(2)\nfn=(2)\n0 40\n"
+        "positions: line\nevents: Ir\n\nob=(1) /lib/one.so\nfn=(1) first\n10 5\n+1 2\ncob=(2) /lib/two.so\ncfn=(2)"
+        " second\ncalls=3 0\n* 100\n-1 1\n\nob=(2)\nfn=(2)\n0 40\n"
     )
     assert module.costs(dump) == {"first (one)": 8, "second (two)": 40}

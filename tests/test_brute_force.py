@@ -1,4 +1,6 @@
-"""The checker of races against a model without clocks (brute.py) that goes through every order: the same verdict at the same call, over random programs."""
+"""The checker of races against a model without clocks (brute.py) that goes through every order: the same verdict at the
+same call, over random programs.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,16 @@ def random_program(rng: random.Random, threads: int, calls: int) -> list[Call]:
 
     def work(touched: str = "") -> tuple[list[Any], list[Any]]:
         reads = [random_view(rng, rng.choice(touched or arrays), widths) for _ in range(rng.choice((0, 1, 1)))]
-        return reads, [random_view(rng, rng.choice(touched or arrays), widths) for _ in range(rng.choice((0, 1)) if reads else 1)]
+        return reads, [
+            random_view(rng, rng.choice(touched or arrays), widths) for _ in range(rng.choice((0, 1)) if reads else 1)
+        ]
 
-    kinds = ["launch"] * 8 + ["record", "wait"] + ["order"] * 5 + ["sync", "sync_event", "tell", "read", "capture", "graph", "graph", "used_on", "drop", "keep", "barrier"]
+    kinds = (
+        ["launch"] * 8
+        + ["record", "wait"]
+        + ["order"] * 5
+        + ["sync", "sync_event", "tell", "read", "capture", "graph", "graph", "used_on", "drop", "keep", "barrier"]
+    )
     streams = rng.sample(range(STREAMS), rng.choice((2, 2, 3)))
     while len(program) < calls:
         t, s, e = rng.randrange(threads), rng.choice(streams), rng.randrange(events)
@@ -43,7 +52,12 @@ def random_program(rng: random.Random, threads: int, calls: int) -> list[Call]:
                 program += [(t, "sync", s), (other, "see", t), (other, "launch", rng.choice(streams), *work())]
             case "both":  # what t knows nobody knows, for all that they wait for the same
                 other, b = rng.randrange(threads), rng.choice(BLOCKING)
-                program += [(t, "sync", s), (t, "sync", b), (other, "sync", b), (other, "launch", rng.choice(streams), *work())]
+                program += [
+                    (t, "sync", s),
+                    (t, "sync", b),
+                    (other, "sync", b),
+                    (other, "launch", rng.choice(streams), *work()),
+                ]
             case "record":
                 program.append((t, "record", e, s))
             case "wait":
@@ -54,7 +68,12 @@ def random_program(rng: random.Random, threads: int, calls: int) -> list[Call]:
                 program += [(t, "record", e, s), (t, "sync_event", e)]
             case "barrier":  # of two blocking streams, by an event of neither
                 one, other = rng.sample(BLOCKING, 2)
-                program += [(t, "record", e, 3), (t, "launch", one, *work()), (t, "wait", 0, e), (t, "launch", other, *work())]
+                program += [
+                    (t, "record", e, 3),
+                    (t, "launch", one, *work()),
+                    (t, "wait", 0, e),
+                    (t, "launch", other, *work()),
+                ]
             case "sync":
                 program.append((t, "sync", s))
             case "sync_event":
@@ -68,7 +87,11 @@ def random_program(rng: random.Random, threads: int, calls: int) -> list[Call]:
                 program.append((t, "capture", graphs, a, fork, works))
                 graphs += 1
             case "keep" if graphs < 2 and "z" in arrays:  # a graph's memory
-                program += [(t, "capture", graphs, rng.randrange(1, STREAMS), None, [(0, *work("z"))]), (t, "graph", graphs, s), (t, "drop", "z")]
+                program += [
+                    (t, "capture", graphs, rng.randrange(1, STREAMS), None, [(0, *work("z"))]),
+                    (t, "graph", graphs, s),
+                    (t, "drop", "z"),
+                ]
                 arrays, graphs = "x", graphs + 1
             case "graph" if graphs:
                 program.append((t, "graph", rng.randrange(graphs), s))
@@ -204,7 +227,9 @@ def agree(seed: int, n: int, threads: int, calls: int) -> tuple[int, int]:
     counts = [0, 0]
     for program in programs(seed, n, threads, calls):
         said, true = checked(program, threads), modelled(program, threads)
-        assert said == true, f"seed {seed}: the checker says {said}, the model {true}:\n" + "\n".join(map(repr, program))
+        assert said == true, f"seed {seed}: the checker says {said}, the model {true}:\n" + "\n".join(
+            map(repr, program)
+        )
         counts[true is None] += 1
     return counts[0], counts[1]
 

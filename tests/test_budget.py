@@ -150,11 +150,15 @@ def told(operations: list[tuple[Any, ...]], slots: int, how: dict[str, Any], *, 
                 elif name == "look":
                     kept.append(buf[rest[0]])
                 else:
-                    said.append([None if x is None else (str(x.dtype), x.shape, x.strides, x.tobytes()) for x in buf.take()])
+                    said.append(
+                        [None if x is None else (str(x.dtype), x.shape, x.strides, x.tobytes()) for x in buf.take()]
+                    )
             except (ValueError, TypeError, RuntimeError) as e:
                 said.append((name, type(e).__name__, str(e)))
     said.append([None if x is None else x.tobytes() for x in kept])
-    said.append({f: getattr(buf.counters, f) for f in ("adds", "folds", "passes", "in_place", "bytes_read", "bytes_written")})
+    said.append(
+        {f: getattr(buf.counters, f) for f in ("adds", "folds", "passes", "in_place", "bytes_read", "bytes_written")}
+    )
     return said
 
 
@@ -185,7 +189,9 @@ def script(rng: np.random.Generator, slots: int) -> list[tuple[Any, ...]]:
             operations.append(("add", slot, gradient(), key(slot)))
         elif what < 0.85:
             places = [int(s) for s in (range(slots) if rng.random() < 0.7 else rng.integers(0, slots, slots))]
-            operations.append(("many", places, [gradient() for _ in places], [key(s) or 0 for s in places] if keyed else None))
+            operations.append(
+                ("many", places, [gradient() for _ in places], [key(s) or 0 for s in places] if keyed else None)
+            )
         elif what < 0.87:
             operations.append(("expect", int(rng.integers(slots)), int(rng.integers(3, 9))))
         elif what < 0.93:
@@ -197,7 +203,9 @@ def script(rng: np.random.Generator, slots: int) -> list[tuple[Any, ...]]:
 
 
 def test_adding_at_once_is_parking_and_folding() -> None:
-    """The fast path and the general one give the same bits, strides, errors and snapshots; with no budget also the same counters."""
+    """The fast path and the general one give the same bits, strides, errors and snapshots; with no budget also the same
+    counters.
+    """
     refused = in_place = 0
     for seed in range(250):
         rng = np.random.default_rng(seed)

@@ -50,7 +50,9 @@ def test_the_default_is_auto_and_numbers_stay_numbers() -> None:
     assert fanin.InputBuffer(1).budget == "auto" == _core.get_options()["budget"]
 
 
-@pytest.mark.parametrize(("bad", "error"), [("Auto", ValueError), ("", ValueError), (True, TypeError), ([], TypeError), (b"auto", TypeError)])
+@pytest.mark.parametrize(
+    ("bad", "error"), [("Auto", ValueError), ("", ValueError), (True, TypeError), ([], TypeError), (b"auto", TypeError)]
+)
 def test_what_is_no_budget_is_told_what_one_is(bad: Any, error: type[Exception]) -> None:
     for call in (lambda: fanin.InputBuffer(1, budget=bad), lambda: fanin.set_options(budget=bad)):
         with pytest.raises(error, match='expected "auto", a number of bytes'):
@@ -400,7 +402,9 @@ def test_a_snapshot_of_what_was_summed_early_stays_as_it_is(limits: tuple[int, i
     assert (buf.take()[0] == sum(range(30))).all() and (before == sum(range(12))).all()
 
 
-@pytest.mark.parametrize("how", ["out", "scale", "writable", "clear", "explain", "dropped", "trace", "other dtype", "fortran", "debug"])
+@pytest.mark.parametrize(
+    "how", ["out", "scale", "writable", "clear", "explain", "dropped", "trace", "other dtype", "fortran", "debug"]
+)
 def test_whatever_follows_what_was_summed_early(limits: tuple[int, int], how: str) -> None:
     buf, total = early(), float(sum(range(12)))
     if how == "out":
@@ -492,7 +496,16 @@ def script(rng: np.random.Generator, slots: int) -> list[tuple[Any, ...]]:
         if what < 0.8:
             slot = int(rng.integers(slots))
             layout = ["plain"] * 12 + ["view", "fortran", "strided", "float32", "wrong shape"]
-            steps.append(("add", slot, str(rng.choice(layout)), key(slot), str(rng.choice(["drop", "hold", "next"])), int(rng.integers(1 << 30))))
+            steps.append(
+                (
+                    "add",
+                    slot,
+                    str(rng.choice(layout)),
+                    key(slot),
+                    str(rng.choice(["drop", "hold", "next"])),
+                    int(rng.integers(1 << 30)),
+                )
+            )
         elif what < 0.85:
             steps.append(("many", [int(s) for s in rng.integers(0, slots, 3)], int(rng.integers(1 << 30))))
         elif what < 0.9:
@@ -603,7 +616,9 @@ def test_threads_that_add_to_one_slot_while_it_is_summed() -> None:
 
 
 def test_under_every_schedule_the_automatic_budget_shows_what_the_whole_search_shows() -> None:
-    """What is due hangs on the bytes of all slots: so adds to different slots are tried in both orders once they may decide."""
+    """What is due hangs on the bytes of all slots: so adds to different slots are tried in both orders once they may
+    decide.
+    """
 
     def scenario(m: Any) -> Any:
         buf = fanin.InputBuffer(2)

@@ -78,9 +78,9 @@ def test_a_lock_that_is_given_back_without_being_held_ends_the_run(
     """So a removed lock of the buffer is found by the proof, whatever else it leads to."""
     source = tmp_path / "unlock.c"
     source.write_text(
-        '#include "check.h"\n#include "device/turns.h"\n'
-        "int main(void) { int a; bool first; fan_turns *t = fan_turns_new(1); for (int i = 0; i < 2; i++) CHECK_OK(fan_turns_spawn(t, &a, &first, NULL)); "
-        f"{acts} fan_turns_end(t, 0); fan_turns_end(t, 1); fan_turns_free(t); return check_done(); }}\n"
+        '#include "check.h"\n#include "device/turns.h"\nint main(void) { int a; bool first; fan_turns *t ='
+        f" fan_turns_new(1); for (int i = 0; i < 2; i++) CHECK_OK(fan_turns_spawn(t, &a, &first, NULL)); {acts}"
+        " fan_turns_end(t, 0); fan_turns_end(t, 1); fan_turns_free(t); return check_done(); }\n"
     )
     if dies:
         with pytest.raises(AssertionError, match="exit status -6"):

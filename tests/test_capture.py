@@ -1,5 +1,6 @@
-"""Streams captured into a graph: what is legal, with CUDA's codes, on the simulated device and on the CUDA backend over the fake driver; and the buffer
-under capture (K1-K4, S7)."""
+"""Streams captured into a graph: what is legal, with CUDA's codes, on the simulated device and on the CUDA backend over
+the fake driver; and the buffer under capture (K1-K4, S7).
+"""
 
 from __future__ import annotations
 
@@ -152,7 +153,9 @@ def bump(w: Any, s: Any, x: Any, n: float) -> None:
 
 
 def ended(w: Any, s: Any) -> None:
-    """The end of a capture in which a wait was refused: fanin refuses it before the device hears of it, the driver breaks the capture."""
+    """The end of a capture in which a wait was refused: fanin refuses it before the device hears of it, the driver
+    breaks the capture.
+    """
     if isinstance(w, Sim):
         w.end_capture(s)
     else:
@@ -493,7 +496,15 @@ def test_nothing_is_queried_or_waited_for_while_it_is_captured() -> None:
         d.begin_capture(c)
         fork(world, c, p)
         fork(world, c, q)
-        names = ("EventQuery", "EventSynchronize", "StreamSynchronize", "CtxSynchronize", "ModuleLoadData", "MemFree", "MemFreeAsync")
+        names = (
+            "EventQuery",
+            "EventSynchronize",
+            "StreamSynchronize",
+            "CtxSynchronize",
+            "ModuleLoadData",
+            "MemFree",
+            "MemFreeAsync",
+        )
         before = {name: d.calls(name) for name in names}
         total = captured_pass(world, c, p, q, g, budget=0)
         assert {name: d.calls(name) for name in before} == before
@@ -540,7 +551,9 @@ def test_memory_that_goes_during_a_capture_lives_as_long_as_its_graph() -> None:
 @pytest.mark.parametrize("call", ["UserObjectCreate", "GraphRetainUserObject"])
 @pytest.mark.parametrize("at", [0, 1, 2])
 def test_memory_that_a_graph_was_not_told_of_is_told_again(at: int, call: str) -> None:
-    """The result's, the first gradient's or the second's: the take fails, and the next one in the same capture tells the graph of all that it uses."""
+    """The result's, the first gradient's or the second's: the take fails, and the next one in the same capture tells
+    the graph of all that it uses.
+    """
     driver = FakeDriver(1)
     with use_driver(driver):
         c = driver.stream()
@@ -577,7 +590,10 @@ def test_a_wait_across_the_captures_edge_is_refused_before_the_driver_hears_of_i
     buf = fanin.InputBuffer(1, stream=c)
     buf.add(0, g, stream=c)
     buf.add(0, g, stream=free)  # recorded outside
-    with pytest.raises(fanin.CaptureError, match=r"stream \d+ of \w+:0 is captured and cannot wait for stream \d+ of \w+:0, which is in none"):
+    with pytest.raises(
+        fanin.CaptureError,
+        match=r"stream \d+ of \w+:0 is captured and cannot wait for stream \d+ of \w+:0, which is in none",
+    ):
         buf.take()
     assert w.state(c) == 1  # and the capture goes on
     bump(w, c, g, 1)
@@ -596,7 +612,9 @@ def test_the_legacy_consumer_of_captured_work_is_told_what_to_do(w: Any) -> None
     w.begin_capture(p)
     buf = fanin.InputBuffer(1, stream=w.legacy())
     buf.add(0, g, stream=p)
-    with pytest.raises(fanin.CaptureError, match=r"legacy default stream.*cannot be pulled into the capture.*pass it as stream="):
+    with pytest.raises(
+        fanin.CaptureError, match=r"legacy default stream.*cannot be pulled into the capture.*pass it as stream="
+    ):
         buf.take()
     assert w.state(p) == 1
     w.end_capture(p)
@@ -677,7 +695,9 @@ def test_memory_of_a_simulated_graph_is_kept_as_well() -> None:
         assert m.races == 0
 
 
-@pytest.mark.skipif(not hasattr(fanin._core, "_test_cuda_mutant"), reason="faults are planted in test builds alone: FANIN_DEV=1")
+@pytest.mark.skipif(
+    not hasattr(fanin._core, "_test_cuda_mutant"), reason="faults are planted in test builds alone: FANIN_DEV=1"
+)
 def test_memory_of_a_graph_that_is_given_back_too_early_is_found() -> None:
     world = Cuda()
     d = world.d
@@ -728,7 +748,12 @@ def test_a_graph_of_the_buffers_sums_keeps_its_memory_until_it_has_run(schedule:
 
 
 def test_memory_that_a_graph_keeps_is_no_less_a_race_for_those_who_did_not_mark_it() -> None:
-    with pytest.raises(fanin.RaceError, match=r"memory is given back .* while 'other'.*missing: mark as used on stream 3 of sim:0"), Machine(1) as m:
+    with (
+        pytest.raises(
+            fanin.RaceError, match=r"memory is given back .* while 'other'.*missing: mark as used on stream 3 of sim:0"
+        ),
+        Machine(1) as m,
+    ):
         s, t = m.stream(), m.stream()
         with fanin.stream(s):
             buf = fanin.InputBuffer(1)

@@ -1,5 +1,6 @@
-"""Rule S7 at every place where the buffer lets a stream wait for another (K4), row by row, and S11 under capture: one script for the simulated device and for the CUDA
-backend over the fake driver."""
+"""Rule S7 at every place where the buffer lets a stream wait for another (K4), row by row, and S11 under capture: one
+script for the simulated device and for the CUDA backend over the fake driver.
+"""
 
 from __future__ import annotations
 
@@ -110,7 +111,9 @@ PLACES: dict[str, tuple[Callable[[Any, Any, Any], Any], bool, str]] = {
 
 @contextmanager
 def streams(w: Any, place: str, s_in: int, t_in: int, legacy: bool) -> Iterator[tuple[Any, Any, list[Any]]]:
-    """s and t, each in no capture (0) or in capture 1 or 2; and the streams on which those began. t is another device's where the place is "adding"."""
+    """s and t, each in no capture (0) or in capture 1 or 2; and the streams on which those began. t is another device's
+    where the place is "adding".
+    """
     t = w.stream(1 if place.startswith("adding") else 0)
     s = w.legacy() if legacy else w.stream()
     w.ones, w.wide, w.out = w.array(np.ones(4, "f4")), w.array(np.ones(4)), w.array(np.zeros(4, "f4"))
@@ -148,7 +151,9 @@ ROWS = [
 @pytest.mark.rule("S7", "K1", "K4")
 @pytest.mark.parametrize(("s_in", "t_in", "legacy", "redirect"), ROWS)
 @pytest.mark.parametrize("place", PLACES)
-def test_every_wait_is_decided_by_the_table(w: Any, place: str, s_in: int, t_in: int, legacy: bool, redirect: bool) -> None:
+def test_every_wait_is_decided_by_the_table(
+    w: Any, place: str, s_in: int, t_in: int, legacy: bool, redirect: bool
+) -> None:
     act, may, named = PLACES[place]
     want = decided(s_in, t_in, legacy, redirect and may)
     assert _core.rules_capture(s_in, t_in, redirect and may, legacy) == ("go" if want == "fork" else want)
@@ -200,7 +205,9 @@ def test_a_taker_gives_way_to_the_captured_stream_however_it_takes(w: Any, place
 @pytest.mark.rule("S7")
 @pytest.mark.parametrize("budget", [0, None])
 @pytest.mark.parametrize("buffers_stream", [True, False])
-def test_a_stale_consumer_is_replaced_for_the_whole_pass_and_the_graph_sums_on(w: Any, budget: Any, buffers_stream: bool) -> None:
+def test_a_stale_consumer_is_replaced_for_the_whole_pass_and_the_graph_sums_on(
+    w: Any, budget: Any, buffers_stream: bool
+) -> None:
     """The consumer's stream is the legacy one, as that of a node which was made before the capture."""
     c, p, q = w.legacy(), w.stream(), w.stream()
     g = [w.array(np.full(8, v, "f4")) for v in (1, 10, 100)]
@@ -407,23 +414,68 @@ def test_the_pool_lends_a_stream_to_one_capture_at_a_time_and_again_afterwards()
 # What makes a capture legal: of every row of the law one test that keeps it and one that breaks it
 
 LAW = {
-    "a capture begins on a stream of one's own, once for a stream": ("what_is_captured_runs_when_the_graph_is_launched_and_each_time_again", "the_legacy_stream_is_not_captured_and_no_stream_twice"),
-    "it ends on the stream where it began": ("what_is_captured_runs_when_the_graph_is_launched_and_each_time_again", "a_capture_ends_where_it_began"),
-    "and on its thread, unless it is relaxed": ("a_capture_ends_on_its_own_thread_unless_it_is_relaxed", "a_capture_ends_on_its_own_thread_unless_it_is_relaxed"),
-    "a stream that waits for a captured event is forked": ("a_forked_stream_is_captured_and_runs_beside_the_first_in_the_graph", "what_nothing_orders_in_a_graph_is_a_race_when_it_is_launched"),
-    "what was forked is joined before the end": ("a_join_through_a_third_stream_counts", "a_fork_that_is_not_joined_is_found_at_the_end"),
-    "a captured event is a place in the graph, no time": ("a_captured_event_is_a_place_that_may_be_waited_for", "a_captured_event_has_no_time"),
-    "nor is there a time for it in any mode": ("a_captured_event_is_a_place_that_may_be_waited_for", "no_mode_gives_a_captured_event_a_time"),
-    "nothing crosses the capture's edge but the order of a stream": ("what_a_stream_had_queued_before_its_capture_comes_before_the_graph", "a_captured_stream_does_not_wait_for_work_outside"),
-    "an event belongs to its capture alone": ("two_captures_side_by_side_do_not_meet", "two_captures_do_not_become_one"),
-    ".. and ends with it": ("a_captured_event_is_a_place_that_may_be_waited_for", "an_event_of_a_capture_is_waited_for_inside_it_alone"),
-    "a captured stream, its device and its context are not synchronized": ("another_stream_than_the_captured_is_synchronized", "a_captured_stream_is_not_synchronized"),
-    "the legacy stream rests beside a captured blocking stream": ("the_legacy_stream_runs_beside_a_captured_stream_that_does_not_block", "the_legacy_stream_rests_while_a_blocking_stream_is_captured"),
-    ".. and is pulled into none": ("a_forked_stream_is_captured_and_runs_beside_the_first_in_the_graph", "the_legacy_stream_is_not_pulled_into_a_capture"),
-    "a violation breaks the capture until its end": ("after_a_broken_capture_its_streams_are_as_any_other", "a_broken_capture_refuses_everything_until_its_end"),
+    "a capture begins on a stream of one's own, once for a stream": (
+        "what_is_captured_runs_when_the_graph_is_launched_and_each_time_again",
+        "the_legacy_stream_is_not_captured_and_no_stream_twice",
+    ),
+    "it ends on the stream where it began": (
+        "what_is_captured_runs_when_the_graph_is_launched_and_each_time_again",
+        "a_capture_ends_where_it_began",
+    ),
+    "and on its thread, unless it is relaxed": (
+        "a_capture_ends_on_its_own_thread_unless_it_is_relaxed",
+        "a_capture_ends_on_its_own_thread_unless_it_is_relaxed",
+    ),
+    "a stream that waits for a captured event is forked": (
+        "a_forked_stream_is_captured_and_runs_beside_the_first_in_the_graph",
+        "what_nothing_orders_in_a_graph_is_a_race_when_it_is_launched",
+    ),
+    "what was forked is joined before the end": (
+        "a_join_through_a_third_stream_counts",
+        "a_fork_that_is_not_joined_is_found_at_the_end",
+    ),
+    "a captured event is a place in the graph, no time": (
+        "a_captured_event_is_a_place_that_may_be_waited_for",
+        "a_captured_event_has_no_time",
+    ),
+    "nor is there a time for it in any mode": (
+        "a_captured_event_is_a_place_that_may_be_waited_for",
+        "no_mode_gives_a_captured_event_a_time",
+    ),
+    "nothing crosses the capture's edge but the order of a stream": (
+        "what_a_stream_had_queued_before_its_capture_comes_before_the_graph",
+        "a_captured_stream_does_not_wait_for_work_outside",
+    ),
+    "an event belongs to its capture alone": (
+        "two_captures_side_by_side_do_not_meet",
+        "two_captures_do_not_become_one",
+    ),
+    ".. and ends with it": (
+        "a_captured_event_is_a_place_that_may_be_waited_for",
+        "an_event_of_a_capture_is_waited_for_inside_it_alone",
+    ),
+    "a captured stream, its device and its context are not synchronized": (
+        "another_stream_than_the_captured_is_synchronized",
+        "a_captured_stream_is_not_synchronized",
+    ),
+    "the legacy stream rests beside a captured blocking stream": (
+        "the_legacy_stream_runs_beside_a_captured_stream_that_does_not_block",
+        "the_legacy_stream_rests_while_a_blocking_stream_is_captured",
+    ),
+    ".. and is pulled into none": (
+        "a_forked_stream_is_captured_and_runs_beside_the_first_in_the_graph",
+        "the_legacy_stream_is_not_pulled_into_a_capture",
+    ),
+    "a violation breaks the capture until its end": (
+        "after_a_broken_capture_its_streams_are_as_any_other",
+        "a_broken_capture_refuses_everything_until_its_end",
+    ),
     "an empty capture is legal": ("an_empty_capture_is_legal", "the_legacy_stream_is_not_captured_and_no_stream_twice"),
-    "unsafe calls go by the mode": ("unsafe_calls_are_forbidden_by_the_mode_of_the_capture", "unsafe_calls_are_forbidden_by_the_mode_of_the_capture"),
-}  # fmt: skip
+    "unsafe calls go by the mode": (
+        "unsafe_calls_are_forbidden_by_the_mode_of_the_capture",
+        "unsafe_calls_are_forbidden_by_the_mode_of_the_capture",
+    ),
+}
 
 
 @pytest.mark.parametrize("row", LAW)

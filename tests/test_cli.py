@@ -67,7 +67,9 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize("words", [["info"], ["--help"], ["--version"], ["check", str(CHECK_ME), "--scenario", "a_pass_may_be_cleared"]])
+@pytest.mark.parametrize(
+    "words", [["info"], ["--help"], ["--version"], ["check", str(CHECK_ME), "--scenario", "a_pass_may_be_cleared"]]
+)
 def test_output_that_is_closed_or_full_ends_it_quietly(words: list[str]) -> None:
     run = ["env", "-u", "PYTHONUNBUFFERED", sys.executable, "-m", "fanin", *words]
     closed = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *run], stderr=subprocess.PIPE, text=True)
@@ -111,7 +113,9 @@ def terminal(*words: str) -> tuple[int, str]:
     master, slave = pty.openpty()
     env = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
     env.pop("NO_COLOR", None)
-    with subprocess.Popen([sys.executable, "-m", "fanin", *words], stdout=slave, stderr=slave, stdin=slave, env=env) as child:
+    with subprocess.Popen(
+        [sys.executable, "-m", "fanin", *words], stdout=slave, stderr=slave, stdin=slave, env=env
+    ) as child:
         os.close(slave)
         got = b""
         while True:
@@ -141,7 +145,9 @@ def test_colours_are_for_terminals() -> None:
 def test_info_says_what_is_here(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info"]) == 0
     text = said(capsys)
-    assert all(re.search(rf"^{word} ", text, re.MULTILINE) for word in ("fanin", "python", "numpy", "backends", "devices"))
+    assert all(
+        re.search(rf"^{word} ", text, re.MULTILINE) for word in ("fanin", "python", "numpy", "backends", "devices")
+    )
     assert main(["info", "--json"]) == 0
     assert json.loads(said(capsys)) == fanin.info(), "data, as the function gives it"
 
@@ -203,7 +209,9 @@ def a_list_between_threads(m):
 """
 
 
-def test_check_tells_of_a_thread_that_waits_for_a_foreign_lock(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_tells_of_a_thread_that_waits_for_a_foreign_lock(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "stuck.py"
     file.write_text(STUCK)
     assert main(["check", str(file), "--scenario", "behind_a_lock", "--stuck-after", "0.3"]) == 1
@@ -213,7 +221,9 @@ def test_check_tells_of_a_thread_that_waits_for_a_foreign_lock(tmp_path: Path, c
         main(["check", str(file), "--stuck-after", "0"])
 
 
-def test_check_tries_all_orders_where_it_is_told_not_to_reduce(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_tries_all_orders_where_it_is_told_not_to_reduce(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "shared.py"
     file.write_text(STUCK)
     words = ["check", str(file), "--scenario", "a_list_between_threads"]
@@ -224,7 +234,18 @@ def test_check_tries_all_orders_where_it_is_told_not_to_reduce(tmp_path: Path, c
 
 
 def test_check_is_content_with_what_is_right(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["check", str(CHECK_ME), "--scenario", "keyed_sums_do_not_depend_on_order", "--limit", "1", "--samples", "3", "--seed", "4"]
+    words = [
+        "check",
+        str(CHECK_ME),
+        "--scenario",
+        "keyed_sums_do_not_depend_on_order",
+        "--limit",
+        "1",
+        "--samples",
+        "3",
+        "--seed",
+        "4",
+    ]
     assert main(words) == 0
     assert re.search(r" 4 +\d+ +3 at random +0 +0 +0 +1 +ok$", said(capsys), re.MULTILINE)
 
@@ -269,11 +290,23 @@ def test_check_shows_differing_results_and_errors(tmp_path: Path, capsys: pytest
         ("import sys; sys.exit(5)", [], "could not be imported"),
         ("import fanin\nfanin.sim.scenario(3)", [], "could not be imported"),
         ("import fanin\nfanin.sim.scenario(nonsense=3)(lambda m: 0)", [], "could not be imported"),
-        ("import fanin\n@fanin.sim.scenario(limit=0)\ndef s(m): pass", [], "s: explore: limit: expected an integer from 1 on, got 0"),
-        (OTHERS, ["--scenario", "raises", "--schedule", "!"], "--schedule '!' is no schedule: it has one character for each step"),
+        (
+            "import fanin\n@fanin.sim.scenario(limit=0)\ndef s(m): pass",
+            [],
+            "s: explore: limit: expected an integer from 1 on, got 0",
+        ),
+        (
+            OTHERS,
+            ["--scenario", "raises", "--schedule", "!"],
+            "--schedule '!' is no schedule: it has one character for each step",
+        ),
         (OTHERS, ["--scenario", "raises", "--schedule", "w"], "as in --schedule 0110"),
         (None, ["--schedule", "0 1"], "--schedule '0 1' is no schedule"),
-        (OTHERS, ["--scenario", "without_keys", "--schedule", "99"], "schedule '99' does not fit: a thread that it names could not act"),
+        (
+            OTHERS,
+            ["--scenario", "without_keys", "--schedule", "99"],
+            "schedule '99' does not fit: a thread that it names could not act",
+        ),
         (OTHERS, ["--scenario", "nobody"], "has no scenario 'nobody'; it has without_keys, raises"),
         (OTHERS, ["--schedule", "01"], "add --scenario, one of without_keys, raises"),
     ],

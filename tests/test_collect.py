@@ -1,4 +1,6 @@
-"""`collect_metadata` on NumPy functions: each kind of input and output, by each route; what it is given stays as it was."""
+"""`collect_metadata` on NumPy functions: each kind of input and output, by each route; what it is given stays as it
+was.
+"""
 
 from __future__ import annotations
 
@@ -441,12 +443,28 @@ def test_bases_are_counted() -> None:
 @pytest.mark.parametrize(
     "view",
     [
-        lambda x: x[1:], lambda x: x.T, lambda x: x.reshape(-1), lambda x: np.broadcast_to(x, (2, 3, 4)), lambda x: x[::-1, ::2], lambda x: x[0],
-        lambda x: x.diagonal(), lambda x: x.view("i8"), lambda x: np.asarray(x)[1:], lambda x: as_strided(x, (2,), (0,)), lambda x: x[..., None],
-        lambda x: x[1, 1, ...], lambda x: np.frombuffer(x, "u1"), lambda x: np.moveaxis(x, 0, 1), lambda x: np.lib.stride_tricks.sliding_window_view(x, 2, 1),
-        lambda x: x[5:], lambda x: np.asarray(x)[...], lambda x: np.squeeze(x[:1]), lambda x: x.view(np.ndarray), lambda x: x.view(),
+        lambda x: x[1:],
+        lambda x: x.T,
+        lambda x: x.reshape(-1),
+        lambda x: np.broadcast_to(x, (2, 3, 4)),
+        lambda x: x[::-1, ::2],
+        lambda x: x[0],
+        lambda x: x.diagonal(),
+        lambda x: x.view("i8"),
+        lambda x: np.asarray(x)[1:],
+        lambda x: as_strided(x, (2,), (0,)),
+        lambda x: x[..., None],
+        lambda x: x[1, 1, ...],
+        lambda x: np.frombuffer(x, "u1"),
+        lambda x: np.moveaxis(x, 0, 1),
+        lambda x: np.lib.stride_tricks.sliding_window_view(x, 2, 1),
+        lambda x: x[5:],
+        lambda x: np.asarray(x)[...],
+        lambda x: np.squeeze(x[:1]),
+        lambda x: x.view(np.ndarray),
+        lambda x: x.view(),
     ],
-)  # fmt: skip
+)
 def test_a_view_of_an_input_is_known_by_its_memory(view: Callable[[Any], Any]) -> None:
     assert outputs(lambda y, x: view(x), np.ones(2), np.ones((3, 4))) == [(T.alias_of_input, 1)]
 
@@ -574,14 +592,29 @@ def test_what_inputs_are_and_which_stay_can_be_said() -> None:
 def test_what_is_no_sequence_of_arguments_or_no_metadata_is_named() -> None:
     x = np.zeros(3)
     for run, words in [
-        (lambda: analysis.collect_metadata(abs, x), r"collect_metadata: args: expected a list or tuple .* got a ndarray: one argument is \[x\]"),
-        (lambda: analysis.functionalize(abs, x), r"functionalize: example_args: expected a list or tuple .* got a ndarray"),
+        (
+            lambda: analysis.collect_metadata(abs, x),
+            r"collect_metadata: args: expected a list or tuple .* got a ndarray: one argument is \[x\]",
+        ),
+        (
+            lambda: analysis.functionalize(abs, x),
+            r"functionalize: example_args: expected a list or tuple .* got a ndarray",
+        ),
         (lambda: analysis.functionalize(abs, 3), r"functionalize: example_args: .* got a int"),
-        (lambda: analysis.compute_overlapping_inputs(x), r"expected a sequence of arrays, got a ndarray; one array is \[array\]"),
+        (
+            lambda: analysis.compute_overlapping_inputs(x),
+            r"expected a sequence of arrays, got a ndarray; one array is \[array\]",
+        ),
         (lambda: analysis.compute_overlapping_inputs(None), "expected a sequence of arrays, got a NoneType"),
-        (lambda: analysis.remove_dupe_metadata(None, [], []), "remove_dupe_metadata: expected a ViewAndMutationMeta, .* got None"),
-        (lambda: analysis.create_synthetic_base_metadata(3, [], [], [], []), "create_synthetic_base_metadata: expected a ViewAndMutationMeta"),
-    ]:  # fmt: skip
+        (
+            lambda: analysis.remove_dupe_metadata(None, [], []),
+            "remove_dupe_metadata: expected a ViewAndMutationMeta, .* got None",
+        ),
+        (
+            lambda: analysis.create_synthetic_base_metadata(3, [], [], [], []),
+            "create_synthetic_base_metadata: expected a ViewAndMutationMeta",
+        ),
+    ]:
         with pytest.raises(TypeError, match=words):
             run()
     nothing = np.zeros(2, "V0")
@@ -590,5 +623,7 @@ def test_what_is_no_sequence_of_arguments_or_no_metadata_is_named() -> None:
         lambda: analysis.compute_overlapping_inputs([x, nothing], compat="torch"),
         lambda: analysis.explain_overlap_differences([nothing, x]),
     ):
-        with pytest.raises(ValueError, match=r"array \d has a stride of 0 bytes and items of 0: no torch tensor is like it"):
+        with pytest.raises(
+            ValueError, match=r"array \d has a stride of 0 bytes and items of 0: no torch tensor is like it"
+        ):
             run()

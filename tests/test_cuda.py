@@ -71,9 +71,15 @@ def test_without_a_driver_the_error_says_so_and_all_else_works() -> None:
 
 @pytest.mark.parametrize(
     ("code", "words"),
-    [(34, "stub library of a toolkit"), (35, "older than this library asks for"), (100, "finds no GPU"), (803, "different releases"),
-     (804, "compatibility library"), (999, "could not be initialised")],
-)  # fmt: skip
+    [
+        (34, "stub library of a toolkit"),
+        (35, "older than this library asks for"),
+        (100, "finds no GPU"),
+        (803, "different releases"),
+        (804, "compatibility library"),
+        (999, "could not be initialised"),
+    ],
+)
 def test_a_driver_that_cannot_be_initialised_is_told_with_code_path_and_versions(code: int, words: str) -> None:
     driver = FakeDriver(devices=1)
     driver.fail(0, code, call="Init")
@@ -92,7 +98,10 @@ def test_a_driver_without_a_function_that_must_be_there_is_told_by_name() -> Non
         fanin.Stream("cuda:0", 1)
 
 
-@pytest.mark.parametrize("name", ["MemAllocAsync", "MemPoolTrimTo", "ThreadExchangeStreamCaptureMode", "StreamGetCaptureInfo", "UserObjectCreate"])
+@pytest.mark.parametrize(
+    "name",
+    ["MemAllocAsync", "MemPoolTrimTo", "ThreadExchangeStreamCaptureMode", "StreamGetCaptureInfo", "UserObjectCreate"],
+)
 def test_a_feature_that_a_driver_lacks_is_off_and_named(name: str) -> None:
     driver = FakeDriver(devices=1)
     driver.hide(name)
@@ -187,7 +196,9 @@ def test_the_context_is_restored_when_a_call_fails(driver: FakeDriver) -> None:
     ):
         e.record(s)
         driver.fail(0, REJECTED, call=call)
-        with pytest.raises(fanin.DeviceError, match=rf"cu{call}.* on cuda:0 failed: CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES \(701\)") as caught:
+        with pytest.raises(
+            fanin.DeviceError, match=rf"cu{call}.* on cuda:0 failed: CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES \(701\)"
+        ) as caught:
             act()
         assert caught.value.code == REJECTED  # type: ignore[attr-defined]
         assert driver.depth == 0
@@ -365,13 +376,37 @@ def test_threads_add_from_streams_of_their_own(driver: FakeDriver) -> None:
     assert not failed
     with fanin.stream(c):
         sums = [x.numpy().tolist() for x in buf.take()]
-    assert sums == [[sum(2.0 ** (6 * k + turn) for k in range(4) for turn in (slot, slot + 3))] * 32 for slot in range(3)]
+    assert sums == [
+        [sum(2.0 ** (6 * k + turn) for k in range(4) for turn in (slot, slot + 3))] * 32 for slot in range(3)
+    ]
 
 
 # Values: the kernels are the CPU's, bit by bit
 
-LOW = [np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16), np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)]
-DTYPES = [np.dtype(n) for n in ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64", "complex64", "complex128")]
+LOW = [
+    np.dtype(np.float16),
+    np.dtype(ml_dtypes.bfloat16),
+    np.dtype(ml_dtypes.float8_e4m3fn),
+    np.dtype(ml_dtypes.float8_e5m2),
+]
+DTYPES = [
+    np.dtype(n)
+    for n in (
+        "bool",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "uint8",
+        "uint16",
+        "uint32",
+        "uint64",
+        "float32",
+        "float64",
+        "complex64",
+        "complex128",
+    )
+]
 
 
 def some(rng: np.random.Generator, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
@@ -457,8 +492,21 @@ def test_sums_of_any_layout_number_and_size_give_the_cpus_bits(driver: FakeDrive
     rng = np.random.default_rng(dtype.num)
     s = driver.stream()
     folds = 0
-    for n, shape in ((1, (3,)), (2, (1000,)), (3, (17, 33)), (5, (2, 3, 4)), (40, (6, 5)), (170, (3, 2)), (500, (3,)), (7, (1, 1)), (3, (0, 4))):
-        xs = [layouts(rng, some(rng, dtype, shape)) if len(shape) > 1 and 0 not in shape else some(rng, dtype, shape) for _ in range(n)]
+    for n, shape in (
+        (1, (3,)),
+        (2, (1000,)),
+        (3, (17, 33)),
+        (5, (2, 3, 4)),
+        (40, (6, 5)),
+        (170, (3, 2)),
+        (500, (3,)),
+        (7, (1, 1)),
+        (3, (0, 4)),
+    ):
+        xs = [
+            layouts(rng, some(rng, dtype, shape)) if len(shape) > 1 and 0 not in shape else some(rng, dtype, shape)
+            for _ in range(n)
+        ]
         scale = float(rng.choice([2.0, 0.37])) if dtype.kind in "fc" or dtype in LOW else 3
         for how in ({}, {"scale": scale}):
             with np.errstate(all="ignore"):
@@ -484,7 +532,9 @@ def test_other_accumulation_dtypes_give_the_cpus_bits(driver: FakeDriver, accumu
         wish = dtype.name if accumulate == "slot" else accumulate
         xs = [some(rng, dtype, (9, 4)) for _ in range(6)]
         try:
-            buffers = [fanin.InputBuffer([fanin.Slot(dtype=dtype)], accumulate=wish, stream=where) for where in (None, s)]
+            buffers = [
+                fanin.InputBuffer([fanin.Slot(dtype=dtype)], accumulate=wish, stream=where) for where in (None, s)
+            ]
             for x in xs:
                 buffers[0].add(0, x)
         except (ValueError, TypeError):
@@ -524,8 +574,16 @@ def test_sparse_gradients_are_scattered_as_on_the_cpu(driver: FakeDriver, index:
         parts: dict[str, tuple[Any, ...]] = {"coo": (rows[None].astype(index), some(rng, dtype, (40, 3)))}
         columns = np.concatenate([np.sort(rng.integers(0, 3, 2)) for _ in range(6)])
         parts["csr"] = (np.arange(0, 13, 2).astype(index), columns.astype(index), some(rng, dtype, (12,)))
-        parts["csc"] = (np.array([0, 4, 6, 12]).astype(index), rng.integers(0, 6, 12).astype(index), some(rng, dtype, (12,)))
-        parts["bsr"] = (np.array([0, 1, 2, 2]).astype(index), np.array([0, 0]).astype(index), some(rng, dtype, (2, 2, 3)))
+        parts["csc"] = (
+            np.array([0, 4, 6, 12]).astype(index),
+            rng.integers(0, 6, 12).astype(index),
+            some(rng, dtype, (12,)),
+        )
+        parts["bsr"] = (
+            np.array([0, 1, 2, 2]).astype(index),
+            np.array([0, 0]).astype(index),
+            some(rng, dtype, (2, 2, 3)),
+        )
         for form, arrays in parts.items():
             dense = some(rng, dtype, (6, 3))
             results = []
@@ -544,7 +602,19 @@ def test_sparse_gradients_are_scattered_as_on_the_cpu(driver: FakeDriver, index:
 
 
 def test_the_conformance_suite_holds_on_a_device() -> None:
-    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, "-p", "fanin.testing.plugin", "--pyargs", "fanin.conformance"]
+    words = [
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-c",
+        os.devnull,
+        "-p",
+        "fanin.testing.plugin",
+        "--pyargs",
+        "fanin.conformance",
+    ]
     done = subprocess.run(
         [sys.executable, *words, "--fanin-buffer=cuda_buffer:CudaBuffer"], capture_output=True, text=True,
         env={**os.environ, "PYTHONPATH": f"{TESTS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
@@ -609,7 +679,9 @@ def one_pass(driver: FakeDriver, fail: int, code: int, sticky: bool) -> tuple[st
     ("code", "sticky"), [(REJECTED, False), (NO_MEMORY, False), (STICKY, True)], ids=["rejected", "no memory", "sticky"]
 )
 def test_every_driver_call_failed_once_poisons_at_most_its_slot_and_leaks_nothing(code: int, sticky: bool) -> None:
-    """The plan fails the first call, then the second, until a pass goes through; what a release swallows is no failure of the pass."""
+    """The plan fails the first call, then the second, until a pass goes through; what a release swallows is no failure
+    of the pass.
+    """
     gc.collect()
     baseline = _core._test_memory()[0]
     outcomes: dict[str, int] = {}
@@ -656,7 +728,9 @@ def test_short_memory_is_trimmed_and_asked_for_once_more(driver: FakeDriver) -> 
 def test_memory_that_is_really_short_is_told_and_the_device_goes_on() -> None:
     driver = FakeDriver(1, memory=1 << 16)
     with use_driver(driver):
-        with pytest.raises(fanin.DeviceOutOfMemoryError, match=r"cuMemAlloc\(\d+ bytes\) on cuda:0 failed: CUDA_ERROR_OUT_OF_MEMORY") as caught:
+        with pytest.raises(
+            fanin.DeviceOutOfMemoryError, match=r"cuMemAlloc\(\d+ bytes\) on cuda:0 failed: CUDA_ERROR_OUT_OF_MEMORY"
+        ) as caught:
             driver.empty(1 << 16)
         assert caught.value.code == 2  # type: ignore[attr-defined]
         assert isinstance(caught.value, MemoryError)
@@ -669,9 +743,17 @@ def test_a_sticky_error_loses_one_device_and_not_the_other(driver: FakeDriver) -
     x, y = driver.array(np.ones(4)), driver.array(np.ones(4), 1)
     with driver.context():
         driver.fail(0, STICKY, call="StreamSynchronize", sticky=True)
-        with pytest.raises(fanin.DeviceError, match=r"cuStreamSynchronize on cuda:0 failed: CUDA_ERROR_ILLEGAL_ADDRESS \(700\).*any work that was queued before"):
+        with pytest.raises(
+            fanin.DeviceError,
+            match=(
+                r"cuStreamSynchronize on cuda:0 failed: CUDA_ERROR_ILLEGAL_ADDRESS \(700\).*any work that was queued"
+                r" before"
+            ),
+        ):
             s.synchronize()
-    with pytest.raises(fanin.DeviceError, match=r"cuda:0 is lost since an earlier failure: cuStreamSynchronize .*\(700\)"):
+    with pytest.raises(
+        fanin.DeviceError, match=r"cuda:0 is lost since an earlier failure: cuStreamSynchronize .*\(700\)"
+    ):
         s.record()
     frees = driver.calls("MemFree")
     del x
@@ -737,7 +819,9 @@ def test_a_forked_child_is_told_and_may_let_go_of_what_it_inherited(driver: Fake
     assert values(x, s) == [1] * 4  # the parent goes on
 
 
-@pytest.mark.parametrize("ending", ["", "import sys; sys.exit(0)", "import os; os._exit(0)", "import gc; gc.collect(); del buf, x"])
+@pytest.mark.parametrize(
+    "ending", ["", "import sys; sys.exit(0)", "import os; os._exit(0)", "import gc; gc.collect(); del buf, x"]
+)
 def test_a_process_may_end_with_work_pending_and_arrays_alive(ending: str) -> None:
     done = run_python(
         "import numpy as np, fanin\n"
@@ -817,7 +901,9 @@ def exercise(driver: FakeDriver) -> list[str]:
     return wrong
 
 
-@pytest.mark.skipif(not hasattr(_core, "_test_cuda_mutant"), reason="faults are planted in test builds alone: FANIN_DEV=1")
+@pytest.mark.skipif(
+    not hasattr(_core, "_test_cuda_mutant"), reason="faults are planted in test builds alone: FANIN_DEV=1"
+)
 @pytest.mark.parametrize("name", [None, *MUTANTS])
 def test_a_planted_fault_of_the_backend_is_found(name: str | None) -> None:
     with use_driver(FakeDriver(1)) as driver:
@@ -835,7 +921,9 @@ def test_a_planted_fault_of_the_backend_is_found(name: str | None) -> None:
 
 
 def test_the_ptx_belongs_to_the_kernels_source() -> None:
-    done = subprocess.run([sys.executable, str(ROOT / "csrc/device/kernels/build.py"), "--check"], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "csrc/device/kernels/build.py"), "--check"], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "belongs to the sources" in done.stdout
 
@@ -849,7 +937,9 @@ def test_no_float_operation_of_the_ptx_is_contracted_flushed_or_rounded_otherwis
 
 @pytest.mark.slow
 def test_nvcc_takes_the_kernels_and_ptxas_the_ptx_for_every_architecture() -> None:
-    done = subprocess.run([sys.executable, str(ROOT / "csrc/device/kernels/build.py"), "--again"], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "csrc/device/kernels/build.py"), "--again"], capture_output=True, text=True
+    )
     if done.returncode == 2:
         pytest.skip(done.stdout.strip())
     assert done.returncode == 0, done.stdout + done.stderr
@@ -870,12 +960,27 @@ esac
 @pytest.fixture
 def build(tmp_path: Path) -> Any:
     """build.py on a copy of the sources, told where nvcc is or that there is none."""
-    for name in ("device/kernels/kernels.cu", "device/kernels/args.h", "device/kernels/ptx.c", "device/kernels/build.py", "array/low.h", "array/modulus.h", "array/told.h", "array/dtype.h"):
+    for name in (
+        "device/kernels/kernels.cu",
+        "device/kernels/args.h",
+        "device/kernels/ptx.c",
+        "device/kernels/build.py",
+        "array/low.h",
+        "array/modulus.h",
+        "array/told.h",
+        "array/dtype.h",
+    ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes((ROOT / "csrc" / name).read_bytes())
 
     def run(*words: str, nvcc: Path | None) -> Any:
-        env = {**os.environ, "NVCC": str(nvcc or ""), "CUDA_HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "PYTHONPATH": ""}
+        env = {
+            **os.environ,
+            "NVCC": str(nvcc or ""),
+            "CUDA_HOME": str(tmp_path),
+            "PATH": "/usr/bin:/bin",
+            "PYTHONPATH": "",
+        }
         script = str(tmp_path / "device/kernels/build.py")
         return subprocess.run([sys.executable, "-S", script, *words], capture_output=True, text=True, env=env)
 

@@ -1,4 +1,6 @@
-"""The CUDA backend at its edges, on the fake driver: streams that are gone, captures that break, memory that is short, forks, numbers that do not fit."""
+"""The CUDA backend at its edges, on the fake driver: streams that are gone, captures that break, memory that is short,
+forks, numbers that do not fit.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def test_a_stream_that_was_destroyed_is_told_and_no_device_is_lost_for_it(driver
     buf = fanin.InputBuffer(1, stream=t)
     destroy(driver, s)
     for act in (s.record, s.synchronize, lambda: buf.add(0, x, stream=s), lambda: driver.stream().wait(s)):
-        with pytest.raises(fanin.DeviceError, match=r"CONTEXT_IS_DESTROYED \(709\).*Was a stream destroyed|was destroyed") as told:
+        with pytest.raises(
+            fanin.DeviceError, match=r"CONTEXT_IS_DESTROYED \(709\).*Was a stream destroyed|was destroyed"
+        ) as told:
             act()
         assert told.value.code == 709
         buf.clear()
@@ -153,7 +157,9 @@ def test_a_device_number_that_fits_no_int_is_no_other_device(driver: FakeDriver,
 # Captures
 
 
-def test_the_legacy_stream_is_refused_beside_a_captured_blocking_stream_and_the_capture_goes_on(driver: FakeDriver) -> None:
+def test_the_legacy_stream_is_refused_beside_a_captured_blocking_stream_and_the_capture_goes_on(
+    driver: FakeDriver,
+) -> None:
     """Work on it would break the capture; asking does not."""
     b = driver.stream(blocking=True)
     legacy = fanin.Stream("cuda:0", 1)
@@ -208,7 +214,9 @@ def test_a_broken_capture_is_told_before_the_driver_hears_of_more_work(driver: F
         buf.take()
 
     for act in (s.record, total):
-        with pytest.raises(fanin.CaptureError, match="an earlier violation has ended this capture: end it and begin anew"):
+        with pytest.raises(
+            fanin.CaptureError, match="an earlier violation has ended this capture: end it and begin anew"
+        ):
             act()
     assert {name: driver.calls(name) for name in calls} == calls
     with pytest.raises(Exception, match="901"):
@@ -367,8 +375,15 @@ def sum_in_turns(driver: FakeDriver, call: int, sparse_first: bool, stats: bool)
     s = driver.stream()
     buf = fanin.InputBuffer(1, stream=s, budget=80, stats=stats)
     dense = [driver.array(np.full(6, v, "f4")) for v in (1, 10, 100)]
-    sparse = [fanin.Sparse("coo", (driver.array(np.array([[k]])), driver.array(np.array([1000.0 * 10**k], "f4"))), (6,)) for k in range(2)]
-    order = [sparse[0], dense[0], dense[1], sparse[1], dense[2]] if sparse_first else [dense[0], sparse[0], dense[1], sparse[1], dense[2]]
+    sparse = [
+        fanin.Sparse("coo", (driver.array(np.array([[k]])), driver.array(np.array([1000.0 * 10**k], "f4"))), (6,))
+        for k in range(2)
+    ]
+    order = (
+        [sparse[0], dense[0], dense[1], sparse[1], dense[2]]
+        if sparse_first
+        else [dense[0], sparse[0], dense[1], sparse[1], dense[2]]
+    )
     for x in order[:-1]:
         buf.add(0, x, stream=s, donate=True)
     driver.fail(call, 2, call="LaunchKernel")
@@ -387,7 +402,9 @@ def sum_in_turns(driver: FakeDriver, call: int, sparse_first: bool, stats: bool)
 
 @pytest.mark.parametrize("stats", [False, True])
 @pytest.mark.parametrize("sparse_first", [False, True])
-def test_short_memory_in_the_middle_of_a_sum_in_place_doubles_nothing(driver: FakeDriver, sparse_first: bool, stats: bool) -> None:
+def test_short_memory_in_the_middle_of_a_sum_in_place_doubles_nothing(
+    driver: FakeDriver, sparse_first: bool, stats: bool
+) -> None:
     """Whichever launch fails, the sum is right at the next try, or the slot says that it is lost."""
     told = [sum_in_turns(driver, call, sparse_first, stats) for call in range(6)]
     assert "right" in told

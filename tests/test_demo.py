@@ -29,7 +29,9 @@ def figure(text: str, row: str) -> float:
 
 
 def test_it_learns_and_shows_what_it_did(tmp_path: Path) -> None:
-    done = run_python(["-W", "error", "-m", "fanin", "demo", "--epochs", "6", "--checks", "4", "--out", str(tmp_path)], timeout=300)
+    done = run_python(
+        ["-W", "error", "-m", "fanin", "demo", "--epochs", "6", "--checks", "4", "--out", str(tmp_path)], timeout=300
+    )
     text = done.stdout
     assert figure(text, r"test accuracy \(held-out digits\)") >= 95
     assert figure(text, "largest relative deviation") < 1e-4
@@ -121,7 +123,9 @@ def test_without_matplotlib_there_is_a_trace_and_no_picture(tmp_path: Path) -> N
     assert [p.name for p in tmp_path.iterdir()] == ["fanin-demo.json"]
 
 
-def test_a_place_that_cannot_be_written_to_is_refused_before_the_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_place_that_cannot_be_written_to_is_refused_before_the_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "file").write_text("")
     assert main(["demo", "--out", str(tmp_path / "file")]) == 2
     said = capsys.readouterr()
@@ -147,7 +151,9 @@ def test_a_file_that_cannot_be_written_in_the_end_costs_nothing_else(
         assert re.search(rf"^fanin demo: \[Errno 28\].*{name}'$", text, re.MULTILINE)
 
 
-def test_a_race_in_training_is_told_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_race_in_training_is_told_in_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def race(*args: Any) -> None:
         raise fanin.RaceError("race on 4 bytes")
 

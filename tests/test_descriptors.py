@@ -35,11 +35,23 @@ def one_of_each() -> dict[str, tuple[Any, str, str]]:
         (d.BufferAOTInput("bn.mean"), "self.get_buffer('bn.mean')", "BufferAOTInput(target='bn.mean')"),
         (x, "args[0]", "PlainAOTInput(idx=0)"),
         (d.DummyAOTInput(2), "__dummy2", "DummyAOTInput(idx=2)"),
-        (d.SubclassGetAttrAOTInput(x, "a"), "args[0].a", "SubclassGetAttrAOTInput(base=PlainAOTInput(idx=0), attr='a')"),
+        (
+            d.SubclassGetAttrAOTInput(x, "a"),
+            "args[0].a",
+            "SubclassGetAttrAOTInput(base=PlainAOTInput(idx=0), attr='a')",
+        ),
         (d.SubclassSizeAOTInput(x, 1), "args[0].size(1)", "SubclassSizeAOTInput(base=PlainAOTInput(idx=0), idx=1)"),
-        (d.SubclassStrideAOTInput(x, 1), "args[0].stride(1)", "SubclassStrideAOTInput(base=PlainAOTInput(idx=0), idx=1)"),
+        (
+            d.SubclassStrideAOTInput(x, 1),
+            "args[0].stride(1)",
+            "SubclassStrideAOTInput(base=PlainAOTInput(idx=0), idx=1)",
+        ),
         (d.ViewBaseAOTInput(x), "args[0]._base", "ViewBaseAOTInput(base_of=PlainAOTInput(idx=0))"),
-        (d.SyntheticBaseAOTInput(x), "__make_synthetic_base(args[0])", "SyntheticBaseAOTInput(base_of=PlainAOTInput(idx=0))"),
+        (
+            d.SyntheticBaseAOTInput(x),
+            "__make_synthetic_base(args[0])",
+            "SyntheticBaseAOTInput(base_of=PlainAOTInput(idx=0))",
+        ),
         (d.PhiloxForwardSeedAOTInput(), "__philox_forward_seed", "PhiloxForwardSeedAOTInput()"),
         (d.PhiloxForwardBaseOffsetAOTInput(), "__philox_forward_base_offset", "PhiloxForwardBaseOffsetAOTInput()"),
         (d.PhiloxBackwardSeedAOTInput(), "__philox_backward_seed", "PhiloxBackwardSeedAOTInput()"),
@@ -49,21 +61,53 @@ def one_of_each() -> dict[str, tuple[Any, str, str]]:
         (d.OpaqueRefAOTInput(6, object()), "__opaque_ref6", "OpaqueRefAOTInput(idx=6)"),
         (d.TangentAOTInput(y), "__output_tangent(output[3])", "TangentAOTInput(output=PlainAOTOutput(idx=3))"),
         (y, "output[3]", "PlainAOTOutput(idx=3)"),
-        (d.InputMutationAOTOutput(x), "__input_mutation(args[0])", "InputMutationAOTOutput(mutated_input=PlainAOTInput(idx=0))"),
-        (d.IntermediateBaseAOTOutput(y), "__intermediate_base(output[3])", "IntermediateBaseAOTOutput(base_of=PlainAOTOutput(idx=3))"),
+        (
+            d.InputMutationAOTOutput(x),
+            "__input_mutation(args[0])",
+            "InputMutationAOTOutput(mutated_input=PlainAOTInput(idx=0))",
+        ),
+        (
+            d.IntermediateBaseAOTOutput(y),
+            "__intermediate_base(output[3])",
+            "IntermediateBaseAOTOutput(base_of=PlainAOTOutput(idx=3))",
+        ),
         (d.MetadataMutationAOTOutput(7), "__aliased_arg_with_metadata_mutation7", "MetadataMutationAOTOutput(idx=7)"),
         (d.GradAOTOutput(x), "__grad(args[0])", "GradAOTOutput(grad_of=PlainAOTInput(idx=0))"),
-        (d.PhiloxUpdatedForwardOffsetAOTOutput(), "__philox_updated_forward_offset", "PhiloxUpdatedForwardOffsetAOTOutput()"),
-        (d.PhiloxUpdatedBackwardOffsetAOTOutput(), "__philox_updated_backward_offset", "PhiloxUpdatedBackwardOffsetAOTOutput()"),
+        (
+            d.PhiloxUpdatedForwardOffsetAOTOutput(),
+            "__philox_updated_forward_offset",
+            "PhiloxUpdatedForwardOffsetAOTOutput()",
+        ),
+        (
+            d.PhiloxUpdatedBackwardOffsetAOTOutput(),
+            "__philox_updated_backward_offset",
+            "PhiloxUpdatedBackwardOffsetAOTOutput()",
+        ),
         (d.ForwardTokenAOTOutput(4), "__forward_token4", "ForwardTokenAOTOutput(idx=4)"),
         (d.BackwardTokenAOTOutput(5), "__backward_token5", "BackwardTokenAOTOutput(idx=5)"),
-        (d.SubclassGetAttrAOTOutput(y, "a"), "output[3].a", "SubclassGetAttrAOTOutput(base=PlainAOTOutput(idx=3), attr='a')"),
-        (d.SubclassSizeAOTOutput(y, 1), "output[3].size(1)", "SubclassSizeAOTOutput(base=PlainAOTOutput(idx=3), idx=1)"),
-        (d.SubclassStrideAOTOutput(y, 1), "output[3].stride(1)", "SubclassStrideAOTOutput(base=PlainAOTOutput(idx=3), idx=1)"),
+        (
+            d.SubclassGetAttrAOTOutput(y, "a"),
+            "output[3].a",
+            "SubclassGetAttrAOTOutput(base=PlainAOTOutput(idx=3), attr='a')",
+        ),
+        (
+            d.SubclassSizeAOTOutput(y, 1),
+            "output[3].size(1)",
+            "SubclassSizeAOTOutput(base=PlainAOTOutput(idx=3), idx=1)",
+        ),
+        (
+            d.SubclassStrideAOTOutput(y, 1),
+            "output[3].stride(1)",
+            "SubclassStrideAOTOutput(base=PlainAOTOutput(idx=3), idx=1)",
+        ),
         (d.DummyAOTOutput(2), "__dummy2", "DummyAOTOutput(idx=2)"),
         (d.SavedForBackwardsAOTOutput(8), "__saved_for_backwards_8", "SavedForBackwardsAOTOutput(idx=8)"),
-        (d.SavedForBackwardsNoVcCheckAOTOutput(9), "__saved_for_backwards_no_vc_check_9", "SavedForBackwardsNoVcCheckAOTOutput(idx=9)"),
-    ]  # fmt: skip
+        (
+            d.SavedForBackwardsNoVcCheckAOTOutput(9),
+            "__saved_for_backwards_no_vc_check_9",
+            "SavedForBackwardsNoVcCheckAOTOutput(idx=9)",
+        ),
+    ]
     return {type(o).__name__: (o, expr, text) for o, expr, text in rows}
 
 
@@ -112,7 +156,12 @@ def test_predicates_are_forwarded_by_pieces_and_by_nothing_else() -> None:
     out = d.SubclassGetAttrAOTOutput
     assert out(g, "a").is_grad() and out(out(g, "a"), "b").is_grad()
     assert not out(d.PlainAOTOutput(0), "a").is_grad()
-    for base in (d.ViewBaseAOTInput(w), d.SyntheticBaseAOTInput(w), d.SubclassSizeAOTInput(w, 0), d.SubclassStrideAOTInput(w, 0)):
+    for base in (
+        d.ViewBaseAOTInput(w),
+        d.SyntheticBaseAOTInput(w),
+        d.SubclassSizeAOTInput(w, 0),
+        d.SubclassStrideAOTInput(w, 0),
+    ):
         assert not base.is_param()
     assert not d.SubclassSizeAOTOutput(g, 0).is_grad() and not d.SubclassStrideAOTOutput(g, 0).is_grad()
 
@@ -225,9 +274,15 @@ def test_trees_that_people_know_are_legal_and_those_that_make_no_sense_are_not()
     tangent = d.TangentAOTInput(d.InputMutationAOTOutput(d.SyntheticBaseAOTInput(x)))
     assert tangent.expr() == "__output_tangent(__input_mutation(__make_synthetic_base(args[0])))"
     assert d.GradAOTOutput(d.ViewBaseAOTInput(w)).expr() == "__grad(self.get_parameter('w')._base)"
-    with pytest.raises(d.NestingError, match=r"TangentAOTInput: output must be a differentiable output before gradients.*got SubclassGetAttr"):
+    with pytest.raises(
+        d.NestingError,
+        match=r"TangentAOTInput: output must be a differentiable output before gradients.*got SubclassGetAttr",
+    ):
         d.TangentAOTInput(d.SubclassGetAttrAOTOutput(y, "a"))
-    with pytest.raises(d.NestingError, match=r"GradAOTOutput: grad_of must be a differentiable input before gradients.*got SubclassGetAttr"):
+    with pytest.raises(
+        d.NestingError,
+        match=r"GradAOTOutput: grad_of must be a differentiable input before gradients.*got SubclassGetAttr",
+    ):
         d.GradAOTOutput(d.SubclassGetAttrAOTInput(x, "a"))
     with pytest.raises(d.NestingError, match="GradAOTOutput"):
         d.GradAOTOutput(d.TangentAOTInput(y))
@@ -242,7 +297,9 @@ def test_a_wrong_nest_is_a_type_error_and_an_assertion_error() -> None:
 
 
 def test_kinds_of_others_take_part() -> None:
-    """Whoever derives a kind of their own: differentiable ones are of level 1, others are held by nothing; they come last in the order."""
+    """Whoever derives a kind of their own: differentiable ones are of level 1, others are held by nothing; they come
+    last in the order.
+    """
     import dataclasses
 
     @dataclasses.dataclass(frozen=True)
@@ -279,14 +336,18 @@ def test_the_order_is_total_and_goes_by_side_kind_and_fields() -> None:
     x, y = d.PlainAOTInput(0), d.PlainAOTInput(1)
     assert d.GradAOTOutput(x) < d.GradAOTOutput(y) and d.GradAOTOutput(d.ParamAOTInput("z")) < d.GradAOTOutput(x)
     assert d.SubclassGetAttrAOTInput(x, "b") < d.SubclassGetAttrAOTInput(y, "a")
-    assert d.SubclassGetAttrAOTInput(x, "a") < d.SubclassGetAttrAOTInput(x, "b") and not d.SubclassSizeAOTInput(x, 1) < d.SubclassSizeAOTInput(x, 0)
+    assert d.SubclassGetAttrAOTInput(x, "a") < d.SubclassGetAttrAOTInput(x, "b") and not d.SubclassSizeAOTInput(
+        x, 1
+    ) < d.SubclassSizeAOTInput(x, 0)
     with pytest.raises(TypeError):
         assert x < 3
 
 
 # ---------------------------------------------------------------- from text
 
-NAMES = st.text(st.characters(codec="utf-8"), max_size=8) | st.sampled_from(["fc.weight", "a'b", 'a"b', "'\"", "\\", "\n", ")", "\ud800"])
+NAMES = st.text(st.characters(codec="utf-8"), max_size=8) | st.sampled_from(
+    ["fc.weight", "a'b", 'a"b', "'\"", "\\", "\n", ")", "\ud800"]
+)
 ATTRS = st.sampled_from(["a", "_base", "inner", "size", "stride", "self", "args", "é", "__dummy0", "_x1"])
 INTS = st.integers(0, 12) | st.integers(0, 10**30)
 
@@ -301,16 +362,30 @@ def legal_trees() -> st.SearchStrategy[Any]:
 
     dummy_in, dummy_out = st.builds(d.DummyAOTInput, INTS), st.builds(d.DummyAOTOutput, INTS)
     diff_in = plain_in | wrapped_in(st.recursive(plain_in | dummy_in, wrapped_in, max_leaves=3))
-    before_out = plain_out | st.builds(d.InputMutationAOTOutput, diff_in | dummy_in) | st.builds(d.MetadataMutationAOTOutput, INTS)
+    before_out = (
+        plain_out
+        | st.builds(d.InputMutationAOTOutput, diff_in | dummy_in)
+        | st.builds(d.MetadataMutationAOTOutput, INTS)
+    )
     diff_out = before_out | st.builds(d.IntermediateBaseAOTOutput, before_out | dummy_out)
     whole_in = diff_in | dummy_in | st.builds(d.TangentAOTInput, diff_out)
     whole_out = diff_out | dummy_out | st.builds(d.GradAOTOutput, diff_in)
     piece_in = st.recursive(whole_in, lambda inner: st.builds(d.SubclassGetAttrAOTInput, inner, ATTRS), max_leaves=3)
     piece_out = st.recursive(whole_out, lambda inner: st.builds(d.SubclassGetAttrAOTOutput, inner, ATTRS), max_leaves=3)
-    leaves = st.one_of(*(st.builds(k, INTS) for k in (
-        d.ForwardTokenAOTInput, d.BackwardTokenAOTInput, d.OpaqueRefAOTInput, d.ForwardTokenAOTOutput, d.BackwardTokenAOTOutput,
-        d.SavedForBackwardsAOTOutput, d.SavedForBackwardsNoVcCheckAOTOutput,
-    )))  # fmt: skip
+    leaves = st.one_of(
+        *(
+            st.builds(k, INTS)
+            for k in (
+                d.ForwardTokenAOTInput,
+                d.BackwardTokenAOTInput,
+                d.OpaqueRefAOTInput,
+                d.ForwardTokenAOTOutput,
+                d.BackwardTokenAOTOutput,
+                d.SavedForBackwardsAOTOutput,
+                d.SavedForBackwardsNoVcCheckAOTOutput,
+            )
+        )
+    )
     philox = st.sampled_from([k() for k in (*d.INPUTS, *d.OUTPUTS) if "Philox" in k.__name__])
     sizes = st.builds(d.SubclassSizeAOTInput, piece_in, INTS) | st.builds(d.SubclassStrideAOTInput, piece_in, INTS)
     sizes |= st.builds(d.SubclassSizeAOTOutput, piece_out, INTS) | st.builds(d.SubclassStrideAOTOutput, piece_out, INTS)
@@ -327,7 +402,11 @@ def test_every_legal_tree_comes_back_from_its_repr_and_is_among_those_of_its_exp
     assert all(other.expr() == tree.expr() for other in every)
     one_side = [o for o in every if isinstance(o, d.AOTInput) == isinstance(tree, d.AOTInput)]
     side = "input" if isinstance(tree, d.AOTInput) else "output"
-    for kind, fitting in ((None, list(every)), (side, one_side), (type(tree), [o for o in every if type(o) is type(tree)])):
+    for kind, fitting in (
+        (None, list(every)),
+        (side, one_side),
+        (type(tree), [o for o in every if type(o) is type(tree)]),
+    ):
         if len(fitting) == 1:
             assert d.parse(tree.expr(), kind=kind) == tree
         else:
@@ -337,9 +416,19 @@ def test_every_legal_tree_comes_back_from_its_repr_and_is_among_those_of_its_exp
 
 
 def test_both_outcomes_of_ambiguity_occur() -> None:
-    """How many meanings the expr() of each kind has: two for what is called alike on both sides and for a base, else one."""
+    """How many meanings the expr() of each kind has: two for what is called alike on both sides and for a base, else
+    one.
+    """
     counts = {name: len(d.candidates(expr)) for name, (_, expr, _) in one_of_each().items()}
-    twice = {"DummyAOTInput", "DummyAOTOutput", "ForwardTokenAOTInput", "ForwardTokenAOTOutput", "BackwardTokenAOTInput", "BackwardTokenAOTOutput", "ViewBaseAOTInput"}
+    twice = {
+        "DummyAOTInput",
+        "DummyAOTOutput",
+        "ForwardTokenAOTInput",
+        "ForwardTokenAOTOutput",
+        "BackwardTokenAOTInput",
+        "BackwardTokenAOTOutput",
+        "ViewBaseAOTInput",
+    }
     assert {name for name, n in counts.items() if n == 2} == twice
     assert set(counts.values()) == {1, 2}
     for name, (o, expr, text) in one_of_each().items():
@@ -425,7 +514,9 @@ def test_any_text_is_a_descriptor_or_a_value_error(text: str) -> None:
 
 
 def joint() -> tuple[list[Any], list[Any]]:
-    """The slots of a graph forward and backward: w and b are parameters, m a buffer that is written, x an argument without a gradient."""
+    """The slots of a graph forward and backward: w and b are parameters, m a buffer that is written, x an argument
+    without a gradient.
+    """
     w, b, m, x = d.ParamAOTInput("w"), d.ParamAOTInput("b"), d.BufferAOTInput("m"), d.PlainAOTInput(0)
     y, z, new = d.PlainAOTOutput(0), d.PlainAOTOutput(1), d.InputMutationAOTOutput(m)
     inputs = [d.ForwardTokenAOTInput(0), w, b, m, x, d.TangentAOTInput(new), d.TangentAOTInput(z)]
@@ -437,7 +528,14 @@ def test_gradients_are_found_by_input_and_tangents_by_output() -> None:
     inputs, outputs = joint()
     _, w, b, m, x, t_new, t_z = inputs
     _, new, y, z, g_w, g_b, _, g_m = outputs
-    assert d.inputs_and_grads(inputs, outputs) == {w: (1, 4), b: (2, 5), m: (3, 7), x: (4, None), t_new: (5, None), t_z: (6, None)}
+    assert d.inputs_and_grads(inputs, outputs) == {
+        w: (1, 4),
+        b: (2, 5),
+        m: (3, 7),
+        x: (4, None),
+        t_new: (5, None),
+        t_z: (6, None),
+    }
     assert d.outputs_and_tangents(inputs, outputs) == {
         new: (1, 5), y: (2, None), z: (3, 6), g_w: (4, None), g_b: (5, None), g_m: (7, None),
     }  # fmt: skip
@@ -461,7 +559,13 @@ def test_groups_refuse_what_cannot_be_grouped() -> None:
             group([*inputs, piece])
         with pytest.raises(ValueError, match=r"inputs 1 and 7 are both self.get_parameter"):
             group([*inputs, inputs[1]])
-    pairs = (d.inputs_and_grads, d.outputs_and_tangents, d.params_and_grads, d.plain_inputs_and_grads, d.plain_outputs_and_tangents)
+    pairs = (
+        d.inputs_and_grads,
+        d.outputs_and_tangents,
+        d.params_and_grads,
+        d.plain_inputs_and_grads,
+        d.plain_outputs_and_tangents,
+    )
     for pair in pairs:
         with pytest.raises(ValueError, match=r"input 7 is args\[5\].a, a piece"):
             pair([*inputs, piece], outputs)
@@ -489,7 +593,9 @@ def test_the_descriptors_of_a_finished_graph_are_unique() -> None:
 
 # ---------------------------------------------------------------- as labels of slots
 
-LABELLED = d.TangentAOTInput(d.InputMutationAOTOutput(d.SyntheticBaseAOTInput(d.ParamAOTInput("layers.10.attention.weight"))))
+LABELLED = d.TangentAOTInput(
+    d.InputMutationAOTOutput(d.SyntheticBaseAOTInput(d.ParamAOTInput("layers.10.attention.weight")))
+)
 WEIGHT = d.GradAOTOutput(d.ParamAOTInput("fc.weight"))
 
 
@@ -575,7 +681,9 @@ def test_the_legend_of_a_picture_names_descriptors(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: (drawn.append(self), save(self, *a, **k))[1])
     labelled_pass().plot(tmp_path / "pass.svg")
     words = [text.get_text() for legend in drawn[0].legends for text in legend.get_texts()]
-    assert {f"1 sum {WEIGHT.expr()}", f"2 sum {LABELLED.expr()}"} <= set(words), "numbered, for no bar has room for them"
+    assert {f"1 sum {WEIGHT.expr()}", f"2 sum {LABELLED.expr()}"} <= set(words), (
+        "numbered, for no bar has room for them"
+    )
 
 
 def test_a_label_that_is_too_long_is_cut_and_its_sums_are_still_known() -> None:
@@ -596,7 +704,9 @@ def test_a_label_that_is_too_long_is_cut_and_its_sums_are_still_known() -> None:
                 m.launch(m.streams[-1], lambda v: v.fill(1), writes=[g], name="backward", us=20)
                 buf.add(slot // 2, g, stream=m.streams[-1])
             buf.take()
-        assert [line.label for line in t.lines if line.kind == "take"] == [cut if name is long else name for name in names]
+        assert [line.label for line in t.lines if line.kind == "take"] == [
+            cut if name is long else name for name in names
+        ]
         (kernel,) = [s for s in t.picture().slices if "sum" in s.name]
         assert kernel.name.startswith(begins) and len(kernel.name) <= LABEL and kernel.buffer == owner
 
@@ -605,12 +715,20 @@ def test_a_label_that_is_too_long_is_cut_and_its_sums_are_still_known() -> None:
 
 M = "fanin.descriptors"
 MUTANTS = [
-    Mutant(M, "return f\"self.get_parameter({self.target!r})\"", "return f\"self.get_parameter({self.target})\""),
-    Mutant(M, "return f\"self.get_buffer({self.target!r})\"", "return f\"self.get_param({self.target!r})\""),
-    Mutant(M, "return f\"args[{self.idx}]\"", "return f\"arg[{self.idx}]\""),
-    Mutant(M, "return f\"__aliased_arg_with_metadata_mutation{self.idx}\"", "return f\"__aliased_arg_with_metadata_mutation_{self.idx}\""),
-    Mutant(M, "return f\"__saved_for_backwards_no_vc_check_{self.idx}\"", "return f\"__saved_for_backwards_{self.idx}\""),
-    Mutant(M, "def __str__(self) -> str:\n        return self.expr()", "def __str__(self) -> str:\n        return repr(self)"),
+    Mutant(M, 'return f"self.get_parameter({self.target!r})"', 'return f"self.get_parameter({self.target})"'),
+    Mutant(M, 'return f"self.get_buffer({self.target!r})"', 'return f"self.get_param({self.target!r})"'),
+    Mutant(M, 'return f"args[{self.idx}]"', 'return f"arg[{self.idx}]"'),
+    Mutant(
+        M,
+        'return f"__aliased_arg_with_metadata_mutation{self.idx}"',
+        'return f"__aliased_arg_with_metadata_mutation_{self.idx}"',
+    ),
+    Mutant(M, 'return f"__saved_for_backwards_no_vc_check_{self.idx}"', 'return f"__saved_for_backwards_{self.idx}"'),
+    Mutant(
+        M,
+        "def __str__(self) -> str:\n        return self.expr()",
+        "def __str__(self) -> str:\n        return repr(self)",
+    ),
     Mutant(M, "return order(self) < order(other)", "return order(self) <= order(other)"),
     Mutant(M, "return order(self) >= order(other)", "return order(self) > order(other)"),
     Mutant(M, "int(not issubclass(kind, AOTInput)),", "int(issubclass(kind, AOTInput)),"),
@@ -619,37 +737,113 @@ MUTANTS = [
     Mutant(M, "class NestingError(TypeError, AssertionError)", "class NestingError(TypeError)"),
     Mutant(M, "class TangentAOTInput(DifferentiableAOTInput)", "class TangentAOTInput(AOTInput)"),
     Mutant(M, "class MetadataMutationAOTOutput(DifferentiableAOTOutput)", "class MetadataMutationAOTOutput(AOTOutput)"),
-    Mutant(M, "holds(self, \"output\", self.output, DifferentiableAOTOutput, (1, 2), why)", "holds(self, \"output\", self.output, AOTOutput, (1, 2), why)"),
-    Mutant(M, "holds(self, \"output\", self.output, DifferentiableAOTOutput, (1, 2), why)", "holds(self, \"output\", self.output, DifferentiableAOTOutput, (1, 2, 3), why)"),
-    Mutant(M, "holds(self, \"grad_of\", self.grad_of, DifferentiableAOTInput, (1, 2), why)", "holds(self, \"grad_of\", self.grad_of, DifferentiableAOTInput, (1, 2, 3), why)"),
-    Mutant(M, "holds(self, \"mutated_input\", self.mutated_input, AOTInput, (1, 2), OF_INPUT)", "holds(self, \"mutated_input\", self.mutated_input, AOTInput, (1, 2, 4), OF_INPUT)"),
-    Mutant(M, "holds(self, \"base_of\", self.base_of, AOTOutput, (1, 2), OF_OUTPUT)", "holds(self, \"base_of\", self.base_of, AOTOutput, (1, 2, 3), OF_OUTPUT)"),
-    Mutant(M, "level in levels and (level != 4 or isinstance(inner, (SubclassGetAttrAOTInput, SubclassGetAttrAOTOutput)))", "level in levels"),
-    Mutant(M, "level in levels and (level != 4 or isinstance(inner, (SubclassGetAttrAOTInput, SubclassGetAttrAOTOutput)))", "level in levels and level != 4"),
-    Mutant(M, "return int(type(d) not in KINDS and isinstance(d, (DifferentiableAOTInput, DifferentiableAOTOutput)))", "return 1"),
-    Mutant(M, "return int(type(d) not in KINDS and isinstance(d, (DifferentiableAOTInput, DifferentiableAOTOutput)))", "return 0"),
-    Mutant(M, "ref: object = field(default=None, compare=False, repr=False)", "ref: object = field(default=None, compare=True, repr=False)"),
-    Mutant(M, "ref: object = field(default=None, compare=False, repr=False)", "ref: object = field(default=None, compare=False)"),
-    Mutant(M, "def is_param(self) -> bool:\n        return self.base.is_param()", "def is_param(self) -> bool:\n        return False"),
-    Mutant(M, "def is_buffer(self) -> bool:\n        return self.base.is_buffer()", "def is_buffer(self) -> bool:\n        return False"),
-    Mutant(M, "def is_tangent(self) -> bool:\n        return self.base.is_tangent()", "def is_tangent(self) -> bool:\n        return False"),
-    Mutant(M, "def is_grad(self) -> bool:\n        return self.base.is_grad()", "def is_grad(self) -> bool:\n        return False"),
-    Mutant(M, "if isinstance(value, bool) or not hasattr(value, \"__index__\"):", "if not hasattr(value, \"__index__\"):"),
+    Mutant(
+        M,
+        'holds(self, "output", self.output, DifferentiableAOTOutput, (1, 2), why)',
+        'holds(self, "output", self.output, AOTOutput, (1, 2), why)',
+    ),
+    Mutant(
+        M,
+        'holds(self, "output", self.output, DifferentiableAOTOutput, (1, 2), why)',
+        'holds(self, "output", self.output, DifferentiableAOTOutput, (1, 2, 3), why)',
+    ),
+    Mutant(
+        M,
+        'holds(self, "grad_of", self.grad_of, DifferentiableAOTInput, (1, 2), why)',
+        'holds(self, "grad_of", self.grad_of, DifferentiableAOTInput, (1, 2, 3), why)',
+    ),
+    Mutant(
+        M,
+        'holds(self, "mutated_input", self.mutated_input, AOTInput, (1, 2), OF_INPUT)',
+        'holds(self, "mutated_input", self.mutated_input, AOTInput, (1, 2, 4), OF_INPUT)',
+    ),
+    Mutant(
+        M,
+        'holds(self, "base_of", self.base_of, AOTOutput, (1, 2), OF_OUTPUT)',
+        'holds(self, "base_of", self.base_of, AOTOutput, (1, 2, 3), OF_OUTPUT)',
+    ),
+    Mutant(
+        M,
+        "level in levels and (level != 4 or isinstance(inner, (SubclassGetAttrAOTInput, SubclassGetAttrAOTOutput)))",
+        "level in levels",
+    ),
+    Mutant(
+        M,
+        "level in levels and (level != 4 or isinstance(inner, (SubclassGetAttrAOTInput, SubclassGetAttrAOTOutput)))",
+        "level in levels and level != 4",
+    ),
+    Mutant(
+        M,
+        "return int(type(d) not in KINDS and isinstance(d, (DifferentiableAOTInput, DifferentiableAOTOutput)))",
+        "return 1",
+    ),
+    Mutant(
+        M,
+        "return int(type(d) not in KINDS and isinstance(d, (DifferentiableAOTInput, DifferentiableAOTOutput)))",
+        "return 0",
+    ),
+    Mutant(
+        M,
+        "ref: object = field(default=None, compare=False, repr=False)",
+        "ref: object = field(default=None, compare=True, repr=False)",
+    ),
+    Mutant(
+        M,
+        "ref: object = field(default=None, compare=False, repr=False)",
+        "ref: object = field(default=None, compare=False)",
+    ),
+    Mutant(
+        M,
+        "def is_param(self) -> bool:\n        return self.base.is_param()",
+        "def is_param(self) -> bool:\n        return False",
+    ),
+    Mutant(
+        M,
+        "def is_buffer(self) -> bool:\n        return self.base.is_buffer()",
+        "def is_buffer(self) -> bool:\n        return False",
+    ),
+    Mutant(
+        M,
+        "def is_tangent(self) -> bool:\n        return self.base.is_tangent()",
+        "def is_tangent(self) -> bool:\n        return False",
+    ),
+    Mutant(
+        M,
+        "def is_grad(self) -> bool:\n        return self.base.is_grad()",
+        "def is_grad(self) -> bool:\n        return False",
+    ),
+    Mutant(M, 'if isinstance(value, bool) or not hasattr(value, "__index__"):', 'if not hasattr(value, "__index__"):'),
     Mutant(M, "if operator.index(value) < 0:", "if operator.index(value) < -1:"),
     Mutant(M, "if not d.attr.isidentifier():", "if not d.attr:"),
-    Mutant(M, "if word == \"_base\" else []", "if word == \"_base_\" else []"),
-    Mutant(M, "\"__dummy\": (DummyAOTInput, DummyAOTOutput),", "\"__dummy\": (DummyAOTInput,),"),
-    Mutant(M, "base = AOTInput if kind == \"input\" else AOTOutput", "base = Descriptor"),
+    Mutant(M, 'if word == "_base" else []', 'if word == "_base_" else []'),
+    Mutant(M, '"__dummy": (DummyAOTInput, DummyAOTOutput),', '"__dummy": (DummyAOTInput,),'),
+    Mutant(M, 'base = AOTInput if kind == "input" else AOTOutput', "base = Descriptor"),
     Mutant(M, "if self.depth > DEEPEST:", "if self.depth > DEEPEST * 100:"),
     Mutant(M, "if self.at != len(self.text):", "if self.at > len(self.text):"),
     Mutant(M, "grads.pop(d, None)) for i", "grads.get(d, None)) for i"),
-    Mutant(M, "for i, d in enumerate(outputs) if isinstance(d, GradAOTOutput)", "for i, d in enumerate(outputs, 1) if isinstance(d, GradAOTOutput)"),
-    Mutant(M, "for i, d in enumerate(inputs) if isinstance(d, TangentAOTInput)", "for i, d in enumerate(inputs, 1) if isinstance(d, TangentAOTInput)"),
-    Mutant(M, "if isinstance(d, (DummyAOTInput, DummyAOTOutput)):\n                raise", "if isinstance(d, DummyAOTInput):\n                raise"),
+    Mutant(
+        M,
+        "for i, d in enumerate(outputs) if isinstance(d, GradAOTOutput)",
+        "for i, d in enumerate(outputs, 1) if isinstance(d, GradAOTOutput)",
+    ),
+    Mutant(
+        M,
+        "for i, d in enumerate(inputs) if isinstance(d, TangentAOTInput)",
+        "for i, d in enumerate(inputs, 1) if isinstance(d, TangentAOTInput)",
+    ),
+    Mutant(
+        M,
+        "if isinstance(d, (DummyAOTInput, DummyAOTOutput)):\n                raise",
+        "if isinstance(d, DummyAOTInput):\n                raise",
+    ),
     Mutant(M, "            if d in seen:", "            if i in seen:"),
     Mutant(M, "            if not isinstance(d, base):", "            if False:"),
-    Mutant(M, "if isinstance(d, (SubclassGetAttrAOTInput, SubclassGetAttrAOTOutput)):\n            raise", "if isinstance(d, SubclassGetAttrAOTInput):\n            raise"),
-]  # fmt: skip
+    Mutant(
+        M,
+        "if isinstance(d, (SubclassGetAttrAOTInput, SubclassGetAttrAOTOutput)):\n            raise",
+        "if isinstance(d, SubclassGetAttrAOTInput):\n            raise",
+    ),
+]
 
 CHECKS = [
     test_there_are_17_kinds_of_inputs_and_15_of_outputs_each_in_the_table,
@@ -692,11 +886,17 @@ def test_every_planted_fault_is_noticed() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        r"self.get_parameter('\u')", r"self.get_parameter('\x')", "self.get_parameter('a\nb')", r"self.get_parameter('\N{no such}')",
-        'self.get_parameter("a")', r"self.get_parameter('\x61')", r"self.get_buffer('\777')", "PlainAOTInput(idx =0)",
+        r"self.get_parameter('\u')",
+        r"self.get_parameter('\x')",
+        "self.get_parameter('a\nb')",
+        r"self.get_parameter('\N{no such}')",
+        'self.get_parameter("a")',
+        r"self.get_parameter('\x61')",
+        r"self.get_buffer('\777')",
+        "PlainAOTInput(idx =0)",
         r"ParamAOTInput(target='\u')",
     ],
-)  # fmt: skip
+)
 def test_a_text_that_nothing_prints_is_a_value_error(text: str) -> None:
     for read in (d.parse, d.candidates):
         with pytest.raises(ValueError, match=r"^parse: .* is the expr\(\) or repr of no descriptor"):

@@ -81,7 +81,9 @@ def test_no_module_is_shadowed_by_a_name_of_the_package() -> None:
 
     modules = {m.name for m in pkgutil.iter_modules(fanin.__path__)}
     for name in modules & set(dir(fanin)):
-        assert inspect.ismodule(getattr(fanin, name)), f"fanin.{name} is a module and a {type(getattr(fanin, name)).__name__}"
+        assert inspect.ismodule(getattr(fanin, name)), (
+            f"fanin.{name} is a module and a {type(getattr(fanin, name)).__name__}"
+        )
 
 
 @pytest.mark.core
@@ -107,6 +109,9 @@ def test_everything_public_in_the_stub_file_has_its_docstring() -> None:
 def test_a_docstring_that_differs_is_found() -> None:
     text = stubs.FILE.read_text()
     assert text.count("Add one gradient to a slot.") == 1
-    for wrong in (text.replace("Add one gradient to a slot.", "Add two."), text.replace('        """Its name in messages, traces and pictures."""', "        ...")):
+    for wrong in (
+        text.replace("Add one gradient to a slot.", "Add two."),
+        text.replace('        """Its name in messages, traces and pictures."""', "        ..."),
+    ):
         assert wrong != text
         assert stubs.with_docstrings(wrong) == text

@@ -1,4 +1,6 @@
-"""What is parked is others' memory, and what is added others' objects: whatever becomes of them meanwhile ends in an error that names it, never in a crash."""
+"""What is parked is others' memory, and what is added others' objects: whatever becomes of them meanwhile ends in an
+error that names it, never in a crash.
+"""
 
 from __future__ import annotations
 
@@ -178,7 +180,8 @@ def test_an_empty_or_hand_through_gradient_that_was_resized_is_no_error() -> Non
         assert two.shape == (0, 3)
 
 
-# ---------------------------------------------------------------- sparse gradients whose parts are not what they should be (16)
+# ---------------------------------------------------------------- sparse gradients whose parts are not what they should
+# be (16)
 
 
 def sparse_parts(format: str) -> tuple[list[Any], tuple[int, ...]]:
@@ -189,12 +192,32 @@ def sparse_parts(format: str) -> tuple[list[Any], tuple[int, ...]]:
 
 
 WRONG: dict[str, Any] = {
-    "None": None, "int": 1, "list": [1, 2, 3], "str": "x", "bytes": b"xyz", "objects": np.array([object()] * 3), "masked": np.ma.ones(3), "0-d": np.array(1.0),
-    "Zero": fanin.Zero((3,), "int32"), "object": object(), "memoryview": memoryview(b"abcd"), "strings": np.array(["a"] * 3), "long double": np.zeros(3, "g"),
-    "4 axes": np.zeros((2, 3, 4, 5)), "Sparse": Sparse("coo", (np.array([[0]]), np.ones(1)), (3,)), "huge": np.broadcast_to(np.int64(2**62), (3,)), "type": type, "function": np.ones,
-    "struct": np.zeros(3, [("a", "i4")]), "dates": np.zeros(3, "M8[s]"), "foreign": np.zeros(3, np.dtype("i4").newbyteorder()), "int8": np.zeros(3, np.int8), "none": np.zeros(0, np.int64),
-    "negative": np.full(4, -1), "short": np.zeros(1, np.int64),
-}  # fmt: skip
+    "None": None,
+    "int": 1,
+    "list": [1, 2, 3],
+    "str": "x",
+    "bytes": b"xyz",
+    "objects": np.array([object()] * 3),
+    "masked": np.ma.ones(3),
+    "0-d": np.array(1.0),
+    "Zero": fanin.Zero((3,), "int32"),
+    "object": object(),
+    "memoryview": memoryview(b"abcd"),
+    "strings": np.array(["a"] * 3),
+    "long double": np.zeros(3, "g"),
+    "4 axes": np.zeros((2, 3, 4, 5)),
+    "Sparse": Sparse("coo", (np.array([[0]]), np.ones(1)), (3,)),
+    "huge": np.broadcast_to(np.int64(2**62), (3,)),
+    "type": type,
+    "function": np.ones,
+    "struct": np.zeros(3, [("a", "i4")]),
+    "dates": np.zeros(3, "M8[s]"),
+    "foreign": np.zeros(3, np.dtype("i4").newbyteorder()),
+    "int8": np.zeros(3, np.int8),
+    "none": np.zeros(0, np.int64),
+    "negative": np.full(4, -1),
+    "short": np.zeros(1, np.int64),
+}
 
 
 @pytest.mark.parametrize("format", ["coo", "csr", "csc", "bsr", "bsc"])
@@ -417,7 +440,9 @@ def test_a_batch_in_which_a_sum_raises_is_not_added_at_all(budget: Any, keyed: b
         got = [value(x) for x in buf.take()]
         assert got == [4.0, 8.0, 16.0, 32.0, [2.0] * 3 if dense else None], (budget, bad)
     assert added
-    assert raised == {0: 16, 8: 8}.get(budget, 0)  # an object counts one byte, so 8 are passed where the array comes too
+    assert raised == {0: 16, 8: 8}.get(
+        budget, 0
+    )  # an object counts one byte, so 8 are passed where the array comes too
 
 
 def test_two_of_a_batch_in_one_slot_are_taken_back_together() -> None:
@@ -434,7 +459,9 @@ def test_two_of_a_batch_in_one_slot_are_taken_back_together() -> None:
 
 
 def test_a_batch_in_which_a_sum_raises_beside_other_threads_adds_and_takes() -> None:
-    """Whatever others sum meanwhile: what raised has added nothing, what did not has added all. Any + raises in the thread whose batch is to fail."""
+    """Whatever others sum meanwhile: what raised has added nothing, what did not has added all. Any + raises in the
+    thread whose batch is to fail.
+    """
     import threading
 
     counts = [0, 0]

@@ -1,4 +1,6 @@
-"""What bad input gets: an exception of the right class that names buffer, slot, key, what was expected and what came; and all is as before."""
+"""What bad input gets: an exception of the right class that names buffer, slot, key, what was expected and what came;
+and all is as before.
+"""
 
 from __future__ import annotations
 
@@ -36,30 +38,115 @@ def grads() -> InputBuffer:
 
 ADDS: list[tuple[str, Callable[[InputBuffer], Any], type[Exception], str]] = [
     ("slot out of range", lambda b: b.add(4, 1.0), IndexError, "grads: expected a slot from 0 to 3, got 4 (S1)"),
-    ("slot out of range, and no array", lambda b: b.add(4, object()), IndexError, "grads: expected a slot from 0 to 3, got 4 (S1)"),
+    (
+        "slot out of range, and no array",
+        lambda b: b.add(4, object()),
+        IndexError,
+        "grads: expected a slot from 0 to 3, got 4 (S1)",
+    ),
     ("negative slot", lambda b: b.add(-1, 1.0), IndexError, "grads: slot: expected an integer from 0 on, got -1"),
-    ("huge slot", lambda b: b.add(10**30, 1.0), IndexError, "grads: slot: expected an integer from 0 on that fits 64 bits, got 1000"),
+    (
+        "huge slot",
+        lambda b: b.add(10**30, 1.0),
+        IndexError,
+        "grads: slot: expected an integer from 0 on that fits 64 bits, got 1000",
+    ),
     ("slot of bool", lambda b: b.add(True, 1.0), TypeError, "grads: slot: expected an integer, got the bool True"),
     ("slot of np.bool", lambda b: b.add(np.True_, 1.0), TypeError, "grads: slot: expected an integer, got the bool"),
     ("slot of float", lambda b: b.add(0.0, 1.0), TypeError, "grads: slot: expected an integer, got a float"),
     ("slot of None", lambda b: b.add(None, 1.0), TypeError, "grads: slot: expected an integer, got a NoneType"),
-    ("shape", lambda b: b.add(0, np.ones(3)), ValueError, "grads: slot 0: expected a gradient of shape (2,) as the first one, got (3,) (A9)"),
-    ("shape, never broadcast", lambda b: b.add(0, np.ones((2, 1))), ValueError, "expected a gradient of shape (2,) as the first one, got (2, 1)"),
-    ("scalar for an array", lambda b: b.add(0, 1.0), ValueError, "expected a gradient of shape (2,) as the first one, got ()"),
-    ("declared shape", lambda b: b.add(1, np.ones(2)), ValueError, "grads: slot 1 (b1): expected a gradient of shape (3,) (or one that it broadcasts to), got (2,)"),
-    ("complex into real", lambda b: b.add(1, np.ones(3, complex)), ValueError, "grads: slot 1 (b1): expected dtype float32, got complex128"),
-    ("no array", lambda b: b.add(0, object(), key=None), TypeError, "grads: slot 0: an object is no array and has no +"),
+    (
+        "shape",
+        lambda b: b.add(0, np.ones(3)),
+        ValueError,
+        "grads: slot 0: expected a gradient of shape (2,) as the first one, got (3,) (A9)",
+    ),
+    (
+        "shape, never broadcast",
+        lambda b: b.add(0, np.ones((2, 1))),
+        ValueError,
+        "expected a gradient of shape (2,) as the first one, got (2, 1)",
+    ),
+    (
+        "scalar for an array",
+        lambda b: b.add(0, 1.0),
+        ValueError,
+        "expected a gradient of shape (2,) as the first one, got ()",
+    ),
+    (
+        "declared shape",
+        lambda b: b.add(1, np.ones(2)),
+        ValueError,
+        "grads: slot 1 (b1): expected a gradient of shape (3,) (or one that it broadcasts to), got (2,)",
+    ),
+    (
+        "complex into real",
+        lambda b: b.add(1, np.ones(3, complex)),
+        ValueError,
+        "grads: slot 1 (b1): expected dtype float32, got complex128",
+    ),
+    (
+        "no array",
+        lambda b: b.add(0, object(), key=None),
+        TypeError,
+        "grads: slot 0: an object is no array and has no +",
+    ),
     ("list", lambda b: b.add(1, [1.0], key=7), TypeError, "grads: slot 1 (b1), key 7: a list is no array"),
-    ("strings", lambda b: b.add(1, np.array(["x"])), TypeError, "grads: slot 1 (b1): the array has dtype <U1, which has no sum"),
-    ("byte order", lambda b: b.add(0, np.ones(2, ">f4")), BufferError, "grads: slot 0: the array has dtype >f4 of foreign byte order"),
-    ("negative key", lambda b: b.add(3, 1.0, key=-1), ValueError, "grads: slot 3: key: expected an integer from 0 on, got -1"),
-    ("huge key", lambda b: b.add(3, 1.0, key=2**63), ValueError, "grads: slot 3: key: expected an integer from 0 on that fits 64 bits"),
-    ("key of bool", lambda b: b.add(3, 1.0, key=True), TypeError, "grads: slot 3: key: expected an integer, got the bool True"),
-    ("key of float", lambda b: b.add(3, 1.0, key=1.0), TypeError, "grads: slot 3: key: expected an integer, got a float"),
-    ("the same key", lambda b: b.add(3, 1.0, key=5), ValueError, "grads: slot 3, key 5: this key has contributed already"),
+    (
+        "strings",
+        lambda b: b.add(1, np.array(["x"])),
+        TypeError,
+        "grads: slot 1 (b1): the array has dtype <U1, which has no sum",
+    ),
+    (
+        "byte order",
+        lambda b: b.add(0, np.ones(2, ">f4")),
+        BufferError,
+        "grads: slot 0: the array has dtype >f4 of foreign byte order",
+    ),
+    (
+        "negative key",
+        lambda b: b.add(3, 1.0, key=-1),
+        ValueError,
+        "grads: slot 3: key: expected an integer from 0 on, got -1",
+    ),
+    (
+        "huge key",
+        lambda b: b.add(3, 1.0, key=2**63),
+        ValueError,
+        "grads: slot 3: key: expected an integer from 0 on that fits 64 bits",
+    ),
+    (
+        "key of bool",
+        lambda b: b.add(3, 1.0, key=True),
+        TypeError,
+        "grads: slot 3: key: expected an integer, got the bool True",
+    ),
+    (
+        "key of float",
+        lambda b: b.add(3, 1.0, key=1.0),
+        TypeError,
+        "grads: slot 3: key: expected an integer, got a float",
+    ),
+    (
+        "the same key",
+        lambda b: b.add(3, 1.0, key=5),
+        ValueError,
+        "grads: slot 3, key 5: this key has contributed already",
+    ),
     ("no key among keys", lambda b: b.add(3, 1.0), ValueError, "grads: slot 3: this pass adds with keys to this slot"),
-    ("a key among none", lambda b: b.add(0, np.ones(2), key=1), ValueError, "grads: slot 0, key 1: this pass adds without keys"),
-    ("one too many", lambda b: b.add(2, 1.0), ValueError, "grads: slot 2 (w1): expected 1 contribution, got one more (A16)"),
+    (
+        "a key among none",
+        lambda b: b.add(0, np.ones(2), key=1),
+        ValueError,
+        "grads: slot 0, key 1: this pass adds without keys",
+    ),
+    (
+        "one too many",
+        lambda b: b.add(2, 1.0),
+        ValueError,
+        "grads: slot 2 (w1): expected 1 contribution, got one more (A16)",
+    ),
     ("stream", lambda b: b.add(0, np.ones(2), stream="s"), TypeError, "stream"),
     ("unknown argument", lambda b: b.add(0, np.ones(2), keys=1), TypeError, "add() has no argument 'keys'"),  # type: ignore[call-arg]
     ("an argument twice", lambda b: b.add(0, 1.0, slot=0), TypeError, "add() got 'slot' twice"),  # type: ignore[misc]
@@ -67,26 +154,81 @@ ADDS: list[tuple[str, Callable[[InputBuffer], Any], type[Exception], str]] = [
     ("nothing", lambda b: b.add(), TypeError, "add() needs 'slot'"),  # type: ignore[call-arg]
     ("truth that raises", lambda b: b.add(0, np.ones(2), donate=np.ones(2)), ValueError, "ambiguous"),  # type: ignore[arg-type]
     ("expect", lambda b: b.expect(0, -1), ValueError, "grads: slot 0: n: expected an integer from 0 on, got -1"),
-    ("expect too few", lambda b: b.expect(0, 0), ValueError, "grads: slot 0: expects 0 contributions but has 1 already"),
-    ("expect of bool", lambda b: b.expect(0, True), TypeError, "grads: slot 0: n: expected an integer, got the bool True"),
+    (
+        "expect too few",
+        lambda b: b.expect(0, 0),
+        ValueError,
+        "grads: slot 0: expects 0 contributions but has 1 already",
+    ),
+    (
+        "expect of bool",
+        lambda b: b.expect(0, True),
+        TypeError,
+        "grads: slot 0: n: expected an integer, got the bool True",
+    ),
     ("ready", lambda b: b.ready(0), ValueError, "grads: slot 0: ready() needs expect(0, n)"),
     ("snapshot", lambda b: b[-1], IndexError, "grads: slot: expected an integer from 0 on, got -1"),
     ("slice", lambda b: b[0:1], TypeError, "grads: slot: expected an integer, got a slice"),  # type: ignore[index]
     ("explain", lambda b: b.explain(4), IndexError, "grads: expected a slot from 0 to 3, got 4"),
-    ("out is bare", lambda b: b.take(out=np.ones(2)), TypeError, "grads: out: expected a list of 4 arrays or Nones, got a numpy.ndarray: give [array]"),
-    ("out too short", lambda b: b.take(out=[None]), ValueError, "grads: out: expected 4 entries, one for each slot, got 1"),
-    ("out of a number", lambda b: b.take(out=[1.0, None, None, None]), TypeError, "grads: slot 0: out: expected a dense array to write into, got a float"),
-    ("out of an object", lambda b: b.take(out=[None, [], None, None]), TypeError, "grads: slot 1 (b1): a list is no array"),
-    ("out of shape", lambda b: b.take(out=[np.ones(3), None, None, None]), ValueError, "grads: slot 0: out= has shape (3,), the sum (2,)"),
-    ("out of dtype", lambda b: b.take(out=[np.ones(2, int), None, None, None]), ValueError, "out= of dtype int64 cannot take a sum of dtype float32"),
-    ("out repeats itself", lambda b: b.take(out=[overlapping(), None, None, None]), BufferError, "grads: slot 0: out: expected an array that can be written"),
-    ("out is read-only", lambda b: b.take(out=[frozen(), None, None, None]), BufferError, "got a numpy.ndarray that is read-only"),
+    (
+        "out is bare",
+        lambda b: b.take(out=np.ones(2)),
+        TypeError,
+        "grads: out: expected a list of 4 arrays or Nones, got a numpy.ndarray: give [array]",
+    ),
+    (
+        "out too short",
+        lambda b: b.take(out=[None]),
+        ValueError,
+        "grads: out: expected 4 entries, one for each slot, got 1",
+    ),
+    (
+        "out of a number",
+        lambda b: b.take(out=[1.0, None, None, None]),
+        TypeError,
+        "grads: slot 0: out: expected a dense array to write into, got a float",
+    ),
+    (
+        "out of an object",
+        lambda b: b.take(out=[None, [], None, None]),
+        TypeError,
+        "grads: slot 1 (b1): a list is no array",
+    ),
+    (
+        "out of shape",
+        lambda b: b.take(out=[np.ones(3), None, None, None]),
+        ValueError,
+        "grads: slot 0: out= has shape (3,), the sum (2,)",
+    ),
+    (
+        "out of dtype",
+        lambda b: b.take(out=[np.ones(2, int), None, None, None]),
+        ValueError,
+        "out= of dtype int64 cannot take a sum of dtype float32",
+    ),
+    (
+        "out repeats itself",
+        lambda b: b.take(out=[overlapping(), None, None, None]),
+        BufferError,
+        "grads: slot 0: out: expected an array that can be written",
+    ),
+    (
+        "out is read-only",
+        lambda b: b.take(out=[frozen(), None, None, None]),
+        BufferError,
+        "got a numpy.ndarray that is read-only",
+    ),
     ("scale of str", lambda b: b.take(scale="2"), TypeError, "grads: scale: expected a number, got a str"),  # type: ignore[arg-type]
-    ("scale of array", lambda b: b.take(scale=np.ones(2)), TypeError, "grads: scale: expected a number, got a numpy.ndarray"),  # type: ignore[arg-type]
+    (
+        "scale of array",
+        lambda b: b.take(scale=np.ones(2)),
+        TypeError,
+        "grads: scale: expected a number, got a numpy.ndarray",
+    ),  # type: ignore[arg-type]
     ("scale too large", lambda b: b.take(scale=10**400), ValueError, "grads: scale: 1000"),
     ("complex scale", lambda b: b.take(scale=1j), ValueError, "slot 0: scale=0+1j: a float32 sum needs a real number"),
     ("take of stream", lambda b: b.take("s"), TypeError, "stream"),
-]  # fmt: skip
+]
 
 
 def overlapping() -> Any:
@@ -119,57 +261,167 @@ def test_a_call_that_raises_says_why_and_leaves_everything_as_it_was(what: str) 
 
 
 MADE: list[tuple[str, Callable[[], Any], type[Exception], str]] = [
-    ("one array", lambda: InputBuffer(np.ones(3)), TypeError, "InputBuffer: slots: expected a count or a sequence of arrays and Slots, got one numpy.ndarray: give [array]"),
+    (
+        "one array",
+        lambda: InputBuffer(np.ones(3)),
+        TypeError,
+        "InputBuffer: slots: expected a count or a sequence of arrays and Slots, got one numpy.ndarray: give [array]",
+    ),
     ("one Slot", lambda: InputBuffer(Slot()), TypeError, "got one Slot: give [array]"),
-    ("one Sparse", lambda: InputBuffer(Sparse("coo", (np.zeros((1, 0), int), np.zeros(0)), (3,))), TypeError, "give [array]"),
-    ("one string", lambda: InputBuffer("ab"), TypeError, "expected a count or a sequence of arrays and Slots, got a str"),
-    ("a float", lambda: InputBuffer(2.5), TypeError, "expected a count or a sequence of arrays and Slots, got one float"),
+    (
+        "one Sparse",
+        lambda: InputBuffer(Sparse("coo", (np.zeros((1, 0), int), np.zeros(0)), (3,))),
+        TypeError,
+        "give [array]",
+    ),
+    (
+        "one string",
+        lambda: InputBuffer("ab"),
+        TypeError,
+        "expected a count or a sequence of arrays and Slots, got a str",
+    ),
+    (
+        "a float",
+        lambda: InputBuffer(2.5),
+        TypeError,
+        "expected a count or a sequence of arrays and Slots, got one float",
+    ),
     ("a bool", lambda: InputBuffer(True), TypeError, "slots: expected an integer, got the bool True"),
     ("a dict", lambda: InputBuffer({}), TypeError, "got a dict"),
     ("None", lambda: InputBuffer(None), TypeError, "got a NoneType"),
-    ("negative", lambda: InputBuffer(-1, name="grads"), ValueError, "grads: slots: expected an integer from 0 on, got -1"),
+    (
+        "negative",
+        lambda: InputBuffer(-1, name="grads"),
+        ValueError,
+        "grads: slots: expected an integer from 0 on, got -1",
+    ),
     ("more slots than memory", lambda: InputBuffer(2**62), MemoryError, "out of memory"),
-    ("None among the slots", lambda: InputBuffer([None], name="grads"), TypeError, "grads: slot 0: expected an example array or a fanin.Slot, got a NoneType; fanin.Slot() declares nothing"),
+    (
+        "None among the slots",
+        lambda: InputBuffer([None], name="grads"),
+        TypeError,
+        "grads: slot 0: expected an example array or a fanin.Slot, got a NoneType; fanin.Slot() declares nothing",
+    ),
     ("a list among the slots", lambda: InputBuffer([np.ones(1), [2.0]]), TypeError, "slot 1: a list is no array"),
-    ("numbers among the slots", lambda: InputBuffer((3, 4), name="grads"), TypeError, "grads: slot 0: 3 is a number, and no example array: for one slot of a shape give [fanin.Slot(shape=(3, 4))]"),
-    ("an object among the slots", lambda: InputBuffer([Slot(), np.array([None])]), TypeError, "slot 1: expected an example array or a fanin.Slot, got a numpy.ndarray"),
-    ("budget NaN", lambda: InputBuffer(1, budget=math.nan), ValueError, "budget: expected a whole number of bytes from 0 on, or math.inf, got nan"),
-    ("budget negative", lambda: InputBuffer(1, budget=-1), ValueError, "budget: expected a number of bytes from 0 on, got -1"),
+    (
+        "numbers among the slots",
+        lambda: InputBuffer((3, 4), name="grads"),
+        TypeError,
+        "grads: slot 0: 3 is a number, and no example array: for one slot of a shape give [fanin.Slot(shape=(3, 4))]",
+    ),
+    (
+        "an object among the slots",
+        lambda: InputBuffer([Slot(), np.array([None])]),
+        TypeError,
+        "slot 1: expected an example array or a fanin.Slot, got a numpy.ndarray",
+    ),
+    (
+        "budget NaN",
+        lambda: InputBuffer(1, budget=math.nan),
+        ValueError,
+        "budget: expected a whole number of bytes from 0 on, or math.inf, got nan",
+    ),
+    (
+        "budget negative",
+        lambda: InputBuffer(1, budget=-1),
+        ValueError,
+        "budget: expected a number of bytes from 0 on, got -1",
+    ),
     ("budget -inf", lambda: InputBuffer(1, budget=-math.inf), ValueError, "budget"),
     ("budget half a byte", lambda: InputBuffer(1, budget=0.5), ValueError, "budget: expected a whole number"),
-    ("budget bool", lambda: InputBuffer(1, budget=True), TypeError, 'budget: expected "auto", a number of bytes, math.inf or None, got True'),
-    ("budget str", lambda: InputBuffer(1, budget="1"), ValueError, "budget: expected \"auto\", a number of bytes or math.inf, got '1'"),  # type: ignore[arg-type]
+    (
+        "budget bool",
+        lambda: InputBuffer(1, budget=True),
+        TypeError,
+        'budget: expected "auto", a number of bytes, math.inf or None, got True',
+    ),
+    (
+        "budget str",
+        lambda: InputBuffer(1, budget="1"),
+        ValueError,
+        "budget: expected \"auto\", a number of bytes or math.inf, got '1'",
+    ),  # type: ignore[arg-type]
     ("accumulate unknown", lambda: InputBuffer(1, accumulate="foo"), ValueError, "expected a dtype"),
     ("accumulate not summed", lambda: InputBuffer(1, accumulate=object), ValueError, "dtype object is not summed"),
     ("accumulate a number", lambda: InputBuffer(1, accumulate=3), TypeError, "expected a dtype"),
-    ("accumulate too small", lambda: InputBuffer([Slot(dtype="float64", accumulate="float32")]), ValueError, "accumulate=float32 cannot hold a sum of dtype float64"),
+    (
+        "accumulate too small",
+        lambda: InputBuffer([Slot(dtype="float64", accumulate="float32")]),
+        ValueError,
+        "accumulate=float32 cannot hold a sum of dtype float64",
+    ),
     ("stream", lambda: InputBuffer(1, stream="s"), TypeError, "stream"),
     ("unknown device", lambda: InputBuffer([Slot(device="tpu:0")]), ValueError, "tpu:0"),
     ("Slot shape", lambda: Slot(shape=(2, -1)), ValueError, "Slot: expected a shape of extents from 0 on, got (2, -1)"),
-    ("Slot shape of floats", lambda: Slot(shape=(2.0,)), TypeError, "Slot: expected a shape, a tuple of ints, got (2.0,)"),  # type: ignore[arg-type]
-    ("Slot of too many axes", lambda: InputBuffer([Slot(shape=(1,) * 65)]), ValueError, "slot 0: expected a shape of at most 64 axes"),
-    ("Slot of huge extents", lambda: InputBuffer([Slot(shape=(2**70,))]), ValueError, "slot 0: shape: expected an integer from 0 on that fits 64 bits"),
+    (
+        "Slot shape of floats",
+        lambda: Slot(shape=(2.0,)),
+        TypeError,
+        "Slot: expected a shape, a tuple of ints, got (2.0,)",
+    ),  # type: ignore[arg-type]
+    (
+        "Slot of too many axes",
+        lambda: InputBuffer([Slot(shape=(1,) * 65)]),
+        ValueError,
+        "slot 0: expected a shape of at most 64 axes",
+    ),
+    (
+        "Slot of huge extents",
+        lambda: InputBuffer([Slot(shape=(2**70,))]),
+        ValueError,
+        "slot 0: shape: expected an integer from 0 on that fits 64 bits",
+    ),
     ("Slot dtype", lambda: Slot(dtype="foo"), ValueError, "Slot: dtype: expected a dtype"),
     ("Slot dtype object", lambda: Slot(dtype="O"), ValueError, "Slot: dtype: dtype object is not summed"),
     ("Slot dtype byte order", lambda: Slot(dtype=">f4"), ValueError, "native byte order"),
     ("Slot device", lambda: Slot(device=0), TypeError, "Slot: expected a device's name"),  # type: ignore[arg-type]
     ("Slot combine", lambda: Slot(combine=3), TypeError, "Slot: expected combine(old, new), got 3"),  # type: ignore[arg-type]
-    ("Sparse format", lambda: Sparse("lil", (), (2,)), ValueError, "Sparse: expected a format among coo, csr, csc, bsr, bsc, got 'lil'"),
-    ("Sparse parts", lambda: Sparse("csr", (1, 2), (2,)), ValueError, "Sparse: csr has 3 parts, (pointers, indices, values); got 2"),
+    (
+        "Sparse format",
+        lambda: Sparse("lil", (), (2,)),
+        ValueError,
+        "Sparse: expected a format among coo, csr, csc, bsr, bsc, got 'lil'",
+    ),
+    (
+        "Sparse parts",
+        lambda: Sparse("csr", (1, 2), (2,)),
+        ValueError,
+        "Sparse: csr has 3 parts, (pointers, indices, values); got 2",
+    ),
     ("Sparse parts no tuple", lambda: Sparse("coo", 3, (2,)), TypeError, "Sparse: expected the parts as a tuple"),  # type: ignore[arg-type]
     ("Zero dtype", lambda: Zero((2,), None), TypeError, "Zero: expected a dtype, got None"),
     ("Zero shape", lambda: Zero("ab", "f4"), TypeError, "Zero: expected a shape"),  # type: ignore[arg-type]
     ("add_n of nothing", lambda: fanin.add_n([]), ValueError, "add_n: expected at least one array"),
-    ("add_n of one array", lambda: fanin.add_n(np.ones(3)), TypeError, "add_n: expected a sequence of arrays, got one numpy.ndarray: give list(x) or [x, ..]"),
+    (
+        "add_n of one array",
+        lambda: fanin.add_n(np.ones(3)),
+        TypeError,
+        "add_n: expected a sequence of arrays, got one numpy.ndarray: give list(x) or [x, ..]",
+    ),
     ("add_n of a number", lambda: fanin.add_n(3), TypeError, "add_n: expected a sequence of arrays, got one int"),  # type: ignore[arg-type]
     ("add_n of a string", lambda: fanin.add_n("ab"), TypeError, "add_n: expected a sequence of arrays"),
-    ("add_n keys", lambda: fanin.add_n([1.0], keys=[1, 2]), ValueError, "add_n: expected as many keys as arrays, 1, got 2"),
-    ("add_n same keys", lambda: fanin.add_n([1.0, 2.0], keys=[1, 1]), ValueError, "key 1: this key has contributed already"),
+    (
+        "add_n keys",
+        lambda: fanin.add_n([1.0], keys=[1, 2]),
+        ValueError,
+        "add_n: expected as many keys as arrays, 1, got 2",
+    ),
+    (
+        "add_n same keys",
+        lambda: fanin.add_n([1.0, 2.0], keys=[1, 1]),
+        ValueError,
+        "key 1: this key has contributed already",
+    ),
     ("add_n out", lambda: fanin.add_n([1.0], out=[1.0]), TypeError, "add_n: slot 0: a list is no array"),
-    ("options", lambda: fanin.set_options(budget=-1), ValueError, "budget: expected a number of bytes from 0 on, got -1"),
+    (
+        "options",
+        lambda: fanin.set_options(budget=-1),
+        ValueError,
+        "budget: expected a number of bytes from 0 on, got -1",
+    ),
     ("options by position", lambda: fanin.set_options(True), TypeError, "positional"),  # type: ignore[misc]
     ("unknown option", lambda: fanin.set_options(thread=4), TypeError, "thread"),  # type: ignore[call-arg]
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("what", [m[0] for m in MADE])
@@ -209,7 +461,9 @@ def test_changing_what_was_added_is_caught_in_debug_mode() -> None:
         buf.add(0, x, key=3)
         buf.add(0, np.ones(4), key=4)
         x[0] = 5
-        with pytest.raises(RuntimeError, match="grads: slot 0: the gradient added with key 3 was changed after it was added"):
+        with pytest.raises(
+            RuntimeError, match="grads: slot 0: the gradient added with key 3 was changed after it was added"
+        ):
             buf.take()
     buf.clear()
     assert _core.get_options()["debug"] is False

@@ -125,7 +125,8 @@ def test_bfloat16_and_float8_are_exact_as_well() -> None:
     rng = np.random.default_rng(8)
     for dtype in (ml_dtypes.bfloat16, ml_dtypes.float8_e5m2, ml_dtypes.float8_e4m3fn):
         x = (rng.standard_normal((7, 3000)) * 2.0 ** rng.integers(-8, 5, (7, 3000))).astype(dtype)
-        # below 2^53 steps, so that float64 holds the sum; and no tie of two roundings: through a float32 that is exact too
+        # below 2^53 steps, so that float64 holds the sum; and no tie of two roundings: through a float32 that is exact
+        # too
         total = x.astype(np.float64).sum(axis=0)
         plain = np.abs(total.astype(np.float32) - total) == 0
         assert plain.mean() > 0.9

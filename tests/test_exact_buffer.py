@@ -20,9 +20,16 @@ def rounded(terms: list[float], dtype: Any) -> Any:
     """The sum of real numbers to nearest even in float32 or float16: found among the neighbours of a first guess."""
     real = sum((Fraction(float(t)) for t in terms), Fraction(0))
     guess = np.dtype(dtype).type(float(real))
-    around = [np.nextafter(guess, np.dtype(dtype).type(-np.inf)), guess, np.nextafter(guess, np.dtype(dtype).type(np.inf))]
+    around = [
+        np.nextafter(guess, np.dtype(dtype).type(-np.inf)),
+        guess,
+        np.nextafter(guess, np.dtype(dtype).type(np.inf)),
+    ]
     bits = np.dtype(f"u{np.dtype(dtype).itemsize}")
-    return min((a for a in around if np.isfinite(a)), key=lambda a: (abs(Fraction(float(a)) - real), int(np.array(a).view(bits)) & 1))
+    return min(
+        (a for a in around if np.isfinite(a)),
+        key=lambda a: (abs(Fraction(float(a)) - real), int(np.array(a).view(bits)) & 1),
+    )
 
 
 def hostile(rng: Any, n: int, size: int, dtype: str) -> list[Any]:
@@ -76,20 +83,31 @@ def test_nothing_is_lost_on_the_way() -> None:
 
 def test_slots_wishes_dtypes_and_scales() -> None:
     h = [np.float16([2048, 1]), np.float16([1, 2]), np.float16([1, 3])]
-    buf = fanin.InputBuffer([fanin.Slot(accumulate="exact"), fanin.Slot(dtype="float16", shape=(2,)), fanin.Slot(accumulate="float16")])
+    buf = fanin.InputBuffer(
+        [fanin.Slot(accumulate="exact"), fanin.Slot(dtype="float16", shape=(2,)), fanin.Slot(accumulate="float16")]
+    )
     for i in range(3):
         for g in h:
             buf.add(i, g)
     assert [x.tolist() for x in buf.take()] == [[2050, 6], [2050, 6], [2048, 6]]
-    buf = fanin.InputBuffer([fanin.Slot(dtype="float16", shape=(2,)), fanin.Slot(accumulate="float64")], accumulate="exact", budget=0)
+    buf = fanin.InputBuffer(
+        [fanin.Slot(dtype="float16", shape=(2,)), fanin.Slot(accumulate="float64")], accumulate="exact", budget=0
+    )
     for g in h:
         buf.add(0, np.stack([g, -g, g]))  # summed to the declared shape first
         buf.add(1, g)
     out = np.zeros(2, np.float32)
     sums = buf.take(scale=0.5, out=[out, None])
     assert sums[0] is out and out.tolist() == [1025, 3] and sums[1].tolist() == [1025, 3]
-    for gradients, sum_ in [([1, 2, 3], 6), ([np.int32([1]), np.int32([2])], [3]), ([1.5], 1.5), ([np.float32([1]), np.float64([2**-30])], [1 + 2**-30]),
-                            ([None], None), ([1j, 2.0], 2 + 1j), ([fanin.Zero((1,), "float32"), np.float32([2])], [2])]:
+    for gradients, sum_ in [
+        ([1, 2, 3], 6),
+        ([np.int32([1]), np.int32([2])], [3]),
+        ([1.5], 1.5),
+        ([np.float32([1]), np.float64([2**-30])], [1 + 2**-30]),
+        ([None], None),
+        ([1j, 2.0], 2 + 1j),
+        ([fanin.Zero((1,), "float32"), np.float32([2])], [2]),
+    ]:
         buf = fanin.InputBuffer(1, accumulate="exact", budget=0)
         for g in gradients:
             buf.add(0, g)
@@ -141,7 +159,12 @@ def test_on_streams(seed: int) -> None:
 
 def test_integers_among_low_floats_do_not_let_the_budget_show() -> None:
     ml_dtypes = pytest.importorskip("ml_dtypes")
-    xs = [np.ones(3, ml_dtypes.float8_e4m3fn), np.full(3, 33, np.int32), np.full(3, 33, np.int32), np.ones(3, np.float32)]
+    xs = [
+        np.ones(3, ml_dtypes.float8_e4m3fn),
+        np.full(3, 33, np.int32),
+        np.full(3, 33, np.int32),
+        np.ones(3, np.float32),
+    ]
     found = set()
     for budget in (0, 1, 50, 100, None):
         buf = fanin.InputBuffer(1, accumulate="exact", budget=budget)
@@ -180,4 +203,8 @@ def test_a_complex_scale_turns_a_sum_that_was_kept_in_a_state(dtype: str) -> Non
                 buf.add(0, t)
             found.append(buf.take(scale=scale)[0])
         want = np.sum(np.array(terms, "complex128"), axis=0) * scale
-        assert found[0].tobytes() == found[1].tobytes() and np.array_equal(found[0], want.astype(dtype)), (scale, found, want)
+        assert found[0].tobytes() == found[1].tobytes() and np.array_equal(found[0], want.astype(dtype)), (
+            scale,
+            found,
+            want,
+        )

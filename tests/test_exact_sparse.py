@@ -1,4 +1,6 @@
-"""Exact sums of sparse gradients: every stored number counts once, exactly, and the sum is rounded once, whatever the order, keys and budget."""
+"""Exact sums of sparse gradients: every stored number counts once, exactly, and the sum is rounded once, whatever the
+order, keys and budget.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,11 @@ def made(kind: str, dtype: Any, draw: random.Random) -> Any:
         block = (SHAPE[0] // 2, SHAPE[1] // 2)
         count = [draw.randint(0, 2) for _ in range(lines)]
         minor = [k for c in count for k in [draw.randrange(across) for _ in range(c)]]
-        parts = (np.array([0, *np.cumsum(count)]), np.array(minor, np.int64), numbers(sum(count) * 6, dtype, draw).reshape(-1, *block))
+        parts = (
+            np.array([0, *np.cumsum(count)]),
+            np.array(minor, np.int64),
+            numbers(sum(count) * 6, dtype, draw).reshape(-1, *block),
+        )
         return fanin.Sparse(kind, parts, SHAPE)
     lines, across = SHAPE if kind != "csc" else SHAPE[::-1]
     count = [draw.randint(0, 3) for _ in range(lines)]
@@ -65,7 +71,9 @@ def exactly(terms: list[Any], dtype: Any, scale: Any = None) -> dict[tuple[int, 
     by = Fraction(1 if scale is None else scale)
 
     def rounded(f: Fraction) -> float:
-        """To float64, or, where that is rounded once more, to odd: then the second rounding is as if it were the first."""
+        """To float64, or, where that is rounded once more, to odd: then the second rounding is as if it were
+        the first.
+        """
         x = float(f)
         if Fraction(x) == f or dtype in (np.float64, np.complex128):
             return x
@@ -141,7 +149,11 @@ def test_what_a_left_fold_loses_is_there() -> None:
 
 
 def test_out_stats_snapshots_and_undeclared_dtypes() -> None:
-    terms = [sp.csr_array(np.array([[1e8, 0, 1]], np.float32)), sp.csr_array(np.array([[1, 0, 0]], np.float32)), sp.csr_array(np.array([[-1e8, 0, 2]], np.float32))]
+    terms = [
+        sp.csr_array(np.array([[1e8, 0, 1]], np.float32)),
+        sp.csr_array(np.array([[1, 0, 0]], np.float32)),
+        sp.csr_array(np.array([[-1e8, 0, 2]], np.float32)),
+    ]
     buf = fanin.InputBuffer(1, accumulate="exact", stats=True, budget=0)
     for k, t in enumerate(terms):
         buf.add(0, t, key=k)

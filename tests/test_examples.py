@@ -13,12 +13,15 @@ EXAMPLES = ROOT / "examples"
 
 #: What each prints: `...` stands for any text.
 PRINTED = {
-    "01_add_n.py": """\
+    "01_add_n.py": (
+        """\
 float16, 64 terms: a chain of + is off by 1.2e-03, add_n by 2.1e-04
 in another order, with keys, the same bits: True
 the mean, in float32: float32 True
-""",
-    "02_buffer.py": """\
+"""
+    ),
+    "02_buffer.py": (
+        """\
 ready: False | so far: [[0.5, 0.5, 0.5], [0.5, 0.5, 0.5]]
 ready: True
 linear: slot 0: 2 contributions of 2 expected (A16) came...
@@ -27,29 +30,38 @@ ValueError: linear: slot 0, key 1: expected ...(2, 3)...got (3, 2)...
 ValueError: linear: slot 0, key 0: ...already...
 ValueError: linear: slot 1 (bias), key 0: ...complex128...
 IndexError: linear: ...
-""",
-    "03_streams_and_a_race.py": """\
+"""
+    ),
+    "03_streams_and_a_race.py": (
+        """\
 seeded: [30. 30. 30. 30.]
 lifo: [30. 30. 30. 30.]
 round robin: [30. 30. 30. 30.]
-RaceError: race on 32 bytes of sim:0: 'sum gradients[0]' (stream 4 of sim:0, 03_streams_and_a_race.py:16) reads what 'make 2.0' \
-(stream 3 of sim:0, 03_streams_and_a_race.py:14) wrote: nothing orders them; missing: stream 4 of sim:0 must wait for stream 3 of sim:0 ...
-""",
-    "04_tape.py": """\
+RaceError: race on 32 bytes of sim:0: 'sum gradients[0]' (stream 4 of sim:0, 03_streams_and_a_race.py:16) reads what \
+'make 2.0' (stream 3 of sim:0, 03_streams_and_a_race.py:14) wrote: nothing orders them; \
+missing: stream 4 of sim:0 must wait for stream 3 of sim:0 ...
+"""
+    ),
+    "04_tape.py": (
+        """\
 step   0: loss 1.0055
 step  50: loss 0.5501
 step 100: loss 0.3200
 the same gradient on two streams: True | races: 0
-""",
-    "05_custom_objects.py": """\
+"""
+    ),
+    "05_custom_objects.py": (
+        """\
 Interval(low=1.0, high=4.0)
 {'b': 2.0, 'w': 1.5}
 [[1.25, 1.25], [0.25, 0.25], [0.25, 0.25], [1.25, 1.25]]
 Zero(shape=(1000, 1000), dtype=...float32...)
-""",
+"""
+    ),
     "06_check_me.py": "",
     "08_upstream_holes.py": "torch...\n",  # what it prints where torch is here: tests/partners/test_analysis_torch.py
-    "09_functionalized_optimizer.py": """\
+    "09_functionalized_optimizer.py": (
+        """\
 components: [['weight', 'bias', 'flat']]
   weight: MUTATED_OUT_GRAPH
   bias: MUTATED_OUT_GRAPH
@@ -83,25 +95,32 @@ graph memory {
   n1 -- n2;
 }
 picture: ...
-""",
+"""
+    ),
 }
 
 #: What those print that need torch, where it is; elsewhere they say so.
 WITH_TORCH = {
-    "07_torch_micro_batches.py": "".join(
-        f"{name:9} torch is off by ..., fanin by 1...; rounded once: True\n" for name in ("0.weight", "0.bias", "2.weight")
-    )
-    + "2.bias    torch is off by ..., fanin by ...\n",
-    "10_torch_streams.py": "".join(
-        f"{name:9} close to torch's engine: True; the same bits again: True\n" for name in ("0.weight", "0.bias", "2.weight", "2.bias")
+    "07_torch_micro_batches.py": (
+        "".join(
+            f"{name:9} torch is off by ..., fanin by 1...; rounded once: True\n"
+            for name in ("0.weight", "0.bias", "2.weight")
+        )
+        + "2.bias    torch is off by ..., fanin by ...\n"
     ),
-    "11_compiled_in_between.py": """\
+    "10_torch_streams.py": "".join(
+        f"{name:9} close to torch's engine: True; the same bits again: True\n"
+        for name in ("0.weight", "0.bias", "2.weight", "2.bias")
+    ),
+    "11_compiled_in_between.py": (
+        """\
 pure: __make_synthetic_base(args[0]) args[2] -> __input_mutation(__make_synthetic_base(args[0])) output[0] output[1]
 graph: clone.default as_strided.default mul_.Tensor ...
 ([0.0, 2.0, 4.0, 6.0, 4.0, 5.0], [6.0, 4.0, 5.0], True, [6.0, 6.0, 6.0, 6.0, 1.0, 1.0], [0.0, 5.0, 10.0, 15.0])
 the same, views and gradients: True
 by torch.compile: True
-""",
+"""
+    ),
 }
 
 

@@ -1,5 +1,7 @@
-"""Arrays and streams of GPU libraries, in and out, on the fake driver: stand-ins that behave as the libraries' specifications say (standins.py). The numbers are rows of the
-table of faults that the exchange was built against; what the host's side of a row is, test_exchange_dlpack.py has."""
+"""Arrays and streams of GPU libraries, in and out, on the fake driver: stand-ins that behave as the libraries'
+specifications say (standins.py). The numbers are rows of the table of faults that the exchange was built against; what
+the host's side of a row is, test_exchange_dlpack.py has.
+"""
 
 from __future__ import annotations
 
@@ -375,7 +377,8 @@ def setting(path: str, value: Any) -> Callable[[Any], None]:
     ("change", "error", "words"),
     [
         (setting("major", 2), BufferError, r"DLPack version 2\.3"),  # row 6
-        (setting("tensor.device_type", 1), BufferError, r"the tensor is on device \(1, 0\); expected cuda:0"),  # rows 9, 10
+        # rows 9, 10
+        (setting("tensor.device_type", 1), BufferError, r"the tensor is on device \(1, 0\); expected cuda:0"),
         (setting("tensor.device_type", 10), BufferError, "ROCm device 0; expected cuda:0"),
         (setting("tensor.device_type", 13), BufferError, "__dlpack_device__ named device type 2"),
         (setting("tensor.device_id", 1), BufferError, "CUDA device 1; expected cuda:0"),
@@ -601,7 +604,9 @@ def test_a_table_that_refuses_to_allocate_leaves_the_sum_to_us(library: Library)
     assert values(total, s) == [2, 2, 2]
 
 
-@pytest.mark.parametrize("lie", ["give", "look", "no memory", "elsewhere", "another dtype", "another shape", "other strides", "current"])
+@pytest.mark.parametrize(
+    "lie", ["give", "look", "no memory", "elsewhere", "another dtype", "another shape", "other strides", "current"]
+)
 def test_an_allocator_that_fails_half_way_or_lies_leaves_the_sum_to_us(library: Library, lie: str) -> None:
     make = table_array(library)
     table = standins._forever[-1][0]
@@ -776,7 +781,9 @@ def test_memory_of_a_library_is_let_go_only_when_all_that_used_it_has_run(name: 
 
 @pytest.mark.parametrize("name", ["dlpack", "table", "cupy", "numba"])
 def test_what_is_handed_through_keeps_its_memory_until_its_consumer_has_used_it(name: str, library: Library) -> None:
-    """A14: the very object comes back, and its library knows nothing of the consumer's stream: a second hold is kept."""
+    """A14: the very object comes back, and its library knows nothing of the consumer's stream: a second hold is
+    kept.
+    """
     driver = library.driver
     c, p = driver.stream(), driver.stream()
     with like(name, library) as make:
@@ -1062,7 +1069,9 @@ def test_a_copy_goes_out_as_one_and_the_host_gets_one(driver: FakeDriver) -> Non
     ):
         with pytest.raises(error) as told:
             x.__dlpack__(**how)  # type: ignore[arg-type]
-        assert error is not TypeError or re.search(r"expected (max_version=\(major, minor\)|dl_device=\(type, id\)), got", str(told.value))
+        assert error is not TypeError or re.search(
+            r"expected (max_version=\(major, minor\)|dl_device=\(type, id\)), got", str(told.value)
+        )
 
 
 class Offer:
@@ -1082,7 +1091,9 @@ def test_row_27_a_view_that_repeats_itself_goes_out_read_only(driver: FakeDriver
     assert standins.Versioned.from_address(get_pointer(capsule, b"dltensor_versioned")).flags == 1
     assert x.__cuda_array_interface__["data"][1] is True
     for how in ({}, {"copy": False}, {"max_version": (0, 8)}):
-        with pytest.raises(BufferError, match=r"read-only, which an unversioned capsule cannot say; ask with max_version=\(1, 0\)"):
+        with pytest.raises(
+            BufferError, match=r"read-only, which an unversioned capsule cannot say; ask with max_version=\(1, 0\)"
+        ):
             x.__dlpack__(stream=-1, **how)
     assert get_pointer(x.__dlpack__(stream=-1, copy=True), b"dltensor")
 
@@ -1246,7 +1257,9 @@ def test_a_torch_tensor_whose_allocator_cannot_be_told_is_handed_out_and_the_fai
 
 
 def a_pass(library: Library, make: type[Any], streams: list[fanin.Stream]) -> Iterator[str]:
-    """Arrays in by DLPack and by an exchange table, a sum in the library's memory, one that is handed through, and our own array out and back: a step at a time."""
+    """Arrays in by DLPack and by an exchange table, a sum in the library's memory, one that is handed through, and our
+    own array out and back: a step at a time.
+    """
     c, p, q = streams
     xs = [make(library, (4,)).fill(p, value) for value in (1, 2)]
     ys = [DLArray(library, (4,)).fill(q, value) for value in (3, 4)]
@@ -1272,7 +1285,9 @@ def one_pass(library: Library, make: type[Any], prepare: Callable[[FakeDriver], 
     """How far a pass came; afterwards every deleter has been called once."""
     driver = library.driver = FakeDriver(1)
     with use_driver(driver), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.unraisablehook", lambda what: None)  # what must not be lost is handed out, and the failure shown
+        patch.setattr(
+            "sys.unraisablehook", lambda what: None
+        )  # what must not be lost is handed out, and the failure shown
         streams = [driver.stream() for _ in range(3)]
         steps = a_pass(library, make, streams)
         came = next(steps)
@@ -1305,12 +1320,18 @@ def test_every_driver_call_of_an_exchange_failed_once_gives_back_every_tensor_on
     library = Library(FakeDriver(1))
     make = table_array(library)
     made: list[int] = []
-    assert one_pass(library, make, lambda driver: made.append(driver.calls()), lambda: made.append(library.driver.calls())) == "done"
+    assert (
+        one_pass(library, make, lambda driver: made.append(driver.calls()), lambda: made.append(library.driver.calls()))
+        == "done"
+    )
     for at in range(0, made[1] - made[0], step):
         came = one_pass(library, make, lambda driver, at=at: driver.fail(at, code), lambda: None)
         outcomes[came] = outcomes.get(came, 0) + 1
     print(f"driver calls failed once each: {sum(outcomes.values())} of {made[1] - made[0]}: {outcomes}")
-    assert sum(outcomes.values()) * step > 300 and min(outcomes.get(k, 0) for k in ("made", "added", "taken", "offered", "done")) > 0, outcomes
+    assert (
+        sum(outcomes.values()) * step > 300
+        and min(outcomes.get(k, 0) for k in ("made", "added", "taken", "offered", "done")) > 0
+    ), outcomes
 
 
 def test_every_host_allocation_of_an_exchange_failed_once_gives_back_every_tensor_once() -> None:
@@ -1321,14 +1342,20 @@ def test_every_host_allocation_of_an_exchange_failed_once_gives_back_every_tenso
     library = Library(FakeDriver(1))
     make = table_array(library)
     while quiet < 10 and tries < 400:
-        came = one_pass(library, make, lambda driver, at=tries: _core._test_fail_at(at, 1), lambda: _core._test_fail_at(-1, 0))
+        came = one_pass(
+            library, make, lambda driver, at=tries: _core._test_fail_at(at, 1), lambda: _core._test_fail_at(-1, 0)
+        )
         outcomes[came] = outcomes.get(came, 0) + 1
         quiet = quiet + 1 if came == "done" else 0
         tries += 1
     gc.collect()
     print(f"host allocations failed once each: {tries - quiet}: {outcomes}")
     assert _core._test_memory()[0] == baseline
-    assert quiet == 10 and outcomes["done"] < tries and min(outcomes.get(k, 0) for k in ("made", "added", "taken", "offered")) > 0, outcomes
+    assert (
+        quiet == 10
+        and outcomes["done"] < tries
+        and min(outcomes.get(k, 0) for k in ("made", "added", "taken", "offered")) > 0
+    ), outcomes
 
 
 # Planted faults: what each guard is for

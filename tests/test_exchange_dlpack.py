@@ -1,5 +1,6 @@
-"""Arrays by DLPack from hostile producers: whatever they say ends in the right sum or in an exception, and what was taken is given back
-exactly once. The numbers are rows of the table of faults that the exchange was built against."""
+"""Arrays by DLPack from hostile producers: whatever they say ends in the right sum or in an exception, and what was
+taken is given back exactly once. The numbers are rows of the table of faults that the exchange was built against.
+"""
 
 from __future__ import annotations
 
@@ -116,7 +117,9 @@ def test_every_dtype_arrives_as_itself(dtype: str) -> None:
     assert np.array_equal(result, values)
 
 
-@pytest.mark.parametrize(("code", "bits", "name"), [(4, 16, "bfloat16"), (10, 8, "float8_e4m3fn"), (12, 8, "float8_e5m2")])
+@pytest.mark.parametrize(
+    ("code", "bits", "name"), [(4, 16, "bfloat16"), (10, 8, "float8_e4m3fn"), (12, 8, "float8_e5m2")]
+)
 def test_low_floats_arrive_by_their_own_codes(code: int, bits: int, name: str) -> None:
     ml_dtypes = pytest.importorskip("ml_dtypes")
     values = np.array([0.5, 1.5, -2.0]).astype(getattr(ml_dtypes, name))
@@ -148,7 +151,9 @@ class Sentinel(BaseException):
     pass
 
 
-@pytest.mark.parametrize("error", [ValueError("mine"), MemoryError("mine"), Sentinel("mine"), KeyboardInterrupt("mine")])
+@pytest.mark.parametrize(
+    "error", [ValueError("mine"), MemoryError("mine"), Sentinel("mine"), KeyboardInterrupt("mine")]
+)
 @pytest.mark.parametrize("where", ["__dlpack__", "__dlpack_device__"])
 def test_row_2_what_the_producer_raises_reaches_the_caller_as_it_is(error: BaseException, where: str) -> None:
     def boom(self: Any, **how: Any) -> Any:
@@ -163,7 +168,9 @@ def test_row_2_what_the_producer_raises_reaches_the_caller_as_it_is(error: BaseE
     error.__traceback__ = None  # pytest keeps the exception, and it the frames
 
 
-@pytest.mark.parametrize("name", [None, "", "dl", "dltensor_", "dltensor_versioned2", "used_dltensor", "used_dltensor_versioned"])
+@pytest.mark.parametrize(
+    "name", [None, "", "dl", "dltensor_", "dltensor_versioned2", "used_dltensor", "used_dltensor_versioned"]
+)
 def test_row_3_a_capsule_of_another_name_is_never_read(name: str | None) -> None:
     p = Producer()
     p.name = name
@@ -259,7 +266,8 @@ def test_row_6_of_another_major_version_only_the_prefix_is_read(version: tuple[i
 def test_row_7_the_name_decides_which_struct_it_is() -> None:
     p = Producer(versioned=True, name="dltensor")  # a versioned struct under the legacy name
     q = Producer(versioned=False, name="dltensor_versioned")
-    # Read by the wrong struct, the numbers are nonsense: they must be found to be so. The deleter's place holds no address, so it is made NULL.
+    # Read by the wrong struct, the numbers are nonsense: they must be found to be so. The deleter's place holds no
+    # address, so it is made NULL.
     p.managed.flags = 0
     p.managed.tensor.device_type = 0
     for x in (p, q):
@@ -285,7 +293,10 @@ def test_row_9_a_garbled_device_is_a_type_error(said: Any) -> None:
     assert p.asked == []
 
 
-@pytest.mark.parametrize(("said", "words"), [((2, 1), "CUDA device 1"), ((10**30, 0), "device \\(1000"), ((-1, 0), "device \\(-1"), ((10, 3), "ROCm device 3")])
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [((2, 1), "CUDA device 1"), ((10**30, 0), "device \\(1000"), ((-1, 0), "device \\(-1"), ((10, 3), "ROCm device 3")],
+)
 def test_row_9_a_device_that_is_not_the_host_is_named(said: Any, words: str) -> None:
     p = Producer(said=said)
     with never(p):
@@ -428,10 +439,32 @@ def test_rows_22_and_23_misaligned_memory_is_read(shift: int) -> None:
         assert total(p, ONE).tolist() == [11, 22, 33]
 
 
-@pytest.mark.parametrize("dtype", [
-    (2, 0, 1), (2, 63, 1), (2, 80, 1), (2, 128, 1), (2, 8, 1), (0, 4, 1), (0, 128, 1), (1, 1, 1), (6, 1, 1), (5, 32, 1), (5, 96, 1), (4, 32, 1),
-    (3, 64, 1), (7, 8, 1), (17, 4, 1), (255, 8, 1), (2, 64, 0), (2, 64, 2), (2, 32, 65535), (10, 16, 1), (12, 4, 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        (2, 0, 1),
+        (2, 63, 1),
+        (2, 80, 1),
+        (2, 128, 1),
+        (2, 8, 1),
+        (0, 4, 1),
+        (0, 128, 1),
+        (1, 1, 1),
+        (6, 1, 1),
+        (5, 32, 1),
+        (5, 96, 1),
+        (4, 32, 1),
+        (3, 64, 1),
+        (7, 8, 1),
+        (17, 4, 1),
+        (255, 8, 1),
+        (2, 64, 0),
+        (2, 64, 2),
+        (2, 32, 65535),
+        (10, 16, 1),
+        (12, 4, 1),
+    ],
+)
 def test_row_24_element_types_that_are_not_summed_are_named(dtype: tuple[int, int, int]) -> None:
     p = Producer(dtype=dtype)
     with once(p):
@@ -475,7 +508,9 @@ def test_row_25_long_double_is_refused_by_name(dtype: str) -> None:
     ({"flags": READ_ONLY | 0xF0}, False),
     ({"versioned": False}, False),
 ])  # fmt: skip
-def test_rows_27_to_29_a_donated_tensor_is_written_where_it_says_that_it_may_be(how: dict[str, Any], written: bool) -> None:
+def test_rows_27_to_29_a_donated_tensor_is_written_where_it_says_that_it_may_be(
+    how: dict[str, Any], written: bool
+) -> None:
     p = Producer(**how)
     with once(p):
         buf = fanin.InputBuffer(1, budget=0)

@@ -1,6 +1,8 @@
-"""Thousands of DLPack tensors drawn from the edges: each is summed as NumPy sees it, or refused; and each deleter runs exactly once.
+"""Thousands of DLPack tensors drawn from the edges: each is summed as NumPy sees it, or refused; and each deleter runs
+exactly once.
 
-A tensor whose numbers are sound but which points outside the memory that it has is a forged pointer: nobody can tell, and none is made here.
+A tensor whose numbers are sound but which points outside the memory that it has is a forged pointer: nobody can tell,
+and none is made here.
 """
 
 from __future__ import annotations
@@ -21,7 +23,16 @@ from hostile import Producer
 pytestmark = pytest.mark.core
 
 BLOCK = (np.arange(4096) % 96).astype(np.uint8)  # no bytes of which a NaN could be made
-CODES = {(2, 32): "f4", (2, 64): "f8", (0, 8): "i1", (0, 64): "i8", (1, 16): "u2", (6, 8): "?", (5, 64): "c8", (2, 16): "f2"}
+CODES = {
+    (2, 32): "f4",
+    (2, 64): "f8",
+    (0, 8): "i1",
+    (0, 64): "i8",
+    (1, 16): "u2",
+    (6, 8): "?",
+    (5, 64): "c8",
+    (2, 16): "f2",
+}
 EXTENTS = [1, 1, 2, 2, 3, 3, 4, 0, 7, -1, 2**31, 2**32, 2**62, 2**63 - 1, -(2**63)]
 STRIDES = [1, 1, 2, 3, 4, 0, -1, -2, 12, 2**31, 2**60, 2**61, 2**63 - 1, -(2**63)]
 OFFSETS = [0, 0, 0, 8, 1, 3, 512, 2**31, 2**63 - 1, 2**63, 2**64 - 1]
@@ -47,7 +58,9 @@ def draw(r: random.Random) -> dict[str, Any]:
         "ndim": mostly(ndim, -1, 65, 2**31 - 1, -(2**31)),
         "shape": mostly([r.choice(extents) for _ in range(ndim)], None),
         "strides": r.choice([None, [r.choice(strides) for _ in range(ndim)], [r.choice(strides) for _ in range(ndim)]]),
-        "dtype": mostly((code, bits, 1), (code, bits, 0), (code, bits, 2), (3, 64, 1), (2, 80, 1), (17, 4, 1), (255, 255, 65535)),
+        "dtype": mostly(
+            (code, bits, 1), (code, bits, 0), (code, bits, 2), (3, 64, 1), (2, 80, 1), (17, 4, 1), (255, 255, 65535)
+        ),
         "data": mostly(BLOCK.ctypes.data + r.choice([0, 2048, 2048]), None),
         "offset": r.choice(OFFSETS[:7] if sane else OFFSETS),
         "deleter": mostly("", None),

@@ -1,5 +1,7 @@
-"""The table of faults that the exchange was built against, row by row: which test has a row on the host and which on a device; and the device's side of those rows that
-test_exchange_cuda.py has not. A test that has a row bears its number: `test_row_5_..`, `test_rows_12_to_14_and_20_..`."""
+"""The table of faults that the exchange was built against, row by row: which test has a row on the host and which on a
+device; and the device's side of those rows that test_exchange_cuda.py has not. A test that has a row bears its number:
+`test_row_5_..`, `test_rows_12_to_14_and_20_..`.
+"""
 
 from __future__ import annotations
 
@@ -114,7 +116,10 @@ def test_the_names_of_tests_are_read_as_they_are_meant() -> None:
     assert rows_of("row_15_strides_null_and_rows_16_17_and_20_any_layout") == {15, 16, 17, 20}
     assert rows_of("rows_27_to_29_a") == {27, 28, 29} and rows_of("rows_9_and_10_b") == {9, 10}
     assert rows_of("what_has_no_number") == rows_of("arrows_2_x_") - {2} == set()
-    assert NAMED.findall("def test_row_3_x() -> None:\n    def test_rows_4_and_5_y(a):\ndef test_z():") == ["row_3_x", "rows_4_and_5_y"]
+    assert NAMED.findall("def test_row_3_x() -> None:\n    def test_rows_4_and_5_y(a):\ndef test_z():") == [
+        "row_3_x",
+        "rows_4_and_5_y",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -253,7 +258,9 @@ def test_row_4_of_many_threads_one_gets_the_capsule(library: Library) -> None:
 
 
 def test_row_7_the_name_decides_which_struct_it_is(library: Library) -> None:
-    """Read by the wrong struct, the numbers are nonsense: they must be found to be so. The deleter's place holds no address, so it is made NULL."""
+    """Read by the wrong struct, the numbers are nonsense: they must be found to be so. The deleter's place holds no
+    address, so it is made NULL.
+    """
 
     class Wrong(DLArray):
         def __dlpack__(self, **how: Any) -> Any:
@@ -532,6 +539,6 @@ def test_a_planted_row_without_a_test_is_found() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(ROWS, 48, "nobody's")
         with pytest.raises(AssertionError, match=r"no test on a device for \{48"):
-            test_every_row_has_a_test_or_a_reason("a device", ["test_exchange_cuda.py", "test_exchange_rows.py"], NOT_ON_A_DEVICE)
-
-
+            test_every_row_has_a_test_or_a_reason(
+                "a device", ["test_exchange_cuda.py", "test_exchange_rows.py"], NOT_ON_A_DEVICE
+            )

@@ -27,7 +27,10 @@ def test_a_sum_on_the_cpu_with_a_gap() -> None:
     assert buf.explain(0).splitlines() == [
         "grads: slot 0: 3 contributions came, 1 of them parked.",
         "On the CPU: no streams, so no waits (S3).",
-        "The slot holds the sum of 2, dense, in the buffer's own memory; it runs in float32 and will be rounded to float16 once (A11).",
+        (
+            "The slot holds the sum of 2, dense, in the buffer's own memory; it runs in float32 and will be rounded to"
+            " float16 once (A11)."
+        ),
         "Parked, key 3: dense float16, donated.",
         "Key 2 is due next: what lies beyond it waits for it, or for take(), which skips gaps (A15).",
         "At the next sum the others will be added into the first, in place: it is reusable (A6).",
@@ -37,12 +40,37 @@ def test_a_sum_on_the_cpu_with_a_gap() -> None:
 
 
 @pytest.mark.core
-@pytest.mark.parametrize(("consumer", "producer", "words"), [
-    ((0, 1), (0, 1), "The producer's stream is the consumer's, stream {C}: the sum is taken there and nobody waits (S8)."),
-    ((0, 1), (0, 2), "The producer's stream is not the consumer's, stream {C}, of the same device: the sum is taken on stream {C} (S9)."),
-    ((1, 1), (0, 2), "The consumer's stream is on another device: the sum is taken on the producer's stream, stream {P} (S10)."),
-    ((1, 1), (1, 2), "Neither stream is on the gradients' device: the sum is taken on its current stream (under capture: one of its pool), stream 1 (S11)."),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("consumer", "producer", "words"),
+    [
+        (
+            (0, 1),
+            (0, 1),
+            "The producer's stream is the consumer's, stream {C}: the sum is taken there and nobody waits (S8).",
+        ),
+        (
+            (0, 1),
+            (0, 2),
+            (
+                "The producer's stream is not the consumer's, stream {C}, of the same device: the sum is taken on"
+                " stream {C} (S9)."
+            ),
+        ),
+        (
+            (1, 1),
+            (0, 2),
+            "The consumer's stream is on another device: the sum is taken on the producer's stream, stream {P} (S10).",
+        ),
+        (
+            (1, 1),
+            (1, 2),
+            (
+                "Neither stream is on the gradients' device: the sum is taken on its current stream (under capture: one"
+                " of its pool), stream 1 (S11)."
+            ),
+        ),
+    ],
+)
 def test_the_four_cases_of_streams(consumer: tuple[int, int], producer: tuple[int, int], words: str) -> None:
     with fanin.sim.Machine(devices=2) as m:
         made = {(d, n): m.stream(device=d) for d in (0, 1) for n in (1, 2)}
@@ -59,7 +87,10 @@ def test_the_four_cases_of_streams(consumer: tuple[int, int], producer: tuple[in
 
 def test_why_a_fresh_array_takes_the_sum() -> None:
     x = np.ones(3)
-    for first, why in ((x, "someone else may hold it"), (np.broadcast_to(1.0, (3,)), "its memory is not a gap-free layout")):
+    for first, why in (
+        (x, "someone else may hold it"),
+        (np.broadcast_to(1.0, (3,)), "its memory is not a gap-free layout"),
+    ):
         buf = InputBuffer(1)
         buf.add(0, first)
         buf.add(0, np.ones(3))
@@ -77,5 +108,15 @@ def test_objects_zeros_and_undefined_ones_are_told_apart() -> None:
 
 
 def test_words() -> None:
-    assert [ordinal(n) for n in (1, 2, 3, 4, 11, 12, 13, 21, 112)] == ["1st", "2nd", "3rd", "4th", "11th", "12th", "13th", "21st", "112th"]
+    assert [ordinal(n) for n in (1, 2, 3, 4, 11, 12, 13, 21, 112)] == [
+        "1st",
+        "2nd",
+        "3rd",
+        "4th",
+        "11th",
+        "12th",
+        "13th",
+        "21st",
+        "112th",
+    ]
     assert rules_of(0b1 | 1 << 21 | 1 << 22 | 1 << 37) == "S1, S22, A1, A16"

@@ -419,7 +419,9 @@ def test_whether_an_event_was_recorded_hangs_on_the_order() -> None:
 
 
 def test_a_thread_that_waits_for_an_event_sees_what_was_written_before_it() -> None:
-    """synchronize blocks without the GIL, lets others act, and orders the host behind the record where there was one."""
+    """synchronize blocks without the GIL, lets others act, and orders the host behind the record where there
+    was one.
+    """
 
     def scenario(m: Machine, waits: bool = True) -> Any:
         s = m.stream()
@@ -446,7 +448,9 @@ def test_a_thread_that_waits_for_an_event_sees_what_was_written_before_it() -> N
 
 @pytest.mark.parametrize("what", ["synchronize", "query"])
 def test_threads_that_ask_an_event_while_another_is_at_work_let_it_go_on(what: str) -> None:
-    """Other threads than the machine's: a kernel that takes its time has the GIL for itself, and they wait without it."""
+    """Other threads than the machine's: a kernel that takes its time has the GIL for itself, and they wait
+    without it.
+    """
     with Machine() as m:
         s, x, began, seen = m.stream(), m.empty(1), threading.Event(), list[Any]()
 

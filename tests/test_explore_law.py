@@ -1,4 +1,6 @@
-"""explore sees every call: its reduction loses no outcome of random scenarios, and no call of a spawned thread goes without a turn."""
+"""explore sees every call: its reduction loses no outcome of random scenarios, and no call of a spawned thread goes
+without a turn.
+"""
 
 from __future__ import annotations
 

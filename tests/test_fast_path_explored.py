@@ -1,4 +1,6 @@
-"""What the fast path carries, under every order of host threads: numbers, copies, donations, undefined gradients, scaled takes."""
+"""What the fast path carries, under every order of host threads: numbers, copies, donations, undefined gradients,
+scaled takes.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,12 @@ def test_every_order_of_adds_by_keys_gives_one_sum(make: Any, wish: dict[str, An
     def scenario(m: Any) -> Any:
         buf = fanin.InputBuffer(1)
         m.spawn(lambda: buf.add(0, make(0), key=0))
-        m.spawn(lambda: (buf.add(0, None, key=1), buf.add(0, make(2), key=2, **({"copy": True} if "scale" in wish else {"donate": True}))))
+        m.spawn(
+            lambda: (
+                buf.add(0, None, key=1),
+                buf.add(0, make(2), key=2, **({"copy": True} if "scale" in wish else {"donate": True})),
+            )
+        )
         m.join()
         return np.asarray(buf.take(**wish)[0]).tolist(), buf.counters.adds
 

@@ -1,4 +1,6 @@
-"""A forked child: what was made before the fork may be used there, unless another thread was in it; then the child is told so, and does not wait for ever."""
+"""A forked child: what was made before the fork may be used there, unless another thread was in it; then the child is
+told so, and does not wait for ever.
+"""
 
 from __future__ import annotations
 
@@ -38,14 +40,19 @@ def child(f):
 
 def refused(buf):
     calls = {
-        "add": lambda: buf.add(1, 1.5), "strided": lambda: buf.add(1, np.ones(4)[::2]), "add_many": lambda: buf.add_many([1, 1], [1.5, 2.5]), "take": buf.take, "snapshot": lambda: buf[0],
-        "ready": lambda: buf.ready(0), "explain": lambda: buf.explain(0), "expect": lambda: buf.expect(0, 3), "out": lambda: buf.take(out=[None] * len(buf)),
+        "add": lambda: buf.add(1, 1.5),
+        "strided": lambda: buf.add(1, np.ones(4)[::2]),
+        "add_many": lambda: buf.add_many([1, 1], [1.5, 2.5]),
+        "take": buf.take, "snapshot": lambda: buf[0],
+        "ready": lambda: buf.ready(0), "explain": lambda: buf.explain(0),
+        "expect": lambda: buf.expect(0, 3), "out": lambda: buf.take(out=[None] * len(buf)),
     }
     for name, call in calls.items():
         try:
             call()
         except RuntimeError as e:
-            assert "another thread was in this buffer when the process was forked" in str(e) and str(e).startswith("grads: "), (name, e)
+            assert "another thread was in this buffer when the process was forked" in str(e), (name, e)
+            assert str(e).startswith("grads: "), (name, e)
         else:
             raise AssertionError(name + " was not refused")
 

@@ -1,4 +1,6 @@
-"""`functionalize`: the wrapper, its guard, the pure function, the compiled one; each rule by itself. The law over random programs is in tests/laws."""
+"""`functionalize`: the wrapper, its guard, the pure function, the compiled one; each rule by itself. The law over
+random programs is in tests/laws.
+"""
 
 from __future__ import annotations
 
@@ -125,8 +127,11 @@ def check_each_component_has_a_base_of_its_own() -> None:
         "__make_synthetic_base(args[0])", "__make_synthetic_base(args[2])", "args[4]", "args[5]", "args[6]",
     ]  # fmt: skip
     assert [x.expr() for x in pure.output_descs] == [
-        "__input_mutation(__make_synthetic_base(args[0]))", "__input_mutation(__make_synthetic_base(args[2]))", "__input_mutation(args[6])", "output[0]",
-    ]  # fmt: skip
+        "__input_mutation(__make_synthetic_base(args[0]))",
+        "__input_mutation(__make_synthetic_base(args[2]))",
+        "__input_mutation(args[6])",
+        "output[0]",
+    ]
 
 
 def check_what_lies_between_is_not_written() -> None:
@@ -311,7 +316,10 @@ def check_what_lies_between_is_no_view_of_an_input() -> None:
     m = np.zeros((3, 2))
     f = F.functionalize(lambda x: (m[:, 1], m[1:, 0]))
     f(m[:, 0])
-    assert [(o.output_type.name, o.base_idx) for o in f.meta.output_info] == [("unsafe_view_alias", None), ("alias_of_input", 0)]
+    assert [(o.output_type.name, o.base_idx) for o in f.meta.output_info] == [
+        ("unsafe_view_alias", None),
+        ("alias_of_input", 0),
+    ]
 
 
 def check_outputs_share_what_was_made_inside() -> None:
@@ -529,9 +537,16 @@ def check_buffers_beside_an_array_are_one_memory() -> None:
 def check_iterators_are_refused_among_the_arguments() -> None:
     a = np.zeros(3)
     for make in (
-        lambda: iter([a]), lambda: iter((a,)), lambda: {"a": a}.values(), lambda: iter({"a": a}.items()), lambda: itertools.chain([a]),
-        lambda: np.nditer(a), lambda: map(abs, [a]), lambda: iter(a), lambda: (x for x in [a]),
-    ):  # fmt: skip
+        lambda: iter([a]),
+        lambda: iter((a,)),
+        lambda: {"a": a}.values(),
+        lambda: iter({"a": a}.items()),
+        lambda: itertools.chain([a]),
+        lambda: np.nditer(a),
+        lambda: map(abs, [a]),
+        lambda: iter(a),
+        lambda: (x for x in [a]),
+    ):
         for run in (lambda it: F.functionalize(list)(it), lambda it: analysis.collect_metadata(list, [it])):
             with pytest.raises(TypeError, match=r"args\[0\]: expected arrays in lists, tuples.*: pass list\(x\)"):
                 run(make())
@@ -571,7 +586,13 @@ def check_a_call_that_raises_leaves_all_as_it_was() -> None:
             state = OrderedDict(x=a, log=log, d=d)
             with pytest.raises(KeyError):
                 f(a, b, c, state, v[:])
-            assert a.shape == (4,) and a.tolist() == [1] * 4 and a.flags.writeable and b.dtype == "f8" and b.tolist() == [1, 1]
+            assert (
+                a.shape == (4,)
+                and a.tolist() == [1] * 4
+                and a.flags.writeable
+                and b.dtype == "f8"
+                and b.tolist() == [1, 1]
+            )
             assert c.tolist() == [1, 1, 1] and list(state) == ["x", "log", "d"] and log == [a] and dict(d) == {"q": 1}
 
 
@@ -596,7 +617,9 @@ def check_strides_that_mean_nothing_are_not_put_back() -> None:
 
     with pytest.raises(KeyError):
         F.functionalize(hides)(still)
-    assert still.tolist() == [0, 1, 2, 3, 4, 5] and still.flags.c_contiguous, "NumPy itself finds no way back from strides of 0"
+    assert still.tolist() == [0, 1, 2, 3, 4, 5] and still.flags.c_contiguous, (
+        "NumPy itself finds no way back from strides of 0"
+    )
 
 
 def check_private_memory_can_be_written_as_the_callers_can() -> None:
@@ -623,7 +646,9 @@ def check_private_memory_can_be_written_as_the_callers_can() -> None:
     assert told == ["written", "thawed", "read-only", "thawed"]
     x = np.zeros(3)
     f = F.functionalize(lambda a, b: a.__iadd__(1), (x, x.view()), guard="error")
-    with pytest.raises(ValueError, match=r"args\[1\]: identity: expected another array than args\[0\], on the same memory"):
+    with pytest.raises(
+        ValueError, match=r"args\[1\]: identity: expected another array than args\[0\], on the same memory"
+    ):
         f(x, x)
     assert not x.any()
 
@@ -785,17 +810,53 @@ def check_the_guard_names_what_changed() -> None:
     frozen = np.zeros(6)
     frozen.flags.writeable = False
     cases: list[tuple[tuple[Any, ...], str, Any]] = [
-        ((w[0], w[1], w[2], {"p": w[3]}, 3), r"args\[2\]: identity: expected the very array that is args\[1\], found another", d.PlainAOTInput(2)),
-        ((w[0, :5], w[1], None, {"p": w[2]}, 3), r"args\[0\]: shape: expected \(6,\), found \(5,\)", d.PlainAOTInput(0)),
-        ((w[:, 0], w[1], None, {"p": w[2]}, 3), r"args\[0\]: strides: expected \(8,\), found \(48,\)|args\[0\]: overlap", d.PlainAOTInput(0)),
-        ((w[0].view("i8"), w[1], None, {"p": w[2]}, 3), r"args\[0\]: dtype: expected float64, found int64", d.PlainAOTInput(0)),
-        ((frozen, w[1], None, {"p": w[2]}, 3), r"args\[0\]: writeable: expected an array that can be written, found an array that is read-only", d.PlainAOTInput(0)),
-        ((w[0], w[1], None, {"p": w[0]}, 3), r"args\[3\] \(at args\[3\]\['p'\]\): identity|args\[3\].*overlap", d.PlainAOTInput(3)),
-        ((w[0], w[1], None, {"p": w.reshape(-1)[3:9]}, 3), r"args\[[013]\].*: overlap: expected no byte shared with args\[[013]\]", None),
-        ((w[0], w[1], None, {"q": w[2]}, 3), r"expected arguments f\(\*, \*, \*, \{'p': \*\}, \*\), got f\(\*, \*, \*, \{'q': \*\}, \*\)", None),
+        (
+            (w[0], w[1], w[2], {"p": w[3]}, 3),
+            r"args\[2\]: identity: expected the very array that is args\[1\], found another",
+            d.PlainAOTInput(2),
+        ),
+        (
+            (w[0, :5], w[1], None, {"p": w[2]}, 3),
+            r"args\[0\]: shape: expected \(6,\), found \(5,\)",
+            d.PlainAOTInput(0),
+        ),
+        (
+            (w[:, 0], w[1], None, {"p": w[2]}, 3),
+            r"args\[0\]: strides: expected \(8,\), found \(48,\)|args\[0\]: overlap",
+            d.PlainAOTInput(0),
+        ),
+        (
+            (w[0].view("i8"), w[1], None, {"p": w[2]}, 3),
+            r"args\[0\]: dtype: expected float64, found int64",
+            d.PlainAOTInput(0),
+        ),
+        (
+            (frozen, w[1], None, {"p": w[2]}, 3),
+            r"args\[0\]: writeable: expected an array that can be written, found an array that is read-only",
+            d.PlainAOTInput(0),
+        ),
+        (
+            (w[0], w[1], None, {"p": w[0]}, 3),
+            r"args\[3\] \(at args\[3\]\['p'\]\): identity|args\[3\].*overlap",
+            d.PlainAOTInput(3),
+        ),
+        (
+            (w[0], w[1], None, {"p": w.reshape(-1)[3:9]}, 3),
+            r"args\[[013]\].*: overlap: expected no byte shared with args\[[013]\]",
+            None,
+        ),
+        (
+            (w[0], w[1], None, {"q": w[2]}, 3),
+            r"expected arguments f\(\*, \*, \*, \{'p': \*\}, \*\), got f\(\*, \*, \*, \{'q': \*\}, \*\)",
+            None,
+        ),
         ((w[0], w[1], None, {"p": w[2]}, None), r"args\[4\]: type: expected int, found NoneType", d.PlainAOTInput(4)),
-        ((w[0], w[1], None, {"p": w[2]}), r"expected arguments f\(\*, \*, \*, \{'p': \*\}, \*\), got f\(\*, \*, \*, \{'p': \*\}\)", None),
-    ]  # fmt: skip
+        (
+            (w[0], w[1], None, {"p": w[2]}),
+            r"expected arguments f\(\*, \*, \*, \{'p': \*\}, \*\), got f\(\*, \*, \*, \{'p': \*\}\)",
+            None,
+        ),
+    ]
     f = F.functionalize(fn, first, guard="error")
     f(*first)
     for args, words, descriptor in cases:
@@ -884,7 +945,9 @@ def check_writes_that_differ_are_an_error_that_names_them() -> None:
     f(a, b, [False])
     with pytest.raises(
         F.BehaviourChangedError,
-        match=r"args\[1\] is written by this call, and was not by the recorded one; the caller's arrays are as they were",
+        match=(
+            r"args\[1\] is written by this call, and was not by the recorded one; the caller's arrays are as they were"
+        ),
     ) as caught:
         f(a, b, [True])
     assert caught.value.descriptor == d.PlainAOTInput(1)
@@ -1014,8 +1077,12 @@ def check_inner_metadata_has_bases() -> None:
     inner = f.pure.inner_meta
     assert [x.expr() for x in f.pure.input_descs] == ["__make_synthetic_base(args[0])", "args[1]", "args[3]"]
     assert [(o.output_type.name, o.base_idx) for o in inner.output_info] == [
-        ("alias_of_input", 0), ("is_input", 2), ("alias_of_intermediate_save_as_output", 0), ("alias_of_intermediate", 0), ("alias_of_input", 0),
-    ]  # fmt: skip
+        ("alias_of_input", 0),
+        ("is_input", 2),
+        ("alias_of_intermediate_save_as_output", 0),
+        ("alias_of_intermediate", 0),
+        ("alias_of_input", 0),
+    ]
     assert inner.num_forward_returns == len(f.pure.output_descs) == 7
     assert isinstance(f.pure.names, GraphNames)
 
@@ -1206,9 +1273,18 @@ def check_arrays_out_of_sight_are_refused_among_the_arguments() -> None:
 
     a = np.zeros(3)
     boxes = [
-        Held(a), Boxed([a]), collections.deque([[a]]), collections.UserList([a]), types.MappingProxyType({"a": a}), {1: Held({2: a})},
-        [Boxed([Held(a)])], functools.partial(fn, a), iter(zip([a], strict=True)), map(abs, [a]), (x for x in [a]),
-    ]  # fmt: skip
+        Held(a),
+        Boxed([a]),
+        collections.deque([[a]]),
+        collections.UserList([a]),
+        types.MappingProxyType({"a": a}),
+        {1: Held({2: a})},
+        [Boxed([Held(a)])],
+        functools.partial(fn, a),
+        iter(zip([a], strict=True)),
+        map(abs, [a]),
+        (x for x in [a]),
+    ]
     for box in boxes:
         for run in (lambda box: F.functionalize(fn)(box), lambda box: analysis.collect_metadata(fn, [box])):
             with pytest.raises(TypeError, match=r"args\[0\].*: expected arrays in lists, tuples"):
@@ -1282,9 +1358,12 @@ def check_functions_that_run_later_are_refused() -> None:
             yield a
 
     for fn, words in [
-        (generator, "a generator function"), (functools.partial(generator, 1), "a generator function"), (Callable_(), "a generator function"),
-        (coroutine, "a coroutine function"), (both_of_them, "an asynchronous generator function"),
-    ]:  # fmt: skip
+        (generator, "a generator function"),
+        (functools.partial(generator, 1), "a generator function"),
+        (Callable_(), "a generator function"),
+        (coroutine, "a coroutine function"),
+        (both_of_them, "an asynchronous generator function"),
+    ]:
         for make in (F.functionalize, lambda fn: analysis.collect_metadata(fn, [np.zeros(3)])):
             with pytest.raises(
                 TypeError, match=f"expected a function that has done its work when it returns, got {words}"
@@ -1367,7 +1446,10 @@ def check_what_a_compiled_function_must_return_is_said() -> None:
         a = np.zeros(2)
         with pytest.raises(
             TypeError,
-            match=rf"expected 2 values of the compiled function, __input_mutation\(args\[0\]\), output\[0\], as a list; got {found}",
+            match=(
+                r"expected 2 values of the compiled function, __input_mutation\(args\[0\]\), output\[0\], as a list;"
+                rf" got {found}"
+            ),
         ):
             f(a)
         assert not a.any()

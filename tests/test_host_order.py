@@ -1,4 +1,6 @@
-"""What one host thread may take as over because another one knows it: the edges that the checker draws between host threads, and those that it must not draw."""
+"""What one host thread may take as over because another one knows it: the edges that the checker draws between host
+threads, and those that it must not draw.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def read(v: Any) -> None:
 
 
 def one_by_one(*steps: Callable[[Machine], Any], setup: Callable[[Machine], Any] = lambda m: None) -> None:
-    """Each step on a host thread of its own, the first to its end before the second begins, which nothing says to the checker."""
+    """Each step on a host thread of its own, the first to its end before the second begins, which nothing says to the
+    checker.
+    """
 
     def scenario(m: Machine) -> None:
         setup(m)
@@ -121,9 +125,17 @@ def test_a_host_read_races_with_another_streams_write() -> None:
         k(m)
         k.first: Any = k.a.record()
 
-    with pytest.raises(fanin.RaceError, match=r"'second' \(stream 4 of sim:0, .*\) writes what host thread 0 .*must be queued after host thread 0 has read"):
+    with pytest.raises(
+        fanin.RaceError,
+        match=(
+            r"'second' \(stream 4 of sim:0, .*\) writes what host thread 0 .*must be queued after host thread 0 has"
+            r" read"
+        ),
+    ):
         one_by_one(reads, later, setup=setup)
-    with pytest.raises(fanin.RaceError, match=r"host thread 1 .* reads what 'second' .*Stream\(\"sim:0\", 4\).synchronize"):
+    with pytest.raises(
+        fanin.RaceError, match=r"host thread 1 .* reads what 'second' .*Stream\(\"sim:0\", 4\).synchronize"
+    ):
         one_by_one(later, reads, setup=setup)
 
 
@@ -246,7 +258,9 @@ def test_the_last_reference_is_dropped_after_all_that_its_holders_waited_for() -
         k.d.synchronize()
 
     report = explore(scenario)
-    assert report.complete and report.races > 0 and report.runs > report.races, "who lets go before the wait races, who lets go after it does not"
+    assert report.complete and report.races > 0 and report.runs > report.races, (
+        "who lets go before the wait races, who lets go after it does not"
+    )
 
 
 def test_a_wait_of_the_legacy_stream_is_a_barrier_each_time() -> None:
@@ -316,7 +330,9 @@ def test_the_advice_of_a_race_message_is_a_call_that_mends_it(case: str) -> None
 
     def program(advice: str) -> None:
         with Machine(2) as m:
-            a = {"legacy": fanin.Stream("sim:0", 1), "legacy of two devices": fanin.Stream("sim:0", 1)}.get(case) or m.stream(0)
+            a = {"legacy": fanin.Stream("sim:0", 1), "legacy of two devices": fanin.Stream("sim:0", 1)}.get(
+                case
+            ) or m.stream(0)
             b = {"legacy of two devices": fanin.Stream("sim:1", 1), "legacy": m.stream(0)}.get(case) or m.stream(1)
             array: Any = m.array(np.zeros(4))
             if case == "release":
@@ -326,7 +342,11 @@ def test_the_advice_of_a_race_message_is_a_call_that_mends_it(case: str) -> None
                         buf.add(0, m.array(np.ones(4)))
                     (array,) = buf.take()
                 b.wait(a)
-            m.launch(b if case == "release" else a, read if case == "release" else write, **{"reads" if case == "release" else "writes": [array]})
+            m.launch(
+                b if case == "release" else a,
+                read if case == "release" else write,
+                **{"reads" if case == "release" else "writes": [array]},
+            )
             if advice:
                 eval(advice, {"Stream": fanin.Stream, "array": array})
             if case == "host":

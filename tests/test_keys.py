@@ -1,4 +1,6 @@
-"""Keys in any order: the sums, the ledger (A16) and what is left after an error are those of keys in order, on the fast path and on the general one."""
+"""Keys in any order: the sums, the ledger (A16) and what is left after an error are those of keys in order, on the fast
+path and on the general one.
+"""
 
 from __future__ import annotations
 

@@ -73,10 +73,22 @@ def test_other_types_of_ml_dtypes_are_refused_by_name(name: str) -> None:
         through(np.ones(2).astype(kind))
 
 
-@pytest.mark.parametrize("view", [
-    lambda a: a, lambda a: a.T, lambda a: a[::-1], lambda a: a[::2, ::-3], lambda a: a[1:1], lambda a: a[0, 0], lambda a: a[..., None],
-    lambda a: np.broadcast_to(a[:1], a.shape), lambda a: np.asfortranarray(a), lambda a: a.astype("f4"), lambda a: a[:, :1],
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda a: a,
+        lambda a: a.T,
+        lambda a: a[::-1],
+        lambda a: a[::2, ::-3],
+        lambda a: a[1:1],
+        lambda a: a[0, 0],
+        lambda a: a[..., None],
+        lambda a: np.broadcast_to(a[:1], a.shape),
+        lambda a: np.asfortranarray(a),
+        lambda a: a.astype("f4"),
+        lambda a: a[:, :1],
+    ],
+)
 def test_any_strides_are_summed_and_never_written(view: Callable[[Any], Any]) -> None:
     base = np.arange(24.0).reshape(4, 6)
     kept = base.copy()
@@ -97,7 +109,17 @@ def test_unaligned_memory_is_summed() -> None:
 
 
 def test_a_single_contribution_is_the_very_object() -> None:
-    for x in (np.ones(3), 1, 2.5, True, 1j, np.float32(2), Zero((2,), "f4"), fractions.Fraction(1, 3), Sparse("coo", (np.zeros((1, 0), int), np.zeros(0)), (3,))):
+    for x in (
+        np.ones(3),
+        1,
+        2.5,
+        True,
+        1j,
+        np.float32(2),
+        Zero((2,), "f4"),
+        fractions.Fraction(1, 3),
+        Sparse("coo", (np.zeros((1, 0), int), np.zeros(0)), (3,)),
+    ):
         assert through(x) is x
         assert through(None, x, None) is x
 
@@ -269,10 +291,22 @@ def test_object_arrays_sum_by_the_plus_of_their_elements() -> None:
     assert result.tolist() == [fractions.Fraction(2, 3), decimal.Decimal(2)]
 
 
-@pytest.mark.parametrize("x", [
-    np.array(["a"]), np.array([b"a"]), np.array(["2020-01-01"], "M8[D]"), np.array([1], "m8[s]"), np.zeros(2, "f8,i4"), np.zeros(2, "V8"),
-    np.datetime64("2020-01-01"), np.timedelta64(1, "s"), np.str_("x"), np.bytes_(b"x"), np.void(b"x"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "x",
+    [
+        np.array(["a"]),
+        np.array([b"a"]),
+        np.array(["2020-01-01"], "M8[D]"),
+        np.array([1], "m8[s]"),
+        np.zeros(2, "f8,i4"),
+        np.zeros(2, "V8"),
+        np.datetime64("2020-01-01"),
+        np.timedelta64(1, "s"),
+        np.str_("x"),
+        np.bytes_(b"x"),
+        np.void(b"x"),
+    ],
+)
 def test_what_has_no_sum_is_a_type_error(x: Any) -> None:
     with pytest.raises(TypeError, match=r"slot 0: .* has no sum"):
         through(x)
@@ -281,16 +315,28 @@ def test_what_has_no_sum_is_a_type_error(x: Any) -> None:
 # Scalars
 
 
-@pytest.mark.parametrize(("gradients", "total"), [
-    ((1, 2), 3), ((1.0, 2.0), 3.0), ((1, 2.0), 3.0), ((True, False), True), ((False, False), False), ((1j, 2), 2 + 1j), ((True, 2), 3), ((2**62, -(2**62)), 0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("gradients", "total"),
+    [
+        ((1, 2), 3),
+        ((1.0, 2.0), 3.0),
+        ((1, 2.0), 3.0),
+        ((True, False), True),
+        ((False, False), False),
+        ((1j, 2), 2 + 1j),
+        ((True, 2), 3),
+        ((2**62, -(2**62)), 0),
+    ],
+)
 def test_python_scalars_come_back_as_python_scalars(gradients: tuple[Any, ...], total: Any) -> None:
     result = through(*gradients)
     assert result == total
     assert type(result) is type(total)
 
 
-@pytest.mark.parametrize("scalar", [np.bool_, np.int8, np.uint64, np.float16, np.float32, np.float64, np.complex64, np.complex128])
+@pytest.mark.parametrize(
+    "scalar", [np.bool_, np.int8, np.uint64, np.float16, np.float32, np.float64, np.complex64, np.complex128]
+)
 def test_numpy_scalars_come_back_as_numpy_scalars(scalar: Any) -> None:
     for gradients in ((scalar(1), scalar(1)), (scalar(1), 1), (1, scalar(1))):
         result = through(*gradients)
@@ -340,7 +386,13 @@ class Money:
 
 @pytest.mark.parametrize("budget", [0, None])
 def test_objects_sum_by_their_own_plus_which_numpy_does_not_broadcast_over(budget: float | None) -> None:
-    for gradients in ((Money(1), Money(2)), (Money(1), 2), (1, Money(2)), (Money(np.ones(2)), np.ones(2)), (np.ones(2), Money(np.ones(2)))):
+    for gradients in (
+        (Money(1), Money(2)),
+        (Money(1), 2),
+        (1, Money(2)),
+        (Money(np.ones(2)), np.ones(2)),
+        (np.ones(2), Money(np.ones(2))),
+    ):
         result = through(*gradients, budget=budget)
         assert type(result) is Money
     result = through(np.ones(3), np.ones(3), Money(np.ones(3)), np.ones(3), budget=budget)
@@ -429,7 +481,13 @@ def test_parts_are_the_memory_of_an_object() -> None:
         def __fanin_parts__(self) -> Any:
             return self.n
 
-    for wrong, kind in ((3, TypeError), ([object()], TypeError), (["x"], TypeError), ([None], TypeError), ([np.ones(2, ">f8")], BufferError)):
+    for wrong, kind in (
+        (3, TypeError),
+        ([object()], TypeError),
+        (["x"], TypeError),
+        ([None], TypeError),
+        ([np.ones(2, ">f8")], BufferError),
+    ):
         with pytest.raises(kind, match="slot 0"):
             through(Wrong(wrong))
 
@@ -622,7 +680,15 @@ def test_counters_are_objects_like_any_other() -> None:
 
 
 def test_numbers_come_back_as_their_own_kind() -> None:
-    for x, y in ((1.5, 2.25), (3, -5), (True, False), (1 + 2j, 3j), (np.float32(1), np.float32(2)), (np.int16(7), np.int16(-9)), (np.bool_(True), np.bool_(False))):
+    for x, y in (
+        (1.5, 2.25),
+        (3, -5),
+        (True, False),
+        (1 + 2j, 3j),
+        (np.float32(1), np.float32(2)),
+        (np.int16(7), np.int16(-9)),
+        (np.bool_(True), np.bool_(False)),
+    ):
         assert through(x, y) == x + y if not isinstance(x, bool | np.bool_) else through(x, y) == (x or y)
         assert type(through(x, y)) is type(x)
         assert through(x) is x  # A14

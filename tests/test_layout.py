@@ -1,7 +1,7 @@
 """The layout of the C core: who may include whom, what the library shows, and how it is linked.
 
-Each checker is a function that takes a tree (or a file) and gives sentences, one for each thing that is wrong; each has a
-planted fault that it must find.
+Each checker is a function that takes a tree (or a file) and gives sentences, one for each thing that is wrong; each has
+a planted fault that it must find.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from support import CSRC, compiler, core_file, emptied, sanitizer
 
 pytestmark = pytest.mark.core
 
-#: The rungs, each folder with its height. A folder includes itself and what stands lower; two of one height do not know each other.
+#: The rungs, each folder with its height. A folder includes itself and what stands lower; two of one height do not know
+#: each other.
 LADDER = {"base": 0, "array": 1, "device": 2, "buffer": 3, "graph": 3, "py": 4}
 SAID = "base < array < device < {buffer, graph} < py"
 #: Beside the ladder: a library of its own, for tests. It sees what stands up to device/, and nothing sees it.

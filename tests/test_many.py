@@ -1,4 +1,6 @@
-"""Many slots in one launch: what a batch of adds makes due, and what a take of all slots sums, on the simulated device and on the fake driver."""
+"""Many slots in one launch: what a batch of adds makes due, and what a take of all slots sums, on the simulated device
+and on the fake driver.
+"""
 
 from __future__ import annotations
 
@@ -114,7 +116,9 @@ def test_a_batch_of_small_sums_is_one_launch_and_a_few_copies_of_its_table(n: in
             before = [w.calls(name) for name in names]
             live = w.live("memory")
             buf.add_many(range(n), parts[k], stream=s)
-            counted.append(([w.calls(name) - b for name, b in zip(names, before, strict=True)], w.live("memory") - live))
+            counted.append(
+                ([w.calls(name) - b for name, b in zip(names, before, strict=True)], w.live("memory") - live)
+            )
         table = n * (24 + 2 * 8 + 4)  # a row, its two sources, its one tile
         pieces = -(-table // PIECE)
         assert [c[1:] for c, _ in counted] == [[1, pieces, 0, 0]] * 3
@@ -212,8 +216,30 @@ def test_large_sums_go_alone_and_too_many_bytes_of_results_in_rounds() -> None:
 
 # Bits
 
-LOW = [np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16), np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)]
-DTYPES = [np.dtype(n) for n in ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64", "complex64", "complex128")]
+LOW = [
+    np.dtype(np.float16),
+    np.dtype(ml_dtypes.bfloat16),
+    np.dtype(ml_dtypes.float8_e4m3fn),
+    np.dtype(ml_dtypes.float8_e5m2),
+]
+DTYPES = [
+    np.dtype(n)
+    for n in (
+        "bool",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "uint8",
+        "uint16",
+        "uint32",
+        "uint64",
+        "float32",
+        "float64",
+        "complex64",
+        "complex128",
+    )
+]
 
 
 def some(rng: np.random.Generator, dtype: np.dtype[Any], n: int) -> Any:
@@ -224,7 +250,9 @@ def some(rng: np.random.Generator, dtype: np.dtype[Any], n: int) -> Any:
 
 @pytest.mark.parametrize("dtype", DTYPES + LOW, ids=str)
 def test_the_bits_are_those_of_slot_by_slot(dtype: np.dtype[Any]) -> None:
-    """Sizes on both sides of a tile and of sixteen bytes, addresses that are no multiple of them, several terms, a scale, a running sum."""
+    """Sizes on both sides of a tile and of sixteen bytes, addresses that are no multiple of them, several terms, a
+    scale, a running sum.
+    """
     seed = 17 + dtype.num
     print("seed", seed)
     rng = np.random.default_rng(seed)
@@ -262,8 +290,16 @@ def test_what_the_table_cannot_say_goes_singly_in_the_same_flush(w: Any) -> None
     buf = fanin.InputBuffer(6, stream=s)
     for turn in range(2):
         on = [w.array(x) if i in (0, 4) or turn else w.array(np.ascontiguousarray(g)) for i, g in enumerate(given)]
-        on = [w.array(x).T if i == 1 and turn else w.array(x)[:, ::2] if i == 2 and turn else w.array(given[3]) if i == 3 and not turn else a
-              for i, a in enumerate(on)]  # fmt: skip
+        on = [
+            w.array(x).T
+            if i == 1 and turn
+            else w.array(x)[:, ::2]
+            if i == 2 and turn
+            else w.array(given[3])
+            if i == 3 and not turn
+            else a
+            for i, a in enumerate(on)
+        ]
         sparse = fanin.Sparse("coo", (w.array(np.array([[1]])), w.array(np.ones((1, 4), np.float32))), (3, 4))
         buf.add_many(range(6), [*on, sparse if turn else w.array(x)], stream=s)
     sums: list[Any] = []
@@ -294,7 +330,11 @@ def test_sums_that_share_memory_go_one_after_the_other(w: Any, many: bool) -> No
     buf = fanin.InputBuffer(3, stream=s, budget=0)
     for slot in range(3):
         buf.add(slot, x, stream=s, donate=slot != 1)
-    launches = w.launches(lambda: buf.add_many(range(3), ones, stream=s) if many else [buf.add(i, g, stream=s) for i, g in enumerate(ones)])
+    launches = w.launches(
+        lambda: (
+            buf.add_many(range(3), ones, stream=s) if many else [buf.add(i, g, stream=s) for i, g in enumerate(ones)]
+        )
+    )
     assert launches == 3
     assert [read(v, s).tolist() for v in buf.take()] == [[11.0] * 4] * 3  # 1 + 5, 6 + 5 beside it, 6 + 5
 
@@ -441,7 +481,9 @@ def test_a_launch_that_fails_poisons_its_slots_and_says_which() -> None:
             if slot < 4:
                 assert buf.ready(slot)
             else:
-                with pytest.raises(RuntimeError, match=rf"grads: slot {slot} is poisoned until clear\(\): .*2 slots: sum grads\[4\]"):
+                with pytest.raises(
+                    RuntimeError, match=rf"grads: slot {slot} is poisoned until clear\(\): .*2 slots: sum grads\[4\]"
+                ):
                     buf.ready(slot)
         buf.clear()
         for k in range(2):
@@ -477,8 +519,9 @@ def test_without_stream_ordered_memory_sums_go_one_by_one() -> None:
 
 
 def one_pass(w: Any, fail: Callable[[], None], heal: Callable[[], None]) -> tuple[bool, int]:
-    """Batches of two dtypes from two streams, folded as they come, and a take of sums that waited for it: one call of the device fails. Whether that showed, and how many
-    slots were poisoned."""
+    """Batches of two dtypes from two streams, folded as they come, and a take of sums that waited for it: one call of
+    the device fails. Whether that showed, and how many slots were poisoned.
+    """
     n, (p, q, c) = 4, (w.stream() for _ in range(3))
     parts = [[w.array(np.full(4, 2.0**k, np.float32 if i % 2 else np.float64)) for i in range(n)] for k in range(3)]
     bufs = [fanin.InputBuffer(n, stream=c, budget=budget, name="grads") for budget in (0, None)]
@@ -643,11 +686,18 @@ def no_fate(w: Any) -> None:
 
 
 EXERCISES: dict[str, Callable[[Any], None]] = {
-    "late": late, "late at take": lambda w: late(w, None), "late into out": lambda w: late(w, None, True), "settled": settled, "dependent": dependent, "no fate": no_fate,
-}  # fmt: skip
+    "late": late,
+    "late at take": lambda w: late(w, None),
+    "late into out": lambda w: late(w, None, True),
+    "settled": settled,
+    "dependent": dependent,
+    "no fate": no_fate,
+}
 
 
-@pytest.mark.skipif(not hasattr(_core, "_test_batch_mutant"), reason="faults are planted in test builds alone: FANIN_DEV=1")
+@pytest.mark.skipif(
+    not hasattr(_core, "_test_batch_mutant"), reason="faults are planted in test builds alone: FANIN_DEV=1"
+)
 @pytest.mark.parametrize("planted", [False, True], ids=["sound", "planted"])
 @pytest.mark.parametrize(("name", "world"), [(n, w) for n in BATCH for w in (Sim, Cuda) if (n, w) != ("no fate", Sim)])
 def test_a_planted_fault_of_batches_is_found(name: str, world: type[Any], planted: bool) -> None:
@@ -666,7 +716,9 @@ def test_a_planted_fault_of_batches_is_found(name: str, world: type[Any], plante
     assert bool(found) == planted
 
 
-@pytest.mark.skipif(not hasattr(_core, "_test_cuda_mutant"), reason="faults are planted in test builds alone: FANIN_DEV=1")
+@pytest.mark.skipif(
+    not hasattr(_core, "_test_cuda_mutant"), reason="faults are planted in test builds alone: FANIN_DEV=1"
+)
 @pytest.mark.parametrize("planted", [False, True], ids=["sound", "planted"])
 def test_a_table_that_is_freed_before_its_launch_is_found(planted: bool) -> None:
     _core._test_cuda_mutant(8 if planted else 0)

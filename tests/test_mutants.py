@@ -22,7 +22,13 @@ PAGE = ROOT / "docs" / "proof.md"
 DRIVER = [f"driver:{word}" for word in ("count", "import-wait", "alias-wait", "alias-mark", "sync", "elide", "donate")]
 
 #: Those that survive alone, each with another that guards the same edge.
-SURVIVORS = {"S9.mark": "S13.mark", "S22.mark": "S19.mark", "mut:21": "S18.record", "mut:10": "driver:donate", "driver:donate": "mut:10"}
+SURVIVORS = {
+    "S9.mark": "S13.mark",
+    "S22.mark": "S19.mark",
+    "mut:21": "S18.record",
+    "mut:10": "driver:donate",
+    "driver:donate": "mut:10",
+}
 
 
 def plan_words(text: str) -> list[str]:
@@ -92,7 +98,9 @@ def test_what_survives_alone_survives_the_larger_sizes() -> None:
 @pytest.mark.parametrize("survivor", SURVIVORS)
 def test_what_survives_alone_has_its_argument_on_the_page(survivor: str) -> None:
     section = PAGE.read_text().partition("## What survives")[2].partition("\n## ")[0]
-    assert re.search(rf"^- \*\*`{re.escape(survivor)}`", section, re.MULTILINE), f"docs/proof.md gives no argument for {survivor}"
+    assert re.search(rf"^- \*\*`{re.escape(survivor)}`", section, re.MULTILINE), (
+        f"docs/proof.md gives no argument for {survivor}"
+    )
 
 
 def test_the_mark_of_out_alone_is_found_by_a_slot_of_zeros() -> None:

@@ -26,7 +26,12 @@ mutate = script()
 
 def test_a_line_has_the_mutants_that_one_would_think_of() -> None:
     made = {x.strip() for x in mutate.variants("    if (a < b && n != 3)  /* a < b */")}
-    assert made >= {"if (a <= b && n != 3)  /* a < b */", "if (a < b || n != 3)  /* a < b */", "if (a < b && n == 3)  /* a < b */", "if (a < b && n != 4)  /* a < b */"}
+    assert made >= {
+        "if (a <= b && n != 3)  /* a < b */",
+        "if (a < b || n != 3)  /* a < b */",
+        "if (a < b && n == 3)  /* a < b */",
+        "if (a < b && n != 4)  /* a < b */",
+    }
     assert "if (!(a < b && n != 3))" in made and not any("a <= b */" in x for x in made), "comments are let be"
     assert ";" in {x.strip() for x in mutate.variants("    fan_free(x);")}
     assert "fold(b, a);" in {x.strip() for x in mutate.variants("    fold(a, b);")}
@@ -60,5 +65,13 @@ def test_what_changes_no_object_code_changes_nothing(tmp_path: Path) -> None:
 def test_a_sum_that_subtracts_dies_and_a_mutant_that_does_nothing_is_told_apart(tmp_path: Path) -> None:
     tree = mutate.copy_of(ROOT, tmp_path)
     assert mutate.built(tree)
-    m = next(m for m in mutate.candidates(tree) if m.file == "csrc/buffer/plain.c" and m.new.strip() == ";" and "one->" in m.old)
-    assert mutate.judge(tree, m, ["tests/test_out.py"], 300) not in ("survives", "changes nothing", "does not compile"), m
+    m = next(
+        m
+        for m in mutate.candidates(tree)
+        if m.file == "csrc/buffer/plain.c" and m.new.strip() == ";" and "one->" in m.old
+    )
+    assert mutate.judge(tree, m, ["tests/test_out.py"], 300) not in (
+        "survives",
+        "changes nothing",
+        "does not compile",
+    ), m

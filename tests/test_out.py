@@ -65,7 +65,12 @@ def run(seed: int, general: bool) -> Any:
     except ValueError as e:
         return str(e).replace(repr(buf), ""), [x.tolist() for some in terms for x in some], store.tolist()
     same = [out is not None and s is out for s, out in zip(sums, outs, strict=True)]
-    return [s if s is None else s.tolist() for s in sums], same, [x.tolist() for some in terms for x in some], store.tolist()
+    return (
+        [s if s is None else s.tolist() for s in sums],
+        same,
+        [x.tolist() for some in terms for x in some],
+        store.tolist(),
+    )
 
 
 def test_out_gives_what_the_general_way_gives_whatever_meets() -> None:
@@ -273,7 +278,9 @@ def test_a_gradient_that_was_changed_meanwhile_is_named() -> None:
     buf.add(1, np.ones(4), key=0)
     buf.add(1, x, key=7)
     x.resize((2,), refcheck=False)
-    with pytest.raises(RuntimeError, match="grads: slot 1: the gradient added with key 7 was changed after it was added"):
+    with pytest.raises(
+        RuntimeError, match="grads: slot 1: the gradient added with key 7 was changed after it was added"
+    ):
         buf.take()
 
 

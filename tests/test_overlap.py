@@ -1,4 +1,6 @@
-"""Who shares memory: `overlap`, `overlaps`, `overlaps_itself` against NumPy's exact answer and against the addresses themselves."""
+"""Who shares memory: `overlap`, `overlaps`, `overlaps_itself` against NumPy's exact answer and against the addresses
+themselves.
+"""
 
 from __future__ import annotations
 
@@ -562,7 +564,10 @@ def test_tensors_on_another_device_are_compared_with_each_other_alone() -> None:
         assert fanin.overlaps([there(0x7000_0000_0000), three]).pairs == ()
     with pytest.raises(
         ValueError,
-        match=r"overlap: array 1 is on DLPack's device \(2, 1\), array 0 on DLPack's device \(2, 0\): expected arrays of one",
+        match=(
+            r"overlap: array 1 is on DLPack's device \(2, 1\), array 0 on DLPack's device \(2, 0\): expected arrays"
+            r" of one"
+        ),
     ):
         fanin.overlap(there(0x7000_0000_0000), there(0x7000_0000_0000, 1))
     with pytest.raises(ValueError, match="array 1 is on the host"):
@@ -596,7 +601,13 @@ class Placed:
     """An array of nothing at a place: where it lies is all there is."""
 
     def __init__(self, start: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
-        self.__array_interface__ = {"version": 3, "shape": shape, "strides": strides, "typestr": "|u1", "data": (start, False)}
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": shape,
+            "strides": strides,
+            "typestr": "|u1",
+            "data": (start, False),
+        }
 
 
 def test_work_is_bounded_as_memory_is() -> None:

@@ -1,4 +1,5 @@
-"""Every rule of the overlap core and of layouts is one that tests/c/test_overlap.c would miss: each is broken once, and the program must say so.
+"""Every rule of the overlap core and of layouts is one that tests/c/test_overlap.c would miss: each is broken once, and
+the program must say so.
 
 Each costs a compiler's run: every fifth is part of the ordinary run, the others of the longer one.
 """
@@ -23,7 +24,10 @@ MUTANTS: dict[str, dict[str, tuple[str, str]]] = {
         "what is too far": ("|| reach >= FARTHEST", ""),
         "the end of memory": ("far |= __builtin_add_overflow(lo, reach, &last)", "last = lo + reach; far |= false"),
         "a tooth joins what touches it": ("sorted[i].step <= tooth;", "sorted[i].step <= tooth + 1;"),
-        "a tooth's length": ("tooth += sorted[i].step * (sorted[i].count - 1);", "tooth += sorted[i].step * sorted[i].count;"),
+        "a tooth's length": (
+            "tooth += sorted[i].step * (sorted[i].count - 1);",
+            "tooth += sorted[i].step * sorted[i].count;",
+        ),
         "axes join without a gap": ("times <= top->count)", "times <= top->count + 1)"),
         "axes join as multiples": ("times * top->step == step &&", ""),
         "extents": ("a->empty || b->empty || a->last < b->lo", "a->empty || b->empty || a->last <= b->lo"),
@@ -56,19 +60,28 @@ MUTANTS: dict[str, dict[str, tuple[str, str]]] = {
         "stretches that have ended": ("if (s[j].to < s[i].from)", "if (s[j].to <= s[i].from)"),
         "each pair once": ("by_members(&w->pairs[kept - 1], &w->pairs[i]) != 0)", "true)"),
         "lists keep their tails": ("    if (open->tail == at)\n        open->tail = before;\n", ""),
-        "members that have ended": ("        if (s[at].to < s[i].from) {\n            leave", "        if (s[at].to <= s[i].from) {\n            leave"),
+        "members that have ended": (
+            "        if (s[at].to < s[i].from) {\n            leave",
+            "        if (s[at].to <= s[i].from) {\n            leave",
+        ),
         "runs": ("end < n && s[end].from <= last;", "end < n && s[end].from < last;"),
         "a newcomer's component": ("unite(w->parent, s[open->head].who, s[i].who);", "(void)0;"),
         "the order of stretches": ("while (at < n && s[at - 1].from <= s[at].from);", "while (at < n);"),
         "all against those set aside": ("for (size_t j = 0; j < i; j++) {", "for (size_t j = 1; j < i; j++) {"),
         "those set aside are joined": ("unite(w->parent, run[j].who, run[i].who);", "(void)0;"),
-        "the rest of a run": ("return sweep_runs(w, run, n - count, err);", "return sweep_runs(w, run, n - count - 1, err);"),
+        "the rest of a run": (
+            "return sweep_runs(w, run, n - count, err);",
+            "return sweep_runs(w, run, n - count - 1, err);",
+        ),
         "the smaller number is the root": ("if (a < b)\n        parent[b] = a;", "if (a > b)\n        parent[b] = a;"),
     },
     "graph/layout": {
         "strides along an axis of extent 1": ("&& a->shape[i] > 1)", ")"),
         "clusters that touch": ("<= reach[k - 1])", "< reach[k - 1])"),
-        "every array lies where it lay": ("!= start[l->places[i].cluster])", "!= start[l->places[i].cluster] && i == 0)"),
+        "every array lies where it lay": (
+            "!= start[l->places[i].cluster])",
+            "!= start[l->places[i].cluster] && i == 0)",
+        ),
         "clusters are sorted": ("    sort_starts(start, reach, n);\n", ""),
         "the heap's larger child": ("start[child + 1] > start[child];", "start[child + 1] < start[child];"),
         "who is parted": ("label[*was] != label[i])", "false)"),
@@ -76,7 +89,7 @@ MUTANTS: dict[str, dict[str, tuple[str, str]]] = {
         "who has met": ("l->places[*same].component != l->places[i].component)", "false)"),
         "who may be written": ("if (was->writable != is->writable)", "if (was->writable && !is->writable)"),
     },
-}  # fmt: skip
+}
 
 
 def quietly(command: list[str]) -> None:

@@ -47,7 +47,10 @@ def test_a_planted_import_is_found() -> None:
 def test_an_import_starts_no_thread_and_warns_of_nothing() -> None:
     code = "import threading, warnings; warnings.simplefilter('error'); import fanin; print(threading.active_count())"
     assert run_python(code).stdout.strip() == "1"
-    tasks = "import os, numpy; n = len(os.listdir('/proc/self/task')); import fanin; print(len(os.listdir('/proc/self/task')) - n)"
+    tasks = (
+        "import os, numpy; n = len(os.listdir('/proc/self/task')); import fanin;"
+        " print(len(os.listdir('/proc/self/task')) - n)"
+    )
     if Path("/proc/self/task").is_dir() and "thread" not in sanitizer():
         assert run_python(tasks).stdout.strip() == "0"
 
@@ -63,7 +66,11 @@ def test_the_version_is_said_in_one_place() -> None:
 
 def quietly(*words: str, cwd: Path, nvcc: str = "0") -> str:
     done = subprocess.run(
-        words, capture_output=True, text=True, cwd=cwd, env=emptied({"FANIN_DEV": "", "FANIN_SANITIZE": "", "FANIN_NVCC": nvcc})
+        words,
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env=emptied({"FANIN_DEV": "", "FANIN_SANITIZE": "", "FANIN_NVCC": nvcc}),
     )
     assert done.returncode == 0, f"{' '.join(words)}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
     return done.stdout
@@ -105,7 +112,8 @@ def test_the_sdist_builds_a_wheel_that_installs_and_imports(tmp_path: Path) -> N
     said = quietly(
         str(user / "bin" / "python"),
         "-c",
-        "import fanin, numpy as np; print(fanin.__file__); print(fanin.add_n([np.ones(3), np.ones(3)]).tolist()); print(fanin.info()['kernels'])",
+        "import fanin, numpy as np; print(fanin.__file__); print(fanin.add_n([np.ones(3), np.ones(3)]).tolist());"
+        " print(fanin.info()['kernels'])",
         cwd=tmp_path,
     ).splitlines()
     assert said[0].startswith(str(user)) and said[1] == "[2.0, 2.0, 2.0]" and "'nvcc': None" in said[2]
@@ -115,6 +123,8 @@ def test_the_sdist_builds_a_wheel_that_installs_and_imports(tmp_path: Path) -> N
     script = [sys.executable, str(ROOT / "csrc/device/kernels/build.py"), "--fatbin", str(tmp_path / "fatbin.h")]
     if subprocess.run(script, capture_output=True).returncode == 2:
         pytest.skip("the rest needs nvcc")
-    quietly(str(user / "bin" / "pip"), "install", "-q", "--force-reinstall", "--no-deps", str(sdist), cwd=tmp_path, nvcc="1")
+    quietly(
+        str(user / "bin" / "pip"), "install", "-q", "--force-reinstall", "--no-deps", str(sdist), cwd=tmp_path, nvcc="1"
+    )
     made = quietly(str(user / "bin" / "python"), "-c", "import fanin; print(fanin.info()['kernels'])", cwd=tmp_path)
     assert "['sm_75'" in made and "'ptx': 'compute_" in made

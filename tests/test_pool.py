@@ -1,4 +1,6 @@
-"""The memory of large results is kept for the next ones: no fresh pages, no aliases, bounded, and given back when asked."""
+"""The memory of large results is kept for the next ones: no fresh pages, no aliases, bounded, and given back when
+asked.
+"""
 
 from __future__ import annotations
 

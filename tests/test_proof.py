@@ -12,16 +12,28 @@ from support import compiler
 
 pytestmark = [pytest.mark.skipif(not compiler(), reason="no C compiler: set CC")]
 
-#: Waits, records and marks, faults of the buffer's code and of its drivers that whole adds can find: they test the tests.
+#: Waits, records and marks, faults of the buffer's code and of its drivers that whole adds can find: they test the
+#: tests.
 WHOLE_FAULTS = [
-    *("S9.record", "S10.record", "S11.record", "S12.record", "S12.wait", "S12.mark", "S13.wait", "S13.mark", "S15.record"),
+    *(
+        "S9.record",
+        "S10.record",
+        "S11.record",
+        "S12.record",
+        "S12.wait",
+        "S12.mark",
+        "S13.wait",
+        "S13.mark",
+        "S15.record",
+    ),
     *("S18.record", "S18.wait", "S19.mark", "S20.wait", "S20.mark", "S21.wait", "S21.mark", "S21.record", "S22.wait"),
     *("S22.record", "S9.mark+S13.mark", "S22.mark+S19.mark", "mut:21+S18.record", "mut:10+driver:donate"),
     *(f"mut:{n}" for n in (4, 5, 6, 7, 8, 9, 12, 13, 14, 15, 19, 20, 23)),
     *(f"driver:{word}" for word in ("count", "import-wait", "alias-wait", "alias-mark", "sync")),
 ]
 
-#: Faults that look at names of streams: for them a class of configurations is not alike, and only sleep sets are checked.
+#: Faults that look at names of streams: for them a class of configurations is not alike, and only sleep sets are
+#: checked.
 NAME_FAULTS = ["mut:11", "mut:18"]
 
 
@@ -130,13 +142,18 @@ def test_reduced_and_full_search_fail_in_the_same_configurations() -> None:
 
 
 def test_sleep_sets_lose_nothing_where_faults_look_at_names() -> None:
-    lines = side_by_side([("check", "2", D, S, "few", "names", "part=0/3", *faults(NAME_FAULTS)) for D, S in (("1", "2"), ("2", "1"))])
+    lines = side_by_side(
+        [("check", "2", D, S, "few", "names", "part=0/3", *faults(NAME_FAULTS)) for D, S in (("1", "2"), ("2", "1"))]
+    )
     same(lines, 2 * len(NAME_FAULTS))
 
 
 def test_random_orders_find_nothing_that_the_search_of_split_locks_missed() -> None:
     order, locks = ["S12.wait", "S12.mark", "driver:count"], ["none", "mut:3", "mut:16"]
-    runs = [("sample", "1", "1", "samples=60", *faults([*order, *locks])), ("sample", "1", "2", "samples=10", *faults(order))]
+    runs = [
+        ("sample", "1", "1", "samples=60", *faults([*order, *locks])),
+        ("sample", "1", "2", "samples=10", *faults(order)),
+    ]
     ends = [line for line in side_by_side(runs) if line.kind == "sampled"]
     assert added(ends, "faults") == 2 * len(order) + len(locks)
     assert added(ends, "missed") == 0
@@ -217,7 +234,9 @@ def test_more_streams_never_race_in_any_configuration(K: int, D: int, S: int, sh
     [(3, 2, 2, "most", 2, 256), (3, 3, 3, "few", 2, 128), (4, 2, 2, "few", 2, 256)],
 )
 def test_samples_of_larger_sizes_never_race(K: int, D: int, S: int, options: str, parts: int, of: int) -> None:
-    clean(side_by_side([("whole", str(K), str(D), str(S), options, f"part={i}/{of}") for i in range(parts)], timeout=3600))
+    clean(
+        side_by_side([("whole", str(K), str(D), str(S), options, f"part={i}/{of}") for i in range(parts)], timeout=3600)
+    )
 
 
 @pytest.mark.slow
@@ -231,5 +250,8 @@ def test_split_locks_never_race_in_any_configuration() -> None:
 @pytest.mark.slow
 def test_reduced_and_full_search_agree_on_two_devices_with_two_streams() -> None:
     every = faults(["none", *WHOLE_FAULTS])
-    same(side_by_side([("check", "2", "2", "2", "few", f"part={i}/64", *every) for i in (0, 1)], timeout=3600), 2 * len(every))
+    same(
+        side_by_side([("check", "2", "2", "2", "few", f"part={i}/64", *every) for i in (0, 1)], timeout=3600),
+        2 * len(every),
+    )
     same(side_by_side([("check", "1", "2", "2", "most", "part=0/4", *every)], timeout=3600), len(every))

@@ -18,7 +18,10 @@ README = ROOT / "README.md"
 CI = ROOT / ".ci" / "run"
 
 DEMO = 'python3 -m venv .venv && .venv/bin/pip install ".[demo]" && .venv/bin/fanin demo'
-TEST = 'python3 -m venv .venv && .venv/bin/pip install -q -e ".[test]" && .venv/bin/python -m pytest -n auto --dist loadfile'
+TEST = (
+    'python3 -m venv .venv && .venv/bin/pip install -q -e ".[test]" && .venv/bin/python -m pytest -n auto --dist'
+    " loadfile"
+)
 
 BLOCK = re.compile(r"^(?P<before><!-- .*? -->\n)?```(?P<kind>\w*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -89,7 +92,10 @@ def test_links_lead_to_what_is_there(page: Path) -> None:
 
 
 def test_a_broken_link_is_found() -> None:
-    assert broken_links(README, "[a](docs/rules.md) [b](docs/no.md) ![c](../x.svg) [d](https://x.y)") == ["docs/no.md", "../x.svg"]
+    assert broken_links(README, "[a](docs/rules.md) [b](docs/no.md) ![c](../x.svg) [d](https://x.y)") == [
+        "docs/no.md",
+        "../x.svg",
+    ]
 
 
 def told_by(blocks: list[tuple[int, str, str | None]], folder: Path) -> list[str]:
@@ -97,23 +103,57 @@ def told_by(blocks: list[tuple[int, str, str | None]], folder: Path) -> list[str
     mark = "-- block --"
     code = f"print({mark!r})\n".join(code + "\n" for _, code, _ in blocks)
     said = run_python(code, cwd=folder).stdout.split(mark + "\n")
-    return [f"line {line}: {got}" for (line, _, expected), got in zip(blocks, said, strict=True) if expected is not None and not matches(expected, got)]
+    return [
+        f"line {line}: {got}"
+        for (line, _, expected), got in zip(blocks, said, strict=True)
+        if expected is not None and not matches(expected, got)
+    ]
 
 
 def test_the_code_of_the_page_on_migrating_runs_and_prints_what_it_says(tmp_path: Path) -> None:
     blocks = python_blocks((ROOT / "docs" / "migrating.md").read_text())
     assert sum(expected is not None for _, _, expected in blocks) >= 3
-    assert told_by([*blocks, (0, "print(w.tolist() == grads['w'].tolist() == [3, 3, 3], grad.tolist())", "True [3.0, 3.0, 3.0]")], tmp_path) == []
+    assert (
+        told_by(
+            [
+                *blocks,
+                (0, "print(w.tolist() == grads['w'].tolist() == [3, 3, 3], grad.tolist())", "True [3.0, 3.0, 3.0]"),
+            ],
+            tmp_path,
+        )
+        == []
+    )
 
 
 def test_a_block_that_prints_something_else_is_found(tmp_path: Path) -> None:
     assert told_by([(3, "x = 1", None), (9, "print(x)", "2")], tmp_path) == ["line 9: 1\n"]
 
 
-@pytest.mark.parametrize(("make", "fast"), [
-    (lambda: np.ones(4), True), (lambda: np.ones((2, 2, 1, 1)), True), (lambda: 1.5, True), (lambda: fanin.Zero((4,), "f8"), False), (lambda: np.ones(8)[::2], False), (lambda: np.ones((2, 3)).T, False),
-    (lambda: np.ones((1, 1, 1, 1, 4)), False), (lambda: np.ones(4, ">f8"), None), (lambda: np.ma.ones(4), False),
-], ids=["C order", "four axes", "a number", "a symbolic zero", "gaps", "another order", "five axes", "foreign byte order", "a subclass"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("make", "fast"),
+    [
+        (lambda: np.ones(4), True),
+        (lambda: np.ones((2, 2, 1, 1)), True),
+        (lambda: 1.5, True),
+        (lambda: fanin.Zero((4,), "f8"), False),
+        (lambda: np.ones(8)[::2], False),
+        (lambda: np.ones((2, 3)).T, False),
+        (lambda: np.ones((1, 1, 1, 1, 4)), False),
+        (lambda: np.ones(4, ">f8"), None),
+        (lambda: np.ma.ones(4), False),
+    ],
+    ids=[
+        "C order",
+        "four axes",
+        "a number",
+        "a symbolic zero",
+        "gaps",
+        "another order",
+        "five axes",
+        "foreign byte order",
+        "a subclass",
+    ],
+)
 def test_what_leaves_the_fast_path_is_what_the_page_lists(make: Any, fast: bool | None) -> None:
     """An add on the fast path allocates nothing of the core's."""
     buf = fanin.InputBuffer(1)

@@ -77,9 +77,21 @@ def changed(what: str) -> tuple[list[Array], tuple[Any, ...]]:
 
 @pytest.mark.parametrize(
     "what",
-    ["dtype", "dtype, byte-swapped", "shape", "number of axes", "strides", "a negative stride", "read-only", "offset", "apart",
-     "the one that joined them is gone", "overlap", "overlap of another dtype"],
-)  # fmt: skip
+    [
+        "dtype",
+        "dtype, byte-swapped",
+        "shape",
+        "number of axes",
+        "strides",
+        "a negative stride",
+        "read-only",
+        "offset",
+        "apart",
+        "the one that joined them is gone",
+        "overlap",
+        "overlap of another dtype",
+    ],
+)
 def test_what_differs_first_is_named(what: str) -> None:
     arrays, said = changed(what)
     assert _core.Layout(flat()).check(arrays) == said

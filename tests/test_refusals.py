@@ -25,7 +25,9 @@ TOP = 2**63 - 1
 @pytest.mark.parametrize("number", [3, True, 1.5, 2j, np.int64(3), np.bool_(True)])
 def test_a_number_among_the_slots_is_refused_with_the_call_that_was_meant(number: Any) -> None:
     for slots in ((number,), [number, 4], [np.zeros(2), number], iter([number])):
-        with pytest.raises(TypeError, match=r"w: slot \d: .* is a number, and no example array: .*\[fanin\.Slot\(shape=\(3, 4\)\)\]"):
+        with pytest.raises(
+            TypeError, match=r"w: slot \d: .* is a number, and no example array: .*\[fanin\.Slot\(shape=\(3, 4\)\)\]"
+        ):
             fanin.InputBuffer(slots, name="w")
     assert len(fanin.InputBuffer([np.asarray(number), np.float32(1), fanin.Slot(shape=())])) == 3
 
@@ -63,8 +65,16 @@ def test_take_and_clear_inside_a_target_are_refused_and_change_nothing(direct: b
     buf.add(1 - slot, G)
     with buf.target(slot) as out:
         out += G
-        for call in (buf.take, lambda: buf.take(out=[np.zeros(3, np.float32)] * 2), lambda: buf.take(scale=2), buf.clear):
-            with pytest.raises(RuntimeError, match=rf"w: slot {slot}: (take|clear)\(\) from within a target of that slot: .* leave the block"):
+        for call in (
+            buf.take,
+            lambda: buf.take(out=[np.zeros(3, np.float32)] * 2),
+            lambda: buf.take(scale=2),
+            buf.clear,
+        ):
+            with pytest.raises(
+                RuntimeError,
+                match=rf"w: slot {slot}: (take|clear)\(\) from within a target of that slot: .* leave the block",
+            ):
                 call()
         out += G
     sums = buf.take()
@@ -106,7 +116,10 @@ def test_a_take_on_another_thread_leaves_a_target_to_the_next_pass() -> None:
 
 
 def test_python_ints_that_leave_int64_are_an_error_and_nothing_is_lost() -> None:
-    with pytest.raises(OverflowError, match="add_n: slot 0: the sum of its Python ints does not fit int64; add floats, or object arrays"):
+    with pytest.raises(
+        OverflowError,
+        match="add_n: slot 0: the sum of its Python ints does not fit int64; add floats, or object arrays",
+    ):
         fanin.add_n([2**62, 2**62])
     with pytest.raises(OverflowError, match="does not fit int64"):
         fanin.add_n([2**63])
@@ -136,7 +149,13 @@ def test_python_ints_that_leave_int64_are_an_error_and_nothing_is_lost() -> None
 
 def test_what_meets_them_decides_what_becomes_of_ints_that_leave_int64() -> None:
     for budget in (0, math.inf):
-        for after, sum_of in ((1.5, None), (Fraction(1), None), (np.float32(1), None), (np.int64(1), -(2**63) + 1), (np.int64(-(2**62)), 2**62)):
+        for after, sum_of in (
+            (1.5, None),
+            (Fraction(1), None),
+            (np.float32(1), None),
+            (np.int64(1), -(2**63) + 1),
+            (np.int64(-(2**62)), 2**62),
+        ):
             buf = fanin.InputBuffer(1, budget=budget)
             for x in (2**62, 2**62, after):
                 buf.add(0, x)

@@ -91,7 +91,10 @@ def test_a_report_shows_what_was_found() -> None:
     def one(m: Machine) -> int:
         return 0
 
-    assert repr(fanin.sim.explore(one)) == "<fanin.sim.Report 'one': 1 order, 0 races, 0 deadlocks, 0 errors, 1 result, ok>"
+    assert (
+        repr(fanin.sim.explore(one))
+        == "<fanin.sim.Report 'one': 1 order, 0 races, 0 deadlocks, 0 errors, 1 result, ok>"
+    )
 
     def differs(m: Machine) -> list[float]:
         buf = InputBuffer(1)
@@ -133,7 +136,12 @@ def test_an_array_of_a_device_is_gone_through_by_its_first_axis() -> None:
             3 in x  # noqa: B015
         with pytest.raises(IndexError):
             x[3]
-        for call in (lambda: fanin.add_n(x), lambda: InputBuffer(x), lambda: fanin.overlaps(x), lambda: m.launch(m.stream(), len, reads=x)):
+        for call in (
+            lambda: fanin.add_n(x),
+            lambda: InputBuffer(x),
+            lambda: fanin.overlaps(x),
+            lambda: m.launch(m.stream(), len, reads=x),
+        ):
             with pytest.raises(TypeError, match="sequence"):
                 call()  # one array where several are asked for is a mistake, as with NumPy's
 

@@ -128,7 +128,10 @@ def test_the_core_cites_the_rules() -> None:
 
 
 def test_planted_citations_are_found() -> None:
-    c = '/* S9: see A3, (S12), S18-S20. 0xA1 and A1.5 are no rules. */\nint S99; // A77!\nchar *s = "S14 says \\"A2\\"";'
+    c = (
+        '/* S9: see A3, (S12), S18-S20. 0xA1 and A1.5 are no rules. */\nint S99; // A77!\nchar *s = "S14 says'
+        ' \\"A2\\"";'
+    )
     assert cited_in(words_of_c(c)) == {"S9", "A3", "S12", "S18", "S19", "S20", "A77", "S14", "A2"}
     python = '"""As S8 and A8-A10 say."""\nS1 = 1  # A99\nx = "by S3"\n'
     assert cited_in(words_of_python(python)) == {"S8", "A8", "A9", "A10", "A99", "S3"}

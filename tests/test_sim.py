@@ -29,9 +29,26 @@ pytestmark = pytest.mark.core
 
 @pytest.mark.parametrize(
     "dtype",
-    ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16", "float8_e4m3fn",
-     "float8_e5m2", "float32", "float64", "complex64", "complex128"],
-)  # fmt: skip
+    [
+        "bool",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "uint8",
+        "uint16",
+        "uint32",
+        "uint64",
+        "float16",
+        "bfloat16",
+        "float8_e4m3fn",
+        "float8_e5m2",
+        "float32",
+        "float64",
+        "complex64",
+        "complex128",
+    ],
+)
 def test_arrays_of_every_dtype_go_there_and_back(dtype: str) -> None:
     import ml_dtypes
 
@@ -52,8 +69,16 @@ def test_arrays_of_every_dtype_go_there_and_back(dtype: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [3, [1.5, 2], np.arange(12).reshape(3, 4)[::-1, ::2], np.broadcast_to(np.ones(3), (2, 3)), np.ones(()), np.ones((0, 3))]
-)  # fmt: skip
+    "value",
+    [
+        3,
+        [1.5, 2],
+        np.arange(12).reshape(3, 4)[::-1, ::2],
+        np.broadcast_to(np.ones(3), (2, 3)),
+        np.ones(()),
+        np.ones((0, 3)),
+    ],
+)
 def test_an_array_is_a_copy_of_whatever_numpy_makes_of_it(value: Any) -> None:
     with Machine() as m:
         x = m.array(value)
@@ -70,10 +95,29 @@ def test_an_array_of_another_dtype_is_refused(value: Any) -> None:
 
 
 KEYS = [
-    0, -1, slice(None), slice(1, 3), slice(None, None, -1), slice(None, None, 2), slice(5, 1, -2), slice(3, 3), ..., None, (),
-    (1, 2), (slice(1, None), 2), (..., 0), (0, ...), (None, ..., None), (slice(None), None, 1), (0, 1, 2), (..., slice(None, None, -1)),
-    np.int64(2), (slice(100, 200), 0), slice(-100, 100),
-]  # fmt: skip
+    0,
+    -1,
+    slice(None),
+    slice(1, 3),
+    slice(None, None, -1),
+    slice(None, None, 2),
+    slice(5, 1, -2),
+    slice(3, 3),
+    ...,
+    None,
+    (),
+    (1, 2),
+    (slice(1, None), 2),
+    (..., 0),
+    (0, ...),
+    (None, ..., None),
+    (slice(None), None, 1),
+    (0, 1, 2),
+    (..., slice(None, None, -1)),
+    np.int64(2),
+    (slice(100, 200), 0),
+    slice(-100, 100),
+]
 
 
 @pytest.mark.parametrize("key", KEYS, ids=repr)
@@ -94,11 +138,21 @@ def test_indexing_gives_the_views_that_numpy_gives(key: Any) -> None:
 
 @pytest.mark.parametrize(
     ("key", "error", "words"),
-    [(4, IndexError, "out of range for axis 0 of length 4"), ((0, -4), IndexError, "axis 1"), ((0,) * 4, IndexError, "too many indices: 4"),
-     ((..., ...), IndexError, "one ellipsis"), (True, TypeError, "bool"), ([0, 1], TypeError, "list"), (np.array([0]), TypeError, "ndarray"),
-     (1.0, TypeError, "float"), ("a", TypeError, "str"), (slice(None, None, 0), ValueError, "zero"), (10**30, IndexError, "fit")],
+    [
+        (4, IndexError, "out of range for axis 0 of length 4"),
+        ((0, -4), IndexError, "axis 1"),
+        ((0,) * 4, IndexError, "too many indices: 4"),
+        ((..., ...), IndexError, "one ellipsis"),
+        (True, TypeError, "bool"),
+        ([0, 1], TypeError, "list"),
+        (np.array([0]), TypeError, "ndarray"),
+        (1.0, TypeError, "float"),
+        ("a", TypeError, "str"),
+        (slice(None, None, 0), ValueError, "zero"),
+        (10**30, IndexError, "fit"),
+    ],
     ids=repr,
-)  # fmt: skip
+)
 def test_an_index_that_gives_no_view_is_refused(key: Any, error: type[Exception], words: str) -> None:
     with Machine() as m, pytest.raises(error, match=words):
         m.empty((4, 3, 5))[key]
@@ -173,10 +227,21 @@ def test_shapes_that_no_machine_has_are_refused(n: int) -> None:
 
 @pytest.mark.parametrize(
     "use",
-    [np.asarray, np.add.reduce, np.sum, lambda x: np.ones(3) + x, lambda x: np.add(x, x), lambda x: x == 1, lambda x: x != x, lambda x: x < 1,
-     bool, lambda x: np.array_equal(x, x), lambda x: np.concatenate([x, x])],
+    [
+        np.asarray,
+        np.add.reduce,
+        np.sum,
+        lambda x: np.ones(3) + x,
+        lambda x: np.add(x, x),
+        lambda x: x == 1,
+        lambda x: x != x,
+        lambda x: x < 1,
+        bool,
+        lambda x: np.array_equal(x, x),
+        lambda x: np.concatenate([x, x]),
+    ],
     ids=range(11),
-)  # fmt: skip
+)
 def test_numpy_does_not_reach_through_silently(use: Any) -> None:
     with Machine() as m, pytest.raises(TypeError, match=r"numpy\(\)"):
         use(m.array(np.ones(3)))
@@ -186,7 +251,12 @@ def test_arrays_are_made_by_machines() -> None:
     with pytest.raises(TypeError, match=r"Machine.array"):
         Array()
     with Machine(2) as m:
-        for call in (lambda: m.array(1, device=2), lambda: m.empty(1, device=-1), lambda: m.stream(2), lambda: m.event(1 << 70)):
+        for call in (
+            lambda: m.array(1, device=2),
+            lambda: m.empty(1, device=-1),
+            lambda: m.stream(2),
+            lambda: m.event(1 << 70),
+        ):
             with pytest.raises(ValueError, match="2 devices, numbered from 0"):
                 call()
         with pytest.raises(TypeError, match="expected a device's number, 0 to 1, got 'sim:0'"):
@@ -360,7 +430,14 @@ def test_what_a_kernel_lets_go_of_is_no_kept_view() -> None:
     with Machine() as m:
         x, s = m.array(np.arange(3.0)), m.stream()
         weak: list[Any] = []
-        for kernel in (cycle, caught, lazy, lambda x: x, lambda x: weak.append(weakref.ref(x)), lambda x: weak.append(x.copy())):
+        for kernel in (
+            cycle,
+            caught,
+            lazy,
+            lambda x: x,
+            lambda x: weak.append(weakref.ref(x)),
+            lambda x: weak.append(x.copy()),
+        ):
             m.launch(s, kernel, reads=[x])
         gc.disable()
         try:
@@ -437,7 +514,10 @@ def test_a_kernel_may_queue_more_work() -> None:
         (lambda m, s, x: m.launch(None, len), (TypeError, ValueError), "stream"),
         (lambda m, s, x: m.launch(s, len, name=3), TypeError, "name"),
         (lambda m, s, x: m.launch(s, len, us="a"), (TypeError, ValueError), "a"),
-        *[(lambda m, s, x, us=us: m.launch(s, len, us=us), ValueError, f"us .*{us}") for us in (-1, -1e-9, -math.inf, math.inf, math.nan)],
+        *[
+            (lambda m, s, x, us=us: m.launch(s, len, us=us), ValueError, f"us .*{us}")
+            for us in (-1, -1e-9, -math.inf, math.inf, math.nan)
+        ],
         (lambda m, s, x: m.spawn(3), TypeError, "cannot be called"),
     ],
 )
@@ -526,9 +606,14 @@ def test_steps_run_one_thing_at_a_time() -> None:
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [({"devices": 0}, "1 to 64"), ({"devices": 65}, "1 to 64"), ({"schedule": "no"}, "round robin"), ({"memory": 0}, "memory"),
-     *[({name: x}, f"{name} .*{x}") for name in ("launch_us", "gbytes_per_s") for x in (-1, math.nan, math.inf)]],
-)  # fmt: skip
+    [
+        ({"devices": 0}, "1 to 64"),
+        ({"devices": 65}, "1 to 64"),
+        ({"schedule": "no"}, "round robin"),
+        ({"memory": 0}, "memory"),
+        *[({name: x}, f"{name} .*{x}") for name in ("launch_us", "gbytes_per_s") for x in (-1, math.nan, math.inf)],
+    ],
+)
 def test_a_machine_that_cannot_be_says_why(options: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Machine(**options)
@@ -769,10 +854,15 @@ except KeyboardInterrupt:
 
 @pytest.mark.parametrize(
     ("kernel", "error"),
-    [(lambda m, x: m.synchronize(), fanin.sim.DeadlockError), (lambda m, x: x.numpy(), (fanin.RaceError, fanin.sim.DeadlockError)),
-     (lambda m, x: m.step(), None), (lambda m, x: m.spawn(len, "a"), None), (lambda m, x: m.stream().record(), None)],
+    [
+        (lambda m, x: m.synchronize(), fanin.sim.DeadlockError),
+        (lambda m, x: x.numpy(), (fanin.RaceError, fanin.sim.DeadlockError)),
+        (lambda m, x: m.step(), None),
+        (lambda m, x: m.spawn(len, "a"), None),
+        (lambda m, x: m.stream().record(), None),
+    ],
     ids=["synchronize", "numpy", "step", "spawn", "record"],
-)  # fmt: skip
+)
 def test_a_kernel_that_asks_the_machine_gets_an_answer(kernel: Any, error: Any) -> None:
     m = Machine()
     x = m.empty(2)
@@ -1018,7 +1108,11 @@ def test_the_views_of_a_kernel_that_raised_show_what_was_there_then() -> None:
         m.synchronize()
     m.launch(s, lambda *v: [one.fill(-1) for one in v] and None, writes=[x, y])
     m.synchronize()
-    frames = {f.f_code.co_name: f for e in (caught.value, caught.value.__context__) for f, _ in traceback.walk_tb(e.__traceback__)}  # type: ignore[union-attr]
+    frames = {
+        f.f_code.co_name: f
+        for e in (caught.value, caught.value.__context__)
+        for f, _ in traceback.walk_tb(e.__traceback__)
+    }  # type: ignore[union-attr]
     assert frames["fail"].f_locals["view"].tolist() == [7, 1, 2, 3]
     assert frames["fail"].f_locals["grid"].tolist() == np.arange(12.0).reshape(3, 4)[:, ::-1].tolist()
     assert frames["inner"].f_locals["part"].tolist() == [1, 2, 3]

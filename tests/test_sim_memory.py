@@ -1,4 +1,6 @@
-"""What a simulated machine keeps: everything that was dropped is given back, and what goes on needs no more from turn to turn."""
+"""What a simulated machine keeps: everything that was dropped is given back, and what goes on needs no more from turn
+to turn.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,18 @@ class Mallinfo(ctypes.Structure):
 
     _fields_ = tuple(
         (name, ctypes.c_size_t)
-        for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
+        for name in (
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "fordblks",
+            "keepcost",
+        )
     )
 
 

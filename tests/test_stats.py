@@ -85,7 +85,9 @@ def test_the_first_key_that_spoiled_it_is_named(budget: Any) -> None:
         for k, g in enumerate(lone):
             buf.add(0, g, key=k + 5 if budget is None else k)
         buf.take()
-        assert buf.stats(0).first_bad_key == next(i for i, g in enumerate(lone) if g is inf) + (5 if budget is None else 0)
+        assert buf.stats(0).first_bad_key == next(i for i, g in enumerate(lone) if g is inf) + (
+            5 if budget is None else 0
+        )
     buf = fanin.InputBuffer(1, budget=budget, stats=True)
     buf.add(0, inf)
     buf.add(0, good)
@@ -195,7 +197,10 @@ def test_clipping_goes_where_out_says_and_there_alone() -> None:
     buf.add(0, np.array([np.inf]))
     buf.take()
     infinite = np.zeros(1)
-    assert fanin.clip_norm(buf, [np.array([np.inf]), None], 1.0, out=[infinite, None]) == math.inf and infinite[0] == np.inf
+    assert (
+        fanin.clip_norm(buf, [np.array([np.inf]), None], 1.0, out=[infinite, None]) == math.inf
+        and infinite[0] == np.inf
+    )
 
 
 def test_clipping_refuses_what_it_cannot_do_and_changes_nothing() -> None:
@@ -204,10 +209,15 @@ def test_clipping_refuses_what_it_cannot_do_and_changes_nothing() -> None:
     frozen, wide = np.zeros(2), np.zeros(3)
     frozen.flags.writeable = False
     bad: list[tuple[Any, type[Exception], str]] = [
-        ([x], ValueError, "2 arrays"), (x, ValueError, "2 arrays"), ([np.zeros(3), None], ValueError, r"out\[0\]: expected an array of shape \(2,\)"),
-        ([None, np.zeros(2, np.float32)], ValueError, r"out\[1\].*float64"), ([None, frozen], BufferError, "read-only"),
-        ([wide[:2], wide[1:]], ValueError, "share memory"), ([wide[:2]] * 2, ValueError, "twice"), ([3.0, None], ValueError, r"out\[0\]"),
-    ]  # fmt: skip
+        ([x], ValueError, "2 arrays"),
+        (x, ValueError, "2 arrays"),
+        ([np.zeros(3), None], ValueError, r"out\[0\]: expected an array of shape \(2,\)"),
+        ([None, np.zeros(2, np.float32)], ValueError, r"out\[1\].*float64"),
+        ([None, frozen], BufferError, "read-only"),
+        ([wide[:2], wide[1:]], ValueError, "share memory"),
+        ([wide[:2]] * 2, ValueError, "twice"),
+        ([3.0, None], ValueError, r"out\[0\]"),
+    ]
     for out, error, words in bad:
         with pytest.raises(error, match=words):
             fanin.clip_norm(buf, sums, 1.0, out=out)
@@ -228,7 +238,9 @@ def test_numbers_and_zeros_are_clipped_too() -> None:
 
 @pytest.mark.parametrize("dtype", ["f4", "f8", "f2"])
 def test_large_results_are_counted_alike_wherever_they_lie(dtype: str) -> None:
-    """Written around the caches, line by line: what lies before the first whole line is counted, too, and in the same order."""
+    """Written around the caches, line by line: what lies before the first whole line is counted, too, and in the same
+    order.
+    """
     n = (40 << 20) // np.dtype(dtype).itemsize
     rng = np.random.default_rng(7)
     x, y = (rng.standard_normal(n, np.float32).astype(dtype) for _ in range(2))

@@ -1,4 +1,6 @@
-"""stats=True on devices with streams: the CPU's figures, gathered in the order of the stream, read when they are asked for."""
+"""stats=True on devices with streams: the CPU's figures, gathered in the order of the stream, read when they are asked
+for.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,34 @@ from spec.kit import bits
 
 pytestmark = pytest.mark.core
 
-LOW = [np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16), np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)]
-PLAIN = [np.dtype(n) for n in ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64", "complex64", "complex128")]
+LOW = [
+    np.dtype(np.float16),
+    np.dtype(ml_dtypes.bfloat16),
+    np.dtype(ml_dtypes.float8_e4m3fn),
+    np.dtype(ml_dtypes.float8_e5m2),
+]
+PLAIN = [
+    np.dtype(n)
+    for n in (
+        "bool",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "uint8",
+        "uint16",
+        "uint32",
+        "uint64",
+        "float32",
+        "float64",
+        "complex64",
+        "complex128",
+    )
+]
 SEED = 20261121
-planted = pytest.mark.skipif(not hasattr(_core, "_test_stats_astray"), reason="faults are planted in test builds alone: FANIN_DEV=1")
+planted = pytest.mark.skipif(
+    not hasattr(_core, "_test_stats_astray"), reason="faults are planted in test builds alone: FANIN_DEV=1"
+)
 
 
 @pytest.fixture(params=["sim", "cuda"])
@@ -42,7 +68,9 @@ def w(request: pytest.FixtureRequest) -> Iterator[Any]:
         assert made.races == 0, made.race
     gc.collect()
     assert made.depth == 0
-    if made.live("contexts") == 0 and "captured_sum" not in request.node.name:  # a graph's memory goes with a later call
+    if (
+        made.live("contexts") == 0 and "captured_sum" not in request.node.name
+    ):  # a graph's memory goes with a later call
         assert (made.live("memory"), made.live("events")) == (0, 0)
 
 
@@ -50,7 +78,9 @@ def some(rng: np.random.Generator, dtype: np.dtype[Any], shape: tuple[int, ...],
     """Numbers of moderate size; spoilt: perhaps some that are none."""
     wide = rng.standard_normal(shape) * 2.0 ** rng.integers(-12, 9, shape)
     with np.errstate(all="ignore"):
-        made = (wide * (16 if dtype.kind in "iu" else 1) + (1j * rng.standard_normal(shape) if dtype.kind == "c" else 0)).astype(dtype)
+        made = (
+            wide * (16 if dtype.kind in "iu" else 1) + (1j * rng.standard_normal(shape) if dtype.kind == "c" else 0)
+        ).astype(dtype)
         if spoilt and (dtype.kind in "fc" or dtype in LOW) and rng.random() < 0.4:
             flat = made.reshape(-1)
             flat[rng.random(flat.size) < 3 / max(flat.size, 3)] = np.array(rng.choice([np.inf, -np.inf, np.nan]), dtype)
@@ -79,7 +109,11 @@ def agree(got: Any, want: Any, where: Any) -> None:
     if want is None:
         assert got is None, where
         return
-    assert (got.count, got.nonfinite, got.first_bad_key) == (want.count, want.nonfinite, want.first_bad_key), (where, got, want)
+    assert (got.count, got.nonfinite, got.first_bad_key) == (want.count, want.nonfinite, want.first_bad_key), (
+        where,
+        got,
+        want,
+    )
     assert got.absmax == want.absmax, (where, got, want)
     assert got.sumsq == pytest.approx(want.sumsq, rel=1e-12, abs=0), (where, got, want)
 
@@ -92,11 +126,18 @@ def take(buf: fanin.InputBuffer, s: Any, **how: Any) -> tuple[list[Any], list[An
         return [x.numpy() if hasattr(x, "numpy") else x for x in sums], stats
 
 
-def both(w: Any, rng: np.random.Generator, xs: list[Any], order: list[int], take_how: Any, options: Any, slot: Any = None) -> tuple[Any, Any]:
-    """The same gradients on the CPU and on the device, from two streams: sums alike, figures alike. The CPU's figures, and what was compared."""
+def both(
+    w: Any, rng: np.random.Generator, xs: list[Any], order: list[int], take_how: Any, options: Any, slot: Any = None
+) -> tuple[Any, Any]:
+    """The same gradients on the CPU and on the device, from two streams: sums alike, figures alike. The CPU's figures,
+    and what was compared.
+    """
     slots = 1 if slot is None else [slot]
     s, t, c = (w.stream() for _ in range(3))
-    near, far = fanin.InputBuffer(slots, stats=True, **options), fanin.InputBuffer(slots, stats=True, stream=c, **options)
+    near, far = (
+        fanin.InputBuffer(slots, stats=True, **options),
+        fanin.InputBuffer(slots, stats=True, stream=c, **options),
+    )
     for k in order:
         near.add(0, xs[k], key=k)
         far.add(0, laid(rng, w, xs[k]), key=k, stream=(s, t)[k % 2])
@@ -115,12 +156,27 @@ def test_figures_are_those_of_the_cpu(w: Any, dtype: np.dtype[Any]) -> None:
     rng = np.random.default_rng([SEED, PLAIN.index(dtype) if dtype in PLAIN else 50 + LOW.index(dtype)])
     seen = {"spoilt": 0, "named": 0, "whole": 0}
     for turn, (n, shape) in enumerate(
-        ((1, (3,)), (2, (1500,)), (3, (17, 33)), (5, (2, 3, 4)), (6, ()), (40, (6, 5)), (170, (3, 2)), (500, (3,)), (3, (0, 4)), (4, (5, 7)), (2, (9,)), (4, (300, 11)))
+        (
+            (1, (3,)),
+            (2, (1500,)),
+            (3, (17, 33)),
+            (5, (2, 3, 4)),
+            (6, ()),
+            (40, (6, 5)),
+            (170, (3, 2)),
+            (500, (3,)),
+            (3, (0, 4)),
+            (4, (5, 7)),
+            (2, (9,)),
+            (4, (300, 11)),
+        )
     ):
         xs = [some(rng, dtype, shape, spoilt=turn % 3 != 0) for _ in range(n)]
         order = [int(k) for k in (rng.permutation(n) if turn % 2 else range(n))]
         scale = (2.0 if dtype.kind in "fc" or dtype in LOW else 3) if turn % 4 == 1 else None
-        told, _ = both(w, rng, xs, order, {} if scale is None else {"scale": scale}, {"budget": (None, 0, 200)[turn % 3]})
+        told, _ = both(
+            w, rng, xs, order, {} if scale is None else {"scale": scale}, {"budget": (None, 0, 200)[turn % 3]}
+        )
         seen["spoilt" if told.nonfinite else "whole"] += 1
         seen["named"] += told.first_bad_key is not None
     print(dtype, seen)
@@ -144,7 +200,9 @@ def test_figures_of_mixed_dtypes_and_wider_accumulation_are_those_of_the_cpu(w: 
 
 
 def test_figures_of_several_launches_name_the_first_key_of_all(w: Any) -> None:
-    """More sources than a launch of the general kernel takes: each launch looks at its own, and the last one tells of the result."""
+    """More sources than a launch of the general kernel takes: each launch looks at its own, and the last one tells of
+    the result.
+    """
     rng = np.random.default_rng([SEED, 2])
     named = set()
     for bad in (0, 1, 237, 238, 239, 400, 499, 520):
@@ -173,29 +231,81 @@ KINDS: dict[str, Any] = {
     "one, finite": ([lambda put: put(np.float32([1, 2, 3]))], {}),
     "one, copied": ([lambda put: put(np.float32([1, NAN, 3]))], {"writable": True}),
     "one, sparse": ([lambda put: sparse(put, [1, NAN, 3])], {}),
-    "sparse alone": ([lambda put: sparse(put, [1, 2, 3]), lambda put: sparse(put, [1, INF, 3]), lambda put: sparse(put, [NAN, 2, 3])], {}),
+    "sparse alone": (
+        [
+            lambda put: sparse(put, [1, 2, 3]),
+            lambda put: sparse(put, [1, INF, 3]),
+            lambda put: sparse(put, [NAN, 2, 3]),
+        ],
+        {},
+    ),
     "sparse and finite": ([lambda put: sparse(put, [1, 2, 3]), lambda put: sparse(put, [1, 5, 3])], {}),
-    "dense before sparse": ([lambda put: put(np.ones(4, "f4")), lambda put: sparse(put, [1, INF, 3]), lambda put: put(np.float32([1, 1, 1, NAN]))], {}),
+    "dense before sparse": (
+        [
+            lambda put: put(np.ones(4, "f4")),
+            lambda put: sparse(put, [1, INF, 3]),
+            lambda put: put(np.float32([1, 1, 1, NAN])),
+        ],
+        {},
+    ),
     "sparse before dense": ([lambda put: sparse(put, [INF, 1, 2]), lambda put: put(np.ones(4, "f4"))], {}),
-    "sparse before what is spoilt": ([lambda put: sparse(put, [3, 1, 2]), lambda put: put(np.float32([1, 1, 1, NAN]))], {}),
-    "mixed and finite, scaled": ([lambda put: put(np.ones(4, "f4")), lambda put: sparse(put, [1, 2, 3])], {"scale": 0.5}),
+    "sparse before what is spoilt": (
+        [lambda put: sparse(put, [3, 1, 2]), lambda put: put(np.float32([1, 1, 1, NAN]))],
+        {},
+    ),
+    "mixed and finite, scaled": (
+        [lambda put: put(np.ones(4, "f4")), lambda put: sparse(put, [1, 2, 3])],
+        {"scale": 0.5},
+    ),
     "sparse scaled": ([lambda put: sparse(put, [1, 2, 3]), lambda put: sparse(put, [1, 2, 3])], {"scale": 2.0}),
     "zeros": ([lambda put: fanin.Zero((3,), "float32")], {}),
-    "zeros and one": ([lambda put: fanin.Zero((3,), "float32"), lambda put: put(np.float32([1, 2, INF])), lambda put: fanin.Zero((3,), "float32")], {}),
+    "zeros and one": (
+        [
+            lambda put: fanin.Zero((3,), "float32"),
+            lambda put: put(np.float32([1, 2, INF])),
+            lambda put: fanin.Zero((3,), "float32"),
+        ],
+        {},
+    ),
     "nothing": ([lambda put: None], {}),
     "nothing and one": ([lambda put: None, lambda put: put(np.float32([1, 2]))], {}),
     "numbers": ([lambda put: put(np.float32(3)), lambda put: 4], {}),
-    "overflow": ([lambda put: put(np.float16([60000, 1])), lambda put: put(np.float16([60000, 1])), lambda put: put(np.float16([1, 1]))], {}),
-    "overflow, then one that is spoilt": ([lambda put: put(np.float32([3e38, 1])), lambda put: put(np.float32([3e38, 1])), lambda put: put(np.float32([1, NAN]))], {}),
-    "overflow in what has gaps, then one": ([lambda put: put(np.float32([3e38, 0, 1, 0]))[::2]] * 2 + [lambda put: put(np.float32([1, 0, NAN, 0]))[::2]], {}),
+    "overflow": (
+        [
+            lambda put: put(np.float16([60000, 1])),
+            lambda put: put(np.float16([60000, 1])),
+            lambda put: put(np.float16([1, 1])),
+        ],
+        {},
+    ),
+    "overflow, then one that is spoilt": (
+        [
+            lambda put: put(np.float32([3e38, 1])),
+            lambda put: put(np.float32([3e38, 1])),
+            lambda put: put(np.float32([1, NAN])),
+        ],
+        {},
+    ),
+    "overflow in what has gaps, then one": (
+        [lambda put: put(np.float32([3e38, 0, 1, 0]))[::2]] * 2 + [lambda put: put(np.float32([1, 0, NAN, 0]))[::2]],
+        {},
+    ),
     "no elements": ([lambda put: put(np.ones((0, 3))), lambda put: put(np.ones((0, 3)))], {}),
     "large moduli": ([lambda put: put(np.array([3e200 + 4e200j, 1e-200j]))] * 2, {}),
     "small moduli": ([lambda put: put(np.array([3e-200 + 4e-200j, 5e-324]))] * 2, {}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("budget", [0, None])
-@pytest.mark.parametrize(("name", "exact"), [(name, exact) for exact in (False, True) for name in KINDS if not (exact and ("sparse" in name or "mixed" in name))])
+@pytest.mark.parametrize(
+    ("name", "exact"),
+    [
+        (name, exact)
+        for exact in (False, True)
+        for name in KINDS
+        if not (exact and ("sparse" in name or "mixed" in name))
+    ],
+)
 def test_figures_of_every_kind_of_sum_are_those_of_the_cpu(w: Any, name: str, exact: bool, budget: Any) -> None:
     makers, how = KINDS[name]
     s, c = w.stream(), w.stream()
@@ -205,7 +315,9 @@ def test_figures_of_every_kind_of_sum_are_those_of_the_cpu(w: Any, name: str, ex
         buf = fanin.InputBuffer(1, stats=True, budget=budget, **options, **({"stream": c} if far else {}))
         for k, make in enumerate(makers):
             g = make(w.array if far else np.asarray)
-            buf.add(0, g, key=k, **({"stream": s} if far and g is not None and not isinstance(g, (int, fanin.Zero)) else {}))
+            buf.add(
+                0, g, key=k, **({"stream": s} if far and g is not None and not isinstance(g, (int, fanin.Zero)) else {})
+            )
         with fanin.stream(c), np.errstate(all="ignore"):
             buf.take(**how)
             results.append(buf.stats(0))
@@ -270,7 +382,9 @@ def test_out_may_be_one_of_the_gradients(w: Any, accumulate: Any, where: int) ->
 
 @pytest.mark.parametrize("place", ["cpu", "device"])
 def test_a_gradient_that_was_given_away_is_not_held_to_blame_for_what_was_added_to_it(w: Any, place: str) -> None:
-    """A sum of dense and sparse gradients would be written in place of the first: then nobody could say any more whether that was finite."""
+    """A sum of dense and sparse gradients would be written in place of the first: then nobody could say any more
+    whether that was finite.
+    """
     for budget in (0, None):
         for first in (True, False):
             put = np.asarray if place == "cpu" else w.array
@@ -291,7 +405,9 @@ def test_what_was_lent_to_producers_is_known(w: Any) -> None:
         buf = fanin.InputBuffer([fanin.Slot(shape=(3,), dtype="float32")], stats=True, budget=0, stream=s)
         for k in range(4):
             with fanin.stream(s), buf.target(0, key=k, stream=s) as out:
-                w.launch(s, lambda v, x=np.inf if k >= bad else 1: np.add(v, np.float32([1, x, 1]), out=v), writes=[out])
+                w.launch(
+                    s, lambda v, x=np.inf if k >= bad else 1: np.add(v, np.float32([1, x, 1]), out=v), writes=[out]
+                )
         buf.take()
         assert buf.stats(0) == fanin.Stats(3, 32.0 if bad < 4 else 48.0, 4.0, int(bad < 4), bad if bad < 4 else None)
 
@@ -306,7 +422,16 @@ def test_the_sum_waits_for_nobody_and_the_figures_are_read_once() -> None:
         for stats in (False, True):
             s, c = driver.stream(), driver.stream()
             g = [driver.array(np.full(5000, k + 1.0)) for k in range(3)]
-            before = {name: driver.calls(name) for name in ("StreamSynchronize", "EventSynchronize", "MemcpyDtoHAsync", "LaunchKernel", "MemAllocAsync")}
+            before = {
+                name: driver.calls(name)
+                for name in (
+                    "StreamSynchronize",
+                    "EventSynchronize",
+                    "MemcpyDtoHAsync",
+                    "LaunchKernel",
+                    "MemAllocAsync",
+                )
+            }
             buf = fanin.InputBuffer(1, stats=stats, stream=c)
             for k, x in enumerate(g):
                 buf.add(0, x, key=k, stream=s)
@@ -352,7 +477,9 @@ def test_figures_do_not_depend_on_the_order_in_which_streams_run(schedule: str) 
                 buf.add(0, g, key=k, stream=s)
                 del g
             [sum_] = buf.take()
-            m.launch(c, lambda v: v.fill(0), writes=[sum_])  # the sum is the consumer's: its figures are those of before
+            m.launch(
+                c, lambda v: v.fill(0), writes=[sum_]
+            )  # the sum is the consumer's: its figures are those of before
             assert buf.stats(0) == fanin.Stats(8, 0.0, 0.0, 8, 2)
             assert m.races == 0
 
@@ -428,7 +555,9 @@ def test_of_a_captured_sum_no_figures_are_kept(w: Any) -> None:
     buf.add(0, g, stream=s)
     [sum_] = buf.take()
     graph = w.end_capture(s)
-    with pytest.raises(fanin.CaptureError, match=r"g: slot 0: its sum was made while its stream was captured.*outside the capture"):
+    with pytest.raises(
+        fanin.CaptureError, match=r"g: slot 0: its sum was made while its stream was captured.*outside the capture"
+    ):
         buf.stats(0)
     w.launch_graph(graph, s)
     with fanin.stream(s):
@@ -500,7 +629,6 @@ def test_figures_that_nobody_reads_are_given_back() -> None:
         gc.collect()
 
 
-
 def is_poisoned(buf: fanin.InputBuffer, slot: int) -> bool:
     try:
         buf.ready(slot)
@@ -513,11 +641,15 @@ def is_poisoned(buf: fanin.InputBuffer, slot: int) -> bool:
 
 
 def scenario(w: Any, fail: Any, lost: bool = False) -> tuple[str, int]:
-    """Sums with statistics of many kinds, a step after the other; call `fail` of the device fails once. A step that failed without poison is taken again: it did
-    not happen. How it ended, and how many steps were taken again."""
+    """Sums with statistics of many kinds, a step after the other; call `fail` of the device fails once. A step that
+    failed without poison is taken again: it did not happen. How it ended, and how many steps were taken again.
+    """
     s, c = w.stream(), w.stream()
     slots = [None, None, fanin.Slot(shape=(4,), dtype="float32"), None]
-    made: list[Any] = [fanin.InputBuffer(len(slots), stats=True, stream=c, budget=0), fanin.InputBuffer(2, stats=True, stream=c)]
+    made: list[Any] = [
+        fanin.InputBuffer(len(slots), stats=True, stream=c, budget=0),
+        fanin.InputBuffer(2, stats=True, stream=c),
+    ]
     made[0] = fanin.InputBuffer([x or fanin.Slot() for x in slots], stats=True, stream=c, budget=0)
     g = [w.array(np.full(4, k + 1.0, "f4" if k < 2 else "f8")) for k in range(3)]
     bad, row = w.array(np.float32([1, NAN, 1, 1])), sparse(w.array, [1, INF, 2])
@@ -530,7 +662,13 @@ def scenario(w: Any, fail: Any, lost: bool = False) -> tuple[str, int]:
 
     lent = [0]
     steps: list[Any] = [lambda k=k, x=x: now.add(0, x, key=k, stream=s) for k, x in enumerate([g[0], g[1], bad])]
-    steps += [lambda: now.add(1, g[0], key=0, stream=s), lambda: now.add(1, row, key=1, stream=s), lend, lend, lambda: now.add(3, bad, key=5, stream=s)]
+    steps += [
+        lambda: now.add(1, g[0], key=0, stream=s),
+        lambda: now.add(1, row, key=1, stream=s),
+        lend,
+        lend,
+        lambda: now.add(3, bad, key=5, stream=s),
+    ]
     steps += [lambda k=k, x=x: later.add(k % 2, x, key=k, stream=s) for k, x in enumerate([g[0], row, g[2], row])]
     steps += [now.take, later.take]
     told: dict[tuple[int, int], Any] = {}
@@ -567,7 +705,9 @@ def scenario(w: Any, fail: Any, lost: bool = False) -> tuple[str, int]:
     return "went on", again
 
 
-@pytest.mark.parametrize(("code", "sticky"), [(701, False), (2, False), (700, True)], ids=["rejected", "no memory", "sticky"])
+@pytest.mark.parametrize(
+    ("code", "sticky"), [(701, False), (2, False), (700, True)], ids=["rejected", "no memory", "sticky"]
+)
 def test_every_driver_call_failed_once_loses_no_figures(code: int, sticky: bool) -> None:
     gc.collect()
     baseline = _core._test_memory()[0]
@@ -577,7 +717,11 @@ def test_every_driver_call_failed_once_loses_no_figures(code: int, sticky: bool)
         driver = FakeDriver(1)
         with use_driver(driver):
             try:
-                end, again = scenario(driver, lambda on, n=n, d=driver: d.fail(n if on else -1, code if on else 0, sticky=sticky and on), sticky)
+                end, again = scenario(
+                    driver,
+                    lambda on, n=n, d=driver: d.fail(n if on else -1, code if on else 0, sticky=sticky and on),
+                    sticky,
+                )
             except fanin.DeviceError as e:
                 assert sticky, e
                 end, again = "lost", 0

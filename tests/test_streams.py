@@ -173,9 +173,13 @@ class CudaStream:
 
 @pytest.mark.parametrize(
     ("what", "error", "words"),
-    [(3, TypeError, r"fanin.Stream\(device, 3\)"), ("sim:0", TypeError, "expected a stream"), (object(), TypeError, "expected a stream"),
-     (CudaStream(), fanin.DeviceError, "no CUDA driver")],
-)  # fmt: skip
+    [
+        (3, TypeError, r"fanin.Stream\(device, 3\)"),
+        ("sim:0", TypeError, "expected a stream"),
+        (object(), TypeError, "expected a stream"),
+        (CudaStream(), fanin.DeviceError, "no CUDA driver"),
+    ],
+)
 def test_what_is_no_stream_is_told_what_one_is(what: Any, error: type[Exception], words: str) -> None:
     with Machine() as m:
         x = m.empty(2)

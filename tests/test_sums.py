@@ -215,7 +215,9 @@ LARGE = 33 << 20  # bytes of a sum beyond half of every last cache that is belie
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "bfloat16", "float16", "int8", "int16"])
 def test_large_sums_of_narrow_elements_are_the_same_bits_by_every_instruction_set(dtype: str) -> None:
-    """Written around the caches, a few bytes at a time: held against the same sum of a small part, of which the large one is many."""
+    """Written around the caches, a few bytes at a time: held against the same sum of a small part, of which the large
+    one is many.
+    """
     d = np.dtype(getattr(ml_dtypes, dtype, dtype))
     rng = np.random.default_rng(25)
     n, rows = 4096, LARGE // (4096 * d.itemsize)

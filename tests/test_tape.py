@@ -349,14 +349,18 @@ def returning(*gradients: Any) -> Var:
 @pytest.mark.rule("V1")
 @pytest.mark.parametrize("given", [(), (np.ones((3, 4)),), (None, None, None)])
 def test_as_many_gradients_as_inputs(given: tuple[Any, ...]) -> None:
-    with pytest.raises(ValueError, match=rf"^Mul returned an invalid number of gradients: expected 2, got {len(given)}"):
+    with pytest.raises(
+        ValueError, match=rf"^Mul returned an invalid number of gradients: expected 2, got {len(given)}"
+    ):
         tape.backward(returning(*given))
 
 
 @pytest.mark.rule("V2", "V3")
 def test_an_invalid_gradient_is_named_by_node_and_index() -> None:
     good = np.ones((3, 4))
-    with pytest.raises(ValueError, match=r"^Mul returned an invalid gradient at index 1: expected \(3, 4\), got \(4, 3\)"):
+    with pytest.raises(
+        ValueError, match=r"^Mul returned an invalid gradient at index 1: expected \(3, 4\), got \(4, 3\)"
+    ):
         tape.backward(returning(good, good.T))
     with pytest.raises(ValueError, match=r"^Mul returned an invalid gradient at index 0: .*complex128"):
         tape.backward(returning(good * 1j, good))
@@ -378,7 +382,9 @@ def test_misuse_is_told_what_would_be_right() -> None:
     w = tape.parameter(np.ones(3))
     with pytest.raises(ValueError, match="expected 1 gradient to begin with, got 2"):
         tape.backward(w * 2, [None, None])
-    with pytest.raises(ValueError, match=r"backward was given an invalid gradient at index 0: expected \(3,\), got \(\)"):
+    with pytest.raises(
+        ValueError, match=r"backward was given an invalid gradient at index 0: expected \(3,\), got \(\)"
+    ):
         tape.backward(w * 2, [1.0])
     with pytest.raises(ValueError, match="3 rows cannot be cut into 2"):
         tape.split(w, 2)

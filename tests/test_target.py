@@ -37,7 +37,12 @@ def test_targets_and_gradients_sum_in_key_order(budget: Any) -> None:
                 buf.add(0, parts[k], key=k)
             else:
                 with buf.target(0, key=k) as out:
-                    assert isinstance(out, np.ndarray) and out.dtype == np.float32 and out.shape == (3,) and out.flags.writeable
+                    assert (
+                        isinstance(out, np.ndarray)
+                        and out.dtype == np.float32
+                        and out.shape == (3,)
+                        and out.flags.writeable
+                    )
                     out += parts[k]
         np.testing.assert_array_equal(buf.take()[0].view(np.uint32), whole.view(np.uint32))
 
@@ -138,7 +143,11 @@ def test_a_slot_is_poisoned_if_the_body_raises_with_the_running_sum() -> None:
     for call in (lambda: buf.add(0, G), buf.take, lambda: buf[0], lambda: buf.target(0).__enter__()):
         with pytest.raises(RuntimeError, match=r"w: slot 0 is poisoned until clear\(\): the body of target\(\) failed"):
             call()
-    assert buf.explain(0) == "w: slot 0: it is poisoned until clear() empties it: the body of target() failed while it had the running sum"
+    assert (
+        buf.explain(0)
+        == "w: slot 0: it is poisoned until clear() empties it: the body of target() failed while it had the"
+        " running sum"
+    )
     buf.clear()
     assert buf.take() == [None]
 
@@ -257,13 +266,29 @@ def test_statistics_of_what_was_lent() -> None:
 
 
 def test_bad_calls() -> None:
-    buf = fanin.InputBuffer([fanin.Slot(shape=(3,), dtype="float32"), fanin.Slot(shape=(3,)), fanin.Slot(dtype="int8"), fanin.Slot()], name="w")
+    buf = fanin.InputBuffer(
+        [fanin.Slot(shape=(3,), dtype="float32"), fanin.Slot(shape=(3,)), fanin.Slot(dtype="int8"), fanin.Slot()],
+        name="w",
+    )
     for slot in (1, 2, 3):
-        with pytest.raises(ValueError, match=rf"w: slot {slot}: target\(\) needs a slot that declares its shape and dtype"), buf.target(slot):
+        with (
+            pytest.raises(
+                ValueError, match=rf"w: slot {slot}: target\(\) needs a slot that declares its shape and dtype"
+            ),
+            buf.target(slot),
+        ):
             pass
-    for call, kind in [(lambda: buf.target(), TypeError), (lambda: buf.target(4), IndexError), (lambda: buf.target(-1), IndexError),
-                       (lambda: buf.target("0"), TypeError), (lambda: buf.target(0, key=-1), ValueError), (lambda: buf.target(0, key=1.5), TypeError),
-                       (lambda: buf.target(0, stream=3.5), TypeError), (lambda: buf.target(0, 1), TypeError), (lambda: buf.target(0, keys=1), TypeError)]:
+    for call, kind in [
+        (lambda: buf.target(), TypeError),
+        (lambda: buf.target(4), IndexError),
+        (lambda: buf.target(-1), IndexError),
+        (lambda: buf.target("0"), TypeError),
+        (lambda: buf.target(0, key=-1), ValueError),
+        (lambda: buf.target(0, key=1.5), TypeError),
+        (lambda: buf.target(0, stream=3.5), TypeError),
+        (lambda: buf.target(0, 1), TypeError),
+        (lambda: buf.target(0, keys=1), TypeError),
+    ]:
         with pytest.raises(kind):
             call()
     with pytest.raises(ValueError, match="create_graph"):

@@ -1,4 +1,6 @@
-"""The CUDA backend, the exchange of arrays and the fake driver, used by several threads at once: what the thread sanitizer is to see."""
+"""The CUDA backend, the exchange of arrays and the fake driver, used by several threads at once: what the thread
+sanitizer is to see.
+"""
 
 from __future__ import annotations
 
@@ -155,5 +157,7 @@ def test_streams_without_a_device_are_asked_for_while_devices_are_made_ready() -
                         except (ValueError, TypeError) as e:
                             assert "current" in str(e), e  # as long as no device is in use
 
-            together(first, first, lambda: fanin.Stream("cuda:0", 1) and None, lambda: fanin.Stream("cuda:1", 1) and None)
+            together(
+                first, first, lambda: fanin.Stream("cuda:0", 1) and None, lambda: fanin.Stream("cuda:1", 1) and None
+            )
         gc.collect()

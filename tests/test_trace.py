@@ -71,7 +71,7 @@ def test_lines_say_what_was_decided_in_order(t: Trace) -> None:
     added = [line for line in t.lines if line.kind == "add"]
     assert [(line.label, line.key) for line in added] == [(w, k) for w in ("w1", "w2") for k in range(3)]
     assert "S9" in added[0].rules and added[0].how == "a" and added[0].bytes == 1024
-    (fold, _) = [line for line in t.lines if line.kind == "fold"]
+    fold, _ = [line for line in t.lines if line.kind == "fold"]
     assert fold.count == 3 and {"S12", "S13", "S16", "S17"} <= set(fold.rules)
     waits = [line for line in t.lines if line.kind == "wait"]
     recorded = {line.event for line in t.lines if line.kind == "record"}
@@ -261,11 +261,21 @@ def test_an_empty_trace_is_a_file_and_a_picture_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize("what", ["save", "plot"])
 @pytest.mark.parametrize(
     ("path", "error"),
-    [("", FileNotFoundError), ("missing/pass.svg", FileNotFoundError), ("file/pass.svg", NotADirectoryError),
-     (".", IsADirectoryError), ("folder", IsADirectoryError), ("x" * 300, OSError), ("a\0b", ValueError), (None, TypeError),
-     (b"pass.svg", TypeError), (7, TypeError), (["pass.svg"], TypeError)],
+    [
+        ("", FileNotFoundError),
+        ("missing/pass.svg", FileNotFoundError),
+        ("file/pass.svg", NotADirectoryError),
+        (".", IsADirectoryError),
+        ("folder", IsADirectoryError),
+        ("x" * 300, OSError),
+        ("a\0b", ValueError),
+        (None, TypeError),
+        (b"pass.svg", TypeError),
+        (7, TypeError),
+        (["pass.svg"], TypeError),
+    ],
     ids=lambda x: repr(x)[:20],
-)  # fmt: skip
+)
 def test_a_path_that_cannot_be_written_is_named_and_nothing_is_left(
     t: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, path: Any, error: type[Exception]
 ) -> None:
@@ -333,9 +343,7 @@ def test_a_picture_is_drawn(t: Trace, tmp_path: Path, suffix: str) -> None:
         assert root.tag.endswith("svg")
 
 
-def test_what_is_drawn_lies_within_the_picture(
-    t: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_drawn_lies_within_the_picture(t: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second trace of one machine begins late on its clock."""
     needs_matplotlib()
     from matplotlib.collections import PolyCollection
@@ -375,7 +383,9 @@ def drawn_by(t: Trace, monkeypatch: pytest.MonkeyPatch, path: Path, **how: Any) 
 
 
 def primed_pass(leave_out: str = "") -> Trace:
-    """Two producers of which the second's work is long, a consumer, a wait that is known to hold, and names that have no room."""
+    """Two producers of which the second's work is long, a consumer, a wait that is known to hold, and names that have
+    no room.
+    """
     with contextlib.suppress(fanin.RaceError), fanin.trace() as t, Machine(1) as m:
         if leave_out:
             m.leave_out(leave_out)
@@ -428,7 +438,11 @@ def test_lanes_stand_by_device_and_role(tmp_path: Path, monkeypatch: pytest.Monk
     index = {e["tid"]: e["args"]["sort_index"] for e in events if e["name"] == "thread_sort_index" and e["pid"] == 0}
     assert index[4] < index[2] < index[3]
     (axes,) = drawn_by(t, monkeypatch, tmp_path / "a.svg", names={second: "b"}).axes
-    assert [text.get_text() for text in axes.get_yticklabels()] == ["device 0, b\nstream 4", "device 0, stream 3", "device 0, stream 2"]
+    assert [text.get_text() for text in axes.get_yticklabels()] == [
+        "device 0, b\nstream 4",
+        "device 0, stream 3",
+        "device 0, stream 2",
+    ]
     with fanin.trace() as both, Machine(2) as m:
         for device in (1, 0):
             g = m.empty(4, device=device)
@@ -436,7 +450,10 @@ def test_lanes_stand_by_device_and_role(tmp_path: Path, monkeypatch: pytest.Monk
     assert [lane.device for lane in both.picture().in_order({Lane(1, 2): "first"})] == [0, 1]
 
 
-def test_arrows_run_behind_the_bars_and_sums_are_wide_enough_to_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arrows_run_behind_the_bars_and_sums_are_wide_enough_to_be_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs_matplotlib()
     from matplotlib.collections import PolyCollection
 
     (axes,) = drawn_by(primed_pass(), monkeypatch, tmp_path / "a.svg").axes
@@ -458,7 +475,9 @@ def test_numbers_are_moved_apart_and_no_further() -> None:
         places = sorted(rng.uniform(0, 100, int(rng.integers(0, 12))).tolist())
         made = apart(places, 5, 2, 98)
         assert len(made) == len(places)
-        assert all(b - a >= 5 - 1e-9 for a, b in itertools.pairwise(made)) and all(2 - 1e-9 <= x <= 98 + 1e-9 for x in made)
+        assert all(b - a >= 5 - 1e-9 for a, b in itertools.pairwise(made)) and all(
+            2 - 1e-9 <= x <= 98 + 1e-9 for x in made
+        )
         if all(b - a >= 5 for a, b in itertools.pairwise(places)) and all(2 <= x <= 98 for x in places):
             assert np.allclose(made, places)
         else:
@@ -503,7 +522,10 @@ def test_without_matplotlib_the_error_says_what_to_install(
 
 
 def test_tracing_imports_no_matplotlib() -> None:
-    code = "import fanin, numpy, sys\nwith fanin.trace() as t: fanin.add_n([numpy.ones(1)] * 2)\nt.dot()\nassert 'matplotlib' not in sys.modules"
+    code = (
+        "import fanin, numpy, sys\nwith fanin.trace() as t: fanin.add_n([numpy.ones(1)] * 2)\nt.dot()\nassert"
+        " 'matplotlib' not in sys.modules"
+    )
     run_python(code)
 
 

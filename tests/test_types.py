@@ -43,8 +43,17 @@ def mypy(code: str, folder: Path) -> list[str]:
     pytest.importorskip("mypy", reason="mypy is not installed")
     file = folder / "users.py"
     file.write_text(code)
-    words = ["--strict", "--no-error-summary", "--follow-imports=silent", "--cache-dir", str(folder / "cache"), str(file)]
-    done = subprocess.run([sys.executable, "-m", "mypy", *words], capture_output=True, text=True, cwd=Path(fanin.__file__).parents[1])
+    words = [
+        "--strict",
+        "--no-error-summary",
+        "--follow-imports=silent",
+        "--cache-dir",
+        str(folder / "cache"),
+        str(file),
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", *words], capture_output=True, text=True, cwd=Path(fanin.__file__).parents[1]
+    )
     assert not done.stderr, done.stderr
     return [line for line in done.stdout.splitlines() if "users.py" in line and " error: " in line]
 

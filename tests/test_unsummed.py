@@ -80,4 +80,6 @@ def test_they_meet_arrays_that_are_summed_as_objects_do() -> None:
     for x in (np.ones(2), np.ones(2), np.ones(2, ">f2"), np.ones(2, np.float32)):
         buf.add(0, x)
     assert buf.take()[0].tolist() == [4, 4]
-    assert seen == [("<f8", ">f2")], "what comes before the first of them is summed as ever, and what combine made is an array again"
+    assert seen == [("<f8", ">f2")], (
+        "what comes before the first of them is summed as ever, and what combine made is an array again"
+    )

@@ -8,10 +8,7 @@
 
 /* ---- storage ---- */
 
-static void release_ours(fan_storage *s)
-{
-    fan_free_data(s->data, s->bytes);
-}
+static void release_ours(fan_storage *s) { fan_free_data(s->data, s->bytes); }
 
 fan_storage *fan_storage_wrap(void *data, size_t n, void (*release)(fan_storage *), void *ctx)
 {
@@ -58,12 +55,14 @@ fan_status fan_shape_check(int ndim, const int64_t *shape, size_t itemsize, int6
 {
     if (ndim < 0 || ndim > FAN_MAX_NDIM)
         return fan_fail(err, FAN_VALUE, "%d axes: an array has 0 to %d", ndim, FAN_MAX_NDIM);
-    /* The product of the extents that are not 0 must fit, with the item size: strides are made of it even where the array is empty. */
+    /* The product of the extents that are not 0 must fit, with the item size: strides are made of it even where the
+     * array is empty. */
     int64_t bytes = (int64_t)itemsize;
     bool wraps = itemsize > INT64_MAX, empty = false;
     for (int i = 0; i < ndim; i++) {
         if (shape[i] < 0)
-            return fan_fail(err, FAN_VALUE, "axis %d has the extent %lld: it must not be negative", i, (long long)shape[i]);
+            return fan_fail(err, FAN_VALUE, "axis %d has the extent %lld: it must not be negative", i,
+                            (long long)shape[i]);
         empty |= shape[i] == 0;
         wraps |= shape[i] != 0 && __builtin_mul_overflow(bytes, shape[i], &bytes);
     }
@@ -76,7 +75,8 @@ fan_status fan_shape_check(int ndim, const int64_t *shape, size_t itemsize, int6
     return FAN_OK;
 }
 
-/* reach: offsets of the lowest byte and of the byte behind the highest, from the first element. Both 0 when empty; false when they cannot be counted. */
+/* reach: offsets of the lowest byte and of the byte behind the highest, from the first element. Both 0 when empty;
+ * false when they cannot be counted. */
 static bool reach(int ndim, const int64_t *shape, const int64_t *strides, int64_t itemsize, int64_t *lo, int64_t *hi)
 {
     int64_t low = 0, high = itemsize;
@@ -86,7 +86,8 @@ static bool reach(int ndim, const int64_t *shape, const int64_t *strides, int64_
         int64_t way = 0;
         if (shape[i] <= 0)
             return true;
-        if (shape[i] > 1) { /* the whole product, one step more than is reached: so nobody who steps along the axis can overflow */
+        if (shape[i] >
+            1) { /* the whole product, one step more than is reached: so nobody who steps along the axis can overflow */
             wraps |= __builtin_mul_overflow(shape[i], strides[i], &way);
             wraps |= __builtin_sub_overflow(way, strides[i], &way);
         }
@@ -103,13 +104,11 @@ static bool reach(int ndim, const int64_t *shape, const int64_t *strides, int64_
 
 void fan_array_reach(const fan_array *a, int64_t *lo, int64_t *hi)
 {
-    (void)reach(a->ndim, a->shape, a->strides, (int64_t)fan_dtype_size(a->dtype), lo, hi); /* checked when `a` was made */
+    (void)reach(a->ndim, a->shape, a->strides, (int64_t)fan_dtype_size(a->dtype), lo,
+                hi); /* checked when `a` was made */
 }
 
-static int64_t magnitude(int64_t x)
-{
-    return x == INT64_MIN ? INT64_MAX : x < 0 ? -x : x;
-}
+static int64_t magnitude(int64_t x) { return x == INT64_MIN ? INT64_MAX : x < 0 ? -x : x; }
 
 /* by_stride: the axes, those with the largest |stride| first, C order among ties (D16). */
 static void by_stride(const fan_array *like, int *axes)
@@ -238,7 +237,8 @@ static fan_array *blank(fan_dtype dtype, int ndim, int64_t size)
     return a;
 }
 
-fan_status fan_array_new(fan_dtype dtype, int ndim, const int64_t *shape, const fan_array *like, fan_array **out, fan_error *err)
+fan_status fan_array_new(fan_dtype dtype, int ndim, const int64_t *shape, const fan_array *like, fan_array **out,
+                         fan_error *err)
 {
     *out = NULL;
     int64_t size;
@@ -250,7 +250,8 @@ fan_status fan_array_new(fan_dtype dtype, int ndim, const int64_t *shape, const 
     fan_storage *s = a ? fan_storage_new((size_t)size * itemsize) : NULL;
     if (!s) {
         fan_free(a);
-        return fan_fail(err, FAN_NOMEM, "out of memory for an array of %lld bytes", (long long)size * (long long)itemsize);
+        return fan_fail(err, FAN_NOMEM, "out of memory for an array of %lld bytes",
+                        (long long)size * (long long)itemsize);
     }
     if (ndim)
         memcpy(a->shape, shape, (size_t)ndim * sizeof *shape);
@@ -261,8 +262,8 @@ fan_status fan_array_new(fan_dtype dtype, int ndim, const int64_t *shape, const 
     return FAN_OK;
 }
 
-fan_status fan_array_view(fan_storage *storage, char *data, fan_dtype dtype, int ndim, const int64_t *shape, const int64_t *strides,
-                          bool writable, fan_array **out, fan_error *err)
+fan_status fan_array_view(fan_storage *storage, char *data, fan_dtype dtype, int ndim, const int64_t *shape,
+                          const int64_t *strides, bool writable, fan_array **out, fan_error *err)
 {
     *out = NULL;
     int64_t size, lo, hi;
@@ -282,8 +283,9 @@ fan_status fan_array_view(fan_storage *storage, char *data, fan_dtype dtype, int
             return fan_fail(err, FAN_VALUE, "the strides of an array of shape %s leave the address space", text);
         uintptr_t from = (uintptr_t)storage->data;
         if (storage->bytes && (first < from || end - from > storage->bytes))
-            return fan_fail(err, FAN_VALUE, "an array of shape %s reaches from byte %lld to %lld of memory that has %zu byte%s", text,
-                            (long long)(first - from), (long long)(end - from), storage->bytes, FAN_PLURAL(storage->bytes));
+            return fan_fail(
+                err, FAN_VALUE, "an array of shape %s reaches from byte %lld to %lld of memory that has %zu byte%s",
+                text, (long long)(first - from), (long long)(end - from), storage->bytes, FAN_PLURAL(storage->bytes));
     }
     fan_array *a = blank(dtype, ndim, size);
     if (!a)
@@ -295,7 +297,8 @@ fan_status fan_array_view(fan_storage *storage, char *data, fan_dtype dtype, int
             memcpy(a->strides, strides, (size_t)ndim * sizeof *strides);
         a->data = data;
     } else {
-        fan_dense_strides(ndim, shape, itemsize, NULL, a->strides); /* an empty array's own are never used, and may be anything */
+        fan_dense_strides(ndim, shape, itemsize, NULL,
+                          a->strides); /* an empty array's own are never used, and may be anything */
     }
     a->storage = fan_storage_hold(storage);
     a->writable = writable;
@@ -318,8 +321,8 @@ void fan_array_drop(fan_array *a)
 }
 
 /* revise: a view of `a` with other extents and strides, whose elements are some of a's, and which starts at `data`. */
-static fan_status revise(const fan_array *a, char *data, int ndim, const int64_t *shape, const int64_t *strides, bool writable,
-                         fan_array **out, fan_error *err)
+static fan_status revise(const fan_array *a, char *data, int ndim, const int64_t *shape, const int64_t *strides,
+                         bool writable, fan_array **out, fan_error *err)
 {
     return fan_array_view(a->storage, data, a->dtype, ndim, shape, strides, writable, out, err);
 }
@@ -342,7 +345,8 @@ fan_status fan_array_broadcast(const fan_array *a, int ndim, const int64_t *shap
     if (!fan_broadcasts_from(ndim, shape, a->ndim, a->shape)) {
         char from[128], to[128];
         return fan_fail(err, FAN_VALUE, "an array of shape %s does not broadcast to %s",
-                        fan_shape_text(a->ndim, a->shape, from, sizeof from), fan_shape_text(ndim, shape, to, sizeof to));
+                        fan_shape_text(a->ndim, a->shape, from, sizeof from),
+                        fan_shape_text(ndim, shape, to, sizeof to));
     }
     int fresh = ndim - a->ndim;
     bool stretched = false;
@@ -358,12 +362,15 @@ fan_status fan_array_slice(const fan_array *a, int axis, int64_t start, int64_t 
 {
     int64_t shape[FAN_MAX_NDIM];
     *out = NULL;
-    if (axis < 0 || axis >= a->ndim || start < 0 || count < 0 || start > a->shape[axis] || count > a->shape[axis] - start)
-        return fan_fail(err, FAN_VALUE, "no elements %lld to %lld along axis %d", (long long)start, (long long)count, axis);
+    if (axis < 0 || axis >= a->ndim || start < 0 || count < 0 || start > a->shape[axis] ||
+        count > a->shape[axis] - start)
+        return fan_fail(err, FAN_VALUE, "no elements %lld to %lld along axis %d", (long long)start, (long long)count,
+                        axis);
     memcpy(shape, a->shape, (size_t)a->ndim * sizeof *shape);
     shape[axis] = count;
     bool some = a->size && count;
-    return revise(a, some ? a->data + start * a->strides[axis] : a->data, a->ndim, shape, a->strides, a->writable, out, err);
+    return revise(a, some ? a->data + start * a->strides[axis] : a->data, a->ndim, shape, a->strides, a->writable, out,
+                  err);
 }
 
 /* ---- elements ---- */

@@ -21,10 +21,10 @@
 
 typedef struct fan_storage {
     atomic_size_t refs;
-    void *data;     /* lowest address, for identity and bounds; may be NULL when bytes == 0 */
-    size_t bytes;   /* 0 also where the extent is not known (foreign memory) */
-    /* release: called once, by the last drop, on whichever thread that is, with no lock of ours held; it frees the storage's memory
-     * and `ctx`, not the storage itself. */
+    void *data;   /* lowest address, for identity and bounds; may be NULL when bytes == 0 */
+    size_t bytes; /* 0 also where the extent is not known (foreign memory) */
+    /* release: called once, by the last drop, on whichever thread that is, with no lock of ours held; it frees the
+     * storage's memory and `ctx`, not the storage itself. */
     void (*release)(struct fan_storage *self);
     void *ctx;
 } fan_storage;
@@ -42,30 +42,36 @@ typedef struct fan_array {
     char *data;           /* element [0, 0, ..] */
     fan_dtype dtype;
     int ndim;
-    int64_t size;         /* number of elements */
-    int64_t *shape;       /* points into `dims`, or to the heap */
-    int64_t *strides;     /* bytes */
+    int64_t size;     /* number of elements */
+    int64_t *shape;   /* points into `dims`, or to the heap */
+    int64_t *strides; /* bytes */
     bool writable;
     int64_t dims[2 * FAN_INLINE_NDIM];
 } fan_array;
 
-/* fan_array_new: fresh host memory, C order (or in the order of `like`'s strides: D16; like may be NULL), not zeroed. */
+/* fan_array_new: fresh host memory, C order (or in the order of `like`'s strides: D16; like may be NULL), not zeroed.
+ */
 fan_status fan_array_new(fan_dtype dtype, int ndim, const int64_t *shape, const fan_array *like, fan_array **out,
                          fan_error *err);
-/* fan_array_view: a view into `storage` (held by the view; the caller keeps its own hold). Checks ndim, extents >= 0, products and reach
- * with checked arithmetic and, if storage->bytes > 0, that every element lies inside; FAN_VALUE otherwise. */
+/* fan_array_view: a view into `storage` (held by the view; the caller keeps its own hold). Checks ndim, extents >= 0,
+ * products and reach with checked arithmetic and, if storage->bytes > 0, that every element lies inside; FAN_VALUE
+ * otherwise. */
 fan_status fan_array_view(fan_storage *storage, char *data, fan_dtype dtype, int ndim, const int64_t *shape,
                           const int64_t *strides, bool writable, fan_array **out, fan_error *err);
 fan_array *fan_array_hold(fan_array *a);
 void fan_array_drop(fan_array *a);
 
-/* fan_shape_check: product of extents and bytes by checked multiplication; FAN_VALUE on a negative extent or overflow. */
+/* fan_shape_check: product of extents and bytes by checked multiplication; FAN_VALUE on a negative extent or overflow.
+ */
 fan_status fan_shape_check(int ndim, const int64_t *shape, size_t itemsize, int64_t *size, fan_error *err);
-/* fan_dense_strides: strides of a gap-free array of `shape` whose axes are ordered as those of `like` (NULL: C order). */
+/* fan_dense_strides: strides of a gap-free array of `shape` whose axes are ordered as those of `like` (NULL: C order).
+ */
 void fan_dense_strides(int ndim, const int64_t *shape, size_t itemsize, const fan_array *like, int64_t *strides);
-/* fan_array_reach: offsets in bytes of the lowest byte and of the byte behind the highest, seen from `data`. Both 0 when empty. */
+/* fan_array_reach: offsets in bytes of the lowest byte and of the byte behind the highest, seen from `data`. Both 0
+ * when empty. */
 void fan_array_reach(const fan_array *a, int64_t *lo, int64_t *hi);
-/* fan_array_dense: any permutation of a gap-free layout with positive strides (size-1 axes apart): it cannot overlap itself. */
+/* fan_array_dense: any permutation of a gap-free layout with positive strides (size-1 axes apart): it cannot overlap
+ * itself. */
 bool fan_array_dense(const fan_array *a);
 bool fan_array_same_shape(const fan_array *a, const fan_array *b);
 /* fan_array_apart: true only if no byte belongs to both: the reaches do not meet. false means "may meet". */
@@ -84,7 +90,8 @@ fan_status fan_array_slice(const fan_array *a, int axis, int64_t start, int64_t 
 bool fan_broadcasts_from(int ndim, const int64_t *shape, int from_ndim, const int64_t *from);
 /* fan_shape_text: "(3, 4)", "(3,)", "()" into buf; truncates. Returns buf. */
 char *fan_shape_text(int ndim, const int64_t *shape, char *buf, size_t size);
-/* fan_array_copy: elements of src into dst (same shape), converting dtype (D6, D9); any strides, any alignment. No overlap. */
+/* fan_array_copy: elements of src into dst (same shape), converting dtype (D6, D9); any strides, any alignment. No
+ * overlap. */
 void fan_array_copy(const fan_array *dst, const fan_array *src);
 /* fan_array_hash: a 64-bit hash of the elements' bytes in C order; for debug. */
 uint64_t fan_array_hash(const fan_array *a);

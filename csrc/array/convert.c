@@ -1,6 +1,6 @@
-/* How it is done: a pair of dtypes that is common has a loop of its own (`direct`). All others go in small pieces over one of four wide
- * types that hold the source exactly (int64, uint64, float64, complex128), and each dtype knows how to leave each of them with one
- * rounding. So 17 dtypes need 17 ways in and 68 out instead of 289 loops. */
+/* How it is done: a pair of dtypes that is common has a loop of its own (`direct`). All others go in small pieces over
+ * one of four wide types that hold the source exactly (int64, uint64, float64, complex128), and each dtype knows how to
+ * leave each of them with one rounding. So 17 dtypes need 17 ways in and 68 out instead of 289 loops. */
 #include "array/convert.h"
 
 #include "array/low.h"
@@ -13,10 +13,7 @@ typedef void (*run)(char *dst, const char *src, size_t n);
 /* From float into integer: never asked for (D6), defined all the same. */
 static inline int64_t whole(double x)
 {
-    return x >= 9223372036854775808.0    ? INT64_MAX
-           : x >= -9223372036854775808.0 ? (int64_t)x
-           : x < 0                       ? INT64_MIN
-                                         : 0;
+    return x >= 9223372036854775808.0 ? INT64_MAX : x >= -9223372036854775808.0 ? (int64_t)x : x < 0 ? INT64_MIN : 0;
 }
 
 static inline uint64_t whole_u(double x)
@@ -25,25 +22,25 @@ static inline uint64_t whole_u(double x)
 }
 
 /* X(NAME, memory type, wide type, in: wide of x; out: of an int64, of a uint64, of a float64) */
-#define REAL_LIST(X)                                                                                                  \
-    X(BOOL, fan_any_u8, WIDE_I64, x != 0, x != 0, x != 0, x != 0)                                                     \
-    X(INT8, fan_any_i8, WIDE_I64, x, (int8_t)x, (int8_t)x, (int8_t)whole(x))                                          \
-    X(INT16, fan_any_i16, WIDE_I64, x, (int16_t)x, (int16_t)x, (int16_t)whole(x))                                     \
-    X(INT32, fan_any_i32, WIDE_I64, x, (int32_t)x, (int32_t)x, (int32_t)whole(x))                                     \
-    X(INT64, fan_any_i64, WIDE_I64, x, x, (int64_t)x, whole(x))                                                       \
-    X(UINT8, fan_any_u8, WIDE_I64, x, (uint8_t)x, (uint8_t)x, (uint8_t)whole(x))                                      \
-    X(UINT16, fan_any_u16, WIDE_I64, x, (uint16_t)x, (uint16_t)x, (uint16_t)whole(x))                                 \
-    X(UINT32, fan_any_u32, WIDE_I64, x, (uint32_t)x, (uint32_t)x, (uint32_t)whole(x))                                 \
-    X(UINT64, fan_any_u64, WIDE_U64, x, (uint64_t)x, x, whole_u(x))                                                   \
-    X(FLOAT16, fan_any_u16, WIDE_F64, (double)fan_float_of_float16(x), fan_float16_of(fan_odd_of_i64(x)),             \
-      fan_float16_of(fan_odd_of_u64(x)), fan_float16_of(fan_odd_of_double(x)))                                        \
-    X(BFLOAT16, fan_any_u16, WIDE_F64, (double)fan_float_of_bfloat16(x), fan_bfloat16_of(fan_odd_of_i64(x)),          \
-      fan_bfloat16_of(fan_odd_of_u64(x)), fan_bfloat16_of(fan_odd_of_double(x)))                                      \
-    X(FLOAT8_E4M3FN, fan_any_u8, WIDE_F64, (double)fan_float_of_e4m3fn(x), fan_e4m3fn_of(fan_odd_of_i64(x)),          \
-      fan_e4m3fn_of(fan_odd_of_u64(x)), fan_e4m3fn_of(fan_odd_of_double(x)))                                          \
-    X(FLOAT8_E5M2, fan_any_u8, WIDE_F64, (double)fan_float_of_e5m2(x), fan_e5m2_of(fan_odd_of_i64(x)),                \
-      fan_e5m2_of(fan_odd_of_u64(x)), fan_e5m2_of(fan_odd_of_double(x)))                                              \
-    X(FLOAT32, fan_any_f32, WIDE_F64, (double)x, (float)x, (float)x, (float)x)                                        \
+#define REAL_LIST(X)                                                                                         \
+    X(BOOL, fan_any_u8, WIDE_I64, x != 0, x != 0, x != 0, x != 0)                                            \
+    X(INT8, fan_any_i8, WIDE_I64, x, (int8_t)x, (int8_t)x, (int8_t)whole(x))                                 \
+    X(INT16, fan_any_i16, WIDE_I64, x, (int16_t)x, (int16_t)x, (int16_t)whole(x))                            \
+    X(INT32, fan_any_i32, WIDE_I64, x, (int32_t)x, (int32_t)x, (int32_t)whole(x))                            \
+    X(INT64, fan_any_i64, WIDE_I64, x, x, (int64_t)x, whole(x))                                              \
+    X(UINT8, fan_any_u8, WIDE_I64, x, (uint8_t)x, (uint8_t)x, (uint8_t)whole(x))                             \
+    X(UINT16, fan_any_u16, WIDE_I64, x, (uint16_t)x, (uint16_t)x, (uint16_t)whole(x))                        \
+    X(UINT32, fan_any_u32, WIDE_I64, x, (uint32_t)x, (uint32_t)x, (uint32_t)whole(x))                        \
+    X(UINT64, fan_any_u64, WIDE_U64, x, (uint64_t)x, x, whole_u(x))                                          \
+    X(FLOAT16, fan_any_u16, WIDE_F64, (double)fan_float_of_float16(x), fan_float16_of(fan_odd_of_i64(x)),    \
+      fan_float16_of(fan_odd_of_u64(x)), fan_float16_of(fan_odd_of_double(x)))                               \
+    X(BFLOAT16, fan_any_u16, WIDE_F64, (double)fan_float_of_bfloat16(x), fan_bfloat16_of(fan_odd_of_i64(x)), \
+      fan_bfloat16_of(fan_odd_of_u64(x)), fan_bfloat16_of(fan_odd_of_double(x)))                             \
+    X(FLOAT8_E4M3FN, fan_any_u8, WIDE_F64, (double)fan_float_of_e4m3fn(x), fan_e4m3fn_of(fan_odd_of_i64(x)), \
+      fan_e4m3fn_of(fan_odd_of_u64(x)), fan_e4m3fn_of(fan_odd_of_double(x)))                                 \
+    X(FLOAT8_E5M2, fan_any_u8, WIDE_F64, (double)fan_float_of_e5m2(x), fan_e5m2_of(fan_odd_of_i64(x)),       \
+      fan_e5m2_of(fan_odd_of_u64(x)), fan_e5m2_of(fan_odd_of_double(x)))                                     \
+    X(FLOAT32, fan_any_f32, WIDE_F64, (double)x, (float)x, (float)x, (float)x)                               \
     X(FLOAT64, fan_any_f64, WIDE_F64, x, (double)x, (double)x, x)
 
 enum { WIDE_I64, WIDE_U64, WIDE_F64, WIDE_C128, WIDES };
@@ -51,67 +48,67 @@ typedef int64_t in_WIDE_I64;
 typedef uint64_t in_WIDE_U64;
 typedef double in_WIDE_F64;
 
-#define LOOP(expr)                                                                                                    \
-    for (size_t i = 0; i < n; i++) {                                                                                  \
-        expr;                                                                                                         \
+#define LOOP(expr)                   \
+    for (size_t i = 0; i < n; i++) { \
+        expr;                        \
     }
 
-#define REAL(NAME, T, W, IN, OF_I64, OF_U64, OF_F64)                                                                  \
-    static void in_##NAME(char *dst, const char *src, size_t n)                                                       \
-    {                                                                                                                 \
-        const T *s = (const T *)src;                                                                                  \
-        in_##W *d = (in_##W *)(void *)dst;                                                                            \
-        LOOP(T x = s[i]; d[i] = IN)                                                                                   \
-    }                                                                                                                 \
-    static void NAME##_of_i64(char *dst, const char *src, size_t n)                                                   \
-    {                                                                                                                 \
-        const int64_t *s = (const int64_t *)(const void *)src;                                                        \
-        T *d = (T *)dst;                                                                                              \
-        LOOP(int64_t x = s[i]; d[i] = OF_I64)                                                                         \
-    }                                                                                                                 \
-    static void NAME##_of_u64(char *dst, const char *src, size_t n)                                                   \
-    {                                                                                                                 \
-        const uint64_t *s = (const uint64_t *)(const void *)src;                                                      \
-        T *d = (T *)dst;                                                                                              \
-        LOOP(uint64_t x = s[i]; d[i] = OF_U64)                                                                        \
-    }                                                                                                                 \
-    static void NAME##_of_f64(char *dst, const char *src, size_t n)                                                   \
-    {                                                                                                                 \
-        const double *s = (const double *)(const void *)src;                                                          \
-        T *d = (T *)dst;                                                                                              \
-        LOOP(double x = s[i]; d[i] = OF_F64)                                                                          \
-    }                                                                                                                 \
-    static void NAME##_of_c128(char *dst, const char *src, size_t n)                                                  \
-    {                                                                                                                 \
-        const double *s = (const double *)(const void *)src;                                                          \
-        T *d = (T *)dst;                                                                                              \
-        LOOP(double x = s[2 * i]; d[i] = OF_F64)                                                                      \
+#define REAL(NAME, T, W, IN, OF_I64, OF_U64, OF_F64)                 \
+    static void in_##NAME(char *dst, const char *src, size_t n)      \
+    {                                                                \
+        const T *s = (const T *)src;                                 \
+        in_##W *d = (in_##W *)(void *)dst;                           \
+        LOOP(T x = s[i]; d[i] = IN)                                  \
+    }                                                                \
+    static void NAME##_of_i64(char *dst, const char *src, size_t n)  \
+    {                                                                \
+        const int64_t *s = (const int64_t *)(const void *)src;       \
+        T *d = (T *)dst;                                             \
+        LOOP(int64_t x = s[i]; d[i] = OF_I64)                        \
+    }                                                                \
+    static void NAME##_of_u64(char *dst, const char *src, size_t n)  \
+    {                                                                \
+        const uint64_t *s = (const uint64_t *)(const void *)src;     \
+        T *d = (T *)dst;                                             \
+        LOOP(uint64_t x = s[i]; d[i] = OF_U64)                       \
+    }                                                                \
+    static void NAME##_of_f64(char *dst, const char *src, size_t n)  \
+    {                                                                \
+        const double *s = (const double *)(const void *)src;         \
+        T *d = (T *)dst;                                             \
+        LOOP(double x = s[i]; d[i] = OF_F64)                         \
+    }                                                                \
+    static void NAME##_of_c128(char *dst, const char *src, size_t n) \
+    {                                                                \
+        const double *s = (const double *)(const void *)src;         \
+        T *d = (T *)dst;                                             \
+        LOOP(double x = s[2 * i]; d[i] = OF_F64)                     \
     }
 REAL_LIST(REAL)
 #undef REAL
 
-#define COMPLEX_OUT(NAME, T, P, W, WT)                                                                                \
-    static void NAME##_of_##W(char *dst, const char *src, size_t n)                                                   \
-    {                                                                                                                 \
-        const WT *s = (const WT *)(const void *)src;                                                                  \
-        T *d = (T *)dst;                                                                                              \
-        LOOP(d[2 * i] = (P)s[i]; d[2 * i + 1] = 0)                                                                    \
+#define COMPLEX_OUT(NAME, T, P, W, WT)                              \
+    static void NAME##_of_##W(char *dst, const char *src, size_t n) \
+    {                                                               \
+        const WT *s = (const WT *)(const void *)src;                \
+        T *d = (T *)dst;                                            \
+        LOOP(d[2 * i] = (P)s[i]; d[2 * i + 1] = 0)                  \
     }
-#define COMPLEX(NAME, T, P)                                                                                           \
-    static void in_##NAME(char *dst, const char *src, size_t n)                                                       \
-    {                                                                                                                 \
-        const T *s = (const T *)src;                                                                                  \
-        double *d = (double *)(void *)dst;                                                                            \
-        LOOP(d[2 * i] = (double)s[2 * i]; d[2 * i + 1] = (double)s[2 * i + 1])                                        \
-    }                                                                                                                 \
-    static void NAME##_of_c128(char *dst, const char *src, size_t n)                                                  \
-    {                                                                                                                 \
-        const double *s = (const double *)(const void *)src;                                                          \
-        T *d = (T *)dst;                                                                                              \
-        LOOP(d[2 * i] = (P)s[2 * i]; d[2 * i + 1] = (P)s[2 * i + 1])                                                  \
-    }                                                                                                                 \
-    COMPLEX_OUT(NAME, T, P, i64, int64_t)                                                                             \
-    COMPLEX_OUT(NAME, T, P, u64, uint64_t)                                                                            \
+#define COMPLEX(NAME, T, P)                                                    \
+    static void in_##NAME(char *dst, const char *src, size_t n)                \
+    {                                                                          \
+        const T *s = (const T *)src;                                           \
+        double *d = (double *)(void *)dst;                                     \
+        LOOP(d[2 * i] = (double)s[2 * i]; d[2 * i + 1] = (double)s[2 * i + 1]) \
+    }                                                                          \
+    static void NAME##_of_c128(char *dst, const char *src, size_t n)           \
+    {                                                                          \
+        const double *s = (const double *)(const void *)src;                   \
+        T *d = (T *)dst;                                                       \
+        LOOP(d[2 * i] = (P)s[2 * i]; d[2 * i + 1] = (P)s[2 * i + 1])           \
+    }                                                                          \
+    COMPLEX_OUT(NAME, T, P, i64, int64_t)                                      \
+    COMPLEX_OUT(NAME, T, P, u64, uint64_t)                                     \
     COMPLEX_OUT(NAME, T, P, f64, double)
 COMPLEX(COMPLEX64, fan_any_f32, float)
 COMPLEX(COMPLEX128, fan_any_f64, double)
@@ -125,31 +122,31 @@ static const struct {
 #define ROW(NAME, T, W, a, b, c, d) [FAN_##NAME] = {W, in_##NAME, OUTS(NAME)},
     REAL_LIST(ROW)
 #undef ROW
-    [FAN_COMPLEX64] = {WIDE_C128, in_COMPLEX64, OUTS(COMPLEX64)},
+        [FAN_COMPLEX64] = {WIDE_C128, in_COMPLEX64, OUTS(COMPLEX64)},
     [FAN_COMPLEX128] = {WIDE_C128, in_COMPLEX128, OUTS(COMPLEX128)},
 };
 
 /* The common pairs. X(FROM, TO, memory type from, memory type to, expression) */
-#define DIRECT_LIST(X)                                                                                                \
-    X(BOOL, BOOL, fan_any_u8, fan_any_u8, x != 0)                                                                     \
-    X(FLOAT16, FLOAT32, fan_any_u16, fan_any_f32, fan_float_of_float16(x))                                            \
-    X(BFLOAT16, FLOAT32, fan_any_u16, fan_any_f32, fan_float_of_bfloat16(x))                                          \
-    X(FLOAT8_E4M3FN, FLOAT32, fan_any_u8, fan_any_f32, fan_float_of_e4m3fn(x))                                        \
-    X(FLOAT8_E5M2, FLOAT32, fan_any_u8, fan_any_f32, fan_float_of_e5m2(x))                                            \
-    X(FLOAT32, FLOAT16, fan_any_f32, fan_any_u16, fan_float16_of(x))                                                  \
-    X(FLOAT32, BFLOAT16, fan_any_f32, fan_any_u16, fan_bfloat16_of(x))                                                \
-    X(FLOAT32, FLOAT8_E4M3FN, fan_any_f32, fan_any_u8, fan_e4m3fn_of(x))                                              \
-    X(FLOAT32, FLOAT8_E5M2, fan_any_f32, fan_any_u8, fan_e5m2_of(x))                                                  \
-    X(FLOAT32, FLOAT64, fan_any_f32, fan_any_f64, (double)x)                                                          \
+#define DIRECT_LIST(X)                                                         \
+    X(BOOL, BOOL, fan_any_u8, fan_any_u8, x != 0)                              \
+    X(FLOAT16, FLOAT32, fan_any_u16, fan_any_f32, fan_float_of_float16(x))     \
+    X(BFLOAT16, FLOAT32, fan_any_u16, fan_any_f32, fan_float_of_bfloat16(x))   \
+    X(FLOAT8_E4M3FN, FLOAT32, fan_any_u8, fan_any_f32, fan_float_of_e4m3fn(x)) \
+    X(FLOAT8_E5M2, FLOAT32, fan_any_u8, fan_any_f32, fan_float_of_e5m2(x))     \
+    X(FLOAT32, FLOAT16, fan_any_f32, fan_any_u16, fan_float16_of(x))           \
+    X(FLOAT32, BFLOAT16, fan_any_f32, fan_any_u16, fan_bfloat16_of(x))         \
+    X(FLOAT32, FLOAT8_E4M3FN, fan_any_f32, fan_any_u8, fan_e4m3fn_of(x))       \
+    X(FLOAT32, FLOAT8_E5M2, fan_any_f32, fan_any_u8, fan_e5m2_of(x))           \
+    X(FLOAT32, FLOAT64, fan_any_f32, fan_any_f64, (double)x)                   \
     X(FLOAT64, FLOAT32, fan_any_f64, fan_any_f32, (float)x)
 
-#define DIRECT(FROM, TO, S, D, EXPR)                                                                                  \
-    static void FROM##_to_##TO(char *dst, const char *src, size_t n)                                                  \
-    {                                                                                                                 \
-        const S *s = (const S *)src;                                                                                  \
-        D *d = (D *)dst;                                                                                              \
-        FAN_VECTOR                                                                                                    \
-        LOOP(S x = s[i]; d[i] = EXPR)                                                                                 \
+#define DIRECT(FROM, TO, S, D, EXPR)                                 \
+    static void FROM##_to_##TO(char *dst, const char *src, size_t n) \
+    {                                                                \
+        const S *s = (const S *)src;                                 \
+        D *d = (D *)dst;                                             \
+        FAN_VECTOR                                                   \
+        LOOP(S x = s[i]; d[i] = EXPR)                                \
     }
 DIRECT_LIST(DIRECT)
 #undef DIRECT
@@ -189,10 +186,10 @@ static void convert_dense(char *dst, fan_dtype to, const char *src, fan_dtype fr
 /* spread: the bytes of n elements of `size`, from any steps to any steps. */
 static void spread(char *dst, int64_t dst_step, const char *src, int64_t src_step, size_t size, int64_t n)
 {
-#define EACH(bytes)                                                                                                   \
-    case bytes:                                                                                                       \
-        for (int64_t i = 0; i < n; i++)                                                                               \
-            memcpy(dst + i * dst_step, src + i * src_step, bytes);                                                    \
+#define EACH(bytes)                                                \
+    case bytes:                                                    \
+        for (int64_t i = 0; i < n; i++)                            \
+            memcpy(dst + i * dst_step, src + i * src_step, bytes); \
         break;
     switch (size) {
         EACH(1)
@@ -207,7 +204,8 @@ static void spread(char *dst, int64_t dst_step, const char *src, int64_t src_ste
 }
 
 /* gapped: pieces are made gap-free, converted, and spread. */
-static void gapped(char *dst, fan_dtype to, int64_t dst_step, const char *src, fan_dtype from, int64_t src_step, int64_t n)
+static void gapped(char *dst, fan_dtype to, int64_t dst_step, const char *src, fan_dtype from, int64_t src_step,
+                   int64_t n)
 {
     FAN_UNCLEARED _Alignas(16) char near[PIECE * 16], far[PIECE * 16];
     int64_t size_to = (int64_t)fan_dtype_size(to), size_from = (int64_t)fan_dtype_size(from);
@@ -229,7 +227,8 @@ static void gapped(char *dst, fan_dtype to, int64_t dst_step, const char *src, f
     }
 }
 
-void fan_convert(char *dst, fan_dtype to, int64_t dst_step, const char *src, fan_dtype from, int64_t src_step, int64_t n)
+void fan_convert(char *dst, fan_dtype to, int64_t dst_step, const char *src, fan_dtype from, int64_t src_step,
+                 int64_t n)
 {
     if (n <= 0)
         return;

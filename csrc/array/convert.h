@@ -1,8 +1,8 @@
 /* convert: runs of elements from one dtype to another; and the types through which memory of others is read.
  *
- * Any dtype becomes any: exactly where it can, else rounded once to nearest even (D9); integers wrap; any nonzero byte is true. What D6 forbids is
- * never asked for, and is defined all the same: complex into real drops the imaginary part, float into integer truncates and stops
- * at the ends of int64 (uint64 for uint64), NaN gives 0.
+ * Any dtype becomes any: exactly where it can, else rounded once to nearest even (D9); integers wrap; any nonzero byte
+ * is true. What D6 forbids is never asked for, and is defined all the same: complex into real drops the imaginary part,
+ * float into integer truncates and stops at the ends of int64 (uint64 for uint64), NaN gives 0.
  */
 #ifndef FAN_ARRAY_CONVERT_H
 #define FAN_ARRAY_CONVERT_H
@@ -11,7 +11,8 @@
 
 #include <stdint.h>
 
-/* Element types that may lie at any address and over memory of any type. A load through them is what memcpy into a local would be. */
+/* Element types that may lie at any address and over memory of any type. A load through them is what memcpy into a
+ * local would be. */
 #define FAN_ANYWHERE __attribute__((may_alias, aligned(1)))
 typedef uint8_t FAN_ANYWHERE fan_any_u8;
 typedef uint16_t FAN_ANYWHERE fan_any_u16;
@@ -34,7 +35,8 @@ typedef double FAN_ANYWHERE fan_any_f64;
 #define FAN_UNCLEARED
 #endif
 
-/* FAN_VECTOR: the loop that follows may be made a vector loop although its pointers may be equal: element i is written from elements i alone. */
+/* FAN_VECTOR: the loop that follows may be made a vector loop although its pointers may be equal: element i is written
+ * from elements i alone. */
 #if defined(__clang__)
 #define FAN_VECTOR _Pragma("clang loop vectorize(assume_safety)")
 #elif defined(__GNUC__)
@@ -44,6 +46,7 @@ typedef double FAN_ANYWHERE fan_any_f64;
 #endif
 
 /* fan_convert: n elements, `step` bytes apart, from src into dst. They do not overlap. */
-void fan_convert(char *dst, fan_dtype to, int64_t dst_step, const char *src, fan_dtype from, int64_t src_step, int64_t n);
+void fan_convert(char *dst, fan_dtype to, int64_t dst_step, const char *src, fan_dtype from, int64_t src_step,
+                 int64_t n);
 
 #endif

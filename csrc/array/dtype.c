@@ -12,25 +12,13 @@ static const struct {
 #undef X
 };
 
-static bool known(fan_dtype d)
-{
-    return (unsigned)d < (unsigned)FAN_DTYPE_COUNT;
-}
+static bool known(fan_dtype d) { return (unsigned)d < (unsigned)FAN_DTYPE_COUNT; }
 
-size_t fan_dtype_size(fan_dtype d)
-{
-    return known(d) ? facts[d].size : 0;
-}
+size_t fan_dtype_size(fan_dtype d) { return known(d) ? facts[d].size : 0; }
 
-char fan_dtype_kind(fan_dtype d)
-{
-    return known(d) ? facts[d].kind : '?';
-}
+char fan_dtype_kind(fan_dtype d) { return known(d) ? facts[d].kind : '?'; }
 
-const char *fan_dtype_name(fan_dtype d)
-{
-    return known(d) ? facts[d].name : "none";
-}
+const char *fan_dtype_name(fan_dtype d) { return known(d) ? facts[d].name : "none"; }
 
 fan_dtype fan_dtype_from_name(const char *name)
 {
@@ -40,23 +28,15 @@ fan_dtype fan_dtype_from_name(const char *name)
     return FAN_NO_DTYPE;
 }
 
-static bool is_float8(fan_dtype d)
-{
-    return d == FAN_FLOAT8_E4M3FN || d == FAN_FLOAT8_E5M2;
-}
+static bool is_float8(fan_dtype d) { return d == FAN_FLOAT8_E4M3FN || d == FAN_FLOAT8_E5M2; }
 
 /* Floats that NumPy itself does not know. */
-static bool is_foreign(fan_dtype d)
-{
-    return d == FAN_BFLOAT16 || is_float8(d);
-}
+static bool is_foreign(fan_dtype d) { return d == FAN_BFLOAT16 || is_float8(d); }
 
-static bool is_integer(fan_dtype d)
-{
-    return fan_dtype_kind(d) == 'i' || fan_dtype_kind(d) == 'u';
-}
+static bool is_integer(fan_dtype d) { return fan_dtype_kind(d) == 'i' || fan_dtype_kind(d) == 'u'; }
 
-/* float_bytes: the width of the real float that NumPy takes to hold a bool, an integer, a float, or one part of a complex number. */
+/* float_bytes: the width of the real float that NumPy takes to hold a bool, an integer, a float, or one part of a
+ * complex number. */
 static size_t float_bytes(fan_dtype d)
 {
     size_t n = fan_dtype_size(d);
@@ -70,15 +50,9 @@ static size_t float_bytes(fan_dtype d)
     }
 }
 
-static fan_dtype real_of(size_t bytes)
-{
-    return bytes <= 2 ? FAN_FLOAT16 : bytes == 4 ? FAN_FLOAT32 : FAN_FLOAT64;
-}
+static fan_dtype real_of(size_t bytes) { return bytes <= 2 ? FAN_FLOAT16 : bytes == 4 ? FAN_FLOAT32 : FAN_FLOAT64; }
 
-static fan_dtype complex_of(size_t bytes)
-{
-    return bytes <= 4 ? FAN_COMPLEX64 : FAN_COMPLEX128;
-}
+static fan_dtype complex_of(size_t bytes) { return bytes <= 4 ? FAN_COMPLEX64 : FAN_COMPLEX128; }
 
 static fan_dtype signed_of(size_t bytes)
 {
@@ -144,14 +118,10 @@ fan_dtype fan_dtype_promote_weak(fan_dtype a, char kind)
     }
 }
 
-fan_dtype fan_dtype_accumulate(fan_dtype d)
-{
-    return d == FAN_FLOAT16 || is_foreign(d) ? FAN_FLOAT32 : d;
-}
+fan_dtype fan_dtype_accumulate(fan_dtype d) { return d == FAN_FLOAT16 || is_foreign(d) ? FAN_FLOAT32 : d; }
 
 bool fan_dtype_can_cast(fan_dtype from, fan_dtype to)
 {
     static const char order[] = "buifc"; /* a kind may become any that stands behind it */
-    return known(from) && known(to) &&
-           strchr(order, fan_dtype_kind(from)) <= strchr(order, fan_dtype_kind(to));
+    return known(from) && known(to) && strchr(order, fan_dtype_kind(from)) <= strchr(order, fan_dtype_kind(to));
 }

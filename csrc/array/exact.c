@@ -1,25 +1,29 @@
-/* How it is done: a tile of the sum is first made fast, in float64, and with it a proof for each element that it is right; an element
- * without one is summed again in whole numbers, which is always right and ten times slower.
+/* How it is done: a tile of the sum is first made fast, in float64, and with it a proof for each element that it is
+ * right; an element without one is summed again in whole numbers, which is always right and ten times slower.
  *
- * A sum of float32 (and all that is narrower) in float64. Let every term be a whole number of units u, and n * max|x| <= 2^53 u: then no partial sum loses a bit, in
- * any order. A term of p digits is a whole number of units above min|x| * 2^-p. So beside the sum we keep min|x| over terms that are
- * not zero, and max|x|, as integers (bits of positive floats are in order; a zero, less one, is the largest of all):
+ * A sum of float32 (and all that is narrower) in float64. Let every term be a whole number of units u, and n * max|x|
+ * <= 2^53 u: then no partial sum loses a bit, in any order. A term of p digits is a whole number of units above min|x|
+ * * 2^-p. So beside the sum we keep min|x| over terms that are not zero, and max|x|, as integers (bits of positive
+ * floats are in order; a zero, less one, is the largest of all):
  *
  *   exact     n * max|x| <= min|x| * 2^(53 - p)
  *   near      n * n * max|x| * 2^-52 bounds what was lost: both ends of sum -+ that round alike (no tie between them)
  *
  * For float16 and float8 the first holds always: their largest value is few units (float16: 2^40, so n <= 2^13).
  *
- * A sum of float64 is kept as sum + rest, where rest gathers what each addition lost (TwoSum: that is a float64). What rest itself loses:
+ * A sum of float64 is kept as sum + rest, where rest gathers what each addition lost (TwoSum: that is a float64). What
+ * rest itself loses:
  *
  *   exact     n * n * max|x| <= min|x| * 2^53: nothing
  *   near      n * n * n * max|x| * 2^-105 at most: both ends of sum + (rest -+ that) round alike
  *
- * The integer path: the sum as a whole number of the dtype's smallest step, in two's complement, as many words as its largest value needs. This is the
- * state between folds as well. Its top word has some values to spare: they stand for what is no number.
+ * The integer path: the sum as a whole number of the dtype's smallest step, in two's complement, as many words as its
+ * largest value needs. This is the state between folds as well. Its top word has some values to spare: they stand for
+ * what is no number.
  *
- * Rounding once: what leaves a tile is a float64 that is the exact sum, or lies between the same two neighbours of the result dtype (near), or was
- * rounded to odd: its last bit is set where anything was lost, so that the next rounding, to a type of 51 digits or fewer, is that of the exact value. */
+ * Rounding once: what leaves a tile is a float64 that is the exact sum, or lies between the same two neighbours of the
+ * result dtype (near), or was rounded to odd: its last bit is set where anything was lost, so that the next rounding,
+ * to a type of 51 digits or fewer, is that of the exact value. */
 #include "array/exact.h"
 
 #include "array/convert.h"
@@ -42,14 +46,15 @@ int fan_exact_mutant = 0;
 #define PLANTED(n) false
 #endif
 
-#define TILE 512  /* numbers */
-#define AT_ONCE 8 /* sources that are read side by side */
-#define LONG_ROW 128 /* rows of so many elements are not mixed in one tile, so that they can be read where they lie */
+#define TILE 512      /* numbers */
+#define AT_ONCE 8     /* sources that are read side by side */
+#define LONG_ROW 128  /* rows of so many elements are not mixed in one tile, so that they can be read where they lie */
 #define LONG_RUN 4096 /* elements at once of sums that need no proof */
-#define BATCH 32  /* elements that go the integer path together */
+#define BATCH 32      /* elements that go the integer path together */
 #define MOST_WORDS 34
 
-/* A real dtype's smallest step is 2^-unit; `digits` are those of its mantissa; `words` hold 2^30 of its largest value. */
+/* A real dtype's smallest step is 2^-unit; `digits` are those of its mantissa; `words` hold 2^30 of its largest value.
+ */
 typedef struct kind {
     int words, unit, digits;
     bool always; /* float64 sums lose nothing, for n <= ALWAYS_MOST */
@@ -79,26 +84,14 @@ static kind kind_of(fan_dtype d)
     }
 }
 
-static size_t parts_of(fan_dtype d)
-{
-    return fan_dtype_kind(d) == 'c' ? 2 : 1;
-}
+static size_t parts_of(fan_dtype d) { return fan_dtype_kind(d) == 'c' ? 2 : 1; }
 
 /* wide: numbers of d are float64; else they are read as float32. */
-static bool wide(fan_dtype d)
-{
-    return d == FAN_FLOAT64 || d == FAN_COMPLEX128;
-}
+static bool wide(fan_dtype d) { return d == FAN_FLOAT64 || d == FAN_COMPLEX128; }
 
-bool fan_exact_fits(fan_dtype d)
-{
-    return kind_of(d).words != 0;
-}
+bool fan_exact_fits(fan_dtype d) { return kind_of(d).words != 0; }
 
-size_t fan_exact_state_size(fan_dtype d)
-{
-    return (size_t)kind_of(d).words * parts_of(d) * sizeof(int64_t);
-}
+size_t fan_exact_state_size(fan_dtype d) { return (size_t)kind_of(d).words * parts_of(d) * sizeof(int64_t); }
 
 /* ---- whole numbers ---- */
 
@@ -166,7 +159,8 @@ static void words_add(uint64_t *w, const kind *k, double x)
     }
 }
 
-/* rounded: m * 2^(E - 63) (the top bit of m is set), and a little more if `more`, as a float64: to nearest even, or to odd. */
+/* rounded: m * 2^(E - 63) (the top bit of m is set), and a little more if `more`, as a float64: to nearest even, or to
+ * odd. */
 static double rounded(bool minus, uint64_t m, int64_t E, bool more, bool odd)
 {
     uint64_t u;
@@ -195,7 +189,10 @@ static double words_value(const uint64_t *w, const kind *k, const double *factor
     int64_t top = (int64_t)w[k->words - 1];
     double by = factor ? *factor : 1.0;
     if (top <= NO_NUMBER)
-        return by * (top == NOTHING ? -0.0 : top == PLUS_INF ? (double)INFINITY : top == MINUS_INF ? -(double)INFINITY : (double)NAN);
+        return by * (top == NOTHING     ? -0.0
+                     : top == PLUS_INF  ? (double)INFINITY
+                     : top == MINUS_INF ? -(double)INFINITY
+                                        : (double)NAN);
     bool minus = top < 0, more = false;
     uint64_t carry = minus;
     int high = -1;
@@ -242,22 +239,22 @@ static double words_value(const uint64_t *w, const kind *k, const double *factor
 /* What is known of each number of a tile. */
 typedef struct tally {
     double sum[TILE];
-    double rest[TILE];                                /* wide */
+    double rest[TILE]; /* wide */
     union {
         struct {
-            uint32_t low[TILE], high[TILE];           /* twice the bits of |x|: the smallest less one, the largest */
+            uint32_t low[TILE], high[TILE]; /* twice the bits of |x|: the smallest less one, the largest */
         };
         struct {
-            double small[TILE], large[TILE];          /* wide */
+            double small[TILE], large[TILE]; /* wide */
         };
     };
-    uint32_t bad[TILE];                               /* not proved */
+    uint32_t bad[TILE]; /* not proved */
     float odd[TILE];
 } tally;
 
 /* How a tile is judged. */
 typedef struct judge {
-    size_t n;         /* terms */
+    size_t n; /* terms */
     int digits;
     bool always;
     enum { TO_DOUBLE, TO_SINGLE, TO_LOW } grid; /* what it will be rounded to */
@@ -299,13 +296,14 @@ ALWAYS_INLINE uint64_t quick_bad_wide(double value, double small, double large, 
     return range | finite;
 }
 
-/* NAME_bad: no proof for this sum. An inf or NaN among the terms shows in the sum, which cannot overflow: so it is right. */
-#define NARROW_BAD(NAME, ALIKE)                                                                                       \
-    ALWAYS_INLINE uint32_t narrow_bad_##NAME(double s, uint32_t low, uint32_t high, proof p)                          \
-    {                                                                                                                 \
-        double large = (double)fan_float_of_bits(high >> 1), small = (double)fan_float_of_bits((low + 1u) >> 1);      \
-        double b = large * p.lost;                                                                                    \
-        return !((p.n * large <= small * p.reach) | (ALIKE(s - b, s + b)) | !(s - s == 0));                           \
+/* NAME_bad: no proof for this sum. An inf or NaN among the terms shows in the sum, which cannot overflow: so it is
+ * right. */
+#define NARROW_BAD(NAME, ALIKE)                                                                                  \
+    ALWAYS_INLINE uint32_t narrow_bad_##NAME(double s, uint32_t low, uint32_t high, proof p)                     \
+    {                                                                                                            \
+        double large = (double)fan_float_of_bits(high >> 1), small = (double)fan_float_of_bits((low + 1u) >> 1); \
+        double b = large * p.lost;                                                                               \
+        return !((p.n * large <= small * p.reach) | (ALIKE(s - b, s + b)) | !(s - s == 0));                      \
     }
 NARROW_BAD(double, NEVER)
 NARROW_BAD(single, SINGLE)
@@ -319,74 +317,92 @@ ALWAYS_INLINE uint64_t wide_bad(double s, double r, double small, double large, 
     return (range & (apart | tiny)) | finite;
 }
 
-#define NARROW_ONE(u)                                                                                                 \
-    sum += (double)fan_float_of_bits(u);                                                                              \
-    u <<= 1;                                                                                                          \
-    high = u > high ? u : high;                                                                                       \
-    u -= 1u;                                                                                                          \
+#define NARROW_ONE(u)                    \
+    sum += (double)fan_float_of_bits(u); \
+    u <<= 1;                             \
+    high = u > high ? u : high;          \
+    u -= 1u;                             \
     low = u < low ? u : low;
-#define NARROW_TERM(k)                                                                                                \
-    {                                                                                                                 \
-        uint32_t u = s##k[i];                                                                                         \
-        NARROW_ONE(u)                                                                                                 \
+#define NARROW_TERM(k)        \
+    {                         \
+        uint32_t u = s##k[i]; \
+        NARROW_ONE(u)         \
     }
-#define BRAIN_TERM(k)                                                                                                 \
-    {                                                                                                                 \
-        uint32_t u = (uint32_t)s##k[i] << 16;                                                                         \
-        NARROW_ONE(u)                                                                                                 \
+#define BRAIN_TERM(k)                         \
+    {                                         \
+        uint32_t u = (uint32_t)s##k[i] << 16; \
+        NARROW_ONE(u)                         \
     }
 #define PLAIN_TERM(k) sum += (double)fan_float_of_bits(s##k[i]);
-#define WIDE_TERM(k)                                                                                                  \
-    {                                                                                                                 \
-        double x = s##k[i], next = sum + x, z = next - sum, a = x < 0 ? -x : x;                                       \
-        rest += (sum - (next - z)) + (x - z);                                                                         \
-        sum = next;                                                                                                   \
-        large = a > large ? a : large;                                                                                \
-        a = a == 0 ? DBL_MAX : a;                                                                                     \
-        small = a < small ? a : small;                                                                                \
+#define WIDE_TERM(k)                                                            \
+    {                                                                           \
+        double x = s##k[i], next = sum + x, z = next - sum, a = x < 0 ? -x : x; \
+        rest += (sum - (next - z)) + (x - z);                                   \
+        sum = next;                                                             \
+        large = a > large ? a : large;                                          \
+        a = a == 0 ? DBL_MAX : a;                                               \
+        small = a < small ? a : small;                                          \
     }
 #define TWO(TERM) TERM(0) TERM(1)
 #define FOUR(TERM) TWO(TERM) TERM(2) TERM(3)
 #define EIGHT(TERM) FOUR(TERM) TERM(4) TERM(5) TERM(6) TERM(7)
 
-#define NARROW_FIRST uint32_t low = UINT32_MAX; uint32_t high = 0; double sum = -0.0;
-#define NARROW_MORE uint32_t low = t->low[i], high = t->high[i]; double sum = t->sum[i];
-#define NARROW_KEEP t->low[i] = low; t->high[i] = high; t->sum[i] = sum;
+#define NARROW_FIRST           \
+    uint32_t low = UINT32_MAX; \
+    uint32_t high = 0;         \
+    double sum = -0.0;
+#define NARROW_MORE                              \
+    uint32_t low = t->low[i], high = t->high[i]; \
+    double sum = t->sum[i];
+#define NARROW_KEEP    \
+    t->low[i] = low;   \
+    t->high[i] = high; \
+    t->sum[i] = sum;
 #define PLAIN_FIRST double sum = -0.0;
 #define PLAIN_MORE double sum = t->sum[i];
 #define PLAIN_KEEP t->sum[i] = sum;
-#define WIDE_FIRST double sum = -0.0; double rest = 0; double small = DBL_MAX; double large = 0;
+#define WIDE_FIRST          \
+    double sum = -0.0;      \
+    double rest = 0;        \
+    double small = DBL_MAX; \
+    double large = 0;
 #define WIDE_MORE double sum = t->sum[i], rest = t->rest[i], small = t->small[i], large = t->large[i];
-#define WIDE_KEEP t->sum[i] = sum; t->rest[i] = rest; t->small[i] = small; t->large[i] = large;
+#define WIDE_KEEP        \
+    t->sum[i] = sum;     \
+    t->rest[i] = rest;   \
+    t->small[i] = small; \
+    t->large[i] = large;
 
-#define EACH(BEGIN, TERMS, ...)                                                                                       \
-    FAN_VECTOR                                                                                                        \
-    for (size_t i = 0; i < len; i++) {                                                                                \
-        BEGIN TERMS __VA_ARGS__                                                                                       \
+#define EACH(BEGIN, TERMS, ...)        \
+    FAN_VECTOR                         \
+    for (size_t i = 0; i < len; i++) { \
+        BEGIN TERMS __VA_ARGS__        \
     }
 #define SOURCE(k) *s##k = (const void *)src[k]
 #define SOURCES SOURCE(0), SOURCE(1), SOURCE(2), SOURCE(3), SOURCE(4), SOURCE(5), SOURCE(6), SOURCE(7)
 
 /* NAME_tile: adds `len` numbers of each of 8 sources to what is known of them (`first`: nothing yet). */
-#define TILE_LOOPS(NAME, MEM)                                                                                         \
-    ALWAYS_INLINE void NAME##_tile(tally *t, const char *const *src, bool first, size_t len)                          \
-    {                                                                                                                 \
-        const MEM SOURCES;                                                                                            \
-        if (first)                                                                                                    \
-            EACH(NAME##_FIRST, EIGHT(NAME##_TERM), NAME##_KEEP)                                                       \
-        else                                                                                                          \
-            EACH(NAME##_MORE, EIGHT(NAME##_TERM), NAME##_KEEP)                                                        \
+#define TILE_LOOPS(NAME, MEM)                                                                \
+    ALWAYS_INLINE void NAME##_tile(tally *t, const char *const *src, bool first, size_t len) \
+    {                                                                                        \
+        const MEM SOURCES;                                                                   \
+        if (first)                                                                           \
+            EACH(NAME##_FIRST, EIGHT(NAME##_TERM), NAME##_KEEP)                              \
+        else                                                                                 \
+            EACH(NAME##_MORE, EIGHT(NAME##_TERM), NAME##_KEEP)                               \
     }
 TILE_LOOPS(NARROW, fan_any_u32)
 TILE_LOOPS(PLAIN, fan_any_u32)
 TILE_LOOPS(WIDE, fan_any_f64)
 
-/* judge_tile: leaves in `sum` what is to be rounded, in `bad` which numbers have no proof; returns whether there are any. */
+/* judge_tile: leaves in `sum` what is to be rounded, in `bad` which numbers have no proof; returns whether there are
+ * any. */
 ALWAYS_INLINE bool judge_narrow(tally *t, const judge *j, size_t len)
 {
     proof p = proof_of(j, false);
     uint32_t any = 0;
-#define NARROW_JUDGE(NAME) EACH(uint32_t bad = narrow_bad_##NAME(t->sum[i], t->low[i], t->high[i], p);, t->bad[i] = bad;, any |= bad;)
+#define NARROW_JUDGE(NAME) \
+    EACH(uint32_t bad = narrow_bad_##NAME(t->sum[i], t->low[i], t->high[i], p);, t->bad[i] = bad;, any |= bad;)
     if (j->grid == TO_DOUBLE)
         NARROW_JUDGE(double)
     else if (j->grid == TO_SINGLE)
@@ -396,7 +412,8 @@ ALWAYS_INLINE bool judge_narrow(tally *t, const judge *j, size_t len)
     return any;
 }
 
-/* whole_sum: sum + rest; but -0.0 stays what it is where rest is 0. By a mask: a vector loop has no branch around an addition. */
+/* whole_sum: sum + rest; but -0.0 stays what it is where rest is 0. By a mask: a vector loop has no branch around an
+ * addition. */
 ALWAYS_INLINE double whole_sum(double sum, double rest)
 {
     uint64_t keep = 0u - (uint64_t)(rest == 0 ? 1 : 0), a = bits_of(sum), b = bits_of(sum + rest);
@@ -423,43 +440,45 @@ ALWAYS_INLINE void odd_tile(float *to, const double *from, size_t len)
     EACH(double x = from[i];, , to[i] = fan_odd_of_double(x);)
 }
 
-/* NAME_direct: the common sums of 8 arrays or fewer in one loop from the sources to the result; returns whether any is bad: then all was in vain. Sources
- * are made up to 2, 4 or 8 with -0.0, which changes nothing. `quick`: by the quick proof. */
-#define DIRECT(NAME, MEM, FIRST, TERM, T, QUICK, BAD, OUT, VALUE)                                                     \
-    ALWAYS_INLINE bool NAME##_direct(char *dst, const char *const *src, int sources, const judge *j, size_t len, bool quick) \
-    {                                                                                                                 \
-        const MEM SOURCES;                                                                                            \
-        OUT *d = (OUT *)dst;                                                                                          \
-        proof p = proof_of(j, sizeof(T) == 8);                                                                        \
-        T any = 0;                                                                                                    \
-        if (!quick)                                                                                                   \
-            EACH(FIRST, EIGHT(TERM), any |= BAD; d[i] = VALUE;)                                                       \
-        else if (sources <= 2)                                                                                        \
-            EACH(FIRST, TWO(TERM), any |= QUICK; d[i] = VALUE;)                                                       \
-        else if (sources <= 4)                                                                                        \
-            EACH(FIRST, FOUR(TERM), any |= QUICK; d[i] = VALUE;)                                                      \
-        else                                                                                                          \
-            EACH(FIRST, EIGHT(TERM), any |= QUICK; d[i] = VALUE;)                                                     \
-        return any;                                                                                                   \
+/* NAME_direct: the common sums of 8 arrays or fewer in one loop from the sources to the result; returns whether any is
+ * bad: then all was in vain. Sources are made up to 2, 4 or 8 with -0.0, which changes nothing. `quick`: by the quick
+ * proof. */
+#define DIRECT(NAME, MEM, FIRST, TERM, T, QUICK, BAD, OUT, VALUE)                                                \
+    ALWAYS_INLINE bool NAME##_direct(char *dst, const char *const *src, int sources, const judge *j, size_t len, \
+                                     bool quick)                                                                 \
+    {                                                                                                            \
+        const MEM SOURCES;                                                                                       \
+        OUT *d = (OUT *)dst;                                                                                     \
+        proof p = proof_of(j, sizeof(T) == 8);                                                                   \
+        T any = 0;                                                                                               \
+        if (!quick)                                                                                              \
+            EACH(FIRST, EIGHT(TERM), any |= BAD; d[i] = VALUE;)                                                  \
+        else if (sources <= 2)                                                                                   \
+            EACH(FIRST, TWO(TERM), any |= QUICK; d[i] = VALUE;)                                                  \
+        else if (sources <= 4)                                                                                   \
+            EACH(FIRST, FOUR(TERM), any |= QUICK; d[i] = VALUE;)                                                 \
+        else                                                                                                     \
+            EACH(FIRST, EIGHT(TERM), any |= QUICK; d[i] = VALUE;)                                                \
+        return any;                                                                                              \
     }
-DIRECT(single, fan_any_u32, NARROW_FIRST, NARROW_TERM, uint32_t, quick_bad(low, high, p), narrow_bad_single(sum, low, high, p), fan_any_f32,
-       (float)sum)
-DIRECT(brain, fan_any_u16, NARROW_FIRST, BRAIN_TERM, uint32_t, quick_bad(low, high, p), narrow_bad_low(sum, low, high, p), fan_any_u16,
-       fan_bfloat16_of(fan_odd_of_double(sum)))
+DIRECT(single, fan_any_u32, NARROW_FIRST, NARROW_TERM, uint32_t, quick_bad(low, high, p),
+       narrow_bad_single(sum, low, high, p), fan_any_f32, (float)sum)
+DIRECT(brain, fan_any_u16, NARROW_FIRST, BRAIN_TERM, uint32_t, quick_bad(low, high, p),
+       narrow_bad_low(sum, low, high, p), fan_any_u16, fan_bfloat16_of(fan_odd_of_double(sum)))
 DIRECT(twice, fan_any_f64, WIDE_FIRST, WIDE_TERM, uint64_t, quick_bad_wide(whole_sum(sum, rest), small, large, p),
        wide_bad(sum, rest, small, large, p), fan_any_f64, whole_sum(sum, rest))
 
 /* NAME_up, NAME_down: low floats as float32, and float32 rounded to odd as low floats. */
-#define LOW_LOOPS(NAME, MEM, UP, DOWN)                                                                                \
-    ALWAYS_INLINE void NAME##_up(float *to, const char *from, size_t len)                                             \
-    {                                                                                                                 \
-        const MEM *s = (const MEM *)from;                                                                             \
-        EACH(MEM x = s[i];, , to[i] = UP(x);)                                                                         \
-    }                                                                                                                 \
-    ALWAYS_INLINE void NAME##_down(char *to, const float *from, size_t len)                                           \
-    {                                                                                                                 \
-        MEM *d = (MEM *)to;                                                                                           \
-        EACH(float x = from[i];, , d[i] = DOWN(x);)                                                                   \
+#define LOW_LOOPS(NAME, MEM, UP, DOWN)                                      \
+    ALWAYS_INLINE void NAME##_up(float *to, const char *from, size_t len)   \
+    {                                                                       \
+        const MEM *s = (const MEM *)from;                                   \
+        EACH(MEM x = s[i];, , to[i] = UP(x);)                               \
+    }                                                                       \
+    ALWAYS_INLINE void NAME##_down(char *to, const float *from, size_t len) \
+    {                                                                       \
+        MEM *d = (MEM *)to;                                                 \
+        EACH(float x = from[i];, , d[i] = DOWN(x);)                         \
     }
 LOW_LOOPS(half, fan_any_u16, fan_float_of_float16, fan_float16_of)
 LOW_LOOPS(bfloat16, fan_any_u16, fan_float_of_bfloat16, fan_bfloat16_of)
@@ -471,8 +490,8 @@ typedef struct low_ways {
     void (*down)(char *to, const float *from, size_t len);
 } low_ways;
 
-/* half_direct: a float16 sum is a whole number of 2^-24, below 2^19 for 8 terms: always exact, and no small float32. So rounding it to odd is keeping 24 of
- * the float64's digits, the last of which is set where any other was. */
+/* half_direct: a float16 sum is a whole number of 2^-24, below 2^19 for 8 terms: always exact, and no small float32. So
+ * rounding it to odd is keeping 24 of the float64's digits, the last of which is set where any other was. */
 #define DIGITS_LOST UINT64_C(0x1fffffff)
 ALWAYS_INLINE void half_direct(char *dst, const char *const *src, int sources, size_t at, size_t len)
 {
@@ -499,61 +518,54 @@ typedef struct ways {
     bool (*half_sum)(char *dst, const char *const *src, int sources, const judge *j, size_t len, bool quick);
 } ways;
 
-#define LOW_WAYS(LOW, NAME, TARGET)                                                                                   \
-    TARGET static void LOW##_up_##NAME(float *to, const char *from, size_t len)                                       \
-    {                                                                                                                 \
-        LOW##_up(to, from, len);                                                                                      \
-    }                                                                                                                 \
-    TARGET static void LOW##_down_##NAME(char *to, const float *from, size_t len)                                     \
-    {                                                                                                                 \
-        LOW##_down(to, from, len);                                                                                    \
-    }
+#define LOW_WAYS(LOW, NAME, TARGET)                                                                          \
+    TARGET static void LOW##_up_##NAME(float *to, const char *from, size_t len) { LOW##_up(to, from, len); } \
+    TARGET static void LOW##_down_##NAME(char *to, const float *from, size_t len) { LOW##_down(to, from, len); }
 #define LOW_WAY(LOW, NAME) {LOW##_up_##NAME, LOW##_down_##NAME}
 
 /* The loops once more for each vector unit. */
-#define WAYS(NAME, TARGET)                                                                                            \
-    TARGET static void narrow_##NAME(tally *t, const char *const *src, bool first, size_t len)                        \
-    {                                                                                                                 \
-        NARROW_tile(t, src, first, len);                                                                              \
-    }                                                                                                                 \
-    TARGET static void plain_##NAME(tally *t, const char *const *src, bool first, size_t len)                         \
-    {                                                                                                                 \
-        PLAIN_tile(t, src, first, len);                                                                               \
-    }                                                                                                                 \
-    TARGET static void wide_##NAME(tally *t, const char *const *src, bool first, size_t len)                          \
-    {                                                                                                                 \
-        WIDE_tile(t, src, first, len);                                                                                \
-    }                                                                                                                 \
-    TARGET static bool judge_narrow_##NAME(tally *t, const judge *j, size_t len)                                      \
-    {                                                                                                                 \
-        return judge_narrow(t, j, len);                                                                               \
-    }                                                                                                                 \
-    TARGET static bool judge_wide_##NAME(tally *t, const judge *j, size_t len)                                        \
-    {                                                                                                                 \
-        return judge_wide(t, j, len);                                                                                 \
-    }                                                                                                                 \
-    TARGET static void odd_##NAME(float *to, const double *from, size_t len)                                          \
-    {                                                                                                                 \
-        odd_tile(to, from, len);                                                                                      \
-    }                                                                                                                 \
-    TARGET static bool single_##NAME(char *dst, const char *const *src, int sources, const judge *j, size_t len, bool quick)      \
-    {                                                                                                                 \
-        return single_direct(dst, src, sources, j, len, quick);                                                              \
-    }                                                                                                                 \
-    TARGET static bool brain_##NAME(char *dst, const char *const *src, int sources, const judge *j, size_t len, bool quick)       \
-    {                                                                                                                 \
-        return brain_direct(dst, src, sources, j, len, quick);                                                               \
-    }                                                                                                                 \
-    TARGET static bool twice_##NAME(char *dst, const char *const *src, int sources, const judge *j, size_t len, bool quick)       \
-    {                                                                                                                 \
-        return twice_direct(dst, src, sources, j, len, quick);                                                               \
-    }                                                                                                                 \
-    LOW_WAYS(bfloat16, NAME, TARGET)                                                                                  \
-    LOW_WAYS(e4m3fn, NAME, TARGET)                                                                                    \
+#define WAYS(NAME, TARGET)                                                                                           \
+    TARGET static void narrow_##NAME(tally *t, const char *const *src, bool first, size_t len)                       \
+    {                                                                                                                \
+        NARROW_tile(t, src, first, len);                                                                             \
+    }                                                                                                                \
+    TARGET static void plain_##NAME(tally *t, const char *const *src, bool first, size_t len)                        \
+    {                                                                                                                \
+        PLAIN_tile(t, src, first, len);                                                                              \
+    }                                                                                                                \
+    TARGET static void wide_##NAME(tally *t, const char *const *src, bool first, size_t len)                         \
+    {                                                                                                                \
+        WIDE_tile(t, src, first, len);                                                                               \
+    }                                                                                                                \
+    TARGET static bool judge_narrow_##NAME(tally *t, const judge *j, size_t len) { return judge_narrow(t, j, len); } \
+    TARGET static bool judge_wide_##NAME(tally *t, const judge *j, size_t len) { return judge_wide(t, j, len); }     \
+    TARGET static void odd_##NAME(float *to, const double *from, size_t len) { odd_tile(to, from, len); }            \
+    TARGET static bool single_##NAME(char *dst, const char *const *src, int sources, const judge *j, size_t len,     \
+                                     bool quick)                                                                     \
+    {                                                                                                                \
+        return single_direct(dst, src, sources, j, len, quick);                                                      \
+    }                                                                                                                \
+    TARGET static bool brain_##NAME(char *dst, const char *const *src, int sources, const judge *j, size_t len,      \
+                                    bool quick)                                                                      \
+    {                                                                                                                \
+        return brain_direct(dst, src, sources, j, len, quick);                                                       \
+    }                                                                                                                \
+    TARGET static bool twice_##NAME(char *dst, const char *const *src, int sources, const judge *j, size_t len,      \
+                                    bool quick)                                                                      \
+    {                                                                                                                \
+        return twice_direct(dst, src, sources, j, len, quick);                                                       \
+    }                                                                                                                \
+    LOW_WAYS(bfloat16, NAME, TARGET)                                                                                 \
+    LOW_WAYS(e4m3fn, NAME, TARGET)                                                                                   \
     LOW_WAYS(e5m2, NAME, TARGET)
-#define WAY(NAME, HALF)                                                                                                     \
-    {LOW_WAY(half, NAME), LOW_WAY(bfloat16, NAME), LOW_WAY(e4m3fn, NAME), LOW_WAY(e5m2, NAME),                        \
-     narrow_##NAME, plain_##NAME, wide_##NAME, judge_narrow_##NAME, judge_wide_##NAME, odd_##NAME, single_##NAME, brain_##NAME, twice_##NAME, HALF}
+#define WAY(NAME, HALF)                              \
+    {LOW_WAY(half, NAME),   LOW_WAY(bfloat16, NAME), \
+     LOW_WAY(e4m3fn, NAME), LOW_WAY(e5m2, NAME),     \
+     narrow_##NAME,         plain_##NAME,            \
+     wide_##NAME,           judge_narrow_##NAME,     \
+     judge_wide_##NAME,     odd_##NAME,              \
+     single_##NAME,         brain_##NAME,            \
+     twice_##NAME,          HALF}
 
 WAYS(plain, )
 LOW_WAYS(half, plain, )
@@ -564,33 +576,36 @@ WAYS(avx2, AVX2)
 WAYS(avx512, AVX512)
 
 /* HALF_WAYS: float16 by the instructions for it, W numbers at once. Every NaN is the one that half_down makes. */
-#define HALF_WAYS(NAME, TARGET, W, FLOATS, HALVES, WIDEN, NARROW, LOAD, STORE, LOAD_HALVES, STORE_HALVES, ONE_NAN)    \
-    TARGET static void half_up_##NAME(float *to, const char *from, size_t len)                                        \
-    {                                                                                                                 \
-        size_t whole = len - len % W;                                                                                 \
-        for (size_t i = 0; i < whole; i += W)                                                                         \
-            STORE(to + i, WIDEN(LOAD_HALVES((const HALVES *)(const void *)(from + 2 * i))));                          \
-        half_up(to + whole, from + 2 * whole, len - whole);                                                           \
-    }                                                                                                                 \
-    TARGET static void half_down_##NAME(char *to, const float *from, size_t len)                                      \
-    {                                                                                                                 \
-        size_t whole = len - len % W;                                                                                 \
-        for (size_t i = 0; i < whole; i += W) {                                                                       \
-            FLOATS x = LOAD(from + i);                                                                                \
-            STORE_HALVES((HALVES *)(void *)(to + 2 * i), NARROW(ONE_NAN(x), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)); \
-        }                                                                                                             \
-        half_down(to + 2 * whole, from + whole, len - whole);                                                         \
+#define HALF_WAYS(NAME, TARGET, W, FLOATS, HALVES, WIDEN, NARROW, LOAD, STORE, LOAD_HALVES, STORE_HALVES, ONE_NAN) \
+    TARGET static void half_up_##NAME(float *to, const char *from, size_t len)                                     \
+    {                                                                                                              \
+        size_t whole = len - len % W;                                                                              \
+        for (size_t i = 0; i < whole; i += W)                                                                      \
+            STORE(to + i, WIDEN(LOAD_HALVES((const HALVES *)(const void *)(from + 2 * i))));                       \
+        half_up(to + whole, from + 2 * whole, len - whole);                                                        \
+    }                                                                                                              \
+    TARGET static void half_down_##NAME(char *to, const float *from, size_t len)                                   \
+    {                                                                                                              \
+        size_t whole = len - len % W;                                                                              \
+        for (size_t i = 0; i < whole; i += W) {                                                                    \
+            FLOATS x = LOAD(from + i);                                                                             \
+            STORE_HALVES((HALVES *)(void *)(to + 2 * i),                                                           \
+                         NARROW(ONE_NAN(x), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));                       \
+        }                                                                                                          \
+        half_down(to + 2 * whole, from + whole, len - whole);                                                      \
     }
 
 AVX2 static inline __m256 one_nan_avx2(__m256 x)
 {
-    __m256 sign = _mm256_and_ps(x, _mm256_set1_ps(-0.0f)), nan = _mm256_or_ps(sign, _mm256_castsi256_ps(_mm256_set1_epi32(0x7fc00000)));
+    __m256 sign = _mm256_and_ps(x, _mm256_set1_ps(-0.0f)),
+           nan = _mm256_or_ps(sign, _mm256_castsi256_ps(_mm256_set1_epi32(0x7fc00000)));
     return _mm256_blendv_ps(x, nan, _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
 }
 
 AVX512 static inline __m512 one_nan_avx512(__m512 x)
 {
-    __m512 sign = _mm512_and_ps(x, _mm512_set1_ps(-0.0f)), nan = _mm512_or_ps(sign, _mm512_castsi512_ps(_mm512_set1_epi32(0x7fc00000)));
+    __m512 sign = _mm512_and_ps(x, _mm512_set1_ps(-0.0f)),
+           nan = _mm512_or_ps(sign, _mm512_castsi512_ps(_mm512_set1_epi32(0x7fc00000)));
     return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), x, nan);
 }
 
@@ -598,7 +613,8 @@ AVX2 static inline __m256d odd_half_avx2(__m256d sum)
 {
     __m256i u = _mm256_castpd_si256(sum), digits = _mm256_set1_epi64x(DIGITS_LOST);
     __m256i none = _mm256_cmpeq_epi64(_mm256_and_si256(u, digits), _mm256_setzero_si256());
-    return _mm256_castsi256_pd(_mm256_or_si256(_mm256_andnot_si256(digits, u), _mm256_andnot_si256(none, _mm256_set1_epi64x(DIGITS_LOST + 1))));
+    return _mm256_castsi256_pd(_mm256_or_si256(_mm256_andnot_si256(digits, u),
+                                               _mm256_andnot_si256(none, _mm256_set1_epi64x(DIGITS_LOST + 1))));
 }
 
 AVX2 static inline void half_term_avx2(__m256d *sum, const char *from)
@@ -615,7 +631,8 @@ AVX2 static inline void half_done_avx2(char *to, const __m256d *sum)
     for (int i = 0; i < 2; i++) {
         __m128 low = _mm256_cvtpd_ps(odd_half_avx2(sum[2 * i])), high = _mm256_cvtpd_ps(odd_half_avx2(sum[2 * i + 1]));
         __m256 x = one_nan_avx2(_mm256_insertf128_ps(_mm256_castps128_ps256(low), high, 1));
-        _mm_storeu_si128((__m128i *)(void *)(to + 16 * i), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+        _mm_storeu_si128((__m128i *)(void *)(to + 16 * i),
+                         _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
     }
 }
 
@@ -636,48 +653,51 @@ AVX512 static inline void half_term_avx512(__m512d *sum, const char *from)
 
 AVX512 static inline void half_done_avx512(char *to, const __m512d *sum)
 {
-    __m512 x = one_nan_avx512(_mm512_insertf32x8(_mm512_castps256_ps512(odd_half_avx512(sum[0])), odd_half_avx512(sum[1]), 1));
+    __m512 x =
+        one_nan_avx512(_mm512_insertf32x8(_mm512_castps256_ps512(odd_half_avx512(sum[0])), odd_half_avx512(sum[1]), 1));
     _mm256_storeu_si256((__m256i *)(void *)to, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 
-/* Two at once and a sum of their own for every other: additions that lose nothing may be in any order, and this chain is half as long. */
-#define HALF_SUM(NAME, TARGET, DOUBLES, ALL, PLUS)                                                                    \
-    TARGET ALWAYS_INLINE void half_run_##NAME(char *dst, const char *const *src, const int sources, size_t len)       \
-    {                                                                                                                 \
-        for (size_t i = 0; i < len; i += 16) {                                                                        \
-            DOUBLES even[128 / sizeof(DOUBLES)], odd[128 / sizeof(DOUBLES)];                                          \
-            for (size_t k = 0; k < 128 / sizeof(DOUBLES); k++)                                                        \
-                even[k] = odd[k] = ALL(-0.0);                                                                         \
-            for (int k = 0; k < sources; k += 2) {                                                                    \
-                half_term_##NAME(even, src[k] + 2 * i);                                                               \
-                half_term_##NAME(odd, src[k + 1] + 2 * i);                                                            \
-            }                                                                                                         \
-            for (size_t k = 0; k < 128 / sizeof(DOUBLES); k++)                                                        \
-                even[k] = PLUS(even[k], odd[k]);                                                                      \
-            half_done_##NAME(dst + 2 * i, even);                                                                      \
-        }                                                                                                             \
-    }                                                                                                                 \
-    TARGET static bool half_sum_##NAME(char *dst, const char *const *src, int sources, const judge *j, size_t len, bool quick) \
-    {                                                                                                                 \
-        size_t whole = len - len % 16;                                                                                \
-        (void)j;                                                                                                      \
-        (void)quick;                                                                                                  \
-        if (sources <= 2)                                                                                             \
-            half_run_##NAME(dst, src, 2, whole);                                                                      \
-        else if (sources <= 4)                                                                                        \
-            half_run_##NAME(dst, src, 4, whole);                                                                      \
-        else                                                                                                          \
-            half_run_##NAME(dst, src, 8, whole);                                                                      \
-        half_direct(dst, src, sources, whole, len);                                                                   \
-        return false;                                                                                                 \
+/* Two at once and a sum of their own for every other: additions that lose nothing may be in any order, and this chain
+ * is half as long. */
+#define HALF_SUM(NAME, TARGET, DOUBLES, ALL, PLUS)                                                                 \
+    TARGET ALWAYS_INLINE void half_run_##NAME(char *dst, const char *const *src, const int sources, size_t len)    \
+    {                                                                                                              \
+        for (size_t i = 0; i < len; i += 16) {                                                                     \
+            DOUBLES even[128 / sizeof(DOUBLES)], odd[128 / sizeof(DOUBLES)];                                       \
+            for (size_t k = 0; k < 128 / sizeof(DOUBLES); k++)                                                     \
+                even[k] = odd[k] = ALL(-0.0);                                                                      \
+            for (int k = 0; k < sources; k += 2) {                                                                 \
+                half_term_##NAME(even, src[k] + 2 * i);                                                            \
+                half_term_##NAME(odd, src[k + 1] + 2 * i);                                                         \
+            }                                                                                                      \
+            for (size_t k = 0; k < 128 / sizeof(DOUBLES); k++)                                                     \
+                even[k] = PLUS(even[k], odd[k]);                                                                   \
+            half_done_##NAME(dst + 2 * i, even);                                                                   \
+        }                                                                                                          \
+    }                                                                                                              \
+    TARGET static bool half_sum_##NAME(char *dst, const char *const *src, int sources, const judge *j, size_t len, \
+                                       bool quick)                                                                 \
+    {                                                                                                              \
+        size_t whole = len - len % 16;                                                                             \
+        (void)j;                                                                                                   \
+        (void)quick;                                                                                               \
+        if (sources <= 2)                                                                                          \
+            half_run_##NAME(dst, src, 2, whole);                                                                   \
+        else if (sources <= 4)                                                                                     \
+            half_run_##NAME(dst, src, 4, whole);                                                                   \
+        else                                                                                                       \
+            half_run_##NAME(dst, src, 8, whole);                                                                   \
+        half_direct(dst, src, sources, whole, len);                                                                \
+        return false;                                                                                              \
     }
 HALF_SUM(avx2, AVX2, __m256d, _mm256_set1_pd, _mm256_add_pd)
 HALF_SUM(avx512, AVX512, __m512d, _mm512_set1_pd, _mm512_add_pd)
 
-HALF_WAYS(avx2, AVX2, 8, __m256, __m128i, _mm256_cvtph_ps, _mm256_cvtps_ph, _mm256_loadu_ps, _mm256_storeu_ps, _mm_loadu_si128, _mm_storeu_si128,
-          one_nan_avx2)
-HALF_WAYS(avx512, AVX512, 16, __m512, __m256i, _mm512_cvtph_ps, _mm512_cvtps_ph, _mm512_loadu_ps, _mm512_storeu_ps, _mm256_loadu_si256,
-          _mm256_storeu_si256, one_nan_avx512)
+HALF_WAYS(avx2, AVX2, 8, __m256, __m128i, _mm256_cvtph_ps, _mm256_cvtps_ph, _mm256_loadu_ps, _mm256_storeu_ps,
+          _mm_loadu_si128, _mm_storeu_si128, one_nan_avx2)
+HALF_WAYS(avx512, AVX512, 16, __m512, __m256i, _mm512_cvtph_ps, _mm512_cvtps_ph, _mm512_loadu_ps, _mm512_storeu_ps,
+          _mm256_loadu_si256, _mm256_storeu_si256, one_nan_avx512)
 static const ways all_ways[] = {WAY(plain, NULL), WAY(avx2, half_sum_avx2), WAY(avx512, half_sum_avx512)};
 
 #else
@@ -699,18 +719,12 @@ int fan_exact_isa(int most)
     return isa_now();
 }
 
-static const ways *ways_here(void)
-{
-    return &all_ways[isa_now()];
-}
+static const ways *ways_here(void) { return &all_ways[isa_now()]; }
 
-int64_t fan_exact_slow(void)
-{
-    return atomic_load_explicit(&slow_ones, memory_order_relaxed);
-}
+int64_t fan_exact_slow(void) { return atomic_load_explicit(&slow_ones, memory_order_relaxed); }
 
-/* judge_again: where there is a factor, or a sum of float64 becomes something narrower. `sum` is exact where it is not bad (or, wide, the float64 next
- * to the exact sum); bad ones may pass here if their product is sure all the same. */
+/* judge_again: where there is a factor, or a sum of float64 becomes something narrower. `sum` is exact where it is not
+ * bad (or, wide, the float64 next to the exact sum); bad ones may pass here if their product is sure all the same. */
 static bool judge_again(tally *t, const judge *j, bool is_wide, size_t len)
 {
     double n = (double)j->n, lost = (n * n + 2 * n) * 0x1p-52, size = fabs(j->by);
@@ -773,7 +787,12 @@ static void job_begin(job *j, const void *in, size_t step, size_t n, fan_dtype d
     j->parts = parts_of(d);
     j->read = wide(d) || d == FAN_COMPLEX64 ? d : FAN_FLOAT32;
     j->how = ways_here();
-    j->j = (judge){.n = n, .digits = j->k.digits, .always = j->k.always && n <= ALWAYS_MOST, .grid = TO_DOUBLE, .shifts = true, .by = 1.0};
+    j->j = (judge){.n = n,
+                   .digits = j->k.digits,
+                   .always = j->k.always && n <= ALWAYS_MOST,
+                   .grid = TO_DOUBLE,
+                   .shifts = true,
+                   .by = 1.0};
 }
 
 /* low_of: how numbers of a low dtype become float32, and back; NULL: no loop of its own. */
@@ -811,7 +830,8 @@ static const char *term(const job *j, size_t k, int64_t at, int64_t len, char *r
     }
     FAN_UNCLEARED char rounded_first[TILE * 2]; /* of another dtype into a low one: rounded to that first */
     fan_walk_read(&j->walk, a, at, len, j->d, rounded_first);
-    fan_convert(room, j->read, (int64_t)fan_dtype_size(j->read), rounded_first, j->d, (int64_t)fan_dtype_size(j->d), len);
+    fan_convert(room, j->read, (int64_t)fan_dtype_size(j->read), rounded_first, j->d, (int64_t)fan_dtype_size(j->d),
+                len);
     return room;
 }
 
@@ -910,17 +930,19 @@ static direct direct_of(const job *j, const fan_array *out)
 {
     bool fits = j->n <= AT_ONCE && !j->j.scaled && out->dtype == j->d;
     for (size_t k = 0; k < j->n && fits; k++)
-        fits = operand(j, k)->dtype == j->d && operand(j, k)->data != out->data; /* what is written in vain must not be what is read */
+        fits = operand(j, k)->dtype == j->d &&
+               operand(j, k)->data != out->data; /* what is written in vain must not be what is read */
     if (!fits)
         return NULL;
-    return j->d == FAN_FLOAT32 || j->d == FAN_COMPLEX64 ? j->how->single : wide(j->d) ? j->how->twice
-         : j->d == FAN_BFLOAT16                             ? j->how->brain
-         : j->d == FAN_FLOAT16                              ? j->how->half_sum
-                                                            : NULL;
+    return j->d == FAN_FLOAT32 || j->d == FAN_COMPLEX64 ? j->how->single
+           : wide(j->d)                                 ? j->how->twice
+           : j->d == FAN_BFLOAT16                       ? j->how->brain
+           : j->d == FAN_FLOAT16                        ? j->how->half_sum
+                                                        : NULL;
 }
 
-/* went: elements [at, at + len) are done by `go`; false where one of them needs more than that, or has gaps. *shy: tiles for which the quick way is not
- * tried: more of them each time that it was in vain. */
+/* went: elements [at, at + len) are done by `go`; false where one of them needs more than that, or has gaps. *shy:
+ * tiles for which the quick way is not tried: more of them each time that it was in vain. */
 static bool went(const job *j, direct go, const fan_array *out, int64_t at, int64_t len, unsigned *shy, unsigned *grown)
 {
     const char *src[AT_ONCE];
@@ -930,7 +952,9 @@ static bool went(const job *j, direct go, const fan_array *out, int64_t at, int6
         if (!src[k])
             return false;
     }
-    const char *none = wide(j->d) ? (const char *)no_double : low_of(j->how, j->d) ? (const char *)no_brain : (const char *)no_single;
+    const char *none = wide(j->d)             ? (const char *)no_double
+                       : low_of(j->how, j->d) ? (const char *)no_brain
+                                              : (const char *)no_single;
     for (size_t k = j->n; k < AT_ONCE; k++)
         src[k] = none;
     if (!dst)
@@ -1065,7 +1089,8 @@ void fan_exact_add_at(void *state, fan_dtype d, const fan_array *values, const i
         len = j.walk.size - at < most ? j.walk.size - at : most;
         const char *p = term(&j, 0, at, len, room.term[0]);
         for (size_t i = 0; i < (size_t)len * j.parts; i++)
-            words_add(w + (size_t)to[at + (int64_t)(i / j.parts)] * each + i % j.parts * (size_t)j.k.words, &j.k, number_at(&j, p, i));
+            words_add(w + (size_t)to[at + (int64_t)(i / j.parts)] * each + i % j.parts * (size_t)j.k.words, &j.k,
+                      number_at(&j, p, i));
     }
 }
 

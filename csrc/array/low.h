@@ -1,4 +1,5 @@
-/* low: float16, bfloat16, float8_e4m3fn, float8_e5m2 to and from float32. Bit for bit what NumPy and ml_dtypes have (of NaNs, that it is one).
+/* low: float16, bfloat16, float8_e4m3fn, float8_e5m2 to and from float32. Bit for bit what NumPy and ml_dtypes have (of
+ * NaNs, that it is one).
  *
  *             exponent  mantissa  bias  largest  beyond it
  *   float16         5        10    15    65504   inf
@@ -6,13 +7,15 @@
  *   e5m2            5         2    15    57344   inf
  *   e4m3fn          4         3     7      448   NaN (it has no inf)
  *
- * Upwards is exact. Downwards rounds to nearest, ties to even. A float32 that is normal in the target is rounded on its bits: drop `cut` mantissa
- * bits, add just under half a unit, and one more if the last kept bit is odd; a carry runs into the exponent as it should. One
- * that is subnormal there is added to a power of two whose last bit is the target's smallest step: the adder rounds it.
+ * Upwards is exact. Downwards rounds to nearest, ties to even. A float32 that is normal in the target is rounded on its
+ * bits: drop `cut` mantissa bits, add just under half a unit, and one more if the last kept bit is odd; a carry runs
+ * into the exponent as it should. One that is subnormal there is added to a power of two whose last bit is the target's
+ * smallest step: the adder rounds it.
  *
- * From float64 or integers the way is over a float32 rounded to odd (the last bit set where anything was lost): then the second rounding is
- * that of the exact value. NumPy's float16 is rounded once as well; ml_dtypes goes from float64 and int64 to bfloat16 and float8 over a float32
- * rounded to nearest, so that a value next to a tie may differ from ours in its last bit.
+ * From float64 or integers the way is over a float32 rounded to odd (the last bit set where anything was lost): then
+ * the second rounding is that of the exact value. NumPy's float16 is rounded once as well; ml_dtypes goes from float64
+ * and int64 to bfloat16 and float8 over a float32 rounded to nearest, so that a value next to a tie may differ from
+ * ours in its last bit.
  *
  * No branches: compilers make vectors of these.
  */
@@ -42,13 +45,12 @@ FAN_LOW float fan_float_of_bits(uint32_t u)
     return x;
 }
 
-/* fan_either: yes if c, else no; by a mask, because a compiler may not turn `?:` around float arithmetic into a vector. */
-FAN_LOW uint32_t fan_either(int c, uint32_t yes, uint32_t no)
-{
-    return no ^ ((yes ^ no) & (0u - (uint32_t)c));
-}
+/* fan_either: yes if c, else no; by a mask, because a compiler may not turn `?:` around float arithmetic into a vector.
+ */
+FAN_LOW uint32_t fan_either(int c, uint32_t yes, uint32_t no) { return no ^ ((yes ^ no) & (0u - (uint32_t)c)); }
 
-/* fan_low_round: |x| of float32 bits `a` (sign cleared, not NaN, in range) as exponent and mantissa of a float with `mant` mantissa bits and bias `bias`. */
+/* fan_low_round: |x| of float32 bits `a` (sign cleared, not NaN, in range) as exponent and mantissa of a float with
+ * `mant` mantissa bits and bias `bias`. */
 FAN_LOW uint32_t fan_low_round(uint32_t a, uint32_t mant, uint32_t bias)
 {
     uint32_t cut = 23u - mant;
@@ -70,7 +72,8 @@ FAN_LOW uint32_t fan_low_widen(uint32_t a, uint32_t mant, uint32_t bias)
 }
 
 /* fan_low_of: x rounded: from the float32 bits `over` on to `inf`, NaN to `nan`; the sign goes to bit `sign`. */
-FAN_LOW uint32_t fan_low_of(float x, uint32_t mant, uint32_t bias, uint32_t over, uint32_t inf, uint32_t nan, uint32_t sign)
+FAN_LOW uint32_t fan_low_of(float x, uint32_t mant, uint32_t bias, uint32_t over, uint32_t inf, uint32_t nan,
+                            uint32_t sign)
 {
     uint32_t u = fan_bits_of_float(x), a = u & 0x7fffffffu;
     uint32_t r = fan_low_round(a, mant, bias);
@@ -99,15 +102,9 @@ FAN_LOW uint16_t fan_bfloat16_of(float x)
     return (uint16_t)fan_either((u & 0x7fffffffu) > 0x7f800000u, u >> 16 | 0x40u, r);
 }
 
-FAN_LOW float fan_float_of_bfloat16(uint16_t h)
-{
-    return fan_float_of_bits((uint32_t)h << 16);
-}
+FAN_LOW float fan_float_of_bfloat16(uint16_t h) { return fan_float_of_bits((uint32_t)h << 16); }
 
-FAN_LOW uint8_t fan_e5m2_of(float x)
-{
-    return (uint8_t)fan_low_of(x, 2, 15, 0x47700000u, 0x7cu, 0x7eu, 7); /* 61440 */
-}
+FAN_LOW uint8_t fan_e5m2_of(float x) { return (uint8_t)fan_low_of(x, 2, 15, 0x47700000u, 0x7cu, 0x7eu, 7); /* 61440 */ }
 
 FAN_LOW float fan_float_of_e5m2(uint8_t h)
 {
@@ -116,7 +113,8 @@ FAN_LOW float fan_float_of_e5m2(uint8_t h)
 
 FAN_LOW uint8_t fan_e4m3fn_of(float x)
 {
-    return (uint8_t)fan_low_of(x, 3, 7, 0x43e80001u, 0x7fu, 0x7fu, 7); /* beyond 464; that itself is a tie and goes to 448 */
+    return (uint8_t)fan_low_of(x, 3, 7, 0x43e80001u, 0x7fu, 0x7fu,
+                               7); /* beyond 464; that itself is a tie and goes to 448 */
 }
 
 FAN_LOW float fan_float_of_e4m3fn(uint8_t h)
@@ -133,8 +131,8 @@ FAN_LOW float fan_odd_of_double(double x)
     double back = (double)f;
     uint32_t u = fan_bits_of_float(f);
     double ax = x < 0 ? -x : x, ab = back < 0 ? -back : back;
-    u = ab > ax ? u - 1u : u;                /* rounded up (or to inf): one step back towards zero */
-    u = back < x || back > x ? u | 1u : u;   /* something was lost; of a NaN nothing is asked */
+    u = ab > ax ? u - 1u : u;              /* rounded up (or to inf): one step back towards zero */
+    u = back < x || back > x ? u | 1u : u; /* something was lost; of a NaN nothing is asked */
     return fan_float_of_bits(u);
 }
 

@@ -8,7 +8,8 @@
 #include <math.h>
 #endif
 
-/* fan_modulus: |z| of finite parts; inf where it leaves float64's range. Its square may leave it: then both parts are moved by a power of two. */
+/* fan_modulus: |z| of finite parts; inf where it leaves float64's range. Its square may leave it: then both parts are
+ * moved by a power of two. */
 FAN_LOW double fan_modulus(double re, double im)
 {
     double square = re * re + im * im;

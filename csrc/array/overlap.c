@@ -1,39 +1,47 @@
 /* Do two arrays share a byte? An essay.
  *
- * The bytes of an array are sums: an address, a whole multiple of each stride, and a place within the element. Two arrays share a byte where a sum of the
- * one equals a sum of the other. Count the second array backwards, from its last byte, and every sign is positive: with the unknowns of both arrays
- * side by side it is one equation,
+ * The bytes of an array are sums: an address, a whole multiple of each stride, and a place within the element. Two
+ * arrays share a byte where a sum of the one equals a sum of the other. Count the second array backwards, from its last
+ * byte, and every sign is positive: with the unknowns of both arrays side by side it is one equation,
  *
  *     c0 x0 + c1 x1 + .. = r,    0 <= xi <= ui,
  *
- * in which both places within an element make one more term whose step is 1. To solve such an equation is NP-hard in general, and easy for what people
- * slice. So, the cheap first, and every step exact:
+ * in which both places within an element make one more term whose step is 1. To solve such an equation is NP-hard in
+ * general, and easy for what people slice. So, the cheap first, and every step exact:
  *
- * 1. Comb. Axes of extent 1 or stride 0 add no bytes; a negative stride is a positive one from the other end. Sorted by step, an axis whose
- *    step is at most the tooth below makes the tooth longer; an axis whose step is a multiple of the step below, and no farther than that one
- *    reaches, makes it longer. So what is dense is one tooth, and rows of a matrix are one axis, however many axes they had.
+ * 1. Comb. Axes of extent 1 or stride 0 add no bytes; a negative stride is a positive one from the other end. Sorted by
+ * step, an axis whose step is at most the tooth below makes the tooth longer; an axis whose step is a multiple of the
+ * step below, and no farther than that one reaches, makes it longer. So what is dense is one tooth, and rows of a
+ * matrix are one axis, however many axes they had.
  * 2. Extents. If the first byte of one lies behind the last of the other, they are disjoint.
- * 3. Grid. Let g be the common divisor of all steps but the 1. What the steps make is a multiple of g, so the places within the elements must make r's
- *    remainder: if that is more than they have, the arrays are disjoint: columns of a matrix, heads of a projection, every other element. Otherwise all
- *    is divided by g.
- * 4. Whole. If the terms up to some place reach all multiples of their common divisor up to the largest sum, nothing is left to search: r is reached
- *    if it is a multiple and not too large. A term keeps that up if its step leaves the divisor as it is and is no longer than what is reached below it and
- *    one divisor more. Views of one dense parent are nearly always whole.
- * 5. Search. Else the term with the largest step is tried, each x for which the rest is within reach and divisible by the rest's common divisor; those are one
- *    class modulo a number, and are stepped through. A few are tried for what people slice; there are equations with exponentially many.
- * 6. Table. So after QUICK tries the sums are tabled, a bit for each number up to r: for each term and each power of two in its bound the
- *    table is shifted and united with itself. That takes r / 8 bytes and r / 64 steps a power: exact, and no worse for malicious steps. A sum and what
- *    is left of the whole are reached together, so r is at most half of what all terms make. Which x made it is found from the largest term
- *    down: for each the table of the smaller ones says which x leaves something that they make.
- * 7. Unknown. Over the budget the search goes on for LONG more tries; then the verdict says that nobody knows. The budget is of memory and of work: all
- *    tables that the witness needs are counted beforehand, and the tries; many axes with long steps would else take a minute within any memory. Questions of one
- *    call share their work; when it is done each has FEW tries left.
+ * 3. Grid. Let g be the common divisor of all steps but the 1. What the steps make is a multiple of g, so the places
+ * within the elements must make r's remainder: if that is more than they have, the arrays are disjoint: columns of a
+ * matrix, heads of a projection, every other element. Otherwise all is divided by g.
+ * 4. Whole. If the terms up to some place reach all multiples of their common divisor up to the largest sum, nothing is
+ * left to search: r is reached if it is a multiple and not too large. A term keeps that up if its step leaves the
+ * divisor as it is and is no longer than what is reached below it and one divisor more. Views of one dense parent are
+ * nearly always whole.
+ * 5. Search. Else the term with the largest step is tried, each x for which the rest is within reach and divisible by
+ * the rest's common divisor; those are one class modulo a number, and are stepped through. A few are tried for what
+ * people slice; there are equations with exponentially many.
+ * 6. Table. So after QUICK tries the sums are tabled, a bit for each number up to r: for each term and each power of
+ * two in its bound the table is shifted and united with itself. That takes r / 8 bytes and r / 64 steps a power: exact,
+ * and no worse for malicious steps. A sum and what is left of the whole are reached together, so r is at most half of
+ * what all terms make. Which x made it is found from the largest term down: for each the table of the smaller ones says
+ * which x leaves something that they make.
+ * 7. Unknown. Over the budget the search goes on for LONG more tries; then the verdict says that nobody knows. The
+ * budget is of memory and of work: all tables that the witness needs are counted beforehand, and the tries; many axes
+ * with long steps would else take a minute within any memory. Questions of one call share their work; when it is done
+ * each has FEW tries left.
  *
- * An array overlaps itself where two different elements share a byte. The difference of their indices is not zero; take the axis with the largest step on which
- * it is not, and say that it is positive there. For each axis that is one equation of the same kind: no axis above, at least one step along this one, anything
- * from -u to u along those below. Where every step is longer than all that the smaller ones reach, each of these equations is refused by step 2 at once.
+ * An array overlaps itself where two different elements share a byte. The difference of their indices is not zero; take
+ * the axis with the largest step on which it is not, and say that it is positive there. For each axis that is one
+ * equation of the same kind: no axis above, at least one step along this one, anything from -u to u along those below.
+ * Where every step is longer than all that the smaller ones reach, each of these equations is refused by step 2 at
+ * once.
  *
- * Numbers. A comb is less than 2^61 bytes long, so sums of two, doubled, stay below 2^63; products of remainders are made in 128 bits.
+ * Numbers. A comb is less than 2^61 bytes long, so sums of two, doubled, stay below 2^63; products of remainders are
+ * made in 128 bits.
  */
 #include "array/overlap.h"
 
@@ -45,10 +53,10 @@
 
 #define FARTHEST (UINT64_C(1) << 61)
 #define PARTS (2 * FAN_MAX_NDIM + 1)
-#define QUICK 10000   /* tries: a tenth of a millisecond or so */
-#define LONG 2000000  /* .. and tens of milliseconds */
-#define FEW 200       /* tries, where the work of a call is done */
-#define TRY 20        /* the work of a try */
+#define QUICK 10000    /* tries: a tenth of a millisecond or so */
+#define LONG 2000000   /* .. and tens of milliseconds */
+#define FEW 200        /* tries, where the work of a call is done */
+#define TRY 20         /* the work of a try */
 #define WORK 100000000 /* .. that goes with the default budget: 50 ms or so */
 
 const char *fan_verdict_kind(fan_verdict v)
@@ -95,7 +103,8 @@ typedef struct moving {
     int axis;
 } moving;
 
-/* Where the axes of a comb came from: group 0 is the tooth, group k the comb's axis k - 1; the group's members are sorted[end[k - 1]] to sorted[end[k] - 1]. */
+/* Where the axes of a comb came from: group 0 is the tooth, group k the comb's axis k - 1; the group's members are
+ * sorted[end[k - 1]] to sorted[end[k] - 1]. */
 typedef struct origin {
     moving sorted[FAN_MAX_NDIM];
     int end[FAN_MAX_NDIM + 1];
@@ -176,8 +185,8 @@ void fan_comb_of(const fan_region *r, fan_axis *axes, fan_comb *out)
     comb_of(r, axes, out, sorted, NULL);
 }
 
-/* unwind: the element that holds the byte at `way` from the start of group k's steps: writes its axes' places in `index`, counted from their low ends. Returns
- * what is left within the element. */
+/* unwind: the element that holds the byte at `way` from the start of group k's steps: writes its axes' places in
+ * `index`, counted from their low ends. Returns what is left within the element. */
 static int64_t unwind(const origin *o, int k, int64_t way, int64_t *index)
 {
     for (int i = o->end[k] - 1; i >= (k ? o->end[k - 1] : 0); i--) {
@@ -190,8 +199,10 @@ static int64_t unwind(const origin *o, int k, int64_t way, int64_t *index)
     return way;
 }
 
-/* element: the element of `r` at which the comb's axes have the values x, and whose bytes hold that at `t` in the tooth. */
-static void element(const fan_region *r, const fan_comb *c, const origin *o, const int64_t *x, int64_t t, int64_t *index)
+/* element: the element of `r` at which the comb's axes have the values x, and whose bytes hold that at `t` in the
+ * tooth. */
+static void element(const fan_region *r, const fan_comb *c, const origin *o, const int64_t *x, int64_t t,
+                    int64_t *index)
 {
     memset(index, 0, (size_t)r->ndim * sizeof *index);
     for (int k = 0; k < c->n; k++) {
@@ -218,7 +229,7 @@ typedef struct equation {
     int64_t target;
     int64_t grid, rest; /* the places within the elements make rest + grid * (their part of term 0) */
     int64_t reach[PARTS + 1], gcd[PARTS + 1], inverse[PARTS + 1];
-    int64_t x[PARTS];   /* the solution, and what has been given of it */
+    int64_t x[PARTS]; /* the solution, and what has been given of it */
     term t[PARTS];
     bool whole[PARTS + 1];
     int n;
@@ -266,7 +277,8 @@ static void add_term(equation *e, int64_t step, int64_t most)
     e->n++;
 }
 
-/* pose: parts (ascending) and 0 .. width make the target? false: not even modulo the grid. What is whole as it stands needs no grid. */
+/* pose: parts (ascending) and 0 .. width make the target? false: not even modulo the grid. What is whole as it stands
+ * needs no grid. */
 static bool pose(equation *e, const term *parts, int n, int64_t width, int64_t target)
 {
     int64_t g = 0, rest;
@@ -293,7 +305,8 @@ static bool pose(equation *e, const term *parts, int n, int64_t width, int64_t t
     return true;
 }
 
-/* given: how much of the solution a part with this step (in bytes) and bound has; each part asks once, and takes it away. */
+/* given: how much of the solution a part with this step (in bytes) and bound has; each part asks once, and takes it
+ * away. */
 static int64_t given(equation *e, int64_t step, int64_t most)
 {
     for (int k = 0; k < e->n; k++)
@@ -360,14 +373,15 @@ static window window_of(equation *e, int k, int64_t r)
         jump = quotient(e->gcd[k - 1], e->gcd[k]);
         if (!e->inverse[k])
             e->inverse[k] = inverse_of(quotient(step, e->gcd[k]), jump);
-        int64_t up = times_modulo(remainder_of(quotient(r, e->gcd[k]), jump), e->inverse[k], jump) - remainder_of(first, jump);
+        int64_t up =
+            times_modulo(remainder_of(quotient(r, e->gcd[k]), jump), e->inverse[k], jump) - remainder_of(first, jump);
         first += up < 0 ? up + jump : up;
     }
     return (window){first, jump, first > last ? 0 : jump == 1 ? last - first + 1 : quotient(last - first, jump) + 1};
 }
 
-/* search: step 5, for the terms 0 .. k - 1; `tries` are left. From the middle of a window outwards: there the rest is far from both ends of what the
- * others reach, where most sums are. */
+/* search: step 5, for the terms 0 .. k - 1; `tries` are left. From the middle of a window outwards: there the rest is
+ * far from both ends of what the others reach, where most sums are. */
 static found search(equation *e, int k, int64_t r, int64_t *tries)
 {
     assert(r >= 0 && r <= e->reach[k]); /* extents met, and windows see to it */
@@ -393,12 +407,10 @@ static found search(equation *e, int k, int64_t r, int64_t *tries)
 
 /* ---- the table of sums ---- */
 
-static bool has(const uint64_t *bits, int64_t i)
-{
-    return bits[i / 64] >> (i % 64) & 1;
-}
+static bool has(const uint64_t *bits, int64_t i) { return bits[i / 64] >> (i % 64) & 1; }
 
-/* unite: n words of `from`, shifted up by `part` bits, into those of `to`; from[-1] is the word below. They do not overlap. */
+/* unite: n words of `from`, shifted up by `part` bits, into those of `to`; from[-1] is the word below. They do not
+ * overlap. */
 static void unite(uint64_t *restrict to, const uint64_t *restrict from, size_t n, unsigned part)
 {
     if (part == 0)
@@ -409,7 +421,8 @@ static void unite(uint64_t *restrict to, const uint64_t *restrict from, size_t n
             to[i] |= from[i] << part | from[(ptrdiff_t)i - 1] >> (64 - part);
 }
 
-/* shift_in: every sum, and every sum and `by` more, in a table of `words`, below which there is one of zeros; from the top, so that none is shifted twice. */
+/* shift_in: every sum, and every sum and `by` more, in a table of `words`, below which there is one of zeros; from the
+ * top, so that none is shifted twice. */
 static void shift_in(uint64_t *bits, size_t words, int64_t by)
 {
     size_t whole = (size_t)(by / 64), end = words;
@@ -570,14 +583,16 @@ static int side_by_side(const fan_comb *a, const fan_comb *b, term *parts)
 {
     int n = 0;
     for (int i = 0, j = 0; i < a->n || j < b->n;) {
-        const fan_axis *next = j == b->n || (i < a->n && a->axes[i].step <= b->axes[j].step) ? &a->axes[i++] : &b->axes[j++];
+        const fan_axis *next =
+            j == b->n || (i < a->n && a->axes[i].step <= b->axes[j].step) ? &a->axes[i++] : &b->axes[j++];
         parts[n++] = (term){next->step, next->count - 1};
     }
     return n;
 }
 
 /* The second region is counted from its last byte. */
-static fan_status solve_pair(equation *e, const fan_comb *a, const fan_comb *b, fan_effort *left, fan_verdict *out, fan_error *err)
+static fan_status solve_pair(equation *e, const fan_comb *a, const fan_comb *b, fan_effort *left, fan_verdict *out,
+                             fan_error *err)
 {
     FAN_UNCLEARED term parts[PARTS];
     int n = side_by_side(a, b, parts);
@@ -591,8 +606,10 @@ fan_status fan_comb_overlap(const fan_comb *a, const fan_comb *b, fan_effort *le
     return at_once(a, b, out) ? FAN_OK : solve_pair(&e, a, b, left, out, err);
 }
 
-/* elements: from the solution an element of each. The second, which is counted from its end, is given first: so the indices of both are small. */
-static void elements(equation *e, const fan_region *const r[2], const fan_comb *c, const origin *o, int64_t *const at[2])
+/* elements: from the solution an element of each. The second, which is counted from its end, is given first: so the
+ * indices of both are small. */
+static void elements(equation *e, const fan_region *const r[2], const fan_comb *c, const origin *o,
+                     int64_t *const at[2])
 {
     FAN_UNCLEARED int64_t x[2][FAN_MAX_NDIM];
     int64_t places = given_places(e, c[0].tooth + c[1].tooth - 2), back = places < c[1].tooth ? places : c[1].tooth - 1;
@@ -612,8 +629,8 @@ static void first_byte(const fan_region *const r[2], const fan_comb *c, const or
         element(r[i], &c[i], &o[i], NULL, (int64_t)(lo - c[i].lo), at[i]);
 }
 
-fan_status fan_overlap(const fan_region *a, const fan_region *b, uint64_t budget, int64_t *at_a, int64_t *at_b, fan_verdict *out,
-                       fan_error *err)
+fan_status fan_overlap(const fan_region *a, const fan_region *b, uint64_t budget, int64_t *at_a, int64_t *at_b,
+                       fan_verdict *out, fan_error *err)
 {
     FAN_UNCLEARED origin o[2];
     FAN_UNCLEARED fan_axis axes[2][FAN_MAX_NDIM];
@@ -664,9 +681,10 @@ static void apart(const fan_region *r, const moving *m, int64_t difference, int6
     two[m->axis] = difference < 0 ? -difference : 0;
 }
 
-/* leading: whether two elements that differ by 1 or more along axis k, by nothing above and by anything below, share a byte. */
-static fan_status leading(const fan_region *r, const moving *sorted, int k, fan_effort *left, int64_t *one, int64_t *two, fan_verdict *out,
-                          fan_error *err)
+/* leading: whether two elements that differ by 1 or more along axis k, by nothing above and by anything below, share a
+ * byte. */
+static fan_status leading(const fan_region *r, const moving *sorted, int k, fan_effort *left, int64_t *one,
+                          int64_t *two, fan_verdict *out, fan_error *err)
 {
     FAN_UNCLEARED equation e;
     FAN_UNCLEARED term parts[PARTS];
@@ -689,7 +707,8 @@ static fan_status leading(const fan_region *r, const moving *sorted, int k, fan_
     return FAN_OK;
 }
 
-fan_status fan_overlap_itself(const fan_region *a, uint64_t budget, int64_t *one, int64_t *two, fan_verdict *out, fan_error *err)
+fan_status fan_overlap_itself(const fan_region *a, uint64_t budget, int64_t *one, int64_t *two, fan_verdict *out,
+                              fan_error *err)
 {
     FAN_UNCLEARED moving sorted[FAN_MAX_NDIM];
     fan_effort left = fan_effort_of(budget);

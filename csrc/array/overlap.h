@@ -4,9 +4,10 @@
  *   comb      the set of a region's bytes, with as few axes as possible
  *   verdict   disjoint, overlap (with an element of each that holds one byte), or why nobody could tell
  *
- * "Cannot tell" is a verdict and no error: whoever must be safe takes it for an overlap. It is given where a region cannot be counted in 61
- * bits, and where the question is of the hard kind (see overlap.c) and its table of sums does not fit the budget, of memory or of time. Nothing here takes exponential time.
- * Addresses are unsigned numbers; regions of different devices must not be compared. All functions may be called from any thread, and allocate only for
+ * "Cannot tell" is a verdict and no error: whoever must be safe takes it for an overlap. It is given where a region
+ * cannot be counted in 61 bits, and where the question is of the hard kind (see overlap.c) and its table of sums does
+ * not fit the budget, of memory or of time. Nothing here takes exponential time. Addresses are unsigned numbers;
+ * regions of different devices must not be compared. All functions may be called from any thread, and allocate only for
  * hard questions (and lists).
  */
 #ifndef FAN_ARRAY_OVERLAP_H
@@ -16,8 +17,9 @@
 
 #define FAN_OVERLAP_BUDGET (UINT64_C(256) << 20)
 
-/* What one question, or all questions of one call, may cost: bytes for a table, and work, in words of a table that are united (half a nanosecond). The work that
- * goes with a budget is in proportion to it: about 50 ms for the default, and more for more; without end for UINT64_MAX. */
+/* What one question, or all questions of one call, may cost: bytes for a table, and work, in words of a table that are
+ * united (half a nanosecond). The work that goes with a budget is in proportion to it: about 50 ms for the default, and
+ * more for more; without end for UINT64_MAX. */
 typedef struct fan_effort {
     uint64_t bytes;
     int64_t work; /* left */
@@ -34,11 +36,12 @@ typedef struct fan_region {
 } fan_region;
 
 /* X(NAME, kind, words): the verdicts, and why one could not tell. */
-#define FAN_VERDICT_LIST(X)                                                                                           \
-    X(DISJOINT, "disjoint", "no byte belongs to both")                                                                \
-    X(OVERLAP, "overlap", "one byte at least belongs to both")                                                        \
-    X(FAR, "unknown", "the strides reach farther than can be counted")                                                \
-    X(HARD, "unknown", "too hard: the search was given up and its table of sums does not fit the budget of memory and time")
+#define FAN_VERDICT_LIST(X)                                            \
+    X(DISJOINT, "disjoint", "no byte belongs to both")                 \
+    X(OVERLAP, "overlap", "one byte at least belongs to both")         \
+    X(FAR, "unknown", "the strides reach farther than can be counted") \
+    X(HARD, "unknown",                                                 \
+      "too hard: the search was given up and its table of sums does not fit the budget of memory and time")
 
 typedef enum fan_verdict {
 #define X(NAME, kind, words) FAN_##NAME,
@@ -52,13 +55,16 @@ const char *fan_verdict_words(fan_verdict v); /* a sentence's worth of why */
 /* fan_region_of: a host array as a region; valid as long as the array. */
 fan_region fan_region_of(const fan_array *a);
 
-/* fan_overlap: the verdict on two regions. On FAN_OVERLAP at_a and at_b (room for the axes of each; both NULL: not asked for) get an element of each that
- * holds one common byte. budget: bytes for the table of a hard question; 0: no table, nothing is allocated and nothing fails. FAN_NOMEM. */
-fan_status fan_overlap(const fan_region *a, const fan_region *b, uint64_t budget, int64_t *at_a, int64_t *at_b, fan_verdict *out,
-                       fan_error *err);
+/* fan_overlap: the verdict on two regions. On FAN_OVERLAP at_a and at_b (room for the axes of each; both NULL: not
+ * asked for) get an element of each that holds one common byte. budget: bytes for the table of a hard question; 0: no
+ * table, nothing is allocated and nothing fails. FAN_NOMEM. */
+fan_status fan_overlap(const fan_region *a, const fan_region *b, uint64_t budget, int64_t *at_a, int64_t *at_b,
+                       fan_verdict *out, fan_error *err);
 /* fan_overlap_itself: the same for two different elements, `one` and `two`, of one region. */
-fan_status fan_overlap_itself(const fan_region *a, uint64_t budget, int64_t *one, int64_t *two, fan_verdict *out, fan_error *err);
-/* fan_array_disjoint: whether no byte belongs to both of two host arrays, as far as a short search can tell; no allocation. */
+fan_status fan_overlap_itself(const fan_region *a, uint64_t budget, int64_t *one, int64_t *two, fan_verdict *out,
+                              fan_error *err);
+/* fan_array_disjoint: whether no byte belongs to both of two host arrays, as far as a short search can tell; no
+ * allocation. */
 bool fan_array_disjoint(const fan_array *a, const fan_array *b);
 
 /* A region's bytes: lo + step0 * x0 + step1 * x1 + .. + t, with 0 <= x < count for each axis and 0 <= t < tooth. */
@@ -72,7 +78,7 @@ typedef struct fan_comb {
     const fan_axis *axes; /* the smallest step first, each larger than the tooth */
     int n;
     bool empty;
-    bool far;             /* cannot be counted: lo and last are those of all memory, and the rest means nothing */
+    bool far; /* cannot be counted: lo and last are those of all memory, and the rest means nothing */
 } fan_comb;
 
 /* fan_comb_of: the bytes of a region; `axes` has room for its axes and is borrowed by the comb. */

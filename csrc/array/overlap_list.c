@@ -1,17 +1,21 @@
 /* Many regions: few of all the pairs may be looked at.
  *
- * Sorted by their first bytes, regions fall into runs: one run's extents chain, two runs' do not meet. Within a run two things rule out a pair without a
- * question: their extents do not meet, or, on the circle of all remainders modulo some step g, their arcs do not. A comb's arc begins at the remainder of
- * its first byte and is as long as its tooth and its axes that are no multiples of g. Columns of a matrix have extents that all meet, and arcs modulo the row that
- * never do; slices of one row have it the other way round. For both it is the same sweep over sorted stretches, and how many pairs of stretches meet
- * can be counted beforehand in the time of a sort. So for each run the extents and the arcs modulo its most frequent steps are counted, and the least
- * is swept; each pair that meets there is asked for the other as well (two comparisons), and then for the exact verdict.
+ * Sorted by their first bytes, regions fall into runs: one run's extents chain, two runs' do not meet. Within a run two
+ * things rule out a pair without a question: their extents do not meet, or, on the circle of all remainders modulo some
+ * step g, their arcs do not. A comb's arc begins at the remainder of its first byte and is as long as its tooth and its
+ * axes that are no multiples of g. Columns of a matrix have extents that all meet, and arcs modulo the row that never
+ * do; slices of one row have it the other way round. For both it is the same sweep over sorted stretches, and how many
+ * pairs of stretches meet can be counted beforehand in the time of a sort. So for each run the extents and the arcs
+ * modulo its most frequent steps are counted, and the least is swept; each pair that meets there is asked for the other
+ * as well (two comparisons), and then for the exact verdict.
  *
- * A few arrays may hold together what falls apart without them: a flat buffer, and views of the matrices in it. Where that is so, and the rest falls into
- * runs of at most half as many, those few are asked against all, and the rest is swept by itself.
+ * A few arrays may hold together what falls apart without them: a flat buffer, and views of the matrices in it. Where
+ * that is so, and the rest falls into runs of at most half as many, those few are asked against all, and the rest is
+ * swept by itself.
  *
- * For components pairs need not be found, only enough of them. Stretches that are still open are kept in lists, one for each component; a new one is asked against the
- * members of a list, the newest first, until one shares a byte with it. Then the lists are one. So a thousand views of the same memory cost a thousand questions.
+ * For components pairs need not be found, only enough of them. Stretches that are still open are kept in lists, one for
+ * each component; a new one is asked against the members of a list, the newest first, until one shares a byte with it.
+ * Then the lists are one. So a thousand views of the same memory cost a thousand questions.
  */
 #include "array/overlap_list.h"
 
@@ -81,15 +85,9 @@ void fan_overlaps_free(fan_overlaps *l)
     fan_free(l);
 }
 
-size_t fan_overlaps_count(const fan_overlaps *l)
-{
-    return l->n;
-}
+size_t fan_overlaps_count(const fan_overlaps *l) { return l->n; }
 
-const fan_region *fan_overlaps_region(const fan_overlaps *l, size_t i)
-{
-    return &l->regions[i];
-}
+const fan_region *fan_overlaps_region(const fan_overlaps *l, size_t i) { return &l->regions[i]; }
 
 bool fan_overlaps_extent(const fan_overlaps *l, size_t i, uint64_t *lo, uint64_t *last)
 {
@@ -129,7 +127,8 @@ static void merge(stretch *s, size_t n, stretch *spare)
     }
 }
 
-/* meetings: how many pairs of sorted stretches meet. Whom one meets follow it at once, so their end is looked for from there. */
+/* meetings: how many pairs of sorted stretches meet. Whom one meets follow it at once, so their end is looked for from
+ * there. */
 static uint64_t meetings(const stretch *s, size_t n)
 {
     uint64_t count = 0;
@@ -220,11 +219,12 @@ typedef struct work {
     const fan_overlaps *l;
     fan_effort left; /* of the whole call */
     bool extents_only;
-    stretch *run;         /* all that are not empty, by their first bytes; room for 2n, as in the next three, which are made when they are needed */
-    stretch *arc, *best;  /* arcs modulo the step that is tried, and modulo the best so far */
-    stretch *spare;       /* for sorting */
-    list *lists;          /* 2n: for components; for pairs the heads are the open stretches */
-    uint32_t *parent;     /* components: towards the root; NULL: pairs are wanted */
+    stretch *run; /* all that are not empty, by their first bytes; room for 2n, as in the next three, which are made
+                     when they are needed */
+    stretch *arc, *best; /* arcs modulo the step that is tried, and modulo the best so far */
+    stretch *spare;      /* for sorting */
+    list *lists;         /* 2n: for components; for pairs the heads are the open stretches */
+    uint32_t *parent;    /* components: towards the root; NULL: pairs are wanted */
     fan_pair *pairs;
     size_t npairs, cap;
 } work;
@@ -435,7 +435,8 @@ static bool divides(const stretch *run, size_t n, uint64_t most)
     return longest <= n / 2;
 }
 
-/* set_aside: moves the few that hold a run together behind the others, which stay in order. Returns how many: 0 if that divides nothing. */
+/* set_aside: moves the few that hold a run together behind the others, which stay in order. Returns how many: 0 if that
+ * divides nothing. */
 static size_t set_aside(stretch *run, size_t n)
 {
     stretch aside[BRIDGES];
@@ -517,7 +518,8 @@ static fan_status sweep_runs(work *w, stretch *s, size_t n, fan_error *err)
     return FAN_OK;
 }
 
-static fan_status label_all(const fan_overlaps *l, bool extents_only, uint64_t budget, uint32_t *label, size_t *count, fan_error *err)
+static fan_status label_all(const fan_overlaps *l, bool extents_only, uint64_t budget, uint32_t *label, size_t *count,
+                            fan_error *err)
 {
     work w;
     size_t n, components = 0;
@@ -538,7 +540,8 @@ static fan_status label_all(const fan_overlaps *l, bool extents_only, uint64_t b
     return FAN_OK;
 }
 
-fan_status fan_overlaps_components(const fan_overlaps *l, uint64_t budget, uint32_t *label, size_t *count, fan_error *err)
+fan_status fan_overlaps_components(const fan_overlaps *l, uint64_t budget, uint32_t *label, size_t *count,
+                                   fan_error *err)
 {
     return label_all(l, false, budget, label, count, err);
 }

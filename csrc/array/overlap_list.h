@@ -1,6 +1,7 @@
 /* overlap_list: which of many regions share bytes: the pairs, and the components, which are what pairs join.
  *
- * A list copies what it is told of the regions. Afterwards it is only read, from any thread. A verdict that nobody could tell counts as an overlap.
+ * A list copies what it is told of the regions. Afterwards it is only read, from any thread. A verdict that nobody
+ * could tell counts as an overlap.
  */
 #ifndef FAN_ARRAY_OVERLAP_LIST_H
 #define FAN_ARRAY_OVERLAP_LIST_H
@@ -25,12 +26,14 @@ const fan_region *fan_overlaps_region(const fan_overlaps *l, size_t i);
 /* fan_overlaps_extent: the first and the last byte of region i; false where it is empty. */
 bool fan_overlaps_extent(const fan_overlaps *l, size_t i, uint64_t *lo, uint64_t *last);
 
-/* fan_overlaps_components: label[i] is the number of the component of region i; they are numbered by their first members. *count: how many. Near-linear for
- * what people slice, also where the pairs are many. FAN_NOMEM. */
-fan_status fan_overlaps_components(const fan_overlaps *l, uint64_t budget, uint32_t *label, size_t *count, fan_error *err);
+/* fan_overlaps_components: label[i] is the number of the component of region i; they are numbered by their first
+ * members. *count: how many. Near-linear for what people slice, also where the pairs are many. FAN_NOMEM. */
+fan_status fan_overlaps_components(const fan_overlaps *l, uint64_t budget, uint32_t *label, size_t *count,
+                                   fan_error *err);
 /* fan_overlaps_extents: the same of regions whose extents meet, whether their bytes do or not. */
 fan_status fan_overlaps_extents(const fan_overlaps *l, uint32_t *label, size_t *count, fan_error *err);
-/* fan_overlaps_pairs: all pairs that are not disjoint, in order; *out is the caller's, to be freed with fan_free. FAN_NOMEM. */
+/* fan_overlaps_pairs: all pairs that are not disjoint, in order; *out is the caller's, to be freed with fan_free.
+ * FAN_NOMEM. */
 fan_status fan_overlaps_pairs(const fan_overlaps *l, uint64_t budget, fan_pair **out, size_t *count, fan_error *err);
 
 #endif

@@ -29,10 +29,7 @@ static bool save(unsigned char *there, unsigned char *kept, size_t n)
     return true;
 }
 
-static bool is_same(unsigned char *there, unsigned char *kept, size_t n)
-{
-    return memcmp(kept, there, n) == 0;
-}
+static bool is_same(unsigned char *there, unsigned char *kept, size_t n) { return memcmp(kept, there, n) == 0; }
 
 static bool put_back(unsigned char *there, unsigned char *kept, size_t n)
 {
@@ -54,17 +51,23 @@ static inline bool line(fan_axis axis, unsigned char *there, unsigned char *kept
 }
 
 /* LINES(function): a line of rows of the usual widths of elements, each with a loop of its own. */
-#define LINES(row)                                                                                                    \
-    static bool lines_##row(fan_axis axis, unsigned char *there, unsigned char *kept, size_t tooth)                   \
-    {                                                                                                                 \
-        switch (tooth) {                                                                                              \
-        case 1: return line(axis, there, kept, 1, row);                                                               \
-        case 2: return line(axis, there, kept, 2, row);                                                               \
-        case 4: return line(axis, there, kept, 4, row);                                                               \
-        case 8: return line(axis, there, kept, 8, row);                                                               \
-        case 16: return line(axis, there, kept, 16, row);                                                             \
-        default: return line(axis, there, kept, tooth, row);                                                          \
-        }                                                                                                             \
+#define LINES(row)                                                                                  \
+    static bool lines_##row(fan_axis axis, unsigned char *there, unsigned char *kept, size_t tooth) \
+    {                                                                                               \
+        switch (tooth) {                                                                            \
+        case 1:                                                                                     \
+            return line(axis, there, kept, 1, row);                                                 \
+        case 2:                                                                                     \
+            return line(axis, there, kept, 2, row);                                                 \
+        case 4:                                                                                     \
+            return line(axis, there, kept, 4, row);                                                 \
+        case 8:                                                                                     \
+            return line(axis, there, kept, 8, row);                                                 \
+        case 16:                                                                                    \
+            return line(axis, there, kept, 16, row);                                                \
+        default:                                                                                    \
+            return line(axis, there, kept, tooth, row);                                             \
+        }                                                                                           \
     }
 LINES(save)
 LINES(is_same)
@@ -125,7 +128,9 @@ static fan_status plan(fan_snapshot *s, const fan_region *r, size_t i, size_t *a
         k->n = 0;
     }
     *axes += (size_t)k->n;
-    return __builtin_add_overflow(s->size, bytes, &s->size) ? fan_fail(err, FAN_NOMEM, "out of memory for a copy of %zu arrays", s->n) : FAN_OK;
+    return __builtin_add_overflow(s->size, bytes, &s->size)
+               ? fan_fail(err, FAN_NOMEM, "out of memory for a copy of %zu arrays", s->n)
+               : FAN_OK;
 }
 
 fan_status fan_snapshot_new(const fan_region *r, size_t n, fan_snapshot **out, fan_error *err)
@@ -171,15 +176,9 @@ void fan_snapshot_free(fan_snapshot *s)
     fan_free(s);
 }
 
-size_t fan_snapshot_bytes(const fan_snapshot *s)
-{
-    return s->size;
-}
+size_t fan_snapshot_bytes(const fan_snapshot *s) { return s->size; }
 
-uint64_t fan_snapshot_data(const fan_snapshot *s, size_t i)
-{
-    return s->items[i].data;
-}
+uint64_t fan_snapshot_data(const fan_snapshot *s, size_t i) { return s->items[i].data; }
 
 bool fan_snapshot_changed(const fan_snapshot *s, size_t i)
 {

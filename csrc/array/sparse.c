@@ -1,6 +1,6 @@
-/* How a sum is made: every stored entry gets a key, the place of its index in the order of the result's indices; operands are put one behind the
- * other, sorted by key without changing the order among equals, and equal neighbours are folded from left to right. That is D12: the
- * order (key of the contribution, position) survives the sort.
+/* How a sum is made: every stored entry gets a key, the place of its index in the order of the result's indices;
+ * operands are put one behind the other, sorted by key without changing the order among equals, and equal neighbours
+ * are folded from left to right. That is D12: the order (key of the contribution, position) survives the sort.
  *
  *   format   axes that are indexed            an entry's values
  *   COO      the first sparse_dim             the other axes
@@ -9,11 +9,13 @@
  *   BSR      block row, block column          a block
  *   BSC      block column, block row          a block
  *
- * A key is a linear index in one int64; where the extents are too large for that, it has several columns, sorted from the last to the first.
+ * A key is a linear index in one int64; where the extents are too large for that, it has several columns, sorted from
+ * the last to the first.
  *
- * What can go wrong: the sum widens (D3) between operands while duplicates are still apart. Converted one by one and added later
- * they would give other bits than added first; so everything before a widening is folded before it is converted. And: index parts
- * are others' memory, which may change after it was checked: every index is held against its extent when it is used. */
+ * What can go wrong: the sum widens (D3) between operands while duplicates are still apart. Converted one by one and
+ * added later they would give other bits than added first; so everything before a widening is folded before it is
+ * converted. And: index parts are others' memory, which may change after it was checked: every index is held against
+ * its extent when it is used. */
 #include "array/sparse.h"
 
 #include "array/convert.h"
@@ -24,11 +26,11 @@
 #include <string.h>
 
 /* X(FORMAT, name) */
-#define FORMAT_LIST(X)                                                                                                \
-    X(FAN_COO, "coo")                                                                                                 \
-    X(FAN_CSR, "csr")                                                                                                 \
-    X(FAN_CSC, "csc")                                                                                                 \
-    X(FAN_BSR, "bsr")                                                                                                 \
+#define FORMAT_LIST(X) \
+    X(FAN_COO, "coo")  \
+    X(FAN_CSR, "csr")  \
+    X(FAN_CSC, "csc")  \
+    X(FAN_BSR, "bsr")  \
     X(FAN_BSC, "bsc")
 
 static const char *const names[] = {
@@ -38,10 +40,7 @@ static const char *const names[] = {
 };
 #define FORMATS (sizeof names / sizeof names[0])
 
-const char *fan_format_name(fan_format f)
-{
-    return (size_t)f < FORMATS ? names[f] : "none";
-}
+const char *fan_format_name(fan_format f) { return (size_t)f < FORMATS ? names[f] : "none"; }
 
 bool fan_format_from_name(const char *name, fan_format *out)
 {
@@ -54,16 +53,10 @@ bool fan_format_from_name(const char *name, fan_format *out)
     return false;
 }
 
-static bool is_blocked(fan_format f)
-{
-    return f == FAN_BSR || f == FAN_BSC;
-}
+static bool is_blocked(fan_format f) { return f == FAN_BSR || f == FAN_BSC; }
 
 /* compressed_axis: the axis of the dense shape that the pointers run along. */
-static int compressed_axis(fan_format f)
-{
-    return f == FAN_CSC || f == FAN_BSC;
-}
+static int compressed_axis(fan_format f) { return f == FAN_CSC || f == FAN_BSC; }
 
 /* block_extent: of a block along an axis of the dense shape; 1 where there are none. */
 static int64_t block_extent(const fan_sparse *s, int axis)
@@ -71,15 +64,9 @@ static int64_t block_extent(const fan_sparse *s, int axis)
     return is_blocked(s->format) ? s->values->shape[1 + axis] : 1;
 }
 
-static int sparse_dim(const fan_sparse *s)
-{
-    return s->format == FAN_COO ? (int)s->indices->shape[0] : 2;
-}
+static int sparse_dim(const fan_sparse *s) { return s->format == FAN_COO ? (int)s->indices->shape[0] : 2; }
 
-int64_t fan_sparse_nnz(const fan_sparse *s)
-{
-    return s->values->shape[0];
-}
+int64_t fan_sparse_nnz(const fan_sparse *s) { return s->values->shape[0]; }
 
 /* cells: numbers in one stored entry. */
 static int64_t cells_of(const fan_sparse *s)
@@ -99,7 +86,8 @@ static fan_status check_extents(int ndim, const int64_t *shape, fan_error *err)
         return fan_fail(err, FAN_VALUE, "%d axes: a sparse array has 0 to %d", ndim, FAN_MAX_NDIM);
     for (int i = 0; i < ndim; i++)
         if (shape[i] < 0)
-            return fan_fail(err, FAN_VALUE, "axis %d has the extent %lld: it must not be negative", i, (long long)shape[i]);
+            return fan_fail(err, FAN_VALUE, "axis %d has the extent %lld: it must not be negative", i,
+                            (long long)shape[i]);
     return FAN_OK;
 }
 
@@ -110,7 +98,8 @@ static fan_status check_index_dtype(const char *what, const fan_array *a, fan_er
     return fan_fail(err, FAN_TYPE, "sparse %s are %s: expected int32 or int64", what, fan_dtype_name(a->dtype));
 }
 
-static fan_status check_shape(fan_format f, const char *what, const fan_array *a, int ndim, const int64_t *want, fan_error *err)
+static fan_status check_shape(fan_format f, const char *what, const fan_array *a, int ndim, const int64_t *want,
+                              fan_error *err)
 {
     bool same = a->ndim == ndim;
     for (int i = 0; same && i < ndim; i++)
@@ -119,10 +108,12 @@ static fan_status check_shape(fan_format f, const char *what, const fan_array *a
         return FAN_OK;
     char got[128], expected[128];
     return fan_fail(err, FAN_VALUE, "%s %s have shape %s: expected %s", fan_format_name(f), what,
-                    fan_shape_text(a->ndim, a->shape, got, sizeof got), fan_shape_text(ndim, want, expected, sizeof expected));
+                    fan_shape_text(a->ndim, a->shape, got, sizeof got),
+                    fan_shape_text(ndim, want, expected, sizeof expected));
 }
 
-static fan_status check_coo(int ndim, const int64_t *shape, const fan_array *indices, const fan_array *values, fan_error *err)
+static fan_status check_coo(int ndim, const int64_t *shape, const fan_array *indices, const fan_array *values,
+                            fan_error *err)
 {
     if (indices->ndim != 2 || indices->shape[0] > ndim) {
         char text[128];
@@ -139,8 +130,8 @@ static fan_status check_coo(int ndim, const int64_t *shape, const fan_array *ind
     return check_shape(FAN_COO, "values", values, 1 + ndim - dim, want, err);
 }
 
-static fan_status check_compressed(fan_format f, int ndim, const int64_t *shape, const fan_array *indices, const fan_array *pointers,
-                                   const fan_array *values, fan_error *err)
+static fan_status check_compressed(fan_format f, int ndim, const int64_t *shape, const fan_array *indices,
+                                   const fan_array *pointers, const fan_array *values, fan_error *err)
 {
     if (ndim != 2)
         return fan_fail(err, FAN_VALUE, "%s has 2 axes, not %d", fan_format_name(f), ndim);
@@ -167,8 +158,8 @@ static fan_status check_compressed(fan_format f, int ndim, const int64_t *shape,
     return check_shape(f, "pointers", pointers, 1, want, err);
 }
 
-fan_status fan_sparse_new(fan_format f, int ndim, const int64_t *shape, fan_array *indices, fan_array *pointers, fan_array *values,
-                          bool coalesced, fan_sparse **out, fan_error *err)
+fan_status fan_sparse_new(fan_format f, int ndim, const int64_t *shape, fan_array *indices, fan_array *pointers,
+                          fan_array *values, bool coalesced, fan_sparse **out, fan_error *err)
 {
     *out = NULL;
     if ((size_t)f >= FORMATS)
@@ -236,15 +227,12 @@ static int64_t pointer(const fan_sparse *s, int64_t p)
     return load_index(s->pointers, s->pointers->data + p * s->pointers->strides[0]);
 }
 
-static bool within(int64_t index, int64_t extent)
-{
-    return index >= 0 && index < extent;
-}
+static bool within(int64_t index, int64_t extent) { return index >= 0 && index < extent; }
 
 static fan_status outside(const fan_sparse *s, int axis, int64_t e, int64_t index, int64_t extent, fan_error *err)
 {
-    return fan_fail(err, FAN_VALUE, "%s entry %lld has the index %lld along axis %d, which has %lld", fan_format_name(s->format),
-                    (long long)e, (long long)index, axis, (long long)extent);
+    return fan_fail(err, FAN_VALUE, "%s entry %lld has the index %lld along axis %d, which has %lld",
+                    fan_format_name(s->format), (long long)e, (long long)index, axis, (long long)extent);
 }
 
 static fan_status check_pointers(const fan_sparse *s, fan_error *err)
@@ -291,17 +279,19 @@ typedef struct grid {
     fan_format format;
     int axes;
     int64_t extent[FAN_MAX_NDIM];
-    int64_t cells;               /* numbers in an entry */
-    int columns;                 /* of a key; column c is the linear index over axes first[c] .. first[c + 1] - 1 */
+    int64_t cells; /* numbers in an entry */
+    int columns;   /* of a key; column c is the linear index over axes first[c] .. first[c + 1] - 1 */
     int first[FAN_MAX_NDIM + 1];
 } grid;
 
 static bool same_blocks(const fan_sparse *a, const fan_sparse *b)
 {
-    return !is_blocked(a->format) || (block_extent(a, 0) == block_extent(b, 0) && block_extent(a, 1) == block_extent(b, 1));
+    return !is_blocked(a->format) ||
+           (block_extent(a, 0) == block_extent(b, 0) && block_extent(a, 1) == block_extent(b, 1));
 }
 
-/* grid_of: the grid of a sum: the operands' own where they are alike; else COO over as many axes as any of them indexes. */
+/* grid_of: the grid of a sum: the operands' own where they are alike; else COO over as many axes as any of them
+ * indexes. */
 static void grid_of(grid *g, const fan_sparse_operand *in, size_t n)
 {
     const fan_sparse *s = in[0].sparse;
@@ -363,8 +353,10 @@ static void axis_of_key(const grid *g, const int64_t *keys, int64_t n, int axis,
         *(fan_any_i64 *)(to + e * step) = key[e] / below % g->extent[axis];
 }
 
-/* own_index: the index of each stored entry of s along a grid axis, in the units of s's own index part, each `times` times. */
-static fan_status own_index(const fan_sparse *s, bool compressed, int axis, int64_t extent, int64_t times, int64_t *to, fan_error *err)
+/* own_index: the index of each stored entry of s along a grid axis, in the units of s's own index part, each `times`
+ * times. */
+static fan_status own_index(const fan_sparse *s, bool compressed, int axis, int64_t extent, int64_t times, int64_t *to,
+                            fan_error *err)
 {
     int64_t nnz = fan_sparse_nnz(s), row = 0;
     if (compressed)
@@ -386,7 +378,8 @@ static fan_status own_index(const fan_sparse *s, bool compressed, int axis, int6
     return FAN_OK;
 }
 
-/* grid_index: the index along grid axis `axis` of each entry that s has in this grid (one stored entry of s is `times` of them). */
+/* grid_index: the index along grid axis `axis` of each entry that s has in this grid (one stored entry of s is `times`
+ * of them). */
 static fan_status grid_index(const fan_sparse *s, const grid *g, int axis, int64_t times, int64_t *to, fan_error *err)
 {
     int64_t n = fan_sparse_nnz(s) * times;
@@ -455,12 +448,14 @@ static void copy_values(const fan_sparse *s, fan_dtype acc, char *to)
     int64_t strides[FAN_MAX_NDIM];
     const fan_array *v = s->values;
     fan_dense_strides(v->ndim, v->shape, fan_dtype_size(acc), NULL, strides);
-    fan_array flat = {.data = to, .dtype = acc, .ndim = v->ndim, .size = v->size, .shape = v->shape, .strides = strides};
+    fan_array flat = {
+        .data = to, .dtype = acc, .ndim = v->ndim, .size = v->size, .shape = v->shape, .strides = strides};
     fan_array_copy(&flat, v);
 }
 
 /* read_operand: entries [at, ..) of e are those of s. */
-static fan_status read_operand(entries *e, const grid *g, const fan_sparse *s, int64_t at, int64_t *scratch, fan_error *err)
+static fan_status read_operand(entries *e, const grid *g, const fan_sparse *s, int64_t at, int64_t *scratch,
+                               fan_error *err)
 {
     int64_t times = g->cells ? cells_of(s) / g->cells : 1, n = fan_sparse_nnz(s) * times;
     for (int c = 0; c < g->columns; c++) {
@@ -509,7 +504,8 @@ static void sort_pass(const int64_t *key, int shift, int bits, const int64_t *or
         to[start[(uint64_t)key[order[i]] >> shift & mask]++] = order[i];
 }
 
-/* sort_by_key: the positions of the entries in the order of their keys; stable. `a` and `b` have room for n each; returns the one that has them. */
+/* sort_by_key: the positions of the entries in the order of their keys; stable. `a` and `b` have room for n each;
+ * returns the one that has them. */
 static const int64_t *sort_by_key(const entries *e, const grid *g, bool sorted, int64_t *a, int64_t *b)
 {
     int bits = e->n < 4096 ? 8 : 11;
@@ -529,7 +525,8 @@ static const int64_t *sort_by_key(const entries *e, const grid *g, bool sorted, 
 
 #define PENDING 256
 
-/* fold_sorted: `to` becomes the left fold of e over equal keys, visited in `order`. Returns how many keys there are; `to` has room for e->n. */
+/* fold_sorted: `to` becomes the left fold of e over equal keys, visited in `order`. Returns how many keys there are;
+ * `to` has room for e->n. */
 static int64_t fold_sorted(const entries *e, const grid *g, const int64_t *order, entries *to)
 {
     int64_t dst[PENDING], src[PENDING];
@@ -588,14 +585,16 @@ done:
 }
 
 /* append: the sum so far, converted to `acc`, and behind it the entries of operands that are all added in acc. */
-static fan_status append(entries *sum, const grid *g, const fan_sparse_operand *in, size_t n, fan_dtype acc, fan_error *err)
+static fan_status append(entries *sum, const grid *g, const fan_sparse_operand *in, size_t n, fan_dtype acc,
+                         fan_error *err)
 {
     fan_status status = FAN_NOMEM;
     entries all = {0, NULL, NULL, FAN_NO_DTYPE};
     int64_t total = sum->n, longest = 0, *scratch = NULL;
     for (size_t k = 0; k < n; k++) {
         int64_t times = g->cells ? cells_of(in[k].sparse) / g->cells : 1, here;
-        if (__builtin_mul_overflow(fan_sparse_nnz(in[k].sparse), times, &here) || __builtin_add_overflow(total, here, &total))
+        if (__builtin_mul_overflow(fan_sparse_nnz(in[k].sparse), times, &here) ||
+            __builtin_add_overflow(total, here, &total))
             goto done;
         longest = here > longest ? here : longest;
     }
@@ -605,8 +604,8 @@ static fan_status append(entries *sum, const grid *g, const fan_sparse_operand *
     for (int c = 0; sum->n && c < g->columns; c++)
         memcpy(all.keys + c * total, sum->keys + c * sum->n, (size_t)sum->n * sizeof *sum->keys);
     if (sum->n)
-        fan_convert(all.values, acc, (int64_t)fan_dtype_size(acc), sum->values, sum->acc, (int64_t)fan_dtype_size(sum->acc),
-                    sum->n * g->cells);
+        fan_convert(all.values, acc, (int64_t)fan_dtype_size(acc), sum->values, sum->acc,
+                    (int64_t)fan_dtype_size(sum->acc), sum->n * g->cells);
     int64_t at = sum->n;
     for (size_t k = 0; k < n; k++) {
         FAN_GO(read_operand(&all, g, in[k].sparse, at, scratch, err));
@@ -623,13 +622,15 @@ done:
 }
 
 /* build_indices: the index parts that the keys say, for a grid whose entries are coalesced (or COO in any order). */
-static fan_status build_indices(const entries *e, const grid *g, fan_array **indices, fan_array **pointers, fan_error *err)
+static fan_status build_indices(const entries *e, const grid *g, fan_array **indices, fan_array **pointers,
+                                fan_error *err)
 {
     if (g->format == FAN_COO) {
         int64_t shape[2] = {g->axes, e->n};
         FAN_TRY(fan_array_new(FAN_INT64, 2, shape, NULL, indices, err));
         for (int axis = 0; e->n && axis < g->axes; axis++)
-            axis_of_key(g, e->keys, e->n, axis, (*indices)->data + axis * (*indices)->strides[0], (*indices)->strides[1]);
+            axis_of_key(g, e->keys, e->n, axis, (*indices)->data + axis * (*indices)->strides[0],
+                        (*indices)->strides[1]);
         return FAN_OK;
     }
     int64_t rows = g->extent[0] + 1;
@@ -650,7 +651,8 @@ static fan_status build_indices(const entries *e, const grid *g, fan_array **ind
 }
 
 /* values_new: an array for n entries of dtype d. */
-static fan_status values_new(const grid *g, const fan_sparse *like, int64_t n, fan_dtype d, fan_array **out, fan_error *err)
+static fan_status values_new(const grid *g, const fan_sparse *like, int64_t n, fan_dtype d, fan_array **out,
+                             fan_error *err)
 {
     int64_t shape[FAN_MAX_NDIM + 1] = {n};
     int ndim = 1;
@@ -664,8 +666,8 @@ static fan_status values_new(const grid *g, const fan_sparse *like, int64_t n, f
 }
 
 /* finish: scales, rounds, and makes the sparse array. */
-static fan_status finish(entries *e, const grid *g, const fan_sparse *like, bool coalesced, fan_dtype d, const fan_scale *scale,
-                         fan_sparse **out, fan_error *err)
+static fan_status finish(entries *e, const grid *g, const fan_sparse *like, bool coalesced, fan_dtype d,
+                         const fan_scale *scale, fan_sparse **out, fan_error *err)
 {
     fan_status status;
     fan_array *indices = NULL, *pointers = NULL, *values = NULL;
@@ -677,7 +679,8 @@ static fan_status finish(entries *e, const grid *g, const fan_sparse *like, bool
     }
     FAN_GO(build_indices(e, g, &indices, &pointers, err));
     FAN_GO(values_new(g, like, e->n, d, &values, err));
-    fan_convert(values->data, d, (int64_t)fan_dtype_size(d), e->values, e->acc, (int64_t)fan_dtype_size(e->acc), numbers);
+    fan_convert(values->data, d, (int64_t)fan_dtype_size(d), e->values, e->acc, (int64_t)fan_dtype_size(e->acc),
+                numbers);
     FAN_GO(fan_sparse_new(g->format, like->ndim, like->shape, indices, pointers, values, coalesced, out, err));
     if (!coalesced)
         (*out)->nnz_coalesced = like->nnz_coalesced;
@@ -694,13 +697,21 @@ void fan_sparse_concat(const fan_array *indices, const fan_array *values, const 
     for (size_t k = 0; k < n; k++) {
         const fan_array *i = in[k].sparse->indices, *v = in[k].sparse->values;
         if (i->size) {
-            fan_array to = {.data = indices->data + at * indices->strides[1], .dtype = indices->dtype, .ndim = 2, .size = i->size,
-                            .shape = i->shape, .strides = indices->strides};
+            fan_array to = {.data = indices->data + at * indices->strides[1],
+                            .dtype = indices->dtype,
+                            .ndim = 2,
+                            .size = i->size,
+                            .shape = i->shape,
+                            .strides = indices->strides};
             fan_array_copy(&to, i);
         }
         if (v->size) {
-            fan_array to = {.data = values->data + at * values->strides[0], .dtype = values->dtype, .ndim = v->ndim, .size = v->size,
-                            .shape = v->shape, .strides = values->strides};
+            fan_array to = {.data = values->data + at * values->strides[0],
+                            .dtype = values->dtype,
+                            .ndim = v->ndim,
+                            .size = v->size,
+                            .shape = v->shape,
+                            .strides = values->strides};
             fan_array_copy(&to, v);
         }
         at += fan_sparse_nnz(in[k].sparse);
@@ -720,7 +731,8 @@ static fan_status concatenate(const grid *g, const fan_sparse_operand *in, size_
     FAN_GO(fan_array_new(FAN_INT64, 2, shape, NULL, &indices, err));
     FAN_GO(values_new(g, first, shape[1], in[0].acc, &values, err));
     fan_sparse_concat(indices, values, in, n);
-    FAN_GO(fan_sparse_new(FAN_COO, first->ndim, first->shape, indices, NULL, values, n == 1 && first->coalesced, out, err));
+    FAN_GO(fan_sparse_new(FAN_COO, first->ndim, first->shape, indices, NULL, values, n == 1 && first->coalesced, out,
+                          err));
     (*out)->nnz_coalesced = first->nnz_coalesced;
 done:
     fan_array_drop(indices);
@@ -728,8 +740,8 @@ done:
     return status;
 }
 
-fan_status fan_sparse_merge(const fan_sparse_operand *in, size_t n, bool coalesced, fan_dtype result, const fan_scale *scale,
-                            fan_sparse **out, fan_error *err)
+fan_status fan_sparse_merge(const fan_sparse_operand *in, size_t n, bool coalesced, fan_dtype result,
+                            const fan_scale *scale, fan_sparse **out, fan_error *err)
 {
     *out = NULL;
     FAN_UNCLEARED grid g;
@@ -761,18 +773,18 @@ done:
 
 /* ---- sparse into dense ---- */
 
-/* The places in a dense array where the entries of s go, in order. Inside an entry the numbers lie over `inner` axes of the dense array, the last
- * of which, or as many as are gap-free there, make one `run`. */
+/* The places in a dense array where the entries of s go, in order. Inside an entry the numbers lie over `inner` axes of
+ * the dense array, the last of which, or as many as are gap-free there, make one `run`. */
 typedef struct target {
     const fan_array *into;
     const fan_sparse *s;
-    int64_t entry, row;              /* of the current run's entry; row: its place along the compressed axis */
-    bool inside;                     /* its index lies within the shape */
-    int64_t base;                    /* of the entry's first number, in bytes from into->data */
+    int64_t entry, row; /* of the current run's entry; row: its place along the compressed axis */
+    bool inside;        /* its index lies within the shape */
+    int64_t base;       /* of the entry's first number, in bytes from into->data */
     int inner;
     int64_t extent[FAN_MAX_NDIM], stride[FAN_MAX_NDIM], index[FAN_MAX_NDIM];
-    int64_t offset;                  /* of the current run within the entry */
-    int64_t run, runs, at;           /* numbers in a run; runs in an entry; which run */
+    int64_t offset;        /* of the current run within the entry */
+    int64_t run, runs, at; /* numbers in a run; runs in an entry; which run */
 } target;
 
 static void target_entry(target *t)
@@ -888,7 +900,8 @@ fan_status fan_sparse_reduce(const fan_array *out, const fan_sparse *s, fan_erro
     FAN_GO(fan_array_new(fan_reduce_dtype(s->values->dtype), out->ndim, out->shape, NULL, &sum, err));
     FAN_GO(fan_array_broadcast(sum, s->ndim, s->shape, &wide, err));
     fan_fill_zero(sum);
-    fan_sparse_scatter(wide, s); /* several places of `wide` are one of `sum`: their entries add there one after the other */
+    fan_sparse_scatter(wide,
+                       s); /* several places of `wide` are one of `sum`: their entries add there one after the other */
     fan_array_copy(out, sum);
 done:
     fan_array_drop(sum);
@@ -896,7 +909,8 @@ done:
     return status;
 }
 
-/* place_of: the place of the first number of entry e; -1: outside (others may write the indices meanwhile). *row: of the entry before. */
+/* place_of: the place of the first number of entry e; -1: outside (others may write the indices meanwhile). *row: of
+ * the entry before. */
 static int64_t place_of(const fan_sparse *s, int64_t e, int64_t *row)
 {
     int64_t at = 0, index;
@@ -928,7 +942,8 @@ fan_status fan_sparse_places(const fan_sparse *s, int64_t *to, fan_error *err)
     int64_t run = nnz ? s->values->size / nnz : 0, width = is_blocked(s->format) ? block_extent(s, 1) : 1;
     for (int i = 0; i < s->ndim; i++)
         if (s->shape[i] && __builtin_mul_overflow(all, s->shape[i], &all))
-            return fan_fail(err, FAN_VALUE, "an exact sum of a sparse gradient whose dense array has 2**63 elements or more");
+            return fan_fail(err, FAN_VALUE,
+                            "an exact sum of a sparse gradient whose dense array has 2**63 elements or more");
     for (int64_t e = 0; e < nnz; e++) {
         int64_t place = place_of(s, e, &row);
         if (place < 0)

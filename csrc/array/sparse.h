@@ -18,22 +18,24 @@ typedef enum fan_format { FAN_COO, FAN_CSR, FAN_CSC, FAN_BSR, FAN_BSC } fan_form
 typedef struct fan_sparse {
     atomic_size_t refs;
     fan_format format;
-    int ndim;              /* of the dense shape */
+    int ndim; /* of the dense shape */
     int64_t shape[FAN_MAX_NDIM];
-    fan_array *indices;    /* COO: (sparse_dim, nnz); else (nnz or nblocks,) */
-    fan_array *pointers;   /* NULL for COO */
+    fan_array *indices;  /* COO: (sparse_dim, nnz); else (nnz or nblocks,) */
+    fan_array *pointers; /* NULL for COO */
     fan_array *values;
     bool coalesced;        /* known to be sorted without duplicates */
     int64_t nnz_coalesced; /* nnz after the last coalesce (A5); at first the first contribution's own nnz */
 } fan_sparse;
 
-const char *fan_format_name(fan_format f);              /* "coo" */
+const char *fan_format_name(fan_format f); /* "coo" */
 bool fan_format_from_name(const char *name, fan_format *out);
 
-/* fan_sparse_new: checks ranks, extents and dtypes of the parts (not the indices' values: fan_sparse_check) and holds them. */
+/* fan_sparse_new: checks ranks, extents and dtypes of the parts (not the indices' values: fan_sparse_check) and holds
+ * them. */
 fan_status fan_sparse_new(fan_format f, int ndim, const int64_t *shape, fan_array *indices, fan_array *pointers,
                           fan_array *values, bool coalesced, fan_sparse **out, fan_error *err);
-/* fan_sparse_check: reads the index parts: every index within the shape, pointers monotone from 0 to nnz; FAN_VALUE otherwise. Host memory only. */
+/* fan_sparse_check: reads the index parts: every index within the shape, pointers monotone from 0 to nnz; FAN_VALUE
+ * otherwise. Host memory only. */
 fan_status fan_sparse_check(const fan_sparse *s, fan_error *err);
 fan_sparse *fan_sparse_hold(fan_sparse *s);
 void fan_sparse_drop(fan_sparse *s);
@@ -44,22 +46,27 @@ typedef struct fan_sparse_operand {
     fan_dtype acc;
 } fan_sparse_operand;
 
-/* fan_sparse_merge: the sum of n >= 1 operands. All of one format: that format (COO is concatenated in order and coalesced only if `coalesce`;
- * the others always are); mixed formats, or blocks of two sizes: COO. COO of two
- * sparse_dims: the larger. Entries before a widening (D3) are coalesced before it. FAN_VALUE when an index lies outside, FAN_NOMEM. Values are in the last acc, or in `result` (rounded once, scaled first) if that is
- * not FAN_NO_DTYPE; a rounding result is always coalesced first. */
+/* fan_sparse_merge: the sum of n >= 1 operands. All of one format: that format (COO is concatenated in order and
+ * coalesced only if `coalesce`; the others always are); mixed formats, or blocks of two sizes: COO. COO of two
+ * sparse_dims: the larger. Entries before a widening (D3) are coalesced before it. FAN_VALUE when an index lies
+ * outside, FAN_NOMEM. Values are in the last acc, or in `result` (rounded once, scaled first) if that is not
+ * FAN_NO_DTYPE; a rounding result is always coalesced first. */
 fan_status fan_sparse_merge(const fan_sparse_operand *in, size_t n, bool coalesce, fan_dtype result,
                             const fan_scale *scale, fan_sparse **out, fan_error *err);
-/* fan_sparse_concat: the parts of COO operands of one sparse_dim, one behind the other, into arrays made for all of them. */
+/* fan_sparse_concat: the parts of COO operands of one sparse_dim, one behind the other, into arrays made for all of
+ * them. */
 void fan_sparse_concat(const fan_array *indices, const fan_array *values, const fan_sparse_operand *in, size_t n);
-/* fan_sparse_scatter: adds the entries of s to dense `into` (full shape), one after the other, in into's dtype (converted to it). */
+/* fan_sparse_scatter: adds the entries of s to dense `into` (full shape), one after the other, in into's dtype
+ * (converted to it). */
 void fan_sparse_scatter(const fan_array *into, const fan_sparse *s);
-/* fan_sparse_reduce: the sum to a declared shape (A9, D7) of a sparse gradient, as a dense array of `out`'s shape and dtype. */
+/* fan_sparse_reduce: the sum to a declared shape (A9, D7) of a sparse gradient, as a dense array of `out`'s shape and
+ * dtype. */
 fan_status fan_sparse_reduce(const fan_array *out, const fan_sparse *s, fan_error *err);
-/* fan_sparse_places: for each stored number, in C order of the values, its place in C order of the dense array. The indices have been checked. FAN_VALUE where places do not
- * fit 63 bits. */
+/* fan_sparse_places: for each stored number, in C order of the values, its place in C order of the dense array. The
+ * indices have been checked. FAN_VALUE where places do not fit 63 bits. */
 fan_status fan_sparse_places(const fan_sparse *s, int64_t *to, fan_error *err);
-/* fan_sparse_cast: the same entries with values rounded to `dtype` (entry by entry); parts are shared where nothing changes. */
+/* fan_sparse_cast: the same entries with values rounded to `dtype` (entry by entry); parts are shared where nothing
+ * changes. */
 fan_status fan_sparse_cast(const fan_sparse *s, fan_dtype dtype, fan_sparse **out, fan_error *err);
 
 #endif

@@ -11,10 +11,7 @@
 #define PIECE_UNIT ((int64_t)1 << 12)
 #define TILE 4096
 
-void fan_stats_begin(fan_stats *s)
-{
-    *s = (fan_stats){.bad = SIZE_MAX};
-}
+void fan_stats_begin(fan_stats *s) { *s = (fan_stats){.bad = SIZE_MAX}; }
 
 void fan_stats_merge(fan_stats *into, const fan_stats *next)
 {
@@ -33,10 +30,7 @@ int64_t fan_stats_piece(int64_t size)
     return piece > PIECE_LEAST ? piece : PIECE_LEAST;
 }
 
-void fan_stats_run_begin(fan_stats_run *r)
-{
-    memset(r, 0, sizeof *r);
-}
+void fan_stats_run_begin(fan_stats_run *r) { memset(r, 0, sizeof *r); }
 
 void fan_stats_run_end(const fan_stats_run *r, uint64_t count, fan_stats *s)
 {

@@ -1,8 +1,9 @@
-/* stats: what is asked of a sum beside its value: its norm, its largest element, whether all is finite, and who spoiled it.
+/* stats: what is asked of a sum beside its value: its norm, its largest element, whether all is finite, and who spoiled
+ * it.
  *
- * The squares are added in float64 in an order that depends on the number of elements alone: never on instruction set, threads or tiles. An
- * array is cut into pieces (fan_stats_piece); in a piece the number at position i goes to lane i % FAN_STATS_LANES; lanes are added as a
- * tree, pieces one after the other.
+ * The squares are added in float64 in an order that depends on the number of elements alone: never on instruction set,
+ * threads or tiles. An array is cut into pieces (fan_stats_piece); in a piece the number at position i goes to lane i %
+ * FAN_STATS_LANES; lanes are added as a tree, pieces one after the other.
  */
 #ifndef FAN_ARRAY_STATS_H
 #define FAN_ARRAY_STATS_H
@@ -10,8 +11,9 @@
 #include "array/array.h"
 
 typedef struct fan_stats {
-    uint64_t count;     /* elements */
-    double sumsq;       /* sum of the squares of the finite elements, |z|^2 for complex; inf where it leaves float64's range */
+    uint64_t count; /* elements */
+    double
+        sumsq; /* sum of the squares of the finite elements, |z|^2 for complex; inf where it leaves float64's range */
     double absmax;      /* the largest |element| of the finite ones; 0 where there is none */
     uint64_t nonfinite; /* elements that are inf or NaN (complex: in either part) */
     size_t bad;         /* the first operand with a non-finite element; SIZE_MAX: none */
@@ -21,7 +23,8 @@ typedef struct fan_stats {
 void fan_stats_begin(fan_stats *s);
 /* fan_stats_merge: `next` behind `into`. The order matters to the last bits of sumsq. */
 void fan_stats_merge(fan_stats *into, const fan_stats *next);
-/* fan_stats_of: of an array, in the order of its memory, exactly as fan_sum has it of a result with these strides; bad is 0 or SIZE_MAX. */
+/* fan_stats_of: of an array, in the order of its memory, exactly as fan_sum has it of a result with these strides; bad
+ * is 0 or SIZE_MAX. */
 void fan_stats_of(const fan_array *a, fan_stats *s);
 
 /* ---- for those who add ---- */

@@ -1,13 +1,15 @@
-/* How it is done. The elements are cut into pieces (fan_stats_piece), of which several threads may take one after the other; a piece into tiles. Where
- * all operands lie without gaps and have the result's dtype, a tile is the whole piece and one loop reads them all (`straight`). Else a tile is so
- * small that it fits the first cache together with what is read beside it, and operands are taken in order: neighbours of one dtype that lie
- * without gaps are read where they lie, by one loop that converts in the register; any other is first converted into a spare tile. The running sum
- * stays in its tile; the last step writes straight into `out` where that needs no further conversion.
+/* How it is done. The elements are cut into pieces (fan_stats_piece), of which several threads may take one after the
+ * other; a piece into tiles. Where all operands lie without gaps and have the result's dtype, a tile is the whole piece
+ * and one loop reads them all (`straight`). Else a tile is so small that it fits the first cache together with what is
+ * read beside it, and operands are taken in order: neighbours of one dtype that lie without gaps are read where they
+ * lie, by one loop that converts in the register; any other is first converted into a spare tile. The running sum stays
+ * in its tile; the last step writes straight into `out` where that needs no further conversion.
  *
- * Many operands at once would ask for more pages and streams than a processor follows: beyond MANY they are taken in groups, over a tile.
+ * Many operands at once would ask for more pages and streams than a processor follows: beyond MANY they are taken in
+ * groups, over a tile.
  *
- * What can go wrong: `out` is one of the operands. A tile of `out` is therefore written only after every operand's tile has been read: by the
- * very last step, which reads element i of all its sources before it writes element i. */
+ * What can go wrong: `out` is one of the operands. A tile of `out` is therefore written only after every operand's tile
+ * has been read: by the very last step, which reads element i of all its sources before it writes element i. */
 #include "array/sum.h"
 
 #include "array/convert.h"
@@ -23,8 +25,8 @@
 #define LONG_ROW 128 /* rows of so many elements are not mixed in one tile, so that they can be read where they lie */
 #define MANY 16      /* sources that one loop reads at once */
 #define GROUP 8      /* where there are more, and far away: so many at a time */
-#define MANY_AT_ONCE 64 /* sources of which a list is made */
-#define WATCHED 2048u   /* bytes of a result that are looked at as long as they are near */
+#define MANY_AT_ONCE 64               /* sources of which a list is made */
+#define WATCHED 2048u                 /* bytes of a result that are looked at as long as they are near */
 #define NEAR ((uint64_t)1 << 20)      /* bytes of sources up to which the second cache may have them */
 #define TEAM_FROM ((uint64_t)4 << 20) /* bytes of sources and result from which on waking others pays */
 
@@ -40,7 +42,7 @@ typedef struct job {
     int64_t most, row;  /* elements of a tile; of a long row, else 0 */
     int64_t piece;      /* elements of a piece */
     fan_walk walk;
-    fan_stats *parts;   /* of each piece, or NULL */
+    fan_stats *parts; /* of each piece, or NULL */
     size_t skip;
 } job;
 
@@ -60,8 +62,8 @@ static uint64_t last_cache(void)
 }
 
 /* in_groups: one fold of any number of gap-free sources. `tile` has room for TILE bytes. */
-static void in_groups(fan_fold *fold, char *dst, const char *const *src, size_t n, size_t count, size_t size, size_t acc_size,
-                      const fan_fold_how *how, char *tile)
+static void in_groups(fan_fold *fold, char *dst, const char *const *src, size_t n, size_t count, size_t size,
+                      size_t acc_size, const fan_fold_how *how, char *tile)
 {
     size_t most = TILE / acc_size;
     if (n <= MANY || !how->ahead) {
@@ -76,8 +78,11 @@ static void in_groups(fan_fold *fold, char *dst, const char *const *src, size_t 
             for (size_t i = 0; i < m; i++)
                 here[i] = src[k + i] + at * size;
             bool first = k == 0, end = k + m == n;
-            fan_fold_how some = {.factor = end ? how->factor : NULL, .start = first ? NULL : tile, .raw = !end,
-                                 .ahead = true, .stream = end && how->stream};
+            fan_fold_how some = {.factor = end ? how->factor : NULL,
+                                 .start = first ? NULL : tile,
+                                 .raw = !end,
+                                 .ahead = true,
+                                 .stream = end && how->stream};
             fold(end ? dst + at * size : tile, here, m, len, &some);
         }
     }
@@ -98,7 +103,8 @@ typedef struct running {
 static void flush(running *r, int64_t len)
 {
     if (r->sources)
-        r->fold(r->tile, r->src, r->sources, (size_t)len * r->loops->parts, &(fan_fold_how){.start = r->begun ? r->tile : NULL, .raw = true});
+        r->fold(r->tile, r->src, r->sources, (size_t)len * r->loops->parts,
+                &(fan_fold_how){.start = r->begun ? r->tile : NULL, .raw = true});
     r->begun = true;
     r->spare_used = false;
     r->sources = 0;
@@ -177,8 +183,10 @@ static bool spoiled(const job *j, const fan_array *a, int64_t at, int64_t len, c
     return run.nonfinite > 0;
 }
 
-/* watch: a result that lies in `result` still is counted, and the culprit sought while `out` (who may be it) is as it was. */
-static void watch(const job *j, int64_t at, int64_t len, const char *result, char *spare, fan_stats_run *run, size_t *bad)
+/* watch: a result that lies in `result` still is counted, and the culprit sought while `out` (who may be it) is as it
+ * was. */
+static void watch(const job *j, int64_t at, int64_t len, const char *result, char *spare, fan_stats_run *run,
+                  size_t *bad)
 {
     uint64_t before = run->nonfinite;
     fan_loops_of(j->out->dtype)->survey(run, result, (size_t)len);
@@ -219,7 +227,8 @@ static void straight(const job *j, int64_t at, int64_t len, char *to, char *tile
     size_t size = fan_dtype_size(j->out->dtype);
     for (size_t k = 0; k < j->n; k++)
         src[k] = j->in[k].array->data + (size_t)at * size;
-    in_groups(j->fold, to, src, j->n, (size_t)len * loops->parts, size / loops->parts, fan_dtype_size(j->last) / loops->parts, how, tile);
+    in_groups(j->fold, to, src, j->n, (size_t)len * loops->parts, size / loops->parts,
+              fan_dtype_size(j->last) / loops->parts, how, tile);
 }
 
 /* to_line: elements before the first that begins a line of the cache; 0 where none does. */
@@ -330,7 +339,8 @@ static bool at_once(const fan_array *out, const fan_operand *in, size_t n)
     return fold;
 }
 
-static __attribute__((noinline)) void at_length(const fan_array *out, const fan_operand *in, size_t n, const fan_sum_how *asked)
+static __attribute__((noinline)) void at_length(const fan_array *out, const fan_operand *in, size_t n,
+                                                const fan_sum_how *asked)
 {
     static const fan_sum_how nothing;
     const fan_sum_how *how = asked ? asked : &nothing;
@@ -394,7 +404,8 @@ void fan_sum(const fan_array *out, const fan_operand *in, size_t n, const fan_su
     at_length(out, in, n, how);
 }
 
-bool fan_sum_flat(char *out, const char *const *src, size_t n, size_t count, fan_dtype dtype, fan_dtype acc, const char *factor)
+bool fan_sum_flat(char *out, const char *const *src, size_t n, size_t count, fan_dtype dtype, fan_dtype acc,
+                  const char *factor)
 {
     const fan_loops *loops = fan_loops_of(dtype);
     fan_fold *fold = fan_loops_fold(loops, dtype, acc);

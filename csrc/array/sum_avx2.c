@@ -1,4 +1,5 @@
-/* The loops for AVX2. The file says so itself, so that it needs no flags of its own, and is empty where the processor is another. */
+/* The loops for AVX2. The file says so itself, so that it needs no flags of its own, and is empty where the processor
+ * is another. */
 #if defined(__x86_64__)
 #include "array/sum_loops.h"
 

@@ -1,4 +1,5 @@
-/* The loops for AVX-512. The file says so itself, so that it needs no flags of its own, and is empty where the processor is another. */
+/* The loops for AVX-512. The file says so itself, so that it needs no flags of its own, and is empty where the
+ * processor is another. */
 #if defined(__x86_64__)
 #include "array/sum_loops.h"
 
@@ -7,7 +8,8 @@
 #include <string.h>
 
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c"))), \
+                             apply_to = function)
 #else
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c,prefer-vector-width=512")
 #endif

@@ -1,14 +1,17 @@
-/* sum_body: the loops of sums for one instruction set. Included once by each file that makes a set, after it has defined
+/* sum_body: the loops of sums for one instruction set. Included once by each file that makes a set, after it has
+ * defined
  *
  *   FAN_SET    the name of the fan_loop_set to define
  *   FAN_NAME   its name as text
  *   FAN_WIDE   the bytes of its widest vector: 16, 32 or 64
  *
- * and has told the compiler of the instruction set. Nothing in here knows which one it is, but for the few lines under "Machines".
+ * and has told the compiler of the instruction set. Nothing in here knows which one it is, but for the few lines under
+ * "Machines".
  *
- * A fold takes a step of four vectors from each source in turn and keeps the four sums in registers, so that every element is read once and written
- * once, whatever the number of sources. What is left behind the last whole vector is one more vector, that ends with the last element and was
- * read before anything was written: `dst` may be one of the sources. Low floats become float32 (or are rounded) in the register.
+ * A fold takes a step of four vectors from each source in turn and keeps the four sums in registers, so that every
+ * element is read once and written once, whatever the number of sources. What is left behind the last whole vector is
+ * one more vector, that ends with the last element and was read before anything was written: `dst` may be one of the
+ * sources. Low floats become float32 (or are rounded) in the register.
  */
 #include "array/convert.h"
 #include "array/low.h"
@@ -37,38 +40,29 @@ ALWAYS void flow8(void *p, const void *v)
     memcpy(&x, v, 8);
     _mm_stream_si64(p, x);
 }
-ALWAYS void flow16(void *p, const void *v)
-{
-    _mm_stream_si128(p, _mm_loadu_si128(v));
-}
+ALWAYS void flow16(void *p, const void *v) { _mm_stream_si128(p, _mm_loadu_si128(v)); }
 #if FAN_WIDE >= 32
-ALWAYS void flow32(void *p, const void *v)
-{
-    _mm256_stream_si256(p, _mm256_loadu_si256(v));
-}
+ALWAYS void flow32(void *p, const void *v) { _mm256_stream_si256(p, _mm256_loadu_si256(v)); }
 #else
 #define flow32(p, v) memcpy(p, v, 32)
 #endif
 #if FAN_WIDE >= 64
-ALWAYS void flow64(void *p, const void *v)
-{
-    _mm512_stream_si512(p, _mm512_loadu_si512(v));
-}
+ALWAYS void flow64(void *p, const void *v) { _mm512_stream_si512(p, _mm512_loadu_si512(v)); }
 #else
 #define flow64(p, v) memcpy(p, v, 64)
 #endif
-#define FLOW(p, v)                                                                                                    \
-    do {                                                                                                              \
-        if (sizeof *(v) == 64)                                                                                        \
-            flow64(p, v);                                                                                             \
-        else if (sizeof *(v) == 32)                                                                                   \
-            flow32(p, v);                                                                                             \
-        else if (sizeof *(v) == 16)                                                                                   \
-            flow16(p, v);                                                                                             \
-        else if (sizeof *(v) == 8)                                                                                    \
-            flow8(p, v);                                                                                              \
-        else                                                                                                          \
-            flow4(p, v);                                                                                              \
+#define FLOW(p, v)                  \
+    do {                            \
+        if (sizeof *(v) == 64)      \
+            flow64(p, v);           \
+        else if (sizeof *(v) == 32) \
+            flow32(p, v);           \
+        else if (sizeof *(v) == 16) \
+            flow16(p, v);           \
+        else if (sizeof *(v) == 8)  \
+            flow8(p, v);            \
+        else                        \
+            flow4(p, v);            \
     } while (0)
 #define FLOWED() _mm_sfence()
 #else
@@ -78,19 +72,20 @@ ALWAYS void flow64(void *p, const void *v)
 
 /* ---- Vectors ---- */
 
-/* Of each kind of number the vector of S's width, and one that may lie anywhere; of half and a quarter of its bytes, what low floats are in memory. */
-#define VECTOR(T, name, bytes)                                                                                        \
-    typedef T v##name __attribute__((vector_size(bytes)));                                                            \
+/* Of each kind of number the vector of S's width, and one that may lie anywhere; of half and a quarter of its bytes,
+ * what low floats are in memory. */
+#define VECTOR(T, name, bytes)                             \
+    typedef T v##name __attribute__((vector_size(bytes))); \
     typedef T m##name __attribute__((vector_size(bytes), aligned(1), may_alias));
-#define VECTORS(S, W)                                                                                                 \
-    VECTOR(uint8_t, u8_##S, W)                                                                                        \
-    VECTOR(uint16_t, u16_##S, W)                                                                                      \
-    VECTOR(uint32_t, u32_##S, W)                                                                                      \
-    VECTOR(int32_t, i32_##S, W)                                                                                       \
-    VECTOR(uint64_t, u64_##S, W)                                                                                      \
-    VECTOR(float, f32_##S, W)                                                                                         \
-    VECTOR(double, f64_##S, W)                                                                                        \
-    VECTOR(float, half32_##S, W / 2)                                                                                  \
+#define VECTORS(S, W)                \
+    VECTOR(uint8_t, u8_##S, W)       \
+    VECTOR(uint16_t, u16_##S, W)     \
+    VECTOR(uint32_t, u32_##S, W)     \
+    VECTOR(int32_t, i32_##S, W)      \
+    VECTOR(uint64_t, u64_##S, W)     \
+    VECTOR(float, f32_##S, W)        \
+    VECTOR(double, f64_##S, W)       \
+    VECTOR(float, half32_##S, W / 2) \
     VECTOR(uint16_t, half16_##S, W / 2)
 /* Four bytes are better off as one number. */
 #if FAN_WIDE > 16 || !defined(__x86_64__)
@@ -108,16 +103,11 @@ VECTORS(s, 16)
 
 /* ---- Short integers to 32 bits and back ----
  *
- * __builtin_convertvector says it, but compilers of today go half by half where one instruction would do. What is made short fits. */
+ * __builtin_convertvector says it, but compilers of today go half by half where one instruction would do. What is made
+ * short fits. */
 #if defined(__x86_64__)
-ALWAYS __m128i widen16_16(__m128i x)
-{
-    return _mm_unpacklo_epi16(x, _mm_setzero_si128());
-}
-ALWAYS __m128i widen8_16(__m128i x)
-{
-    return widen16_16(_mm_unpacklo_epi8(x, _mm_setzero_si128()));
-}
+ALWAYS __m128i widen16_16(__m128i x) { return _mm_unpacklo_epi16(x, _mm_setzero_si128()); }
+ALWAYS __m128i widen8_16(__m128i x) { return widen16_16(_mm_unpacklo_epi8(x, _mm_setzero_si128())); }
 ALWAYS __m128i narrow16_16(__m128i x)
 {
     x = _mm_srai_epi32(_mm_slli_epi32(x, 16), 16); /* SSE2 packs signed ones alone */
@@ -147,32 +137,32 @@ ALWAYS __m128i narrow8_32(__m256i x)
 #define narrow8_64 _mm512_cvtepi32_epi8
 #endif
 /* SHORTS: A16 and A8 are the registers in which the short ones lie, perhaps in their lower part. */
-#define SHORTS(S, W, A32, A16, A8)                                                                                    \
-    ALWAYS vu32_##S widen16_##S(vhalf16_##S x)                                                                        \
-    {                                                                                                                 \
-        A16 y = {0};                                                                                                  \
-        memcpy(&y, &x, sizeof x);                                                                                     \
-        return (vu32_##S)widen16_##W(y);                                                                              \
-    }                                                                                                                 \
-    ALWAYS vu32_##S widen8_##S(vhalf8_##S x)                                                                          \
-    {                                                                                                                 \
-        A8 y = {0};                                                                                                   \
-        memcpy(&y, &x, sizeof x);                                                                                     \
-        return (vu32_##S)widen8_##W(y);                                                                               \
-    }                                                                                                                 \
-    ALWAYS vhalf16_##S narrow16_##S(vu32_##S x)                                                                       \
-    {                                                                                                                 \
-        A16 y = narrow16_##W((A32)x);                                                                                 \
-        vhalf16_##S z;                                                                                                \
-        memcpy(&z, &y, sizeof z);                                                                                     \
-        return z;                                                                                                     \
-    }                                                                                                                 \
-    ALWAYS vhalf8_##S narrow8_##S(vu32_##S x)                                                                         \
-    {                                                                                                                 \
-        A8 y = narrow8_##W((A32)x);                                                                                   \
-        vhalf8_##S z;                                                                                                 \
-        memcpy(&z, &y, sizeof z);                                                                                     \
-        return z;                                                                                                     \
+#define SHORTS(S, W, A32, A16, A8)              \
+    ALWAYS vu32_##S widen16_##S(vhalf16_##S x)  \
+    {                                           \
+        A16 y = {0};                            \
+        memcpy(&y, &x, sizeof x);               \
+        return (vu32_##S)widen16_##W(y);        \
+    }                                           \
+    ALWAYS vu32_##S widen8_##S(vhalf8_##S x)    \
+    {                                           \
+        A8 y = {0};                             \
+        memcpy(&y, &x, sizeof x);               \
+        return (vu32_##S)widen8_##W(y);         \
+    }                                           \
+    ALWAYS vhalf16_##S narrow16_##S(vu32_##S x) \
+    {                                           \
+        A16 y = narrow16_##W((A32)x);           \
+        vhalf16_##S z;                          \
+        memcpy(&z, &y, sizeof z);               \
+        return z;                               \
+    }                                           \
+    ALWAYS vhalf8_##S narrow8_##S(vu32_##S x)   \
+    {                                           \
+        A8 y = narrow8_##W((A32)x);             \
+        vhalf8_##S z;                           \
+        memcpy(&z, &y, sizeof z);               \
+        return z;                               \
     }
 #if FAN_WIDE == 64
 SHORTS(w, 64, __m512i, __m256i, __m128i)
@@ -193,45 +183,34 @@ SHORTS(s, 16, __m128i, __m128i, __m128i)
 
 /* ---- One number, one vector: in, plus, times, out ----
  *
- * up_K of memory, plus_K, times_K, down_K to memory; the same with _v_S for vectors. Integers wrap: they are unsigned here, whatever they are outside. */
+ * up_K of memory, plus_K, times_K, down_K to memory; the same with _v_S for vectors. Integers wrap: they are unsigned
+ * here, whatever they are outside. */
 
-#define NUMBERS(K, MEM, T, UP, PLUS, TIMES, DOWN)                                                                     \
-    ALWAYS T up_##K(MEM x)                                                                                            \
-    {                                                                                                                 \
-        return UP;                                                                                                    \
-    }                                                                                                                 \
-    ALWAYS T plus_##K(T a, T b)                                                                                       \
-    {                                                                                                                 \
-        return PLUS;                                                                                                  \
-    }                                                                                                                 \
-    ALWAYS T times_##K(T a, T b)                                                                                      \
-    {                                                                                                                 \
-        return TIMES;                                                                                                 \
-    }                                                                                                                 \
-    ALWAYS MEM down_##K(T x)                                                                                          \
-    {                                                                                                                 \
-        return DOWN;                                                                                                  \
-    }
+#define NUMBERS(K, MEM, T, UP, PLUS, TIMES, DOWN)  \
+    ALWAYS T up_##K(MEM x) { return UP; }          \
+    ALWAYS T plus_##K(T a, T b) { return PLUS; }   \
+    ALWAYS T times_##K(T a, T b) { return TIMES; } \
+    ALWAYS MEM down_##K(T x) { return DOWN; }
 typedef uint8_t mem_u8;
 typedef uint16_t mem_u16;
 
 /* X(kind, number in memory, number, in, a plus b, a times b, out) */
-#define WIDE_LIST(X)                                                                                                  \
-    X(truth, uint8_t, uint8_t, x != 0, a | b, a & b, x)                                                               \
-    X(bits8, uint8_t, uint8_t, x, (uint8_t)(a + b), (uint8_t)(a * b), x)                                              \
-    X(bits16, uint16_t, uint16_t, x, (uint16_t)(a + b), (uint16_t)((uint32_t)a * b), x)                               \
-    X(bits32, uint32_t, uint32_t, x, a + b, a * b, x)                                                                 \
-    X(bits64, uint64_t, uint64_t, x, a + b, a * b, x)                                                                 \
-    X(single, float, float, x, a + b, a * b, x)                                                                       \
-    X(twice, double, double, x, a + b, a * b, x)                                                                      \
+#define WIDE_LIST(X)                                                                    \
+    X(truth, uint8_t, uint8_t, x != 0, a | b, a & b, x)                                 \
+    X(bits8, uint8_t, uint8_t, x, (uint8_t)(a + b), (uint8_t)(a * b), x)                \
+    X(bits16, uint16_t, uint16_t, x, (uint16_t)(a + b), (uint16_t)((uint32_t)a * b), x) \
+    X(bits32, uint32_t, uint32_t, x, a + b, a * b, x)                                   \
+    X(bits64, uint64_t, uint64_t, x, a + b, a * b, x)                                   \
+    X(single, float, float, x, a + b, a * b, x)                                         \
+    X(twice, double, double, x, a + b, a * b, x)                                        \
     X(doubled, float, double, (double)x, a + b, a * b, (float)x)
-#define LOW(X, K, MEM)                                                                                                \
-    X(K, MEM, float, fan_float_of_##K(x), a + b, a * b, fan_##K##_of(x))                                              \
-    X(own_##K, MEM, float, fan_float_of_##K(x), fan_float_of_##K(fan_##K##_of(a + b)), a * b, fan_##K##_of(x))
-#define LOW_LIST(X)                                                                                                   \
-    LOW(X, float16, uint16_t)                                                                                         \
-    LOW(X, bfloat16, uint16_t)                                                                                        \
-    LOW(X, e4m3fn, uint8_t)                                                                                           \
+#define LOW(X, K, MEM)                                                   \
+    X(K, MEM, float, fan_float_of_##K(x), a + b, a * b, fan_##K##_of(x)) \
+    X(own_##K, MEM, float, fan_float_of_##K(x), fan_float_of_##K(fan_##K##_of(a + b)), a *b, fan_##K##_of(x))
+#define LOW_LIST(X)            \
+    LOW(X, float16, uint16_t)  \
+    LOW(X, bfloat16, uint16_t) \
+    LOW(X, e4m3fn, uint8_t)    \
     LOW(X, e5m2, uint8_t)
 WIDE_LIST(NUMBERS)
 LOW_LIST(NUMBERS)
@@ -239,65 +218,59 @@ LOW_LIST(NUMBERS)
 
 /* Vectors of low floats: low.h once more, lane by lane the same. A comparison of vectors is a vector of masks. */
 #define EITHER(S, mask, yes, no) ((no) ^ (((yes) ^ (no)) & (vu32_##S)(mask)))
-#define LOW_VECTORS(S)                                                                                                \
-    ALWAYS vu32_##S low_round_##S(vu32_##S a, uint32_t mant, uint32_t bias)                                           \
-    {                                                                                                                 \
-        uint32_t cut = 23u - mant, rebias = (127u - bias) << 23, power = (127u + 24u - bias - mant) << 23;            \
-        vu32_##S normal = (a - rebias + ((1u << (cut - 1u)) - 1u) + ((a >> cut) & 1u)) >> cut;                        \
-        vu32_##S subnormal = (vu32_##S)((vf32_##S)a + fan_float_of_bits(power)) - power;                              \
-        return EITHER(S, a < rebias + (1u << 23), subnormal, normal);                                                 \
-    }                                                                                                                 \
-    ALWAYS vu32_##S low_widen_##S(vu32_##S a, uint32_t mant, uint32_t bias)                                           \
-    {                                                                                                                 \
-        vu32_##S normal = (a << (23u - mant)) + ((127u - bias) << 23);                                                \
-        float step = fan_float_of_bits((127u + 1u - bias - mant) << 23);                                              \
-        vu32_##S subnormal = (vu32_##S)(__builtin_convertvector((vi32_##S)a, vf32_##S) * step);                       \
-        return EITHER(S, a < (1u << mant), subnormal, normal);                                                        \
-    }                                                                                                                 \
-    ALWAYS vf32_##S float16_up_##S(vu32_##S h)                                                                        \
-    {                                                                                                                 \
-        vu32_##S a = h & 0x7fffu, r = low_widen_##S(a, 10, 15);                                                       \
-        r = EITHER(S, a >= 0x7c00u, 0x7f800000u | a << 13, r);                                                        \
-        return (vf32_##S)(r | (h & 0x8000u) << 16);                                                                   \
-    }                                                                                                                 \
-    ALWAYS vu32_##S float16_down_##S(vf32_##S x)                                                                      \
-    {                                                                                                                 \
-        vu32_##S u = (vu32_##S)x, a = u & 0x7fffffffu, r = low_round_##S(a, 10, 15), zero = {0};                      \
-        r = EITHER(S, a >= 0x477ff000u, zero + 0x7c00u, r);                                                           \
-        r = EITHER(S, a > 0x7f800000u, zero + 0x7e00u, r);                                                            \
-        return r | (u >> 16 & 0x8000u);                                                                               \
-    }                                                                                                                 \
-    ALWAYS vf32_##S bfloat16_up_##S(vu32_##S h)                                                                       \
-    {                                                                                                                 \
-        return (vf32_##S)(h << 16);                                                                                   \
-    }                                                                                                                 \
-    ALWAYS vu32_##S bfloat16_down_##S(vf32_##S x)                                                                     \
-    {                                                                                                                 \
-        vu32_##S u = (vu32_##S)x, r = (u + 0x7fffu + (u >> 16 & 1u)) >> 16;                                           \
-        return EITHER(S, (u & 0x7fffffffu) > 0x7f800000u, u >> 16 | 0x40u, r);                                        \
-    }                                                                                                                 \
-    ALWAYS vf32_##S e5m2_up_##S(vu32_##S h)                                                                           \
-    {                                                                                                                 \
-        return float16_up_##S(h << 8);                                                                                \
-    }                                                                                                                 \
-    ALWAYS vu32_##S e5m2_down_##S(vf32_##S x)                                                                         \
-    {                                                                                                                 \
-        vu32_##S u = (vu32_##S)x, a = u & 0x7fffffffu, r = low_round_##S(a, 2, 15), zero = {0};                       \
-        r = EITHER(S, a >= 0x47700000u, zero + 0x7cu, r);                                                             \
-        r = EITHER(S, a > 0x7f800000u, zero + 0x7eu, r);                                                              \
-        return r | (u >> 24 & 0x80u);                                                                                 \
-    }                                                                                                                 \
-    ALWAYS vf32_##S e4m3fn_up_##S(vu32_##S h)                                                                         \
-    {                                                                                                                 \
-        vu32_##S a = h & 0x7fu, r = low_widen_##S(a, 3, 7), zero = {0};                                               \
-        r = EITHER(S, a == 0x7fu, zero + 0x7fc00000u, r);                                                             \
-        return (vf32_##S)(r | (h & 0x80u) << 24);                                                                     \
-    }                                                                                                                 \
-    ALWAYS vu32_##S e4m3fn_down_##S(vf32_##S x)                                                                       \
-    {                                                                                                                 \
-        vu32_##S u = (vu32_##S)x, a = u & 0x7fffffffu, r = low_round_##S(a, 3, 7), zero = {0};                        \
-        r = EITHER(S, a > 0x43e80000u, zero + 0x7fu, r);                                                              \
-        return r | (u >> 24 & 0x80u);                                                                                 \
+#define LOW_VECTORS(S)                                                                                     \
+    ALWAYS vu32_##S low_round_##S(vu32_##S a, uint32_t mant, uint32_t bias)                                \
+    {                                                                                                      \
+        uint32_t cut = 23u - mant, rebias = (127u - bias) << 23, power = (127u + 24u - bias - mant) << 23; \
+        vu32_##S normal = (a - rebias + ((1u << (cut - 1u)) - 1u) + ((a >> cut) & 1u)) >> cut;             \
+        vu32_##S subnormal = (vu32_##S)((vf32_##S)a + fan_float_of_bits(power)) - power;                   \
+        return EITHER(S, a < rebias + (1u << 23), subnormal, normal);                                      \
+    }                                                                                                      \
+    ALWAYS vu32_##S low_widen_##S(vu32_##S a, uint32_t mant, uint32_t bias)                                \
+    {                                                                                                      \
+        vu32_##S normal = (a << (23u - mant)) + ((127u - bias) << 23);                                     \
+        float step = fan_float_of_bits((127u + 1u - bias - mant) << 23);                                   \
+        vu32_##S subnormal = (vu32_##S)(__builtin_convertvector((vi32_##S)a, vf32_##S) * step);            \
+        return EITHER(S, a < (1u << mant), subnormal, normal);                                             \
+    }                                                                                                      \
+    ALWAYS vf32_##S float16_up_##S(vu32_##S h)                                                             \
+    {                                                                                                      \
+        vu32_##S a = h & 0x7fffu, r = low_widen_##S(a, 10, 15);                                            \
+        r = EITHER(S, a >= 0x7c00u, 0x7f800000u | a << 13, r);                                             \
+        return (vf32_##S)(r | (h & 0x8000u) << 16);                                                        \
+    }                                                                                                      \
+    ALWAYS vu32_##S float16_down_##S(vf32_##S x)                                                           \
+    {                                                                                                      \
+        vu32_##S u = (vu32_##S)x, a = u & 0x7fffffffu, r = low_round_##S(a, 10, 15), zero = {0};           \
+        r = EITHER(S, a >= 0x477ff000u, zero + 0x7c00u, r);                                                \
+        r = EITHER(S, a > 0x7f800000u, zero + 0x7e00u, r);                                                 \
+        return r | (u >> 16 & 0x8000u);                                                                    \
+    }                                                                                                      \
+    ALWAYS vf32_##S bfloat16_up_##S(vu32_##S h) { return (vf32_##S)(h << 16); }                            \
+    ALWAYS vu32_##S bfloat16_down_##S(vf32_##S x)                                                          \
+    {                                                                                                      \
+        vu32_##S u = (vu32_##S)x, r = (u + 0x7fffu + (u >> 16 & 1u)) >> 16;                                \
+        return EITHER(S, (u & 0x7fffffffu) > 0x7f800000u, u >> 16 | 0x40u, r);                             \
+    }                                                                                                      \
+    ALWAYS vf32_##S e5m2_up_##S(vu32_##S h) { return float16_up_##S(h << 8); }                             \
+    ALWAYS vu32_##S e5m2_down_##S(vf32_##S x)                                                              \
+    {                                                                                                      \
+        vu32_##S u = (vu32_##S)x, a = u & 0x7fffffffu, r = low_round_##S(a, 2, 15), zero = {0};            \
+        r = EITHER(S, a >= 0x47700000u, zero + 0x7cu, r);                                                  \
+        r = EITHER(S, a > 0x7f800000u, zero + 0x7eu, r);                                                   \
+        return r | (u >> 24 & 0x80u);                                                                      \
+    }                                                                                                      \
+    ALWAYS vf32_##S e4m3fn_up_##S(vu32_##S h)                                                              \
+    {                                                                                                      \
+        vu32_##S a = h & 0x7fu, r = low_widen_##S(a, 3, 7), zero = {0};                                    \
+        r = EITHER(S, a == 0x7fu, zero + 0x7fc00000u, r);                                                  \
+        return (vf32_##S)(r | (h & 0x80u) << 24);                                                          \
+    }                                                                                                      \
+    ALWAYS vu32_##S e4m3fn_down_##S(vf32_##S x)                                                            \
+    {                                                                                                      \
+        vu32_##S u = (vu32_##S)x, a = u & 0x7fffffffu, r = low_round_##S(a, 3, 7), zero = {0};             \
+        r = EITHER(S, a > 0x43e80000u, zero + 0x7fu, r);                                                   \
+        return r | (u >> 24 & 0x80u);                                                                      \
     }
 LOW_VECTORS(w)
 #if FAN_WIDE > 16
@@ -305,15 +278,9 @@ LOW_VECTORS(s)
 #endif
 
 /* Low floats as they are in memory, into float32 and back. */
-#define LOW_MEMORY(K, S, MEM, BITS)                                                                                   \
-    ALWAYS vf32_##S K##_in_##S(v##MEM x)                                                                              \
-    {                                                                                                                 \
-        return K##_up_##S(widen##BITS##_##S(x));                                                                      \
-    }                                                                                                                 \
-    ALWAYS v##MEM K##_out_##S(vf32_##S x)                                                                             \
-    {                                                                                                                 \
-        return narrow##BITS##_##S(K##_down_##S(x));                                                                   \
-    }
+#define LOW_MEMORY(K, S, MEM, BITS)                                                   \
+    ALWAYS vf32_##S K##_in_##S(v##MEM x) { return K##_up_##S(widen##BITS##_##S(x)); } \
+    ALWAYS v##MEM K##_out_##S(vf32_##S x) { return narrow##BITS##_##S(K##_down_##S(x)); }
 LOW_MEMORY(float16, w, half16_w, 16)
 LOW_MEMORY(bfloat16, w, half16_w, 16)
 LOW_MEMORY(e5m2, w, half8_w, 8)
@@ -361,43 +328,34 @@ ALWAYS vhalf16_w quick_out_w(vf32_w x)
 #define floats_s(x) __builtin_convertvector(x, vhalf32_s)
 
 /* X(kind, vector in memory, number, vector, in, a plus b, a times b, out): the vectors of S's width. */
-#define WIDE_VECTOR_LIST(X, S)                                                                                        \
-    X(truth, S, u8_##S, uint8_t, vu8_##S, (vu8_##S)(x != 0) & 1, a | b, a & b, x)                                     \
-    X(bits8, S, u8_##S, uint8_t, vu8_##S, x, a + b, a * b, x)                                                         \
-    X(bits16, S, u16_##S, uint16_t, vu16_##S, x, a + b, a * b, x)                                                     \
-    X(bits32, S, u32_##S, uint32_t, vu32_##S, x, a + b, a * b, x)                                                     \
-    X(bits64, S, u64_##S, uint64_t, vu64_##S, x, a + b, a * b, x)                                                     \
-    X(single, S, f32_##S, float, vf32_##S, x, a + b, a * b, x)                                                        \
-    X(twice, S, f64_##S, double, vf64_##S, x, a + b, a * b, x)                                                        \
+#define WIDE_VECTOR_LIST(X, S)                                                    \
+    X(truth, S, u8_##S, uint8_t, vu8_##S, (vu8_##S)(x != 0) & 1, a | b, a & b, x) \
+    X(bits8, S, u8_##S, uint8_t, vu8_##S, x, a + b, a * b, x)                     \
+    X(bits16, S, u16_##S, uint16_t, vu16_##S, x, a + b, a * b, x)                 \
+    X(bits32, S, u32_##S, uint32_t, vu32_##S, x, a + b, a * b, x)                 \
+    X(bits64, S, u64_##S, uint64_t, vu64_##S, x, a + b, a * b, x)                 \
+    X(single, S, f32_##S, float, vf32_##S, x, a + b, a * b, x)                    \
+    X(twice, S, f64_##S, double, vf64_##S, x, a + b, a * b, x)                    \
     X(doubled, S, half32_##S, double, vf64_##S, doubles_##S(x), a + b, a * b, floats_##S(x))
-#define LOW_VECTOR(X, K, S, MEM)                                                                                      \
-    X(K, S, MEM, float, vf32_##S, K##_in_##S(x), a + b, a * b, K##_out_##S(x))                                        \
-    X(own_##K, S, MEM, float, vf32_##S, K##_in_##S(x), K##_in_##S(K##_out_##S(a + b)), a * b, K##_out_##S(x))
-#define LOW_VECTOR_LIST(X, S)                                                                                         \
-    LOW_VECTOR(X, float16, S, half16_##S)                                                                             \
-    LOW_VECTOR(X, bfloat16, S, half16_##S)                                                                            \
-    LOW_VECTOR(X, e4m3fn, S, half8_##S)                                                                               \
+#define LOW_VECTOR(X, K, S, MEM)                                               \
+    X(K, S, MEM, float, vf32_##S, K##_in_##S(x), a + b, a * b, K##_out_##S(x)) \
+    X(own_##K, S, MEM, float, vf32_##S, K##_in_##S(x), K##_in_##S(K##_out_##S(a + b)), a *b, K##_out_##S(x))
+#define LOW_VECTOR_LIST(X, S)              \
+    LOW_VECTOR(X, float16, S, half16_##S)  \
+    LOW_VECTOR(X, bfloat16, S, half16_##S) \
+    LOW_VECTOR(X, e4m3fn, S, half8_##S)    \
     LOW_VECTOR(X, e5m2, S, half8_##S)
 
-#define VECTOR_NUMBERS(K, S, MEM, T, V, UP, PLUS, TIMES, DOWN)                                                        \
-    typedef v##MEM vector_##K##_##S;                                                                                  \
-    ALWAYS V in_##K##_##S(const char *p)                                                                              \
-    {                                                                                                                 \
-        v##MEM x = *(const m##MEM *)(const void *)p;                                                                  \
-        return UP;                                                                                                    \
-    }                                                                                                                 \
-    ALWAYS V plus_##K##_##S(V a, V b)                                                                                 \
-    {                                                                                                                 \
-        return PLUS;                                                                                                  \
-    }                                                                                                                 \
-    ALWAYS V times_##K##_##S(V a, T b)                                                                                \
-    {                                                                                                                 \
-        return TIMES;                                                                                                 \
-    }                                                                                                                 \
-    ALWAYS v##MEM down_##K##_##S(V x)                                                                                 \
-    {                                                                                                                 \
-        return DOWN;                                                                                                  \
-    }
+#define VECTOR_NUMBERS(K, S, MEM, T, V, UP, PLUS, TIMES, DOWN) \
+    typedef v##MEM vector_##K##_##S;                           \
+    ALWAYS V in_##K##_##S(const char *p)                       \
+    {                                                          \
+        v##MEM x = *(const m##MEM *)(const void *)p;           \
+        return UP;                                             \
+    }                                                          \
+    ALWAYS V plus_##K##_##S(V a, V b) { return PLUS; }         \
+    ALWAYS V times_##K##_##S(V a, T b) { return TIMES; }       \
+    ALWAYS v##MEM down_##K##_##S(V x) { return DOWN; }
 WIDE_VECTOR_LIST(VECTOR_NUMBERS, w)
 LOW_VECTOR_LIST(VECTOR_NUMBERS, w)
 #if FAN_WIDE > 16
@@ -408,183 +366,184 @@ LOW_VECTOR_LIST(VECTOR_NUMBERS, s)
 
 /* ---- Folds ---- */
 
-/* Where sums begin and end besides the sources: RAW is the number of the accumulation dtype in memory, up_R and down_R lead from it and to it. */
-#define FOLD_WIDTH(K, R, S, STEPS, MEM, RAW, T, V)                                                                    \
-    ALWAYS V fold_in_##K##_##S(const char *const *src, const char *start, size_t i)                                   \
-    {                                                                                                                 \
-        return start ? in_##R##_##S(start + i * sizeof(RAW)) : in_##K##_##S(src[0] + i * sizeof(MEM));                \
-    }                                                                                                                 \
-    ALWAYS void fold_out_##K##_##S(char *dst, size_t i, V x, int raw, int stream)                                     \
-    {                                                                                                                 \
-        if (raw) {                                                                                                    \
-            vector_##R##_##S y = down_##R##_##S(x);                                                                   \
-            memcpy(dst + i * sizeof(RAW), &y, sizeof y);                                                              \
-            return;                                                                                                   \
-        }                                                                                                             \
-        vector_##K##_##S y = down_##K##_##S(x);                                                                       \
-        if (stream)                                                                                                   \
-            FLOW(dst + i * sizeof(MEM), &y);                                                                          \
-        else                                                                                                          \
-            memcpy(dst + i * sizeof(MEM), &y, sizeof y);                                                              \
-    }                                                                                                                 \
-    /* For count >= lanes. */                                                                                         \
-    ALWAYS void fold_##K##_##S(char *dst, const char *const *src, size_t n, size_t count, const char *start, T factor,\
-                               int scaled, int raw, int ahead, int stream)                                            \
-    {                                                                                                                 \
-        const size_t lanes = sizeof(V) / sizeof(T), step = STEPS * lanes, first = !start;                             \
-        size_t i = 0;                                                                                                 \
-        int rest = stream || count % lanes;                                                                           \
-        V last = {0};                                                                                                 \
-        if (rest) {                                                                                                   \
-            size_t at = count - lanes;                                                                                \
-            last = fold_in_##K##_##S(src, start, at);                                                                 \
-            for (size_t k = first; k < n; k++)                                                                        \
-                last = plus_##K##_##S(last, in_##K##_##S(src[k] + at * sizeof(MEM)));                                 \
-            if (scaled)                                                                                               \
-                last = times_##K##_##S(last, factor);                                                                 \
-        }                                                                                                             \
-        if (stream) /* whole lines at a time */                                                                       \
-            i = each_##K(dst, src, n, 0, (64 - (uintptr_t)dst % 64) % 64 / sizeof(MEM), start, factor, scaled, raw);  \
-        for (; STEPS == 4 && i + step <= count; i += step) {                                                          \
-            const char *p = src[0] + i * sizeof(MEM);                                                                 \
-            V a, b, c, d;                                                                                             \
-            a = fold_in_##K##_##S(src, start, i);                                                                     \
-            b = fold_in_##K##_##S(src, start, i + lanes);                                                             \
-            c = fold_in_##K##_##S(src, start, i + 2 * lanes);                                                         \
-            d = fold_in_##K##_##S(src, start, i + 3 * lanes);                                                         \
-            if (ahead && first)                                                                                       \
-                for (size_t q = 0; q < step * sizeof(MEM); q += 64)                                                   \
-                    __builtin_prefetch(p + AHEAD + q);                                                                \
-            for (size_t k = first; k < n; k++) {                                                                      \
-                p = src[k] + i * sizeof(MEM);                                                                         \
-                if (ahead)                                                                                            \
-                    for (size_t q = 0; q < step * sizeof(MEM); q += 64)                                               \
-                        __builtin_prefetch(p + AHEAD + q);                                                            \
-                a = plus_##K##_##S(a, in_##K##_##S(p));                                                               \
-                b = plus_##K##_##S(b, in_##K##_##S(p + lanes * sizeof(MEM)));                                         \
-                c = plus_##K##_##S(c, in_##K##_##S(p + 2 * lanes * sizeof(MEM)));                                     \
-                d = plus_##K##_##S(d, in_##K##_##S(p + 3 * lanes * sizeof(MEM)));                                     \
-            }                                                                                                         \
-            if (scaled) {                                                                                             \
-                a = times_##K##_##S(a, factor);                                                                       \
-                b = times_##K##_##S(b, factor);                                                                       \
-                c = times_##K##_##S(c, factor);                                                                       \
-                d = times_##K##_##S(d, factor);                                                                       \
-            }                                                                                                         \
-            fold_out_##K##_##S(dst, i, a, raw, stream);                                                               \
-            fold_out_##K##_##S(dst, i + lanes, b, raw, stream);                                                       \
-            fold_out_##K##_##S(dst, i + 2 * lanes, c, raw, stream);                                                   \
-            fold_out_##K##_##S(dst, i + 3 * lanes, d, raw, stream);                                                   \
-        }                                                                                                             \
-        for (; i + lanes <= count; i += lanes) {                                                                      \
-            V a = fold_in_##K##_##S(src, start, i);                                                                   \
-            for (size_t k = first; k < n; k++) {                                                                      \
-                if (STEPS == 1 && ahead && i % 64 == 0)                                                               \
-                    __builtin_prefetch(src[k] + i * sizeof(MEM) + AHEAD);                                             \
-                a = plus_##K##_##S(a, in_##K##_##S(src[k] + i * sizeof(MEM)));                                        \
-            }                                                                                                         \
-            if (scaled)                                                                                               \
-                a = times_##K##_##S(a, factor);                                                                       \
-            fold_out_##K##_##S(dst, i, a, raw, STEPS == 1 && stream);                                                 \
-        }                                                                                                             \
-        if (rest)                                                                                                     \
-            fold_out_##K##_##S(dst, count - lanes, last, raw, 0);                                                     \
+/* Where sums begin and end besides the sources: RAW is the number of the accumulation dtype in memory, up_R and down_R
+ * lead from it and to it. */
+#define FOLD_WIDTH(K, R, S, STEPS, MEM, RAW, T, V)                                                                     \
+    ALWAYS V fold_in_##K##_##S(const char *const *src, const char *start, size_t i)                                    \
+    {                                                                                                                  \
+        return start ? in_##R##_##S(start + i * sizeof(RAW)) : in_##K##_##S(src[0] + i * sizeof(MEM));                 \
+    }                                                                                                                  \
+    ALWAYS void fold_out_##K##_##S(char *dst, size_t i, V x, int raw, int stream)                                      \
+    {                                                                                                                  \
+        if (raw) {                                                                                                     \
+            vector_##R##_##S y = down_##R##_##S(x);                                                                    \
+            memcpy(dst + i * sizeof(RAW), &y, sizeof y);                                                               \
+            return;                                                                                                    \
+        }                                                                                                              \
+        vector_##K##_##S y = down_##K##_##S(x);                                                                        \
+        if (stream)                                                                                                    \
+            FLOW(dst + i * sizeof(MEM), &y);                                                                           \
+        else                                                                                                           \
+            memcpy(dst + i * sizeof(MEM), &y, sizeof y);                                                               \
+    }                                                                                                                  \
+    /* For count >= lanes. */                                                                                          \
+    ALWAYS void fold_##K##_##S(char *dst, const char *const *src, size_t n, size_t count, const char *start, T factor, \
+                               int scaled, int raw, int ahead, int stream)                                             \
+    {                                                                                                                  \
+        const size_t lanes = sizeof(V) / sizeof(T), step = STEPS * lanes, first = !start;                              \
+        size_t i = 0;                                                                                                  \
+        int rest = stream || count % lanes;                                                                            \
+        V last = {0};                                                                                                  \
+        if (rest) {                                                                                                    \
+            size_t at = count - lanes;                                                                                 \
+            last = fold_in_##K##_##S(src, start, at);                                                                  \
+            for (size_t k = first; k < n; k++)                                                                         \
+                last = plus_##K##_##S(last, in_##K##_##S(src[k] + at * sizeof(MEM)));                                  \
+            if (scaled)                                                                                                \
+                last = times_##K##_##S(last, factor);                                                                  \
+        }                                                                                                              \
+        if (stream) /* whole lines at a time */                                                                        \
+            i = each_##K(dst, src, n, 0, (64 - (uintptr_t)dst % 64) % 64 / sizeof(MEM), start, factor, scaled, raw);   \
+        for (; STEPS == 4 && i + step <= count; i += step) {                                                           \
+            const char *p = src[0] + i * sizeof(MEM);                                                                  \
+            V a, b, c, d;                                                                                              \
+            a = fold_in_##K##_##S(src, start, i);                                                                      \
+            b = fold_in_##K##_##S(src, start, i + lanes);                                                              \
+            c = fold_in_##K##_##S(src, start, i + 2 * lanes);                                                          \
+            d = fold_in_##K##_##S(src, start, i + 3 * lanes);                                                          \
+            if (ahead && first)                                                                                        \
+                for (size_t q = 0; q < step * sizeof(MEM); q += 64)                                                    \
+                    __builtin_prefetch(p + AHEAD + q);                                                                 \
+            for (size_t k = first; k < n; k++) {                                                                       \
+                p = src[k] + i * sizeof(MEM);                                                                          \
+                if (ahead)                                                                                             \
+                    for (size_t q = 0; q < step * sizeof(MEM); q += 64)                                                \
+                        __builtin_prefetch(p + AHEAD + q);                                                             \
+                a = plus_##K##_##S(a, in_##K##_##S(p));                                                                \
+                b = plus_##K##_##S(b, in_##K##_##S(p + lanes * sizeof(MEM)));                                          \
+                c = plus_##K##_##S(c, in_##K##_##S(p + 2 * lanes * sizeof(MEM)));                                      \
+                d = plus_##K##_##S(d, in_##K##_##S(p + 3 * lanes * sizeof(MEM)));                                      \
+            }                                                                                                          \
+            if (scaled) {                                                                                              \
+                a = times_##K##_##S(a, factor);                                                                        \
+                b = times_##K##_##S(b, factor);                                                                        \
+                c = times_##K##_##S(c, factor);                                                                        \
+                d = times_##K##_##S(d, factor);                                                                        \
+            }                                                                                                          \
+            fold_out_##K##_##S(dst, i, a, raw, stream);                                                                \
+            fold_out_##K##_##S(dst, i + lanes, b, raw, stream);                                                        \
+            fold_out_##K##_##S(dst, i + 2 * lanes, c, raw, stream);                                                    \
+            fold_out_##K##_##S(dst, i + 3 * lanes, d, raw, stream);                                                    \
+        }                                                                                                              \
+        for (; i + lanes <= count; i += lanes) {                                                                       \
+            V a = fold_in_##K##_##S(src, start, i);                                                                    \
+            for (size_t k = first; k < n; k++) {                                                                       \
+                if (STEPS == 1 && ahead && i % 64 == 0)                                                                \
+                    __builtin_prefetch(src[k] + i * sizeof(MEM) + AHEAD);                                              \
+                a = plus_##K##_##S(a, in_##K##_##S(src[k] + i * sizeof(MEM)));                                         \
+            }                                                                                                          \
+            if (scaled)                                                                                                \
+                a = times_##K##_##S(a, factor);                                                                        \
+            fold_out_##K##_##S(dst, i, a, raw, STEPS == 1 && stream);                                                  \
+        }                                                                                                              \
+        if (rest)                                                                                                      \
+            fold_out_##K##_##S(dst, count - lanes, last, raw, 0);                                                      \
     }
 
 /* SMALL: fewer numbers than a wide vector has, but enough for a short one. */
 #if FAN_WIDE > 16
 #define FOLD_SMALL(...) FOLD_WIDTH(__VA_ARGS__)
-#define SMALL(K, T, ...)                                                                                              \
-    if (count >= 16 / sizeof(T))                                                                                      \
-        fold_##K##_s(__VA_ARGS__);                                                                                    \
+#define SMALL(K, T, ...)           \
+    if (count >= 16 / sizeof(T))   \
+        fold_##K##_s(__VA_ARGS__); \
     else
 #else
 #define FOLD_SMALL(...)
 #define SMALL(K, T, ...)
 #endif
 
-#define FOLD_EACH(K, R, MEM, RAW, T)                                                                                  \
-    static __attribute__((noinline)) size_t each_##K(char *dst, const char *const *src, size_t n, size_t i, size_t end,\
-                                                     const char *start, T factor, int scaled, int raw)                \
-    {                                                                                                                 \
-        typedef MEM FAN_ANYWHERE mem;                                                                                 \
-        typedef RAW FAN_ANYWHERE raw_mem;                                                                             \
-        for (; i < end; i++) {                                                                                        \
-            T a = start ? up_##R(((const raw_mem *)(const void *)start)[i])                                           \
-                        : up_##K(((const mem *)(const void *)src[0])[i]);                                             \
-            for (size_t k = !start; k < n; k++)                                                                       \
-                a = plus_##K(a, up_##K(((const mem *)(const void *)src[k])[i]));                                      \
-            if (scaled)                                                                                               \
-                a = times_##K(a, factor);                                                                             \
-            if (raw)                                                                                                  \
-                ((raw_mem *)(void *)dst)[i] = down_##R(a);                                                            \
-            else                                                                                                      \
-                ((mem *)(void *)dst)[i] = down_##K(a);                                                                \
-        }                                                                                                             \
-        return i;                                                                                                     \
+#define FOLD_EACH(K, R, MEM, RAW, T)                                                                               \
+    static __attribute__((noinline)) size_t each_##K(char *dst, const char *const *src, size_t n, size_t i,        \
+                                                     size_t end, const char *start, T factor, int scaled, int raw) \
+    {                                                                                                              \
+        typedef MEM FAN_ANYWHERE mem;                                                                              \
+        typedef RAW FAN_ANYWHERE raw_mem;                                                                          \
+        for (; i < end; i++) {                                                                                     \
+            T a = start ? up_##R(((const raw_mem *)(const void *)start)[i])                                        \
+                        : up_##K(((const mem *)(const void *)src[0])[i]);                                          \
+            for (size_t k = !start; k < n; k++)                                                                    \
+                a = plus_##K(a, up_##K(((const mem *)(const void *)src[k])[i]));                                   \
+            if (scaled)                                                                                            \
+                a = times_##K(a, factor);                                                                          \
+            if (raw)                                                                                               \
+                ((raw_mem *)(void *)dst)[i] = down_##R(a);                                                         \
+            else                                                                                                   \
+                ((mem *)(void *)dst)[i] = down_##K(a);                                                             \
+        }                                                                                                          \
+        return i;                                                                                                  \
     }
-#define FACTOR(R, RAW, T)                                                                                             \
-    T factor = 0;                                                                                                     \
-    if (how->factor) {                                                                                                \
-        RAW of;                                                                                                       \
-        memcpy(&of, how->factor, sizeof of);                                                                          \
-        factor = up_##R(of);                                                                                          \
+#define FACTOR(R, RAW, T)                    \
+    T factor = 0;                            \
+    if (how->factor) {                       \
+        RAW of;                              \
+        memcpy(&of, how->factor, sizeof of); \
+        factor = up_##R(of);                 \
     }
 #define CAN_STREAM(MEM) (how->stream && !how->raw && (uintptr_t)dst % sizeof(MEM) == 0 && count * sizeof(MEM) >= 1024)
 
 /* LIGHT: kinds whose steps cost nothing, so that all else must cost nothing either: a loop for each way to go. */
-#define LIGHT(K, R, MEM, RAW, T, V)                                                                                   \
-    FOLD_EACH(K, R, MEM, RAW, T)                                                                                      \
-    FOLD_WIDTH(K, R, w, 4, MEM, RAW, T, V##_w)                                                                        \
-    FOLD_SMALL(K, R, s, 4, MEM, RAW, T, V##_s)                                                                        \
-    static void few_##K(char *dst, const char *const *src, size_t n, size_t count, const char *start, T factor,       \
-                        int scaled, int raw)                                                                          \
-    {                                                                                                                 \
-        SMALL(K, T, dst, src, n, count, start, factor, scaled, raw, 0, 0)                                             \
-        each_##K(dst, src, n, 0, count, start, factor, scaled, raw);                                                  \
-    }                                                                                                                 \
-    static __attribute__((noinline)) void told_##K(char *dst, const char *const *src, size_t n, size_t count,         \
-                                                   const fan_fold_how *how)                                           \
-    {                                                                                                                 \
-        FACTOR(R, RAW, T)                                                                                             \
-        if (count < FAN_WIDE / sizeof(T)) {                                                                           \
-            few_##K(dst, src, n, count, how->start, factor, !!how->factor, how->raw);                                 \
-        } else if (CAN_STREAM(MEM)) {                                                                                 \
-            fold_##K##_w(dst, src, n, count, how->start, factor, !!how->factor, 0, 1, 1);                             \
-            FLOWED();                                                                                                 \
-        } else if (how->ahead) {                                                                                      \
-            fold_##K##_w(dst, src, n, count, how->start, factor, !!how->factor, how->raw, 1, 0);                      \
-        } else {                                                                                                      \
-            fold_##K##_w(dst, src, n, count, how->start, factor, !!how->factor, how->raw, 0, 0);                      \
-        }                                                                                                             \
-    }                                                                                                                 \
-    static void sum_##K(char *dst, const char *const *src, size_t n, size_t count, const fan_fold_how *how)           \
-    {                                                                                                                 \
-        if (how)                                                                                                      \
-            told_##K(dst, src, n, count, how);                                                                        \
-        else if (count < FAN_WIDE / sizeof(T))                                                                        \
-            few_##K(dst, src, n, count, NULL, 0, 0, 0);                                                               \
-        else                                                                                                          \
-            fold_##K##_w(dst, src, n, count, NULL, 0, 0, 0, 0, 0);                                                    \
+#define LIGHT(K, R, MEM, RAW, T, V)                                                                             \
+    FOLD_EACH(K, R, MEM, RAW, T)                                                                                \
+    FOLD_WIDTH(K, R, w, 4, MEM, RAW, T, V##_w)                                                                  \
+    FOLD_SMALL(K, R, s, 4, MEM, RAW, T, V##_s)                                                                  \
+    static void few_##K(char *dst, const char *const *src, size_t n, size_t count, const char *start, T factor, \
+                        int scaled, int raw)                                                                    \
+    {                                                                                                           \
+        SMALL(K, T, dst, src, n, count, start, factor, scaled, raw, 0, 0)                                       \
+        each_##K(dst, src, n, 0, count, start, factor, scaled, raw);                                            \
+    }                                                                                                           \
+    static __attribute__((noinline)) void told_##K(char *dst, const char *const *src, size_t n, size_t count,   \
+                                                   const fan_fold_how *how)                                     \
+    {                                                                                                           \
+        FACTOR(R, RAW, T)                                                                                       \
+        if (count < FAN_WIDE / sizeof(T)) {                                                                     \
+            few_##K(dst, src, n, count, how->start, factor, !!how->factor, how->raw);                           \
+        } else if (CAN_STREAM(MEM)) {                                                                           \
+            fold_##K##_w(dst, src, n, count, how->start, factor, !!how->factor, 0, 1, 1);                       \
+            FLOWED();                                                                                           \
+        } else if (how->ahead) {                                                                                \
+            fold_##K##_w(dst, src, n, count, how->start, factor, !!how->factor, how->raw, 1, 0);                \
+        } else {                                                                                                \
+            fold_##K##_w(dst, src, n, count, how->start, factor, !!how->factor, how->raw, 0, 0);                \
+        }                                                                                                       \
+    }                                                                                                           \
+    static void sum_##K(char *dst, const char *const *src, size_t n, size_t count, const fan_fold_how *how)     \
+    {                                                                                                           \
+        if (how)                                                                                                \
+            told_##K(dst, src, n, count, how);                                                                  \
+        else if (count < FAN_WIDE / sizeof(T))                                                                  \
+            few_##K(dst, src, n, count, NULL, 0, 0, 0);                                                         \
+        else                                                                                                    \
+            fold_##K##_w(dst, src, n, count, NULL, 0, 0, 0, 0, 0);                                              \
     }
 
 /* HEAVY: kinds whose steps are long already: one loop for all ways. */
-#define HEAVY(K, R, MEM, RAW, T, V)                                                                                   \
-    FOLD_EACH(K, R, MEM, RAW, T)                                                                                      \
-    FOLD_WIDTH(K, R, w, 1, MEM, RAW, T, V##_w)                                                                        \
-    static void sum_##K(char *dst, const char *const *src, size_t n, size_t count, const fan_fold_how *how)           \
-    {                                                                                                                 \
-        static const fan_fold_how nothing;                                                                            \
-        how = how ? how : &nothing;                                                                                   \
-        FACTOR(R, RAW, T)                                                                                             \
-        if (count < FAN_WIDE / sizeof(T)) {                                                                           \
-            each_##K(dst, src, n, 0, count, how->start, factor, !!how->factor, how->raw);                             \
-            return;                                                                                                   \
-        }                                                                                                             \
-        int stream = CAN_STREAM(MEM);                                                                                 \
-        fold_##K##_w(dst, src, n, count, how->start, factor, !!how->factor, how->raw, how->ahead, stream);            \
-        if (stream)                                                                                                   \
-            FLOWED();                                                                                                 \
+#define HEAVY(K, R, MEM, RAW, T, V)                                                                         \
+    FOLD_EACH(K, R, MEM, RAW, T)                                                                            \
+    FOLD_WIDTH(K, R, w, 1, MEM, RAW, T, V##_w)                                                              \
+    static void sum_##K(char *dst, const char *const *src, size_t n, size_t count, const fan_fold_how *how) \
+    {                                                                                                       \
+        static const fan_fold_how nothing;                                                                  \
+        how = how ? how : &nothing;                                                                         \
+        FACTOR(R, RAW, T)                                                                                   \
+        if (count < FAN_WIDE / sizeof(T)) {                                                                 \
+            each_##K(dst, src, n, 0, count, how->start, factor, !!how->factor, how->raw);                   \
+            return;                                                                                         \
+        }                                                                                                   \
+        int stream = CAN_STREAM(MEM);                                                                       \
+        fold_##K##_w(dst, src, n, count, how->start, factor, !!how->factor, how->raw, how->ahead, stream);  \
+        if (stream)                                                                                         \
+            FLOWED();                                                                                       \
     }
 
 LIGHT(truth, truth, uint8_t, uint8_t, uint8_t, vu8)
@@ -606,8 +565,9 @@ HEAVY(own_e5m2, own_e5m2, uint8_t, uint8_t, float, vf32)
 
 /* ---- Folds that watch ----
  *
- * The statistics of float results, in the register: 16 numbers at a time, each into its lane. A step with a non-finite number is neither counted nor
- * written: the fold ends there, and who asked for it sees to those numbers one by one, while the operands are as they were. */
+ * The statistics of float results, in the register: 16 numbers at a time, each into its lane. A step with a non-finite
+ * number is neither counted nor written: the fold ends there, and who asked for it sees to those numbers one by one,
+ * while the operands are as they were. */
 
 #if defined(__x86_64__) && FAN_WIDE == 64
 #define ANY(x) (_mm512_test_epi32_mask((__m512i)(x), (__m512i)(x)) != 0)
@@ -621,8 +581,8 @@ HEAVY(own_e5m2, own_e5m2, uint8_t, uint8_t, float, vf32)
 
 /* flow_apart: as FLOW, sixteen bytes at a time: dst need not lie at the start of a line. */
 #if defined(__x86_64__)
-#define FLOW_APART(p, v)                                                                                              \
-    for (size_t q = 0; q < sizeof *(v); q += 16)                                                                      \
+#define FLOW_APART(p, v)                         \
+    for (size_t q = 0; q < sizeof *(v); q += 16) \
         flow16((char *)(p) + q, (const char *)(v) + q);
 #else
 #define FLOW_APART(p, v) memcpy(p, v, sizeof *(v));
@@ -640,15 +600,10 @@ ALWAYS void count_in(vf64_w *sum, vf64_w *top, vf64_w x)
     *top = (vf64_w)(((vu64_w)size & more) | ((vu64_w)*top & ~more));
 }
 
-/* Of a vector of results, as float or double: which are not finite, and into which lanes the others go. `at`: the first lane. */
-ALWAYS vu64_w endless_single(vf32_w x)
-{
-    return (vu64_w)(((vu32_w)x & 0x7fffffffu) >= 0x7f800000u);
-}
-ALWAYS vu64_w endless_twice(vf64_w x)
-{
-    return (vu64_w)(((vu64_w)x & 0x7fffffffffffffffu) >= 0x7ff0000000000000u);
-}
+/* Of a vector of results, as float or double: which are not finite, and into which lanes the others go. `at`: the first
+ * lane. */
+ALWAYS vu64_w endless_single(vf32_w x) { return (vu64_w)(((vu32_w)x & 0x7fffffffu) >= 0x7f800000u); }
+ALWAYS vu64_w endless_twice(vf64_w x) { return (vu64_w)(((vu64_w)x & 0x7fffffffffffffffu) >= 0x7ff0000000000000u); }
 ALWAYS void count_single(vf64_w *sum, vf64_w *top, size_t at, vf32_w x)
 {
     vhalf32_w half[2];
@@ -675,74 +630,74 @@ ALWAYS void lanes_back(fan_stats_run *r, const double *lane)
 }
 
 /* H: single or twice, as which the rounded results are counted; BACK: a rounded result as that. */
-#define WATCH(K, R, H, MEM, T, V, BACK)                                                                               \
-    ALWAYS size_t watching_##K(char *dst, const char *const *src, size_t n, size_t count, T factor, int scaled,       \
-                               int stream, fan_stats_run *r)                                                          \
-    {                                                                                                                 \
-        const size_t lanes = sizeof(V) / sizeof(T), step = 4 * lanes;                                                 \
-        size_t i = 0;                                                                                                 \
-        vf64_w sum[VECTORS_OF_LANES], top[VECTORS_OF_LANES];                                                          \
-        double lane[FAN_STATS_LANES];                                                                                 \
-        lanes_from(lane, r);                                                                                          \
-        memcpy(sum, lane, sizeof sum);                                                                                \
-        memset(top, 0, sizeof top);                                                                                   \
-        for (; i + step <= count; i += step) {                                                                        \
-            V x[4];                                                                                                   \
-            vector_##K##_w y[4];                                                                                      \
-            for (size_t v = 0; v < 4; v++)                                                                            \
-                x[v] = in_##K##_w(src[0] + (i + v * lanes) * sizeof(MEM));                                            \
-            for (size_t q = 0; q < step * sizeof(MEM); q += 64)                                                       \
-                __builtin_prefetch(src[0] + i * sizeof(MEM) + AHEAD + q);                                             \
-            for (size_t k = 1; k < n; k++) {                                                                          \
-                const char *p = src[k] + i * sizeof(MEM);                                                             \
-                for (size_t q = 0; q < step * sizeof(MEM); q += 64)                                                   \
-                    __builtin_prefetch(p + AHEAD + q);                                                                \
-                for (size_t v = 0; v < 4; v++)                                                                        \
-                    x[v] = plus_##K##_w(x[v], in_##K##_w(p + v * lanes * sizeof(MEM)));                               \
-            }                                                                                                         \
-            if (scaled)                                                                                               \
-                for (size_t v = 0; v < 4; v++)                                                                        \
-                    x[v] = times_##K##_w(x[v], factor);                                                               \
-            vu64_w endless = {0};                                                                                     \
-            for (size_t v = 0; v < 4; v++) {                                                                          \
-                y[v] = down_##K##_w(x[v]);                                                                            \
-                endless |= endless_##H(BACK(y[v]));                                                                   \
-            }                                                                                                         \
-            if (ANY(endless))                                                                                         \
-                break;                                                                                                \
-            for (size_t v = 0; v < 4; v++) {                                                                          \
-                count_##H(sum, top, v * lanes % FAN_STATS_LANES, BACK(y[v]));                                         \
-                if (stream == 2)                                                                                      \
-                    FLOW(dst + (i + v * lanes) * sizeof(MEM), &y[v]);                                                 \
-                else if (stream)                                                                                      \
-                    FLOW_APART(dst + (i + v * lanes) * sizeof(MEM), &y[v])                                            \
-                else                                                                                                  \
-                    memcpy(dst + (i + v * lanes) * sizeof(MEM), &y[v], sizeof y[v]);                                  \
-            }                                                                                                         \
-        }                                                                                                             \
-        double most[FAN_STATS_LANES];                                                                                 \
-        memcpy(lane, sum, sizeof lane);                                                                               \
-        lanes_back(r, lane);                                                                                          \
-        memcpy(most, top, sizeof top);                                                                                \
-        for (size_t k = 0; k < FAN_STATS_LANES; k++)                                                                  \
-            r->top = most[k] > r->top ? most[k] : r->top;                                                             \
-        r->numbers += i;                                                                                              \
-        return i;                                                                                                     \
-    }                                                                                                                 \
-    static size_t watch_##K(char *dst, const char *const *src, size_t n, size_t count, const fan_fold_how *how,       \
-                            fan_stats_run *r)                                                                         \
-    {                                                                                                                 \
-        FACTOR(R, RAW_##H, T)                                                                                         \
-        if (4 * FAN_WIDE / sizeof(T) % FAN_STATS_LANES)                                                               \
-            return 0;                                                                                                 \
-        if (how->stream && (uintptr_t)dst % 16 == 0 && sizeof(vector_##K##_w) >= 16) {                                \
-            size_t done = (uintptr_t)dst % sizeof(vector_##K##_w) == 0                                                \
-                              ? watching_##K(dst, src, n, count, factor, !!how->factor, 2, r)                         \
-                              : watching_##K(dst, src, n, count, factor, !!how->factor, 1, r);                        \
-            FLOWED();                                                                                                 \
-            return done;                                                                                              \
-        }                                                                                                             \
-        return watching_##K(dst, src, n, count, factor, !!how->factor, 0, r);                                         \
+#define WATCH(K, R, H, MEM, T, V, BACK)                                                                         \
+    ALWAYS size_t watching_##K(char *dst, const char *const *src, size_t n, size_t count, T factor, int scaled, \
+                               int stream, fan_stats_run *r)                                                    \
+    {                                                                                                           \
+        const size_t lanes = sizeof(V) / sizeof(T), step = 4 * lanes;                                           \
+        size_t i = 0;                                                                                           \
+        vf64_w sum[VECTORS_OF_LANES], top[VECTORS_OF_LANES];                                                    \
+        double lane[FAN_STATS_LANES];                                                                           \
+        lanes_from(lane, r);                                                                                    \
+        memcpy(sum, lane, sizeof sum);                                                                          \
+        memset(top, 0, sizeof top);                                                                             \
+        for (; i + step <= count; i += step) {                                                                  \
+            V x[4];                                                                                             \
+            vector_##K##_w y[4];                                                                                \
+            for (size_t v = 0; v < 4; v++)                                                                      \
+                x[v] = in_##K##_w(src[0] + (i + v * lanes) * sizeof(MEM));                                      \
+            for (size_t q = 0; q < step * sizeof(MEM); q += 64)                                                 \
+                __builtin_prefetch(src[0] + i * sizeof(MEM) + AHEAD + q);                                       \
+            for (size_t k = 1; k < n; k++) {                                                                    \
+                const char *p = src[k] + i * sizeof(MEM);                                                       \
+                for (size_t q = 0; q < step * sizeof(MEM); q += 64)                                             \
+                    __builtin_prefetch(p + AHEAD + q);                                                          \
+                for (size_t v = 0; v < 4; v++)                                                                  \
+                    x[v] = plus_##K##_w(x[v], in_##K##_w(p + v * lanes * sizeof(MEM)));                         \
+            }                                                                                                   \
+            if (scaled)                                                                                         \
+                for (size_t v = 0; v < 4; v++)                                                                  \
+                    x[v] = times_##K##_w(x[v], factor);                                                         \
+            vu64_w endless = {0};                                                                               \
+            for (size_t v = 0; v < 4; v++) {                                                                    \
+                y[v] = down_##K##_w(x[v]);                                                                      \
+                endless |= endless_##H(BACK(y[v]));                                                             \
+            }                                                                                                   \
+            if (ANY(endless))                                                                                   \
+                break;                                                                                          \
+            for (size_t v = 0; v < 4; v++) {                                                                    \
+                count_##H(sum, top, v * lanes % FAN_STATS_LANES, BACK(y[v]));                                   \
+                if (stream == 2)                                                                                \
+                    FLOW(dst + (i + v * lanes) * sizeof(MEM), &y[v]);                                           \
+                else if (stream)                                                                                \
+                    FLOW_APART(dst + (i + v * lanes) * sizeof(MEM), &y[v])                                      \
+                else                                                                                            \
+                    memcpy(dst + (i + v * lanes) * sizeof(MEM), &y[v], sizeof y[v]);                            \
+            }                                                                                                   \
+        }                                                                                                       \
+        double most[FAN_STATS_LANES];                                                                           \
+        memcpy(lane, sum, sizeof lane);                                                                         \
+        lanes_back(r, lane);                                                                                    \
+        memcpy(most, top, sizeof top);                                                                          \
+        for (size_t k = 0; k < FAN_STATS_LANES; k++)                                                            \
+            r->top = most[k] > r->top ? most[k] : r->top;                                                       \
+        r->numbers += i;                                                                                        \
+        return i;                                                                                               \
+    }                                                                                                           \
+    static size_t watch_##K(char *dst, const char *const *src, size_t n, size_t count, const fan_fold_how *how, \
+                            fan_stats_run *r)                                                                   \
+    {                                                                                                           \
+        FACTOR(R, RAW_##H, T)                                                                                   \
+        if (4 * FAN_WIDE / sizeof(T) % FAN_STATS_LANES)                                                         \
+            return 0;                                                                                           \
+        if (how->stream && (uintptr_t)dst % 16 == 0 && sizeof(vector_##K##_w) >= 16) {                          \
+            size_t done = (uintptr_t)dst % sizeof(vector_##K##_w) == 0                                          \
+                              ? watching_##K(dst, src, n, count, factor, !!how->factor, 2, r)                   \
+                              : watching_##K(dst, src, n, count, factor, !!how->factor, 1, r);                  \
+            FLOWED();                                                                                           \
+            return done;                                                                                        \
+        }                                                                                                       \
+        return watching_##K(dst, src, n, count, factor, !!how->factor, 0, r);                                   \
     }
 #define RAW_single float
 #define RAW_twice double
@@ -754,42 +709,42 @@ WATCH(bfloat16, single, single, uint16_t, float, vf32_w, bfloat16_in_w)
 
 /* ---- Scattered sums, running sums, factors ---- */
 
-#define ADD_AT(K, MEM, RUN)                                                                                           \
-    static void add_at_##K(char *dst, const int64_t *to, const char *src, const int64_t *from, size_t n, size_t run)  \
-    {                                                                                                                 \
-        typedef MEM FAN_ANYWHERE mem;                                                                                 \
-        for (size_t k = 0; k < n; k++) {                                                                              \
-            mem *d = (mem *)(void *)(dst + to[k]);                                                                    \
-            const mem *s = (const mem *)(const void *)(from ? src + from[k] : src + k * run * sizeof(mem));           \
-            if (run == 1) {                                                                                           \
-                d[0] = down_##K(plus_##K(up_##K(d[0]), up_##K(s[0])));                                                \
-                continue;                                                                                             \
-            }                                                                                                         \
-            RUN(K)                                                                                                    \
-        }                                                                                                             \
+#define ADD_AT(K, MEM, RUN)                                                                                          \
+    static void add_at_##K(char *dst, const int64_t *to, const char *src, const int64_t *from, size_t n, size_t run) \
+    {                                                                                                                \
+        typedef MEM FAN_ANYWHERE mem;                                                                                \
+        for (size_t k = 0; k < n; k++) {                                                                             \
+            mem *d = (mem *)(void *)(dst + to[k]);                                                                   \
+            const mem *s = (const mem *)(const void *)(from ? src + from[k] : src + k * run * sizeof(mem));          \
+            if (run == 1) {                                                                                          \
+                d[0] = down_##K(plus_##K(up_##K(d[0]), up_##K(s[0])));                                               \
+                continue;                                                                                            \
+            }                                                                                                        \
+            RUN(K)                                                                                                   \
+        }                                                                                                            \
     }
-#define RUN_HERE(K)                                                                                                   \
-    FAN_VECTOR                                                                                                        \
-    for (size_t i = 0; i < run; i++)                                                                                  \
+#define RUN_HERE(K)                  \
+    FAN_VECTOR                       \
+    for (size_t i = 0; i < run; i++) \
         d[i] = down_##K(plus_##K(up_##K(d[i]), up_##K(s[i])));
-#define RUN_THERE(K)                                                                                                  \
-    const char *both[] = {(const char *)d, (const char *)s};                                                          \
+#define RUN_THERE(K)                                         \
+    const char *both[] = {(const char *)d, (const char *)s}; \
     sum_##K((char *)d, both, 2, run, NULL);
-#define OTHERS(K, MEM, T, RUN)                                                                                        \
-    ADD_AT(K, MEM, RUN)                                                                                               \
-    static void add_up_##K(char *acc, const char *src, size_t n)                                                      \
-    {                                                                                                                 \
-        typedef MEM FAN_ANYWHERE mem;                                                                                 \
-        const mem *s = (const mem *)(const void *)src;                                                                \
-        T sum = up_##K(*(const mem *)(const void *)acc);                                                              \
-        for (size_t i = 0; i < n; i++)                                                                                \
-            sum = plus_##K(sum, up_##K(s[i]));                                                                        \
-        *(mem *)(void *)acc = down_##K(sum);                                                                          \
-    }                                                                                                                 \
-    static void scale_##K(char *dst, const char *factor, size_t n)                                                    \
-    {                                                                                                                 \
-        const char *src[] = {dst};                                                                                    \
-        sum_##K(dst, src, 1, n, &(fan_fold_how){.factor = factor});                                                   \
+#define OTHERS(K, MEM, T, RUN)                                      \
+    ADD_AT(K, MEM, RUN)                                             \
+    static void add_up_##K(char *acc, const char *src, size_t n)    \
+    {                                                               \
+        typedef MEM FAN_ANYWHERE mem;                               \
+        const mem *s = (const mem *)(const void *)src;              \
+        T sum = up_##K(*(const mem *)(const void *)acc);            \
+        for (size_t i = 0; i < n; i++)                              \
+            sum = plus_##K(sum, up_##K(s[i]));                      \
+        *(mem *)(void *)acc = down_##K(sum);                        \
+    }                                                               \
+    static void scale_##K(char *dst, const char *factor, size_t n)  \
+    {                                                               \
+        const char *src[] = {dst};                                  \
+        sum_##K(dst, src, 1, n, &(fan_fold_how){.factor = factor}); \
     }
 OTHERS(truth, uint8_t, uint8_t, RUN_HERE)
 OTHERS(bits8, uint8_t, uint8_t, RUN_HERE)
@@ -804,38 +759,39 @@ OTHERS(own_e4m3fn, uint8_t, float, RUN_THERE)
 OTHERS(own_e5m2, uint8_t, float, RUN_THERE)
 
 /* Complex numbers add part by part; only these two see whole ones. */
-#define COMPLEX(K, T)                                                                                                 \
-    static void add_up_c##K(char *acc, const char *src, size_t n)                                                     \
-    {                                                                                                                 \
-        typedef T FAN_ANYWHERE mem;                                                                                   \
-        const mem *s = (const mem *)(const void *)src;                                                                \
-        mem *a = (mem *)(void *)acc;                                                                                  \
-        T re = a[0], im = a[1];                                                                                       \
-        for (size_t i = 0; i < n; i++) {                                                                              \
-            re += s[2 * i];                                                                                           \
-            im += s[2 * i + 1];                                                                                       \
-        }                                                                                                             \
-        a[0] = re;                                                                                                    \
-        a[1] = im;                                                                                                    \
+#define COMPLEX(K, T)                                             \
+    static void add_up_c##K(char *acc, const char *src, size_t n) \
+    {                                                             \
+        typedef T FAN_ANYWHERE mem;                               \
+        const mem *s = (const mem *)(const void *)src;            \
+        mem *a = (mem *)(void *)acc;                              \
+        T re = a[0], im = a[1];                                   \
+        for (size_t i = 0; i < n; i++) {                          \
+            re += s[2 * i];                                       \
+            im += s[2 * i + 1];                                   \
+        }                                                         \
+        a[0] = re;                                                \
+        a[1] = im;                                                \
     }
 COMPLEX(single, float)
 COMPLEX(twice, double)
 
-/* Their factors are the same in every set: beside AVX-512, GCC 12 makes an FMA of (re * fr) -+ (im * fi) whatever -ffp-contract says, and other bits. */
+/* Their factors are the same in every set: beside AVX-512, GCC 12 makes an FMA of (re * fr) -+ (im * fi) whatever
+ * -ffp-contract says, and other bits. */
 void fan_loops_scale_csingle(char *dst, const char *factor, size_t n);
 void fan_loops_scale_ctwice(char *dst, const char *factor, size_t n);
 #if FAN_WIDE == 16
-#define COMPLEX_FACTOR(K, T)                                                                                          \
-    void fan_loops_scale_c##K(char *dst, const char *factor, size_t n)                                                   \
-    {                                                                                                                 \
-        typedef T FAN_ANYWHERE mem;                                                                                   \
-        mem *d = (mem *)(void *)dst;                                                                                  \
-        T fr = ((const mem *)(const void *)factor)[0], fi = ((const mem *)(const void *)factor)[1];                   \
-        for (size_t i = 0; i < n; i++) {                                                                              \
-            T re = d[2 * i], im = d[2 * i + 1];                                                                       \
-            d[2 * i] = re * fr - im * fi;                                                                             \
-            d[2 * i + 1] = re * fi + im * fr;                                                                         \
-        }                                                                                                             \
+#define COMPLEX_FACTOR(K, T)                                                                        \
+    void fan_loops_scale_c##K(char *dst, const char *factor, size_t n)                              \
+    {                                                                                               \
+        typedef T FAN_ANYWHERE mem;                                                                 \
+        mem *d = (mem *)(void *)dst;                                                                \
+        T fr = ((const mem *)(const void *)factor)[0], fi = ((const mem *)(const void *)factor)[1]; \
+        for (size_t i = 0; i < n; i++) {                                                            \
+            T re = d[2 * i], im = d[2 * i + 1];                                                     \
+            d[2 * i] = re * fr - im * fi;                                                           \
+            d[2 * i + 1] = re * fi + im * fr;                                                       \
+        }                                                                                           \
     }
 COMPLEX_FACTOR(single, float)
 COMPLEX_FACTOR(twice, double)
@@ -843,8 +799,8 @@ COMPLEX_FACTOR(twice, double)
 
 /* ---- Statistics ----
  *
- * The quick way takes all for finite: 16 numbers at a time, each into its lane. Where a square or the largest says that it was not so (or that
- * squares left float64's range), the same numbers are counted again, one by one. */
+ * The quick way takes all for finite: 16 numbers at a time, each into its lane. Where a square or the largest says that
+ * it was not so (or that squares left float64's range), the same numbers are counted again, one by one. */
 
 static void survey_each(fan_stats_run *r, const double *x, size_t n)
 {
@@ -874,32 +830,33 @@ static void survey_pairs(fan_stats_run *r, const double *x, size_t n)
     }
 }
 
-/* SURVEY: T is float or double. `r->numbers` is a multiple of the lanes, and so is n; false: nothing was counted, all must be counted one by one. */
-#define SURVEY(NAME, IN, T)                                                                                           \
-    static bool survey_##NAME(fan_stats_run *r, const char *src, size_t n)                                            \
-    {                                                                                                                 \
-        vf64_w sum[VECTORS_OF_LANES], top[VECTORS_OF_LANES];                                                          \
-        memcpy(sum, r->lane, sizeof sum);                                                                             \
-        memset(top, 0, sizeof top);                                                                                   \
-        for (size_t i = 0; i < n; i += FAN_STATS_LANES, src += FAN_STATS_LANES * sizeof(T)) {                         \
-            _Pragma("GCC unroll 8") for (size_t j = 0; j < VECTORS_OF_LANES; j++)                                     \
-            {                                                                                                         \
-                count_in(&sum[j], &top[j], IN(src + j * VALUES_OF_VECTOR * sizeof(T)));                               \
-            }                                                                                                         \
-        }                                                                                                             \
-        double lane[FAN_STATS_LANES], most[FAN_STATS_LANES], all = 0, largest = 0;                                    \
-        memcpy(lane, sum, sizeof lane);                                                                               \
-        memcpy(most, top, sizeof most);                                                                               \
-        for (size_t i = 0; i < FAN_STATS_LANES; i++) {                                                                \
-            all += lane[i];                                                                                           \
-            largest = most[i] > largest ? most[i] : largest;                                                          \
-        }                                                                                                             \
-        if (!isfinite(all) || !isfinite(largest))                                                                     \
-            return false;                                                                                             \
-        memcpy(r->lane, lane, sizeof lane);                                                                           \
-        r->top = largest > r->top ? largest : r->top;                                                                 \
-        r->numbers += n;                                                                                              \
-        return true;                                                                                                  \
+/* SURVEY: T is float or double. `r->numbers` is a multiple of the lanes, and so is n; false: nothing was counted, all
+ * must be counted one by one. */
+#define SURVEY(NAME, IN, T)                                                                   \
+    static bool survey_##NAME(fan_stats_run *r, const char *src, size_t n)                    \
+    {                                                                                         \
+        vf64_w sum[VECTORS_OF_LANES], top[VECTORS_OF_LANES];                                  \
+        memcpy(sum, r->lane, sizeof sum);                                                     \
+        memset(top, 0, sizeof top);                                                           \
+        for (size_t i = 0; i < n; i += FAN_STATS_LANES, src += FAN_STATS_LANES * sizeof(T)) { \
+            _Pragma("GCC unroll 8") for (size_t j = 0; j < VECTORS_OF_LANES; j++)             \
+            {                                                                                 \
+                count_in(&sum[j], &top[j], IN(src + j * VALUES_OF_VECTOR * sizeof(T)));       \
+            }                                                                                 \
+        }                                                                                     \
+        double lane[FAN_STATS_LANES], most[FAN_STATS_LANES], all = 0, largest = 0;            \
+        memcpy(lane, sum, sizeof lane);                                                       \
+        memcpy(most, top, sizeof most);                                                       \
+        for (size_t i = 0; i < FAN_STATS_LANES; i++) {                                        \
+            all += lane[i];                                                                   \
+            largest = most[i] > largest ? most[i] : largest;                                  \
+        }                                                                                     \
+        if (!isfinite(all) || !isfinite(largest))                                             \
+            return false;                                                                     \
+        memcpy(r->lane, lane, sizeof lane);                                                   \
+        r->top = largest > r->top ? largest : r->top;                                         \
+        r->numbers += n;                                                                      \
+        return true;                                                                          \
     }
 SURVEY(single, in_doubled_w, float)
 SURVEY(twice, in_twice_w, double)
@@ -907,28 +864,28 @@ SURVEY(twice, in_twice_w, double)
 #define PIECE 512u /* numbers: a multiple of the lanes */
 
 /* SURVEY_AS: values of another dtype are first made doubles (or floats), a piece at a time. */
-#define SURVEY_AS(NAME, MEM, T, HOW, EXPR)                                                                            \
-    static void stats_##NAME(fan_stats_run *r, const char *src, size_t n)                                             \
-    {                                                                                                                 \
-        typedef MEM FAN_ANYWHERE mem;                                                                                 \
-        FAN_UNCLEARED T buf[PIECE];                                                                                   \
-        FAN_UNCLEARED double wide[PIECE];                                                                             \
-        for (size_t m; n; n -= m, src += m * sizeof(mem)) {                                                           \
-            size_t phase = r->numbers % FAN_STATS_LANES;                                                              \
-            const mem *s = (const mem *)(const void *)src;                                                            \
-            m = phase ? FAN_STATS_LANES - phase : n >= FAN_STATS_LANES ? n - n % FAN_STATS_LANES : n;                 \
-            m = m < n ? m : n;                                                                                        \
-            m = m < PIECE ? m : PIECE;                                                                                \
-            for (size_t i = 0; i < m; i++) {                                                                          \
-                mem x = s[i];                                                                                         \
-                buf[i] = (T)(EXPR);                                                                                   \
-            }                                                                                                         \
-            if (!phase && m % FAN_STATS_LANES == 0 && survey_##HOW(r, (const char *)buf, m))                          \
-                continue;                                                                                             \
-            for (size_t i = 0; i < m; i++)                                                                            \
-                wide[i] = (double)buf[i];                                                                             \
-            survey_each(r, wide, m);                                                                                  \
-        }                                                                                                             \
+#define SURVEY_AS(NAME, MEM, T, HOW, EXPR)                                                            \
+    static void stats_##NAME(fan_stats_run *r, const char *src, size_t n)                             \
+    {                                                                                                 \
+        typedef MEM FAN_ANYWHERE mem;                                                                 \
+        FAN_UNCLEARED T buf[PIECE];                                                                   \
+        FAN_UNCLEARED double wide[PIECE];                                                             \
+        for (size_t m; n; n -= m, src += m * sizeof(mem)) {                                           \
+            size_t phase = r->numbers % FAN_STATS_LANES;                                              \
+            const mem *s = (const mem *)(const void *)src;                                            \
+            m = phase ? FAN_STATS_LANES - phase : n >= FAN_STATS_LANES ? n - n % FAN_STATS_LANES : n; \
+            m = m < n ? m : n;                                                                        \
+            m = m < PIECE ? m : PIECE;                                                                \
+            for (size_t i = 0; i < m; i++) {                                                          \
+                mem x = s[i];                                                                         \
+                buf[i] = (T)(EXPR);                                                                   \
+            }                                                                                         \
+            if (!phase && m % FAN_STATS_LANES == 0 && survey_##HOW(r, (const char *)buf, m))          \
+                continue;                                                                             \
+            for (size_t i = 0; i < m; i++)                                                            \
+                wide[i] = (double)buf[i];                                                             \
+            survey_each(r, wide, m);                                                                  \
+        }                                                                                             \
     }
 SURVEY_AS(truth, uint8_t, double, twice, x != 0)
 SURVEY_AS(int8, int8_t, double, twice, x)
@@ -945,40 +902,40 @@ SURVEY_AS(e4m3fn, uint8_t, float, single, fan_float_of_e4m3fn(x))
 SURVEY_AS(e5m2, uint8_t, float, single, fan_float_of_e5m2(x))
 
 /* SURVEY_REAL: read where they lie. */
-#define SURVEY_REAL(NAME, T)                                                                                          \
-    static void stats_##NAME(fan_stats_run *r, const char *src, size_t n)                                             \
-    {                                                                                                                 \
-        typedef T FAN_ANYWHERE mem;                                                                                   \
-        FAN_UNCLEARED double wide[PIECE];                                                                             \
-        for (size_t m; n; n -= m, src += m * sizeof(T)) {                                                             \
-            size_t phase = r->numbers % FAN_STATS_LANES;                                                              \
-            m = phase ? FAN_STATS_LANES - phase : n >= FAN_STATS_LANES ? n - n % FAN_STATS_LANES : n;                 \
-            m = m < n ? m : n;                                                                                        \
-            m = m < PIECE ? m : PIECE;                                                                                \
-            if (!phase && m % FAN_STATS_LANES == 0 && survey_##NAME(r, src, m))                                       \
-                continue;                                                                                             \
-            for (size_t i = 0; i < m; i++)                                                                            \
-                wide[i] = (double)((const mem *)(const void *)src)[i];                                                \
-            survey_each(r, wide, m);                                                                                  \
-        }                                                                                                             \
+#define SURVEY_REAL(NAME, T)                                                                          \
+    static void stats_##NAME(fan_stats_run *r, const char *src, size_t n)                             \
+    {                                                                                                 \
+        typedef T FAN_ANYWHERE mem;                                                                   \
+        FAN_UNCLEARED double wide[PIECE];                                                             \
+        for (size_t m; n; n -= m, src += m * sizeof(T)) {                                             \
+            size_t phase = r->numbers % FAN_STATS_LANES;                                              \
+            m = phase ? FAN_STATS_LANES - phase : n >= FAN_STATS_LANES ? n - n % FAN_STATS_LANES : n; \
+            m = m < n ? m : n;                                                                        \
+            m = m < PIECE ? m : PIECE;                                                                \
+            if (!phase && m % FAN_STATS_LANES == 0 && survey_##NAME(r, src, m))                       \
+                continue;                                                                             \
+            for (size_t i = 0; i < m; i++)                                                            \
+                wide[i] = (double)((const mem *)(const void *)src)[i];                                \
+            survey_each(r, wide, m);                                                                  \
+        }                                                                                             \
     }
 SURVEY_REAL(single, float)
 SURVEY_REAL(twice, double)
 
 /* SURVEY_COMPLEX: n elements, 2n numbers. */
-#define SURVEY_COMPLEX(NAME, T)                                                                                       \
-    static void stats_c##NAME(fan_stats_run *r, const char *src, size_t n)                                            \
-    {                                                                                                                 \
-        typedef T FAN_ANYWHERE mem;                                                                                   \
-        FAN_UNCLEARED double wide[PIECE];                                                                             \
-        for (size_t m, left = 2 * n; left; left -= m, src += m * sizeof(T)) {                                         \
-            size_t phase = r->numbers % FAN_STATS_LANES;                                                              \
-            m = phase ? FAN_STATS_LANES - phase : PIECE;                                                              \
-            m = left < m ? left : m;                                                                                  \
-            for (size_t i = 0; i < m; i++)                                                                            \
-                wide[i] = (double)((const mem *)(const void *)src)[i];                                                \
-            survey_pairs(r, wide, m);                                                                                 \
-        }                                                                                                             \
+#define SURVEY_COMPLEX(NAME, T)                                               \
+    static void stats_c##NAME(fan_stats_run *r, const char *src, size_t n)    \
+    {                                                                         \
+        typedef T FAN_ANYWHERE mem;                                           \
+        FAN_UNCLEARED double wide[PIECE];                                     \
+        for (size_t m, left = 2 * n; left; left -= m, src += m * sizeof(T)) { \
+            size_t phase = r->numbers % FAN_STATS_LANES;                      \
+            m = phase ? FAN_STATS_LANES - phase : PIECE;                      \
+            m = left < m ? left : m;                                          \
+            for (size_t i = 0; i < m; i++)                                    \
+                wide[i] = (double)((const mem *)(const void *)src)[i];        \
+            survey_pairs(r, wide, m);                                         \
+        }                                                                     \
     }
 SURVEY_COMPLEX(single, float)
 SURVEY_COMPLEX(twice, double)
@@ -1003,12 +960,12 @@ static uint64_t read_all(const char *p, size_t bytes)
 
 /* ---- The set ---- */
 
-#define REAL(K, MEM, STATS, WATCH)                                                                                    \
+#define REAL(K, MEM, STATS, WATCH) \
     {sizeof(MEM), 1, sum_##K, NULL, FAN_NO_DTYPE, add_at_##K, add_up_##K, scale_##K, stats_##STATS, WATCH, NULL}
-#define LOW_REAL(K, MEM, WATCH)                                                                                       \
-    {sizeof(MEM), 1, sum_own_##K, sum_##K, FAN_FLOAT32, add_at_own_##K, add_up_own_##K, scale_own_##K, stats_##K,     \
-     NULL, WATCH}
-#define PAIR(K, MEM, UP, UPPER)                                                                                       \
+#define LOW_REAL(K, MEM, WATCH)                                                                   \
+    {sizeof(MEM),   1,         sum_own_##K, sum_##K, FAN_FLOAT32, add_at_own_##K, add_up_own_##K, \
+     scale_own_##K, stats_##K, NULL,        WATCH}
+#define PAIR(K, MEM, UP, UPPER) \
     {2 * sizeof(MEM), 2, sum_##K, UP, UPPER, add_at_##K, add_up_c##K, fan_loops_scale_c##K, stats_c##K, NULL, NULL}
 
 const fan_loop_set FAN_SET = {
@@ -1028,8 +985,8 @@ const fan_loop_set FAN_SET = {
         [FAN_BFLOAT16] = LOW_REAL(bfloat16, uint16_t, watch_bfloat16),
         [FAN_FLOAT8_E4M3FN] = LOW_REAL(e4m3fn, uint8_t, NULL),
         [FAN_FLOAT8_E5M2] = LOW_REAL(e5m2, uint8_t, NULL),
-        [FAN_FLOAT32] = {4, 1, sum_single, sum_doubled, FAN_FLOAT64, add_at_single, add_up_single, scale_single, stats_single,
-                         watch_single, NULL},
+        [FAN_FLOAT32] = {4, 1, sum_single, sum_doubled, FAN_FLOAT64, add_at_single, add_up_single, scale_single,
+                         stats_single, watch_single, NULL},
         [FAN_FLOAT64] = REAL(twice, double, twice, watch_twice),
         [FAN_COMPLEX64] = PAIR(single, float, sum_doubled, FAN_COMPLEX128),
         [FAN_COMPLEX128] = PAIR(twice, double, NULL, FAN_NO_DTYPE),

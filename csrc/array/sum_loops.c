@@ -24,8 +24,9 @@ static const fan_loop_set *at_hand(size_t i)
     case 1:
         return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c") ? &fan_loops_avx2 : NULL;
     case 2:
-        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")
+        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+                       __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")
                    ? &fan_loops_avx512
                    : NULL;
 #endif
@@ -53,10 +54,7 @@ static inline const fan_loop_set *set_now(void)
     return set ? set : choose();
 }
 
-const fan_loops *fan_loops_of(fan_dtype d)
-{
-    return &set_now()->of[d];
-}
+const fan_loops *fan_loops_of(fan_dtype d) { return &set_now()->of[d]; }
 
 bool fan_sum_set_isa(const char *name)
 {
@@ -72,10 +70,7 @@ bool fan_sum_set_isa(const char *name)
     return !name;
 }
 
-const char *fan_sum_isa(void)
-{
-    return set_now()->name;
-}
+const char *fan_sum_isa(void) { return set_now()->name; }
 
 int fan_sum_isa_rank(void)
 {
@@ -86,10 +81,7 @@ int fan_sum_isa_rank(void)
     return 0;
 }
 
-uint64_t fan_sum_read(const char *p, size_t bytes)
-{
-    return set_now()->read(p, bytes);
-}
+uint64_t fan_sum_read(const char *p, size_t bytes) { return set_now()->read(p, bytes); }
 
 const char *fan_sum_isa_at(size_t i)
 {

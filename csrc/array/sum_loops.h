@@ -1,7 +1,9 @@
-/* sum_loops: the innermost loops of sums, one set for each kind of number and each instruction set. All the loops over dtypes that add are made here.
+/* sum_loops: the innermost loops of sums, one set for each kind of number and each instruction set. All the loops over
+ * dtypes that add are made here.
  *
- * They stand once, in sum_body.h, which is compiled once for each instruction set; the widest that the machine has is chosen when first asked for.
- * All give the same bits (of NaNs, that it is one): only lanes differ, each element's own additions never do.
+ * They stand once, in sum_body.h, which is compiled once for each instruction set; the widest that the machine has is
+ * chosen when first asked for. All give the same bits (of NaNs, that it is one): only lanes differ, each element's own
+ * additions never do.
  */
 #ifndef FAN_ARRAY_SUM_LOOPS_H
 #define FAN_ARRAY_SUM_LOOPS_H
@@ -11,20 +13,24 @@
 
 /* What a fold may be told; NULL: none of it. */
 typedef struct fan_fold_how {
-    const char *factor; /* multiplies the sum before the last rounding: one number of the accumulation dtype; NULL: none. Not for complex */
-    const char *start;  /* numbers of the accumulation dtype with which the fold begins, before src[0]; NULL: it begins with src[0] */
+    const char *factor; /* multiplies the sum before the last rounding: one number of the accumulation dtype; NULL:
+                           none. Not for complex */
+    const char *start;  /* numbers of the accumulation dtype with which the fold begins, before src[0]; NULL: it begins
+                           with src[0] */
     bool raw;           /* dst gets the sum in the accumulation dtype, without the last rounding */
     bool ahead;         /* the sources are larger than the second cache: they are asked for ahead of time */
     bool stream;        /* dst is larger than the last cache and none of the sources: it is written around the caches */
 } fan_fold_how;
 
-/* dst[i] = ((src[0][i] + src[1][i]) + src[2][i]) .., for `count` numbers and n >= 1 gap-free sources (n >= 0 beside `start`). dst may be exactly one of
- * the sources or `start`. */
+/* dst[i] = ((src[0][i] + src[1][i]) + src[2][i]) .., for `count` numbers and n >= 1 gap-free sources (n >= 0 beside
+ * `start`). dst may be exactly one of the sources or `start`. */
 typedef void fan_fold(char *dst, const char *const *src, size_t n, size_t count, const fan_fold_how *how);
 
-/* The same for real floats, while what is written is counted into r. Ends before a step with a non-finite result, or where less than a step is left: how many
- * numbers were summed, counted and written. Of `how` it heeds factor and stream. n >= 1. */
-typedef size_t fan_watch(char *dst, const char *const *src, size_t n, size_t count, const fan_fold_how *how, fan_stats_run *r);
+/* The same for real floats, while what is written is counted into r. Ends before a step with a non-finite result, or
+ * where less than a step is left: how many numbers were summed, counted and written. Of `how` it heeds factor and
+ * stream. n >= 1. */
+typedef size_t fan_watch(char *dst, const char *const *src, size_t n, size_t count, const fan_fold_how *how,
+                         fan_stats_run *r);
 
 typedef struct fan_loops {
     size_t size;     /* bytes of an element */
@@ -32,7 +38,8 @@ typedef struct fan_loops {
     fan_fold *own;   /* added in the dtype itself; a low float rounds each time */
     fan_fold *up;    /* added in the dtype `upper` and rounded once; NULL: there is none */
     fan_dtype upper; /* float32 for the low floats, float64 for float32, complex128 for complex64 */
-    /* add_at: for each i < n in turn, `run` numbers at dst + to[i] += those at src + from[i] (NULL: one behind the other). */
+    /* add_at: for each i < n in turn, `run` numbers at dst + to[i] += those at src + from[i] (NULL: one behind the
+     * other). */
     void (*add_at)(char *dst, const int64_t *to, const char *src, const int64_t *from, size_t n, size_t run);
     /* add_up: acc += each of n elements in turn. */
     void (*add_up)(char *acc, const char *src, size_t n);
@@ -59,12 +66,14 @@ static inline fan_fold *fan_loops_fold(const fan_loops *loops, fan_dtype d, fan_
     return d == acc ? loops->own : loops->up && loops->upper == acc ? loops->up : NULL;
 }
 
-/* fan_sum_set_isa: which instruction set sums use from now on ("sse2", "avx2", "avx512"; "plain" where the processor is another); NULL: the widest.
- * false, and nothing is changed, where this machine has none of that name. Process-wide; changes no bits. */
+/* fan_sum_set_isa: which instruction set sums use from now on ("sse2", "avx2", "avx512"; "plain" where the processor is
+ * another); NULL: the widest. false, and nothing is changed, where this machine has none of that name. Process-wide;
+ * changes no bits. */
 bool fan_sum_set_isa(const char *name);
 /* fan_sum_isa: the one in use. */
 const char *fan_sum_isa(void);
-/* fan_sum_read: reads every byte (whole lines) once: the floor under any sum, for benchmarks. Gives something that depends on all. */
+/* fan_sum_read: reads every byte (whole lines) once: the floor under any sum, for benchmarks. Gives something that
+ * depends on all. */
 uint64_t fan_sum_read(const char *p, size_t bytes);
 /* fan_sum_isa_rank: .. as a number: 0 what every machine of this kind has, 1 AVX2 and F16C, 2 AVX-512. */
 int fan_sum_isa_rank(void);

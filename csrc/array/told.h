@@ -1,7 +1,8 @@
 /* told: statistics as a device writes them down, for the host to read later. C, and CUDA C.
  *
- * The memory has one fan_told and, behind it, rows, of which each block of threads fills one before they are added up in order. How many there are depends on
- * the number of elements alone, and with it the order in which squares are added.
+ * The memory has one fan_told and, behind it, rows, of which each block of threads fills one before they are added up
+ * in order. How many there are depends on the number of elements alone, and with it the order in which squares are
+ * added.
  */
 #ifndef FAN_ARRAY_TOLD_H
 #define FAN_ARRAY_TOLD_H

@@ -2,10 +2,7 @@
 
 #include "array/convert.h"
 
-static int64_t magnitude(int64_t x)
-{
-    return x == INT64_MIN ? INT64_MAX : x < 0 ? -x : x;
-}
+static int64_t magnitude(int64_t x) { return x == INT64_MIN ? INT64_MAX : x < 0 ? -x : x; }
 
 /* steps_as_one: `a` goes from the end of axis `in` straight on to the next step of axis `out`. */
 static bool steps_as_one(const fan_array *a, int out, int in)

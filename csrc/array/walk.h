@@ -1,9 +1,9 @@
 /* walk: one order in which the elements of several arrays of one shape are visited, with as few axes as possible.
  *
- * Axes are put in the order of the leading array's strides (so that its memory is met front to back), axes of extent 1 are dropped, and neighbours
- * that every array steps through as one are joined: C-order arrays of any rank become one axis. Needs no memory of its own
- * per array: fan_walk_begin with the leader, fan_walk_also with each other array, fan_walk_ready; then position `at` counts
- * elements from 0 to size.
+ * Axes are put in the order of the leading array's strides (so that its memory is met front to back), axes of extent 1
+ * are dropped, and neighbours that every array steps through as one are joined: C-order arrays of any rank become one
+ * axis. Needs no memory of its own per array: fan_walk_begin with the leader, fan_walk_also with each other array,
+ * fan_walk_ready; then position `at` counts elements from 0 to size.
  */
 #ifndef FAN_ARRAY_WALK_H
 #define FAN_ARRAY_WALK_H
@@ -13,8 +13,8 @@
 typedef struct fan_walk {
     int ndim;
     int64_t size;
-    uint64_t joined;              /* bit i: axis i and i + 1 may be one (until fan_walk_ready) */
-    int axis[FAN_MAX_NDIM];       /* whose stride a joined axis has */
+    uint64_t joined;        /* bit i: axis i and i + 1 may be one (until fan_walk_ready) */
+    int axis[FAN_MAX_NDIM]; /* whose stride a joined axis has */
     int64_t extent[FAN_MAX_NDIM];
 } fan_walk;
 
@@ -23,7 +23,8 @@ void fan_walk_begin(fan_walk *w, const fan_array *leader, bool in_order);
 void fan_walk_also(fan_walk *w, const fan_array *a);
 void fan_walk_ready(fan_walk *w);
 
-/* fan_walk_whole: where elements [at, at + n) of `a` lie one behind the other without gaps: their address; else NULL. */
+/* fan_walk_whole: where elements [at, at + n) of `a` lie one behind the other without gaps: their address; else NULL.
+ */
 char *fan_walk_whole(const fan_walk *w, const fan_array *a, int64_t at, int64_t n);
 /* fan_walk_read, _write: elements [at, at + n) of `a` to and from a gap-free buffer of dtype d, converting. */
 void fan_walk_read(const fan_walk *w, const fan_array *a, int64_t at, int64_t n, fan_dtype d, char *buf);

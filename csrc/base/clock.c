@@ -17,15 +17,9 @@ void fan_clock_fini(fan_clock *c)
     fan_clock_init(c);
 }
 
-static uint64_t *lanes_of(fan_clock *c)
-{
-    return c->heap ? c->heap : c->lanes;
-}
+static uint64_t *lanes_of(fan_clock *c) { return c->heap ? c->heap : c->lanes; }
 
-static const uint64_t *lanes_in(const fan_clock *c)
-{
-    return c->heap ? c->heap : c->lanes;
-}
+static const uint64_t *lanes_in(const fan_clock *c) { return c->heap ? c->heap : c->lanes; }
 
 /* reserve: room for `n` lanes; those behind the last in use are set to 0 as they come into use. */
 static int reserve(fan_clock *c, uint32_t n)
@@ -56,10 +50,7 @@ static void widen(fan_clock *c, uint32_t n)
     c->n = n;
 }
 
-uint64_t fan_clock_get(const fan_clock *c, uint32_t lane)
-{
-    return lane < c->n ? lanes_in(c)[lane] : 0;
-}
+uint64_t fan_clock_get(const fan_clock *c, uint32_t lane) { return lane < c->n ? lanes_in(c)[lane] : 0; }
 
 int fan_clock_set(fan_clock *c, uint32_t lane, uint64_t count)
 {

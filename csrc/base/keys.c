@@ -181,5 +181,6 @@ bool fan_keys_order(const int64_t *keys, size_t stride, size_t n, uint32_t *at)
         most = key > most ? key : most;
     }
     uint64_t span = n ? (uint64_t)(most - least) : 0;
-    return span / 8 < n ? order_dense(keys, stride, n, at, least, (size_t)span + 1) : order_sparse(keys, stride, n, at, least, span);
+    return span / 8 < n ? order_dense(keys, stride, n, at, least, (size_t)span + 1)
+                        : order_sparse(keys, stride, n, at, least, span);
 }

@@ -45,15 +45,9 @@ static void *count_new(void *p)
     return p;
 }
 
-void *fan_alloc(size_t n)
-{
-    return must_fail(n) ? NULL : count_new(malloc(n ? n : 1));
-}
+void *fan_alloc(size_t n) { return must_fail(n) ? NULL : count_new(malloc(n ? n : 1)); }
 
-void *fan_calloc(size_t n)
-{
-    return must_fail(n) ? NULL : count_new(calloc(1, n ? n : 1));
-}
+void *fan_calloc(size_t n) { return must_fail(n) ? NULL : count_new(calloc(1, n ? n : 1)); }
 
 void *fan_realloc(void *p, size_t n)
 {

@@ -9,12 +9,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
-void *fan_alloc(size_t n);           /* NULL when out of memory */
-void *fan_calloc(size_t n);          /* zeroed */
+void *fan_alloc(size_t n);            /* NULL when out of memory */
+void *fan_calloc(size_t n);           /* zeroed */
 void *fan_realloc(void *p, size_t n); /* p may be NULL; on failure p stays valid */
-void fan_free(void *p);              /* p may be NULL */
+void fan_free(void *p);               /* p may be NULL */
 
-/* fan_alloc_data: memory for array data, aligned to 64 bytes; free with fan_free_data and the same n. Large blocks are the pool's (base/pool.h). */
+/* fan_alloc_data: memory for array data, aligned to 64 bytes; free with fan_free_data and the same n. Large blocks are
+ * the pool's (base/pool.h). */
 void *fan_alloc_data(size_t n);
 void fan_free_data(void *p, size_t n); /* p may be NULL */
 

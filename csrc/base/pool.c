@@ -1,8 +1,9 @@
-/* How it is done: held blocks stand in a table, the oldest first; so to give a block back touches nothing but the table, and a held block
- * may be poisoned whole. The size of a block follows from the bytes asked for, so nothing is written beside live data either.
+/* How it is done: held blocks stand in a table, the oldest first; so to give a block back touches nothing but the
+ * table, and a held block may be poisoned whole. The size of a block follows from the bytes asked for, so nothing is
+ * written beside live data either.
  *
- * Where in its first page the data begins differs from block to block: arrays that all begin at the same offset would meet in the same sets of the
- * first cache, nine of them in eight ways. */
+ * Where in its first page the data begins differs from block to block: arrays that all begin at the same offset would
+ * meet in the same sets of the first cache, nine of them in eight ways. */
 #define _DEFAULT_SOURCE /* madvise, MAP_ANONYMOUS */
 #include "base/pool.h"
 
@@ -55,15 +56,9 @@ static bool poison
 #endif
     ;
 
-static void enter(void)
-{
-    pthread_mutex_lock(&lock);
-}
+static void enter(void) { pthread_mutex_lock(&lock); }
 
-static void leave(void)
-{
-    pthread_mutex_unlock(&lock);
-}
+static void leave(void) { pthread_mutex_unlock(&lock); }
 
 static void begin(void)
 {
@@ -74,7 +69,8 @@ static void begin(void)
     (void)pthread_atfork(enter, leave, leave);
 }
 
-/* size_of: the bytes of the block that n bytes live in: n, rounded up to an eighth of the power of two below it, and a page for the offset. */
+/* size_of: the bytes of the block that n bytes live in: n, rounded up to an eighth of the power of two below it, and a
+ * page for the offset. */
 static size_t size_of(size_t n)
 {
     size_t step = (size_t)1 << (60 - __builtin_clzll((unsigned long long)n));
@@ -116,7 +112,8 @@ static void check(const block *b)
     for (size_t i = 0; i < (b->size - PAGE) / sizeof *word; i++) {
         if (word[i] == PATTERN)
             continue;
-        fprintf(stderr, "fanin: memory at %p was written to after the array that it belonged to was gone\n", (const void *)&word[i]);
+        fprintf(stderr, "fanin: memory at %p was written to after the array that it belonged to was gone\n",
+                (const void *)&word[i]);
         abort();
     }
 }
@@ -225,10 +222,7 @@ void fan_pool_set_limit(size_t bytes)
     shrink(bytes);
 }
 
-size_t fan_pool_trim(void)
-{
-    return shrink(0);
-}
+size_t fan_pool_trim(void) { return shrink(0); }
 
 fan_pool_counts fan_pool_get(void)
 {

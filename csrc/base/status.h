@@ -10,20 +10,20 @@
 #include <stddef.h>
 
 /* X(name, word): the statuses, listed once. */
-#define FAN_STATUS_LIST(X)                                                                                            \
-    X(OK, "ok")                                                                                                       \
-    X(INDEX, "no such slot")                                                                                          \
-    X(TYPE, "wrong type")                                                                                             \
-    X(VALUE, "wrong value")                                                                                           \
-    X(OVERFLOW, "does not fit")                                                                                           \
-    X(BUFFER, "cannot be imported")                                                                                   \
-    X(STATE, "wrong state")                                                                                           \
-    X(RACE, "race")                                                                                                   \
-    X(DEADLOCK, "deadlock")                                                                                           \
-    X(DEVICE, "device call failed")                                                                                   \
-    X(DEVICE_NOMEM, "device out of memory")                                                                           \
-    X(CAPTURE, "not legal under capture")                                                                             \
-    X(NOMEM, "out of memory")                                                                                         \
+#define FAN_STATUS_LIST(X)                  \
+    X(OK, "ok")                             \
+    X(INDEX, "no such slot")                \
+    X(TYPE, "wrong type")                   \
+    X(VALUE, "wrong value")                 \
+    X(OVERFLOW, "does not fit")             \
+    X(BUFFER, "cannot be imported")         \
+    X(STATE, "wrong state")                 \
+    X(RACE, "race")                         \
+    X(DEADLOCK, "deadlock")                 \
+    X(DEVICE, "device call failed")         \
+    X(DEVICE_NOMEM, "device out of memory") \
+    X(CAPTURE, "not legal under capture")   \
+    X(NOMEM, "out of memory")               \
     X(EXTERN, "raised by a callback")
 
 typedef enum fan_status {
@@ -56,19 +56,19 @@ void fan_append(char *buf, size_t size, const char *fmt, ...) __attribute__((for
 /* FAN_PLURAL: the ending of a word of which there are n. */
 #define FAN_PLURAL(n) ((n) == 1 ? "" : "s")
 
-#define FAN_TRY(expr)                                                                                                 \
-    do {                                                                                                              \
-        fan_status fan_try_status = (expr);                                                                           \
-        if (fan_try_status != FAN_OK)                                                                                 \
-            return fan_try_status;                                                                                    \
+#define FAN_TRY(expr)                       \
+    do {                                    \
+        fan_status fan_try_status = (expr); \
+        if (fan_try_status != FAN_OK)       \
+            return fan_try_status;          \
     } while (0)
 
 /* FAN_GO: as FAN_TRY, but leaves through the function's `done` label with `status` set. */
-#define FAN_GO(expr)                                                                                                  \
-    do {                                                                                                              \
-        status = (expr);                                                                                              \
-        if (status != FAN_OK)                                                                                         \
-            goto done;                                                                                                \
+#define FAN_GO(expr)          \
+    do {                      \
+        status = (expr);      \
+        if (status != FAN_OK) \
+            goto done;        \
     } while (0)
 
 #endif

@@ -1,11 +1,12 @@
-/* How it is done: one team, one work at a time. `turn` is held by whoever has the team; the others work alone. A work is a counter of tasks from
- * which all take the next; helpers are woken by a new number of `work`. The caller waits until the helpers that joined have left, so that its
- * context may lie on its stack.
+/* How it is done: one team, one work at a time. `turn` is held by whoever has the team; the others work alone. A work
+ * is a counter of tasks from which all take the next; helpers are woken by a new number of `work`. The caller waits
+ * until the helpers that joined have left, so that its context may lie on its stack.
  *
  *   caller    turn | new work, wake | takes tasks .. | no more may join, wait for those inside | turn free
  *   helper           asleep         | joins: takes tasks .. | leaves, the last one wakes the caller
  *
- * What can go wrong: fork. The child has none of the threads, and the locks may be held by threads it does not have: all is begun anew there. */
+ * What can go wrong: fork. The child has none of the threads, and the locks may be held by threads it does not have:
+ * all is begun anew there. */
 #define _GNU_SOURCE /* sched_getaffinity */
 #include "base/team.h"
 
@@ -31,7 +32,7 @@ static bool ending;        /* helpers are to return */
 static bool over;          /* the process is: no more are started */
 static bool prepared;      /* the hooks of fork and exit are set; under `turn` */
 static unsigned long call; /* which work this is */
-static bool joinable;         /* helpers may still join it */
+static bool joinable;      /* helpers may still join it */
 static int inside;         /* helpers at work */
 
 static void (*work_now)(void *, size_t);
@@ -139,10 +140,7 @@ static int processors(void)
     return n < 1 ? 1 : n > FAN_TEAM_MOST ? FAN_TEAM_MOST : (int)n;
 }
 
-int fan_team_chosen(void)
-{
-    return atomic_load_explicit(&chosen, memory_order_relaxed);
-}
+int fan_team_chosen(void) { return atomic_load_explicit(&chosen, memory_order_relaxed); }
 
 int fan_team_get(void)
 {
@@ -153,10 +151,7 @@ int fan_team_get(void)
     return n < DEFAULT_MOST ? n : DEFAULT_MOST;
 }
 
-int fan_team_alive(void)
-{
-    return atomic_load(&alive);
-}
+int fan_team_alive(void) { return atomic_load(&alive); }
 
 void fan_team_set(int threads)
 {

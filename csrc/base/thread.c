@@ -24,10 +24,7 @@ void fan_thread_set_hooks(const fan_thread_hooks *hooks)
         atomic_store_explicit(&hooks_ever, true, memory_order_relaxed);
 }
 
-const fan_thread_hooks *fan_thread_get_hooks(void)
-{
-    return hooks_here;
-}
+const fan_thread_hooks *fan_thread_get_hooks(void) { return hooks_here; }
 
 /* Written in a child that has one thread. */
 atomic_uint fan_forks;
@@ -40,15 +37,9 @@ static void in_child(void)
     atomic_fetch_add(&fan_forks, 1);
 }
 
-__attribute__((constructor)) static void watch_forks(void)
-{
-    (void)pthread_atfork(NULL, NULL, in_child);
-}
+__attribute__((constructor)) static void watch_forks(void) { (void)pthread_atfork(NULL, NULL, in_child); }
 
-bool fan_thread_survived(uint64_t thread)
-{
-    return thread > forked_at || thread == survivor;
-}
+bool fan_thread_survived(uint64_t thread) { return thread > forked_at || thread == survivor; }
 
 bool fan_mutex_adopt(fan_mutex *m)
 {
@@ -71,7 +62,8 @@ uint64_t fan_thread_id(void)
     return id_here;
 }
 
-/* new_number: who is scheduled names his mutexes himself, so that they are called the same whoever else made some before. */
+/* new_number: who is scheduled names his mutexes himself, so that they are called the same whoever else made some
+ * before. */
 static uint64_t new_number(void)
 {
     const fan_thread_hooks *h = hooks_here;
@@ -84,10 +76,7 @@ int fan_mutex_init(fan_mutex *m)
     return pthread_mutex_init(&m->m, NULL) ? -1 : 0;
 }
 
-void fan_mutexes_told_apart(void)
-{
-    atomic_store_explicit(&hooks_ever, true, memory_order_relaxed);
-}
+void fan_mutexes_told_apart(void) { atomic_store_explicit(&hooks_ever, true, memory_order_relaxed); }
 
 void fan_mutex_renew(fan_mutex *m)
 {
@@ -96,10 +85,7 @@ void fan_mutex_renew(fan_mutex *m)
         m->id = new_number();
 }
 
-void fan_mutex_fini(fan_mutex *m)
-{
-    (void)pthread_mutex_destroy(&m->m);
-}
+void fan_mutex_fini(fan_mutex *m) { (void)pthread_mutex_destroy(&m->m); }
 
 void fan_yield(void)
 {
@@ -121,10 +107,7 @@ void fan_call_end(void)
         h->end(h->ctx);
 }
 
-void fan_call_acted(void)
-{
-    fan_call_end();
-}
+void fan_call_acted(void) { fan_call_end(); }
 
 void fan_call_idle(void)
 {
@@ -191,10 +174,7 @@ int fan_cond_init(fan_cond *c)
     return pthread_cond_init(&c->c, NULL) ? -1 : 0;
 }
 
-void fan_cond_fini(fan_cond *c)
-{
-    (void)pthread_cond_destroy(&c->c);
-}
+void fan_cond_fini(fan_cond *c) { (void)pthread_cond_destroy(&c->c); }
 
 /* doze: sleeps on the condition for a while at most, so that a waiter can look at signals between. */
 static void doze(fan_cond *c, fan_mutex *m)
@@ -220,7 +200,8 @@ void fan_cond_wait(fan_cond *c, fan_mutex *m)
             h->locked(h->ctx, m->id);
         return;
     }
-    /* The mutex is let go while the scheduler is asked, so a broadcast may fall in between: it is seen by the count of calls. */
+    /* The mutex is let go while the scheduler is asked, so a broadcast may fall in between: it is seen by the count of
+     * calls. */
     uint_fast64_t seen = atomic_load(&c->calls);
     atomic_store(&c->mutex, m->id);
     release(m, h);

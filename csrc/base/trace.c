@@ -6,16 +6,16 @@
 #include <stdatomic.h>
 #include <time.h>
 
-/* The traces of a thread are a list from the innermost outwards. A trace is freed or ended on any thread, but leaves the list only on the
- * thread whose list it is: elsewhere it is marked `closed`, and that thread takes it off when it next looks. So the list holds the
- * trace (`refs`), as its maker does. */
+/* The traces of a thread are a list from the innermost outwards. A trace is freed or ended on any thread, but leaves
+ * the list only on the thread whose list it is: elsewhere it is marked `closed`, and that thread takes it off when it
+ * next looks. So the list holds the trace (`refs`), as its maker does. */
 struct fan_trace {
     atomic_int refs;
     atomic_bool on;     /* it lies on some thread's list */
     atomic_bool closed; /* it must go from there */
     fan_trace *outer;   /* belongs to the thread whose list it lies on */
     size_t cap;
-    uint64_t put;       /* lines ever put; line i lies at i % cap */
+    uint64_t put; /* lines ever put; line i lies at i % cap */
     fan_trace_line *lines;
 };
 
@@ -125,15 +125,9 @@ void fan_trace_put(const fan_trace_line *line)
     }
 }
 
-size_t fan_trace_count(const fan_trace *t)
-{
-    return t->put < t->cap ? (size_t)t->put : t->cap;
-}
+size_t fan_trace_count(const fan_trace *t) { return t->put < t->cap ? (size_t)t->put : t->cap; }
 
-uint64_t fan_trace_dropped(const fan_trace *t)
-{
-    return t->put < t->cap ? 0 : t->put - t->cap;
-}
+uint64_t fan_trace_dropped(const fan_trace *t) { return t->put < t->cap ? 0 : t->put - t->cap; }
 
 const fan_trace_line *fan_trace_at(const fan_trace *t, size_t i)
 {

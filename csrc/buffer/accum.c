@@ -100,7 +100,8 @@ fan_dtype_set fan_dtype_set_add(fan_dtype_set s, fan_dtype d, bool weak)
     }
 }
 
-/* The wider comes first: complex before float before the rest, then by size. Pairwise promotion in this order gives NumPy's answer for the whole set. */
+/* The wider comes first: complex before float before the rest, then by size. Pairwise promotion in this order gives
+ * NumPy's answer for the whole set. */
 static int weight(fan_dtype d)
 {
     char k = fan_dtype_kind(d);
@@ -123,9 +124,14 @@ fan_dtype fan_dtype_set_promote(fan_dtype_set s)
         if (sum == FAN_NO_DTYPE)
             return FAN_NO_DTYPE;
     }
-    static const struct { fan_dtype_set bit; char kind; fan_dtype alone; } weak[] = {
-        {FAN_WEAK_BOOL, 'b', FAN_BOOL}, {FAN_WEAK_INT, 'i', FAN_INT64},
-        {FAN_WEAK_FLOAT, 'f', FAN_FLOAT64}, {FAN_WEAK_COMPLEX, 'c', FAN_COMPLEX128}};
+    static const struct {
+        fan_dtype_set bit;
+        char kind;
+        fan_dtype alone;
+    } weak[] = {{FAN_WEAK_BOOL, 'b', FAN_BOOL},
+                {FAN_WEAK_INT, 'i', FAN_INT64},
+                {FAN_WEAK_FLOAT, 'f', FAN_FLOAT64},
+                {FAN_WEAK_COMPLEX, 'c', FAN_COMPLEX128}};
     bool only_weak = sum == FAN_NO_DTYPE;
     for (size_t i = 0; i < sizeof weak / sizeof *weak; i++)
         if (s & weak[i].bit)

@@ -7,12 +7,12 @@
  *   sparse      skip        skip A2  into new A3 / fresh A4   merge A5 / COO A7  object
  *   object      skip        skip A2  object                   object             object
  *
- * "Into" needs the operand to be reusable: nobody else can see or still uses its memory. fan_reusable says whether and, if not, why. A worked case:
- * the caller adds `g` and keeps it; `g` is dense and writable, but neither made by us, nor donated, nor provably unshared: fresh (A7). The sum
- * is ours from then on and every later fold is in place (A6).
+ * "Into" needs the operand to be reusable: nobody else can see or still uses its memory. fan_reusable says whether and,
+ * if not, why. A worked case: the caller adds `g` and keeps it; `g` is dense and writable, but neither made by us, nor
+ * donated, nor provably unshared: fresh (A7). The sum is ours from then on and every later fold is in place (A6).
  *
- * What can go wrong: a held alias is written (z = x + y sends one array to two slots); a count of one is trusted although another stream's
- * kernel still reads; an array that overlaps itself or another operand is written.
+ * What can go wrong: a held alias is written (z = x + y sends one array to two slots); a count of one is trusted
+ * although another stream's kernel still reads; an array that overlaps itself or another operand is written.
  *
  * Everything here is a pure function of its arguments: no allocation, no device call, no lock.
  */
@@ -25,15 +25,15 @@
 typedef enum fan_form { FAN_UNDEFINED, FAN_ZERO, FAN_DENSE, FAN_SPARSE, FAN_OBJECT } fan_form;
 
 /* X(NAME, word) */
-#define FAN_ACTION_LIST(X)                                                                                            \
-    X(SKIP, "skip")         /* old stays; new adds nothing but its dtype */                                           \
-    X(HAND, "hand")         /* new takes the slot */                                                                  \
-    X(INTO_OLD, "into old") /* old += new */                                                                          \
-    X(INTO_NEW, "into new") /* new += old */                                                                          \
-    X(FRESH, "fresh")       /* a fresh dense array */                                                                 \
-    X(MERGE, "merge")       /* merged sparse, of the same kind */                                                     \
-    X(MERGE_COO, "merge coo") /* two kinds of sparse: COO */                                                          \
-    X(OBJECT, "object")     /* combine, or the operator */
+#define FAN_ACTION_LIST(X)                                                    \
+    X(SKIP, "skip")           /* old stays; new adds nothing but its dtype */ \
+    X(HAND, "hand")           /* new takes the slot */                        \
+    X(INTO_OLD, "into old")   /* old += new */                                \
+    X(INTO_NEW, "into new")   /* new += old */                                \
+    X(FRESH, "fresh")         /* a fresh dense array */                       \
+    X(MERGE, "merge")         /* merged sparse, of the same kind */           \
+    X(MERGE_COO, "merge coo") /* two kinds of sparse: COO */                  \
+    X(OBJECT, "object")       /* combine, or the operator */
 
 typedef enum fan_action {
 #define X(NAME, word) FAN_ACTION_##NAME,
@@ -60,28 +60,28 @@ fan_accum_plan fan_accum(fan_side old, fan_side new_, bool recording);
 
 /* The facts of *Reusable*; every one must hold. */
 typedef struct fan_reuse {
-    bool dense;        /* any permutation of a gap-free layout: it cannot overlap itself */
+    bool dense; /* any permutation of a gap-free layout: it cannot overlap itself */
     bool writable;
-    bool exact;        /* its dtype is the accumulation dtype and its shape the sum's after this fold */
-    bool apart;        /* its bytes are disjoint from every other operand of the fold */
-    bool borrowed;     /* L8: memory that will be overwritten later */
-    bool ours;         /* the buffer made it .. */
-    bool lent;         /* .. and lent it (a snapshot, a target, a hook) */
+    bool exact;    /* its dtype is the accumulation dtype and its shape the sum's after this fold */
+    bool apart;    /* its bytes are disjoint from every other operand of the fold */
+    bool borrowed; /* L8: memory that will be overwritten later */
+    bool ours;     /* the buffer made it .. */
+    bool lent;     /* .. and lent it (a snapshot, a target, a hook) */
     bool donated;
-    bool unshared;     /* provably: nobody else has a reference */
-    bool host;         /* on a device without streams */
-    bool settled;      /* the streams that used its memory are A alone, or A is made to wait for each of them */
+    bool unshared; /* provably: nobody else has a reference */
+    bool host;     /* on a device without streams */
+    bool settled;  /* the streams that used its memory are A alone, or A is made to wait for each of them */
 } fan_reuse;
 
 /* X(NAME, words): why an operand is not reusable, for explain. */
-#define FAN_REUSE_LIST(X)                                                                                             \
-    X(YES, "it is reusable")                                                                                          \
-    X(LAYOUT, "its memory is not a gap-free layout")                                                                  \
-    X(READONLY, "it is read-only")                                                                                    \
-    X(TYPE, "its dtype or shape is not the sum's")                                                                    \
-    X(MEETS, "its memory may meet another operand's")                                                                 \
-    X(BORROWED, "its memory is borrowed")                                                                             \
-    X(HELD, "someone else may hold it")                                                                               \
+#define FAN_REUSE_LIST(X)                             \
+    X(YES, "it is reusable")                          \
+    X(LAYOUT, "its memory is not a gap-free layout")  \
+    X(READONLY, "it is read-only")                    \
+    X(TYPE, "its dtype or shape is not the sum's")    \
+    X(MEETS, "its memory may meet another operand's") \
+    X(BORROWED, "its memory is borrowed")             \
+    X(HELD, "someone else may hold it")               \
     X(USED, "another stream may still use it")
 
 typedef enum fan_reuse_answer {
@@ -93,18 +93,20 @@ typedef enum fan_reuse_answer {
 const char *fan_reuse_words(fan_reuse_answer a);
 fan_reuse_answer fan_reusable(const fan_reuse *facts);
 
-/* A10: the dtypes that took part, as a set: bit d for fan_dtype d, and above them the weak kinds. The promotion of a set does not depend on order. */
+/* A10: the dtypes that took part, as a set: bit d for fan_dtype d, and above them the weak kinds. The promotion of a
+ * set does not depend on order. */
 typedef uint32_t fan_dtype_set;
 #define FAN_WEAK_BOOL (1u << 28)
 #define FAN_WEAK_INT (1u << 29)
 #define FAN_WEAK_FLOAT (1u << 30)
 #define FAN_WEAK_COMPLEX (1u << 31)
 fan_dtype_set fan_dtype_set_add(fan_dtype_set s, fan_dtype d, bool weak);
-/* fan_dtype_set_promote: NumPy's result_type of the set (D4, D5); FAN_NO_DTYPE for two kinds of float8, or the empty set. */
+/* fan_dtype_set_promote: NumPy's result_type of the set (D4, D5); FAN_NO_DTYPE for two kinds of float8, or the empty
+ * set. */
 fan_dtype fan_dtype_set_promote(fan_dtype_set s);
 
-/* fan_accum_dtype: A11, D2: the accumulation dtype of a sum of dtype `d` when `wish` (FAN_NO_DTYPE: none) was asked for; FAN_NO_DTYPE if wish cannot
- * hold d. */
+/* fan_accum_dtype: A11, D2: the accumulation dtype of a sum of dtype `d` when `wish` (FAN_NO_DTYPE: none) was asked
+ * for; FAN_NO_DTYPE if wish cannot hold d. */
 fan_dtype fan_accum_dtype(fan_dtype d, fan_dtype wish);
 
 typedef enum fan_fit { FAN_FIT_EXACT, FAN_FIT_REDUCE, FAN_FIT_NO } fan_fit;

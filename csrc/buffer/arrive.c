@@ -1,4 +1,5 @@
-/* What happens to one contribution on its way into a slot: is it right (A9-A12, A15, A16), and what must become of it first (S21)? */
+/* What happens to one contribution on its way into a slot: is it right (A9-A12, A15, A16), and what must become of it
+ * first (S21)? */
 #include "buffer/arrive.h"
 
 #include "base/mem.h"
@@ -9,10 +10,11 @@
 #include <string.h>
 
 /* refuse: "grads: slot 2 (w1), key 3: " and what follows. */
-static fan_status refuse(fan_error *err, fan_status status, const fan_buffer *b, size_t slot, int64_t key, const char *fmt, ...)
-    __attribute__((format(printf, 6, 7)));
+static fan_status refuse(fan_error *err, fan_status status, const fan_buffer *b, size_t slot, int64_t key,
+                         const char *fmt, ...) __attribute__((format(printf, 6, 7)));
 
-static fan_status refuse(fan_error *err, fan_status status, const fan_buffer *b, size_t slot, int64_t key, const char *fmt, ...)
+static fan_status refuse(fan_error *err, fan_status status, const fan_buffer *b, size_t slot, int64_t key,
+                         const char *fmt, ...)
 {
     const fan_slot *s = &b->slots[slot];
     char text[FAN_ERROR_TEXT], keyed[32] = "";
@@ -22,8 +24,8 @@ static fan_status refuse(fan_error *err, fan_status status, const fan_buffer *b,
     va_end(args);
     if (key >= 0)
         snprintf(keyed, sizeof keyed, ", key %" PRId64, key);
-    return fan_fail(err, status, "%s: slot %zu%s%s%s%s: %s", b->name, slot, s->spec->name ? " (" : "", s->spec->name ? s->spec->name : "", s->spec->name ? ")" : "", keyed,
-                    text);
+    return fan_fail(err, status, "%s: slot %zu%s%s%s%s: %s", b->name, slot, s->spec->name ? " (" : "",
+                    s->spec->name ? s->spec->name : "", s->spec->name ? ")" : "", keyed, text);
 }
 
 static const char *kind_words(char kind)
@@ -68,7 +70,8 @@ static bool weak_castable(fan_dtype from, fan_dtype to)
     return strchr(order, f == 'u' ? 'i' : f) <= strchr(order, t == 'u' ? 'i' : t);
 }
 
-static fan_status check_shape(const fan_buffer *b, size_t slot, const fan_contribution *c, fan_arrival *out, fan_error *err)
+static fan_status check_shape(const fan_buffer *b, size_t slot, const fan_contribution *c, fan_arrival *out,
+                              fan_error *err)
 {
     const fan_slot *s = &b->slots[slot];
     const int64_t *shape, *want = s->spec->has_shape ? s->spec->shape : s->p->shape;
@@ -84,12 +87,14 @@ static fan_status check_shape(const fan_buffer *b, size_t slot, const fan_contri
         return FAN_OK;
     default:
         return refuse(err, FAN_VALUE, b, slot, c->key, "expected a gradient of shape %s%s, got %s (A9)",
-                        fan_shape_text(wdim, want, wants, sizeof wants),
-                        s->spec->has_shape ? " (or one that it broadcasts to)" : " as the first one", fan_shape_text(ndim, shape, has, sizeof has));
+                      fan_shape_text(wdim, want, wants, sizeof wants),
+                      s->spec->has_shape ? " (or one that it broadcasts to)" : " as the first one",
+                      fan_shape_text(ndim, shape, has, sizeof has));
     }
 }
 
-static fan_status check_dtype(const fan_buffer *b, size_t slot, const fan_contribution *c, fan_arrival *out, fan_error *err)
+static fan_status check_dtype(const fan_buffer *b, size_t slot, const fan_contribution *c, fan_arrival *out,
+                              fan_error *err)
 {
     const fan_slot *s = &b->slots[slot];
     const fan_value *v = &c->value;
@@ -103,9 +108,10 @@ static fan_status check_dtype(const fan_buffer *b, size_t slot, const fan_contri
     if (s->spec->dtype != FAN_NO_DTYPE) {
         bool fits = v->weak ? weak_castable(v->dtype, s->spec->dtype) : fan_dtype_can_cast(v->dtype, s->spec->dtype);
         if (!fits)
-            return refuse(err, FAN_VALUE, b, slot, c->key, "expected dtype %s, got %s: %s into %s would lose values; convert it yourself (A10)",
-                            fan_dtype_name(s->spec->dtype), fan_dtype_name(v->dtype), kind_words(fan_dtype_kind(v->dtype)),
-                            kind_words(fan_dtype_kind(s->spec->dtype)));
+            return refuse(err, FAN_VALUE, b, slot, c->key,
+                          "expected dtype %s, got %s: %s into %s would lose values; convert it yourself (A10)",
+                          fan_dtype_name(s->spec->dtype), fan_dtype_name(v->dtype),
+                          kind_words(fan_dtype_kind(v->dtype)), kind_words(fan_dtype_kind(s->spec->dtype)));
         out->dtype = c->summed ? v->dtype : s->spec->dtype;
         out->seen = fan_dtype_set_add(0, s->spec->dtype, false);
         sum = s->spec->dtype;
@@ -113,11 +119,12 @@ static fan_status check_dtype(const fan_buffer *b, size_t slot, const fan_contri
         out->seen = fan_dtype_set_add(s->p->seen, v->dtype, v->weak);
         sum = fan_dtype_set_promote(out->seen);
         if (sum == FAN_NO_DTYPE)
-            return refuse(err, FAN_VALUE, b, slot, c->key, "%s has no common dtype with what the slot holds; declare the slot's dtype (A10)",
-                            fan_dtype_name(v->dtype));
+            return refuse(err, FAN_VALUE, b, slot, c->key,
+                          "%s has no common dtype with what the slot holds; declare the slot's dtype (A10)",
+                          fan_dtype_name(v->dtype));
         if (fan_accum_dtype(sum, s->spec->accumulate) == FAN_NO_DTYPE)
             return refuse(err, FAN_VALUE, b, slot, c->key, "accumulate=%s cannot hold a sum of dtype %s (A11)",
-                            fan_dtype_name(s->spec->accumulate), fan_dtype_name(sum));
+                          fan_dtype_name(s->spec->accumulate), fan_dtype_name(sum));
     }
     out->weak_lo = s->p->has_weak_int ? s->p->weak_lo : 0;
     out->weak_hi = s->p->has_weak_int ? s->p->weak_hi : 0;
@@ -127,16 +134,19 @@ static fan_status check_dtype(const fan_buffer *b, size_t slot, const fan_contri
         out->weak_hi = i > out->weak_hi ? i : out->weak_hi;
     }
     if (!weak_int_fits(sum, out->weak_lo, out->weak_hi))
-        return refuse(err, FAN_VALUE, b, slot, c->key, "a Python int among its contributions, %" PRId64 ", does not fit dtype %s",
+        return refuse(err, FAN_VALUE, b, slot, c->key,
+                      "a Python int among its contributions, %" PRId64 ", does not fit dtype %s",
                       weak_int_fits(sum, 0, out->weak_hi) ? out->weak_lo : out->weak_hi, fan_dtype_name(sum));
     if (s->spec->exact && v->form == FAN_SPARSE && v->device && v->device->backend->has_streams)
-        return refuse(err, FAN_TYPE, b, slot, c->key, "an exact sum on a device with streams takes dense gradients (A11)");
+        return refuse(err, FAN_TYPE, b, slot, c->key,
+                      "an exact sum on a device with streams takes dense gradients (A11)");
     if (v->dtype != out->dtype && (v->form == FAN_DENSE || v->form == FAN_SPARSE))
         out->cast = true;
     return FAN_OK;
 }
 
-static fan_status check_device(const fan_buffer *b, size_t slot, const fan_contribution *c, fan_arrival *out, fan_error *err)
+static fan_status check_device(const fan_buffer *b, size_t slot, const fan_contribution *c, fan_arrival *out,
+                               fan_error *err)
 {
     const fan_slot *s = &b->slots[slot];
     const fan_value *v = &c->value;
@@ -145,7 +155,9 @@ static fan_status check_device(const fan_buffer *b, size_t slot, const fan_contr
     out->device = v->device;
     if (!v->device || !want || v->device == want) {
         if (v->form == FAN_OBJECT && !v->nparts && ((want && want->backend->has_streams) || (c->stream && !want))) {
-            return refuse(err, FAN_TYPE, b, slot, c->key, "an object on a device with streams must say what memory it holds: give it __fanin_parts__()");
+            return refuse(
+                err, FAN_TYPE, b, slot, c->key,
+                "an object on a device with streams must say what memory it holds: give it __fanin_parts__()");
         }
         return FAN_OK;
     }
@@ -159,19 +171,22 @@ static fan_status check_device(const fan_buffer *b, size_t slot, const fan_contr
         return FAN_OK;
     }
     return refuse(err, FAN_VALUE, b, slot, c->key, "expected a gradient on %s, got one on %s (A12)",
-                    fan_device_text(want, wants, sizeof wants), fan_device_text(v->device, has, sizeof has));
+                  fan_device_text(want, wants, sizeof wants), fan_device_text(v->device, has, sizeof has));
 }
 
-static fan_status check_key(const fan_buffer *b, size_t slot, const fan_contribution *c, fan_arrival *out, fan_error *err)
+static fan_status check_key(const fan_buffer *b, size_t slot, const fan_contribution *c, fan_arrival *out,
+                            fan_error *err)
 {
     const fan_slot *s = &b->slots[slot];
     const fan_pass *p = s->p;
     out->at = p->nitems;
     if (p->keyed && (p->keyed > 0) != (c->key >= 0))
-        return refuse(err, FAN_VALUE, b, slot, c->key, "this pass adds %s keys to this slot; keep to that until take() (A15)",
-                        p->keyed > 0 ? "with" : "without");
+        return refuse(err, FAN_VALUE, b, slot, c->key,
+                      "this pass adds %s keys to this slot; keep to that until take() (A15)",
+                      p->keyed > 0 ? "with" : "without");
     if (s->expected >= 0 && p->count >= s->expected)
-        return refuse(err, FAN_VALUE, b, slot, c->key, "expected %" PRId64 " contribution%s, got one more (A16)", s->expected, FAN_PLURAL(s->expected));
+        return refuse(err, FAN_VALUE, b, slot, c->key, "expected %" PRId64 " contribution%s, got one more (A16)",
+                      s->expected, FAN_PLURAL(s->expected));
     if (c->key < 0)
         return FAN_OK;
     if (c->key < p->next_key || fan_pass_has(p, c->key, &out->at))
@@ -179,18 +194,18 @@ static fan_status check_key(const fan_buffer *b, size_t slot, const fan_contribu
     return FAN_OK;
 }
 
-static fan_status check_stream(const fan_buffer *b, size_t slot, const fan_stream *s, const fan_device *d, const char *whose,
-                               int64_t key, fan_error *err)
+static fan_status check_stream(const fan_buffer *b, size_t slot, const fan_stream *s, const fan_device *d,
+                               const char *whose, int64_t key, fan_error *err)
 {
     char one[32], two[32];
     if (!s || (s->device->backend == d->backend && s->device->self == d->self))
         return FAN_OK;
-    return refuse(err, FAN_TYPE, b, slot, key, "the %s stream is on %s, which cannot wait for or be waited for by %s", whose,
-                    fan_device_text(s->device, one, sizeof one), fan_device_text(d, two, sizeof two));
+    return refuse(err, FAN_TYPE, b, slot, key, "the %s stream is on %s, which cannot wait for or be waited for by %s",
+                  whose, fan_device_text(s->device, one, sizeof one), fan_device_text(d, two, sizeof two));
 }
 
-fan_status fan_arrive_check(const fan_buffer *b, size_t slot, const fan_contribution *c, fan_stream *current, fan_stream *consumer, fan_arrival *out,
-                            fan_error *err)
+fan_status fan_arrive_check(const fan_buffer *b, size_t slot, const fan_contribution *c, fan_stream *current,
+                            fan_stream *consumer, fan_arrival *out, fan_error *err)
 {
     const fan_slot *s = &b->slots[slot];
     memset(out, 0, sizeof *out);
@@ -212,27 +227,29 @@ fan_status fan_arrive_check(const fan_buffer *b, size_t slot, const fan_contribu
     if (!current)
         return fan_fail(err, FAN_NOMEM, "%s: slot %zu: out of memory for the current stream", b->name, slot);
     out->P = c->stream ? c->stream : current;
-    out->sync = fan_sync_add_plan(out->device->id, fan_place_of(c->stream), fan_place_of(consumer), fan_place_of(current),
-                                  (fan_sync_slot){.C = fan_place_of(s->p->C), .A = fan_place_of(s->p->A)});
+    out->sync =
+        fan_sync_add_plan(out->device->id, fan_place_of(c->stream), fan_place_of(consumer), fan_place_of(current),
+                          (fan_sync_slot){.C = fan_place_of(s->p->C), .A = fan_place_of(s->p->A)});
     return FAN_OK;
 }
 
 /* A fresh array for the conversion, on the device, first used on `on`. */
-static fan_status make(fan_device *d, fan_stream *on, fan_dtype dtype, int ndim, const int64_t *shape, const fan_array *like,
-                       fan_array **out, fan_error *err)
+static fan_status make(fan_device *d, fan_stream *on, fan_dtype dtype, int ndim, const int64_t *shape,
+                       const fan_array *like, fan_array **out, fan_error *err)
 {
     return fan_device_array(d, on, dtype, ndim, shape, like, out, err);
 }
 
 /* One job from `in` to `out`, counted. */
-static fan_status convert(fan_buffer *b, fan_device *d, fan_stream *on, fan_job_kind kind, const char *label, const fan_array *out,
-                          const fan_array *in, fan_error *err)
+static fan_status convert(fan_buffer *b, fan_device *d, fan_stream *on, fan_job_kind kind, const char *label,
+                          const fan_array *out, const fan_array *in, fan_error *err)
 {
     fan_operand operand = {in, out->dtype};
     uint64_t bytes = (uint64_t)in->size * fan_dtype_size(in->dtype);
     bool away = bytes >= 65536 && !d->backend->has_streams && b->frontend->leave;
     void *left = away ? b->frontend->leave() : NULL;
-    fan_status status = fan_device_run(d, on, &(fan_job){.kind = kind, .out = out, .in = &operand, .n = 1, .label = label}, err);
+    fan_status status =
+        fan_device_run(d, on, &(fan_job){.kind = kind, .out = out, .in = &operand, .n = 1, .label = label}, err);
     if (away)
         b->frontend->enter(left);
     FAN_COUNT(b, copies, 1);
@@ -243,7 +260,8 @@ static fan_status convert(fan_buffer *b, fan_device *d, fan_stream *on, fan_job_
 }
 
 /* The same entries in memory of our own. */
-static fan_status copy_sparse(fan_buffer *b, fan_device *d, fan_stream *on, const fan_sparse *v, fan_sparse **out, fan_error *err)
+static fan_status copy_sparse(fan_buffer *b, fan_device *d, fan_stream *on, const fan_sparse *v, fan_sparse **out,
+                              fan_error *err)
 {
     const fan_array *from[3] = {v->indices, v->pointers, v->values};
     fan_array *part[3] = {NULL, NULL, NULL};
@@ -262,8 +280,10 @@ done:
     return status;
 }
 
-/* What `converted` makes, each of its own kind: *made or *out is the caller's, also where it failed half-way; `on` orders the work. */
-static fan_status reduce_sparse(fan_buffer *b, const fan_slot *s, const fan_value *v, const fan_arrival *a, fan_stream *on, fan_array **made, fan_error *err)
+/* What `converted` makes, each of its own kind: *made or *out is the caller's, also where it failed half-way; `on`
+ * orders the work. */
+static fan_status reduce_sparse(fan_buffer *b, const fan_slot *s, const fan_value *v, const fan_arrival *a,
+                                fan_stream *on, fan_array **made, fan_error *err)
 {
     fan_device *d = a->device;
     fan_dtype acc = fan_dtype_accumulate(a->dtype);
@@ -278,10 +298,12 @@ static fan_status reduce_sparse(fan_buffer *b, const fan_slot *s, const fan_valu
         return status;
     }
     fan_array *dense = NULL; /* D7: through the dense gradient */
-    FAN_TRY(make(d, on, a->dtype == v->dtype ? fan_dtype_accumulate(v->dtype) : v->dtype, v->sparse->ndim, v->sparse->shape, NULL, &dense, err));
+    FAN_TRY(make(d, on, a->dtype == v->dtype ? fan_dtype_accumulate(v->dtype) : v->dtype, v->sparse->ndim,
+                 v->sparse->shape, NULL, &dense, err));
     fan_status status = fan_device_run(d, on, &(fan_job){.kind = FAN_JOB_ZERO, .out = dense, .label = "fill"}, err);
     if (status == FAN_OK)
-        status = fan_device_run(d, on, &(fan_job){.kind = FAN_JOB_SCATTER, .out = dense, .sparse = v->sparse, .label = "scatter"}, err);
+        status = fan_device_run(
+            d, on, &(fan_job){.kind = FAN_JOB_SCATTER, .out = dense, .sparse = v->sparse, .label = "scatter"}, err);
     if (status == FAN_OK)
         status = make(d, on, acc, s->spec->ndim, s->spec->shape, NULL, made, err);
     if (status == FAN_OK)
@@ -290,13 +312,15 @@ static fan_status reduce_sparse(fan_buffer *b, const fan_slot *s, const fan_valu
     return status;
 }
 
-static fan_status convert_sparse(fan_buffer *b, const fan_value *v, const fan_arrival *a, fan_stream *on, fan_sparse **out, fan_error *err)
+static fan_status convert_sparse(fan_buffer *b, const fan_value *v, const fan_arrival *a, fan_stream *on,
+                                 fan_sparse **out, fan_error *err)
 {
     fan_device *d = a->device;
     if (!a->cast)
         return copy_sparse(b, d, on, v->sparse, out, err);
     if (d->backend->has_streams)
-        FAN_TRY(fan_device_sparse_merge(d, on, &(fan_sparse_operand){v->sparse, v->dtype}, 1, false, a->dtype, NULL, out, err));
+        FAN_TRY(fan_device_sparse_merge(d, on, &(fan_sparse_operand){v->sparse, v->dtype}, 1, false, a->dtype, NULL,
+                                        out, err));
     else
         FAN_TRY(fan_sparse_cast(v->sparse, a->dtype, out, err));
     FAN_COUNT(b, copies, 1);
@@ -304,7 +328,8 @@ static fan_status convert_sparse(fan_buffer *b, const fan_value *v, const fan_ar
 }
 
 /* Reduced to the accumulation dtype of the declared one: rounded once more, at the end. */
-static fan_status reduce_dense(fan_buffer *b, const fan_slot *s, const fan_value *v, const fan_arrival *a, fan_stream *on, fan_array **made, fan_error *err)
+static fan_status reduce_dense(fan_buffer *b, const fan_slot *s, const fan_value *v, const fan_arrival *a,
+                               fan_stream *on, fan_array **made, fan_error *err)
 {
     fan_status status = FAN_OK;
     fan_device *d = a->device;
@@ -329,7 +354,8 @@ done:
 }
 
 /* From the host to a device, or from a device to the host; cast on the host. */
-static fan_status move_dense(fan_buffer *b, const fan_value *v, const fan_arrival *a, fan_stream *on, fan_array **made, fan_error *err)
+static fan_status move_dense(fan_buffer *b, const fan_value *v, const fan_arrival *a, fan_stream *on, fan_array **made,
+                             fan_error *err)
 {
     fan_status status = FAN_OK;
     fan_array *host = NULL;
@@ -351,8 +377,8 @@ done:
 }
 
 /* The converted gradient as a value of its own; `on` orders the work. */
-static fan_status converted(fan_buffer *b, size_t slot, const fan_contribution *c, const fan_arrival *a, fan_stream *on, fan_value *out,
-                            fan_error *err)
+static fan_status converted(fan_buffer *b, size_t slot, const fan_contribution *c, const fan_arrival *a, fan_stream *on,
+                            fan_value *out, fan_error *err)
 {
     const fan_slot *s = &b->slots[slot];
     const fan_value *v = &c->value;

@@ -6,27 +6,31 @@
 
 /* What is decided under the lock about a contribution. */
 typedef struct fan_arrival {
-    bool reduce;      /* A9: sum it to the declared shape */
-    bool cast;        /* A10: to the declared dtype */
-    bool upload;      /* A12: a 0-d host gradient onto the slot's device */
-    bool download;    /* A12: onto the host, where the slot is declared so */
-    fan_dtype dtype;  /* after the cast */
+    bool reduce;        /* A9: sum it to the declared shape */
+    bool cast;          /* A10: to the declared dtype */
+    bool upload;        /* A12: a 0-d host gradient onto the slot's device */
+    bool download;      /* A12: onto the host, where the slot is declared so */
+    fan_dtype dtype;    /* after the cast */
     fan_dtype_set seen; /* the slot's, with this one */
     int64_t weak_lo, weak_hi;
     fan_device *device; /* where it will be; NULL: no matter */
-    fan_stream *P;    /* S4; no hold */
+    fan_stream *P;      /* S4; no hold */
     fan_sync_add sync;
-    size_t at;        /* its place among the items */
+    size_t at; /* its place among the items */
 } fan_arrival;
 
-static inline bool fan_arrival_converts(const fan_arrival *a) { return a->reduce || a->cast || a->upload || a->download; }
+static inline bool fan_arrival_converts(const fan_arrival *a)
+{
+    return a->reduce || a->cast || a->upload || a->download;
+}
 
-/* fan_arrive_check: shape, dtype, device, key and parts (A8-A10, A12, A15, A16), then S3-S5, S8-S11. Changes nothing. Under the slot's lock. `current`: the
- * current stream of the device it will be on; `consumer`: the buffer's stream, or who was put in its place (S7). */
-fan_status fan_arrive_check(const fan_buffer *b, size_t slot, const fan_contribution *c, fan_stream *current, fan_stream *consumer, fan_arrival *out,
-                            fan_error *err);
-/* fan_arrive_carry_out: conversions (S21), the event, the mark. Unlocked; `item` is reserved and holds c's value; *old gets the value that a conversion replaced,
- * to be dropped by the caller. */
+/* fan_arrive_check: shape, dtype, device, key and parts (A8-A10, A12, A15, A16), then S3-S5, S8-S11. Changes nothing.
+ * Under the slot's lock. `current`: the current stream of the device it will be on; `consumer`: the buffer's stream, or
+ * who was put in its place (S7). */
+fan_status fan_arrive_check(const fan_buffer *b, size_t slot, const fan_contribution *c, fan_stream *current,
+                            fan_stream *consumer, fan_arrival *out, fan_error *err);
+/* fan_arrive_carry_out: conversions (S21), the event, the mark. Unlocked; `item` is reserved and holds c's value; *old
+ * gets the value that a conversion replaced, to be dropped by the caller. */
 fan_status fan_arrive_carry_out(fan_buffer *b, size_t slot, fan_contribution *c, const fan_arrival *a, fan_item *item,
                                 fan_stream *A, fan_stream *C, fan_value *old, fan_error *err);
 

@@ -61,7 +61,8 @@ void fan_count(fan_buffer *b, size_t offset, uint64_t n)
 static void raise_to(atomic_uint_fast64_t *peak, uint64_t n)
 {
     uint64_t seen = atomic_load_explicit(peak, memory_order_relaxed);
-    while (seen < n && !atomic_compare_exchange_weak_explicit(peak, &seen, n, memory_order_relaxed, memory_order_relaxed))
+    while (seen < n &&
+           !atomic_compare_exchange_weak_explicit(peak, &seen, n, memory_order_relaxed, memory_order_relaxed))
         ;
 }
 
@@ -106,10 +107,7 @@ void fan_buffer_seen_counters(const fan_buffer *b)
         fan_touch_thing(FAN_COUNTERS, b->locks[0].id, FAN_WEIGHS);
 }
 
-void fan_buffer_seen_parked(const fan_buffer *b)
-{
-    touch_budget(b, FAN_WEIGHS);
-}
+void fan_buffer_seen_parked(const fan_buffer *b) { touch_budget(b, FAN_WEIGHS); }
 
 void fan_buffer_weigh(fan_buffer *b, uint64_t bytes)
 {
@@ -153,7 +151,10 @@ fan_status fan_buffer_here(fan_buffer *b, fan_error *err)
     fan_buffer_adopt(b);
     if (b->process != FAN_LEFT)
         return FAN_OK;
-    return fan_fail(err, FAN_STATE, "%s: another thread was in this buffer when the process was forked, and what it holds is not whole in the child: clear() it, or make one here", b->name);
+    return fan_fail(err, FAN_STATE,
+                    "%s: another thread was in this buffer when the process was forked, and what it holds is not whole "
+                    "in the child: clear() it, or make one here",
+                    b->name);
 }
 
 /* --- locks ---------------------------------------------------------------------------------------------------- */
@@ -203,16 +204,20 @@ fan_status fan_slot_poisoned(const fan_buffer *b, size_t slot, fan_error *err)
 
 static fan_status reentered(const fan_buffer *b, size_t slot, const char *what, fan_error *err)
 {
-    return fan_fail(err, FAN_STATE, "%s: %s of slot %zu from within a sum, or a target, that holds that slot or one that its take waits for", b->name, what, slot);
+    return fan_fail(
+        err, FAN_STATE,
+        "%s: %s of slot %zu from within a sum, or a target, that holds that slot or one that its take waits for",
+        b->name, what, slot);
 }
 
-/* Whether this thread sums or lends a slot of the buffer, or takes one above `slot`: were it to wait for `slot`, whose taker waits for that one, nobody would ever
- * go on. Who takes waits upwards only. */
+/* Whether this thread sums or lends a slot of the buffer, or takes one above `slot`: were it to wait for `slot`, whose
+ * taker waits for that one, nobody would ever go on. Who takes waits upwards only. */
 static bool holds_another(const fan_buffer *b, size_t slot)
 {
     uint64_t me = fan_thread_id();
     for (size_t i = 0; i < b->nslots; i++)
-        if (fan_slot_owned_by(&b->slots[i], me) && b->slots[i].busy && (!b->slots[i].taking || i > slot)) /* what is ours nobody else changes */
+        if (fan_slot_owned_by(&b->slots[i], me) && b->slots[i].busy &&
+            (!b->slots[i].taking || i > slot)) /* what is ours nobody else changes */
             return true;
     return false;
 }
@@ -283,12 +288,14 @@ static void unpark(fan_buffer *b, fan_item *it)
     it->alone = false;
 }
 
-/* S11: nobody else can join a pooled stream back to the capture that it came into, or the capture could not end. What fails here, its end tells. */
+/* S11: nobody else can join a pooled stream back to the capture that it came into, or the capture could not end. What
+ * fails here, its end tells. */
 static void join_pooled(const fan_pass *p)
 {
     uint64_t id = 0;
     fan_event *e = NULL;
-    if (p->joins && p->A && fan_stream_capture(p->A, &id, NULL) == FAN_OK && id && fan_event_record(p->A, &e, NULL) == FAN_OK)
+    if (p->joins && p->A && fan_stream_capture(p->A, &id, NULL) == FAN_OK && id &&
+        fan_event_record(p->A, &e, NULL) == FAN_OK)
         (void)fan_stream_wait(p->joins, e, NULL, NULL);
     fan_event_drop(e);
 }
@@ -462,7 +469,9 @@ fan_status fan_slot_changed(const fan_buffer *b, size_t slot, int64_t key, fan_e
     char which[64] = "a gradient added without a key";
     if (key >= 0)
         snprintf(which, sizeof which, "the gradient added with key %" PRId64, key);
-    return fan_fail(err, FAN_STATE, FAN_SLOT_SAID ": %s was changed after it was added (its elements, memory, dtype or shape); leave it as it is until take(), or add it with copy=True",
+    return fan_fail(err, FAN_STATE,
+                    FAN_SLOT_SAID ": %s was changed after it was added (its elements, memory, dtype or shape); leave "
+                                  "it as it is until take(), or add it with copy=True",
                     FAN_SLOT_WHO(b, slot), which);
 }
 
@@ -473,7 +482,8 @@ fan_status fan_slot_still(const fan_buffer *b, size_t slot, const fan_value *v, 
 }
 
 /* Before it is read: it lies where it lay, and, with debug, has the elements that it had. */
-static fan_status check_unchanged(const fan_buffer *b, size_t slot, const fan_value *v, int64_t key, bool hashed, uint64_t hash, fan_error *err)
+static fan_status check_unchanged(const fan_buffer *b, size_t slot, const fan_value *v, int64_t key, bool hashed,
+                                  uint64_t hash, fan_error *err)
 {
     FAN_TRY(fan_slot_still(b, slot, v, key, err));
     return !hashed || fan_array_hash(v->array) == hash ? FAN_OK : fan_slot_changed(b, slot, key, err);
@@ -511,10 +521,19 @@ fan_status fan_gather(fan_buffer *b, size_t slot, size_t m, fan_gathered *g, fan
     if (s->p->value.form == FAN_ZERO) {
         g->zero = &s->p->value;
     } else if (s->p->value.form != FAN_UNDEFINED) {
-        f->terms[f->n++] = (fan_term){.v = &s->p->value, .P = s->p->R, .event = s->p->E, .donated = s->p->value_donated,
-                                      .ours = s->p->value_ours, .lent = s->p->value_lent, .is_value = true, .key = s->p->value_key, .own = FAN_NO_DTYPE, .seen = f->seen};
+        f->terms[f->n++] = (fan_term){.v = &s->p->value,
+                                      .P = s->p->R,
+                                      .event = s->p->E,
+                                      .donated = s->p->value_donated,
+                                      .ours = s->p->value_ours,
+                                      .lent = s->p->value_lent,
+                                      .is_value = true,
+                                      .key = s->p->value_key,
+                                      .own = FAN_NO_DTYPE,
+                                      .seen = f->seen};
         consider_kind(g, &s->p->value, s->p->value_key);
-        fan_status status = check_unchanged(b, slot, &s->p->value, s->p->value_key, s->p->value_hashed, s->p->value_hash, err);
+        fan_status status =
+            check_unchanged(b, slot, &s->p->value, s->p->value_key, s->p->value_hashed, s->p->value_hash, err);
         if (status != FAN_OK) {
             fan_gathered_fini(g);
             return status;
@@ -538,8 +557,15 @@ fan_status fan_gather(fan_buffer *b, size_t slot, size_t m, fan_gathered *g, fan
             return status;
         }
         consider_kind(g, &it->value, it->key);
-        f->terms[f->n++] = (fan_term){.v = &it->value, .P = it->P, .event = it->event, .donated = it->donated, .ours = it->ours, .lent = it->lent, .key = it->key,
-                                      .own = it->value.weak ? FAN_NO_DTYPE : fan_dtype_set_promote(it->own), .seen = f->seen};
+        f->terms[f->n++] = (fan_term){.v = &it->value,
+                                      .P = it->P,
+                                      .event = it->event,
+                                      .donated = it->donated,
+                                      .ours = it->ours,
+                                      .lent = it->lent,
+                                      .key = it->key,
+                                      .own = it->value.weak ? FAN_NO_DTYPE : fan_dtype_set_promote(it->own),
+                                      .seen = f->seen};
     }
     return FAN_OK;
 }
@@ -561,7 +587,8 @@ static void value_moves(fan_value *to, fan_value *from)
 static void commit_sum(fan_pass *p, fan_gathered *g, former *old)
 {
     fan_fold *f = &g->fold;
-    uint8_t origin = g->like ? g->like->origin : 0, rank = g->like ? g->like->rank : 0; /* of what may be the value itself */
+    uint8_t origin = g->like ? g->like->origin : 0,
+            rank = g->like ? g->like->rank : 0; /* of what may be the value itself */
     *old = (former){p->value, p->R, p->E, p->known};
     value_moves(&p->value, &f->result);
     p->value.origin = origin;
@@ -606,7 +633,8 @@ static fan_item *item_of(const fan_gathered *g, const fan_value *v)
     return NULL;
 }
 
-/* Takes the gathered items off the list. They stand at the front but for those that arrived between (only beyond a gap). */
+/* Takes the gathered items off the list. They stand at the front but for those that arrived between (only beyond a
+ * gap). */
 static void unlist(fan_buffer *b, fan_pass *p, const fan_gathered *g)
 {
     size_t kept = 0;
@@ -672,13 +700,15 @@ fan_status fan_fold_commit_end(fan_buffer *b, size_t slot, fan_gathered *g, fan_
     return FAN_OK;
 }
 
-/* How many of its items an exact slot may sum into its state: all that are parked, whatever their keys, where that saves memory; 0: none. */
+/* How many of its items an exact slot may sum into its state: all that are parked, whatever their keys, where that
+ * saves memory; 0: none. */
 static size_t worth_absorbing(const fan_slot *s)
 {
     fan_pass *p = s->p;
     fan_dtype d = fan_dtype_set_promote(p->seen);
     uint64_t parked = 0, dense = 0, state;
-    if (!fan_exact_fits(d) || (p->device && p->device->backend->has_streams) || (p->value.form != FAN_UNDEFINED && p->value.form != FAN_ZERO))
+    if (!fan_exact_fits(d) || (p->device && p->device->backend->has_streams) ||
+        (p->value.form != FAN_UNDEFINED && p->value.form != FAN_ZERO))
         return 0;
     if (p->unsorted && p->unsorted->least > p->next_key)
         return 0;
@@ -721,13 +751,15 @@ static fan_status fold_items(fan_buffer *b, size_t slot, size_t m, fan_error *er
     return status;
 }
 
-/* Locked: a prefix of Python ints whose sum does not fit waits for what brings it back, or for who asks for it and is told (D5). */
+/* Locked: a prefix of Python ints whose sum does not fit waits for what brings it back, or for who asks for it and is
+ * told (D5). */
 static bool ints_leave(const fan_slot *s, size_t m)
 {
     const fan_pass *p = s->p;
     fan_int_run run = {.sum = 0};
     const fan_value *next = NULL;
-    if (!p->has_weak_int || (p->value.form != FAN_UNDEFINED && p->value.form != FAN_ZERO && !fan_int_run_add(&run, &p->value)))
+    if (!p->has_weak_int ||
+        (p->value.form != FAN_UNDEFINED && p->value.form != FAN_ZERO && !fan_int_run_add(&run, &p->value)))
         return false;
     for (size_t i = 0; i < m && !next; i++) {
         const fan_value *v = &p->items[i]->value;
@@ -737,11 +769,12 @@ static bool ints_leave(const fan_slot *s, size_t m)
     return fan_int_run_leaves(&run, next, NULL, s->spec->dtype != FAN_NO_DTYPE ? s->spec->dtype : FAN_INT64);
 }
 
-/* Locked: with an automatic budget: who has what is parked: arrays on the host. Another's device is no cache of ours, and to merge sparse ones takes as long as what is
- * merged already: they count as held. Many are asked seldom. */
+/* Locked: with an automatic budget: who has what is parked: arrays on the host. Another's device is no cache of ours,
+ * and to merge sparse ones takes as long as what is merged already: they count as held. Many are asked seldom. */
 static void ask_items(fan_buffer *b, fan_pass *p)
 {
-    if (b->budget != FAN_BUDGET_AUTO || p == &fan_pass_none || p->nitems < p->ask || (p->device && p->device->backend->has_streams))
+    if (b->budget != FAN_BUDGET_AUTO || p == &fan_pass_none || p->nitems < p->ask ||
+        (p->device && p->device->backend->has_streams))
         return;
     for (size_t i = 0; i < p->nitems; i++) {
         fan_item *it = p->items[i];
@@ -809,7 +842,8 @@ typedef struct given {
 } given;
 
 /* Locked: what the slot learns from a contribution that has been checked. FAN_NOMEM changes nothing. */
-static fan_status reserve(fan_buffer *b, size_t slot, fan_contribution *c, const fan_arrival *a, const given *with, fan_item *it, fan_error *err)
+static fan_status reserve(fan_buffer *b, size_t slot, fan_contribution *c, const fan_arrival *a, const given *with,
+                          fan_item *it, fan_error *err)
 {
     fan_slot *s = &b->slots[slot];
     fan_pass *p = s->p;
@@ -883,7 +917,8 @@ static fan_status reserve(fan_buffer *b, size_t slot, fan_contribution *c, const
     return FAN_OK;
 }
 
-/* Locked: takes a reserved item back, of a pass that was `before` without it. Returns the pass if nothing else was in it, for fan_pass_free. */
+/* Locked: takes a reserved item back, of a pass that was `before` without it. Returns the pass if nothing else was in
+ * it, for fan_pass_free. */
 static fan_pass *take_back(fan_buffer *b, size_t slot, fan_item *it, const fan_pass *before)
 {
     fan_slot *s = &b->slots[slot];
@@ -907,10 +942,20 @@ static fan_pass *take_back(fan_buffer *b, size_t slot, fan_item *it, const fan_p
 static void trace_add(const fan_buffer *b, size_t slot, const fan_contribution *c, const fan_arrival *a, uint64_t bytes)
 {
     const fan_slot *s = &b->slots[slot];
-    const fan_device *d = a->P ? a->P->device : a->device; /* a stream's number means something on its own device only */
-    fan_trace_line line = {.kind = FAN_TRACE_ADD, .how = a->sync.how, .device = d && d->id ? (int16_t)d->index : -1,
-                           .slot = (int32_t)slot, .count = 1, .buffer = b->id, .key = c->key, .rules = a->sync.rules,
-                           .stream = a->P ? a->P->handle : 0, .bytes = bytes, .start_us = -1, .end_us = -1};
+    const fan_device *d =
+        a->P ? a->P->device : a->device; /* a stream's number means something on its own device only */
+    fan_trace_line line = {.kind = FAN_TRACE_ADD,
+                           .how = a->sync.how,
+                           .device = d && d->id ? (int16_t)d->index : -1,
+                           .slot = (int32_t)slot,
+                           .count = 1,
+                           .buffer = b->id,
+                           .key = c->key,
+                           .rules = a->sync.rules,
+                           .stream = a->P ? a->P->handle : 0,
+                           .bytes = bytes,
+                           .start_us = -1,
+                           .end_us = -1};
     snprintf(line.label, sizeof line.label, "%s", s->spec->name ? s->spec->name : b->name);
     fan_trace_put(&line);
 }
@@ -932,11 +977,12 @@ fan_stream *fan_current_for(fan_buffer *b, size_t slot, const fan_contribution *
     return d && d->backend->has_streams ? fan_stream_current(d) : NULL;
 }
 
-/* S7, S11: a gradient that is made under capture, for a slot that is empty: who consumes in the buffer's place, and what is current where the legacy stream
- * would be. Unlocked: the driver is asked. */
+/* S7, S11: a gradient that is made under capture, for a slot that is empty: who consumes in the buffer's place, and
+ * what is current where the legacy stream would be. Unlocked: the driver is asked. */
 static fan_status across_captures(fan_buffer *b, size_t slot, const fan_contribution *c, given *with, fan_error *err)
 {
-    fan_stream *current = with->current, *P = c->stream ? c->stream : current, *C = b->stream ? b->stream : current, *spare = NULL;
+    fan_stream *current = with->current, *P = c->stream ? c->stream : current, *C = b->stream ? b->stream : current,
+               *spare = NULL;
     uint64_t id;
     if (!current || P->device->backend != current->device->backend || C->device->backend != current->device->backend)
         return FAN_OK;
@@ -946,7 +992,8 @@ static fan_status across_captures(fan_buffer *b, size_t slot, const fan_contribu
         fan_stream_drop(with->consumer);
         with->consumer = fan_stream_hold(C);
     }
-    if (current->handle != 1 || P->device == current->device || C->device == current->device || !current->device->backend->spare)
+    if (current->handle != 1 || P->device == current->device || C->device == current->device ||
+        !current->device->backend->spare)
         return FAN_OK;
     fan_slot_lock(b, slot);
     bool empty = !b->slots[slot].p->A;
@@ -988,13 +1035,14 @@ typedef struct adding {
     fan_arrival a;
     given with;
     fan_stream *A, *C, *P; /* held */
-    fan_item *it;     /* ours until it is reserved; then the slot's, and known here until it is parked */
-    fan_value old;    /* what a conversion replaced */
+    fan_item *it;          /* ours until it is reserved; then the slot's, and known here until it is parked */
+    fan_value old;         /* what a conversion replaced */
     uint64_t bytes;
-    bool reserved;    /* it counts in its slot */
-    bool follows;     /* another of the same call is on its way into the slot: a take waits for that one, and so for this one, and must not be waited for */
-    bool parked;      /* a fold may sum it */
-    fan_pass before;  /* what the slot knew before it: its plain fields, nothing is held */
+    bool reserved;   /* it counts in its slot */
+    bool follows;    /* another of the same call is on its way into the slot: a take waits for that one, and so for this
+                        one, and must not be waited for */
+    bool parked;     /* a fold may sum it */
+    fan_pass before; /* what the slot knew before it: its plain fields, nothing is held */
     bool mismatch;
 } adding;
 
@@ -1240,8 +1288,9 @@ fan_status fan_buffer_add(fan_buffer *b, size_t slot, fan_contribution *c, fan_e
 
 /* ---- a batch: all or none ----
  *
- * A sum of objects calls others' code, which may raise. So those that the batch makes due are tried before anything of it can be summed by others: each slot is made busy, its
- * part of the batch parked in it, and its sum made beside its value. If one raises, all sums are dropped, and each contribution is taken back. */
+ * A sum of objects calls others' code, which may raise. So those that the batch makes due are tried before anything of
+ * it can be summed by others: each slot is made busy, its part of the batch parked in it, and its sum made beside its
+ * value. If one raises, all sums are dropped, and each contribution is taken back. */
 
 /* A slot whose sum is tried. */
 typedef struct trial {
@@ -1329,7 +1378,8 @@ static fan_status trials_end(fan_buffer *b, adding *x, size_t n, trials *t, bool
     fan_status status = FAN_OK;
     for (size_t k = 0; k < t->n; k++) {
         trial *one = &t->all[k];
-        fan_status its = one->made && !failed ? fan_fold_commit_end(b, one->slot, &one->g, status == FAN_OK ? err : &other) : FAN_OK;
+        fan_status its =
+            one->made && !failed ? fan_fold_commit_end(b, one->slot, &one->g, status == FAN_OK ? err : &other) : FAN_OK;
         status = status == FAN_OK ? its : status;
         if (one->made && failed)
             fan_fold_abandon(&one->g.fold);
@@ -1345,7 +1395,8 @@ static fan_status trials_end(fan_buffer *b, adding *x, size_t n, trials *t, bool
     return status;
 }
 
-/* All are parked: folds what is due, but for what calls others' code. What is wrong with a sum, its take says; a failed device call poisons its slot. */
+/* All are parked: folds what is due, but for what calls others' code. What is wrong with a sum, its take says; a failed
+ * device call poisons its slot. */
 static fan_status batch_fold(fan_buffer *b, const adding *x, size_t n, fan_error *err)
 {
     fan_status status = FAN_OK;
@@ -1357,8 +1408,10 @@ static fan_status batch_fold(fan_buffer *b, const adding *x, size_t n, fan_error
     return is_poisonous(status) ? status : FAN_OK;
 }
 
-/* Each step is taken for all before the next begins, slot by slot from the lowest up, as take claims them: so neither waits for the other for ever. */
-fan_status fan_buffer_add_many(fan_buffer *b, fan_contribution *c, const size_t *slots, const size_t *order, size_t n, fan_error *err)
+/* Each step is taken for all before the next begins, slot by slot from the lowest up, as take claims them: so neither
+ * waits for the other for ever. */
+fan_status fan_buffer_add_many(fan_buffer *b, fan_contribution *c, const size_t *slots, const size_t *order, size_t n,
+                               fan_error *err)
 {
     fan_status status = FAN_OK, committed = FAN_OK;
     size_t k = 0;
@@ -1411,21 +1464,20 @@ done:
 
 /* --- asking --------------------------------------------------------------------------------------------------- */
 
-static int64_t count_of(const fan_slot *s)
-{
-    return s->p->count + fan_plain_count(s->plain);
-}
+static int64_t count_of(const fan_slot *s) { return s->p->count + fan_plain_count(s->plain); }
 
 fan_status fan_buffer_expect(fan_buffer *b, size_t slot, int64_t n, fan_error *err)
 {
     FAN_TRY(fan_slot_check(b, slot, err));
     if (n < 0)
-        return fan_fail(err, FAN_VALUE, FAN_SLOT_SAID ": expect takes a count >= 0, got %" PRId64, FAN_SLOT_WHO(b, slot), n);
+        return fan_fail(err, FAN_VALUE, FAN_SLOT_SAID ": expect takes a count >= 0, got %" PRId64,
+                        FAN_SLOT_WHO(b, slot), n);
     fan_slot_lock(b, slot);
     fan_status status = FAN_OK;
     if (count_of(&b->slots[slot]) > n)
-        status = fan_fail(err, FAN_VALUE, FAN_SLOT_SAID ": expects %" PRId64 " contribution%s but has %" PRId64 " already (A16)", FAN_SLOT_WHO(b, slot), n, FAN_PLURAL(n),
-                          count_of(&b->slots[slot]));
+        status = fan_fail(err, FAN_VALUE,
+                          FAN_SLOT_SAID ": expects %" PRId64 " contribution%s but has %" PRId64 " already (A16)",
+                          FAN_SLOT_WHO(b, slot), n, FAN_PLURAL(n), count_of(&b->slots[slot]));
     else
         b->slots[slot].expected = n;
     fan_slot_unlock(b, slot);
@@ -1439,7 +1491,8 @@ fan_status fan_buffer_ready(fan_buffer *b, size_t slot, bool *ready, fan_error *
     const fan_slot *s = &b->slots[slot];
     fan_status status = fan_slot_poisoned(b, slot, err);
     if (status == FAN_OK && s->expected < 0)
-        status = fan_fail(err, FAN_VALUE, FAN_SLOT_SAID ": ready() needs expect(%zu, n) first", FAN_SLOT_WHO(b, slot), slot);
+        status =
+            fan_fail(err, FAN_VALUE, FAN_SLOT_SAID ": ready() needs expect(%zu, n) first", FAN_SLOT_WHO(b, slot), slot);
     *ready = status == FAN_OK && count_of(s) == s->expected && (s->p->arriving == 0 || FAN_MUT(3));
     fan_slot_unlock(b, slot);
     return status;
@@ -1497,8 +1550,8 @@ static fan_status slot_declare(fan_buffer *b, size_t i, const fan_slot_spec *spe
     own->accumulate = own->exact ? FAN_NO_DTYPE : own->accumulate;
     own->dtype = spec->dtype;
     if (spec->dtype != FAN_NO_DTYPE && fan_accum_dtype(spec->dtype, own->accumulate) == FAN_NO_DTYPE)
-        return fan_fail(err, FAN_VALUE, FAN_SLOT_SAID ": accumulate=%s cannot hold a sum of dtype %s (A11)", FAN_SLOT_WHO(b, i),
-                        fan_dtype_name(own->accumulate), fan_dtype_name(spec->dtype));
+        return fan_fail(err, FAN_VALUE, FAN_SLOT_SAID ": accumulate=%s cannot hold a sum of dtype %s (A11)",
+                        FAN_SLOT_WHO(b, i), fan_dtype_name(own->accumulate), fan_dtype_name(spec->dtype));
     if (spec->has_shape) {
         own->shape = fan_alloc((size_t)spec->ndim * sizeof *own->shape);
         if (!own->shape)
@@ -1595,7 +1648,10 @@ static bool told_limits;
 static fan_auto_budget limits;
 
 /* A quarter of the cache: the sum, what the maker works on and what it makes next want to be there, too. */
-fan_auto_budget fan_budget_auto(void) { return told_limits ? limits : (fan_auto_budget){fan_cache_bytes() / 4, UINT64_C(64) << 20}; }
+fan_auto_budget fan_budget_auto(void)
+{
+    return told_limits ? limits : (fan_auto_budget){fan_cache_bytes() / 4, UINT64_C(64) << 20};
+}
 
 void fan_budget_auto_set(const fan_auto_budget *to)
 {
@@ -1712,7 +1768,8 @@ void fan_buffer_free(fan_buffer *b)
 
 bool fan_buffer_empty_for_reuse(fan_buffer *b)
 {
-    if (!b->small || b->known || b->stream || b->leaf || b->create_graph || b->name != unnamed || b->undeclared.accumulate != FAN_NO_DTYPE || b->undeclared.exact)
+    if (!b->small || b->known || b->stream || b->leaf || b->create_graph || b->name != unnamed ||
+        b->undeclared.accumulate != FAN_NO_DTYPE || b->undeclared.exact)
         return false;
     fan_buffer_adopt(b);
     if (b->process == FAN_LEFT)
@@ -1745,7 +1802,8 @@ void fan_buffer_reuse(fan_buffer *b, uint64_t budget)
 size_t fan_buffer_slots(const fan_buffer *b) { return b->nslots; }
 const char *fan_buffer_name(const fan_buffer *b) { return b->name; }
 
-/* The collector may run anywhere, so a scheduler's hooks must not see its locks: the mutex is taken bare. No holder of it waits for the collector. */
+/* The collector may run anywhere, so a scheduler's hooks must not see its locks: the mutex is taken bare. No holder of
+ * it waits for the collector. */
 int fan_buffer_visit(fan_buffer *b, int (*visit)(void *object, void *arg), void *arg)
 {
     int answer = 0;
@@ -1792,7 +1850,8 @@ void fan_buffer_abandon(fan_buffer *b)
 
 /* --- explain, the end of a pass ------------------------------------------------------------------------------- */
 
-fan_status fan_buffer_look(fan_buffer *b, size_t slot, fan_slot_view *out, fan_item_view *items, size_t cap, fan_error *err)
+fan_status fan_buffer_look(fan_buffer *b, size_t slot, fan_slot_view *out, fan_item_view *items, size_t cap,
+                           fan_error *err)
 {
     fan_gathered g;
     fan_slot *s;
@@ -1835,8 +1894,13 @@ fan_status fan_buffer_look(fan_buffer *b, size_t slot, fan_slot_view *out, fan_i
     out->alone = atomic_load_explicit(&b->alone, memory_order_relaxed);
     for (size_t i = 0; i < s->p->nitems && i < cap; i++) {
         const fan_item *it = s->p->items[i];
-        items[i] = (fan_item_view){.key = it->key, .form = it->value.form, .dtype = it->value.dtype, .P = it->P ? it->P->handle : 0,
-                                   .event = it->event != NULL, .donated = it->donated, .ready = it->parked};
+        items[i] = (fan_item_view){.key = it->key,
+                                   .form = it->value.form,
+                                   .dtype = it->value.dtype,
+                                   .P = it->P ? it->P->handle : 0,
+                                   .event = it->event != NULL,
+                                   .donated = it->donated,
+                                   .ready = it->parked};
     }
     fan_slot_let_go(b, slot);
     fan_slot_unlock(b, slot);
@@ -1859,7 +1923,8 @@ void fan_buffer_sketch(fan_buffer *b, fan_sketch *out)
     out->bytes = atomic_load_explicit(&b->parked, memory_order_relaxed);
 }
 
-fan_status fan_pass_end(fan_stream *caller, fan_stream *const *streams, size_t n, const fan_value *values, size_t nvalues, fan_error *err)
+fan_status fan_pass_end(fan_stream *caller, fan_stream *const *streams, size_t n, const fan_value *values,
+                        size_t nvalues, fan_error *err)
 {
     uint64_t out = caller->device->backend->left_out ? caller->device->backend->left_out(caller->device) : 0;
     fan_stream *instead = caller; /* S7: the first captured one, for those of its capture */

@@ -4,7 +4,8 @@
  *   fold    mark the slot busy, unlock, sum the ready prefix on A, lock, commit
  *   take    make every slot busy in order, finish its sum, empty all at the end
  *
- * Every function may be called from any thread. No lock is held across a callback, a device call or a wait (rules.md, Locks).
+ * Every function may be called from any thread. No lock is held across a callback, a device call or a wait (rules.md,
+ * Locks).
  */
 #ifndef FAN_BUFFER_BUFFER_H
 #define FAN_BUFFER_BUFFER_H
@@ -19,19 +20,20 @@ typedef struct fan_buffer fan_buffer;
 typedef struct fan_slot_spec {
     bool has_shape;
     int ndim;
-    const int64_t *shape;   /* copied */
-    fan_dtype dtype;        /* FAN_NO_DTYPE: undeclared */
-    fan_device *device;     /* NULL: undeclared; held */
-    fan_dtype accumulate;   /* FAN_NO_DTYPE: A11's own choice */
-    bool exact;             /* A11: the exact sum, rounded once; where `accumulate` is none */
-    void *combine;          /* the frontend's; held */
-    const char *name;       /* copied; NULL: none */
+    const int64_t *shape; /* copied */
+    fan_dtype dtype;      /* FAN_NO_DTYPE: undeclared */
+    fan_device *device;   /* NULL: undeclared; held */
+    fan_dtype accumulate; /* FAN_NO_DTYPE: A11's own choice */
+    bool exact;           /* A11: the exact sum, rounded once; where `accumulate` is none */
+    void *combine;        /* the frontend's; held */
+    const char *name;     /* copied; NULL: none */
 } fan_slot_spec;
 
-/* A budget is a number of bytes of parked contributions: 0: each arrival is folded; UINT64_MAX: folds are made when the sum is asked for. Or FAN_BUDGET_AUTO: what the
- * buffer alone keeps alive, for its producer dropped it, counts against a part of the second-level cache, so that it is summed while it is warm and its
- * memory goes back; what somebody else holds costs no memory and counts against 64 MiB (fan_budget_auto). Who holds what is asked of the frontend when the next
- * contribution comes: a caller's frame mostly holds the one that is being added. */
+/* A budget is a number of bytes of parked contributions: 0: each arrival is folded; UINT64_MAX: folds are made when the
+ * sum is asked for. Or FAN_BUDGET_AUTO: what the buffer alone keeps alive, for its producer dropped it, counts against
+ * a part of the second-level cache, so that it is summed while it is warm and its memory goes back; what somebody else
+ * holds costs no memory and counts against 64 MiB (fan_budget_auto). Who holds what is asked of the frontend when the
+ * next contribution comes: a caller's frame mostly holds the one that is being added. */
 #define FAN_BUDGET_AUTO (UINT64_MAX - 1)
 typedef struct fan_auto_budget {
     uint64_t alone, held; /* bytes */
@@ -42,30 +44,30 @@ void fan_budget_auto_set(const fan_auto_budget *to); /* of buffers made from now
 typedef struct fan_buffer_config {
     size_t slots;
     const fan_slot_spec *specs; /* one per slot; NULL: none declared */
-    uint64_t budget;        /* bytes, or FAN_BUDGET_AUTO */
-    fan_dtype accumulate;   /* for slots that say nothing; */
-    bool exact;             /* .. and this */
-    fan_stream *stream;     /* the consumer's; NULL: current stream when a slot gets its first gradient */
+    uint64_t budget;            /* bytes, or FAN_BUDGET_AUTO */
+    fan_dtype accumulate;       /* for slots that say nothing; */
+    bool exact;                 /* .. and this */
+    fan_stream *stream;         /* the consumer's; NULL: current stream when a slot gets its first gradient */
     bool leaf;
     bool create_graph;
-    bool stats;             /* fan_buffer_stats may be asked */
-    const char *name;       /* NULL: "InputBuffer" */
+    bool stats;       /* fan_buffer_stats may be asked */
+    const char *name; /* NULL: "InputBuffer" */
     const fan_frontend *frontend;
 } fan_buffer_config;
 
 /* X(name): the counters. */
-#define FAN_COUNTER_LIST(X)                                                                                           \
-    X(adds)            /* contributions added, undefined ones too */                                                  \
-    X(copies)          /* contributions or results that were copied or converted */                                   \
-    X(in_place)        /* terms summed into an operand's memory */                                                    \
-    X(folds)           /* sums run */                                                                                 \
-    X(passes)          /* passes over memory: jobs run */                                                             \
-    X(bytes_read)                                                                                                     \
-    X(bytes_written)                                                                                                  \
-    X(events)          /* events recorded */                                                                          \
-    X(waits)           /* waits queued */                                                                             \
-    X(waits_elided)    /* waits left out because they were known to hold */                                           \
-    X(mismatches)      /* S6: leaf consumers on another stream than the producer's */                                 \
+#define FAN_COUNTER_LIST(X)                                                        \
+    X(adds)     /* contributions added, undefined ones too */                      \
+    X(copies)   /* contributions or results that were copied or converted */       \
+    X(in_place) /* terms summed into an operand's memory */                        \
+    X(folds)    /* sums run */                                                     \
+    X(passes)   /* passes over memory: jobs run */                                 \
+    X(bytes_read)                                                                  \
+    X(bytes_written)                                                               \
+    X(events)       /* events recorded */                                          \
+    X(waits)        /* waits queued */                                             \
+    X(waits_elided) /* waits left out because they were known to hold */           \
+    X(mismatches)   /* S6: leaf consumers on another stream than the producer's */ \
     X(peak_parked_bytes)
 
 typedef struct fan_counters {
@@ -75,15 +77,15 @@ typedef struct fan_counters {
 } fan_counters;
 
 fan_status fan_buffer_new(const fan_buffer_config *config, fan_buffer **out, fan_error *err);
-/* fan_buffer_seen: what a scheduled thread does to a slot (SIZE_MAX: all; out of range: none) by a call that takes no lock (base/thread.h). fan_buffer_seen_counters: it reads what
- * the buffer has counted. */
+/* fan_buffer_seen: what a scheduled thread does to a slot (SIZE_MAX: all; out of range: none) by a call that takes no
+ * lock (base/thread.h). fan_buffer_seen_counters: it reads what the buffer has counted. */
 void fan_buffer_seen(const fan_buffer *b, size_t slot, fan_touch how);
 void fan_buffer_seen_counters(const fan_buffer *b);
 void fan_buffer_seen_parked(const fan_buffer *b); /* .. how much waits in all slots */
 /* fan_buffer_free: drops all that is parked. No other thread may be inside. */
 void fan_buffer_free(fan_buffer *b);
-/* fan_buffer_empty_for_reuse: whether a buffer that nobody has any more may begin a second life as one of as many slots that was told nothing but its budget:
- * it is emptied then. fan_buffer_reuse begins that life. */
+/* fan_buffer_empty_for_reuse: whether a buffer that nobody has any more may begin a second life as one of as many slots
+ * that was told nothing but its budget: it is emptied then. fan_buffer_reuse begins that life. */
 bool fan_buffer_empty_for_reuse(fan_buffer *b);
 void fan_buffer_reuse(fan_buffer *b, uint64_t budget);
 size_t fan_buffer_slots(const fan_buffer *b);
@@ -91,19 +93,22 @@ const char *fan_buffer_name(const fan_buffer *b);
 uint64_t fan_buffer_budget(const fan_buffer *b);
 
 typedef struct fan_contribution {
-    fan_value value;     /* add takes it when it succeeds (and leaves it undefined here); else it stays the caller's */
-    int64_t key;         /* -1: none */
-    fan_stream *stream;  /* the producer's; NULL: S4 */
+    fan_value value;    /* add takes it when it succeeds (and leaves it undefined here); else it stays the caller's */
+    int64_t key;        /* -1: none */
+    fan_stream *stream; /* the producer's; NULL: S4 */
     bool donate, copy;
-    bool alone;          /* nobody but the call itself has it: the buffer's alone when the call returns */
-    bool summed;         /* it is in the slot's accumulation dtype, and stays so (target) */
+    bool alone;  /* nobody but the call itself has it: the buffer's alone when the call returns */
+    bool summed; /* it is in the slot's accumulation dtype, and stays so (target) */
 } fan_contribution;
 
-/* fan_buffer_add: adds to `slot` (S1, S2, A8-A16, S3-S11). On failure everything is as before; after a failed device call the slot is poisoned. */
+/* fan_buffer_add: adds to `slot` (S1, S2, A8-A16, S3-S11). On failure everything is as before; after a failed device
+ * call the slot is poisoned. */
 fan_status fan_buffer_add(fan_buffer *b, size_t slot, fan_contribution *c, fan_error *err);
-/* fan_buffer_add_many: n contributions in one call, c[i] to slots[i]: all or none, but for what a failed device call or a callback during a sum spoils. `order`: the
- * indices sorted by slot, those of one slot in their order. A fold that fails after all are parked is that fold's failure: they stay. */
-fan_status fan_buffer_add_many(fan_buffer *b, fan_contribution *c, const size_t *slots, const size_t *order, size_t n, fan_error *err);
+/* fan_buffer_add_many: n contributions in one call, c[i] to slots[i]: all or none, but for what a failed device call or
+ * a callback during a sum spoils. `order`: the indices sorted by slot, those of one slot in their order. A fold that
+ * fails after all are parked is that fold's failure: they stay. */
+fan_status fan_buffer_add_many(fan_buffer *b, fan_contribution *c, const size_t *slots, const size_t *order, size_t n,
+                               fan_error *err);
 /* A plain gradient. */
 typedef struct fan_plain {
     void *object;     /* the frontend's; held; NULL: undefined (S2) */
@@ -124,16 +129,18 @@ static inline fan_plain fan_plain_one(void *object, char *data, int64_t key, boo
     return one;
 }
 
-/* fan_buffer_add_plain: the fast path of plain.h, for a frontend whose interpreter lets one thread at a time in. True: the gradient is parked and the caller's
- * hold of its object is the buffer's now; *due says that fan_buffer_over is to be asked. False: nothing happened, and fan_buffer_add knows what to do or to say.
- * kind: NULL of an undefined one. */
+/* fan_buffer_add_plain: the fast path of plain.h, for a frontend whose interpreter lets one thread at a time in. True:
+ * the gradient is parked and the caller's hold of its object is the buffer's now; *due says that fan_buffer_over is to
+ * be asked. False: nothing happened, and fan_buffer_add knows what to do or to say. kind: NULL of an undefined one. */
 bool fan_buffer_add_plain(fan_buffer *b, size_t slot, const fan_plain_kind *kind, const fan_plain *one, bool *due);
-/* fan_buffer_over: whether the budget is passed, after `object`, which is still the caller's, too, was parked in `slot` by the fast path; `alone` as in
- * fan_contribution. Then what is parked is to be folded: by fan_buffer_merge_begin, or by fan_buffer_fold_due. */
+/* fan_buffer_over: whether the budget is passed, after `object`, which is still the caller's, too, was parked in `slot`
+ * by the fast path; `alone` as in fan_contribution. Then what is parked is to be folded: by fan_buffer_merge_begin, or
+ * by fan_buffer_fold_due. */
 bool fan_buffer_over(fan_buffer *b, size_t slot, const void *object, bool alone);
 fan_status fan_buffer_fold_due(fan_buffer *b, size_t slot, fan_error *err);
-/* fan_buffer_adds_at_once: whether a plain gradient of this kind and key would be parked and summed at once, in place into the slot's own sum. Then fan_buffer_add_at_once does
- * that, with nothing of the buffer's between; it cannot fail and holds nothing. `alone` as in fan_contribution. */
+/* fan_buffer_adds_at_once: whether a plain gradient of this kind and key would be parked and summed at once, in place
+ * into the slot's own sum. Then fan_buffer_add_at_once does that, with nothing of the buffer's between; it cannot fail
+ * and holds nothing. `alone` as in fan_contribution. */
 typedef struct fan_at_once {
     void *pass; /* the slot's */
     char *sum;
@@ -142,14 +149,18 @@ typedef struct fan_at_once {
     int64_t key;
     fan_dtype dtype;
 } fan_at_once;
-bool fan_buffer_adds_at_once(const fan_buffer *b, size_t slot, const fan_plain_kind *kind, const char *data, int64_t key, bool alone, fan_at_once *out);
+bool fan_buffer_adds_at_once(const fan_buffer *b, size_t slot, const fan_plain_kind *kind, const char *data,
+                             int64_t key, bool alone, fan_at_once *out);
 void fan_buffer_add_at_once(fan_buffer *b, const fan_at_once *one);
 
-/* fan_buffer_plain_meanwhile: while a sum of a take ran without the interpreter, other scheduled threads may have acted: now they may. */
+/* fan_buffer_plain_meanwhile: while a sum of a take ran without the interpreter, other scheduled threads may have
+ * acted: now they may. */
 void fan_buffer_plain_meanwhile(fan_buffer *b);
-/* fan_buffer_unadd_plain: takes back the newest plain gradient with this object and key that fan_buffer_add_plain parked; the caller has its hold again. */
+/* fan_buffer_unadd_plain: takes back the newest plain gradient with this object and key that fan_buffer_add_plain
+ * parked; the caller has its hold again. */
 void fan_buffer_unadd_plain(fan_buffer *b, size_t slot, void *object, int64_t key);
-/* fan_buffer_plain_peaks: what was parked at most, in this buffer and in all; fan_buffer_plain_peaks_back: after all that came since was taken back. */
+/* fan_buffer_plain_peaks: what was parked at most, in this buffer and in all; fan_buffer_plain_peaks_back: after all
+ * that came since was taken back. */
 typedef struct fan_plain_peaks {
     uint64_t buffer, process;
 } fan_plain_peaks;
@@ -160,30 +171,33 @@ void fan_buffer_plain_peaks_back(fan_buffer *b, const fan_plain_peaks *were);
 typedef struct fan_target {
     size_t slot;
     int64_t key;
-    fan_array *array;  /* held; in the accumulation dtype */
-    fan_device *device; /* held */
-    fan_stream *P;     /* held; NULL without streams */
-    bool direct;       /* it is the running sum, and the slot is busy until the end */
-    uint64_t thread;   /* who began it */
+    fan_array *array;        /* held; in the accumulation dtype */
+    fan_device *device;      /* held */
+    fan_stream *P;           /* held; NULL without streams */
+    bool direct;             /* it is the running sum, and the slot is busy until the end */
+    uint64_t thread;         /* who began it */
     struct fan_target *next; /* of those of the slot that have begun: *t stays where it is until its end */
 } fan_target;
-/* fan_buffer_target: begins one, for a slot that declares shape and dtype. The running sum is lent if it is the buffer's own and complete up to `key`, and the
- * producer's stream is A; else zeros. fan_buffer_target_end: `good` makes it a contribution; otherwise scratch is dropped, and a slot whose running sum was
- * lent is poisoned. Both times *t is done with. */
-fan_status fan_buffer_target(fan_buffer *b, size_t slot, int64_t key, fan_stream *stream, fan_target *t, fan_error *err);
+/* fan_buffer_target: begins one, for a slot that declares shape and dtype. The running sum is lent if it is the
+ * buffer's own and complete up to `key`, and the producer's stream is A; else zeros. fan_buffer_target_end: `good`
+ * makes it a contribution; otherwise scratch is dropped, and a slot whose running sum was lent is poisoned. Both times
+ * *t is done with. */
+fan_status fan_buffer_target(fan_buffer *b, size_t slot, int64_t key, fan_stream *stream, fan_target *t,
+                             fan_error *err);
 fan_status fan_buffer_target_end(fan_buffer *b, fan_target *t, bool good, uint8_t origin, fan_error *err);
 void fan_buffer_target_cancel(fan_buffer *b, fan_target *t); /* nothing was written: as if there had been none */
 
 typedef struct fan_take {
-    bool one;                   /* only `slot`: the others stay as they are; results and out are its alone */
+    bool one; /* only `slot`: the others stay as they are; results and out are its alone */
     size_t slot;
-    fan_stream *stream;         /* who will use the sums; NULL: the buffer's */
-    const fan_value *out;       /* per slot that is taken, dense or undefined; NULL: none */
-    fan_scale scale;            /* re, im and i all filled in by the caller; `integral` says whether i is exact */
-    bool integral, real;        /* of scale */
+    fan_stream *stream;   /* who will use the sums; NULL: the buffer's */
+    const fan_value *out; /* per slot that is taken, dense or undefined; NULL: none */
+    fan_scale scale;      /* re, im and i all filled in by the caller; `integral` says whether i is exact */
+    bool integral, real;  /* of scale */
     bool writable;
-    /* show: each sum once it is made and its consumer ordered, before any out is written and anything is let go; NULL: the sum of this slot will be written into its out. `slot`: with `one` 0. What
-     * fails here fails the take, and no sum is lost. May call the frontend's users. NULL: nobody asks. */
+    /* show: each sum once it is made and its consumer ordered, before any out is written and anything is let go; NULL:
+     * the sum of this slot will be written into its out. `slot`: with `one` 0. What fails here fails the take, and no
+     * sum is lost. May call the frontend's users. NULL: nobody asks. */
     fan_status (*show)(void *ctx, size_t slot, const fan_value *sum, fan_error *err);
     void *ctx;
 } fan_take;
@@ -191,23 +205,27 @@ typedef struct fan_take {
 /* What a slot of plain gradients holds, for whoever makes its sum. */
 #define FAN_PLAIN_BYTES 65536 /* larger arrays are summed without the interpreter */
 #define FAN_PLAIN_MOST 64     /* terms of one pass */
-/* fan_plain_fits: whether a sum of n arrays of `bytes` each, of which `acc` is the accumulation dtype, is one for the fast path. Larger ones have more to gain
- * from the long one: several threads, recycled memory, a few sources at a time. */
+/* fan_plain_fits: whether a sum of n arrays of `bytes` each, of which `acc` is the accumulation dtype, is one for the
+ * fast path. Larger ones have more to gain from the long one: several threads, recycled memory, a few sources at a
+ * time. */
 bool fan_plain_fits(fan_dtype dtype, fan_dtype acc, uint64_t bytes, size_t n);
 
 typedef struct fan_plain_sum {
     const fan_plain_kind *kind;
     const fan_plain *terms; /* n of them, in the order of the fold; none is undefined */
     size_t n;
-    bool ours;              /* the first is a sum that was made here, and nobody else has seen it */
+    bool ours; /* the first is a sum that was made here, and nobody else has seen it */
 } fan_plain_sum;
-/* fan_buffer_plain_soon: what an add to, or a take of, `slot` will look at is fetched ahead of time; slots from nslots on are none. */
+/* fan_buffer_plain_soon: what an add to, or a take of, `slot` will look at is fetched ahead of time; slots from nslots
+ * on are none. */
 void fan_buffer_plain_soon(const fan_buffer *b, size_t slot);
 
-/* A fold by the fast path, when the budget is passed. fan_buffer_merge_begin claims the slot and says in m->sum what is to be summed: the ready prefix, two terms at
- * least. False: there is nothing to sum, or it is none for the fast path, and nothing is claimed. Then fan_buffer_merge_sum, without the interpreter where that
- * pays, and fan_buffer_merge_end, which cannot fail: `object` holds the sum, and stands for its terms from now on. It is the first term, or apart from all, and
- * then the caller's hold is the buffer's. NULL: nothing happened. The slot is let go, and the terms are dropped last. */
+/* A fold by the fast path, when the budget is passed. fan_buffer_merge_begin claims the slot and says in m->sum what is
+ * to be summed: the ready prefix, two terms at least. False: there is nothing to sum, or it is none for the fast path,
+ * and nothing is claimed. Then fan_buffer_merge_sum, without the interpreter where that pays, and fan_buffer_merge_end,
+ * which cannot fail: `object` holds the sum, and stands for its terms from now on. It is the first term, or apart from
+ * all, and then the caller's hold is the buffer's. NULL: nothing happened. The slot is let go, and the terms are
+ * dropped last. */
 typedef struct fan_merge {
     size_t slot;
     fan_plain_sum sum;
@@ -229,33 +247,36 @@ typedef struct fan_span {
     size_t first, end;
 } fan_span;
 
-/* fan_buffer_take_plain: if every slot of the span is empty or holds a few plain gradients, whose sums can be finished so, all are claimed for a take, and true. Then fan_buffer_plain_at of each slot, and
- * fan_buffer_plain_done, once. */
+/* fan_buffer_take_plain: if every slot of the span is empty or holds a few plain gradients, whose sums can be finished
+ * so, all are claimed for a take, and true. Then fan_buffer_plain_at of each slot, and fan_buffer_plain_done, once. */
 bool fan_buffer_take_plain(fan_buffer *b, fan_span span, const fan_take *how);
 fan_plain_sum fan_buffer_plain_at(fan_buffer *b, size_t slot);
-/* fan_buffer_plain_apart: whether sums may be written to n outs, gap-free and of their slots' kinds, in any order: none meets another, nor what is still read, but
- * for a term of its own slot that is all of it. Sorts them by address. */
+/* fan_buffer_plain_apart: whether sums may be written to n outs, gap-free and of their slots' kinds, in any order: none
+ * meets another, nor what is still read, but for a term of its own slot that is all of it. Sorts them by address. */
 bool fan_buffer_plain_apart(fan_buffer *b, fan_span span, fan_plain_out *outs, size_t n);
-/* fan_buffer_plain_may_keep: whether a reusable first term of a slot's sum may become the sum (A6): it is in the accumulation dtype, and, where other slots are taken with it, no key is
- * missing. */
+/* fan_buffer_plain_may_keep: whether a reusable first term of a slot's sum may become the sum (A6): it is in the
+ * accumulation dtype, and, where other slots are taken with it, no key is missing. */
 bool fan_buffer_plain_may_keep(const fan_buffer *b, size_t slot, bool alone);
 /* fan_plain_at: where a term's elements are. */
 static inline const char *fan_plain_at(const fan_plain_kind *kind, const fan_plain *one)
 {
     return kind->inside ? (const char *)&one->data : one->data;
 }
-/* fan_buffer_plain_fold: `out` (gap-free; one of the terms, where they are FAN_PLAIN_MOST at most or it is the first, or apart from all) becomes the sum of the
- * terms, scaled. stats: NULL, or what is known of it. Needs no interpreter. fan_buffer_plain_folded counts it, which does; `copied`: one term was copied, and not into an out=. */
+/* fan_buffer_plain_fold: `out` (gap-free; one of the terms, where they are FAN_PLAIN_MOST at most or it is the first,
+ * or apart from all) becomes the sum of the terms, scaled. stats: NULL, or what is known of it. Needs no interpreter.
+ * fan_buffer_plain_folded counts it, which does; `copied`: one term was copied, and not into an out=. */
 void fan_buffer_plain_fold(fan_buffer *b, size_t slot, const fan_take *how, char *out, fan_stats *stats);
 void fan_buffer_plain_folded(fan_buffer *b, size_t slot, bool in_place, bool copied);
 /* fan_buffer_plain_learn: with stats, what is known of a slot's sum from now on; stats: NULL: it is undefined. */
 bool fan_buffer_learns(const fan_buffer *b);
 void fan_buffer_plain_learn(fan_buffer *b, size_t slot, const fan_stats *stats);
-/* fan_buffer_plain_done: what was claimed is let go; `taken`: and emptied. `part` gives up a hold if that can call nothing back, and says whether it did;
- * all others are dropped last, when the buffer is ready for whatever they call. */
+/* fan_buffer_plain_done: what was claimed is let go; `taken`: and emptied. `part` gives up a hold if that can call
+ * nothing back, and says whether it did; all others are dropped last, when the buffer is ready for whatever they call.
+ */
 void fan_buffer_plain_done(fan_buffer *b, fan_span span, bool taken, bool (*part)(void *object));
 
-/* fan_plain_sum_of: the sum of 2 to FAN_PLAIN_MOST arrays of one kind into `out`, one of them or apart from all. Needs no interpreter; fan_plain_summed counts it. */
+/* fan_plain_sum_of: the sum of 2 to FAN_PLAIN_MOST arrays of one kind into `out`, one of them or apart from all. Needs
+ * no interpreter; fan_plain_summed counts it. */
 void fan_plain_sum_of(const fan_plain_kind *kind, const char *const *src, size_t n, char *out);
 void fan_plain_summed(uint64_t bytes, size_t n);
 
@@ -265,12 +286,15 @@ fan_status fan_buffer_ready(fan_buffer *b, size_t slot, bool *ready, fan_error *
 /* fan_buffer_snapshot: D17; the caller owns *out's holds. */
 fan_status fan_buffer_snapshot(fan_buffer *b, size_t slot, fan_stream *consumer, fan_value *out, fan_error *err);
 
-/* fan_buffer_take: all sums into results[slots]; the caller owns their holds; the buffer is empty afterwards. With `one` that holds of this slot, and results[0]. */
+/* fan_buffer_take: all sums into results[slots]; the caller owns their holds; the buffer is empty afterwards. With
+ * `one` that holds of this slot, and results[0]. */
 fan_status fan_buffer_take(fan_buffer *b, const fan_take *how, fan_value *results, fan_error *err);
-/* fan_buffer_stats: of the sum that the last take gave for `slot`, until something is added to it. FAN_VALUE where there is none; *some: whether that sum was
- * defined (and no object); *bad_key: the first key that brought an inf or NaN (-1: it has no key), where *bad. On a device with streams the first call waits for the stream
- * that summed: FAN_CAPTURE while that is captured, or where it was then. */
-fan_status fan_buffer_stats(fan_buffer *b, size_t slot, bool *some, fan_stats *out, bool *bad, int64_t *bad_key, fan_error *err);
+/* fan_buffer_stats: of the sum that the last take gave for `slot`, until something is added to it. FAN_VALUE where
+ * there is none; *some: whether that sum was defined (and no object); *bad_key: the first key that brought an inf or
+ * NaN (-1: it has no key), where *bad. On a device with streams the first call waits for the stream that summed:
+ * FAN_CAPTURE while that is captured, or where it was then. */
+fan_status fan_buffer_stats(fan_buffer *b, size_t slot, bool *some, fan_stats *out, bool *bad, int64_t *bad_key,
+                            fan_error *err);
 #ifdef FAN_TEST
 /* fan_known_astray: a planted fault: figures are read in the order of a stream that did not write them. */
 extern atomic_int fan_known_astray;
@@ -279,7 +303,8 @@ fan_status fan_buffer_clear(fan_buffer *b, fan_error *err);
 void fan_buffer_counters(const fan_buffer *b, fan_counters *out);
 void fan_counters_total(fan_counters *out); /* of the process */
 
-/* fan_buffer_visit: calls `visit` for every object that the buffer holds (garbage collection); stops at the first non-zero answer. */
+/* fan_buffer_visit: calls `visit` for every object that the buffer holds (garbage collection); stops at the first
+ * non-zero answer. */
 int fan_buffer_visit(fan_buffer *b, int (*visit)(void *object, void *arg), void *arg);
 /* fan_buffer_abandon: garbage collection: drops every object; the buffer is empty. */
 void fan_buffer_abandon(fan_buffer *b);
@@ -289,30 +314,32 @@ typedef struct fan_item_view {
     int64_t key;
     fan_form form;
     fan_dtype dtype;
-    uint64_t P;          /* handle of its producer's stream, 0: none */
+    uint64_t P; /* handle of its producer's stream, 0: none */
     bool event, donated, ready;
 } fan_item_view;
 
 typedef struct fan_slot_view {
     char how;
     uint64_t rules;
-    uint64_t C, A, R;    /* handles, 0: unset */
+    uint64_t C, A, R; /* handles, 0: unset */
     bool event, has_value, value_ours;
     const char *poisoned; /* why; NULL: it is not */
     fan_form value_form;
-    fan_dtype dtype, accumulate; /* of the sum so far */
-    int64_t count, expected;     /* expected -1: none */
-    int64_t next_key;            /* -1: no keys */
-    fan_accum_plan next;         /* what the next fold would do with its first two terms */
-    fan_reuse_answer reuse;      /* .. and why it may or may not write into the first */
-    size_t items;                /* parked */
+    fan_dtype dtype, accumulate;    /* of the sum so far */
+    int64_t count, expected;        /* expected -1: none */
+    int64_t next_key;               /* -1: no keys */
+    fan_accum_plan next;            /* what the next fold would do with its first two terms */
+    fan_reuse_answer reuse;         /* .. and why it may or may not write into the first */
+    size_t items;                   /* parked */
     uint64_t budget, parked, alone; /* of the buffer; bytes */
-    fan_auto_budget limits;      /* where the budget is FAN_BUDGET_AUTO */
+    fan_auto_budget limits;         /* where the budget is FAN_BUDGET_AUTO */
 } fan_slot_view;
 
-fan_status fan_buffer_look(fan_buffer *b, size_t slot, fan_slot_view *out, fan_item_view *items, size_t cap, fan_error *err);
+fan_status fan_buffer_look(fan_buffer *b, size_t slot, fan_slot_view *out, fan_item_view *items, size_t cap,
+                           fan_error *err);
 
-/* fan_buffer_sketch: how much is in all slots: `parked` contributions of `bytes`, `sums` that have begun, slots that are poisoned. */
+/* fan_buffer_sketch: how much is in all slots: `parked` contributions of `bytes`, `sums` that have begun, slots that
+ * are poisoned. */
 typedef struct fan_sketch {
     size_t parked, sums, poisoned;
     uint64_t bytes;
@@ -320,15 +347,15 @@ typedef struct fan_sketch {
 void fan_buffer_sketch(fan_buffer *b, fan_sketch *out);
 
 /* fan_pass_end: S20: `caller` waits for each of `streams`, and `values` are used on it. */
-fan_status fan_pass_end(fan_stream *caller, fan_stream *const *streams, size_t n, const fan_value *values, size_t nvalues,
-                        fan_error *err);
+fan_status fan_pass_end(fan_stream *caller, fan_stream *const *streams, size_t n, const fan_value *values,
+                        size_t nvalues, fan_error *err);
 
 /* Process-wide switches. */
-void fan_set_debug(bool on);                    /* catch callers who change what they added */
+void fan_set_debug(bool on); /* catch callers who change what they added */
 bool fan_get_debug(void);
-void fan_set_warn_mismatch(bool on);            /* S6 */
+void fan_set_warn_mismatch(bool on); /* S6 */
 bool fan_get_warn_mismatch(void);
-void fan_set_capture_redirect(bool on);         /* S7 */
+void fan_set_capture_redirect(bool on); /* S7 */
 bool fan_get_capture_redirect(void);
 
 #endif

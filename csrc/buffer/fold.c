@@ -1,6 +1,7 @@
 /* How a sum is carried out. The plan comes from accum and sync; here arrays are made, streams wait, jobs run.
  *
- * Order within a fold: plan; allocate; wait and mark; run; record. So a want of memory is met before anything has happened.
+ * Order within a fold: plan; allocate; wait and mark; run; record. So a want of memory is met before anything has
+ * happened.
  */
 #include "buffer/slot.h"
 
@@ -24,10 +25,7 @@ static fan_device *device_of(const fan_fold *f)
     return d ? d : fan_cpu();
 }
 
-static uint64_t left_out(fan_device *d)
-{
-    return d->backend->left_out ? d->backend->left_out(d) : 0;
-}
+static uint64_t left_out(fan_device *d) { return d->backend->left_out ? d->backend->left_out(d) : 0; }
 
 fan_status fan_plan_record(fan_buffer *b, fan_stream *s, uint64_t bit, fan_event **out, fan_error *err)
 {
@@ -45,8 +43,9 @@ fan_status fan_plan_refused(const char *who, fan_error *err)
         return FAN_CAPTURE;
     was = *err;
     bool redirect = was.code == 906 && !fan_get_capture_redirect();
-    return fan_fail_code(err, FAN_CAPTURE, was.code, "%s: %s%s", who, was.text,
-                         redirect ? "; or let fanin.set_options(capture_redirect=True) put the captured stream in its place" : "");
+    return fan_fail_code(
+        err, FAN_CAPTURE, was.code, "%s: %s%s", who, was.text,
+        redirect ? "; or let fanin.set_options(capture_redirect=True) put the captured stream in its place" : "");
 }
 
 fan_status fan_plan_wait(fan_buffer *b, size_t slot, fan_stream *s, fan_event *e, uint64_t bit, fan_error *err)
@@ -76,7 +75,8 @@ fan_status fan_plan_consumer(fan_stream *s, fan_stream *t, const fan_event *e, f
         return FAN_OK;
     FAN_TRY(fan_stream_capture(s, &mine, err));
     FAN_TRY(fan_stream_capture(t, &theirs, err));
-    bool still = !e || e->capture == theirs; /* what was recorded in a capture that has ended is for no stream to take over */
+    bool still =
+        !e || e->capture == theirs; /* what was recorded in a capture that has ended is for no stream to take over */
     if (still && fan_sync_capture_plan(mine, theirs, true, s->handle == 1) == FAN_CAPTURE_REDIRECT)
         *out = t;
     return FAN_OK;
@@ -98,10 +98,7 @@ static fan_dtype accumulated(const fan_fold *f, fan_dtype_set seen)
     return wish == FAN_NO_DTYPE ? fan_dtype_accumulate(d) : wish;
 }
 
-fan_dtype fan_fold_dtype(const fan_fold *f)
-{
-    return fan_dtype_set_promote(f->seen);
-}
+fan_dtype fan_fold_dtype(const fan_fold *f) { return fan_dtype_set_promote(f->seen); }
 
 /* Whether the first term's memory may be written. The other terms must be dense or sparse. */
 static fan_reuse_answer may_write(const fan_fold *f, size_t which, fan_dtype target)
@@ -176,12 +173,14 @@ fan_status fan_fold_wait_terms(fan_fold *f, fan_error *err)
         bool newest = true;
         /* Lifetime: also where P is A, for the memory may be a third stream's. */
         FAN_TRY(fan_plan_mark(t->v, FAN_MUT(7) ? t->P : A, i == 0 ? FAN_PLAN_S13_MARK : FAN_PLAN_S12_MARK, err));
-        if (!t->P || t->P == A || (FAN_MUT(11) && t->P->handle == A->handle) || (FAN_MUT(18) && t->P->device == A->device))
+        if (!t->P || t->P == A || (FAN_MUT(11) && t->P->handle == A->handle) ||
+            (FAN_MUT(18) && t->P->device == A->device))
             continue;
         /* An event whose record on the same stream began when this one's was through covers this gradient too. */
         for (size_t j = 0; j < f->n && newest && t->event; j++)
             if (j != i && f->terms[j].P == t->P && f->terms[j].event)
-                newest = FAN_MUT(23) ? !fan_event_covers(t->event, f->terms[j].event) : !fan_event_covers(f->terms[j].event, t->event);
+                newest = FAN_MUT(23) ? !fan_event_covers(t->event, f->terms[j].event)
+                                     : !fan_event_covers(f->terms[j].event, t->event);
         f->rules |= i == 0 ? FAN_S(13) : FAN_S(12);
         if (newest)
             FAN_TRY(fan_plan_wait(f->b, f->slot, A, t->event, i == 0 ? FAN_PLAN_S13_WAIT : FAN_PLAN_S12_WAIT, err));
@@ -322,8 +321,9 @@ static fan_status check_ints(const fan_fold *f, bool *all, fan_error *err)
     if (!n || !fan_int_run_leaves(&run, next, scale, d))
         return FAN_OK;
     return fan_fail(err, FAN_OVERFLOW,
-                    FAN_SLOT_SAID ": the sum of its Python ints does not fit %s; add floats, or object arrays, whose + has no limit", FAN_SLOT_WHO(f->b, f->slot),
-                    fan_dtype_name(d));
+                    FAN_SLOT_SAID
+                    ": the sum of its Python ints does not fit %s; add floats, or object arrays, whose + has no limit",
+                    FAN_SLOT_WHO(f->b, f->slot), fan_dtype_name(d));
 }
 
 /* All terms dense: one pass. */
@@ -372,9 +372,17 @@ static fan_status fold_dense(fan_fold *f, fan_dtype target, fan_error *err)
         FAN_GO(fan_fold_wait_taker(f, slot_of(f)->p->A, err));
     bool here = f->b->known && !device_of(f)->backend->has_streams;
     fan_figures figures = {.words = f->known.words, .before = slot_of(f)->p->known.words, .keys = f->keys};
-    FAN_GO(run(f, &(fan_job){.kind = FAN_JOB_SUM, .out = out, .in = in, .n = f->n,
-                             .scale = f->take && f->take->scale.on ? &f->take->scale : NULL, .stats = here ? &f->known.stats : NULL,
-                             .figures = f->known.words ? &figures : NULL, .skip = fan_fold_skip(f), .label = f->n > 1 ? "sum" : "finish"}, err));
+    FAN_GO(run(f,
+               &(fan_job){.kind = FAN_JOB_SUM,
+                          .out = out,
+                          .in = in,
+                          .n = f->n,
+                          .scale = f->take && f->take->scale.on ? &f->take->scale : NULL,
+                          .stats = here ? &f->known.stats : NULL,
+                          .figures = f->known.words ? &figures : NULL,
+                          .skip = fan_fold_skip(f),
+                          .label = f->n > 1 ? "sum" : "finish"},
+               err));
     f->known.yes = f->known.yes || here || f->known.words;
     if (cut && out->size) /* each element stands for several */
         f->known.times = (uint64_t)(full->size / out->size);
@@ -445,20 +453,21 @@ static fan_status sum_sparse(fan_fold *f, size_t n, fan_sparse **out, fan_error 
     for (size_t i = 0; i < n; i++)
         in[i] = (fan_sparse_operand){f->terms[i].v->sparse, accumulated(f, f->terms[i].seen)};
     FAN_COUNT(f->b, passes, 1);
-    fan_status status = fan_device_sparse_merge(device_of(f), slot_of(f)->p->A, in, n, true, FAN_NO_DTYPE, NULL, out, err);
+    fan_status status =
+        fan_device_sparse_merge(device_of(f), slot_of(f)->p->A, in, n, true, FAN_NO_DTYPE, NULL, out, err);
     fan_free(in);
     return status;
 }
 
 /* A sum of dense and sparse terms on its way. */
 typedef struct mixed {
-    fan_array *cur;       /* the sum so far, in the accumulation dtype of what is in it */
-    fan_value kept;       /* the term whose memory `cur` is; undefined: fresh memory */
-    fan_dtype target;     /* the accumulation dtype of all */
+    fan_array *cur;   /* the sum so far, in the accumulation dtype of what is in it */
+    fan_value kept;   /* the term whose memory `cur` is; undefined: fresh memory */
+    fan_dtype target; /* the accumulation dtype of all */
     int ndim;
     const int64_t *shape;
-    size_t lead;          /* sparse terms before the first dense one, where that is copied */
-    size_t next;          /* the term that comes next */
+    size_t lead; /* sparse terms before the first dense one, where that is copied */
+    size_t next; /* the term that comes next */
 } mixed;
 
 /* Where the sum is made: in the first term or the second, or in fresh memory. */
@@ -467,12 +476,14 @@ static fan_status mixed_place(fan_fold *f, mixed *m, fan_error *err)
     fan_term *t = f->terms;
     bool may = !f->finish && !f->forbid_in_place && accumulated(f, t[0].seen) == m->target;
     bool asked = f->b->known != NULL; /* .. whether a term was finite, once the sum is made: it must be there still */
-    if (may && (!asked || (fan_fold_skip(f) && !device_of(f)->backend->has_streams)) && t[0].v->form == FAN_DENSE && may_write(f, 0, m->target) == FAN_REUSE_YES) {
+    if (may && (!asked || (fan_fold_skip(f) && !device_of(f)->backend->has_streams)) && t[0].v->form == FAN_DENSE &&
+        may_write(f, 0, m->target) == FAN_REUSE_YES) {
         f->rules |= FAN_A(6);
         m->cur = fan_array_hold(t[0].v->array);
         return keep_term(f, 0, &m->kept, err);
     }
-    if (may && !asked && t[0].v->form == FAN_SPARSE && t[0].v->sparse->coalesced && t[1].v->form == FAN_DENSE && may_write(f, 1, m->target) == FAN_REUSE_YES) {
+    if (may && !asked && t[0].v->form == FAN_SPARSE && t[0].v->sparse->coalesced && t[1].v->form == FAN_DENSE &&
+        may_write(f, 1, m->target) == FAN_REUSE_YES) {
         f->rules |= FAN_A(3);
         m->cur = fan_array_hold(t[1].v->array);
         return keep_term(f, 1, &m->kept, err);
@@ -493,7 +504,8 @@ static fan_status mixed_begin(fan_fold *f, mixed *m, fan_error *err)
         m->next = t[0].v->form == FAN_SPARSE ? 2 : 1;
         return m->next == 1 ? FAN_OK : into(f, FAN_JOB_SCATTER, "scatter", m->cur, NULL, 0, t[0].v->sparse, err);
     }
-    /* What is sparse before the first dense term is summed by itself; where it has no entry the dense value stays as it is (D12). */
+    /* What is sparse before the first dense term is summed by itself; where it has no entry the dense value stays as it
+     * is (D12). */
     f->scratch[0] = (fan_operand){t[m->lead].v->array, m->cur->dtype};
     FAN_TRY(into(f, FAN_JOB_COPY, "copy", m->cur, f->scratch, 1, NULL, err));
     m->next = m->lead + 1;
@@ -548,13 +560,16 @@ static fan_status mixed_end(fan_fold *f, mixed *m, fan_error *err)
         return FAN_OK;
     FAN_TRY(fresh(f, dtype, m->ndim, m->shape, m->cur, &done, err));
     f->scratch[0] = (fan_operand){m->cur, m->cur->dtype};
-    fan_status status = run(f, &(fan_job){.kind = FAN_JOB_SUM, .out = done, .in = f->scratch, .n = 1, .scale = scale, .label = "finish"}, err);
+    fan_status status = run(
+        f, &(fan_job){.kind = FAN_JOB_SUM, .out = done, .in = f->scratch, .n = 1, .scale = scale, .label = "finish"},
+        err);
     fan_array_drop(status == FAN_OK ? m->cur : done);
     m->cur = status == FAN_OK ? done : m->cur;
     return status;
 }
 
-/* Dense and sparse in any mix: a dense sum, written term by term in order (A3, A4, A6, A7). It is in the accumulation dtype of each prefix. */
+/* Dense and sparse in any mix: a dense sum, written term by term in order (A3, A4, A6, A7). It is in the accumulation
+ * dtype of each prefix. */
 static fan_status fold_mixed(fan_fold *f, fan_error *err)
 {
     fan_status status = FAN_OK;
@@ -576,7 +591,9 @@ static fan_status fold_mixed(fan_fold *f, fan_error *err)
         f->ours = true;
     }
 done:
-    if (status == FAN_DEVICE_NOMEM && begun && m.kept.form == FAN_DENSE) { /* want of memory changes nothing, as a rule: here a part of the sum is in its place */
+    if (status == FAN_DEVICE_NOMEM && begun &&
+        m.kept.form ==
+            FAN_DENSE) { /* want of memory changes nothing, as a rule: here a part of the sum is in its place */
         status = FAN_DEVICE;
         if (err)
             err->status = status;
@@ -636,7 +653,8 @@ static int by_place(const void *a, const void *b)
     return (x->place > y->place) - (x->place < y->place);
 }
 
-/* Where the numbers of a sparse term go: to their places, or to those that `all` (n of them, sorted) say; *to is the caller's. */
+/* Where the numbers of a sparse term go: to their places, or to those that `all` (n of them, sorted) say; *to is the
+ * caller's. */
 static fan_status places_among(const fan_sparse *s, const stored *all, size_t n, int64_t **to, fan_error *err)
 {
     size_t size = (size_t)s->values->size;
@@ -714,7 +732,8 @@ fan_status fan_fold_absorb(fan_fold *f, const fan_value *like, fan_error *err)
 }
 
 /* The exact sum over the entries of `sum`, which has the structure of all terms. */
-static fan_status exact_values(fan_fold *f, const fan_sparse *sum, const fan_scale *scale, fan_array **values, fan_error *err)
+static fan_status exact_values(fan_fold *f, const fan_sparse *sum, const fan_scale *scale, fan_array **values,
+                               fan_error *err)
 {
     fan_status status = FAN_OK;
     size_t n = (size_t)sum->values->size;
@@ -776,7 +795,8 @@ static fan_status fold_exact(fan_fold *f, fan_error *err)
     if (f->out)
         out = fan_array_hold(f->out->array);
     else
-        FAN_GO(fresh(f, finished(f), spec->has_shape ? spec->ndim : s->p->ndim, spec->has_shape ? spec->shape : s->p->shape, like, &out, err));
+        FAN_GO(fresh(f, finished(f), spec->has_shape ? spec->ndim : s->p->ndim,
+                     spec->has_shape ? spec->shape : s->p->shape, like, &out, err));
     f->rules |= FAN_A(11);
     FAN_GO(fan_fold_wait_terms(f, err));
     if (f->out)
@@ -790,7 +810,11 @@ static fan_status fold_exact(fan_fold *f, fan_error *err)
     } else {
         for (size_t i = 0; i < f->n; i++)
             f->scratch[i] = (fan_operand){f->terms[i].v->array, d};
-        FAN_GO(run(f, &(fan_job){.kind = FAN_JOB_EXACT, .out = out, .in = f->scratch, .n = f->n, .scale = scale, .label = "exact"}, err));
+        FAN_GO(
+            run(f,
+                &(fan_job){
+                    .kind = FAN_JOB_EXACT, .out = out, .in = f->scratch, .n = f->n, .scale = scale, .label = "exact"},
+                err));
     }
     if (f->out) {
         status = fan_value_copy(f->b->frontend, f->out, &f->result, err);
@@ -807,7 +831,8 @@ done:
 
 static fan_status fold_body(fan_fold *f, fan_error *err);
 
-/* D14: what stands before the first object is summed as usual; from there on the fold is pairwise (A8), as it is for a pass that records itself (A1). */
+/* D14: what stands before the first object is summed as usual; from there on the fold is pairwise (A8), as it is for a
+ * pass that records itself (A1). */
 static fan_status fold_objects(fan_fold *f, size_t first, fan_error *err)
 {
     fan_status status = FAN_OK;
@@ -846,7 +871,8 @@ static fan_status fold_objects(fan_fold *f, size_t first, fan_error *err)
             status = fresh(f, f->terms[i].own, v->array->ndim, v->array->shape, v->array, &a, err);
             f->scratch[0] = (fan_operand){v->array, f->terms[i].own};
             if (status == FAN_OK)
-                status = run(f, &(fan_job){.kind = FAN_JOB_COPY, .out = a, .in = f->scratch, .n = 1, .label = "round"}, err);
+                status =
+                    run(f, &(fan_job){.kind = FAN_JOB_COPY, .out = a, .in = f->scratch, .n = 1, .label = "round"}, err);
             if (status != FAN_OK) {
                 fan_array_drop(a);
                 break;
@@ -909,7 +935,9 @@ fan_status fan_fold_begin(fan_fold *f, fan_batch *batch, fan_error *err)
 {
     fan_slot *s = slot_of(f);
     assert((f->n > 0 || f->state) && s->busy);
-    f->before = (fan_sync_slot){.C = fan_place_of(s->p->C), .A = fan_place_of(s->p->A), .R = fan_place_of(f->n ? f->terms[0].P : NULL),
+    f->before = (fan_sync_slot){.C = fan_place_of(s->p->C),
+                                .A = fan_place_of(s->p->A),
+                                .R = fan_place_of(f->n ? f->terms[0].P : NULL),
                                 .has_event = f->n && f->terms[0].event != NULL};
     f->result = (fan_value){.dtype = FAN_NO_DTYPE};
     for (size_t i = 0; i < f->n; i++)
@@ -964,7 +992,8 @@ static fan_status fold_record(fan_fold *f, fan_error *err)
         record = record && !FAN_MUT(21);
         bit = FAN_PLAN_S15_RECORD;
     }
-    /* Left out, S15 leaves the first producer's event in place; a record that finds no memory leaves none, and S18 records then. */
+    /* Left out, S15 leaves the first producer's event in place; a record that finds no memory leaves none, and S18
+     * records then. */
     if (record && (left_out(A->device) & bit))
         e = f->terms[0].event ? fan_event_hold(f->terms[0].event) : NULL;
     else if (record && !e) {
@@ -982,10 +1011,19 @@ static void fold_trace(const fan_fold *f)
     const fan_slot *s = slot_of(f);
     if (!fan_trace_on())
         return;
-    fan_trace_line line = {.kind = FAN_TRACE_FOLD, .how = s->p->how, .device = s->p->device ? (int16_t)s->p->device->index : -1,
-                           .slot = (int32_t)f->slot, .count = (uint32_t)f->n, .buffer = f->b->id, .key = -1,
-                           .rules = f->rules, .stream = s->p->A ? s->p->A->handle : 0, .bytes = fan_value_bytes(&f->result),
-                           .in_place = (f->rules & (FAN_A(6) | FAN_A(3))) != 0, .start_us = -1, .end_us = -1};
+    fan_trace_line line = {.kind = FAN_TRACE_FOLD,
+                           .how = s->p->how,
+                           .device = s->p->device ? (int16_t)s->p->device->index : -1,
+                           .slot = (int32_t)f->slot,
+                           .count = (uint32_t)f->n,
+                           .buffer = f->b->id,
+                           .key = -1,
+                           .rules = f->rules,
+                           .stream = s->p->A ? s->p->A->handle : 0,
+                           .bytes = fan_value_bytes(&f->result),
+                           .in_place = (f->rules & (FAN_A(6) | FAN_A(3))) != 0,
+                           .start_us = -1,
+                           .end_us = -1};
     snprintf(line.label, sizeof line.label, "%s", s->spec->name ? s->spec->name : f->b->name);
     fan_trace_put(&line);
 }

@@ -1,7 +1,8 @@
 /* With stats: what is known of a sum beside its value (slot.h), and where it stands until somebody asks.
  *
- * On the CPU the pass that sums tells at once. On a device with streams it writes figures into memory of the device, in the order of A, and nobody waits: the
- * reader does. Each sum has memory of its own (a take that fails must leave the running sum's alone); who spoiled the running sum goes from one to the next. */
+ * On the CPU the pass that sums tells at once. On a device with streams it writes figures into memory of the device, in
+ * the order of A, and nobody waits: the reader does. Each sum has memory of its own (a take that fails must leave the
+ * running sum's alone); who spoiled the running sum goes from one to the next. */
 #include "buffer/slot.h"
 
 #include "base/mem.h"
@@ -37,15 +38,9 @@ void fan_known_drop(fan_known *k)
     *k = (fan_known){.yes = false};
 }
 
-fan_known fan_known_forget(fan_buffer *b, size_t slot)
-{
-    return fan_known_move(&b->known[slot]);
-}
+fan_known fan_known_forget(fan_buffer *b, size_t slot) { return fan_known_move(&b->known[slot]); }
 
-static fan_pass *pass_of(const fan_fold *f)
-{
-    return f->b->slots[f->slot].p;
-}
+static fan_pass *pass_of(const fan_fold *f) { return f->b->slots[f->slot].p; }
 
 static const fan_array *numbers_of(const fan_value *v)
 {
@@ -53,15 +48,9 @@ static const fan_array *numbers_of(const fan_value *v)
 }
 
 /* away: the numbers lie on a device with streams. */
-static bool away(const fan_value *v)
-{
-    return v->form != FAN_ZERO && v->device && v->device->backend->has_streams;
-}
+static bool away(const fan_value *v) { return v->form != FAN_ZERO && v->device && v->device->backend->has_streams; }
 
-size_t fan_fold_skip(const fan_fold *f)
-{
-    return f->b->known && f->n && f->terms[0].is_value && pass_of(f)->known.yes;
-}
+size_t fan_fold_skip(const fan_fold *f) { return f->b->known && f->n && f->terms[0].is_value && pass_of(f)->known.yes; }
 
 /* figures_for: memory for the figures of up to `size` elements, unless A is captured. */
 static fan_status figures_for(fan_device *d, const fan_pass *p, int64_t size, fan_known *known, fan_error *err)
@@ -104,13 +93,15 @@ fan_status fan_fold_figures(fan_fold *f, fan_error *err)
 }
 
 /* survey: a job that reads what is there already; in[0] is what it tells of. */
-static fan_status survey(fan_buffer *b, size_t slot, fan_device *d, const fan_known *known, const fan_array *before, const fan_operand *in,
-                         const int64_t *keys, size_t n, size_t skip, fan_error *err)
+static fan_status survey(fan_buffer *b, size_t slot, fan_device *d, const fan_known *known, const fan_array *before,
+                         const fan_operand *in, const int64_t *keys, size_t n, size_t skip, fan_error *err)
 {
     char label[FAN_TRACE_LABEL];
     fan_figures figures = {.words = known->words, .before = before, .keys = keys};
     snprintf(label, sizeof label, "survey %s[%zu]", b->name, slot);
-    return fan_device_run(d, known->on, &(fan_job){.kind = FAN_JOB_SURVEY, .in = in, .n = n, .figures = &figures, .skip = skip, .label = label}, err);
+    return fan_device_run(
+        d, known->on,
+        &(fan_job){.kind = FAN_JOB_SURVEY, .in = in, .n = n, .figures = &figures, .skip = skip, .label = label}, err);
 }
 
 static fan_status learn_away(fan_fold *f, const fan_value *result, const fan_array *a, fan_error *err)
@@ -204,7 +195,8 @@ fan_status fan_slot_survey(fan_buffer *b, size_t slot, int64_t key, fan_error *e
         if (!known->words)
             FAN_TRY(figures_for(p->value.device, p, sum->size, known, err));
         if (!known->captured)
-            FAN_TRY(survey(b, slot, p->value.device, known, anew ? NULL : known->words, &(fan_operand){sum, sum->dtype}, &key, 1, 0, err));
+            FAN_TRY(survey(b, slot, p->value.device, known, anew ? NULL : known->words, &(fan_operand){sum, sum->dtype},
+                           &key, 1, 0, err));
         known->times = 0;
         known->yes = true;
         return FAN_OK;
@@ -227,8 +219,12 @@ static fan_status read(const fan_buffer *b, size_t slot, fan_known *k, fan_error
     uint64_t capture;
     FAN_TRY(fan_stream_capture(k->on, &capture, err));
     if (capture)
-        return fan_fail_code(err, FAN_CAPTURE, 900, FAN_SLOT_SAID ": stats() waits for the stream that summed, which is captured now: ask before the capture begins, or "
-                             "once it has ended", FAN_SLOT_WHO(b, slot));
+        return fan_fail_code(
+            err, FAN_CAPTURE, 900,
+            FAN_SLOT_SAID
+            ": stats() waits for the stream that summed, which is captured now: ask before the capture begins, or "
+            "once it has ended",
+            FAN_SLOT_WHO(b, slot));
     fan_stream *on = fan_stream_hold(k->on);
 #ifdef FAN_TEST
     if (atomic_load(&fan_known_astray)) { /* a planted fault: a stream that has nothing to do with it */
@@ -242,13 +238,15 @@ static fan_status read(const fan_buffer *b, size_t slot, fan_known *k, fan_error
         b->frontend->enter(left);
     fan_stream_drop(on);
     FAN_TRY(status);
-    k->stats = (fan_stats){.count = told.count, .sumsq = told.sumsq, .absmax = told.absmax, .nonfinite = told.nonfinite, .bad = SIZE_MAX};
+    k->stats = (fan_stats){
+        .count = told.count, .sumsq = told.sumsq, .absmax = told.absmax, .nonfinite = told.nonfinite, .bad = SIZE_MAX};
     k->bad = told.bad != 0;
     k->bad_key = told.key;
     return FAN_OK;
 }
 
-/* put_down: locked: what was read stays, if the slot's last sum is the same still. What stood there is the caller's to drop, unlocked. */
+/* put_down: locked: what was read stays, if the slot's last sum is the same still. What stood there is the caller's to
+ * drop, unlocked. */
 static fan_known put_down(fan_buffer *b, size_t slot, const fan_known *k)
 {
     fan_known had = {.yes = false};
@@ -261,7 +259,8 @@ static fan_known put_down(fan_buffer *b, size_t slot, const fan_known *k)
     return had;
 }
 
-fan_status fan_buffer_stats(fan_buffer *b, size_t slot, bool *some, fan_stats *out, bool *bad, int64_t *bad_key, fan_error *err)
+fan_status fan_buffer_stats(fan_buffer *b, size_t slot, bool *some, fan_stats *out, bool *bad, int64_t *bad_key,
+                            fan_error *err)
 {
     fan_status status = FAN_OK;
     FAN_TRY(fan_slot_check(b, slot, err));
@@ -271,10 +270,15 @@ fan_status fan_buffer_stats(fan_buffer *b, size_t slot, bool *some, fan_stats *o
     fan_known k = fan_known_hold(&b->known[slot]);
     fan_slot_unlock(b, slot);
     if (!k.yes)
-        return fan_fail(err, FAN_VALUE, FAN_SLOT_SAID ": no sum was taken since something was last added to it", FAN_SLOT_WHO(b, slot));
+        return fan_fail(err, FAN_VALUE, FAN_SLOT_SAID ": no sum was taken since something was last added to it",
+                        FAN_SLOT_WHO(b, slot));
     if (k.captured)
-        return fan_fail_code(err, FAN_CAPTURE, 900, FAN_SLOT_SAID ": its sum was made while its stream was captured, and no figures are kept of what a graph does: "
-                             "take it outside the capture, or sum the graph's results with fanin.add_n(.., stats=True)", FAN_SLOT_WHO(b, slot));
+        return fan_fail_code(
+            err, FAN_CAPTURE, 900,
+            FAN_SLOT_SAID
+            ": its sum was made while its stream was captured, and no figures are kept of what a graph does: "
+            "take it outside the capture, or sum the graph's results with fanin.add_n(.., stats=True)",
+            FAN_SLOT_WHO(b, slot));
     if (k.words) {
         status = read(b, slot, &k, err);
         if (status == FAN_OK) {

@@ -1,8 +1,9 @@
 /* Many slots in one launch: what a batch of adds makes due.
  *
- * Every slot that is due is made busy and its fold begun; then the sums are queued together; then each slot gets what orders others after its sum (S14-S17) and is let
- * go. Who adds meanwhile to a slot that is busy parks, and who takes waits, as for one fold: nothing here waits for a slot. A launch that fails poisons the slots
- * whose sums were in it; those whose turn had not come are as they were. */
+ * Every slot that is due is made busy and its fold begun; then the sums are queued together; then each slot gets what
+ * orders others after its sum (S14-S17) and is let go. Who adds meanwhile to a slot that is busy parks, and who takes
+ * waits, as for one fold: nothing here waits for a slot. A launch that fails poisons the slots whose sums were in it;
+ * those whose turn had not come are as they were. */
 #include "base/mem.h"
 #include "buffer/slot.h"
 

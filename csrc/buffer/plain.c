@@ -34,7 +34,8 @@ static size_t waiting(const fan_plains *p) { return p->n - (p->summed > 0); }
 
 int64_t fan_plain_count(const fan_plains *p) { return p ? (int64_t)waiting(p) + p->summed : 0; }
 
-/* `n` of the slot's gradients no longer count against the budget, and of the others it is to be asked anew who has them. */
+/* `n` of the slot's gradients no longer count against the budget, and of the others it is to be asked anew who has
+ * them. */
 static void unpark(fan_buffer *b, fan_plains *p, size_t n)
 {
     atomic_fetch_sub_explicit(&b->parked, n * p->bytes, memory_order_relaxed);
@@ -135,7 +136,8 @@ bool fan_plain_same(const fan_plain_kind *a, const fan_plain_kind *b)
 /* What the declaration of a slot asks of its first gradient. */
 static bool welcome(const fan_spec *spec, const fan_plain_kind *k)
 {
-    if ((spec->dtype != FAN_NO_DTYPE && spec->dtype != k->dtype) || spec->exact || (spec->device && spec->device != fan_cpu()))
+    if ((spec->dtype != FAN_NO_DTYPE && spec->dtype != k->dtype) || spec->exact ||
+        (spec->device && spec->device != fan_cpu()))
         return false;
     if (spec->accumulate != FAN_NO_DTYPE && fan_accum_dtype(k->dtype, spec->accumulate) == FAN_NO_DTYPE)
         return false;
@@ -217,7 +219,8 @@ static bool park(fan_buffer *b, size_t slot, const fan_plain_kind *kind, const f
     if (p->n && (p->list[0].key < 0) != (key < 0))
         return false;
     if (kind && p->n == p->undefined) {
-        if ((s->spec != &b->undeclared || b->undeclared.accumulate != FAN_NO_DTYPE || b->undeclared.exact) && !welcome(s->spec, kind))
+        if ((s->spec != &b->undeclared || b->undeclared.accumulate != FAN_NO_DTYPE || b->undeclared.exact) &&
+            !welcome(s->spec, kind))
             return false;
         p->kind = *kind;
         p->bytes = fan_plain_bytes(kind);
@@ -242,10 +245,7 @@ static bool park(fan_buffer *b, size_t slot, const fan_plain_kind *kind, const f
 }
 
 /* The smallest key, or one that is smaller still; of keyed ones. */
-static int64_t least(const fan_plains *p)
-{
-    return p->unsorted ? p->unsorted->least : p->list[0].key;
-}
+static int64_t least(const fan_plains *p) { return p->unsorted ? p->unsorted->least : p->list[0].key; }
 
 /* Whether what a fold would begin with is there. */
 static bool begins(const fan_plains *p)
@@ -304,7 +304,8 @@ static void wake(fan_buffer *b)
     }
 }
 
-/* What was parked last, where its maker had it still, is asked once more: most makers drop each before they add the next. */
+/* What was parked last, where its maker had it still, is asked once more: most makers drop each before they add the
+ * next. */
 static void ask_newest(fan_buffer *b)
 {
     fan_plains *p = b->newest.object ? b->slots[b->newest.slot].plain : NULL;
@@ -335,10 +336,12 @@ bool fan_buffer_over(fan_buffer *b, size_t slot, const void *object, bool alone)
     if (p->n >= p->ask) {
         found = 0;
         for (size_t i = p->summed > 0; i < p->n; i++)
-            found += p->list[i].object == object ? alone : p->list[i].object && b->frontend->alone(p->list[i].object, NULL);
+            found +=
+                p->list[i].object == object ? alone : p->list[i].object && b->frontend->alone(p->list[i].object, NULL);
         p->ask = p->n + fan_ask_step(p->n);
     }
-    atomic_fetch_add_explicit(&b->alone, ((uint64_t)found - p->alone) * p->bytes, memory_order_relaxed); /* it may be less than it was */
+    atomic_fetch_add_explicit(&b->alone, ((uint64_t)found - p->alone) * p->bytes,
+                              memory_order_relaxed); /* it may be less than it was */
     p->alone = found;
     while (!alone && --at > 0 && p->list[at].object != object)
         ;
@@ -355,21 +358,25 @@ bool fan_buffer_merge_begin(fan_buffer *b, size_t slot, fan_merge *m)
 {
     fan_slot *s = &b->slots[slot];
     fan_plains *p = s->plain;
-    if (s->p != &fan_pass_none || s->busy || s->targets || b->known || !p || p->undefined || p->kind.scalar || fan_accum_dtype(p->kind.dtype, s->spec->accumulate) != p->kind.dtype ||
+    if (s->p != &fan_pass_none || s->busy || s->targets || b->known || !p || p->undefined || p->kind.scalar ||
+        fan_accum_dtype(p->kind.dtype, s->spec->accumulate) != p->kind.dtype ||
         !fan_sum_flat_fits(p->kind.dtype, p->kind.dtype))
         return false;
     in_order(p);
     m->slot = slot;
     m->sum = (fan_plain_sum){&p->kind, p->list, prefix(p), p->summed > 0};
     m->dropped = m->few;
-    if (m->sum.n < 2 || (m->sum.n > sizeof m->few / sizeof *m->few && !(m->dropped = fan_alloc(m->sum.n * sizeof *m->dropped))))
+    if (m->sum.n < 2 ||
+        (m->sum.n > sizeof m->few / sizeof *m->few && !(m->dropped = fan_alloc(m->sum.n * sizeof *m->dropped))))
         return false;
     s->busy = s->taking = true;
     fan_slot_set_owner(s, fan_thread_id());
     return true;
 }
 
-#define FAR ((uint64_t)4 << 20) /* bytes of terms and sum from which on several threads pay, and so the general path at a take */
+#define FAR      \
+    ((uint64_t)4 \
+     << 20) /* bytes of terms and sum from which on several threads pay, and so the general path at a take */
 
 /* A gap-free array of the kind, for a sum alone. */
 static void array_over(fan_array *a, const fan_plain_kind *k, const char *data)
@@ -447,17 +454,19 @@ void fan_buffer_merge_end(fan_buffer *b, fan_merge *m, void *object, char *data)
 
 /* ---- a sum that is due at once, in place ---- */
 
-/* sum_of: the slot's sum, where one more gradient of this kind goes straight into it (A6): it is the buffer's own and nobody else sees it, gap-free, complete up to
- * `key`, and nothing waits behind it. Else NULL. */
+/* sum_of: the slot's sum, where one more gradient of this kind goes straight into it (A6): it is the buffer's own and
+ * nobody else sees it, gap-free, complete up to `key`, and nothing waits behind it. Else NULL. */
 static fan_array *sum_of(const fan_slot *s, const fan_plain_kind *k, int64_t key)
 {
     const fan_pass *p = s->p;
     fan_array *a = p->value.array;
-    if (k->late || k->weak || p->value.form != FAN_DENSE || !p->value_ours || p->value_lent || p->value.origin != k->origin || p->A || p->exact || p->poison)
+    if (k->late || k->weak || p->value.form != FAN_DENSE || !p->value_ours || p->value_lent ||
+        p->value.origin != k->origin || p->A || p->exact || p->poison)
         return NULL;
     if (s->busy || p->nitems || p->arriving || p->seen != fan_dtype_set_add(0, k->dtype, false))
         return NULL;
-    if ((p->keyed < 0) != (key < 0) || (key >= 0 && key != p->next_key) || (s->expected >= 0 && p->count >= s->expected))
+    if ((p->keyed < 0) != (key < 0) || (key >= 0 && key != p->next_key) ||
+        (s->expected >= 0 && p->count >= s->expected))
         return NULL;
     if (fan_accum_dtype(k->dtype, s->spec->accumulate) != k->dtype || a->ndim != k->ndim)
         return NULL;
@@ -477,7 +486,8 @@ static bool would_pass(const fan_buffer *b, uint64_t bytes)
     return parked > b->least && parked > b->limits.held + atomic_load_explicit(&b->alone, memory_order_relaxed);
 }
 
-bool fan_buffer_adds_at_once(const fan_buffer *b, size_t slot, const fan_plain_kind *kind, const char *data, int64_t key, bool alone, fan_at_once *out)
+bool fan_buffer_adds_at_once(const fan_buffer *b, size_t slot, const fan_plain_kind *kind, const char *data,
+                             int64_t key, bool alone, fan_at_once *out)
 {
     assert(slot < b->nslots);
     const fan_slot *s = &b->slots[slot];
@@ -496,10 +506,12 @@ bool fan_buffer_adds_at_once(const fan_buffer *b, size_t slot, const fan_plain_k
 void fan_buffer_add_at_once(fan_buffer *b, const fan_at_once *one)
 {
     fan_pass *p = one->pass;
-    uint64_t bytes = (uint64_t)one->count * fan_dtype_size(one->dtype), now = atomic_load_explicit(&b->parked, memory_order_relaxed) + (bytes ? bytes : 1);
+    uint64_t bytes = (uint64_t)one->count * fan_dtype_size(one->dtype),
+             now = atomic_load_explicit(&b->parked, memory_order_relaxed) + (bytes ? bytes : 1);
     if (fan_watched())
         fan_buffer_weigh(b, bytes);
-    (void)fan_sum_flat(one->sum, (const char *const[]){one->sum, one->data}, 2, one->count, one->dtype, one->dtype, NULL);
+    (void)fan_sum_flat(one->sum, (const char *const[]){one->sum, one->data}, 2, one->count, one->dtype, one->dtype,
+                       NULL);
     p->count++;
     p->rules |= FAN_A(6) | FAN_S(3);
     if (one->key >= 0)
@@ -598,7 +610,8 @@ static fan_status items_of(fan_buffer *b, size_t slot, fan_item **items, size_t 
 {
     fan_plains *plain = b->slots[slot].plain;
     in_order(plain);
-    fan_dtype_set own = plain->n > plain->undefined ? dtypes_of(b->slots[slot].spec, &plain->kind) : 0; /* no kind yet */
+    fan_dtype_set own =
+        plain->n > plain->undefined ? dtypes_of(b->slots[slot].spec, &plain->kind) : 0; /* no kind yet */
     for (size_t i = plain->summed > 0; i < plain->n; i++) {
         const fan_plain *one = &plain->list[i];
         if (!one->object && one->key < 0)
@@ -606,7 +619,8 @@ static fan_status items_of(fan_buffer *b, size_t slot, fan_item **items, size_t 
         fan_item *it = fan_calloc(sizeof *it);
         if (!it)
             return fan_fail(err, FAN_NOMEM, "%s: slot %zu: out of memory", b->name, slot);
-        fan_status status = one->object ? b->frontend->plain(one->object, one->data, &plain->kind, &it->value, err) : FAN_OK;
+        fan_status status =
+            one->object ? b->frontend->plain(one->object, one->data, &plain->kind, &it->value, err) : FAN_OK;
         if (status != FAN_OK) {
             fan_free(it);
             return status == FAN_STATE ? fan_slot_changed(b, slot, one->key, err) : status;
@@ -682,7 +696,8 @@ fan_status fan_slot_thicken(fan_buffer *b, size_t slot, fan_error *err)
         p->shaped = true;
     }
     s->p = p;
-    /* The items have holds of their own; nothing is called back, for more than these remain. They are parked as before; who has them is asked anew. */
+    /* The items have holds of their own; nothing is called back, for more than these remain. They are parked as before;
+     * who has them is asked anew. */
     unpark(b, plain, 0);
     for (size_t i = 0; i < n; i++)
         if (plain->list[i].object)
@@ -767,7 +782,8 @@ static void undefined_last(fan_plains *p)
     }
 }
 
-/* Whether a scale is one for the sum of this kind, and for the loops that are at hand here; what is wrong with it the general path says. */
+/* Whether a scale is one for the sum of this kind, and for the loops that are at hand here; what is wrong with it the
+ * general path says. */
 static bool scales(const fan_take *how, fan_dtype dtype, fan_dtype acc)
 {
     char kind = fan_dtype_kind(dtype);
@@ -780,7 +796,8 @@ static bool claim(fan_slot *s, const fan_take *how, bool learns)
 {
     fan_plains *p = s->plain;
     size_t n = p ? p->n - p->undefined : 0;
-    if (s->p != &fan_pass_none || s->busy || s->targets || (learns && n > FAN_PLAIN_MOST) || (s->expected >= 0 && s->expected != fan_plain_count(p)))
+    if (s->p != &fan_pass_none || s->busy || s->targets || (learns && n > FAN_PLAIN_MOST) ||
+        (s->expected >= 0 && s->expected != fan_plain_count(p)))
         return false;
     if (n > 1 || (n && (how->scale.on || how->writable))) {
         fan_dtype acc = fan_accum_dtype(p->kind.dtype, s->spec->accumulate);
@@ -842,7 +859,8 @@ bool fan_buffer_plain_may_keep(const fan_buffer *b, size_t slot, bool alone)
         return false;
     if (alone || b->nslots == 1 || p->list[0].key < 0 || p->list[0].donated)
         return true;
-    int64_t defined = p->list[p->n - p->undefined - 1].key, last = p->list[p->n - 1].key, from = p->summed ? p->list[0].key : 0;
+    int64_t defined = p->list[p->n - p->undefined - 1].key, last = p->list[p->n - 1].key,
+            from = p->summed ? p->list[0].key : 0;
     return (last > defined ? last : defined) - from == (int64_t)p->n - 1; /* of keys that are all different */
 }
 
@@ -892,7 +910,8 @@ static void sort(fan_plain_out *outs, size_t n)
     fan_free(room);
 }
 
-/* How many outs begin before `end`, looked for around `from`: terms mostly lie in the order of their slots, and outs too. */
+/* How many outs begin before `end`, looked for around `from`: terms mostly lie in the order of their slots, and outs
+ * too. */
 static size_t before(const fan_plain_out *outs, size_t n, const char *end, size_t from)
 {
     size_t lo = 0, hi = n;
@@ -1040,7 +1059,8 @@ void fan_plain_summed(uint64_t bytes, size_t n)
     fan_plain_total.bytes_written += bytes;
 }
 
-/* Objects whose end may call back. Where there is no memory for more they are dropped at once: a call back into a slot that is still claimed is then refused. */
+/* Objects whose end may call back. Where there is no memory for more they are dropped at once: a call back into a slot
+ * that is still claimed is then refused. */
 typedef struct farewell {
     void *few[64], **all;
     size_t n, cap;

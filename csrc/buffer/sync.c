@@ -8,10 +8,7 @@ static const char *const plan_words[FAN_PLAN_COUNT] = {
 #undef X
 };
 
-const char *fan_plan_word(int index)
-{
-    return index >= 0 && index < FAN_PLAN_COUNT ? plan_words[index] : NULL;
-}
+const char *fan_plan_word(int index) { return index >= 0 && index < FAN_PLAN_COUNT ? plan_words[index] : NULL; }
 
 uint64_t fan_plan_bits(const char *word)
 {

@@ -1,7 +1,7 @@
 /* sync: which stream waits for which? (rules S, docs/rules.md)
  *
- * The question, for one gradient g on device D from producer stream P for consumer stream C: on which stream A is the sum
- * taken, when may it start, and where is it ready (R)?
+ * The question, for one gradient g on device D from producer stream P for consumer stream C: on which stream A is the
+ * sum taken, when may it start, and where is it ready (R)?
  *
  *   case            condition                  A                  event on P   R
  *   'A' same        C on D, C == P             C                  no           P      S8
@@ -17,12 +17,12 @@
  *   p2      ==g2==*e2                  '+'  record e2
  *   c              ^e1 ^e2 [g1 + g2]   S13  c waits e1; S12 c waits e2; the sum runs on c; S16, S17: R = c, no event
  *
- * What can go wrong: a wait on the wrong event (S15: the event of the sum replaces the first producer's), a stream of another device
- * taken for the same one because indexes match (places carry the device), memory that goes back while a stream still
- * reads it (the marks).
+ * What can go wrong: a wait on the wrong event (S15: the event of the sum replaces the first producer's), a stream of
+ * another device taken for the same one because indexes match (places carry the device), memory that goes back while a
+ * stream still reads it (the marks).
  *
- * Everything here is a pure function of its arguments: no allocation, no device call, no lock. Plans say what to do; buffer.c does it.
- * Each wait, record and mark is a plan bit, so that a proof can leave it out and see what it is for.
+ * Everything here is a pure function of its arguments: no allocation, no device call, no lock. Plans say what to do;
+ * buffer.c does it. Each wait, record and mark is a plan bit, so that a proof can leave it out and see what it is for.
  */
 #ifndef FAN_BUFFER_SYNC_H
 #define FAN_BUFFER_SYNC_H
@@ -33,7 +33,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* A stream as the rules see it: two numbers that are never reused. device 0 is every device without streams; stream 0: none. */
+/* A stream as the rules see it: two numbers that are never reused. device 0 is every device without streams; stream 0:
+ * none. */
 typedef struct fan_place {
     uint64_t device;
     uint64_t stream;
@@ -47,35 +48,36 @@ static inline bool fan_place_same(fan_place a, fan_place b)
 }
 static inline bool fan_place_set(fan_place a) { return a.stream != 0; }
 
-/* X(NAME, word): the plan bits. A left-out record leaves an event that was never recorded, and waiting for that does nothing. */
-#define FAN_PLAN_LIST(X)                                                                                              \
-    X(S9_RECORD, "S9.record")                                                                                         \
-    X(S9_MARK, "S9.mark")                                                                                             \
-    X(S10_RECORD, "S10.record")                                                                                       \
-    X(S11_RECORD, "S11.record")                                                                                       \
-    X(S12_RECORD, "S12.record")                                                                                       \
-    X(S12_WAIT, "S12.wait")                                                                                           \
-    X(S12_MARK, "S12.mark")                                                                                           \
-    X(S13_WAIT, "S13.wait")                                                                                           \
-    X(S13_MARK, "S13.mark")                                                                                           \
-    X(S15_RECORD, "S15.record")                                                                                       \
-    X(S18_RECORD, "S18.record")                                                                                       \
-    X(S18_WAIT, "S18.wait")                                                                                           \
-    X(S19_MARK, "S19.mark")                                                                                           \
-    X(S20_WAIT, "S20.wait")                                                                                           \
-    X(S20_MARK, "S20.mark")                                                                                           \
-    X(S21_WAIT, "S21.wait")                                                                                           \
-    X(S21_MARK, "S21.mark")                                                                                           \
-    X(S21_RECORD, "S21.record")                                                                                       \
-    X(S22_WAIT, "S22.wait")                                                                                           \
-    X(S22_MARK, "S22.mark")                                                                                           \
+/* X(NAME, word): the plan bits. A left-out record leaves an event that was never recorded, and waiting for that does
+ * nothing. */
+#define FAN_PLAN_LIST(X)        \
+    X(S9_RECORD, "S9.record")   \
+    X(S9_MARK, "S9.mark")       \
+    X(S10_RECORD, "S10.record") \
+    X(S11_RECORD, "S11.record") \
+    X(S12_RECORD, "S12.record") \
+    X(S12_WAIT, "S12.wait")     \
+    X(S12_MARK, "S12.mark")     \
+    X(S13_WAIT, "S13.wait")     \
+    X(S13_MARK, "S13.mark")     \
+    X(S15_RECORD, "S15.record") \
+    X(S18_RECORD, "S18.record") \
+    X(S18_WAIT, "S18.wait")     \
+    X(S19_MARK, "S19.mark")     \
+    X(S20_WAIT, "S20.wait")     \
+    X(S20_MARK, "S20.mark")     \
+    X(S21_WAIT, "S21.wait")     \
+    X(S21_MARK, "S21.mark")     \
+    X(S21_RECORD, "S21.record") \
+    X(S22_WAIT, "S22.wait")     \
+    X(S22_MARK, "S22.mark")     \
     X(S22_RECORD, "S22.record")
 
 enum {
 #define X(NAME, word) FAN_PLAN_INDEX_##NAME,
     FAN_PLAN_LIST(X)
 #undef X
-    FAN_PLAN_COUNT
+        FAN_PLAN_COUNT
 };
 
 enum {
@@ -95,20 +97,22 @@ typedef struct fan_sync_slot {
 } fan_sync_slot;
 
 typedef struct fan_sync_add {
-    char how;        /* the case letter of the table above */
-    fan_place P;     /* after S4 */
+    char how;           /* the case letter of the table above */
+    fan_place P;        /* after S4 */
     fan_sync_slot slot; /* after the add (unchanged for '+') */
-    bool record;     /* an event on P: the slot's E for a first gradient, the contribution's own for a later one */
-    bool mark;       /* g is used on A from now on (S9) */
+    bool record;        /* an event on P: the slot's E for a first gradient, the contribution's own for a later one */
+    bool mark;          /* g is used on A from now on (S9) */
     uint64_t rules;
 } fan_sync_add;
 
-/* fan_sync_add_plan: S3-S5, S8-S11. D is the array's device, P and C may be unset, `current` is D's current stream (unset if D has none). C is the
- * consumer's stream as the buffer was given it; where the slot has fixed one already, the slot's counts. */
+/* fan_sync_add_plan: S3-S5, S8-S11. D is the array's device, P and C may be unset, `current` is D's current stream
+ * (unset if D has none). C is the consumer's stream as the buffer was given it; where the slot has fixed one already,
+ * the slot's counts. */
 fan_sync_add fan_sync_add_plan(uint64_t D, fan_place P, fan_place C, fan_place current, fan_sync_slot slot);
 
 typedef struct fan_sync_convert {
-    bool on_producer; /* true: on P, before its event. false: on A, after A waited for P; then the value is ready on A */
+    bool
+        on_producer; /* true: on P, before its event. false: on A, after A waited for P; then the value is ready on A */
     fan_place on;
     uint64_t rules;
 } fan_sync_convert;
@@ -117,10 +121,10 @@ typedef struct fan_sync_convert {
 fan_sync_convert fan_sync_convert_plan(uint64_t D, const fan_sync_add *add);
 
 typedef struct fan_sync_fold {
-    bool wait_ready;  /* S13: A waits for E */
-    bool mark_value;  /* S13: the slot's value is used on A */
-    bool record;      /* S15: a new event on A replaces E */
-    bool clear_event; /* S16 */
+    bool wait_ready;    /* S13: A waits for E */
+    bool mark_value;    /* S13: the slot's value is used on A */
+    bool record;        /* S15: a new event on A replaces E */
+    bool clear_event;   /* S16 */
     fan_sync_slot slot; /* after: R = A (S17) */
     uint64_t rules;
 } fan_sync_fold;
@@ -142,8 +146,8 @@ typedef struct fan_sync_take {
 fan_sync_take fan_sync_take_plan(fan_sync_slot slot, fan_place consumer);
 
 typedef struct fan_sync_finish {
-    bool wait_taker; /* A waits for the taker's stream, because `out` is the taker's */
-    bool record;     /* an event on A: only where C is not A, as S15 and S16 have it */
+    bool wait_taker;    /* A waits for the taker's stream, because `out` is the taker's */
+    bool record;        /* an event on A: only where C is not A, as S15 and S16 have it */
     fan_sync_slot slot; /* after: R = A */
     uint64_t rules;
 } fan_sync_finish;
@@ -153,8 +157,9 @@ fan_sync_finish fan_sync_finish_plan(fan_sync_slot slot, bool has_out, fan_place
 
 typedef enum fan_capture { FAN_CAPTURE_GO, FAN_CAPTURE_REDIRECT, FAN_CAPTURE_ERROR } fan_capture;
 
-/* fan_sync_capture_plan: S7, at a wait of stream s on stream t. `s_capture`, `t_capture`: number of the capture each is in, 0: none.
- * s_free: redirection is on, and the slot is empty or s is only the consumer. s_legacy: s is the legacy default stream. */
+/* fan_sync_capture_plan: S7, at a wait of stream s on stream t. `s_capture`, `t_capture`: number of the capture each is
+ * in, 0: none. s_free: redirection is on, and the slot is empty or s is only the consumer. s_legacy: s is the legacy
+ * default stream. */
 fan_capture fan_sync_capture_plan(uint64_t s_capture, uint64_t t_capture, bool s_free, bool s_legacy);
 
 #endif

@@ -1,4 +1,5 @@
-/* What a consumer gets: finish each slot's sum, order the consumer's stream, empty all at the end (S18, S19, S22, A14, D11, D21). */
+/* What a consumer gets: finish each slot's sum, order the consumer's stream, empty all at the end (S18, S19, S22, A14,
+ * D11, D21). */
 #include "base/mem.h"
 #include "base/trace.h"
 #include "buffer/slot.h"
@@ -9,8 +10,8 @@
 #include <string.h>
 
 /* S18, S19: `consumer` may use `v`, ready on R with event E. *E may get an event that is recorded now. */
-static fan_status hand_over(fan_buffer *b, size_t slot, const fan_value *v, fan_stream *C, fan_stream *A, fan_stream *R, fan_event *E, fan_stream *consumer,
-                            uint64_t *rules, fan_error *err)
+static fan_status hand_over(fan_buffer *b, size_t slot, const fan_value *v, fan_stream *C, fan_stream *A, fan_stream *R,
+                            fan_event *E, fan_stream *consumer, uint64_t *rules, fan_error *err)
 {
     fan_event *now = NULL;
     fan_status status = FAN_OK;
@@ -18,7 +19,8 @@ static fan_status hand_over(fan_buffer *b, size_t slot, const fan_value *v, fan_
         return FAN_OK;
     FAN_TRY(fan_plan_consumer(consumer, R, E, &consumer, err));
     fan_sync_take plan = fan_sync_take_plan(
-        (fan_sync_slot){.C = fan_place_of(C), .A = fan_place_of(A), .R = fan_place_of(R), .has_event = E != NULL}, fan_place_of(consumer));
+        (fan_sync_slot){.C = fan_place_of(C), .A = fan_place_of(A), .R = fan_place_of(R), .has_event = E != NULL},
+        fan_place_of(consumer));
     *rules |= plan.rules;
     if (plan.record_now)
         FAN_GO(fan_plan_record(b, R, FAN_PLAN_S18_RECORD, &now, err));
@@ -36,12 +38,16 @@ typedef struct cut {
     size_t slot;
     fan_gathered g;
     bool claimed, gathered;
-    bool into_out;     /* the sum goes straight into out, once all else is done */
-    bool late;         /* summed after all others */
-    enum { CUT_DONE, CUT_COMMITS, CUT_FINISHES } doing; /* the fold that it needs: into the slot's value, or apart from it */
-    bool begun;        /* .. which waits in the batch */
-    bool handed;       /* the consumer is ordered */
-    bool by_copy;      /* .. or is copied there from `result` */
+    bool into_out; /* the sum goes straight into out, once all else is done */
+    bool late;     /* summed after all others */
+    enum {
+        CUT_DONE,
+        CUT_COMMITS,
+        CUT_FINISHES
+    } doing;      /* the fold that it needs: into the slot's value, or apart from it */
+    bool begun;   /* .. which waits in the batch */
+    bool handed;  /* the consumer is ordered */
+    bool by_copy; /* .. or is copied there from `result` */
     fan_value result;
     fan_stream *R;
     fan_event *E;
@@ -72,15 +78,17 @@ static fan_status check_scale(const fan_buffer *b, size_t slot, const fan_fold *
     if (!scaled(how) || d == FAN_NO_DTYPE)
         return FAN_OK;
     if (!how->real && kind != 'c')
-        return fan_fail(err, FAN_VALUE, FAN_SLOT_SAID ": scale=%.12g%+.12gj: %s %s sum needs a real number", FAN_SLOT_WHO(b, slot), how->scale.re,
-                        how->scale.im, article(d), fan_dtype_name(d));
+        return fan_fail(err, FAN_VALUE, FAN_SLOT_SAID ": scale=%.12g%+.12gj: %s %s sum needs a real number",
+                        FAN_SLOT_WHO(b, slot), how->scale.re, how->scale.im, article(d), fan_dtype_name(d));
     if (!how->integral && kind != 'f' && kind != 'c')
-        return fan_fail(err, FAN_VALUE, FAN_SLOT_SAID ": scale=%.12g: %s %s sum needs an integer%s", FAN_SLOT_WHO(b, slot), how->scale.re, article(d),
-                        fan_dtype_name(d), (how->scale.re < 0x1p63 && how->scale.re >= -0x1p63) ? "" : " that fits int64");
+        return fan_fail(err, FAN_VALUE, FAN_SLOT_SAID ": scale=%.12g: %s %s sum needs an integer%s",
+                        FAN_SLOT_WHO(b, slot), how->scale.re, article(d), fan_dtype_name(d),
+                        (how->scale.re < 0x1p63 && how->scale.re >= -0x1p63) ? "" : " that fits int64");
     return FAN_OK;
 }
 
-static fan_status check_out(const fan_buffer *b, size_t slot, const fan_gathered *g, const fan_value *out, fan_error *err)
+static fan_status check_out(const fan_buffer *b, size_t slot, const fan_gathered *g, const fan_value *out,
+                            fan_error *err)
 {
     const int64_t *shape = NULL;
     char has[160], wants[160];
@@ -93,24 +101,28 @@ static fan_status check_out(const fan_buffer *b, size_t slot, const fan_gathered
         shape = b->slots[slot].p->shape;
     }
     if (ndim < 0)
-        return any ? fan_fail(err, FAN_TYPE, FAN_SLOT_SAID " sums objects; out= needs arrays", FAN_SLOT_WHO(b, slot)) : FAN_OK;
+        return any ? fan_fail(err, FAN_TYPE, FAN_SLOT_SAID " sums objects; out= needs arrays", FAN_SLOT_WHO(b, slot))
+                   : FAN_OK;
     if (b->slots[slot].spec->has_shape) {
         ndim = b->slots[slot].spec->ndim;
         shape = b->slots[slot].spec->shape;
     }
     if (ndim != out->array->ndim || memcmp(shape, out->array->shape, (size_t)ndim * sizeof *shape) != 0)
         return fan_fail(err, FAN_VALUE, FAN_SLOT_SAID ": out= has shape %s, the sum %s", FAN_SLOT_WHO(b, slot),
-                        fan_shape_text(out->array->ndim, out->array->shape, has, sizeof has), fan_shape_text(ndim, shape, wants, sizeof wants));
+                        fan_shape_text(out->array->ndim, out->array->shape, has, sizeof has),
+                        fan_shape_text(ndim, shape, wants, sizeof wants));
     if (d != FAN_NO_DTYPE && !fan_dtype_can_cast(d, out->dtype))
-        return fan_fail(err, FAN_VALUE, FAN_SLOT_SAID ": out= of dtype %s cannot take a sum of dtype %s", FAN_SLOT_WHO(b, slot),
-                        fan_dtype_name(out->dtype), fan_dtype_name(d));
+        return fan_fail(err, FAN_VALUE, FAN_SLOT_SAID ": out= of dtype %s cannot take a sum of dtype %s",
+                        FAN_SLOT_WHO(b, slot), fan_dtype_name(out->dtype), fan_dtype_name(d));
     if (b->slots[slot].p->device && out->device != b->slots[slot].p->device)
         return fan_fail(err, FAN_VALUE, FAN_SLOT_SAID ": out= is on %s, the sum on %s", FAN_SLOT_WHO(b, slot),
-                        fan_device_text(out->device, has, sizeof has), fan_device_text(b->slots[slot].p->device, wants, sizeof wants));
+                        fan_device_text(out->device, has, sizeof has),
+                        fan_device_text(b->slots[slot].p->device, wants, sizeof wants));
     return FAN_OK;
 }
 
-/* ---- D11: which memory meets which? Extents by their beginning, so that asking costs little with any number of slots ---- */
+/* ---- D11: which memory meets which? Extents by their beginning, so that asking costs little with any number of slots
+ * ---- */
 
 typedef struct extent {
     uintptr_t lo, hi, highest; /* `highest`: of all up to and with this one */
@@ -136,7 +148,8 @@ static void extents_put(extents *e, const fan_array *a, size_t slot, bool dense)
     fan_array_reach(a, &lo, &hi);
     if (lo == hi)
         return;
-    e->all[e->n++] = (extent){.lo = (uintptr_t)(a->data + lo), .hi = (uintptr_t)(a->data + hi), .a = a, .slot = slot, .dense = dense};
+    e->all[e->n++] = (extent){
+        .lo = (uintptr_t)(a->data + lo), .hi = (uintptr_t)(a->data + hi), .a = a, .slot = slot, .dense = dense};
 }
 
 static void extents_sort(extents *e)
@@ -203,7 +216,8 @@ static bool written_by_out(const extents *outs, const fan_value *v)
 }
 
 /* What a take with out= looks at: all inputs and all outs. */
-static fan_status look_at_outs(fan_buffer *b, const fan_take *how, const cut *cuts, extents *inputs, extents *outs, fan_error *err)
+static fan_status look_at_outs(fan_buffer *b, const fan_take *how, const cut *cuts, extents *inputs, extents *outs,
+                               fan_error *err)
 {
     size_t most = 0, given = 0;
     for (size_t i = 0; i < taken(b, how); i++) {
@@ -238,7 +252,8 @@ static fan_status look_at_outs(fan_buffer *b, const fan_take *how, const cut *cu
         while (outs->all[j].hi <= outs->all[i].lo)
             j--;
         size_t one = outs->all[i].slot, two = outs->all[j].slot;
-        return fan_fail(err, FAN_VALUE, "%s: out= of slots %zu and %zu may share memory", b->name, one < two ? one : two, one < two ? two : one);
+        return fan_fail(err, FAN_VALUE, "%s: out= of slots %zu and %zu may share memory", b->name,
+                        one < two ? one : two, one < two ? two : one);
     }
     return FAN_OK;
 }
@@ -256,7 +271,8 @@ static bool plain_copy_needed(fan_buffer *b, const fan_take *how, const fan_fold
 }
 
 /* D13: a slot fed only zeros gives the first one, or one of the sum's dtype and the declared shape. */
-static fan_status zero_sum(fan_buffer *b, size_t slot, const fan_value *zero, fan_dtype sum, fan_value *out, fan_error *err)
+static fan_status zero_sum(fan_buffer *b, size_t slot, const fan_value *zero, fan_dtype sum, fan_value *out,
+                           fan_error *err)
 {
     const fan_slot *s = &b->slots[slot];
     const fan_array *z = zero->array;
@@ -289,8 +305,10 @@ static fan_status survey(fan_fold *f, cut *c, fan_error *err)
     return FAN_OK;
 }
 
-/* What is to be done for the slot's sum, but for what goes straight into out: what needs no fold is done at once. The slot is busy. */
-static fan_status cut_decide(fan_buffer *b, size_t slot, const fan_take *how, const extents *outs, cut *c, fan_stream *consumer, bool last, fan_error *err)
+/* What is to be done for the slot's sum, but for what goes straight into out: what needs no fold is done at once. The
+ * slot is busy. */
+static fan_status cut_decide(fan_buffer *b, size_t slot, const fan_take *how, const extents *outs, cut *c,
+                             fan_stream *consumer, bool last, fan_error *err)
 {
     fan_slot *s = &b->slots[slot];
     fan_fold *f = &c->g.fold;
@@ -330,19 +348,21 @@ static fan_status cut_decide(fan_buffer *b, size_t slot, const fan_take *how, co
     bool same_dtype = objects || fan_accum_dtype(sum, s->spec->accumulate) == sum;
     bool whole = scaled(how) || (out != NULL);
     /* Beyond a gap nothing is committed: should a later slot fail, the missing keys may still come. */
-    bool gapless = s->p->keyed < 0 || !c->g.nitems || c->g.items[c->g.nitems - 1]->key == s->p->next_key + (int64_t)c->g.nitems - 1;
+    bool gapless = s->p->keyed < 0 || !c->g.nitems ||
+                   c->g.items[c->g.nitems - 1]->key == s->p->next_key + (int64_t)c->g.nitems - 1;
     gapless = gapless || taken(b, how) == 1 || last;
     if (!gapless && f->n > 1 && !objects && !exact && f->terms[0].donated) {
         c->late = true; /* written in place once no other slot can fail any more */
         return FAN_OK;
     }
-    if (f->n > 1 && !exact && !whole && same_dtype && sparse < f->n && gapless && !(how->writable && fan_fold_expanded(f))) {
+    if (f->n > 1 && !exact && !whole && same_dtype && sparse < f->n && gapless &&
+        !(how->writable && fan_fold_expanded(f))) {
         /* The running sum is the result: fold in place where that may be, and keep it should a later slot fail. */
         c->doing = CUT_COMMITS;
         return FAN_OK;
     }
-    if (f->n == 1 && !exact && !out && !scaled(how) && !written_by_out(outs, f->terms[0].v) && !plain_copy_needed(b, how, f) &&
-        (f->terms[0].v->form == FAN_OBJECT || f->terms[0].v->dtype == sum)) {
+    if (f->n == 1 && !exact && !out && !scaled(how) && !written_by_out(outs, f->terms[0].v) &&
+        !plain_copy_needed(b, how, f) && (f->terms[0].v->form == FAN_OBJECT || f->terms[0].v->dtype == sum)) {
         c->R = fan_stream_hold(f->terms[0].P);
         c->E = fan_event_hold(f->terms[0].event);
         s->p->rules |= FAN_A(14);
@@ -396,8 +416,10 @@ static void spoil(fan_buffer *b, size_t slot, fan_status status, const fan_error
     fan_slot_unlock(b, slot);
 }
 
-/* Ends the folds of cuts [from, to) that are in the batch; `failed`: some slot did, and nothing more is queued. A slot whose sum was not queued is as it was. */
-static fan_status cuts_end(fan_buffer *b, cut *cuts, size_t from, size_t to, fan_batch *batch, bool failed, fan_error *err)
+/* Ends the folds of cuts [from, to) that are in the batch; `failed`: some slot did, and nothing more is queued. A slot
+ * whose sum was not queued is as it was. */
+static fan_status cuts_end(fan_buffer *b, cut *cuts, size_t from, size_t to, fan_batch *batch, bool failed,
+                           fan_error *err)
 {
     fan_error other;
     fan_status status = FAN_OK;
@@ -442,7 +464,8 @@ static fan_status cut_fold(fan_buffer *b, size_t slot, cut *c, fan_batch *batch,
     return cut_end(b, slot, c, err);
 }
 
-/* The stream that writes a sum into out, a hold: A, where it was made. A slot that was fed zeros alone has none: then the taker's, or the device's current one. */
+/* The stream that writes a sum into out, a hold: A, where it was made. A slot that was fed zeros alone has none: then
+ * the taker's, or the device's current one. */
 static fan_stream *writer(const fan_pass *p, const fan_fold *f, const fan_value *out)
 {
     if (p->A || !out->device->backend->has_streams)
@@ -462,11 +485,15 @@ static fan_status copy_into_out(fan_buffer *b, const fan_value *out, cut *c, fan
     FAN_COUNT(b, copies, 1);
     FAN_COUNT(b, passes, 1);
     if (c->result.form == FAN_DENSE)
-        return fan_device_run(out->device, A, &(fan_job){.kind = FAN_JOB_COPY, .out = out->array, .in = &one, .n = 1, .label = "copy"}, err);
+        return fan_device_run(out->device, A,
+                              &(fan_job){.kind = FAN_JOB_COPY, .out = out->array, .in = &one, .n = 1, .label = "copy"},
+                              err);
     FAN_TRY(fan_device_run(out->device, A, &(fan_job){.kind = FAN_JOB_ZERO, .out = out->array, .label = "fill"}, err));
     if (c->result.form == FAN_SPARSE)
-        FAN_TRY(fan_device_run(out->device, A, &(fan_job){.kind = FAN_JOB_SCATTER, .out = out->array, .sparse = c->result.sparse,
-                                                          .label = "scatter"}, err));
+        FAN_TRY(fan_device_run(
+            out->device, A,
+            &(fan_job){.kind = FAN_JOB_SCATTER, .out = out->array, .sparse = c->result.sparse, .label = "scatter"},
+            err));
     return FAN_OK;
 }
 
@@ -507,8 +534,9 @@ static fan_status cut_claim(fan_buffer *b, size_t slot, fan_error *err)
     if (status == FAN_OK && (status = fan_slot_claim_all(b, slot, true, "take", err)) == FAN_OK) {
         status = fan_slot_poisoned(b, slot, err);
         if (status == FAN_OK && s->expected >= 0 && s->p->count != s->expected)
-            status = fan_fail(err, FAN_VALUE, FAN_SLOT_SAID ": expected %" PRId64 " contribution%s, got %" PRId64 " (A16)", FAN_SLOT_WHO(b, slot), s->expected,
-                              FAN_PLURAL(s->expected), s->p->count);
+            status =
+                fan_fail(err, FAN_VALUE, FAN_SLOT_SAID ": expected %" PRId64 " contribution%s, got %" PRId64 " (A16)",
+                         FAN_SLOT_WHO(b, slot), s->expected, FAN_PLURAL(s->expected), s->p->count);
         if (status != FAN_OK)
             fan_slot_let_go(b, slot);
     }
@@ -516,7 +544,8 @@ static fan_status cut_claim(fan_buffer *b, size_t slot, fan_error *err)
     return status;
 }
 
-/* With stats: what the sum's own pass has not told. A sum that is undefined or no array has UINT64_MAX elements; zeros that went into an out are zeros. */
+/* With stats: what the sum's own pass has not told. A sum that is undefined or no array has UINT64_MAX elements; zeros
+ * that went into an out are zeros. */
 static fan_status learn(cut *c, const fan_pass *p, fan_error *err)
 {
     fan_fold *f = &c->g.fold;
@@ -542,7 +571,8 @@ static fan_status learn(cut *c, const fan_pass *p, fan_error *err)
 }
 
 /* Claims every slot, and looks at what it holds and at what is wished. */
-static fan_status take_claim(fan_buffer *b, const fan_take *how, cut *cuts, extents *inputs, extents *outs, fan_error *err)
+static fan_status take_claim(fan_buffer *b, const fan_take *how, cut *cuts, extents *inputs, extents *outs,
+                             fan_error *err)
 {
     for (size_t i = 0; i < taken(b, how); i++) {
         size_t slot = cuts[i].slot;
@@ -552,7 +582,8 @@ static fan_status take_claim(fan_buffer *b, const fan_take *how, cut *cuts, exte
         cuts[i].gathered = true;
         for (size_t j = 0; j < cuts[i].g.fold.n; j++)
             if (cuts[i].g.fold.terms[j].v->form == FAN_OBJECT && (scaled(how) || out_of(how, i)))
-                return fan_fail(err, FAN_TYPE, FAN_SLOT_SAID " sums objects; scale= and out= need arrays", FAN_SLOT_WHO(b, slot));
+                return fan_fail(err, FAN_TYPE, FAN_SLOT_SAID " sums objects; scale= and out= need arrays",
+                                FAN_SLOT_WHO(b, slot));
         FAN_TRY(check_scale(b, slot, &cuts[i].g.fold, how, err));
         if (out_of(how, i))
             FAN_TRY(check_out(b, slot, &cuts[i].g, &how->out[i], err));
@@ -563,8 +594,10 @@ static fan_status take_claim(fan_buffer *b, const fan_take *how, cut *cuts, exte
         if (out_of(how, i)) {
             for (size_t j = 0; j < cuts[i].g.fold.n; j++)
                 cuts[i].by_copy = cuts[i].by_copy || cuts[i].g.fold.terms[j].v->form != FAN_DENSE;
-            /* Whether the terms of an exact sum were finite is looked at once it is made: none of them may be gone then. */
-            cuts[i].by_copy = cuts[i].by_copy || (b->known && fan_fold_exact(&cuts[i].g.fold) && written_by_out_itself(&cuts[i], &how->out[i]));
+            /* Whether the terms of an exact sum were finite is looked at once it is made: none of them may be gone
+             * then. */
+            cuts[i].by_copy = cuts[i].by_copy || (b->known && fan_fold_exact(&cuts[i].g.fold) &&
+                                                  written_by_out_itself(&cuts[i], &how->out[i]));
             cuts[i].by_copy = (cuts[i].g.fold.n || cuts[i].g.zero || cuts[i].g.fold.state) &&
                               (cuts[i].by_copy || out_meets_inputs(inputs, how->out[i].array, cuts[i].slot));
         }
@@ -578,9 +611,11 @@ static fan_stream *consumer_of(const fan_buffer *b, const fan_take *how, size_t 
 }
 
 /* A pass over all slots: what each does in it, and the end of what went into the batch meanwhile. */
-typedef fan_status step(fan_buffer *b, size_t slot, const fan_take *how, const extents *outs, cut *c, fan_batch *batch, fan_error *err);
+typedef fan_status step(fan_buffer *b, size_t slot, const fan_take *how, const extents *outs, cut *c, fan_batch *batch,
+                        fan_error *err);
 
-static fan_status each_slot(fan_buffer *b, const fan_take *how, const extents *outs, cut *cuts, fan_batch *batch, step *one, fan_error *err)
+static fan_status each_slot(fan_buffer *b, const fan_take *how, const extents *outs, cut *cuts, fan_batch *batch,
+                            step *one, fan_error *err)
 {
     fan_error other;
     fan_status status = FAN_OK;
@@ -598,13 +633,15 @@ static fan_status each_slot(fan_buffer *b, const fan_take *how, const extents *o
     return failed ? status : its;
 }
 
-static fan_status step_sum(fan_buffer *b, size_t slot, const fan_take *how, const extents *outs, cut *c, fan_batch *batch, fan_error *err)
+static fan_status step_sum(fan_buffer *b, size_t slot, const fan_take *how, const extents *outs, cut *c,
+                           fan_batch *batch, fan_error *err)
 {
     FAN_TRY(cut_decide(b, slot, how, outs, c, consumer_of(b, how, slot), false, err));
     return cut_fold(b, slot, c, batch, err);
 }
 
-static fan_status step_late(fan_buffer *b, size_t slot, const fan_take *how, const extents *outs, cut *c, fan_batch *batch, fan_error *err)
+static fan_status step_late(fan_buffer *b, size_t slot, const fan_take *how, const extents *outs, cut *c,
+                            fan_batch *batch, fan_error *err)
 {
     if (!c->late)
         return FAN_OK;
@@ -613,7 +650,8 @@ static fan_status step_late(fan_buffer *b, size_t slot, const fan_take *how, con
 }
 
 /* On the CPU nothing is allocated here, so no out is written unless all are. */
-static fan_status step_write(fan_buffer *b, size_t slot, const fan_take *how, const extents *outs, cut *c, fan_batch *batch, fan_error *err)
+static fan_status step_write(fan_buffer *b, size_t slot, const fan_take *how, const extents *outs, cut *c,
+                             fan_batch *batch, fan_error *err)
 {
     fan_fold *f = &c->g.fold;
     (void)outs;
@@ -628,7 +666,8 @@ static fan_status step_write(fan_buffer *b, size_t slot, const fan_take *how, co
 
 static bool goes_out(const fan_take *how, size_t slot) { return out_at(how, slot) != NULL; }
 
-static fan_status step_hand_over(fan_buffer *b, size_t slot, const fan_take *how, const extents *outs, cut *c, fan_batch *batch, fan_error *err)
+static fan_status step_hand_over(fan_buffer *b, size_t slot, const fan_take *how, const extents *outs, cut *c,
+                                 fan_batch *batch, fan_error *err)
 {
     fan_slot *s = &b->slots[slot];
     (void)outs, (void)batch;
@@ -638,12 +677,14 @@ static fan_status step_hand_over(fan_buffer *b, size_t slot, const fan_take *how
     if (out_at(how, slot) && c->by_copy)
         FAN_TRY(cut_copy(b, slot, how, c, err));
     if (c->result.form != FAN_UNDEFINED)
-        FAN_TRY(hand_over(b, slot, &c->result, s->p->C, s->p->A, c->R, c->E, consumer_of(b, how, slot), &s->p->rules, err));
+        FAN_TRY(
+            hand_over(b, slot, &c->result, s->p->C, s->p->A, c->R, c->E, consumer_of(b, how, slot), &s->p->rules, err));
     return b->known ? learn(c, s->p, err) : FAN_OK;
 }
 
 /* What does not go into an out is handed over before any out is written: to show it may fail. */
-static fan_status step_hand_over_first(fan_buffer *b, size_t slot, const fan_take *how, const extents *outs, cut *c, fan_batch *batch, fan_error *err)
+static fan_status step_hand_over_first(fan_buffer *b, size_t slot, const fan_take *how, const extents *outs, cut *c,
+                                       fan_batch *batch, fan_error *err)
 {
     return goes_out(how, slot) ? FAN_OK : step_hand_over(b, slot, how, outs, c, batch, err);
 }
@@ -656,7 +697,8 @@ static void name_origin(cut *c)
     c->result.rank = c->rank;
 }
 
-/* Whoever is shown a sum may keep it, also where another's failure ends the take: what stays in the slot is not written any more. */
+/* Whoever is shown a sum may keep it, also where another's failure ends the take: what stays in the slot is not written
+ * any more. */
 static fan_status show_all(fan_buffer *b, const fan_take *how, cut *cuts, fan_error *err)
 {
     for (size_t i = 0; how->show && i < taken(b, how); i++) {
@@ -682,11 +724,14 @@ static fan_status outs_still(const fan_buffer *b, const fan_take *how, fan_error
 {
     for (size_t i = 0; how->out && b->frontend->still && i < taken(b, how); i++)
         if (out_of(how, i) && how->out[i].device == fan_cpu() && !b->frontend->still(&how->out[i]))
-            return fan_fail(err, FAN_STATE, FAN_SLOT_SAID ": the memory, dtype or shape of out= was changed during the take", FAN_SLOT_WHO(b, how->one ? how->slot : i));
+            return fan_fail(err, FAN_STATE,
+                            FAN_SLOT_SAID ": the memory, dtype or shape of out= was changed during the take",
+                            FAN_SLOT_WHO(b, how->one ? how->slot : i));
     return FAN_OK;
 }
 
-/* What is written into out comes after all sums, copies into it after all else: they may write what is still to be read. */
+/* What is written into out comes after all sums, copies into it after all else: they may write what is still to be
+ * read. */
 static fan_status take_all(fan_buffer *b, const fan_take *how, const extents *outs, cut *cuts, fan_error *err)
 {
     fan_batch *batch = NULL;
@@ -713,9 +758,18 @@ static void trace_take(const fan_buffer *b, size_t slot, const cut *c, fan_strea
 {
     const fan_slot *s = &b->slots[slot];
     const fan_device *d = consumer ? consumer->device : s->p->device;
-    fan_trace_line line = {.kind = FAN_TRACE_TAKE, .how = s->p->how, .device = d && d->id ? (int16_t)d->index : -1,
-                           .slot = (int32_t)slot, .count = (uint32_t)s->p->count, .buffer = b->id, .key = -1, .rules = s->p->rules,
-                           .stream = consumer ? consumer->handle : 0, .bytes = fan_value_bytes(&c->result), .start_us = -1, .end_us = -1};
+    fan_trace_line line = {.kind = FAN_TRACE_TAKE,
+                           .how = s->p->how,
+                           .device = d && d->id ? (int16_t)d->index : -1,
+                           .slot = (int32_t)slot,
+                           .count = (uint32_t)s->p->count,
+                           .buffer = b->id,
+                           .key = -1,
+                           .rules = s->p->rules,
+                           .stream = consumer ? consumer->handle : 0,
+                           .bytes = fan_value_bytes(&c->result),
+                           .start_us = -1,
+                           .end_us = -1};
     snprintf(line.label, sizeof line.label, "%s", s->spec->name ? s->spec->name : b->name);
     fan_trace_put(&line);
 }
@@ -818,12 +872,14 @@ fan_status fan_buffer_snapshot(fan_buffer *b, size_t slot, fan_stream *consumer,
     } else if (f->n == 1 && !f->state && f->terms[0].v->form == FAN_OBJECT) {
         status = fan_value_copy(b->frontend, f->terms[0].v, out, err);
         if (status == FAN_OK)
-            status = hand_over(b, slot, out, s->p->C, s->p->A, f->terms[0].P, f->terms[0].event, consumer ? consumer : s->p->C, &f->rules, err);
+            status = hand_over(b, slot, out, s->p->C, s->p->A, f->terms[0].P, f->terms[0].event,
+                               consumer ? consumer : s->p->C, &f->rules, err);
     } else {
         status = fan_fold_run(f, err);
         *out = f->result;
         if (status == FAN_OK)
-            status = hand_over(b, slot, out, s->p->C, s->p->A, f->R, f->E, consumer ? consumer : s->p->C, &f->rules, err);
+            status =
+                hand_over(b, slot, out, s->p->C, s->p->A, f->R, f->E, consumer ? consumer : s->p->C, &f->rules, err);
     }
     if (status == FAN_OK && !g.like && f->state) {
         out->origin = f->state->origin;
@@ -843,4 +899,3 @@ let_go:
     fan_slot_unlock(b, slot);
     return status;
 }
-

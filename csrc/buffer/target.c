@@ -6,12 +6,14 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Locked: the running sum may be lent: it is ours, whole, complete up to the key, and what the producer does to it comes after what was done before. */
+/* Locked: the running sum may be lent: it is ours, whole, complete up to the key, and what the producer does to it
+ * comes after what was done before. */
 static bool may_lend(const fan_buffer *b, size_t slot, int64_t key, const fan_stream *P, fan_dtype acc)
 {
     const fan_slot *s = &b->slots[slot];
     const fan_pass *p = s->p;
-    if (s->busy || p->nitems || p->arriving || p->value.form != FAN_DENSE || !p->value_ours || p->value.array->dtype != acc)
+    if (s->busy || p->nitems || p->arriving || p->value.form != FAN_DENSE || !p->value_ours ||
+        p->value.array->dtype != acc)
         return false;
     if (key >= 0 && key != p->next_key)
         return false;
@@ -22,7 +24,9 @@ fan_status fan_slot_in_target(const fan_buffer *b, size_t slot, const char *what
 {
     for (const fan_target *t = b->slots[slot].targets; t; t = t->next)
         if (t->thread == fan_thread_id())
-            return fan_fail(err, FAN_STATE, FAN_SLOT_SAID ": %s() from within a target of that slot: what is added into it would miss this pass; leave the block first",
+            return fan_fail(err, FAN_STATE,
+                            FAN_SLOT_SAID ": %s() from within a target of that slot: what is added into it would miss "
+                                          "this pass; leave the block first",
                             FAN_SLOT_WHO(b, slot), what);
     return FAN_OK;
 }
@@ -37,7 +41,8 @@ static void forget_target(fan_slot *s, const fan_target *t)
         *at = t->next;
 }
 
-static fan_status scratch(fan_device *d, fan_stream *P, fan_dtype acc, const fan_spec *spec, fan_array **out, fan_error *err)
+static fan_status scratch(fan_device *d, fan_stream *P, fan_dtype acc, const fan_spec *spec, fan_array **out,
+                          fan_error *err)
 {
     FAN_TRY(fan_device_array(d, P, acc, spec->ndim, spec->shape, NULL, out, err));
     fan_status status = fan_device_run(d, P, &(fan_job){.kind = FAN_JOB_ZERO, .out = *out, .label = "target"}, err);
@@ -59,7 +64,10 @@ fan_status fan_buffer_target(fan_buffer *b, size_t slot, int64_t key, fan_stream
     fan_slot *s = &b->slots[slot];
     const fan_spec *spec = s->spec;
     if (!spec->has_shape || spec->dtype == FAN_NO_DTYPE)
-        return fan_fail(err, FAN_VALUE, FAN_SLOT_SAID ": target() needs a slot that declares its shape and dtype: give fanin.Slot(shape=, dtype=)", FAN_SLOT_WHO(b, slot));
+        return fan_fail(err, FAN_VALUE,
+                        FAN_SLOT_SAID
+                        ": target() needs a slot that declares its shape and dtype: give fanin.Slot(shape=, dtype=)",
+                        FAN_SLOT_WHO(b, slot));
     fan_dtype acc = fan_accum_dtype(spec->dtype, spec->accumulate);
     fan_device *d = spec->device;
     if (!d && stream)
@@ -73,7 +81,10 @@ fan_status fan_buffer_target(fan_buffer *b, size_t slot, int64_t key, fan_stream
     }
     /* It is judged now as the contribution that it becomes. */
     fan_array like = {.dtype = acc, .ndim = spec->ndim, .size = 1, .shape = spec->shape, .strides = strides};
-    fan_contribution c = {.key = key, .stream = stream, .summed = true, .value = {.form = FAN_DENSE, .dtype = acc, .device = d, .array = &like}};
+    fan_contribution c = {.key = key,
+                          .stream = stream,
+                          .summed = true,
+                          .value = {.form = FAN_DENSE, .dtype = acc, .device = d, .array = &like}};
     current = fan_current_for(b, slot, &c);
     fan_slot_lock(b, slot);
     status = fan_slot_enter(b, slot, "target", err);
@@ -105,7 +116,8 @@ fan_status fan_buffer_target(fan_buffer *b, size_t slot, int64_t key, fan_stream
         p->next_key = key >= 0 ? key + 1 : p->next_key;
     }
     fan_slot_unlock(b, slot);
-    if (t->direct && b->known && !s->p->known.yes && (status = fan_slot_survey(b, slot, s->p->value_key, err)) != FAN_OK) {
+    if (t->direct && b->known && !s->p->known.yes &&
+        (status = fan_slot_survey(b, slot, s->p->value_key, err)) != FAN_OK) {
         fan_slot_poison(s, status, err);
         fan_buffer_target_cancel(b, t);
     }
@@ -135,8 +147,8 @@ static fan_status take_back_direct(fan_buffer *b, fan_target *t, bool good, fan_
     uint64_t rules = 0;
     bool unknown = status != FAN_OK;
     if (good && !unknown && p->A) {
-        fan_sync_fold plan = fan_sync_fold_plan((fan_sync_slot){.C = fan_place_of(p->C), .A = fan_place_of(p->A), .R = fan_place_of(p->R),
-                                                                .has_event = p->E != NULL});
+        fan_sync_fold plan = fan_sync_fold_plan((fan_sync_slot){
+            .C = fan_place_of(p->C), .A = fan_place_of(p->A), .R = fan_place_of(p->R), .has_event = p->E != NULL});
         rules = plan.rules;
         if (plan.record)
             status = fan_plan_record(b, p->A, FAN_PLAN_S15_RECORD, &e, err);
@@ -151,8 +163,9 @@ static fan_status take_back_direct(fan_buffer *b, fan_target *t, bool good, fan_
     if (!good || unknown) {
         p->poison = p->poison ? p->poison : fan_calloc(sizeof *p->poison);
         if (p->poison && !p->poison->text[0])
-            snprintf(p->poison->text, sizeof p->poison->text, unknown ? "the statistics of the running sum were lost when target() gave it back"
-                                                                      : "the body of target() failed while it had the running sum");
+            snprintf(p->poison->text, sizeof p->poison->text,
+                     unknown ? "the statistics of the running sum were lost when target() gave it back"
+                             : "the body of target() failed while it had the running sum");
     }
     if (good) {
         old = p->E;
@@ -182,7 +195,10 @@ fan_status fan_buffer_target_end(fan_buffer *b, fan_target *t, bool good, uint8_
     if (t->direct) {
         status = take_back_direct(b, t, good, err);
     } else if (good) {
-        fan_contribution c = {.key = t->key, .stream = t->P, .summed = true, .value = fan_value_dense(fan_array_hold(t->array), t->device)};
+        fan_contribution c = {.key = t->key,
+                              .stream = t->P,
+                              .summed = true,
+                              .value = fan_value_dense(fan_array_hold(t->array), t->device)};
         c.value.origin = origin;
         status = fan_buffer_add(b, t->slot, &c, err);
         fan_value_drop(b->frontend, &c.value);

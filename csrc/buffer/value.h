@@ -5,20 +5,22 @@
 #include "buffer/accum.h"
 #include "device/device.h"
 
-/* A gradient or a sum. Moved by assignment, copied by fan_value_copy, ended by fan_value_drop. A zeroed value is undefined. */
+/* A gradient or a sum. Moved by assignment, copied by fan_value_copy, ended by fan_value_drop. A zeroed value is
+ * undefined. */
 typedef struct fan_value {
     fan_form form;
-    fan_dtype dtype;    /* FAN_NO_DTYPE for objects */
-    bool weak;          /* a Python scalar (D5) */
-    bool borrowed;      /* L8: memory that will be overwritten later */
-    bool own_memory;    /* the frontend's: the object says where the array's memory lies, and may be asked again (still) */
-    uint8_t origin;     /* the frontend's: what kind of thing it came from */
-    uint8_t rank;       /* the frontend's: the sum comes back as the origin of the lowest rank, the lowest key among equals (D15) */
+    fan_dtype dtype; /* FAN_NO_DTYPE for objects */
+    bool weak;       /* a Python scalar (D5) */
+    bool borrowed;   /* L8: memory that will be overwritten later */
+    bool own_memory; /* the frontend's: the object says where the array's memory lies, and may be asked again (still) */
+    uint8_t origin;  /* the frontend's: what kind of thing it came from */
+    uint8_t rank;    /* the frontend's: the sum comes back as the origin of the lowest rank, the lowest key among equals
+                        (D15) */
     fan_device *device; /* no hold: its memory holds it; NULL for undefined, zeros and objects without parts */
     fan_array *array;   /* dense; for a zero, a view that gives its shape */
     fan_sparse *sparse;
-    void *object;       /* what the frontend knows it as; NULL for what the core made itself */
-    fan_array **parts;  /* of an object: the memory it says it holds (__fanin_parts__) */
+    void *object;      /* what the frontend knows it as; NULL for what the core made itself */
+    fan_array **parts; /* of an object: the memory it says it holds (__fanin_parts__) */
     size_t nparts;
 } fan_value;
 
@@ -28,10 +30,11 @@ typedef struct fan_plain_kind {
     fan_dtype dtype;
     uint8_t origin; /* as in fan_value */
     int8_t ndim;
-    bool late;      /* whether the memory holds the value is asked when it is used: `plain` may call out, and no lock may be held */
-    bool scalar;    /* an immutable number: what its sum is written into, the frontend makes an object of */
-    bool weak;      /* as in fan_value */
-    bool inside;    /* its value, of at most 8 bytes, stands in place of its address */
+    bool late; /* whether the memory holds the value is asked when it is used: `plain` may call out, and no lock may be
+                  held */
+    bool scalar; /* an immutable number: what its sum is written into, the frontend makes an object of */
+    bool weak;   /* as in fan_value */
+    bool inside; /* its value, of at most 8 bytes, stands in place of its address */
     int64_t shape[FAN_PLAIN_NDIM];
 } fan_plain_kind;
 bool fan_plain_same(const fan_plain_kind *a, const fan_plain_kind *b);
@@ -43,30 +46,35 @@ typedef struct fan_frontend {
     void (*drop)(void *object);
     /* unshared: the buffer's is the only reference to the object, and its memory cannot be reached otherwise. */
     bool (*unshared)(void *object);
-    /* alone: whether nobody but the buffer keeps the object and its memory alive, which it has as the value v, or, where that is NULL, as a plain gradient: as far as
-     * can be told at once. A guess, which decides when something is summed, and never what. Calls nobody: a lock may be held. */
+    /* alone: whether nobody but the buffer keeps the object and its memory alive, which it has as the value v, or,
+     * where that is NULL, as a plain gradient: as far as can be told at once. A guess, which decides when something is
+     * summed, and never what. Calls nobody: a lock may be held. */
     bool (*alone)(void *object, const fan_value *v);
-    /* plain: the value of a plain gradient whose first element is at `data`; with a hold of its own on the object. Calls nobody, unless
-     * the kind is late: a lock may be held. */
+    /* plain: the value of a plain gradient whose first element is at `data`; with a hold of its own on the object.
+     * Calls nobody, unless the kind is late: a lock may be held. */
     fan_status (*plain)(void *object, char *data, const fan_plain_kind *kind, fan_value *out, fan_error *err);
-    /* still: whether the caller's host memory lies where it lay when it came, as large, of that dtype and shape: asked wherever it is about to be read. Calls nobody. May be
-     * NULL: nobody can move it. */
+    /* still: whether the caller's host memory lies where it lay when it came, as large, of that dtype and shape: asked
+     * wherever it is about to be read. Calls nobody. May be NULL: nobody can move it. */
     bool (*still)(const fan_value *v);
     /* forget: what an FAN_EXTERN that nobody will be told of left behind. May be NULL. */
     void (*forget)(void);
-    /* combine: A1, A8: a new value from two; `combine` is the slot's, may be NULL. FAN_EXTERN with the cause kept by the frontend. */
+    /* combine: A1, A8: a new value from two; `combine` is the slot's, may be NULL. FAN_EXTERN with the cause kept by
+     * the frontend. */
     fan_status (*combine)(void *combine, const fan_value *old, const fan_value *new_, fan_value *out, fan_error *err);
-    /* fresh: an array on `d` for a sum of what `origin` is, allocated by the library that owns that kind; work queued on `on` may write it at once. *out NULL, and FAN_OK: the
-     * core is to allocate. May be NULL. */
-    fan_status (*fresh)(uint8_t origin, fan_device *d, fan_stream *on, fan_dtype dtype, int ndim, const int64_t *shape, const fan_array *like, fan_array **out,
-                        fan_error *err);
+    /* fresh: an array on `d` for a sum of what `origin` is, allocated by the library that owns that kind; work queued
+     * on `on` may write it at once. *out NULL, and FAN_OK: the core is to allocate. May be NULL. */
+    fan_status (*fresh)(uint8_t origin, fan_device *d, fan_stream *on, fan_dtype dtype, int ndim, const int64_t *shape,
+                        const fan_array *like, fan_array **out, fan_error *err);
     /* leave, enter: around anything that may take long or block; `enter` gets what `leave` gave. */
     void *(*leave)(void);
     void (*enter)(void *left);
-    /* poll: between the parts of a long wait; anything but FAN_OK ends the wait (a signal's handler raised). May be NULL. */
+    /* poll: between the parts of a long wait; anything but FAN_OK ends the wait (a signal's handler raised). May be
+     * NULL. */
     fan_status (*poll)(fan_error *err);
-    /* mismatch: S6: the consumer of `slot` is a leaf on another stream than the producer's. Called once per process, and never with `err` of a failing call. */
-    fan_status (*mismatch)(const char *buffer, size_t slot, const fan_stream *producer, const fan_stream *consumer, fan_error *err);
+    /* mismatch: S6: the consumer of `slot` is a leaf on another stream than the producer's. Called once per process,
+     * and never with `err` of a failing call. */
+    fan_status (*mismatch)(const char *buffer, size_t slot, const fan_stream *producer, const fan_stream *consumer,
+                           fan_error *err);
 } fan_frontend;
 
 /* fan_value_copy: *dst becomes another value of the same things, with holds of its own; FAN_NOMEM. */
@@ -82,9 +90,10 @@ uint64_t fan_value_bytes(const fan_value *v);
 /* fan_value_mark: its memory is used on s (Lifetime). */
 fan_status fan_value_mark(const fan_value *v, fan_stream *s, fan_error *err);
 
-/* fan_int_run: Python's ints and bools at the beginning of a left fold, summed as they are (D5). fan_int_run_add: false: the run ended before v.
- * fan_int_run_leaves: whether their sum, in dtype d, is no longer what it was: it does not fit, and what comes next, NULL for nothing, is no integer that would
- * go on counting modulo 2^bits. `scale` NULL: none. */
+/* fan_int_run: Python's ints and bools at the beginning of a left fold, summed as they are (D5). fan_int_run_add:
+ * false: the run ended before v. fan_int_run_leaves: whether their sum, in dtype d, is no longer what it was: it does
+ * not fit, and what comes next, NULL for nothing, is no integer that would go on counting modulo 2^bits. `scale` NULL:
+ * none. */
 typedef struct fan_int_run {
     __int128 sum;
     bool ints; /* one of them was no bool */

@@ -49,10 +49,7 @@ static void spoil(const fan_arena *a, uintptr_t lo, uintptr_t hi)
         memset((void *)lo, FAN_POISON, hi - lo);
 }
 
-static uintptr_t top(const fan_arena *a)
-{
-    return a->n ? a->blocks[a->n - 1].hi : a->base;
-}
+static uintptr_t top(const fan_arena *a) { return a->n ? a->blocks[a->n - 1].hi : a->base; }
 
 fan_block *fan_arena_alloc(fan_arena *a, size_t bytes, bool *host)
 {

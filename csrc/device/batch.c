@@ -1,8 +1,8 @@
 /* Sums of one call, kept until one launch can do them all.
  *
- * One launch promises no order among its jobs, so they must not need one: no job may touch what another writes. That is asked of the memory's extents, which
- * a sort and one look at each answer. Where two may meet, all jobs of that stream are queued one by one, in the order in which they came: what would have
- * been without a batch. */
+ * One launch promises no order among its jobs, so they must not need one: no job may touch what another writes. That is
+ * asked of the memory's extents, which a sort and one look at each answer. Where two may meet, all jobs of that stream
+ * are queued one by one, in the order in which they came: what would have been without a batch. */
 #include "device/device.h"
 
 #include "base/mem.h"
@@ -31,18 +31,15 @@ struct fan_batch {
     size_t n, cap;
     fan_operand *operands;
     size_t noperands, operands_cap;
-    size_t flushed;     /* the first so many entries have been through a flush */
+    size_t flushed;                     /* the first so many entries have been through a flush */
     const fan_stream *streams[STREAMS]; /* of those that have not */
-    size_t nstreams;    /* more than STREAMS: not all are listed */
+    size_t nstreams;                    /* more than STREAMS: not all are listed */
     uint64_t bytes;
     fan_status status;
     fan_error err;
 };
 
-fan_batch *fan_batch_new(void)
-{
-    return fan_calloc(sizeof(fan_batch));
-}
+fan_batch *fan_batch_new(void) { return fan_calloc(sizeof(fan_batch)); }
 
 void fan_batch_clear(fan_batch *b)
 {
@@ -84,7 +81,8 @@ fan_status fan_batch_put(fan_batch *b, fan_stream *s, const fan_job *job, size_t
     *e = (entry){.stream = fan_stream_hold(s), .job = *job, .first = b->noperands};
     e->job.out = fan_array_hold((fan_array *)(uintptr_t)job->out);
     for (size_t i = 0; i < job->n; i++)
-        b->operands[b->noperands++] = (fan_operand){fan_array_hold((fan_array *)(uintptr_t)job->in[i].array), job->in[i].acc};
+        b->operands[b->noperands++] =
+            (fan_operand){fan_array_hold((fan_array *)(uintptr_t)job->in[i].array), job->in[i].acc};
     snprintf(e->label, sizeof e->label, "%s", job->label ? job->label : fan_job_word(job->kind));
     if (!fan_batch_waits_on(b, s)) {
         if (b->nstreams < STREAMS)
@@ -96,10 +94,7 @@ fan_status fan_batch_put(fan_batch *b, fan_stream *s, const fan_job *job, size_t
     return FAN_OK;
 }
 
-fan_fate fan_batch_fate(const fan_batch *b, size_t number)
-{
-    return b->entries[number].fate;
-}
+fan_fate fan_batch_fate(const fan_batch *b, size_t number) { return b->entries[number].fate; }
 
 fan_status fan_batch_failure(const fan_batch *b, fan_error *err)
 {
@@ -141,10 +136,7 @@ static void reach_add(reach *r, const extent *x)
     }
 }
 
-static bool reach_meets(const reach *r, const extent *x)
-{
-    return (r->job == x->job ? r->other_hi : r->hi) > x->lo;
-}
+static bool reach_meets(const reach *r, const extent *x) { return (r->job == x->job ? r->other_hi : r->hi) > x->lo; }
 
 static size_t extent_put(extent *to, const fan_array *a, size_t job, bool written)
 {
@@ -227,7 +219,9 @@ void fan_batch_flush(fan_batch *b)
     if (b->status != FAN_OK || n == 0)
         return;
     size_t operands = b->noperands - b->entries[b->flushed].first;
-    group g = {.jobs = fan_alloc(n * sizeof *g.jobs), .fates = fan_alloc(n * sizeof *g.fates), .entries = fan_alloc(n * sizeof *g.entries)};
+    group g = {.jobs = fan_alloc(n * sizeof *g.jobs),
+               .fates = fan_alloc(n * sizeof *g.fates),
+               .entries = fan_alloc(n * sizeof *g.entries)};
     extent *room = fan_alloc((n + operands) * sizeof *room);
     if (!g.jobs || !g.fates || !g.entries || !room)
         b->status = fan_fail(&b->err, FAN_NOMEM, "out of memory for a batch of sums");

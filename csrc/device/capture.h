@@ -1,7 +1,8 @@
 /* capture: what makes the capture of streams into a graph legal, as a state machine that knows streams by number alone.
  *
- * A capture has members: the stream that it began on (0) and those that were pulled in. Each member has a clock over the members: what of their work comes before
- * what it does next. An event of a capture is such a clock. The codes are those of the CUDA driver; a violation breaks the capture, and a broken one can only be ended.
+ * A capture has members: the stream that it began on (0) and those that were pulled in. Each member has a clock over
+ * the members: what of their work comes before what it does next. An event of a capture is such a clock. The codes are
+ * those of the CUDA driver; a violation breaks the capture, and a broken one can only be ended.
  *
  * | asked for | refused with |
  * |---|---|
@@ -40,9 +41,9 @@ enum {
 };
 
 typedef struct fan_capture_run {
-    uint64_t id;       /* never reused */
+    uint64_t id; /* never reused */
     fan_capture_mode mode;
-    uint64_t thread;   /* that began it */
+    uint64_t thread; /* that began it */
     bool broken, ended;
     uint32_t members;
     fan_clock *before; /* of each member: what comes before its next work */
@@ -61,7 +62,8 @@ int fan_capture_wait(fan_capture_run *c, uint32_t member, const fan_clock *event
 int fan_capture_pull(fan_capture_run *c, const fan_clock *event, uint32_t *member);
 /* fan_capture_break: a violation was found elsewhere; returns `code`, or that the capture was broken already. */
 int fan_capture_break(fan_capture_run *c, int code);
-/* fan_capture_end: on a member's stream and a thread. The capture has ended, with whatever code, but for 903 and 908. */
+/* fan_capture_end: on a member's stream and a thread. The capture has ended, with whatever code, but for 903 and 908.
+ */
 int fan_capture_end(fan_capture_run *c, uint32_t member, uint64_t thread);
 /* fan_capture_forbids: an unsafe call by `thread` in mode `mine` disturbs c. */
 bool fan_capture_forbids(const fan_capture_run *c, uint64_t thread, fan_capture_mode mine);

@@ -40,9 +40,7 @@ static const fan_backend backend = {
     .run = cpu_run,
 };
 
-static fan_device device = {.holds = &device.own, .own = 1, .backend = &backend, .index = -1, .lock = PTHREAD_MUTEX_INITIALIZER};
+static fan_device device = {
+    .holds = &device.own, .own = 1, .backend = &backend, .index = -1, .lock = PTHREAD_MUTEX_INITIALIZER};
 
-fan_device *fan_cpu(void)
-{
-    return &device;
-}
+fan_device *fan_cpu(void) { return &device; }

@@ -37,14 +37,12 @@ static void after_fork(void)
 static void in_child(void)
 {
     after_fork();
-    (void)pthread_mutex_init(&one_at_a_time, NULL); /* who held it is not here, and what was half made is not asked for again */
+    (void)pthread_mutex_init(&one_at_a_time,
+                             NULL); /* who held it is not here, and what was half made is not asked for again */
     atomic_fetch_add(&forks, 1);
 }
 
-static void watch_forks(void)
-{
-    (void)pthread_atfork(before_fork, after_fork, in_child);
-}
+static void watch_forks(void) { (void)pthread_atfork(before_fork, after_fork, in_child); }
 
 static void enlist(fan_cuda *c)
 {
@@ -65,10 +63,7 @@ static void strike(fan_cuda *c)
     (void)pthread_mutex_unlock(&opened_lock);
 }
 
-static bool forked(const fan_cuda *c)
-{
-    return c->life != atomic_load_explicit(&forks, memory_order_relaxed);
-}
+static bool forked(const fan_cuda *c) { return c->life != atomic_load_explicit(&forks, memory_order_relaxed); }
 
 /* ---- calls ---- */
 
@@ -80,13 +75,18 @@ bool fan_cuda_usable(const fan_cuda_part *p)
 /* refuse_dead: the first cause, told again. */
 static fan_status refuse_dead(fan_cuda_part *p, fan_error *err)
 {
-    return fan_fail_code(err, FAN_DEVICE, p->cause.code, "cuda:%d is lost since an earlier failure: %s. Restart the process to use it again", p->index, p->cause.text);
+    return fan_fail_code(err, FAN_DEVICE, p->cause.code,
+                         "cuda:%d is lost since an earlier failure: %s. Restart the process to use it again", p->index,
+                         p->cause.text);
 }
 
 static fan_status refuse_child(const fan_cuda_part *p, fan_error *err)
 {
-    return fan_fail(err, FAN_STATE, "cuda:%d cannot be used in a forked child: CUDA does not live through fork(). Start processes with the \"spawn\" "
-                    "or \"forkserver\" method of multiprocessing, or touch the device in the child alone", p->index);
+    return fan_fail(err, FAN_STATE,
+                    "cuda:%d cannot be used in a forked child: CUDA does not live through fork(). Start processes with "
+                    "the \"spawn\" "
+                    "or \"forkserver\" method of multiprocessing, or touch the device in the child alone",
+                    p->index);
 }
 
 fan_status fan_cuda_enter(fan_cuda_part *p, fan_cuda_scope *scope, fan_error *err)
@@ -137,9 +137,11 @@ static const char *capture_advice(fan_cu_result code)
     case 902:
         return "two captures would become one: capture on one stream, and fork the others from it";
     case 904:
-        return "a stream that was pulled into the capture was not joined back: let the first stream wait for it before the capture ends";
+        return "a stream that was pulled into the capture was not joined back: let the first stream wait for it before "
+               "the capture ends";
     case 905:
-        return "captured work would wait for work outside: record the event inside the capture, or wait before it begins";
+        return "captured work would wait for work outside: record the event inside the capture, or wait before it "
+               "begins";
     case 906:
         return "the legacy default stream cannot take part while a blocking stream is captured: use other streams";
     case 907:
@@ -169,13 +171,18 @@ fan_status fan_cuda_check(fan_cuda_part *p, fan_cu_result code, const char *call
     if (code == FAN_CU_OUT_OF_MEMORY)
         return fan_fail_code(err, FAN_DEVICE_NOMEM, code, "%s on cuda:%d failed: %s", call, p->index, text);
     if (code >= 900 && code <= 908)
-        return fan_fail_code(err, FAN_CAPTURE, code, "%s on cuda:%d failed: %s; %s", call, p->index, text, capture_advice(code));
+        return fan_fail_code(err, FAN_CAPTURE, code, "%s on cuda:%d failed: %s; %s", call, p->index, text,
+                             capture_advice(code));
     fan_status status = fan_fail_code(err, FAN_DEVICE, code, "%s on cuda:%d failed: %s", call, p->index, text);
     if (fan_cuda_stale(code) && lives(p)) {
-        fan_append(err->text, sizeof err->text, ". The device's context is there: it is a stream, an event or memory that is not. Was a stream destroyed that is still used?");
+        fan_append(err->text, sizeof err->text,
+                   ". The device's context is there: it is a stream, an event or memory that is not. Was a stream "
+                   "destroyed that is still used?");
     } else if (fan_cuda_sticky(code)) {
         die(p, err);
-        fan_append(err->text, sizeof err->text, ". It may be the fault of any work that was queued before. The device is lost to this process: restart it");
+        fan_append(
+            err->text, sizeof err->text,
+            ". It may be the fault of any work that was queued before. The device is lost to this process: restart it");
     }
     return status;
 }
@@ -185,7 +192,8 @@ int fan_cuda_relax(const fan_cuda_part *p, int mode)
     const fan_cuda_api *api = fan_cuda_api_of(p);
     if (!api->has[FAN_CUDA_CAPTURE] || mode < 0)
         return -1;
-    for (int i = 0; i < 2; i++) { /* a thread that stayed in relaxed mode would break other people's captures: so it is tried twice */
+    for (int i = 0; i < 2;
+         i++) { /* a thread that stayed in relaxed mode would break other people's captures: so it is tried twice */
         int was = mode;
         if (api->ThreadExchangeStreamCaptureMode(&was) == 0)
             return was;
@@ -203,20 +211,22 @@ fan_status fan_cuda_pass(fan_cuda_part *p, fan_cu_stream on, fan_error *err)
 
 /* ---- streams ---- */
 
-static fan_cuda_queue *queue_of(const fan_stream *s)
-{
-    return s->impl;
-}
+static fan_cuda_queue *queue_of(const fan_stream *s) { return s->impl; }
 
 fan_status fan_cuda_queue_of(const fan_stream *s, fan_cu_stream *out, fan_error *err)
 {
     const fan_cuda_queue *q = queue_of(s);
     if (q->thread && q->thread != fan_thread_id())
-        return fan_fail(err, FAN_VALUE, "stream 2 of cuda:%d is the per-thread default stream of another thread, and no call can reach it from here; "
-                        "use a stream of your own", s->device->index);
+        return fan_fail(err, FAN_VALUE,
+                        "stream 2 of cuda:%d is the per-thread default stream of another thread, and no call can reach "
+                        "it from here; "
+                        "use a stream of your own",
+                        s->device->index);
     if (atomic_load_explicit(&q->gone, memory_order_relaxed))
-        return fan_fail_code(err, FAN_DEVICE, 709, "stream %#llx of cuda:%d was destroyed: keep a stream until what was added on it has been taken",
-                             (unsigned long long)s->handle, s->device->index);
+        return fan_fail_code(
+            err, FAN_DEVICE, 709,
+            "stream %#llx of cuda:%d was destroyed: keep a stream until what was added on it has been taken",
+            (unsigned long long)s->handle, s->device->index);
     *out = q->handle;
     return FAN_OK;
 }
@@ -232,13 +242,15 @@ fan_status fan_cuda_capture_of(fan_stream *s, uint64_t *id, fan_cu_graph *graph,
     FAN_TRY(fan_cuda_queue_of(s, &on, err));
     if (!api->has[FAN_CUDA_CAPTURE])
         return FAN_OK;
-    /* The legacy stream is never captured. While a blocking stream is, it must rest: asking says so (906), and disturbs nobody; work on it would. */
+    /* The legacy stream is never captured. While a blocking stream is, it must rest: asking says so (906), and disturbs
+     * nobody; work on it would. */
     fan_cu_result code = api->StreamGetCaptureInfo(on, &status, &found, graph, NULL, NULL);
     if (fan_cuda_stale(code) && s->handle > 2 && lives(p))
         atomic_store_explicit(&queue_of(s)->gone, true, memory_order_relaxed);
     FAN_TRY(fan_cuda_check(p, code, "cuStreamGetCaptureInfo", err));
     if (status == FAN_CU_CAPTURE_BROKEN)
-        return fan_fail_code(err, FAN_CAPTURE, 901, "stream %#llx of cuda:%d is captured, and %s", (unsigned long long)s->handle, s->device->index, capture_advice(901));
+        return fan_fail_code(err, FAN_CAPTURE, 901, "stream %#llx of cuda:%d is captured, and %s",
+                             (unsigned long long)s->handle, s->device->index, capture_advice(901));
     *id = status == FAN_CU_CAPTURE_ACTIVE ? found : 0;
     return FAN_OK;
 }
@@ -248,14 +260,16 @@ static bool try_hold(fan_stream *s)
 {
     size_t refs = atomic_load_explicit(&s->refs, memory_order_relaxed);
     while (refs)
-        if (atomic_compare_exchange_weak_explicit(&s->refs, &refs, refs + 1, memory_order_acquire, memory_order_relaxed))
+        if (atomic_compare_exchange_weak_explicit(&s->refs, &refs, refs + 1, memory_order_acquire,
+                                                  memory_order_relaxed))
             return true;
     return false;
 }
 
 static bool is(const fan_stream *s, uint64_t handle, uint64_t thread)
 {
-    return s->handle == handle && queue_of(s)->thread == thread && !atomic_load_explicit(&queue_of(s)->gone, memory_order_relaxed);
+    return s->handle == handle && queue_of(s)->thread == thread &&
+           !atomic_load_explicit(&queue_of(s)->gone, memory_order_relaxed);
 }
 
 static fan_stream *known_stream(fan_cuda_part *p, uint64_t handle, uint64_t thread)
@@ -307,12 +321,15 @@ fan_status fan_cuda_stream(fan_device *d, uint64_t handle, fan_stream **out, fan
         return FAN_OK;
     if (handle > 2) {
         FAN_TRY(fan_cuda_enter(p, &scope, err));
-        fan_status status = fan_cuda_check(p, fan_cuda_api_of(p)->StreamGetCtx((fan_cu_stream)(uintptr_t)handle, &of), "cuStreamGetCtx", err);
+        fan_status status = fan_cuda_check(p, fan_cuda_api_of(p)->StreamGetCtx((fan_cu_stream)(uintptr_t)handle, &of),
+                                           "cuStreamGetCtx", err);
         fan_cuda_leave(&scope);
         if (status != FAN_OK)
             return status;
         if (of != p->context)
-            return fan_fail(err, FAN_VALUE, "stream %#llx is not of cuda:%d's primary context: it belongs to another device, or to a context of its own",
+            return fan_fail(err, FAN_VALUE,
+                            "stream %#llx is not of cuda:%d's primary context: it belongs to another device, or to a "
+                            "context of its own",
                             (unsigned long long)handle, p->index);
     }
     *out = make_stream(p, handle, thread);
@@ -421,17 +438,21 @@ static fan_status cuda_spare(fan_device *d, uint64_t id, fan_stream **out, fan_e
     return status;
 }
 
-/* not_captured: what the host must not ask for while s is captured, refused before the driver hears of it: the capture stays valid. */
+/* not_captured: what the host must not ask for while s is captured, refused before the driver hears of it: the capture
+ * stays valid. */
 static fan_status not_captured(fan_stream *s, const char *what, fan_error *err)
 {
     uint64_t id;
     FAN_TRY(fan_cuda_capture_of(s, &id, NULL, err));
-    return id ? fan_fail_code(err, FAN_CAPTURE, 900, "stream %#llx of cuda:%d is captured and cannot be %s: do it before the capture, or after it",
-                              (unsigned long long)s->handle, s->device->index, what)
+    return id ? fan_fail_code(
+                    err, FAN_CAPTURE, 900,
+                    "stream %#llx of cuda:%d is captured and cannot be %s: do it before the capture, or after it",
+                    (unsigned long long)s->handle, s->device->index, what)
               : FAN_OK;
 }
 
-/* none_captured: what waits for a whole context breaks every capture in it: refused while one of the streams that are known is captured. */
+/* none_captured: what waits for a whole context breaks every capture in it: refused while one of the streams that are
+ * known is captured. */
 static fan_status none_captured(fan_cuda_part *p, const char *what, fan_error *err)
 {
     bool more = true, captured = false;
@@ -442,7 +463,8 @@ static fan_status none_captured(fan_cuda_part *p, const char *what, fan_error *e
         fan_stream *s = more && try_hold(p->streams[i]) ? p->streams[i] : NULL;
         (void)pthread_mutex_unlock(&p->lock);
         if (s && (!queue_of(s)->thread || queue_of(s)->thread == fan_thread_id()))
-            captured = not_captured(s, what, &mine) == FAN_CAPTURE; /* of one that was destroyed nothing is known, and nothing refused */
+            captured = not_captured(s, what, &mine) ==
+                       FAN_CAPTURE; /* of one that was destroyed nothing is known, and nothing refused */
         fan_stream_drop(s);
     }
     if (!captured)
@@ -460,8 +482,10 @@ static fan_status cuda_sync(fan_stream *s, fan_error *err)
     fan_cu_stream on;
     fan_status status;
     FAN_TRY(fan_cuda_enter(p, &scope, err));
-    bool gone = atomic_load_explicit(&queue_of(s)->gone, memory_order_relaxed) && !err; /* memory that leaves asks: what ran there may run still */
-    if (gone || (queue_of(s)->thread && queue_of(s)->thread != fan_thread_id())) { /* out of reach: everything is waited for */
+    bool gone = atomic_load_explicit(&queue_of(s)->gone, memory_order_relaxed) &&
+                !err; /* memory that leaves asks: what ran there may run still */
+    if (gone ||
+        (queue_of(s)->thread && queue_of(s)->thread != fan_thread_id())) { /* out of reach: everything is waited for */
         FAN_GO(none_captured(p, "waited for with its whole device", err));
         status = fan_cuda_check(p, api->CtxSynchronize(), "cuCtxSynchronize", err);
         goto done;
@@ -478,10 +502,7 @@ done:
 
 /* ---- events ---- */
 
-static fan_cu_event event_of(const fan_event *e)
-{
-    return e->impl;
-}
+static fan_cu_event event_of(const fan_event *e) { return e->impl; }
 
 static fan_status cuda_event_init(fan_event *e, fan_error *err)
 {
@@ -489,7 +510,8 @@ static fan_status cuda_event_init(fan_event *e, fan_error *err)
     fan_cuda_scope scope;
     fan_cu_event made = NULL;
     FAN_TRY(fan_cuda_enter(p, &scope, err));
-    fan_status status = fan_cuda_check(p, fan_cuda_api_of(p)->EventCreate(&made, FAN_CU_EVENT_DISABLE_TIMING), "cuEventCreate", err);
+    fan_status status =
+        fan_cuda_check(p, fan_cuda_api_of(p)->EventCreate(&made, FAN_CU_EVENT_DISABLE_TIMING), "cuEventCreate", err);
     fan_cuda_leave(&scope);
     e->impl = made;
     return status;
@@ -512,7 +534,9 @@ static fan_status cuda_record(fan_event *e, fan_stream *s, fan_error *err)
     fan_cu_stream on;
     FAN_TRY(fan_cuda_queue_of(s, &on, err));
     FAN_TRY(fan_cuda_enter(p, &scope, err));
-    fan_status status = FAN_CUDA_MUTANT(NO_RECORD) ? FAN_OK : fan_cuda_check(p, fan_cuda_api_of(p)->EventRecord(event_of(e), on), "cuEventRecord", err);
+    fan_status status = FAN_CUDA_MUTANT(NO_RECORD)
+                            ? FAN_OK
+                            : fan_cuda_check(p, fan_cuda_api_of(p)->EventRecord(event_of(e), on), "cuEventRecord", err);
     fan_cuda_leave(&scope);
     return status;
 }
@@ -528,7 +552,10 @@ static fan_status cuda_wait(fan_stream *s, fan_event *e, fan_error *err)
         return refuse_dead(fan_cuda_part_of(e->device), err);
     FAN_TRY(fan_cuda_queue_of(s, &on, err));
     FAN_TRY(fan_cuda_enter(p, &scope, err));
-    fan_status status = FAN_CUDA_MUTANT(NO_WAIT) ? FAN_OK : fan_cuda_check(p, fan_cuda_api_of(p)->StreamWaitEvent(on, event_of(e), 0), "cuStreamWaitEvent", err);
+    fan_status status =
+        FAN_CUDA_MUTANT(NO_WAIT)
+            ? FAN_OK
+            : fan_cuda_check(p, fan_cuda_api_of(p)->StreamWaitEvent(on, event_of(e), 0), "cuStreamWaitEvent", err);
     fan_cuda_leave(&scope);
     return status;
 }
@@ -538,9 +565,13 @@ static fan_status event_free_to_ask(fan_event *e, fan_error *err)
     (void)pthread_mutex_lock(&e->device->lock); /* somebody may record it */
     bool captured = e->capture != 0;
     (void)pthread_mutex_unlock(&e->device->lock);
-    return captured ? fan_fail_code(err, FAN_CAPTURE, 907, "the event was recorded on a captured stream of cuda:%d: it has no time, and can be waited for "
-                                      "inside the capture alone", e->device->index)
-                      : FAN_OK;
+    return captured
+               ? fan_fail_code(
+                     err, FAN_CAPTURE, 907,
+                     "the event was recorded on a captured stream of cuda:%d: it has no time, and can be waited for "
+                     "inside the capture alone",
+                     e->device->index)
+               : FAN_OK;
 }
 
 static fan_status cuda_query(fan_event *e, bool *done, fan_error *err)
@@ -582,15 +613,9 @@ static fan_status cuda_event_sync(fan_event *e, fan_error *err)
     return status;
 }
 
-static bool cuda_lost(fan_device *d)
-{
-    return !fan_cuda_usable(fan_cuda_part_of(d));
-}
+static bool cuda_lost(fan_device *d) { return !fan_cuda_usable(fan_cuda_part_of(d)); }
 
-static uint64_t cuda_left_out(fan_device *d)
-{
-    return fan_cuda_part_of(d)->cuda->left_out;
-}
+static uint64_t cuda_left_out(fan_device *d) { return fan_cuda_part_of(d)->cuda->left_out; }
 
 /* ---- drivers and devices ---- */
 
@@ -674,10 +699,7 @@ static void cuda_free(fan_cuda *c)
     fan_free(c);
 }
 
-static void cuda_fini(fan_device *d)
-{
-    cuda_free(fan_cuda_part_of(d)->cuda);
-}
+static void cuda_fini(fan_device *d) { cuda_free(fan_cuda_part_of(d)->cuda); }
 
 fan_status fan_cuda_open(const char *path, fan_cuda **out, fan_error *err)
 {
@@ -694,7 +716,8 @@ fan_status fan_cuda_open(const char *path, fan_cuda **out, fan_error *err)
     fan_cu_result code = c->api.DeviceGetCount(&count);
     if (code || count < 0) {
         char text[256];
-        status = fan_fail_code(err, FAN_DEVICE, code, "cuDeviceGetCount failed: %s", fan_cuda_text(&c->api, code, text, sizeof text));
+        status = fan_fail_code(err, FAN_DEVICE, code, "cuDeviceGetCount failed: %s",
+                               fan_cuda_text(&c->api, code, text, sizeof text));
         goto done;
     }
     c->parts = fan_calloc(((size_t)count + 1) * sizeof *c->parts);
@@ -735,15 +758,9 @@ void fan_cuda_drop(fan_cuda *c)
         cuda_free(c);
 }
 
-const fan_cuda_api *fan_cuda_driver(const fan_cuda *c)
-{
-    return &c->api;
-}
+const fan_cuda_api *fan_cuda_driver(const fan_cuda *c) { return &c->api; }
 
-int fan_cuda_count(const fan_cuda *c)
-{
-    return c->count;
-}
+int fan_cuda_count(const fan_cuda *c) { return c->count; }
 
 int fan_cuda_holding(fan_cuda *c, uint64_t address)
 {
@@ -769,20 +786,16 @@ bool fan_cuda_active(fan_cuda *c, int index)
     fan_cu_device ordinal;
     unsigned flags = 0;
     int active = 0;
-    return !forked(c) && index >= 0 && index < c->count && c->api.DeviceGet(&ordinal, index) == 0 && c->api.DevicePrimaryCtxGetState(ordinal, &flags, &active) == 0 && active;
+    return !forked(c) && index >= 0 && index < c->count && c->api.DeviceGet(&ordinal, index) == 0 &&
+           c->api.DevicePrimaryCtxGetState(ordinal, &flags, &active) == 0 && active;
 }
 
-fan_cuda *fan_cuda_of(const fan_device *d)
-{
-    return d->backend == &backend ? d->self : NULL;
-}
+fan_cuda *fan_cuda_of(const fan_device *d) { return d->backend == &backend ? d->self : NULL; }
 
-void fan_cuda_leave_out(fan_cuda *c, uint64_t plan_bits)
-{
-    c->left_out = plan_bits;
-}
+void fan_cuda_leave_out(fan_cuda *c, uint64_t plan_bits) { c->left_out = plan_bits; }
 
-/* make_ready: its context, its kernels, its pool. The part's own lock is not held: what fails is told through fan_cuda_check, which takes it. */
+/* make_ready: its context, its kernels, its pool. The part's own lock is not held: what fails is told through
+ * fan_cuda_check, which takes it. */
 static fan_status make_ready(fan_cuda_part *p, fan_error *err)
 {
     const fan_cuda_api *api = fan_cuda_api_of(p);
@@ -792,8 +805,10 @@ static fan_status make_ready(fan_cuda_part *p, fan_error *err)
     FAN_GO(fan_cuda_check(p, api->DeviceGet(&p->ordinal, p->index), "cuDeviceGet", err));
     FAN_GO(fan_cuda_check(p, api->DevicePrimaryCtxRetain(&p->context, p->ordinal), "cuDevicePrimaryCtxRetain", err));
     FAN_GO(fan_cuda_enter(p, &scope, err));
-    FAN_GO(fan_cuda_check(p, api->DeviceGetAttribute(&p->processors, FAN_CU_ATTRIBUTE_MULTIPROCESSORS, p->ordinal), "cuDeviceGetAttribute", err));
-    FAN_GO(fan_cuda_check(p, api->DeviceGetAttribute(&pools, FAN_CU_ATTRIBUTE_MEMORY_POOLS, p->ordinal), "cuDeviceGetAttribute", err));
+    FAN_GO(fan_cuda_check(p, api->DeviceGetAttribute(&p->processors, FAN_CU_ATTRIBUTE_MULTIPROCESSORS, p->ordinal),
+                          "cuDeviceGetAttribute", err));
+    FAN_GO(fan_cuda_check(p, api->DeviceGetAttribute(&pools, FAN_CU_ATTRIBUTE_MEMORY_POOLS, p->ordinal),
+                          "cuDeviceGetAttribute", err));
     FAN_GO(fan_cuda_check(p, api->StreamCreate(&p->house, FAN_CU_STREAM_NON_BLOCKING), "cuStreamCreate", err));
     p->pools = pools && api->has[FAN_CUDA_POOLS];
     if (p->pools)
@@ -809,7 +824,8 @@ fan_status fan_cuda_device(fan_cuda *c, int index, fan_device **out, fan_error *
 {
     *out = NULL;
     if (index < 0 || index >= c->count)
-        return fan_fail(err, FAN_VALUE, "there is no cuda:%d: the driver has %d device%s", index, c->count, c->count == 1 ? "" : "s");
+        return fan_fail(err, FAN_VALUE, "there is no cuda:%d: the driver has %d device%s", index, c->count,
+                        c->count == 1 ? "" : "s");
     fan_cuda_part *p = &c->parts[index];
     if (forked(c))
         return refuse_child(p, err);
@@ -842,8 +858,10 @@ fan_status fan_cuda_describe(fan_cuda *c, int index, char *buf, size_t size, fan
         return refuse_child(p, err);
     FAN_TRY(fan_cuda_check(p, c->api.DeviceGet(&ordinal, index), "cuDeviceGet", err));
     FAN_TRY(fan_cuda_check(p, c->api.DeviceGetName(name, (int)sizeof name, ordinal), "cuDeviceGetName", err));
-    FAN_TRY(fan_cuda_check(p, c->api.DeviceGetAttribute(&major, FAN_CU_ATTRIBUTE_MAJOR, ordinal), "cuDeviceGetAttribute", err));
-    FAN_TRY(fan_cuda_check(p, c->api.DeviceGetAttribute(&minor, FAN_CU_ATTRIBUTE_MINOR, ordinal), "cuDeviceGetAttribute", err));
+    FAN_TRY(fan_cuda_check(p, c->api.DeviceGetAttribute(&major, FAN_CU_ATTRIBUTE_MAJOR, ordinal),
+                           "cuDeviceGetAttribute", err));
+    FAN_TRY(fan_cuda_check(p, c->api.DeviceGetAttribute(&minor, FAN_CU_ATTRIBUTE_MINOR, ordinal),
+                           "cuDeviceGetAttribute", err));
     snprintf(buf, size, "%s, compute %d.%d", name, major, minor);
     return FAN_OK;
 }

@@ -15,10 +15,7 @@ typedef fan_cu_result get_address(const char *name, void **out, int version, uin
 typedef fan_cu_result get_address_v2(const char *name, void **out, int version, uint64_t flags, int *status);
 
 /* A function's address lies in an object pointer until it is copied into a function pointer: POSIX says that it may. */
-static void *symbol(void *library, const char *name)
-{
-    return dlsym(library, name);
-}
+static void *symbol(void *library, const char *name) { return dlsym(library, name); }
 
 typedef struct finder {
     void *library;
@@ -50,13 +47,13 @@ static void find_all(fan_cuda_api *api)
     memcpy(&f.get, &p, sizeof p);
     for (int i = 0; i < FAN_CUDA_FEATURES; i++)
         api->has[i] = true;
-#define X(name, suffix, version, feature, parameters)                                                                 \
-    p = find(&f, "cu" #name, suffix, version);                                                                        \
-    memcpy(&api->name, &p, sizeof p);                                                                                 \
-    if (!p) {                                                                                                         \
-        api->has[FAN_CUDA_##feature] = false;                                                                         \
-        if (!api->missing[FAN_CUDA_##feature])                                                                        \
-            api->missing[FAN_CUDA_##feature] = "cu" #name;                                                            \
+#define X(name, suffix, version, feature, parameters)      \
+    p = find(&f, "cu" #name, suffix, version);             \
+    memcpy(&api->name, &p, sizeof p);                      \
+    if (!p) {                                              \
+        api->has[FAN_CUDA_##feature] = false;              \
+        if (!api->missing[FAN_CUDA_##feature])             \
+            api->missing[FAN_CUDA_##feature] = "cu" #name; \
     }
     FAN_CUDA_LIST(X)
 #undef X
@@ -71,9 +68,11 @@ static const char *advice(fan_cu_result code)
     case 35:
         return "the driver is older than this library asks for: install a newer one";
     case 100:
-        return "the driver finds no GPU: is one plugged in, passed into the container, or hidden by CUDA_VISIBLE_DEVICES?";
+        return "the driver finds no GPU: is one plugged in, passed into the container, or hidden by "
+               "CUDA_VISIBLE_DEVICES?";
     case 803:
-        return "the driver's kernel module and its library are of different releases: restart the machine after an update";
+        return "the driver's kernel module and its library are of different releases: restart the machine after an "
+               "update";
     case 804:
         return "the compatibility library does not work with this GPU: take it out of LD_LIBRARY_PATH";
     case 999:
@@ -99,22 +98,26 @@ fan_status fan_cuda_api_open(fan_cuda_api *api, const char *path, fan_error *err
     memset(api, 0, sizeof *api);
     snprintf(api->path, sizeof api->path, "%s", path ? path : SYSTEM);
     (void)dlerror();
-    api->library = dlopen(path ? path : SYSTEM, RTLD_NOW | RTLD_LOCAL); /* what is kept of the path may be its beginning */
+    api->library =
+        dlopen(path ? path : SYSTEM, RTLD_NOW | RTLD_LOCAL); /* what is kept of the path may be its beginning */
     if (!api->library) {
         const char *why = dlerror();
-        return fan_fail_code(err, FAN_DEVICE, 0, "no CUDA driver: %s. Everything else works without it", why ? why : api->path);
+        return fan_fail_code(err, FAN_DEVICE, 0, "no CUDA driver: %s. Everything else works without it",
+                             why ? why : api->path);
     }
     find_all(api);
     say_path(api);
     if (api->DriverGetVersion)
         (void)api->DriverGetVersion(&api->version);
     if (!api->has[FAN_CUDA_MUST])
-        return fan_fail_code(err, FAN_DEVICE, 0, "the CUDA driver %s (CUDA %d.%d) has no %s: fanin needs a driver of CUDA 11.0 or later", api->path,
-                             api->version / 1000, api->version % 1000 / 10, api->missing[FAN_CUDA_MUST]);
+        return fan_fail_code(err, FAN_DEVICE, 0,
+                             "the CUDA driver %s (CUDA %d.%d) has no %s: fanin needs a driver of CUDA 11.0 or later",
+                             api->path, api->version / 1000, api->version % 1000 / 10, api->missing[FAN_CUDA_MUST]);
     fan_cu_result code = api->Init(0);
     if (code)
         return fan_fail_code(err, FAN_DEVICE, code, "cuInit failed: %s (%s, CUDA %d.%d; fanin needs 11.0 or later); %s",
-                             fan_cuda_text(api, code, text, sizeof text), api->path, api->version / 1000, api->version % 1000 / 10, advice(code));
+                             fan_cuda_text(api, code, text, sizeof text), api->path, api->version / 1000,
+                             api->version % 1000 / 10, advice(code));
     return FAN_OK;
 }
 
@@ -153,10 +156,7 @@ bool fan_cuda_sticky(fan_cu_result code)
     }
 }
 
-bool fan_cuda_stale(fan_cu_result code)
-{
-    return code == 201 || code == 709;
-}
+bool fan_cuda_stale(fan_cu_result code) { return code == 201 || code == 709; }
 
 const char *fan_cuda_feature_words(fan_cuda_feature f)
 {

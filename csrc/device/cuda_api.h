@@ -1,7 +1,9 @@
-/* cuda_api: the CUDA driver's functions that the backend uses, listed once, and a driver opened at run time. Nothing is linked and no header of CUDA's is needed.
+/* cuda_api: the CUDA driver's functions that the backend uses, listed once, and a driver opened at run time. Nothing is
+ * linked and no header of CUDA's is needed.
  *
- * Each function is asked for by the version whose prototype stands here: from cuGetProcAddress where the driver has it (11.3), else by its full name. What
- * a driver must have is MUST; the rest belongs to a feature, which is off where one of its functions is missing: then none of them is ever called.
+ * Each function is asked for by the version whose prototype stands here: from cuGetProcAddress where the driver has it
+ * (11.3), else by its full name. What a driver must have is MUST; the rest belongs to a feature, which is off where one
+ * of its functions is missing: then none of them is ever called.
  */
 #ifndef FAN_DEVICE_CUDA_API_H
 #define FAN_DEVICE_CUDA_API_H
@@ -26,76 +28,77 @@ typedef struct fan_cu_pool *fan_cu_pool;
 typedef void fan_cu_call(void *ctx); /* a host function of the driver's */
 
 /* What a feature is for, in words: X(NAME, words) */
-#define FAN_CUDA_FEATURE_LIST(X)                                                                                      \
-    X(MUST, "everything")                                                                                             \
-    X(POOLS, "stream-ordered memory")                                                                                 \
-    X(CAPTURE, "work under stream capture")                                                                           \
+#define FAN_CUDA_FEATURE_LIST(X)            \
+    X(MUST, "everything")                   \
+    X(POOLS, "stream-ordered memory")       \
+    X(CAPTURE, "work under stream capture") \
     X(GRAPHS, "memory that lives as long as the graph that uses it")
 
 typedef enum fan_cuda_feature {
 #define X(name, words) FAN_CUDA_##name,
     FAN_CUDA_FEATURE_LIST(X)
 #undef X
-    FAN_CUDA_FEATURES
+        FAN_CUDA_FEATURES
 } fan_cuda_feature;
 
 /* X(name, suffix of the full name, version whose prototype this is, feature, parameters) */
-#define FAN_CUDA_LIST(X)                                                                                              \
-    X(Init, "", 2000, MUST, (unsigned flags))                                                                         \
-    X(DriverGetVersion, "", 2020, MUST, (int *version))                                                               \
-    X(GetErrorName, "", 6000, MUST, (fan_cu_result code, const char **name))                                          \
-    X(GetErrorString, "", 6000, MUST, (fan_cu_result code, const char **text))                                        \
-    X(DeviceGetCount, "", 2000, MUST, (int *count))                                                                   \
-    X(DeviceGet, "", 2000, MUST, (fan_cu_device *out, int ordinal))                                                   \
-    X(DeviceGetName, "", 2000, MUST, (char *name, int size, fan_cu_device d))                                         \
-    X(DeviceGetAttribute, "", 2000, MUST, (int *out, int which, fan_cu_device d))                                     \
-    X(DevicePrimaryCtxRetain, "", 7000, MUST, (fan_cu_context *out, fan_cu_device d))                                 \
-    X(DevicePrimaryCtxRelease, "_v2", 11000, MUST, (fan_cu_device d))                                                 \
-    X(DevicePrimaryCtxGetState, "", 7000, MUST, (fan_cu_device d, unsigned *flags, int *active))                      \
-    X(CtxGetCurrent, "", 4000, MUST, (fan_cu_context *out))                                                           \
-    X(CtxPushCurrent, "_v2", 4000, MUST, (fan_cu_context c))                                                          \
-    X(CtxPopCurrent, "_v2", 4000, MUST, (fan_cu_context *out))                                                        \
-    X(CtxSynchronize, "", 2000, MUST, (void))                                                                         \
-    X(ModuleLoadData, "", 2000, MUST, (fan_cu_module *out, const void *image))                                        \
-    X(ModuleUnload, "", 2000, MUST, (fan_cu_module m))                                                                \
-    X(ModuleGetFunction, "", 2000, MUST, (fan_cu_function *out, fan_cu_module m, const char *name))                   \
-    X(LaunchKernel, "", 4000, MUST,                                                                                   \
-      (fan_cu_function f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, fan_cu_stream s,    \
-       void **params, void **extra))                                                                                  \
-    X(MemAlloc, "_v2", 3020, MUST, (fan_cu_pointer *out, size_t bytes))                                               \
-    X(MemFree, "_v2", 3020, MUST, (fan_cu_pointer p))                                                                 \
-    X(MemcpyHtoDAsync, "_v2", 3020, MUST, (fan_cu_pointer to, const void *from, size_t bytes, fan_cu_stream s))       \
-    X(MemcpyDtoHAsync, "_v2", 3020, MUST, (void *to, fan_cu_pointer from, size_t bytes, fan_cu_stream s))             \
-    X(MemsetD8Async, "", 3020, MUST, (fan_cu_pointer p, unsigned char byte, size_t bytes, fan_cu_stream s))           \
-    X(PointerGetAttribute, "", 4000, MUST, (void *out, int which, fan_cu_pointer p))                                  \
-    X(StreamCreate, "", 2000, MUST, (fan_cu_stream *out, unsigned flags))                                             \
-    X(StreamDestroy, "_v2", 4000, MUST, (fan_cu_stream s))                                                            \
-    X(StreamGetCtx, "", 9020, MUST, (fan_cu_stream s, fan_cu_context *out))                                           \
-    X(StreamSynchronize, "", 2000, MUST, (fan_cu_stream s))                                                           \
-    X(StreamWaitEvent, "", 3020, MUST, (fan_cu_stream s, fan_cu_event e, unsigned flags))                             \
-    X(EventCreate, "", 2000, MUST, (fan_cu_event * out, unsigned flags))                                              \
-    X(EventDestroy, "_v2", 4000, MUST, (fan_cu_event e))                                                              \
-    X(EventRecord, "", 2000, MUST, (fan_cu_event e, fan_cu_stream s))                                                 \
-    X(EventQuery, "", 2000, MUST, (fan_cu_event e))                                                                   \
-    X(EventSynchronize, "", 2000, MUST, (fan_cu_event e))                                                             \
-    X(MemAllocAsync, "", 11020, POOLS, (fan_cu_pointer * out, size_t bytes, fan_cu_stream s))                         \
-    X(MemFreeAsync, "", 11020, POOLS, (fan_cu_pointer p, fan_cu_stream s))                                            \
-    X(DeviceGetDefaultMemPool, "", 11020, POOLS, (fan_cu_pool * out, fan_cu_device d))                                \
-    X(MemPoolTrimTo, "", 11020, POOLS, (fan_cu_pool pool, size_t keep))                                               \
-    X(ThreadExchangeStreamCaptureMode, "", 10010, CAPTURE, (int *mode))                                               \
-    X(StreamGetCaptureInfo, "_v2", 11030, CAPTURE,                                                                    \
-      (fan_cu_stream s, int *status, uint64_t *id, fan_cu_graph *graph, const void **frontier, size_t *count))        \
-    X(UserObjectCreate, "", 11030, GRAPHS, (fan_cu_object * out, void *ctx, fan_cu_call *destroy, unsigned refs, unsigned flags))            \
-    X(UserObjectRelease, "", 11030, GRAPHS, (fan_cu_object o, unsigned count))                                        \
+#define FAN_CUDA_LIST(X)                                                                                        \
+    X(Init, "", 2000, MUST, (unsigned flags))                                                                   \
+    X(DriverGetVersion, "", 2020, MUST, (int *version))                                                         \
+    X(GetErrorName, "", 6000, MUST, (fan_cu_result code, const char **name))                                    \
+    X(GetErrorString, "", 6000, MUST, (fan_cu_result code, const char **text))                                  \
+    X(DeviceGetCount, "", 2000, MUST, (int *count))                                                             \
+    X(DeviceGet, "", 2000, MUST, (fan_cu_device * out, int ordinal))                                            \
+    X(DeviceGetName, "", 2000, MUST, (char *name, int size, fan_cu_device d))                                   \
+    X(DeviceGetAttribute, "", 2000, MUST, (int *out, int which, fan_cu_device d))                               \
+    X(DevicePrimaryCtxRetain, "", 7000, MUST, (fan_cu_context * out, fan_cu_device d))                          \
+    X(DevicePrimaryCtxRelease, "_v2", 11000, MUST, (fan_cu_device d))                                           \
+    X(DevicePrimaryCtxGetState, "", 7000, MUST, (fan_cu_device d, unsigned *flags, int *active))                \
+    X(CtxGetCurrent, "", 4000, MUST, (fan_cu_context * out))                                                    \
+    X(CtxPushCurrent, "_v2", 4000, MUST, (fan_cu_context c))                                                    \
+    X(CtxPopCurrent, "_v2", 4000, MUST, (fan_cu_context * out))                                                 \
+    X(CtxSynchronize, "", 2000, MUST, (void))                                                                   \
+    X(ModuleLoadData, "", 2000, MUST, (fan_cu_module * out, const void *image))                                 \
+    X(ModuleUnload, "", 2000, MUST, (fan_cu_module m))                                                          \
+    X(ModuleGetFunction, "", 2000, MUST, (fan_cu_function * out, fan_cu_module m, const char *name))            \
+    X(LaunchKernel, "", 4000, MUST,                                                                             \
+      (fan_cu_function f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,         \
+       unsigned shared, fan_cu_stream s, void **params, void **extra))                                          \
+    X(MemAlloc, "_v2", 3020, MUST, (fan_cu_pointer * out, size_t bytes))                                        \
+    X(MemFree, "_v2", 3020, MUST, (fan_cu_pointer p))                                                           \
+    X(MemcpyHtoDAsync, "_v2", 3020, MUST, (fan_cu_pointer to, const void *from, size_t bytes, fan_cu_stream s)) \
+    X(MemcpyDtoHAsync, "_v2", 3020, MUST, (void *to, fan_cu_pointer from, size_t bytes, fan_cu_stream s))       \
+    X(MemsetD8Async, "", 3020, MUST, (fan_cu_pointer p, unsigned char byte, size_t bytes, fan_cu_stream s))     \
+    X(PointerGetAttribute, "", 4000, MUST, (void *out, int which, fan_cu_pointer p))                            \
+    X(StreamCreate, "", 2000, MUST, (fan_cu_stream * out, unsigned flags))                                      \
+    X(StreamDestroy, "_v2", 4000, MUST, (fan_cu_stream s))                                                      \
+    X(StreamGetCtx, "", 9020, MUST, (fan_cu_stream s, fan_cu_context * out))                                    \
+    X(StreamSynchronize, "", 2000, MUST, (fan_cu_stream s))                                                     \
+    X(StreamWaitEvent, "", 3020, MUST, (fan_cu_stream s, fan_cu_event e, unsigned flags))                       \
+    X(EventCreate, "", 2000, MUST, (fan_cu_event * out, unsigned flags))                                        \
+    X(EventDestroy, "_v2", 4000, MUST, (fan_cu_event e))                                                        \
+    X(EventRecord, "", 2000, MUST, (fan_cu_event e, fan_cu_stream s))                                           \
+    X(EventQuery, "", 2000, MUST, (fan_cu_event e))                                                             \
+    X(EventSynchronize, "", 2000, MUST, (fan_cu_event e))                                                       \
+    X(MemAllocAsync, "", 11020, POOLS, (fan_cu_pointer * out, size_t bytes, fan_cu_stream s))                   \
+    X(MemFreeAsync, "", 11020, POOLS, (fan_cu_pointer p, fan_cu_stream s))                                      \
+    X(DeviceGetDefaultMemPool, "", 11020, POOLS, (fan_cu_pool * out, fan_cu_device d))                          \
+    X(MemPoolTrimTo, "", 11020, POOLS, (fan_cu_pool pool, size_t keep))                                         \
+    X(ThreadExchangeStreamCaptureMode, "", 10010, CAPTURE, (int *mode))                                         \
+    X(StreamGetCaptureInfo, "_v2", 11030, CAPTURE,                                                              \
+      (fan_cu_stream s, int *status, uint64_t *id, fan_cu_graph *graph, const void **frontier, size_t *count))  \
+    X(UserObjectCreate, "", 11030, GRAPHS,                                                                      \
+      (fan_cu_object * out, void *ctx, fan_cu_call *destroy, unsigned refs, unsigned flags))                    \
+    X(UserObjectRelease, "", 11030, GRAPHS, (fan_cu_object o, unsigned count))                                  \
     X(GraphRetainUserObject, "", 11030, GRAPHS, (fan_cu_graph g, fan_cu_object o, unsigned count, unsigned flags))
 
 typedef struct fan_cuda_api {
-    void *library;                   /* never closed */
-    char path[256];                  /* as it was opened */
-    int version;                     /* 12040: CUDA 12.4; 0: not told */
+    void *library;  /* never closed */
+    char path[256]; /* as it was opened */
+    int version;    /* 12040: CUDA 12.4; 0: not told */
     bool has[FAN_CUDA_FEATURES];
     const char *missing[FAN_CUDA_FEATURES]; /* the first function that a feature lacks; NULL: none */
-#define X(name, suffix, version, feature, parameters) fan_cu_result (*name) parameters;
+#define X(name, suffix, version, feature, parameters) fan_cu_result(*name) parameters;
     FAN_CUDA_LIST(X)
 #undef X
 } fan_cuda_api;
@@ -120,14 +123,15 @@ enum {
     FAN_CU_GRAPH_USER_OBJECT_MOVE = 1
 };
 
-/* fan_cuda_api_open: opens `path` (NULL: the system's driver), finds the functions, and initialises the driver. FAN_DEVICE with the driver's code (0: none of
- * its own) and a text that says what to do. */
+/* fan_cuda_api_open: opens `path` (NULL: the system's driver), finds the functions, and initialises the driver.
+ * FAN_DEVICE with the driver's code (0: none of its own) and a text that says what to do. */
 fan_status fan_cuda_api_open(fan_cuda_api *api, const char *path, fan_error *err);
 /* fan_cuda_text: "CUDA_ERROR_OUT_OF_MEMORY (2): out of memory" into buf. */
 char *fan_cuda_text(const fan_cuda_api *api, fan_cu_result code, char *buf, size_t size);
 /* fan_cuda_sticky: after this code the context is lost: every later call fails. */
 bool fan_cuda_sticky(fan_cu_result code);
-/* fan_cuda_stale: a code that speaks of a context that is gone; a stream or an event that was destroyed gets it as well, and then nothing is lost. */
+/* fan_cuda_stale: a code that speaks of a context that is gone; a stream or an event that was destroyed gets it as
+ * well, and then nothing is lost. */
 bool fan_cuda_stale(fan_cu_result code);
 /* fan_cuda_feature_words: what a feature is for. */
 const char *fan_cuda_feature_words(fan_cuda_feature f);

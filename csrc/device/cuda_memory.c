@@ -1,8 +1,9 @@
 /* Memory of the CUDA backend.
  *
- * A block comes from the device's default pool in the order of the stream that uses it first, or, where there are no pools, no such stream, or a capture, from
- * cuMemAlloc: that can be used anywhere at once. Who frees says that all users have passed, so a pooled block goes back on a stream of our own, which nobody else
- * waits for. The books (one entry a block, sorted by address) say which is which, and which graphs use it. */
+ * A block comes from the device's default pool in the order of the stream that uses it first, or, where there are no
+ * pools, no such stream, or a capture, from cuMemAlloc: that can be used anywhere at once. Who frees says that all
+ * users have passed, so a pooled block goes back on a stream of our own, which nobody else waits for. The books (one
+ * entry a block, sorted by address) say which is which, and which graphs use it. */
 #include "device/cuda_part.h"
 
 #include "base/mem.h"
@@ -34,7 +35,8 @@ static fan_cuda_block *holding(fan_cuda_part *p, uint64_t address)
 static fan_status reserve(fan_cuda_part *p, fan_error *err)
 {
     (void)pthread_mutex_lock(&p->lock);
-    int failed = fan_grow((void **)&p->blocks, &p->blocks_cap, p->nblocks + 16, sizeof *p->blocks); /* several threads may have reserved */
+    int failed = fan_grow((void **)&p->blocks, &p->blocks_cap, p->nblocks + 16,
+                          sizeof *p->blocks); /* several threads may have reserved */
     (void)pthread_mutex_unlock(&p->lock);
     return failed ? fan_fail(err, FAN_NOMEM, "out of memory for the books of cuda:%d", p->index) : FAN_OK;
 }
@@ -61,7 +63,8 @@ static void strike(fan_cuda_part *p, const fan_cuda_block *b)
     memmove(p->blocks + i, p->blocks + i + 1, (p->nblocks - i) * sizeof *p->blocks);
 }
 
-/* give: back to the driver, in the order of `on` where the pool takes it; the context is current. What fails here is told by the next call that can. */
+/* give: back to the driver, in the order of `on` where the pool takes it; the context is current. What fails here is
+ * told by the next call that can. */
 static void give(fan_cuda_part *p, const fan_cuda_block *b, fan_cu_stream on)
 {
     const fan_cuda_api *api = fan_cuda_api_of(p);
@@ -71,7 +74,8 @@ static void give(fan_cuda_part *p, const fan_cuda_block *b, fan_cu_stream on)
     (void)fan_cuda_check(p, code, b->pooled ? "cuMemFreeAsync" : "cuMemFree", NULL);
 }
 
-/* reap: blocks whose last hold went while a graph used them, and whose graphs have gone since. The context is current. */
+/* reap: blocks whose last hold went while a graph used them, and whose graphs have gone since. The context is current.
+ */
 static void reap(fan_cuda_part *p)
 {
     for (;;) {
@@ -157,7 +161,8 @@ void fan_cuda_free(fan_device *d, void *data, size_t bytes)
     bool usable = fan_cuda_usable(p);
     (void)pthread_mutex_lock(&p->lock);
     fan_cuda_block *b = holding(p, (uint64_t)(uintptr_t)data);
-    if (b && b->graphs && usable && atomic_load_explicit(b->graphs, memory_order_acquire) > 1 && !FAN_CUDA_MUTANT(CAPTURED_FREE)) {
+    if (b && b->graphs && usable && atomic_load_explicit(b->graphs, memory_order_acquire) > 1 &&
+        !FAN_CUDA_MUTANT(CAPTURED_FREE)) {
         b->left = true;
         p->nleft++;
     } else if (b) {
@@ -262,8 +267,11 @@ fan_status fan_cuda_retain(fan_cuda_part *p, uint64_t address, uint64_t capture,
         note_capture(p, address, capture);
         return FAN_OK; /* it is never given back */
     }
-    FAN_GO(fan_cuda_check(p, api->UserObjectCreate(&object, graphs, graph_gone, 1, FAN_CU_USER_OBJECT_NO_DESTRUCTOR_SYNC), "cuUserObjectCreate", err));
-    status = fan_cuda_check(p, api->GraphRetainUserObject(graph, object, 1, FAN_CU_GRAPH_USER_OBJECT_MOVE), "cuGraphRetainUserObject", err);
+    FAN_GO(fan_cuda_check(p,
+                          api->UserObjectCreate(&object, graphs, graph_gone, 1, FAN_CU_USER_OBJECT_NO_DESTRUCTOR_SYNC),
+                          "cuUserObjectCreate", err));
+    status = fan_cuda_check(p, api->GraphRetainUserObject(graph, object, 1, FAN_CU_GRAPH_USER_OBJECT_MOVE),
+                            "cuGraphRetainUserObject", err);
     if (status != FAN_OK) {
         (void)api->UserObjectRelease(object, 1); /* which counts down */
         return status;

@@ -5,12 +5,12 @@
 #include "device/cuda.h"
 
 /* X(field, name): the kernels that are no fold. */
-#define FAN_CUDA_KERNEL_LIST(X)                                                                                       \
-    X(any, "fan_any")                                                                                                 \
-    X(tell_any, "fan_tell_any")                                                                                       \
-    X(tell_end, "fan_tell_end")                                                                                       \
-    X(blame, "fan_blame_any")                                                                                         \
-    X(reduce, "fan_reduce_any")                                                                                       \
+#define FAN_CUDA_KERNEL_LIST(X) \
+    X(any, "fan_any")           \
+    X(tell_any, "fan_tell_any") \
+    X(tell_end, "fan_tell_end") \
+    X(blame, "fan_blame_any")   \
+    X(reduce, "fan_reduce_any") \
     X(scatter, "fan_scatter_any")
 
 #define FAN_CUDA_FOLDS 32
@@ -28,8 +28,8 @@ typedef struct fan_cuda_block {
 /* A stream of our own for captures that need one. */
 typedef struct fan_cuda_spare {
     uint64_t handle;
-    uint64_t capture;      /* the last one that it was lent to */
-    size_t asked;          /* threads that are about to hold it */
+    uint64_t capture; /* the last one that it was lent to */
+    size_t asked;     /* threads that are about to hold it */
 } fan_cuda_spare;
 
 typedef struct fan_cuda_part {
@@ -37,46 +37,47 @@ typedef struct fan_cuda_part {
     fan_cuda *cuda;
     int index;
     fan_cu_device ordinal;
-    pthread_mutex_t lock;  /* guards all that follows; the driver may be called under it while the part is made ready */
-    atomic_bool ready;     /* all of it is there: context, module, functions, house, pool */
-    bool pools;            /* stream-ordered memory is there */
+    pthread_mutex_t lock; /* guards all that follows; the driver may be called under it while the part is made ready */
+    atomic_bool ready;    /* all of it is there: context, module, functions, house, pool */
+    bool pools;           /* stream-ordered memory is there */
     fan_cu_context context;
     fan_cu_module module;
     fan_cu_function folds[FAN_CUDA_FOLDS], many[FAN_CUDA_FOLDS], tells[FAN_CUDA_FOLDS]; /* tells: with statistics */
 #define X(field, name) fan_cu_function field;
     FAN_CUDA_KERNEL_LIST(X)
 #undef X
-    fan_cu_stream house;   /* of our own, for what nobody waits for */
+    fan_cu_stream house; /* of our own, for what nobody waits for */
     fan_cu_pool pool;
     int processors;
-    fan_stream **streams;  /* those that somebody holds; no holds */
+    fan_stream **streams; /* those that somebody holds; no holds */
     size_t nstreams, streams_cap;
     fan_cuda_spare *spares;
     size_t nspares, spares_cap;
     fan_cuda_block *blocks; /* by address */
     size_t nblocks, blocks_cap;
-    char *staging;         /* where the tables of run_many are made; NULL: none, or in use */
+    char *staging; /* where the tables of run_many are made; NULL: none, or in use */
     size_t staging_bytes;
-    size_t nleft;          /* blocks that are left: reap need not look where there is none */
+    size_t nleft; /* blocks that are left: reap need not look where there is none */
     atomic_bool dead;
-    fan_error cause;       /* of its death; written once, before `dead` */
+    fan_error cause; /* of its death; written once, before `dead` */
 } fan_cuda_part;
 
 struct fan_cuda {
     atomic_size_t holds;
     fan_cuda_api api;
-    unsigned life;         /* forks so far when it was opened */
+    unsigned life; /* forks so far when it was opened */
     int count;
     uint64_t left_out;
     fan_cuda_part *parts;
-    fan_cuda *next;        /* of all that are open */
+    fan_cuda *next; /* of all that are open */
 };
 
 /* A stream as the backend sees it. */
 typedef struct fan_cuda_queue {
     fan_cu_stream handle;
-    uint64_t thread;       /* of handle 2; else 0 */
-    atomic_bool gone;      /* the driver said that it was destroyed: the handle is not used again, and may be another stream's */
+    uint64_t thread; /* of handle 2; else 0 */
+    atomic_bool
+        gone; /* the driver said that it was destroyed: the handle is not used again, and may be another stream's */
 } fan_cuda_queue;
 
 /* The context of a part, current between enter and leave. */
@@ -90,20 +91,20 @@ static inline fan_cuda_part *fan_cuda_part_of(fan_device *d)
     return (fan_cuda_part *)(void *)d; /* its first member */
 }
 
-static inline const fan_cuda_api *fan_cuda_api_of(const fan_cuda_part *p)
-{
-    return &p->cuda->api;
-}
+static inline const fan_cuda_api *fan_cuda_api_of(const fan_cuda_part *p) { return &p->cuda->api; }
 
 /* fan_cuda_usable: not in a forked child, and not dead. */
 bool fan_cuda_usable(const fan_cuda_part *p);
 fan_status fan_cuda_enter(fan_cuda_part *p, fan_cuda_scope *scope, fan_error *err);
 void fan_cuda_leave(fan_cuda_scope *scope);
-/* fan_cuda_check: what a driver's code means: FAN_OK, FAN_DEVICE_NOMEM, FAN_CAPTURE, FAN_DEVICE; `call` names the function and what it was for. */
+/* fan_cuda_check: what a driver's code means: FAN_OK, FAN_DEVICE_NOMEM, FAN_CAPTURE, FAN_DEVICE; `call` names the
+ * function and what it was for. */
 fan_status fan_cuda_check(fan_cuda_part *p, fan_cu_result code, const char *call, fan_error *err);
-/* fan_cuda_relax: from here to the same call with what it returned (-1: nothing was changed), this thread's unsafe calls disturb nobody's capture. */
+/* fan_cuda_relax: from here to the same call with what it returned (-1: nothing was changed), this thread's unsafe
+ * calls disturb nobody's capture. */
 int fan_cuda_relax(const fan_cuda_part *p, int mode);
-/* fan_cuda_pass: blocks until all that is queued on a stream, which is not captured, has run. The captures of others are not disturbed. */
+/* fan_cuda_pass: blocks until all that is queued on a stream, which is not captured, has run. The captures of others
+ * are not disturbed. */
 fan_status fan_cuda_pass(fan_cuda_part *p, fan_cu_stream on, fan_error *err);
 /* fan_cuda_queue_of: the driver's handle; FAN_VALUE for another thread's own stream. */
 fan_status fan_cuda_queue_of(const fan_stream *s, fan_cu_stream *out, fan_error *err);
@@ -121,7 +122,8 @@ fan_status fan_cuda_retain(fan_cuda_part *p, uint64_t address, uint64_t capture,
 void fan_cuda_blocks_fini(fan_cuda_part *p);
 /* cuda_run.c */
 fan_status fan_cuda_run(fan_device *d, fan_stream *s, const fan_job *job, fan_error *err);
-fan_status fan_cuda_run_many(fan_device *d, fan_stream *s, const fan_job *jobs, size_t n, fan_fate *fates, fan_error *err);
+fan_status fan_cuda_run_many(fan_device *d, fan_stream *s, const fan_job *jobs, size_t n, fan_fate *fates,
+                             fan_error *err);
 fan_status fan_cuda_read(fan_stream *s, const fan_array *dst, const fan_array *src, fan_error *err);
 fan_status fan_cuda_load_kernels(fan_cuda_part *p, fan_error *err);
 

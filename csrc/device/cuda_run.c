@@ -1,11 +1,12 @@
 /* Jobs of the CUDA backend: which kernel, with what arguments.
  *
- * Gap-free sources of one dtype are one fold; anything else is one launch of fan_any, whose arguments hold as many sources as fit; where there are more, a
- * running sum in the last accumulation dtype is the first source of the next launch. It lies in the result itself where that has its dtype and no later
- * source lies there, else in scratch memory.
+ * Gap-free sources of one dtype are one fold; anything else is one launch of fan_any, whose arguments hold as many
+ * sources as fit; where there are more, a running sum in the last accumulation dtype is the first source of the next
+ * launch. It lies in the result itself where that has its dtype and no later source lies there, else in scratch memory.
  *
- * Statistics are gathered by the launch that sums: each block writes a row behind the figures, and a small launch adds the rows up (array/told.h). So there is no
- * scratch memory to give back, and nobody waits. Where a sum takes several launches, each looks for who spoiled it; the last one's figures are the result's. */
+ * Statistics are gathered by the launch that sums: each block writes a row behind the figures, and a small launch adds
+ * the rows up (array/told.h). So there is no scratch memory to give back, and nobody waits. Where a sum takes several
+ * launches, each looks for who spoiled it; the last one's figures are the result's. */
 #include "device/cuda_part.h"
 
 #include "array/walk.h"
@@ -20,22 +21,32 @@ static const struct {
     int bytes;
     fan_dtype from, acc;
 } folds[] = {
-#define X(name, bytes, from, acc) {"fan_fold_" #name, "fan_many_" #name, "fan_tell_" #name, bytes, FAN_##from, FAN_##acc},
+#define X(name, bytes, from, acc) \
+    {"fan_fold_" #name, "fan_many_" #name, "fan_tell_" #name, bytes, FAN_##from, FAN_##acc},
     FAN_K_FOLD_LIST(X)
 #undef X
 };
 #define FOLDS (sizeof folds / sizeof *folds)
 _Static_assert(FOLDS <= FAN_CUDA_FOLDS, "more folds than there is room for");
-_Static_assert(sizeof(fan_k_fold) <= 4096 && sizeof(fan_k_any) <= 4096 && sizeof(fan_k_reduce) <= 4096 && sizeof(fan_k_scatter) <= 4096,
+_Static_assert(sizeof(fan_k_fold) <= 4096 && sizeof(fan_k_any) <= 4096 && sizeof(fan_k_reduce) <= 4096 &&
+                   sizeof(fan_k_scatter) <= 4096,
                "what every driver takes as the arguments of a kernel");
 _Static_assert(sizeof(fan_k_tell) <= 4096, "the same");
-_Static_assert(sizeof(fan_told) == 8 * FAN_TOLD_WORDS && sizeof(fan_told_row) == 8 * FAN_TOLD_ROW_WORDS, "figures are words");
+_Static_assert(sizeof(fan_told) == 8 * FAN_TOLD_WORDS && sizeof(fan_told_row) == 8 * FAN_TOLD_ROW_WORDS,
+               "figures are words");
 
 /* foreign: the driver's word for code that it cannot use: made for other GPUs, or by a newer compiler than it knows. */
 static bool foreign(fan_cu_result code)
 {
-    enum { INVALID_IMAGE = 200, NO_BINARY_FOR_GPU = 209, INVALID_PTX = 218, UNSUPPORTED_PTX_VERSION = 222, INVALID_SOURCE = 300 };
-    return code == INVALID_IMAGE || code == NO_BINARY_FOR_GPU || code == INVALID_PTX || code == UNSUPPORTED_PTX_VERSION || code == INVALID_SOURCE;
+    enum {
+        INVALID_IMAGE = 200,
+        NO_BINARY_FOR_GPU = 209,
+        INVALID_PTX = 218,
+        UNSUPPORTED_PTX_VERSION = 222,
+        INVALID_SOURCE = 300
+    };
+    return code == INVALID_IMAGE || code == NO_BINARY_FOR_GPU || code == INVALID_PTX ||
+           code == UNSUPPORTED_PTX_VERSION || code == INVALID_SOURCE;
 }
 
 fan_status fan_cuda_load_kernels(fan_cuda_part *p, fan_error *err)
@@ -48,11 +59,15 @@ fan_status fan_cuda_load_kernels(fan_cuda_part *p, fan_error *err)
         code = api->ModuleLoadData(&p->module, fan_kernels_ptx);
     FAN_GO(fan_cuda_check(p, code, "cuModuleLoadData", err));
     for (size_t i = 0; i < FOLDS; i++) {
-        FAN_GO(fan_cuda_check(p, api->ModuleGetFunction(&p->folds[i], p->module, folds[i].name), "cuModuleGetFunction", err));
-        FAN_GO(fan_cuda_check(p, api->ModuleGetFunction(&p->many[i], p->module, folds[i].many), "cuModuleGetFunction", err));
-        FAN_GO(fan_cuda_check(p, api->ModuleGetFunction(&p->tells[i], p->module, folds[i].tell), "cuModuleGetFunction", err));
+        FAN_GO(fan_cuda_check(p, api->ModuleGetFunction(&p->folds[i], p->module, folds[i].name), "cuModuleGetFunction",
+                              err));
+        FAN_GO(fan_cuda_check(p, api->ModuleGetFunction(&p->many[i], p->module, folds[i].many), "cuModuleGetFunction",
+                              err));
+        FAN_GO(fan_cuda_check(p, api->ModuleGetFunction(&p->tells[i], p->module, folds[i].tell), "cuModuleGetFunction",
+                              err));
     }
-#define X(field, name) FAN_GO(fan_cuda_check(p, api->ModuleGetFunction(&p->field, p->module, name), "cuModuleGetFunction", err));
+#define X(field, name) \
+    FAN_GO(fan_cuda_check(p, api->ModuleGetFunction(&p->field, p->module, name), "cuModuleGetFunction", err));
     FAN_CUDA_KERNEL_LIST(X)
 #undef X
 done:
@@ -68,8 +83,8 @@ typedef struct site {
     const char *label;
     const fan_figures *figures; /* what sums leave behind; NULL: nothing */
     size_t skip;
-    bool blind;                 /* sums are only told of: nothing is written */
-    bool *begun;                /* set once a launch went through */
+    bool blind;  /* sums are only told of: nothing is written */
+    bool *begun; /* set once a launch went through */
 } site;
 
 static fan_status launch_blocks(const site *w, fan_cu_function f, int64_t blocks, void *args, fan_error *err)
@@ -77,8 +92,10 @@ static fan_status launch_blocks(const site *w, fan_cu_function f, int64_t blocks
     char call[160] = "cuLaunchKernel";
     if (w->label)
         fan_append(call, sizeof call, "(%.120s)", w->label);
-    FAN_TRY(fan_cuda_check(w->part, fan_cuda_api_of(w->part)->LaunchKernel(f, blocks > 0 ? (unsigned)blocks : 1, 1, 1, FAN_K_BLOCK, 1, 1, 0, w->on,
-                                                                           (void *[]){args}, NULL), call, err));
+    FAN_TRY(fan_cuda_check(w->part,
+                           fan_cuda_api_of(w->part)->LaunchKernel(f, blocks > 0 ? (unsigned)blocks : 1, 1, 1,
+                                                                  FAN_K_BLOCK, 1, 1, 0, w->on, (void *[]){args}, NULL),
+                           call, err));
     if (w->begun)
         *w->begun = true;
     return FAN_OK;
@@ -90,16 +107,10 @@ static fan_status launch(const site *w, fan_cu_function f, int64_t threads, void
     return launch_blocks(w, f, blocks < most ? blocks : most, args, err);
 }
 
-static uint64_t address_of(const fan_array *a)
-{
-    return (uint64_t)(uintptr_t)a->data;
-}
+static uint64_t address_of(const fan_array *a) { return (uint64_t)(uintptr_t)a->data; }
 
 /* number_size: of one part of a complex number, else of the element. */
-static uint64_t number_size(fan_dtype d)
-{
-    return fan_dtype_size(d) / (fan_dtype_kind(d) == 'c' ? 2 : 1);
-}
+static uint64_t number_size(fan_dtype d) { return fan_dtype_size(d) / (fan_dtype_kind(d) == 'c' ? 2 : 1); }
 
 /* anywhere: some element lies where its numbers cannot be read in one piece. */
 static bool anywhere(const fan_array *a)
@@ -112,12 +123,10 @@ static bool anywhere(const fan_array *a)
 
 /* ---- statistics ---- */
 
-static uint64_t rows_of(const fan_figures *g)
-{
-    return address_of(g->words) + sizeof(fan_told);
-}
+static uint64_t rows_of(const fan_figures *g) { return address_of(g->words) + sizeof(fan_told); }
 
-/* told: the rows of `size` elements into the figures. `from`: the operand that is the first source; `more`: an earlier launch has told of operands before. */
+/* told: the rows of `size` elements into the figures. `from`: the operand that is the first source; `more`: an earlier
+ * launch has told of operands before. */
 static fan_status told(const site *s, int64_t rows, int64_t size, size_t from, size_t n, bool more, fan_error *err)
 {
     const fan_figures *g = s->figures;
@@ -162,7 +171,8 @@ static size_t fold_for(const fan_array *out, const fan_operand *in, size_t n, bo
     if (n == 0 || n > FAN_K_SOURCES || (scaled && fan_dtype_kind(acc) == 'c') || anywhere(out))
         return FOLDS;
     for (size_t k = 0; k < n; k++)
-        if (in[k].acc != acc || in[k].array->dtype != d || anywhere(in[k].array) || !fan_walk_whole(w, in[k].array, 0, w->size))
+        if (in[k].acc != acc || in[k].array->dtype != d || anywhere(in[k].array) ||
+            !fan_walk_whole(w, in[k].array, 0, w->size))
             return FOLDS;
     for (size_t i = 0; i < FOLDS; i++)
         if (folds[i].from == unsigned_of(d) && folds[i].acc == unsigned_of(acc))
@@ -170,7 +180,8 @@ static size_t fold_for(const fan_array *out, const fan_operand *in, size_t n, bo
     return FOLDS;
 }
 
-static fan_status fold(const site *s, size_t which, const fan_array *out, const fan_operand *in, size_t n, const fan_scale *scale, fan_error *err)
+static fan_status fold(const site *s, size_t which, const fan_array *out, const fan_operand *in, size_t n,
+                       const fan_scale *scale, fan_error *err)
 {
     fan_k_fold a;
     uint64_t low = 0;
@@ -217,7 +228,8 @@ static void put_strides(int64_t *words, const fan_walk *w, const int64_t *stride
 }
 
 /* any_args: for fan_any and its like. */
-static void any_args(const fan_walk *w, const source *out, const source *in, size_t n, const char *factor, fan_k_any *args)
+static void any_args(const fan_walk *w, const source *out, const source *in, size_t n, const char *factor,
+                     fan_k_any *args)
 {
     fan_k_any a;
     memset(&a, 0, sizeof a);
@@ -249,7 +261,8 @@ static void any_args(const fan_walk *w, const source *out, const source *in, siz
 }
 
 /* any: `begun`: how many operands earlier launches have summed into the first source; 0: there were none. */
-static fan_status any(const site *s, const fan_walk *w, const source *out, const source *in, size_t n, size_t begun, const char *factor, fan_error *err)
+static fan_status any(const site *s, const fan_walk *w, const source *out, const source *in, size_t n, size_t begun,
+                      const char *factor, fan_error *err)
 {
     fan_k_any a;
     any_args(w, out, in, n, factor, &a);
@@ -264,7 +277,8 @@ static fan_status any(const site *s, const fan_walk *w, const source *out, const
 
 static source source_of(const fan_array *a, fan_dtype acc)
 {
-    return (source){.address = address_of(a), .dtype = a->dtype, .acc = acc, .strides = a->strides, .anywhere = anywhere(a)};
+    return (source){
+        .address = address_of(a), .dtype = a->dtype, .acc = acc, .strides = a->strides, .anywhere = anywhere(a)};
 }
 
 /* keeps: a running sum of dtype acc may lie in out while in[from..n) are still to come. */
@@ -277,7 +291,8 @@ static bool keeps(const fan_array *out, fan_dtype acc, const fan_operand *in, si
 }
 
 /* scratch_sum: scratch memory for a running sum of dtype acc, in the order of the walk. */
-static fan_status scratch_sum(const site *s, const fan_walk *w, fan_dtype acc, int64_t *strides, source *out, fan_error *err)
+static fan_status scratch_sum(const site *s, const fan_walk *w, fan_dtype acc, int64_t *strides, source *out,
+                              fan_error *err)
 {
     int64_t step = (int64_t)fan_dtype_size(acc);
     for (int i = w->ndim - 1; i >= 0; i--) {
@@ -288,7 +303,8 @@ static fan_status scratch_sum(const site *s, const fan_walk *w, fan_dtype acc, i
     return fan_cuda_scratch(s->stream, (size_t)step, &out->address, err);
 }
 
-static fan_status any_in_groups(const site *s, const fan_walk *w, const fan_array *out, const fan_operand *in, size_t n, const fan_scale *scale, fan_error *err)
+static fan_status any_in_groups(const site *s, const fan_walk *w, const fan_array *out, const fan_operand *in, size_t n,
+                                const fan_scale *scale, fan_error *err)
 {
     source here[FAN_K_WORDS / 2], running = {.address = 0}, target;
     source to = source_of(out, FAN_NO_DTYPE);
@@ -327,7 +343,8 @@ done:
     return status;
 }
 
-static fan_status sum(const site *s, const fan_array *out, const fan_operand *in, size_t n, const fan_scale *scale, fan_error *err)
+static fan_status sum(const site *s, const fan_array *out, const fan_operand *in, size_t n, const fan_scale *scale,
+                      fan_error *err)
 {
     fan_walk w;
     if (out->size == 0)
@@ -381,7 +398,9 @@ static fan_status zero(const site *s, const fan_array *out, fan_error *err)
     if (!fan_array_dense(out))
         return sum(s, out, NULL, 0, NULL, err);
     fan_array_reach(out, &lo, &hi);
-    return fan_cuda_check(s->part, fan_cuda_api_of(s->part)->MemsetD8Async(address_of(out) + (uint64_t)lo, 0, (size_t)(hi - lo), s->on), "cuMemsetD8Async", err);
+    return fan_cuda_check(
+        s->part, fan_cuda_api_of(s->part)->MemsetD8Async(address_of(out) + (uint64_t)lo, 0, (size_t)(hi - lo), s->on),
+        "cuMemsetD8Async", err);
 }
 
 /* ---- sums over axes, sparse into dense ---- */
@@ -424,7 +443,7 @@ static fan_status reduce(const site *s, const fan_array *out, const fan_array *i
     return launch(s, s->part->reduce, out->size, &a, err);
 }
 
-#define WORKERS 1024     /* at most, on COO entries: each looks at all indices */
+#define WORKERS 1024 /* at most, on COO entries: each looks at all indices */
 #define THREADS_WANTED ((int64_t)1 << 16)
 
 /* scatter_coo, scatter_rows: what differs between the formats; return where the words go on. */
@@ -476,12 +495,14 @@ static fan_status scatter(const site *s, const fan_array *into, const fan_sparse
     a.index_size = (int32_t)fan_dtype_size(sp->indices->dtype);
     a.anywhere = anywhere(into) || anywhere(values);
     if (anywhere(sp->indices) || (sp->pointers && anywhere(sp->pointers)))
-        return fan_fail(err, FAN_VALUE, "the indices of a sparse gradient on cuda:%d are not aligned to their size", s->part->index);
+        return fan_fail(err, FAN_VALUE, "the indices of a sparse gradient on cuda:%d are not aligned to their size",
+                        s->part->index);
     int64_t *at = sp->format == FAN_COO ? scatter_coo(&a, into, sp) : scatter_rows(&a, into, sp);
     a.inner = values->ndim - 1;
     int first = into->ndim - a.inner; /* 0 for blocks */
     if (2 * a.sparse + 3 * (int64_t)a.inner + 3 > (int64_t)(sizeof a.words / sizeof *a.words))
-        return fan_fail(err, FAN_VALUE, "a sparse gradient of %d axes has too many for cuda:%d", into->ndim, s->part->index);
+        return fan_fail(err, FAN_VALUE, "a sparse gradient of %d axes has too many for cuda:%d", into->ndim,
+                        s->part->index);
     memcpy(at, values->shape + 1, (size_t)a.inner * sizeof *at);
     memcpy(at + a.inner, into->strides + first, (size_t)a.inner * sizeof *at);
     memcpy(at + 2 * a.inner, values->strides + 1, (size_t)a.inner * sizeof *at);
@@ -506,14 +527,17 @@ static fan_status twin_begin(twin *t, const fan_array *of, fan_error *err)
     t->bytes = fan_alloc_data(t->size);
     if (!t->bytes)
         return fan_fail(err, FAN_NOMEM, "out of memory for %zu byte%s beside a device", t->size, FAN_PLURAL(t->size));
-    t->array = (fan_array){.data = t->bytes - t->lo, .dtype = of->dtype, .ndim = of->ndim, .size = of->size, .shape = of->shape, .strides = of->strides, .writable = true};
+    t->array = (fan_array){.data = t->bytes - t->lo,
+                           .dtype = of->dtype,
+                           .ndim = of->ndim,
+                           .size = of->size,
+                           .shape = of->shape,
+                           .strides = of->strides,
+                           .writable = true};
     return FAN_OK;
 }
 
-static void twin_end(twin *t)
-{
-    fan_free_data(t->bytes, t->size);
-}
+static void twin_end(twin *t) { fan_free_data(t->bytes, t->size); }
 
 /* packed: `like` without gaps, in scratch memory of the stream; its dims in room[2 * FAN_MAX_NDIM]. */
 static fan_status packed(const site *s, const fan_array *like, fan_array *out, int64_t *room, fan_error *err)
@@ -522,8 +546,13 @@ static fan_status packed(const site *s, const fan_array *like, fan_array *out, i
     FAN_TRY(fan_cuda_scratch(s->stream, (size_t)like->size * fan_dtype_size(like->dtype), &at, err));
     memcpy(room, like->shape, (size_t)like->ndim * sizeof *room);
     fan_dense_strides(like->ndim, like->shape, fan_dtype_size(like->dtype), NULL, room + FAN_MAX_NDIM);
-    *out = (fan_array){.data = (char *)(uintptr_t)at, .dtype = like->dtype, .ndim = like->ndim, .size = like->size, .shape = room,
-                       .strides = room + FAN_MAX_NDIM, .writable = true};
+    *out = (fan_array){.data = (char *)(uintptr_t)at,
+                       .dtype = like->dtype,
+                       .ndim = like->ndim,
+                       .size = like->size,
+                       .shape = room,
+                       .strides = room + FAN_MAX_NDIM,
+                       .writable = true};
     return FAN_OK;
 }
 
@@ -545,7 +574,9 @@ static fan_status upload(const site *s, const fan_array *out, const fan_array *i
     }
     FAN_GO(twin_begin(&t, out, err)); /* memory that is surely not pinned: the call returns when it has been read */
     fan_array_copy(&t.array, in);
-    status = fan_cuda_check(s->part, fan_cuda_api_of(s->part)->MemcpyHtoDAsync(address_of(out) + (uint64_t)t.lo, t.bytes, t.size, s->on), "cuMemcpyHtoDAsync", err);
+    status = fan_cuda_check(
+        s->part, fan_cuda_api_of(s->part)->MemcpyHtoDAsync(address_of(out) + (uint64_t)t.lo, t.bytes, t.size, s->on),
+        "cuMemcpyHtoDAsync", err);
 done:
     twin_end(&t);
     return status;
@@ -569,7 +600,8 @@ static fan_status download(const site *s, const fan_array *dst, const fan_array 
         return status;
     }
     FAN_GO(twin_begin(&t, src, err));
-    FAN_GO(fan_cuda_check(s->part, api->MemcpyDtoHAsync(t.bytes, address_of(src) + (uint64_t)t.lo, t.size, s->on), "cuMemcpyDtoHAsync", err));
+    FAN_GO(fan_cuda_check(s->part, api->MemcpyDtoHAsync(t.bytes, address_of(src) + (uint64_t)t.lo, t.size, s->on),
+                          "cuMemcpyDtoHAsync", err));
     FAN_GO(fan_cuda_pass(s->part, s->on, err));
     fan_array_copy(dst, &t.array);
 done:
@@ -634,8 +666,13 @@ static fan_status under_capture(const site *s, const fan_job *job, fan_error *er
     if (!capture)
         return FAN_OK;
     if (job->kind == FAN_JOB_UPLOAD || job->kind == FAN_JOB_EXACT || job->figures)
-        return fan_fail_code(err, FAN_CAPTURE, 900, "%s needs the host, which a captured stream (%#llx of cuda:%d) cannot wait for: do it before the capture",
-                             job->kind == FAN_JOB_EXACT ? "an exact sum" : job->figures ? "a sum with statistics" : "a copy from the host", (unsigned long long)s->stream->handle, s->part->index);
+        return fan_fail_code(
+            err, FAN_CAPTURE, 900,
+            "%s needs the host, which a captured stream (%#llx of cuda:%d) cannot wait for: do it before the capture",
+            job->kind == FAN_JOB_EXACT ? "an exact sum"
+            : job->figures             ? "a sum with statistics"
+                                       : "a copy from the host",
+            (unsigned long long)s->stream->handle, s->part->index);
     return retain_all(s, job, capture, graph, err);
 }
 
@@ -674,14 +711,20 @@ static bool in_place(const fan_job *job)
 fan_status fan_cuda_run(fan_device *d, fan_stream *s, const fan_job *job, fan_error *err)
 {
     bool begun = false;
-    site w = {.part = fan_cuda_part_of(d), .stream = s, .label = job->label ? job->label : fan_job_word(job->kind), .figures = job->figures, .skip = job->skip, .begun = &begun};
+    site w = {.part = fan_cuda_part_of(d),
+              .stream = s,
+              .label = job->label ? job->label : fan_job_word(job->kind),
+              .figures = job->figures,
+              .skip = job->skip,
+              .begun = &begun};
     fan_cuda_scope scope;
     fan_status status;
     FAN_TRY(fan_cuda_queue_of(s, &w.on, err));
     FAN_TRY(fan_cuda_enter(w.part, &scope, err));
     FAN_GO(under_capture(&w, job, err));
     status = run_job(&w, job, err);
-    if (status == FAN_DEVICE_NOMEM && begun && in_place(job)) { /* want of memory changes nothing, as a rule: here it did */
+    if (status == FAN_DEVICE_NOMEM && begun &&
+        in_place(job)) { /* want of memory changes nothing, as a rule: here it did */
         status = FAN_DEVICE;
         if (err)
             err->status = status;
@@ -695,9 +738,11 @@ done:
 
 /* ---- many sums in one launch ----
  *
- * Gap-free sums of one kind are rows of a table, which goes to the device before the launch and is freed behind it. It goes in pieces of 64 KiB: of those the driver takes a
- * copy at once, for more it may wait until the stream has run. Left to `run`: a sum that takes longer than a launch does; one that has no fold of its own; all of
- * them under a capture, for a graph would read the table again from the host; and where memory is not stream-ordered, for freeing would block. */
+ * Gap-free sums of one kind are rows of a table, which goes to the device before the launch and is freed behind it. It
+ * goes in pieces of 64 KiB: of those the driver takes a copy at once, for more it may wait until the stream has run.
+ * Left to `run`: a sum that takes longer than a launch does; one that has no fold of its own; all of them under a
+ * capture, for a graph would read the table again from the host; and where memory is not stream-ordered, for freeing
+ * would block. */
 
 #define MANY_BYTES (INT64_C(4) << 20) /* of a sum, read and written */
 #define PIECE 65536
@@ -711,14 +756,11 @@ typedef struct many {
     uint64_t factor;
     bool scaled;
     size_t rows, sources, tiles;
-    uint64_t at; /* of its table in the staging memory */
+    uint64_t at;              /* of its table in the staging memory */
     size_t row, source, tile; /* so many are written */
 } many;
 
-static int64_t numbers_of(const fan_array *a)
-{
-    return a->size * (fan_dtype_kind(a->dtype) == 'c' ? 2 : 1);
-}
+static int64_t numbers_of(const fan_array *a) { return a->size * (fan_dtype_kind(a->dtype) == 'c' ? 2 : 1); }
 
 static size_t tiles_of(const fan_job *job, size_t which)
 {
@@ -770,7 +812,11 @@ static void put_row(char *staging, many *k, const fan_job *job)
     uint32_t *tiles = (uint32_t *)(void *)(sources + k->sources);
     size_t ntiles = tiles_of(job, k->which);
     fan_k_row *r = &rows[k->row];
-    *r = (fan_k_row){.out = bits, .count = (uint32_t)numbers_of(job->out), .first = (uint32_t)k->source, .tile = (uint32_t)k->tile, .n = (uint16_t)job->n};
+    *r = (fan_k_row){.out = bits,
+                     .count = (uint32_t)numbers_of(job->out),
+                     .first = (uint32_t)k->source,
+                     .tile = (uint32_t)k->tile,
+                     .n = (uint16_t)job->n};
     for (size_t i = 0; i < job->n; i++)
         bits |= sources[k->source++] = address_of(job->in[i].array);
     r->wide = (bits & 15) == 0;
@@ -813,14 +859,20 @@ static fan_status send(const site *s, uint64_t to, const char *from, size_t byte
     fan_status status = FAN_OK;
     for (size_t at = 0; at < bytes && status == FAN_OK; at += PIECE) {
         size_t piece = bytes - at < PIECE ? bytes - at : PIECE;
-        status = fan_cuda_check(s->part, fan_cuda_api_of(s->part)->MemcpyHtoDAsync(to + at, from + at, piece, s->on), "cuMemcpyHtoDAsync", err);
+        status = fan_cuda_check(s->part, fan_cuda_api_of(s->part)->MemcpyHtoDAsync(to + at, from + at, piece, s->on),
+                                "cuMemcpyHtoDAsync", err);
     }
     return status;
 }
 
 static fan_status launch_many(site *s, const many *k, uint64_t table, fan_error *err)
 {
-    fan_k_many a = {.table = table + k->at, .factor = k->factor, .rows = (int64_t)k->rows, .sources = (int64_t)k->sources, .tiles = (int64_t)k->tiles, .scaled = k->scaled};
+    fan_k_many a = {.table = table + k->at,
+                    .factor = k->factor,
+                    .rows = (int64_t)k->rows,
+                    .sources = (int64_t)k->sources,
+                    .tiles = (int64_t)k->tiles,
+                    .scaled = k->scaled};
     return launch(s, s->part->many[k->which], a.tiles * FAN_K_WARP, &a, err);
 }
 
@@ -832,13 +884,11 @@ typedef struct sorted {
     fan_job *some; /* the jobs of one kind */
 } sorted;
 
-static bool together(const sorted *o, size_t job)
-{
-    return o->kind[job] < KINDS && o->kinds[o->kind[job]].rows > 1;
-}
+static bool together(const sorted *o, size_t job) { return o->kind[job] < KINDS && o->kinds[o->kind[job]].rows > 1; }
 
 /* launch_kinds: one launch for each kind. The table is there. */
-static fan_status launch_kinds(site *s, sorted *o, const fan_job *jobs, size_t n, uint64_t table, fan_fate *fates, fan_error *err)
+static fan_status launch_kinds(site *s, sorted *o, const fan_job *jobs, size_t n, uint64_t table, fan_fate *fates,
+                               fan_error *err)
 {
     char label[FAN_TRACE_LABEL];
     for (size_t k = 0; k < o->nkinds; k++) {
@@ -900,7 +950,8 @@ static fan_status run_tables(site *s, sorted *o, const fan_job *jobs, size_t n, 
     return status;
 }
 
-fan_status fan_cuda_run_many(fan_device *d, fan_stream *s, const fan_job *jobs, size_t n, fan_fate *fates, fan_error *err)
+fan_status fan_cuda_run_many(fan_device *d, fan_stream *s, const fan_job *jobs, size_t n, fan_fate *fates,
+                             fan_error *err)
 {
     site w = {.part = fan_cuda_part_of(d), .stream = s};
     fan_cuda_scope scope;
@@ -936,8 +987,10 @@ fan_status fan_cuda_read(fan_stream *s, const fan_array *dst, const fan_array *s
     FAN_TRY(fan_cuda_enter(w.part, &scope, err));
     FAN_GO(fan_cuda_capture_of(s, &capture, NULL, err));
     if (capture)
-        status = fan_fail_code(err, FAN_CAPTURE, 900, "stream %#llx of cuda:%d is captured: its values cannot be read before the graph has run",
-                               (unsigned long long)s->handle, s->device->index);
+        status =
+            fan_fail_code(err, FAN_CAPTURE, 900,
+                          "stream %#llx of cuda:%d is captured: its values cannot be read before the graph has run",
+                          (unsigned long long)s->handle, s->device->index);
     else
         status = download(&w, dst, src, err);
 done:

@@ -10,20 +10,14 @@
 
 static atomic_uint_fast64_t last_device, last_stream, last_event;
 
-static void lock(fan_device *d)
-{
-    (void)pthread_mutex_lock(&d->lock);
-}
+static void lock(fan_device *d) { (void)pthread_mutex_lock(&d->lock); }
 
-static void unlock(fan_device *d)
-{
-    (void)pthread_mutex_unlock(&d->lock);
-}
+static void unlock(fan_device *d) { (void)pthread_mutex_unlock(&d->lock); }
 
 /* ---- lanes of the elision clocks ---- */
 
-/* A lane that a stream leaves goes to the next stream, which goes on counting: what others know of the lane stays true, for it speaks of smaller
- * numbers. The lowest free lane goes first, so that clocks stay short. */
+/* A lane that a stream leaves goes to the next stream, which goes on counting: what others know of the lane stays true,
+ * for it speaks of smaller numbers. The lowest free lane goes first, so that clocks stay short. */
 #define LANES 1024
 static pthread_mutex_t lanes_lock = PTHREAD_MUTEX_INITIALIZER;
 static bool lane_taken[LANES];
@@ -55,8 +49,8 @@ static void lane_give(fan_stream *s)
 
 /* ---- forks ---- */
 
-/* A child has its parent's locks, and not the threads that held them. So a fork waits until nobody holds one: nothing is called under them, and none is taken
- * under another. What the child inherited can be let go of. */
+/* A child has its parent's locks, and not the threads that held them. So a fork waits until nobody holds one: nothing
+ * is called under them, and none is taken under another. What the child inherited can be let go of. */
 static pthread_mutex_t devices_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t watching = PTHREAD_ONCE_INIT;
 static fan_device *devices;
@@ -77,10 +71,7 @@ static void after_fork(void)
     (void)pthread_mutex_unlock(&devices_lock);
 }
 
-static void watch_forks(void)
-{
-    (void)pthread_atfork(before_fork, after_fork, after_fork);
-}
+static void watch_forks(void) { (void)pthread_atfork(before_fork, after_fork, after_fork); }
 
 static void enlist(fan_device *d)
 {
@@ -164,12 +155,21 @@ char *fan_device_text(const fan_device *d, char *buf, size_t size)
 
 /* ---- traces ---- */
 
-static void trace(fan_trace_kind kind, const fan_device *d, const fan_stream *s, const fan_stream *other, const fan_event *e, uint64_t bytes)
+static void trace(fan_trace_kind kind, const fan_device *d, const fan_stream *s, const fan_stream *other,
+                  const fan_event *e, uint64_t bytes)
 {
     if (!fan_trace_on())
         return;
-    fan_trace_line line = {.kind = (uint8_t)kind, .device = (int16_t)d->index, .slot = -1, .key = -1, .stream = s ? s->handle : 0,
-                           .other = other ? other->handle : 0, .event = e ? e->id : 0, .bytes = bytes, .start_us = -1, .end_us = -1};
+    fan_trace_line line = {.kind = (uint8_t)kind,
+                           .device = (int16_t)d->index,
+                           .slot = -1,
+                           .key = -1,
+                           .stream = s ? s->handle : 0,
+                           .other = other ? other->handle : 0,
+                           .event = e ? e->id : 0,
+                           .bytes = bytes,
+                           .start_us = -1,
+                           .end_us = -1};
     if (other) {
         char text[24];
         snprintf(line.label, sizeof line.label, "stream %llu of %s", (unsigned long long)other->handle,
@@ -211,7 +211,8 @@ fan_stream *fan_stream_try_hold(fan_stream *s)
 {
     size_t refs = atomic_load_explicit(&s->refs, memory_order_relaxed);
     while (refs)
-        if (atomic_compare_exchange_weak_explicit(&s->refs, &refs, refs + 1, memory_order_relaxed, memory_order_relaxed))
+        if (atomic_compare_exchange_weak_explicit(&s->refs, &refs, refs + 1, memory_order_relaxed,
+                                                  memory_order_relaxed))
             return s;
     return NULL;
 }
@@ -356,8 +357,8 @@ static fan_status draw_first(fan_stream *s, uint64_t *first, fan_clock *known)
     return failed ? FAN_NOMEM : FAN_OK;
 }
 
-/* draw_last: its number after it: only records begun from now on have as large a first number, but for its own where nobody came between. The
- * device's lock is held. */
+/* draw_last: its number after it: only records begun from now on have as large a first number, but for its own where
+ * nobody came between. The device's lock is held. */
 static uint64_t draw_last(const fan_stream *s, uint64_t first)
 {
     return first == UINT64_MAX || first == s->count ? first : s->count + 1;
@@ -407,8 +408,8 @@ fan_status fan_event_rerecord(fan_event *e, fan_stream *s, fan_error *err)
     fan_device *d = e->device;
     if (s->device != d) {
         char mine[24], theirs[24];
-        return fan_fail(err, FAN_VALUE, "an event of %s cannot be recorded on a stream of %s", fan_device_text(d, mine, sizeof mine),
-                        fan_device_text(s->device, theirs, sizeof theirs));
+        return fan_fail(err, FAN_VALUE, "an event of %s cannot be recorded on a stream of %s",
+                        fan_device_text(d, mine, sizeof mine), fan_device_text(s->device, theirs, sizeof theirs));
     }
     fan_clock known;
     uint64_t first, capture;
@@ -502,8 +503,8 @@ bool fan_event_covers(const fan_event *later, const fan_event *e)
     if (later->device != d)
         return false;
     lock(d);
-    bool covers = later->stream && later->stream == e->stream && later->recording == 0 && e->recording == 0 && later->capture == e->capture &&
-                  fan_clock_get(&later->known, e->stream->lane) >= e->count;
+    bool covers = later->stream && later->stream == e->stream && later->recording == 0 && e->recording == 0 &&
+                  later->capture == e->capture && fan_clock_get(&later->known, e->stream->lane) >= e->count;
     unlock(d);
     return covers;
 }
@@ -521,8 +522,10 @@ static void lesson_take(lesson *l, fan_event *e)
     fan_clock_init(&l->known);
     lock(e->device);
     l->never = !e->stream && e->recording == 0;
-    /* What a captured event teaches holds inside its graph alone: a stream that is pulled into a capture leaves what it had queued before behind. */
-    l->any = e->stream && e->recording == 0 && e->count != UINT64_MAX && !e->capture && fan_clock_copy(&l->known, &e->known) == 0;
+    /* What a captured event teaches holds inside its graph alone: a stream that is pulled into a capture leaves what it
+     * had queued before behind. */
+    l->any = e->stream && e->recording == 0 && e->count != UINT64_MAX && !e->capture &&
+             fan_clock_copy(&l->known, &e->known) == 0;
     l->turn = e->turns;
     l->count = e->count;
     l->lane = l->any ? e->stream->lane : FAN_NO_LANE;
@@ -542,7 +545,8 @@ static void lesson_learn(lesson *l, fan_event *e, fan_stream *s)
     }
 }
 
-/* across_captures: the table of S7 for a wait of s for e, before the driver hears of it. The slot's redirection is the buffer's. */
+/* across_captures: the table of S7 for a wait of s for e, before the driver hears of it. The slot's redirection is the
+ * buffer's. */
 static fan_status across_captures(fan_stream *s, fan_event *e, fan_error *err)
 {
     uint64_t mine, theirs;
@@ -557,11 +561,18 @@ static fan_status across_captures(fan_stream *s, fan_event *e, fan_error *err)
     (void)fan_device_text(s->device, waiting, sizeof waiting);
     (void)fan_device_text(e->device, of, sizeof of);
     if (!mine)
-        return fan_fail_code(err, FAN_CAPTURE, 906, "the legacy default stream of %s cannot be pulled into the capture of stream %llu of %s; make the stream that is captured "
-                             "the current one, or pass it as stream=, where the buffer is made and taken from (CUDA's code 906)", waiting, from, of);
-    return fan_fail_code(err, FAN_CAPTURE, theirs ? 902 : 905, "stream %llu of %s is captured and cannot wait for stream %llu of %s, which is %s; fork that stream from the captured "
-                         "one before the work, or finish the work before the capture begins (CUDA's code %d)", (unsigned long long)s->handle, waiting, from, of,
-                         theirs ? "in another capture" : "in none", theirs ? 902 : 905);
+        return fan_fail_code(
+            err, FAN_CAPTURE, 906,
+            "the legacy default stream of %s cannot be pulled into the capture of stream %llu of %s; make the stream "
+            "that is captured "
+            "the current one, or pass it as stream=, where the buffer is made and taken from (CUDA's code 906)",
+            waiting, from, of);
+    return fan_fail_code(err, FAN_CAPTURE, theirs ? 902 : 905,
+                         "stream %llu of %s is captured and cannot wait for stream %llu of %s, which is %s; fork that "
+                         "stream from the captured "
+                         "one before the work, or finish the work before the capture begins (CUDA's code %d)",
+                         (unsigned long long)s->handle, waiting, from, of, theirs ? "in another capture" : "in none",
+                         theirs ? 902 : 905);
 }
 
 fan_status fan_stream_wait(fan_stream *s, fan_event *e, bool *elided, fan_error *err)
@@ -571,8 +582,8 @@ fan_status fan_stream_wait(fan_stream *s, fan_event *e, bool *elided, fan_error 
         *elided = false;
     if (d->backend != e->device->backend) {
         char mine[24], theirs[24];
-        return fan_fail(err, FAN_TYPE, "a stream of %s cannot wait for an event of %s", fan_device_text(d, mine, sizeof mine),
-                        fan_device_text(e->device, theirs, sizeof theirs));
+        return fan_fail(err, FAN_TYPE, "a stream of %s cannot wait for an event of %s",
+                        fan_device_text(d, mine, sizeof mine), fan_device_text(e->device, theirs, sizeof theirs));
     }
     lesson l;
     lesson_take(&l, e);
@@ -617,30 +628,29 @@ fan_status fan_stream_wait(fan_stream *s, fan_event *e, bool *elided, fan_error 
 
 typedef struct fan_memory fan_memory;
 
-/* Device memory. streams[0] is its owner (NULL: none), the others used it. Once it is leaving, events[i] stands for what streams[i] had
- * queued at its last use, and streams[i] is let go; a stream without event could not be recorded yet, and a later record is as good. */
+/* Device memory. streams[0] is its owner (NULL: none), the others used it. Once it is leaving, events[i] stands for
+ * what streams[i] had queued at its last use, and streams[i] is let go; a stream without event could not be recorded
+ * yet, and a later record is as good. */
 struct fan_memory {
-    fan_memory *next;    /* among the leaving ones */
-    fan_device *device;  /* held; not while leaving: the device's list would hold the device */
+    fan_memory *next;   /* among the leaving ones */
+    fan_device *device; /* held; not while leaving: the device's list would hold the device */
     void *data;
     size_t bytes;
     void (*release)(void *ctx); /* another allocator's memory goes back so; NULL: the device's own */
     void *ctx;
-    bool lost;           /* leaving, and what must pass is not known any more: it stays until its device goes */
-    size_t n, cap;       /* of streams, the owner's place counted */
+    bool lost;     /* leaving, and what must pass is not known any more: it stays until its device goes */
+    size_t n, cap; /* of streams, the owner's place counted */
     fan_stream **streams;
     fan_event **events;
     fan_stream *few_streams[USERS];
     fan_event *few_events[USERS];
 };
 
-static bool shares(const fan_device *a, const fan_device *b)
-{
-    return a->holds == b->holds;
-}
+static bool shares(const fan_device *a, const fan_device *b) { return a->holds == b->holds; }
 
-/* quiet_record: an event for `m` alone: not counted, not traced, and without a hold on m's own machine. K3: none on a stream that is captured: its event
- * could never be asked; what the graph uses is its backend's to keep, and the rest is waited for once the capture has ended. */
+/* quiet_record: an event for `m` alone: not counted, not traced, and without a hold on m's own machine. K3: none on a
+ * stream that is captured: its event could never be asked; what the graph uses is its backend's to keep, and the rest
+ * is waited for once the capture has ended. */
 static fan_event *quiet_record(fan_memory *m, fan_stream *s)
 {
     fan_event *e = NULL;
@@ -669,7 +679,8 @@ static void quiet_keep(fan_memory *m, fan_event *e)
         fan_device_drop(d);
 }
 
-/* record_uses: an event on every stream that used leaving memory. Those that cannot be recorded now are tried again later. */
+/* record_uses: an event on every stream that used leaving memory. Those that cannot be recorded now are tried again
+ * later. */
 static void record_uses(fan_memory *m)
 {
     for (size_t i = 0; i < m->n; i++) {
@@ -726,7 +737,8 @@ static void memory_free(fan_memory *m)
     fan_free(m);
 }
 
-/* poll: gives back what has passed; looks at all that leaves, or at the oldest until `most` had not passed. The caller holds the device. */
+/* poll: gives back what has passed; looks at all that leaves, or at the oldest until `most` had not passed. The caller
+ * holds the device. */
 static void poll(fan_device *d, size_t most)
 {
     lock(d);
@@ -767,10 +779,7 @@ static void poll(fan_device *d, size_t most)
 
 #define GLANCE 16
 
-void fan_device_poll(fan_device *d)
-{
-    poll(d, SIZE_MAX);
-}
+void fan_device_poll(fan_device *d) { poll(d, SIZE_MAX); }
 
 static void leave(fan_memory *m)
 {
@@ -847,7 +856,8 @@ static bool captured(fan_stream *const *streams, size_t n)
     return id != 0;
 }
 
-/* memory_release: the last hold went. Nothing here allocates for the memory itself, so nothing is lost where memory is short. */
+/* memory_release: the last hold went. Nothing here allocates for the memory itself, so nothing is lost where memory is
+ * short. */
 static void memory_release(fan_storage *st)
 {
     fan_memory *m = st->ctx;
@@ -878,7 +888,8 @@ static bool leaves(fan_device *d)
     return some;
 }
 
-/* await_uses: blocks until all that used leaving memory has run; false where a stream cannot be waited for (it is captured, or gone). */
+/* await_uses: blocks until all that used leaving memory has run; false where a stream cannot be waited for (it is
+ * captured, or gone). */
 static bool await_uses(fan_memory *m)
 {
     record_uses(m);
@@ -896,7 +907,8 @@ static bool await_uses(fan_memory *m)
     return passed(m);
 }
 
-/* reclaim: waits for the memory that leaves longest, of that which can be waited for, and gives it back; false: there is none. */
+/* reclaim: waits for the memory that leaves longest, of that which can be waited for, and gives it back; false: there
+ * is none. */
 static bool reclaim(fan_device *d)
 {
     size_t n = 0;
@@ -948,7 +960,8 @@ fan_status fan_memory_new(fan_device *d, fan_stream *owner, size_t bytes, fan_st
         poll(d, GLANCE);
     fan_yield();
     fan_status status = d->backend->alloc(d, owner, m->bytes, &m->data, err);
-    for (bool wait = false; status == FAN_DEVICE_NOMEM && !capture && leaves(d); wait = true) { /* it may have passed; else the oldest is waited for, and the next .. */
+    for (bool wait = false; status == FAN_DEVICE_NOMEM && !capture && leaves(d);
+         wait = true) { /* it may have passed; else the oldest is waited for, and the next .. */
         if (wait && !reclaim(d))
             break;
         poll(d, SIZE_MAX);
@@ -967,12 +980,10 @@ fan_status fan_memory_new(fan_device *d, fan_stream *owner, size_t bytes, fan_st
     return FAN_OK;
 }
 
-static fan_memory *memory_of(const fan_storage *st)
-{
-    return st && st->release == memory_release ? st->ctx : NULL;
-}
+static fan_memory *memory_of(const fan_storage *st) { return st && st->release == memory_release ? st->ctx : NULL; }
 
-fan_status fan_memory_wrap(fan_device *d, void *data, void (*release)(void *ctx), void *ctx, fan_storage **out, fan_error *err)
+fan_status fan_memory_wrap(fan_device *d, void *data, void (*release)(void *ctx), void *ctx, fan_storage **out,
+                           fan_error *err)
 {
     fan_memory *m = fan_calloc(sizeof *m);
     *out = m ? fan_storage_wrap(data, 0, memory_release, m) : NULL;
@@ -1034,7 +1045,8 @@ fan_status fan_memory_used_on(fan_storage *st, fan_stream *s, fan_error *err)
     }
     unlock(m->device);
     if (failed)
-        return fan_fail(err, FAN_NOMEM, "out of memory for a stream that uses %zu byte%s", m->bytes, FAN_PLURAL(m->bytes));
+        return fan_fail(err, FAN_NOMEM, "out of memory for a stream that uses %zu byte%s", m->bytes,
+                        FAN_PLURAL(m->bytes));
     if (added)
         trace(FAN_TRACE_MARK, m->device, s, NULL, NULL, m->bytes);
     return FAN_OK;
@@ -1090,8 +1102,8 @@ fan_device *fan_memory_device(fan_storage *st)
     return m ? m->device : fan_cpu();
 }
 
-fan_status fan_device_array(fan_device *d, fan_stream *owner, fan_dtype dtype, int ndim, const int64_t *shape, const fan_array *like,
-                            fan_array **out, fan_error *err)
+fan_status fan_device_array(fan_device *d, fan_stream *owner, fan_dtype dtype, int ndim, const int64_t *shape,
+                            const fan_array *like, fan_array **out, fan_error *err)
 {
     *out = NULL;
     if (!d->backend->has_streams)
@@ -1124,7 +1136,13 @@ fan_status fan_figures_new(fan_device *d, fan_stream *owner, int64_t size, fan_a
 fan_status fan_figures_read(fan_stream *s, const fan_array *words, fan_told *out, fan_error *err)
 {
     int64_t n = FAN_TOLD_WORDS, step = (int64_t)fan_dtype_size(FAN_UINT64);
-    fan_array host = {.data = (char *)out, .dtype = FAN_UINT64, .ndim = 1, .size = n, .shape = &n, .strides = &step, .writable = true};
+    fan_array host = {.data = (char *)out,
+                      .dtype = FAN_UINT64,
+                      .ndim = 1,
+                      .size = n,
+                      .shape = &n,
+                      .strides = &step,
+                      .writable = true};
     fan_array *head;
     FAN_TRY(fan_array_slice(words, 0, 0, n, &head, err));
     fan_yield();
@@ -1159,7 +1177,8 @@ static fan_status to_device(fan_device *d, fan_stream *s, const fan_array *part,
     fan_array *on = NULL;
     FAN_TRY(fan_device_array(d, s, part->dtype, part->ndim, part->shape, part, &on, err));
     fan_operand from = {.array = part, .acc = part->dtype};
-    fan_status status = fan_device_run(d, s, &(fan_job){.kind = FAN_JOB_UPLOAD, .out = on, .in = &from, .n = 1, .label = "upload"}, err);
+    fan_status status = fan_device_run(
+        d, s, &(fan_job){.kind = FAN_JOB_UPLOAD, .out = on, .in = &from, .n = 1, .label = "upload"}, err);
     if (status != FAN_OK) {
         fan_array_drop(on);
         return status;
@@ -1170,7 +1189,8 @@ static fan_status to_device(fan_device *d, fan_stream *s, const fan_array *part,
 
 /* sparse_moved: the same with every part moved by `move`. */
 static fan_status sparse_moved(fan_device *d, fan_stream *s, const fan_sparse *from,
-                               fan_status (*move)(fan_device *, fan_stream *, const fan_array *, fan_array **, fan_error *),
+                               fan_status (*move)(fan_device *, fan_stream *, const fan_array *, fan_array **,
+                                                  fan_error *),
                                fan_sparse **out, fan_error *err)
 {
     fan_array *indices = NULL, *pointers = NULL, *values = NULL;
@@ -1188,8 +1208,8 @@ done:
     return status;
 }
 
-static fan_status merge_on_host(fan_device *d, fan_stream *s, const fan_sparse_operand *in, size_t n, bool coalesce, fan_dtype result,
-                                const fan_scale *scale, fan_sparse **out, fan_error *err)
+static fan_status merge_on_host(fan_device *d, fan_stream *s, const fan_sparse_operand *in, size_t n, bool coalesce,
+                                fan_dtype result, const fan_scale *scale, fan_sparse **out, fan_error *err)
 {
     fan_sparse *merged = NULL;
     fan_status status = FAN_OK;
@@ -1212,20 +1232,23 @@ done:
 }
 
 /* queue_copy: src into count elements of dst from `start` along `axis`. */
-static fan_status queue_copy(fan_device *d, fan_stream *s, const fan_array *dst, int axis, int64_t start, const fan_array *src, fan_error *err)
+static fan_status queue_copy(fan_device *d, fan_stream *s, const fan_array *dst, int axis, int64_t start,
+                             const fan_array *src, fan_error *err)
 {
     fan_array *into;
     if (src->size == 0)
         return FAN_OK;
     FAN_TRY(fan_array_slice(dst, axis, start, src->shape[axis], &into, err));
     fan_operand from = {.array = src, .acc = dst->dtype};
-    fan_status status = fan_device_run(d, s, &(fan_job){.kind = FAN_JOB_COPY, .out = into, .in = &from, .n = 1, .label = "concatenate"}, err);
+    fan_status status = fan_device_run(
+        d, s, &(fan_job){.kind = FAN_JOB_COPY, .out = into, .in = &from, .n = 1, .label = "concatenate"}, err);
     fan_array_drop(into);
     return status;
 }
 
 /* concatenate: the entries of COO operands, one after the other; queued. */
-static fan_status concatenate(fan_device *d, fan_stream *s, const fan_sparse_operand *in, size_t n, fan_sparse **out, fan_error *err)
+static fan_status concatenate(fan_device *d, fan_stream *s, const fan_sparse_operand *in, size_t n, fan_sparse **out,
+                              fan_error *err)
 {
     const fan_sparse *first = in[0].sparse;
     fan_array *indices = NULL, *values = NULL;
@@ -1244,7 +1267,8 @@ static fan_status concatenate(fan_device *d, fan_stream *s, const fan_sparse_ope
         FAN_GO(queue_copy(d, s, values, 0, (int64_t)at, in[i].sparse->values, err));
         at += (size_t)fan_sparse_nnz(in[i].sparse);
     }
-    FAN_GO(fan_sparse_new(FAN_COO, first->ndim, first->shape, indices, NULL, values, n == 1 && first->coalesced, out, err));
+    FAN_GO(fan_sparse_new(FAN_COO, first->ndim, first->shape, indices, NULL, values, n == 1 && first->coalesced, out,
+                          err));
     (*out)->nnz_coalesced = first->nnz_coalesced;
 done:
     fan_array_drop(indices);
@@ -1252,8 +1276,8 @@ done:
     return status;
 }
 
-fan_status fan_device_sparse_merge(fan_device *d, fan_stream *s, const fan_sparse_operand *in, size_t n, bool coalesce, fan_dtype result,
-                                   const fan_scale *scale, fan_sparse **out, fan_error *err)
+fan_status fan_device_sparse_merge(fan_device *d, fan_stream *s, const fan_sparse_operand *in, size_t n, bool coalesce,
+                                   fan_dtype result, const fan_scale *scale, fan_sparse **out, fan_error *err)
 {
     *out = NULL;
     if (!d->backend->has_streams)

@@ -30,10 +30,10 @@ typedef struct known {
 /* A point of the search: the orders that share their first steps. */
 typedef struct node {
     uint32_t enabled;
-    uint32_t asleep; /* when it was reached */
-    uint32_t done;   /* run from here in full; asleep for the rest */
-    int chosen;      /* runs from here now */
-    bool answer;     /* inside the step before: what it was told; `enabled` are the answers */
+    uint32_t asleep;                   /* when it was reached */
+    uint32_t done;                     /* run from here in full; asleep for the rest */
+    int chosen;                        /* runs from here now */
+    bool answer;                       /* inside the step before: what it was told; `enabled` are the answers */
     footprint *of[FAN_EXPLORE_ACTORS]; /* of the step of each actor asleep, done or chosen */
 } node;
 
@@ -50,18 +50,18 @@ struct fan_explore {
     footprint *free_prints;
     unsigned char *order; /* the choices of this run */
     size_t order_cap;
-    char *script; /* of a replay */
+    char *script;      /* of a replay */
     uint64_t *weighed; /* objects by which somebody decided */
     size_t nweighed, weighed_cap;
-    known *known;   /* a hash table */
+    known *known;             /* a hash table */
     size_t nknown, known_cap; /* a power of 2 */
-    bool prune;     /* All alone */
-    bool pruned;    /* something was left out because its actor was all alone */
-    bool again;     /* what was left out before may have been left out wrongly */
-    uint64_t anew;  /* how often it was begun again */
-    uint64_t spent; /* runs of all beginnings */
-    uint64_t vain;  /* .. and those that were abandoned */
-    size_t longest; /* run so far */
+    bool prune;               /* All alone */
+    bool pruned;              /* something was left out because its actor was all alone */
+    bool again;               /* what was left out before may have been left out wrongly */
+    uint64_t anew;            /* how often it was begun again */
+    uint64_t spent;           /* runs of all beginnings */
+    uint64_t vain;            /* .. and those that were abandoned */
+    size_t longest;           /* run so far */
     uint64_t random;
     uint32_t rank[FAN_EXPLORE_ACTORS]; /* of an odd sample; 0 chooses evenly */
     size_t change[4];
@@ -78,10 +78,7 @@ fan_explore *fan_explore_new(bool reduce, uint64_t limit)
     return x;
 }
 
-void fan_explore_prune(fan_explore *x)
-{
-    x->prune = true;
-}
+void fan_explore_prune(fan_explore *x) { x->prune = true; }
 
 void fan_explore_free(fan_explore *x)
 {
@@ -133,7 +130,8 @@ static bool weighed(const fan_explore *x, uint64_t object)
     return false;
 }
 
-/* commute: what two steps did to one object. Those that count commute where nobody decides by the number; those that read do; no others. */
+/* commute: what two steps did to one object. Those that count commute where nobody decides by the number; those that
+ * read do; no others. */
 static bool commute(const fan_explore *x, uint64_t object, unsigned a, unsigned b)
 {
     unsigned either = a | b;
@@ -146,7 +144,8 @@ static bool independent(const fan_explore *x, const footprint *a, const footprin
 {
     for (size_t i = 0; i < a->n; i++)
         for (size_t j = 0; j < b->n; j++)
-            if (a->items[i].object == b->items[j].object && !commute(x, a->items[i].object, a->items[i].how, b->items[j].how))
+            if (a->items[i].object == b->items[j].object &&
+                !commute(x, a->items[i].object, a->items[i].how, b->items[j].how))
                 return false;
     return true;
 }
@@ -233,7 +232,8 @@ fan_status fan_explore_replay(fan_explore *x, const char *schedule)
 {
     size_t n = strlen(schedule);
     for (size_t i = 0; i < n; i++)
-        if (!((schedule[i] >= '0' && schedule[i] <= '9') || (schedule[i] >= 'a' && schedule[i] <= 'v') || strchr(FAN_ANSWERS, schedule[i])))
+        if (!((schedule[i] >= '0' && schedule[i] <= '9') || (schedule[i] >= 'a' && schedule[i] <= 'v') ||
+              strchr(FAN_ANSWERS, schedule[i])))
             return FAN_VALUE;
     char *copy = fan_alloc(n + 1);
     if (!copy)
@@ -336,7 +336,8 @@ static node *last_step(fan_explore *x)
     return i > 0 ? &x->nodes[i - 1] : NULL;
 }
 
-/* extend: a new point behind the path: who slept or is done at the last one sleeps on unless its last step touched what theirs would. */
+/* extend: a new point behind the path: who slept or is done at the last one sleeps on unless its last step touched what
+ * theirs would. */
 static node *extend(fan_explore *x, uint32_t enabled)
 {
     if (fan_grow((void **)&x->nodes, &x->cap, x->n + 1, sizeof *x->nodes))
@@ -510,35 +511,17 @@ void fan_explore_end(fan_explore *x)
     x->again = false;
 }
 
-bool fan_explore_complete(const fan_explore *x)
-{
-    return x->exhausted && x->status == FAN_OK && !x->strayed;
-}
+bool fan_explore_complete(const fan_explore *x) { return x->exhausted && x->status == FAN_OK && !x->strayed; }
 
-uint64_t fan_explore_runs(const fan_explore *x)
-{
-    return x->runs;
-}
+uint64_t fan_explore_runs(const fan_explore *x) { return x->runs; }
 
-uint64_t fan_explore_anew(const fan_explore *x)
-{
-    return x->anew;
-}
+uint64_t fan_explore_anew(const fan_explore *x) { return x->anew; }
 
-uint64_t fan_explore_abandoned(const fan_explore *x)
-{
-    return x->abandoned;
-}
+uint64_t fan_explore_abandoned(const fan_explore *x) { return x->abandoned; }
 
-bool fan_explore_strayed(const fan_explore *x)
-{
-    return x->strayed;
-}
+bool fan_explore_strayed(const fan_explore *x) { return x->strayed; }
 
-fan_status fan_explore_status(const fan_explore *x)
-{
-    return x->status;
-}
+fan_status fan_explore_status(const fan_explore *x) { return x->status; }
 
 char fan_explore_char(unsigned char choice)
 {

@@ -71,10 +71,7 @@ void fan_job_run(const fan_job *job, bool parallel)
     }
 }
 
-static uint64_t bytes_of(const fan_array *a)
-{
-    return a ? (uint64_t)a->size * fan_dtype_size(a->dtype) : 0;
-}
+static uint64_t bytes_of(const fan_array *a) { return a ? (uint64_t)a->size * fan_dtype_size(a->dtype) : 0; }
 
 uint64_t fan_job_bytes(const fan_job *job)
 {
@@ -88,9 +85,10 @@ uint64_t fan_job_bytes(const fan_job *job)
 
 const char *fan_job_word(fan_job_kind kind)
 {
-    static const char *const words[] = {[FAN_JOB_SUM] = "sum",         [FAN_JOB_EXACT] = "exact",     [FAN_JOB_REDUCE] = "reduce",   [FAN_JOB_COPY] = "copy",
-                                        [FAN_JOB_ZERO] = "zero",       [FAN_JOB_SCATTER] = "scatter", [FAN_JOB_UPLOAD] = "upload",
-                                        [FAN_JOB_SURVEY] = "survey"};
+    static const char *const words[] = {[FAN_JOB_SUM] = "sum",       [FAN_JOB_EXACT] = "exact",
+                                        [FAN_JOB_REDUCE] = "reduce", [FAN_JOB_COPY] = "copy",
+                                        [FAN_JOB_ZERO] = "zero",     [FAN_JOB_SCATTER] = "scatter",
+                                        [FAN_JOB_UPLOAD] = "upload", [FAN_JOB_SURVEY] = "survey"};
     return words[kind];
 }
 
@@ -99,8 +97,15 @@ void fan_job_trace(const fan_device *d, const fan_stream *s, const fan_job *job,
     if (!fan_trace_on())
         return;
     bool copy = job->kind == FAN_JOB_COPY || job->kind == FAN_JOB_UPLOAD;
-    fan_trace_line line = {.kind = copy ? FAN_TRACE_COPY : FAN_TRACE_KERNEL, .device = s ? (int16_t)d->index : -1, .slot = -1, .key = -1,
-                           .count = (uint32_t)job->n, .stream = s ? s->handle : 0, .bytes = fan_job_bytes(job), .start_us = start_us, .end_us = end_us};
+    fan_trace_line line = {.kind = copy ? FAN_TRACE_COPY : FAN_TRACE_KERNEL,
+                           .device = s ? (int16_t)d->index : -1,
+                           .slot = -1,
+                           .key = -1,
+                           .count = (uint32_t)job->n,
+                           .stream = s ? s->handle : 0,
+                           .bytes = fan_job_bytes(job),
+                           .start_us = start_us,
+                           .end_us = end_us};
     for (size_t i = 0; i < job->n; i++)
         line.in_place |= job->kind == FAN_JOB_SUM && job->in[i].array->data == job->out->data;
     snprintf(line.label, sizeof line.label, "%s", job->label ? job->label : fan_job_word(job->kind));
@@ -117,12 +122,19 @@ char *fan_jobs_label(const fan_job *jobs, size_t n, char *buf, size_t size)
     return buf;
 }
 
-void fan_jobs_trace(const fan_device *d, const fan_stream *s, const fan_job *jobs, size_t n, const char *label, double start_us, double end_us)
+void fan_jobs_trace(const fan_device *d, const fan_stream *s, const fan_job *jobs, size_t n, const char *label,
+                    double start_us, double end_us)
 {
     if (!fan_trace_on())
         return;
-    fan_trace_line line = {.kind = FAN_TRACE_KERNEL, .device = (int16_t)d->index, .slot = -1, .key = -1, .count = (uint32_t)n, .stream = s->handle,
-                           .start_us = start_us, .end_us = end_us};
+    fan_trace_line line = {.kind = FAN_TRACE_KERNEL,
+                           .device = (int16_t)d->index,
+                           .slot = -1,
+                           .key = -1,
+                           .count = (uint32_t)n,
+                           .stream = s->handle,
+                           .start_us = start_us,
+                           .end_us = end_us};
     for (size_t i = 0; i < n; i++)
         line.bytes += fan_job_bytes(&jobs[i]);
     snprintf(line.label, sizeof line.label, "%s", label);

@@ -21,19 +21,19 @@ typedef struct fan_sim_point {
 /* A stream's queue. It outlives its fan_stream while work, events or waits know it. */
 struct fan_sim_queue {
     size_t refs;
-    size_t at;            /* its place in the machine's list */
+    size_t at; /* its place in the machine's list */
     int device;
     uint64_t handle;
-    uint64_t name;        /* for footprints */
+    uint64_t name; /* for footprints */
     uint32_t lane;
-    fan_stream *stream;   /* of a user who asked for it, while it lives; no hold */
+    fan_stream *stream; /* of a user who asked for it, while it lives; no hold */
     bool blocking, legacy;
-    bool running;         /* its head is being run */
+    bool running;          /* its head is being run */
     uint64_t queued, done; /* ops ever, ops run; events and waits speak of these numbers */
     fan_sim_op *head, **tail;
-    double end_us;        /* when what is queued ends */
+    double end_us;                /* when what is queued ends */
     fan_sim_recording *recording; /* the capture that it is in; counted; NULL: none */
-    uint32_t member;      /* its number there */
+    uint32_t member;              /* its number there */
 };
 
 /* A capture under way, or one that has ended and whose events are still known. */
@@ -41,7 +41,7 @@ struct fan_sim_recording {
     size_t refs;
     fan_sim_recording *next; /* among those under way */
     fan_capture_run capture;
-    fan_sim_graph *graph;    /* what was recorded; NULL once it has ended */
+    fan_sim_graph *graph; /* what was recorded; NULL once it has ended */
 };
 
 /* What was captured: commands, to be given to queues of its own each time that it is launched. */
@@ -51,33 +51,34 @@ typedef struct fan_sim_command {
     uint32_t member, event;
     char name[48], site[96];
     double us;
-    const fan_job *jobs;     /* copies behind this struct */
-    size_t njobs;            /* 0: a kernel; else `kernel` is what several jobs touch. Its arrays are only geometry */
+    const fan_job *jobs; /* copies behind this struct */
+    size_t njobs;        /* 0: a kernel; else `kernel` is what several jobs touch. Its arrays are only geometry */
     fan_sim_kernel kernel;
 } fan_sim_command;
 
 struct fan_sim_graph {
-    size_t refs;             /* of those who may launch it; while there is one, it holds the machine */
-    size_t queued;           /* pieces of its work on their way, which the machine has: they keep it, and no machine */
+    size_t refs;   /* of those who may launch it; while there is one, it holds the machine */
+    size_t queued; /* pieces of its work on their way, which the machine has: they keep it, and no machine */
     fan_sim *m;
-    fan_sim_graph *next;     /* of the machine's */
+    fan_sim_graph *next; /* of the machine's */
     fan_sim_command *head, **tail;
     uint32_t events;
     uint32_t members;
-    int *device;             /* of each member */
+    int *device; /* of each member */
     size_t device_cap;
-    fan_sim_queue **queues;  /* of each member, once it was launched; counted */
-    uintptr_t *blocks;       /* memory that it uses */
+    fan_sim_queue **queues; /* of each member, once it was launched; counted */
+    uintptr_t *blocks;      /* memory that it uses */
     size_t nblocks, blocks_cap;
 };
 
-/* What waits in a queue: work, or a wait for a point. Without bytes to move (run_work false) nothing is kept but the numbers. */
+/* What waits in a queue: work, or a wait for a point. Without bytes to move (run_work false) nothing is kept but the
+ * numbers. */
 struct fan_sim_op {
     fan_sim_op *next;
-    uint64_t number;      /* counts ops of the machine */
-    fan_sim_point wait;   /* queue NULL: work */
-    const fan_job *jobs;  /* copies behind this struct; those of one launch in any order */
-    size_t njobs;         /* 0: the kernel */
+    uint64_t number;                             /* counts ops of the machine */
+    fan_sim_point wait;                          /* queue NULL: work */
+    const fan_job *jobs;                         /* copies behind this struct; those of one launch in any order */
+    size_t njobs;                                /* 0: the kernel */
     fan_status (*fn)(void *ctx, fan_error *err); /* NULL: does nothing */
     void (*fini)(void *ctx);
     void *ctx;
@@ -87,11 +88,11 @@ typedef struct fan_sim_event {
     fan_sim_point point;
     fan_clock clock;
     double us;
-    int denied;           /* how often a search answered "not yet" since the last record */
-    uint64_t id, name;    /* the use of the event (fan_event.id) that `name` names */
+    int denied;                   /* how often a search answered "not yet" since the last record */
+    uint64_t id, name;            /* the use of the event (fan_event.id) that `name` names */
     fan_sim_recording *recording; /* its last record was captured; counted; NULL: it was not */
-    uint32_t number;      /* there */
-    fan_clock place;      /* in the capture */
+    uint32_t number;              /* there */
+    fan_clock place;              /* in the capture */
 } fan_sim_event;
 
 /* Whose a lane of the checker is: a stream of a device, or, of device -1, a host thread: its actor, or FAN_MAIN. */
@@ -105,9 +106,10 @@ typedef struct fan_sim_device_part {
     fan_device device;
     fan_arena arena;
     fan_sim_queue *legacy;
-    fan_stream *current;  /* the legacy stream as a fan_stream; held while the machine has users */
-    uint64_t current_id;  /* its number, once it has one */
-    uint64_t given;       /* bytes handed out, ever: while they fit, whoever asks for some cannot be in want because of another */
+    fan_stream *current; /* the legacy stream as a fan_stream; held while the machine has users */
+    uint64_t current_id; /* its number, once it has one */
+    uint64_t
+        given; /* bytes handed out, ever: while they fit, whoever asks for some cannot be in want because of another */
 } fan_sim_device_part;
 
 struct fan_sim {
@@ -122,12 +124,12 @@ struct fan_sim {
     fan_sim_device_part *parts;
     fan_sim_queue **queues;
     size_t nqueues, queues_cap;
-    size_t last;          /* queue that ran last, for round robin */
-    uint64_t handle;      /* last given to a stream */
-    uint64_t number;      /* ops so far */
+    size_t last;     /* queue that ran last, for round robin */
+    uint64_t handle; /* last given to a stream */
+    uint64_t number; /* ops so far */
     uint64_t random;
-    uint64_t executor;    /* thread that runs work now; 0: none */
-    uint32_t depth;       /* how often it is inside */
+    uint64_t executor;                  /* thread that runs work now; 0: none */
+    uint32_t depth;                     /* how often it is inside */
     uint32_t host_lane[1 + FAN_ACTORS]; /* of the main thread, of actor i at 1 + i; valid where has_lane */
     bool has_lane[1 + FAN_ACTORS];
     double host_us[1 + FAN_ACTORS];
@@ -136,17 +138,17 @@ struct fan_sim {
     uint64_t races, unsound, calls;
     fan_race first;
     bool has_first;
-    fan_race pending;     /* found by a release */
+    fan_race pending; /* found by a release */
     bool has_pending;
     uint64_t left_out;
-    int64_t fail_at;      /* calls to go; < 0: no plan */
-    bool planned;         /* there was one */
+    int64_t fail_at; /* calls to go; < 0: no plan */
+    bool planned;    /* there was one */
     fan_status fail_with;
     fan_turns *turns;
     fan_sim_chooser chooser;
     bool has_chooser;
-    uint64_t mutex_base;  /* mutexes are named from here on */
-    uint64_t serial;      /* its place among all machines of the process; in the numbers of mutexes that its threads make */
+    uint64_t mutex_base; /* mutexes are named from here on */
+    uint64_t serial; /* its place among all machines of the process; in the numbers of mutexes that its threads make */
     fan_sim_recording *recordings; /* under way */
     fan_sim_graph *graphs;         /* those that have been made */
     atomic_size_t captures;        /* how many those are: who asks whether he is captured mostly asks in vain */

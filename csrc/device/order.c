@@ -18,10 +18,10 @@ typedef struct reading {
 /* A range of bytes with one history. */
 typedef struct range {
     uintptr_t lo, hi;
-    uint64_t count;     /* of the last write; 0: none */
-    uint32_t lane, op;  /* of the last write; op NONE: none */
+    uint64_t count;    /* of the last write; 0: none */
+    uint32_t lane, op; /* of the last write; op NONE: none */
     uint32_t reads;
-    bool released;      /* the last write is a release */
+    bool released; /* the last write is a release */
 } range;
 
 typedef struct chunk {
@@ -46,10 +46,10 @@ typedef struct lane {
     fan_clock clock;
     uint64_t who;
     uint64_t count; /* of one that was left: its clock is given back */
-    size_t ops;    /* operations of it that the history names */
-    uint32_t open; /* its latest operation, or NONE */
+    size_t ops;     /* operations of it that the history names */
+    uint32_t open;  /* its latest operation, or NONE */
     bool host;
-    bool left;     /* another may have it */
+    bool left; /* another may have it */
 } lane;
 
 typedef struct mutex {
@@ -71,17 +71,14 @@ struct fan_order {
     op_slot *ops;
     size_t nops, ops_cap;
     uint32_t free_op;
-    uint64_t number;   /* operations so far */
+    uint64_t number;                              /* operations so far */
     size_t want_ranges, want_reads, want_crossed; /* what fan_order_plan has asked for */
-    mutex *mutexes;    /* open addressing; a power of two */
+    mutex *mutexes;                               /* open addressing; a power of two */
     size_t nmutexes, mutexes_cap;
-    fan_clock gate;    /* the G of a release; kept for its room */
+    fan_clock gate; /* the G of a release; kept for its room */
 };
 
-static uint64_t count_in(const fan_clock *c, uint32_t at)
-{
-    return at < c->n ? (c->heap ? c->heap : c->lanes)[at] : 0;
-}
+static uint64_t count_in(const fan_clock *c, uint32_t at) { return at < c->n ? (c->heap ? c->heap : c->lanes)[at] : 0; }
 
 /* ---- making and clearing ---- */
 
@@ -197,16 +194,14 @@ uint64_t fan_order_who(const fan_order *o, uint32_t at)
     return o->lanes[at].who;
 }
 
-size_t fan_order_lanes(const fan_order *o)
-{
-    return o->nlanes;
-}
+size_t fan_order_lanes(const fan_order *o) { return o->nlanes; }
 
 bool fan_order_reuse(fan_order *o, const fan_clock *seen, uint32_t *out)
 {
     for (size_t i = 0; i < o->nlanes; i++) {
         lane *l = &o->lanes[i];
-        if (!l->left || (l->ops && count_in(seen, (uint32_t)i) < l->count) || fan_clock_set(&l->clock, (uint32_t)i, l->count))
+        if (!l->left || (l->ops && count_in(seen, (uint32_t)i) < l->count) ||
+            fan_clock_set(&l->clock, (uint32_t)i, l->count))
             continue;
         l->left = false;
         *out = (uint32_t)i;
@@ -331,15 +326,9 @@ static size_t reads_count(const fan_order *o, const range *r)
 
 /* ---- ranges: chunks under a directory ---- */
 
-static range *range_at(const fan_order *o, place p)
-{
-    return &o->dir[p.c]->r[p.i];
-}
+static range *range_at(const fan_order *o, place p) { return &o->dir[p.c]->r[p.i]; }
 
-static bool at_end(const fan_order *o, place p)
-{
-    return p.c >= o->ndir;
-}
+static bool at_end(const fan_order *o, place p) { return p.c >= o->ndir; }
 
 static place after(const fan_order *o, place p)
 {
@@ -418,7 +407,8 @@ static place insert(fan_order *o, place p, const range *r)
     return p;
 }
 
-/* erase: takes out the ranges from p on that begin below `hi`; what they name is let go. Returns what then stands at p. */
+/* erase: takes out the ranges from p on that begin below `hi`; what they name is let go. Returns what then stands at p.
+ */
 static place erase(fan_order *o, place p, uintptr_t hi)
 {
     size_t empty = 0, first_empty = 0;
@@ -479,15 +469,15 @@ static place cut(fan_order *o, uintptr_t x)
 
 /* ---- room ---- */
 
-/* reserve: room for `ranges` more ranges and `reads` more reads, where the accesses cross `crossed` ranges that are there. */
+/* reserve: room for `ranges` more ranges and `reads` more reads, where the accesses cross `crossed` ranges that are
+ * there. */
 static int reserve(fan_order *o, size_t ranges, size_t reads, size_t crossed)
 {
     /* Every full chunk that is crossed may be split once; the halves then take CHUNK/2 each. */
     size_t chunks = crossed / CHUNK + ranges / (CHUNK / 2) + 4;
     if (chunks > ranges + 1)
         chunks = ranges + 1;
-    if (o->ndir + chunks > o->dir_cap &&
-        fan_grow((void **)&o->dir, &o->dir_cap, o->ndir + chunks, sizeof *o->dir))
+    if (o->ndir + chunks > o->dir_cap && fan_grow((void **)&o->dir, &o->dir_cap, o->ndir + chunks, sizeof *o->dir))
         return -1;
     while (o->nspare < chunks) {
         chunk *c = fan_alloc(sizeof *c);
@@ -504,8 +494,8 @@ static int reserve(fan_order *o, size_t ranges, size_t reads, size_t crossed)
     return 0;
 }
 
-/* measure: what noting [lo, hi) can take at most, read or write: two cuts, each copying a list of reads; a read on every range and
- * every gap. */
+/* measure: what noting [lo, hi) can take at most, read or write: two cuts, each copying a list of reads; a read on
+ * every range and every gap. */
 static void measure(const fan_order *o, uintptr_t lo, uintptr_t hi, size_t *ranges, size_t *reads, size_t *crossed)
 {
     size_t k = 0, copies = 0;
@@ -527,20 +517,23 @@ static void measure(const fan_order *o, uintptr_t lo, uintptr_t hi, size_t *rang
 
 /* ---- the check ---- */
 
-static void fill(const fan_order *o, fan_race *race, uint32_t first, bool first_writes, const fan_op *second, bool second_writes,
-                 const range *r, uintptr_t lo, uintptr_t hi)
+static void fill(const fan_order *o, fan_race *race, uint32_t first, bool first_writes, const fan_op *second,
+                 bool second_writes, const range *r, uintptr_t lo, uintptr_t hi)
 {
     if (!race)
         return;
-    *race = (fan_race){.first = o->ops[first].op, .second = *second, .first_writes = first_writes, .second_writes = second_writes,
+    *race = (fan_race){.first = o->ops[first].op,
+                       .second = *second,
+                       .first_writes = first_writes,
+                       .second_writes = second_writes,
                        .released = first_writes && r->released};
     race->lo = lo > r->lo ? lo : r->lo;
     race->hi = hi < r->hi ? hi : r->hi;
 }
 
 /* meets: the access of op `second`, whose clock is `now`, against one range. True: a race. */
-static bool meets(const fan_order *o, const range *r, const fan_clock *now, const fan_op *second, bool write, uintptr_t lo,
-                  uintptr_t hi, fan_race *race)
+static bool meets(const fan_order *o, const range *r, const fan_clock *now, const fan_op *second, bool write,
+                  uintptr_t lo, uintptr_t hi, fan_race *race)
 {
     if (r->op != NONE && (r->released || count_in(now, r->lane) < r->count)) {
         fill(o, race, r->op, true, second, write, r, lo, hi);
@@ -592,10 +585,7 @@ static void set_write(fan_order *o, range *r, uint32_t op, bool released)
     r->released = released;
 }
 
-static range bare(uintptr_t lo, uintptr_t hi)
-{
-    return (range){.lo = lo, .hi = hi, .op = NONE, .reads = NONE};
-}
+static range bare(uintptr_t lo, uintptr_t hi) { return (range){.lo = lo, .hi = hi, .op = NONE, .reads = NONE}; }
 
 /* note_write: [lo, hi) becomes one range. The room is there. */
 static void note_write(fan_order *o, uint32_t op, uintptr_t lo, uintptr_t hi, bool released)
@@ -747,12 +737,14 @@ void fan_order_plan(fan_order *o, const fan_array *a)
         while (step(&r));
 }
 
-fan_status fan_order_begin(fan_order *o, uint32_t at, uint32_t host, const char *name, const char *site, uint64_t *op, fan_error *err)
+fan_status fan_order_begin(fan_order *o, uint32_t at, uint32_t host, const char *name, const char *site, uint64_t *op,
+                           fan_error *err)
 {
     assert(at < o->nlanes && host < o->nlanes);
     lane *l = &o->lanes[at];
     uint32_t new_ = l->open;
-    /* Accesses of one operation may cut what its others then cross: twice the sum is enough for any that do not overlap themselves. */
+    /* Accesses of one operation may cut what its others then cross: twice the sum is enough for any that do not overlap
+     * themselves. */
     size_t ranges = 2 * o->want_ranges + 4, reads = 2 * o->want_reads + 4, crossed = 2 * o->want_crossed;
     o->want_ranges = o->want_reads = o->want_crossed = 0;
     if (reserve(o, ranges, reads, crossed) || room_for(&l->clock, (size_t)at + 1) || room_to_see(o, at, host))
@@ -811,8 +803,8 @@ fan_status fan_order_access(fan_order *o, uint64_t op, const fan_array *a, bool 
 }
 
 /* left_behind: a range whose history is not all in `gate`. */
-static bool left_behind(const fan_order *o, const range *r, const fan_clock *gate, const fan_op *second, uintptr_t lo, uintptr_t hi,
-                        fan_race *race)
+static bool left_behind(const fan_order *o, const range *r, const fan_clock *gate, const fan_op *second, uintptr_t lo,
+                        uintptr_t hi, fan_race *race)
 {
     if (r->op != NONE && (r->released || (!o->ops[r->op].op.over && count_in(gate, r->lane) < r->count))) {
         fill(o, race, r->op, true, second, true, r, lo, hi);
@@ -838,7 +830,11 @@ fan_status fan_order_let_go(fan_order *o, uint32_t host, const uint32_t *lanes, 
     for (size_t i = 0; i < n; i++)
         fan_clock_join(&o->gate, &o->lanes[lanes[i]].clock);
 
-    fan_op who = {.number = o->number, .lane = host, .host = host, .who = o->lanes[host].who, .count = count_in(&o->gate, host) + 1};
+    fan_op who = {.number = o->number,
+                  .lane = host,
+                  .host = host,
+                  .who = o->lanes[host].who,
+                  .count = count_in(&o->gate, host) + 1};
     put_text(who.name, sizeof who.name, "release");
     put_text(who.site, sizeof who.site, site);
     bool raced = false;

@@ -4,10 +4,7 @@
 #include <string.h>
 
 /* on_host: the host itself, or a copy to it, for which it waits. */
-static bool on_host(const fan_op *op)
-{
-    return FAN_SIM_WHO_DEVICE(op->who) < 0 || op->awaited;
-}
+static bool on_host(const fan_op *op) { return FAN_SIM_WHO_DEVICE(op->who) < 0 || op->awaited; }
 
 /* stream_text: "stream 3 of sim:0". */
 static void stream_text(const fan_op *op, char *buf, size_t size)
@@ -22,7 +19,8 @@ static void stream_text(const fan_op *op, char *buf, size_t size)
 /* stream_call: what names it in Python, as its repr does. */
 static void stream_call(const fan_op *op, char *buf, size_t size)
 {
-    snprintf(buf, size, "Stream(\"sim:%d\", %llu)", FAN_SIM_WHO_DEVICE(op->who), (unsigned long long)FAN_SIM_WHO_HANDLE(op->who));
+    snprintf(buf, size, "Stream(\"sim:%d\", %llu)", FAN_SIM_WHO_DEVICE(op->who),
+             (unsigned long long)FAN_SIM_WHO_HANDLE(op->who));
 }
 
 static void host_text(const fan_sim *m, const fan_op *op, char *buf, size_t size)
@@ -58,7 +56,8 @@ static void who(const fan_sim *m, const fan_op *op, char *buf, size_t size)
     fan_append(buf, size, ")");
 }
 
-/* missing: what orders the two. Streams may be queued to by any code: the advice is a call that works wherever they are at hand. */
+/* missing: what orders the two. Streams may be queued to by any code: the advice is a call that works wherever they are
+ * at hand. */
 static void missing(const fan_sim *m, const fan_race *r, char *buf, size_t size)
 {
     char a[64], b[64], first[64], second[64];
@@ -95,7 +94,8 @@ void fan_sim_race_text(fan_sim *m, const fan_race *r, char *buf, size_t size)
     who(m, &r->first, first, sizeof first);
     who(m, &r->second, second, sizeof second);
     buf[0] = '\0';
-    fan_append(buf, size, "race on %llu byte%s of %s: ", (unsigned long long)(r->hi - r->lo), FAN_PLURAL(r->hi - r->lo), where);
+    fan_append(buf, size, "race on %llu byte%s of %s: ", (unsigned long long)(r->hi - r->lo), FAN_PLURAL(r->hi - r->lo),
+               where);
 
     if (r->released && r->release) {
         fan_append(buf, size, "memory is given back");
@@ -115,11 +115,13 @@ void fan_sim_race_text(fan_sim *m, const fan_race *r, char *buf, size_t size)
         site_text(&r->second, " at ", buf, size);
         stream_text(&r->first, a, sizeof a);
         stream_call(&r->first, call, sizeof call);
-        fan_append(buf, size, " while %s %s it: nothing that is waited for comes after that; missing: mark as used on %s (array.used_on(%s))", first,
-                   r->first_writes ? "writes" : "reads", a, call);
+        fan_append(buf, size,
+                   " while %s %s it: nothing that is waited for comes after that; missing: mark as used on %s "
+                   "(array.used_on(%s))",
+                   first, r->first_writes ? "writes" : "reads", a, call);
         return;
     }
-    fan_append(buf, size, "%s %s what %s %s: nothing orders them; missing: ", second, r->second_writes ? "writes" : "reads", first,
-               r->first_writes ? "wrote" : "reads");
+    fan_append(buf, size, "%s %s what %s %s: nothing orders them; missing: ", second,
+               r->second_writes ? "writes" : "reads", first, r->first_writes ? "wrote" : "reads");
     missing(m, r, buf, size);
 }

@@ -16,7 +16,24 @@
 #define KERNEL_US 1.0 /* at least */
 
 /* Footprints: a kind, and a number within it. */
-enum { OF_STREAM = 1, OF_EVENT, OF_BLOCK, OF_MUTEX, OF_PROGRESS, OF_FAULTS, OF_QUEUED, OF_CAPTURES, OF_MEMORY, OF_CALLS, OF_THREAD, OF_ACTORS, OF_BUDGET, OF_COUNTERS, OF_HOST, OF_KNOWN };
+enum {
+    OF_STREAM = 1,
+    OF_EVENT,
+    OF_BLOCK,
+    OF_MUTEX,
+    OF_PROGRESS,
+    OF_FAULTS,
+    OF_QUEUED,
+    OF_CAPTURES,
+    OF_MEMORY,
+    OF_CALLS,
+    OF_THREAD,
+    OF_ACTORS,
+    OF_BUDGET,
+    OF_COUNTERS,
+    OF_HOST,
+    OF_KNOWN
+};
 #define NAME(kind, number) ((uint64_t)(kind) << 56 | ((number) & ((UINT64_C(1) << 56) - 1)))
 #define OF_ANOTHER (UINT64_C(1) << 63) /* of another machine than the thread's: all others are one */
 
@@ -40,36 +57,18 @@ static _Thread_local struct {
 static atomic_uint_fast64_t machines;
 static _Thread_local int in_kernel; /* a kernel is one step: nobody else gets the turn inside */
 
-static void lock(fan_sim *m)
-{
-    (void)pthread_mutex_lock(&m->lock);
-}
+static void lock(fan_sim *m) { (void)pthread_mutex_lock(&m->lock); }
 
-static void unlock(fan_sim *m)
-{
-    (void)pthread_mutex_unlock(&m->lock);
-}
+static void unlock(fan_sim *m) { (void)pthread_mutex_unlock(&m->lock); }
 
-static int actor_of(const fan_sim *m)
-{
-    return here.m == m ? here.actor : -1;
-}
+static int actor_of(const fan_sim *m) { return here.m == m ? here.actor : -1; }
 
 /* maker: who makes something on m: a thread of another machine has a number of its own, too. */
-static size_t maker(void)
-{
-    return here.m ? (size_t)(1 + here.actor) : 0;
-}
+static size_t maker(void) { return here.m ? (size_t)(1 + here.actor) : 0; }
 
-static size_t host_of(const fan_sim *m)
-{
-    return (size_t)(1 + actor_of(m));
-}
+static size_t host_of(const fan_sim *m) { return (size_t)(1 + actor_of(m)); }
 
-static uint32_t lane_of(const fan_sim *m)
-{
-    return m->host_lane[host_of(m)];
-}
+static uint32_t lane_of(const fan_sim *m) { return m->host_lane[host_of(m)]; }
 
 /* touch: told to the search that the calling thread's machine follows, whosever the thing is. */
 static void touch(const fan_sim *m, uint64_t name, fan_touch how)
@@ -81,17 +80,15 @@ static void touch(const fan_sim *m, uint64_t name, fan_touch how)
         mine->chooser.touched(mine->chooser.ctx, mine == m ? name : name | OF_ANOTHER, how);
 }
 
-/* new_name: for something made now: by whom, and his how manieth. So it has the same name in every order of the others. */
+/* new_name: for something made now: by whom, and his how manieth. So it has the same name in every order of the others.
+ */
 static uint64_t new_name(fan_sim *m, int kind)
 {
     size_t by = maker();
     return NAME(kind, (uint64_t)by << 40 | ++m->made[by]);
 }
 
-static double later(double a, double b)
-{
-    return a > b ? a : b;
-}
+static double later(double a, double b) { return a > b ? a : b; }
 
 static void site_of(const fan_sim *m, char *buf, size_t size)
 {
@@ -130,7 +127,8 @@ static fan_status enter(fan_sim *m, const char *call, fan_error *err)
         return FAN_OK;
     if (m->fail_at-- > 0)
         return FAN_OK;
-    return fan_fail_code(err, m->fail_with, m->fail_with == FAN_DEVICE ? 999 : 2, "%s of the simulated device failed, as it was told to", call);
+    return fan_fail_code(err, m->fail_with, m->fail_with == FAN_DEVICE ? 999 : 2,
+                         "%s of the simulated device failed, as it was told to", call);
 }
 
 static fan_status raise(fan_sim *m, const fan_race *race, fan_error *err)
@@ -160,10 +158,7 @@ static void keep_race(fan_sim *m, const fan_race *race)
 
 /* ---- queues ---- */
 
-static fan_sim_queue *queue_of(const fan_stream *s)
-{
-    return s->impl;
-}
+static fan_sim_queue *queue_of(const fan_stream *s) { return s->impl; }
 
 static fan_status new_lane(fan_sim *m, int device, uint64_t handle, uint32_t *out, fan_error *err)
 {
@@ -184,7 +179,8 @@ static fan_status new_host(fan_sim *m, size_t host, uint64_t actor, fan_error *e
 }
 
 /* queue_new: seen: what is known to whoever makes it; NULL: nothing. */
-static fan_status queue_new(fan_sim *m, int device, uint64_t handle, bool blocking, const fan_clock *seen, fan_sim_queue **out, fan_error *err)
+static fan_status queue_new(fan_sim *m, int device, uint64_t handle, bool blocking, const fan_clock *seen,
+                            fan_sim_queue **out, fan_error *err)
 {
     fan_sim_queue *q = fan_calloc(sizeof *q);
     if (!q || fan_grow((void **)&m->queues, &m->queues_cap, m->nqueues + 1, sizeof *m->queues)) {
@@ -301,8 +297,8 @@ static fan_status illegal(const fan_sim_queue *q, int code, const char *what, fa
         return FAN_OK;
     if (code < 0)
         return fan_fail(err, FAN_NOMEM, "out of memory for a capture");
-    return fan_fail_code(err, FAN_CAPTURE, code, "%s on stream %llu of sim:%d: %s (CUDA's code %d)", what, (unsigned long long)q->handle, q->device,
-                         fan_capture_words(code), code);
+    return fan_fail_code(err, FAN_CAPTURE, code, "%s on stream %llu of sim:%d: %s (CUDA's code %d)", what,
+                         (unsigned long long)q->handle, q->device, fan_capture_words(code), code);
 }
 
 /* legacy_is_free: nothing that the legacy stream of q's device would have to wait for is captured. */
@@ -322,7 +318,8 @@ static fan_status legacy_is_free(fan_sim *m, const fan_sim_queue *q, fan_error *
 /* not_captured: the host asks q for something that a captured stream has not. */
 static fan_status not_captured(const fan_sim_queue *q, const char *what, fan_error *err)
 {
-    return q->recording ? illegal(q, fan_capture_break(&q->recording->capture, FAN_CAPTURE_UNSUPPORTED), what, err) : FAN_OK;
+    return q->recording ? illegal(q, fan_capture_break(&q->recording->capture, FAN_CAPTURE_UNSUPPORTED), what, err)
+                        : FAN_OK;
 }
 
 /* has_time: the same of an event. */
@@ -330,8 +327,10 @@ static fan_status has_time(const fan_sim_event *ev, const fan_event *e, const ch
 {
     if (!ev->recording)
         return FAN_OK;
-    int code = ev->recording->capture.ended ? FAN_CAPTURE_EVENT : fan_capture_break(&ev->recording->capture, FAN_CAPTURE_EVENT);
-    return fan_fail_code(err, FAN_CAPTURE, code, "%s of an event of sim:%d: %s (CUDA's code %d)", what, e->device->index, fan_capture_words(code), code);
+    int code = ev->recording->capture.ended ? FAN_CAPTURE_EVENT
+                                            : fan_capture_break(&ev->recording->capture, FAN_CAPTURE_EVENT);
+    return fan_fail_code(err, FAN_CAPTURE, code, "%s of an event of sim:%d: %s (CUDA's code %d)", what,
+                         e->device->index, fan_capture_words(code), code);
 }
 
 static fan_sim_command *command_new(size_t bytes)
@@ -395,7 +394,8 @@ static fan_status capture_wait(fan_sim_queue *q, const fan_sim_event *ev, bool *
     if (!*done)
         return FAN_OK;
     if (!theirs) /* a wait for nothing is none */
-        return ev->point.queue ? illegal(q, fan_capture_break(&mine->capture, FAN_CAPTURE_ISOLATION), "wait", err) : FAN_OK;
+        return ev->point.queue ? illegal(q, fan_capture_break(&mine->capture, FAN_CAPTURE_ISOLATION), "wait", err)
+                               : FAN_OK;
     if (theirs->capture.ended) {
         if (mine)
             fan_capture_break(&mine->capture, FAN_CAPTURE_EVENT);
@@ -408,7 +408,8 @@ static fan_status capture_wait(fan_sim_queue *q, const fan_sim_event *ev, bool *
     fan_sim_command *c = command_new(sizeof *c);
     if (!c)
         return illegal(q, -1, "wait", err);
-    fan_status status = mine ? illegal(q, fan_capture_wait(&mine->capture, q->member, &ev->place), "wait", err) : pull_in(q, ev, err);
+    fan_status status =
+        mine ? illegal(q, fan_capture_wait(&mine->capture, q->member, &ev->place), "wait", err) : pull_in(q, ev, err);
     if (status != FAN_OK) {
         fan_free(c);
         return status;
@@ -420,8 +421,9 @@ static fan_status capture_wait(fan_sim_queue *q, const fan_sim_event *ev, bool *
     return FAN_OK;
 }
 
-/* legacy: A7: before anything on the legacy default stream, all that its device's blocking streams had queued; before anything on a blocking
- * stream, all that the legacy stream had. FAN_NOMEM leaves waits behind that order more than was asked, which nobody can tell. */
+/* legacy: A7: before anything on the legacy default stream, all that its device's blocking streams had queued; before
+ * anything on a blocking stream, all that the legacy stream had. FAN_NOMEM leaves waits behind that order more than was
+ * asked, which nobody can tell. */
 static fan_status legacy(fan_sim *m, fan_sim_queue *q, fan_error *err)
 {
     FAN_TRY(legacy_is_free(m, q, err));
@@ -561,15 +563,18 @@ static fan_status stuck(fan_sim *m, fan_error *err)
     for (size_t i = 0; i < m->nqueues; i++) {
         const fan_sim_queue *q = m->queues[i];
         if (q->head && q->running)
-            fan_append(text, sizeof text, "; stream %llu of sim:%d runs the kernel that asks", (unsigned long long)q->handle, q->device);
+            fan_append(text, sizeof text, "; stream %llu of sim:%d runs the kernel that asks",
+                       (unsigned long long)q->handle, q->device);
         else if (q->head && q->head->wait.queue)
-            fan_append(text, sizeof text, "; stream %llu of sim:%d waits for stream %llu of sim:%d", (unsigned long long)q->handle, q->device,
-                       (unsigned long long)q->head->wait.queue->handle, q->head->wait.queue->device);
+            fan_append(text, sizeof text, "; stream %llu of sim:%d waits for stream %llu of sim:%d",
+                       (unsigned long long)q->handle, q->device, (unsigned long long)q->head->wait.queue->handle,
+                       q->head->wait.queue->device);
     }
     return fan_fail(err, FAN_DEADLOCK, "nothing that is queued can run%s", text);
 }
 
-/* run_until: runs work, in any order that is allowed, until point has passed; queue NULL: until all is idle. Stops at the first kernel that fails. */
+/* run_until: runs work, in any order that is allowed, until point has passed; queue NULL: until all is idle. Stops at
+ * the first kernel that fails. */
 static fan_status run_until(fan_sim *m, fan_sim_point point, fan_error *err)
 {
     fan_status status = FAN_OK;
@@ -596,11 +601,13 @@ static fan_status run_until(fan_sim *m, fan_sim_point point, fan_error *err)
     return status;
 }
 
-/* learn: the calling thread comes after all that `what` says. Memory that somebody lets go of asks for it (sim_dropped). */
+/* learn: the calling thread comes after all that `what` says. Memory that somebody lets go of asks for it
+ * (sim_dropped). */
 static fan_status learn(fan_sim *m, const fan_clock *what, fan_error *err)
 {
     touch(m, NAME(OF_KNOWN, host_of(m)), true);
-    return fan_order_sync(m->order, lane_of(m), what) == FAN_OK ? FAN_OK : fan_fail(err, FAN_NOMEM, "out of memory for a wait");
+    return fan_order_sync(m->order, lane_of(m), what) == FAN_OK ? FAN_OK
+                                                                : fan_fail(err, FAN_NOMEM, "out of memory for a wait");
 }
 
 /* finish: runs work until all that q has queued by now has run, and lets the calling thread know what q knew. */
@@ -609,7 +616,9 @@ static fan_status finish(fan_sim *m, fan_sim_queue *q, fan_error *err)
     fan_clock then;
     fan_clock_init(&then);
     double us = q->end_us;
-    fan_status status = fan_clock_copy(&then, fan_order_clock(m->order, q->lane)) ? fan_fail(err, FAN_NOMEM, "out of memory for a wait") : FAN_OK;
+    fan_status status = fan_clock_copy(&then, fan_order_clock(m->order, q->lane))
+                            ? fan_fail(err, FAN_NOMEM, "out of memory for a wait")
+                            : FAN_OK;
     if (status == FAN_OK)
         status = run_until(m, (fan_sim_point){q, q->queued}, err);
     if (status == FAN_OK)
@@ -699,11 +708,14 @@ static void touch_all(fan_sim *m, visit *next, const void *what)
     }
 }
 
-/* Who keeps the memory that an operation touches until it is through: nobody, the graph that it belongs to, the host that waits for it. */
+/* Who keeps the memory that an operation touches until it is through: nobody, the graph that it belongs to, the host
+ * that waits for it. */
 typedef enum keeper { KEPT_BY_NOBODY, KEPT_BY_GRAPH, KEPT_BY_HOST } keeper;
 
-/* judge: holds an operation on `lane` against all before it. FAN_RACE with *race; FAN_NOMEM leaves the history as it was. */
-static fan_status judge(fan_sim *m, uint32_t lane, const char *name, const char *site, keeper kept, visit *next, const void *what, fan_race *race, fan_error *err)
+/* judge: holds an operation on `lane` against all before it. FAN_RACE with *race; FAN_NOMEM leaves the history as it
+ * was. */
+static fan_status judge(fan_sim *m, uint32_t lane, const char *name, const char *site, keeper kept, visit *next,
+                        const void *what, fan_race *race, fan_error *err)
 {
     const fan_array *a = NULL;
     bool write;
@@ -731,7 +743,8 @@ static fan_status judge(fan_sim *m, uint32_t lane, const char *name, const char 
 
 /* ---- copies of jobs ---- */
 
-/* A job that waits has its arrays' geometry, and what it uploads, behind it in one block. First `to` is NULL and the room is counted. */
+/* A job that waits has its arrays' geometry, and what it uploads, behind it in one block. First `to` is NULL and the
+ * room is counted. */
 typedef struct packer {
     char *to;
     size_t used;
@@ -753,7 +766,13 @@ static fan_array *pack_array(packer *p, const fan_array *a, bool bytes)
     char *data = bytes ? pack(p, (size_t)a->size * fan_dtype_size(a->dtype)) : a->data;
     if (!copy)
         return NULL;
-    *copy = (fan_array){.data = data, .dtype = a->dtype, .ndim = a->ndim, .size = a->size, .shape = dims, .strides = dims + a->ndim, .writable = true};
+    *copy = (fan_array){.data = data,
+                        .dtype = a->dtype,
+                        .ndim = a->ndim,
+                        .size = a->size,
+                        .shape = dims,
+                        .strides = dims + a->ndim,
+                        .writable = true};
     for (int i = 0; i < a->ndim; i++) {
         copy->shape[i] = a->shape[i];
         copy->strides[i] = a->strides[i];
@@ -785,7 +804,13 @@ static void pack_job(packer *p, fan_job *copy, const fan_job *job)
     fan_sparse *sparse = job->sparse ? pack(p, sizeof *sparse) : NULL;
     const fan_figures *figures = job->figures ? pack_figures(p, job->figures, job->n) : NULL;
     if (copy)
-        *copy = (fan_job){.kind = job->kind, .in = in, .n = job->n, .scale = scale, .figures = figures, .skip = job->skip, .sparse = sparse};
+        *copy = (fan_job){.kind = job->kind,
+                          .in = in,
+                          .n = job->n,
+                          .scale = scale,
+                          .figures = figures,
+                          .skip = job->skip,
+                          .sparse = sparse};
     fan_array *out = pack_array(p, job->out, false);
     if (copy)
         copy->out = out;
@@ -843,13 +868,14 @@ typedef struct work {
     const char *name;
     visit *next;
     const void *what;
-    double us;         /* how long it takes */
+    double us; /* how long it takes */
     keeper kept;
     fan_sim_op *op;    /* taken over on FAN_OK and FAN_RACE; NULL without bytes to move */
     double start, end; /* filled in */
 } work;
 
-/* enqueue: judges work and puts it into q's queue. On FAN_RACE it is queued, and *err says which race; otherwise a failure changes nothing. */
+/* enqueue: judges work and puts it into q's queue. On FAN_RACE it is queued, and *err says which race; otherwise a
+ * failure changes nothing. */
 static fan_status enqueue(fan_sim *m, fan_sim_queue *q, work *w, const char *site, fan_error *err)
 {
     fan_race race;
@@ -899,7 +925,8 @@ static int keep_blocks(fan_sim *m, fan_sim_graph *g, visit *next, const void *wh
     return 0;
 }
 
-static fan_status capture_work(fan_sim *m, fan_sim_queue *q, fan_sim_command *c, const work *w, const char *site, fan_error *err)
+static fan_status capture_work(fan_sim *m, fan_sim_queue *q, fan_sim_command *c, const work *w, const char *site,
+                               fan_error *err)
 {
     fan_sim_recording *r = q->recording;
     if (!c)
@@ -920,12 +947,15 @@ static fan_status capture_work(fan_sim *m, fan_sim_queue *q, fan_sim_command *c,
     return FAN_OK;
 }
 
-static fan_status capture_job(fan_sim *m, fan_sim_queue *q, const fan_job *job, const work *w, const char *site, fan_error *err)
+static fan_status capture_job(fan_sim *m, fan_sim_queue *q, const fan_job *job, const work *w, const char *site,
+                              fan_error *err)
 {
     packer p = {NULL, 0};
     if (job->kind == FAN_JOB_UPLOAD || job->figures)
-        return fan_fail_code(err, FAN_CAPTURE, FAN_CAPTURE_UNSUPPORTED, "%s on stream %llu of sim:%d needs the host, which a graph cannot wait for: do it before the capture",
-                             w->name, (unsigned long long)q->handle, q->device);
+        return fan_fail_code(
+            err, FAN_CAPTURE, FAN_CAPTURE_UNSUPPORTED,
+            "%s on stream %llu of sim:%d needs the host, which a graph cannot wait for: do it before the capture",
+            w->name, (unsigned long long)q->handle, q->device);
     pack(&p, sizeof(fan_sim_command));
     (void)pack_jobs(&p, job, 1);
     fan_sim_command *c = command_new(p.used);
@@ -950,8 +980,8 @@ static fan_array **pack_arrays(packer *p, fan_array *const *arrays, size_t n)
 }
 
 /* capture_kernel: n > 0: what it does is these jobs. */
-static fan_status capture_kernel(fan_sim *m, fan_sim_queue *q, const fan_sim_kernel *k, const fan_job *jobs, size_t n, const work *w, const char *site,
-                                 fan_error *err)
+static fan_status capture_kernel(fan_sim *m, fan_sim_queue *q, const fan_sim_kernel *k, const fan_job *jobs, size_t n,
+                                 const work *w, const char *site, fan_error *err)
 {
     packer p = {NULL, 0};
     pack(&p, sizeof(fan_sim_command));
@@ -973,10 +1003,7 @@ static fan_status capture_kernel(fan_sim *m, fan_sim_queue *q, const fan_sim_ker
 
 /* ---- the table ---- */
 
-static fan_sim *machine_of(const fan_device *d)
-{
-    return d->self;
-}
+static fan_sim *machine_of(const fan_device *d) { return d->self; }
 
 static fan_status sim_alloc(fan_device *d, fan_stream *stream, size_t bytes, void **out, fan_error *err)
 {
@@ -996,8 +1023,10 @@ static fan_status sim_alloc(fan_device *d, fan_stream *stream, size_t bytes, voi
         fan_order_forget(m->order, b->lo, b->hi);
         *out = (void *)b->lo;
     } else if (status == FAN_OK) {
-        status = host ? fan_fail(err, FAN_NOMEM, "out of memory for %zu byte%s of sim:%d", bytes, FAN_PLURAL(bytes), d->index)
-                      : fan_fail_code(err, FAN_DEVICE_NOMEM, 2, "sim:%d is out of memory: %zu byte%s asked for, %zu of %zu in use", d->index,
+        status = host ? fan_fail(err, FAN_NOMEM, "out of memory for %zu byte%s of sim:%d", bytes, FAN_PLURAL(bytes),
+                                 d->index)
+                      : fan_fail_code(err, FAN_DEVICE_NOMEM, 2,
+                                      "sim:%d is out of memory: %zu byte%s asked for, %zu of %zu in use", d->index,
                                       bytes, FAN_PLURAL(bytes), a->in_use, a->bytes);
     }
     unlock(m);
@@ -1073,9 +1102,11 @@ static void sim_dropped(fan_device *d, void *data, size_t bytes, fan_stream *con
     }
     if (after.short_of_memory)
         goto done;
-    fan_status (*release)(fan_order *, uint32_t, const uint32_t *, size_t, uintptr_t, uintptr_t, const char *, fan_race *) =
+    fan_status (*release)(fan_order *, uint32_t, const uint32_t *, size_t, uintptr_t, uintptr_t, const char *,
+                          fan_race *) =
         b && b->graphs ? fan_order_let_go : fan_order_release; /* a graph's work may be to come */
-    if (release(m->order, lane_of(m), after.list, after.n, (uintptr_t)data, (uintptr_t)data + bytes, site, &race) == FAN_RACE) {
+    if (release(m->order, lane_of(m), after.list, after.n, (uintptr_t)data, (uintptr_t)data + bytes, site, &race) ==
+        FAN_RACE) {
         keep_race(m, &race);
         if (!m->has_pending) {
             m->pending = race;
@@ -1103,7 +1134,8 @@ static fan_status sim_read(fan_stream *s, const fan_array *dst, const fan_array 
     touch(m, q->name, true);
     touch(m, NAME(OF_PROGRESS, 0), false);
     touch_all(m, read_visit, src);
-    found = judge(m, q->lane, "read", site, KEPT_BY_HOST, read_visit, src, &race, err); /* a copy on q, for which the host waits */
+    found = judge(m, q->lane, "read", site, KEPT_BY_HOST, read_visit, src, &race,
+                  err); /* a copy on q, for which the host waits */
     if (found != FAN_OK && found != FAN_RACE) {
         status = found;
         goto done;
@@ -1185,7 +1217,8 @@ static fan_status sim_event_init(fan_event *e, fan_error *err)
     fan_clock_init(&ev->clock);
     fan_clock_init(&ev->place);
     lock(m);
-    fan_status status = fan_turns_given_up(m->turns) == FAN_GOING ? enter(m, "event_init", err) : FAN_OK; /* as for record */
+    fan_status status =
+        fan_turns_given_up(m->turns) == FAN_GOING ? enter(m, "event_init", err) : FAN_OK; /* as for record */
     if (status == FAN_OK)
         ev->name = new_name(m, OF_EVENT);
     unlock(m);
@@ -1335,10 +1368,7 @@ static void sim_elided(fan_stream *s, fan_event *e)
     unlock(m);
 }
 
-static bool has_passed(const fan_sim_event *ev)
-{
-    return !ev->point.queue || ev->point.queue->done >= ev->point.upto;
-}
+static bool has_passed(const fan_sim_event *ev) { return !ev->point.queue || ev->point.queue->done >= ev->point.upto; }
 
 /* run_for: runs what `point` needs, and nothing else; *can false: it can never pass. */
 static fan_status run_for(fan_sim *m, fan_sim_point point, size_t depth, bool *can, fan_error *err)
@@ -1495,7 +1525,8 @@ static fan_status as_kernel(const fan_job *jobs, size_t n, fan_sim_kernel *k, ui
     return FAN_OK;
 }
 
-static fan_status sim_run_many(fan_device *d, fan_stream *s, const fan_job *jobs, size_t n, fan_fate *fates, fan_error *err)
+static fan_status sim_run_many(fan_device *d, fan_stream *s, const fan_job *jobs, size_t n, fan_fate *fates,
+                               fan_error *err)
 {
     fan_sim *m = machine_of(d);
     char site[SITE], label[FAN_TRACE_LABEL];
@@ -1548,17 +1579,11 @@ static fan_status sim_spare(fan_device *d, uint64_t id, fan_stream **out, fan_er
     return fan_sim_stream(machine_of(d), d->index, false, out, err);
 }
 
-static uint64_t sim_left_out(fan_device *d)
-{
-    return machine_of(d)->left_out;
-}
+static uint64_t sim_left_out(fan_device *d) { return machine_of(d)->left_out; }
 
 static void machine_free(fan_sim *m);
 
-static void sim_device_fini(fan_device *d)
-{
-    machine_free(machine_of(d));
-}
+static void sim_device_fini(fan_device *d) { machine_free(machine_of(d)); }
 
 static const fan_backend backend = {
     .name = "sim",
@@ -1753,7 +1778,8 @@ fan_status fan_sim_new(const fan_sim_config *config, const fan_sim_hooks *hooks,
     for (int i = 0; i < config->devices; i++) {
         fan_sim_device_part *p = &m->parts[i];
         if (fan_arena_init(&p->arena, m->config.memory, config->run_work)) {
-            status = fan_fail(err, FAN_NOMEM, "cannot reserve %zu bytes of addresses for sim:%d; ask for less memory", m->config.memory, i);
+            status = fan_fail(err, FAN_NOMEM, "cannot reserve %zu bytes of addresses for sim:%d; ask for less memory",
+                              m->config.memory, i);
             goto done;
         }
         if (fan_device_init(&p->device, &backend, m, i, &m->holds)) {
@@ -1808,10 +1834,7 @@ fan_device *fan_sim_device(fan_sim *m, int index)
     return index >= 0 && index < m->config.devices ? &m->parts[index].device : NULL;
 }
 
-fan_sim *fan_sim_of(const fan_device *d)
-{
-    return d->backend == &backend ? machine_of(d) : NULL;
-}
+fan_sim *fan_sim_of(const fan_device *d) { return d->backend == &backend ? machine_of(d) : NULL; }
 
 fan_status fan_sim_stream(fan_sim *m, int device, bool blocking, fan_stream **out, fan_error *err)
 {
@@ -1870,10 +1893,7 @@ fan_stream *fan_sim_find(fan_sim *m, int device, uint64_t handle)
     return found;
 }
 
-uint64_t fan_sim_seed(const fan_sim *m)
-{
-    return m->config.seed;
-}
+uint64_t fan_sim_seed(const fan_sim *m) { return m->config.seed; }
 
 fan_status fan_sim_reset(fan_sim *m, fan_error *err)
 {
@@ -1955,16 +1975,22 @@ done:
     if (status == FAN_OK && !op && k->fini && !captured)
         k->fini(k->ctx); /* no bytes to move: it will never run */
     if ((status == FAN_OK || status == FAN_RACE) && fan_trace_on()) {
-        fan_trace_line line = {.kind = FAN_TRACE_KERNEL, .device = (int16_t)s->device->index, .slot = -1, .key = -1, .stream = s->handle,
-                               .bytes = bytes, .start_us = w.start, .end_us = w.end};
+        fan_trace_line line = {.kind = FAN_TRACE_KERNEL,
+                               .device = (int16_t)s->device->index,
+                               .slot = -1,
+                               .key = -1,
+                               .stream = s->handle,
+                               .bytes = bytes,
+                               .start_us = w.start,
+                               .end_us = w.end};
         snprintf(line.label, sizeof line.label, "%s", w.name);
         fan_trace_put(&line);
     }
     return status;
 }
 
-fan_status fan_sim_array(fan_sim *m, int device, fan_dtype dtype, int ndim, const int64_t *shape, const fan_array *init, fan_array **out,
-                         fan_error *err)
+fan_status fan_sim_array(fan_sim *m, int device, fan_dtype dtype, int ndim, const int64_t *shape, const fan_array *init,
+                         fan_array **out, fan_error *err)
 {
     *out = NULL;
     if (device < 0 || device >= m->config.devices)
@@ -2013,7 +2039,8 @@ fan_status fan_sim_synchronize(fan_sim *m, fan_error *err)
     FAN_GO(enter(m, "synchronize", err));
     for (fan_sim_recording *r = m->recordings; r; r = r->next) {
         int code = fan_capture_break(&r->capture, FAN_CAPTURE_UNSUPPORTED);
-        status = fan_fail_code(err, FAN_CAPTURE, code, "synchronize: %s (CUDA's code %d)", fan_capture_words(code), code);
+        status =
+            fan_fail_code(err, FAN_CAPTURE, code, "synchronize: %s (CUDA's code %d)", fan_capture_words(code), code);
     }
     if (status != FAN_OK)
         goto done;
@@ -2089,10 +2116,15 @@ fan_status fan_sim_capture_begin(fan_sim *m, fan_stream *s, int mode, fan_error 
     touch(m, NAME(OF_CAPTURES, 0), FAN_WRITES);
     if (q->legacy || q->recording) {
         bool broken = q->recording && q->recording->capture.broken;
-        status = illegal(q, q->legacy ? FAN_CAPTURE_UNSUPPORTED : broken ? FAN_CAPTURE_INVALIDATED : FAN_CAPTURE_VALUE, "begin a capture", err);
+        status = illegal(q,
+                         q->legacy ? FAN_CAPTURE_UNSUPPORTED
+                         : broken  ? FAN_CAPTURE_INVALIDATED
+                                   : FAN_CAPTURE_VALUE,
+                         "begin a capture", err);
         goto done;
     }
-    status = illegal(q, !g || !r || fan_grow((void **)&g->device, &g->device_cap, 1, sizeof *g->device) ? -1 : 0, "begin a capture", err);
+    status = illegal(q, !g || !r || fan_grow((void **)&g->device, &g->device_cap, 1, sizeof *g->device) ? -1 : 0,
+                     "begin a capture", err);
     if (status != FAN_OK)
         goto done;
     FAN_GO(fan_capture_begin(&r->capture, (fan_capture_mode)mode, fan_thread_id(), err));
@@ -2193,7 +2225,8 @@ fan_status fan_sim_unsafe(fan_sim *m, const char *call, fan_error *err)
     for (fan_sim_recording *r = m->recordings; r; r = r->next)
         if (fan_capture_forbids(&r->capture, thread, own_mode)) {
             int code = fan_capture_break(&r->capture, FAN_CAPTURE_UNSUPPORTED);
-            status = fan_fail_code(err, FAN_CAPTURE, code, "%s: %s (CUDA's code %d)", call, fan_capture_words(code), code);
+            status =
+                fan_fail_code(err, FAN_CAPTURE, code, "%s: %s (CUDA's code %d)", call, fan_capture_words(code), code);
         }
     unlock(m);
     return status;
@@ -2278,7 +2311,10 @@ static fan_status follow(fan_sim *m, fan_sim_queue *q, fan_sim_queue *other, fan
 static fan_status replay_work(fan_sim *m, fan_sim_graph *g, const fan_sim_command *c, fan_error *err)
 {
     bool one = c->njobs == 1;
-    work w = {.name = c->name, .next = one ? job_visit : kernel_visit, .what = one ? (const void *)c->jobs : (const void *)&c->kernel, .us = c->us,
+    work w = {.name = c->name,
+              .next = one ? job_visit : kernel_visit,
+              .what = one ? (const void *)c->jobs : (const void *)&c->kernel,
+              .us = c->us,
               .kept = m->config.bare ? KEPT_BY_NOBODY : KEPT_BY_GRAPH};
     replayed *r = NULL;
     if (m->config.run_work) {
@@ -2320,23 +2356,29 @@ static fan_status replay(fan_sim *m, fan_sim_graph *g, const fan_sim_command *c,
         return replay_work(m, g, c, err);
     case FAN_COMMAND_RECORD:
         k->point = (fan_sim_point){q, q->queued};
-        return fan_order_record(m->order, q->lane, lane_of(m), &k->clock) == FAN_OK ? FAN_OK : fan_fail(err, FAN_NOMEM, "out of memory for a graph");
+        return fan_order_record(m->order, q->lane, lane_of(m), &k->clock) == FAN_OK
+                   ? FAN_OK
+                   : fan_fail(err, FAN_NOMEM, "out of memory for a graph");
     case FAN_COMMAND_WAIT:
         FAN_TRY(hold_back(m, q, k->point, err));
         q->end_us = later(q->end_us, k->point.queue->end_us);
-        return fan_order_wait(m->order, q->lane, lane_of(m), &k->clock) == FAN_OK ? FAN_OK : fan_fail(err, FAN_NOMEM, "out of memory for a graph");
+        return fan_order_wait(m->order, q->lane, lane_of(m), &k->clock) == FAN_OK
+                   ? FAN_OK
+                   : fan_fail(err, FAN_NOMEM, "out of memory for a graph");
     }
     return FAN_OK;
 }
 
-/* graph_queues: a queue for each member, the same ones each time: so two launches of one graph run one after the other. */
+/* graph_queues: a queue for each member, the same ones each time: so two launches of one graph run one after the other.
+ */
 static fan_status graph_queues(fan_sim *m, fan_sim_graph *g, const fan_sim_queue *on, fan_error *err)
 {
     if (!g->queues && !(g->queues = fan_calloc(g->members * sizeof *g->queues)))
         return fan_fail(err, FAN_NOMEM, "out of memory for a graph");
     for (uint32_t i = 0; i < g->members; i++)
         if (!g->queues[i])
-            FAN_TRY(queue_new(m, g->device[i], ++m->handle, false, fan_order_clock(m->order, on->lane), &g->queues[i], err));
+            FAN_TRY(queue_new(m, g->device[i], ++m->handle, false, fan_order_clock(m->order, on->lane), &g->queues[i],
+                              err));
     return FAN_OK;
 }
 
@@ -2356,7 +2398,8 @@ fan_status fan_sim_graph_launch(fan_sim_graph *g, fan_stream *s, fan_error *err)
     FAN_GO(raise_pending(m, err));
     FAN_GO(not_captured(q, "launch a graph", err));
     FAN_GO(legacy(m, q, err));
-    if (fan_order_wait(m->order, q->lane, lane_of(m), fan_order_clock(m->order, q->lane)) != FAN_OK) /* it is queued by this host */
+    if (fan_order_wait(m->order, q->lane, lane_of(m), fan_order_clock(m->order, q->lane)) !=
+        FAN_OK) /* it is queued by this host */
         FAN_GO(fan_fail(err, FAN_NOMEM, "out of memory for a graph"));
     FAN_GO(graph_queues(m, g, q, err));
     for (uint32_t i = 0; i < g->members; i++)
@@ -2391,10 +2434,7 @@ static uint64_t read_count(const fan_sim *m, const uint64_t *count)
     return n;
 }
 
-uint64_t fan_sim_races(const fan_sim *m)
-{
-    return read_count(m, &m->races);
-}
+uint64_t fan_sim_races(const fan_sim *m) { return read_count(m, &m->races); }
 
 bool fan_sim_first_race(const fan_sim *m, fan_race *out)
 {
@@ -2437,15 +2477,9 @@ void fan_sim_fail_at(fan_sim *m, int64_t index, fan_status status)
     unlock(m);
 }
 
-uint64_t fan_sim_calls(const fan_sim *m)
-{
-    return read_count(m, &m->calls);
-}
+uint64_t fan_sim_calls(const fan_sim *m) { return read_count(m, &m->calls); }
 
-uint64_t fan_sim_unsound(const fan_sim *m)
-{
-    return read_count(m, &m->unsound);
-}
+uint64_t fan_sim_unsound(const fan_sim *m) { return read_count(m, &m->unsound); }
 
 double fan_sim_host_us(const fan_sim *m)
 {
@@ -2542,7 +2576,8 @@ static void hook_changed(void *ctx, uint64_t mutex)
     fan_turns_changed(m->turns, here.actor, mutex);
 }
 
-/* mutex_number: in every run the same one: whoever made it, and his how manieth; or, of those that no spawned thread made, how many were made before. */
+/* mutex_number: in every run the same one: whoever made it, and his how manieth; or, of those that no spawned thread
+ * made, how many were made before. */
 static uint64_t mutex_number(const fan_sim *m, uint64_t id)
 {
     return id & MADE_HERE ? (id & OF_ITS_MAKER) | (OF_ITS_MAKER + 1) : id - m->mutex_base;
@@ -2560,7 +2595,8 @@ static uint64_t hook_name(void *ctx)
 
 static void hook_touch(void *ctx, fan_thing thing, uint64_t id, fan_touch how)
 {
-    static const int kinds[] = {[FAN_LOCKED] = OF_MUTEX, [FAN_BUDGET] = OF_BUDGET, [FAN_COUNTERS] = OF_COUNTERS, [FAN_HOST_MEMORY] = OF_HOST};
+    static const int kinds[] = {
+        [FAN_LOCKED] = OF_MUTEX, [FAN_BUDGET] = OF_BUDGET, [FAN_COUNTERS] = OF_COUNTERS, [FAN_HOST_MEMORY] = OF_HOST};
     fan_sim *m = ctx;
     touch(m, NAME(kinds[thing], id ? mutex_number(m, id) : 0), how);
     if (thing != FAN_LOCKED)
@@ -2572,10 +2608,7 @@ static void hook_touch(void *ctx, fan_thing thing, uint64_t id, fan_touch how)
     unlock(m);
 }
 
-static uint64_t mutex_name(const fan_sim *m, uint64_t id)
-{
-    return NAME(OF_MUTEX, mutex_number(m, id));
-}
+static uint64_t mutex_name(const fan_sim *m, uint64_t id) { return NAME(OF_MUTEX, mutex_number(m, id)); }
 
 static bool hook_wait(void *ctx, uint64_t mutex)
 {
@@ -2619,8 +2652,17 @@ bool fan_sim_thread_begin(fan_sim *m, int actor)
     here.m = m;
     here.actor = actor;
     here.fresh = here.vain = false;
-    here.hooks = (fan_thread_hooks){.yield = hook_yield, .wait = hook_wait, .locked = hook_locked, .unlocking = hook_unlocking, .begin = hook_begin, .end = hook_end,
-                                    .idle = hook_idle, .changed = hook_changed, .touch = hook_touch, .name = hook_name, .ctx = m};
+    here.hooks = (fan_thread_hooks){.yield = hook_yield,
+                                    .wait = hook_wait,
+                                    .locked = hook_locked,
+                                    .unlocking = hook_unlocking,
+                                    .begin = hook_begin,
+                                    .end = hook_end,
+                                    .idle = hook_idle,
+                                    .changed = hook_changed,
+                                    .touch = hook_touch,
+                                    .name = hook_name,
+                                    .ctx = m};
     fan_thread_set_hooks(&here.hooks);
     return true;
 }
@@ -2652,17 +2694,15 @@ fan_status fan_sim_join(fan_sim *m, fan_error *err)
     lock(m);
     for (size_t i = 1; i < 1 + FAN_ACTORS; i++)
         if (m->has_lane[i]) {
-            (void)fan_order_sync(m->order, m->host_lane[0], fan_order_clock(m->order, m->host_lane[i])); /* lanes have room for all lanes */
+            (void)fan_order_sync(m->order, m->host_lane[0],
+                                 fan_order_clock(m->order, m->host_lane[i])); /* lanes have room for all lanes */
             m->host_us[0] = later(m->host_us[0], m->host_us[i]);
         }
     unlock(m);
     return status;
 }
 
-void fan_sim_saw_thread(fan_sim *m, int actor)
-{
-    touch(m, NAME(OF_THREAD, (uint64_t)actor), FAN_READS);
-}
+void fan_sim_saw_thread(fan_sim *m, int actor) { touch(m, NAME(OF_THREAD, (uint64_t)actor), FAN_READS); }
 
 fan_status fan_sim_after_thread(fan_sim *m, int actor, fan_error *err)
 {
@@ -2697,10 +2737,7 @@ void fan_sim_saw_memory(const fan_device *d, const fan_array *a, bool write)
     unlock(m);
 }
 
-void fan_sim_saw_all(fan_sim *m)
-{
-    touch(m, NAME(OF_CALLS, 0), FAN_WEIGHS);
-}
+void fan_sim_saw_all(fan_sim *m) { touch(m, NAME(OF_CALLS, 0), FAN_WEIGHS); }
 
 void fan_sim_set_chooser(fan_sim *m, const fan_sim_chooser *c)
 {
@@ -2712,37 +2749,16 @@ void fan_sim_set_chooser(fan_sim *m, const fan_sim_chooser *c)
     unlock(m);
 }
 
-void fan_sim_limit(fan_sim *m, size_t steps)
-{
-    fan_turns_limit(m->turns, steps);
-}
+void fan_sim_limit(fan_sim *m, size_t steps) { fan_turns_limit(m->turns, steps); }
 
-size_t fan_sim_steps(fan_sim *m)
-{
-    return fan_turns_steps(m->turns);
-}
+size_t fan_sim_steps(fan_sim *m) { return fan_turns_steps(m->turns); }
 
-int fan_sim_break(fan_sim *m, const char *text)
-{
-    return fan_turns_break(m->turns, text);
-}
+int fan_sim_break(fan_sim *m, const char *text) { return fan_turns_break(m->turns, text); }
 
-bool fan_sim_abandoned(const fan_sim *m)
-{
-    return fan_turns_given_up(m->turns) == FAN_ABANDONED;
-}
+bool fan_sim_abandoned(const fan_sim *m) { return fan_turns_given_up(m->turns) == FAN_ABANDONED; }
 
-bool fan_sim_gave_up(const fan_sim *m)
-{
-    return fan_turns_given_up(m->turns) != FAN_GOING;
-}
+bool fan_sim_gave_up(const fan_sim *m) { return fan_turns_given_up(m->turns) != FAN_GOING; }
 
-bool fan_sim_stuck(fan_sim *m, int actor)
-{
-    return fan_turns_stuck(m->turns, actor);
-}
+bool fan_sim_stuck(fan_sim *m, int actor) { return fan_turns_stuck(m->turns, actor); }
 
-void fan_sim_host_schedule(const fan_sim *m, char *buf, size_t size)
-{
-    fan_turns_schedule(m->turns, buf, size);
-}
+void fan_sim_host_schedule(const fan_sim *m, char *buf, size_t size) { fan_turns_schedule(m->turns, buf, size); }

@@ -15,8 +15,8 @@
 #define SITE 96
 
 typedef enum state {
-    NEW,     /* not begun; may be chosen */
-    READY,   /* at a yield */
+    NEW,   /* not begun; may be chosen */
+    READY, /* at a yield */
     ACTING,
     WAITING, /* for `mutex`: its holder, or a change under it */
     ENDED
@@ -52,7 +52,7 @@ struct fan_turns {
     size_t nheld, held_cap;
     unsigned char *order; /* the choices */
     size_t norder, order_cap;
-    size_t limit;         /* of choices; 0: none */
+    size_t limit;              /* of choices; 0: none */
     char text[FAN_ERROR_TEXT]; /* of the deadlock */
 };
 
@@ -173,13 +173,15 @@ static void explain(fan_turns *t)
     for (int i = 0; i < t->n; i++) {
         const actor *a = &t->actors[i];
         if (a->state == READY)
-            fan_append(t->text, sizeof t->text, "%shost thread %d asks again and again for what no other changes", sep, i);
+            fan_append(t->text, sizeof t->text, "%shost thread %d asks again and again for what no other changes", sep,
+                       i);
         if (a->state == READY)
             sep = "; ";
         if (a->state != WAITING)
             continue;
         int other = holder(t, a->mutex);
-        fan_append(t->text, sizeof t->text, "%shost thread %d%s%s%s waits for ", sep, i, a->site[0] ? " (" : "", a->site, a->site[0] ? ")" : "");
+        fan_append(t->text, sizeof t->text, "%shost thread %d%s%s%s waits for ", sep, i, a->site[0] ? " (" : "",
+                   a->site, a->site[0] ? ")" : "");
         if (other == NOBODY)
             fan_append(t->text, sizeof t->text, "a change that no other makes");
         else
@@ -209,7 +211,8 @@ static void endless(fan_turns *t)
     for (int i = 0; i < t->n; i++)
         if (acted[i])
             fan_append(t->text, sizeof t->text, ", host thread %d took %zu", i, acted[i]);
-    fan_append(t->text, sizeof t->text, "): a thread that waits for what never comes, or a scenario that needs more (steps=)");
+    fan_append(t->text, sizeof t->text,
+               "): a thread that waits for what never comes, or a scenario that needs more (steps=)");
     give_up(t, FAN_DEADLOCKED);
 }
 
@@ -259,7 +262,8 @@ static void hand_on(fan_turns *t)
     (void)pthread_cond_broadcast(&t->actors[t->turn].go);
 }
 
-/* await: until the actor has the turn (true), or has been ended by others. The lock is held; it is let go meanwhile, and the frontend's own too. */
+/* await: until the actor has the turn (true), or has been ended by others. The lock is held; it is let go meanwhile,
+ * and the frontend's own too. */
 static bool await(fan_turns *t, actor *a)
 {
     int me = (int)(a - t->actors);
@@ -409,10 +413,7 @@ int fan_turns_pick(fan_turns *t, int n)
     return answer;
 }
 
-void fan_turns_limit(fan_turns *t, size_t steps)
-{
-    t->limit = steps;
-}
+void fan_turns_limit(fan_turns *t, size_t steps) { t->limit = steps; }
 
 size_t fan_turns_steps(fan_turns *t)
 {

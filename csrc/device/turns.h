@@ -1,12 +1,14 @@
 /* turns: host threads that act one at a time, in an order that is chosen (D30). Knows nothing of devices.
  *
- * A thread (an actor) has the turn from one yield to the next: that is a step. At a yield the chooser says who goes on. An actor that wants a mutex which
- * another holds, or that waits on a condition, cannot be chosen until the mutex is free, or until another actor has been inside the condition's
- * mutex and changed something. When none can be chosen, that is a deadlock. So it is when one asks in vain again and again (fan_turns_idle) and no other acts.
+ * A thread (an actor) has the turn from one yield to the next: that is a step. At a yield the chooser says who goes on.
+ * An actor that wants a mutex which another holds, or that waits on a condition, cannot be chosen until the mutex is
+ * free, or until another actor has been inside the condition's mutex and changed something. When none can be chosen,
+ * that is a deadlock. So it is when one asks in vain again and again (fan_turns_idle) and no other acts.
  *
- * Title: Giving up. A run ends early when its chooser abandons it, or in a deadlock. Then nobody is asked any more: whoever has the turn keeps it
- * until he ends or must wait, and actors that have not begun never do. Conditions are woken once so that a waiter can look up (fan_turns_given_up); who
- * then waits again, or for a mutex that is never given back, is stuck: he stays where he is for good, and the join goes on without him.
+ * Title: Giving up. A run ends early when its chooser abandons it, or in a deadlock. Then nobody is asked any more:
+ * whoever has the turn keeps it until he ends or must wait, and actors that have not begun never do. Conditions are
+ * woken once so that a waiter can look up (fan_turns_given_up); who then waits again, or for a mutex that is never
+ * given back, is stuck: he stays where he is for good, and the join goes on without him.
  */
 #ifndef FAN_DEVICE_TURNS_H
 #define FAN_DEVICE_TURNS_H
@@ -26,12 +28,14 @@ typedef struct fan_turns fan_turns;
 
 typedef enum fan_give_up { FAN_GOING, FAN_ABANDONED, FAN_DEADLOCKED } fan_give_up;
 
-/* Who acts next: one of `enabled` (a mask, not 0), or -1 to abandon the run. Called with a lock of the turns held: it may not call back. */
+/* Who acts next: one of `enabled` (a mask, not 0), or -1 to abandon the run. Called with a lock of the turns held: it
+ * may not call back. */
 typedef struct fan_turns_hooks {
     int (*choose)(void *ctx, uint32_t enabled); /* NULL: by the seed */
-    int (*pick)(void *ctx, int n); /* one of n answers (fan_turns_pick); NULL: nobody chooses */
+    int (*pick)(void *ctx, int n);              /* one of n answers (fan_turns_pick); NULL: nobody chooses */
     void *ctx;
-    /* around waiting for the turn (a frontend lets go of its own locks); NULL: nothing. `after` gets what `before` gave. */
+    /* around waiting for the turn (a frontend lets go of its own locks); NULL: nothing. `after` gets what `before`
+     * gave. */
     void *(*before_block)(void *ctx);
     void (*after_block)(void *ctx, void *before);
     void *block_ctx;
@@ -43,26 +47,29 @@ void fan_turns_free(fan_turns *t);       /* nobody is in it; NULL is fine */
 void fan_turns_reset(fan_turns *t, uint64_t seed);
 void fan_turns_set_hooks(fan_turns *t, const fan_turns_hooks *hooks);
 
-/* fan_turns_spawn: a new actor; FAN_VALUE when there are FAN_ACTORS. Numbers begin at 0 again once all have ended; *first says that they did. */
+/* fan_turns_spawn: a new actor; FAN_VALUE when there are FAN_ACTORS. Numbers begin at 0 again once all have ended;
+ * *first says that they did. */
 fan_status fan_turns_spawn(fan_turns *t, int *actor, bool *first, fan_error *err);
 size_t fan_turns_count(fan_turns *t); /* actors of this round that have not ended */
-/* fan_turns_begin: called by the actor's thread; blocks until it is chosen. false: it is not to run at all (and counts as ended). */
+/* fan_turns_begin: called by the actor's thread; blocks until it is chosen. false: it is not to run at all (and counts
+ * as ended). */
 bool fan_turns_begin(fan_turns *t, int actor);
 void fan_turns_yield(fan_turns *t, int actor);
-/* fan_turns_wait: the actor, which has the turn, cannot go on: another holds `mutex`, or he waits for a change made under it. `site`: where he is. Returns when he
- * may look again. */
+/* fan_turns_wait: the actor, which has the turn, cannot go on: another holds `mutex`, or he waits for a change made
+ * under it. `site`: where he is. Returns when he may look again. */
 void fan_turns_wait(fan_turns *t, int actor, uint64_t mutex, const char *site);
 /* fan_turns_idle: the actor asked and was told "not yet"; fan_turns_busy: it did something else. */
 void fan_turns_idle(fan_turns *t, int actor);
 void fan_turns_busy(fan_turns *t, int actor);
 /* fan_turns_pick: which of n answers, by the hooks; it stands in the schedule. -1: nobody chooses. */
 int fan_turns_pick(fan_turns *t, int n);
-/* fan_turns_limit: a round of more choices is one without an end, and given up as a deadlock is; 0: no limit. Nobody is in it. */
+/* fan_turns_limit: a round of more choices is one without an end, and given up as a deadlock is; 0: no limit. Nobody is
+ * in it. */
 void fan_turns_limit(fan_turns *t, size_t steps);
 /* fan_turns_steps: choices so far. */
 size_t fan_turns_steps(fan_turns *t);
-/* fan_turns_break: called by anyone while an actor has the turn and does not come back: the round is given up as a deadlock is, of which `text` tells, and goes on without him: he
- * need not wait any more. Returns who it was, or -1. */
+/* fan_turns_break: called by anyone while an actor has the turn and does not come back: the round is given up as a
+ * deadlock is, of which `text` tells, and goes on without him: he need not wait any more. Returns who it was, or -1. */
 int fan_turns_break(fan_turns *t, const char *text);
 void fan_turns_locked(fan_turns *t, int actor, uint64_t mutex);
 void fan_turns_unlocking(fan_turns *t, int actor, uint64_t mutex); /* which he holds */
@@ -70,7 +77,8 @@ void fan_turns_unlocking(fan_turns *t, int actor, uint64_t mutex); /* which he h
 void fan_turns_changed(fan_turns *t, int actor, uint64_t mutex);
 /* fan_turns_end: the actor has ended (or, called by anyone, will never begin). */
 void fan_turns_end(fan_turns *t, int actor);
-/* fan_turns_join: on a thread that is no actor: lets all act to their end. FAN_DEADLOCK, with a text that names the actors and what they wait for. */
+/* fan_turns_join: on a thread that is no actor: lets all act to their end. FAN_DEADLOCK, with a text that names the
+ * actors and what they wait for. */
 fan_status fan_turns_join(fan_turns *t, fan_error *err);
 
 fan_give_up fan_turns_given_up(const fan_turns *t);

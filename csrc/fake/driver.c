@@ -1,4 +1,5 @@
-/* The driver's entry points. Each begins with CALL, where the plan of faults and a lost context are looked at, and then does what the driver would. */
+/* The driver's entry points. Each begins with CALL, where the plan of faults and a lost context are looked at, and then
+ * does what the driver would. */
 #define _POSIX_C_SOURCE 200809L
 #include "fake/fake.h"
 
@@ -26,91 +27,103 @@ enum {
 };
 
 /* X(number, name, text): the codes that are known by name. */
-#define CODE_LIST(X)                                                                                                  \
-    X(1, "CUDA_ERROR_INVALID_VALUE", "invalid argument")                                                              \
-    X(2, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory")                                                                 \
-    X(3, "CUDA_ERROR_NOT_INITIALIZED", "initialization error")                                                        \
-    X(4, "CUDA_ERROR_DEINITIALIZED", "driver shutting down")                                                          \
-    X(34, "CUDA_ERROR_STUB_LIBRARY", "CUDA driver is a stub library")                                                 \
-    X(35, "CUDA_ERROR_INSUFFICIENT_DRIVER", "CUDA driver version is insufficient for CUDA runtime version")           \
-    X(100, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected")                                              \
-    X(101, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal")                                                     \
-    X(200, "CUDA_ERROR_INVALID_IMAGE", "device kernel image is invalid")                                              \
-    X(201, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context")                                                    \
-    X(209, "CUDA_ERROR_NO_BINARY_FOR_GPU", "no kernel image is available for execution on the device")                \
-    X(214, "CUDA_ERROR_ECC_UNCORRECTABLE", "uncorrectable ECC error encountered")                                     \
-    X(400, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle")                                                    \
-    X(500, "CUDA_ERROR_NOT_FOUND", "named symbol not found")                                                          \
-    X(600, "CUDA_ERROR_NOT_READY", "device not ready")                                                                \
-    X(700, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered")                                  \
-    X(701, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", "too many resources requested for launch")                           \
-    X(709, "CUDA_ERROR_CONTEXT_IS_DESTROYED", "context is destroyed")                                                 \
-    X(716, "CUDA_ERROR_MISALIGNED_ADDRESS", "misaligned address")                                                     \
-    X(719, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure")                                                  \
-    X(803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "system has unsupported display driver / cuda driver combination")    \
-    X(804, "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE", "forward compatibility was attempted on non supported HW")    \
-    X(900, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "operation not permitted when stream is capturing")               \
-    X(901, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED", "operation failed due to a previous error during capture")        \
-    X(902, "CUDA_ERROR_STREAM_CAPTURE_MERGE", "operation would result in a merge of separate capture sequences")      \
-    X(903, "CUDA_ERROR_STREAM_CAPTURE_UNMATCHED", "capture was not ended in the same stream as it began")             \
-    X(904, "CUDA_ERROR_STREAM_CAPTURE_UNJOINED", "capturing stream has unjoined work")                                \
-    X(905, "CUDA_ERROR_STREAM_CAPTURE_ISOLATION", "dependency created on uncaptured work in another stream")          \
-    X(906, "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT", "operation would make the legacy stream depend on a capturing blocking stream")             \
-    X(907, "CUDA_ERROR_CAPTURED_EVENT", "operation not permitted on an event last recorded in a capturing stream")    \
-    X(908, "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD", "attempt to terminate a thread-local capture sequence from another thread")             \
+#define CODE_LIST(X)                                                                                               \
+    X(1, "CUDA_ERROR_INVALID_VALUE", "invalid argument")                                                           \
+    X(2, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory")                                                              \
+    X(3, "CUDA_ERROR_NOT_INITIALIZED", "initialization error")                                                     \
+    X(4, "CUDA_ERROR_DEINITIALIZED", "driver shutting down")                                                       \
+    X(34, "CUDA_ERROR_STUB_LIBRARY", "CUDA driver is a stub library")                                              \
+    X(35, "CUDA_ERROR_INSUFFICIENT_DRIVER", "CUDA driver version is insufficient for CUDA runtime version")        \
+    X(100, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected")                                           \
+    X(101, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal")                                                  \
+    X(200, "CUDA_ERROR_INVALID_IMAGE", "device kernel image is invalid")                                           \
+    X(201, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context")                                                 \
+    X(209, "CUDA_ERROR_NO_BINARY_FOR_GPU", "no kernel image is available for execution on the device")             \
+    X(214, "CUDA_ERROR_ECC_UNCORRECTABLE", "uncorrectable ECC error encountered")                                  \
+    X(400, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle")                                                 \
+    X(500, "CUDA_ERROR_NOT_FOUND", "named symbol not found")                                                       \
+    X(600, "CUDA_ERROR_NOT_READY", "device not ready")                                                             \
+    X(700, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered")                               \
+    X(701, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", "too many resources requested for launch")                        \
+    X(709, "CUDA_ERROR_CONTEXT_IS_DESTROYED", "context is destroyed")                                              \
+    X(716, "CUDA_ERROR_MISALIGNED_ADDRESS", "misaligned address")                                                  \
+    X(719, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure")                                               \
+    X(803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "system has unsupported display driver / cuda driver combination") \
+    X(804, "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE", "forward compatibility was attempted on non supported HW") \
+    X(900, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "operation not permitted when stream is capturing")            \
+    X(901, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED", "operation failed due to a previous error during capture")     \
+    X(902, "CUDA_ERROR_STREAM_CAPTURE_MERGE", "operation would result in a merge of separate capture sequences")   \
+    X(903, "CUDA_ERROR_STREAM_CAPTURE_UNMATCHED", "capture was not ended in the same stream as it began")          \
+    X(904, "CUDA_ERROR_STREAM_CAPTURE_UNJOINED", "capturing stream has unjoined work")                             \
+    X(905, "CUDA_ERROR_STREAM_CAPTURE_ISOLATION", "dependency created on uncaptured work in another stream")       \
+    X(906, "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT",                                                                   \
+      "operation would make the legacy stream depend on a capturing blocking stream")                              \
+    X(907, "CUDA_ERROR_CAPTURED_EVENT", "operation not permitted on an event last recorded in a capturing stream") \
+    X(908, "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD",                                                               \
+      "attempt to terminate a thread-local capture sequence from another thread")                                  \
     X(999, "CUDA_ERROR_UNKNOWN", "unknown error")
 
 /* ---- the state: one machine ---- */
 
 #define FATBIN UINT32_C(0xBA55ED50) /* how a fatbin begins */
 enum { MOST_DEVICES = 8, MOST_DEPTH = 16, MOST_HIDDEN = 8 };
-typedef enum kind { A_STREAM = 1, AN_EVENT, A_MODULE, A_FUNCTION, AN_OBJECT, MEMORY, DESTROYED, KINDS } kind; /* DESTROYED: a stream that was */
+typedef enum kind {
+    A_STREAM = 1,
+    AN_EVENT,
+    A_MODULE,
+    A_FUNCTION,
+    AN_OBJECT,
+    MEMORY,
+    DESTROYED,
+    KINDS
+} kind; /* DESTROYED: a stream that was */
 
 /* Whatever the driver gave a handle for. */
 typedef struct thing {
     struct thing *next;
     kind kind;
     int device;
-    fan_stream *stream;            /* A_STREAM */
-    uint64_t thread;               /* of a per-thread stream; else 0 */
+    fan_stream *stream; /* A_STREAM */
+    uint64_t thread;    /* of a per-thread stream; else 0 */
     fan_event *event;
     const fan_fake_kernel *kernel; /* A_FUNCTION */
     uint64_t address;              /* MEMORY, tagged */
     size_t bytes;
-    char *sent;                    /* .. what the host copied there, in the order of its calls; NULL: nothing */
-    fan_cu_call *destroy;          /* AN_OBJECT */
+    char *sent;           /* .. what the host copied there, in the order of its calls; NULL: nothing */
+    fan_cu_call *destroy; /* AN_OBJECT */
     void *ctx;
     size_t refs;
 } thing;
 
 struct fan_cu_context {
-    struct fan_cu_context *older;  /* of the first device: the last machine's */
+    struct fan_cu_context *older; /* of the first device: the last machine's */
     int device;
     atomic_int retained;
-    _Atomic fan_cu_result lost;    /* the code of the error that sticks */
+    _Atomic fan_cu_result lost; /* the code of the error that sticks */
 };
 
 static pthread_mutex_t lock_ = PTHREAD_MUTEX_INITIALIZER;
 static struct {
     fan_sim *m;
     int devices;
-    unsigned era;                  /* machines so far */
+    unsigned era; /* machines so far */
     atomic_bool initialised;
     bool pools;
     int version;
     thing *things[KINDS];
-    thing **memory;                /* MEMORY by address */
+    thing **memory; /* MEMORY by address */
     size_t nmemory, memory_cap;
     size_t live[KINDS];
-    struct fan_cu_context *contexts; /* of this machine; those of older ones stay, so that nobody's address comes again */
+    struct fan_cu_context
+        *contexts; /* of this machine; those of older ones stay, so that nobody's address comes again */
     char hidden[MOST_HIDDEN][48];
     uint64_t calls, calls_of[128];
-    char fail_name[48];            /* "": any */
+    char fail_name[48]; /* "": any */
     int64_t fail_at;
     fan_cu_result fail_with;
     bool fail_sticks;
-    char said[FAN_ERROR_TEXT];     /* the last thing that went wrong */
-    char race[FAN_ERROR_TEXT];     /* the first race */
+    char said[FAN_ERROR_TEXT]; /* the last thing that went wrong */
+    char race[FAN_ERROR_TEXT]; /* the first race */
 } fake = {.devices = 1, .version = 12040, .fail_at = -1, .pools = true};
 
 static _Thread_local struct {
@@ -119,21 +132,15 @@ static _Thread_local struct {
     struct fan_cu_context *stack[MOST_DEPTH];
 } here;
 
-static void lock(void)
-{
-    (void)pthread_mutex_lock(&lock_);
-}
+static void lock(void) { (void)pthread_mutex_lock(&lock_); }
 
-static void unlock(void)
-{
-    (void)pthread_mutex_unlock(&lock_);
-}
+static void unlock(void) { (void)pthread_mutex_unlock(&lock_); }
 
 enum {
 #define X(name, suffix, version, feature, parameters) NUMBER_##name,
     FAN_CUDA_LIST(X)
 #undef X
-    NUMBERS
+        NUMBERS
 };
 _Static_assert(NUMBERS <= 128, "more functions than are counted");
 
@@ -149,7 +156,8 @@ static fan_cu_result planned(int number)
     lock();
     fake.calls++;
     fake.calls_of[number]++;
-    if (fake.fail_at >= 0 && (!fake.fail_name[0] || strcmp(fake.fail_name, names[number]) == 0) && fake.fail_at-- == 0) {
+    if (fake.fail_at >= 0 && (!fake.fail_name[0] || strcmp(fake.fail_name, names[number]) == 0) &&
+        fake.fail_at-- == 0) {
         code = fake.fail_with;
         if (fake.fail_sticks && here.era == fake.era && here.depth > 0)
             here.stack[here.depth - 1]->lost = code;
@@ -158,13 +166,13 @@ static fan_cu_result planned(int number)
     return code;
 }
 
-#define CALL(name)                                                                                                    \
-    do {                                                                                                              \
-        fan_cu_result call_code = planned(NUMBER_##name);                                                             \
-        if (call_code)                                                                                                \
-            return call_code;                                                                                         \
-        if (!fake.initialised && NUMBER_##name != NUMBER_Init && NUMBER_##name != NUMBER_DriverGetVersion)            \
-            return NOT_INITIALIZED;                                                                                   \
+#define CALL(name)                                                                                         \
+    do {                                                                                                   \
+        fan_cu_result call_code = planned(NUMBER_##name);                                                  \
+        if (call_code)                                                                                     \
+            return call_code;                                                                              \
+        if (!fake.initialised && NUMBER_##name != NUMBER_Init && NUMBER_##name != NUMBER_DriverGetVersion) \
+            return NOT_INITIALIZED;                                                                        \
     } while (0)
 
 /* ---- contexts ---- */
@@ -187,12 +195,12 @@ static fan_cu_result inside(struct fan_cu_context **out)
     return (*out)->lost;
 }
 
-#define INSIDE(c)                                                                                                     \
-    struct fan_cu_context *c;                                                                                         \
-    do {                                                                                                              \
-        fan_cu_result inside_code = inside(&c);                                                                       \
-        if (inside_code)                                                                                              \
-            return inside_code;                                                                                       \
+#define INSIDE(c)                               \
+    struct fan_cu_context *c;                   \
+    do {                                        \
+        fan_cu_result inside_code = inside(&c); \
+        if (inside_code)                        \
+            return inside_code;                 \
     } while (0)
 
 /* ---- things ---- */
@@ -366,10 +374,7 @@ static void settle(void)
     (void)note_race(fan_sim_pending(fake.m, &err), &err);
 }
 
-static fan_cu_result done(fan_status status, const fan_error *err)
-{
-    return code_of(note_race(status, err), err);
-}
+static fan_cu_result done(fan_status status, const fan_error *err) { return code_of(note_race(status, err), err); }
 
 /* unsafe: a call that disturbs the captures of others unless this thread is in relaxed mode. */
 static fan_cu_result unsafe(const char *call)
@@ -378,11 +383,11 @@ static fan_cu_result unsafe(const char *call)
     return done(fan_sim_unsafe(fake.m, call, &err), &err);
 }
 
-#define UNSAFE(call)                                                                                                  \
-    do {                                                                                                              \
-        fan_cu_result unsafe_code = unsafe(call);                                                                     \
-        if (unsafe_code)                                                                                              \
-            return unsafe_code;                                                                                       \
+#define UNSAFE(call)                              \
+    do {                                          \
+        fan_cu_result unsafe_code = unsafe(call); \
+        if (unsafe_code)                          \
+            return unsafe_code;                   \
     } while (0)
 
 /* ---- work ---- */
@@ -408,50 +413,51 @@ static fan_status run_work(void *ctx, fan_error *err)
 }
 
 /* queue: puts w behind what s has; the machine frees it. */
-static fan_cu_result queue(fan_stream *s, const char *name, work *w, fan_array *const *reads, size_t nreads, fan_array *const *writes, size_t nwrites)
+static fan_cu_result queue(fan_stream *s, const char *name, work *w, fan_array *const *reads, size_t nreads,
+                           fan_array *const *writes, size_t nwrites)
 {
     fan_error err = {.status = FAN_OK};
     settle();
-    fan_sim_kernel k = {.name = name, .fn = run_work, .fini = fan_free, .ctx = w, .reads = reads, .nreads = nreads, .writes = writes, .nwrites = nwrites, .us = -1};
+    fan_sim_kernel k = {.name = name,
+                        .fn = run_work,
+                        .fini = fan_free,
+                        .ctx = w,
+                        .reads = reads,
+                        .nreads = nreads,
+                        .writes = writes,
+                        .nwrites = nwrites,
+                        .us = -1};
     fan_status status = fan_sim_launch(fake.m, s, &k, &err);
     if (status != FAN_OK)
         fan_free(w); /* it was not taken over */
     return done(status, &err);
 }
 
-static void *host(uint64_t address)
-{
-    return (void *)(uintptr_t)(address & ~FAN_FAKE_TAG);
-}
+static void *host(uint64_t address) { return (void *)(uintptr_t)(address & ~FAN_FAKE_TAG); }
 
 static fan_array bytes_at(uint64_t address, size_t bytes, int64_t *dims)
 {
     dims[0] = (int64_t)bytes;
     dims[1] = 1;
-    return (fan_array){.data = host(address), .dtype = FAN_UINT8, .ndim = 1, .size = (int64_t)bytes, .shape = dims, .strides = dims + 1, .writable = true};
+    return (fan_array){.data = host(address),
+                       .dtype = FAN_UINT8,
+                       .ndim = 1,
+                       .size = (int64_t)bytes,
+                       .shape = dims,
+                       .strides = dims + 1,
+                       .writable = true};
 }
 
-static void run_copy_in(work *w)
-{
-    memcpy(host(w->address), w->payload, w->bytes);
-}
+static void run_copy_in(work *w) { memcpy(host(w->address), w->payload, w->bytes); }
 
-static void run_copy_out(work *w)
-{
-    memcpy(w->to, host(w->address), w->bytes);
-}
+static void run_copy_out(work *w) { memcpy(w->to, host(w->address), w->bytes); }
 
-static void run_fill(work *w)
-{
-    memset(host(w->address), w->byte, w->bytes);
-}
+static void run_fill(work *w) { memset(host(w->address), w->byte, w->bytes); }
 
-static void run_kernel(work *w)
-{
-    w->kernel->run(w->payload, w->threads);
-}
+static void run_kernel(work *w) { w->kernel->run(w->payload, w->threads); }
 
-/* run_with_table: behind the arguments lies the table as it was to be when the kernel was queued. Where something else is there now the kernel would stray. */
+/* run_with_table: behind the arguments lies the table as it was to be when the kernel was queued. Where something else
+ * is there now the kernel would stray. */
 static void run_with_table(work *w)
 {
     fan_k_many *a = (fan_k_many *)(void *)w->payload;
@@ -463,10 +469,7 @@ static void run_with_table(work *w)
     w->kernel->run(w->payload, w->threads);
 }
 
-static void run_free(work *w)
-{
-    w->device->backend->free(w->device, host(w->address), w->bytes);
-}
+static void run_free(work *w) { w->device->backend->free(w->device, host(w->address), w->bytes); }
 
 static work *new_work(void (*run)(work *), uint64_t address, size_t bytes, size_t payload)
 {
@@ -483,7 +486,8 @@ static work *new_work(void (*run)(work *), uint64_t address, size_t bytes, size_
 
 #define API FAN_FAKE_SHOWN fan_cu_result
 /* Each bears our name in here, and is shown by the driver's. */
-#define X(name, suffix, version, feature, parameters) FAN_FAKE_SHOWN fan_cu_result fan_fake_##name parameters __asm__("cu" #name suffix);
+#define X(name, suffix, version, feature, parameters) \
+    FAN_FAKE_SHOWN fan_cu_result fan_fake_##name parameters __asm__("cu" #name suffix);
 FAN_CUDA_LIST(X)
 #undef X
 
@@ -519,15 +523,9 @@ static fan_cu_result known_code(fan_cu_result code, const char **name, const cha
     return INVALID_VALUE;
 }
 
-fan_cu_result fan_fake_GetErrorName(fan_cu_result code, const char **name)
-{
-    return known_code(code, name, NULL);
-}
+fan_cu_result fan_fake_GetErrorName(fan_cu_result code, const char **name) { return known_code(code, name, NULL); }
 
-fan_cu_result fan_fake_GetErrorString(fan_cu_result code, const char **text)
-{
-    return known_code(code, NULL, text);
-}
+fan_cu_result fan_fake_GetErrorString(fan_cu_result code, const char **text) { return known_code(code, NULL, text); }
 
 fan_cu_result fan_fake_DeviceGetCount(int *count)
 {
@@ -688,8 +686,9 @@ fan_cu_result fan_fake_ModuleGetFunction(fan_cu_function *out, fan_cu_module m, 
     return OK;
 }
 
-/* table_of: what will lie where a kernel's table is once its turn comes: what the host sent there last, in the order of its calls. That the kernel waits for the copies is the
- * checker's business, for it reads that memory. NULL: nothing was sent there. */
+/* table_of: what will lie where a kernel's table is once its turn comes: what the host sent there last, in the order of
+ * its calls. That the kernel waits for the copies is the checker's business, for it reads that memory. NULL: nothing
+ * was sent there. */
 static const char *table_of(const fan_k_many *a)
 {
     const thing *t = memory_at(a->table, fan_fake_table_bytes(a));
@@ -697,7 +696,8 @@ static const char *table_of(const fan_k_many *a)
 }
 
 /* list_accesses: what a kernel touches; *stray: something that is no memory. */
-static size_t list_accesses(const fan_fake_kernel *k, const void *args, const char *table, fan_fake_access *a, fan_array **all, size_t *written, bool *stray)
+static size_t list_accesses(const fan_fake_kernel *k, const void *args, const char *table, fan_fake_access *a,
+                            fan_array **all, size_t *written, bool *stray)
 {
     size_t n = k->accesses(args, table, a, written);
     for (size_t i = 0; i < n; i++) {
@@ -706,13 +706,15 @@ static size_t list_accesses(const fan_fake_kernel *k, const void *args, const ch
         a[i].array.strides = a[i].dims + a[i].array.ndim;
         all[i] = &a[i].array;
         fan_array_reach(all[i], &lo, &hi);
-        *stray |= hi > lo && !memory_at(((uint64_t)(uintptr_t)a[i].array.data + (uint64_t)lo) | FAN_FAKE_TAG, (uint64_t)(hi - lo));
+        *stray |= hi > lo &&
+                  !memory_at(((uint64_t)(uintptr_t)a[i].array.data + (uint64_t)lo) | FAN_FAKE_TAG, (uint64_t)(hi - lo));
     }
     return n;
 }
 
 /* launch_on: a kernel that touches what is no memory loses the context, as it would when it runs. */
-static fan_cu_result launch_on(struct fan_cu_context *c, fan_stream *s, const fan_fake_kernel *k, const void *args, int64_t threads)
+static fan_cu_result launch_on(struct fan_cu_context *c, fan_stream *s, const fan_fake_kernel *k, const void *args,
+                               int64_t threads)
 {
     fan_cu_result code = OUT_OF_MEMORY;
     const char *table = k->table ? table_of(args) : NULL;
@@ -748,8 +750,8 @@ static fan_cu_result launch_on(struct fan_cu_context *c, fan_stream *s, const fa
     return code;
 }
 
-fan_cu_result fan_fake_LaunchKernel(fan_cu_function f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
-                                    fan_cu_stream handle, void **params, void **extra)
+fan_cu_result fan_fake_LaunchKernel(fan_cu_function f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
+                                    unsigned bz, unsigned shared, fan_cu_stream handle, void **params, void **extra)
 {
     fan_stream *s;
     CALL(LaunchKernel);
@@ -777,7 +779,8 @@ static fan_cu_result allocate(const struct fan_cu_context *c, fan_stream *s, siz
     if (!bytes)
         return INVALID_VALUE;
     lock();
-    int failed = fan_grow((void **)&fake.memory, &fake.memory_cap, fake.nmemory + 16, sizeof *fake.memory); /* several threads may be about to show theirs */
+    int failed = fan_grow((void **)&fake.memory, &fake.memory_cap, fake.nmemory + 16,
+                          sizeof *fake.memory); /* several threads may be about to show theirs */
     unlock();
     thing *t = failed ? NULL : new_thing(MEMORY, c->device);
     if (!t)
@@ -892,7 +895,8 @@ fan_cu_result fan_fake_MemPoolTrimTo(fan_cu_pool pool, size_t keep)
 }
 
 /* transfer: the start of the three: the range must be memory. */
-static fan_cu_result transfer(const struct fan_cu_context *c, uint64_t p, size_t bytes, fan_cu_stream handle, fan_stream **s)
+static fan_cu_result transfer(const struct fan_cu_context *c, uint64_t p, size_t bytes, fan_cu_stream handle,
+                              fan_stream **s)
 {
     if (!memory_at(p, bytes))
         return INVALID_VALUE;
@@ -970,7 +974,8 @@ fan_cu_result fan_fake_StreamCreate(fan_cu_stream *out, unsigned flags)
     thing *t = new_thing(A_STREAM, c->device);
     if (!t)
         return OUT_OF_MEMORY;
-    fan_cu_result code = code_of(fan_sim_stream(fake.m, c->device, !(flags & FAN_CU_STREAM_NON_BLOCKING), &t->stream, &err), &err);
+    fan_cu_result code =
+        code_of(fan_sim_stream(fake.m, c->device, !(flags & FAN_CU_STREAM_NON_BLOCKING), &t->stream, &err), &err);
     if (code) {
         drop_thing(t);
         return code;
@@ -1198,7 +1203,8 @@ static bool blocking_captured(int device)
     return found;
 }
 
-fan_cu_result fan_fake_StreamGetCaptureInfo(fan_cu_stream handle, int *status, uint64_t *id, fan_cu_graph *graph, const void **frontier, size_t *count)
+fan_cu_result fan_fake_StreamGetCaptureInfo(fan_cu_stream handle, int *status, uint64_t *id, fan_cu_graph *graph,
+                                            const void **frontier, size_t *count)
 {
     fan_stream *s;
     uint64_t number = 0;
@@ -1220,7 +1226,8 @@ fan_cu_result fan_fake_StreamGetCaptureInfo(fan_cu_stream handle, int *status, u
     return OK;
 }
 
-fan_cu_result fan_fake_UserObjectCreate(fan_cu_object *out, void *ctx, fan_cu_call *destroy, unsigned refs, unsigned flags)
+fan_cu_result fan_fake_UserObjectCreate(fan_cu_object *out, void *ctx, fan_cu_call *destroy, unsigned refs,
+                                        unsigned flags)
 {
     CALL(UserObjectCreate);
     if (flags != FAN_CU_USER_OBJECT_NO_DESTRUCTOR_SYNC || !refs || !destroy)
@@ -1370,14 +1377,15 @@ fan_cu_result cuGetProcAddress_v2(const char *name, void **out, int version, uin
     *out = NULL;
     *status = 1;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        if (strcmp(rows[i].name, name) != 0 || version < rows[i].version || fake.version < rows[i].version || hidden(name + 2))
+        if (strcmp(rows[i].name, name) != 0 || version < rows[i].version || fake.version < rows[i].version ||
+            hidden(name + 2))
             continue;
         switch (rows[i].at) {
-#define X(name, suffix, version, feature, parameters)                                                                 \
-    case NUMBER_##name: {                                                                                             \
-        fan_cu_result(*f) parameters = fan_fake_##name;                                                               \
-        memcpy(out, &f, sizeof f);                                                                                    \
-        break;                                                                                                        \
+#define X(name, suffix, version, feature, parameters)   \
+    case NUMBER_##name: {                               \
+        fan_cu_result(*f) parameters = fan_fake_##name; \
+        memcpy(out, &f, sizeof f);                      \
+        break;                                          \
     }
             FAN_CUDA_LIST(X)
 #undef X
@@ -1405,8 +1413,8 @@ FAN_FAKE_SHOWN int fanFakeStep(void);
 FAN_FAKE_SHOWN int64_t fanFakeLive(int which);
 FAN_FAKE_SHOWN int fanFakeDepth(void);
 FAN_FAKE_SHOWN int fanFakeMode(void);
-FAN_FAKE_SHOWN int fanFakeLaunch(fan_cu_stream handle, const char *name, void (*call)(int64_t), int64_t token, const int64_t *reads, int nreads,
-                                 const int64_t *writes, int nwrites);
+FAN_FAKE_SHOWN int fanFakeLaunch(fan_cu_stream handle, const char *name, void (*call)(int64_t), int64_t token,
+                                 const int64_t *reads, int nreads, const int64_t *writes, int nwrites);
 
 static void forget_all(void)
 {
@@ -1445,8 +1453,13 @@ int fanFakeReset(int devices, uint64_t seed, int schedule, uint64_t starve, uint
     fake.devices = devices;
     if (devices == 0)
         return 0;
-    fan_sim_config config = {.devices = devices > 0 && devices <= MOST_DEVICES ? devices : 1, .seed = seed, .schedule = (fan_sim_schedule)schedule, .starve = starve,
-                             .memory = memory, .run_work = true, .bare = true};
+    fan_sim_config config = {.devices = devices > 0 && devices <= MOST_DEVICES ? devices : 1,
+                             .seed = seed,
+                             .schedule = (fan_sim_schedule)schedule,
+                             .starve = starve,
+                             .memory = memory,
+                             .run_work = true,
+                             .bare = true};
     if (fan_sim_new(&config, NULL, &fake.m, &err) != FAN_OK) {
         fake.m = NULL;
         snprintf(fake.said, sizeof fake.said, "%s", err.text);
@@ -1510,15 +1523,9 @@ static const char *told(const char *text)
     return copy;
 }
 
-const char *fanFakeRace(void)
-{
-    return told(fake.race);
-}
+const char *fanFakeRace(void) { return told(fake.race); }
 
-const char *fanFakeSaid(void)
-{
-    return told(fake.said);
-}
+const char *fanFakeSaid(void) { return told(fake.said); }
 
 int fanFakeSynchronize(void)
 {
@@ -1581,7 +1588,8 @@ static fan_status run_callback(void *ctx, fan_error *err)
 /* views: from (address, dtype, ndim, extents .., strides ..) one after the other. */
 static const int64_t *view(const int64_t *at, fan_fake_access *a)
 {
-    a->array = (fan_array){.data = host((uint64_t)at[0]), .dtype = (fan_dtype)at[1], .ndim = (int)at[2], .size = 1, .writable = true};
+    a->array = (fan_array){
+        .data = host((uint64_t)at[0]), .dtype = (fan_dtype)at[1], .ndim = (int)at[2], .size = 1, .writable = true};
     memcpy(a->dims, at + 3, 2 * (size_t)at[2] * sizeof *at);
     a->array.shape = a->dims;
     a->array.strides = a->dims + at[2];
@@ -1590,7 +1598,8 @@ static const int64_t *view(const int64_t *at, fan_fake_access *a)
     return at + 3 + 2 * at[2];
 }
 
-int fanFakeLaunch(fan_cu_stream handle, const char *name, void (*call)(int64_t), int64_t token, const int64_t *reads, int nreads, const int64_t *writes, int nwrites)
+int fanFakeLaunch(fan_cu_stream handle, const char *name, void (*call)(int64_t), int64_t token, const int64_t *reads,
+                  int nreads, const int64_t *writes, int nwrites)
 {
     enum { MOST = 16 };
     static _Thread_local fan_fake_access a[2 * MOST];
@@ -1612,8 +1621,15 @@ int fanFakeLaunch(fan_cu_stream handle, const char *name, void (*call)(int64_t),
     for (int i = 0; i < nwrites; i++, out[i - 1] = &a[MOST + i - 1].array)
         writes = view(writes, &a[MOST + i]);
     settle();
-    fan_sim_kernel job = {.name = name, .fn = run_callback, .fini = fan_free, .ctx = k, .reads = in, .nreads = (size_t)nreads, .writes = out,
-                          .nwrites = (size_t)nwrites, .us = -1};
+    fan_sim_kernel job = {.name = name,
+                          .fn = run_callback,
+                          .fini = fan_free,
+                          .ctx = k,
+                          .reads = in,
+                          .nreads = (size_t)nreads,
+                          .writes = out,
+                          .nwrites = (size_t)nwrites,
+                          .us = -1};
     fan_status status = fan_sim_launch(fake.m, s, &job, &err);
     if (status != FAN_OK)
         fan_free(k);

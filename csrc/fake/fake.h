@@ -1,10 +1,12 @@
 /* fake: a CUDA driver made of a simulated machine: what driver.c, kernels.c and control.c share.
  *
- * It is a shared library of its own with the driver's entry points (cu..) and some more for tests (fanFake..). Streams, events, memory and the checker are those of
- * device/sim.h; kernels are device/kernels/kernels.cu compiled for the host. It refuses what the driver refuses, with the same codes, as far as the backend and
- * its tests can see. Addresses bear FAN_FAKE_TAG.
+ * It is a shared library of its own with the driver's entry points (cu..) and some more for tests (fanFake..). Streams,
+ * events, memory and the checker are those of device/sim.h; kernels are device/kernels/kernels.cu compiled for the
+ * host. It refuses what the driver refuses, with the same codes, as far as the backend and its tests can see. Addresses
+ * bear FAN_FAKE_TAG.
  *
- * One machine at a time. fanFakeReset makes a new one: every handle of the old one is invalid from then on, as after a reset of the device by somebody else.
+ * One machine at a time. fanFakeReset makes a new one: every handle of the old one is invalid from then on, as after a
+ * reset of the device by somebody else.
  */
 #ifndef FAN_FAKE_FAKE_H
 #define FAN_FAKE_FAKE_H
@@ -25,10 +27,11 @@ typedef struct fan_fake_access {
 
 typedef struct fan_fake_kernel {
     const char *name;
-    size_t bytes;               /* of its arguments */
-    bool table;                 /* its arguments are a fan_k_many */
+    size_t bytes; /* of its arguments */
+    bool table;   /* its arguments are a fan_k_many */
     void (*run)(const void *args, int64_t threads);
-    /* most: room for its accesses. accesses: what it reads and writes, those that it writes last; their number. `table`: what lies where a fan_k_many says, on the host */
+    /* most: room for its accesses. accesses: what it reads and writes, those that it writes last; their number.
+     * `table`: what lies where a fan_k_many says, on the host */
     size_t (*most)(const void *args);
     size_t (*accesses)(const void *args, const char *table, fan_fake_access *out, size_t *written);
 } fan_fake_kernel;

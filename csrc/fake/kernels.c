@@ -7,7 +7,11 @@
 
 static fan_array *place(fan_fake_access *a, uint64_t address, int dtype, int ndim)
 {
-    a->array = (fan_array){.data = (char *)(uintptr_t)(address & ~FAN_FAKE_TAG), .dtype = (fan_dtype)dtype, .ndim = ndim, .size = 1, .writable = true};
+    a->array = (fan_array){.data = (char *)(uintptr_t)(address & ~FAN_FAKE_TAG),
+                           .dtype = (fan_dtype)dtype,
+                           .ndim = ndim,
+                           .size = 1,
+                           .writable = true};
     return &a->array;
 }
 
@@ -20,7 +24,8 @@ static void dense(fan_fake_access *a, uint64_t address, int dtype, int64_t count
 }
 
 /* strided: extents and strides as they stand; two runs of axes may be joined. */
-static void strided(fan_fake_access *a, uint64_t address, int dtype, int n1, const int64_t *e1, const int64_t *s1, int n2, const int64_t *e2, const int64_t *s2)
+static void strided(fan_fake_access *a, uint64_t address, int dtype, int n1, const int64_t *e1, const int64_t *s1,
+                    int n2, const int64_t *e2, const int64_t *s2)
 {
     fan_array *v = place(a, address, dtype, n1 + n2);
     assert(n1 + n2 <= FAN_MAX_NDIM);
@@ -42,7 +47,8 @@ static size_t fold_accesses(const fan_k_fold *a, int dtype, fan_fake_access *out
 
 size_t fan_fake_table_bytes(const fan_k_many *a)
 {
-    return (size_t)a->rows * sizeof(fan_k_row) + (size_t)a->sources * sizeof(uint64_t) + (size_t)a->tiles * sizeof(uint32_t);
+    return (size_t)a->rows * sizeof(fan_k_row) + (size_t)a->sources * sizeof(uint64_t) +
+           (size_t)a->tiles * sizeof(uint32_t);
 }
 
 static size_t many_most(const void *args)
@@ -138,7 +144,8 @@ static size_t reduce_accesses(const void *args, fan_fake_access *out)
 static size_t scatter_accesses(const void *args, fan_fake_access *out)
 {
     const fan_k_scatter *a = args;
-    const int64_t *extent = a->words + (a->pointers ? 3 : 2 * a->sparse), *into = extent + a->inner, *values = into + a->inner;
+    const int64_t *extent = a->words + (a->pointers ? 3 : 2 * a->sparse), *into = extent + a->inner,
+                  *values = into + a->inner;
     int dtype = a->index_size == 4 ? FAN_INT32 : FAN_INT64;
     size_t n = 0;
     strided(&out[n++], a->values, a->value_dtype, 1, &a->entries, &a->value_step, a->inner, extent, values);
@@ -150,33 +157,34 @@ static size_t scatter_accesses(const void *args, fan_fake_access *out)
     }
     int64_t rows = a->lanes + 1, shape[2] = {a->lanes, a->words[0]}, strides[2] = {a->words[1], a->words[2]};
     strided(&out[n++], a->indices, dtype, 1, &a->entries, &a->index_step, 0, NULL, NULL);
-    strided(&out[n++], a->pointers, a->pointer_size == 4 ? FAN_INT32 : FAN_INT64, 1, &rows, &a->pointer_step, 0, NULL, NULL);
+    strided(&out[n++], a->pointers, a->pointer_size == 4 ? FAN_INT32 : FAN_INT64, 1, &rows, &a->pointer_step, 0, NULL,
+            NULL);
     strided(&out[n++], a->into, a->into_dtype, 2, shape, strides, a->inner, extent, into);
     return n;
 }
 
 /* The last thread first: no GPU promises another order. */
-#define RUN(name, T, kernel)                                                                                          \
-    static void run_##name(const void *args, int64_t threads)                                                         \
-    {                                                                                                                 \
-        fan_k_threads = threads;                                                                                      \
-        for (fan_k_thread = threads; fan_k_thread-- > 0;)                                                             \
-            kernel(*(const T *)args);                                                                                 \
+#define RUN(name, T, kernel)                                  \
+    static void run_##name(const void *args, int64_t threads) \
+    {                                                         \
+        fan_k_threads = threads;                              \
+        for (fan_k_thread = threads; fan_k_thread-- > 0;)     \
+            kernel(*(const T *)args);                         \
     }
 #define ACCESSES(name, call) ACCESSES_OF(name, 1, call)
-#define ACCESSES_OF(name, writes, call)                                                                               \
-    static size_t accesses_##name(const void *args, const char *table, fan_fake_access *out, size_t *written)         \
-    {                                                                                                                 \
-        (void)table;                                                                                                  \
-        *written = (writes);                                                                                                 \
-        return call;                                                                                                  \
+#define ACCESSES_OF(name, writes, call)                                                                       \
+    static size_t accesses_##name(const void *args, const char *table, fan_fake_access *out, size_t *written) \
+    {                                                                                                         \
+        (void)table;                                                                                          \
+        *written = (writes);                                                                                  \
+        return call;                                                                                          \
     }
-#define FOLD_RUN(name, bytes, from, acc)                                                                              \
-    RUN(name, fan_k_fold, fan_fold_##name)                                                                            \
-    RUN(many_##name, fan_k_many, fan_many_##name)                                                                     \
-    ACCESSES(name, fold_accesses(args, FAN_##from, out))                                                              \
-    ACCESSES(many_##name, many_accesses(args, table, FAN_##from, out, written))\
-    RUN(tell_##name, fan_k_fold, fan_tell_##name)                                                                     \
+#define FOLD_RUN(name, bytes, from, acc)                                        \
+    RUN(name, fan_k_fold, fan_fold_##name)                                      \
+    RUN(many_##name, fan_k_many, fan_many_##name)                               \
+    ACCESSES(name, fold_accesses(args, FAN_##from, out))                        \
+    ACCESSES(many_##name, many_accesses(args, table, FAN_##from, out, written)) \
+    RUN(tell_##name, fan_k_fold, fan_tell_##name)                               \
     ACCESSES_OF(tell_##name, 2, fold_tell_accesses(args, FAN_##from, out))
 FAN_K_FOLD_LIST(FOLD_RUN)
 RUN(any, fan_k_any, fan_any)
@@ -193,12 +201,11 @@ ACCESSES(reduce, reduce_accesses(args, out))
 ACCESSES(scatter, scatter_accesses(args, out))
 
 static const fan_fake_kernel kernels[] = {
-#define FOLD_ROW(name, bytes, from, acc)                                                                              \
-    {"fan_fold_" #name, sizeof(fan_k_fold), false, run_##name, few, accesses_##name},                                 \
-        {"fan_many_" #name, sizeof(fan_k_many), true, run_many_##name, many_most, accesses_many_##name},                \
+#define FOLD_ROW(name, bytes, from, acc)                                                                 \
+    {"fan_fold_" #name, sizeof(fan_k_fold), false, run_##name, few, accesses_##name},                    \
+        {"fan_many_" #name, sizeof(fan_k_many), true, run_many_##name, many_most, accesses_many_##name}, \
         {"fan_tell_" #name, sizeof(fan_k_fold), false, run_tell_##name, few, accesses_tell_##name},
-    FAN_K_FOLD_LIST(FOLD_ROW)
-    {"fan_any", sizeof(fan_k_any), false, run_any, few, accesses_any},
+    FAN_K_FOLD_LIST(FOLD_ROW){"fan_any", sizeof(fan_k_any), false, run_any, few, accesses_any},
     {"fan_tell_any", sizeof(fan_k_any), false, run_tell_any, few, accesses_tell_any},
     {"fan_tell_end", sizeof(fan_k_tell), false, run_tell_end, few, accesses_tell_end},
     {"fan_blame_any", sizeof(fan_k_any), false, run_blame, few, accesses_blame},

@@ -1,9 +1,10 @@
 /* Does everything lie as it did?
  *
- * Components are costly to find and cheap to confirm. Recorded are not only the components but also the clusters: arrays whose extents chain, whether
- * their bytes meet or not. If every array lies where it lay in its cluster, and no two clusters meet, then within each cluster all is as it was
- * and between clusters there is nothing: the same layout, for the price of a subtraction for each array and a sort of the clusters. Only if that fails
- * the components are found anew: clusters may have moved against each other without a byte being shared or parted with.
+ * Components are costly to find and cheap to confirm. Recorded are not only the components but also the clusters:
+ * arrays whose extents chain, whether their bytes meet or not. If every array lies where it lay in its cluster, and no
+ * two clusters meet, then within each cluster all is as it was and between clusters there is nothing: the same layout,
+ * for the price of a subtraction for each array and a sort of the clusters. Only if that fails the components are found
+ * anew: clusters may have moved against each other without a byte being shared or parted with.
  */
 #include "graph/layout.h"
 
@@ -141,25 +142,13 @@ void fan_layout_free(fan_layout *l)
     fan_free(l);
 }
 
-size_t fan_layout_count(const fan_layout *l)
-{
-    return l->n;
-}
+size_t fan_layout_count(const fan_layout *l) { return l->n; }
 
-const fan_layout_item *fan_layout_item_at(const fan_layout *l, size_t i)
-{
-    return &l->items[i];
-}
+const fan_layout_item *fan_layout_item_at(const fan_layout *l, size_t i) { return &l->items[i]; }
 
-size_t fan_layout_component(const fan_layout *l, size_t i)
-{
-    return l->places[i].component;
-}
+size_t fan_layout_component(const fan_layout *l, size_t i) { return l->places[i].component; }
 
-uint64_t fan_layout_offset(const fan_layout *l, size_t i)
-{
-    return l->places[i].in_component;
-}
+uint64_t fan_layout_offset(const fan_layout *l, size_t i) { return l->places[i].in_component; }
 
 /* ---- is it the same? ---- */
 
@@ -214,7 +203,8 @@ static void sort_starts(uint64_t *start, uint64_t *reach, size_t n)
     }
 }
 
-/* in_place: whether every array lies where it lay in its cluster, and the clusters do not meet. `start` and `reach` have room for each cluster. */
+/* in_place: whether every array lies where it lay in its cluster, and the clusters do not meet. `start` and `reach`
+ * have room for each cluster. */
 static bool in_place(const fan_layout *l, const fan_layout_item *items, uint64_t *start, uint64_t *reach)
 {
     size_t n = 0;
@@ -239,7 +229,8 @@ static bool in_place(const fan_layout *l, const fan_layout_item *items, uint64_t
     return true;
 }
 
-/* meets: the first array of i's component, as it is now, that was of another: one that i itself meets, where there is one. */
+/* meets: the first array of i's component, as it is now, that was of another: one that i itself meets, where there is
+ * one. */
 static size_t meets(const fan_layout *l, const fan_overlaps *now, const uint32_t *label, size_t i, uint64_t budget)
 {
     size_t other = FAN_NO_OTHER;
@@ -249,15 +240,17 @@ static size_t meets(const fan_layout *l, const fan_overlaps *now, const uint32_t
             continue;
         if (other == FAN_NO_OTHER)
             other = j;
-        if (fan_overlap(fan_overlaps_region(now, i), fan_overlaps_region(now, j), budget, NULL, NULL, &v, NULL) == FAN_OK && v != FAN_DISJOINT)
+        if (fan_overlap(fan_overlaps_region(now, i), fan_overlaps_region(now, j), budget, NULL, NULL, &v, NULL) ==
+                FAN_OK &&
+            v != FAN_DISJOINT)
             return j;
     }
     return other;
 }
 
 /* differ: the components of now against those recorded. `first` and `is` have room for a member of each. */
-static fan_difference differ(const fan_layout *l, const fan_layout_item *items, const fan_overlaps *now, const uint32_t *label, size_t *first,
-                             size_t *is, uint64_t budget)
+static fan_difference differ(const fan_layout *l, const fan_layout_item *items, const fan_overlaps *now,
+                             const uint32_t *label, size_t *first, size_t *is, uint64_t budget)
 {
     for (size_t i = 0; i < l->n; i++)
         first[i] = is[i] = FAN_NO_OTHER;
@@ -277,7 +270,8 @@ static fan_difference differ(const fan_layout *l, const fan_layout_item *items, 
     return (fan_difference){FAN_CHANGE_SAME, 0, FAN_NO_OTHER};
 }
 
-static fan_status find_anew(const fan_layout *l, const fan_layout_item *items, uint64_t budget, fan_difference *out, fan_error *err)
+static fan_status find_anew(const fan_layout *l, const fan_layout_item *items, uint64_t budget, fan_difference *out,
+                            fan_error *err)
 {
     fan_status status = FAN_OK;
     fan_overlaps *now = NULL;
@@ -297,7 +291,8 @@ done:
     return status;
 }
 
-fan_status fan_layout_check(const fan_layout *l, const fan_layout_item *items, uint64_t budget, fan_difference *out, fan_error *err)
+fan_status fan_layout_check(const fan_layout *l, const fan_layout_item *items, uint64_t budget, fan_difference *out,
+                            fan_error *err)
 {
     *out = (fan_difference){FAN_CHANGE_SAME, 0, FAN_NO_OTHER};
     for (size_t i = 0; i < l->n; i++) {

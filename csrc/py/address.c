@@ -1,4 +1,5 @@
-/* address: where an ndarray's first element lies, as a Python int: what `a.ctypes.data` says, in a fraction of the time. */
+/* address: where an ndarray's first element lies, as a Python int: what `a.ctypes.data` says, in a fraction of the
+ * time. */
 #include "py/py.h"
 
 static PyObject *address(PyObject *Py_UNUSED(module), PyObject *a)
@@ -10,7 +11,8 @@ static PyObject *address(PyObject *Py_UNUSED(module), PyObject *a)
     return PyLong_FromVoidPtr(PyArray_DATA((PyArrayObject *)a));
 }
 
-/* restride: what `a.strides =` does, where NumPy does not find its way back: of an array that owns its memory it knows no more bytes than the strides of now reach. */
+/* restride: what `a.strides =` does, where NumPy does not find its way back: of an array that owns its memory it knows
+ * no more bytes than the strides of now reach. */
 static PyObject *restride(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *a, *strides;
@@ -35,7 +37,8 @@ static PyObject *restride(PyObject *Py_UNUSED(module), PyObject *args)
 
 PyMethodDef fan_address_functions[] = {
     {"restride", restride, METH_VARARGS,
-     "restride(a, strides, /)\n--\n\nGive an ndarray strides that it has had. Whether they stay within its memory is not looked at."},
+     "restride(a, strides, /)\n--\n\nGive an ndarray strides that it has had. Whether they stay within its memory is "
+     "not looked at."},
     {"address", address, METH_O, "address(a, /)\n--\n\nWhere the first element of an ndarray lies."},
     {0},
 };

@@ -1,4 +1,5 @@
-/* array: fanin.sim.Array, an array on a device. Geometry is read freely; values only by numpy(), or by work on a stream. */
+/* array: fanin.sim.Array, an array on a device. Geometry is read freely; values only by numpy(), or by work on a
+ * stream. */
 #include "py/dlpack.h"
 #include "py/machine.h"
 #include "py/turn.h"
@@ -7,16 +8,12 @@
 #include <structmember.h>
 
 typedef struct array_object {
-    PyObject_HEAD
-    fan_array *a;       /* held; never NULL */
-    fan_device *d;      /* held; never NULL */
+    PyObject_HEAD fan_array *a; /* held; never NULL */
+    fan_device *d;              /* held; never NULL */
     PyObject *weakrefs;
 } array_object;
 
-static array_object *self_of(PyObject *o)
-{
-    return (array_object *)o;
-}
+static array_object *self_of(PyObject *o) { return (array_object *)o; }
 
 PyObject *fan_array_wrap(fan_array *a, fan_device *d)
 {
@@ -40,7 +37,8 @@ fan_array *fan_array_arg(PyObject *o, fan_device **d)
 
 static PyObject *array_new(PyTypeObject *Py_UNUSED(type), PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs))
 {
-    PyErr_SetString(PyExc_TypeError, "arrays on a simulated device are made by Machine.array(ndarray, device=0) and Machine.empty(shape, dtype, device=0)");
+    PyErr_SetString(PyExc_TypeError, "arrays on a simulated device are made by Machine.array(ndarray, device=0) and "
+                                     "Machine.empty(shape, dtype, device=0)");
     return NULL;
 }
 
@@ -51,11 +49,9 @@ static void array_dealloc(PyObject *o)
     if (self->weakrefs)
         PyObject_ClearWeakRefs(o);
     /* The memory may go with its last hold: the device is told, and may hand the turn to another host thread. */
-    Py_BEGIN_ALLOW_THREADS
-    fan_array_drop(self->a);
+    Py_BEGIN_ALLOW_THREADS fan_array_drop(self->a);
     fan_device_drop(self->d);
-    Py_END_ALLOW_THREADS
-    type->tp_free(o);
+    Py_END_ALLOW_THREADS type->tp_free(o);
     Py_DECREF(type);
 }
 
@@ -72,7 +68,8 @@ static PyObject *view(array_object *self, char *data, int ndim, const int64_t *s
 {
     fan_array *made = NULL;
     fan_error err = {0};
-    fan_status status = fan_array_view(self->a->storage, data, self->a->dtype, ndim, shape, strides, self->a->writable, &made, &err);
+    fan_status status =
+        fan_array_view(self->a->storage, data, self->a->dtype, ndim, shape, strides, self->a->writable, &made, &err);
     return status == FAN_OK ? wrap_taken(made, self->d) : fan_raise(status, &err);
 }
 
@@ -89,7 +86,8 @@ PyObject *fan_ints(int n, const int64_t *items)
     return t;
 }
 
-/* int_of: an integer index; -1 with an exception, of class `large` where it is no int64. bool is refused: True as an index is a mistake. */
+/* int_of: an integer index; -1 with an exception, of class `large` where it is no int64. bool is refused: True as an
+ * index is a mistake. */
 static int int_of(PyObject *o, PyObject *large, int64_t *out)
 {
     Py_ssize_t n;
@@ -111,7 +109,8 @@ static int ints_of(PyObject *o, int64_t *out)
         return int_of(o, PyExc_ValueError, out) < 0 ? -1 : 1;
     if (!(items = PySequence_Tuple(o))) { /* a tuple: an __index__ cannot change it under our hands */
         if (PyErr_ExceptionMatches(PyExc_TypeError))
-            PyErr_Format(PyExc_TypeError, "expected an integer or a sequence of integers, got %.80s", Py_TYPE(o)->tp_name);
+            PyErr_Format(PyExc_TypeError, "expected an integer or a sequence of integers, got %.80s",
+                         Py_TYPE(o)->tp_name);
         return -1;
     }
     n = PyTuple_GET_SIZE(items);
@@ -126,10 +125,7 @@ static int ints_of(PyObject *o, int64_t *out)
     return (int)n;
 }
 
-int fan_shape_arg(PyObject *o, int64_t *shape)
-{
-    return ints_of(o, shape);
-}
+int fan_shape_arg(PyObject *o, int64_t *shape) { return ints_of(o, shape); }
 
 static PyObject *array_getitem(PyObject *o, PyObject *key)
 {
@@ -176,19 +172,22 @@ static PyObject *array_getitem(PyObject *o, PyObject *key)
                 data += start * a->strides[axis];
             ndim++;
             axis++;
-        } else if (PyIndex_Check(k) && !PyBool_Check(k) && !(PyArray_Check(k) && PyArray_NDIM((PyArrayObject *)k) > 0)) {
+        } else if (PyIndex_Check(k) && !PyBool_Check(k) &&
+                   !(PyArray_Check(k) && PyArray_NDIM((PyArrayObject *)k) > 0)) {
             int64_t at;
             if (int_of(k, PyExc_IndexError, &at) < 0)
                 return NULL;
             if (at < -a->shape[axis] || at >= a->shape[axis])
-                return PyErr_Format(PyExc_IndexError, "index %lld is out of range for axis %d of length %lld", (long long)at,
-                                    axis, (long long)a->shape[axis]);
+                return PyErr_Format(PyExc_IndexError, "index %lld is out of range for axis %d of length %lld",
+                                    (long long)at, axis, (long long)a->shape[axis]);
             data += (at < 0 ? at + a->shape[axis] : at) * a->strides[axis];
             axis++;
         } else {
-            return PyErr_Format(PyExc_TypeError,
-                                "an array on a device is indexed by integers, slices, ... and None, which give views, not by %.80s; "
-                                "queue a kernel with Machine.launch, or index x.numpy()", Py_TYPE(k)->tp_name);
+            return PyErr_Format(
+                PyExc_TypeError,
+                "an array on a device is indexed by integers, slices, ... and None, which give views, not by %.80s; "
+                "queue a kernel with Machine.launch, or index x.numpy()",
+                Py_TYPE(k)->tp_name);
         }
         for (; whole > 0; whole--, axis++) {
             if (ndim == FAN_MAX_NDIM)
@@ -211,10 +210,7 @@ static Py_ssize_t array_length(PyObject *o)
 }
 
 /* args_of: methods that take `f(2, 3)` and `f((2, 3))` alike; borrowed. */
-static PyObject *args_of(PyObject *args)
-{
-    return PyTuple_GET_SIZE(args) == 1 ? PyTuple_GET_ITEM(args, 0) : args;
-}
+static PyObject *args_of(PyObject *args) { return PyTuple_GET_SIZE(args) == 1 ? PyTuple_GET_ITEM(args, 0) : args; }
 
 static PyObject *array_transpose(PyObject *o, PyObject *args)
 {
@@ -245,8 +241,8 @@ static PyObject *array_transpose(PyObject *o, PyObject *args)
     return view(self_of(o), a->data, a->ndim, shape, strides);
 }
 
-/* restride: the strides of `a` seen with `shape` (as many elements), without a copy; false where there are none. Runs of axes with as many elements on both
- * sides are matched; inside a run the old axes must lie one behind the other. */
+/* restride: the strides of `a` seen with `shape` (as many elements), without a copy; false where there are none. Runs
+ * of axes with as many elements on both sides are matched; inside a run the old axes must lie one behind the other. */
 static bool restride(const fan_array *a, int ndim, const int64_t *shape, int64_t *strides)
 {
     int64_t old_shape[FAN_MAX_NDIM], old_strides[FAN_MAX_NDIM];
@@ -299,13 +295,16 @@ static PyObject *array_reshape(PyObject *o, PyObject *args)
     else if (hole >= 0)
         size = -1;
     if (size != a->size)
-        return PyErr_Format(PyExc_ValueError, "reshape: %s cannot be seen as %R: it has %lld elements", was, args_of(args),
-                            (long long)a->size);
+        return PyErr_Format(PyExc_ValueError, "reshape: %s cannot be seen as %R: it has %lld elements", was,
+                            args_of(args), (long long)a->size);
     if (size == 0)
         memset(strides, 0, sizeof strides); /* the view, which checks the shape, makes its own */
     else if (!restride(a, n, shape, strides))
-        return PyErr_Format(PyExc_ValueError, "reshape: %s with these strides cannot be seen as %R without a copy, and a copy is work for a stream: "
-                            "use Machine.empty and Machine.launch", was, args_of(args));
+        return PyErr_Format(
+            PyExc_ValueError,
+            "reshape: %s with these strides cannot be seen as %R without a copy, and a copy is work for a stream: "
+            "use Machine.empty and Machine.launch",
+            was, args_of(args));
     return view(self_of(o), a->data, n, shape, strides);
 }
 
@@ -345,12 +344,13 @@ static PyObject *array_numpy(PyObject *o, PyObject *Py_UNUSED(none))
         return NULL;
     for (int i = 0; i < a->ndim; i++)
         strides[i] = PyArray_STRIDE((PyArrayObject *)made, i);
-    st = fan_storage_wrap(PyArray_DATA((PyArrayObject *)made), (size_t)PyArray_NBYTES((PyArrayObject *)made), NULL, NULL);
+    st = fan_storage_wrap(PyArray_DATA((PyArrayObject *)made), (size_t)PyArray_NBYTES((PyArrayObject *)made), NULL,
+                          NULL);
     if (st)
-        status = fan_array_view(st, PyArray_BYTES((PyArrayObject *)made), a->dtype, a->ndim, a->shape, strides, true, &dst, &err);
+        status = fan_array_view(st, PyArray_BYTES((PyArrayObject *)made), a->dtype, a->ndim, a->shape, strides, true,
+                                &dst, &err);
     if (status == FAN_OK) {
-        Py_BEGIN_ALLOW_THREADS
-        s = fan_stream_current(self->d);
+        Py_BEGIN_ALLOW_THREADS s = fan_stream_current(self->d);
         status = s ? self->d->backend->read(s, dst, a, &err) : fan_fail(&err, FAN_NOMEM, "out of memory for a stream");
         fan_stream_drop(s);
         Py_END_ALLOW_THREADS
@@ -373,12 +373,9 @@ static PyObject *array_used_on(PyObject *o, PyObject *arg)
         return NULL;
     if (!s)
         return PyErr_Format(PyExc_TypeError, "used_on: expected a stream, got None");
-    Py_BEGIN_ALLOW_THREADS
-    status = fan_memory_used_on(self_of(o)->a->storage, s, &err);
+    Py_BEGIN_ALLOW_THREADS status = fan_memory_used_on(self_of(o)->a->storage, s, &err);
     fan_stream_drop(s);
-    Py_END_ALLOW_THREADS
-    if (status != FAN_OK)
-        return fan_raise(status, &err);
+    Py_END_ALLOW_THREADS if (status != FAN_OK) return fan_raise(status, &err);
     Py_RETURN_NONE;
 }
 
@@ -403,12 +400,16 @@ static PyObject *array_interface(PyObject *o, void *Py_UNUSED(closure))
 
 static PyObject *advise(const char *what)
 {
-    return PyErr_Format(PyExc_TypeError, "%s an array on a device is work for a stream: queue it with Machine.launch, or read the values with x.numpy()", what);
+    return PyErr_Format(
+        PyExc_TypeError,
+        "%s an array on a device is work for a stream: queue it with Machine.launch, or read the values with x.numpy()",
+        what);
 }
 
 static PyObject *array_dunder_array(PyObject *Py_UNUSED(o), PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs))
 {
-    PyErr_SetString(PyExc_TypeError, "an array on a device is not converted to NumPy silently: x.numpy() waits for the device's current stream and copies");
+    PyErr_SetString(PyExc_TypeError, "an array on a device is not converted to NumPy silently: x.numpy() waits for the "
+                                     "device's current stream and copies");
     return NULL;
 }
 
@@ -422,10 +423,7 @@ static PyObject *array_compare(PyObject *Py_UNUSED(a), PyObject *Py_UNUSED(b), i
     return advise("comparing");
 }
 
-static Py_hash_t array_hash(PyObject *o)
-{
-    return (Py_hash_t)((uintptr_t)o >> 4);
-}
+static Py_hash_t array_hash(PyObject *o) { return (Py_hash_t)((uintptr_t)o >> 4); }
 
 static int array_bool(PyObject *Py_UNUSED(o))
 {
@@ -435,15 +433,18 @@ static int array_bool(PyObject *Py_UNUSED(o))
 
 static PyObject *array_reduce(PyObject *o, PyObject *Py_UNUSED(none))
 {
-    return PyErr_Format(PyExc_TypeError, "cannot pickle or copy %R: it is memory of a device of this process; x.numpy() is its values", o);
+    return PyErr_Format(PyExc_TypeError,
+                        "cannot pickle or copy %R: it is memory of a device of this process; x.numpy() is its values",
+                        o);
 }
 
 static PyObject *array_repr(PyObject *o)
 {
     fan_array *a = self_of(o)->a;
     char shape[256], device[32];
-    return PyUnicode_FromFormat("<fanin.sim.Array %s %s on %s, %llu B>", fan_shape_text(a->ndim, a->shape, shape, sizeof shape),
-                                fan_dtype_name(a->dtype), fan_device_text(self_of(o)->d, device, sizeof device),
+    return PyUnicode_FromFormat("<fanin.sim.Array %s %s on %s, %llu B>",
+                                fan_shape_text(a->ndim, a->shape, shape, sizeof shape), fan_dtype_name(a->dtype),
+                                fan_device_text(self_of(o)->d, device, sizeof device),
                                 (unsigned long long)a->size * fan_dtype_size(a->dtype));
 }
 
@@ -454,10 +455,7 @@ static PyObject *array_item(PyObject *o, Py_ssize_t i)
     return made;
 }
 
-static PyObject *array_iter(PyObject *o)
-{
-    return array_length(o) < 0 ? NULL : PySeqIter_New(o);
-}
+static PyObject *array_iter(PyObject *o) { return array_length(o) < 0 ? NULL : PySeqIter_New(o); }
 
 static PyObject *array_shape(PyObject *o, void *Py_UNUSED(closure))
 {
@@ -480,15 +478,9 @@ static PyObject *array_device(PyObject *o, void *Py_UNUSED(closure))
     return PyUnicode_FromString(fan_device_text(self_of(o)->d, text, sizeof text));
 }
 
-static PyObject *array_ndim(PyObject *o, void *Py_UNUSED(closure))
-{
-    return PyLong_FromLong(self_of(o)->a->ndim);
-}
+static PyObject *array_ndim(PyObject *o, void *Py_UNUSED(closure)) { return PyLong_FromLong(self_of(o)->a->ndim); }
 
-static PyObject *array_size(PyObject *o, void *Py_UNUSED(closure))
-{
-    return PyLong_FromLongLong(self_of(o)->a->size);
-}
+static PyObject *array_size(PyObject *o, void *Py_UNUSED(closure)) { return PyLong_FromLongLong(self_of(o)->a->size); }
 
 static PyObject *array_itemsize(PyObject *o, void *Py_UNUSED(closure))
 {
@@ -531,12 +523,14 @@ static PyObject *array_users(PyObject *o, void *Py_UNUSED(closure))
     return made;
 }
 
-static void seen_users(PyObject *o, PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(nargs), PyObject *Py_UNUSED(kwnames))
+static void seen_users(PyObject *o, PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(nargs),
+                       PyObject *Py_UNUSED(kwnames))
 {
     fan_sim_saw_memory(self_of(o)->d, self_of(o)->a, false);
 }
 
-static void seen_using(PyObject *o, PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(nargs), PyObject *Py_UNUSED(kwnames))
+static void seen_using(PyObject *o, PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(nargs),
+                       PyObject *Py_UNUSED(kwnames))
 {
     fan_sim_saw_memory(self_of(o)->d, self_of(o)->a, true);
 }
@@ -548,17 +542,24 @@ FAN_TURN_GET(array_users, seen_users)
 
 static PyMethodDef methods[] = {
     {"numpy", array_numpy_turn, METH_NOARGS,
-     "numpy($self, /)\n--\n\nThe values as a new ndarray, after waiting for the device's current stream, and for that alone."},
-    {"transpose", array_transpose, METH_VARARGS, "transpose($self, /, *axes)\n--\n\nA view with the axes in another order; reversed without `axes`."},
-    {"reshape", array_reshape, METH_VARARGS, "reshape($self, /, *shape)\n--\n\nA view of another shape; ValueError where that needs a copy."},
-    {"broadcast_to", array_broadcast_to, METH_VARARGS, "broadcast_to($self, /, *shape)\n--\n\nA view that repeats itself, not to be written."},
+     "numpy($self, /)\n--\n\nThe values as a new ndarray, after waiting for the device's current stream, and for that "
+     "alone."},
+    {"transpose", array_transpose, METH_VARARGS,
+     "transpose($self, /, *axes)\n--\n\nA view with the axes in another order; reversed without `axes`."},
+    {"reshape", array_reshape, METH_VARARGS,
+     "reshape($self, /, *shape)\n--\n\nA view of another shape; ValueError where that needs a copy."},
+    {"broadcast_to", array_broadcast_to, METH_VARARGS,
+     "broadcast_to($self, /, *shape)\n--\n\nA view that repeats itself, not to be written."},
     {"used_on", array_used_on_turn, METH_O,
-     "used_on($self, stream, /)\n--\n\nKeep the memory, once nobody holds it, until what `stream` has queued by its last such use has run."},
+     "used_on($self, stream, /)\n--\n\nKeep the memory, once nobody holds it, until what `stream` has queued by its "
+     "last such use has run."},
     {"__dlpack__", (PyCFunction)(void (*)(void))array_dlpack_turn, METH_VARARGS | METH_KEYWORDS,
      "__dlpack__($self, *, stream=None, max_version=None, dl_device=None, copy=None)\n--\n\n"
-     "A capsule over the array's memory, which the consumer's stream waits for: None and 1 are the legacy default stream, 2 the\n"
+     "A capsule over the array's memory, which the consumer's stream waits for: None and 1 are the legacy default "
+     "stream, 2 the\n"
      "per-thread one, -1 asks for no waiting."},
-    {"__dlpack_device__", array_dlpack_device, METH_NOARGS, "__dlpack_device__($self, /)\n--\n\n(2, n): CUDA device n."},
+    {"__dlpack_device__", array_dlpack_device, METH_NOARGS,
+     "__dlpack_device__($self, /)\n--\n\n(2, n): CUDA device n."},
     {"__array__", (PyCFunction)(void (*)(void))array_dunder_array, METH_VARARGS | METH_KEYWORDS, NULL},
     {"__array_ufunc__", (PyCFunction)(void (*)(void))array_dunder_ufunc, METH_VARARGS | METH_KEYWORDS, NULL},
     {"__array_function__", (PyCFunction)(void (*)(void))array_dunder_ufunc, METH_VARARGS | METH_KEYWORDS, NULL},
@@ -577,7 +578,8 @@ static PyGetSetDef getset[] = {
     {"nbytes", array_nbytes, NULL, "Bytes of all elements.", NULL},
     {"T", array_t, NULL, "A view with the axes reversed.", NULL},
     {"address", array_address, NULL, "Where its first element lies: to see which arrays share memory.", NULL},
-    {"__cuda_array_interface__", array_interface, NULL, "Version 3; its stream is the device's current one, which waits for all work on the memory.", NULL},
+    {"__cuda_array_interface__", array_interface, NULL,
+     "Version 3; its stream is the device's current one, which waits for all work on the memory.", NULL},
     {"users", array_users_turn, NULL, "The streams that its memory is marked as used on, its owner first.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };

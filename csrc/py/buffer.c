@@ -15,20 +15,16 @@
 #define MAX_SLOT_BYTES 4096 /* more than a slot takes: so that the product with their number can be counted */
 
 typedef struct buffer_object {
-    PyObject_HEAD
-    fan_buffer *core;      /* NULL only while it is being made */
-    size_t n;              /* slots */
-    unsigned char *flags;  /* of each slot; NULL: all 0 */
-    PyObject *names;       /* tuple of str or None; NULL: no slot has a name */
-    PyObject *declared;    /* with create_graph: tuple of (shape or None, dtype's name or None); else NULL */
+    PyObject_HEAD fan_buffer *core; /* NULL only while it is being made */
+    size_t n;                       /* slots */
+    unsigned char *flags;           /* of each slot; NULL: all 0 */
+    PyObject *names;                /* tuple of str or None; NULL: no slot has a name */
+    PyObject *declared;             /* with create_graph: tuple of (shape or None, dtype's name or None); else NULL */
     bool create_graph;
     PyObject *weakrefs;
 } buffer_object;
 
-static buffer_object *of(PyObject *o)
-{
-    return (buffer_object *)o;
-}
+static buffer_object *of(PyObject *o) { return (buffer_object *)o; }
 
 static void clear_error(fan_error *err)
 {
@@ -44,10 +40,7 @@ static PyObject *name_at(PyObject *names, size_t slot)
     return name == Py_None ? NULL : name;
 }
 
-static PyObject *slot_name(const buffer_object *self, size_t slot)
-{
-    return name_at(self->names, slot);
-}
+static PyObject *slot_name(const buffer_object *self, size_t slot) { return name_at(self->names, slot); }
 
 /* name_words: a name as the core and its messages have it; NULL with an exception. */
 static const char *name_words(PyObject *text)
@@ -69,7 +62,8 @@ static int slot_arg(const buffer_object *self, PyObject *o, size_t *out)
     fan_where_push(&w);
     result = fan_index(o, "slot", PyExc_IndexError, &i);
     if (result == 0 && (uint64_t)i >= self->n)
-        result = self->n ? fan_refuse(PyExc_IndexError, "expected a slot from 0 to %zu, got %lld (S1)", self->n - 1, (long long)i)
+        result = self->n ? fan_refuse(PyExc_IndexError, "expected a slot from 0 to %zu, got %lld (S1)", self->n - 1,
+                                      (long long)i)
                          : fan_refuse(PyExc_IndexError, "it has no slots, got %lld (S1)", (long long)i);
     fan_where_pop(&w);
     *out = (size_t)i;
@@ -87,7 +81,8 @@ int fan_budget_arg(PyObject *o, uint64_t *out)
     if (PyFloat_Check(o)) {
         double f = PyFloat_AS_DOUBLE(o);
         if (!(f >= 0) || (isfinite(f) && f != floor(f)))
-            return fan_refuse(PyExc_ValueError, "budget: expected a whole number of bytes from 0 on, or math.inf, got %R", o);
+            return fan_refuse(PyExc_ValueError,
+                              "budget: expected a whole number of bytes from 0 on, or math.inf, got %R", o);
         *out = f >= 0x1p63 ? UINT64_MAX : (uint64_t)f;
         return 0;
     }
@@ -132,8 +127,8 @@ PyObject *fan_budget_wrap(uint64_t budget)
 /* What is gathered of the slots before the core's buffer is made. */
 typedef struct draft {
     size_t n;
-    fan_slot_spec *specs;  /* NULL: nothing declared */
-    PyObject **held;       /* of each spec: its combine, which the spec borrows */
+    fan_slot_spec *specs; /* NULL: nothing declared */
+    PyObject **held;      /* of each spec: its combine, which the spec borrows */
 } draft;
 
 static void draft_fini(draft *d)
@@ -169,16 +164,19 @@ static int spec_of_example(PyObject *item, fan_slot_spec *spec)
     fan_value v;
     const int64_t *shape = NULL;
     int ndim, result = -1;
-    if (PyLong_Check(item) || PyFloat_CheckExact(item) || PyComplex_CheckExact(item) || PyArray_IsScalar(item, Integer) || PyArray_IsScalar(item, Bool))
+    if (PyLong_Check(item) || PyFloat_CheckExact(item) || PyComplex_CheckExact(item) ||
+        PyArray_IsScalar(item, Integer) || PyArray_IsScalar(item, Bool))
         return fan_refuse(PyExc_TypeError,
-                          "%R is a number, and no example array: for one slot of a shape give [fanin.Slot(shape=(3, 4))], for so many slots a bare count, "
+                          "%R is a number, and no example array: for one slot of a shape give [fanin.Slot(shape=(3, "
+                          "4))], for so many slots a bare count, "
                           "for a slot of numbers fanin.Slot()",
                           item);
     if (fan_import(item, false, false, &v) < 0)
         return -1;
     ndim = fan_value_shape(&v, &shape);
     if (ndim < 0)
-        fan_refuse(PyExc_TypeError, "expected an example array or a fanin.Slot, got a %.200s; fanin.Slot() declares nothing",
+        fan_refuse(PyExc_TypeError,
+                   "expected an example array or a fanin.Slot, got a %.200s; fanin.Slot() declares nothing",
                    Py_TYPE(item)->tp_name);
     else
         result = spec_shape(spec, ndim, shape);
@@ -260,12 +258,14 @@ static int draft_of_sequence(PyObject *slots, const char *name, draft *d, PyObje
     if (bare < 0)
         return -1;
     if (bare)
-        return fan_refuse(PyExc_TypeError, "slots: expected a count or a sequence of arrays and Slots, got one %.200s: give [array]",
+        return fan_refuse(PyExc_TypeError,
+                          "slots: expected a count or a sequence of arrays and Slots, got one %.200s: give [array]",
                           Py_TYPE(slots)->tp_name);
-    if (PyUnicode_Check(slots) || PyBytes_Check(slots) || PyDict_Check(slots) || PyAnySet_Check(slots) || !Py_TYPE(slots)->tp_iter ||
-        !(fast = PySequence_Tuple(slots)))
+    if (PyUnicode_Check(slots) || PyBytes_Check(slots) || PyDict_Check(slots) || PyAnySet_Check(slots) ||
+        !Py_TYPE(slots)->tp_iter || !(fast = PySequence_Tuple(slots)))
         return PyErr_Occurred() ? -1
-                                : fan_refuse(PyExc_TypeError, "slots: expected a count or a sequence of arrays and Slots, got a %.200s",
+                                : fan_refuse(PyExc_TypeError,
+                                             "slots: expected a count or a sequence of arrays and Slots, got a %.200s",
                                              Py_TYPE(slots)->tp_name);
     d->n = (size_t)PyTuple_GET_SIZE(fast);
     *names = PyTuple_New((Py_ssize_t)d->n);
@@ -365,8 +365,8 @@ static PyObject *buffer_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     buffer_object *self = NULL;
     bool made = false;
 
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$OOpOppO:InputBuffer", names, &slots, &budget, &accumulate, &stats, &stream, &leaf,
-                                     &create_graph, &name))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$OOpOppO:InputBuffer", names, &slots, &budget, &accumulate,
+                                     &stats, &stream, &leaf, &create_graph, &name))
         return NULL;
     text = name == Py_None ? PyUnicode_FromString("InputBuffer") : PyObject_Str(name);
     config.name = text ? name_words(text) : NULL;
@@ -419,7 +419,8 @@ out:
     return (PyObject *)self;
 }
 
-/* An engine makes a buffer for each node: a few that are as InputBuffer(n) makes them, and that nobody has any more, are kept for their next lives. */
+/* An engine makes a buffer for each node: a few that are as InputBuffer(n) makes them, and that nobody has any more,
+ * are kept for their next lives. */
 static PyObject *spare_take(PyTypeObject *type, size_t n, uint64_t budget)
 {
     fan_state *st = fan_state_get();
@@ -444,7 +445,8 @@ static bool spare_put(buffer_object *self)
     return false;
 #endif
     fan_state *st = fan_state_get();
-    if (!st || self->flags || self->names || self->declared || !self->core || fan_finalizing() || !fan_buffer_empty_for_reuse(self->core))
+    if (!st || self->flags || self->names || self->declared || !self->core || fan_finalizing() ||
+        !fan_buffer_empty_for_reuse(self->core))
         return false;
     if (st->nspares == FAN_SPARES) /* asked last: what was dropped may have filled it */
         return false;
@@ -467,7 +469,8 @@ static PyObject *made_plain(PyTypeObject *type, Py_ssize_t n, uint64_t budget)
     PyObject *spare = spare_take(type, (size_t)n, budget);
     if (spare)
         return spare;
-    fan_buffer_config config = {.slots = (size_t)n, .accumulate = FAN_NO_DTYPE, .budget = budget, .frontend = &fan_python};
+    fan_buffer_config config = {
+        .slots = (size_t)n, .accumulate = FAN_NO_DTYPE, .budget = budget, .frontend = &fan_python};
     FAN_RAW fan_error err;
     buffer_object *self = (buffer_object *)type->tp_alloc(type, 0);
     if (!self)
@@ -565,14 +568,15 @@ static int buffer_traverse(PyObject *o, visitproc visit, void *arg)
 
 /* ---- methods ---- */
 
-/* parse_call: the arguments of a method, as they come, into values[]: the first `by_place`, in words `placed`, may be given by position. NULL: not
- * given. */
-static int parse_call(const char *call, const char *const *names, size_t n, Py_ssize_t by_place, const char *placed, PyObject *const *args, Py_ssize_t nargs,
-                      PyObject *kwnames, PyObject **values)
+/* parse_call: the arguments of a method, as they come, into values[]: the first `by_place`, in words `placed`, may be
+ * given by position. NULL: not given. */
+static int parse_call(const char *call, const char *const *names, size_t n, Py_ssize_t by_place, const char *placed,
+                      PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, PyObject **values)
 {
     Py_ssize_t named = kwnames ? PyTuple_GET_SIZE(kwnames) : 0;
     if (nargs > by_place) {
-        PyErr_Format(PyExc_TypeError, "%s() takes %s by position, and the rest by name; got %zd by position", call, placed, nargs);
+        PyErr_Format(PyExc_TypeError, "%s() takes %s by position, and the rest by name; got %zd by position", call,
+                     placed, nargs);
         return -1;
     }
     for (size_t i = 0; i < n; i++)
@@ -605,31 +609,40 @@ static int ways_of(const buffer_object *self, PyObject *donate, PyObject *copy, 
         return -1;
     if (!*donated || !*copied)
         return 0;
-    PyErr_Format(PyExc_ValueError, "%s: donate=True gives the array away, copy=True keeps it yours: give one of them", fan_buffer_name(self->core));
+    PyErr_Format(PyExc_ValueError, "%s: donate=True gives the array away, copy=True keeps it yours: give one of them",
+                 fan_buffer_name(self->core));
     return -1;
 }
 
 /* conformed: A9 and A10 by the array's own operators, for a slot of a buffer that records itself; new reference. */
 static PyObject *conformed(const buffer_object *self, size_t slot, PyObject *gradient)
 {
-    PyObject *arrays = fan_arrays(), *pair = PyTuple_GET_ITEM(self->declared, (Py_ssize_t)slot), *answer, *result = NULL;
-    answer = arrays ? PyObject_CallMethod(arrays, "conform", "OOO", gradient, PyTuple_GET_ITEM(pair, 0), PyTuple_GET_ITEM(pair, 1)) : NULL;
+    PyObject *arrays = fan_arrays(), *pair = PyTuple_GET_ITEM(self->declared, (Py_ssize_t)slot), *answer,
+             *result = NULL;
+    answer = arrays ? PyObject_CallMethod(arrays, "conform", "OOO", gradient, PyTuple_GET_ITEM(pair, 0),
+                                          PyTuple_GET_ITEM(pair, 1))
+                    : NULL;
     if (!answer)
         return NULL;
     if (PyTuple_Check(answer) && PyTuple_GET_SIZE(answer) == 2) /* ("refuse", text) or ("is", array) */
-        result = PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(answer, 0), "is") == 0 ? Py_NewRef(PyTuple_GET_ITEM(answer, 1)) : NULL;
+        result = PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(answer, 0), "is") == 0
+                     ? Py_NewRef(PyTuple_GET_ITEM(answer, 1))
+                     : NULL;
     if (!result)
         fan_refuse(PyExc_ValueError, "%S", PyTuple_GET_ITEM(answer, 1));
     Py_DECREF(answer);
     return result;
 }
 
-/* showable: could the sum be shown? A low float in NumPy's arrays only with ml_dtypes: said here, where nothing is lost yet. */
+/* showable: could the sum be shown? A low float in NumPy's arrays only with ml_dtypes: said here, where nothing is lost
+ * yet. */
 static int showable(const fan_value *v)
 {
     if ((v->form == FAN_DENSE || v->form == FAN_SPARSE) && v->origin < FAN_FROM_FOREIGN && v->device == fan_cpu() &&
         fan_dtype_needs_ml_dtypes(FAN_BFLOAT16))
-        return fan_refuse(PyExc_TypeError, "the slot is declared of a dtype that NumPy knows through ml_dtypes alone: import ml_dtypes first");
+        return fan_refuse(
+            PyExc_TypeError,
+            "the slot is declared of a dtype that NumPy knows through ml_dtypes alone: import ml_dtypes first");
     return 0;
 }
 
@@ -664,7 +677,8 @@ static bool gives_memory(const fan_plain_sum *sum)
     return first->ours || fan_unshared(first->object, 1);
 }
 
-/* target_of: where a sum of plain terms goes: into the first, where that is nobody else's (A6, A14), or into a fresh array; new reference. */
+/* target_of: where a sum of plain terms goes: into the first, where that is nobody else's (A6, A14), or into a fresh
+ * array; new reference. */
 static PyObject *target_of(const buffer_object *self, size_t slot, const fan_plain_sum *sum, const fan_take *how)
 {
     PyObject *first = sum->terms[0].object;
@@ -676,8 +690,11 @@ static PyObject *target_of(const buffer_object *self, size_t slot, const fan_pla
         fan_buffer_plain_fold(self->core, slot, how, value, NULL);
         return fan_plain_scalar(sum->kind, value);
     }
-    bool alone = sum->n > 1 && !how->scale.on && gives_memory(sum) && fan_buffer_plain_may_keep(self->core, slot, how->one);
-    size_t bytes = !alone ? 0 : sum->kind->late ? (size_t)fan_plain_bytes(sum->kind) : (size_t)PyArray_NBYTES((PyArrayObject *)first);
+    bool alone =
+        sum->n > 1 && !how->scale.on && gives_memory(sum) && fan_buffer_plain_may_keep(self->core, slot, how->one);
+    size_t bytes = !alone            ? 0
+                   : sum->kind->late ? (size_t)fan_plain_bytes(sum->kind)
+                                     : (size_t)PyArray_NBYTES((PyArrayObject *)first);
     for (size_t k = 1; k < sum->n && alone; k++)
         alone = sum->terms[k].data + bytes <= data || data + bytes <= sum->terms[k].data;
     return alone ? Py_NewRef(first) : fan_plain_fresh(first, sum->kind);
@@ -687,14 +704,16 @@ static PyObject *target_of(const buffer_object *self, size_t slot, const fan_pla
 static bool sound_terms(const fan_plain_sum *sum)
 {
     for (size_t k = 0; k < sum->n; k++)
-        if ((sum->kind->late && !fan_plain_sound(sum->terms[k].object)) || !fan_plain_still(sum->terms[k].object, sum->kind, sum->terms[k].data))
+        if ((sum->kind->late && !fan_plain_sound(sum->terms[k].object)) ||
+            !fan_plain_still(sum->terms[k].object, sum->kind, sum->terms[k].data))
             return false;
     return true;
 }
 
 #define AWAY_BYTES (UINT64_C(256) << 10) /* bytes of terms from which on others may run while they are summed */
 
-/* merge_plain: what is due in a slot of plain gradients, by the fast path. False: not for this way, and nothing happened. */
+/* merge_plain: what is due in a slot of plain gradients, by the fast path. False: not for this way, and nothing
+ * happened. */
 static bool merge_plain(buffer_object *self, size_t slot)
 {
     static const fan_take nothing = {.one = true};
@@ -704,13 +723,13 @@ static bool merge_plain(buffer_object *self, size_t slot)
     if (!unwatched() || !fan_buffer_merge_begin(self->core, slot, &m))
         return false;
     /* A fresh ndarray of such a size is made in recycled memory, by the general path; a tensor comes from torch. */
-    if (sound_terms(&m.sum) && (m.sum.kind->late || fan_plain_bytes(m.sum.kind) < FAN_POOL_FROM || gives_memory(&m.sum)))
+    if (sound_terms(&m.sum) &&
+        (m.sum.kind->late || fan_plain_bytes(m.sum.kind) < FAN_POOL_FROM || gives_memory(&m.sum)))
         to = target_of(self, slot, &m.sum, &nothing);
     if (to) {
         data = fan_plain_data(to, m.sum.kind);
         if (m.sum.n * fan_plain_bytes(m.sum.kind) > AWAY_BYTES) {
-            Py_BEGIN_ALLOW_THREADS
-            fan_buffer_merge_sum(&m, data);
+            Py_BEGIN_ALLOW_THREADS fan_buffer_merge_sum(&m, data);
             Py_END_ALLOW_THREADS
         } else {
             fan_buffer_merge_sum(&m, data);
@@ -806,7 +825,8 @@ static int add_plain(buffer_object *self, PyObject *const *args, PyObject *kwnam
 /* stream_of: the producer's stream, as it was given for a slot. */
 static int stream_of(const buffer_object *self, size_t slot, PyObject *stream, fan_stream **out)
 {
-    fan_where w = {.buffer = fan_buffer_name(self->core), .slot = (Py_ssize_t)slot, .slot_name = slot_name(self, slot), .key = -1};
+    fan_where w = {
+        .buffer = fan_buffer_name(self->core), .slot = (Py_ssize_t)slot, .slot_name = slot_name(self, slot), .key = -1};
     int result;
     if (!stream || stream == Py_None)
         return 0;
@@ -819,7 +839,11 @@ static int stream_of(const buffer_object *self, size_t slot, PyObject *stream, f
 /* contribution_of: one gradient as the core takes it, but for its stream. */
 static int contribution_of(buffer_object *self, size_t slot, PyObject *gradient, PyObject *key, fan_contribution *c)
 {
-    fan_where w = {.buffer = fan_buffer_name(self->core), .slot = (Py_ssize_t)slot, .slot_name = slot_name(self, slot), .key = -1, .stream = c->stream};
+    fan_where w = {.buffer = fan_buffer_name(self->core),
+                   .slot = (Py_ssize_t)slot,
+                   .slot_name = slot_name(self, slot),
+                   .key = -1,
+                   .stream = c->stream};
     unsigned flags = self->flags ? self->flags[slot] : 0;
     PyObject *own = NULL;
     int bad;
@@ -837,7 +861,8 @@ static int contribution_of(buffer_object *self, size_t slot, PyObject *gradient,
     return bad ? -1 : 0;
 }
 
-/* add_on: fan_buffer_add, with the current stream of the gradient's library as that of the device, where the caller made none the current one (S4, S5). */
+/* add_on: fan_buffer_add, with the current stream of the gradient's library as that of the device, where the caller
+ * made none the current one (S4, S5). */
 static int add_on(fan_buffer *core, size_t slot, fan_contribution *c)
 {
     FAN_RAW fan_error err;
@@ -920,15 +945,18 @@ static int batch_begin(batch *t, PyObject *slots, PyObject *gradients, PyObject 
     if (bare < 0)
         return -1;
     if (bare)
-        return fan_refuse(PyExc_TypeError, "gradients: expected a sequence of gradients, got one %.200s: give [x, ..]", Py_TYPE(gradients)->tp_name);
+        return fan_refuse(PyExc_TypeError, "gradients: expected a sequence of gradients, got one %.200s: give [x, ..]",
+                          Py_TYPE(gradients)->tp_name);
     /* Tuples of our own: nobody changes them meanwhile. */
     if (sequence_arg(slots, "slots", &t->slots) < 0 || sequence_arg(gradients, "gradients", &t->gradients) < 0 ||
         (keys && keys != Py_None && sequence_arg(keys, "keys", &t->keys) < 0))
         return -1;
     t->n = PyTuple_GET_SIZE(t->slots);
-    Py_ssize_t other = PyTuple_GET_SIZE(t->gradients) != t->n || !t->keys ? PyTuple_GET_SIZE(t->gradients) : PyTuple_GET_SIZE(t->keys);
+    Py_ssize_t other =
+        PyTuple_GET_SIZE(t->gradients) != t->n || !t->keys ? PyTuple_GET_SIZE(t->gradients) : PyTuple_GET_SIZE(t->keys);
     if (other != t->n)
-        return fan_refuse(PyExc_ValueError, "expected as many slots as gradients%s, got %zd slot%s and %zd %s%s", t->keys ? " and keys" : "", t->n, FAN_PLURAL(t->n), other,
+        return fan_refuse(PyExc_ValueError, "expected as many slots as gradients%s, got %zd slot%s and %zd %s%s",
+                          t->keys ? " and keys" : "", t->n, FAN_PLURAL(t->n), other,
                           PyTuple_GET_SIZE(t->gradients) != t->n ? "gradient" : "key", FAN_PLURAL(other));
     return 0;
 }
@@ -964,7 +992,8 @@ static bool batch_at_once(buffer_object *self, const batch *t)
             fetch_ahead(self, t, k);
         if (slot <= last || (size_t)slot >= self->n || (t->keys && (key = small_index(ITEM(t->keys, k))) < 0) ||
             !fan_import_plain(ITEM(t->gradients, k), &kind, &data) ||
-            !fan_buffer_adds_at_once(self->core, (size_t)slot, &kind, data, key, false, &one) || (!all && !(all = fan_alloc((size_t)t->n * sizeof *all))))
+            !fan_buffer_adds_at_once(self->core, (size_t)slot, &kind, data, key, false, &one) ||
+            (!all && !(all = fan_alloc((size_t)t->n * sizeof *all))))
             break;
         all[k] = one;
         last = slot; /* ascending, so that what was asked still holds when it is done */
@@ -982,13 +1011,15 @@ static bool batch_at_once(buffer_object *self, const batch *t)
     return good;
 }
 
-/* batch_plain: 1: all are parked by the fast path; 0: one is not for it, and nothing happened. -1 with an exception: a fold failed. */
+/* batch_plain: 1: all are parked by the fast path; 0: one is not for it, and nothing happened. -1 with an exception: a
+ * fold failed. */
 static int batch_plain(buffer_object *self, const batch *t, bool donate)
 {
     FAN_RAW fan_plain_kind kind;
     Py_ssize_t k = 0;
     bool due, any_due = false;
-    if (self->create_graph || fan_buffer_learns(self->core) || !unwatched()) /* what is known of the last sum must be known again, were one taken back */
+    if (self->create_graph || fan_buffer_learns(self->core) ||
+        !unwatched()) /* what is known of the last sum must be known again, were one taken back */
         return 0;
     if (t->n && batch_at_once(self, t))
         return 1;
@@ -999,7 +1030,8 @@ static int batch_plain(buffer_object *self, const batch *t, bool donate)
         char *data = NULL;
         if (self->n >= FAR)
             fetch_ahead(self, t, k);
-        if (slot < 0 || (size_t)slot >= self->n || (t->keys && ((key = small_index(ITEM(t->keys, k))) < 0 || key > FAN_PLAIN_KEY_MAX)))
+        if (slot < 0 || (size_t)slot >= self->n ||
+            (t->keys && ((key = small_index(ITEM(t->keys, k))) < 0 || key > FAN_PLAIN_KEY_MAX)))
             break;
         if (gradient == Py_None)
             gradient = NULL;
@@ -1014,7 +1046,8 @@ static int batch_plain(buffer_object *self, const batch *t, bool donate)
     if (k < t->n) {
         while (k-- > 0) {
             PyObject *gradient = ITEM(t->gradients, k) == Py_None ? NULL : ITEM(t->gradients, k);
-            fan_buffer_unadd_plain(self->core, (size_t)small_index(ITEM(t->slots, k)), gradient, t->keys ? small_index(ITEM(t->keys, k)) : -1);
+            fan_buffer_unadd_plain(self->core, (size_t)small_index(ITEM(t->slots, k)), gradient,
+                                   t->keys ? small_index(ITEM(t->keys, k)) : -1);
             Py_XDECREF(gradient);
         }
         fan_buffer_plain_peaks_back(self->core, &peaks);
@@ -1023,7 +1056,8 @@ static int batch_plain(buffer_object *self, const batch *t, bool donate)
     if (any_due)
         fan_call_acted();
     for (k = 0; k < t->n && any_due; k++)
-        if (ITEM(t->gradients, k) != Py_None && fold_due(self, (size_t)small_index(ITEM(t->slots, k)), ITEM(t->gradients, k), false) < 0)
+        if (ITEM(t->gradients, k) != Py_None &&
+            fold_due(self, (size_t)small_index(ITEM(t->slots, k)), ITEM(t->gradients, k), false) < 0)
             return -1;
     return 1;
 }
@@ -1038,7 +1072,8 @@ static int by_slot(const void *a, const void *b)
     return x->slot != y->slot ? (x->slot > y->slot) - (x->slot < y->slot) : (x->at > y->at) - (x->at < y->at);
 }
 
-/* batch_push: as add_on: each gradient is ready on its library's current stream, and the first of a device names that of the device. */
+/* batch_push: as add_on: each gradient is ready on its library's current stream, and the first of a device names that
+ * of the device. */
 static fan_status batch_push(fan_contribution *c, fan_stream **own, size_t n, fan_error *err)
 {
     fan_status status = FAN_OK;
@@ -1070,7 +1105,8 @@ static int batch_any(buffer_object *self, const batch *t, fan_stream *stream, bo
         PyObject *gradient = NULL;
         if (slot_arg(self, ITEM(t->slots, k), &slots[made]) < 0)
             goto done;
-        c[made] = (fan_contribution){.key = -1, .stream = stream, .donate = donate, .copy = copy, .value = {.dtype = FAN_NO_DTYPE}};
+        c[made] = (fan_contribution){
+            .key = -1, .stream = stream, .donate = donate, .copy = copy, .value = {.dtype = FAN_NO_DTYPE}};
         gradient = Py_NewRef(ITEM(t->gradients, k));
         int bad = contribution_of(self, slots[made], gradient, t->keys ? ITEM(t->keys, k) : NULL, &c[made]);
         Py_DECREF(gradient);
@@ -1125,7 +1161,8 @@ static PyObject *buffer_add_many(PyObject *o, PyObject *const *args, Py_ssize_t 
     if (ways_of(self, a.donate, a.copy, &donate, &copy) < 0)
         return NULL;
     fan_where_push(&w);
-    if (batch_begin(&t, a.slots, a.gradients, a.keys) == 0 && fan_stream_arg(a.stream ? a.stream : Py_None, &stream) == 0) {
+    if (batch_begin(&t, a.slots, a.gradients, a.keys) == 0 &&
+        fan_stream_arg(a.stream ? a.stream : Py_None, &stream) == 0) {
         done = stream || copy ? 0 : batch_plain(self, &t, donate);
         if (done == 0)
             done = batch_any(self, &t, stream, donate, copy) == 0 ? 1 : -1;
@@ -1138,10 +1175,7 @@ static PyObject *buffer_add_many(PyObject *o, PyObject *const *args, Py_ssize_t 
     return done > 0 ? Py_NewRef(Py_None) : NULL;
 }
 
-fan_buffer *fan_buffer_of(PyObject *o)
-{
-    return of(o)->core;
-}
+fan_buffer *fan_buffer_of(PyObject *o) { return of(o)->core; }
 
 static PyObject *buffer_target(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
@@ -1185,7 +1219,8 @@ static PyObject *buffer_expect(PyObject *o, PyObject *args, PyObject *kwargs)
     int64_t n = 0;
     size_t slot;
     int bad;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO:expect", names, &which, &count) || slot_arg(self, which, &slot) < 0)
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO:expect", names, &which, &count) ||
+        slot_arg(self, which, &slot) < 0)
         return NULL;
     w.slot = (Py_ssize_t)slot;
     w.slot_name = slot_name(self, slot);
@@ -1278,9 +1313,11 @@ static int parse_scale(PyObject *o, fan_take *how)
 }
 
 /* import_out: an entry of out=, an array or None; the value is the caller's to drop. */
-static int import_out(PyObject *item, const char *name, PyObject *slot_names, size_t slot, fan_stream *ready, fan_value *value)
+static int import_out(PyObject *item, const char *name, PyObject *slot_names, size_t slot, fan_stream *ready,
+                      fan_value *value)
 {
-    fan_where w = {.buffer = name, .slot_name = name_at(slot_names, slot), .slot = (Py_ssize_t)slot, .key = -1, .stream = ready};
+    fan_where w = {
+        .buffer = name, .slot_name = name_at(slot_names, slot), .slot = (Py_ssize_t)slot, .key = -1, .stream = ready};
     int bad = 0;
     Py_INCREF(item);
     fan_where_push(&w);
@@ -1292,16 +1329,18 @@ static int import_out(PyObject *item, const char *name, PyObject *slot_names, si
 }
 
 /* parse_out: a list as long as the buffer, of arrays and None. */
-static int parse_out(PyObject *out, const char *name, PyObject *slot_names, size_t n, fan_stream *ready, fan_value *values)
+static int parse_out(PyObject *out, const char *name, PyObject *slot_names, size_t n, fan_stream *ready,
+                     fan_value *values)
 {
     int bare = is_bare(out);
     if (bare < 0)
         return -1;
     if (!PyList_Check(out) && !PyTuple_Check(out))
-        return fan_refuse(PyExc_TypeError, "out: expected a list of %zu arrays or Nones, got a %.200s%s", n, Py_TYPE(out)->tp_name,
-                          bare ? ": give [array]" : "");
+        return fan_refuse(PyExc_TypeError, "out: expected a list of %zu arrays or Nones, got a %.200s%s", n,
+                          Py_TYPE(out)->tp_name, bare ? ": give [array]" : "");
     if ((size_t)PySequence_Fast_GET_SIZE(out) != n)
-        return fan_refuse(PyExc_ValueError, "out: expected %zu entr%s, one for each slot, got %zd", n, n == 1 ? "y" : "ies", PySequence_Fast_GET_SIZE(out));
+        return fan_refuse(PyExc_ValueError, "out: expected %zu entr%s, one for each slot, got %zd", n,
+                          n == 1 ? "y" : "ies", PySequence_Fast_GET_SIZE(out));
     for (size_t i = 0; i < n; i++) {
         if ((size_t)PySequence_Fast_GET_SIZE(out) != n)
             return fan_refuse(PyExc_RuntimeError, "out: the list changed its length meanwhile");
@@ -1355,22 +1394,30 @@ static fan_status show(void *ctx, size_t slot, const fan_value *sum, fan_error *
     return FAN_OK;
 }
 
-/* take_all: the sums as a list, of `only`, where that is not NULL, of this slot alone. What comes back as it is shown is made before the slots are emptied; what was
- * written into out= needs nothing that can fail. */
-static PyObject *take_all(fan_buffer *core, const size_t *only, PyObject *slot_names, fan_stream *stream, PyObject *out, PyObject *scale, bool writable)
+/* take_all: the sums as a list, of `only`, where that is not NULL, of this slot alone. What comes back as it is shown
+ * is made before the slots are emptied; what was written into out= needs nothing that can fail. */
+static PyObject *take_all(fan_buffer *core, const size_t *only, PyObject *slot_names, fan_stream *stream, PyObject *out,
+                          PyObject *scale, bool writable)
 {
     size_t n = only ? 1 : fan_buffer_slots(core);
     fan_value *outs = NULL, *results = new_values(n);
     PyObject *list = results ? PyList_New((Py_ssize_t)n) : NULL;
     shown to = {.list = list};
-    fan_take how = {.one = only != NULL, .slot = only ? *only : 0, .stream = stream, .writable = writable, .show = show, .ctx = &to};
+    fan_take how = {.one = only != NULL,
+                    .slot = only ? *only : 0,
+                    .stream = stream,
+                    .writable = writable,
+                    .show = show,
+                    .ctx = &to};
     FAN_RAW fan_error err;
     fan_status status = FAN_OK;
     bool done = false;
     if (!list || parse_scale(scale, &how) < 0)
         goto done;
     if (only && (PyList_Check(out) || PyTuple_Check(out))) {
-        fan_refuse(PyExc_TypeError, "out: expected the array for slot %zu, got a %.200s: with slot= give the array itself", *only, Py_TYPE(out)->tp_name);
+        fan_refuse(PyExc_TypeError,
+                   "out: expected the array for slot %zu, got a %.200s: with slot= give the array itself", *only,
+                   Py_TYPE(out)->tp_name);
         goto done;
     }
     if (out != Py_None) {
@@ -1479,8 +1526,10 @@ static PyObject *out_item(PyObject *out, bool one, size_t i)
     return !out ? Py_None : one ? out : PySequence_Fast_GET_ITEM(out, (Py_ssize_t)i);
 }
 
-/* outs_of: the entries of out= that are arrays, if each is one for the fast path; *late: some are of a library that is to be told (told_writes). */
-static bool outs_of(const buffer_object *self, fan_span span, PyObject *out, bool one, fan_plain_out *outs, size_t *n, bool *late)
+/* outs_of: the entries of out= that are arrays, if each is one for the fast path; *late: some are of a library that is
+ * to be told (told_writes). */
+static bool outs_of(const buffer_object *self, fan_span span, PyObject *out, bool one, fan_plain_out *outs, size_t *n,
+                    bool *late)
 {
     FAN_RAW fan_plain_kind kind;
     char *data;
@@ -1494,13 +1543,16 @@ static bool outs_of(const buffer_object *self, fan_span span, PyObject *out, boo
         if (!writable_plain(o, &kind, &data) || (sum.n && !fan_plain_same(&kind, sum.kind)))
             return false;
         *late = *late || kind.late;
-        outs[(*n)++] = (fan_plain_out){data, kind.late ? fan_plain_bytes(&kind) : (uint64_t)PyArray_NBYTES((PyArrayObject *)o), i};
+        outs[(*n)++] =
+            (fan_plain_out){data, kind.late ? fan_plain_bytes(&kind) : (uint64_t)PyArray_NBYTES((PyArrayObject *)o), i};
     }
     return true;
 }
 
-/* fold_plain: makes the sum of a slot in `to`, without the interpreter where that pays; of numbers `to` is one already. */
-static void fold_plain(const buffer_object *self, size_t slot, const fan_plain_sum *sum, const fan_take *how, PyObject *to, bool is_out)
+/* fold_plain: makes the sum of a slot in `to`, without the interpreter where that pays; of numbers `to` is one already.
+ */
+static void fold_plain(const buffer_object *self, size_t slot, const fan_plain_sum *sum, const fan_take *how,
+                       PyObject *to, bool is_out)
 {
     _Alignas(16) char value[16];
     FAN_RAW fan_stats known;
@@ -1511,10 +1563,8 @@ static void fold_plain(const buffer_object *self, size_t slot, const fan_plain_s
         return;
     char *data = sum->kind->scalar ? value : fan_plain_data(to, sum->kind);
     if (fan_plain_bytes(sum->kind) > FAN_PLAIN_BYTES) {
-        Py_BEGIN_ALLOW_THREADS
-        fan_buffer_plain_fold(self->core, slot, how, data, stats);
-        Py_END_ALLOW_THREADS
-        if (fan_watched()) /* others may have come in meanwhile: so they do */
+        Py_BEGIN_ALLOW_THREADS fan_buffer_plain_fold(self->core, slot, how, data, stats);
+        Py_END_ALLOW_THREADS if (fan_watched()) /* others may have come in meanwhile: so they do */
             fan_buffer_plain_meanwhile(self->core);
     } else if (stats || !sum->kind->scalar) {
         fan_buffer_plain_fold(self->core, slot, how, data, stats);
@@ -1525,20 +1575,24 @@ static void fold_plain(const buffer_object *self, size_t slot, const fan_plain_s
         fan_buffer_plain_folded(self->core, slot, first && !is_out, sum->n == 1 && !is_out);
 }
 
-/* told_writes: libraries that count writes to their arrays are told of ours, before they happen. As Python is called, everything is looked at once more then. */
+/* told_writes: libraries that count writes to their arrays are told of ours, before they happen. As Python is called,
+ * everything is looked at once more then. */
 static bool told_writes(const buffer_object *self, fan_span span, PyObject *list, const fan_plain_out *outs, size_t n)
 {
     PyObject *arrays = fan_arrays();
     bool good = arrays != NULL;
     for (size_t i = 0; i < n && good; i++) {
         PyObject *to = PyList_GET_ITEM(list, (Py_ssize_t)(outs[i].slot - span.first));
-        PyObject *told = to == Py_None || PyArray_CheckExact(to) ? Py_NewRef(Py_None) : PyObject_CallMethod(arrays, "wrote", "O", to);
+        PyObject *told = to == Py_None || PyArray_CheckExact(to) ? Py_NewRef(Py_None)
+                                                                 : PyObject_CallMethod(arrays, "wrote", "O", to);
         good = told != NULL;
         Py_XDECREF(told);
     }
     for (size_t i = 0; i < n && good; i++) {
         fan_plain_sum sum = fan_buffer_plain_at(self->core, outs[i].slot);
-        good = !sum.n || (fan_plain_still(PyList_GET_ITEM(list, (Py_ssize_t)(outs[i].slot - span.first)), sum.kind, outs[i].data) && all_still(&sum));
+        good = !sum.n || (fan_plain_still(PyList_GET_ITEM(list, (Py_ssize_t)(outs[i].slot - span.first)), sum.kind,
+                                          outs[i].data) &&
+                          all_still(&sum));
     }
     return good;
 }
@@ -1546,7 +1600,8 @@ static bool told_writes(const buffer_object *self, fan_span span, PyObject *list
 /* named_out: out=, where it is the only argument by name (values: those by name); else NULL. */
 static PyObject *named_out(PyObject *const *values, PyObject *kwnames)
 {
-    bool only = kwnames && PyTuple_GET_SIZE(kwnames) == 1 && PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(kwnames, 0), "out") == 0;
+    bool only = kwnames && PyTuple_GET_SIZE(kwnames) == 1 &&
+                PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(kwnames, 0), "out") == 0;
     return only ? values[0] : NULL;
 }
 
@@ -1570,7 +1625,8 @@ static PyObject *named_slot(PyObject *const *values, PyObject *kwnames, PyObject
 
 #define FEW_OUTS 8
 
-/* take_plain: *list gets the sums of the span, in `out` where that is not NULL. False: not for this way, and nothing happened. */
+/* take_plain: *list gets the sums of the span, in `out` where that is not NULL. False: not for this way, and nothing
+ * happened. */
 static bool take_plain(buffer_object *self, fan_span span, const fan_take *how, PyObject *out, PyObject **list)
 {
     fan_plain_out few[FEW_OUTS], *outs = few;
@@ -1581,7 +1637,8 @@ static bool take_plain(buffer_object *self, fan_span span, const fan_take *how, 
         return false;
     /* Made before a slot is claimed: this may collect garbage, which may do anything, add for one. */
     *list = PyList_New((Py_ssize_t)n);
-    if (!*list || (out && !how->one && (size_t)PySequence_Fast_GET_SIZE(out) != n) || !fan_buffer_take_plain(self->core, span, how)) {
+    if (!*list || (out && !how->one && (size_t)PySequence_Fast_GET_SIZE(out) != n) ||
+        !fan_buffer_take_plain(self->core, span, how)) {
         Py_CLEAR(*list);
         PyErr_Clear();
         return false;
@@ -1590,7 +1647,8 @@ static bool take_plain(buffer_object *self, fan_span span, const fan_take *how, 
         outs = fan_alloc(n * sizeof *outs);
     ours = *list && outs && all_sound(self, span, how, out != NULL);
     if (ours && out)
-        ours = (how->one || (size_t)PySequence_Fast_GET_SIZE(out) == n) && outs_of(self, span, out, how->one, outs, &nouts, &late) &&
+        ours = (how->one || (size_t)PySequence_Fast_GET_SIZE(out) == n) &&
+               outs_of(self, span, out, how->one, outs, &nouts, &late) &&
                fan_buffer_plain_apart(self->core, span, outs, nouts);
     for (size_t i = span.first; i < span.end && ours; i++) {
         fan_plain_sum sum = fan_buffer_plain_at(self->core, i);
@@ -1613,7 +1671,8 @@ static bool take_plain(buffer_object *self, fan_span span, const fan_take *how, 
         if (sum.n == 0 && fan_buffer_learns(self->core))
             fan_buffer_plain_learn(self->core, i, NULL);
         if (sum.n > 0)
-            fold_plain(self, i, &sum, how, PyList_GET_ITEM(*list, (Py_ssize_t)(i - span.first)), out_item(out, how->one, i) != Py_None);
+            fold_plain(self, i, &sum, how, PyList_GET_ITEM(*list, (Py_ssize_t)(i - span.first)),
+                       out_item(out, how->one, i) != Py_None);
     }
     if (outs != few)
         fan_free(outs);
@@ -1622,7 +1681,8 @@ static bool take_plain(buffer_object *self, fan_span span, const fan_take *how, 
     return ours;
 }
 
-/* wishes_of: what take is told by name, as far as the fast path knows it; false: something else is there, or what must be said is an error. */
+/* wishes_of: what take is told by name, as far as the fast path knows it; false: something else is there, or what must
+ * be said is an error. */
 static bool wishes_of(PyObject *const *values, PyObject *kwnames, PyObject **out, fan_take *how)
 {
     const fan_state *st = fan_state_get();
@@ -1638,7 +1698,8 @@ static bool wishes_of(PyObject *const *values, PyObject *kwnames, PyObject **out
                 return false;
             how->one = true;
             how->slot = (size_t)slot;
-        } else if (name == st->str_scale && (PyFloat_CheckExact(value) || PyLong_CheckExact(value) || PyComplex_CheckExact(value))) {
+        } else if (name == st->str_scale &&
+                   (PyFloat_CheckExact(value) || PyLong_CheckExact(value) || PyComplex_CheckExact(value))) {
             if (parse_scale(value, how) < 0) {
                 PyErr_Clear();
                 return false;
@@ -1668,14 +1729,16 @@ static PyObject *take_any(buffer_object *self, PyObject *const *args, Py_ssize_t
     PyObject *list = NULL;
     bool writable;
     size_t slot = 0;
-    if (parse_call("take", names, 5, 1, "stream", args, nargs, kwnames, &a.stream) < 0 || truth(a.writable, &writable) < 0)
+    if (parse_call("take", names, 5, 1, "stream", args, nargs, kwnames, &a.stream) < 0 ||
+        truth(a.writable, &writable) < 0)
         return NULL;
     bool one = a.slot && a.slot != Py_None;
     if (one && slot_arg(self, a.slot, &slot) < 0)
         return NULL;
     fan_where_push(&w);
     if (fan_stream_arg(a.stream ? a.stream : Py_None, &s) == 0)
-        list = take_all(self->core, one ? &slot : NULL, self->names, s, a.out ? a.out : Py_None, a.scale ? a.scale : Py_None, writable);
+        list = take_all(self->core, one ? &slot : NULL, self->names, s, a.out ? a.out : Py_None,
+                        a.scale ? a.scale : Py_None, writable);
     fan_where_pop(&w);
     fan_stream_drop(s);
     return one ? only_item(list) : list;
@@ -1711,7 +1774,9 @@ static PyObject *stats_of(fan_buffer *core, size_t slot)
     if (!some)
         Py_RETURN_NONE;
     key = bad && bad_key >= 0 ? PyLong_FromLongLong(bad_key) : Py_NewRef(Py_None);
-    return key ? PyObject_CallFunction(type, "KddKN", (unsigned long long)s.count, s.sumsq, s.absmax, (unsigned long long)s.nonfinite, key) : NULL;
+    return key ? PyObject_CallFunction(type, "KddKN", (unsigned long long)s.count, s.sumsq, s.absmax,
+                                       (unsigned long long)s.nonfinite, key)
+               : NULL;
 }
 
 static PyObject *buffer_stats(PyObject *o, PyObject *which)
@@ -1747,9 +1812,9 @@ static const char *form_word(fan_form f)
 
 static PyObject *view_of_item(const fan_item_view *v)
 {
-    return Py_BuildValue("{s:L,s:s,s:s,s:K,s:N,s:N,s:N}", "key", (long long)v->key, "form", form_word(v->form), "dtype", fan_dtype_name(v->dtype), "P",
-                         (unsigned long long)v->P, "event", PyBool_FromLong(v->event), "donated", PyBool_FromLong(v->donated), "ready",
-                         PyBool_FromLong(v->ready));
+    return Py_BuildValue("{s:L,s:s,s:s,s:K,s:N,s:N,s:N}", "key", (long long)v->key, "form", form_word(v->form), "dtype",
+                         fan_dtype_name(v->dtype), "P", (unsigned long long)v->P, "event", PyBool_FromLong(v->event),
+                         "donated", PyBool_FromLong(v->donated), "ready", PyBool_FromLong(v->ready));
 }
 
 /* view_of: what a slot looks like now, as a dict for fanin._explain. */
@@ -1790,18 +1855,23 @@ static PyObject *view_of(const buffer_object *self, size_t slot)
     }
     if (!list)
         goto done;
-    d = Py_BuildValue("{s:s,s:K,s:O,s:K,s:K,s:K,s:K,s:N,s:N,s:N,s:z}", "buffer", fan_buffer_name(self->core), "slot", (unsigned long long)slot, "name",
-                      name ? name : Py_None, "rules", (unsigned long long)v.rules, "C", (unsigned long long)v.C, "A",
-                      (unsigned long long)v.A, "R", (unsigned long long)v.R, "event", PyBool_FromLong(v.event), "has_value",
-                      PyBool_FromLong(v.has_value), "value_ours", PyBool_FromLong(v.value_ours), "poisoned", v.poisoned);
-    if (d && (put(d, "budget", fan_budget_wrap(v.budget)) < 0 || put(d, "limits", Py_BuildValue("(KK)", (unsigned long long)v.limits.alone, (unsigned long long)v.limits.held)) < 0 ||
+    d = Py_BuildValue("{s:s,s:K,s:O,s:K,s:K,s:K,s:K,s:N,s:N,s:N,s:z}", "buffer", fan_buffer_name(self->core), "slot",
+                      (unsigned long long)slot, "name", name ? name : Py_None, "rules", (unsigned long long)v.rules,
+                      "C", (unsigned long long)v.C, "A", (unsigned long long)v.A, "R", (unsigned long long)v.R, "event",
+                      PyBool_FromLong(v.event), "has_value", PyBool_FromLong(v.has_value), "value_ours",
+                      PyBool_FromLong(v.value_ours), "poisoned", v.poisoned);
+    if (d && (put(d, "budget", fan_budget_wrap(v.budget)) < 0 ||
+              put(d, "limits",
+                  Py_BuildValue("(KK)", (unsigned long long)v.limits.alone, (unsigned long long)v.limits.held)) < 0 ||
               put(d, "parked_bytes", PyLong_FromUnsignedLongLong(v.parked)) < 0 ||
               put(d, "alone_bytes", PyLong_FromUnsignedLongLong(v.alone)) < 0))
         Py_CLEAR(d);
     if (!d || put(d, "how", v.how ? PyUnicode_FromStringAndSize(&v.how, 1) : PyUnicode_FromString("")) < 0 ||
-        put(d, "value_form", PyUnicode_FromString(form_word(v.value_form))) < 0 || put(d, "dtype", PyUnicode_FromString(fan_dtype_name(v.dtype))) < 0 ||
-        put(d, "accumulate", PyUnicode_FromString(fan_dtype_name(v.accumulate))) < 0 || put(d, "count", PyLong_FromLongLong(v.count)) < 0 ||
-        put(d, "expected", PyLong_FromLongLong(v.expected)) < 0 || put(d, "next_key", PyLong_FromLongLong(v.next_key)) < 0 ||
+        put(d, "value_form", PyUnicode_FromString(form_word(v.value_form))) < 0 ||
+        put(d, "dtype", PyUnicode_FromString(fan_dtype_name(v.dtype))) < 0 ||
+        put(d, "accumulate", PyUnicode_FromString(fan_dtype_name(v.accumulate))) < 0 ||
+        put(d, "count", PyLong_FromLongLong(v.count)) < 0 || put(d, "expected", PyLong_FromLongLong(v.expected)) < 0 ||
+        put(d, "next_key", PyLong_FromLongLong(v.next_key)) < 0 ||
         put(d, "next_action", PyUnicode_FromString(fan_action_word(v.next.action))) < 0 ||
         put(d, "next_rules", PyLong_FromUnsignedLongLong(v.next.rules)) < 0 ||
         put(d, "reuse", PyUnicode_FromString(fan_reuse_words(v.reuse))) < 0 || put(d, "items", Py_NewRef(list)) < 0)
@@ -1828,7 +1898,9 @@ static PyObject *buffer_explain(PyObject *o, PyObject *which)
 
 static PyObject *buffer_reduce(PyObject *o, PyObject *Py_UNUSED(protocol))
 {
-    return PyErr_Format(PyExc_TypeError, "cannot pickle or copy %R: what it holds is ordered by streams of this process; take() the sums", o);
+    return PyErr_Format(
+        PyExc_TypeError,
+        "cannot pickle or copy %R: what it holds is ordered by streams of this process; take() the sums", o);
 }
 
 static PyObject *buffer_repr(PyObject *o)
@@ -1845,15 +1917,13 @@ static PyObject *buffer_repr(PyObject *o)
     if (s.poisoned)
         snprintf(lost, sizeof lost, ", %zu poisoned", s.poisoned);
     if (!s.parked)
-        return PyUnicode_FromFormat("<fanin.InputBuffer%s: %zu slot%s%s%s%s>", said, self->n, FAN_PLURAL(self->n), s.sums || s.poisoned ? "" : ", empty", sums, lost);
-    return PyUnicode_FromFormat("<fanin.InputBuffer%s: %zu slot%s, %zu parked, %llu B%s%s>", said, self->n, FAN_PLURAL(self->n), s.parked,
-                                (unsigned long long)s.bytes, sums, lost);
+        return PyUnicode_FromFormat("<fanin.InputBuffer%s: %zu slot%s%s%s%s>", said, self->n, FAN_PLURAL(self->n),
+                                    s.sums || s.poisoned ? "" : ", empty", sums, lost);
+    return PyUnicode_FromFormat("<fanin.InputBuffer%s: %zu slot%s, %zu parked, %llu B%s%s>", said, self->n,
+                                FAN_PLURAL(self->n), s.parked, (unsigned long long)s.bytes, sums, lost);
 }
 
-static Py_ssize_t buffer_length(PyObject *o)
-{
-    return (Py_ssize_t)of(o)->n;
-}
+static Py_ssize_t buffer_length(PyObject *o) { return (Py_ssize_t)of(o)->n; }
 
 static PyObject *buffer_name(PyObject *o, void *Py_UNUSED(closure))
 {
@@ -1895,7 +1965,8 @@ static int learn_offsets(fan_state *st)
 #define X(field) #field,
         FAN_COUNTER_LIST(X)
 #undef X
-        "pool_bytes", "pool_peak_bytes", "pool_hits", "pool_misses"};
+            "pool_bytes",
+        "pool_peak_bytes", "pool_hits", "pool_misses"};
     _Static_assert(sizeof names / sizeof *names == FAN_COUNTERS_ALL, "as many as there are");
     PyObject *all = fan_lazy(&st->process_counters_type, "fanin.options", "ProcessCounters");
     if (!all || !fan_lazy(&st->counters_type, "fanin.options", "Counters"))
@@ -1983,13 +2054,15 @@ static void seen_explaining(PyObject *o, PyObject *const *args, Py_ssize_t nargs
     fan_buffer_seen_parked(of(o)->core);
 }
 
-static void seen_all(PyObject *o, PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(nargs), PyObject *Py_UNUSED(kwnames))
+static void seen_all(PyObject *o, PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(nargs),
+                     PyObject *Py_UNUSED(kwnames))
 {
     fan_buffer_seen(of(o)->core, SIZE_MAX, FAN_READS);
     fan_buffer_seen_parked(of(o)->core);
 }
 
-static void seen_counters(PyObject *o, PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(nargs), PyObject *Py_UNUSED(kwnames))
+static void seen_counters(PyObject *o, PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(nargs),
+                          PyObject *Py_UNUSED(kwnames))
 {
     fan_buffer_seen_counters(of(o)->core);
 }
@@ -2018,14 +2091,19 @@ static PyMethodDef methods[] = {
     {"add", (PyCFunction)(void (*)(void))buffer_add_turn, METH_FASTCALL | METH_KEYWORDS,
      "add($self, slot, gradient, *, key=None, stream=None, donate=False, copy=False)\n--\n\n"
      "Add one gradient to a slot.\n\n"
-     "The gradient is an array (ndarray, torch.Tensor, jax.Array, SciPy sparse, fanin.Sparse, an array of a simulated device),\n"
+     "The gradient is an array (ndarray, torch.Tensor, jax.Array, SciPy sparse, fanin.Sparse, an array of a simulated "
+     "device),\n"
      "a number, fanin.Zero, an object with its own `+`, or None: undefined, which counts and adds nothing.\n"
-     "Leave it as it is until the sum is taken: the buffer may keep a reference. `copy=True` lifts that. Without `donate` it is\n"
+     "Leave it as it is until the sum is taken: the buffer may keep a reference. `copy=True` lifts that. Without "
+     "`donate` it is\n"
      "never written into; with it, nobody else touches it until take(), and the sum may be written there.\n\n"
-     "key: an integer from 0 on, one per edge: the sum is the left fold in key order, whoever came first. stream: the one that\n"
+     "key: an integer from 0 on, one per edge: the sum is the left fold in key order, whoever came first. stream: the "
+     "one that\n"
      "the gradient was made on. donate and copy exclude each other.\n\n"
-     "Raises IndexError (slot), TypeError (no array, no stream), ValueError (shape, dtype, key, count), OverflowError (a Python int\n"
-     "that does not fit int64), BufferError (an array that cannot be imported), RuntimeError (the slot is poisoned). Then all is as before.\n\n"
+     "Raises IndexError (slot), TypeError (no array, no stream), ValueError (shape, dtype, key, count), OverflowError "
+     "(a Python int\n"
+     "that does not fit int64), BufferError (an array that cannot be imported), RuntimeError (the slot is poisoned). "
+     "Then all is as before.\n\n"
      ">>> buf = fanin.InputBuffer(1)\n"
      ">>> buf.add(0, np.array([1.0, 2.0]))\n"
      ">>> buf.add(0, np.array([10.0, 20.0]))\n"
@@ -2034,7 +2112,8 @@ static PyMethodDef methods[] = {
     {"add_many", (PyCFunction)(void (*)(void))buffer_add_many_turn, METH_FASTCALL | METH_KEYWORDS,
      "add_many($self, slots, gradients, *, keys=None, stream=None, donate=False, copy=False)\n--\n\n"
      "Add gradients[i] to slots[i] for each i, in one call: all of them or, with an error, none.\n\n"
-     "slots: a sequence of ints; one slot may be there more than once. gradients: as many of what `add` takes. keys: as many ints\n"
+     "slots: a sequence of ints; one slot may be there more than once. gradients: as many of what `add` takes. keys: "
+     "as many ints\n"
      "(or None for each), stream, donate, copy: as `add` has them, for all.\n\n"
      "Raises what `add` raises, and ValueError where the lengths differ; then no gradient was added.\n\n"
      ">>> buf = fanin.InputBuffer(2)\n"
@@ -2044,9 +2123,12 @@ static PyMethodDef methods[] = {
     {"target", (PyCFunction)(void (*)(void))buffer_target, METH_FASTCALL | METH_KEYWORDS,
      "target($self, slot, *, key=None, stream=None)\n--\n\n"
      "A context that lends an array, in the accumulation dtype, for a producer that adds into the slot by itself.\n\n"
-     "It is the running sum where that is safe: where it is the buffer's own, `key` comes next, and the producer's stream is the\n"
-     "one that sums; the slot then waits for the end. Else it holds zeros, and counts as a contribution at the end. The slot must\n"
-     "declare its shape and dtype. If the body raises, zeros that were lent are dropped; a slot whose running sum was lent answers\n"
+     "It is the running sum where that is safe: where it is the buffer's own, `key` comes next, and the producer's "
+     "stream is the\n"
+     "one that sums; the slot then waits for the end. Else it holds zeros, and counts as a contribution at the end. "
+     "The slot must\n"
+     "declare its shape and dtype. If the body raises, zeros that were lent are dropped; a slot whose running sum was "
+     "lent answers\n"
      "every call but clear() with a RuntimeError. What was lent is not to be written after the block.\n\n"
      "Raises IndexError (slot), TypeError (stream), ValueError (an undeclared slot, key, count).\n\n"
      ">>> buf = fanin.InputBuffer([np.empty(3, np.float16)])\n"
@@ -2069,11 +2151,15 @@ static PyMethodDef methods[] = {
     {"take", (PyCFunction)(void (*)(void))buffer_take_turn, METH_FASTCALL | METH_KEYWORDS,
      "take($self, stream=None, *, slot=None, out=None, scale=None, writable=False)\n--\n\n"
      "All sums, as a list with an entry for each slot, None where it is undefined; the buffer is then empty.\n\n"
-     "slot: of this one alone the sum comes back, bare, and only it is empty then: one buffer can serve a whole graph. `out` is one array.\n"
-     "The sums are ready to be used on `stream` (default: the buffer's). A single contribution comes back as the very object\n"
-     "that was added; `writable=True` copies what is not the buffer's alone. out: a list of arrays (or None) to write the sums into.\n"
+     "slot: of this one alone the sum comes back, bare, and only it is empty then: one buffer can serve a whole graph. "
+     "`out` is one array.\n"
+     "The sums are ready to be used on `stream` (default: the buffer's). A single contribution comes back as the very "
+     "object\n"
+     "that was added; `writable=True` copies what is not the buffer's alone. out: a list of arrays (or None) to write "
+     "the sums into.\n"
      "scale: a number that multiplies the sums in the same pass, before the one rounding.\n\n"
-     "Raises ValueError (out, scale, a contribution missing), BufferError (out cannot be written), OverflowError (a sum of Python ints\n"
+     "Raises ValueError (out, scale, a contribution missing), BufferError (out cannot be written), OverflowError (a "
+     "sum of Python ints\n"
      "that does not fit), RuntimeError (poisoned; from within a target of a slot).\n\n"
      ">>> buf = fanin.InputBuffer(2)\n"
      ">>> buf.add(0, np.float32([1, 2]))\n"
@@ -2085,10 +2171,13 @@ static PyMethodDef methods[] = {
      "(2.0, [1.0, None])\n"},
     {"stats", buffer_stats_turn, METH_O,
      "stats($self, slot, /)\n--\n\n"
-     "What is known of the sum that was taken of a slot, until something is added to it again: a fanin.Stats; None where the sum is\n"
+     "What is known of the sum that was taken of a slot, until something is added to it again: a fanin.Stats; None "
+     "where the sum is\n"
      "undefined, or an object. Gathered in the same pass over memory as the sum, where there is one.\n\n"
-     "On a device with streams the sum leaves them there: the first call waits for the stream that summed, and blocks.\n\n"
-     "Raises ValueError if the buffer was made without stats=True, or no sum was taken; CaptureError while that stream is captured, and\n"
+     "On a device with streams the sum leaves them there: the first call waits for the stream that summed, and "
+     "blocks.\n\n"
+     "Raises ValueError if the buffer was made without stats=True, or no sum was taken; CaptureError while that stream "
+     "is captured, and\n"
      "of a sum that was made while it was.\n\n"
      ">>> buf = fanin.InputBuffer(1, stats=True)\n"
      ">>> buf.add(0, np.array([3.0, np.inf]), key=0)\n"
@@ -2096,7 +2185,8 @@ static PyMethodDef methods[] = {
      ">>> _ = buf.take()\n"
      ">>> buf.stats(0)\n"
      "Stats(count=2, sumsq=16.0, absmax=4.0, nonfinite=1, first_bad_key=0)\n"},
-    {"clear", buffer_clear_turn, METH_NOARGS, "clear($self, /)\n--\n\nEmpty it, also when it is poisoned; for passes that failed."},
+    {"clear", buffer_clear_turn, METH_NOARGS,
+     "clear($self, /)\n--\n\nEmpty it, also when it is poisoned; for passes that failed."},
     {"explain", buffer_explain_turn, METH_O,
      "explain($self, slot, /)\n--\n\n"
      "What was and will be decided for a slot, in sentences with the numbers of the rules.\n\n"
@@ -2113,7 +2203,8 @@ static PyObject *buffer_budget(PyObject *o, void *Py_UNUSED(closure))
 }
 
 static PyGetSetDef getset[] = {
-    {"budget", buffer_budget, NULL, "Bytes of contributions that may wait to be summed: \"auto\", a number, or math.inf.", NULL},
+    {"budget", buffer_budget, NULL,
+     "Bytes of contributions that may wait to be summed: \"auto\", a number, or math.inf.", NULL},
     {"name", buffer_name, NULL, "Its name in messages, traces and pictures.", NULL},
     {"counters", buffer_counters_turn, NULL, "What it has done so far: a fanin.Counters.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
@@ -2126,15 +2217,22 @@ static PyMemberDef members[] = {
 
 static PyType_Slot slots[] = {
     {Py_tp_doc,
-     "InputBuffer(slots, *, budget=None, accumulate=None, stats=False, stream=None, leaf=False, create_graph=False, name=None)\n--\n\n"
+     "InputBuffer(slots, *, budget=None, accumulate=None, stats=False, stream=None, leaf=False, create_graph=False, "
+     "name=None)\n--\n\n"
      "Gradients are added to its slots, from any thread and any stream; their sums are taken.\n\n"
      "slots: a count; or a sequence of example arrays, whose shape, dtype and device are taken, and of fanin.Slot.\n"
-     "budget: bytes of contributions that may wait to be summed; 0 sums at each arrival, math.inf only when asked. \"auto\": what the\n"
-     "buffer alone keeps alive, for whoever made it has dropped it, counts against a part of the second-level cache, and what somebody\n"
-     "else holds against 64 MiB. None is what fanin.set_options says: \"auto\" at first. The bits of the sums do not depend on it.\n"
-     "accumulate: the dtype in which sums run; by default float32 for float16, bfloat16 and float8, else the dtype itself. \"exact\":\n"
-     "sums of floats are those of real numbers, rounded once, whatever the order. stats: `stats()` tells norms, largest elements and\n"
-     "non-finite ones of what was taken, and waits for it on a device with streams. stream: the consumer's. leaf: the consumer accumulates into `.grad`. create_graph: sums are made by the arrays' own `+`, so\n"
+     "budget: bytes of contributions that may wait to be summed; 0 sums at each arrival, math.inf only when asked. "
+     "\"auto\": what the\n"
+     "buffer alone keeps alive, for whoever made it has dropped it, counts against a part of the second-level cache, "
+     "and what somebody\n"
+     "else holds against 64 MiB. None is what fanin.set_options says: \"auto\" at first. The bits of the sums do not "
+     "depend on it.\n"
+     "accumulate: the dtype in which sums run; by default float32 for float16, bfloat16 and float8, else the dtype "
+     "itself. \"exact\":\n"
+     "sums of floats are those of real numbers, rounded once, whatever the order. stats: `stats()` tells norms, "
+     "largest elements and\n"
+     "non-finite ones of what was taken, and waits for it on a device with streams. stream: the consumer's. leaf: the "
+     "consumer accumulates into `.grad`. create_graph: sums are made by the arrays' own `+`, so\n"
      "that they can be differentiated. name: for messages, traces and pictures.\n\n"
      ">>> buf = fanin.InputBuffer([fanin.Slot(shape=(2,), dtype=\"float32\", name=\"b1\")])\n"
      ">>> buf.add(0, np.ones((5, 2), np.float32))   # summed to the declared shape\n"
@@ -2192,7 +2290,8 @@ static int add_all(fan_buffer *core, PyObject *arrays, PyObject *keys)
     return 0;
 }
 
-/* sum_plain: the sum of src into `to`, without the interpreter where that pays; the objects are held meanwhile, for their list may change. */
+/* sum_plain: the sum of src into `to`, without the interpreter where that pays; the objects are held meanwhile, for
+ * their list may change. */
 static void sum_plain(const fan_plain_kind *kind, PyObject *const *items, const char *const *src, size_t n, char *to)
 {
     uint64_t bytes = fan_plain_bytes(kind);
@@ -2202,16 +2301,14 @@ static void sum_plain(const fan_plain_kind *kind, PyObject *const *items, const 
         FAN_RAW PyObject *held[FAN_PLAIN_MOST];
         for (size_t i = 0; i < n; i++)
             held[i] = Py_NewRef(items[i]);
-        Py_BEGIN_ALLOW_THREADS
-        fan_plain_sum_of(kind, src, n, to);
-        Py_END_ALLOW_THREADS
-        for (size_t i = 0; i < n; i++)
-            Py_DECREF(held[i]);
+        Py_BEGIN_ALLOW_THREADS fan_plain_sum_of(kind, src, n, to);
+        Py_END_ALLOW_THREADS for (size_t i = 0; i < n; i++) Py_DECREF(held[i]);
     }
     fan_plain_summed(bytes, n);
 }
 
-/* add_plain_n: the sum of a few small arrays of one kind, in `out` where that is not NULL; NULL without an exception: not for this way. */
+/* add_plain_n: the sum of a few small arrays of one kind, in `out` where that is not NULL; NULL without an exception:
+ * not for this way. */
 static PyObject *add_plain_n(PyObject *arrays, PyObject *out)
 {
     FAN_RAW const char *src[FAN_PLAIN_MOST];
@@ -2220,7 +2317,8 @@ static PyObject *add_plain_n(PyObject *arrays, PyObject *out)
     PyObject **items = n ? PySequence_Fast_ITEMS(arrays) : NULL;
     char *data, *to;
     if (n < 2 || n > FAN_PLAIN_MOST || !fan_import_plain(items[0], &kind, &data) || kind.late || kind.scalar ||
-        !fan_plain_fits(kind.dtype, fan_dtype_accumulate(kind.dtype), fan_plain_bytes(&kind), (size_t)n) || !unwatched())
+        !fan_plain_fits(kind.dtype, fan_dtype_accumulate(kind.dtype), fan_plain_bytes(&kind), (size_t)n) ||
+        !unwatched())
         return NULL;
     src[0] = data;
     for (Py_ssize_t i = 1; i < n; i++) {
@@ -2256,7 +2354,8 @@ static PyObject *add_n_any(PyObject *const *args, Py_ssize_t nargs, PyObject *kw
         PyObject *arrays, *out, *keys, *accumulate, *scale, *stats;
     } a;
     PyObject *items = NULL, *numbers = NULL, *outs = NULL, *list = NULL, *sum = NULL;
-    fan_buffer_config config = {.slots = 1, .budget = UINT64_MAX, .accumulate = FAN_NO_DTYPE, .frontend = &fan_python, .name = "add_n"};
+    fan_buffer_config config = {
+        .slots = 1, .budget = UINT64_MAX, .accumulate = FAN_NO_DTYPE, .frontend = &fan_python, .name = "add_n"};
     fan_where w = {.buffer = "add_n", .slot = -1, .key = -1};
     fan_buffer *core = NULL;
     FAN_RAW fan_error err;
@@ -2274,10 +2373,13 @@ static PyObject *add_n_any(PyObject *const *args, Py_ssize_t nargs, PyObject *kw
     PyObject *arrays = a.arrays, *out = a.out ? a.out : Py_None, *keys = a.keys ? a.keys : Py_None;
     fan_where_push(&w);
     bare = is_bare(arrays);
-    if (bare > 0 || PyUnicode_Check(arrays) || PyBytes_Check(arrays) || PyDict_Check(arrays) || !Py_TYPE(arrays)->tp_iter)
-        fan_refuse(PyExc_TypeError, "expected a sequence of arrays, got one %.200s%s", Py_TYPE(arrays)->tp_name, bare > 0 ? ": give list(x) or [x, ..]" : "");
+    if (bare > 0 || PyUnicode_Check(arrays) || PyBytes_Check(arrays) || PyDict_Check(arrays) ||
+        !Py_TYPE(arrays)->tp_iter)
+        fan_refuse(PyExc_TypeError, "expected a sequence of arrays, got one %.200s%s", Py_TYPE(arrays)->tp_name,
+                   bare > 0 ? ": give list(x) or [x, ..]" : "");
     config.stats = stats;
-    if (PyErr_Occurred() || accumulate_arg(a.accumulate ? a.accumulate : Py_None, &config.accumulate, &config.exact) < 0 ||
+    if (PyErr_Occurred() ||
+        accumulate_arg(a.accumulate ? a.accumulate : Py_None, &config.accumulate, &config.exact) < 0 ||
         !(items = PySequence_Tuple(arrays)))
         goto done;
     if (PyTuple_GET_SIZE(items) == 0) {
@@ -2287,7 +2389,8 @@ static PyObject *add_n_any(PyObject *const *args, Py_ssize_t nargs, PyObject *kw
     if (keys != Py_None) {
         numbers = PySequence_Tuple(keys);
         if (numbers && PyTuple_GET_SIZE(numbers) != PyTuple_GET_SIZE(items))
-            fan_refuse(PyExc_ValueError, "expected as many keys as arrays, %zd, got %zd", PyTuple_GET_SIZE(items), PyTuple_GET_SIZE(numbers));
+            fan_refuse(PyExc_ValueError, "expected as many keys as arrays, %zd, got %zd", PyTuple_GET_SIZE(items),
+                       PyTuple_GET_SIZE(numbers));
         if (PyErr_Occurred())
             goto done;
     }
@@ -2328,7 +2431,8 @@ static PyObject *add_n(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ss
     return add_n_any(args, nargs, kwnames);
 }
 
-static void seen_summing(PyObject *Py_UNUSED(module), PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(nargs), PyObject *kwnames)
+static void seen_summing(PyObject *Py_UNUSED(module), PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(nargs),
+                         PyObject *kwnames)
 {
     fan_touch_thing(FAN_HOST_MEMORY, 0, kwnames ? FAN_WRITES : FAN_READS);
     fan_touch_thing(FAN_COUNTERS, 0, FAN_COUNTS);
@@ -2340,11 +2444,15 @@ PyMethodDef fan_buffer_functions[] = {
     {"add_n", (PyCFunction)(void (*)(void))add_n_turn, METH_FASTCALL | METH_KEYWORDS,
      "add_n(arrays, *, out=None, keys=None, accumulate=None, scale=None, stats=False)\n--\n\n"
      "The sum of arrays of one shape, in one pass and with one rounding.\n\n"
-     "arrays: a sequence of at least one array or number (None adds nothing). The sum is the left fold in their order, or in that\n"
-     "of `keys`, one integer each. It is in fresh memory, or in `out`. accumulate: the dtype in which it runs; by default float32\n"
-     "for float16, bfloat16 and float8, else the promotion of all. scale: a number that multiplies it before the rounding.\n"
+     "arrays: a sequence of at least one array or number (None adds nothing). The sum is the left fold in their order, "
+     "or in that\n"
+     "of `keys`, one integer each. It is in fresh memory, or in `out`. accumulate: the dtype in which it runs; by "
+     "default float32\n"
+     "for float16, bfloat16 and float8, else the promotion of all. scale: a number that multiplies it before the "
+     "rounding.\n"
      "stats: the answer is a pair: the sum and its fanin.Stats (None of an object).\n\n"
-     "Raises TypeError (no array), ValueError (shapes, dtypes, keys, an empty sequence), BufferError (`out` cannot be written),\n"
+     "Raises TypeError (no array), ValueError (shapes, dtypes, keys, an empty sequence), BufferError (`out` cannot be "
+     "written),\n"
      "OverflowError (a sum of Python ints that does not fit int64).\n\n"
      ">>> fanin.add_n([np.float16([1, 2]), np.float16([3, 4]), np.float16([5, 6])])\n"
      "array([ 9., 12.], dtype=float16)\n"},

@@ -16,15 +16,9 @@ static struct {
 
 static pthread_once_t watching = PTHREAD_ONCE_INIT;
 
-static void in_child(void)
-{
-    (void)pthread_mutex_init(&driver.lock, NULL); /* who held it is not here */
-}
+static void in_child(void) { (void)pthread_mutex_init(&driver.lock, NULL); /* who held it is not here */ }
 
-static void watch_forks(void)
-{
-    (void)pthread_atfork(NULL, NULL, in_child);
-}
+static void watch_forks(void) { (void)pthread_atfork(NULL, NULL, in_child); }
 
 /* opened: the driver, with a hold. */
 static fan_status opened(fan_cuda **out, fan_error *err)
@@ -51,7 +45,8 @@ int fan_cuda_device_arg(const char *name, fan_device **out)
     const char *digits = name + 5;
     int index = 0;
     *out = NULL;
-    if (strcmp(name, "cuda") != 0 && (strncmp(name, "cuda:", 5) != 0 || !*digits || digits[strspn(digits, "0123456789")])) {
+    if (strcmp(name, "cuda") != 0 &&
+        (strncmp(name, "cuda:", 5) != 0 || !*digits || digits[strspn(digits, "0123456789")])) {
         PyErr_Format(PyExc_ValueError, "unknown device '%.80s': CUDA's devices are \"cuda:0\", \"cuda:1\" ..", name);
         return -1;
     }
@@ -61,14 +56,11 @@ int fan_cuda_device_arg(const char *name, fan_device **out)
         PyErr_Format(PyExc_ValueError, "there is no %.80s: no machine has so many devices", name);
         return -1;
     }
-    Py_BEGIN_ALLOW_THREADS
-    status = opened(&c, &err);
+    Py_BEGIN_ALLOW_THREADS status = opened(&c, &err);
     if (status == FAN_OK)
         status = fan_cuda_device(c, index, out, &err);
     fan_cuda_drop(c);
-    Py_END_ALLOW_THREADS
-    if (status == FAN_OK)
-        return 0;
+    Py_END_ALLOW_THREADS if (status == FAN_OK) return 0;
     fan_raise(status, &err);
     return -1;
 }
@@ -94,8 +86,7 @@ static PyObject *cuda_use(PyObject *Py_UNUSED(module), PyObject *path)
         return PyErr_NoMemory();
     if (copy)
         memcpy(copy, given, strlen(given) + 1);
-    Py_BEGIN_ALLOW_THREADS
-    (void)pthread_mutex_lock(&driver.lock);
+    Py_BEGIN_ALLOW_THREADS(void) pthread_mutex_lock(&driver.lock);
     old = driver.cuda;
     driver.cuda = NULL;
     char *was = driver.path;
@@ -103,8 +94,7 @@ static PyObject *cuda_use(PyObject *Py_UNUSED(module), PyObject *path)
     (void)pthread_mutex_unlock(&driver.lock);
     PyMem_RawFree(was);
     fan_cuda_drop(old);
-    Py_END_ALLOW_THREADS
-    Py_RETURN_NONE;
+    Py_END_ALLOW_THREADS Py_RETURN_NONE;
 }
 
 /* told: what is there, as a dict: {"why": text} where nothing is. */
@@ -129,7 +119,8 @@ static PyObject *told(const fan_cuda_api *api, fan_cuda *c)
             Py_XDECREF(name);
         }
     if (devices && missing)
-        made = Py_BuildValue("{s:s,s:i,s:O,s:O}", "path", api->path, "version", api->version, "devices", devices, "missing", missing);
+        made = Py_BuildValue("{s:s,s:i,s:O,s:O}", "path", api->path, "version", api->version, "devices", devices,
+                             "missing", missing);
     Py_XDECREF(devices);
     Py_XDECREF(missing);
     return made;
@@ -141,11 +132,8 @@ static PyObject *cuda_info(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none
     fan_error err = {0};
     fan_status status;
     PyObject *made;
-    Py_BEGIN_ALLOW_THREADS
-    status = opened(&c, &err);
-    Py_END_ALLOW_THREADS
-    if (status != FAN_OK)
-        return Py_BuildValue("{s:s,s:i}", "why", err.text, "code", err.code);
+    Py_BEGIN_ALLOW_THREADS status = opened(&c, &err);
+    Py_END_ALLOW_THREADS if (status != FAN_OK) return Py_BuildValue("{s:s,s:i}", "why", err.text, "code", err.code);
     made = told(fan_cuda_driver(c), c);
     fan_cuda_drop(c);
     return made;
@@ -158,7 +146,8 @@ static fan_status fill(fan_device *d, const fan_array *a, const fan_array *init,
     fan_stream *s = d->backend->current(d);
     if (!s)
         return fan_fail(err, FAN_NOMEM, "out of memory for a stream");
-    fan_status status = fan_device_run(d, s, &(fan_job){.kind = FAN_JOB_UPLOAD, .out = a, .in = &from, .n = 1, .label = "array"}, err);
+    fan_status status =
+        fan_device_run(d, s, &(fan_job){.kind = FAN_JOB_UPLOAD, .out = a, .in = &from, .n = 1, .label = "array"}, err);
     if (status == FAN_OK)
         status = fan_stream_sync(s, err);
     fan_stream_drop(s);
@@ -175,12 +164,15 @@ static PyObject *device_array(PyObject *Py_UNUSED(module), PyObject *args)
     fan_array *init = NULL, *a = NULL;
     fan_error err = {0};
     fan_status status = FAN_NOMEM;
-    if (!PyArg_ParseTuple(args, "OO!p:device_array", &where, &PyArray_Type, &from, &empty) || fan_device_arg(where, &d) < 0)
+    if (!PyArg_ParseTuple(args, "OO!p:device_array", &where, &PyArray_Type, &from, &empty) ||
+        fan_device_arg(where, &d) < 0)
         return NULL;
     fan_dtype dtype = fan_dtype_of_descr(PyArray_DESCR(from));
     if (!d || !d->backend->has_streams || dtype == FAN_NO_DTYPE || PyArray_NDIM(from) > FAN_MAX_NDIM) {
         fan_device_drop(d);
-        return PyErr_Format(PyExc_ValueError, "device_array: expected a device with streams and an array of numbers, got %R and dtype %R", where, PyArray_DESCR(from));
+        return PyErr_Format(PyExc_ValueError,
+                            "device_array: expected a device with streams and an array of numbers, got %R and dtype %R",
+                            where, PyArray_DESCR(from));
     }
     for (int i = 0; i < PyArray_NDIM(from); i++) {
         shape[i] = PyArray_DIM(from, i);
@@ -189,13 +181,11 @@ static PyObject *device_array(PyObject *Py_UNUSED(module), PyObject *args)
     fan_storage *st = fan_storage_wrap(PyArray_DATA(from), 0, NULL, NULL);
     if (st)
         status = fan_array_view(st, PyArray_BYTES(from), dtype, PyArray_NDIM(from), shape, strides, false, &init, &err);
-    Py_BEGIN_ALLOW_THREADS
-    if (status == FAN_OK)
-        status = fan_device_array(d, NULL, dtype, init->ndim, init->shape, init, &a, &err);
+    Py_BEGIN_ALLOW_THREADS if (status == FAN_OK) status =
+        fan_device_array(d, NULL, dtype, init->ndim, init->shape, init, &a, &err);
     if (status == FAN_OK && !empty)
         status = fill(d, a, init, &err);
-    Py_END_ALLOW_THREADS
-    made = status == FAN_OK ? fan_array_wrap(a, d) : fan_raise(status, &err);
+    Py_END_ALLOW_THREADS made = status == FAN_OK ? fan_array_wrap(a, d) : fan_raise(status, &err);
     fan_array_drop(a);
     fan_array_drop(init);
     fan_storage_drop(st);
@@ -213,7 +203,9 @@ static PyObject *cuda_leave_out(PyObject *Py_UNUSED(module), PyObject *words)
         const char *text = PyUnicode_Check(word) ? PyUnicode_AsUTF8(word) : NULL;
         uint64_t here = text ? fan_plan_bits(text) : 0;
         if (!here)
-            return PyErr_Format(PyExc_ValueError, "leave_out: no plan has %R; a word names a rule, as in \"S12\", or one bit of its plan", word);
+            return PyErr_Format(PyExc_ValueError,
+                                "leave_out: no plan has %R; a word names a rule, as in \"S12\", or one bit of its plan",
+                                word);
         bits |= here;
     }
     fan_status status = opened(&c, &err);
@@ -288,18 +280,28 @@ static PyObject *cuda_active(PyObject *Py_UNUSED(module), PyObject *number)
 }
 
 PyMethodDef fan_cuda_functions[] = {
-    {"cuda_active", cuda_active, METH_O, "cuda_active(index, /)\n--\n\nWhether somebody in this process uses a device: only then can it have streams."},
-    {"cuda_holding", cuda_holding, METH_O, "cuda_holding(address, /)\n--\n\nThe device whose memory the driver has at an address; -1: it knows none there."},
-    {"cuda_here", cuda_here, METH_NOARGS, "cuda_here()\n--\n\nThe device whose primary context is current on this thread; -1: none that is in use."},
-    {"cuda_use", cuda_use, METH_O, "cuda_use(path, /)\n--\n\nThe CUDA driver from now on; None: the system's. It is opened when it is first asked for."},
+    {"cuda_active", cuda_active, METH_O,
+     "cuda_active(index, /)\n--\n\nWhether somebody in this process uses a device: only then can it have streams."},
+    {"cuda_holding", cuda_holding, METH_O,
+     "cuda_holding(address, /)\n--\n\nThe device whose memory the driver has at an address; -1: it knows none there."},
+    {"cuda_here", cuda_here, METH_NOARGS,
+     "cuda_here()\n--\n\nThe device whose primary context is current on this thread; -1: none that is in use."},
+    {"cuda_use", cuda_use, METH_O,
+     "cuda_use(path, /)\n--\n\nThe CUDA driver from now on; None: the system's. It is opened when it is first asked "
+     "for."},
     {"cuda_info", cuda_info, METH_NOARGS, "cuda_info()\n--\n\nWhat the CUDA driver has, or why there is none."},
     {"device_array", device_array, METH_VARARGS,
-     "device_array(device, array, empty, /)\n--\n\nA new array like an ndarray on a device with streams, with its values unless `empty`."},
-    {"cuda_leave_out", cuda_leave_out, METH_VARARGS, "cuda_leave_out(*words)\n--\n\nPlan bits that the CUDA backend leaves out, and no others: for proofs."},
-    {"kernels_hash", kernels_hash, METH_NOARGS, "kernels_hash()\n--\n\nThe hash of the sources that the CUDA kernels were made of."},
-    {"kernels_made", kernels_made, METH_NOARGS, "kernels_made()\n--\n\nWhat nvcc made of them when the package was built; \"\": it was built without."},
+     "device_array(device, array, empty, /)\n--\n\nA new array like an ndarray on a device with streams, with its "
+     "values unless `empty`."},
+    {"cuda_leave_out", cuda_leave_out, METH_VARARGS,
+     "cuda_leave_out(*words)\n--\n\nPlan bits that the CUDA backend leaves out, and no others: for proofs."},
+    {"kernels_hash", kernels_hash, METH_NOARGS,
+     "kernels_hash()\n--\n\nThe hash of the sources that the CUDA kernels were made of."},
+    {"kernels_made", kernels_made, METH_NOARGS,
+     "kernels_made()\n--\n\nWhat nvcc made of them when the package was built; \"\": it was built without."},
 #ifdef FAN_TEST
-    {"_test_cuda_mutant", test_mutant, METH_O, "_test_cuda_mutant(number, /)\n--\n\nA planted fault of the CUDA backend; 0: none."},
+    {"_test_cuda_mutant", test_mutant, METH_O,
+     "_test_cuda_mutant(number, /)\n--\n\nA planted fault of the CUDA backend; 0: none."},
 #endif
     {NULL, NULL, 0, NULL},
 };

@@ -17,8 +17,9 @@ typedef struct taken {
     PyObject *producer; /* held where there is no deleter */
 } taken;
 
-/* delete: the producer's deleter, with the live exception set aside; what it leaves behind goes to sys.unraisablehook. Needs the GIL. */
-static void delete(void *managed, bool versioned)
+/* delete: the producer's deleter, with the live exception set aside; what it leaves behind goes to sys.unraisablehook.
+ * Needs the GIL. */
+static void delete (void *managed, bool versioned)
 {
     PyObject *live = fan_exception_take();
     if (versioned) {
@@ -42,18 +43,16 @@ static void release_taken(void *ctx)
     /* The interpreter is gone or going: the producer may be, too. Its memory is left to the end of the process. */
     if (fan_finalizing() || !fan_gil_enter(&gil))
         return;
-    delete(t->managed, t->versioned);
+    delete (t->managed, t->versioned);
     Py_XDECREF(t->producer);
     fan_free(t);
     fan_gil_leave(&gil);
 }
 
-static void release_host(fan_storage *s)
-{
-    release_taken(s->ctx);
-}
+static void release_host(fan_storage *s) { release_taken(s->ctx); }
 
-/* storage_for: over no memory yet; where that is on a device with streams, `release` waits for those that used it. NULL with an exception. */
+/* storage_for: over no memory yet; where that is on a device with streams, `release` waits for those that used it. NULL
+ * with an exception. */
 static fan_storage *storage_for(fan_device *d, void (*host)(fan_storage *), void (*release)(void *), void *ctx)
 {
     fan_storage *st = NULL;
@@ -73,9 +72,17 @@ fan_dtype fan_dl_dtype_of(fan_dl_dtype d)
     case FAN_DL_BOOL:
         return d.bits == 8 ? FAN_BOOL : FAN_NO_DTYPE;
     case FAN_DL_INT:
-        return d.bits == 8 ? FAN_INT8 : d.bits == 16 ? FAN_INT16 : d.bits == 32 ? FAN_INT32 : d.bits == 64 ? FAN_INT64 : FAN_NO_DTYPE;
+        return d.bits == 8    ? FAN_INT8
+               : d.bits == 16 ? FAN_INT16
+               : d.bits == 32 ? FAN_INT32
+               : d.bits == 64 ? FAN_INT64
+                              : FAN_NO_DTYPE;
     case FAN_DL_UINT:
-        return d.bits == 8 ? FAN_UINT8 : d.bits == 16 ? FAN_UINT16 : d.bits == 32 ? FAN_UINT32 : d.bits == 64 ? FAN_UINT64 : FAN_NO_DTYPE;
+        return d.bits == 8    ? FAN_UINT8
+               : d.bits == 16 ? FAN_UINT16
+               : d.bits == 32 ? FAN_UINT32
+               : d.bits == 64 ? FAN_UINT64
+                              : FAN_NO_DTYPE;
     case FAN_DL_FLOAT:
         return d.bits == 16 ? FAN_FLOAT16 : d.bits == 32 ? FAN_FLOAT32 : d.bits == 64 ? FAN_FLOAT64 : FAN_NO_DTYPE;
     case FAN_DL_BFLOAT:
@@ -97,8 +104,12 @@ static char *device_words(fan_dl_device d, char *buf, size_t size)
     static const struct {
         int32_t type;
         const char *word;
-    } known[] = {{FAN_DL_CUDA, "CUDA"}, {FAN_DL_CUDA_MANAGED, "CUDA managed"}, {4, "OpenCL"}, {7, "Vulkan"}, {8, "Metal"}, {10, "ROCm"},
-                 {11, "ROCm host"},     {12, "extension"},                      {14, "oneAPI"}, {16, "Hexagon"}, {18, "Trainium"}};
+    } known[] = {{FAN_DL_CUDA, "CUDA"}, {FAN_DL_CUDA_MANAGED, "CUDA managed"},
+                 {4, "OpenCL"},         {7, "Vulkan"},
+                 {8, "Metal"},          {10, "ROCm"},
+                 {11, "ROCm host"},     {12, "extension"},
+                 {14, "oneAPI"},        {16, "Hexagon"},
+                 {18, "Trainium"}};
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
         if (known[i].type == d.type) {
             snprintf(buf, size, "%s device %ld", known[i].word, (long)d.id);
@@ -108,7 +119,8 @@ static char *device_words(fan_dl_device d, char *buf, size_t size)
     return buf;
 }
 
-/* inside: whether all of `a` lies in the address space, and, on a device, whether its elements lie where the device can read them. */
+/* inside: whether all of `a` lies in the address space, and, on a device, whether its elements lie where the device can
+ * read them. */
 static int inside(const fan_array *a, const fan_device *d)
 {
     uintptr_t at = (uintptr_t)a->data, end;
@@ -121,7 +133,9 @@ static int inside(const fan_array *a, const fan_device *d)
     for (int i = 0; i < a->ndim; i++)
         aligned = aligned && (a->shape[i] < 2 || a->strides[i] % (int64_t)align == 0);
     if (d->backend->has_streams && a->size > 0 && !aligned)
-        return fan_refuse(PyExc_BufferError, "the tensor's elements of %zu bytes are not aligned, and a device cannot read them: give a copy", item);
+        return fan_refuse(
+            PyExc_BufferError,
+            "the tensor's elements of %zu bytes are not aligned, and a device cannot read them: give a copy", item);
     return 0;
 }
 
@@ -134,8 +148,10 @@ static int geometry(const fan_dl_tensor *t, bool writable, fan_storage *st, cons
     uintptr_t at = (uintptr_t)t->data;
     fan_status status;
     if (dtype == FAN_NO_DTYPE || t->dtype.lanes != 1)
-        return fan_refuse(PyExc_BufferError, "the tensor's elements have DLPack type code %d with %d bits and %d lanes, which is not summed",
-                          (int)t->dtype.code, (int)t->dtype.bits, (int)t->dtype.lanes);
+        return fan_refuse(
+            PyExc_BufferError,
+            "the tensor's elements have DLPack type code %d with %d bits and %d lanes, which is not summed",
+            (int)t->dtype.code, (int)t->dtype.bits, (int)t->dtype.lanes);
     if (t->ndim < 0 || t->ndim > FAN_MAX_NDIM)
         return fan_refuse(PyExc_ValueError, "the tensor has %d axes; expected 0 to %d", (int)t->ndim, FAN_MAX_NDIM);
     if (t->ndim > 0 && !t->shape)
@@ -149,12 +165,14 @@ static int geometry(const fan_dl_tensor *t, bool writable, fan_storage *st, cons
     /* An empty tensor's address and strides mean nothing and may be anything. */
     for (int i = 0; i < t->ndim && t->strides && size > 0; i++)
         if (__builtin_mul_overflow(t->strides[i], (int64_t)fan_dtype_size(dtype), &strides[i]))
-            return fan_refuse(PyExc_ValueError, "the tensor's stride %lld along axis %d is more than can be counted in bytes",
+            return fan_refuse(PyExc_ValueError,
+                              "the tensor's stride %lld along axis %d is more than can be counted in bytes",
                               (long long)t->strides[i], i);
     if (size > 0 && !t->data)
         return fan_refuse(PyExc_ValueError, "the tensor has %lld elements at address NULL", (long long)size);
     if (size > 0 && (t->byte_offset > INT64_MAX || __builtin_add_overflow(at, (uintptr_t)t->byte_offset, &at)))
-        return fan_refuse(PyExc_ValueError, "the tensor's byte_offset %llu leaves the address space", (unsigned long long)t->byte_offset);
+        return fan_refuse(PyExc_ValueError, "the tensor's byte_offset %llu leaves the address space",
+                          (unsigned long long)t->byte_offset);
     if (size == 0)
         at = 0;
     st->data = (void *)at;
@@ -172,16 +190,20 @@ static int geometry(const fan_dl_tensor *t, bool writable, fan_storage *st, cons
 static int placed(const fan_dl_device *at, const fan_dl_device *said, const fan_device *d)
 {
     char words[64], name[32];
-    bool host = at->type == FAN_DL_CPU || at->type == FAN_DL_CUDA_HOST, device = at->type == FAN_DL_CUDA || at->type == FAN_DL_CUDA_MANAGED;
+    bool host = at->type == FAN_DL_CPU || at->type == FAN_DL_CUDA_HOST,
+         device = at->type == FAN_DL_CUDA || at->type == FAN_DL_CUDA_MANAGED;
     if (d->backend->has_streams ? !device || at->id != d->index : !host || at->id < 0)
         return fan_refuse(PyExc_BufferError, "the tensor is on %s; expected %s", device_words(*at, words, sizeof words),
                           d->backend->has_streams ? fan_device_text(d, name, sizeof name) : "host memory");
     if (said->type >= 0 && said->type != at->type)
-        return fan_refuse(PyExc_BufferError, "__dlpack_device__ named device type %ld, and the tensor is on device type %ld", (long)said->type, (long)at->type);
+        return fan_refuse(PyExc_BufferError,
+                          "__dlpack_device__ named device type %ld, and the tensor is on device type %ld",
+                          (long)said->type, (long)at->type);
     return 0;
 }
 
-/* ours: takes the capsule's content, which from then on is the caller's. One of two takers wins, with or without a GIL. */
+/* ours: takes the capsule's content, which from then on is the caller's. One of two takers wins, with or without a GIL.
+ */
 static void *ours(PyObject *capsule, bool *versioned)
 {
     static pthread_mutex_t taking = PTHREAD_MUTEX_INITIALIZER;
@@ -203,11 +225,13 @@ static void *ours(PyObject *capsule, bool *versioned)
     if (name && strncmp(name, "used_", 5) == 0)
         fan_refuse(PyExc_BufferError, "the DLPack capsule has been consumed already");
     else
-        fan_refuse(PyExc_BufferError, "__dlpack__ gave a capsule that is neither a 'dltensor' nor a 'dltensor_versioned'");
+        fan_refuse(PyExc_BufferError,
+                   "__dlpack__ gave a capsule that is neither a 'dltensor' nor a 'dltensor_versioned'");
     return NULL;
 }
 
-int fan_dlpack_take(PyObject *capsule, PyObject *producer, const fan_dl_device *said, fan_dl_writes writes, fan_device *d, fan_array **out)
+int fan_dlpack_take(PyObject *capsule, PyObject *producer, const fan_dl_device *said, fan_dl_writes writes,
+                    fan_device *d, fan_array **out)
 {
     fan_dl_tensor tensor;
     uint64_t flags = 0;
@@ -227,8 +251,8 @@ int fan_dlpack_take(PyObject *capsule, PyObject *producer, const fan_dl_device *
         has_deleter = m->deleter != NULL;
         if (m->major != FAN_DL_MAJOR) {
             /* Nothing behind the flags may be read. */
-            fan_refuse(PyExc_BufferError, "the tensor is of DLPack version %u.%u; expected major version %d", (unsigned)m->major,
-                       (unsigned)m->minor, FAN_DL_MAJOR);
+            fan_refuse(PyExc_BufferError, "the tensor is of DLPack version %u.%u; expected major version %d",
+                       (unsigned)m->major, (unsigned)m->minor, FAN_DL_MAJOR);
             goto refuse;
         }
         flags = m->flags;
@@ -244,7 +268,8 @@ int fan_dlpack_take(PyObject *capsule, PyObject *producer, const fan_dl_device *
         fan_refuse(PyExc_BufferError, "the DLPack capsule has no deleter, and nothing else keeps its memory alive");
         goto refuse;
     }
-    writable = writes == FAN_DL_WRITE || (writes == FAN_DL_AS_IT_SAYS && versioned && !(flags & (FAN_DL_READ_ONLY | FAN_DL_IS_COPIED)));
+    writable = writes == FAN_DL_WRITE ||
+               (writes == FAN_DL_AS_IT_SAYS && versioned && !(flags & (FAN_DL_READ_ONLY | FAN_DL_IS_COPIED)));
     t = fan_alloc(sizeof *t);
     if (!t)
         PyErr_NoMemory();
@@ -259,7 +284,7 @@ int fan_dlpack_take(PyObject *capsule, PyObject *producer, const fan_dl_device *
     fan_storage_drop(st);
     return result;
 refuse:
-    delete(managed, versioned);
+    delete (managed, versioned);
     return -1;
 }
 
@@ -275,7 +300,8 @@ static int peek_at(const fan_dl_tensor *t, int64_t *dims, fan_dl_tensor *out)
     out->strides = t->strides ? dims + t->ndim : NULL;
     for (int i = 0; i < t->ndim; i++) {
         if (t->shape[i] < 0)
-            return fan_refuse(PyExc_ValueError, "the tensor's axis %d has the extent %lld: it must not be negative", i, (long long)t->shape[i]);
+            return fan_refuse(PyExc_ValueError, "the tensor's axis %d has the extent %lld: it must not be negative", i,
+                              (long long)t->shape[i]);
         out->shape[i] = t->shape[i];
         if (t->strides)
             out->strides[i] = t->strides[i];
@@ -300,10 +326,11 @@ int fan_dlpack_peek(PyObject *capsule, int64_t *dims, fan_dl_tensor *out, uint64
         *flags = ((const fan_dl_versioned *)managed)->flags;
         result = peek_at(&((const fan_dl_versioned *)managed)->tensor, dims, out);
     } else {
-        fan_refuse(PyExc_BufferError, "the tensor is of DLPack version %u.%u; expected major version %d", (unsigned)((const fan_dl_versioned *)managed)->major,
+        fan_refuse(PyExc_BufferError, "the tensor is of DLPack version %u.%u; expected major version %d",
+                   (unsigned)((const fan_dl_versioned *)managed)->major,
                    (unsigned)((const fan_dl_versioned *)managed)->minor, FAN_DL_MAJOR);
     }
-    delete(managed, versioned);
+    delete (managed, versioned);
     return result;
 }
 
@@ -318,12 +345,10 @@ static void release_owner(void *owner)
     fan_gil_leave(&gil);
 }
 
-static void release_host_owner(fan_storage *s)
-{
-    release_owner(s->ctx);
-}
+static void release_host_owner(fan_storage *s) { release_owner(s->ctx); }
 
-int fan_address_take(uint64_t address, fan_dtype dtype, int ndim, const int64_t *shape, const int64_t *strides, bool writable, PyObject *owner, fan_device *d, fan_array **out)
+int fan_address_take(uint64_t address, fan_dtype dtype, int ndim, const int64_t *shape, const int64_t *strides,
+                     bool writable, PyObject *owner, fan_device *d, fan_array **out)
 {
     int64_t dense[FAN_MAX_NDIM], size = 0;
     fan_error err = {0};
@@ -367,8 +392,7 @@ const fan_dl_api *fan_dl_api_of(PyObject *capsule)
 /* ---- out ---- */
 
 typedef struct exporter {
-    PyObject_HEAD
-    fan_array *a; /* held; never NULL after new */
+    PyObject_HEAD fan_array *a; /* held; never NULL after new */
 } exporter;
 
 PyObject *fan_exporter_new(fan_array *a)
@@ -402,15 +426,9 @@ static void delete_sent(sent *s)
     fan_free(s);
 }
 
-static void delete_versioned(fan_dl_versioned *m)
-{
-    delete_sent(m->ctx);
-}
+static void delete_versioned(fan_dl_versioned *m) { delete_sent(m->ctx); }
 
-static void delete_legacy(fan_dl_managed *m)
-{
-    delete_sent(m->ctx);
-}
+static void delete_legacy(fan_dl_managed *m) { delete_sent(m->ctx); }
 
 /* Nobody took what is in the capsule: the deleter is called, the live exception stays. */
 static void capsule_gone(PyObject *capsule)
@@ -455,7 +473,10 @@ fan_dl_dtype fan_dl_dtype_for(fan_dtype d)
         code = FAN_DL_F8_E5M2;
         break;
     default:
-        code = fan_dtype_kind(d) == 'i' ? FAN_DL_INT : fan_dtype_kind(d) == 'u' ? FAN_DL_UINT : fan_dtype_kind(d) == 'c' ? FAN_DL_COMPLEX : FAN_DL_FLOAT;
+        code = fan_dtype_kind(d) == 'i'   ? FAN_DL_INT
+               : fan_dtype_kind(d) == 'u' ? FAN_DL_UINT
+               : fan_dtype_kind(d) == 'c' ? FAN_DL_COMPLEX
+                                          : FAN_DL_FLOAT;
     }
     return (fan_dl_dtype){code, (uint8_t)(8 * fan_dtype_size(d)), 1};
 }
@@ -474,7 +495,8 @@ static PyObject *offer(fan_array *a, fan_dl_device at, bool versioned, bool copi
 {
     size_t ndim = (size_t)a->ndim;
     sent *s = fan_alloc(sizeof *s + 2 * ndim * sizeof(int64_t));
-    fan_dl_tensor tensor = {.data = a->size ? a->data : NULL, .device = at, .ndim = a->ndim, .dtype = fan_dl_dtype_for(a->dtype)};
+    fan_dl_tensor tensor = {
+        .data = a->size ? a->data : NULL, .device = at, .ndim = a->ndim, .dtype = fan_dl_dtype_for(a->dtype)};
     PyObject *capsule;
     if (!s)
         return PyErr_NoMemory();
@@ -522,7 +544,8 @@ static int parse_asked(PyObject *args, PyObject *kwargs, asked *q)
     long minor = 0;
     q->stream = Py_None;
     q->major = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOOO:__dlpack__", names, &q->stream, &max_version, &device, &copy))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOOO:__dlpack__", names, &q->stream, &max_version, &device,
+                                     &copy))
         return -1;
     if (max_version != Py_None && !two_ints(max_version, &q->major, &minor))
         return fan_refuse(PyExc_TypeError, "__dlpack__: expected max_version=(major, minor), got %R", max_version);
@@ -532,17 +555,21 @@ static int parse_asked(PyObject *args, PyObject *kwargs, asked *q)
     return copy != Py_None && q->copy < 0 ? -1 : 0;
 }
 
-/* settle_copy: a view goes out as itself unless a copy was asked for or a capsule cannot say what it is; -1 with BufferError where a copy is not wanted. */
+/* settle_copy: a view goes out as itself unless a copy was asked for or a capsule cannot say what it is; -1 with
+ * BufferError where a copy is not wanted. */
 static int settle_copy(const fan_array *a, asked *q)
 {
     if (q->copy > 0)
         return 0;
     if (!countable(a)) {
         if (q->copy == 0)
-            return fan_refuse(PyExc_BufferError, "__dlpack__: a stride is no whole number of elements: this array goes out as a copy only");
+            return fan_refuse(
+                PyExc_BufferError,
+                "__dlpack__: a stride is no whole number of elements: this array goes out as a copy only");
         q->copy = 1;
     } else if (!a->writable && q->major < 1) {
-        return fan_refuse(PyExc_BufferError, "__dlpack__: the array is read-only, which an unversioned capsule cannot say; ask with max_version=(1, 0), or for copy=True");
+        return fan_refuse(PyExc_BufferError, "__dlpack__: the array is read-only, which an unversioned capsule cannot "
+                                             "say; ask with max_version=(1, 0), or for copy=True");
     }
     return 0;
 }
@@ -556,9 +583,12 @@ static PyObject *exporter_dlpack(PyObject *o, PyObject *args, PyObject *kwargs)
     if (parse_asked(args, kwargs, &q) < 0)
         return NULL;
     if (q.stream != Py_None)
-        return PyErr_Format(PyExc_ValueError, "__dlpack__: a host array has no streams; expected stream=None, got %R", q.stream);
+        return PyErr_Format(PyExc_ValueError, "__dlpack__: a host array has no streams; expected stream=None, got %R",
+                            q.stream);
     if (q.type != FAN_DL_CPU || q.id != 0)
-        return PyErr_Format(PyExc_BufferError, "__dlpack__: the array is on the host and is not copied to device (%ld, %ld)", q.type, q.id);
+        return PyErr_Format(PyExc_BufferError,
+                            "__dlpack__: the array is on the host and is not copied to device (%ld, %ld)", q.type,
+                            q.id);
     if (settle_copy(a, &q) < 0)
         return NULL;
     if (q.copy > 0) {
@@ -583,7 +613,10 @@ static int consumer_stream(PyObject *o, fan_device *d, fan_stream **out)
     *out = NULL;
     if (o != Py_None) {
         if (!PyLong_Check(o) || PyBool_Check(o))
-            return fan_refuse(PyExc_TypeError, "__dlpack__: expected stream= as an integer (1: legacy default, 2: per-thread default, -1: no waiting, or a handle), got %R", o);
+            return fan_refuse(PyExc_TypeError,
+                              "__dlpack__: expected stream= as an integer (1: legacy default, 2: per-thread default, "
+                              "-1: no waiting, or a handle), got %R",
+                              o);
         n = PyLong_AsLongLongAndOverflow(o, &overflow);
         if (n == -1 && PyErr_Occurred())
             return -1;
@@ -591,12 +624,16 @@ static int consumer_stream(PyObject *o, fan_device *d, fan_stream **out)
     if (n == FAN_DL_NO_SYNC && !overflow)
         return 0;
     if (overflow || n <= 0)
-        return fan_refuse(PyExc_ValueError, "__dlpack__: %R is no stream; expected 1 (legacy default), 2 (per-thread default), -1 (no waiting) or a handle", o);
+        return fan_refuse(PyExc_ValueError,
+                          "__dlpack__: %R is no stream; expected 1 (legacy default), 2 (per-thread default), -1 (no "
+                          "waiting) or a handle",
+                          o);
     *out = fan_cuda_stream_arg(d, (uint64_t)n);
     return *out ? 0 : -1;
 }
 
-/* await_users: `s` waits for all that was queued on the streams that used the memory, and is marked as one of them. The GIL may be let go. */
+/* await_users: `s` waits for all that was queued on the streams that used the memory, and is marked as one of them. The
+ * GIL may be let go. */
 static fan_status await_users(fan_array *a, fan_stream *s, fan_error *err)
 {
     fan_status status = FAN_OK;
@@ -619,7 +656,8 @@ static fan_status device_copy(fan_array *a, fan_device *d, fan_stream *s, fan_ar
 {
     fan_operand from = {.array = a, .acc = a->dtype};
     FAN_TRY(fan_device_array(d, s, a->dtype, a->ndim, a->shape, a, out, err));
-    fan_status status = fan_device_run(d, s, &(fan_job){.kind = FAN_JOB_COPY, .out = *out, .in = &from, .n = 1, .label = "copy"}, err);
+    fan_status status =
+        fan_device_run(d, s, &(fan_job){.kind = FAN_JOB_COPY, .out = *out, .in = &from, .n = 1, .label = "copy"}, err);
     if (status != FAN_OK) {
         fan_array_drop(*out);
         *out = NULL;
@@ -650,14 +688,14 @@ static PyObject *export_to_host(fan_array *a, fan_device *d, const asked *q)
     fan_error err = {0};
     fan_status status;
     if (q->stream != Py_None)
-        return PyErr_Format(PyExc_ValueError, "__dlpack__: a copy on the host has no streams; expected stream=None, got %R", q->stream);
+        return PyErr_Format(PyExc_ValueError,
+                            "__dlpack__: a copy on the host has no streams; expected stream=None, got %R", q->stream);
     if (q->copy == 0)
-        return PyErr_Format(PyExc_BufferError, "__dlpack__: the array is on a device, and copy=False: the host cannot have it without a copy");
-    Py_BEGIN_ALLOW_THREADS
-    status = to_host(a, d, &copied, &err);
-    Py_END_ALLOW_THREADS
-    if (status != FAN_OK)
-        return fan_raise(status, &err);
+        return PyErr_Format(
+            PyExc_BufferError,
+            "__dlpack__: the array is on a device, and copy=False: the host cannot have it without a copy");
+    Py_BEGIN_ALLOW_THREADS status = to_host(a, d, &copied, &err);
+    Py_END_ALLOW_THREADS if (status != FAN_OK) return fan_raise(status, &err);
     PyObject *capsule = offer(copied, (fan_dl_device){FAN_DL_CPU, 0}, q->major >= 1, true);
     fan_array_drop(copied);
     return capsule;
@@ -668,7 +706,8 @@ static int shared_with_others(const fan_device *d, const char *what)
     char text[32];
     if (fan_cuda_of(d))
         return 0;
-    return fan_refuse(PyExc_BufferError, "%s: the array is on %s, which no other library knows", what, fan_device_text(d, text, sizeof text));
+    return fan_refuse(PyExc_BufferError, "%s: the array is on %s, which no other library knows", what,
+                      fan_device_text(d, text, sizeof text));
 }
 
 PyObject *fan_dlpack_device(const fan_device *d)
@@ -689,22 +728,23 @@ PyObject *fan_dlpack_export(fan_array *a, fan_device *d, PyObject *args, PyObjec
     if (q.type == FAN_DL_CPU && q.id == 0)
         return export_to_host(a, d, &q);
     if (q.type != FAN_DL_CUDA || q.id != d->index)
-        return PyErr_Format(PyExc_BufferError, "__dlpack__: the array is on CUDA device %d and is not copied to device (%ld, %ld)", d->index, q.type, q.id);
+        return PyErr_Format(PyExc_BufferError,
+                            "__dlpack__: the array is on CUDA device %d and is not copied to device (%ld, %ld)",
+                            d->index, q.type, q.id);
     if (settle_copy(a, &q) < 0)
         return NULL;
     if (consumer_stream(q.stream, d, &s) < 0)
         return NULL;
-    Py_BEGIN_ALLOW_THREADS
-    on = s ? fan_stream_hold(s) : q.copy > 0 ? fan_stream_current(d) : NULL; /* a copy is ordered behind its source at any rate */
+    Py_BEGIN_ALLOW_THREADS on = s            ? fan_stream_hold(s)
+                                : q.copy > 0 ? fan_stream_current(d)
+                                             : NULL; /* a copy is ordered behind its source at any rate */
     if (on)
         status = await_users(a, on, &err);
     if (status == FAN_OK && q.copy > 0)
         status = on ? device_copy(a, d, on, &copied, &err) : fan_fail(&err, FAN_NOMEM, "out of memory for a stream");
     fan_stream_drop(on);
     fan_stream_drop(s);
-    Py_END_ALLOW_THREADS
-    if (status != FAN_OK)
-        return fan_raise(status, &err);
+    Py_END_ALLOW_THREADS if (status != FAN_OK) return fan_raise(status, &err);
     capsule = offer(copied ? copied : a, (fan_dl_device){FAN_DL_CUDA, d->index}, q.major >= 1, copied != NULL);
     fan_array_drop(copied);
     return capsule;
@@ -726,14 +766,11 @@ PyObject *fan_interface_export(fan_array *a, fan_device *d)
     fan_status status = FAN_NOMEM;
     PyObject *shape, *strides;
     if (!fan_cuda_of(d) || !typestr(a->dtype, type, sizeof type))
-        return PyErr_Format(PyExc_AttributeError, "an array of dtype %s on %s has no __cuda_array_interface__", fan_dtype_name(a->dtype),
-                            fan_device_text(d, text, sizeof text));
+        return PyErr_Format(PyExc_AttributeError, "an array of dtype %s on %s has no __cuda_array_interface__",
+                            fan_dtype_name(a->dtype), fan_device_text(d, text, sizeof text));
     fan_stream *s = fan_stream_current(d);
-    Py_BEGIN_ALLOW_THREADS
-    if (s)
-        status = await_users(a, s, &err);
-    Py_END_ALLOW_THREADS
-    unsigned long long handle = s ? s->handle : FAN_DL_LEGACY;
+    Py_BEGIN_ALLOW_THREADS if (s) status = await_users(a, s, &err);
+    Py_END_ALLOW_THREADS unsigned long long handle = s ? s->handle : FAN_DL_LEGACY;
     fan_stream_drop(s);
     if (status != FAN_OK)
         return fan_raise(status, &err);
@@ -743,8 +780,9 @@ PyObject *fan_interface_export(fan_array *a, fan_device *d)
         Py_XDECREF(shape);
         return NULL;
     }
-    return Py_BuildValue("{s:N,s:s,s:(KO),s:N,s:i,s:K}", "shape", shape, "typestr", type, "data", (unsigned long long)(uintptr_t)(a->size ? a->data : NULL),
-                         a->writable ? Py_False : Py_True, "strides", strides, "version", 3, "stream", handle);
+    return Py_BuildValue("{s:N,s:s,s:(KO),s:N,s:i,s:K}", "shape", shape, "typestr", type, "data",
+                         (unsigned long long)(uintptr_t)(a->size ? a->data : NULL), a->writable ? Py_False : Py_True,
+                         "strides", strides, "version", 3, "stream", handle);
 }
 
 static PyObject *exporter_dlpack_device(PyObject *Py_UNUSED(o), PyObject *Py_UNUSED(none))
@@ -752,15 +790,14 @@ static PyObject *exporter_dlpack_device(PyObject *Py_UNUSED(o), PyObject *Py_UNU
     return Py_BuildValue("(ii)", FAN_DL_CPU, 0);
 }
 
-static PyObject *exporter_numpy(PyObject *o, PyObject *Py_UNUSED(none))
-{
-    return fan_export_array(((exporter *)o)->a);
-}
+static PyObject *exporter_numpy(PyObject *o, PyObject *Py_UNUSED(none)) { return fan_export_array(((exporter *)o)->a); }
 
 static PyMethodDef exporter_methods[] = {
     {"__dlpack__", (PyCFunction)(void (*)(void))exporter_dlpack, METH_VARARGS | METH_KEYWORDS,
-     "__dlpack__($self, *, stream=None, max_version=None, dl_device=None, copy=None)\n--\n\nA capsule over the array's memory."},
-    {"__dlpack_device__", exporter_dlpack_device, METH_NOARGS, "__dlpack_device__($self, /)\n--\n\n(1, 0): host memory."},
+     "__dlpack__($self, *, stream=None, max_version=None, dl_device=None, copy=None)\n--\n\nA capsule over the array's "
+     "memory."},
+    {"__dlpack_device__", exporter_dlpack_device, METH_NOARGS,
+     "__dlpack_device__($self, /)\n--\n\n(1, 0): host memory."},
     {"numpy", exporter_numpy, METH_NOARGS, "numpy($self, /)\n--\n\nAn ndarray over the same memory."},
     {NULL, NULL, 0, NULL},
 };

@@ -18,11 +18,17 @@ static fan_dtype of_number(int type_num)
         return FAN_COMPLEX64;
     case NPY_CDOUBLE:
         return FAN_COMPLEX128;
-#define INTEGER(NAME, type)                                                                                           \
-    case NPY_##NAME:                                                                                                  \
-        return sizeof(type) == 1 ? FAN_INT8 : sizeof(type) == 2 ? FAN_INT16 : sizeof(type) == 4 ? FAN_INT32 : FAN_INT64; \
-    case NPY_U##NAME:                                                                                                 \
-        return sizeof(type) == 1 ? FAN_UINT8 : sizeof(type) == 2 ? FAN_UINT16 : sizeof(type) == 4 ? FAN_UINT32 : FAN_UINT64
+#define INTEGER(NAME, type)                     \
+    case NPY_##NAME:                            \
+        return sizeof(type) == 1   ? FAN_INT8   \
+               : sizeof(type) == 2 ? FAN_INT16  \
+               : sizeof(type) == 4 ? FAN_INT32  \
+                                   : FAN_INT64; \
+    case NPY_U##NAME:                           \
+        return sizeof(type) == 1   ? FAN_UINT8  \
+               : sizeof(type) == 2 ? FAN_UINT16 \
+               : sizeof(type) == 4 ? FAN_UINT32 \
+                                   : FAN_UINT64
         INTEGER(BYTE, npy_byte);
         INTEGER(SHORT, npy_short);
         INTEGER(INT, npy_int);
@@ -45,8 +51,8 @@ static void find_low(fan_state *st)
     if (!m)
         return;
     Py_INCREF(m);
-#define X(field)                                                                                                      \
-    if (!st->field && !(st->field = PyObject_GetAttrString(m, #field)))                                               \
+#define X(field)                                                        \
+    if (!st->field && !(st->field = PyObject_GetAttrString(m, #field))) \
         PyErr_Clear();
     X(bfloat16)
     X(float8_e4m3fn)
@@ -60,7 +66,7 @@ static fan_dtype of_type(PyTypeObject *t)
     fan_state *st = fan_state_get();
     PyObject *o = (PyObject *)t;
     find_low(st);
-    return !t                      ? FAN_NO_DTYPE
+    return !t                       ? FAN_NO_DTYPE
            : o == st->bfloat16      ? FAN_BFLOAT16
            : o == st->float8_e4m3fn ? FAN_FLOAT8_E4M3FN
            : o == st->float8_e5m2   ? FAN_FLOAT8_E5M2
@@ -83,23 +89,19 @@ static PyObject *low_type(fan_dtype d)
     return d == FAN_BFLOAT16 ? st->bfloat16 : d == FAN_FLOAT8_E4M3FN ? st->float8_e4m3fn : st->float8_e5m2;
 }
 
-static bool is_low(fan_dtype d)
-{
-    return d == FAN_BFLOAT16 || d == FAN_FLOAT8_E4M3FN || d == FAN_FLOAT8_E5M2;
-}
+static bool is_low(fan_dtype d) { return d == FAN_BFLOAT16 || d == FAN_FLOAT8_E4M3FN || d == FAN_FLOAT8_E5M2; }
 
-bool fan_dtype_needs_ml_dtypes(fan_dtype d)
-{
-    return is_low(d) && !low_type(d);
-}
+bool fan_dtype_needs_ml_dtypes(fan_dtype d) { return is_low(d) && !low_type(d); }
 
 PyArray_Descr *fan_descr_of_dtype(fan_dtype d)
 {
     static const int numbers[FAN_DTYPE_COUNT] = {
-        [FAN_BOOL] = NPY_BOOL,       [FAN_INT8] = NPY_INT8,       [FAN_INT16] = NPY_INT16,
-        [FAN_INT32] = NPY_INT32,     [FAN_INT64] = NPY_INT64,     [FAN_UINT8] = NPY_UINT8,
-        [FAN_UINT16] = NPY_UINT16,   [FAN_UINT32] = NPY_UINT32,   [FAN_UINT64] = NPY_UINT64,
-        [FAN_FLOAT16] = NPY_FLOAT16, [FAN_FLOAT32] = NPY_FLOAT32, [FAN_FLOAT64] = NPY_FLOAT64,
+        [FAN_BOOL] = NPY_BOOL,           [FAN_INT8] = NPY_INT8,
+        [FAN_INT16] = NPY_INT16,         [FAN_INT32] = NPY_INT32,
+        [FAN_INT64] = NPY_INT64,         [FAN_UINT8] = NPY_UINT8,
+        [FAN_UINT16] = NPY_UINT16,       [FAN_UINT32] = NPY_UINT32,
+        [FAN_UINT64] = NPY_UINT64,       [FAN_FLOAT16] = NPY_FLOAT16,
+        [FAN_FLOAT32] = NPY_FLOAT32,     [FAN_FLOAT64] = NPY_FLOAT64,
         [FAN_COMPLEX64] = NPY_COMPLEX64, [FAN_COMPLEX128] = NPY_COMPLEX128,
     };
     PyArray_Descr *descr = NULL;
@@ -119,20 +121,25 @@ int fan_dtype_refuse(PyArray_Descr *d, const char *what)
 {
     if (!PyDataType_ISNOTSWAPPED(d) && PyTypeNum_ISNUMBER(d->type_num))
         return fan_refuse(PyExc_BufferError,
-                          "%s has dtype %S of foreign byte order; expected native: x.astype(x.dtype.newbyteorder('=')), or Slot(combine=f)", what,
-                          (PyObject *)d);
+                          "%s has dtype %S of foreign byte order; expected native: "
+                          "x.astype(x.dtype.newbyteorder('=')), or Slot(combine=f)",
+                          what, (PyObject *)d);
     if (d->type_num == NPY_LONGDOUBLE || d->type_num == NPY_CLONGDOUBLE)
-        return fan_refuse(PyExc_BufferError, "%s has dtype %S, which is not summed; expected %s: x.astype(%s)", what, (PyObject *)d,
-                          d->type_num == NPY_LONGDOUBLE ? "float64" : "complex128",
+        return fan_refuse(PyExc_BufferError, "%s has dtype %S, which is not summed; expected %s: x.astype(%s)", what,
+                          (PyObject *)d, d->type_num == NPY_LONGDOUBLE ? "float64" : "complex128",
                           d->type_num == NPY_LONGDOUBLE ? "'float64'" : "'complex128'");
     if (d->type_num >= NPY_USERDEF)
-        return fan_refuse(PyExc_BufferError, "%s has dtype %S, which is not summed; of ml_dtypes, bfloat16, float8_e4m3fn and float8_e5m2 are",
-                          what, (PyObject *)d);
-    return fan_refuse(PyExc_TypeError, "%s has dtype %S, which has no sum; expected bool, int8..64, uint8..64, float or complex", what,
+        return fan_refuse(
+            PyExc_BufferError,
+            "%s has dtype %S, which is not summed; of ml_dtypes, bfloat16, float8_e4m3fn and float8_e5m2 are", what,
+            (PyObject *)d);
+    return fan_refuse(PyExc_TypeError,
+                      "%s has dtype %S, which has no sum; expected bool, int8..64, uint8..64, float or complex", what,
                       (PyObject *)d);
 }
 
-/* name_of: the name by which `o` calls a dtype: "bfloat16" of a str or of torch.bfloat16; NULL, without exception, where it is neither. */
+/* name_of: the name by which `o` calls a dtype: "bfloat16" of a str or of torch.bfloat16; NULL, without exception,
+ * where it is neither. */
 static PyObject *name_of(PyObject *o)
 {
     PyObject *text, *after;
@@ -178,7 +185,8 @@ int fan_dtype_parse(PyObject *o, fan_dtype *out)
     }
     *out = fan_dtype_of_descr(descr);
     if (*out == FAN_NO_DTYPE)
-        fan_refuse(PyExc_ValueError, "dtype %S is not summed; expected bool, int8..64, uint8..64, float or complex in native byte order",
+        fan_refuse(PyExc_ValueError,
+                   "dtype %S is not summed; expected bool, int8..64, uint8..64, float or complex in native byte order",
                    (PyObject *)descr);
     Py_DECREF(descr);
     return *out == FAN_NO_DTYPE ? -1 : 0;

@@ -131,15 +131,9 @@ void fan_where_push(fan_where *w)
     where = w;
 }
 
-void fan_where_pop(fan_where *w)
-{
-    where = w->outer;
-}
+void fan_where_pop(fan_where *w) { where = w->outer; }
 
-fan_stream *fan_where_stream(void)
-{
-    return where ? where->stream : NULL;
-}
+fan_stream *fan_where_stream(void) { return where ? where->stream : NULL; }
 
 /* prefix: "grads: slot 2 (w1), key 3: "; new reference. */
 static PyObject *prefix(void)

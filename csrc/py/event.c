@@ -3,8 +3,7 @@
 #include "py/turn.h"
 
 typedef struct event_object {
-    PyObject_HEAD
-    fan_event *e; /* held; never NULL after new */
+    PyObject_HEAD fan_event *e; /* held; never NULL after new */
 } event_object;
 
 static PyObject *event_make(PyTypeObject *type, fan_event *e)
@@ -15,10 +14,7 @@ static PyObject *event_make(PyTypeObject *type, fan_event *e)
     return (PyObject *)self;
 }
 
-PyObject *fan_event_wrap(fan_event *e)
-{
-    return event_make(fan_state_get()->event_type, e);
-}
+PyObject *fan_event_wrap(fan_event *e) { return event_make(fan_state_get()->event_type, e); }
 
 fan_event *fan_event_arg(PyObject *o)
 {
@@ -70,17 +66,15 @@ static PyObject *event_record(PyObject *o, PyObject *arg)
     if (s->device != e->device) {
         char mine[32], theirs[32];
         PyErr_Format(PyExc_ValueError,
-                     "Event.record: the event is of %s, the stream of %s; an event is recorded on its own device: use stream.record()",
+                     "Event.record: the event is of %s, the stream of %s; an event is recorded on its own device: use "
+                     "stream.record()",
                      fan_device_text(e->device, mine, sizeof mine), fan_device_text(s->device, theirs, sizeof theirs));
         fan_stream_drop(s);
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS
-    status = fan_event_rerecord(e, s, &err);
+    Py_BEGIN_ALLOW_THREADS status = fan_event_rerecord(e, s, &err);
     fan_stream_drop(s);
-    Py_END_ALLOW_THREADS
-    if (status != FAN_OK)
-        return fan_raise(status, &err);
+    Py_END_ALLOW_THREADS if (status != FAN_OK) return fan_raise(status, &err);
     Py_RETURN_NONE;
 }
 
@@ -90,12 +84,10 @@ static PyObject *event_query(PyObject *o, PyObject *Py_UNUSED(none))
     fan_error err = {0};
     fan_status status;
     bool done = true;
-    Py_BEGIN_ALLOW_THREADS
-    status = fan_event_query(e, &done, &err);
+    Py_BEGIN_ALLOW_THREADS status = fan_event_query(e, &done, &err);
     if (status == FAN_OK && !done && fan_sim_of(e->device))
         status = fan_sim_nudge(fan_sim_of(e->device), &err);
-    Py_END_ALLOW_THREADS
-    return status == FAN_OK ? PyBool_FromLong(done) : fan_raise_sim(status, &err);
+    Py_END_ALLOW_THREADS return status == FAN_OK ? PyBool_FromLong(done) : fan_raise_sim(status, &err);
 }
 
 static PyObject *event_synchronize(PyObject *o, PyObject *Py_UNUSED(none))
@@ -103,11 +95,8 @@ static PyObject *event_synchronize(PyObject *o, PyObject *Py_UNUSED(none))
     fan_event *e = ((event_object *)o)->e;
     fan_error err = {0};
     fan_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = fan_event_sync(e, &err);
-    Py_END_ALLOW_THREADS
-    if (status != FAN_OK)
-        return fan_raise_sim(status, &err);
+    Py_BEGIN_ALLOW_THREADS status = fan_event_sync(e, &err);
+    Py_END_ALLOW_THREADS if (status != FAN_OK) return fan_raise_sim(status, &err);
     Py_RETURN_NONE;
 }
 
@@ -143,7 +132,8 @@ static PyObject *event_stream(PyObject *o, void *Py_UNUSED(closure))
     return made;
 }
 
-static void seen_event(PyObject *o, PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(nargs), PyObject *Py_UNUSED(kwnames))
+static void seen_event(PyObject *o, PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(nargs),
+                       PyObject *Py_UNUSED(kwnames))
 {
     fan_sim_saw_event(((event_object *)o)->e);
 }
@@ -160,7 +150,8 @@ static PyMethodDef methods[] = {
      "Later waits see the new point; waits that are queued keep the old one. None is the device's current stream."},
     {"query", event_query_turn, METH_NOARGS,
      "query($self, /)\n--\n\nTrue when all work before the point has run, and for an event that was never recorded.\n\n"
-     "On a simulated device one piece of work runs after each answer of False; under `fanin.sim.explore` both answers are tried."},
+     "On a simulated device one piece of work runs after each answer of False; under `fanin.sim.explore` both answers "
+     "are tried."},
     {"synchronize", event_synchronize_turn, METH_NOARGS,
      "synchronize($self, /)\n--\n\nBlock until all work before the point has run."},
     {"__reduce__", event_reduce, METH_NOARGS, NULL},

@@ -1,10 +1,11 @@
-/* exchange: the one way in and out. Whatever a caller adds becomes a fan_value here, and every sum becomes a Python object again.
+/* exchange: the one way in and out. Whatever a caller adds becomes a fan_value here, and every sum becomes a Python
+ * object again.
  *
- *   in    None | ndarray | Python scalar | fanin's device array | NumPy scalar | Zero | anything else, as fanin.arrays.describe says
- *   out   the value's own object, or a new one of its origin's kind (D15)
+ *   in    None | ndarray | Python scalar | fanin's device array | NumPy scalar | Zero | anything else, as
+ * fanin.arrays.describe says out   the value's own object, or a new one of its origin's kind (D15)
  *
- * An array's storage holds the object whose memory it is, and the value holds it as well: so a view outlives the value, and an
- * ndarray that nobody else has counts two references (see unshared in frontend.c).
+ * An array's storage holds the object whose memory it is, and the value holds it as well: so a view outlives the value,
+ * and an ndarray that nobody else has counts two references (see unshared in frontend.c).
  */
 #include "py/dlpack.h"
 #include "py/machine.h"
@@ -51,7 +52,8 @@ static int view_ndarray(PyArrayObject *a, fan_dtype dtype, bool writable, fan_ar
         return -1;
     }
     Py_INCREF(a);
-    status = fan_array_view(st, PyArray_BYTES(a), dtype, ndim, shape, strides, writable && PyArray_ISWRITEABLE(a), out, &err);
+    status = fan_array_view(st, PyArray_BYTES(a), dtype, ndim, shape, strides, writable && PyArray_ISWRITEABLE(a), out,
+                            &err);
     fan_storage_drop(st);
     return status == FAN_OK ? 0 : fan_refuse_error(status, &err);
 }
@@ -80,7 +82,8 @@ static bool plain_tensor(const fan_state *st, PyObject *o, fan_plain_kind *kind,
         PyErr_Clear();
         return false;
     }
-    if (t.device.type != FAN_DL_CPU || t.dtype.lanes != 1 || t.dtype.code == FAN_DL_COMPLEX || t.ndim < 0 || t.ndim > FAN_PLAIN_NDIM || !t.data)
+    if (t.device.type != FAN_DL_CPU || t.dtype.lanes != 1 || t.dtype.code == FAN_DL_COMPLEX || t.ndim < 0 ||
+        t.ndim > FAN_PLAIN_NDIM || !t.data)
         return false;
     kind->dtype = fan_dl_dtype_of(t.dtype);
     if (kind->dtype == FAN_NO_DTYPE)
@@ -141,14 +144,18 @@ static bool plain_number(PyObject *o, fan_plain_kind *kind, char **data)
 static bool plain_scalar(PyObject *o, fan_plain_kind *kind, char **data)
 {
     const PyTypeObject *t = Py_TYPE(o);
-#define NUMBER(Name, DTYPE)                                                                                           \
-    if (t == &Py##Name##ArrType_Type) {                                                                               \
-        *data = (char *)&PyArrayScalar_VAL(o, Name);                                                                  \
-        return number_of(kind, DTYPE, FAN_FROM_NUMPY_SCALAR, false);                                                  \
+#define NUMBER(Name, DTYPE)                                          \
+    if (t == &Py##Name##ArrType_Type) {                              \
+        *data = (char *)&PyArrayScalar_VAL(o, Name);                 \
+        return number_of(kind, DTYPE, FAN_FROM_NUMPY_SCALAR, false); \
     }
-#define BY_SIZE(type, SIGN) (sizeof(type) == 1 ? FAN_##SIGN##8 : sizeof(type) == 2 ? FAN_##SIGN##16 : sizeof(type) == 4 ? FAN_##SIGN##32 : FAN_##SIGN##64)
-#define INTEGER(Name, type)                                                                                           \
-    NUMBER(Name, BY_SIZE(type, INT))                                                                                  \
+#define BY_SIZE(type, SIGN)               \
+    (sizeof(type) == 1   ? FAN_##SIGN##8  \
+     : sizeof(type) == 2 ? FAN_##SIGN##16 \
+     : sizeof(type) == 4 ? FAN_##SIGN##32 \
+                         : FAN_##SIGN##64)
+#define INTEGER(Name, type)          \
+    NUMBER(Name, BY_SIZE(type, INT)) \
     NUMBER(U##Name, BY_SIZE(type, UINT))
     NUMBER(Double, FAN_FLOAT64)
     NUMBER(Float, FAN_FLOAT32)
@@ -236,12 +243,14 @@ bool fan_plain_sound(PyObject *o)
     return sound;
 }
 
-/* in_owner: whether the bytes [lo, hi) lie in the memory that the owner of a view has now: `ndarray.resize(refcheck=False)` may have moved or cut it. True where the owner
- * is none that can be asked. */
+/* in_owner: whether the bytes [lo, hi) lie in the memory that the owner of a view has now:
+ * `ndarray.resize(refcheck=False)` may have moved or cut it. True where the owner is none that can be asked. */
 static bool in_owner(PyObject *view, const char *lo, const char *hi)
 {
     PyObject *owner = view;
-    for (PyObject *next = owner; next; next = PyArray_Check(owner) ? PyArray_BASE((PyArrayObject *)owner) : PyMemoryView_Check(owner) ? PyMemoryView_GET_BASE(owner) : NULL)
+    for (PyObject *next = owner; next; next = PyArray_Check(owner)        ? PyArray_BASE((PyArrayObject *)owner)
+                                              : PyMemoryView_Check(owner) ? PyMemoryView_GET_BASE(owner)
+                                                                          : NULL)
         owner = next;
     if (!PyArray_Check(owner) || !PyArray_CHKFLAGS((PyArrayObject *)owner, NPY_ARRAY_OWNDATA) || lo == hi)
         return true;
@@ -257,7 +266,8 @@ bool fan_plain_still(PyObject *o, const fan_plain_kind *kind, const char *data)
         return true; /* what cannot be changed */
     if (!fan_import_plain(o, &now, &at) || at != data || !fan_plain_same(&now, kind))
         return false;
-    return kind->late || !PyArray_BASE((PyArrayObject *)o) || in_owner(o, data, data + PyArray_NBYTES((PyArrayObject *)o));
+    return kind->late || !PyArray_BASE((PyArrayObject *)o) ||
+           in_owner(o, data, data + PyArray_NBYTES((PyArrayObject *)o));
 }
 
 /* ndarray_still: of an array that is a view of an ndarray; others cannot be asked. */
@@ -270,7 +280,8 @@ static bool ndarray_still(const fan_array *a)
     int64_t lo, hi;
     if (a->size == 0) /* nothing is read */
         return true;
-    if (PyArray_BYTES(nd) != a->data || PyArray_NDIM(nd) != a->ndim || fan_dtype_of_descr(PyArray_DESCR(nd)) != a->dtype)
+    if (PyArray_BYTES(nd) != a->data || PyArray_NDIM(nd) != a->ndim ||
+        fan_dtype_of_descr(PyArray_DESCR(nd)) != a->dtype)
         return false;
     for (int i = 0; i < a->ndim; i++)
         if (PyArray_DIM(nd, i) != a->shape[i] || (a->shape[i] > 1 && PyArray_STRIDE(nd, i) != a->strides[i]))
@@ -324,7 +335,8 @@ static PyObject *fresh_tensor(PyObject *first, const fan_plain_kind *kind)
     fan_dl_versioned *tensor = NULL;
     void *object = NULL;
     char *data;
-    if (api->look(first, &like) == 0 && api->allocate(&like, &tensor, NULL, tensor_failed) == 0 && tensor && api->give(tensor, &object) != 0)
+    if (api->look(first, &like) == 0 && api->allocate(&like, &tensor, NULL, tensor_failed) == 0 && tensor &&
+        api->give(tensor, &object) != 0)
         object = NULL;
     PyErr_Clear();
     if (object && fan_import_plain(object, &is, &data) && fan_plain_same(&is, kind))
@@ -371,13 +383,15 @@ PyObject *fan_plain_copy(PyObject *o, const fan_plain_kind *kind, char **data)
     return copy;
 }
 
-/* quick_tensors: how exact torch tensors are read by the fast path, told by fanin.arrays when it meets the first one. */
+/* quick_tensors: how exact torch tensors are read by the fast path, told by fanin.arrays when it meets the first one.
+ */
 static PyObject *quick_tensors(PyObject *Py_UNUSED(module), PyObject *args)
 {
     fan_state *st = fan_state_get();
     PyObject *type, *capsule, *is_neg, *requires_grad;
     int origin;
-    if (!PyArg_ParseTuple(args, "O!OOOi:quick_tensors", &PyType_Type, &type, &capsule, &is_neg, &requires_grad, &origin))
+    if (!PyArg_ParseTuple(args, "O!OOOi:quick_tensors", &PyType_Type, &type, &capsule, &is_neg, &requires_grad,
+                          &origin))
         return NULL;
     const fan_dl_api *api = fan_dl_api_of(capsule);
     if (!api || st->torch_api || !Py_TYPE(requires_grad)->tp_descr_get)
@@ -402,8 +416,10 @@ fan_status fan_plain_value(void *object, char *data, const fan_plain_kind *kind,
         return fan_fail(err, FAN_NOMEM, "out of memory");
     Py_INCREF((PyObject *)object);
     fan_dense_strides(kind->ndim, kind->shape, fan_dtype_size(kind->dtype), NULL, strides);
-    *out = (fan_value){.form = FAN_DENSE, .dtype = kind->dtype, .origin = kind->origin, .rank = RANK_ARRAY, .device = fan_cpu()};
-    fan_status status = fan_array_view(st, data, kind->dtype, kind->ndim, kind->shape, strides, PyArray_ISWRITEABLE((PyArrayObject *)object), &out->array, err);
+    *out = (fan_value){
+        .form = FAN_DENSE, .dtype = kind->dtype, .origin = kind->origin, .rank = RANK_ARRAY, .device = fan_cpu()};
+    fan_status status = fan_array_view(st, data, kind->dtype, kind->ndim, kind->shape, strides,
+                                       PyArray_ISWRITEABLE((PyArrayObject *)object), &out->array, err);
     fan_storage_drop(st);
     if (status == FAN_OK)
         out->object = Py_NewRef((PyObject *)object);
@@ -421,9 +437,10 @@ static bool not_summed(PyObject *o)
 static int import_numpy_scalar(PyObject *o, bool has_combine, fan_value *out)
 {
     PyObject *a = PyArray_FromScalar(o, NULL);
-    int result = !a                            ? -1
-                 : has_combine && not_summed(a) ? import_object(o, NULL, out)
-                                                : import_ndarray((PyArrayObject *)a, o, FAN_FROM_NUMPY_SCALAR, false, out);
+    int result = !a ? -1
+                 : has_combine && not_summed(a)
+                     ? import_object(o, NULL, out)
+                     : import_ndarray((PyArrayObject *)a, o, FAN_FROM_NUMPY_SCALAR, false, out);
     Py_XDECREF(a);
     return result;
 }
@@ -431,7 +448,10 @@ static int import_numpy_scalar(PyObject *o, bool has_combine, fan_value *out)
 static int too_long(PyObject *o)
 {
     PyObject *bits = PyObject_CallMethod(o, "bit_length", NULL);
-    int result = bits ? fan_refuse(PyExc_OverflowError, "an integer of %S bits does not fit int64; expected -2**63 .. 2**63 - 1, or a float", bits) : -1;
+    int result =
+        bits ? fan_refuse(PyExc_OverflowError,
+                          "an integer of %S bits does not fit int64; expected -2**63 .. 2**63 - 1, or a float", bits)
+             : -1;
     Py_XDECREF(bits);
     return result;
 }
@@ -482,12 +502,14 @@ static int import_python_scalar(PyObject *o, fan_value *out)
     return 1;
 }
 
-/* ints_of: a tuple of ints that fanin itself made or checked, a shape or strides. Returns the rank, -1 with an exception. */
+/* ints_of: a tuple of ints that fanin itself made or checked, a shape or strides. Returns the rank, -1 with an
+ * exception. */
 static int ints_of(const char *what, PyObject *o, int64_t *shape)
 {
     Py_ssize_t n = PyTuple_Check(o) ? PyTuple_GET_SIZE(o) : -1;
     if (n < 0 || n > FAN_MAX_NDIM)
-        return fan_refuse(n < 0 ? PyExc_TypeError : PyExc_ValueError, "expected %s, a tuple of at most %d ints, got %R", what, FAN_MAX_NDIM, o);
+        return fan_refuse(n < 0 ? PyExc_TypeError : PyExc_ValueError, "expected %s, a tuple of at most %d ints, got %R",
+                          what, FAN_MAX_NDIM, o);
     for (Py_ssize_t i = 0; i < n; i++) {
         shape[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(o, i));
         if (shape[i] == -1 && PyErr_Occurred()) {
@@ -500,10 +522,7 @@ static int ints_of(const char *what, PyObject *o, int64_t *shape)
     return (int)n;
 }
 
-static int shape_of(PyObject *o, int64_t *shape)
-{
-    return ints_of("a shape", o, shape);
-}
+static int shape_of(PyObject *o, int64_t *shape) { return ints_of("a shape", o, shape); }
 
 /* import_zero: a zero's array is one element, seen with the zero's shape. */
 static int import_zero(PyObject *o, fan_value *out)
@@ -542,7 +561,8 @@ done:
 
 /* ---- what fanin.arrays describes ---- */
 
-/* device_named: the device of DLPack's numbers; its memory holds it from then on, so no hold is kept here. BufferError where there is none. */
+/* device_named: the device of DLPack's numbers; its memory holds it from then on, so no hold is kept here. BufferError
+ * where there is none. */
 static int device_named(long type, long index, PyObject *producer, fan_device **out)
 {
     char name[32];
@@ -553,7 +573,8 @@ static int device_named(long type, long index, PyObject *producer, fan_device **
     if (fan_cuda_device_arg(name, out) == 0)
         return 0;
     PyObject *why = fan_exception_take();
-    fan_refuse(PyExc_BufferError, "the %.200s is on CUDA device %ld, which cannot be used: %S", Py_TYPE(producer)->tp_name, index, why);
+    fan_refuse(PyExc_BufferError, "the %.200s is on CUDA device %ld, which cannot be used: %S",
+               Py_TYPE(producer)->tp_name, index, why);
     Py_XDECREF(why);
     return -1;
 }
@@ -563,7 +584,8 @@ static int import_capsule(PyObject *source, PyObject *producer, fan_array **out,
     PyObject *capsule;
     long type, index;
     int writes;
-    if (!PyArg_ParseTuple(source, "Olli:source", &capsule, &type, &index, &writes) || device_named(type, index, producer, device) < 0)
+    if (!PyArg_ParseTuple(source, "Olli:source", &capsule, &type, &index, &writes) ||
+        device_named(type, index, producer, device) < 0)
         return -1;
     fan_dl_device said = {(int32_t)type, (int32_t)index};
     int result = fan_dlpack_take(capsule, producer, &said, (fan_dl_writes)writes, *device, out);
@@ -580,20 +602,24 @@ static int import_address(PyObject *source, PyObject *producer, fan_array **out,
     fan_dtype d;
     long index;
     int writable, ndim;
-    if (!PyArg_ParseTuple(source, "KOOOpl:source", &address, &dtype, &shape, &strides, &writable, &index) || fan_dtype_parse(dtype, &d) < 0)
+    if (!PyArg_ParseTuple(source, "KOOOpl:source", &address, &dtype, &shape, &strides, &writable, &index) ||
+        fan_dtype_parse(dtype, &d) < 0)
         return -1;
     ndim = shape_of(shape, dims);
     if (ndim < 0 || (strides != Py_None && ints_of("strides", strides, steps) != ndim))
-        return PyErr_Occurred() ? -1 : fan_refuse(PyExc_ValueError, "the array has %d axes and the strides %R", ndim, strides);
+        return PyErr_Occurred()
+                   ? -1
+                   : fan_refuse(PyExc_ValueError, "the array has %d axes and the strides %R", ndim, strides);
     if (device_named(FAN_DL_CUDA, index, producer, device) < 0)
         return -1;
-    int result = fan_address_take(address, d, ndim, dims, strides == Py_None ? NULL : steps, writable, producer, *device, out);
+    int result =
+        fan_address_take(address, d, ndim, dims, strides == Py_None ? NULL : steps, writable, producer, *device, out);
     fan_device_drop(*device);
     return result;
 }
 
-/* import_source: memory as fanin.arrays names it: an ndarray, fanin's device array, (capsule, device type, device index, fan_dl_writes), or what an
- * address is (import_address). */
+/* import_source: memory as fanin.arrays names it: an ndarray, fanin's device array, (capsule, device type, device
+ * index, fan_dl_writes), or what an address is (import_address). */
 static int import_source(PyObject *source, PyObject *producer, fan_array **out, fan_device **device)
 {
     fan_array *a;
@@ -609,7 +635,9 @@ static int import_source(PyObject *source, PyObject *producer, fan_array **out, 
         return (PyTuple_GET_SIZE(source) == 4 ? import_capsule : import_address)(source, producer, out, device);
     a = fan_array_arg(source, device);
     if (!a)
-        return PyErr_Occurred() ? -1 : fan_refuse(PyExc_TypeError, "expected an array, got a %.200s", Py_TYPE(source)->tp_name);
+        return PyErr_Occurred()
+                   ? -1
+                   : fan_refuse(PyExc_TypeError, "expected an array, got a %.200s", Py_TYPE(source)->tp_name);
     *out = fan_array_hold(a);
     return 0;
 }
@@ -618,7 +646,8 @@ static int import_dense(PyObject *d, fan_value *out)
 {
     PyObject *object, *source;
     int origin;
-    if (!PyArg_ParseTuple(d, "OiOO:dense", &source, &origin, &object, &source) || import_source(source, object, &out->array, &out->device) < 0)
+    if (!PyArg_ParseTuple(d, "OiOO:dense", &source, &origin, &object, &source) ||
+        import_source(source, object, &out->array, &out->device) < 0)
         return -1;
     out->form = FAN_DENSE;
     out->dtype = out->array->dtype;
@@ -641,10 +670,12 @@ static int import_sparse(PyObject *d, fan_value *out)
     int origin, coalesced, ndim, result = -1;
     err.text[0] = '\0';
     /* ("sparse", origin, object, format, shape, indices, pointers or None, values, coalesced) */
-    if (!PyArg_ParseTuple(d, "siOsOOOOp:sparse", &word, &origin, &object, &name, &shape, &source[0], &source[1], &source[2], &coalesced))
+    if (!PyArg_ParseTuple(d, "siOsOOOOp:sparse", &word, &origin, &object, &name, &shape, &source[0], &source[1],
+                          &source[2], &coalesced))
         return -1;
     if (!fan_format_from_name(name, &format))
-        return fan_refuse(PyExc_ValueError, "expected a sparse format 'coo', 'csr', 'csc', 'bsr' or 'bsc', got '%s'", name);
+        return fan_refuse(PyExc_ValueError, "expected a sparse format 'coo', 'csr', 'csc', 'bsr' or 'bsc', got '%s'",
+                          name);
     ndim = shape_of(shape, dims);
     if (ndim < 0)
         return -1;
@@ -686,8 +717,11 @@ static int collect_parts(PyObject *parts, fan_value *out)
     Py_ssize_t n = fast ? PyTuple_GET_SIZE(fast) : 0;
     int result = -1;
     if (!fast)
-        return PyErr_Occurred() ? -1 : fan_refuse(PyExc_TypeError, "__fanin_parts__() gave a %.200s; expected the arrays that the object holds",
-                                                  Py_TYPE(parts)->tp_name);
+        return PyErr_Occurred()
+                   ? -1
+                   : fan_refuse(PyExc_TypeError,
+                                "__fanin_parts__() gave a %.200s; expected the arrays that the object holds",
+                                Py_TYPE(parts)->tp_name);
     if (n > 0) {
         out->parts = fan_alloc((size_t)n * 3 * sizeof(fan_array *));
         if (!out->parts) {
@@ -701,7 +735,9 @@ static int collect_parts(PyObject *parts, fan_value *out)
         int bad = fan_import(item, false, false, &v);
         size_t k = 0;
         if (!bad && v.form != FAN_DENSE && v.form != FAN_SPARSE)
-            bad = fan_refuse(PyExc_TypeError, "__fanin_parts__() gave a %.200s; expected the arrays that the object holds", Py_TYPE(item)->tp_name);
+            bad = fan_refuse(PyExc_TypeError,
+                             "__fanin_parts__() gave a %.200s; expected the arrays that the object holds",
+                             Py_TYPE(item)->tp_name);
         if (!bad) {
             k = fan_value_arrays(&v, out->parts + out->nparts, 3);
             for (size_t j = 0; j < k; j++)
@@ -729,7 +765,8 @@ static int import_object(PyObject *o, PyObject *parts, fan_value *out)
     return parts && parts != Py_None ? collect_parts(parts, out) : 0;
 }
 
-/* import_described: what fanin.arrays.describe makes of it: ("dense", ..), ("sparse", ..), ("object", parts), ("refuse", class, text). */
+/* import_described: what fanin.arrays.describe makes of it: ("dense", ..), ("sparse", ..), ("object", parts),
+ * ("refuse", class, text). */
 static int import_described(PyObject *o, bool recording, bool has_combine, fan_value *out)
 {
     PyObject *arrays = fan_arrays(), *d = NULL, *word;
@@ -738,7 +775,8 @@ static int import_described(PyObject *o, bool recording, bool has_combine, fan_v
     fan_stream *ready = fan_where_stream();
     PyObject *on = ready ? fan_stream_wrap(ready) : Py_NewRef(Py_None);
     if (arrays && on)
-        d = PyObject_CallMethod(arrays, "describe", "OOOO", o, recording ? Py_True : Py_False, has_combine ? Py_True : Py_False, on);
+        d = PyObject_CallMethod(arrays, "describe", "OOOO", o, recording ? Py_True : Py_False,
+                                has_combine ? Py_True : Py_False, on);
     Py_XDECREF(on);
     if (!d)
         return -1;
@@ -774,7 +812,8 @@ int fan_library_stream(const fan_value *v, fan_stream **out)
     if (pushed)
         return 0;
     arrays = fan_arrays();
-    handle = arrays ? PyObject_CallMethod(arrays, "library_stream", "Oi", (PyObject *)v->object, v->device->index) : NULL;
+    handle =
+        arrays ? PyObject_CallMethod(arrays, "library_stream", "Oi", (PyObject *)v->object, v->device->index) : NULL;
     if (!handle || handle == Py_None) {
         Py_XDECREF(handle);
         return handle ? 0 : -1;
@@ -800,9 +839,11 @@ static void release_loan(void *ctx)
 }
 
 /* is_what: whether a library's tensor is a gap-free one as it was asked for. */
-static bool is_what(const fan_dl_tensor *t, const fan_device *d, fan_dtype dtype, int ndim, const int64_t *shape, const int64_t *strides)
+static bool is_what(const fan_dl_tensor *t, const fan_device *d, fan_dtype dtype, int ndim, const int64_t *shape,
+                    const int64_t *strides)
 {
-    if (t->device.type != FAN_DL_CUDA || t->device.id != d->index || t->ndim != ndim || t->dtype.lanes != 1 || fan_dl_dtype_of(t->dtype) != dtype)
+    if (t->device.type != FAN_DL_CUDA || t->device.id != d->index || t->ndim != ndim || t->dtype.lanes != 1 ||
+        fan_dl_dtype_of(t->dtype) != dtype)
         return false;
     if (!t->data) /* sums without elements are not asked for */
         return false;
@@ -813,9 +854,14 @@ static bool is_what(const fan_dl_tensor *t, const fan_device *d, fan_dtype dtype
 }
 
 /* allocated: a library's new array; NULL, without an exception, where it gives none. */
-static PyObject *allocated(const fan_dl_api *api, const fan_device *d, fan_dtype dtype, int ndim, int64_t *shape, int64_t *strides, fan_dl_tensor *is)
+static PyObject *allocated(const fan_dl_api *api, const fan_device *d, fan_dtype dtype, int ndim, int64_t *shape,
+                           int64_t *strides, fan_dl_tensor *is)
 {
-    fan_dl_tensor like = {.device = {FAN_DL_CUDA, d->index}, .ndim = ndim, .dtype = fan_dl_dtype_for(dtype), .shape = shape, .strides = strides};
+    fan_dl_tensor like = {.device = {FAN_DL_CUDA, d->index},
+                          .ndim = ndim,
+                          .dtype = fan_dl_dtype_for(dtype),
+                          .shape = shape,
+                          .strides = strides};
     fan_dl_versioned *managed = NULL;
     void *object = NULL;
     if (api->allocate(&like, &managed, NULL, tensor_failed) == 0 && managed && api->give(managed, &object) != 0)
@@ -826,7 +872,8 @@ static PyObject *allocated(const fan_dl_api *api, const fan_device *d, fan_dtype
     return object;
 }
 
-/* order_behind: `on` may write what was allocated on the library's current stream `from`: what ran there before on the same memory comes first. */
+/* order_behind: `on` may write what was allocated on the library's current stream `from`: what ran there before on the
+ * same memory comes first. */
 static fan_status order_behind(fan_stream *on, fan_stream *from, fan_error *err)
 {
     fan_event *e = NULL;
@@ -838,15 +885,17 @@ static fan_status order_behind(fan_stream *on, fan_stream *from, fan_error *err)
     return status;
 }
 
-static fan_status fresh_from(const fan_dl_api *api, fan_device *d, fan_stream *on, fan_dtype dtype, int ndim, int64_t *shape, int64_t *strides, const int64_t *steps,
-                             fan_array **out, fan_error *err)
+static fan_status fresh_from(const fan_dl_api *api, fan_device *d, fan_stream *on, fan_dtype dtype, int ndim,
+                             int64_t *shape, int64_t *strides, const int64_t *steps, fan_array **out, fan_error *err)
 {
     fan_dl_tensor is;
     fan_storage *st = NULL;
     fan_stream *from = NULL;
     fan_status status = FAN_OK;
     void *current = NULL;
-    PyObject *object = api->current_stream(FAN_DL_CUDA, d->index, &current) == 0 ? allocated(api, d, dtype, ndim, shape, strides, &is) : NULL;
+    PyObject *object = api->current_stream(FAN_DL_CUDA, d->index, &current) == 0
+                           ? allocated(api, d, dtype, ndim, shape, strides, &is)
+                           : NULL;
     PyErr_Clear();
     if (!object)
         return FAN_OK;
@@ -866,7 +915,8 @@ done:
     return status;
 }
 
-fan_status fan_fresh(uint8_t origin, fan_device *d, fan_stream *on, fan_dtype dtype, int ndim, const int64_t *shape, const fan_array *like, fan_array **out, fan_error *err)
+fan_status fan_fresh(uint8_t origin, fan_device *d, fan_stream *on, fan_dtype dtype, int ndim, const int64_t *shape,
+                     const fan_array *like, fan_array **out, fan_error *err)
 {
     const fan_state *state = fan_state_get();
     const fan_dl_api *api = state && origin >= FAN_FROM_FOREIGN && fan_cuda_of(d) ? state->tables[origin] : NULL;
@@ -897,8 +947,8 @@ fan_status fan_fresh(uint8_t origin, fan_device *d, fan_stream *on, fan_dtype dt
     return status;
 }
 
-/* leaving: an object of a library's leaves us: its allocator, or a second hold on its memory, is told of all the streams that used it (Lifetime). What fails
- * here is shown by sys.unraisablehook: the object must not be lost. */
+/* leaving: an object of a library's leaves us: its allocator, or a second hold on its memory, is told of all the
+ * streams that used it (Lifetime). What fails here is shown by sys.unraisablehook: the object must not be lost. */
 static void leaving(PyObject *object, const fan_value *v)
 {
     fan_array *few[3];
@@ -931,10 +981,8 @@ static void holder_gone(PyObject *capsule)
 {
     fan_storage *st = PyCapsule_GetPointer(capsule, "fanin.holder");
     PyObject *live = fan_exception_take();
-    Py_BEGIN_ALLOW_THREADS
-    fan_storage_drop(st);
-    Py_END_ALLOW_THREADS
-    fan_exception_put(live);
+    Py_BEGIN_ALLOW_THREADS fan_storage_drop(st);
+    Py_END_ALLOW_THREADS fan_exception_put(live);
 }
 
 static PyObject *hold_for(PyObject *Py_UNUSED(module), PyObject *args)
@@ -1034,7 +1082,8 @@ int fan_import_object(PyObject *o, fan_value *out)
     return -1;
 }
 
-/* meets_itself: two elements may share a byte. Exact where the axes nest, which those of every ordinary view do; else yes. */
+/* meets_itself: two elements may share a byte. Exact where the axes nest, which those of every ordinary view do; else
+ * yes. */
 static bool meets_itself(const fan_array *a)
 {
     uint64_t span = fan_dtype_size(a->dtype), done = 0;
@@ -1069,7 +1118,8 @@ int fan_import_out(PyObject *o, fan_value *out)
         fan_value_drop(&fan_python, out);
     if (out->form != FAN_DENSE) {
         fan_value_drop(&fan_python, out);
-        return fan_refuse(PyExc_TypeError, "out: expected a dense array to write into, got a %.200s", Py_TYPE(o)->tp_name);
+        return fan_refuse(PyExc_TypeError, "out: expected a dense array to write into, got a %.200s",
+                          Py_TYPE(o)->tp_name);
     }
     if (!out->array->writable)
         why = "is read-only";
@@ -1079,7 +1129,8 @@ int fan_import_out(PyObject *o, fan_value *out)
         why = "is read through a detached copy or view: give x.detach()"; /* what is written might not be seen in `o` */
     if (why) {
         fan_value_drop(&fan_python, out);
-        return fan_refuse(PyExc_BufferError, "out: expected an array that can be written, got a %.200s that %s", Py_TYPE(o)->tp_name, why);
+        return fan_refuse(PyExc_BufferError, "out: expected an array that can be written, got a %.200s that %s",
+                          Py_TYPE(o)->tp_name, why);
     }
     return 0;
 }
@@ -1105,7 +1156,8 @@ int fan_index(PyObject *o, const char *what, PyObject *negative, int64_t *out)
     if (n == -1 && PyErr_Occurred())
         return -1;
     if (overflow || n < 0)
-        return fan_refuse(negative, "%s: expected an integer from 0 on%s, got %R", what, overflow > 0 ? " that fits 64 bits" : "", o);
+        return fan_refuse(negative, "%s: expected an integer from 0 on%s, got %R", what,
+                          overflow > 0 ? " that fits 64 bits" : "", o);
     *out = n;
     return 0;
 }
@@ -1127,7 +1179,8 @@ PyObject *fan_export_array(fan_array *a)
     PyArray_Descr *descr;
     PyObject *nd, *base;
     if (fan_dtype_needs_ml_dtypes(a->dtype)) {
-        /* Only where torch's bfloat16 or float8 met NumPy's arrays and the caller has no ml_dtypes: nothing is lost in float32. */
+        /* Only where torch's bfloat16 or float8 met NumPy's arrays and the caller has no ml_dtypes: nothing is lost in
+         * float32. */
         fan_array *wide = NULL;
         fan_error err = {0};
         fan_status status = fan_array_new(FAN_FLOAT32, a->ndim, a->shape, a, &wide, &err);
@@ -1147,7 +1200,8 @@ PyObject *fan_export_array(fan_array *a)
     }
     if (a->size == 0)
         return PyArray_NewFromDescr(&PyArray_Type, descr, a->ndim, shape, NULL, NULL, 0, NULL);
-    nd = PyArray_NewFromDescr(&PyArray_Type, descr, a->ndim, shape, strides, a->data, a->writable ? NPY_ARRAY_WRITEABLE : 0, NULL);
+    nd = PyArray_NewFromDescr(&PyArray_Type, descr, a->ndim, shape, strides, a->data,
+                              a->writable ? NPY_ARRAY_WRITEABLE : 0, NULL);
     if (!nd)
         return NULL;
     base = PyCapsule_New(a, "fanin.array", array_gone);
@@ -1247,8 +1301,8 @@ static PyObject *export_sparse(const fan_value *v)
     pointers = !indices ? NULL : s->pointers ? export_part(s->pointers, v->device) : Py_NewRef(Py_None);
     values = pointers ? export_part(s->values, v->device) : NULL;
     if (values)
-        o = PyObject_CallMethod(arrays, "export_sparse", "isOOOOO", (int)v->origin, fan_format_name(s->format), shape, indices, pointers, values,
-                                s->coalesced ? Py_True : Py_False);
+        o = PyObject_CallMethod(arrays, "export_sparse", "isOOOOO", (int)v->origin, fan_format_name(s->format), shape,
+                                indices, pointers, values, s->coalesced ? Py_True : Py_False);
     Py_XDECREF(shape);
     Py_XDECREF(indices);
     Py_XDECREF(pointers);
@@ -1307,7 +1361,8 @@ static PyObject *can_cast(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *from, *to;
     fan_dtype one, two;
-    if (!PyArg_ParseTuple(args, "OO:can_cast", &from, &to) || fan_dtype_parse(from, &one) < 0 || fan_dtype_parse(to, &two) < 0)
+    if (!PyArg_ParseTuple(args, "OO:can_cast", &from, &to) || fan_dtype_parse(from, &one) < 0 ||
+        fan_dtype_parse(to, &two) < 0)
         return NULL;
     return PyBool_FromLong(one != FAN_NO_DTYPE && two != FAN_NO_DTYPE && fan_dtype_can_cast(one, two));
 }
@@ -1317,7 +1372,8 @@ static const fan_dl_api *table_arg(PyObject *capsule)
 {
     const fan_dl_api *api = fan_dl_api_of(capsule);
     if (!api)
-        PyErr_Format(PyExc_TypeError, "expected DLPack's exchange table of version %d, got %.200s", FAN_DL_MAJOR, Py_TYPE(capsule)->tp_name);
+        PyErr_Format(PyExc_TypeError, "expected DLPack's exchange table of version %d, got %.200s", FAN_DL_MAJOR,
+                     Py_TYPE(capsule)->tp_name);
     return api;
 }
 
@@ -1341,7 +1397,9 @@ static PyObject *table_take(PyObject *Py_UNUSED(module), PyObject *args)
     if (!PyArg_ParseTuple(args, "OO:table_take", &capsule, &object) || !(api = table_arg(capsule)))
         return NULL;
     if (api->take(object, &managed) != 0 || !managed)
-        return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_BufferError, "the exchange table of %.200s gave no tensor", Py_TYPE(object)->tp_name);
+        return PyErr_Occurred() ? NULL
+                                : PyErr_Format(PyExc_BufferError, "the exchange table of %.200s gave no tensor",
+                                               Py_TYPE(object)->tp_name);
     made = fan_dlpack_capsule(managed);
     if (!made && managed->deleter)
         managed->deleter(managed);
@@ -1372,21 +1430,31 @@ static PyObject *table_stream(PyObject *Py_UNUSED(module), PyObject *args)
     if (!PyArg_ParseTuple(args, "Oi:table_stream", &capsule, &index) || !(api = table_arg(capsule)))
         return NULL;
     if (api->current_stream(FAN_DL_CUDA, index, &stream) != 0)
-        return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_BufferError, "the exchange table told no current stream of CUDA device %d", index);
+        return PyErr_Occurred() ? NULL
+                                : PyErr_Format(PyExc_BufferError,
+                                               "the exchange table told no current stream of CUDA device %d", index);
     return PyLong_FromVoidPtr(stream);
 }
 
 PyMethodDef fan_exchange_functions[] = {
     {"table_known", table_known, METH_VARARGS,
-     "table_known(table, origin, /)\n--\n\nSums of this origin are allocated by this exchange table from now on (None: by the core); whether it is one that is known."},
-    {"table_take", table_take, METH_VARARGS, "table_take(table, x, /)\n--\n\nA capsule over x by its exchange table: nothing waits for anything."},
-    {"table_give", table_give, METH_VARARGS, "table_give(table, capsule, /)\n--\n\nA library's array over what a capsule holds."},
-    {"table_stream", table_stream, METH_VARARGS, "table_stream(table, device, /)\n--\n\nThe handle of a library's current stream on a CUDA device."},
-    {"hold_for", hold_for, METH_VARARGS, "hold_for(owner, streams, /)\n--\n\nWhat keeps `owner`, once it is let go itself, until all that the streams have queued by then has run."},
+     "table_known(table, origin, /)\n--\n\nSums of this origin are allocated by this exchange table from now on (None: "
+     "by the core); whether it is one that is known."},
+    {"table_take", table_take, METH_VARARGS,
+     "table_take(table, x, /)\n--\n\nA capsule over x by its exchange table: nothing waits for anything."},
+    {"table_give", table_give, METH_VARARGS,
+     "table_give(table, capsule, /)\n--\n\nA library's array over what a capsule holds."},
+    {"table_stream", table_stream, METH_VARARGS,
+     "table_stream(table, device, /)\n--\n\nThe handle of a library's current stream on a CUDA device."},
+    {"hold_for", hold_for, METH_VARARGS,
+     "hold_for(owner, streams, /)\n--\n\nWhat keeps `owner`, once it is let go itself, until all that the streams have "
+     "queued by then has run."},
     {"quick_tensors", quick_tensors, METH_VARARGS,
-     "quick_tensors(type, table, is_neg, requires_grad, origin, /)\n--\n\nRead exact torch tensors through torch's exchange table from now on; whether it is one that is known."},
+     "quick_tensors(type, table, is_neg, requires_grad, origin, /)\n--\n\nRead exact torch tensors through torch's "
+     "exchange table from now on; whether it is one that is known."},
     {"dtype_name", dtype_name, METH_O,
      "dtype_name(dtype, /)\n--\n\nThe name of a dtype that is summed (NumPy's, torch's, a name); None for None."},
-    {"can_cast", can_cast, METH_VARARGS, "can_cast(from_dtype, to_dtype, /)\n--\n\nWhether a gradient is cast so (D6)."},
+    {"can_cast", can_cast, METH_VARARGS,
+     "can_cast(from_dtype, to_dtype, /)\n--\n\nWhether a gradient is cast so (D6)."},
     {NULL, NULL, 0, NULL},
 };

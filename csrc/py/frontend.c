@@ -1,4 +1,5 @@
-/* frontend: Python as the core sees it: who holds objects, who sums them, when other threads may run (buffer/value.h). */
+/* frontend: Python as the core sees it: who holds objects, who sums them, when other threads may run (buffer/value.h).
+ */
 #include "py/py.h"
 
 #include <stdio.h>
@@ -35,7 +36,7 @@ bool fan_unshared(PyObject *o, Py_ssize_t refs)
     PyArrayObject *a = (PyArrayObject *)o;
     void *weak = (char *)o + Py_TYPE(o)->tp_weaklistoffset;
     return PyArray_CHKFLAGS(a, NPY_ARRAY_OWNDATA | NPY_ARRAY_WRITEABLE) && !PyArray_BASE(a) &&
-            Py_TYPE(o)->tp_weaklistoffset > 0 && *(PyObject **)weak == NULL;
+           Py_TYPE(o)->tp_weaklistoffset > 0 && *(PyObject **)weak == NULL;
 }
 
 /* Whose memory an ndarray shows: its own, or that of an ndarray that nobody but it has. */
@@ -56,7 +57,8 @@ bool fan_alone(PyObject *o, Py_ssize_t refs)
     return Py_REFCNT(o) == refs && (!PyArray_CheckExact(o) || owns((PyArrayObject *)o));
 }
 
-/* The value of an ndarray has two references, as in unshared. What a library keeps of its arrays beside the object that Python has is not seen. */
+/* The value of an ndarray has two references, as in unshared. What a library keeps of its arrays beside the object that
+ * Python has is not seen. */
 static bool alone(void *object, const fan_value *v)
 {
     return fan_gil_held() && fan_alone(object, v && PyArray_CheckExact((PyObject *)object) ? 2 : 1);
@@ -73,7 +75,8 @@ static bool unshared(void *object)
     return alone;
 }
 
-/* shown: what Python sees of a term: its object, or, for a sum of the core's, an array of its origin's kind over the same memory. */
+/* shown: what Python sees of a term: its object, or, for a sum of the core's, an array of its origin's kind over the
+ * same memory. */
 static PyObject *shown(const fan_value *v)
 {
     fan_value copy;
@@ -106,10 +109,7 @@ static fan_status combine(void *function, const fan_value *old, const fan_value 
     return status;
 }
 
-static void forget(void)
-{
-    PyErr_Clear();
-}
+static void forget(void) { PyErr_Clear(); }
 
 static void *leave(void)
 {
@@ -135,8 +135,10 @@ static fan_status poll(fan_error *err)
     return status;
 }
 
-/* mismatch: the add goes on whatever becomes of the warning: one that was made an error is shown by sys.unraisablehook. */
-static fan_status mismatch(const char *buffer, size_t slot, const fan_stream *producer, const fan_stream *consumer, fan_error *Py_UNUSED(err))
+/* mismatch: the add goes on whatever becomes of the warning: one that was made an error is shown by sys.unraisablehook.
+ */
+static fan_status mismatch(const char *buffer, size_t slot, const fan_stream *producer, const fan_stream *consumer,
+                           fan_error *Py_UNUSED(err))
 {
     const fan_state *st = fan_state_get();
     char one[32], two[32];
@@ -146,10 +148,13 @@ static fan_status mismatch(const char *buffer, size_t slot, const fan_stream *pr
         return FAN_OK;
     live = fan_exception_take();
     if (PyErr_WarnFormat(st->mismatch_warning, 1,
-                         "%s: slot %zu: the gradient was made on stream %llu of %s, and the leaf that consumes it is on stream %llu of %s: each "
-                         "pass waits there. Make them one stream, or say that it is meant: fanin.set_options(warn_stream_mismatch=False) (S6)",
-                         buffer, slot, (unsigned long long)producer->handle, fan_device_text(producer->device, one, sizeof one),
-                         (unsigned long long)consumer->handle, fan_device_text(consumer->device, two, sizeof two)) < 0) {
+                         "%s: slot %zu: the gradient was made on stream %llu of %s, and the leaf that consumes it is "
+                         "on stream %llu of %s: each "
+                         "pass waits there. Make them one stream, or say that it is meant: "
+                         "fanin.set_options(warn_stream_mismatch=False) (S6)",
+                         buffer, slot, (unsigned long long)producer->handle,
+                         fan_device_text(producer->device, one, sizeof one), (unsigned long long)consumer->handle,
+                         fan_device_text(consumer->device, two, sizeof two)) < 0) {
         PyObject *e = fan_exception_take();
         who = PyUnicode_FromFormat("%s.add", buffer);
         fan_exception_put(e);

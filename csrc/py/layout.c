@@ -3,9 +3,8 @@
 #include "py/region.h"
 
 typedef struct layout_object {
-    PyObject_HEAD
-    fan_layout *l;     /* never NULL after new */
-    fan_regions was;   /* what was recorded: for the dtypes, which it holds */
+    PyObject_HEAD fan_layout *l; /* never NULL after new */
+    fan_regions was;             /* what was recorded: for the dtypes, which it holds */
     uint64_t budget;
 } layout_object;
 
@@ -32,16 +31,14 @@ static PyObject *layout_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     if (!self)
         return NULL;
     self->budget = FAN_OVERLAP_BUDGET;
-    if ((budget != Py_None && fan_budget_arg(budget, &self->budget) < 0) || fan_regions_read(arrays, "Layout", &self->was) < 0)
+    if ((budget != Py_None && fan_budget_arg(budget, &self->budget) < 0) ||
+        fan_regions_read(arrays, "Layout", &self->was) < 0)
         goto fail;
     Py_CLEAR(self->was.tuple); /* a layout holds no array */
     if (fan_regions_one_device(self->was.items, self->was.n, "Layout") < 0)
         goto fail;
-    Py_BEGIN_ALLOW_THREADS
-    status = fan_layout_new(self->was.items, self->was.n, self->budget, &self->l, &err);
-    Py_END_ALLOW_THREADS
-    if (status == FAN_OK)
-        return (PyObject *)self;
+    Py_BEGIN_ALLOW_THREADS status = fan_layout_new(self->was.items, self->was.n, self->budget, &self->l, &err);
+    Py_END_ALLOW_THREADS if (status == FAN_OK) return (PyObject *)self;
     fan_raise(status, &err);
 fail:
     Py_DECREF(self);
@@ -52,7 +49,8 @@ fail:
 static void same_dtypes(const layout_object *self, fan_regions *is)
 {
     for (size_t i = 0; i < is->n; i++)
-        if (is->descrs[i] && self->was.descrs[i] && is->descrs[i] != self->was.descrs[i] && PyArray_EquivTypes(is->descrs[i], self->was.descrs[i]))
+        if (is->descrs[i] && self->was.descrs[i] && is->descrs[i] != self->was.descrs[i] &&
+            PyArray_EquivTypes(is->descrs[i], self->was.descrs[i]))
             is->items[i].dtype = self->was.items[i].dtype;
 }
 
@@ -66,7 +64,8 @@ static PyObject *layout_check(PyObject *o, PyObject *arrays)
     if (fan_regions_read(arrays, "Layout.check", &is) < 0)
         return NULL;
     if (is.n != self->was.n) {
-        PyErr_Format(PyExc_ValueError, "Layout.check: expected %zu arrays, as were recorded, got %zu", self->was.n, is.n);
+        PyErr_Format(PyExc_ValueError, "Layout.check: expected %zu arrays, as were recorded, got %zu", self->was.n,
+                     is.n);
         fan_regions_fini(&is);
         return NULL;
     }
@@ -82,10 +81,7 @@ static PyObject *layout_check(PyObject *o, PyObject *arrays)
     return Py_BuildValue("(nsn)", (Py_ssize_t)d.index, fan_change_word(d.what), (Py_ssize_t)d.other);
 }
 
-static Py_ssize_t layout_length(PyObject *o)
-{
-    return (Py_ssize_t)fan_layout_count(((layout_object *)o)->l);
-}
+static Py_ssize_t layout_length(PyObject *o) { return (Py_ssize_t)fan_layout_count(((layout_object *)o)->l); }
 
 static PyObject *layout_components(PyObject *o, void *Py_UNUSED(closure))
 {
@@ -117,21 +113,30 @@ static PyObject *layout_offsets(PyObject *o, void *Py_UNUSED(closure))
 
 static PyMethodDef methods[] = {
     {"check", layout_check, METH_O,
-     "check($self, arrays, /)\n--\n\nNone if as many arrays lie as those that were recorded; else what differs first: (index, what, other index or None).\n\n"
-     "what is \"dtype\", \"device\", \"shape\", \"strides\", \"read-only\", \"writable\", \"apart\" (shares no memory any more with what `other` hangs together with), \"offset\"\n"
-     "(lies elsewhere, seen from `other`) or \"overlap\" (shares memory with `other`, and did not). ValueError for another number of arrays."},
+     "check($self, arrays, /)\n--\n\nNone if as many arrays lie as those that were recorded; else what differs first: "
+     "(index, what, other index or None).\n\n"
+     "what is \"dtype\", \"device\", \"shape\", \"strides\", \"read-only\", \"writable\", \"apart\" (shares no memory "
+     "any more with what `other` hangs together with), \"offset\"\n"
+     "(lies elsewhere, seen from `other`) or \"overlap\" (shares memory with `other`, and did not). ValueError for "
+     "another number of arrays."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyGetSetDef getset[] = {
-    {"components", layout_components, NULL, "For each array the number of its component, by first members; an array that shares with nobody has one of its own.", NULL},
-    {"offsets", layout_offsets, NULL, "For each array the bytes from the first byte of its component to its element [0, 0, ..].", NULL},
+    {"components", layout_components, NULL,
+     "For each array the number of its component, by first members; an array that shares with nobody has one of its "
+     "own.",
+     NULL},
+    {"offsets", layout_offsets, NULL,
+     "For each array the bytes from the first byte of its component to its element [0, 0, ..].", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
 static PyType_Slot slots[] = {
-    {Py_tp_doc, "Layout(arrays, /, *, budget=None)\n--\n\nHow several arrays lie in memory: dtypes, shapes, strides, who shares with whom and where.\n\n"
-                "It knows numbers, and holds no array. Strides along axes of extent 1 mean nothing and are not compared."},
+    {Py_tp_doc,
+     "Layout(arrays, /, *, budget=None)\n--\n\nHow several arrays lie in memory: dtypes, shapes, strides, who shares "
+     "with whom and where.\n\n"
+     "It knows numbers, and holds no array. Strides along axes of extent 1 mean nothing and are not compared."},
     {Py_tp_new, layout_new},
     {Py_tp_dealloc, layout_dealloc},
     {Py_sq_length, layout_length},

@@ -1,16 +1,19 @@
-/* machine: the simulated machine as Python has it. fanin/sim.py builds on `_core.Machine`: spawn, join, the context manager.
+/* machine: the simulated machine as Python has it. fanin/sim.py builds on `_core.Machine`: spawn, join, the context
+ * manager.
  *
- * A kernel of the user's waits in a queue with its function and the geometry of its arrays, not with the arrays: what keeps memory alive until
- * the work has run is the rules' business, and holding it here would hide their faults.
+ * A kernel of the user's waits in a queue with its function and the geometry of its arrays, not with the arrays: what
+ * keeps memory alive until the work has run is the rules' business, and holding it here would hide their faults.
  *
- * Title: Kept views. A kernel's views are made when it runs and end with it: their memory may be another array's the moment after. Each has an owner, a capsule
- * that holds the machine, and whoever keeps a view, or a view of it, keeps that owner: so once the kernel is through, an owner that still has other references
- * shows a view that was kept, and that is an error. What was kept is mapped as long as it is kept; only its bytes may be anyone's.
- * The views in the traceback of a kernel that raised show what was there then.
+ * Title: Kept views. A kernel's views are made when it runs and end with it: their memory may be another array's the
+ * moment after. Each has an owner, a capsule that holds the machine, and whoever keeps a view, or a view of it, keeps
+ * that owner: so once the kernel is through, an owner that still has other references shows a view that was kept, and
+ * that is an error. What was kept is mapped as long as it is kept; only its bytes may be anyone's. The views in the
+ * traceback of a kernel that raised show what was there then.
  *
- * Title: Cycles. A kernel that waits holds its function, and that may hold the machine, or a graph of its. To the collector the machine holds the functions of all its kernels, and
- * a graph, whose kernels are among them, its machine. Arrays and streams hold neither: where the machine is collected although one of them could still have run what is queued, that
- * says so when it is run.
+ * Title: Cycles. A kernel that waits holds its function, and that may hold the machine, or a graph of its. To the
+ * collector the machine holds the functions of all its kernels, and a graph, whose kernels are among them, its machine.
+ * Arrays and streams hold neither: where the machine is collected although one of them could still have run what is
+ * queued, that says so when it is run.
  */
 #include "py/machine.h"
 #include "py/turn.h"
@@ -33,7 +36,7 @@ typedef struct kernel {
     bool lost;                  /* .. for its machine was collected: it says so */
     PyObject *name;             /* a str */
     size_t reads, n;
-    fan_array *views[];         /* reads, then writes; geometry alone */
+    fan_array *views[]; /* reads, then writes; geometry alone */
 } kernel;
 
 /* Who acts next among the host threads. */
@@ -44,19 +47,16 @@ typedef struct chooser {
 } chooser;
 
 struct machine_object {
-    PyObject_HEAD
-    fan_sim *m;            /* held */
+    PyObject_HEAD fan_sim *m; /* held */
     int devices;
     kernel *kernels;
     chooser chooser;
 };
 
-static machine_object *self_of(PyObject *o)
-{
-    return (machine_object *)o;
-}
+static machine_object *self_of(PyObject *o) { return (machine_object *)o; }
 
-/* The machines entered on this thread: a list in the thread's own dictionary; borrowed. NULL without exception where there is none. */
+/* The machines entered on this thread: a list in the thread's own dictionary; borrowed. NULL without exception where
+ * there is none. */
 static PyObject *entered(void)
 {
     PyObject *mine = PyThreadState_GetDict();
@@ -80,11 +80,14 @@ fan_device *fan_machine_device(long index)
 {
     machine_object *self = innermost();
     if (!self) {
-        PyErr_Format(PyExc_ValueError, "device \"sim:%ld\": no simulated machine is entered on this thread: with fanin.sim.Machine(): ..", index);
+        PyErr_Format(PyExc_ValueError,
+                     "device \"sim:%ld\": no simulated machine is entered on this thread: with fanin.sim.Machine(): ..",
+                     index);
         return NULL;
     }
     if (index < 0 || index >= self->devices) {
-        PyErr_Format(PyExc_ValueError, "device \"sim:%ld\": this machine has %d device%s; say fanin.sim.Machine(devices=%ld)", index,
+        PyErr_Format(PyExc_ValueError,
+                     "device \"sim:%ld\": this machine has %d device%s; say fanin.sim.Machine(devices=%ld)", index,
                      self->devices, self->devices == 1 ? "" : "s", index + 1);
         return NULL;
     }
@@ -107,8 +110,8 @@ fan_stream *fan_machine_stream(fan_device *d, uint64_t handle)
         if (s)
             return s;
     }
-    PyErr_Format(PyExc_ValueError, "no stream of %s has the handle %llu: Machine.stream makes one", fan_device_text(d, text, sizeof text),
-                 (unsigned long long)handle);
+    PyErr_Format(PyExc_ValueError, "no stream of %s has the handle %llu: Machine.stream makes one",
+                 fan_device_text(d, text, sizeof text), (unsigned long long)handle);
     return NULL;
 }
 
@@ -124,15 +127,9 @@ static void hook_site(void *Py_UNUSED(ctx), char *buf, size_t size)
     fan_gil_leave(&gil);
 }
 
-static void *before_block(void *Py_UNUSED(ctx))
-{
-    return fan_python.leave();
-}
+static void *before_block(void *Py_UNUSED(ctx)) { return fan_python.leave(); }
 
-static void after_block(void *Py_UNUSED(ctx), void *left)
-{
-    fan_python.enter(left);
-}
+static void after_block(void *Py_UNUSED(ctx), void *left) { fan_python.enter(left); }
 
 /* An event that was never recorded is warned of where the user waits for it (stream.c): `warn` is left out. */
 static const fan_sim_hooks hooks = {.site = hook_site, .before_block = before_block, .after_block = after_block};
@@ -165,7 +162,8 @@ static void set_chooser(machine_object *self, chooser c)
     if (c.mode == BY_SEED)
         fan_sim_set_chooser(self->m, NULL);
     else
-        fan_sim_set_chooser(self->m, &(fan_sim_chooser){.choose = choose, .touched = touched, .pick = pick, .ctx = &self->chooser});
+        fan_sim_set_chooser(
+            self->m, &(fan_sim_chooser){.choose = choose, .touched = touched, .pick = pick, .ctx = &self->chooser});
     Py_XDECREF(search);
 }
 
@@ -203,10 +201,7 @@ static void kernel_fini(void *ctx)
     fan_gil_leave(&gil);
 }
 
-static void drop_hold(PyObject *capsule)
-{
-    fan_sim_drop(PyCapsule_GetPointer(capsule, "fanin.machine"));
-}
+static void drop_hold(PyObject *capsule) { fan_sim_drop(PyCapsule_GetPointer(capsule, "fanin.machine")); }
 
 static PyObject *ndarray_over(const fan_array *a, bool write, PyObject *base)
 {
@@ -219,7 +214,8 @@ static PyObject *ndarray_over(const fan_array *a, bool write, PyObject *base)
         dims[i] = (npy_intp)a->shape[i];
         strides[i] = (npy_intp)a->strides[i];
     }
-    made = PyArray_NewFromDescr(&PyArray_Type, descr, a->ndim, dims, strides, a->data, write ? NPY_ARRAY_WRITEABLE : 0, NULL);
+    made = PyArray_NewFromDescr(&PyArray_Type, descr, a->ndim, dims, strides, a->data, write ? NPY_ARRAY_WRITEABLE : 0,
+                                NULL);
     if (made && PyArray_SetBaseObject((PyArrayObject *)made, Py_NewRef(base)) < 0)
         Py_CLEAR(made);
     return made;
@@ -242,7 +238,8 @@ static Py_ssize_t kept(PyObject *owners)
     return -1;
 }
 
-/* check_kept: 0, or -1 with an exception where a view outlives its kernel. A cycle that nobody else reaches is taken apart first. */
+/* check_kept: 0, or -1 with an exception where a view outlives its kernel. A cycle that nobody else reaches is taken
+ * apart first. */
 static int check_kept(const kernel *k, PyObject *owners)
 {
     Py_ssize_t i = kept(owners);
@@ -255,8 +252,10 @@ static int check_kept(const kernel *k, PyObject *owners)
     if ((i = kept(owners)) < 0)
         return 0;
     bool write = (size_t)i >= k->reads;
-    PyErr_Format(PyExc_RuntimeError, "kernel %R kept %s[%zd] past its run, when its memory may be another array's; keep a copy: view.copy()",
-                 k->name, write ? "writes" : "reads", write ? i - (Py_ssize_t)k->reads : i);
+    PyErr_Format(
+        PyExc_RuntimeError,
+        "kernel %R kept %s[%zd] past its run, when its memory may be another array's; keep a copy: view.copy()",
+        k->name, write ? "writes" : "reads", write ? i - (Py_ssize_t)k->reads : i);
     return -1;
 }
 
@@ -286,7 +285,8 @@ static void redirect_parts(PyObject *raised, PyObject *view, const PyObject *byt
 {
     PyObject *at = PyException_GetTraceback(raised);
     while (at && PyTraceBack_Check(at)) {
-        PyObject *locals = PyFrame_GetLocals(((PyTracebackObject *)at)->tb_frame), *next = (PyObject *)((PyTracebackObject *)at)->tb_next;
+        PyObject *locals = PyFrame_GetLocals(((PyTracebackObject *)at)->tb_frame),
+                 *next = (PyObject *)((PyTracebackObject *)at)->tb_next;
         PyObject *values = locals ? PyMapping_Values(locals) : NULL;
         for (Py_ssize_t i = 0; values && i < PyList_GET_SIZE(values); i++) {
             PyObject *o = PyList_GET_ITEM(values, i);
@@ -304,8 +304,8 @@ static void redirect_parts(PyObject *raised, PyObject *view, const PyObject *byt
 
 #define CONTEXTS 100
 
-/* end_views: a kernel raised, and the frames of its traceback have its views: they show from now on what was there then, and no other array's bytes. What was made of them elsewhere
- * keeps their memory mapped (Kept views). */
+/* end_views: a kernel raised, and the frames of its traceback have its views: they show from now on what was there
+ * then, and no other array's bytes. What was made of them elsewhere keeps their memory mapped (Kept views). */
 static void end_views(const kernel *k, PyObject *args)
 {
     PyObject *raised = fan_exception_take();
@@ -334,7 +334,10 @@ static PyObject *kernel_call(kernel *k)
 {
     PyObject *fn = k->fn, *args, *owners, *result = NULL;
     if (!fn && k->lost)
-        return PyErr_Format(PyExc_RuntimeError, "kernel %R cannot run: its machine was collected with it, for nobody else had it; keep the machine", k->name);
+        return PyErr_Format(
+            PyExc_RuntimeError,
+            "kernel %R cannot run: its machine was collected with it, for nobody else had it; keep the machine",
+            k->name);
     if (!fn)
         return Py_NewRef(Py_None);
     Py_INCREF(fn);
@@ -410,8 +413,9 @@ static int views_of(machine_object *self, PyObject *seq, bool write, kernel *k, 
         fan_error err = {0};
         fan_status status = FAN_NOMEM;
         if (!a) {
-            PyErr_Format(PyExc_TypeError, "launch: %s[%zd] is no array of this machine but %.80s; Machine.array makes one", what[write], i,
-                         Py_TYPE(o)->tp_name);
+            PyErr_Format(PyExc_TypeError,
+                         "launch: %s[%zd] is no array of this machine but %.80s; Machine.array makes one", what[write],
+                         i, Py_TYPE(o)->tp_name);
             return -1;
         }
         if (fan_sim_of(d) != self->m) {
@@ -444,8 +448,9 @@ static PyObject *name_of(PyObject *name, PyObject *fn)
 {
     PyObject *own;
     if (name != Py_None)
-        return PyUnicode_Check(name) ? Py_NewRef(name)
-                                     : PyErr_Format(PyExc_TypeError, "launch: name is a string, not %.80s", Py_TYPE(name)->tp_name);
+        return PyUnicode_Check(name)
+                   ? Py_NewRef(name)
+                   : PyErr_Format(PyExc_TypeError, "launch: name is a string, not %.80s", Py_TYPE(name)->tp_name);
     own = PyObject_GetAttrString(fn, "__name__");
     if (own && PyUnicode_Check(own))
         return own;
@@ -458,7 +463,8 @@ static PyObject *name_of(PyObject *name, PyObject *fn)
 
 static PyObject *machine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"devices", "seed", "schedule", "starve", "memory", "run_work", "launch_us", "gbytes_per_s", NULL};
+    static char *names[] = {"devices",  "seed",      "schedule",     "starve", "memory",
+                            "run_work", "launch_us", "gbytes_per_s", NULL};
     fan_sim_config config = {0};
     fan_error err = {0};
     fan_status status;
@@ -466,8 +472,8 @@ static PyObject *machine_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     unsigned long long seed = 0, starve = 0;
     Py_ssize_t memory = 0;
     machine_object *self;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "i|KiKnpdd:Machine", names, &config.devices, &seed, &schedule, &starve, &memory, &run_work,
-                                     &config.launch_us, &config.gbytes_per_s))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "i|KiKnpdd:Machine", names, &config.devices, &seed, &schedule,
+                                     &starve, &memory, &run_work, &config.launch_us, &config.gbytes_per_s))
         return NULL;
     config.seed = seed;
     config.starve = starve;
@@ -531,7 +537,8 @@ static int machine_clear(PyObject *o)
     return 0;
 }
 
-/* By the collector before anything of a cycle is taken apart, with a reference of its own: no function runs that has been. Else on the way to dealloc. */
+/* By the collector before anything of a cycle is taken apart, with a reference of its own: no function runs that has
+ * been. Else on the way to dealloc. */
 static void machine_finalize(PyObject *o)
 {
     if (Py_REFCNT(o) > 1)
@@ -563,7 +570,8 @@ static fan_device *device_at(machine_object *self, int index)
 {
     fan_device *d = fan_sim_device(self->m, index);
     if (!d)
-        PyErr_Format(PyExc_ValueError, "device %d: this machine has %d device%s, numbered from 0", index, self->devices, self->devices == 1 ? "" : "s");
+        PyErr_Format(PyExc_ValueError, "device %d: this machine has %d device%s, numbered from 0", index, self->devices,
+                     self->devices == 1 ? "" : "s");
     return d;
 }
 
@@ -631,7 +639,8 @@ static PyObject *machine_array(PyObject *o, PyObject *args)
         return NULL;
     dtype = fan_dtype_of_descr(PyArray_DESCR(from));
     if (dtype == FAN_NO_DTYPE)
-        return PyErr_Format(PyExc_TypeError, "Machine.array: dtype %R cannot be summed, so no device has it", PyArray_DESCR(from));
+        return PyErr_Format(PyExc_TypeError, "Machine.array: dtype %R cannot be summed, so no device has it",
+                            PyArray_DESCR(from));
     if (PyArray_NDIM(from) > FAN_MAX_NDIM)
         return PyErr_Format(PyExc_ValueError, "Machine.array: at most %d dimensions are supported", FAN_MAX_NDIM);
     for (int i = 0; i < PyArray_NDIM(from); i++) {
@@ -682,7 +691,9 @@ static PyObject *machine_launch(PyObject *o, PyObject *args)
     if (!PyArg_ParseTuple(args, "OOOOOd:_launch", &where, &fn, &reads, &writes, &name, &us))
         return NULL;
     if (!PyCallable_Check(fn))
-        return PyErr_Format(PyExc_TypeError, "launch: the kernel is called with NumPy views when it runs, and %.80s cannot be called", Py_TYPE(fn)->tp_name);
+        return PyErr_Format(PyExc_TypeError,
+                            "launch: the kernel is called with NumPy views when it runs, and %.80s cannot be called",
+                            Py_TYPE(fn)->tp_name);
     reads = arrays_arg(reads, "launch: reads is a sequence of arrays, as in reads=[x]");
     writes = reads ? arrays_arg(writes, "launch: writes is a sequence of arrays, as in writes=[y]") : NULL;
     title = writes ? name_of(name, fn) : NULL;
@@ -710,10 +721,16 @@ static PyObject *machine_launch(PyObject *o, PyObject *args)
         k->next->prev = k;
     self->kernels = k;
     {
-        fan_sim_kernel job = {.name = PyUnicode_AsUTF8(title), .fn = kernel_run, .fini = kernel_fini, .ctx = k, .reads = arrays,
-                              .nreads = k->reads, .writes = arrays + k->reads, .nwrites = k->n - k->reads, .us = us};
-        Py_BEGIN_ALLOW_THREADS
-        status = fan_sim_launch(self->m, s, &job, &err);
+        fan_sim_kernel job = {.name = PyUnicode_AsUTF8(title),
+                              .fn = kernel_run,
+                              .fini = kernel_fini,
+                              .ctx = k,
+                              .reads = arrays,
+                              .nreads = k->reads,
+                              .writes = arrays + k->reads,
+                              .nwrites = k->n - k->reads,
+                              .us = us};
+        Py_BEGIN_ALLOW_THREADS status = fan_sim_launch(self->m, s, &job, &err);
         Py_END_ALLOW_THREADS
     }
     if (status == FAN_OK) {
@@ -738,10 +755,8 @@ static PyObject *machine_synchronize(PyObject *o, PyObject *Py_UNUSED(none))
 {
     fan_error err = {0};
     fan_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = fan_sim_synchronize(self_of(o)->m, &err);
-    Py_END_ALLOW_THREADS
-    return done(status, &err);
+    Py_BEGIN_ALLOW_THREADS status = fan_sim_synchronize(self_of(o)->m, &err);
+    Py_END_ALLOW_THREADS return done(status, &err);
 }
 
 static PyObject *machine_step(PyObject *o, PyObject *Py_UNUSED(none))
@@ -749,10 +764,8 @@ static PyObject *machine_step(PyObject *o, PyObject *Py_UNUSED(none))
     fan_error err = {0};
     fan_status status;
     bool ran = false;
-    Py_BEGIN_ALLOW_THREADS
-    status = fan_sim_step(self_of(o)->m, &ran, &err);
-    Py_END_ALLOW_THREADS
-    return status == FAN_OK ? PyBool_FromLong(ran) : fan_raise_sim(status, &err);
+    Py_BEGIN_ALLOW_THREADS status = fan_sim_step(self_of(o)->m, &ran, &err);
+    Py_END_ALLOW_THREADS return status == FAN_OK ? PyBool_FromLong(ran) : fan_raise_sim(status, &err);
 }
 
 static PyObject *machine_pending(PyObject *o, PyObject *Py_UNUSED(none))
@@ -779,9 +792,8 @@ static PyObject *machine_check(PyObject *o, PyObject *on)
 /* Capture */
 
 typedef struct graph_object {
-    PyObject_HEAD
-    fan_sim_graph *g;  /* held */
-    PyObject *machine; /* whose it is */
+    PyObject_HEAD fan_sim_graph *g; /* held */
+    PyObject *machine;              /* whose it is */
 } graph_object;
 
 static void graph_dealloc(PyObject *o)
@@ -789,10 +801,8 @@ static void graph_dealloc(PyObject *o)
     graph_object *self = (graph_object *)o;
     PyTypeObject *type = Py_TYPE(o);
     PyObject_GC_UnTrack(o);
-    Py_BEGIN_ALLOW_THREADS
-    fan_sim_graph_drop(self->g);
-    Py_END_ALLOW_THREADS
-    Py_XDECREF(self->machine);
+    Py_BEGIN_ALLOW_THREADS fan_sim_graph_drop(self->g);
+    Py_END_ALLOW_THREADS Py_XDECREF(self->machine);
     type->tp_free(o);
     Py_DECREF(type);
 }
@@ -813,7 +823,8 @@ static int graph_clear(PyObject *o)
 static PyObject *graph_repr(PyObject *o)
 {
     PyObject *machine = ((graph_object *)o)->machine;
-    return machine ? PyUnicode_FromFormat("<fanin.sim graph of %R>", machine) : PyUnicode_FromString("<fanin.sim graph>");
+    return machine ? PyUnicode_FromFormat("<fanin.sim graph of %R>", machine)
+                   : PyUnicode_FromString("<fanin.sim graph>");
 }
 
 static PyType_Slot graph_slots[] = {
@@ -890,16 +901,15 @@ static PyObject *machine_launch_graph(PyObject *o, PyObject *args)
     if (!PyArg_ParseTuple(args, "OO:_launch_graph", &graph, &where))
         return NULL;
     if (Py_TYPE(graph) != fan_state_get()->graph_type)
-        return PyErr_Format(PyExc_TypeError, "launch_graph: expected a graph, as end_capture gives it, not %.80s", Py_TYPE(graph)->tp_name);
+        return PyErr_Format(PyExc_TypeError, "launch_graph: expected a graph, as end_capture gives it, not %.80s",
+                            Py_TYPE(graph)->tp_name);
     if (((graph_object *)graph)->machine != o)
         return PyErr_Format(PyExc_ValueError, "launch_graph: %R is of another machine", graph);
     g = ((graph_object *)graph)->g;
     if (!(s = stream_here(self_of(o), where)))
         return NULL;
-    Py_BEGIN_ALLOW_THREADS
-    status = fan_sim_graph_launch(g, s, &err);
-    Py_END_ALLOW_THREADS
-    fan_stream_drop(s);
+    Py_BEGIN_ALLOW_THREADS status = fan_sim_graph_launch(g, s, &err);
+    Py_END_ALLOW_THREADS fan_stream_drop(s);
     return done(status, &err);
 }
 
@@ -932,7 +942,9 @@ static PyObject *machine_leave_out(PyObject *o, PyObject *words)
                 return NULL;
             for (int k = 0; k < FAN_PLAN_COUNT; k++)
                 fan_append(every, sizeof every, "%s%s", k ? ", " : "", fan_plan_word(k));
-            return PyErr_Format(PyExc_ValueError, "leave_out: no plan has %R. A word names a rule, as in \"S12\", or one of: %s", word, every);
+            return PyErr_Format(PyExc_ValueError,
+                                "leave_out: no plan has %R. A word names a rule, as in \"S12\", or one of: %s", word,
+                                every);
         }
         bits |= here;
     }
@@ -966,10 +978,8 @@ static PyObject *machine_thread_begin(PyObject *o, PyObject *arg)
     bool go;
     if (actor == -1 && PyErr_Occurred())
         return NULL;
-    Py_BEGIN_ALLOW_THREADS
-    go = fan_sim_thread_begin(self_of(o)->m, actor);
-    Py_END_ALLOW_THREADS
-    return PyBool_FromLong(go);
+    Py_BEGIN_ALLOW_THREADS go = fan_sim_thread_begin(self_of(o)->m, actor);
+    Py_END_ALLOW_THREADS return PyBool_FromLong(go);
 }
 
 static PyObject *machine_thread_end(PyObject *o, PyObject *arg)
@@ -977,10 +987,8 @@ static PyObject *machine_thread_end(PyObject *o, PyObject *arg)
     int actor = (int)PyLong_AsLong(arg);
     if (actor == -1 && PyErr_Occurred())
         return NULL;
-    Py_BEGIN_ALLOW_THREADS
-    fan_sim_thread_end(self_of(o)->m, actor);
-    Py_END_ALLOW_THREADS
-    Py_RETURN_NONE;
+    Py_BEGIN_ALLOW_THREADS fan_sim_thread_end(self_of(o)->m, actor);
+    Py_END_ALLOW_THREADS Py_RETURN_NONE;
 }
 
 static PyObject *machine_join(PyObject *o, PyObject *Py_UNUSED(none))
@@ -988,10 +996,8 @@ static PyObject *machine_join(PyObject *o, PyObject *Py_UNUSED(none))
     machine_object *self = self_of(o);
     fan_error err = {0};
     fan_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = fan_sim_join(self->m, &err);
-    Py_END_ALLOW_THREADS
-    return done(status, &err);
+    Py_BEGIN_ALLOW_THREADS status = fan_sim_join(self->m, &err);
+    Py_END_ALLOW_THREADS return done(status, &err);
 }
 
 static PyObject *machine_stuck(PyObject *o, PyObject *arg)
@@ -1033,10 +1039,7 @@ static PyObject *machine_leave(PyObject *o, PyObject *Py_UNUSED(none))
     Py_RETURN_NONE;
 }
 
-static fan_explore *search_of(PyObject *capsule)
-{
-    return PyCapsule_GetPointer(capsule, "fanin.explore");
-}
+static fan_explore *search_of(PyObject *capsule) { return PyCapsule_GetPointer(capsule, "fanin.explore"); }
 
 static PyObject *machine_follow(PyObject *o, PyObject *capsule)
 {
@@ -1114,15 +1117,9 @@ static PyObject *text_of(void (*fill)(const void *from, char *buf, size_t size),
     return made;
 }
 
-static void fill_host_schedule(const void *from, char *buf, size_t size)
-{
-    fan_sim_host_schedule(from, buf, size);
-}
+static void fill_host_schedule(const void *from, char *buf, size_t size) { fan_sim_host_schedule(from, buf, size); }
 
-static void fill_explore_schedule(const void *from, char *buf, size_t size)
-{
-    fan_explore_schedule(from, buf, size);
-}
+static void fill_explore_schedule(const void *from, char *buf, size_t size) { fan_explore_schedule(from, buf, size); }
 
 static PyObject *machine_get_host_schedule(PyObject *o, void *Py_UNUSED(closure))
 {
@@ -1187,7 +1184,8 @@ static PyObject *machine_after_thread(PyObject *o, PyObject *arg)
     return done(fan_sim_after_thread(self_of(o)->m, actor, &err), &err);
 }
 
-static void seen_calls(PyObject *o, PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(nargs), PyObject *Py_UNUSED(kwnames))
+static void seen_calls(PyObject *o, PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(nargs),
+                       PyObject *Py_UNUSED(kwnames))
 {
     fan_sim_saw_all(self_of(o)->m);
 }
@@ -1219,28 +1217,43 @@ static PyMethodDef methods[] = {
     {"_stream", machine_stream_turn, METH_VARARGS, "_stream($self, device, blocking, /)\n--\n\nA new stream."},
     {"_event", machine_event_turn, METH_VARARGS, "_event($self, device, /)\n--\n\nA new event."},
     {"_array", machine_array_turn, METH_VARARGS, "_array($self, ndarray, device, /)\n--\n\nA copy on a device."},
-    {"_empty", machine_empty_turn, METH_VARARGS, "_empty($self, shape, dtype, device, /)\n--\n\nPoisoned memory on a device."},
-    {"_launch", machine_launch_turn, METH_VARARGS, "_launch($self, stream, fn, reads, writes, name, us, /)\n--\n\nQueue a kernel."},
+    {"_empty", machine_empty_turn, METH_VARARGS,
+     "_empty($self, shape, dtype, device, /)\n--\n\nPoisoned memory on a device."},
+    {"_launch", machine_launch_turn, METH_VARARGS,
+     "_launch($self, stream, fn, reads, writes, name, us, /)\n--\n\nQueue a kernel."},
     {"_synchronize", machine_synchronize_turn, METH_NOARGS, "_synchronize($self, /)\n--\n\nRun all that is queued."},
-    {"_step", machine_step_turn, METH_NOARGS, "_step($self, /)\n--\n\nRun one thing that is queued; False where nothing can run."},
+    {"_step", machine_step_turn, METH_NOARGS,
+     "_step($self, /)\n--\n\nRun one thing that is queued; False where nothing can run."},
     {"_pending", machine_pending, METH_NOARGS, "_pending($self, /)\n--\n\nRaise a race that no call has raised yet."},
     {"_forget", machine_forget, METH_NOARGS, "_forget($self, /)\n--\n\nWhat is queued of the user's will do nothing."},
     {"_check", machine_check, METH_O, "_check($self, on, /)\n--\n\nSwitch the checker on or off."},
-    {"_begin_capture", machine_begin_capture_turn, METH_VARARGS, "_begin_capture($self, stream, mode, /)\n--\n\nCapture what is queued on a stream."},
-    {"_end_capture", machine_end_capture_turn, METH_O, "_end_capture($self, stream, /)\n--\n\nThe graph of what was captured."},
-    {"_launch_graph", machine_launch_graph_turn, METH_VARARGS, "_launch_graph($self, graph, stream, /)\n--\n\nQueue a graph."},
-    {"_capture_state", machine_capture_state_turn, METH_O, "_capture_state($self, stream, /)\n--\n\n0: not captured, 1: captured, 2: the capture is broken."},
-    {"_unsafe", machine_unsafe_turn, METH_NOARGS, "_unsafe($self, /)\n--\n\nA call that CUDA forbids beside a capture."},
-    {"_leave_out", machine_leave_out_turn, METH_VARARGS, "_leave_out($self, /, *words)\n--\n\nLeave out these of the plans, and no others."},
+    {"_begin_capture", machine_begin_capture_turn, METH_VARARGS,
+     "_begin_capture($self, stream, mode, /)\n--\n\nCapture what is queued on a stream."},
+    {"_end_capture", machine_end_capture_turn, METH_O,
+     "_end_capture($self, stream, /)\n--\n\nThe graph of what was captured."},
+    {"_launch_graph", machine_launch_graph_turn, METH_VARARGS,
+     "_launch_graph($self, graph, stream, /)\n--\n\nQueue a graph."},
+    {"_capture_state", machine_capture_state_turn, METH_O,
+     "_capture_state($self, stream, /)\n--\n\n0: not captured, 1: captured, 2: the capture is broken."},
+    {"_unsafe", machine_unsafe_turn, METH_NOARGS,
+     "_unsafe($self, /)\n--\n\nA call that CUDA forbids beside a capture."},
+    {"_leave_out", machine_leave_out_turn, METH_VARARGS,
+     "_leave_out($self, /, *words)\n--\n\nLeave out these of the plans, and no others."},
     {"_fail_at", machine_fail_at, METH_VARARGS,
-     "_fail_at($self, index, memory=False, /)\n--\n\nThe backend's call number `index` from now fails, once; below 0: none does."},
+     "_fail_at($self, index, memory=False, /)\n--\n\nThe backend's call number `index` from now fails, once; below 0: "
+     "none does."},
     {"_spawn", machine_spawn_turn, METH_NOARGS, "_spawn($self, /)\n--\n\nRegister a host thread; its number."},
-    {"_thread_begin", machine_thread_begin, METH_O, "_thread_begin($self, actor, /)\n--\n\nFirst on the new thread; False: return at once."},
+    {"_thread_begin", machine_thread_begin, METH_O,
+     "_thread_begin($self, actor, /)\n--\n\nFirst on the new thread; False: return at once."},
     {"_thread_end", machine_thread_end, METH_O, "_thread_end($self, actor, /)\n--\n\nLast on the thread."},
-    {"_saw_thread", machine_saw_thread_turn, METH_O, "_saw_thread($self, actor, /)\n--\n\nThe calling thread asks how another one ended."},
-    {"_after_thread", machine_after_thread, METH_O, "_after_thread($self, actor, /)\n--\n\nA thread that has ended comes before what this one does next."},
-    {"_limit", machine_limit, METH_O, "_limit($self, steps, /)\n--\n\nHost threads that act more often come to no end."},
-    {"_break", machine_break, METH_O, "_break($self, text, /)\n--\n\nThe thread that acts does not come back: its number, or -1."},
+    {"_saw_thread", machine_saw_thread_turn, METH_O,
+     "_saw_thread($self, actor, /)\n--\n\nThe calling thread asks how another one ended."},
+    {"_after_thread", machine_after_thread, METH_O,
+     "_after_thread($self, actor, /)\n--\n\nA thread that has ended comes before what this one does next."},
+    {"_limit", machine_limit, METH_O,
+     "_limit($self, steps, /)\n--\n\nHost threads that act more often come to no end."},
+    {"_break", machine_break, METH_O,
+     "_break($self, text, /)\n--\n\nThe thread that acts does not come back: its number, or -1."},
     {"_join", machine_join, METH_NOARGS, "_join($self, /)\n--\n\nRun the host threads to their end."},
     {"_stuck", machine_stuck, METH_O, "_stuck($self, actor, /)\n--\n\nAfter a deadlock: its thread will never end."},
     {"_enter", machine_enter, METH_NOARGS, "_enter($self, /)\n--\n\n\"sim:0\" names its first device on this thread."},
@@ -1260,7 +1273,8 @@ static PyGetSetDef getset[] = {
     {"host_us", machine_get_host_us_turn, NULL, "The clock of the host, in microseconds.", NULL},
     {"device_us", machine_get_device_us_turn, NULL, "When the last work queued ends, in microseconds.", NULL},
     {"abandoned", machine_get_abandoned, NULL, "True after the host threads were told to end.", NULL},
-    {"host_schedule", machine_get_host_schedule_turn, NULL, "Which host thread acted, step by step: one character each.", NULL},
+    {"host_schedule", machine_get_host_schedule_turn, NULL,
+     "Which host thread acted, step by step: one character each.", NULL},
     {"streams", machine_get_streams_turn, NULL, "The streams that were made and that somebody has still.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
@@ -1286,10 +1300,7 @@ PyType_Spec fan_machine_spec = {
 
 /* The search of explore, in a capsule */
 
-static void free_search(PyObject *capsule)
-{
-    fan_explore_free(search_of(capsule));
-}
+static void free_search(PyObject *capsule) { fan_explore_free(search_of(capsule)); }
 
 static PyObject *explore_new(PyObject *Py_UNUSED(module), PyObject *args)
 {
@@ -1334,7 +1345,10 @@ static PyObject *explore_replay(PyObject *Py_UNUSED(module), PyObject *args)
         return NULL;
     status = fan_explore_replay(x, schedule);
     if (status == FAN_VALUE)
-        return PyErr_Format(PyExc_ValueError, "replay: '%s' is no schedule: it has one character for each step, 0-9 and a-v, and Y or N for each answer to a query", schedule);
+        return PyErr_Format(PyExc_ValueError,
+                            "replay: '%s' is no schedule: it has one character for each step, 0-9 and a-v, and Y or N "
+                            "for each answer to a query",
+                            schedule);
     return status == FAN_OK ? Py_NewRef(Py_None) : fan_raise(status, NULL);
 }
 
@@ -1355,17 +1369,24 @@ static PyObject *explore_state(PyObject *Py_UNUSED(module), PyObject *capsule)
     PyObject *schedule = x ? text_of(fill_explore_schedule, x) : NULL;
     if (!schedule)
         return NULL;
-    return Py_BuildValue("{s:K,s:K,s:K,s:O,s:O,s:N}", "anew", (unsigned long long)fan_explore_anew(x), "runs", (unsigned long long)fan_explore_runs(x), "abandoned",
-                         (unsigned long long)fan_explore_abandoned(x), "complete", fan_explore_complete(x) ? Py_True : Py_False,
-                         "strayed", fan_explore_strayed(x) ? Py_True : Py_False, "schedule", schedule);
+    return Py_BuildValue("{s:K,s:K,s:K,s:O,s:O,s:N}", "anew", (unsigned long long)fan_explore_anew(x), "runs",
+                         (unsigned long long)fan_explore_runs(x), "abandoned",
+                         (unsigned long long)fan_explore_abandoned(x), "complete",
+                         fan_explore_complete(x) ? Py_True : Py_False, "strayed",
+                         fan_explore_strayed(x) ? Py_True : Py_False, "schedule", schedule);
 }
 
 PyMethodDef fan_machine_functions[] = {
-    {"explore_new", explore_new, METH_VARARGS, "explore_new(reduce, limit, /)\n--\n\nA search over the orders of host threads."},
-    {"explore_begin", explore_begin, METH_O, "explore_begin(search, /)\n--\n\nStart the next run; False when all have been run."},
+    {"explore_new", explore_new, METH_VARARGS,
+     "explore_new(reduce, limit, /)\n--\n\nA search over the orders of host threads."},
+    {"explore_begin", explore_begin, METH_O,
+     "explore_begin(search, /)\n--\n\nStart the next run; False when all have been run."},
     {"explore_end", explore_end, METH_O, "explore_end(search, /)\n--\n\nEnd a run."},
-    {"explore_state", explore_state, METH_O, "explore_state(search, /)\n--\n\nanew, runs, abandoned, complete, strayed, schedule."},
-    {"explore_replay", explore_replay, METH_VARARGS, "explore_replay(search, schedule, /)\n--\n\nThe next run follows a schedule."},
-    {"explore_sample", explore_sample, METH_VARARGS, "explore_sample(search, seed, /)\n--\n\nThe next run is a sample."},
+    {"explore_state", explore_state, METH_O,
+     "explore_state(search, /)\n--\n\nanew, runs, abandoned, complete, strayed, schedule."},
+    {"explore_replay", explore_replay, METH_VARARGS,
+     "explore_replay(search, schedule, /)\n--\n\nThe next run follows a schedule."},
+    {"explore_sample", explore_sample, METH_VARARGS,
+     "explore_sample(search, seed, /)\n--\n\nThe next run is a sample."},
     {NULL, NULL, 0, NULL},
 };

@@ -3,37 +3,40 @@
 #include "py/py.h"
 
 /* X(spec, field, name): the types; a NULL name is not public. */
-#define TYPE_LIST(X)                                                                                                  \
-    X(fan_buffer_spec, buffer_type, "InputBuffer")                                                                    \
-    X(fan_stream_spec, stream_type, "Stream")                                                                         \
-    X(fan_event_spec, event_type, "Event")                                                                            \
-    X(fan_graph_spec, graph_type, "Graph")                                                                            \
-    X(fan_array_spec, array_type, "Array")                                                                            \
-    X(fan_machine_spec, machine_type, "Machine")                                                                      \
-    X(fan_trace_spec, trace_type, "Trace")                                                                            \
-    X(fan_target_spec, target_type, "Target")                                                                         \
-    X(fan_exporter_spec, exporter_type, "_Exporter")                                                                  \
-    X(fan_verdict_spec, verdict_type, "Verdict")                                                                      \
-    X(fan_overlaps_spec, overlaps_type, "Overlaps")                                                                   \
-    X(fan_layout_spec, layout_type, "Layout")                                                                         \
+#define TYPE_LIST(X)                                 \
+    X(fan_buffer_spec, buffer_type, "InputBuffer")   \
+    X(fan_stream_spec, stream_type, "Stream")        \
+    X(fan_event_spec, event_type, "Event")           \
+    X(fan_graph_spec, graph_type, "Graph")           \
+    X(fan_array_spec, array_type, "Array")           \
+    X(fan_machine_spec, machine_type, "Machine")     \
+    X(fan_trace_spec, trace_type, "Trace")           \
+    X(fan_target_spec, target_type, "Target")        \
+    X(fan_exporter_spec, exporter_type, "_Exporter") \
+    X(fan_verdict_spec, verdict_type, "Verdict")     \
+    X(fan_overlaps_spec, overlaps_type, "Overlaps")  \
+    X(fan_layout_spec, layout_type, "Layout")        \
     X(fan_snapshot_spec, snapshot_type, "Snapshot")
 
 /* X(field, name, bases, doc) */
 #define ERROR_LIST(X)                                                                                                 \
     X(race_error, "fanin.RaceError", PyExc_RuntimeError,                                                              \
-      "Two operations touch the same memory, one writes, and nothing orders them. The message names both, their streams, their "  \
+      "Two operations touch the same memory, one writes, and nothing orders them. The message names both, their "     \
+      "streams, their "                                                                                               \
       "Python lines, and the wait that is missing.")                                                                  \
     X(device_error, "fanin.DeviceError", PyExc_RuntimeError,                                                          \
       "A call of a device's driver failed. `code` is the driver's number for it.")                                    \
-    X(capture_error, "fanin.CaptureError", PyExc_RuntimeError, "What was asked for is not legal while a stream is captured.") \
+    X(capture_error, "fanin.CaptureError", PyExc_RuntimeError,                                                        \
+      "What was asked for is not legal while a stream is captured.")                                                  \
     X(mismatch_warning, "fanin.StreamMismatchWarning", PyExc_RuntimeWarning,                                          \
-      "A leaf consumes on another stream than its gradient was made on: each pass waits there (rule S6). Given once per process.")
+      "A leaf consumes on another stream than its gradient was made on: each pass waits there (rule S6). Given once " \
+      "per process.")
 
 static int add_types(PyObject *m, fan_state *st)
 {
-#define X(spec, field, name)                                                                                          \
-    st->field = (PyTypeObject *)PyType_FromModuleAndSpec(m, &spec, NULL);                                             \
-    if (!st->field || PyModule_AddObjectRef(m, name, (PyObject *)st->field) < 0)                                      \
+#define X(spec, field, name)                                                     \
+    st->field = (PyTypeObject *)PyType_FromModuleAndSpec(m, &spec, NULL);        \
+    if (!st->field || PyModule_AddObjectRef(m, name, (PyObject *)st->field) < 0) \
         return -1;
     TYPE_LIST(X)
 #undef X
@@ -44,16 +47,17 @@ static int add_types(PyObject *m, fan_state *st)
 static int add_errors(PyObject *m, fan_state *st)
 {
     PyObject *bases;
-#define X(field, name, base, doc)                                                                                     \
-    st->field = PyErr_NewExceptionWithDoc(name, doc, base, NULL);                                                     \
-    if (!st->field || PyModule_AddObjectRef(m, strchr(name, '.') + 1, st->field) < 0)                                 \
+#define X(field, name, base, doc)                                                     \
+    st->field = PyErr_NewExceptionWithDoc(name, doc, base, NULL);                     \
+    if (!st->field || PyModule_AddObjectRef(m, strchr(name, '.') + 1, st->field) < 0) \
         return -1;
     ERROR_LIST(X)
 #undef X
     bases = PyTuple_Pack(2, st->device_error, PyExc_MemoryError);
     if (!bases)
         return -1;
-    st->device_oom_error = PyErr_NewExceptionWithDoc("fanin.DeviceOutOfMemoryError", "A device has no memory left for what was asked.", bases, NULL);
+    st->device_oom_error = PyErr_NewExceptionWithDoc("fanin.DeviceOutOfMemoryError",
+                                                     "A device has no memory left for what was asked.", bases, NULL);
     Py_DECREF(bases);
     return st->device_oom_error ? PyModule_AddObjectRef(m, "DeviceOutOfMemoryError", st->device_oom_error) : -1;
 }
@@ -78,7 +82,8 @@ static int add_constants(PyObject *m)
         return -1;
     }
     Py_DECREF(names);
-    return PyModule_AddIntConstant(m, "FROM_NDARRAY", FAN_FROM_NDARRAY) < 0 || PyModule_AddIntConstant(m, "FROM_SPARSE", FAN_FROM_FANIN_SPARSE) < 0 ||
+    return PyModule_AddIntConstant(m, "FROM_NDARRAY", FAN_FROM_NDARRAY) < 0 ||
+                   PyModule_AddIntConstant(m, "FROM_SPARSE", FAN_FROM_FANIN_SPARSE) < 0 ||
                    PyModule_AddIntConstant(m, "FROM_FOREIGN", FAN_FROM_FOREIGN) < 0
                ? -1
                : 0;
@@ -87,9 +92,9 @@ static int add_constants(PyObject *m)
 static int module_exec(PyObject *m)
 {
     fan_state *st = PyModule_GetState(m);
-    PyMethodDef *const tables[] = {fan_buffer_functions, fan_stream_functions, fan_machine_functions, fan_rules_functions,
-                                   fan_trace_functions,  fan_option_functions, fan_exchange_functions, fan_overlap_functions,
-                                   fan_address_functions, fan_cuda_functions};
+    PyMethodDef *const tables[] = {
+        fan_buffer_functions, fan_stream_functions,   fan_machine_functions, fan_rules_functions,   fan_trace_functions,
+        fan_option_functions, fan_exchange_functions, fan_overlap_functions, fan_address_functions, fan_cuda_functions};
     if (PyInterpreterState_Get() != PyInterpreterState_Main()) {
         PyErr_SetString(PyExc_ImportError, "fanin is of the main interpreter alone, as NumPy is");
         return -1;
@@ -101,8 +106,8 @@ static int module_exec(PyObject *m)
     st->zero = PyLong_FromLong(0);
     if (!st->zero)
         return -1;
-#define X(field, name)                                                                                                \
-    if (!(st->field = PyUnicode_InternFromString(name)))                                                              \
+#define X(field, name)                                   \
+    if (!(st->field = PyUnicode_InternFromString(name))) \
         return -1;
     FAN_NAME_LIST(X)
 #undef X
@@ -167,7 +172,4 @@ struct PyModuleDef fan_module = {
 
 PyMODINIT_FUNC PyInit__core(void); /* the one symbol that the library shows */
 
-PyMODINIT_FUNC PyInit__core(void)
-{
-    return PyModuleDef_Init(&fan_module);
-}
+PyMODINIT_FUNC PyInit__core(void) { return PyModuleDef_Init(&fan_module); }

@@ -14,10 +14,11 @@
 static PyObject *get_options(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 {
     size_t pool = fan_pool_get().limit;
-    return Py_BuildValue("{s:N,s:N,s:N,s:s,s:i,s:N,s:N}", "debug", PyBool_FromLong(fan_get_debug()), "warn_stream_mismatch",
-                         PyBool_FromLong(fan_get_warn_mismatch()), "budget", fan_budget_wrap(fan_state_get()->budget), "isa", fan_sum_isa(),
-                         "threads", fan_team_chosen(), "pool_bytes", fan_budget_wrap(pool == SIZE_MAX ? UINT64_MAX : pool),
-                         "capture_redirect", PyBool_FromLong(fan_get_capture_redirect()));
+    return Py_BuildValue("{s:N,s:N,s:N,s:s,s:i,s:N,s:N}", "debug", PyBool_FromLong(fan_get_debug()),
+                         "warn_stream_mismatch", PyBool_FromLong(fan_get_warn_mismatch()), "budget",
+                         fan_budget_wrap(fan_state_get()->budget), "isa", fan_sum_isa(), "threads", fan_team_chosen(),
+                         "pool_bytes", fan_budget_wrap(pool == SIZE_MAX ? UINT64_MAX : pool), "capture_redirect",
+                         PyBool_FromLong(fan_get_capture_redirect()));
 }
 
 /* isa_arg: the name of an instruction set that this machine has. */
@@ -69,7 +70,8 @@ static int pool_arg(PyObject *o, size_t *out)
             return positive < 0 ? -1 : 0;
     }
     if (!(f >= 0) || (isfinite(f) && f != floor(f)))
-        return fan_refuse(PyExc_ValueError, "pool_bytes: expected a whole number of bytes from 0 on, or math.inf, got %R", o);
+        return fan_refuse(PyExc_ValueError,
+                          "pool_bytes: expected a whole number of bytes from 0 on, or math.inf, got %R", o);
     *out = f >= 0x1p63 ? SIZE_MAX : (size_t)f;
     return 0;
 }
@@ -88,7 +90,8 @@ static PyObject *set_options(PyObject *Py_UNUSED(module), PyObject *args)
     on = debug == Py_None ? 0 : PyObject_IsTrue(debug);
     warns = warn == Py_None ? 0 : PyObject_IsTrue(warn);
     redirects = redirect == Py_None ? 0 : PyObject_IsTrue(redirect);
-    if (on < 0 || warns < 0 || redirects < 0 || (budget != Py_None && fan_buffer_budget_arg(budget, &bytes) < 0) || (pool != Py_None && pool_arg(pool, &most) < 0))
+    if (on < 0 || warns < 0 || redirects < 0 || (budget != Py_None && fan_buffer_budget_arg(budget, &bytes) < 0) ||
+        (pool != Py_None && pool_arg(pool, &most) < 0))
         return NULL;
     if ((isa != Py_None && !(set = isa_arg(isa))) || (threads != Py_None && (team = threads_arg(threads)) < 0))
         return NULL;
@@ -109,32 +112,26 @@ static PyObject *set_options(PyObject *Py_UNUSED(module), PyObject *args)
     if (set)
         (void)fan_sum_set_isa(set);
     if (threads != Py_None) {
-        Py_BEGIN_ALLOW_THREADS
-        fan_team_set(team); /* waits for a sum under way */
+        Py_BEGIN_ALLOW_THREADS fan_team_set(team); /* waits for a sum under way */
         Py_END_ALLOW_THREADS
     }
     Py_RETURN_NONE;
 }
 
-static PyObject *counters(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
-{
-    return fan_process_counters();
-}
+static PyObject *counters(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none)) { return fan_process_counters(); }
 
 static PyObject *pool(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 {
     fan_pool_counts n = fan_pool_get();
-    return Py_BuildValue("{s:n,s:n,s:K,s:K}", "pool_bytes", (Py_ssize_t)n.held, "pool_peak_bytes", (Py_ssize_t)n.peak, "pool_hits",
-                         (unsigned long long)n.hits, "pool_misses", (unsigned long long)n.misses);
+    return Py_BuildValue("{s:n,s:n,s:K,s:K}", "pool_bytes", (Py_ssize_t)n.held, "pool_peak_bytes", (Py_ssize_t)n.peak,
+                         "pool_hits", (unsigned long long)n.hits, "pool_misses", (unsigned long long)n.misses);
 }
 
 static PyObject *trim(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 {
     size_t gone;
-    Py_BEGIN_ALLOW_THREADS
-    gone = fan_pool_trim();
-    Py_END_ALLOW_THREADS
-    return PyLong_FromSize_t(gone);
+    Py_BEGIN_ALLOW_THREADS gone = fan_pool_trim();
+    Py_END_ALLOW_THREADS return PyLong_FromSize_t(gone);
 }
 
 static PyObject *auto_budget(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
@@ -175,10 +172,8 @@ static PyObject *test_read(PyObject *Py_UNUSED(module), PyObject *o)
     uint64_t all;
     if (PyObject_GetBuffer(o, &view, PyBUF_SIMPLE) < 0)
         return NULL;
-    Py_BEGIN_ALLOW_THREADS
-    all = fan_sum_read(view.buf, (size_t)view.len);
-    Py_END_ALLOW_THREADS
-    PyBuffer_Release(&view);
+    Py_BEGIN_ALLOW_THREADS all = fan_sum_read(view.buf, (size_t)view.len);
+    Py_END_ALLOW_THREADS PyBuffer_Release(&view);
     return PyLong_FromUnsignedLongLong(all);
 }
 
@@ -204,7 +199,8 @@ static PyObject *test_sum(PyObject *Py_UNUSED(module), PyObject *args)
     }
     for (; held <= n; held++) {
         Py_ssize_t k = held; /* the last is the result */
-        if (PyObject_GetBuffer(k < n ? PyTuple_GET_ITEM(sources, k) : into, &view[k], k < n ? PyBUF_SIMPLE : PyBUF_WRITABLE) < 0)
+        if (PyObject_GetBuffer(k < n ? PyTuple_GET_ITEM(sources, k) : into, &view[k],
+                               k < n ? PyBUF_SIMPLE : PyBUF_WRITABLE) < 0)
             goto done;
         fan_array *a = &array[k];
         memset(a, 0, sizeof *a);
@@ -223,15 +219,12 @@ static PyObject *test_sum(PyObject *Py_UNUSED(module), PyObject *args)
             goto done;
         }
     }
-    Py_BEGIN_ALLOW_THREADS
-    fan_sum(&array[n], in, (size_t)n, &(fan_sum_how){.stats = with_stats ? &stats : NULL, .parallel = parallel});
-    Py_END_ALLOW_THREADS
-    if (!with_stats)
-        answer = Py_NewRef(Py_None);
-    else
-        answer = Py_BuildValue("{s:K,s:d,s:d,s:K,s:N}", "count", (unsigned long long)stats.count, "sumsq", stats.sumsq, "absmax", stats.absmax,
-                               "nonfinite", (unsigned long long)stats.nonfinite, "bad",
-                               stats.bad == SIZE_MAX ? Py_NewRef(Py_None) : PyLong_FromSize_t(stats.bad));
+    Py_BEGIN_ALLOW_THREADS fan_sum(&array[n], in, (size_t)n,
+                                   &(fan_sum_how){.stats = with_stats ? &stats : NULL, .parallel = parallel});
+    Py_END_ALLOW_THREADS if (!with_stats) answer = Py_NewRef(Py_None);
+    else answer = Py_BuildValue("{s:K,s:d,s:d,s:K,s:N}", "count", (unsigned long long)stats.count, "sumsq", stats.sumsq,
+                                "absmax", stats.absmax, "nonfinite", (unsigned long long)stats.nonfinite, "bad",
+                                stats.bad == SIZE_MAX ? Py_NewRef(Py_None) : PyLong_FromSize_t(stats.bad));
 done:
     while (held--)
         PyBuffer_Release(&view[held]);
@@ -244,7 +237,8 @@ static PyObject *test_team(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none
 }
 
 /* exact_sum: in one go, or over states, `step` arrays at a time. */
-static fan_status exact_sum(const fan_array *out, const fan_array *const *in, size_t n, fan_dtype d, const fan_scale *scale, size_t step)
+static fan_status exact_sum(const fan_array *out, const fan_array *const *in, size_t n, fan_dtype d,
+                            const fan_scale *scale, size_t step)
 {
     if (step == 0) {
         fan_exact_sum(out, in, n, d, scale);
@@ -271,7 +265,8 @@ static PyObject *test_exact(PyObject *Py_UNUSED(module), PyObject *args)
     const fan_array **terms = NULL;
     fan_dtype d;
     fan_status status;
-    if (!PyArg_ParseTuple(args, "OO|pDni:_test_exact", &target, &arrays, &scaled, &factor, &step, &isa) || fan_import_out(target, &out) < 0)
+    if (!PyArg_ParseTuple(args, "OO|pDni:_test_exact", &target, &arrays, &scaled, &factor, &step, &isa) ||
+        fan_import_out(target, &out) < 0)
         return NULL;
     fast = PySequence_Tuple(arrays);
     n = fast ? PyTuple_GET_SIZE(fast) : 0;
@@ -299,10 +294,9 @@ static PyObject *test_exact(PyObject *Py_UNUSED(module), PyObject *args)
         goto done;
     }
     fan_exact_isa(isa);
-    Py_BEGIN_ALLOW_THREADS
-    status = exact_sum(out.array, terms, (size_t)n, d, &(fan_scale){.on = scaled, .re = factor.real, .im = factor.imag}, (size_t)step);
-    Py_END_ALLOW_THREADS
-    fan_exact_isa(-1);
+    Py_BEGIN_ALLOW_THREADS status = exact_sum(
+        out.array, terms, (size_t)n, d, &(fan_scale){.on = scaled, .re = factor.real, .im = factor.imag}, (size_t)step);
+    Py_END_ALLOW_THREADS fan_exact_isa(-1);
     result = status == FAN_OK ? PyLong_FromLongLong((long long)fan_exact_slow()) : PyErr_NoMemory();
 done:
     for (Py_ssize_t i = 0; i < had; i++)
@@ -358,7 +352,8 @@ static PyObject *test_sim_fault(PyObject *Py_UNUSED(module), PyObject *number)
 }
 #endif
 
-static void seen_counters(PyObject *Py_UNUSED(module), PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(nargs), PyObject *Py_UNUSED(kwnames))
+static void seen_counters(PyObject *Py_UNUSED(module), PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(nargs),
+                          PyObject *Py_UNUSED(kwnames))
 {
     fan_touch_thing(FAN_COUNTERS, 0, FAN_WEIGHS);
 }
@@ -368,21 +363,31 @@ FAN_TURN_NONE(counters, seen_counters)
 PyMethodDef fan_option_functions[] = {
     {"get_options", get_options, METH_NOARGS, "get_options()\n--\n\nThe process's options, as a dict."},
     {"auto_budget", auto_budget, METH_NOARGS,
-     "auto_budget()\n--\n\nWhat budget=\"auto\" allows, in bytes: of what a buffer alone keeps alive, and of what somebody else holds."},
+     "auto_budget()\n--\n\nWhat budget=\"auto\" allows, in bytes: of what a buffer alone keeps alive, and of what "
+     "somebody else holds."},
     {"_test_auto_budget", test_auto_budget, METH_VARARGS,
-     "_test_auto_budget(alone, held, /)\n--\n\nTests: other limits than auto_budget's, of buffers made from now on; without arguments: those again."},
+     "_test_auto_budget(alone, held, /)\n--\n\nTests: other limits than auto_budget's, of buffers made from now on; "
+     "without arguments: those again."},
     {"_test_fail_at", test_fail_at, METH_VARARGS,
-     "_test_fail_at(skip, count=1, /)\n--\n\nTests: let `skip` allocations pass and fail the `count` after them (-1: all); skip -1: off."},
-    {"_test_memory", test_memory, METH_NOARGS, "_test_memory()\n--\n\nTests: blocks alive, allocations ever, allocations refused."},
+     "_test_fail_at(skip, count=1, /)\n--\n\nTests: let `skip` allocations pass and fail the `count` after them (-1: "
+     "all); skip -1: off."},
+    {"_test_memory", test_memory, METH_NOARGS,
+     "_test_memory()\n--\n\nTests: blocks alive, allocations ever, allocations refused."},
     {"_test_read", test_read, METH_O, "_test_read(buffer, /)\n--\n\nBenchmarks: read every byte once."},
     {"_test_sum", test_sum, METH_VARARGS,
-     "_test_sum(out, sources, dtype, stats, parallel=True, /)\n--\n\nTests: one fold of gap-free buffers; its statistics if they are asked for."},
-    {"_test_team", test_team, METH_NOARGS, "_test_team()\n--\n\nTests: threads that work together, helpers that are alive."},
-    {"set_options", set_options, METH_VARARGS, "set_options(debug, warn_stream_mismatch, budget, isa, threads, pool_bytes, capture_redirect, /)\n--\n\nSet those that are not None."},
-    {"counters", counters_turn, METH_NOARGS, "counters()\n--\n\nWhat all buffers of this process have done so far: a fanin.Counters."},
+     "_test_sum(out, sources, dtype, stats, parallel=True, /)\n--\n\nTests: one fold of gap-free buffers; its "
+     "statistics if they are asked for."},
+    {"_test_team", test_team, METH_NOARGS,
+     "_test_team()\n--\n\nTests: threads that work together, helpers that are alive."},
+    {"set_options", set_options, METH_VARARGS,
+     "set_options(debug, warn_stream_mismatch, budget, isa, threads, pool_bytes, capture_redirect, /)\n--\n\nSet those "
+     "that are not None."},
+    {"counters", counters_turn, METH_NOARGS,
+     "counters()\n--\n\nWhat all buffers of this process have done so far: a fanin.Counters."},
     {"pool", pool, METH_NOARGS, "pool()\n--\n\nThe figures of the pool of memory, as a dict."},
     {"trim", trim, METH_NOARGS,
-     "trim()\n--\n\nGive back to the system what is kept of the memory of large results that are gone; returns how many bytes that were.\n\n"
+     "trim()\n--\n\nGive back to the system what is kept of the memory of large results that are gone; returns how "
+     "many bytes that were.\n\n"
      "How much is kept at most is `set_options(pool_bytes=)`.\n\n"
      ">>> total = fanin.add_n([np.ones(1 << 18), np.ones(1 << 18)])\n"
      ">>> del total\n"
@@ -391,13 +396,18 @@ PyMethodDef fan_option_functions[] = {
      ">>> fanin.trim()\n"
      "0\n"},
     {"_test_exact", test_exact, METH_VARARGS,
-     "_test_exact(out, arrays, scaled=False, scale=1, step=0, isa=-1, /)\n--\n\nTests: the exact sum into out; step: over states, so many arrays at a time. "
+     "_test_exact(out, arrays, scaled=False, scale=1, step=0, isa=-1, /)\n--\n\nTests: the exact sum into out; step: "
+     "over states, so many arrays at a time. "
      "Returns how many elements went the integer path so far."},
 #ifdef FAN_TEST
-    {"_test_exact_mutant", test_exact_mutant, METH_O, "_test_exact_mutant(n, /)\n--\n\nTests: switch a planted fault of exact sums on; 0: none."},
-    {"_test_batch_mutant", test_batch_mutant, METH_O, "_test_batch_mutant(n, /)\n--\n\nTests: switch a planted fault of batches of sums on; 0: none."},
-    {"_test_sim_fault", test_sim_fault, METH_O, "_test_sim_fault(n, /)\n--\n\nTests: footprints of one kind are left out; 0: none is."},
-    {"_test_stats_astray", test_stats_astray, METH_O, "_test_stats_astray(on, /)\n--\n\nTests: read figures in the order of a stream that did not write them."},
+    {"_test_exact_mutant", test_exact_mutant, METH_O,
+     "_test_exact_mutant(n, /)\n--\n\nTests: switch a planted fault of exact sums on; 0: none."},
+    {"_test_batch_mutant", test_batch_mutant, METH_O,
+     "_test_batch_mutant(n, /)\n--\n\nTests: switch a planted fault of batches of sums on; 0: none."},
+    {"_test_sim_fault", test_sim_fault, METH_O,
+     "_test_sim_fault(n, /)\n--\n\nTests: footprints of one kind are left out; 0: none is."},
+    {"_test_stats_astray", test_stats_astray, METH_O,
+     "_test_stats_astray(on, /)\n--\n\nTests: read figures in the order of a stream that did not write them."},
     {"_test_mutant", test_mutant, METH_O, "_test_mutant(n, /)\n--\n\nTests: switch a planted fault on; 0: none."},
 #endif
     {NULL, NULL, 0, NULL},

@@ -5,13 +5,13 @@
 /* ---- fanin.Verdict ---- */
 
 typedef struct verdict_object {
-    PyObject_HEAD
-    PyObject *kind;    /* a str; none of the three is ever NULL after new */
-    PyObject *witness; /* None, or two tuples of ints */
-    PyObject *reason;  /* None, or a str */
+    PyObject_HEAD PyObject *kind; /* a str; none of the three is ever NULL after new */
+    PyObject *witness;            /* None, or two tuples of ints */
+    PyObject *reason;             /* None, or a str */
 } verdict_object;
 
-/* verdict_make: takes the reference to `witness`, which may be NULL: with an exception, or, with none, None is meant. */
+/* verdict_make: takes the reference to `witness`, which may be NULL: with an exception, or, with none, None is meant.
+ */
 static PyObject *verdict_make(fan_verdict v, PyObject *witness)
 {
     PyTypeObject *type = fan_state_get()->verdict_type;
@@ -25,7 +25,8 @@ static PyObject *verdict_make(fan_verdict v, PyObject *witness)
     }
     self->witness = witness ? witness : Py_NewRef(Py_None);
     self->kind = PyUnicode_InternFromString(fan_verdict_kind(v));
-    self->reason = v == FAN_DISJOINT || v == FAN_OVERLAP ? Py_NewRef(Py_None) : PyUnicode_FromString(fan_verdict_words(v));
+    self->reason =
+        v == FAN_DISJOINT || v == FAN_OVERLAP ? Py_NewRef(Py_None) : PyUnicode_FromString(fan_verdict_words(v));
     if (!self->kind || !self->reason)
         Py_CLEAR(self);
     return (PyObject *)self;
@@ -88,7 +89,8 @@ static PyObject *verdict_repr(PyObject *o)
     if (self->reason != Py_None)
         return PyUnicode_FromFormat("<fanin.Verdict: unknown: %U>", self->reason);
     if (self->witness != Py_None)
-        return PyUnicode_FromFormat("<fanin.Verdict: overlap, at %R and %R>", PyTuple_GET_ITEM(self->witness, 0), PyTuple_GET_ITEM(self->witness, 1));
+        return PyUnicode_FromFormat("<fanin.Verdict: overlap, at %R and %R>", PyTuple_GET_ITEM(self->witness, 0),
+                                    PyTuple_GET_ITEM(self->witness, 1));
     return PyUnicode_FromString("<fanin.Verdict: disjoint>");
 }
 
@@ -123,16 +125,21 @@ static Py_hash_t verdict_hash(PyObject *o)
 static PyMemberDef verdict_members[] = {
     {"kind", T_OBJECT_EX, offsetof(verdict_object, kind), READONLY, "\"disjoint\", \"overlap\" or \"unknown\"."},
     {"witness", T_OBJECT_EX, offsetof(verdict_object, witness), READONLY,
-     "Of an overlap: an index into each array, two tuples of ints from 0 on, whose elements have a byte in common; else None."},
-    {"reason", T_OBJECT_EX, offsetof(verdict_object, reason), READONLY, "Why the answer is \"unknown\", in words; else None."},
+     "Of an overlap: an index into each array, two tuples of ints from 0 on, whose elements have a byte in common; "
+     "else None."},
+    {"reason", T_OBJECT_EX, offsetof(verdict_object, reason), READONLY,
+     "Why the answer is \"unknown\", in words; else None."},
     {NULL, 0, 0, 0, NULL},
 };
 
 static PyType_Slot verdict_slots[] = {
     {Py_tp_doc, "Whether two arrays share a byte of memory: \"disjoint\", \"overlap\", or \"unknown\" and why.\n\n"
-                "True in a condition unless they are surely disjoint: `if fanin.overlap(a, b): copy`. `witness` proves an overlap: the indices of\n"
-                "an element of each array that hold one common byte. Verdicts are immutable, hashable, and equal if they say the same.\n\n"
-                ">>> x = np.zeros((3, 4))\n>>> v = fanin.overlap(x[1:], x[:, 2])\n>>> v.kind, v.witness\n('overlap', ((1, 2), (2,)))"},
+                "True in a condition unless they are surely disjoint: `if fanin.overlap(a, b): copy`. `witness` proves "
+                "an overlap: the indices of\n"
+                "an element of each array that hold one common byte. Verdicts are immutable, hashable, and equal if "
+                "they say the same.\n\n"
+                ">>> x = np.zeros((3, 4))\n>>> v = fanin.overlap(x[1:], x[:, 2])\n>>> v.kind, v.witness\n('overlap', "
+                "((1, 2), (2,)))"},
     {Py_tp_dealloc, verdict_dealloc},
     {Py_tp_repr, verdict_repr},
     {Py_tp_richcompare, verdict_compare},
@@ -159,12 +166,14 @@ static int budget_of(PyObject *o, uint64_t *out)
 }
 
 /* arguments: `n` positional ones and budget=. -1 with an exception. */
-static int arguments(const char *who, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, Py_ssize_t n, uint64_t *budget)
+static int arguments(const char *who, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, Py_ssize_t n,
+                     uint64_t *budget)
 {
     Py_ssize_t named = kwnames ? PyTuple_GET_SIZE(kwnames) : 0;
     *budget = FAN_OVERLAP_BUDGET;
     if (nargs != n) {
-        PyErr_Format(PyExc_TypeError, "%s() takes %zd positional argument%s but %zd were given", who, n, n == 1 ? "" : "s", nargs);
+        PyErr_Format(PyExc_TypeError, "%s() takes %zd positional argument%s but %zd were given", who, n,
+                     n == 1 ? "" : "s", nargs);
         return -1;
     }
     for (Py_ssize_t i = 0; i < named; i++) {
@@ -191,8 +200,8 @@ static PyObject *judge(const fan_region *a, const fan_region *b, uint64_t budget
     err.text[0] = '\0';
     status = b ? fan_overlap(a, b, 0, at[0], at[1], &v, &err) : fan_overlap_itself(a, 0, at[0], at[1], &v, &err);
     if (status == FAN_OK && v == FAN_HARD && budget > 0) {
-        Py_BEGIN_ALLOW_THREADS
-        status = b ? fan_overlap(a, b, budget, at[0], at[1], &v, &err) : fan_overlap_itself(a, budget, at[0], at[1], &v, &err);
+        Py_BEGIN_ALLOW_THREADS status = b ? fan_overlap(a, b, budget, at[0], at[1], &v, &err)
+                                          : fan_overlap_itself(a, budget, at[0], at[1], &v, &err);
         Py_END_ALLOW_THREADS
     }
     return status == FAN_OK ? verdict_of(v, a, b ? b : a, at) : fan_raise(status, &err);
@@ -214,7 +223,8 @@ static PyObject *overlap(PyObject *Py_UNUSED(module), PyObject *const *args, Py_
     return judge(&items[0].region, &items[1].region, budget);
 }
 
-static PyObject *overlaps_itself(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+static PyObject *overlaps_itself(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t nargs,
+                                 PyObject *kwnames)
 {
     FAN_RAW int64_t dims[FAN_REGION_DIMS];
     fan_layout_item item;
@@ -248,9 +258,8 @@ static PyObject *test_overlap(PyObject *Py_UNUSED(module), PyObject *args)
 /* ---- fanin.Overlaps ---- */
 
 typedef struct overlaps_object {
-    PyObject_HEAD
-    fan_overlaps *l; /* never NULL after new, as `label` is not */
-    uint32_t *label; /* of each array: its component */
+    PyObject_HEAD fan_overlaps *l; /* never NULL after new, as `label` is not */
+    uint32_t *label;               /* of each array: its component */
     size_t components;
     uint64_t budget;
     /* Made when they are first asked for; NULL before. */
@@ -298,13 +307,10 @@ static PyObject *overlaps(PyObject *Py_UNUSED(module), PyObject *const *args, Py
     }
     for (size_t i = 0; i < r.n; i++)
         regions[i] = r.items[i].region;
-    Py_BEGIN_ALLOW_THREADS
-    status = fan_overlaps_new(regions, r.n, &self->l, &err);
+    Py_BEGIN_ALLOW_THREADS status = fan_overlaps_new(regions, r.n, &self->l, &err);
     if (status == FAN_OK)
         status = fan_overlaps_components(self->l, budget, self->label, &self->components, &err);
-    Py_END_ALLOW_THREADS
-    if (status == FAN_OK)
-        goto done;
+    Py_END_ALLOW_THREADS if (status == FAN_OK) goto done;
     fan_raise(status, &err);
 fail:
     Py_CLEAR(self);
@@ -314,7 +320,8 @@ done:
     return (PyObject *)self;
 }
 
-/* kept: what was made first, `made` or, where another thread was faster, its own. A new reference; NULL with an exception. */
+/* kept: what was made first, `made` or, where another thread was faster, its own. A new reference; NULL with an
+ * exception. */
 static PyObject *kept(PyObject **field, PyObject *made)
 {
     if (*field)
@@ -340,8 +347,8 @@ static PyObject *tuple_of_lists(PyObject *list)
     return out;
 }
 
-/* group: array i goes to the list of its component, which begins when its second member comes; `of` has each component's first member, then its list's
- * place + n. */
+/* group: array i goes to the list of its component, which begins when its second member comes; `of` has each
+ * component's first member, then its list's place + n. */
 static int group(const overlaps_object *self, PyObject *lists, size_t *of, size_t i)
 {
     size_t n = fan_overlaps_count(self->l), *place = &of[self->label[i]];
@@ -443,10 +450,9 @@ static int make_pairs(overlaps_object *self)
     fan_error err = {0};
     fan_status status;
     PyObject *all, *unknown;
-    Py_BEGIN_ALLOW_THREADS
-    status = fan_overlaps_pairs(self->l, self->budget, &pairs, &n, &err);
-    Py_END_ALLOW_THREADS
-    if (status != FAN_OK) {
+    Py_BEGIN_ALLOW_THREADS status = fan_overlaps_pairs(self->l, self->budget, &pairs, &n, &err);
+    Py_END_ALLOW_THREADS if (status != FAN_OK)
+    {
         fan_raise(status, &err);
         return -1;
     }
@@ -491,15 +497,14 @@ static PyObject *overlaps_verdict(PyObject *o, PyObject *args)
         if (fan_index(which[i], "verdict", PyExc_IndexError, &at[i]) < 0)
             return NULL;
         if ((uint64_t)at[i] >= n)
-            return PyErr_Format(PyExc_IndexError, "verdict: there is no array %lld: expected 0 to %zu", (long long)at[i], n - 1);
+            return PyErr_Format(PyExc_IndexError, "verdict: there is no array %lld: expected 0 to %zu",
+                                (long long)at[i], n - 1);
     }
-    return judge(fan_overlaps_region(self->l, (size_t)at[0]), fan_overlaps_region(self->l, (size_t)at[1]), self->budget);
+    return judge(fan_overlaps_region(self->l, (size_t)at[0]), fan_overlaps_region(self->l, (size_t)at[1]),
+                 self->budget);
 }
 
-static Py_ssize_t overlaps_length(PyObject *o)
-{
-    return (Py_ssize_t)fan_overlaps_count(((overlaps_object *)o)->l);
-}
+static Py_ssize_t overlaps_length(PyObject *o) { return (Py_ssize_t)fan_overlaps_count(((overlaps_object *)o)->l); }
 
 static PyObject *overlaps_repr(PyObject *o)
 {
@@ -507,8 +512,9 @@ static PyObject *overlaps_repr(PyObject *o)
     size_t n = fan_overlaps_count(self->l);
     PyObject *groups = overlaps_components(o, NULL), *indices = groups ? overlaps_indices(o, NULL) : NULL, *text = NULL;
     if (indices)
-        text = PyUnicode_FromFormat("<fanin.Overlaps of %zu array%s: %zd share memory, in %zd component%s>", n, FAN_PLURAL(n), PyTuple_GET_SIZE(indices),
-                                    PyTuple_GET_SIZE(groups), FAN_PLURAL(PyTuple_GET_SIZE(groups)));
+        text = PyUnicode_FromFormat("<fanin.Overlaps of %zu array%s: %zd share memory, in %zd component%s>", n,
+                                    FAN_PLURAL(n), PyTuple_GET_SIZE(indices), PyTuple_GET_SIZE(groups),
+                                    FAN_PLURAL(PyTuple_GET_SIZE(groups)));
     Py_XDECREF(groups);
     Py_XDECREF(indices);
     return text;
@@ -516,11 +522,16 @@ static PyObject *overlaps_repr(PyObject *o)
 
 static PyGetSetDef overlaps_getset[] = {
     {"components", overlaps_components, NULL,
-     "The arrays that hang together: a tuple of tuples of indices, each of two or more, ascending.\n\nTwo arrays are in one component if a chain of overlaps leads "
-     "from one to the other. Arrays that share memory with no other are in none.", NULL},
-    {"indices", overlaps_indices, NULL, "The indices of all arrays that share memory with another one, ascending.", NULL},
+     "The arrays that hang together: a tuple of tuples of indices, each of two or more, ascending.\n\nTwo arrays are "
+     "in one component if a chain of overlaps leads "
+     "from one to the other. Arrays that share memory with no other are in none.",
+     NULL},
+    {"indices", overlaps_indices, NULL, "The indices of all arrays that share memory with another one, ascending.",
+     NULL},
     {"pairs", overlaps_pairs, NULL,
-     "All pairs (i, j), i < j, of arrays that are not surely disjoint, ascending.\n\nMade when it is first asked for: there may be n * (n - 1) / 2.", NULL},
+     "All pairs (i, j), i < j, of arrays that are not surely disjoint, ascending.\n\nMade when it is first asked for: "
+     "there may be n * (n - 1) / 2.",
+     NULL},
     {"unknown", overlaps_unknown, NULL, "Those of the pairs of which nobody could tell whether they overlap.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
@@ -532,10 +543,12 @@ static PyMethodDef overlaps_methods[] = {
 };
 
 static PyType_Slot overlaps_slots[] = {
-    {Py_tp_doc, "Which of several arrays share memory, as `fanin.overlaps` found it.\n\n"
-                "It knows addresses, shapes and strides as they were, and holds no array. What nobody could tell counts as an overlap.\n\n"
-                ">>> x = np.zeros(10)\n>>> found = fanin.overlaps([x[:4], x[2:6], x[6:], x[5:7]])\n"
-                ">>> found.pairs\n((0, 1), (1, 3), (2, 3))\n>>> found.components, found.indices\n(((0, 1, 2, 3),), (0, 1, 2, 3))"},
+    {Py_tp_doc,
+     "Which of several arrays share memory, as `fanin.overlaps` found it.\n\n"
+     "It knows addresses, shapes and strides as they were, and holds no array. What nobody could tell counts as an "
+     "overlap.\n\n"
+     ">>> x = np.zeros(10)\n>>> found = fanin.overlaps([x[:4], x[2:6], x[6:], x[5:7]])\n"
+     ">>> found.pairs\n((0, 1), (1, 3), (2, 3))\n>>> found.components, found.indices\n(((0, 1, 2, 3),), (0, 1, 2, 3))"},
     {Py_tp_dealloc, overlaps_dealloc},
     {Py_tp_repr, overlaps_repr},
     {Py_sq_length, overlaps_length},
@@ -555,27 +568,39 @@ PyMethodDef fan_overlap_functions[] = {
     {"overlap", (PyCFunction)(void (*)(void))overlap, METH_FASTCALL | METH_KEYWORDS,
      "overlap(a, b, /, *, budget=None)\n--\n\n"
      "Whether arrays a and b share a byte of memory: exactly, for any shapes, strides and dtypes.\n\n"
-     "Only addresses, shapes and strides are looked at: views of one array, of different dtypes, of a file that is mapped twice at different addresses (then they are\n"
-     "disjoint). An array is an ndarray, a torch or JAX tensor, an array on a device of fanin's, or whatever has a buffer or DLPack. The answer is a Verdict, with a\n"
-     "witness if they overlap. Of most pairs it is known in a fraction of a microsecond. A few strange ones need a table of at most `budget` bytes\n"
-     "(default 256 MiB; math.inf: no bound); if that is not enough the verdict is \"unknown\", never a guess, and never an exponential search.\n\n"
-     "Raises TypeError for what is no single array in memory (sparse, masked, a tracer), ValueError for arrays of different devices. Source: docs/analysis.md.\n\n"
-     ">>> m = np.zeros((6, 9))\n>>> fanin.overlap(m[0:4, 0:4], m[2:6, 0:4])\n<fanin.Verdict: overlap, at (2, 0) and (0, 0)>\n"
+     "Only addresses, shapes and strides are looked at: views of one array, of different dtypes, of a file that is "
+     "mapped twice at different addresses (then they are\n"
+     "disjoint). An array is an ndarray, a torch or JAX tensor, an array on a device of fanin's, or whatever has a "
+     "buffer or DLPack. The answer is a Verdict, with a\n"
+     "witness if they overlap. Of most pairs it is known in a fraction of a microsecond. A few strange ones need a "
+     "table of at most `budget` bytes\n"
+     "(default 256 MiB; math.inf: no bound); if that is not enough the verdict is \"unknown\", never a guess, and "
+     "never an exponential search.\n\n"
+     "Raises TypeError for what is no single array in memory (sparse, masked, a tracer), ValueError for arrays of "
+     "different devices. Source: docs/analysis.md.\n\n"
+     ">>> m = np.zeros((6, 9))\n>>> fanin.overlap(m[0:4, 0:4], m[2:6, 0:4])\n<fanin.Verdict: overlap, at (2, 0) and "
+     "(0, 0)>\n"
      ">>> bool(fanin.overlap(m[:, 0], m[:, 1]))\nFalse"},
     {"overlaps", (PyCFunction)(void (*)(void))overlaps, METH_FASTCALL | METH_KEYWORDS,
      "overlaps(arrays, /, *, budget=None)\n--\n\n"
-     "Which of several arrays share memory: the pairs, the components that they form, the indices of all that take part.\n\n"
-     "`arrays` and `budget` (for each pair) are as in `overlap`. Near-linear in the number of arrays for pieces, columns, blocks, step slices and\n"
-     "heads of common arrays; only `pairs` takes as long as there are pairs, and is made when it is asked for. Raises as `overlap` does, and names the array.\n"
+     "Which of several arrays share memory: the pairs, the components that they form, the indices of all that take "
+     "part.\n\n"
+     "`arrays` and `budget` (for each pair) are as in `overlap`. Near-linear in the number of arrays for pieces, "
+     "columns, blocks, step slices and\n"
+     "heads of common arrays; only `pairs` takes as long as there are pairs, and is made when it is asked for. Raises "
+     "as `overlap` does, and names the array.\n"
      "Source: docs/analysis.md.\n\n"
-     ">>> flat = np.zeros(100)\n>>> w, b = flat[:90].reshape(9, 10), flat[90:]\n>>> fanin.overlaps([w, b, flat[85:95], np.zeros(3)]).components\n((0, 1, 2),)\n"
+     ">>> flat = np.zeros(100)\n>>> w, b = flat[:90].reshape(9, 10), flat[90:]\n>>> fanin.overlaps([w, b, flat[85:95], "
+     "np.zeros(3)]).components\n((0, 1, 2),)\n"
      ">>> fanin.overlaps([w[:, i] for i in range(10)]).pairs\n()"},
     {"overlaps_itself", (PyCFunction)(void (*)(void))overlaps_itself, METH_FASTCALL | METH_KEYWORDS,
      "overlaps_itself(a, /, *, budget=None)\n--\n\n"
      "Whether two different elements of array a share a byte of memory, so that writing one changes the other.\n\n"
      "Exact as `overlap` is; the witness is the two indices. Raises as `overlap` does. Source: docs/analysis.md.\n\n"
      ">>> fanin.overlaps_itself(np.broadcast_to(np.zeros(3), (2, 3)))\n<fanin.Verdict: overlap, at (1, 0) and (0, 0)>\n"
-     ">>> windows = np.lib.stride_tricks.sliding_window_view(np.zeros(5), 3)\n>>> fanin.overlaps_itself(windows).kind\n'overlap'"},
-    {"_test_overlap", test_overlap, METH_VARARGS, "_test_overlap(a, b, times, /)\n--\n\nThe verdict's kind after a short search, asked for `times` times."},
+     ">>> windows = np.lib.stride_tricks.sliding_window_view(np.zeros(5), 3)\n>>> "
+     "fanin.overlaps_itself(windows).kind\n'overlap'"},
+    {"_test_overlap", test_overlap, METH_VARARGS,
+     "_test_overlap(a, b, times, /)\n--\n\nThe verdict's kind after a short search, asked for `times` times."},
     {NULL, NULL, 0, NULL},
 };

@@ -22,56 +22,56 @@
 #include "device/sim.h"
 
 /* X(field, name): names that are looked up or compared often, interned once. */
-#define FAN_NAME_LIST(X)                                                                                              \
-    X(str_budget, "budget")                                                                                           \
-    X(str_key, "key")                                                                                                 \
-    X(str_stream, "stream")                                                                                           \
-    X(str_donate, "donate")                                                                                           \
-    X(str_copy, "copy")                                                                                               \
-    X(str_out, "out")                                                                                                 \
-    X(str_scale, "scale")                                                                                             \
-    X(str_slot, "slot")                                                                                               \
-    X(str_writable, "writable")                                                                                       \
-    X(str_shape, "shape")                                                                                             \
+#define FAN_NAME_LIST(X)        \
+    X(str_budget, "budget")     \
+    X(str_key, "key")           \
+    X(str_stream, "stream")     \
+    X(str_donate, "donate")     \
+    X(str_copy, "copy")         \
+    X(str_out, "out")           \
+    X(str_scale, "scale")       \
+    X(str_slot, "slot")         \
+    X(str_writable, "writable") \
+    X(str_shape, "shape")       \
     X(str_dtype, "dtype")
 
 /* X(type, field): what Python allows to be per module: a strong reference each; NULL: not looked up yet. */
-#define FAN_STATE_LIST(X)                                                                                             \
-    X(PyTypeObject, buffer_type)                                                                                      \
-    X(PyTypeObject, stream_type)                                                                                      \
-    X(PyTypeObject, event_type)                                                                                       \
-    X(PyTypeObject, graph_type)                                                                                       \
-    X(PyTypeObject, array_type)                                                                                       \
-    X(PyTypeObject, machine_type)                                                                                     \
-    X(PyTypeObject, trace_type)                                                                                       \
-    X(PyTypeObject, target_type)                                                                                      \
-    X(PyTypeObject, exporter_type)                                                                                    \
-    X(PyTypeObject, verdict_type)                                                                                     \
-    X(PyTypeObject, overlaps_type)                                                                                    \
-    X(PyTypeObject, layout_type)                                                                                      \
-    X(PyTypeObject, snapshot_type)                                                                                    \
-    X(PyObject, race_error)                                                                                           \
-    X(PyObject, device_error)                                                                                         \
-    X(PyObject, device_oom_error)                                                                                     \
-    X(PyObject, capture_error)                                                                                        \
-    X(PyObject, mismatch_warning)                                                                                     \
-    X(PyObject, foreign_stream) /* fanin.streams.foreign (fan_lazy) */                                                \
-    X(PyObject, arrays)    /* the module fanin.arrays: the slow path in and out (fan_arrays) */                       \
-    X(PyObject, zero_type) /* fanin.Zero (fan_lazy) */                                                          \
-    X(PyObject, slot_type) /* fanin.Slot */                                                                           \
-    X(PyTypeObject, torch_type)                                                                                       \
-    X(PyObject, torch_is_neg)  /* torch.Tensor.is_neg, requires_grad: descriptors */                                  \
-    X(PyObject, torch_requires_grad)                                                                                  \
-    X(PyObject, stats_type) /* fanin.Stats */                                                                         \
-    X(PyObject, counters_type) /* fanin.Counters */                                                                   \
-    X(PyObject, process_counters_type)                                                                                \
-    X(PyObject, bfloat16)  /* ml_dtypes' scalar types, once the caller has imported it */                             \
-    X(PyObject, float8_e4m3fn)                                                                                        \
-    X(PyObject, float8_e5m2)                                                                                          \
-    X(PyObject, memory_of) /* fanin.sharing.memory_of: where foreign memory lies (region.c) */                        \
-    X(PyObject, masked_type) /* numpy.ma.MaskedArray */                                                               \
-    X(PyObject, disjoint)  /* the Verdict that has nothing to add */                                                  \
-    X(PyObject, zero)      /* the int 0 */                                                                            \
+#define FAN_STATE_LIST(X)                                                                            \
+    X(PyTypeObject, buffer_type)                                                                     \
+    X(PyTypeObject, stream_type)                                                                     \
+    X(PyTypeObject, event_type)                                                                      \
+    X(PyTypeObject, graph_type)                                                                      \
+    X(PyTypeObject, array_type)                                                                      \
+    X(PyTypeObject, machine_type)                                                                    \
+    X(PyTypeObject, trace_type)                                                                      \
+    X(PyTypeObject, target_type)                                                                     \
+    X(PyTypeObject, exporter_type)                                                                   \
+    X(PyTypeObject, verdict_type)                                                                    \
+    X(PyTypeObject, overlaps_type)                                                                   \
+    X(PyTypeObject, layout_type)                                                                     \
+    X(PyTypeObject, snapshot_type)                                                                   \
+    X(PyObject, race_error)                                                                          \
+    X(PyObject, device_error)                                                                        \
+    X(PyObject, device_oom_error)                                                                    \
+    X(PyObject, capture_error)                                                                       \
+    X(PyObject, mismatch_warning)                                                                    \
+    X(PyObject, foreign_stream) /* fanin.streams.foreign (fan_lazy) */                               \
+    X(PyObject, arrays)         /* the module fanin.arrays: the slow path in and out (fan_arrays) */ \
+    X(PyObject, zero_type)      /* fanin.Zero (fan_lazy) */                                          \
+    X(PyObject, slot_type)      /* fanin.Slot */                                                     \
+    X(PyTypeObject, torch_type)                                                                      \
+    X(PyObject, torch_is_neg) /* torch.Tensor.is_neg, requires_grad: descriptors */                  \
+    X(PyObject, torch_requires_grad)                                                                 \
+    X(PyObject, stats_type)    /* fanin.Stats */                                                     \
+    X(PyObject, counters_type) /* fanin.Counters */                                                  \
+    X(PyObject, process_counters_type)                                                               \
+    X(PyObject, bfloat16) /* ml_dtypes' scalar types, once the caller has imported it */             \
+    X(PyObject, float8_e4m3fn)                                                                       \
+    X(PyObject, float8_e5m2)                                                                         \
+    X(PyObject, memory_of)   /* fanin.sharing.memory_of: where foreign memory lies (region.c) */     \
+    X(PyObject, masked_type) /* numpy.ma.MaskedArray */                                              \
+    X(PyObject, disjoint)    /* the Verdict that has nothing to add */                               \
+    X(PyObject, zero)        /* the int 0 */                                                         \
     X(PyObject, site_cache)
 
 #define FAN_SPARES 8
@@ -84,7 +84,7 @@ typedef struct fan_state {
     FAN_NAME_LIST(X)
 #undef X
     const struct fan_dl_api *tables[256]; /* the exchange table of each origin (fan_origin); NULL: none is known */
-    const struct fan_dl_api *torch_api; /* how torch tensors are read without a call (dlpack.h); NULL: not known */
+    const struct fan_dl_api *torch_api;   /* how torch tensors are read without a call (dlpack.h); NULL: not known */
     uint8_t torch_origin;
     PyObject *spares[FAN_SPARES]; /* InputBuffers without references, for their next lives */
     unsigned nspares;
@@ -96,15 +96,16 @@ typedef struct fan_state {
 
 /* state.c */
 extern struct PyModuleDef fan_module;
-fan_state *fan_state_get(void);                 /* the module state (the newest, if the module was loaded again); borrowed */
+fan_state *fan_state_get(void); /* the module state (the newest, if the module was loaded again); borrowed */
 fan_state *fan_state_of_type(PyTypeObject *t);
-void fan_state_link(fan_state *st);             /* makes it the newest */
+void fan_state_link(fan_state *st); /* makes it the newest */
 void fan_state_unlink(fan_state *st);
-PyObject *fan_arrays(void);                     /* the module fanin.arrays, borrowed; NULL with an exception */
+PyObject *fan_arrays(void); /* the module fanin.arrays, borrowed; NULL with an exception */
 /* fan_lazy: module.<name> into *cache; borrowed; NULL with an exception. */
 PyObject *fan_lazy(PyObject **cache, const char *module, const char *name);
 
-/* FAN_RAW: a local that is written before it is read, and too large to be zeroed at each call as the hardened build would have it. */
+/* FAN_RAW: a local that is written before it is read, and too large to be zeroed at each call as the hardened build
+ * would have it. */
 #if defined __has_attribute
 #if __has_attribute(uninitialized)
 #define FAN_RAW __attribute__((uninitialized))
@@ -120,18 +121,21 @@ typedef struct fan_gil {
     PyGILState_STATE state;
 } fan_gil;
 bool fan_gil_held(void);
-bool fan_finalizing(void);                      /* the interpreter is gone or going: what others gave may be gone, too */
-bool fan_gil_enter(fan_gil *g);                 /* false: the interpreter is gone or going: touch nothing of Python's, leak instead */
+bool fan_finalizing(void);      /* the interpreter is gone or going: what others gave may be gone, too */
+bool fan_gil_enter(fan_gil *g); /* false: the interpreter is gone or going: touch nothing of Python's, leak instead */
 void fan_gil_leave(fan_gil *g);
 
-/* errors.c: fan_raise turns the box into an exception (FAN_EXTERN: one is set already) and returns NULL. A live exception becomes __context__. */
+/* errors.c: fan_raise turns the box into an exception (FAN_EXTERN: one is set already) and returns NULL. A live
+ * exception becomes __context__. */
 PyObject *fan_raise(fan_status s, const fan_error *err);
 /* fan_from_python: the other way: keeps the live exception where it is and returns FAN_EXTERN. */
 fan_status fan_from_python(fan_error *err);
-/* fan_exception_take: the live exception, taken off the thread; NULL: none. put: back again, over any that came meanwhile. */
+/* fan_exception_take: the live exception, taken off the thread; NULL: none. put: back again, over any that came
+ * meanwhile. */
 PyObject *fan_exception_take(void);
 void fan_exception_put(PyObject *e);
-/* fan_where: for whom something is imported, for messages: "grads: slot 2 (w1), key 3: ". Pushed and popped on one thread. */
+/* fan_where: for whom something is imported, for messages: "grads: slot 2 (w1), key 3: ". Pushed and popped on one
+ * thread. */
 typedef struct fan_where {
     const char *buffer;
     PyObject *slot_name; /* a str, or NULL; borrowed */
@@ -148,94 +152,117 @@ int fan_refuse(PyObject *type, const char *fmt, ...);
 int fan_refuse_error(fan_status s, const fan_error *err); /* the same for the box */
 
 /* dtype.c (numpy <-> fan): */
-fan_dtype fan_dtype_of_descr(PyArray_Descr *d);                 /* FAN_NO_DTYPE: not ours (object, strings ..) or foreign byte order */
-PyArray_Descr *fan_descr_of_dtype(fan_dtype d);                 /* new reference; imports ml_dtypes' type if the caller has it; else TypeError */
-int fan_dtype_parse(PyObject *o, fan_dtype *out);               /* NumPy dtype, torch dtype, name, type; None: FAN_NO_DTYPE; -1 with TypeError/ValueError */
-int fan_dtype_refuse(PyArray_Descr *d, const char *what);       /* why an array of this dtype is not taken: TypeError or BufferError. Returns -1 */
-bool fan_dtype_needs_ml_dtypes(fan_dtype d);                    /* NumPy can show it only with ml_dtypes, which the caller has not imported */
+fan_dtype fan_dtype_of_descr(PyArray_Descr *d); /* FAN_NO_DTYPE: not ours (object, strings ..) or foreign byte order */
+PyArray_Descr *fan_descr_of_dtype(
+    fan_dtype d); /* new reference; imports ml_dtypes' type if the caller has it; else TypeError */
+int fan_dtype_parse(
+    PyObject *o,
+    fan_dtype *out); /* NumPy dtype, torch dtype, name, type; None: FAN_NO_DTYPE; -1 with TypeError/ValueError */
+int fan_dtype_refuse(
+    PyArray_Descr *d,
+    const char *what); /* why an array of this dtype is not taken: TypeError or BufferError. Returns -1 */
+bool fan_dtype_needs_ml_dtypes(
+    fan_dtype d); /* NumPy can show it only with ml_dtypes, which the caller has not imported */
 
 /* exchange.c: the one way in and out. */
 typedef enum fan_origin {
-    FAN_FROM_CORE, FAN_FROM_NDARRAY, FAN_FROM_NUMPY_SCALAR, FAN_FROM_PYTHON_SCALAR, FAN_FROM_DEVICE_ARRAY, FAN_FROM_FANIN_SPARSE,
-    FAN_FROM_ZERO, FAN_FROM_OBJECT,
+    FAN_FROM_CORE,
+    FAN_FROM_NDARRAY,
+    FAN_FROM_NUMPY_SCALAR,
+    FAN_FROM_PYTHON_SCALAR,
+    FAN_FROM_DEVICE_ARRAY,
+    FAN_FROM_FANIN_SPARSE,
+    FAN_FROM_ZERO,
+    FAN_FROM_OBJECT,
     FAN_FROM_FOREIGN /* and above: index of a kind that fanin.arrays registered: torch, jax, scipy classes .. */
 } fan_origin;
-/* fan_import: any gradient (None too) as a value; the caller owns its holds. `recording`: A1, everything is an object. `has_combine`: containers are objects.
- * -1 with an exception set. */
+/* fan_import: any gradient (None too) as a value; the caller owns its holds. `recording`: A1, everything is an object.
+ * `has_combine`: containers are objects. -1 with an exception set. */
 int fan_import(PyObject *o, bool recording, bool has_combine, fan_value *out);
-/* fan_import_plain: what the fast path of the buffer needs to know of a plain gradient (buffer/plain.h); false: it is none, nothing is said. */
+/* fan_import_plain: what the fast path of the buffer needs to know of a plain gradient (buffer/plain.h); false: it is
+ * none, nothing is said. */
 bool fan_import_plain(PyObject *o, fan_plain_kind *kind, char **data);
 /* fan_plain_still: whether a plain gradient is what it was when it came: memory, dtype, shape. */
 bool fan_plain_still(PyObject *o, const fan_plain_kind *kind, const char *data);
 /* fan_value_still: the frontend's `still`. */
 bool fan_value_still(const fan_value *v);
-/* fan_plain_sound: of one whose kind is late: whether its memory holds its value, and it asks for no gradient of its own. */
+/* fan_plain_sound: of one whose kind is late: whether its memory holds its value, and it asks for no gradient of its
+ * own. */
 bool fan_plain_sound(PyObject *o);
-/* fan_plain_fresh: an array of the kind that `first` is of, to write a sum into; NULL: with an exception, or, without one, not by the fast path. fan_plain_data: the first element of such a one. */
+/* fan_plain_fresh: an array of the kind that `first` is of, to write a sum into; NULL: with an exception, or, without
+ * one, not by the fast path. fan_plain_data: the first element of such a one. */
 PyObject *fan_plain_fresh(PyObject *first, const fan_plain_kind *kind);
 char *fan_plain_data(PyObject *o, const fan_plain_kind *kind);
 /* fan_plain_scalar: the number of a kind (fan_plain_kind.scalar) whose value is at `value`; new reference. */
 PyObject *fan_plain_scalar(const fan_plain_kind *kind, const char *value);
-/* fan_plain_copy: a fresh one with the same elements, and where they are; NULL, without an exception: not by the fast path. */
+/* fan_plain_copy: a fresh one with the same elements, and where they are; NULL, without an exception: not by the fast
+ * path. */
 PyObject *fan_plain_copy(PyObject *o, const fan_plain_kind *kind, char **data);
 /* fan_plain_value: the same as a value; FAN_NOMEM. */
 fan_status fan_plain_value(void *object, char *data, const fan_plain_kind *kind, fan_value *out, fan_error *err);
-/* fan_library_stream: the current stream of the library that owns a gradient on a CUDA device, as S4 asks for it: a hold; NULL: there is none, or a stream was made the
- * current one by the caller. -1 with an exception. */
+/* fan_library_stream: the current stream of the library that owns a gradient on a CUDA device, as S4 asks for it: a
+ * hold; NULL: there is none, or a stream was made the current one by the caller. -1 with an exception. */
 int fan_library_stream(const fan_value *v, fan_stream **out);
 /* fan_import_object: what a combine or an operator gave: an object whatever it is. */
 int fan_import_object(PyObject *o, fan_value *out);
 /* fan_import_out: a writable array to write a sum into (out=). BufferError if it cannot be written. */
 int fan_import_out(PyObject *o, fan_value *out);
-/* fan_export: new reference to what Python gets for a value: its own object, or an array of the value's origin. Takes the value's holds, errors too. */
+/* fan_export: new reference to what Python gets for a value: its own object, or an array of the value's origin. Takes
+ * the value's holds, errors too. */
 PyObject *fan_export(fan_value *v);
 /* fan_export_array: a host array as an ndarray over the same memory; takes a hold of its own. */
 PyObject *fan_export_array(fan_array *a);
-/* fan_unshared: an ndarray that owns its memory and has just these references: no view, no buffer of another and no weak reference leads to it, and nobody can
- * make one. */
+/* fan_unshared: an ndarray that owns its memory and has just these references: no view, no buffer of another and no
+ * weak reference leads to it, and nobody can make one. */
 bool fan_unshared(PyObject *o, Py_ssize_t refs);
-/* fan_alone: with just these references, as far as can be seen: whose memory goes when they go. A view of an ndarray that nobody else has counts, too. */
+/* fan_alone: with just these references, as far as can be seen: whose memory goes when they go. A view of an ndarray
+ * that nobody else has counts, too. */
 bool fan_alone(PyObject *o, Py_ssize_t refs);
 fan_buffer *fan_buffer_of(PyObject *o); /* of an InputBuffer */
 /* target.c: the context of InputBuffer.target. */
 PyObject *fan_target_new(PyObject *buffer, size_t slot, int64_t key, fan_stream *stream);
 void fan_buffer_spares_free(fan_state *st);
-PyObject *fan_buffer_call(PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames); /* InputBuffer's vectorcall */
+PyObject *fan_buffer_call(PyObject *type, PyObject *const *args, size_t nargsf,
+                          PyObject *kwnames); /* InputBuffer's vectorcall */
 /* fan_fresh: an array allocated by the library of an origin (value.h: fresh). */
-fan_status fan_fresh(uint8_t origin, fan_device *d, fan_stream *on, fan_dtype dtype, int ndim, const int64_t *shape, const fan_array *like, fan_array **out, fan_error *err);
-extern const fan_frontend fan_python;           /* the frontend of every buffer made from Python */
+fan_status fan_fresh(uint8_t origin, fan_device *d, fan_stream *on, fan_dtype dtype, int ndim, const int64_t *shape,
+                     const fan_array *like, fan_array **out, fan_error *err);
+extern const fan_frontend fan_python; /* the frontend of every buffer made from Python */
 
-/* fan_index: an exact integer: bool is a TypeError, a negative one an exception of class `negative`. `what` begins the message. -1 with an exception. */
+/* fan_index: an exact integer: bool is a TypeError, a negative one an exception of class `negative`. `what` begins the
+ * message. -1 with an exception. */
 int fan_index(PyObject *o, const char *what, PyObject *negative, int64_t *out);
 
 /* stream.c, event.c */
-/* fan_stream_arg: a stream from whatever is one (fanin.Stream, torch's, CuPy's, anything with __cuda_stream__: fanin.streams.foreign); None: NULL. A hold in *out.
- * -1: TypeError where it is no stream. */
+/* fan_stream_arg: a stream from whatever is one (fanin.Stream, torch's, CuPy's, anything with __cuda_stream__:
+ * fanin.streams.foreign); None: NULL. A hold in *out. -1: TypeError where it is no stream. */
 int fan_stream_arg(PyObject *o, fan_stream **out);
-PyObject *fan_stream_wrap(fan_stream *s);       /* new reference; takes a hold of its own */
+PyObject *fan_stream_wrap(fan_stream *s); /* new reference; takes a hold of its own */
 PyObject *fan_event_wrap(fan_event *e);
-fan_event *fan_event_arg(PyObject *o);          /* borrowed; NULL without exception if o is no Event */
+fan_event *fan_event_arg(PyObject *o); /* borrowed; NULL without exception if o is no Event */
 /* fan_device_arg: "cpu", "sim:0" (innermost machine entered on this thread); None: NULL. A hold in *out. */
 int fan_device_arg(PyObject *o, fan_device **out);
 
 /* array.c: fanin's own array on a device. */
 PyObject *fan_array_wrap(fan_array *a, fan_device *d); /* takes holds of its own */
-fan_array *fan_array_arg(PyObject *o, fan_device **d);  /* borrowed; NULL without exception if o is none */
+fan_array *fan_array_arg(PyObject *o, fan_device **d); /* borrowed; NULL without exception if o is none */
 
 /* site.c: "file.py:31" of the innermost frame outside fanin, of the calling thread. */
 void fan_site(char *buf, size_t size);
 
 /* Every type's file offers its spec; module.c adds them in order. */
-extern PyType_Spec fan_buffer_spec, fan_stream_spec, fan_event_spec, fan_array_spec, fan_machine_spec, fan_graph_spec, fan_trace_spec, fan_exporter_spec, fan_target_spec, fan_verdict_spec,
-    fan_overlaps_spec, fan_layout_spec, fan_snapshot_spec;
+extern PyType_Spec fan_buffer_spec, fan_stream_spec, fan_event_spec, fan_array_spec, fan_machine_spec, fan_graph_spec,
+    fan_trace_spec, fan_exporter_spec, fan_target_spec, fan_verdict_spec, fan_overlaps_spec, fan_layout_spec,
+    fan_snapshot_spec;
 /* Functions of the module, one table per file, joined in module.c. */
 /* fan_budget_arg: a number of bytes, math.inf for no bound. -1 with an exception. fan_buffer_budget_arg: or "auto". */
 int fan_budget_arg(PyObject *o, uint64_t *out);
 int fan_buffer_budget_arg(PyObject *o, uint64_t *out);
-PyObject *fan_budget_wrap(uint64_t budget); /* "auto", a number or math.inf */
+PyObject *fan_budget_wrap(uint64_t budget);         /* "auto", a number or math.inf */
 PyObject *fan_counters_wrap(const fan_counters *n); /* a fanin.Counters */
 PyObject *fan_process_counters(void);               /* a fanin.options.ProcessCounters */
 extern PyMethodDef fan_buffer_functions[], fan_stream_functions[], fan_machine_functions[], fan_rules_functions[],
-    fan_trace_functions[], fan_option_functions[], fan_exchange_functions[], fan_overlap_functions[], fan_address_functions[], fan_cuda_functions[];
+    fan_trace_functions[], fan_option_functions[], fan_exchange_functions[], fan_overlap_functions[],
+    fan_address_functions[], fan_cuda_functions[];
 
 #endif

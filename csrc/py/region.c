@@ -1,7 +1,7 @@
 /* region: see region.h.
  *
- *   ndarray, torch tensor (by torch's exchange table), fanin's device array, whatever has a buffer     here, without a call of Python's
- *   everything else                                                                                 fanin.sharing.memory_of
+ *   ndarray, torch tensor (by torch's exchange table), fanin's device array, whatever has a buffer     here, without a
+ * call of Python's everything else fanin.sharing.memory_of
  */
 #include "py/region.h"
 
@@ -129,7 +129,8 @@ static int read_buffer(PyObject *o, const char *who, Py_ssize_t index, int64_t *
     for (int i = 0; i < view.ndim && view.suboffsets; i++)
         indirect |= view.suboffsets[i] >= 0;
     if (view.ndim > FAN_MAX_NDIM || indirect) {
-        refuse_words(who, index, PyExc_TypeError, "the buffer of this %.200s is none that an address and strides describe; expected an array", o);
+        refuse_words(who, index, PyExc_TypeError,
+                     "the buffer of this %.200s is none that an address and strides describe; expected an array", o);
         goto done;
     }
     for (int i = 0; i < view.ndim; i++) {
@@ -164,7 +165,8 @@ static int numbers(PyObject *o, int64_t *to)
     return (int)n;
 }
 
-/* read_told: (address, shape, strides in bytes, item size, dtype's name, may it be written, device type, device number). */
+/* read_told: (address, shape, strides in bytes, item size, dtype's name, may it be written, device type, device
+ * number). */
 static int read_told(PyObject *told, int64_t *dims, fan_layout_item *out)
 {
     PyObject *shape, *strides;
@@ -172,7 +174,8 @@ static int read_told(PyObject *told, int64_t *dims, fan_layout_item *out)
     long long itemsize;
     const char *dtype;
     int writable, type, id, ndim;
-    if (!PyArg_ParseTuple(told, "KOOLspii:memory", &address, &shape, &strides, &itemsize, &dtype, &writable, &type, &id))
+    if (!PyArg_ParseTuple(told, "KOOLspii:memory", &address, &shape, &strides, &itemsize, &dtype, &writable, &type,
+                          &id))
         return -1;
     ndim = numbers(shape, dims);
     if (ndim < 0 || numbers(strides, dims + ndim) < 0)
@@ -195,7 +198,8 @@ static int in_place(const char *who, Py_ssize_t index)
     return -1;
 }
 
-static int read_capsule(PyObject *capsule, PyObject *o, const char *who, Py_ssize_t index, int64_t *dims, fan_layout_item *out)
+static int read_capsule(PyObject *capsule, PyObject *o, const char *who, Py_ssize_t index, int64_t *dims,
+                        fan_layout_item *out)
 {
     FAN_RAW int64_t copy[2 * FAN_MAX_NDIM];
     fan_dl_tensor t;
@@ -203,9 +207,11 @@ static int read_capsule(PyObject *capsule, PyObject *o, const char *who, Py_ssiz
     if (fan_dlpack_peek(capsule, copy, &t, &flags) < 0)
         return in_place(who, index);
     if (flags & FAN_DL_IS_COPIED)
-        return refuse_words(who, index, PyExc_TypeError, "this %.200s exports a copy by DLPack: where its own memory lies is not known", o);
+        return refuse_words(who, index, PyExc_TypeError,
+                            "this %.200s exports a copy by DLPack: where its own memory lies is not known", o);
     if (!read_tensor(&t, dims, out))
-        return refuse_words(who, index, PyExc_TypeError, "the DLPack tensor of this %.200s has no memory whose bytes can be compared", o);
+        return refuse_words(who, index, PyExc_TypeError,
+                            "the DLPack tensor of this %.200s has no memory whose bytes can be compared", o);
     out->writable = !(flags & FAN_DL_READ_ONLY);
     return 0;
 }
@@ -237,7 +243,8 @@ static int masked(PyObject *o)
     return type ? PyObject_IsInstance(o, type) : -1;
 }
 
-int fan_region_read(PyObject *o, const char *who, Py_ssize_t index, int64_t *dims, fan_layout_item *out, PyArray_Descr **descr)
+int fan_region_read(PyObject *o, const char *who, Py_ssize_t index, int64_t *dims, fan_layout_item *out,
+                    PyArray_Descr **descr)
 {
     fan_device *device;
     fan_array *a;
@@ -245,7 +252,8 @@ int fan_region_read(PyObject *o, const char *who, Py_ssize_t index, int64_t *dim
     if (PyArray_Check(o)) {
         int mask = PyArray_CheckExact(o) ? 0 : masked(o);
         if (mask > 0)
-            refuse_words(who, index, PyExc_TypeError, "a %.200s has two memories; expected one array: give its .data or its .mask", o);
+            refuse_words(who, index, PyExc_TypeError,
+                         "a %.200s has two memories; expected one array: give its .data or its .mask", o);
         if (mask != 0)
             return -1;
         read_ndarray((PyArrayObject *)o, dims, out, descr);
@@ -294,7 +302,8 @@ static int read_all(const char *who, fan_regions *r)
         fan_layout_item *item = &r->items[r->n];
         if (fan_grow((void **)&r->dims, &r->cap, r->used + FAN_REGION_DIMS, sizeof *r->dims) < 0)
             goto nomem;
-        if (fan_region_read(PyTuple_GET_ITEM(r->tuple, (Py_ssize_t)r->n), who, (Py_ssize_t)r->n, r->dims + r->used, item, &r->descrs[r->n]) < 0)
+        if (fan_region_read(PyTuple_GET_ITEM(r->tuple, (Py_ssize_t)r->n), who, (Py_ssize_t)r->n, r->dims + r->used,
+                            item, &r->descrs[r->n]) < 0)
             return -1;
         Py_XINCREF(r->descrs[r->n]);
         r->used += 2 * (size_t)item->region.ndim;
@@ -315,7 +324,8 @@ nomem:
 int fan_regions_read(PyObject *o, const char *who, fan_regions *out)
 {
     *out = (fan_regions){.n = 0};
-    if (PyArray_Check(o) || Py_TYPE(o) == fan_state_get()->array_type || PyUnicode_Check(o) || PyBytes_Check(o) || !(Py_TYPE(o)->tp_iter || PySequence_Check(o))) {
+    if (PyArray_Check(o) || Py_TYPE(o) == fan_state_get()->array_type || PyUnicode_Check(o) || PyBytes_Check(o) ||
+        !(Py_TYPE(o)->tp_iter || PySequence_Check(o))) {
         PyErr_Format(PyExc_TypeError, "%s: expected a sequence of arrays, got a %.200s", who, Py_TYPE(o)->tp_name);
         return -1;
     }
@@ -342,8 +352,10 @@ int fan_regions_one_device(const fan_layout_item *items, size_t n, const char *w
     char one[64], two[64];
     for (size_t i = 1; i < n; i++)
         if (items[i].device != items[0].device) {
-            PyErr_Format(PyExc_ValueError, "%s: array %zu is on %s, array 0 on %s: expected arrays of one device, whose addresses can be compared",
-                         who, i, device_words(items[i].device, one, sizeof one), device_words(items[0].device, two, sizeof two));
+            PyErr_Format(
+                PyExc_ValueError,
+                "%s: array %zu is on %s, array 0 on %s: expected arrays of one device, whose addresses can be compared",
+                who, i, device_words(items[i].device, one, sizeof one), device_words(items[0].device, two, sizeof two));
             return -1;
         }
     return 0;

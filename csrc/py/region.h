@@ -17,9 +17,11 @@ typedef struct fan_regions {
 
 #define FAN_REGION_DIMS (2 * FAN_MAX_NDIM)
 
-/* fan_region_read: one object's memory; `dims` has room for FAN_REGION_DIMS numbers, into which shape and strides point. *descr: an ndarray's dtype, borrowed; else NULL. `who` and `index` (negative: none) begin
- * the messages, as in "overlaps: array 3: ..". -1 with an exception. */
-int fan_region_read(PyObject *o, const char *who, Py_ssize_t index, int64_t *dims, fan_layout_item *out, PyArray_Descr **descr);
+/* fan_region_read: one object's memory; `dims` has room for FAN_REGION_DIMS numbers, into which shape and strides
+ * point. *descr: an ndarray's dtype, borrowed; else NULL. `who` and `index` (negative: none) begin the messages, as in
+ * "overlaps: array 3: ..". -1 with an exception. */
+int fan_region_read(PyObject *o, const char *who, Py_ssize_t index, int64_t *dims, fan_layout_item *out,
+                    PyArray_Descr **descr);
 /* fan_regions_read: those of all that the iterable `o` gives. -1 with an exception. fini: of a zeroed one as well. */
 int fan_regions_read(PyObject *o, const char *who, fan_regions *out);
 void fan_regions_fini(fan_regions *r);

@@ -1,7 +1,9 @@
-/* rules: the pure functions of the rules as Python has them: plain numbers in, plain tuples and dicts out. For tests that enumerate them.
+/* rules: the pure functions of the rules as Python has them: plain numbers in, plain tuples and dicts out. For tests
+ * that enumerate them.
  *
- * A place is a pair (device, stream); a slot is (C, A, R, has_event); rules come as a frozenset of strings: {"S4", "S9"}. Argument order and names are those of
- * tests/spec/stream_rules.py for the rules S, and of fanin.reference for the rules A.
+ * A place is a pair (device, stream); a slot is (C, A, R, has_event); rules come as a frozenset of strings: {"S4",
+ * "S9"}. Argument order and names are those of tests/spec/stream_rules.py for the rules S, and of fanin.reference for
+ * the rules A.
  */
 #include "py/machine.h"
 
@@ -29,7 +31,8 @@ static int slot_arg(PyObject *o, void *out)
     fan_sync_slot *s = out;
     int has_event;
     *s = (fan_sync_slot){0};
-    if (!PyTuple_Check(o) || !PyArg_ParseTuple(o, "O&O&O&p;a slot is (C, A, R, has_event)", place_arg, &s->C, place_arg, &s->A, place_arg, &s->R, &has_event)) {
+    if (!PyTuple_Check(o) || !PyArg_ParseTuple(o, "O&O&O&p;a slot is (C, A, R, has_event)", place_arg, &s->C, place_arg,
+                                               &s->A, place_arg, &s->R, &has_event)) {
         if (!PyErr_Occurred())
             PyErr_SetString(PyExc_TypeError, "a slot is (C, A, R, has_event)");
         return 0;
@@ -38,10 +41,7 @@ static int slot_arg(PyObject *o, void *out)
     return 1;
 }
 
-static PyObject *place_of(fan_place p)
-{
-    return Py_BuildValue("(KK)", (ull)p.device, (ull)p.stream);
-}
+static PyObject *place_of(fan_place p) { return Py_BuildValue("(KK)", (ull)p.device, (ull)p.stream); }
 
 static PyObject *slot_of(fan_sync_slot s)
 {
@@ -56,10 +56,7 @@ static PyObject *rules_of(uint64_t rules)
     return set;
 }
 
-static PyObject *truth(bool b)
-{
-    return PyBool_FromLong(b);
-}
+static PyObject *truth(bool b) { return PyBool_FromLong(b); }
 
 /* S */
 
@@ -69,11 +66,12 @@ static PyObject *sync_add(PyObject *Py_UNUSED(module), PyObject *args)
     fan_place P, C, current;
     fan_sync_slot slot;
     fan_sync_add p;
-    if (!PyArg_ParseTuple(args, "KO&O&O&O&:rules_sync_add", &D, place_arg, &P, place_arg, &C, place_arg, &current, slot_arg, &slot))
+    if (!PyArg_ParseTuple(args, "KO&O&O&O&:rules_sync_add", &D, place_arg, &P, place_arg, &C, place_arg, &current,
+                          slot_arg, &slot))
         return NULL;
     p = fan_sync_add_plan(D, P, C, current, slot);
-    return Py_BuildValue("{s:C,s:N,s:N,s:N,s:N,s:N}", "how", p.how, "P", place_of(p.P), "slot", slot_of(p.slot), "record", truth(p.record),
-                         "mark", truth(p.mark), "rules", rules_of(p.rules));
+    return Py_BuildValue("{s:C,s:N,s:N,s:N,s:N,s:N}", "how", p.how, "P", place_of(p.P), "slot", slot_of(p.slot),
+                         "record", truth(p.record), "mark", truth(p.mark), "rules", rules_of(p.rules));
 }
 
 static PyObject *sync_convert(PyObject *Py_UNUSED(module), PyObject *args)
@@ -84,7 +82,8 @@ static PyObject *sync_convert(PyObject *Py_UNUSED(module), PyObject *args)
     if (!PyArg_ParseTuple(args, "KO&O&:rules_sync_convert", &D, place_arg, &add.P, place_arg, &add.slot.A))
         return NULL;
     p = fan_sync_convert_plan(D, &add);
-    return Py_BuildValue("{s:N,s:N,s:N}", "on_producer", truth(p.on_producer), "on", place_of(p.on), "rules", rules_of(p.rules));
+    return Py_BuildValue("{s:N,s:N,s:N}", "on_producer", truth(p.on_producer), "on", place_of(p.on), "rules",
+                         rules_of(p.rules));
 }
 
 static PyObject *sync_fold(PyObject *Py_UNUSED(module), PyObject *args)
@@ -94,8 +93,9 @@ static PyObject *sync_fold(PyObject *Py_UNUSED(module), PyObject *args)
     if (!PyArg_ParseTuple(args, "O&:rules_sync_fold", slot_arg, &slot))
         return NULL;
     p = fan_sync_fold_plan(slot);
-    return Py_BuildValue("{s:N,s:N,s:N,s:N,s:N,s:N}", "wait_ready", truth(p.wait_ready), "mark_value", truth(p.mark_value), "record",
-                         truth(p.record), "clear_event", truth(p.clear_event), "slot", slot_of(p.slot), "rules", rules_of(p.rules));
+    return Py_BuildValue("{s:N,s:N,s:N,s:N,s:N,s:N}", "wait_ready", truth(p.wait_ready), "mark_value",
+                         truth(p.mark_value), "record", truth(p.record), "clear_event", truth(p.clear_event), "slot",
+                         slot_of(p.slot), "rules", rules_of(p.rules));
 }
 
 static PyObject *sync_item_waits(PyObject *Py_UNUSED(module), PyObject *args)
@@ -114,8 +114,8 @@ static PyObject *sync_take(PyObject *Py_UNUSED(module), PyObject *args)
     if (!PyArg_ParseTuple(args, "O&O&:rules_sync_take", slot_arg, &slot, place_arg, &consumer))
         return NULL;
     p = fan_sync_take_plan(slot, consumer);
-    return Py_BuildValue("{s:N,s:N,s:N,s:N}", "wait", truth(p.wait), "record_now", truth(p.record_now), "mark", truth(p.mark), "rules",
-                         rules_of(p.rules));
+    return Py_BuildValue("{s:N,s:N,s:N,s:N}", "wait", truth(p.wait), "record_now", truth(p.record_now), "mark",
+                         truth(p.mark), "rules", rules_of(p.rules));
 }
 
 static PyObject *sync_finish(PyObject *Py_UNUSED(module), PyObject *args)
@@ -127,8 +127,8 @@ static PyObject *sync_finish(PyObject *Py_UNUSED(module), PyObject *args)
     if (!PyArg_ParseTuple(args, "O&pO&:rules_sync_finish", slot_arg, &slot, &has_out, place_arg, &taker))
         return NULL;
     p = fan_sync_finish_plan(slot, has_out, taker);
-    return Py_BuildValue("{s:N,s:N,s:N,s:N}", "wait_taker", truth(p.wait_taker), "record", truth(p.record), "slot", slot_of(p.slot), "rules",
-                         rules_of(p.rules));
+    return Py_BuildValue("{s:N,s:N,s:N,s:N}", "wait_taker", truth(p.wait_taker), "record", truth(p.record), "slot",
+                         slot_of(p.slot), "rules", rules_of(p.rules));
 }
 
 static PyObject *capture(PyObject *Py_UNUSED(module), PyObject *args)
@@ -164,7 +164,8 @@ static int side_arg(PyObject *o, void *out)
     const char *form, *format;
     int reusable = 0;
     fan_format f = FAN_COO;
-    if (!PyTuple_Check(o) || !PyArg_ParseTuple(o, "ssp;a side is (form, format, reusable)", &form, &format, &reusable)) {
+    if (!PyTuple_Check(o) ||
+        !PyArg_ParseTuple(o, "ssp;a side is (form, format, reusable)", &form, &format, &reusable)) {
         if (!PyErr_Occurred())
             PyErr_SetString(PyExc_TypeError, "a side is (form, format, reusable)");
         return 0;
@@ -192,16 +193,18 @@ static PyObject *accum(PyObject *Py_UNUSED(module), PyObject *args)
     if (!PyArg_ParseTuple(args, "O&O&|p:rules_accum", side_arg, &old, side_arg, &new_, &recording))
         return NULL;
     p = fan_accum(old, new_, recording);
-    return Py_BuildValue("{s:s,s:s,s:N}", "action", fan_action_word(p.action), "result", forms[p.result], "rules", rules_of(p.rules));
+    return Py_BuildValue("{s:s,s:s,s:N}", "action", fan_action_word(p.action), "result", forms[p.result], "rules",
+                         rules_of(p.rules));
 }
 
 static PyObject *reusable(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"dense", "writable", "exact", "apart", "borrowed", "ours", "lent", "donated", "unshared", "host", "settled", NULL};
+    static char *names[] = {"dense", "writable", "exact",    "apart", "borrowed", "ours",
+                            "lent",  "donated",  "unshared", "host",  "settled",  NULL};
     int f[11] = {0};
     fan_reuse facts;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$ppppppppppp:rules_reusable", names, f, f + 1, f + 2, f + 3, f + 4, f + 5, f + 6, f + 7,
-                                     f + 8, f + 9, f + 10))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$ppppppppppp:rules_reusable", names, f, f + 1, f + 2, f + 3, f + 4,
+                                     f + 5, f + 6, f + 7, f + 8, f + 9, f + 10))
         return NULL;
     facts = (fan_reuse){f[0], f[1], f[2], f[3], f[4], f[5], f[6], f[7], f[8], f[9], f[10]};
     return PyUnicode_FromString(fan_reuse_words(fan_reusable(&facts)));
@@ -227,7 +230,10 @@ static int dtype_arg(PyObject *o, void *out)
 
 static PyObject *promote(PyObject *Py_UNUSED(module), PyObject *words)
 {
-    static const struct { const char *name; fan_dtype_set bit; } weak[] = {
+    static const struct {
+        const char *name;
+        fan_dtype_set bit;
+    } weak[] = {
         {"weak bool", FAN_WEAK_BOOL}, {"int", FAN_WEAK_INT}, {"float", FAN_WEAK_FLOAT}, {"complex", FAN_WEAK_COMPLEX}};
     fan_dtype_set set = 0;
     PyObject *items = PySequence_Tuple(words);
@@ -279,11 +285,17 @@ PyMethodDef fan_rules_functions[] = {
     {"rules_sync_take", sync_take, METH_VARARGS, "rules_sync_take(slot, consumer, /)\n--\n\nS18, S19."},
     {"rules_sync_finish", sync_finish, METH_VARARGS, "rules_sync_finish(slot, has_out, taker, /)\n--\n\nS22."},
     {"rules_capture", capture, METH_VARARGS, "rules_capture(s, t, free, legacy, /)\n--\n\nS7."},
-    {"rules_plan_words", plan_words, METH_NOARGS, "rules_plan_words()\n--\n\nThe waits, records and marks that can be left out."},
-    {"rules_accum", accum, METH_VARARGS, "rules_accum(old, new, recording=False, /)\n--\n\nA1-A8; a side is (form, format, reusable)."},
-    {"rules_reusable", (PyCFunction)(void (*)(void))reusable, METH_VARARGS | METH_KEYWORDS, "rules_reusable(**facts)\n--\n\nWhy an operand may or may not be written, in words."},
-    {"rules_promote", promote, METH_O, "rules_promote(names, /)\n--\n\nA10; \"int\", \"float\", \"complex\" are Python scalars. None where there is none."},
+    {"rules_plan_words", plan_words, METH_NOARGS,
+     "rules_plan_words()\n--\n\nThe waits, records and marks that can be left out."},
+    {"rules_accum", accum, METH_VARARGS,
+     "rules_accum(old, new, recording=False, /)\n--\n\nA1-A8; a side is (form, format, reusable)."},
+    {"rules_reusable", (PyCFunction)(void (*)(void))reusable, METH_VARARGS | METH_KEYWORDS,
+     "rules_reusable(**facts)\n--\n\nWhy an operand may or may not be written, in words."},
+    {"rules_promote", promote, METH_O,
+     "rules_promote(names, /)\n--\n\nA10; \"int\", \"float\", \"complex\" are Python scalars. None where there is "
+     "none."},
     {"rules_accum_dtype", accum_dtype, METH_VARARGS, "rules_accum_dtype(dtype, wish=None, /)\n--\n\nA11."},
-    {"rules_fit", fit, METH_VARARGS, "rules_fit(declared, slot_shape, shape, /)\n--\n\nA9: \"exact\", \"reduce\" or \"no\"."},
+    {"rules_fit", fit, METH_VARARGS,
+     "rules_fit(declared, slot_shape, shape, /)\n--\n\nA9: \"exact\", \"reduce\" or \"no\"."},
     {NULL, NULL, 0, NULL},
 };

@@ -1,7 +1,8 @@
 /* site: which line of the user's asked for this? Races, traces and warnings name it.
  *
- * The innermost frame that is not plumbing. Plumbing is fanin itself, but for what runs as a program of its own (the demo, the
- * command line, scenarios of the test suite), and the frozen part of the standard library. Decided once per file.
+ * The innermost frame that is not plumbing. Plumbing is fanin itself, but for what runs as a program of its own (the
+ * demo, the command line, scenarios of the test suite), and the frozen part of the standard library. Decided once per
+ * file.
  */
 #include "py/py.h"
 
@@ -38,7 +39,8 @@ static PyObject *package_home(void)
     return home ? home : PyUnicode_FromString("");
 }
 
-/* name_of: the short name by which a file is cited, None where it is plumbing; borrowed from the cache. NULL with an exception. */
+/* name_of: the short name by which a file is cited, None where it is plumbing; borrowed from the cache. NULL with an
+ * exception. */
 static PyObject *name_of(PyObject *filename)
 {
     fan_state *st = fan_state_get();

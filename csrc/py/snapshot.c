@@ -7,9 +7,8 @@
 #define LONG_COPY ((size_t)1 << 18)
 
 typedef struct snapshot_object {
-    PyObject_HEAD
-    fan_snapshot *s; /* never NULL after new */
-    fan_regions was; /* where they lay; it holds them, so their memory is alive as long as the snapshot */
+    PyObject_HEAD fan_snapshot *s; /* never NULL after new */
+    fan_regions was;               /* where they lay; it holds them, so their memory is alive as long as the snapshot */
     size_t n;
 } snapshot_object;
 
@@ -41,7 +40,8 @@ static int on_host(const fan_regions *r)
 {
     for (size_t i = 0; i < r->n; i++)
         if (r->items[i].device != 0) {
-            PyErr_Format(PyExc_TypeError, "Snapshot: array %zu is not on the host: expected memory that can be read", i);
+            PyErr_Format(PyExc_TypeError, "Snapshot: array %zu is not on the host: expected memory that can be read",
+                         i);
             return -1;
         }
     return 0;
@@ -72,8 +72,7 @@ static int copy(snapshot_object *self)
         is_long |= extent(r, i);
     }
     if (is_long) {
-        Py_BEGIN_ALLOW_THREADS
-        status = fan_snapshot_new(regions, r->n, &self->s, &err);
+        Py_BEGIN_ALLOW_THREADS status = fan_snapshot_new(regions, r->n, &self->s, &err);
         Py_END_ALLOW_THREADS
     } else {
         status = fan_snapshot_new(regions, r->n, &self->s, &err);
@@ -112,7 +111,8 @@ static Py_ssize_t place_of(const snapshot_object *self, PyObject *o, const char 
         return -1;
     if ((uint64_t)i < self->n)
         return (Py_ssize_t)i;
-    PyErr_Format(PyExc_IndexError, "%s: there is no array %lld: expected 0 to %zd", who, (long long)i, (Py_ssize_t)self->n - 1);
+    PyErr_Format(PyExc_IndexError, "%s: there is no array %lld: expected 0 to %zd", who, (long long)i,
+                 (Py_ssize_t)self->n - 1);
     return -1;
 }
 
@@ -121,16 +121,16 @@ static bool ask(const snapshot_object *self, size_t i)
     bool changed;
     if (fan_snapshot_bytes(self->s) < LONG_COPY)
         return fan_snapshot_changed(self->s, i);
-    Py_BEGIN_ALLOW_THREADS
-    changed = fan_snapshot_changed(self->s, i);
-    Py_END_ALLOW_THREADS
-    return changed;
+    Py_BEGIN_ALLOW_THREADS changed = fan_snapshot_changed(self->s, i);
+    Py_END_ALLOW_THREADS return changed;
 }
 
 static PyObject *snapshot_changed(PyObject *o, PyObject *which)
 {
     const snapshot_object *self = (snapshot_object *)o;
-    PyObject *numbers = which == Py_None ? NULL : PySequence_Fast(which, "Snapshot.changed: expected a sequence of positions"), *found;
+    PyObject *numbers =
+                 which == Py_None ? NULL : PySequence_Fast(which, "Snapshot.changed: expected a sequence of positions"),
+             *found;
     if (which != Py_None && !numbers)
         return NULL;
     Py_ssize_t n = numbers ? PySequence_Fast_GET_SIZE(numbers) : (Py_ssize_t)self->n;
@@ -166,10 +166,8 @@ static PyObject *snapshot_restore(PyObject *o, PyObject *args)
     data = where == Py_None ? fan_snapshot_data(self->s, (size_t)i) : PyLong_AsUnsignedLongLong(where);
     if (data == UINT64_MAX && PyErr_Occurred())
         return NULL;
-    Py_BEGIN_ALLOW_THREADS
-    fan_snapshot_restore(self->s, (size_t)i, data);
-    Py_END_ALLOW_THREADS
-    Py_RETURN_NONE;
+    Py_BEGIN_ALLOW_THREADS fan_snapshot_restore(self->s, (size_t)i, data);
+    Py_END_ALLOW_THREADS Py_RETURN_NONE;
 }
 
 static PyObject *snapshot_data(PyObject *o, PyObject *which)
@@ -196,7 +194,8 @@ static PyObject *snapshot_elsewhere(PyObject *o, PyObject *Py_UNUSED(ignored))
         fan_layout_item now;
         PyArray_Descr *descr;
         PyObject *x;
-        if (fan_region_read(PyTuple_GET_ITEM(self->was.tuple, (Py_ssize_t)i), "Snapshot.elsewhere", (Py_ssize_t)i, dims, &now, &descr) < 0) {
+        if (fan_region_read(PyTuple_GET_ITEM(self->was.tuple, (Py_ssize_t)i), "Snapshot.elsewhere", (Py_ssize_t)i, dims,
+                            &now, &descr) < 0) {
             Py_CLEAR(found);
             break;
         }
@@ -215,18 +214,18 @@ static PyObject *snapshot_nbytes(PyObject *o, void *Py_UNUSED(closure))
     return PyLong_FromSize_t(fan_snapshot_bytes(((snapshot_object *)o)->s));
 }
 
-static Py_ssize_t snapshot_length(PyObject *o)
-{
-    return (Py_ssize_t)((snapshot_object *)o)->n;
-}
+static Py_ssize_t snapshot_length(PyObject *o) { return (Py_ssize_t)((snapshot_object *)o)->n; }
 
 static PyMethodDef methods[] = {
     {"changed", snapshot_changed, METH_O,
-     "changed($self, which, /)\n--\n\nThe positions, among `which` (None: all), of arrays of which a byte is another one now; the memory that was read must still be there."},
+     "changed($self, which, /)\n--\n\nThe positions, among `which` (None: all), of arrays of which a byte is another "
+     "one now; the memory that was read must still be there."},
     {"restore", snapshot_restore, METH_VARARGS,
-     "restore($self, i, data=None, /)\n--\n\nWrite the bytes of array i that differ, where they were; or as an array of the same geometry whose first element lies at `data`."},
+     "restore($self, i, data=None, /)\n--\n\nWrite the bytes of array i that differ, where they were; or as an array "
+     "of the same geometry whose first element lies at `data`."},
     {"elsewhere", snapshot_elsewhere, METH_NOARGS,
-     "elsewhere($self, /)\n--\n\nThe positions of arrays that begin elsewhere now, or have another shape, strides or dtype."},
+     "elsewhere($self, /)\n--\n\nThe positions of arrays that begin elsewhere now, or have another shape, strides or "
+     "dtype."},
     {"data", snapshot_data, METH_O, "data($self, i, /)\n--\n\nWhere the first element of array i was."},
     {NULL, NULL, 0, NULL},
 };
@@ -237,8 +236,10 @@ static PyGetSetDef getset[] = {
 };
 
 static PyType_Slot slots[] = {
-    {Py_tp_doc, "Snapshot(arrays, /)\n--\n\nThe bytes that several arrays on the host show, kept, to be compared with what is there later, and put back.\n\n"
-                "It holds the arrays, but believes that their memory stays where it is: who gives an array other memory asks for no comparison of it."},
+    {Py_tp_doc, "Snapshot(arrays, /)\n--\n\nThe bytes that several arrays on the host show, kept, to be compared with "
+                "what is there later, and put back.\n\n"
+                "It holds the arrays, but believes that their memory stays where it is: who gives an array other "
+                "memory asks for no comparison of it."},
     {Py_tp_new, snapshot_new},
     {Py_tp_dealloc, snapshot_dealloc},
     {Py_tp_traverse, snapshot_traverse},

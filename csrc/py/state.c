@@ -1,13 +1,11 @@
 /* state: the module's state, and who may touch Python. */
 #include "py/py.h"
 
-/* The newest state. A module that is deleted from sys.modules and imported again makes a second state; types of the first go on with theirs. */
+/* The newest state. A module that is deleted from sys.modules and imported again makes a second state; types of the
+ * first go on with theirs. */
 static fan_state *newest;
 
-fan_state *fan_state_get(void)
-{
-    return newest;
-}
+fan_state *fan_state_get(void) { return newest; }
 
 fan_state *fan_state_of_type(PyTypeObject *t)
 {
@@ -45,10 +43,7 @@ PyObject *fan_lazy(PyObject **cache, const char *module, const char *name)
     return *cache;
 }
 
-PyObject *fan_arrays(void)
-{
-    return fan_lazy(&fan_state_get()->arrays, "fanin.arrays", NULL);
-}
+PyObject *fan_arrays(void) { return fan_lazy(&fan_state_get()->arrays, "fanin.arrays", NULL); }
 
 #if PY_VERSION_HEX >= 0x030D0000
 #define CURRENT_THREAD_STATE() PyThreadState_GetUnchecked()
@@ -65,10 +60,7 @@ bool fan_gil_held(void)
     return mine && mine == CURRENT_THREAD_STATE();
 }
 
-bool fan_finalizing(void)
-{
-    return !Py_IsInitialized() || FINALIZING();
-}
+bool fan_finalizing(void) { return !Py_IsInitialized() || FINALIZING(); }
 
 bool fan_gil_enter(fan_gil *g)
 {

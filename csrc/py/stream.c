@@ -9,8 +9,7 @@
 #include <string.h>
 
 typedef struct stream_object {
-    PyObject_HEAD
-    fan_stream *s; /* held; never NULL after new */
+    PyObject_HEAD fan_stream *s; /* held; never NULL after new */
 } stream_object;
 
 static PyObject *stream_make(PyTypeObject *type, fan_stream *s)
@@ -21,15 +20,9 @@ static PyObject *stream_make(PyTypeObject *type, fan_stream *s)
     return (PyObject *)self;
 }
 
-PyObject *fan_stream_wrap(fan_stream *s)
-{
-    return stream_make(fan_state_get()->stream_type, s);
-}
+PyObject *fan_stream_wrap(fan_stream *s) { return stream_make(fan_state_get()->stream_type, s); }
 
-static fan_stream *stream_of(PyObject *o)
-{
-    return ((stream_object *)o)->s;
-}
+static fan_stream *stream_of(PyObject *o) { return ((stream_object *)o)->s; }
 
 int fan_stream_arg(PyObject *o, fan_stream **out)
 {
@@ -59,7 +52,8 @@ int fan_device_arg(PyObject *o, fan_device **out)
     if (!o || o == Py_None)
         return 0;
     if (!PyUnicode_Check(o)) {
-        PyErr_Format(PyExc_TypeError, "expected a device's name, as in \"cpu\" or \"sim:0\", got %.80s", Py_TYPE(o)->tp_name);
+        PyErr_Format(PyExc_TypeError, "expected a device's name, as in \"cpu\" or \"sim:0\", got %.80s",
+                     Py_TYPE(o)->tp_name);
         return -1;
     }
     if (!(name = PyUnicode_AsUTF8(o)))
@@ -77,7 +71,10 @@ int fan_device_arg(PyObject *o, fan_device **out)
             return *out ? 0 : -1;
         }
     }
-    PyErr_Format(PyExc_ValueError, "unknown device %R: devices are \"cpu\", \"cuda:0\" .. where there is a driver, and, inside `with fanin.sim.Machine():`, \"sim:0\", \"sim:1\" ..", o);
+    PyErr_Format(PyExc_ValueError,
+                 "unknown device %R: devices are \"cpu\", \"cuda:0\" .. where there is a driver, and, inside `with "
+                 "fanin.sim.Machine():`, \"sim:0\", \"sim:1\" ..",
+                 o);
     return -1;
 }
 
@@ -142,19 +139,17 @@ static PyObject *stream_wait(PyObject *o, PyObject *arg)
             return NULL;
         PyErr_Clear();
         if (!other)
-            return PyErr_Format(PyExc_TypeError, "Stream.wait: expected an Event or a Stream, got %.80s", Py_TYPE(arg)->tp_name);
+            return PyErr_Format(PyExc_TypeError, "Stream.wait: expected an Event or a Stream, got %.80s",
+                                Py_TYPE(arg)->tp_name);
     } else {
         fan_stream *recorded = fan_event_stream(e);
         fan_stream_drop(recorded);
         if (!recorded && PyErr_WarnFormat(PyExc_RuntimeWarning, 1, "%R waits for %R: this does nothing", o, arg) < 0)
             return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS
-    status = other ? wait_stream(s, other, &err) : fan_stream_wait(s, e, NULL, &err);
+    Py_BEGIN_ALLOW_THREADS status = other ? wait_stream(s, other, &err) : fan_stream_wait(s, e, NULL, &err);
     fan_stream_drop(other);
-    Py_END_ALLOW_THREADS
-    if (status != FAN_OK)
-        return fan_raise(status, &err);
+    Py_END_ALLOW_THREADS if (status != FAN_OK) return fan_raise(status, &err);
     Py_RETURN_NONE;
 }
 
@@ -164,11 +159,8 @@ static PyObject *stream_record(PyObject *o, PyObject *Py_UNUSED(none))
     PyObject *made = NULL;
     fan_error err = {0};
     fan_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = fan_event_record(stream_of(o), &e, &err);
-    Py_END_ALLOW_THREADS
-    if (status != FAN_OK)
-        return fan_raise(status, &err);
+    Py_BEGIN_ALLOW_THREADS status = fan_event_record(stream_of(o), &e, &err);
+    Py_END_ALLOW_THREADS if (status != FAN_OK) return fan_raise(status, &err);
     made = fan_event_wrap(e);
     fan_event_drop(e);
     return made;
@@ -178,11 +170,8 @@ static PyObject *stream_synchronize(PyObject *o, PyObject *Py_UNUSED(none))
 {
     fan_error err = {0};
     fan_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = fan_stream_sync(stream_of(o), &err);
-    Py_END_ALLOW_THREADS
-    if (status != FAN_OK)
-        return fan_raise_sim(status, &err);
+    Py_BEGIN_ALLOW_THREADS status = fan_stream_sync(stream_of(o), &err);
+    Py_END_ALLOW_THREADS if (status != FAN_OK) return fan_raise_sim(status, &err);
     Py_RETURN_NONE;
 }
 
@@ -190,7 +179,8 @@ static PyObject *stream_protocol(PyObject *o, PyObject *Py_UNUSED(none))
 {
     char text[32];
     if (!fan_cuda_of(stream_of(o)->device))
-        return PyErr_Format(PyExc_TypeError, "%R is no CUDA stream: it is of %s", o, fan_device_text(stream_of(o)->device, text, sizeof text));
+        return PyErr_Format(PyExc_TypeError, "%R is no CUDA stream: it is of %s", o,
+                            fan_device_text(stream_of(o)->device, text, sizeof text));
     return Py_BuildValue("(iK)", 0, (unsigned long long)stream_of(o)->handle);
 }
 
@@ -206,10 +196,7 @@ static PyObject *stream_repr(PyObject *o)
                                 (unsigned long long)stream_of(o)->handle);
 }
 
-static Py_hash_t stream_hash(PyObject *o)
-{
-    return (Py_hash_t)(stream_of(o)->id & 0x7fffffff);
-}
+static Py_hash_t stream_hash(PyObject *o) { return (Py_hash_t)(stream_of(o)->id & 0x7fffffff); }
 
 static PyObject *stream_compare(PyObject *a, PyObject *b, int op)
 {
@@ -238,12 +225,12 @@ static PyMethodDef methods[] = {
     {"wait", stream_wait_turn, METH_O,
      "wait($self, other, /)\n--\n\nHold back what is queued here from now on until `other` has passed.\n\n"
      "`other` is an Event (its last record counts, now) or a Stream (all that it has queued). The host does not wait."},
-    {"record", stream_record_turn, METH_NOARGS,
-     "record($self, /)\n--\n\nAn Event behind all that is queued here now."},
+    {"record", stream_record_turn, METH_NOARGS, "record($self, /)\n--\n\nAn Event behind all that is queued here now."},
     {"synchronize", stream_synchronize_turn, METH_NOARGS,
      "synchronize($self, /)\n--\n\nBlock until everything queued here has run."},
     {"__cuda_stream__", stream_protocol, METH_NOARGS,
-     "__cuda_stream__($self, /)\n--\n\n(0, handle), as other libraries ask for it; TypeError for a simulated device's."},
+     "__cuda_stream__($self, /)\n--\n\n(0, handle), as other libraries ask for it; TypeError for a simulated "
+     "device's."},
     {"__reduce__", stream_reduce, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
@@ -255,9 +242,10 @@ static PyGetSetDef getset[] = {
 };
 
 static PyType_Slot slots[] = {
-    {Py_tp_doc, "Stream(device, handle)\n--\n\nA queue of a device: what is queued runs in order, and late.\n\n"
-                "Two are equal when they are the same queue. `handle` is the number of a stream that exists; 0 and 1 are the\n"
-                "legacy default stream. `fanin.sim.Machine.stream` makes new ones."},
+    {Py_tp_doc,
+     "Stream(device, handle)\n--\n\nA queue of a device: what is queued runs in order, and late.\n\n"
+     "Two are equal when they are the same queue. `handle` is the number of a stream that exists; 0 and 1 are the\n"
+     "legacy default stream. `fanin.sim.Machine.stream` makes new ones."},
     {Py_tp_new, stream_new},
     {Py_tp_dealloc, stream_dealloc},
     {Py_tp_repr, stream_repr},
@@ -312,15 +300,9 @@ static PyObject *push_or_pop(PyObject *o, bool push)
     Py_RETURN_NONE;
 }
 
-static PyObject *stream_push(PyObject *Py_UNUSED(module), PyObject *o)
-{
-    return push_or_pop(o, true);
-}
+static PyObject *stream_push(PyObject *Py_UNUSED(module), PyObject *o) { return push_or_pop(o, true); }
 
-static PyObject *stream_pop(PyObject *Py_UNUSED(module), PyObject *o)
-{
-    return push_or_pop(o, false);
-}
+static PyObject *stream_pop(PyObject *Py_UNUSED(module), PyObject *o) { return push_or_pop(o, false); }
 
 static PyObject *pass_end(PyObject *Py_UNUSED(module), PyObject *args)
 {
@@ -355,10 +337,8 @@ static PyObject *pass_end(PyObject *Py_UNUSED(module), PyObject *args)
             PyErr_SetString(PyExc_TypeError, "pass_end: expected streams, got None");
             goto done;
         }
-    Py_BEGIN_ALLOW_THREADS
-    status = caller ? fan_pass_end(caller, on, n, values, nvalues, &err) : FAN_OK;
-    Py_END_ALLOW_THREADS
-    result = status == FAN_OK ? Py_NewRef(Py_None) : fan_raise_sim(status, &err);
+    Py_BEGIN_ALLOW_THREADS status = caller ? fan_pass_end(caller, on, n, values, nvalues, &err) : FAN_OK;
+    Py_END_ALLOW_THREADS result = status == FAN_OK ? Py_NewRef(Py_None) : fan_raise_sim(status, &err);
 done:
     while (n-- > 0)
         fan_stream_drop(on[n]);
@@ -408,13 +388,18 @@ static PyObject *build_info(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(non
 FAN_TURN_TUPLE(pass_end, fan_seen_nothing)
 
 PyMethodDef fan_stream_functions[] = {
-    {"current_stream", current_stream, METH_O, "current_stream(device, /)\n--\n\nThe current stream of a device on this thread; None without streams."},
-    {"stream_pushed", stream_pushed, METH_O, "stream_pushed(device, /)\n--\n\nThe innermost stream pushed for a device on this thread; None: none."},
-    {"stream_push", stream_push, METH_O, "stream_push(stream, /)\n--\n\nMake it the current stream of its device on this thread."},
+    {"current_stream", current_stream, METH_O,
+     "current_stream(device, /)\n--\n\nThe current stream of a device on this thread; None without streams."},
+    {"stream_pushed", stream_pushed, METH_O,
+     "stream_pushed(device, /)\n--\n\nThe innermost stream pushed for a device on this thread; None: none."},
+    {"stream_push", stream_push, METH_O,
+     "stream_push(stream, /)\n--\n\nMake it the current stream of its device on this thread."},
     {"stream_pop", stream_pop, METH_O, "stream_pop(stream, /)\n--\n\nTake off the innermost push of it."},
     {"pass_end", pass_end_turn, METH_VARARGS,
-     "pass_end(caller, streams, values, /)\n--\n\nThe end of a pass (S20): `caller` waits for each of `streams`, and `values` are used on it."},
-    {"sim_devices", sim_devices, METH_NOARGS, "sim_devices()\n--\n\nDevices of the innermost machine entered on this thread; 0 without one."},
+     "pass_end(caller, streams, values, /)\n--\n\nThe end of a pass (S20): `caller` waits for each of `streams`, and "
+     "`values` are used on it."},
+    {"sim_devices", sim_devices, METH_NOARGS,
+     "sim_devices()\n--\n\nDevices of the innermost machine entered on this thread; 0 without one."},
     {"build_info", build_info, METH_NOARGS, "build_info()\n--\n\nHow this library was built."},
     {NULL, NULL, 0, NULL},
 };

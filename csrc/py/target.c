@@ -4,8 +4,7 @@
 #include <string.h>
 
 typedef struct target_object {
-    PyObject_HEAD
-    PyObject *buffer; /* held */
+    PyObject_HEAD PyObject *buffer; /* held */
     fan_target t;
     size_t slot;
     int64_t key;
@@ -13,10 +12,7 @@ typedef struct target_object {
     enum { FRESH, LENT, OVER } state;
 } target_object;
 
-static target_object *of(PyObject *o)
-{
-    return (target_object *)o;
-}
+static target_object *of(PyObject *o) { return (target_object *)o; }
 
 PyObject *fan_target_new(PyObject *buffer, size_t slot, int64_t key, fan_stream *stream)
 {
@@ -39,7 +35,8 @@ static int end(target_object *self, bool good)
     self->state = OVER;
     err.status = FAN_OK;
     err.text[0] = '\0';
-    status = fan_buffer_target_end(fan_buffer_of(self->buffer), &self->t, good, device ? FAN_FROM_DEVICE_ARRAY : FAN_FROM_NDARRAY, &err);
+    status = fan_buffer_target_end(fan_buffer_of(self->buffer), &self->t, good,
+                                   device ? FAN_FROM_DEVICE_ARRAY : FAN_FROM_NDARRAY, &err);
     if (status != FAN_OK && good)
         fan_raise(status, &err);
     return status == FAN_OK || !good ? 0 : -1;
@@ -64,7 +61,8 @@ static PyObject *target_enter(PyObject *o, PyObject *Py_UNUSED(none))
     if (self->t.device->backend->has_streams)
         out = fan_array_wrap(self->t.array, self->t.device);
     else if (fan_dtype_needs_ml_dtypes(self->t.array->dtype)) { /* it would be shown as a copy */
-        fan_refuse(PyExc_TypeError, "the sum runs in a dtype that NumPy knows through ml_dtypes alone: import ml_dtypes first");
+        fan_refuse(PyExc_TypeError,
+                   "the sum runs in a dtype that NumPy knows through ml_dtypes alone: import ml_dtypes first");
         out = NULL;
     } else
         out = fan_export_array(self->t.array);

@@ -6,14 +6,10 @@
 #include "buffer/rules.h"
 
 typedef struct trace_object {
-    PyObject_HEAD
-    fan_trace *t; /* owned; never NULL after new */
+    PyObject_HEAD fan_trace *t; /* owned; never NULL after new */
 } trace_object;
 
-static fan_trace *trace_of(PyObject *o)
-{
-    return ((trace_object *)o)->t;
-}
+static fan_trace *trace_of(PyObject *o) { return ((trace_object *)o)->t; }
 
 static PyObject *trace_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
@@ -70,7 +66,8 @@ PyObject *fan_rules_tuple(uint64_t rules)
         PyObject *word;
         if (!(rules >> bit & 1u))
             continue;
-        word = bit < FAN_S_RULES ? PyUnicode_FromFormat("S%d", bit + 1) : PyUnicode_FromFormat("A%d", bit + 1 - FAN_S_RULES);
+        word = bit < FAN_S_RULES ? PyUnicode_FromFormat("S%d", bit + 1)
+                                 : PyUnicode_FromFormat("A%d", bit + 1 - FAN_S_RULES);
         if (!word)
             Py_CLEAR(made);
         else
@@ -88,10 +85,11 @@ static PyObject *line_of(const fan_trace_line *l)
         Py_XDECREF(label);
         return NULL;
     }
-    return Py_BuildValue("(ssOiiIKLNKKKKKddN)", kind_word(l->kind), how, l->in_place ? Py_True : Py_False, (int)l->device,
-                         (int)l->slot, (unsigned int)l->count, (unsigned long long)l->buffer, (long long)l->key, rules,
-                         (unsigned long long)l->stream, (unsigned long long)l->other, (unsigned long long)l->event,
-                         (unsigned long long)l->bytes, (unsigned long long)l->host_ns, l->start_us, l->end_us, label);
+    return Py_BuildValue("(ssOiiIKLNKKKKKddN)", kind_word(l->kind), how, l->in_place ? Py_True : Py_False,
+                         (int)l->device, (int)l->slot, (unsigned int)l->count, (unsigned long long)l->buffer,
+                         (long long)l->key, rules, (unsigned long long)l->stream, (unsigned long long)l->other,
+                         (unsigned long long)l->event, (unsigned long long)l->bytes, (unsigned long long)l->host_ns,
+                         l->start_us, l->end_us, label);
 }
 
 static PyObject *trace_lines(PyObject *o, PyObject *Py_UNUSED(none))
@@ -114,10 +112,7 @@ static PyObject *trace_dropped(PyObject *o, void *Py_UNUSED(closure))
     return PyLong_FromUnsignedLongLong(fan_trace_dropped(trace_of(o)));
 }
 
-static Py_ssize_t trace_length(PyObject *o)
-{
-    return (Py_ssize_t)fan_trace_count(trace_of(o));
-}
+static Py_ssize_t trace_length(PyObject *o) { return (Py_ssize_t)fan_trace_count(trace_of(o)); }
 
 static PyMethodDef methods[] = {
     {"begin", trace_begin, METH_NOARGS, "begin($self, /)\n--\n\nRecord what this thread does from now on."},

@@ -1,7 +1,8 @@
 /* turn: calls of the face as turns of a simulated machine's threads (base/thread.h, Calls and turns).
  *
- * Whatever way a call goes, on a thread that Machine.spawn started its beginning is a step of its own, and `seen` says what it does to what threads share, as far as no lock
- * and no device says so. Elsewhere it costs one load. FAN_TURN_..(call, seen) makes call_turn of a method `call`, by the shape of its arguments.
+ * Whatever way a call goes, on a thread that Machine.spawn started its beginning is a step of its own, and `seen` says
+ * what it does to what threads share, as far as no lock and no device says so. Elsewhere it costs one load.
+ * FAN_TURN_..(call, seen) makes call_turn of a method `call`, by the shape of its arguments.
  */
 #ifndef FAN_PY_TURN_H
 #define FAN_PY_TURN_H
@@ -17,29 +18,30 @@ static inline void fan_seen_nothing(PyObject *o, PyObject *const *args, Py_ssize
 }
 
 /* Two functions, so that the usual way saves no registers for the other. */
-#define FAN_TURN(declared, passed, seen_args, call, seen)                                                             \
-    __attribute__((noinline, cold)) static PyObject *call##_watched declared                                          \
-    {                                                                                                                 \
-        if (fan_turn_begin() < 0)                                                                                     \
-            return NULL;                                                                                              \
-        seen seen_args;                                                                                               \
-        PyObject *fan_result = call passed;                                                                           \
-        fan_call_end();                                                                                               \
-        return fan_result;                                                                                            \
-    }                                                                                                                 \
-    static PyObject *call##_turn declared                                                                             \
-    {                                                                                                                 \
-        return fan_watched() ? call##_watched passed : call passed;                                                   \
-    }
+#define FAN_TURN(declared, passed, seen_args, call, seen)                    \
+    __attribute__((noinline, cold)) static PyObject *call##_watched declared \
+    {                                                                        \
+        if (fan_turn_begin() < 0)                                            \
+            return NULL;                                                     \
+        seen seen_args;                                                      \
+        PyObject *fan_result = call passed;                                  \
+        fan_call_end();                                                      \
+        return fan_result;                                                   \
+    }                                                                        \
+    static PyObject *call##_turn declared { return fan_watched() ? call##_watched passed : call passed; }
 
-#define FAN_TURN_FAST(call, seen)                                                                                     \
-    FAN_TURN((PyObject * o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames), (o, args, nargs, kwnames), (o, args, nargs, kwnames), call, seen)
-#define FAN_TURN_ONE(call, seen) FAN_TURN((PyObject * o, PyObject *arg), (o, arg), (o, &arg, arg != NULL, NULL), call, seen)
-#define FAN_TURN_NONE(call, seen) FAN_TURN((PyObject * o, PyObject *none), (o, none), (o, NULL, 0, NULL), call, seen)
-#define FAN_TURN_TUPLE(call, seen)                                                                                    \
-    FAN_TURN((PyObject * o, PyObject *args), (o, args), (o, &PyTuple_GET_ITEM(args, 0), PyTuple_GET_SIZE(args), NULL), call, seen)
-#define FAN_TURN_NAMED(call, seen)                                                                                    \
-    FAN_TURN((PyObject * o, PyObject *args, PyObject *kwargs), (o, args, kwargs), (o, &PyTuple_GET_ITEM(args, 0), PyTuple_GET_SIZE(args), NULL), call, seen)
+#define FAN_TURN_FAST(call, seen)                                                                                   \
+    FAN_TURN((PyObject * o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames), (o, args, nargs, kwnames), \
+             (o, args, nargs, kwnames), call, seen)
+#define FAN_TURN_ONE(call, seen) \
+    FAN_TURN((PyObject * o, PyObject * arg), (o, arg), (o, &arg, arg != NULL, NULL), call, seen)
+#define FAN_TURN_NONE(call, seen) FAN_TURN((PyObject * o, PyObject * none), (o, none), (o, NULL, 0, NULL), call, seen)
+#define FAN_TURN_TUPLE(call, seen)                       \
+    FAN_TURN((PyObject * o, PyObject * args), (o, args), \
+             (o, &PyTuple_GET_ITEM(args, 0), PyTuple_GET_SIZE(args), NULL), call, seen)
+#define FAN_TURN_NAMED(call, seen)                                                  \
+    FAN_TURN((PyObject * o, PyObject * args, PyObject * kwargs), (o, args, kwargs), \
+             (o, &PyTuple_GET_ITEM(args, 0), PyTuple_GET_SIZE(args), NULL), call, seen)
 #define FAN_TURN_GET(call, seen) FAN_TURN((PyObject * o, void *closure), (o, closure), (o, NULL, 0, NULL), call, seen)
 #define FAN_TURN_REPR(call, seen) FAN_TURN((PyObject * o), (o), (o, NULL, 0, NULL), call, seen)
 

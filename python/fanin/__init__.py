@@ -1,8 +1,8 @@
 """fanin: the input buffer of an autograd engine.
 
-Where a value is used more than once, its gradient is a sum. `add_n` sums arrays in one pass; `InputBuffer` takes gradients
-from any thread and any stream, sums them in an order that does not depend on who came first, and inserts exactly the stream
-waits that are needed.
+Where a value is used more than once, its gradient is a sum. `add_n` sums arrays in one pass; `InputBuffer` takes
+gradients from any thread and any stream, sums them in an order that does not depend on who came first, and inserts
+exactly the stream waits that are needed.
 
 >>> import fanin, numpy as np
 >>> buf = fanin.InputBuffer(2)
@@ -62,7 +62,12 @@ __all__ = [
     "trim",
 ]
 
-_LATER = ("analysis", "descriptors", "tape", "torch")  # modules of the package that are imported when they are first asked for
+_LATER = (
+    "analysis",
+    "descriptors",
+    "tape",
+    "torch",
+)  # modules of the package that are imported when they are first asked for
 
 
 def __getattr__(name: str) -> Any:

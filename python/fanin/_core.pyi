@@ -1,4 +1,4 @@
-"""The C core (csrc/py). Public names are documented where the package shows them; the rest is plumbing between fanin's own modules."""
+"""The C core (csrc/py). Public names are documented where the package shows them; the rest is for our own modules."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, Literal, Self, TypedDict, final, overload
@@ -23,13 +23,15 @@ class InputBuffer:
     """Gradients are added to its slots, from any thread and any stream; their sums are taken.
 
     slots: a count; or a sequence of example arrays, whose shape, dtype and device are taken, and of fanin.Slot.
-    budget: bytes of contributions that may wait to be summed; 0 sums at each arrival, math.inf only when asked. "auto": what the
-    buffer alone keeps alive, for whoever made it has dropped it, counts against a part of the second-level cache, and what somebody
-    else holds against 64 MiB. None is what fanin.set_options says: "auto" at first. The bits of the sums do not depend on it.
-    accumulate: the dtype in which sums run; by default float32 for float16, bfloat16 and float8, else the dtype itself. "exact":
-    sums of floats are those of real numbers, rounded once, whatever the order. stats: `stats()` tells norms, largest elements and
-    non-finite ones of what was taken, and waits for it on a device with streams. stream: the consumer's. leaf: the consumer accumulates into `.grad`. create_graph: sums are made by the arrays' own `+`, so
-    that they can be differentiated. name: for messages, traces and pictures.
+    budget: bytes of contributions that may wait to be summed; 0 sums at each arrival, math.inf only when asked.
+    "auto": what the buffer alone keeps alive, for whoever made it has dropped it, counts against a part of the
+    second-level cache, and what somebody else holds against 64 MiB. None is what fanin.set_options says: "auto" at
+    first. The bits of the sums do not depend on it. accumulate: the dtype in which sums run; by default float32 for
+    float16, bfloat16 and float8, else the dtype itself. "exact": sums of floats are those of real numbers, rounded
+    once, whatever the order. stats: `stats()` tells norms, largest elements and non-finite ones of what was taken,
+    and waits for it on a device with streams. stream: the consumer's. leaf: the consumer accumulates into `.grad`.
+    create_graph: sums are made by the arrays' own `+`, so that they can be differentiated. name: for messages,
+    traces and pictures.
 
     >>> buf = fanin.InputBuffer([fanin.Slot(shape=(2,), dtype="float32", name="b1")])
     >>> buf.add(0, np.ones((5, 2), np.float32))   # summed to the declared shape
@@ -69,16 +71,18 @@ class InputBuffer:
     ) -> None:
         """Add one gradient to a slot.
 
-        The gradient is an array (ndarray, torch.Tensor, jax.Array, SciPy sparse, fanin.Sparse, an array of a simulated device),
-        a number, fanin.Zero, an object with its own `+`, or None: undefined, which counts and adds nothing.
-        Leave it as it is until the sum is taken: the buffer may keep a reference. `copy=True` lifts that. Without `donate` it is
-        never written into; with it, nobody else touches it until take(), and the sum may be written there.
+        The gradient is an array (ndarray, torch.Tensor, jax.Array, SciPy sparse, fanin.Sparse, an array of a
+        simulated device), a number, fanin.Zero, an object with its own `+`, or None: undefined, which counts and
+        adds nothing. Leave it as it is until the sum is taken: the buffer may keep a reference. `copy=True` lifts
+        that. Without `donate` it is never written into; with it, nobody else touches it until take(), and the sum
+        may be written there.
 
-        key: an integer from 0 on, one per edge: the sum is the left fold in key order, whoever came first. stream: the one that
-        the gradient was made on. donate and copy exclude each other.
+        key: an integer from 0 on, one per edge: the sum is the left fold in key order, whoever came first. stream:
+        the one that the gradient was made on. donate and copy exclude each other.
 
-        Raises IndexError (slot), TypeError (no array, no stream), ValueError (shape, dtype, key, count), OverflowError (a Python int
-        that does not fit int64), BufferError (an array that cannot be imported), RuntimeError (the slot is poisoned). Then all is as before.
+        Raises IndexError (slot), TypeError (no array, no stream), ValueError (shape, dtype, key, count),
+        OverflowError (a Python int that does not fit int64), BufferError (an array that cannot be imported),
+        RuntimeError (the slot is poisoned). Then all is as before.
 
         >>> buf = fanin.InputBuffer(1)
         >>> buf.add(0, np.array([1.0, 2.0]))
@@ -98,8 +102,8 @@ class InputBuffer:
     ) -> None:
         """Add gradients[i] to slots[i] for each i, in one call: all of them or, with an error, none.
 
-        slots: a sequence of ints; one slot may be there more than once. gradients: as many of what `add` takes. keys: as many ints
-        (or None for each), stream, donate, copy: as `add` has them, for all.
+        slots: a sequence of ints; one slot may be there more than once. gradients: as many of what `add` takes.
+        keys: as many ints (or None for each), stream, donate, copy: as `add` has them, for all.
 
         Raises what `add` raises, and ValueError where the lengths differ; then no gradient was added.
 
@@ -111,10 +115,11 @@ class InputBuffer:
     def target(self, slot: int, *, key: int | None = None, stream: Any = None) -> Target:
         """A context that lends an array, in the accumulation dtype, for a producer that adds into the slot by itself.
 
-        It is the running sum where that is safe: where it is the buffer's own, `key` comes next, and the producer's stream is the
-        one that sums; the slot then waits for the end. Else it holds zeros, and counts as a contribution at the end. The slot must
-        declare its shape and dtype. If the body raises, zeros that were lent are dropped; a slot whose running sum was lent answers
-        every call but clear() with a RuntimeError. What was lent is not to be written after the block.
+        It is the running sum where that is safe: where it is the buffer's own, `key` comes next, and the producer's
+        stream is the one that sums; the slot then waits for the end. Else it holds zeros, and counts as a
+        contribution at the end. The slot must declare its shape and dtype. If the body raises, zeros that were lent
+        are dropped; a slot whose running sum was lent answers every call but clear() with a RuntimeError. What was
+        lent is not to be written after the block.
 
         Raises IndexError (slot), TypeError (stream), ValueError (an undeclared slot, key, count).
 
@@ -149,13 +154,14 @@ class InputBuffer:
     ) -> list[Any]:
         """All sums, as a list with an entry for each slot, None where it is undefined; the buffer is then empty.
 
-        slot: of this one alone the sum comes back, bare, and only it is empty then: one buffer can serve a whole graph. `out` is one array.
-        The sums are ready to be used on `stream` (default: the buffer's). A single contribution comes back as the very object
-        that was added; `writable=True` copies what is not the buffer's alone. out: a list of arrays (or None) to write the sums into.
-        scale: a number that multiplies the sums in the same pass, before the one rounding.
+        slot: of this one alone the sum comes back, bare, and only it is empty then: one buffer can serve a whole
+        graph. `out` is one array. The sums are ready to be used on `stream` (default: the buffer's). A single
+        contribution comes back as the very object that was added; `writable=True` copies what is not the buffer's
+        alone. out: a list of arrays (or None) to write the sums into. scale: a number that multiplies the sums in
+        the same pass, before the one rounding.
 
-        Raises ValueError (out, scale, a contribution missing), BufferError (out cannot be written), OverflowError (a sum of Python ints
-        that does not fit), RuntimeError (poisoned; from within a target of a slot).
+        Raises ValueError (out, scale, a contribution missing), BufferError (out cannot be written), OverflowError
+        (a sum of Python ints that does not fit), RuntimeError (poisoned; from within a target of a slot).
 
         >>> buf = fanin.InputBuffer(2)
         >>> buf.add(0, np.float32([1, 2]))
@@ -177,13 +183,15 @@ class InputBuffer:
         writable: bool = False,
     ) -> Any: ...
     def stats(self, slot: int, /) -> Stats | None:
-        """What is known of the sum that was taken of a slot, until something is added to it again: a fanin.Stats; None where the sum is
-        undefined, or an object. Gathered in the same pass over memory as the sum, where there is one.
+        """What is known of the sum that was taken of a slot, until something is added to it again: a fanin.Stats;
+        None where the sum is undefined, or an object. Gathered in the same pass over memory as the sum, where there
+        is one.
 
-        On a device with streams the sum leaves them there: the first call waits for the stream that summed, and blocks.
+        On a device with streams the sum leaves them there: the first call waits for the stream that summed, and
+        blocks.
 
-        Raises ValueError if the buffer was made without stats=True, or no sum was taken; CaptureError while that stream is captured, and
-        of a sum that was made while it was.
+        Raises ValueError if the buffer was made without stats=True, or no sum was taken; CaptureError while that
+        stream is captured, and of a sum that was made while it was.
 
         >>> buf = fanin.InputBuffer(1, stats=True)
         >>> buf.add(0, np.array([3.0, np.inf]), key=0)
@@ -217,13 +225,13 @@ def add_n(
 ) -> Any:
     """The sum of arrays of one shape, in one pass and with one rounding.
 
-    arrays: a sequence of at least one array or number (None adds nothing). The sum is the left fold in their order, or in that
-    of `keys`, one integer each. It is in fresh memory, or in `out`. accumulate: the dtype in which it runs; by default float32
-    for float16, bfloat16 and float8, else the promotion of all. scale: a number that multiplies it before the rounding.
-    stats: the answer is a pair: the sum and its fanin.Stats (None of an object).
+    arrays: a sequence of at least one array or number (None adds nothing). The sum is the left fold in their order,
+    or in that of `keys`, one integer each. It is in fresh memory, or in `out`. accumulate: the dtype in which it
+    runs; by default float32 for float16, bfloat16 and float8, else the promotion of all. scale: a number that
+    multiplies it before the rounding. stats: the answer is a pair: the sum and its fanin.Stats (None of an object).
 
-    Raises TypeError (no array), ValueError (shapes, dtypes, keys, an empty sequence), BufferError (`out` cannot be written),
-    OverflowError (a sum of Python ints that does not fit int64).
+    Raises TypeError (no array), ValueError (shapes, dtypes, keys, an empty sequence), BufferError (`out` cannot be
+    written), OverflowError (a sum of Python ints that does not fit int64).
 
     >>> fanin.add_n([np.float16([1, 2]), np.float16([3, 4]), np.float16([5, 6])])
     array([ 9., 12.], dtype=float16)
@@ -285,7 +293,8 @@ class Event:
     def query(self) -> bool:
         """True when all work before the point has run, and for an event that was never recorded.
 
-        On a simulated device one piece of work runs after each answer of False; under `fanin.sim.explore` both answers are tried.
+        On a simulated device one piece of work runs after each answer of False; under `fanin.sim.explore` both
+        answers are tried.
         """
     def synchronize(self) -> None:
         """Block until all work before the point has run."""
@@ -548,7 +557,8 @@ def auto_budget() -> tuple[int, int]: ...
 def _test_auto_budget(alone: int = ..., held: int = ..., /) -> None: ...
 def pool() -> _Pool: ...
 def trim() -> int:
-    """Give back to the system what is kept of the memory of large results that are gone; returns how many bytes that were.
+    """Give back to the system what is kept of the memory of large results that are gone; returns how many bytes
+    that were.
 
     How much is kept at most is `set_options(pool_bytes=)`.
 
@@ -559,6 +569,7 @@ def trim() -> int:
     >>> fanin.trim()
     0
     """
+
 def _test_fail_at(skip: int, count: int = 1, /) -> None: ...
 def _test_memory() -> tuple[int, int, int]: ...
 def _test_read(buffer: Any, /) -> int: ...
@@ -612,8 +623,9 @@ class _Exporter:
 class Verdict:
     """Whether two arrays share a byte of memory: "disjoint", "overlap", or "unknown" and why.
 
-    True in a condition unless they are surely disjoint: `if fanin.overlap(a, b): copy`. `witness` proves an overlap: the indices of
-    an element of each array that hold one common byte. Verdicts are immutable, hashable, and equal if they say the same.
+    True in a condition unless they are surely disjoint: `if fanin.overlap(a, b): copy`. `witness` proves an
+    overlap: the indices of an element of each array that hold one common byte. Verdicts are immutable, hashable,
+    and equal if they say the same.
 
     >>> x = np.zeros((3, 4))
     >>> v = fanin.overlap(x[1:], x[:, 2])
@@ -622,10 +634,12 @@ class Verdict:
     """
     @property
     def kind(self) -> Literal["disjoint", "overlap", "unknown"]:
-        """"disjoint", "overlap" or "unknown"."""
+        """ "disjoint", "overlap" or "unknown"."""
     @property
     def witness(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-        """Of an overlap: an index into each array, two tuples of ints from 0 on, whose elements have a byte in common; else None."""
+        """Of an overlap: an index into each array, two tuples of ints from 0 on, whose elements have a byte in
+        common; else None.
+        """
     @property
     def reason(self) -> str | None:
         """Why the answer is "unknown", in words; else None."""
@@ -638,7 +652,8 @@ class Verdict:
 class Overlaps:
     """Which of several arrays share memory, as `fanin.overlaps` found it.
 
-    It knows addresses, shapes and strides as they were, and holds no array. What nobody could tell counts as an overlap.
+    It knows addresses, shapes and strides as they were, and holds no array. What nobody could tell counts as an
+    overlap.
 
     >>> x = np.zeros(10)
     >>> found = fanin.overlaps([x[:4], x[2:6], x[6:], x[5:7]])
@@ -651,7 +666,8 @@ class Overlaps:
     def components(self) -> tuple[tuple[int, ...], ...]:
         """The arrays that hang together: a tuple of tuples of indices, each of two or more, ascending.
 
-        Two arrays are in one component if a chain of overlaps leads from one to the other. Arrays that share memory with no other are in none.
+        Two arrays are in one component if a chain of overlaps leads from one to the other. Arrays that share memory
+        with no other are in none.
         """
     @property
     def indices(self) -> tuple[int, ...]:
@@ -673,12 +689,15 @@ def address(a: np.ndarray[Any, Any], /) -> int: ...
 def overlap(a: Any, b: Any, /, *, budget: float | None = None) -> Verdict:
     """Whether arrays a and b share a byte of memory: exactly, for any shapes, strides and dtypes.
 
-    Only addresses, shapes and strides are looked at: views of one array, of different dtypes, of a file that is mapped twice at different addresses (then they are
-    disjoint). An array is an ndarray, a torch or JAX tensor, an array on a device of fanin's, or whatever has a buffer or DLPack. The answer is a Verdict, with a
-    witness if they overlap. Of most pairs it is known in a fraction of a microsecond. A few strange ones need a table of at most `budget` bytes
-    (default 256 MiB; math.inf: no bound); if that is not enough the verdict is "unknown", never a guess, and never an exponential search.
+    Only addresses, shapes and strides are looked at: views of one array, of different dtypes, of a file that is
+    mapped twice at different addresses (then they are disjoint). An array is an ndarray, a torch or JAX tensor, an
+    array on a device of fanin's, or whatever has a buffer or DLPack. The answer is a Verdict, with a witness if
+    they overlap. Of most pairs it is known in a fraction of a microsecond. A few strange ones need a table of at
+    most `budget` bytes (default 256 MiB; math.inf: no bound); if that is not enough the verdict is "unknown", never
+    a guess, and never an exponential search.
 
-    Raises TypeError for what is no single array in memory (sparse, masked, a tracer), ValueError for arrays of different devices. Source: docs/analysis.md.
+    Raises TypeError for what is no single array in memory (sparse, masked, a tracer), ValueError for arrays of
+    different devices. Source: docs/analysis.md.
 
     >>> m = np.zeros((6, 9))
     >>> fanin.overlap(m[0:4, 0:4], m[2:6, 0:4])
@@ -686,12 +705,14 @@ def overlap(a: Any, b: Any, /, *, budget: float | None = None) -> Verdict:
     >>> bool(fanin.overlap(m[:, 0], m[:, 1]))
     False
     """
-def overlaps(arrays: Iterable[Any], /, *, budget: float | None = None) -> Overlaps:
-    """Which of several arrays share memory: the pairs, the components that they form, the indices of all that take part.
 
-    `arrays` and `budget` (for each pair) are as in `overlap`. Near-linear in the number of arrays for pieces, columns, blocks, step slices and
-    heads of common arrays; only `pairs` takes as long as there are pairs, and is made when it is asked for. Raises as `overlap` does, and names the array.
-    Source: docs/analysis.md.
+def overlaps(arrays: Iterable[Any], /, *, budget: float | None = None) -> Overlaps:
+    """Which of several arrays share memory: the pairs, the components that they form, the indices of all that take
+    part.
+
+    `arrays` and `budget` (for each pair) are as in `overlap`. Near-linear in the number of arrays for pieces,
+    columns, blocks, step slices and heads of common arrays; only `pairs` takes as long as there are pairs, and is
+    made when it is asked for. Raises as `overlap` does, and names the array. Source: docs/analysis.md.
 
     >>> flat = np.zeros(100)
     >>> w, b = flat[:90].reshape(9, 10), flat[90:]
@@ -700,6 +721,7 @@ def overlaps(arrays: Iterable[Any], /, *, budget: float | None = None) -> Overla
     >>> fanin.overlaps([w[:, i] for i in range(10)]).pairs
     ()
     """
+
 def overlaps_itself(a: Any, /, *, budget: float | None = None) -> Verdict:
     """Whether two different elements of array a share a byte of memory, so that writing one changes the other.
 
@@ -711,12 +733,15 @@ def overlaps_itself(a: Any, /, *, budget: float | None = None) -> Verdict:
     >>> fanin.overlaps_itself(windows).kind
     'overlap'
     """
+
 @final
 class Layout:
     def __new__(cls, arrays: Iterable[Any], /, *, budget: float | None = None) -> Layout: ...
     @property
     def components(self) -> tuple[int, ...]:
-        """For each array the number of its component, by first members; an array that shares with nobody has one of its own."""
+        """For each array the number of its component, by first members; an array that shares with nobody has one of
+        its own.
+        """
     @property
     def offsets(self) -> tuple[int, ...]:
         """For each array the bytes from the first byte of its component to its element [0, 0, ..]."""
@@ -730,10 +755,12 @@ class Layout:
         ]
         | None
     ):
-        """None if as many arrays lie as those that were recorded; else what differs first: (index, what, other index or None).
+        """None if as many arrays lie as those that were recorded; else what differs first: (index, what, other
+        index or None).
 
-        what is "dtype", "device", "shape", "strides", "read-only", "writable", "apart" (shares no memory any more with what `other` hangs together with), "offset"
-        (lies elsewhere, seen from `other`) or "overlap" (shares memory with `other`, and did not). ValueError for another number of arrays.
+        what is "dtype", "device", "shape", "strides", "read-only", "writable", "apart" (shares no memory any more
+        with what `other` hangs together with), "offset" (lies elsewhere, seen from `other`) or "overlap" (shares
+        memory with `other`, and did not). ValueError for another number of arrays.
         """
     def __len__(self) -> int: ...
 
@@ -745,11 +772,15 @@ class Snapshot:
     def nbytes(self) -> int:
         """How many bytes are kept: those that the arrays show, of each about once."""
     def changed(self, which: Sequence[int] | None, /) -> list[int]:
-        """The positions, among `which` (None: all), of arrays of which a byte is another one now; the memory that was read must still be there."""
+        """The positions, among `which` (None: all), of arrays of which a byte is another one now; the memory that
+        was read must still be there.
+        """
     def elsewhere(self) -> list[int]:
         """The positions of arrays that begin elsewhere now, or have another shape, strides or dtype."""
     def restore(self, i: int, data: int | None = None, /) -> None:
-        """Write the bytes of array i that differ, where they were; or as an array of the same geometry whose first element lies at `data`."""
+        """Write the bytes of array i that differ, where they were; or as an array of the same geometry whose first
+        element lies at `data`.
+        """
     def data(self, i: int, /) -> int:
         """Where the first element of array i was."""
     def __len__(self) -> int: ...
@@ -757,15 +788,22 @@ class Snapshot:
 # ---------------------------------------------------------------- errors
 
 class RaceError(RuntimeError):
-    """Two operations touch the same memory, one writes, and nothing orders them. The message names both, their streams, their Python lines, and the wait that is missing."""
+    """Two operations touch the same memory, one writes, and nothing orders them. The message names both, their
+    streams, their Python lines, and the wait that is missing.
+    """
+
 class CaptureError(RuntimeError):
     """What was asked for is not legal while a stream is captured."""
 
 class DeviceError(RuntimeError):
     """A call of a device's driver failed. `code` is the driver's number for it."""
+
     code: int
 
 class DeviceOutOfMemoryError(DeviceError, MemoryError):
     """A device has no memory left for what was asked."""
+
 class StreamMismatchWarning(RuntimeWarning):
-    """A leaf consumes on another stream than its gradient was made on: each pass waits there (rule S6). Given once per process."""
+    """A leaf consumes on another stream than its gradient was made on: each pass waits there (rule S6). Given once
+    per process.
+    """

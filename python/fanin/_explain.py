@@ -10,7 +10,10 @@ CASES = {
     "A": "The producer's stream is the consumer's, {C}: the sum is taken there and nobody waits (S8).",
     "a": "The producer's stream is not the consumer's, {C}, of the same device: the sum is taken on {C} (S9).",
     "B": "The consumer's stream is on another device: the sum is taken on the producer's stream, {A} (S10).",
-    "C": "Neither stream is on the gradients' device: the sum is taken on its current stream (under capture: one of its pool), {A} (S11).",
+    "C": (
+        "Neither stream is on the gradients' device: the sum is taken on its current stream (under capture: one of its"
+        " pool), {A} (S11)."
+    ),
 }
 
 #: What each action of the accumulate rules will do, for dense and sparse alike.

@@ -1,13 +1,15 @@
-"""The one way in and out for what the C core does not know by itself: torch, JAX, SciPy, DLPack, objects of the user's own.
+"""The one way in and out for what the C core does not know by itself: torch, JAX, SciPy, DLPack, objects of the user's
+own.
 
 In: `describe` says what a gradient is, in a tuple that the core takes apart:
 
     ("dense", origin, object, source)                    source: an ndarray, an array of fanin's devices,
-                                                         (capsule, device type, its number, may it be written) for DLPack, or
-                                                         (address, dtype, shape, strides or None, may it be written, CUDA device)
+                                                         (capsule, device type, its number, may it be written) for
+                                                         DLPack, or (address, dtype, shape, strides or None, may it be
+                                                         written, CUDA device)
     ("sparse", origin, object, format, shape, indices, pointers or None, values, coalesced)     the parts are sources
-    ("object", parts)                                    what sums by `combine` or its own + (A8); parts: the memory it says it holds
-    ("refuse", exception class, text)                    the core adds for which buffer, slot and key
+    ("object", parts)                                    what sums by `combine` or its own + (A8); parts: the memory it
+    says it holds ("refuse", exception class, text)                    the core adds for which buffer, slot and key
 
 Out: `origin` numbers the kinds below, and a sum comes back as the kind of its first contribution (D15).
 
@@ -109,7 +111,13 @@ def is_plain(x: Any) -> bool:
         return not x.dtype.hasobject and not overrides(x) and is_summed(x)
     if is_torch(x):
         return has_memory(x)
-    return type(x) in SCALARS or (isinstance(x, np.generic) and is_summed(x)) or isinstance(x, Sparse) or is_jax(x) or is_scipy(x)
+    return (
+        type(x) in SCALARS
+        or (isinstance(x, np.generic) and is_summed(x))
+        or isinstance(x, Sparse)
+        or is_jax(x)
+        or is_scipy(x)
+    )
 
 
 def is_summed(x: Any) -> bool:
@@ -135,8 +143,9 @@ def is_bare(x: Any) -> bool:
 
 
 def describe(x: Any, recording: bool, has_combine: bool, ready: _core.Stream | None = None) -> Described:
-    """What the gradient x is. `recording`: everything is an object (A1). `has_combine`: containers are objects, too. `ready`: the stream on
-    which the caller says that x is ready."""
+    """What the gradient x is. `recording`: everything is an object (A1). `has_combine`: containers are objects, too.
+    `ready`: the stream on which the caller says that x is ready.
+    """
     try:
         if recording and is_plain(x):
             return ("object", None if type(x) in SCALARS or isinstance(x, np.generic) else (x,))
@@ -183,12 +192,14 @@ def object_of(x: Any, has_combine: bool) -> Described:
         if isinstance(x, CONTAINERS):
             refuse(
                 TypeError,
-                f"{named(x)} is no array, and its + would not mean a sum: pass np.asarray(x); for objects of your own give combine=, as Slot(combine=f)",
+                f"{named(x)} is no array, and its + would not mean a sum: pass np.asarray(x); for objects of your own"
+                " give combine=, as Slot(combine=f)",
             )
         if not hasattr(type(x), "__add__") and not hasattr(type(x), "__radd__"):
             refuse(
                 TypeError,
-                f"{named(x)} is no array and has no +: pass np.asarray(x); for objects of your own give combine=, as Slot(combine=f)",
+                f"{named(x)} is no array and has no +: pass np.asarray(x); for objects of your own give combine=, as"
+                " Slot(combine=f)",
             )
     parts = getattr(type(x), "__fanin_parts__", None)
     if parts is not None:
@@ -196,8 +207,8 @@ def object_of(x: Any, has_combine: bool) -> Described:
     if hasattr(type(x), INTERFACE) and not is_subclass_of_known(x):
         refuse(
             TypeError,
-            f"{named(x)} tells where its memory lies by {INTERFACE} alone: an address that nothing can check. Where its library is to be "
-            "believed, say fanin.set_options(raw_addresses=True)",
+            f"{named(x)} tells where its memory lies by {INTERFACE} alone: an address that nothing can check. Where its"
+            " library is to be believed, say fanin.set_options(raw_addresses=True)",
         )
     ask = getattr(type(x), "__dlpack_device__", None)
     if ask is not None and not is_subclass_of_known(x) and device_of(x)[0] not in (CPU, CUDA_HOST):
@@ -261,7 +272,9 @@ tables: weakref.WeakKeyDictionary[type, Any] = weakref.WeakKeyDictionary()
 
 
 def table_of(t: type) -> Any:
-    """The exchange table of a type, None where it has none that we know. Its functions order nothing: who reads sees to that."""
+    """The exchange table of a type, None where it has none that we know. Its functions order nothing: who reads sees to
+    that.
+    """
     if t not in tables:
         table = getattr(t, TABLE, None)
         tables[t] = table if table is not None and _core.table_known(table, -1) else None
@@ -303,7 +316,9 @@ def device_here(x: Any, index: int) -> str:
 
 
 def ready_on(x: Any, index: int, ready: _core.Stream | None) -> int:
-    """The stream on which x is to be ready, as DLPack has it: 1 or a handle; -1 where it is ready on another device's stream."""
+    """The stream on which x is to be ready, as DLPack has it: 1 or a handle; -1 where it is ready on another device's
+    stream.
+    """
     name = device_here(x, index)
     if ready is None:
         ready = _core.stream_pushed(name)
@@ -346,7 +361,9 @@ def whole(x: Any, what: str, value: Any, least: int) -> int:
 
 
 def fields_of(x: Any) -> Fields:
-    """`x.__cuda_array_interface__`, version 3 and those before, which lack fields. TypeError, ValueError, BufferError."""
+    """`x.__cuda_array_interface__`, version 3 and those before, which lack fields. TypeError, ValueError,
+    BufferError.
+    """
     said = getattr(x, INTERFACE)
     who = f"{named(x)}: {INTERFACE}"
     if not isinstance(said, dict) or not {"shape", "typestr", "data", "version"} <= said.keys():
@@ -550,8 +567,10 @@ def torch_of(x: Any, ready: _core.Stream | None = None) -> Described | None:
 
 
 def torch_source(x: Any, ready: _core.Stream | None = None) -> Described:
-    """The memory of a strided tensor, or of a copy where its memory is not its value: then it is not written. On a CUDA device such a copy is torch's work,
-    on torch's current stream; nothing else is waited for: a gradient is ready where its giver says."""
+    """The memory of a strided tensor, or of a copy where its memory is not its value: then it is not written. On a CUDA
+    device such a copy is torch's work, on torch's current stream; nothing else is waited for: a gradient is ready where
+    its giver says.
+    """
     torch: Any = sys.modules["torch"]
     writes = ALWAYS
     if x._is_zerotensor():
@@ -611,8 +630,10 @@ def torch_out(part: Part) -> Any:
 
 
 def offered(part: Part) -> Any:
-    """A capsule over a sum. On a device nothing waits: `take` has seen to it that the consumer's stream does. Of what must not be written, as the indices that
-    a gradient came with may be, the host gets a copy: torch's tensors can be written."""
+    """A capsule over a sum. On a device nothing waits: `take` has seen to it that the consumer's stream does. Of what
+    must not be written, as the indices that a gradient came with may be, the host gets a copy: torch's tensors can be
+    written.
+    """
     if isinstance(part, _core.Array):
         return part.__dlpack__(stream=NO_SYNC)
     try:
@@ -680,12 +701,15 @@ KINDS = [
 TORCH, JAX, SCIPY_ARRAY, SCIPY_MATRIX, TORCH_PARTS = range(_core.FROM_FOREIGN, _core.FROM_FOREIGN + 5)
 LAST = 255  # an origin is a byte
 
-#: Array API namespaces seen, by id, with themselves (two libraries may have one name), and by an array's type and the name, for libraries that make a new object each time: origins.
+#: Array API namespaces seen, by id, with themselves (two libraries may have one name), and by an array's type and the
+#: name, for libraries that make a new object each time: origins.
 namespaces: dict[Any, tuple[Any, int]] = {}
 
 
 def kind_of_namespace(x: Any) -> int:
-    """The origin of arrays of a library we do not know, which says itself how to make them (the array API standard); else NumPy's."""
+    """The origin of arrays of a library we do not know, which says itself how to make them (the array API standard);
+    else NumPy's.
+    """
     ask = getattr(type(x), "__array_namespace__", None)
     space = ask(x) if ask is not None else None
     name, make = getattr(space, "__name__", None), getattr(space, "from_dlpack", None)
@@ -707,7 +731,9 @@ kinds: weakref.WeakKeyDictionary[type, int] = (
 
 
 def kind_of_library(x: Any) -> int:
-    """The origin of an array that offers itself: by its type's exchange table, as CuPy's or Numba's, or by its array API namespace."""
+    """The origin of an array that offers itself: by its type's exchange table, as CuPy's or Numba's, or by its array
+    API namespace.
+    """
     t = type(x)
     if t not in kinds:
         kinds[t] = new_kind(x)
@@ -739,7 +765,9 @@ def given_by(table: Any, part: Part) -> Any:
 
 
 def export_device(origin: int, part: _core.Array) -> Any:
-    """A sum on a CUDA device as what went in; fanin's own array, which any library reads by DLPack, where its library does not take it."""
+    """A sum on a CUDA device as what went in; fanin's own array, which any library reads by DLPack, where its library
+    does not take it.
+    """
     try:
         return KINDS[origin - _core.FROM_FOREIGN].dense(part)
     except Exception:  # whatever a library says: the sum must not be lost
@@ -761,8 +789,10 @@ def memory_of(x: Any) -> Any:
 
 
 def leaving(x: Any, index: int, streams: list[_core.Stream]) -> None:
-    """x, which was used on these streams, leaves us: its memory may be used again only when they have passed (docs/rules.md, Lifetime). torch's allocator is told; of
-    other libraries' memory a second hold is kept, which goes when x does."""
+    """x, which was used on these streams, leaves us: its memory may be used again only when they have passed
+    (docs/rules.md, Lifetime). torch's allocator is told; of other libraries' memory a second hold is kept, which goes
+    when x does.
+    """
     if isinstance(x, Sparse):
         for part in x.parts:
             if not isinstance(part, np.ndarray | _core.Array):
@@ -848,7 +878,9 @@ def combine(function: Callable[[Any, Any], Any] | None, old: Any, new: Any) -> A
 
 
 def plus(first: Any, second: Any) -> Any:
-    """first + second. The object's own operator is called where the other is a plain array, which would else broadcast over it."""
+    """first + second. The object's own operator is called where the other is a plain array, which would else broadcast
+    over it.
+    """
     if is_plain(second):
         result = operate(first, "__add__", second)
     elif is_plain(first):
@@ -857,7 +889,8 @@ def plus(first: Any, second: Any) -> Any:
         return first + second
     if result is NotImplemented:
         raise TypeError(
-            f"{named(first)} and {named(second)} have no sum: neither knows the other; give combine=, as Slot(combine=f)"
+            f"{named(first)} and {named(second)} have no sum: neither knows the other; give combine=, as"
+            " Slot(combine=f)"
         )
     return result
 
@@ -868,7 +901,9 @@ def operate(x: Any, name: str, other: Any) -> Any:
 
 
 def conform(x: Any, shape: Shape | None, dtype: str | None) -> tuple[str, Any]:
-    """A9, A10 in a pass that records itself: x summed to the declared shape and cast to the declared dtype, by its own operators."""
+    """A9, A10 in a pass that records itself: x summed to the declared shape and cast to the declared dtype, by its own
+    operators.
+    """
     if x is None or not (is_plain(x) or isinstance(x, Zero)):
         return ("is", x)
     if type(x) in SCALARS:

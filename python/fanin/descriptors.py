@@ -1,8 +1,8 @@
 """What the inputs and outputs of a graph mean, as small immutable trees.
 
-A graph that was made of a flat function takes and returns more than the function did: gradients of outputs, bases of views, new values of what was written.
-A descriptor says of one such slot what it is. That of an input is the way from the function's arguments to it; that of an output is the way from the
-function's result to it.
+A graph that was made of a flat function takes and returns more than the function did: gradients of outputs, bases of
+views, new values of what was written. A descriptor says of one such slot what it is. That of an input is the way from
+the function's arguments to it; that of an output is the way from the function's result to it.
 
 >>> from fanin import descriptors as d
 >>> x = d.PlainAOTInput(0)
@@ -13,8 +13,9 @@ GradAOTOutput(grad_of=PlainAOTInput(idx=0))
 >>> d.parse("__grad(args[0])") == d.GradAOTOutput(x)
 True
 
-The classes bear the names, and their fields the names and the order, that people know from PyTorch. They are frozen, hashable and equal by value. `str`
-and `expr()` give the short form, `repr` the exact one: `expr()` may mean several things (see `candidates`), `repr` never does.
+The classes bear the names, and their fields the names and the order, that people know from PyTorch. They are frozen,
+hashable and equal by value. `str` and `expr()` give the short form, `repr` the exact one: `expr()` may mean several
+things (see `candidates`), `repr` never does.
 
 What may hold what (level by level; a dummy stands for anything of level 1 that needs no gradient):
 
@@ -26,8 +27,9 @@ What may hold what (level by level; a dummy stands for anything of level 1 that 
 | 4 | SubclassGetAttr, SubclassSize, SubclassStride | the same | level 1 to 3, or a SubclassGetAttr |
 | – | tokens, random state, opaque objects | tokens, random state, saved values | nothing, and nothing holds them |
 
-Anything else is a `NestingError`. The order of descriptors is total: inputs before outputs, then by kind in the order of `INPUTS` and `OUTPUTS`, then field by field
-from the left; it has no meaning beyond that, and is there for output that does not change from run to run.
+Anything else is a `NestingError`. The order of descriptors is total: inputs before outputs, then by kind in the order
+of `INPUTS` and `OUTPUTS`, then field by field from the left; it has no meaning beyond that, and is there for output
+that does not change from run to run.
 """
 
 from __future__ import annotations
@@ -197,7 +199,9 @@ class DifferentiableAOTOutput(AOTOutput):
 
 
 def holds(outer: Descriptor, name: str, inner: object, base: type, levels: tuple[int, ...], why: str) -> None:
-    """NestingError unless `inner`, the value of the field `name`, is a `base` of one of these levels, or a SubclassGetAttr where level 4 is among them."""
+    """NestingError unless `inner`, the value of the field `name`, is a `base` of one of these levels, or a
+    SubclassGetAttr where level 4 is among them.
+    """
     if isinstance(inner, base):
         level = level_of(inner)
         if level in levels and (level != 4 or isinstance(inner, (SubclassGetAttrAOTInput, SubclassGetAttrAOTOutput))):
@@ -207,7 +211,9 @@ def holds(outer: Descriptor, name: str, inner: object, base: type, levels: tuple
 
 
 def level_of(d: object) -> int:
-    """1 to 4 as in the table of the module; 0 for what nothing may hold. What others defined is of level 1 if it is differentiable."""
+    """1 to 4 as in the table of the module; 0 for what nothing may hold. What others defined is of level 1 if it is
+    differentiable.
+    """
     for level, kinds in LEVELS.items():
         if isinstance(d, kinds):
             return level
@@ -447,7 +453,9 @@ class BackwardTokenAOTInput(AOTInput):
 
 @dataclass(frozen=True)
 class OpaqueRefAOTInput(AOTInput):
-    """An object that is no array, found while the backward graph was made. `ref`, the object, counts neither for equality nor for `repr`."""
+    """An object that is no array, found while the backward graph was made. `ref`, the object, counts neither for
+    equality nor for `repr`.
+    """
 
     idx: int
     ref: object = field(default=None, compare=False, repr=False)
@@ -520,7 +528,9 @@ class IntermediateBaseAOTOutput(DifferentiableAOTOutput):
 
 @dataclass(frozen=True)
 class MetadataMutationAOTOutput(DifferentiableAOTOutput):
-    """The new geometry of a merged input whose geometry the function changed. `idx` counts such inputs, not arguments."""
+    """The new geometry of a merged input whose geometry the function changed. `idx` counts such inputs, not
+    arguments.
+    """
 
     idx: int
 
@@ -790,10 +800,12 @@ BY_NAME: dict[str, type[Descriptor]] = {kind.__name__: kind for kind in (*INPUTS
 def parse(text: str, kind: Kind = None) -> AOTInput | AOTOutput:
     """The descriptor whose `expr()` or `repr` the text is.
 
-    kind: "input", "output", or a class that it must be an instance of. `expr()` is not always enough: tokens and dummies are called alike on both sides,
-    and `args[0]._base` is a base or an attribute of that name. Then `kind` decides, or a `repr` does, which is never ambiguous.
+    kind: "input", "output", or a class that it must be an instance of. `expr()` is not always enough: tokens and
+    dummies are called alike on both sides, and `args[0]._base` is a base or an attribute of that name. Then `kind`
+    decides, or a `repr` does, which is never ambiguous.
 
-    ValueError: text that no descriptor prints, or that several print (they are listed; `candidates` gives them). TypeError: what is no text.
+    ValueError: text that no descriptor prints, or that several print (they are listed; `candidates` gives them).
+    TypeError: what is no text.
 
     >>> from fanin import descriptors as d
     >>> d.parse("__output_tangent(output[1])")
@@ -802,7 +814,8 @@ def parse(text: str, kind: Kind = None) -> AOTInput | AOTOutput:
     ForwardTokenAOTOutput(idx=0)
     >>> d.parse("args[0]._base")
     Traceback (most recent call last):
-    ValueError: parse: 'args[0]._base' may be ViewBaseAOTInput(base_of=PlainAOTInput(idx=0)) or SubclassGetAttrAOTInput(base=PlainAOTInput(idx=0), \
+    ValueError: parse: 'args[0]._base' may be ViewBaseAOTInput(base_of=PlainAOTInput(idx=0)) or
+    SubclassGetAttrAOTInput(base=PlainAOTInput(idx=0), \
 attr='_base'): say which by kind="input", kind="output", or kind=<class>, or give its repr
     >>> d.parse("args[0]._base", kind=d.ViewBaseAOTInput).base_of
     PlainAOTInput(idx=0)
@@ -865,7 +878,9 @@ def sided(kinds: Sides, d: Descriptor) -> type[Descriptor]:
 
 
 class Reader:
-    """Reads one text from left to right. What it has read so far stands for several descriptors, until all but one are ruled out."""
+    """Reads one text from left to right. What it has read so far stands for several descriptors, until all but one are
+    ruled out.
+    """
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -884,7 +899,8 @@ class Reader:
     def stopped(self, wanted: str) -> ValueError:
         found = self.text[self.at : self.at + 20] or "the end"
         return ValueError(
-            f"parse: {self.text!r:.200} is the expr() or repr of no descriptor: at {self.at} expected {wanted}, found {found!r}"
+            f"parse: {self.text!r:.200} is the expr() or repr of no descriptor: at {self.at} expected {wanted}, found"
+            f" {found!r}"
         )
 
     def take(self, pattern: str) -> re.Match[str] | None:
@@ -1000,10 +1016,11 @@ Positions = tuple[int, int | None]
 
 
 def check_unique(inputs: Iterable[AOTInput | None], outputs: Iterable[AOTOutput | None] = ()) -> None:
-    """Whether the descriptors of a finished graph are such as they must be: no two inputs alike, no two outputs alike, no dummy.
+    """Whether the descriptors of a finished graph are such as they must be: no two inputs alike, no two outputs alike,
+    no dummy.
 
-    None stands for a slot without a descriptor (the gradient of an input that needs none). ValueError names both positions. TypeError: an output among
-    the inputs, or the reverse.
+    None stands for a slot without a descriptor (the gradient of an input that needs none). ValueError names both
+    positions. TypeError: an output among the inputs, or the reverse.
 
     >>> from fanin import descriptors as d
     >>> d.check_unique([d.PlainAOTInput(0), d.PlainAOTInput(1), d.PlainAOTInput(0)])
@@ -1033,17 +1050,19 @@ def no_pieces(side: str, every: Sequence[Descriptor | None]) -> None:
     for i, d in enumerate(every):
         if isinstance(d, (SubclassGetAttrAOTInput, SubclassGetAttrAOTOutput)):
             raise ValueError(
-                f"{side} {i} is {d}, a piece of an array that wraps several: a piece has no gradient or tangent of its own; "
-                "group the pieces by their `base` first"
+                f"{side} {i} is {d}, a piece of an array that wraps several: a piece has no gradient or tangent of its"
+                " own; group the pieces by their `base` first"
             )
 
 
 def inputs_and_grads(
     inputs: Sequence[AOTInput | None], outputs: Sequence[AOTOutput | None]
 ) -> dict[DifferentiableAOTInput, Positions]:
-    """For each input that may have a gradient: its position, and that of its gradient among the outputs (None: it has none).
+    """For each input that may have a gradient: its position, and that of its gradient among the outputs (None: it has
+    none).
 
-    Tangents are inputs, too, and have no gradient. ValueError: descriptors that are not unique, pieces of wrapped arrays, a gradient of what is no input.
+    Tangents are inputs, too, and have no gradient. ValueError: descriptors that are not unique, pieces of wrapped
+    arrays, a gradient of what is no input.
 
     >>> from fanin import descriptors as d
     >>> w, x = d.ParamAOTInput("w"), d.PlainAOTInput(0)
@@ -1063,7 +1082,8 @@ def inputs_and_grads(
 def outputs_and_tangents(
     inputs: Sequence[AOTInput | None], outputs: Sequence[AOTOutput | None]
 ) -> dict[DifferentiableAOTOutput, Positions]:
-    """For each output that may have a tangent: its position, and that of its tangent among the inputs (None: it has none).
+    """For each output that may have a tangent: its position, and that of its tangent among the inputs (None: it has
+    none).
 
     Gradients are outputs, too, and have no tangent. ValueError: as for `inputs_and_grads`.
 
@@ -1104,7 +1124,8 @@ def plain_outputs_and_tangents(
 
 
 def named_params(inputs: Sequence[AOTInput | None]) -> dict[str, int]:
-    """The position of each parameter, by its full name. ValueError: descriptors that are not unique, pieces of wrapped arrays.
+    """The position of each parameter, by its full name. ValueError: descriptors that are not unique, pieces of wrapped
+    arrays.
 
     >>> from fanin import descriptors as d
     >>> d.named_params([d.ParamAOTInput("fc.weight"), d.PlainAOTInput(0), d.ParamAOTInput("fc.bias")])

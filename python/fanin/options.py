@@ -55,8 +55,8 @@ class ProcessCounters(Counters):
 def counters() -> ProcessCounters:
     """What all buffers of this process have done so far: `Counters`, and four of the pool of memory.
 
-    `pool_bytes` is what is kept now of large results that are gone, `pool_peak_bytes` the most that was; `pool_hits` results
-    were made in such memory, `pool_misses` in fresh memory.
+    `pool_bytes` is what is kept now of large results that are gone, `pool_peak_bytes` the most that was; `pool_hits`
+    results were made in such memory, `pool_misses` in fresh memory.
 
     >>> before = fanin.counters().adds
     >>> _ = fanin.add_n([1.0, 2.0])
@@ -71,7 +71,9 @@ class Restore:
 
     def __init__(
         self,
-        before: tuple[bool | None, bool | None, float | Literal["auto"] | None, str | None, int | None, float | None, bool | None],
+        before: tuple[
+            bool | None, bool | None, float | Literal["auto"] | None, str | None, int | None, float | None, bool | None
+        ],
         raw: bool | None,
     ) -> None:
         self._before = before
@@ -101,17 +103,21 @@ def set_options(
 ) -> Restore:
     """Set process-wide options; in a `with` statement, for its block.
 
-    debug: each array is hashed when it is added, and again when it is summed: a caller who changes one meanwhile gets a RuntimeError that
-    names the contribution; memory that is kept for another result is filled with a pattern meanwhile, and the process ends where somebody
-    wrote to it. budget: bytes that may wait in a buffer that was given no budget of its own (buffers made from now
-    on); at first "auto" (`fanin.InputBuffer`). pool_bytes: bytes that may be kept of large results (1 MiB and more) that are gone, for the next ones (at first an eighth of the machine's memory,
-    1 GiB at most; 0: none are; `trim` gives them back). warn_stream_mismatch: whether a leaf that consumes on another stream than its gradient was made on
-    gets a `StreamMismatchWarning`, once (rule S6). capture_redirect: whether a consumer's stream that is in no capture gives way to the captured stream that it
-    would have to wait for (rule S7): the sum is ready on that one then, and nothing outside is pulled into the graph; at first False. isa: the instruction set of sums, "sse2", "avx2" or "avx512" ("plain" where the
-    processor is no x86); a ValueError names those that this machine has; the widest is taken unasked. threads: how many threads share a
-    large sum on the CPU, from 1 to 1024; unasked as many as the process may use, at most 8. Neither changes a bit of a result. raw_addresses: whether
-    what has `__cuda_array_interface__` and no DLPack (Numba's device arrays) is an array: what it says of its address, its extent and its stream is
-    believed, and a wrong extent ends the process; at first False. None leaves an option as it is.
+    debug: each array is hashed when it is added, and again when it is summed: a caller who changes one meanwhile gets a
+    RuntimeError that names the contribution; memory that is kept for another result is filled with a pattern meanwhile,
+    and the process ends where somebody wrote to it. budget: bytes that may wait in a buffer that was given no budget of
+    its own (buffers made from now on); at first "auto" (`fanin.InputBuffer`). pool_bytes: bytes that may be kept of
+    large results (1 MiB and more) that are gone, for the next ones (at first an eighth of the machine's memory, 1 GiB
+    at most; 0: none are; `trim` gives them back). warn_stream_mismatch: whether a leaf that consumes on another stream
+    than its gradient was made on gets a `StreamMismatchWarning`, once (rule S6). capture_redirect: whether a consumer's
+    stream that is in no capture gives way to the captured stream that it would have to wait for (rule S7): the sum is
+    ready on that one then, and nothing outside is pulled into the graph; at first False. isa: the instruction set of
+    sums, "sse2", "avx2" or "avx512" ("plain" where the processor is no x86); a ValueError names those that this machine
+    has; the widest is taken unasked. threads: how many threads share a large sum on the CPU, from 1 to 1024; unasked as
+    many as the process may use, at most 8. Neither changes a bit of a result. raw_addresses: whether what has
+    `__cuda_array_interface__` and no DLPack (Numba's device arrays) is an array: what it says of its address, its
+    extent and its stream is believed, and a wrong extent ends the process; at first False. None leaves an option as it
+    is.
 
     >>> with fanin.set_options(debug=True):
     ...     fanin.add_n([np.ones(2), np.ones(2)])

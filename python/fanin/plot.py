@@ -1,7 +1,8 @@
 """The picture of a trace. matplotlib is imported when a picture is drawn, not before.
 
-A lane for each stream, in it the work as bars, grey or in the colour of its sum. What is too narrow for its name bears a number above it. Arrows run
-behind the bars: down (or up) from the work that is waited for, along a track between two lanes, to the work that waits; those with one end share a track.
+A lane for each stream, in it the work as bars, grey or in the colour of its sum. What is too narrow for its name bears
+a number above it. Arrows run behind the bars: down (or up) from the work that is waited for, along a track between two
+lanes, to the work that waits; those with one end share a track.
 """
 
 from __future__ import annotations
@@ -20,15 +21,30 @@ GREY = "#c9c9c9"
 INK = "#333333"
 RED = "#d00000"
 COLOURS = (
-    "#3b76af", "#ef8636", "#519e3e", "#8d69b8", "#85584e", "#d57dbe", "#2aa5b8", "#9a9b1d", "#1b4f72", "#a04000", "#7d3c98", "#117864",
-)  # fmt: skip
+    "#3b76af",
+    "#ef8636",
+    "#519e3e",
+    "#8d69b8",
+    "#85584e",
+    "#d57dbe",
+    "#2aa5b8",
+    "#9a9b1d",
+    "#1b4f72",
+    "#a04000",
+    "#7d3c98",
+    "#117864",
+)
 
 WIDTH, PITCH = 11.0, 0.72  # inches: of the picture, and from lane to lane
 POINTS = 660.0  # about how wide the lanes are
 TOP, BOTTOM = -0.2, 0.28  # of a bar, from the middle of its lane
 NUMBERS = -0.32  # where numbers stand
 TRACKS = 0.36, 0.52  # of arrows, between two lanes
-NARROW, THIN, LETTER = 10.0, 3.0, 4.2  # points: what has no room for a number; the least that is seen of a sum; a letter
+NARROW, THIN, LETTER = (
+    10.0,
+    3.0,
+    4.2,
+)  # points: what has no room for a number; the least that is seen of a sum; a letter
 
 
 class Bar(NamedTuple):
@@ -62,7 +78,10 @@ class Sheet:
         self.bars = self._bars()
         short = list(dict.fromkeys(bar.name for bar in self.bars if not self.fits(bar)))
         sums = [f"sum {b}" for b in self.buffers]
-        self.numbers = {name: i for i, name in enumerate([*(s for s in sums if s in short), *(n for n in short if n not in sums)], 1)}
+        self.numbers = {
+            name: i
+            for i, name in enumerate([*(s for s in sums if s in short), *(n for n in short if n not in sums)], 1)
+        }
 
     def fits(self, bar: Bar) -> bool:
         """Whether a bar has room for its name; if not, it bears a number."""
@@ -87,7 +106,9 @@ def draw(
     title: str | None = None,
     names: Names | None = None,
 ) -> None:
-    """Draw a picture into an open file. `names`: what lanes are called. ImportError where matplotlib is missing, ValueError for a format that it does not know."""
+    """Draw a picture into an open file. `names`: what lanes are called. ImportError where matplotlib is missing,
+    ValueError for a format that it does not know.
+    """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -143,7 +164,9 @@ def called(lane: Lane, names: Names) -> str:
 
 
 def draw_bar(sheet: Sheet, bar: Bar) -> None:
-    """A bar, with its name where it fits, else its number. A white rim parts neighbours, and would hide what is no wider than itself."""
+    """A bar, with its name where it fits, else its number. A white rim parts neighbours, and would hide what is no
+    wider than itself.
+    """
     wide = bar.width > 4 * sheet.point
     sheet.axes.broken_barh(
         [(bar.x, bar.width)],
@@ -165,7 +188,9 @@ def label(sheet: Sheet, x: float, y: float, text: str, bar: Bar, ground: str) ->
 
 
 def draw_numbers(sheet: Sheet, bars: Sequence[Bar]) -> None:
-    """Above the bars that are too narrow, their numbers: one for neighbours of one name, moved apart where they would meet."""
+    """Above the bars that are too narrow, their numbers: one for neighbours of one name, moved apart where they would
+    meet.
+    """
     groups: list[list[Bar]] = []
     for bar in bars:
         last = groups[-1] if groups else []
@@ -178,12 +203,23 @@ def draw_numbers(sheet: Sheet, bars: Sequence[Bar]) -> None:
     for group, x in zip(groups, apart(at, 12.5 * sheet.point, edge, sheet.whole - edge), strict=True):
         bar = group[0]
         for one in group:
-            sheet.axes.plot([one.middle, x], [bar.row + TOP, bar.row + NUMBERS], color=bar.colour, linewidth=0.7, zorder=6)
-        label(sheet, x, bar.row + NUMBERS, str(sheet.numbers[bar.name]), bar, bar.colour if bar.slice.buffer else "#e6e6e6")
+            sheet.axes.plot(
+                [one.middle, x], [bar.row + TOP, bar.row + NUMBERS], color=bar.colour, linewidth=0.7, zorder=6
+            )
+        label(
+            sheet,
+            x,
+            bar.row + NUMBERS,
+            str(sheet.numbers[bar.name]),
+            bar,
+            bar.colour if bar.slice.buffer else "#e6e6e6",
+        )
 
 
 def apart(places: Iterable[float], gap: float, least: float, most: float) -> list[float]:
-    """The places, in their order, moved as little as can be so that neighbours are `gap` apart and all lie between least and most."""
+    """The places, in their order, moved as little as can be so that neighbours are `gap` apart and all lie between
+    least and most.
+    """
     groups: list[tuple[float, int]] = []  # (where the first would be, how many)
     for x in places:
         first, n = x, 1
@@ -250,9 +286,26 @@ def draw_wire(sheet: Sheet, w: Wire, track: float) -> None:
     down = w.row <= w.gap
     begin = w.row + (BOTTOM if down else TOP)
     end = w.to + (TOP if w.to > w.gap else BOTTOM)
-    sheet.axes.plot([w.x, w.x, w.end, w.end], [begin, track, track, end], color=w.colour, linewidth=0.8, alpha=0.85, zorder=2, solid_joinstyle="round")
+    sheet.axes.plot(
+        [w.x, w.x, w.end, w.end],
+        [begin, track, track, end],
+        color=w.colour,
+        linewidth=0.8,
+        alpha=0.85,
+        zorder=2,
+        solid_joinstyle="round",
+    )
     sheet.axes.plot([w.x], [begin], marker="o", markersize=2.4, color=w.colour, zorder=6)
-    sheet.axes.plot([w.end], [end], marker="v" if w.to > w.gap else "^", markersize=4.5, color=w.colour, markeredgecolor="white", markeredgewidth=0.4, zorder=6)
+    sheet.axes.plot(
+        [w.end],
+        [end],
+        marker="v" if w.to > w.gap else "^",
+        markersize=4.5,
+        color=w.colour,
+        markeredgecolor="white",
+        markeredgewidth=0.4,
+        zorder=6,
+    )
 
 
 def draw_race(sheet: Sheet, race: Any) -> None:
@@ -290,14 +343,31 @@ def explain(sheet: Sheet, figure: Any) -> None:
         key.append(Patch(facecolor="white", label=f"and {len(sheet.buffers) - len(shown)} more"))
     key.append(Patch(facecolor=GREY, label="producers and others"))
     figure.legend(handles=key, loc="outside upper right", ncols=min(len(key), 6), fontsize=8.5, frameon=False)
-    primed = next((f" (a prime, as in {s.name}, marks the backward step of an operation)" for s in picture.slices if s.name.endswith("'")), "")
+    primed = next(
+        (
+            f" (a prime, as in {s.name}, marks the backward step of an operation)"
+            for s in picture.slices
+            if s.name.endswith("'")
+        ),
+        "",
+    )
     lines = [
         f"Grey: the work of producers{primed}. A colour: one sum; sums of one name share it.",
-        "An arrow: waits for. The work at its head waits for the work at its dot; a coloured one is a sum that waits for what it adds.",
-        f"{counted(len(picture.arrows), 'wait')}, {picture.elided} left out (known to hold), {counted(len(picture.races), 'race')}.",
+        (
+            "An arrow: waits for. The work at its head waits for the work at its dot; a coloured one is a sum that"
+            " waits for what it adds."
+        ),
+        (
+            f"{counted(len(picture.arrows), 'wait')}, {picture.elided} left out (known to hold),"
+            f" {counted(len(picture.races), 'race')}."
+        ),
     ]
     if numbers:
-        lines.append("A number stands for a name that has no room: " + ", ".join(f"{n} {name}" for name, n in numbers.items()) + ".")
+        lines.append(
+            "A number stands for a name that has no room: "
+            + ", ".join(f"{n} {name}" for name, n in numbers.items())
+            + "."
+        )
     clock = f"µs, {picture.clock}" if picture.clock.startswith("simulated") else picture.clock
     text = [clock, *(row for line in lines for row in textwrap.wrap(line, 150, max_lines=8))]
     sheet.axes.set_xlabel("\n".join(text), fontsize=8.5, loc="left", linespacing=1.4)

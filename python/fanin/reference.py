@@ -144,7 +144,11 @@ def read(x: Any, anything: bool = False) -> Gradient:
         return Gradient(x, "zero", tuple(x.shape), dtype_of(x.dtype).name)
     sums = hasattr(x, "__add__") or hasattr(x, "__radd__")
     sums = sums and not isinstance(x, list | tuple | dict | str | bytes | bytearray | set)
-    need(sums or anything, TypeError, f"a {type(x).__name__} is no array: pass np.asarray(x); for objects of your own give combine=")
+    need(
+        sums or anything,
+        TypeError,
+        f"a {type(x).__name__} is no array: pass np.asarray(x); for objects of your own give combine=",
+    )
     return Gradient(x, "object", value=x)
 
 
@@ -175,7 +179,9 @@ def fitted(g: Gradient, slot: Slot, shape: Shape | None) -> Gradient:
         if g.form == "zero":
             return replace(g, shape=shape, type=new.name, intact=False)
         acc = accumulation(new, None)
-        value = rounded(g.value, new) if g.form == "dense" else g.value.map(rounded, new).map(rounded, acc).filled(g.shape)
+        value = (
+            rounded(g.value, new) if g.form == "dense" else g.value.map(rounded, new).map(rounded, acc).filled(g.shape)
+        )
         value = rounded(sum_to(value, shape), acc)
         return replace(g, form="dense", shape=shape, type=new.name, value=value, intact=False)
     if slot.dtype is None or g.form == "zero" or new == old:
@@ -269,13 +275,21 @@ class Sum:
         return total
 
     def leaves(self, scale: Any = None) -> bool:
-        """D5: is the sum of the Python ints that come first more than their dtype holds, and are they all, or what follows no integer?"""
+        """D5: is the sum of the Python ints that come first more than their dtype holds, and are they all, or what
+        follows no integer?
+        """
         weak = [g.scalar == "python" and g.form == "dense" and kind(g.value.dtype) in "bui" for g in self.main]
         n = weak.index(False) if False in weak else len(weak)
         follows = self.main[n] if n < len(weak) else None
-        if n == 0 or (follows and follows.form != "object" and kind(dtype_of(WEAK.get(follows.type, follows.type))) in "bui"):
+        if n == 0 or (
+            follows and follows.form != "object" and kind(dtype_of(WEAK.get(follows.type, follows.type))) in "bui"
+        ):
             return False
-        last = len(self.terms) if follows is None else self.terms.index(follows if follows.form == "object" else self.main[n - 1]) + 1
+        last = (
+            len(self.terms)
+            if follows is None
+            else self.terms.index(follows if follows.form == "object" else self.main[n - 1]) + 1
+        )
         dtype = self.slot.dtype or promotion({g.type for g in self.terms[:last] if g.type})
         total, ints = 0, False
         for g in self.main[:n]:
@@ -287,7 +301,11 @@ class Sum:
 
     def check(self, scale: Any = None) -> None:
         fits = self.recording or self.form == "object" or not self.leaves(scale)
-        need(fits, OverflowError, "the sum of its Python ints does not fit; add floats, or object arrays, whose + has no limit")
+        need(
+            fits,
+            OverflowError,
+            "the sum of its Python ints does not fit; add floats, or object arrays, whose + has no limit",
+        )
 
     def finished(self, scale: Any = None, into: Array | None = None) -> Any:
         """Scaled and rounded once (A11, D9, D10), to the sum's dtype or that of `out`; for that it is dense."""
@@ -377,7 +395,9 @@ class InputBuffer:
     def __init__(self, slots: Any, *, budget: Any = None, accumulate: Any = None, stream: Any = None,
                  leaf: bool = False, create_graph: bool = False, name: Any = None) -> None:  # fmt: skip
         self.name, self.stream, self.leaf, self.create_graph = str(name or "InputBuffer"), stream, leaf, create_graph
-        self.budget = 64 << 20 if budget is None or budget == "auto" else budget  # D23; who holds what is not asked here
+        self.budget = (
+            64 << 20 if budget is None or budget == "auto" else budget
+        )  # D23; who holds what is not asked here
         need(self.budget >= 0, ValueError, f"budget: expected a number of bytes >= 0, got {budget}")
         self.slots = slots_of(slots, accumulate)
         self.expected: list[int | None] = [None] * len(self.slots)
@@ -396,7 +416,11 @@ class InputBuffer:
             copy: bool = False) -> None:  # fmt: skip
         """Park one gradient; fold what is ready when the parked bytes pass the budget."""
         i, who = self._at(slot)
-        need(not (donate and copy), ValueError, f"{self.name}: donate=True gives the array away, copy=True keeps it yours")
+        need(
+            not (donate and copy),
+            ValueError,
+            f"{self.name}: donate=True gives the array away, copy=True keeps it yours",
+        )
         need(self.busy[i] != "take", RuntimeError, f"{who}: add from within a take of the same slot")
         me, declared = self.passes[i], self.slots[i]
         try:
@@ -440,7 +464,9 @@ class InputBuffer:
         with self._doing("snapshot", [i]):
             return self.passes[i].whole().result(own=True)
 
-    def take(self, stream: Any = None, *, slot: int | None = None, out: Any = None, scale: Any = None, writable: bool = False) -> Any:
+    def take(
+        self, stream: Any = None, *, slot: int | None = None, out: Any = None, scale: Any = None, writable: bool = False
+    ) -> Any:
         """All sums, and the buffer is empty afterwards; or that of one slot, and it is."""
         if slot is None:
             return self._take(list(range(len(self))), out, scale, writable)
@@ -536,12 +562,18 @@ class InputBuffer:
         for i, x in zip(slots, outs, strict=True):
             me = self.passes[i]
             n, who, forms = self.expected[i], self._at(i)[1], {g.form for g in me.came.values()} - {"undefined"}
-            need(n in (None, len(me.came)), ValueError, f"{who}: expected {counted(n or 0, 'contribution')}, got {len(me.came)}")
+            need(
+                n in (None, len(me.came)),
+                ValueError,
+                f"{who}: expected {counted(n or 0, 'contribution')}, got {len(me.came)}",
+            )
             if "object" in forms or (forms and self.create_graph):
                 need(x is None and scale is None, TypeError, f"{who}: sums objects: out and scale need arrays")
             elif forms:
                 self._check_take(me, self.slots[i].dtype or promotion(me.types()), x, scale, who)
-        apart = not any(meets([x], [y]) for i, x in enumerate(outs) for y in outs[:i] if x is not None and y is not None)
+        apart = not any(
+            meets([x], [y]) for i, x in enumerate(outs) for y in outs[:i] if x is not None and y is not None
+        )
         need(apart, ValueError, "out: two of the arrays may share memory")
         return list(outs)
 
@@ -562,11 +594,18 @@ def slots_of(slots: Any, accumulate: Any) -> list[Slot]:
         need(slots >= 0, ValueError, f"slots: expected a count >= 0, got {slots}")
         slots = [Slot()] * int(slots)
     sequence = isinstance(slots, list | tuple) and not hasattr(slots, "parts")
-    need(sequence, TypeError, f"slots: expected a count or a sequence, got a {type(slots).__name__}; one array: [array]")
+    need(
+        sequence, TypeError, f"slots: expected a count or a sequence, got a {type(slots).__name__}; one array: [array]"
+    )
     result = []
     for s in slots:
         if not isinstance(s, Slot):
-            need(not isinstance(s, bool | int | float | complex | np.integer | np.bool_) or isinstance(s, np.floating | np.complexfloating), TypeError, f"slots: a number, {s!r}, is no example array")
+            need(
+                not isinstance(s, bool | int | float | complex | np.integer | np.bool_)
+                or isinstance(s, np.floating | np.complexfloating),
+                TypeError,
+                f"slots: a number, {s!r}, is no example array",
+            )
             g = read(s)
             need(g.form not in ("undefined", "object"), TypeError, f"slots: no array, no Slot: a {type(s).__name__}")
             s = Slot(g.shape, WEAK.get(g.type, g.type))

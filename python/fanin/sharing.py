@@ -1,7 +1,7 @@
 """Where the memory of an array lies that the C core cannot ask by itself: torch's tensors, whatever has DLPack.
 
-`overlap`, `overlaps` and `overlaps_itself` are the core's (csrc/py/overlap.c). Only addresses, shapes and strides are looked at; what
-a tensor's memory stands for (a conjugate, a negative, a gradient that is asked for) does not matter.
+`overlap`, `overlaps` and `overlaps_itself` are the core's (csrc/py/overlap.c). Only addresses, shapes and strides are
+looked at; what a tensor's memory stands for (a conjugate, a negative, a gradient that is asked for) does not matter.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from ._core import Overlaps, Verdict, overlap, overlaps, overlaps_itself
 
 __all__ = ["Overlaps", "Verdict", "overlap", "overlaps", "overlaps_itself"]
 
-#: (address, shape, strides in bytes, item size, dtype, may it be written, DLPack's device type and number); or a DLPack capsule alone; or the
-#: class and the text of a refusal, which the core completes.
+#: (address, shape, strides in bytes, item size, dtype, may it be written, DLPack's device type and number); or a DLPack
+#: capsule alone; or the class and the text of a refusal, which the core completes.
 Memory = (
     tuple[int, tuple[int, ...], tuple[int, ...], int, str, bool, int, int] | tuple[Any] | tuple[type[Exception], str]
 )
@@ -39,7 +39,10 @@ def memory_of(x: Any) -> Memory:
         return dlpack_memory(x)
     return (
         TypeError,
-        f"{arrays.named(x)} is no array in memory; expected an ndarray, a tensor, or an object with a buffer or __dlpack__",
+        (
+            f"{arrays.named(x)} is no array in memory; expected an ndarray, a tensor, or an object with a buffer or"
+            " __dlpack__"
+        ),
     )
 
 
@@ -50,7 +53,10 @@ def tensor_memory(x: Any) -> Memory:
     if str(x.layout) != "torch.strided":
         return (
             TypeError,
-            f"the torch.Tensor has layout {str(x.layout).removeprefix('torch.')}; expected strided: give its parts one by one",
+            (
+                f"the torch.Tensor has layout {str(x.layout).removeprefix('torch.')}; expected strided: give its parts"
+                " one by one"
+            ),
         )
     if not arrays.has_memory(x) or type(x).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         return (

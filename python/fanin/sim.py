@@ -67,7 +67,9 @@ class Clock:
 
 
 class StuckError(DeadlockError):
-    """A host thread has its turn and does not come back: it waits for something that the machine does not know. The message has the stacks."""
+    """A host thread has its turn and does not come back: it waits for something that the machine does not know. The
+    message has the stacks.
+    """
 
 
 class Abandoned(BaseException):
@@ -135,12 +137,12 @@ class Machine(_core.Machine):
     """A machine of simulated devices.
 
     `devices` is their number (1 to 64). `seed` and `schedule` pick what runs next among all that may run: "seeded"
-    (at random, by the seed), "fifo" (in the order of queueing), "lifo" (the newest first), "round robin", or "starve" (the stream whose handle is
-    `starve` runs last). `memory` is the size in bytes of each device's arena. `launch_us` and `gbytes_per_s` set the cost model of
-    the clock. With `check=False` nothing is held against happens-before.
+    (at random, by the seed), "fifo" (in the order of queueing), "lifo" (the newest first), "round robin", or "starve"
+    (the stream whose handle is `starve` runs last). `memory` is the size in bytes of each device's arena. `launch_us`
+    and `gbytes_per_s` set the cost model of the clock. With `check=False` nothing is held against happens-before.
 
-    As a context manager it gives its devices their names, "sim:0" and so on, on this thread and on those it spawns; at the end of the block it
-    joins its threads and synchronizes. If the block raises, what is queued is dropped.
+    As a context manager it gives its devices their names, "sim:0" and so on, on this thread and on those it spawns; at
+    the end of the block it joins its threads and synchronizes. If the block raises, what is queued is dropped.
     """
 
     def __new__(
@@ -192,7 +194,9 @@ class Machine(_core.Machine):
     _here: threading.local  # .thread: which of ours this one is
 
     def __repr__(self) -> str:
-        held = f"{counted(self.devices, 'device')}, {counted(len(self.streams), 'stream')}, {counted(self.races, 'race')}"
+        held = (
+            f"{counted(self.devices, 'device')}, {counted(len(self.streams), 'stream')}, {counted(self.races, 'race')}"
+        )
         return f"<fanin.sim.Machine: {held}, seed {self.seed}, {self.schedule}>"
 
     def __reduce__(self) -> Any:
@@ -240,7 +244,9 @@ class Machine(_core.Machine):
         except TypeError:
             raise TypeError(f"expected a device's number, 0 to {self.devices - 1}, got {device!r}") from None
         if not 0 <= device < self.devices:
-            raise ValueError(f"device {device}: this machine has {self.devices} device{'s' * (self.devices > 1)}, numbered from 0")
+            raise ValueError(
+                f"device {device}: this machine has {self.devices} device{'s' * (self.devices > 1)}, numbered from 0"
+            )
         return device
 
     def stream(self, device: int = 0, *, blocking: bool = False) -> _core.Stream:
@@ -255,7 +261,8 @@ class Machine(_core.Machine):
         return self._event(self._numbered(device))
 
     def array(self, value: Any, device: int = 0) -> Any:
-        """A copy of an ndarray (or of what `np.asarray` makes one of) on a device, ordered before all that is queued later.
+        """A copy of an ndarray (or of what `np.asarray` makes one of) on a device, ordered before all that is queued
+        later.
 
         SciPy's sparse arrays and `fanin.Sparse` become a `fanin.Sparse` whose parts lie on the device.
         """
@@ -283,10 +290,11 @@ class Machine(_core.Machine):
     ) -> None:
         """Queue a kernel on a stream: when it runs, `fn(*read_views, *write_views)` is called with NumPy views.
 
-        The views of what it reads are read-only; what it returns is ignored. It must touch nothing else that other streams write. `us` is how long it takes
-        on the clock (default: by the cost model). RaceError, here, if another access to the same bytes is not ordered with it. What `fn` raises
-        is raised by the call that runs it: `synchronize`, `numpy()`, `step`. The views end with the kernel: one that is kept is a RuntimeError of that call. Those in
-        the traceback of a kernel that raised show what was there then.
+        The views of what it reads are read-only; what it returns is ignored. It must touch nothing else that other
+        streams write. `us` is how long it takes on the clock (default: by the cost model). RaceError, here, if another
+        access to the same bytes is not ordered with it. What `fn` raises is raised by the call that runs it:
+        `synchronize`, `numpy()`, `step`. The views end with the kernel: one that is kept is a RuntimeError of that
+        call. Those in the traceback of a kernel that raised show what was there then.
         """
         us = -1.0 if us is None else not_negative("launch: us", us)
         self._launch(stream, fn, reads, writes, name, us)
@@ -308,10 +316,11 @@ class Machine(_core.Machine):
     # Capture
 
     def begin_capture(self, stream: _core.Stream, mode: str = "global") -> None:
-        """Capture what is queued on `stream` from now on, and on every stream that waits for what is captured, instead of running it.
+        """Capture what is queued on `stream` from now on, and on every stream that waits for what is captured, instead
+        of running it.
 
-        What CUDA calls legal is legal here, and a violation has CUDA's code (900 to 908) in its message; `mode` is "global", "thread-local"
-        or "relaxed". CaptureError where the stream is the legacy default or captured already.
+        What CUDA calls legal is legal here, and a violation has CUDA's code (900 to 908) in its message; `mode` is
+        "global", "thread-local" or "relaxed". CaptureError where the stream is the legacy default or captured already.
 
         >>> import fanin, numpy as np
         >>> with fanin.sim.Machine() as m:
@@ -333,7 +342,8 @@ class Machine(_core.Machine):
     def end_capture(self, stream: _core.Stream) -> Any:
         """End the capture that began on `stream`: the graph of what was captured, which keeps the memory that it uses.
 
-        CaptureError where a stream that was pulled in has not been joined back, where the capture was broken, or where it began elsewhere.
+        CaptureError where a stream that was pulled in has not been joined back, where the capture was broken, or where
+        it began elsewhere.
         """
         return self._end_capture(stream)
 
@@ -344,7 +354,8 @@ class Machine(_core.Machine):
     def leave_out(self, *words: str) -> None:
         """Leave these waits, records and marks out of all plans from now on (and no others), to see what they are for.
 
-        A word names a rule ("S12") or one bit of its plan ("S12.wait"); without words nothing is left out. ValueError lists the words.
+        A word names a rule ("S12") or one bit of its plan ("S12.wait"); without words nothing is left out. ValueError
+        lists the words.
         """
         self._leave_out(*words)
 
@@ -362,8 +373,8 @@ class Machine(_core.Machine):
     def spawn(self, fn: Callable[..., T], *args: Any, name: str | None = None) -> Thread[T]:
         """A host thread that calls `fn(*args)`; it runs at `join`, by turns with the others, one at a time.
 
-        Turns change where fanin is called, never elsewhere. It must not wait for another thread by other means than fanin's.
-        A machine has 32 at a time; ValueError beyond.
+        Turns change where fanin is called, never elsewhere. It must not wait for another thread by other means than
+        fanin's. A machine has 32 at a time; ValueError beyond.
         """
         if not callable(fn):
             raise TypeError(f"spawn: {fn!r} cannot be called")
@@ -419,7 +430,9 @@ class Machine(_core.Machine):
             self._joining = False
 
     def _watch(self) -> Callable[[], None]:
-        """To be called now and then while threads act: StuckError when one of them has its turn and does not come back."""
+        """To be called now and then while threads act: StuckError when one of them has its turn and does not
+        come back.
+        """
         began, seen = time.monotonic(), -1
 
         def look() -> None:
@@ -434,8 +447,9 @@ class Machine(_core.Machine):
                 if who >= 0:
                     name = next((t.name for t in self._started if t._actor == who), str(who))
                     raise StuckError(
-                        f"host thread {name!r} has its turn and has not come back for {self._stuck_after:g} s: it waits for what the machine "
-                        f"does not know (a threading.Lock or a queue of another thread's, the network), or computes that long; see stuck_after\n{stacks}"
+                        f"host thread {name!r} has its turn and has not come back for {self._stuck_after:g} s: it waits"
+                        " for what the machine does not know (a threading.Lock or a queue of another thread's, the"
+                        f" network), or computes that long; see stuck_after\n{stacks}"
                     )
 
         return look
@@ -461,7 +475,9 @@ def not_negative(what: str, x: float) -> float:
 
 
 def interruptible(call: Callable[[], object], meanwhile: Callable[[], None]) -> None:
-    """call(), on a thread of its own where there can be one: so Ctrl-C is heard while it waits, and `meanwhile` is called now and then."""
+    """call(), on a thread of its own where there can be one: so Ctrl-C is heard while it waits, and `meanwhile` is
+    called now and then.
+    """
     raised: list[BaseException] = []
 
     def run() -> None:
@@ -519,11 +535,14 @@ class Report:
     complete: bool
     """True when these are all orders, or stand for all."""
     skipped: int
-    """Orders given up before their end because they differ from others by steps that commute; `limit` does not count them."""
+    """Orders given up before their end because they differ from others by steps that commute; `limit` does not count
+    them.
+    """
     sampled: int
     """How many of `runs` were drawn at random, beyond the limit."""
     repeats: bool
-    """False when the scenario did other things in one run than in another for the same order: then nothing is complete."""
+    """False when the scenario did other things in one run than in another for the same order: then nothing is complete.
+    """
     races: int
     deadlocks: int
     errors: int
@@ -537,7 +556,12 @@ class Report:
 
     def __repr__(self) -> str:
         orders = f"{counted(self.runs, 'order')}{'' if self.complete else ', not all'}"
-        found = [counted(self.races, "race"), counted(self.deadlocks, "deadlock"), counted(self.errors, "error"), counted(len(self.results), "result")]
+        found = [
+            counted(self.races, "race"),
+            counted(self.deadlocks, "deadlock"),
+            counted(self.errors, "error"),
+            counted(len(self.results), "result"),
+        ]
         return f"<fanin.sim.Report {self.name!r}: {orders}, {', '.join(found)}, {'ok' if self.ok else 'failed'}>"
 
     @property
@@ -585,7 +609,9 @@ class _Run:
     bits: Any = None
 
 
-def _run(scenario: Scenario, make: Callable[[], Machine], search: Any, steps: int = 0, stuck_after: float = math.inf) -> _Run:
+def _run(
+    scenario: Scenario, make: Callable[[], Machine], search: Any, steps: int = 0, stuck_after: float = math.inf
+) -> _Run:
     """One run, in the order that the search says. It has begun; here it ends."""
     run, machine = _Run(), make()
     machine._follow(search)
@@ -629,13 +655,15 @@ def explore(
 ) -> Report:
     """Run `scenario(machine)` under every order in which the host threads it spawns may act, and compare.
 
-    Each run has a machine of its own, made by `machine(devices=devices, seed=seed)`. Orders that differ only by steps that commute are run once
-    (`reduce=False` runs them all); what threads share beyond fanin (a list, a counter) is no step of theirs, so results that hang on it need that. Beyond `limit` runs, `samples` more are drawn at random by `seed`, and the report says so. Results are compared
-    by their bits; arrays on a device are read at the end.
+    Each run has a machine of its own, made by `machine(devices=devices, seed=seed)`. Orders that differ only by steps
+    that commute are run once (`reduce=False` runs them all); what threads share beyond fanin (a list, a counter) is no
+    step of theirs, so results that hang on it need that. Beyond `limit` runs, `samples` more are drawn at random by
+    `seed`, and the report says so. Results are compared by their bits; arrays on a device are read at the end.
 
-    What `Event.query` says of work that the caller has not waited for is chosen, too: "not yet" three times at most, and "yes". A run of more than `steps` turns,
-    or with a thread that asks in vain while no other acts, is a deadlock; so is, as a StuckError with the stacks that ends the search, a thread that
-    does not come back for `stuck_after` seconds, since it waits for what the machine does not know (a `threading.Lock` that another thread holds).
+    What `Event.query` says of work that the caller has not waited for is chosen, too: "not yet" three times at most,
+    and "yes". A run of more than `steps` turns, or with a thread that asks in vain while no other acts, is a deadlock;
+    so is, as a StuckError with the stacks that ends the search, a thread that does not come back for `stuck_after`
+    seconds, since it waits for what the machine does not know (a `threading.Lock` that another thread holds).
 
     >>> import fanin, numpy as np
     >>> def scenario(m):
@@ -657,7 +685,9 @@ def explore(
         return machine(devices=devices, seed=seed)
 
     def once(schedule: str) -> Any:
-        return replay(scenario, schedule, seed=seed, devices=devices, machine=machine, steps=steps, stuck_after=stuck_after)
+        return replay(
+            scenario, schedule, seed=seed, devices=devices, machine=machine, steps=steps, stuck_after=stuck_after
+        )
 
     runs = 0
     results: dict[Any, Any] = {}
@@ -737,7 +767,8 @@ def replay(
     run = _run(scenario, lambda: machine(devices=devices, seed=seed), search, steps, stuck_after)
     if _core.explore_state(search)["strayed"]:
         raise ValueError(
-            f"replay: schedule {schedule!r:.100} does not fit: a thread that it names could not act; this run went {run.schedule!r}"
+            f"replay: schedule {schedule!r:.100} does not fit: a thread that it names could not act; this run went"
+            f" {run.schedule!r}"
         )
     if run.error is not None:
         raise run.error
@@ -760,7 +791,9 @@ def scenario(fn: Any = None, **options: Any) -> Any:
 
     unknown = sorted(options.keys() - (explore.__kwdefaults__ or {}).keys())
     if unknown:
-        raise TypeError(f"scenario: explore has no option {unknown[0]!r}; it has {', '.join(explore.__kwdefaults__ or {})}")
+        raise TypeError(
+            f"scenario: explore has no option {unknown[0]!r}; it has {', '.join(explore.__kwdefaults__ or {})}"
+        )
 
     def mark(f: F) -> F:
         if not callable(f) or not hasattr(f, "__dict__"):

@@ -36,10 +36,12 @@ def shape_of(shape: Any, who: str) -> tuple[int, ...]:
 class Slot:
     """What is declared of one slot of an `InputBuffer`; whatever is None is fixed by the first gradient of each pass.
 
-    With a shape, a gradient that it broadcasts to is summed to it; anything else is an error. With a dtype, gradients are cast to it where that
-    loses no kind of value (as NumPy casts: a wider integer that does not fit wraps, a float that is too large becomes inf). `device` is a name, as "cpu" or "sim:0". `accumulate` is the dtype in which the sum runs, or "exact".
-    `combine(old, new)` sums objects that are no arrays, and arrays of dtypes that are not summed otherwise (float128, foreign byte order). `name` is for messages and pictures: a str, or a descriptor (`fanin.descriptors`), whose
-    `expr()` is shown.
+    With a shape, a gradient that it broadcasts to is summed to it; anything else is an error. With a dtype, gradients
+    are cast to it where that loses no kind of value (as NumPy casts: a wider integer that does not fit wraps, a float
+    that is too large becomes inf). `device` is a name, as "cpu" or "sim:0". `accumulate` is the dtype in which the sum
+    runs, or "exact". `combine(old, new)` sums objects that are no arrays, and arrays of dtypes that are not summed
+    otherwise (float128, foreign byte order). `name` is for messages and pictures: a str, or a descriptor
+    (`fanin.descriptors`), whose `expr()` is shown.
 
     >>> buf = fanin.InputBuffer([fanin.Slot(shape=3, name="bias"), fanin.Slot(combine=lambda a, b: a | b)])
     >>> buf.add(1, {1}); buf.add(1, {2}); buf.take()
@@ -85,9 +87,10 @@ class Slot:
 class Sparse:
     """A sparse gradient as its parts, which are arrays of any library.
 
-    format "coo": parts = (indices, values) with indices of shape (sparse axes, n) and values of shape (n, *dense axes). "csr", "csc":
-    parts = (pointers, indices, values), pointers by row or by column. "bsr", "bsc": the same of blocks, values of shape (blocks, height, width).
-    An index may come twice; its values add up. `shape` is that of the dense array.
+    format "coo": parts = (indices, values) with indices of shape (sparse axes, n) and values of shape (n, *dense axes).
+    "csr", "csc": parts = (pointers, indices, values), pointers by row or by column. "bsr", "bsc": the same of blocks,
+    values of shape (blocks, height, width). An index may come twice; its values add up. `shape` is that of the dense
+    array.
 
     >>> row = fanin.Sparse("coo", (np.array([[2]]), np.array([[1.0, 1.0]])), (4, 2))
     >>> fanin.add_n([row, np.zeros((4, 2))])[2]
@@ -118,12 +121,16 @@ class Sparse:
     def __repr__(self) -> str:
         values = self.parts[-1]
         stored = tuple(getattr(values, "shape", ("?",)))
-        return f"<fanin.Sparse {self.format} of shape {self.shape}: {stored[0] if stored else '?'} stored, {getattr(values, 'dtype', '?')}>"
+        return (
+            f"<fanin.Sparse {self.format} of shape {self.shape}: {stored[0] if stored else '?'} stored,"
+            f" {getattr(values, 'dtype', '?')}>"
+        )
 
 
 @dataclass(frozen=True)
 class Zero:
-    """A symbolic zero: a gradient whose every element is 0, without memory (rule A2). It adds its dtype to the sum, nothing else.
+    """A symbolic zero: a gradient whose every element is 0, without memory (rule A2). It adds its dtype to the sum,
+    nothing else.
 
     >>> fanin.add_n([fanin.Zero((2,), "float64"), np.float32([1, 2])])
     array([1., 2.])
@@ -157,11 +164,14 @@ class Stats:
     sumsq: float  #: the sum of the squares of the finite elements, in float64; |z|^2 for complex ones
     absmax: float  #: the largest magnitude of a finite element
     nonfinite: int  #: how many elements are inf or NaN
-    first_bad_key: int | None  #: the first key that brought an inf or NaN to a sum that has one; None where nobody did, or it had no key
+    first_bad_key: (
+        int | None
+    )  #: the first key that brought an inf or NaN to a sum that has one; None where nobody did, or it had no key
 
 
 def global_norm(buf: _core.InputBuffer) -> float:
-    """The 2-norm of all sums that were last taken of a buffer made with stats=True, together; inf or NaN elements make it inf.
+    """The 2-norm of all sums that were last taken of a buffer made with stats=True, together; inf or NaN elements make
+    it inf.
 
     On a device with streams it waits for the streams that summed, as `InputBuffer.stats` does.
 
@@ -177,20 +187,31 @@ def global_norm(buf: _core.InputBuffer) -> float:
 
 
 def _floats(x: Any) -> bool:
-    return isinstance(x, float | complex) or (hasattr(x, "dtype") and any(k in str(x.dtype) for k in ("float", "complex")))
+    return isinstance(x, float | complex) or (
+        hasattr(x, "dtype") and any(k in str(x.dtype) for k in ("float", "complex"))
+    )
 
 
 def _outs(sums: Sequence[Any], out: Any) -> Sequence[Any]:
-    """`out` of clip_norm: as many arrays as there are sums, of their shapes and dtypes, that can be written and are apart from each other."""
+    """`out` of clip_norm: as many arrays as there are sums, of their shapes and dtypes, that can be written and are
+    apart from each other.
+    """
     if not isinstance(out, list | tuple) or len(out) != len(sums):
-        raise ValueError(f"clip_norm: expected out= as a list of {len(sums)} arrays (or None), one for each sum; got {out!r:.80}")
-    pairs = {id(o): (i, x, o) for i, (x, o) in enumerate(zip(sums, out, strict=True)) if x is not None and o is not None}
+        raise ValueError(
+            f"clip_norm: expected out= as a list of {len(sums)} arrays (or None), one for each sum; got {out!r:.80}"
+        )
+    pairs = {
+        id(o): (i, x, o) for i, (x, o) in enumerate(zip(sums, out, strict=True)) if x is not None and o is not None
+    }
     for i, (x, o) in enumerate(zip(sums, out, strict=True)):
         if x is None or o is None:
             continue
         like = (tuple(getattr(x, "shape", ())), str(getattr(x, "dtype", "")))
         if (tuple(getattr(o, "shape", ())), str(getattr(o, "dtype", ""))) != like:
-            raise ValueError(f"clip_norm: out[{i}]: expected an array of shape {like[0]} and dtype {like[1]}, as the sum has, got {o!r:.80}")
+            raise ValueError(
+                f"clip_norm: out[{i}]: expected an array of shape {like[0]} and dtype {like[1]}, as the sum has, got"
+                f" {o!r:.80}"
+            )
         if pairs[id(o)][1] is not x:
             raise ValueError(f"clip_norm: out[{i}] is there twice, for two sums")
         _core.add_n([o], out=o)  # it can be written, and is not changed by this
@@ -202,15 +223,17 @@ def _outs(sums: Sequence[Any], out: Any) -> Sequence[Any]:
 
 
 def clip_norm(buf: _core.InputBuffer, sums: list[Any], max_norm: float, *, out: Sequence[Any] | None = None) -> float:
-    """Scale the sums that were just taken of a buffer with stats=True so that their global norm is at most `max_norm`; returns what it was.
+    """Scale the sums that were just taken of a buffer with stats=True so that their global norm is at most `max_norm`;
+    returns what it was.
 
-    sums: the list that `take` gave. Where the norm is too large each entry is replaced by a fresh scaled one: no array is written, for a
-    sum may be the very array that somebody added. Nothing happens where the norm is small enough, or not finite.
-    out: arrays (or None) for the scaled sums, of their shapes and dtypes; they are written in any case, and `sums` stays as it is. `out=sums`
-    scales in place: for `take(writable=True)`, whose arrays are nobody else's.
-    On a device with streams it waits for the norm, and scales on the current stream: call it in `with fanin.stream(s)`, s being the stream that
-    the sums were taken for. CaptureError while that is captured. ValueError: a `max_norm` that is no number from 0 on, sums of another buffer,
-    `out` of other shapes or dtypes. TypeError: sums that are no list, without out.
+    sums: the list that `take` gave. Where the norm is too large each entry is replaced by a fresh scaled one: no array
+    is written, for a sum may be the very array that somebody added. Nothing happens where the norm is small enough, or
+    not finite. out: arrays (or None) for the scaled sums, of their shapes and dtypes; they are written in any case, and
+    `sums` stays as it is. `out=sums` scales in place: for `take(writable=True)`, whose arrays are nobody else's. On a
+    device with streams it waits for the norm, and scales on the current stream: call it in `with fanin.stream(s)`, s
+    being the stream that the sums were taken for. CaptureError while that is captured. ValueError: a `max_norm` that is
+    no number from 0 on, sums of another buffer, `out` of other shapes or dtypes. TypeError: sums that are no list,
+    without out.
 
     >>> buf = fanin.InputBuffer(2, stats=True)
     >>> buf.add(0, np.array([3.0])); buf.add(1, np.array([4.0]))
@@ -223,7 +246,10 @@ def clip_norm(buf: _core.InputBuffer, sums: list[Any], max_norm: float, *, out: 
     if len(sums) != len(buf):
         raise ValueError(f"clip_norm: expected the {counted(len(buf), 'sum')} of {buf.name}, got {len(sums)}")
     if out is None and not isinstance(sums, list):
-        raise TypeError(f"clip_norm: expected the list that take() gave, whose entries are replaced, got {type(sums).__name__}; or give out=")
+        raise TypeError(
+            f"clip_norm: expected the list that take() gave, whose entries are replaced, got {type(sums).__name__}; or"
+            " give out="
+        )
     outs = None if out is None else _outs(sums, out)
     norm = global_norm(buf)
     scale = float(max_norm) / norm if math.isfinite(norm) and norm > max_norm else None

@@ -3,8 +3,9 @@
     with fanin.stream(s):          # s is the current stream of its device, on this thread
         buf.add(0, gradient)       # so the producer's stream is s
 
-A stream is a queue of a device; an event is a point in it. `fanin.sim.Machine` makes simulated ones; a CUDA stream is one that exists: `fanin.Stream("cuda:0", handle)`,
-or, wherever a stream is taken, the object of the library that made it: a `torch.cuda.Stream`, a `cupy.cuda.Stream`, anything with `__cuda_stream__`.
+A stream is a queue of a device; an event is a point in it. `fanin.sim.Machine` makes simulated ones; a CUDA stream is
+one that exists: `fanin.Stream("cuda:0", handle)`, or, wherever a stream is taken, the object of the library that made
+it: a `torch.cuda.Stream`, a `cupy.cuda.Stream`, anything with `__cuda_stream__`.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ Event = _core.Event
 def stream(s: Any) -> Iterator[Stream]:
     """Make `s` the current stream of its device, on this thread, until the block ends.
 
-    Wherever a stream is missing (rules S4, S5, S11), the current one of the device is taken: the innermost of these blocks, else the
-    current stream of the library that owns the gradient, else the legacy default stream. TypeError for what is no stream.
+    Wherever a stream is missing (rules S4, S5, S11), the current one of the device is taken: the innermost of these
+    blocks, else the current stream of the library that owns the gradient, else the legacy default stream. TypeError for
+    what is no stream.
 
     >>> import fanin
     >>> with fanin.sim.Machine() as m:
@@ -95,9 +97,10 @@ def _handle_of(s: Any, owner: str) -> int:
 def foreign(s: Any) -> Stream:
     """The stream of another library as a `fanin.Stream`. Its giver keeps it alive.
 
-    Its device is the one that it names. Where it names none a handle tells by itself whose it is, and the default streams (0, 1, 2) are those of the device
-    whose context is current, as CUDA has it. TypeError for what is no stream; ValueError for one of another device than it says; DeviceError where there is no CUDA, or the
-    driver does not know the handle.
+    Its device is the one that it names. Where it names none a handle tells by itself whose it is, and the default
+    streams (0, 1, 2) are those of the device whose context is current, as CUDA has it. TypeError for what is no stream;
+    ValueError for one of another device than it says; DeviceError where there is no CUDA, or the driver does not know
+    the handle.
     """
     name = type(s).__qualname__
     owner = name if type(s).__module__ == "builtins" else f"{type(s).__module__.partition('.')[0]}.{name}"
@@ -112,7 +115,9 @@ def foreign(s: Any) -> Stream:
     found = _core.cuda_info()
     refused: Exception = ValueError(f"{owner}: handle {handle:#x} is of no device: there is none")
     devices = range(len(found.get("devices", ())))
-    for one in [i for i in devices if _core.cuda_active(i)] or [0]:  # another has no streams, and asking it would begin it
+    for one in [i for i in devices if _core.cuda_active(i)] or [
+        0
+    ]:  # another has no streams, and asking it would begin it
         try:
             return Stream(f"cuda:{one}", handle)
         except ValueError as e:
@@ -196,10 +201,16 @@ class Info(dict[str, Any]):
             **self,
             "python": f"{self['python']} ({self['implementation']})",
             "sums": f"{self['sums']['isa']}, {self['sums']['threads']} thread{'s' * (self['sums']['threads'] != 1)}",
-            "backends": "cpu: built in; sim: built in, with fanin.sim.Machine(): ..; cuda: " + _cuda_words(self["backends"]["cuda"]),
+            "backends": (
+                "cpu: built in; sim: built in, with fanin.sim.Machine(): ..; cuda: "
+                + _cuda_words(self["backends"]["cuda"])
+            ),
             "kernels": _kernels_words(self["kernels"]),
             "devices": ", ".join(self["devices"]),
-            "pool": f"{self['pool']['bytes']} bytes kept for large results, at most {'any number' if self['pool']['limit'] is None else self['pool']['limit']}",
+            "pool": (
+                f"{self['pool']['bytes']} bytes kept for large results, at most"
+                f" {'any number' if self['pool']['limit'] is None else self['pool']['limit']}"
+            ),
         }
         del words["implementation"]
         width = max(map(len, words))
@@ -211,8 +222,9 @@ class Info(dict[str, Any]):
 def info() -> Info:
     """What is here, what was built in, and why something is missing: data that prints as a list.
 
-    `sums`: the instruction set and the threads of large sums. `backends`: each with `available`; CUDA's with its driver, devices and what that driver has
-    not, or `why` there is none. `kernels`: what of the CUDA kernels is in. `pool`: bytes that are kept for large results, and at most (None: no limit).
+    `sums`: the instruction set and the threads of large sums. `backends`: each with `available`; CUDA's with its
+    driver, devices and what that driver has not, or `why` there is none. `kernels`: what of the CUDA kernels is in.
+    `pool`: bytes that are kept for large results, and at most (None: no limit).
 
     >>> import fanin
     >>> fanin.info()["fanin"] == fanin.__version__, fanin.info()["backends"]["cpu"]

@@ -152,7 +152,9 @@ Back = Callable[[list[Any], list[bool]], Sequence[Any]]
 
 
 class Node:
-    """An operation that was done. `back(grads, need)` takes the gradients of what it made and gives those of what it took."""
+    """An operation that was done. `back(grads, need)` takes the gradients of what it made and gives those of what it
+    took.
+    """
 
     made = itertools.count()
 
@@ -215,7 +217,9 @@ class Var:
 
     def leaf(self) -> Leaf:
         if not isinstance(self.node, Leaf):
-            raise TypeError(f"{self!r} is no parameter and keeps no gradient; tape.grad(loss, [x]) gives that of any value")
+            raise TypeError(
+                f"{self!r} is no parameter and keeps no gradient; tape.grad(loss, [x]) gives that of any value"
+            )
         return self.node
 
     @property
@@ -228,7 +232,9 @@ class Var:
         self.leaf().grad = value
 
     def register_hook(self, fn: Callable[[Any], Any]) -> None:
-        """`fn` sees the finished sum of this value's gradients, once in each pass; what it returns, if not None, replaces it."""
+        """`fn` sees the finished sum of this value's gradients, once in each pass; what it returns, if not None,
+        replaces it.
+        """
         if self.node is None:
             raise TypeError(f"{self!r} is a constant: no gradient gets here")
         self.node.hooks.append((self.slot, fn))
@@ -290,7 +296,8 @@ def lift(x: Any, like: Var) -> Var:
 
 
 def update(fn: Callable[..., object], reads: Sequence[Any], writes: Sequence[Any], name: str = "update") -> None:
-    """Change Vars or arrays in place by `fn(*reads, *writes)`, on the current stream of the first that is written, a Var.
+    """Change Vars or arrays in place by `fn(*reads, *writes)`, on the current stream of the first that is written, a
+    Var.
 
     Whoever else reads them must be known to that stream; after `backward`, all that took part in it are.
     """
@@ -309,7 +316,8 @@ def custom(name: str, forward: Callable[..., Sequence[Any]], inputs: Sequence[Va
            device: Device | None = None) -> list[Var]:  # fmt: skip
     """An operation: `forward(*arrays)` gives arrays; `back(grads, need)` a gradient, or None, for each input.
 
-    It runs on the current stream of `device` (default: the first input's), wherever the arrays lie: others are read over the link.
+    It runs on the current stream of `device` (default: the first input's), wherever the arrays lie: others are read
+    over the link.
     """
     node = Node(name, inputs, back, device or inputs[0].device)
     if any(x.device.machine is not node.device.machine for x in inputs):
@@ -327,8 +335,9 @@ def custom(name: str, forward: Callable[..., Sequence[Any]], inputs: Sequence[Va
 
 def op(name: str, forward: Callable[..., Any], inputs: Sequence[Var], *vjps: Callable[[Any, Any], Any] | None,
        device: Device | None = None) -> Var:  # fmt: skip
-    """An operation with one result y: `vjps[i](g, y)` makes, of y's gradient, that of input i, or something that broadcasts
-    from it: the input's slot sums it to the shape (A9)."""
+    """An operation with one result y: `vjps[i](g, y)` makes, of y's gradient, that of input i, or something that
+    broadcasts from it: the input's slot sums it to the shape (A9).
+    """
 
     value: list[Any] = []
 
@@ -404,7 +413,9 @@ def axes_of(a: Var, axis: Any) -> Shape:
 
 
 def total(a: Var, axis: Any = None, scale: float = 1) -> Var:
-    """The sum over some axes (default: all), times a number. Its gradient is one number for many: a view that repeats itself."""
+    """The sum over some axes (default: all), times a number. Its gradient is one number for many: a view that repeats
+    itself.
+    """
     axes = axes_of(a, axis)
     kept = tuple(1 if i in axes else n for i, n in enumerate(a.shape))
 
@@ -489,7 +500,8 @@ def cross_entropy(logits: Var, labels: Var, count: int | None = None) -> Var:
 def to(a: Var, device: Device, on: Device | None = None, stage: Any = None) -> Var:
     """A copy on another device. It is made on a stream of a's device, or of the device `on`: who pushes, or who pulls.
 
-    `stage`: memory like it, on `device`, to sum its gradient in before that goes back over the link. Copies on one stream may share it.
+    `stage`: memory like it, on `device`, to sum its gradient in before that goes back over the link. Copies on one
+    stream may share it.
     """
     y = op("copy", lambda x: run(copy, x, device=device), [a], lambda g, y: moved(g, a.device), device=on)
     if y.node and stage is not None:
@@ -500,18 +512,23 @@ def to(a: Var, device: Device, on: Device | None = None, stage: Any = None) -> V
 # ---------------------------------------------------------------- 4. The pass backward
 
 
-def backward(losses: Var | Sequence[Var], gradients: Sequence[Any] | None = None, *, budget: float | None = None) -> None:
+def backward(
+    losses: Var | Sequence[Var], gradients: Sequence[Any] | None = None, *, budget: float | None = None
+) -> None:
     """Add the gradients of the sum of some values to the `.grad` of each parameter that they depend on.
 
-    `gradients`: an array to begin with for each value (default: ones). `budget`: of the buffers. When it returns, the caller's current
-    streams wait for all that was done. If a node fails, the pass ends; each leaf then has its whole gradient or none of it (E6).
+    `gradients`: an array to begin with for each value (default: ones). `budget`: of the buffers. When it returns, the
+    caller's current streams wait for all that was done. If a node fails, the pass ends; each leaf then has its whole
+    gradient or none of it (E6).
     """
     Pass(losses, gradients, None, budget).run()
 
 
 def grad(losses: Var | Sequence[Var], inputs: Sequence[Var], gradients: Sequence[Any] | None = None, *,
          budget: float | None = None) -> list[Any]:  # fmt: skip
-    """The gradients of the sum of some values with respect to `inputs`, ready on the caller's current streams; no `.grad` changes."""
+    """The gradients of the sum of some values with respect to `inputs`, ready on the caller's current streams; no
+    `.grad` changes.
+    """
     for x in inputs:
         if x.node is None:
             raise TypeError(f"grad: {x!r} has no gradient; make it a tape.parameter")
@@ -541,12 +558,17 @@ class Pass:
         self.roots = [losses] if isinstance(losses, Var) else list(losses)
         self.gradients = [None] * len(self.roots) if gradients is None else list(gradients)
         if len(self.gradients) != len(self.roots):
-            raise ValueError(f"backward: expected {counted(len(self.roots), 'gradient')} to begin with, got {len(self.gradients)}")
+            raise ValueError(
+                f"backward: expected {counted(len(self.roots), 'gradient')} to begin with, got {len(self.gradients)}"
+            )
         for x in self.roots:
             if x.node is None:
                 raise TypeError(f"backward: {x!r} depends on no parameter")
         nodes = reachable([x.node for x in self.roots if x.node])
-        self.wanted, self.budget = wanted, budget  # wanted: captured for the caller, from which device; None: all leaves
+        self.wanted, self.budget = (
+            wanted,
+            budget,
+        )  # wanted: captured for the caller, from which device; None: all leaves
         self.needed: set[Node | None] = set(nodes) if wanted is None else set()  # E8
         for node in nodes:
             if wanted and (node in wanted or any(x.node in self.needed for x in node.inputs)):
@@ -599,7 +621,9 @@ class Pass:
             return
         try:
             shape = x.shape if g is None else tuple(g.shape)
-            if len(shape) < len(x.shape) or any(a not in (1, b) for a, b in zip(x.shape[::-1], shape[::-1], strict=False)):
+            if len(shape) < len(x.shape) or any(
+                a not in (1, b) for a, b in zip(x.shape[::-1], shape[::-1], strict=False)
+            ):
                 raise ValueError(f"expected {x.shape}, got {shape}")
             if node not in self.buffers:
                 self.buffers[node] = fanin.InputBuffer(

@@ -4,8 +4,8 @@
         for x, y in micro_batches:
             loss(model(x), y).backward()
 
-torch adds each micro-batch's gradient to `.grad` in the parameter's dtype, rounding every time: of 64 bfloat16 gradients little is right after
-the sixteenth. Here they are summed in float32 and rounded once.
+torch adds each micro-batch's gradient to `.grad` in the parameter's dtype, rounding every time: of 64 bfloat16
+gradients little is right after the sixteenth. Here they are summed in float32 and rounded once.
 """
 
 from __future__ import annotations
@@ -32,28 +32,32 @@ __all__ = ["accumulate"]
 LARGE = 1 << 16  # bytes from which on memory is dearer than a few microseconds
 
 _lock = threading.Lock()
-#: Which block collects the gradient of a parameter now, by the parameter's id: the block keeps the parameter, and takes its entries along when it ends.
+#: Which block collects the gradient of a parameter now, by the parameter's id: the block keeps the parameter, and takes
+#: its entries along when it ends.
 _taken: dict[int, weakref.ref[accumulate]] = {}
 
 
 class accumulate:
     """Collect the gradients of several backward passes and leave their sums in `.grad`: a context manager.
 
-    parameters: tensors that are leaves, or (name, tensor) pairs as `named_parameters()` has them; names are used in errors. Those that ask for no
-    gradient are passed over, a parameter that comes twice counts once. dtype: in which the sum runs (a torch dtype, a NumPy dtype, a name, or
-    "exact"); by default float32 for float16, bfloat16 and float8, else the parameter's own. into: "grad", or "main_grad" for a tensor in the dtype
-    of the sum beside `.grad`, which is made where there is none. budget: bytes of gradients that are kept before they are folded into
-    the running sums (`fanin.InputBuffer`).
+    parameters: tensors that are leaves, or (name, tensor) pairs as `named_parameters()` has them; names are used in
+    errors. Those that ask for no gradient are passed over, a parameter that comes twice counts once. dtype: in which
+    the sum runs (a torch dtype, a NumPy dtype, a name, or "exact"); by default float32 for float16, bfloat16 and
+    float8, else the parameter's own. into: "grad", or "main_grad" for a tensor in the dtype of the sum beside `.grad`,
+    which is made where there is none. budget: bytes of gradients that are kept before they are folded into the running
+    sums (`fanin.InputBuffer`).
 
-    A gradient that is there at the beginning is the first term, as in torch, and the sum is written into that very tensor (as torch does, too): whoever
-    has it, a flat buffer or another view of its memory, sees the sum at the end, and perhaps a part of it before. While the block runs `.grad` is None
-    after each backward pass; so `zero_grad()` inside changes nothing: what has been collected stays. At the end, also of a block that raised, what has
-    come is summed and left where it was asked for; a parameter without a gradient keeps None. A block that is dropped without its exit
-    ends then, with a ResourceWarning.
+    A gradient that is there at the beginning is the first term, as in torch, and the sum is written into that very
+    tensor (as torch does, too): whoever has it, a flat buffer or another view of its memory, sees the sum at the end,
+    and perhaps a part of it before. While the block runs `.grad` is None after each backward pass; so `zero_grad()`
+    inside changes nothing: what has been collected stays. At the end, also of a block that raised, what has come is
+    summed and left where it was asked for; a parameter without a gradient keeps None. A block that is dropped without
+    its exit ends then, with a ResourceWarning.
 
-    Raises TypeError (no tensor, no leaf, a module), ValueError (`into`, no parameters at all, a parameter that another block collects), ImportError
-    (no torch); in a backward pass RuntimeError where a gradient records a graph (`create_graph=True`).
-    Source: hooks are `torch.Tensor.register_post_accumulate_grad_hook`; sums are rule A11 of docs/rules.md.
+    Raises TypeError (no tensor, no leaf, a module), ValueError (`into`, no parameters at all, a parameter that another
+    block collects), ImportError (no torch); in a backward pass RuntimeError where a gradient records a graph
+    (`create_graph=True`). Source: hooks are `torch.Tensor.register_post_accumulate_grad_hook`; sums are rule A11 of
+    docs/rules.md.
 
     >>> import torch  # doctest: +SKIP
     >>> model = torch.nn.Linear(4, 2, dtype=torch.bfloat16)  # doctest: +SKIP
@@ -94,7 +98,9 @@ class accumulate:
             slot = known.get((p.shape, p.dtype, own))
             if slot is None:
                 try:
-                    slot = Slot(shape=tuple(p.shape), dtype=p.dtype if self.into == "grad" else None, accumulate=dtype, name=own)
+                    slot = Slot(
+                        shape=tuple(p.shape), dtype=p.dtype if self.into == "grad" else None, accumulate=dtype, name=own
+                    )
                 except (TypeError, ValueError) as e:
                     raise type(e)(f"slot {i}: {e}") from None
                 known[p.shape, p.dtype, own] = slot
@@ -114,7 +120,8 @@ class accumulate:
                 other = held() if held is not None else None
                 if other is not None:
                     raise ValueError(
-                        f"accumulate: the gradient of {name} is collected by another block already, as {other._name_of(p)}"
+                        f"accumulate: the gradient of {name} is collected by another block already, as"
+                        f" {other._name_of(p)}"
                     )
             me = weakref.ref(self)
             _taken.update((id(p), me) for p in self._parameters)
@@ -151,7 +158,9 @@ class accumulate:
         return next(name for q, name in zip(self._parameters, self._names, strict=True) if q is p)
 
     def _collector(self, slot: int) -> Any:
-        """The hook of one parameter. It knows the buffer and not the block, which so ends when nobody has it any more."""
+        """The hook of one parameter. It knows the buffer and not the block, which so ends when nobody has it
+        any more.
+        """
         add, names, came = self._buffer.add, self._names, self._came.add
         large = self._parameters[slot].nbytes >= LARGE
 
@@ -162,11 +171,13 @@ class accumulate:
             if gradient.requires_grad:
                 p.grad = None
                 raise RuntimeError(
-                    f"accumulate: the gradient of {names[slot]} records a graph, as of backward(create_graph=True): a sum that is"
-                    " left in .grad here cannot be differentiated; call that backward() outside of the block"
+                    f"accumulate: the gradient of {names[slot]} records a graph, as of backward(create_graph=True): a"
+                    " sum that is left in .grad here cannot be differentiated; call that backward() outside of the"
+                    " block"
                 )
             try:
-                # What nobody has but the call is the buffer's alone, and is summed while it is warm: for a large one that is worth an object.
+                # What nobody has but the call is the buffer's alone, and is summed while it is warm: for a large one
+                # that is worth an object.
                 add(slot, gradient.detach() if large else gradient)
             except BaseException as e:
                 _rename(e, names)
@@ -201,14 +212,18 @@ class accumulate:
                 setattr(p, self.into, kept)
 
     def _outs(self, firsts: list[Any], came: set[int]) -> list[Any]:
-        """Where the sums are written: large tensors that were there; new ones for "main_grad"; None: a tensor of the sum's own.
+        """Where the sums are written: large tensors that were there; new ones for "main_grad"; None: a tensor of the
+        sum's own.
 
-        A donated one is where the sum is already, as a rule; into small ones it is copied, which is quicker than to be asked.
+        A donated one is where the sum is already, as a rule; into small ones it is copied, which is quicker than to be
+        asked.
         """
         outs: list[Any] = []
         for slot, (p, dtype, first) in enumerate(zip(self._parameters, self._sums, firsts, strict=True)):
             if first is not None:
-                rounded = slot in came and first.layout == torch.strided and first.dtype != dtype and first.nbytes >= LARGE
+                rounded = (
+                    slot in came and first.layout == torch.strided and first.dtype != dtype and first.nbytes >= LARGE
+                )
                 outs.append(first.detach() if rounded else None)
             elif self.into == "main_grad" and slot in came:
                 outs.append(torch.empty(p.shape, dtype=dtype, device=p.device))
@@ -229,12 +244,15 @@ def _leaves(parameters: Iterable[Any]) -> tuple[list[Any], list[str]]:
     for i, one in enumerate(parameters):
         name, p = one if isinstance(one, tuple) and len(one) == 2 else (f"parameters[{i}]", one)
         if not isinstance(p, torch.Tensor):
-            raise TypeError(f"accumulate: expected tensors, or (name, tensor) pairs, got a {type(p).__name__} as {name}")
+            raise TypeError(
+                f"accumulate: expected tensors, or (name, tensor) pairs, got a {type(p).__name__} as {name}"
+            )
         if not p.requires_grad or id(p) in tensors:
             continue
         if not p.is_leaf:
             raise TypeError(
-                f"accumulate: {name} is no leaf: what an operation made has no .grad; expected the tensor that it was made of"
+                f"accumulate: {name} is no leaf: what an operation made has no .grad; expected the tensor that it was"
+                " made of"
             )
         tensors[id(p)] = p
         names.append(str(name))
@@ -242,7 +260,11 @@ def _leaves(parameters: Iterable[Any]) -> tuple[list[Any], list[str]]:
         used = isinstance(parameters, Iterator)
         raise ValueError(
             "accumulate: expected parameters, got none"
-            + ("; an iterator, as model.parameters() gives one, is empty once it has been used: call it again" if used else "")
+            + (
+                "; an iterator, as model.parameters() gives one, is empty once it has been used: call it again"
+                if used
+                else ""
+            )
         )
     return list(tensors.values()), names
 

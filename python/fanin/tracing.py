@@ -6,7 +6,8 @@
     t.plot("pass.svg")       # a lane for each stream, sums as bars, waits as arrows
     print(t.dot())           # what happens before what, for Graphviz
 
-A trace records its own thread, and the host threads that a simulated machine spawns on it. Without one nothing is recorded.
+A trace records its own thread, and the host threads that a simulated machine spawns on it. Without one nothing is
+recorded.
 """
 
 from __future__ import annotations
@@ -54,8 +55,9 @@ class Line:
     """One thing that was decided or queued."""
 
     kind: str
-    """add, fold, take: what a buffer did. record, wait, mark, kernel, copy, free, sync: what was asked of a device; elided: a
-    wait that was left out, known to hold."""
+    """add, fold, take: what a buffer did. record, wait, mark, kernel, copy, free, sync: what was asked of a device;
+    elided: a wait that was left out, known to hold.
+    """
     how: str
     """The case letter of the plan (rules S8-S11), or ""."""
     in_place: bool
@@ -155,7 +157,9 @@ class Picture:
     """Waits that were left out because they were known to hold."""
 
     def in_order(self, names: Names) -> list[Lane]:
-        """The lanes by device and role: of one device as `names` lists them, then those of producers alone, then those with sums."""
+        """The lanes by device and role: of one device as `names` lists them, then those of producers alone, then those
+        with sums.
+        """
         listed = {lane: i for i, lane in enumerate(names)}
         summing = {s.lane for s in self.slices if s.buffer}
 
@@ -271,17 +275,20 @@ class Trace:
     def save(self, path: str | os.PathLike[str], *, names: Names | None = None) -> None:
         """Write Chrome trace JSON: pid = device, tid = stream, an arrow for each wait.
 
-        `names` says what streams are called: {(0, 2): "copies"} is stream 2 of device 0. OSError if it cannot be written; then nothing is.
+        `names` says what streams are called: {(0, 2): "copies"} is stream 2 of device 0. OSError if it cannot be
+        written; then nothing is.
         """
         target = named(path, "trace.save")
         text = json.dumps(chrome(self.picture(), names or {}), indent=1)
         write_whole(target, lambda out: out.write(text.encode()))
 
     def plot(self, path: str | os.PathLike[str], *, title: str | None = None, names: Names | None = None) -> None:
-        """Draw it (.svg, .png, .pdf): a lane for each stream, sums as bars coloured by buffer, waits as arrows, races red.
+        """Draw it (.svg, .png, .pdf): a lane for each stream, sums as bars coloured by buffer, waits as arrows, races
+        red.
 
-        `names` is as for `save`; the lanes of a device stand in its order. What is too narrow for its name bears a number that is explained below, with all else
-        that is seen. A notebook shows a trace as this picture. ImportError, with what to install, where matplotlib is missing.
+        `names` is as for `save`; the lanes of a device stand in its order. What is too narrow for its name bears a
+        number that is explained below, with all else that is seen. A notebook shows a trace as this picture.
+        ImportError, with what to install, where matplotlib is missing.
         """
         from .plot import draw
 
@@ -357,7 +364,9 @@ def write_whole(path: str, fill: Callable[[Any], object]) -> None:
 
 
 def place(lines: Sequence[Line], races: Sequence[tuple[int, str]] = ()) -> Picture:
-    """Where each line goes: work at its own time where it has one, else behind the work before it and behind what that waits for."""
+    """Where each line goes: work at its own time where it has one, else behind the work before it and behind what that
+    waits for.
+    """
     timed = any(line.start_us >= 0 for line in lines if line.kind in ("kernel", "copy"))
     picture = Picture("simulated: a cost model, no measurement" if timed else "logical order, no times")
     whose = owners(lines)
@@ -395,7 +404,8 @@ def place(lines: Sequence[Line], races: Sequence[tuple[int, str]] = ()) -> Pictu
 
 
 def owners(lines: Sequence[Line]) -> dict[int, str]:
-    """Which buffer's work a kernel is: "sum w1" and "copy grads[3]" are those of the slots whose adds, folds and takes are labelled so.
+    """Which buffer's work a kernel is: "sum w1" and "copy grads[3]" are those of the slots whose adds, folds and takes
+    are labelled so.
 
     "9 slots: sum w1, sum w2, .." is the first one's: all are of one buffer.
     """
@@ -409,7 +419,9 @@ def owners(lines: Sequence[Line]) -> dict[int, str]:
             continue
         if many:
             of = next((text for text in own if of.startswith(f"{text}, ")), of)
-        if of not in own and len(line.label.encode()) >= LABEL:  # the word before it has cut it shorter than the buffer's own lines are
+        if (
+            of not in own and len(line.label.encode()) >= LABEL
+        ):  # the word before it has cut it shorter than the buffer's own lines are
             of = next((text for text in own if text.startswith(of)), of)
         if of in own:
             found[i] = own[of]
@@ -449,7 +461,9 @@ def chrome(picture: Picture, names: Names = MappingProxyType({})) -> dict[str, A
     """Chrome trace JSON, in microseconds."""
     events: list[dict[str, Any]] = []
     lanes = picture.in_order(names)
-    for row, lane in enumerate([*lanes, *([Lane(HOST, 0)] if picture.parked and lanes and lanes[0].device != HOST else [])]):
+    for row, lane in enumerate(
+        [*lanes, *([Lane(HOST, 0)] if picture.parked and lanes and lanes[0].device != HOST else [])]
+    ):
         said = f"device {lane.device}" if lane.device != HOST else "host"
         stream = f"stream {lane.stream}" if lane.device != HOST else "cpu"
         if lane in names:
@@ -469,8 +483,8 @@ def chrome(picture: Picture, names: Names = MappingProxyType({})) -> dict[str, A
         events.append(at(s.lane, s.start, "X", s.name, cat, dur=round(s.end - s.start, 3), args=args))
     neighbours = Neighbours(picture)
     for number, arrow in enumerate(picture.arrows, 1):
-        # A flow is drawn between the slices that enclose its ends: so both ends get a thin one of their own, at the tail of the
-        # work that was recorded and at the head of the work that waits.
+        # A flow is drawn between the slices that enclose its ends: so both ends get a thin one of their own, at the
+        # tail of the work that was recorded and at the head of the work that waits.
         for word, phase, (lane, time) in (("record", "s", arrow.at), ("wait", "f", arrow.to)):
             work = neighbours.before(lane, time) if phase == "s" else neighbours.after(lane, time)
             dur = min(0.5, (work.end - work.start) / 8) if work else 0.0

@@ -64,7 +64,9 @@ def terms(*xs: Any, slots: Any = 1, take: Any = None, budget: Any = None) -> Cal
 def seen(x: Any) -> Any:
     if isinstance(x, Word):
         return x.text
-    return x.toarray().tolist() if sp.issparse(x) else np.asarray(x).tolist() if not isinstance(x, fanin.Zero) else repr(x)
+    return (
+        x.toarray().tolist() if sp.issparse(x) else np.asarray(x).tolist() if not isinstance(x, fanin.Zero) else repr(x)
+    )
 
 
 def snapshot() -> Any:
@@ -118,7 +120,9 @@ def on_cuda() -> Any:
 
 def made() -> Any:
     kept: list[Any] = []
-    yield lambda: kept.append(fanin.InputBuffer([fanin.Slot(shape=(2, 2), dtype="float32", name="w"), fanin.Slot()], name="n"))
+    yield lambda: kept.append(
+        fanin.InputBuffer([fanin.Slot(shape=(2, 2), dtype="float32", name="w"), fanin.Slot()], name="n")
+    )
 
 
 def explained() -> Any:
@@ -179,7 +183,9 @@ SCENARIOS: dict[str, Callable[[], Any]] = {
     "sparse and dense": terms(EYE, np.ones((3, 3), F), EYE, budget=0),
     "zeros": terms(fanin.Zero((3,), "float32"), fanin.Zero((3,), "float64")),
     "objects": terms(Word("a"), Word("b"), Word("c")),
-    "array and object": terms(np.ones(3, np.float16), np.ones(3, np.float16), slots=[fanin.Slot(combine=lambda a, b: a)]),
+    "array and object": terms(
+        np.ones(3, np.float16), np.ones(3, np.float16), slots=[fanin.Slot(combine=lambda a, b: a)]
+    ),
     "scaled": terms(np.ones(3, F), np.ones(3, F), take={"scale": 2}),
     "writable": terms(np.ones(3, F), take={"writable": True}),
     "snapshot": snapshot,
@@ -195,8 +201,9 @@ SCENARIOS: dict[str, Callable[[], Any]] = {
 
 
 def play(scenario: Callable[[], Any], fail: tuple[int, int, int] | None) -> tuple[list[Any], bool, bool]:
-    """Runs the steps; in step `fail[0]` allocation `fail[1]` fails, and the step is then done again. Says what the steps gave,
-    whether one was refused, and whether there was such an allocation."""
+    """Runs the steps; in step `fail[0]` allocation `fail[1]` fails, and the step is then done again. Says what the
+    steps gave, whether one was refused, and whether there was such an allocation.
+    """
     gave, refused, met = [], False, False
     for i, step in enumerate(scenario()):
         if fail and i == fail[0]:
@@ -216,7 +223,8 @@ def play(scenario: Callable[[], Any], fail: tuple[int, int, int] | None) -> tupl
     return gave, refused, met
 
 
-#: Plain arrays only: from the buffer's making to its end nothing of the core's is allocated once there was one before it.
+#: Plain arrays only: from the buffer's making to its end nothing of the core's is allocated once there was one before
+#: it.
 PLAIN = {"array and object", "bounded", "copied", "fused", "low precision", "scaled", "writable"}
 #: One allocation that fails sends the step to the general path, which finds memory.
 ANOTHER_WAY = {"keys out of order"}

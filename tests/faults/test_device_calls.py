@@ -1,4 +1,6 @@
-"""Every call of the device fails once: the slot is as before or poisoned until clear(), the buffer can be thrown away, nothing leaks."""
+"""Every call of the device fails once: the slot is as before or poisoned until clear(), the buffer can be thrown away,
+nothing leaks.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""One device for two drivers: a GPU through its own driver, or the fake one, asked alike, so that one script runs on both.
+"""One device for two drivers: a GPU through its own driver, or the fake one, asked alike, so that one script runs on
+both.
 
-`delay` holds a stream up: on a GPU by a kernel that spins, on the fake driver by work that the schedule may run as late as it likes.
+`delay` holds a stream up: on a GPU by a kernel that spins, on the fake driver by work that the schedule may run as late
+as it likes.
 """
 
 from __future__ import annotations
@@ -55,13 +57,21 @@ class Fake(FakeDriver):
         """x's bytes as they are on that stream, by the driver's own copy: no rule of ours orders it."""
         seen = np.empty(x.shape, x.dtype)
         with self.context():
-            self.call("cuMemcpyDtoHAsync_v2", seen.ctypes.data_as(ctypes.c_void_p), ctypes.c_uint64(x.address), ctypes.c_size_t(seen.nbytes), ctypes.c_void_p(stream.handle))
+            self.call(
+                "cuMemcpyDtoHAsync_v2",
+                seen.ctypes.data_as(ctypes.c_void_p),
+                ctypes.c_uint64(x.address),
+                ctypes.c_size_t(seen.nbytes),
+                ctypes.c_void_p(stream.handle),
+            )
             self.call("cuStreamSynchronize", ctypes.c_void_p(stream.handle))
         return seen
 
 
 class Real(Fake):
-    """A GPU's driver. What a test may ask of it is what it may ask of the fake one, but for faults, counts and races."""
+    """A GPU's driver. What a test may ask of it is what it may ask of the fake one, but for faults, counts and
+    races.
+    """
 
     real = True
 
@@ -72,7 +82,9 @@ class Real(Fake):
         self._runs: dict[int, int] = {}
         context, module, self._spin = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
         self.call("cuInit", 0)
-        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)  # for good: with its last hold all that is in it goes
+        self.call(
+            "cuDevicePrimaryCtxRetain", ctypes.byref(context), 0
+        )  # for good: with its last hold all that is in it goes
         with self.context():
             self.call("cuModuleLoadData", ctypes.byref(module), SPIN)
             self.call("cuModuleGetFunction", ctypes.byref(self._spin), module, b"spin")
@@ -95,7 +107,13 @@ class Real(Fake):
         x.used_on(stream)
         (bits,) = struct.unpack("<I", struct.pack("<f", value))
         with self.context():
-            self.call("cuMemsetD32Async", ctypes.c_uint64(x.address), ctypes.c_uint(bits), ctypes.c_size_t(x.size), ctypes.c_void_p(stream.handle))
+            self.call(
+                "cuMemsetD32Async",
+                ctypes.c_uint64(x.address),
+                ctypes.c_uint(bits),
+                ctypes.c_size_t(x.size),
+                ctypes.c_void_p(stream.handle),
+            )
 
     def synchronize(self) -> None:
         with self.context():
@@ -105,7 +123,9 @@ class Real(Fake):
         with self.context():
             if graph not in self._runs:
                 made = ctypes.c_void_p()
-                self.call("cuGraphInstantiateWithFlags", ctypes.byref(made), ctypes.c_void_p(graph), ctypes.c_ulonglong(0))
+                self.call(
+                    "cuGraphInstantiateWithFlags", ctypes.byref(made), ctypes.c_void_p(graph), ctypes.c_ulonglong(0)
+                )
                 self._runs[graph] = made.value or 0
             self.call("cuGraphLaunch", ctypes.c_void_p(self._runs[graph]), ctypes.c_void_p(stream.handle))
 

@@ -1,5 +1,7 @@
-"""Litmus tests of streams, events and the buffer: one script on the fake driver, where the checker judges, and on a GPU, where kernels that spin make
-what is not waited for late. Each rule has its control: the wait left out, which must show."""
+"""Litmus tests of streams, events and the buffer: one script on the fake driver, where the checker judges, and on a
+GPU, where kernels that spin make what is not waited for late. Each rule has its control: the wait left out, which must
+show.
+"""
 
 from __future__ import annotations
 
@@ -172,7 +174,9 @@ def test_memory_that_is_let_go_of_stays_until_its_reader_has_passed(m: Any) -> N
 
 
 def produced(m: Any, streams: list[Any], latest: tuple[int, ...] = ()) -> list[Any]:
-    """A gradient 2**k for each stream, written late on it; those of `latest` when the others have been there for long."""
+    """A gradient 2**k for each stream, written late on it; those of `latest` when the others have been there
+    for long.
+    """
     made = [zeros(m) for _ in streams]
     for k, (s, x) in enumerate(zip(streams, made, strict=True)):
         for _ in range(4 if k in latest else 1):

@@ -1,5 +1,7 @@
-"""What runs on one device runs on another to the bit: logs of operations recorded on the simulated device, and, where there is a GPU, the tests of the
-fake driver's values and the conformance suite once more on it, and all of it under CUDA's own checkers."""
+"""What runs on one device runs on another to the bit: logs of operations recorded on the simulated device, and, where
+there is a GPU, the tests of the fake driver's values and the conformance suite once more on it, and all of it under
+CUDA's own checkers.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ DTYPES = (np.dtype("f2"), np.dtype(ml_dtypes.bfloat16), np.dtype("f4"), np.dtype
 
 @dataclass(frozen=True)
 class Log:
-    """One run of a buffer: how it is made, and ("add", slot, key, stream, dtype, seed), ("wait", waiting, for), ("take",), ("clear",)."""
+    """One run of a buffer: how it is made, and ("add", slot, key, stream, dtype, seed), ("wait", waiting, for),
+    ("take",), ("clear",).
+    """
 
     slots: int
     streams: int
@@ -48,13 +52,19 @@ def recorded(seed: int) -> tuple[Log, list[bytes]]:
         streams=int(rng.integers(1, 5)),
         how={"budget": [0, 64, None, float("inf")][rng.integers(4)], "accumulate": [None, "float64"][rng.integers(2)]},
     )
-    dtypes = [DTYPES[i] for i in rng.integers(0, 4, log.slots)] if log.how["accumulate"] else [DTYPES[i] for i in rng.integers(0, len(DTYPES), log.slots)]
+    dtypes = (
+        [DTYPES[i] for i in rng.integers(0, 4, log.slots)]
+        if log.how["accumulate"]
+        else [DTYPES[i] for i in rng.integers(0, len(DTYPES), log.slots)]
+    )
     key = 0
     for _ in range(int(rng.integers(10, 40))):
         what = rng.random()
         if what < 0.75:
             slot = int(rng.integers(log.slots))
-            log.operations.append(("add", slot, key, int(rng.integers(log.streams)), dtypes[slot].name, int(rng.integers(1 << 30))))
+            log.operations.append(
+                ("add", slot, key, int(rng.integers(log.streams)), dtypes[slot].name, int(rng.integers(1 << 30)))
+            )
             key += 1
         elif what < 0.9:
             log.operations.append(("wait", int(rng.integers(log.streams)), int(rng.integers(log.streams))))
@@ -114,7 +124,9 @@ def test_a_log_with_one_key_changed_gives_other_bits() -> None:
     for seed in range(20):
         log, bits = recorded(seed)
         keys = [-1 - o[2] if o[0] == "add" else 0 for o in log.operations]
-        turned = [(*o[:2], k + 10_000, *o[3:]) if o[0] == "add" else o for o, k in zip(log.operations, keys, strict=True)]
+        turned = [
+            (*o[:2], k + 10_000, *o[3:]) if o[0] == "add" else o for o, k in zip(log.operations, keys, strict=True)
+        ]
         with Machine(1, seed=seed) as m:
             other += played(Log(log.slots, log.streams, log.how, turned), m) != bits
     assert 0 < other <= 20, other
@@ -153,7 +165,19 @@ def python(*words: str) -> subprocess.CompletedProcess[str]:
 
 @GPU
 def test_the_conformance_suite_holds_on_a_gpu(driver: Any) -> None:
-    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, "-p", "fanin.testing.plugin", "--pyargs", "fanin.conformance"]
+    words = [
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-c",
+        os.devnull,
+        "-p",
+        "fanin.testing.plugin",
+        "--pyargs",
+        "fanin.conformance",
+    ]
     done = python(sys.executable, *words, "--fanin-buffer=cuda_buffer:GpuBuffer")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
     assert int(done.stdout.split(" passed")[0].split()[-1]) > 40
@@ -163,9 +187,25 @@ def test_the_conformance_suite_holds_on_a_gpu(driver: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck", "initcheck", "synccheck"])
 def test_cudas_own_checkers_find_nothing(driver: Any, tool: str) -> None:
-    checker = shutil.which("compute-sanitizer") or str(Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"), "bin/compute-sanitizer"))
+    checker = shutil.which("compute-sanitizer") or str(
+        Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"), "bin/compute-sanitizer")
+    )
     if not Path(checker).exists():
         pytest.skip("compute-sanitizer is not installed")
     words = ["--tool", tool, "--error-exitcode", "9", "--target-processes", "all"]
-    done = python(checker, *words, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/gpu", "-m", "gpu and not slow", "-k", "not leaves_out and not early and not little")
+    done = python(
+        checker,
+        *words,
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "tests/gpu",
+        "-m",
+        "gpu and not slow",
+        "-k",
+        "not leaves_out and not early and not little",
+    )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]

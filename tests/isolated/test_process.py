@@ -46,7 +46,10 @@ print(buf.take()[0].tolist())
         "sys.exit(0)",
         "os._exit(0)",
         "keep.append(keep)",
-        "threading.Thread(target=lambda: [buf.add(0, np.ones(1000)) for _ in range(10**9)], daemon=True).start(); time.sleep(0.05)",
+        (
+            "threading.Thread(target=lambda: [buf.add(0, np.ones(1000)) for _ in range(10**9)], daemon=True).start();"
+            " time.sleep(0.05)"
+        ),
         "m = fanin.sim.Machine(devices=1); x = m.array(np.ones(4)); m.launch(m.stream(), lambda r: None, reads=[x])",
         "m = fanin.sim.Machine(devices=1); m.spawn(lambda: None)",
         "import atexit; atexit.register(lambda: buf.take())",

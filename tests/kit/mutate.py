@@ -3,9 +3,11 @@
     python tests/kit/mutate.py --seed 1 --count 30                      which survive the tests below
     python tests/kit/mutate.py --seed 1 --count 30 -- -x -q tests       .. those of another pytest command
 
-A mutant is drawn by the seed: an operator, a constant, a condition, a statement that is left out, two arguments that change places. It is planted in a copy of the
-tree, compiled as the tree is, and the tests are run until the first failure, those that are likely to notice first. One whose object code is that of the original
-changes nothing and is told apart; so is one that does not compile. What survives is listed with its line: it is to get a test, or a verdict in docs/proof.md.
+A mutant is drawn by the seed: an operator, a constant, a condition, a statement that is left out, two arguments that
+change places. It is planted in a copy of the tree, compiled as the tree is, and the tests are run until the first
+failure, those that are likely to notice first. One whose object code is that of the original changes nothing and is
+told apart; so is one that does not compile. What survives is listed with its line: it is to get a test, or a verdict in
+docs/proof.md.
 """
 
 from __future__ import annotations
@@ -30,25 +32,87 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("base", "array", "device", "buffer", "graph", "py")
-COPIED = ("csrc", "python", "tests", "setup.py", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in", "CHANGELOG.md", "docs", "examples", "benchmarks")
+COPIED = (
+    "csrc",
+    "python",
+    "tests",
+    "setup.py",
+    "pyproject.toml",
+    "README.md",
+    "LICENSE",
+    "MANIFEST.in",
+    "CHANGELOG.md",
+    "docs",
+    "examples",
+    "benchmarks",
+)
 
 #: The first tests that are run, by folder: those that fail most often for a fault there.
 FIRST = {
     "base": ["tests/test_c.py", "tests/test_pool.py"],
-    "array": ["tests/test_sums.py", "tests/test_exact.py", "tests/test_exact_sparse.py", "tests/test_overlap.py", "tests/test_stats.py"],
+    "array": [
+        "tests/test_sums.py",
+        "tests/test_exact.py",
+        "tests/test_exact_sparse.py",
+        "tests/test_overlap.py",
+        "tests/test_stats.py",
+    ],
     "device": ["tests/test_sim.py", "tests/test_explore.py", "tests/test_streams.py", "tests/test_cuda.py"],
-    "buffer": ["tests/test_take_one.py", "tests/test_out.py", "tests/test_budget.py", "tests/test_target.py", "tests/test_many.py"],
+    "buffer": [
+        "tests/test_take_one.py",
+        "tests/test_out.py",
+        "tests/test_budget.py",
+        "tests/test_target.py",
+        "tests/test_many.py",
+    ],
     "graph": ["tests/test_layout.py", "tests/test_recorded_layout.py"],
-    "py": ["tests/test_kinds.py", "tests/test_errors.py", "tests/test_refusals.py", "tests/test_exchange_dlpack.py", "tests/test_cuda.py", "tests/test_exchange_cuda.py"],
+    "py": [
+        "tests/test_kinds.py",
+        "tests/test_errors.py",
+        "tests/test_refusals.py",
+        "tests/test_exchange_dlpack.py",
+        "tests/test_cuda.py",
+        "tests/test_exchange_cuda.py",
+    ],
 }
-THEN = ["tests/spec", "tests/laws", "tests/test_kinds.py", "tests/test_errors.py", "tests/test_out.py", "tests/test_c.py"]
+THEN = [
+    "tests/spec",
+    "tests/laws",
+    "tests/test_kinds.py",
+    "tests/test_errors.py",
+    "tests/test_out.py",
+    "tests/test_c.py",
+]
 
-#: What is put in the place of what: whole words or operators with blanks around, so that nothing in a type or a comment is meant.
+#: What is put in the place of what: whole words or operators with blanks around, so that nothing in a type or a comment
+#: is meant.
 SWAPS = {
-    " < ": " <= ", " <= ": " < ", " > ": " >= ", " >= ": " > ", " == ": " != ", " != ": " == ", " && ": " || ", " || ": " && ",
-    " + ": " - ", " - ": " + ", " * ": " + ", " / ": " * ", " % ": " / ", " << ": " >> ", " >> ": " << ", " & ": " | ", " | ": " & ",
-    "++": "--", "--": "++", " += ": " -= ", " -= ": " += ", "true": "false", "false": "true", "continue;": "break;", "break;": "continue;",
-}  # fmt: skip
+    " < ": " <= ",
+    " <= ": " < ",
+    " > ": " >= ",
+    " >= ": " > ",
+    " == ": " != ",
+    " != ": " == ",
+    " && ": " || ",
+    " || ": " && ",
+    " + ": " - ",
+    " - ": " + ",
+    " * ": " + ",
+    " / ": " * ",
+    " % ": " / ",
+    " << ": " >> ",
+    " >> ": " << ",
+    " & ": " | ",
+    " | ": " & ",
+    "++": "--",
+    "--": "++",
+    " += ": " -= ",
+    " -= ": " += ",
+    "true": "false",
+    "false": "true",
+    "continue;": "break;",
+    "break;": "continue;",
+}
 CALL = re.compile(r"^\s+(?!return\b|else\b|case\b|goto\b)[A-Za-z_][\w>.\-\[\]]*(\(.*\)|( [|&+-]?= ).*);$")
 PAIR = re.compile(r"\(([a-z_]\w*), ([a-z_]\w*)\)")
 NUMBER = re.compile(r"(?<![\w.])(\d+)(?![\w.])")
@@ -92,9 +156,20 @@ def candidates(root: Path = ROOT) -> tuple[Mutant, ...]:
             text = line.strip()
             comment = (comment or text.startswith("/*")) and "*/" not in text
             inside = line.startswith("{") or (inside and not line.startswith("}"))
-            if not inside or comment or text.startswith(("#", "/*", "*", "assert(", "fan_fail(", '"')) or text.endswith("\\") or "assert(" in text or "FAN_MUT(" in text:
+            if (
+                not inside
+                or comment
+                or text.startswith(("#", "/*", "*", "assert(", "fan_fail(", '"'))
+                or text.endswith("\\")
+                or "assert(" in text
+                or "FAN_MUT(" in text
+            ):
                 continue
-            found += [Mutant(str(path.relative_to(root)), n, line, new) for new in dict.fromkeys(variants(line)) if new != line]
+            found += [
+                Mutant(str(path.relative_to(root)), n, line, new)
+                for new in dict.fromkeys(variants(line))
+                if new != line
+            ]
     return tuple(found)
 
 
@@ -126,7 +201,17 @@ def object_code(tree: Path, file: str) -> bytes | None:
 
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "a.o")
-        cc = shlex.split(os.environ.get("CC", "cc")) + ["-std=c11", "-O2", "-g0", "-DNDEBUG", "-D_GNU_SOURCE", "-w", "-fPIC", "-ffp-contract=off", "-fno-math-errno"]
+        cc = shlex.split(os.environ.get("CC", "cc")) + [
+            "-std=c11",
+            "-O2",
+            "-g0",
+            "-DNDEBUG",
+            "-D_GNU_SOURCE",
+            "-w",
+            "-fPIC",
+            "-ffp-contract=off",
+            "-fno-math-errno",
+        ]
         includes = ["-Icsrc", f"-I{sysconfig.get_paths()['include']}", f"-I{np.get_include()}"]
         done = subprocess.run([*cc, *includes, "-c", file, "-o", str(out)], cwd=tree, capture_output=True, check=False)
         return out.read_bytes() if done.returncode == 0 else None
@@ -141,8 +226,22 @@ def plant(tree: Path, m: Mutant) -> None:
 
 
 def built(tree: Path) -> bool:
-    env = {**os.environ, "FANIN_DEV": "1", "FANIN_NVCC": "0", "CC": os.environ.get("CC", "cc") + " -w"}  # a mutant may be warned of
-    return subprocess.run([sys.executable, "setup.py", "-q", "build_ext", "--inplace"], cwd=tree, env=env, capture_output=True, check=False).returncode == 0
+    env = {
+        **os.environ,
+        "FANIN_DEV": "1",
+        "FANIN_NVCC": "0",
+        "CC": os.environ.get("CC", "cc") + " -w",
+    }  # a mutant may be warned of
+    return (
+        subprocess.run(
+            [sys.executable, "setup.py", "-q", "build_ext", "--inplace"],
+            cwd=tree,
+            env=env,
+            capture_output=True,
+            check=False,
+        ).returncode
+        == 0
+    )
 
 
 def killer(tree: Path, commands: list[list[str]], limit: float) -> str | None:
@@ -150,8 +249,15 @@ def killer(tree: Path, commands: list[list[str]], limit: float) -> str | None:
     env = {**os.environ, "PYTHONPATH": str(tree / "python")}
     for command in commands:
         try:
-            done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *command],
-                                  cwd=tree, env=env, capture_output=True, text=True, timeout=limit, check=False)  # fmt: skip
+            done = subprocess.run(
+                [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *command],
+                cwd=tree,
+                env=env,
+                capture_output=True,
+                text=True,
+                timeout=limit,
+                check=False,
+            )
         except subprocess.TimeoutExpired:
             return f"{' '.join(command)}: no end in {limit:.0f} s"
         if done.returncode not in (0, 5):
@@ -211,7 +317,10 @@ def main() -> int:
             if how.json:
                 how.json.write_text(json.dumps(verdicts, indent=1))
     changed = seen["dies"] + seen["survives"]
-    print(f"seed {how.seed}: {sum(seen.values())} mutants; of {changed} that change anything {seen['dies']} die; {dict(seen)}")
+    print(
+        f"seed {how.seed}: {sum(seen.values())} mutants; of {changed} that change anything {seen['dies']} die;"
+        f" {dict(seen)}"
+    )
     return int(seen["survives"] > 0)
 
 

@@ -1,7 +1,8 @@
-"""Random programs of views and writes, and the world of arrays that they run on; made anew from a seed as often as needed.
+"""Random programs of views and writes, and the world of arrays that they run on; made anew from a seed as often as
+needed.
 
-A program is a list of numbers; each step looks at what is there and takes the numbers as choices. So the same numbers do the same in two worlds that look the
-same, any list of numbers is a program, and a shorter list is a smaller one.
+A program is a list of numbers; each step looks at what is there and takes the numbers as choices. So the same numbers
+do the same in two worlds that look the same, any list of numbers is a program, and a shorter list is a smaller one.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ BLOCK = 96
 
 @dataclass
 class World:
-    """Storages (all the memory there is), the arrays on them, and the arguments, in which arrays come twice or in containers."""
+    """Storages (all the memory there is), the arrays on them, and the arguments, in which arrays come twice or in
+    containers.
+    """
 
     storages: list[Any]
     arrays: list[np.ndarray[Any, Any]]
@@ -186,8 +189,15 @@ def same_size(dtype: Any) -> str:
 
 #: Functions that give back the very array that they are given, most often.
 ITSELF = (
-    np.asarray, np.ascontiguousarray, np.atleast_1d, np.squeeze, np.real, lambda x: np.array(x, copy=None), lambda x: x.conj(), lambda x: x.astype(x.dtype, copy=False),
-)  # fmt: skip
+    np.asarray,
+    np.ascontiguousarray,
+    np.atleast_1d,
+    np.squeeze,
+    np.real,
+    lambda x: np.array(x, copy=None),
+    lambda x: x.conj(),
+    lambda x: x.astype(x.dtype, copy=False),
+)
 
 
 VIEWS: dict[str, Callable[[Any, Choices], Any]] = {
@@ -248,20 +258,33 @@ def assigned(x: Any, c: Choices) -> None:
     x[cut(x, c)] = (
         np.zeros((), x.dtype)
         if c.of(3)
-        else np.frombuffer(bytes(range(1, 1 + x.dtype.itemsize)) or b"", x.dtype)[0]
-        if x.dtype.itemsize
-        else x.dtype.type()
+        else (
+            np.frombuffer(bytes(range(1, 1 + x.dtype.itemsize)) or b"", x.dtype)[0]
+            if x.dtype.itemsize
+            else x.dtype.type()
+        )
     )
 
 
 #: Writes where NumPy is told in another way what is written; some change no byte.
 TOLD = (
-    lambda x: np.clip(x, 0, 9, x), lambda x: x.clip(1, 99, x), lambda x: np.round(x, 0, x), lambda x: np.take(x.copy(), range(len(x)), 0, x),
-    lambda x: np.concatenate([x.copy()], 0, x), lambda x: np.cumsum(x.copy(), 0, None, x), lambda x: x[None].sum(0, None, x.copy()),
-    lambda x: np.sum(x[None].copy(), 0, None, x), lambda x: np.nan_to_num(x, copy=False), lambda x: np.copyto(dst=x, src=x.copy()), lambda x: np.put(a=x, ind=[0], v=x.ravel()[:1].copy()),
-    lambda x: np.place(arr=x, mask=np.zeros(x.shape, bool), vals=[1]), lambda x: np.fill_diagonal(a=x, val=1), lambda x: np.median(x, overwrite_input=True),
-    lambda x: np.put_along_axis(arr=x, indices=np.zeros((1,) * x.ndim, int), values=1, axis=0), lambda x: setattr(x, "real", x.copy()),
-)  # fmt: skip
+    lambda x: np.clip(x, 0, 9, x),
+    lambda x: x.clip(1, 99, x),
+    lambda x: np.round(x, 0, x),
+    lambda x: np.take(x.copy(), range(len(x)), 0, x),
+    lambda x: np.concatenate([x.copy()], 0, x),
+    lambda x: np.cumsum(x.copy(), 0, None, x),
+    lambda x: x[None].sum(0, None, x.copy()),
+    lambda x: np.sum(x[None].copy(), 0, None, x),
+    lambda x: np.nan_to_num(x, copy=False),
+    lambda x: np.copyto(dst=x, src=x.copy()),
+    lambda x: np.put(a=x, ind=[0], v=x.ravel()[:1].copy()),
+    lambda x: np.place(arr=x, mask=np.zeros(x.shape, bool), vals=[1]),
+    lambda x: np.fill_diagonal(a=x, val=1),
+    lambda x: np.median(x, overwrite_input=True),
+    lambda x: np.put_along_axis(arr=x, indices=np.zeros((1,) * x.ndim, int), values=1, axis=0),
+    lambda x: setattr(x, "real", x.copy()),
+)
 
 
 WRITES: dict[str, Callable[[Any, Choices], None]] = {
@@ -394,7 +417,9 @@ def looks(x: Any) -> Any:
 
 
 class Base:
-    """Whose memory an output is said to be; one that says nothing (as_strided keeps an object of its own) agrees with all."""
+    """Whose memory an output is said to be; one that says nothing (as_strided keeps an object of its own) agrees with
+    all.
+    """
 
     def __init__(self, name: str | None) -> None:
         self.name = name

@@ -1,8 +1,10 @@
-"""The law of `functionalize`: calling the wrapper leaves every caller's array, every output, and all that they share, exactly as calling the function itself.
+"""The law of `functionalize`: calling the wrapper leaves every caller's array, every output, and all that they share,
+exactly as calling the function itself.
 
-Two worlds that look the same, a random program of views and writes; one is given to the function, the other to the wrapper. Memory is the oracle: the bytes of all
-storages, dtype, shape, strides and flags of all arguments, and of each output the same, which object it is, and where it lies: in which storage, how to
-the other outputs. Each program runs a second time on other bytes, where the layout is known. A program that raises leaves the arrays as they were.
+Two worlds that look the same, a random program of views and writes; one is given to the function, the other to the
+wrapper. Memory is the oracle: the bytes of all storages, dtype, shape, strides and flags of all arguments, and of each
+output the same, which object it is, and where it lies: in which storage, how to the other outputs. Each program runs a
+second time on other bytes, where the layout is known. A program that raises leaves the arrays as they were.
 
     FANIN_SEED=7 pytest tests/laws/test_functionalize.py      other programs; "random" draws a seed and prints it
 """
@@ -91,7 +93,9 @@ def differences(layout: int, numbers: list[int], way: str, seen: Counter[str]) -
 
 
 def undone(layout: int, body: Any, seen: Counter[str]) -> list[tuple[Any, Any]]:
-    """What is left of a program that raises when all is done: nothing, at the first call of its layout and at the second."""
+    """What is left of a program that raises when all is done: nothing, at the first call of its layout and at the
+    second.
+    """
 
     def fn(*args: Any) -> None:
         body(*args)
@@ -158,13 +162,38 @@ def shorter(layout: int, numbers: list[int], way: str) -> list[int]:
 
 #: What must have occurred, and how often in each thousand programs at least.
 CLASSES = {
-    "input: data 1, geometry 0": 200, "input: data 0, geometry 1": 20, "input: data 1, geometry 1": 5, "input: data 0, geometry 0": 500, "raised": 5, "raised at the end": 150, "list changed": 2, "dict changed": 2, "flags": 5,
-    "output: non_alias": 100, "output: alias_of_input": 100, "output: is_input": 200, "output: alias_of_intermediate": 2, "output: unsafe_view_alias": 5,
-    "output: alias_of_intermediate_save_as_output": 2, "output: alias_of_intermediate_base_is_user_output": 20,
-    "argument: duplicate": 50, "argument: twin": 50, "argument: read-only": 50, "argument: bytes": 20, "argument: broadcast": 50, "argument: zero stride": 50,
-    "argument: reversed": 50, "argument: 0-d": 50, "argument: empty": 20, "argument: owner": 100, "argument: container": 50, "argument: dtype >f8": 50,
-    "argument: dtype [('a', '<i2'), ('b', '>f4'), ('c', 'u1', (2,))]": 10, "argument: dtype |V0": 5, "argument: dtype bool": 5,
-}  # fmt: skip
+    "input: data 1, geometry 0": 200,
+    "input: data 0, geometry 1": 20,
+    "input: data 1, geometry 1": 5,
+    "input: data 0, geometry 0": 500,
+    "raised": 5,
+    "raised at the end": 150,
+    "list changed": 2,
+    "dict changed": 2,
+    "flags": 5,
+    "output: non_alias": 100,
+    "output: alias_of_input": 100,
+    "output: is_input": 200,
+    "output: alias_of_intermediate": 2,
+    "output: unsafe_view_alias": 5,
+    "output: alias_of_intermediate_save_as_output": 2,
+    "output: alias_of_intermediate_base_is_user_output": 20,
+    "argument: duplicate": 50,
+    "argument: twin": 50,
+    "argument: read-only": 50,
+    "argument: bytes": 20,
+    "argument: broadcast": 50,
+    "argument: zero stride": 50,
+    "argument: reversed": 50,
+    "argument: 0-d": 50,
+    "argument: empty": 20,
+    "argument: owner": 100,
+    "argument: container": 50,
+    "argument: dtype >f8": 50,
+    "argument: dtype [('a', '<i2'), ('b', '>f4'), ('c', 'u1', (2,))]": 10,
+    "argument: dtype |V0": 5,
+    "argument: dtype bool": 5,
+}
 
 
 def check_classes(seen: Counter[str]) -> None:

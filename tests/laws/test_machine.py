@@ -209,7 +209,9 @@ class Twins(RuleBasedStateMachine):
         count = [len(p.came) for p in self.ours.passes]
 
         def call(buffer: Any, world: World) -> Any:
-            return buffer.take(slot=slot, out=given[id(world)], scale=scale if "scale" in how else None, writable=how == "writable")
+            return buffer.take(
+                slot=slot, out=given[id(world)], scale=scale if "scale" in how else None, writable=how == "writable"
+            )
 
         found = self.both(f"take one {how}", call)
         if found is None:
@@ -342,7 +344,14 @@ HAPPENED = [
         "take out and scale: ok",
         "take scale: TypeError",
     ),
-    *("take one plain: ok", "take one scale: ok", "take one writable: ok", "take one out: ok", "take one out: ValueError", "take one out: BufferError"),
+    *(
+        "take one plain: ok",
+        "take one scale: ok",
+        "take one writable: ok",
+        "take one out: ok",
+        "take one out: ValueError",
+        "take one out: BufferError",
+    ),
     *("take one: array", "take one: sparse", "take one: object", "take one: undefined"),
     *("expect: ok", "expect: ValueError", "ready: ok", "ready: ValueError"),
     *(f"{what}: {kind}" for what in ("take", "look") for kind in ("array", "sparse", "zero", "object", "undefined")),
@@ -557,12 +566,29 @@ def leaves_traces_of_a_failed_add(m: Any) -> None:
 
 
 FAULTS = [
-    sums_the_last_two_first, sums_in_order_of_arrival, loses_the_fourth, rounds_at_each_add, rounds_twice, widens_too_early,
-    writes_into_what_is_held, copies_what_it_should_hand_through, lends_its_memory_to_a_snapshot,
-    forgets_who_has_contributed, expects_nothing, keeps_a_slot_after_take, adds_to_zero_first, loses_duplicates,
-    adds_zeros_where_nothing_is_stored, scales_after_rounding, rounds_on_the_way_to_out, takes_scalars_for_float64,
-    promotes_two_by_two, broadcasts_in_silence, raises_the_wrong_error, leaves_traces_of_a_failed_add,
-]  # fmt: skip
+    sums_the_last_two_first,
+    sums_in_order_of_arrival,
+    loses_the_fourth,
+    rounds_at_each_add,
+    rounds_twice,
+    widens_too_early,
+    writes_into_what_is_held,
+    copies_what_it_should_hand_through,
+    lends_its_memory_to_a_snapshot,
+    forgets_who_has_contributed,
+    expects_nothing,
+    keeps_a_slot_after_take,
+    adds_to_zero_first,
+    loses_duplicates,
+    adds_zeros_where_nothing_is_stored,
+    scales_after_rounding,
+    rounds_on_the_way_to_out,
+    takes_scalars_for_float64,
+    promotes_two_by_two,
+    broadcasts_in_silence,
+    raises_the_wrong_error,
+    leaves_traces_of_a_failed_add,
+]
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.__name__)

@@ -1,7 +1,8 @@
-"""The fast path and the general path give the same: random programs are run twice, the second time under a trace, which forces the general path.
+"""The fast path and the general path give the same: random programs are run twice, the second time under a trace, which
+forces the general path.
 
-Same values bit for bit, same types, the same object where one is handed through or written into (A6, A14), same errors, same counters, same statistics, and
-what the caller gave is afterwards the same, too.
+Same values bit for bit, same types, the same object where one is handed through or written into (A6, A14), same errors,
+same counters, same statistics, and what the caller gave is afterwards the same, too.
 """
 
 from __future__ import annotations
@@ -35,7 +36,12 @@ SHAPES: list[tuple[int, ...]] = [(5,), (5,), (2, 3), (), (0,), (3, 1)]
 
 
 def array(r: random.Random, dtype: Any, shape: tuple[int, ...]) -> Any:
-    values = np.array([r.choice([0.5, 1, -2, 3, 0.1, 100, float("inf") if r.random() < 0.2 else 7]) for _ in range(int(np.prod(shape)))])
+    values = np.array(
+        [
+            r.choice([0.5, 1, -2, 3, 0.1, 100, float("inf") if r.random() < 0.2 else 7])
+            for _ in range(int(np.prod(shape)))
+        ]
+    )
     with np.errstate(all="ignore"):
         return np.ascontiguousarray(values.reshape(shape).astype(dtype)).reshape(shape)
 
@@ -44,7 +50,15 @@ def scalar(r: random.Random, kind: str) -> Any:
     x = r.choice([0.5, 1.0, -3.25, 1e300, 7.0])
     if kind == "int":
         return r.choice([0, 1, -5, 2**40, 2**62])
-    return {"float": x, "complex": complex(x, -x), "bool": x > 0, "f8": np.float64(x), "f4": np.float32(1.5), "i4": np.int32(-7), "c8": np.complex64(2 - 1j)}[kind]
+    return {
+        "float": x,
+        "complex": complex(x, -x),
+        "bool": x > 0,
+        "f8": np.float64(x),
+        "f4": np.float32(1.5),
+        "i4": np.int32(-7),
+        "c8": np.complex64(2 - 1j),
+    }[kind]
 
 
 class World:
@@ -56,7 +70,9 @@ class World:
         self.donated: list[Any] = []
         self.seen: list[Any] = []
         self.shape, self.dtype = r.choice(SHAPES), r.choice(DTYPES)
-        self.kind = r.choice(["array", "array", "array", "torch", *("float", "int", "complex", "bool", "f8", "f4", "i4", "c8")])
+        self.kind = r.choice(
+            ["array", "array", "array", "torch", *("float", "int", "complex", "bool", "f8", "f4", "i4", "c8")]
+        )
         if self.kind == "torch" and (torch is None or not isinstance(self.dtype, str) or self.dtype[0] in "cu"):
             self.kind = "array"
         self.keyed = r.random() < 0.5
@@ -68,7 +84,9 @@ class World:
         if r.random() < 0.15:
             how["accumulate"] = r.choice(["float64", "float32", "complex128", "exact"])
         self.wishes = "accumulate" in how
-        self.buf = fanin.InputBuffer([self.slot() for _ in range(self.nslots)] if r.random() < 0.4 else self.nslots, **how)
+        self.buf = fanin.InputBuffer(
+            [self.slot() for _ in range(self.nslots)] if r.random() < 0.4 else self.nslots, **how
+        )
 
     def slot(self) -> Any:
         declared: dict[str, Any] = {}
@@ -129,7 +147,10 @@ class World:
         if r.random() < 0.2:
             how[r.choice(["copy"] if known else ["donate", "copy"])] = True
         if "donate" in how:
-            self.given, self.donated = self.given[: len(self.given) - sum(kept for _, kept in some)], self.donated + [x for x, kept in some if kept]
+            self.given, self.donated = (
+                self.given[: len(self.given) - sum(kept for _, kept in some)],
+                self.donated + [x for x, kept in some if kept],
+            )
         self.buf.add_many([r.randrange(self.nslots) for _ in some], [x for x, _ in some], **how)
 
     def take(self) -> None:
@@ -160,7 +181,10 @@ class World:
         else:
             sums = self.buf.take(**how)
         self.seen.append([self.told(x) for x in sums])
-        assert one is not None or all(a <= x._version for a, x in zip(versions, [x for x in how.get("out", ()) if type(x).__name__ == "Tensor"], strict=True))
+        assert one is not None or all(
+            a <= x._version
+            for a, x in zip(versions, [x for x in how.get("out", ()) if type(x).__name__ == "Tensor"], strict=True)
+        )
         if self.r.random() < 0.5:
             self.given += [x for x in sums if x is not None and not any(x is d for d in self.donated)]
 
@@ -180,7 +204,11 @@ class World:
 
     def told(self, x: Any) -> Any:
         """A result: which of the objects that the program has, or a new one; its type and its bits."""
-        which = next((i for i, g in enumerate([*self.donated, *self.given]) if g is x), None) if isinstance(x, np.ndarray) or type(x).__name__ == "Tensor" else None
+        which = (
+            next((i for i, g in enumerate([*self.donated, *self.given]) if g is x), None)
+            if isinstance(x, np.ndarray) or type(x).__name__ == "Tensor"
+            else None
+        )
         return (which, *bits(x))
 
     def run(self, steps: int) -> list[Any]:
@@ -201,7 +229,13 @@ class World:
 def bits(x: Any) -> Any:
     if torch is not None and isinstance(x, torch.Tensor):
         y = x.detach().resolve_neg()
-        return ("tensor", str(y.dtype), tuple(y.shape), y.contiguous().view(torch.uint8).numpy().tobytes() if y.ndim and y.numel() else repr(y), x.requires_grad)
+        return (
+            "tensor",
+            str(y.dtype),
+            tuple(y.shape),
+            y.contiguous().view(torch.uint8).numpy().tobytes() if y.ndim and y.numel() else repr(y),
+            x.requires_grad,
+        )
     if isinstance(x, np.ndarray):
         return ("ndarray", str(x.dtype), x.shape, x.tobytes(), x.flags.writeable)
     return (type(x).__name__, repr(x))

@@ -1,4 +1,6 @@
-"""Metadata beside PyTorch's own: collected from random functions, rewritten, and of overlaps; where the two differ it is said why, and how often."""
+"""Metadata beside PyTorch's own: collected from random functions, rewritten, and of overlaps; where the two differ it
+is said why, and how often.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ import logging  # noqa: E402
 
 from torch._functorch._aot_autograd import descriptors as upstream  # noqa: E402
 from torch._functorch._aot_autograd import input_output_analysis as ioa  # noqa: E402
-from torch._functorch._aot_autograd.collect_metadata_analysis import run_functionalized_fw_and_collect_metadata  # noqa: E402
+from torch._functorch._aot_autograd.collect_metadata_analysis import (  # noqa: E402
+    run_functionalized_fw_and_collect_metadata,
+)
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 from programs_torch import Program, program  # noqa: E402
@@ -61,7 +65,9 @@ def attempt(call: Callable[[], Any]) -> tuple[Any, Exception | None]:
 
 
 META_FIELDS = [
-    f.name for f in dataclasses.fields(records.ViewAndMutationMeta) if f.name not in ("input_info", "output_info", "traced_tangents", "tokens")
+    f.name
+    for f in dataclasses.fields(records.ViewAndMutationMeta)
+    if f.name not in ("input_info", "output_info", "traced_tangents", "tokens")
 ]
 
 
@@ -86,32 +92,49 @@ def fields_of(meta: Any) -> int:
     return len(meta.input_info) * 9 + len(meta.output_info) * 7 + len(META_FIELDS) + 1
 
 
-MOVED = "after a write PyTorch's stand-in of an input has a geometry that the input does not have; ours is that of the tensors themselves"
+MOVED = (
+    "after a write PyTorch's stand-in of an input has a geometry that the input does not have; ours is that of the"
+    " tensors themselves"
+)
 EMPTY = "PyTorch counts a write to a view without elements; ours does not"
 RAISES = "the function itself raises, and PyTorch's run of it does not, or raises something else"
 REFUSES = "PyTorch raises where the function itself does not"
 
 
 def explained(p: Program, found: list[tuple[str, int, str]], theirs: Any, ours: Any) -> list[str]:
-    """A reason for each difference, or the difference itself where there is none. Whatever is said of ours is held against a plain run."""
+    """A reason for each difference, or the difference itself where there is none. Whatever is said of ours is held
+    against a plain run.
+    """
     args = p.args()
     shown = [records.MetadataKey.make(x) if isinstance(x, torch.Tensor) else None for x in args]
     outs = list(torch_collect.leaves(p.fn(*args)))
     after = [records.MetadataKey.make(x) if isinstance(x, torch.Tensor) else None for x in args]
-    written = any(i.mutates_data for i in ours.input_info) or any("_" in step[0].removeprefix("no_grad ") or "setitem" in step[0] for step in p.steps)
+    written = any(i.mutates_data for i in ours.input_info) or any(
+        "_" in step[0].removeprefix("no_grad ") or "setitem" in step[0] for step in p.steps
+    )
     moved = {i for what, i, name in found if (what, name) == ("input_info", "mutates_metadata") and written}
-    unwritten = {i for what, i, name in found if (what, name) == ("input_info", "mutates_data") and not ours.input_info[i].mutates_data}
+    unwritten = {
+        i
+        for what, i, name in found
+        if (what, name) == ("input_info", "mutates_data") and not ours.input_info[i].mutates_data
+    }
     if unwritten:
         again = p.args()
-        assert all(x.numel() for x in again if isinstance(x, torch.Tensor)) and any(x.numel() == 0 for x in p.pool(*again))
+        assert all(x.numel() for x in again if isinstance(x, torch.Tensor)) and any(
+            x.numel() == 0 for x in p.pool(*again)
+        )
         for i in unwritten:
-            assert torch.equal(p.args()[i], again[i].as_strided(p.args()[i].shape, p.args()[i].stride(), p.args()[i].storage_offset()))
+            assert torch.equal(
+                p.args()[i], again[i].as_strided(p.args()[i].shape, p.args()[i].stride(), p.args()[i].storage_offset())
+            )
     follows = ("traced_tangents", "traced_tangents_descs", "subclass_tangent_meta", "subclass_fw_graph_out_meta")
     writes = ("mutates_data", "mutations_hidden_from_autograd", "mutations_under_no_grad_or_inference_mode")
     reasons = []
     for what, i, name in found:
         truth = False
-        if (what == "input_info" and i in unwritten and name in writes) or (what == "meta" and unwritten and name in follows):
+        if (what == "input_info" and i in unwritten and name in writes) or (
+            what == "meta" and unwritten and name in follows
+        ):
             reasons.append(EMPTY)
             continue
         if (what, name) == ("output_info", "view_meta_sequence"):
@@ -139,7 +162,9 @@ def compare_programs(seeds: range) -> tuple[Counter[str], Counter[str]]:
     for seed in seeds:
         p = program(random.Random(seed))
         theirs, their_error = attempt(lambda p=p: torch_collect.from_torch(upstream_meta(p.fn, p.args(), p.keep)))
-        ours, our_error = attempt(lambda p=p: analysis.torch_collect.collect_torch(p.fn, p.args(), keep_input_mutations=p.keep))
+        ours, our_error = attempt(
+            lambda p=p: analysis.torch_collect.collect_torch(p.fn, p.args(), keep_input_mutations=p.keep)
+        )
         counts["programs"] += 1
         if our_error is not None or their_error is not None:
             _, plain = attempt(lambda p=p: p.fn(*p.args()))
@@ -188,7 +213,11 @@ def test_metadata_is_what_pytorch_collects_in_many_programs() -> None:
 
 
 def test_the_comparison_finds_a_planted_difference() -> None:
-    p = next(p for p in map(program, map(random.Random, itertools.count())) if p.fn(*[torch.ones(4, 3) for _ in p.kinds]) and "again" not in p.kinds)
+    p = next(
+        p
+        for p in map(program, map(random.Random, itertools.count()))
+        if p.fn(*[torch.ones(4, 3) for _ in p.kinds]) and "again" not in p.kinds
+    )
     ours = torch_collect.collect_torch(lambda x: [x.mul_(2)], [torch.ones(3)])
     for name in ("mutates_data", "requires_grad", "is_leaf"):
         info = dataclasses.replace(ours.input_info[0], **{name: not getattr(ours.input_info[0], name)})
@@ -275,7 +304,9 @@ def test_sparse_outputs_are_arrays_of_their_own() -> None:
     x = torch.ones(3, requires_grad=True) * 1
     meta = collect(lambda x: [x.to_sparse(), (x * 2).to_sparse(), x], x)
     assert [o.output_type.name for o in meta.output_info] == ["non_alias", "non_alias", "is_input"]
-    assert [t.stride for t in meta.traced_tangents] == [None, None] and meta.subclass_tangent_meta[0].memory_format is None
+    assert [t.stride for t in meta.traced_tangents] == [None, None] and meta.subclass_tangent_meta[
+        0
+    ].memory_format is None
 
 
 def test_of_inputs_that_overlap_each_that_has_a_byte_written_is_written() -> None:
@@ -424,10 +455,20 @@ def test_outputs_lie_where_they_lie_whoever_moved() -> None:
 
     assert of(brought_in, torch.ones(3)) == [(k.alias_of_input, 0)] * 2
     base = torch.ones(6)
-    assert of(lambda a, b: brought_in(a), base[:3], base[3:]) == [(k.alias_of_input, 0)] * 2  # a's elements, though b lies in that storage, too
+    assert (
+        of(lambda a, b: brought_in(a), base[:3], base[3:]) == [(k.alias_of_input, 0)] * 2
+    )  # a's elements, though b lies in that storage, too
     assert of(moved_away, torch.ones(3)) == [(k.non_alias, None), (k.alias_of_input, 0), (k.is_input, 0)]
-    assert of(onto_another, torch.ones(3), torch.ones(4)) == [(k.alias_of_input, 0), (k.alias_of_input, 1), (k.is_input, 0), (k.alias_of_input, 0)]
-    assert of(lambda a, b: [a.data, b.data[:1]], torch.ones(4)[:2], torch.ones(3)) == [(k.alias_of_input, 0), (k.alias_of_input, 1)]
+    assert of(onto_another, torch.ones(3), torch.ones(4)) == [
+        (k.alias_of_input, 0),
+        (k.alias_of_input, 1),
+        (k.is_input, 0),
+        (k.alias_of_input, 0),
+    ]
+    assert of(lambda a, b: [a.data, b.data[:1]], torch.ones(4)[:2], torch.ones(3)) == [
+        (k.alias_of_input, 0),
+        (k.alias_of_input, 1),
+    ]
 
 
 def test_grad_mode_left_behind_is_recorded_and_undone() -> None:
@@ -472,9 +513,19 @@ def test_what_is_no_plain_tensor_is_refused_by_its_descriptor() -> None:
 
 def test_arguments_of_any_dtype_lazy_bits_and_views_of_other_dtypes() -> None:
     c = torch.ones(3, dtype=torch.complex64)
-    for x in (c.conj(), c.conj().imag, torch.ones(3, dtype=torch.bfloat16), torch.ones(4).view(torch.int32), torch.view_as_real(c), torch.tensor(3), torch.ones(0, 3)):
+    for x in (
+        c.conj(),
+        c.conj().imag,
+        torch.ones(3, dtype=torch.bfloat16),
+        torch.ones(4).view(torch.int32),
+        torch.view_as_real(c),
+        torch.tensor(3),
+        torch.ones(0, 3),
+    ):
         got = []
-        meta = collect(lambda x, got=got: got.append((x.tolist(), x.is_conj(), x.is_neg(), x.stride(), x.dtype)) or [x], x)
+        meta = collect(
+            lambda x, got=got: got.append((x.tolist(), x.is_conj(), x.is_neg(), x.stride(), x.dtype)) or [x], x
+        )
         assert got == [(x.tolist(), x.is_conj(), x.is_neg(), x.stride(), x.dtype)]
         assert meta.output_info[0].output_type is OutputType.is_input
     for x in (c.conj(), c.conj().imag):
@@ -501,7 +552,10 @@ def test_arguments_of_any_dtype_lazy_bits_and_views_of_other_dtypes() -> None:
         x = torch.ones(3)
         (info,) = collect(lambda x: [x.mul_(2)], x).input_info
         assert info.mutates_data and info.mutations_under_no_grad_or_inference_mode and x.tolist() == [1.0] * 3
-    assert collect(lambda p: [isinstance(p, torch.nn.Parameter) and p], p).output_info[0].output_type is OutputType.is_input
+    assert (
+        collect(lambda p: [isinstance(p, torch.nn.Parameter) and p], p).output_info[0].output_type
+        is OutputType.is_input
+    )
 
 
 # ---------------------------------------------------------------- what outputs are
@@ -523,22 +577,35 @@ def test_outputs_of_each_kind() -> None:
     meta = collect(fn, x)
     k = OutputType
     assert [(o.output_type, o.base_idx) for o in meta.output_info] == [
-        (k.non_alias, None), (k.non_alias, None), (k.is_input, 0), (k.alias_of_input, 0), (k.non_alias, None),
-        (k.alias_of_intermediate_base_is_user_output, 4), (k.alias_of_intermediate_save_as_output, 0), (k.alias_of_intermediate, 0),
-        (k.unsafe_view_alias, None), (k.alias_of_intermediate_base_is_user_output, 4), (k.custom_function_view, None),
-    ]  # fmt: skip
+        (k.non_alias, None),
+        (k.non_alias, None),
+        (k.is_input, 0),
+        (k.alias_of_input, 0),
+        (k.non_alias, None),
+        (k.alias_of_intermediate_base_is_user_output, 4),
+        (k.alias_of_intermediate_save_as_output, 0),
+        (k.alias_of_intermediate, 0),
+        (k.unsafe_view_alias, None),
+        (k.alias_of_intermediate_base_is_user_output, 4),
+        (k.custom_function_view, None),
+    ]
     assert meta.num_intermediate_bases == 1
     assert [t.expr() for t in meta.traced_tangents_descs] == [
-        "__output_tangent(output[0])", "__output_tangent(output[4])", "__output_tangent(output[8])",
-        "__output_tangent(output[10])", "__output_tangent(__intermediate_base(output[6]))",
-    ]  # fmt: skip
+        "__output_tangent(output[0])",
+        "__output_tangent(output[4])",
+        "__output_tangent(output[8])",
+        "__output_tangent(output[10])",
+        "__output_tangent(__intermediate_base(output[6]))",
+    ]
     assert meta.output_info[3].view_meta_sequence.sequence == ("slice",)
     theirs = torch_collect.from_torch(upstream_meta(lambda x: list(fn(x).values()), [x]))
     assert list(differences(theirs, meta)) == []
 
 
 def test_outputs_of_the_rarer_kinds() -> None:
-    """Pieces of an input, alone and with another view of it; twins; views under no_grad; two views of what nobody sees."""
+    """Pieces of an input, alone and with another view of it; twins; views under no_grad; two views of what
+    nobody sees.
+    """
     k = OutputType
 
     def of(fn: Any, *args: Any) -> Any:
@@ -572,7 +639,12 @@ def test_outputs_of_the_rarer_kinds() -> None:
         z = x * 2
         return [z, z.detach(), z.detach()[0], z[0].detach()]
 
-    assert of(twins, x) == [(k.non_alias, None), (k.alias_of_intermediate_base_is_user_output, 0), (k.non_alias, None), (k.non_alias, None)]
+    assert of(twins, x) == [
+        (k.non_alias, None),
+        (k.alias_of_intermediate_base_is_user_output, 0),
+        (k.non_alias, None),
+        (k.non_alias, None),
+    ]
 
     def under_no_grad(x: Any) -> Any:
         z = x * 2
@@ -622,33 +694,51 @@ def renamed(meta: Any, names: list[int]) -> Any:
 
     def desc(t: Any) -> Any:
         written = isinstance(t.output, d.InputMutationAOTOutput)
-        return d.TangentAOTInput(d.InputMutationAOTOutput(d.PlainAOTInput(names[t.output.mutated_input.idx]))) if written else t
+        return (
+            d.TangentAOTInput(d.InputMutationAOTOutput(d.PlainAOTInput(names[t.output.mutated_input.idx])))
+            if written
+            else t
+        )
 
-    return dataclasses.replace(meta, traced_tangents_descs=tuple(map(desc, meta.traced_tangents_descs)), subclass_inp_meta=(), subclass_fw_graph_out_meta=())
+    return dataclasses.replace(
+        meta,
+        traced_tangents_descs=tuple(map(desc, meta.traced_tangents_descs)),
+        subclass_inp_meta=(),
+        subclass_fw_graph_out_meta=(),
+    )
 
 
-SPLIT = "PyTorch takes the first tangents for those of the inputs whose data was written, in the order of all that changed; they are of those that need one"
+SPLIT = (
+    "PyTorch takes the first tangents for those of the inputs whose data was written, in the order of all that changed;"
+    " they are of those that need one"
+)
 SPACE = "PyTorch renumbers positions of outputs and of intermediate bases as if they were positions of inputs"
 FORMAT = "PyTorch forgets the layouts of the tangents of written inputs, and numbers the others as before"
 CRASH = "PyTorch fails with an IndexError, for one of the first two reasons"
 
 
 def misaligned(m: Any) -> bool:
-    """Whether PyTorch's list of changed inputs does not begin with those that have a tangent, or its count of them is another."""
+    """Whether PyTorch's list of changed inputs does not begin with those that have a tangent, or its count of them is
+    another.
+    """
     real = [i for i, x in enumerate(torch_collect.from_torch(m).input_info) if x.has_mutation_tangent]
     taken = sum(x.mutates_data for x in m.input_info)
     return taken != len(real) or list(m.mutated_inp_runtime_indices[:taken]) != real
 
 
 def test_metadata_without_duplicates_is_that_of_the_function_without_duplicates() -> None:
-    """Held against PyTorch's own metadata of the inner function; and against what PyTorch makes of that of the outer one, with a reason for each difference."""
+    """Held against PyTorch's own metadata of the inner function; and against what PyTorch makes of that of the outer
+    one, with a reason for each difference.
+    """
     counts: Counter[str] = Counter()
     for seed in range(3000):
         rng = random.Random(seed)
         p = program(rng)
         if p.kinds[0] in ("number", "expanded"):
             continue
-        p = dataclasses.replace(p, kinds=(p.kinds[0], *p.kinds[1:], *rng.choice((("again",), ("plain", "again"), ("again", "grown")))))
+        p = dataclasses.replace(
+            p, kinds=(p.kinds[0], *p.kinds[1:], *rng.choice((("again",), ("plain", "again"), ("again", "grown"))))
+        )
         args = p.args()
         if attempt(lambda p=p: p.fn(*p.args()))[1] is not None:
             continue
@@ -669,7 +759,9 @@ def test_metadata_without_duplicates_is_that_of_the_function_without_duplicates(
         assert found == [], (seed, p, found)
         counts["programs"] += 1
         counts["with a tangent of an input"] += inner.num_input_tangents > 0
-        theirs, e = attempt(lambda outer=outer, mask=mask, positions=positions: ioa.remove_dupe_metadata(outer, mask, positions))
+        theirs, e = attempt(
+            lambda outer=outer, mask=mask, positions=positions: ioa.remove_dupe_metadata(outer, mask, positions)
+        )
         if e is not None:
             space = any(o.output_type.name.startswith("alias_of_intermediate") for o in outer.output_info)
             assert isinstance(e, IndexError) and (space or misaligned(outer)), (seed, e)
@@ -696,13 +788,21 @@ def test_metadata_without_duplicates_is_that_of_the_function_without_duplicates(
 # ---------------------------------------------------------------- bases
 
 
-TAIL = "PyTorch keeps the tangents behind as many as the inner function has of inputs, not behind as many as the outer one has"
+TAIL = (
+    "PyTorch keeps the tangents behind as many as the inner function has of inputs, not behind as many as the outer"
+    " one has"
+)
 MOVED_INPUT = "PyTorch calls an input that only moved a view of itself"
-BASES = "PyTorch renumbers positions of outputs and of intermediate bases as if they were positions of inputs, or fails there"
+BASES = (
+    "PyTorch renumbers positions of outputs and of intermediate bases as if they were positions of inputs, or fails"
+    " there"
+)
 
 
 def base_program(rng: random.Random) -> tuple[Callable[..., Any], list[Any]]:
-    """A function of two views of one base, which it may write, and of one or two other tensors, in any order; and arguments for it."""
+    """A function of two views of one base, which it may write, and of one or two other tensors, in any order; and
+    arguments for it.
+    """
     grad = rng.random() < 0.7
     base = torch.arange(12.0, requires_grad=grad)
     base = base * 1 if grad else base
@@ -739,7 +839,9 @@ def base_program(rng: random.Random) -> tuple[Callable[..., Any], list[Any]]:
 
 
 def test_metadata_with_bases_is_that_of_the_function_of_bases() -> None:
-    """The bases are those that PyTorch makes; the truth is its own metadata of the function that takes them and rebuilds the views."""
+    """The bases are those that PyTorch makes; the truth is its own metadata of the function that takes them and
+    rebuilds the views.
+    """
     import torch._dynamo as _  # before the next, which it imports  # noqa: F401
     from torch._functorch._aot_autograd.runtime_wrappers import merge_view_inputs
 
@@ -751,21 +853,30 @@ def test_metadata_with_bases_is_that_of_the_function_of_bases() -> None:
         descs = [upstream.PlainAOTInput(i) for i in range(len(args))]
         config = type("Config", (), {"aot_autograd_arg_pos_to_source": None})()
         with mode:
-            merged, e = attempt(functools.partial(merge_view_inputs, config, fake, descs, outer.input_info, is_inference=False))
+            merged, e = attempt(
+                functools.partial(merge_view_inputs, config, fake, descs, outer.input_info, is_inference=False)
+            )
         if e is not None or merged[2] is None:
             counts["not merged"] += 1
             continue
         inner_args, inner_descs, info = merged
 
         def inside(*xs: Any, fn: Any = fn, info: Any = info) -> Any:
-            return fn(*(
-                xs[i] if isinstance(i, int) else xs[i[0]].as_strided(i[1].shape, i[1].stride(), i[1].storage_offset()) for i in info
-            ))  # fmt: skip
+            return fn(
+                *(
+                    (
+                        xs[i]
+                        if isinstance(i, int)
+                        else xs[i[0]].as_strided(i[1].shape, i[1].stride(), i[1].storage_offset())
+                    )
+                    for i in info
+                )
+            )
 
         truth = torch_collect.from_torch(upstream_meta(inside, inner_args, descs=inner_descs))
         ours, extra = analysis.create_synthetic_base_metadata(
             torch_collect.from_torch(outer), info, fake, inner_args, [d.parse(repr(x)) for x in inner_descs]
-        )  # fmt: skip
+        )
         assert extra == []
         skip = {"subclass_inp_meta", "subclass_fw_graph_out_meta"}
         for what, i, name in differences(truth, ours):
@@ -774,11 +885,16 @@ def test_metadata_with_bases_is_that_of_the_function_of_bases() -> None:
             if name == "view_meta_sequence":
                 continue  # geometry is compared by value where both know it
             if name == "output_type" and truth.output_info[i].output_type is OutputType.alias_of_input:
-                assert ours.output_info[i].output_type is OutputType.is_input and inner_args[ours.output_info[i].base_idx] in fake
+                assert (
+                    ours.output_info[i].output_type is OutputType.is_input
+                    and inner_args[ours.output_info[i].base_idx] in fake
+                )
                 continue
             raise AssertionError((seed, what, i, name, truth, ours))
         counts["programs"] += 1
-        theirs, e = attempt(functools.partial(ioa.create_synthetic_base_metadata, outer, info, fake, inner_args, inner_descs))
+        theirs, e = attempt(
+            functools.partial(ioa.create_synthetic_base_metadata, outer, info, fake, inner_args, inner_descs)
+        )
         if e is not None:
             counts[BASES] += 1
             continue
@@ -852,7 +968,11 @@ def random_set(rng: random.Random) -> list[Any]:
 def bytes_of(x: Any) -> set[int]:
     """The bytes that a view touches, counted one by one."""
     size = x.element_size()
-    reach = range(0) if x.numel() == 0 else [sum(i * s for i, s in zip(at, x.stride(), strict=True)) for at in np.ndindex(*x.shape)]
+    reach = (
+        range(0)
+        if x.numel() == 0
+        else [sum(i * s for i, s in zip(at, x.stride(), strict=True)) for at in np.ndindex(*x.shape)]
+    )
     return {(x.storage_offset() + e) * size + k for e in reach for k in range(size)}
 
 
@@ -889,7 +1009,11 @@ def compare_sets(seeds: range, brute: int) -> Counter[str]:
 def test_the_overlap_set_of_pytorch_is_reproduced_and_each_difference_to_the_truth_has_a_rule() -> None:
     counts = compare_sets(range(10_000), brute=300)
     print(f"seeds 0 to 9999: {dict(counts)}")
-    for what in ("disjoint, in truth overlap, by 6c", "overlap, in truth disjoint, by 7", "overlap, in truth disjoint, by 1"):
+    for what in (
+        "disjoint, in truth overlap, by 6c",
+        "overlap, in truth disjoint, by 7",
+        "overlap, in truth disjoint, by 1",
+    ):
         assert counts[what] > 0, what
     assert counts["disjoint, in truth overlap, by units"] and counts["overlap, in truth disjoint, by units"]
     assert counts["pairs that overlap"] > 100 and counts["pairs that do not"] > 100
@@ -922,7 +1046,12 @@ def test_the_signature_of_a_graph_of_torch_fx_is_pytorchs() -> None:
     p = [graph.placeholder(name) for name in ("w_1", "b_1", "x_1")]
     new, y = graph.call_function(torch.mul, (p[1], 2)), graph.call_function(torch.matmul, (p[2], p[0]))
     grad = graph.call_function(torch.neg, (p[0],))
-    how: dict[str, Any] = {"user_args_flat": [x], "params_and_buffers_flat": [w, b], "param_names": ["fc.w"], "buffer_names": ["fc.b"]}
+    how: dict[str, Any] = {
+        "user_args_flat": [x],
+        "params_and_buffers_flat": [w, b],
+        "param_names": ["fc.w"],
+        "buffer_names": ["fc.b"],
+    }
     for joint in (False, True):
         g = torch.fx.Graph()
         g.graph_copy(graph, {})
@@ -937,7 +1066,10 @@ def test_the_signature_of_a_graph_of_torch_fx_is_pytorchs() -> None:
             if f.name == "backward_signature" and joint:
                 assert v.gradients_to_parameters == u.gradients_to_parameters == {"neg": "fc.w"}
                 assert v.gradients_to_user_inputs == u.gradients_to_user_inputs == {}
-                assert (u.loss_output, v.loss_output) == ("mul", "matmul")  # PyTorch counts new values as the user's outputs
+                assert (u.loss_output, v.loss_output) == (
+                    "mul",
+                    "matmul",
+                )  # PyTorch counts new values as the user's outputs
             else:
                 assert (list(u) if isinstance(u, list) else u) == (list(v) if isinstance(v, tuple) else v), f.name
 
@@ -951,25 +1083,37 @@ HOLES = {
     "a float32 and an int8 view": ("set()", "{0, 1}"),
     "two columns share nothing": ("{0, 1}", "set()"),
     "pairs of blocks of one matrix": ("168 of 464", "0"),
-    "a written duplicate without a gradient": ("['__output_tangent(output[0])']", "['__output_tangent(output[0])', '__output_tangent(output[1])']"),
+    "a written duplicate without a gradient": (
+        "['__output_tangent(output[0])']",
+        "['__output_tangent(output[0])', '__output_tangent(output[1])']",
+    ),
     "the same before views of two intermediates": ("[0, 0, 0, 0]", "[0, 0, 1, 1]"),
     "two views of one base are written": (
         "['__output_tangent(__input_mutation(args[0]._base))', '__output_tangent(__input_mutation(args[1]))'",
         "['__output_tangent(__input_mutation(args[0]._base))', '__output_tangent(output[0])'",
     ),
-    "and what its outputs are": ("[('alias_of_intermediate_save_as_output', 0), ('alias_of_intermediate', 0), ('alias_of_input', 1)]", "[('alias_of_intermediate_save_as_output', 0), ('alias_of_intermediate', 0), ('is_input', 1)]"),
+    "and what its outputs are": (
+        "[('alias_of_intermediate_save_as_output', 0), ('alias_of_intermediate', 0), ('alias_of_input', 1)]",
+        "[('alias_of_intermediate_save_as_output', 0), ('alias_of_intermediate', 0), ('is_input', 1)]",
+    ),
     "ta[0] of a merged input": ("1.0", "2.0"),
     "guards for f(a, a, b, b)": ("AttributeError: 'list' object has no attribute 'guards_context'", "a layout: None"),
     "with that mended": ("[('a', 'a again'), ('a again', 'b again')]", "[('a', 'a again'), ('b', 'b again')]"),
     "called with another fourth argument": ("AssertionError: At compilation time", "(3, 'apart', 2)"),
     "the gradient of a buffer": ("IndexError", "{'exp': 'm'}"),
     "the loss is the user's output 0": ("neg", "sum_1"),
-    "an input that the graph writes by itself": ("AssertionError: len(mutations) (1) != num_mutated_inp_runtime_indices (0)", "{}"),
-    "an input whose geometry alone changed": ("AssertionError: len(mutations) (0) != num_mutated_inp_runtime_indices (1)", "{'neg': 'arg'}"),
+    "an input that the graph writes by itself": (
+        "AssertionError: len(mutations) (1) != num_mutated_inp_runtime_indices (0)",
+        "{}",
+    ),
+    "an input whose geometry alone changed": (
+        "AssertionError: len(mutations) (0) != num_mutated_inp_runtime_indices (1)",
+        "{'neg': 'arg'}",
+    ),
     "squeeze_ that changes nothing": ("True", "False"),
     "a write to a view without elements": ("True", "False"),
     "pieces of wrapped arrays": ("no error, and ['args[0]']", "ValueError: input 1 is args[1].a, a piece"),
-}  # fmt: skip
+}
 
 
 def test_each_hole_of_the_page_is_shown_by_the_example() -> None:
@@ -978,7 +1122,9 @@ def test_each_hole_of_the_page_is_shown_by_the_example() -> None:
     done = run_python([str(ROOT / "examples" / "08_upstream_holes.py")])
     first, *lines = done.stdout.splitlines()
     assert first == "torch's answer beside ours" and len(lines) == 3 * len(HOLES)
-    for (title, (torchs, ours)), (said, left, right) in zip(HOLES.items(), zip(*[iter(lines)] * 3, strict=True), strict=True):
+    for (title, (torchs, ours)), (said, left, right) in zip(
+        HOLES.items(), zip(*[iter(lines)] * 3, strict=True), strict=True
+    ):
         assert said.startswith(title), (said, title)
         assert left.startswith(f"    torch: {torchs}") and right.startswith(f"    fanin: {ours}"), (left, right)
     page = (ROOT / "docs" / "analysis.md").read_text()
@@ -991,28 +1137,58 @@ def test_each_hole_of_the_page_is_shown_by_the_example() -> None:
 T = "fanin.analysis.torch_collect"
 MUTANTS = [
     Mutant(T, "            mutates_data=written and not elsewhere,", "            mutates_data=written,"),
-    Mutant(T, "        moved = elsewhere or MetadataKey.make(new) != MetadataKey.make(x) or new.dtype != x.dtype", "        moved = MetadataKey.make(new) != MetadataKey.make(x)"),
-    Mutant(T, "        moved = elsewhere or MetadataKey.make(new) != MetadataKey.make(x) or new.dtype != x.dtype", "        moved = elsewhere"),
+    Mutant(
+        T,
+        "        moved = elsewhere or MetadataKey.make(new) != MetadataKey.make(x) or new.dtype != x.dtype",
+        "        moved = MetadataKey.make(new) != MetadataKey.make(x)",
+    ),
+    Mutant(
+        T,
+        "        moved = elsewhere or MetadataKey.make(new) != MetadataKey.make(x) or new.dtype != x.dtype",
+        "        moved = elsewhere",
+    ),
     Mutant(T, "and all(w.unseen for w in self.touched[i])", "and any(w.unseen for w in self.touched[i])"),
     Mutant(T, "and i not in self.hidden\n", "\n"),
     Mutant(T, "mutations_hidden_from_autograd=not self.touched[i]", "mutations_hidden_from_autograd=i in self.hidden"),
-    Mutant(T, "            requires_grad=new.requires_grad,\n            keep", "            requires_grad=x.requires_grad,\n            keep"),
+    Mutant(
+        T,
+        "            requires_grad=new.requires_grad,\n            keep",
+        "            requires_grad=x.requires_grad,\n            keep",
+    ),
     Mutant(T, "unseen = not self.torch.is_grad_enabled() or", "unseen ="),
     Mutant(T, "elif not effects.moves and in_memory", "elif in_memory"),
     Mutant(T, "                self.hidden.add(i)\n", "                pass\n"),
-    Mutant(T, "if x is not None and sharing.overlap(x, write.where):", "if x is not None and x.untyped_storage()._cdata == write.where.untyped_storage()._cdata:"),
+    Mutant(
+        T,
+        "if x is not None and sharing.overlap(x, write.where):",
+        "if x is not None and x.untyped_storage()._cdata == write.where.untyped_storage()._cdata:",
+    ),
     Mutant(T, "        if start < end:", "        if False:"),
-    Mutant(T, "        if input_ is not None and self.custom(o):\n            return OutputType.custom_function_view, None\n", ""),
+    Mutant(
+        T,
+        "        if input_ is not None and self.custom(o):\n            return OutputType.custom_function_view, None\n",
+        "",
+    ),
     Mutant(T, "        if is_input is not None:", "        if False:"),
     Mutant(T, "            if root in beside:", "            if root is not None:"),
     Mutant(T, "max(touching or beside, default=None)", "max(beside, default=None)"),
-    Mutant(T, "            if lone_views and history(o) is not None:\n                return OutputType.non_alias, None\n", ""),
+    Mutant(
+        T,
+        "            if lone_views and history(o) is not None:\n                return OutputType.non_alias, None\n",
+        "",
+    ),
     Mutant(T, "if base is not None and o.requires_grad and base.requires_grad:", "if base is not None:"),
     Mutant(T, "== 1 or self.plain_views[self.memory[id(o)]] <= 1:", "== 1:"),
-    Mutant(T, "== 1 or self.plain_views[self.memory[id(o)]] <= 1:", "== 1 or self.plain_views[self.memory[id(o)]] <= 2:"),
+    Mutant(
+        T, "== 1 or self.plain_views[self.memory[id(o)]] <= 1:", "== 1 or self.plain_views[self.memory[id(o)]] <= 2:"
+    ),
     Mutant(T, "        if id(base) in self.at:\n            return", "        if False:\n            return"),
     Mutant(T, "            if known is base:\n", "            if False:\n"),
-    Mutant(T, "        if o.requires_grad or self.shared[self.memory[id(o)]] < 2:\n            return None\n", "        return None\n"),
+    Mutant(
+        T,
+        "        if o.requires_grad or self.shared[self.memory[id(o)]] < 2:\n            return None\n",
+        "        return None\n",
+    ),
     Mutant(T, "and MetadataKey.make(other) == key:", "and True:"),
     Mutant(T, "o.requires_grad and (o._base is None or history(o) is not None)", "o.requires_grad"),
     Mutant(T, "origin.of_several or effects.several)", "effects.several)"),
@@ -1022,8 +1198,12 @@ MUTANTS = [
     Mutant(T, "copies[group[0][0]] = group[0][1].clone()", "copies[group[0][0]] = group[0][1]"),
     Mutant(T, "        if id(x) not in self.made:", "        if True:"),
     Mutant(T, "        if info.has_mutation_tangent\n", "        if info.mutates_data and info.requires_grad\n"),
-    Mutant(T, "        if info.output_type in PLAIN_TYPES and info.requires_grad_for_backward\n", "        if info.output_type in PLAIN_TYPES and info.requires_grad\n"),
-]  # fmt: skip
+    Mutant(
+        T,
+        "        if info.output_type in PLAIN_TYPES and info.requires_grad_for_backward\n",
+        "        if info.output_type in PLAIN_TYPES and info.requires_grad\n",
+    ),
+]
 
 
 def fields_of_programs() -> None:
@@ -1038,11 +1218,19 @@ def kept_grad_mode() -> None:
 
 
 CHECKS = [
-    test_who_writes_follows_the_table, test_storage_that_changed_is_said_where_pytorch_refuses, kept_grad_mode,
-    test_writes_past_every_operation_are_seen_and_hidden, test_of_inputs_that_overlap_each_that_has_a_byte_written_is_written,
-    test_inputs_that_share_memory_share_it_in_the_run, test_inputs_of_several_storages_on_one_memory_share_it_in_the_run, test_outputs_of_each_kind, test_the_arguments_are_as_they_were_also_where_the_function_raises,
-    test_outputs_of_the_rarer_kinds, test_outputs_lie_where_they_lie_whoever_moved, fields_of_programs,
-]  # fmt: skip
+    test_who_writes_follows_the_table,
+    test_storage_that_changed_is_said_where_pytorch_refuses,
+    kept_grad_mode,
+    test_writes_past_every_operation_are_seen_and_hidden,
+    test_of_inputs_that_overlap_each_that_has_a_byte_written_is_written,
+    test_inputs_that_share_memory_share_it_in_the_run,
+    test_inputs_of_several_storages_on_one_memory_share_it_in_the_run,
+    test_outputs_of_each_kind,
+    test_the_arguments_are_as_they_were_also_where_the_function_raises,
+    test_outputs_of_the_rarer_kinds,
+    test_outputs_lie_where_they_lie_whoever_moved,
+    fields_of_programs,
+]
 
 
 def test_planted_faults_are_noticed_a_sample() -> None:

@@ -1,4 +1,6 @@
-"""HIPS autograd: its boxes and its own containers are objects; they sum by their own `+`, or by autograd's own addition as `combine`."""
+"""HIPS autograd: its boxes and its own containers are objects; they sum by their own `+`, or by autograd's own addition
+as `combine`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Descriptors beside PyTorch's own, class by class: what they print, what they equal, what they say of themselves, what they may hold."""
+"""Descriptors beside PyTorch's own, class by class: what they print, what they equal, what they say of themselves, what
+they may hold.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ def test_the_classes_are_pytorchs_with_their_fields_and_bases() -> None:
         return {
             name: kind
             for name, kind in vars(module).items()
-            if isinstance(kind, type) and issubclass(kind, base) and name not in ("AOTInput", "AOTOutput", "DifferentiableAOTInput", "DifferentiableAOTOutput")
+            if isinstance(kind, type)
+            and issubclass(kind, base)
+            and name not in ("AOTInput", "AOTOutput", "DifferentiableAOTInput", "DifferentiableAOTOutput")
         }
 
     for base in ("AOTInput", "AOTOutput"):
@@ -69,7 +73,9 @@ def test_the_classes_are_pytorchs_with_their_fields_and_bases() -> None:
         for name, kind in upstreams.items():
             assert [f.name for f in dataclasses.fields(ours[name])] == [f.name for f in dataclasses.fields(kind)], name
             marks = ("DifferentiableAOTInput", "DifferentiableAOTOutput")
-            assert [issubclass(ours[name], getattr(d, m)) for m in marks] == [issubclass(kind, getattr(upstream, m)) for m in marks], name
+            assert [issubclass(ours[name], getattr(d, m)) for m in marks] == [
+                issubclass(kind, getattr(upstream, m)) for m in marks
+            ], name
             assert kind.__dataclass_params__.frozen and ours[name].__dataclass_params__.frozen
 
 
@@ -100,7 +106,14 @@ def test_what_is_equal_there_is_equal_here() -> None:
 def test_what_pytorch_refuses_is_refused_with_an_assertion_error_too_and_more_is() -> None:
     counts: Counter[str] = Counter()
     leaves = [o for o in grown(1) if not isinstance(o, d.OpaqueRefAOTInput)]
-    for kind in (d.TangentAOTInput, d.GradAOTOutput, d.ViewBaseAOTInput, d.SyntheticBaseAOTInput, d.InputMutationAOTOutput, d.IntermediateBaseAOTOutput):
+    for kind in (
+        d.TangentAOTInput,
+        d.GradAOTOutput,
+        d.ViewBaseAOTInput,
+        d.SyntheticBaseAOTInput,
+        d.InputMutationAOTOutput,
+        d.IntermediateBaseAOTOutput,
+    ):
         for inner in leaves:
             try:
                 kind(inner)
@@ -137,11 +150,19 @@ def test_groups_are_pytorchs_groups() -> None:
     def ours(found: dict[Any, Any]) -> dict[str, Any]:
         return {repr(k): v for k, v in found.items()}
 
-    assert ours(d.inputs_and_grads(inputs, outputs)) == placed(fx_utils.get_all_input_and_grad_nodes(graph), nodes, results)
-    assert ours(d.outputs_and_tangents(inputs, outputs)) == placed(fx_utils.get_all_output_and_tangent_nodes(graph), results, nodes)
+    assert ours(d.inputs_and_grads(inputs, outputs)) == placed(
+        fx_utils.get_all_input_and_grad_nodes(graph), nodes, results
+    )
+    assert ours(d.outputs_and_tangents(inputs, outputs)) == placed(
+        fx_utils.get_all_output_and_tangent_nodes(graph), results, nodes
+    )
     assert ours(d.params_and_grads(inputs, outputs)) == placed(fx_utils.get_param_and_grad_nodes(graph), nodes, results)
-    assert ours(d.plain_inputs_and_grads(inputs, outputs)) == placed(fx_utils.get_plain_input_and_grad_nodes(graph), nodes, results)
-    assert ours(d.plain_outputs_and_tangents(inputs, outputs)) == placed(fx_utils.get_plain_output_and_tangent_nodes(graph), results, nodes)
+    assert ours(d.plain_inputs_and_grads(inputs, outputs)) == placed(
+        fx_utils.get_plain_input_and_grad_nodes(graph), nodes, results
+    )
+    assert ours(d.plain_outputs_and_tangents(inputs, outputs)) == placed(
+        fx_utils.get_plain_output_and_tangent_nodes(graph), results, nodes
+    )
     assert d.named_params(inputs) == {k: nodes.index(n) for k, n in fx_utils.get_named_param_nodes(graph).items()}
     assert d.named_buffers(inputs) == {k: nodes.index(n) for k, n in fx_utils.get_named_buffer_nodes(graph).items()}
     assert d.params(inputs) == [nodes.index(n) for n in fx_utils.get_param_nodes(graph)]

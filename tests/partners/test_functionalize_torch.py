@@ -27,13 +27,19 @@ DTYPES = [torch.float32, torch.float32, torch.float64, torch.int32, torch.uint8,
 
 
 class World:
-    """One or two storages, aligned or not, tensors on them, some with a history or asking for a gradient; the arguments, and the leaves of all graphs."""
+    """One or two storages, aligned or not, tensors on them, some with a history or asking for a gradient; the
+    arguments, and the leaves of all graphs.
+    """
 
     def __init__(self, layout: int, data: int, gradients: bool = False) -> None:
         draw, fill = random.Random(layout), random.Random(data)
         self.storages = [self.storage(draw, fill) for _ in range(draw.choice([1, 1, 2]))]
         self.leaves: list[Any] = []
-        kinds = ["plain"] * len(self.storages) if not gradients else [draw.choice(["plain", "leaf", "grown"]) for _ in self.storages]
+        kinds = (
+            ["plain"] * len(self.storages)
+            if not gradients
+            else [draw.choice(["plain", "leaf", "grown"]) for _ in self.storages]
+        )
         self.roots = [self.root(s, kind) for s, kind in zip(self.storages, kinds, strict=True)]
         self.tensors = [self.view(draw.choice(self.roots), draw) for _ in range(draw.choice([1, 2, 3, 4]))]
         if gradients:
@@ -170,7 +176,9 @@ def tell(result: Any, w: World) -> list[Any]:
 
 
 def of_autograd(result: Any, w: World) -> list[Any]:
-    """Who asks for a gradient, who is a leaf, versions, and the gradients of all leaves of all that has a history, of first and second order."""
+    """Who asks for a gradient, who is a leaf, versions, and the gradients of all leaves of all that has a history, of
+    first and second order.
+    """
     tensors = [t for t in (*w.tensors, *w.roots, *leaves(result)) if isinstance(t, torch.Tensor)]
     told: list[Any] = []
     ends = []
@@ -197,7 +205,9 @@ def of_autograd(result: Any, w: World) -> list[Any]:
 
 
 def law(count: int, seed: Any) -> Counter[str]:
-    """Many programs, gradients and all: a call of the wrapper is one of the function, and a call that raises is none."""
+    """Many programs, gradients and all: a call of the wrapper is one of the function, and a call that raises is
+    none.
+    """
     print(f"FANIN_SEED={seed}")
     source, seen = random.Random(seed), Counter[str]()
     for k in range(count):
@@ -362,7 +372,9 @@ def test_what_cannot_be_put_back_is_named() -> None:
 
 
 def keeps(fn: Any, make: Any, *, call: Any = None) -> None:
-    """What `tell` says of a call of the wrapper is what it says of one of the function; twice, for the second call goes another way."""
+    """What `tell` says of a call of the wrapper is what it says of one of the function; twice, for the second call goes
+    another way.
+    """
     f = functionalize(fn)
     for _ in range(2):
         told = []
@@ -385,7 +397,10 @@ def unaligned(n: int, at: int) -> Any:
 
 STORAGE = {
     "as_strided of an unaligned storage": (lambda x: x.as_strided((3,), (1,), 0).clone(), lambda: unaligned(6, 4)[2:]),
-    "set_ to its own storage": (lambda x: x.set_(x.untyped_storage(), 1, (2,), (2,)).clone(), lambda: unaligned(6, 12)[2:]),
+    "set_ to its own storage": (
+        lambda x: x.set_(x.untyped_storage(), 1, (2,), (2,)).clone(),
+        lambda: unaligned(6, 12)[2:],
+    ),
     "a view of another dtype": (lambda x: x.view(torch.float64).clone(), lambda: unaligned(6, 4)[:4]),
     "resize_ within the storage": (lambda x: x.resize_(8).clone(), lambda: torch.arange(8.0)[:2]),
     "resize_ within the storage, and a write": (lambda x: x.resize_(8).zero_(), lambda: torch.arange(8.0)[:2]),
@@ -411,7 +426,14 @@ def test_storages_are_the_callers_own(name: str) -> None:
             if run is not fn:
                 assert x.tolist() == make().tolist() and x._version == 0
             return str(e)
-        return (out.tolist() if out is not None else None), out is x, x.tolist(), x.stride(), whole.untyped_storage().tolist(), x.storage_offset()
+        return (
+            (out.tolist() if out is not None else None),
+            out is x,
+            x.tolist(),
+            x.stride(),
+            whole.untyped_storage().tolist(),
+            x.storage_offset(),
+        )
 
     keeps(fn, lambda: (make(),), call=call)
 
@@ -427,7 +449,13 @@ def test_a_call_that_raises_leaves_storages_as_they_were() -> None:
         f = functionalize(stops)
         for _ in range(2):
             x = make()
-            where = x.data_ptr(), x.stride(), x.storage_offset(), x.untyped_storage()._cdata, x.untyped_storage().nbytes()
+            where = (
+                x.data_ptr(),
+                x.stride(),
+                x.storage_offset(),
+                x.untyped_storage()._cdata,
+                x.untyped_storage().nbytes(),
+            )
             with pytest.raises((KeyError, RuntimeError)):
                 f(x)
             now = x.data_ptr(), x.stride(), x.storage_offset(), x.untyped_storage()._cdata, x.untyped_storage().nbytes()
@@ -568,7 +596,9 @@ def test_gradients_are_those_of_the_function_itself(name: str, kind: str) -> Non
                 told += [None if g is None else g.tolist() for g in first]
                 second = [g for g in first if g is not None and g.requires_grad]
                 if second:
-                    twice = torch.autograd.grad(sum((g * g).sum() for g in second), leaves, allow_unused=True, retain_graph=True)
+                    twice = torch.autograd.grad(
+                        sum((g * g).sum() for g in second), leaves, allow_unused=True, retain_graph=True
+                    )
                     told += [None if g is None else g.tolist() for g in twice]
                 out.sum().backward()
                 told += [None if y.grad is None else y.grad.tolist() for y in (*leaves, x)]
@@ -580,7 +610,9 @@ def test_gradients_are_those_of_the_function_itself(name: str, kind: str) -> Non
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", [name for name in GRADIENTS if "inside" not in name])  # what a backward has freed is gone
+@pytest.mark.parametrize(
+    "name", [name for name in GRADIENTS if "inside" not in name]
+)  # what a backward has freed is gone
 def test_a_call_that_raises_leaves_gradients_as_they_were(name: str, kind: str) -> None:
     def stops(x: Any, w: Any) -> None:
         GRADIENTS[name](x, w)
@@ -751,14 +783,14 @@ def alone() -> tuple[Any, ...]:
 
 
 PURE = {
-    "written": (lambda a, b, w: (a.mul_(w), a * b)[1]),
-    "views": (lambda a, b, w: (b.add_(1), a[1:], b.view(2, 2), a)[1:]),
-    "no write": (lambda a, b, w: a.view(-1)[:2] * w[:2] if a.is_contiguous() else a * w),
-    "no_grad": (lambda a, b, w: (write_quietly(b), a * w)[1]),
-    "detached": (lambda a, b, w: (a.detach().mul_(2), a.detach(), a + b)[1:]),
-    "geometry": (lambda a, b, w: (a.mul_(w).unsqueeze_(0), b[1:])[1]),
-    "geometry and a view": (lambda a, b, w: (a.unsqueeze_(0), a[:, 1:])[1]),
-    "twice": (lambda a, b, w: (a[1:], a[1:], w, 3, None, {"k": [a * w]})),
+    "written": lambda a, b, w: (a.mul_(w), a * b)[1],
+    "views": lambda a, b, w: (b.add_(1), a[1:], b.view(2, 2), a)[1:],
+    "no write": lambda a, b, w: a.view(-1)[:2] * w[:2] if a.is_contiguous() else a * w,
+    "no_grad": lambda a, b, w: (write_quietly(b), a * w)[1],
+    "detached": lambda a, b, w: (a.detach().mul_(2), a.detach(), a + b)[1:],
+    "geometry": lambda a, b, w: (a.mul_(w).unsqueeze_(0), b[1:])[1],
+    "geometry and a view": lambda a, b, w: (a.unsqueeze_(0), a[:, 1:])[1],
+    "twice": lambda a, b, w: (a[1:], a[1:], w, 3, None, {"k": [a * w]}),
 }
 
 
@@ -767,7 +799,9 @@ PURE = {
 @pytest.mark.parametrize("name", PURE)
 def test_a_compiled_pure_function_does_what_the_function_does(name: str, make: Any, compiler: Any) -> None:
     if compiler is dynamo and name == "geometry":
-        pytest.skip("torch.compile (2.13) fails on its own guards where a tensor's rank changes in place after a graph break")
+        pytest.skip(
+            "torch.compile (2.13) fails on its own guards where a tensor's rank changes in place after a graph break"
+        )
     fn = PURE[name]
     f = functionalize(fn, compiler=compiler)
     for _ in range(2):
@@ -779,14 +813,25 @@ def test_a_compiled_pure_function_does_what_the_function_does(name: str, make: A
                 out = leaves(run(*args))
             tensors = [t for t in (*out, *args) if isinstance(t, torch.Tensor)]
             grown = [t for t in tensors if t.requires_grad]
-            grads = torch.autograd.grad(sum((t * t).sum() for t in grown), (leaf, args[2]), create_graph=True, allow_unused=True)
+            grads = torch.autograd.grad(
+                sum((t * t).sum() for t in grown), (leaf, args[2]), create_graph=True, allow_unused=True
+            )
             twice = [g for g in grads if g is not None and g.requires_grad]
-            second = torch.autograd.grad(sum(g.sum() for g in twice), (leaf, args[2]), allow_unused=True) if twice else ()
+            second = (
+                torch.autograd.grad(sum(g.sum() for g in twice), (leaf, args[2]), allow_unused=True) if twice else ()
+            )
             told.append(
                 (
                     [(t.tolist(), t.requires_grad, t.is_leaf, t.stride()) for t in tensors],
                     [[t is a for a in args] for t in out],
-                    [t.data_ptr() - args[0].untyped_storage().data_ptr() if t._base is not None and t._base is args[0]._base else None for t in tensors],
+                    [
+                        (
+                            t.data_ptr() - args[0].untyped_storage().data_ptr()
+                            if t._base is not None and t._base is args[0]._base
+                            else None
+                        )
+                        for t in tensors
+                    ],
                     [None if g is None else g.tolist() for g in (*grads, *second)],
                 )
             )
@@ -798,16 +843,33 @@ def test_the_pure_function_of_tensors_writes_nothing_and_has_slots() -> None:
     f = functionalize(lambda a, b, w: (a.mul_(w), b[1:], a * b)[1:], args)
     pure = f.pure
     assert [x.expr() for x in pure.input_descs] == ["__make_synthetic_base(args[0])", "args[2]"]
-    assert [x.expr() for x in pure.output_descs] == ["__input_mutation(__make_synthetic_base(args[0]))", "output[0]", "output[1]"]
+    assert [x.expr() for x in pure.output_descs] == [
+        "__input_mutation(__make_synthetic_base(args[0]))",
+        "output[0]",
+        "output[1]",
+    ]
     inner = pure.inner(args, args)
     before = [x.detach().clone() for x in inner]
     values = pure(*inner)
     assert all(torch.equal(x, y) for x, y in zip(inner, before, strict=True)) and inner[0].grad_fn is not None
-    assert values[0].tolist() == [0, 2, 4, 6, 4, 5] and torch.autograd.grad(values[0].sum(), leaf)[0].tolist() == [2, 2, 2, 2, 1, 1]
-    assert [x.expr() for x in pure.inner_meta.traced_tangents_descs][:1] == ["__output_tangent(__input_mutation(__make_synthetic_base(args[0])))"]
+    assert values[0].tolist() == [0, 2, 4, 6, 4, 5] and torch.autograd.grad(values[0].sum(), leaf)[0].tolist() == [
+        2,
+        2,
+        2,
+        2,
+        1,
+        1,
+    ]
+    assert [x.expr() for x in pure.inner_meta.traced_tangents_descs][:1] == [
+        "__output_tangent(__input_mutation(__make_synthetic_base(args[0])))"
+    ]
     for bad, error, words in [
         ((inner[0],), ValueError, "expected 2 arguments"),
-        ((inner[0][1:], inner[1]), ValueError, r"__make_synthetic_base\(args\[0\]\): expected a tensor of torch.float32, shape \(6,\)"),
+        (
+            (inner[0][1:], inner[1]),
+            ValueError,
+            r"__make_synthetic_base\(args\[0\]\): expected a tensor of torch.float32, shape \(6,\)",
+        ),
         ((inner[0], 3), TypeError, r"args\[2\]: expected a tensor .* got a int"),
     ]:
         with pytest.raises(error, match=words):
@@ -817,7 +879,11 @@ def test_the_pure_function_of_tensors_writes_nothing_and_has_slots() -> None:
 def test_what_a_compiled_function_of_tensors_cannot_do_is_named() -> None:
     flat = torch.zeros(8)
     for fn, args, words in [
-        (lambda a, b: a.add_(1), (flat[:4], flat.view(torch.int32)[2:]), r"args\[0\], args\[1\] share memory, are written, and have different dtypes, torch.float32, torch.int32"),
+        (
+            lambda a, b: a.add_(1),
+            (flat[:4], flat.view(torch.int32)[2:]),
+            r"args\[0\], args\[1\] share memory, are written, and have different dtypes, torch.float32, torch.int32",
+        ),
         (lambda a: a.resize_(20), (torch.zeros(2),), r"args\[0\] is given other storage"),
         (lambda box: box.append(1), ([torch.zeros(2)],), "changes a list or dict"),
         (lambda a, b: a.add_(1), (torch.from_numpy(n := np.zeros(4)), torch.from_numpy(n)), "through several storages"),
@@ -826,7 +892,10 @@ def test_what_a_compiled_function_of_tensors_cannot_do_is_named() -> None:
             functionalize(fn, compiler=itself)(*args)
     assert not flat.any()
     f = functionalize(lambda a, b: (a.add_(1), a * 2)[1], compiler=lambda pure: lambda *inner: pure(*inner)[:1])
-    with pytest.raises(ValueError, match=r"expected 2 values of the compiled function, __input_mutation\(args\[0\]\), output\[0\]; got 1"):
+    with pytest.raises(
+        ValueError,
+        match=r"expected 2 values of the compiled function, __input_mutation\(args\[0\]\), output\[0\]; got 1",
+    ):
         f(flat, 3)
     assert not flat.any()
 

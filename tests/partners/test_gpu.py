@@ -1,4 +1,6 @@
-"""The real libraries on a real GPU: what tests/test_exchange_cuda.py shows on stand-ins. Skipped where there is none."""
+"""The real libraries on a real GPU: what tests/test_exchange_cuda.py shows on stand-ins. Skipped where there is
+none.
+"""
 
 from __future__ import annotations
 

@@ -15,7 +15,18 @@ pytestmark = pytest.mark.partners
 jax = pytest.importorskip("jax", reason="JAX is not installed")
 jnp = jax.numpy
 
-DTYPES = ("bool", "int8", "int32", "uint8", "float16", "bfloat16", "float32", "complex64", "float8_e4m3fn", "float8_e5m2")
+DTYPES = (
+    "bool",
+    "int8",
+    "int32",
+    "uint8",
+    "float16",
+    "bfloat16",
+    "float32",
+    "complex64",
+    "float8_e4m3fn",
+    "float8_e5m2",
+)
 
 
 def through(*gradients: Any, slot: Slot | None = None, **how: Any) -> Any:
@@ -31,7 +42,9 @@ def test_arrays_of_every_dtype_come_back_as_arrays_of_it(dtype: str) -> None:
     result = through(x, y)
     assert isinstance(result, jax.Array)
     assert result.dtype == x.dtype
-    assert np.array_equal(np.asarray(result).astype(complex), np.asarray(x | y if dtype == "bool" else x + y).astype(complex))
+    assert np.array_equal(
+        np.asarray(result).astype(complex), np.asarray(x | y if dtype == "bool" else x + y).astype(complex)
+    )
     assert through(x) is x
 
 
@@ -84,7 +97,9 @@ def test_a_deleted_array_is_refused() -> None:
 
 
 def test_random_keys_have_no_sum() -> None:
-    with pytest.raises(TypeError, match=r"slot 0: a jax\w*\.PRNGKeyArray of dtype key<fry> has no sum; expected numbers"):
+    with pytest.raises(
+        TypeError, match=r"slot 0: a jax\w*\.PRNGKeyArray of dtype key<fry> has no sum; expected numbers"
+    ):
         through(jax.random.key(0))
 
 
@@ -103,5 +118,9 @@ def test_arrays_that_their_maker_drops_are_summed_early(keep: bool) -> None:
     finally:
         fanin._core._test_auto_budget()
     now = buf.counters
-    assert (now.folds, now.peak_parked_bytes) == (3, 11 * one) if keep else (now.folds >= 6 and now.peak_parked_bytes <= 6 * one), now
+    assert (
+        (now.folds, now.peak_parked_bytes) == (3, 11 * one)
+        if keep
+        else (now.folds >= 6 and now.peak_parked_bytes <= 6 * one)
+    ), now
     assert bool((buf.take()[0] == sum(range(40))).all())

@@ -70,15 +70,35 @@ def test_what_is_changed_after_it_was_added_never_crashes() -> None:
 
 
 PARTS = {
-    "coo": ("data", "row", "col", "coords"), "csr": ("data", "indices", "indptr"), "csc": ("data", "indices", "indptr"), "bsr": ("data", "indices", "indptr"),
-    "dia": ("data", "offsets"), "lil": ("data", "rows"), "dok": ("_dict",),
-}  # fmt: skip
+    "coo": ("data", "row", "col", "coords"),
+    "csr": ("data", "indices", "indptr"),
+    "csc": ("data", "indices", "indptr"),
+    "bsr": ("data", "indices", "indptr"),
+    "dia": ("data", "offsets"),
+    "lil": ("data", "rows"),
+    "dok": ("_dict",),
+}
 GONE = object()
 WRONG = {
-    "None": None, "gone": GONE, "list": [1, 2, 3], "tuple": (None, None), "str": "x", "objects": np.array([object()] * 3), "0-d": np.array(1.0), "floats": np.ones(3), "2-d": np.ones((3, 3)),
-    "short": np.zeros(1, np.int32), "masked": np.ma.ones(3), "matrix": np.ones((1, 3)).view(np.matrix), "int8": np.zeros(3, np.int8), "negative": np.full(4, -1, np.int32),
-    "big": np.full(4, 2**31 - 1, np.int32), "foreign": np.zeros(3, ">i4"), "void": np.zeros(3, "V4"), "long double": np.zeros(3, "g"),
-}  # fmt: skip
+    "None": None,
+    "gone": GONE,
+    "list": [1, 2, 3],
+    "tuple": (None, None),
+    "str": "x",
+    "objects": np.array([object()] * 3),
+    "0-d": np.array(1.0),
+    "floats": np.ones(3),
+    "2-d": np.ones((3, 3)),
+    "short": np.zeros(1, np.int32),
+    "masked": np.ma.ones(3),
+    "matrix": np.ones((1, 3)).view(np.matrix),
+    "int8": np.zeros(3, np.int8),
+    "negative": np.full(4, -1, np.int32),
+    "big": np.full(4, 2**31 - 1, np.int32),
+    "foreign": np.zeros(3, ">i4"),
+    "void": np.zeros(3, "V4"),
+    "long double": np.zeros(3, "g"),
+}
 
 
 @pytest.mark.parametrize("family", ["array", "matrix"])

@@ -1,4 +1,6 @@
-"""Real torch tensors on the CPU: every dtype and layout, both ways; and nothing is read as if its memory held its value where it does not."""
+"""Real torch tensors on the CPU: every dtype and layout, both ways; and nothing is read as if its memory held its value
+where it does not.
+"""
 
 from __future__ import annotations
 
@@ -48,10 +50,20 @@ def test_tensors_of_every_dtype_come_back_as_tensors_of_it(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", REAL)
-@pytest.mark.parametrize("view", [
-    lambda t: t, lambda t: t.T, lambda t: t[::2, 1::2], lambda t: t[1:1], lambda t: t[0, 0], lambda t: t[:1].expand(4, 6), lambda t: t[None],
-    lambda t: t.as_strided((3, 3), (1, 1)), lambda t: t[:, :1],
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda t: t,
+        lambda t: t.T,
+        lambda t: t[::2, 1::2],
+        lambda t: t[1:1],
+        lambda t: t[0, 0],
+        lambda t: t[:1].expand(4, 6),
+        lambda t: t[None],
+        lambda t: t.as_strided((3, 3), (1, 1)),
+        lambda t: t[:, :1],
+    ],
+)
 def test_any_strides_are_summed_and_never_written(view: Any, dtype: str) -> None:
     base = torch.arange(24).reshape(4, 6).to(getattr(torch, dtype))
     kept = base.clone()
@@ -496,7 +508,12 @@ def test_an_export_that_torch_refuses_loses_no_sum(monkeypatch: pytest.MonkeyPat
     def fail(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt
 
-    places = [(torch.utils.dlpack, "from_dlpack"), (torch, "sparse_coo_tensor"), (torch, "sparse_compressed_tensor"), (torch.autograd.graph, "increment_version")]
+    places = [
+        (torch.utils.dlpack, "from_dlpack"),
+        (torch, "sparse_coo_tensor"),
+        (torch, "sparse_compressed_tensor"),
+        (torch.autograd.graph, "increment_version"),
+    ]
     for place, how in itertools.product(places, ({}, {"scale": 2.0}, {"writable": True}, {"out": 1})):
         if (place[1] == "increment_version") != ("out" in how):
             continue
@@ -525,7 +542,9 @@ def test_tensors_that_their_maker_drops_are_summed_early(kind: str, keep: bool) 
     try:
         for k in range(40):
             g = torch.full((1000, 4) if kind == "strided" else (1000, 2), float(k), dtype=torch.float64)
-            g = {"strided": lambda x: x[:, ::2], "transposed": lambda x: x.t(), "detached": lambda x: x.detach()}.get(kind, lambda x: x)(g)
+            g = {"strided": lambda x: x[:, ::2], "transposed": lambda x: x.t(), "detached": lambda x: x.detach()}.get(
+                kind, lambda x: x
+            )(g)
             if keep:
                 kept.append(g)
             buf.add(0, g)
@@ -533,7 +552,11 @@ def test_tensors_that_their_maker_drops_are_summed_early(kind: str, keep: bool) 
     finally:
         _core._test_auto_budget()
     now = buf.counters
-    assert (now.folds, now.peak_parked_bytes) == (3, 11 * one) if keep else (now.folds >= 6 and now.peak_parked_bytes <= 6 * one), now
+    assert (
+        (now.folds, now.peak_parked_bytes) == (3, 11 * one)
+        if keep
+        else (now.folds >= 6 and now.peak_parked_bytes <= 6 * one)
+    ), now
     total = buf.take()[0]
     assert type(total) is torch.Tensor and bool((total == sum(range(40))).all())
     assert all(bool((g == k).all()) for k, g in enumerate(kept))

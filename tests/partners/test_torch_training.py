@@ -192,13 +192,18 @@ def test_nonsense_is_refused_and_says_what_is_expected() -> None:
     with pytest.raises(ValueError, match="into is"):
         fanin.torch.accumulate([weight], into="grads")
     with fanin.torch.accumulate(model.named_parameters()):
-        with pytest.raises(ValueError, match=r"the gradient of parameters\[0\] is collected by another block already, as 0.weight"):
+        with pytest.raises(
+            ValueError, match=r"the gradient of parameters\[0\] is collected by another block already, as 0.weight"
+        ):
             fanin.torch.accumulate([weight]).__enter__()
         passes(model, 1)[0](model)
     assert weight.grad is not None
     weight.grad = None
     weight.main_grad = torch.ones(2)
-    with pytest.raises(ValueError, match=r"^accumulate: w: expected"), fanin.torch.accumulate([("w", weight)], into="main_grad"):
+    with (
+        pytest.raises(ValueError, match=r"^accumulate: w: expected"),
+        fanin.torch.accumulate([("w", weight)], into="main_grad"),
+    ):
         pass
     with fanin.torch.accumulate([weight]):  # and it is free again
         pass
@@ -224,7 +229,9 @@ def test_a_block_that_cannot_begin_leaves_every_gradient_there() -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("into", ["grad", "main_grad"])
 def test_a_gradient_that_was_there_keeps_its_tensor_and_its_memory(dtype: str, into: str) -> None:
-    """L5: a flat buffer, of which the gradients are views, sees the sums; a step that captured an address finds it there."""
+    """L5: a flat buffer, of which the gradients are views, sees the sums; a step that captured an address finds it
+    there.
+    """
     model = network(getattr(torch, dtype))
     runs = passes(model, 3)
     sums = torch.float32 if into == "main_grad" and dtype == "bfloat16" else getattr(torch, dtype)
@@ -302,7 +309,10 @@ def test_a_gradient_that_records_a_graph_is_refused_by_name() -> None:
 def test_an_iterator_that_was_used_up_is_no_model_without_parameters() -> None:
     parameters = network().parameters()
     list(parameters)
-    with pytest.raises(ValueError, match=r"expected parameters, got none; an iterator, .* is empty once it has been used: call it again"):
+    with pytest.raises(
+        ValueError,
+        match=r"expected parameters, got none; an iterator, .* is empty once it has been used: call it again",
+    ):
         fanin.torch.accumulate(parameters)
     with pytest.raises(ValueError, match=r"expected parameters, got none$"):
         fanin.torch.accumulate([])
@@ -316,7 +326,9 @@ def test_an_iterator_that_was_used_up_is_no_model_without_parameters() -> None:
 def test_errors_name_the_parameter() -> None:
     w = torch.nn.Parameter(torch.ones(2, 3))
     for parameters, name in (([w], r"parameters\[0\]"), ([("layer.weight", w)], r"layer\.weight")):
-        with pytest.raises(ValueError, match=rf"^accumulate: {name}: accumulate=float16 cannot hold a sum of dtype float32"):
+        with pytest.raises(
+            ValueError, match=rf"^accumulate: {name}: accumulate=float16 cannot hold a sum of dtype float32"
+        ):
             fanin.torch.accumulate(parameters, torch.float16)
     with fanin.torch.accumulate([("layer.weight", w)]) as block:
         block._buffer.expect(0, 1)
@@ -362,7 +374,9 @@ def test_a_block_that_is_dropped_lets_go_of_its_parameters() -> None:
 
 
 def test_what_is_taken_is_known_by_the_tensor_and_not_by_a_number() -> None:
-    """A new parameter may get the id of one that is gone; a model that is dropped inside of a block takes nobody's place."""
+    """A new parameter may get the id of one that is gone; a model that is dropped inside of a block takes nobody's
+    place.
+    """
     for _ in range(200):
         p = torch.nn.Parameter(torch.ones(1))
         block = fanin.torch.accumulate([p])

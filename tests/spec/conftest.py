@@ -29,7 +29,9 @@ def total(make_buffer: Callable[..., Any]) -> Callable[..., Any]:
     """total(a, b, ...): the sum of one slot to which these were added in this order; options go to the buffer,
     `slot=` declares it, `out=`, `scale=`, `writable=` go to take."""
 
-    def take(*gradients: Any, slot: Any = None, out: Any = None, scale: Any = None, writable: bool = False, **how: Any) -> Any:
+    def take(
+        *gradients: Any, slot: Any = None, out: Any = None, scale: Any = None, writable: bool = False, **how: Any
+    ) -> Any:
         buffer = make_buffer(1 if slot is None else [slot], **how)
         for g in gradients:
             buffer.add(0, g)

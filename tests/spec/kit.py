@@ -85,10 +85,11 @@ def added_up(x: Any) -> dict[tuple[int, ...], Any]:
     found: dict[tuple[int, ...], Any] = {}
     with np.errstate(all="ignore"):
         for index, value in stored(x):
-            found[index] = (found[index] | value if value.dtype == bool else found[index] + value) if index in found else value
+            found[index] = (
+                (found[index] | value if value.dtype == bool else found[index] + value) if index in found else value
+            )
     return dict(sorted(found.items()))
 
 
 def same(a: Any, b: Any) -> bool:
     return show(a) == show(b)
-

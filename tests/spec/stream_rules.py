@@ -34,7 +34,9 @@ class Add(NamedTuple):
 
 
 def sync_add(D: int, P: Place, C: Place, current: Place, slot: Slot) -> Add:
-    """S3-S5, S8-S12: a gradient arrives; `current` is D's current stream, or, under a capture that cannot have it (S7), one of D's pool."""
+    """S3-S5, S8-S12: a gradient arrives; `current` is D's current stream, or, under a capture that cannot have it (S7),
+    one of D's pool.
+    """
     if D == 0:
         return Add("-", NOWHERE, slot, False, False, frozenset({"S3"}))
     rules = set()

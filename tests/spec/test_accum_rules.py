@@ -87,7 +87,19 @@ def test_every_meeting_is_decided_in_c_as_on_the_page() -> None:
 
 @pytest.mark.rule("A3", "A6")
 def test_memory_is_written_only_where_every_fact_allows_it() -> None:
-    facts = ("dense", "writable", "exact", "apart", "borrowed", "ours", "lent", "donated", "unshared", "host", "settled")
+    facts = (
+        "dense",
+        "writable",
+        "exact",
+        "apart",
+        "borrowed",
+        "ours",
+        "lent",
+        "donated",
+        "unshared",
+        "host",
+        "settled",
+    )
     written = 0
     for values in product((False, True), repeat=len(facts)):
         f = dict(zip(facts, values, strict=True))

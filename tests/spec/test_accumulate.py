@@ -272,7 +272,10 @@ def test_blocks_are_merged_as_blocks(total: Total, lib: Any) -> None:
 @pytest.mark.rule("A5")
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_coo_does_not_grow_without_bound(make_buffer: Any, lib: Any, budget: Any) -> None:
-    for new in (lambda: coo((1, 1, 1.0), (0, 1, 1.0)), lambda: lib.Sparse("coo", (np.array([[1, 0]]), np.ones((2, 4), f32)), (3, 4))):
+    for new in (
+        lambda: coo((1, 1, 1.0), (0, 1, 1.0)),
+        lambda: lib.Sparse("coo", (np.array([[1, 0]]), np.ones((2, 4), f32)), (3, 4)),
+    ):
         b = make_buffer(1, budget=budget)
         for _ in range(40):
             b.add(0, new())
@@ -301,9 +304,15 @@ def test_duplicates_are_added_in_the_order_of_key_and_position(total: Total, for
 @pytest.mark.parametrize("budget", BUDGETS)
 @pytest.mark.parametrize("copy", [False, True])
 @pytest.mark.parametrize("format", ["coo", "csr", "csc"])
-def test_duplicates_are_added_in_the_dtype_that_the_sum_then_has(make_buffer: Any, format: str, copy: bool, budget: Any) -> None:
+def test_duplicates_are_added_in_the_dtype_that_the_sum_then_has(
+    make_buffer: Any, format: str, copy: bool, budget: Any
+) -> None:
     x = coo((0, 0, 200), (0, 0, 100), dtype=np.uint8, format=format)
-    for terms, expected in (((x, coo((0, 0, 0.0))), 44.0), ((coo((0, 0, 0.0)), x), 300.0), ((np.zeros((2, 3), f32), x), 300.0)):
+    for terms, expected in (
+        ((x, coo((0, 0, 0.0))), 44.0),
+        ((coo((0, 0, 0.0)), x), 300.0),
+        ((np.zeros((2, 3), f32), x), 300.0),
+    ):
         b = make_buffer(1, budget=budget)
         for g in terms:
             b.add(0, g, copy=copy)
@@ -315,7 +324,11 @@ def test_duplicates_are_added_in_the_dtype_that_the_sum_then_has(make_buffer: An
 def test_what_scipy_has_no_dtype_for_comes_back_as_sparse_of_ours(total: Total, lib: Any) -> None:
     for format in ("coo", "csr", "csc"):
         x = coo((0, 1, 1), dtype=np.int8, format=format)
-        for result in (total(x, lib.Zero((2, 3), f16)), total(x, slot=lib.Slot(dtype="bfloat16")), total(x, x, slot=lib.Slot(dtype=f16))):
+        for result in (
+            total(x, lib.Zero((2, 3), f16)),
+            total(x, slot=lib.Slot(dtype="bfloat16")),
+            total(x, x, slot=lib.Slot(dtype=f16)),
+        ):
             assert (type(result), result.format) == (lib.Sparse, format)
 
 
@@ -429,7 +442,9 @@ def test_sparse_sums_take_scale_out_and_writable(total: Total) -> None:
         ("nil", (np.array([[0, 1]]), row(1, 2)), (3,)),
     ],
 )
-def test_a_sparse_gradient_that_contradicts_itself_is_an_error(make_buffer: Any, lib: Any, format: str, parts: Any, shape: Any) -> None:
+def test_a_sparse_gradient_that_contradicts_itself_is_an_error(
+    make_buffer: Any, lib: Any, format: str, parts: Any, shape: Any
+) -> None:
     b = make_buffer(1)
     with pytest.raises((ValueError, TypeError)):
         b.add(0, lib.Sparse(format, parts, shape))
@@ -639,7 +654,9 @@ def test_a_call_out_cannot_enter_its_own_slot(make_buffer: Any, call: str) -> No
 
 @pytest.mark.rule("A1")
 @pytest.mark.parametrize("budget", BUDGETS)
-def test_a_pass_that_records_itself_adds_by_the_arrays_operator_and_never_in_place(make_buffer: Any, budget: Any) -> None:
+def test_a_pass_that_records_itself_adds_by_the_arrays_operator_and_never_in_place(
+    make_buffer: Any, budget: Any
+) -> None:
     x = row(2048, dtype=f16)
     b = make_buffer(2, create_graph=True, budget=budget)
     b.add(0, x, donate=True)

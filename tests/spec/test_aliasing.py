@@ -90,7 +90,9 @@ def test_what_is_held_is_never_written(make_buffer: Any, held: tuple[Array, Arra
 
 @pytest.mark.rule("A6", "A14")
 @pytest.mark.parametrize("how", [{"writable": True}, {"scale": 1}, {"scale": 2}], ids=str)
-def test_a_single_one_that_is_changed_on_the_way_out_is_not_written(make_buffer: Any, held: tuple[Array, Array], how: Any) -> None:
+def test_a_single_one_that_is_changed_on_the_way_out_is_not_written(
+    make_buffer: Any, held: tuple[Array, Array], how: Any
+) -> None:
     memory, g = held
     before = memory.tobytes()
     b = make_buffer(1)

@@ -110,7 +110,9 @@ def test_keyed_and_unkeyed_contributions_do_not_mix(make_buffer: Any) -> None:
 
 
 @pytest.mark.rule("A16")
-@pytest.mark.parametrize(("key", "error"), [(-1, ValueError), (2**63, ValueError), (True, TypeError), (1.0, TypeError), ("a", TypeError)])
+@pytest.mark.parametrize(
+    ("key", "error"), [(-1, ValueError), (2**63, ValueError), (True, TypeError), (1.0, TypeError), ("a", TypeError)]
+)
 def test_a_key_is_an_integer_that_is_not_negative(make_buffer: Any, key: Any, error: Any) -> None:
     b = make_buffer(1)
     with pytest.raises((error, OverflowError) if key == 2**63 else error):

@@ -48,7 +48,9 @@ def rules(request: pytest.FixtureRequest) -> Any:
 def slots(events: bool = True) -> list[Slot]:
     """Every state that a slot can be in: empty, empty with a consumer, or with a value."""
     some = [Slot(), *(Slot(C=C) for C in SET)]
-    return some + [Slot(C, A, R, e) for C, A, R in product(SET, repeat=3) for e in ((False, True) if events else (True,))]
+    return some + [
+        Slot(C, A, R, e) for C, A, R in product(SET, repeat=3) for e in ((False, True) if events else (True,))
+    ]
 
 
 # Rows by hand

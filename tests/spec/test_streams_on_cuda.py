@@ -31,7 +31,9 @@ OF_THE_MACHINE = {
 
 
 class CudaMachine(FakeDriver):
-    """A fake driver with the names that the tests use of `fanin.sim.Machine`. Its streams' handles count from 2 in the schedule `starve`."""
+    """A fake driver with the names that the tests use of `fanin.sim.Machine`. Its streams' handles count from 2 in the
+    schedule `starve`.
+    """
 
     def current_stream(self, device: int = 0) -> Any:
         return fanin.current_stream(f"cuda:{device}")
@@ -78,7 +80,8 @@ def test_a_bit_that_is_left_out_is_a_race(mutant: Any) -> None:
         _, races, said = run(mutant, schedule, number, *mutant.words)
         assert not races or "missing: " in said
         raced += races >= 1
-    # A driver is told of memory when it is given back, not when it is let go of: by then the host may have seen its users pass.
+    # A driver is told of memory when it is given back, not when it is let go of: by then the host may have seen its
+    # users pass.
     assert raced == len(RUNS) or (mutant.words[0].endswith("mark") and raced), raced
 
 

@@ -1,7 +1,8 @@
-"""The stream rules, carried out on the simulated device: upstream's cases one by one, and what each wait, record and mark is for.
+"""The stream rules, carried out on the simulated device: upstream's cases one by one, and what each wait, record and
+mark is for.
 
-Each case runs under every schedule and many seeds, and is judged twice: by the values that the consumer sees, and by the checker of
-happens-before. Then every bit of every plan is left out in turn: the checker must name the race.
+Each case runs under every schedule and many seeds, and is judged twice: by the values that the consumer sees, and by
+the checker of happens-before. Then every bit of every plan is left out in turn: the checker must name the race.
 """
 
 from __future__ import annotations
@@ -516,7 +517,9 @@ def test_a_slot_that_is_declared_so_takes_from_a_device_to_the_host(m: Machine) 
 @pytest.mark.rule("S9", "S12", "S13", "S19")
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_memory_goes_back_only_when_all_who_used_it_have_passed(m: Machine, budget: float) -> None:
-    """Everything is dropped as soon as it may be, and the arena hands it out again: a mark that is missing is a race, or a wrong sum."""
+    """Everything is dropped as soon as it may be, and the arena hands it out again: a mark that is missing is a race,
+    or a wrong sum.
+    """
     p, q, c, user = (m.stream() for _ in range(4))
     buf = fanin.InputBuffer(1, stream=c, budget=budget)
     for turn in range(6):
@@ -575,12 +578,16 @@ class Mutant:
 
     words: tuple[str, ...]
     run: Callable[[Machine], float]
-    """Does it all, up to the point where a fault must have shown; returns what the consumer saw, less what it should have."""
+    """Does it all, up to the point where a fault must have shown; returns what the consumer saw, less what it should
+    have.
+    """
     says: tuple[str, ...]
 
 
 def finish(m: Machine, seen: list[Any], value: float) -> float:
-    """Runs the rest, step by step, while newcomers take whatever memory is given back; how far anything is from what it should be."""
+    """Runs the rest, step by step, while newcomers take whatever memory is given back; how far anything is from what it
+    should be.
+    """
     newcomers = []
     for _ in range(6):
         m.step()

@@ -1,4 +1,6 @@
-"""What a sum is, to the last bit: rules A9-A13 and A15, on the description and on the core. Expected values are typed by hand."""
+"""What a sum is, to the last bit: rules A9-A13 and A15, on the description and on the core. Expected values are typed
+by hand.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +95,9 @@ def test_a_low_float_is_summed_in_float32_and_rounded_once(
         (BFLOAT16, 3.4e38 * 1.01, math.inf),
     ],
 )
-def test_a_rounding_is_to_nearest_even_and_one_rounding(total: Total, lib: Any, dtype: Any, value: float, nearest: float) -> None:
+def test_a_rounding_is_to_nearest_even_and_one_rounding(
+    total: Total, lib: Any, dtype: Any, value: float, nearest: float
+) -> None:
     x, expected = row(value, -value, dtype=f64), row(nearest, -nearest, dtype=dtype)
     assert bits(total(x, slot=lib.Slot(dtype=dtype))) == bits(expected)
     halves = [x / 2, x / 2] if math.isfinite(value) else [x, x]
@@ -279,7 +283,9 @@ def test_a_shape_is_never_broadcast_in_silence(make_buffer: Any, lib: Any, decla
         ((2, 3), (2, 3), [[0, 1, 2], [3, 4, 5]]),
     ],
 )
-def test_a_gradient_is_summed_to_the_declared_shape(total: Total, lib: Any, declared: Any, given: Any, expected: Any) -> None:
+def test_a_gradient_is_summed_to_the_declared_shape(
+    total: Total, lib: Any, declared: Any, given: Any, expected: Any
+) -> None:
     x = np.arange(6.0, dtype=f32).reshape(given)
     result = total(x, slot=lib.Slot(shape=declared))
     assert (result.shape, result.tolist()) == (declared, expected)
@@ -298,7 +304,9 @@ def test_a_reduction_runs_in_float64_in_order_and_rounds_once(total: Total, lib:
     assert total(wide, slot=lib.Slot(shape=())).tolist() == 2**53, "one after the other"
     assert total(row(100, 100, dtype=np.int8), slot=lib.Slot(shape=(1,))).tolist() == [-56]
     assert total(row(False, True, dtype=bool), slot=lib.Slot(shape=())).tolist() is True
-    assert total(row(-0.0), slot=lib.Slot(shape=())).tobytes() == f32(-0.0).tobytes(), "one term: nothing is added to it"
+    assert total(row(-0.0), slot=lib.Slot(shape=())).tobytes() == f32(-0.0).tobytes(), (
+        "one term: nothing is added to it"
+    )
 
 
 @pytest.mark.rule("A9")
@@ -474,7 +482,9 @@ def _read_only(x: Any) -> Any:
         ("no", TypeError),
     ],
 )
-def test_an_out_that_cannot_take_the_sum_is_an_error_and_nothing_is_lost(make_buffer: Any, out: Any, error: Any) -> None:
+def test_an_out_that_cannot_take_the_sum_is_an_error_and_nothing_is_lost(
+    make_buffer: Any, out: Any, error: Any
+) -> None:
     b = make_buffer(1, name="grads")
     x = row(1, 2)
     b.add(0, x)

@@ -1,14 +1,16 @@
 """Makes ptx.c from kernels.cu: python csrc/device/kernels/build.py [--check | --again | --fatbin FILE]
 
-The PTX is kept in the tree, so that the package builds where there is no nvcc; the driver compiles it for its own GPU. With --check nothing is written: exit status 1 where
-ptx.c does not belong to the sources, which needs no nvcc. With --again they are compiled too, and exit status 1 says that nvcc or ptxas refuses them, or that the
-release of nvcc that made ptx.c makes something else now; 2 that there is no nvcc.
+The PTX is kept in the tree, so that the package builds where there is no nvcc; the driver compiles it for its own GPU.
+With --check nothing is written: exit status 1 where ptx.c does not belong to the sources, which needs no nvcc. With
+--again they are compiled too, and exit status 1 says that nvcc or ptxas refuses them, or that the release of nvcc that
+made ptx.c makes something else now; 2 that there is no nvcc.
 
-With --fatbin, FILE becomes a header with the machine code for each of the architectures below that this nvcc knows, and PTX for later ones: setup.py asks for it. Exit
-status 2 says that there is no nvcc; nothing is done where FILE is of these sources and this nvcc.
+With --fatbin, FILE becomes a header with the machine code for each of the architectures below that this nvcc knows, and
+PTX for later ones: setup.py asks for it. Exit status 2 says that there is no nvcc; nothing is done where FILE is of
+these sources and this nvcc.
 
-nvcc is looked for in NVCC, CUDA_HOME/bin, PATH, and the site-packages of this Python (nvidia-cuda-nvcc). Where ptxas is beside it, the PTX is compiled for each of
-the architectures below as a trial.
+nvcc is looked for in NVCC, CUDA_HOME/bin, PATH, and the site-packages of this Python (nvidia-cuda-nvcc). Where ptxas is
+beside it, the PTX is compiled for each of the architectures below as a trial.
 """
 
 from __future__ import annotations
@@ -24,7 +26,14 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 CSRC = HERE.parent.parent
-SOURCES = [HERE / "kernels.cu", HERE / "args.h", CSRC / "array/low.h", CSRC / "array/modulus.h", CSRC / "array/told.h", CSRC / "array/dtype.h"]
+SOURCES = [
+    HERE / "kernels.cu",
+    HERE / "args.h",
+    CSRC / "array/low.h",
+    CSRC / "array/modulus.h",
+    CSRC / "array/told.h",
+    CSRC / "array/dtype.h",
+]
 OUT = HERE / "ptx.c"
 LOWEST = "compute_75"
 ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100", "sm_120")
@@ -50,7 +59,11 @@ def kept_hash() -> str:
 
 def nvcc() -> Path | None:
     """The compiler, if there is one."""
-    places = [os.environ.get("NVCC"), Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"), "bin/nvcc"), shutil.which("nvcc")]
+    places = [
+        os.environ.get("NVCC"),
+        Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"), "bin/nvcc"),
+        shutil.which("nvcc"),
+    ]
     places += [Path(p, "nvidia/cu13/bin/nvcc") for p in sys.path if p]
     return next((Path(p) for p in places if p and Path(p).is_file()), None)
 
@@ -75,7 +88,11 @@ def compiled(tool: Path) -> str:
         text = re.sub(r"_ZN\d+_INTERNAL_[0-9a-f]+_\d+_kernels_cu_[0-9a-f]+", "_fan", text)
         text = re.sub(r"^\.version .*$", f".version {VERSION}", text, flags=re.M)
         lines = [line.strip() for line in text.splitlines()]
-        lines = [re.sub(r"\s+", " ", line) for line in lines if line and not line.startswith("//") and "used_bytes_mask" not in line]
+        lines = [
+            re.sub(r"\s+", " ", line)
+            for line in lines
+            if line and not line.startswith("//") and "used_bytes_mask" not in line
+        ]
         text = "\n".join(lines) + "\n"
         ptxas = tool.parent / "ptxas"
         if ptxas.exists():
@@ -125,7 +142,8 @@ def header(tool: Path, out: Path) -> int:
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(
         f"{first}\n_Alignas(16) const unsigned char fan_kernels_fatbin[] = {{\n    {body}}};\n"
-        f'const size_t fan_kernels_fatbin_bytes = sizeof fan_kernels_fatbin;\nconst char fan_kernels_made[] = "{made}";\n'
+        "const size_t fan_kernels_fatbin_bytes = sizeof fan_kernels_fatbin;\nconst char fan_kernels_made[] ="
+        f' "{made}";\n'
     )
     print(f"{out.name}: {len(code)} bytes for {made}")
     return 0
@@ -156,7 +174,10 @@ def main() -> int:
         print("ptx.c belongs to the sources")
         return 0
     if not tool:
-        print("no nvcc: set NVCC or CUDA_HOME, or pip install nvidia-cuda-nvcc nvidia-nvvm nvidia-cuda-crt nvidia-cuda-runtime")
+        print(
+            "no nvcc: set NVCC or CUDA_HOME, or pip install nvidia-cuda-nvcc nvidia-nvvm nvidia-cuda-crt"
+            " nvidia-cuda-runtime"
+        )
         return 2
     text = c_file(compiled(tool), release(tool))
     if words == ["--again"]:
@@ -164,7 +185,10 @@ def main() -> int:
         if same_release and text != OUT.read_text():
             print(f"ptx.c is not what {tool} makes of the sources")
             return 1
-        print(f"nvcc {release(tool)} {'makes the same ptx.c' if same_release else 'takes the sources; ptx.c was made by another release'}")
+        print(
+            f"nvcc {release(tool)}"
+            f" {'makes the same ptx.c' if same_release else 'takes the sources; ptx.c was made by another release'}"
+        )
         return 0
     OUT.write_text(text)
     print(f"{OUT.name}: {OUT.stat().st_size} bytes, by nvcc {release(tool)}")

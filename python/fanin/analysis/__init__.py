@@ -1,4 +1,6 @@
-"""Who shares memory, who is changed, what is what: the views and writes of a function, as records (docs/analysis.md)."""
+"""Who shares memory, who is changed, what is what: the views and writes of a function, as records
+(docs/analysis.md).
+"""
 
 from __future__ import annotations
 

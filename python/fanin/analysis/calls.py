@@ -38,8 +38,9 @@ def array_kinds() -> tuple[type, ...]:
 class Call:
     """A call's arguments, flattened.
 
-    `leaves`: all of them, in the order in which they are read, those of keyword arguments by their names at the end. `form`: the tree that they were
-    in. `index`: for each leaf the number of its array among `arrays`, or None where it is no array. `first`: for each array its first leaf.
+    `leaves`: all of them, in the order in which they are read, those of keyword arguments by their names at the end.
+    `form`: the tree that they were in. `index`: for each leaf the number of its array among `arrays`, or None where it
+    is no array. `first`: for each array its first leaf.
     """
 
     leaves: list[Any]
@@ -104,14 +105,16 @@ def check_given(given: Any, what: str, who: str) -> tuple[Any, ...]:
         return ()
     if not isinstance(given, (list, tuple)):
         raise TypeError(
-            f"{who}: {what}: expected a list or tuple of the function's arguments, got a {type(given).__name__}: one argument is [x]"
+            f"{who}: {what}: expected a list or tuple of the function's arguments, got a {type(given).__name__}: one"
+            " argument is [x]"
         )
     return tuple(given)
 
 
 def check_arrays(call: Call, check: Callable[[Any, Callable[[], str]], None], who: str, alone: bool = True) -> None:
-    """What `check` raises for an array that cannot be rebuilt from its bytes, named by descriptor; TypeError for a leaf that holds arrays out of sight, or, with `alone`,
-    shows memory of one."""
+    """What `check` raises for an array that cannot be rebuilt from its bytes, named by descriptor; TypeError for a leaf
+    that holds arrays out of sight, or, with `alone`, shows memory of one.
+    """
     kinds = array_kinds()
     for i, (leaf, u) in enumerate(zip(call.leaves, call.index, strict=True)):
         if u is None:
@@ -127,8 +130,9 @@ def check_beside(call: Call, leaf: int, who: str) -> None:
     for number, array in enumerate(call.arrays):
         if hidden.meet(call.leaves[leaf], array):
             raise TypeError(
-                f"{who}: {call.leaf_name(leaf)} shares memory with {call.name(number)}, and is a {type(call.leaves[leaf]).__name__}: "
-                "what is done to it would be done at once; pass an array that shows it"
+                f"{who}: {call.leaf_name(leaf)} shares memory with {call.name(number)}, and is a"
+                f" {type(call.leaves[leaf]).__name__}: what is done to it would be done at once; pass an array that"
+                " shows it"
             )
 
 
@@ -136,7 +140,8 @@ def check_array(array: Array, name: Callable[[], str]) -> None:
     """TypeError for what cannot be rebuilt from its bytes."""
     if type(array) is not np.ndarray:
         raise TypeError(
-            f"{name()}: expected a plain ndarray, got {type(array).__name__}, whose class may keep more than its memory: pass np.asarray(x)"
+            f"{name()}: expected a plain ndarray, got {type(array).__name__}, whose class may keep more than its"
+            " memory: pass np.asarray(x)"
         )
     if array.dtype.hasobject:
         raise TypeError(
@@ -145,7 +150,9 @@ def check_array(array: Array, name: Callable[[], str]) -> None:
 
 
 def check_signature(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], who: str) -> None:
-    """TypeError for arguments that the function does not take, naming the first by descriptor; before anything has run."""
+    """TypeError for arguments that the function does not take, naming the first by descriptor; before anything
+    has run.
+    """
     if (
         type(fn) is types.FunctionType
         and not kwargs
@@ -170,7 +177,8 @@ def check_signature(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
             trees.flatten(args[: len(takes)], leaves)
             extra = PlainAOTInput(len(leaves)).expr()
             raise TypeError(
-                f"{who}: {called}{signature} takes {counted(len(takes), 'positional argument')}, got {len(args)}: {extra} is the first that it has no place for"
+                f"{who}: {called}{signature} takes {counted(len(takes), 'positional argument')}, got {len(args)}:"
+                f" {extra} is the first that it has no place for"
             ) from None
         raise TypeError(f"{who}: {called}{signature}: {e}") from None
 
@@ -182,10 +190,11 @@ def check_signature(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
 class Place:
     """Where one output lies after a run.
 
-    `kind`: "plain" for what is no array or has memory of its own that no other output shows; "input" for the very object that came in; "view" for a
-    view of the memory of an input, whose number is `base`; "output" and "shared" for a view of memory of its own that is output `base` or the extra
-    base number `base`. `offset`: bytes from the base's lowest byte (for "view", from that of its group) to the first element. `same_as`: an
-    earlier output that is the very same object.
+    `kind`: "plain" for what is no array or has memory of its own that no other output shows; "input" for the very
+    object that came in; "view" for a view of the memory of an input, whose number is `base`; "output" and "shared" for
+    a view of memory of its own that is output `base` or the extra base number `base`. `offset`: bytes from the base's
+    lowest byte (for "view", from that of its group) to the first element. `same_as`: an earlier output that is the very
+    same object.
     """
 
     kind: str = "plain"
@@ -201,7 +210,9 @@ class Place:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run did: which groups it wrote, whose geometry it changed, where its outputs lie, in which form they came."""
+    """What a run did: which groups it wrote, whose geometry it changed, where its outputs lie, in which form
+    they came.
+    """
 
     written: frozenset[int]
     geometry: tuple[tuple[int, Geometry], ...]
@@ -213,7 +224,9 @@ class Outcome:
 
 
 def outcome_of(world: World, result: Any, outputs: list[Any], bases: list[Any]) -> Outcome:
-    """Look at everything that a run touched. `outputs` is filled with the result's leaves, `bases` with the extra bases that several outputs share."""
+    """Look at everything that a run touched. `outputs` is filled with the result's leaves, `bases` with the extra bases
+    that several outputs share.
+    """
     form = trees.flatten(result, outputs)
     resized = tuple(u for g in sorted(world.resized) for u in world.plan.groups[g].numbers)
     geometry = tuple((u, world.geometry(world.private[u])) for u in world.moved)
@@ -262,7 +275,9 @@ def places_of(world: World, outputs: Sequence[Any], bases: list[Any]) -> list[Pl
 
 
 def is_stripped(o: Any) -> bool:
-    """Whether an output is an array of a private class without its class: NumPy makes it of that where it would have handed on the array itself."""
+    """Whether an output is an array of a private class without its class: NumPy makes it of that where it would have
+    handed on the array itself.
+    """
     return (
         type(o) is np.ndarray
         and isinstance(o.base, np.ndarray)
@@ -272,7 +287,9 @@ def is_stripped(o: Any) -> bool:
 
 
 def view_place(world: World, number: int, o: Any, twin: int | None) -> Place:
-    """The place of an output in the memory of a group of inputs; it is called a view of the input whose view it was, where that is known."""
+    """The place of an output in the memory of a group of inputs; it is called a view of the input whose view it was,
+    where that is known.
+    """
     group: Group = world.plan.groups[number]
     offset, geometry = world.begin(o) - world.lows[number], world.geometry(o)
     down, up = geometry.reach()
@@ -332,18 +349,21 @@ def check_outputs(world: World, outputs: Sequence[Any], who: str) -> None:
     for j, o in enumerate(outputs):
         if world.is_array(o) and not world.remakeable(o) and world.group_at(o) is not None:
             raise TypeError(
-                f"{who}: {PlainAOTOutput(j).expr()} is a {type(o).__name__} on the memory of an input: expected a plain array there; "
-                "return the array, and make the other of it outside"
+                f"{who}: {PlainAOTOutput(j).expr()} is a {type(o).__name__} on the memory of an input: expected a plain"
+                " array there; return the array, and make the other of it outside"
             )
 
 
 def check_hidden(world: World, outputs: Sequence[Any], who: str, where: str = "") -> None:
-    """TypeError for a leaf of a result that keeps memory of an input out of sight; `where`: what the leaves are of, if not of the result."""
+    """TypeError for a leaf of a result that keeps memory of an input out of sight; `where`: what the leaves are of, if
+    not of the result.
+    """
     kinds = array_kinds()
     for j, o in enumerate(outputs):
         if hidden.shows(o) and any(hidden.meet(o, a) for a in world.private):
             raise TypeError(
-                f"{who}: {where or PlainAOTOutput(j).expr()} is a {type(o).__name__} that holds memory of an input: expected arrays of the library that the arguments are of"
+                f"{who}: {where or PlainAOTOutput(j).expr()} is a {type(o).__name__} that holds memory of an input:"
+                " expected arrays of the library that the arguments are of"
             )
         if not hidden.may_hold(type(o)) and not hidden.is_boxed(o):
             continue
@@ -356,5 +376,15 @@ def check_hidden(world: World, outputs: Sequence[Any], who: str, where: str = ""
 
 
 __all__ = [
-    "Call", "Outcome", "Place", "call_of", "check_array", "check_arrays", "check_given", "check_hidden", "check_outputs", "check_signature", "outcome_of",
-]  # fmt: skip
+    "Call",
+    "Outcome",
+    "Place",
+    "call_of",
+    "check_array",
+    "check_arrays",
+    "check_given",
+    "check_hidden",
+    "check_outputs",
+    "check_signature",
+    "outcome_of",
+]

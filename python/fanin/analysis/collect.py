@@ -65,19 +65,25 @@ def collect_metadata(
     static_input_indices: Sequence[int] = (),
     args_descs: Sequence[AOTInput] | None = None,
 ) -> ViewAndMutationMeta:
-    """Run a function once, on private copies of its arguments, and say of each input what was done to it and of each output what it is.
+    """Run a function once, on private copies of its arguments, and say of each input what was done to it and of each
+    output what it is.
 
-    `args`, `kwargs`: the function's arguments; lists, tuples, named tuples, dicts, OrderedDicts and defaultdicts among them are flattened, and `input_info` has one record for each leaf, in order,
-    keyword arguments last by their names; generators, and containers and dataclasses of other classes that hold arrays, are refused. Arrays are NumPy's (all of them), or torch tensors on the CPU (all of them). The caller's arrays are as they
-    were afterwards, whatever the function does, also where it raises.
+    `args`, `kwargs`: the function's arguments; lists, tuples, named tuples, dicts, OrderedDicts and defaultdicts among
+    them are flattened, and `input_info` has one record for each leaf, in order, keyword arguments last by their names;
+    generators, and containers and dataclasses of other classes that hold arrays, are refused. Arrays are NumPy's (all
+    of them), or torch tensors on the CPU (all of them). The caller's arrays are as they were afterwards, whatever the
+    function does, also where it raises.
 
-    An input counts as written where one of its bytes changed, by whatever route, or where NumPy was seen to write it though no byte changed. So of
-    two inputs that overlap, both are written where their common bytes are. `mutations_hidden_from_autograd`: nothing but memory told of the writes (they went by `np.asarray`, a memoryview, C).
-    `keep_input_mutations`, `requires_grad` (for each leaf; of tensors, they say it themselves) and `grad_enabled` (asked at each write that is seen) fill the columns that speak of autograd;
-    NumPy has none of its own. `static_input_indices`: leaves that stay where they are from call to call, for the record. `args_descs`: what each leaf is (default: PlainAOTInput by
-    position); tangents and messages name it so.
+    An input counts as written where one of its bytes changed, by whatever route, or where NumPy was seen to write it
+    though no byte changed. So of two inputs that overlap, both are written where their common bytes are.
+    `mutations_hidden_from_autograd`: nothing but memory told of the writes (they went by `np.asarray`, a memoryview,
+    C). `keep_input_mutations`, `requires_grad` (for each leaf; of tensors, they say it themselves) and `grad_enabled`
+    (asked at each write that is seen) fill the columns that speak of autograd; NumPy has none of its own.
+    `static_input_indices`: leaves that stay where they are from call to call, for the record. `args_descs`: what each
+    leaf is (default: PlainAOTInput by position); tangents and messages name it so.
 
-    TypeError: arguments that the function does not take, or arrays that are not all in their memory (object dtype, subclasses); named by descriptor.
+    TypeError: arguments that the function does not take, or arrays that are not all in their memory (object dtype,
+    subclasses); named by descriptor.
 
     >>> from fanin.analysis import collect_metadata
     >>> def step(w, g):
@@ -116,7 +122,8 @@ def check_static(call: Call, static: Sequence[int]) -> tuple[int, ...]:
     for i in found:
         if not 0 <= i < len(call.leaves):
             raise IndexError(
-                f"collect_metadata: static_input_indices: there is no input {i}: there are {len(call.leaves)}, from 0 on"
+                f"collect_metadata: static_input_indices: there is no input {i}: there are {len(call.leaves)}, from"
+                " 0 on"
             )
     return found
 
@@ -125,7 +132,8 @@ def check_descs(call: Call, descs: Sequence[AOTInput]) -> None:
     """ValueError unless there is a descriptor for each leaf; TypeError for what is none."""
     if len(descs) != len(call.leaves):
         raise ValueError(
-            f"collect_metadata: args_descs: expected a descriptor for each of the {len(call.leaves)} inputs, got {len(descs)}"
+            f"collect_metadata: args_descs: expected a descriptor for each of the {len(call.leaves)} inputs, got"
+            f" {len(descs)}"
         )
     for i, desc in enumerate(descs):
         if not isinstance(desc, AOTInput):
@@ -141,10 +149,14 @@ def check_flags(call: Call, requires_grad: Sequence[bool] | None, who: str) -> N
 
 
 def of_tensors(
-    fn: Callable[..., Any], call: Call, look: Callable[[list[Any], Any], Callable[[Any], None]] | None = None, **options: Any
+    fn: Callable[..., Any],
+    call: Call,
+    look: Callable[[list[Any], Any], Callable[[Any], None]] | None = None,
+    **options: Any,
 ) -> ViewAndMutationMeta:
-    """The same of a function on torch tensors, whose flags say who requires a gradient. `look` is called before with the copies and
-    with the arguments that they are in; what it gives is called after, with the result."""
+    """The same of a function on torch tensors, whose flags say who requires a gradient. `look` is called before with
+    the copies and with the arguments that they are in; what it gives is called after, with the result.
+    """
     args, kwargs = call.form.inner
 
     kinds = array_kinds()
@@ -194,7 +206,9 @@ def collect(
     grad_enabled: Callable[[], bool] | None = None,
     **options: Any,
 ) -> tuple[ViewAndMutationMeta, Outcome, trees.Copies, Any]:
-    """One run on tracked arrays: the metadata, the outcome that it was made of, the containers that the function was given, and its result."""
+    """One run on tracked arrays: the metadata, the outcome that it was made of, the containers that the function was
+    given, and its result.
+    """
     log = Log(grad_enabled)
     world = World(layout, call.arrays, Tracked)
     tracked(world, log)
@@ -221,14 +235,18 @@ def meta_of(
     keep_input_mutations: bool = False,
     requires_grad: Sequence[bool] | None = None,
 ) -> ViewAndMutationMeta:
-    """The records of a run. `earlier`: arrays that count as written whatever is seen; `log`: what tracked arrays saw, if there were any."""
+    """The records of a run. `earlier`: arrays that count as written whatever is seen; `log`: what tracked arrays saw,
+    if there were any.
+    """
     wanted = list(requires_grad) if requires_grad is not None else [False] * len(call.leaves)
     inputs = [
-        InputAliasInfo(
-            requires_grad=bool(grad), keep_input_mutations=keep_input_mutations, mutations_hidden_from_autograd=True
+        (
+            InputAliasInfo(
+                requires_grad=bool(grad), keep_input_mutations=keep_input_mutations, mutations_hidden_from_autograd=True
+            )
+            if u is None
+            else input_info(world, outcome, u, u in earlier, log, bool(grad), keep_input_mutations)
         )
-        if u is None
-        else input_info(world, outcome, u, u in earlier, log, bool(grad), keep_input_mutations)
         for u, grad in zip(call.index, wanted, strict=True)
     ]
     moved = {u for u, _ in outcome.geometry}
@@ -301,7 +319,9 @@ def tangents_of(
     outputs: Sequence[Any],
     bases: Sequence[Array],
 ) -> tuple[list[TangentMeta], list[TangentAOTInput]]:
-    """What has a tangent, in order, and the descriptors of the tangents: new values of inputs, outputs that pass through, bases."""
+    """What has a tangent, in order, and the descriptors of the tangents: new values of inputs, outputs that pass
+    through, bases.
+    """
     moved = dict(outcome.geometry)
     found: list[tuple[TangentMeta, TangentAOTInput]] = []
     for i, info in enumerate(inputs):

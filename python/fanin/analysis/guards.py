@@ -1,7 +1,8 @@
 """Whether a call's arguments are laid out as those of an earlier call, and if not, which one differs and how.
 
-What is held against the record: the tree of arguments, the type of each leaf, which arrays are one object, and of each array dtype, shape, strides,
-whether it can be written, and how its memory lies to that of the others it shares bytes with. Where memory lies by itself does not count, nor do values.
+What is held against the record: the tree of arguments, the type of each leaf, which arrays are one object, and of each
+array dtype, shape, strides, whether it can be written, and how its memory lies to that of the others it shares bytes
+with. Where memory lies by itself does not count, nor do values.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from .private import Array
 
 @dataclass(frozen=True)
 class Change:
-    """The first thing in which a call differs from the record: the leaf (None: the whole tree), what, and the two sides in words."""
+    """The first thing in which a call differs from the record: the leaf (None: the whole tree), what, and the two sides
+    in words.
+    """
 
     leaf: int | None
     what: str

@@ -1,7 +1,8 @@
 """Arrays that trees do not show: in dataclasses, sets, deques, subclasses of list and dict, memoryviews, iterators.
 
-What such an object holds cannot be exchanged for private memory and back, so that a write would reach the caller's array at once, or a result would stay in private
-memory. It is refused where it can be looked into. What an object of any other class keeps in its attributes is out of sight.
+What such an object holds cannot be exchanged for private memory and back, so that a write would reach the caller's
+array at once, or a result would stay in private memory. It is refused where it can be looked into. What an object of
+any other class keeps in its attributes is out of sight.
 """
 
 from __future__ import annotations
@@ -22,12 +23,25 @@ from .. import sharing
 
 EMPTY: tuple[Any, ...] = ([], (), set(), {}, {}.values(), {}.items(), collections.deque(), np.empty(0))
 
-#: Iterators over what may be arrays: what runs when the function has returned, and what is gone when it has been looked into.
+#: Iterators over what may be arrays: what runs when the function has returned, and what is gone when it has been looked
+#: into.
 LATER: tuple[type, ...] = (
-    types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType, map, zip, filter, enumerate, reversed, np.nditer,
-    *(type(x) for x in EMPTY[4:6]), *(type(iter(x)) for x in EMPTY), *(type(reversed(x)) for x in EMPTY[3:7]), type(reversed([])), type(iter(int, 0)),
+    types.GeneratorType,
+    types.CoroutineType,
+    types.AsyncGeneratorType,
+    map,
+    zip,
+    filter,
+    enumerate,
+    reversed,
+    np.nditer,
+    *(type(x) for x in EMPTY[4:6]),
+    *(type(iter(x)) for x in EMPTY),
+    *(type(reversed(x)) for x in EMPTY[3:7]),
+    type(reversed([])),
+    type(iter(int, 0)),
     *(kind for kind in vars(itertools).values() if isinstance(kind, type)),
-)  # fmt: skip
+)
 
 #: Containers by class, and what shows one array.
 BOXES = (list, tuple, dict, set, frozenset, collections.deque, Mapping, collections.UserList)
@@ -51,8 +65,8 @@ def check_function(fn: Callable[..., Any], who: str) -> None:
     for is_one, words in NO_GENERATORS:
         if is_one(fn) or is_one(getattr(type(fn), "__call__", None)):  # noqa: B004
             raise TypeError(
-                f"{who}: expected a function that has done its work when it returns, got {words}: "
-                "what it does later, to the arguments, would not be seen; pass one that runs it to its end and returns a list"
+                f"{who}: expected a function that has done its work when it returns, got {words}: what it does later,"
+                " to the arguments, would not be seen; pass one that runs it to its end and returns a list"
             )
 
 
@@ -90,7 +104,9 @@ QUIET: tuple[type, ...] = (int, float, complex, str, bytes, type(None), np.ndarr
 
 
 def shows(x: Any) -> bool:
-    """Whether an object, no array that is looked at otherwise, has memory that it tells of: a bytearray, an array.array, a ctypes array, a tensor beside ndarrays."""
+    """Whether an object, no array that is looked at otherwise, has memory that it tells of: a bytearray, an
+    array.array, a ctypes array, a tensor beside ndarrays.
+    """
     library = sys.modules.get("torch")
     if isinstance(x, VIEWS) or (library is not None and isinstance(x, library.Tensor)):
         return True
@@ -139,15 +155,17 @@ def items_of(x: Any) -> Iterable[Any]:
 
 
 def check_argument(x: Any, name: Callable[[], str], kinds: tuple[type, ...]) -> None:
-    """TypeError for an argument, no array itself, that holds one; a memoryview is a buffer of its own kind, and passed on."""
+    """TypeError for an argument, no array itself, that holds one; a memoryview is a buffer of its own kind, and passed
+    on.
+    """
     if not may_hold(type(x)) or isinstance(x, VIEWS):
         return
     if isinstance(x, LATER):
         raise TypeError(f"{name()}: expected arrays in lists, tuples and dicts, got a {type(x).__name__}: pass list(x)")
     if (array := next(held(x, kinds), None)) is not None:
         raise TypeError(
-            f"{name()}: expected arrays in lists, tuples, named tuples and dicts, got a {type(x).__name__} that holds a {type(array).__name__}: "
-            "pass the arrays themselves, and make the other of them inside"
+            f"{name()}: expected arrays in lists, tuples, named tuples and dicts, got a {type(x).__name__} that holds a"
+            f" {type(array).__name__}: pass the arrays themselves, and make the other of them inside"
         )
 
 
@@ -155,10 +173,11 @@ def check_result(x: Any, name: Callable[[], str], kinds: tuple[type, ...], is_pr
     """TypeError for a part of a result, no array itself, that holds memory of an input, or runs later."""
     if isinstance(x, LATER):
         raise TypeError(
-            f"{name()} is a {type(x).__name__}: expected a result that is there when the function returns; return a list of it"
+            f"{name()} is a {type(x).__name__}: expected a result that is there when the function returns; return a"
+            " list of it"
         )
     if any(is_private(array) for array in held(x, kinds)):
         raise TypeError(
-            f"{name()} is a {type(x).__name__} that holds memory of an input: expected arrays in lists, tuples, named tuples and dicts; "
-            "return the arrays, and make the other of them outside"
+            f"{name()} is a {type(x).__name__} that holds memory of an input: expected arrays in lists, tuples, named"
+            " tuples and dicts; return the arrays, and make the other of them outside"
         )

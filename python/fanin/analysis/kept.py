@@ -1,8 +1,9 @@
 """The caller's own arrays in a call, and what is needed to put them back.
 
-`functionalize` hands the caller's arrays to the function themselves: so whatever it does with them is done, and whatever it returns is what it would have returned.
-What a call must not leave behind, because the function raised or did what the record does not say, is undone: bytes from a snapshot, geometry, flags, sizes, the
-contents of lists and dicts.
+`functionalize` hands the caller's arrays to the function themselves: so whatever it does with them is done, and
+whatever it returns is what it would have returned. What a call must not leave behind, because the function raised or
+did what the record does not say, is undone: bytes from a snapshot, geometry, flags, sizes, the contents of lists and
+dicts.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from .private import REMADE, Array, Geometry, Member, Plan, World, assign, take_
 
 
 class Kept(World):
-    """The caller's arrays as a world in which they are the private ones as well. `copied`: the groups that can be put back; of the others nothing is known."""
+    """The caller's arrays as a world in which they are the private ones as well. `copied`: the groups that can be put
+    back; of the others nothing is known.
+    """
 
     def __init__(self, plan: Plan, arrays: Sequence[Any], copied: Sequence[int] | None = None) -> None:
         self.plan, self.arrays, self.private = plan, arrays, list(arrays)
@@ -120,7 +123,11 @@ class Kept(World):
         if up == 0:  # no byte: where it would lie is all there is
             return near[0] if near else None
         near = [g for g in self.copied if start + down < self.span(g)[1] and self.span(g)[0] < start + up]
-        plain = array.view(type=np.ndarray) if type(array) not in (np.ndarray, *REMADE) and isinstance(array, np.ndarray) else array
+        plain = (
+            array.view(type=np.ndarray)
+            if type(array) not in (np.ndarray, *REMADE) and isinstance(array, np.ndarray)
+            else array
+        )
         for g in near:
             if g in self.resized or any(sharing.overlap(plain, self.arrays[u]) for u in self.plan.groups[g].numbers):
                 return g
@@ -149,7 +156,9 @@ class Kept(World):
 
 
 def lay(array: Array, wanted: Geometry) -> None:
-    """Give an array a geometry that it has had, where assignments no longer lead there: strides of 0, say, hide the memory that it has."""
+    """Give an array a geometry that it has had, where assignments no longer lead there: strides of 0, say, hide the
+    memory that it has.
+    """
     restride(array, contiguous(array))
     for step in ("flat", "dtype", "shape"):
         assign(array, step, wanted)

@@ -1,6 +1,8 @@
-"""Which of some arrays share memory with another one: exactly, or as PyTorch answers it, and why the two answers differ.
+"""Which of some arrays share memory with another one: exactly, or as PyTorch answers it, and why the two answers
+differ.
 
-PyTorch (2.13) compares two views of one storage by a list of rules, the first that applies decides. They are numbered as follows; sizes and offsets are in elements.
+PyTorch (2.13) compares two views of one storage by a list of rules, the first that applies decides. They are numbered
+as follows; sizes and offsets are in elements.
 
 | rule | condition | answer |
 |---|---|---|
@@ -14,8 +16,8 @@ PyTorch (2.13) compares two views of one storage by a list of rules, the first t
 | 6d | so, and it does not | overlap |
 | 7 | anything else | overlap |
 
-Rule 3 only swaps the two, so that the first begins first. 6c is wrong: it does not ask whether the second begins, modulo s, behind the first's row. 7 is a
-guess. And elements of different size are counted as if they were of one.
+Rule 3 only swaps the two, so that the first begins first. 6c is wrong: it does not ask whether the second begins,
+modulo s, behind the first's row. 7 is a guess. And elements of different size are counted as if they were of one.
 """
 
 from __future__ import annotations
@@ -40,12 +42,13 @@ def compute_overlapping_inputs(
 ) -> set[int]:
     """The positions, among `indices`, of arrays that share memory with another one of them.
 
-    arrays: ndarrays, or torch tensors (also fake ones and those on the device "meta": they are compared within their storage). indices: positions in
-    `arrays`; None for all. An index that is given twice is two inputs.
+    arrays: ndarrays, or torch tensors (also fake ones and those on the device "meta": they are compared within their
+    storage). indices: positions in `arrays`; None for all. An index that is given twice is two inputs.
 
-    compat: None for the exact answer, in bytes. "torch" for PyTorch's answer, bit for bit, with its mistakes; what is asked then must be views of one storage.
-    ndarrays are taken as a tensor of the same elements would be (a negative stride as the same elements in the other order); ValueError where there is no such
-    tensor, for a stride that is no multiple of the itemsize.
+    compat: None for the exact answer, in bytes. "torch" for PyTorch's answer, bit for bit, with its mistakes; what is
+    asked then must be views of one storage. ndarrays are taken as a tensor of the same elements would be (a negative
+    stride as the same elements in the other order); ValueError where there is no such tensor, for a stride that is no
+    multiple of the itemsize.
 
     IndexError: a position that is not there. TypeError: what is no array. ValueError: an unknown `compat`.
 
@@ -76,7 +79,9 @@ def chosen_of(arrays: Sequence[Any], indices: Sequence[int] | None) -> Sequence[
         or not (hasattr(arrays, "__len__") and hasattr(arrays, "__getitem__"))
     ):
         kind = type(arrays).__name__
-        raise TypeError(f"compute_overlapping_inputs: expected a sequence of arrays, got a {kind}; one array is [array]")
+        raise TypeError(
+            f"compute_overlapping_inputs: expected a sequence of arrays, got a {kind}; one array is [array]"
+        )
     if indices is None:
         return range(len(arrays))
     chosen = [operator.index(i) for i in indices]
@@ -90,7 +95,9 @@ def chosen_of(arrays: Sequence[Any], indices: Sequence[int] | None) -> Sequence[
 
 
 def exact(arrays: Sequence[Any], chosen: Sequence[int], every: bool = False) -> set[int]:
-    """What shares a byte with another one: within the process's memory, and within each storage that is none. `every`: all are asked for, in order."""
+    """What shares a byte with another one: within the process's memory, and within each storage that is none. `every`:
+    all are asked for, in order.
+    """
     asked = arrays if every else [arrays[i] for i in chosen]
     if known_classes(asked):
         try:
@@ -107,7 +114,9 @@ def exact(arrays: Sequence[Any], chosen: Sequence[int], every: bool = False) -> 
 
 
 def known_classes(arrays: Sequence[Any]) -> bool:
-    """Whether all are ndarrays and plain tensors, which `overlaps` mostly takes as they are: asked in little time, for there may be many."""
+    """Whether all are ndarrays and plain tensors, which `overlaps` mostly takes as they are: asked in little time, for
+    there may be many.
+    """
     torch = sys.modules.get("torch")
     kinds = {np.ndarray} if torch is None else {np.ndarray, torch.Tensor, torch.nn.Parameter}
     return set(map(type, arrays)) <= kinds
@@ -137,11 +146,14 @@ FIRST = 1 << 32
 
 
 def stand_in(array: Any, index: int) -> tuple[Any, Any]:
-    """(None, the array) for what lies in memory; (its storage, something at the same place of it) for a tensor that does not."""
+    """(None, the array) for what lies in memory; (its storage, something at the same place of it) for a tensor that
+    does not.
+    """
     if not is_tensor(array):
         if not isinstance(array, np.ndarray):
             raise TypeError(
-                f"compute_overlapping_inputs: expected ndarrays or strided torch tensors, got a {type(array).__name__} at {index}"
+                f"compute_overlapping_inputs: expected ndarrays or strided torch tensors, got a {type(array).__name__}"
+                f" at {index}"
             )
         return None, array
     if type(array).__name__ in ("Tensor", "Parameter") and array.device.type != "meta":
@@ -199,8 +211,8 @@ def elements(arrays: Sequence[Any], chosen: Sequence[int]) -> dict[int, Elements
         uneven = [s for s, n in zip(x.strides, x.shape, strict=True) if n > 1 and x.itemsize and s % x.itemsize]
         if uneven or not x.itemsize:
             raise ValueError(
-                f"compute_overlapping_inputs: array {i} has a stride of {uneven[0] if uneven else 0} bytes and items of {x.itemsize}: "
-                "no torch tensor is like it; compat=None compares bytes"
+                f"compute_overlapping_inputs: array {i} has a stride of {uneven[0] if uneven else 0} bytes and items of"
+                f" {x.itemsize}: no torch tensor is like it; compat=None compares bytes"
             )
         found[i] = Elements((lowest[i] - origin) // x.itemsize, x.shape, tuple(abs(s) // x.itemsize for s in x.strides))
     return found
@@ -244,7 +256,8 @@ def torch_disjoint(x: Elements, y: Elements, same: bool) -> tuple[bool, str]:
 class OverlapDifference:
     """A pair that PyTorch judges otherwise than is right: `torch` and `exact` are "disjoint" or "overlap".
 
-    rule: "units" where elements of different size were counted as if they were of one; else the number of the rule that decided.
+    rule: "units" where elements of different size were counted as if they were of one; else the number of the rule that
+    decided.
     """
 
     pair: tuple[int, int]
@@ -261,7 +274,10 @@ class OverlapDifference:
 WHY = {
     "units": "comparing offsets that count elements of different sizes",
     "1": "rule 1 (the same object overlaps itself, even if it is empty)",
-    "6c": "rule 6c (the second's row fits behind its beginning, modulo the stride; where the first's row ends is not asked)",
+    "6c": (
+        "rule 6c (the second's row fits behind its beginning, modulo the stride; where the first's row ends is not"
+        " asked)"
+    ),
     "7": "rule 7 (of anything but blocks of equal rows it says overlap unasked)",
 }
 

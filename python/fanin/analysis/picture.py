@@ -18,7 +18,8 @@ RUNS = 400
 
 
 def alias_dot(arrays: Sequence[Array], names: Sequence[str] | None = None) -> str:
-    """Which arrays share bytes, as a graph in the language of Graphviz: a cluster for each component, an edge for each pair that shares a byte.
+    """Which arrays share bytes, as a graph in the language of Graphviz: a cluster for each component, an edge for each
+    pair that shares a byte.
 
     arrays: ndarrays. names: what they are called (default: args[0], args[1], ..).
 
@@ -52,8 +53,9 @@ def alias_plot(
 ) -> None:
     """Draw which bytes arrays show, component by component, and which of them are shown by several.
 
-    arrays: ndarrays. file: a path, or an open binary file. Each lane is an array, its bars are runs of bytes, from the lowest address of the component on. ImportError
-    where matplotlib is missing, ValueError for a format that it does not know.
+    arrays: ndarrays. file: a path, or an open binary file. Each lane is an array, its bars are runs of bytes, from the
+    lowest address of the component on. ImportError where matplotlib is missing, ValueError for a format that it does
+    not know.
 
     >>> import io
     >>> from fanin.analysis import alias_plot
@@ -142,7 +144,9 @@ def extent(arrays: Sequence[Array]) -> tuple[int, int]:
 
 
 def runs(array: Array) -> list[tuple[int, int]] | None:
-    """The bytes that an array shows, as sorted runs [from, to) without gaps between them; None where they are too many to be drawn."""
+    """The bytes that an array shows, as sorted runs [from, to) without gaps between them; None where they are too many
+    to be drawn.
+    """
     if array.size == 0 or array.itemsize == 0:
         return []
     width, outer = array.itemsize, []

@@ -1,16 +1,17 @@
 """Private memory in which a function runs in the caller's stead.
 
-Arrays that share bytes form a *group*. Each group gets memory of its own, of the same extent and the same alignment, in which every array is
-rebuilt at its own place, with its own strides, dtype and flags: whoever writes one sees it in the others, as the caller would. An array that owns
-its memory is rebuilt as one that does. Only bytes that some array shows are read and written; what lies between them is nobody's.
+Arrays that share bytes form a *group*. Each group gets memory of its own, of the same extent and the same alignment, in
+which every array is rebuilt at its own place, with its own strides, dtype and flags: whoever writes one sees it in the
+others, as the caller would. An array that owns its memory is rebuilt as one that does. Only bytes that some array shows
+are read and written; what lies between them is nobody's.
 
     caller      |--- x ---|          |- z -|
                      |--- y ---|
     private     |--- x' --|          |- z'-|      groups (x, y) and (z)
                      |--- y' --|
 
-After the run the private bytes are compared with the caller's, which nobody has touched: what differs was written, by whatever route. Bits are
-compared, not values: NaNs, signs of zero and padding count.
+After the run the private bytes are compared with the caller's, which nobody has touched: what differs was written, by
+whatever route. Bits are compared, not values: NaNs, signs of zero and padding count.
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ class Geometry:
         return Geometry(array.shape, array.strides, array.dtype)
 
     def reach(self) -> tuple[int, int]:
-        """The bytes before the first element that belong to it, as a number from 0 down, and those from it on; (0, 0) where there are none."""
+        """The bytes before the first element that belong to it, as a number from 0 down, and those from it on; (0, 0)
+        where there are none.
+        """
         if 0 in self.shape or self.dtype.itemsize == 0:
             return 0, 0
         ends = [(n - 1) * s for n, s in zip(self.shape, self.strides, strict=True)]
@@ -100,7 +103,9 @@ def word(dtype: np.dtype[Any]) -> np.dtype[Any] | None:
 
 
 def words(array: Array) -> Array:
-    """The bits of an array as unsigned integers, whatever its strides: an axis more where no integer is as wide as its items."""
+    """The bits of an array as unsigned integers, whatever its strides: an axis more where no integer is as wide as its
+    items.
+    """
     unsigned = word(array.dtype)
     if unsigned is None:
         return np.empty(0, "u1")
@@ -109,12 +114,16 @@ def words(array: Array) -> Array:
 
 
 def window(array: Array) -> Array:
-    """A view that keeps its geometry whatever happens to the array's, and in which an assignment copies all bits: of records the words."""
+    """A view that keeps its geometry whatever happens to the array's, and in which an assignment copies all bits: of
+    records the words.
+    """
     return words(array) if array.dtype.kind == "V" else array.view()
 
 
 def bare(array: Array) -> Array:
-    """The array, or where it has more elements than bytes, as broadcast ones have, a view of the same bytes that shows each about once."""
+    """The array, or where it has more elements than bytes, as broadcast ones have, a view of the same bytes that shows
+    each about once.
+    """
     down, up = Geometry.of(array).reach()
     if array.size * array.itemsize <= up - down or up == 0:
         return array
@@ -161,8 +170,12 @@ class Lent:
         self.owner = owner
         size = geometry.dtype.itemsize
         self.__array_interface__ = {
-            "data": (start, readonly), "shape": geometry.shape, "strides": geometry.strides, "typestr": f"|V{size}", "version": 3,
-        }  # fmt: skip
+            "data": (start, readonly),
+            "shape": geometry.shape,
+            "strides": geometry.strides,
+            "typestr": f"|V{size}",
+            "version": 3,
+        }
 
 
 def view_at(start: int, geometry: Geometry, writeable: bool, source: Array) -> Array:
@@ -200,7 +213,9 @@ def built(kind: type, memory: Array, offset: int, geometry: Geometry) -> Any:
 
 @dataclass(frozen=True)
 class Member:
-    """One array of a group: its number among the distinct arrays, the bytes from the group's lowest address to its first element."""
+    """One array of a group: its number among the distinct arrays, the bytes from the group's lowest address to its
+    first element.
+    """
 
     number: int
     offset: int
@@ -236,7 +251,9 @@ class Group:
         return tuple(m.number for m in self.members)
 
     def nearest(self, low: int, high: int) -> Member:
-        """The smallest member that has the bytes from `low` to `high`; where none has them all, the first that has some, else the first."""
+        """The smallest member that has the bytes from `low` to `high`; where none has them all, the first that has
+        some, else the first.
+        """
         fits = [m for m in self.members if m.low <= low and high <= m.high]
         if fits:
             return min(fits, key=lambda m: m.high - m.low)
@@ -315,7 +332,8 @@ def frozen(members: Sequence[Member], arrays: Arrays) -> bool:
 class World:
     """Private copies of distinct arrays, for one run; see the top of this file.
 
-    `arrays`: the caller's. `private`: the copies, each an instance of `kind`. Only the groups in `copied` are copied; the other arrays are the caller's own.
+    `arrays`: the caller's. `private`: the copies, each an instance of `kind`. Only the groups in `copied` are copied;
+    the other arrays are the caller's own.
     """
 
     def __init__(
@@ -325,7 +343,9 @@ class World:
         self.copied: Sequence[int] = range(len(plan.groups)) if copied is None else copied
         self.private: list[Any] = list(arrays)
         self.windows: dict[int, tuple[Array, Array]] = {}  #: of each array that was copied its (private, caller's) bits
-        self.whole: dict[int, Array] = {}  #: of those that have more elements than bytes the private ones' bits, element by element
+        self.whole: dict[
+            int, Array
+        ] = {}  #: of those that have more elements than bytes the private ones' bits, element by element
         self.lows: dict[int, int] = {}  #: where each group's private memory begins
         self.owners: dict[int, int] = {}  #: which member of a group owns its memory, where one does
         self.frozen: set[int] = set()  #: groups that nobody can write
@@ -359,7 +379,8 @@ class World:
             start = address(root)
             shift = (facts.low - start) % LINE
             start += shift
-            # Of the private class: what NumPy strips of it keeps the private array for its base, and is told from a view of it.
+            # Of the private class: what NumPy strips of it keeps the private array for its base, and is told from a
+            # view of it.
             memory = root[shift : shift + size].view(kind)
         for place, m in enumerate(members):
             mine = root if place == facts.owner else built(kind, memory, m.offset, m.geometry)
@@ -404,7 +425,9 @@ class World:
 
     @functools.cached_property
     def resized(self) -> frozenset[int]:
-        """Groups whose owner was given other memory: `x.resize`. What is known of the old memory must not be touched any more."""
+        """Groups whose owner was given other memory: `x.resize`. What is known of the old memory must not be touched
+        any more.
+        """
         found = []
         for number, owner in self.owners.items():
             group = self.plan.groups[number]
@@ -493,7 +516,9 @@ class World:
 
 
 class RecordedWorld(World):
-    """A world whose arrays may lie anywhere: alignment, ownership and what can be written are those of the call that was planned for."""
+    """A world whose arrays may lie anywhere: alignment, ownership and what can be written are those of the call that
+    was planned for.
+    """
 
     def _facts(self, group: Group) -> Facts:
         return group.seen
@@ -535,7 +560,9 @@ def same(mine: Array, its: Array) -> bool:
 
 
 def take_geometry(array: Array, wanted: Geometry) -> bool:
-    """Give an array another shape, dtype and strides over the memory that it has; False where no order of assignments leads there."""
+    """Give an array another shape, dtype and strides over the memory that it has; False where no order of assignments
+    leads there.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         first = Geometry.of(array)

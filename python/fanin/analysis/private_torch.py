@@ -1,8 +1,9 @@
 """A call on torch tensors: the caller's own are handed to the function, and put back where it raises.
 
-What autograd knows of a tensor (its node, hooks, who saved it) cannot be given to another one afterwards. So the function runs on the tensors themselves, gradients and
-all, and nothing has to be carried home. What is kept to put them back: the bytes that they and their gradients show, versions, geometry, storage, whether they ask for a
-gradient, their attributes and hooks; of a tensor with a history a second end of it (`Held`).
+What autograd knows of a tensor (its node, hooks, who saved it) cannot be given to another one afterwards. So the
+function runs on the tensors themselves, gradients and all, and nothing has to be carried home. What is kept to put them
+back: the bytes that they and their gradients show, versions, geometry, storage, whether they ask for a gradient, their
+attributes and hooks; of a tensor with a history a second end of it (`Held`).
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ def check_tensor(t: Any, name: Callable[[], str]) -> None:
     library = torch()
     if type(t) not in (library.Tensor, library.nn.Parameter):
         raise TypeError(
-            f"{name()}: expected a plain torch.Tensor or a Parameter, got {type(t).__name__}: pass the tensor that it holds"
+            f"{name()}: expected a plain torch.Tensor or a Parameter, got {type(t).__name__}: pass the tensor that it"
+            " holds"
         )
     if is_transformed(t):
         raise TypeError(
-            f"{name()}: expected a tensor with memory of its own, got one that torch.func (vmap, grad, functionalize) wraps: transform the inner function instead"
+            f"{name()}: expected a tensor with memory of its own, got one that torch.func (vmap, grad, functionalize)"
+            " wraps: transform the inner function instead"
         )
     check_place(t, name)
 
@@ -37,11 +40,13 @@ def check_place(t: Any, name: Callable[[], str]) -> None:
     """ValueError for a tensor that is not all in one piece of the host's memory."""
     if t.device.type != "cpu" or str(t.layout) != "torch.strided":
         raise ValueError(
-            f"{name()}: expected a strided tensor on the CPU, got one on {t.device} with layout {str(t.layout).removeprefix('torch.')}"
+            f"{name()}: expected a strided tensor on the CPU, got one on {t.device} with layout"
+            f" {str(t.layout).removeprefix('torch.')}"
         )
     if t.is_quantized:
         raise ValueError(
-            f"{name()}: expected a tensor whose bytes are its values, got a quantized one: pass x.int_repr(), or x.dequantize()"
+            f"{name()}: expected a tensor whose bytes are its values, got a quantized one: pass x.int_repr(), or"
+            " x.dequantize()"
         )
 
 
@@ -86,8 +91,20 @@ class Held:
     """What of one tensor can be put back, beside its bytes: of an argument, or of the base of one."""
 
     __slots__ = (
-        "attributes", "grad", "history", "hooks", "offset", "requires_grad", "shape", "size", "start", "storage", "stride", "t", "version",
-    )  # fmt: skip
+        "attributes",
+        "grad",
+        "history",
+        "hooks",
+        "offset",
+        "requires_grad",
+        "shape",
+        "size",
+        "start",
+        "storage",
+        "stride",
+        "t",
+        "version",
+    )
 
     hooks: tuple[tuple[str, dict[Any, Any] | None], ...]
     version: int | None
@@ -106,9 +123,7 @@ class Held:
             self.grad = t.grad
             return
         self.grad = t.grad if t.is_leaf else None
-        self.hooks = tuple(
-            (name, None if (hooks := getattr(t, name, None)) is None else dict(hooks)) for name in HOOKS
-        )
+        self.hooks = tuple((name, None if (hooks := getattr(t, name, None)) is None else dict(hooks)) for name in HOOKS)
         if not t.is_leaf and t._base is None:  # a view has the history of its base
             self.history = t.grad_fn, parts().Ends.apply(t)
 
@@ -175,9 +190,11 @@ class KeptTensors(Kept):
         self.little: list[Any]
         try:
             self.little = [
-                None
-                if t.requires_grad or t._base is not None or t.__dict__ or t.grad is not None
-                else (t.untyped_storage(), t._version, t.storage_offset(), t.stride())
+                (
+                    None
+                    if t.requires_grad or t._base is not None or t.__dict__ or t.grad is not None
+                    else (t.untyped_storage(), t._version, t.storage_offset(), t.stride())
+                )
                 for t in tensors
             ]
         except RuntimeError:  # one of inference mode has no version
@@ -206,7 +223,9 @@ class KeptTensors(Kept):
                 geometry = self._member(u).geometry
                 item = geometry.dtype.itemsize
                 known = Held.light(self.arrays[u], storage, version, offset, size, geometry.shape, stride)
-                known.start = self.snapshot.data(self.at[u]) - offset * item if self.arrays[u].numel() else storage.data_ptr()
+                known.start = (
+                    self.snapshot.data(self.at[u]) - offset * item if self.arrays[u].numel() else storage.data_ptr()
+                )
                 held[id(self.arrays[u])] = known
         return held
 
@@ -380,7 +399,8 @@ def view_of(source: Any, like: Any, start: int) -> Any:
 def retyped(source: Any, dtype: Any) -> Any:
     """A view of the start of a tensor's storage as another dtype, of which `as_strided` makes any other.
 
-    It is derived from the tensor, so that writes to either are counted together; parts of complex numbers by the views that gradients follow.
+    It is derived from the tensor, so that writes to either are counted together; parts of complex numbers by the views
+    that gradients follow.
     """
     library = torch()
     own, other = source.element_size(), dtype.itemsize

@@ -1,11 +1,14 @@
-"""The pure function of a layout: it takes distinct arguments and bases, writes none of them, and returns what was written as new values.
+"""The pure function of a layout: it takes distinct arguments and bases, writes none of them, and returns what was
+written as new values.
 
-    inputs     [a base for each group of two or more arrays of which one is written] + [all other leaves, each array once]
-    outputs    [the new value of each input that was written or whose geometry changed] + [the function's outputs]
+    inputs     [a base for each group of two or more arrays of which one is written] + [all other leaves, each array
+    once] outputs    [the new value of each input that was written or whose geometry changed] + [the function's outputs]
                + [each array of a base whose geometry changed] + [bases that several outputs share]
 
-The new value of an input has the shape that it had before; geometry that changes is fixed by the layout, and changed by the wrapper. A base is one axis of bytes, from the lowest byte of its group to the highest; so members of different dtypes need nothing special. The new value of a
-base is a new base. Descriptors (`input_descs`, `output_descs`) say what each slot is.
+The new value of an input has the shape that it had before; geometry that changes is fixed by the layout, and changed by
+the wrapper. A base is one axis of bytes, from the lowest byte of its group to the highest; so members of different
+dtypes need nothing special. The new value of a base is a new base. Descriptors (`input_descs`, `output_descs`) say what
+each slot is.
 """
 
 from __future__ import annotations
@@ -52,14 +55,16 @@ from .records import ViewAndMutationMeta
 from .rewrite import create_synthetic_base_metadata, remove_dupe_metadata
 from .signature import GraphNames
 
-#: Where an array is found among the inner arguments: (position, None) by itself, (position, place in the group) in a base.
+#: Where an array is found among the inner arguments: (position, None) by itself, (position, place in the group) in a
+#: base.
 Where = tuple[int, int | None]
 
 
 class Pure:
     """A pure function of flat arguments; see the top of the module `fanin.analysis.pure` and `functionalize`.
 
-    `meta`: the metadata of the function it was made of, which counts *its* leaves. `input_descs`, `output_descs`: what each slot is.
+    `meta`: the metadata of the function it was made of, which counts *its* leaves. `input_descs`, `output_descs`: what
+    each slot is.
     """
 
     def __init__(
@@ -127,7 +132,9 @@ class Pure:
 
     @functools.cached_property
     def inner_meta(self) -> ViewAndMutationMeta:
-        """The metadata of the pure function: without duplicates, with bases in the place of views (`remove_dupe_metadata`, `create_synthetic_base_metadata`)."""
+        """The metadata of the pure function: without duplicates, with bases in the place of views
+        (`remove_dupe_metadata`, `create_synthetic_base_metadata`).
+        """
         if not self.index:
             return self.meta
         mask = [u is None or self.first[u] == i for i, u in enumerate(self.index)]
@@ -172,8 +179,9 @@ class Pure:
     # The pure function
 
     def __call__(self, *inner: Any) -> list[Any]:
-        """Run the function on copies. ValueError: more or fewer arguments, of other shapes or dtypes, than those that `input_descs` tells of, or a function that does
-        otherwise than at the recorded call."""
+        """Run the function on copies. ValueError: more or fewer arguments, of other shapes or dtypes, than those that
+        `input_descs` tells of, or a function that does otherwise than at the recorded call.
+        """
         arrays = self._arrays(inner)
         world = RecordedWorld(self.split, arrays)
         it = iter([inner[self.positions[i]] if u is None else world.private[u] for i, u in enumerate(self.index)])
@@ -184,7 +192,8 @@ class Pure:
         result = self.fn(*[copies.of(a) for a in given], **{k: copies.of(v) for k, v in named.items()})
         if copies.changed():
             raise ValueError(
-                "pure: the function changed a list or dict among its arguments: a pure function cannot; return what it should hold"
+                "pure: the function changed a list or dict among its arguments: a pure function cannot; return what it"
+                " should hold"
             )
         outputs: list[Any] = []
         extra: list[Any] = []
@@ -200,7 +209,8 @@ class Pure:
         descs = self.input_descs
         if len(inner) != len(descs):
             raise ValueError(
-                f"pure: expected {counted(len(descs), 'argument')}, {', '.join(d.expr() for d in descs)}; got {len(inner)}"
+                f"pure: expected {counted(len(descs), 'argument')}, {', '.join(d.expr() for d in descs)}; got"
+                f" {len(inner)}"
             )
         found = []
         for u, (position, place) in enumerate(self.where):
@@ -234,19 +244,27 @@ class Pure:
             wrong = next((j for j, (a, b) in enumerate(zip(*roles, strict=False)) if a != b), None)
             name = "the result" if wrong is None else PlainAOTOutput(wrong).expr()
             raise ValueError(
-                f"pure: {name} is not what it was at the recorded call: views and geometry of a pure function are fixed by the layout"
+                f"pure: {name} is not what it was at the recorded call: views and geometry of a pure function are fixed"
+                " by the layout"
             )
 
     # The wrapper's way out
 
     def finish(
-        self, arrays: Sequence[Array], leaves: Sequence[Any], values: Sequence[Any], given: Mapping[int, Any] | None = None
+        self,
+        arrays: Sequence[Array],
+        leaves: Sequence[Any],
+        values: Sequence[Any],
+        given: Mapping[int, Any] | None = None,
     ) -> Any:
-        """Give the caller what the values of a pure run say: writes, geometry, views of the caller's own arrays. Returns the function's result, in which containers that were
-        handed through, `given` by their places, are the caller's own."""
+        """Give the caller what the values of a pure run say: writes, geometry, views of the caller's own arrays.
+        Returns the function's result, in which containers that were handed through, `given` by their places, are the
+        caller's own.
+        """
         if self.outcome.resized:
             raise ValueError(
-                f"functionalize: {PlainAOTInput(self.first[self.outcome.resized[0]]).expr()} is resized: a compiled function cannot do that"
+                f"functionalize: {PlainAOTInput(self.first[self.outcome.resized[0]]).expr()} is resized: a compiled"
+                " function cannot do that"
             )
         news, outputs, bases = self._parts(self._counted(values))
         moves = self._moves(arrays, news)
@@ -261,9 +279,14 @@ class Pure:
         return result
 
     def _counted(self, values: Any) -> list[Any]:
-        """The values of a compiled function as a list. TypeError, ValueError unless they are as many as `output_descs`."""
+        """The values of a compiled function as a list. TypeError, ValueError unless they are as many as
+        `output_descs`.
+        """
         count = len(self.output_descs)
-        expected = f"functionalize: expected {counted(count, 'value')} of the compiled function, {', '.join(d.expr() for d in self.output_descs)}"
+        expected = (
+            f"functionalize: expected {counted(count, 'value')} of the compiled function,"
+            f" {', '.join(d.expr() for d in self.output_descs)}"
+        )
         if not isinstance(values, Sequence):
             raise TypeError(f"{expected}, as a list; got {'None' if values is None else f'a {type(values).__name__}'}")
         if len(values) != count:
@@ -341,7 +364,8 @@ def checked(value: Any, shape: tuple[int, ...], dtype: np.dtype[Any], name: str)
     array = np.asarray(value)
     if array.shape != shape or array.dtype != dtype:
         raise ValueError(
-            f"functionalize: {name}: expected {dtype}, shape {shape}; the compiled function returned {array.dtype}, shape {array.shape}"
+            f"functionalize: {name}: expected {dtype}, shape {shape}; the compiled function returned {array.dtype},"
+            f" shape {array.shape}"
         )
     return array
 
@@ -377,7 +401,9 @@ def view_in(base: Array, p: Place) -> Array:
 
 
 def split(plan: Plan, merged: set[int]) -> Plan:
-    """A plan in which only some groups stay together: arrays of the others are passed one by one, and may lie anywhere."""
+    """A plan in which only some groups stay together: arrays of the others are passed one by one, and may lie
+    anywhere.
+    """
     groups: list[Group] = []
     where = list(plan.where)
     for g, group in enumerate(plan.groups):

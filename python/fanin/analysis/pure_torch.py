@@ -1,8 +1,10 @@
-"""The pure function of a layout of torch tensors: of torch's operations alone, so that it can be traced, compiled and differentiated.
+"""The pure function of a layout of torch tensors: of torch's operations alone, so that it can be traced, compiled and
+differentiated.
 
-Its slots are those of `Pure`; a base is one axis of elements of the dtype that all its members have. It copies what it takes by operations that gradients follow, calls the
-function, and returns what became of the copies; so whatever runs it, gradients of new values and outputs are those of the function. The wrapper's part writes new
-values back by `copy_`, under no_grad where the function did.
+Its slots are those of `Pure`; a base is one axis of elements of the dtype that all its members have. It copies what it
+takes by operations that gradients follow, calls the function, and returns what became of the copies; so whatever runs
+it, gradients of new values and outputs are those of the function. The wrapper's part writes new values back by `copy_`,
+under no_grad where the function did.
 """
 
 from __future__ import annotations
@@ -67,13 +69,15 @@ class TensorPure(Pure):
             dtypes = {given[u].dtype for u in plan.groups[g].numbers}
             if len(dtypes) > 1:
                 raise ValueError(
-                    f"pure: {self._told(g)} share memory, are written, and have different dtypes, {', '.join(sorted(map(str, dtypes)))}: "
-                    "a base of tensors has one; expected views of one dtype, or no compiler"
+                    f"pure: {self._told(g)} share memory, are written, and have different dtypes,"
+                    f" {', '.join(sorted(map(str, dtypes)))}: a base of tensors has one; expected views of one dtype,"
+                    " or no compiler"
                 )
         for u in self.changed:
             if plan.groups[plan.where[u][0]].members[plan.where[u][1]].geometry.crowded:
                 raise ValueError(
-                    f"pure: {PlainAOTInput(first[u]).expr()} is written, and several of its elements are one: expected a tensor that is not expanded, or no compiler"
+                    f"pure: {PlainAOTInput(first[u]).expr()} is written, and several of its elements are one: expected"
+                    " a tensor that is not expanded, or no compiler"
                 )
         #: per tensor: (inner position, offset in the base or None)
         self.places = [
@@ -107,7 +111,9 @@ class TensorPure(Pure):
     # The pure function
 
     def __call__(self, *inner: Any) -> list[Any]:
-        """Run the function on copies. ValueError: more or fewer arguments, or of other shapes or dtypes, than `input_descs` tells of, or another number of results."""
+        """Run the function on copies. ValueError: more or fewer arguments, or of other shapes or dtypes, than
+        `input_descs` tells of, or another number of results.
+        """
         self._fit(inner)
         bases = [inner[k].clone() for k in range(len(self.bases))]
         tensors = []
@@ -141,7 +147,9 @@ class TensorPure(Pure):
         wanted = [((n,), self.given[self.plan.groups[g].numbers[0]].dtype) for g, n in zip(self.bases, self.sizes)]  # noqa: B905  (traced)
         for u, (position, offset) in enumerate(self.places):
             if offset is None:
-                check_shape(inner[position], self.given[u].shape, self.given[u].dtype, f"pure: {descs[position].expr()}")
+                check_shape(
+                    inner[position], self.given[u].shape, self.given[u].dtype, f"pure: {descs[position].expr()}"
+                )
         for k, (shape, dtype) in enumerate(wanted):
             check_shape(inner[k], shape, dtype, f"pure: {descs[k].expr()}")
 
@@ -152,29 +160,45 @@ class TensorPure(Pure):
         return [*(self.region(g, arrays) for g in self.bases), *(leaves[i] for i in self.rest)]
 
     def region(self, group: int, arrays: Sequence[Any]) -> Any:
-        """The caller's memory of a group as one axis of elements. ValueError where no such tensor has the gradients of all."""
+        """The caller's memory of a group as one axis of elements. ValueError where no such tensor has the gradients of
+        all.
+        """
         library, members = torch(), self.plan.groups[group].members
         mine = [arrays[m.number] for m in members]
         size = self.sizes[self.bases.index(group)]
         begin = (start_of(mine[0]) - mine[0].untyped_storage().data_ptr() - members[0].offset) // mine[0].element_size()
         if len({t.untyped_storage()._cdata for t in mine}) > 1:
-            raise ValueError(f"functionalize: {self._told(group)} share memory through several storages, and are written: expected views of one, or no compiler")
+            raise ValueError(
+                f"functionalize: {self._told(group)} share memory through several storages, and are written: expected"
+                " views of one, or no compiler"
+            )
         roots = {id(t if t._base is None else t._base): t if t._base is None else t._base for t in mine}
         if len(roots) == 1:
             root = next(iter(roots.values()))
             if root.dtype == mine[0].dtype:
                 return root.as_strided((size,), (1,), begin)
         if any(t.requires_grad for t in mine):
-            raise ValueError(f"functionalize: {self._told(group)} share memory that is written, but no history, and ask for gradients: expected views of one tensor, or no compiler")
+            raise ValueError(
+                f"functionalize: {self._told(group)} share memory that is written, but no history, and ask for"
+                " gradients: expected views of one tensor, or no compiler"
+            )
         with library.no_grad():
-            return library.empty(0, dtype=mine[0].dtype, device="cpu").set_(mine[0].untyped_storage(), begin, (size,), (1,))
+            return library.empty(0, dtype=mine[0].dtype, device="cpu").set_(
+                mine[0].untyped_storage(), begin, (size,), (1,)
+            )
 
     # The wrapper's way out
 
     def finish(
-        self, arrays: Sequence[Any], leaves: Sequence[Any], values: Sequence[Any], given: Mapping[int, Any] | None = None
+        self,
+        arrays: Sequence[Any],
+        leaves: Sequence[Any],
+        values: Sequence[Any],
+        given: Mapping[int, Any] | None = None,
     ) -> Any:
-        """Give the caller what the values of a pure run say: writes, geometry, views of the caller's own tensors. Returns the function's result."""
+        """Give the caller what the values of a pure run say: writes, geometry, views of the caller's own tensors.
+        Returns the function's result.
+        """
         values = self._counted(values)
         news, outputs, _ = self._parts(values)
         moves = []

@@ -1,10 +1,12 @@
 """What is known of a function's inputs and outputs: who is written, who is a view of whom.
 
-The records bear the names, and their fields the names and the order, that people know from PyTorch's AOTAutograd (2.13). They hold for
-functions on NumPy arrays and on anything else that lies in strided memory: the columns that speak of autograd have defaults that are right where
-there is none. All of them are frozen; lists become tuples, sets frozensets.
+The records bear the names, and their fields the names and the order, that people know from PyTorch's AOTAutograd
+(2.13). They hold for functions on NumPy arrays and on anything else that lies in strided memory: the columns that speak
+of autograd have defaults that are right where there is none. All of them are frozen; lists become tuples, sets
+frozensets.
 
-Geometry is kept in the units in which the array itself speaks: bytes for an ndarray (`a.strides`), elements for a torch tensor (`t.stride()`).
+Geometry is kept in the units in which the array itself speaks: bytes for an ndarray (`a.strides`), elements for a torch
+tensor (`t.stride()`).
 """
 
 from __future__ import annotations
@@ -48,13 +50,16 @@ class OutputType(Enum):
     is_input = 3
     """The very object that came in: `base_idx` is the input's position."""
     alias_of_intermediate_save_as_output = 4
-    """A view of an intermediate, which is returned as an extra output on its behalf: `base_idx` counts the extra outputs."""
+    """A view of an intermediate, which is returned as an extra output on its behalf: `base_idx` counts the extra
+    outputs.
+    """
     alias_of_intermediate = 5
     """A view of an intermediate that another output has had returned already: `base_idx` counts the extra outputs."""
     alias_of_intermediate_base_is_user_output = 6
     """A view of another output: `base_idx` is that output's position."""
     unsafe_view_alias = 7
-    """A view of an intermediate that nobody else sees, so that nothing is lost where it is called an array of its own."""
+    """A view of an intermediate that nobody else sees, so that nothing is lost where it is called an array of its own.
+    """
     custom_function_view = 8
     """A view of an input made by a function with a backward of its own, which cannot be replayed."""
 
@@ -78,10 +83,12 @@ class MutationType(Enum):
 class InputAliasInfo:
     """What a function did to one of its inputs. With no argument: an array that nobody touched.
 
-    `mutates_data`: its elements were written. `mutates_metadata`: its shape, strides or offset are others than before (changes that cancel do not count).
-    `mutates_storage_metadata`: it lies in other memory than before, which implies `mutates_metadata`; then `mutates_data` is False, for the new memory
-    brings its values along. `mutations_hidden_from_autograd`: no write was one that autograd could see (also where there was none).
-    `mutations_under_no_grad_or_inference_mode`: it was written, and each write was under no_grad. `keep_input_mutations`: whether the graph may write.
+    `mutates_data`: its elements were written. `mutates_metadata`: its shape, strides or offset are others than before
+    (changes that cancel do not count). `mutates_storage_metadata`: it lies in other memory than before, which implies
+    `mutates_metadata`; then `mutates_data` is False, for the new memory brings its values along.
+    `mutations_hidden_from_autograd`: no write was one that autograd could see (also where there was none).
+    `mutations_under_no_grad_or_inference_mode`: it was written, and each write was under no_grad.
+    `keep_input_mutations`: whether the graph may write.
 
     ValueError: `mutates_storage_metadata` without `mutates_metadata`.
 
@@ -113,9 +120,10 @@ class InputAliasInfo:
     def mutation_type(self) -> MutationType:
         """Who has to write: see `MutationType`.
 
-        The graph may, with `keep_input_mutations`, write data and storage where autograd need not see it: no geometry changes and no gradient is
-        asked for, or every write was hidden from it, or every write was under no_grad. All other writes are the wrapper's. Where PyTorch raises
-        for storage that changed and cannot be written in the graph, this says MUTATED_OUT_GRAPH.
+        The graph may, with `keep_input_mutations`, write data and storage where autograd need not see it: no geometry
+        changes and no gradient is asked for, or every write was hidden from it, or every write was under no_grad. All
+        other writes are the wrapper's. Where PyTorch raises for storage that changed and cannot be written in the
+        graph, this says MUTATED_OUT_GRAPH.
         """
         if not (self.mutates_data or self.mutates_metadata or self.mutation_inductor_storage_resize):
             return MutationType.NOT_MUTATED
@@ -131,7 +139,9 @@ class InputAliasInfo:
 
     @property
     def has_mutation_tangent(self) -> bool:
-        """Whether the input's new value has a tangent: it is data, written outside of the graph, and a gradient is asked for."""
+        """Whether the input's new value has a tangent: it is data, written outside of the graph, and a gradient is
+        asked for.
+        """
         return self.mutation_type is MutationType.MUTATED_OUT_GRAPH and self.mutates_data and self.requires_grad
 
 
@@ -139,7 +149,8 @@ class InputAliasInfo:
 class MetadataKey:
     """The geometry of an array; equal for two arrays of one storage that show the same elements in the same way.
 
-    `storage_offset` is from the start of the memory that the array is a view of. Sparse arrays have neither stride nor offset.
+    `storage_offset` is from the start of the memory that the array is a view of. Sparse arrays have neither stride nor
+    offset.
 
     >>> from fanin.analysis import MetadataKey
     >>> a = np.zeros((4, 3))
@@ -186,7 +197,8 @@ def offset_in_owner(array: np.ndarray[Any, Any]) -> int:
 class ViewMetaSequence:
     """How a view was made of its base: what came out, and the names of the operations where they are known.
 
-    Two of them are equal where what came out is: the way does not count. None equals each of them, for it says "not known".
+    Two of them are equal where what came out is: the way does not count. None equals each of them, for it says "not
+    known".
     """
 
     metadata: MetadataKey
@@ -213,9 +225,10 @@ class ViewMetaSequence:
 class OutputAliasInfo:
     """What one output is: see `OutputType`.
 
-    `base_idx` counts inputs (alias_of_input, is_input), outputs (alias_of_intermediate_base_is_user_output) or intermediate bases (the other two kinds
-    of alias); it is None for the kinds that pass through. `dynamic_dims`: the axes whose extent is not a plain number; None for what is no array.
-    `requires_grad_for_backward`: whether it has a tangent. `view_meta_sequence`: how the view was made, where that is known.
+    `base_idx` counts inputs (alias_of_input, is_input), outputs (alias_of_intermediate_base_is_user_output) or
+    intermediate bases (the other two kinds of alias); it is None for the kinds that pass through. `dynamic_dims`: the
+    axes whose extent is not a plain number; None for what is no array. `requires_grad_for_backward`: whether it has a
+    tangent. `view_meta_sequence`: how the view was made, where that is known.
 
     TypeError, ValueError: a `base_idx` that the kind cannot have.
 
@@ -247,7 +260,8 @@ class OutputAliasInfo:
             return
         if self.base_idx is None or operator.index(self.base_idx) < 0:
             raise ValueError(
-                f"OutputAliasInfo: {kind.name} needs base_idx, the position of {what_base_counts(kind)}; got {self.base_idx!r}"
+                f"OutputAliasInfo: {kind.name} needs base_idx, the position of {what_base_counts(kind)}; got"
+                f" {self.base_idx!r}"
             )
 
 
@@ -283,12 +297,15 @@ class MemoryFormatMeta:
             raise ValueError(f"MemoryFormatMeta: expected size and stride, or memory_format; got {self!r}")
         if self.memory_format is not None and self.memory_format not in MEMORY_FORMATS:
             raise ValueError(
-                f"MemoryFormatMeta: expected a memory_format among {', '.join(MEMORY_FORMATS)}, got {self.memory_format!r}"
+                f"MemoryFormatMeta: expected a memory_format among {', '.join(MEMORY_FORMATS)}, got"
+                f" {self.memory_format!r}"
             )
 
     @staticmethod
     def from_tensor(array: Any, force_use_memory_format: bool = False) -> MemoryFormatMeta:
-        """The layout to expect of the tangent of an array: its own, unless it is expanded (a stride of 0), whose layout no gradient can have."""
+        """The layout to expect of the tangent of an array: its own, unless it is expanded (a stride of 0), whose layout
+        no gradient can have.
+        """
         size = tuple(array.shape)
         stride = tuple(array.strides if isinstance(array, np.ndarray) else array.stride())
         expanded = 0 not in size and any(n > 1 and s == 0 for n, s in zip(size, stride, strict=True))
@@ -298,7 +315,9 @@ class MemoryFormatMeta:
 
 
 def memory_format_of(size: Sequence[int], stride: Sequence[int]) -> str:
-    """channels_last where the second axis lies innermost, then the last ones, then the first; the units of the strides do not matter."""
+    """channels_last where the second axis lies innermost, then the last ones, then the first; the units of the strides
+    do not matter.
+    """
     if len(size) not in (4, 5) or 0 in size or stride[1] <= 0:
         return "contiguous_format"
     order = (1, *range(len(size) - 1, 1, -1), 0)
@@ -328,7 +347,9 @@ class TangentMeta:
 
     @staticmethod
     def of(array: Any) -> TangentMeta:
-        """The tangent of an ndarray or a torch tensor: laid out as the array is, or contiguously where that is expanded."""
+        """The tangent of an ndarray or a torch tensor: laid out as the array is, or contiguously where that is
+        expanded.
+        """
         size = tuple(array.shape)
         if str(getattr(array, "layout", "torch.strided")) != "torch.strided":
             return TangentMeta(type(array), size, array.dtype)
@@ -346,14 +367,17 @@ NO_TOKENS: Mapping[Any, Any] = MappingProxyType({})
 class ViewAndMutationMeta:
     """All that is known of the views and writes of a function.
 
-    `input_info`, `output_info`: one record for each flat input and output. `num_intermediate_bases`: how many bases are returned after the outputs.
-    `traced_tangents`: for each tangent something that has its `shape` and `dtype` (as a `TangentMeta`), in the order: new values of inputs (`has_mutation_tangent`),
-    outputs that pass through and need a backward, intermediate bases; `traced_tangents_descs` describes them one by one. `subclass_inp_meta`,
-    `subclass_fw_graph_out_meta`, `subclass_tangent_meta`: records of wrapped arrays. `grad_enabled_mutation`: the grad mode that the function
-    left behind, if it changed it. `static_input_indices`: inputs that stay where they are from call to call. `tokens`: effect tokens.
+    `input_info`, `output_info`: one record for each flat input and output. `num_intermediate_bases`: how many bases are
+    returned after the outputs. `traced_tangents`: for each tangent something that has its `shape` and `dtype` (as a
+    `TangentMeta`), in the order: new values of inputs (`has_mutation_tangent`), outputs that pass through and need a
+    backward, intermediate bases; `traced_tangents_descs` describes them one by one. `subclass_inp_meta`,
+    `subclass_fw_graph_out_meta`, `subclass_tangent_meta`: records of wrapped arrays. `grad_enabled_mutation`: the grad
+    mode that the function left behind, if it changed it. `static_input_indices`: inputs that stay where they are from
+    call to call. `tokens`: effect tokens.
 
-    Everything else follows from these. Two are equal where inputs, outputs, the number of bases, `keep_input_mutations`, random state, backward tokens, and shape and
-    dtype of the tangents are; descriptors and strides of tangents do not count. ValueError: more or fewer descriptors than tangents.
+    Everything else follows from these. Two are equal where inputs, outputs, the number of bases,
+    `keep_input_mutations`, random state, backward tokens, and shape and dtype of the tangents are; descriptors and
+    strides of tangents do not count. ValueError: more or fewer descriptors than tangents.
 
     >>> from fanin.analysis import InputAliasInfo, ViewAndMutationMeta
     >>> meta = ViewAndMutationMeta([InputAliasInfo(), InputAliasInfo(mutates_data=True)], [])

@@ -1,7 +1,7 @@
 """Metadata after the inputs have changed: without duplicates, and with bases in the place of views.
 
-Whoever calls a function with the same array twice, or with arrays that share memory and are written, runs a function of fewer inputs inside. Its metadata follows
-from that of the function itself: these two functions say how.
+Whoever calls a function with the same array twice, or with arrays that share memory and are written, runs a function of
+fewer inputs inside. Its metadata follows from that of the function itself: these two functions say how.
 """
 
 from __future__ import annotations
@@ -33,11 +33,13 @@ def remove_dupe_metadata(
 ) -> ViewAndMutationMeta:
     """The metadata of the function that takes each array once.
 
-    keep_arg_mask: for each input, whether it is kept; the first of each group of duplicates is. add_dupe_map: for each input, its position among the
-    kept ones. `f(a, b, a, c)` has the mask [True, True, False, True] and the map [0, 1, 0, 2].
+    keep_arg_mask: for each input, whether it is kept; the first of each group of duplicates is. add_dupe_map: for each
+    input, its position among the kept ones. `f(a, b, a, c)` has the mask [True, True, False, True] and the map [0, 1,
+    0, 2].
 
-    Inputs, their tangents and the inputs that stay where they are go with the mask; positions of inputs are renumbered, positions of outputs and of
-    intermediate bases are not. ValueError: mask or map do not fit the inputs or each other, or a duplicate is described otherwise than what it duplicates.
+    Inputs, their tangents and the inputs that stay where they are go with the mask; positions of inputs are renumbered,
+    positions of outputs and of intermediate bases are not. ValueError: mask or map do not fit the inputs or each other,
+    or a duplicate is described otherwise than what it duplicates.
 
     >>> from fanin.analysis import InputAliasInfo, ViewAndMutationMeta, remove_dupe_metadata
     >>> w, r = InputAliasInfo(mutates_data=True), InputAliasInfo()
@@ -100,7 +102,8 @@ def tangent_inputs(m: ViewAndMutationMeta) -> list[int]:
     found = [i for i, info in enumerate(m.input_info) if info.has_mutation_tangent]
     if len(found) > len(m.traced_tangents):
         raise ValueError(
-            f"expected a tangent for each of the {len(found)} written inputs that need one, got {len(m.traced_tangents)} in all"
+            f"expected a tangent for each of the {len(found)} written inputs that need one, got"
+            f" {len(m.traced_tangents)} in all"
         )
     return found
 
@@ -131,21 +134,24 @@ def create_synthetic_base_metadata(
     inner_args: Sequence[Any],
     inner_args_desc: Sequence[AOTInput],
 ) -> tuple[ViewAndMutationMeta, list[int]]:
-    """The metadata of the function that takes bases in the place of views, and the inputs whose changed geometry it returns as extra outputs.
+    """The metadata of the function that takes bases in the place of views, and the inputs whose changed geometry it
+    returns as extra outputs.
 
-    synthetic_base_info: for each outer input its inner position, or (position of the base, the view). outer_args, inner_args: the arrays themselves;
-    inner_args_desc describes the inner ones.
+    synthetic_base_info: for each outer input its inner position, or (position of the base, the view). outer_args,
+    inner_args: the arrays themselves; inner_args_desc describes the inner ones.
 
-    A base of several views counts as written; a change of geometry of such a view is none of the base, but one more output: a view of the base, in the
-    order of the second result, behind all others. An output that was such a view becomes a view of the base, unless the view is the base itself.
-    ValueError: lengths and positions that do not fit, an inner input that nothing became, views of one base of which some are leaves and some are not.
+    A base of several views counts as written; a change of geometry of such a view is none of the base, but one more
+    output: a view of the base, in the order of the second result, behind all others. An output that was such a view
+    becomes a view of the base, unless the view is the base itself. ValueError: lengths and positions that do not fit,
+    an inner input that nothing became, views of one base of which some are leaves and some are not.
 
     >>> from fanin.analysis import InputAliasInfo, ViewAndMutationMeta, create_synthetic_base_metadata
     >>> from fanin.descriptors import PlainAOTInput, SyntheticBaseAOTInput
     >>> base = np.zeros(4); a, b, c = base[:3], base[1:], np.zeros(2)
     >>> meta = ViewAndMutationMeta([InputAliasInfo(mutates_data=True), InputAliasInfo(), InputAliasInfo()], [])
     >>> inner, extra = create_synthetic_base_metadata(
-    ...     meta, [(0, a), (0, b), 1], [a, b, c], [base, c], [SyntheticBaseAOTInput(PlainAOTInput(0)), PlainAOTInput(2)])
+    ...     meta, [(0, a), (0, b), 1], [a, b, c], [base, c], [SyntheticBaseAOTInput(PlainAOTInput(0)),
+    PlainAOTInput(2)])
     >>> [info.mutates_data for info in inner.input_info], extra
     ([True, False], [])
     """
@@ -165,20 +171,23 @@ def create_synthetic_base_metadata(
     tail = m.subclass_tangent_meta[rest:]
     examples = [TangentMeta.of(inner_args[i]) for i in written]
     fresh = [PlainTensorMeta(0, MemoryFormatMeta(t.shape, t.stride)) for t in examples]
-    return dataclasses.replace(
-        m,
-        input_info=tuple(inputs),
-        output_info=tuple(outputs),
-        traced_tangents=(*examples, *m.traced_tangents[rest:]),
-        traced_tangents_descs=(
-            *(TangentAOTInput(InputMutationAOTOutput(inner_args_desc[i])) for i in written),
-            *m.traced_tangents_descs[rest:],
+    return (
+        dataclasses.replace(
+            m,
+            input_info=tuple(inputs),
+            output_info=tuple(outputs),
+            traced_tangents=(*examples, *m.traced_tangents[rest:]),
+            traced_tangents_descs=(
+                *(TangentAOTInput(InputMutationAOTOutput(inner_args_desc[i])) for i in written),
+                *m.traced_tangents_descs[rest:],
+            ),
+            subclass_inp_meta=(),
+            subclass_fw_graph_out_meta=(),
+            subclass_tangent_meta=renumbered((*fresh, *tail)),
+            static_input_indices=tuple(position[i] for i in m.static_input_indices if not merged[i]),
         ),
-        subclass_inp_meta=(),
-        subclass_fw_graph_out_meta=(),
-        subclass_tangent_meta=renumbered((*fresh, *tail)),
-        static_input_indices=tuple(position[i] for i in m.static_input_indices if not merged[i]),
-    ), extra
+        extra,
+    )
 
 
 def check_bases(
@@ -192,8 +201,8 @@ def check_bases(
     who = "create_synthetic_base_metadata"
     if not len(m.input_info) == len(info) == len(outer_args):
         raise ValueError(
-            f"{who}: expected an entry of synthetic_base_info and an outer argument for each of {len(m.input_info)} inputs, "
-            f"got {len(info)} and {len(outer_args)}"
+            f"{who}: expected an entry of synthetic_base_info and an outer argument for each of {len(m.input_info)}"
+            f" inputs, got {len(info)} and {len(outer_args)}"
         )
     if len(inner_args) != len(inner_args_desc):
         raise ValueError(
@@ -210,11 +219,13 @@ def check_bases(
             raise ValueError(f"{who}: no input became inner argument {inner}, {inner_args_desc[inner]}")
         if len(of) > 1 and any(isinstance(info[i], int) for i in of):
             raise ValueError(
-                f"{who}: inputs {', '.join(map(str, of))} became inner argument {inner}: expected (position, view) for each of several"
+                f"{who}: inputs {', '.join(map(str, of))} became inner argument {inner}: expected (position, view) for"
+                " each of several"
             )
         if len({m.input_info[i].is_leaf for i in of}) > 1:
             raise ValueError(
-                f"{who}: of inputs {', '.join(map(str, of))}, which became {inner_args_desc[inner]}, some are leaves and some are not"
+                f"{who}: of inputs {', '.join(map(str, of))}, which became {inner_args_desc[inner]}, some are leaves"
+                " and some are not"
             )
     return members
 

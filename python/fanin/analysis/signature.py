@@ -1,4 +1,6 @@
-"""The signature of a graph: which of its inputs and outputs, by name, is a parameter, a buffer, a new value, a gradient."""
+"""The signature of a graph: which of its inputs and outputs, by name, is a parameter, a buffer, a new value, a
+gradient.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ WHO = "create_graph_signature"
 
 @dataclass(frozen=True)
 class GraphNames:
-    """What must be known of a graph: the names of its placeholders and outputs, in order. An output that is no array has the name None."""
+    """What must be known of a graph: the names of its placeholders and outputs, in order. An output that is no array
+    has the name None.
+    """
 
     placeholders: tuple[str, ...]
     outputs: tuple[str | None, ...]
@@ -27,8 +31,9 @@ class GraphNames:
 
     @staticmethod
     def of(graph: Any) -> GraphNames:
-        """The names of a graph: of GraphNames, or of what looks like a torch.fx GraphModule or Graph. TypeError for anything else, ValueError for a
-        graph whose last node returns no list."""
+        """The names of a graph: of GraphNames, or of what looks like a torch.fx GraphModule or Graph. TypeError for
+        anything else, ValueError for a graph whose last node returns no list.
+        """
         if isinstance(graph, GraphNames):
             return graph
         nodes = getattr(getattr(graph, "graph", graph), "nodes", None)
@@ -50,7 +55,9 @@ class GraphNames:
 
 @dataclass(frozen=True)
 class BackwardSignature:
-    """Of a graph forward and backward: what each gradient is of, and which output is the loss. Keys are names of outputs."""
+    """Of a graph forward and backward: what each gradient is of, and which output is the loss. Keys are names of
+    outputs.
+    """
 
     gradients_to_parameters: dict[str | None, str]
     gradients_to_user_inputs: dict[str | None, str]
@@ -62,9 +69,10 @@ class BackwardSignature:
 class GraphSignature:
     """What each input and output of a graph is, by name.
 
-    `parameters`, `buffers`: full names. `user_inputs`, `user_outputs`, `input_tokens`, `output_tokens`: names in the graph. `inputs_to_parameters`,
-    `inputs_to_buffers`: names in the graph to full names. `buffers_to_mutate`, `parameters_to_mutate`, `user_inputs_to_mutate`: the output that is the new
-    value, to the full name or the name of the input. `backward_signature`: None for a graph that is only forward.
+    `parameters`, `buffers`: full names. `user_inputs`, `user_outputs`, `input_tokens`, `output_tokens`: names in the
+    graph. `inputs_to_parameters`, `inputs_to_buffers`: names in the graph to full names. `buffers_to_mutate`,
+    `parameters_to_mutate`, `user_inputs_to_mutate`: the output that is the new value, to the full name or the name of
+    the input. `backward_signature`: None for a graph that is only forward.
     """
 
     parameters: tuple[str, ...]
@@ -97,14 +105,18 @@ def create_graph_signature(
     num_user_fw_outs: int | None = None,
     loss_index: int | None = None,
 ) -> GraphSignature:
-    """The signature of a graph whose inputs are (tokens, parameters, buffers, user's inputs) and whose outputs are (tokens, new values, user's outputs, gradients).
+    """The signature of a graph whose inputs are (tokens, parameters, buffers, user's inputs) and whose outputs are
+    (tokens, new values, user's outputs, gradients).
 
-    fx_g: `GraphNames`, or what looks like a torch.fx GraphModule. fw_metadata: what the function does, for the inputs (parameters, buffers, user's inputs); new
-    values are those of `mutated_inp_runtime_indices`, and outputs, where it tells of any, those of a graph without gradients. user_args_flat, params_and_buffers_flat: asked for `requires_grad`
-    alone, and needed only with `trace_joint`; without it their number is checked where they are given. num_user_fw_outs: how many outputs the user's function has; needed with `trace_joint`. loss_index: which of them is the loss.
+    fx_g: `GraphNames`, or what looks like a torch.fx GraphModule. fw_metadata: what the function does, for the inputs
+    (parameters, buffers, user's inputs); new values are those of `mutated_inp_runtime_indices`, and outputs, where it
+    tells of any, those of a graph without gradients. user_args_flat, params_and_buffers_flat: asked for `requires_grad`
+    alone, and needed only with `trace_joint`; without it their number is checked where they are given.
+    num_user_fw_outs: how many outputs the user's function has; needed with `trace_joint`. loss_index: which of them is
+    the loss.
 
-    Gradients come in the order parameters, buffers, user's inputs, one for each that requires one. ValueError: names and numbers that do not add up, with what was
-    expected; a parameter that a graph with gradients writes.
+    Gradients come in the order parameters, buffers, user's inputs, one for each that requires one. ValueError: names
+    and numbers that do not add up, with what was expected; a parameter that a graph with gradients writes.
 
     >>> from fanin.analysis import GraphNames, InputAliasInfo, ViewAndMutationMeta, create_graph_signature
     >>> meta = ViewAndMutationMeta([InputAliasInfo(), InputAliasInfo(mutates_data=True), InputAliasInfo()], [])
@@ -118,8 +130,9 @@ def create_graph_signature(
     arguments = graph.placeholders[tokens + len(full) :]
     if tokens + len(full) + len(arguments) != len(graph.placeholders):
         raise ValueError(
-            f"{WHO}: expected {counted(tokens, 'token')}, {counted(params, 'parameter')} and {counted(len(buffer_names), 'buffer')} among the inputs, "
-            f"but there are {len(graph.placeholders)}: {', '.join(graph.placeholders)}"
+            f"{WHO}: expected {counted(tokens, 'token')}, {counted(params, 'parameter')} and"
+            f" {counted(len(buffer_names), 'buffer')} among the inputs, but there are {len(graph.placeholders)}:"
+            f" {', '.join(graph.placeholders)}"
         )
     written = fw_metadata.mutated_inp_runtime_indices
     if written and written[-1] >= len(full) + len(arguments):
@@ -128,7 +141,8 @@ def create_graph_signature(
     rest = len(graph.outputs) - first
     if rest < 0:
         raise ValueError(
-            f"{WHO}: expected {counted(tokens, 'token')} and {counted(len(written), 'new value')}, got {counted(len(graph.outputs), 'output')}"
+            f"{WHO}: expected {counted(tokens, 'token')} and {counted(len(written), 'new value')}, got"
+            f" {counted(len(graph.outputs), 'output')}"
         )
     backward = None
     if trace_joint:
@@ -140,9 +154,13 @@ def create_graph_signature(
         if num_user_fw_outs is None or loss_index is None:
             raise ValueError(f"{WHO}: trace_joint needs num_user_fw_outs and loss_index")
         backward = backward_of(
-            graph.outputs[first:], num_user_fw_outs, loss_index,
-            wants(params_and_buffers_flat, full, "params_and_buffers_flat"), wants(user_args_flat, arguments, "user_args_flat"), params,
-        )  # fmt: skip
+            graph.outputs[first:],
+            num_user_fw_outs,
+            loss_index,
+            wants(params_and_buffers_flat, full, "params_and_buffers_flat"),
+            wants(user_args_flat, arguments, "user_args_flat"),
+            params,
+        )
         rest = num_user_fw_outs
     else:
         check_forward(fw_metadata, graph.outputs[first:])
@@ -178,8 +196,8 @@ def check_forward(meta: ViewAndMutationMeta, outputs: Sequence[str | None]) -> N
     count = meta.num_outputs + meta.num_intermediate_bases
     if meta.output_info and len(outputs) != count:
         raise ValueError(
-            f"{WHO}: expected {counted(count, 'output')} after the new values, {meta.num_outputs} of the function and {counted(meta.num_intermediate_bases, 'base')}, "
-            f"got {len(outputs)}: {', '.join(map(str, outputs))}"
+            f"{WHO}: expected {counted(count, 'output')} after the new values, {meta.num_outputs} of the function and"
+            f" {counted(meta.num_intermediate_bases, 'base')}, got {len(outputs)}: {', '.join(map(str, outputs))}"
         )
 
 
@@ -200,14 +218,17 @@ def backward_of(
     given: list[tuple[int, str]],
     params: int,
 ) -> BackwardSignature:
-    """outputs: the user's, then the gradients. stored, given: the parameters and buffers, and the user's inputs, that require one."""
+    """outputs: the user's, then the gradients. stored, given: the parameters and buffers, and the user's inputs, that
+    require one.
+    """
     if not 0 <= loss_index < num_user_outs:
         raise ValueError(f"{WHO}: loss_index counts the user's {num_user_outs} outputs from 0 on, got {loss_index}")
     gradients = outputs[num_user_outs:]
     if len(outputs) < num_user_outs or len(gradients) != len(stored) + len(given):
         needed = ", ".join(name for _, name in (*stored, *given))
         raise ValueError(
-            f"{WHO}: expected {counted(num_user_outs, 'output')} and {counted(len(stored) + len(given), 'gradient')} ({needed}), got {len(outputs)} in all"
+            f"{WHO}: expected {counted(num_user_outs, 'output')} and {counted(len(stored) + len(given), 'gradient')}"
+            f" ({needed}), got {len(outputs)} in all"
         )
     named = list(zip(gradients, (*stored, *given), strict=True))
     return BackwardSignature(

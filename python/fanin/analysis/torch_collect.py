@@ -1,11 +1,15 @@
-"""Metadata of functions on torch CPU tensors: the function runs once, on copies, and every operation that it calls is watched.
+"""Metadata of functions on torch CPU tensors: the function runs once, on copies, and every operation that it calls is
+watched.
 
 How it is seen, in the order of the story:
 
-1. The arguments are copied storage by storage, so that the copies share memory, have bases and require gradients as the arguments do.
-2. A dispatch mode sees each operation: which tensors it writes (and whether under no_grad), and what is a view of what. Memory is compared
-   afterwards: what changed and was written by no operation (through `x.numpy()`, say) was hidden from autograd.
-3. Inputs are classified by what was seen and by their geometry, outputs by the first case that holds (`Outputs.kind_of`).
+1. The arguments are copied storage by storage, so that the copies share memory, have bases and require gradients as the
+   arguments do.
+2. A dispatch mode sees each operation: which tensors it writes (and whether under no_grad), and what is a view of what.
+   Memory is compared afterwards: what changed and was written by no operation (through `x.numpy()`, say) was hidden
+   from autograd.
+3. Inputs are classified by what was seen and by their geometry, outputs by the first case that holds
+   (`Outputs.kind_of`).
 
 torch is imported when this is called, never before.
 """
@@ -57,14 +61,16 @@ def collect_torch(
 ) -> ViewAndMutationMeta:
     """What `fn(*args)` does to its arguments, and what its outputs are to them and to each other.
 
-    args: torch CPU tensors, which may share memory, and anything else. `fn` returns a tensor, or a list, tuple or dict of them, nested at will; outputs are
-    counted in that order. args_descs describes the arguments (default: PlainAOTInput by position), and names them in errors.
+    args: torch CPU tensors, which may share memory, and anything else. `fn` returns a tensor, or a list, tuple or dict
+    of them, nested at will; outputs are counted in that order. args_descs describes the arguments (default:
+    PlainAOTInput by position), and names them in errors.
 
-    The arguments are never written: `fn` runs on copies of their memory, once, with the random state put back afterwards. What it does to tensors that it
-    was not given is done.
+    The arguments are never written: `fn` runs on copies of their memory, once, with the random state put back
+    afterwards. What it does to tensors that it was not given is done.
 
-    An input counts as written when its elements were, through whichever view of them: of inputs that share memory all are that have a byte
-    written. An error of `fn` is raised as it is. TypeError names an argument that is no plain strided CPU tensor. RuntimeError: `fn` leaves autocast changed.
+    An input counts as written when its elements were, through whichever view of them: of inputs that share memory all
+    are that have a byte written. An error of `fn` is raised as it is. TypeError names an argument that is no plain
+    strided CPU tensor. RuntimeError: `fn` leaves autocast changed.
     """
     import torch
 
@@ -162,7 +168,9 @@ def kept_random_state(torch: Any) -> Iterator[None]:
 
 
 class Copier:
-    """Copies of tensors that are to each other what the tensors are: the same object, views of one base, views of one storage."""
+    """Copies of tensors that are to each other what the tensors are: the same object, views of one base, views of one
+    storage.
+    """
 
     def __init__(self, torch: Any, args: Sequence[Any]) -> None:
         self.torch = torch
@@ -220,8 +228,9 @@ class Copier:
 
 
 def copied_storages(torch: Any, args: Sequence[Any]) -> dict[int, Any]:
-    """A copy of each storage of some tensors, their bases and gradients, by the storage's number. Storages whose memory meets (two
-    that torch.from_numpy made of one array, say) have copies whose memory meets in the same way."""
+    """A copy of each storage of some tensors, their bases and gradients, by the storage's number. Storages whose memory
+    meets (two that torch.from_numpy made of one array, say) have copies whose memory meets in the same way.
+    """
     every: dict[int, Any] = {}
     rest = list(args)
     while rest:
@@ -268,7 +277,9 @@ class Write:
 
 @dataclass
 class Origin:
-    """What a view is a view of: the tensor where the chain of views begins, and the names of the operations on the way."""
+    """What a view is a view of: the tensor where the chain of views begins, and the names of the operations on
+    the way.
+    """
 
     root: Any
     path: tuple[str, ...] = ()
@@ -534,7 +545,9 @@ class Outputs:
 
 
 def history(o: Any) -> Any:
-    """Its grad_fn; None also where autograd refuses to tell, of a view made under no_grad whose base was written since."""
+    """Its grad_fn; None also where autograd refuses to tell, of a view made under no_grad whose base was
+    written since.
+    """
     try:
         return o.grad_fn
     except RuntimeError:
@@ -547,8 +560,8 @@ def history(o: Any) -> Any:
 def from_torch(meta: Any) -> ViewAndMutationMeta:
     """PyTorch's ViewAndMutationMeta (2.13) as ours.
 
-    Types of functional and fake tensors become torch.Tensor; outputs that pass through lose a `base_idx` that means nothing. Sequences of views keep their geometry
-    and the names of their operations.
+    Types of functional and fake tensors become torch.Tensor; outputs that pass through lose a `base_idx` that means
+    nothing. Sequences of views keep their geometry and the names of their operations.
     """
     import torch
 

@@ -1,8 +1,8 @@
 """An ndarray that notes when it is written, and of which input it is a view.
 
-What memory cannot tell: a write that left every byte as it was (`x *= 1`), whether it was made under no_grad, which of several overlapping inputs an output is a
-view of. What this class cannot tell, memory does: writes by `np.asarray(x)`, a memoryview or C code. So it never has the last word on whether something was
-written; it only adds to it.
+What memory cannot tell: a write that left every byte as it was (`x *= 1`), whether it was made under no_grad, which of
+several overlapping inputs an output is a view of. What this class cannot tell, memory does: writes by `np.asarray(x)`,
+a memoryview or C code. So it never has the last word on whether something was written; it only adds to it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from .private import Array, World, plain
 class Log:
     """Which arrays were written through tracked views. Quiet until `open`, and after `close`.
 
-    `writes`: (number of the array whose view was written, whether gradients were on). `met`: the numbers of all arrays that share a byte with what was written.
+    `writes`: (number of the array whose view was written, whether gradients were on). `met`: the numbers of all arrays
+    that share a byte with what was written.
     """
 
     def __init__(self, grad_enabled: Callable[[], bool] | None) -> None:
@@ -41,7 +42,9 @@ class Log:
         self.world = None
 
     def note(self, array: Any) -> None:
-        """A write through `array`, if that is a view of an input, has an element, and can be written: some functions accept another one, and leave it alone."""
+        """A write through `array`, if that is a view of an input, has an element, and can be written: some functions
+        accept another one, and leave it alone.
+        """
         origin, world = array.fanin_origin, self.world
         if origin is None or world is None or array.size == 0 or not array.flags.writeable:
             return
@@ -156,8 +159,11 @@ def writes_first(func: Any, given: dict[str, Any], first: Any) -> bool:
 
 #: Parameters of functions that may be written in C, and then do not tell.
 NAMES: dict[Any, tuple[str, ...]] = {
-    np.concatenate: ("arrays", "axis", "out"), np.dot: ("a", "b", "out"), np.copyto: ("dst", "src", "casting", "where"), np.putmask: ("a", "mask", "values"),
-}  # fmt: skip
+    np.concatenate: ("arrays", "axis", "out"),
+    np.dot: ("a", "b", "out"),
+    np.copyto: ("dst", "src", "casting", "where"),
+    np.putmask: ("a", "mask", "values"),
+}
 
 
 @functools.cache
@@ -177,16 +183,65 @@ IN_PLACE = ("fill", "sort", "partition", "put", "setfield", "resize")
 
 #: Methods that make an array of their own, and would make it a tracked one.
 FRESH = (
-    "argmax", "argmin", "argpartition", "argsort", "astype", "byteswap", "choose", "clip", "compress", "conj", "conjugate", "copy", "cumprod",
-    "cumsum", "dot", "flatten", "mean", "nonzero", "prod", "repeat", "round", "searchsorted", "std", "sum", "take", "trace", "var",
-    "min", "max", "all", "any", "ptp", "__copy__", "__deepcopy__",
-)  # fmt: skip
+    "argmax",
+    "argmin",
+    "argpartition",
+    "argsort",
+    "astype",
+    "byteswap",
+    "choose",
+    "clip",
+    "compress",
+    "conj",
+    "conjugate",
+    "copy",
+    "cumprod",
+    "cumsum",
+    "dot",
+    "flatten",
+    "mean",
+    "nonzero",
+    "prod",
+    "repeat",
+    "round",
+    "searchsorted",
+    "std",
+    "sum",
+    "take",
+    "trace",
+    "var",
+    "min",
+    "max",
+    "all",
+    "any",
+    "ptp",
+    "__copy__",
+    "__deepcopy__",
+)
 
 #: Which argument of a method is `out`, counted from 0.
 OUT_AT = {
-    "mean": 2, "sum": 2, "prod": 2, "std": 2, "var": 2, "cumsum": 2, "cumprod": 2, "take": 2, "compress": 2, "clip": 2, "trace": 4,
-    "argmax": 1, "argmin": 1, "choose": 1, "dot": 1, "round": 1, "min": 1, "max": 1, "all": 1, "any": 1,
-}  # fmt: skip
+    "mean": 2,
+    "sum": 2,
+    "prod": 2,
+    "std": 2,
+    "var": 2,
+    "cumsum": 2,
+    "cumprod": 2,
+    "take": 2,
+    "compress": 2,
+    "clip": 2,
+    "trace": 4,
+    "argmax": 1,
+    "argmin": 1,
+    "choose": 1,
+    "dot": 1,
+    "round": 1,
+    "min": 1,
+    "max": 1,
+    "all": 1,
+    "any": 1,
+}
 
 
 def writing(name: str) -> Callable[..., Any]:

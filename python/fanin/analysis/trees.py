@@ -1,7 +1,9 @@
-"""Arguments and results as trees: lists, tuples, named tuples, dicts, OrderedDicts and defaultdicts, whose leaves are everything else.
+"""Arguments and results as trees: lists, tuples, named tuples, dicts, OrderedDicts and defaultdicts, whose leaves are
+everything else.
 
-A tree is flattened in the order in which it is read; the leaves are what descriptors count (`args[0]` is the first leaf). Other objects are leaves themselves; what
-they hold is looked for in hidden.py. Nothing here calls itself, so trees may be as deep as they like.
+A tree is flattened in the order in which it is read; the leaves are what descriptors count (`args[0]` is the first
+leaf). Other objects are leaves themselves; what they hold is looked for in hidden.py. Nothing here calls itself, so
+trees may be as deep as they like.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ class Defaulting:
 
 
 def kind_of(node: Any) -> type | None:
-    """list, tuple, dict, OrderedDict, defaultdict for what is exactly that, a named tuple's own type, None for a leaf."""
+    """list, tuple, dict, OrderedDict, defaultdict for what is exactly that, a named tuple's own type, None for
+    a leaf.
+    """
     kind = type(node)
     if kind in KINDS:
         return kind
@@ -53,7 +57,9 @@ def mark_of(node: Any, kind: type) -> type | Defaulting:
 
 
 class Form:
-    """A container in the form of a tree: its kind, its keys (None: it has none) and the forms of what it holds. Equal where all that is equal."""
+    """A container in the form of a tree: its kind, its keys (None: it has none) and the forms of what it holds. Equal
+    where all that is equal.
+    """
 
     __slots__ = ("_hash", "_tokens", "inner", "keys", "kind", "leaves", "nodes")
 
@@ -88,7 +94,9 @@ class Form:
 
 
 def flatten(tree: Any, leaves: list[Any]) -> Any:
-    """Append the leaves of a tree to `leaves` and return its form, which can be compared, and hashed where its keys can. RecursionError for one that contains itself."""
+    """Append the leaves of a tree to `leaves` and return its form, which can be compared, and hashed where its keys
+    can. RecursionError for one that contains itself.
+    """
     top: list[Any] = []
     stack: list[tuple[Any, Any, Iterator[Any], list[Any]]] = [(None, None, iter((tree,)), top)]
     above: set[int] = set()
@@ -127,7 +135,9 @@ def containers(tree: Any) -> list[Any]:
 
 
 def unflatten(form: Any, leaves: Iterator[Any], given: Mapping[int, Any] | None = None) -> Any:
-    """A new tree of a form, from its leaves. `given`: containers that are taken as they are, by their place among `containers`; their leaves are passed over."""
+    """A new tree of a form, from its leaves. `given`: containers that are taken as they are, by their place among
+    `containers`; their leaves are passed over.
+    """
     top: list[Any] = []
     stack: list[tuple[Any, Iterator[Any], list[Any]]] = [(None, iter((form,)), top)]
     place = 0
@@ -182,8 +192,8 @@ def paths(form: Any, at: str) -> list[str]:
 class Copies:
     """Copies of trees in which leaves are replaced, each container once: one that is met twice is one copy.
 
-    `pairs` has (original, copy, what the copy held at first) of each list and dict, so that what a function does to a container can be told; `tuples` has
-    (original, copy) of each tuple.
+    `pairs` has (original, copy, what the copy held at first) of each list and dict, so that what a function does to a
+    container can be told; `tuples` has (original, copy) of each tuple.
     """
 
     def __init__(self, leaf: Leaf) -> None:

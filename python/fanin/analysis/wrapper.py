@@ -1,11 +1,13 @@
-"""A function that writes its arguments, as one that does not, and a wrapper that leaves the caller with what the function itself would have left.
+"""A function that writes its arguments, as one that does not, and a wrapper that leaves the caller with what the
+function itself would have left.
 
-    wrapper    guard -> snapshot -> the function, on the caller's own arrays -> what was written; put back where it raises
-    compiled   guard -> a run of the pure function -> write back, geometry, views of the caller's own arrays
-    pure       (distinct arguments, a base for each group of written arrays) -> (new values, outputs, bases of shared outputs)
+    wrapper    guard -> snapshot -> the function, on the caller's own arrays -> what was written; put back where it
+    raises compiled   guard -> a run of the pure function -> write back, geometry, views of the caller's own arrays pure
+    (distinct arguments, a base for each group of written arrays) -> (new values, outputs, bases of shared outputs)
 
-The wrapper is right by construction, not by its record: the function gets what the caller gave, and what it must not leave behind is put back (kept.py). The record of
-a layout says what the pure function takes and returns, and what is held against a later call.
+The wrapper is right by construction, not by its record: the function gets what the caller gave, and what it must not
+leave behind is put back (kept.py). The record of a layout says what the pure function takes and returns, and what is
+held against a later call.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ Compiler = Callable[["Pure"], Callable[..., Sequence[Any]]]
 
 
 class LayoutChangedError(ValueError):
-    """A call whose arguments are laid out otherwise than those that were recorded, where `guard="error"`. `descriptor` is the first that differs, if it is one."""
+    """A call whose arguments are laid out otherwise than those that were recorded, where `guard="error"`. `descriptor`
+    is the first that differs, if it is one.
+    """
 
     def __init__(self, message: str, descriptor: AOTInput | None = None) -> None:
         super().__init__(message)
@@ -55,7 +59,9 @@ class LayoutChangedError(ValueError):
 
 
 class BehaviourChangedError(ValueError):
-    """A call that wrote, or returned views, otherwise than was recorded. `descriptor` is the first input or output that differs."""
+    """A call that wrote, or returned views, otherwise than was recorded. `descriptor` is the first input or output that
+    differs.
+    """
 
     def __init__(self, message: str, descriptor: AOTInput | AOTOutput | None = None) -> None:
         super().__init__(message)
@@ -63,7 +69,9 @@ class BehaviourChangedError(ValueError):
 
 
 class Record:
-    """What is known of one layout of arguments: the guard, the private memory's plan, the metadata, the pure function."""
+    """What is known of one layout of arguments: the guard, the private memory's plan, the metadata, the pure
+    function.
+    """
 
     def __init__(self, owner: Functionalized, call: Call) -> None:
         check = torch_part().check_tensor if call.tensors else check_array
@@ -104,7 +112,9 @@ class Record:
         self.forget()
 
     def fits(self, arrays: Sequence[Any]) -> bool:
-        """Whether what a compiled function was made for is so: who asks for a gradient, and whether gradients are on."""
+        """Whether what a compiled function was made for is so: who asks for a gradient, and whether gradients
+        are on.
+        """
         return self.run is None or not self.tensors or self.asks == asks(arrays)
 
     @functools.cached_property
@@ -124,8 +134,9 @@ class Record:
 class Functionalized:
     """What `functionalize` gives: call it as the function itself.
 
-    `fn`: the function. `meta`: its `ViewAndMutationMeta` at the layout of the latest call. `pure`: the pure function at that layout (`Pure`). `layouts`: how many layouts
-    are recorded. AttributeError for `meta` and `pure` before anything was recorded.
+    `fn`: the function. `meta`: its `ViewAndMutationMeta` at the layout of the latest call. `pure`: the pure function at
+    that layout (`Pure`). `layouts`: how many layouts are recorded. AttributeError for `meta` and `pure` before anything
+    was recorded.
     """
 
     def __init__(
@@ -156,7 +167,8 @@ class Functionalized:
         meta = self._latest("meta").meta
         if meta is None:
             raise AttributeError(
-                "functionalize: .meta of a function on tensors is known with functionalize(fn, example_args); or call collect_metadata"
+                "functionalize: .meta of a function on tensors is known with functionalize(fn, example_args); or call"
+                " collect_metadata"
             )
         return meta
 
@@ -166,7 +178,8 @@ class Functionalized:
         record = self._latest("pure")
         if record.meta is None:
             raise AttributeError(
-                "functionalize: .pure of a function on tensors is known with functionalize(fn, example_args), or with compiler="
+                "functionalize: .pure of a function on tensors is known with functionalize(fn, example_args), or with"
+                " compiler="
             )
         return record.pure
 
@@ -178,7 +191,8 @@ class Functionalized:
     def _latest(self, what: str) -> Record:
         if not self._records:
             raise AttributeError(
-                f"functionalize: .{what} is known from the first call on: call it, or say functionalize(fn, example_args)"
+                f"functionalize: .{what} is known from the first call on: call it, or say functionalize(fn,"
+                " example_args)"
             )
         return self._records[0]
 
@@ -227,7 +241,9 @@ class Functionalized:
         return result
 
     def _earlier(self, record: Record) -> frozenset[int]:
-        """Which arrays count as written because the latest layout's were, leaf for leaf. Of a leaf that shares its memory there nobody knows through which it was written."""
+        """Which arrays count as written because the latest layout's were, leaf for leaf. Of a leaf that shares its
+        memory there nobody knows through which it was written.
+        """
         if not self._records or self._records[0].form != record.form:
             return frozenset()
         latest, found = self._records[0], set()
@@ -387,7 +403,9 @@ def whole(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def own_of(result: Any, given: Any, original: dict[int, Any]) -> dict[int, int]:
-    """Which containers of a result are which of the arguments', by their places; `original`: what copies are copies of, by identity."""
+    """Which containers of a result are which of the arguments', by their places; `original`: what copies are copies of,
+    by identity.
+    """
     places: dict[int, int] = {}
     for i, node in enumerate(trees.containers(given)):
         if node != ():  # there is one empty tuple
@@ -455,7 +473,10 @@ def deviation(record: Record, outcome: Outcome, world: World) -> tuple[str, AOTI
         if known.get(u) != now.get(u):
             leaf = record.first[u]
             return (
-                f"{record.named(leaf)}: its geometry after this call is {now.get(u, 'unchanged')}, expected {known.get(u, 'unchanged')}",
+                (
+                    f"{record.named(leaf)}: its geometry after this call is {now.get(u, 'unchanged')}, expected"
+                    f" {known.get(u, 'unchanged')}"
+                ),
                 PlainAOTInput(leaf),
             )
     if before.form != outcome.form:
@@ -498,23 +519,28 @@ def functionalize(
 ) -> Functionalized:
     """A wrapper around a function that writes its arguments or returns views of them, and the pure function inside.
 
-    Calling the wrapper leaves every caller's array, every output, and all that they share, exactly as calling `fn` itself would; where `fn` raises, the caller's arrays
-    are as they were before. `fn` runs on the caller's own arrays, so that whatever it does to them and returns of them is done; a snapshot of their bytes, geometry and flags
-    puts them back. Arrays are NumPy's, of any strides, dtypes without objects, or torch tensors on the CPU, gradients and all, in lists, tuples, named tuples, dicts, OrderedDicts and
-    defaultdicts. Containers of other classes, dataclasses and iterators that hold arrays are a TypeError among the arguments: what is done to those could not be put back.
+    Calling the wrapper leaves every caller's array, every output, and all that they share, exactly as calling `fn`
+    itself would; where `fn` raises, the caller's arrays are as they were before. `fn` runs on the caller's own arrays,
+    so that whatever it does to them and returns of them is done; a snapshot of their bytes, geometry and flags puts
+    them back. Arrays are NumPy's, of any strides, dtypes without objects, or torch tensors on the CPU, gradients and
+    all, in lists, tuples, named tuples, dicts, OrderedDicts and defaultdicts. Containers of other classes, dataclasses
+    and iterators that hold arrays are a TypeError among the arguments: what is done to those could not be put back.
 
-    The first call with a new layout (tree of arguments, dtypes, shapes, strides, who shares which bytes) is recorded: `.meta` and `.pure` tell of it. `example_args` have it recorded
-    at once, by one run of `fn` on copies that also sees writes that change no byte.
+    The first call with a new layout (tree of arguments, dtypes, shapes, strides, who shares which bytes) is recorded:
+    `.meta` and `.pure` tell of it. `example_args` have it recorded at once, by one run of `fn` on copies that also sees
+    writes that change no byte.
 
-    `guard`: "specialise" records each layout by itself; "error" raises LayoutChangedError for a second one, and BehaviourChangedError for a call that writes, or returns views, otherwise than
-    was recorded; the caller's arrays are as they were then.
-    `lend`: make no snapshot of arrays that no call has written; then a first write to one stays where `fn` raises.
-    `compiler`: called with `.pure` for each layout, gives what is run in its place, of arrays from the second call on, of tensors from the first (`fn` is recorded on copies then); it
-    takes and returns what `.pure.input_descs` and `.pure.output_descs` say.
-    `requires_grad`: for each leaf, for `.meta`. `layouts`: how many are kept.
+    `guard`: "specialise" records each layout by itself; "error" raises LayoutChangedError for a second one, and
+    BehaviourChangedError for a call that writes, or returns views, otherwise than was recorded; the caller's arrays are
+    as they were then. `lend`: make no snapshot of arrays that no call has written; then a first write to one stays
+    where `fn` raises. `compiler`: called with `.pure` for each layout, gives what is run in its place, of arrays from
+    the second call on, of tensors from the first (`fn` is recorded on copies then); it takes and returns what
+    `.pure.input_descs` and `.pure.output_descs` say. `requires_grad`: for each leaf, for `.meta`. `layouts`: how many
+    are kept.
 
-    TypeError: no function, a generator or coroutine function, arguments that it does not take, arrays whose bytes are not all (object dtype, subclasses). ValueError: unknown options, options that exclude each other.
-    Messages name arguments by descriptor. Limits, and what is meant by a view: docs/analysis.md.
+    TypeError: no function, a generator or coroutine function, arguments that it does not take, arrays whose bytes are
+    not all (object dtype, subclasses). ValueError: unknown options, options that exclude each other. Messages name
+    arguments by descriptor. Limits, and what is meant by a view: docs/analysis.md.
 
     >>> from fanin.analysis import functionalize
     >>> def step(w, g):
@@ -535,7 +561,8 @@ def functionalize(
         raise ValueError(f"functionalize: expected guard among {', '.join(GUARDS)}; got {guard!r}")
     if lend and (guard == "error" or compiler is not None):
         raise ValueError(
-            'functionalize: lend=True hands out arrays themselves: what is done to them is not seen, as guard="error" needs, and no pure function is run, as compiler= needs'
+            'functionalize: lend=True hands out arrays themselves: what is done to them is not seen, as guard="error"'
+            " needs, and no pure function is run, as compiler= needs"
         )
     if operator.index(layouts) < 1:
         raise ValueError(f"functionalize: layouts: expected an integer from 1 on, got {layouts}")

@@ -62,7 +62,9 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def with_streams() -> None:
-    """Output that was closed (`>&-`) is none: what is said there is lost, and no file that is opened later takes its number."""
+    """Output that was closed (`>&-`) is none: what is said there is lost, and no file that is opened later takes its
+    number.
+    """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115

@@ -17,9 +17,9 @@ from .screen import Screen
 
 HELP = """Time sums beside those of NumPy, torch, JAX and others that are installed, in one run.
 
-The rows are the files of benchmarks/ in the source tree (a wheel does not bring them). Variants take turns on a pinned core,
-so that whatever slows the machine down slows all of them; each is reported by its minimum and its median, absent peers are
-marked. Compare ratios within one run, not times between runs.
+The rows are the files of benchmarks/ in the source tree (a wheel does not bring them). Variants take turns on a pinned
+core, so that whatever slows the machine down slows all of them; each is reported by its minimum and its median,
+absent peers are marked. Compare ratios within one run, not times between runs.
 
 examples:
   fanin bench --quick
@@ -28,30 +28,75 @@ examples:
 
 #: The files, in the order of the table of targets.
 ROWS = (
-    "small_add", "life", "torch_add", "small_sums", "fast_path", "engines", "large_sum", "in_cache", "low_precision", "keys_and_exact", "many_slots",
-    "statistics_cost", "two_threads", "recycling", "fresh", "engine", "overlap", "analysis", "gpu",
-)  # fmt: skip
+    "small_add",
+    "life",
+    "torch_add",
+    "small_sums",
+    "fast_path",
+    "engines",
+    "large_sum",
+    "in_cache",
+    "low_precision",
+    "keys_and_exact",
+    "many_slots",
+    "statistics_cost",
+    "two_threads",
+    "recycling",
+    "fresh",
+    "engine",
+    "overlap",
+    "analysis",
+    "gpu",
+)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--quick", action="store_true", help="small arrays and few rounds: seconds instead of a quarter of an hour")
-    parser.add_argument("--only", metavar="ROW", action="append", choices=ROWS, help=f"this row alone; may be repeated: {', '.join(ROWS)}")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write the figures, with machine, versions, date and command")
-    parser.add_argument("--plot", metavar="FILE", type=Path, help="draw bytes per second against the size of the working set (needs matplotlib)")
-    parser.add_argument("--folder", type=Path, help="where the rows are (default: benchmarks/ of this source tree, or of the current folder)")
+    parser.add_argument(
+        "--quick", action="store_true", help="small arrays and few rounds: seconds instead of a quarter of an hour"
+    )
+    parser.add_argument(
+        "--only",
+        metavar="ROW",
+        action="append",
+        choices=ROWS,
+        help=f"this row alone; may be repeated: {', '.join(ROWS)}",
+    )
+    parser.add_argument(
+        "--json", metavar="FILE", type=Path, help="write the figures, with machine, versions, date and command"
+    )
+    parser.add_argument(
+        "--plot",
+        metavar="FILE",
+        type=Path,
+        help="draw bytes per second against the size of the working set (needs matplotlib)",
+    )
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        help="where the rows are (default: benchmarks/ of this source tree, or of the current folder)",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     screen = Screen()
     folder = rows_folder(options.folder)
     if folder is None:
-        print("fanin bench: the rows are in benchmarks/ of the source tree: run it there, or say --folder", file=sys.stderr)
+        print(
+            "fanin bench: the rows are in benchmarks/ of the source tree: run it there, or say --folder",
+            file=sys.stderr,
+        )
         return 2
     if options.plot and timing.peer("matplotlib") is None:
-        print("fanin bench: --plot draws with matplotlib, which is not installed: pip install matplotlib", file=sys.stderr)
+        print(
+            "fanin bench: --plot draws with matplotlib, which is not installed: pip install matplotlib", file=sys.stderr
+        )
         return 2
     if options.plot and picture_format(options.plot) not in picture_formats():
-        print(f"fanin bench: --plot {options.plot}: no picture of this kind: its name ends in one of {', '.join(picture_formats())}", file=sys.stderr)
+        print(
+            f"fanin bench: --plot {options.plot}: no picture of this kind: its name ends in one of"
+            f" {', '.join(picture_formats())}",
+            file=sys.stderr,
+        )
         return 2
     for file in filter(None, (options.json, options.plot)):
         files.claim(file)
@@ -137,7 +182,9 @@ def picture_formats() -> list[str]:
 
 
 def points(results: Iterable[timing.Result]) -> dict[str, list[tuple[float, float]]]:
-    """For each curve (bytes of the working set, bytes per second), from the results that say how many bytes were moved; the best where there are several."""
+    """For each curve (bytes of the working set, bytes per second), from the results that say how many bytes were moved;
+    the best where there are several.
+    """
     best: dict[str, dict[float, float]] = {curve: {} for curve in CURVES.values()}
     for one in results:
         if "bytes" not in one or one["bytes_read"] != TERMS * (one["bytes"] - one["bytes_read"]):

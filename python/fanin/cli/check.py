@@ -18,8 +18,9 @@ from .screen import Screen, natural, positive
 
 HELP = """Explore the scenarios of a file: every order in which their host threads may act.
 
-A scenario is a function of a simulated machine, marked with @fanin.sim.scenario. Found are races, deadlocks, errors, and
-results that differ from order to order. Exit status: 0 nothing was found, 1 something was, 2 the file could not be used.
+A scenario is a function of a simulated machine, marked with @fanin.sim.scenario. Found are races, deadlocks, errors,
+and results that differ from order to order. Exit status: 0 nothing was found, 1 something was, 2 the file could not be
+used.
 
 examples:
   fanin check examples/06_check_me.py
@@ -28,7 +29,10 @@ examples:
 
 
 #: What `--schedule` takes.
-SCHEDULE = "it has one character for each step, the number of the host thread that takes it (0-9, then a-v), and Y or N for each answer to a query, as in --schedule 0110"
+SCHEDULE = (
+    "it has one character for each step, the number of the host thread that takes it (0-9, then a-v), and Y or N for"
+    " each answer to a query, as in --schedule 0110"
+)
 
 
 class Unusable(Exception):
@@ -37,13 +41,35 @@ class Unusable(Exception):
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE.py", type=Path, help="a Python file with scenarios")
-    parser.add_argument("--scenario", metavar="NAME", action="append", default=[], help="only this one (may be repeated)")
-    parser.add_argument("--limit", metavar="N", type=positive, help="try at most N orders to their end, then samples (default: 2000)")
-    parser.add_argument("--samples", metavar="N", type=natural, help="beyond the limit, try N orders at random (default: 200)")
+    parser.add_argument(
+        "--scenario", metavar="NAME", action="append", default=[], help="only this one (may be repeated)"
+    )
+    parser.add_argument(
+        "--limit", metavar="N", type=positive, help="try at most N orders to their end, then samples (default: 2000)"
+    )
+    parser.add_argument(
+        "--samples", metavar="N", type=natural, help="beyond the limit, try N orders at random (default: 200)"
+    )
     parser.add_argument("--seed", metavar="N", type=int, help="of the machine and of the samples (default: 0)")
-    parser.add_argument("--no-reduce", action="store_true", help="try orders that differ by steps that commute, too: for scenarios that share more than fanin's")
-    parser.add_argument("--stuck-after", metavar="SECONDS", type=seconds, help="a thread that does not come back for so long is stuck (default: 60)")
-    parser.add_argument("--schedule", metavar="ORDER", help="replay one order, as a failure prints it: the number of a host thread for each step, as 0110, and Y or N for each answer to a query; needs one --scenario")
+    parser.add_argument(
+        "--no-reduce",
+        action="store_true",
+        help="try orders that differ by steps that commute, too: for scenarios that share more than fanin's",
+    )
+    parser.add_argument(
+        "--stuck-after",
+        metavar="SECONDS",
+        type=seconds,
+        help="a thread that does not come back for so long is stuck (default: 60)",
+    )
+    parser.add_argument(
+        "--schedule",
+        metavar="ORDER",
+        help=(
+            "replay one order, as a failure prints it: the number of a host thread for each step, as 0110, and Y or N"
+            " for each answer to a query; needs one --scenario"
+        ),
+    )
 
 
 def seconds(word: str) -> float:
@@ -89,7 +115,11 @@ def run(options: argparse.Namespace) -> int:
     chosen = [one for one in every if not options.scenario or one[0] in options.scenario]
     if not chosen:
         return refuse(f"{options.file} has no scenarios: mark functions of a machine with @fanin.sim.scenario")
-    given = {word: getattr(options, word) for word in ("limit", "samples", "seed", "stuck_after") if getattr(options, word) is not None}
+    given = {
+        word: getattr(options, word)
+        for word in ("limit", "samples", "seed", "stuck_after")
+        if getattr(options, word) is not None
+    }
     if options.no_reduce:
         given["reduce"] = False
     if options.schedule is not None and len(chosen) != 1:
@@ -111,7 +141,9 @@ def explore(screen: Screen, file: Path, chosen: list[Any], given: dict[str, Any]
             raise Unusable(f"{name}: {e}") from e
         how = "all" if report.complete else f"{report.sampled} at random"
         found = [report.races, report.deadlocks, report.errors, len(report.results)]
-        rows.append((name, str(report.runs), str(report.skipped), how, *map(str, found), "ok" if report.ok else "FAILED"))
+        rows.append(
+            (name, str(report.runs), str(report.skipped), how, *map(str, found), "ok" if report.ok else "FAILED")
+        )
         if not report.ok:
             seed = {**own, **given}.get("seed", 0)
             failed.append((name, report, f" --seed {seed}" if seed else ""))
@@ -121,8 +153,12 @@ def explore(screen: Screen, file: Path, chosen: list[Any], given: dict[str, Any]
         if report.error is not None:
             screen.say(f"{name}: {type(report.error).__name__}: {report.error}", style="red")
         else:
-            screen.say(f"{name}: the result depends on the order: {' or '.join(map(repr, report.results[:3]))}", style="red")
-        screen.say(f"again: fanin check {shlex.quote(str(file))} --scenario {name}{seed} --schedule {report.schedule!r}")
+            screen.say(
+                f"{name}: the result depends on the order: {' or '.join(map(repr, report.results[:3]))}", style="red"
+            )
+        screen.say(
+            f"again: fanin check {shlex.quote(str(file))} --scenario {name}{seed} --schedule {report.schedule!r}"
+        )
     return int(bool(failed))
 
 

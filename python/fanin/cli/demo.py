@@ -1,4 +1,5 @@
-"""`fanin demo`: a small network learns handwritten digits on two simulated devices, and each of its gradients is checked.
+"""`fanin demo`: a small network learns handwritten digits on two simulated devices, and each of its gradients is
+checked.
 
 1. The network and how it is spread over streams.
 2. One step: forward, backward, update.
@@ -55,14 +56,17 @@ def initial(rng: np.random.Generator) -> dict[str, Any]:
     }
     scale = {"intensity": 0.1, "position": 0.1, "bias": 0.0}
     start = {
-        name: rng.normal(0, scale.get(name, math.prod(shape[:-1]) ** -0.5), shape).astype("f4") for name, shape in shapes.items()
+        name: rng.normal(0, scale.get(name, math.prod(shape[:-1]) ** -0.5), shape).astype("f4")
+        for name, shape in shapes.items()
     }
     start["intensity"] += np.linspace(-1, 1, 17, dtype="f4")[:, None]  # from black to white
     return start
 
 
 class Spread:
-    """Who works where: on each device a stream for the parameters, one for each of its two micro-batches, one for side branches."""
+    """Who works where: on each device a stream for the parameters, one for each of its two micro-batches, one for side
+    branches.
+    """
 
     def __init__(self, machine: Any) -> None:
         self.devices = tape.devices(machine)
@@ -76,7 +80,13 @@ class Spread:
 
     def names(self) -> dict[tuple[int, int], str]:
         """(device, stream): what it is for."""
-        words = {"micro-batch a": self.first, "micro-batch b": self.second, "side": self.side, "parameters": self.home, "the caller": self.caller}
+        words = {
+            "micro-batch a": self.first,
+            "micro-batch b": self.second,
+            "side": self.side,
+            "parameters": self.home,
+            "the caller": self.caller,
+        }
         return {(i, streams[i].handle): word for word, streams in words.items() for i in (0, 1)}
 
 
@@ -117,7 +127,8 @@ class Net:
         with fanin.stream(trunk):
             h = tape.tanh(tape.conv2d(x, p["conv"]))
         for _ in range(BLOCKS):
-            # Device 0 is short of memory: what goes around the block waits on device 1, and is fetched back beside the trunk.
+            # Device 0 is short of memory: what goes around the block waits on device 1, and is fetched back beside the
+            # trunk.
             with fanin.stream(trunk):
                 around = h.to(other) if where == 0 else h
                 through = tape.tanh(tape.conv2d(h, p["block"]))
@@ -298,8 +309,14 @@ def train(options: argparse.Namespace) -> int:
     check, before = Check(), fanin.counters()
     with Machine(2, options.seed, **CLOCK) as machine, fanin.set_options(warn_stream_mismatch=False):
         net = Net(initial(rng), Spread(machine))
-        screen.say(f"{len(digits.labels)} digits to learn, {len(digits.held)} held out; {steps} steps of {BATCH} in {MICRO_BATCHES} micro-batches")
-        screen.say(f"{len(machine.streams) + 2} streams of two simulated devices; on one step in {every} each gradient is checked")
+        screen.say(
+            f"{len(digits.labels)} digits to learn, {len(digits.held)} held out; {steps} steps of {BATCH} in"
+            f" {MICRO_BATCHES} micro-batches"
+        )
+        screen.say(
+            f"{len(machine.streams) + 2} streams of two simulated devices; on one step in {every} each gradient is"
+            " checked"
+        )
         batches, note = digits.batches(rng), ""
         with screen.progress("training", steps) as progress:
             for i in range(steps):
@@ -397,7 +414,10 @@ PURPOSE = {
 
 #: Those that another one covers in this network, so that leaving them out alone changes nothing.
 COVERED = {
-    "S9.mark": "S13.mark marks the same memory when the sum is made, and S19.mark where there is nothing to sum; try --leave-out S9.mark --leave-out S13.mark",
+    "S9.mark": (
+        "S13.mark marks the same memory when the sum is made, and S19.mark where there is nothing to sum; try"
+        " --leave-out S9.mark --leave-out S13.mark"
+    ),
     "S13.mark": "S9.mark has marked the same memory when it was added; try --leave-out S9.mark --leave-out S13.mark",
     "S22.mark": "whoever takes the sum reads it, and so waits for it and is marked itself (S18, S19)",
 }
@@ -444,8 +464,8 @@ HELP = f"""Train a small network on real handwritten digits, on two simulated de
 
 Micro-batches and branches of the network are spread over streams that run late and in any order that waits allow. On
 sampled steps each gradient is held against a plain float64 sum. A table, a trace for Perfetto and a picture of one pass
-backward come of it. Exit status: 0 all is well; 1 a gradient that deviates, a race, or, after {EPOCHS} epochs, a test accuracy
-below {NEEDED:.0%}; 2 something is missing that the demo needs, or a file cannot be written.
+backward come of it. Exit status: 0 all is well; 1 a gradient that deviates, a race, or, after {EPOCHS} epochs, a test
+accuracy below {NEEDED:.0%}; 2 something is missing that the demo needs, or a file cannot be written.
 
 examples:
   fanin demo
@@ -465,14 +485,29 @@ def rate(text: str) -> float:
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--epochs", metavar="N", type=positive, default=EPOCHS, help=f"how often each digit is seen (default: {EPOCHS})")
+    parser.add_argument(
+        "--epochs", metavar="N", type=positive, default=EPOCHS, help=f"how often each digit is seen (default: {EPOCHS})"
+    )
     parser.add_argument("--steps", metavar="N", type=positive, help="train for so many steps instead")
-    parser.add_argument("--checks", metavar="N", type=positive, default=12, help="on how many steps gradients are checked (default: 12)")
-    parser.add_argument("--rate", metavar="X", type=rate, default=0.2, help="the learning rate at the start (default: 0.2)")
-    parser.add_argument("--seed", metavar="N", type=natural, default=0, help="of the digits' order, the parameters and the machine (default: 0)")
+    parser.add_argument(
+        "--checks", metavar="N", type=positive, default=12, help="on how many steps gradients are checked (default: 12)"
+    )
+    parser.add_argument(
+        "--rate", metavar="X", type=rate, default=0.2, help="the learning rate at the start (default: 0.2)"
+    )
+    parser.add_argument(
+        "--seed",
+        metavar="N",
+        type=natural,
+        default=0,
+        help="of the digits' order, the parameters and the machine (default: 0)",
+    )
     parser.add_argument("--out", metavar="DIR", default=".", help="where trace and picture go (default: here)")
     parser.add_argument(
-        "--leave-out", metavar="WORD", action="append", help="leave out a wait, record or mark of the stream rules: S12, S12.wait .. (may be repeated)"
+        "--leave-out",
+        metavar="WORD",
+        action="append",
+        help="leave out a wait, record or mark of the stream rules: S12, S12.wait .. (may be repeated)",
     )
 
 
@@ -481,7 +516,10 @@ def run(options: argparse.Namespace) -> int:
         import sklearn.datasets
         from threadpoolctl import threadpool_limits
     except ImportError as e:
-        print(f"fanin demo: it needs scikit-learn's digits ({e}); install them by: pip install \"fanin[demo]\"", file=sys.stderr)
+        print(
+            f'fanin demo: it needs scikit-learn\'s digits ({e}); install them by: pip install "fanin[demo]"',
+            file=sys.stderr,
+        )
         return 2
     del sklearn
     with threadpool_limits(1):  # the arrays are small: a second thread of the BLAS only costs

@@ -1,4 +1,6 @@
-"""Files that a command writes. They are tried before the work begins: a folder that cannot be written to costs nobody an hour."""
+"""Files that a command writes. They are tried before the work begins: a folder that cannot be written to costs nobody
+an hour.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from fanin.tracing import write_whole
 
 
 def claim(path: Path) -> None:
-    """Find out, before the work, whether `path` can be written later; its folder is made. OSError, which names the path, if not. Nothing is left there."""
+    """Find out, before the work, whether `path` can be written later; its folder is made. OSError, which names the
+    path, if not. Nothing is left there.
+    """
     try:
         if path.is_dir():
             raise IsADirectoryError(21, "Is a directory")

@@ -1,4 +1,6 @@
-"""What the commands print: a progress bar and colours where output is a terminal and rich is installed, plain lines elsewhere."""
+"""What the commands print: a progress bar and colours where output is a terminal and rich is installed, plain lines
+elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,13 @@ class Screen:
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
         from rich.progress import Progress as Bar
 
-        columns = TextColumn(what), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"), TimeElapsedColumn()
+        columns = (
+            TextColumn(what),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeElapsedColumn(),
+        )
         with Bar(*columns, console=self.console) as bar:
             yield Progress(what, total, bar)
 

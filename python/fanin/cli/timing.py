@@ -1,7 +1,8 @@
-"""How work is timed and told: variants that take turns on a pinned core, their ratios, and the targets these are held against.
+"""How work is timed and told: variants that take turns on a pinned core, their ratios, and the targets these are held
+against.
 
-All benchmarks use the one loop here, `turns`. A variant is a function without arguments or the text of a statement (which costs no call, as
-what is timed may be shorter than one); None stands for a peer that is absent.
+All benchmarks use the one loop here, `turns`. A variant is a function without arguments or the text of a statement
+(which costs no call, as what is timed may be shorter than one); None stands for a peer that is absent.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ PEERS = ("numpy", "torch", "jax", "autograd", "numexpr", "ml_dtypes")
 
 @dataclass(frozen=True)
 class Target:
-    """What `row` should reach beside the fastest of `against`: to be `ratio` times as fast (">="), or to take at most `ratio` times as long ("<=")."""
+    """What `row` should reach beside the fastest of `against`: to be `ratio` times as fast (">="), or to take at most
+    `ratio` times as long ("<=").
+    """
 
     row: str
     against: tuple[str, ...]
@@ -84,9 +87,9 @@ def turns(
 ) -> dict[str, list[float]]:
     """Nanoseconds of each call, a number for each round.
 
-    The variants take turns, and each begins in a round, so that whatever slows the machine slows all. Statements see `names` and `k`, the
-    number of the call in its round. `before[variant]` and `after` are run outside the time. All run once unheard; a variant that takes more than
-    `longest` seconds for that is not run again.
+    The variants take turns, and each begins in a round, so that whatever slows the machine slows all. Statements see
+    `names` and `k`, the number of the call in its round. `before[variant]` and `after` are run outside the time. All
+    run once unheard; a variant that takes more than `longest` seconds for that is not run again.
     """
     scope = {**(names or {}), "calls_": list(range(calls))}
     timers = {}
@@ -94,7 +97,9 @@ def turns(
         if one is not None:
             text = one if isinstance(one, str) else "fn_()"
             own = {**scope, "fn_": one}
-            timers[name] = Timer("for k in calls_:\n" + textwrap.indent(text, "    "), timer=time.perf_counter_ns, globals=own)
+            timers[name] = Timer(
+                "for k in calls_:\n" + textwrap.indent(text, "    "), timer=time.perf_counter_ns, globals=own
+            )
 
     def once(name: str) -> float:
         (before or {}).get(name, after)()
@@ -114,9 +119,18 @@ def turns(
 
 
 def measure(
-    title: str, work: Work, *, base: str, unit: str = "ns", targets: Iterable[Target] = (), more: Mapping[str, Any] | None = None, **how: Any
+    title: str,
+    work: Work,
+    *,
+    base: str,
+    unit: str = "ns",
+    targets: Iterable[Target] = (),
+    more: Mapping[str, Any] | None = None,
+    **how: Any,
 ) -> Result:
-    """One result: how long each variant takes, in `unit`, and how fast that is beside `base` and the targets. `how` goes to `turns`."""
+    """One result: how long each variant takes, in `unit`, and how fast that is beside `base` and the targets. `how`
+    goes to `turns`.
+    """
     taken = turns(work, **how)
     times = {name: [t / UNITS[unit] for t in all_] for name, all_ in taken.items()}
     best = {name: min(t) for name, t in times.items()}
@@ -161,7 +175,9 @@ def cores() -> list[int]:
 
 @contextmanager
 def pinned(threads: int = 1) -> Iterator[str]:
-    """Keep this process, and the threads of fanin and of torch, to the last `threads` processors that it may use; says which."""
+    """Keep this process, and the threads of fanin and of torch, to the last `threads` processors that it may use; says
+    which.
+    """
     all_ = cores()
     mine = all_[-threads:]
     torch = sys.modules.get("torch")
@@ -186,7 +202,10 @@ def pinned(threads: int = 1) -> Iterator[str]:
 def show(screen: Screen, one: Result) -> None:
     """A result as a table."""
     screen.say(f"{one['title']}; {counted(one['rounds'], 'round')}", style="bold")
-    rows = [(name, f"{r['min']:.4g}", f"{r['median']:.4g}", ratio_text(r["ratio"]), ratio_text(r["ratio_of_minima"])) for name, r in one["rows"].items()]
+    rows = [
+        (name, f"{r['min']:.4g}", f"{r['median']:.4g}", ratio_text(r["ratio"]), ratio_text(r["ratio_of_minima"]))
+        for name, r in one["rows"].items()
+    ]
     rows += [(name, "absent", "", "", "") for name in one["absent"]]
     screen.table(rows, (one["unit"], "min", "median", "times as fast", "by min"))
     if "peaks" in one:
@@ -203,7 +222,10 @@ def target_text(t: Result) -> str:
     word = "met" if t["met"] else "missed"
     how = "times as fast as" if t["must"] == ">=" else "times as long as"
     most = "" if len(t["against"]) == 1 else "the best of "
-    return f"target {t['must']} {t['ratio']}: {t['row']} is {ratio_text(t['seen'])} (by min {ratio_text(t['seen_by_min'])}) {how} {most}{', '.join(t['against'])}: {word}"
+    return (
+        f"target {t['must']} {t['ratio']}: {t['row']} is {ratio_text(t['seen'])} (by min"
+        f" {ratio_text(t['seen_by_min'])}) {how} {most}{', '.join(t['against'])}: {word}"
+    )
 
 
 def ratio_text(x: float) -> str:

@@ -1,4 +1,6 @@
-"""Order, aliasing, ledger: the laws of a buffer of gradients, on host arrays. Numbers like A14 are those of docs/rules.md."""
+"""Order, aliasing, ledger: the laws of a buffer of gradients, on host arrays. Numbers like A14 are those of
+docs/rules.md.
+"""
 
 from __future__ import annotations
 

@@ -9,9 +9,10 @@
         driver.synchronize()
     assert driver.races == 0
 
-The driver is a shared library that is built with fanin. It runs the package's own kernels on the host, on the streams and events of a simulated
-machine, which runs work late and in any order that is allowed, and finds races as `fanin.sim` does. It refuses what CUDA's driver refuses, with the same codes. One is
-in use at a time; a new one makes every handle of the old one invalid.
+The driver is a shared library that is built with fanin. It runs the package's own kernels on the host, on the streams
+and events of a simulated machine, which runs work late and in any order that is allowed, and finds races as `fanin.sim`
+does. It refuses what CUDA's driver refuses, with the same codes. One is in use at a time; a new one makes every handle
+of the old one invalid.
 """
 
 from __future__ import annotations
@@ -67,9 +68,11 @@ class DriverError(RuntimeError):
 
 
 class FakeDriver:
-    """A driver of `devices` fake GPUs (at most 8); what it runs next is picked by `seed` and `schedule`, as by `fanin.sim.Machine`.
+    """A driver of `devices` fake GPUs (at most 8); what it runs next is picked by `seed` and `schedule`, as by
+    `fanin.sim.Machine`.
 
-    `memory` is the size of each device's memory in bytes (default 1 GiB of addresses). ValueError for what is out of range.
+    `memory` is the size of each device's memory in bytes (default 1 GiB of addresses). ValueError for what is out of
+    range.
 
     >>> from fanin.testing import FakeDriver, use_driver
     >>> import fanin
@@ -81,10 +84,19 @@ class FakeDriver:
     _newest: FakeDriver | None = None
 
     def __init__(
-        self, devices: int = 2, seed: int = 0, *, schedule: str = "seeded", starve: int = 1, memory: int = 0, check: bool = True
+        self,
+        devices: int = 2,
+        seed: int = 0,
+        *,
+        schedule: str = "seeded",
+        starve: int = 1,
+        memory: int = 0,
+        check: bool = True,
     ) -> None:
         if not 0 <= devices <= 8 or schedule not in SCHEDULES:
-            raise ValueError(f"FakeDriver: expected 0 to 8 devices and a schedule of {SCHEDULES}, got {devices}, {schedule!r}")
+            raise ValueError(
+                f"FakeDriver: expected 0 to 8 devices and a schedule of {SCHEDULES}, got {devices}, {schedule!r}"
+            )
         self.path = fake_library()
         FakeDriver._newest = self
         self.devices = devices
@@ -108,9 +120,13 @@ class FakeDriver:
     # What a test asks of the driver itself
 
     def call(self, name: str, *args: Any) -> None:
-        """One of the driver's functions, in the context of device 0 unless one is current; DriverError if it is refused."""
+        """One of the driver's functions, in the context of device 0 unless one is current; DriverError if it is
+        refused.
+        """
         if FakeDriver._newest is not self:
-            raise RuntimeError("another FakeDriver was made since, and this one's handles are invalid: there is one at a time")
+            raise RuntimeError(
+                "another FakeDriver was made since, and this one's handles are invalid: there is one at a time"
+            )
         code = getattr(self._lib, name)(*args)
         if code:
             raise DriverError(name, code, self.said)
@@ -150,11 +166,17 @@ class FakeDriver:
         return self._own(_core.device_array(f"cuda:{device}", np.empty(shape, dtype), True))
 
     def launch(
-        self, stream: fanin.Stream, fn: Callable[..., Any], reads: Sequence[Any] = (), writes: Sequence[Any] = (), name: str = "kernel"
+        self,
+        stream: fanin.Stream,
+        fn: Callable[..., Any],
+        reads: Sequence[Any] = (),
+        writes: Sequence[Any] = (),
+        name: str = "kernel",
     ) -> None:
         """Queue a Python function as a kernel: it gets NumPy views of `reads` and `writes` when the machine runs it.
 
-        Arrays that `array` and `empty` made are marked as used on the stream; what the buffer made is marked by its rules.
+        Arrays that `array` and `empty` made are marked as used on the stream; what the buffer made is marked by its
+        rules.
         """
         arrays = [*reads, *writes]
         token = next(self._tokens)
@@ -212,8 +234,9 @@ class FakeDriver:
     # Faults, and what there is to see
 
     def fail(self, at: int, code: int, *, call: str = "", sticky: bool = False) -> None:
-        """The call number `at` from now (0: the next; -1: none), among those named `call` ("EventRecord") or all, fails with `code`, once; or, sticky, so do all that
-        follow in the same context."""
+        """The call number `at` from now (0: the next; -1: none), among those named `call` ("EventRecord") or all, fails
+        with `code`, once; or, sticky, so do all that follow in the same context.
+        """
         self._lib.fanFakeFail(call.encode(), ctypes.c_int64(at), code, int(sticky))
 
     def hide(self, *names: str) -> None:

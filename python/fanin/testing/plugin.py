@@ -50,7 +50,8 @@ def seed_of(item: Any) -> int:
 
 @pytest.fixture
 def sim_machine(request: pytest.FixtureRequest) -> Iterator[Machine | None]:
-    """A fresh `fanin.sim.Machine` of two devices, entered; when the test ends well it is synchronized and asked for races.
+    """A fresh `fanin.sim.Machine` of two devices, entered; when the test ends well it is synchronized and asked for
+    races.
 
     Its seed is the test's own and is shown where the test fails; `--fanin-seed` sets another.
     """
