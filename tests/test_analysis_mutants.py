@@ -130,7 +130,7 @@ MUTANTS = [
         "tracked", '        out = args[at] if at < len(args) else kwargs.get("out")', '        out = kwargs.get("out")'
     ),
     fault("tracked", "        whole.__set__(self, value)\n        written(self)", "        whole.__set__(self, value)"),
-    fault("tracked", "and sharing.overlap(mine, world.as_it_was(u)))", ")"),
+    fault("tracked", "and _core.overlap(mine, world.as_it_was(u)))", ")"),
     fault("tracked", "        self.met.update(u for u in others", "        set().update(u for u in others"),
     fault("calls", "        itself = o.base if is_stripped(o) and id(o.base) in inputs else o", "        itself = o"),
     fault("private", "memory = root[shift : shift + size].view(kind)", "memory = root[shift : shift + size]"),

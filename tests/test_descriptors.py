@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 import fanin
 from fanin import descriptors as d
+from fanin._trace.tracing import LABEL
 from fanin.sim import Machine
-from fanin.tracing import LABEL
 from pymutants import Mutant, notices, survivors
 from support import CSRC
 
@@ -645,7 +645,7 @@ def test_a_descriptor_labels_a_slot_in_explain() -> None:
     assert buf.explain(0) == "grads: slot 0 (__grad(self.get_parameter('fc.weight'))): nothing has come yet."
 
 
-def labelled_pass() -> fanin.tracing.Trace:
+def labelled_pass() -> fanin._trace.tracing.Trace:
     with fanin.trace() as t, Machine(1) as m:
         for name in (WEIGHT, LABELLED):
             buf = fanin.InputBuffer([fanin.Slot(name=name)], stream=m.stream())

@@ -17,7 +17,8 @@ import pytest
 
 import fanin
 import standins
-from fanin import _core, arrays
+from fanin import _core
+from fanin._interop import arrays
 from fanin.sim import SCHEDULES, Machine
 from fanin.testing import FakeDriver, use_driver
 from hostile import Deleter, get_name, get_pointer, set_name

@@ -611,7 +611,7 @@ def our_tensor() -> Any:
         def __array_namespace__(self) -> Any:
             return Space
 
-    from fanin import arrays
+    from fanin._interop import arrays
 
     known = dict(arrays.namespaces), list(arrays.KINDS)
     try:

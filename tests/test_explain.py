@@ -9,7 +9,7 @@ import pytest
 
 import fanin
 from fanin import InputBuffer, Slot
-from fanin._explain import ordinal, rules_of
+from fanin._words import ordinal, rules_of
 
 
 def test_an_empty_slot() -> None:

@@ -109,7 +109,7 @@ def test_a_failure_is_replayed_by_its_seed(pytester: pytest.Pytester) -> None:
     assert "1 failed" in pytest_of(pytester, "--fanin-seed=77")
 
 
-@pytest.mark.parametrize("buffer", ["fanin:InputBuffer", "fanin.reference:InputBuffer"])
+@pytest.mark.parametrize("buffer", ["fanin:InputBuffer", "fanin._reference:InputBuffer"])
 def test_our_own_buffers_keep_the_laws(pytester: pytest.Pytester, buffer: str) -> None:
     out = pytest_of(pytester, "--pyargs", "fanin.conformance", f"--fanin-buffer={buffer}", "-q")
     assert " failed" not in out and " error" not in out and " passed" in out, out

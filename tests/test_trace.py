@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 
 import fanin
-from fanin.plot import apart
+from fanin._trace.plot import apart
+from fanin._trace.tracing import Lane, Line, Trace, chrome, place
 from fanin.sim import Machine
-from fanin.tracing import Lane, Line, Trace, chrome, place
 from support import run_python
 
 pytestmark = pytest.mark.core
@@ -139,7 +139,7 @@ def test_only_the_newest_lines_are_kept() -> None:
 def test_a_trace_that_is_dropped_while_it_records_does_no_harm() -> None:
     t = fanin.trace()
     t.__enter__()
-    from fanin.tracing import active
+    from fanin._trace.tracing import active
 
     active().remove(t)
     del t

@@ -1817,7 +1817,7 @@ static PyObject *view_of_item(const fan_item_view *v)
                          "donated", PyBool_FromLong(v->donated), "ready", PyBool_FromLong(v->ready));
 }
 
-/* view_of: what a slot looks like now, as a dict for fanin._explain. */
+/* view_of: what a slot looks like now, as a dict for _trace.explain. */
 static PyObject *view_of(const buffer_object *self, size_t slot)
 {
     fan_slot_view v;
@@ -1889,7 +1889,7 @@ static PyObject *buffer_explain(PyObject *o, PyObject *which)
     if (slot_arg(of(o), which, &slot) < 0)
         return NULL;
     view = view_of(of(o), slot);
-    module = view ? PyImport_ImportModule("fanin._explain") : NULL;
+    module = view ? PyImport_ImportModule("fanin._trace.explain") : NULL;
     text = module ? PyObject_CallMethod(module, "explain", "O", view) : NULL;
     Py_XDECREF(module);
     Py_XDECREF(view);

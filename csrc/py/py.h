@@ -36,42 +36,42 @@
     X(str_dtype, "dtype")
 
 /* X(type, field): what Python allows to be per module: a strong reference each; NULL: not looked up yet. */
-#define FAN_STATE_LIST(X)                                                                            \
-    X(PyTypeObject, buffer_type)                                                                     \
-    X(PyTypeObject, stream_type)                                                                     \
-    X(PyTypeObject, event_type)                                                                      \
-    X(PyTypeObject, graph_type)                                                                      \
-    X(PyTypeObject, array_type)                                                                      \
-    X(PyTypeObject, machine_type)                                                                    \
-    X(PyTypeObject, trace_type)                                                                      \
-    X(PyTypeObject, target_type)                                                                     \
-    X(PyTypeObject, exporter_type)                                                                   \
-    X(PyTypeObject, verdict_type)                                                                    \
-    X(PyTypeObject, overlaps_type)                                                                   \
-    X(PyTypeObject, layout_type)                                                                     \
-    X(PyTypeObject, snapshot_type)                                                                   \
-    X(PyObject, race_error)                                                                          \
-    X(PyObject, device_error)                                                                        \
-    X(PyObject, device_oom_error)                                                                    \
-    X(PyObject, capture_error)                                                                       \
-    X(PyObject, mismatch_warning)                                                                    \
-    X(PyObject, foreign_stream) /* fanin.streams.foreign (fan_lazy) */                               \
-    X(PyObject, arrays)         /* the module fanin.arrays: the slow path in and out (fan_arrays) */ \
-    X(PyObject, zero_type)      /* fanin.Zero (fan_lazy) */                                          \
-    X(PyObject, slot_type)      /* fanin.Slot */                                                     \
-    X(PyTypeObject, torch_type)                                                                      \
-    X(PyObject, torch_is_neg) /* torch.Tensor.is_neg, requires_grad: descriptors */                  \
-    X(PyObject, torch_requires_grad)                                                                 \
-    X(PyObject, stats_type)    /* fanin.Stats */                                                     \
-    X(PyObject, counters_type) /* fanin.Counters */                                                  \
-    X(PyObject, process_counters_type)                                                               \
-    X(PyObject, bfloat16) /* ml_dtypes' scalar types, once the caller has imported it */             \
-    X(PyObject, float8_e4m3fn)                                                                       \
-    X(PyObject, float8_e5m2)                                                                         \
-    X(PyObject, memory_of)   /* fanin.sharing.memory_of: where foreign memory lies (region.c) */     \
-    X(PyObject, masked_type) /* numpy.ma.MaskedArray */                                              \
-    X(PyObject, disjoint)    /* the Verdict that has nothing to add */                               \
-    X(PyObject, zero)        /* the int 0 */                                                         \
+#define FAN_STATE_LIST(X)                                                                                 \
+    X(PyTypeObject, buffer_type)                                                                          \
+    X(PyTypeObject, stream_type)                                                                          \
+    X(PyTypeObject, event_type)                                                                           \
+    X(PyTypeObject, graph_type)                                                                           \
+    X(PyTypeObject, array_type)                                                                           \
+    X(PyTypeObject, machine_type)                                                                         \
+    X(PyTypeObject, trace_type)                                                                           \
+    X(PyTypeObject, target_type)                                                                          \
+    X(PyTypeObject, exporter_type)                                                                        \
+    X(PyTypeObject, verdict_type)                                                                         \
+    X(PyTypeObject, overlaps_type)                                                                        \
+    X(PyTypeObject, layout_type)                                                                          \
+    X(PyTypeObject, snapshot_type)                                                                        \
+    X(PyObject, race_error)                                                                               \
+    X(PyObject, device_error)                                                                             \
+    X(PyObject, device_oom_error)                                                                         \
+    X(PyObject, capture_error)                                                                            \
+    X(PyObject, mismatch_warning)                                                                         \
+    X(PyObject, foreign_stream) /* fanin.streams.foreign (fan_lazy) */                                    \
+    X(PyObject, arrays)         /* the module _interop.arrays: the slow path in and out (fan_arrays) */   \
+    X(PyObject, zero_type)      /* fanin.Zero (fan_lazy) */                                               \
+    X(PyObject, slot_type)      /* fanin.Slot */                                                          \
+    X(PyTypeObject, torch_type)                                                                           \
+    X(PyObject, torch_is_neg) /* torch.Tensor.is_neg, requires_grad: descriptors */                       \
+    X(PyObject, torch_requires_grad)                                                                      \
+    X(PyObject, stats_type)    /* fanin.Stats */                                                          \
+    X(PyObject, counters_type) /* fanin.Counters */                                                       \
+    X(PyObject, process_counters_type)                                                                    \
+    X(PyObject, bfloat16) /* ml_dtypes' scalar types, once the caller has imported it */                  \
+    X(PyObject, float8_e4m3fn)                                                                            \
+    X(PyObject, float8_e5m2)                                                                              \
+    X(PyObject, memory_of)   /* fanin._interop.sharing.memory_of: where foreign memory lies (region.c) */ \
+    X(PyObject, masked_type) /* numpy.ma.MaskedArray */                                                   \
+    X(PyObject, disjoint)    /* the Verdict that has nothing to add */                                    \
+    X(PyObject, zero)        /* the int 0 */                                                              \
     X(PyObject, site_cache)
 
 #define FAN_SPARES 8
@@ -100,7 +100,7 @@ fan_state *fan_state_get(void); /* the module state (the newest, if the module w
 fan_state *fan_state_of_type(PyTypeObject *t);
 void fan_state_link(fan_state *st); /* makes it the newest */
 void fan_state_unlink(fan_state *st);
-PyObject *fan_arrays(void); /* the module fanin.arrays, borrowed; NULL with an exception */
+PyObject *fan_arrays(void); /* the module _interop.arrays, borrowed; NULL with an exception */
 /* fan_lazy: module.<name> into *cache; borrowed; NULL with an exception. */
 PyObject *fan_lazy(PyObject **cache, const char *module, const char *name);
 
@@ -174,7 +174,7 @@ typedef enum fan_origin {
     FAN_FROM_FANIN_SPARSE,
     FAN_FROM_ZERO,
     FAN_FROM_OBJECT,
-    FAN_FROM_FOREIGN /* and above: index of a kind that fanin.arrays registered: torch, jax, scipy classes .. */
+    FAN_FROM_FOREIGN /* and above: index of a kind that _interop.arrays registered: torch, jax, scipy classes .. */
 } fan_origin;
 /* fan_import: any gradient (None too) as a value; the caller owns its holds. `recording`: A1, everything is an object.
  * `has_combine`: containers are objects. -1 with an exception set. */

@@ -1,7 +1,7 @@
 /* region: see region.h.
  *
  *   ndarray, torch tensor (by torch's exchange table), fanin's device array, whatever has a buffer     here, without a
- * call of Python's everything else fanin.sharing.memory_of
+ * call of Python's everything else fanin._interop.sharing.memory_of
  */
 #include "py/region.h"
 
@@ -219,7 +219,7 @@ static int read_capsule(PyObject *capsule, PyObject *o, const char *who, Py_ssiz
 static int read_slowly(PyObject *o, const char *who, Py_ssize_t index, int64_t *dims, fan_layout_item *out)
 {
     fan_state *st = fan_state_get();
-    PyObject *memory_of = fan_lazy(&st->memory_of, "fanin.sharing", "memory_of"), *told;
+    PyObject *memory_of = fan_lazy(&st->memory_of, "fanin._interop.sharing", "memory_of"), *told;
     int result = -1;
     told = memory_of ? PyObject_CallOneArg(memory_of, o) : NULL;
     if (!told)

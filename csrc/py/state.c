@@ -43,7 +43,7 @@ PyObject *fan_lazy(PyObject **cache, const char *module, const char *name)
     return *cache;
 }
 
-PyObject *fan_arrays(void) { return fan_lazy(&fan_state_get()->arrays, "fanin.arrays", NULL); }
+PyObject *fan_arrays(void) { return fan_lazy(&fan_state_get()->arrays, "fanin._interop.arrays", NULL); }
 
 #if PY_VERSION_HEX >= 0x030D0000
 #define CURRENT_THREAD_STATE() PyThreadState_GetUnchecked()

@@ -19,14 +19,13 @@ import importlib.util
 from typing import Any
 
 from . import sim
-from ._core import InputBuffer, add_n, trim
+from ._core import InputBuffer, Overlaps, Verdict, add_n, overlap, overlaps, overlaps_itself, trim
+from ._trace.tracing import trace
 from ._version import __version__
 from .errors import CaptureError, DeviceError, DeviceOutOfMemoryError, RaceError, StreamMismatchWarning
 from .options import Counters, counters, set_options
-from .sharing import Overlaps, Verdict, overlap, overlaps, overlaps_itself
 from .slots import Slot, Sparse, Stats, Zero, clip_norm, global_norm
 from .streams import Event, Stream, current_stream, devices, info, stream
-from .tracing import trace
 
 __all__ = [
     "CaptureError",

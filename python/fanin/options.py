@@ -7,7 +7,8 @@ from dataclasses import dataclass, fields
 from types import TracebackType
 from typing import Literal
 
-from . import _core, arrays
+from . import _core
+from ._interop import arrays
 
 __all__ = ["Counters", "counters", "set_options"]
 

@@ -31,8 +31,9 @@ from typing import Any, Generic, Self, TypeVar, cast, overload
 
 import numpy as np
 
-from . import _core, tracing
-from ._explain import counted
+from . import _core
+from ._trace import tracing
+from ._words import counted
 
 __all__ = [
     "Array",

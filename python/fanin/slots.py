@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import numpy as np
 
 from . import _core
-from ._explain import counted
+from ._words import counted
 
 __all__ = ["Slot", "Sparse", "Stats", "Zero", "clip_norm", "global_norm"]
 

@@ -36,7 +36,7 @@ from typing import Any
 import numpy as np
 
 import fanin
-from fanin._explain import counted
+from fanin._words import counted
 
 Shape = tuple[int, ...]
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import fanin
-from fanin import reference
+from fanin._reference import buffer as reference
 from laws.worlds import KINDS, SCALARS, SHAPES, Sub, World, parts_of, recipe
 from spec.kit import DTYPES, FLOATS, LOW, added_up, show, stored
 

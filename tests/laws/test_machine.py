@@ -35,7 +35,8 @@ from hypothesis.stateful import (
 )
 
 import fanin
-from fanin import _numbers, reference
+from fanin._reference import buffer as reference
+from fanin._reference import numbers as reference_numbers
 from laws.worlds import KINDS, SCALARS, SHAPES, World, joined, recipe
 from spec.kit import DTYPES, LOW, show
 
@@ -397,10 +398,10 @@ def copy_of(module: ModuleType, name: str) -> Any:
 def copy_of_reference(fault: Callable[[Any], None]) -> Any:
     """InputBuffer of another copy of the description, with a fault."""
     try:
-        numbers = copy_of(_numbers, "fanin._numbers")
+        numbers = copy_of(reference_numbers, "fanin._reference.numbers")
         module = copy_of(reference, "faulty")
     finally:
-        sys.modules["fanin._numbers"] = _numbers
+        sys.modules["fanin._reference.numbers"] = reference_numbers
         sys.modules.pop("faulty", None)
     module.numbers = numbers
     fault(module)

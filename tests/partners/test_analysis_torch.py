@@ -1160,7 +1160,7 @@ MUTANTS = [
     Mutant(T, "                self.hidden.add(i)\n", "                pass\n"),
     Mutant(
         T,
-        "if x is not None and sharing.overlap(x, write.where):",
+        "if x is not None and _core.overlap(x, write.where):",
         "if x is not None and x.untyped_storage()._cdata == write.where.untyped_storage()._cdata:",
     ),
     Mutant(T, "        if start < end:", "        if False:"),

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 import fanin
-from fanin import Slot, Sparse, _core, arrays
+from fanin import Slot, Sparse, _core
+from fanin._interop import arrays
 
 pytestmark = [
     pytest.mark.partners,

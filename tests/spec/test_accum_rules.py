@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fanin import _core, reference
-from fanin.reference import AccumPlan, Side
+from fanin import _core
+from fanin._reference import buffer as reference
+from fanin._reference.buffer import AccumPlan, Side
 from spec.kit import DTYPES, FLOATS, LOW
 
 pytestmark = pytest.mark.core

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from .._core import address
-from .._explain import counted
+from .._words import counted
 from ..descriptors import AOTInput, PlainAOTInput, PlainAOTOutput
 from . import hidden, trees
 from .private import REMADE, Array, Geometry, Group, World

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import sharing
+from .. import _core
 
 EMPTY: tuple[Any, ...] = ([], (), set(), {}, {}.values(), {}.items(), collections.deque(), np.empty(0))
 
@@ -125,7 +125,7 @@ def meet(x: Any, array: Any) -> bool:
     """Whether an object that shows memory shows a byte of an array; False where nobody can tell."""
     try:
         one = next(shown(x), None) if isinstance(x, VIEWS) else x
-        return one is not None and bool(sharing.overlap(one, array))
+        return one is not None and bool(_core.overlap(one, array))
     except (TypeError, ValueError, BufferError):
         return False
 

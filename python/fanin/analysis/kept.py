@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import sharing
+from .. import _core
 from .._core import Snapshot, address, restride
 from . import trees
 from .private import REMADE, Array, Geometry, Member, Plan, World, assign, take_geometry
@@ -129,7 +129,7 @@ class Kept(World):
             else array
         )
         for g in near:
-            if g in self.resized or any(sharing.overlap(plain, self.arrays[u]) for u in self.plan.groups[g].numbers):
+            if g in self.resized or any(_core.overlap(plain, self.arrays[u]) for u in self.plan.groups[g].numbers):
                 return g
         return None
 

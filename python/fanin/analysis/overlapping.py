@@ -32,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import sharing
+from .. import _core
 
 __all__ = ["OverlapDifference", "compute_overlapping_inputs", "explain_overlap_differences"]
 
@@ -101,7 +101,7 @@ def exact(arrays: Sequence[Any], chosen: Sequence[int], every: bool = False) -> 
     asked = arrays if every else [arrays[i] for i in chosen]
     if known_classes(asked):
         try:
-            found = sharing.overlaps(asked).indices
+            found = _core.overlaps(asked).indices
         except (TypeError, ValueError):
             pass  # tensors without memory, or sparse: each is looked at below
         else:
@@ -110,7 +110,7 @@ def exact(arrays: Sequence[Any], chosen: Sequence[int], every: bool = False) -> 
     for i in chosen:
         space, array = stand_in(arrays[i], i)
         spaces.setdefault(space, []).append((i, array))
-    return {group[k][0] for group in spaces.values() for k in sharing.overlaps([array for _, array in group]).indices}
+    return {group[k][0] for group in spaces.values() for k in _core.overlaps([array for _, array in group]).indices}
 
 
 def known_classes(arrays: Sequence[Any]) -> bool:
@@ -125,7 +125,7 @@ def known_classes(arrays: Sequence[Any]) -> bool:
 def shares(x: Any, y: Any) -> bool:
     """Whether two arrays share a byte; "unknown" is taken for yes."""
     (one, x), (other, y) = stand_in(x, 0), stand_in(y, 1)
-    return one == other and bool(sharing.overlap(x, y))
+    return one == other and bool(_core.overlap(x, y))
 
 
 class Somewhere:

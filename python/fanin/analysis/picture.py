@@ -9,8 +9,8 @@ from typing import IO, Any
 
 import numpy as np
 
-from .. import plot
 from .._core import address, overlaps
+from .._trace import plot
 from .private import Array, Geometry
 
 #: More bars than this in one lane are drawn as one that is paler.

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from .._core import address
-from .._explain import counted
+from .._words import counted
 from ..descriptors import (
     AOTInput,
     AOTOutput,

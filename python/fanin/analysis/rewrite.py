@@ -150,8 +150,8 @@ def create_synthetic_base_metadata(
     >>> base = np.zeros(4); a, b, c = base[:3], base[1:], np.zeros(2)
     >>> meta = ViewAndMutationMeta([InputAliasInfo(mutates_data=True), InputAliasInfo(), InputAliasInfo()], [])
     >>> inner, extra = create_synthetic_base_metadata(
-    ...     meta, [(0, a), (0, b), 1], [a, b, c], [base, c], [SyntheticBaseAOTInput(PlainAOTInput(0)),
-    PlainAOTInput(2)])
+    ...     meta, [(0, a), (0, b), 1], [a, b, c], [base, c],
+    ...     [SyntheticBaseAOTInput(PlainAOTInput(0)), PlainAOTInput(2)])
     >>> [info.mutates_data for info in inner.input_info], extra
     ([True, False], [])
     """

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .._explain import counted
+from .._words import counted
 from .records import ViewAndMutationMeta
 
 __all__ = ["BackwardSignature", "GraphNames", "GraphSignature", "create_graph_signature"]

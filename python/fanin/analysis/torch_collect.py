@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import sharing
+from .. import _core
 from ..descriptors import (
     AOTInput,
     InputMutationAOTOutput,
@@ -378,7 +378,7 @@ class Watch:
         """Which inputs each write reached, and what changed without any."""
         for write in self.writes:
             for i, x in enumerate(self.before):
-                if x is not None and sharing.overlap(x, write.where):
+                if x is not None and _core.overlap(x, write.where):
                     self.touched[i].append(write)
         for i, x in enumerate(self.before):
             if x is not None and not self.touched[i] and not same_bytes(self.torch, self.args[i], x):
@@ -477,7 +477,7 @@ class Outputs:
             if root in beside:  # else the input was given other memory since
                 return root
         # No operation made it of an input, and yet it may lie in the memory of one: as x.data does.
-        touching = [i for i in beside if sharing.overlap(watch.copies[i].detach(), o.detach())]
+        touching = [i for i in beside if _core.overlap(watch.copies[i].detach(), o.detach())]
         return max(touching or beside, default=None)
 
     def classified(self) -> tuple[list[OutputAliasInfo], list[tuple[Any, int]]]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import sharing
+from .. import _core
 from .._core import address
 from .private import Array, World, plain
 
@@ -60,7 +60,7 @@ class Log:
             return
         self._seen.add(key)
         mine = plain(array)
-        self.met.update(u for u in others if u not in self.met and sharing.overlap(mine, world.as_it_was(u)))
+        self.met.update(u for u in others if u not in self.met and _core.overlap(mine, world.as_it_was(u)))
 
 
 class Tracked(np.ndarray[Any, Any]):

@@ -24,7 +24,7 @@ from timeit import Timer
 from typing import Any
 
 import fanin
-from fanin._explain import counted
+from fanin._words import counted
 
 from . import files
 from .screen import Screen

@@ -10,9 +10,6 @@ import sys
 from typing import Any
 
 from . import arrays
-from ._core import Overlaps, Verdict, overlap, overlaps, overlaps_itself
-
-__all__ = ["Overlaps", "Verdict", "overlap", "overlaps", "overlaps_itself"]
 
 #: (address, shape, strides in bytes, item size, dtype, may it be written, DLPack's device type and number); or a DLPack
 #: capsule alone; or the class and the text of a refusal, which the core completes.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-S_RULES = 22  # of the bits of `rules`, as many are S, the rest A
+from .._words import counted, ordinal, rules_of, size
 
 CASES = {
     "A": "The producer's stream is the consumer's, {C}: the sum is taken there and nobody waits (S8).",
@@ -27,12 +27,6 @@ ACTIONS = {
 }
 
 
-def rules_of(bits: int) -> str:
-    """The rules of a set of bits, as "S9, A6"."""
-    numbers = [i for i in range(64) if bits >> i & 1]
-    return ", ".join(f"S{i + 1}" if i < S_RULES else f"A{i + 1 - S_RULES}" for i in numbers)
-
-
 def contribution(item: dict[str, Any], place: int) -> str:
     what = item["form"] if item["dtype"] == "none" else f"{item['form']} {item['dtype']}"
     text = f"key {item['key']}" if item["key"] >= 0 else f"the {ordinal(place)} to come"
@@ -44,15 +38,6 @@ def contribution(item: dict[str, Any], place: int) -> str:
     if not item["ready"]:
         text += ", still arriving"
     return text
-
-
-def ordinal(n: int) -> str:
-    ending = "th" if n % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(n % 10, "th")
-    return f"{n}{ending}"
-
-
-def counted(n: int, what: str) -> str:
-    return f"{n} {what}" if n == 1 else f"{n} {what}s"
 
 
 def explain(view: dict[str, Any]) -> str:
@@ -92,14 +77,6 @@ def value(view: dict[str, Any], summed: int) -> list[str]:
     if summed > 1 and view["accumulate"] != "none" and view["accumulate"] != view["dtype"]:
         text += f"; it runs in {view['accumulate']} and will be rounded to {view['dtype']} once (A11)"
     return [text + "."]
-
-
-def size(n: float) -> str:
-    """A number of bytes as people say it: "512 KiB"."""
-    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if n >= unit:
-            return f"{n / unit:.4g} {name}"
-    return f"{n:.0f} B"
 
 
 def budget(view: dict[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What numbers do, whoever sums them: for `fanin.reference`, which is the buffer.
+"""What numbers do, whoever sums them: for `_reference.buffer`, which is the buffer.
 
 1. Dtypes: which one a sum has (A10), which one it runs in (A11).
 2. Arrays: rounding, adding, summing to a shape.

@@ -26,8 +26,8 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, NamedTuple
 
-from . import _core
-from ._explain import counted
+from .. import _core
+from .._words import counted
 
 __all__ = ["Line", "Trace", "trace"]
 
@@ -221,7 +221,7 @@ class Trace:
         self._cores[-1].end()
         self._depth = 0
         active().remove(self)
-        from .errors import RaceError
+        from ..errors import RaceError
 
         if isinstance(value, RaceError):
             self._races.append((len(self), str(value)))

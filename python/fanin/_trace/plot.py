@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
-from ._explain import counted
+from .._words import counted
 from .tracing import Neighbours
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 It is the description that can be run, and the oracle that the C core is held against bit by bit. It knows host
 data only: NumPy arrays and scalars, Python scalars, SciPy's sparse arrays and `Sparse`, symbolic zeros, objects of
-the user's own. What numbers do (promotion, rounding, the entries of sparse arrays) is told in ``_numbers.py``.
+the user's own. What numbers do (promotion, rounding, the entries of sparse arrays) is told in ``numbers.py``.
 Rule numbers (A5) are those of ``docs/rules.md``, decisions (D3) those of ``docs/design.md``.
 
 1. Two gradients meet: what happens?
@@ -23,8 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fanin._explain import counted
-from fanin._numbers import (
+from fanin._reference.numbers import (
     NAMES,
     ORDER,
     WEAK,
@@ -44,6 +43,7 @@ from fanin._numbers import (
     scaled,
     sum_to,
 )
+from fanin._words import counted
 from fanin.slots import Slot, Sparse, Zero
 
 __all__ = ["InputBuffer", "Slot", "Sparse", "Zero"]

@@ -29,8 +29,8 @@ from typing import Any, Never
 
 import numpy as np
 
-from . import _core
-from .slots import Slot, Sparse, Zero
+from .. import _core
+from ..slots import Slot, Sparse, Zero
 
 Described = tuple[Any, ...]
 Shape = tuple[int, ...]

@@ -1,0 +1,1 @@
+"""Other libraries' arrays and streams: what they are, how they come in, how sums go out as they came."""

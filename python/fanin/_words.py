@@ -1,0 +1,28 @@
+"""Numbers and rules as words, for messages."""
+
+from __future__ import annotations
+
+S_RULES = 22  # of the bits of a set of rules, as many are S, the rest A
+
+
+def counted(n: int, what: str) -> str:
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"
+
+
+def ordinal(n: int) -> str:
+    ending = "th" if n % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(n % 10, "th")
+    return f"{n}{ending}"
+
+
+def rules_of(bits: int) -> str:
+    """The rules of a set of bits, as "S9, A6"."""
+    numbers = [i for i in range(64) if bits >> i & 1]
+    return ", ".join(f"S{i + 1}" if i < S_RULES else f"A{i + 1 - S_RULES}" for i in numbers)
+
+
+def size(n: float) -> str:
+    """A number of bytes as people say it: "512 KiB"."""
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if n >= unit:
+            return f"{n / unit:.4g} {name}"
+    return f"{n:.0f} B"
