@@ -103,7 +103,8 @@ def test_everything_public_in_the_stub_file_has_its_docstring() -> None:
                     key = f"{node.name}.{one.name}"
                     found[key] = found.get(key) or ast.get_docstring(one)  # the first overload has it
     assert {name for name, doc in found.items() if not doc} == set()
-    assert len(found) > 70 and found["InputBuffer.add"] == inspect.getdoc(fanin.InputBuffer.add)
+    assert len(found) > 70
+    assert (found["InputBuffer.add"] or "").split() == (inspect.getdoc(fanin.InputBuffer.add) or "?").split()
 
 
 def test_a_docstring_that_differs_is_found() -> None:

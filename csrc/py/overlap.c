@@ -123,7 +123,7 @@ static Py_hash_t verdict_hash(PyObject *o)
 }
 
 static PyMemberDef verdict_members[] = {
-    {"kind", T_OBJECT_EX, offsetof(verdict_object, kind), READONLY, "\"disjoint\", \"overlap\" or \"unknown\"."},
+    {"kind", T_OBJECT_EX, offsetof(verdict_object, kind), READONLY, "One of \"disjoint\", \"overlap\", \"unknown\"."},
     {"witness", T_OBJECT_EX, offsetof(verdict_object, witness), READONLY,
      "Of an overlap: an index into each array, two tuples of ints from 0 on, whose elements have a byte in common; "
      "else None."},

@@ -634,7 +634,7 @@ class Verdict:
     """
     @property
     def kind(self) -> Literal["disjoint", "overlap", "unknown"]:
-        """ "disjoint", "overlap" or "unknown"."""
+        """One of "disjoint", "overlap", "unknown"."""
     @property
     def witness(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
         """Of an overlap: an index into each array, two tuples of ints from 0 on, whose elements have a byte in

@@ -814,9 +814,7 @@ def parse(text: str, kind: Kind = None) -> AOTInput | AOTOutput:
     ForwardTokenAOTOutput(idx=0)
     >>> d.parse("args[0]._base")
     Traceback (most recent call last):
-    ValueError: parse: 'args[0]._base' may be ViewBaseAOTInput(base_of=PlainAOTInput(idx=0)) or
-    SubclassGetAttrAOTInput(base=PlainAOTInput(idx=0), \
-attr='_base'): say which by kind="input", kind="output", or kind=<class>, or give its repr
+    ValueError: parse: 'args[0]._base' may be ViewBaseAOTInput(...) or SubclassGetAttrAOTInput(...): say which by ...
     >>> d.parse("args[0]._base", kind=d.ViewBaseAOTInput).base_of
     PlainAOTInput(idx=0)
     """
