@@ -77,7 +77,7 @@ fan_status fan_plan_consumer(fan_stream *s, fan_stream *t, const fan_event *e, f
     FAN_TRY(fan_stream_capture(t, &theirs, err));
     bool still =
         !e || e->capture == theirs; /* what was recorded in a capture that has ended is for no stream to take over */
-    if (still && fan_sync_capture_plan(mine, theirs, true, s->handle == 1) == FAN_CAPTURE_REDIRECT)
+    if (fan_capture_rule(mine, theirs, still, s->handle == FAN_LEGACY) == FAN_CAPTURE_REDIRECT)
         *out = t;
     return FAN_OK;
 }

@@ -127,14 +127,3 @@ fan_sync_finish fan_sync_finish_plan(fan_sync_slot slot, bool has_out, fan_place
     plan.slot.has_event = plan.record;
     return plan;
 }
-
-fan_capture fan_sync_capture_plan(uint64_t s_capture, uint64_t t_capture, bool s_free, bool s_legacy)
-{
-    if (s_capture == t_capture)
-        return FAN_CAPTURE_GO;
-    if (s_capture != 0)
-        return FAN_CAPTURE_ERROR;
-    if (s_free)
-        return FAN_CAPTURE_REDIRECT;
-    return s_legacy ? FAN_CAPTURE_ERROR : FAN_CAPTURE_GO;
-}

@@ -155,11 +155,4 @@ typedef struct fan_sync_finish {
 /* fan_sync_finish_plan: S22. */
 fan_sync_finish fan_sync_finish_plan(fan_sync_slot slot, bool has_out, fan_place taker);
 
-typedef enum fan_capture { FAN_CAPTURE_GO, FAN_CAPTURE_REDIRECT, FAN_CAPTURE_ERROR } fan_capture;
-
-/* fan_sync_capture_plan: S7, at a wait of stream s on stream t. `s_capture`, `t_capture`: number of the capture each is
- * in, 0: none. s_free: redirection is on, and the slot is empty or s is only the consumer. s_legacy: s is the legacy
- * default stream. */
-fan_capture fan_sync_capture_plan(uint64_t s_capture, uint64_t t_capture, bool s_free, bool s_legacy);
-
 #endif

@@ -545,8 +545,7 @@ static void lesson_learn(lesson *l, fan_event *e, fan_stream *s)
     }
 }
 
-/* across_captures: the table of S7 for a wait of s for e, before the driver hears of it. The slot's redirection is the
- * buffer's. */
+/* across_captures: S7 for a wait of s for e, before the driver hears of it. The slot's redirection is the buffer's. */
 static fan_status across_captures(fan_stream *s, fan_event *e, fan_error *err)
 {
     uint64_t mine, theirs;
@@ -556,7 +555,7 @@ static fan_status across_captures(fan_stream *s, fan_event *e, fan_error *err)
     theirs = e->capture;
     unsigned long long from = e->stream ? (unsigned long long)e->stream->handle : 0;
     unlock(e->device);
-    if (mine == theirs || (!mine && s->handle != 1))
+    if (fan_capture_rule(mine, theirs, false, s->handle == FAN_LEGACY) == FAN_CAPTURE_GO)
         return FAN_OK;
     (void)fan_device_text(s->device, waiting, sizeof waiting);
     (void)fan_device_text(e->device, of, sizeof of);

@@ -30,6 +30,7 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "base/thread.h"
+#include "device/capture_rule.h"
 
 #include <pthread.h>
 

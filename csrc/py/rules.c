@@ -138,7 +138,7 @@ static PyObject *capture(PyObject *Py_UNUSED(module), PyObject *args)
     int s_free, s_legacy;
     if (!PyArg_ParseTuple(args, "KKpp:rules_capture", &s, &t, &s_free, &s_legacy))
         return NULL;
-    return PyUnicode_FromString(words[fan_sync_capture_plan(s, t, s_free, s_legacy)]);
+    return PyUnicode_FromString(words[fan_capture_rule(s, t, s_free, s_legacy)]);
 }
 
 static PyObject *plan_words(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
