@@ -1,5 +1,7 @@
-"""What analysis costs beside the function itself: guard, collect_metadata, wrapper: python benchmarks/analysis.py
-[--quick] [--json FILE].
+"""What analysis costs beside the function itself: guard, collect_metadata, wrapper.
+
+python benchmarks/analysis.py [--quick] [--json FILE]
+
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""Instructions of small adds, takes and lives, by function, as valgrind's callgrind counts them: python
-benchmarks/callgrind.py [FILE].
+"""Instructions of small adds, takes and lives, by function, as valgrind's callgrind counts them.
+
+    python benchmarks/callgrind.py [FILE]
+
 
 One Python runs under callgrind; between two marks it does the same thing 1000 times. Numbers are instructions for each
 time, those of the interpreter's loop among them. They do not depend on the machine's load, only on the builds of

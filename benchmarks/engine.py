@@ -1,5 +1,7 @@
-"""A whole backward pass with one fan-in of N producers, beside torch's engine and HIPS autograd: python
-benchmarks/engine.py [--quick] [--json FILE].
+"""A whole backward pass with one fan-in of N producers, beside torch's engine and HIPS autograd.
+
+    python benchmarks/engine.py [--quick] [--json FILE]
+
 
 The graph: h = 1 * x, then N times y = c * h, 16 floats each. A producer is one multiplication; all gradients meet at h.
 "InputBuffer, by hand" is the loop that an engine would run: multiply, add, and at the end take.

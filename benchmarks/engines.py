@@ -1,5 +1,7 @@
-"""Engines that others wrote, or could have, with an InputBuffer in each node of their passes: python
-benchmarks/engines.py [--quick] [--json FILE].
+"""Engines that others wrote, or could have, with an InputBuffer in each node of their passes.
+
+    python benchmarks/engines.py [--quick] [--json FILE]
+
 
 A scalar engine of a few lines, which adds Python floats; and HIPS autograd's pass, over a chain without any fan-in and
 over two fan-ins.

@@ -1,5 +1,7 @@
-"""What used to leave the fast path, beside what always took it: python benchmarks/fast_path.py [--quick]
-[--json FILE].
+"""What used to leave the fast path, beside what always took it.
+
+python benchmarks/fast_path.py [--quick] [--json FILE]
+
 """
 
 from __future__ import annotations

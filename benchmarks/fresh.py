@@ -1,5 +1,7 @@
-"""Gradients that are made just before they are added, and dropped at once, as engines make them: python
-benchmarks/fresh.py [--quick] [--json FILE].
+"""Gradients that are made just before they are added, and dropped at once, as engines make them.
+
+    python benchmarks/fresh.py [--quick] [--json FILE]
+
 
 What is timed is the whole loop, the making too: the memory that an add keeps is memory that the next gradient cannot
 have. "variable" binds each to a name before it is added, so that its maker has it still when the call comes, and until

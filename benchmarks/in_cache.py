@@ -1,5 +1,7 @@
-"""Sums of arrays that a cache holds, 16 KB to 4 MB each, beside their peers: python benchmarks/in_cache.py [--quick]
-[--json FILE].
+"""Sums of arrays that a cache holds, 16 KB to 4 MB each, beside their peers.
+
+python benchmarks/in_cache.py [--quick] [--json FILE]
+
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""What keys out of order and exact sums cost beside the plain sum: python benchmarks/keys_and_exact.py [--quick]
-[--json FILE].
+"""What keys out of order and exact sums cost beside the plain sum.
+
+    python benchmarks/keys_and_exact.py [--quick] [--json FILE]
+
 
 "wide" has exponents over 80 powers of two, "any bits" every float32 there is: what needs the integer path of exact
 sums.

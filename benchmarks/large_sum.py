@@ -1,5 +1,7 @@
-"""Sums of N arrays that no cache holds, beside their peers and the read floor: python benchmarks/large_sum.py [--quick]
-[--json FILE].
+"""Sums of N arrays that no cache holds, beside their peers and the read floor.
+
+    python benchmarks/large_sum.py [--quick] [--json FILE]
+
 
 The floor is every input read once and nothing done; no algorithm is faster. Results go into memory that was written
 before; for cold pages see recycling.py. Offsets of the inputs relative to each other are swept, as processors mind

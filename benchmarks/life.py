@@ -1,5 +1,7 @@
-"""A buffer's whole life: made, two adds of 16 floats, taken from, dropped: python benchmarks/life.py [--quick] [--json
-FILE].
+"""A buffer's whole life: made, two adds of 16 floats, taken from, dropped.
+
+python benchmarks/life.py [--quick] [--json FILE]
+
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""bfloat16 and float16: time beside torch's chain, and the error against the exact sum: python
-benchmarks/low_precision.py [--quick] [--json FILE].
+"""bfloat16 and float16: time beside torch's chain, and the error against the exact sum.
+
+    python benchmarks/low_precision.py [--quick] [--json FILE]
+
 
 The error is the root mean square of (sum - exact) / (root mean square of the exact sums), for N from 2 to 256 normal
 contributions.

@@ -1,5 +1,7 @@
-"""Many slots in one call: add_many and take beside torch's _foreach_add_ and a dict of ndarrays: python
-benchmarks/many_slots.py [--quick] [--json FILE].
+"""Many slots in one call: add_many and take beside torch's _foreach_add_ and a dict of ndarrays.
+
+    python benchmarks/many_slots.py [--quick] [--json FILE]
+
 
 "in place" is acc += g in every slot: of a buffer that keeps its sums (budget=0), or of arrays that it is given and
 writes to (take(out=)); "8 each" sums eight gradients in every slot, the first of which the peers copy.

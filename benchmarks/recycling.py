@@ -1,5 +1,7 @@
-"""What fresh pages cost: sums into recycled and into fresh memory, beside NumPy's: python benchmarks/recycling.py
-[--quick] [--json FILE].
+"""What fresh pages cost: sums into recycled and into fresh memory, beside NumPy's.
+
+    python benchmarks/recycling.py [--quick] [--json FILE]
+
 
 "fresh" means that every page of the result has to be given by the system first.
 """

@@ -1,5 +1,7 @@
-"""One add of 16 floats, by arrival and by key, beside NumPy, HIPS autograd, torch and JAX: python
-benchmarks/small_add.py [--quick] [--json FILE].
+"""One add of 16 floats, by arrival and by key, beside NumPy, HIPS autograd, torch and JAX.
+
+python benchmarks/small_add.py [--quick] [--json FILE]
+
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""N adds of 16 floats and the take, N = 2, 8, 64, beside chains of + and torch.stack().sum(0): python
-benchmarks/small_sums.py [--quick] [--json FILE].
+"""N adds of 16 floats and the take, N = 2, 8, 64, beside chains of + and torch.stack().sum(0).
+
+python benchmarks/small_sums.py [--quick] [--json FILE]
+
 """
 
 from __future__ import annotations

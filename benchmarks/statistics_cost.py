@@ -1,5 +1,7 @@
-"""What norm, largest element and non-finite count cost beside the sum itself: python benchmarks/statistics_cost.py
-[--quick] [--json FILE].
+"""What norm, largest element and non-finite count cost beside the sum itself.
+
+python benchmarks/statistics_cost.py [--quick] [--json FILE]
+
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""One add of a torch CPU tensor of 16 floats beside torch's add_: python benchmarks/torch_add.py [--quick] [--json
-FILE].
+"""One add of a torch CPU tensor of 16 floats beside torch's add_.
+
+python benchmarks/torch_add.py [--quick] [--json FILE]
+
 """
 
 from __future__ import annotations

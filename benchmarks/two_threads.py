@@ -1,5 +1,7 @@
-"""Two producer threads, on one slot and on many, beside a lock and +=: python benchmarks/two_threads.py [--quick]
-[--json FILE].
+"""Two producer threads, on one slot and on many, beside a lock and +=.
+
+    python benchmarks/two_threads.py [--quick] [--json FILE]
+
 
 A pass is so many adds by each of two threads, and the sums. Each thread is there before the pass and waits for its
 start. Of every pass the sums are checked: nothing is lost.

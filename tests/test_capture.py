@@ -696,7 +696,7 @@ def test_memory_of_a_simulated_graph_is_kept_as_well() -> None:
 
 
 @pytest.mark.skipif(
-    not hasattr(fanin._core, "_test_cuda_mutant"), reason="faults are planted in test builds alone: FANIN_DEV=1"
+    not hasattr(fanin._core, "_test_fault"), reason="faults are planted in test builds alone: FANIN_DEV=1"
 )
 def test_memory_of_a_graph_that_is_given_back_too_early_is_found() -> None:
     world = Cuda()
@@ -710,12 +710,12 @@ def test_memory_of_a_graph_that_is_given_back_too_early_is_found() -> None:
             buf.add(0, x, stream=c)
         total = buf.take()[0]
         graph = d.end_capture(c)
-        fanin._core._test_cuda_mutant(7)
+        fanin._core._test_fault("CUDA_CAPTURED_FREE")
         try:
             del total, g, x
             gc.collect()
         finally:
-            fanin._core._test_cuda_mutant(0)
+            fanin._core._test_fault(None)
         d.launch_graph(graph, c)
         try:
             d.synchronize()

@@ -860,7 +860,14 @@ def test_a_rule_that_is_left_out_shows_as_a_race(word: str) -> None:
     assert raced == 4
 
 
-MUTANTS = {"no wait": 1, "no record": 2, "no pop": 3, "early free": 4, "no sync": 5, "no poison": 6}
+MUTANTS = {
+    "no wait": "CUDA_NO_WAIT",
+    "no record": "CUDA_NO_RECORD",
+    "no pop": "CUDA_NO_POP",
+    "early free": "CUDA_EARLY_FREE",
+    "no sync": "CUDA_NO_SYNC",
+    "no poison": "CUDA_NO_POISON",
+}
 
 
 def exercise(driver: FakeDriver) -> list[str]:
@@ -901,18 +908,16 @@ def exercise(driver: FakeDriver) -> list[str]:
     return wrong
 
 
-@pytest.mark.skipif(
-    not hasattr(_core, "_test_cuda_mutant"), reason="faults are planted in test builds alone: FANIN_DEV=1"
-)
+@pytest.mark.skipif(not hasattr(_core, "_test_fault"), reason="faults are planted in test builds alone: FANIN_DEV=1")
 @pytest.mark.parametrize("name", [None, *MUTANTS])
 def test_a_planted_fault_of_the_backend_is_found(name: str | None) -> None:
     with use_driver(FakeDriver(1)) as driver:
         assert driver
-        _core._test_cuda_mutant(MUTANTS[name] if name else 0)
+        _core._test_fault(name and MUTANTS[name])
         try:
             wrong = exercise(driver)
         finally:
-            _core._test_cuda_mutant(0)
+            _core._test_fault(None)
     print(name, wrong)
     assert bool(wrong) == (name is not None)
 

@@ -1429,21 +1429,21 @@ SCENARIOS: list[Any] = [
 def test_a_guard_that_is_left_out_is_found(scenario: Any, name: str | None, fault: Any, planted: bool) -> None:
     driver = FakeDriver(1)
     found = False
-    mutant = getattr(_core, "_test_cuda_mutant", None)
-    if planted and name is None and mutant is None:
+    plant = getattr(_core, "_test_fault", None)
+    if planted and name is None and plant is None:
         pytest.skip("a development build has the faults of the backend")
     with use_driver(driver), pytest.MonkeyPatch.context() as patch:
         if planted and name is not None:
             patch.setattr(arrays, name, fault)
         if planted and name is None:
-            mutant(1)  # no wait is queued
+            plant("CUDA_NO_WAIT")
         try:
             scenario(Library(driver))
         except AssertionError:
             found = True
         finally:
-            if mutant is not None:
-                mutant(0)
+            if plant is not None:
+                plant(None)
         driver.synchronize()
         found = found or driver.races > 0
     assert found == planted

@@ -54,19 +54,19 @@ def test_the_reduction_loses_no_outcome_of_many_random_scenarios(kind: str) -> N
 
 #: The kinds of footprints, as csrc/device/sim.c numbers them, and one of no turns at all.
 KINDS = re.findall(r"\bOF_\w+", (CSRC / "device" / "sim.c").read_text().partition("enum {")[2].partition("}")[0])
-FAULTS = {"no turns": 100} | {kind: i for i, kind in enumerate(KINDS, 1)}
+FAULTS = {"no turns": "NO_TURNS"} | {kind: kind.replace("OF_", "NO_FOOTPRINT_") for kind in KINDS}
 faults_are_planted = pytest.mark.skipif(
-    not hasattr(_core, "_test_sim_fault"), reason="faults are planted in test builds alone: FANIN_DEV=1"
+    not hasattr(_core, "_test_fault"), reason="faults are planted in test builds alone: FANIN_DEV=1"
 )
 
 
 @contextlib.contextmanager
 def planted(name: str) -> Iterator[None]:
-    _core._test_sim_fault(FAULTS[name])
+    _core._test_fault(FAULTS[name])
     try:
         yield
     finally:
-        _core._test_sim_fault(0)
+        _core._test_fault(None)
 
 
 @faults_are_planted

@@ -635,7 +635,14 @@ def test_rounds_of_a_batch_take_no_more_memory() -> None:
 
 # Planted faults
 
-BATCH = {"late": 1, "late at take": 1, "late into out": 1, "dependent": 2, "settled": 3, "no fate": 4}
+BATCH = {
+    "late": "BATCH_LATE",
+    "late at take": "BATCH_LATE",
+    "late into out": "BATCH_LATE",
+    "dependent": "BATCH_DEPENDENT",
+    "settled": "BATCH_SETTLED",
+    "no fate": "BATCH_NO_FATE",
+}
 
 
 def late(w: Any, budget: int | None = 0, out: bool = False) -> None:
@@ -695,14 +702,12 @@ EXERCISES: dict[str, Callable[[Any], None]] = {
 }
 
 
-@pytest.mark.skipif(
-    not hasattr(_core, "_test_batch_mutant"), reason="faults are planted in test builds alone: FANIN_DEV=1"
-)
+@pytest.mark.skipif(not hasattr(_core, "_test_fault"), reason="faults are planted in test builds alone: FANIN_DEV=1")
 @pytest.mark.parametrize("planted", [False, True], ids=["sound", "planted"])
 @pytest.mark.parametrize(("name", "world"), [(n, w) for n in BATCH for w in (Sim, Cuda) if (n, w) != ("no fate", Sim)])
 def test_a_planted_fault_of_batches_is_found(name: str, world: type[Any], planted: bool) -> None:
     found = ""
-    _core._test_batch_mutant(BATCH[name] if planted else 0)
+    _core._test_fault(BATCH[name] if planted else None)
     try:
         with world(seed=1) as w:
             EXERCISES[name](w)
@@ -711,17 +716,15 @@ def test_a_planted_fault_of_batches_is_found(name: str, world: type[Any], plante
     except (AssertionError, fanin.RaceError, pytest.fail.Exception) as e:
         found = type(e).__name__
     finally:
-        _core._test_batch_mutant(0)
+        _core._test_fault(None)
     print(found)
     assert bool(found) == planted
 
 
-@pytest.mark.skipif(
-    not hasattr(_core, "_test_cuda_mutant"), reason="faults are planted in test builds alone: FANIN_DEV=1"
-)
+@pytest.mark.skipif(not hasattr(_core, "_test_fault"), reason="faults are planted in test builds alone: FANIN_DEV=1")
 @pytest.mark.parametrize("planted", [False, True], ids=["sound", "planted"])
 def test_a_table_that_is_freed_before_its_launch_is_found(planted: bool) -> None:
-    _core._test_cuda_mutant(8 if planted else 0)
+    _core._test_fault("CUDA_EARLY_TABLE" if planted else None)
     try:
         with use_driver(FakeDriver(1)) as driver:
             assert driver
@@ -738,7 +741,7 @@ def test_a_table_that_is_freed_before_its_launch_is_found(planted: bool) -> None
                 found = str(e)
             found += driver.race
     finally:
-        _core._test_cuda_mutant(0)
+        _core._test_fault(None)
     print(found)
     assert bool(found) == planted
 

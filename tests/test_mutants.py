@@ -1,6 +1,6 @@
 """Every planted fault of the buffer is found by the proof program, or docs/proof.md says why it changes nothing.
 
-The list is read from the sources: the plan bits of csrc/buffer/sync.h and each FAN_MUT of csrc/buffer.
+The list is read from the sources: the plan bits of csrc/buffer/sync.h and the buffer's faults of csrc/base/fault.h.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ DRIVER = [f"driver:{word}" for word in ("count", "import-wait", "alias-wait", "a
 SURVIVORS = {
     "S9.mark": "S13.mark",
     "S22.mark": "S19.mark",
-    "mut:21": "S18.record",
-    "mut:10": "driver:donate",
-    "driver:donate": "mut:10",
+    "fault:NO_RECORD_BEHIND_SUM": "S18.record",
+    "fault:WRITE_WITHOUT_WAIT": "driver:donate",
+    "driver:donate": "fault:WRITE_WITHOUT_WAIT",
 }
 
 
@@ -36,15 +36,20 @@ def plan_words(text: str) -> list[str]:
     return re.findall(r"X\(S\d+_[A-Z]+, \"(S\d+\.\w+)\"\)", text)
 
 
-def mutants_of(text: str) -> set[str]:
-    """The numbers of the planted faults in a source, as the program names them."""
-    return {f"mut:{n}" for n in re.findall(r"FAN_MUT\((\d+)\)", text)}
+def faults_of(text: str) -> dict[str, str]:
+    """The faults of the buffer, as the program names them, with what each breaks, from base/fault.h."""
+    listed = re.search(r"define FAN_BUFFER_FAULTS\(X\)(.*?)\n#define", text, re.DOTALL)
+    assert listed
+    return {f"fault:{name}": said for name, said in re.findall(r"X\((\w+), \"(.*?)\"\)", listed[1])}
+
+
+def planted_in(text: str) -> set[str]:
+    """The faults that a source has room for."""
+    return {f"fault:{name}" for name in re.findall(r"FAN_FAULT\((\w+)\)", text)}
 
 
 PLAN = plan_words((CSRC / "buffer" / "sync.h").read_text())
-MUTANTS = sorted(
-    set().union(*(mutants_of(p.read_text()) for p in CSRC.glob("**/*.[ch]"))), key=lambda name: int(name.split(":")[1])
-)
+FAULTS = faults_of((CSRC / "base" / "fault.h").read_text())
 
 
 def kills(lines: list[Line]) -> dict[str, Line]:
@@ -59,18 +64,32 @@ def told(page: str, name: str) -> bool:
 def test_the_list_is_read_from_the_sources() -> None:
     assert len(PLAN) == len(set(PLAN)) >= 21
     assert {"S9.record", "S13.mark", "S22.wait"} <= set(PLAN)
-    assert [f"mut:{n}" for n in range(1, len(MUTANTS) + 1)] == MUTANTS, "the numbers of planted faults have a gap"
+    assert len(FAULTS) >= 24
+    assert set(FAULTS) <= set().union(*(planted_in(p.read_text()) for p in (CSRC / "buffer").glob("*.[ch]")))
     assert plan_words('X(S9_MARK, "S9.mark") \\\n X(S12_WAIT, "S12.wait")') == ["S9.mark", "S12.wait"]
-    assert mutants_of("if (FAN_MUT(3) || !FAN_MUT(14))") == {"mut:3", "mut:14"}
+    assert planted_in("if (FAN_FAULT(SLOT_KEPT) || !FAN_FAULT(WRITE_SHARED))") == {
+        "fault:SLOT_KEPT",
+        "fault:WRITE_SHARED",
+    }
+    assert faults_of('#define FAN_BUFFER_FAULTS(X) X(A_B, "what")\n#define') == {"fault:A_B": "what"}
 
 
-@pytest.mark.parametrize("name", [*PLAN, *MUTANTS, *DRIVER])
+@pytest.mark.parametrize("name", [*PLAN, *FAULTS, *DRIVER])
 def test_the_page_tells_every_planted_fault(name: str) -> None:
     assert told(PAGE.read_text(), name), f"docs/proof.md has no row for {name}"
+    assert name not in FAULTS or f"| `{name}` | {FAULTS[name]} |" in PAGE.read_text(), "base/fault.h says it otherwise"
+
+
+def test_every_fault_has_a_place_where_it_is_planted() -> None:
+    text = (CSRC / "base" / "fault.h").read_text()
+    listed = {f"fault:{name}" for name in re.findall(r"X\((\w+), \"", text)}
+    planted = set().union(*(planted_in(p.read_text()) for p in CSRC.glob("**/*.[ch]") if p.name != "fault.h"))
+    footprints = {name for name in listed if name.startswith("fault:NO_FOOTPRINT_")}  # planted by their number
+    assert planted == listed - footprints and len(footprints) >= 15
 
 
 def test_every_planted_fault_is_killed() -> None:
-    faults = [name for name in (*PLAN, *MUTANTS, *DRIVER) if name not in SURVIVORS]
+    faults = [name for name in (*PLAN, *FAULTS, *DRIVER) if name not in SURVIVORS]
     found = kills(side_by_side([("kill", *faults[i::2]) for i in (0, 1)]))
     assert set(found) == set(faults)
     for name, line in found.items():

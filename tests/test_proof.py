@@ -27,14 +27,20 @@ WHOLE_FAULTS = [
         "S15.record",
     ),
     *("S18.record", "S18.wait", "S19.mark", "S20.wait", "S20.mark", "S21.wait", "S21.mark", "S21.record", "S22.wait"),
-    *("S22.record", "S9.mark+S13.mark", "S22.mark+S19.mark", "mut:21+S18.record", "mut:10+driver:donate"),
+    *(
+        "S22.record",
+        "S9.mark+S13.mark",
+        "S22.mark+S19.mark",
+        "fault:NO_RECORD_BEHIND_SUM+S18.record",
+        "fault:WRITE_WITHOUT_WAIT+driver:donate",
+    ),
     *(f"mut:{n}" for n in (4, 5, 6, 7, 8, 9, 12, 13, 14, 15, 19, 20, 23)),
     *(f"driver:{word}" for word in ("count", "import-wait", "alias-wait", "alias-mark", "sync")),
 ]
 
 #: Faults that look at names of streams: for them a class of configurations is not alike, and only sleep sets are
 #: checked.
-NAME_FAULTS = ["mut:11", "mut:18"]
+NAME_FAULTS = ["fault:STREAMS_BY_NUMBER", "fault:STREAMS_BY_DEVICE"]
 
 
 def faults(names: list[str]) -> list[str]:
@@ -149,7 +155,7 @@ def test_sleep_sets_lose_nothing_where_faults_look_at_names() -> None:
 
 
 def test_random_orders_find_nothing_that_the_search_of_split_locks_missed() -> None:
-    order, locks = ["S12.wait", "S12.mark", "driver:count"], ["none", "mut:3", "mut:16"]
+    order, locks = ["S12.wait", "S12.mark", "driver:count"], ["none", "fault:READY_TOO_SOON", "fault:TAKE_IGNORES_ADDS"]
     runs = [
         ("sample", "1", "1", "samples=60", *faults([*order, *locks])),
         ("sample", "1", "2", "samples=10", *faults(order)),
@@ -188,10 +194,10 @@ def test_a_fair_share_of_what_races_by_order_is_wrong_by_value() -> None:
         ("race", ("whole", "2", "1", "2", "few", "fault=S12.wait")),
         ("race", ("split", "1", "2", "scene=adds", "first", "fault=S12.wait")),
         ("miscount", ("whole", "2", "1", "1", "few", "fault=driver:count")),
-        ("miscount", ("split", "1", "1", "scene=take", "first", "fault=mut:16")),
-        ("written", ("whole", "2", "1", "1", "few", "fault=mut:9")),
+        ("miscount", ("split", "1", "1", "scene=take", "first", "fault=fault:TAKE_IGNORES_ADDS")),
+        ("written", ("whole", "2", "1", "1", "few", "fault=fault:WRITE_SHARED")),
         ("unsound", ("whole", "1", "1", "2", "few", "fault=driver:elide")),
-        ("stuck", ("split", "1", "1", "scene=adds", "first", "fault=mut:24")),
+        ("stuck", ("split", "1", "1", "scene=adds", "first", "fault=fault:SLOT_KEPT")),
     ],
 )
 def test_a_checker_finds_its_planted_fault(verdict: str, args: tuple[str, ...]) -> None:

@@ -47,7 +47,7 @@ PLAIN = [
 ]
 SEED = 20261121
 planted = pytest.mark.skipif(
-    not hasattr(_core, "_test_stats_astray"), reason="faults are planted in test builds alone: FANIN_DEV=1"
+    not hasattr(_core, "_test_fault"), reason="faults are planted in test builds alone: FANIN_DEV=1"
 )
 
 
@@ -518,12 +518,12 @@ def test_figures_that_are_read_unordered_are_a_race() -> None:
         for _ in range(2):
             buf.add(0, m.array(np.ones(3)), stream=c)
         buf.take()
-        _core._test_stats_astray(True)
+        _core._test_fault("STATS_WRONG_STREAM")
         try:
             with pytest.raises(fanin.RaceError, match="read"):
                 buf.stats(0)
         finally:
-            _core._test_stats_astray(False)
+            _core._test_fault(None)
         assert buf.stats(0).sumsq == 12
         assert m.races == 1
 

@@ -30,6 +30,7 @@
 #include "array/low.h"
 #include "array/sum_loops.h"
 #include "array/walk.h"
+#include "base/fault.h"
 
 #include <float.h>
 #include <limits.h>
@@ -37,13 +38,6 @@
 #include <string.h>
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>
-#endif
-
-#ifdef FAN_TEST
-int fan_exact_mutant = 0;
-#define PLANTED(n) (fan_exact_mutant == (n))
-#else
-#define PLANTED(n) false
 #endif
 
 #define TILE 512      /* numbers */
@@ -229,7 +223,7 @@ static double words_value(const uint64_t *w, const kind *k, const double *factor
     }
     for (int i = high - 2; i >= 0; i--)
         more |= mag[i] != 0;
-    return rounded(minus, m, E + 64 * high + 63 - lead, more, odd && !PLANTED(FAN_EXACT_NO_ODD));
+    return rounded(minus, m, E + 64 * high + 63 - lead, more, odd && !FAN_FAULT(EXACT_NO_ODD));
 }
 
 /* ---- the fast way ---- */
@@ -275,7 +269,7 @@ static proof proof_of(const judge *j, bool is_wide)
     proof p = {n, of_bits((uint64_t)(1023 + 53 - j->digits) << 52), (n * n + 2 * n) * 0x1p-52, 52 - j->digits - bits};
     if (is_wide) /* by powers of two, so that neither side overflows */
         p = (proof){n * n * 0x1p-64, 0x1p-11, n * n * n * 0x1p-104, 0};
-    if (PLANTED(FAN_EXACT_NO_RANGE))
+    if (FAN_FAULT(EXACT_NO_RANGE))
         p.reach *= 0x1p70, p.span += 70;
     return p;
 }
@@ -1001,7 +995,7 @@ static void exact_sum(const fan_array *out, const void *in, size_t step, size_t 
         len = rest < most ? rest : most;
         size_t numbers = (size_t)len * j.parts;
         fast(&j, at, len, &t, &room);
-        if (prove(&j, &t, numbers) && !PLANTED(FAN_EXACT_NO_SLOW))
+        if (prove(&j, &t, numbers) && !FAN_FAULT(EXACT_NO_SLOW))
             slow(&j, at, numbers, &t, &room);
         if (turns)
             turn(t.sum, len, scale);

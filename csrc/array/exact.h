@@ -49,10 +49,5 @@ int fan_exact_isa(int most);
 /* fan_exact_slow: elements that needed the integer path so far, over the process; for tests and benchmarks. */
 int64_t fan_exact_slow(void);
 
-#ifdef FAN_TEST
-/* Planted faults, for the tests that must find them; 0: none. */
-enum { FAN_EXACT_NO_SLOW = 1, FAN_EXACT_NO_ODD, FAN_EXACT_NO_RANGE };
-extern int fan_exact_mutant;
-#endif
 
 #endif

@@ -2,6 +2,7 @@
  * first (S21)? */
 #include "buffer/arrive.h"
 
+#include "base/fault.h"
 #include "base/mem.h"
 
 #include <inttypes.h>
@@ -416,9 +417,9 @@ static fan_status record(fan_buffer *b, size_t slot, fan_item *item, fan_stream 
     fan_pass *p = b->slots[slot].p;
     fan_event_drop(item->event);
     item->event = NULL;
-    if (FAN_MUT(19) && !item->ours)
+    if (FAN_FAULT(RECORD_AFTER_FOLD) && !item->ours)
         return fan_event_new(stream->device, &item->event, err);
-    for (size_t i = 0; FAN_MUT(12) && i <= p->nitems; i++) {
+    for (size_t i = 0; FAN_FAULT(EVENT_REUSED) && i <= p->nitems; i++) {
         fan_event *e = i < p->nitems ? p->items[i]->event : p->E;
         if (!e || e->device != stream->device)
             continue;
@@ -466,7 +467,7 @@ fan_status fan_arrive_carry_out(fan_buffer *b, size_t slot, fan_contribution *c,
         }
         if (!a->upload)
             FAN_TRY(fan_plan_mark(v, on, FAN_PLAN_S21_MARK, err));
-        if (on_producer && FAN_MUT(15) && a->sync.record)
+        if (on_producer && FAN_FAULT(RECORD_BEFORE_CONVERSION) && a->sync.record)
             FAN_TRY(record(b, slot, item, a->P, record_bit(a->sync.how), err));
         FAN_TRY(converted(b, slot, c, a, on, &made, err));
         if (!on_producer) {
@@ -492,7 +493,7 @@ fan_status fan_arrive_carry_out(fan_buffer *b, size_t slot, fan_contribution *c,
     if (a->sync.how == '-' || (item->P != a->P))
         return FAN_OK;
     if (a->sync.record && !item->event) {
-        fan_stream *on = FAN_MUT(14) ? C : a->P;
+        fan_stream *on = FAN_FAULT(RECORD_ON_CONSUMER) ? C : a->P;
         FAN_TRY(record(b, slot, item, on, record_bit(a->sync.how), err));
     }
     if (a->sync.mark)

@@ -2,6 +2,7 @@
 #include "buffer/buffer.h"
 
 #include "base/cache.h"
+#include "base/fault.h"
 #include "base/mem.h"
 #include "base/trace.h"
 #include "array/exact.h"
@@ -14,10 +15,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#ifdef FAN_TEST
-int fan_mutant = 0;
-#endif
 
 static atomic_uint_fast64_t next_buffer = 1;
 static atomic_bool debug_on, warn_on = true, warned, redirect_on;
@@ -161,7 +158,7 @@ fan_status fan_buffer_here(fan_buffer *b, fan_error *err)
 
 void fan_slot_lock(fan_buffer *b, size_t slot)
 {
-    if (!FAN_MUT(1))
+    if (!FAN_FAULT(SLOT_LOCK))
         fan_mutex_lock(&b->locks[slot % b->nlocks]);
     else
         fan_yield();
@@ -170,7 +167,7 @@ void fan_slot_lock(fan_buffer *b, size_t slot)
 
 void fan_slot_unlock(fan_buffer *b, size_t slot)
 {
-    if (!FAN_MUT(1))
+    if (!FAN_FAULT(SLOT_LOCK))
         fan_mutex_unlock(&b->locks[slot % b->nlocks]);
     else
         fan_yield();
@@ -227,17 +224,17 @@ fan_status fan_slot_claim(fan_buffer *b, size_t slot, bool taking, const char *w
 {
     fan_slot *s = &b->slots[slot];
     fan_status status = FAN_OK;
-    while (s->busy && !FAN_MUT(17)) {
+    while (s->busy && !FAN_FAULT(SLOT_CLAIMED_TWICE)) {
         if (fan_slot_owned_by(s, fan_thread_id()) || holds_another(b, slot))
             return reentered(b, slot, what, err);
         FAN_TRY(wait_for_change(b, slot, err));
     }
-    if (FAN_MUT(1))
+    if (FAN_FAULT(SLOT_LOCK))
         fan_yield();
     s->busy = true;
     s->taking = taking;
     fan_slot_set_owner(s, fan_thread_id());
-    while (taking && s->p->arriving && status == FAN_OK && !FAN_MUT(16))
+    while (taking && s->p->arriving && status == FAN_OK && !FAN_FAULT(TAKE_IGNORES_ADDS))
         status = wait_for_change(b, slot, err);
     if (status != FAN_OK) {
         s->busy = s->taking = false;
@@ -260,7 +257,7 @@ fan_status fan_slot_claim_all(fan_buffer *b, size_t slot, bool taking, const cha
 void fan_slot_let_go(fan_buffer *b, size_t slot)
 {
     fan_slot *s = &b->slots[slot];
-    s->busy = s->taking = FAN_MUT(24);
+    s->busy = s->taking = FAN_FAULT(SLOT_KEPT);
     fan_slot_set_owner(s, 0);
     changed(b, slot);
 }
@@ -733,7 +730,7 @@ static fan_status fold_items(fan_buffer *b, size_t slot, size_t m, fan_error *er
 {
     fan_slot *s = &b->slots[slot];
     fan_gathered g;
-    if (FAN_MUT(1))
+    if (FAN_FAULT(SLOT_LOCK))
         fan_yield();
     s->busy = true;
     fan_slot_set_owner(s, fan_thread_id());
@@ -912,7 +909,7 @@ static fan_status reserve(fan_buffer *b, size_t slot, fan_contribution *c, const
         it->donated = c->donate && !c->copy && c->value.form != FAN_UNDEFINED;
         it->P = a->sync.how == '-' ? NULL : fan_stream_hold(a->P);
         it->ours = it->lent = c->summed;
-        it->parked = FAN_MUT(2);
+        it->parked = FAN_FAULT(PARKED_EARLY);
     }
     return FAN_OK;
 }
@@ -1019,7 +1016,7 @@ fan_status fan_slot_check(fan_buffer *b, size_t slot, fan_error *err)
 fan_status fan_slot_enter(fan_buffer *b, size_t slot, const char *what, fan_error *err)
 {
     fan_slot *s = &b->slots[slot];
-    while (s->taking && s->busy && !FAN_MUT(22)) {
+    while (s->taking && s->busy && !FAN_FAULT(ADD_IGNORES_TAKE)) {
         if (fan_slot_owned_by(s, fan_thread_id()) || holds_another(b, slot))
             return reentered(b, slot, what, err);
         FAN_TRY(wait_for_change(b, slot, err));
@@ -1065,7 +1062,7 @@ static fan_status adding_reserve(fan_buffer *b, adding *x, fan_error *err)
     fan_slot_lock(b, slot);
     FAN_GO(x->follows ? fan_slot_poisoned(b, slot, err) : fan_slot_enter(b, slot, "add", err));
     FAN_GO(fan_arrive_check(b, slot, c, x->with.current, x->with.consumer, &x->a, err));
-    if (FAN_MUT(1))
+    if (FAN_FAULT(SLOT_LOCK))
         fan_yield();
     x->before = *s->p;
     FAN_GO(reserve(b, slot, c, &x->a, &x->with, x->it, err));
@@ -1208,7 +1205,7 @@ static fan_status adding_fold(fan_buffer *b, adding *x, fan_pass **gone, fan_err
 {
     fan_slot *s = &b->slots[x->slot];
     fan_item *it = x->it;
-    fan_event *late = FAN_MUT(19) && it->event ? fan_event_hold(it->event) : NULL;
+    fan_event *late = FAN_FAULT(RECORD_AFTER_FOLD) && it->event ? fan_event_hold(it->event) : NULL;
     fan_status status = fold_while_due(b, x->slot, err);
     if (late)
         (void)fan_event_rerecord(late, x->a.P, err);
@@ -1493,7 +1490,7 @@ fan_status fan_buffer_ready(fan_buffer *b, size_t slot, bool *ready, fan_error *
     if (status == FAN_OK && s->expected < 0)
         status =
             fan_fail(err, FAN_VALUE, FAN_SLOT_SAID ": ready() needs expect(%zu, n) first", FAN_SLOT_WHO(b, slot), slot);
-    *ready = status == FAN_OK && count_of(s) == s->expected && (s->p->arriving == 0 || FAN_MUT(3));
+    *ready = status == FAN_OK && count_of(s) == s->expected && (s->p->arriving == 0 || FAN_FAULT(READY_TOO_SOON));
     fan_slot_unlock(b, slot);
     return status;
 }
@@ -1725,7 +1722,7 @@ done:
 static void assert_nothing_parked(const fan_buffer *b)
 {
 #ifdef FAN_TEST
-    assert(fan_mutant || (atomic_load(&b->parked) == 0 && atomic_load(&b->alone) == 0));
+    assert(!FAN_FAULT_IS(FAN_FAULT_NONE) || (atomic_load(&b->parked) == 0 && atomic_load(&b->alone) == 0));
 #else
     (void)b;
 #endif

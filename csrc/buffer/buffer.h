@@ -295,10 +295,6 @@ fan_status fan_buffer_take(fan_buffer *b, const fan_take *how, fan_value *result
  * FAN_CAPTURE while that is captured, or where it was then. */
 fan_status fan_buffer_stats(fan_buffer *b, size_t slot, bool *some, fan_stats *out, bool *bad, int64_t *bad_key,
                             fan_error *err);
-#ifdef FAN_TEST
-/* fan_known_astray: a planted fault: figures are read in the order of a stream that did not write them. */
-extern atomic_int fan_known_astray;
-#endif
 fan_status fan_buffer_clear(fan_buffer *b, fan_error *err);
 void fan_buffer_counters(const fan_buffer *b, fan_counters *out);
 void fan_counters_total(fan_counters *out); /* of the process */

@@ -7,6 +7,7 @@
 
 #include "array/exact.h"
 #include "array/overlap.h"
+#include "base/fault.h"
 #include "base/mem.h"
 #include "base/trace.h"
 
@@ -137,7 +138,8 @@ static fan_reuse_answer may_write(const fan_fold *f, size_t which, fan_dtype tar
     }
     if (!facts.ours && !facts.donated && !t->lent && facts.host && t->v->object)
         facts.unshared = f->b->frontend->unshared(t->v->object);
-    if (FAN_MUT(9) || (FAN_MUT(13) && atomic_load(&a->refs) == 1 && atomic_load(&a->storage->refs) == 1))
+    if (FAN_FAULT(WRITE_SHARED) ||
+        (FAN_FAULT(REFCOUNT_IS_ENOUGH) && atomic_load(&a->refs) == 1 && atomic_load(&a->storage->refs) == 1))
         facts.ours = true;
     return fan_reusable(&facts);
 }
@@ -166,21 +168,22 @@ fan_accum_plan fan_fold_plan(const fan_fold *f)
 fan_status fan_fold_wait_terms(fan_fold *f, fan_error *err)
 {
     fan_stream *A = slot_of(f)->p->A;
-    if (!A || FAN_MUT(20))
+    if (!A || FAN_FAULT(FOLD_UNORDERED))
         return FAN_OK;
     for (size_t i = 0; i < f->n; i++) {
         const fan_term *t = &f->terms[i];
         bool newest = true;
         /* Lifetime: also where P is A, for the memory may be a third stream's. */
-        FAN_TRY(fan_plan_mark(t->v, FAN_MUT(7) ? t->P : A, i == 0 ? FAN_PLAN_S13_MARK : FAN_PLAN_S12_MARK, err));
-        if (!t->P || t->P == A || (FAN_MUT(11) && t->P->handle == A->handle) ||
-            (FAN_MUT(18) && t->P->device == A->device))
+        FAN_TRY(fan_plan_mark(t->v, FAN_FAULT(MARK_ON_PRODUCER) ? t->P : A,
+                              i == 0 ? FAN_PLAN_S13_MARK : FAN_PLAN_S12_MARK, err));
+        if (!t->P || t->P == A || (FAN_FAULT(STREAMS_BY_NUMBER) && t->P->handle == A->handle) ||
+            (FAN_FAULT(STREAMS_BY_DEVICE) && t->P->device == A->device))
             continue;
         /* An event whose record on the same stream began when this one's was through covers this gradient too. */
         for (size_t j = 0; j < f->n && newest && t->event; j++)
             if (j != i && f->terms[j].P == t->P && f->terms[j].event)
-                newest = FAN_MUT(23) ? !fan_event_covers(t->event, f->terms[j].event)
-                                     : !fan_event_covers(f->terms[j].event, t->event);
+                newest = FAN_FAULT(OLDEST_EVENT) ? !fan_event_covers(t->event, f->terms[j].event)
+                                                 : !fan_event_covers(f->terms[j].event, t->event);
         f->rules |= i == 0 ? FAN_S(13) : FAN_S(12);
         if (newest)
             FAN_TRY(fan_plan_wait(f->b, f->slot, A, t->event, i == 0 ? FAN_PLAN_S13_WAIT : FAN_PLAN_S12_WAIT, err));
@@ -191,7 +194,7 @@ fan_status fan_fold_wait_terms(fan_fold *f, fan_error *err)
 /* before_record: an event that is recorded on s now is behind all sums on s: also those that wait in the batch. */
 static void before_record(const fan_fold *f, const fan_stream *s)
 {
-    if (f->batch && fan_batch_waits_on(f->batch, s) && !FAN_BATCH_MUTANT(SETTLED))
+    if (f->batch && fan_batch_waits_on(f->batch, s) && !FAN_FAULT(BATCH_SETTLED))
         fan_batch_flush(f->batch);
 }
 
@@ -200,7 +203,7 @@ static fan_status settle(fan_fold *f, const fan_array *a, fan_error *err)
 {
     fan_stream *A = slot_of(f)->p->A, *user;
     fan_status status = FAN_OK;
-    if (!A || !a->storage || FAN_MUT(10) || FAN_MUT(13))
+    if (!A || !a->storage || FAN_FAULT(WRITE_WITHOUT_WAIT) || FAN_FAULT(REFCOUNT_IS_ENOUGH))
         return FAN_OK;
     for (size_t i = 0; status == FAN_OK && (user = fan_memory_user(a->storage, i)); i++) {
         fan_event *e = NULL;
@@ -241,7 +244,7 @@ static fan_status run(fan_fold *f, fan_job *job, fan_error *err)
         bytes += n;
     }
     fan_stream *on = s->p->A;
-    if (FAN_MUT(6) && f->n)
+    if (FAN_FAULT(SUM_ON_LAST_PRODUCER) && f->n)
         on = f->terms[f->n - 1].P;
     if (f->batch)
         return fan_batch_put(f->batch, on, job, &f->number, err);
@@ -364,7 +367,7 @@ static fan_status fold_dense(fan_fold *f, fan_dtype target, fan_error *err)
         if (!in_place)
             FAN_GO(fan_array_broadcast(out, full->ndim, full->shape, &seen, err));
     }
-    if (!FAN_MUT(4))
+    if (!FAN_FAULT(WAIT_AFTER_SUM))
         FAN_GO(fan_fold_wait_terms(f, err));
     if (in_place)
         FAN_GO(settle(f, out, err));
@@ -386,7 +389,7 @@ static fan_status fold_dense(fan_fold *f, fan_dtype target, fan_error *err)
     f->known.yes = f->known.yes || here || f->known.words;
     if (cut && out->size) /* each element stands for several */
         f->known.times = (uint64_t)(full->size / out->size);
-    if (FAN_MUT(4))
+    if (FAN_FAULT(WAIT_AFTER_SUM))
         FAN_GO(fan_fold_wait_terms(f, err));
     FAN_COUNT(f->b, in_place, in_place ? f->n - 1 : 0);
     if (f->out) {
@@ -944,7 +947,7 @@ fan_status fan_fold_begin(fan_fold *f, fan_batch *batch, fan_error *err)
         if (!f->terms[i].ours)
             FAN_TRY(fan_slot_still(f->b, f->slot, f->terms[i].v, f->terms[i].key, err));
     f->batch = batch;
-    if (s->p->A && FAN_MUT(5)) {
+    if (s->p->A && FAN_FAULT(RECORD_BEFORE_SUM)) {
         fan_event_drop(f->E);
         FAN_TRY(fan_plan_record(f->b, s->p->A, FAN_PLAN_S15_RECORD, &f->early, err));
     }
@@ -960,7 +963,7 @@ fan_status fan_fold_begin(fan_fold *f, fan_batch *batch, fan_error *err)
 
 bool fan_fold_left(const fan_fold *f)
 {
-    return f->batch && fan_batch_fate(f->batch, f->number) == FAN_FATE_WAITS && !FAN_BATCH_MUTANT(LATE);
+    return f->batch && fan_batch_fate(f->batch, f->number) == FAN_FATE_WAITS && !FAN_FAULT(BATCH_LATE);
 }
 
 void fan_fold_abandon(fan_fold *f)
@@ -989,7 +992,7 @@ static fan_status fold_record(fan_fold *f, fan_error *err)
         fan_sync_fold plan = fan_sync_fold_plan(f->before);
         record = plan.record;
         f->rules |= plan.rules;
-        record = record && !FAN_MUT(21);
+        record = record && !FAN_FAULT(NO_RECORD_BEHIND_SUM);
         bit = FAN_PLAN_S15_RECORD;
     }
     /* Left out, S15 leaves the first producer's event in place; a record that finds no memory leaves none, and S18
@@ -1002,7 +1005,7 @@ static fan_status fold_record(fan_fold *f, fan_error *err)
             return status;
     }
     f->E = e;
-    f->R = fan_stream_hold(FAN_MUT(8) && f->terms[0].P ? f->terms[0].P : A);
+    f->R = fan_stream_hold(FAN_FAULT(READY_STREAM_STAYS) && f->terms[0].P ? f->terms[0].P : A);
     return FAN_OK;
 }
 
@@ -1031,7 +1034,7 @@ static void fold_trace(const fan_fold *f)
 fan_status fan_fold_end(fan_fold *f, fan_error *err)
 {
     fan_status status = FAN_OK;
-    if (f->batch && fan_batch_fate(f->batch, f->number) == FAN_FATE_FAILED && !FAN_BATCH_MUTANT(NO_FATE))
+    if (f->batch && fan_batch_fate(f->batch, f->number) == FAN_FATE_FAILED && !FAN_FAULT(BATCH_NO_FATE))
         status = fan_batch_failure(f->batch, err);
     assert(!fan_fold_left(f));
     f->batch = NULL;

@@ -5,15 +5,12 @@
  * running sum's alone); who spoiled the running sum goes from one to the next. */
 #include "buffer/slot.h"
 
+#include "base/fault.h"
 #include "base/mem.h"
 #include "base/trace.h"
 
 #include <assert.h>
 #include <stdio.h>
-
-#ifdef FAN_TEST
-atomic_int fan_known_astray;
-#endif
 
 fan_known fan_known_hold(const fan_known *k)
 {
@@ -226,12 +223,10 @@ static fan_status read(const fan_buffer *b, size_t slot, fan_known *k, fan_error
             "once it has ended",
             FAN_SLOT_WHO(b, slot));
     fan_stream *on = fan_stream_hold(k->on);
-#ifdef FAN_TEST
-    if (atomic_load(&fan_known_astray)) { /* a planted fault: a stream that has nothing to do with it */
+    if (FAN_FAULT(STATS_WRONG_STREAM)) {
         fan_stream_drop(on);
         on = fan_stream_current(k->on->device);
     }
-#endif
     void *left = b->frontend->leave ? b->frontend->leave() : NULL;
     fan_status status = fan_figures_read(on, k->words, &told, err);
     if (b->frontend->leave)

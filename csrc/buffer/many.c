@@ -4,6 +4,7 @@
  * orders others after its sum (S14-S17) and is let go. Who adds meanwhile to a slot that is busy parks, and who takes
  * waits, as for one fold: nothing here waits for a slot. A launch that fails poisons the slots whose sums were in it;
  * those whose turn had not come are as they were. */
+#include "base/fault.h"
 #include "base/mem.h"
 #include "buffer/slot.h"
 
@@ -70,14 +71,14 @@ static fan_status end_all(round *r, fan_error *err)
 {
     fan_error other;
     fan_status status = FAN_OK;
-    if (!FAN_BATCH_MUTANT(LATE))
+    if (!FAN_FAULT(BATCH_LATE))
         fan_batch_flush(r->batch);
     for (size_t i = 0; i < r->n; i++) {
         folding *f = &r->all[i];
         fan_status its = end_one(r, f, status == FAN_OK ? err : &other);
         status = status == FAN_OK ? its : status;
     }
-    if (FAN_BATCH_MUTANT(LATE))
+    if (FAN_FAULT(BATCH_LATE))
         fan_batch_flush(r->batch);
     if (status == FAN_OK)
         status = fan_batch_failure(r->batch, err);

@@ -9,12 +9,4 @@
 #define FAN_S(n) (UINT64_C(1) << ((n) - 1))
 #define FAN_A(n) (UINT64_C(1) << (FAN_S_RULES + (n) - 1))
 
-/* FAN_MUT: planted fault number n, each told and killed in docs/proof.md. */
-#ifdef FAN_TEST
-extern int fan_mutant; /* which one is on; 0: none */
-#define FAN_MUT(n) (fan_mutant == (n))
-#else
-#define FAN_MUT(n) 0
-#endif
-
 #endif

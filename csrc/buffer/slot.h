@@ -4,6 +4,7 @@
 
 #include "buffer/buffer.h"
 #include "buffer/plain.h"
+#include "base/fault.h"
 
 /* One contribution. Owned by its slot from reservation on; only the slot's folder takes it away again. */
 typedef struct fan_item {
@@ -187,7 +188,7 @@ void fan_count(fan_buffer *b, size_t counter_offset, uint64_t n);
 
 static inline fan_place fan_place_of(const fan_stream *s)
 {
-    return s ? (fan_place){s->device->id, FAN_MUT(11) ? s->handle : s->id} : (fan_place){0, 0};
+    return s ? (fan_place){s->device->id, FAN_FAULT(STREAMS_BY_NUMBER) ? s->handle : s->id} : (fan_place){0, 0};
 }
 
 /* fan_plan_record: an event on s, or, where the proof leaves out `bit`, an event that was never recorded. */

@@ -28,6 +28,7 @@
 #define FAN_BUFFER_SYNC_H
 
 #include "buffer/rules.h"
+#include "base/fault.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -42,9 +43,9 @@ typedef struct fan_place {
 
 static inline bool fan_place_same(fan_place a, fan_place b)
 {
-    if (FAN_MUT(18))
+    if (FAN_FAULT(STREAMS_BY_DEVICE))
         return a.device == b.device || a.stream == b.stream;
-    return (a.device == b.device || FAN_MUT(11)) && a.stream == b.stream;
+    return (a.device == b.device || FAN_FAULT(STREAMS_BY_NUMBER)) && a.stream == b.stream;
 }
 static inline bool fan_place_set(fan_place a) { return a.stream != 0; }
 

@@ -1,5 +1,6 @@
 /* What a consumer gets: finish each slot's sum, order the consumer's stream, empty all at the end (S18, S19, S22, A14,
  * D11, D21). */
+#include "base/fault.h"
 #include "base/mem.h"
 #include "base/trace.h"
 #include "buffer/slot.h"
@@ -425,7 +426,7 @@ static fan_status cuts_end(fan_buffer *b, cut *cuts, size_t from, size_t to, fan
     fan_status status = FAN_OK;
     if (!batch)
         return FAN_OK;
-    if (!failed && !FAN_BATCH_MUTANT(LATE))
+    if (!failed && !FAN_FAULT(BATCH_LATE))
         fan_batch_flush(batch);
     for (size_t i = from; i < to; i++) {
         fan_error *said = status == FAN_OK ? err : &other;
@@ -440,7 +441,7 @@ static fan_status cuts_end(fan_buffer *b, cut *cuts, size_t from, size_t to, fan
         spoil(b, cuts[i].slot, its, said);
         status = status == FAN_OK ? its : status;
     }
-    if (!failed && FAN_BATCH_MUTANT(LATE))
+    if (!failed && FAN_FAULT(BATCH_LATE))
         fan_batch_flush(batch);
     if (status == FAN_OK)
         status = fan_batch_failure(batch, err);

@@ -5,16 +5,13 @@
  * are queued one by one, in the order in which they came: what would have been without a batch. */
 #include "device/device.h"
 
+#include "base/fault.h"
 #include "base/mem.h"
 #include "base/trace.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#ifdef FAN_TEST
-int fan_batch_mutant;
-#endif
 
 #define STREAMS 8
 
@@ -189,7 +186,7 @@ static void one_by_one(fan_batch *b, fan_stream *s, group *g)
 static void group_run(fan_batch *b, fan_stream *s, group *g, extent *room)
 {
     const fan_backend *backend = s->device->backend;
-    if (g->n > 1 && backend->run_many && (independent(g->jobs, g->n, room) || FAN_BATCH_MUTANT(DEPENDENT))) {
+    if (g->n > 1 && backend->run_many && (independent(g->jobs, g->n, room) || FAN_FAULT(BATCH_DEPENDENT))) {
         fan_yield();
         b->status = backend->run_many(s->device, s, g->jobs, g->n, g->fates, &b->err);
     }

@@ -1,14 +1,11 @@
 #define _POSIX_C_SOURCE 200809L
 #include "device/cuda_part.h"
 
+#include "base/fault.h"
 #include "base/mem.h"
 
 #include <stdio.h>
 #include <string.h>
-
-#ifdef FAN_TEST
-int fan_cuda_mutant;
-#endif
 
 /* ---- forks ---- */
 
@@ -109,7 +106,7 @@ fan_status fan_cuda_enter(fan_cuda_part *p, fan_cuda_scope *scope, fan_error *er
 void fan_cuda_leave(fan_cuda_scope *scope)
 {
     fan_cu_context mine = NULL;
-    if (!scope->pushed || FAN_CUDA_MUTANT(NO_POP))
+    if (!scope->pushed || FAN_FAULT(CUDA_NO_POP))
         return;
     scope->pushed = false;
     (void)fan_cuda_check(scope->part, fan_cuda_api_of(scope->part)->CtxPopCurrent(&mine), "cuCtxPopCurrent", NULL);
@@ -119,7 +116,7 @@ void fan_cuda_leave(fan_cuda_scope *scope)
 static void die(fan_cuda_part *p, const fan_error *cause)
 {
     (void)pthread_mutex_lock(&p->lock);
-    if (!atomic_load_explicit(&p->dead, memory_order_relaxed) && !FAN_CUDA_MUTANT(NO_POISON)) {
+    if (!atomic_load_explicit(&p->dead, memory_order_relaxed) && !FAN_FAULT(CUDA_NO_POISON)) {
         p->cause = *cause;
         atomic_store_explicit(&p->dead, true, memory_order_release);
     }
@@ -492,7 +489,7 @@ static fan_status cuda_sync(fan_stream *s, fan_error *err)
     }
     FAN_GO(not_captured(s, "waited for", err));
     FAN_GO(fan_cuda_queue_of(s, &on, err));
-    status = FAN_CUDA_MUTANT(NO_SYNC) ? FAN_OK : fan_cuda_pass(p, on, err);
+    status = FAN_FAULT(CUDA_NO_SYNC) ? FAN_OK : fan_cuda_pass(p, on, err);
 done:
     fan_cuda_leave(&scope);
     if (status == FAN_OK)
@@ -534,7 +531,7 @@ static fan_status cuda_record(fan_event *e, fan_stream *s, fan_error *err)
     fan_cu_stream on;
     FAN_TRY(fan_cuda_queue_of(s, &on, err));
     FAN_TRY(fan_cuda_enter(p, &scope, err));
-    fan_status status = FAN_CUDA_MUTANT(NO_RECORD)
+    fan_status status = FAN_FAULT(CUDA_NO_RECORD)
                             ? FAN_OK
                             : fan_cuda_check(p, fan_cuda_api_of(p)->EventRecord(event_of(e), on), "cuEventRecord", err);
     fan_cuda_leave(&scope);
@@ -553,7 +550,7 @@ static fan_status cuda_wait(fan_stream *s, fan_event *e, fan_error *err)
     FAN_TRY(fan_cuda_queue_of(s, &on, err));
     FAN_TRY(fan_cuda_enter(p, &scope, err));
     fan_status status =
-        FAN_CUDA_MUTANT(NO_WAIT)
+        FAN_FAULT(CUDA_NO_WAIT)
             ? FAN_OK
             : fan_cuda_check(p, fan_cuda_api_of(p)->StreamWaitEvent(on, event_of(e), 0), "cuStreamWaitEvent", err);
     fan_cuda_leave(&scope);
@@ -592,7 +589,7 @@ static fan_status cuda_query(fan_event *e, bool *done, fan_error *err)
 static bool cuda_peek(fan_event *e)
 {
     bool done = false;
-    if (!fan_cuda_usable(fan_cuda_part_of(e->device)) || FAN_CUDA_MUTANT(EARLY_FREE))
+    if (!fan_cuda_usable(fan_cuda_part_of(e->device)) || FAN_FAULT(CUDA_EARLY_FREE))
         return true; /* nothing runs any more, and the memory is only forgotten */
     return cuda_query(e, &done, NULL) == FAN_OK && done;
 }

@@ -54,22 +54,5 @@ extern const unsigned char fan_kernels_fatbin[];
 extern const size_t fan_kernels_fatbin_bytes;
 extern const char fan_kernels_made[];
 
-#ifdef FAN_TEST
-/* Planted faults, for the tests that must find them; 0: none. */
-enum {
-    FAN_CUDA_NO_WAIT = 1,
-    FAN_CUDA_NO_RECORD,
-    FAN_CUDA_NO_POP,
-    FAN_CUDA_EARLY_FREE,
-    FAN_CUDA_NO_SYNC,
-    FAN_CUDA_NO_POISON,
-    FAN_CUDA_CAPTURED_FREE,
-    FAN_CUDA_EARLY_TABLE
-};
-extern int fan_cuda_mutant;
-#define FAN_CUDA_MUTANT(name) (fan_cuda_mutant == FAN_CUDA_##name)
-#else
-#define FAN_CUDA_MUTANT(name) 0
-#endif
 
 #endif

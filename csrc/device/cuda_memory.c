@@ -6,6 +6,7 @@
  * entry a block, sorted by address) say which is which, and which graphs use it. */
 #include "device/cuda_part.h"
 
+#include "base/fault.h"
 #include "base/mem.h"
 
 #include <stdio.h>
@@ -162,7 +163,7 @@ void fan_cuda_free(fan_device *d, void *data, size_t bytes)
     (void)pthread_mutex_lock(&p->lock);
     fan_cuda_block *b = holding(p, (uint64_t)(uintptr_t)data);
     if (b && b->graphs && usable && atomic_load_explicit(b->graphs, memory_order_acquire) > 1 &&
-        !FAN_CUDA_MUTANT(CAPTURED_FREE)) {
+        !FAN_FAULT(CUDA_CAPTURED_FREE)) {
         b->left = true;
         p->nleft++;
     } else if (b) {

@@ -10,6 +10,7 @@
 #include "device/cuda_part.h"
 
 #include "array/walk.h"
+#include "base/fault.h"
 #include "base/mem.h"
 #include "base/trace.h"
 #include "device/kernels/args.h"
@@ -929,11 +930,11 @@ static fan_status run_tables(site *s, sorted *o, const fan_job *jobs, size_t n, 
     fan_status status = fan_cuda_scratch(s->stream, bytes, &table, err);
     if (status == FAN_OK) {
         status = send(s, table, staging, bytes, err);
-        if (FAN_CUDA_MUTANT(EARLY_TABLE))
+        if (FAN_FAULT(CUDA_EARLY_TABLE))
             fan_cuda_free(&s->part->device, (void *)(uintptr_t)table, bytes);
         if (status == FAN_OK)
             status = launch_kinds(s, o, jobs, n, table, fates, err);
-        if (!FAN_CUDA_MUTANT(EARLY_TABLE))
+        if (!FAN_FAULT(CUDA_EARLY_TABLE))
             fan_cuda_scratch_free(s->stream, table);
     } else if (status == FAN_NOMEM || status == FAN_DEVICE_NOMEM) {
         status = FAN_OK;

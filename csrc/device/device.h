@@ -318,14 +318,6 @@ bool fan_batch_waits_on(const fan_batch *b, const fan_stream *s);
 uint64_t fan_batch_bytes(const fan_batch *b); /* of the results of all its jobs */
 void fan_batch_clear(fan_batch *b);           /* as new; the room stays */
 
-#ifdef FAN_TEST
-/* Planted faults, for the tests that must find them; 0: none. */
-enum { FAN_BATCH_LATE = 1, FAN_BATCH_DEPENDENT, FAN_BATCH_SETTLED, FAN_BATCH_NO_FATE };
-extern int fan_batch_mutant;
-#define FAN_BATCH_MUTANT(name) (fan_batch_mutant == FAN_BATCH_##name)
-#else
-#define FAN_BATCH_MUTANT(name) 0
-#endif
 /* fan_device_sparse_merge: fan_sparse_merge for parts on device d, ordered by s. COO without `coalesce` and without
  * result rounding is queued; anything else reads the parts to the host (blocks), merges there and uploads. */
 fan_status fan_device_sparse_merge(fan_device *d, fan_stream *s, const fan_sparse_operand *in, size_t n, bool coalesce,

@@ -2,6 +2,7 @@
 #include "device/sim.h"
 
 #include "base/draw.h"
+#include "base/fault.h"
 #include "base/mem.h"
 #include "base/trace.h"
 #include "device/machine.h"
@@ -34,12 +35,9 @@ enum {
     OF_HOST,
     OF_KNOWN
 };
+_Static_assert(FAN_FAULT_NO_TURNS + OF_KNOWN == FAN_FAULT_NO_FOOTPRINT_KNOWN, "base/fault.h has them in this order");
 #define NAME(kind, number) ((uint64_t)(kind) << 56 | ((number) & ((UINT64_C(1) << 56) - 1)))
 #define OF_ANOTHER (UINT64_C(1) << 63) /* of another machine than the thread's: all others are one */
-
-#ifdef FAN_TEST
-int fan_sim_fault;
-#endif
 
 /* Numbers of mutexes that spawned threads make: (machine, thread, his how manieth), above those that are counted. */
 #define MADE_HERE (UINT64_C(1) << 62)
@@ -74,7 +72,7 @@ static uint32_t lane_of(const fan_sim *m) { return m->host_lane[host_of(m)]; }
 static void touch(const fan_sim *m, uint64_t name, fan_touch how)
 {
     const fan_sim *mine = here.m;
-    if (FAN_SIM_FAULT(name >> 56 & 0x7f))
+    if (FAN_FAULT_IS(FAN_FAULT_NO_TURNS + (fan_fault_id)(name >> 56 & 0x7f)))
         return;
     if (mine && mine->has_chooser && mine->chooser.touched)
         mine->chooser.touched(mine->chooser.ctx, mine == m ? name : name | OF_ANOTHER, how);
@@ -2545,7 +2543,7 @@ static void hook_yield(void *ctx)
 static bool hook_begin(void *ctx)
 {
     fan_sim *m = ctx;
-    if (in_kernel || FAN_SIM_FAULT(FAN_SIM_NO_TURNS))
+    if (in_kernel || FAN_FAULT(NO_TURNS))
         return true;
     if (!here.vain)
         fan_turns_busy(m->turns, here.actor);

@@ -64,15 +64,6 @@ typedef struct fan_sim_hooks {
     void (*after_block)(void *ctx, void *before);
 } fan_sim_hooks;
 
-#ifdef FAN_TEST
-/* A planted fault: footprints of one kind (sim.c numbers them) are left out; or, FAN_SIM_NO_TURNS, the beginnings of
- * calls are no turns. 0: none. */
-#define FAN_SIM_NO_TURNS 100
-extern int fan_sim_fault;
-#define FAN_SIM_FAULT(n) (fan_sim_fault == (int)(n))
-#else
-#define FAN_SIM_FAULT(n) 0
-#endif
 
 fan_status fan_sim_new(const fan_sim_config *config, const fan_sim_hooks *hooks, fan_sim **out, fan_error *err);
 fan_sim *fan_sim_hold(fan_sim *m);

@@ -226,17 +226,6 @@ static PyObject *kernels_made(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(n
     return PyUnicode_FromString(fan_kernels_made);
 }
 
-#ifdef FAN_TEST
-static PyObject *test_mutant(PyObject *Py_UNUSED(module), PyObject *number)
-{
-    long n = PyLong_AsLong(number);
-    if (n == -1 && PyErr_Occurred())
-        return NULL;
-    fan_cuda_mutant = (int)n;
-    Py_RETURN_NONE;
-}
-#endif
-
 static PyObject *cuda_here(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 {
     fan_cuda *c = NULL;
@@ -299,9 +288,5 @@ PyMethodDef fan_cuda_functions[] = {
      "kernels_hash()\n--\n\nThe hash of the sources that the CUDA kernels were made of."},
     {"kernels_made", kernels_made, METH_NOARGS,
      "kernels_made()\n--\n\nWhat nvcc made of them when the package was built; \"\": it was built without."},
-#ifdef FAN_TEST
-    {"_test_cuda_mutant", test_mutant, METH_O,
-     "_test_cuda_mutant(number, /)\n--\n\nA planted fault of the CUDA backend; 0: none."},
-#endif
     {NULL, NULL, 0, NULL},
 };

@@ -309,45 +309,15 @@ done:
 }
 
 #ifdef FAN_TEST
-static PyObject *test_exact_mutant(PyObject *Py_UNUSED(module), PyObject *o)
+static PyObject *test_fault(PyObject *Py_UNUSED(module), PyObject *name)
 {
-    long n = PyLong_AsLong(o);
-    if (n == -1 && PyErr_Occurred())
+    const char *text = name == Py_None ? "NONE" : PyUnicode_AsUTF8(name);
+    if (!text)
         return NULL;
-    fan_exact_mutant = (int)n;
-    Py_RETURN_NONE;
-}
-
-static PyObject *test_stats_astray(PyObject *Py_UNUSED(module), PyObject *o)
-{
-    atomic_store(&fan_known_astray, PyObject_IsTrue(o));
-    Py_RETURN_NONE;
-}
-
-static PyObject *test_mutant(PyObject *Py_UNUSED(module), PyObject *o)
-{
-    long n = PyLong_AsLong(o);
-    if (n == -1 && PyErr_Occurred())
-        return NULL;
-    fan_mutant = (int)n;
-    Py_RETURN_NONE;
-}
-
-static PyObject *test_batch_mutant(PyObject *Py_UNUSED(module), PyObject *number)
-{
-    long n = PyLong_AsLong(number);
-    if (n == -1 && PyErr_Occurred())
-        return NULL;
-    fan_batch_mutant = (int)n;
-    Py_RETURN_NONE;
-}
-
-static PyObject *test_sim_fault(PyObject *Py_UNUSED(module), PyObject *number)
-{
-    long n = PyLong_AsLong(number);
-    if (n == -1 && PyErr_Occurred())
-        return NULL;
-    fan_sim_fault = (int)n;
+    fan_fault_id id = fan_fault_named(text);
+    if (id == FAN_FAULT_NONE && name != Py_None)
+        return PyErr_Format(PyExc_ValueError, "no fault is called %R: base/fault.h has the list", name);
+    fan_fault_plant(id);
     Py_RETURN_NONE;
 }
 #endif
@@ -400,15 +370,8 @@ PyMethodDef fan_option_functions[] = {
      "over states, so many arrays at a time. "
      "Returns how many elements went the integer path so far."},
 #ifdef FAN_TEST
-    {"_test_exact_mutant", test_exact_mutant, METH_O,
-     "_test_exact_mutant(n, /)\n--\n\nTests: switch a planted fault of exact sums on; 0: none."},
-    {"_test_batch_mutant", test_batch_mutant, METH_O,
-     "_test_batch_mutant(n, /)\n--\n\nTests: switch a planted fault of batches of sums on; 0: none."},
-    {"_test_sim_fault", test_sim_fault, METH_O,
-     "_test_sim_fault(n, /)\n--\n\nTests: footprints of one kind are left out; 0: none is."},
-    {"_test_stats_astray", test_stats_astray, METH_O,
-     "_test_stats_astray(on, /)\n--\n\nTests: read figures in the order of a stream that did not write them."},
-    {"_test_mutant", test_mutant, METH_O, "_test_mutant(n, /)\n--\n\nTests: switch a planted fault on; 0: none."},
+    {"_test_fault", test_fault, METH_O,
+     "_test_fault(name, /)\n--\n\nTests: plant the fault of that name (base/fault.h); None: none."},
 #endif
     {NULL, NULL, 0, NULL},
 };

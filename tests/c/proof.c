@@ -53,9 +53,9 @@ bool fault_parse(fault *f, const char *text)
             return false;
         memcpy(part, at, n);
         part[n] = '\0';
-        if (strncmp(part, "mut:", 4) == 0) {
-            f->mutant = atoi(part + 4);
-            if (f->mutant <= 0)
+        if (strncmp(part, "fault:", 6) == 0) {
+            f->planted = fan_fault_named(part + 6);
+            if (f->planted == FAN_FAULT_NONE)
                 return false;
         } else if (strncmp(part, "driver:", 7) == 0) {
             unsigned bit = 0;
@@ -78,7 +78,7 @@ bool fault_parse(fault *f, const char *text)
 
 void fault_plant(const fault *f, world *w)
 {
-    fan_mutant = f->mutant;
+    fan_fault_plant(f->planted);
     fan_sim_leave_out(w->m, f->bits);
 }
 
@@ -177,7 +177,7 @@ bool search_whole(const search *how, tally *out)
         }
         out->shapes += any;
     }
-    fan_mutant = 0;
+    fan_fault_plant(FAN_FAULT_NONE);
     world_close(&w);
     return sound;
 }
@@ -520,7 +520,7 @@ static bool hunt(const fault *f, depth how_deep, death *d)
         if (!grounds[i].split) {
             search how = {.K = K, .D = D, .S = S, .options = grounds[i].options, .reduce = true, .first = true, .fault = *f};
             /* Faults that look at names: a class is not alike. */
-            how.raw = f->mutant == 11 || f->mutant == 18;
+            how.raw = f->planted == FAN_FAULT_STREAMS_BY_NUMBER || f->planted == FAN_FAULT_STREAMS_BY_DEVICE;
             snprintf(d->at, sizeof d->at, "whole K=%d D=%d S=%d", K, D, S);
             sound = search_whole(&how, &t);
             bury(d, &t);
@@ -633,7 +633,7 @@ static void do_replay(int argc, char **argv)
         CHECK(search_config(&w, &how, &c, &t, &v));
         say("replay", &t, seconds());
     }
-    fan_mutant = 0;
+    fan_fault_plant(FAN_FAULT_NONE);
     world_close(&w);
 }
 

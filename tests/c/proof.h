@@ -2,16 +2,17 @@
 #ifndef FAN_TESTS_PROOF_H
 #define FAN_TESTS_PROOF_H
 
+#include "base/fault.h"
 #include "proof_run.h"
 
 /* A planted fault: plan bits left out on the machine, a fault in the buffer's own code (FAN_MUT), or one of the driver's. */
 typedef struct fault {
     char name[96];
     uint64_t bits;
-    int mutant;      /* 0: none */
+    fan_fault_id planted;
     unsigned driver; /* DRIVER_COUNT .. */
 } fault;
-bool fault_parse(fault *f, const char *text); /* "none", "plan:S9.mark", "plan:S9.mark+S13.mark", "mut:4", "driver:count" */
+bool fault_parse(fault *f, const char *text); /* "none", "plan:S9.mark", "plan:S9.mark+S13.mark", "fault:SLOT_KEPT", "driver:count" */
 void fault_plant(const fault *f, world *w);
 
 /* How a search goes. */

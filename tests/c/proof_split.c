@@ -388,7 +388,7 @@ bool search_split(const split_search *how, tally *out)
             }
         out->shapes += any;
     }
-    fan_mutant = 0;
+    fan_fault_plant(FAN_FAULT_NONE);
     if (!lost) {
         workers_close();
         fan_sim_set_chooser(s.w.m, NULL);

@@ -128,7 +128,7 @@ bool search_values(int K, int D, int S, const fault *f, uint64_t samples, uint64
             out->clean_wrong += wrong;
         }
     }
-    fan_mutant = 0;
+    fan_fault_plant(FAN_FAULT_NONE);
     for (int i = 0; i < n; i++)
         world_close(&works[i]);
     world_close(&judge);

@@ -2,6 +2,7 @@
 #include "array/exact.h"
 
 #include "array/convert.h"
+#include "base/fault.h"
 #include "base/mem.h"
 #include "check.h"
 #include "oracle.h"
@@ -638,18 +639,18 @@ static void terms_of_other_dtypes(void)
 /* A fault planted in the sums is found by what is above. */
 static void planted_faults_are_found(void)
 {
-    static const int faults[] = {FAN_EXACT_NO_SLOW, FAN_EXACT_NO_ODD, FAN_EXACT_NO_RANGE};
+    static const fan_fault_id faults[] = {FAN_FAULT_EXACT_NO_SLOW, FAN_FAULT_EXACT_NO_ODD, FAN_FAULT_EXACT_NO_RANGE};
     for (int f = 0; f < 3; f++) {
         for (int r = 0; r < 2; r++) {
             int64_t before = wrong;
-            fan_exact_mutant = faults[f];
+            fan_fault_plant(faults[f]);
             for (int round = 0; round < 16; round++) {
                 terms t;
                 terms_make(&t, r ? FAN_FLOAT64 : FAN_FLOAT32, 5, 2000, round % 8);
                 check_terms(&t, r && round < 8 ? FAN_FLOAT64 : FAN_FLOAT32, "planted", true);
                 terms_free(&t);
             }
-            fan_exact_mutant = 0;
+            fan_fault_plant(FAN_FAULT_NONE);
             if (!CHECK(wrong > before))
                 fprintf(stderr, "    planted fault %d is not found in %s\n", faults[f], r ? "float64" : "float32");
         }

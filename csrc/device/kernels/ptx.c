@@ -1,7 +1,7 @@
 /* Made by build.py from kernels.cu for compute_75, PTX 7.0, by nvcc 13.0. Not to be edited. */
 #include "device/cuda.h"
 
-const char fan_kernels_hash[] = "3bb5974baca00782106068c89a67cd20d50bd641ea5b1ac76ac8faa1620a3676";
+const char fan_kernels_hash[] = "6311ba3ada962764b2ff4462fcba9c66099eab894146c80d8b7407b2999587b9";
 
 const char fan_kernels_ptx[] =
     ".version 7.0\n"

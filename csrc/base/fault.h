@@ -1,0 +1,103 @@
+/* fault: faults that can be planted, by name, in test builds alone. A checker is trusted for what it finds once the
+ * fault is there; docs/proof.md's tables are made from this list, and every name has a test that finds it, or a reason.
+ *
+ * At most one is planted at a time (fan_fault_plant). Elsewhere FAN_FAULT(NAME) is the constant 0, and nothing of this
+ * is in the library. Waits, records and marks are left out otherwise: by the words of a plan (buffer/sync.h). */
+#ifndef FAN_BASE_FAULT_H
+#define FAN_BASE_FAULT_H
+
+#ifdef FAN_TEST
+#include <stdatomic.h>
+#endif
+
+/* X(name, what it breaks). */
+/* clang-format off */
+/* The buffer: found by the proof program (tests/c/proof.c). */
+#define FAN_BUFFER_FAULTS(X) \
+    X(SLOT_LOCK, "the slot's lock is never taken") \
+    X(PARKED_EARLY, "a contribution counts as parked before its event is recorded") \
+    X(READY_TOO_SOON, "`ready` does not ask whether adds are still under way") \
+    X(WAIT_AFTER_SUM, "A waits after the sum has been queued, not before") \
+    X(RECORD_BEFORE_SUM, "the event of a sum is recorded before the sum") \
+    X(SUM_ON_LAST_PRODUCER, "the sum runs on the last producer's stream") \
+    X(MARK_ON_PRODUCER, "gradients are marked as used on their producers' streams, not on A") \
+    X(READY_STREAM_STAYS, "after a sum, the ready stream is still the first producer's") \
+    X(WRITE_SHARED, "memory that others see is written in place") \
+    X(WRITE_WITHOUT_WAIT, "memory is written in place without waiting for its other users") \
+    X(STREAMS_BY_NUMBER, "streams of different devices are taken for one if their numbers match") \
+    X(EVENT_REUSED, "an event that is still needed is recorded again, for another gradient") \
+    X(REFCOUNT_IS_ENOUGH, "a reference count of one is enough to write in place, at once") \
+    X(RECORD_ON_CONSUMER, "the event is recorded on the consumer's stream, not on the producer's") \
+    X(RECORD_BEFORE_CONVERSION, "the event is recorded before the conversion, not behind it") \
+    X(TAKE_IGNORES_ADDS, "take does not wait for adds that are under way") \
+    X(SLOT_CLAIMED_TWICE, "a slot in use by one thread is used by another") \
+    X(STREAMS_BY_DEVICE, "all streams of a device are taken for one") \
+    X(RECORD_AFTER_FOLD, "the event is recorded after the fold that waits for it") \
+    X(FOLD_UNORDERED, "a fold neither waits nor marks") \
+    X(NO_RECORD_BEHIND_SUM, "no event behind a sum where C is not A") \
+    X(ADD_IGNORES_TAKE, "an add does not wait for a take that is under way") \
+    X(OLDEST_EVENT, "of several events of one producer the oldest is waited for") \
+    X(SLOT_KEPT, "a slot is never given back")
+/* Batches of sums (tests of add_many), statistics on devices. */
+#define FAN_BATCH_FAULTS(X) \
+    X(BATCH_LATE, "an event is recorded before the batch that it stands behind is queued") \
+    X(BATCH_DEPENDENT, "jobs of a stream that touch what another of them writes are not kept in order") \
+    X(BATCH_SETTLED, "memory is written in place while a job that reads it waits in the batch") \
+    X(BATCH_NO_FATE, "a sum whose job failed counts as made") \
+    X(STATS_WRONG_STREAM, "statistics are read in the order of a stream that did not write them")
+/* Exact sums. */
+#define FAN_EXACT_FAULTS(X) \
+    X(EXACT_NO_SLOW, "what the fast path cannot prove is taken from it all the same") \
+    X(EXACT_NO_ODD, "what is lost below the last bit does not break ties") \
+    X(EXACT_NO_RANGE, "exponents outside the window count as inside")
+/* The CUDA backend (the fake driver finds them). */
+#define FAN_CUDA_FAULTS(X) \
+    X(CUDA_NO_WAIT, "a stream does not wait for the event") \
+    X(CUDA_NO_RECORD, "an event is not recorded") \
+    X(CUDA_NO_POP, "the context stays pushed") \
+    X(CUDA_EARLY_FREE, "memory is freed while a stream uses it") \
+    X(CUDA_NO_SYNC, "the host does not wait for the stream") \
+    X(CUDA_NO_POISON, "after a sticky error the driver is still called") \
+    X(CUDA_CAPTURED_FREE, "memory of a graph is given back while the graph lives") \
+    X(CUDA_EARLY_TABLE, "the table of a launch of many sums is freed before it")
+/* What the search of host orders is told (device/sim): footprints of one kind left out, in the order of the kinds. */
+#define FAN_SEARCH_FAULTS(X) \
+    X(NO_TURNS, "calls of a spawned thread are no turns") \
+    X(NO_FOOTPRINT_STREAM, "what a call touches of streams is left out") \
+    X(NO_FOOTPRINT_EVENT, ".. of events") \
+    X(NO_FOOTPRINT_BLOCK, ".. of memory blocks") \
+    X(NO_FOOTPRINT_MUTEX, ".. of locks") \
+    X(NO_FOOTPRINT_PROGRESS, ".. of how far work has run") \
+    X(NO_FOOTPRINT_FAULTS, ".. of planted device faults") \
+    X(NO_FOOTPRINT_QUEUED, ".. of what is queued") \
+    X(NO_FOOTPRINT_CAPTURES, ".. of captures") \
+    X(NO_FOOTPRINT_MEMORY, ".. of the memory that is left") \
+    X(NO_FOOTPRINT_CALLS, ".. of calls that are counted") \
+    X(NO_FOOTPRINT_THREAD, ".. of threads") \
+    X(NO_FOOTPRINT_ACTORS, ".. of the number of threads") \
+    X(NO_FOOTPRINT_BUDGET, ".. of the budget") \
+    X(NO_FOOTPRINT_COUNTERS, ".. of counters") \
+    X(NO_FOOTPRINT_HOST, ".. of objects of the host") \
+    X(NO_FOOTPRINT_KNOWN, ".. of statistics")
+#define FAN_FAULTS(X) \
+    FAN_BUFFER_FAULTS(X) FAN_BATCH_FAULTS(X) FAN_EXACT_FAULTS(X) FAN_CUDA_FAULTS(X) FAN_SEARCH_FAULTS(X)
+/* clang-format on */
+
+#define FAN_FAULT_ENUM(name, text) FAN_FAULT_##name,
+typedef enum { FAN_FAULT_NONE, FAN_FAULTS(FAN_FAULT_ENUM) FAN_FAULT_COUNT } fan_fault_id;
+#undef FAN_FAULT_ENUM
+
+#ifdef FAN_TEST
+extern atomic_int fan_fault_planted;
+#define FAN_FAULT_IS(id) (atomic_load_explicit(&fan_fault_planted, memory_order_relaxed) == (int)(id))
+
+/* fan_fault_plant: from now on `id` is planted, and nothing else; FAN_FAULT_NONE: nothing. */
+static inline void fan_fault_plant(fan_fault_id id) { atomic_store(&fan_fault_planted, (int)id); }
+/* fan_fault_named: FAN_FAULT_NONE for a name that is not there. */
+fan_fault_id fan_fault_named(const char *name);
+#else
+#define FAN_FAULT_IS(id) 0
+#endif
+#define FAN_FAULT(name) FAN_FAULT_IS(FAN_FAULT_##name)
+
+#endif
