@@ -8,13 +8,25 @@ from __future__ import annotations
 
 import re
 import shutil
-import struct
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from support import CSRC, compiler, core_file, emptied, sanitizer
+from kit.tree import (
+    INCLUDE,
+    Edge,
+    Elf,
+    between_folders,
+    c_edges,
+    circles,
+    compile_objects,
+    folder_of,
+    inside,
+    python_edges,
+)
+from support import CSRC, ROOT, cache_dir, compiler, core_file, emptied, sanitizer
 
 pytestmark = pytest.mark.core
 
@@ -25,7 +37,6 @@ SAID = "base < array < device < {buffer, graph} < py"
 #: Beside the ladder: a library of its own, for tests. It sees what stands up to device/, and nothing sees it.
 FAKE = "fake"
 
-INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"]+)"|<([^>]+)>)', re.MULTILINE)
 PYTHON_HEADERS = re.compile(r"Python\.h|structmember\.h|frameobject\.h|datetime\.h|(numpy|cpython|internal)/.*")
 
 
@@ -161,47 +172,6 @@ def test_a_planted_file_is_not_on_the_map(tmp_path: Path) -> None:
 # Symbols
 
 
-class Elf:
-    """As much of a 64-bit little-endian ELF file as is asked for here, read by hand: no tool is needed."""
-
-    def __init__(self, path: Path) -> None:
-        self.data = data = path.read_bytes()
-        if data[:6] != b"\x7fELF\x02\x01":
-            raise ValueError(f"{path.name} is not a 64-bit little-endian ELF file")
-        phoff, shoff = struct.unpack_from("<QQ", data, 32)
-        phsize, phnum, shsize, shnum = struct.unpack_from("<HHHH", data, 54)
-        #: (type, flags) of the program headers
-        self.segments = [struct.unpack_from("<II", data, phoff + i * phsize) for i in range(phnum)]
-        #: (name, type, flags, addr, offset, size, link, info, align, entsize) of the sections
-        self.sections = [struct.unpack_from("<IIQQQQIIQQ", data, shoff + i * shsize) for i in range(shnum)]
-
-    def text(self, table: int, at: int) -> str:
-        start = self.sections[table][4] + at
-        return self.data[start : self.data.index(b"\0", start)].decode()
-
-    def symbols(self, kind: int) -> list[tuple[str, int, int, int, int]]:
-        """(name, binding, type, visibility, section index); kind 2 is .symtab, kind 11 is .dynsym."""
-        out = []
-        for section in self.sections:
-            if section[1] == kind:
-                for at in range(section[4], section[4] + section[5], 24):
-                    name, info, other, index = struct.unpack_from("<IBBH", self.data, at)
-                    out.append((self.text(section[6], name), info >> 4, info & 15, other & 3, index))
-        return out
-
-    def exported(self) -> set[str]:
-        return {name for name, binding, _, _, index in self.symbols(11) if binding in (1, 2) and index}
-
-    def wanted(self) -> set[str]:
-        return {name for name, binding, _, _, index in self.symbols(11) if binding and not index}
-
-    def dynamic(self) -> dict[int, int]:
-        for section in self.sections:
-            if section[1] == 6:
-                return dict(struct.iter_unpack("<qQ", self.data[section[4] : section[4] + section[5]]))
-        return {}
-
-
 def wrong_symbols(path: Path) -> list[str]:
     """What a library exports beside its init function, and what of ours it wants and has not."""
     elf = Elf(path)
@@ -214,33 +184,21 @@ def wrong_symbols(path: Path) -> list[str]:
 
 def without_prefix(obj: Path) -> list[str]:
     """Global names that an object file defines without our prefix."""
-    return sorted(
-        name
-        for name, binding, kind, _, index in Elf(obj).symbols(2)
-        if binding in (1, 2) and index and kind in (0, 1, 2, 6, 10)
-        if not name.startswith("fan_") and name != "PyInit__core"
-    )
+    return sorted(name for name in Elf(obj).defines() if not name.startswith("fan_") and name != "PyInit__core")
 
 
-def compiled(source: Path, folder: Path, csrc: Path = CSRC) -> Path:
-    """The source's object file, built fast and without warnings: only its names are looked at."""
-    import sysconfig
-
-    import numpy
-
+def compiled(csrc: Path, cache: Path) -> dict[str, Path]:
+    """Every source's object file: only its names are looked at."""
     if not compiler():
         pytest.skip("no C compiler: set CC")
-    out = folder / ("_".join(source.relative_to(csrc).parts) + ".o")
-    system = [sysconfig.get_path("include"), numpy.get_include()]
-    done = subprocess.run(
-        [*compiler(), "-std=c11", "-O0", "-w", "-fPIC", f"-I{csrc}", *(f"-I{s}" for s in system)]
-        + ["-DNPY_TARGET_VERSION=NPY_1_25_API_VERSION", '-DFAN_BUILD="names"', "-c", str(source), "-o", str(out)],
-        capture_output=True,
-        text=True,
-        env=emptied(),
-    )
-    assert done.returncode == 0, done.stderr
-    return out
+    if sys.platform != "linux":
+        pytest.skip("object files are read as ELF, which is Linux's")
+    return compile_objects(csrc, compiler(), cache)
+
+
+@pytest.fixture(scope="module")
+def objects() -> dict[str, Path]:
+    return compiled(CSRC, cache_dir())
 
 
 @pytest.fixture
@@ -258,26 +216,138 @@ def test_the_library_exports_its_init_function_alone(built: Path) -> None:
     assert wrong_symbols(built) == []
 
 
-@pytest.mark.parametrize("rung", LADDER)
-def test_every_global_name_bears_the_prefix(rung: str, tmp_path: Path) -> None:
-    sources = sorted((CSRC / rung).glob("**/*.c"))
-    assert sources, f"csrc/{rung}/ has no C files"
-    found = {str(s.relative_to(CSRC)): names for s in sources if (names := without_prefix(compiled(s, tmp_path)))}
+def test_every_global_name_bears_the_prefix(objects: dict[str, Path]) -> None:
+    core = {name: obj for name, obj in objects.items() if not name.startswith(f"{FAKE}/")}
+    found = {name: names for name, obj in core.items() if (names := without_prefix(obj))}
     assert not found, f"names that are neither static nor begin with fan_: {found}"
 
 
 def test_a_planted_name_is_found(tmp_path: Path) -> None:
-    source = tmp_path / "x.c"
-    source.write_text(
+    (tmp_path / "x.c").write_text(
         "int fan_good = 1; static int hidden = 2; int planted_data = 3; int planted_zero;\n"
         "static int inner(void) { return hidden; }\n"
         "int fan_fine(void) { return inner(); }\nint planted_function(void) { return fan_fine(); }\n"
     )
-    assert without_prefix(compiled(source, tmp_path, tmp_path)) == [
+    assert without_prefix(compiled(tmp_path, tmp_path)["x.c"]) == [
         "planted_data",
         "planted_function",
         "planted_zero",
     ]
+
+
+# Circles
+
+#: Where circles still are, and since when that is known: the list may only shrink. A folder of csrc/ whose files need
+#: each other; "csrc" for its folders; "python" for the files of the package.
+KNOWN_CIRCLES = {
+    "csrc/array": "2026-11-22",
+    "csrc/buffer": "2026-11-22",
+    "csrc/device": "2026-11-22",
+    "csrc/py": "2026-11-22",
+    "csrc": "2026-11-22",
+    "python": "2026-11-22",
+}
+
+
+def all_circles(in_c: list[Edge], in_python: list[Edge]) -> dict[str, list[str]]:
+    """Where circles are, with a sentence for each."""
+    folders = sorted({folder_of(e.here) for e in in_c})
+    found = {f"csrc/{folder}": circles(inside(in_c, folder)) for folder in folders}
+    found |= {"csrc": circles(between_folders(in_c)), "python": circles(in_python)}
+    return {where: said for where, said in found.items() if said}
+
+
+def wrong_circles(found: dict[str, list[str]], known: dict[str, str]) -> list[str]:
+    """The circles that are not known, and what is known and gone."""
+    wrong = [f"{where}: {s}" for where, said in found.items() if where not in known for s in said]
+    return wrong + [
+        f"{where} has no circle any more: take it off KNOWN_CIRCLES" for where in sorted(set(known) - set(found))
+    ]
+
+
+def test_neither_files_nor_folders_form_a_circle(objects: dict[str, Path]) -> None:
+    """Read from the `#include` lines and from what objects call of others; of Python's files from their imports."""
+    in_c, in_python = c_edges(CSRC, objects), python_edges(ROOT / "python" / "fanin")
+    assert len(in_c) > 500 and len(in_python) > 100, "nothing was read"
+    assert not wrong_circles(all_circles(in_c, in_python), KNOWN_CIRCLES)
+
+
+def planted_tree(csrc: Path, **texts: str) -> list[str]:
+    """The circles of a small csrc/ of the files base/x.c and so on, with what is planted in them."""
+    whole = {
+        "base_low_h": "typedef int fan_low;\nfan_low fan_low_get(void);\n",
+        "base_low_c": '#include "base/low.h"\nfan_low fan_low_get(void) { return 1; }\n',
+        "base_high_c": '#include "base/low.h"\nint fan_high(void);\nint fan_high(void) { return fan_low_get(); }\n',
+        "array_a_h": "int fan_a(void);\n",
+        "array_a_c": '#include "array/a.h"\n#include "base/low.h"\nint fan_a(void) { return fan_low_get(); }\n',
+        **texts,
+    }
+    for name, text in whole.items():
+        folder, file, kind = name.split("_")
+        (csrc / folder).mkdir(exist_ok=True)
+        (csrc / folder / f"{file}.{kind}").write_text(text)
+    return wrong_circles(all_circles(c_edges(csrc, compiled(csrc, csrc)), []), {})
+
+
+def test_a_tree_without_circles_is_well(tmp_path: Path) -> None:
+    assert planted_tree(tmp_path) == []
+
+
+def test_a_planted_circle_of_includes_is_found(tmp_path: Path) -> None:
+    """low and high need no function of each other, but each must know the other's types."""
+    high = {
+        "base_high_h": '#include "base/low.h"\ntypedef fan_low fan_high_t;\nint fan_high(void);\n',
+        "base_high_c": '#include "base/high.h"\nint fan_high(void) { return fan_low_get(); }\n',
+    }
+    assert planted_tree(tmp_path, **high) == []
+    knows = '#include "base/high.h"\nfan_low fan_low_get(void) { return (fan_high_t)1; }\n'
+    assert planted_tree(tmp_path, **high, base_low_c=knows) == [
+        "csrc/base: base/high -> base/low -> base/high is a circle: base/high.h includes base/low.h; base/low.c "
+        "includes base/high.h"
+    ]
+
+
+def test_a_planted_circle_of_calls_is_found(tmp_path: Path) -> None:
+    """Neither file includes the other: a declaration by hand is enough for a call."""
+    calls = "int fan_high(void);\nint fan_low_get(void) { return fan_high(); }\n"
+    assert planted_tree(tmp_path, base_low_c=calls) == [
+        "csrc/base: base/high -> base/low -> base/high is a circle: base/high.c includes base/low.h; base/low.c "
+        "calls fan_high of base/high.c"
+    ]
+
+
+def test_a_planted_circle_of_folders_is_found(tmp_path: Path) -> None:
+    calls = "int fan_a(void);\nint fan_high(void) { return fan_a(); }\n"
+    assert planted_tree(tmp_path, base_high_c=calls) == [
+        "csrc: array -> base -> array is a circle: array/a.c includes base/low.h; base/high.c calls fan_a of array/a.c"
+    ]
+
+
+def test_a_planted_circle_of_imports_is_found(tmp_path: Path) -> None:
+    package = tmp_path / "fanin"
+    (package / "inner").mkdir(parents=True)
+    (package / "__init__.py").write_text("from .inner import f\n")
+    (package / "inner/__init__.py").write_text("from .low import f\n")
+    (package / "inner/low.py").write_text("from .. import other\ndef f(): ...\n")
+    (package / "other.py").write_text("import fanin.nowhere, os\n")
+    assert wrong_circles(all_circles([], python_edges(package)), {}) == []
+    (package / "other.py").write_text("def g():\n    from .inner.low import f\n")
+    assert wrong_circles(all_circles([], python_edges(package)), {}) == [
+        "python: fanin/inner/low -> fanin/other -> fanin/inner/low is a circle: fanin/inner/low.py imports "
+        "fanin/other.py in line 1; fanin/other.py imports fanin/inner/low.py in line 2"
+    ]
+
+
+def test_a_known_circle_that_is_gone_must_leave_the_list() -> None:
+    found = {"csrc/base": ["a -> b -> a is a circle: why"]}
+    assert wrong_circles(found, {"csrc/base": "2026-11-22"}) == []
+    assert wrong_circles(found, {}) == ["csrc/base: a -> b -> a is a circle: why"]
+    assert wrong_circles({}, {"csrc/base": "2026-11-22"}) == [
+        "csrc/base has no circle any more: take it off KNOWN_CIRCLES"
+    ]
+
+
+# The link
 
 
 def linked(folder: Path, text: str, *flags: str) -> Path:

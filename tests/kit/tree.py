@@ -1,0 +1,389 @@
+"""What the tree of sources looks like, read from the files alone: who includes, calls and imports whom, in which
+circles; how long functions and lines are; which words are used. The tests of the layout and `measure_tree.py` ask here.
+
+Everything takes a folder (or a text) and gives values or sentences, so that a test can hand in a small wrong tree.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import os
+import re
+import struct
+import subprocess
+import sysconfig
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"]+)"|<([^>]+)>)', re.MULTILINE)
+
+
+# Objects
+
+
+class Elf:
+    """As much of a 64-bit little-endian ELF file as is asked for here, read by hand: no tool is needed."""
+
+    def __init__(self, path: Path) -> None:
+        self.data = data = path.read_bytes()
+        if data[:6] != b"\x7fELF\x02\x01":
+            raise ValueError(f"{path.name} is not a 64-bit little-endian ELF file")
+        phoff, shoff = struct.unpack_from("<QQ", data, 32)
+        phsize, phnum, shsize, shnum = struct.unpack_from("<HHHH", data, 54)
+        #: (type, flags) of the program headers
+        self.segments = [struct.unpack_from("<II", data, phoff + i * phsize) for i in range(phnum)]
+        #: (name, type, flags, addr, offset, size, link, info, align, entsize) of the sections
+        self.sections = [struct.unpack_from("<IIQQQQIIQQ", data, shoff + i * shsize) for i in range(shnum)]
+
+    def text(self, table: int, at: int) -> str:
+        start = self.sections[table][4] + at
+        return self.data[start : self.data.index(b"\0", start)].decode()
+
+    def symbols(self, kind: int) -> list[tuple[str, int, int, int, int]]:
+        """(name, binding, type, visibility, section index); kind 2 is .symtab, kind 11 is .dynsym."""
+        out = []
+        for section in self.sections:
+            if section[1] == kind:
+                for at in range(section[4], section[4] + section[5], 24):
+                    name, info, other, index = struct.unpack_from("<IBBH", self.data, at)
+                    out.append((self.text(section[6], name), info >> 4, info & 15, other & 3, index))
+        return out
+
+    def exported(self) -> set[str]:
+        return {name for name, binding, _, _, index in self.symbols(11) if binding in (1, 2) and index}
+
+    def wanted(self) -> set[str]:
+        return {name for name, binding, _, _, index in self.symbols(11) if binding and not index}
+
+    def defines(self) -> set[str]:
+        """The global names that an object file defines: functions and data."""
+        return {
+            name
+            for name, binding, kind, _, index in self.symbols(2)
+            if binding in (1, 2) and index and kind in (0, 1, 2, 6, 10)
+        }
+
+    def uses(self) -> set[str]:
+        """The names that an object file calls or reads and has not."""
+        return {name for name, binding, _, _, index in self.symbols(2) if binding in (1, 2) and not index and name}
+
+    def dynamic(self) -> dict[int, int]:
+        for section in self.sections:
+            if section[1] == 6:
+                return dict(struct.iter_unpack("<qQ", self.data[section[4] : section[4] + section[5]]))
+        return {}
+
+
+def c_files(csrc: Path) -> list[Path]:
+    """Sources and headers that people write: what the build makes of the kernels is left out."""
+    found = (p for p in csrc.glob("**/*") if p.suffix in (".c", ".h", ".inc", ".cu"))
+    return sorted(p for p in found if p.name not in ("ptx.c", "fatbin.h"))
+
+
+def included(path: Path, csrc: Path) -> list[Path]:
+    """The files of the tree that a file includes, as it writes them."""
+    return [csrc / name for name, _ in INCLUDE.findall(path.read_text()) if name and (csrc / name).exists()]
+
+
+def closure(path: Path, csrc: Path) -> list[Path]:
+    """The file and all that it includes, directly or through others."""
+    seen: dict[Path, None] = {path: None}
+    for one in iter_growing(seen):
+        for other in included(one, csrc):
+            seen.setdefault(other)
+    return list(seen)
+
+
+def iter_growing(seen: dict[Path, None]) -> Iterator[Path]:
+    """What is in the dict, with what is put into it on the way."""
+    done = 0
+    while done < len(seen):
+        yield list(seen)[done]
+        done += 1
+
+
+def compile_objects(csrc: Path, cc: list[str], cache: Path, *flags: str) -> dict[str, Path]:
+    """Source ("buffer/fold.c") -> its object file, of all under `csrc`: built fast and without warnings, for its names.
+
+    An object is kept in `cache` under a hash of all that went into it. Release code: without FAN_TEST.
+    """
+    import numpy
+
+    system = [sysconfig.get_path("include"), numpy.get_include()]
+    command = [*cc, "-std=c11", "-O0", "-w", "-fPIC", f"-I{csrc}", *(f"-I{s}" for s in system), *flags]
+    command += ["-DNPY_TARGET_VERSION=NPY_1_25_API_VERSION", '-DFAN_BUILD="names"']
+    env = {k: v for k, v in os.environ.items() if k not in ("LD_PRELOAD", "DYLD_INSERT_LIBRARIES")}
+
+    def one(source: Path) -> Path:
+        key = hashlib.sha256("\0".join([*command, str(source)]).encode())
+        for path in closure(source, csrc):
+            key.update(path.read_bytes())
+        out = cache / f"names-{source.stem}-{key.hexdigest()[:24]}.o"
+        if not out.exists():
+            partial = out.with_name(f"{out.name}.{os.getpid()}.part")
+            words = [*command, "-c", str(source), "-o", str(partial)]
+            done = subprocess.run(words, capture_output=True, text=True, env=env)
+            if done.returncode != 0:
+                raise AssertionError(done.stderr)
+            partial.replace(out)
+        return out
+
+    sources = [p for p in c_files(csrc) if p.suffix == ".c"]
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        return dict(zip((str(s.relative_to(csrc)) for s in sources), pool.map(one, sources), strict=True))
+
+
+# Circles
+
+
+@dataclass(frozen=True)
+class Edge:
+    """One thing needs another, and why: "fold.c includes buffer/slot.h"."""
+
+    here: str
+    there: str
+    why: str
+
+
+def nodes_of(csrc: Path, objects: Mapping[str, Path]) -> dict[str, str]:
+    """File -> the node that it belongs to. x.h and x.c are one ("buffer/fold"), where x.h declares what x.c defines;
+    a header of structs alone, or of the functions of others, stands for itself ("buffer/slot.h").
+    """
+    node = {}
+    for path in c_files(csrc):
+        name = str(path.relative_to(csrc))
+        node[name] = name if path.suffix in (".h", ".cu", ".inc") else name[:-2]
+    for name, obj in objects.items():
+        header = name[:-2] + ".h"
+        if header in node:
+            words = set(re.findall(r"\w+", without_comments((csrc / header).read_text())))
+            if Elf(obj).defines() & words:
+                node[header] = name[:-2]
+    return node
+
+
+def c_edges(csrc: Path, objects: Mapping[str, Path]) -> list[Edge]:
+    """Who needs whom in csrc/: from the `#include` lines, and from what objects use and others define."""
+    node = nodes_of(csrc, objects)
+    edges = []
+    for name in node:
+        for other in included(csrc / name, csrc):
+            there = str(other.relative_to(csrc))
+            if there in node and node[there] != node[name]:
+                edges.append(Edge(node[name], node[there], f"{name} includes {there}"))
+    symbols = {name: Elf(obj) for name, obj in objects.items()}
+    owners: dict[str, list[str]] = {}
+    for name, elf in symbols.items():
+        for symbol in elf.defines():
+            owners.setdefault(symbol, []).append(name)
+    for name, elf in symbols.items():
+        for symbol in sorted(elf.uses()):
+            for owner in owners.get(symbol, ()):
+                edges.append(Edge(node[name], node[owner], f"{name} calls {symbol} of {owner}"))
+    return [e for e in edges if e.here != e.there]
+
+
+def folder_of(node: str) -> str:
+    return node.rpartition("/")[0]
+
+
+def inside(edges: Iterable[Edge], folder: str) -> list[Edge]:
+    """The edges between files of one folder."""
+    return [e for e in edges if folder_of(e.here) == folder == folder_of(e.there)]
+
+
+def between_folders(edges: Iterable[Edge]) -> list[Edge]:
+    """The edges between folders, each with the first reason for it."""
+    found: dict[tuple[str, str], Edge] = {}
+    for e in edges:
+        pair = folder_of(e.here), folder_of(e.there)
+        if pair[0] != pair[1]:
+            found.setdefault(pair, Edge(*pair, e.why))
+    return list(found.values())
+
+
+def components(edges: Iterable[Edge]) -> list[set[str]]:
+    """The sets of two or more in which each needs each (Tarjan, without recursion)."""
+    graph: dict[str, list[str]] = {}
+    for e in edges:
+        graph.setdefault(e.here, []).append(e.there)
+        graph.setdefault(e.there, [])
+    number: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found = []
+    for root in graph:
+        if root in number:
+            continue
+        number[root] = low[root] = len(number)
+        stack.append(root)
+        work = [(root, iter(graph[root]))]
+        while work:
+            here, rest = work[-1]
+            for there in rest:
+                if there not in number:
+                    number[there] = low[there] = len(number)
+                    stack.append(there)
+                    work.append((there, iter(graph[there])))
+                    break
+                if there in stack:
+                    low[here] = min(low[here], number[there])
+            else:
+                work.pop()
+                if work:
+                    low[work[-1][0]] = min(low[work[-1][0]], low[here])
+                if low[here] == number[here]:
+                    at = stack.index(here)
+                    found.append(set(stack[at:]))
+                    del stack[at:]
+    return [c for c in found if len(c) > 1]
+
+
+def shortest_circle(edges: Iterable[Edge], members: set[str]) -> list[Edge]:
+    """A shortest way from one of the members back to itself."""
+    out: dict[str, dict[str, Edge]] = {m: {} for m in sorted(members)}
+    for e in edges:
+        if e.here in members and e.there in members:
+            out[e.here].setdefault(e.there, e)
+    best: list[Edge] = []
+    for start in out:
+        came: dict[str, Edge] = {}
+        row = [start]
+        while row and start not in came:
+            following = []
+            for here in row:
+                for there, e in out[here].items():
+                    if there not in came:
+                        came[there] = e
+                        following.append(there)
+            row = following
+        way, at = [], start
+        while at in came and (not way or at != start):
+            way.append(came[at])
+            at = came[at].here
+        if way and (not best or len(way) < len(best)):
+            best = way[::-1]
+    return best
+
+
+def circles(edges: Iterable[Edge]) -> list[str]:
+    """A sentence for each set of things that need each other in a circle."""
+    edges = list(edges)
+    said = []
+    for members in components(edges):
+        way = shortest_circle(edges, members)
+        names = [e.here for e in way] + [way[0].here]
+        more = sorted(members - set(names))
+        said.append(
+            f"{' -> '.join(names)} is a circle: {'; '.join(e.why for e in way)}"
+            + (f" (in circles with them: {', '.join(more)})" if more else "")
+        )
+    return sorted(said)
+
+
+def in_circles(edges: Iterable[Edge]) -> set[str]:
+    return set().union(*components(edges))
+
+
+# Python's imports
+
+
+def python_edges(package: Path) -> list[Edge]:
+    """Who imports whom in a package, anywhere in a file, functions and `if TYPE_CHECKING` included. A node is a file
+    without its suffix, as in "fanin/analysis/records".
+    """
+    found = (p for p in package.glob("**/*.py*") if p.suffix in (".py", ".pyi"))
+    files = {p.relative_to(package.parent).with_suffix("").as_posix(): p for p in found}
+    edges = []
+    for name, path in sorted(files.items()):
+        if path.suffix == ".pyi":  # the types of a library: it is imported, and imports nothing that way
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            for candidates in imported(node, name.split("/")[:-1]):
+                there = next((f for c in candidates for f in (c, f"{c}/__init__") if f in files), name)
+                if there != name:
+                    edges.append(Edge(name, there, f"{name}.py imports {there}.py in line {node.lineno}"))
+    return edges
+
+
+def imported(node: ast.AST, folder: list[str]) -> Iterator[tuple[str, ...]]:
+    """For each name of an import statement the paths that it may mean: `from .a import b` is a/b, or else a."""
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            yield (alias.name.replace(".", "/"),)
+    elif isinstance(node, ast.ImportFrom):
+        base = folder[: len(folder) - node.level + 1] if node.level else []
+        base = base + (node.module.split(".") if node.module else [])
+        for alias in node.names:
+            yield "/".join([*base, alias.name]), "/".join(base)
+
+
+# Lengths
+
+
+def without_comments(text: str) -> str:
+    """C without its comments and what strings hold; lines stay where they are."""
+
+    def blank(match: re.Match[str]) -> str:
+        found = match[0]
+        return re.sub(r"[^\n]", " ", found) if found.startswith("/") else found[0] + found[-1]
+
+    return re.sub(r"/\*.*?\*/|//[^\n]*|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'", blank, text, flags=re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function: its file, name, first line, and how many lines it has, without its docstring."""
+
+    file: str
+    name: str
+    line: int
+    lines: int
+
+
+#: A function's head ends before a `{` that stands alone at the left, as clang-format writes it, or is all on one line.
+C_HEAD = re.compile(r"(\w+)\((?:[^;{}]|\n)*?\)[ \n]*$")
+
+
+def c_functions(text: str, file: str = "") -> list[Function]:
+    """The functions of a C file whose body begins with a `{` at the left: all that are more than a line."""
+    found, lines = [], without_comments(text).split("\n")
+    head, opened = 0, -1
+    for at, line in enumerate(lines):
+        if opened < 0 and line == "{":
+            name = re.match(r"[\w\s*]*?(\w+)\s*\(", "\n".join(lines[head:at]))
+            if name:
+                opened = at
+        elif opened >= 0 and line.startswith("}"):
+            found.append(Function(file, name[1] if name else "?", head + 1, at - head + 1))
+            opened = -1
+        if opened < 0 and (not line.strip() or line.startswith(("}", "#")) or line.rstrip().endswith((";", "\\"))):
+            head = at + 1
+    return found
+
+
+def python_functions(text: str, file: str = "") -> list[Function]:
+    """The functions of a Python file, methods and inner ones too; lines of the docstring do not count."""
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            assert node.end_lineno
+            lines = node.end_lineno - node.lineno + 1
+            first = node.body[0]
+            if ast.get_docstring(node, clean=False) is not None and first.end_lineno:
+                lines -= first.end_lineno - first.lineno + 1
+            found.append(Function(file, node.name, node.lineno, lines))
+    return found
+
+
+def functions(root: Path) -> list[Function]:
+    """All functions of the product: csrc/ and python/."""
+    found = []
+    for path in c_files(root / "csrc"):
+        found += c_functions(path.read_text(), path.relative_to(root).as_posix())
+    for path in sorted((root / "python").glob("**/*.py")):
+        found += python_functions(path.read_text(), path.relative_to(root).as_posix())
+    return found
