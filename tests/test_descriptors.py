@@ -713,135 +713,159 @@ def test_a_label_that_is_too_long_is_cut_and_its_sums_are_still_known() -> None:
 
 # ---------------------------------------------------------------- planted faults
 
-M = "fanin.descriptors"
+#: The modules of the package, in the order in which they import each other.
+PARTS = ["base", "inputs", "outputs", "kinds", "read", "groups"]
+NAMES = [*(f"fanin.descriptors.{part}" for part in PARTS), "fanin.descriptors"]
+
+
+def fault(part: str, old: str, new: str) -> Mutant:
+    at = PARTS.index(part)
+    return Mutant(NAMES[at], old, new, tuple(NAMES[at + 1 :]))
+
+
 MUTANTS = [
-    Mutant(M, 'return f"self.get_parameter({self.target!r})"', 'return f"self.get_parameter({self.target})"'),
-    Mutant(M, 'return f"self.get_buffer({self.target!r})"', 'return f"self.get_param({self.target!r})"'),
-    Mutant(M, 'return f"args[{self.idx}]"', 'return f"arg[{self.idx}]"'),
-    Mutant(
-        M,
+    fault("inputs", 'return f"self.get_parameter({self.target!r})"', 'return f"self.get_parameter({self.target})"'),
+    fault("inputs", 'return f"self.get_buffer({self.target!r})"', 'return f"self.get_param({self.target!r})"'),
+    fault("inputs", 'return f"args[{self.idx}]"', 'return f"arg[{self.idx}]"'),
+    fault(
+        "outputs",
         'return f"__aliased_arg_with_metadata_mutation{self.idx}"',
         'return f"__aliased_arg_with_metadata_mutation_{self.idx}"',
     ),
-    Mutant(M, 'return f"__saved_for_backwards_no_vc_check_{self.idx}"', 'return f"__saved_for_backwards_{self.idx}"'),
-    Mutant(
-        M,
+    fault(
+        "outputs",
+        'return f"__saved_for_backwards_no_vc_check_{self.idx}"',
+        'return f"__saved_for_backwards_{self.idx}"',
+    ),
+    fault(
+        "base",
         "def __str__(self) -> str:\n        return self.expr()",
         "def __str__(self) -> str:\n        return repr(self)",
     ),
-    Mutant(M, "return order(self) < order(other)", "return order(self) <= order(other)"),
-    Mutant(M, "return order(self) >= order(other)", "return order(self) > order(other)"),
-    Mutant(M, "int(not issubclass(kind, AOTInput)),", "int(issubclass(kind, AOTInput)),"),
-    Mutant(M, "kinds.index(kind) if ours else len(kinds)", "-kinds.index(kind) if ours else len(kinds)"),
-    Mutant(M, "for f in dataclasses.fields(kind) if f.compare", "for f in dataclasses.fields(kind)[:1] if f.compare"),
-    Mutant(M, "class NestingError(TypeError, AssertionError)", "class NestingError(TypeError)"),
-    Mutant(M, "class TangentAOTInput(DifferentiableAOTInput)", "class TangentAOTInput(AOTInput)"),
-    Mutant(M, "class MetadataMutationAOTOutput(DifferentiableAOTOutput)", "class MetadataMutationAOTOutput(AOTOutput)"),
-    Mutant(
-        M,
+    fault("base", "return order(self) < order(other)", "return order(self) <= order(other)"),
+    fault("base", "return order(self) >= order(other)", "return order(self) > order(other)"),
+    fault("base", "int(not issubclass(kind, AOTInput)),", "int(issubclass(kind, AOTInput)),"),
+    fault("base", "PLACES[kind] if ours else len(PLACES)", "-PLACES[kind] if ours else len(PLACES)"),
+    fault(
+        "base", "for f in dataclasses.fields(kind) if f.compare", "for f in dataclasses.fields(kind)[:1] if f.compare"
+    ),
+    fault("base", "class NestingError(TypeError, AssertionError)", "class NestingError(TypeError)"),
+    fault("inputs", "class TangentAOTInput(DifferentiableAOTInput)", "class TangentAOTInput(AOTInput)"),
+    fault(
+        "outputs",
+        "class MetadataMutationAOTOutput(DifferentiableAOTOutput)",
+        "class MetadataMutationAOTOutput(AOTOutput)",
+    ),
+    fault(
+        "inputs",
         'holds(self, "output", self.output, DifferentiableAOTOutput, (1, 2), why)',
         'holds(self, "output", self.output, AOTOutput, (1, 2), why)',
     ),
-    Mutant(
-        M,
+    fault(
+        "inputs",
         'holds(self, "output", self.output, DifferentiableAOTOutput, (1, 2), why)',
         'holds(self, "output", self.output, DifferentiableAOTOutput, (1, 2, 3), why)',
     ),
-    Mutant(
-        M,
+    fault(
+        "outputs",
         'holds(self, "grad_of", self.grad_of, DifferentiableAOTInput, (1, 2), why)',
         'holds(self, "grad_of", self.grad_of, DifferentiableAOTInput, (1, 2, 3), why)',
     ),
-    Mutant(
-        M,
+    fault(
+        "outputs",
         'holds(self, "mutated_input", self.mutated_input, AOTInput, (1, 2), OF_INPUT)',
         'holds(self, "mutated_input", self.mutated_input, AOTInput, (1, 2, 4), OF_INPUT)',
     ),
-    Mutant(
-        M,
+    fault(
+        "outputs",
         'holds(self, "base_of", self.base_of, AOTOutput, (1, 2), OF_OUTPUT)',
         'holds(self, "base_of", self.base_of, AOTOutput, (1, 2, 3), OF_OUTPUT)',
     ),
-    Mutant(
-        M,
-        "level in levels and (level != 4 or isinstance(inner, (SubclassGetAttrAOTInput, SubclassGetAttrAOTOutput)))",
-        "level in levels",
+    fault("base", "inner._level in levels:", "inner._level in (*levels, 0):"),
+    fault("base", "inner._level in levels:", "inner._level in levels and inner._level != 4:"),
+    fault("base", "    _level: ClassVar[int] = 0\n", "    _level: ClassVar[int] = 1\n"),
+    fault(
+        "base",
+        '`TangentAOTInput` holds nothing else."""\n\n    _level: ClassVar[int] = 1',
+        '`TangentAOTInput` holds nothing else."""\n\n    _level: ClassVar[int] = 0',
     ),
-    Mutant(
-        M,
-        "level in levels and (level != 4 or isinstance(inner, (SubclassGetAttrAOTInput, SubclassGetAttrAOTOutput)))",
-        "level in levels and level != 4",
+    fault(
+        "base",
+        '`GradAOTOutput` holds nothing else."""\n\n    _level: ClassVar[int] = 1',
+        '`GradAOTOutput` holds nothing else."""\n\n    _level: ClassVar[int] = 0',
     ),
-    Mutant(
-        M,
-        "return int(type(d) not in KINDS and isinstance(d, (DifferentiableAOTInput, DifferentiableAOTOutput)))",
-        "return 1",
-    ),
-    Mutant(
-        M,
-        "return int(type(d) not in KINDS and isinstance(d, (DifferentiableAOTInput, DifferentiableAOTOutput)))",
-        "return 0",
-    ),
-    Mutant(
-        M,
+    fault(
+        "inputs",
         "ref: object = field(default=None, compare=False, repr=False)",
         "ref: object = field(default=None, compare=True, repr=False)",
     ),
-    Mutant(
-        M,
+    fault(
+        "inputs",
         "ref: object = field(default=None, compare=False, repr=False)",
         "ref: object = field(default=None, compare=False)",
     ),
-    Mutant(
-        M,
+    fault(
+        "inputs",
         "def is_param(self) -> bool:\n        return self.base.is_param()",
         "def is_param(self) -> bool:\n        return False",
     ),
-    Mutant(
-        M,
+    fault(
+        "inputs",
         "def is_buffer(self) -> bool:\n        return self.base.is_buffer()",
         "def is_buffer(self) -> bool:\n        return False",
     ),
-    Mutant(
-        M,
+    fault(
+        "inputs",
         "def is_tangent(self) -> bool:\n        return self.base.is_tangent()",
         "def is_tangent(self) -> bool:\n        return False",
     ),
-    Mutant(
-        M,
+    fault(
+        "outputs",
         "def is_grad(self) -> bool:\n        return self.base.is_grad()",
         "def is_grad(self) -> bool:\n        return False",
     ),
-    Mutant(M, 'if isinstance(value, bool) or not hasattr(value, "__index__"):', 'if not hasattr(value, "__index__"):'),
-    Mutant(M, "if operator.index(value) < 0:", "if operator.index(value) < -1:"),
-    Mutant(M, "if not d.attr.isidentifier():", "if not d.attr:"),
-    Mutant(M, 'if word == "_base" else []', 'if word == "_base_" else []'),
-    Mutant(M, '"__dummy": (DummyAOTInput, DummyAOTOutput),', '"__dummy": (DummyAOTInput,),'),
-    Mutant(M, 'base = AOTInput if kind == "input" else AOTOutput', "base = Descriptor"),
-    Mutant(M, "if self.depth > DEEPEST:", "if self.depth > DEEPEST * 100:"),
-    Mutant(M, "if self.at != len(self.text):", "if self.at > len(self.text):"),
-    Mutant(M, "grads.pop(d, None)) for i", "grads.get(d, None)) for i"),
-    Mutant(
-        M,
+    fault(
+        "base", 'if isinstance(value, bool) or not hasattr(value, "__index__"):', 'if not hasattr(value, "__index__"):'
+    ),
+    fault("base", "if operator.index(value) < 0:", "if operator.index(value) < -1:"),
+    fault("base", "if not attr.isidentifier():", "if not attr:"),
+    fault("read", 'if word == "_base" else []', 'if word == "_base_" else []'),
+    fault("read", '"__dummy": (DummyAOTInput, DummyAOTOutput),', '"__dummy": (DummyAOTInput,),'),
+    fault("read", 'base = AOTInput if kind == "input" else AOTOutput', "base = Descriptor"),
+    fault("read", "if self.depth > DEEPEST:", "if self.depth > DEEPEST * 100:"),
+    fault("read", "if self.at != len(self.text):", "if self.at > len(self.text):"),
+    fault("groups", "grads.pop(d, None)) for i", "grads.get(d, None)) for i"),
+    fault(
+        "groups",
         "for i, d in enumerate(outputs) if isinstance(d, GradAOTOutput)",
         "for i, d in enumerate(outputs, 1) if isinstance(d, GradAOTOutput)",
     ),
-    Mutant(
-        M,
+    fault(
+        "groups",
         "for i, d in enumerate(inputs) if isinstance(d, TangentAOTInput)",
         "for i, d in enumerate(inputs, 1) if isinstance(d, TangentAOTInput)",
     ),
-    Mutant(
-        M,
+    fault(
+        "groups",
         "if isinstance(d, (DummyAOTInput, DummyAOTOutput)):\n                raise",
         "if isinstance(d, DummyAOTInput):\n                raise",
     ),
-    Mutant(M, "            if d in seen:", "            if i in seen:"),
-    Mutant(M, "            if not isinstance(d, base):", "            if False:"),
-    Mutant(
-        M,
+    fault("groups", "            if d in seen:", "            if i in seen:"),
+    fault("groups", "            if not isinstance(d, base):", "            if False:"),
+    fault(
+        "groups",
         "if isinstance(d, (SubclassGetAttrAOTInput, SubclassGetAttrAOTOutput)):\n            raise",
         "if isinstance(d, SubclassGetAttrAOTInput):\n            raise",
+    ),
+    fault(
+        "inputs",
+        'never in a finished graph."""\n\n    _level: ClassVar[int] = 1',
+        'never in a finished graph."""\n\n    _level: ClassVar[int] = 0',
+    ),
+    fault(
+        "outputs",
+        '"""The gradient of an input."""\n\n    _level: ClassVar[int] = 3',
+        '"""The gradient of an input."""\n\n    _level: ClassVar[int] = 2',
     ),
 ]
 
@@ -871,10 +895,10 @@ def test_planted_faults_are_noticed_a_sample() -> None:
 
 
 def test_a_change_that_changes_nothing_is_not_noticed() -> None:
-    harmless = Mutant(M, "DEEPEST = 100\n", "DEEPEST = 50 + 50\n")
+    harmless = fault("read", "DEEPEST = 100\n", "DEEPEST = 50 + 50\n")
     assert notices(harmless, CHECKS) is None
     with pytest.raises(ValueError, match="stands there 0 times"):
-        notices(Mutant(M, "no such text", ""), CHECKS)
+        notices(fault("base", "no such text", ""), CHECKS)
     assert d.PlainAOTInput is type(d.PlainAOTInput(0))
 
 

@@ -1,0 +1,307 @@
+"""Descriptors from their text: `parse` and `candidates`."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import difflib
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
+
+from .base import (
+    AOTInput,
+    AOTOutput,
+    Descriptor,
+    NestingError,
+)
+from .inputs import (
+    BackwardTokenAOTInput,
+    BufferAOTInput,
+    DummyAOTInput,
+    ForwardTokenAOTInput,
+    OpaqueRefAOTInput,
+    ParamAOTInput,
+    PhiloxBackwardBaseOffsetAOTInput,
+    PhiloxBackwardSeedAOTInput,
+    PhiloxForwardBaseOffsetAOTInput,
+    PhiloxForwardSeedAOTInput,
+    PlainAOTInput,
+    SubclassGetAttrAOTInput,
+    SubclassSizeAOTInput,
+    SubclassStrideAOTInput,
+    SyntheticBaseAOTInput,
+    TangentAOTInput,
+    ViewBaseAOTInput,
+)
+from .kinds import INPUTS, OUTPUTS
+from .outputs import (
+    BackwardTokenAOTOutput,
+    DummyAOTOutput,
+    ForwardTokenAOTOutput,
+    GradAOTOutput,
+    InputMutationAOTOutput,
+    IntermediateBaseAOTOutput,
+    MetadataMutationAOTOutput,
+    PhiloxUpdatedBackwardOffsetAOTOutput,
+    PhiloxUpdatedForwardOffsetAOTOutput,
+    PlainAOTOutput,
+    SavedForBackwardsAOTOutput,
+    SavedForBackwardsNoVcCheckAOTOutput,
+    SubclassGetAttrAOTOutput,
+    SubclassSizeAOTOutput,
+    SubclassStrideAOTOutput,
+)
+
+Sides = tuple[type[AOTInput], type[AOTOutput]]
+Kind = Literal["input", "output"] | type[Descriptor] | None
+
+DEEPEST = 100
+"""How deep the text of a descriptor may be nested."""
+
+INT = r"(0|[1-9][0-9]{0,999})"
+STR = r"""('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
+
+NAMED: dict[str, type[Descriptor]] = {"self.get_parameter": ParamAOTInput, "self.get_buffer": BufferAOTInput}
+HOLDERS: dict[str, type[Descriptor]] = {
+    "__make_synthetic_base": SyntheticBaseAOTInput,
+    "__output_tangent": TangentAOTInput,
+    "__input_mutation": InputMutationAOTOutput,
+    "__intermediate_base": IntermediateBaseAOTOutput,
+    "__grad": GradAOTOutput,
+}
+INDEXED: dict[str, tuple[type[Descriptor], ...]] = {"args": (PlainAOTInput,), "output": (PlainAOTOutput,)}
+NUMBERED: dict[str, tuple[type[Descriptor], ...]] = {
+    "__dummy": (DummyAOTInput, DummyAOTOutput),
+    "__forward_token": (ForwardTokenAOTInput, ForwardTokenAOTOutput),
+    "__backward_token": (BackwardTokenAOTInput, BackwardTokenAOTOutput),
+    "__opaque_ref": (OpaqueRefAOTInput,),
+    "__aliased_arg_with_metadata_mutation": (MetadataMutationAOTOutput,),
+    "__saved_for_backwards_": (SavedForBackwardsAOTOutput,),
+    "__saved_for_backwards_no_vc_check_": (SavedForBackwardsNoVcCheckAOTOutput,),
+}
+ALONE: dict[str, type[Descriptor]] = {
+    "__philox_forward_seed": PhiloxForwardSeedAOTInput,
+    "__philox_forward_base_offset": PhiloxForwardBaseOffsetAOTInput,
+    "__philox_backward_seed": PhiloxBackwardSeedAOTInput,
+    "__philox_backward_base_offset": PhiloxBackwardBaseOffsetAOTInput,
+    "__philox_updated_forward_offset": PhiloxUpdatedForwardOffsetAOTOutput,
+    "__philox_updated_backward_offset": PhiloxUpdatedBackwardOffsetAOTOutput,
+}
+ATTRIBUTES: Sides = (SubclassGetAttrAOTInput, SubclassGetAttrAOTOutput)
+PIECES: dict[str, Sides] = {
+    "size": (SubclassSizeAOTInput, SubclassSizeAOTOutput),
+    "stride": (SubclassStrideAOTInput, SubclassStrideAOTOutput),
+}
+BY_NAME: dict[str, type[Descriptor]] = {kind.__name__: kind for kind in (*INPUTS, *OUTPUTS)}
+
+
+def parse(text: str, kind: Kind = None) -> AOTInput | AOTOutput:
+    """The descriptor whose `expr()` or `repr` the text is.
+
+    kind: "input", "output", or a class that it must be an instance of. `expr()` is not always enough: tokens and
+    dummies are called alike on both sides, and `args[0]._base` is a base or an attribute of that name. Then `kind`
+    decides, or a `repr` does, which is never ambiguous.
+
+    ValueError: text that no descriptor prints, or that several print (they are listed; `candidates` gives them).
+    TypeError: what is no text.
+
+    >>> from fanin import descriptors as d
+    >>> d.parse("__output_tangent(output[1])")
+    TangentAOTInput(output=PlainAOTOutput(idx=1))
+    >>> d.parse("__forward_token0", kind="output")
+    ForwardTokenAOTOutput(idx=0)
+    >>> d.parse("args[0]._base")
+    Traceback (most recent call last):
+    ValueError: parse: 'args[0]._base' may be ViewBaseAOTInput(...) or SubclassGetAttrAOTInput(...): say which by ...
+    >>> d.parse("args[0]._base", kind=d.ViewBaseAOTInput).base_of
+    PlainAOTInput(idx=0)
+    """
+    fits = filter_of(kind)
+    every = candidates(text)
+    found = [d for d in every if fits(d)]
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise ValueError(f"parse: {text!r:.200} is no {wanted(kind)}: it is {' or '.join(map(repr, every))}")
+    ways = 'kind="input", kind="output", or kind=<class>'
+    raise ValueError(
+        f"parse: {text!r:.200} may be {' or '.join(map(repr, found))}: say which by {ways}, or give its repr"
+    )
+
+
+def wanted(kind: Kind) -> str:
+    return kind.__name__ if isinstance(kind, type) else str(kind)
+
+
+def filter_of(kind: Kind) -> Callable[[Descriptor], bool]:
+    base: type
+    if kind is None:
+        base = Descriptor
+    elif kind in ("input", "output"):
+        base = AOTInput if kind == "input" else AOTOutput
+    elif isinstance(kind, type) and issubclass(kind, Descriptor):
+        base = kind
+    else:
+        raise ValueError(f'parse: kind must be "input", "output", None or a class of descriptors, got {kind!r}')
+    return lambda d: isinstance(d, base)
+
+
+def candidates(text: str) -> tuple[AOTInput | AOTOutput, ...]:
+    """All descriptors whose `expr()` or `repr` the text is: at least one, inputs first.
+
+    ValueError: text that no descriptor prints; it says where it stopped making sense. TypeError: what is no text.
+
+    >>> from fanin import descriptors as d
+    >>> [type(x).__name__ for x in d.candidates("__dummy3")]
+    ['DummyAOTInput', 'DummyAOTOutput']
+    """
+    if not isinstance(text, str):
+        raise TypeError(f"parse: expected the text of a descriptor, got a {type(text).__name__}")
+    text = text.strip()
+    every = Reader(text).whole()
+    found = [d for d in every if text in (d.expr(), repr(d))]
+    if not found:
+        ways = " or ".join(dict.fromkeys(x for d in every for x in (d.expr(), repr(d))))
+        raise ValueError(
+            f"parse: {text!r:.200} is the expr() or repr of no descriptor: what it means is printed as {ways:.400}"
+        )
+    return tuple(sorted(found, key=lambda d: (isinstance(d, AOTOutput), isinstance(d, SubclassGetAttrAOTInput), d)))  # type: ignore[arg-type]
+
+
+def sided(kinds: Sides, d: Descriptor) -> type[Descriptor]:
+    """Of a pair of kinds the one on the side of `d`."""
+    return kinds[0] if isinstance(d, AOTInput) else kinds[1]
+
+
+class Reader:
+    """Reads one text from left to right. What it has read so far stands for several descriptors, until all but one are
+    ruled out.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.at = 0
+        self.depth = 0
+        self.refusal: NestingError | None = None  # why the last one was ruled out
+
+    def whole(self) -> list[Descriptor]:
+        found = self.written() if re.match(r"\w*AOT(Input|Output)\b", self.text) else self.short()
+        if self.at != len(self.text):
+            raise self.stopped("the end")
+        if not found:
+            raise ValueError(f"parse: {self.text!r:.200} breaks a rule: {self.refusal}") from None
+        return found
+
+    def stopped(self, wanted: str) -> ValueError:
+        found = self.text[self.at : self.at + 20] or "the end"
+        return ValueError(
+            f"parse: {self.text!r:.200} is the expr() or repr of no descriptor: at {self.at} expected {wanted}, found"
+            f" {found!r}"
+        )
+
+    def take(self, pattern: str) -> re.Match[str] | None:
+        found = re.compile(pattern, re.DOTALL).match(self.text, self.at)
+        if found:
+            self.at = found.end()
+        return found
+
+    def need(self, pattern: str, wanted: str) -> str:
+        found = self.take(pattern)
+        if not found:
+            raise self.stopped(wanted)
+        return found[found.re.groups and 1]
+
+    def deeper(self) -> None:
+        self.depth += 1
+        if self.depth > DEEPEST:
+            raise ValueError(f"parse: {self.text[:40]!r}.. is nested deeper than {DEEPEST}")
+
+    def make(self, kinds: Iterable[type[Descriptor]], *fields: Any) -> list[Descriptor]:
+        """What these kinds are with these fields, as far as they may be."""
+        made = []
+        for kind in kinds:
+            try:
+                made.append(kind(*fields))
+            except NestingError as e:
+                self.refusal = e
+        return made
+
+    # expr()
+
+    def short(self) -> list[Descriptor]:
+        found = self.atom()
+        while self.take(r"\."):
+            self.deeper()
+            word = self.need(r"([^\W\d]\w*)", "the name of an attribute, size(..) or stride(..)")
+            if word in PIECES and self.take(r"\("):
+                axis = int(self.need(INT, "an axis"))
+                self.need(r"\)", "')'")
+                found = [new for d in found for new in self.make((sided(PIECES[word], d),), d, axis)]
+            else:
+                bases = [new for d in found for new in self.make((ViewBaseAOTInput,), d)] if word == "_base" else []
+                found = bases + [new for d in found for new in self.make((sided(ATTRIBUTES, d),), d, word)]
+        return found
+
+    def atom(self) -> list[Descriptor]:
+        start = self.at
+        word = self.need(
+            r"(self\.\w+|[a-z_]+)", "args[..], output[..], self.get_parameter(..), or a word that begins with __"
+        )
+        if word in NAMED:
+            self.need(r"\(", "'('")
+            target = self.name()
+            self.need(r"\)", "')'")
+            return self.make((NAMED[word],), target)
+        if word in HOLDERS:
+            self.deeper()
+            self.need(r"\(", "'('")
+            inner = self.short()
+            self.need(r"\)", "')'")
+            return [new for d in inner for new in self.make((HOLDERS[word],), d)]
+        if word in INDEXED:
+            self.need(r"\[", "'['")
+            idx = int(self.need(INT, "a position"))
+            self.need(r"\]", "']'")
+            return self.make(INDEXED[word], idx)
+        if word in NUMBERED:
+            return self.make(NUMBERED[word], int(self.need(INT, "a number")))
+        if word in ALONE:
+            return self.make((ALONE[word],))
+        self.at = start
+        raise self.stopped("a word that descriptors print")
+
+    # repr
+
+    def written(self) -> list[Descriptor]:
+        self.deeper()
+        name = self.need(r"(\w+)", "a class")
+        if name not in BY_NAME:
+            near = difflib.get_close_matches(name, BY_NAME, 1)
+            raise ValueError(f"parse: no descriptor is called {name}" + (f": is it {near[0]}?" if near else ""))
+        kind = BY_NAME[name]
+        self.need(r"\(", "'('")
+        values: list[Any] = []
+        for i, f in enumerate(f for f in dataclasses.fields(kind) if f.repr):
+            self.need(rf"{', *' if i else ''}{f.name} *= *", f"{', ' if i else ''}{f.name}=")
+            values.append(self.value(f.name))
+        self.need(r"\)", "')'")
+        self.depth -= 1
+        return [] if [] in values else self.make((kind,), *(v[0] if isinstance(v, list) else v for v in values))
+
+    def value(self, name: str) -> Any:
+        if name == "idx":
+            return int(self.need(INT, "a number"))
+        if name in ("target", "attr"):
+            return self.name()
+        return self.written()
+
+    def name(self) -> str:
+        """A name in quotes."""
+        start = self.at
+        quoted = self.need(STR, "a name in quotes")
+        try:
+            return str(ast.literal_eval(quoted))
+        except (SyntaxError, ValueError):
+            self.at = start
+            raise self.stopped("a name in quotes as repr() gives it") from None
