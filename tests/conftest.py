@@ -1,4 +1,4 @@
-"""Fixtures for every test. Plain helpers are in support.py: `from support import run_python`."""
+"""Fixtures for every test. Plain helpers are in kit/support.py: `from kit.support import run_python`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from support import build_c, compiler, core_file, run_c, run_python, sanitizer
+from kit.support import build_c, compiler, core_file, run_c, run_python, sanitizer
 
 # What runs in the background ignores Ctrl-C, and so would the processes that are sent it here.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

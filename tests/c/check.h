@@ -1,7 +1,7 @@
 /* check: a test program in C is a main() full of CHECKs.
  *
  * A check that fails prints its file and line and the program goes on; `return check_done();` prints the last line,
- * "ok N checks", and gives the exit status. tests/test_c.py runs every tests/c/test_*.c and wants to see that line.
+ * "ok N checks", and gives the exit status. tests/c/test_c.py runs every tests/c/test_*.c and wants to see that line.
  * Checks may be made from several threads.
  */
 #ifndef FAN_TESTS_CHECK_H

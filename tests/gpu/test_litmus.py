@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import fanin
-from gpu.device import device
+from kit.device import device
 
 pytestmark = pytest.mark.core
 

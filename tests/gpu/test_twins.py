@@ -20,10 +20,10 @@ import numpy as np
 import pytest
 
 import fanin
-import test_cuda
+from device import test_cuda
 from fanin.sim import Machine
-from gpu.device import device
-from support import ROOT, TESTS
+from kit.device import device
+from kit.support import ROOT, TESTS
 
 GPU = pytest.mark.gpu
 DTYPES = (np.dtype("f2"), np.dtype(ml_dtypes.bfloat16), np.dtype("f4"), np.dtype("f8"), np.dtype("c8"), np.dtype("i4"))
@@ -178,7 +178,7 @@ def test_the_conformance_suite_holds_on_a_gpu(driver: Any) -> None:
         "--pyargs",
         "fanin.conformance",
     ]
-    done = python(sys.executable, *words, "--fanin-buffer=cuda_buffer:GpuBuffer")
+    done = python(sys.executable, *words, "--fanin-buffer=kit.cuda_buffer:GpuBuffer")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
     assert int(done.stdout.split(" passed")[0].split()[-1]) > 40
 

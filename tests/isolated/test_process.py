@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from support import run_python
+from kit.support import run_python
 
 COMMON = """
 import gc, os, signal, sys, threading, time, warnings

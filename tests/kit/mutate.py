@@ -49,39 +49,44 @@ COPIED = (
 
 #: The first tests that are run, by folder: those that fail most often for a fault there.
 FIRST = {
-    "base": ["tests/test_c.py", "tests/test_pool.py"],
+    "base": ["tests/c/test_c.py", "tests/buffer/test_pool.py"],
     "array": [
-        "tests/test_sums.py",
-        "tests/test_exact.py",
-        "tests/test_exact_sparse.py",
-        "tests/test_overlap.py",
-        "tests/test_stats.py",
+        "tests/array/test_sums.py",
+        "tests/array/test_exact.py",
+        "tests/array/test_exact_sparse.py",
+        "tests/array/test_overlap.py",
+        "tests/buffer/test_stats.py",
     ],
-    "device": ["tests/test_sim.py", "tests/test_explore.py", "tests/test_streams.py", "tests/test_cuda.py"],
+    "device": [
+        "tests/device/test_sim.py",
+        "tests/device/test_explore.py",
+        "tests/device/test_streams.py",
+        "tests/device/test_cuda.py",
+    ],
     "buffer": [
-        "tests/test_take_one.py",
-        "tests/test_out.py",
-        "tests/test_budget.py",
-        "tests/test_target.py",
-        "tests/test_many.py",
+        "tests/buffer/test_take_one.py",
+        "tests/buffer/test_out.py",
+        "tests/buffer/test_budget.py",
+        "tests/buffer/test_target.py",
+        "tests/buffer/test_many.py",
     ],
-    "graph": ["tests/test_layout.py", "tests/test_recorded_layout.py"],
+    "graph": ["tests/package/test_layout.py", "tests/graph/test_recorded_layout.py"],
     "py": [
-        "tests/test_kinds.py",
-        "tests/test_errors.py",
-        "tests/test_refusals.py",
-        "tests/test_exchange_dlpack.py",
-        "tests/test_cuda.py",
-        "tests/test_exchange_cuda.py",
+        "tests/buffer/test_kinds.py",
+        "tests/buffer/test_errors.py",
+        "tests/buffer/test_refusals.py",
+        "tests/interop/test_exchange_dlpack.py",
+        "tests/device/test_cuda.py",
+        "tests/interop/test_exchange_cuda.py",
     ],
 }
 THEN = [
     "tests/spec",
     "tests/laws",
-    "tests/test_kinds.py",
-    "tests/test_errors.py",
-    "tests/test_out.py",
-    "tests/test_c.py",
+    "tests/buffer/test_kinds.py",
+    "tests/buffer/test_errors.py",
+    "tests/buffer/test_out.py",
+    "tests/c/test_c.py",
 ]
 
 #: What is put in the place of what: whole words or operators with blanks around, so that nothing in a type or a comment

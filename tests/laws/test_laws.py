@@ -1,4 +1,4 @@
-"""Laws, by name: what holds of every sum, whatever is summed. Gradients are drawn by recipe (worlds.py)."""
+"""Laws, by name: what holds of every sum, whatever is summed. Gradients are drawn by recipe (kit/recipes.py)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 
 import fanin
 from fanin._reference import buffer as reference
-from laws.worlds import KINDS, SCALARS, SHAPES, Sub, World, parts_of, recipe
-from spec.kit import DTYPES, FLOATS, LOW, added_up, show, stored
+from kit.recipes import KINDS, SCALARS, SHAPES, Sub, World, parts_of, recipe
+from kit.values import DTYPES, FLOATS, LOW, added_up, show, stored
 
 pytestmark = pytest.mark.core
 SEED, CASES = 0, 150

@@ -37,8 +37,8 @@ from hypothesis.stateful import (
 import fanin
 from fanin._reference import buffer as reference
 from fanin._reference import numbers as reference_numbers
-from laws.worlds import KINDS, SCALARS, SHAPES, World, joined, recipe
-from spec.kit import DTYPES, LOW, show
+from kit.recipes import KINDS, SCALARS, SHAPES, World, joined, recipe
+from kit.values import DTYPES, LOW, show
 
 PLAIN = [i for i, d in enumerate(DTYPES) if d.kind in "buifc"]  # those that NumPy knows
 HOWS = ["plain"] * 6 + ["scale", "writable", "out", "out", "out and scale"]

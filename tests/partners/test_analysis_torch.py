@@ -34,8 +34,8 @@ from torch._functorch._aot_autograd.collect_metadata_analysis import (  # noqa: 
 )
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
-from programs_torch import Program, program  # noqa: E402
-from pymutants import Mutant, survivors  # noqa: E402
+from kit.programs_torch import Program, program  # noqa: E402
+from kit.pymutants import Mutant, survivors  # noqa: E402
 
 logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
 
@@ -571,7 +571,7 @@ def test_outputs_of_each_kind() -> None:
             "kept": z[0], "again": z[1], "lone": lone[1:], "twin": y.detach(), "custom": Viewed_apply(x),
         }  # fmt: skip
 
-    from programs_torch import Viewed
+    from kit.programs_torch import Viewed
 
     Viewed_apply = Viewed.apply
     meta = collect(fn, x)
@@ -1117,7 +1117,7 @@ HOLES = {
 
 
 def test_each_hole_of_the_page_is_shown_by_the_example() -> None:
-    from support import ROOT, run_python
+    from kit.support import ROOT, run_python
 
     done = run_python([str(ROOT / "examples" / "08_upstream_holes.py")])
     first, *lines = done.stdout.splitlines()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fanin.cli import timing
-from support import ROOT, run_python
+from kit.support import ROOT, run_python
 
 pytestmark = pytest.mark.partners
 

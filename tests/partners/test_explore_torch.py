@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from explored import differs, draw
+from kit.explored import differs, draw
 
 pytestmark = pytest.mark.partners
 

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.partners]
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-import programs_torch  # noqa: E402
+from kit import programs_torch  # noqa: E402
 
 SEED = os.environ.get("FANIN_SEED", "20261121")
 DTYPES = [torch.float32, torch.float32, torch.float64, torch.int32, torch.uint8, torch.bfloat16, torch.complex64]

@@ -12,7 +12,7 @@ import pytest
 from fanin import _core
 from fanin._reference import buffer as reference
 from fanin._reference.buffer import AccumPlan, Side
-from spec.kit import DTYPES, FLOATS, LOW
+from kit.values import DTYPES, FLOATS, LOW
 
 pytestmark = pytest.mark.core
 

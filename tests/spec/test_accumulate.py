@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from spec.kit import BFLOAT16, added_up, bits, same, show
+from kit.values import BFLOAT16, added_up, bits, same, show
 
 pytestmark = pytest.mark.core
 Total = Callable[..., Any]

@@ -548,7 +548,7 @@ def test_a_sum_in_place_waits_for_streams_that_still_use_the_memory(m: Machine) 
 
 @pytest.mark.rule("S7")
 def test_the_capture_table_is_a_pure_function() -> None:
-    """What carries it out is tried in tests/test_capture.py."""
+    """What carries it out is tried in tests/graph/test_capture.py."""
     assert _core.rules_capture(0, 0, False, False) == "go"
     assert _core.rules_capture(7, 7, False, False) == "go"
     assert _core.rules_capture(0, 7, True, False) == "redirect"

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from spec.kit import BFLOAT16, DTYPES, E4M3, E5M2, INTEGERS, LOW, bits
+from kit.values import BFLOAT16, DTYPES, E4M3, E5M2, INTEGERS, LOW, bits
 
 pytestmark = pytest.mark.core
 Total = Callable[..., Any]

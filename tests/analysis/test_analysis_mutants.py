@@ -1,0 +1,273 @@
+"""Planted faults in collect_metadata and functionalize: each is noticed by a rule's own test.
+
+A fault is a rule that is left out or turned round: how inputs and outputs are told apart, how private memory is laid
+out, what is checked and when, how views, geometry and writes find their way back. A few are planted in the ordinary
+run, all of them in the longer one.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import warnings
+from collections.abc import Callable
+
+import pytest
+
+from analysis import test_collect, test_functionalize
+from kit import pymutants
+from kit.pymutants import Mutant, planted, survivors
+
+A = "fanin.analysis."
+#: The modules in the order in which they import each other.
+ORDER = ["hidden", "trees", "private", "calls", "guards", "tracked", "collect", "pure", "kept", "wrapper"]
+
+
+def fault(name: str, old: str, new: str) -> Mutant:
+    after = ORDER[ORDER.index(name) + 1 :]
+    return Mutant(A + name, old, new, tuple(A + other for other in after))
+
+
+MUTANTS = [
+    # private memory
+    fault("private", "            mine[...] = its\n", "            pass\n"),
+    fault("private", "        if not group.writeable:", "        if False:"),
+    fault("private", "and not self._unchanged(self.plan.groups[n])]", "and self._unchanged(self.plan.groups[n])]"),
+    fault("private", "        return mine.tobytes() == its.tobytes()", "        return bool((mine == its).all())"),
+    fault("private", 'return words(array) if array.dtype.kind == "V" else array.view()', "return array.view()"),
+    fault(
+        "private",
+        "if not m.geometry.fits(self.private[m.number])]",
+        "if m.geometry.shape != self.private[m.number].shape]",
+    ),
+    fault("private", "        if not writeable:\n            view.flags.writeable = False\n", ""),
+    fault("private", "    for whole in (root_of(source), source):", "    for whole in ():"),
+    fault(
+        "private",
+        "            if low <= start < high:\n                return number",
+        "            if False:\n                return number",
+    ),
+    # outputs
+    fault(
+        "calls",
+        "        elif id(itself) in inputs:\n            places.append",
+        "        elif False:\n            places.append",
+    ),
+    fault("calls", "same_as = first_seen.setdefault(id(itself), j) if world.is_array(o) else j", "same_as = j"),
+    fault("calls", "    if origin is not None and origin in group.numbers:", "    if False:"),
+    fault("calls", "        if id(root) in distinct:", "        if False:"),
+    fault("calls", '            kind, base = "shared", len(bases)', '            kind, base = "shared", 0'),
+    fault("calls", "own=o.base is None", "own=True"),
+    fault(
+        "calls",
+        "        if world.is_array(o) and not world.remakeable(o)",
+        "        if False and not world.remakeable(o)",
+    ),
+    fault("calls", "        if len(args) > len(takes) and not rest:", "        if False:"),
+    fault("calls", "    if array.dtype.hasobject:", "    if False:"),
+    fault("calls", "    if type(array) is not np.ndarray:", "    if False:"),
+    fault("calls", 'return short if short == path else f"{short} (at {path})"', "return short"),
+    # inputs
+    fault(
+        "collect",
+        "data = not resized and (earlier or itself or world.member_written(u))",
+        "data = not resized and (earlier or itself)",
+    ),
+    fault(
+        "collect",
+        "data = not resized and (earlier or itself or world.member_written(u))",
+        "data = not resized and (earlier or world.member_written(u))",
+    ),
+    fault(
+        "collect",
+        "data = not resized and (earlier or itself or world.member_written(u))",
+        "data = earlier or itself or resized",
+    ),
+    fault(
+        "collect", "mutates_metadata=resized or any(u == v for v, _ in outcome.geometry)", "mutates_metadata=resized"
+    ),
+    fault(
+        "collect",
+        "mutations_hidden_from_autograd=not seen if log else not data",
+        "mutations_hidden_from_autograd=not data",
+    ),
+    fault(
+        "collect",
+        "mutations_under_no_grad_or_inference_mode=data and seen == {False}",
+        "mutations_under_no_grad_or_inference_mode=data and False in seen",
+    ),
+    fault("collect", "if origin in near} if log", "if origin == u} if log"),
+    fault("collect", 'base = place.base if place.kind == "output" else call.first[place.base]', "base = place.base"),
+    fault(
+        "collect",
+        "alias_of_intermediate_save_as_output if first is place else",
+        "alias_of_intermediate_save_as_output if True else",
+    ),
+    fault(
+        "collect",
+        "kind = OutputType.non_alias if place.own else OutputType.unsafe_view_alias",
+        "kind = OutputType.non_alias",
+    ),
+    fault("collect", "if info.has_mutation_tangent and u is not None:", "if info.mutates_data and u is not None:"),
+    fault(
+        "collect",
+        "if out.output_type in PLAIN_TYPES and out.requires_grad_for_backward:",
+        "if out.requires_grad_for_backward:",
+    ),
+    # what tracked arrays see
+    fault(
+        "tracked",
+        "        for o in out:\n            written(o)\n        if isinstance(result",
+        "        if isinstance(result",
+    ),
+    fault("tracked", '            if method == "at":\n', "            if False:\n"),
+    fault("tracked", "        if not low <= address(array) < high:\n            return\n", ""),
+    fault("tracked", "        if not basic(key):", "        if False:"),
+    fault("tracked", "    return func in WRITERS or bool", "    return bool"),
+    fault("tracked", "{**dict(zip(names, args, strict=False)), **kwargs}", "kwargs"),
+    fault(
+        "tracked", '        out = args[at] if at < len(args) else kwargs.get("out")', '        out = kwargs.get("out")'
+    ),
+    fault("tracked", "        whole.__set__(self, value)\n        written(self)", "        whole.__set__(self, value)"),
+    fault("tracked", "and _core.overlap(mine, world.as_it_was(u)))", ")"),
+    fault("tracked", "        self.met.update(u for u in others", "        set().update(u for u in others"),
+    fault("calls", "        itself = o.base if is_stripped(o) and id(o.base) in inputs else o", "        itself = o"),
+    fault("private", "memory = root[shift : shift + size].view(kind)", "memory = root[shift : shift + size]"),
+    # what is out of sight
+    fault("hidden", "        if is_one(fn) or", "        if False and"),
+    fault(
+        "hidden",
+        '    if isinstance(x, LATER):\n        raise TypeError(f"{name()}: expected arrays in',
+        '    if False:\n        raise TypeError(f"{name()}: expected arrays in',
+    ),
+    fault("hidden", "    if any(is_private(array) for array in held(x, kinds)):", "    if False:"),
+    fault("wrapper", "        for i in record.guard.boxes:", "        for i in ():"),
+    fault(
+        "tracked",
+        "        super().__setitem__(key, value)\n        written(self)\n",
+        "        super().__setitem__(key, value)\n",
+    ),
+    # the guard
+    fault("guards", "            if leaves[i] is not leaves[j]:\n                return None", "            pass"),
+    fault("guards", "            if leaves[i] is leaves[j]:\n                return None", "            pass"),
+    fault("guards", "        if len(self.empty) > 1 and", "        if False and"),
+    fault("guards", "if self.layout.check(arrays) is None else None", "if True else None"),
+    fault(
+        "guards",
+        "            return args if tuple(map(type, args)) == self.types else None",
+        "            return args if len(args) == len(self.types) else None",
+    ),
+    fault("guards", "return leaves if form == self.form and", "return leaves if"),
+    # the pure function
+    fault("pure", "if len(group.members) > 1 and g in written]", "if len(group.members) > 1]"),
+    fault(
+        "pure", "self.bases.sort(key=lambda g: min(first[u] for u in plan.groups[g].numbers))", "self.bases.reverse()"
+    ),
+    fault("pure", "if u is None or (u not in in_base and first[u] == i)]", "if u is None or u not in in_base]"),
+    fault("pure", "self.late = [u for u in range(len(first)) if u in in_base and u in self.moved]", "self.late = []"),
+    fault("pure", "if len(inner) != len(descs):", "if False:"),
+    fault("pure", "or array.shape != shape or array.dtype != dtype:", "or array.shape != shape:"),
+    fault("pure", "        if copies.changed():", "        if False:"),
+    fault("pure", "                if u not in allowed:", "                if False:"),
+    fault("pure", "        if rest[0] != rest[1] or roles[0] != roles[1]:", "        if False:"),
+    fault("pure", "        if len(values) != count:", "        if False:"),
+    fault("pure", "            take_geometry(arrays[u], geometry)", "            pass"),
+    fault("pure", "            if p.same_as is not None and p.same_as < j:", "            if False:"),
+    fault("pure", "                made[j] = arrays[p.base]", "                pass"),
+    fault("pure", "            arrays[u].flags.writeable = writeable", "            pass"),
+    fault("pure", "world = RecordedWorld(self.split, arrays)", "world = World(self.split, arrays)"),
+    fault("pure", "                if not can_be_thawed(arrays[u]):", "                if False:"),
+    fault(
+        "pure", "    if array.shape != shape or array.dtype != dtype:\n        raise", "    if False:\n        raise"
+    ),
+    fault("pure", "    if array.strides == geometry.strides:", "    if True:"),
+    fault("pure", '    value = np.array(base, "u1")', "    value = base"),
+    fault("pure", "            if p.cls is not None and type(made[j]) is not p.cls:", "            if False:"),
+    # what is put back
+    fault("kept", "            self.arrays[m.number].resize(m.geometry.shape, refcheck=False)", "            pass"),
+    fault("kept", "if m.number in moved and not take_geometry(array, m.geometry):", "if False:"),
+    fault("kept", "                    self.snapshot.restore(self.at[m.number], where)", "                    pass"),
+    fault("kept", "                    array.flags.writeable = m.writeable", "                    pass"),
+    fault("kept", "                node.clear()\n", ""),
+    fault("kept", "                node[:] = first", "                pass"),
+    fault("kept", "            if g in self.resized or any(", "            if True or any("),
+    fault("private", "            axes[-1][1] += stride // axes[-1][0] * (n - 1)", "            axes[-1][1] += n - 1"),
+    fault("trees", "            elif given and place in given:", "            elif False:"),
+    fault(
+        "trees",
+        "        return isinstance(other, Form) and (self is other or self.tokens == other.tokens)",
+        "        return isinstance(other, Form)",
+    ),
+    fault("trees", "                copy.__dict__.update(node.__dict__)", "                pass"),
+    # the wrapper
+    fault("wrapper", "record.to_copy if self._lend else None", "None"),
+    fault(
+        "wrapper",
+        "        except BaseException:\n            kept.undo()\n            shelf.undo()",
+        "        except BaseException:\n            shelf.undo()",
+    ),
+    fault("wrapper", "            kept.undo()\n            if shelf", "            if shelf"),
+    fault("wrapper", "            if alone and latest.index.count(old) == 1:", "            if True:"),
+    fault(
+        "wrapper",
+        "            shelf.undo()\n            raise\n        self._remember",
+        "            raise\n        self._remember",
+    ),
+    fault("wrapper", '        if self._guard == "error" and self._records:', "        if False:"),
+    fault(
+        "wrapper",
+        '            if self._guard == "error":\n                self._hold(',
+        "            if False:\n                self._hold(",
+    ),
+    fault("wrapper", "        record.touched |= more\n", ""),
+    fault("wrapper", "[: self._keep]", ""),
+    fault("wrapper", "    for g in sorted(outcome.written - record.written):", "    for g in ():"),
+    fault("wrapper", "        if known.get(u) != now.get(u):", "        if False:"),
+    fault("wrapper", "    if before.form != outcome.form:", "    if False:"),
+    fault("wrapper", "        if role(a, record) != role(b, record):", "        if False:"),
+]
+
+
+def unparametrized() -> list[Callable[[], None]]:
+    """The rules' tests, those of the wrapper first."""
+    plain = [
+        t
+        for name, t in vars(test_collect).items()
+        if name.startswith("test_") and not getattr(t, "pytestmark", None) and t.__code__.co_argcount == 0
+    ]
+    return [
+        *test_functionalize.CHECKS,
+        test_collect.check_routes,
+        test_collect.check_writes_of_what_is_there,
+        test_collect.check_identity,
+        test_collect.check_bad_arguments,
+        *plain,
+    ]
+
+
+def quiet(mutants: list[Mutant]) -> list[str]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return survivors(mutants, unparametrized())
+
+
+def test_every_text_stands_in_its_module_once() -> None:
+    for mutant in MUTANTS:
+        with planted(mutant):
+            pass
+
+
+def test_some_planted_faults_are_noticed() -> None:
+    seed = os.environ.get("FANIN_SEED", "20261121")
+    print(f"FANIN_SEED={seed}")
+    assert quiet(random.Random(seed).sample(MUTANTS, 10)) == []
+
+
+@pytest.mark.slow
+def test_every_planted_fault_is_noticed() -> None:
+    assert quiet(MUTANTS) == []
+
+
+def test_a_fault_that_is_none_survives() -> None:
+    harmless = Mutant(A + "trees", 'LEAF = "*"', 'LEAF = "+"', tuple(A + other for other in ORDER[1:]))
+    assert pymutants.notices(harmless, test_functionalize.CHECKS[:3]) is None

@@ -1,0 +1,134 @@
+"""Every rule of the overlap core and of layouts is one that tests/c/test_overlap.c would miss: each is broken once, and
+the program must say so.
+
+Each costs a compiler's run: every fifth is part of the ordinary run, the others of the longer one.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from kit import support
+from kit.support import CSRC, TEST_C, compiler, emptied
+
+pytestmark = [pytest.mark.skipif(not compiler(), reason="no C compiler: set CC")]
+
+#: file -> what is broken: (as it stands, as it is broken)
+MUTANTS: dict[str, dict[str, tuple[str, str]]] = {
+    "array/overlap": {
+        "an empty axis": ("empty |= r->shape[i] <= 0;", "empty |= r->shape[i] < 0;"),
+        "the start of a negative stride": ("far |= __builtin_sub_overflow(lo, way, &lo);", "(void)lo;"),
+        "what is too far": ("|| reach >= FARTHEST", ""),
+        "the end of memory": ("far |= __builtin_add_overflow(lo, reach, &last)", "last = lo + reach; far |= false"),
+        "a tooth joins what touches it": ("sorted[i].step <= tooth;", "sorted[i].step <= tooth + 1;"),
+        "a tooth's length": (
+            "tooth += sorted[i].step * (sorted[i].count - 1);",
+            "tooth += sorted[i].step * sorted[i].count;",
+        ),
+        "axes join without a gap": ("times <= top->count)", "times <= top->count + 1)"),
+        "axes join as multiples": ("times * top->step == step &&", ""),
+        "extents": ("a->empty || b->empty || a->last < b->lo", "a->empty || b->empty || a->last <= b->lo"),
+        "the grid's remainder": ("if (rest > width)", "if (rest >= width)"),
+        "the places within elements": ("a->tooth + b->tooth - 2, (int64_t)", "a->tooth + b->tooth - 1, (int64_t)"),
+        "the second is counted from its end": ("(int64_t)(b->last - a->lo))", "(int64_t)(b->last - a->lo - 1))"),
+        "whole: the divisor stays": ("e->gcd[k + 1] == e->gcd[k] &&", ""),
+        "whole: no gap": ("step <= e->reach[k] + e->gcd[k])", "step <= e->reach[k] + 2 * e->gcd[k])"),
+        "a sum's divisor": ("if (e->gcd[k] > 1 && remainder_of(r, e->gcd[k]) != 0)", "if (false)"),
+        "a window's end": ("last = last < e->t[k - 1].most ? last : e->t[k - 1].most;", ""),
+        "a window's last value": ("quotient(last - first, jump) + 1};", "quotient(last - first, jump)};"),
+        "a window's first value": ("first += up < 0 ? up + jump : up;", "first += 1;"),
+        "the table's pieces": ("piece *= 2)", "piece *= 3)"),
+        "the table's words": ("from[(ptrdiff_t)i - 1] >> (64 - part);\n}", "from[(ptrdiff_t)i] >> (64 - part);\n}"),
+        "the table's end": ("(size_t)(reach / 64 + 1) : words, some", "(size_t)(reach / 64) : words, some"),
+        "the table's way back": ("        r -= x * t->step;\n    }\n    return FOUND;", "    }\n    return FOUND;"),
+        "a sum seen from the other end": ("e->x[k] = e->t[k].most - e->x[k];", "(void)0;"),
+        "each gives once": ("            e->x[k] -= x;\n", ""),
+        "an element of the second": ("c[1].axes[k].count - 1 - given(", "given("),
+        "an index seen backwards": ("index[i] = r->shape[i] - 1 - index[i];", "(void)0;"),
+        "an index within its axis": ("x = x < m->count ? x : m->count - 1;", ""),
+        "one step at least": ("sorted[k].count - 2};", "sorted[k].count - 1};"),
+        "differences of both signs": ("2 * (sorted[j].count - 1)};", "sorted[j].count - 1};"),
+        "what lies below": ("below < sorted[k].step ||", "below <= sorted[k].step ||"),
+        "a stride of 0": ("r->shape[i] > 1 && r->strides[i] == 0)", "r->strides[i] == 0)"),
+    },
+    "array/overlap_list": {
+        "an arc past the end": ("out[m++] = (stretch){0, from + more - circle, run[i].who, NOBODY};", "(void)0;"),
+        "an arc's length": ("if (c->axes[k].step % g != 0)", "if (c->axes[k].step % g == 0)"),
+        "stretches that have ended": ("if (s[j].to < s[i].from)", "if (s[j].to <= s[i].from)"),
+        "each pair once": ("by_members(&w->pairs[kept - 1], &w->pairs[i]) != 0)", "true)"),
+        "lists keep their tails": ("    if (open->tail == at)\n        open->tail = before;\n", ""),
+        "members that have ended": (
+            "        if (s[at].to < s[i].from) {\n            leave",
+            "        if (s[at].to <= s[i].from) {\n            leave",
+        ),
+        "runs": ("end < n && s[end].from <= last;", "end < n && s[end].from < last;"),
+        "a newcomer's component": ("unite(w->parent, s[open->head].who, s[i].who);", "(void)0;"),
+        "the order of stretches": ("while (at < n && s[at - 1].from <= s[at].from);", "while (at < n);"),
+        "all against those set aside": ("for (size_t j = 0; j < i; j++) {", "for (size_t j = 1; j < i; j++) {"),
+        "those set aside are joined": ("unite(w->parent, run[j].who, run[i].who);", "(void)0;"),
+        "the rest of a run": (
+            "return sweep_runs(w, run, n - count, err);",
+            "return sweep_runs(w, run, n - count - 1, err);",
+        ),
+        "the smaller number is the root": ("if (a < b)\n        parent[b] = a;", "if (a > b)\n        parent[b] = a;"),
+    },
+    "graph/layout": {
+        "strides along an axis of extent 1": ("&& a->shape[i] > 1)", ")"),
+        "clusters that touch": ("<= reach[k - 1])", "< reach[k - 1])"),
+        "every array lies where it lay": (
+            "!= start[l->places[i].cluster])",
+            "!= start[l->places[i].cluster] && i == 0)",
+        ),
+        "clusters are sorted": ("    sort_starts(start, reach, n);\n", ""),
+        "the heap's larger child": ("start[child + 1] > start[child];", "start[child + 1] < start[child];"),
+        "who is parted": ("label[*was] != label[i])", "false)"),
+        "who lies elsewhere": ("!= l->items[i].region.data - l->items[*was].region.data)", "!= 0 && false)"),
+        "who has met": ("l->places[*same].component != l->places[i].component)", "false)"),
+        "who may be written": ("if (was->writable != is->writable)", "if (was->writable && !is->writable)"),
+    },
+}
+
+
+def quietly(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, env=emptied())
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stderr}"
+
+
+def program(folder: Path, broken: str, text: str) -> Path:
+    """tests/c/test_overlap.c with everything below py/; the file `broken` with another text."""
+    flags = tuple(support.c_flags())
+    rungs = [p for rung in support.RUNGS for p in sorted((CSRC / rung).glob("**/*.c"))]
+    objects = [support._object(p, flags) for p in (TEST_C / "test_overlap.c", *rungs) if p != CSRC / f"{broken}.c"]
+    (folder / "broken.c").write_text(text)
+    quietly([*compiler(), *flags, "-O1", "-w", "-c", str(folder / "broken.c"), "-o", str(folder / "broken.o")])
+    quietly([*compiler(), *flags, *map(str, objects), str(folder / "broken.o"), "-lm", "-o", str(folder / "program")])
+    return folder / "program"
+
+
+def passes(path: Path, noun: str) -> bool:
+    """Whether the checks of a noun are content. A program that loops, as some broken rules do, is not."""
+    try:
+        done = subprocess.run([str(path), "1", noun], capture_output=True, text=True, env=emptied(), timeout=120)
+    except subprocess.TimeoutExpired:
+        return False
+    return done.returncode == 0 and "ok " in done.stdout
+
+
+@pytest.mark.parametrize("file", MUTANTS)
+def test_unbroken_it_passes(file: str, tmp_path: Path) -> None:
+    assert passes(program(tmp_path, file, (CSRC / f"{file}.c").read_text()), Path(file).name)
+
+
+EVERY = [(file, rule) for file, rules in MUTANTS.items() for rule in rules]
+
+
+@pytest.mark.parametrize(
+    ("file", "rule"), [pytest.param(*m, marks=[pytest.mark.slow] if i % 5 else []) for i, m in enumerate(EVERY)]
+)
+def test_a_broken_rule_is_seen(file: str, rule: str, tmp_path: Path) -> None:
+    text, (is_, broken) = (CSRC / f"{file}.c").read_text(), MUTANTS[file][rule]
+    assert text.count(is_) == 1, f"{file}.c: {text.count(is_)} times: {is_!r}"
+    assert not passes(program(tmp_path, file, text.replace(is_, broken)), Path(file).name)

@@ -1,0 +1,89 @@
+"""Every tests/c/test_*.c is a program that checks a piece of the core without Python: each is a test here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kit.support import TEST_C
+
+pytestmark = pytest.mark.core
+
+PROGRAMS = sorted(p.name for p in TEST_C.glob("test_*.c"))
+
+
+def checks_made(output: str) -> int:
+    """The N of the last line "ok N checks"; AssertionError where that is not the last line, or N is 0."""
+    lines = output.strip().splitlines()
+    found = re.fullmatch(r"ok (\d+) checks", lines[-1].strip()) if lines else None
+    assert found, f"the last line is not 'ok N checks':\n{output[-2000:]}"
+    assert int(found[1]) > 0, "the program checked nothing"
+    return int(found[1])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=_marks)
+        for n in PROGRAMS
+        for _marks in [
+            # A program with threads in it is run again under the thread sanitizer.
+            [pytest.mark.threads] if "pthread_create" in (TEST_C / n).read_text() else []
+        ]
+    ],
+)
+def test_a_c_program_checks_what_it_says(name: str, c_program: Callable[..., Callable[..., object]]) -> None:
+    done = c_program(name)()
+    print(done.stdout)  # type: ignore[attr-defined]
+    checks_made(done.stdout)  # type: ignore[attr-defined]
+
+
+def test_the_runner_finds_a_planted_failure(c_program: Callable[..., Callable[..., object]], tmp_path: Path) -> None:
+    good, bad, idle = (tmp_path / f"{n}.c" for n in ("good", "bad", "idle"))
+    text = '#include "check.h"\nint main(void) {{ {} return check_done(); }}\n'
+    good.write_text(text.format('CHECK(1 == 1); CHECK_STR("a", "a");'))
+    bad.write_text(text.format("CHECK(1 == 1); CHECK_INT(2 + 2, 5);"))
+    idle.write_text(text.format(""))
+    assert checks_made(c_program(str(good), core=False)().stdout) == 2  # type: ignore[attr-defined]
+    with pytest.raises(AssertionError, match=r"bad\.c:2: CHECK failed: 2 \+ 2 == 5\n    got 4, expected 5"):
+        c_program(str(bad), core=False)()
+    with pytest.raises(AssertionError, match="checked nothing"):
+        checks_made(c_program(str(idle), core=False)().stdout)  # type: ignore[attr-defined]
+    with pytest.raises(AssertionError, match="the last line is not"):
+        checks_made("ok 3 checks\nand then it went on\n")
+
+
+def test_the_runner_finds_a_planted_crash(c_program: Callable[..., Callable[..., object]], tmp_path: Path) -> None:
+    source = tmp_path / "crash.c"
+    source.write_text("#include <stdlib.h>\nint main(void) { abort(); }\n")
+    with pytest.raises(AssertionError, match="exit status -6"):
+        c_program(str(source), core=False)()
+
+
+@pytest.mark.parametrize(
+    ("acts", "dies"),
+    [
+        ("fan_turns_locked(t, 0, 5); fan_turns_unlocking(t, 0, 5);", False),
+        ("fan_turns_unlocking(t, 0, 5);", True),
+        ("fan_turns_locked(t, 0, 5); fan_turns_unlocking(t, 0, 5); fan_turns_unlocking(t, 0, 5);", True),
+        ("fan_turns_locked(t, 1, 5); fan_turns_unlocking(t, 0, 5);", True),
+    ],
+)
+def test_a_lock_that_is_given_back_without_being_held_ends_the_run(
+    acts: str, dies: bool, c_program: Callable[..., Callable[..., object]], tmp_path: Path
+) -> None:
+    """So a removed lock of the buffer is found by the proof, whatever else it leads to."""
+    source = tmp_path / "unlock.c"
+    source.write_text(
+        '#include "check.h"\n#include "device/turns.h"\nint main(void) { int a; bool first; fan_turns *t ='
+        f" fan_turns_new(1); for (int i = 0; i < 2; i++) CHECK_OK(fan_turns_spawn(t, &a, &first, NULL)); {acts}"
+        " fan_turns_end(t, 0); fan_turns_end(t, 1); fan_turns_free(t); return check_done(); }\n"
+    )
+    if dies:
+        with pytest.raises(AssertionError, match="exit status -6"):
+            c_program(str(source))()
+    else:
+        checks_made(c_program(str(source))().stdout)  # type: ignore[attr-defined]

@@ -1,0 +1,225 @@
+"""`fanin bench`: every row runs, its figures say where they come from, the picture is drawn. No clock is asserted."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fanin.cli import bench, main, timing
+from kit.support import ROOT, run_python
+
+FOLDER = ROOT / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any], Path]:
+    """What one quick run of all rows prints and writes."""
+    folder = tmp_path_factory.mktemp("bench") / "deep"
+    file, picture = folder / "bench.json", folder / "bench.svg"
+    words = ["--quick", "--json", str(file), "--plot", str(picture)]
+    done = run_python(["-m", "fanin", "bench", *words], cwd=ROOT, timeout=300)
+    assert done.stderr == ""
+    return done.stdout, json.loads(file.read_text()), picture
+
+
+def test_every_row_has_its_file() -> None:
+    others = {"common", "callgrind", "report"}
+    assert sorted(p.stem for p in FOLDER.glob("*.py")) == sorted({*bench.ROWS, *others})
+    for name in bench.ROWS:
+        assert f"python benchmarks/{name}.py [--quick] [--json FILE]" in (FOLDER / f"{name}.py").read_text()
+
+
+def test_there_is_one_timing_loop() -> None:
+    clocks = re.compile(r"\b(perf_counter|perf_counter_ns|monotonic|timeit)\b")
+    rows = [p.name for p in FOLDER.glob("*.py") if clocks.search(p.read_text())]
+    assert rows == [], "time is taken by fanin.cli.timing.turns"
+
+
+def test_bench_writes_where_its_figures_come_from(quick: tuple[str, dict[str, Any], Path]) -> None:
+    _, written, _ = quick
+    assert {
+        "cpu",
+        "cores",
+        "caches",
+        "system",
+        "python",
+        "versions",
+        "build",
+        "gpus",
+        "date",
+        "command",
+        "results",
+    } == written.keys()
+    assert written["versions"]["numpy"] and set(written["versions"]) == {"fanin", *timing.PEERS}
+    assert written["command"].startswith("python -m fanin bench --quick")
+
+
+def test_every_row_has_results_of_one_form(quick: tuple[str, dict[str, Any], Path]) -> None:
+    _, written, _ = quick
+    measured = {one["row"] for one in written["results"]}
+    assert measured >= set(bench.ROWS) - {"low_precision", "gpu"}
+    for one in written["results"]:
+        assert {"row", "title", "unit", "base", "rounds", "rows", "absent", "targets"} <= one.keys()
+        assert one["base"] in one["rows"]
+        assert not set(one["absent"]) & set(one["rows"])
+        for row in one["rows"].values():
+            assert row.keys() == {"min", "median", "ratio", "ratio_of_minima", "rounds"}
+            assert 0 < row["min"] <= row["median"]
+        for t in one["targets"]:
+            assert t.keys() == {"row", "against", "must", "ratio", "seen", "seen_by_min", "met"}
+            assert (t["met"] is None) == (t["seen"] is None)
+            assert {t["row"], *t["against"]} <= set(one["rows"]) | set(one["absent"]) | {"numexpr", "jax.jit"}
+
+
+def test_the_rows_of_a_gpu_run_on_the_fake_driver_too() -> None:
+    """Their work, not their time: there is no GPU to be fast, and no peer."""
+    from fanin.testing import FakeDriver, use_driver
+
+    driver = FakeDriver(1)
+    with use_driver(driver):
+        with bench.importing_from(FOLDER):
+            spec = importlib.util.spec_from_file_location("fanin_bench_gpu", FOLDER / "gpu.py")
+            assert spec and spec.loader
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+        assert isinstance(module.place(), module.Plain) and module.place().torch is None
+        made = list(module.results_on(module.Plain(), True, 4096, 5))
+        driver.synchronize()
+        assert driver.races == 0, driver.race
+    assert [one["title"].split(";")[0] for one in made] == [
+        *(f"gpu: {n} x 4 KB float32" for n in (2, 4, 8, 16)),
+        "gpu: 5 slots of 1 KB, in place",
+        "gpu: host time of 1 KB gradients",
+    ]
+    for one in made:
+        assert one["base"] in one["rows"] and all(t["row"] in one["rows"] for t in one["targets"])
+    assert {"torch add_ chain", "torch.compile of the sum", "cupy.fuse of the sum"} == set(made[0]["absent"])
+
+
+def test_bench_prints_tables_and_marks_who_is_absent(quick: tuple[str, dict[str, Any], Path]) -> None:
+    said, written, _ = quick
+    for one in written["results"]:
+        assert f"{one['title']}; {one['rounds']} round" in said
+    absent = {name for one in written["results"] for name in one["absent"]}
+    assert all(re.search(rf"^  {re.escape(name)} +absent", said, re.MULTILINE) for name in absent)
+    assert re.search(r"^  targets +seen +by min", said, re.MULTILINE)
+
+
+def test_bench_draws_bytes_per_second(quick: tuple[str, dict[str, Any], Path]) -> None:
+    _, written, picture = quick
+    text = picture.read_text()
+    assert "<svg" in text and len(text) > 5000
+    curves = bench.points(written["results"])
+    assert {"fanin", "NumPy", "reading alone"} <= set(curves)
+    assert all(x > 0 and y > 0 for some in curves.values() for x, y in some)
+
+
+def test_a_row_alone(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "one.json"
+    assert main(["bench", "--quick", "--only", "life", "--json", str(file)]) == 0
+    assert {one["row"] for one in json.loads(file.read_text())["results"]} == {"life"}
+    assert "a whole life" in capsys.readouterr().out
+
+
+def test_files_are_tried_before_the_work(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for option in ("--json", "--plot"):
+        for place, words in (
+            (tmp_path / "file" / "x.svg", "File exists"),
+            (tmp_path, "Is a directory"),
+            (Path("/proc/x.svg"), "No such file"),
+        ):
+            assert main(["bench", "--quick", "--only", "life", option, str(place)]) == 2
+            said = capsys.readouterr()
+            assert said.out == "" and words in said.err and str(place) in said.err
+
+
+def test_a_picture_of_no_known_kind_is_refused_before_the_work(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib, which draws, is not installed")
+    assert main(["bench", "--quick", "--only", "life", "--plot", str(tmp_path / "x.xyz")]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and "no picture of this kind" in said.err and "svg" in said.err
+    assert main(["bench", "--quick", "--only", "life", "--plot", str(tmp_path / "plain")]) == 0
+    assert (tmp_path / "plain").read_text().startswith("<?xml"), (
+        "a name without an ending is a picture like others, under that very name"
+    )
+    assert [p.name for p in tmp_path.iterdir()] == ["plain"]
+
+
+def test_without_the_rows_bench_says_where_they_are(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["bench", "--folder", str(tmp_path)]) == 2
+    assert "source tree" in capsys.readouterr().err
+
+
+def test_without_matplotlib_a_picture_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timing, "peer", lambda name: None)
+    assert main(["bench", "--quick", "--plot", str(tmp_path / "a.svg")]) == 2
+    assert "pip install matplotlib" in capsys.readouterr().err
+
+
+# How time is taken
+
+
+def test_turns_are_taken_and_each_variant_begins_in_a_round() -> None:
+    order: list[str] = []
+    work = {name: lambda name=name: order.append(name) for name in "abc"}
+    times = timing.turns(work, rounds=3)
+    assert "".join(order) == "abc" + "abc" + "bca" + "cab", "first unheard, then three rounds"
+    assert {name: len(t) for name, t in times.items()} == {"a": 3, "b": 3, "c": 3}
+
+
+def test_statements_see_names_and_the_number_of_the_call() -> None:
+    seen: list[int] = []
+    cleared: list[int] = []
+    timing.turns(
+        {"s": "note(k)"}, rounds=1, calls=3, names={"note": seen.append}, after=lambda: cleared.append(len(seen))
+    )
+    assert seen == [0, 1, 2] * 2
+    assert cleared[-1] == 6
+
+
+def test_what_takes_too_long_runs_once_and_what_is_absent_never() -> None:
+    ran: list[str] = []
+    times = timing.turns({"slow": lambda: ran.append("slow"), "absent": None}, rounds=5, longest=0)
+    assert ran == ["slow"] and len(times["slow"]) == 1 and "absent" not in times
+
+
+def test_a_target_is_met_missed_or_nothing_to_compare_with() -> None:
+    times = {"ours": [10.0, 20.0, 20.0], "one": [50.0, 60.0, 70.0], "two": [40.0, 40.0, 90.0]}
+    faster = timing.at_least(2.5, "ours", "one", "two", "missing").told(times)
+    assert (faster["seen"], faster["seen_by_min"], faster["met"]) == (2.0, 4.0, False)
+    slower = timing.at_most(0.5, "ours", "one", "two").told(times)
+    assert (slower["seen"], slower["met"]) == (0.5, True)
+    assert timing.at_most(1, "ours", "missing").told(times)["met"] is None
+    assert timing.at_most(1, "missing", "ours").told(times)["met"] is None
+
+
+def test_figures_that_are_kept_name_no_host_and_no_path() -> None:
+    import platform
+
+    for file in (FOLDER / "results").glob("*"):
+        text = file.read_text()
+        assert str(ROOT) not in text and "/tmp/" not in text and "/home/" not in text and "/root/" not in text
+        assert not (platform.node() and len(platform.node()) > 3 and platform.node() in text)
+
+
+def test_callgrind_dumps_are_read(tmp_path: Path) -> None:
+    spec = importlib.util.spec_from_file_location("fanin_callgrind", FOLDER / "callgrind.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    dump = tmp_path / "out.2"
+    dump.write_text(
+        "positions: line\nevents: Ir\n\nob=(1) /lib/one.so\nfn=(1) first\n10 5\n+1 2\ncob=(2) /lib/two.so\ncfn=(2)"
+        " second\ncalls=3 0\n* 100\n-1 1\n\nob=(2)\nfn=(2)\n0 40\n"
+    )
+    assert module.costs(dump) == {"first (one)": 8, "second (two)": 40}

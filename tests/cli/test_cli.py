@@ -1,0 +1,321 @@
+"""The command line, but for the demo."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fanin
+from fanin.cli import main
+from kit.support import ROOT, run_python
+
+CHECK_ME = ROOT / "examples" / "06_check_me.py"
+
+COMMANDS = ["demo", "check", "bench", "info"]
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> str:
+    return capsys.readouterr().out
+
+
+# What all have in common
+
+
+def test_help_has_examples_everywhere() -> None:
+    whole = run_python(["-m", "fanin", "--help"]).stdout
+    assert all(re.search(rf"^    {command} +\w+", whole, re.MULTILINE) for command in COMMANDS), whole
+    for command in COMMANDS:
+        text = run_python(["-m", "fanin", command, "--help"]).stdout
+        assert f"examples:\n  fanin {command}" in text
+
+
+def test_the_version_is_told() -> None:
+    assert run_python(["-m", "fanin", "--version"]).stdout == f"fanin {fanin.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *([], ["dance"], ["check"], ["info", "more"]),
+        *(["demo", "--steps", "0"], ["demo", "--seed", "-1"], ["demo", "--rate", "nan"], ["demo", "--rate", "0"]),
+        *(["check", "x.py", "--limit", "0"], ["check", "x.py", "--samples", "-1"], ["check", "x.py", "--limit", "x"]),
+    ],
+)
+def test_what_cannot_be_said_is_refused_with_usage(words: list[str]) -> None:
+    done = run_python(["-m", "fanin", *words], check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("usage: fanin")
+    assert "Traceback" not in done.stderr
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    code = "import sys, os; from fanin.cli import main; os.close(0); sys.exit(main(['info']))"
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([sys.executable, "-c", code], stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert done.returncode == 141
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    "words", [["info"], ["--help"], ["--version"], ["check", str(CHECK_ME), "--scenario", "a_pass_may_be_cleared"]]
+)
+def test_output_that_is_closed_or_full_ends_it_quietly(words: list[str]) -> None:
+    run = ["env", "-u", "PYTHONUNBUFFERED", sys.executable, "-m", "fanin", *words]
+    closed = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *run], stderr=subprocess.PIPE, text=True)
+    assert (closed.returncode, closed.stderr) == (0, "")
+    both = subprocess.run(["sh", "-c", '"$@" >&- 2>&-', "sh", *run], text=True)
+    assert both.returncode == 0
+    reader, writer = os.pipe()
+    os.close(reader)
+    gone = subprocess.run(run, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (gone.returncode, gone.stderr) == (141, "")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(run, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (2, "fanin: [Errno 28] No space left on device\n")
+
+
+def test_an_interrupt_ends_it_in_a_word(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    words = [sys.executable, "-u", "-m", "fanin", "demo", "--epochs", "500", "--out", str(tmp_path)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        assert "digits to learn" in child.stdout.readline()
+        child.send_signal(signal.SIGINT)
+        child.stdout.read()
+        assert child.stderr.read() == "\nfanin: interrupted\n"
+        assert child.wait() == 130
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_command_brings_in_what_it_does_not_need() -> None:
+    code = (
+        "import sys; from fanin.cli import main; main(['info']);"
+        "print([m for m in ('sklearn', 'matplotlib', 'rich', 'scipy', 'torch') if m in sys.modules])"
+    )
+    assert run_python(code).stdout.endswith("[]\n")
+
+
+def terminal(*words: str) -> tuple[int, str]:
+    """Runs a command with a terminal for its output."""
+    master, slave = pty.openpty()
+    env = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+    env.pop("NO_COLOR", None)
+    with subprocess.Popen(
+        [sys.executable, "-m", "fanin", *words], stdout=slave, stderr=slave, stdin=slave, env=env
+    ) as child:
+        os.close(slave)
+        got = b""
+        while True:
+            try:
+                got += os.read(master, 4096)
+            except OSError:  # the other end is closed
+                break
+        code = child.wait()
+    os.close(master)
+    return code, got.decode()
+
+
+def test_colours_are_for_terminals() -> None:
+    pytest.importorskip("rich")
+    words = ["check", str(CHECK_ME), "--scenario", "scratch_memory_is_shared"]
+    code, text = terminal(*words)
+    assert code == 1
+    assert "\x1b[31m" in text
+    done = run_python(["-m", "fanin", *words], check=False)
+    assert done.returncode == 1
+    assert "\x1b" not in done.stdout + done.stderr
+
+
+# info
+
+
+def test_info_says_what_is_here(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info"]) == 0
+    text = said(capsys)
+    assert all(
+        re.search(rf"^{word} ", text, re.MULTILINE) for word in ("fanin", "python", "numpy", "backends", "devices")
+    )
+    assert main(["info", "--json"]) == 0
+    assert json.loads(said(capsys)) == fanin.info(), "data, as the function gives it"
+
+
+# check
+
+
+def test_check_finds_a_race_and_prints_how_to_see_it_again(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(CHECK_ME)]) == 1
+    text = said(capsys)
+    assert re.search(r"^  keyed_sums_do_not_depend_on_order +\d+ +\d+ +all +0 +0 +0 +1 +ok$", text, re.MULTILINE)
+    assert re.search(r"^  scratch_memory_is_shared +\d+ +\d+ +all +1 +0 +0 +\d +FAILED$", text, re.MULTILINE)
+    assert "scratch_memory_is_shared: RaceError: race on 32 bytes of sim:0" in text
+    assert "06_check_me.py:" in text
+    again = re.search(r"^again: fanin (check \S+ --scenario \w+ --schedule '(\w+)')$", text, re.MULTILINE)
+    assert again
+    words = shlex.split(again[1])
+    assert main(words) == 1
+    assert "RaceError: race on 32 bytes" in said(capsys)
+    # In the order in which one has ended before the other begins, it is luck, and no race.
+    assert main([*words[:-1], ""]) == 0
+
+
+def test_what_to_say_again_is_quoted_for_a_shell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "check me.py"
+    file.write_text(CHECK_ME.read_text())
+    assert main(["check", str(file), "--scenario", "scratch_memory_is_shared"]) == 1
+    again = re.search(r"^again: fanin (.*)$", said(capsys), re.MULTILINE)
+    assert again
+    assert main(shlex.split(again[1])) == 1
+
+
+STUCK = """
+import threading
+import numpy as np
+import fanin
+
+@fanin.sim.scenario
+def behind_a_lock(m):
+    lock, buf = threading.Lock(), fanin.InputBuffer(1)
+    def locked():
+        with lock:
+            buf.add(0, np.ones(2))
+    m.spawn(locked, name="first")
+    m.spawn(locked, name="second")
+    m.join()
+
+@fanin.sim.scenario
+def a_list_between_threads(m):
+    seen = []
+    def note(i):
+        m.stream()
+        seen.append(i)
+        m.stream()
+    for i in range(2):
+        m.spawn(note, i)
+    m.join()
+    return seen
+"""
+
+
+def test_check_tells_of_a_thread_that_waits_for_a_foreign_lock(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "stuck.py"
+    file.write_text(STUCK)
+    assert main(["check", str(file), "--scenario", "behind_a_lock", "--stuck-after", "0.3"]) == 1
+    text = said(capsys)
+    assert "StuckError" in text and "with lock:" in text and re.search(r"host thread '(first|second)':", text)
+    with pytest.raises(SystemExit):
+        main(["check", str(file), "--stuck-after", "0"])
+
+
+def test_check_tries_all_orders_where_it_is_told_not_to_reduce(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "shared.py"
+    file.write_text(STUCK)
+    words = ["check", str(file), "--scenario", "a_list_between_threads"]
+    assert main(words) == 0
+    assert re.search(r"a_list_between_threads +1 +\d+ +all +0 +0 +0 +1 +ok$", said(capsys), re.MULTILINE)
+    assert main([*words, "--no-reduce"]) == 1
+    assert re.search(r"a_list_between_threads +\d+ +0 +all +0 +0 +0 +2 +FAILED$", said(capsys), re.MULTILINE)
+
+
+def test_check_is_content_with_what_is_right(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        "check",
+        str(CHECK_ME),
+        "--scenario",
+        "keyed_sums_do_not_depend_on_order",
+        "--limit",
+        "1",
+        "--samples",
+        "3",
+        "--seed",
+        "4",
+    ]
+    assert main(words) == 0
+    assert re.search(r" 4 +\d+ +3 at random +0 +0 +0 +1 +ok$", said(capsys), re.MULTILINE)
+
+
+OTHERS = """
+import fanin, numpy as np
+
+@fanin.sim.scenario
+def without_keys(m):
+    buf = fanin.InputBuffer(1)
+    buf.add(0, 1e16)
+    for value in (1.0, -1e16):
+        m.spawn(buf.add, 0, value)
+    m.join()
+    return buf.take()
+
+@fanin.sim.scenario(seed=3)
+def raises(m):
+    raise ZeroDivisionError("of its own")
+"""
+
+
+def test_check_shows_differing_results_and_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "others.py"
+    file.write_text(OTHERS)
+    assert main(["check", str(file)]) == 1
+    text = said(capsys)
+    assert re.search(
+        r"^without_keys: the result depends on the order: (\[0.0\] or \[1.0\]|\[1.0\] or \[0.0\])$", text, re.MULTILINE
+    )
+    assert "raises: ZeroDivisionError: of its own" in text
+    assert "--scenario raises --seed 3 --schedule ''" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "refusal"),
+    [
+        (None, [], "there is no file"),
+        ("x = 1", [], "has no scenarios: mark functions"),
+        ("x = ", [], "could not be imported"),
+        ("import nowhere_at_all", [], "could not be imported"),
+        ("import sys; sys.exit(5)", [], "could not be imported"),
+        ("import fanin\nfanin.sim.scenario(3)", [], "could not be imported"),
+        ("import fanin\nfanin.sim.scenario(nonsense=3)(lambda m: 0)", [], "could not be imported"),
+        (
+            "import fanin\n@fanin.sim.scenario(limit=0)\ndef s(m): pass",
+            [],
+            "s: explore: limit: expected an integer from 1 on, got 0",
+        ),
+        (
+            OTHERS,
+            ["--scenario", "raises", "--schedule", "!"],
+            "--schedule '!' is no schedule: it has one character for each step",
+        ),
+        (OTHERS, ["--scenario", "raises", "--schedule", "w"], "as in --schedule 0110"),
+        (None, ["--schedule", "0 1"], "--schedule '0 1' is no schedule"),
+        (
+            OTHERS,
+            ["--scenario", "without_keys", "--schedule", "99"],
+            "schedule '99' does not fit: a thread that it names could not act",
+        ),
+        (OTHERS, ["--scenario", "nobody"], "has no scenario 'nobody'; it has without_keys, raises"),
+        (OTHERS, ["--schedule", "01"], "add --scenario, one of without_keys, raises"),
+    ],
+)
+def test_check_refuses_what_it_cannot_use(
+    text: str | None, words: list[str], refusal: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "mine.py"
+    if text is not None:
+        file.write_text(text)
+    assert main(["check", str(file), *words]) == 2
+    assert refusal in capsys.readouterr().err

@@ -1,0 +1,211 @@
+"""`fanin demo`: it learns, it is checked, and each wait that it leaves out is missed."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+import fanin
+from fanin.cli import demo, main, plain
+from kit.support import ROOT, run_python
+
+pytest.importorskip("sklearn")
+
+README = ROOT / "README.md"
+
+
+def figure(text: str, row: str) -> float:
+    """A number of the table."""
+    found = re.search(rf"^  {row} +([\d.,e+-]+)%?$", text, re.MULTILINE)
+    assert found, f"no row {row!r} in:\n{text}"
+    return float(found[1].replace(",", ""))
+
+
+def test_it_learns_and_shows_what_it_did(tmp_path: Path) -> None:
+    done = run_python(
+        ["-W", "error", "-m", "fanin", "demo", "--epochs", "6", "--checks", "4", "--out", str(tmp_path)], timeout=300
+    )
+    text = done.stdout
+    assert figure(text, r"test accuracy \(held-out digits\)") >= 95
+    assert figure(text, "largest relative deviation") < 1e-4
+    assert figure(text, "gradients checked") == 5 * (7 + 4), "seven parameters, and the pixels of four micro-batches"
+    assert figure(text, "races") == 0
+    for row in ("adds", "sums", "kernels", "events", "waits", "waits elided"):
+        assert figure(text, row) > 0
+    rows = re.compile(r"^  (\w[\w ()-]*?)  +[\d.,e+-]+%?$", re.MULTILINE)
+    assert len(rows.findall(text)) == 11
+    assert rows.findall(text) == rows.findall(README.read_text()), "the table in README.md"
+    assert "\x1b" not in text
+    assert text.count("training ") == 10, "without a terminal: a line for each tenth of the way"
+    assert done.stderr == ""
+    trace = json.loads((tmp_path / "fanin-demo.json").read_text())
+    phases = {event["ph"] for event in trace["traceEvents"]}
+    assert {"X", "s", "f", "M"} <= phases, "work, arrows, names"
+    assert {event["pid"] for event in trace["traceEvents"] if event["ph"] == "X"} == {0, 1}
+    drawn = ElementTree.tostring(ElementTree.parse(tmp_path / "fanin-demo.svg").getroot(), "unicode")
+    assert len(drawn) > 10_000
+
+
+@pytest.mark.slow
+def test_the_whole_demo_takes_less_than_a_minute(tmp_path: Path) -> None:
+    began = time.monotonic()
+    text = run_python(["-m", "fanin", "demo", "--out", str(tmp_path)], timeout=300).stdout
+    assert figure(text, r"test accuracy \(held-out digits\)") >= 95
+    assert figure(text, "races") == 0
+    assert time.monotonic() - began < 60
+
+
+# Its own checks find what they should
+
+
+def short(tmp_path: Path, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    status = main(["demo", "--steps", "1", "--out", str(tmp_path), *words])
+    return status, capsys.readouterr().out
+
+
+def test_a_short_training_is_not_asked_for_its_accuracy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, text = short(tmp_path, capsys)
+    assert status == 0
+    assert figure(text, r"test accuracy \(held-out digits\)") < 95
+    assert "an accuracy of 95% is asked for after 176 steps; these were 1" in text
+
+
+def test_too_low_an_accuracy_of_a_whole_training_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "EPOCHS", 0)
+    status, text = short(tmp_path, capsys)
+    assert status == 1
+    assert "below 95%" in text
+    assert "deviates" not in text
+
+
+@pytest.mark.parametrize("fault", [1 + 3e-4, np.nan])
+def test_a_gradient_that_deviates_is_an_error(
+    fault: float, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = plain.gradients
+
+    def wrong(*args: Any) -> Any:
+        loss, gradients, pixels = right(*args)
+        return loss, {**gradients, "block": gradients["block"] * fault}, pixels
+
+    monkeypatch.setattr(plain, "gradients", wrong)
+    status, text = short(tmp_path, capsys)
+    assert status == 1
+    assert "a gradient deviates by" in text
+
+
+def test_without_scikit_learn_it_says_what_to_install() -> None:
+    code = "import sys; sys.modules['sklearn'] = None; from fanin.cli import main; sys.exit(main(['demo']))"
+    done = run_python(code, check=False)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert re.fullmatch(r'fanin demo: .*pip install "fanin\[demo\]"\n', done.stderr)
+
+
+def test_without_matplotlib_there_is_a_trace_and_no_picture(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['matplotlib'] = None; from fanin.cli import main;"
+        f"sys.exit(main(['demo', '--steps', '1', '--out', {str(tmp_path)!r}]))"
+    )
+    done = run_python(code, check=False)
+    assert done.returncode == 0
+    assert "no picture: " in done.stdout
+    assert "pip install matplotlib" in done.stdout
+    assert [p.name for p in tmp_path.iterdir()] == ["fanin-demo.json"]
+
+
+def test_a_place_that_cannot_be_written_to_is_refused_before_the_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert main(["demo", "--out", str(tmp_path / "file")]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert re.fullmatch(r"fanin: \[Errno \d+\] .*fanin-demo\.json'\n", said.err)
+    (tmp_path / "fanin-demo.svg").mkdir()
+    assert main(["demo", "--out", str(tmp_path)]) == 2
+    assert "Is a directory" in capsys.readouterr().err
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["fanin-demo.svg", "file"], "nothing of ours is left"
+
+
+def test_a_file_that_cannot_be_written_in_the_end_costs_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: str, fill: Any) -> None:
+        raise OSError(28, "No space left on device", path)
+
+    monkeypatch.setattr("fanin._trace.tracing.write_whole", full)
+    status, text = short(tmp_path, capsys)
+    assert status == 2
+    assert figure(text, "races") == 0, "the table is there"
+    for name in ("fanin-demo.json", "fanin-demo.svg"):
+        assert re.search(rf"^fanin demo: \[Errno 28\].*{name}'$", text, re.MULTILINE)
+
+
+def test_a_race_in_training_is_told_in_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def race(*args: Any) -> None:
+        raise fanin.RaceError("race on 4 bytes")
+
+    monkeypatch.setattr(demo, "step", race)
+    status, text = short(tmp_path, capsys)
+    assert status == 1
+    assert "fanin demo: race on 4 bytes" in text
+
+
+# What each wait is for
+
+
+def test_every_word_has_its_purpose() -> None:
+    assert tuple(demo.PURPOSE) == tuple(fanin._core.rules_plan_words())
+    assert demo.COVERED.keys() <= demo.PURPOSE.keys()
+
+
+@pytest.mark.rule("S9", "S10", "S11", "S12", "S13", "S15", "S18", "S19", "S20", "S21", "S22")
+@pytest.mark.parametrize("word", demo.PURPOSE)
+def test_what_is_left_out_is_missed(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status = main(["demo", "--leave-out", word])
+    text = capsys.readouterr().out
+    assert f"  {word:<10}  {demo.PURPOSE[word]}\n" in text
+    if word in demo.COVERED:
+        assert status == 0
+        assert f"{word} is covered here: " in text
+    else:
+        assert status == 1
+        assert "RaceError: race on" in text
+        assert "demo.py:" in text
+        (race,) = re.findall(r"RaceError: (race on .*)", text)
+        streams = re.findall(r"(stream \d+|the legacy default stream)( of sim:\d)?", race)
+        assert streams and all(device for _, device in streams), "every stream is named with its device"
+        advice = re.search(r"missing: .* \((?:array\.used_on\()?(Stream\(.*\))\)$", race)
+        assert advice, race
+        named = re.findall(r'Stream\("sim:(\d)", (\d+)\)', advice[1])
+        assert len(named) == len(set(named)), "no stream is told to wait for itself"
+        for device, handle in named:
+            assert re.search(rf"(stream {handle}|the legacy default stream) of sim:{device}", race)
+
+
+def test_marks_that_guard_one_edge_are_missed_together(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--leave-out", "S9.mark", "--leave-out", "S13.mark"]) == 1
+    assert "missing: mark as used on" in capsys.readouterr().out
+
+
+def test_a_rules_number_stands_for_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--leave-out", "S12"]) == 1
+    text = capsys.readouterr().out
+    assert all(word in text for word in ("S12.record", "S12.wait", "S12.mark"))
+
+
+def test_a_word_that_no_plan_has_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--leave-out", "no rule"]) == 2
+    assert "'no rule'" in capsys.readouterr().err

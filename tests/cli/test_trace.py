@@ -1,0 +1,538 @@
+"""Traces: lines, Chrome's format, pictures, graphs."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import re
+import stat
+import sys
+import threading
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fanin
+from fanin._trace.plot import apart
+from fanin._trace.tracing import Lane, Line, Trace, chrome, place
+from fanin.sim import Machine
+from kit.support import run_python
+
+pytestmark = pytest.mark.core
+
+
+def one_pass(out: tuple[str, ...] = (), producers: int = 3) -> Trace:
+    """A pass over two buffers on two devices; returns its trace. With something left out, the race ends it."""
+    with fanin.trace() as t, Machine(2) as m:
+        m.leave_out(*out)
+        c = m.stream(0)
+        streams = [m.stream(i % 2) for i in range(producers)]
+        for name in ("w1", "w2"):
+            buf = fanin.InputBuffer([fanin.Slot(name=name)], stream=c, name="layer")
+            for key, s in enumerate(streams):
+                g = m.empty(256, "float32", device=0)
+                m.launch(s, lambda v, key=key: v.fill(key), writes=[g], name=f"backward {name}.{key}", us=20)
+                buf.add(0, g, key=key, stream=s)
+            (total,) = buf.take()
+            m.launch(c, lambda v: None, reads=[total], name=f"step {name}")
+    return t
+
+
+@pytest.fixture(scope="module")
+def t() -> Trace:
+    return one_pass()
+
+
+def needs_matplotlib() -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib, which draws, is not installed")
+
+
+# Lines
+
+
+def test_without_a_trace_nothing_is_recorded() -> None:
+    t = fanin.trace()
+    fanin.add_n([np.ones(3), np.ones(3)])
+    assert len(t) == 0 and t.lines == () and t.dropped == 0
+
+
+def test_lines_say_what_was_decided_in_order(t: Trace) -> None:
+    assert len(t) == len(t.lines) > 20
+    assert all(isinstance(line, Line) for line in t.lines)
+    times = [line.host_ns for line in t.lines]
+    assert times == sorted(times)
+    kinds = {line.kind for line in t.lines}
+    assert {"add", "fold", "take", "record", "wait", "kernel"} <= kinds
+    added = [line for line in t.lines if line.kind == "add"]
+    assert [(line.label, line.key) for line in added] == [(w, k) for w in ("w1", "w2") for k in range(3)]
+    assert "S9" in added[0].rules and added[0].how == "a" and added[0].bytes == 1024
+    fold, _ = [line for line in t.lines if line.kind == "fold"]
+    assert fold.count == 3 and {"S12", "S13", "S16", "S17"} <= set(fold.rules)
+    waits = [line for line in t.lines if line.kind == "wait"]
+    recorded = {line.event for line in t.lines if line.kind == "record"}
+    assert waits and all(line.event in recorded for line in waits)
+    for line in t.lines:
+        assert line.kind in str(line)
+    with pytest.raises(AttributeError):
+        added[0].kind = "x"  # type: ignore[misc]
+
+
+def test_a_trace_may_be_entered_again_and_goes_on() -> None:
+    t = fanin.trace()
+    for n in (1, 2):
+        with t:
+            assert "recording" in repr(t)
+            fanin.add_n([np.ones(3), np.ones(3)])
+        assert len(t) == n * (len(t) // n) > 0
+    with t, pytest.raises(RuntimeError, match="recording already"):
+        t.__enter__()
+
+
+def test_traces_nest() -> None:
+    with fanin.trace() as outer:
+        fanin.add_n([np.ones(3), np.ones(3)])
+        with fanin.trace() as inner:
+            fanin.add_n([np.ones(3), np.ones(3)])
+    assert len(outer) == 2 * len(inner) > 0
+
+
+def test_a_trace_is_of_its_thread() -> None:
+    with fanin.trace() as t:
+        other = threading.Thread(target=lambda: fanin.add_n([np.ones(3), np.ones(3)]))
+        other.start()
+        other.join()
+    assert len(t) == 0
+
+
+def test_a_trace_sees_the_host_threads_of_a_machine() -> None:
+    with fanin.trace() as t, Machine() as m:
+        c = m.stream()
+        buf = fanin.InputBuffer(1, stream=c)
+
+        def producer(key: int) -> None:
+            s = m.stream()
+            g = m.empty(4)
+            m.launch(s, lambda v: v.fill(1), writes=[g])
+            buf.add(0, g, key=key, stream=s)
+
+        for key in range(3):
+            m.spawn(producer, key)
+        m.join()
+        buf.take()
+    assert sorted(line.key for line in t.lines if line.kind == "add") == [0, 1, 2]
+
+
+def test_only_the_newest_lines_are_kept() -> None:
+    with fanin.trace(capacity=4) as t:
+        for _ in range(10):
+            fanin.add_n([np.ones(3), np.ones(3)])
+    assert len(t) == 4 and t.dropped > 0
+    with pytest.raises(ValueError, match="capacity"):
+        fanin.trace(capacity=0)
+
+
+def test_a_trace_that_is_dropped_while_it_records_does_no_harm() -> None:
+    t = fanin.trace()
+    t.__enter__()
+    from fanin._trace.tracing import active
+
+    active().remove(t)
+    del t
+    fanin.add_n([np.ones(3), np.ones(3)])
+
+
+# Chrome's format
+
+
+def events(t: Trace, **want: Any) -> list[dict[str, Any]]:
+    every = chrome(t.picture())["traceEvents"]
+    return [e for e in every if all(e.get(k) == v for k, v in want.items())]
+
+
+def test_a_saved_trace_is_what_perfetto_reads(t: Trace, tmp_path: Path) -> None:
+    path = tmp_path / "pass.json"
+    t.save(path)
+    whole = json.loads(path.read_text())
+    assert whole["schemaVersion"] == 1 and "simulated" in whole["otherData"]["clock"]
+    for e in whole["traceEvents"]:
+        assert {"ph", "name", "pid", "tid"} <= set(e)
+        assert e["ph"] == "M" or isinstance(e["ts"], (int, float))
+        assert e["ph"] != "X" or e["dur"] >= 0
+    assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~current_umask()
+    assert [p.name for p in tmp_path.iterdir()] == ["pass.json"]
+
+
+def current_umask() -> int:
+    umask = os.umask(0)
+    os.umask(umask)
+    return umask
+
+
+def test_processes_are_devices_and_threads_are_streams(t: Trace) -> None:
+    names = {(e["pid"], e["args"]["name"]) for e in events(t, name="process_name")}
+    assert {(0, "device 0"), (1, "device 1")} <= names
+    kernels = [e for e in events(t, ph="X") if e["name"].startswith("backward")]
+    assert len(kernels) == 6 and {e["pid"] for e in kernels} == {0, 1}
+    sums = events(t, ph="X", cat="accumulate")
+    assert {e["args"]["buffer"] for e in sums} == {"w1", "w2"}
+
+
+def test_slices_of_one_track_nest(t: Trace) -> None:
+    tracks: dict[Any, list[tuple[float, float]]] = {}
+    for e in events(t, ph="X"):
+        tracks.setdefault((e["pid"], e["tid"]), []).append((e["ts"], e["ts"] + e["dur"]))
+    for spans in tracks.values():
+        for a in spans:
+            for b in spans:
+                assert not (a[0] < b[0] - 1e-6 and b[0] + 1e-6 < a[1] and a[1] < b[1] - 1e-6), (a, b)
+
+
+def test_each_wait_is_an_arrow_between_slices(t: Trace) -> None:
+    waits = [line for line in t.lines if line.kind == "wait"]
+    starts, ends = events(t, ph="s"), events(t, ph="f")
+    assert len(starts) == len(ends) == len(waits)
+    assert {e["id"] for e in starts} == {e["id"] for e in ends}
+    assert all(e["bp"] == "e" for e in ends)
+    slices = events(t, ph="X")
+    for e in [*starts, *ends]:
+        assert any(
+            (s["pid"], s["tid"]) == (e["pid"], e["tid"]) and s["ts"] - 1e-6 <= e["ts"] <= s["ts"] + s["dur"] + 1e-6
+            for s in slices
+        ), e
+    by_id = {e["id"]: e for e in ends}
+    assert all(e["ts"] <= by_id[e["id"]]["ts"] + 1e-6 for e in starts)
+
+
+def test_parked_bytes_are_a_counter_that_ends_at_zero(t: Trace) -> None:
+    counts = events(t, ph="C", name="parked bytes of w1")
+    values = [e["args"]["bytes"] for e in counts]
+    assert max(values) == 3 * 1024 and values[-1] == 0
+
+
+def test_a_race_is_a_red_instant(tmp_path: Path) -> None:
+    with fanin.trace() as t, pytest.raises(fanin.RaceError), fanin.trace() as inner, Machine(2) as m:
+        m.leave_out("S12.wait")
+        c, p = m.stream(), m.stream()
+        buf = fanin.InputBuffer(1, stream=c)
+        for _ in range(2):
+            g = m.empty(4)
+            m.launch(p, lambda v: v.fill(1), writes=[g], name="produce")
+            buf.add(0, g, stream=p)
+            p = m.stream()
+        buf.take()
+    assert not events(t, name="RACE")
+    (race,) = events(inner, name="RACE")
+    assert race["ph"] == "i" and race["cname"] == "terrible" and "produce" in race["args"]["text"]
+    assert "color=red" in inner.dot()
+    needs_matplotlib()
+    inner.plot(tmp_path / "race.svg")
+    assert "#d00000" in (tmp_path / "race.svg").read_text()
+
+
+def test_without_a_simulated_clock_the_order_is_logical() -> None:
+    with fanin.trace() as t:
+        fanin.add_n([np.ones(3), np.ones(3)])
+    picture = t.picture()
+    assert picture.clock.startswith("logical order")
+    assert picture.lanes == [Lane(-1, 0)]
+    assert all(s.end - s.start == 1 for s in picture.slices)
+
+
+def test_waits_for_what_was_recorded_before_the_trace_draw_no_arrow() -> None:
+    line = Line("wait", "", False, 0, -1, 0, 0, -1, (), 2, 3, 99, 0, 1, -1, -1, "")
+    assert place([line]).arrows == []
+
+
+def test_an_empty_trace_is_a_file_and_a_picture_too(tmp_path: Path) -> None:
+    t = fanin.trace()
+    t.save(tmp_path / "a.json")
+    assert json.loads((tmp_path / "a.json").read_text())["traceEvents"] == []
+    assert t.dot().startswith("digraph")
+    needs_matplotlib()
+    t.plot(tmp_path / "a.svg")
+    assert ET.fromstring((tmp_path / "a.svg").read_bytes()).tag.endswith("svg")
+
+
+@pytest.mark.parametrize("what", ["save", "plot"])
+@pytest.mark.parametrize(
+    ("path", "error"),
+    [
+        ("", FileNotFoundError),
+        ("missing/pass.svg", FileNotFoundError),
+        ("file/pass.svg", NotADirectoryError),
+        (".", IsADirectoryError),
+        ("folder", IsADirectoryError),
+        ("x" * 300, OSError),
+        ("a\0b", ValueError),
+        (None, TypeError),
+        (b"pass.svg", TypeError),
+        (7, TypeError),
+        (["pass.svg"], TypeError),
+    ],
+    ids=lambda x: repr(x)[:20],
+)
+def test_a_path_that_cannot_be_written_is_named_and_nothing_is_left(
+    t: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, path: Any, error: type[Exception]
+) -> None:
+    if what == "plot" and path == "x" * 300:
+        needs_matplotlib()  # it is drawn before the system says no
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("before")
+    for given in [path, Path(path)] if isinstance(path, str) and path else [path]:
+        with pytest.raises(error) as caught:
+            getattr(t, what)(given)
+        said = caught.value
+        assert type(said) is error or error is OSError
+        if isinstance(said, OSError):
+            assert said.filename == str(path) and said.errno
+        else:
+            assert str(said).startswith(f"trace.{what}: ") and ("NUL" in str(said) or type(path).__name__ in str(said))
+        assert ".tmp" not in str(said) and ".pass" not in str(said)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "folder"]
+    assert not list((tmp_path / "folder").iterdir())
+
+
+def test_a_folder_that_may_not_be_written_is_named(t: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*args: Any, **kwargs: Any) -> Any:
+        raise PermissionError(13, "Permission denied", str(tmp_path / ".pass.json.abcd"))
+
+    monkeypatch.setattr("tempfile.mkstemp", refused)
+    with pytest.raises(PermissionError) as caught:
+        t.save(tmp_path / "pass.json")
+    assert caught.value.filename == str(tmp_path / "pass.json")
+
+
+def test_a_long_name_is_no_hindrance(t: Trace, tmp_path: Path) -> None:
+    t.save(tmp_path / ("x" * 250))
+    assert (tmp_path / ("x" * 250)).stat().st_size
+
+
+def test_a_file_appears_whole_or_not_at_all(t: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "pass.json"
+    path.write_text("before")
+
+    def full(*args: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space") as caught:
+        t.save(path)
+    assert caught.value.filename == str(path)
+    assert path.read_text() == "before"
+    assert [p.name for p in tmp_path.iterdir()] == ["pass.json"]
+
+
+# Pictures and graphs
+
+
+@pytest.mark.parametrize("suffix", ["svg", "png", "pdf"])
+def test_a_picture_is_drawn(t: Trace, tmp_path: Path, suffix: str) -> None:
+    needs_matplotlib()
+    path = tmp_path / f"pass.{suffix}"
+    t.plot(path, title="one pass")
+    data = path.read_bytes()
+    assert len(data) > 5000
+    if suffix == "svg":
+        root = ET.fromstring(data)
+        assert root.tag.endswith("svg")
+
+
+def test_what_is_drawn_lies_within_the_picture(t: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second trace of one machine begins late on its clock."""
+    needs_matplotlib()
+    from matplotlib.collections import PolyCollection
+    from matplotlib.figure import Figure
+
+    drawn: list[Any] = []
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: (drawn.append(self), save(self, *a, **k))[1])
+    with Machine(1) as m:
+        g = m.empty(1 << 16, "float32")
+        m.launch(m.stream(), lambda v: v.fill(1), writes=[g], name="before", us=5000)
+        m.synchronize()
+        with fanin.trace() as late:
+            fanin.add_n([g, g])
+        m.synchronize()
+    for trace in (t, late):
+        trace.plot(tmp_path / "pass.svg")
+        (axes,) = drawn.pop().axes
+        begin, end = axes.get_xlim()
+        bars = [path for bar in axes.collections if isinstance(bar, PolyCollection) for path in bar.get_paths()]
+        assert len(bars) == len(trace.picture().slices) > 0
+        assert all(begin <= x <= end for bar in bars for x in bar.vertices[:, 0])
+        assert all(begin <= text.get_position()[0] <= end for text in axes.texts)
+
+
+def drawn_by(t: Trace, monkeypatch: pytest.MonkeyPatch, path: Path, **how: Any) -> Any:
+    """The figure that `plot` saves."""
+    needs_matplotlib()
+    from matplotlib.figure import Figure
+
+    drawn: list[Any] = []
+    save = Figure.savefig
+    with monkeypatch.context() as patch:
+        patch.setattr(Figure, "savefig", lambda self, *a, **k: (drawn.append(self), save(self, *a, **k))[1])
+        t.plot(path, **how)
+    return drawn[0]
+
+
+def primed_pass(leave_out: str = "") -> Trace:
+    """Two producers of which the second's work is long, a consumer, a wait that is known to hold, and names that have
+    no room.
+    """
+    with contextlib.suppress(fanin.RaceError), fanin.trace() as t, Machine(1) as m:
+        if leave_out:
+            m.leave_out(leave_out)
+        consumer, first, second = m.stream(), m.stream(), m.stream()
+        buf = fanin.InputBuffer([fanin.Slot(name="w")], stream=consumer)
+        for s, us, name in ((first, 1, "multiply'"), (first, 1, "reshape'"), (second, 900, "matmul'")):
+            g = m.empty(256, "float32")
+            m.launch(s, lambda v: v.fill(1), writes=[g], name=name, us=us)
+            buf.add(0, g, stream=s)
+        buf.take()
+        e = first.record()
+        consumer.wait(e)
+        consumer.wait(e)
+    return t
+
+
+def test_a_picture_explains_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    t = primed_pass()
+    waits, elided = (sum(line.kind == kind for line in t.lines) for kind in ("wait", "elided"))
+    assert waits > 1 and elided > 0
+    figure = drawn_by(t, monkeypatch, tmp_path / "a.svg")
+    (axes,) = figure.axes
+    said = axes.get_xlabel().replace("\n", " ")
+    assert "Grey: the work of producers (a prime, as in multiply', marks the backward step" in said
+    assert "A colour: one sum" in said and "An arrow: waits for." in said
+    assert f" {waits} waits, {elided} left out (known to hold), 0 races." in said
+    texts = [text.get_text() for text in axes.texts]
+    assert "matmul'" in texts, "a name that has room"
+    listed = dict(re.findall(r"(\d+) ([\w ']+?)[,.]", said.partition("no room: ")[2]))
+    assert set(listed.values()) == {"multiply'", "reshape'"}
+    assert set(listed) <= set(texts), "a number that is explained is seen"
+    (legend,) = figure.legends
+    words = [text.get_text() for text in legend.get_texts()]
+    assert words == ["1 sum w", "producers and others"] and "1" in texts
+
+
+def test_one_of_a_thing_is_said_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    t = primed_pass("S12.wait")
+    (axes,) = drawn_by(t, monkeypatch, tmp_path / "a.svg").axes
+    assert ", 1 race." in axes.get_xlabel()
+
+
+def test_lanes_stand_by_device_and_role(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    t = primed_pass()
+    consumer, first, second = (Lane(0, k) for k in (2, 3, 4))
+    assert t.picture().in_order({}) == [first, second, consumer], "producers, then who sums"
+    assert t.picture().in_order({second: "b", consumer: "c"}) == [second, consumer, first], "as they are listed"
+    t.save(tmp_path / "a.json", names={second: "b", consumer: "c"})
+    events = json.loads((tmp_path / "a.json").read_text())["traceEvents"]
+    index = {e["tid"]: e["args"]["sort_index"] for e in events if e["name"] == "thread_sort_index" and e["pid"] == 0}
+    assert index[4] < index[2] < index[3]
+    (axes,) = drawn_by(t, monkeypatch, tmp_path / "a.svg", names={second: "b"}).axes
+    assert [text.get_text() for text in axes.get_yticklabels()] == [
+        "device 0, b\nstream 4",
+        "device 0, stream 3",
+        "device 0, stream 2",
+    ]
+    with fanin.trace() as both, Machine(2) as m:
+        for device in (1, 0):
+            g = m.empty(4, device=device)
+            m.launch(m.stream(device=device), lambda v: v.fill(1), writes=[g])
+    assert [lane.device for lane in both.picture().in_order({Lane(1, 2): "first"})] == [0, 1]
+
+
+def test_arrows_run_behind_the_bars_and_sums_are_wide_enough_to_be_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs_matplotlib()
+    from matplotlib.collections import PolyCollection
+
+    (axes,) = drawn_by(primed_pass(), monkeypatch, tmp_path / "a.svg").axes
+    wires = [line for line in axes.lines if len(line.get_xdata()) == 4]
+    bars = [bar for bar in axes.collections if isinstance(bar, PolyCollection)]
+    assert wires and bars
+    assert max(line.get_zorder() for line in wires) < min(bar.get_zorder() for bar in bars)
+    begin, end = axes.get_xlim()
+    for bar in bars:
+        if bar.get_zorder() == max(bar.get_zorder() for bar in bars):
+            (path,) = bar.get_paths()
+            assert np.ptp(path.vertices[:, 0]) > (end - begin) / 300
+
+
+def test_numbers_are_moved_apart_and_no_further() -> None:
+    rng = np.random.default_rng(5)
+    moved = 0
+    for _ in range(300):
+        places = sorted(rng.uniform(0, 100, int(rng.integers(0, 12))).tolist())
+        made = apart(places, 5, 2, 98)
+        assert len(made) == len(places)
+        assert all(b - a >= 5 - 1e-9 for a, b in itertools.pairwise(made)) and all(
+            2 - 1e-9 <= x <= 98 + 1e-9 for x in made
+        )
+        if all(b - a >= 5 for a, b in itertools.pairwise(places)) and all(2 <= x <= 98 for x in places):
+            assert np.allclose(made, places)
+        else:
+            moved += 1
+    assert 50 < moved < 290, "seed 5"
+    assert apart([50, 50], 5, 0, 100) == [47.5, 52.5]
+
+
+def test_a_notebook_shows_the_picture(t: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs_matplotlib()
+    shown = t._repr_svg_()
+    assert shown is not None and ET.fromstring(shown).tag.endswith("svg")
+    assert fanin.trace()._repr_svg_() is None, "nothing to draw"
+    with fanin.trace() as now:
+        fanin.add_n([np.ones(3), np.ones(3)])
+        assert now._repr_svg_() is None, "it is still recording"
+        assert repr(now) == f"<fanin.Trace: {len(now)} lines, recording>"
+    assert now._repr_svg_() and repr(now) == f"<fanin.Trace: {len(now)} lines>"
+    for name in list(sys.modules):
+        if name.partition(".")[0] == "matplotlib":
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert t._repr_svg_() is None
+
+
+def test_a_kind_of_picture_that_is_not_known_is_refused(t: Trace, tmp_path: Path) -> None:
+    needs_matplotlib()
+    with pytest.raises(ValueError, match=r"'xyz'.*svg"):
+        t.plot(tmp_path / "pass.xyz")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_matplotlib_the_error_says_what_to_install(
+    t: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in list(sys.modules):
+        if name.partition(".")[0] == "matplotlib":
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ImportError, match="pip install matplotlib"):
+        t.plot(tmp_path / "pass.svg")
+
+
+def test_tracing_imports_no_matplotlib() -> None:
+    code = (
+        "import fanin, numpy, sys\nwith fanin.trace() as t: fanin.add_n([numpy.ones(1)] * 2)\nt.dot()\nassert"
+        " 'matplotlib' not in sys.modules"
+    )
+    run_python(code)
+
+
+def test_a_graph_says_what_comes_before_what(t: Trace) -> None:
+    text = t.dot()
+    assert text.startswith("digraph fanin {") and text.rstrip().endswith("}")
+    assert text.count("{") == text.count("}")
+    assert text.count("subgraph cluster_") == len(t.picture().lanes)
+    assert "style=dashed" in text and "style=bold" in text
+    assert '"backward w1.0"' in text

@@ -1,0 +1,264 @@
+"""The checker of races against a model without clocks (kit/brute.py) that goes through every order: the same verdict
+at the same call, over random programs.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fanin
+from fanin.sim import Machine, replay
+from kit.brute import BENT, BLOCKING, SIZE, STREAMS, Call, Model, view_of
+
+pytestmark = pytest.mark.core
+
+
+def random_view(rng: random.Random, array: str, widths: tuple[int, ...]) -> tuple[Any, ...]:
+    if rng.random() < 0.1:
+        return array, "corner"
+    first = rng.randrange(SIZE - 3)
+    return array, first, first + rng.choice(widths), rng.choice((1, 1, 2, 3))
+
+
+def random_program(rng: random.Random, threads: int, calls: int) -> list[Call]:
+    program: list[Call] = []
+    arrays, graphs, events = "xz", 0, 2
+    widths = rng.choice(((1, 2), (1, 2, 4), (4, 8), (12,)))  # so that some race soon, and some late
+
+    def work(touched: str = "") -> tuple[list[Any], list[Any]]:
+        reads = [random_view(rng, rng.choice(touched or arrays), widths) for _ in range(rng.choice((0, 1, 1)))]
+        return reads, [
+            random_view(rng, rng.choice(touched or arrays), widths) for _ in range(rng.choice((0, 1)) if reads else 1)
+        ]
+
+    kinds = (
+        ["launch"] * 8
+        + ["record", "wait"]
+        + ["order"] * 5
+        + ["sync", "sync_event", "tell", "read", "capture", "graph", "graph", "used_on", "drop", "keep", "barrier"]
+    )
+    streams = rng.sample(range(STREAMS), rng.choice((2, 2, 3)))
+    while len(program) < calls:
+        t, s, e = rng.randrange(threads), rng.choice(streams), rng.randrange(events)
+        match rng.choice(kinds + ["see", "sync", "pass", "pass", "both", "both"] * (threads > 1)):
+            case "launch":
+                program.append((t, "launch", s, *work()))
+            case "pass":  # what t knows another thread knows
+                other = rng.randrange(threads)
+                program += [(t, "sync", s), (other, "see", t), (other, "launch", rng.choice(streams), *work())]
+            case "both":  # what t knows nobody knows, for all that they wait for the same
+                other, b = rng.randrange(threads), rng.choice(BLOCKING)
+                program += [
+                    (t, "sync", s),
+                    (t, "sync", b),
+                    (other, "sync", b),
+                    (other, "launch", rng.choice(streams), *work()),
+                ]
+            case "record":
+                program.append((t, "record", e, s))
+            case "wait":
+                program.append((t, "wait", s, e))
+            case "order":
+                program += [(t, "record", e, s), (t, "wait", rng.choice(streams), e)]
+            case "tell":
+                program += [(t, "record", e, s), (t, "sync_event", e)]
+            case "barrier":  # of two blocking streams, by an event of neither
+                one, other = rng.sample(BLOCKING, 2)
+                program += [
+                    (t, "record", e, 3),
+                    (t, "launch", one, *work()),
+                    (t, "wait", 0, e),
+                    (t, "launch", other, *work()),
+                ]
+            case "sync":
+                program.append((t, "sync", s))
+            case "sync_event":
+                program.append((t, "sync_event", e))
+            case "read":
+                program.append((t, "read", s, random_view(rng, rng.choice(arrays), widths)))
+            case "capture" if graphs < 2:
+                a, b = rng.sample(range(1, STREAMS), 2)
+                works = [(w, *work()) for w in (0, rng.choice((0, 1)), 0, 0, 1)[: rng.choice((1, 2, 5))]]
+                fork = b if any(w for w, *_ in works) else None
+                program.append((t, "capture", graphs, a, fork, works))
+                graphs += 1
+            case "keep" if graphs < 2 and "z" in arrays:  # a graph's memory
+                program += [
+                    (t, "capture", graphs, rng.randrange(1, STREAMS), None, [(0, *work("z"))]),
+                    (t, "graph", graphs, s),
+                    (t, "drop", "z"),
+                ]
+                arrays, graphs = "x", graphs + 1
+            case "graph" if graphs:
+                program.append((t, "graph", rng.randrange(graphs), s))
+            case "used_on" if "z" in arrays:
+                program.append((t, "used_on", "z", s))
+            case "drop" if "z" in arrays:
+                program.append((t, "drop", "z"))
+                arrays = "x"
+            case "see":
+                program.append((t, "see", rng.randrange(threads)))
+    return program
+
+
+class Runner:
+    """The same calls on a simulated machine."""
+
+    def __init__(self, m: Machine) -> None:
+        self.m = m
+        self.streams = [fanin.Stream("sim:0", 1), *(m.stream(blocking=i in BLOCKING) for i in range(1, STREAMS))]
+        self.events = [m.event(), m.event()]
+        self.arrays: dict[str, Any] = {"x": m.array(np.zeros(SIZE, np.uint8))}
+        with fanin.stream(self.streams[3]):
+            buf = fanin.InputBuffer(1)
+            for _ in range(2):
+                buf.add(0, m.array(np.zeros(SIZE, np.uint8)))
+            (self.arrays["z"],) = buf.take()
+        m.synchronize()
+        self.graphs: dict[int, Any] = {}
+
+    def views(self, views: list[Any]) -> list[Any]:
+        return [view_of(v, self.arrays[v[0]]) for v in views]
+
+    def call(self, name: str, *args: Any) -> None:
+        getattr(self, "on_" + name)(*args)
+
+    def on_launch(self, s: int, reads: list[Any], writes: list[Any]) -> None:
+        self.m.launch(self.streams[s], lambda *v: None, self.views(reads), self.views(writes))
+
+    def on_record(self, e: int, s: int) -> None:
+        self.events[e].record(self.streams[s])
+
+    def on_wait(self, s: int, e: int) -> None:
+        if self.events[e].stream is not None:
+            self.streams[s].wait(self.events[e])
+
+    def on_sync(self, s: int) -> None:
+        self.streams[s].synchronize()
+
+    def on_sync_event(self, e: int) -> None:
+        self.events[e].synchronize()
+
+    def on_read(self, s: int, view: Any) -> None:
+        with fanin.stream(self.streams[s]):
+            view_of(view, self.arrays[view[0]]).numpy()
+
+    def on_capture(self, g: int, a: int, b: int | None, works: list[Any]) -> None:
+        first = self.streams[a]
+        self.m.begin_capture(first)
+        for stage in range(3):
+            if stage == 1 and b is not None:
+                self.streams[b].wait(first)
+            for where, reads, writes in works[stage::3]:
+                self.on_launch(b if where else a, reads, writes)  # type: ignore[arg-type]
+            if stage == 1 and b is not None:
+                first.wait(self.streams[b])
+        self.graphs[g] = self.m.end_capture(first)
+
+    def on_graph(self, g: int, s: int) -> None:
+        self.m.launch_graph(self.graphs[g], self.streams[s])
+
+    def on_used_on(self, array: str, s: int) -> None:
+        self.arrays[array].used_on(self.streams[s])
+
+    def on_drop(self, array: str) -> None:
+        del self.arrays[array]
+
+    def on_see(self, other: int) -> None:
+        pass  # what threads know of each other is the caller's
+
+
+def checked(program: list[Call], threads: int) -> int | None:
+    """The call at which the machine finds its first race."""
+    found: list[int] = []
+
+    def step(run: Runner, i: int, call: Call, *known: Any) -> None:
+        for thread in known:
+            thread.result
+        if found:
+            return
+        try:
+            run.call(*call[1:])
+        except fanin.RaceError:
+            pass
+        if run.m.races:
+            found.append(i)
+
+    def alone(m: Machine) -> None:
+        run = Runner(m)
+        for i, call in enumerate(program):
+            step(run, i, call)
+        m._check(False)  # what is left of the arrays is no call
+
+    def together(m: Machine) -> None:
+        """Each call is a thread, which comes behind the one that was its thread's call before."""
+        run, last = Runner(m), {}  # type: ignore[var-annotated]
+        for i, call in enumerate(program):
+            known = [last[t] for t in {call[0], call[2] if call[1] == "see" else call[0]} if t in last]
+            last[call[0]] = m.spawn(step, run, i, call, *known)
+        m.join()
+        m._check(False)
+
+    try:
+        replay(together if threads > 1 else alone, "")
+    except fanin.RaceError:
+        assert found
+    return found[0] if found else None
+
+
+def modelled(program: list[Call], threads: int, without: str = "") -> int | None:
+    model = Model(threads, without)
+    for call in program:
+        model.call(*call)
+    return model.first_race()
+
+
+def programs(seed: int, n: int, threads: int, calls: int) -> list[list[Call]]:
+    rng = random.Random(f"{seed} {threads}")
+    return [random_program(rng, threads, rng.randrange(3, calls + 1)) for _ in range(n)]
+
+
+def agree(seed: int, n: int, threads: int, calls: int) -> tuple[int, int]:
+    """How many programs race, and how many do not."""
+    counts = [0, 0]
+    for program in programs(seed, n, threads, calls):
+        said, true = checked(program, threads), modelled(program, threads)
+        assert said == true, f"seed {seed}: the checker says {said}, the model {true}:\n" + "\n".join(
+            map(repr, program)
+        )
+        counts[true is None] += 1
+    return counts[0], counts[1]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_the_checker_says_what_every_order_says(threads: int) -> None:
+    racy, clean = agree(0, 300 if threads == 1 else 200, threads, 9)
+    print(f"seed 0, {threads} host threads: {racy} programs race, {clean} do not")
+    assert racy > 20 and clean > 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_the_checker_says_what_every_order_says_of_many_programs(threads: int) -> None:
+    racy, clean = agree(1, 20_000 if threads == 1 else 6_000, threads, 11 if threads == 1 else 9)
+    print(f"seed 1, {threads} host threads: {racy} programs race, {clean} do not")
+    assert racy > 1000 and clean > 1000
+
+
+@pytest.mark.parametrize("bent", BENT, ids=lambda bent: bent.partition(":")[0])
+def test_a_model_that_is_bent_is_told_apart(bent: str) -> None:
+    """By programs on which it says something else than the right model does, and the checker with that."""
+    tried = 0
+    for seed in range(40):
+        threads = 1 + seed % 3
+        for program in programs(100 + seed, 60, threads, 10):
+            tried += 1
+            true = modelled(program, threads)
+            if modelled(program, threads, bent) != true:
+                assert checked(program, threads) == true
+                return
+    pytest.fail(f"{tried} programs say nothing of it: {bent}")

@@ -1,0 +1,1058 @@
+"""The CUDA backend on the fake driver: its own code, with no GPU."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import fanin
+from fanin import _core
+from fanin.sim import SCHEDULES
+from fanin.testing import FakeDriver, use_driver
+from kit.support import ROOT, TESTS, run_python
+
+pytestmark = pytest.mark.core
+
+STICKY, REJECTED, NO_MEMORY = 700, 701, 2
+
+
+@pytest.fixture
+def driver() -> Iterator[FakeDriver]:
+    """Two devices. At the end nothing may be left behind, and nothing may have raced."""
+    gc.collect()
+    made = FakeDriver(devices=2)
+    with use_driver(made):
+        yield made
+        made.synchronize()
+        assert made.races == 0, made.race
+    gc.collect()
+    assert made.depth == 0
+    if made.live("contexts") == 0:  # no test keeps an object: then all is given back
+        assert (made.live("memory"), made.live("events"), made.live("modules")) == (0, 0, 0)
+
+
+def values(x: Any, stream: fanin.Stream) -> list[Any]:
+    with fanin.stream(stream):
+        return x.numpy().tolist()  # type: ignore[no-any-return]
+
+
+# What is there, and why something is not
+
+
+def test_nothing_is_opened_before_a_device_is_asked_for() -> None:
+    said = run_python(
+        "import sys, fanin, numpy as np\n"
+        "fanin.add_n([np.ones(3), np.ones(3)])\n"
+        "buf = fanin.InputBuffer(1); buf.add(0, np.ones(2)); buf.take()\n"
+        "maps = open('/proc/self/maps').read()\n"
+        "print('libcuda' in maps or 'testing/_driver' in maps)"
+    )
+    assert said.stdout.split() == ["False"]
+
+
+def test_without_a_driver_the_error_says_so_and_all_else_works() -> None:
+    with pytest.raises(fanin.DeviceError, match=r"no CUDA driver: libcuda-of-no-machine\.so\.1") as caught:
+        fanin.Stream("cuda:0", 1)
+    assert caught.value.code == 0  # type: ignore[attr-defined]
+    assert "no CUDA driver" in str(fanin.info())
+    assert fanin.devices() == ["cpu"]
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (34, "stub library of a toolkit"),
+        (35, "older than this library asks for"),
+        (100, "finds no GPU"),
+        (803, "different releases"),
+        (804, "compatibility library"),
+        (999, "could not be initialised"),
+    ],
+)
+def test_a_driver_that_cannot_be_initialised_is_told_with_code_path_and_versions(code: int, words: str) -> None:
+    driver = FakeDriver(devices=1)
+    driver.fail(0, code, call="Init")
+    with use_driver(driver):
+        with pytest.raises(fanin.DeviceError, match=words) as caught:
+            fanin.Stream("cuda:0", 1)
+        assert caught.value.code == code  # type: ignore[attr-defined]
+        assert str(driver.path) in str(caught.value)
+        assert "CUDA 12.4; fanin needs 11.0" in str(caught.value)
+
+
+def test_a_driver_without_a_function_that_must_be_there_is_told_by_name() -> None:
+    driver = FakeDriver(devices=1)
+    driver.hide("StreamWaitEvent")
+    with use_driver(driver), pytest.raises(fanin.DeviceError, match="has no cuStreamWaitEvent"):
+        fanin.Stream("cuda:0", 1)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["MemAllocAsync", "MemPoolTrimTo", "ThreadExchangeStreamCaptureMode", "StreamGetCaptureInfo", "UserObjectCreate"],
+)
+def test_a_feature_that_a_driver_lacks_is_off_and_named(name: str) -> None:
+    driver = FakeDriver(devices=1)
+    driver.hide(name)
+    with use_driver(driver):
+        s = driver.stream()
+        buf = fanin.InputBuffer(1, stream=s)
+        for value in (1.0, 2.0):
+            buf.add(0, driver.array(np.full(3, value)), stream=s)
+        assert values(buf.take()[0], s) == [3, 3, 3]
+        assert f"its driver has no cu{name}" in str(fanin.info())
+        assert name in "".join(fanin.info()["backends"]["cuda"]["missing"].values())
+        assert driver.calls(name) == 0
+
+
+def test_an_old_driver_has_what_its_version_has() -> None:
+    driver = FakeDriver(devices=1)
+    driver.set(version=11000)
+    with use_driver(driver):
+        s = driver.stream()
+        buf = fanin.InputBuffer(1, stream=s)
+        buf.add(0, driver.array(np.ones(3)), stream=s)
+        buf.add(0, driver.array(np.ones(3)), stream=s)
+        assert values(buf.take()[0], s) == [2, 2, 2]
+        missing = _core.cuda_info()["missing"]
+    assert set(missing.values()) == {"cuMemAllocAsync", "cuStreamGetCaptureInfo", "cuUserObjectCreate"}
+
+
+def test_a_device_without_memory_pools_gets_plain_memory() -> None:
+    driver = FakeDriver(devices=1)
+    driver.set(pools=False)
+    with use_driver(driver):
+        s = driver.stream()
+        buf = fanin.InputBuffer(1, stream=s)
+        for _ in range(2):
+            buf.add(0, driver.array(np.ones(3)), stream=s)
+        assert values(buf.take()[0], s) == [2, 2, 2]
+        assert driver.calls("MemAllocAsync") == 0 and driver.calls("MemAlloc") > 2
+
+
+def test_a_device_that_the_driver_has_not_is_told_how_many_there_are(driver: FakeDriver) -> None:
+    with pytest.raises(ValueError, match="no cuda:2: the driver has 2 devices"):
+        fanin.Stream("cuda:2", 1)
+
+
+def test_a_driver_without_devices_has_none() -> None:
+    with use_driver(FakeDriver(devices=0)), pytest.raises(ValueError, match="has 0 devices"):
+        fanin.Stream("cuda:0", 1)
+
+
+def test_info_says_what_is_there(driver: FakeDriver) -> None:
+    found = fanin.info()["backends"]["cuda"]
+    assert found["available"] and found["version"] == "12.4" and len(found["devices"]) == 2
+    said = str(fanin.info())
+    assert str(driver.path) in said and "CUDA 12.4" in said and "cuda:1 is fanin's fake device, compute 7.5" in said
+    assert driver.calls("DevicePrimaryCtxRetain") == 0  # looking makes no context
+
+
+# Contexts
+
+
+def test_the_current_context_is_what_it_was(driver: FakeDriver) -> None:
+    s, t = driver.stream(0), driver.stream(1)
+    with driver.context(1):
+        assert driver.depth == 1
+        buf = fanin.InputBuffer(1, stream=s)
+        for _ in range(2):
+            buf.add(0, driver.array(np.ones(4)), stream=s)
+        assert values(buf.take()[0], s) == [2] * 4
+        t.synchronize()
+        assert driver.depth == 1
+    pushed, popped = driver.calls("CtxPushCurrent"), driver.calls("CtxPopCurrent")
+    assert pushed == popped > 0
+
+
+def test_a_context_that_is_current_is_not_pushed_again(driver: FakeDriver) -> None:
+    s = driver.stream()
+    with driver.context():
+        before = driver.calls("CtxPushCurrent")
+        s.synchronize()
+        assert driver.calls("CtxPushCurrent") == before
+
+
+def test_the_context_is_restored_when_a_call_fails(driver: FakeDriver) -> None:
+    s, t = driver.stream(), driver.stream()
+    e = fanin.Event("cuda:0")
+    for call, act in (
+        ("EventRecord", lambda: e.record(s)),
+        ("StreamWaitEvent", lambda: t.wait(e)),
+        ("StreamSynchronize", s.synchronize),
+        ("MemAlloc", lambda: driver.array(np.ones(3))),
+        ("EventCreate", lambda: fanin.Event("cuda:0")),
+    ):
+        e.record(s)
+        driver.fail(0, REJECTED, call=call)
+        with pytest.raises(
+            fanin.DeviceError, match=rf"cu{call}.* on cuda:0 failed: CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES \(701\)"
+        ) as caught:
+            act()
+        assert caught.value.code == REJECTED  # type: ignore[attr-defined]
+        assert driver.depth == 0
+        driver.fail(-1, 0)
+
+
+def test_the_primary_context_is_given_back_with_the_last_hold() -> None:
+    driver = FakeDriver(devices=1)
+    with use_driver(driver):
+        x = driver.array(np.ones(3))
+        assert driver.live("contexts") == 1
+    gc.collect()
+    assert driver.live("contexts") == 1  # x holds it
+    del x
+    gc.collect()
+    assert [driver.live(k) for k in ("contexts", "memory", "events", "modules")] == [0, 0, 0, 0]
+
+
+# Streams
+
+
+def test_a_handle_is_one_stream(driver: FakeDriver) -> None:
+    s = driver.stream()
+    assert fanin.Stream("cuda:0", s.handle) == s
+    assert fanin.Stream("cuda:0", 0) == fanin.Stream("cuda", 1)
+    assert fanin.Stream("cuda:0", 1) != fanin.Stream("cuda:1", 1)
+
+
+def test_a_stream_of_another_device_is_refused(driver: FakeDriver) -> None:
+    s = driver.stream(1)
+    with pytest.raises(ValueError, match="not of cuda:0's primary context"):
+        fanin.Stream("cuda:0", s.handle)
+
+
+def test_a_destroyed_stream_is_refused_by_the_driver(driver: FakeDriver) -> None:
+    with pytest.raises(fanin.DeviceError, match="CUDA_ERROR_INVALID_HANDLE"):
+        fanin.Stream("cuda:0", 0x1234560)
+
+
+def test_the_per_thread_stream_is_another_one_in_each_thread(driver: FakeDriver) -> None:
+    import threading
+
+    mine = fanin.Stream("cuda:0", 2)
+    theirs: list[Any] = []
+    other = threading.Thread(target=lambda: theirs.append(fanin.Stream("cuda:0", 2)))
+    other.start()
+    other.join()
+    assert mine == fanin.Stream("cuda:0", 2) != theirs[0]
+    for act in (theirs[0].record, lambda: theirs[0].wait(mine), lambda: mine.wait(theirs[0])):
+        with pytest.raises(ValueError, match="per-thread default stream of another thread"):
+            act()
+    theirs[0].synchronize()  # by waiting for everything
+    x = driver.array(np.arange(4.0))
+    buf = fanin.InputBuffer(1, stream=mine)
+    buf.add(0, x, stream=mine)
+    buf.add(0, x, stream=mine)
+    assert values(buf.take()[0], mine) == [0, 2, 4, 6]
+
+
+def test_the_legacy_stream_waits_for_blocking_streams(driver: FakeDriver) -> None:
+    s = driver.stream(blocking=True)
+    x = driver.array(np.zeros(4))
+    driver.launch(s, lambda v: v.fill(5), writes=[x])
+    assert values(x, fanin.Stream("cuda:0", 1)) == [5] * 4  # no event was needed
+
+
+def test_waiting_for_an_event_never_recorded_is_warned_of(driver: FakeDriver) -> None:
+    s = driver.stream()
+    with pytest.warns(RuntimeWarning, match="this does nothing"):
+        s.wait(fanin.Event("cuda:0"))
+
+
+def test_streams_of_two_devices_wait_for_each_other(driver: FakeDriver) -> None:
+    p, q = driver.stream(0), driver.stream(1)
+    order: list[int] = []
+    driver.launch(p, lambda: order.append(0))
+    q.wait(p.record())
+    driver.launch(q, lambda: order.append(1))
+    driver.synchronize()
+    assert order == [0, 1]
+
+
+# The buffer on it: every schedule, no race
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("budget", [0, 100, None])
+def test_a_sum_over_streams_is_right_under_every_schedule(schedule: str, budget: Any) -> None:
+    ran = 0
+    for seed in range(4 if schedule == "seeded" else 1):
+        driver = FakeDriver(1, seed, schedule=schedule, starve=2)
+        with use_driver(driver):
+            streams = [driver.stream() for _ in range(4)]
+            buf = fanin.InputBuffer(1, stream=streams[0], budget=budget)
+            for k, s in enumerate(streams):
+                g = driver.empty(16, np.float32)
+                driver.launch(s, lambda v, k=k: v.fill(2**k), writes=[g])
+                buf.add(0, g, key=k, stream=s)
+                del g
+            [total] = buf.take()
+            seen: list[Any] = []
+            driver.launch(streams[0], lambda v, seen=seen: seen.append(v.copy()), reads=[total])
+            driver.synchronize()
+            assert seen[0].tolist() == [15] * 16
+            assert driver.races == 0, driver.race
+            ran += 1
+    assert ran
+
+
+def test_events_and_waits_are_as_few_as_the_rules_say(driver: FakeDriver) -> None:
+    c, *ps = (driver.stream() for _ in range(5))
+    made = [(p, driver.array(np.ones(4))) for p in ps]
+    buf = fanin.InputBuffer(1, stream=c)
+    records, waits = driver.calls("EventRecord"), driver.calls("StreamWaitEvent")
+    for p, g in made:
+        buf.add(0, g, stream=p)
+    buf.take()
+    assert driver.calls("EventRecord") - records >= len(ps)
+    assert driver.calls("StreamWaitEvent") - waits == len(ps)
+    assert driver.calls("LaunchKernel") == 1
+
+
+def test_events_come_from_a_pool(driver: FakeDriver) -> None:
+    c, p = driver.stream(), driver.stream()
+    g = driver.array(np.ones(4))
+    for _ in range(20):
+        buf = fanin.InputBuffer(1, stream=c)
+        buf.add(0, g, stream=p)
+        buf.add(0, g, stream=p)
+        del buf
+        driver.synchronize()
+    assert driver.calls("EventCreate") < 12
+
+
+def test_memory_goes_back_only_when_its_users_have_passed(driver: FakeDriver) -> None:
+    s, t = driver.stream(), driver.stream()
+    x = driver.array(np.ones(1000))
+    seen: list[Any] = []
+    driver.launch(s, lambda v: seen.append(v.copy()), reads=[x])
+    x.used_on(t)
+    live = driver.live()
+    del x
+    gc.collect()
+    assert driver.live() == live  # s has not run
+    driver.synchronize()
+    y = driver.array(np.zeros(1000))  # polls
+    assert seen[0].tolist() == [1] * 1000
+    assert driver.live() == live
+    del y
+
+
+@pytest.mark.threads
+def test_threads_add_from_streams_of_their_own(driver: FakeDriver) -> None:
+    import threading
+
+    c = driver.stream()
+    streams = [driver.stream() for _ in range(4)]
+    buf = fanin.InputBuffer(3, stream=c, budget=0)
+    failed: list[BaseException] = []
+
+    def produce(k: int) -> None:
+        try:
+            for turn in range(6):
+                g = _core.device_array("cuda:0", np.full(32, 2.0 ** (6 * k + turn)), False)
+                buf.add(turn % 3, g, key=6 * k + turn, stream=streams[k])
+                fanin.Stream("cuda:0", streams[k].handle).record()
+        except BaseException as e:
+            failed.append(e)
+
+    threads = [threading.Thread(target=produce, args=(k,)) for k in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not failed
+    with fanin.stream(c):
+        sums = [x.numpy().tolist() for x in buf.take()]
+    assert sums == [
+        [sum(2.0 ** (6 * k + turn) for k in range(4) for turn in (slot, slot + 3))] * 32 for slot in range(3)
+    ]
+
+
+# Values: the kernels are the CPU's, bit by bit
+
+LOW = [
+    np.dtype(np.float16),
+    np.dtype(ml_dtypes.bfloat16),
+    np.dtype(ml_dtypes.float8_e4m3fn),
+    np.dtype(ml_dtypes.float8_e5m2),
+]
+DTYPES = [
+    np.dtype(n)
+    for n in (
+        "bool",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "uint8",
+        "uint16",
+        "uint32",
+        "uint64",
+        "float32",
+        "float64",
+        "complex64",
+        "complex128",
+    )
+]
+
+
+def some(rng: np.random.Generator, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
+    """Any bits at all, most of them of moderate size."""
+    wide = np.zeros(shape, "c16" if dtype.kind == "c" else "f8")
+    wide[...] = rng.standard_normal(shape) * 2.0 ** rng.integers(-12, 12, shape)
+    if dtype.kind == "c":
+        wide.imag[...] = rng.standard_normal(shape)
+    with np.errstate(all="ignore"):
+        made = (wide * (16 if dtype.kind in "iu" else 1)).astype(dtype)
+        if dtype.kind in "fV" or dtype in LOW:
+            flat = made.reshape(-1)
+            flat[rng.random(flat.size) < 0.05] = np.array(rng.choice([np.inf, -np.inf, np.nan, -0.0]), dtype)
+    return made
+
+
+def layouts(rng: np.random.Generator, x: Any) -> Any:
+    """x, perhaps lying otherwise."""
+    how = rng.integers(4)
+    if how == 1:
+        return np.asfortranarray(x)
+    if how == 2:
+        big = np.zeros((*x.shape[:-1], 2 * x.shape[-1]), x.dtype)
+        big[..., ::2] = x
+        return big[..., ::2]
+    if how == 3:
+        return x[::-1].copy()[::-1]
+    return x
+
+
+def on_device(driver: FakeDriver, x: Any) -> Any:
+    """x on the device with x's own layout: gaps and negative steps too."""
+    base = x
+    while isinstance(base.base, np.ndarray):
+        base = base.base
+    whole = driver.array(base)
+    if base is x:
+        return whole
+    if x.shape == base.shape:
+        return whole[::-1] if x.strides[0] < 0 else whole
+    return whole[..., ::2]
+
+
+def bits(x: Any) -> Any:
+    from kit.values import bits as of
+
+    return of(x)
+
+
+def pairs() -> list[tuple[np.dtype[Any], np.dtype[Any]]]:
+    every = DTYPES + LOW
+    return [(a, b) for a, b in itertools.product(every, every) if _core_promotes(a, b)]
+
+
+def _core_promotes(a: np.dtype[Any], b: np.dtype[Any]) -> bool:
+    try:
+        fanin.add_n([np.zeros(1, a), np.zeros(1, b)])
+    except ValueError:
+        return False
+    return True
+
+
+def test_every_pair_of_dtypes_gives_the_cpus_bits(driver: FakeDriver) -> None:
+    rng = np.random.default_rng(5)
+    s = driver.stream()
+    done = 0
+    for a, b in pairs():
+        xs = [some(rng, d, (5, 7)) for d in (a, b, a)]
+        with np.errstate(all="ignore"):
+            want = fanin.add_n(xs)
+        buf = fanin.InputBuffer(1, stream=s)
+        for x in xs:
+            buf.add(0, driver.array(x), stream=s)
+        with fanin.stream(s):
+            got = buf.take()[0].numpy()
+        assert got.dtype == want.dtype and bits(got) == bits(want), (a, b)
+        done += 1
+    assert done > 200, done
+
+
+@pytest.mark.parametrize("dtype", DTYPES + LOW, ids=str)
+def test_sums_of_any_layout_number_and_size_give_the_cpus_bits(driver: FakeDriver, dtype: np.dtype[Any]) -> None:
+    rng = np.random.default_rng(dtype.num)
+    s = driver.stream()
+    folds = 0
+    for n, shape in (
+        (1, (3,)),
+        (2, (1000,)),
+        (3, (17, 33)),
+        (5, (2, 3, 4)),
+        (40, (6, 5)),
+        (170, (3, 2)),
+        (500, (3,)),
+        (7, (1, 1)),
+        (3, (0, 4)),
+    ):
+        xs = [
+            layouts(rng, some(rng, dtype, shape)) if len(shape) > 1 and 0 not in shape else some(rng, dtype, shape)
+            for _ in range(n)
+        ]
+        scale = float(rng.choice([2.0, 0.37])) if dtype.kind in "fc" or dtype in LOW else 3
+        for how in ({}, {"scale": scale}):
+            with np.errstate(all="ignore"):
+                want = fanin.InputBuffer(1)
+                for x in xs:
+                    want.add(0, x)
+                [expected] = want.take(**how)
+            buf = fanin.InputBuffer(1, stream=s)
+            for x in xs:
+                buf.add(0, on_device(driver, x), stream=s)
+            with fanin.stream(s):
+                got = buf.take(**how)[0].numpy()
+            assert got.dtype == expected.dtype and bits(got) == bits(expected), (n, shape, how)
+            folds += 1
+    assert folds == 18
+
+
+@pytest.mark.parametrize("accumulate", ["slot", "exact", "float64"])
+def test_other_accumulation_dtypes_give_the_cpus_bits(driver: FakeDriver, accumulate: str) -> None:
+    rng = np.random.default_rng(8)
+    s = driver.stream()
+    for dtype in [*LOW, np.dtype("f4")]:
+        wish = dtype.name if accumulate == "slot" else accumulate
+        xs = [some(rng, dtype, (9, 4)) for _ in range(6)]
+        try:
+            buffers = [
+                fanin.InputBuffer([fanin.Slot(dtype=dtype)], accumulate=wish, stream=where) for where in (None, s)
+            ]
+            for x in xs:
+                buffers[0].add(0, x)
+        except (ValueError, TypeError):
+            continue
+        for x in xs:
+            buffers[1].add(0, driver.array(x), stream=s)
+        with fanin.stream(s):
+            assert bits(buffers[1].take()[0].numpy()) == bits(buffers[0].take()[0]), dtype
+
+
+def test_gradients_are_reduced_to_a_declared_shape_as_on_the_cpu(driver: FakeDriver) -> None:
+    rng = np.random.default_rng(9)
+    s = driver.stream()
+    for dtype in (*DTYPES, *LOW):
+        if dtype.kind == "b":
+            continue
+        for shape, declared in (((4, 3, 5), (3, 1)), ((70, 3), (3,)), ((2, 3), ()), ((0, 3), (3,))):
+            xs = [some(rng, dtype, shape) for _ in range(2)]
+            results = []
+            for where in (None, s):
+                buf = fanin.InputBuffer([fanin.Slot(shape=declared)], stream=where)
+                for x in xs:
+                    buf.add(0, x if where is None else driver.array(x), **({} if where is None else {"stream": s}))
+                with fanin.stream(s):
+                    got = buf.take()[0]
+                    results.append(np.asarray(got if where is None else got.numpy()))
+            assert bits(results[0]) == bits(results[1]), (dtype, shape)
+
+
+@pytest.mark.parametrize("index", ["int32", "int64"])
+def test_sparse_gradients_are_scattered_as_on_the_cpu(driver: FakeDriver, index: str) -> None:
+    rng = np.random.default_rng(10)
+    s = driver.stream()
+    tried = 0
+    for dtype in (np.dtype("f4"), np.dtype("f8"), np.dtype("c8"), np.dtype("i4"), np.dtype("f2")):
+        rows = rng.integers(0, 6, 40)
+        parts: dict[str, tuple[Any, ...]] = {"coo": (rows[None].astype(index), some(rng, dtype, (40, 3)))}
+        columns = np.concatenate([np.sort(rng.integers(0, 3, 2)) for _ in range(6)])
+        parts["csr"] = (np.arange(0, 13, 2).astype(index), columns.astype(index), some(rng, dtype, (12,)))
+        parts["csc"] = (
+            np.array([0, 4, 6, 12]).astype(index),
+            rng.integers(0, 6, 12).astype(index),
+            some(rng, dtype, (12,)),
+        )
+        parts["bsr"] = (
+            np.array([0, 1, 2, 2]).astype(index),
+            np.array([0, 0]).astype(index),
+            some(rng, dtype, (2, 2, 3)),
+        )
+        for form, arrays in parts.items():
+            dense = some(rng, dtype, (6, 3))
+            results = []
+            for where in (None, s):
+                put = (lambda x: x) if where is None else driver.array
+                buf = fanin.InputBuffer(1, stream=where)
+                how = {} if where is None else {"stream": s}
+                buf.add(0, put(dense), **how)
+                buf.add(0, fanin.Sparse(form, tuple(put(a) for a in arrays), (6, 3)), **how)
+                with fanin.stream(s):
+                    got = buf.take()[0]
+                    results.append(np.asarray(got if where is None else got.numpy()))
+            assert bits(results[0]) == bits(results[1]), (dtype, form)
+            tried += 1
+    assert tried == 20
+
+
+def test_the_conformance_suite_holds_on_a_device() -> None:
+    words = [
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-c",
+        os.devnull,
+        "-p",
+        "fanin.testing.plugin",
+        "--pyargs",
+        "fanin.conformance",
+    ]
+    done = subprocess.run(
+        [sys.executable, *words, "--fanin-buffer=kit.cuda_buffer:CudaBuffer"], capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": f"{TESTS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+    assert int(done.stdout.split(" passed")[0].split()[-1]) > 40
+
+
+# Failures
+
+
+def one_pass(driver: FakeDriver, fail: int, code: int, sticky: bool) -> tuple[str, bool]:
+    """Streams, a conversion, a sparse part, a reduction, a read: driver call `fail` of it fails. Says what happened."""
+    p, q, c = (driver.stream() for _ in range(3))
+    wish = [fanin.Slot(dtype="float32", shape=(4, 2)), fanin.Slot(shape=(2,))]
+    g = [driver.array(np.full((4, 2), k, dtype)) for k, dtype in ((1, "f4"), (2, "f8"), (4, "f4"))]
+    sparse = fanin.Sparse("coo", (driver.array(np.array([[0, 0]])), driver.array(np.ones((2, 2), "f4"))), (4, 2))
+    buf = fanin.InputBuffer(wish, stream=c)
+    happened, error = "nothing", None
+    driver.fail(fail, code, sticky=sticky)
+    try:
+        for k, (x, s) in enumerate(zip([*g, sparse], (p, q, p, q), strict=True)):
+            buf.add(0, x, key=k, stream=s)
+        buf.add(1, g[0], stream=p)
+        result = buf.take()
+        with fanin.stream(c):
+            read = [x.numpy().tolist() for x in result]
+    except fanin.DeviceOutOfMemoryError as e:
+        happened, error = "no memory", e
+    except fanin.DeviceError as e:
+        happened, error = "failed", e
+    finally:
+        driver.fail(-1, 0)
+    if error is None:
+        assert read == [[[9, 9], *[[7, 7]] * 3], [4, 4]]
+        return happened, False
+    assert error.code == code  # type: ignore[attr-defined]
+    assert "cu" in str(error) and "cuda:0" in str(error) and f"({code})" in str(error), error
+    if sticky:
+        with pytest.raises(fanin.DeviceError, match=r"lost since an earlier failure.*Restart the process"):
+            driver.array(np.ones(2))
+        return happened, True
+    poisoned = False
+    for slot in range(2):
+        try:
+            buf.ready(slot)
+        except RuntimeError as e:
+            poisoned |= "poisoned" in str(e)
+            with pytest.raises(RuntimeError, match="poisoned until clear"):
+                buf.add(slot, g[0], key=9)
+        except ValueError:
+            pass
+    buf.clear()
+    buf.add(0, g[0], stream=p)
+    buf.add(0, g[2], stream=q)
+    with fanin.stream(c):
+        assert buf.take()[0].numpy().tolist() == [[5, 5]] * 4
+    return happened, poisoned
+
+
+@pytest.mark.parametrize(
+    ("code", "sticky"), [(REJECTED, False), (NO_MEMORY, False), (STICKY, True)], ids=["rejected", "no memory", "sticky"]
+)
+def test_every_driver_call_failed_once_poisons_at_most_its_slot_and_leaks_nothing(code: int, sticky: bool) -> None:
+    """The plan fails the first call, then the second, until a pass goes through; what a release swallows is no failure
+    of the pass.
+    """
+    gc.collect()
+    baseline = _core._test_memory()[0]
+    outcomes: dict[str, int] = {}
+    called = poisonings = quiet = 0
+    for fail in range(2000):
+        driver = FakeDriver(1)
+        with use_driver(driver):
+            before = driver.calls()
+            happened, poisoned = one_pass(driver, fail, code, sticky)
+            called = driver.calls() - before
+            if not sticky:
+                driver.synchronize()
+                assert driver.races == 0, driver.race
+            assert (driver.depth, driver.capture_mode) == (0, 0)
+        gc.collect(1)
+        if not sticky and happened != "nothing":
+            assert driver.live("contexts") <= 1
+        outcomes[happened] = outcomes.get(happened, 0) + 1
+        poisonings += poisoned
+        quiet = quiet + 1 if happened == "nothing" else 0
+        if quiet > 40:
+            break
+    gc.collect()
+    assert _core._test_memory()[0] == baseline
+    tried = sum(outcomes.values()) - quiet
+    print(f"driver calls failed once each: {tried} ({outcomes}, {poisonings} poisonings) of {called}")
+    assert tried > 60 and outcomes.get("failed", 0) + outcomes.get("no memory", 0) > 60
+    assert quiet > 40, "the plan ran out before the calls"
+    assert sticky or code == NO_MEMORY or poisonings > 0
+
+
+def test_short_memory_is_trimmed_and_asked_for_once_more(driver: FakeDriver) -> None:
+    s = driver.stream()
+    buf = fanin.InputBuffer(1, stream=s)
+    g = driver.array(np.ones(4))
+    buf.add(0, g, stream=s)
+    buf.add(0, g, stream=s)
+    driver.fail(0, NO_MEMORY, call="MemAllocAsync")
+    trims = driver.calls("MemPoolTrimTo")
+    assert values(buf.take()[0], s) == [2] * 4
+    assert driver.calls("MemPoolTrimTo") == trims + 1
+
+
+def test_memory_that_is_really_short_is_told_and_the_device_goes_on() -> None:
+    driver = FakeDriver(1, memory=1 << 16)
+    with use_driver(driver):
+        with pytest.raises(
+            fanin.DeviceOutOfMemoryError, match=r"cuMemAlloc\(\d+ bytes\) on cuda:0 failed: CUDA_ERROR_OUT_OF_MEMORY"
+        ) as caught:
+            driver.empty(1 << 16)
+        assert caught.value.code == 2  # type: ignore[attr-defined]
+        assert isinstance(caught.value, MemoryError)
+        s = driver.stream()
+        assert values(driver.array(np.ones(3)), s) == [1] * 3
+
+
+def test_a_sticky_error_loses_one_device_and_not_the_other(driver: FakeDriver) -> None:
+    s, t = driver.stream(0), driver.stream(1)
+    x, y = driver.array(np.ones(4)), driver.array(np.ones(4), 1)
+    with driver.context():
+        driver.fail(0, STICKY, call="StreamSynchronize", sticky=True)
+        with pytest.raises(
+            fanin.DeviceError,
+            match=(
+                r"cuStreamSynchronize on cuda:0 failed: CUDA_ERROR_ILLEGAL_ADDRESS \(700\).*any work that was queued"
+                r" before"
+            ),
+        ):
+            s.synchronize()
+    with pytest.raises(
+        fanin.DeviceError, match=r"cuda:0 is lost since an earlier failure: cuStreamSynchronize .*\(700\)"
+    ):
+        s.record()
+    frees = driver.calls("MemFree")
+    del x
+    gc.collect()
+    assert driver.calls("MemFree") == frees
+    assert values(y, t) == [1] * 4
+    driver.__init__(devices=2)  # type: ignore[misc]
+
+
+def test_a_kernel_that_strays_is_found_by_the_next_wait() -> None:
+    driver = FakeDriver(1)
+    with use_driver(driver):
+        s = driver.stream()
+        x, out = driver.array(np.ones(4)), driver.array(np.ones(4))
+        buf = fanin.InputBuffer(1, stream=s)
+        buf.add(0, x, stream=s)
+        buf.add(0, x, stream=s)
+        driver._lib.cuMemFree_v2.argtypes = [__import__("ctypes").c_uint64]
+        with driver.context():
+            driver.call("cuMemFree_v2", x.address)  # somebody else frees it
+        with pytest.raises(fanin.DeviceError, match="ILLEGAL_ADDRESS"):
+            buf.take(out=[out])
+            s.synchronize()
+
+
+def test_after_a_reset_by_somebody_else_the_device_is_lost_and_nothing_dead_is_freed() -> None:
+    old = FakeDriver(1)
+    with use_driver(old):
+        x, s = old.array(np.ones(4)), old.stream()
+        new = FakeDriver(1)  # every handle of the old machine is invalid from here on
+        with pytest.raises(fanin.DeviceError, match="CUDA_ERROR_INVALID_CONTEXT"):
+            s.record()
+        frees = new.calls("MemFree")
+        del x, s
+        gc.collect()
+        assert new.calls("MemFree") == frees
+
+
+def test_a_forked_child_is_told_and_may_let_go_of_what_it_inherited(driver: FakeDriver) -> None:
+    s = driver.stream()
+    x = driver.array(np.ones(4))
+    calls = driver.calls()
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        words = []
+        for act in (s.synchronize, s.record, lambda: driver.array(np.ones(2)), lambda: fanin.Stream("cuda:0", 1)):
+            try:
+                act()
+                words.append("nothing")
+            except RuntimeError as e:
+                words.append("told" if "forked child" in str(e) else str(e))
+        del x, s
+        gc.collect()
+        words.append(str(driver.calls() - calls))
+        os.write(write, " ".join(words).encode())
+        os._exit(0)
+    os.close(write)
+    said = os.read(read, 4096).decode()
+    assert os.waitpid(child, 0)[1] == 0
+    os.close(read)
+    assert said == "told told told told 0"
+    assert values(x, s) == [1] * 4  # the parent goes on
+
+
+@pytest.mark.parametrize(
+    "ending", ["", "import sys; sys.exit(0)", "import os; os._exit(0)", "import gc; gc.collect(); del buf, x"]
+)
+def test_a_process_may_end_with_work_pending_and_arrays_alive(ending: str) -> None:
+    done = run_python(
+        "import numpy as np, fanin\n"
+        "from fanin.testing import FakeDriver, use_driver\n"
+        "driver = FakeDriver(1)\n"
+        "using = use_driver(driver); using.__enter__()\n"
+        "s, t = driver.stream(), driver.stream()\n"
+        "x = driver.array(np.ones(4)); keep = [x, s]\n"
+        "buf = fanin.InputBuffer(1, stream=t)\n"
+        "driver.launch(s, lambda v: v.fill(2), writes=[x])\n"
+        "buf.add(0, x, stream=s); buf.add(0, x, stream=t)\n" + ending
+    )
+    assert done.returncode == 0 and not done.stderr, done.stderr
+
+
+# What leaving something out does
+
+
+@pytest.mark.parametrize("word", ["S9", "S12.wait", "S18.wait"])
+def test_a_rule_that_is_left_out_shows_as_a_race(word: str) -> None:
+    raced = 0
+    for seed in range(4):
+        driver = FakeDriver(1, seed)
+        with use_driver(driver):
+            p, q, c = (driver.stream() for _ in range(3))
+            driver.leave_out(word)
+            buf = fanin.InputBuffer(1, stream=c)
+            for s in (p, q)[: 1 if word != "S12.wait" else 2]:
+                g = driver.empty(8)
+                driver.launch(s, lambda v: v.fill(1), writes=[g])
+                buf.add(0, g, stream=s)
+            [total] = buf.take()
+            driver.launch(c, lambda v: None, reads=[total])
+            driver.synchronize()
+            raced += driver.races > 0
+    assert raced == 4
+
+
+MUTANTS = {
+    "no wait": "CUDA_NO_WAIT",
+    "no record": "CUDA_NO_RECORD",
+    "no pop": "CUDA_NO_POP",
+    "early free": "CUDA_EARLY_FREE",
+    "no sync": "CUDA_NO_SYNC",
+    "no poison": "CUDA_NO_POISON",
+}
+
+
+def exercise(driver: FakeDriver) -> list[str]:
+    """What a sound backend does; the names of what was not so."""
+    wrong = []
+    p, q, c = (driver.stream() for _ in range(3))
+    buf = fanin.InputBuffer(1, stream=c, budget=0)
+    for k, s in enumerate((p, q, p)):
+        g = driver.empty(8)
+        driver.launch(s, lambda v, k=k: v.fill(2**k), writes=[g])
+        buf.add(0, g, key=k, stream=s)
+        del g
+    [total] = buf.take()
+    seen: list[Any] = []
+    driver.launch(c, lambda v: seen.append(v.copy()), reads=[total])
+    c.synchronize()
+    if not seen:
+        wrong.append("synchronize did not wait")
+    driver.synchronize()
+    if driver.races:
+        wrong.append("race")
+    if seen and seen[0].tolist() != [7] * 8:
+        wrong.append("value")
+    if driver.depth:
+        wrong.append("context")
+    driver.fail(0, STICKY, call="EventCreate", sticky=True)
+    try:
+        fanin.Event("cuda:0")
+    except fanin.DeviceError:
+        pass
+    calls = driver.calls()
+    try:
+        p.record()
+    except fanin.DeviceError:
+        pass
+    if driver.calls() != calls:
+        wrong.append("called after a sticky error")
+    return wrong
+
+
+@pytest.mark.skipif(not hasattr(_core, "_test_fault"), reason="faults are planted in test builds alone: FANIN_DEV=1")
+@pytest.mark.parametrize("name", [None, *MUTANTS])
+def test_a_planted_fault_of_the_backend_is_found(name: str | None) -> None:
+    with use_driver(FakeDriver(1)) as driver:
+        assert driver
+        _core._test_fault(name and MUTANTS[name])
+        try:
+            wrong = exercise(driver)
+        finally:
+            _core._test_fault(None)
+    print(name, wrong)
+    assert bool(wrong) == (name is not None)
+
+
+# The kernels' text
+
+
+def test_the_ptx_belongs_to_the_kernels_source() -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "csrc/device/kernels/build.py"), "--check"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "belongs to the sources" in done.stdout
+
+
+def test_no_float_operation_of_the_ptx_is_contracted_flushed_or_rounded_otherwise() -> None:
+    text = (ROOT / "csrc/device/kernels/ptx.c").read_text()
+    used = set(re.findall(r"\b((?:add|sub|mul|fma|mad|div)\.[a-z.]*f(?:32|64))\b", text))
+    assert used == {f"{op}.rn.f{n}" for op in ("add", "sub", "mul") for n in (32, 64)}
+    assert ".ftz" not in text and "atom." not in text and "red." not in text.replace("shared.", "")
+
+
+@pytest.mark.slow
+def test_nvcc_takes_the_kernels_and_ptxas_the_ptx_for_every_architecture() -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "csrc/device/kernels/build.py"), "--again"], capture_output=True, text=True
+    )
+    if done.returncode == 2:
+        pytest.skip(done.stdout.strip())
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+#: An nvcc that says what it is asked, notes that it was, and compiles nothing.
+NVCC = """#!/bin/sh
+echo "$@" >> "$0.log"
+case "$*" in
+--version) echo "Cuda compilation tools, release 99.1, V99.1.0" ;;
+--list-gpu-code) echo sm_50 sm_75 sm_90 sm_999 ;;
+--help) echo "--threads" ;;
+*) while [ "$1" != -o ]; do shift; done; printf 'PFU\\272 and what comes after' > "$2" ;;
+esac
+"""
+
+
+@pytest.fixture
+def build(tmp_path: Path) -> Any:
+    """build.py on a copy of the sources, told where nvcc is or that there is none."""
+    for name in (
+        "device/kernels/kernels.cu",
+        "device/kernels/args.h",
+        "device/kernels/ptx.c",
+        "device/kernels/build.py",
+        "array/low.h",
+        "array/modulus.h",
+        "array/told.h",
+        "array/dtype.h",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes((ROOT / "csrc" / name).read_bytes())
+
+    def run(*words: str, nvcc: Path | None) -> Any:
+        env = {
+            **os.environ,
+            "NVCC": str(nvcc or ""),
+            "CUDA_HOME": str(tmp_path),
+            "PATH": "/usr/bin:/bin",
+            "PYTHONPATH": "",
+        }
+        script = str(tmp_path / "device/kernels/build.py")
+        return subprocess.run([sys.executable, "-S", script, *words], capture_output=True, text=True, env=env)
+
+    return run
+
+
+def test_a_kernel_that_was_changed_makes_the_ptx_stale(build: Any, tmp_path: Path) -> None:
+    assert build("--check", nvcc=None).returncode == 0
+    with (tmp_path / "device/kernels/args.h").open("a") as f:
+        f.write("/* */")
+    done = build("--check", nvcc=None)
+    assert done.returncode == 1 and "stale" in done.stdout
+
+
+def test_machine_code_is_made_for_the_architectures_that_nvcc_knows_and_once(build: Any, tmp_path: Path) -> None:
+    nvcc, out = tmp_path / "nvcc", tmp_path / "made/fatbin.h"
+    nvcc.write_text(NVCC)
+    nvcc.chmod(0o755)
+    first = build("--fatbin", str(out), nvcc=nvcc)
+    assert first.returncode == 0, first.stderr
+    text = out.read_text()
+    assert f"{{\n    {', '.join(map(str, b'PFU' + bytes([0o272]) + b' and what comes after'))}}}" in text
+    assert 'fan_kernels_made[] = "sm_75, sm_90 and PTX for compute_90, by nvcc 99.1"' in text
+    called = (tmp_path / "nvcc.log").read_text()
+    assert "-fmad=false" in called and "sm_80" not in called and "--compress-mode" not in called
+    assert called.count("-fatbin") == 1
+    assert build("--fatbin", str(out), nvcc=nvcc).returncode == 0
+    assert (tmp_path / "nvcc.log").read_text().count("-fatbin") == 1  # it was there
+    with (tmp_path / "device/kernels/args.h").open("a") as f:
+        f.write("/* */")
+    assert build("--fatbin", str(out), nvcc=nvcc).returncode == 0
+    assert (tmp_path / "nvcc.log").read_text().count("-fatbin") == 2
+
+
+def test_without_nvcc_no_machine_code_is_made_and_it_is_said(build: Any, tmp_path: Path) -> None:
+    done = build("--fatbin", str(tmp_path / "fatbin.h"), nvcc=None)
+    assert (done.returncode, done.stdout) == (2, "no nvcc: the kernels go in as PTX\n")
+    assert not (tmp_path / "fatbin.h").exists()
+
+
+def test_machine_code_that_the_driver_cannot_use_gives_way_to_the_ptx(driver: FakeDriver) -> None:
+    driver.fail(0, 209, call="ModuleLoadData")
+    if not _core.kernels_made():
+        with pytest.raises(fanin.DeviceError, match="209") as e:
+            driver.array(np.ones(3))
+        assert e.value.code == 209
+        return
+    x = driver.array(np.ones(3))
+    assert driver.calls("ModuleLoadData") == 2
+    assert fanin.add_n([x, x]).numpy().tolist() == [2, 2, 2]
+
+
+def test_a_driver_that_cannot_load_the_kernels_for_another_reason_is_asked_once(driver: FakeDriver) -> None:
+    driver.fail(0, 999, call="ModuleLoadData")
+    with pytest.raises(fanin.DeviceError, match=r"cuModuleLoadData.*999"):
+        driver.array(np.ones(3))
+    assert driver.calls("ModuleLoadData") == 1
+
+
+def test_the_kernels_that_were_built_in_are_named() -> None:
+    found = fanin.info()["kernels"]
+    if _core.kernels_made():
+        assert found["machine_code"][0].startswith("sm_") and found["ptx"].startswith("compute_") and found["nvcc"]
+    else:
+        assert found == {"machine_code": [], "ptx": "compute_75", "nvcc": None}
+    assert (_core.kernels_made() or "PTX for compute_75 (built without nvcc)") in str(fanin.info())
+
+
+def test_the_built_library_has_the_ptx_of_the_tree() -> None:
+    assert _core.kernels_hash() in (ROOT / "csrc/device/kernels/ptx.c").read_text()[:400]

@@ -1,0 +1,521 @@
+"""explore sees every call: its reduction loses no outcome of random scenarios, and no call of a spawned thread goes
+without a turn.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fanin
+from fanin import _core
+from fanin.sim import DeadlockError, Machine, StuckError, explore
+from kit.explored import differs, draw
+from kit.support import CSRC
+
+pytestmark = pytest.mark.core
+
+HOST = ("small", "declared", "mixed", "strided", "object", "large")
+ALL = (*HOST, "sim")
+
+
+def check_law(seeds: range, kinds: tuple[str, ...], limit: int) -> dict[str, int]:
+    """How many scenarios were whole, and how many had more than one outcome."""
+    seen = {"ended": 0, "whole": 0, "several": 0, "one": 0}
+    for seed in seeds:
+        program, options = draw(seed, kinds)
+        words, reduced, whole = differs(program, options, limit)
+        assert not words, f"seed {seed} of {kinds}: {options} {program}: {words}"
+        seen["ended"] += reduced.complete
+        seen["whole"] += whole.complete
+        seen["several" if len(reduced.results) > 1 else "one"] += 1
+    return seen
+
+
+def test_the_reduction_loses_no_outcome_of_random_scenarios() -> None:
+    """A small sample; the slow run takes hundreds."""
+    seen = check_law(range(21), ALL, 40)
+    assert seen["ended"] >= 14 and seen["several"] >= 5 and seen["one"] >= 5 and seen["whole"] >= 2, seen
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ALL)
+def test_the_reduction_loses_no_outcome_of_many_random_scenarios(kind: str) -> None:
+    seen = check_law(range(1000, 1060), (kind,), 400)
+    assert seen["several"] >= 10 and seen["one"] >= 5, seen
+
+
+#: The kinds of footprints, as csrc/device/sim.c numbers them, and one of no turns at all.
+KINDS = re.findall(r"\bOF_\w+", (CSRC / "device" / "sim.c").read_text().partition("enum {")[2].partition("}")[0])
+FAULTS = {"no turns": "NO_TURNS"} | {kind: kind.replace("OF_", "NO_FOOTPRINT_") for kind in KINDS}
+faults_are_planted = pytest.mark.skipif(
+    not hasattr(_core, "_test_fault"), reason="faults are planted in test builds alone: FANIN_DEV=1"
+)
+
+
+@contextlib.contextmanager
+def planted(name: str) -> Iterator[None]:
+    _core._test_fault(FAULTS[name])
+    try:
+        yield
+    finally:
+        _core._test_fault(None)
+
+
+@faults_are_planted
+@pytest.mark.parametrize("name", ["no turns", "OF_MUTEX"])
+def test_the_law_finds_calls_that_make_no_turn_or_touch_nothing(name: str) -> None:
+    with planted(name), pytest.raises(AssertionError, match="missed"):
+        check_law(range(60), ("small",), 40)
+
+
+# No method is forgotten
+
+#: What reads nothing that another call could change, or what only the machinery of threads calls.
+STILL = {
+    _core.InputBuffer: {"name", "budget", "target"},  # what target gives is entered and left by turns
+    _core.Stream: {"device", "handle"},
+    _core.Event: {"device"},
+    _core.Array: {
+        *(
+            "shape",
+            "strides",
+            "dtype",
+            "device",
+            "ndim",
+            "size",
+            "itemsize",
+            "nbytes",
+            "T",
+            "address",
+            "transpose",
+            "reshape",
+            "broadcast_to",
+        ),
+    },
+    _core.Target: set(),
+    Machine: {"devices", "seed", "join", "abandoned"},
+    fanin.sim.Thread: set(),
+}
+
+
+def public(kind: type) -> set[str]:
+    own = {name for base in kind.__mro__ if base is not object for name in vars(base) if not name.startswith("_")}
+    return own | ({"__enter__", "__exit__"} if kind is _core.Target else set())
+
+
+class World:
+    """One of everything, on a machine whose thread makes one call."""
+
+    def __init__(self, m: Machine) -> None:
+        self.m = m
+        self.buf = fanin.InputBuffer([np.zeros(2, np.float32)], stats=True)
+        self.s, self.t = m.stream(), m.stream()
+        self.e = self.s.record()
+        self.x = m.array(np.zeros(2))
+        self.captured = m.stream()
+        m.begin_capture(self.captured)
+        m.launch(self.captured, lambda v: None, reads=[self.x])
+        self.graph = m.end_capture(self.captured)
+        self.target = self.buf.target(0)
+        self.thread = m.spawn(lambda: 1)
+
+    def calls(self) -> dict[tuple[type, str], Callable[[], Any]]:
+        buf, m, one = self.buf, self.m, np.zeros(2, np.float32)
+        begin = functools.partial(m.begin_capture, self.t)
+        return {
+            (_core.InputBuffer, "add"): lambda: buf.add(0, one),
+            (_core.InputBuffer, "add_many"): lambda: buf.add_many([0], [one]),
+            (_core.InputBuffer, "expect"): lambda: buf.expect(0, 1),
+            (_core.InputBuffer, "ready"): lambda: buf.ready(0),
+            (_core.InputBuffer, "take"): buf.take,
+            (_core.InputBuffer, "stats"): lambda: buf.stats(0),
+            (_core.InputBuffer, "clear"): buf.clear,
+            (_core.InputBuffer, "explain"): lambda: buf.explain(0),
+            (_core.InputBuffer, "counters"): lambda: buf.counters,
+            (_core.Stream, "wait"): lambda: self.s.wait(self.e),
+            (_core.Stream, "record"): self.s.record,
+            (_core.Stream, "synchronize"): self.s.synchronize,
+            (_core.Event, "record"): lambda: self.e.record(self.s),
+            (_core.Event, "query"): self.e.query,
+            (_core.Event, "synchronize"): self.e.synchronize,
+            (_core.Event, "stream"): lambda: self.e.stream,
+            (_core.Array, "numpy"): self.x.numpy,
+            (_core.Array, "used_on"): lambda: self.x.used_on(self.s),
+            (_core.Array, "users"): lambda: self.x.users,
+            (_core.Target, "__enter__"): self.target.__enter__,
+            (_core.Target, "__exit__"): lambda: self.target.__exit__(None, None, None),
+            (Machine, "stream"): m.stream,
+            (Machine, "event"): m.event,
+            (Machine, "array"): lambda: m.array(one),
+            (Machine, "empty"): lambda: m.empty(2),
+            (Machine, "launch"): lambda: m.launch(self.s, lambda: None),
+            (Machine, "synchronize"): m.synchronize,
+            (Machine, "step"): m.step,
+            (Machine, "begin_capture"): begin,
+            (Machine, "end_capture"): lambda: m.end_capture(self.t),
+            (Machine, "launch_graph"): lambda: m.launch_graph(self.graph, self.s),
+            (Machine, "leave_out"): m.leave_out,
+            (Machine, "clock"): m.clock,
+            (Machine, "spawn"): lambda: m.spawn(lambda: None),
+            (Machine, "races"): lambda: m.races,
+            (Machine, "host_us"): lambda: m.host_us,
+            (Machine, "device_us"): lambda: m.device_us,
+            (Machine, "host_schedule"): lambda: m.host_schedule,
+            (Machine, "streams"): lambda: m.streams,
+            (fanin.sim.Thread, "result"): lambda: self.thread.result,
+            (type(None), "add_n"): lambda: fanin.add_n([one, one]),
+            (type(None), "counters"): fanin.counters,
+            (type(None), "buf[0]"): lambda: buf[0],
+            (type(None), "repr(buf)"): lambda: repr(buf),
+            (type(None), "repr(event)"): lambda: repr(self.e),
+        }
+
+
+def turns_of(key: tuple[type, str] | None) -> int:
+    """How often the thread that makes the call was chosen."""
+    turns = []
+    with Machine() as m:
+        world = World(m)
+
+        def caller() -> None:
+            before = m._steps
+            if key is not None:
+                try:
+                    world.calls()[key]()
+                except (RuntimeError, ValueError):
+                    pass  # a call that is refused is a turn, too
+            turns.append(m._steps - before)
+            if key == (Machine, "begin_capture"):
+                m.end_capture(world.t)
+
+        m.spawn(caller)
+        m.join()
+    return turns[0]
+
+
+def test_every_public_method_is_a_turn_or_reads_what_never_changes() -> None:
+    with Machine() as m:
+        called = set(World(m).calls())
+        m.join()
+    for kind, still in STILL.items():
+        names = public(kind)
+        assert still <= names, f"{kind.__name__} has no {sorted(still - names)}"
+        forgotten = names - still - {name for other, name in called if other is kind}
+        assert not forgotten, (
+            f"{kind.__name__}.{sorted(forgotten)}: give it a turn (csrc/py/turn.h), or say in STILL why it needs none"
+        )
+    base = turns_of(None)
+    for key in called:
+        assert turns_of(key) > base, f"{key[0].__name__}.{key[1]} makes no turn"
+
+
+# Queries are choices
+
+
+def test_both_answers_of_a_query_are_tried() -> None:
+    def asked(m: Machine) -> Any:
+        s, other, x = m.stream(), m.stream(), m.array(np.zeros(1))
+        m.launch(s, lambda v: v.fill(1), writes=[x], name="write")
+        e = s.record()
+        if not e.query():
+            m.launch(other, lambda v: None, reads=[x], name="read")
+
+    report = explore(asked)
+    assert report.complete and report.runs == 2 and report.races == 1, report
+    assert report.schedule == "N"
+    with pytest.raises(fanin.RaceError):
+        report.replay()
+    report.replay("Y")
+
+
+@pytest.mark.parametrize("reduce", [True, False])
+def test_answers_in_host_threads_are_part_of_the_order(reduce: bool) -> None:
+    def asked(m: Machine) -> Any:
+        s = m.stream()
+        m.launch(s, lambda v: None, writes=[m.empty(1)])
+        e = s.record()
+        told = [m.spawn(e.query) for _ in range(2)]
+        m.join()
+        return tuple(t.result for t in told)
+
+    report = explore(asked, reduce=reduce)
+    assert report.complete and set(report.results) == {(a, b) for a in (True, False) for b in (True, False)}, report
+
+
+def test_what_the_caller_has_waited_for_is_no_choice() -> None:
+    def asked(m: Machine) -> Any:
+        s = m.stream()
+        m.launch(s, lambda v: None, writes=[m.empty(1)])
+        e = s.record()
+        s.synchronize()
+        return e.query()
+
+    report = explore(asked)
+    assert report.runs == 1 and report.results == (True,)
+
+
+def test_who_asks_an_event_again_and_again_comes_to_an_end() -> None:
+    def asked(m: Machine) -> int:
+        s, n = m.stream(), 0
+        for _ in range(4):
+            m.launch(s, lambda v: None, writes=[m.empty(1)])
+        e = s.record()
+        while not e.query():
+            n += 1
+        return n
+
+    assert set(explore(asked).results) == {0, 1, 2, 3}
+    with Machine() as m:
+        assert asked(m) == 4  # one piece of work for each time
+
+
+# Busy waits, and waits that the machine does not know
+
+
+def polling(m: Machine, adds: int) -> Any:
+    buf = fanin.InputBuffer(1)
+    buf.expect(0, 2)
+
+    def poll() -> Any:
+        while not buf.ready(0):
+            pass
+        return buf.take()
+
+    taker = m.spawn(poll, name="taker")
+    for _ in range(adds):
+        m.spawn(buf.add, 0, np.ones(2))
+    m.join()
+    return taker.result
+
+
+def test_a_busy_wait_ends() -> None:
+    report = explore(functools.partial(polling, adds=2))
+    assert report.ok and report.complete, report
+
+
+def test_a_busy_wait_for_what_never_comes_is_a_deadlock() -> None:
+    report = explore(functools.partial(polling, adds=1))
+    assert report.complete and report.deadlocks == report.runs, report
+    assert isinstance(report.error, DeadlockError) and "host thread 0 asks again and again" in str(report.error)
+    with pytest.raises(DeadlockError), Machine() as m:
+        polling(m, 1)
+
+
+def test_a_scenario_without_an_end_is_told_of() -> None:
+    def endless(m: Machine) -> None:
+        buf = fanin.InputBuffer(1)
+
+        def look() -> None:
+            while buf.counters.adds == 0:
+                pass
+
+        m.spawn(look)
+        m.join()
+
+    report = explore(endless, steps=300)
+    assert report.deadlocks == report.runs == 1, report
+    assert "no end after 300 steps (of the last 300, host thread 0 took 300)" in str(report.error)
+
+
+def test_a_thread_that_waits_for_a_foreign_lock_is_told_of_with_the_stacks() -> None:
+    def locked(m: Machine) -> None:
+        lock, buf = threading.Lock(), fanin.InputBuffer(1)
+
+        def hold_and_add() -> None:
+            with lock:
+                buf.add(0, np.ones(2))
+
+        for name in "ab":
+            m.spawn(hold_and_add, name=name)
+        m.join()
+
+    report = explore(locked, stuck_after=0.3)
+    assert report.deadlocks == 1 and not report.complete, report
+    assert isinstance(report.error, StuckError)
+    text = str(report.error)
+    assert "has not come back for 0.3 s" in text and "threading.Lock" in text
+    assert "host thread 'a':" in text and "with lock:" in text and "buf.add(0" in text
+
+
+# Footprints: for each kind a scenario whose outcomes are fewer where they are left out
+
+
+def pair(m: Machine, one: Callable[[], Any], two: Callable[[], Any]) -> tuple[Any, Any]:
+    threads = [m.spawn(call) for call in (one, two)]
+    m.join()
+    return threads[0].result, threads[1].result
+
+
+def streams(m: Machine) -> Any:
+    s, ran = m.stream(), list[int]()
+    pair(m, lambda: m.launch(s, lambda: ran.append(0)), lambda: m.launch(s, lambda: ran.append(1)))
+    m.synchronize()
+    return ran
+
+
+def events(m: Machine) -> Any:
+    s, e = m.stream(), m.event()
+    return pair(m, lambda: e.record(s), lambda: e.stream is None)
+
+
+def blocks(m: Machine) -> Any:
+    x, t = m.empty(1), m.stream()
+    return pair(m, lambda: x.used_on(t), lambda: len(x.users))
+
+
+def slots(m: Machine) -> Any:
+    buf = fanin.InputBuffer(1)
+    return pair(m, lambda: buf.add(0, np.ones(2)), lambda: buf[0] is None)
+
+
+def progress(m: Machine) -> Any:
+    m.launch(m.stream(), lambda: None)
+    return pair(m, m.step, m.step)
+
+
+def faults(m: Machine) -> Any:
+    s, t = m.stream(), m.stream()
+
+    def record(stream: Any) -> bool:
+        try:
+            stream.record()
+        except fanin.DeviceError:
+            return False
+        return True
+
+    m._fail_at(0)
+    return pair(m, lambda: record(s), lambda: record(t))
+
+
+def queued(m: Machine) -> Any:
+    s = m.stream()
+    return pair(m, lambda: m.launch(s, lambda: None), m.step)
+
+
+def captures(m: Machine) -> Any:
+    s, ran = m.stream(), list[int]()
+
+    def capture() -> None:
+        m.begin_capture(s)
+        m.end_capture(s)
+
+    pair(m, capture, lambda: m.launch(s, lambda: ran.append(1)))
+    m.synchronize()
+    return len(ran)
+
+
+def short_memory(m: Machine) -> Any:
+    kept = list[Any]()
+
+    def take() -> bool:
+        try:
+            kept.append(m.empty(40_000, "uint8"))
+        except fanin.DeviceOutOfMemoryError:
+            return False
+        return True
+
+    return pair(m, take, take)
+
+
+def clocks(m: Machine) -> Any:
+    s = m.stream()
+    return pair(m, lambda: m.launch(s, lambda: None), lambda: m.clock().device_us > 0)
+
+
+def ends(m: Machine) -> Any:
+    one = m.spawn(lambda: 1)
+
+    def ask() -> int:
+        try:
+            return one.result
+        except RuntimeError:
+            return 0
+
+    two = m.spawn(ask)
+    m.join()
+    return two.result
+
+
+def actors(m: Machine) -> Any:
+    return pair(m, lambda: m.spawn(lambda: None).name, lambda: m.spawn(lambda: None).name)
+
+
+def budgets(m: Machine) -> Any:
+    buf = fanin.InputBuffer(2, budget=40)
+    buf.add(0, np.ones(2))
+    pair(m, lambda: buf.add(0, np.ones(2)), lambda: buf.add(1, np.ones(2)))
+    return buf.counters.folds
+
+
+def counters(m: Machine) -> Any:
+    buf, before = fanin.InputBuffer(1), fanin.counters().adds
+    return pair(m, lambda: buf.add(0, np.ones(2)), lambda: fanin.counters().adds - before)
+
+
+def host_memory(m: Machine) -> Any:
+    buf, out = fanin.InputBuffer(1), np.zeros(2)
+    buf.add(0, np.ones(2))
+    return pair(m, lambda: buf.take(out=[out]) and None, lambda: fanin.add_n([out, out]))[1]
+
+
+SCENES = {
+    "OF_STREAM": streams,
+    "OF_EVENT": events,
+    "OF_BLOCK": blocks,
+    "OF_MUTEX": slots,
+    "OF_PROGRESS": progress,
+    "OF_FAULTS": faults,
+    "OF_QUEUED": queued,
+    "OF_CAPTURES": captures,
+    "OF_MEMORY": short_memory,
+    "OF_CALLS": clocks,
+    "OF_THREAD": ends,
+    "OF_ACTORS": actors,
+    "OF_BUDGET": budgets,
+    "OF_COUNTERS": counters,
+    "OF_HOST": host_memory,
+}
+
+
+def results_of(scene: Callable[[Machine], Any], reduce: bool) -> set[Any]:
+    make = functools.partial(Machine, memory=65_536) if scene is short_memory else Machine
+    report = explore(scene, reduce=reduce, limit=5000, machine=make)
+    assert report.complete and not report.errors, report
+    return {repr(r) for r in report.results}
+
+
+def test_every_kind_of_footprint_has_a_scene() -> None:
+    elsewhere = ["OF_KNOWN"]  # what a release knows of other threads: only races tell (test_host_order.py)
+    assert [*SCENES, *elsewhere] == KINDS
+
+
+@pytest.mark.parametrize("kind", SCENES)
+def test_a_reduced_search_sees_what_a_whole_one_sees_of_each_kind(kind: str) -> None:
+    reduced, whole = results_of(SCENES[kind], True), results_of(SCENES[kind], False)
+    assert reduced == whole and len(whole) == 2, (reduced, whole)
+
+
+@faults_are_planted
+@pytest.mark.parametrize("kind", SCENES)
+def test_without_its_footprint_an_outcome_of_each_kind_is_missed(kind: str) -> None:
+    with planted(kind):
+        assert len(results_of(SCENES[kind], True)) == 1
+
+
+def test_a_thread_that_uses_another_machine_is_seen() -> None:
+    def scenario(m: Machine) -> Any:
+        other = Machine(devices=1)
+        far = other.stream()
+        result = pair(m, lambda: other.launch(far, lambda: None), other.step)
+        other.synchronize()
+        return result
+
+    assert results_of(scenario, True) == results_of(scenario, False) == {"(None, False)", "(None, True)"}

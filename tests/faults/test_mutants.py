@@ -1,0 +1,144 @@
+"""Every planted fault of the buffer is found by the proof program, or docs/proof.md says why it changes nothing.
+
+The list is read from the sources: the plan bits of csrc/buffer/sync.h and the buffer's faults of csrc/base/fault.h.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+import fanin
+from fanin.sim import Machine
+from kit.proof_program import Line, results, side_by_side
+from kit.support import CSRC, ROOT, compiler
+
+pytestmark = [pytest.mark.skipif(not compiler(), reason="no C compiler: set CC")]
+
+PAGE = ROOT / "docs" / "proof.md"
+
+#: What whoever drives the buffer owes it: faults of the proof's own driver.
+DRIVER = [f"driver:{word}" for word in ("count", "import-wait", "alias-wait", "alias-mark", "sync", "elide", "donate")]
+
+#: Those that survive alone, each with another that guards the same edge.
+SURVIVORS = {
+    "S9.mark": "S13.mark",
+    "S22.mark": "S19.mark",
+    "fault:NO_RECORD_BEHIND_SUM": "S18.record",
+    "fault:WRITE_WITHOUT_WAIT": "driver:donate",
+    "driver:donate": "fault:WRITE_WITHOUT_WAIT",
+}
+
+
+def plan_words(text: str) -> list[str]:
+    """The plan bits of a header's X-list."""
+    return re.findall(r"X\(S\d+_[A-Z]+, \"(S\d+\.\w+)\"\)", text)
+
+
+def faults_of(text: str) -> dict[str, str]:
+    """The faults of the buffer, as the program names them, with what each breaks, from base/fault.h."""
+    listed = re.search(r"define FAN_BUFFER_FAULTS\(X\)(.*?)\n#define", text, re.DOTALL)
+    assert listed
+    return {f"fault:{name}": said for name, said in re.findall(r"X\((\w+), \"(.*?)\"\)", listed[1])}
+
+
+def planted_in(text: str) -> set[str]:
+    """The faults that a source has room for."""
+    return {f"fault:{name}" for name in re.findall(r"FAN_FAULT\((\w+)\)", text)}
+
+
+PLAN = plan_words((CSRC / "buffer" / "sync.h").read_text())
+FAULTS = faults_of((CSRC / "base" / "fault.h").read_text())
+
+
+def kills(lines: list[Line]) -> dict[str, Line]:
+    return {line.words[0]: line for line in lines if line.kind == "kill"}
+
+
+def told(page: str, name: str) -> bool:
+    """Whether a table of the page has a row for the fault."""
+    return re.search(rf"^\| `{re.escape(name)}` \|", page, re.MULTILINE) is not None
+
+
+def test_the_list_is_read_from_the_sources() -> None:
+    assert len(PLAN) == len(set(PLAN)) >= 21
+    assert {"S9.record", "S13.mark", "S22.wait"} <= set(PLAN)
+    assert len(FAULTS) >= 24
+    assert set(FAULTS) <= set().union(*(planted_in(p.read_text()) for p in (CSRC / "buffer").glob("*.[ch]")))
+    assert plan_words('X(S9_MARK, "S9.mark") \\\n X(S12_WAIT, "S12.wait")') == ["S9.mark", "S12.wait"]
+    assert planted_in("if (FAN_FAULT(SLOT_KEPT) || !FAN_FAULT(WRITE_SHARED))") == {
+        "fault:SLOT_KEPT",
+        "fault:WRITE_SHARED",
+    }
+    assert faults_of('#define FAN_BUFFER_FAULTS(X) X(A_B, "what")\n#define') == {"fault:A_B": "what"}
+
+
+@pytest.mark.parametrize("name", [*PLAN, *FAULTS, *DRIVER])
+def test_the_page_tells_every_planted_fault(name: str) -> None:
+    assert told(PAGE.read_text(), name), f"docs/proof.md has no row for {name}"
+    assert name not in FAULTS or f"| `{name}` | {FAULTS[name]} |" in PAGE.read_text(), "base/fault.h says it otherwise"
+
+
+def test_every_fault_has_a_place_where_it_is_planted() -> None:
+    text = (CSRC / "base" / "fault.h").read_text()
+    listed = {f"fault:{name}" for name in re.findall(r"X\((\w+), \"", text)}
+    planted = set().union(*(planted_in(p.read_text()) for p in CSRC.glob("**/*.[ch]") if p.name != "fault.h"))
+    footprints = {name for name in listed if name.startswith("fault:NO_FOOTPRINT_")}  # planted by their number
+    assert planted == listed - footprints and len(footprints) >= 15
+
+
+def test_every_planted_fault_is_killed() -> None:
+    faults = [name for name in (*PLAN, *FAULTS, *DRIVER) if name not in SURVIVORS]
+    found = kills(side_by_side([("kill", *faults[i::2]) for i in (0, 1)]))
+    assert set(found) == set(faults)
+    for name, line in found.items():
+        assert line["failing"] > 0, f"{name} survives"
+        assert line["failing"] <= line["of"] or "verdict=crashed" in line.words
+
+
+def test_what_survives_alone_is_killed_with_its_partner() -> None:
+    names = list(dict.fromkeys(n for s, p in SURVIVORS.items() for n in (s, p, f"{s}+{p}")))
+    found = kills(side_by_side([("kill", "shallow", *names[i::2]) for i in (0, 1)]))
+    for survivor, partner in SURVIVORS.items():
+        assert found[survivor]["failing"] == 0, f"{survivor} is killed: docs/proof.md says that it survives"
+        both, alone = found[f"{survivor}+{partner}"]["failing"], found[partner]["failing"]
+        assert both > alone, f"{survivor} guards nothing that {partner} does not guard"
+
+
+@pytest.mark.slow
+def test_what_survives_alone_survives_the_larger_sizes() -> None:
+    found = kills(side_by_side([("kill", "deep", name) for name in SURVIVORS], timeout=3600))
+    assert set(found) == set(SURVIVORS)
+    for name, line in found.items():
+        assert line["failing"] == 0, name
+
+
+@pytest.mark.parametrize("survivor", SURVIVORS)
+def test_what_survives_alone_has_its_argument_on_the_page(survivor: str) -> None:
+    section = PAGE.read_text().partition("## What survives")[2].partition("\n## ")[0]
+    assert re.search(rf"^- \*\*`{re.escape(survivor)}`", section, re.MULTILINE), (
+        f"docs/proof.md gives no argument for {survivor}"
+    )
+
+
+def test_the_mark_of_out_alone_is_found_by_a_slot_of_zeros() -> None:
+    """S22.mark, which the proof's driver cannot find alone: it has no symbolic zeros."""
+
+    def taken(*left_out: str) -> None:
+        with Machine(1) as m:
+            m.leave_out(*left_out)
+            buf, out = fanin.InputBuffer(1), m.empty(4)
+            for _ in range(2):
+                buf.add(0, fanin.Zero((4,), "float64"))
+            buf.take(out=[out])
+            del out  # nobody has waited for what fills it
+
+    taken()
+    with pytest.raises(fanin.RaceError, match=r"memory is given back .* while 'fill' .* writes it"):
+        taken("S22.mark")
+
+
+def test_the_hunter_finds_nothing_where_nothing_is_planted() -> None:
+    (line,) = kills(results("kill", "shallow", "none")).values()
+    assert line["failing"] == 0 and line["of"] == 8_872

@@ -1,0 +1,63 @@
+"""The mutation script: what it draws, what it tells apart; and, with `-m slow`, that it kills what must die."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kit import mutate
+from kit.support import ROOT, compiler
+
+
+def test_a_line_has_the_mutants_that_one_would_think_of() -> None:
+    made = {x.strip() for x in mutate.variants("    if (a < b && n != 3)  /* a < b */")}
+    assert made >= {
+        "if (a <= b && n != 3)  /* a < b */",
+        "if (a < b || n != 3)  /* a < b */",
+        "if (a < b && n == 3)  /* a < b */",
+        "if (a < b && n != 4)  /* a < b */",
+    }
+    assert "if (!(a < b && n != 3))" in made and not any("a <= b */" in x for x in made), "comments are let be"
+    assert ";" in {x.strip() for x in mutate.variants("    fan_free(x);")}
+    assert "fold(b, a);" in {x.strip() for x in mutate.variants("    fold(a, b);")}
+    assert not list(mutate.variants("    return status;"))
+
+
+def test_the_seed_draws_the_same_mutants_and_every_one_is_there() -> None:
+    some = mutate.drawn(7, 60)
+    assert some == mutate.drawn(7, 60) != mutate.drawn(8, 60)
+    assert len({(m.file, m.line) for m in some}) == 60 and len({m.file.split("/")[1] for m in some}) >= 4
+    for m in some:
+        assert (ROOT / m.file).read_text().splitlines()[m.line - 1] == m.old != m.new
+
+
+@pytest.mark.skipif(not compiler(), reason="no C compiler: set CC")
+def test_what_changes_no_object_code_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "csrc" / "base").mkdir(parents=True)
+    file = "csrc/base/one.c"
+    lines = ["int one(int a);", "int one(int a)", "{", "    int b = a + 0;", "    return b;", "}"]
+    (tmp_path / file).write_text("\n".join(lines) + "\n")
+    before = mutate.object_code(tmp_path, file)
+    for new, same in (("    int b = a - 0;", True), ("    int b = a + 1;", False), ("    int b = a +;", None)):
+        mutate.plant(tmp_path, mutate.Mutant(file, 4, lines[3], new))
+        after = mutate.object_code(tmp_path, file)
+        assert (after is None) if same is None else (after == before) == same
+        (tmp_path / file).write_text("\n".join(lines) + "\n")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not compiler(), reason="no C compiler: set CC")
+def test_a_sum_that_subtracts_dies_and_a_mutant_that_does_nothing_is_told_apart(tmp_path: Path) -> None:
+    tree = mutate.copy_of(ROOT, tmp_path)
+    assert mutate.built(tree)
+    m = next(
+        m
+        for m in mutate.candidates(tree)
+        if m.file == "csrc/buffer/plain.c" and m.new.strip() == ";" and "one->" in m.old
+    )
+    assert mutate.judge(tree, m, ["tests/buffer/test_out.py"], 300) not in (
+        "survives",
+        "changes nothing",
+        "does not compile",
+    ), m

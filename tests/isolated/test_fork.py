@@ -1,0 +1,180 @@
+"""A forked child: what was made before the fork may be used there, unless another thread was in it; then the child is
+told so, and does not wait for ever.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from kit.support import run_python
+
+pytestmark = [pytest.mark.core, pytest.mark.skipif(not sys.platform.startswith("linux"), reason="fork")]
+
+HEAD = """
+import faulthandler, gc, os, signal, sys, threading, warnings
+import numpy as np
+import fanin
+
+faulthandler.dump_traceback_later(30, exit=True)  # where it hangs, should it
+warnings.simplefilter("ignore", DeprecationWarning)  # Python's own on a fork with threads
+inside, go = threading.Event(), threading.Event()
+
+def child(f):
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(20)  # ends it where it hangs: faulthandler's own thread is not there any more
+        status = 1
+        try:
+            f()
+            status = 0
+        except BaseException:
+            import traceback
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+def refused(buf):
+    calls = {
+        "add": lambda: buf.add(1, 1.5),
+        "strided": lambda: buf.add(1, np.ones(4)[::2]),
+        "add_many": lambda: buf.add_many([1, 1], [1.5, 2.5]),
+        "take": buf.take, "snapshot": lambda: buf[0],
+        "ready": lambda: buf.ready(0), "explain": lambda: buf.explain(0),
+        "expect": lambda: buf.expect(0, 3), "out": lambda: buf.take(out=[None] * len(buf)),
+    }
+    for name, call in calls.items():
+        try:
+            call()
+        except RuntimeError as e:
+            assert "another thread was in this buffer when the process was forked" in str(e), (name, e)
+            assert str(e).startswith("grads: "), (name, e)
+        else:
+            raise AssertionError(name + " was not refused")
+
+def usable(buf):
+    for _ in range(2):
+        buf.add(0, np.ones(2)); buf.add(0, np.ones(2)); buf.add(1, 1.5); buf.add(1, 2.5)
+        two, four = buf.take()
+        assert two.tolist() == [2, 2] and four == 4, (two, four)
+"""
+
+
+@pytest.mark.parametrize("where", ["combine", "take", "add_many"])
+def test_a_child_of_a_fork_while_another_thread_was_in_the_buffer_is_told_so(where: str) -> None:
+    code = (
+        HEAD
+        + f"where = {where!r}\n"
+        + """
+def combine(old, new):
+    inside.set()
+    assert go.wait(20)
+    return old + new
+
+slots = [fanin.Slot(combine=combine), fanin.Slot()]
+buf = fanin.InputBuffer(slots, name="grads", budget=None if where == "take" else 0)
+
+def enter():
+    buf.add(0, "a") if where != "add_many" else buf.add_many([0, 1], ["a", 1.0])
+    buf.add(0, "b") if where != "add_many" else buf.add_many([0, 1], ["b", 1.0])
+    buf.take()
+
+def also():
+    buf.take()  # waits for the slot: nobody may wait for this one either
+
+thread = threading.Thread(target=enter)
+thread.start()
+assert inside.wait(20)
+waits = threading.Thread(target=also)
+waits.start()
+
+def in_child():
+    refused(buf)
+    gc.collect()
+    buf.clear()
+    go.set()
+    buf.add(0, "x"); buf.add(0, "y"); buf.add(1, 4.0)
+    assert buf.take() == ["xy", 4.0]
+
+def drops_it():
+    global buf
+    other = buf
+    del buf, other
+    gc.collect()
+
+assert child(in_child) == 0
+assert child(drops_it) == 0
+assert child(lambda: usable(fanin.InputBuffer(2))) == 0
+go.set()
+thread.join()
+waits.join()
+buf.take()
+buf.add(1, 3.0)
+assert buf.take()[1] == 3.0
+print("done")
+"""
+    )
+    assert run_python(code, timeout=60).stdout.strip() == "done"
+
+
+def test_a_child_of_a_fork_while_nobody_was_in_the_buffer_goes_on_with_it() -> None:
+    code = (
+        HEAD
+        + """
+bufs = [fanin.InputBuffer(2, budget=b, stats=s) for b in (0, None) for s in (False, True)]
+idle = threading.Thread(target=go.wait)
+idle.start()
+for buf in bufs:
+    usable(buf)
+    buf.add(0, np.ones(2))
+    buf.add(1, 1.5)
+
+def in_child():
+    for buf in bufs:
+        buf.add(0, np.ones(2))
+        assert buf[0].tolist() == [2, 2]
+        assert buf.take()[0].tolist() == [2, 2]
+        usable(buf)
+    grandchild = child(lambda: [usable(b) for b in bufs])
+    assert grandchild == 0
+
+assert child(in_child) == 0
+for buf in bufs:
+    assert buf.take()[0].tolist() == [1, 1]
+    usable(buf)
+go.set()
+idle.join()
+print("done")
+"""
+    )
+    assert run_python(code, timeout=60).stdout.strip() == "done"
+
+
+def test_who_forks_from_within_a_sum_of_its_own_goes_on_in_the_child() -> None:
+    code = (
+        HEAD
+        + """
+answers = []
+
+def combine(old, new):
+    pid = os.fork()
+    answers.append(pid)
+    return old + new
+
+buf = fanin.InputBuffer([fanin.Slot(combine=combine), fanin.Slot()], name="grads")
+buf.add(0, "a")
+buf.add(0, "b")
+assert buf.take() == ["ab", None]
+buf.add(1, 2.0)
+assert buf.take() == [None, 2.0]
+if answers == [0]:
+    os._exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(answers[0], 0)[1]) == 7
+print("done")
+"""
+    )
+    assert run_python(code, timeout=60).stdout.strip() == "done"

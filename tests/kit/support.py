@@ -1,0 +1,202 @@
+"""What several tests need: where things are, how C programs are built, how Python is run beside this one."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.machinery
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+CSRC = ROOT / "csrc"
+TESTS = ROOT / "tests"
+TEST_C = TESTS / "c"
+
+#: The rungs that a C test is built with: all but py/.
+RUNGS = ("base", "array", "device", "buffer", "graph")
+
+#: What may be preloaded into this process and must not reach compilers and other tools.
+PRELOADS = ("LD_PRELOAD", "DYLD_INSERT_LIBRARIES")
+
+
+# Which build is this
+
+
+@functools.cache
+def core_file() -> Path | None:
+    """The built `fanin._core`, found without importing it; None where there is none."""
+    package = importlib.util.find_spec("fanin")
+    for folder in (package.submodule_search_locations or []) if package else []:
+        for suffix in importlib.machinery.EXTENSION_SUFFIXES:
+            path = Path(folder, "_core" + suffix)
+            if path.exists():
+                return path
+    return None
+
+
+@functools.cache
+def sanitizer() -> str:
+    """ "address", "thread", "undefined", several joined by commas, or "": read from the library itself.
+
+    A sanitized library asks for its runtime's symbols by name, whatever the environment says now.
+    """
+    path = core_file()
+    if path is None:
+        return os.environ.get("FANIN_SANITIZE", "")
+    data = path.read_bytes()
+    marks = {"address": b"__asan_init", "thread": b"__tsan_init", "undefined": b"__ubsan_handle"}
+    return ",".join(name for name, mark in marks.items() if mark in data)
+
+
+def emptied(env: Mapping[str, str] | None = None) -> dict[str, str]:
+    """This process's environment without what was preloaded, and with `env` on top."""
+    clean = {k: v for k, v in os.environ.items() if k not in PRELOADS}
+    clean.update(env or {})
+    return clean
+
+
+# Python beside this one
+
+#: How a sanitizer begins what it has to say.
+REPORT = re.compile(r": runtime error: |(ERROR|WARNING): (Address|Thread|Leak|UndefinedBehavior)Sanitizer")
+
+
+def run_python(
+    code: str | Sequence[str],
+    *args: str,
+    env: Mapping[str, str] | None = None,
+    cwd: str | os.PathLike[str] | None = None,
+    timeout: float = 120,
+    check: bool = True,
+) -> subprocess.CompletedProcess[str]:
+    """Runs `code` (text for -c, or a list of arguments) in a Python of its own and returns what it said.
+
+    A sanitizer preloaded here is preloaded there, and what it reports is an AssertionError always. With
+    `check`, so is an exit status other than 0; both show all that was said.
+    """
+    words = ["-c", code] if isinstance(code, str) else list(code)
+    done = subprocess.run(
+        [sys.executable, *words, *args],
+        capture_output=True,
+        text=True,
+        errors="replace",
+        env={**os.environ, **(env or {})},
+        cwd=cwd,
+        timeout=timeout,
+        stdin=subprocess.DEVNULL,
+    )
+    if (check and done.returncode != 0) or REPORT.search(done.stderr):
+        raise AssertionError(f"exit status {done.returncode}\n{code}\n{done.stdout}\n{done.stderr}")
+    return done
+
+
+# C programs
+
+
+def compiler() -> list[str]:
+    """The C compiler, by CC or as `cc`; empty where there is none."""
+    words = os.environ.get("CC", "cc").split()
+    return words if words and shutil.which(words[0]) else []
+
+
+def c_flags() -> list[str]:
+    """How C tests are built; sanitized when the library under test is."""
+    flags = ["-std=c11", "-O2", "-g", "-DFAN_TEST=1", "-Wall", "-Wextra", "-ffp-contract=off", "-fno-math-errno"]
+    flags += [f"-I{CSRC}", f"-I{TEST_C}", "-pthread"]
+    which = sanitizer()
+    if which:
+        flags += [f"-fsanitize={which}", "-fno-omit-frame-pointer"]
+        if "thread" not in which:
+            flags += [f"-fno-sanitize-recover={which}"]
+    return flags
+
+
+def cache_dir() -> Path:
+    """Where built objects are kept from run to run: a folder of this user's own."""
+    path = Path(os.environ.get("FANIN_TEST_CACHE") or Path(tempfile.gettempdir(), f"fanin-c-{os.getuid()}"))
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if path.stat().st_uid != os.getuid():
+        raise RuntimeError(f"{path} belongs to someone else; set FANIN_TEST_CACHE to a folder of yours")
+    return path
+
+
+def _compile(command: list[str], out: Path) -> Path:
+    """Runs `command -o out` unless `out` is there; it appears whole or not at all."""
+    if not out.exists():
+        partial = out.with_name(f"{out.name}.{os.getpid()}.part")
+        done = subprocess.run([*command, "-o", str(partial)], capture_output=True, text=True, env=emptied())
+        if done.returncode != 0:
+            raise AssertionError(f"{' '.join(command)}\n{done.stderr}")
+        partial.replace(out)
+    return out
+
+
+@functools.cache
+def _headers() -> str:
+    """One hash over every header that a C test can see."""
+    text = hashlib.sha256()
+    for path in sorted([*CSRC.glob("**/*.h"), *TEST_C.glob("*.h")]):
+        text.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
+    return text.hexdigest()
+
+
+def _object(source: Path, flags: tuple[str, ...]) -> Path:
+    cc = compiler()
+    key = hashlib.sha256("\0".join([*cc, *flags, str(source), _headers()]).encode() + source.read_bytes())
+    return _compile([*cc, *flags, "-c", str(source)], cache_dir() / f"{source.stem}-{key.hexdigest()[:24]}.o")
+
+
+def build_c(sources: Sequence[str | os.PathLike[str]], *flags: str, core: bool = True) -> Path:
+    """Builds a program from C files (names in tests/c, or paths) and, with `core`, all rungs below py/.
+
+    Every object is kept under a hash of all that went into it, so that a second run compiles nothing. Flags for the
+    linker ("-Wl,..") make no other objects.
+    """
+    paths = [TEST_C / s if not os.path.isabs(s) else Path(s) for s in sources]
+    if core:
+        paths += sorted(p for rung in RUNGS for p in (CSRC / rung).glob("**/*.c"))
+    every = (*c_flags(), *flags)
+    compiling = tuple(f for f in every if not f.startswith("-Wl,"))
+    if len(paths) > 1:
+        from concurrent.futures import ThreadPoolExecutor
+
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            objects = list(pool.map(lambda p: _object(p, compiling), paths))
+    else:
+        objects = [_object(p, compiling) for p in paths]
+    key = hashlib.sha256("\0".join([*every, *map(str, objects)]).encode()).hexdigest()[:24]
+    command = [*compiler(), *every, *map(str, objects), "-lm"]
+    return _compile(command, cache_dir() / f"{paths[0].stem}-{key}")
+
+
+def run_c(
+    program: str | os.PathLike[str],
+    *args: str,
+    timeout: float = 300,
+    check: bool = True,
+    env: Mapping[str, str] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Runs a built program; with `check`, an exit status other than 0 is an AssertionError that shows all."""
+    done = subprocess.run(
+        [str(program), *args],
+        capture_output=True,
+        text=True,
+        errors="replace",
+        # A program of ours frees what it took, unlike an interpreter: here leaks are looked for too.
+        env=emptied({"ASAN_OPTIONS": "detect_leaks=1", "UBSAN_OPTIONS": "print_stacktrace=1", **(env or {})}),
+        timeout=timeout,
+        stdin=subprocess.DEVNULL,
+    )
+    if check and done.returncode != 0:
+        raise AssertionError(
+            f"{Path(program).name}: exit status {done.returncode}\n{done.stdout[-8000:]}\n{done.stderr[-8000:]}"
+        )
+    return done

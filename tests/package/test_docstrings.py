@@ -1,0 +1,118 @@
+"""Every public name says in a sentence what it is for, and its examples run."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import inspect
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fanin
+from kit import stubs
+
+
+def public() -> Iterator[tuple[str, Any]]:
+    """The public names, and the methods and properties of the public classes, with what they name."""
+    for name in fanin.__all__:
+        o = getattr(fanin, name)
+        if isinstance(o, str):
+            continue
+        yield f"fanin.{name}", o
+        if isinstance(o, type):
+            for key, member in vars(o).items():
+                if not key.startswith("_") and (callable(member) or inspect.isdatadescriptor(member)):
+                    yield f"fanin.{name}.{key}", member
+    for name in fanin.sim.__all__:
+        yield f"fanin.sim.{name}", getattr(fanin.sim, name)
+    for name in fanin.analysis.__all__:
+        if callable(getattr(fanin.analysis, name)):
+            yield f"fanin.analysis.{name}", getattr(fanin.analysis, name)
+
+
+PUBLIC = dict(public())
+
+
+def exempt(name: str, o: Any) -> bool:
+    """Fields of dataclasses are told of in the docstring of their class."""
+    return isinstance(o, types.MemberDescriptorType)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("name", PUBLIC)
+def test_it_says_in_a_sentence_what_it_is_for(name: str) -> None:
+    o = PUBLIC[name]
+    if exempt(name, o):
+        return
+    text = inspect.getdoc(o) or ""
+    first = text.partition("\n\n")[0].strip()
+    assert first.endswith((".", ":")), f"{name}: its docstring does not begin with a sentence: {first!r}"
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_its_examples_run(name: str) -> None:
+    text = inspect.getdoc(PUBLIC[name]) or ""
+    test = doctest.DocTestParser().get_doctest(text, {"fanin": fanin, "np": np}, name, None, 0)
+    said: list[str] = []
+    doctest.DocTestRunner(verbose=False, optionflags=doctest.ELLIPSIS).run(test, out=said.append)
+    assert not said, "".join(said)
+
+
+def test_a_planted_wrong_example_is_found() -> None:
+    test = doctest.DocTestParser().get_doctest(">>> 1 + 1\n3\n", {}, "planted", None, 0)
+    said: list[str] = []
+    doctest.DocTestRunner(verbose=False).run(test, out=said.append)
+    assert "Expected:\n    3\nGot:\n    2\n" in "".join(said)
+
+
+def test_the_main_names_have_an_example() -> None:
+    for name in ("add_n", "InputBuffer", "Slot", "Sparse", "Zero", "stream", "set_options", "counters"):
+        assert ">>>" in (inspect.getdoc(getattr(fanin, name)) or ""), name
+    assert ">>>" in (fanin.__doc__ or "")
+
+
+@pytest.mark.core
+def test_no_module_is_shadowed_by_a_name_of_the_package() -> None:
+    import pkgutil
+
+    modules = {m.name for m in pkgutil.iter_modules(fanin.__path__)}
+    for name in modules & set(dir(fanin)):
+        assert inspect.ismodule(getattr(fanin, name)), (
+            f"fanin.{name} is a module and a {type(getattr(fanin, name)).__name__}"
+        )
+
+
+@pytest.mark.core
+def test_the_docstrings_of_the_stub_file_are_those_of_the_core() -> None:
+    text = stubs.FILE.read_text()
+    assert stubs.with_docstrings(text) == text, "run: python tests/kit/stubs.py"
+
+
+@pytest.mark.core
+def test_everything_public_in_the_stub_file_has_its_docstring() -> None:
+    found: dict[str, str | None] = {}
+    for node in ast.parse(stubs.FILE.read_text()).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name in stubs.public():
+            found[node.name] = ast.get_docstring(node)
+            for one in node.body if isinstance(node, ast.ClassDef) else []:
+                if isinstance(one, ast.FunctionDef) and not one.name.startswith("_"):
+                    key = f"{node.name}.{one.name}"
+                    found[key] = found.get(key) or ast.get_docstring(one)  # the first overload has it
+    assert {name for name, doc in found.items() if not doc} == set()
+    assert len(found) > 70
+    assert (found["InputBuffer.add"] or "").split() == (inspect.getdoc(fanin.InputBuffer.add) or "?").split()
+
+
+def test_a_docstring_that_differs_is_found() -> None:
+    text = stubs.FILE.read_text()
+    assert text.count("Add one gradient to a slot.") == 1
+    for wrong in (
+        text.replace("Add one gradient to a slot.", "Add two."),
+        text.replace('        """Its name in messages, traces and pictures."""', "        ..."),
+    ):
+        assert wrong != text
+        assert stubs.with_docstrings(wrong) == text

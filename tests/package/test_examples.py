@@ -1,0 +1,153 @@
+"""The examples run, and print what they should."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+
+import pytest
+
+from kit.support import ROOT, run_python
+
+EXAMPLES = ROOT / "examples"
+
+#: What each prints: `...` stands for any text.
+PRINTED = {
+    "01_add_n.py": (
+        """\
+float16, 64 terms: a chain of + is off by 1.2e-03, add_n by 2.1e-04
+in another order, with keys, the same bits: True
+the mean, in float32: float32 True
+"""
+    ),
+    "02_buffer.py": (
+        """\
+ready: False | so far: [[0.5, 0.5, 0.5], [0.5, 0.5, 0.5]]
+ready: True
+linear: slot 0: 2 contributions of 2 expected (A16) came...
+[[1.5, 1.5, 1.5], [1.5, 1.5, 1.5]] [4.0, 4.0, 4.0]
+ValueError: linear: slot 0, key 1: expected ...(2, 3)...got (3, 2)...
+ValueError: linear: slot 0, key 0: ...already...
+ValueError: linear: slot 1 (bias), key 0: ...complex128...
+IndexError: linear: ...
+"""
+    ),
+    "03_streams_and_a_race.py": (
+        """\
+seeded: [30. 30. 30. 30.]
+lifo: [30. 30. 30. 30.]
+round robin: [30. 30. 30. 30.]
+RaceError: race on 32 bytes of sim:0: 'sum gradients[0]' (stream 4 of sim:0, 03_streams_and_a_race.py:16) reads what \
+'make 2.0' (stream 3 of sim:0, 03_streams_and_a_race.py:14) wrote: nothing orders them; \
+missing: stream 4 of sim:0 must wait for stream 3 of sim:0 ...
+"""
+    ),
+    "04_tape.py": (
+        """\
+step   0: loss 1.0055
+step  50: loss 0.5501
+step 100: loss 0.3200
+the same gradient on two streams: True | races: 0
+"""
+    ),
+    "05_custom_objects.py": (
+        """\
+Interval(low=1.0, high=4.0)
+{'b': 2.0, 'w': 1.5}
+[[1.25, 1.25], [0.25, 0.25], [0.25, 0.25], [1.25, 1.25]]
+Zero(shape=(1000, 1000), dtype=...float32...)
+"""
+    ),
+    "06_check_me.py": "",
+    "08_upstream_holes.py": "torch...\n",  # what it prints where torch is here: tests/partners/test_analysis_torch.py
+    "09_functionalized_optimizer.py": (
+        """\
+components: [['weight', 'bias', 'flat']]
+  weight: MUTATED_OUT_GRAPH
+  bias: MUTATED_OUT_GRAPH
+  flat: MUTATED_OUT_GRAPH
+  moment_w: MUTATED_OUT_GRAPH
+  moment_b: MUTATED_OUT_GRAPH
+  grad_w: NOT_MUTATED
+  grad_b: NOT_MUTATED
+outputs: [('alias_of_input', 0), ('is_input', 2), ('non_alias', None)]
+pure takes:
+  __make_synthetic_base(args[0])
+  args[3]
+  args[4]
+  args[5]
+  args[6]
+and returns:
+  __input_mutation(__make_synthetic_base(args[0]))
+  __input_mutation(args[3])
+  __input_mutation(args[4])
+  output[0]
+  output[1]
+  output[2]
+new values: {'__input_mutation(__make_synthetic_base(args[0]))': '__make_synthetic_base(args[0])', \
+'__input_mutation(args[3])': 'args[3]', '__input_mutation(args[4])': 'args[4]'}
+[0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.25, 0.25] [0.25, 0.25] 0.354
+True True [0.0, 0.0]
+graph memory {
+  subgraph cluster_0 { label="80 bytes"; n0 [label="weight"]; n1 [label="bias"]; n2 [label="flat"]; }
+...
+  n0 -- n2;
+  n1 -- n2;
+}
+picture: ...
+"""
+    ),
+}
+
+#: What those print that need torch, where it is; elsewhere they say so.
+WITH_TORCH = {
+    "07_torch_micro_batches.py": (
+        "".join(
+            f"{name:9} torch is off by ..., fanin by 1...; rounded once: True\n"
+            for name in ("0.weight", "0.bias", "2.weight")
+        )
+        + "2.bias    torch is off by ..., fanin by ...\n"
+    ),
+    "10_torch_streams.py": "".join(
+        f"{name:9} close to torch's engine: True; the same bits again: True\n"
+        for name in ("0.weight", "0.bias", "2.weight", "2.bias")
+    ),
+    "11_compiled_in_between.py": (
+        """\
+pure: __make_synthetic_base(args[0]) args[2] -> __input_mutation(__make_synthetic_base(args[0])) output[0] output[1]
+graph: clone.default as_strided.default mul_.Tensor ...
+([0.0, 2.0, 4.0, 6.0, 4.0, 5.0], [6.0, 4.0, 5.0], True, [6.0, 6.0, 6.0, 6.0, 1.0, 1.0], [0.0, 5.0, 10.0, 15.0])
+the same, views and gradients: True
+by torch.compile: True
+"""
+    ),
+}
+
+
+def test_every_example_is_here() -> None:
+    assert sorted(p.name for p in EXAMPLES.glob("*.py")) == sorted([*PRINTED, *WITH_TORCH])
+
+
+def prints(name: str, text: str) -> None:
+    done = run_python(["-W", "error", str(EXAMPLES / name)])
+    pattern = re.escape(text).replace(re.escape("..."), ".*?")
+    assert re.fullmatch(pattern, done.stdout, re.DOTALL), done.stdout
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_an_example_prints_what_it_should(name: str) -> None:
+    prints(name, PRINTED[name])
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is not None, reason="torch is installed")
+@pytest.mark.parametrize("name", WITH_TORCH)
+def test_an_example_for_torch_says_that_it_needs_it(name: str) -> None:
+    prints(name, "this example needs torch, which is not installed\n")
+
+
+@pytest.mark.partners
+@pytest.mark.parametrize("name", WITH_TORCH)
+def test_an_example_for_torch_prints_what_it_should(name: str) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    prints(name, WITH_TORCH[name])

@@ -1,0 +1,442 @@
+"""The layout of the C core: who may include whom, what the library shows, and how it is linked.
+
+Each checker is a function that takes a tree (or a file) and gives sentences, one for each thing that is wrong; each has
+a planted fault that it must find.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kit.support import CSRC, ROOT, cache_dir, compiler, core_file, emptied, sanitizer
+from kit.tree import (
+    INCLUDE,
+    Edge,
+    Elf,
+    between_folders,
+    c_edges,
+    circles,
+    compile_objects,
+    folder_of,
+    inside,
+    python_edges,
+)
+
+pytestmark = pytest.mark.core
+
+#: The rungs, each folder with its height. A folder includes itself and what stands lower; two of one height do not know
+#: each other.
+LADDER = {"base": 0, "array": 1, "device": 2, "buffer": 3, "graph": 3, "py": 4}
+SAID = "base < array < device < {buffer, graph} < py"
+#: Beside the ladder: a library of its own, for tests. It sees what stands up to device/, and nothing sees it.
+FAKE = "fake"
+
+PYTHON_HEADERS = re.compile(r"Python\.h|structmember\.h|frameobject\.h|datetime\.h|(numpy|cpython|internal)/.*")
+
+
+# Includes
+
+
+MADE = "device/kernels/fatbin.h"  # by the build, where nvcc is there
+
+
+def broken_includes(csrc: Path) -> list[str]:
+    """What the `#include` lines under `csrc` do that the ladder does not allow."""
+    wrong: list[str] = []
+    for path in sorted(p for p in csrc.glob("**/*") if p.suffix in (".c", ".h", ".inc", ".cu")):
+        here = path.relative_to(csrc)
+        if len(here.parts) == 1 or here.parts[0] not in (*LADDER, FAKE):
+            wrong.append(f"{here}: stands in no folder of the ladder: {SAID}")
+            continue
+        rung = here.parts[0]
+        height = LADDER["device" if rung == FAKE else rung]
+        for quoted, angled in INCLUDE.findall(path.read_text()):
+            if PYTHON_HEADERS.fullmatch(quoted or angled):
+                if rung != "py":
+                    wrong.append(f"{here}: {rung}/ may not include {quoted or angled}: only py/ knows Python")
+                elif here.suffix == ".c" and angled == "Python.h":
+                    wrong.append(f"{here}: includes Python.h itself: py/py.h is the one header with Python.h")
+                continue
+            if not quoted:
+                continue
+            target = Path(quoted)
+            if rung == FAKE == target.parts[0] and (csrc / target).exists():
+                continue
+            if target.parts[0] == ".." or target.parts[0] not in LADDER or len(target.parts) < 2:
+                wrong.append(f'{here}: "{quoted}" is not written from csrc/ on, as in "array/dtype.h"')
+                continue
+            there = target.parts[0]
+            if there == "py" and rung != "py":
+                wrong.append(f"{here}: {rung}/ may not include py/: nothing includes py/ ({SAID})")
+            elif there != rung and LADDER[there] >= height + (rung == FAKE):
+                wrong.append(f"{here}: {rung}/ may not include {there}/: {SAID}")
+            elif rung == "buffer" and there == "device" and quoted != "device/device.h":
+                wrong.append(
+                    f"{here}: buffer/ may not include {quoted}: of device/ it sees device/device.h and no backend"
+                )
+            if quoted != MADE and not (csrc / target).exists():
+                wrong.append(f'{here}: "{quoted}" does not exist')
+    return wrong
+
+
+def test_a_folder_includes_only_what_stands_lower() -> None:
+    assert list(CSRC.glob("**/*.c")), "csrc/ has no C files"
+    assert not broken_includes(CSRC)
+
+
+PLANTED_INCLUDES = {
+    "device/x.c": (
+        '#include "buffer/buffer.h"\n',
+        f"device/x.c: device/ may not include buffer/: {SAID}",
+    ),
+    "base/x.h": ('#  include "array/dtype.h"\n', f"base/x.h: base/ may not include array/: {SAID}"),
+    "array/x.c": ("#include <Python.h>\n", "array/x.c: array/ may not include Python.h: only py/ knows Python"),
+    "buffer/n.c": (
+        "#include <numpy/arrayobject.h>\n",
+        "buffer/n.c: buffer/ may not include numpy/arrayobject.h: only py/ knows Python",
+    ),
+    "buffer/x.c": (
+        '#include "device/sim.h"\n',
+        "buffer/x.c: buffer/ may not include device/sim.h: of device/ it sees device/device.h and no backend",
+    ),
+    "buffer/y.c": (
+        '#include "py/py.h"\n',
+        f"buffer/y.c: buffer/ may not include py/: nothing includes py/ ({SAID})",
+    ),
+    "py/x.c": ("#include <Python.h>\n", "py/x.c: includes Python.h itself: py/py.h is the one header with Python.h"),
+    "py/y.c": ('#include "py.h"\n', 'py/y.c: "py.h" is not written from csrc/ on, as in "array/dtype.h"'),
+    "py/z.c": (
+        '#include "../base/mem.h"\n',
+        'py/z.c: "../base/mem.h" is not written from csrc/ on, as in "array/dtype.h"',
+    ),
+    "array/z.c": ('#include "base/nowhere.h"\n', 'array/z.c: "base/nowhere.h" does not exist'),
+    "graph/x.c": ('#include "buffer/buffer.h"\n', f"graph/x.c: graph/ may not include buffer/: {SAID}"),
+    "buffer/z.c": ('#include "graph/layout.h"\n', f"buffer/z.c: buffer/ may not include graph/: {SAID}"),
+    "util/x.h": ("", f"util/x.h: stands in no folder of the ladder: {SAID}"),
+}
+
+
+@pytest.mark.parametrize("where", PLANTED_INCLUDES)
+def test_a_planted_include_is_found(where: str, tmp_path: Path) -> None:
+    for name in ("base/mem.h", "array/dtype.h", "device/device.h", "device/sim.h", "buffer/buffer.h", "graph/layout.h"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("")
+    (tmp_path / "buffer/buffer.h").write_text('#include <stdio.h>\n#include "device/device.h"\n')
+    (tmp_path / "py").mkdir()
+    (tmp_path / "py/py.h").write_text("#include <Python.h>\n#include <numpy/arrayobject.h>\n")
+    assert broken_includes(tmp_path) == []
+    line, sentence = PLANTED_INCLUDES[where]
+    (tmp_path / where).parent.mkdir(exist_ok=True)
+    (tmp_path / where).write_text(line)
+    assert broken_includes(tmp_path) == [sentence]
+
+
+# The map
+
+
+def not_on_the_map(csrc: Path) -> list[str]:
+    """Files that csrc/README.md does not name, and names on it that no file bears."""
+    text = (csrc / "README.md").read_text()
+    named = set()
+    for section in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
+        rung = re.match(r"\w+", section)
+        for name in re.findall(r"^\| `([\w.]+)` \|", section, re.MULTILINE):
+            named.add((rung[0] if rung else "", name.split(".")[0]))
+    here = {(p.parent.name, p.stem) for p in csrc.glob("*/*.[ch]")}
+    return [f"csrc/README.md does not name {rung}/{name}" for rung, name in sorted(here - named)] + [
+        f"csrc/README.md names {rung}/{name}, which is not there" for rung, name in sorted(named - here)
+    ]
+
+
+def test_every_file_is_on_the_map() -> None:
+    assert not not_on_the_map(CSRC)
+
+
+def test_a_planted_file_is_not_on_the_map(tmp_path: Path) -> None:
+    (tmp_path / "base").mkdir()
+    for name in ("mem.h", "mem.c", "planted.c"):
+        (tmp_path / "base" / name).write_text("")
+    (tmp_path / "README.md").write_text("# x\n## base: low\n| `mem` | memory |\n| `gone.h` | not there |\n")
+    assert not_on_the_map(tmp_path) == [
+        "csrc/README.md does not name base/planted",
+        "csrc/README.md names base/gone, which is not there",
+    ]
+
+
+# Symbols
+
+
+def wrong_symbols(path: Path) -> list[str]:
+    """What a library exports beside its init function, and what of ours it wants and has not."""
+    elf = Elf(path)
+    wrong = [f"{name} is exported: only PyInit__core may be" for name in sorted(elf.exported() - {"PyInit__core"})]
+    if "PyInit__core" not in elf.exported():
+        wrong.append("PyInit__core is not exported")
+    wrong += [f"{name} is used but defined nowhere" for name in sorted(elf.wanted()) if name.startswith("fan_")]
+    return wrong
+
+
+def without_prefix(obj: Path) -> list[str]:
+    """Global names that an object file defines without our prefix."""
+    return sorted(name for name in Elf(obj).defines() if not name.startswith("fan_") and name != "PyInit__core")
+
+
+def compiled(csrc: Path, cache: Path) -> dict[str, Path]:
+    """Every source's object file: only its names are looked at."""
+    if not compiler():
+        pytest.skip("no C compiler: set CC")
+    if sys.platform != "linux":
+        pytest.skip("object files are read as ELF, which is Linux's")
+    return compile_objects(csrc, compiler(), cache)
+
+
+@pytest.fixture(scope="module")
+def objects() -> dict[str, Path]:
+    return compiled(CSRC, cache_dir())
+
+
+@pytest.fixture
+def built() -> Path:
+    path = core_file()
+    assert path, "fanin._core is not built: pip install -e ."
+    if path.read_bytes()[:6] != b"\x7fELF\x02\x01":
+        pytest.skip("the library is not a 64-bit little-endian ELF file")
+    return path
+
+
+def test_the_library_exports_its_init_function_alone(built: Path) -> None:
+    if sanitizer():
+        pytest.skip(f"built with -fsanitize={sanitizer()}, which adds names of its own")
+    assert wrong_symbols(built) == []
+
+
+def test_every_global_name_bears_the_prefix(objects: dict[str, Path]) -> None:
+    core = {name: obj for name, obj in objects.items() if not name.startswith(f"{FAKE}/")}
+    found = {name: names for name, obj in core.items() if (names := without_prefix(obj))}
+    assert not found, f"names that are neither static nor begin with fan_: {found}"
+
+
+def test_a_planted_name_is_found(tmp_path: Path) -> None:
+    (tmp_path / "x.c").write_text(
+        "int fan_good = 1; static int hidden = 2; int planted_data = 3; int planted_zero;\n"
+        "static int inner(void) { return hidden; }\n"
+        "int fan_fine(void) { return inner(); }\nint planted_function(void) { return fan_fine(); }\n"
+    )
+    assert without_prefix(compiled(tmp_path, tmp_path)["x.c"]) == [
+        "planted_data",
+        "planted_function",
+        "planted_zero",
+    ]
+
+
+# Circles
+
+#: Where circles still are, and since when that is known: the list may only shrink. A folder of csrc/ whose files need
+#: each other; "csrc" for its folders; "python" for the files of the package.
+KNOWN_CIRCLES = {
+    "csrc/array": "2026-11-22",
+    "csrc/buffer": "2026-11-22",
+    "csrc/device": "2026-11-22",
+    "csrc/py": "2026-11-22",
+    "csrc": "2026-11-22",
+    "python": "2026-11-22",
+}
+
+
+def all_circles(in_c: list[Edge], in_python: list[Edge]) -> dict[str, list[str]]:
+    """Where circles are, with a sentence for each."""
+    folders = sorted({folder_of(e.here) for e in in_c})
+    found = {f"csrc/{folder}": circles(inside(in_c, folder)) for folder in folders}
+    found |= {"csrc": circles(between_folders(in_c)), "python": circles(in_python)}
+    return {where: said for where, said in found.items() if said}
+
+
+def wrong_circles(found: dict[str, list[str]], known: dict[str, str]) -> list[str]:
+    """The circles that are not known, and what is known and gone."""
+    wrong = [f"{where}: {s}" for where, said in found.items() if where not in known for s in said]
+    return wrong + [
+        f"{where} has no circle any more: take it off KNOWN_CIRCLES" for where in sorted(set(known) - set(found))
+    ]
+
+
+def test_neither_files_nor_folders_form_a_circle(objects: dict[str, Path]) -> None:
+    """Read from the `#include` lines and from what objects call of others; of Python's files from their imports."""
+    in_c, in_python = c_edges(CSRC, objects), python_edges(ROOT / "python" / "fanin")
+    assert len(in_c) > 500 and len(in_python) > 100, "nothing was read"
+    assert not wrong_circles(all_circles(in_c, in_python), KNOWN_CIRCLES)
+
+
+def planted_tree(csrc: Path, **texts: str) -> list[str]:
+    """The circles of a small csrc/ of the files base/x.c and so on, with what is planted in them."""
+    whole = {
+        "base_low_h": "typedef int fan_low;\nfan_low fan_low_get(void);\n",
+        "base_low_c": '#include "base/low.h"\nfan_low fan_low_get(void) { return 1; }\n',
+        "base_high_c": '#include "base/low.h"\nint fan_high(void);\nint fan_high(void) { return fan_low_get(); }\n',
+        "array_a_h": "int fan_a(void);\n",
+        "array_a_c": '#include "array/a.h"\n#include "base/low.h"\nint fan_a(void) { return fan_low_get(); }\n',
+        **texts,
+    }
+    for name, text in whole.items():
+        folder, file, kind = name.split("_")
+        (csrc / folder).mkdir(exist_ok=True)
+        (csrc / folder / f"{file}.{kind}").write_text(text)
+    return wrong_circles(all_circles(c_edges(csrc, compiled(csrc, csrc)), []), {})
+
+
+def test_a_tree_without_circles_is_well(tmp_path: Path) -> None:
+    assert planted_tree(tmp_path) == []
+
+
+def test_a_planted_circle_of_includes_is_found(tmp_path: Path) -> None:
+    """low and high need no function of each other, but each must know the other's types."""
+    high = {
+        "base_high_h": '#include "base/low.h"\ntypedef fan_low fan_high_t;\nint fan_high(void);\n',
+        "base_high_c": '#include "base/high.h"\nint fan_high(void) { return fan_low_get(); }\n',
+    }
+    assert planted_tree(tmp_path, **high) == []
+    knows = '#include "base/high.h"\nfan_low fan_low_get(void) { return (fan_high_t)1; }\n'
+    assert planted_tree(tmp_path, **high, base_low_c=knows) == [
+        "csrc/base: base/high -> base/low -> base/high is a circle: base/high.h includes base/low.h; base/low.c "
+        "includes base/high.h"
+    ]
+
+
+def test_a_planted_circle_of_calls_is_found(tmp_path: Path) -> None:
+    """Neither file includes the other: a declaration by hand is enough for a call."""
+    calls = "int fan_high(void);\nint fan_low_get(void) { return fan_high(); }\n"
+    assert planted_tree(tmp_path, base_low_c=calls) == [
+        "csrc/base: base/high -> base/low -> base/high is a circle: base/high.c includes base/low.h; base/low.c "
+        "calls fan_high of base/high.c"
+    ]
+
+
+def test_a_planted_circle_of_folders_is_found(tmp_path: Path) -> None:
+    calls = "int fan_a(void);\nint fan_high(void) { return fan_a(); }\n"
+    assert planted_tree(tmp_path, base_high_c=calls) == [
+        "csrc: array -> base -> array is a circle: array/a.c includes base/low.h; base/high.c calls fan_a of array/a.c"
+    ]
+
+
+def test_a_planted_circle_of_imports_is_found(tmp_path: Path) -> None:
+    package = tmp_path / "fanin"
+    (package / "inner").mkdir(parents=True)
+    (package / "__init__.py").write_text("from .inner import f\n")
+    (package / "inner/__init__.py").write_text("from .low import f\n")
+    (package / "inner/low.py").write_text("from .. import other\ndef f(): ...\n")
+    (package / "other.py").write_text("import fanin.nowhere, os\n")
+    assert wrong_circles(all_circles([], python_edges(package)), {}) == []
+    (package / "other.py").write_text("def g():\n    from .inner.low import f\n")
+    assert wrong_circles(all_circles([], python_edges(package)), {}) == [
+        "python: fanin/inner/low -> fanin/other -> fanin/inner/low is a circle: fanin/inner/low.py imports "
+        "fanin/other.py in line 1; fanin/other.py imports fanin/inner/low.py in line 2"
+    ]
+
+
+def test_a_known_circle_that_is_gone_must_leave_the_list() -> None:
+    found = {"csrc/base": ["a -> b -> a is a circle: why"]}
+    assert wrong_circles(found, {"csrc/base": "2026-11-22"}) == []
+    assert wrong_circles(found, {}) == ["csrc/base: a -> b -> a is a circle: why"]
+    assert wrong_circles({}, {"csrc/base": "2026-11-22"}) == [
+        "csrc/base has no circle any more: take it off KNOWN_CIRCLES"
+    ]
+
+
+# The link
+
+
+def linked(folder: Path, text: str, *flags: str) -> Path:
+    """A shared library of one C file; linked without what a distribution's compiler adds unasked."""
+    if not compiler():
+        pytest.skip("no C compiler: set CC")
+    source, out = folder / "lib.c", folder / "lib.so"
+    source.write_text(text)
+    command = [*compiler(), "-shared", "-fPIC", "-fvisibility=hidden", *flags, str(source), "-o", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, env=emptied())
+    if done.returncode != 0:
+        pytest.skip(f"this linker cannot plant the fault: {done.stderr.splitlines()[-1:]}")
+    return out
+
+
+SHOW = '__attribute__((visibility("default"))) '
+
+
+def test_a_planted_export_is_found(built: Path, tmp_path: Path) -> None:
+    init = SHOW + "int PyInit__core(void) { return 0; }\n"
+    assert wrong_symbols(linked(tmp_path, init)) == []
+    assert wrong_symbols(linked(tmp_path, init + SHOW + "int fan_shown(void) { return 1; }\n")) == [
+        "fan_shown is exported: only PyInit__core may be"
+    ]
+    assert wrong_symbols(linked(tmp_path, "int nothing;\n")) == ["PyInit__core is not exported"]
+    wants = "int fan_missing(void);\n" + SHOW + "int PyInit__core(void) { return fan_missing(); }\n"
+    assert wrong_symbols(linked(tmp_path, wants)) == ["fan_missing is used but defined nowhere"]
+
+
+# Hardening
+
+DT_RPATH, DT_RUNPATH, DT_FLAGS, DT_FLAGS_1, DT_BIND_NOW, DT_TEXTREL = 15, 29, 30, 0x6FFFFFFB, 24, 22
+PT_GNU_STACK, PT_GNU_RELRO, EXECUTABLE = 0x6474E551, 0x6474E552, 1
+
+
+def not_hardened(path: Path) -> list[str]:
+    """Which promises of the link are not kept: NOW, RELRO, no RUNPATH, no executable stack, no text relocations."""
+    elf = Elf(path)
+    dynamic, wrong = elf.dynamic(), []
+    now = DT_BIND_NOW in dynamic or dynamic.get(DT_FLAGS, 0) & 8 or dynamic.get(DT_FLAGS_1, 0) & 1
+    if not now:
+        wrong.append("symbols are bound late: -z now is missing")
+    if PT_GNU_RELRO not in {kind for kind, _ in elf.segments}:
+        wrong.append("relocations stay writable: -z relro is missing")
+    if DT_RPATH in dynamic or DT_RUNPATH in dynamic:
+        wrong.append("it has an RPATH or RUNPATH")
+    stack = [flags for kind, flags in elf.segments if kind == PT_GNU_STACK]
+    if not stack or stack[0] & EXECUTABLE:
+        wrong.append("the stack is executable: -z noexecstack is missing")
+    if DT_TEXTREL in dynamic or dynamic.get(DT_FLAGS, 0) & 4:
+        wrong.append("it has text relocations")
+    return wrong
+
+
+def test_the_library_is_linked_hardened(built: Path) -> None:
+    if sanitizer():
+        pytest.skip(f"built with -fsanitize={sanitizer()}: no hardening is promised")
+    assert not_hardened(built) == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (("-Wl,-z,lazy",), "symbols are bound late: -z now is missing"),
+        (("-Wl,-z,norelro", "-Wl,-z,now"), "relocations stay writable: -z relro is missing"),
+        (("-Wl,-rpath,/nowhere",), "it has an RPATH or RUNPATH"),
+        (("-Wl,-z,execstack",), "the stack is executable: -z noexecstack is missing"),
+    ],
+)
+def test_a_planted_weakness_is_found(flags: tuple[str, ...], sentence: str, built: Path, tmp_path: Path) -> None:
+    text = "#include <stdlib.h>\n" + SHOW + 'int PyInit__core(void) { return abs(atoi("1")); }\n'
+    good = ("-Wl,-z,relro", "-Wl,-z,now", "-Wl,-z,noexecstack")
+    assert not_hardened(linked(tmp_path, text, *good)) == []
+    kept = tuple(g for g in good if not ("now" in g and "lazy" in flags[0]))
+    assert not_hardened(linked(tmp_path, text, *kept, *flags)) == [sentence]
+
+
+def test_readelf_sees_what_we_see(built: Path) -> None:
+    """The reader above is our own: where binutils are at hand, they are asked too."""
+    if not shutil.which("readelf") or not shutil.which("nm"):
+        pytest.skip("no readelf or nm here")
+
+    def ask(*words: str) -> str:
+        done = subprocess.run([*words, str(built)], capture_output=True, text=True, env=emptied(), check=True)
+        return done.stdout
+
+    assert {line.split()[-1].split("@")[0] for line in ask("nm", "-D", "--defined-only").splitlines()} == (
+        Elf(built).exported()
+    )
+    headers = ask("readelf", "-dlW")
+    assert ("GNU_RELRO" in headers) == (PT_GNU_RELRO in {kind for kind, _ in Elf(built).segments})
+    assert ("RUNPATH" in headers) == (DT_RUNPATH in Elf(built).dynamic())

@@ -1,0 +1,130 @@
+"""The package: what an import brings with it, and that an sdist builds a wheel that installs and imports."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from kit.support import ROOT, emptied, run_python, sanitizer
+
+#: What fanin works with where the caller already does, and never imports itself.
+NEVER = ("torch", "scipy", "ml_dtypes", "matplotlib", "jax", "cupy", "sklearn", "rich", "autograd", "mpi4py", "pytest")
+
+SHOW_NEW = """
+import sys, json
+import numpy
+before = set(sys.modules)
+import fanin
+print(json.dumps(sorted({m.partition(".")[0] for m in set(sys.modules) - before})))
+"""
+
+
+def foreign(new: list[str]) -> list[str]:
+    """The top-level modules among `new` that are neither ours, NumPy's nor the standard library's."""
+    return sorted(m for m in new if m not in {"fanin", "numpy"} and m not in sys.stdlib_module_names)
+
+
+@pytest.mark.core
+def test_an_import_brings_numpy_and_nothing_else() -> None:
+    new = json.loads(run_python(SHOW_NEW).stdout)
+    assert "fanin" in new
+    assert foreign(new) == []
+    assert not set(NEVER) & set(new)
+
+
+def test_a_planted_import_is_found() -> None:
+    new = json.loads(run_python(SHOW_NEW.replace("import fanin", "import fanin, pytest")).stdout)
+    assert "pytest" in foreign(new)
+
+
+@pytest.mark.core
+def test_an_import_starts_no_thread_and_warns_of_nothing() -> None:
+    code = "import threading, warnings; warnings.simplefilter('error'); import fanin; print(threading.active_count())"
+    assert run_python(code).stdout.strip() == "1"
+    tasks = (
+        "import os, numpy; n = len(os.listdir('/proc/self/task')); import fanin;"
+        " print(len(os.listdir('/proc/self/task')) - n)"
+    )
+    if Path("/proc/self/task").is_dir() and "thread" not in sanitizer():
+        assert run_python(tasks).stdout.strip() == "0"
+
+
+@pytest.mark.core
+def test_the_version_is_said_in_one_place() -> None:
+    import fanin
+
+    text = (ROOT / "python" / "fanin" / "_version.py").read_text()
+    assert f'__version__ = "{fanin.__version__}"' in text
+    assert f"[{fanin.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def quietly(*words: str, cwd: Path, nvcc: str = "0") -> str:
+    done = subprocess.run(
+        words,
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env=emptied({"FANIN_DEV": "", "FANIN_SANITIZE": "", "FANIN_NVCC": nvcc}),
+    )
+    assert done.returncode == 0, f"{' '.join(words)}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_the_sdist_builds_a_wheel_that_installs_and_imports(tmp_path: Path) -> None:
+    """As a user has it: from the sdist alone, in fresh virtual environments. Needs a package index."""
+    tools, user = tmp_path / "tools", tmp_path / "user"
+    quietly(sys.executable, "-m", "venv", str(tools), cwd=tmp_path)
+    quietly(str(tools / "bin" / "pip"), "install", "-q", "build", cwd=tmp_path)
+    # The sdist is made from a copy, so that a build leaves nothing behind in the tree.
+    copy = tmp_path / "copy"
+    import shutil
+
+    shutil.copytree(
+        ROOT, copy, ignore=shutil.ignore_patterns(".git", ".venv*", "build", "dist", "*.so", "scratch", "*.egg-info")
+    )
+    quietly(str(tools / "bin" / "python"), "-m", "build", "--sdist", "-o", str(tmp_path), str(copy), cwd=tmp_path)
+    (sdist,) = tmp_path.glob("fanin-*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        inside = {"/".join(n.split("/")[1:]) for n in archive.getnames()}
+    for path in [*ROOT.glob("csrc/**/*.[ch]"), *ROOT.glob("tests/**/*.py"), *ROOT.glob("docs/**/*.md")]:
+        assert str(path.relative_to(ROOT)) in inside, f"the sdist lacks {path.relative_to(ROOT)}"
+    assert {"LICENSE", "README.md", "CHANGELOG.md", "python/fanin/py.typed", "python/fanin/_core.pyi"} <= inside
+
+    quietly(str(tools / "bin" / "pip"), "wheel", "-q", "--no-deps", "-w", str(tmp_path), str(sdist), cwd=tmp_path)
+    (wheel,) = tmp_path.glob("fanin-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        metadata = archive.read(next(n for n in names if n.endswith("METADATA"))).decode()
+    assert {"fanin/py.typed", "fanin/_core.pyi", "fanin/__init__.py"} <= set(names)
+    assert not [n for n in names if n.endswith((".c", ".h", ".o")) or n.startswith(("tests/", "csrc/"))]
+    assert "BSD-3-Clause" in metadata
+    assert "Requires-Dist: numpy>=1.26\n" in metadata
+
+    quietly(sys.executable, "-m", "venv", str(user), cwd=tmp_path)
+    quietly(str(user / "bin" / "pip"), "install", "-q", str(wheel), cwd=tmp_path)
+    said = quietly(
+        str(user / "bin" / "python"),
+        "-c",
+        "import fanin, numpy as np; print(fanin.__file__); print(fanin.add_n([np.ones(3), np.ones(3)]).tolist());"
+        " print(fanin.info()['kernels'])",
+        cwd=tmp_path,
+    ).splitlines()
+    assert said[0].startswith(str(user)) and said[1] == "[2.0, 2.0, 2.0]" and "'nvcc': None" in said[2]
+    assert "demo" in quietly(str(user / "bin" / "fanin"), "--help", cwd=tmp_path)
+
+    # And once more with nvcc, where there is one: the same package with machine code for each architecture.
+    script = [sys.executable, str(ROOT / "csrc/device/kernels/build.py"), "--fatbin", str(tmp_path / "fatbin.h")]
+    if subprocess.run(script, capture_output=True).returncode == 2:
+        pytest.skip("the rest needs nvcc")
+    quietly(
+        str(user / "bin" / "pip"), "install", "-q", "--force-reinstall", "--no-deps", str(sdist), cwd=tmp_path, nvcc="1"
+    )
+    made = quietly(str(user / "bin" / "python"), "-c", "import fanin; print(fanin.info()['kernels'])", cwd=tmp_path)
+    assert "['sm_75'" in made and "'ptx': 'compute_" in made

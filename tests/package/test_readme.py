@@ -1,0 +1,210 @@
+"""README.md says what is so: its Python runs, its two commands are there once, and .ci/run runs its test command."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fanin
+from fanin import _core
+from kit.support import ROOT, run_python
+
+README = ROOT / "README.md"
+CI = ROOT / ".ci" / "run"
+
+DEMO = 'python3 -m venv .venv && .venv/bin/pip install ".[demo]" && .venv/bin/fanin demo'
+TEST = (
+    'python3 -m venv .venv && .venv/bin/pip install -q -e ".[test]" && .venv/bin/python -m pytest -n auto --dist'
+    " loadfile"
+)
+
+BLOCK = re.compile(r"^(?P<before><!-- .*? -->\n)?```(?P<kind>\w*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def python_blocks(text: str) -> list[tuple[int, str, str | None]]:
+    """(line, code, expected output) of each Python block.
+
+    What a block prints is the fenced block without a language, or `text`, that follows it directly, if there is one.
+    `<!-- skip: why -->` above a block says why it is not run.
+    """
+    found: list[tuple[int, str, str | None]] = []
+    matches = list(BLOCK.finditer(text))
+    for at, match in enumerate(matches):
+        if match["kind"] != "python" or (match["before"] or "").startswith("<!-- skip:"):
+            continue
+        expected = None
+        if at + 1 < len(matches) and matches[at + 1]["kind"] in ("", "text", "output"):
+            after = matches[at + 1]
+            if text[match.end() : after.start()].strip() == "" and not after["before"]:
+                expected = after["body"]
+        found.append((text.count("\n", 0, match.start()) + 1, match["body"], expected))
+    return found
+
+
+def matches(expected: str, got: str) -> bool:
+    """Whether `got` is `expected`, where a line `...` stands for any lines and `...` within a line for any text."""
+    pattern = re.escape("\n".join(line.rstrip() for line in expected.strip().splitlines()))
+    pattern = pattern.replace(re.escape("..."), ".*?")
+    return re.fullmatch(pattern, "\n".join(line.rstrip() for line in got.strip().splitlines()), re.DOTALL) is not None
+
+
+BLOCKS = python_blocks(README.read_text())
+
+
+def test_the_readme_shows_code() -> None:
+    assert len(BLOCKS) >= 2, "README.md promises short examples"
+
+
+@pytest.mark.parametrize("at", range(len(BLOCKS)), ids=[f"line{line}" for line, _, _ in BLOCKS])
+def test_the_readme_code_runs_and_prints_what_it_says(at: int, tmp_path: Path) -> None:
+    _, code, expected = BLOCKS[at]
+    done = run_python(code, cwd=tmp_path, check=False)
+    # A block may end in an error that it shows: then the error is part of what is printed.
+    said = done.stdout + (done.stderr if done.returncode and expected is not None else "")
+    if expected is None:
+        assert done.returncode == 0, done.stderr
+    else:
+        assert matches(expected, said), f"expected:\n{expected}\ngot:\n{said}\n{done.stderr}"
+
+
+def broken_links(page: Path, text: str) -> list[str]:
+    """The links of a page to files that are not there, or that lead out of the repository."""
+    found = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if not link.startswith(("https://", "#")):
+            target = (page.parent / link.partition("#")[0]).resolve()
+            if not target.exists() or not target.is_relative_to(ROOT):
+                found.append(link)
+    return found
+
+
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "csrc" / "README.md"])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_lead_to_what_is_there(page: Path) -> None:
+    assert broken_links(page, page.read_text()) == []
+
+
+def test_a_broken_link_is_found() -> None:
+    assert broken_links(README, "[a](docs/rules.md) [b](docs/no.md) ![c](../x.svg) [d](https://x.y)") == [
+        "docs/no.md",
+        "../x.svg",
+    ]
+
+
+def told_by(blocks: list[tuple[int, str, str | None]], folder: Path) -> list[str]:
+    """What blocks that go on from each other print, where that is not what the page shows."""
+    mark = "-- block --"
+    code = f"print({mark!r})\n".join(code + "\n" for _, code, _ in blocks)
+    said = run_python(code, cwd=folder).stdout.split(mark + "\n")
+    return [
+        f"line {line}: {got}"
+        for (line, _, expected), got in zip(blocks, said, strict=True)
+        if expected is not None and not matches(expected, got)
+    ]
+
+
+def test_the_code_of_the_page_on_migrating_runs_and_prints_what_it_says(tmp_path: Path) -> None:
+    blocks = python_blocks((ROOT / "docs" / "migrating.md").read_text())
+    assert sum(expected is not None for _, _, expected in blocks) >= 3
+    assert (
+        told_by(
+            [
+                *blocks,
+                (0, "print(w.tolist() == grads['w'].tolist() == [3, 3, 3], grad.tolist())", "True [3.0, 3.0, 3.0]"),
+            ],
+            tmp_path,
+        )
+        == []
+    )
+
+
+def test_a_block_that_prints_something_else_is_found(tmp_path: Path) -> None:
+    assert told_by([(3, "x = 1", None), (9, "print(x)", "2")], tmp_path) == ["line 9: 1\n"]
+
+
+@pytest.mark.parametrize(
+    ("make", "fast"),
+    [
+        (lambda: np.ones(4), True),
+        (lambda: np.ones((2, 2, 1, 1)), True),
+        (lambda: 1.5, True),
+        (lambda: fanin.Zero((4,), "f8"), False),
+        (lambda: np.ones(8)[::2], False),
+        (lambda: np.ones((2, 3)).T, False),
+        (lambda: np.ones((1, 1, 1, 1, 4)), False),
+        (lambda: np.ones(4, ">f8"), None),
+        (lambda: np.ma.ones(4), False),
+    ],
+    ids=[
+        "C order",
+        "four axes",
+        "a number",
+        "a symbolic zero",
+        "gaps",
+        "another order",
+        "five axes",
+        "foreign byte order",
+        "a subclass",
+    ],
+)
+def test_what_leaves_the_fast_path_is_what_the_page_lists(make: Any, fast: bool | None) -> None:
+    """An add on the fast path allocates nothing of the core's."""
+    buf = fanin.InputBuffer(1)
+    given = [make() for _ in range(3)]
+    if fast is None:
+        with pytest.raises((TypeError, ValueError, BufferError)):
+            buf.add(0, given[0])
+        return
+    buf.add(0, given[0])  # the slot gets what a pass needs
+    before = _core._test_memory()[1]
+    buf.add(0, given[1])
+    buf.add(0, given[2])
+    assert (_core._test_memory()[1] == before) == fast
+
+
+@pytest.mark.parametrize("command", [DEMO, TEST])
+def test_each_command_stands_in_the_readme_once(command: str) -> None:
+    lines = [line.strip() for line in README.read_text().splitlines()]
+    assert lines.count(command) == 1
+    assert sum("python3 -m venv" in line for line in lines) == 2
+
+
+def test_ci_runs_the_very_test_command_of_the_readme() -> None:
+    asked = subprocess.run(
+        ["bash", str(CI), "--print-test-command"], capture_output=True, text=True, stdin=subprocess.DEVNULL
+    )
+    assert asked.returncode == 0, asked.stderr
+    assert asked.stdout.strip() == TEST
+    assert "-m pytest" not in TEST.replace(".venv/bin/python -m pytest", ""), "one pytest, one command"
+
+
+def test_ci_can_be_read_by_bash() -> None:
+    assert CI.stat().st_mode & 0o111, ".ci/run is not executable"
+    done = subprocess.run(["bash", "-n", str(CI)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+# The checkers themselves
+
+
+def test_blocks_are_found_with_their_output() -> None:
+    text = (
+        "a\n```python\nprint(1)\n```\n\n```\n1\n```\n"
+        "```python\nprint(2)\n```\ntext between\n```\nnot its output\n```\n"
+        "<!-- skip: needs a GPU -->\n```python\nboom\n```\n```sh\nls\n```\n"
+    )
+    assert python_blocks(text) == [(2, "print(1)\n", "1\n"), (9, "print(2)\n", None)]
+
+
+def test_a_wrong_output_is_found() -> None:
+    assert matches("1\n...\n3\n", "1\n2\n2.5\n3\n")
+    assert matches("a ... c", "a b b c\n")
+    assert not matches("1\n3\n", "1\n2\n")
+    assert not matches("1", "1\n2")

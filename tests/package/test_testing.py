@@ -1,0 +1,149 @@
+"""fanin.testing and fanin.conformance, run as their users run them: by a pytest of their own."""
+
+from __future__ import annotations
+
+import pytest
+
+import fanin  # NumPy is imported once per process: here, not in a pytest within
+from kit.support import run_python
+
+pytest_plugins = ["pytester"]
+pytestmark = pytest.mark.core
+
+SUITE = """
+import fanin, numpy as np, pytest
+
+def test_machine(sim_machine):
+    assert fanin.devices() == ["cpu", "sim:0", "sim:1"]
+    x = sim_machine.array(np.ones(2))
+    assert x.numpy().tolist() == [1, 1]
+
+def test_failure_shows_its_seed(sim_machine):
+    sim_machine.launch(sim_machine.stream(), lambda v: None, writes=[sim_machine.empty(1)])
+    assert False
+
+def test_races_fail_the_test(sim_machine):
+    x = sim_machine.empty(1)
+    sim_machine.launch(sim_machine.stream(), lambda v: None, writes=[x])
+    try:
+        sim_machine.launch(sim_machine.stream(), lambda v: None, writes=[x])
+    except fanin.RaceError:
+        raise
+
+def scenario(m, order):
+    a, b = m.stream(), m.stream()
+    x = m.array(np.zeros(1))
+    flag = []
+    def writer():
+        m.launch(a, lambda v: v.fill(1), writes=[x], name="write")
+        flag.append(a.record())
+    def reader():
+        if flag:
+            b.wait(flag[0])
+        elif order:
+            return
+        m.launch(b, lambda v: None, reads=[x], name="read")
+    m.spawn(writer)
+    m.spawn(reader)
+
+@pytest.mark.explore
+def test_every_order(sim_machine, tmp_path):
+    assert tmp_path.exists()
+    scenario(sim_machine, True)
+
+@pytest.mark.explore(limit=50)
+def test_some_order(sim_machine):
+    scenario(sim_machine, False)
+
+@pytest.mark.explore
+def test_different_results(sim_machine):
+    seen = []
+    s = sim_machine.stream()
+    for i in range(2):
+        sim_machine.spawn(lambda i=i: (s.record(), seen.append(i)))
+    sim_machine.join()
+    return seen[0]
+
+@pytest.mark.explore
+def test_without_a_machine():
+    pass
+"""
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the plugins of others, which take long to load."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+
+
+def pytest_of(pytester: pytest.Pytester, *args: str) -> str:
+    assert fanin.__version__
+    pytester.makeini("[pytest]\n")
+    done = pytester.runpytest_inprocess("-p", "fanin.testing.plugin", "-p", "no:cacheprovider", "-rA", *args)
+    return "\n".join([*done.outlines, *done.errlines, ""])
+
+
+def test_the_plugin_runs_machines_and_every_order(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_suite=SUITE)
+    out = pytest_of(pytester)
+    passed = {"test_machine", "test_every_order"}
+    failed = {
+        "test_failure_shows_its_seed",
+        "test_races_fail_the_test",
+        "test_some_order",
+        "test_different_results",
+        "test_without_a_machine",
+    }
+    assert {w for w in passed | failed if f"PASSED test_suite.py::{w}\n" in out} == passed, out
+    assert {w for w in passed | failed if f"FAILED test_suite.py::{w}" in out} == failed, out
+    assert "seed of sim_machine: --fanin-seed=" in out
+    assert "schedule '" in out
+    assert "2 different results" in out
+    assert "takes the fixture sim_machine" in out
+    assert "ERROR" not in out, out
+
+
+def test_a_failure_is_replayed_by_its_seed(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_seed="def test_seed(sim_machine):\n    assert sim_machine.seed != 77\n")
+    assert "1 passed" in pytest_of(pytester)
+    assert "1 failed" in pytest_of(pytester, "--fanin-seed=77")
+
+
+@pytest.mark.parametrize("buffer", ["fanin:InputBuffer", "fanin._reference:InputBuffer"])
+def test_our_own_buffers_keep_the_laws(pytester: pytest.Pytester, buffer: str) -> None:
+    out = pytest_of(pytester, "--pyargs", "fanin.conformance", f"--fanin-buffer={buffer}", "-q")
+    assert " failed" not in out and " error" not in out and " passed" in out, out
+
+
+PLANTED = """
+import numpy as np
+
+class Plain:
+    "A dict of +=, as people write it: what the laws are about."
+    def __init__(self, n):
+        self.sums = [None] * n
+    def add(self, slot, g):
+        if g is not None:
+            if self.sums[slot] is None:
+                self.sums[slot] = g
+            else:
+                self.sums[slot] += g
+    def take(self):
+        sums, self.sums = self.sums, [None] * len(self.sums)
+        return sums
+"""
+
+
+def test_a_planted_fault_breaks_a_law(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(planted=PLANTED)
+    pytester.syspathinsert()
+    out = pytest_of(pytester, "--pyargs", "fanin.conformance", "--fanin-buffer=planted:Plain", "-q")
+    for law in ("never_written", "slot_that_is_not_there", "one_array_sent_to_two_slots"):
+        assert any(line.startswith("FAILED") and law in line for line in out.splitlines()), out
+    assert "SKIPPED" in out and "no key=" in out
+
+
+def test_the_plugin_imports_no_torch() -> None:
+    run_python(
+        "import sys, fanin.testing.plugin; assert 'torch' not in sys.modules and 'matplotlib' not in sys.modules"
+    )

@@ -1,0 +1,263 @@
+"""The stream rules, proved on the buffer's own code and the simulated machine: docs/proof.md tells what is claimed.
+
+tests/c/proof.c does the work; the tests here say how much of it, and hold it to its numbers.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from kit.proof_program import Line, added, proof, results, side_by_side
+from kit.support import compiler
+
+pytestmark = [pytest.mark.skipif(not compiler(), reason="no C compiler: set CC")]
+
+#: Waits, records and marks, faults of the buffer's code and of its drivers that whole adds can find: they test the
+#: tests.
+WHOLE_FAULTS = [
+    *(
+        "S9.record",
+        "S10.record",
+        "S11.record",
+        "S12.record",
+        "S12.wait",
+        "S12.mark",
+        "S13.wait",
+        "S13.mark",
+        "S15.record",
+    ),
+    *("S18.record", "S18.wait", "S19.mark", "S20.wait", "S20.mark", "S21.wait", "S21.mark", "S21.record", "S22.wait"),
+    *(
+        "S22.record",
+        "S9.mark+S13.mark",
+        "S22.mark+S19.mark",
+        "fault:NO_RECORD_BEHIND_SUM+S18.record",
+        "fault:WRITE_WITHOUT_WAIT+driver:donate",
+    ),
+    *(f"mut:{n}" for n in (4, 5, 6, 7, 8, 9, 12, 13, 14, 15, 19, 20, 23)),
+    *(f"driver:{word}" for word in ("count", "import-wait", "alias-wait", "alias-mark", "sync")),
+]
+
+#: Faults that look at names of streams: for them a class of configurations is not alike, and only sleep sets are
+#: checked.
+NAME_FAULTS = ["fault:STREAMS_BY_NUMBER", "fault:STREAMS_BY_DEVICE"]
+
+
+def faults(names: list[str]) -> list[str]:
+    return [f"fault={name}" for name in names]
+
+
+def clean(lines: list[Line]) -> None:
+    assert lines
+    for line in lines:
+        assert line["traces"] > 0 and line["configurations"] > 0, line
+        assert line["races"] == line["others"] == line["failing"] == 0, line
+
+
+def test_the_sizes_are_those_of_the_plan() -> None:
+    raw = {(int(x["K"]), int(x["D"]), int(x["S"])): int(x["raw"]) for x in results("sizes")}
+    assert raw[1, 1, 2] == 112
+    assert raw[1, 2, 1] == 80
+    assert raw[1, 2, 2] == 1_728
+    assert raw[2, 2, 2] == 10_368
+    assert raw[3, 2, 2] == 62_208
+    assert raw[2, 3, 3] == 1_143_072
+    assert raw[4, 2, 2] == 373_248
+
+
+# Adds are steps: every order of the host
+
+
+@pytest.mark.core
+@pytest.mark.rule("S8", "S9", "S10", "S11", "S18", "S19", "S20", "S21", "S22")
+def test_one_producer_never_races_with_every_option() -> None:
+    (line,) = results("whole", "1", "2", "2", "most")
+    clean([line])
+    assert line["configurations"] == 7_408
+
+
+@pytest.mark.rule("S9", "S12", "S13", "S15", "S16", "S17", "S19")
+def test_two_producers_never_race_in_any_configuration() -> None:
+    (line,) = results("whole", "2", "2", "2", "few")
+    clean([line])
+    assert line["configurations"] == 2 * (1_352 + 1_300)  # budgets 0 and infinite; with keys and without
+    assert line["traces"] == 68_200
+
+
+@pytest.mark.rule("S13", "S18", "S21", "S22")
+def test_two_producers_never_race_with_other_options() -> None:
+    (line,) = results("whole", "2", "2", "2", "most", "part=0/8")
+    clean([line])
+    assert line["configurations"] == 4_470
+
+
+@pytest.mark.rule("S12", "S15", "S17")
+def test_three_producers_never_race_in_any_configuration() -> None:
+    lines = side_by_side([("whole", "3", "2", "2", "few", f"part={i}/4") for i in range(4)])
+    clean(lines)
+    assert added(lines, "shapes") == 7_888
+    assert added(lines, "configurations") == 2 * (7_888 + 4_392)  # as above
+    assert added(lines, "traces") == 2_924_732
+
+
+# Lock, unlock and device calls are steps
+
+
+@pytest.mark.core
+@pytest.mark.threads
+def test_split_locks_on_one_stream_lose_nothing_and_never_hang() -> None:
+    lines = results("split", "1", "1")
+    clean(lines)
+    assert len(lines) == 6
+
+
+def test_two_split_adds_never_race_in_any_configuration() -> None:
+    lines = side_by_side([("split", "2", "2", "scene=adds", f"part={i}/2") for i in (0, 1)])
+    clean(lines)
+    assert added(lines, "shapes") == 76
+    assert added(lines, "traces") > 10_000
+
+
+def test_a_split_add_beside_take_ready_snapshot_or_clear_never_races() -> None:
+    scenes = [f"scene={s}" for s in ("take", "ready", "look", "clear", "takes")]
+    lines = side_by_side([("split", D, S, scene) for scene in scenes for D, S in (("1", "2"), ("2", "1"))])
+    clean(lines)
+    assert len(lines) == 10
+    assert added(lines, "traces") > 10_000
+
+
+# The reductions lose nothing
+
+
+def same(lines: list[Line], count: int) -> None:
+    """Each fault fails in the same classes of configurations in the full search and in the reduced one."""
+    ends = [line for line in lines if line.kind == "checked"]
+    assert ends and added(ends, "faults") == count
+    assert added(ends, "different") == 0
+    assert added(ends, "failing") > 0 and added(ends, "failing_reduced") > 0
+    assert added(ends, "traces") > added(ends, "traces_reduced") > 0
+
+
+def test_reduced_and_full_search_fail_in_the_same_configurations() -> None:
+    one = [("check", "1", D, S, "most", "part=0/3", *faults(WHOLE_FAULTS)) for D, S in (("1", "2"), ("2", "1"))]
+    two = [("check", "2", D, S, "few", "part=0/3", *faults(WHOLE_FAULTS)) for D, S in (("1", "2"), ("2", "1"))]
+    lines = side_by_side([*one, *two])
+    same(lines, 4 * len(WHOLE_FAULTS))
+    found = {line.words[0] for line in lines if line.kind == "check" and line["failing"] > 0}
+    assert found == set(WHOLE_FAULTS), "a fault that fails nowhere checks nothing"
+
+
+def test_sleep_sets_lose_nothing_where_faults_look_at_names() -> None:
+    lines = side_by_side(
+        [("check", "2", D, S, "few", "names", "part=0/3", *faults(NAME_FAULTS)) for D, S in (("1", "2"), ("2", "1"))]
+    )
+    same(lines, 2 * len(NAME_FAULTS))
+
+
+def test_random_orders_find_nothing_that_the_search_of_split_locks_missed() -> None:
+    order, locks = ["S12.wait", "S12.mark", "driver:count"], ["none", "fault:READY_TOO_SOON", "fault:TAKE_IGNORES_ADDS"]
+    runs = [
+        ("sample", "1", "1", "samples=60", *faults([*order, *locks])),
+        ("sample", "1", "2", "samples=10", *faults(order)),
+    ]
+    ends = [line for line in side_by_side(runs) if line.kind == "sampled"]
+    assert added(ends, "faults") == 2 * len(order) + len(locks)
+    assert added(ends, "missed") == 0
+    assert added(ends, "failing_sampled") > 0 and added(ends, "runs") > 10_000
+
+
+# The second oracle
+
+
+def test_what_is_clean_by_order_is_right_by_value() -> None:
+    lines = side_by_side([("values", "2", "2", "2", "samples=2000"), ("values", "3", "2", "2", "samples=1000")])
+    ends = [line for line in lines if line.kind == "judged"]
+    assert added(ends, "clean") > 1_500
+    assert added(ends, "racy") == added(ends, "clean_wrong") == 0
+
+
+def test_a_fair_share_of_what_races_by_order_is_wrong_by_value() -> None:
+    runs = [("values", K, "2", "2", "samples=120", f"seed={K}", *faults(WHOLE_FAULTS)) for K in ("1", "2")]
+    lines = side_by_side(runs)
+    ends = [line for line in lines if line.kind == "judged"]
+    assert added(ends, "clean") > 1_000 and added(ends, "clean_wrong") == 0
+    assert added(ends, "racy") > 500
+    assert added(ends, "racy_wrong") > added(ends, "racy") / 2
+
+
+# Each checker finds its planted fault
+
+
+@pytest.mark.parametrize(
+    "verdict, args",
+    [
+        ("race", ("whole", "2", "1", "2", "few", "fault=S12.wait")),
+        ("race", ("split", "1", "2", "scene=adds", "first", "fault=S12.wait")),
+        ("miscount", ("whole", "2", "1", "1", "few", "fault=driver:count")),
+        ("miscount", ("split", "1", "1", "scene=take", "first", "fault=fault:TAKE_IGNORES_ADDS")),
+        ("written", ("whole", "2", "1", "1", "few", "fault=fault:WRITE_SHARED")),
+        ("unsound", ("whole", "1", "1", "2", "few", "fault=driver:elide")),
+        ("stuck", ("split", "1", "1", "scene=adds", "first", "fault=fault:SLOT_KEPT")),
+    ],
+)
+def test_a_checker_finds_its_planted_fault(verdict: str, args: tuple[str, ...]) -> None:
+    done = proof(*args, check=False)
+    assert f"  {verdict}: " in done.stdout, done.stdout[-2000:]
+
+
+def test_a_failing_order_is_replayed_from_what_was_printed() -> None:
+    done = proof("whole", "2", "1", "2", "few", "first", "fault=S12.wait", check=False)
+    first = next(line for line in done.stdout.splitlines() if line.startswith("  first: "))
+    configuration, schedule, planted = first.removeprefix('  first: "').replace('"', "").rsplit(" ", 2)
+    again = proof("replay", configuration, schedule, planted)
+    assert "verdict race: " in again.stdout
+    without = proof("replay", configuration, schedule)
+    assert "verdict fine: " in without.stdout
+
+
+# The longer run
+
+
+@pytest.mark.slow
+def test_two_producers_never_race_with_every_option() -> None:
+    lines = side_by_side([("whole", "2", "2", "2", "all", f"part={i}/8") for i in range(8)], timeout=3600)
+    clean(lines)
+    assert added(lines, "shapes") == 1_360
+    assert added(lines, "configurations") == 227_124
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("K, D, S, shapes", [(2, 3, 3, 4_388), (3, 2, 3, 27_482), (3, 3, 2, 20_528)])
+def test_more_streams_never_race_in_any_configuration(K: int, D: int, S: int, shapes: int) -> None:
+    lines = side_by_side([("whole", str(K), str(D), str(S), "few", f"part={i}/4") for i in range(4)], timeout=3600)
+    clean(lines)
+    assert added(lines, "shapes") == shapes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "K, D, S, options, parts, of",
+    [(3, 2, 2, "most", 2, 256), (3, 3, 3, "few", 2, 128), (4, 2, 2, "few", 2, 256)],
+)
+def test_samples_of_larger_sizes_never_race(K: int, D: int, S: int, options: str, parts: int, of: int) -> None:
+    clean(
+        side_by_side([("whole", str(K), str(D), str(S), options, f"part={i}/{of}") for i in range(parts)], timeout=3600)
+    )
+
+
+@pytest.mark.slow
+def test_split_locks_never_race_in_any_configuration() -> None:
+    scenes = ("adds", "take", "ready", "look", "clear", "takes")
+    lines = side_by_side([("split", "2", "2", f"scene={s}", "imports") for s in scenes], timeout=3600)
+    clean(lines)
+    assert added(lines, "configurations") == 6 * 860
+
+
+@pytest.mark.slow
+def test_reduced_and_full_search_agree_on_two_devices_with_two_streams() -> None:
+    every = faults(["none", *WHOLE_FAULTS])
+    same(
+        side_by_side([("check", "2", "2", "2", "few", f"part={i}/64", *every) for i in (0, 1)], timeout=3600),
+        2 * len(every),
+    )
+    same(side_by_side([("check", "1", "2", "2", "most", "part=0/4", *every)], timeout=3600), len(every))

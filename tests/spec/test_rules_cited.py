@@ -1,0 +1,152 @@
+"""The rules and their tests: every rule of the families S and A is stated by a test, every number cited exists.
+
+A test says which rules it states: `@pytest.mark.rule("S8", "S9")`.  Code and messages cite a rule by its number.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+from kit.support import CSRC, ROOT, TESTS
+
+RULES = ROOT / "docs" / "rules.md"
+FAMILIES = ("S", "A")
+
+ROW = re.compile(r"^\| ([A-Z]\d{1,2}) \|", re.MULTILINE)
+# A number that is a word of its own: S12, not xS12, S12x, "S123", 0xA1, "A4_", A1.5 or -A1 (a name, a hash, a figure).
+NUMBER = re.compile(r"(?<![\w\-.#])([SA]\d{1,2})(?![\w]|\.\d)")
+RANGE = re.compile(r"(?<![\w\-.#])([SA])(\d{1,2})(?:-|\.\.|–| to )\1?(\d{1,2})(?![\w])")
+
+
+def rules_of(text: str) -> list[str]:
+    """The numbers of the rows of the tables, in the order of the page."""
+    return ROW.findall(text)
+
+
+def cited_in(text: str) -> set[str]:
+    """The numbers of S- and A-rules in a text; of a range (S8-S11, A8-A10) both ends and all between."""
+    found = set(NUMBER.findall(text))
+    for family, low, high in RANGE.findall(text):
+        found |= {f"{family}{n}" for n in range(int(low), int(high) + 1)}
+    return found
+
+
+def words_of_c(text: str) -> str:
+    """The comments and the strings of a C file: where a rule is cited, and no name is mistaken for one."""
+    parts = re.findall(r"/\*.*?\*/|//[^\n]*|\"(?:\\.|[^\"\\\n])*\"", text, re.DOTALL)
+    return "\n".join(parts)
+
+
+def words_of_python(text: str) -> str:
+    """The comments and the string literals of a Python file."""
+    import io
+    import tokenize
+
+    kinds = {tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", -1)}
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    return "\n".join(t.string for t in tokens if t.type in kinds)
+
+
+def marked_in(text: str) -> Iterator[tuple[str, str]]:
+    """(test, rule) for each rule that a `pytest.mark.rule(...)` names, on a test, a class, or in `pytestmark`."""
+    for node in ast.walk(ast.parse(text)):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "rule"):
+            continue
+        if not ast.unparse(node.func).endswith("mark.rule"):
+            continue
+        for word in node.args:
+            if isinstance(word, ast.Constant) and isinstance(word.value, str):
+                yield f"line {node.lineno}", word.value
+
+
+def files() -> Iterable[tuple[Path, str]]:
+    """Every file that may cite rules, with the words in it."""
+    own = Path(__file__).resolve()
+    for path in sorted([*CSRC.glob("**/*.[ch]"), *(TESTS / "c").glob("*.[ch]")]):
+        yield path, words_of_c(path.read_text())
+    for folder in (ROOT / "python", TESTS, ROOT / "examples", ROOT / "benchmarks"):
+        for path in sorted(folder.glob("**/*.py")):
+            if path.resolve() != own:
+                yield path, words_of_python(path.read_text())
+
+
+@functools.cache
+def all_marks() -> dict[str, list[str]]:
+    """rule -> the tests that state it."""
+    found: dict[str, list[str]] = {}
+    own = Path(__file__).resolve()
+    for path in sorted(TESTS.glob("**/*.py")):
+        if path.resolve() != own:
+            for where, rule in marked_in(path.read_text()):
+                found.setdefault(rule, []).append(f"{path.relative_to(ROOT)}, {where}")
+    return found
+
+
+KNOWN = rules_of(RULES.read_text())
+
+
+def test_the_page_of_rules_is_whole() -> None:
+    assert len(KNOWN) == len(set(KNOWN)), "a number is given twice"
+    for family, count in {"S": 22, "A": 16, "V": 3, "E": 8, "L": 9, "K": 4}.items():
+        mine = [k for k in KNOWN if k[0] == family]
+        assert mine == [f"{family}{n}" for n in range(1, count + 1)], f"family {family}: {mine}"
+
+
+@pytest.mark.parametrize("rule", [k for k in KNOWN if k[0] in FAMILIES])
+def test_every_rule_is_stated_by_a_test(rule: str) -> None:
+    assert all_marks().get(rule), f"no test is marked @pytest.mark.rule({rule!r}): see docs/rules.md"
+
+
+def test_a_mark_names_a_rule() -> None:
+    unknown = {rule: where for rule, where in all_marks().items() if rule not in KNOWN}
+    assert not unknown, f"marked with rules that docs/rules.md does not have: {unknown}"
+
+
+def test_every_number_cited_exists() -> None:
+    wrong = {
+        str(path.relative_to(ROOT)): sorted(unknown)
+        for path, words in files()
+        if (unknown := cited_in(words) - set(KNOWN))
+    }
+    assert not wrong, f"cited, but not in docs/rules.md: {wrong}"
+
+
+def test_the_core_cites_the_rules() -> None:
+    """A checker that reads nothing finds nothing wrong: the rules' own files must cite most of them."""
+    cited = set().union(*(cited_in(words) for path, words in files() if CSRC in path.parents))
+    missing = [k for k in KNOWN if k[0] in FAMILIES and k not in cited]
+    assert len(missing) <= 8, f"cited nowhere in csrc/: {missing}"
+
+
+# The checkers themselves
+
+
+def test_planted_citations_are_found() -> None:
+    c = (
+        '/* S9: see A3, (S12), S18-S20. 0xA1 and A1.5 are no rules. */\nint S99; // A77!\nchar *s = "S14 says'
+        ' \\"A2\\"";'
+    )
+    assert cited_in(words_of_c(c)) == {"S9", "A3", "S12", "S18", "S19", "S20", "A77", "S14", "A2"}
+    python = '"""As S8 and A8-A10 say."""\nS1 = 1  # A99\nx = "by S3"\n'
+    assert cited_in(words_of_python(python)) == {"S8", "A8", "A9", "A10", "A99", "S3"}
+    assert cited_in("sim:0, AS12, S123, A4_x, utf-A1, GA10x") == set()
+
+
+def test_planted_marks_are_found() -> None:
+    text = (
+        "import pytest\npytestmark = [pytest.mark.core, pytest.mark.rule('A1')]\n"
+        "@pytest.mark.rule('S8', 'S9')\ndef test_x(): pass\n"
+        "@pytest.mark.parametrize('c', [pytest.param(1, marks=pytest.mark.rule('S10'))])\ndef test_y(c): pass\n"
+        "obj.rule('S11')\n"
+    )
+    assert sorted(rule for _, rule in marked_in(text)) == ["A1", "S10", "S8", "S9"]
+
+
+def test_planted_rows_are_found() -> None:
+    assert rules_of("| rule | x |\n|---|---|\n| S1 | a |\n| A12 | S3 |\nS4 is text\n") == ["S1", "A12"]
