@@ -20,7 +20,7 @@ from typing import Any
 
 from . import sim
 from ._core import InputBuffer, Overlaps, Verdict, add_n, overlap, overlaps, overlaps_itself, trim
-from ._trace.tracing import trace
+from ._trace.recording import trace
 from ._version import __version__
 from .errors import CaptureError, DeviceError, DeviceOutOfMemoryError, RaceError, StreamMismatchWarning
 from .options import Counters, counters, set_options

@@ -32,7 +32,7 @@ from typing import Any, Generic, Self, TypeVar, cast, overload
 import numpy as np
 
 from . import _core
-from ._trace import tracing
+from ._trace.recording import active
 from ._words import counted
 
 __all__ = [
@@ -87,7 +87,7 @@ class Thread(Generic[T]):
         self._turn = machine._turns[actor] = machine._turns.get(actor, 0) + 1
         self._value: T
         self._ended = False
-        self._traces = tracing.active().copy()
+        self._traces = active().copy()
         self._os = threading.Thread(target=self._run, name=name, daemon=True)
 
     def _run(self) -> None:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import fanin
 from fanin import descriptors as d
-from fanin._trace.tracing import LABEL
+from fanin._trace.line import LABEL
 from fanin.sim import Machine
 from kit.pymutants import Mutant, notices, survivors
 from kit.support import CSRC
@@ -645,7 +645,7 @@ def test_a_descriptor_labels_a_slot_in_explain() -> None:
     assert buf.explain(0) == "grads: slot 0 (__grad(self.get_parameter('fc.weight'))): nothing has come yet."
 
 
-def labelled_pass() -> fanin._trace.tracing.Trace:
+def labelled_pass() -> fanin._trace.recording.Trace:
     with fanin.trace() as t, Machine(1) as m:
         for name in (WEIGHT, LABELLED):
             buf = fanin.InputBuffer([fanin.Slot(name=name)], stream=m.stream())

@@ -143,7 +143,7 @@ def test_a_file_that_cannot_be_written_in_the_end_costs_nothing_else(
     def full(path: str, fill: Any) -> None:
         raise OSError(28, "No space left on device", path)
 
-    monkeypatch.setattr("fanin._trace.tracing.write_whole", full)
+    monkeypatch.setattr("fanin._trace.recording.write_whole", full)
     status, text = short(tmp_path, capsys)
     assert status == 2
     assert figure(text, "races") == 0, "the table is there"

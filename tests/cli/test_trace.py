@@ -18,8 +18,11 @@ import numpy as np
 import pytest
 
 import fanin
+from fanin._trace.chrome import chrome
+from fanin._trace.line import Line
+from fanin._trace.picture import Lane, place
 from fanin._trace.plot import apart
-from fanin._trace.tracing import Lane, Line, Trace, chrome, place
+from fanin._trace.recording import Trace
 from fanin.sim import Machine
 from kit.support import run_python
 
@@ -139,7 +142,7 @@ def test_only_the_newest_lines_are_kept() -> None:
 def test_a_trace_that_is_dropped_while_it_records_does_no_harm() -> None:
     t = fanin.trace()
     t.__enter__()
-    from fanin._trace.tracing import active
+    from fanin._trace.recording import active
 
     active().remove(t)
     del t

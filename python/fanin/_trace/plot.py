@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Sequence
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from .._words import counted
-from .tracing import Neighbours
-
-if TYPE_CHECKING:
-    from .tracing import Lane, Names, Picture, Slice
+from .picture import Lane, Names, Neighbours, Picture, Slice
 
 GREY = "#c9c9c9"
 INK = "#333333"

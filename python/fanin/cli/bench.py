@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fanin._trace.tracing import write_whole
+from fanin._files import write_whole
 
 from . import files, timing
 from .screen import Screen

@@ -9,7 +9,7 @@ import stat
 import tempfile
 from pathlib import Path
 
-from fanin._trace.tracing import write_whole
+from fanin._files import write_whole
 
 
 def claim(path: Path) -> None:

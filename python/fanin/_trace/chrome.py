@@ -1,0 +1,78 @@
+"""A trace as Chrome trace JSON, which Perfetto opens."""
+
+from __future__ import annotations
+
+import os
+from types import MappingProxyType
+from typing import Any
+
+from .line import HOST
+from .picture import Lane, Names, Neighbours, Picture
+
+
+def chrome(picture: Picture, names: Names = MappingProxyType({})) -> dict[str, Any]:
+    """Chrome trace JSON, in microseconds."""
+    events: list[dict[str, Any]] = []
+    lanes = picture.in_order(names)
+    for row, lane in enumerate(
+        [*lanes, *([Lane(HOST, 0)] if picture.parked and lanes and lanes[0].device != HOST else [])]
+    ):
+        said = f"device {lane.device}" if lane.device != HOST else "host"
+        stream = f"stream {lane.stream}" if lane.device != HOST else "cpu"
+        if lane in names:
+            stream += f" ({names[lane]})"
+        for what, value in (
+            ("process_name", {"name": said}),
+            ("process_sort_index", {"sort_index": lane.device}),
+            ("thread_name", {"name": stream}),
+            ("thread_sort_index", {"sort_index": row}),
+        ):
+            events.append({"ph": "M", "name": what, "pid": pid(lane), "tid": lane.stream, "args": value})
+    for s in picture.slices:
+        args: dict[str, Any] = {"bytes": s.line.bytes if s.line else 0}
+        if s.buffer:
+            args["buffer"] = s.buffer
+        cat = "accumulate" if s.buffer else "gpu_memcpy" if s.line and s.line.kind == "copy" else "kernel"
+        events.append(at(s.lane, s.start, "X", s.name, cat, dur=round(s.end - s.start, 3), args=args))
+    neighbours = Neighbours(picture)
+    for number, arrow in enumerate(picture.arrows, 1):
+        # A flow is drawn between the slices that enclose its ends: so both ends get a thin one of their own, at the
+        # tail of the work that was recorded and at the head of the work that waits.
+        for word, phase, (lane, time) in (("record", "s", arrow.at), ("wait", "f", arrow.to)):
+            work = neighbours.before(lane, time) if phase == "s" else neighbours.after(lane, time)
+            dur = min(0.5, (work.end - work.start) / 8) if work else 0.0
+            start = time if not work else work.end - dur if phase == "s" else work.start
+            events.append(at(lane, start, "X", f"{word} {arrow.name}", "event", dur=round(dur, 3), args={}))
+            flow = at(lane, start, phase, arrow.name, "event", id=number)
+            events.append({**flow, "bp": "e"} if phase == "f" else flow)
+    for lane, time, line in picture.notes:
+        args = {"slot": line.slot, "key": line.key, "rules": ", ".join(line.rules), "bytes": line.bytes}
+        events.append(at(lane, time, "i", f"{line.kind} {line.label}", "fanin", s="t", args=args))
+    for buffer, time, n in picture.parked:
+        events.append(at(Lane(HOST, 0), time, "C", f"parked bytes of {buffer}", "fanin", args={"bytes": n}))
+    for race in picture.races:
+        events.append(at(race.lane, race.time, "i", "RACE", "race", s="g", cname="terrible", args={"text": race.text}))
+    return {
+        "schemaVersion": 1,
+        "displayTimeUnit": "ns",
+        "baseTimeNanoseconds": 0,
+        "otherData": {"made by": "fanin", "clock": picture.clock},
+        "traceEvents": events,
+    }
+
+
+def pid(lane: Lane) -> int:
+    """Devices have their ordinals, as in torch.profiler's traces; the host has the process's own number."""
+    return lane.device if lane.device != HOST else os.getpid()
+
+
+def at(lane: Lane, time: float, phase: str, name: str, category: str, **more: Any) -> dict[str, Any]:
+    return {
+        "ph": phase,
+        "name": name,
+        "cat": category,
+        "pid": pid(lane),
+        "tid": lane.stream,
+        "ts": round(time, 3),
+        **more,
+    }

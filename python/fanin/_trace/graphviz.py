@@ -1,0 +1,33 @@
+"""A trace as Graphviz text: what happens before what."""
+
+from __future__ import annotations
+
+import itertools
+
+from .picture import Neighbours, Picture
+
+
+def dot(picture: Picture) -> str:
+    """Graphviz text. Nodes are pieces of work; edges say what comes before what."""
+
+    def quoted(text: str) -> str:
+        return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+    out = ["digraph fanin {", "  rankdir=LR;", "  node [shape=box, fontsize=10];"]
+    number = {id(s): i for i, s in enumerate(picture.slices)}
+    for k, lane in enumerate(picture.lanes):
+        mine = [s for s in picture.slices if s.lane == lane]
+        out += [f"  subgraph cluster_{k} {{", f"    label={quoted(lane.name)};"]
+        for s in mine:
+            style = ', style=filled, fillcolor="#cfe2f3"' if s.buffer else ""
+            out.append(f"    n{number[id(s)]} [label={quoted(s.name)}{style}];")
+        out.append("  }")
+        out += [f"  n{number[id(a)]} -> n{number[id(b)]} [style=bold];" for a, b in itertools.pairwise(mine)]
+    neighbours = Neighbours(picture)
+    for arrow in picture.arrows:
+        a, b = neighbours.before(*arrow.at), neighbours.after(*arrow.to)
+        if a and b:
+            out.append(f"  n{number[id(a)]} -> n{number[id(b)]} [style=dashed, label={quoted(arrow.name)}];")
+    for i, race in enumerate(picture.races):
+        out.append(f"  race{i} [label={quoted(race.text)}, color=red, fontcolor=red];")
+    return "\n".join([*out, "}"]) + "\n"

@@ -1,0 +1,77 @@
+"""One line of a trace: what was decided, or asked of a device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .._words import counted
+
+HOST = -1
+WORK = (
+    "sum",
+    "finish",
+    "copy",
+    "cast",
+    "reduce",
+    "upload",
+    "download",
+    "fill",
+    "zero",
+    "scatter",
+    "widen",
+    "merge",
+)
+LABEL = 127  # bytes that a label has room for (csrc/base/trace.h)
+
+
+@dataclass(frozen=True)
+class Line:
+    """One thing that was decided or queued."""
+
+    kind: str
+    """add, fold, take: what a buffer did. record, wait, mark, kernel, copy, free, sync: what was asked of a device;
+    elided: a wait that was left out, known to hold.
+    """
+    how: str
+    """The case letter of the plan (rules S8-S11), or ""."""
+    in_place: bool
+    device: int
+    """The ordinal of the device; -1 for the CPU."""
+    slot: int
+    """-1: none."""
+    count: int
+    """How many contributions a fold summed."""
+    buffer: int
+    """The buffer's number; 0: none."""
+    key: int
+    """-1: none."""
+    rules: tuple[str, ...]
+    stream: int
+    """The handle of the stream; 0: none."""
+    other: int
+    """Of a wait: the handle of the stream that is waited for."""
+    event: int
+    bytes: int
+    host_ns: int
+    """When it was asked for, in nanoseconds of a monotonic clock."""
+    start_us: float
+    """On the clock of a simulated device, in microseconds; below 0: not known."""
+    end_us: float
+    label: str
+
+    def __str__(self) -> str:
+        where = "cpu" if self.device < 0 else f"device {self.device}, stream {self.stream}"
+        words = [f"{self.kind:<6} {where}"]
+        if self.kind == "wait":
+            words.append(f"for event {self.event} of stream {self.other}")
+        elif self.kind in ("record", "elided"):
+            words.append(f"event {self.event}")
+        if self.label:
+            words.append(self.label)
+        if self.slot >= 0:
+            words.append(f"slot {self.slot}" + (f", key {self.key}" if self.key >= 0 else ""))
+        if self.kind == "fold":
+            words.append(f"{counted(self.count, 'term')}{', in place' if self.in_place else ''}")
+        if self.rules:
+            words.append("by " + ", ".join(self.rules))
+        return "  ".join(words)

@@ -1,0 +1,159 @@
+"""A trace: what a buffer decided and a device did, line by line; as a file for Perfetto, a picture, a graph.
+
+    with fanin.trace() as t:
+        ...
+    t.save("pass.json")      # opens in ui.perfetto.dev, merges with torch.profiler's
+    t.plot("pass.svg")       # a lane for each stream, sums as bars, waits as arrows
+    print(t.dot())           # what happens before what, for Graphviz
+
+A trace records its own thread, and the host threads that a simulated machine spawns on it. Without one nothing is
+recorded.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+
+from .. import _core
+from .._files import path_text, write_whole
+from .._words import counted
+from ..errors import RaceError
+from .chrome import chrome
+from .graphviz import dot
+from .line import Line
+from .picture import Names, Picture, place
+
+__all__ = ["Trace", "trace"]
+
+
+class Trace:
+    """What `fanin.trace` gives: a context manager, and afterwards its lines."""
+
+    def __init__(self, capacity: int = 1 << 16) -> None:
+        self._capacity = capacity
+        self._cores: list[_core.Trace] = []
+        self._races: list[tuple[int, str]] = []  # (lines before it, what was said)
+        self._depth = 0
+
+    def __enter__(self) -> Trace:
+        if self._depth:
+            raise RuntimeError("trace: this trace is recording already; a second one needs fanin.trace() of its own")
+        self._depth = 1
+        core = _core.Trace(self._capacity)
+        self._cores.append(core)
+        core.begin()
+        active().append(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._cores[-1].end()
+        self._depth = 0
+        active().remove(self)
+        if isinstance(value, RaceError):
+            self._races.append((len(self), str(value)))
+
+    def _beside(self) -> _core.Trace:
+        """A ring for another thread; its lines become part of this trace."""
+        core = _core.Trace(self._capacity)
+        self._cores.insert(0, core)  # the last one is this thread's own
+        return core
+
+    @property
+    def lines(self) -> tuple[Line, ...]:
+        """What was recorded, in the order in which it was asked for."""
+        every = [Line(*line) for core in self._cores for line in core.lines()]
+        return tuple(sorted(every, key=lambda line: line.host_ns))
+
+    @property
+    def dropped(self) -> int:
+        """How many of the oldest lines were pushed out by newer ones; `capacity` sets how many are kept."""
+        return sum(core.dropped for core in self._cores)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._cores))
+
+    def __iter__(self) -> Iterator[Line]:
+        return iter(self.lines)
+
+    def __repr__(self) -> str:
+        return f"<fanin.Trace: {counted(len(self), 'line')}{', recording' if self._depth else ''}>"
+
+    def _repr_svg_(self) -> str | None:
+        """What a notebook shows: the picture, once there is something to draw and where matplotlib is installed."""
+        from .plot import draw
+
+        picture = self.picture()
+        if self._depth or not picture.lanes:
+            return None
+        out = io.BytesIO()
+        try:
+            draw(picture, out)
+        except ImportError:
+            return None
+        return out.getvalue().decode()
+
+    # What comes of it
+
+    def picture(self) -> Picture:
+        """The lines, placed in time: on the clock of the simulated device where there is one, else in logical order."""
+        return place(self.lines, self._races)
+
+    def save(self, path: str | os.PathLike[str], *, names: Names | None = None) -> None:
+        """Write Chrome trace JSON: pid = device, tid = stream, an arrow for each wait.
+
+        `names` says what streams are called: {(0, 2): "copies"} is stream 2 of device 0. OSError if it cannot be
+        written; then nothing is.
+        """
+        target = path_text(path, "trace.save")
+        text = json.dumps(chrome(self.picture(), names or {}), indent=1)
+        write_whole(target, lambda out: out.write(text.encode()))
+
+    def plot(self, path: str | os.PathLike[str], *, title: str | None = None, names: Names | None = None) -> None:
+        """Draw it (.svg, .png, .pdf): a lane for each stream, sums as bars coloured by buffer, waits as arrows, races
+        red.
+
+        `names` is as for `save`; the lanes of a device stand in its order. What is too narrow for its name bears a
+        number that is explained below, with all else that is seen. A notebook shows a trace as this picture.
+        ImportError, with what to install, where matplotlib is missing.
+        """
+        from .plot import draw
+
+        target = path_text(path, "trace.plot")
+        suffix = Path(target).suffix.lstrip(".").lower() or "svg"
+        write_whole(target, lambda out: draw(self.picture(), out, format=suffix, title=title, names=names))
+
+    def dot(self) -> str:
+        """What happens before what, as Graphviz DOT text: a cluster for each stream, dashed edges for waits."""
+        return dot(self.picture())
+
+
+def trace(*, capacity: int = 1 << 16) -> Trace:
+    """Record what this thread does inside the `with` block; the last `capacity` lines are kept.
+
+    >>> import fanin, numpy as np
+    >>> with fanin.trace() as t:
+    ...     total = fanin.add_n([np.ones(3), np.ones(3)])
+    >>> len(t) > 0
+    True
+    """
+    if capacity < 1:
+        raise ValueError(f"trace: capacity: expected an integer from 1 on, got {capacity}")
+    return Trace(capacity)
+
+
+_here = threading.local()
+
+
+def active() -> list[Trace]:
+    """The traces that record this thread."""
+    if not hasattr(_here, "traces"):
+        _here.traces = []
+    return _here.traces  # type: ignore[no-any-return]
