@@ -5,7 +5,7 @@ int fan_turn_begin(void)
 {
     if (fan_call_begin())
         return 0;
-    PyObject *sim = PyImport_ImportModule("fanin.sim");
+    PyObject *sim = PyImport_ImportModule("fanin._sim.machine");
     PyObject *type = sim ? PyObject_GetAttrString(sim, "Abandoned") : NULL;
     if (type)
         PyErr_SetString(type, "the machine ends this run");

@@ -17,7 +17,8 @@ import pytest
 
 import fanin
 from fanin import _core
-from fanin.sim import SCHEDULES, Machine, explore
+from fanin._sim.machine import SCHEDULES
+from fanin.sim import Machine, explore
 from fanin.testing import FakeDriver, use_driver
 from kit.values import bits
 

@@ -18,7 +18,7 @@ import pytest
 
 import fanin
 from fanin import _core
-from fanin.sim import SCHEDULES
+from fanin._sim.machine import SCHEDULES
 from fanin.testing import FakeDriver, use_driver
 from kit.support import ROOT, TESTS, run_python
 

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import fanin
-from fanin.sim import Machine, Report, bits_of, explore, replay, scenario, scenarios
+from fanin._sim.explore import bits_of
+from fanin.sim import Machine, Report, explore, replay, scenario, scenarios
 from kit.support import run_python
 
 pytestmark = pytest.mark.core

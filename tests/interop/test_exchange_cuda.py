@@ -18,7 +18,8 @@ import pytest
 import fanin
 from fanin import _core
 from fanin._interop import arrays
-from fanin.sim import SCHEDULES, Machine
+from fanin._sim.machine import SCHEDULES
+from fanin.sim import Machine
 from fanin.testing import FakeDriver, use_driver
 from kit import standins
 from kit.hostile import Deleter, get_name, get_pointer, set_name

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 import fanin
-from fanin.sim import Machine, Report, bits_of, explore
+from fanin._sim.explore import bits_of
+from fanin.sim import Machine, Report, explore
 
 Step = tuple[Any, ...]
 Program = tuple[tuple[Step, ...], ...]

@@ -245,7 +245,6 @@ KNOWN_CIRCLES = {
     "csrc/device": "2026-11-22",
     "csrc/py": "2026-11-22",
     "csrc": "2026-11-22",
-    "python": "2026-11-22",
 }
 
 

@@ -20,7 +20,8 @@ import pytest
 
 import fanin
 from fanin import _core
-from fanin.sim import SCHEDULES, Machine
+from fanin._sim.machine import SCHEDULES
+from fanin.sim import Machine
 
 pytestmark = pytest.mark.core
 

@@ -30,7 +30,7 @@ import numpy as np
 
 import fanin
 from fanin import _core
-from fanin.sim import SCHEDULES
+from fanin._sim.machine import SCHEDULES
 
 __all__ = ["FakeDriver", "fake_library", "use_driver"]
 

@@ -1,0 +1,1 @@
+"""The inside of `fanin.sim`."""

@@ -1,0 +1,341 @@
+"""Every order of host threads: `explore`, and what it found."""
+
+from __future__ import annotations
+
+import gc
+import struct
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from .. import _core
+from .._words import counted
+from .machine import Abandoned, Array, DeadlockError, Machine, StuckError, Thread
+from .parts import sparse_parts
+
+Scenario = Callable[[Machine], Any]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `explore` found. `ok` when every order ran without a race, a deadlock or an error, to one result."""
+
+    name: str
+    runs: int
+    """Orders that were run to their end."""
+    complete: bool
+    """True when these are all orders, or stand for all."""
+    skipped: int
+    """Orders given up before their end because they differ from others by steps that commute; `limit` does not count
+    them.
+    """
+    sampled: int
+    """How many of `runs` were drawn at random, beyond the limit."""
+    repeats: bool
+    """False when the scenario did other things in one run than in another for the same order: then nothing is complete.
+    """
+    races: int
+    deadlocks: int
+    errors: int
+    results: tuple[Any, ...]
+    """The different results, the first run's first."""
+    schedule: str | None
+    """The order of the first run that failed or differed; None if none did."""
+    error: BaseException | None
+    """What that run raised, if it did."""
+    run: Callable[[str], Any] = field(repr=False)
+
+    def __repr__(self) -> str:
+        orders = f"{counted(self.runs, 'order')}{'' if self.complete else ', not all'}"
+        found = [
+            counted(self.races, "race"),
+            counted(self.deadlocks, "deadlock"),
+            counted(self.errors, "error"),
+            counted(len(self.results), "result"),
+        ]
+        return f"<fanin.sim.Report {self.name!r}: {orders}, {', '.join(found)}, {'ok' if self.ok else 'failed'}>"
+
+    @property
+    def ok(self) -> bool:
+        return not (self.races or self.deadlocks or self.errors or len(self.results) > 1)
+
+    def replay(self, schedule: str | None = None) -> Any:
+        """Run the scenario once more in the order that failed (or in another), and return or raise what it does."""
+        schedule = self.schedule if schedule is None else schedule
+        if schedule is None:
+            raise ValueError("replay: no run failed, so there is none to replay; name a schedule")
+        return self.run(schedule)
+
+    def __str__(self) -> str:
+        def count(n: int, word: str) -> str:
+            return f"{n or 'no'} {word}{'' if n == 1 else 's'}"
+
+        how = "all of them" if self.complete else f"not all: {self.sampled} of these were drawn at random"
+        found = [count(self.races, "race"), count(self.deadlocks, "deadlock")]
+        found += [count(self.errors, "error")] if self.errors else []
+        found += [f"{len(self.results)} different results"] if len(self.results) > 1 else []
+        text = f"{self.name}: {count(self.runs, 'order')} of host threads ({how}), {', '.join(found)}"
+        if self.skipped:
+            text += f"; {count(self.skipped, 'order')} given up early, as others stand for them"
+        if not self.repeats:
+            text += "\nthe scenario did not repeat itself: the same order of threads led elsewhere"
+        if self.schedule is not None:
+            text += f"\nschedule {self.schedule!r}"
+        if self.error is not None:
+            text += f": {type(self.error).__name__}: {self.error}"
+        elif self.schedule is not None:
+            text += ": its result differs from the first run's"
+        return text
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What is explored: a function, and how the machines are made that it runs on."""
+
+    scenario: Scenario
+    make: Callable[[], Machine]
+    steps: int
+    """Turns after which a run counts as a deadlock."""
+    stuck_after: float
+    """Seconds after which a thread that does not come back does."""
+
+    def run(self, search: object) -> Run:
+        """One run, in the order that the search says. It has begun; here it ends."""
+        run, machine = Run(), self.make()
+        machine._follow(search)
+        machine._limit(self.steps)
+        machine._stuck_after = self.stuck_after
+        collecting = gc.isenabled()
+        gc.disable()  # what an earlier run left would be freed, locks and all, in the middle of some thread's step
+        try:
+            with machine:
+                value = self.scenario(machine)
+                machine.synchronize()
+                run.value, run.bits = value, bits_of(value)
+        except Abandoned:
+            run.abandoned = True
+        except Exception as e:
+            run.error = e
+        finally:
+            machine._give_up()  # it follows the search no further
+            if collecting:
+                gc.enable()
+        run.race = machine.races > 0
+        run.schedule = _core.explore_state(search)["schedule"]
+        _core.explore_end(search)
+        del machine
+        gc.collect(0)  # all that the run left is young
+        return run
+
+
+@dataclass
+class Run:
+    """One run of a scenario: what came of it."""
+
+    schedule: str = ""
+    abandoned: bool = False
+    race: bool = False
+    error: BaseException | None = None
+    value: Any = None
+    bits: Hashable = None
+
+
+@dataclass
+class Findings:
+    """What the runs of a search have shown so far."""
+
+    runs: int = 0
+    sampled: int = 0
+    races: int = 0
+    deadlocks: int = 0
+    errors: int = 0
+    results: dict[Hashable, Any] = field(default_factory=dict)
+    first_failure: Run | None = None
+
+    def note(self, run: Run) -> bool:
+        """One run more: whether it failed, or gave another result than the first."""
+        self.runs += 1
+        failed = run.race or run.error is not None
+        if run.race:
+            self.races += 1
+        elif isinstance(run.error, DeadlockError):
+            self.deadlocks += 1
+        elif run.error is not None:
+            self.errors += 1
+        elif run.bits not in self.results:
+            failed = bool(self.results)
+            self.results[run.bits] = run.value
+        if failed and self.first_failure is None:
+            self.first_failure = run
+        return failed
+
+
+class Search:
+    """The orders of a scene's host threads, tried one after the other."""
+
+    def __init__(self, scene: Scene, reduce: bool, limit: int, stop_at_first: bool) -> None:
+        self.scene, self.stop_at_first = scene, stop_at_first
+        self.orders = _core.explore_new(reduce, limit)
+        self.found = Findings()
+        self.stopped = False
+
+    def note(self, run: Run) -> None:
+        failed = self.found.note(run)
+        self.stopped = failed and (self.stop_at_first or isinstance(run.error, StuckError))
+
+    def try_all(self) -> bool:
+        """The orders up to the limit: whether they are all there are, or stand for all."""
+        anew = 0
+        while not self.stopped and _core.explore_begin(self.orders):
+            run = self.scene.run(self.orders)
+            if (begun := _core.explore_state(self.orders)["anew"]) != anew:  # what was found is found again
+                anew, self.found = begun, Findings()
+            elif not run.abandoned:
+                self.note(run)
+        return _core.explore_state(self.orders)["complete"] and not self.stopped
+
+    def try_samples(self, samples: int, seed: int) -> None:
+        """Orders beyond the limit, drawn at random."""
+        while not self.stopped and self.found.sampled < samples:
+            _core.explore_sample(self.orders, seed * 1_000_003 + self.found.sampled)
+            _core.explore_begin(self.orders)
+            self.note(self.scene.run(self.orders))
+            self.found.sampled += 1
+
+    def report(self, complete: bool, skipped: int, again: Callable[[str], Any]) -> Report:
+        found, first = self.found, self.found.first_failure
+        return Report(
+            name=name_of(self.scene.scenario),
+            runs=found.runs,
+            complete=complete,
+            skipped=skipped,
+            repeats=not _core.explore_state(self.orders)["strayed"],
+            sampled=found.sampled,
+            races=found.races,
+            deadlocks=found.deadlocks,
+            errors=found.errors,
+            results=tuple(found.results.values()),
+            schedule=first.schedule if first else None,
+            error=first.error if first else None,
+            run=again,
+        )
+
+
+def name_of(scenario: Scenario) -> str:
+    """The name of a function; of a partial one that of the function inside."""
+    name = getattr(scenario, "__name__", None)
+    return str(name or getattr(getattr(scenario, "func", None), "__name__", "scenario"))
+
+
+def explore(
+    scenario: Scenario,
+    *,
+    limit: int = 2000,
+    samples: int = 200,
+    seed: int = 0,
+    reduce: bool = True,
+    devices: int = 2,
+    machine: Callable[..., Machine] = Machine,
+    stop_at_first: bool = False,
+    steps: int = 10_000,
+    stuck_after: float = 60,
+) -> Report:
+    """Run `scenario(machine)` under every order in which the host threads it spawns may act, and compare.
+
+    Each run has a machine of its own, made by `machine(devices=devices, seed=seed)`. Orders that differ only by steps
+    that commute are run once (`reduce=False` runs them all); what threads share beyond fanin (a list, a counter) is no
+    step of theirs, so results that hang on it need that. Beyond `limit` runs, `samples` more are drawn at random by
+    `seed`, and the report says so. Results are compared by their bits; arrays on a device are read at the end.
+
+    What `Event.query` says of work that the caller has not waited for is chosen, too: "not yet" three times at most,
+    and "yes". A run of more than `steps` turns, or with a thread that asks in vain while no other acts, is a deadlock;
+    so is, as a StuckError with the stacks that ends the search, a thread that does not come back for `stuck_after`
+    seconds, since it waits for what the machine does not know (a `threading.Lock` that another thread holds).
+
+    >>> import fanin, numpy as np
+    >>> def scenario(m):
+    ...     buf = fanin.InputBuffer(1)
+    ...     for i in range(2):
+    ...         m.spawn(lambda i=i: buf.add(0, np.full(2, i + 0.5), key=i))
+    ...     m.join()
+    ...     return buf.take()
+    >>> fanin.sim.explore(scenario).ok
+    True
+    """
+    if steps < 1 or not stuck_after > 0:
+        raise ValueError(f"explore: steps is at least 1 and stuck_after more than 0, not {steps} and {stuck_after}")
+    for word, given, least in (("limit", limit, 1), ("samples", samples, 0)):
+        if given < least:
+            raise ValueError(f"explore: {word}: expected an integer from {least} on, got {given}")
+    scene = Scene(scenario, partial(machine, devices=devices, seed=seed), steps, stuck_after)
+    search = Search(scene, reduce, limit, stop_at_first)
+    complete = search.try_all()
+    skipped = _core.explore_state(search.orders)["abandoned"]
+    if not complete:
+        search.try_samples(samples, seed)
+    return search.report(complete, skipped, lambda schedule: replay_scene(scene, schedule))
+
+
+def replay_scene(scene: Scene, schedule: str) -> Any:
+    """One run in the order of a schedule: what it returns or raises."""
+    search = _core.explore_new(False, 1)
+    _core.explore_replay(search, schedule)
+    _core.explore_begin(search)
+    run = scene.run(search)
+    if _core.explore_state(search)["strayed"]:
+        raise ValueError(
+            f"replay: schedule {schedule!r:.100} does not fit: a thread that it names could not act; this run went"
+            f" {run.schedule!r}"
+        )
+    if run.error is not None:
+        raise run.error
+    return run.value
+
+
+def replay(
+    scenario: Scenario,
+    schedule: str,
+    *,
+    seed: int = 0,
+    devices: int = 2,
+    machine: Callable[..., Machine] = Machine,
+    steps: int = 10_000,
+    stuck_after: float = 60,
+) -> Any:
+    """Run a scenario in one order of host threads, as a `Report` prints it; returns or raises what it does.
+
+    ValueError if the schedule does not fit the scenario.
+    """
+    scene = Scene(scenario, partial(machine, devices=devices, seed=seed), steps, stuck_after)
+    return replay_scene(scene, schedule)
+
+
+def bits_of(value: object) -> Hashable:
+    """Something hashable that is equal for results that are the same, bit by bit."""
+    if isinstance(value, Array):
+        value = value.numpy()
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype != object:
+        return "array", str(value.dtype), value.shape, value.tobytes()
+    if isinstance(value, Thread):
+        return bits_of(value.result)
+    if isinstance(value, float):
+        return "float", struct.pack("<d", value)
+    if isinstance(value, complex):
+        return "complex", struct.pack("<dd", value.real, value.imag)
+    if value is None or isinstance(value, (bool, int, str, bytes)):
+        return type(value).__name__, value
+    if isinstance(value, (list, tuple)):
+        return type(value).__name__, tuple(map(bits_of, value))
+    if isinstance(value, dict):
+        return "dict", frozenset((bits_of(k), bits_of(v)) for k, v in value.items())
+    if isinstance(value, (set, frozenset)):
+        return "set", frozenset(map(bits_of, value))
+    parts = sparse_parts(value)
+    if parts is not None:
+        return "sparse", parts[0], tuple(map(bits_of, parts[1])), parts[2]
+    if getattr(type(value), "__eq__", None) is not object.__eq__ and type(value).__hash__ is not None:
+        return value
+    return type(value).__qualname__
