@@ -321,15 +321,124 @@ def imported(node: ast.AST, folder: list[str]) -> Iterator[tuple[str, ...]]:
             yield "/".join([*base, alias.name]), "/".join(base)
 
 
+# Plans
+
+#: Where rules and plans are made: elsewhere they are carried out.
+RULE_FILES = ("buffer/sync", "buffer/accum", "buffer/plan", "buffer/rules", "device/capture_rule")
+
+STRUCT = re.compile(r"typedef struct (\w+) \{(.*?)\n\} \1;", re.DOTALL)
+FIELD = re.compile(r"(\w+)(\[[^\]]*\])?(\s*:\s*\d+)?\s*(?=[,;])")
+
+
+def plan_structs(headers: Iterable[str]) -> set[str]:
+    """The structs that functions declared in these texts return by value: the plans, and what lies in them."""
+    text = "\n".join(without_comments(h) for h in headers)
+    structs = dict(STRUCT.findall(text))
+    todo = [name for name in structs if re.search(rf"^(?:static inline )?{name} \w+\(", text, re.MULTILINE)]
+    found: set[str] = set()
+    while todo:
+        name = todo.pop()
+        if name not in found:
+            found.add(name)
+            todo += [other for other in structs if re.search(rf"\b{other} (?!\*)\w", structs[name])]
+    return found
+
+
+def watched(text: str, structs: set[str]) -> tuple[str, set[str]]:
+    """A header in which the compiler warns of each use of a plan's field, and those fields: "fan_sync_add.record"."""
+    fields: set[str] = set()
+
+    def struct(match: re.Match[str]) -> str:
+        name, body = match[1], match[2]
+        if name not in structs:
+            return match[0]
+
+        def field(one: re.Match[str]) -> str:
+            fields.add(f"{name}.{one[1]}")
+            return f'{one[0]} __attribute__((deprecated("{name}.{one[1]}")))'
+
+        return f"typedef struct {name} {{{FIELD.sub(field, body)}\n}} {name};"
+
+    return STRUCT.sub(struct, without_comments(text, strings=True)), fields
+
+
+def reads(text: str, line: int, field: str) -> bool:
+    """Whether the statement that begins in this line reads `x.field`, and does not only write it."""
+    rest = "\n".join(text.split("\n")[line - 1 :])
+    end = re.search(r"[;{}]\s*$", rest, re.MULTILINE)
+    uses = re.finditer(
+        rf"(?:\.|->){field}\b(?:\[[^\]]*\])?(?!\s*(?:=(?!=)|[|&+^-]=|\+\+|--))", rest[: end.end() if end else None]
+    )
+    return any(True for _ in uses)
+
+
+def plan_fields(csrc: Path, cc: list[str], folder: Path) -> tuple[set[str], dict[str, set[str]]]:
+    """All fields of the plans, and of each the files that read it; the files that make plans do not count."""
+    headers = [p for name in RULE_FILES if (p := csrc / f"{name}.h").exists()]
+    structs = plan_structs(p.read_text() for p in headers)
+    fields: set[str] = set()
+    for path in headers:
+        text, found = watched(path.read_text(), structs)
+        fields |= found
+        out = folder / path.relative_to(csrc)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(text)
+    users = [p for p in c_files(csrc) if p.suffix == ".c" and set(closure(p, csrc)) & set(headers)]
+    users = [p for p in users if str(p.relative_to(csrc))[:-2] not in RULE_FILES]
+    readers: dict[str, set[str]] = {}
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        for path, said in zip(users, pool.map(lambda p: warnings_of(p, csrc, cc, folder), users), strict=True):
+            text = without_comments(path.read_text())
+            for line, name in said:
+                if reads(text, line, name.partition(".")[2]):
+                    readers.setdefault(name, set()).add(str(path.relative_to(csrc)))
+    return fields, readers
+
+
+def warnings_of(path: Path, csrc: Path, cc: list[str], folder: Path) -> set[tuple[int, str]]:
+    """(line, field) of each use of a watched field in a file."""
+    import numpy
+
+    system = [sysconfig.get_path("include"), numpy.get_include()]
+    flags = ["-std=c11", "-fsyntax-only", "-Wdeprecated-declarations", "-fmax-errors=1", f"-I{folder}", f"-I{csrc}"]
+    flags += [*(f"-isystem{s}" for s in system), "-DNPY_TARGET_VERSION=NPY_1_25_API_VERSION", '-DFAN_BUILD="names"']
+    env = {**os.environ, "LC_ALL": "C"}
+    env = {k: v for k, v in env.items() if k not in ("LD_PRELOAD", "DYLD_INSERT_LIBRARIES")}
+    done = subprocess.run([*cc, *flags, str(path)], capture_output=True, text=True, env=env)
+    if done.returncode != 0:
+        raise AssertionError(done.stderr)
+    own = re.findall(
+        rf"^{re.escape(str(path))}:(\d+):\d+: warning: .*deprecated: (\w+\.\w+)", done.stderr, re.MULTILINE
+    )
+    return {(int(line), name) for line, name in own}
+
+
+def rule_bits_set(csrc: Path) -> list[str]:
+    """Where a rule's bit is put into a word of rules outside the files that decide. To ask for one (`rules & FAN_A(6)`)
+    is not to set it.
+    """
+    wrong = []
+    for path in c_files(csrc):
+        name = path.relative_to(csrc).as_posix()
+        if name.rpartition(".")[0] not in RULE_FILES:
+            for at, line in enumerate(without_comments(path.read_text()).split("\n"), 1):
+                for bit in re.finditer(r"FAN_[SA]\([^()]*\)", line):
+                    if not re.search(r"(?<!&)&\s*\(?(?:FAN_[SA]\(\w+\)\s*\|\s*)*$", line[: bit.start()]):
+                        wrong.append(f"{name}:{at}: {bit[0]} is set here: only {', '.join(RULE_FILES)} decide")
+    return wrong
+
+
 # Lengths
 
 
-def without_comments(text: str) -> str:
-    """C without its comments and what strings hold; lines stay where they are."""
+def without_comments(text: str, *, strings: bool = False) -> str:
+    """C without its comments and, unless `strings`, without what strings hold; lines stay where they are."""
 
     def blank(match: re.Match[str]) -> str:
         found = match[0]
-        return re.sub(r"[^\n]", " ", found) if found.startswith("/") else found[0] + found[-1]
+        if found.startswith("/"):
+            return re.sub(r"[^\n]", " ", found)
+        return found if strings else found[0] + found[-1]
 
     return re.sub(r"/\*.*?\*/|//[^\n]*|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'", blank, text, flags=re.DOTALL)
 
