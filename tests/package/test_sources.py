@@ -40,7 +40,6 @@ KNOWN_LONG = dict.fromkeys(
         "convert in csrc/device/kernels/kernels.cu is longer than 60 lines",
         "create_graph_signature in python/fanin/analysis/signature.py is longer than 60 lines",
         "cut_decide in csrc/buffer/take.c is longer than 60 lines",
-        "explore in python/fanin/sim.py is longer than 60 lines",
         "fan_buffer_target in csrc/buffer/target.c is longer than 60 lines",
         "fan_gather in csrc/buffer/buffer.c is longer than 60 lines",
         "fan_sim_launch in csrc/device/sim.c is longer than 60 lines",
