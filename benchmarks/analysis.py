@@ -117,10 +117,30 @@ def overhead(count: int, size: int, quick: bool) -> Result:
     )
 
 
+def empty(quick: bool) -> Iterator[Result]:
+    """A call that does nothing: what guard and snapshot cost. Tensors are held against ndarrays, where torch is."""
+    try:
+        import torch
+    except ImportError:
+        return
+    arrays, tensors = [np.ones(8) for _ in range(ARRAYS)], [torch.ones(8) for _ in range(ARRAYS)]
+    f = functionalize(lambda *args: None)
+    yield measure(
+        f"an empty call of {ARRAYS}",
+        {"ndarrays": lambda: f(*arrays), "torch tensors": lambda: f(*tensors)},
+        base="ndarrays",
+        unit="us",
+        targets=[at_most(4.0, "torch tensors", "ndarrays")],
+        rounds=5 if quick else 300,
+        calls=20,
+    )
+
+
 def results(quick: bool) -> Iterator[Result]:
     """us for each call."""
     with pinned():
         yield guard(quick)
+        yield from empty(quick)
         for size in (512, 1 << 14) if quick else (512, 1 << 16, 1 << 20):
             yield metadata(size, quick)
         for count, size in (

@@ -15,7 +15,7 @@ import pytest
 from numpy.lib.stride_tricks import as_strided
 
 from fanin import analysis
-from fanin.analysis import MutationType, OutputType, collect, functionalize
+from fanin.analysis import MutationType, OutputType, collect, collect_metadata, functionalize
 
 #: Asked for its names, so that planted faults are met.
 assert collect.collect_metadata
@@ -627,3 +627,31 @@ def test_what_is_no_sequence_of_arguments_or_no_metadata_is_named() -> None:
             ValueError, match=r"array \d has a stride of 0 bytes and items of 0: no torch tensor is like it"
         ):
             run()
+
+
+def test_memory_that_nobody_can_write_is_read_only_in_the_run_too() -> None:
+    """bytes cannot be written, not even after asking for it; nor can their copy."""
+    words, seen = np.frombuffer(b"0123456789abcdef", "u1"), []
+
+    def asks(*arrays: Any) -> None:
+        for x in arrays:
+            for target in (x, x.view(), x[...], np.asarray(x)):
+                try:
+                    target.flags.writeable = True
+                    seen.append("was made writable")
+                except ValueError as e:
+                    seen.append(str(e))
+            with pytest.raises(TypeError):
+                memoryview(x)[:1] = b"x"
+
+    for args in ([words], [words[2:]], [words[:9], words[5:]], [words.view("f8")], [words[::3]]):
+        asks(*args)
+        natively = seen.copy()
+        seen.clear()
+        assert not any(i.mutates_data for i in collect_metadata(asks, args).input_info)
+        assert seen == natively and len(seen) == 4 * len(args)
+        seen.clear()
+        f = functionalize(asks, args)
+        f.pure(*f.pure.inner(args, args))
+        assert seen == 2 * natively
+        seen.clear()

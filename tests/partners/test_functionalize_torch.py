@@ -7,6 +7,7 @@ import random
 import re
 import threading
 import warnings
+import weakref
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from typing import Any
@@ -235,12 +236,14 @@ def law(count: int, seed: Any) -> Counter[str]:
     return seen
 
 
-def test_gradients_and_values_of_random_programs_are_those_of_the_function_itself() -> None:
-    seed = random.randrange(2**32) if SEED == "random" else SEED
+@pytest.mark.parametrize("part", range(4))
+def test_gradients_and_values_of_random_programs_are_those_of_the_function_itself(part: int) -> None:
+    seed = random.randrange(2**32) if SEED == "random" else f"{SEED}, quarter {part}"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        seen = law(2000, seed)
-    assert seen["undone"] > 600 and seen["gradients"] > 500 and seen["errors of a backward"] > 3, seen
+        seen = law(2500, seed)
+    print(dict(seen))
+    assert seen["undone"] > 800 and seen["gradients"] > 700 and seen["errors of a backward"] > 5, seen
 
 
 @pytest.mark.slow
@@ -248,7 +251,9 @@ def test_gradients_and_values_of_random_programs_are_those_of_the_function_itsel
 def test_the_law_holds_for_many_more_programs_with_gradients(part: int) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        law(10_000, f"{SEED}, part {part}")
+        seen = law(10_000, f"{SEED}, part {part}")
+    print(dict(seen))
+    assert seen["undone"] == 3334 and seen["gradients"] > 2800 and seen["errors of a backward"] > 20, seen
 
 
 def test_calling_the_wrapper_leaves_all_as_calling_the_function_itself() -> None:
@@ -642,6 +647,55 @@ def test_a_call_that_raises_leaves_gradients_as_they_were(name: str, kind: str) 
         assert told[0] == told[1]
 
 
+HOLDERS = {
+    "nobody": lambda v, w: None,
+    "a graph that has saved it": lambda v, w: (v * w).exp() + v * w,
+    "a weak reference": lambda v, w: weakref.ref(v),
+    "a trace": lambda v, w: torch.jit.trace(lambda a: a * v, (torch.ones(3),)),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("who", HOLDERS)
+def test_a_view_that_gains_a_history_loses_it_where_the_function_raises_whoever_has_it(who: str) -> None:
+    def stops(v: Any, w: Any) -> None:
+        v.mul_(w)
+        raise KeyError
+
+    f = functionalize(stops)
+    for _ in range(2):
+        base, w = torch.arange(4.0), torch.full((3,), 2.0, requires_grad=True)
+        v = base[1:]
+        held = HOLDERS[who](v, w)
+        with pytest.raises(KeyError):
+            f(v, w)
+        assert (v.requires_grad, v.grad_fn, v.is_leaf, v._base is base) == (False, None, True, True)
+        assert base.tolist() == [0, 1, 2, 3] and v._version == 0 and not base.requires_grad
+        if isinstance(held, torch.Tensor):
+            found = torch.autograd.grad(held.sum(), w)[0]
+            assert torch.equal(found, (v * (v * 2).exp() + v).detach())
+        v.add_(1)
+        assert base.tolist() == [0, 2, 3, 4] and base._version == 1
+
+
+def test_a_view_to_which_c_has_a_weak_reference_keeps_an_end_that_leads_nowhere() -> None:
+    """Nothing can be swapped into its place; values, versions and gradients of leaves are as they were."""
+
+    def stops(v: Any, w: Any) -> None:
+        v.mul_(w)
+        raise KeyError
+
+    base, w = torch.arange(4.0), torch.full((3,), 2.0, requires_grad=True)
+    v = base[1:]
+    held = torch._C._WeakTensorRef(v)
+    with pytest.raises(KeyError):
+        functionalize(stops)(v, w)
+    assert not held.expired() and v.requires_grad and not base.requires_grad
+    assert v.tolist() == [1, 2, 3] and v._version == 0
+    (v * w).sum().backward()
+    assert w.grad.tolist() == [1, 2, 3]
+
+
 def test_what_a_backward_saved_is_told_of_later_writes() -> None:
     for run in (lambda fn: fn, functionalize):
         x, w = torch.ones(3), torch.ones(3, requires_grad=True)
@@ -768,7 +822,11 @@ def traced(pure: Any) -> Any:
 
 
 def dynamo(pure: Any) -> Any:
-    return torch.compile(pure, backend="eager")
+    """One graph for all of it: nothing in the pure function's own code ends a graph. What was compiled for others, which
+    counts towards torch's limit, is given up.
+    """
+    torch.compiler.reset()
+    return torch.compile(pure, backend="eager", fullgraph=True)
 
 
 def overlapping() -> tuple[Any, ...]:
@@ -798,10 +856,6 @@ PURE = {
 @pytest.mark.parametrize("make", [overlapping, alone])
 @pytest.mark.parametrize("name", PURE)
 def test_a_compiled_pure_function_does_what_the_function_does(name: str, make: Any, compiler: Any) -> None:
-    if compiler is dynamo and name == "geometry":
-        pytest.skip(
-            "torch.compile (2.13) fails on its own guards where a tensor's rank changes in place after a graph break"
-        )
     fn = PURE[name]
     f = functionalize(fn, compiler=compiler)
     for _ in range(2):

@@ -156,6 +156,15 @@ def can_be_thawed(array: Array) -> bool:
     return True
 
 
+def freeze(array: Any) -> None:
+    """Make an array and all arrays that it is a view of read-only: NumPy lets a view be made writable where any of them
+    is writable.
+    """
+    while isinstance(array, np.ndarray):
+        array.flags.writeable = False
+        array = array.base
+
+
 def opened(window: Array) -> Array:
     """The same window, writable, on memory that can be made writable."""
     if window.flags.writeable:
@@ -267,6 +276,12 @@ class Plan:
 
     groups: tuple[Group, ...]
     where: tuple[tuple[int, int], ...]  #: for each array its group and its place there
+
+    @functools.cached_property
+    def loose(self) -> tuple[int, ...]:
+        """The arrays with strides that mean nothing, so that those of another call may be others."""
+        members = (self.groups[g].members[place] for g, place in self.where)
+        return tuple(m.number for m in members if any(n <= 1 for n in m.geometry.shape))
 
 
 def plan(arrays: Sequence[Array], components: Iterable[Sequence[int]]) -> Plan:
@@ -395,7 +410,7 @@ class World:
                 if not m.writeable:
                     private[m.number].flags.writeable = False
         if facts.frozen:
-            root.flags.writeable = memory.flags.writeable = False
+            freeze(memory)
             self.frozen.add(number)
         self.roots[id(root)] = number
         self.lows[number] = start

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from .._core import Snapshot
+from . import trees
 from .calls import torch
 from .kept import Kept
 from .private import UNSIGNED, Array, Geometry, Lent, Plan
@@ -87,66 +89,79 @@ def twins(tensors: Sequence[Any]) -> list[Array]:
     return [twin(t) for t in tensors]
 
 
+@dataclass(frozen=True)
+class Where:
+    """Where a tensor lay: its storage, where that began, how many bytes it had, and what of it the tensor showed."""
+
+    storage: Any
+    start: int
+    size: int
+    offset: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    @staticmethod
+    def of(t: Any) -> Where:
+        storage = t.untyped_storage()
+        return Where(storage, storage.data_ptr(), storage.nbytes(), t.storage_offset(), t.shape, t.stride())
+
+    def holds(self, t: Any) -> bool:
+        """Whether a tensor lies there."""
+        shown = t.storage_offset(), t.shape, t.stride()
+        return bool(
+            t.untyped_storage()._cdata == self.storage._cdata and shown == (self.offset, self.shape, self.stride)
+        )
+
+
+#: Where a tensor keeps its hooks.
+HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
+@dataclass(frozen=True)
+class History:
+    """The node of a tensor that is no leaf, and a second end of its history."""
+
+    node: Any
+    end: Any
+
+
 class Held:
     """What of one tensor can be put back, beside its bytes: of an argument, or of the base of one."""
 
-    __slots__ = (
-        "attributes",
-        "grad",
-        "history",
-        "hooks",
-        "offset",
-        "requires_grad",
-        "shape",
-        "size",
-        "start",
-        "storage",
-        "stride",
-        "t",
-        "version",
-    )
-
-    hooks: tuple[tuple[str, dict[Any, Any] | None], ...]
-    version: int | None
-    attributes: dict[str, Any] | None
+    __slots__ = ("attributes", "grad", "history", "hooks", "requires_grad", "t", "version", "where")
 
     def __init__(self, t: Any) -> None:
-        self.t, self.storage = t, t.untyped_storage()
-        self.start, self.size = self.storage.data_ptr(), self.storage.nbytes()
-        self.offset, self.shape, self.stride = t.storage_offset(), t.shape, t.stride()
-        self.version = None if t.is_inference() else t._version
-        self.requires_grad = t.requires_grad
-        self.attributes = dict(t.__dict__) if t.__dict__ else None
-        self.history: Any = None
-        self.hooks = ()
-        if not self.requires_grad:
-            self.grad = t.grad
-            return
-        self.grad = t.grad if t.is_leaf else None
-        self.hooks = tuple((name, None if (hooks := getattr(t, name, None)) is None else dict(hooks)) for name in HOOKS)
-        if not t.is_leaf and t._base is None:  # a view has the history of its base
-            self.history = t.grad_fn, parts().Ends.apply(t)
+        self.t, self.where = t, Where.of(t)
+        self.version: int | None = None if t.is_inference() else t._version
+        self.requires_grad: bool = t.requires_grad
+        self.attributes: dict[str, Any] = dict(t.__dict__)
+        self.grad: Any = t.grad if t.is_leaf or not self.requires_grad else None
+        self.history: History | None = None
+        self.hooks: dict[str, dict[Any, Any] | None] = {}
+        if self.requires_grad:
+            self.hooks = {k: None if (hooks := getattr(t, k, None)) is None else dict(hooks) for k in HOOKS}
+            if not t.is_leaf and t._base is None:  # a view has the history of its base
+                self.history = History(t.grad_fn, parts().Ends.apply(t))
 
     @staticmethod
-    def light(t: Any, storage: Any, version: int, offset: int, size: int | None, shape: Any, stride: Any) -> Held:
-        """The same of one that had no base, asked for no gradient and had none, and kept no attributes."""
+    def bare(t: Any, where: Where, version: int) -> Held:
+        """The same of one that `are_bare` finds bare."""
         held = object.__new__(Held)
-        held.t, held.storage, held.version, held.offset, held.size = t, storage, version, offset, size
-        held.shape, held.stride, held.start = shape, stride, 0
-        held.requires_grad, held.attributes, held.grad, held.history, held.hooks = False, None, None, None, ()
+        held.t, held.where, held.version, held.requires_grad = t, where, version, False
+        held.attributes, held.grad, held.history, held.hooks = {}, None, None, {}
         return held
 
     def undo(self) -> None:
         """Put back all but the bytes and the version."""
-        t, library = self.t, torch()
-        where = self.offset, self.shape, self.stride
-        if t.untyped_storage()._cdata != self.storage._cdata or where != (t.storage_offset(), t.shape, t.stride()):
+        t, library, where = self.t, torch(), self.where
+        if not where.holds(t):
             with library.no_grad():
-                t.data = library.empty(0, dtype=t.dtype, device="cpu").set_(self.storage, *where)
+                empty = library.empty(0, dtype=t.dtype, device="cpu")
+                t.data = empty.set_(where.storage, where.offset, where.shape, where.stride)
         if self.history is not None:
-            if t.grad_fn is not self.history[0]:
+            if t.grad_fn is not self.history.node:
                 with library.enable_grad():
-                    parts().Back.apply(t, self.history[1])
+                    parts().Back.apply(t, self.history.end)
         elif t.grad_fn is not None and not t._is_view():
             t.detach_()
         if t.is_leaf:
@@ -154,10 +169,10 @@ class Held:
                 t.requires_grad_(self.requires_grad)
             if t.grad is not self.grad:
                 t.grad = self.grad
-        if (self.attributes or {}) != t.__dict__ and not same_items(self.attributes or {}, t.__dict__):
+        if not trees.same_items(self.attributes, t.__dict__):
             t.__dict__.clear()
-            t.__dict__.update(self.attributes or {})
-        for name, before in self.hooks:
+            t.__dict__.update(self.attributes)
+        for name, before in self.hooks.items():
             now: dict[Any, Any] = getattr(t, name, None) or {}
             for key in list(now):
                 if key not in (before or {}):
@@ -169,13 +184,20 @@ class Held:
             torch()._C._autograd._unsafe_set_version_counter((self.t,), (self.version,))
 
 
-#: Where a tensor keeps its hooks.
-HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+def versions_of(tensors: Sequence[Any]) -> list[int] | None:
+    """The version of each; None where one has none, as those of inference mode."""
+    try:
+        return [t._version for t in tensors]
+    except RuntimeError:
+        return None
 
 
-def same_items(one: dict[Any, Any], other: dict[Any, Any]) -> bool:
-    """Whether two dicts hold the very same objects."""
-    return one.keys() == other.keys() and all(one[k] is other[k] for k in one)
+def are_bare(tensors: Sequence[Any]) -> list[bool]:
+    """Whether each has no base, asks for no gradient and has none, and keeps no attributes."""
+    bare = [t._base is None and t.grad is None and not t.__dict__ for t in tensors]
+    if not torch()._C._any_requires_grad(*tensors):
+        return bare
+    return [one and not t.requires_grad for one, t in zip(bare, tensors, strict=True)]
 
 
 class KeptTensors(Kept):
@@ -186,27 +208,26 @@ class KeptTensors(Kept):
         self.full: dict[int, Held] = {}
         grads = []
         tensors = arrays if copied is None else [arrays[u] for u in self.numbers]
-        #: of each tensor of which there is little to know: storage, version, offset, strides
-        self.little: list[Any]
-        try:
-            self.little = [
-                (
-                    None
-                    if t.requires_grad or t._base is not None or t.__dict__ or t.grad is not None
-                    else (t.untyped_storage(), t._version, t.storage_offset(), t.stride())
-                )
-                for t in tensors
-            ]
-        except RuntimeError:  # one of inference mode has no version
-            self.little = [None] * len(tensors)
-        self.sizes = [None if one is None else one[0].nbytes() for one in self.little]
-        for t in [arrays[u] for u, little in zip(self.numbers, self.little, strict=True) if little is None]:
-            self.full[id(t)] = held = Held(t)
-            if held.grad is not None and str(held.grad.layout) == "torch.strided":
-                grads.append(held.grad)
-            base = t._base
-            if base is not None and id(base) not in self.full:
-                self.full[id(base)] = Held(base)
+        versions = versions_of(tensors)
+        bare = are_bare(tensors) if versions else [False] * len(tensors)
+        #: the numbers of tensors of which there is little to know, and that little
+        self.bare = self.numbers if all(bare) else [u for u, one in zip(self.numbers, bare, strict=True) if one]
+        if self.bare is not self.numbers:
+            for t in [t for t, one in zip(tensors, bare, strict=True) if not one]:
+                self.full[id(t)] = held = Held(t)
+                if held.grad is not None and str(held.grad.layout) == "torch.strided":
+                    grads.append(held.grad)
+                base = t._base
+                if base is not None and id(base) not in self.full:
+                    self.full[id(base)] = Held(base)
+            tensors = [arrays[u] for u in self.bare]
+            versions = versions_of(tensors)
+        kind = torch()._C.TensorBase
+        self.storages = list(map(kind.untyped_storage, tensors))
+        self.sizes = list(map(torch().UntypedStorage.nbytes, self.storages))
+        self.offsets = list(map(kind.storage_offset, tensors))
+        self.versions = versions or []
+        self.strides = {u: arrays[u].stride() for u in set(plan.loose) & set(self.bare)}
         tangents: list[Any] = []
         if torch().autograd.forward_ad._current_level >= 0:
             tangents = [x for u in self.numbers if (x := tangent_of(arrays[u])) is not None]
@@ -217,16 +238,15 @@ class KeptTensors(Kept):
     def held(self) -> dict[int, Held]:
         """What is known of each tensor, and of the bases of those that are views, by identity."""
         held = dict(self.full)
-        for u, little, size in zip(self.numbers, self.little, self.sizes, strict=True):
-            if little is not None and id(self.arrays[u]) not in held:
-                storage, version, offset, stride = little
-                geometry = self._member(u).geometry
-                item = geometry.dtype.itemsize
-                known = Held.light(self.arrays[u], storage, version, offset, size, geometry.shape, stride)
-                known.start = (
-                    self.snapshot.data(self.at[u]) - offset * item if self.arrays[u].numel() else storage.data_ptr()
-                )
-                held[id(self.arrays[u])] = known
+        for k, u in enumerate(self.bare):
+            if id(self.arrays[u]) in held:
+                continue  # the base of another one
+            storage, offset, geometry = self.storages[k], self.offsets[k], self._member(u).geometry
+            item = geometry.dtype.itemsize
+            stride = self.strides.get(u) or tuple(s // item for s in geometry.strides)
+            start = self.snapshot.data(self.at[u]) - offset * item if 0 not in geometry.shape else storage.data_ptr()
+            where = Where(storage, start, self.sizes[k], offset, geometry.shape, stride)
+            held[id(self.arrays[u])] = Held.bare(self.arrays[u], where, self.versions[k])
         return held
 
     # What came of it
@@ -237,8 +257,8 @@ class KeptTensors(Kept):
         return frozenset(self.plan.where[u][0] for u in self.elsewhere if self._is_lost(u))
 
     def _is_lost(self, u: int) -> bool:
-        held, storage = self.held[id(self.arrays[u])], self.arrays[u].untyped_storage()
-        return bool(storage._cdata != held.storage._cdata or storage.data_ptr() != held.start)
+        was, storage = self.held[id(self.arrays[u])].where, self.arrays[u].untyped_storage()
+        return bool(storage._cdata != was.storage._cdata or storage.data_ptr() != was.start)
 
     @functools.cached_property
     def moved(self) -> list[int]:
@@ -261,8 +281,8 @@ class KeptTensors(Kept):
         found = {}
         for g in self.copied:
             first = self.plan.groups[g].members[0]
-            held = self.held[id(self.arrays[first.number])]
-            found[g] = held.storage.data_ptr() + held.offset * self.arrays[first.number].element_size() - first.offset
+            was = self.held[id(self.arrays[first.number])].where
+            found[g] = was.storage.data_ptr() + was.offset * self.arrays[first.number].element_size() - first.offset
         return found
 
     def span(self, number: int) -> tuple[int, int]:
@@ -300,14 +320,14 @@ class KeptTensors(Kept):
         library = torch()
         with library.inference_mode(False):
             for h in self.held.values():
-                if h.storage.nbytes() != h.size:
-                    h.storage.resize_(h.size)
+                if h.where.storage.nbytes() != h.where.size:
+                    h.where.storage.resize_(h.where.size)
             for h in self.held.values():  # bases come behind their views, which are whole only when these are
                 h.undo()
         for u in self.numbers:
-            held = self.held[id(self.arrays[u])]
-            begin = held.storage.data_ptr() + held.offset * self.arrays[u].element_size()
-            self.snapshot.restore(self.at[u], begin if held.storage.data_ptr() else None)
+            was = self.held[id(self.arrays[u])].where
+            begin = was.storage.data_ptr() + was.offset * self.arrays[u].element_size()
+            self.snapshot.restore(self.at[u], begin if was.storage.data_ptr() else None)
         if self.beside is not None:
             for k in range(len(self.beside)):
                 self.beside.restore(k)
@@ -330,9 +350,11 @@ class KeptTensors(Kept):
             fresh = t._base.as_strided(t.shape, t.stride(), t.storage_offset())
             view._set_creation_meta(fresh, made)
             try:
-                library.utils.swap_tensors(t, fresh)
+                # Not by torch.utils.swap_tensors: that refuses what a graph has saved. Who has saved the tensor keeps
+                # the other one, on the same bytes, with the same version.
+                library._C._swap_tensor_impl(t, fresh)
             except RuntimeError:
-                return  # others have it in C: it keeps an end that leads nowhere
+                return  # somebody has a weak reference to it in C: it keeps an end that leads nowhere
         elif t.requires_grad:
             _ = t.grad_fn
 

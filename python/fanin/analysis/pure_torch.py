@@ -10,7 +10,6 @@ under no_grad where the function did.
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -79,6 +78,13 @@ class TensorPure(Pure):
                     f"pure: {PlainAOTInput(first[u]).expr()} is written, and several of its elements are one: expected"
                     " a tensor that is not expanded, or no compiler"
                 )
+        # Worked out now, and plain: what a tracer meets in a call must be nothing but tuples and lists.
+        groups = [plan.groups[g] for g in self.bases]
+        #: how many elements each base has
+        self.sizes = [group.size // given[group.numbers[0]].dtype.itemsize for group in groups]
+        self.input_names = [d.expr() for d in self.input_descs]
+        #: per tensor, whether a copy of it has gaps
+        self.roomy = [needs_room(one.shape, one.stride) for one in given]
         #: per tensor: (inner position, offset in the base or None)
         self.places = [
             (position, None if place is None else self._offset(u)) for u, (position, place) in enumerate(self.where)
@@ -91,12 +97,6 @@ class TensorPure(Pure):
         group, place = self.plan.where[u]
         item: int = self.given[u].dtype.itemsize
         return self.plan.groups[group].members[place].offset // item
-
-    @functools.cached_property
-    def sizes(self) -> list[int]:
-        """How many elements each base has."""
-        groups = [self.plan.groups[g] for g in self.bases]
-        return [group.size // self.given[group.numbers[0]].dtype.itemsize for group in groups]
 
     def _stand_in(self, number: int | None) -> Any:
         one = self.given[number or 0]
@@ -122,7 +122,7 @@ class TensorPure(Pure):
             if offset is not None:
                 tensors.append(bases[position].as_strided(one.shape, one.stride, offset))
             else:
-                tensors.append(copied(inner[position], one))
+                tensors.append(copied(inner[position], one, self.roomy[u]))
         leaves = [inner[self.positions[i]] if u is None else tensors[u] for i, u in enumerate(self.index)]
         args, kwargs = self.form.inner
         it = iter(leaves)
@@ -139,19 +139,15 @@ class TensorPure(Pure):
         return bases + changed + outputs + [tensors[u] for u in self.late]
 
     def _fit(self, inner: Sequence[Any]) -> None:
-        descs = self.input_descs
-        if len(inner) != len(descs):
-            raise ValueError(
-                f"pure: expected {len(descs)} arguments, {', '.join(d.expr() for d in descs)}; got {len(inner)}"
-            )
+        names = self.input_names
+        if len(inner) != len(names):
+            raise ValueError(f"pure: expected {len(names)} arguments, {', '.join(names)}; got {len(inner)}")
         wanted = [((n,), self.given[self.plan.groups[g].numbers[0]].dtype) for g, n in zip(self.bases, self.sizes)]  # noqa: B905  (traced)
         for u, (position, offset) in enumerate(self.places):
             if offset is None:
-                check_shape(
-                    inner[position], self.given[u].shape, self.given[u].dtype, f"pure: {descs[position].expr()}"
-                )
+                check_shape(inner[position], self.given[u].shape, self.given[u].dtype, f"pure: {names[position]}")
         for k, (shape, dtype) in enumerate(wanted):
-            check_shape(inner[k], shape, dtype, f"pure: {descs[k].expr()}")
+            check_shape(inner[k], shape, dtype, f"pure: {names[k]}")
 
     # The wrapper's way in
 
@@ -253,27 +249,22 @@ class TensorPure(Pure):
         return int(one.offset * one.dtype.itemsize)
 
 
-def copied(x: Any, one: Shown) -> Any:
+def copied(x: Any, one: Shown, roomy: bool) -> Any:
     """A copy of the same strides, wherever one can have them."""
-    if is_dense(one.shape, one.stride):
+    if not roomy:
         return x.clone()
-    steps = sorted((s, n) for n, s in zip(one.shape, one.stride) if n > 1)  # noqa: B905  (traced)
-    reach = 1
-    for s, n in steps:
-        if s < reach:
-            return x.clone()  # its elements share memory: a copy has room for each
-        reach = s * (n - 1) + reach
     return torch().empty_strided(one.shape, one.stride, dtype=one.dtype, device="cpu").copy_(x)
 
 
-def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
-    """Whether there is neither gap nor overlap: a clone has the same strides then."""
-    expected = 1
-    for s, n in sorted((s, n) for n, s in zip(shape, stride) if n > 1):  # noqa: B905  (traced)
-        if s != expected:
+def needs_room(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether a clone has other strides, and a copy can have the same: there are gaps, and no two elements are one."""
+    reach, dense = 1, 1
+    for s, n in sorted((s, n) for n, s in zip(shape, stride, strict=True) if n > 1):
+        if s < reach:
             return False
-        expected *= n
-    return True
+        dense = dense * n if s == dense else 0
+        reach = s * (n - 1) + reach
+    return dense == 0
 
 
 def filled(form: Any, leaves: Any) -> Any:

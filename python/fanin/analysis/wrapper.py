@@ -281,7 +281,8 @@ class Functionalized:
             if shelf is not None:
                 shelf.undo()
             raise
-        if not record.touched.issuperset(kept.changed):
+        asked = self._lend or record.meta is not None  # else nobody ever asks who was written
+        if asked and not record.touched.issuperset(kept.changed):
             self._widen(record, kept)
         return result
 
