@@ -150,6 +150,8 @@ static fan_status fill(fan_device *d, const fan_array *a, const fan_array *init,
         fan_device_run(d, s, &(fan_job){.kind = FAN_JOB_UPLOAD, .out = a, .in = &from, .n = 1, .label = "array"}, err);
     if (status == FAN_OK)
         status = fan_stream_sync(s, err);
+    if (status != FAN_OK) /* the copy may run still: the memory, which has no owner, goes back behind it */
+        (void)fan_memory_used_on(a->storage, s, NULL);
     fan_stream_drop(s);
     return status;
 }

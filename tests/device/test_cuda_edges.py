@@ -409,3 +409,29 @@ def test_short_memory_in_the_middle_of_a_sum_in_place_doubles_nothing(
     told = [sum_in_turns(driver, call, sparse_first, stats) for call in range(6)]
     assert "right" in told
     assert ("lost" in told) == (not sparse_first and not stats), told  # else the sum is made in memory of its own
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_memory_of_a_failed_upload_goes_back_behind_its_copy(transposed: bool) -> None:
+    """Whichever driver call fails, and with whatever code: what the copy still writes is nobody else's."""
+    told = {"failed": 0, "made": 0}
+    values = np.ones((4, 4)).T if transposed else np.ones((4, 4))
+    for code in (1, 2, 400, 700, 999):
+        for seed in range(2):
+            for call in range(12):
+                driver = FakeDriver(devices=1, seed=seed)
+                with use_driver(driver):
+                    driver.array(np.zeros(4))  # the device is ready
+                    driver.fail(call, code)
+                    with contextlib.suppress(fanin.DeviceError):
+                        made = driver.array(values)
+                        told["made"] += 1
+                        del made
+                    driver.fail(-1, 0)
+                    with contextlib.suppress(fanin.DeviceError):  # a lost device takes no more
+                        driver.array(np.zeros((4, 4)))
+                        driver.synchronize()
+                    assert driver.races == 0, f"call {call} failed with {code}, seed {seed}: {driver.race}"
+                told["failed"] += 1
+    told["failed"] -= told["made"]
+    assert min(told.values()) > 20, told
