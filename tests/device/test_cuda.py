@@ -601,6 +601,26 @@ def test_sparse_gradients_are_scattered_as_on_the_cpu(driver: FakeDriver, index:
     assert tried == 20
 
 
+@pytest.mark.parametrize("form", ["coo", "csr", "csc", "bsr"])
+def test_an_index_outside_the_shape_is_passed_over_before_it_is_reckoned_with(driver: FakeDriver, form: str) -> None:
+    """However large: its product with a stride fits no int64, which the undefined-behaviour sanitizer tells."""
+    s = driver.stream()
+    most = 1 << 62
+    values = np.array([1.0, 10.0, 100.0, 1000.0, 10000.0], "f4")
+    column = np.array([0, 3, -1, most + 1, -most])
+    if form == "coo":
+        parts = (np.stack([np.zeros(5, int), column]), values)
+    else:
+        parts = (np.array([0, 5, 5, 5]), column, values.reshape(5, 1, 1) if form == "bsr" else values)
+    gradient = fanin.Sparse(form, tuple(map(driver.array, parts)), (3, 3))
+    buf = fanin.InputBuffer(1, stream=s)
+    buf.add(0, driver.array(np.zeros((3, 3), "f4")), stream=s)
+    buf.add(0, gradient, stream=s)
+    with fanin.stream(s):
+        got = buf.take()[0].numpy()
+    assert got.ravel().tolist() == [1.0] + [0.0] * 8
+
+
 def test_the_conformance_suite_holds_on_a_device() -> None:
     words = [
         "-m",

@@ -85,7 +85,7 @@ def compiled(tool: Path) -> str:
         out = Path(folder, "kernels.ptx")
         run_nvcc(tool, ["-ptx", f"-arch={LOWEST}", *EXACT, str(HERE / "kernels.cu"), "-o", str(out)])
         text = out.read_text()
-        text = re.sub(r"_ZN\d+_INTERNAL_[0-9a-f]+_\d+_kernels_cu_[0-9a-f]+", "_fan", text)
+        text = re.sub(r"_ZZ?N\d+_INTERNAL_[0-9a-f]+_\d+_kernels_cu_[0-9a-f]+", "_fan", text)
         text = re.sub(r"^\.version .*$", f".version {VERSION}", text, flags=re.M)
         lines = [line.strip() for line in text.splitlines()]
         lines = [

@@ -793,11 +793,14 @@ FN bool place_coo(const fan_k_scatter *a, int64_t e, uint64_t *to, int64_t *lane
     return true;
 }
 
+/* place_row: the same of compressed data, whose worker has the row. */
 FN bool place_row(const fan_k_scatter *a, int64_t row, int64_t e, uint64_t *to)
 {
     int64_t index = whole_number(a->indices + (uint64_t)(e * a->index_step), a->index_size);
+    if (index < 0 || index >= a->words[0])
+        return false;
     *to = a->into + (uint64_t)(row * a->words[1] + index * a->words[2]);
-    return index >= 0 && index < a->words[0];
+    return true;
 }
 
 KERNEL fan_scatter_any(ARGS(fan_k_scatter, a))
