@@ -2,6 +2,7 @@
 
 #include "array/convert.h"
 #include "array/walk.h"
+#include "base/interrupt.h"
 #include "base/mem.h"
 
 #include <string.h>
@@ -420,7 +421,7 @@ uint64_t fan_array_hash(const fan_array *a)
     int64_t size = (int64_t)fan_dtype_size(a->dtype), most = PIECE / size;
     /* bool bytes are read as they are, so that a change from 1 to 2 is seen */
     fan_array bytes = {.data = a->data, .dtype = a->dtype == FAN_BOOL ? FAN_UINT8 : a->dtype, .strides = a->strides};
-    for (int64_t at = 0, n; at < w.size; at += n) {
+    for (int64_t at = 0, n; at < w.size && !fan_interrupted(most); at += n) {
         n = most < w.size - at ? most : w.size - at;
         const char *p = fan_walk_whole(&w, &bytes, at, n);
         if (!p) {

@@ -93,7 +93,7 @@ char *fan_shape_text(int ndim, const int64_t *shape, char *buf, size_t size);
 /* fan_array_copy: elements of src into dst (same shape), converting dtype (D6, D9); any strides, any alignment. No
  * overlap. */
 void fan_array_copy(const fan_array *dst, const fan_array *src);
-/* fan_array_hash: a 64-bit hash of the elements' bytes in C order; for debug. */
+/* fan_array_hash: a 64-bit hash of the elements' bytes in C order; for debug. May be interrupted. */
 uint64_t fan_array_hash(const fan_array *a);
 
 #endif

@@ -31,6 +31,7 @@
 #include "array/sum_loops.h"
 #include "array/walk.h"
 #include "base/fault.h"
+#include "base/interrupt.h"
 
 #include <float.h>
 #include <limits.h>
@@ -987,7 +988,7 @@ static void exact_sum(const fan_array *out, const void *in, size_t step, size_t 
     direct go = turns ? NULL : direct_of(&j, out);
     const low_ways *low = as == FAN_FLOAT32 ? low_of(j.how, out->dtype) : NULL;
     unsigned shy = 0, grown = 0;
-    for (int64_t at = 0, len; at < j.walk.size; at += len) {
+    for (int64_t at = 0, len; at < j.walk.size && !fan_interrupted(most); at += len) {
         int64_t rest = row >= LONG_ROW ? row - at % row : j.walk.size - at;
         len = rest < run ? rest : run;
         if (go && went(&j, go, out, at, len, &shy, &grown))

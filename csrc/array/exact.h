@@ -21,8 +21,8 @@ bool fan_exact_fits(fan_dtype d);
 
 /* fan_exact_sum: writes the exact sum of `n` >= 1 arrays, each converted to d first, into `out` (real for a real d,
  * complex for a complex one; narrower or wider than d); scale may be NULL; a complex factor that is not real multiplies
- * the parts rounded to float64. Allocates nothing, cannot fail. `out` may be the very view of one operand, as in
- * fan_sum; otherwise it must be apart from all. */
+ * the parts rounded to float64. Allocates nothing, cannot fail, may be interrupted. `out` may be the very view of one
+ * operand, as in fan_sum; otherwise it must be apart from all. */
 void fan_exact_sum(const fan_array *out, const fan_array *const *in, size_t n, fan_dtype d, const fan_scale *scale);
 
 /* fan_exact_fold: the same; the operands' acc is not looked at. */

@@ -21,6 +21,7 @@
 #include "array/convert.h"
 #include "array/sum_loops.h"
 #include "array/walk.h"
+#include "base/interrupt.h"
 #include "base/mem.h"
 
 #include <string.h>
@@ -235,6 +236,9 @@ static fan_status outside(const fan_sparse *s, int axis, int64_t e, int64_t inde
                     fan_format_name(s->format), (long long)e, (long long)index, axis, (long long)extent);
 }
 
+/* interrupted_at: asked of each of many entries. */
+static bool interrupted_at(int64_t e) { return e % 4096 == 4095 && fan_interrupted(4096); }
+
 static fan_status check_pointers(const fan_sparse *s, fan_error *err)
 {
     int64_t last = s->pointers->shape[0] - 1, nnz = fan_sparse_nnz(s), before = 0;
@@ -244,6 +248,8 @@ static fan_status check_pointers(const fan_sparse *s, fan_error *err)
             return fan_fail(err, FAN_VALUE, "%s pointer %lld is %lld: expected pointers that rise from 0 to %lld",
                             fan_format_name(s->format), (long long)p, (long long)at, (long long)nnz);
         before = at;
+        if (interrupted_at(p))
+            break;
     }
     return FAN_OK;
 }
@@ -253,7 +259,7 @@ fan_status fan_sparse_check(const fan_sparse *s, fan_error *err)
     int64_t nnz = fan_sparse_nnz(s);
     if (s->format == FAN_COO) {
         for (int axis = 0; axis < sparse_dim(s); axis++) {
-            for (int64_t e = 0; e < nnz; e++) {
+            for (int64_t e = 0; e < nnz && !interrupted_at(e); e++) {
                 int64_t index = coo_index(s, axis, e);
                 if (!within(index, s->shape[axis]))
                     return outside(s, axis, e, index, s->shape[axis], err);
@@ -264,7 +270,7 @@ fan_status fan_sparse_check(const fan_sparse *s, fan_error *err)
     FAN_TRY(check_pointers(s, err));
     int axis = !compressed_axis(s->format);
     int64_t extent = s->shape[axis] / block_extent(s, axis);
-    for (int64_t e = 0; e < nnz; e++) {
+    for (int64_t e = 0; e < nnz && !interrupted_at(e); e++) {
         int64_t index = plain_index(s, e);
         if (!within(index, extent))
             return outside(s, axis, e, index, extent, err);
@@ -869,7 +875,7 @@ void fan_sparse_scatter(const fan_array *into, const fan_sparse *s)
     fan_walk_ready(&w);
     int64_t most = t.run < PIECE ? PIECE / t.run : 1; /* runs at a time */
     most = most < PENDING ? most : PENDING;
-    for (int64_t at = 0; at < w.size;) {
+    for (int64_t at = 0; at < w.size && !fan_interrupted(most * t.run);) {
         int64_t taken = 0;
         size_t n = 0;
         int64_t here = at;

@@ -3,6 +3,7 @@
 #include "array/convert.h"
 #include "array/sum_loops.h"
 #include "array/walk.h"
+#include "base/interrupt.h"
 
 #include <string.h>
 
@@ -10,6 +11,7 @@
 #define PIECE_LEAST ((int64_t)1 << 15)
 #define PIECE_UNIT ((int64_t)1 << 12)
 #define TILE 4096
+#define LONG_RUN ((int64_t)1 << 18) /* elements that are read where they lie between two questions */
 
 void fan_stats_begin(fan_stats *s) { *s = (fan_stats){.bad = SIZE_MAX}; }
 
@@ -57,7 +59,7 @@ void fan_stats_of(const fan_array *a, fan_stats *s)
         end = a->size - at < piece ? a->size : at + piece;
         fan_stats_run_begin(&run);
         for (int64_t i = at, n; i < end; i += n) {
-            n = end - i;
+            n = end - i < LONG_RUN ? end - i : LONG_RUN;
             const char *p = fan_walk_whole(&w, a, i, n);
             if (!p) {
                 n = n < most ? n : most;
@@ -65,6 +67,8 @@ void fan_stats_of(const fan_array *a, fan_stats *s)
                 p = tile;
             }
             loops->survey(&run, p, (size_t)n);
+            if (fan_interrupted(n))
+                return;
         }
         fan_stats_run_end(&run, (uint64_t)(end - at), &one);
         if (one.nonfinite)

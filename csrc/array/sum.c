@@ -15,6 +15,7 @@
 #include "array/convert.h"
 #include "array/sum_loops.h"
 #include "array/walk.h"
+#include "base/interrupt.h"
 #include "base/team.h"
 
 #include <stdatomic.h>
@@ -44,6 +45,7 @@ typedef struct job {
     fan_walk walk;
     fan_stats *parts; /* of each piece, or NULL */
     size_t skip;
+    atomic_bool stop; /* the caller was interrupted: no piece is begun any more */
 } job;
 
 /* last_cache: bytes of the last cache; where that is not known, or so large that it is others' too, what is common. */
@@ -240,11 +242,15 @@ static int64_t to_line(const char *p, size_t item)
 
 static void do_piece(void *ctx, size_t index)
 {
-    const job *j = ctx;
+    job *j = ctx;
     FAN_UNCLEARED _Alignas(64) char tile[TILE], spare[TILE], result[TILE];
     int64_t begin = (int64_t)index * j->piece, end = j->walk.size - begin < j->piece ? j->walk.size : begin + j->piece;
     size_t bad = SIZE_MAX, item = fan_dtype_size(j->out->dtype);
     fan_stats_run run;
+    if (fan_interrupted(end - begin))
+        atomic_store_explicit(&j->stop, true, memory_order_relaxed);
+    if (atomic_load_explicit(&j->stop, memory_order_relaxed))
+        return;
     if (j->parts)
         fan_stats_run_begin(&run);
     if (j->fold && !j->parts) {
@@ -383,6 +389,7 @@ static __attribute__((noinline)) void at_length(const fan_array *out, const fan_
     j.row = j.row >= LONG_ROW ? j.row : 0;
     j.parts = how->stats ? parts : NULL;
     j.skip = how->skip;
+    atomic_init(&j.stop, false);
     bool team = how->parallel && read + written >= TEAM_FROM;
     j.piece = team || j.parts ? fan_stats_piece(out->size) : out->size;
     size_t pieces = (size_t)((out->size - 1) / j.piece + 1);
@@ -391,7 +398,7 @@ static __attribute__((noinline)) void at_length(const fan_array *out, const fan_
     else
         for (size_t i = 0; i < pieces; i++)
             do_piece(&j, i);
-    for (size_t i = 0; j.parts && i < pieces; i++)
+    for (size_t i = 0; j.parts && i < pieces && !atomic_load(&j.stop); i++)
         fan_stats_merge(how->stats, &parts[i]);
 }
 
@@ -485,6 +492,8 @@ static void by_rows(const fan_array *out, const part *kept, const part *gone, co
                 row.data -= gone->strides[i] * gone->shape[i];
                 index[i] = 0;
             }
+            if (fan_interrupted(n))
+                return;
         }
         fan_walk_write(w, out, at, n, acc, tile);
     }
@@ -511,6 +520,8 @@ static void by_elements(const fan_array *out, const part *kept, const part *gone
                 memcpy(sum, spare, size);
             size_t skip = k == 0; /* nothing is added to the first */
             loops->add_up(sum, spare + skip * size, (size_t)n - skip);
+            if (fan_interrupted(n))
+                return;
         }
         fan_walk_write(w, out, at, 1, acc, sum);
     }

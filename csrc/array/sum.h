@@ -33,8 +33,9 @@ typedef struct fan_sum_how {
 } fan_sum_how;
 
 /* fan_sum: writes the fold of `n` >= 1 operands into `out` (any dtype that the last acc may be cast to); how may be
- * NULL. Allocates nothing, cannot fail. `out` may be the very view of one operand (fan_array_same_view, or the same
- * geometry with the same item size); otherwise it must be apart from all. Each add of a low-float acc rounds. */
+ * NULL. Allocates nothing, cannot fail, may be interrupted. `out` may be the very view of one operand
+ * (fan_array_same_view, or the same geometry with the same item size); otherwise it must be apart from all. Each add of
+ * a low-float acc rounds. */
 void fan_sum(const fan_array *out, const fan_operand *in, size_t n, const fan_sum_how *how);
 
 /* fan_sum_flat: the same for n gap-free runs of `count` elements of one dtype into another of that dtype, for callers
@@ -55,7 +56,7 @@ void fan_scale_as(const fan_scale *scale, fan_dtype d, char *factor);
  * rest. */
 fan_dtype fan_reduce_dtype(fan_dtype d);
 /* fan_reduce: D7: sums `in` over leading and stretched axes into `out` (fresh, dtype of choice, shape broadcasts to
- * in's). */
+ * in's). May be interrupted. */
 void fan_reduce(const fan_array *out, const fan_array *in);
 
 /* fan_fill_zero: zero into every element of out. */

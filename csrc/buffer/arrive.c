@@ -3,6 +3,7 @@
 #include "buffer/arrive.h"
 
 #include "base/fault.h"
+#include "base/interrupt.h"
 #include "base/mem.h"
 
 #include <inttypes.h>
@@ -249,8 +250,11 @@ static fan_status convert(fan_buffer *b, fan_device *d, fan_stream *on, fan_job_
     uint64_t bytes = (uint64_t)in->size * fan_dtype_size(in->dtype);
     bool away = bytes >= 65536 && !d->backend->has_streams && b->frontend->leave;
     void *left = away ? b->frontend->leave() : NULL;
+    fan_interrupt interrupt; /* what is made is thrown away then */
+    fan_interrupt_begin(&interrupt, d->backend->has_streams ? NULL : b->frontend->poll, err);
     fan_status status =
         fan_device_run(d, on, &(fan_job){.kind = kind, .out = out, .in = &operand, .n = 1, .label = label}, err);
+    status = fan_interrupt_end(&interrupt, status);
     if (away)
         b->frontend->enter(left);
     FAN_COUNT(b, copies, 1);
@@ -292,8 +296,11 @@ static fan_status reduce_sparse(fan_buffer *b, const fan_slot *s, const fan_valu
         fan_sparse *sparse = NULL;
         FAN_TRY(fan_sparse_cast(v->sparse, a->dtype, &sparse, err));
         fan_status status = make(d, on, acc, s->spec->ndim, s->spec->shape, NULL, made, err);
+        fan_interrupt interrupt;
+        fan_interrupt_begin(&interrupt, b->frontend->poll, err);
         if (status == FAN_OK)
             status = fan_sparse_reduce(*made, sparse, err);
+        status = fan_interrupt_end(&interrupt, status);
         fan_sparse_drop(sparse);
         FAN_COUNT(b, copies, 1);
         return status;

@@ -3,6 +3,7 @@
 
 #include "base/cache.h"
 #include "base/fault.h"
+#include "base/interrupt.h"
 #include "base/mem.h"
 #include "base/trace.h"
 #include "array/exact.h"
@@ -1051,8 +1052,11 @@ static fan_status adding_reserve(fan_buffer *b, adding *x, fan_error *err)
     fan_contribution *c = x->c;
     fan_slot *s = &b->slots[slot];
     FAN_TRY(fan_slot_still(b, slot, &c->value, c->key, err));
-    if (c->value.form == FAN_SPARSE && c->value.device == fan_cpu())
-        FAN_TRY(fan_sparse_check(c->value.sparse, err));
+    if (c->value.form == FAN_SPARSE && c->value.device == fan_cpu()) {
+        fan_interrupt interrupt;
+        fan_interrupt_begin(&interrupt, b->frontend->poll, err);
+        FAN_TRY(fan_interrupt_end(&interrupt, fan_sparse_check(c->value.sparse, err)));
+    }
     x->with.current = fan_current_for(b, slot, c);
     x->with.consumer = fan_stream_hold(b->stream);
     FAN_TRY(across_captures(b, slot, c, &x->with, err));
@@ -1097,7 +1101,10 @@ static fan_status adding_carry_out(fan_buffer *b, adding *x, fan_error *err)
     x->bytes = fan_value_bytes(&it->value);
     x->bytes = x->bytes ? x->bytes : 1; /* so that what has no bytes of ours passes a budget of 0, too */
     if (fan_get_debug() && it->value.form == FAN_DENSE && it->value.device == fan_cpu() && !it->ours) {
+        fan_interrupt interrupt;
+        fan_interrupt_begin(&interrupt, b->frontend->poll, err);
         it->hash = fan_array_hash(it->value.array);
+        FAN_TRY(fan_interrupt_end(&interrupt, FAN_OK));
         it->hashed = true;
     }
     return FAN_OK;

@@ -8,6 +8,7 @@
 #include "array/exact.h"
 #include "array/overlap.h"
 #include "base/fault.h"
+#include "base/interrupt.h"
 #include "base/mem.h"
 #include "base/trace.h"
 
@@ -256,6 +257,15 @@ static fan_status run(fan_fold *f, fan_job *job, fan_error *err)
     return status;
 }
 
+/* run, into memory that is dropped where the user ends a take meanwhile. */
+static fan_status run_to_fresh(fan_fold *f, fan_job *job, fan_error *err)
+{
+    fan_interrupt interrupt;
+    bool may_end = f->may_end && !device_of(f)->backend->has_streams;
+    fan_interrupt_begin(&interrupt, may_end ? f->b->frontend->poll : NULL, err);
+    return fan_interrupt_end(&interrupt, run(f, job, err));
+}
+
 static fan_status fresh(fan_fold *f, fan_dtype dtype, int ndim, const int64_t *shape, const fan_array *like,
                         fan_array **out, fan_error *err)
 {
@@ -375,17 +385,18 @@ static fan_status fold_dense(fan_fold *f, fan_dtype target, fan_error *err)
         FAN_GO(fan_fold_wait_taker(f, slot_of(f)->p->A, err));
     bool here = f->b->known && !device_of(f)->backend->has_streams;
     fan_figures figures = {.words = f->known.words, .before = slot_of(f)->p->known.words, .keys = f->keys};
-    FAN_GO(run(f,
-               &(fan_job){.kind = FAN_JOB_SUM,
-                          .out = out,
-                          .in = in,
-                          .n = f->n,
-                          .scale = f->take && f->take->scale.on ? &f->take->scale : NULL,
-                          .stats = here ? &f->known.stats : NULL,
-                          .figures = f->known.words ? &figures : NULL,
-                          .skip = fan_fold_skip(f),
-                          .label = f->n > 1 ? "sum" : "finish"},
-               err));
+    FAN_GO((f->out || in_place ? run : run_to_fresh)(
+        f,
+        &(fan_job){.kind = FAN_JOB_SUM,
+                   .out = out,
+                   .in = in,
+                   .n = f->n,
+                   .scale = f->take && f->take->scale.on ? &f->take->scale : NULL,
+                   .stats = here ? &f->known.stats : NULL,
+                   .figures = f->known.words ? &figures : NULL,
+                   .skip = fan_fold_skip(f),
+                   .label = f->n > 1 ? "sum" : "finish"},
+        err));
     f->known.yes = f->known.yes || here || f->known.words;
     if (cut && out->size) /* each element stands for several */
         f->known.times = (uint64_t)(full->size / out->size);
@@ -813,11 +824,11 @@ static fan_status fold_exact(fan_fold *f, fan_error *err)
     } else {
         for (size_t i = 0; i < f->n; i++)
             f->scratch[i] = (fan_operand){f->terms[i].v->array, d};
-        FAN_GO(
-            run(f,
-                &(fan_job){
-                    .kind = FAN_JOB_EXACT, .out = out, .in = f->scratch, .n = f->n, .scale = scale, .label = "exact"},
-                err));
+        FAN_GO((f->out ? run : run_to_fresh)(
+            f,
+            &(fan_job){
+                .kind = FAN_JOB_EXACT, .out = out, .in = f->scratch, .n = f->n, .scale = scale, .label = "exact"},
+            err));
     }
     if (f->out) {
         status = fan_value_copy(f->b->frontend, f->out, &f->result, err);

@@ -6,6 +6,7 @@
 #include "buffer/slot.h"
 
 #include "base/fault.h"
+#include "base/interrupt.h"
 #include "base/mem.h"
 #include "base/trace.h"
 
@@ -124,13 +125,23 @@ static fan_status learn_away(fan_fold *f, const fan_value *result, const fan_arr
     return FAN_OK;
 }
 
+/* Nothing is lost where the user ends the reading, but for what was summed in place. */
+static fan_status stats_of(const fan_fold *f, const fan_array *a, fan_stats *out, fan_error *err)
+{
+    fan_interrupt interrupt;
+    bool may_end = f->may_end && !(f->rules & (FAN_A(3) | FAN_A(6)));
+    fan_interrupt_begin(&interrupt, may_end ? f->b->frontend->poll : NULL, err);
+    fan_stats_of(a, out);
+    return fan_interrupt_end(&interrupt, FAN_OK);
+}
+
 static fan_status learn_here(fan_fold *f, const fan_value *result, const fan_array *a, fan_error *err)
 {
     fan_known *known = &f->known;
     bool summed = known->yes;
     if (!summed) {
         FAN_TRY(fan_slot_still(f->b, f->slot, result, f->n ? f->terms[0].key : -1, err));
-        fan_stats_of(a, &known->stats);
+        FAN_TRY(stats_of(f, a, &known->stats, err));
         known->stats.bad = SIZE_MAX;
         known->yes = true;
     }
@@ -141,7 +152,7 @@ static fan_status learn_here(fan_fold *f, const fan_value *result, const fan_arr
         fan_stats of = {.nonfinite = summed};
         if (!summed && numbers_of(t->v) && !away(t->v)) {
             FAN_TRY(fan_slot_still(f->b, f->slot, t->v, t->key, err));
-            fan_stats_of(numbers_of(t->v), &of);
+            FAN_TRY(stats_of(f, numbers_of(t->v), &of, err));
         }
         if (of.nonfinite == 0)
             continue;

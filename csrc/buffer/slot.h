@@ -224,7 +224,8 @@ typedef struct fan_fold {
     fan_operand *scratch; /* room for n + 1 operands */
     int64_t *keys;        /* of the operands, where figures are written; else NULL */
     /* wishes */
-    bool finish; /* the result in the sum's own dtype, fresh; else in the accumulation dtype, perhaps in place */
+    bool finish;  /* the result in the sum's own dtype, fresh; else in the accumulation dtype, perhaps in place */
+    bool may_end; /* the user may end it (base/interrupt.h): of a take, as long as nothing would be lost */
     bool forbid_in_place;         /* snapshots */
     const fan_take *take;         /* scale; NULL: none */
     fan_dtype finish_dtype;       /* of a finished result; FAN_NO_DTYPE: the sum's own */

@@ -581,6 +581,7 @@ static fan_status take_claim(fan_buffer *b, const fan_take *how, cut *cuts, exte
         cuts[i].claimed = true;
         FAN_TRY(fan_gather(b, slot, SIZE_MAX, &cuts[i].g, err));
         cuts[i].gathered = true;
+        cuts[i].g.fold.may_end = true;
         for (size_t j = 0; j < cuts[i].g.fold.n; j++)
             if (cuts[i].g.fold.terms[j].v->form == FAN_OBJECT && (scaled(how) || out_of(how, i)))
                 return fan_fail(err, FAN_TYPE, FAN_SLOT_SAID " sums objects; scale= and out= need arrays",
@@ -737,13 +738,17 @@ static fan_status take_all(fan_buffer *b, const fan_take *how, const extents *ou
 {
     fan_batch *batch = NULL;
     fan_status status = FAN_OK;
-    bool streams = false;
+    bool streams = false, late = false;
     for (size_t i = 0; i < taken(b, how); i++)
         streams |= b->slots[cuts[i].slot].p->A != NULL;
     if (streams && taken(b, how) > 1 && !b->known && !(batch = fan_batch_new()))
         return fan_fail(err, FAN_NOMEM, "%s: out of memory", b->name);
     FAN_GO(each_slot(b, how, outs, cuts, batch, step_sum, err));
     FAN_GO(each_slot(b, how, outs, cuts, batch, step_late, err));
+    for (size_t i = 0; i < taken(b, how); i++)
+        late |= cuts[i].late;
+    for (size_t i = 0; late && i < taken(b, how); i++)
+        cuts[i].g.fold.may_end = false;
     FAN_GO(each_slot(b, how, outs, cuts, batch, step_hand_over_first, err));
     FAN_GO(show_all(b, how, cuts, err));
     FAN_GO(outs_still(b, how, err));

@@ -10,6 +10,7 @@
 #include "py/dlpack.h"
 #include "py/machine.h"
 
+#include "base/interrupt.h"
 #include "base/mem.h"
 #include "device/cuda.h"
 
@@ -692,8 +693,11 @@ static int import_sparse(PyObject *d, fan_value *out)
         device = on;
     }
     status = fan_sparse_new(format, ndim, dims, part[0], part[1], part[2], coalesced, &out->sparse, &err);
-    if (status == FAN_OK && device == fan_cpu())
-        status = fan_sparse_check(out->sparse, &err);
+    if (status == FAN_OK && device == fan_cpu()) {
+        fan_interrupt interrupt;
+        fan_interrupt_begin(&interrupt, fan_python.poll, &err);
+        status = fan_interrupt_end(&interrupt, fan_sparse_check(out->sparse, &err));
+    }
     if (status != FAN_OK) {
         fan_refuse_error(status, &err);
         goto done;

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import io
 import os
 import re
 import struct
 import subprocess
 import sysconfig
-from collections.abc import Iterable, Iterator, Mapping
+import tokenize
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,35 +107,51 @@ def iter_growing(seen: dict[Path, None]) -> Iterator[Path]:
         done += 1
 
 
-def compile_objects(csrc: Path, cc: list[str], cache: Path, *flags: str) -> dict[str, Path]:
+def kept(cache: Path, key: Iterable[str | bytes], suffix: str, make: Callable[[Path], None]) -> Path:
+    """The file in `cache` that stands under a hash of `key`; `make` writes it where it is not there."""
+    text = hashlib.sha256()
+    for part in key:
+        text.update((part.encode() if isinstance(part, str) else part) + b"\0")
+    out = cache / f"{text.hexdigest()[:32]}{suffix}"
+    if not out.exists():
+        partial = out.with_name(f"{out.name}.{os.getpid()}.part")
+        make(partial)
+        partial.replace(out)
+    return out
+
+
+def asked(cc: list[str], csrc: Path, *flags: str) -> str:
+    """What the compiler says with these flags and those of a release build; a refusal is an AssertionError."""
+    import numpy
+
+    command = [*cc, "-std=c11", *flags, f"-I{csrc}", "-DNPY_TARGET_VERSION=NPY_1_25_API_VERSION"]
+    command += [f"-isystem{s}" for s in (sysconfig.get_path("include"), numpy.get_include())]
+    env = {k: v for k, v in os.environ.items() if k not in ("LD_PRELOAD", "DYLD_INSERT_LIBRARIES")}
+    done = subprocess.run(
+        [*command, '-DFAN_BUILD="names"'], capture_output=True, text=True, env={**env, "LC_ALL": "C"}, cwd=csrc
+    )
+    if done.returncode != 0:
+        raise AssertionError(done.stderr)
+    return done.stderr
+
+
+def compile_objects(csrc: Path, cc: list[str], cache: Path) -> dict[str, Path]:
     """Source ("buffer/fold.c") -> its object file, of all under `csrc`: built fast and without warnings, for its names.
 
     An object is kept in `cache` under a hash of all that went into it. Release code: without FAN_TEST.
     """
-    import numpy
-
-    system = [sysconfig.get_path("include"), numpy.get_include()]
-    command = [*cc, "-std=c11", "-O0", "-w", "-fPIC", f"-I{csrc}", *(f"-I{s}" for s in system), *flags]
-    command += ["-DNPY_TARGET_VERSION=NPY_1_25_API_VERSION", '-DFAN_BUILD="names"']
-    env = {k: v for k, v in os.environ.items() if k not in ("LD_PRELOAD", "DYLD_INSERT_LIBRARIES")}
+    flags = ["-O0", "-w", "-fPIC"]
 
     def one(source: Path) -> Path:
-        key = hashlib.sha256("\0".join([*command, str(source)]).encode())
-        for path in closure(source, csrc):
-            key.update(path.read_bytes())
-        out = cache / f"names-{source.stem}-{key.hexdigest()[:24]}.o"
-        if not out.exists():
-            partial = out.with_name(f"{out.name}.{os.getpid()}.part")
-            words = [*command, "-c", str(source), "-o", str(partial)]
-            done = subprocess.run(words, capture_output=True, text=True, env=env)
-            if done.returncode != 0:
-                raise AssertionError(done.stderr)
-            partial.replace(out)
-        return out
+        key = [*cc, *flags, str(source), *(p.read_bytes() for p in closure(source, csrc))]
+        return kept(cache, key, ".o", lambda out: void(asked(cc, csrc, *flags, "-c", str(source), "-o", str(out))))
 
     sources = [p for p in c_files(csrc) if p.suffix == ".c"]
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         return dict(zip((str(s.relative_to(csrc)) for s in sources), pool.map(one, sources), strict=True))
+
+
+def void(_: object) -> None: ...
 
 
 # Circles
@@ -321,15 +339,116 @@ def imported(node: ast.AST, folder: list[str]) -> Iterator[tuple[str, ...]]:
             yield "/".join([*base, alias.name]), "/".join(base)
 
 
+# Plans
+
+#: Where rules and plans are made: elsewhere they are carried out.
+RULE_FILES = ("buffer/sync", "buffer/accum", "buffer/plan", "buffer/rules", "device/capture_rule")
+
+STRUCT = re.compile(r"typedef struct (\w+) \{(.*?)\n\} \1;", re.DOTALL)
+FIELD = re.compile(r"(\w+)(\[[^\]]*\])?(\s*:\s*\d+)?\s*(?=[,;])")
+
+
+def plan_structs(headers: Iterable[str]) -> set[str]:
+    """The structs that functions declared in these texts return by value: the plans, and what lies in them."""
+    text = "\n".join(without_comments(h) for h in headers)
+    structs = dict(STRUCT.findall(text))
+    todo = [name for name in structs if re.search(rf"^(?:static inline )?{name} \w+\(", text, re.MULTILINE)]
+    found: set[str] = set()
+    while todo:
+        name = todo.pop()
+        if name not in found:
+            found.add(name)
+            todo += [other for other in structs if re.search(rf"\b{other} (?!\*)\w", structs[name])]
+    return found
+
+
+def watched(text: str, structs: set[str]) -> tuple[str, set[str]]:
+    """A header in which the compiler warns of each use of a plan's field, and those fields: "fan_sync_add.record"."""
+    fields: set[str] = set()
+
+    def struct(match: re.Match[str]) -> str:
+        name, body = match[1], match[2]
+        if name not in structs:
+            return match[0]
+
+        def field(one: re.Match[str]) -> str:
+            fields.add(f"{name}.{one[1]}")
+            return f'{one[0]} __attribute__((deprecated("{name}.{one[1]}")))'
+
+        return f"typedef struct {name} {{{FIELD.sub(field, body)}\n}} {name};"
+
+    return STRUCT.sub(struct, without_comments(text, strings=True)), fields
+
+
+def reads(text: str, line: int, field: str) -> bool:
+    """Whether the statement that begins in this line reads `x.field`, and does not only write it."""
+    rest = "\n".join(text.split("\n")[line - 1 :])
+    end = re.search(r"[;{}]\s*$", rest, re.MULTILINE)
+    uses = re.finditer(
+        rf"(?:\.|->){field}\b(?:\[[^\]]*\])?+(?!\s*(?:=(?!=)|[|&+^-]=|\+\+|--))", rest[: end.end() if end else None]
+    )
+    return any(True for _ in uses)
+
+
+def plan_fields(csrc: Path, cc: list[str], cache: Path) -> dict[str, set[str]]:
+    """Each field of the plans, as in "fan_sync_add.record", with the files that read it. Those that make plans do not
+    count. Whose field it is, the compiler says: it warns of each use in a copy of the headers.
+    """
+    headers = [p for name in RULE_FILES if (p := csrc / f"{name}.h").exists()]
+    structs = plan_structs(p.read_text() for p in headers)
+    texts = {p.relative_to(csrc): watched(p.read_text(), structs) for p in headers}
+    key = "\0".join(text for text, _ in texts.values())
+    folder = cache / f"watched-{hashlib.sha256(key.encode()).hexdigest()[:32]}"
+    for name, (text, _) in texts.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    users = [p for p in c_files(csrc) if p.suffix == ".c" and set(closure(p, csrc)) & set(headers)]
+    users = [p for p in users if p.relative_to(csrc).as_posix()[:-2] not in RULE_FILES]
+    readers: dict[str, set[str]] = {field: set() for _, fields in texts.values() for field in fields}
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        for path, said in zip(users, pool.map(lambda p: uses_in(p, csrc, cc, cache, folder), users), strict=True):
+            text = without_comments(path.read_text())
+            for line, name in said:
+                if reads(text, line, name.partition(".")[2]):
+                    readers[name].add(path.relative_to(csrc).as_posix())
+    return readers
+
+
+def uses_in(path: Path, csrc: Path, cc: list[str], cache: Path, folder: Path) -> set[tuple[int, str]]:
+    """(line, field) of each use of a watched field in a file."""
+    flags = [f"-I{folder}", "-fsyntax-only", "-Wdeprecated-declarations", "-fmax-errors=1", str(path)]
+    key = [*cc, *flags, *(p.read_bytes() for p in closure(path, csrc))]
+    said = kept(cache, key, ".said", lambda out: void(out.write_text(asked(cc, csrc, *flags)))).read_text()
+    own = re.findall(rf"^{re.escape(str(path))}:(\d+):\d+: warning: .*deprecated: (\w+\.\w+)", said, re.MULTILINE)
+    return {(int(line), name) for line, name in own}
+
+
+def rule_bits_set(csrc: Path) -> list[str]:
+    """Where a rule's bit is put into a word of rules outside the files that decide. To ask for one (`rules & FAN_A(6)`)
+    is not to set it.
+    """
+    wrong = []
+    for path in c_files(csrc):
+        name = path.relative_to(csrc).as_posix()
+        if name.rpartition(".")[0] not in RULE_FILES:
+            for at, line in enumerate(without_comments(path.read_text()).split("\n"), 1):
+                for bit in re.finditer(r"FAN_[SA]\([^()]*\)", line):
+                    if not re.search(r"(?<!&)&\s*\(?(?:FAN_[SA]\(\w+\)\s*\|\s*)*$", line[: bit.start()]):
+                        wrong.append(f"{name}:{at}: {bit[0]} is set here: only {', '.join(RULE_FILES)} decide")
+    return wrong
+
+
 # Lengths
 
 
-def without_comments(text: str) -> str:
-    """C without its comments and what strings hold; lines stay where they are."""
+def without_comments(text: str, *, strings: bool = False) -> str:
+    """C without its comments and, unless `strings`, without what strings hold; lines stay where they are."""
 
     def blank(match: re.Match[str]) -> str:
         found = match[0]
-        return re.sub(r"[^\n]", " ", found) if found.startswith("/") else found[0] + found[-1]
+        if found.startswith("/"):
+            return re.sub(r"[^\n]", " ", found)
+        return found if strings else found[0] + found[-1]
 
     return re.sub(r"/\*.*?\*/|//[^\n]*|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'", blank, text, flags=re.DOTALL)
 
@@ -387,3 +506,35 @@ def functions(root: Path) -> list[Function]:
     for path in sorted((root / "python").glob("**/*.py")):
         found += python_functions(path.read_text(), path.relative_to(root).as_posix())
     return found
+
+
+def wide_lines(root: Path, columns: int = 120) -> list[str]:
+    """The lines of the product that are longer than that, without what a line says to a checker at its end."""
+    files = [*c_files(root / "csrc"), *sorted((root / "python").glob("**/*.py*"))]
+    return [
+        f"{path.relative_to(root).as_posix()}:{at}"
+        for path in files
+        if path.suffix != ".pyc"
+        for at, line in enumerate(path.read_text().split("\n"), 1)
+        if len(re.sub(r"  # (type: ignore|noqa)[^#]*$", "", line)) > columns
+    ]
+
+
+# Names
+
+
+def used_by_nobody(objects: Mapping[str, Path]) -> dict[str, str]:
+    """Global name -> the source that defines it and is alone in knowing it: such a name is static, or dead."""
+    symbols = {name: Elf(obj) for name, obj in objects.items()}
+    used = set().union(*(elf.uses() for elf in symbols.values()))
+    return {symbol: name for name, elf in symbols.items() for symbol in elf.defines() - used}
+
+
+def identifiers(path: Path) -> list[tuple[int, str]]:
+    """(line, name) of all names in the code of a C or Python file; of comments and strings none."""
+    text = path.read_text()
+    if path.suffix.startswith(".py"):
+        tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+        return [(t.start[0], t.string) for t in tokens if t.type == tokenize.NAME]
+    lines = without_comments(text).split("\n")
+    return [(at, name) for at, line in enumerate(lines, 1) for name in re.findall(r"\b[A-Za-z_]\w*", line)]

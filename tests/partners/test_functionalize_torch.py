@@ -822,8 +822,9 @@ def traced(pure: Any) -> Any:
 
 
 def dynamo(pure: Any) -> Any:
-    """One graph for all of it: nothing in the pure function's own code ends a graph. What was compiled for others, which
-    counts towards torch's limit, is given up.
+    """One graph for all of it: nothing in the pure function's own code ends a graph.
+
+    What was compiled for others counts towards torch's limit, and is given up.
     """
     torch.compiler.reset()
     return torch.compile(pure, backend="eager", fullgraph=True)

@@ -1,0 +1,54 @@
+#define _POSIX_C_SOURCE 200809L /* clock_gettime */
+
+#include "base/interrupt.h"
+
+#include <time.h>
+
+#define UNREAD ((int64_t)1 << 20)       /* elements during which the clock is not read */
+#define PAUSE ((uint64_t)50 * 1000000u) /* nanoseconds between two checks */
+
+static _Thread_local fan_interrupt *innermost;
+
+static uint64_t now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+void fan_interrupt_begin(fan_interrupt *i, fan_status (*check)(fan_error *err), fan_error *err)
+{
+    *i = (fan_interrupt){.check = check, .err = err, .status = FAN_OK, .ahead = UNREAD, .outer = innermost};
+    innermost = i;
+}
+
+fan_status fan_interrupt_end(fan_interrupt *i, fan_status status)
+{
+    innermost = i->outer;
+    return status == FAN_OK ? i->status : status;
+}
+
+static bool interrupt_check(fan_interrupt *i)
+{
+    uint64_t t = now();
+    i->ahead = UNREAD;
+    if (t < i->next || !i->check)
+        return false;
+    if (i->next) {
+        innermost = NULL;
+        i->status = i->check(i->err);
+        innermost = i;
+        t = now();
+    }
+    i->next = t + PAUSE;
+    return i->status != FAN_OK;
+}
+
+bool fan_interrupted(int64_t elements)
+{
+    fan_interrupt *i = innermost;
+    if (!i)
+        return false;
+    i->ahead -= elements;
+    return i->status != FAN_OK || (i->ahead < 0 && interrupt_check(i));
+}

@@ -1,0 +1,126 @@
+"""Ctrl-C: long work on the host ends where it is, and the buffer is as it was."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals")
+
+#: 2^50 elements in eight bytes: what reads them all does not end.
+COMMON = r"""
+import os, signal
+import numpy as np
+import fanin
+
+def huge(*shape, dtype=np.float64):
+    return np.broadcast_to(np.ones((1,) * len(shape), dtype), shape)
+
+def csr(shape, values, indices, pointers):
+    import scipy.sparse
+    m = scipy.sparse.csr_array(shape)
+    m.data, m.indices, m.indptr = values, indices, pointers
+    return m
+
+inside = 0
+def hear(signum, frame):
+    # One may be heard where the lambda begins; the second is heard by the call that it makes.
+    global inside
+    inside += frame.f_code.co_name == "<lambda>"
+    if inside == 2:
+        inside = 0
+        raise KeyboardInterrupt
+    os.write(1, b"heard\n")
+
+signal.signal(signal.SIGINT, hear)
+signal.alarm(30)
+
+def interrupted(work):
+    try:
+        os.write(1, b"begun\n")
+        work()
+    except KeyboardInterrupt:
+        return
+    raise AssertionError("it ended by itself")
+
+small = np.arange(4.0)
+N = 1 << 50
+"""
+
+CASES = {
+    "a sum over axes": """
+buf = fanin.InputBuffer([fanin.Slot(shape=(4,))])
+buf.add(0, small)
+g = huge(N >> 2, 4)
+interrupted(lambda: buf.add(0, g))
+assert buf.take()[0].tolist() == small.tolist()
+""",
+    "a sum to one number": """
+buf = fanin.InputBuffer([fanin.Slot(shape=())])
+g = huge(N)
+interrupted(lambda: buf.add(0, g))
+assert buf.take() == [None]
+""",
+    "an exact sum over axes": """
+buf = fanin.InputBuffer([fanin.Slot(shape=(4,), accumulate="exact")])
+buf.add(0, small)
+g = huge(N >> 2, 4, dtype=np.float32)
+interrupted(lambda: buf.add(0, g))
+assert buf.take()[0].tolist() == small.tolist()
+""",
+    "a hash": """
+fanin.set_options(debug=True)
+buf = fanin.InputBuffer(1)
+g = huge(N >> 25, 1 << 25)
+interrupted(lambda: buf.add(0, g))
+buf.add(0, small)
+assert buf.take()[0].tolist() == small.tolist()
+""",
+    "statistics": """
+buf = fanin.InputBuffer(1, stats=True)
+g = huge(N >> 25, 1 << 25)
+buf.add(0, g)
+interrupted(lambda: buf.take())
+interrupted(lambda: buf.take())
+assert "1 parked" in repr(buf), repr(buf)
+""",
+    "an add_many": """
+buf = fanin.InputBuffer([fanin.Slot(), fanin.Slot(shape=(4,))])
+g = [small, huge(N >> 2, 4)]
+interrupted(lambda: buf.add_many([0, 1], g))
+buf.add(1, small)
+assert buf.take()[0] is None
+""",
+    "the indices of a CSR gradient": """
+buf = fanin.InputBuffer(1)
+g = csr((3, 3), huge(N), np.broadcast_to(np.zeros(1, np.int64), (N,)), np.array([0, N, N, N]))
+interrupted(lambda: buf.add(0, g))
+assert buf.take() == [None]
+""",
+    "the pointers of a CSR gradient": """
+buf = fanin.InputBuffer(1)
+g = csr((1, 3), np.ones(0), np.zeros(0, np.int64), np.broadcast_to(np.zeros(1, np.int64), (N + 1,)))
+g._shape = (N, 3)
+interrupted(lambda: buf.add(0, g))
+assert buf.take() == [None]
+""",
+}
+
+
+@pytest.mark.parametrize("what", CASES)
+def test_ctrl_c_ends_long_work_and_nothing_is_lost(what: str) -> None:
+    if "CSR" in what:
+        pytest.importorskip("scipy")
+    code = COMMON + CASES[what] + 'print("usable", flush=True)\n'
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            while (line := process.stdout.readline().strip()) in ("begun", "heard"):
+                process.send_signal(signal.SIGINT)
+            assert line == "usable", line
+            assert process.wait(timeout=60) == 0
+        finally:
+            process.kill()

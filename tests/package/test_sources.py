@@ -1,0 +1,468 @@
+"""What may be asked of every file of the product: functions of 60 lines, lines of 120 columns, the field's words, no
+name that nobody uses.
+
+Each checker has a planted fault that it must find. What is known to be wrong stands on a list that may only shrink.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from kit.support import CSRC, ROOT, cache_dir, compiler
+from kit.tree import (
+    Function,
+    c_files,
+    c_functions,
+    compile_objects,
+    functions,
+    identifiers,
+    python_functions,
+    used_by_nobody,
+    wide_lines,
+)
+
+pytestmark = pytest.mark.core
+
+LINES = 60
+
+#: Functions that are longer, since when that is known.
+KNOWN_LONG = dict.fromkeys(
+    [
+        "add_n_any in csrc/py/buffer.c is longer than 60 lines",
+        "array_getitem in csrc/py/array.c is longer than 60 lines",
+        "buffer_new in csrc/py/buffer.c is longer than 60 lines",
+        "collect_torch in python/fanin/analysis/torch_collect.py is longer than 60 lines",
+        "convert in csrc/device/kernels/kernels.cu is longer than 60 lines",
+        "create_graph_signature in python/fanin/analysis/signature.py is longer than 60 lines",
+        "cut_decide in csrc/buffer/take.c is longer than 60 lines",
+        "fan_buffer_target in csrc/buffer/target.c is longer than 60 lines",
+        "fan_gather in csrc/buffer/buffer.c is longer than 60 lines",
+        "fan_sim_launch in csrc/device/sim.c is longer than 60 lines",
+        "fan_slot_thicken in csrc/buffer/plain.c is longer than 60 lines",
+        "fold_dense in csrc/buffer/fold.c is longer than 60 lines",
+        "fold_objects in csrc/buffer/fold.c is longer than 60 lines",
+        "machine_launch in csrc/py/machine.c is longer than 60 lines",
+        "reserve in csrc/buffer/buffer.c is longer than 60 lines",
+        "train in python/fanin/cli/demo.py is longer than 60 lines",
+        "view_of in csrc/py/buffer.c is longer than 60 lines",
+    ],
+    "2026-11-22",
+)
+#: Files with wider lines, since when that is known.
+KNOWN_WIDE = dict.fromkeys(
+    [
+        "csrc/device/kernels/args.h",
+        "csrc/device/kernels/fatbin.c",
+        "csrc/device/kernels/host.h",
+        "csrc/device/kernels/kernels.cu",
+    ],
+    "2026-11-22",
+)
+#: Names that only tests use, or nobody: since when that is known.
+KNOWN_DEAD = dict.fromkeys(
+    [
+        "fan_buffer_adopt of buffer/buffer.c",
+        "fan_counters_wrap of py/buffer.c",
+        "fan_device_new of device/device.c",
+        "fan_fold_commit of buffer/buffer.c",
+        "fan_layout_item_at of graph/layout.c",
+        "fan_loops_base of array/sum_loops.c",
+        "fan_memory_device of device/device.c",
+        "fan_memory_new of device/device.c",
+        "fan_memory_users of device/device.c",
+        "fan_order_lanes of device/order.c",
+        "fan_order_range of device/order.c",
+        "fan_order_ranges of device/order.c",
+        "fan_pass_in_order of buffer/buffer.c",
+        "fan_sim_first_race of device/sim.c",
+        "fan_sim_gave_up of device/sim.c",
+        "fan_sim_graph_hold of device/sim.c",
+        "fan_sim_host_read of device/sim.c",
+        "fan_sim_reset of device/sim.c",
+        "fan_slot_claim of buffer/buffer.c",
+        "fan_sparse_concat of array/sparse.c",
+        "fan_state_of_type of py/state.c",
+        "fan_storage_hold of array/array.c",
+    ],
+    "2026-11-22",
+)
+#: Old words that are still there, since when that is known.
+KNOWN_WORDS = dict.fromkeys(
+    [
+        "FAN_BFLOAT16",
+        "FAN_BOOL",
+        "FAN_BUFFER",
+        "FAN_COMPLEX128",
+        "FAN_COMPLEX64",
+        "FAN_DENSE",
+        "FAN_DISJOINT",
+        "FAN_EXTERN",
+        "FAN_FAR",
+        "FAN_FATE_FAILED",
+        "FAN_FATE_QUEUED",
+        "FAN_FATE_WAITS",
+        "FAN_FLOAT16",
+        "FAN_FLOAT32",
+        "FAN_FLOAT64",
+        "FAN_FLOAT8_E4M3FN",
+        "FAN_FLOAT8_E5M2",
+        "FAN_HARD",
+        "FAN_INDEX",
+        "FAN_INT16",
+        "FAN_INT32",
+        "FAN_INT64",
+        "FAN_INT8",
+        "FAN_JOB_SURVEY",
+        "FAN_NOMEM",
+        "FAN_NO_DTYPE",
+        "FAN_OBJECT",
+        "FAN_OVERLAP",
+        "FAN_RACE",
+        "FAN_SPARSE",
+        "FAN_STATE",
+        "FAN_TYPE",
+        "FAN_UINT16",
+        "FAN_UINT32",
+        "FAN_UINT64",
+        "FAN_UINT8",
+        "FAN_UNDEFINED",
+        "FAN_VALUE",
+        "FAN_ZERO",
+        "Facts",
+        "Member",
+        "at_once",
+        "blame",
+        "blame_accesses",
+        "cut",
+        "cut_claim",
+        "cut_copy",
+        "cut_decide",
+        "cut_end",
+        "cut_fini",
+        "cut_fold",
+        "cuts",
+        "cuts_end",
+        "draft",
+        "draw_first",
+        "draw_last",
+        "enlist",
+        "fan_batch_fate",
+        "fan_blame_any",
+        "fan_draw",
+        "fan_fate",
+        "fan_figures",
+        "fan_figures_new",
+        "fan_figures_read",
+        "fan_known",
+        "fan_known_drop",
+        "fan_known_forget",
+        "fan_known_hold",
+        "fan_known_move",
+        "fan_low_of",
+        "fan_low_round",
+        "fan_low_widen",
+        "fan_memory_own",
+        "fan_memory_used_on",
+        "fan_modulus",
+        "fan_order",
+        "fan_order_access",
+        "fan_order_begin",
+        "fan_order_clock",
+        "fan_order_forget",
+        "fan_order_free",
+        "fan_order_host",
+        "fan_order_lane",
+        "fan_order_lanes",
+        "fan_order_leave",
+        "fan_order_let_go",
+        "fan_order_locked",
+        "fan_order_name",
+        "fan_order_new",
+        "fan_order_over",
+        "fan_order_plan",
+        "fan_order_range",
+        "fan_order_ranges",
+        "fan_order_record",
+        "fan_order_release",
+        "fan_order_reset",
+        "fan_order_reuse",
+        "fan_order_sync",
+        "fan_order_unlocking",
+        "fan_order_wait",
+        "fan_order_who",
+        "fan_place",
+        "fan_place_of",
+        "fan_place_same",
+        "fan_place_set",
+        "fan_plain",
+        "fan_plain_at",
+        "fan_plain_bytes",
+        "fan_plain_copy",
+        "fan_plain_count",
+        "fan_plain_counted",
+        "fan_plain_data",
+        "fan_plain_drop",
+        "fan_plain_fits",
+        "fan_plain_fresh",
+        "fan_plain_kind",
+        "fan_plain_one",
+        "fan_plain_out",
+        "fan_plain_peaks",
+        "fan_plain_same",
+        "fan_plain_scalar",
+        "fan_plain_sound",
+        "fan_plain_still",
+        "fan_plain_sum",
+        "fan_plain_sum_of",
+        "fan_plain_summed",
+        "fan_plain_total",
+        "fan_plain_value",
+        "fan_plains",
+        "fan_plains_fini",
+        "fan_plains_init",
+        "fan_site",
+        "fan_slot_thicken",
+        "fan_team_alive",
+        "fan_team_chosen",
+        "fan_team_get",
+        "fan_team_run",
+        "fan_team_set",
+        "fan_tell_any",
+        "fan_tell_end",
+        "fan_told",
+        "fan_told_row",
+        "fan_told_rows",
+        "fan_turn_begin",
+        "fan_turns",
+        "fan_turns_begin",
+        "fan_turns_break",
+        "fan_turns_busy",
+        "fan_turns_changed",
+        "fan_turns_count",
+        "fan_turns_end",
+        "fan_turns_free",
+        "fan_turns_given_up",
+        "fan_turns_hooks",
+        "fan_turns_idle",
+        "fan_turns_join",
+        "fan_turns_limit",
+        "fan_turns_locked",
+        "fan_turns_new",
+        "fan_turns_pick",
+        "fan_turns_reset",
+        "fan_turns_schedule",
+        "fan_turns_set_hooks",
+        "fan_turns_spawn",
+        "fan_turns_steps",
+        "fan_turns_stuck",
+        "fan_turns_unlocking",
+        "fan_turns_wait",
+        "fan_turns_yield",
+        "fan_walk",
+        "fan_walk_also",
+        "fan_walk_begin",
+        "fan_walk_read",
+        "fan_walk_ready",
+        "fan_walk_whole",
+        "fan_walk_write",
+        "farewell",
+        "fate",
+        "figures",
+        "figures_for",
+        "flagged",
+        "former",
+        "lent",
+        "lesson",
+        "loan",
+        "objects_ahead",
+        "placed",
+        "reap",
+        "settle",
+        "settled",
+        "spoiled",
+        "strike",
+        "survey",
+        "survey_",
+        "survey_each",
+        "survey_pairs",
+        "tell",
+        "tell_any",
+        "tell_end",
+        "tell_end_accesses",
+        "told",
+        "told_by_name",
+        "told_limits",
+        "told_writes",
+        "unwatched",
+        "used_on",
+    ],
+    "2026-11-22",
+)
+
+
+def against(found: Iterable[str], known: dict[str, str], name: str) -> list[str]:
+    """What is found and not known, and what is known and gone."""
+    there = set(found)
+    return sorted(there - set(known)) + [f"{gone} is gone: take it off {name}" for gone in sorted(set(known) - there)]
+
+
+def test_what_is_known_and_gone_must_leave_its_list() -> None:
+    assert against(["a", "b"], {"b": "2026-11-22", "c": "2026-11-22"}, "KNOWN") == ["a", "c is gone: take it off KNOWN"]
+
+
+# Lengths
+
+
+def long_functions(found: Iterable[Function]) -> list[str]:
+    return [f"{f.name} in {f.file} is longer than {LINES} lines" for f in found if f.lines > LINES]
+
+
+def test_no_function_is_longer_than_60_lines() -> None:
+    found = functions(ROOT)
+    assert sum(f.file.startswith("csrc/") for f in found) > 1500, "hardly a function of C was read"
+    assert sum(f.file.startswith("python/") for f in found) > 800, "hardly a function of Python was read"
+    assert not against(long_functions(found), KNOWN_LONG, "KNOWN_LONG")
+
+
+@pytest.mark.parametrize("extra", [0, 1])
+def test_a_planted_long_function_is_found(extra: int) -> None:
+    body = "    x++;\n" * (LINES - 5 + extra)
+    c = f"static int\nf(int x,\n  int y)\n{{\n{body}}}\n\nint g(void)\n{{\n    return '{{';\n}}\n"
+    assert [(f.name, f.lines) for f in c_functions(c)] == [("f", LINES + extra), ("g", 4)]
+    said = '    """Says\n\n    much.\n    """\n'
+    python = "class A:\n    def f(self):\n    " + said + "        x = 1\n" * (LINES - 1 + extra)
+    assert [(f.name, f.lines) for f in python_functions(python)] == [("f", 60 + extra)]
+    found = [*c_functions(c, "a.c"), *python_functions(python, "a.py")]
+    assert long_functions(found) == [f"f in {file} is longer than 60 lines" for file in ("a.c", "a.py")] * extra
+
+
+def test_no_line_is_wider_than_120_columns() -> None:
+    files = {where.partition(":")[0] for where in wide_lines(ROOT)}
+    assert not against(files, KNOWN_WIDE, "KNOWN_WIDE")
+
+
+def test_a_planted_wide_line_is_found(tmp_path: Path) -> None:
+    (tmp_path / "csrc/base").mkdir(parents=True)
+    (tmp_path / "python/fanin").mkdir(parents=True)
+    (tmp_path / "csrc/base/x.h").write_text("\n/* " + "x" * 114 + " */\n")
+    (tmp_path / "python/fanin/x.py").write_text("x = 1  # " + "x" * 111 + "\n")
+    assert wide_lines(tmp_path) == []
+    (tmp_path / "csrc/base/x.h").write_text("\n/* " + "x" * 115 + " */\n")
+    (tmp_path / "python/fanin/x.py").write_text("x = 1  # " + "x" * 112 + "\n")
+    assert wide_lines(tmp_path) == ["csrc/base/x.h:2", "python/fanin/x.py:1"]
+
+
+# Names
+
+
+def dead(csrc: Path, cache: Path) -> list[str]:
+    """Names that the objects of a release show each other and nobody uses: static, dead, or there for tests alone."""
+    if not compiler():
+        pytest.skip("no C compiler: set CC")
+    if sys.platform != "linux":
+        pytest.skip("object files are read as ELF, which is Linux's")
+    found = used_by_nobody(compile_objects(csrc, compiler(), cache))
+    entries = re.compile(r"PyInit__\w+|cu[A-Z]\w+|fanFake\w+")  # who loads a library asks for these
+    return [f"{name} of {file}" for name, file in found.items() if not entries.fullmatch(name)]
+
+
+def test_every_global_name_is_used_by_another_file() -> None:
+    """What tests alone ask is there under FAN_TEST; what one file alone asks is static; what nobody asks is gone."""
+    assert not against(dead(CSRC, cache_dir()), KNOWN_DEAD, "KNOWN_DEAD")
+
+
+def test_a_planted_dead_function_is_found(tmp_path: Path) -> None:
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base/a.c").write_text("int fan_used(void) { return 1; }\nint fan_own(void) { return 1; }\n")
+    (tmp_path / "base/b.c").write_text("int fan_used(void);\nint PyInit__core(void) { return fan_used(); }\n")
+    assert dead(tmp_path, tmp_path) == ["fan_own of base/a.c"]
+    (tmp_path / "base/a.c").write_text("int fan_used(void) { return 1; }\n#ifdef FAN_TEST\nint fan_own;\n#endif\n")
+    assert dead(tmp_path, tmp_path) == []
+
+
+# Words
+
+#: Words that this tree had for what the field has a word for, with that word. A pattern is matched against whole names
+#: in code.
+OLD_WORDS = {
+    r"fan_place(_\w+)?": "fan_stream_id",
+    r"fan_known(_\w+)?": "fan_sum_stats",
+    r"(fan_)?told(_\w+)?": "fan_device_stats",
+    r"(fan_)?figures(_\w+)?": "fan_stats_out",
+    r"(FAN_JOB_SURVEY|survey\w*)": "FAN_JOB_STATS, measure",
+    r"(fan_)?blame(_\w+)?": "find_first_nonfinite",
+    r"(fan_)?tell(_\w+)?": "fold_stats",
+    r"spoiled": "has_nonfinite",
+    r"(fan_)?known_astray": "fault STATS_WRONG_STREAM",
+    r"fan_plains?(_\w+)?": "fan_fast",
+    r"(fan_)?(slot_)?thicken\w*": "fan_slot_materialize",
+    r"unwatched": "fast_path_allowed",
+    r"(adds_)?at_once": "inplace, can_add_inplace",
+    r"unadd": "remove_last",
+    r"objects_ahead": "prefetch",
+    r"farewell": "deferred_drops",
+    r"draft": "slot_specs",
+    r"cuts?(_\w+)?": "slot_take",
+    r"former": "old_sum",
+    r"placed": "slot_order",
+    r"loan": "library_array",
+    r"lent": "exposed",
+    r"settled?": "wait_for_users, exclusive",
+    r"(fan_memory_)?used_on": "record_stream",
+    r"fan_memory_own": "fan_memory_set_stream",
+    r"reap": "free_pending",
+    r"lesson": "event_clock",
+    r"draw_(first|last)": "ticket_begin, ticket_end",
+    r"(fan_)?(batch_)?fate|FAN_FATE_\w+": "job_state",
+    r"strike|enlist": "list_remove, list_add",
+    r"fan_turns?(_\w+)?": "fan_host_sched",
+    r"fan_order(_\w+)?": "fan_race_check",
+    r"fan_site(_\w+)?": "call_site",
+    r"fan_team(_\w+)?": "fan_workers",
+    r"fan_draw(_\w+)?": "fan_rng",
+    r"fan_low(_\w+)?": "fan_lowp",
+    r"fan_modulus(_\w+)?": "fan_complex_abs",
+    r"fan_walk(_\w+)?": "fan_nditer",
+    r"fan_mut(ant|_\w+)?|FAN_MUT": "FAN_FAULT",
+    r"FAN_(BUFFER|STATE|RACE|NOMEM|VALUE|INDEX|TYPE|EXTERN)": "FAN_ERR_*",
+    r"FAN_(DISJOINT|OVERLAP|FAR|HARD)": "FAN_OVERLAP_*",
+    r"FAN_(UNDEFINED|ZERO|DENSE|SPARSE|OBJECT)": "FAN_FORM_*",
+    r"FAN_(BOOL|U?INT(8|16|32|64)|B?FLOAT\d+\w*|COMPLEX(64|128)|NO_DTYPE)": "FAN_DT_*",
+    r"Facts|Member|flagged|thawed|to_home": "GroupFlags, GroupMember, to_caller",
+}
+WORD = re.compile("|".join(f"(?P<w{i}>{pattern})" for i, pattern in enumerate(OLD_WORDS)))
+
+
+def old_words(paths: Iterable[Path]) -> dict[str, str]:
+    """Each old word that is a name in these files, with a sentence that says where first."""
+    found: dict[str, str] = {}
+    for path in paths:
+        for line, name in identifiers(path):
+            match = WORD.fullmatch(name)
+            if match and match.lastgroup:
+                index = next(i for i in range(len(OLD_WORDS)) if match[f"w{i}"])
+                found.setdefault(
+                    name, f"{path.name}:{line}: {name} has another word: {list(OLD_WORDS.values())[index]}"
+                )
+    return found
+
+
+def test_no_old_word_is_left() -> None:
+    found = old_words([*c_files(CSRC), *sorted((ROOT / "python").glob("**/*.py"))])
+    unknown = [found.get(name, name) for name in against(found, KNOWN_WORDS, "KNOWN_WORDS")]
+    assert not unknown
+
+
+def test_a_planted_old_word_is_found(tmp_path: Path) -> None:
+    (tmp_path / "x.c").write_text('/* fan_walk */ char *s = "fan_walk"; fan_nditer w;\nint fan_walk_next(fan_low x);\n')
+    (tmp_path / "x.py").write_text('unadd_it = 1\n"""unadd"""  # unadd\nx.unadd()\n')
+    assert list(old_words(sorted(tmp_path.iterdir())).values()) == [
+        "x.c:2: fan_walk_next has another word: fan_nditer",
+        "x.c:2: fan_low has another word: fan_lowp",
+        "x.py:3: unadd has another word: remove_last",
+    ]

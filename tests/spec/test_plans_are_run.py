@@ -1,0 +1,167 @@
+"""The plan is what runs: each field of a plan is read by what carries plans out, and rules alone set their bits.
+
+Whose field a name is, the compiler says (kit/tree.py); each checker has a planted fault that it must find.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from kit.support import CSRC, cache_dir, compiler
+from kit.tree import plan_fields, rule_bits_set
+
+pytestmark = pytest.mark.core
+
+#: What describes plans and carries nothing out: for them alone nothing need be planned.
+TELLERS = {"buffer/explain.c", "py/rules.c"}
+#: What a plan says of itself and nobody carries out, each with what reads it.
+SAYS = {
+    "rules": "trace and explain",
+    "device": "a stream's number is asked as a whole",
+    "stream": "a stream's number is asked as a whole",
+}
+
+#: Fields that nobody carries out yet, since when that is known. The list may only shrink.
+KNOWN_UNREAD = dict.fromkeys(
+    [
+        "fan_accum_plan.result",
+        "fan_sync_add.P",
+        "fan_sync_convert.on",
+        "fan_sync_finish.slot",
+        "fan_sync_finish.wait_taker",
+        "fan_sync_fold.clear_event",
+        "fan_sync_fold.mark_value",
+        "fan_sync_fold.slot",
+        "fan_sync_fold.wait_ready",
+        "fan_sync_slot.C",
+        "fan_sync_slot.R",
+        "fan_sync_slot.has_event",
+    ],
+    "2026-11-22",
+)
+#: Files in which bits of rules are set beside the rules. The list may only shrink.
+KNOWN_SETTERS = dict.fromkeys(["buffer/fold.c", "buffer/plain.c", "buffer/take.c", "buffer/target.c"], "2026-11-22")
+
+
+def unread(readers: dict[str, set[str]], known: dict[str, str]) -> list[str]:
+    """The fields of plans that nobody carries out, and what is known and gone."""
+    nobody = {f for f, files in readers.items() if not files - TELLERS and f.partition(".")[2] not in SAYS}
+    return [
+        f"{field} is read by nobody{' but ' + ', '.join(sorted(readers[field])) if readers[field] else ''}: "
+        "a plan says what is done, and only that"
+        for field in sorted(nobody - set(known))
+    ] + [f"{field} is read now, or gone: take it off KNOWN_UNREAD" for field in sorted(set(known) - nobody)]
+
+
+def setters(wrong: list[str], known: dict[str, str]) -> list[str]:
+    """The places that set a rule's bit beside the rules, and what is known and gone."""
+    gone = set(known) - {w.partition(":")[0] for w in wrong}
+    return [w for w in wrong if w.partition(":")[0] not in known] + [
+        f"{file} sets no rule's bit any more: take it off KNOWN_SETTERS" for file in sorted(gone)
+    ]
+
+
+def fields(csrc: Path, cache: Path) -> dict[str, set[str]]:
+    if not compiler():
+        pytest.skip("no C compiler: set CC")
+    if sys.platform != "linux":
+        pytest.skip("the compiler's warnings are read as GCC writes them")
+    return plan_fields(csrc, compiler(), cache)
+
+
+def test_every_field_of_a_plan_is_carried_out() -> None:
+    readers = fields(CSRC, cache_dir())
+    assert len(readers) >= 15, f"hardly a plan was found: {sorted(readers)}"
+    assert not unread(readers, KNOWN_UNREAD)
+
+
+def test_a_rule_s_bit_is_set_by_the_rules_alone() -> None:
+    assert not setters(rule_bits_set(CSRC), KNOWN_SETTERS)
+
+
+# The checkers themselves
+
+SYNC = """
+typedef struct fan_slot_state { int stream; } fan_slot_state;
+typedef struct fan_add_plan {
+    int wait, mark[2]; /* who */
+    fan_slot_state slot;
+    unsigned rules;
+} fan_add_plan;
+typedef struct fan_other { int wait; } fan_other;
+fan_add_plan fan_plan_add(fan_slot_state slot);
+"""
+RUNS = """#include "buffer/sync.h"
+int fan_run(fan_slot_state s);
+int fan_run(fan_slot_state s)
+{
+    fan_add_plan p = fan_plan_add(s);
+    if (p.wait || p.mark[1])
+        return p.slot.stream;
+    return 0;
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentences"),
+    [
+        ("", "", []),
+        ("p.wait || ", "", ["fan_add_plan.wait is read by nobody: a plan says what is done, and only that"]),
+        # .. nor by who reads a field of that name of something else, or only writes it
+        (
+            "p.wait || ",
+            "(fan_other){1}.wait || ",
+            ["fan_add_plan.wait is read by nobody: a plan says what is done, and only that"],
+        ),
+        (
+            "if (p.wait || p.mark[1])",
+            "p.wait = 1; p.mark[1] |= 2;\n    if (s.stream)",
+            [
+                "fan_add_plan.mark is read by nobody: a plan says what is done, and only that",
+                "fan_add_plan.wait is read by nobody: a plan says what is done, and only that",
+            ],
+        ),
+    ],
+)
+def test_a_planted_field_that_nobody_reads_is_found(old: str, new: str, sentences: list[str], tmp_path: Path) -> None:
+    (tmp_path / "buffer").mkdir()
+    (tmp_path / "buffer/sync.h").write_text(SYNC)
+    (tmp_path / "buffer/run.c").write_text(RUNS.replace(old, new))
+    (tmp_path / "buffer/sync.c").write_text('#include "buffer/sync.h"\n')
+    assert unread(fields(tmp_path, tmp_path), {}) == sentences
+
+
+def test_who_only_tells_of_a_plan_does_not_carry_it_out() -> None:
+    read = {"fan_p.a": {"buffer/explain.c"}, "fan_p.b": {"buffer/explain.c", "buffer/add.c"}, "fan_p.rules": set()}
+    assert unread(read, {}) == [
+        "fan_p.a is read by nobody but buffer/explain.c: a plan says what is done, and only that"
+    ]
+    assert unread(read, {"fan_p.a": "2026-11-22", "fan_p.b": "2026-11-22"}) == [
+        "fan_p.b is read now, or gone: take it off KNOWN_UNREAD"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("p.rules |= FAN_A(6);", 1),
+        ("p.rules = in_place ? FAN_A(6) : FAN_A(7);", 2),
+        ("if (x && FAN_S(3))", 1),
+        ("bool in_place = p.rules & FAN_A(6);", 0),
+        ("bool in_place = p.rules & (FAN_A(6) | FAN_A(3));", 0),
+        ('/* FAN_A(6) */ "FAN_A(6)";', 0),
+    ],
+)
+def test_a_planted_bit_is_found(line: str, found: int, tmp_path: Path) -> None:
+    (tmp_path / "buffer").mkdir()
+    (tmp_path / "buffer/accum.c").write_text("p.rules |= FAN_A(6);\n")
+    (tmp_path / "buffer/fold.c").write_text(f"\n{line}\n")
+    wrong = rule_bits_set(tmp_path)
+    assert len(wrong) == found and all(w.startswith("buffer/fold.c:2: FAN_") for w in wrong)
+    assert setters(wrong, {"buffer/fold.c": "2026-11-22"}) == (
+        [] if found else ["buffer/fold.c sets no rule's bit any more: take it off KNOWN_SETTERS"]
+    )
