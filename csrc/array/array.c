@@ -1,7 +1,7 @@
 #include "array/array.h"
 
 #include "array/convert.h"
-#include "array/walk.h"
+#include "array/nditer.h"
 #include "base/interrupt.h"
 #include "base/mem.h"
 
@@ -55,21 +55,21 @@ void fan_storage_drop(fan_storage *s)
 fan_status fan_shape_check(int ndim, const int64_t *shape, size_t itemsize, int64_t *size, fan_error *err)
 {
     if (ndim < 0 || ndim > FAN_MAX_NDIM)
-        return fan_fail(err, FAN_VALUE, "%d axes: an array has 0 to %d", ndim, FAN_MAX_NDIM);
+        return fan_fail(err, FAN_ERR_VALUE, "%d axes: an array has 0 to %d", ndim, FAN_MAX_NDIM);
     /* The product of the extents that are not 0 must fit, with the item size: strides are made of it even where the
      * array is empty. */
     int64_t bytes = (int64_t)itemsize;
     bool wraps = itemsize > INT64_MAX, empty = false;
     for (int i = 0; i < ndim; i++) {
         if (shape[i] < 0)
-            return fan_fail(err, FAN_VALUE, "axis %d has the extent %lld: it must not be negative", i,
+            return fan_fail(err, FAN_ERR_VALUE, "axis %d has the extent %lld: it must not be negative", i,
                             (long long)shape[i]);
         empty |= shape[i] == 0;
         wraps |= shape[i] != 0 && __builtin_mul_overflow(bytes, shape[i], &bytes);
     }
     if (wraps || (uint64_t)bytes > SIZE_MAX) {
         char text[128];
-        return fan_fail(err, FAN_VALUE, "an array of shape %s has more bytes than can be counted",
+        return fan_fail(err, FAN_ERR_VALUE, "an array of shape %s has more bytes than can be counted",
                         fan_shape_text(ndim, shape, text, sizeof text));
     }
     *size = empty || itemsize == 0 ? 0 : bytes / (int64_t)itemsize;
@@ -245,13 +245,13 @@ fan_status fan_array_new(fan_dtype dtype, int ndim, const int64_t *shape, const 
     int64_t size;
     size_t itemsize = fan_dtype_size(dtype);
     if (itemsize == 0)
-        return fan_fail(err, FAN_TYPE, "an array needs a dtype");
+        return fan_fail(err, FAN_ERR_TYPE, "an array needs a dtype");
     FAN_TRY(fan_shape_check(ndim, shape, itemsize, &size, err));
     fan_array *a = blank(dtype, ndim, size);
     fan_storage *s = a ? fan_storage_new((size_t)size * itemsize) : NULL;
     if (!s) {
         fan_free(a);
-        return fan_fail(err, FAN_NOMEM, "out of memory for an array of %lld bytes",
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for an array of %lld bytes",
                         (long long)size * (long long)itemsize);
     }
     if (ndim)
@@ -270,27 +270,28 @@ fan_status fan_array_view(fan_storage *storage, char *data, fan_dtype dtype, int
     int64_t size, lo, hi;
     size_t itemsize = fan_dtype_size(dtype);
     if (itemsize == 0)
-        return fan_fail(err, FAN_TYPE, "an array needs a dtype");
+        return fan_fail(err, FAN_ERR_TYPE, "an array needs a dtype");
     FAN_TRY(fan_shape_check(ndim, shape, itemsize, &size, err));
     char text[128];
     fan_shape_text(ndim, shape, text, sizeof text);
     if (!reach(ndim, shape, strides, (int64_t)itemsize, &lo, &hi))
-        return fan_fail(err, FAN_VALUE, "the strides of an array of shape %s reach farther than can be counted", text);
+        return fan_fail(err, FAN_ERR_VALUE, "the strides of an array of shape %s reach farther than can be counted",
+                        text);
     if (size) {
         uintptr_t at = (uintptr_t)data, first = at + (uintptr_t)lo, end = at + (uintptr_t)hi;
         if (!data)
-            return fan_fail(err, FAN_VALUE, "an array of shape %s has no memory: its address is NULL", text);
+            return fan_fail(err, FAN_ERR_VALUE, "an array of shape %s has no memory: its address is NULL", text);
         if (first > at || end < at || end < first)
-            return fan_fail(err, FAN_VALUE, "the strides of an array of shape %s leave the address space", text);
+            return fan_fail(err, FAN_ERR_VALUE, "the strides of an array of shape %s leave the address space", text);
         uintptr_t from = (uintptr_t)storage->data;
         if (storage->bytes && (first < from || end - from > storage->bytes))
             return fan_fail(
-                err, FAN_VALUE, "an array of shape %s reaches from byte %lld to %lld of memory that has %zu byte%s",
+                err, FAN_ERR_VALUE, "an array of shape %s reaches from byte %lld to %lld of memory that has %zu byte%s",
                 text, (long long)(first - from), (long long)(end - from), storage->bytes, FAN_PLURAL(storage->bytes));
     }
     fan_array *a = blank(dtype, ndim, size);
     if (!a)
-        return fan_fail(err, FAN_NOMEM, "out of memory for a view");
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a view");
     if (ndim)
         memcpy(a->shape, shape, (size_t)ndim * sizeof *shape);
     if (size) {
@@ -342,10 +343,10 @@ fan_status fan_array_broadcast(const fan_array *a, int ndim, const int64_t *shap
     int64_t strides[FAN_MAX_NDIM];
     *out = NULL;
     if (ndim < 0 || ndim > FAN_MAX_NDIM)
-        return fan_fail(err, FAN_VALUE, "%d axes: an array has 0 to %d", ndim, FAN_MAX_NDIM);
+        return fan_fail(err, FAN_ERR_VALUE, "%d axes: an array has 0 to %d", ndim, FAN_MAX_NDIM);
     if (!fan_broadcasts_from(ndim, shape, a->ndim, a->shape)) {
         char from[128], to[128];
-        return fan_fail(err, FAN_VALUE, "an array of shape %s does not broadcast to %s",
+        return fan_fail(err, FAN_ERR_VALUE, "an array of shape %s does not broadcast to %s",
                         fan_shape_text(a->ndim, a->shape, from, sizeof from),
                         fan_shape_text(ndim, shape, to, sizeof to));
     }
@@ -365,8 +366,8 @@ fan_status fan_array_slice(const fan_array *a, int axis, int64_t start, int64_t 
     *out = NULL;
     if (axis < 0 || axis >= a->ndim || start < 0 || count < 0 || start > a->shape[axis] ||
         count > a->shape[axis] - start)
-        return fan_fail(err, FAN_VALUE, "no elements %lld to %lld along axis %d", (long long)start, (long long)count,
-                        axis);
+        return fan_fail(err, FAN_ERR_VALUE, "no elements %lld to %lld along axis %d", (long long)start,
+                        (long long)count, axis);
     memcpy(shape, a->shape, (size_t)a->ndim * sizeof *shape);
     shape[axis] = count;
     bool some = a->size && count;
@@ -380,25 +381,25 @@ fan_status fan_array_slice(const fan_array *a, int axis, int64_t start, int64_t 
 
 void fan_array_copy(const fan_array *dst, const fan_array *src)
 {
-    FAN_UNCLEARED fan_walk w;
-    fan_walk_begin(&w, dst, false);
-    fan_walk_also(&w, src);
-    fan_walk_ready(&w);
+    FAN_UNCLEARED fan_nditer w;
+    fan_nditer_begin(&w, dst, false);
+    fan_nditer_also(&w, src);
+    fan_nditer_ready(&w);
     FAN_UNCLEARED _Alignas(16) char buf[PIECE];
     int64_t most = PIECE / (int64_t)fan_dtype_size(dst->dtype);
     for (int64_t at = 0, n; at < w.size; at += n) {
         /* Long rows without gaps are converted straight into place, all of it at once where it is one row. */
         n = w.ndim ? w.extent[w.ndim - 1] - at % w.extent[w.ndim - 1] : 1;
-        const char *from = n >= 64 ? fan_walk_whole(&w, src, at, n) : NULL;
+        const char *from = n >= 64 ? fan_nditer_whole(&w, src, at, n) : NULL;
         if (from) {
-            fan_walk_write(&w, dst, at, n, src->dtype, from);
+            fan_nditer_write(&w, dst, at, n, src->dtype, from);
             continue;
         }
         n = most < w.size - at ? most : w.size - at;
-        char *to = fan_walk_whole(&w, dst, at, n);
-        fan_walk_read(&w, src, at, n, dst->dtype, to ? to : buf);
+        char *to = fan_nditer_whole(&w, dst, at, n);
+        fan_nditer_read(&w, src, at, n, dst->dtype, to ? to : buf);
         if (!to)
-            fan_walk_write(&w, dst, at, n, dst->dtype, buf);
+            fan_nditer_write(&w, dst, at, n, dst->dtype, buf);
     }
 }
 
@@ -413,19 +414,20 @@ static uint64_t mix(uint64_t x)
 
 uint64_t fan_array_hash(const fan_array *a)
 {
-    FAN_UNCLEARED fan_walk w;
-    fan_walk_begin(&w, a, true);
-    fan_walk_ready(&w);
+    FAN_UNCLEARED fan_nditer w;
+    fan_nditer_begin(&w, a, true);
+    fan_nditer_ready(&w);
     FAN_UNCLEARED _Alignas(16) char buf[PIECE];
     uint64_t h = (uint64_t)a->size;
     int64_t size = (int64_t)fan_dtype_size(a->dtype), most = PIECE / size;
     /* bool bytes are read as they are, so that a change from 1 to 2 is seen */
-    fan_array bytes = {.data = a->data, .dtype = a->dtype == FAN_BOOL ? FAN_UINT8 : a->dtype, .strides = a->strides};
+    fan_array bytes = {
+        .data = a->data, .dtype = a->dtype == FAN_DT_BOOL ? FAN_DT_UINT8 : a->dtype, .strides = a->strides};
     for (int64_t at = 0, n; at < w.size && !fan_interrupted(most); at += n) {
         n = most < w.size - at ? most : w.size - at;
-        const char *p = fan_walk_whole(&w, &bytes, at, n);
+        const char *p = fan_nditer_whole(&w, &bytes, at, n);
         if (!p) {
-            fan_walk_read(&w, &bytes, at, n, bytes.dtype, buf);
+            fan_nditer_read(&w, &bytes, at, n, bytes.dtype, buf);
             p = buf;
         }
         for (int64_t i = 0; i < n * size; i += 8) {

@@ -54,14 +54,15 @@ typedef struct fan_array {
 fan_status fan_array_new(fan_dtype dtype, int ndim, const int64_t *shape, const fan_array *like, fan_array **out,
                          fan_error *err);
 /* fan_array_view: a view into `storage` (held by the view; the caller keeps its own hold). Checks ndim, extents >= 0,
- * products and reach with checked arithmetic and, if storage->bytes > 0, that every element lies inside; FAN_VALUE
+ * products and reach with checked arithmetic and, if storage->bytes > 0, that every element lies inside; FAN_ERR_VALUE
  * otherwise. */
 fan_status fan_array_view(fan_storage *storage, char *data, fan_dtype dtype, int ndim, const int64_t *shape,
                           const int64_t *strides, bool writable, fan_array **out, fan_error *err);
 fan_array *fan_array_hold(fan_array *a);
 void fan_array_drop(fan_array *a);
 
-/* fan_shape_check: product of extents and bytes by checked multiplication; FAN_VALUE on a negative extent or overflow.
+/* fan_shape_check: product of extents and bytes by checked multiplication; FAN_ERR_VALUE on a negative extent or
+ * overflow.
  */
 fan_status fan_shape_check(int ndim, const int64_t *shape, size_t itemsize, int64_t *size, fan_error *err);
 /* fan_dense_strides: strides of a gap-free array of `shape` whose axes are ordered as those of `like` (NULL: C order).

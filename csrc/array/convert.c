@@ -3,7 +3,7 @@
  * leave each of them with one rounding. So 17 dtypes need 17 ways in and 68 out instead of 289 loops. */
 #include "array/convert.h"
 
-#include "array/low.h"
+#include "array/lowp.h"
 
 #include <stdbool.h>
 #include <string.h>
@@ -117,13 +117,13 @@ COMPLEX(COMPLEX128, fan_any_f64, double)
 static const struct {
     int wide;
     run in, out[WIDES];
-} ways[FAN_DTYPE_COUNT] = {
+} ways[FAN_DT_COUNT] = {
 #define OUTS(NAME) {NAME##_of_i64, NAME##_of_u64, NAME##_of_f64, NAME##_of_c128}
-#define ROW(NAME, T, W, a, b, c, d) [FAN_##NAME] = {W, in_##NAME, OUTS(NAME)},
+#define ROW(NAME, T, W, a, b, c, d) [FAN_DT_##NAME] = {W, in_##NAME, OUTS(NAME)},
     REAL_LIST(ROW)
 #undef ROW
-        [FAN_COMPLEX64] = {WIDE_C128, in_COMPLEX64, OUTS(COMPLEX64)},
-    [FAN_COMPLEX128] = {WIDE_C128, in_COMPLEX128, OUTS(COMPLEX128)},
+        [FAN_DT_COMPLEX64] = {WIDE_C128, in_COMPLEX64, OUTS(COMPLEX64)},
+    [FAN_DT_COMPLEX128] = {WIDE_C128, in_COMPLEX128, OUTS(COMPLEX128)},
 };
 
 /* The common pairs. X(FROM, TO, memory type from, memory type to, expression) */
@@ -151,8 +151,8 @@ static const struct {
 DIRECT_LIST(DIRECT)
 #undef DIRECT
 
-static const run direct[FAN_DTYPE_COUNT][FAN_DTYPE_COUNT] = {
-#define ROW(FROM, TO, S, D, EXPR) [FAN_##FROM][FAN_##TO] = FROM##_to_##TO,
+static const run direct[FAN_DT_COUNT][FAN_DT_COUNT] = {
+#define ROW(FROM, TO, S, D, EXPR) [FAN_DT_##FROM][FAN_DT_##TO] = FROM##_to_##TO,
     DIRECT_LIST(ROW)
 #undef ROW
 };
@@ -235,7 +235,7 @@ void fan_convert(char *dst, fan_dtype to, int64_t dst_step, const char *src, fan
     int64_t size_to = (int64_t)fan_dtype_size(to), size_from = (int64_t)fan_dtype_size(from);
     if (n == 1 || (dst_step == size_to && src_step == size_from))
         convert_dense(dst, to, src, from, (size_t)n);
-    else if (from == to && from != FAN_BOOL)
+    else if (from == to && from != FAN_DT_BOOL)
         spread(dst, dst_step, src, src_step, (size_t)size_to, n);
     else
         gapped(dst, to, dst_step, src, from, src_step, n);

@@ -6,13 +6,13 @@ static const struct {
     const char *name;
     size_t size;
     char kind;
-} facts[FAN_DTYPE_COUNT] = {
+} facts[FAN_DT_COUNT] = {
 #define X(NAME, name, bytes, kind) {name, bytes, kind},
     FAN_DTYPE_LIST(X)
 #undef X
 };
 
-static bool known(fan_dtype d) { return (unsigned)d < (unsigned)FAN_DTYPE_COUNT; }
+static bool known(fan_dtype d) { return (unsigned)d < (unsigned)FAN_DT_COUNT; }
 
 size_t fan_dtype_size(fan_dtype d) { return known(d) ? facts[d].size : 0; }
 
@@ -22,16 +22,16 @@ const char *fan_dtype_name(fan_dtype d) { return known(d) ? facts[d].name : "non
 
 fan_dtype fan_dtype_from_name(const char *name)
 {
-    for (int d = 0; name && d < FAN_DTYPE_COUNT; d++)
+    for (int d = 0; name && d < FAN_DT_COUNT; d++)
         if (strcmp(facts[d].name, name) == 0)
             return (fan_dtype)d;
-    return FAN_NO_DTYPE;
+    return FAN_DT_NONE;
 }
 
-static bool is_float8(fan_dtype d) { return d == FAN_FLOAT8_E4M3FN || d == FAN_FLOAT8_E5M2; }
+static bool is_float8(fan_dtype d) { return d == FAN_DT_FLOAT8_E4M3FN || d == FAN_DT_FLOAT8_E5M2; }
 
 /* Floats that NumPy itself does not know. */
-static bool is_foreign(fan_dtype d) { return d == FAN_BFLOAT16 || is_float8(d); }
+static bool is_foreign(fan_dtype d) { return d == FAN_DT_BFLOAT16 || is_float8(d); }
 
 static bool is_integer(fan_dtype d) { return fan_dtype_kind(d) == 'i' || fan_dtype_kind(d) == 'u'; }
 
@@ -50,13 +50,16 @@ static size_t float_bytes(fan_dtype d)
     }
 }
 
-static fan_dtype real_of(size_t bytes) { return bytes <= 2 ? FAN_FLOAT16 : bytes == 4 ? FAN_FLOAT32 : FAN_FLOAT64; }
+static fan_dtype real_of(size_t bytes)
+{
+    return bytes <= 2 ? FAN_DT_FLOAT16 : bytes == 4 ? FAN_DT_FLOAT32 : FAN_DT_FLOAT64;
+}
 
-static fan_dtype complex_of(size_t bytes) { return bytes <= 4 ? FAN_COMPLEX64 : FAN_COMPLEX128; }
+static fan_dtype complex_of(size_t bytes) { return bytes <= 4 ? FAN_DT_COMPLEX64 : FAN_DT_COMPLEX128; }
 
 static fan_dtype signed_of(size_t bytes)
 {
-    return bytes == 1 ? FAN_INT8 : bytes == 2 ? FAN_INT16 : bytes == 4 ? FAN_INT32 : FAN_INT64;
+    return bytes == 1 ? FAN_DT_INT8 : bytes == 2 ? FAN_DT_INT16 : bytes == 4 ? FAN_DT_INT32 : FAN_DT_INT64;
 }
 
 static fan_dtype promote_integers(fan_dtype a, fan_dtype b)
@@ -68,21 +71,21 @@ static fan_dtype promote_integers(fan_dtype a, fan_dtype b)
     size_t ns = with_sign == a ? na : nb, nu = with_sign == a ? nb : na;
     if (ns > nu)
         return with_sign;
-    return nu == 8 ? FAN_FLOAT64 : signed_of(2 * nu);
+    return nu == 8 ? FAN_DT_FLOAT64 : signed_of(2 * nu);
 }
 
 fan_dtype fan_dtype_promote(fan_dtype a, fan_dtype b)
 {
     if (!known(a) || !known(b))
-        return FAN_NO_DTYPE;
-    if (a == b || b == FAN_BOOL)
+        return FAN_DT_NONE;
+    if (a == b || b == FAN_DT_BOOL)
         return a;
-    if (a == FAN_BOOL)
+    if (a == FAN_DT_BOOL)
         return b;
     if (is_integer(a) && is_integer(b))
         return promote_integers(a, b);
     if (is_float8(a) && is_float8(b))
-        return FAN_NO_DTYPE;
+        return FAN_DT_NONE;
     if (is_foreign(a) && is_integer(b))
         return a;
     if (is_foreign(b) && is_integer(a))
@@ -95,7 +98,7 @@ fan_dtype fan_dtype_promote(fan_dtype a, fan_dtype b)
     if (is_float8(b))
         return a;
     if (n == 2 && (is_foreign(a) || is_foreign(b)))
-        return FAN_FLOAT32; /* bfloat16 with float16: neither holds the other */
+        return FAN_DT_FLOAT32; /* bfloat16 with float16: neither holds the other */
     return real_of(n);
 }
 
@@ -106,19 +109,19 @@ fan_dtype fan_dtype_promote_weak(fan_dtype a, char kind)
     case 'b':
         return a;
     case 'i':
-        return a == FAN_BOOL ? FAN_INT64 : a;
+        return a == FAN_DT_BOOL ? FAN_DT_INT64 : a;
     case 'f':
-        return k == 'b' || is_integer(a) ? FAN_FLOAT64 : a;
+        return k == 'b' || is_integer(a) ? FAN_DT_FLOAT64 : a;
     case 'c':
         if (k == 'c')
             return a;
-        return k == 'f' && fan_dtype_size(a) <= 4 ? FAN_COMPLEX64 : known(a) ? FAN_COMPLEX128 : a;
+        return k == 'f' && fan_dtype_size(a) <= 4 ? FAN_DT_COMPLEX64 : known(a) ? FAN_DT_COMPLEX128 : a;
     default:
-        return FAN_NO_DTYPE;
+        return FAN_DT_NONE;
     }
 }
 
-fan_dtype fan_dtype_accumulate(fan_dtype d) { return d == FAN_FLOAT16 || is_foreign(d) ? FAN_FLOAT32 : d; }
+fan_dtype fan_dtype_accumulate(fan_dtype d) { return d == FAN_DT_FLOAT16 || is_foreign(d) ? FAN_DT_FLOAT32 : d; }
 
 bool fan_dtype_can_cast(fan_dtype from, fan_dtype to)
 {

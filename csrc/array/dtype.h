@@ -27,18 +27,18 @@
     X(COMPLEX128, "complex128", 16, 'c')
 
 typedef enum fan_dtype {
-#define X(NAME, name, bytes, kind) FAN_##NAME,
+#define X(NAME, name, bytes, kind) FAN_DT_##NAME,
     FAN_DTYPE_LIST(X)
 #undef X
-        FAN_DTYPE_COUNT,
-    FAN_NO_DTYPE = 0xff
+        FAN_DT_COUNT,
+    FAN_DT_NONE = 0xff
 } fan_dtype;
 
 size_t fan_dtype_size(fan_dtype d);
 char fan_dtype_kind(fan_dtype d);
-const char *fan_dtype_name(fan_dtype d);         /* "float32"; "none" for FAN_NO_DTYPE */
-fan_dtype fan_dtype_from_name(const char *name); /* FAN_NO_DTYPE if unknown */
-/* fan_dtype_promote: D4; FAN_NO_DTYPE where there is none (two kinds of float8). Symmetric; not associative. */
+const char *fan_dtype_name(fan_dtype d);         /* "float32"; "none" for FAN_DT_NONE */
+fan_dtype fan_dtype_from_name(const char *name); /* FAN_DT_NONE if unknown */
+/* fan_dtype_promote: D4; FAN_DT_NONE where there is none (two kinds of float8). Symmetric; not associative. */
 fan_dtype fan_dtype_promote(fan_dtype a, fan_dtype b);
 /* fan_dtype_promote_weak: `a` beside a Python scalar of kind b (bool), i, f or c (D5). */
 fan_dtype fan_dtype_promote_weak(fan_dtype a, char kind);

@@ -27,9 +27,9 @@
 #include "array/exact.h"
 
 #include "array/convert.h"
-#include "array/low.h"
+#include "array/lowp.h"
 #include "array/sum_loops.h"
-#include "array/walk.h"
+#include "array/nditer.h"
 #include "base/fault.h"
 #include "base/interrupt.h"
 
@@ -60,19 +60,19 @@ typedef struct kind {
 static kind kind_of(fan_dtype d)
 {
     switch (d) {
-    case FAN_FLOAT8_E4M3FN:
+    case FAN_DT_FLOAT8_E4M3FN:
         return (kind){1, 9, 4, true};
-    case FAN_FLOAT8_E5M2:
+    case FAN_DT_FLOAT8_E5M2:
         return (kind){1, 16, 3, true};
-    case FAN_FLOAT16:
+    case FAN_DT_FLOAT16:
         return (kind){2, 24, 11, true};
-    case FAN_BFLOAT16:
+    case FAN_DT_BFLOAT16:
         return (kind){5, 133, 8, false};
-    case FAN_FLOAT32:
-    case FAN_COMPLEX64:
+    case FAN_DT_FLOAT32:
+    case FAN_DT_COMPLEX64:
         return (kind){5, 149, 24, false};
-    case FAN_FLOAT64:
-    case FAN_COMPLEX128:
+    case FAN_DT_FLOAT64:
+    case FAN_DT_COMPLEX128:
         return (kind){MOST_WORDS, 1074, 53, false};
     default:
         return (kind){0, 0, 0, false};
@@ -82,7 +82,7 @@ static kind kind_of(fan_dtype d)
 static size_t parts_of(fan_dtype d) { return fan_dtype_kind(d) == 'c' ? 2 : 1; }
 
 /* wide: numbers of d are float64; else they are read as float32. */
-static bool wide(fan_dtype d) { return d == FAN_FLOAT64 || d == FAN_COMPLEX128; }
+static bool wide(fan_dtype d) { return d == FAN_DT_FLOAT64 || d == FAN_DT_COMPLEX128; }
 
 bool fan_exact_fits(fan_dtype d) { return kind_of(d).words != 0; }
 
@@ -759,7 +759,7 @@ typedef struct job {
     kind k;
     const ways *how;
     judge j;
-    fan_walk walk;
+    fan_nditer walk;
 } job;
 
 /* Room for terms that cannot be read where they lie. */
@@ -780,7 +780,7 @@ static void job_begin(job *j, const void *in, size_t step, size_t n, fan_dtype d
     j->d = d;
     j->k = kind_of(d);
     j->parts = parts_of(d);
-    j->read = wide(d) || d == FAN_COMPLEX64 ? d : FAN_FLOAT32;
+    j->read = wide(d) || d == FAN_DT_COMPLEX64 ? d : FAN_DT_FLOAT32;
     j->how = ways_here();
     j->j = (judge){.n = n,
                    .digits = j->k.digits,
@@ -794,13 +794,13 @@ static void job_begin(job *j, const void *in, size_t step, size_t n, fan_dtype d
 static const low_ways *low_of(const ways *how, fan_dtype d)
 {
     switch (d) {
-    case FAN_FLOAT16:
+    case FAN_DT_FLOAT16:
         return &how->half;
-    case FAN_BFLOAT16:
+    case FAN_DT_BFLOAT16:
         return &how->bfloat16;
-    case FAN_FLOAT8_E4M3FN:
+    case FAN_DT_FLOAT8_E4M3FN:
         return &how->e4m3fn;
-    case FAN_FLOAT8_E5M2:
+    case FAN_DT_FLOAT8_E5M2:
         return &how->e5m2;
     default:
         return NULL;
@@ -811,8 +811,8 @@ static const low_ways *low_of(const ways *how, fan_dtype d)
 static const char *term(const job *j, size_t k, int64_t at, int64_t len, char *room)
 {
     const fan_array *a = operand(j, k);
-    const char *p = a->dtype == j->d || j->d == j->read ? fan_walk_whole(&j->walk, a, at, len) : NULL;
-    const low_ways *low = p && j->read == FAN_FLOAT32 ? low_of(j->how, a->dtype) : NULL;
+    const char *p = a->dtype == j->d || j->d == j->read ? fan_nditer_whole(&j->walk, a, at, len) : NULL;
+    const low_ways *low = p && j->read == FAN_DT_FLOAT32 ? low_of(j->how, a->dtype) : NULL;
     if (p && a->dtype == j->read)
         return p;
     if (low) {
@@ -820,11 +820,11 @@ static const char *term(const job *j, size_t k, int64_t at, int64_t len, char *r
         return room;
     }
     if (a->dtype == j->d || j->d == j->read) {
-        fan_walk_read(&j->walk, a, at, len, j->read, room);
+        fan_nditer_read(&j->walk, a, at, len, j->read, room);
         return room;
     }
     FAN_UNCLEARED char rounded_first[TILE * 2]; /* of another dtype into a low one: rounded to that first */
-    fan_walk_read(&j->walk, a, at, len, j->d, rounded_first);
+    fan_nditer_read(&j->walk, a, at, len, j->d, rounded_first);
     fan_convert(room, j->read, (int64_t)fan_dtype_size(j->read), rounded_first, j->d, (int64_t)fan_dtype_size(j->d),
                 len);
     return room;
@@ -915,7 +915,7 @@ static void turn(double *parts, int64_t len, const fan_scale *scale)
 
 static void set_grid(judge *j, fan_dtype out)
 {
-    j->grid = wide(out) ? TO_DOUBLE : out == FAN_FLOAT32 || out == FAN_COMPLEX64 ? TO_SINGLE : TO_LOW;
+    j->grid = wide(out) ? TO_DOUBLE : out == FAN_DT_FLOAT32 || out == FAN_DT_COMPLEX64 ? TO_SINGLE : TO_LOW;
 }
 
 typedef bool (*direct)(char *dst, const char *const *src, int sources, const judge *j, size_t len, bool quick);
@@ -929,11 +929,11 @@ static direct direct_of(const job *j, const fan_array *out)
                operand(j, k)->data != out->data; /* what is written in vain must not be what is read */
     if (!fits)
         return NULL;
-    return j->d == FAN_FLOAT32 || j->d == FAN_COMPLEX64 ? j->how->single
-           : wide(j->d)                                 ? j->how->twice
-           : j->d == FAN_BFLOAT16                       ? j->how->brain
-           : j->d == FAN_FLOAT16                        ? j->how->half_sum
-                                                        : NULL;
+    return j->d == FAN_DT_FLOAT32 || j->d == FAN_DT_COMPLEX64 ? j->how->single
+           : wide(j->d)                                       ? j->how->twice
+           : j->d == FAN_DT_BFLOAT16                          ? j->how->brain
+           : j->d == FAN_DT_FLOAT16                           ? j->how->half_sum
+                                                              : NULL;
 }
 
 /* went: elements [at, at + len) are done by `go`; false where one of them needs more than that, or has gaps. *shy:
@@ -941,9 +941,9 @@ static direct direct_of(const job *j, const fan_array *out)
 static bool went(const job *j, direct go, const fan_array *out, int64_t at, int64_t len, unsigned *shy, unsigned *grown)
 {
     const char *src[AT_ONCE];
-    char *dst = fan_walk_whole(&j->walk, out, at, len);
+    char *dst = fan_nditer_whole(&j->walk, out, at, len);
     for (size_t k = 0; k < j->n && dst; k++) {
-        src[k] = fan_walk_whole(&j->walk, operand(j, k), at, len);
+        src[k] = fan_nditer_whole(&j->walk, operand(j, k), at, len);
         if (!src[k])
             return false;
     }
@@ -978,15 +978,15 @@ static void exact_sum(const fan_array *out, const void *in, size_t step, size_t 
     job_begin(&j, in, step, n, d);
     set_grid(&j.j, out->dtype);
     bool turns = scale_begin(&j.j, scale, j.parts == 2);
-    fan_walk_begin(&j.walk, out, false);
+    fan_nditer_begin(&j.walk, out, false);
     for (size_t k = 0; k < n; k++)
-        fan_walk_also(&j.walk, operand(&j, k));
-    fan_walk_ready(&j.walk);
-    fan_dtype as = j.parts == 2 ? FAN_COMPLEX128 : j.j.grid == TO_LOW ? FAN_FLOAT32 : FAN_FLOAT64;
-    int64_t most = TILE / (int64_t)j.parts, run = d == FAN_FLOAT16 ? LONG_RUN : most;
+        fan_nditer_also(&j.walk, operand(&j, k));
+    fan_nditer_ready(&j.walk);
+    fan_dtype as = j.parts == 2 ? FAN_DT_COMPLEX128 : j.j.grid == TO_LOW ? FAN_DT_FLOAT32 : FAN_DT_FLOAT64;
+    int64_t most = TILE / (int64_t)j.parts, run = d == FAN_DT_FLOAT16 ? LONG_RUN : most;
     int64_t row = j.walk.ndim > 1 ? j.walk.extent[j.walk.ndim - 1] : 0;
     direct go = turns ? NULL : direct_of(&j, out);
-    const low_ways *low = as == FAN_FLOAT32 ? low_of(j.how, out->dtype) : NULL;
+    const low_ways *low = as == FAN_DT_FLOAT32 ? low_of(j.how, out->dtype) : NULL;
     unsigned shy = 0, grown = 0;
     for (int64_t at = 0, len; at < j.walk.size && !fan_interrupted(most); at += len) {
         int64_t rest = row >= LONG_ROW ? row - at % row : j.walk.size - at;
@@ -1000,14 +1000,14 @@ static void exact_sum(const fan_array *out, const void *in, size_t step, size_t 
             slow(&j, at, numbers, &t, &room);
         if (turns)
             turn(t.sum, len, scale);
-        if (as == FAN_FLOAT32)
+        if (as == FAN_DT_FLOAT32)
             j.how->odd(t.odd, t.sum, numbers);
-        char *whole = low ? fan_walk_whole(&j.walk, out, at, len) : NULL;
+        char *whole = low ? fan_nditer_whole(&j.walk, out, at, len) : NULL;
         if (whole) {
             low->down(whole, t.odd, numbers);
             continue;
         }
-        fan_walk_write(&j.walk, out, at, len, as, as == FAN_FLOAT32 ? (const char *)t.odd : (const char *)t.sum);
+        fan_nditer_write(&j.walk, out, at, len, as, as == FAN_DT_FLOAT32 ? (const char *)t.odd : (const char *)t.sum);
     }
 }
 
@@ -1040,10 +1040,10 @@ void fan_exact_add(void *state, fan_dtype d, const fan_array *const *in, size_t 
     if (n == 0 || in[0]->size == 0)
         return;
     job_begin(&j, in, sizeof *in, n, d);
-    fan_walk_begin(&j.walk, in[0], true); /* C order, as the states */
+    fan_nditer_begin(&j.walk, in[0], true); /* C order, as the states */
     for (size_t k = 1; k < n; k++)
-        fan_walk_also(&j.walk, in[k]);
-    fan_walk_ready(&j.walk);
+        fan_nditer_also(&j.walk, in[k]);
+    fan_nditer_ready(&j.walk);
     int64_t most = TILE / (int64_t)j.parts;
     for (int64_t at = 0, len; at < j.walk.size; at += len) {
         len = j.walk.size - at < most ? j.walk.size - at : most;
@@ -1076,8 +1076,8 @@ void fan_exact_add_at(void *state, fan_dtype d, const fan_array *values, const i
     if (values->size == 0)
         return;
     job_begin(&j, in, sizeof *in, 1, d);
-    fan_walk_begin(&j.walk, values, true);
-    fan_walk_ready(&j.walk);
+    fan_nditer_begin(&j.walk, values, true);
+    fan_nditer_ready(&j.walk);
     int64_t most = TILE / (int64_t)j.parts;
     size_t each = j.parts * (size_t)j.k.words;
     for (int64_t at = 0, len; at < j.walk.size; at += len) {
@@ -1091,7 +1091,7 @@ void fan_exact_add_at(void *state, fan_dtype d, const fan_array *values, const i
 
 void fan_exact_finish(const fan_array *out, const void *state, fan_dtype d, const fan_scale *scale)
 {
-    FAN_UNCLEARED fan_walk walk;
+    FAN_UNCLEARED fan_nditer walk;
     FAN_UNCLEARED double value[TILE];
     kind k = kind_of(d);
     size_t parts = parts_of(d);
@@ -1101,8 +1101,8 @@ void fan_exact_finish(const fan_array *out, const void *state, fan_dtype d, cons
         return;
     set_grid(&j, out->dtype);
     bool turns = scale_begin(&j, scale, parts == 2);
-    fan_walk_begin(&walk, out, true);
-    fan_walk_ready(&walk);
+    fan_nditer_begin(&walk, out, true);
+    fan_nditer_ready(&walk);
     int64_t most = TILE / (int64_t)parts;
     for (int64_t at = 0, len; at < walk.size; at += len) {
         len = walk.size - at < most ? walk.size - at : most;
@@ -1110,7 +1110,7 @@ void fan_exact_finish(const fan_array *out, const void *state, fan_dtype d, cons
             value[i] = words_value(w, &k, j.scaled ? &j.by : NULL, j.grid != TO_DOUBLE);
         if (turns)
             turn(value, len, scale);
-        fan_walk_write(&walk, out, at, len, parts == 2 ? FAN_COMPLEX128 : FAN_FLOAT64, (const char *)value);
+        fan_nditer_write(&walk, out, at, len, parts == 2 ? FAN_DT_COMPLEX128 : FAN_DT_FLOAT64, (const char *)value);
     }
 }
 

@@ -519,7 +519,7 @@ static fan_status solve_by_table(equation *e, fan_effort *left, found *out, fan_
         return FAN_OK;
     uint64_t *bits = fan_alloc((words + 1) * sizeof *bits);
     if (!bits)
-        return fan_fail(err, FAN_NOMEM, "out of memory for a table of %zu bytes", words * sizeof *bits);
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a table of %zu bytes", words * sizeof *bits);
     bits[0] = 0;
     *out = look_up(e, r, bits + 1);
     fan_free(bits);
@@ -562,7 +562,7 @@ static fan_status solve(equation *e, fan_effort *left, fan_verdict *out, fan_err
         if (f == GIVEN_UP)
             f = try_some(e, LONG, left);
     }
-    *out = f == FOUND ? FAN_OVERLAP : f == NOTHING ? FAN_DISJOINT : FAN_HARD;
+    *out = f == FOUND ? FAN_OVERLAP_YES : f == NOTHING ? FAN_OVERLAP_DISJOINT : FAN_OVERLAP_HARD;
     return FAN_OK;
 }
 
@@ -571,10 +571,10 @@ static fan_status solve(equation *e, fan_effort *left, fan_verdict *out, fan_err
 /* at_once: steps 1 and 2; true if that was enough. */
 static bool at_once(const fan_comb *a, const fan_comb *b, fan_verdict *out)
 {
-    *out = FAN_DISJOINT;
+    *out = FAN_OVERLAP_DISJOINT;
     if (a->empty || b->empty || a->last < b->lo || b->last < a->lo)
         return true;
-    *out = a->far || b->far ? FAN_FAR : FAN_OVERLAP;
+    *out = a->far || b->far ? FAN_OVERLAP_FAR : FAN_OVERLAP_YES;
     return a->far || b->far || (a->n == 0 && b->n == 0);
 }
 
@@ -596,7 +596,7 @@ static fan_status solve_pair(equation *e, const fan_comb *a, const fan_comb *b, 
 {
     FAN_UNCLEARED term parts[PARTS];
     int n = side_by_side(a, b, parts);
-    *out = FAN_DISJOINT;
+    *out = FAN_OVERLAP_DISJOINT;
     return pose(e, parts, n, a->tooth + b->tooth - 2, (int64_t)(b->last - a->lo)) ? solve(e, left, out, err) : FAN_OK;
 }
 
@@ -643,12 +643,12 @@ fan_status fan_overlap(const fan_region *a, const fan_region *b, uint64_t budget
     for (int i = 0; i < 2; i++)
         comb_of(r[i], axes[i], &c[i], o[i].sorted, o[i].end);
     if (at_once(&c[0], &c[1], out)) {
-        if (*out == FAN_OVERLAP && wanted)
+        if (*out == FAN_OVERLAP_YES && wanted)
             first_byte(r, c, o, at);
         return FAN_OK;
     }
     FAN_TRY(solve_pair(&e, &c[0], &c[1], &left, out, err));
-    if (*out == FAN_OVERLAP && wanted)
+    if (*out == FAN_OVERLAP_YES && wanted)
         elements(&e, r, c, o, at);
     return FAN_OK;
 }
@@ -656,9 +656,9 @@ fan_status fan_overlap(const fan_region *a, const fan_region *b, uint64_t budget
 bool fan_array_disjoint(const fan_array *a, const fan_array *b)
 {
     fan_region one = fan_region_of(a), two = fan_region_of(b);
-    fan_verdict v = FAN_HARD;
+    fan_verdict v = FAN_OVERLAP_HARD;
     (void)fan_overlap(&one, &two, 0, NULL, NULL, &v, NULL);
-    return v == FAN_DISJOINT;
+    return v == FAN_OVERLAP_DISJOINT;
 }
 
 /* ---- one region and itself ---- */
@@ -694,11 +694,11 @@ static fan_status leading(const fan_region *r, const moving *sorted, int k, fan_
         below += sorted[j].step * (sorted[j].count - 1);
     }
     parts[k] = (term){sorted[k].step, sorted[k].count - 2};
-    *out = FAN_DISJOINT;
+    *out = FAN_OVERLAP_DISJOINT;
     if (below < sorted[k].step || !pose(&e, parts, k + 1, width, below - sorted[k].step))
         return FAN_OK;
     FAN_TRY(solve(&e, left, out, err));
-    if (*out != FAN_OVERLAP || !one || !two)
+    if (*out != FAN_OVERLAP_YES || !one || !two)
         return FAN_OK;
     (void)given_places(&e, width);
     for (int j = 0; j < k; j++)
@@ -712,10 +712,10 @@ fan_status fan_overlap_itself(const fan_region *a, uint64_t budget, int64_t *one
 {
     FAN_UNCLEARED moving sorted[FAN_MAX_NDIM];
     fan_effort left = fan_effort_of(budget);
-    fan_verdict v = FAN_DISJOINT;
+    fan_verdict v = FAN_OVERLAP_DISJOINT;
     fan_comb c;
     int n = 0, at = still(a);
-    *out = FAN_DISJOINT;
+    *out = FAN_OVERLAP_DISJOINT;
     if (is_empty(a))
         return FAN_OK;
     if (one && two) {
@@ -725,17 +725,17 @@ fan_status fan_overlap_itself(const fan_region *a, uint64_t budget, int64_t *one
     if (at >= 0) {
         if (one && two)
             one[at] = 1;
-        *out = FAN_OVERLAP;
+        *out = FAN_OVERLAP_YES;
         return FAN_OK;
     }
     n = measure(a, sorted, &c);
     if (c.far)
-        *out = FAN_FAR;
+        *out = FAN_OVERLAP_FAR;
     for (int k = 0; k < n && !c.far; k++) {
         FAN_TRY(leading(a, sorted, k, &left, one, two, &v, err));
-        if (v == FAN_OVERLAP || *out == FAN_DISJOINT)
+        if (v == FAN_OVERLAP_YES || *out == FAN_OVERLAP_DISJOINT)
             *out = v;
-        if (v == FAN_OVERLAP)
+        if (v == FAN_OVERLAP_YES)
             break;
     }
     return FAN_OK;

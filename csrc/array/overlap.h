@@ -38,13 +38,13 @@ typedef struct fan_region {
 /* X(NAME, kind, words): the verdicts, and why one could not tell. */
 #define FAN_VERDICT_LIST(X)                                            \
     X(DISJOINT, "disjoint", "no byte belongs to both")                 \
-    X(OVERLAP, "overlap", "one byte at least belongs to both")         \
+    X(YES, "overlap", "one byte at least belongs to both")             \
     X(FAR, "unknown", "the strides reach farther than can be counted") \
     X(HARD, "unknown",                                                 \
       "too hard: the search was given up and its table of sums does not fit the budget of memory and time")
 
 typedef enum fan_verdict {
-#define X(NAME, kind, words) FAN_##NAME,
+#define X(NAME, kind, words) FAN_OVERLAP_##NAME,
     FAN_VERDICT_LIST(X)
 #undef X
 } fan_verdict;
@@ -55,9 +55,9 @@ const char *fan_verdict_words(fan_verdict v); /* a sentence's worth of why */
 /* fan_region_of: a host array as a region; valid as long as the array. */
 fan_region fan_region_of(const fan_array *a);
 
-/* fan_overlap: the verdict on two regions. On FAN_OVERLAP at_a and at_b (room for the axes of each; both NULL: not
+/* fan_overlap: the verdict on two regions. On FAN_OVERLAP_YES at_a and at_b (room for the axes of each; both NULL: not
  * asked for) get an element of each that holds one common byte. budget: bytes for the table of a hard question; 0: no
- * table, nothing is allocated and nothing fails. FAN_NOMEM. */
+ * table, nothing is allocated and nothing fails. FAN_ERR_NOMEM. */
 fan_status fan_overlap(const fan_region *a, const fan_region *b, uint64_t budget, int64_t *at_a, int64_t *at_b,
                        fan_verdict *out, fan_error *err);
 /* fan_overlap_itself: the same for two different elements, `one` and `two`, of one region. */

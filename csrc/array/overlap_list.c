@@ -41,7 +41,7 @@ fan_status fan_overlaps_new(const fan_region *regions, size_t n, fan_overlaps **
     size_t ndim = 0;
     *out = NULL;
     if (n > FAN_LIST_MOST)
-        return fan_fail(err, FAN_VALUE, "%zu arrays are more than can be compared at once", n);
+        return fan_fail(err, FAN_ERR_VALUE, "%zu arrays are more than can be compared at once", n);
     for (size_t i = 0; i < n; i++)
         ndim += (size_t)regions[i].ndim;
     fan_overlaps *l = fan_calloc(sizeof *l);
@@ -53,7 +53,7 @@ fan_status fan_overlaps_new(const fan_region *regions, size_t n, fan_overlaps **
     }
     if (!l || !l->regions || !l->combs || !l->dims || !l->axes) {
         fan_overlaps_free(l);
-        return fan_fail(err, FAN_NOMEM, "out of memory for %zu arrays to compare", n);
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for %zu arrays to compare", n);
     }
     int64_t *dims = l->dims;
     fan_axis *axes = l->axes;
@@ -243,7 +243,7 @@ static fan_status room(const work *w, stretch **s, fan_error *err)
 {
     if (!*s)
         *s = fan_alloc(2 * w->l->n * sizeof **s);
-    return *s ? FAN_OK : fan_fail(err, FAN_NOMEM, "out of memory for %zu arrays to compare", w->l->n);
+    return *s ? FAN_OK : fan_fail(err, FAN_ERR_NOMEM, "out of memory for %zu arrays to compare", w->l->n);
 }
 
 static fan_status sort(work *w, stretch *s, size_t n, fan_error *err)
@@ -261,7 +261,7 @@ static fan_status work_init(work *w, const fan_overlaps *l, uint64_t budget, siz
     *w = (work){.l = l, .left = fan_effort_of(budget)};
     w->lists = fan_alloc(2 * l->n * sizeof *w->lists);
     if (!w->lists)
-        status = fan_fail(err, FAN_NOMEM, "out of memory for %zu arrays to compare", l->n);
+        status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for %zu arrays to compare", l->n);
     if (status == FAN_OK)
         status = room(w, &w->run, err);
     *n = 0;
@@ -279,10 +279,10 @@ static fan_status work_init(work *w, const fan_overlaps *l, uint64_t budget, siz
 static fan_status verdict(work *w, uint32_t a, uint32_t b, fan_verdict *out, fan_error *err)
 {
     const fan_comb *one = &w->l->combs[a], *two = &w->l->combs[b];
-    *out = FAN_DISJOINT;
+    *out = FAN_OVERLAP_DISJOINT;
     if (one->last < two->lo || two->last < one->lo)
         return FAN_OK;
-    *out = FAN_OVERLAP;
+    *out = FAN_OVERLAP_YES;
     return w->extents_only ? FAN_OK : fan_comb_overlap(one, two, &w->left, out, err);
 }
 
@@ -294,10 +294,10 @@ static fan_status note(work *w, uint32_t a, uint32_t b, fan_error *err)
     if (a == b)
         return FAN_OK;
     FAN_TRY(verdict(w, a, b, &v, err));
-    if (v == FAN_DISJOINT)
+    if (v == FAN_OVERLAP_DISJOINT)
         return FAN_OK;
     if (fan_grow((void **)&w->pairs, &w->cap, w->npairs + 1, sizeof *w->pairs) < 0)
-        return fan_fail(err, FAN_NOMEM, "out of memory for %zu pairs", w->npairs + 1);
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for %zu pairs", w->npairs + 1);
     w->pairs[w->npairs++] = (fan_pair){a < b ? a : b, a < b ? b : a, v};
     return FAN_OK;
 }
@@ -379,14 +379,14 @@ static fan_status joins(work *w, stretch *s, list *open, uint32_t i, bool *yes, 
     uint32_t before = NOBODY;
     *yes = false;
     for (uint32_t at = open->head; at != NOBODY && !*yes; at = s[at].next) {
-        fan_verdict v = FAN_OVERLAP;
+        fan_verdict v = FAN_OVERLAP_YES;
         if (s[at].to < s[i].from) {
             leave(s, open, before, at);
             continue;
         }
         if (root_of(w->parent, s[at].who) != root_of(w->parent, s[i].who))
             FAN_TRY(verdict(w, s[at].who, s[i].who, &v, err));
-        *yes = v != FAN_DISJOINT;
+        *yes = v != FAN_OVERLAP_DISJOINT;
         before = at;
     }
     return FAN_OK;
@@ -465,12 +465,12 @@ static fan_status sweep_divided(work *w, stretch *run, size_t n, size_t count, f
 {
     for (size_t i = n - count; i < n; i++)
         for (size_t j = 0; j < i; j++) {
-            fan_verdict v = FAN_DISJOINT;
+            fan_verdict v = FAN_OVERLAP_DISJOINT;
             if (!w->parent)
                 FAN_TRY(note(w, run[j].who, run[i].who, err));
             else if (root_of(w->parent, run[j].who) != root_of(w->parent, run[i].who))
                 FAN_TRY(verdict(w, run[j].who, run[i].who, &v, err));
-            if (v != FAN_DISJOINT)
+            if (v != FAN_OVERLAP_DISJOINT)
                 unite(w->parent, run[j].who, run[i].who);
         }
     return sweep_runs(w, run, n - count, err);

@@ -17,7 +17,7 @@ typedef struct fan_pair {
     fan_verdict verdict;
 } fan_pair;
 
-/* fan_overlaps_new: a list of n regions. FAN_NOMEM; FAN_VALUE if there are too many. */
+/* fan_overlaps_new: a list of n regions. FAN_ERR_NOMEM; FAN_ERR_VALUE if there are too many. */
 fan_status fan_overlaps_new(const fan_region *regions, size_t n, fan_overlaps **out, fan_error *err);
 void fan_overlaps_free(fan_overlaps *l); /* NULL is fine */
 
@@ -27,13 +27,13 @@ const fan_region *fan_overlaps_region(const fan_overlaps *l, size_t i);
 bool fan_overlaps_extent(const fan_overlaps *l, size_t i, uint64_t *lo, uint64_t *last);
 
 /* fan_overlaps_components: label[i] is the number of the component of region i; they are numbered by their first
- * members. *count: how many. Near-linear for what people slice, also where the pairs are many. FAN_NOMEM. */
+ * members. *count: how many. Near-linear for what people slice, also where the pairs are many. FAN_ERR_NOMEM. */
 fan_status fan_overlaps_components(const fan_overlaps *l, uint64_t budget, uint32_t *label, size_t *count,
                                    fan_error *err);
 /* fan_overlaps_extents: the same of regions whose extents meet, whether their bytes do or not. */
 fan_status fan_overlaps_extents(const fan_overlaps *l, uint32_t *label, size_t *count, fan_error *err);
 /* fan_overlaps_pairs: all pairs that are not disjoint, in order; *out is the caller's, to be freed with fan_free.
- * FAN_NOMEM. */
+ * FAN_ERR_NOMEM. */
 fan_status fan_overlaps_pairs(const fan_overlaps *l, uint64_t budget, fan_pair **out, size_t *count, fan_error *err);
 
 #endif

@@ -118,7 +118,7 @@ static fan_status plan(fan_snapshot *s, const fan_region *r, size_t i, size_t *a
     if (c.empty)
         return FAN_OK;
     if (c.far)
-        return fan_fail(err, FAN_VALUE, "array %zu reaches farther than memory does", i);
+        return fan_fail(err, FAN_ERR_VALUE, "array %zu reaches farther than memory does", i);
     k->lo = c.lo;
     k->tooth = c.tooth;
     k->n = c.n;
@@ -129,18 +129,18 @@ static fan_status plan(fan_snapshot *s, const fan_region *r, size_t i, size_t *a
     }
     *axes += (size_t)k->n;
     return __builtin_add_overflow(s->size, bytes, &s->size)
-               ? fan_fail(err, FAN_NOMEM, "out of memory for a copy of %zu arrays", s->n)
+               ? fan_fail(err, FAN_ERR_NOMEM, "out of memory for a copy of %zu arrays", s->n)
                : FAN_OK;
 }
 
 fan_status fan_snapshot_new(const fan_region *r, size_t n, fan_snapshot **out, fan_error *err)
 {
     fan_snapshot *s = fan_calloc(sizeof *s);
-    fan_status status = FAN_NOMEM;
+    fan_status status = FAN_ERR_NOMEM;
     size_t axes = 0;
     *out = NULL;
     if (!s)
-        return fan_fail(err, FAN_NOMEM, "out of memory for a copy of %zu arrays", n);
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a copy of %zu arrays", n);
     for (size_t i = 0; i < n; i++)
         axes += (size_t)r[i].ndim;
     s->n = n;
@@ -160,7 +160,7 @@ fan_status fan_snapshot_new(const fan_region *r, size_t n, fan_snapshot **out, f
     *out = s;
     return FAN_OK;
 nomem:
-    status = fan_fail(err, FAN_NOMEM, "out of memory for a copy of %zu arrays, %zu bytes", n, s->size);
+    status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for a copy of %zu arrays, %zu bytes", n, s->size);
 fail:
     fan_snapshot_free(s);
     return status;

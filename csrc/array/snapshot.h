@@ -15,8 +15,8 @@
 
 typedef struct fan_snapshot fan_snapshot;
 
-/* fan_snapshot_new: copies what n regions show. FAN_NOMEM; FAN_VALUE for a region that reaches farther than memory
- * does. `free`: of NULL as well. */
+/* fan_snapshot_new: copies what n regions show. FAN_ERR_NOMEM; FAN_ERR_VALUE for a region that reaches farther than
+ * memory does. `free`: of NULL as well. */
 fan_status fan_snapshot_new(const fan_region *r, size_t n, fan_snapshot **out, fan_error *err);
 void fan_snapshot_free(fan_snapshot *s);
 /* fan_snapshot_bytes: how much is kept. */

@@ -20,19 +20,19 @@
 
 #include "array/convert.h"
 #include "array/sum_loops.h"
-#include "array/walk.h"
+#include "array/nditer.h"
 #include "base/interrupt.h"
 #include "base/mem.h"
 
 #include <string.h>
 
 /* X(FORMAT, name) */
-#define FORMAT_LIST(X) \
-    X(FAN_COO, "coo")  \
-    X(FAN_CSR, "csr")  \
-    X(FAN_CSC, "csc")  \
-    X(FAN_BSR, "bsr")  \
-    X(FAN_BSC, "bsc")
+#define FORMAT_LIST(X)       \
+    X(FAN_FORMAT_COO, "coo") \
+    X(FAN_FORMAT_CSR, "csr") \
+    X(FAN_FORMAT_CSC, "csc") \
+    X(FAN_FORMAT_BSR, "bsr") \
+    X(FAN_FORMAT_BSC, "bsc")
 
 static const char *const names[] = {
 #define X(FORMAT, name) [FORMAT] = name,
@@ -54,10 +54,10 @@ bool fan_format_from_name(const char *name, fan_format *out)
     return false;
 }
 
-static bool is_blocked(fan_format f) { return f == FAN_BSR || f == FAN_BSC; }
+static bool is_blocked(fan_format f) { return f == FAN_FORMAT_BSR || f == FAN_FORMAT_BSC; }
 
 /* compressed_axis: the axis of the dense shape that the pointers run along. */
-static int compressed_axis(fan_format f) { return f == FAN_CSC || f == FAN_BSC; }
+static int compressed_axis(fan_format f) { return f == FAN_FORMAT_CSC || f == FAN_FORMAT_BSC; }
 
 /* block_extent: of a block along an axis of the dense shape; 1 where there are none. */
 static int64_t block_extent(const fan_sparse *s, int axis)
@@ -65,7 +65,7 @@ static int64_t block_extent(const fan_sparse *s, int axis)
     return is_blocked(s->format) ? s->values->shape[1 + axis] : 1;
 }
 
-static int sparse_dim(const fan_sparse *s) { return s->format == FAN_COO ? (int)s->indices->shape[0] : 2; }
+static int sparse_dim(const fan_sparse *s) { return s->format == FAN_FORMAT_COO ? (int)s->indices->shape[0] : 2; }
 
 int64_t fan_sparse_nnz(const fan_sparse *s) { return s->values->shape[0]; }
 
@@ -84,19 +84,19 @@ static int64_t cells_of(const fan_sparse *s)
 static fan_status check_extents(int ndim, const int64_t *shape, fan_error *err)
 {
     if (ndim < 0 || ndim > FAN_MAX_NDIM)
-        return fan_fail(err, FAN_VALUE, "%d axes: a sparse array has 0 to %d", ndim, FAN_MAX_NDIM);
+        return fan_fail(err, FAN_ERR_VALUE, "%d axes: a sparse array has 0 to %d", ndim, FAN_MAX_NDIM);
     for (int i = 0; i < ndim; i++)
         if (shape[i] < 0)
-            return fan_fail(err, FAN_VALUE, "axis %d has the extent %lld: it must not be negative", i,
+            return fan_fail(err, FAN_ERR_VALUE, "axis %d has the extent %lld: it must not be negative", i,
                             (long long)shape[i]);
     return FAN_OK;
 }
 
 static fan_status check_index_dtype(const char *what, const fan_array *a, fan_error *err)
 {
-    if (a->dtype == FAN_INT32 || a->dtype == FAN_INT64)
+    if (a->dtype == FAN_DT_INT32 || a->dtype == FAN_DT_INT64)
         return FAN_OK;
-    return fan_fail(err, FAN_TYPE, "sparse %s are %s: expected int32 or int64", what, fan_dtype_name(a->dtype));
+    return fan_fail(err, FAN_ERR_TYPE, "sparse %s are %s: expected int32 or int64", what, fan_dtype_name(a->dtype));
 }
 
 static fan_status check_shape(fan_format f, const char *what, const fan_array *a, int ndim, const int64_t *want,
@@ -108,7 +108,7 @@ static fan_status check_shape(fan_format f, const char *what, const fan_array *a
     if (same)
         return FAN_OK;
     char got[128], expected[128];
-    return fan_fail(err, FAN_VALUE, "%s %s have shape %s: expected %s", fan_format_name(f), what,
+    return fan_fail(err, FAN_ERR_VALUE, "%s %s have shape %s: expected %s", fan_format_name(f), what,
                     fan_shape_text(a->ndim, a->shape, got, sizeof got),
                     fan_shape_text(ndim, want, expected, sizeof expected));
 }
@@ -118,26 +118,27 @@ static fan_status check_coo(int ndim, const int64_t *shape, const fan_array *ind
 {
     if (indices->ndim != 2 || indices->shape[0] > ndim) {
         char text[128];
-        return fan_fail(err, FAN_VALUE, "coo indices have shape %s: expected (sparse_dim, nnz) with sparse_dim <= %d",
+        return fan_fail(err, FAN_ERR_VALUE,
+                        "coo indices have shape %s: expected (sparse_dim, nnz) with sparse_dim <= %d",
                         fan_shape_text(indices->ndim, indices->shape, text, sizeof text), ndim);
     }
     int dim = (int)indices->shape[0];
     if (1 + ndim - dim > FAN_MAX_NDIM)
-        return fan_fail(err, FAN_VALUE, "coo values would have more than %d axes", FAN_MAX_NDIM);
+        return fan_fail(err, FAN_ERR_VALUE, "coo values would have more than %d axes", FAN_MAX_NDIM);
     int64_t want[FAN_MAX_NDIM];
     want[0] = indices->shape[1];
     for (int i = dim; i < ndim; i++)
         want[1 + i - dim] = shape[i];
-    return check_shape(FAN_COO, "values", values, 1 + ndim - dim, want, err);
+    return check_shape(FAN_FORMAT_COO, "values", values, 1 + ndim - dim, want, err);
 }
 
 static fan_status check_compressed(fan_format f, int ndim, const int64_t *shape, const fan_array *indices,
                                    const fan_array *pointers, const fan_array *values, fan_error *err)
 {
     if (ndim != 2)
-        return fan_fail(err, FAN_VALUE, "%s has 2 axes, not %d", fan_format_name(f), ndim);
+        return fan_fail(err, FAN_ERR_VALUE, "%s has 2 axes, not %d", fan_format_name(f), ndim);
     if (!pointers)
-        return fan_fail(err, FAN_VALUE, "%s needs pointers", fan_format_name(f));
+        return fan_fail(err, FAN_ERR_VALUE, "%s needs pointers", fan_format_name(f));
     FAN_TRY(check_index_dtype("pointers", pointers, err));
     int64_t nnz = indices->ndim == 1 ? indices->shape[0] : -1, block[2] = {1, 1};
     FAN_TRY(check_shape(f, "indices", indices, 1, &nnz, err));
@@ -146,7 +147,8 @@ static fan_status check_compressed(fan_format f, int ndim, const int64_t *shape,
             block[i] = values->ndim == 3 ? values->shape[1 + i] : 0;
             if (block[i] < 1 || shape[i] % block[i]) {
                 char text[128], all[128];
-                return fan_fail(err, FAN_VALUE, "%s values have shape %s: expected (blocks, h, w) whose blocks fill %s",
+                return fan_fail(err, FAN_ERR_VALUE,
+                                "%s values have shape %s: expected (blocks, h, w) whose blocks fill %s",
                                 fan_format_name(f), fan_shape_text(values->ndim, values->shape, text, sizeof text),
                                 fan_shape_text(ndim, shape, all, sizeof all));
             }
@@ -164,23 +166,23 @@ fan_status fan_sparse_new(fan_format f, int ndim, const int64_t *shape, fan_arra
 {
     *out = NULL;
     if ((size_t)f >= FORMATS)
-        return fan_fail(err, FAN_VALUE, "no such sparse format");
+        return fan_fail(err, FAN_ERR_VALUE, "no such sparse format");
     FAN_TRY(check_extents(ndim, shape, err));
     FAN_TRY(check_index_dtype("indices", indices, err));
-    if (f == FAN_COO)
+    if (f == FAN_FORMAT_COO)
         FAN_TRY(check_coo(ndim, shape, indices, values, err));
     else
         FAN_TRY(check_compressed(f, ndim, shape, indices, pointers, values, err));
     fan_sparse *s = fan_alloc(sizeof *s);
     if (!s)
-        return fan_fail(err, FAN_NOMEM, "out of memory for a sparse array");
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a sparse array");
     atomic_init(&s->refs, 1);
     s->format = f;
     s->ndim = ndim;
     if (ndim)
         memcpy(s->shape, shape, (size_t)ndim * sizeof *shape);
     s->indices = fan_array_hold(indices);
-    s->pointers = f == FAN_COO ? NULL : fan_array_hold(pointers);
+    s->pointers = f == FAN_FORMAT_COO ? NULL : fan_array_hold(pointers);
     s->values = fan_array_hold(values);
     s->coalesced = coalesced;
     s->nnz_coalesced = fan_sparse_nnz(s);
@@ -209,7 +211,7 @@ void fan_sparse_drop(fan_sparse *s)
 /* Volatile: what was held against its extent is what is used, also where another thread writes there meanwhile. */
 static int64_t load_index(const fan_array *a, const char *p)
 {
-    return a->dtype == FAN_INT32 ? (int64_t)*(const volatile fan_any_i32 *)p : *(const volatile fan_any_i64 *)p;
+    return a->dtype == FAN_DT_INT32 ? (int64_t)*(const volatile fan_any_i32 *)p : *(const volatile fan_any_i64 *)p;
 }
 
 /* coo_index: of entry e along axis `axis`. */
@@ -232,7 +234,7 @@ static bool within(int64_t index, int64_t extent) { return index >= 0 && index <
 
 static fan_status outside(const fan_sparse *s, int axis, int64_t e, int64_t index, int64_t extent, fan_error *err)
 {
-    return fan_fail(err, FAN_VALUE, "%s entry %lld has the index %lld along axis %d, which has %lld",
+    return fan_fail(err, FAN_ERR_VALUE, "%s entry %lld has the index %lld along axis %d, which has %lld",
                     fan_format_name(s->format), (long long)e, (long long)index, axis, (long long)extent);
 }
 
@@ -245,7 +247,7 @@ static fan_status check_pointers(const fan_sparse *s, fan_error *err)
     for (int64_t p = 0; p <= last; p++) {
         int64_t at = pointer(s, p);
         if (at < before || at > nnz || (p == 0 && at != 0) || (p == last && at != nnz))
-            return fan_fail(err, FAN_VALUE, "%s pointer %lld is %lld: expected pointers that rise from 0 to %lld",
+            return fan_fail(err, FAN_ERR_VALUE, "%s pointer %lld is %lld: expected pointers that rise from 0 to %lld",
                             fan_format_name(s->format), (long long)p, (long long)at, (long long)nnz);
         before = at;
         if (interrupted_at(p))
@@ -257,7 +259,7 @@ static fan_status check_pointers(const fan_sparse *s, fan_error *err)
 fan_status fan_sparse_check(const fan_sparse *s, fan_error *err)
 {
     int64_t nnz = fan_sparse_nnz(s);
-    if (s->format == FAN_COO) {
+    if (s->format == FAN_FORMAT_COO) {
         for (int axis = 0; axis < sparse_dim(s); axis++) {
             for (int64_t e = 0; e < nnz && !interrupted_at(e); e++) {
                 int64_t index = coo_index(s, axis, e);
@@ -308,10 +310,10 @@ static void grid_of(grid *g, const fan_sparse_operand *in, size_t n)
         alike &= in[k].sparse->format == s->format && same_blocks(in[k].sparse, s);
         axes = dim > axes ? dim : axes;
     }
-    g->format = alike ? s->format : FAN_COO;
+    g->format = alike ? s->format : FAN_FORMAT_COO;
     g->axes = axes;
     g->cells = 1;
-    if (g->format == FAN_COO) {
+    if (g->format == FAN_FORMAT_COO) {
         for (int i = 0; i < s->ndim; i++) {
             if (i < axes)
                 g->extent[i] = s->shape[i];
@@ -374,7 +376,7 @@ static fan_status own_index(const fan_sparse *s, bool compressed, int axis, int6
                 row++;
             index = row;
         } else {
-            index = s->format == FAN_COO ? coo_index(s, axis, e) : plain_index(s, e);
+            index = s->format == FAN_FORMAT_COO ? coo_index(s, axis, e) : plain_index(s, e);
         }
         if (!within(index, extent))
             return outside(s, axis, e, index, extent, err);
@@ -389,7 +391,7 @@ static fan_status own_index(const fan_sparse *s, bool compressed, int axis, int6
 static fan_status grid_index(const fan_sparse *s, const grid *g, int axis, int64_t times, int64_t *to, fan_error *err)
 {
     int64_t n = fan_sparse_nnz(s) * times;
-    if (s->format == FAN_COO) {
+    if (s->format == FAN_FORMAT_COO) {
         if (axis < sparse_dim(s))
             return own_index(s, false, axis, g->extent[axis], times, to, err);
         int64_t below = 1; /* an axis that s holds densely */
@@ -399,7 +401,7 @@ static fan_status grid_index(const fan_sparse *s, const grid *g, int axis, int64
             to[i] = i / below % g->extent[axis];
         return FAN_OK;
     }
-    if (g->format != FAN_COO) {
+    if (g->format != FAN_FORMAT_COO) {
         int named = axis ? !compressed_axis(s->format) : compressed_axis(s->format);
         return own_index(s, axis == 0, named, g->extent[axis], times, to, err);
     }
@@ -424,7 +426,7 @@ static void entries_free(entries *e)
 {
     fan_free(e->keys);
     fan_free(e->values);
-    *e = (entries){0, NULL, NULL, FAN_NO_DTYPE};
+    *e = (entries){0, NULL, NULL, FAN_DT_NONE};
 }
 
 /* allocate: room for n * each items of `size` bytes; NULL when out of memory or beyond counting. */
@@ -563,14 +565,14 @@ static int64_t fold_sorted(const entries *e, const grid *g, const int64_t *order
     return m;
 }
 
-/* coalesce: sorts and folds the entries; FAN_NOMEM leaves them as they are. */
+/* coalesce: sorts and folds the entries; FAN_ERR_NOMEM leaves them as they are. */
 static fan_status coalesce(entries *e, const grid *g)
 {
     int ordered = in_order(e, g);
     if (ordered == 1)
         return FAN_OK;
-    fan_status status = FAN_NOMEM;
-    entries folded = {0, NULL, NULL, FAN_NO_DTYPE};
+    fan_status status = FAN_ERR_NOMEM;
+    entries folded = {0, NULL, NULL, FAN_DT_NONE};
     int64_t *a = allocate(e->n, 1, sizeof *a), *b = allocate(e->n, 1, sizeof *b);
     if (!a || !b || !entries_new(&folded, g, e->n, e->acc))
         goto done;
@@ -581,7 +583,7 @@ static fan_status coalesce(entries *e, const grid *g)
     folded.n = m;
     entries_free(e);
     *e = folded;
-    folded = (entries){0, NULL, NULL, FAN_NO_DTYPE};
+    folded = (entries){0, NULL, NULL, FAN_DT_NONE};
     status = FAN_OK;
 done:
     fan_free(a);
@@ -594,8 +596,8 @@ done:
 static fan_status append(entries *sum, const grid *g, const fan_sparse_operand *in, size_t n, fan_dtype acc,
                          fan_error *err)
 {
-    fan_status status = FAN_NOMEM;
-    entries all = {0, NULL, NULL, FAN_NO_DTYPE};
+    fan_status status = FAN_ERR_NOMEM;
+    entries all = {0, NULL, NULL, FAN_DT_NONE};
     int64_t total = sum->n, longest = 0, *scratch = NULL;
     for (size_t k = 0; k < n; k++) {
         int64_t times = g->cells ? cells_of(in[k].sparse) / g->cells : 1, here;
@@ -619,7 +621,7 @@ static fan_status append(entries *sum, const grid *g, const fan_sparse_operand *
     }
     entries_free(sum);
     *sum = all;
-    all = (entries){0, NULL, NULL, FAN_NO_DTYPE};
+    all = (entries){0, NULL, NULL, FAN_DT_NONE};
     status = FAN_OK;
 done:
     fan_free(scratch);
@@ -631,17 +633,17 @@ done:
 static fan_status build_indices(const entries *e, const grid *g, fan_array **indices, fan_array **pointers,
                                 fan_error *err)
 {
-    if (g->format == FAN_COO) {
+    if (g->format == FAN_FORMAT_COO) {
         int64_t shape[2] = {g->axes, e->n};
-        FAN_TRY(fan_array_new(FAN_INT64, 2, shape, NULL, indices, err));
+        FAN_TRY(fan_array_new(FAN_DT_INT64, 2, shape, NULL, indices, err));
         for (int axis = 0; e->n && axis < g->axes; axis++)
             axis_of_key(g, e->keys, e->n, axis, (*indices)->data + axis * (*indices)->strides[0],
                         (*indices)->strides[1]);
         return FAN_OK;
     }
     int64_t rows = g->extent[0] + 1;
-    FAN_TRY(fan_array_new(FAN_INT64, 1, &e->n, NULL, indices, err));
-    FAN_TRY(fan_array_new(FAN_INT64, 1, &rows, NULL, pointers, err));
+    FAN_TRY(fan_array_new(FAN_DT_INT64, 1, &e->n, NULL, indices, err));
+    FAN_TRY(fan_array_new(FAN_DT_INT64, 1, &rows, NULL, pointers, err));
     int64_t *p = (int64_t *)(void *)(*pointers)->data;
     memset(p, 0, (size_t)rows * sizeof *p);
     if (e->n) {
@@ -662,7 +664,7 @@ static fan_status values_new(const grid *g, const fan_sparse *like, int64_t n, f
 {
     int64_t shape[FAN_MAX_NDIM + 1] = {n};
     int ndim = 1;
-    if (g->format == FAN_COO)
+    if (g->format == FAN_FORMAT_COO)
         for (int i = g->axes; i < like->ndim; i++)
             shape[ndim++] = like->shape[i];
     else if (is_blocked(g->format))
@@ -733,12 +735,12 @@ static fan_status concatenate(const grid *g, const fan_sparse_operand *in, size_
     int64_t shape[2] = {g->axes, 0};
     for (size_t k = 0; k < n; k++)
         if (__builtin_add_overflow(shape[1], fan_sparse_nnz(in[k].sparse), &shape[1]))
-            return fan_fail(err, FAN_NOMEM, "too many sparse entries");
-    FAN_GO(fan_array_new(FAN_INT64, 2, shape, NULL, &indices, err));
+            return fan_fail(err, FAN_ERR_NOMEM, "too many sparse entries");
+    FAN_GO(fan_array_new(FAN_DT_INT64, 2, shape, NULL, &indices, err));
     FAN_GO(values_new(g, first, shape[1], in[0].acc, &values, err));
     fan_sparse_concat(indices, values, in, n);
-    FAN_GO(fan_sparse_new(FAN_COO, first->ndim, first->shape, indices, NULL, values, n == 1 && first->coalesced, out,
-                          err));
+    FAN_GO(fan_sparse_new(FAN_FORMAT_COO, first->ndim, first->shape, indices, NULL, values, n == 1 && first->coalesced,
+                          out, err));
     (*out)->nnz_coalesced = first->nnz_coalesced;
 done:
     fan_array_drop(indices);
@@ -752,16 +754,16 @@ fan_status fan_sparse_merge(const fan_sparse_operand *in, size_t n, bool coalesc
     *out = NULL;
     FAN_UNCLEARED grid g;
     grid_of(&g, in, n);
-    fan_dtype last = in[n - 1].acc, d = result == FAN_NO_DTYPE ? last : result;
-    coalesced |= g.format != FAN_COO || d != last || (scale && scale->on);
-    bool plain = !coalesced && g.format == FAN_COO;
+    fan_dtype last = in[n - 1].acc, d = result == FAN_DT_NONE ? last : result;
+    coalesced |= g.format != FAN_FORMAT_COO || d != last || (scale && scale->on);
+    bool plain = !coalesced && g.format == FAN_FORMAT_COO;
     for (size_t k = 0; plain && k < n; k++)
-        plain = in[k].acc == last && in[k].sparse->format == FAN_COO && sparse_dim(in[k].sparse) == g.axes;
+        plain = in[k].acc == last && in[k].sparse->format == FAN_FORMAT_COO && sparse_dim(in[k].sparse) == g.axes;
     if (plain)
         return concatenate(&g, in, n, out, err);
 
     fan_status status = FAN_OK;
-    entries sum = {0, NULL, NULL, FAN_NO_DTYPE};
+    entries sum = {0, NULL, NULL, FAN_DT_NONE};
     for (size_t k = 0, end; k < n; k = end) {
         for (end = k + 1; end < n && in[end].acc == in[k].acc; end++)
             continue;
@@ -772,8 +774,8 @@ fan_status fan_sparse_merge(const fan_sparse_operand *in, size_t n, bool coalesc
     FAN_GO(finish(&sum, &g, in[0].sparse, coalesced, d, scale, out, err));
 done:
     entries_free(&sum);
-    if (status == FAN_NOMEM)
-        return fan_fail(err, FAN_NOMEM, "out of memory for a sparse sum");
+    if (status == FAN_ERR_NOMEM)
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a sparse sum");
     return status;
 }
 
@@ -801,7 +803,7 @@ static void target_entry(target *t)
     t->inside = t->entry < fan_sparse_nnz(s);
     if (!t->inside)
         return;
-    if (s->format == FAN_COO) {
+    if (s->format == FAN_FORMAT_COO) {
         for (int i = 0; i < sparse_dim(s); i++) {
             int64_t index = coo_index(s, i, t->entry);
             t->inside &= within(index, into->shape[i]);
@@ -825,7 +827,7 @@ static void target_begin(target *t, const fan_array *into, const fan_sparse *s)
     t->entry = t->row = t->offset = t->at = 0;
     t->inner = 0;
     t->run = t->runs = 1;
-    int first = s->format == FAN_COO ? sparse_dim(s) : is_blocked(s->format) ? 0 : into->ndim;
+    int first = s->format == FAN_FORMAT_COO ? sparse_dim(s) : is_blocked(s->format) ? 0 : into->ndim;
     for (int i = first; i < into->ndim; i++) {
         t->extent[t->inner] = is_blocked(s->format) ? block_extent(s, i) : into->shape[i];
         t->stride[t->inner] = into->strides[i];
@@ -863,7 +865,7 @@ static void target_next(target *t)
 void fan_sparse_scatter(const fan_array *into, const fan_sparse *s)
 {
     FAN_UNCLEARED target t;
-    FAN_UNCLEARED fan_walk w;
+    FAN_UNCLEARED fan_nditer w;
     FAN_UNCLEARED _Alignas(16) char piece[PIECE * 16];
     int64_t to[PENDING], from[PENDING];
     const fan_loops *loops = fan_loops_of(into->dtype);
@@ -871,8 +873,8 @@ void fan_sparse_scatter(const fan_array *into, const fan_sparse *s)
     if (s->values->size == 0)
         return;
     target_begin(&t, into, s);
-    fan_walk_begin(&w, s->values, true);
-    fan_walk_ready(&w);
+    fan_nditer_begin(&w, s->values, true);
+    fan_nditer_ready(&w);
     int64_t most = t.run < PIECE ? PIECE / t.run : 1; /* runs at a time */
     most = most < PENDING ? most : PENDING;
     for (int64_t at = 0; at < w.size && !fan_interrupted(most * t.run);) {
@@ -887,9 +889,9 @@ void fan_sparse_scatter(const fan_array *into, const fan_sparse *s)
         }
         for (int64_t done = 0, m; n && done < here - at; done += m) { /* more than one round only for one long run */
             m = here - at - done < PIECE ? here - at - done : PIECE;
-            const char *src = s->values->dtype == into->dtype ? fan_walk_whole(&w, s->values, at + done, m) : NULL;
+            const char *src = s->values->dtype == into->dtype ? fan_nditer_whole(&w, s->values, at + done, m) : NULL;
             if (!src) {
-                fan_walk_read(&w, s->values, at + done, m, into->dtype, piece);
+                fan_nditer_read(&w, s->values, at + done, m, into->dtype, piece);
                 src = piece;
             }
             size_t run = (size_t)(taken > 1 ? t.run : m) * loops->parts;
@@ -920,7 +922,7 @@ done:
 static int64_t place_of(const fan_sparse *s, int64_t e, int64_t *row)
 {
     int64_t at = 0, index;
-    if (s->format == FAN_COO) {
+    if (s->format == FAN_FORMAT_COO) {
         for (int i = 0; i < sparse_dim(s); i++) {
             index = coo_index(s, i, e);
             if (!within(index, s->shape[i]))
@@ -948,12 +950,12 @@ fan_status fan_sparse_places(const fan_sparse *s, int64_t *to, fan_error *err)
     int64_t run = nnz ? s->values->size / nnz : 0, width = is_blocked(s->format) ? block_extent(s, 1) : 1;
     for (int i = 0; i < s->ndim; i++)
         if (s->shape[i] && __builtin_mul_overflow(all, s->shape[i], &all))
-            return fan_fail(err, FAN_VALUE,
+            return fan_fail(err, FAN_ERR_VALUE,
                             "an exact sum of a sparse gradient whose dense array has 2**63 elements or more");
     for (int64_t e = 0; e < nnz; e++) {
         int64_t place = place_of(s, e, &row);
         if (place < 0)
-            return fan_fail(err, FAN_VALUE, "the indices of a sparse gradient were changed while it was summed");
+            return fan_fail(err, FAN_ERR_VALUE, "the indices of a sparse gradient were changed while it was summed");
         for (int64_t k = 0; k < run; k++)
             *to++ = place + (is_blocked(s->format) ? k / width * s->shape[1] + k % width : k);
     }

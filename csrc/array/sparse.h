@@ -13,7 +13,7 @@
 #include "array/array.h"
 #include "array/sum.h"
 
-typedef enum fan_format { FAN_COO, FAN_CSR, FAN_CSC, FAN_BSR, FAN_BSC } fan_format;
+typedef enum fan_format { FAN_FORMAT_COO, FAN_FORMAT_CSR, FAN_FORMAT_CSC, FAN_FORMAT_BSR, FAN_FORMAT_BSC } fan_format;
 
 typedef struct fan_sparse {
     atomic_size_t refs;
@@ -34,7 +34,7 @@ bool fan_format_from_name(const char *name, fan_format *out);
  * them. */
 fan_status fan_sparse_new(fan_format f, int ndim, const int64_t *shape, fan_array *indices, fan_array *pointers,
                           fan_array *values, bool coalesced, fan_sparse **out, fan_error *err);
-/* fan_sparse_check: reads the index parts: every index within the shape, pointers monotone from 0 to nnz; FAN_VALUE
+/* fan_sparse_check: reads the index parts: every index within the shape, pointers monotone from 0 to nnz; FAN_ERR_VALUE
  * otherwise. Host memory only. */
 fan_status fan_sparse_check(const fan_sparse *s, fan_error *err);
 fan_sparse *fan_sparse_hold(fan_sparse *s);
@@ -48,9 +48,9 @@ typedef struct fan_sparse_operand {
 
 /* fan_sparse_merge: the sum of n >= 1 operands. All of one format: that format (COO is concatenated in order and
  * coalesced only if `coalesce`; the others always are); mixed formats, or blocks of two sizes: COO. COO of two
- * sparse_dims: the larger. Entries before a widening (D3) are coalesced before it. FAN_VALUE when an index lies
- * outside, FAN_NOMEM. Values are in the last acc, or in `result` (rounded once, scaled first) if that is not
- * FAN_NO_DTYPE; a rounding result is always coalesced first. */
+ * sparse_dims: the larger. Entries before a widening (D3) are coalesced before it. FAN_ERR_VALUE when an index lies
+ * outside, FAN_ERR_NOMEM. Values are in the last acc, or in `result` (rounded once, scaled first) if that is not
+ * FAN_DT_NONE; a rounding result is always coalesced first. */
 fan_status fan_sparse_merge(const fan_sparse_operand *in, size_t n, bool coalesce, fan_dtype result,
                             const fan_scale *scale, fan_sparse **out, fan_error *err);
 /* fan_sparse_concat: the parts of COO operands of one sparse_dim, one behind the other, into arrays made for all of
@@ -63,7 +63,7 @@ void fan_sparse_scatter(const fan_array *into, const fan_sparse *s);
  * dtype. */
 fan_status fan_sparse_reduce(const fan_array *out, const fan_sparse *s, fan_error *err);
 /* fan_sparse_places: for each stored number, in C order of the values, its place in C order of the dense array. The
- * indices have been checked. FAN_VALUE where places do not fit 63 bits. */
+ * indices have been checked. FAN_ERR_VALUE where places do not fit 63 bits. */
 fan_status fan_sparse_places(const fan_sparse *s, int64_t *to, fan_error *err);
 /* fan_sparse_cast: the same entries with values rounded to `dtype` (entry by entry); parts are shared where nothing
  * changes. */

@@ -2,7 +2,7 @@
 
 #include "array/convert.h"
 #include "array/sum_loops.h"
-#include "array/walk.h"
+#include "array/nditer.h"
 #include "base/interrupt.h"
 
 #include <string.h>
@@ -47,12 +47,12 @@ void fan_stats_run_end(const fan_stats_run *r, uint64_t count, fan_stats *s)
 void fan_stats_of(const fan_array *a, fan_stats *s)
 {
     FAN_UNCLEARED _Alignas(64) char tile[TILE];
-    FAN_UNCLEARED fan_walk w;
+    FAN_UNCLEARED fan_nditer w;
     const fan_loops *loops = fan_loops_of(a->dtype);
     int64_t piece = fan_stats_piece(a->size), most = TILE / (int64_t)fan_dtype_size(a->dtype);
     fan_stats_begin(s);
-    fan_walk_begin(&w, a, false);
-    fan_walk_ready(&w);
+    fan_nditer_begin(&w, a, false);
+    fan_nditer_ready(&w);
     for (int64_t at = 0, end; at < a->size; at = end) {
         fan_stats_run run;
         fan_stats one;
@@ -60,10 +60,10 @@ void fan_stats_of(const fan_array *a, fan_stats *s)
         fan_stats_run_begin(&run);
         for (int64_t i = at, n; i < end; i += n) {
             n = end - i < LONG_RUN ? end - i : LONG_RUN;
-            const char *p = fan_walk_whole(&w, a, i, n);
+            const char *p = fan_nditer_whole(&w, a, i, n);
             if (!p) {
                 n = n < most ? n : most;
-                fan_walk_read(&w, a, i, n, a->dtype, tile);
+                fan_nditer_read(&w, a, i, n, a->dtype, tile);
                 p = tile;
             }
             loops->survey(&run, p, (size_t)n);

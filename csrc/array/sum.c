@@ -14,9 +14,9 @@
 
 #include "array/convert.h"
 #include "array/sum_loops.h"
-#include "array/walk.h"
+#include "array/nditer.h"
 #include "base/interrupt.h"
-#include "base/team.h"
+#include "base/workers.h"
 
 #include <stdatomic.h>
 #include <string.h>
@@ -35,14 +35,14 @@ typedef struct job {
     const fan_array *out;
     const fan_operand *in;
     size_t n;
-    const char *factor; /* NULL: no scale */
-    fan_fold *fold;     /* NULL, or the loop that takes all operands as they are */
-    fan_watch *watch;   /* NULL, or the one that does it and counts */
-    fan_fold_how how;   /* of large sums */
-    fan_dtype last;     /* the last accumulation dtype */
-    int64_t most, row;  /* elements of a tile; of a long row, else 0 */
-    int64_t piece;      /* elements of a piece */
-    fan_walk walk;
+    const char *factor;  /* NULL: no scale */
+    fan_fold_loop *fold; /* NULL, or the loop that takes all operands as they are */
+    fan_watch *watch;    /* NULL, or the one that does it and counts */
+    fan_fold_how how;    /* of large sums */
+    fan_dtype last;      /* the last accumulation dtype */
+    int64_t most, row;   /* elements of a tile; of a long row, else 0 */
+    int64_t piece;       /* elements of a piece */
+    fan_nditer walk;
     fan_stats *parts; /* of each piece, or NULL */
     size_t skip;
     atomic_bool stop; /* the caller was interrupted: no piece is begun any more */
@@ -64,7 +64,7 @@ static uint64_t last_cache(void)
 }
 
 /* in_groups: one fold of any number of gap-free sources. `tile` has room for TILE bytes. */
-static void in_groups(fan_fold *fold, char *dst, const char *const *src, size_t n, size_t count, size_t size,
+static void in_groups(fan_fold_loop *fold, char *dst, const char *const *src, size_t n, size_t count, size_t size,
                       size_t acc_size, const fan_fold_how *how, char *tile)
 {
     size_t most = TILE / acc_size;
@@ -96,7 +96,7 @@ typedef struct running {
     const fan_loops *loops; /* of acc */
     char *tile, *spare;
     bool begun, spare_used;
-    fan_fold *fold; /* of the sources that wait, all of one dtype */
+    fan_fold_loop *fold; /* of the sources that wait, all of one dtype */
     fan_dtype from;
     const char *src[GROUP];
     size_t sources;
@@ -133,8 +133,8 @@ static void fold_tile(const job *j, int64_t at, int64_t len, char *tile, char *s
         if (one->acc != r.acc)
             widen(&r, len, one->acc);
         fan_dtype from = one->array->dtype;
-        fan_fold *fold = fan_loops_fold(fan_loops_of(from), from, r.acc);
-        const char *p = fold ? fan_walk_whole(&j->walk, one->array, at, len) : NULL;
+        fan_fold_loop *fold = fan_loops_fold(fan_loops_of(from), from, r.acc);
+        const char *p = fold ? fan_nditer_whole(&j->walk, one->array, at, len) : NULL;
         if (!p) {
             from = r.acc;
             fold = r.loops->own;
@@ -142,7 +142,7 @@ static void fold_tile(const job *j, int64_t at, int64_t len, char *tile, char *s
         if (r.sources == GROUP || (r.sources && r.from != from) || (!p && r.spare_used))
             flush(&r, len);
         if (!p) {
-            fan_walk_read(&j->walk, one->array, at, len, r.acc, r.spare);
+            fan_nditer_read(&j->walk, one->array, at, len, r.acc, r.spare);
             r.spare_used = true;
             p = r.spare;
         }
@@ -152,7 +152,7 @@ static void fold_tile(const job *j, int64_t at, int64_t len, char *tile, char *s
     }
     fan_dtype d = j->out->dtype;
     bool parts = r.loops->parts == 2; /* complex factors come after the fold */
-    char *to = result ? result : fan_walk_whole(&j->walk, j->out, at, len);
+    char *to = result ? result : fan_nditer_whole(&j->walk, j->out, at, len);
     if (to && r.sources && (r.from == d || r.acc == d) && !(parts && j->factor)) {
         fan_fold_how how = {.factor = j->factor, .start = r.begun ? r.tile : NULL, .raw = r.from != d};
         r.fold(to, r.src, r.sources, (size_t)len * r.loops->parts, &how);
@@ -165,7 +165,7 @@ static void fold_tile(const job *j, int64_t at, int64_t len, char *tile, char *s
     if (result)
         fan_convert(result, d, (int64_t)fan_dtype_size(d), r.tile, r.acc, size, len);
     else
-        fan_walk_write(&j->walk, j->out, at, len, r.acc, r.tile);
+        fan_nditer_write(&j->walk, j->out, at, len, r.acc, r.tile);
 }
 
 /* spoiled: an element of [at, at + len) of `a` is inf or NaN. */
@@ -175,9 +175,9 @@ static bool spoiled(const job *j, const fan_array *a, int64_t at, int64_t len, c
     if (kind != 'f' && kind != 'c')
         return false;
     fan_stats_run run;
-    const char *p = fan_walk_whole(&j->walk, a, at, len);
+    const char *p = fan_nditer_whole(&j->walk, a, at, len);
     if (!p) {
-        fan_walk_read(&j->walk, a, at, len, a->dtype, spare);
+        fan_nditer_read(&j->walk, a, at, len, a->dtype, spare);
         p = spare;
     }
     fan_stats_run_begin(&run);
@@ -204,11 +204,11 @@ static void lay(const job *j, int64_t at, int64_t len, const char *result)
 {
     fan_dtype d = j->out->dtype;
     const fan_loops *loops = fan_loops_of(d);
-    char *to = fan_walk_whole(&j->walk, j->out, at, len);
+    char *to = fan_nditer_whole(&j->walk, j->out, at, len);
     if (to)
         loops->own(to, &result, 1, (size_t)len * loops->parts, j->how.stream ? &(fan_fold_how){.stream = true} : NULL);
     else
-        fan_walk_write(&j->walk, j->out, at, len, d, result);
+        fan_nditer_write(&j->walk, j->out, at, len, d, result);
 }
 
 /* watched: as much of [at, end) as one loop can sum, write and count; how many elements that is. */
@@ -288,13 +288,13 @@ void fan_scale_as(const fan_scale *scale, fan_dtype d, char *factor)
     double parts[2] = {scale->re, scale->im};
     switch (fan_dtype_kind(d)) {
     case 'f':
-        fan_convert(factor, d, 0, (const char *)parts, FAN_FLOAT64, 0, 1);
+        fan_convert(factor, d, 0, (const char *)parts, FAN_DT_FLOAT64, 0, 1);
         break;
     case 'c':
-        fan_convert(factor, d, 0, (const char *)parts, FAN_COMPLEX128, 0, 1);
+        fan_convert(factor, d, 0, (const char *)parts, FAN_DT_COMPLEX128, 0, 1);
         break;
     default:
-        fan_convert(factor, d, 0, (const char *)&scale->i, FAN_INT64, 0, 1);
+        fan_convert(factor, d, 0, (const char *)&scale->i, FAN_DT_INT64, 0, 1);
         break;
     }
 }
@@ -311,7 +311,7 @@ static bool alike(const fan_array *a, const fan_array *out)
 }
 
 /* one_loop: the loop that takes all operands as they are, wherever they lie; NULL where there is none. */
-static fan_fold *one_loop(const fan_array *out, const fan_operand *in, size_t n)
+static fan_fold_loop *one_loop(const fan_array *out, const fan_operand *in, size_t n)
 {
     fan_dtype d = out->dtype, acc = in[0].acc;
     for (size_t k = 0; k < n; k++)
@@ -339,7 +339,7 @@ static bool at_once(const fan_array *out, const fan_operand *in, size_t n)
             return false;
         src[k] = in[k].array->data;
     }
-    fan_fold *fold = fan_loops_fold(loops, out->dtype, acc);
+    fan_fold_loop *fold = fan_loops_fold(loops, out->dtype, acc);
     if (fold)
         fold(out->data, src, n, (size_t)out->size * loops->parts, NULL);
     return fold;
@@ -356,16 +356,16 @@ static __attribute__((noinline)) void at_length(const fan_array *out, const fan_
     unsigned widest = (unsigned)fan_dtype_size(out->dtype);
     uint64_t item = widest, read = 0, written = (uint64_t)out->size * item;
     bool among = false; /* out is an operand */
-    fan_walk_begin(&j.walk, out, false);
+    fan_nditer_begin(&j.walk, out, false);
     for (size_t k = 0; k < n; k++) {
         const fan_array *a = in[k].array;
         unsigned size = (unsigned)fan_dtype_size(in[k].acc);
         widest = size > widest ? size : widest;
         read += (uint64_t)a->size * fan_dtype_size(a->dtype);
         among |= a->data == out->data;
-        fan_walk_also(&j.walk, a);
+        fan_nditer_also(&j.walk, a);
     }
-    fan_walk_ready(&j.walk);
+    fan_nditer_ready(&j.walk);
     j.out = out;
     j.in = in;
     j.n = n;
@@ -375,9 +375,9 @@ static __attribute__((noinline)) void at_length(const fan_array *out, const fan_
         fan_scale_as(&how->scale, j.last, factor);
         j.factor = factor;
     }
-    j.fold = n <= MANY_AT_ONCE && fan_walk_whole(&j.walk, out, 0, out->size) ? one_loop(out, in, n) : NULL;
+    j.fold = n <= MANY_AT_ONCE && fan_nditer_whole(&j.walk, out, 0, out->size) ? one_loop(out, in, n) : NULL;
     for (size_t k = 0; j.fold && k < n; k++)
-        if (!fan_walk_whole(&j.walk, in[k].array, 0, out->size))
+        if (!fan_nditer_whole(&j.walk, in[k].array, 0, out->size))
             j.fold = NULL;
     if (j.factor && fan_dtype_kind(j.last) == 'c')
         j.fold = NULL;
@@ -394,7 +394,7 @@ static __attribute__((noinline)) void at_length(const fan_array *out, const fan_
     j.piece = team || j.parts ? fan_stats_piece(out->size) : out->size;
     size_t pieces = (size_t)((out->size - 1) / j.piece + 1);
     if (team)
-        fan_team_run(pieces, do_piece, &j);
+        fan_workers_run(pieces, do_piece, &j);
     else
         for (size_t i = 0; i < pieces; i++)
             do_piece(&j, i);
@@ -415,7 +415,7 @@ bool fan_sum_flat(char *out, const char *const *src, size_t n, size_t count, fan
                   const char *factor)
 {
     const fan_loops *loops = fan_loops_of(dtype);
-    fan_fold *fold = fan_loops_fold(loops, dtype, acc);
+    fan_fold_loop *fold = fan_loops_fold(loops, dtype, acc);
     bool after = factor && loops->parts == 2; /* complex factors come after the fold */
     if (!fold || (after && acc != dtype))
         return false;
@@ -464,13 +464,13 @@ static void part_axis(part *p, int64_t extent, int64_t stride)
 
 fan_dtype fan_reduce_dtype(fan_dtype d)
 {
-    return fan_dtype_kind(d) == 'f' ? FAN_FLOAT64 : fan_dtype_kind(d) == 'c' ? FAN_COMPLEX128 : d;
+    return fan_dtype_kind(d) == 'f' ? FAN_DT_FLOAT64 : fan_dtype_kind(d) == 'c' ? FAN_DT_COMPLEX128 : d;
 }
 
 #define REDUCE_TILE 256 /* elements of the result that grow side by side */
 
 /* by_rows: a tile of the result grows by one row for each element of the reduced axes. */
-static void by_rows(const fan_array *out, const part *kept, const part *gone, const fan_walk *w)
+static void by_rows(const fan_array *out, const part *kept, const part *gone, const fan_nditer *w)
 {
     FAN_UNCLEARED _Alignas(64) char tile[REDUCE_TILE * 16], spare[REDUCE_TILE * 16];
     fan_dtype acc = fan_reduce_dtype(kept->a.dtype);
@@ -480,7 +480,7 @@ static void by_rows(const fan_array *out, const part *kept, const part *gone, co
         fan_array row = kept->a;
         int64_t index[FAN_MAX_NDIM] = {0};
         for (int64_t k = 0; k < gone->a.size; k++) {
-            fan_walk_read(w, &row, at, n, acc, k ? spare : tile);
+            fan_nditer_read(w, &row, at, n, acc, k ? spare : tile);
             if (k) {
                 const char *src[] = {tile, spare};
                 loops->own(tile, src, 2, (size_t)n * loops->parts, NULL);
@@ -495,27 +495,27 @@ static void by_rows(const fan_array *out, const part *kept, const part *gone, co
             if (fan_interrupted(n))
                 return;
         }
-        fan_walk_write(w, out, at, n, acc, tile);
+        fan_nditer_write(w, out, at, n, acc, tile);
     }
 }
 
 /* by_elements: each element of the result is one run over the reduced axes. */
-static void by_elements(const fan_array *out, const part *kept, const part *gone, const fan_walk *w)
+static void by_elements(const fan_array *out, const part *kept, const part *gone, const fan_nditer *w)
 {
     FAN_UNCLEARED _Alignas(64) char spare[REDUCE_TILE * 16];
-    FAN_UNCLEARED fan_walk inner;
+    FAN_UNCLEARED fan_nditer inner;
     _Alignas(16) char sum[16];
     fan_dtype acc = fan_reduce_dtype(kept->a.dtype);
     const fan_loops *loops = fan_loops_of(acc);
     size_t size = fan_dtype_size(acc);
-    fan_walk_begin(&inner, &gone->a, true);
-    fan_walk_ready(&inner);
+    fan_nditer_begin(&inner, &gone->a, true);
+    fan_nditer_ready(&inner);
     for (int64_t at = 0; at < w->size; at++) {
         fan_array run = gone->a;
-        run.data = fan_walk_whole(w, &kept->a, at, 1);
+        run.data = fan_nditer_whole(w, &kept->a, at, 1);
         for (int64_t k = 0, n; k < run.size; k += n) {
             n = run.size - k < REDUCE_TILE ? run.size - k : REDUCE_TILE;
-            fan_walk_read(&inner, &run, k, n, acc, spare);
+            fan_nditer_read(&inner, &run, k, n, acc, spare);
             if (k == 0)
                 memcpy(sum, spare, size);
             size_t skip = k == 0; /* nothing is added to the first */
@@ -523,14 +523,14 @@ static void by_elements(const fan_array *out, const part *kept, const part *gone
             if (fan_interrupted(n))
                 return;
         }
-        fan_walk_write(w, out, at, 1, acc, sum);
+        fan_nditer_write(w, out, at, 1, acc, sum);
     }
 }
 
 void fan_reduce(const fan_array *out, const fan_array *in)
 {
     FAN_UNCLEARED part kept, gone, to;
-    FAN_UNCLEARED fan_walk w;
+    FAN_UNCLEARED fan_nditer w;
     int lead = in->ndim - out->ndim;
     if (out->size == 0)
         return;
@@ -547,9 +547,9 @@ void fan_reduce(const fan_array *out, const fan_array *in)
         if (stays)
             part_axis(&to, in->shape[i], out->strides[i - lead]);
     }
-    fan_walk_begin(&w, &kept.a, false);
-    fan_walk_also(&w, &to.a);
-    fan_walk_ready(&w);
+    fan_nditer_begin(&w, &kept.a, false);
+    fan_nditer_also(&w, &to.a);
+    fan_nditer_ready(&w);
     bool runs = gone.a.size >= 64 && (kept.a.size < 16 || gone.nearest < kept.nearest);
     (runs ? by_elements : by_rows)(&to.a, &kept, &gone, &w);
 }
@@ -558,14 +558,14 @@ void fan_reduce(const fan_array *out, const fan_array *in)
 
 void fan_fill_zero(const fan_array *out)
 {
-    FAN_UNCLEARED fan_walk w;
+    FAN_UNCLEARED fan_nditer w;
     FAN_UNCLEARED _Alignas(16) char piece[REDUCE_TILE * 16];
     int64_t size = (int64_t)fan_dtype_size(out->dtype);
-    fan_walk_begin(&w, out, false);
-    fan_walk_ready(&w);
+    fan_nditer_begin(&w, out, false);
+    fan_nditer_ready(&w);
     memset(piece, 0, (size_t)(REDUCE_TILE * size)); /* in every dtype zero is that */
     for (int64_t at = 0, n; at < w.size; at += n) {
         n = w.size - at < REDUCE_TILE ? w.size - at : REDUCE_TILE;
-        fan_walk_write(&w, out, at, n, out->dtype, piece);
+        fan_nditer_write(&w, out, at, n, out->dtype, piece);
     }
 }

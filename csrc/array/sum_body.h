@@ -14,8 +14,8 @@
  * sources. Low floats become float32 (or are rounded) in the register.
  */
 #include "array/convert.h"
-#include "array/low.h"
-#include "array/modulus.h"
+#include "array/lowp.h"
+#include "array/complex_abs.h"
 #include "array/sum_loops.h"
 
 #include <math.h>
@@ -824,7 +824,7 @@ static void survey_pairs(fan_stats_run *r, const double *x, size_t n)
         lane[0] += re * re;
         lane[1] += im * im;
         if (fabs(re) + fabs(im) >= r->top) { /* else |z| cannot be the largest */
-            double size = fan_modulus(re, im);
+            double size = fan_complex_abs(re, im);
             r->top = size > r->top ? size : r->top;
         }
     }
@@ -961,9 +961,9 @@ static uint64_t read_all(const char *p, size_t bytes)
 /* ---- The set ---- */
 
 #define REAL(K, MEM, STATS, WATCH) \
-    {sizeof(MEM), 1, sum_##K, NULL, FAN_NO_DTYPE, add_at_##K, add_up_##K, scale_##K, stats_##STATS, WATCH, NULL}
-#define LOW_REAL(K, MEM, WATCH)                                                                   \
-    {sizeof(MEM),   1,         sum_own_##K, sum_##K, FAN_FLOAT32, add_at_own_##K, add_up_own_##K, \
+    {sizeof(MEM), 1, sum_##K, NULL, FAN_DT_NONE, add_at_##K, add_up_##K, scale_##K, stats_##STATS, WATCH, NULL}
+#define LOW_REAL(K, MEM, WATCH)                                                                      \
+    {sizeof(MEM),   1,         sum_own_##K, sum_##K, FAN_DT_FLOAT32, add_at_own_##K, add_up_own_##K, \
      scale_own_##K, stats_##K, NULL,        WATCH}
 #define PAIR(K, MEM, UP, UPPER) \
     {2 * sizeof(MEM), 2, sum_##K, UP, UPPER, add_at_##K, add_up_c##K, fan_loops_scale_c##K, stats_c##K, NULL, NULL}
@@ -972,23 +972,23 @@ const fan_loop_set FAN_SET = {
     FAN_NAME,
     read_all,
     {
-        [FAN_BOOL] = REAL(truth, uint8_t, truth, NULL),
-        [FAN_INT8] = REAL(bits8, uint8_t, int8, NULL),
-        [FAN_INT16] = REAL(bits16, uint16_t, int16, NULL),
-        [FAN_INT32] = REAL(bits32, uint32_t, int32, NULL),
-        [FAN_INT64] = REAL(bits64, uint64_t, int64, NULL),
-        [FAN_UINT8] = REAL(bits8, uint8_t, uint8, NULL),
-        [FAN_UINT16] = REAL(bits16, uint16_t, uint16, NULL),
-        [FAN_UINT32] = REAL(bits32, uint32_t, uint32, NULL),
-        [FAN_UINT64] = REAL(bits64, uint64_t, uint64, NULL),
-        [FAN_FLOAT16] = LOW_REAL(float16, uint16_t, watch_float16),
-        [FAN_BFLOAT16] = LOW_REAL(bfloat16, uint16_t, watch_bfloat16),
-        [FAN_FLOAT8_E4M3FN] = LOW_REAL(e4m3fn, uint8_t, NULL),
-        [FAN_FLOAT8_E5M2] = LOW_REAL(e5m2, uint8_t, NULL),
-        [FAN_FLOAT32] = {4, 1, sum_single, sum_doubled, FAN_FLOAT64, add_at_single, add_up_single, scale_single,
-                         stats_single, watch_single, NULL},
-        [FAN_FLOAT64] = REAL(twice, double, twice, watch_twice),
-        [FAN_COMPLEX64] = PAIR(single, float, sum_doubled, FAN_COMPLEX128),
-        [FAN_COMPLEX128] = PAIR(twice, double, NULL, FAN_NO_DTYPE),
+        [FAN_DT_BOOL] = REAL(truth, uint8_t, truth, NULL),
+        [FAN_DT_INT8] = REAL(bits8, uint8_t, int8, NULL),
+        [FAN_DT_INT16] = REAL(bits16, uint16_t, int16, NULL),
+        [FAN_DT_INT32] = REAL(bits32, uint32_t, int32, NULL),
+        [FAN_DT_INT64] = REAL(bits64, uint64_t, int64, NULL),
+        [FAN_DT_UINT8] = REAL(bits8, uint8_t, uint8, NULL),
+        [FAN_DT_UINT16] = REAL(bits16, uint16_t, uint16, NULL),
+        [FAN_DT_UINT32] = REAL(bits32, uint32_t, uint32, NULL),
+        [FAN_DT_UINT64] = REAL(bits64, uint64_t, uint64, NULL),
+        [FAN_DT_FLOAT16] = LOW_REAL(float16, uint16_t, watch_float16),
+        [FAN_DT_BFLOAT16] = LOW_REAL(bfloat16, uint16_t, watch_bfloat16),
+        [FAN_DT_FLOAT8_E4M3FN] = LOW_REAL(e4m3fn, uint8_t, NULL),
+        [FAN_DT_FLOAT8_E5M2] = LOW_REAL(e5m2, uint8_t, NULL),
+        [FAN_DT_FLOAT32] = {4, 1, sum_single, sum_doubled, FAN_DT_FLOAT64, add_at_single, add_up_single, scale_single,
+                            stats_single, watch_single, NULL},
+        [FAN_DT_FLOAT64] = REAL(twice, double, twice, watch_twice),
+        [FAN_DT_COMPLEX64] = PAIR(single, float, sum_doubled, FAN_DT_COMPLEX128),
+        [FAN_DT_COMPLEX128] = PAIR(twice, double, NULL, FAN_DT_NONE),
     },
 };

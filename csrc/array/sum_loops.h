@@ -24,7 +24,7 @@ typedef struct fan_fold_how {
 
 /* dst[i] = ((src[0][i] + src[1][i]) + src[2][i]) .., for `count` numbers and n >= 1 gap-free sources (n >= 0 beside
  * `start`). dst may be exactly one of the sources or `start`. */
-typedef void fan_fold(char *dst, const char *const *src, size_t n, size_t count, const fan_fold_how *how);
+typedef void fan_fold_loop(char *dst, const char *const *src, size_t n, size_t count, const fan_fold_how *how);
 
 /* The same for real floats, while what is written is counted into r. Ends before a step with a non-finite result, or
  * where less than a step is left: how many numbers were summed, counted and written. Of `how` it heeds factor and
@@ -33,11 +33,11 @@ typedef size_t fan_watch(char *dst, const char *const *src, size_t n, size_t cou
                          fan_stats_run *r);
 
 typedef struct fan_loops {
-    size_t size;     /* bytes of an element */
-    size_t parts;    /* numbers in an element: 2 for complex, else 1 */
-    fan_fold *own;   /* added in the dtype itself; a low float rounds each time */
-    fan_fold *up;    /* added in the dtype `upper` and rounded once; NULL: there is none */
-    fan_dtype upper; /* float32 for the low floats, float64 for float32, complex128 for complex64 */
+    size_t size;        /* bytes of an element */
+    size_t parts;       /* numbers in an element: 2 for complex, else 1 */
+    fan_fold_loop *own; /* added in the dtype itself; a low float rounds each time */
+    fan_fold_loop *up;  /* added in the dtype `upper` and rounded once; NULL: there is none */
+    fan_dtype upper;    /* float32 for the low floats, float64 for float32, complex128 for complex64 */
     /* add_at: for each i < n in turn, `run` numbers at dst + to[i] += those at src + from[i] (NULL: one behind the
      * other). */
     void (*add_at)(char *dst, const int64_t *to, const char *src, const int64_t *from, size_t n, size_t run);
@@ -54,14 +54,14 @@ typedef struct fan_loops {
 typedef struct fan_loop_set {
     const char *name;
     uint64_t (*read)(const char *p, size_t bytes); /* every byte once, and as good as nothing else */
-    fan_loops of[FAN_DTYPE_COUNT];
+    fan_loops of[FAN_DT_COUNT];
 } fan_loop_set;
 
 /* fan_loops_of: the loops of a dtype, for the chosen instruction set. */
 const fan_loops *fan_loops_of(fan_dtype d);
 
 /* fan_loops_fold: the loop that adds sources of dtype d in `acc`; NULL where there is none. */
-static inline fan_fold *fan_loops_fold(const fan_loops *loops, fan_dtype d, fan_dtype acc)
+static inline fan_fold_loop *fan_loops_fold(const fan_loops *loops, fan_dtype d, fan_dtype acc)
 {
     return d == acc ? loops->own : loops->up && loops->upper == acc ? loops->up : NULL;
 }

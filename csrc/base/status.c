@@ -6,9 +6,9 @@
 
 const char *fan_status_word(fan_status s)
 {
-    static const char *const words[] = {
+    static const char *const words[] = {"ok",
 #define X(name, word) word,
-        FAN_STATUS_LIST(X)
+                                        FAN_STATUS_LIST(X)
 #undef X
     };
     size_t i = (size_t)s;

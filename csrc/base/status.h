@@ -1,7 +1,7 @@
 /* status: what every call that can fail returns, and the box that says more.
  *
  * A function that can fail returns `fan_status`; `fan_error *` comes last where there is something to say and
- * may be NULL. FAN_TRY passes a failure up. FAN_EXTERN means that the frontend keeps the cause itself (for
+ * may be NULL. FAN_TRY passes a failure up. FAN_ERR_EXTERN means that the frontend keeps the cause itself (for
  * Python: an exception is set on this thread).
  */
 #ifndef FAN_BASE_STATUS_H
@@ -11,7 +11,6 @@
 
 /* X(name, word): the statuses, listed once. */
 #define FAN_STATUS_LIST(X)                  \
-    X(OK, "ok")                             \
     X(INDEX, "no such slot")                \
     X(TYPE, "wrong type")                   \
     X(VALUE, "wrong value")                 \
@@ -27,7 +26,8 @@
     X(EXTERN, "raised by a callback")
 
 typedef enum fan_status {
-#define X(name, word) FAN_##name,
+    FAN_OK,
+#define X(name, word) FAN_ERR_##name,
     FAN_STATUS_LIST(X)
 #undef X
 } fan_status;
@@ -36,7 +36,7 @@ typedef enum fan_status {
 
 typedef struct fan_error {
     fan_status status; /* FAN_OK: empty */
-    int code;          /* the driver's code for FAN_DEVICE; else 0 */
+    int code;          /* the driver's code for FAN_ERR_DEVICE; else 0 */
     char text[FAN_ERROR_TEXT];
 } fan_error;
 

@@ -30,11 +30,11 @@ typedef struct fan_cond {
 
 /* What a step does to a thing that threads share. COUNTS: adds to a number; two such steps commute, unless somebody
  * decides by it, ever (WEIGHS). */
-typedef enum fan_touch { FAN_READS, FAN_WRITES, FAN_COUNTS, FAN_WEIGHS } fan_touch;
+typedef enum fan_touch { FAN_TOUCH_READS, FAN_TOUCH_WRITES, FAN_TOUCH_COUNTS, FAN_TOUCH_WEIGHS } fan_touch;
 
 /* Such things, beside what a scheduler knows itself; each has a number: that of a mutex which stands for it, or 0.
  * LOCKED: what the mutex guards. */
-typedef enum fan_thing { FAN_LOCKED, FAN_BUDGET, FAN_COUNTERS, FAN_HOST_MEMORY } fan_thing;
+typedef enum fan_thing { FAN_THING_LOCKED, FAN_THING_BUDGET, FAN_THING_COUNTERS, FAN_THING_HOST_MEMORY } fan_thing;
 
 /* A scheduler's hooks; any may be NULL. `yield`: this thread may be set aside here (it holds no fan_mutex, or it is
  * about to take a second one). `wait`: called by fan_cond_wait instead of sleeping, with the mutex released, and by

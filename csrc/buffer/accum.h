@@ -22,7 +22,7 @@
 #include "array/array.h"
 #include "buffer/rules.h"
 
-typedef enum fan_form { FAN_UNDEFINED, FAN_ZERO, FAN_DENSE, FAN_SPARSE, FAN_OBJECT } fan_form;
+typedef enum fan_form { FAN_FORM_UNDEFINED, FAN_FORM_ZERO, FAN_FORM_DENSE, FAN_FORM_SPARSE, FAN_FORM_OBJECT } fan_form;
 
 /* X(NAME, word) */
 #define FAN_ACTION_LIST(X)                                                    \
@@ -101,12 +101,12 @@ typedef uint32_t fan_dtype_set;
 #define FAN_WEAK_FLOAT (1u << 30)
 #define FAN_WEAK_COMPLEX (1u << 31)
 fan_dtype_set fan_dtype_set_add(fan_dtype_set s, fan_dtype d, bool weak);
-/* fan_dtype_set_promote: NumPy's result_type of the set (D4, D5); FAN_NO_DTYPE for two kinds of float8, or the empty
+/* fan_dtype_set_promote: NumPy's result_type of the set (D4, D5); FAN_DT_NONE for two kinds of float8, or the empty
  * set. */
 fan_dtype fan_dtype_set_promote(fan_dtype_set s);
 
-/* fan_accum_dtype: A11, D2: the accumulation dtype of a sum of dtype `d` when `wish` (FAN_NO_DTYPE: none) was asked
- * for; FAN_NO_DTYPE if wish cannot hold d. */
+/* fan_accum_dtype: A11, D2: the accumulation dtype of a sum of dtype `d` when `wish` (FAN_DT_NONE: none) was asked
+ * for; FAN_DT_NONE if wish cannot hold d. */
 fan_dtype fan_accum_dtype(fan_dtype d, fan_dtype wish);
 
 typedef enum fan_fit { FAN_FIT_EXACT, FAN_FIT_REDUCE, FAN_FIT_NO } fan_fit;

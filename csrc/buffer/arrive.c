@@ -60,7 +60,7 @@ static bool weak_int_fits(fan_dtype d, int64_t lo, int64_t hi)
 static int64_t weak_int(const fan_value *v)
 {
     int64_t i = 0;
-    if (v->dtype == FAN_INT64)
+    if (v->dtype == FAN_DT_INT64)
         memcpy(&i, v->array->data, sizeof i);
     return i;
 }
@@ -85,10 +85,10 @@ static fan_status check_shape(const fan_buffer *b, size_t slot, const fan_contri
     case FAN_FIT_EXACT:
         return FAN_OK;
     case FAN_FIT_REDUCE:
-        out->reduce = c->value.form != FAN_ZERO;
+        out->reduce = c->value.form != FAN_FORM_ZERO;
         return FAN_OK;
     default:
-        return refuse(err, FAN_VALUE, b, slot, c->key, "expected a gradient of shape %s%s, got %s (A9)",
+        return refuse(err, FAN_ERR_VALUE, b, slot, c->key, "expected a gradient of shape %s%s, got %s (A9)",
                       fan_shape_text(wdim, want, wants, sizeof wants),
                       s->spec->has_shape ? " (or one that it broadcasts to)" : " as the first one",
                       fan_shape_text(ndim, shape, has, sizeof has));
@@ -103,14 +103,14 @@ static fan_status check_dtype(const fan_buffer *b, size_t slot, const fan_contri
     fan_dtype sum;
     out->dtype = v->dtype;
     out->seen = s->p->seen;
-    if (v->form == FAN_OBJECT && s->spec->exact)
-        return refuse(err, FAN_TYPE, b, slot, c->key, "an exact sum takes arrays, and no objects (A11)");
-    if (v->form == FAN_OBJECT)
+    if (v->form == FAN_FORM_OBJECT && s->spec->exact)
+        return refuse(err, FAN_ERR_TYPE, b, slot, c->key, "an exact sum takes arrays, and no objects (A11)");
+    if (v->form == FAN_FORM_OBJECT)
         return FAN_OK;
-    if (s->spec->dtype != FAN_NO_DTYPE) {
+    if (s->spec->dtype != FAN_DT_NONE) {
         bool fits = v->weak ? weak_castable(v->dtype, s->spec->dtype) : fan_dtype_can_cast(v->dtype, s->spec->dtype);
         if (!fits)
-            return refuse(err, FAN_VALUE, b, slot, c->key,
+            return refuse(err, FAN_ERR_VALUE, b, slot, c->key,
                           "expected dtype %s, got %s: %s into %s would lose values; convert it yourself (A10)",
                           fan_dtype_name(s->spec->dtype), fan_dtype_name(v->dtype),
                           kind_words(fan_dtype_kind(v->dtype)), kind_words(fan_dtype_kind(s->spec->dtype)));
@@ -120,29 +120,29 @@ static fan_status check_dtype(const fan_buffer *b, size_t slot, const fan_contri
     } else {
         out->seen = fan_dtype_set_add(s->p->seen, v->dtype, v->weak);
         sum = fan_dtype_set_promote(out->seen);
-        if (sum == FAN_NO_DTYPE)
-            return refuse(err, FAN_VALUE, b, slot, c->key,
+        if (sum == FAN_DT_NONE)
+            return refuse(err, FAN_ERR_VALUE, b, slot, c->key,
                           "%s has no common dtype with what the slot holds; declare the slot's dtype (A10)",
                           fan_dtype_name(v->dtype));
-        if (fan_accum_dtype(sum, s->spec->accumulate) == FAN_NO_DTYPE)
-            return refuse(err, FAN_VALUE, b, slot, c->key, "accumulate=%s cannot hold a sum of dtype %s (A11)",
+        if (fan_accum_dtype(sum, s->spec->accumulate) == FAN_DT_NONE)
+            return refuse(err, FAN_ERR_VALUE, b, slot, c->key, "accumulate=%s cannot hold a sum of dtype %s (A11)",
                           fan_dtype_name(s->spec->accumulate), fan_dtype_name(sum));
     }
     out->weak_lo = s->p->has_weak_int ? s->p->weak_lo : 0;
     out->weak_hi = s->p->has_weak_int ? s->p->weak_hi : 0;
-    if (v->weak && v->form == FAN_DENSE && v->dtype == FAN_INT64) {
+    if (v->weak && v->form == FAN_FORM_DENSE && v->dtype == FAN_DT_INT64) {
         int64_t i = weak_int(v);
         out->weak_lo = i < out->weak_lo ? i : out->weak_lo;
         out->weak_hi = i > out->weak_hi ? i : out->weak_hi;
     }
     if (!weak_int_fits(sum, out->weak_lo, out->weak_hi))
-        return refuse(err, FAN_VALUE, b, slot, c->key,
+        return refuse(err, FAN_ERR_VALUE, b, slot, c->key,
                       "a Python int among its contributions, %" PRId64 ", does not fit dtype %s",
                       weak_int_fits(sum, 0, out->weak_hi) ? out->weak_lo : out->weak_hi, fan_dtype_name(sum));
-    if (s->spec->exact && v->form == FAN_SPARSE && v->device && v->device->backend->has_streams)
-        return refuse(err, FAN_TYPE, b, slot, c->key,
+    if (s->spec->exact && v->form == FAN_FORM_SPARSE && v->device && v->device->backend->has_streams)
+        return refuse(err, FAN_ERR_TYPE, b, slot, c->key,
                       "an exact sum on a device with streams takes dense gradients (A11)");
-    if (v->dtype != out->dtype && (v->form == FAN_DENSE || v->form == FAN_SPARSE))
+    if (v->dtype != out->dtype && (v->form == FAN_FORM_DENSE || v->form == FAN_FORM_SPARSE))
         out->cast = true;
     return FAN_OK;
 }
@@ -156,23 +156,24 @@ static fan_status check_device(const fan_buffer *b, size_t slot, const fan_contr
     char has[32], wants[32];
     out->device = v->device;
     if (!v->device || !want || v->device == want) {
-        if (v->form == FAN_OBJECT && !v->nparts && ((want && want->backend->has_streams) || (c->stream && !want))) {
+        if (v->form == FAN_FORM_OBJECT && !v->nparts &&
+            ((want && want->backend->has_streams) || (c->stream && !want))) {
             return refuse(
-                err, FAN_TYPE, b, slot, c->key,
+                err, FAN_ERR_TYPE, b, slot, c->key,
                 "an object on a device with streams must say what memory it holds: give it __fanin_parts__()");
         }
         return FAN_OK;
     }
     out->device = want;
-    if (want->backend->has_streams && v->device == fan_cpu() && v->form == FAN_DENSE && v->array->ndim == 0) {
+    if (want->backend->has_streams && v->device == fan_cpu() && v->form == FAN_FORM_DENSE && v->array->ndim == 0) {
         out->upload = true;
         return FAN_OK;
     }
-    if (want == fan_cpu() && s->spec->device && v->form == FAN_DENSE) {
+    if (want == fan_cpu() && s->spec->device && v->form == FAN_FORM_DENSE) {
         out->download = true;
         return FAN_OK;
     }
-    return refuse(err, FAN_VALUE, b, slot, c->key, "expected a gradient on %s, got one on %s (A12)",
+    return refuse(err, FAN_ERR_VALUE, b, slot, c->key, "expected a gradient on %s, got one on %s (A12)",
                   fan_device_text(want, wants, sizeof wants), fan_device_text(v->device, has, sizeof has));
 }
 
@@ -183,16 +184,16 @@ static fan_status check_key(const fan_buffer *b, size_t slot, const fan_contribu
     const fan_pass *p = s->p;
     out->at = p->nitems;
     if (p->keyed && (p->keyed > 0) != (c->key >= 0))
-        return refuse(err, FAN_VALUE, b, slot, c->key,
+        return refuse(err, FAN_ERR_VALUE, b, slot, c->key,
                       "this pass adds %s keys to this slot; keep to that until take() (A15)",
                       p->keyed > 0 ? "with" : "without");
     if (s->expected >= 0 && p->count >= s->expected)
-        return refuse(err, FAN_VALUE, b, slot, c->key, "expected %" PRId64 " contribution%s, got one more (A16)",
+        return refuse(err, FAN_ERR_VALUE, b, slot, c->key, "expected %" PRId64 " contribution%s, got one more (A16)",
                       s->expected, FAN_PLURAL(s->expected));
     if (c->key < 0)
         return FAN_OK;
     if (c->key < p->next_key || fan_pass_has(p, c->key, &out->at))
-        return refuse(err, FAN_VALUE, b, slot, c->key, "this key has contributed already in this pass (A16)");
+        return refuse(err, FAN_ERR_VALUE, b, slot, c->key, "this key has contributed already in this pass (A16)");
     return FAN_OK;
 }
 
@@ -202,8 +203,9 @@ static fan_status check_stream(const fan_buffer *b, size_t slot, const fan_strea
     char one[32], two[32];
     if (!s || (s->device->backend == d->backend && s->device->self == d->self))
         return FAN_OK;
-    return refuse(err, FAN_TYPE, b, slot, key, "the %s stream is on %s, which cannot wait for or be waited for by %s",
-                  whose, fan_device_text(s->device, one, sizeof one), fan_device_text(d, two, sizeof two));
+    return refuse(err, FAN_ERR_TYPE, b, slot, key,
+                  "the %s stream is on %s, which cannot wait for or be waited for by %s", whose,
+                  fan_device_text(s->device, one, sizeof one), fan_device_text(d, two, sizeof two));
 }
 
 fan_status fan_arrive_check(const fan_buffer *b, size_t slot, const fan_contribution *c, fan_stream *current,
@@ -211,27 +213,27 @@ fan_status fan_arrive_check(const fan_buffer *b, size_t slot, const fan_contribu
 {
     const fan_slot *s = &b->slots[slot];
     memset(out, 0, sizeof *out);
-    out->dtype = FAN_NO_DTYPE;
+    out->dtype = FAN_DT_NONE;
     out->seen = s->p->seen;
-    if (c->value.form != FAN_UNDEFINED) {
+    if (c->value.form != FAN_FORM_UNDEFINED) {
         FAN_TRY(check_shape(b, slot, c, out, err));
         FAN_TRY(check_dtype(b, slot, c, out, err));
         FAN_TRY(check_device(b, slot, c, out, err));
     }
     FAN_TRY(check_key(b, slot, c, out, err));
-    if (!out->device || !out->device->backend->has_streams || c->value.form == FAN_UNDEFINED) {
+    if (!out->device || !out->device->backend->has_streams || c->value.form == FAN_FORM_UNDEFINED) {
         out->sync.how = '-';
-        out->download = out->download && c->value.form == FAN_DENSE;
+        out->download = out->download && c->value.form == FAN_FORM_DENSE;
         return FAN_OK;
     }
     FAN_TRY(check_stream(b, slot, c->stream, out->device, "producer's", c->key, err));
     FAN_TRY(check_stream(b, slot, consumer, out->device, "consumer's", c->key, err));
     if (!current)
-        return fan_fail(err, FAN_NOMEM, "%s: slot %zu: out of memory for the current stream", b->name, slot);
-    out->P = c->stream ? c->stream : current;
-    out->sync =
-        fan_sync_add_plan(out->device->id, fan_place_of(c->stream), fan_place_of(consumer), fan_place_of(current),
-                          (fan_sync_slot){.C = fan_place_of(s->p->C), .A = fan_place_of(s->p->A)});
+        return fan_fail(err, FAN_ERR_NOMEM, "%s: slot %zu: out of memory for the current stream", b->name, slot);
+    out->producer = c->stream ? c->stream : current;
+    out->sync = fan_sync_add_plan(
+        out->device->id, fan_stream_id_of(c->stream), fan_stream_id_of(consumer), fan_stream_id_of(current),
+        (fan_sync_slot){.consumer = fan_stream_id_of(s->p->consumer), .accum = fan_stream_id_of(s->p->accum)});
     return FAN_OK;
 }
 
@@ -393,10 +395,10 @@ static fan_status converted(fan_buffer *b, size_t slot, const fan_contribution *
     fan_status status;
     fan_array *made = NULL;
     fan_sparse *sparse = NULL;
-    *out = (fan_value){.dtype = FAN_NO_DTYPE};
-    if (v->form == FAN_SPARSE && a->reduce)
+    *out = (fan_value){.dtype = FAN_DT_NONE};
+    if (v->form == FAN_FORM_SPARSE && a->reduce)
         status = reduce_sparse(b, s, v, a, on, &made, err);
-    else if (v->form == FAN_SPARSE)
+    else if (v->form == FAN_FORM_SPARSE)
         status = convert_sparse(b, v, a, on, &sparse, err);
     else if (a->reduce)
         status = reduce_dense(b, s, v, a, on, &made, err);
@@ -404,7 +406,7 @@ static fan_status converted(fan_buffer *b, size_t slot, const fan_contribution *
         status = move_dense(b, v, a, on, &made, err);
     else
         status = make(a->device, on, a->dtype, v->array->ndim, v->array->shape, v->array, &made, err);
-    if (status == FAN_OK && v->form == FAN_DENSE && !a->reduce && !a->upload && !a->download)
+    if (status == FAN_OK && v->form == FAN_FORM_DENSE && !a->reduce && !a->upload && !a->download)
         status = convert(b, a->device, on, FAN_JOB_COPY, a->cast ? "cast" : "copy", made, v->array, err);
     if (status != FAN_OK) {
         fan_array_drop(made);
@@ -427,7 +429,7 @@ static fan_status record(fan_buffer *b, size_t slot, fan_item *item, fan_stream 
     if (FAN_FAULT(RECORD_AFTER_FOLD) && !item->ours)
         return fan_event_new(stream->device, &item->event, err);
     for (size_t i = 0; FAN_FAULT(EVENT_REUSED) && i <= p->nitems; i++) {
-        fan_event *e = i < p->nitems ? p->items[i]->event : p->E;
+        fan_event *e = i < p->nitems ? p->items[i]->event : p->ready_event;
         if (!e || e->device != stream->device)
             continue;
         item->event = fan_event_hold(e);
@@ -454,9 +456,9 @@ fan_status fan_arrive_carry_out(fan_buffer *b, size_t slot, fan_contribution *c,
                                 fan_stream *A, fan_stream *C, fan_value *old, fan_error *err)
 {
     const fan_value *v = &c->value;
-    bool change = fan_arrival_converts(a) || (c->copy && (v->form == FAN_DENSE || v->form == FAN_SPARSE));
-    fan_value made = {.dtype = FAN_NO_DTYPE};
-    *old = (fan_value){.dtype = FAN_NO_DTYPE};
+    bool change = fan_arrival_converts(a) || (c->copy && (v->form == FAN_FORM_DENSE || v->form == FAN_FORM_SPARSE));
+    fan_value made = {.dtype = FAN_DT_NONE};
+    *old = (fan_value){.dtype = FAN_DT_NONE};
     if (a->download) {
         fan_stream *on = c->stream ? fan_stream_hold(c->stream) : fan_stream_current(v->device);
         fan_status status = converted(b, slot, c, a, on, &made, err);
@@ -467,21 +469,21 @@ fan_status fan_arrive_carry_out(fan_buffer *b, size_t slot, fan_contribution *c,
     } else if (change) {
         fan_sync_convert plan = fan_sync_convert_plan(a->device->id, &a->sync);
         bool on_producer = plan.on_producer && !a->upload;
-        fan_stream *on = on_producer ? a->P : A;
-        if (!on_producer && !a->upload && a->P != A) {
-            FAN_TRY(record(b, slot, item, a->P, record_bit(a->sync.how), err));
+        fan_stream *on = on_producer ? a->producer : A;
+        if (!on_producer && !a->upload && a->producer != A) {
+            FAN_TRY(record(b, slot, item, a->producer, record_bit(a->sync.how), err));
             FAN_TRY(fan_plan_wait(b, slot, A, item->event, FAN_PLAN_S21_WAIT, err));
         }
         if (!a->upload)
             FAN_TRY(fan_plan_mark(v, on, FAN_PLAN_S21_MARK, err));
         if (on_producer && FAN_FAULT(RECORD_BEFORE_CONVERSION) && a->sync.record)
-            FAN_TRY(record(b, slot, item, a->P, record_bit(a->sync.how), err));
+            FAN_TRY(record(b, slot, item, a->producer, record_bit(a->sync.how), err));
         FAN_TRY(converted(b, slot, c, a, on, &made, err));
         if (!on_producer) {
             fan_event_drop(item->event);
             item->event = NULL;
-            fan_stream_drop(item->P);
-            item->P = fan_stream_hold(A);
+            fan_stream_drop(item->producer);
+            item->producer = fan_stream_hold(A);
         }
         if (!on_producer && a->sync.how != '+' && A != C) {
             fan_status status = record(b, slot, item, A, FAN_PLAN_S21_RECORD, err);
@@ -491,16 +493,16 @@ fan_status fan_arrive_carry_out(fan_buffer *b, size_t slot, fan_contribution *c,
             }
         }
     }
-    if (made.form != FAN_UNDEFINED) {
+    if (made.form != FAN_FORM_UNDEFINED) {
         *old = item->value;
         item->value = made;
         item->ours = true;
         item->donated = false;
     }
-    if (a->sync.how == '-' || (item->P != a->P))
+    if (a->sync.how == '-' || (item->producer != a->producer))
         return FAN_OK;
     if (a->sync.record && !item->event) {
-        fan_stream *on = FAN_FAULT(RECORD_ON_CONSUMER) ? C : a->P;
+        fan_stream *on = FAN_FAULT(RECORD_ON_CONSUMER) ? C : a->producer;
         FAN_TRY(record(b, slot, item, on, record_bit(a->sync.how), err));
     }
     if (a->sync.mark)

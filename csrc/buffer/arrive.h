@@ -13,8 +13,8 @@ typedef struct fan_arrival {
     fan_dtype dtype;    /* after the cast */
     fan_dtype_set seen; /* the slot's, with this one */
     int64_t weak_lo, weak_hi;
-    fan_device *device; /* where it will be; NULL: no matter */
-    fan_stream *P;      /* S4; no hold */
+    fan_device *device;   /* where it will be; NULL: no matter */
+    fan_stream *producer; /* S4; no hold */
     fan_sync_add sync;
     size_t at; /* its place among the items */
 } fan_arrival;

@@ -42,8 +42,8 @@ static void touch_counters(const fan_buffer *b)
 {
     if (!fan_watched() || !b->nlocks)
         return;
-    fan_touch_thing(FAN_COUNTERS, b->locks[0].id, FAN_COUNTS);
-    fan_touch_thing(FAN_COUNTERS, 0, FAN_COUNTS);
+    fan_touch_thing(FAN_THING_COUNTERS, b->locks[0].id, FAN_TOUCH_COUNTS);
+    fan_touch_thing(FAN_THING_COUNTERS, 0, FAN_TOUCH_COUNTS);
 }
 
 /* --- counters ------------------------------------------------------------------------------------------------- */
@@ -69,7 +69,7 @@ void fan_buffer_counters(const fan_buffer *b, fan_counters *out)
 #define X(name) out->name = atomic_load_explicit(&b->n.name, memory_order_relaxed);
     FAN_COUNTER_LIST(X)
 #undef X
-    fan_plain_counted(&b->quick, out);
+    fan_fast_counted(&b->quick, out);
 }
 
 void fan_counters_total(fan_counters *out)
@@ -77,7 +77,7 @@ void fan_counters_total(fan_counters *out)
 #define X(name) out->name = atomic_load_explicit(&total.name, memory_order_relaxed);
     FAN_COUNTER_LIST(X)
 #undef X
-    fan_plain_counted(&fan_plain_total, out);
+    fan_fast_counted(&fan_fast_total, out);
 }
 
 /* --- what scheduled threads share without a lock: the slots, the budget, the counters ---------------------------- */
@@ -85,16 +85,16 @@ void fan_counters_total(fan_counters *out)
 static void touch_budget(const fan_buffer *b, fan_touch how)
 {
     if (fan_watched() && b->nlocks)
-        fan_touch_thing(FAN_BUDGET, b->locks[0].id, how);
+        fan_touch_thing(FAN_THING_BUDGET, b->locks[0].id, how);
 }
 
 void fan_buffer_seen(const fan_buffer *b, size_t slot, fan_touch how)
 {
     for (size_t i = 0; i < b->nlocks; i++)
         if (slot == SIZE_MAX || (slot < b->nslots && slot % b->nlocks == i))
-            fan_touch_thing(FAN_LOCKED, b->locks[i].id, how);
-    if (how == FAN_WRITES) {
-        touch_budget(b, FAN_COUNTS);
+            fan_touch_thing(FAN_THING_LOCKED, b->locks[i].id, how);
+    if (how == FAN_TOUCH_WRITES) {
+        touch_budget(b, FAN_TOUCH_COUNTS);
         touch_counters(b);
     }
 }
@@ -102,10 +102,10 @@ void fan_buffer_seen(const fan_buffer *b, size_t slot, fan_touch how)
 void fan_buffer_seen_counters(const fan_buffer *b)
 {
     if (b->nlocks)
-        fan_touch_thing(FAN_COUNTERS, b->locks[0].id, FAN_WEIGHS);
+        fan_touch_thing(FAN_THING_COUNTERS, b->locks[0].id, FAN_TOUCH_WEIGHS);
 }
 
-void fan_buffer_seen_parked(const fan_buffer *b) { touch_budget(b, FAN_WEIGHS); }
+void fan_buffer_seen_parked(const fan_buffer *b) { touch_budget(b, FAN_TOUCH_WEIGHS); }
 
 void fan_buffer_weigh(fan_buffer *b, uint64_t bytes)
 {
@@ -113,10 +113,10 @@ void fan_buffer_weigh(fan_buffer *b, uint64_t bytes)
     if (!fan_thread_get_hooks())
         return;
     b->weighed = (b->weighed < parked ? parked : b->weighed) + bytes;
-    touch_budget(b, FAN_COUNTS);
+    touch_budget(b, FAN_TOUCH_COUNTS);
     touch_counters(b);
     if (b->weighed > b->least)
-        touch_budget(b, FAN_WEIGHS);
+        touch_budget(b, FAN_TOUCH_WEIGHS);
 }
 
 /* --- a forked child -------------------------------------------------------------------------------------------- */
@@ -149,7 +149,7 @@ fan_status fan_buffer_here(fan_buffer *b, fan_error *err)
     fan_buffer_adopt(b);
     if (b->process != FAN_LEFT)
         return FAN_OK;
-    return fan_fail(err, FAN_STATE,
+    return fan_fail(err, FAN_ERR_STATE,
                     "%s: another thread was in this buffer when the process was forked, and what it holds is not whole "
                     "in the child: clear() it, or make one here",
                     b->name);
@@ -163,7 +163,7 @@ void fan_slot_lock(fan_buffer *b, size_t slot)
         fan_mutex_lock(&b->locks[slot % b->nlocks]);
     else
         fan_yield();
-    touch_budget(b, FAN_COUNTS); /* a sum may be due, or what waits may become less */
+    touch_budget(b, FAN_TOUCH_COUNTS); /* a sum may be due, or what waits may become less */
 }
 
 void fan_slot_unlock(fan_buffer *b, size_t slot)
@@ -197,13 +197,14 @@ fan_status fan_slot_poisoned(const fan_buffer *b, size_t slot, fan_error *err)
     const fan_error *first = b->slots[slot].p->poison;
     if (!first)
         return FAN_OK;
-    return fan_fail(err, FAN_STATE, FAN_SLOT_SAID " is poisoned until clear(): %s", FAN_SLOT_WHO(b, slot), first->text);
+    return fan_fail(err, FAN_ERR_STATE, FAN_SLOT_SAID " is poisoned until clear(): %s", FAN_SLOT_WHO(b, slot),
+                    first->text);
 }
 
 static fan_status reentered(const fan_buffer *b, size_t slot, const char *what, fan_error *err)
 {
     return fan_fail(
-        err, FAN_STATE,
+        err, FAN_ERR_STATE,
         "%s: %s of slot %zu from within a sum, or a target, that holds that slot or one that its take waits for",
         b->name, what, slot);
 }
@@ -248,7 +249,7 @@ fan_status fan_slot_claim(fan_buffer *b, size_t slot, bool taking, const char *w
 fan_status fan_slot_claim_all(fan_buffer *b, size_t slot, bool taking, const char *what, fan_error *err)
 {
     FAN_TRY(fan_slot_claim(b, slot, taking, what, err));
-    fan_status status = fan_slot_thicken(b, slot, err);
+    fan_status status = fan_slot_materialize(b, slot, err);
     if (status != FAN_OK)
         fan_slot_let_go(b, slot);
     return status;
@@ -271,7 +272,7 @@ static void item_free(fan_buffer *b, fan_item *it)
         return;
     fan_value_drop(b->frontend, &it->value);
     fan_event_drop(it->event);
-    fan_stream_drop(it->P);
+    fan_stream_drop(it->producer);
     fan_free(it);
 }
 
@@ -292,8 +293,8 @@ static void join_pooled(const fan_pass *p)
 {
     uint64_t id = 0;
     fan_event *e = NULL;
-    if (p->joins && p->A && fan_stream_capture(p->A, &id, NULL) == FAN_OK && id &&
-        fan_event_record(p->A, &e, NULL) == FAN_OK)
+    if (p->joins && p->accum && fan_stream_capture(p->accum, &id, NULL) == FAN_OK && id &&
+        fan_event_record(p->accum, &e, NULL) == FAN_OK)
         (void)fan_stream_wait(p->joins, e, NULL, NULL);
     fan_event_drop(e);
 }
@@ -373,7 +374,7 @@ void fan_pass_free(fan_buffer *b, fan_pass *p)
 {
     if (!p || p == &fan_pass_none)
         return;
-    touch_budget(b, FAN_COUNTS);
+    touch_budget(b, FAN_TOUCH_COUNTS);
     for (size_t i = 0; i < p->nitems; i++) {
         unpark(b, p->items[i]);
         item_free(b, p->items[i]);
@@ -381,14 +382,14 @@ void fan_pass_free(fan_buffer *b, fan_pass *p)
     fan_free(p->items);
     keys_end(p);
     fan_value_drop(b->frontend, &p->value);
-    fan_known_drop(&p->known);
+    fan_sum_stats_drop(&p->known);
     fan_free(p->shape);
     join_pooled(p);
     fan_stream_drop(p->joins);
-    fan_stream_drop(p->C);
-    fan_stream_drop(p->A);
-    fan_stream_drop(p->R);
-    fan_event_drop(p->E);
+    fan_stream_drop(p->consumer);
+    fan_stream_drop(p->accum);
+    fan_stream_drop(p->ready);
+    fan_event_drop(p->ready_event);
     fan_device_drop(p->device);
     fan_free(p->poison);
     fan_free(p->exact);
@@ -405,7 +406,7 @@ fan_pass *fan_pass_cut(fan_slot *s)
 
 static bool is_poisonous(fan_status s)
 {
-    return s == FAN_DEVICE || s == FAN_RACE || s == FAN_DEADLOCK || s == FAN_CAPTURE;
+    return s == FAN_ERR_DEVICE || s == FAN_ERR_RACE || s == FAN_ERR_DEADLOCK || s == FAN_ERR_CAPTURE;
 }
 
 /* Locked or owned: the first failure is kept. */
@@ -434,7 +435,7 @@ static fan_dtype_set seen_with(fan_dtype_set seen, const fan_slot *s, const fan_
 {
     if (!it->own)
         return seen;
-    return s->spec->dtype != FAN_NO_DTYPE ? it->own : seen | it->own;
+    return s->spec->dtype != FAN_DT_NONE ? it->own : seen | it->own;
 }
 
 /* --- gathering the terms of a fold ---------------------------------------------------------------------------- */
@@ -446,15 +447,15 @@ void fan_gathered_fini(fan_gathered *g)
     fan_free(g->fold.terms);
     fan_free(g->fold.scratch);
     fan_free(g->fold.keys);
-    fan_known_drop(&g->fold.known);
-    fan_stream_drop(g->fold.R);
-    fan_event_drop(g->fold.E);
+    fan_sum_stats_drop(&g->fold.known);
+    fan_stream_drop(g->fold.ready);
+    fan_event_drop(g->fold.ready_event);
     memset(g, 0, sizeof *g);
 }
 
 static void consider_kind(fan_gathered *g, const fan_value *v, int64_t key)
 {
-    if (v->form == FAN_UNDEFINED || v->form == FAN_ZERO)
+    if (v->form == FAN_FORM_UNDEFINED || v->form == FAN_FORM_ZERO)
         return;
     if (!g->like || v->rank < g->like->rank || (v->rank == g->like->rank && key >= 0 && key < g->like_key)) {
         g->like = v;
@@ -467,7 +468,7 @@ fan_status fan_slot_changed(const fan_buffer *b, size_t slot, int64_t key, fan_e
     char which[64] = "a gradient added without a key";
     if (key >= 0)
         snprintf(which, sizeof which, "the gradient added with key %" PRId64, key);
-    return fan_fail(err, FAN_STATE,
+    return fan_fail(err, FAN_ERR_STATE,
                     FAN_SLOT_SAID ": %s was changed after it was added (its elements, memory, dtype or shape); leave "
                                   "it as it is until take(), or add it with copy=True",
                     FAN_SLOT_WHO(b, slot), which);
@@ -475,7 +476,8 @@ fan_status fan_slot_changed(const fan_buffer *b, size_t slot, int64_t key, fan_e
 
 fan_status fan_slot_still(const fan_buffer *b, size_t slot, const fan_value *v, int64_t key, fan_error *err)
 {
-    bool foreign = b->frontend->still && v->device == fan_cpu() && (v->form == FAN_DENSE || v->form == FAN_SPARSE);
+    bool foreign =
+        b->frontend->still && v->device == fan_cpu() && (v->form == FAN_FORM_DENSE || v->form == FAN_FORM_SPARSE);
     return !foreign || b->frontend->still(v) ? FAN_OK : fan_slot_changed(b, slot, key, err);
 }
 
@@ -499,13 +501,13 @@ fan_status fan_gather(fan_buffer *b, size_t slot, size_t m, fan_gathered *g, fan
     fan_slot_unlock(b, slot);
     f->b = b;
     f->slot = slot;
-    f->finish_dtype = FAN_NO_DTYPE;
+    f->finish_dtype = FAN_DT_NONE;
     f->terms = fan_alloc((room + 1) * sizeof *f->terms);
     f->scratch = fan_alloc((room + 2) * sizeof *f->scratch);
     g->items = fan_alloc((room + 1) * sizeof *g->items);
     if (!f->terms || !f->scratch || !g->items) {
         fan_gathered_fini(g);
-        return fan_fail(err, FAN_NOMEM, "%s: slot %zu: out of memory", b->name, slot);
+        return fan_fail(err, FAN_ERR_NOMEM, "%s: slot %zu: out of memory", b->name, slot);
     }
     fan_slot_lock(b, slot);
     fan_pass_in_order(s->p);
@@ -516,18 +518,18 @@ fan_status fan_gather(fan_buffer *b, size_t slot, size_t m, fan_gathered *g, fan
     g->nitems = n;
     f->seen = s->p->value_seen;
     f->state = s->p->exact;
-    if (s->p->value.form == FAN_ZERO) {
+    if (s->p->value.form == FAN_FORM_ZERO) {
         g->zero = &s->p->value;
-    } else if (s->p->value.form != FAN_UNDEFINED) {
+    } else if (s->p->value.form != FAN_FORM_UNDEFINED) {
         f->terms[f->n++] = (fan_term){.v = &s->p->value,
-                                      .P = s->p->R,
-                                      .event = s->p->E,
+                                      .producer = s->p->ready,
+                                      .event = s->p->ready_event,
                                       .donated = s->p->value_donated,
                                       .ours = s->p->value_ours,
                                       .lent = s->p->value_lent,
                                       .is_value = true,
                                       .key = s->p->value_key,
-                                      .own = FAN_NO_DTYPE,
+                                      .own = FAN_DT_NONE,
                                       .seen = f->seen};
         consider_kind(g, &s->p->value, s->p->value_key);
         fan_status status =
@@ -540,15 +542,15 @@ fan_status fan_gather(fan_buffer *b, size_t slot, size_t m, fan_gathered *g, fan
     for (size_t i = 0; i < n; i++) {
         fan_item *it = g->items[i];
         f->seen = seen_with(f->seen, s, it);
-        if (it->value.form == FAN_UNDEFINED)
+        if (it->value.form == FAN_FORM_UNDEFINED)
             continue;
-        if (it->value.form == FAN_ZERO) {
+        if (it->value.form == FAN_FORM_ZERO) {
             g->zero = g->zero ? g->zero : &it->value;
             continue;
         }
         fan_status status = check_unchanged(b, slot, &it->value, it->key, it->hashed, it->hash, err);
         /* Whatever the caller did to its indices since: no sum reads or writes out of bounds. */
-        if (status == FAN_OK && it->value.form == FAN_SPARSE && it->value.device == fan_cpu() && !it->ours)
+        if (status == FAN_OK && it->value.form == FAN_FORM_SPARSE && it->value.device == fan_cpu() && !it->ours)
             status = fan_sparse_check(it->value.sparse, err);
         if (status != FAN_OK) {
             fan_gathered_fini(g);
@@ -556,13 +558,13 @@ fan_status fan_gather(fan_buffer *b, size_t slot, size_t m, fan_gathered *g, fan
         }
         consider_kind(g, &it->value, it->key);
         f->terms[f->n++] = (fan_term){.v = &it->value,
-                                      .P = it->P,
+                                      .producer = it->producer,
                                       .event = it->event,
                                       .donated = it->donated,
                                       .ours = it->ours,
                                       .lent = it->lent,
                                       .key = it->key,
-                                      .own = it->value.weak ? FAN_NO_DTYPE : fan_dtype_set_promote(it->own),
+                                      .own = it->value.weak ? FAN_DT_NONE : fan_dtype_set_promote(it->own),
                                       .seen = f->seen};
     }
     return FAN_OK;
@@ -571,15 +573,15 @@ fan_status fan_gather(fan_buffer *b, size_t slot, size_t m, fan_gathered *g, fan
 /* What a slot's value was, and is dropped unlocked. */
 typedef struct former {
     fan_value value;
-    fan_stream *R;
-    fan_event *E;
-    fan_known known;
+    fan_stream *ready;
+    fan_event *ready_event;
+    fan_sum_stats known;
 } former;
 
 static void value_moves(fan_value *to, fan_value *from)
 {
     *to = *from;
-    *from = (fan_value){.dtype = FAN_NO_DTYPE};
+    *from = (fan_value){.dtype = FAN_DT_NONE};
 }
 
 static void commit_sum(fan_pass *p, fan_gathered *g, former *old)
@@ -587,7 +589,7 @@ static void commit_sum(fan_pass *p, fan_gathered *g, former *old)
     fan_fold *f = &g->fold;
     uint8_t origin = g->like ? g->like->origin : 0,
             rank = g->like ? g->like->rank : 0; /* of what may be the value itself */
-    *old = (former){p->value, p->R, p->E, p->known};
+    *old = (former){p->value, p->ready, p->ready_event, p->known};
     value_moves(&p->value, &f->result);
     p->value.origin = origin;
     p->value.rank = rank;
@@ -595,29 +597,29 @@ static void commit_sum(fan_pass *p, fan_gathered *g, former *old)
     p->value_ours = f->ours;
     p->value_donated = f->donated;
     p->value_hashed = false;
-    p->known = fan_known_move(&f->known);
+    p->known = fan_sum_stats_move(&f->known);
     if (old->known.bad) {
         p->known.bad = true;
         p->known.bad_key = old->known.bad_key;
     }
-    p->R = f->R;
-    p->E = f->E;
-    f->R = NULL;
-    f->E = NULL;
+    p->ready = f->ready;
+    p->ready_event = f->ready_event;
+    f->ready = NULL;
+    f->ready_event = NULL;
     p->rules |= f->rules;
 }
 
 /* The first one takes the slot: no sum yet (S8-S11 stand). */
 static void commit_first(fan_pass *p, fan_item *it, former *old)
 {
-    *old = (former){.value = p->value, .R = p->R, .E = p->E};
+    *old = (former){.value = p->value, .ready = p->ready, .ready_event = p->ready_event};
     value_moves(&p->value, &it->value);
     p->value_ours = it->ours;
     p->value_lent = it->lent;
     p->value_donated = it->donated;
-    p->R = it->P;
-    p->E = it->event;
-    it->P = NULL;
+    p->ready = it->producer;
+    p->ready_event = it->event;
+    it->producer = NULL;
     it->event = NULL;
     p->value_hashed = it->hashed;
     p->value_hash = it->hash;
@@ -666,7 +668,7 @@ fan_status fan_fold_commit_end(fan_buffer *b, size_t slot, fan_gathered *g, fan_
     fan_slot *s = &b->slots[slot];
     fan_pass *p = s->p;
     fan_fold *f = &g->fold;
-    former old = {.value = {.dtype = FAN_NO_DTYPE}};
+    former old = {.value = {.dtype = FAN_DT_NONE}};
     fan_status status = f->n > 1 ? fan_fold_end(f, err) : FAN_OK;
     fan_item *first = f->n == 1 && !f->terms[0].is_value ? item_of(g, f->terms[0].v) : NULL;
     fan_item *zero = f->n == 0 && g->zero ? item_of(g, g->zero) : NULL;
@@ -680,7 +682,7 @@ fan_status fan_fold_commit_end(fan_buffer *b, size_t slot, fan_gathered *g, fan_
         commit_sum(p, g, &old);
     else if (first)
         commit_first(p, first, &old);
-    else if (zero && p->value.form == FAN_UNDEFINED)
+    else if (zero && p->value.form == FAN_FORM_UNDEFINED)
         value_moves(&p->value, &zero->value);
     p->value_seen = f->seen;
     if (g->like)
@@ -692,9 +694,9 @@ fan_status fan_fold_commit_end(fan_buffer *b, size_t slot, fan_gathered *g, fan_
     g->nitems = 0;
     f->n = 0; /* its terms are gone */
     fan_value_drop(b->frontend, &old.value);
-    fan_known_drop(&old.known);
-    fan_stream_drop(old.R);
-    fan_event_drop(old.E);
+    fan_sum_stats_drop(&old.known);
+    fan_stream_drop(old.ready);
+    fan_event_drop(old.ready_event);
     return FAN_OK;
 }
 
@@ -706,7 +708,7 @@ static size_t worth_absorbing(const fan_slot *s)
     fan_dtype d = fan_dtype_set_promote(p->seen);
     uint64_t parked = 0, dense = 0, state;
     if (!fan_exact_fits(d) || (p->device && p->device->backend->has_streams) ||
-        (p->value.form != FAN_UNDEFINED && p->value.form != FAN_ZERO))
+        (p->value.form != FAN_FORM_UNDEFINED && p->value.form != FAN_FORM_ZERO))
         return 0;
     if (p->unsorted && p->unsorted->least > p->next_key)
         return 0;
@@ -715,12 +717,12 @@ static size_t worth_absorbing(const fan_slot *s)
         const fan_value *v = &p->items[i]->value;
         if (!p->items[i]->parked || (p->keyed > 0 && p->items[i]->key != p->next_key + (int64_t)i))
             return 0; /* keys have no order in an exact sum, but the ledger of A16 has */
-        if (v->form == FAN_SPARSE)
+        if (v->form == FAN_FORM_SPARSE)
             return 0; /* its sum may be sparse, and small */
-        if (v->form == FAN_DENSE && !fan_exact_fits(v->dtype))
+        if (v->form == FAN_FORM_DENSE && !fan_exact_fits(v->dtype))
             return 0; /* an integer is read as the sum's own dtype, which may widen yet */
         parked += p->items[i]->bytes;
-        dense += v->form == FAN_DENSE ? (uint64_t)v->array->size : 0;
+        dense += v->form == FAN_FORM_DENSE ? (uint64_t)v->array->size : 0;
     }
     state = p->nitems ? dense / p->nitems * fan_exact_state_size(d) : 0;
     return p->nitems > 1 && (p->exact || parked > state) ? p->nitems : 0;
@@ -757,14 +759,14 @@ static bool ints_leave(const fan_slot *s, size_t m)
     fan_int_run run = {.sum = 0};
     const fan_value *next = NULL;
     if (!p->has_weak_int ||
-        (p->value.form != FAN_UNDEFINED && p->value.form != FAN_ZERO && !fan_int_run_add(&run, &p->value)))
+        (p->value.form != FAN_FORM_UNDEFINED && p->value.form != FAN_FORM_ZERO && !fan_int_run_add(&run, &p->value)))
         return false;
     for (size_t i = 0; i < m && !next; i++) {
         const fan_value *v = &p->items[i]->value;
-        if (v->form != FAN_UNDEFINED && v->form != FAN_ZERO && !fan_int_run_add(&run, v))
+        if (v->form != FAN_FORM_UNDEFINED && v->form != FAN_FORM_ZERO && !fan_int_run_add(&run, v))
             next = v;
     }
-    return fan_int_run_leaves(&run, next, NULL, s->spec->dtype != FAN_NO_DTYPE ? s->spec->dtype : FAN_INT64);
+    return fan_int_run_leaves(&run, next, NULL, s->spec->dtype != FAN_DT_NONE ? s->spec->dtype : FAN_DT_INT64);
 }
 
 /* Locked: with an automatic budget: who has what is parked: arrays on the host. Another's device is no cache of ours,
@@ -776,7 +778,7 @@ static void ask_items(fan_buffer *b, fan_pass *p)
         return;
     for (size_t i = 0; i < p->nitems; i++) {
         fan_item *it = p->items[i];
-        if (!it->parked || it->alone || it->value.form != FAN_DENSE)
+        if (!it->parked || it->alone || it->value.form != FAN_FORM_DENSE)
             continue;
         it->alone = it->ours || (it->value.object && b->frontend->alone(it->value.object, &it->value));
         if (it->alone)
@@ -811,7 +813,8 @@ static fan_status fold_while_due(fan_buffer *b, size_t slot, fan_error *err)
 fan_status fan_slot_promote(fan_buffer *b, size_t slot, fan_error *err)
 {
     const fan_slot *s = &b->slots[slot];
-    if (s->busy || s->spec->exact || s->p->nitems != 1 || s->p->value.form != FAN_UNDEFINED || ready_prefix(s->p) != 1)
+    if (s->busy || s->spec->exact || s->p->nitems != 1 || s->p->value.form != FAN_FORM_UNDEFINED ||
+        ready_prefix(s->p) != 1)
         return FAN_OK;
     return fold_items(b, slot, 1, err);
 }
@@ -819,13 +822,13 @@ fan_status fan_slot_promote(fan_buffer *b, size_t slot, fan_error *err)
 fan_status fan_buffer_fold_due(fan_buffer *b, size_t slot, fan_error *err)
 {
     fan_slot_lock(b, slot);
-    fan_status status = b->slots[slot].busy ? FAN_STATE : fan_slot_thicken(b, slot, err);
+    fan_status status = b->slots[slot].busy ? FAN_ERR_STATE : fan_slot_materialize(b, slot, err);
     bool thick = status == FAN_OK;
     if (thick)
         status = fold_while_due(b, slot, err);
     fan_slot_unlock(b, slot);
     /* It is parked; the sum is tried again later, and says then what is wrong. */
-    if (status == FAN_EXTERN && b->frontend->forget)
+    if (status == FAN_ERR_EXTERN && b->frontend->forget)
         b->frontend->forget();
     return thick && is_poisonous(status) ? status : FAN_OK;
 }
@@ -839,7 +842,7 @@ typedef struct given {
     bool pooled;          /* `current` is the device's own: S11 under capture */
 } given;
 
-/* Locked: what the slot learns from a contribution that has been checked. FAN_NOMEM changes nothing. */
+/* Locked: what the slot learns from a contribution that has been checked. FAN_ERR_NOMEM changes nothing. */
 static fan_status reserve(fan_buffer *b, size_t slot, fan_contribution *c, const fan_arrival *a, const given *with,
                           fan_item *it, fan_error *err)
 {
@@ -847,11 +850,11 @@ static fan_status reserve(fan_buffer *b, size_t slot, fan_contribution *c, const
     fan_pass *p = s->p;
     const int64_t *shape = NULL;
     int ndim = fan_value_shape(&c->value, &shape);
-    bool keep = c->value.form != FAN_UNDEFINED || c->key >= 0;
+    bool keep = c->value.form != FAN_FORM_UNDEFINED || c->key >= 0;
     int64_t *copy = NULL;
     bool bad = false;
     if (p == &fan_pass_none && !(p = fan_calloc(sizeof *p)))
-        return fan_fail(err, FAN_NOMEM, "%s: slot %zu: out of memory", b->name, slot);
+        return fan_fail(err, FAN_ERR_NOMEM, "%s: slot %zu: out of memory", b->name, slot);
     if (ndim >= 0 && !s->spec->has_shape && !p->shaped) {
         copy = fan_alloc((size_t)ndim * sizeof *copy);
         if (copy && ndim)
@@ -869,7 +872,7 @@ static fan_status reserve(fan_buffer *b, size_t slot, fan_contribution *c, const
         fan_free(copy);
         if (s->p == &fan_pass_none)
             fan_pass_free(b, p);
-        return fan_fail(err, FAN_NOMEM, "%s: slot %zu: out of memory", b->name, slot);
+        return fan_fail(err, FAN_ERR_NOMEM, "%s: slot %zu: out of memory", b->name, slot);
     }
     if (s->p != p) /* who sums reads it unlocked */
         s->p = p;
@@ -886,16 +889,16 @@ static fan_status reserve(fan_buffer *b, size_t slot, fan_contribution *c, const
     }
     p->keyed = c->key >= 0 ? 1 : -1;
     p->count++;
-    p->objects = p->objects || c->value.form == FAN_OBJECT;
+    p->objects = p->objects || c->value.form == FAN_FORM_OBJECT;
     if (a->device && !p->device)
         p->device = fan_device_hold(a->device);
     if (a->sync.how != '-' && a->sync.how != '+') {
         fan_stream *C = with->consumer ? with->consumer : with->current;
-        p->C = fan_stream_hold(C);
-        p->A = fan_stream_hold(a->sync.how == 'B' ? a->P : a->sync.how == 'C' ? with->current : C);
-        p->joins = a->sync.how == 'C' && with->pooled ? fan_stream_hold(a->P) : NULL;
+        p->consumer = fan_stream_hold(C);
+        p->accum = fan_stream_hold(a->sync.how == 'B' ? a->producer : a->sync.how == 'C' ? with->current : C);
+        p->joins = a->sync.how == 'C' && with->pooled ? fan_stream_hold(a->producer) : NULL;
         p->how = a->sync.how;
-        assert(fan_place_same(fan_place_of(p->A), a->sync.slot.A));
+        assert(fan_stream_id_same(fan_stream_id_of(p->accum), a->sync.slot.accum));
     }
     p->rules |= a->sync.rules;
     if (keep) {
@@ -905,10 +908,10 @@ static fan_status reserve(fan_buffer *b, size_t slot, fan_contribution *c, const
         p->arriving++;
         it->value = c->value;
         it->key = c->key;
-        if (c->value.form != FAN_UNDEFINED && c->value.form != FAN_OBJECT)
-            it->own = s->spec->dtype != FAN_NO_DTYPE ? a->seen : fan_dtype_set_add(0, c->value.dtype, c->value.weak);
-        it->donated = c->donate && !c->copy && c->value.form != FAN_UNDEFINED;
-        it->P = a->sync.how == '-' ? NULL : fan_stream_hold(a->P);
+        if (c->value.form != FAN_FORM_UNDEFINED && c->value.form != FAN_FORM_OBJECT)
+            it->own = s->spec->dtype != FAN_DT_NONE ? a->seen : fan_dtype_set_add(0, c->value.dtype, c->value.weak);
+        it->donated = c->donate && !c->copy && c->value.form != FAN_FORM_UNDEFINED;
+        it->producer = a->sync.how == '-' ? NULL : fan_stream_hold(a->producer);
         it->ours = it->lent = c->summed;
         it->parked = FAN_FAULT(PARKED_EARLY);
     }
@@ -941,7 +944,7 @@ static void trace_add(const fan_buffer *b, size_t slot, const fan_contribution *
 {
     const fan_slot *s = &b->slots[slot];
     const fan_device *d =
-        a->P ? a->P->device : a->device; /* a stream's number means something on its own device only */
+        a->producer ? a->producer->device : a->device; /* a stream's number means something on its own device only */
     fan_trace_line line = {.kind = FAN_TRACE_ADD,
                            .how = a->sync.how,
                            .device = d && d->id ? (int16_t)d->index : -1,
@@ -950,7 +953,7 @@ static void trace_add(const fan_buffer *b, size_t slot, const fan_contribution *
                            .buffer = b->id,
                            .key = c->key,
                            .rules = a->sync.rules,
-                           .stream = a->P ? a->P->handle : 0,
+                           .stream = a->producer ? a->producer->handle : 0,
                            .bytes = bytes,
                            .start_us = -1,
                            .end_us = -1};
@@ -963,7 +966,7 @@ fan_stream *fan_current_for(fan_buffer *b, size_t slot, const fan_contribution *
     fan_slot *s = &b->slots[slot];
     fan_device *d = s->spec->device ? s->spec->device : c->value.device;
     fan_stream *current;
-    if (d == fan_cpu() && !s->spec->device && c->value.form == FAN_DENSE && c->value.array->ndim == 0) {
+    if (d == fan_cpu() && !s->spec->device && c->value.form == FAN_FORM_DENSE && c->value.array->ndim == 0) {
         fan_slot_lock(b, slot);
         d = s->p->device ? s->p->device : d;
         fan_device_hold(d);
@@ -994,7 +997,7 @@ static fan_status across_captures(fan_buffer *b, size_t slot, const fan_contribu
         !current->device->backend->spare)
         return FAN_OK;
     fan_slot_lock(b, slot);
-    bool empty = !b->slots[slot].p->A;
+    bool empty = !b->slots[slot].p->accum;
     fan_slot_unlock(b, slot);
     FAN_TRY(fan_stream_capture(P, &id, err));
     if (!empty || !id)
@@ -1010,7 +1013,7 @@ fan_status fan_slot_check(fan_buffer *b, size_t slot, fan_error *err)
 {
     FAN_TRY(fan_buffer_here(b, err));
     if (slot >= b->nslots)
-        return fan_fail(err, FAN_INDEX, "%s: no slot %zu; it has %zu (S1)", b->name, slot, b->nslots);
+        return fan_fail(err, FAN_ERR_INDEX, "%s: no slot %zu; it has %zu (S1)", b->name, slot, b->nslots);
     return FAN_OK;
 }
 
@@ -1022,7 +1025,7 @@ fan_status fan_slot_enter(fan_buffer *b, size_t slot, const char *what, fan_erro
             return reentered(b, slot, what, err);
         FAN_TRY(wait_for_change(b, slot, err));
     }
-    FAN_TRY(fan_slot_thicken(b, slot, err));
+    FAN_TRY(fan_slot_materialize(b, slot, err));
     return fan_slot_poisoned(b, slot, err);
 }
 
@@ -1032,9 +1035,9 @@ typedef struct adding {
     fan_contribution *c;
     fan_arrival a;
     given with;
-    fan_stream *A, *C, *P; /* held */
-    fan_item *it;          /* ours until it is reserved; then the slot's, and known here until it is parked */
-    fan_value old;         /* what a conversion replaced */
+    fan_stream *accum, *consumer, *producer; /* held */
+    fan_item *it;  /* ours until it is reserved; then the slot's, and known here until it is parked */
+    fan_value old; /* what a conversion replaced */
     uint64_t bytes;
     bool reserved;   /* it counts in its slot */
     bool follows;    /* another of the same call is on its way into the slot: a take waits for that one, and so for this
@@ -1052,7 +1055,7 @@ static fan_status adding_reserve(fan_buffer *b, adding *x, fan_error *err)
     fan_contribution *c = x->c;
     fan_slot *s = &b->slots[slot];
     FAN_TRY(fan_slot_still(b, slot, &c->value, c->key, err));
-    if (c->value.form == FAN_SPARSE && c->value.device == fan_cpu()) {
+    if (c->value.form == FAN_FORM_SPARSE && c->value.device == fan_cpu()) {
         fan_interrupt interrupt;
         fan_interrupt_begin(&interrupt, b->frontend->poll, err);
         FAN_TRY(fan_interrupt_end(&interrupt, fan_sparse_check(c->value.sparse, err)));
@@ -1062,7 +1065,7 @@ static fan_status adding_reserve(fan_buffer *b, adding *x, fan_error *err)
     FAN_TRY(across_captures(b, slot, c, &x->with, err));
     x->it = fan_calloc(sizeof *x->it);
     if (!x->it)
-        return fan_fail(err, FAN_NOMEM, "%s: slot %zu: out of memory", b->name, slot);
+        return fan_fail(err, FAN_ERR_NOMEM, "%s: slot %zu: out of memory", b->name, slot);
     fan_slot_lock(b, slot);
     FAN_GO(x->follows ? fan_slot_poisoned(b, slot, err) : fan_slot_enter(b, slot, "add", err));
     FAN_GO(fan_arrive_check(b, slot, c, x->with.current, x->with.consumer, &x->a, err));
@@ -1071,17 +1074,17 @@ static fan_status adding_reserve(fan_buffer *b, adding *x, fan_error *err)
     x->before = *s->p;
     FAN_GO(reserve(b, slot, c, &x->a, &x->with, x->it, err));
     x->reserved = true;
-    if (b->leaf && x->a.sync.how != '-' && x->a.P != s->p->C) {
+    if (b->leaf && x->a.sync.how != '-' && x->a.producer != s->p->consumer) {
         x->mismatch = true;
-        x->P = fan_stream_hold(x->a.P);
+        x->producer = fan_stream_hold(x->a.producer);
     }
-    if (c->value.form == FAN_UNDEFINED && c->key < 0) {
+    if (c->value.form == FAN_FORM_UNDEFINED && c->key < 0) {
         fan_free(x->it);
         x->it = NULL;
         changed(b, slot);
-    } else if (c->value.form != FAN_UNDEFINED) {
-        x->A = fan_stream_hold(s->p->A);
-        x->C = fan_stream_hold(s->p->C);
+    } else if (c->value.form != FAN_FORM_UNDEFINED) {
+        x->accum = fan_stream_hold(s->p->accum);
+        x->consumer = fan_stream_hold(s->p->consumer);
     }
 done:
     fan_slot_unlock(b, slot);
@@ -1092,15 +1095,15 @@ done:
 static fan_status adding_carry_out(fan_buffer *b, adding *x, fan_error *err)
 {
     fan_item *it = x->it;
-    if (x->c->value.form == FAN_UNDEFINED)
+    if (x->c->value.form == FAN_FORM_UNDEFINED)
         return FAN_OK;
     FAN_TRY(fan_slot_still(b, x->slot, &x->c->value, x->c->key, err)); /* it may have waited for the slot */
     if (fan_trace_on())
         trace_add(b, x->slot, x->c, &x->a, fan_value_bytes(&x->c->value));
-    FAN_TRY(fan_arrive_carry_out(b, x->slot, x->c, &x->a, it, x->A, x->C, &x->old, err));
+    FAN_TRY(fan_arrive_carry_out(b, x->slot, x->c, &x->a, it, x->accum, x->consumer, &x->old, err));
     x->bytes = fan_value_bytes(&it->value);
     x->bytes = x->bytes ? x->bytes : 1; /* so that what has no bytes of ours passes a budget of 0, too */
-    if (fan_get_debug() && it->value.form == FAN_DENSE && it->value.device == fan_cpu() && !it->ours) {
+    if (fan_get_debug() && it->value.form == FAN_FORM_DENSE && it->value.device == fan_cpu() && !it->ours) {
         fan_interrupt interrupt;
         fan_interrupt_begin(&interrupt, b->frontend->poll, err);
         it->hash = fan_array_hash(it->value.array);
@@ -1126,10 +1129,10 @@ static void forget_one(fan_pass *p, const fan_pass *before)
         p->device = NULL;
     }
     if (!before->how) {
-        fan_stream_drop(p->C);
-        fan_stream_drop(p->A);
+        fan_stream_drop(p->consumer);
+        fan_stream_drop(p->accum);
         fan_stream_drop(p->joins);
-        p->C = p->A = p->joins = NULL;
+        p->consumer = p->accum = p->joins = NULL;
         p->how = 0;
     }
     p->rules = before->rules;
@@ -1147,13 +1150,13 @@ static void adding_undo(fan_buffer *b, adding *x, fan_pass **gone)
     *gone = take_back(b, x->slot, it, &x->before);
     if (!*gone)
         forget_one(b->slots[x->slot].p, &x->before);
-    if (it && it->value.form != FAN_UNDEFINED) {
-        if (x->old.form == FAN_UNDEFINED) {
+    if (it && it->value.form != FAN_FORM_UNDEFINED) {
+        if (x->old.form == FAN_FORM_UNDEFINED) {
             x->c->value = it->value;
-            it->value = (fan_value){.dtype = FAN_NO_DTYPE};
+            it->value = (fan_value){.dtype = FAN_DT_NONE};
         } else {
             x->c->value = x->old;
-            x->old = (fan_value){.dtype = FAN_NO_DTYPE};
+            x->old = (fan_value){.dtype = FAN_DT_NONE};
         }
     }
     x->reserved = false;
@@ -1184,12 +1187,13 @@ static void adding_park(fan_buffer *b, adding *x)
         return;
     x->parked = true;
     b->slots[x->slot].p->arriving--;
-    x->c->value = (fan_value){.dtype = FAN_NO_DTYPE};
+    x->c->value = (fan_value){.dtype = FAN_DT_NONE};
     it->bytes = x->bytes;
     it->parked = true;
     if (fan_watched())
         fan_buffer_weigh(b, x->bytes);
-    it->alone = b->budget == FAN_BUDGET_AUTO && it->value.form == FAN_DENSE && !x->A && (it->ours || x->c->alone);
+    it->alone =
+        b->budget == FAN_BUDGET_AUTO && it->value.form == FAN_FORM_DENSE && !x->accum && (it->ours || x->c->alone);
     if (it->alone)
         atomic_fetch_add_explicit(&b->alone, it->bytes, memory_order_relaxed);
     raise_to(&b->n.peak_parked_bytes, atomic_fetch_add_explicit(&b->parked, x->bytes, memory_order_relaxed) + x->bytes);
@@ -1215,9 +1219,9 @@ static fan_status adding_fold(fan_buffer *b, adding *x, fan_pass **gone, fan_err
     fan_event *late = FAN_FAULT(RECORD_AFTER_FOLD) && it->event ? fan_event_hold(it->event) : NULL;
     fan_status status = fold_while_due(b, x->slot, err);
     if (late)
-        (void)fan_event_rerecord(late, x->a.P, err);
+        (void)fan_event_rerecord(late, x->a.producer, err);
     fan_event_drop(late);
-    if (status == FAN_NOMEM || status == FAN_DEVICE_NOMEM)
+    if (status == FAN_ERR_NOMEM || status == FAN_ERR_DEVICE_NOMEM)
         return FAN_OK; /* it is parked; the sum is tried again later */
     if (status == FAN_OK || is_poisonous(status))
         return status;
@@ -1238,16 +1242,16 @@ static void adding_end(fan_buffer *b, adding *x)
         FAN_COUNT(b, adds, 1);
     if (x->reserved && b->known) {
         fan_slot_lock(b, x->slot);
-        fan_known last = fan_known_forget(b, x->slot);
+        fan_sum_stats last = fan_sum_stats_forget(b, x->slot);
         fan_slot_unlock(b, x->slot);
-        fan_known_drop(&last);
+        fan_sum_stats_drop(&last);
     }
     if (!x->reserved)
         item_free(b, x->it);
     fan_value_drop(b->frontend, &x->old);
-    fan_stream_drop(x->A);
-    fan_stream_drop(x->C);
-    fan_stream_drop(x->P);
+    fan_stream_drop(x->accum);
+    fan_stream_drop(x->consumer);
+    fan_stream_drop(x->producer);
     fan_stream_drop(x->with.current);
     fan_stream_drop(x->with.consumer);
 }
@@ -1260,14 +1264,14 @@ static fan_status adding_warn(fan_buffer *b, const adding *x, size_t n, fan_erro
             continue;
         FAN_COUNT(b, mismatches, 1);
         if (atomic_load(&warn_on) && !atomic_exchange(&warned, true) && b->frontend->mismatch)
-            FAN_TRY(b->frontend->mismatch(b->name, x[i].slot, x[i].P, x[i].C, err));
+            FAN_TRY(b->frontend->mismatch(b->name, x[i].slot, x[i].producer, x[i].consumer, err));
     }
     return FAN_OK;
 }
 
 fan_status fan_buffer_add(fan_buffer *b, size_t slot, fan_contribution *c, fan_error *err)
 {
-    adding x = {.slot = slot, .c = c, .old = {.dtype = FAN_NO_DTYPE}};
+    adding x = {.slot = slot, .c = c, .old = {.dtype = FAN_DT_NONE}};
     fan_pass *gone = NULL;
     FAN_TRY(fan_slot_check(b, slot, err));
     fan_status status = adding_reserve(b, &x, err);
@@ -1277,7 +1281,7 @@ fan_status fan_buffer_add(fan_buffer *b, size_t slot, fan_contribution *c, fan_e
             adding_fail(b, &x, status, err);
     }
     if (status == FAN_OK && x.it) {
-        bool defined = c->value.form != FAN_UNDEFINED;
+        bool defined = c->value.form != FAN_FORM_UNDEFINED;
         fan_slot_lock(b, slot);
         adding_park(b, &x);
         status = defined ? adding_fold(b, &x, &gone, err) : FAN_OK;
@@ -1346,7 +1350,7 @@ static fan_status trial_make(fan_buffer *b, trial *one, size_t m, fan_error *err
         fan_slot_poison(&b->slots[one->slot], status, err);
         fan_slot_unlock(b, one->slot);
     }
-    return status == FAN_NOMEM || status == FAN_DEVICE_NOMEM ? FAN_OK : status;
+    return status == FAN_ERR_NOMEM || status == FAN_ERR_DEVICE_NOMEM ? FAN_OK : status;
 }
 
 /* Tries the sums that x[0 .. n), which are in the order of their slots, make due. */
@@ -1358,7 +1362,7 @@ static fan_status trials_make(fan_buffer *b, adding *x, size_t n, trials *t, fan
         rest += x[i].bytes;
     t->all = fan_calloc((n ? n : 1) * sizeof *t->all);
     if (!t->all)
-        return fan_fail(err, FAN_NOMEM, "%s: out of memory", b->name);
+        return fan_fail(err, FAN_ERR_NOMEM, "%s: out of memory", b->name);
     for (size_t i = 0, end; i < n && status == FAN_OK; i = end) {
         uint64_t own = 0;
         for (end = i; end < n && x[end].slot == x[i].slot; end++)
@@ -1423,9 +1427,9 @@ fan_status fan_buffer_add_many(fan_buffer *b, fan_contribution *c, const size_t 
         FAN_TRY(fan_slot_check(b, slots[i], err));
     adding *x = fan_calloc((n ? n : 1) * sizeof *x);
     if (!x)
-        return fan_fail(err, FAN_NOMEM, "%s: out of memory", b->name);
+        return fan_fail(err, FAN_ERR_NOMEM, "%s: out of memory", b->name);
     for (size_t i = 0; i < n; i++)
-        x[i] = (adding){.slot = slots[order[i]], .c = &c[order[i]], .old = {.dtype = FAN_NO_DTYPE}};
+        x[i] = (adding){.slot = slots[order[i]], .c = &c[order[i]], .old = {.dtype = FAN_DT_NONE}};
     for (; k < n && status == FAN_OK; k++) {
         const adding *last = k ? &x[k - 1] : NULL;
         x[k].follows = last && last->slot == x[k].slot && (last->follows || last->it);
@@ -1451,11 +1455,11 @@ fan_status fan_buffer_add_many(fan_buffer *b, fan_contribution *c, const size_t 
     }
     bool streams = false;
     for (size_t i = 0; i < n; i++)
-        streams |= x[i].A != NULL;
+        streams |= x[i].accum != NULL;
     FAN_GO(committed);
     if (streams && n > 1)
         status = fan_many_fold(b, slots, order, n, err);
-    if (status == FAN_OK || status == FAN_NOMEM || status == FAN_DEVICE_NOMEM)
+    if (status == FAN_OK || status == FAN_ERR_NOMEM || status == FAN_ERR_DEVICE_NOMEM)
         status = batch_fold(b, x, n, err); /* one by one they need less memory */
     if (status == FAN_OK)
         status = adding_warn(b, x, n, err);
@@ -1468,18 +1472,18 @@ done:
 
 /* --- asking --------------------------------------------------------------------------------------------------- */
 
-static int64_t count_of(const fan_slot *s) { return s->p->count + fan_plain_count(s->plain); }
+static int64_t count_of(const fan_slot *s) { return s->p->count + fan_fast_count(s->plain); }
 
 fan_status fan_buffer_expect(fan_buffer *b, size_t slot, int64_t n, fan_error *err)
 {
     FAN_TRY(fan_slot_check(b, slot, err));
     if (n < 0)
-        return fan_fail(err, FAN_VALUE, FAN_SLOT_SAID ": expect takes a count >= 0, got %" PRId64,
+        return fan_fail(err, FAN_ERR_VALUE, FAN_SLOT_SAID ": expect takes a count >= 0, got %" PRId64,
                         FAN_SLOT_WHO(b, slot), n);
     fan_slot_lock(b, slot);
     fan_status status = FAN_OK;
     if (count_of(&b->slots[slot]) > n)
-        status = fan_fail(err, FAN_VALUE,
+        status = fan_fail(err, FAN_ERR_VALUE,
                           FAN_SLOT_SAID ": expects %" PRId64 " contribution%s but has %" PRId64 " already (A16)",
                           FAN_SLOT_WHO(b, slot), n, FAN_PLURAL(n), count_of(&b->slots[slot]));
     else
@@ -1495,8 +1499,8 @@ fan_status fan_buffer_ready(fan_buffer *b, size_t slot, bool *ready, fan_error *
     const fan_slot *s = &b->slots[slot];
     fan_status status = fan_slot_poisoned(b, slot, err);
     if (status == FAN_OK && s->expected < 0)
-        status =
-            fan_fail(err, FAN_VALUE, FAN_SLOT_SAID ": ready() needs expect(%zu, n) first", FAN_SLOT_WHO(b, slot), slot);
+        status = fan_fail(err, FAN_ERR_VALUE, FAN_SLOT_SAID ": ready() needs expect(%zu, n) first",
+                          FAN_SLOT_WHO(b, slot), slot);
     *ready = status == FAN_OK && count_of(s) == s->expected && (s->p->arriving == 0 || FAN_FAULT(READY_TOO_SOON));
     fan_slot_unlock(b, slot);
     return status;
@@ -1521,7 +1525,7 @@ fan_status fan_buffer_clear(fan_buffer *b, fan_error *err)
         fan_status status = fan_slot_claim(b, i, true, "clear", err);
         fan_slot_unlock(b, i);
         FAN_TRY(status);
-        fan_plain_drop(b, i);
+        fan_fast_drop(b, i);
         fan_slot_lock(b, i);
         gone = fan_pass_cut(&b->slots[i]);
         fan_slot_let_go(b, i);
@@ -1547,26 +1551,26 @@ static fan_status slot_declare(fan_buffer *b, size_t i, const fan_slot_spec *spe
     fan_slot *s = &b->slots[i];
     fan_spec *own = fan_calloc(sizeof *own);
     if (!own)
-        return fan_fail(err, FAN_NOMEM, "out of memory");
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
     s->spec = own;
-    own->accumulate = spec->accumulate != FAN_NO_DTYPE ? spec->accumulate : accumulate;
-    own->exact = spec->exact || (spec->accumulate == FAN_NO_DTYPE && b->undeclared.exact);
-    own->accumulate = own->exact ? FAN_NO_DTYPE : own->accumulate;
+    own->accumulate = spec->accumulate != FAN_DT_NONE ? spec->accumulate : accumulate;
+    own->exact = spec->exact || (spec->accumulate == FAN_DT_NONE && b->undeclared.exact);
+    own->accumulate = own->exact ? FAN_DT_NONE : own->accumulate;
     own->dtype = spec->dtype;
-    if (spec->dtype != FAN_NO_DTYPE && fan_accum_dtype(spec->dtype, own->accumulate) == FAN_NO_DTYPE)
-        return fan_fail(err, FAN_VALUE, FAN_SLOT_SAID ": accumulate=%s cannot hold a sum of dtype %s (A11)",
+    if (spec->dtype != FAN_DT_NONE && fan_accum_dtype(spec->dtype, own->accumulate) == FAN_DT_NONE)
+        return fan_fail(err, FAN_ERR_VALUE, FAN_SLOT_SAID ": accumulate=%s cannot hold a sum of dtype %s (A11)",
                         FAN_SLOT_WHO(b, i), fan_dtype_name(own->accumulate), fan_dtype_name(spec->dtype));
     if (spec->has_shape) {
         own->shape = fan_alloc((size_t)spec->ndim * sizeof *own->shape);
         if (!own->shape)
-            return fan_fail(err, FAN_NOMEM, "out of memory");
+            return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
         if (spec->ndim)
             memcpy(own->shape, spec->shape, (size_t)spec->ndim * sizeof *own->shape);
         own->ndim = spec->ndim;
         own->has_shape = true;
     }
     if (spec->name && !(own->name = copy_text(spec->name)))
-        return fan_fail(err, FAN_NOMEM, "out of memory");
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
     own->device = spec->device ? fan_device_hold(spec->device) : NULL;
     own->combine = spec->combine;
     if (own->combine)
@@ -1580,17 +1584,17 @@ typedef struct fan_small {
     fan_mutex locks[FAN_INLINE_SLOTS];
     fan_cond changed[FAN_INLINE_SLOTS];
     fan_slot slots[FAN_INLINE_SLOTS];
-    fan_plains plains[FAN_INLINE_SLOTS];
+    fan_fast_list plains[FAN_INLINE_SLOTS];
 } fan_small;
 
 static fan_status locks_make(fan_mutex *locks, fan_cond *changed, size_t n, size_t *made, fan_error *err)
 {
     for (*made = 0; *made < n; ++*made) {
         if (fan_mutex_init(&locks[*made]) != 0)
-            return fan_fail(err, FAN_STATE, "a lock could not be made");
+            return fan_fail(err, FAN_ERR_STATE, "a lock could not be made");
         if (fan_cond_init(&changed[*made]) != 0) {
             fan_mutex_fini(&locks[*made]);
-            return fan_fail(err, FAN_STATE, "a condition could not be made");
+            return fan_fail(err, FAN_ERR_STATE, "a condition could not be made");
         }
     }
     return FAN_OK;
@@ -1609,7 +1613,7 @@ static fan_status small_new(size_t nslots, fan_buffer **out, fan_error *err)
     size_t made;
     fan_small *s = fan_alloc(sizeof *s);
     if (!s)
-        return fan_fail(err, FAN_NOMEM, "out of memory");
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
     fan_status status = locks_make(s->locks, s->changed, nslots ? nslots : 1, &made, err);
     if (status != FAN_OK) {
         locks_end(s->locks, s->changed, made);
@@ -1624,7 +1628,7 @@ static fan_status small_new(size_t nslots, fan_buffer **out, fan_error *err)
     s->b.slots = s->slots;
     for (size_t i = 0; i < nslots; i++) {
         s->slots[i].plain = &s->plains[i];
-        fan_plains_init(&s->plains[i]);
+        fan_fast_list_init(&s->plains[i]);
     }
     *out = &s->b;
     return FAN_OK;
@@ -1635,13 +1639,13 @@ static fan_status large_new(size_t nslots, fan_buffer **out, fan_error *err)
     fan_status status;
     fan_buffer *b = fan_calloc(sizeof *b);
     if (!b)
-        return fan_fail(err, FAN_NOMEM, "out of memory");
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
     *out = b;
     b->slots = fan_calloc(nslots * sizeof *b->slots);
     b->locks = fan_calloc(FAN_LOCKS * sizeof *b->locks);
     b->changed = fan_calloc(FAN_LOCKS * sizeof *b->changed);
     if (!b->slots || !b->locks || !b->changed)
-        return fan_fail(err, FAN_NOMEM, "out of memory");
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
     status = locks_make(b->locks, b->changed, nslots < FAN_LOCKS ? nslots : FAN_LOCKS, &b->nlocks, err);
     return status;
 }
@@ -1684,7 +1688,7 @@ fan_status fan_buffer_new(const fan_buffer_config *config, fan_buffer **out, fan
     b->adopted = b->process = fan_process();
     b->name = (char *)unnamed;
     set_budget(b, config->budget);
-    b->undeclared.dtype = FAN_NO_DTYPE;
+    b->undeclared.dtype = FAN_DT_NONE;
     b->undeclared.accumulate = config->accumulate;
     b->undeclared.exact = config->exact;
     if (status != FAN_OK)
@@ -1694,7 +1698,7 @@ fan_status fan_buffer_new(const fan_buffer_config *config, fan_buffer **out, fan
     b->leaf = config->leaf;
     b->create_graph = config->create_graph;
     if (config->stats && !(b->known = fan_calloc((config->slots ? config->slots : 1) * sizeof *b->known))) {
-        status = fan_fail(err, FAN_NOMEM, "out of memory");
+        status = fan_fail(err, FAN_ERR_NOMEM, "out of memory");
         goto done;
     }
     b->nslots = config->slots;
@@ -1710,7 +1714,7 @@ fan_status fan_buffer_new(const fan_buffer_config *config, fan_buffer **out, fan
     if (config->name) {
         char *name = copy_text(config->name);
         if (!name) {
-            status = fan_fail(err, FAN_NOMEM, "out of memory");
+            status = fan_fail(err, FAN_ERR_NOMEM, "out of memory");
             goto done;
         }
         b->name = name;
@@ -1743,8 +1747,8 @@ void fan_buffer_free(fan_buffer *b)
     for (size_t i = 0; i < b->nslots; i++) {
         fan_slot *s = &b->slots[i];
         fan_pass_free(b, s->p);
-        fan_plain_drop(b, i);
-        fan_plains_fini(s, b->small);
+        fan_fast_drop(b, i);
+        fan_fast_list_fini(s, b->small);
         if (s->spec == &b->undeclared)
             continue;
         fan_free(s->spec->shape);
@@ -1756,7 +1760,7 @@ void fan_buffer_free(fan_buffer *b)
     }
     assert_nothing_parked(b);
     for (size_t i = 0; b->known && i < b->nslots; i++)
-        fan_known_drop(&b->known[i]);
+        fan_sum_stats_drop(&b->known[i]);
     fan_free(b->known);
     fan_stream_drop(b->stream);
     if (b->name != unnamed)
@@ -1773,7 +1777,7 @@ void fan_buffer_free(fan_buffer *b)
 bool fan_buffer_empty_for_reuse(fan_buffer *b)
 {
     if (!b->small || b->known || b->stream || b->leaf || b->create_graph || b->name != unnamed ||
-        b->undeclared.accumulate != FAN_NO_DTYPE || b->undeclared.exact)
+        b->undeclared.accumulate != FAN_DT_NONE || b->undeclared.exact)
         return false;
     fan_buffer_adopt(b);
     if (b->process == FAN_LEFT)
@@ -1784,7 +1788,7 @@ bool fan_buffer_empty_for_reuse(fan_buffer *b)
             return false;
         fan_pass *gone = fan_pass_cut(s);
         fan_pass_free(b, gone);
-        fan_plain_drop(b, i);
+        fan_fast_drop(b, i);
         s->expected = -1;
     }
     return true;
@@ -1845,7 +1849,7 @@ void fan_buffer_abandon(fan_buffer *b)
             gone = fan_pass_cut(&b->slots[i]);
         fan_slot_unlock(b, i);
         if (idle)
-            fan_plain_drop(b, i);
+            fan_fast_drop(b, i);
         fan_pass_free(b, gone);
         if (combine)
             b->frontend->drop(combine);
@@ -1871,7 +1875,7 @@ fan_status fan_buffer_look(fan_buffer *b, size_t slot, fan_slot_view *out, fan_i
     if (status == FAN_OK) {
         fan_dtype d = fan_fold_dtype(&g.fold);
         out->dtype = d;
-        out->accumulate = d == FAN_NO_DTYPE ? d : fan_accum_dtype(d, s->spec->accumulate);
+        out->accumulate = d == FAN_DT_NONE ? d : fan_accum_dtype(d, s->spec->accumulate);
         out->next = fan_fold_plan(&g.fold);
         out->reuse = fan_fold_reuse(&g.fold);
         fan_gathered_fini(&g);
@@ -1879,11 +1883,11 @@ fan_status fan_buffer_look(fan_buffer *b, size_t slot, fan_slot_view *out, fan_i
     fan_slot_lock(b, slot);
     out->how = s->p->how;
     out->rules = s->p->rules;
-    out->C = s->p->C ? s->p->C->handle : 0;
-    out->A = s->p->A ? s->p->A->handle : 0;
-    out->R = s->p->R ? s->p->R->handle : 0;
-    out->event = s->p->E != NULL;
-    out->has_value = s->p->value.form != FAN_UNDEFINED;
+    out->consumer = s->p->consumer ? s->p->consumer->handle : 0;
+    out->accum = s->p->accum ? s->p->accum->handle : 0;
+    out->ready = s->p->ready ? s->p->ready->handle : 0;
+    out->event = s->p->ready_event != NULL;
+    out->has_value = s->p->value.form != FAN_FORM_UNDEFINED;
     out->value_ours = s->p->value_ours;
     out->value_form = s->p->value.form;
     out->poisoned = s->p->poison ? s->p->poison->text : NULL;
@@ -1901,7 +1905,7 @@ fan_status fan_buffer_look(fan_buffer *b, size_t slot, fan_slot_view *out, fan_i
         items[i] = (fan_item_view){.key = it->key,
                                    .form = it->value.form,
                                    .dtype = it->value.dtype,
-                                   .P = it->P ? it->P->handle : 0,
+                                   .producer = it->producer ? it->producer->handle : 0,
                                    .event = it->event != NULL,
                                    .donated = it->donated,
                                    .ready = it->parked};
@@ -1917,10 +1921,10 @@ void fan_buffer_sketch(fan_buffer *b, fan_sketch *out)
     for (size_t i = 0; i < b->nslots; i++) {
         fan_slot_lock(b, i);
         const fan_slot *s = &b->slots[i];
-        const fan_plains *plain = s->plain;
+        const fan_fast_list *plain = s->plain;
         bool begun = plain && plain->n && plain->summed; /* the first of the list is the sum then */
         out->parked += s->p->nitems + (plain ? plain->n - begun : 0);
-        out->sums += s->p->value.form != FAN_UNDEFINED || s->p->exact || begun;
+        out->sums += s->p->value.form != FAN_FORM_UNDEFINED || s->p->exact || begun;
         out->poisoned += s->p->poison != NULL;
         fan_slot_unlock(b, i);
     }
@@ -1945,7 +1949,7 @@ fan_status fan_pass_end(fan_stream *caller, fan_stream *const *streams, size_t n
         FAN_TRY(fan_event_record(streams[i], &e, err));
         fan_status status = fan_stream_wait(on, e, NULL, err);
         fan_event_drop(e);
-        if (status == FAN_CAPTURE)
+        if (status == FAN_ERR_CAPTURE)
             status = fan_plan_refused("the end of the pass", err);
         FAN_TRY(status);
     }

@@ -21,9 +21,9 @@ typedef struct fan_slot_spec {
     bool has_shape;
     int ndim;
     const int64_t *shape; /* copied */
-    fan_dtype dtype;      /* FAN_NO_DTYPE: undeclared */
+    fan_dtype dtype;      /* FAN_DT_NONE: undeclared */
     fan_device *device;   /* NULL: undeclared; held */
-    fan_dtype accumulate; /* FAN_NO_DTYPE: A11's own choice */
+    fan_dtype accumulate; /* FAN_DT_NONE: A11's own choice */
     bool exact;           /* A11: the exact sum, rounded once; where `accumulate` is none */
     void *combine;        /* the frontend's; held */
     const char *name;     /* copied; NULL: none */
@@ -110,18 +110,18 @@ fan_status fan_buffer_add(fan_buffer *b, size_t slot, fan_contribution *c, fan_e
 fan_status fan_buffer_add_many(fan_buffer *b, fan_contribution *c, const size_t *slots, const size_t *order, size_t n,
                                fan_error *err);
 /* A plain gradient. */
-typedef struct fan_plain {
+typedef struct fan_fast {
     void *object;     /* the frontend's; held; NULL: undefined (S2) */
-    char *data;       /* of its first element; or its value (fan_plain_kind.inside) */
+    char *data;       /* of its first element; or its value (fan_fast_kind.inside) */
     int64_t key : 62; /* -1: none */
     uint64_t donated : 1;
     uint64_t ours : 1; /* a copy that was made for the buffer */
-} fan_plain;
+} fan_fast;
 #define FAN_PLAIN_KEY_MAX (INT64_MAX >> 2)
 
-static inline fan_plain fan_plain_one(void *object, char *data, int64_t key, bool donated, bool ours)
+static inline fan_fast fan_fast_one(void *object, char *data, int64_t key, bool donated, bool ours)
 {
-    fan_plain one = {.object = object, .data = data, .donated = donated, .ours = ours};
+    fan_fast one = {.object = object, .data = data, .donated = donated, .ours = ours};
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wconversion"
     one.key = key; /* at most FAN_PLAIN_KEY_MAX */
@@ -132,7 +132,7 @@ static inline fan_plain fan_plain_one(void *object, char *data, int64_t key, boo
 /* fan_buffer_add_plain: the fast path of plain.h, for a frontend whose interpreter lets one thread at a time in. True:
  * the gradient is parked and the caller's hold of its object is the buffer's now; *due says that fan_buffer_over is to
  * be asked. False: nothing happened, and fan_buffer_add knows what to do or to say. kind: NULL of an undefined one. */
-bool fan_buffer_add_plain(fan_buffer *b, size_t slot, const fan_plain_kind *kind, const fan_plain *one, bool *due);
+bool fan_buffer_add_plain(fan_buffer *b, size_t slot, const fan_fast_kind *kind, const fan_fast *one, bool *due);
 /* fan_buffer_over: whether the budget is passed, after `object`, which is still the caller's, too, was parked in `slot`
  * by the fast path; `alone` as in fan_contribution. Then what is parked is to be folded: by fan_buffer_merge_begin, or
  * by fan_buffer_fold_due. */
@@ -149,8 +149,8 @@ typedef struct fan_at_once {
     int64_t key;
     fan_dtype dtype;
 } fan_at_once;
-bool fan_buffer_adds_at_once(const fan_buffer *b, size_t slot, const fan_plain_kind *kind, const char *data,
-                             int64_t key, bool alone, fan_at_once *out);
+bool fan_buffer_adds_at_once(const fan_buffer *b, size_t slot, const fan_fast_kind *kind, const char *data, int64_t key,
+                             bool alone, fan_at_once *out);
 void fan_buffer_add_at_once(fan_buffer *b, const fan_at_once *one);
 
 /* fan_buffer_plain_meanwhile: while a sum of a take ran without the interpreter, other scheduled threads may have
@@ -161,11 +161,11 @@ void fan_buffer_plain_meanwhile(fan_buffer *b);
 void fan_buffer_unadd_plain(fan_buffer *b, size_t slot, void *object, int64_t key);
 /* fan_buffer_plain_peaks: what was parked at most, in this buffer and in all; fan_buffer_plain_peaks_back: after all
  * that came since was taken back. */
-typedef struct fan_plain_peaks {
+typedef struct fan_fast_peaks {
     uint64_t buffer, process;
-} fan_plain_peaks;
-fan_plain_peaks fan_buffer_plain_peaks(const fan_buffer *b);
-void fan_buffer_plain_peaks_back(fan_buffer *b, const fan_plain_peaks *were);
+} fan_fast_peaks;
+fan_fast_peaks fan_buffer_plain_peaks(const fan_buffer *b);
+void fan_buffer_plain_peaks_back(fan_buffer *b, const fan_fast_peaks *were);
 
 /* What a producer adds into by itself: the running sum, where it may, or scratch. */
 typedef struct fan_target {
@@ -173,7 +173,7 @@ typedef struct fan_target {
     int64_t key;
     fan_array *array;        /* held; in the accumulation dtype */
     fan_device *device;      /* held */
-    fan_stream *P;           /* held; NULL without streams */
+    fan_stream *producer;    /* held; NULL without streams */
     bool direct;             /* it is the running sum, and the slot is busy until the end */
     uint64_t thread;         /* who began it */
     struct fan_target *next; /* of those of the slot that have begun: *t stays where it is until its end */
@@ -205,17 +205,17 @@ typedef struct fan_take {
 /* What a slot of plain gradients holds, for whoever makes its sum. */
 #define FAN_PLAIN_BYTES 65536 /* larger arrays are summed without the interpreter */
 #define FAN_PLAIN_MOST 64     /* terms of one pass */
-/* fan_plain_fits: whether a sum of n arrays of `bytes` each, of which `acc` is the accumulation dtype, is one for the
+/* fan_fast_fits: whether a sum of n arrays of `bytes` each, of which `acc` is the accumulation dtype, is one for the
  * fast path. Larger ones have more to gain from the long one: several threads, recycled memory, a few sources at a
  * time. */
-bool fan_plain_fits(fan_dtype dtype, fan_dtype acc, uint64_t bytes, size_t n);
+bool fan_fast_fits(fan_dtype dtype, fan_dtype acc, uint64_t bytes, size_t n);
 
-typedef struct fan_plain_sum {
-    const fan_plain_kind *kind;
-    const fan_plain *terms; /* n of them, in the order of the fold; none is undefined */
+typedef struct fan_fast_sum {
+    const fan_fast_kind *kind;
+    const fan_fast *terms; /* n of them, in the order of the fold; none is undefined */
     size_t n;
     bool ours; /* the first is a sum that was made here, and nobody else has seen it */
-} fan_plain_sum;
+} fan_fast_sum;
 /* fan_buffer_plain_soon: what an add to, or a take of, `slot` will look at is fetched ahead of time; slots from nslots
  * on are none. */
 void fan_buffer_plain_soon(const fan_buffer *b, size_t slot);
@@ -228,19 +228,19 @@ void fan_buffer_plain_soon(const fan_buffer *b, size_t slot);
  * dropped last. */
 typedef struct fan_merge {
     size_t slot;
-    fan_plain_sum sum;
-    fan_plain few[4], *dropped; /* room for the terms */
+    fan_fast_sum sum;
+    fan_fast few[4], *dropped; /* room for the terms */
 } fan_merge;
 bool fan_buffer_merge_begin(fan_buffer *b, size_t slot, fan_merge *m);
 void fan_buffer_merge_sum(const fan_merge *m, char *out);
 void fan_buffer_merge_end(fan_buffer *b, fan_merge *m, void *object, char *data);
 
 /* Where the sum of a slot is to be written. */
-typedef struct fan_plain_out {
+typedef struct fan_fast_out {
     char *data;
     uint64_t bytes;
     size_t slot;
-} fan_plain_out;
+} fan_fast_out;
 
 /* Slots [first, end) of a take. */
 typedef struct fan_span {
@@ -250,15 +250,15 @@ typedef struct fan_span {
 /* fan_buffer_take_plain: if every slot of the span is empty or holds a few plain gradients, whose sums can be finished
  * so, all are claimed for a take, and true. Then fan_buffer_plain_at of each slot, and fan_buffer_plain_done, once. */
 bool fan_buffer_take_plain(fan_buffer *b, fan_span span, const fan_take *how);
-fan_plain_sum fan_buffer_plain_at(fan_buffer *b, size_t slot);
+fan_fast_sum fan_buffer_plain_at(fan_buffer *b, size_t slot);
 /* fan_buffer_plain_apart: whether sums may be written to n outs, gap-free and of their slots' kinds, in any order: none
  * meets another, nor what is still read, but for a term of its own slot that is all of it. Sorts them by address. */
-bool fan_buffer_plain_apart(fan_buffer *b, fan_span span, fan_plain_out *outs, size_t n);
+bool fan_buffer_plain_apart(fan_buffer *b, fan_span span, fan_fast_out *outs, size_t n);
 /* fan_buffer_plain_may_keep: whether a reusable first term of a slot's sum may become the sum (A6): it is in the
  * accumulation dtype, and, where other slots are taken with it, no key is missing. */
 bool fan_buffer_plain_may_keep(const fan_buffer *b, size_t slot, bool alone);
-/* fan_plain_at: where a term's elements are. */
-static inline const char *fan_plain_at(const fan_plain_kind *kind, const fan_plain *one)
+/* fan_fast_at: where a term's elements are. */
+static inline const char *fan_fast_at(const fan_fast_kind *kind, const fan_fast *one)
 {
     return kind->inside ? (const char *)&one->data : one->data;
 }
@@ -275,13 +275,13 @@ void fan_buffer_plain_learn(fan_buffer *b, size_t slot, const fan_stats *stats);
  */
 void fan_buffer_plain_done(fan_buffer *b, fan_span span, bool taken, bool (*part)(void *object));
 
-/* fan_plain_sum_of: the sum of 2 to FAN_PLAIN_MOST arrays of one kind into `out`, one of them or apart from all. Needs
- * no interpreter; fan_plain_summed counts it. */
-void fan_plain_sum_of(const fan_plain_kind *kind, const char *const *src, size_t n, char *out);
-void fan_plain_summed(uint64_t bytes, size_t n);
+/* fan_fast_sum_of: the sum of 2 to FAN_PLAIN_MOST arrays of one kind into `out`, one of them or apart from all. Needs
+ * no interpreter; fan_fast_summed counts it. */
+void fan_fast_sum_of(const fan_fast_kind *kind, const char *const *src, size_t n, char *out);
+void fan_fast_summed(uint64_t bytes, size_t n);
 
 fan_status fan_buffer_expect(fan_buffer *b, size_t slot, int64_t n, fan_error *err);
-/* fan_buffer_ready: FAN_VALUE without expect. */
+/* fan_buffer_ready: FAN_ERR_VALUE without expect. */
 fan_status fan_buffer_ready(fan_buffer *b, size_t slot, bool *ready, fan_error *err);
 /* fan_buffer_snapshot: D17; the caller owns *out's holds. */
 fan_status fan_buffer_snapshot(fan_buffer *b, size_t slot, fan_stream *consumer, fan_value *out, fan_error *err);
@@ -289,10 +289,10 @@ fan_status fan_buffer_snapshot(fan_buffer *b, size_t slot, fan_stream *consumer,
 /* fan_buffer_take: all sums into results[slots]; the caller owns their holds; the buffer is empty afterwards. With
  * `one` that holds of this slot, and results[0]. */
 fan_status fan_buffer_take(fan_buffer *b, const fan_take *how, fan_value *results, fan_error *err);
-/* fan_buffer_stats: of the sum that the last take gave for `slot`, until something is added to it. FAN_VALUE where
+/* fan_buffer_stats: of the sum that the last take gave for `slot`, until something is added to it. FAN_ERR_VALUE where
  * there is none; *some: whether that sum was defined (and no object); *bad_key: the first key that brought an inf or
  * NaN (-1: it has no key), where *bad. On a device with streams the first call waits for the stream that summed:
- * FAN_CAPTURE while that is captured, or where it was then. */
+ * FAN_ERR_CAPTURE while that is captured, or where it was then. */
 fan_status fan_buffer_stats(fan_buffer *b, size_t slot, bool *some, fan_stats *out, bool *bad, int64_t *bad_key,
                             fan_error *err);
 fan_status fan_buffer_clear(fan_buffer *b, fan_error *err);
@@ -310,14 +310,14 @@ typedef struct fan_item_view {
     int64_t key;
     fan_form form;
     fan_dtype dtype;
-    uint64_t P; /* handle of its producer's stream, 0: none */
+    uint64_t producer; /* handle of its producer's stream, 0: none */
     bool event, donated, ready;
 } fan_item_view;
 
 typedef struct fan_slot_view {
     char how;
     uint64_t rules;
-    uint64_t C, A, R; /* handles, 0: unset */
+    uint64_t consumer, accum, ready; /* handles, 0: unset */
     bool event, has_value, value_ours;
     const char *poisoned; /* why; NULL: it is not */
     fan_form value_form;

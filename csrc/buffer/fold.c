@@ -42,11 +42,11 @@ fan_status fan_plan_refused(const char *who, fan_error *err)
 {
     fan_error was;
     if (!err)
-        return FAN_CAPTURE;
+        return FAN_ERR_CAPTURE;
     was = *err;
     bool redirect = was.code == 906 && !fan_get_capture_redirect();
     return fan_fail_code(
-        err, FAN_CAPTURE, was.code, "%s: %s%s", who, was.text,
+        err, FAN_ERR_CAPTURE, was.code, "%s: %s%s", who, was.text,
         redirect ? "; or let fanin.set_options(capture_redirect=True) put the captured stream in its place" : "");
 }
 
@@ -56,7 +56,7 @@ fan_status fan_plan_wait(fan_buffer *b, size_t slot, fan_stream *s, fan_event *e
     if (!e || !e->stream || (left_out(s->device) & bit))
         return FAN_OK;
     fan_status status = fan_stream_wait(s, e, &elided, err);
-    if (status == FAN_CAPTURE) {
+    if (status == FAN_ERR_CAPTURE) {
         char who[256];
         snprintf(who, sizeof who, FAN_SLOT_SAID, FAN_SLOT_WHO(b, slot));
         status = fan_plan_refused(who, err);
@@ -95,9 +95,9 @@ fan_status fan_plan_mark(const fan_value *v, fan_stream *s, uint64_t bit, fan_er
 static fan_dtype accumulated(const fan_fold *f, fan_dtype_set seen)
 {
     fan_dtype d = fan_dtype_set_promote(seen), wish = slot_of(f)->spec->accumulate;
-    if (d == FAN_NO_DTYPE)
+    if (d == FAN_DT_NONE)
         return d;
-    return wish == FAN_NO_DTYPE ? fan_dtype_accumulate(d) : wish;
+    return wish == FAN_DT_NONE ? fan_dtype_accumulate(d) : wish;
 }
 
 fan_dtype fan_fold_dtype(const fan_fold *f) { return fan_dtype_set_promote(f->seen); }
@@ -147,19 +147,19 @@ static fan_reuse_answer may_write(const fan_fold *f, size_t which, fan_dtype tar
 
 fan_reuse_answer fan_fold_reuse(const fan_fold *f)
 {
-    if (f->n == 0 || f->terms[0].v->form != FAN_DENSE)
+    if (f->n == 0 || f->terms[0].v->form != FAN_FORM_DENSE)
         return FAN_REUSE_LAYOUT;
     return may_write(f, 0, accumulated(f, f->seen));
 }
 
 fan_accum_plan fan_fold_plan(const fan_fold *f)
 {
-    fan_side side[2] = {{.form = FAN_UNDEFINED}, {.form = FAN_UNDEFINED}};
+    fan_side side[2] = {{.form = FAN_FORM_UNDEFINED}, {.form = FAN_FORM_UNDEFINED}};
     for (size_t i = 0; i < 2 && i < f->n; i++) {
         side[i].form = f->terms[i].v->form;
-        if (side[i].form == FAN_SPARSE)
+        if (side[i].form == FAN_FORM_SPARSE)
             side[i].format = (int)f->terms[i].v->sparse->format;
-        if (side[i].form == FAN_DENSE && !f->forbid_in_place)
+        if (side[i].form == FAN_FORM_DENSE && !f->forbid_in_place)
             side[i].reusable = may_write(f, i, accumulated(f, f->seen)) == FAN_REUSE_YES;
     }
     return fan_accum(side[0], side[1], f->b->create_graph);
@@ -168,21 +168,21 @@ fan_accum_plan fan_fold_plan(const fan_fold *f)
 /* S12, S13: every term is used on A, which waits for the newest event of each distinct stream. Term 0 is the value. */
 fan_status fan_fold_wait_terms(fan_fold *f, fan_error *err)
 {
-    fan_stream *A = slot_of(f)->p->A;
+    fan_stream *A = slot_of(f)->p->accum;
     if (!A || FAN_FAULT(FOLD_UNORDERED))
         return FAN_OK;
     for (size_t i = 0; i < f->n; i++) {
         const fan_term *t = &f->terms[i];
         bool newest = true;
         /* Lifetime: also where P is A, for the memory may be a third stream's. */
-        FAN_TRY(fan_plan_mark(t->v, FAN_FAULT(MARK_ON_PRODUCER) ? t->P : A,
+        FAN_TRY(fan_plan_mark(t->v, FAN_FAULT(MARK_ON_PRODUCER) ? t->producer : A,
                               i == 0 ? FAN_PLAN_S13_MARK : FAN_PLAN_S12_MARK, err));
-        if (!t->P || t->P == A || (FAN_FAULT(STREAMS_BY_NUMBER) && t->P->handle == A->handle) ||
-            (FAN_FAULT(STREAMS_BY_DEVICE) && t->P->device == A->device))
+        if (!t->producer || t->producer == A || (FAN_FAULT(STREAMS_BY_NUMBER) && t->producer->handle == A->handle) ||
+            (FAN_FAULT(STREAMS_BY_DEVICE) && t->producer->device == A->device))
             continue;
         /* An event whose record on the same stream began when this one's was through covers this gradient too. */
         for (size_t j = 0; j < f->n && newest && t->event; j++)
-            if (j != i && f->terms[j].P == t->P && f->terms[j].event)
+            if (j != i && f->terms[j].producer == t->producer && f->terms[j].event)
                 newest = FAN_FAULT(OLDEST_EVENT) ? !fan_event_covers(t->event, f->terms[j].event)
                                                  : !fan_event_covers(f->terms[j].event, t->event);
         f->rules |= i == 0 ? FAN_S(13) : FAN_S(12);
@@ -202,7 +202,7 @@ static void before_record(const fan_fold *f, const fan_stream *s)
 /* Reusable, last condition: A waits for an event recorded now on every other stream that used the memory. */
 static fan_status settle(fan_fold *f, const fan_array *a, fan_error *err)
 {
-    fan_stream *A = slot_of(f)->p->A, *user;
+    fan_stream *A = slot_of(f)->p->accum, *user;
     fan_status status = FAN_OK;
     if (!A || !a->storage || FAN_FAULT(WRITE_WITHOUT_WAIT) || FAN_FAULT(REFCOUNT_IS_ENOUGH))
         return FAN_OK;
@@ -244,9 +244,9 @@ static fan_status run(fan_fold *f, fan_job *job, fan_error *err)
         FAN_COUNT(b, bytes_read, n);
         bytes += n;
     }
-    fan_stream *on = s->p->A;
+    fan_stream *on = s->p->accum;
     if (FAN_FAULT(SUM_ON_LAST_PRODUCER) && f->n)
-        on = f->terms[f->n - 1].P;
+        on = f->terms[f->n - 1].producer;
     if (f->batch)
         return fan_batch_put(f->batch, on, job, &f->number, err);
     bool away = bytes >= BUSY_BYTES && !d->backend->has_streams && b->frontend->leave;
@@ -277,8 +277,8 @@ static fan_status fresh(fan_fold *f, fan_dtype dtype, int ndim, const int64_t *s
             first = f->terms[i].v;
     *out = NULL;
     if (d->backend->has_streams && frontend->fresh && first)
-        FAN_TRY(frontend->fresh(first->origin, d, slot_of(f)->p->A, dtype, ndim, shape, like, out, err));
-    return *out ? FAN_OK : fan_device_array(d, slot_of(f)->p->A, dtype, ndim, shape, like, out, err);
+        FAN_TRY(frontend->fresh(first->origin, d, slot_of(f)->p->accum, dtype, ndim, shape, like, out, err));
+    return *out ? FAN_OK : fan_device_array(d, slot_of(f)->p->accum, dtype, ndim, shape, like, out, err);
 }
 
 /* Takes over term `i` as the result: its memory now holds the sum. */
@@ -311,13 +311,13 @@ uint64_t fan_fold_expanded(const fan_fold *f)
 {
     uint64_t axes = f->n ? ~UINT64_C(0) : 0;
     for (size_t i = 0; i < f->n; i++)
-        axes &= f->terms[i].v->form == FAN_DENSE ? fan_array_expanded(f->terms[i].v->array) : 0;
+        axes &= f->terms[i].v->form == FAN_FORM_DENSE ? fan_array_expanded(f->terms[i].v->array) : 0;
     return axes;
 }
 
 static fan_dtype finished(const fan_fold *f)
 {
-    return f->finish_dtype != FAN_NO_DTYPE ? f->finish_dtype : fan_fold_dtype(f);
+    return f->finish_dtype != FAN_DT_NONE ? f->finish_dtype : fan_fold_dtype(f);
 }
 
 /* D5: a sum of Python ints that leaves its dtype is none. */
@@ -330,10 +330,10 @@ static fan_status check_ints(const fan_fold *f, bool *all, fan_error *err)
         n++;
     *all = n == f->n;
     const fan_value *next = *all ? NULL : f->terms[n].v;
-    fan_dtype d = *all ? fan_fold_dtype(f) : n ? fan_dtype_set_promote(f->terms[n - 1].seen) : FAN_NO_DTYPE;
+    fan_dtype d = *all ? fan_fold_dtype(f) : n ? fan_dtype_set_promote(f->terms[n - 1].seen) : FAN_DT_NONE;
     if (!n || !fan_int_run_leaves(&run, next, scale, d))
         return FAN_OK;
-    return fan_fail(err, FAN_OVERFLOW,
+    return fan_fail(err, FAN_ERR_OVERFLOW,
                     FAN_SLOT_SAID
                     ": the sum of its Python ints does not fit %s; add floats, or object arrays, whose + has no limit",
                     FAN_SLOT_WHO(f->b, f->slot), fan_dtype_name(d));
@@ -345,7 +345,7 @@ static fan_status fold_dense(fan_fold *f, fan_dtype target, fan_error *err)
     fan_status status = FAN_OK;
     fan_operand *in = f->scratch;
     fan_array *out = NULL, *seen = NULL;
-    fan_value kept = {.dtype = FAN_NO_DTYPE};
+    fan_value kept = {.dtype = FAN_DT_NONE};
     const fan_array *full = f->terms[0].v->array;
     bool in_place = false, cut = false, ints;
     uint64_t expanded = fan_fold_expanded(f);
@@ -382,9 +382,9 @@ static fan_status fold_dense(fan_fold *f, fan_dtype target, fan_error *err)
     if (in_place)
         FAN_GO(settle(f, out, err));
     if (f->out)
-        FAN_GO(fan_fold_wait_taker(f, slot_of(f)->p->A, err));
+        FAN_GO(fan_fold_wait_taker(f, slot_of(f)->p->accum, err));
     bool here = f->b->known && !device_of(f)->backend->has_streams;
-    fan_figures figures = {.words = f->known.words, .before = slot_of(f)->p->known.words, .keys = f->keys};
+    fan_stats_out figures = {.words = f->known.words, .before = slot_of(f)->p->known.words, .keys = f->keys};
     FAN_GO((f->out || in_place ? run : run_to_fresh)(
         f,
         &(fan_job){.kind = FAN_JOB_SUM,
@@ -407,7 +407,7 @@ static fan_status fold_dense(fan_fold *f, fan_dtype target, fan_error *err)
         status = fan_value_copy(f->b->frontend, f->out, &f->result, err);
     } else if (in_place) {
         f->result = kept;
-        kept = (fan_value){.dtype = FAN_NO_DTYPE};
+        kept = (fan_value){.dtype = FAN_DT_NONE};
     } else {
         f->result = fan_value_dense(fan_array_hold(cut ? seen : out), device_of(f));
         f->ours = true;
@@ -432,7 +432,7 @@ static fan_status fold_sparse(fan_fold *f, fan_error *err)
     int64_t nnz = 0, before = first->nnz_coalesced;
     bool same = true;
     if (!in)
-        return fan_fail(err, FAN_NOMEM, "out of memory");
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
     for (size_t i = 0; i < f->n; i++) {
         in[i] = (fan_sparse_operand){f->terms[i].v->sparse, accumulated(f, f->terms[i].seen)};
         nnz += fan_sparse_nnz(in[i].sparse);
@@ -442,8 +442,8 @@ static fan_status fold_sparse(fan_fold *f, fan_error *err)
     f->rules |= same ? FAN_A(5) : FAN_A(7);
     bool coalesce = f->finish ? f->n > 1 : nnz > 2 * before;
     FAN_COUNT(f->b, passes, 1);
-    FAN_GO(fan_device_sparse_merge(device_of(f), slot_of(f)->p->A, in, f->n, coalesce,
-                                   f->finish ? finished(f) : FAN_NO_DTYPE,
+    FAN_GO(fan_device_sparse_merge(device_of(f), slot_of(f)->p->accum, in, f->n, coalesce,
+                                   f->finish ? finished(f) : FAN_DT_NONE,
                                    f->take && f->take->scale.on ? &f->take->scale : NULL, &sum, err));
     f->result = fan_value_sparse(sum, device_of(f));
     f->ours = true;
@@ -463,12 +463,12 @@ static fan_status sum_sparse(fan_fold *f, size_t n, fan_sparse **out, fan_error 
 {
     fan_sparse_operand *in = fan_alloc(n * sizeof *in);
     if (!in)
-        return fan_fail(err, FAN_NOMEM, "out of memory");
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
     for (size_t i = 0; i < n; i++)
         in[i] = (fan_sparse_operand){f->terms[i].v->sparse, accumulated(f, f->terms[i].seen)};
     FAN_COUNT(f->b, passes, 1);
     fan_status status =
-        fan_device_sparse_merge(device_of(f), slot_of(f)->p->A, in, n, true, FAN_NO_DTYPE, NULL, out, err);
+        fan_device_sparse_merge(device_of(f), slot_of(f)->p->accum, in, n, true, FAN_DT_NONE, NULL, out, err);
     fan_free(in);
     return status;
 }
@@ -490,20 +490,20 @@ static fan_status mixed_place(fan_fold *f, mixed *m, fan_error *err)
     fan_term *t = f->terms;
     bool may = !f->finish && !f->forbid_in_place && accumulated(f, t[0].seen) == m->target;
     bool asked = f->b->known != NULL; /* .. whether a term was finite, once the sum is made: it must be there still */
-    if (may && (!asked || (fan_fold_skip(f) && !device_of(f)->backend->has_streams)) && t[0].v->form == FAN_DENSE &&
-        may_write(f, 0, m->target) == FAN_REUSE_YES) {
+    if (may && (!asked || (fan_fold_skip(f) && !device_of(f)->backend->has_streams)) &&
+        t[0].v->form == FAN_FORM_DENSE && may_write(f, 0, m->target) == FAN_REUSE_YES) {
         f->rules |= FAN_A(6);
         m->cur = fan_array_hold(t[0].v->array);
         return keep_term(f, 0, &m->kept, err);
     }
-    if (may && !asked && t[0].v->form == FAN_SPARSE && t[0].v->sparse->coalesced && t[1].v->form == FAN_DENSE &&
-        may_write(f, 1, m->target) == FAN_REUSE_YES) {
+    if (may && !asked && t[0].v->form == FAN_FORM_SPARSE && t[0].v->sparse->coalesced &&
+        t[1].v->form == FAN_FORM_DENSE && may_write(f, 1, m->target) == FAN_REUSE_YES) {
         f->rules |= FAN_A(3);
         m->cur = fan_array_hold(t[1].v->array);
         return keep_term(f, 1, &m->kept, err);
     }
-    f->rules |= t[0].v->form == FAN_SPARSE ? FAN_A(4) : FAN_A(7);
-    while (t[m->lead].v->form == FAN_SPARSE)
+    f->rules |= t[0].v->form == FAN_FORM_SPARSE ? FAN_A(4) : FAN_A(7);
+    while (t[m->lead].v->form == FAN_FORM_SPARSE)
         m->lead++;
     return fresh(f, accumulated(f, t[m->lead].seen), m->ndim, m->shape, t[m->lead].v->array, &m->cur, err);
 }
@@ -512,10 +512,10 @@ static fan_status mixed_place(fan_fold *f, mixed *m, fan_error *err)
 static fan_status mixed_begin(fan_fold *f, mixed *m, fan_error *err)
 {
     fan_term *t = f->terms;
-    if (m->kept.form == FAN_DENSE) {
+    if (m->kept.form == FAN_FORM_DENSE) {
         FAN_TRY(settle(f, m->cur, err));
         FAN_COUNT(f->b, in_place, f->n - 1);
-        m->next = t[0].v->form == FAN_SPARSE ? 2 : 1;
+        m->next = t[0].v->form == FAN_FORM_SPARSE ? 2 : 1;
         return m->next == 1 ? FAN_OK : into(f, FAN_JOB_SCATTER, "scatter", m->cur, NULL, 0, t[0].v->sparse, err);
     }
     /* What is sparse before the first dense term is summed by itself; where it has no entry the dense value stays as it
@@ -539,7 +539,7 @@ static fan_status mixed_more(fan_fold *f, mixed *m, fan_error *err)
     size_t i = m->next, end = i;
     fan_array *wider = NULL;
     fan_status status;
-    while (end < f->n && t[end].v->form == FAN_DENSE)
+    while (end < f->n && t[end].v->form == FAN_FORM_DENSE)
         end++;
     end = end > i ? end : i + 1;
     fan_dtype acc = accumulated(f, t[end - 1].seen);
@@ -547,7 +547,7 @@ static fan_status mixed_more(fan_fold *f, mixed *m, fan_error *err)
         FAN_TRY(fresh(f, acc, m->ndim, m->shape, m->cur, &wider, err));
     fan_array *to = wider ? wider : m->cur;
     f->scratch[0] = (fan_operand){m->cur, m->cur->dtype};
-    if (t[i].v->form == FAN_DENSE) {
+    if (t[i].v->form == FAN_FORM_DENSE) {
         for (size_t k = i; k < end; k++)
             f->scratch[1 + k - i] = (fan_operand){t[k].v->array, accumulated(f, t[k].seen)};
         status = into(f, FAN_JOB_SUM, "sum", to, f->scratch, 1 + end - i, NULL, err);
@@ -587,7 +587,7 @@ static fan_status mixed_end(fan_fold *f, mixed *m, fan_error *err)
 static fan_status fold_mixed(fan_fold *f, fan_error *err)
 {
     fan_status status = FAN_OK;
-    mixed m = {.kept = {.dtype = FAN_NO_DTYPE}, .target = accumulated(f, f->seen)};
+    mixed m = {.kept = {.dtype = FAN_DT_NONE}, .target = accumulated(f, f->seen)};
     bool begun = false;
     m.ndim = fan_value_shape(f->terms[0].v, &m.shape);
     FAN_GO(mixed_place(f, &m, err));
@@ -597,18 +597,18 @@ static fan_status fold_mixed(fan_fold *f, fan_error *err)
     for (; m.next < f->n; begun = true)
         FAN_GO(mixed_more(f, &m, err));
     FAN_GO(mixed_end(f, &m, err));
-    if (m.kept.form == FAN_DENSE) {
+    if (m.kept.form == FAN_FORM_DENSE) {
         f->result = m.kept;
-        m.kept = (fan_value){.dtype = FAN_NO_DTYPE};
+        m.kept = (fan_value){.dtype = FAN_DT_NONE};
     } else {
         f->result = fan_value_dense(fan_array_hold(m.cur), device_of(f));
         f->ours = true;
     }
 done:
-    if (status == FAN_DEVICE_NOMEM && begun &&
+    if (status == FAN_ERR_DEVICE_NOMEM && begun &&
         m.kept.form ==
-            FAN_DENSE) { /* want of memory changes nothing, as a rule: here a part of the sum is in its place */
-        status = FAN_DEVICE;
+            FAN_FORM_DENSE) { /* want of memory changes nothing, as a rule: here a part of the sum is in its place */
+        status = FAN_ERR_DEVICE;
         if (err)
             err->status = status;
     }
@@ -620,10 +620,13 @@ done:
 bool fan_fold_exact(const fan_fold *f)
 {
     fan_dtype d = fan_fold_dtype(f);
-    return slot_of(f)->spec->exact && d != FAN_NO_DTYPE && fan_exact_fits(d);
+    return slot_of(f)->spec->exact && d != FAN_DT_NONE && fan_exact_fits(d);
 }
 
-static const fan_array *numbers_of(const fan_value *v) { return v->form == FAN_SPARSE ? v->sparse->values : v->array; }
+static const fan_array *numbers_of(const fan_value *v)
+{
+    return v->form == FAN_FORM_SPARSE ? v->sparse->values : v->array;
+}
 
 /* The dtype that holds every term as it is: a reduced one is in the accumulation dtype (D7). */
 static fan_dtype exact_dtype(const fan_fold *f)
@@ -674,12 +677,12 @@ static fan_status places_among(const fan_sparse *s, const stored *all, size_t n,
     size_t size = (size_t)s->values->size;
     *to = fan_alloc((size ? size : 1) * sizeof **to);
     if (!*to)
-        return fan_fail(err, FAN_NOMEM, "out of memory");
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
     FAN_TRY(fan_sparse_places(s, *to, err));
     for (size_t i = 0; all && i < size; i++) {
         const stored *found = bsearch(&(stored){.place = (*to)[i]}, all, n, sizeof *all, by_place);
         if (!found)
-            return fan_fail(err, FAN_VALUE, "the indices of a sparse gradient were changed while it was summed");
+            return fan_fail(err, FAN_ERR_VALUE, "the indices of a sparse gradient were changed while it was summed");
         (*to)[i] = found->at;
     }
     return FAN_OK;
@@ -694,7 +697,7 @@ static fan_status exact_add(fan_fold *f, fan_exact_state *st, const stored *all,
     for (size_t i = 0; i < f->n && status == FAN_OK; i++) {
         const fan_value *v = f->terms[i].v;
         int64_t *to = NULL;
-        if (v->form == FAN_DENSE) {
+        if (v->form == FAN_FORM_DENSE) {
             fan_exact_add(st->words, st->dtype, (const fan_array *const[]){v->array}, 1);
             continue;
         }
@@ -723,7 +726,7 @@ fan_status fan_fold_absorb(fan_fold *f, const fan_value *like, fan_error *err)
     if (!st || st->dtype != d) {
         st = exact_state(f, d, f->terms[0].v->array->size);
         if (!st)
-            return fan_fail(err, FAN_NOMEM, "%s: slot %zu: out of memory", f->b->name, f->slot);
+            return fan_fail(err, FAN_ERR_NOMEM, "%s: slot %zu: out of memory", f->b->name, f->slot);
         fan_free(p->exact);
         p->exact = st;
     }
@@ -755,7 +758,7 @@ static fan_status exact_values(fan_fold *f, const fan_sparse *sum, const fan_sca
     int64_t *places = NULL;
     fan_exact_state *st = exact_state(f, exact_dtype(f), sum->values->size);
     if (!all || !st)
-        FAN_GO(fan_fail(err, FAN_NOMEM, "%s: slot %zu: out of memory", f->b->name, f->slot));
+        FAN_GO(fan_fail(err, FAN_ERR_NOMEM, "%s: slot %zu: out of memory", f->b->name, f->slot));
     FAN_GO(places_among(sum, NULL, 0, &places, err));
     for (size_t i = 0; i < n; i++)
         all[i] = (stored){places[i], (int64_t)i};
@@ -797,8 +800,8 @@ static fan_status fold_exact(fan_fold *f, fan_error *err)
     const fan_array *like = NULL;
     size_t sparse = 0;
     for (size_t i = 0; i < f->n; i++) {
-        sparse += f->terms[i].v->form == FAN_SPARSE;
-        like = !like && f->terms[i].v->form == FAN_DENSE ? f->terms[i].v->array : like;
+        sparse += f->terms[i].v->form == FAN_FORM_SPARSE;
+        like = !like && f->terms[i].v->form == FAN_FORM_DENSE ? f->terms[i].v->array : like;
     }
     if (sparse && sparse == f->n && !f->state)
         return fold_exact_sparse(f, err);
@@ -814,11 +817,11 @@ static fan_status fold_exact(fan_fold *f, fan_error *err)
     f->rules |= FAN_A(11);
     FAN_GO(fan_fold_wait_terms(f, err));
     if (f->out)
-        FAN_GO(fan_fold_wait_taker(f, slot_of(f)->p->A, err));
+        FAN_GO(fan_fold_wait_taker(f, slot_of(f)->p->accum, err));
     if (f->state || sparse) {
         st = exact_state(f, d, out->size);
         if (!st)
-            FAN_GO(fan_fail(err, FAN_NOMEM, "%s: slot %zu: out of memory", f->b->name, f->slot));
+            FAN_GO(fan_fail(err, FAN_ERR_NOMEM, "%s: slot %zu: out of memory", f->b->name, f->slot));
         FAN_GO(exact_add(f, st, NULL, 0, err));
         fan_exact_finish(out, st->words, d, scale);
     } else {
@@ -850,11 +853,12 @@ static fan_status fold_body(fan_fold *f, fan_error *err);
 static fan_status fold_objects(fan_fold *f, size_t first, fan_error *err)
 {
     fan_status status = FAN_OK;
-    fan_value sum = {.dtype = FAN_NO_DTYPE}, next = {.dtype = FAN_NO_DTYPE};
-    fan_stream *A = slot_of(f)->p->A;
+    fan_value sum = {.dtype = FAN_DT_NONE}, next = {.dtype = FAN_DT_NONE};
+    fan_stream *A = slot_of(f)->p->accum;
     size_t i = first ? first : 1;
     if ((f->take && f->take->scale.on) || f->out)
-        return fan_fail(err, FAN_TYPE, "%s: slot %zu sums objects; scale= and out= need arrays", f->b->name, f->slot);
+        return fan_fail(err, FAN_ERR_TYPE, "%s: slot %zu sums objects; scale= and out= need arrays", f->b->name,
+                        f->slot);
     f->rules |= f->b->create_graph ? FAN_A(1) : FAN_A(8);
     /* An object brings no dtype, so its `seen` is that of all before it. */
     if (first > 1 || (first == 1 && f->terms[0].v->dtype != fan_dtype_set_promote(f->terms[1].seen))) {
@@ -862,10 +866,10 @@ static fan_status fold_objects(fan_fold *f, size_t first, fan_error *err)
         sub.n = first;
         sub.seen = f->terms[first].seen;
         sub.finish = true;
-        sub.finish_dtype = FAN_NO_DTYPE;
+        sub.finish_dtype = FAN_DT_NONE;
         sub.take = NULL;
-        sub.result = (fan_value){.dtype = FAN_NO_DTYPE};
-        sub.known = (fan_known){.yes = false};
+        sub.result = (fan_value){.dtype = FAN_DT_NONE};
+        sub.known = (fan_sum_stats){.yes = false};
         status = fold_body(&sub, err);
         f->rules |= sub.rules;
         sum = sub.result;
@@ -878,9 +882,9 @@ static fan_status fold_objects(fan_fold *f, size_t first, fan_error *err)
         FAN_GO(fan_stream_push(A, err));
     for (; i < f->n && status == FAN_OK; i++) {
         const fan_value *v = f->terms[i].v;
-        fan_value own = {.dtype = FAN_NO_DTYPE};
+        fan_value own = {.dtype = FAN_DT_NONE};
         /* A reduced contribution is kept in the accumulation dtype (D7); an object meets it in its own. */
-        if (v->form == FAN_DENSE && f->terms[i].own != FAN_NO_DTYPE && v->dtype != f->terms[i].own) {
+        if (v->form == FAN_FORM_DENSE && f->terms[i].own != FAN_DT_NONE && v->dtype != f->terms[i].own) {
             fan_array *a = NULL;
             status = fresh(f, f->terms[i].own, v->array->ndim, v->array->shape, v->array, &a, err);
             f->scratch[0] = (fan_operand){v->array, f->terms[i].own};
@@ -902,14 +906,14 @@ static fan_status fold_objects(fan_fold *f, size_t first, fan_error *err)
         if (status == FAN_OK) {
             fan_value_drop(f->b->frontend, &sum);
             sum = next;
-            next = (fan_value){.dtype = FAN_NO_DTYPE};
+            next = (fan_value){.dtype = FAN_DT_NONE};
         }
     }
     if (A)
         fan_stream_pop(A);
     FAN_GO(status);
     f->result = sum;
-    sum = (fan_value){.dtype = FAN_NO_DTYPE};
+    sum = (fan_value){.dtype = FAN_DT_NONE};
     f->ours = false;
 done:
     fan_value_drop(f->b->frontend, &sum);
@@ -922,8 +926,8 @@ static fan_status fold_body(fan_fold *f, fan_error *err)
     if (fan_fold_exact(f))
         return fold_exact(f, err);
     for (size_t i = f->n; i-- > 0;) {
-        sparse += f->terms[i].v->form == FAN_SPARSE;
-        if (f->terms[i].v->form == FAN_OBJECT)
+        sparse += f->terms[i].v->form == FAN_FORM_SPARSE;
+        if (f->terms[i].v->form == FAN_FORM_OBJECT)
             first = i;
     }
     if (first < f->n)
@@ -937,10 +941,10 @@ static fan_status fold_body(fan_fold *f, fan_error *err)
 
 bool fan_fold_batches(const fan_fold *f)
 {
-    if (!slot_of(f)->p->A || f->b->known || f->n == 0 || fan_fold_exact(f))
+    if (!slot_of(f)->p->accum || f->b->known || f->n == 0 || fan_fold_exact(f))
         return false;
     for (size_t i = 0; i < f->n; i++)
-        if (f->terms[i].v->form != FAN_DENSE)
+        if (f->terms[i].v->form != FAN_FORM_DENSE)
             return false;
     return true;
 }
@@ -949,18 +953,18 @@ fan_status fan_fold_begin(fan_fold *f, fan_batch *batch, fan_error *err)
 {
     fan_slot *s = slot_of(f);
     assert((f->n > 0 || f->state) && s->busy);
-    f->before = (fan_sync_slot){.C = fan_place_of(s->p->C),
-                                .A = fan_place_of(s->p->A),
-                                .R = fan_place_of(f->n ? f->terms[0].P : NULL),
+    f->before = (fan_sync_slot){.consumer = fan_stream_id_of(s->p->consumer),
+                                .accum = fan_stream_id_of(s->p->accum),
+                                .ready = fan_stream_id_of(f->n ? f->terms[0].producer : NULL),
                                 .has_event = f->n && f->terms[0].event != NULL};
-    f->result = (fan_value){.dtype = FAN_NO_DTYPE};
+    f->result = (fan_value){.dtype = FAN_DT_NONE};
     for (size_t i = 0; i < f->n; i++)
         if (!f->terms[i].ours)
             FAN_TRY(fan_slot_still(f->b, f->slot, f->terms[i].v, f->terms[i].key, err));
     f->batch = batch;
-    if (s->p->A && FAN_FAULT(RECORD_BEFORE_SUM)) {
-        fan_event_drop(f->E);
-        FAN_TRY(fan_plan_record(f->b, s->p->A, FAN_PLAN_S15_RECORD, &f->early, err));
+    if (s->p->accum && FAN_FAULT(RECORD_BEFORE_SUM)) {
+        fan_event_drop(f->ready_event);
+        FAN_TRY(fan_plan_record(f->b, s->p->accum, FAN_PLAN_S15_RECORD, &f->early, err));
     }
     fan_status status = fan_fold_figures(f, err);
     if (status == FAN_OK)
@@ -974,13 +978,13 @@ fan_status fan_fold_begin(fan_fold *f, fan_batch *batch, fan_error *err)
 
 bool fan_fold_left(const fan_fold *f)
 {
-    return f->batch && fan_batch_fate(f->batch, f->number) == FAN_FATE_WAITS && !FAN_FAULT(BATCH_LATE);
+    return f->batch && fan_batch_state(f->batch, f->number) == FAN_JOB_PENDING && !FAN_FAULT(BATCH_LATE);
 }
 
 void fan_fold_abandon(fan_fold *f)
 {
     fan_value_drop(f->b->frontend, &f->result);
-    f->result = (fan_value){.dtype = FAN_NO_DTYPE};
+    f->result = (fan_value){.dtype = FAN_DT_NONE};
     fan_event_drop(f->early);
     f->early = NULL;
     f->batch = NULL;
@@ -989,13 +993,13 @@ void fan_fold_abandon(fan_fold *f)
 /* S15 to S17, S22: what orders others after the sum. */
 static fan_status fold_record(fan_fold *f, fan_error *err)
 {
-    fan_stream *A = slot_of(f)->p->A;
+    fan_stream *A = slot_of(f)->p->accum;
     fan_event *e = f->early;
     bool record;
     uint64_t bit;
     f->early = NULL;
     if (f->finish) {
-        fan_sync_finish plan = fan_sync_finish_plan(f->before, f->out != NULL, fan_place_of(f->taker));
+        fan_sync_finish plan = fan_sync_finish_plan(f->before, f->out != NULL, fan_stream_id_of(f->taker));
         record = plan.record;
         f->rules |= plan.rules;
         bit = FAN_PLAN_S22_RECORD;
@@ -1012,11 +1016,11 @@ static fan_status fold_record(fan_fold *f, fan_error *err)
         e = f->terms[0].event ? fan_event_hold(f->terms[0].event) : NULL;
     else if (record && !e) {
         fan_status status = fan_plan_record(f->b, A, bit, &e, err);
-        if (status != FAN_OK && status != FAN_NOMEM && status != FAN_DEVICE_NOMEM)
+        if (status != FAN_OK && status != FAN_ERR_NOMEM && status != FAN_ERR_DEVICE_NOMEM)
             return status;
     }
-    f->E = e;
-    f->R = fan_stream_hold(FAN_FAULT(READY_STREAM_STAYS) && f->terms[0].P ? f->terms[0].P : A);
+    f->ready_event = e;
+    f->ready = fan_stream_hold(FAN_FAULT(READY_STREAM_STAYS) && f->terms[0].producer ? f->terms[0].producer : A);
     return FAN_OK;
 }
 
@@ -1033,7 +1037,7 @@ static void fold_trace(const fan_fold *f)
                            .buffer = f->b->id,
                            .key = -1,
                            .rules = f->rules,
-                           .stream = s->p->A ? s->p->A->handle : 0,
+                           .stream = s->p->accum ? s->p->accum->handle : 0,
                            .bytes = fan_value_bytes(&f->result),
                            .in_place = (f->rules & (FAN_A(6) | FAN_A(3))) != 0,
                            .start_us = -1,
@@ -1045,7 +1049,7 @@ static void fold_trace(const fan_fold *f)
 fan_status fan_fold_end(fan_fold *f, fan_error *err)
 {
     fan_status status = FAN_OK;
-    if (f->batch && fan_batch_fate(f->batch, f->number) == FAN_FATE_FAILED && !FAN_FAULT(BATCH_NO_FATE))
+    if (f->batch && fan_batch_state(f->batch, f->number) == FAN_JOB_FAILED && !FAN_FAULT(BATCH_NO_FATE))
         status = fan_batch_failure(f->batch, err);
     assert(!fan_fold_left(f));
     f->batch = NULL;
@@ -1053,7 +1057,7 @@ fan_status fan_fold_end(fan_fold *f, fan_error *err)
         status = fan_fold_learn(f, &f->result, err);
     if (status == FAN_OK) {
         FAN_COUNT(f->b, folds, f->n > 1);
-        if (slot_of(f)->p->A)
+        if (slot_of(f)->p->accum)
             status = fold_record(f, err);
         else
             f->rules |= FAN_S(3);

@@ -13,55 +13,60 @@
 #include <assert.h>
 #include <stdio.h>
 
-fan_known fan_known_hold(const fan_known *k)
+fan_sum_stats fan_sum_stats_hold(const fan_sum_stats *k)
 {
-    fan_known copy = *k;
+    fan_sum_stats copy = *k;
     if (k->words)
         copy.words = fan_array_hold(k->words);
     copy.on = fan_stream_hold(k->on);
     return copy;
 }
 
-fan_known fan_known_move(fan_known *k)
+fan_sum_stats fan_sum_stats_move(fan_sum_stats *k)
 {
-    fan_known moved = *k;
-    *k = (fan_known){.yes = false};
+    fan_sum_stats moved = *k;
+    *k = (fan_sum_stats){.yes = false};
     return moved;
 }
 
-void fan_known_drop(fan_known *k)
+void fan_sum_stats_drop(fan_sum_stats *k)
 {
     fan_array_drop(k->words);
     fan_stream_drop(k->on);
-    *k = (fan_known){.yes = false};
+    *k = (fan_sum_stats){.yes = false};
 }
 
-fan_known fan_known_forget(fan_buffer *b, size_t slot) { return fan_known_move(&b->known[slot]); }
+fan_sum_stats fan_sum_stats_forget(fan_buffer *b, size_t slot) { return fan_sum_stats_move(&b->known[slot]); }
 
 static fan_pass *pass_of(const fan_fold *f) { return f->b->slots[f->slot].p; }
 
 static const fan_array *numbers_of(const fan_value *v)
 {
-    return v->form == FAN_SPARSE ? v->sparse->values : v->form == FAN_DENSE || v->form == FAN_ZERO ? v->array : NULL;
+    return v->form == FAN_FORM_SPARSE                              ? v->sparse->values
+           : v->form == FAN_FORM_DENSE || v->form == FAN_FORM_ZERO ? v->array
+                                                                   : NULL;
 }
 
 /* away: the numbers lie on a device with streams. */
-static bool away(const fan_value *v) { return v->form != FAN_ZERO && v->device && v->device->backend->has_streams; }
+static bool away(const fan_value *v)
+{
+    return v->form != FAN_FORM_ZERO && v->device && v->device->backend->has_streams;
+}
 
 size_t fan_fold_skip(const fan_fold *f) { return f->b->known && f->n && f->terms[0].is_value && pass_of(f)->known.yes; }
 
 /* figures_for: memory for the figures of up to `size` elements, unless A is captured. */
-static fan_status figures_for(fan_device *d, const fan_pass *p, int64_t size, fan_known *known, fan_error *err)
+static fan_status figures_for(fan_device *d, const fan_pass *p, int64_t size, fan_sum_stats *known, fan_error *err)
 {
     uint64_t capture = 0;
     if (!p->known.captured)
-        FAN_TRY(fan_stream_capture(p->A, &capture, err));
+        FAN_TRY(fan_stream_capture(p->accum, &capture, err));
     if (p->known.captured || capture) {
-        *known = (fan_known){.yes = true, .captured = true};
+        *known = (fan_sum_stats){.yes = true, .captured = true};
         return FAN_OK;
     }
-    FAN_TRY(fan_figures_new(d, p->A, size, &known->words, err));
-    known->on = fan_stream_hold(p->A);
+    FAN_TRY(fan_stats_out_new(d, p->accum, size, &known->words, err));
+    known->on = fan_stream_hold(p->accum);
     return FAN_OK;
 }
 
@@ -69,7 +74,7 @@ static fan_status figures_for(fan_device *d, const fan_pass *p, int64_t size, fa
 static fan_status fold_figures(fan_fold *f, fan_device *d, int64_t size, fan_error *err)
 {
     if (!f->keys && !(f->keys = fan_alloc((f->n + 1) * sizeof *f->keys)))
-        return fan_fail(err, FAN_NOMEM, "%s: slot %zu: out of memory", f->b->name, f->slot);
+        return fan_fail(err, FAN_ERR_NOMEM, "%s: slot %zu: out of memory", f->b->name, f->slot);
     for (size_t i = 0; i < f->n; i++)
         f->keys[i] = f->terms[i].key;
     return figures_for(d, pass_of(f), size, &f->known, err);
@@ -91,15 +96,15 @@ fan_status fan_fold_figures(fan_fold *f, fan_error *err)
 }
 
 /* survey: a job that reads what is there already; in[0] is what it tells of. */
-static fan_status survey(fan_buffer *b, size_t slot, fan_device *d, const fan_known *known, const fan_array *before,
+static fan_status survey(fan_buffer *b, size_t slot, fan_device *d, const fan_sum_stats *known, const fan_array *before,
                          const fan_operand *in, const int64_t *keys, size_t n, size_t skip, fan_error *err)
 {
     char label[FAN_TRACE_LABEL];
-    fan_figures figures = {.words = known->words, .before = before, .keys = keys};
+    fan_stats_out figures = {.words = known->words, .before = before, .keys = keys};
     snprintf(label, sizeof label, "survey %s[%zu]", b->name, slot);
     return fan_device_run(
         d, known->on,
-        &(fan_job){.kind = FAN_JOB_SURVEY, .in = in, .n = n, .figures = &figures, .skip = skip, .label = label}, err);
+        &(fan_job){.kind = FAN_JOB_STATS, .in = in, .n = n, .figures = &figures, .skip = skip, .label = label}, err);
 }
 
 static fan_status learn_away(fan_fold *f, const fan_value *result, const fan_array *a, fan_error *err)
@@ -137,7 +142,7 @@ static fan_status stats_of(const fan_fold *f, const fan_array *a, fan_stats *out
 
 static fan_status learn_here(fan_fold *f, const fan_value *result, const fan_array *a, fan_error *err)
 {
-    fan_known *known = &f->known;
+    fan_sum_stats *known = &f->known;
     bool summed = known->yes;
     if (!summed) {
         FAN_TRY(fan_slot_still(f->b, f->slot, result, f->n ? f->terms[0].key : -1, err));
@@ -194,7 +199,7 @@ fan_status fan_fold_survey(fan_fold *f, fan_stream **R, fan_error *err)
 fan_status fan_slot_survey(fan_buffer *b, size_t slot, int64_t key, fan_error *err)
 {
     fan_pass *p = b->slots[slot].p;
-    fan_known *known = &p->known;
+    fan_sum_stats *known = &p->known;
     const fan_array *sum = p->value.array;
     if (!b->known)
         return FAN_OK;
@@ -221,14 +226,14 @@ fan_status fan_slot_survey(fan_buffer *b, size_t slot, int64_t key, fan_error *e
 }
 
 /* read: the figures, once the stream has run so far. Blocks, outside the frontend. */
-static fan_status read(const fan_buffer *b, size_t slot, fan_known *k, fan_error *err)
+static fan_status read(const fan_buffer *b, size_t slot, fan_sum_stats *k, fan_error *err)
 {
-    fan_told told;
+    fan_device_stats told;
     uint64_t capture;
     FAN_TRY(fan_stream_capture(k->on, &capture, err));
     if (capture)
         return fan_fail_code(
-            err, FAN_CAPTURE, 900,
+            err, FAN_ERR_CAPTURE, 900,
             FAN_SLOT_SAID
             ": stats() waits for the stream that summed, which is captured now: ask before the capture begins, or "
             "once it has ended",
@@ -239,7 +244,7 @@ static fan_status read(const fan_buffer *b, size_t slot, fan_known *k, fan_error
         on = fan_stream_current(k->on->device);
     }
     void *left = b->frontend->leave ? b->frontend->leave() : NULL;
-    fan_status status = fan_figures_read(on, k->words, &told, err);
+    fan_status status = fan_stats_out_read(on, k->words, &told, err);
     if (b->frontend->leave)
         b->frontend->enter(left);
     fan_stream_drop(on);
@@ -253,9 +258,9 @@ static fan_status read(const fan_buffer *b, size_t slot, fan_known *k, fan_error
 
 /* put_down: locked: what was read stays, if the slot's last sum is the same still. What stood there is the caller's to
  * drop, unlocked. */
-static fan_known put_down(fan_buffer *b, size_t slot, const fan_known *k)
+static fan_sum_stats put_down(fan_buffer *b, size_t slot, const fan_sum_stats *k)
 {
-    fan_known had = {.yes = false};
+    fan_sum_stats had = {.yes = false};
     if (b->known[slot].words == k->words) {
         had = b->known[slot];
         b->known[slot] = *k;
@@ -271,16 +276,16 @@ fan_status fan_buffer_stats(fan_buffer *b, size_t slot, bool *some, fan_stats *o
     fan_status status = FAN_OK;
     FAN_TRY(fan_slot_check(b, slot, err));
     if (!b->known)
-        return fan_fail(err, FAN_VALUE, "%s: stats() needs a buffer that was made with stats=True", b->name);
+        return fan_fail(err, FAN_ERR_VALUE, "%s: stats() needs a buffer that was made with stats=True", b->name);
     fan_slot_lock(b, slot);
-    fan_known k = fan_known_hold(&b->known[slot]);
+    fan_sum_stats k = fan_sum_stats_hold(&b->known[slot]);
     fan_slot_unlock(b, slot);
     if (!k.yes)
-        return fan_fail(err, FAN_VALUE, FAN_SLOT_SAID ": no sum was taken since something was last added to it",
+        return fan_fail(err, FAN_ERR_VALUE, FAN_SLOT_SAID ": no sum was taken since something was last added to it",
                         FAN_SLOT_WHO(b, slot));
     if (k.captured)
         return fan_fail_code(
-            err, FAN_CAPTURE, 900,
+            err, FAN_ERR_CAPTURE, 900,
             FAN_SLOT_SAID
             ": its sum was made while its stream was captured, and no figures are kept of what a graph does: "
             "take it outside the capture, or sum the graph's results with fanin.add_n(.., stats=True)",
@@ -289,9 +294,9 @@ fan_status fan_buffer_stats(fan_buffer *b, size_t slot, bool *some, fan_stats *o
         status = read(b, slot, &k, err);
         if (status == FAN_OK) {
             fan_slot_lock(b, slot);
-            fan_known had = put_down(b, slot, &k);
+            fan_sum_stats had = put_down(b, slot, &k);
             fan_slot_unlock(b, slot);
-            fan_known_drop(&had);
+            fan_sum_stats_drop(&had);
         }
     }
     *some = k.stats.count != UINT64_MAX;
@@ -303,6 +308,6 @@ fan_status fan_buffer_stats(fan_buffer *b, size_t slot, bool *some, fan_stats *o
     }
     *bad = k.bad;
     *bad_key = k.bad_key;
-    fan_known_drop(&k);
+    fan_sum_stats_drop(&k);
     return status;
 }

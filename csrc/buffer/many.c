@@ -27,12 +27,12 @@ typedef struct round {
 static uint64_t together(const fan_slot *s, size_t m)
 {
     const fan_pass *p = s->p;
-    size_t terms = p->value.form == FAN_DENSE;
+    size_t terms = p->value.form == FAN_FORM_DENSE;
     uint64_t bytes = 0;
-    if (!p->A || s->spec->exact || (p->value.form != FAN_DENSE && p->value.form != FAN_UNDEFINED))
+    if (!p->accum || s->spec->exact || (p->value.form != FAN_FORM_DENSE && p->value.form != FAN_FORM_UNDEFINED))
         return 0;
     for (size_t i = 0; i < m; i++) {
-        if (p->items[i]->value.form != FAN_DENSE)
+        if (p->items[i]->value.form != FAN_FORM_DENSE)
             return 0;
         bytes += p->items[i]->bytes;
     }
@@ -118,7 +118,7 @@ fan_status fan_many_fold(fan_buffer *b, const size_t *slots, const size_t *order
     r.batch = fan_batch_new();
     r.all = fan_alloc(n * sizeof *r.all);
     if (!r.batch || !r.all)
-        status = fan_fail(err, FAN_NOMEM, "%s: out of memory", b->name);
+        status = fan_fail(err, FAN_ERR_NOMEM, "%s: out of memory", b->name);
     for (size_t i = 0; i < n && status == FAN_OK; i++) {
         size_t items = claim(&r, slots[order[i]]);
         if (!items)

@@ -3,16 +3,16 @@
 #define FAN_BUFFER_SLOT_H
 
 #include "buffer/buffer.h"
-#include "buffer/plain.h"
+#include "buffer/fast.h"
 #include "base/fault.h"
 
 /* One contribution. Owned by its slot from reservation on; only the slot's folder takes it away again. */
 typedef struct fan_item {
     fan_value value;
-    int64_t key;      /* -1: none */
-    fan_stream *P;    /* held; where the value is ready. NULL on devices without streams */
-    fan_event *event; /* held; on P. NULL: nobody will wait for it */
-    bool parked;      /* false while its add still carries out its plan */
+    int64_t key;          /* -1: none */
+    fan_stream *producer; /* held; where the value is ready. NULL on devices without streams */
+    fan_event *event;     /* held; on P. NULL: nobody will wait for it */
+    bool parked;          /* false while its add still carries out its plan */
     bool donated;
     bool ours;         /* a copy or conversion that the buffer made */
     bool lent;         /* .. and lent to its producer (target) */
@@ -25,7 +25,7 @@ typedef struct fan_item {
 
 /* What is known of a sum beside its value. On a device with streams it stands in the device's memory until somebody
  * asks. */
-typedef struct fan_known {
+typedef struct fan_sum_stats {
     fan_stats stats;
     bool yes;
     bool bad;         /* some contribution had an inf or a NaN: */
@@ -34,7 +34,7 @@ typedef struct fan_known {
     fan_stream *on;   /* held; once it has run so far */
     uint64_t times;   /* how many elements of the sum each element stands for (A13) */
     bool captured;    /* a part of the sum was made under capture: nothing is told */
-} fan_known;
+} fan_sum_stats;
 
 /* What an exact slot has summed so far: words of exact.h. It is larger than what it replaces where that is little, so a
  * fold waits until it is not. */
@@ -51,11 +51,11 @@ typedef struct fan_pass {
     int64_t *shape; /* fixed by the first gradient where undeclared */
     int ndim;
     bool shaped;
-    fan_device *device; /* held; NULL: not fixed */
-    fan_stream *C, *A;  /* held; fixed by the first gradient on a device with streams */
-    fan_stream *joins;  /* held; A is a pooled stream that nobody else knows, and came into this one's capture (S11);
-                           NULL: it is not */
-    char how;           /* case letter of that gradient; 0: none */
+    fan_device *device;           /* held; NULL: not fixed */
+    fan_stream *consumer, *accum; /* held; fixed by the first gradient on a device with streams */
+    fan_stream *joins; /* held; A is a pooled stream that nobody else knows, and came into this one's capture (S11);
+                          NULL: it is not */
+    char how;          /* case letter of that gradient; 0: none */
     uint64_t rules;
     fan_dtype_set seen; /* of all contributions */
     bool has_weak_int;
@@ -76,10 +76,10 @@ typedef struct fan_pass {
     uint64_t value_hash;                        /* .. of its elements at add */
     int64_t value_key;                          /* the key whose origin it has (folder) */
     int64_t next_key;                           /* first key that is not in it (folder) */
-    fan_stream *R;                              /* held (folder) */
-    fan_event *E;                               /* held (folder) */
+    fan_stream *ready;                          /* held (folder) */
+    fan_event *ready_event;                     /* held (folder) */
     fan_exact_state *exact;                     /* NULL: none (folder) */
-    fan_known known;                            /* with stats: of `value`, where it was summed (folder) */
+    fan_sum_stats known;                        /* with stats: of `value`, where it was summed (folder) */
     fan_error *poison;                          /* the first failed device call, NULL: none */
 } fan_pass;
 
@@ -88,7 +88,7 @@ typedef struct fan_spec {
     int64_t *shape;
     int ndim;
     bool has_shape;
-    fan_dtype dtype;    /* FAN_NO_DTYPE: undeclared */
+    fan_dtype dtype;    /* FAN_DT_NONE: undeclared */
     fan_device *device; /* held */
     fan_dtype accumulate;
     bool exact;    /* sums of floats are exact (A11) */
@@ -100,7 +100,7 @@ typedef struct fan_spec {
 typedef struct fan_slot {
     fan_spec *spec; /* the buffer's own `undeclared` where nothing was declared */
     fan_pass *p;    /* never NULL: `fan_pass_none` before the first contribution that is no plain one. Read only then */
-    fan_plains *plain;          /* NULL: none yet in this buffer's life */
+    fan_fast_list *plain;       /* NULL: none yet in this buffer's life */
     fan_target *targets;        /* that have begun and not ended */
     int64_t expected;           /* -1: none */
     atomic_uint_fast64_t owner; /* fan_thread_id of who made it busy; read unlocked to ask whether that is oneself */
@@ -139,7 +139,7 @@ struct fan_buffer {
     fan_auto_budget limits; /* where it is automatic */
     fan_stream *stream;     /* held */
     bool leaf, create_graph;
-    fan_known *known; /* with stats: of each slot's last sum; else NULL */
+    fan_sum_stats *known; /* with stats: of each slot's last sum; else NULL */
     fan_spec undeclared;
     size_t nslots;
     fan_slot *slots;
@@ -186,9 +186,9 @@ static inline size_t fan_ask_step(size_t n) { return n < 64 ? 1 + n / 8 : n / 2;
 void fan_count(fan_buffer *b, size_t counter_offset, uint64_t n);
 #define FAN_COUNT(b, name, k) fan_count((b), offsetof(fan_counters, name), (k))
 
-static inline fan_place fan_place_of(const fan_stream *s)
+static inline fan_stream_id fan_stream_id_of(const fan_stream *s)
 {
-    return s ? (fan_place){s->device->id, FAN_FAULT(STREAMS_BY_NUMBER) ? s->handle : s->id} : (fan_place){0, 0};
+    return s ? (fan_stream_id){s->device->id, FAN_FAULT(STREAMS_BY_NUMBER) ? s->handle : s->id} : (fan_stream_id){0, 0};
 }
 
 /* fan_plan_record: an event on s, or, where the proof leaves out `bit`, an event that was never recorded. */
@@ -206,12 +206,12 @@ fan_status fan_plan_mark(const fan_value *v, fan_stream *s, uint64_t bit, fan_er
 /* One term of a fold: the value so far or a contribution. Borrowed from the slot, which is busy. */
 typedef struct fan_term {
     const fan_value *v;
-    fan_stream *P;
+    fan_stream *producer;
     fan_event *event;
     bool donated, ours, lent;
     bool is_value;
     int64_t key;        /* of a contribution, -1: none */
-    fan_dtype own;      /* of a contribution: the dtype that an object would meet; FAN_NO_DTYPE: as it is */
+    fan_dtype own;      /* of a contribution: the dtype that an object would meet; FAN_DT_NONE: as it is */
     fan_dtype_set seen; /* of all up to and with this term */
 } fan_term;
 
@@ -228,17 +228,17 @@ typedef struct fan_fold {
     bool may_end; /* the user may end it (base/interrupt.h): of a take, as long as nothing would be lost */
     bool forbid_in_place;         /* snapshots */
     const fan_take *take;         /* scale; NULL: none */
-    fan_dtype finish_dtype;       /* of a finished result; FAN_NO_DTYPE: the sum's own */
+    fan_dtype finish_dtype;       /* of a finished result; FAN_DT_NONE: the sum's own */
     const fan_value *out;         /* write here (all terms dense); NULL: none */
     const fan_exact_state *state; /* summed before these terms; NULL: nothing */
     fan_stream *taker;            /* S22 */
     /* answers */
     fan_value result; /* owned */
     bool ours, donated;
-    fan_stream *R; /* held */
-    fan_event *E;  /* held */
+    fan_stream *ready;      /* held */
+    fan_event *ready_event; /* held */
     uint64_t rules;
-    fan_known known; /* with stats: of the result */
+    fan_sum_stats known; /* with stats: of the result */
     /* between begin and end */
     fan_batch *batch;     /* the sum waits there; NULL: it was queued */
     size_t number;        /* .. as this one */
@@ -246,7 +246,7 @@ typedef struct fan_fold {
     fan_event *early;     /* a planted fault's */
 } fan_fold;
 
-/* fan_fold_dtype: the sum's dtype; FAN_NO_DTYPE for objects. */
+/* fan_fold_dtype: the sum's dtype; FAN_DT_NONE for objects. */
 fan_dtype fan_fold_dtype(const fan_fold *f);
 /* ---- with stats (known.c); without, nothing happens ---- */
 /* fan_fold_figures: on a device with streams, before anything is queued: memory for the figures of the result,
@@ -264,19 +264,20 @@ fan_status fan_fold_survey(fan_fold *f, fan_stream **R, fan_error *err);
 /* fan_slot_survey: of the running sum as it is now, whose last contribution has this key. The slot is busy; unlocked.
  */
 fan_status fan_slot_survey(fan_buffer *b, size_t slot, int64_t key, fan_error *err);
-/* fan_known_hold: another one that tells the same; fan_known_move leaves nothing behind. fan_known_drop: unlocked. */
-fan_known fan_known_hold(const fan_known *k);
-fan_known fan_known_move(fan_known *k);
-void fan_known_drop(fan_known *k);
-/* fan_known_forget: locked: what is known of a slot's last sum is so no longer; the caller drops it, unlocked. */
-fan_known fan_known_forget(fan_buffer *b, size_t slot);
+/* fan_sum_stats_hold: another one that tells the same; fan_sum_stats_move leaves nothing behind. fan_sum_stats_drop:
+ * unlocked. */
+fan_sum_stats fan_sum_stats_hold(const fan_sum_stats *k);
+fan_sum_stats fan_sum_stats_move(fan_sum_stats *k);
+void fan_sum_stats_drop(fan_sum_stats *k);
+/* fan_sum_stats_forget: locked: what is known of a slot's last sum is so no longer; the caller drops it, unlocked. */
+fan_sum_stats fan_sum_stats_forget(fan_buffer *b, size_t slot);
 /* fan_fold_exact: whether the sum is an exact one: of floats, in a slot that asks for it. */
 bool fan_fold_exact(const fan_fold *f);
 /* fan_fold_absorb: on the CPU: adds the terms to the slot's exact state, a new or a wider one where it must be.
- * FAN_NOMEM: nothing happened. */
+ * FAN_ERR_NOMEM: nothing happened. */
 fan_status fan_fold_absorb(fan_fold *f, const fan_value *like, fan_error *err);
-/* fan_fold_run: sums f->n >= 2 terms (or finishes f->n == 1) on A. FAN_NOMEM and FAN_EXTERN leave all as it was; after
- * FAN_DEVICE, FAN_RACE and the like the slot must be poisoned. */
+/* fan_fold_run: sums f->n >= 2 terms (or finishes f->n == 1) on A. FAN_ERR_NOMEM and FAN_ERR_EXTERN leave all as it
+ * was; after FAN_ERR_DEVICE, FAN_ERR_RACE and the like the slot must be poisoned. */
 fan_status fan_fold_run(fan_fold *f, fan_error *err);
 /* fan_fold_begin, _end: the two halves of it: up to the sum, which is put into `batch` (NULL: it is queued at once);
  * and from its flush on: whatever orders others after the sum. Between them the slot stays busy. A fold that began is
@@ -313,8 +314,8 @@ void fan_buffer_weigh(fan_buffer *b, uint64_t bytes);
 void fan_slot_lock(fan_buffer *b, size_t slot);
 void fan_slot_unlock(fan_buffer *b, size_t slot);
 fan_status fan_slot_check(fan_buffer *b, size_t slot, fan_error *err); /* S1; and fan_buffer_here */
-/* fan_buffer_here: FAN_STATE in a forked child, where another thread was in the buffer at the fork. Asked before any
- * lock of the buffer is taken. fan_buffer_adopt: the same without a word: no lock or slot is held by a thread that
+/* fan_buffer_here: FAN_ERR_STATE in a forked child, where another thread was in the buffer at the fork. Asked before
+ * any lock of the buffer is taken. fan_buffer_adopt: the same without a word: no lock or slot is held by a thread that
  * stayed behind. */
 #define FAN_LEFT (~0u)
 static inline bool fan_buffer_is_here(const fan_buffer *b) { return __builtin_expect(b->process == fan_process(), 1); }
@@ -331,8 +332,8 @@ fan_stream *fan_current_for(fan_buffer *b, size_t slot, const fan_contribution *
 fan_status fan_slot_claim(fan_buffer *b, size_t slot, bool taking, const char *what, fan_error *err);
 /* fan_slot_claim_all: the same; what is plain has become items then. */
 fan_status fan_slot_claim_all(fan_buffer *b, size_t slot, bool taking, const char *what, fan_error *err);
-/* fan_slot_in_target: locked: FAN_STATE where this thread has begun a target of the slot and not ended it: what it adds
- * into would miss its pass. */
+/* fan_slot_in_target: locked: FAN_ERR_STATE where this thread has begun a target of the slot and not ended it: what it
+ * adds into would miss its pass. */
 fan_status fan_slot_in_target(const fan_buffer *b, size_t slot, const char *what, fan_error *err);
 void fan_slot_let_go(fan_buffer *b, size_t slot); /* locked */
 /* fan_slot_changed: the error of a gradient that its giver changed: buffer, slot, key (-1: none). fan_slot_still: that
@@ -345,15 +346,15 @@ void fan_slot_poison(fan_slot *s, fan_status status, const fan_error *err);
 fan_pass *fan_pass_cut(fan_slot *s);
 void fan_pass_free(fan_buffer *b, fan_pass *p);
 
-/* fan_slot_thicken: locked: what is plain becomes items of a pass. FAN_NOMEM: nothing happened. */
-fan_status fan_slot_thicken(fan_buffer *b, size_t slot, fan_error *err);
-/* fan_plain_drop: unlocked: drops what is plain in a slot. */
-void fan_plain_drop(fan_buffer *b, size_t slot);
-void fan_plains_init(fan_plains *p);
-int64_t fan_plain_count(const fan_plains *p);   /* contributions, those summed already too; p may be NULL */
-void fan_plains_fini(fan_slot *s, bool inside); /* `inside`: the block is the buffer's own */
-extern fan_counters fan_plain_total;            /* of the process */
-void fan_plain_counted(const fan_counters *quick, fan_counters *out); /* adds them to *out */
+/* fan_slot_materialize: locked: what is plain becomes items of a pass. FAN_ERR_NOMEM: nothing happened. */
+fan_status fan_slot_materialize(fan_buffer *b, size_t slot, fan_error *err);
+/* fan_fast_drop: unlocked: drops what is plain in a slot. */
+void fan_fast_drop(fan_buffer *b, size_t slot);
+void fan_fast_list_init(fan_fast_list *p);
+int64_t fan_fast_count(const fan_fast_list *p);    /* contributions, those summed already too; p may be NULL */
+void fan_fast_list_fini(fan_slot *s, bool inside); /* `inside`: the block is the buffer's own */
+extern fan_counters fan_fast_total;                /* of the process */
+void fan_fast_counted(const fan_counters *quick, fan_counters *out); /* adds them to *out */
 
 /* What a fold or a take has before it. */
 typedef struct fan_gathered {

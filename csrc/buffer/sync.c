@@ -20,48 +20,48 @@ uint64_t fan_plan_bits(const char *word)
     return n ? bits : 0;
 }
 
-fan_sync_add fan_sync_add_plan(uint64_t D, fan_place P, fan_place C, fan_place current, fan_sync_slot slot)
+fan_sync_add fan_sync_add_plan(uint64_t D, fan_stream_id P, fan_stream_id C, fan_stream_id current, fan_sync_slot slot)
 {
-    fan_sync_add plan = {.how = '-', .P = P, .slot = slot};
+    fan_sync_add plan = {.how = '-', .producer = P, .slot = slot};
     if (D == 0) {
-        plan.P = (fan_place){0, 0};
+        plan.producer = (fan_stream_id){0, 0};
         plan.rules = FAN_S(3);
         return plan;
     }
-    if (!fan_place_set(P)) {
-        plan.P = P = current;
+    if (!fan_stream_id_set(P)) {
+        plan.producer = P = current;
         plan.rules |= FAN_S(4);
     }
-    if (fan_place_set(slot.A)) {
+    if (fan_stream_id_set(slot.accum)) {
         plan.how = '+';
-        plan.record = !fan_place_same(P, slot.A);
+        plan.record = !fan_stream_id_same(P, slot.accum);
         return plan;
     }
-    if (fan_place_set(slot.C))
-        C = slot.C;
-    if (!fan_place_set(C)) {
+    if (fan_stream_id_set(slot.consumer))
+        C = slot.consumer;
+    if (!fan_stream_id_set(C)) {
         C = current;
         plan.rules |= FAN_S(5);
     }
-    plan.slot.C = C;
-    plan.slot.R = P;
-    if (C.device == D && fan_place_same(C, P)) {
+    plan.slot.consumer = C;
+    plan.slot.ready = P;
+    if (C.device == D && fan_stream_id_same(C, P)) {
         plan.how = 'A';
-        plan.slot.A = C;
+        plan.slot.accum = C;
         plan.rules |= FAN_S(8);
     } else if (C.device == D) {
         plan.how = 'a';
-        plan.slot.A = C;
+        plan.slot.accum = C;
         plan.record = plan.mark = true;
         plan.rules |= FAN_S(9);
     } else if (P.device == D) {
         plan.how = 'B';
-        plan.slot.A = P;
+        plan.slot.accum = P;
         plan.record = true;
         plan.rules |= FAN_S(10);
     } else {
         plan.how = 'C';
-        plan.slot.A = current;
+        plan.slot.accum = current;
         plan.record = true;
         plan.rules |= FAN_S(11);
     }
@@ -72,23 +72,23 @@ fan_sync_add fan_sync_add_plan(uint64_t D, fan_place P, fan_place C, fan_place c
 fan_sync_convert fan_sync_convert_plan(uint64_t D, const fan_sync_add *add)
 {
     fan_sync_convert plan = {.rules = FAN_S(21)};
-    plan.on_producer = D == 0 || add->P.device == D;
-    plan.on = plan.on_producer ? add->P : add->slot.A;
+    plan.on_producer = D == 0 || add->producer.device == D;
+    plan.on = plan.on_producer ? add->producer : add->slot.accum;
     return plan;
 }
 
 fan_sync_fold fan_sync_fold_plan(fan_sync_slot slot)
 {
     fan_sync_fold plan = {.slot = slot, .rules = FAN_S(14) | FAN_S(17)};
-    if (!fan_place_set(slot.A)) {
+    if (!fan_stream_id_set(slot.accum)) {
         plan.rules = FAN_S(3);
         return plan;
     }
-    if (!fan_place_same(slot.A, slot.R)) {
+    if (!fan_stream_id_same(slot.accum, slot.ready)) {
         plan.wait_ready = plan.mark_value = true;
         plan.rules |= FAN_S(13);
     }
-    if (!fan_place_same(slot.C, slot.A)) {
+    if (!fan_stream_id_same(slot.consumer, slot.accum)) {
         plan.record = plan.slot.has_event = true;
         plan.rules |= FAN_S(15);
     } else {
@@ -96,18 +96,18 @@ fan_sync_fold fan_sync_fold_plan(fan_sync_slot slot)
         plan.slot.has_event = false;
         plan.rules |= FAN_S(16);
     }
-    plan.slot.R = slot.A;
+    plan.slot.ready = slot.accum;
     return plan;
 }
 
-fan_sync_take fan_sync_take_plan(fan_sync_slot slot, fan_place consumer)
+fan_sync_take fan_sync_take_plan(fan_sync_slot slot, fan_stream_id consumer)
 {
     fan_sync_take plan = {0};
-    if (!fan_place_set(slot.R) || !fan_place_set(consumer))
+    if (!fan_stream_id_set(slot.ready) || !fan_stream_id_set(consumer))
         return plan;
     plan.mark = true;
     plan.rules = FAN_S(19);
-    if (!fan_place_same(consumer, slot.R)) {
+    if (!fan_stream_id_same(consumer, slot.ready)) {
         plan.wait = true;
         plan.record_now = !slot.has_event;
         plan.rules |= FAN_S(18);
@@ -115,15 +115,15 @@ fan_sync_take fan_sync_take_plan(fan_sync_slot slot, fan_place consumer)
     return plan;
 }
 
-fan_sync_finish fan_sync_finish_plan(fan_sync_slot slot, bool has_out, fan_place taker)
+fan_sync_finish fan_sync_finish_plan(fan_sync_slot slot, bool has_out, fan_stream_id taker)
 {
     fan_sync_finish plan = {.slot = slot};
-    if (!fan_place_set(slot.A))
+    if (!fan_stream_id_set(slot.accum))
         return plan;
     plan.rules = FAN_S(22);
-    plan.wait_taker = has_out && fan_place_set(taker) && !fan_place_same(taker, slot.A);
-    plan.record = !fan_place_same(slot.C, slot.A);
-    plan.slot.R = slot.A;
+    plan.wait_taker = has_out && fan_stream_id_set(taker) && !fan_stream_id_same(taker, slot.accum);
+    plan.record = !fan_stream_id_same(slot.consumer, slot.accum);
+    plan.slot.ready = slot.accum;
     plan.slot.has_event = plan.record;
     return plan;
 }

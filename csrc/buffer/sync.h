@@ -36,18 +36,18 @@
 
 /* A stream as the rules see it: two numbers that are never reused. device 0 is every device without streams; stream 0:
  * none. */
-typedef struct fan_place {
+typedef struct fan_stream_id {
     uint64_t device;
     uint64_t stream;
-} fan_place;
+} fan_stream_id;
 
-static inline bool fan_place_same(fan_place a, fan_place b)
+static inline bool fan_stream_id_same(fan_stream_id a, fan_stream_id b)
 {
     if (FAN_FAULT(STREAMS_BY_DEVICE))
         return a.device == b.device || a.stream == b.stream;
     return (a.device == b.device || FAN_FAULT(STREAMS_BY_NUMBER)) && a.stream == b.stream;
 }
-static inline bool fan_place_set(fan_place a) { return a.stream != 0; }
+static inline bool fan_stream_id_set(fan_stream_id a) { return a.stream != 0; }
 
 /* X(NAME, word): the plan bits. A left-out record leaves an event that was never recorded, and waiting for that does
  * nothing. */
@@ -93,28 +93,28 @@ const char *fan_plan_word(int index);
 
 /* What a slot remembers. All zero: no gradient yet. */
 typedef struct fan_sync_slot {
-    fan_place C, A, R;
+    fan_stream_id consumer, accum, ready;
     bool has_event; /* E: recorded where the value became ready */
 } fan_sync_slot;
 
 typedef struct fan_sync_add {
-    char how;           /* the case letter of the table above */
-    fan_place P;        /* after S4 */
-    fan_sync_slot slot; /* after the add (unchanged for '+') */
-    bool record;        /* an event on P: the slot's E for a first gradient, the contribution's own for a later one */
-    bool mark;          /* g is used on A from now on (S9) */
+    char how;               /* the case letter of the table above */
+    fan_stream_id producer; /* after S4 */
+    fan_sync_slot slot;     /* after the add (unchanged for '+') */
+    bool record; /* an event on P: the slot's E for a first gradient, the contribution's own for a later one */
+    bool mark;   /* g is used on A from now on (S9) */
     uint64_t rules;
 } fan_sync_add;
 
 /* fan_sync_add_plan: S3-S5, S8-S11. D is the array's device, P and C may be unset, `current` is D's current stream
  * (unset if D has none). C is the consumer's stream as the buffer was given it; where the slot has fixed one already,
  * the slot's counts. */
-fan_sync_add fan_sync_add_plan(uint64_t D, fan_place P, fan_place C, fan_place current, fan_sync_slot slot);
+fan_sync_add fan_sync_add_plan(uint64_t D, fan_stream_id P, fan_stream_id C, fan_stream_id current, fan_sync_slot slot);
 
 typedef struct fan_sync_convert {
     bool
         on_producer; /* true: on P, before its event. false: on A, after A waited for P; then the value is ready on A */
-    fan_place on;
+    fan_stream_id on;
     uint64_t rules;
 } fan_sync_convert;
 
@@ -134,7 +134,10 @@ typedef struct fan_sync_fold {
 fan_sync_fold fan_sync_fold_plan(fan_sync_slot slot);
 
 /* fan_sync_item_waits: S12: A waits for the event of a contribution made on P, which is then used on A. */
-static inline bool fan_sync_item_waits(fan_place A, fan_place P) { return fan_place_set(A) && !fan_place_same(A, P); }
+static inline bool fan_sync_item_waits(fan_stream_id A, fan_stream_id P)
+{
+    return fan_stream_id_set(A) && !fan_stream_id_same(A, P);
+}
 
 typedef struct fan_sync_take {
     bool wait;       /* S18 */
@@ -144,7 +147,7 @@ typedef struct fan_sync_take {
 } fan_sync_take;
 
 /* fan_sync_take_plan: S18, S19, for a defined value; `consumer` unset: nobody waits. */
-fan_sync_take fan_sync_take_plan(fan_sync_slot slot, fan_place consumer);
+fan_sync_take fan_sync_take_plan(fan_sync_slot slot, fan_stream_id consumer);
 
 typedef struct fan_sync_finish {
     bool wait_taker;    /* A waits for the taker's stream, because `out` is the taker's */
@@ -154,6 +157,6 @@ typedef struct fan_sync_finish {
 } fan_sync_finish;
 
 /* fan_sync_finish_plan: S22. */
-fan_sync_finish fan_sync_finish_plan(fan_sync_slot slot, bool has_out, fan_place taker);
+fan_sync_finish fan_sync_finish_plan(fan_sync_slot slot, bool has_out, fan_stream_id taker);
 
 #endif

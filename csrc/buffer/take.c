@@ -19,9 +19,11 @@ static fan_status hand_over(fan_buffer *b, size_t slot, const fan_value *v, fan_
     if (!R || !consumer)
         return FAN_OK;
     FAN_TRY(fan_plan_consumer(consumer, R, E, &consumer, err));
-    fan_sync_take plan = fan_sync_take_plan(
-        (fan_sync_slot){.C = fan_place_of(C), .A = fan_place_of(A), .R = fan_place_of(R), .has_event = E != NULL},
-        fan_place_of(consumer));
+    fan_sync_take plan = fan_sync_take_plan((fan_sync_slot){.consumer = fan_stream_id_of(C),
+                                                            .accum = fan_stream_id_of(A),
+                                                            .ready = fan_stream_id_of(R),
+                                                            .has_event = E != NULL},
+                                            fan_stream_id_of(consumer));
     *rules |= plan.rules;
     if (plan.record_now)
         FAN_GO(fan_plan_record(b, R, FAN_PLAN_S18_RECORD, &now, err));
@@ -50,10 +52,10 @@ typedef struct cut {
     bool handed;  /* the consumer is ordered */
     bool by_copy; /* .. or is copied there from `result` */
     fan_value result;
-    fan_stream *R;
-    fan_event *E;
+    fan_stream *ready;
+    fan_event *ready_event;
     uint8_t origin, rank;
-    fan_known known;
+    fan_sum_stats known;
 } cut;
 
 static bool scaled(const fan_take *how) { return how->scale.on; }
@@ -67,7 +69,7 @@ static size_t taken(const fan_buffer *b, const fan_take *how) { return how->one 
 /* Where the sum of the i-th of them is to go; NULL: wherever. */
 static const fan_value *out_of(const fan_take *how, size_t i)
 {
-    return how->out && how->out[i].form == FAN_DENSE ? &how->out[i] : NULL;
+    return how->out && how->out[i].form == FAN_FORM_DENSE ? &how->out[i] : NULL;
 }
 
 static const fan_value *out_at(const fan_take *how, size_t slot) { return out_of(how, how->one ? 0 : slot); }
@@ -75,14 +77,14 @@ static const fan_value *out_at(const fan_take *how, size_t slot) { return out_of
 static fan_status check_scale(const fan_buffer *b, size_t slot, const fan_fold *f, const fan_take *how, fan_error *err)
 {
     fan_dtype d = fan_fold_dtype(f);
-    char kind = d == FAN_NO_DTYPE ? 'f' : fan_dtype_kind(d);
-    if (!scaled(how) || d == FAN_NO_DTYPE)
+    char kind = d == FAN_DT_NONE ? 'f' : fan_dtype_kind(d);
+    if (!scaled(how) || d == FAN_DT_NONE)
         return FAN_OK;
     if (!how->real && kind != 'c')
-        return fan_fail(err, FAN_VALUE, FAN_SLOT_SAID ": scale=%.12g%+.12gj: %s %s sum needs a real number",
+        return fan_fail(err, FAN_ERR_VALUE, FAN_SLOT_SAID ": scale=%.12g%+.12gj: %s %s sum needs a real number",
                         FAN_SLOT_WHO(b, slot), how->scale.re, how->scale.im, article(d), fan_dtype_name(d));
     if (!how->integral && kind != 'f' && kind != 'c')
-        return fan_fail(err, FAN_VALUE, FAN_SLOT_SAID ": scale=%.12g: %s %s sum needs an integer%s",
+        return fan_fail(err, FAN_ERR_VALUE, FAN_SLOT_SAID ": scale=%.12g: %s %s sum needs an integer%s",
                         FAN_SLOT_WHO(b, slot), how->scale.re, article(d), fan_dtype_name(d),
                         (how->scale.re < 0x1p63 && how->scale.re >= -0x1p63) ? "" : " that fits int64");
     return FAN_OK;
@@ -102,21 +104,22 @@ static fan_status check_out(const fan_buffer *b, size_t slot, const fan_gathered
         shape = b->slots[slot].p->shape;
     }
     if (ndim < 0)
-        return any ? fan_fail(err, FAN_TYPE, FAN_SLOT_SAID " sums objects; out= needs arrays", FAN_SLOT_WHO(b, slot))
+        return any ? fan_fail(err, FAN_ERR_TYPE, FAN_SLOT_SAID " sums objects; out= needs arrays",
+                              FAN_SLOT_WHO(b, slot))
                    : FAN_OK;
     if (b->slots[slot].spec->has_shape) {
         ndim = b->slots[slot].spec->ndim;
         shape = b->slots[slot].spec->shape;
     }
     if (ndim != out->array->ndim || memcmp(shape, out->array->shape, (size_t)ndim * sizeof *shape) != 0)
-        return fan_fail(err, FAN_VALUE, FAN_SLOT_SAID ": out= has shape %s, the sum %s", FAN_SLOT_WHO(b, slot),
+        return fan_fail(err, FAN_ERR_VALUE, FAN_SLOT_SAID ": out= has shape %s, the sum %s", FAN_SLOT_WHO(b, slot),
                         fan_shape_text(out->array->ndim, out->array->shape, has, sizeof has),
                         fan_shape_text(ndim, shape, wants, sizeof wants));
-    if (d != FAN_NO_DTYPE && !fan_dtype_can_cast(d, out->dtype))
-        return fan_fail(err, FAN_VALUE, FAN_SLOT_SAID ": out= of dtype %s cannot take a sum of dtype %s",
+    if (d != FAN_DT_NONE && !fan_dtype_can_cast(d, out->dtype))
+        return fan_fail(err, FAN_ERR_VALUE, FAN_SLOT_SAID ": out= of dtype %s cannot take a sum of dtype %s",
                         FAN_SLOT_WHO(b, slot), fan_dtype_name(out->dtype), fan_dtype_name(d));
     if (b->slots[slot].p->device && out->device != b->slots[slot].p->device)
-        return fan_fail(err, FAN_VALUE, FAN_SLOT_SAID ": out= is on %s, the sum on %s", FAN_SLOT_WHO(b, slot),
+        return fan_fail(err, FAN_ERR_VALUE, FAN_SLOT_SAID ": out= is on %s, the sum on %s", FAN_SLOT_WHO(b, slot),
                         fan_device_text(out->device, has, sizeof has),
                         fan_device_text(b->slots[slot].p->device, wants, sizeof wants));
     return FAN_OK;
@@ -230,16 +233,16 @@ static fan_status look_at_outs(fan_buffer *b, const fan_take *how, const cut *cu
     inputs->all = fan_alloc((most + 1) * sizeof *inputs->all);
     outs->all = fan_alloc((given + 1) * sizeof *outs->all);
     if (!inputs->all || !outs->all)
-        return fan_fail(err, FAN_NOMEM, "%s: out of memory", b->name);
+        return fan_fail(err, FAN_ERR_NOMEM, "%s: out of memory", b->name);
     for (size_t i = 0; i < taken(b, how); i++) {
         if (out_of(how, i))
             extents_put(outs, how->out[i].array, cuts[i].slot, true);
         for (size_t j = 0; j < cuts[i].g.fold.n; j++) {
             const fan_value *v = cuts[i].g.fold.terms[j].v;
             fan_array *some[3];
-            size_t n = v->form == FAN_OBJECT ? 0 : fan_value_arrays(v, some, 3);
+            size_t n = v->form == FAN_FORM_OBJECT ? 0 : fan_value_arrays(v, some, 3);
             for (size_t k = 0; k < n && k < 3; k++)
-                extents_put(inputs, some[k], cuts[i].slot, v->form == FAN_DENSE);
+                extents_put(inputs, some[k], cuts[i].slot, v->form == FAN_FORM_DENSE);
             for (size_t k = 0; k < v->nparts; k++)
                 extents_put(inputs, v->parts[k], cuts[i].slot, false);
         }
@@ -253,7 +256,7 @@ static fan_status look_at_outs(fan_buffer *b, const fan_take *how, const cut *cu
         while (outs->all[j].hi <= outs->all[i].lo)
             j--;
         size_t one = outs->all[i].slot, two = outs->all[j].slot;
-        return fan_fail(err, FAN_VALUE, "%s: out= of slots %zu and %zu may share memory", b->name,
+        return fan_fail(err, FAN_ERR_VALUE, "%s: out= of slots %zu and %zu may share memory", b->name,
                         one < two ? one : two, one < two ? two : one);
     }
     return FAN_OK;
@@ -262,9 +265,9 @@ static fan_status look_at_outs(fan_buffer *b, const fan_take *how, const cut *cu
 static bool plain_copy_needed(fan_buffer *b, const fan_take *how, const fan_fold *f)
 {
     const fan_term *t = &f->terms[0];
-    if (!how->writable || t->v->form == FAN_OBJECT)
+    if (!how->writable || t->v->form == FAN_FORM_OBJECT)
         return false;
-    if (t->v->form == FAN_DENSE && (!t->v->array->writable || fan_array_expanded(t->v->array)))
+    if (t->v->form == FAN_FORM_DENSE && (!t->v->array->writable || fan_array_expanded(t->v->array)))
         return true;
     if ((t->ours && !t->lent) || t->donated)
         return false;
@@ -287,7 +290,7 @@ static fan_status zero_sum(fan_buffer *b, size_t slot, const fan_value *zero, fa
     fan_status status = fan_array_broadcast(one, ndim, shape, &whole, err);
     fan_array_drop(one);
     if (status == FAN_OK)
-        *out = (fan_value){.form = FAN_ZERO, .dtype = sum, .origin = zero->origin, .array = whole};
+        *out = (fan_value){.form = FAN_FORM_ZERO, .dtype = sum, .origin = zero->origin, .array = whole};
     return status;
 }
 
@@ -296,12 +299,12 @@ static fan_status survey(fan_fold *f, cut *c, fan_error *err)
 {
     fan_stream *R = NULL;
     FAN_TRY(fan_fold_survey(f, &R, err));
-    c->known = fan_known_move(&f->known);
+    c->known = fan_sum_stats_move(&f->known);
     if (R) {
-        fan_stream_drop(c->R);
-        fan_event_drop(c->E);
-        c->R = fan_stream_hold(R);
-        c->E = NULL;
+        fan_stream_drop(c->ready);
+        fan_event_drop(c->ready_event);
+        c->ready = fan_stream_hold(R);
+        c->ready_event = NULL;
     }
     return FAN_OK;
 }
@@ -316,9 +319,9 @@ static fan_status cut_decide(fan_buffer *b, size_t slot, const fan_take *how, co
     const fan_value *out = out_at(how, slot);
     size_t dense = 0, sparse = 0, objects = 0;
     for (size_t i = 0; i < f->n; i++) {
-        dense += f->terms[i].v->form == FAN_DENSE;
-        sparse += f->terms[i].v->form == FAN_SPARSE;
-        objects += f->terms[i].v->form == FAN_OBJECT;
+        dense += f->terms[i].v->form == FAN_FORM_DENSE;
+        sparse += f->terms[i].v->form == FAN_FORM_SPARSE;
+        objects += f->terms[i].v->form == FAN_FORM_OBJECT;
     }
     fan_dtype sum = fan_fold_dtype(f);
     f->taker = consumer;
@@ -344,7 +347,7 @@ static fan_status cut_decide(fan_buffer *b, size_t slot, const fan_take *how, co
         return FAN_OK;
     }
     if (scaled(how) && objects)
-        return fan_fail(err, FAN_TYPE, FAN_SLOT_SAID " sums objects; scale= needs arrays", FAN_SLOT_WHO(b, slot));
+        return fan_fail(err, FAN_ERR_TYPE, FAN_SLOT_SAID " sums objects; scale= needs arrays", FAN_SLOT_WHO(b, slot));
     bool exact = fan_fold_exact(f) && (f->n > 1 || f->state);
     bool same_dtype = objects || fan_accum_dtype(sum, s->spec->accumulate) == sum;
     bool whole = scaled(how) || (out != NULL);
@@ -363,12 +366,12 @@ static fan_status cut_decide(fan_buffer *b, size_t slot, const fan_take *how, co
         return FAN_OK;
     }
     if (f->n == 1 && !exact && !out && !scaled(how) && !written_by_out(outs, f->terms[0].v) &&
-        !plain_copy_needed(b, how, f) && (f->terms[0].v->form == FAN_OBJECT || f->terms[0].v->dtype == sum)) {
-        c->R = fan_stream_hold(f->terms[0].P);
-        c->E = fan_event_hold(f->terms[0].event);
+        !plain_copy_needed(b, how, f) && (f->terms[0].v->form == FAN_FORM_OBJECT || f->terms[0].v->dtype == sum)) {
+        c->ready = fan_stream_hold(f->terms[0].producer);
+        c->ready_event = fan_event_hold(f->terms[0].event);
         s->p->rules |= FAN_A(14);
         if (fan_fold_skip(f))
-            c->known = fan_known_hold(&s->p->known);
+            c->known = fan_sum_stats_hold(&s->p->known);
         else
             FAN_TRY(survey(f, c, err));
         return fan_value_copy(b->frontend, f->terms[0].v, &c->result, err);
@@ -376,7 +379,7 @@ static fan_status cut_decide(fan_buffer *b, size_t slot, const fan_take *how, co
     c->doing = CUT_FINISHES;
     f->finish = true;
     f->take = how;
-    f->finish_dtype = out ? out->dtype : FAN_NO_DTYPE;
+    f->finish_dtype = out ? out->dtype : FAN_DT_NONE;
     if (f->n == 1)
         FAN_COUNT(b, copies, 1);
     return FAN_OK;
@@ -390,19 +393,19 @@ static fan_status cut_end(fan_buffer *b, size_t slot, cut *c, fan_error *err)
     c->begun = false;
     if (c->doing == CUT_COMMITS) {
         FAN_TRY(fan_fold_commit_end(b, slot, &c->g, err));
-        c->R = fan_stream_hold(s->p->R);
-        c->E = fan_event_hold(s->p->E);
-        c->known = fan_known_hold(&s->p->known);
+        c->ready = fan_stream_hold(s->p->ready);
+        c->ready_event = fan_event_hold(s->p->ready_event);
+        c->known = fan_sum_stats_hold(&s->p->known);
         return fan_value_copy(b->frontend, &s->p->value, &c->result, err);
     }
     FAN_TRY(fan_fold_end(f, err));
-    c->known = fan_known_move(&f->known);
+    c->known = fan_sum_stats_move(&f->known);
     c->result = f->result;
-    f->result = (fan_value){.dtype = FAN_NO_DTYPE};
-    c->R = f->R;
-    c->E = f->E;
-    f->R = NULL;
-    f->E = NULL;
+    f->result = (fan_value){.dtype = FAN_DT_NONE};
+    c->ready = f->ready;
+    c->ready_event = f->ready_event;
+    f->ready = NULL;
+    f->ready_event = NULL;
     s->p->rules |= f->rules;
     return FAN_OK;
 }
@@ -469,8 +472,8 @@ static fan_status cut_fold(fan_buffer *b, size_t slot, cut *c, fan_batch *batch,
  * the taker's, or the device's current one. */
 static fan_stream *writer(const fan_pass *p, const fan_fold *f, const fan_value *out)
 {
-    if (p->A || !out->device->backend->has_streams)
-        return fan_stream_hold(p->A);
+    if (p->accum || !out->device->backend->has_streams)
+        return fan_stream_hold(p->accum);
     return f->taker && f->taker->device == out->device ? fan_stream_hold(f->taker) : fan_stream_current(out->device);
 }
 
@@ -480,17 +483,17 @@ static fan_status copy_into_out(fan_buffer *b, const fan_value *out, cut *c, fan
     fan_fold *f = &c->g.fold;
     fan_operand one = {c->result.array, out->dtype};
     if (!A && out->device->backend->has_streams)
-        return fan_fail(err, FAN_NOMEM, "%s: out of memory", b->name);
+        return fan_fail(err, FAN_ERR_NOMEM, "%s: out of memory", b->name);
     f->out = out;
     FAN_TRY(fan_fold_wait_taker(f, A, err));
     FAN_COUNT(b, copies, 1);
     FAN_COUNT(b, passes, 1);
-    if (c->result.form == FAN_DENSE)
+    if (c->result.form == FAN_FORM_DENSE)
         return fan_device_run(out->device, A,
                               &(fan_job){.kind = FAN_JOB_COPY, .out = out->array, .in = &one, .n = 1, .label = "copy"},
                               err);
     FAN_TRY(fan_device_run(out->device, A, &(fan_job){.kind = FAN_JOB_ZERO, .out = out->array, .label = "fill"}, err));
-    if (c->result.form == FAN_SPARSE)
+    if (c->result.form == FAN_FORM_SPARSE)
         FAN_TRY(fan_device_run(
             out->device, A,
             &(fan_job){.kind = FAN_JOB_SCATTER, .out = out->array, .sparse = c->result.sparse, .label = "scatter"},
@@ -506,14 +509,14 @@ static fan_status cut_copy(fan_buffer *b, size_t slot, const fan_take *how, cut 
     fan_value sum = c->result;
     fan_stream *R = writer(s->p, &c->g.fold, out);
     fan_status status = copy_into_out(b, out, c, R, err);
-    fan_stream_drop(c->R);
-    c->R = R;
+    fan_stream_drop(c->ready);
+    c->ready = R;
     FAN_TRY(status);
-    fan_event_drop(c->E);
-    c->E = NULL;
-    if (s->p->A && s->p->A != s->p->C)
-        FAN_TRY(fan_plan_record(b, s->p->A, FAN_PLAN_S22_RECORD, &c->E, err));
-    c->result = (fan_value){.dtype = FAN_NO_DTYPE};
+    fan_event_drop(c->ready_event);
+    c->ready_event = NULL;
+    if (s->p->accum && s->p->accum != s->p->consumer)
+        FAN_TRY(fan_plan_record(b, s->p->accum, FAN_PLAN_S22_RECORD, &c->ready_event, err));
+    c->result = (fan_value){.dtype = FAN_DT_NONE};
     fan_value_drop(b->frontend, &sum);
     return fan_value_copy(b->frontend, out, &c->result, err);
 }
@@ -522,7 +525,7 @@ static fan_status cut_copy(fan_buffer *b, size_t slot, const fan_take *how, cut 
 static bool written_by_out_itself(const cut *c, const fan_value *out)
 {
     for (size_t i = 0; i < c->g.fold.n; i++)
-        if (c->g.fold.terms[i].v->form == FAN_DENSE && !fan_array_apart(out->array, c->g.fold.terms[i].v->array))
+        if (c->g.fold.terms[i].v->form == FAN_FORM_DENSE && !fan_array_apart(out->array, c->g.fold.terms[i].v->array))
             return true;
     return false;
 }
@@ -535,9 +538,9 @@ static fan_status cut_claim(fan_buffer *b, size_t slot, fan_error *err)
     if (status == FAN_OK && (status = fan_slot_claim_all(b, slot, true, "take", err)) == FAN_OK) {
         status = fan_slot_poisoned(b, slot, err);
         if (status == FAN_OK && s->expected >= 0 && s->p->count != s->expected)
-            status =
-                fan_fail(err, FAN_VALUE, FAN_SLOT_SAID ": expected %" PRId64 " contribution%s, got %" PRId64 " (A16)",
-                         FAN_SLOT_WHO(b, slot), s->expected, FAN_PLURAL(s->expected), s->p->count);
+            status = fan_fail(err, FAN_ERR_VALUE,
+                              FAN_SLOT_SAID ": expected %" PRId64 " contribution%s, got %" PRId64 " (A16)",
+                              FAN_SLOT_WHO(b, slot), s->expected, FAN_PLURAL(s->expected), s->p->count);
         if (status != FAN_OK)
             fan_slot_let_go(b, slot);
     }
@@ -550,20 +553,20 @@ static fan_status cut_claim(fan_buffer *b, size_t slot, fan_error *err)
 static fan_status learn(cut *c, const fan_pass *p, fan_error *err)
 {
     fan_fold *f = &c->g.fold;
-    fan_known was = c->known;
-    if (c->result.form == FAN_UNDEFINED || c->result.form == FAN_OBJECT) {
-        fan_known_drop(&c->known);
-        c->known = (fan_known){.yes = true, .stats = {.count = UINT64_MAX}};
+    fan_sum_stats was = c->known;
+    if (c->result.form == FAN_FORM_UNDEFINED || c->result.form == FAN_FORM_OBJECT) {
+        fan_sum_stats_drop(&c->known);
+        c->known = (fan_sum_stats){.yes = true, .stats = {.count = UINT64_MAX}};
         return FAN_OK;
     }
     if (!was.yes && c->by_copy && f->n == 0 && !f->state) {
-        c->known = (fan_known){.yes = true, .stats = {.count = (uint64_t)c->result.array->size, .bad = SIZE_MAX}};
+        c->known = (fan_sum_stats){.yes = true, .stats = {.count = (uint64_t)c->result.array->size, .bad = SIZE_MAX}};
         return FAN_OK;
     }
     f->known = was;
-    c->known = (fan_known){.yes = false};
+    c->known = (fan_sum_stats){.yes = false};
     FAN_TRY(fan_fold_learn(f, &c->result, err));
-    c->known = fan_known_move(&f->known);
+    c->known = fan_sum_stats_move(&f->known);
     if (p->known.bad) {
         c->known.bad = true;
         c->known.bad_key = p->known.bad_key;
@@ -583,8 +586,8 @@ static fan_status take_claim(fan_buffer *b, const fan_take *how, cut *cuts, exte
         cuts[i].gathered = true;
         cuts[i].g.fold.may_end = true;
         for (size_t j = 0; j < cuts[i].g.fold.n; j++)
-            if (cuts[i].g.fold.terms[j].v->form == FAN_OBJECT && (scaled(how) || out_of(how, i)))
-                return fan_fail(err, FAN_TYPE, FAN_SLOT_SAID " sums objects; scale= and out= need arrays",
+            if (cuts[i].g.fold.terms[j].v->form == FAN_FORM_OBJECT && (scaled(how) || out_of(how, i)))
+                return fan_fail(err, FAN_ERR_TYPE, FAN_SLOT_SAID " sums objects; scale= and out= need arrays",
                                 FAN_SLOT_WHO(b, slot));
         FAN_TRY(check_scale(b, slot, &cuts[i].g.fold, how, err));
         if (out_of(how, i))
@@ -595,7 +598,7 @@ static fan_status take_claim(fan_buffer *b, const fan_take *how, cut *cuts, exte
     for (size_t i = 0; how->out && i < taken(b, how); i++)
         if (out_of(how, i)) {
             for (size_t j = 0; j < cuts[i].g.fold.n; j++)
-                cuts[i].by_copy = cuts[i].by_copy || cuts[i].g.fold.terms[j].v->form != FAN_DENSE;
+                cuts[i].by_copy = cuts[i].by_copy || cuts[i].g.fold.terms[j].v->form != FAN_FORM_DENSE;
             /* Whether the terms of an exact sum were finite is looked at once it is made: none of them may be gone
              * then. */
             cuts[i].by_copy = cuts[i].by_copy || (b->known && fan_fold_exact(&cuts[i].g.fold) &&
@@ -608,7 +611,8 @@ static fan_status take_claim(fan_buffer *b, const fan_take *how, cut *cuts, exte
 
 static fan_stream *consumer_of(const fan_buffer *b, const fan_take *how, size_t slot)
 {
-    fan_stream *C = b->slots[slot].p->C; /* the buffer's, unless it was redirected (S7); of zeros alone it knows none */
+    fan_stream *C =
+        b->slots[slot].p->consumer; /* the buffer's, unless it was redirected (S7); of zeros alone it knows none */
     return how->stream ? how->stream : C ? C : b->stream;
 }
 
@@ -678,9 +682,9 @@ static fan_status step_hand_over(fan_buffer *b, size_t slot, const fan_take *how
     c->handed = true;
     if (out_at(how, slot) && c->by_copy)
         FAN_TRY(cut_copy(b, slot, how, c, err));
-    if (c->result.form != FAN_UNDEFINED)
-        FAN_TRY(
-            hand_over(b, slot, &c->result, s->p->C, s->p->A, c->R, c->E, consumer_of(b, how, slot), &s->p->rules, err));
+    if (c->result.form != FAN_FORM_UNDEFINED)
+        FAN_TRY(hand_over(b, slot, &c->result, s->p->consumer, s->p->accum, c->ready, c->ready_event,
+                          consumer_of(b, how, slot), &s->p->rules, err));
     return b->known ? learn(c, s->p, err) : FAN_OK;
 }
 
@@ -693,7 +697,7 @@ static fan_status step_hand_over_first(fan_buffer *b, size_t slot, const fan_tak
 
 static void name_origin(cut *c)
 {
-    if (c->result.form == FAN_UNDEFINED || c->result.form == FAN_ZERO)
+    if (c->result.form == FAN_FORM_UNDEFINED || c->result.form == FAN_FORM_ZERO)
         return;
     c->result.origin = c->origin;
     c->result.rank = c->rank;
@@ -726,7 +730,7 @@ static fan_status outs_still(const fan_buffer *b, const fan_take *how, fan_error
 {
     for (size_t i = 0; how->out && b->frontend->still && i < taken(b, how); i++)
         if (out_of(how, i) && how->out[i].device == fan_cpu() && !b->frontend->still(&how->out[i]))
-            return fan_fail(err, FAN_STATE,
+            return fan_fail(err, FAN_ERR_STATE,
                             FAN_SLOT_SAID ": the memory, dtype or shape of out= was changed during the take",
                             FAN_SLOT_WHO(b, how->one ? how->slot : i));
     return FAN_OK;
@@ -740,9 +744,9 @@ static fan_status take_all(fan_buffer *b, const fan_take *how, const extents *ou
     fan_status status = FAN_OK;
     bool streams = false, late = false;
     for (size_t i = 0; i < taken(b, how); i++)
-        streams |= b->slots[cuts[i].slot].p->A != NULL;
+        streams |= b->slots[cuts[i].slot].p->accum != NULL;
     if (streams && taken(b, how) > 1 && !b->known && !(batch = fan_batch_new()))
-        return fan_fail(err, FAN_NOMEM, "%s: out of memory", b->name);
+        return fan_fail(err, FAN_ERR_NOMEM, "%s: out of memory", b->name);
     FAN_GO(each_slot(b, how, outs, cuts, batch, step_sum, err));
     FAN_GO(each_slot(b, how, outs, cuts, batch, step_late, err));
     for (size_t i = 0; i < taken(b, how); i++)
@@ -785,13 +789,13 @@ static void take_let_go(fan_buffer *b, const fan_take *how, cut *cuts, fan_statu
 {
     for (size_t i = 0; i < taken(b, how) && cuts[i].claimed; i++) {
         cut *c = &cuts[i];
-        if (status == FAN_OK && fan_trace_on() && c->result.form != FAN_UNDEFINED)
+        if (status == FAN_OK && fan_trace_on() && c->result.form != FAN_FORM_UNDEFINED)
             trace_take(b, c->slot, c, consumer_of(b, how, c->slot));
         fan_slot_lock(b, c->slot);
         if (status == FAN_OK) {
             gone[i] = fan_pass_cut(&b->slots[c->slot]);
             if (b->known) {
-                fan_known old = b->known[c->slot];
+                fan_sum_stats old = b->known[c->slot];
                 b->known[c->slot] = c->known;
                 c->known = old;
             }
@@ -803,9 +807,9 @@ static void take_let_go(fan_buffer *b, const fan_take *how, cut *cuts, fan_statu
 
 static void cut_fini(fan_buffer *b, cut *c, fan_pass *gone)
 {
-    fan_known_drop(&c->known);
-    fan_stream_drop(c->R);
-    fan_event_drop(c->E);
+    fan_sum_stats_drop(&c->known);
+    fan_stream_drop(c->ready);
+    fan_event_drop(c->ready_event);
     if (c->gathered)
         fan_gathered_fini(&c->g);
     if (gone && gone != &fan_pass_none) { /* the consumer has waited for what was pooled */
@@ -827,7 +831,7 @@ fan_status fan_buffer_take(fan_buffer *b, const fan_take *how, fan_value *result
     if (!cuts || !gone) {
         fan_free(cuts);
         fan_free(gone);
-        return fan_fail(err, FAN_NOMEM, "%s: out of memory", b->name);
+        return fan_fail(err, FAN_ERR_NOMEM, "%s: out of memory", b->name);
     }
     for (size_t i = 0; i < n; i++)
         cuts[i].slot = how->one ? how->slot : i;
@@ -859,7 +863,7 @@ fan_status fan_buffer_snapshot(fan_buffer *b, size_t slot, fan_stream *consumer,
     fan_gathered g;
     fan_status status;
     fan_fold *f = &g.fold;
-    *out = (fan_value){.dtype = FAN_NO_DTYPE};
+    *out = (fan_value){.dtype = FAN_DT_NONE};
     FAN_TRY(fan_slot_check(b, slot, err));
     s = &b->slots[slot];
     fan_slot_lock(b, slot);
@@ -875,23 +879,23 @@ fan_status fan_buffer_snapshot(fan_buffer *b, size_t slot, fan_stream *consumer,
     if (f->n == 0 && !f->state) {
         if (g.zero)
             status = zero_sum(b, slot, g.zero, fan_fold_dtype(f), out, err);
-    } else if (f->n == 1 && !f->state && f->terms[0].v->form == FAN_OBJECT) {
+    } else if (f->n == 1 && !f->state && f->terms[0].v->form == FAN_FORM_OBJECT) {
         status = fan_value_copy(b->frontend, f->terms[0].v, out, err);
         if (status == FAN_OK)
-            status = hand_over(b, slot, out, s->p->C, s->p->A, f->terms[0].P, f->terms[0].event,
-                               consumer ? consumer : s->p->C, &f->rules, err);
+            status = hand_over(b, slot, out, s->p->consumer, s->p->accum, f->terms[0].producer, f->terms[0].event,
+                               consumer ? consumer : s->p->consumer, &f->rules, err);
     } else {
         status = fan_fold_run(f, err);
         *out = f->result;
         if (status == FAN_OK)
-            status =
-                hand_over(b, slot, out, s->p->C, s->p->A, f->R, f->E, consumer ? consumer : s->p->C, &f->rules, err);
+            status = hand_over(b, slot, out, s->p->consumer, s->p->accum, f->ready, f->ready_event,
+                               consumer ? consumer : s->p->consumer, &f->rules, err);
     }
     if (status == FAN_OK && !g.like && f->state) {
         out->origin = f->state->origin;
         out->rank = f->state->rank;
     }
-    if (status == FAN_OK && g.like && out->form != FAN_OBJECT) {
+    if (status == FAN_OK && g.like && out->form != FAN_FORM_OBJECT) {
         out->origin = g.like->origin;
         out->rank = g.like->rank;
     }

@@ -12,19 +12,19 @@ static bool may_lend(const fan_buffer *b, size_t slot, int64_t key, const fan_st
 {
     const fan_slot *s = &b->slots[slot];
     const fan_pass *p = s->p;
-    if (s->busy || p->nitems || p->arriving || p->value.form != FAN_DENSE || !p->value_ours ||
+    if (s->busy || p->nitems || p->arriving || p->value.form != FAN_FORM_DENSE || !p->value_ours ||
         p->value.array->dtype != acc)
         return false;
     if (key >= 0 && key != p->next_key)
         return false;
-    return fan_array_dense(p->value.array) && P == p->A && p->R == p->A;
+    return fan_array_dense(p->value.array) && P == p->accum && p->ready == p->accum;
 }
 
 fan_status fan_slot_in_target(const fan_buffer *b, size_t slot, const char *what, fan_error *err)
 {
     for (const fan_target *t = b->slots[slot].targets; t; t = t->next)
         if (t->thread == fan_thread_id())
-            return fan_fail(err, FAN_STATE,
+            return fan_fail(err, FAN_ERR_STATE,
                             FAN_SLOT_SAID ": %s() from within a target of that slot: what is added into it would miss "
                                           "this pass; leave the block first",
                             FAN_SLOT_WHO(b, slot), what);
@@ -63,8 +63,8 @@ fan_status fan_buffer_target(fan_buffer *b, size_t slot, int64_t key, fan_stream
     FAN_TRY(fan_slot_check(b, slot, err));
     fan_slot *s = &b->slots[slot];
     const fan_spec *spec = s->spec;
-    if (!spec->has_shape || spec->dtype == FAN_NO_DTYPE)
-        return fan_fail(err, FAN_VALUE,
+    if (!spec->has_shape || spec->dtype == FAN_DT_NONE)
+        return fan_fail(err, FAN_ERR_VALUE,
                         FAN_SLOT_SAID
                         ": target() needs a slot that declares its shape and dtype: give fanin.Slot(shape=, dtype=)",
                         FAN_SLOT_WHO(b, slot));
@@ -84,7 +84,7 @@ fan_status fan_buffer_target(fan_buffer *b, size_t slot, int64_t key, fan_stream
     fan_contribution c = {.key = key,
                           .stream = stream,
                           .summed = true,
-                          .value = {.form = FAN_DENSE, .dtype = acc, .device = d, .array = &like}};
+                          .value = {.form = FAN_FORM_DENSE, .dtype = acc, .device = d, .array = &like}};
     current = fan_current_for(b, slot, &c);
     fan_slot_lock(b, slot);
     status = fan_slot_enter(b, slot, "target", err);
@@ -93,11 +93,11 @@ fan_status fan_buffer_target(fan_buffer *b, size_t slot, int64_t key, fan_stream
     if (status == FAN_OK) {
         t->slot = slot;
         t->key = key;
-        t->P = a.P ? fan_stream_hold(a.P) : NULL;
+        t->producer = a.producer ? fan_stream_hold(a.producer) : NULL;
         t->device = fan_device_hold(d);
-        if (t->P == s->p->A)
+        if (t->producer == s->p->accum)
             status = fan_slot_promote(b, slot, err);
-        t->direct = status == FAN_OK && may_lend(b, slot, key, t->P, acc);
+        t->direct = status == FAN_OK && may_lend(b, slot, key, t->producer, acc);
     }
     if (status == FAN_OK) {
         t->thread = fan_thread_id();
@@ -122,12 +122,12 @@ fan_status fan_buffer_target(fan_buffer *b, size_t slot, int64_t key, fan_stream
         fan_buffer_target_cancel(b, t);
     }
     if (status == FAN_OK && !t->direct)
-        status = scratch(d, t->P, acc, spec, &t->array, err);
+        status = scratch(d, t->producer, acc, spec, &t->array, err);
     if (status != FAN_OK) {
         fan_slot_lock(b, slot);
         forget_target(s, t);
         fan_slot_unlock(b, slot);
-        fan_stream_drop(t->P);
+        fan_stream_drop(t->producer);
         fan_device_drop(t->device);
         memset(t, 0, sizeof *t);
     }
@@ -142,17 +142,19 @@ static fan_status take_back_direct(fan_buffer *b, fan_target *t, bool good, fan_
     fan_slot *s = &b->slots[t->slot];
     fan_pass *p = s->p;
     fan_event *e = NULL, *old = NULL;
-    fan_known last = {.yes = false};
+    fan_sum_stats last = {.yes = false};
     fan_status status = good ? fan_slot_survey(b, t->slot, t->key, err) : FAN_OK;
     uint64_t rules = 0;
     bool unknown = status != FAN_OK;
-    if (good && !unknown && p->A) {
-        fan_sync_fold plan = fan_sync_fold_plan((fan_sync_slot){
-            .C = fan_place_of(p->C), .A = fan_place_of(p->A), .R = fan_place_of(p->R), .has_event = p->E != NULL});
+    if (good && !unknown && p->accum) {
+        fan_sync_fold plan = fan_sync_fold_plan((fan_sync_slot){.consumer = fan_stream_id_of(p->consumer),
+                                                                .accum = fan_stream_id_of(p->accum),
+                                                                .ready = fan_stream_id_of(p->ready),
+                                                                .has_event = p->ready_event != NULL});
         rules = plan.rules;
         if (plan.record)
-            status = fan_plan_record(b, p->A, FAN_PLAN_S15_RECORD, &e, err);
-        if (status == FAN_NOMEM || status == FAN_DEVICE_NOMEM)
+            status = fan_plan_record(b, p->accum, FAN_PLAN_S15_RECORD, &e, err);
+        if (status == FAN_ERR_NOMEM || status == FAN_ERR_DEVICE_NOMEM)
             status = FAN_OK; /* S18 records then */
     }
     fan_slot_lock(b, t->slot);
@@ -168,18 +170,18 @@ static fan_status take_back_direct(fan_buffer *b, fan_target *t, bool good, fan_
                              : "the body of target() failed while it had the running sum");
     }
     if (good) {
-        old = p->E;
-        p->E = e;
+        old = p->ready_event;
+        p->ready_event = e;
         p->value_lent = true;
         if (b->known)
-            last = fan_known_forget(b, t->slot);
+            last = fan_sum_stats_forget(b, t->slot);
         p->rules |= FAN_A(6);
         FAN_COUNT(b, adds, 1);
         FAN_COUNT(b, in_place, 1);
     }
     fan_slot_let_go(b, t->slot);
     fan_slot_unlock(b, t->slot);
-    fan_known_drop(&last);
+    fan_sum_stats_drop(&last);
     fan_event_drop(old);
     return status;
 }
@@ -196,7 +198,7 @@ fan_status fan_buffer_target_end(fan_buffer *b, fan_target *t, bool good, uint8_
         status = take_back_direct(b, t, good, err);
     } else if (good) {
         fan_contribution c = {.key = t->key,
-                              .stream = t->P,
+                              .stream = t->producer,
                               .summed = true,
                               .value = fan_value_dense(fan_array_hold(t->array), t->device)};
         c.value.origin = origin;
@@ -204,7 +206,7 @@ fan_status fan_buffer_target_end(fan_buffer *b, fan_target *t, bool good, uint8_
         fan_value_drop(b->frontend, &c.value);
     }
     fan_array_drop(t->array);
-    fan_stream_drop(t->P);
+    fan_stream_drop(t->producer);
     fan_device_drop(t->device);
     memset(t, 0, sizeof *t);
     return status;
@@ -223,7 +225,7 @@ void fan_buffer_target_cancel(fan_buffer *b, fan_target *t)
     }
     fan_slot_unlock(b, t->slot);
     fan_array_drop(t->array);
-    fan_stream_drop(t->P);
+    fan_stream_drop(t->producer);
     fan_device_drop(t->device);
     memset(t, 0, sizeof *t);
 }

@@ -8,7 +8,7 @@ fan_status fan_value_copy(const fan_frontend *f, const fan_value *v, fan_value *
     if (v->nparts) {
         parts = fan_alloc(v->nparts * sizeof(fan_array *));
         if (!parts)
-            return fan_fail(err, FAN_NOMEM, "out of memory");
+            return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
         for (size_t i = 0; i < v->nparts; i++)
             parts[i] = fan_array_hold(v->parts[i]);
     }
@@ -26,7 +26,7 @@ fan_status fan_value_copy(const fan_frontend *f, const fan_value *v, fan_value *
 void fan_value_drop(const fan_frontend *f, fan_value *v)
 {
     fan_value gone = *v;
-    *v = (fan_value){.dtype = FAN_NO_DTYPE};
+    *v = (fan_value){.dtype = FAN_DT_NONE};
     fan_array_drop(gone.array);
     fan_sparse_drop(gone.sparse);
     for (size_t i = 0; i < gone.nparts; i++)
@@ -55,14 +55,14 @@ size_t fan_value_arrays(const fan_value *v, fan_array **out, size_t cap)
     fan_array *own[3] = {NULL, NULL, NULL};
     fan_array **from = own;
     size_t n = 0;
-    if (v->form == FAN_DENSE) {
+    if (v->form == FAN_FORM_DENSE) {
         own[n++] = v->array;
-    } else if (v->form == FAN_SPARSE) {
+    } else if (v->form == FAN_FORM_SPARSE) {
         own[n++] = v->sparse->values;
         own[n++] = v->sparse->indices;
         if (v->sparse->pointers)
             own[n++] = v->sparse->pointers;
-    } else if (v->form == FAN_OBJECT) {
+    } else if (v->form == FAN_FORM_OBJECT) {
         from = v->parts;
         n = v->nparts;
     }
@@ -84,7 +84,7 @@ uint64_t fan_value_bytes(const fan_value *v)
 {
     fan_array *some[3];
     uint64_t bytes = 0;
-    if (v->form == FAN_OBJECT) {
+    if (v->form == FAN_FORM_OBJECT) {
         for (size_t i = 0; i < v->nparts; i++)
             bytes += array_bytes(v->parts[i]);
         return bytes;
@@ -97,13 +97,13 @@ uint64_t fan_value_bytes(const fan_value *v)
 
 static fan_status mark(fan_array *a, fan_stream *s, fan_error *err)
 {
-    return a->storage ? fan_memory_used_on(a->storage, s, err) : FAN_OK;
+    return a->storage ? fan_memory_record_stream(a->storage, s, err) : FAN_OK;
 }
 
 fan_status fan_value_mark(const fan_value *v, fan_stream *s, fan_error *err)
 {
     fan_array *some[3];
-    if (v->form == FAN_OBJECT) {
+    if (v->form == FAN_FORM_OBJECT) {
         for (size_t i = 0; i < v->nparts; i++)
             FAN_TRY(mark(v->parts[i], s, err));
         return FAN_OK;
@@ -116,12 +116,12 @@ fan_status fan_value_mark(const fan_value *v, fan_stream *s, fan_error *err)
 
 fan_value fan_value_dense(fan_array *a, fan_device *d)
 {
-    return (fan_value){.form = FAN_DENSE, .dtype = a->dtype, .device = d, .array = a};
+    return (fan_value){.form = FAN_FORM_DENSE, .dtype = a->dtype, .device = d, .array = a};
 }
 
 fan_value fan_value_sparse(fan_sparse *s, fan_device *d)
 {
-    return (fan_value){.form = FAN_SPARSE, .dtype = s->values->dtype, .device = d, .sparse = s};
+    return (fan_value){.form = FAN_FORM_SPARSE, .dtype = s->values->dtype, .device = d, .sparse = s};
 }
 
 bool fan_int_run_add(fan_int_run *r, const fan_value *v)
@@ -129,8 +129,8 @@ bool fan_int_run_add(fan_int_run *r, const fan_value *v)
     char kind = fan_dtype_kind(v->dtype);
     size_t bytes = fan_dtype_size(v->dtype);
     uint64_t bits = 0;
-    if (v->form != FAN_DENSE || !v->weak || (v->device && v->device->backend->has_streams) || v->array->size != 1 ||
-        (kind != 'b' && kind != 'i' && kind != 'u'))
+    if (v->form != FAN_FORM_DENSE || !v->weak || (v->device && v->device->backend->has_streams) ||
+        v->array->size != 1 || (kind != 'b' && kind != 'i' && kind != 'u'))
         return false;
     memcpy(&bits, v->array->data, bytes); /* little-endian, as all that we are built for */
     bool negative = kind == 'i' && (bits >> (8 * bytes - 1) & 1);
@@ -144,7 +144,7 @@ bool fan_int_run_leaves(const fan_int_run *r, const fan_value *next, const fan_s
 {
     unsigned bits = 8 * (unsigned)fan_dtype_size(d);
     char kind = fan_dtype_kind(d);
-    char after = next && next->form != FAN_OBJECT ? fan_dtype_kind(next->dtype) : '-';
+    char after = next && next->form != FAN_FORM_OBJECT ? fan_dtype_kind(next->dtype) : '-';
     __int128 sum = r->sum;
     if (!r->ints || (kind != 'i' && kind != 'u') || after == 'b' || after == 'i' || after == 'u')
         return false;

@@ -9,7 +9,7 @@
  * undefined. */
 typedef struct fan_value {
     fan_form form;
-    fan_dtype dtype; /* FAN_NO_DTYPE for objects */
+    fan_dtype dtype; /* FAN_DT_NONE for objects */
     bool weak;       /* a Python scalar (D5) */
     bool borrowed;   /* L8: memory that will be overwritten later */
     bool own_memory; /* the frontend's: the object says where the array's memory lies, and may be asked again (still) */
@@ -26,7 +26,7 @@ typedef struct fan_value {
 
 /* What plain gradients (plain.h) of one slot have in common: gap-free host arrays, or numbers. */
 #define FAN_PLAIN_NDIM 4
-typedef struct fan_plain_kind {
+typedef struct fan_fast_kind {
     fan_dtype dtype;
     uint8_t origin; /* as in fan_value */
     int8_t ndim;
@@ -36,9 +36,9 @@ typedef struct fan_plain_kind {
     bool weak;   /* as in fan_value */
     bool inside; /* its value, of at most 8 bytes, stands in place of its address */
     int64_t shape[FAN_PLAIN_NDIM];
-} fan_plain_kind;
-bool fan_plain_same(const fan_plain_kind *a, const fan_plain_kind *b);
-uint64_t fan_plain_bytes(const fan_plain_kind *k); /* of one; at least 1 */
+} fan_fast_kind;
+bool fan_fast_same(const fan_fast_kind *a, const fan_fast_kind *b);
+uint64_t fan_fast_bytes(const fan_fast_kind *k); /* of one; at least 1 */
 
 /* The frontend's callbacks. None but `plain` is called with a lock of ours held. */
 typedef struct fan_frontend {
@@ -52,14 +52,14 @@ typedef struct fan_frontend {
     bool (*alone)(void *object, const fan_value *v);
     /* plain: the value of a plain gradient whose first element is at `data`; with a hold of its own on the object.
      * Calls nobody, unless the kind is late: a lock may be held. */
-    fan_status (*plain)(void *object, char *data, const fan_plain_kind *kind, fan_value *out, fan_error *err);
+    fan_status (*plain)(void *object, char *data, const fan_fast_kind *kind, fan_value *out, fan_error *err);
     /* still: whether the caller's host memory lies where it lay when it came, as large, of that dtype and shape: asked
      * wherever it is about to be read. Calls nobody. May be NULL: nobody can move it. */
     bool (*still)(const fan_value *v);
-    /* forget: what an FAN_EXTERN that nobody will be told of left behind. May be NULL. */
+    /* forget: what an FAN_ERR_EXTERN that nobody will be told of left behind. May be NULL. */
     void (*forget)(void);
-    /* combine: A1, A8: a new value from two; `combine` is the slot's, may be NULL. FAN_EXTERN with the cause kept by
-     * the frontend. */
+    /* combine: A1, A8: a new value from two; `combine` is the slot's, may be NULL. FAN_ERR_EXTERN with the cause kept
+     * by the frontend. */
     fan_status (*combine)(void *combine, const fan_value *old, const fan_value *new_, fan_value *out, fan_error *err);
     /* fresh: an array on `d` for a sum of what `origin` is, allocated by the library that owns that kind; work queued
      * on `on` may write it at once. *out NULL, and FAN_OK: the core is to allocate. May be NULL. */
@@ -77,7 +77,7 @@ typedef struct fan_frontend {
                            fan_error *err);
 } fan_frontend;
 
-/* fan_value_copy: *dst becomes another value of the same things, with holds of its own; FAN_NOMEM. */
+/* fan_value_copy: *dst becomes another value of the same things, with holds of its own; FAN_ERR_NOMEM. */
 fan_status fan_value_copy(const fan_frontend *f, const fan_value *v, fan_value *dst, fan_error *err);
 /* fan_value_drop: drops all and makes *v undefined. */
 void fan_value_drop(const fan_frontend *f, fan_value *v);

@@ -19,7 +19,7 @@ typedef struct entry {
     fan_stream *stream; /* held */
     fan_job job;        /* its arrays are held; `in` and `label` are filled in when it is queued */
     size_t first;       /* of its operands */
-    fan_fate fate;
+    fan_job_state fate;
     char label[FAN_TRACE_LABEL];
 } entry;
 
@@ -73,7 +73,7 @@ fan_status fan_batch_put(fan_batch *b, fan_stream *s, const fan_job *job, size_t
 {
     if (fan_grow((void **)&b->entries, &b->cap, b->n + 1, sizeof *b->entries) ||
         fan_grow((void **)&b->operands, &b->operands_cap, b->noperands + job->n, sizeof *b->operands))
-        return fan_fail(err, FAN_NOMEM, "out of memory for a batch of sums");
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a batch of sums");
     entry *e = &b->entries[b->n];
     *e = (entry){.stream = fan_stream_hold(s), .job = *job, .first = b->noperands};
     e->job.out = fan_array_hold((fan_array *)(uintptr_t)job->out);
@@ -91,7 +91,7 @@ fan_status fan_batch_put(fan_batch *b, fan_stream *s, const fan_job *job, size_t
     return FAN_OK;
 }
 
-fan_fate fan_batch_fate(const fan_batch *b, size_t number) { return b->entries[number].fate; }
+fan_job_state fan_batch_state(const fan_batch *b, size_t number) { return b->entries[number].fate; }
 
 fan_status fan_batch_failure(const fan_batch *b, fan_error *err)
 {
@@ -169,17 +169,17 @@ static bool independent(const fan_job *jobs, size_t n, extent *room)
 /* All jobs of a flush that belong to one stream. */
 typedef struct group {
     fan_job *jobs;
-    fan_fate *fates;
+    fan_job_state *fates;
     size_t *entries, n;
 } group;
 
 static void one_by_one(fan_batch *b, fan_stream *s, group *g)
 {
     for (size_t i = 0; i < g->n && b->status == FAN_OK; i++) {
-        if (g->fates[i] != FAN_FATE_WAITS)
+        if (g->fates[i] != FAN_JOB_PENDING)
             continue;
         b->status = fan_device_run(s->device, s, &g->jobs[i], &b->err);
-        g->fates[i] = b->status == FAN_OK ? FAN_FATE_QUEUED : FAN_FATE_FAILED;
+        g->fates[i] = b->status == FAN_OK ? FAN_JOB_QUEUED : FAN_JOB_FAILED;
     }
 }
 
@@ -200,10 +200,10 @@ static void group_gather(fan_batch *b, size_t from, group *g)
     g->n = 0;
     for (size_t i = from; i < b->n; i++) {
         entry *e = &b->entries[i];
-        if (e->stream != s || e->fate != FAN_FATE_WAITS)
+        if (e->stream != s || e->fate != FAN_JOB_PENDING)
             continue;
         g->entries[g->n] = i;
-        g->fates[g->n] = FAN_FATE_WAITS;
+        g->fates[g->n] = FAN_JOB_PENDING;
         g->jobs[g->n] = e->job;
         g->jobs[g->n].in = b->operands + e->first;
         g->jobs[g->n++].label = e->label;
@@ -221,9 +221,9 @@ void fan_batch_flush(fan_batch *b)
                .entries = fan_alloc(n * sizeof *g.entries)};
     extent *room = fan_alloc((n + operands) * sizeof *room);
     if (!g.jobs || !g.fates || !g.entries || !room)
-        b->status = fan_fail(&b->err, FAN_NOMEM, "out of memory for a batch of sums");
+        b->status = fan_fail(&b->err, FAN_ERR_NOMEM, "out of memory for a batch of sums");
     for (size_t i = b->flushed; i < b->n && b->status == FAN_OK; i++) {
-        if (b->entries[i].fate != FAN_FATE_WAITS)
+        if (b->entries[i].fate != FAN_JOB_PENDING)
             continue;
         group_gather(b, i, &g);
         group_run(b, b->entries[i].stream, &g, room);

@@ -23,7 +23,7 @@ fan_status fan_capture_begin(fan_capture_run *c, fan_capture_mode mode, uint64_t
     c->id = atomic_fetch_add(&last, 1) + 1;
     c->mode = mode;
     c->thread = thread;
-    return add_member(c) ? fan_fail(err, FAN_NOMEM, "out of memory for a capture") : FAN_OK;
+    return add_member(c) ? fan_fail(err, FAN_ERR_NOMEM, "out of memory for a capture") : FAN_OK;
 }
 
 void fan_capture_fini(fan_capture_run *c)

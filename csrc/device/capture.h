@@ -51,7 +51,7 @@ typedef struct fan_capture_run {
     size_t cap, work_cap;
 } fan_capture_run;
 
-/* fan_capture_begin: with its first member. FAN_NOMEM. */
+/* fan_capture_begin: with its first member. FAN_ERR_NOMEM. */
 fan_status fan_capture_begin(fan_capture_run *c, fan_capture_mode mode, uint64_t thread, fan_error *err);
 void fan_capture_fini(fan_capture_run *c);
 /* The others return 0 or a code; -1: out of memory, nothing changed. */

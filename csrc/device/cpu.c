@@ -7,7 +7,7 @@ static fan_status cpu_alloc(fan_device *d, fan_stream *stream, size_t bytes, voi
 {
     (void)d, (void)stream;
     *out = fan_alloc_data(bytes);
-    return *out ? FAN_OK : fan_fail(err, FAN_NOMEM, "out of memory for %zu byte%s", bytes, FAN_PLURAL(bytes));
+    return *out ? FAN_OK : fan_fail(err, FAN_ERR_NOMEM, "out of memory for %zu byte%s", bytes, FAN_PLURAL(bytes));
 }
 
 static void cpu_free(fan_device *d, void *data, size_t bytes)

@@ -72,14 +72,14 @@ bool fan_cuda_usable(const fan_cuda_part *p)
 /* refuse_dead: the first cause, told again. */
 static fan_status refuse_dead(fan_cuda_part *p, fan_error *err)
 {
-    return fan_fail_code(err, FAN_DEVICE, p->cause.code,
+    return fan_fail_code(err, FAN_ERR_DEVICE, p->cause.code,
                          "cuda:%d is lost since an earlier failure: %s. Restart the process to use it again", p->index,
                          p->cause.text);
 }
 
 static fan_status refuse_child(const fan_cuda_part *p, fan_error *err)
 {
-    return fan_fail(err, FAN_STATE,
+    return fan_fail(err, FAN_ERR_STATE,
                     "cuda:%d cannot be used in a forked child: CUDA does not live through fork(). Start processes with "
                     "the \"spawn\" "
                     "or \"forkserver\" method of multiprocessing, or touch the device in the child alone",
@@ -166,11 +166,11 @@ fan_status fan_cuda_check(fan_cuda_part *p, fan_cu_result code, const char *call
         err = &mine;
     (void)fan_cuda_text(fan_cuda_api_of(p), code, text, sizeof text);
     if (code == FAN_CU_OUT_OF_MEMORY)
-        return fan_fail_code(err, FAN_DEVICE_NOMEM, code, "%s on cuda:%d failed: %s", call, p->index, text);
+        return fan_fail_code(err, FAN_ERR_DEVICE_NOMEM, code, "%s on cuda:%d failed: %s", call, p->index, text);
     if (code >= 900 && code <= 908)
-        return fan_fail_code(err, FAN_CAPTURE, code, "%s on cuda:%d failed: %s; %s", call, p->index, text,
+        return fan_fail_code(err, FAN_ERR_CAPTURE, code, "%s on cuda:%d failed: %s; %s", call, p->index, text,
                              capture_advice(code));
-    fan_status status = fan_fail_code(err, FAN_DEVICE, code, "%s on cuda:%d failed: %s", call, p->index, text);
+    fan_status status = fan_fail_code(err, FAN_ERR_DEVICE, code, "%s on cuda:%d failed: %s", call, p->index, text);
     if (fan_cuda_stale(code) && lives(p)) {
         fan_append(err->text, sizeof err->text,
                    ". The device's context is there: it is a stream, an event or memory that is not. Was a stream "
@@ -214,14 +214,14 @@ fan_status fan_cuda_queue_of(const fan_stream *s, fan_cu_stream *out, fan_error 
 {
     const fan_cuda_queue *q = queue_of(s);
     if (q->thread && q->thread != fan_thread_id())
-        return fan_fail(err, FAN_VALUE,
+        return fan_fail(err, FAN_ERR_VALUE,
                         "stream 2 of cuda:%d is the per-thread default stream of another thread, and no call can reach "
                         "it from here; "
                         "use a stream of your own",
                         s->device->index);
     if (atomic_load_explicit(&q->gone, memory_order_relaxed))
         return fan_fail_code(
-            err, FAN_DEVICE, 709,
+            err, FAN_ERR_DEVICE, 709,
             "stream %#llx of cuda:%d was destroyed: keep a stream until what was added on it has been taken",
             (unsigned long long)s->handle, s->device->index);
     *out = q->handle;
@@ -246,7 +246,7 @@ fan_status fan_cuda_capture_of(fan_stream *s, uint64_t *id, fan_cu_graph *graph,
         atomic_store_explicit(&queue_of(s)->gone, true, memory_order_relaxed);
     FAN_TRY(fan_cuda_check(p, code, "cuStreamGetCaptureInfo", err));
     if (status == FAN_CU_CAPTURE_BROKEN)
-        return fan_fail_code(err, FAN_CAPTURE, 901, "stream %#llx of cuda:%d is captured, and %s",
+        return fan_fail_code(err, FAN_ERR_CAPTURE, 901, "stream %#llx of cuda:%d is captured, and %s",
                              (unsigned long long)s->handle, s->device->index, capture_advice(901));
     *id = status == FAN_CU_CAPTURE_ACTIVE ? found : 0;
     return FAN_OK;
@@ -324,13 +324,13 @@ fan_status fan_cuda_stream(fan_device *d, uint64_t handle, fan_stream **out, fan
         if (status != FAN_OK)
             return status;
         if (of != p->context)
-            return fan_fail(err, FAN_VALUE,
+            return fan_fail(err, FAN_ERR_VALUE,
                             "stream %#llx is not of cuda:%d's primary context: it belongs to another device, or to a "
                             "context of its own",
                             (unsigned long long)handle, p->index);
     }
     *out = make_stream(p, handle, thread);
-    return *out ? FAN_OK : fan_fail(err, FAN_NOMEM, "out of memory for a stream");
+    return *out ? FAN_OK : fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream");
 }
 
 static fan_stream *cuda_current(fan_device *d)
@@ -402,7 +402,7 @@ static fan_status spare_new(fan_cuda_part *p, uint64_t *handle, fan_error *err)
         (void)pthread_mutex_unlock(&p->lock);
         if (failed) {
             (void)fan_cuda_check(p, api->StreamDestroy(made), "cuStreamDestroy", NULL);
-            status = fan_fail(err, FAN_NOMEM, "out of memory for a stream");
+            status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream");
         }
     }
     fan_cuda_leave(&scope);
@@ -442,7 +442,7 @@ static fan_status not_captured(fan_stream *s, const char *what, fan_error *err)
     uint64_t id;
     FAN_TRY(fan_cuda_capture_of(s, &id, NULL, err));
     return id ? fan_fail_code(
-                    err, FAN_CAPTURE, 900,
+                    err, FAN_ERR_CAPTURE, 900,
                     "stream %#llx of cuda:%d is captured and cannot be %s: do it before the capture, or after it",
                     (unsigned long long)s->handle, s->device->index, what)
               : FAN_OK;
@@ -461,14 +461,14 @@ static fan_status none_captured(fan_cuda_part *p, const char *what, fan_error *e
         (void)pthread_mutex_unlock(&p->lock);
         if (s && (!queue_of(s)->thread || queue_of(s)->thread == fan_thread_id()))
             captured = not_captured(s, what, &mine) ==
-                       FAN_CAPTURE; /* of one that was destroyed nothing is known, and nothing refused */
+                       FAN_ERR_CAPTURE; /* of one that was destroyed nothing is known, and nothing refused */
         fan_stream_drop(s);
     }
     if (!captured)
         return FAN_OK;
     if (err)
         *err = mine;
-    return FAN_CAPTURE;
+    return FAN_ERR_CAPTURE;
 }
 
 static fan_status cuda_sync(fan_stream *s, fan_error *err)
@@ -544,7 +544,7 @@ static fan_status cuda_wait(fan_stream *s, fan_event *e, fan_error *err)
     fan_cuda_scope scope;
     fan_cu_stream on;
     if (fan_cuda_part_of(e->device)->cuda != p->cuda)
-        return fan_fail(err, FAN_VALUE, "a stream cannot wait for an event of another driver");
+        return fan_fail(err, FAN_ERR_VALUE, "a stream cannot wait for an event of another driver");
     if (atomic_load_explicit(&fan_cuda_part_of(e->device)->dead, memory_order_acquire))
         return refuse_dead(fan_cuda_part_of(e->device), err);
     FAN_TRY(fan_cuda_queue_of(s, &on, err));
@@ -564,7 +564,7 @@ static fan_status event_free_to_ask(fan_event *e, fan_error *err)
     (void)pthread_mutex_unlock(&e->device->lock);
     return captured
                ? fan_fail_code(
-                     err, FAN_CAPTURE, 907,
+                     err, FAN_ERR_CAPTURE, 907,
                      "the event was recorded on a captured stream of cuda:%d: it has no time, and can be waited for "
                      "inside the capture alone",
                      e->device->index)
@@ -705,7 +705,7 @@ fan_status fan_cuda_open(const char *path, fan_cuda **out, fan_error *err)
     (void)pthread_once(&watching, watch_forks);
     fan_cuda *c = fan_calloc(sizeof *c);
     if (!c)
-        return fan_fail(err, FAN_NOMEM, "out of memory for a driver");
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a driver");
     atomic_init(&c->holds, 1);
     c->life = atomic_load(&forks);
     FAN_GO(fan_cuda_api_open(&c->api, path, err));
@@ -713,13 +713,13 @@ fan_status fan_cuda_open(const char *path, fan_cuda **out, fan_error *err)
     fan_cu_result code = c->api.DeviceGetCount(&count);
     if (code || count < 0) {
         char text[256];
-        status = fan_fail_code(err, FAN_DEVICE, code, "cuDeviceGetCount failed: %s",
+        status = fan_fail_code(err, FAN_ERR_DEVICE, code, "cuDeviceGetCount failed: %s",
                                fan_cuda_text(&c->api, code, text, sizeof text));
         goto done;
     }
     c->parts = fan_calloc(((size_t)count + 1) * sizeof *c->parts);
     if (!c->parts) {
-        status = fan_fail(err, FAN_NOMEM, "out of memory for a driver");
+        status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for a driver");
         goto done;
     }
     for (; c->count < count; c->count++) {
@@ -727,7 +727,7 @@ fan_status fan_cuda_open(const char *path, fan_cuda **out, fan_error *err)
         p->cuda = c;
         p->index = c->count;
         if (pthread_mutex_init(&p->lock, NULL) || fan_device_init(&p->device, &backend, c, c->count, &c->holds)) {
-            status = fan_fail(err, FAN_NOMEM, "out of memory for a driver");
+            status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for a driver");
             goto done;
         }
     }
@@ -821,7 +821,7 @@ fan_status fan_cuda_device(fan_cuda *c, int index, fan_device **out, fan_error *
 {
     *out = NULL;
     if (index < 0 || index >= c->count)
-        return fan_fail(err, FAN_VALUE, "there is no cuda:%d: the driver has %d device%s", index, c->count,
+        return fan_fail(err, FAN_ERR_VALUE, "there is no cuda:%d: the driver has %d device%s", index, c->count,
                         c->count == 1 ? "" : "s");
     fan_cuda_part *p = &c->parts[index];
     if (forked(c))

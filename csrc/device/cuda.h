@@ -30,13 +30,13 @@ fan_cuda *fan_cuda_hold(fan_cuda *c);
 void fan_cuda_drop(fan_cuda *c); /* NULL is fine */
 const fan_cuda_api *fan_cuda_driver(const fan_cuda *c);
 int fan_cuda_count(const fan_cuda *c);
-/* fan_cuda_device: device `index`, ready for use: a hold in *out. FAN_VALUE where there is none of that number. */
+/* fan_cuda_device: device `index`, ready for use: a hold in *out. FAN_ERR_VALUE where there is none of that number. */
 fan_status fan_cuda_device(fan_cuda *c, int index, fan_device **out, fan_error *err);
 fan_cuda *fan_cuda_of(const fan_device *d); /* NULL for another backend's device */
 /* fan_cuda_describe: "NVIDIA H100, compute 9.0", without a context. */
 fan_status fan_cuda_describe(fan_cuda *c, int index, char *buf, size_t size, fan_error *err);
 /* fan_cuda_stream: the stream of a handle (0 and 1: the legacy default; 2: this thread's own), which its giver keeps
- * alive. One handle is one fan_stream as long as somebody holds it. FAN_VALUE where the driver says that it is of
+ * alive. One handle is one fan_stream as long as somebody holds it. FAN_ERR_VALUE where the driver says that it is of
  * another device. */
 fan_status fan_cuda_stream(fan_device *d, uint64_t handle, fan_stream **out, fan_error *err);
 /* fan_cuda_here: the device whose primary context is current on this thread; -1: none that is in use. */

@@ -102,7 +102,7 @@ fan_status fan_cuda_api_open(fan_cuda_api *api, const char *path, fan_error *err
         dlopen(path ? path : SYSTEM, RTLD_NOW | RTLD_LOCAL); /* what is kept of the path may be its beginning */
     if (!api->library) {
         const char *why = dlerror();
-        return fan_fail_code(err, FAN_DEVICE, 0, "no CUDA driver: %s. Everything else works without it",
+        return fan_fail_code(err, FAN_ERR_DEVICE, 0, "no CUDA driver: %s. Everything else works without it",
                              why ? why : api->path);
     }
     find_all(api);
@@ -110,12 +110,13 @@ fan_status fan_cuda_api_open(fan_cuda_api *api, const char *path, fan_error *err
     if (api->DriverGetVersion)
         (void)api->DriverGetVersion(&api->version);
     if (!api->has[FAN_CUDA_MUST])
-        return fan_fail_code(err, FAN_DEVICE, 0,
+        return fan_fail_code(err, FAN_ERR_DEVICE, 0,
                              "the CUDA driver %s (CUDA %d.%d) has no %s: fanin needs a driver of CUDA 11.0 or later",
                              api->path, api->version / 1000, api->version % 1000 / 10, api->missing[FAN_CUDA_MUST]);
     fan_cu_result code = api->Init(0);
     if (code)
-        return fan_fail_code(err, FAN_DEVICE, code, "cuInit failed: %s (%s, CUDA %d.%d; fanin needs 11.0 or later); %s",
+        return fan_fail_code(err, FAN_ERR_DEVICE, code,
+                             "cuInit failed: %s (%s, CUDA %d.%d; fanin needs 11.0 or later); %s",
                              fan_cuda_text(api, code, text, sizeof text), api->path, api->version / 1000,
                              api->version % 1000 / 10, advice(code));
     return FAN_OK;

@@ -124,7 +124,7 @@ enum {
 };
 
 /* fan_cuda_api_open: opens `path` (NULL: the system's driver), finds the functions, and initialises the driver.
- * FAN_DEVICE with the driver's code (0: none of its own) and a text that says what to do. */
+ * FAN_ERR_DEVICE with the driver's code (0: none of its own) and a text that says what to do. */
 fan_status fan_cuda_api_open(fan_cuda_api *api, const char *path, fan_error *err);
 /* fan_cuda_text: "CUDA_ERROR_OUT_OF_MEMORY (2): out of memory" into buf. */
 char *fan_cuda_text(const fan_cuda_api *api, fan_cu_result code, char *buf, size_t size);

@@ -39,7 +39,7 @@ static fan_status reserve(fan_cuda_part *p, fan_error *err)
     int failed = fan_grow((void **)&p->blocks, &p->blocks_cap, p->nblocks + 16,
                           sizeof *p->blocks); /* several threads may have reserved */
     (void)pthread_mutex_unlock(&p->lock);
-    return failed ? fan_fail(err, FAN_NOMEM, "out of memory for the books of cuda:%d", p->index) : FAN_OK;
+    return failed ? fan_fail(err, FAN_ERR_NOMEM, "out of memory for the books of cuda:%d", p->index) : FAN_OK;
 }
 
 static int enter_books(fan_cuda_part *p, uint64_t address, size_t bytes, bool pooled)
@@ -145,7 +145,7 @@ fan_status fan_cuda_alloc(fan_device *d, fan_stream *stream, size_t bytes, void 
     fan_status status = take(p, stream, bytes, &b, err);
     if (status == FAN_OK && enter_books(p, b.address, bytes, b.pooled)) {
         give(p, &b, p->house);
-        status = fan_fail(err, FAN_NOMEM, "out of memory for the books of cuda:%d", p->index);
+        status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for the books of cuda:%d", p->index);
     }
     fan_cuda_leave(&scope);
     if (status == FAN_OK)
@@ -263,7 +263,7 @@ fan_status fan_cuda_retain(fan_cuda_part *p, uint64_t address, uint64_t capture,
     if (known)
         return FAN_OK;
     if (!graphs)
-        return fan_fail(err, FAN_NOMEM, "out of memory for a graph's hold on memory of cuda:%d", p->index);
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph's hold on memory of cuda:%d", p->index);
     if (!api->has[FAN_CUDA_GRAPHS]) {
         note_capture(p, address, capture);
         return FAN_OK; /* it is never given back */

@@ -5,12 +5,12 @@
 #include "device/cuda.h"
 
 /* X(field, name): the kernels that are no fold. */
-#define FAN_CUDA_KERNEL_LIST(X) \
-    X(any, "fan_any")           \
-    X(tell_any, "fan_tell_any") \
-    X(tell_end, "fan_tell_end") \
-    X(blame, "fan_blame_any")   \
-    X(reduce, "fan_reduce_any") \
+#define FAN_CUDA_KERNEL_LIST(X)       \
+    X(any, "fan_any")                 \
+    X(tell_any, "fan_fold_stats_any") \
+    X(tell_end, "fan_fold_stats_end") \
+    X(blame, "fan_nonfinite_any")     \
+    X(reduce, "fan_reduce_any")       \
     X(scatter, "fan_scatter_any")
 
 #define FAN_CUDA_FOLDS 32
@@ -97,8 +97,8 @@ static inline const fan_cuda_api *fan_cuda_api_of(const fan_cuda_part *p) { retu
 bool fan_cuda_usable(const fan_cuda_part *p);
 fan_status fan_cuda_enter(fan_cuda_part *p, fan_cuda_scope *scope, fan_error *err);
 void fan_cuda_leave(fan_cuda_scope *scope);
-/* fan_cuda_check: what a driver's code means: FAN_OK, FAN_DEVICE_NOMEM, FAN_CAPTURE, FAN_DEVICE; `call` names the
- * function and what it was for. */
+/* fan_cuda_check: what a driver's code means: FAN_OK, FAN_ERR_DEVICE_NOMEM, FAN_ERR_CAPTURE, FAN_ERR_DEVICE; `call`
+ * names the function and what it was for. */
 fan_status fan_cuda_check(fan_cuda_part *p, fan_cu_result code, const char *call, fan_error *err);
 /* fan_cuda_relax: from here to the same call with what it returned (-1: nothing was changed), this thread's unsafe
  * calls disturb nobody's capture. */
@@ -106,7 +106,7 @@ int fan_cuda_relax(const fan_cuda_part *p, int mode);
 /* fan_cuda_pass: blocks until all that is queued on a stream, which is not captured, has run. The captures of others
  * are not disturbed. */
 fan_status fan_cuda_pass(fan_cuda_part *p, fan_cu_stream on, fan_error *err);
-/* fan_cuda_queue_of: the driver's handle; FAN_VALUE for another thread's own stream. */
+/* fan_cuda_queue_of: the driver's handle; FAN_ERR_VALUE for another thread's own stream. */
 fan_status fan_cuda_queue_of(const fan_stream *s, fan_cu_stream *out, fan_error *err);
 /* fan_cuda_capture_of: the capture that s is in, 0: none; its graph too where asked for. */
 fan_status fan_cuda_capture_of(fan_stream *s, uint64_t *id, fan_cu_graph *graph, fan_error *err);
@@ -122,7 +122,7 @@ fan_status fan_cuda_retain(fan_cuda_part *p, uint64_t address, uint64_t capture,
 void fan_cuda_blocks_fini(fan_cuda_part *p);
 /* cuda_run.c */
 fan_status fan_cuda_run(fan_device *d, fan_stream *s, const fan_job *job, fan_error *err);
-fan_status fan_cuda_run_many(fan_device *d, fan_stream *s, const fan_job *jobs, size_t n, fan_fate *fates,
+fan_status fan_cuda_run_many(fan_device *d, fan_stream *s, const fan_job *jobs, size_t n, fan_job_state *fates,
                              fan_error *err);
 fan_status fan_cuda_read(fan_stream *s, const fan_array *dst, const fan_array *src, fan_error *err);
 fan_status fan_cuda_load_kernels(fan_cuda_part *p, fan_error *err);

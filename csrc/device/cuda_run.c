@@ -5,11 +5,11 @@
  * launch. It lies in the result itself where that has its dtype and no later source lies there, else in scratch memory.
  *
  * Statistics are gathered by the launch that sums: each block writes a row behind the figures, and a small launch adds
- * the rows up (array/told.h). So there is no scratch memory to give back, and nobody waits. Where a sum takes several
- * launches, each looks for who spoiled it; the last one's figures are the result's. */
+ * the rows up (array/device_stats.h). So there is no scratch memory to give back, and nobody waits. Where a sum takes
+ * several launches, each looks for who spoiled it; the last one's figures are the result's. */
 #include "device/cuda_part.h"
 
-#include "array/walk.h"
+#include "array/nditer.h"
 #include "base/fault.h"
 #include "base/mem.h"
 #include "base/trace.h"
@@ -23,7 +23,7 @@ static const struct {
     fan_dtype from, acc;
 } folds[] = {
 #define X(name, bytes, from, acc) \
-    {"fan_fold_" #name, "fan_many_" #name, "fan_tell_" #name, bytes, FAN_##from, FAN_##acc},
+    {"fan_fold_" #name, "fan_many_" #name, "fan_fold_stats_" #name, bytes, FAN_DT_##from, FAN_DT_##acc},
     FAN_K_FOLD_LIST(X)
 #undef X
 };
@@ -33,7 +33,7 @@ _Static_assert(sizeof(fan_k_fold) <= 4096 && sizeof(fan_k_any) <= 4096 && sizeof
                    sizeof(fan_k_scatter) <= 4096,
                "what every driver takes as the arguments of a kernel");
 _Static_assert(sizeof(fan_k_tell) <= 4096, "the same");
-_Static_assert(sizeof(fan_told) == 8 * FAN_TOLD_WORDS && sizeof(fan_told_row) == 8 * FAN_TOLD_ROW_WORDS,
+_Static_assert(sizeof(fan_device_stats) == 8 * FAN_TOLD_WORDS && sizeof(fan_stats_partial) == 8 * FAN_TOLD_ROW_WORDS,
                "figures are words");
 
 /* foreign: the driver's word for code that it cannot use: made for other GPUs, or by a newer compiler than it knows. */
@@ -82,7 +82,7 @@ typedef struct site {
     fan_stream *stream;
     fan_cu_stream on;
     const char *label;
-    const fan_figures *figures; /* what sums leave behind; NULL: nothing */
+    const fan_stats_out *figures; /* what sums leave behind; NULL: nothing */
     size_t skip;
     bool blind;  /* sums are only told of: nothing is written */
     bool *begun; /* set once a launch went through */
@@ -124,13 +124,13 @@ static bool anywhere(const fan_array *a)
 
 /* ---- statistics ---- */
 
-static uint64_t rows_of(const fan_figures *g) { return address_of(g->words) + sizeof(fan_told); }
+static uint64_t rows_of(const fan_stats_out *g) { return address_of(g->words) + sizeof(fan_device_stats); }
 
 /* told: the rows of `size` elements into the figures. `from`: the operand that is the first source; `more`: an earlier
  * launch has told of operands before. */
 static fan_status told(const site *s, int64_t rows, int64_t size, size_t from, size_t n, bool more, fan_error *err)
 {
-    const fan_figures *g = s->figures;
+    const fan_stats_out *g = s->figures;
     fan_k_tell a;
     memset(&a, 0, sizeof a - sizeof a.keys);
     a.rows = rows_of(g);
@@ -148,36 +148,36 @@ static fan_status told(const site *s, int64_t rows, int64_t size, size_t from, s
 static fan_dtype unsigned_of(fan_dtype d)
 {
     switch (d) {
-    case FAN_INT8:
-        return FAN_UINT8;
-    case FAN_INT16:
-        return FAN_UINT16;
-    case FAN_INT32:
-        return FAN_UINT32;
-    case FAN_INT64:
-        return FAN_UINT64;
-    case FAN_COMPLEX64:
-        return FAN_FLOAT32;
-    case FAN_COMPLEX128:
-        return FAN_FLOAT64;
+    case FAN_DT_INT8:
+        return FAN_DT_UINT8;
+    case FAN_DT_INT16:
+        return FAN_DT_UINT16;
+    case FAN_DT_INT32:
+        return FAN_DT_UINT32;
+    case FAN_DT_INT64:
+        return FAN_DT_UINT64;
+    case FAN_DT_COMPLEX64:
+        return FAN_DT_FLOAT32;
+    case FAN_DT_COMPLEX128:
+        return FAN_DT_FLOAT64;
     default:
         return d;
     }
 }
 
 /* fold_for: the kernel that takes these operands as they lie; FOLDS where there is none. */
-static size_t fold_for(const fan_array *out, const fan_operand *in, size_t n, bool scaled, fan_walk *w)
+static size_t fold_for(const fan_array *out, const fan_operand *in, size_t n, bool scaled, fan_nditer *w)
 {
-    fan_dtype d = out->dtype, acc = n ? in[0].acc : FAN_NO_DTYPE;
+    fan_dtype d = out->dtype, acc = n ? in[0].acc : FAN_DT_NONE;
     if (n == 0 || n > FAN_K_SOURCES || (scaled && fan_dtype_kind(acc) == 'c') || anywhere(out))
         return FOLDS;
     for (size_t k = 0; k < n; k++)
         if (in[k].acc != acc || in[k].array->dtype != d || anywhere(in[k].array) ||
-            !fan_walk_whole(w, in[k].array, 0, w->size))
+            !fan_nditer_whole(w, in[k].array, 0, w->size))
             return FOLDS;
     for (size_t i = 0; i < FOLDS; i++)
         if (folds[i].from == unsigned_of(d) && folds[i].acc == unsigned_of(acc))
-            return fan_walk_whole(w, out, 0, w->size) ? i : FOLDS;
+            return fan_nditer_whole(w, out, 0, w->size) ? i : FOLDS;
     return FOLDS;
 }
 
@@ -203,7 +203,7 @@ static fan_status fold(const site *s, size_t which, const fan_array *out, const 
     }
     a.wide = ((low | a.out) & 15) == 0;
     if (s->figures) {
-        int64_t rows = fan_told_rows(out->size);
+        int64_t rows = fan_stats_partials(out->size);
         a.rows = rows_of(s->figures);
         a.negative = fan_dtype_kind(out->dtype) == 'i';
         a.skip = (int32_t)s->skip;
@@ -222,14 +222,14 @@ typedef struct source {
     bool walked, anywhere;
 } source;
 
-static void put_strides(int64_t *words, const fan_walk *w, const int64_t *strides, bool walked)
+static void put_strides(int64_t *words, const fan_nditer *w, const int64_t *strides, bool walked)
 {
     for (int i = 0; i < w->ndim; i++)
         words[i] = walked ? strides[i] : strides[w->axis[i]];
 }
 
 /* any_args: for fan_any and its like. */
-static void any_args(const fan_walk *w, const source *out, const source *in, size_t n, const char *factor,
+static void any_args(const fan_nditer *w, const source *out, const source *in, size_t n, const char *factor,
                      fan_k_any *args)
 {
     fan_k_any a;
@@ -241,7 +241,7 @@ static void any_args(const fan_walk *w, const source *out, const source *in, siz
     a.scaled = factor != NULL;
     if (factor)
         memcpy(a.factor, factor, sizeof a.factor);
-    if (factor && n && in[n - 1].acc == FAN_COMPLEX64) { /* its two parts are one word each */
+    if (factor && n && in[n - 1].acc == FAN_DT_COMPLEX64) { /* its two parts are one word each */
         memcpy(&a.factor[1], factor + 4, 4);
         a.factor[0] &= UINT32_MAX;
     }
@@ -262,14 +262,14 @@ static void any_args(const fan_walk *w, const source *out, const source *in, siz
 }
 
 /* any: `begun`: how many operands earlier launches have summed into the first source; 0: there were none. */
-static fan_status any(const site *s, const fan_walk *w, const source *out, const source *in, size_t n, size_t begun,
+static fan_status any(const site *s, const fan_nditer *w, const source *out, const source *in, size_t n, size_t begun,
                       const char *factor, fan_error *err)
 {
     fan_k_any a;
     any_args(w, out, in, n, factor, &a);
     if (!s->figures)
         return launch(s, s->part->any, w->size, &a, err);
-    int64_t rows = fan_told_rows(w->size);
+    int64_t rows = fan_stats_partials(w->size);
     a.rows = rows_of(s->figures);
     a.skip = begun ? 1 : (int32_t)s->skip;
     FAN_TRY(launch_blocks(s, s->part->tell_any, rows, &a, err));
@@ -292,7 +292,7 @@ static bool keeps(const fan_array *out, fan_dtype acc, const fan_operand *in, si
 }
 
 /* scratch_sum: scratch memory for a running sum of dtype acc, in the order of the walk. */
-static fan_status scratch_sum(const site *s, const fan_walk *w, fan_dtype acc, int64_t *strides, source *out,
+static fan_status scratch_sum(const site *s, const fan_nditer *w, fan_dtype acc, int64_t *strides, source *out,
                               fan_error *err)
 {
     int64_t step = (int64_t)fan_dtype_size(acc);
@@ -304,11 +304,11 @@ static fan_status scratch_sum(const site *s, const fan_walk *w, fan_dtype acc, i
     return fan_cuda_scratch(s->stream, (size_t)step, &out->address, err);
 }
 
-static fan_status any_in_groups(const site *s, const fan_walk *w, const fan_array *out, const fan_operand *in, size_t n,
-                                const fan_scale *scale, fan_error *err)
+static fan_status any_in_groups(const site *s, const fan_nditer *w, const fan_array *out, const fan_operand *in,
+                                size_t n, const fan_scale *scale, fan_error *err)
 {
     source here[FAN_K_WORDS / 2], running = {.address = 0}, target;
-    source to = source_of(out, FAN_NO_DTYPE);
+    source to = source_of(out, FAN_DT_NONE);
     uint64_t held = 0, next; /* scratch memory of the running sum */
     int64_t strides[2][FAN_MAX_NDIM];
     char factor[16] = {0};
@@ -347,13 +347,13 @@ done:
 static fan_status sum(const site *s, const fan_array *out, const fan_operand *in, size_t n, const fan_scale *scale,
                       fan_error *err)
 {
-    fan_walk w;
+    fan_nditer w;
     if (out->size == 0)
         return s->figures ? told(s, 0, 0, 0, 0, false, err) : FAN_OK;
-    fan_walk_begin(&w, out, false);
+    fan_nditer_begin(&w, out, false);
     for (size_t k = 0; k < n; k++)
-        fan_walk_also(&w, in[k].array);
-    fan_walk_ready(&w);
+        fan_nditer_also(&w, in[k].array);
+    fan_nditer_ready(&w);
     size_t which = fold_for(out, in, n, scale && scale->on, &w);
     return which < FOLDS ? fold(s, which, out, in, n, scale, err) : any_in_groups(s, &w, out, in, n, scale, err);
 }
@@ -367,12 +367,12 @@ static fan_status copy(const site *s, const fan_array *out, const fan_array *in,
 static fan_status blame(const site *s, const fan_array *of, int64_t key, fan_error *err)
 {
     fan_k_any a;
-    fan_walk w;
+    fan_nditer w;
     char kind = fan_dtype_kind(of->dtype);
     if (of->size == 0 || (kind != 'f' && kind != 'c'))
         return FAN_OK;
-    fan_walk_begin(&w, of, false);
-    fan_walk_ready(&w);
+    fan_nditer_begin(&w, of, false);
+    fan_nditer_ready(&w);
     source in = source_of(of, of->dtype), nowhere = {.dtype = of->dtype, .strides = of->strides};
     any_args(&w, &nowhere, &in, 1, NULL, &a);
     a.rows = address_of(s->figures->words);
@@ -464,8 +464,8 @@ static int64_t *scatter_coo(fan_k_scatter *a, const fan_array *into, const fan_s
 
 static int64_t *scatter_rows(fan_k_scatter *a, const fan_array *into, const fan_sparse *sp)
 {
-    bool blocked = sp->format == FAN_BSR || sp->format == FAN_BSC;
-    int axis = sp->format == FAN_CSC || sp->format == FAN_BSC;
+    bool blocked = sp->format == FAN_FORMAT_BSR || sp->format == FAN_FORMAT_BSC;
+    int axis = sp->format == FAN_FORMAT_CSC || sp->format == FAN_FORMAT_BSC;
     int64_t unit[2] = {blocked ? sp->values->shape[1] : 1, blocked ? sp->values->shape[2] : 1};
     a->pointers = address_of(sp->pointers);
     a->pointer_size = (int32_t)fan_dtype_size(sp->pointers->dtype);
@@ -496,13 +496,13 @@ static fan_status scatter(const site *s, const fan_array *into, const fan_sparse
     a.index_size = (int32_t)fan_dtype_size(sp->indices->dtype);
     a.anywhere = anywhere(into) || anywhere(values);
     if (anywhere(sp->indices) || (sp->pointers && anywhere(sp->pointers)))
-        return fan_fail(err, FAN_VALUE, "the indices of a sparse gradient on cuda:%d are not aligned to their size",
+        return fan_fail(err, FAN_ERR_VALUE, "the indices of a sparse gradient on cuda:%d are not aligned to their size",
                         s->part->index);
-    int64_t *at = sp->format == FAN_COO ? scatter_coo(&a, into, sp) : scatter_rows(&a, into, sp);
+    int64_t *at = sp->format == FAN_FORMAT_COO ? scatter_coo(&a, into, sp) : scatter_rows(&a, into, sp);
     a.inner = values->ndim - 1;
     int first = into->ndim - a.inner; /* 0 for blocks */
     if (2 * a.sparse + 3 * (int64_t)a.inner + 3 > (int64_t)(sizeof a.words / sizeof *a.words))
-        return fan_fail(err, FAN_VALUE, "a sparse gradient of %d axes has too many for cuda:%d", into->ndim,
+        return fan_fail(err, FAN_ERR_VALUE, "a sparse gradient of %d axes has too many for cuda:%d", into->ndim,
                         s->part->index);
     memcpy(at, values->shape + 1, (size_t)a.inner * sizeof *at);
     memcpy(at + a.inner, into->strides + first, (size_t)a.inner * sizeof *at);
@@ -527,7 +527,8 @@ static fan_status twin_begin(twin *t, const fan_array *of, fan_error *err)
     t->size = (size_t)(hi - t->lo);
     t->bytes = fan_alloc_data(t->size);
     if (!t->bytes)
-        return fan_fail(err, FAN_NOMEM, "out of memory for %zu byte%s beside a device", t->size, FAN_PLURAL(t->size));
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for %zu byte%s beside a device", t->size,
+                        FAN_PLURAL(t->size));
     t->array = (fan_array){.data = t->bytes - t->lo,
                            .dtype = of->dtype,
                            .ndim = of->ndim,
@@ -617,7 +618,7 @@ static fan_status exact(const site *s, const fan_job *job, fan_error *err)
     fan_array *sum_ = NULL, **made = fan_calloc(job->n * sizeof *made);
     fan_operand *in = fan_calloc(job->n * sizeof *in);
     if (!made || !in) {
-        status = fan_fail(err, FAN_NOMEM, "out of memory for an exact sum");
+        status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for an exact sum");
         goto done;
     }
     for (size_t k = 0; k < job->n; k++) {
@@ -668,7 +669,7 @@ static fan_status under_capture(const site *s, const fan_job *job, fan_error *er
         return FAN_OK;
     if (job->kind == FAN_JOB_UPLOAD || job->kind == FAN_JOB_EXACT || job->figures)
         return fan_fail_code(
-            err, FAN_CAPTURE, 900,
+            err, FAN_ERR_CAPTURE, 900,
             "%s needs the host, which a captured stream (%#llx of cuda:%d) cannot wait for: do it before the capture",
             job->kind == FAN_JOB_EXACT ? "an exact sum"
             : job->figures             ? "a sum with statistics"
@@ -694,7 +695,7 @@ static fan_status run_job(site *s, const fan_job *job, fan_error *err)
         return scatter(s, job->out, job->sparse, err);
     case FAN_JOB_UPLOAD:
         return upload(s, job->out, job->in[0].array, err);
-    case FAN_JOB_SURVEY:
+    case FAN_JOB_STATS:
         return survey(s, job, err);
     }
     return FAN_OK;
@@ -724,9 +725,9 @@ fan_status fan_cuda_run(fan_device *d, fan_stream *s, const fan_job *job, fan_er
     FAN_TRY(fan_cuda_enter(w.part, &scope, err));
     FAN_GO(under_capture(&w, job, err));
     status = run_job(&w, job, err);
-    if (status == FAN_DEVICE_NOMEM && begun &&
+    if (status == FAN_ERR_DEVICE_NOMEM && begun &&
         in_place(job)) { /* want of memory changes nothing, as a rule: here it did */
-        status = FAN_DEVICE;
+        status = FAN_ERR_DEVICE;
         if (err)
             err->status = status;
     }
@@ -774,14 +775,14 @@ static size_t kind_of(const fan_job *job, many *kinds, size_t *nkinds)
 {
     many k = {.scaled = job->scale && job->scale->on};
     char factor[16] = {0};
-    fan_walk w;
+    fan_nditer w;
     size_t i = 0;
     if (job->kind != FAN_JOB_SUM || job->stats || job->out->size == 0 || fan_job_bytes(job) > MANY_BYTES)
         return KINDS;
-    fan_walk_begin(&w, job->out, false);
+    fan_nditer_begin(&w, job->out, false);
     for (size_t j = 0; j < job->n; j++)
-        fan_walk_also(&w, job->in[j].array);
-    fan_walk_ready(&w);
+        fan_nditer_also(&w, job->in[j].array);
+    fan_nditer_ready(&w);
     k.which = fold_for(job->out, job->in, job->n, k.scaled, &w);
     if (k.which == FOLDS)
         return KINDS;
@@ -888,7 +889,7 @@ typedef struct sorted {
 static bool together(const sorted *o, size_t job) { return o->kind[job] < KINDS && o->kinds[o->kind[job]].rows > 1; }
 
 /* launch_kinds: one launch for each kind. The table is there. */
-static fan_status launch_kinds(site *s, sorted *o, const fan_job *jobs, size_t n, uint64_t table, fan_fate *fates,
+static fan_status launch_kinds(site *s, sorted *o, const fan_job *jobs, size_t n, uint64_t table, fan_job_state *fates,
                                fan_error *err)
 {
     char label[FAN_TRACE_LABEL];
@@ -903,14 +904,14 @@ static fan_status launch_kinds(site *s, sorted *o, const fan_job *jobs, size_t n
         fan_status status = launch_many(s, &o->kinds[k], table, err);
         for (size_t i = 0; i < n; i++)
             if (o->kind[i] == k)
-                fates[i] = status == FAN_OK ? FAN_FATE_QUEUED : FAN_FATE_FAILED;
+                fates[i] = status == FAN_OK ? FAN_JOB_QUEUED : FAN_JOB_FAILED;
         FAN_TRY(status);
         fan_jobs_trace(&s->part->device, s->stream, o->some, m, label, -1, -1);
     }
     return FAN_OK;
 }
 
-static fan_status run_tables(site *s, sorted *o, const fan_job *jobs, size_t n, fan_fate *fates, fan_error *err)
+static fan_status run_tables(site *s, sorted *o, const fan_job *jobs, size_t n, fan_job_state *fates, fan_error *err)
 {
     size_t bytes = 0, room;
     uint64_t table = 0;
@@ -936,7 +937,7 @@ static fan_status run_tables(site *s, sorted *o, const fan_job *jobs, size_t n, 
             status = launch_kinds(s, o, jobs, n, table, fates, err);
         if (!FAN_FAULT(CUDA_EARLY_TABLE))
             fan_cuda_scratch_free(s->stream, table);
-    } else if (status == FAN_NOMEM || status == FAN_DEVICE_NOMEM) {
+    } else if (status == FAN_ERR_NOMEM || status == FAN_ERR_DEVICE_NOMEM) {
         status = FAN_OK;
     }
     staging_give(s->part, staging, room);
@@ -944,14 +945,14 @@ static fan_status run_tables(site *s, sorted *o, const fan_job *jobs, size_t n, 
         return FAN_OK;
     bool tried = false; /* else it failed before any launch, for all of them */
     for (size_t i = 0; i < n; i++)
-        tried |= fates[i] != FAN_FATE_WAITS;
+        tried |= fates[i] != FAN_JOB_PENDING;
     for (size_t i = 0; i < n && !tried; i++)
         if (together(o, i))
-            fates[i] = FAN_FATE_FAILED;
+            fates[i] = FAN_JOB_FAILED;
     return status;
 }
 
-fan_status fan_cuda_run_many(fan_device *d, fan_stream *s, const fan_job *jobs, size_t n, fan_fate *fates,
+fan_status fan_cuda_run_many(fan_device *d, fan_stream *s, const fan_job *jobs, size_t n, fan_job_state *fates,
                              fan_error *err)
 {
     site w = {.part = fan_cuda_part_of(d), .stream = s};
@@ -989,7 +990,7 @@ fan_status fan_cuda_read(fan_stream *s, const fan_array *dst, const fan_array *s
     FAN_GO(fan_cuda_capture_of(s, &capture, NULL, err));
     if (capture)
         status =
-            fan_fail_code(err, FAN_CAPTURE, 900,
+            fan_fail_code(err, FAN_ERR_CAPTURE, 900,
                           "stream %#llx of cuda:%d is captured: its values cannot be read before the graph has run",
                           (unsigned long long)s->handle, s->device->index);
     else

@@ -257,7 +257,7 @@ fan_status fan_stream_push(fan_stream *s, fan_error *err)
 {
     pushed *p = fan_alloc(sizeof *p);
     if (!p)
-        return fan_fail(err, FAN_NOMEM, "out of memory for a current stream");
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a current stream");
     p->stream = fan_stream_hold(s);
     p->outer = innermost;
     innermost = p;
@@ -306,7 +306,7 @@ static fan_status event_make(fan_device *d, bool pooled, fan_event **out, fan_er
     if (!e) {
         e = fan_calloc(sizeof *e);
         if (!e)
-            return fan_fail(err, FAN_NOMEM, "out of memory for an event");
+            return fan_fail(err, FAN_ERR_NOMEM, "out of memory for an event");
         e->device = d;
         e->own = !pooled;
         fan_clock_init(&e->known);
@@ -344,7 +344,8 @@ static void event_keep(fan_event *e)
     unlock(d);
 }
 
-/* draw_first: the number of a record before it. Afterwards `known` is what who waits for it will know. FAN_NOMEM. */
+/* draw_first: the number of a record before it. Afterwards `known` is what who waits for it will know. FAN_ERR_NOMEM.
+ */
 static fan_status draw_first(fan_stream *s, uint64_t *first, fan_clock *known)
 {
     *first = UINT64_MAX;
@@ -354,7 +355,7 @@ static fan_status draw_first(fan_stream *s, uint64_t *first, fan_clock *known)
     *first = ++s->count;
     bool failed = fan_clock_copy(known, &s->known) || fan_clock_set(known, s->lane, *first);
     unlock(s->device);
-    return failed ? FAN_NOMEM : FAN_OK;
+    return failed ? FAN_ERR_NOMEM : FAN_OK;
 }
 
 /* draw_last: its number after it: only records begun from now on have as large a first number, but for its own where
@@ -383,7 +384,7 @@ fan_status fan_event_record(fan_stream *s, fan_event **out, fan_error *err)
     fan_status status = fan_stream_capture(s, &e->capture, err);
     uint64_t first = 0;
     if (status == FAN_OK && draw_first(s, &first, &e->known) != FAN_OK)
-        status = fan_fail(err, FAN_NOMEM, "out of memory for an event");
+        status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for an event");
     if (status == FAN_OK) {
         fan_yield();
         status = d->backend->record(e, s, err);
@@ -408,7 +409,7 @@ fan_status fan_event_rerecord(fan_event *e, fan_stream *s, fan_error *err)
     fan_device *d = e->device;
     if (s->device != d) {
         char mine[24], theirs[24];
-        return fan_fail(err, FAN_VALUE, "an event of %s cannot be recorded on a stream of %s",
+        return fan_fail(err, FAN_ERR_VALUE, "an event of %s cannot be recorded on a stream of %s",
                         fan_device_text(d, mine, sizeof mine), fan_device_text(s->device, theirs, sizeof theirs));
     }
     fan_clock known;
@@ -417,7 +418,7 @@ fan_status fan_event_rerecord(fan_event *e, fan_stream *s, fan_error *err)
     fan_clock_init(&known);
     if (draw_first(s, &first, &known) != FAN_OK) {
         fan_clock_fini(&known);
-        return fan_fail(err, FAN_NOMEM, "out of memory for an event");
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for an event");
     }
     lock(d);
     bool alone = e->recording++ == 0;
@@ -561,12 +562,12 @@ static fan_status across_captures(fan_stream *s, fan_event *e, fan_error *err)
     (void)fan_device_text(e->device, of, sizeof of);
     if (!mine)
         return fan_fail_code(
-            err, FAN_CAPTURE, 906,
+            err, FAN_ERR_CAPTURE, 906,
             "the legacy default stream of %s cannot be pulled into the capture of stream %llu of %s; make the stream "
             "that is captured "
             "the current one, or pass it as stream=, where the buffer is made and taken from (CUDA's code 906)",
             waiting, from, of);
-    return fan_fail_code(err, FAN_CAPTURE, theirs ? 902 : 905,
+    return fan_fail_code(err, FAN_ERR_CAPTURE, theirs ? 902 : 905,
                          "stream %llu of %s is captured and cannot wait for stream %llu of %s, which is %s; fork that "
                          "stream from the captured "
                          "one before the work, or finish the work before the capture begins (CUDA's code %d)",
@@ -581,7 +582,7 @@ fan_status fan_stream_wait(fan_stream *s, fan_event *e, bool *elided, fan_error 
         *elided = false;
     if (d->backend != e->device->backend) {
         char mine[24], theirs[24];
-        return fan_fail(err, FAN_TYPE, "a stream of %s cannot wait for an event of %s",
+        return fan_fail(err, FAN_ERR_TYPE, "a stream of %s cannot wait for an event of %s",
                         fan_device_text(d, mine, sizeof mine), fan_device_text(e->device, theirs, sizeof theirs));
     }
     lesson l;
@@ -940,13 +941,13 @@ fan_status fan_memory_new(fan_device *d, fan_stream *owner, size_t bytes, fan_st
     *out = NULL;
     if (!d->backend->has_streams) {
         *out = fan_storage_new(bytes);
-        return *out ? FAN_OK : fan_fail(err, FAN_NOMEM, "out of memory for %zu byte%s", bytes, FAN_PLURAL(bytes));
+        return *out ? FAN_OK : fan_fail(err, FAN_ERR_NOMEM, "out of memory for %zu byte%s", bytes, FAN_PLURAL(bytes));
     }
     fan_memory *m = fan_calloc(sizeof *m);
     fan_storage *st = m ? fan_storage_wrap(NULL, bytes, memory_release, m) : NULL;
     if (!st) {
         fan_free(m);
-        return fan_fail(err, FAN_NOMEM, "out of memory for %zu byte%s on a device", bytes, FAN_PLURAL(bytes));
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for %zu byte%s on a device", bytes, FAN_PLURAL(bytes));
     }
     m->device = d;
     m->bytes = bytes ? bytes : 1; /* empty memory has an address of its own */
@@ -959,7 +960,7 @@ fan_status fan_memory_new(fan_device *d, fan_stream *owner, size_t bytes, fan_st
         poll(d, GLANCE);
     fan_yield();
     fan_status status = d->backend->alloc(d, owner, m->bytes, &m->data, err);
-    for (bool wait = false; status == FAN_DEVICE_NOMEM && !capture && leaves(d);
+    for (bool wait = false; status == FAN_ERR_DEVICE_NOMEM && !capture && leaves(d);
          wait = true) { /* it may have passed; else the oldest is waited for, and the next .. */
         if (wait && !reclaim(d))
             break;
@@ -988,7 +989,7 @@ fan_status fan_memory_wrap(fan_device *d, void *data, void (*release)(void *ctx)
     *out = m ? fan_storage_wrap(data, 0, memory_release, m) : NULL;
     if (!*out) {
         fan_free(m);
-        return fan_fail(err, FAN_NOMEM, "out of memory for the books of an array's memory");
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for the books of an array's memory");
     }
     m->device = fan_device_hold(d);
     m->data = data;
@@ -1025,7 +1026,7 @@ static int widen(fan_memory *m)
     return 0;
 }
 
-fan_status fan_memory_used_on(fan_storage *st, fan_stream *s, fan_error *err)
+fan_status fan_memory_record_stream(fan_storage *st, fan_stream *s, fan_error *err)
 {
     fan_memory *m = memory_of(st);
     if (!m || !s)
@@ -1044,7 +1045,7 @@ fan_status fan_memory_used_on(fan_storage *st, fan_stream *s, fan_error *err)
     }
     unlock(m->device);
     if (failed)
-        return fan_fail(err, FAN_NOMEM, "out of memory for a stream that uses %zu byte%s", m->bytes,
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream that uses %zu byte%s", m->bytes,
                         FAN_PLURAL(m->bytes));
     if (added)
         trace(FAN_TRACE_MARK, m->device, s, NULL, NULL, m->bytes);
@@ -1076,7 +1077,7 @@ fan_stream *fan_memory_user(fan_storage *st, size_t i)
     return s;
 }
 
-void fan_memory_own(fan_storage *st, fan_stream *owner)
+void fan_memory_set_stream(fan_storage *st, fan_stream *owner)
 {
     fan_memory *m = memory_of(st);
     if (!m || !owner)
@@ -1126,17 +1127,17 @@ fan_status fan_device_run(fan_device *d, fan_stream *s, const fan_job *job, fan_
     return d->backend->run(d, s, job, err);
 }
 
-fan_status fan_figures_new(fan_device *d, fan_stream *owner, int64_t size, fan_array **words, fan_error *err)
+fan_status fan_stats_out_new(fan_device *d, fan_stream *owner, int64_t size, fan_array **words, fan_error *err)
 {
-    int64_t n = FAN_TOLD_WORDS + FAN_TOLD_ROW_WORDS * fan_told_rows(size);
-    return fan_device_array(d, owner, FAN_UINT64, 1, &n, NULL, words, err);
+    int64_t n = FAN_TOLD_WORDS + FAN_TOLD_ROW_WORDS * fan_stats_partials(size);
+    return fan_device_array(d, owner, FAN_DT_UINT64, 1, &n, NULL, words, err);
 }
 
-fan_status fan_figures_read(fan_stream *s, const fan_array *words, fan_told *out, fan_error *err)
+fan_status fan_stats_out_read(fan_stream *s, const fan_array *words, fan_device_stats *out, fan_error *err)
 {
-    int64_t n = FAN_TOLD_WORDS, step = (int64_t)fan_dtype_size(FAN_UINT64);
+    int64_t n = FAN_TOLD_WORDS, step = (int64_t)fan_dtype_size(FAN_DT_UINT64);
     fan_array host = {.data = (char *)out,
-                      .dtype = FAN_UINT64,
+                      .dtype = FAN_DT_UINT64,
                       .ndim = 1,
                       .size = n,
                       .shape = &n,
@@ -1214,7 +1215,7 @@ static fan_status merge_on_host(fan_device *d, fan_stream *s, const fan_sparse_o
     fan_status status = FAN_OK;
     fan_sparse_operand *host = n <= SIZE_MAX / sizeof *host ? fan_calloc(n * sizeof *host) : NULL;
     if (!host)
-        return fan_fail(err, FAN_NOMEM, "out of memory for a sparse sum");
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a sparse sum");
     for (size_t i = 0; i < n; i++) {
         fan_sparse *part;
         FAN_GO(sparse_moved(d, s, in[i].sparse, to_host, &part, err));
@@ -1255,9 +1256,9 @@ static fan_status concatenate(fan_device *d, fan_stream *s, const fan_sparse_ope
     int64_t total = 0, shape[FAN_MAX_NDIM];
     for (size_t i = 0; i < n; i++)
         if (__builtin_add_overflow(total, fan_sparse_nnz(in[i].sparse), &total))
-            return fan_fail(err, FAN_VALUE, "a sparse sum has more entries than can be counted");
+            return fan_fail(err, FAN_ERR_VALUE, "a sparse sum has more entries than can be counted");
     int64_t grid[2] = {first->indices->shape[0], total};
-    FAN_GO(fan_device_array(d, s, FAN_INT64, 2, grid, NULL, &indices, err));
+    FAN_GO(fan_device_array(d, s, FAN_DT_INT64, 2, grid, NULL, &indices, err));
     memcpy(shape, first->values->shape, (size_t)first->values->ndim * sizeof *shape);
     shape[0] = total;
     FAN_GO(fan_device_array(d, s, in[n - 1].acc, first->values->ndim, shape, NULL, &values, err));
@@ -1266,8 +1267,8 @@ static fan_status concatenate(fan_device *d, fan_stream *s, const fan_sparse_ope
         FAN_GO(queue_copy(d, s, values, 0, (int64_t)at, in[i].sparse->values, err));
         at += (size_t)fan_sparse_nnz(in[i].sparse);
     }
-    FAN_GO(fan_sparse_new(FAN_COO, first->ndim, first->shape, indices, NULL, values, n == 1 && first->coalesced, out,
-                          err));
+    FAN_GO(fan_sparse_new(FAN_FORMAT_COO, first->ndim, first->shape, indices, NULL, values, n == 1 && first->coalesced,
+                          out, err));
     (*out)->nnz_coalesced = first->nnz_coalesced;
 done:
     fan_array_drop(indices);
@@ -1282,9 +1283,9 @@ fan_status fan_device_sparse_merge(fan_device *d, fan_stream *s, const fan_spars
     if (!d->backend->has_streams)
         return fan_sparse_merge(in, n, coalesce, result, scale, out, err);
     fan_dtype last = in[n - 1].acc;
-    bool plain = !coalesce && !(scale && scale->on) && (result == FAN_NO_DTYPE || result == last);
+    bool plain = !coalesce && !(scale && scale->on) && (result == FAN_DT_NONE || result == last);
     for (size_t i = 0; i < n && plain; i++) /* D3: where it widens, what came before is summed first */
-        plain = in[i].sparse->format == FAN_COO && in[i].acc == last &&
+        plain = in[i].sparse->format == FAN_FORMAT_COO && in[i].acc == last &&
                 in[i].sparse->indices->shape[0] == in[0].sparse->indices->shape[0];
     return plain ? concatenate(d, s, in, n, out, err) : merge_on_host(d, s, in, n, coalesce, result, scale, out, err);
 }

@@ -7,9 +7,9 @@
  * A device without streams (the CPU) runs work at once; it has no streams, events, or use sets.
  *
  * Title: Lifetime. "x is used on stream s" means: x's memory may be reused only after what s had queued at x's last
- * use has run. Device memory keeps the set of streams that used it (fan_memory_used_on). When its last hold goes, an
- * event is recorded on each of them and on its owner, and the memory goes back when all have passed; this is polled on
- * later calls.
+ * use has run. Device memory keeps the set of streams that used it (fan_memory_record_stream). When its last hold goes,
+ * an event is recorded on each of them and on its owner, and the memory goes back when all have passed; this is polled
+ * on later calls.
  *
  * Title: Elision. Each stream has a lane. What a stream is known to wait for is a clock over lanes; an event carries
  * the clock of its stream at record. A wait whose event's own count is already in the waiting stream's clock is left
@@ -26,7 +26,7 @@
 #include "array/array.h"
 #include "array/sparse.h"
 #include "array/sum.h"
-#include "array/told.h"
+#include "array/device_stats.h"
 #include "base/clock.h"
 #include "base/status.h"
 #include "base/thread.h"
@@ -49,16 +49,16 @@ typedef enum fan_job_kind {
     FAN_JOB_ZERO,    /* out = 0 */
     FAN_JOB_SCATTER, /* out += sparse (fan_sparse_scatter); reads and writes out */
     FAN_JOB_UPLOAD,  /* out (device) = in[0] (host memory, read before the call returns) */
-    FAN_JOB_SURVEY   /* the figures of in[0] as it is; who of in[skip..n) spoiled it. No out */
+    FAN_JOB_STATS    /* the figures of in[0] as it is; who of in[skip..n) spoiled it. No out */
 } fan_job_kind;
 
-/* Statistics that a job leaves on its device (array/told.h), for fan_figures_read. */
-typedef struct fan_figures {
-    const fan_array *words; /* of fan_figures_new; written in the order of the stream */
+/* Statistics that a job leaves on its device (array/device_stats.h), for fan_stats_out_read. */
+typedef struct fan_stats_out {
+    const fan_array *words; /* of fan_stats_out_new; written in the order of the stream */
     const fan_array
         *before; /* NULL, or words of an earlier job (perhaps the same): who spoiled that one spoiled this one too */
     const int64_t *keys; /* of each operand; -1: none */
-} fan_figures;
+} fan_stats_out;
 
 typedef struct fan_job {
     fan_job_kind kind;
@@ -69,10 +69,10 @@ typedef struct fan_job {
     const fan_sparse *sparse; /* FAN_JOB_SCATTER */
     fan_stats *stats; /* FAN_JOB_SUM on a device without streams: what is to be known of the result (fan_sum_how). NULL:
                          nothing */
-    const fan_figures *figures; /* FAN_JOB_SUM, FAN_JOB_SURVEY on one with streams: the same, of n >= 1 operands; never
+    const fan_stats_out *figures; /* FAN_JOB_SUM, FAN_JOB_STATS on one with streams: the same, of n >= 1 operands; never
                                    under capture. NULL: nothing */
-    size_t skip;                /* with stats or figures: operands before this one are not held to blame */
-    const char *label;          /* for traces and reports; copied */
+    size_t skip;                  /* with stats or figures: operands before this one are not held to blame */
+    const char *label;            /* for traces and reports; copied */
 } fan_job;
 
 /* fan_job_run: does a job at once on memory that the host can reach; parallel: other threads may help. */
@@ -91,11 +91,11 @@ void fan_jobs_trace(const fan_device *d, const fan_stream *s, const fan_job *job
                     double start_us, double end_us);
 
 /* What became of a job that was given away with others. */
-typedef enum fan_fate {
-    FAN_FATE_WAITS, /* nothing was done for it */
-    FAN_FATE_QUEUED,
-    FAN_FATE_FAILED /* as after a `run` that failed with the same status */
-} fan_fate;
+typedef enum fan_job_state {
+    FAN_JOB_PENDING, /* nothing was done for it */
+    FAN_JOB_QUEUED,
+    FAN_JOB_FAILED /* as after a `run` that failed with the same status */
+} fan_job_state;
 
 typedef struct fan_backend {
     /* identity */
@@ -103,10 +103,10 @@ typedef struct fan_backend {
     bool has_streams;
 
     /* memory. alloc: `bytes` on the device, to be used first on `stream` (NULL: unordered); may block only to reclaim;
-     * the caller owns the result; FAN_DEVICE_NOMEM. free: gives it back; all its users have passed; cannot fail. read:
-     * copies `src` (device) into `dst` (host, same shape and dtype) in the order of `stream` and waits for it: blocks.
-     * dropped (NULL: nothing to tell): the last hold on the memory went, it will be reused once `streams` have passed;
-     * cannot fail. */
+     * the caller owns the result; FAN_ERR_DEVICE_NOMEM. free: gives it back; all its users have passed; cannot fail.
+     * read: copies `src` (device) into `dst` (host, same shape and dtype) in the order of `stream` and waits for it:
+     * blocks. dropped (NULL: nothing to tell): the last hold on the memory went, it will be reused once `streams` have
+     * passed; cannot fail. */
     fan_status (*alloc)(fan_device *d, fan_stream *stream, size_t bytes, void **out, fan_error *err);
     void (*free)(fan_device *d, void *data, size_t bytes);
     fan_status (*read)(fan_stream *stream, const fan_array *dst, const fan_array *src, fan_error *err);
@@ -139,9 +139,9 @@ typedef struct fan_backend {
      * trace line, for it alone knows the time. */
     fan_status (*run)(fan_device *d, fan_stream *s, const fan_job *job, fan_error *err);
     /* run_many (NULL: it never pays): queues as many of n sums as it can in as few launches as it can. No job touches
-     * what another one writes, so their order is free. fates, all FAN_FATE_WAITS on entry, says what became of each;
+     * what another one writes, so their order is free. fates, all FAN_JOB_PENDING on entry, says what became of each;
      * what still waits after FAN_OK is for `run`. The first failure ends it. */
-    fan_status (*run_many)(fan_device *d, fan_stream *s, const fan_job *jobs, size_t n, fan_fate *fates,
+    fan_status (*run_many)(fan_device *d, fan_stream *s, const fan_job *jobs, size_t n, fan_job_state *fates,
                            fan_error *err);
 
     /* capture (NULL: there is none): the number of the capture into a graph that `s` is in, 0: in none. Does not block.
@@ -239,7 +239,7 @@ fan_stream *fan_stream_current(fan_device *d);
 void fan_sync_trace(const fan_device *d, const fan_stream *s, const fan_event *e);
 /* fan_stream_pushed: the innermost stream pushed for `d` on this thread, a hold; NULL: none. */
 fan_stream *fan_stream_pushed(fan_device *d);
-/* fan_stream_push: makes s the current stream of its device on this thread (holds it); FAN_NOMEM. pop takes off the
+/* fan_stream_push: makes s the current stream of its device on this thread (holds it); FAN_ERR_NOMEM. pop takes off the
  * innermost push of `s`. */
 fan_status fan_stream_push(fan_stream *s, fan_error *err);
 void fan_stream_pop(fan_stream *s);
@@ -259,8 +259,8 @@ fan_stream *fan_event_stream(fan_event *e);
 fan_event *fan_event_hold(fan_event *e);
 void fan_event_drop(
     fan_event *e); /* NULL is fine; the last drop puts it into the pool, or frees one of fan_event_new */
-/* fan_stream_wait: s waits for e, across devices of one backend (FAN_TYPE otherwise), and by the table of S7 where one
- * of them is captured (FAN_CAPTURE); *elided (may be NULL) says that it was left out (Elision). */
+/* fan_stream_wait: s waits for e, across devices of one backend (FAN_ERR_TYPE otherwise), and by the table of S7 where
+ * one of them is captured (FAN_ERR_CAPTURE); *elided (may be NULL) says that it was left out (Elision). */
 fan_status fan_stream_wait(fan_stream *s, fan_event *e, bool *elided, fan_error *err);
 
 /* fan_event_covers: whoever waits for `later` need not wait for `e`: both recorded on one stream, later's record begun
@@ -272,22 +272,22 @@ bool fan_event_covers(const fan_event *later, const fan_event *e);
 fan_status fan_memory_new(fan_device *d, fan_stream *owner, size_t bytes, fan_storage **out, fan_error *err);
 /* fan_memory_wrap: memory on d that another allocator owns, as a storage of the same Lifetime: once its last hold has
  * gone and all streams that used it have passed, release(ctx) is called, on any thread with no lock of ours held.
- * FAN_NOMEM: release is not called. */
+ * FAN_ERR_NOMEM: release is not called. */
 fan_status fan_memory_wrap(fan_device *d, void *data, void (*release)(void *ctx), void *ctx, fan_storage **out,
                            fan_error *err);
 /* fan_memory_wrapped: the ctx of such a storage, if it was made with this release; else NULL. */
 void *fan_memory_wrapped(const fan_storage *st, void (*release)(void *ctx));
-/* fan_memory_used_on: the mark. FAN_NOMEM leaves the set as it was. A no-op for host storages and on the memory's owner
- * stream. */
-fan_status fan_memory_used_on(fan_storage *st, fan_stream *s, fan_error *err);
+/* fan_memory_record_stream: the mark. FAN_ERR_NOMEM leaves the set as it was. A no-op for host storages and on the
+ * memory's owner stream. */
+fan_status fan_memory_record_stream(fan_storage *st, fan_stream *s, fan_error *err);
 /* fan_memory_users: the streams (no holds; at most `cap` are stored) that used it, its owner first; returns how many
  * there are. 0 for host storages. */
 size_t fan_memory_users(fan_storage *st, fan_stream **out, size_t cap);
 /* fan_memory_user: the i-th of them, with a hold; NULL behind the last. While the caller holds the storage none leaves,
  * and new ones come last. */
 fan_stream *fan_memory_user(fan_storage *st, size_t i);
-/* fan_memory_own: gives memory without an owner its owner. */
-void fan_memory_own(fan_storage *st, fan_stream *owner);
+/* fan_memory_set_stream: gives memory without an owner its owner. */
+void fan_memory_set_stream(fan_storage *st, fan_stream *owner);
 fan_device *fan_memory_device(fan_storage *st); /* the CPU for host storages; no hold */
 /* fan_device_poll: gives back memory whose users have passed. */
 void fan_device_poll(fan_device *d);
@@ -295,10 +295,10 @@ void fan_device_poll(fan_device *d);
 fan_status fan_device_array(fan_device *d, fan_stream *owner, fan_dtype dtype, int ndim, const int64_t *shape,
                             const fan_array *like, fan_array **out, fan_error *err);
 fan_status fan_device_run(fan_device *d, fan_stream *s, const fan_job *job, fan_error *err);
-/* fan_figures_new: memory for the figures of results of up to `size` elements, owned by `owner`. */
-fan_status fan_figures_new(fan_device *d, fan_stream *owner, int64_t size, fan_array **words, fan_error *err);
-/* fan_figures_read: what is in them once s has run so far: blocks; FAN_CAPTURE where s is captured. */
-fan_status fan_figures_read(fan_stream *s, const fan_array *words, fan_told *out, fan_error *err);
+/* fan_stats_out_new: memory for the figures of results of up to `size` elements, owned by `owner`. */
+fan_status fan_stats_out_new(fan_device *d, fan_stream *owner, int64_t size, fan_array **words, fan_error *err);
+/* fan_stats_out_read: what is in them once s has run so far: blocks; FAN_ERR_CAPTURE where s is captured. */
+fan_status fan_stats_out_read(fan_stream *s, const fan_array *words, fan_device_stats *out, fan_error *err);
 
 /* fan_batch: sums held back until they can be queued together (run_many). Of one thread. A flush queues all that waits,
  * each on its own stream; jobs of a stream that may touch what another of them writes go one after the other, as they
@@ -307,10 +307,10 @@ typedef struct fan_batch fan_batch;
 fan_batch *fan_batch_new(void);    /* NULL when out of memory */
 void fan_batch_free(fan_batch *b); /* NULL is fine */
 /* fan_batch_put: holds s and the job's arrays until the batch is cleared; `scale` is to live as long. *number is for
- * fan_batch_fate. FAN_NOMEM. */
+ * fan_batch_state. FAN_ERR_NOMEM. */
 fan_status fan_batch_put(fan_batch *b, fan_stream *s, const fan_job *job, size_t *number, fan_error *err);
 void fan_batch_flush(fan_batch *b);
-fan_fate fan_batch_fate(const fan_batch *b, size_t number);
+fan_job_state fan_batch_state(const fan_batch *b, size_t number);
 /* fan_batch_failure: what the first failure was; FAN_OK: there was none. */
 fan_status fan_batch_failure(const fan_batch *b, fan_error *err);
 /* fan_batch_waits_on: some job may wait that belongs to s: whoever records an event on s flushes first. */

@@ -1,6 +1,6 @@
 #include "device/explore.h"
 
-#include "base/draw.h"
+#include "base/rng.h"
 #include "base/mem.h"
 
 #include <assert.h>
@@ -135,9 +135,9 @@ static bool weighed(const fan_explore *x, uint64_t object)
 static bool commute(const fan_explore *x, uint64_t object, unsigned a, unsigned b)
 {
     unsigned either = a | b;
-    if (!(either & (BIT(FAN_WRITES) | BIT(FAN_COUNTS))))
+    if (!(either & (BIT(FAN_TOUCH_WRITES) | BIT(FAN_TOUCH_COUNTS))))
         return true;
-    return either == BIT(FAN_COUNTS) && !weighed(x, object);
+    return either == BIT(FAN_TOUCH_COUNTS) && !weighed(x, object);
 }
 
 static bool independent(const fan_explore *x, const footprint *a, const footprint *b)
@@ -193,7 +193,7 @@ static fan_status learn(fan_explore *x, uint64_t object, int actor, unsigned how
 {
     known *row = row_of(x, object);
     if (!row)
-        return x->status = FAN_NOMEM;
+        return x->status = FAN_ERR_NOMEM;
     if (row->how[actor] & how)
         return FAN_OK;
     x->again |= x->pruned && meets(x, row, actor, how);
@@ -234,10 +234,10 @@ fan_status fan_explore_replay(fan_explore *x, const char *schedule)
     for (size_t i = 0; i < n; i++)
         if (!((schedule[i] >= '0' && schedule[i] <= '9') || (schedule[i] >= 'a' && schedule[i] <= 'v') ||
               strchr(FAN_ANSWERS, schedule[i])))
-            return FAN_VALUE;
+            return FAN_ERR_VALUE;
     char *copy = fan_alloc(n + 1);
     if (!copy)
-        return FAN_NOMEM;
+        return FAN_ERR_NOMEM;
     memcpy(copy, schedule, n + 1);
     fan_free(x->script);
     x->script = copy;
@@ -253,11 +253,11 @@ void fan_explore_sample(fan_explore *x, uint64_t seed)
     if (seed % 2 == 0)
         return;
     for (int a = 0; a < FAN_EXPLORE_ACTORS; a++)
-        x->rank[a] = (uint32_t)(fan_draw(&x->random) >> 33) + 1024;
+        x->rank[a] = (uint32_t)(fan_rng(&x->random) >> 33) + 1024;
     x->lowest = 1023;
-    size_t length = x->longest ? x->longest : 32, changes = (size_t)(fan_draw(&x->random) % 5);
+    size_t length = x->longest ? x->longest : 32, changes = (size_t)(fan_rng(&x->random) % 5);
     for (size_t i = 0; i < 4; i++)
-        x->change[i] = i < changes ? (size_t)(fan_draw(&x->random) % length) : SIZE_MAX;
+        x->change[i] = i < changes ? (size_t)(fan_rng(&x->random) % length) : SIZE_MAX;
 }
 
 bool fan_explore_begin(fan_explore *x)
@@ -280,7 +280,7 @@ bool fan_explore_begin(fan_explore *x)
 static int note(fan_explore *x, int actor)
 {
     if (fan_grow((void **)&x->order, &x->order_cap, x->depth + 1, 1)) {
-        x->status = FAN_NOMEM;
+        x->status = FAN_ERR_NOMEM;
         return FAN_EXPLORE_NONE;
     }
     x->order[x->depth++] = (unsigned char)actor;
@@ -312,7 +312,7 @@ static int follow_answer(fan_explore *x, int n)
 static int sample(fan_explore *x, uint32_t enabled)
 {
     if (x->rank[0] == 0) {
-        int skip = (int)(fan_draw(&x->random) % (uint64_t)bits_in(enabled));
+        int skip = (int)(fan_rng(&x->random) % (uint64_t)bits_in(enabled));
         while (skip-- > 0)
             enabled &= enabled - 1;
         return lowest_bit(enabled);
@@ -376,7 +376,7 @@ int fan_explore_choose(fan_explore *x, uint32_t enabled)
     node *at = extend(x, enabled);
     footprint *f = at ? print_take(x) : NULL;
     if (!f) {
-        x->status = FAN_NOMEM;
+        x->status = FAN_ERR_NOMEM;
         return FAN_EXPLORE_NONE;
     }
     uint32_t awake = enabled & ~at->asleep;
@@ -399,12 +399,12 @@ int fan_explore_pick(fan_explore *x, int n)
     if (x->now == REPLAY) {
         answer = follow_answer(x, n);
     } else if (x->now == SAMPLE) {
-        answer = (int)(fan_draw(&x->random) % (uint64_t)n);
+        answer = (int)(fan_rng(&x->random) % (uint64_t)n);
     } else if (x->depth < x->n) {
         x->strayed |= !x->nodes[x->depth].answer;
         answer = x->nodes[x->depth].answer ? x->nodes[x->depth].chosen : 0;
     } else if (fan_grow((void **)&x->nodes, &x->cap, x->n + 1, sizeof *x->nodes)) {
-        x->status = FAN_NOMEM;
+        x->status = FAN_ERR_NOMEM;
         return FAN_EXPLORE_NONE;
     } else {
         x->nodes[x->n++] = (node){.enabled = (UINT32_C(1) << n) - 1, .answer = true};
@@ -417,7 +417,7 @@ static fan_status weigh(fan_explore *x, uint64_t object)
     if (weighed(x, object))
         return FAN_OK;
     if (fan_grow((void **)&x->weighed, &x->weighed_cap, x->nweighed + 1, sizeof *x->weighed))
-        return x->status = FAN_NOMEM;
+        return x->status = FAN_ERR_NOMEM;
     x->weighed[x->nweighed++] = object;
     x->again |= x->searched > 0; /* in the first run nothing has been left out yet */
     return FAN_OK;
@@ -425,7 +425,7 @@ static fan_status weigh(fan_explore *x, uint64_t object)
 
 fan_status fan_explore_touched(fan_explore *x, uint64_t object, fan_touch how)
 {
-    if (how == FAN_WEIGHS && x->now == SEARCH)
+    if (how == FAN_TOUCH_WEIGHS && x->now == SEARCH)
         FAN_TRY(weigh(x, object));
     /* Only the last step of the path is new; those before it touch what they touched when they were run first. */
     if (x->now != SEARCH || x->depth == 0 || x->depth != x->n)
@@ -441,7 +441,7 @@ fan_status fan_explore_touched(fan_explore *x, uint64_t object, fan_touch how)
             return FAN_OK;
         }
     if (fan_grow((void **)&f->items, &f->cap, f->n + 1, sizeof *f->items))
-        return x->status = FAN_NOMEM;
+        return x->status = FAN_ERR_NOMEM;
     f->items[f->n++] = (touch){object, BIT(how)};
     return FAN_OK;
 }
@@ -495,7 +495,7 @@ void fan_explore_end(fan_explore *x)
         if (left) {
             footprint *f = print_take(x);
             if (!f) {
-                x->status = FAN_NOMEM;
+                x->status = FAN_ERR_NOMEM;
                 return;
             }
             last->chosen = lowest_bit(left);

@@ -60,8 +60,8 @@ int fan_explore_choose(fan_explore *x, uint32_t enabled);
 /* fan_explore_pick: which of n <= 32 answers the step just chosen (or whoever acts before the first) gets from what may
  * answer either way; each is tried. -1 when out of memory. */
 int fan_explore_pick(fan_explore *x, int n);
-/* fan_explore_touched: what the step just chosen did to `object`. FAN_NOMEM, which fan_explore_status keeps. FAN_WEIGHS
- * counts from the next run on for all that COUNTS; what was searched before that is searched again. */
+/* fan_explore_touched: what the step just chosen did to `object`. FAN_ERR_NOMEM, which fan_explore_status keeps.
+ * FAN_TOUCH_WEIGHS counts from the next run on for all that COUNTS; what was searched before that is searched again. */
 fan_status fan_explore_touched(fan_explore *x, uint64_t object, fan_touch how);
 void fan_explore_end(fan_explore *x);
 bool fan_explore_complete(const fan_explore *x); /* all orders were run, none left out by the limit */
@@ -76,7 +76,7 @@ void fan_explore_schedule(const fan_explore *x, char *buf, size_t size);
 /* The next run, and that one alone, is no part of the search: it follows `schedule` (copied; behind its end, the lowest
  * actor acts first), or is a sample by `seed`. Even seeds choose evenly at each step; odd ones give the actors random
  * ranks that change at a few random steps (a race that needs d changes at the right steps is then met with a chance of
- * about 1 / steps^d, whatever the number of orders). FAN_NOMEM, FAN_VALUE (not a schedule). */
+ * about 1 / steps^d, whatever the number of orders). FAN_ERR_NOMEM, FAN_ERR_VALUE (not a schedule). */
 fan_status fan_explore_replay(fan_explore *x, const char *schedule);
 void fan_explore_sample(fan_explore *x, uint64_t seed);
 
@@ -84,6 +84,6 @@ void fan_explore_sample(fan_explore *x, uint64_t seed);
  * schedule names, could not act. */
 bool fan_explore_strayed(const fan_explore *x);
 char fan_explore_char(unsigned char choice);         /* how a schedule writes it */
-fan_status fan_explore_status(const fan_explore *x); /* FAN_OK, or FAN_NOMEM: the search is not complete */
+fan_status fan_explore_status(const fan_explore *x); /* FAN_OK, or FAN_ERR_NOMEM: the search is not complete */
 
 #endif

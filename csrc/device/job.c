@@ -9,8 +9,8 @@
 /* tell: writes the figures down, for who reads them later. */
 static void tell(const fan_job *job, const fan_stats *s)
 {
-    const fan_figures *g = job->figures;
-    fan_told told = {.bad = 0, .key = -1};
+    const fan_stats_out *g = job->figures;
+    fan_device_stats told = {.bad = 0, .key = -1};
     if (g->before)
         memcpy(&told, g->before->data, sizeof told);
     if (!told.bad && s->bad != SIZE_MAX) {
@@ -65,7 +65,7 @@ void fan_job_run(const fan_job *job, bool parallel)
     case FAN_JOB_SCATTER:
         fan_sparse_scatter(job->out, job->sparse);
         return;
-    case FAN_JOB_SURVEY:
+    case FAN_JOB_STATS:
         survey(job);
         return;
     }
@@ -88,7 +88,7 @@ const char *fan_job_word(fan_job_kind kind)
     static const char *const words[] = {[FAN_JOB_SUM] = "sum",       [FAN_JOB_EXACT] = "exact",
                                         [FAN_JOB_REDUCE] = "reduce", [FAN_JOB_COPY] = "copy",
                                         [FAN_JOB_ZERO] = "zero",     [FAN_JOB_SCATTER] = "scatter",
-                                        [FAN_JOB_UPLOAD] = "upload", [FAN_JOB_SURVEY] = "survey"};
+                                        [FAN_JOB_UPLOAD] = "upload", [FAN_JOB_STATS] = "survey"};
     return words[kind];
 }
 

@@ -4,9 +4,9 @@
 
 #include "device/arena.h"
 #include "device/capture.h"
-#include "device/order.h"
+#include "device/race_check.h"
 #include "device/sim.h"
-#include "device/turns.h"
+#include "device/host_sched.h"
 
 typedef struct fan_sim_queue fan_sim_queue;
 typedef struct fan_sim_op fan_sim_op;
@@ -119,7 +119,7 @@ struct fan_sim {
     size_t users;
     fan_sim_config config;
     fan_sim_hooks hooks;
-    fan_order *order;
+    fan_race_check *order;
     bool checking, dying;
     fan_sim_device_part *parts;
     fan_sim_queue **queues;
@@ -144,7 +144,7 @@ struct fan_sim {
     int64_t fail_at; /* calls to go; < 0: no plan */
     bool planned;    /* there was one */
     fan_status fail_with;
-    fan_turns *turns;
+    fan_host_sched *turns;
     fan_sim_chooser chooser;
     bool has_chooser;
     uint64_t mutex_base; /* mutexes are named from here on */

@@ -1,7 +1,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "device/sim.h"
 
-#include "base/draw.h"
+#include "base/rng.h"
 #include "base/fault.h"
 #include "base/mem.h"
 #include "base/trace.h"
@@ -101,11 +101,11 @@ static void site_of(const fan_sim *m, char *buf, size_t size)
 
 static fan_status gave_up(fan_sim *m, fan_error *err)
 {
-    switch (fan_turns_given_up(m->turns)) {
+    switch (fan_host_sched_given_up(m->turns)) {
     case FAN_ABANDONED:
-        return fan_fail(err, FAN_STATE, "abandoned: the machine ends this run");
+        return fan_fail(err, FAN_ERR_STATE, "abandoned: the machine ends this run");
     case FAN_DEADLOCKED:
-        return fan_fail(err, FAN_DEADLOCK, "the machine gave up: its host threads are in a deadlock");
+        return fan_fail(err, FAN_ERR_DEADLOCK, "the machine gave up: its host threads are in a deadlock");
     case FAN_GOING:
         break;
     }
@@ -117,15 +117,16 @@ static fan_status enter(fan_sim *m, const char *call, fan_error *err)
 {
     FAN_TRY(gave_up(m, err));
     m->calls++;
-    touch(m, NAME(OF_CALLS, 0), FAN_COUNTS);
-    touch(m, NAME(OF_CAPTURES, 0), m->recordings ? FAN_WRITES : FAN_READS); /* a call may join a capture, or break it */
+    touch(m, NAME(OF_CALLS, 0), FAN_TOUCH_COUNTS);
+    touch(m, NAME(OF_CAPTURES, 0),
+          m->recordings ? FAN_TOUCH_WRITES : FAN_TOUCH_READS); /* a call may join a capture, or break it */
     if (m->planned) /* who comes after the one that failed depends on it, too */
         touch(m, NAME(OF_FAULTS, 0), true);
     if (m->fail_at < 0)
         return FAN_OK;
     if (m->fail_at-- > 0)
         return FAN_OK;
-    return fan_fail_code(err, m->fail_with, m->fail_with == FAN_DEVICE ? 999 : 2,
+    return fan_fail_code(err, m->fail_with, m->fail_with == FAN_ERR_DEVICE ? 999 : 2,
                          "%s of the simulated device failed, as it was told to", call);
 }
 
@@ -133,7 +134,7 @@ static fan_status raise(fan_sim *m, const fan_race *race, fan_error *err)
 {
     char text[FAN_ERROR_TEXT];
     fan_sim_race_text(m, race, text, sizeof text);
-    return fan_fail(err, FAN_RACE, "%s", text);
+    return fan_fail(err, FAN_ERR_RACE, "%s", text);
 }
 
 /* raise_pending: a race that a release found, by the first call that can say so. */
@@ -160,8 +161,8 @@ static fan_sim_queue *queue_of(const fan_stream *s) { return s->impl; }
 
 static fan_status new_lane(fan_sim *m, int device, uint64_t handle, uint32_t *out, fan_error *err)
 {
-    FAN_TRY(fan_order_lane(m->order, out, err));
-    fan_order_name(m->order, *out, FAN_SIM_WHO(device, handle));
+    FAN_TRY(fan_race_check_lane(m->order, out, err));
+    fan_race_check_name(m->order, *out, FAN_SIM_WHO(device, handle));
     return FAN_OK;
 }
 
@@ -170,8 +171,8 @@ static fan_status new_host(fan_sim *m, size_t host, uint64_t actor, fan_error *e
     if (m->has_lane[host])
         return FAN_OK;
     FAN_TRY(new_lane(m, -1, actor, &m->host_lane[host], err));
-    if (fan_order_host(m->order, m->host_lane[host]) != FAN_OK)
-        return fan_fail(err, FAN_NOMEM, "out of memory for a host thread"); /* the lane stays unused */
+    if (fan_race_check_host(m->order, m->host_lane[host]) != FAN_OK)
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a host thread"); /* the lane stays unused */
     m->has_lane[host] = true;
     return FAN_OK;
 }
@@ -183,11 +184,11 @@ static fan_status queue_new(fan_sim *m, int device, uint64_t handle, bool blocki
     fan_sim_queue *q = fan_calloc(sizeof *q);
     if (!q || fan_grow((void **)&m->queues, &m->queues_cap, m->nqueues + 1, sizeof *m->queues)) {
         fan_free(q);
-        return fan_fail(err, FAN_NOMEM, "out of memory for a stream");
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream");
     }
     fan_status status = FAN_OK;
-    if (seen && fan_order_reuse(m->order, seen, &q->lane))
-        fan_order_name(m->order, q->lane, FAN_SIM_WHO(device, handle));
+    if (seen && fan_race_check_reuse(m->order, seen, &q->lane))
+        fan_race_check_name(m->order, q->lane, FAN_SIM_WHO(device, handle));
     else
         status = new_lane(m, device, handle, &q->lane, err);
     if (status != FAN_OK) {
@@ -220,7 +221,7 @@ static void sweep(fan_sim *m)
     for (size_t i = 0; i < m->nqueues; i++) {
         fan_sim_queue *q = m->queues[i];
         if (q->refs == 0 && !q->head) {
-            fan_order_leave(m->order, q->lane);
+            fan_race_check_leave(m->order, q->lane);
             fan_free(q);
             continue;
         }
@@ -261,7 +262,7 @@ static fan_status hold_back(fan_sim *m, fan_sim_queue *q, fan_sim_point point, f
     if (m->config.run_work) {
         op = fan_calloc(sizeof *op);
         if (!op)
-            return fan_fail(err, FAN_NOMEM, "out of memory for a wait");
+            return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a wait");
         op->wait = point;
         point.queue->refs++;
     }
@@ -294,8 +295,8 @@ static fan_status illegal(const fan_sim_queue *q, int code, const char *what, fa
     if (code == 0)
         return FAN_OK;
     if (code < 0)
-        return fan_fail(err, FAN_NOMEM, "out of memory for a capture");
-    return fan_fail_code(err, FAN_CAPTURE, code, "%s on stream %llu of sim:%d: %s (CUDA's code %d)", what,
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a capture");
+    return fan_fail_code(err, FAN_ERR_CAPTURE, code, "%s on stream %llu of sim:%d: %s (CUDA's code %d)", what,
                          (unsigned long long)q->handle, q->device, fan_capture_words(code), code);
 }
 
@@ -327,7 +328,7 @@ static fan_status has_time(const fan_sim_event *ev, const fan_event *e, const ch
         return FAN_OK;
     int code = ev->recording->capture.ended ? FAN_CAPTURE_EVENT
                                             : fan_capture_break(&ev->recording->capture, FAN_CAPTURE_EVENT);
-    return fan_fail_code(err, FAN_CAPTURE, code, "%s of an event of sim:%d: %s (CUDA's code %d)", what,
+    return fan_fail_code(err, FAN_ERR_CAPTURE, code, "%s of an event of sim:%d: %s (CUDA's code %d)", what,
                          e->device->index, fan_capture_words(code), code);
 }
 
@@ -350,7 +351,7 @@ static fan_status capture_record(fan_sim_event *ev, fan_sim_queue *q, fan_error 
     fan_sim_recording *r = q->recording;
     fan_sim_command *c = command_new(sizeof *c);
     if (!c)
-        return fan_fail(err, FAN_NOMEM, "out of memory for a capture");
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a capture");
     int code = fan_capture_record(&r->capture, q->member, &ev->place);
     if (code) {
         fan_free(c);
@@ -420,8 +421,8 @@ static fan_status capture_wait(fan_sim_queue *q, const fan_sim_event *ev, bool *
 }
 
 /* legacy: A7: before anything on the legacy default stream, all that its device's blocking streams had queued; before
- * anything on a blocking stream, all that the legacy stream had. FAN_NOMEM leaves waits behind that order more than was
- * asked, which nobody can tell. */
+ * anything on a blocking stream, all that the legacy stream had. FAN_ERR_NOMEM leaves waits behind that order more than
+ * was asked, which nobody can tell. */
 static fan_status legacy(fan_sim *m, fan_sim_queue *q, fan_error *err)
 {
     FAN_TRY(legacy_is_free(m, q, err));
@@ -434,8 +435,8 @@ static fan_status legacy(fan_sim *m, fan_sim_queue *q, fan_error *err)
         touch(m, other->name, false);
         FAN_TRY(hold_back(m, q, (fan_sim_point){other, other->queued}, err));
         /* What the host knows is of no account: nothing may be queued by him (a sync). */
-        if (fan_order_sync(m->order, q->lane, fan_order_clock(m->order, other->lane)) != FAN_OK)
-            return fan_fail(err, FAN_NOMEM, "out of memory for a wait");
+        if (fan_race_check_sync(m->order, q->lane, fan_race_check_clock(m->order, other->lane)) != FAN_OK)
+            return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a wait");
         q->end_us = later(q->end_us, other->end_us);
     }
     return FAN_OK;
@@ -490,7 +491,7 @@ static fan_sim_queue *pick(fan_sim *m)
         if (!q->head || q->head->wait.queue || q->running)
             continue;
         n++;
-        if (m->config.schedule == FAN_SIM_SEEDED ? fan_draw(&m->random) % n == 0 : !best || before(m, q, best))
+        if (m->config.schedule == FAN_SIM_SEEDED ? fan_rng(&m->random) % n == 0 : !best || before(m, q, best))
             best = q;
     }
     return best;
@@ -506,7 +507,7 @@ static fan_status run_one(fan_sim *m, fan_sim_queue *q, fan_error *err)
     m->last = q->at;
     m->executor = fan_thread_id();
     m->depth++;
-    size_t begin = op->njobs > 1 ? fan_draw(&m->random) % op->njobs : 0;
+    size_t begin = op->njobs > 1 ? fan_rng(&m->random) % op->njobs : 0;
     unlock(m);
 
     in_kernel++;
@@ -568,7 +569,7 @@ static fan_status stuck(fan_sim *m, fan_error *err)
                        (unsigned long long)q->handle, q->device, (unsigned long long)q->head->wait.queue->handle,
                        q->head->wait.queue->device);
     }
-    return fan_fail(err, FAN_DEADLOCK, "nothing that is queued can run%s", text);
+    return fan_fail(err, FAN_ERR_DEADLOCK, "nothing that is queued can run%s", text);
 }
 
 /* run_until: runs work, in any order that is allowed, until point has passed; queue NULL: until all is idle. Stops at
@@ -604,8 +605,9 @@ static fan_status run_until(fan_sim *m, fan_sim_point point, fan_error *err)
 static fan_status learn(fan_sim *m, const fan_clock *what, fan_error *err)
 {
     touch(m, NAME(OF_KNOWN, host_of(m)), true);
-    return fan_order_sync(m->order, lane_of(m), what) == FAN_OK ? FAN_OK
-                                                                : fan_fail(err, FAN_NOMEM, "out of memory for a wait");
+    return fan_race_check_sync(m->order, lane_of(m), what) == FAN_OK
+               ? FAN_OK
+               : fan_fail(err, FAN_ERR_NOMEM, "out of memory for a wait");
 }
 
 /* finish: runs work until all that q has queued by now has run, and lets the calling thread know what q knew. */
@@ -614,8 +616,8 @@ static fan_status finish(fan_sim *m, fan_sim_queue *q, fan_error *err)
     fan_clock then;
     fan_clock_init(&then);
     double us = q->end_us;
-    fan_status status = fan_clock_copy(&then, fan_order_clock(m->order, q->lane))
-                            ? fan_fail(err, FAN_NOMEM, "out of memory for a wait")
+    fan_status status = fan_clock_copy(&then, fan_race_check_clock(m->order, q->lane))
+                            ? fan_fail(err, FAN_ERR_NOMEM, "out of memory for a wait")
                             : FAN_OK;
     if (status == FAN_OK)
         status = run_until(m, (fan_sim_point){q, q->queued}, err);
@@ -643,7 +645,7 @@ static bool job_visit(const void *what, size_t i, const fan_array **a, bool *wri
     }
     i -= reads;
     if (job->figures) {
-        const fan_figures *g = job->figures;
+        const fan_stats_out *g = job->figures;
         size_t more = g->before ? 2 : 1;
         *write = i == more - 1;
         *a = *write ? g->words : g->before;
@@ -710,8 +712,8 @@ static void touch_all(fan_sim *m, visit *next, const void *what)
  * that waits for it. */
 typedef enum keeper { KEPT_BY_NOBODY, KEPT_BY_GRAPH, KEPT_BY_HOST } keeper;
 
-/* judge: holds an operation on `lane` against all before it. FAN_RACE with *race; FAN_NOMEM leaves the history as it
- * was. */
+/* judge: holds an operation on `lane` against all before it. FAN_ERR_RACE with *race; FAN_ERR_NOMEM leaves the history
+ * as it was. */
 static fan_status judge(fan_sim *m, uint32_t lane, const char *name, const char *site, keeper kept, visit *next,
                         const void *what, fan_race *race, fan_error *err)
 {
@@ -723,18 +725,18 @@ static fan_status judge(fan_sim *m, uint32_t lane, const char *name, const char 
         return FAN_OK;
     for (size_t i = 0; next(what, i, &a, &write); i++)
         if (a)
-            fan_order_plan(m->order, a);
-    FAN_TRY(fan_order_begin(m->order, lane, lane_of(m), name, site, &op, err));
+            fan_race_check_plan(m->order, a);
+    FAN_TRY(fan_race_check_begin(m->order, lane, lane_of(m), name, site, &op, err));
     if (kept != KEPT_BY_NOBODY)
-        fan_order_over(m->order, op, kept == KEPT_BY_HOST);
+        fan_race_check_over(m->order, op, kept == KEPT_BY_HOST);
     for (size_t i = 0; next(what, i, &a, &write); i++) {
-        fan_status status = a ? fan_order_access(m->order, op, a, write, worst == FAN_OK ? race : NULL) : FAN_OK;
-        if (status == FAN_NOMEM)
-            return fan_fail(err, FAN_NOMEM, "out of memory for the happens-before history");
+        fan_status status = a ? fan_race_check_access(m->order, op, a, write, worst == FAN_OK ? race : NULL) : FAN_OK;
+        if (status == FAN_ERR_NOMEM)
+            return fan_fail(err, FAN_ERR_NOMEM, "out of memory for the happens-before history");
         if (status != FAN_OK)
             worst = status;
     }
-    if (worst == FAN_RACE)
+    if (worst == FAN_ERR_RACE)
         keep_race(m, race);
     return worst;
 }
@@ -782,13 +784,13 @@ static fan_array *pack_array(packer *p, const fan_array *a, bool bytes)
     return copy;
 }
 
-static fan_figures *pack_figures(packer *p, const fan_figures *figures, size_t n)
+static fan_stats_out *pack_figures(packer *p, const fan_stats_out *figures, size_t n)
 {
-    fan_figures *copy = pack(p, sizeof *copy);
+    fan_stats_out *copy = pack(p, sizeof *copy);
     int64_t *keys = pack(p, n * sizeof *keys);
     const fan_array *words = pack_array(p, figures->words, false), *before = pack_array(p, figures->before, false);
     if (copy) {
-        *copy = (fan_figures){.words = words, .before = before, .keys = keys};
+        *copy = (fan_stats_out){.words = words, .before = before, .keys = keys};
         memcpy(keys, figures->keys, n * sizeof *keys);
     }
     return copy;
@@ -800,7 +802,7 @@ static void pack_job(packer *p, fan_job *copy, const fan_job *job)
     fan_operand *in = pack(p, job->n * sizeof *in);
     fan_scale *scale = job->scale ? pack(p, sizeof *scale) : NULL;
     fan_sparse *sparse = job->sparse ? pack(p, sizeof *sparse) : NULL;
-    const fan_figures *figures = job->figures ? pack_figures(p, job->figures, job->n) : NULL;
+    const fan_stats_out *figures = job->figures ? pack_figures(p, job->figures, job->n) : NULL;
     if (copy)
         *copy = (fan_job){.kind = job->kind,
                           .in = in,
@@ -868,11 +870,11 @@ typedef struct work {
     const void *what;
     double us; /* how long it takes */
     keeper kept;
-    fan_sim_op *op;    /* taken over on FAN_OK and FAN_RACE; NULL without bytes to move */
+    fan_sim_op *op;    /* taken over on FAN_OK and FAN_ERR_RACE; NULL without bytes to move */
     double start, end; /* filled in */
 } work;
 
-/* enqueue: judges work and puts it into q's queue. On FAN_RACE it is queued, and *err says which race; otherwise a
+/* enqueue: judges work and puts it into q's queue. On FAN_ERR_RACE it is queued, and *err says which race; otherwise a
  * failure changes nothing. */
 static fan_status enqueue(fan_sim *m, fan_sim_queue *q, work *w, const char *site, fan_error *err)
 {
@@ -880,17 +882,17 @@ static fan_status enqueue(fan_sim *m, fan_sim_queue *q, work *w, const char *sit
     double *host = &m->host_us[host_of(m)];
     FAN_TRY(legacy(m, q, err));
     fan_status status = judge(m, q->lane, w->name, site, w->kept, w->next, w->what, &race, err);
-    if (status != FAN_OK && status != FAN_RACE)
+    if (status != FAN_OK && status != FAN_ERR_RACE)
         return status;
     touch(m, q->name, true);
-    touch(m, NAME(OF_QUEUED, 0), FAN_COUNTS);
+    touch(m, NAME(OF_QUEUED, 0), FAN_TOUCH_COUNTS);
     touch_all(m, w->next, w->what);
     append(m, q, w->op);
     *host += m->config.launch_us;
     w->start = later(q->end_us, *host);
     w->end = q->end_us = w->start + w->us;
     m->device_us = later(m->device_us, w->end);
-    return status == FAN_RACE ? raise(m, &race, err) : FAN_OK;
+    return status == FAN_ERR_RACE ? raise(m, &race, err) : FAN_OK;
 }
 
 static double kernel_us(const fan_sim *m, uint64_t bytes)
@@ -951,7 +953,7 @@ static fan_status capture_job(fan_sim *m, fan_sim_queue *q, const fan_job *job, 
     packer p = {NULL, 0};
     if (job->kind == FAN_JOB_UPLOAD || job->figures)
         return fan_fail_code(
-            err, FAN_CAPTURE, FAN_CAPTURE_UNSUPPORTED,
+            err, FAN_ERR_CAPTURE, FAN_CAPTURE_UNSUPPORTED,
             "%s on stream %llu of sim:%d needs the host, which a graph cannot wait for: do it before the capture",
             w->name, (unsigned long long)q->handle, q->device);
     pack(&p, sizeof(fan_sim_command));
@@ -1012,18 +1014,19 @@ static fan_status sim_alloc(fan_device *d, fan_stream *stream, size_t bytes, voi
     lock(m);
     fan_status status = enter(m, "alloc", err);
     m->parts[d->index].given += bytes + 128;
-    touch(m, NAME(OF_MEMORY, (uint64_t)d->index), m->parts[d->index].given > a->bytes ? FAN_WEIGHS : FAN_COUNTS);
+    touch(m, NAME(OF_MEMORY, (uint64_t)d->index),
+          m->parts[d->index].given > a->bytes ? FAN_TOUCH_WEIGHS : FAN_TOUCH_COUNTS);
     fan_block *b = status == FAN_OK ? fan_arena_alloc(a, bytes, &host) : NULL;
     if (b) {
         b->name = new_name(m, OF_BLOCK);
         b->left = false;
         b->graphs = 0;
-        fan_order_forget(m->order, b->lo, b->hi);
+        fan_race_check_forget(m->order, b->lo, b->hi);
         *out = (void *)b->lo;
     } else if (status == FAN_OK) {
-        status = host ? fan_fail(err, FAN_NOMEM, "out of memory for %zu byte%s of sim:%d", bytes, FAN_PLURAL(bytes),
+        status = host ? fan_fail(err, FAN_ERR_NOMEM, "out of memory for %zu byte%s of sim:%d", bytes, FAN_PLURAL(bytes),
                                  d->index)
-                      : fan_fail_code(err, FAN_DEVICE_NOMEM, 2,
+                      : fan_fail_code(err, FAN_ERR_DEVICE_NOMEM, 2,
                                       "sim:%d is out of memory: %zu byte%s asked for, %zu of %zu in use", d->index,
                                       bytes, FAN_PLURAL(bytes), a->in_use, a->bytes);
     }
@@ -1036,7 +1039,7 @@ static void sim_free(fan_device *d, void *data, size_t bytes)
     fan_sim *m = machine_of(d);
     (void)bytes;
     lock(m);
-    touch(m, NAME(OF_MEMORY, (uint64_t)d->index), FAN_COUNTS);
+    touch(m, NAME(OF_MEMORY, (uint64_t)d->index), FAN_TOUCH_COUNTS);
     fan_block *b = fan_arena_find(&m->parts[d->index].arena, (uintptr_t)data);
     if (b && b->graphs)
         b->left = true; /* K3 */
@@ -1081,7 +1084,7 @@ static void sim_dropped(fan_device *d, void *data, size_t bytes, fan_stream *con
     char site[SITE];
     site_of(m, site, sizeof site);
     lock(m);
-    if (!m->checking || m->dying || fan_turns_given_up(m->turns) != FAN_GOING)
+    if (!m->checking || m->dying || fan_host_sched_given_up(m->turns) != FAN_GOING)
         goto done;
     for (size_t i = 0; i < n; i++) {
         lanes_add(&after, queue_of(streams[i])->lane);
@@ -1100,11 +1103,11 @@ static void sim_dropped(fan_device *d, void *data, size_t bytes, fan_stream *con
     }
     if (after.short_of_memory)
         goto done;
-    fan_status (*release)(fan_order *, uint32_t, const uint32_t *, size_t, uintptr_t, uintptr_t, const char *,
+    fan_status (*release)(fan_race_check *, uint32_t, const uint32_t *, size_t, uintptr_t, uintptr_t, const char *,
                           fan_race *) =
-        b && b->graphs ? fan_order_let_go : fan_order_release; /* a graph's work may be to come */
+        b && b->graphs ? fan_race_check_let_go : fan_race_check_release; /* a graph's work may be to come */
     if (release(m->order, lane_of(m), after.list, after.n, (uintptr_t)data, (uintptr_t)data + bytes, site, &race) ==
-        FAN_RACE) {
+        FAN_ERR_RACE) {
         keep_race(m, &race);
         if (!m->has_pending) {
             m->pending = race;
@@ -1134,13 +1137,13 @@ static fan_status sim_read(fan_stream *s, const fan_array *dst, const fan_array 
     touch_all(m, read_visit, src);
     found = judge(m, q->lane, "read", site, KEPT_BY_HOST, read_visit, src, &race,
                   err); /* a copy on q, for which the host waits */
-    if (found != FAN_OK && found != FAN_RACE) {
+    if (found != FAN_OK && found != FAN_ERR_RACE) {
         status = found;
         goto done;
     }
     FAN_GO(finish(m, q, err));
     m->host_us[host_of(m)] += (double)fan_dtype_size(src->dtype) * (double)src->size / (m->config.gbytes_per_s * 1e3);
-    if (found == FAN_RACE)
+    if (found == FAN_ERR_RACE)
         status = raise(m, &race, err);
 done:
     unlock(m);
@@ -1211,12 +1214,12 @@ static fan_status sim_event_init(fan_event *e, fan_error *err)
     fan_sim *m = machine_of(e->device);
     fan_sim_event *ev = fan_calloc(sizeof *ev);
     if (!ev)
-        return fan_fail(err, FAN_NOMEM, "out of memory for an event");
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for an event");
     fan_clock_init(&ev->clock);
     fan_clock_init(&ev->place);
     lock(m);
     fan_status status =
-        fan_turns_given_up(m->turns) == FAN_GOING ? enter(m, "event_init", err) : FAN_OK; /* as for record */
+        fan_host_sched_given_up(m->turns) == FAN_GOING ? enter(m, "event_init", err) : FAN_OK; /* as for record */
     if (status == FAN_OK)
         ev->name = new_name(m, OF_EVENT);
     unlock(m);
@@ -1259,7 +1262,8 @@ static fan_status sim_record(fan_event *e, fan_stream *s, fan_error *err)
     fan_sim_queue *q = queue_of(s);
     fan_status status;
     lock(m);
-    if (fan_turns_given_up(m->turns) != FAN_GOING) { /* nothing runs any more, and memory that leaves must get away */
+    if (fan_host_sched_given_up(m->turns) !=
+        FAN_GOING) { /* nothing runs any more, and memory that leaves must get away */
         status = FAN_OK;
         goto done;
     }
@@ -1272,8 +1276,8 @@ static fan_status sim_record(fan_event *e, fan_stream *s, fan_error *err)
     FAN_GO(legacy(m, q, err));
     recording_drop(ev->recording);
     ev->recording = NULL;
-    if (fan_order_record(m->order, q->lane, lane_of(m), &ev->clock) != FAN_OK) {
-        status = fan_fail(err, FAN_NOMEM, "out of memory for an event");
+    if (fan_race_check_record(m->order, q->lane, lane_of(m), &ev->clock) != FAN_OK) {
+        status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for an event");
         goto done;
     }
     touch(m, q->name, true);
@@ -1296,7 +1300,7 @@ static fan_status sim_note(fan_event *e, fan_stream *s, fan_error *err)
     fan_sim_queue *q = queue_of(s);
     fan_status status = FAN_OK;
     lock(m);
-    if (fan_turns_given_up(m->turns) != FAN_GOING)
+    if (fan_host_sched_given_up(m->turns) != FAN_GOING)
         goto done;
     FAN_GO(enter(m, "record", err));
     FAN_GO(not_captured(q, "record", err));
@@ -1323,7 +1327,7 @@ static fan_status sim_wait(fan_stream *s, fan_event *e, fan_error *err)
     lock(m);
     FAN_GO(enter(m, "wait", err));
     if (machine_of(e->device) != m) {
-        status = fan_fail(err, FAN_VALUE, "a stream cannot wait for an event of another machine");
+        status = fan_fail(err, FAN_ERR_VALUE, "a stream cannot wait for an event of another machine");
         goto done;
     }
     name_event(m, e);
@@ -1337,8 +1341,8 @@ static fan_status sim_wait(fan_stream *s, fan_event *e, fan_error *err)
     FAN_GO(legacy(m, q, err));
     FAN_GO(hold_back(m, q, ev->point, err));
     /* What the host knows is not queued with a wait: one that is left out would not queue it. */
-    if (fan_order_sync(m->order, q->lane, &ev->clock) != FAN_OK) {
-        status = fan_fail(err, FAN_NOMEM, "out of memory for a wait");
+    if (fan_race_check_sync(m->order, q->lane, &ev->clock) != FAN_OK) {
+        status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for a wait");
         goto done;
     }
     touch(m, q->name, true);
@@ -1361,7 +1365,7 @@ static void sim_elided(fan_stream *s, fan_event *e)
     lock(m);
     touch(m, queue_of(s)->name, false);
     touch(m, ev->name, false);
-    if (m->checking && !fan_clock_leq(&ev->clock, fan_order_clock(m->order, queue_of(s)->lane)))
+    if (m->checking && !fan_clock_leq(&ev->clock, fan_race_check_clock(m->order, queue_of(s)->lane)))
         m->unsound++;
     unlock(m);
 }
@@ -1393,9 +1397,9 @@ static fan_status answer(fan_sim *m, fan_sim_event *ev, bool *done, fan_error *e
 {
     bool chosen = m->has_chooser && m->chooser.pick && !in_kernel && m->config.run_work;
     *done = has_passed(ev);
-    if (!chosen || fan_clock_leq(&ev->clock, fan_order_clock(m->order, lane_of(m))))
+    if (!chosen || fan_clock_leq(&ev->clock, fan_race_check_clock(m->order, lane_of(m))))
         return FAN_OK;
-    int said = ev->denied < FAN_ASKS ? fan_turns_pick(m->turns, 2) : 1;
+    int said = ev->denied < FAN_ASKS ? fan_host_sched_pick(m->turns, 2) : 1;
     if (said < 0)
         return FAN_OK;
     *done = said == 1;
@@ -1436,7 +1440,7 @@ static bool sim_peek(fan_event *e)
     lock(m);
     settle(m);
     const fan_sim_event *ev = e->impl;
-    bool done = (has_passed(ev) && !ev->recording) || fan_turns_given_up(m->turns) != FAN_GOING;
+    bool done = (has_passed(ev) && !ev->recording) || fan_host_sched_given_up(m->turns) != FAN_GOING;
     unlock(m);
     return done;
 }
@@ -1460,7 +1464,7 @@ static fan_status sim_event_sync(fan_event *e, fan_error *err)
     if (!ev->point.queue)
         goto done;
     if (fan_clock_copy(&then, &ev->clock)) {
-        status = fan_fail(err, FAN_NOMEM, "out of memory for a wait");
+        status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for a wait");
         goto done;
     }
     FAN_GO(run_until(m, ev->point, err));
@@ -1482,7 +1486,7 @@ static fan_status sim_run(fan_device *d, fan_stream *s, const fan_job *job, fan_
     work w = {.name = job->label ? job->label : fan_job_word(job->kind), .next = job_visit, .what = job};
     site_of(m, site, sizeof site);
     if (m->config.run_work && !(w.op = op_new(job, 1)))
-        return fan_fail(err, FAN_NOMEM, "out of memory for queued work");
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for queued work");
     lock(m);
     FAN_GO(enter(m, "run", err));
     FAN_GO(raise_pending(m, err));
@@ -1492,17 +1496,17 @@ static fan_status sim_run(fan_device *d, fan_stream *s, const fan_job *job, fan_
         goto done;
     }
     status = enqueue(m, queue_of(s), &w, site, err);
-    if (status == FAN_OK || status == FAN_RACE)
+    if (status == FAN_OK || status == FAN_ERR_RACE)
         w.op = NULL;
 done:
     unlock(m);
     fan_free(w.op);
-    if (status == FAN_OK || status == FAN_RACE)
+    if (status == FAN_OK || status == FAN_ERR_RACE)
         fan_job_trace(d, s, job, w.start, w.end);
     return status;
 }
 
-/* as_kernel: what several sums touch, as one kernel; a->reads is the room for it all. FAN_NOMEM. */
+/* as_kernel: what several sums touch, as one kernel; a->reads is the room for it all. FAN_ERR_NOMEM. */
 static fan_status as_kernel(const fan_job *jobs, size_t n, fan_sim_kernel *k, uint64_t *bytes, fan_error *err)
 {
     size_t reads = 0, at = 0;
@@ -1513,7 +1517,7 @@ static fan_status as_kernel(const fan_job *jobs, size_t n, fan_sim_kernel *k, ui
     }
     fan_array **all = fan_alloc((reads + n) * sizeof *all);
     if (!all)
-        return fan_fail(err, FAN_NOMEM, "out of memory for queued work");
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for queued work");
     for (size_t i = 0; i < n; i++) {
         for (size_t j = 0; j < jobs[i].n; j++)
             all[at++] = (fan_array *)(uintptr_t)jobs[i].in[j].array;
@@ -1523,7 +1527,7 @@ static fan_status as_kernel(const fan_job *jobs, size_t n, fan_sim_kernel *k, ui
     return FAN_OK;
 }
 
-static fan_status sim_run_many(fan_device *d, fan_stream *s, const fan_job *jobs, size_t n, fan_fate *fates,
+static fan_status sim_run_many(fan_device *d, fan_stream *s, const fan_job *jobs, size_t n, fan_job_state *fates,
                                fan_error *err)
 {
     fan_sim *m = machine_of(d);
@@ -1539,7 +1543,7 @@ static fan_status sim_run_many(fan_device *d, fan_stream *s, const fan_job *jobs
     site_of(m, site, sizeof site);
     lock(m);
     if (m->config.run_work && !(w.op = op_new(jobs, n)))
-        FAN_GO(fan_fail(err, FAN_NOMEM, "out of memory for queued work"));
+        FAN_GO(fan_fail(err, FAN_ERR_NOMEM, "out of memory for queued work"));
     FAN_GO(enter(m, "run", err));
     FAN_GO(raise_pending(m, err));
     w.us = kernel_us(m, bytes);
@@ -1548,15 +1552,15 @@ static fan_status sim_run_many(fan_device *d, fan_stream *s, const fan_job *jobs
         goto done;
     }
     status = enqueue(m, queue_of(s), &w, site, err);
-    if (status == FAN_OK || status == FAN_RACE)
+    if (status == FAN_OK || status == FAN_ERR_RACE)
         w.op = NULL;
 done:
     unlock(m);
     fan_free(w.op);
     fan_free((void *)(uintptr_t)k.reads);
     for (size_t i = 0; i < n; i++)
-        fates[i] = status == FAN_OK ? FAN_FATE_QUEUED : FAN_FATE_FAILED;
-    if (status == FAN_OK || status == FAN_RACE)
+        fates[i] = status == FAN_OK ? FAN_JOB_QUEUED : FAN_JOB_FAILED;
+    if (status == FAN_OK || status == FAN_ERR_RACE)
         fan_jobs_trace(d, s, jobs, n, label, w.start, w.end);
     return status;
 }
@@ -1565,7 +1569,7 @@ static fan_status sim_capture(fan_stream *s, uint64_t *id, fan_error *err)
 {
     (void)err;
     *id = 0;
-    touch(machine_of(s->device), NAME(OF_CAPTURES, 0), FAN_READS);
+    touch(machine_of(s->device), NAME(OF_CAPTURES, 0), FAN_TOUCH_READS);
     if (atomic_load_explicit(&machine_of(s->device)->captures, memory_order_relaxed))
         (void)fan_sim_capture_state(machine_of(s->device), s, id, NULL);
     return FAN_OK;
@@ -1684,8 +1688,8 @@ static void machine_free(fan_sim *m)
         fan_free(m->queues[i]);
     fan_free(m->parts);
     fan_free(m->queues);
-    fan_order_free(m->order);
-    fan_turns_free(m->turns);
+    fan_race_check_free(m->order);
+    fan_host_sched_free(m->turns);
     (void)pthread_cond_destroy(&m->ran);
     (void)pthread_mutex_destroy(&m->lock);
     fan_free(m);
@@ -1706,13 +1710,13 @@ static void after_block(void *ctx, void *before_)
 
 static void set_turns(fan_sim *m)
 {
-    fan_turns_hooks h = {.before_block = before_block, .after_block = after_block, .block_ctx = m};
+    fan_host_sched_hooks h = {.before_block = before_block, .after_block = after_block, .block_ctx = m};
     if (m->has_chooser) {
         h.choose = m->chooser.choose;
         h.pick = m->chooser.pick;
         h.ctx = m->chooser.ctx;
     }
-    fan_turns_set_hooks(m->turns, &h);
+    fan_host_sched_set_hooks(m->turns, &h);
 }
 
 /* begin_anew: the counters of a new machine. */
@@ -1741,10 +1745,10 @@ fan_status fan_sim_new(const fan_sim_config *config, const fan_sim_hooks *hooks,
 {
     *out = NULL;
     if (config->devices < 1 || config->devices > FAN_SIM_DEVICES)
-        return fan_fail(err, FAN_VALUE, "a machine has 1 to %d devices, not %d", FAN_SIM_DEVICES, config->devices);
+        return fan_fail(err, FAN_ERR_VALUE, "a machine has 1 to %d devices, not %d", FAN_SIM_DEVICES, config->devices);
     fan_sim *m = fan_calloc(sizeof *m);
     if (!m)
-        return fan_fail(err, FAN_NOMEM, "out of memory for a machine");
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a machine");
     fan_mutexes_told_apart();
     (void)pthread_mutex_init(&m->lock, NULL);
     (void)pthread_cond_init(&m->ran, NULL);
@@ -1763,12 +1767,12 @@ fan_status fan_sim_new(const fan_sim_config *config, const fan_sim_hooks *hooks,
     m->checking = true;
     m->handle = 1;
     m->serial = atomic_fetch_add(&machines, 1);
-    fan_status status = FAN_NOMEM;
-    m->order = fan_order_new();
-    m->turns = fan_turns_new(config->seed);
+    fan_status status = FAN_ERR_NOMEM;
+    m->order = fan_race_check_new();
+    m->turns = fan_host_sched_new(config->seed);
     m->parts = fan_calloc((size_t)config->devices * sizeof *m->parts);
     if (!m->order || !m->turns || !m->parts) {
-        fan_fail(err, FAN_NOMEM, "out of memory for a machine");
+        fan_fail(err, FAN_ERR_NOMEM, "out of memory for a machine");
         goto done;
     }
     set_turns(m);
@@ -1776,12 +1780,13 @@ fan_status fan_sim_new(const fan_sim_config *config, const fan_sim_hooks *hooks,
     for (int i = 0; i < config->devices; i++) {
         fan_sim_device_part *p = &m->parts[i];
         if (fan_arena_init(&p->arena, m->config.memory, config->run_work)) {
-            status = fan_fail(err, FAN_NOMEM, "cannot reserve %zu bytes of addresses for sim:%d; ask for less memory",
-                              m->config.memory, i);
+            status =
+                fan_fail(err, FAN_ERR_NOMEM, "cannot reserve %zu bytes of addresses for sim:%d; ask for less memory",
+                         m->config.memory, i);
             goto done;
         }
         if (fan_device_init(&p->device, &backend, m, i, &m->holds)) {
-            status = fan_fail(err, FAN_NOMEM, "out of memory for a machine");
+            status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for a machine");
             goto done;
         }
         FAN_GO(queue_new(m, i, FAN_LEGACY, true, NULL, &p->legacy, err));
@@ -1839,19 +1844,19 @@ fan_status fan_sim_stream(fan_sim *m, int device, bool blocking, fan_stream **ou
     fan_sim_queue *q = NULL;
     *out = NULL;
     if (device < 0 || device >= m->config.devices)
-        return fan_fail(err, FAN_VALUE, "this machine has no device %d: it has %d", device, m->config.devices);
+        return fan_fail(err, FAN_ERR_VALUE, "this machine has no device %d: it has %d", device, m->config.devices);
     fan_yield();
     lock(m);
     fan_status status = gave_up(m, err);
     if (status == FAN_OK)
-        status = queue_new(m, device, m->handle + 1, blocking, fan_order_clock(m->order, lane_of(m)), &q, err);
+        status = queue_new(m, device, m->handle + 1, blocking, fan_race_check_clock(m->order, lane_of(m)), &q, err);
     if (status == FAN_OK) {
         m->handle++;
         *out = fan_stream_new(&m->parts[device].device, q->handle, q);
         if (!*out) {
             queue_drop(q);
             sweep(m);
-            status = fan_fail(err, FAN_NOMEM, "out of memory for a stream");
+            status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream");
         }
     }
     unlock(m);
@@ -1875,7 +1880,7 @@ fan_status fan_sim_listed(fan_sim *m, fan_stream ***out, size_t *n, fan_error *e
         if (m->queues[i]->stream && fan_stream_try_hold(m->queues[i]->stream))
             all[(*n)++] = m->queues[i]->stream;
     unlock(m);
-    return all ? FAN_OK : fan_fail(err, FAN_NOMEM, "out of memory for a list of streams");
+    return all ? FAN_OK : fan_fail(err, FAN_ERR_NOMEM, "out of memory for a list of streams");
 }
 
 fan_stream *fan_sim_find(fan_sim *m, int device, uint64_t handle)
@@ -1895,8 +1900,8 @@ uint64_t fan_sim_seed(const fan_sim *m) { return m->config.seed; }
 
 fan_status fan_sim_reset(fan_sim *m, fan_error *err)
 {
-    if (fan_turns_count(m->turns) != 0 && fan_turns_given_up(m->turns) == FAN_GOING)
-        return fan_fail(err, FAN_STATE, "a machine with host threads cannot be reset: join them first");
+    if (fan_host_sched_count(m->turns) != 0 && fan_host_sched_given_up(m->turns) == FAN_GOING)
+        return fan_fail(err, FAN_ERR_STATE, "a machine with host threads cannot be reset: join them first");
     drop_work(m);
     for (int i = 0; i < m->config.devices; i++)
         fan_device_poll(&m->parts[i].device);
@@ -1906,12 +1911,12 @@ fan_status fan_sim_reset(fan_sim *m, fan_error *err)
         live += m->parts[i].arena.live;
     if (live) {
         unlock(m);
-        return fan_fail(err, FAN_STATE, "a machine cannot be reset while %zu blocks of its memory are held", live);
+        return fan_fail(err, FAN_ERR_STATE, "a machine cannot be reset while %zu blocks of its memory are held", live);
     }
     for (int i = 0; i < m->config.devices; i++)
         fan_arena_reset(&m->parts[i].arena);
-    fan_order_reset(m->order);
-    fan_turns_reset(m->turns, m->config.seed);
+    fan_race_check_reset(m->order);
+    fan_host_sched_reset(m->turns, m->config.seed);
     for (size_t i = 0; i < m->nqueues; i++) {
         m->queues[i]->queued = m->queues[i]->done = 0;
         m->queues[i]->end_us = 0;
@@ -1929,7 +1934,7 @@ fan_status fan_sim_launch(fan_sim *m, fan_stream *s, const fan_sim_kernel *k, fa
     bool write, captured = false;
     uint64_t bytes = 0;
     if (fan_sim_of(s->device) != m)
-        return fan_fail(err, FAN_VALUE, "the stream belongs to another machine");
+        return fan_fail(err, FAN_ERR_VALUE, "the stream belongs to another machine");
     fan_yield();
     site_of(m, site, sizeof site);
     /* D31: what the user made is marked here. */
@@ -1940,15 +1945,15 @@ fan_status fan_sim_launch(fan_sim *m, fan_stream *s, const fan_sim_kernel *k, fa
         unlock(m);
         if (automatic) {
             if (write)
-                fan_memory_own(a->storage, s);
-            FAN_TRY(fan_memory_used_on(a->storage, s, err));
+                fan_memory_set_stream(a->storage, s);
+            FAN_TRY(fan_memory_record_stream(a->storage, s, err));
         }
         bytes += (uint64_t)a->size * fan_dtype_size(a->dtype);
     }
     work w = {.name = k->name ? k->name : "kernel", .next = kernel_visit, .what = k};
     fan_status status;
     if (m->config.run_work && !(w.op = op_new(NULL, 0)))
-        return fan_fail(err, FAN_NOMEM, "out of memory for queued work");
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for queued work");
     fan_sim_op *op = w.op;
     lock(m);
     FAN_GO(enter(m, "launch", err));
@@ -1965,14 +1970,14 @@ fan_status fan_sim_launch(fan_sim *m, fan_stream *s, const fan_sim_kernel *k, fa
         op->fini = k->fini;
         op->ctx = k->ctx;
     }
-    if (status == FAN_OK || status == FAN_RACE)
+    if (status == FAN_OK || status == FAN_ERR_RACE)
         w.op = NULL;
 done:
     unlock(m);
     fan_free(w.op);
     if (status == FAN_OK && !op && k->fini && !captured)
         k->fini(k->ctx); /* no bytes to move: it will never run */
-    if ((status == FAN_OK || status == FAN_RACE) && fan_trace_on()) {
+    if ((status == FAN_OK || status == FAN_ERR_RACE) && fan_trace_on()) {
         fan_trace_line line = {.kind = FAN_TRACE_KERNEL,
                                .device = (int16_t)s->device->index,
                                .slot = -1,
@@ -1992,7 +1997,7 @@ fan_status fan_sim_array(fan_sim *m, int device, fan_dtype dtype, int ndim, cons
 {
     *out = NULL;
     if (device < 0 || device >= m->config.devices)
-        return fan_fail(err, FAN_VALUE, "this machine has no device %d: it has %d", device, m->config.devices);
+        return fan_fail(err, FAN_ERR_VALUE, "this machine has no device %d: it has %d", device, m->config.devices);
     fan_array *a;
     FAN_TRY(fan_device_array(&m->parts[device].device, NULL, dtype, ndim, shape, init, &a, err));
     lock(m);
@@ -2016,10 +2021,10 @@ fan_status fan_sim_host_read(fan_sim *m, fan_stream *s, const fan_array *dst, co
     } else {
         fan_sim_device_part *p = a->storage ? part_at(m, (uintptr_t)a->storage->data) : NULL;
         if (!p)
-            return fan_fail(err, FAN_VALUE, "the array is in no memory of this machine");
+            return fan_fail(err, FAN_ERR_VALUE, "the array is in no memory of this machine");
         on = fan_stream_current(&p->device);
         if (!on)
-            return fan_fail(err, FAN_NOMEM, "out of memory for a stream");
+            return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream");
     }
     fan_yield();
     fan_status status = sim_read(on, dst, a, err);
@@ -2030,15 +2035,15 @@ fan_status fan_sim_host_read(fan_sim *m, fan_stream *s, const fan_array *dst, co
 fan_status fan_sim_synchronize(fan_sim *m, fan_error *err)
 {
     fan_status status;
-    if (actor_of(m) < 0 && fan_turns_count(m->turns) != 0)
+    if (actor_of(m) < 0 && fan_host_sched_count(m->turns) != 0)
         FAN_TRY(fan_sim_join(m, err));
     fan_yield();
     lock(m);
     FAN_GO(enter(m, "synchronize", err));
     for (fan_sim_recording *r = m->recordings; r; r = r->next) {
         int code = fan_capture_break(&r->capture, FAN_CAPTURE_UNSUPPORTED);
-        status =
-            fan_fail_code(err, FAN_CAPTURE, code, "synchronize: %s (CUDA's code %d)", fan_capture_words(code), code);
+        status = fan_fail_code(err, FAN_ERR_CAPTURE, code, "synchronize: %s (CUDA's code %d)", fan_capture_words(code),
+                               code);
     }
     if (status != FAN_OK)
         goto done;
@@ -2048,7 +2053,7 @@ fan_status fan_sim_synchronize(fan_sim *m, fan_error *err)
         touch(m, m->queues[i]->name, false);
     FAN_GO(run_until(m, (fan_sim_point){NULL, 0}, err));
     for (size_t i = 0; i < m->nqueues; i++) {
-        FAN_GO(learn(m, fan_order_clock(m->order, m->queues[i]->lane), err));
+        FAN_GO(learn(m, fan_race_check_clock(m->order, m->queues[i]->lane), err));
         m->host_us[host_of(m)] = later(m->host_us[host_of(m)], m->queues[i]->end_us);
     }
     FAN_GO(raise_pending(m, err));
@@ -2111,7 +2116,7 @@ fan_status fan_sim_capture_begin(fan_sim *m, fan_stream *s, int mode, fan_error 
     fan_status status;
     fan_yield();
     lock(m);
-    touch(m, NAME(OF_CAPTURES, 0), FAN_WRITES);
+    touch(m, NAME(OF_CAPTURES, 0), FAN_TOUCH_WRITES);
     if (q->legacy || q->recording) {
         bool broken = q->recording && q->recording->capture.broken;
         status = illegal(q,
@@ -2180,7 +2185,7 @@ fan_status fan_sim_capture_end(fan_sim *m, fan_stream *s, fan_sim_graph **out, f
     *out = NULL;
     fan_yield();
     lock(m);
-    touch(m, NAME(OF_CAPTURES, 0), FAN_WRITES);
+    touch(m, NAME(OF_CAPTURES, 0), FAN_TOUCH_WRITES);
     fan_sim_recording *r = q->recording;
     int code = r ? fan_capture_end(&r->capture, q->member, fan_thread_id()) : FAN_CAPTURE_VALUE;
     if (r && r->capture.ended) {
@@ -2203,7 +2208,7 @@ fan_status fan_sim_capture_end(fan_sim *m, fan_stream *s, fan_sim_graph **out, f
 int fan_sim_capture_state(fan_sim *m, fan_stream *s, uint64_t *id, fan_sim_graph **graph)
 {
     lock(m);
-    touch(m, NAME(OF_CAPTURES, 0), FAN_READS);
+    touch(m, NAME(OF_CAPTURES, 0), FAN_TOUCH_READS);
     const fan_sim_recording *r = queue_of(s)->recording;
     int state = r ? r->capture.broken ? 2 : 1 : 0;
     if (id)
@@ -2219,12 +2224,12 @@ fan_status fan_sim_unsafe(fan_sim *m, const char *call, fan_error *err)
     fan_status status = FAN_OK;
     uint64_t thread = fan_thread_id();
     lock(m);
-    touch(m, NAME(OF_CAPTURES, 0), m->recordings ? FAN_WRITES : FAN_READS);
+    touch(m, NAME(OF_CAPTURES, 0), m->recordings ? FAN_TOUCH_WRITES : FAN_TOUCH_READS);
     for (fan_sim_recording *r = m->recordings; r; r = r->next)
         if (fan_capture_forbids(&r->capture, thread, own_mode)) {
             int code = fan_capture_break(&r->capture, FAN_CAPTURE_UNSUPPORTED);
-            status =
-                fan_fail_code(err, FAN_CAPTURE, code, "%s: %s (CUDA's code %d)", call, fan_capture_words(code), code);
+            status = fan_fail_code(err, FAN_ERR_CAPTURE, code, "%s: %s (CUDA's code %d)", call, fan_capture_words(code),
+                                   code);
         }
     unlock(m);
     return status;
@@ -2301,9 +2306,9 @@ static fan_status follow(fan_sim *m, fan_sim_queue *q, fan_sim_queue *other, fan
 {
     FAN_TRY(hold_back(m, q, (fan_sim_point){other, other->queued}, err));
     q->end_us = later(q->end_us, other->end_us);
-    return fan_order_wait(m->order, q->lane, lane_of(m), fan_order_clock(m->order, other->lane)) == FAN_OK
+    return fan_race_check_wait(m->order, q->lane, lane_of(m), fan_race_check_clock(m->order, other->lane)) == FAN_OK
                ? FAN_OK
-               : fan_fail(err, FAN_NOMEM, "out of memory for a graph");
+               : fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph");
 }
 
 static fan_status replay_work(fan_sim *m, fan_sim_graph *g, const fan_sim_command *c, fan_error *err)
@@ -2321,7 +2326,7 @@ static fan_status replay_work(fan_sim *m, fan_sim_graph *g, const fan_sim_comman
         if (!w.op || !r) {
             fan_free(w.op);
             fan_free(r);
-            return fan_fail(err, FAN_NOMEM, "out of memory for a graph");
+            return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph");
         }
         *r = (replayed){g, &c->kernel};
         g->queued++;
@@ -2330,7 +2335,7 @@ static fan_status replay_work(fan_sim *m, fan_sim_graph *g, const fan_sim_comman
         w.op->ctx = r;
     }
     fan_status status = enqueue(m, g->queues[c->member], &w, c->site, err);
-    if (status != FAN_OK && status != FAN_RACE) {
+    if (status != FAN_OK && status != FAN_ERR_RACE) {
         if (r)
             g->queued--;
         fan_free(r);
@@ -2354,15 +2359,15 @@ static fan_status replay(fan_sim *m, fan_sim_graph *g, const fan_sim_command *c,
         return replay_work(m, g, c, err);
     case FAN_COMMAND_RECORD:
         k->point = (fan_sim_point){q, q->queued};
-        return fan_order_record(m->order, q->lane, lane_of(m), &k->clock) == FAN_OK
+        return fan_race_check_record(m->order, q->lane, lane_of(m), &k->clock) == FAN_OK
                    ? FAN_OK
-                   : fan_fail(err, FAN_NOMEM, "out of memory for a graph");
+                   : fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph");
     case FAN_COMMAND_WAIT:
         FAN_TRY(hold_back(m, q, k->point, err));
         q->end_us = later(q->end_us, k->point.queue->end_us);
-        return fan_order_wait(m->order, q->lane, lane_of(m), &k->clock) == FAN_OK
+        return fan_race_check_wait(m->order, q->lane, lane_of(m), &k->clock) == FAN_OK
                    ? FAN_OK
-                   : fan_fail(err, FAN_NOMEM, "out of memory for a graph");
+                   : fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph");
     }
     return FAN_OK;
 }
@@ -2372,11 +2377,11 @@ static fan_status replay(fan_sim *m, fan_sim_graph *g, const fan_sim_command *c,
 static fan_status graph_queues(fan_sim *m, fan_sim_graph *g, const fan_sim_queue *on, fan_error *err)
 {
     if (!g->queues && !(g->queues = fan_calloc(g->members * sizeof *g->queues)))
-        return fan_fail(err, FAN_NOMEM, "out of memory for a graph");
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph");
     for (uint32_t i = 0; i < g->members; i++)
         if (!g->queues[i])
-            FAN_TRY(queue_new(m, g->device[i], ++m->handle, false, fan_order_clock(m->order, on->lane), &g->queues[i],
-                              err));
+            FAN_TRY(queue_new(m, g->device[i], ++m->handle, false, fan_race_check_clock(m->order, on->lane),
+                              &g->queues[i], err));
     return FAN_OK;
 }
 
@@ -2387,7 +2392,7 @@ fan_status fan_sim_graph_launch(fan_sim_graph *g, fan_stream *s, fan_error *err)
     fan_status status, worst = FAN_OK;
     mark *marks = fan_calloc(((size_t)g->events + 1) * sizeof *marks);
     if (!marks)
-        return fan_fail(err, FAN_NOMEM, "out of memory for a graph");
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph");
     for (uint32_t i = 0; i < g->events; i++)
         fan_clock_init(&marks[i].clock);
     fan_yield();
@@ -2396,16 +2401,16 @@ fan_status fan_sim_graph_launch(fan_sim_graph *g, fan_stream *s, fan_error *err)
     FAN_GO(raise_pending(m, err));
     FAN_GO(not_captured(q, "launch a graph", err));
     FAN_GO(legacy(m, q, err));
-    if (fan_order_wait(m->order, q->lane, lane_of(m), fan_order_clock(m->order, q->lane)) !=
+    if (fan_race_check_wait(m->order, q->lane, lane_of(m), fan_race_check_clock(m->order, q->lane)) !=
         FAN_OK) /* it is queued by this host */
-        FAN_GO(fan_fail(err, FAN_NOMEM, "out of memory for a graph"));
+        FAN_GO(fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph"));
     FAN_GO(graph_queues(m, g, q, err));
     for (uint32_t i = 0; i < g->members; i++)
         FAN_GO(follow(m, g->queues[i], q, err));
     for (const fan_sim_command *c = g->head; c; c = c->next) {
         status = replay(m, g, c, marks, err);
-        if (status == FAN_RACE)
-            worst = FAN_RACE;
+        if (status == FAN_ERR_RACE)
+            worst = FAN_ERR_RACE;
         else if (status != FAN_OK)
             goto done;
     }
@@ -2514,12 +2519,12 @@ fan_status fan_sim_spawn(fan_sim *m, int *actor, fan_error *err)
     fan_status status;
     *actor = -1;
     lock(m);
-    touch(m, NAME(OF_ACTORS, 0), FAN_WRITES);
+    touch(m, NAME(OF_ACTORS, 0), FAN_TOUCH_WRITES);
     FAN_GO(gave_up(m, err));
-    FAN_GO(fan_turns_spawn(m->turns, &i, &first, err));
+    FAN_GO(fan_host_sched_spawn(m->turns, &i, &first, err));
     FAN_GO(new_host(m, 1 + (size_t)i, (uint64_t)i, err));
-    if (fan_order_sync(m->order, m->host_lane[1 + i], fan_order_clock(m->order, lane_of(m))) != FAN_OK) {
-        status = fan_fail(err, FAN_NOMEM, "out of memory for a host thread");
+    if (fan_race_check_sync(m->order, m->host_lane[1 + i], fan_race_check_clock(m->order, lane_of(m))) != FAN_OK) {
+        status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for a host thread");
         goto done;
     }
     m->host_us[1 + i] = m->host_us[host_of(m)];
@@ -2527,7 +2532,7 @@ fan_status fan_sim_spawn(fan_sim *m, int *actor, fan_error *err)
 done:
     unlock(m);
     if (status != FAN_OK && i >= 0)
-        fan_turns_end(m->turns, i);
+        fan_host_sched_end(m->turns, i);
     return status;
 }
 
@@ -2537,7 +2542,7 @@ static void hook_yield(void *ctx)
     bool again = here.fresh;
     here.fresh = false;
     if (!in_kernel && !again)
-        fan_turns_yield(m->turns, here.actor);
+        fan_host_sched_yield(m->turns, here.actor);
 }
 
 static bool hook_begin(void *ctx)
@@ -2546,11 +2551,11 @@ static bool hook_begin(void *ctx)
     if (in_kernel || FAN_FAULT(NO_TURNS))
         return true;
     if (!here.vain)
-        fan_turns_busy(m->turns, here.actor);
+        fan_host_sched_busy(m->turns, here.actor);
     here.vain = false;
-    fan_turns_yield(m->turns, here.actor);
+    fan_host_sched_yield(m->turns, here.actor);
     here.fresh = true;
-    return fan_turns_given_up(m->turns) == FAN_GOING;
+    return fan_host_sched_given_up(m->turns) == FAN_GOING;
 }
 
 static void hook_end(void *ctx)
@@ -2565,13 +2570,13 @@ static void hook_idle(void *ctx)
     if (in_kernel)
         return;
     here.vain = true;
-    fan_turns_idle(m->turns, here.actor);
+    fan_host_sched_idle(m->turns, here.actor);
 }
 
 static void hook_changed(void *ctx, uint64_t mutex)
 {
     fan_sim *m = ctx;
-    fan_turns_changed(m->turns, here.actor, mutex);
+    fan_host_sched_changed(m->turns, here.actor, mutex);
 }
 
 /* mutex_number: in every run the same one: whoever made it, and his how manieth; or, of those that no spawned thread
@@ -2593,16 +2598,18 @@ static uint64_t hook_name(void *ctx)
 
 static void hook_touch(void *ctx, fan_thing thing, uint64_t id, fan_touch how)
 {
-    static const int kinds[] = {
-        [FAN_LOCKED] = OF_MUTEX, [FAN_BUDGET] = OF_BUDGET, [FAN_COUNTERS] = OF_COUNTERS, [FAN_HOST_MEMORY] = OF_HOST};
+    static const int kinds[] = {[FAN_THING_LOCKED] = OF_MUTEX,
+                                [FAN_THING_BUDGET] = OF_BUDGET,
+                                [FAN_THING_COUNTERS] = OF_COUNTERS,
+                                [FAN_THING_HOST_MEMORY] = OF_HOST};
     fan_sim *m = ctx;
     touch(m, NAME(kinds[thing], id ? mutex_number(m, id) : 0), how);
-    if (thing != FAN_LOCKED)
+    if (thing != FAN_THING_LOCKED)
         return;
     lock(m); /* what was found there was put there before */
-    (void)fan_order_locked(m->order, lane_of(m), id);
-    if (how == FAN_WRITES)
-        (void)fan_order_unlocking(m->order, lane_of(m), id);
+    (void)fan_race_check_locked(m->order, lane_of(m), id);
+    if (how == FAN_TOUCH_WRITES)
+        (void)fan_race_check_unlocking(m->order, lane_of(m), id);
     unlock(m);
 }
 
@@ -2616,17 +2623,17 @@ static bool hook_wait(void *ctx, uint64_t mutex)
     lock(m);
     touch(m, mutex_name(m, mutex), false);
     unlock(m);
-    fan_turns_wait(m->turns, here.actor, mutex, site);
+    fan_host_sched_wait(m->turns, here.actor, mutex, site);
     return true;
 }
 
 static void hook_locked(void *ctx, uint64_t mutex)
 {
     fan_sim *m = ctx;
-    fan_turns_locked(m->turns, here.actor, mutex);
+    fan_host_sched_locked(m->turns, here.actor, mutex);
     lock(m);
     touch(m, mutex_name(m, mutex), true);
-    (void)fan_order_locked(m->order, lane_of(m), mutex);
+    (void)fan_race_check_locked(m->order, lane_of(m), mutex);
     unlock(m);
 }
 
@@ -2635,15 +2642,15 @@ static void hook_unlocking(void *ctx, uint64_t mutex)
     fan_sim *m = ctx;
     lock(m);
     touch(m, mutex_name(m, mutex), true);
-    (void)fan_order_unlocking(m->order, lane_of(m), mutex);
+    (void)fan_race_check_unlocking(m->order, lane_of(m), mutex);
     unlock(m);
-    fan_turns_unlocking(m->turns, here.actor, mutex);
+    fan_host_sched_unlocking(m->turns, here.actor, mutex);
 }
 
 bool fan_sim_thread_begin(fan_sim *m, int actor)
 {
     fan_sim_hold(m);
-    if (!fan_turns_begin(m->turns, actor)) {
+    if (!fan_host_sched_begin(m->turns, actor)) {
         fan_sim_drop(m);
         return false;
     }
@@ -2669,11 +2676,11 @@ void fan_sim_thread_end(fan_sim *m, int actor)
 {
     bool mine = here.m == m && here.actor == actor;
     if (mine) {
-        touch(m, NAME(OF_THREAD, (uint64_t)actor), FAN_WRITES);
+        touch(m, NAME(OF_THREAD, (uint64_t)actor), FAN_TOUCH_WRITES);
         fan_thread_set_hooks(NULL);
         here.m = NULL;
     }
-    fan_turns_end(m->turns, actor);
+    fan_host_sched_end(m->turns, actor);
     if (mine)
         fan_sim_drop(m);
 }
@@ -2681,33 +2688,34 @@ void fan_sim_thread_end(fan_sim *m, int actor)
 fan_status fan_sim_join(fan_sim *m, fan_error *err)
 {
     if (actor_of(m) >= 0)
-        return fan_fail(err, FAN_STATE, "a host thread of the machine cannot join its threads");
+        return fan_fail(err, FAN_ERR_STATE, "a host thread of the machine cannot join its threads");
     lock(m);
     fan_status status = gave_up(m, err);
     unlock(m);
     FAN_TRY(status);
-    if (fan_turns_count(m->turns) == 0)
+    if (fan_host_sched_count(m->turns) == 0)
         return FAN_OK;
-    status = fan_turns_join(m->turns, err);
+    status = fan_host_sched_join(m->turns, err);
     lock(m);
     for (size_t i = 1; i < 1 + FAN_ACTORS; i++)
         if (m->has_lane[i]) {
-            (void)fan_order_sync(m->order, m->host_lane[0],
-                                 fan_order_clock(m->order, m->host_lane[i])); /* lanes have room for all lanes */
+            (void)fan_race_check_sync(
+                m->order, m->host_lane[0],
+                fan_race_check_clock(m->order, m->host_lane[i])); /* lanes have room for all lanes */
             m->host_us[0] = later(m->host_us[0], m->host_us[i]);
         }
     unlock(m);
     return status;
 }
 
-void fan_sim_saw_thread(fan_sim *m, int actor) { touch(m, NAME(OF_THREAD, (uint64_t)actor), FAN_READS); }
+void fan_sim_saw_thread(fan_sim *m, int actor) { touch(m, NAME(OF_THREAD, (uint64_t)actor), FAN_TOUCH_READS); }
 
 fan_status fan_sim_after_thread(fan_sim *m, int actor, fan_error *err)
 {
     fan_status status = FAN_OK;
     lock(m);
     if (actor >= 0 && actor < FAN_ACTORS && m->has_lane[1 + actor])
-        status = learn(m, fan_order_clock(m->order, m->host_lane[1 + actor]), err);
+        status = learn(m, fan_race_check_clock(m->order, m->host_lane[1 + actor]), err);
     unlock(m);
     return status;
 }
@@ -2719,7 +2727,7 @@ void fan_sim_saw_event(const fan_event *e)
     if (!m || !here.m)
         return;
     lock(m);
-    touch(m, ev->name, FAN_READS);
+    touch(m, ev->name, FAN_TOUCH_READS);
     unlock(m);
 }
 
@@ -2735,7 +2743,7 @@ void fan_sim_saw_memory(const fan_device *d, const fan_array *a, bool write)
     unlock(m);
 }
 
-void fan_sim_saw_all(fan_sim *m) { touch(m, NAME(OF_CALLS, 0), FAN_WEIGHS); }
+void fan_sim_saw_all(fan_sim *m) { touch(m, NAME(OF_CALLS, 0), FAN_TOUCH_WEIGHS); }
 
 void fan_sim_set_chooser(fan_sim *m, const fan_sim_chooser *c)
 {
@@ -2747,16 +2755,16 @@ void fan_sim_set_chooser(fan_sim *m, const fan_sim_chooser *c)
     unlock(m);
 }
 
-void fan_sim_limit(fan_sim *m, size_t steps) { fan_turns_limit(m->turns, steps); }
+void fan_sim_limit(fan_sim *m, size_t steps) { fan_host_sched_limit(m->turns, steps); }
 
-size_t fan_sim_steps(fan_sim *m) { return fan_turns_steps(m->turns); }
+size_t fan_sim_steps(fan_sim *m) { return fan_host_sched_steps(m->turns); }
 
-int fan_sim_break(fan_sim *m, const char *text) { return fan_turns_break(m->turns, text); }
+int fan_sim_break(fan_sim *m, const char *text) { return fan_host_sched_break(m->turns, text); }
 
-bool fan_sim_abandoned(const fan_sim *m) { return fan_turns_given_up(m->turns) == FAN_ABANDONED; }
+bool fan_sim_abandoned(const fan_sim *m) { return fan_host_sched_given_up(m->turns) == FAN_ABANDONED; }
 
-bool fan_sim_gave_up(const fan_sim *m) { return fan_turns_given_up(m->turns) != FAN_GOING; }
+bool fan_sim_gave_up(const fan_sim *m) { return fan_host_sched_given_up(m->turns) != FAN_GOING; }
 
-bool fan_sim_stuck(fan_sim *m, int actor) { return fan_turns_stuck(m->turns, actor); }
+bool fan_sim_stuck(fan_sim *m, int actor) { return fan_host_sched_stuck(m->turns, actor); }
 
-void fan_sim_host_schedule(const fan_sim *m, char *buf, size_t size) { fan_turns_schedule(m->turns, buf, size); }
+void fan_sim_host_schedule(const fan_sim *m, char *buf, size_t size) { fan_host_sched_schedule(m->turns, buf, size); }

@@ -30,7 +30,7 @@
 #define FAN_DEVICE_SIM_H
 
 #include "device/device.h"
-#include "device/order.h"
+#include "device/race_check.h"
 
 typedef struct fan_sim fan_sim;
 
@@ -87,7 +87,7 @@ int fan_sim_capture_state(fan_sim *m, fan_stream *s, uint64_t *id, fan_sim_graph
 fan_status fan_sim_graph_launch(fan_sim_graph *g, fan_stream *s, fan_error *err);
 fan_sim_graph *fan_sim_graph_hold(fan_sim_graph *g);
 void fan_sim_graph_drop(fan_sim_graph *g); /* NULL is fine */
-/* fan_sim_unsafe: a call that must not be made beside a capture (cudaMalloc and its like): FAN_CAPTURE, and the
+/* fan_sim_unsafe: a call that must not be made beside a capture (cudaMalloc and its like): FAN_ERR_CAPTURE, and the
  * captures that it disturbs are broken. */
 fan_status fan_sim_unsafe(fan_sim *m, const char *call, fan_error *err);
 /* fan_sim_event_captured: whether e was last recorded on a captured stream. */
@@ -97,12 +97,12 @@ bool fan_sim_event_captured(fan_sim *m, const fan_event *e);
 int fan_sim_capture_mode(int mode);
 uint64_t fan_sim_seed(const fan_sim *m);
 /* fan_sim_reset: the machine as it was when new (same streams, same seed), cheaply: for proofs with millions of runs.
- * All its memory must have been let go, and no thread be inside: FAN_STATE otherwise. Streams made since stay. */
+ * All its memory must have been let go, and no thread be inside: FAN_ERR_STATE otherwise. Streams made since stay. */
 fan_status fan_sim_reset(fan_sim *m, fan_error *err);
 
 /* fan_sim_launch: queues a kernel of the user's. `fn` is called later, by whichever thread runs the machine, with no
  * lock of ours held, on the device's memory itself; `fini` once, after it ran or when it is dropped unrun. On failure
- * fini is not called (after FAN_RACE the launch stands in its stream, but does nothing). Marks memory made by
+ * fini is not called (after FAN_ERR_RACE the launch stands in its stream, but does nothing). Marks memory made by
  * fan_sim_array (D31). */
 typedef struct fan_sim_kernel {
     const char *name;
@@ -123,7 +123,7 @@ fan_status fan_sim_array(fan_sim *m, int device, fan_dtype dtype, int ndim, cons
 /* fan_sim_host_read: runs the machine until `s` (NULL: the device's current stream) is idle, notes a host read of `a`
  * and copies it to `dst`. */
 fan_status fan_sim_host_read(fan_sim *m, fan_stream *s, const fan_array *dst, const fan_array *a, fan_error *err);
-/* fan_sim_synchronize: runs everything that is queued; FAN_DEADLOCK names the stuck heads. */
+/* fan_sim_synchronize: runs everything that is queued; FAN_ERR_DEADLOCK names the stuck heads. */
 fan_status fan_sim_synchronize(fan_sim *m, fan_error *err);
 /* fan_sim_step: runs one runnable head; *ran false where there is none. */
 fan_status fan_sim_step(fan_sim *m, bool *ran, fan_error *err);
@@ -140,8 +140,8 @@ void fan_sim_check(fan_sim *m, bool on);
 
 void fan_sim_leave_out(fan_sim *m, uint64_t plan_bits);
 /* fan_sim_fail_at: the backend's call number `index` from now (0: the next; alloc, read, sync, event_init, record,
- * wait, query, event_sync, run, launch) fails with `status` (FAN_DEVICE, FAN_DEVICE_NOMEM), once, and changes nothing.
- * < 0: none does. fan_sim_calls: calls so far. */
+ * wait, query, event_sync, run, launch) fails with `status` (FAN_ERR_DEVICE, FAN_ERR_DEVICE_NOMEM), once, and changes
+ * nothing. < 0: none does. fan_sim_calls: calls so far. */
 void fan_sim_fail_at(fan_sim *m, int64_t index, fan_status status);
 uint64_t fan_sim_calls(const fan_sim *m);
 /* fan_sim_unsound: waits left out whose order did not hold (must be 0: Elision). */
@@ -158,10 +158,10 @@ fan_status fan_sim_spawn(fan_sim *m, int *actor, fan_error *err);
 bool fan_sim_thread_begin(fan_sim *m, int actor);
 void fan_sim_thread_end(fan_sim *m,
                         int actor); /* last; hands the turn on. By any thread for an actor that could not be started */
-/* fan_sim_join: on the main thread: runs all spawned threads to their end by the chooser; FAN_DEADLOCK when all left
- * are blocked, with a text that names them. After that, and in a run that was abandoned (fan_sim_abandoned; the join
- * itself returns FAN_OK), the machine has given up: its calls return FAN_DEADLOCK or FAN_STATE, until a reset. The
- * caller has released what the threads need (the GIL), or before_block does. */
+/* fan_sim_join: on the main thread: runs all spawned threads to their end by the chooser; FAN_ERR_DEADLOCK when all
+ * left are blocked, with a text that names them. After that, and in a run that was abandoned (fan_sim_abandoned; the
+ * join itself returns FAN_OK), the machine has given up: its calls return FAN_ERR_DEADLOCK or FAN_ERR_STATE, until a
+ * reset. The caller has released what the threads need (the GIL), or before_block does. */
 fan_status fan_sim_join(fan_sim *m, fan_error *err);
 /* Who acts next: `choose` gets the mask of actors that may act and returns one, or -1 to abandon the run; NULL: by
  * seed. `touched`: footprint of the running step; objects bear the same number in every run of a scenario that repeats
@@ -176,14 +176,14 @@ typedef struct fan_sim_chooser {
  * record, at who uses an array's memory (or changes that). */
 void fan_sim_saw_thread(fan_sim *m, int actor);
 /* fan_sim_after_thread: an actor that has ended comes before what the calling thread does next: that has its result.
- * FAN_NOMEM. */
+ * FAN_ERR_NOMEM. */
 fan_status fan_sim_after_thread(fan_sim *m, int actor, fan_error *err);
 void fan_sim_saw_event(const fan_event *e);
 void fan_sim_saw_memory(const fan_device *d, const fan_array *a, bool write);
 /* fan_sim_saw_all: .. at what every call on the machine may change: its clock, its counts. */
 void fan_sim_saw_all(fan_sim *m);
 void fan_sim_set_chooser(fan_sim *m, const fan_sim_chooser *c); /* copied; NULL: by seed */
-/* fan_sim_limit, _steps, _break: as fan_turns_limit, _steps and _break say. */
+/* fan_sim_limit, _steps, _break: as fan_host_sched_limit, _steps and _break say. */
 void fan_sim_limit(fan_sim *m, size_t steps);
 size_t fan_sim_steps(fan_sim *m);
 int fan_sim_break(fan_sim *m, const char *text);

@@ -343,12 +343,12 @@ static fan_cu_result code_of(fan_status status, const fan_error *err)
     snprintf(fake.said, sizeof fake.said, "%s", err->text);
     unlock();
     switch (status) {
-    case FAN_DEVICE_NOMEM:
-    case FAN_NOMEM:
+    case FAN_ERR_DEVICE_NOMEM:
+    case FAN_ERR_NOMEM:
         return OUT_OF_MEMORY;
-    case FAN_CAPTURE:
+    case FAN_ERR_CAPTURE:
         return err->code ? err->code : 900;
-    case FAN_VALUE:
+    case FAN_ERR_VALUE:
         return INVALID_VALUE;
     default:
         return UNKNOWN;
@@ -358,7 +358,7 @@ static fan_cu_result code_of(fan_status status, const fan_error *err)
 /* note_race: the checker's finding is for the test; the driver knows nothing of it. */
 static fan_status note_race(fan_status status, const fan_error *err)
 {
-    if (status != FAN_RACE)
+    if (status != FAN_ERR_RACE)
         return status;
     lock();
     if (!fake.race[0])
@@ -440,7 +440,7 @@ static fan_array bytes_at(uint64_t address, size_t bytes, int64_t *dims)
     dims[0] = (int64_t)bytes;
     dims[1] = 1;
     return (fan_array){.data = host(address),
-                       .dtype = FAN_UINT8,
+                       .dtype = FAN_DT_UINT8,
                        .ndim = 1,
                        .size = (int64_t)bytes,
                        .shape = dims,

@@ -63,7 +63,7 @@ static size_t many_accesses(const fan_k_many *a, const char *table, int dtype, f
     const fan_k_row *rows = (const fan_k_row *)(const void *)table;
     const uint64_t *sources = (const uint64_t *)(const void *)(rows + a->rows);
     size_t n = 0;
-    dense(&out[n++], a->table, FAN_UINT8, (int64_t)fan_fake_table_bytes(a));
+    dense(&out[n++], a->table, FAN_DT_UINT8, (int64_t)fan_fake_table_bytes(a));
     for (int64_t i = 0; i < a->rows; i++)
         for (uint32_t k = 0; k < rows[i].n; k++)
             dense(&out[n++], sources[rows[i].first + k], dtype, rows[i].count);
@@ -89,10 +89,10 @@ static size_t any_accesses(const void *args, fan_fake_access *out)
     return (size_t)a->n + 1;
 }
 
-/* words: of statistics (array/told.h). */
+/* words: of statistics (array/device_stats.h). */
 static void words(fan_fake_access *a, uint64_t address, int64_t count)
 {
-    dense(a, address, FAN_UINT64, address ? count : 0);
+    dense(a, address, FAN_DT_UINT64, address ? count : 0);
 }
 
 static size_t fold_tell_accesses(const fan_k_fold *a, int dtype, fan_fake_access *out)
@@ -100,7 +100,7 @@ static size_t fold_tell_accesses(const fan_k_fold *a, int dtype, fan_fake_access
     size_t n = fold_accesses(a, dtype, out);
     if (!a->out)
         dense(&out[n - 1], 0, dtype, 0);
-    words(&out[n], a->rows, FAN_TOLD_ROW_WORDS * fan_told_rows(a->count / a->parts));
+    words(&out[n], a->rows, FAN_TOLD_ROW_WORDS * fan_stats_partials(a->count / a->parts));
     return n + 1;
 }
 
@@ -110,7 +110,7 @@ static size_t any_tell_accesses(const void *args, fan_fake_access *out)
     size_t n = any_accesses(args, out);
     if (!a->words[a->ndim])
         dense(&out[n - 1], 0, a->out, 0);
-    words(&out[n], a->rows, FAN_TOLD_ROW_WORDS * fan_told_rows(a->size));
+    words(&out[n], a->rows, FAN_TOLD_ROW_WORDS * fan_stats_partials(a->size));
     return n + 1;
 }
 
@@ -146,7 +146,7 @@ static size_t scatter_accesses(const void *args, fan_fake_access *out)
     const fan_k_scatter *a = args;
     const int64_t *extent = a->words + (a->pointers ? 3 : 2 * a->sparse), *into = extent + a->inner,
                   *values = into + a->inner;
-    int dtype = a->index_size == 4 ? FAN_INT32 : FAN_INT64;
+    int dtype = a->index_size == 4 ? FAN_DT_INT32 : FAN_DT_INT64;
     size_t n = 0;
     strided(&out[n++], a->values, a->value_dtype, 1, &a->entries, &a->value_step, a->inner, extent, values);
     if (!a->pointers) {
@@ -157,8 +157,8 @@ static size_t scatter_accesses(const void *args, fan_fake_access *out)
     }
     int64_t rows = a->lanes + 1, shape[2] = {a->lanes, a->words[0]}, strides[2] = {a->words[1], a->words[2]};
     strided(&out[n++], a->indices, dtype, 1, &a->entries, &a->index_step, 0, NULL, NULL);
-    strided(&out[n++], a->pointers, a->pointer_size == 4 ? FAN_INT32 : FAN_INT64, 1, &rows, &a->pointer_step, 0, NULL,
-            NULL);
+    strided(&out[n++], a->pointers, a->pointer_size == 4 ? FAN_DT_INT32 : FAN_DT_INT64, 1, &rows, &a->pointer_step, 0,
+            NULL, NULL);
     strided(&out[n++], a->into, a->into_dtype, 2, shape, strides, a->inner, extent, into);
     return n;
 }
@@ -179,18 +179,18 @@ static size_t scatter_accesses(const void *args, fan_fake_access *out)
         *written = (writes);                                                                                  \
         return call;                                                                                          \
     }
-#define FOLD_RUN(name, bytes, from, acc)                                        \
-    RUN(name, fan_k_fold, fan_fold_##name)                                      \
-    RUN(many_##name, fan_k_many, fan_many_##name)                               \
-    ACCESSES(name, fold_accesses(args, FAN_##from, out))                        \
-    ACCESSES(many_##name, many_accesses(args, table, FAN_##from, out, written)) \
-    RUN(tell_##name, fan_k_fold, fan_tell_##name)                               \
-    ACCESSES_OF(tell_##name, 2, fold_tell_accesses(args, FAN_##from, out))
+#define FOLD_RUN(name, bytes, from, acc)                                           \
+    RUN(name, fan_k_fold, fan_fold_##name)                                         \
+    RUN(many_##name, fan_k_many, fan_many_##name)                                  \
+    ACCESSES(name, fold_accesses(args, FAN_DT_##from, out))                        \
+    ACCESSES(many_##name, many_accesses(args, table, FAN_DT_##from, out, written)) \
+    RUN(tell_##name, fan_k_fold, fan_fold_stats_##name)                            \
+    ACCESSES_OF(tell_##name, 2, fold_tell_accesses(args, FAN_DT_##from, out))
 FAN_K_FOLD_LIST(FOLD_RUN)
 RUN(any, fan_k_any, fan_any)
-RUN(tell_any, fan_k_any, fan_tell_any)
-RUN(tell_end, fan_k_tell, fan_tell_end)
-RUN(blame, fan_k_any, fan_blame_any)
+RUN(tell_any, fan_k_any, fan_fold_stats_any)
+RUN(tell_end, fan_k_tell, fan_fold_stats_end)
+RUN(blame, fan_k_any, fan_nonfinite_any)
 RUN(reduce, fan_k_reduce, fan_reduce_any)
 RUN(scatter, fan_k_scatter, fan_scatter_any)
 ACCESSES(any, any_accesses(args, out))
@@ -204,11 +204,11 @@ static const fan_fake_kernel kernels[] = {
 #define FOLD_ROW(name, bytes, from, acc)                                                                 \
     {"fan_fold_" #name, sizeof(fan_k_fold), false, run_##name, few, accesses_##name},                    \
         {"fan_many_" #name, sizeof(fan_k_many), true, run_many_##name, many_most, accesses_many_##name}, \
-        {"fan_tell_" #name, sizeof(fan_k_fold), false, run_tell_##name, few, accesses_tell_##name},
+        {"fan_fold_stats_" #name, sizeof(fan_k_fold), false, run_tell_##name, few, accesses_tell_##name},
     FAN_K_FOLD_LIST(FOLD_ROW){"fan_any", sizeof(fan_k_any), false, run_any, few, accesses_any},
-    {"fan_tell_any", sizeof(fan_k_any), false, run_tell_any, few, accesses_tell_any},
-    {"fan_tell_end", sizeof(fan_k_tell), false, run_tell_end, few, accesses_tell_end},
-    {"fan_blame_any", sizeof(fan_k_any), false, run_blame, few, accesses_blame},
+    {"fan_fold_stats_any", sizeof(fan_k_any), false, run_tell_any, few, accesses_tell_any},
+    {"fan_fold_stats_end", sizeof(fan_k_tell), false, run_tell_end, few, accesses_tell_end},
+    {"fan_nonfinite_any", sizeof(fan_k_any), false, run_blame, few, accesses_blame},
     {"fan_reduce_any", sizeof(fan_k_reduce), false, run_reduce, few, accesses_reduce},
     {"fan_scatter_any", sizeof(fan_k_scatter), false, run_scatter, few, accesses_scatter},
 };

@@ -48,7 +48,7 @@ static fan_status overlaps_of(const fan_layout_item *items, size_t n, fan_overla
     *out = NULL;
     fan_region *regions = fan_alloc(n * sizeof *regions);
     if (!regions)
-        return fan_fail(err, FAN_NOMEM, "out of memory for the layout of %zu arrays", n);
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for the layout of %zu arrays", n);
     for (size_t i = 0; i < n; i++)
         regions[i] = items[i].region;
     fan_status status = fan_overlaps_new(regions, n, out, err);
@@ -112,7 +112,7 @@ fan_status fan_layout_new(const fan_layout_item *items, size_t n, uint64_t budge
         l->clusters = fan_alloc(n * sizeof *l->clusters);
     }
     if (!l || !label || !spans || !l->items || !l->places || !l->clusters) {
-        status = fan_fail(err, FAN_NOMEM, "out of memory for the layout of %zu arrays", n);
+        status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for the layout of %zu arrays", n);
         goto done;
     }
     l->n = n;
@@ -235,14 +235,14 @@ static size_t meets(const fan_layout *l, const fan_overlaps *now, const uint32_t
 {
     size_t other = FAN_NO_OTHER;
     for (size_t j = 0; j < l->n; j++) {
-        fan_verdict v = FAN_DISJOINT;
+        fan_verdict v = FAN_OVERLAP_DISJOINT;
         if (label[j] != label[i] || l->places[j].component == l->places[i].component)
             continue;
         if (other == FAN_NO_OTHER)
             other = j;
         if (fan_overlap(fan_overlaps_region(now, i), fan_overlaps_region(now, j), budget, NULL, NULL, &v, NULL) ==
                 FAN_OK &&
-            v != FAN_DISJOINT)
+            v != FAN_OVERLAP_DISJOINT)
             return j;
     }
     return other;
@@ -278,7 +278,7 @@ static fan_status find_anew(const fan_layout *l, const fan_layout_item *items, u
     uint32_t *label = fan_alloc(l->n * sizeof *label);
     size_t *first = fan_alloc(2 * l->n * sizeof *first), count;
     if (!label || !first) {
-        status = fan_fail(err, FAN_NOMEM, "out of memory for the layout of %zu arrays", l->n);
+        status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for the layout of %zu arrays", l->n);
         goto done;
     }
     FAN_GO(overlaps_of(items, l->n, &now, err));
@@ -304,7 +304,7 @@ fan_status fan_layout_check(const fan_layout *l, const fan_layout_item *items, u
     }
     uint64_t *start = fan_alloc(2 * l->nclusters * sizeof *start);
     if (!start)
-        return fan_fail(err, FAN_NOMEM, "out of memory for the layout of %zu arrays", l->n);
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for the layout of %zu arrays", l->n);
     bool same = in_place(l, items, start, start + l->nclusters);
     fan_free(start);
     return same ? FAN_OK : find_anew(l, items, budget, out, err);

@@ -47,7 +47,7 @@ typedef struct fan_difference {
     size_t other; /* FAN_NO_OTHER: none */
 } fan_difference;
 
-/* fan_layout_new: the layout of n arrays. A verdict that nobody could tell counts as an overlap. FAN_NOMEM. */
+/* fan_layout_new: the layout of n arrays. A verdict that nobody could tell counts as an overlap. FAN_ERR_NOMEM. */
 fan_status fan_layout_new(const fan_layout_item *items, size_t n, uint64_t budget, fan_layout **out, fan_error *err);
 void fan_layout_free(fan_layout *l); /* NULL is fine */
 
@@ -60,7 +60,7 @@ size_t fan_layout_component(const fan_layout *l, size_t i);
 uint64_t fan_layout_offset(const fan_layout *l, size_t i);
 
 /* fan_layout_check: what differs first; `items` are as many as were recorded. O(n log n) where nothing differs.
- * FAN_NOMEM. */
+ * FAN_ERR_NOMEM. */
 fan_status fan_layout_check(const fan_layout *l, const fan_layout_item *items, uint64_t budget, fan_difference *out,
                             fan_error *err);
 

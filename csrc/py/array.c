@@ -331,7 +331,7 @@ static PyObject *array_numpy(PyObject *o, PyObject *Py_UNUSED(none))
     npy_intp dims[FAN_MAX_NDIM];
     int64_t strides[FAN_MAX_NDIM];
     fan_error err = {0};
-    fan_status status = FAN_NOMEM;
+    fan_status status = FAN_ERR_NOMEM;
     fan_stream *s;
     PyArray_Descr *descr = fan_descr_of_dtype(a->dtype);
     PyObject *made;
@@ -351,7 +351,8 @@ static PyObject *array_numpy(PyObject *o, PyObject *Py_UNUSED(none))
                                 &dst, &err);
     if (status == FAN_OK) {
         Py_BEGIN_ALLOW_THREADS s = fan_stream_current(self->d);
-        status = s ? self->d->backend->read(s, dst, a, &err) : fan_fail(&err, FAN_NOMEM, "out of memory for a stream");
+        status =
+            s ? self->d->backend->read(s, dst, a, &err) : fan_fail(&err, FAN_ERR_NOMEM, "out of memory for a stream");
         fan_stream_drop(s);
         Py_END_ALLOW_THREADS
     }
@@ -373,7 +374,7 @@ static PyObject *array_used_on(PyObject *o, PyObject *arg)
         return NULL;
     if (!s)
         return PyErr_Format(PyExc_TypeError, "used_on: expected a stream, got None");
-    Py_BEGIN_ALLOW_THREADS status = fan_memory_used_on(self_of(o)->a->storage, s, &err);
+    Py_BEGIN_ALLOW_THREADS status = fan_memory_record_stream(self_of(o)->a->storage, s, &err);
     fan_stream_drop(s);
     Py_END_ALLOW_THREADS if (status != FAN_OK) return fan_raise(status, &err);
     Py_RETURN_NONE;

@@ -190,7 +190,7 @@ static int spec_of_example(PyObject *item, fan_slot_spec *spec)
 static int accumulate_arg(PyObject *o, fan_dtype *dtype, bool *exact)
 {
     *exact = PyUnicode_Check(o) && PyUnicode_CompareWithASCIIString(o, "exact") == 0;
-    *dtype = FAN_NO_DTYPE;
+    *dtype = FAN_DT_NONE;
     return *exact ? 0 : fan_dtype_parse(o, dtype);
 }
 
@@ -277,7 +277,7 @@ static int draft_of_sequence(PyObject *slots, const char *name, draft *d, PyObje
         goto done;
     }
     for (size_t i = 0; i < d->n; i++)
-        d->specs[i].dtype = d->specs[i].accumulate = FAN_NO_DTYPE;
+        d->specs[i].dtype = d->specs[i].accumulate = FAN_DT_NONE;
     for (size_t i = 0; i < d->n; i++) {
         PyObject *item = PyTuple_GET_ITEM(fast, (Py_ssize_t)i), *own = NULL, *text = NULL;
         fan_where w = {.buffer = name, .slot = (Py_ssize_t)i, .key = -1};
@@ -321,7 +321,7 @@ static int note_flags(buffer_object *self, const draft *d)
         return -1;
     for (size_t i = 0; i < self->n; i++) {
         fan_slot_spec *s = &d->specs[i];
-        bool low = s->dtype == FAN_BFLOAT16 || s->dtype == FAN_FLOAT8_E4M3FN || s->dtype == FAN_FLOAT8_E5M2;
+        bool low = s->dtype == FAN_DT_BFLOAT16 || s->dtype == FAN_DT_FLOAT8_E4M3FN || s->dtype == FAN_DT_FLOAT8_E5M2;
         PyObject *shape, *pair;
         if (s->combine)
             self->flags[i] |= HAS_COMBINE;
@@ -329,7 +329,7 @@ static int note_flags(buffer_object *self, const draft *d)
             self->flags[i] |= LOW;
         if (!self->declared)
             continue;
-        if (s->has_shape || s->dtype != FAN_NO_DTYPE)
+        if (s->has_shape || s->dtype != FAN_DT_NONE)
             self->flags[i] |= DECLARED;
         shape = s->has_shape ? PyTuple_New(s->ndim) : Py_NewRef(Py_None);
         for (int k = 0; shape && s->has_shape && k < s->ndim; k++) {
@@ -339,7 +339,7 @@ static int note_flags(buffer_object *self, const draft *d)
             else
                 PyTuple_SET_ITEM(shape, k, extent);
         }
-        pair = shape ? Py_BuildValue("(Nz)", shape, s->dtype == FAN_NO_DTYPE ? NULL : fan_dtype_name(s->dtype)) : NULL;
+        pair = shape ? Py_BuildValue("(Nz)", shape, s->dtype == FAN_DT_NONE ? NULL : fan_dtype_name(s->dtype)) : NULL;
         if (!pair)
             return -1;
         PyTuple_SET_ITEM(self->declared, (Py_ssize_t)i, pair);
@@ -357,7 +357,7 @@ static PyObject *buffer_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     static char *names[] = {"slots", "budget", "accumulate", "stats", "stream", "leaf", "create_graph", "name", NULL};
     PyObject *slots, *budget = Py_None, *accumulate = Py_None, *stream = Py_None, *name = Py_None, *text = NULL;
     int leaf = 0, create_graph = 0, stats = 0;
-    fan_buffer_config config = {.accumulate = FAN_NO_DTYPE, .frontend = &fan_python};
+    fan_buffer_config config = {.accumulate = FAN_DT_NONE, .frontend = &fan_python};
     fan_where w = {.slot = -1, .key = -1};
     fan_status status = FAN_OK;
     FAN_RAW fan_error err;
@@ -470,7 +470,7 @@ static PyObject *made_plain(PyTypeObject *type, Py_ssize_t n, uint64_t budget)
     if (spare)
         return spare;
     fan_buffer_config config = {
-        .slots = (size_t)n, .accumulate = FAN_NO_DTYPE, .budget = budget, .frontend = &fan_python};
+        .slots = (size_t)n, .accumulate = FAN_DT_NONE, .budget = budget, .frontend = &fan_python};
     FAN_RAW fan_error err;
     buffer_object *self = (buffer_object *)type->tp_alloc(type, 0);
     if (!self)
@@ -638,8 +638,8 @@ static PyObject *conformed(const buffer_object *self, size_t slot, PyObject *gra
  * yet. */
 static int showable(const fan_value *v)
 {
-    if ((v->form == FAN_DENSE || v->form == FAN_SPARSE) && v->origin < FAN_FROM_FOREIGN && v->device == fan_cpu() &&
-        fan_dtype_needs_ml_dtypes(FAN_BFLOAT16))
+    if ((v->form == FAN_FORM_DENSE || v->form == FAN_FORM_SPARSE) && v->origin < FAN_FROM_FOREIGN &&
+        v->device == fan_cpu() && fan_dtype_needs_ml_dtypes(FAN_DT_BFLOAT16))
         return fan_refuse(
             PyExc_TypeError,
             "the slot is declared of a dtype that NumPy knows through ml_dtypes alone: import ml_dtypes first");
@@ -665,9 +665,9 @@ static Py_ssize_t small_index(PyObject *o)
 }
 
 /* gives_memory: whether the first term of a sum is reusable, but for what it may share with other terms (A6). */
-static bool gives_memory(const fan_plain_sum *sum)
+static bool gives_memory(const fan_fast_sum *sum)
 {
-    const fan_plain *first = &sum->terms[0];
+    const fan_fast *first = &sum->terms[0];
     if (sum->kind->scalar)
         return false;
     if (sum->ours)
@@ -679,7 +679,7 @@ static bool gives_memory(const fan_plain_sum *sum)
 
 /* target_of: where a sum of plain terms goes: into the first, where that is nobody else's (A6, A14), or into a fresh
  * array; new reference. */
-static PyObject *target_of(const buffer_object *self, size_t slot, const fan_plain_sum *sum, const fan_take *how)
+static PyObject *target_of(const buffer_object *self, size_t slot, const fan_fast_sum *sum, const fan_take *how)
 {
     PyObject *first = sum->terms[0].object;
     char *data = sum->terms[0].data;
@@ -688,24 +688,24 @@ static PyObject *target_of(const buffer_object *self, size_t slot, const fan_pla
     if (sum->kind->scalar) {
         _Alignas(16) char value[16];
         fan_buffer_plain_fold(self->core, slot, how, value, NULL);
-        return fan_plain_scalar(sum->kind, value);
+        return fan_fast_scalar(sum->kind, value);
     }
     bool alone =
         sum->n > 1 && !how->scale.on && gives_memory(sum) && fan_buffer_plain_may_keep(self->core, slot, how->one);
     size_t bytes = !alone            ? 0
-                   : sum->kind->late ? (size_t)fan_plain_bytes(sum->kind)
+                   : sum->kind->late ? (size_t)fan_fast_bytes(sum->kind)
                                      : (size_t)PyArray_NBYTES((PyArrayObject *)first);
     for (size_t k = 1; k < sum->n && alone; k++)
         alone = sum->terms[k].data + bytes <= data || data + bytes <= sum->terms[k].data;
-    return alone ? Py_NewRef(first) : fan_plain_fresh(first, sum->kind);
+    return alone ? Py_NewRef(first) : fan_fast_fresh(first, sum->kind);
 }
 
 /* sound_terms: what is to be summed is what it was when it came, and what was not looked at then is looked at now. */
-static bool sound_terms(const fan_plain_sum *sum)
+static bool sound_terms(const fan_fast_sum *sum)
 {
     for (size_t k = 0; k < sum->n; k++)
-        if ((sum->kind->late && !fan_plain_sound(sum->terms[k].object)) ||
-            !fan_plain_still(sum->terms[k].object, sum->kind, sum->terms[k].data))
+        if ((sum->kind->late && !fan_fast_sound(sum->terms[k].object)) ||
+            !fan_fast_still(sum->terms[k].object, sum->kind, sum->terms[k].data))
             return false;
     return true;
 }
@@ -723,12 +723,11 @@ static bool merge_plain(buffer_object *self, size_t slot)
     if (!unwatched() || !fan_buffer_merge_begin(self->core, slot, &m))
         return false;
     /* A fresh ndarray of such a size is made in recycled memory, by the general path; a tensor comes from torch. */
-    if (sound_terms(&m.sum) &&
-        (m.sum.kind->late || fan_plain_bytes(m.sum.kind) < FAN_POOL_FROM || gives_memory(&m.sum)))
+    if (sound_terms(&m.sum) && (m.sum.kind->late || fan_fast_bytes(m.sum.kind) < FAN_POOL_FROM || gives_memory(&m.sum)))
         to = target_of(self, slot, &m.sum, &nothing);
     if (to) {
-        data = fan_plain_data(to, m.sum.kind);
-        if (m.sum.n * fan_plain_bytes(m.sum.kind) > AWAY_BYTES) {
+        data = fan_fast_data(to, m.sum.kind);
+        if (m.sum.n * fan_fast_bytes(m.sum.kind) > AWAY_BYTES) {
             Py_BEGIN_ALLOW_THREADS fan_buffer_merge_sum(&m, data);
             Py_END_ALLOW_THREADS
         } else {
@@ -787,18 +786,18 @@ static int fold_due(buffer_object *self, size_t slot, PyObject *gradient, bool a
 /* add_plain: 1: added; 0: not for this way, and nothing happened; -1 with an exception. */
 static int add_plain(buffer_object *self, PyObject *const *args, PyObject *kwnames)
 {
-    FAN_RAW fan_plain_kind kind;
+    FAN_RAW fan_fast_kind kind;
     FAN_RAW fan_at_once at_once;
     Py_ssize_t slot = small_index(args[0]);
     PyObject *gradient = args[1];
     by_name t = {.key = -1};
-    fan_plain one;
+    fan_fast one;
     char *data = NULL;
     bool due;
     if (slot < 0 || (size_t)slot >= self->n || self->create_graph || (kwnames && !told_by_name(args + 2, kwnames, &t)))
         return 0;
     if (gradient == Py_None) {
-        one = fan_plain_one(NULL, NULL, t.key, false, false);
+        one = fan_fast_one(NULL, NULL, t.key, false, false);
         return unwatched() && fan_buffer_add_plain(self->core, (size_t)slot, NULL, &one, &due);
     }
     if (!fan_import_plain(gradient, &kind, &data) || !unwatched())
@@ -810,8 +809,8 @@ static int add_plain(buffer_object *self, PyObject *const *args, PyObject *kwnam
     }
     if (t.copy && kind.scalar)
         return 0;
-    gradient = t.copy ? fan_plain_copy(gradient, &kind, &data) : Py_NewRef(gradient);
-    one = fan_plain_one(gradient, data, t.key, t.donate, t.copy);
+    gradient = t.copy ? fan_fast_copy(gradient, &kind, &data) : Py_NewRef(gradient);
+    one = fan_fast_one(gradient, data, t.key, t.donate, t.copy);
     if (!one.object || !fan_buffer_add_plain(self->core, (size_t)slot, &kind, &one, &due)) {
         Py_XDECREF(gradient);
         return 0;
@@ -890,7 +889,7 @@ static PyObject *add_any(buffer_object *self, PyObject *const *args, Py_ssize_t 
     struct {
         PyObject *slot, *gradient, *key, *stream, *donate, *copy;
     } a;
-    fan_contribution c = {.key = -1, .value = {.dtype = FAN_NO_DTYPE}};
+    fan_contribution c = {.key = -1, .value = {.dtype = FAN_DT_NONE}};
     size_t slot;
     int bad;
     if (parse_call("add", names, 6, 2, "slot and gradient", args, nargs, kwnames, &a.slot) < 0)
@@ -903,7 +902,7 @@ static PyObject *add_any(buffer_object *self, PyObject *const *args, Py_ssize_t 
         return NULL;
     c.alone = fan_alone(a.gradient, 1);
     bad = contribution_of(self, slot, a.gradient, a.key, &c) < 0 || add_on(self->core, slot, &c) < 0;
-    if (c.value.form != FAN_UNDEFINED)
+    if (c.value.form != FAN_FORM_UNDEFINED)
         fan_value_drop(&fan_python, &c.value);
     fan_stream_drop(c.stream);
     if (bad)
@@ -982,7 +981,7 @@ static void fetch_ahead(const buffer_object *self, const batch *t, Py_ssize_t k)
 /* batch_at_once: true: all went straight into their sums; false: one is not for that, and nothing happened. */
 static bool batch_at_once(buffer_object *self, const batch *t)
 {
-    FAN_RAW fan_plain_kind kind;
+    FAN_RAW fan_fast_kind kind;
     Py_ssize_t last = -1, k = 0;
     FAN_RAW fan_at_once one;
     fan_at_once *all = NULL; /* made once there is one */
@@ -1015,7 +1014,7 @@ static bool batch_at_once(buffer_object *self, const batch *t)
  * fold failed. */
 static int batch_plain(buffer_object *self, const batch *t, bool donate)
 {
-    FAN_RAW fan_plain_kind kind;
+    FAN_RAW fan_fast_kind kind;
     Py_ssize_t k = 0;
     bool due, any_due = false;
     if (self->create_graph || fan_buffer_learns(self->core) ||
@@ -1023,7 +1022,7 @@ static int batch_plain(buffer_object *self, const batch *t, bool donate)
         return 0;
     if (t->n && batch_at_once(self, t))
         return 1;
-    fan_plain_peaks peaks = fan_buffer_plain_peaks(self->core);
+    fan_fast_peaks peaks = fan_buffer_plain_peaks(self->core);
     for (; k < t->n; k++) {
         Py_ssize_t slot = small_index(ITEM(t->slots, k)), key = -1;
         PyObject *gradient = ITEM(t->gradients, k);
@@ -1037,7 +1036,7 @@ static int batch_plain(buffer_object *self, const batch *t, bool donate)
             gradient = NULL;
         else if (!fan_import_plain(gradient, &kind, &data))
             break;
-        fan_plain one = fan_plain_one(gradient, data, key, gradient && donate, false);
+        fan_fast one = fan_fast_one(gradient, data, key, gradient && donate, false);
         if (!fan_buffer_add_plain(self->core, (size_t)slot, gradient ? &kind : NULL, &one, &due))
             break;
         Py_XINCREF(gradient);
@@ -1106,7 +1105,7 @@ static int batch_any(buffer_object *self, const batch *t, fan_stream *stream, bo
         if (slot_arg(self, ITEM(t->slots, k), &slots[made]) < 0)
             goto done;
         c[made] = (fan_contribution){
-            .key = -1, .stream = stream, .donate = donate, .copy = copy, .value = {.dtype = FAN_NO_DTYPE}};
+            .key = -1, .stream = stream, .donate = donate, .copy = copy, .value = {.dtype = FAN_DT_NONE}};
         gradient = Py_NewRef(ITEM(t->gradients, k));
         int bad = contribution_of(self, slots[made], gradient, t->keys ? ITEM(t->keys, k) : NULL, &c[made]);
         Py_DECREF(gradient);
@@ -1129,7 +1128,7 @@ static int batch_any(buffer_object *self, const batch *t, fan_stream *stream, bo
         fan_raise(status, &err);
 done:
     for (size_t i = 0; i < made; i++) {
-        if (c[i].value.form != FAN_UNDEFINED)
+        if (c[i].value.form != FAN_FORM_UNDEFINED)
             fan_value_drop(&fan_python, &c[i].value);
         if (own[i])
             fan_stream_pop(own[i]);
@@ -1253,7 +1252,7 @@ static PyObject *buffer_ready(PyObject *o, PyObject *which)
 
 static PyObject *buffer_snapshot(PyObject *o, PyObject *which)
 {
-    fan_value v = {.dtype = FAN_NO_DTYPE};
+    fan_value v = {.dtype = FAN_DT_NONE};
     FAN_RAW fan_error err;
     fan_status status;
     size_t slot;
@@ -1354,7 +1353,7 @@ static fan_value *new_values(size_t n)
 {
     fan_value *v = fan_calloc(sizeof *v * (n ? n : 1));
     for (size_t i = 0; v && i < n; i++)
-        v[i].dtype = FAN_NO_DTYPE;
+        v[i].dtype = FAN_DT_NONE;
     if (!v)
         PyErr_NoMemory();
     return v;
@@ -1448,7 +1447,7 @@ done:
 /* objects_ahead, memory_ahead: fetched AHEAD slots before it is looked at. */
 static void objects_ahead(const buffer_object *self, size_t i)
 {
-    fan_plain_sum soon = fan_buffer_plain_at(self->core, i + AHEAD < self->n ? i + AHEAD : i);
+    fan_fast_sum soon = fan_buffer_plain_at(self->core, i + AHEAD < self->n ? i + AHEAD : i);
     fan_buffer_plain_soon(self->core, i + 2 * AHEAD);
     for (size_t k = 0; k < soon.n; k++)
         __builtin_prefetch(soon.terms[k].object);
@@ -1456,19 +1455,19 @@ static void objects_ahead(const buffer_object *self, size_t i)
 
 static void memory_ahead(const buffer_object *self, size_t i)
 {
-    fan_plain_sum soon = fan_buffer_plain_at(self->core, i + AHEAD < self->n ? i + AHEAD : i);
+    fan_fast_sum soon = fan_buffer_plain_at(self->core, i + AHEAD < self->n ? i + AHEAD : i);
     fan_buffer_plain_soon(self->core, i + 2 * AHEAD);
     for (size_t k = 0; k < soon.n; k++)
         __builtin_prefetch(soon.terms[k].data);
 }
 
 /* adds_up: whether a sum of Python ints stays in int64. */
-static bool adds_up(const fan_plain_sum *sum, const fan_take *how)
+static bool adds_up(const fan_fast_sum *sum, const fan_take *how)
 {
     int64_t total = 0, n;
     bool over = how->scale.on;
     for (size_t k = 0; k < sum->n && !over; k++) {
-        memcpy(&n, fan_plain_at(sum->kind, &sum->terms[k]), sizeof n);
+        memcpy(&n, fan_fast_at(sum->kind, &sum->terms[k]), sizeof n);
         over = __builtin_add_overflow(total, n, &total);
     }
     return !over;
@@ -1479,26 +1478,26 @@ static bool all_sound(const buffer_object *self, fan_span span, const fan_take *
 {
     bool reads = out || how->scale.on || how->writable || fan_buffer_learns(self->core);
     for (size_t i = span.first; i < span.end; i++) {
-        fan_plain_sum sum = fan_buffer_plain_at(self->core, i);
+        fan_fast_sum sum = fan_buffer_plain_at(self->core, i);
         if (span.end - span.first >= FAR)
             objects_ahead(self, i);
-        if (sum.n && sum.kind->weak && sum.kind->dtype == FAN_INT64 && !adds_up(&sum, how))
+        if (sum.n && sum.kind->weak && sum.kind->dtype == FAN_DT_INT64 && !adds_up(&sum, how))
             return false;
         for (size_t k = 0; k < sum.n; k++) {
-            const fan_plain *one = &sum.terms[k];
-            if (sum.kind->late && !one->ours && !fan_plain_sound(one->object))
+            const fan_fast *one = &sum.terms[k];
+            if (sum.kind->late && !one->ours && !fan_fast_sound(one->object))
                 return false;
-            if ((sum.n > 1 || reads) && !fan_plain_still(one->object, sum.kind, one->data))
+            if ((sum.n > 1 || reads) && !fan_fast_still(one->object, sum.kind, one->data))
                 return false;
         }
     }
     return true;
 }
 
-static bool all_still(const fan_plain_sum *sum)
+static bool all_still(const fan_fast_sum *sum)
 {
     for (size_t k = 0; k < sum->n; k++)
-        if (!fan_plain_still(sum->terms[k].object, sum->kind, sum->terms[k].data))
+        if (!fan_fast_still(sum->terms[k].object, sum->kind, sum->terms[k].data))
             return false;
     return true;
 }
@@ -1513,11 +1512,11 @@ static bool part(void *object)
 }
 
 /* writable_plain: `o` is an array that the fast path may write. */
-static bool writable_plain(PyObject *o, fan_plain_kind *kind, char **data)
+static bool writable_plain(PyObject *o, fan_fast_kind *kind, char **data)
 {
     if (PyArray_CheckExact(o))
         return fan_import_plain(o, kind, data) && PyArray_ISWRITEABLE((PyArrayObject *)o);
-    return fan_import_plain(o, kind, data) && kind->late && fan_plain_sound(o) && fan_plain_still(o, kind, *data);
+    return fan_import_plain(o, kind, data) && kind->late && fan_fast_sound(o) && fan_fast_still(o, kind, *data);
 }
 
 /* out_item: where slot i goes: of a take of one slot `out` is the array itself. */
@@ -1528,10 +1527,10 @@ static PyObject *out_item(PyObject *out, bool one, size_t i)
 
 /* outs_of: the entries of out= that are arrays, if each is one for the fast path; *late: some are of a library that is
  * to be told (told_writes). */
-static bool outs_of(const buffer_object *self, fan_span span, PyObject *out, bool one, fan_plain_out *outs, size_t *n,
+static bool outs_of(const buffer_object *self, fan_span span, PyObject *out, bool one, fan_fast_out *outs, size_t *n,
                     bool *late)
 {
-    FAN_RAW fan_plain_kind kind;
+    FAN_RAW fan_fast_kind kind;
     char *data;
     *n = 0;
     *late = false;
@@ -1539,19 +1538,19 @@ static bool outs_of(const buffer_object *self, fan_span span, PyObject *out, boo
         PyObject *o = out_item(out, one, i);
         if (o == Py_None)
             continue;
-        fan_plain_sum sum = fan_buffer_plain_at(self->core, i);
-        if (!writable_plain(o, &kind, &data) || (sum.n && !fan_plain_same(&kind, sum.kind)))
+        fan_fast_sum sum = fan_buffer_plain_at(self->core, i);
+        if (!writable_plain(o, &kind, &data) || (sum.n && !fan_fast_same(&kind, sum.kind)))
             return false;
         *late = *late || kind.late;
         outs[(*n)++] =
-            (fan_plain_out){data, kind.late ? fan_plain_bytes(&kind) : (uint64_t)PyArray_NBYTES((PyArrayObject *)o), i};
+            (fan_fast_out){data, kind.late ? fan_fast_bytes(&kind) : (uint64_t)PyArray_NBYTES((PyArrayObject *)o), i};
     }
     return true;
 }
 
 /* fold_plain: makes the sum of a slot in `to`, without the interpreter where that pays; of numbers `to` is one already.
  */
-static void fold_plain(const buffer_object *self, size_t slot, const fan_plain_sum *sum, const fan_take *how,
+static void fold_plain(const buffer_object *self, size_t slot, const fan_fast_sum *sum, const fan_take *how,
                        PyObject *to, bool is_out)
 {
     _Alignas(16) char value[16];
@@ -1561,8 +1560,8 @@ static void fold_plain(const buffer_object *self, size_t slot, const fan_plain_s
     bool handed = sum->n == 1 && !how->scale.on && (first || (sum->kind->scalar && !how->writable));
     if (handed && !stats)
         return;
-    char *data = sum->kind->scalar ? value : fan_plain_data(to, sum->kind);
-    if (fan_plain_bytes(sum->kind) > FAN_PLAIN_BYTES) {
+    char *data = sum->kind->scalar ? value : fan_fast_data(to, sum->kind);
+    if (fan_fast_bytes(sum->kind) > FAN_PLAIN_BYTES) {
         Py_BEGIN_ALLOW_THREADS fan_buffer_plain_fold(self->core, slot, how, data, stats);
         Py_END_ALLOW_THREADS if (fan_watched()) /* others may have come in meanwhile: so they do */
             fan_buffer_plain_meanwhile(self->core);
@@ -1577,7 +1576,7 @@ static void fold_plain(const buffer_object *self, size_t slot, const fan_plain_s
 
 /* told_writes: libraries that count writes to their arrays are told of ours, before they happen. As Python is called,
  * everything is looked at once more then. */
-static bool told_writes(const buffer_object *self, fan_span span, PyObject *list, const fan_plain_out *outs, size_t n)
+static bool told_writes(const buffer_object *self, fan_span span, PyObject *list, const fan_fast_out *outs, size_t n)
 {
     PyObject *arrays = fan_arrays();
     bool good = arrays != NULL;
@@ -1589,9 +1588,9 @@ static bool told_writes(const buffer_object *self, fan_span span, PyObject *list
         Py_XDECREF(told);
     }
     for (size_t i = 0; i < n && good; i++) {
-        fan_plain_sum sum = fan_buffer_plain_at(self->core, outs[i].slot);
-        good = !sum.n || (fan_plain_still(PyList_GET_ITEM(list, (Py_ssize_t)(outs[i].slot - span.first)), sum.kind,
-                                          outs[i].data) &&
+        fan_fast_sum sum = fan_buffer_plain_at(self->core, outs[i].slot);
+        good = !sum.n || (fan_fast_still(PyList_GET_ITEM(list, (Py_ssize_t)(outs[i].slot - span.first)), sum.kind,
+                                         outs[i].data) &&
                           all_still(&sum));
     }
     return good;
@@ -1629,7 +1628,7 @@ static PyObject *named_slot(PyObject *const *values, PyObject *kwnames, PyObject
  * happened. */
 static bool take_plain(buffer_object *self, fan_span span, const fan_take *how, PyObject *out, PyObject **list)
 {
-    fan_plain_out few[FEW_OUTS], *outs = few;
+    fan_fast_out few[FEW_OUTS], *outs = few;
     size_t n = span.end - span.first, nouts = 0;
     bool ours, late = false;
     *list = NULL;
@@ -1651,7 +1650,7 @@ static bool take_plain(buffer_object *self, fan_span span, const fan_take *how, 
                outs_of(self, span, out, how->one, outs, &nouts, &late) &&
                fan_buffer_plain_apart(self->core, span, outs, nouts);
     for (size_t i = span.first; i < span.end && ours; i++) {
-        fan_plain_sum sum = fan_buffer_plain_at(self->core, i);
+        fan_fast_sum sum = fan_buffer_plain_at(self->core, i);
         PyObject *to = out_item(out, how->one, i), *item;
         item = sum.n == 0 ? Py_NewRef(Py_None) : to != Py_None ? Py_NewRef(to) : target_of(self, i, &sum, how);
         ours = item != NULL;
@@ -1665,7 +1664,7 @@ static bool take_plain(buffer_object *self, fan_span span, const fan_take *how, 
         PyErr_Clear(); /* the general path says it, if there is anything to say */
     }
     for (size_t i = span.first; i < span.end && ours; i++) {
-        fan_plain_sum sum = fan_buffer_plain_at(self->core, i);
+        fan_fast_sum sum = fan_buffer_plain_at(self->core, i);
         if (n >= FAR)
             memory_ahead(self, i);
         if (sum.n == 0 && fan_buffer_learns(self->core))
@@ -1813,8 +1812,9 @@ static const char *form_word(fan_form f)
 static PyObject *view_of_item(const fan_item_view *v)
 {
     return Py_BuildValue("{s:L,s:s,s:s,s:K,s:N,s:N,s:N}", "key", (long long)v->key, "form", form_word(v->form), "dtype",
-                         fan_dtype_name(v->dtype), "P", (unsigned long long)v->P, "event", PyBool_FromLong(v->event),
-                         "donated", PyBool_FromLong(v->donated), "ready", PyBool_FromLong(v->ready));
+                         fan_dtype_name(v->dtype), "P", (unsigned long long)v->producer, "event",
+                         PyBool_FromLong(v->event), "donated", PyBool_FromLong(v->donated), "ready",
+                         PyBool_FromLong(v->ready));
 }
 
 /* view_of: what a slot looks like now, as a dict for _trace.explain. */
@@ -1857,9 +1857,10 @@ static PyObject *view_of(const buffer_object *self, size_t slot)
         goto done;
     d = Py_BuildValue("{s:s,s:K,s:O,s:K,s:K,s:K,s:K,s:N,s:N,s:N,s:z}", "buffer", fan_buffer_name(self->core), "slot",
                       (unsigned long long)slot, "name", name ? name : Py_None, "rules", (unsigned long long)v.rules,
-                      "C", (unsigned long long)v.C, "A", (unsigned long long)v.A, "R", (unsigned long long)v.R, "event",
-                      PyBool_FromLong(v.event), "has_value", PyBool_FromLong(v.has_value), "value_ours",
-                      PyBool_FromLong(v.value_ours), "poisoned", v.poisoned);
+                      "C", (unsigned long long)v.consumer, "A", (unsigned long long)v.accum, "R",
+                      (unsigned long long)v.ready, "event", PyBool_FromLong(v.event), "has_value",
+                      PyBool_FromLong(v.has_value), "value_ours", PyBool_FromLong(v.value_ours), "poisoned",
+                      v.poisoned);
     if (d && (put(d, "budget", fan_budget_wrap(v.budget)) < 0 ||
               put(d, "limits",
                   Py_BuildValue("(KK)", (unsigned long long)v.limits.alone, (unsigned long long)v.limits.held)) < 0 ||
@@ -2024,28 +2025,29 @@ static size_t slot_seen(PyObject *o)
 
 static void seen_adding(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *Py_UNUSED(kwnames))
 {
-    fan_buffer_seen(of(o)->core, slot_seen(nargs > 0 ? args[0] : NULL), FAN_WRITES);
+    fan_buffer_seen(of(o)->core, slot_seen(nargs > 0 ? args[0] : NULL), FAN_TOUCH_WRITES);
 }
 
 static void seen_reading(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *Py_UNUSED(kwnames))
 {
-    fan_buffer_seen(of(o)->core, slot_seen(nargs > 0 ? args[0] : NULL), FAN_READS);
+    fan_buffer_seen(of(o)->core, slot_seen(nargs > 0 ? args[0] : NULL), FAN_TOUCH_READS);
 }
 
 static void seen_adding_many(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *Py_UNUSED(kwnames))
 {
     PyObject *slots = nargs > 0 && (PyList_CheckExact(args[0]) || PyTuple_CheckExact(args[0])) ? args[0] : NULL;
     if (!slots)
-        fan_buffer_seen(of(o)->core, SIZE_MAX, FAN_WRITES);
+        fan_buffer_seen(of(o)->core, SIZE_MAX, FAN_TOUCH_WRITES);
     for (Py_ssize_t i = 0; slots && i < PySequence_Fast_GET_SIZE(slots); i++)
-        fan_buffer_seen(of(o)->core, slot_seen(PySequence_Fast_GET_ITEM(slots, i)), FAN_WRITES);
+        fan_buffer_seen(of(o)->core, slot_seen(PySequence_Fast_GET_ITEM(slots, i)), FAN_TOUCH_WRITES);
 }
 
 static void seen_taking(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     PyObject *out, *slot = named_slot(args + nargs, kwnames, &out);
-    fan_buffer_seen(of(o)->core, slot_seen(slot), FAN_WRITES);
-    fan_touch_thing(FAN_HOST_MEMORY, 0, kwnames && (out || !slot) ? FAN_WRITES : FAN_READS); /* out= */
+    fan_buffer_seen(of(o)->core, slot_seen(slot), FAN_TOUCH_WRITES);
+    fan_touch_thing(FAN_THING_HOST_MEMORY, 0,
+                    kwnames && (out || !slot) ? FAN_TOUCH_WRITES : FAN_TOUCH_READS); /* out= */
 }
 
 static void seen_explaining(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
@@ -2057,7 +2059,7 @@ static void seen_explaining(PyObject *o, PyObject *const *args, Py_ssize_t nargs
 static void seen_all(PyObject *o, PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(nargs),
                      PyObject *Py_UNUSED(kwnames))
 {
-    fan_buffer_seen(of(o)->core, SIZE_MAX, FAN_READS);
+    fan_buffer_seen(of(o)->core, SIZE_MAX, FAN_TOUCH_READS);
     fan_buffer_seen_parked(of(o)->core);
 }
 
@@ -2280,7 +2282,7 @@ static int add_all(fan_buffer *core, PyObject *arrays, PyObject *keys)
         fan_contribution c = {.key = -1};
         int bad = keys && fan_index(PyTuple_GET_ITEM(keys, i), "key", PyExc_ValueError, &c.key) < 0;
         bad = bad || fan_import(PyTuple_GET_ITEM(arrays, i), false, false, &c.value) < 0 || add_on(core, 0, &c) < 0;
-        if (c.value.form != FAN_UNDEFINED)
+        if (c.value.form != FAN_FORM_UNDEFINED)
             fan_value_drop(&fan_python, &c.value);
         if (bad) {
             note(i);
@@ -2292,19 +2294,19 @@ static int add_all(fan_buffer *core, PyObject *arrays, PyObject *keys)
 
 /* sum_plain: the sum of src into `to`, without the interpreter where that pays; the objects are held meanwhile, for
  * their list may change. */
-static void sum_plain(const fan_plain_kind *kind, PyObject *const *items, const char *const *src, size_t n, char *to)
+static void sum_plain(const fan_fast_kind *kind, PyObject *const *items, const char *const *src, size_t n, char *to)
 {
-    uint64_t bytes = fan_plain_bytes(kind);
+    uint64_t bytes = fan_fast_bytes(kind);
     if (bytes <= FAN_PLAIN_BYTES) {
-        fan_plain_sum_of(kind, src, n, to);
+        fan_fast_sum_of(kind, src, n, to);
     } else {
         FAN_RAW PyObject *held[FAN_PLAIN_MOST];
         for (size_t i = 0; i < n; i++)
             held[i] = Py_NewRef(items[i]);
-        Py_BEGIN_ALLOW_THREADS fan_plain_sum_of(kind, src, n, to);
+        Py_BEGIN_ALLOW_THREADS fan_fast_sum_of(kind, src, n, to);
         Py_END_ALLOW_THREADS for (size_t i = 0; i < n; i++) Py_DECREF(held[i]);
     }
-    fan_plain_summed(bytes, n);
+    fan_fast_summed(bytes, n);
 }
 
 /* add_plain_n: the sum of a few small arrays of one kind, in `out` where that is not NULL; NULL without an exception:
@@ -2312,31 +2314,30 @@ static void sum_plain(const fan_plain_kind *kind, PyObject *const *items, const 
 static PyObject *add_plain_n(PyObject *arrays, PyObject *out)
 {
     FAN_RAW const char *src[FAN_PLAIN_MOST];
-    FAN_RAW fan_plain_kind kind, other;
+    FAN_RAW fan_fast_kind kind, other;
     Py_ssize_t n = PyList_CheckExact(arrays) || PyTuple_CheckExact(arrays) ? PySequence_Fast_GET_SIZE(arrays) : 0;
     PyObject **items = n ? PySequence_Fast_ITEMS(arrays) : NULL;
     char *data, *to;
     if (n < 2 || n > FAN_PLAIN_MOST || !fan_import_plain(items[0], &kind, &data) || kind.late || kind.scalar ||
-        !fan_plain_fits(kind.dtype, fan_dtype_accumulate(kind.dtype), fan_plain_bytes(&kind), (size_t)n) ||
-        !unwatched())
+        !fan_fast_fits(kind.dtype, fan_dtype_accumulate(kind.dtype), fan_fast_bytes(&kind), (size_t)n) || !unwatched())
         return NULL;
     src[0] = data;
     for (Py_ssize_t i = 1; i < n; i++) {
-        if (!fan_import_plain(items[i], &other, &data) || !fan_plain_same(&kind, &other))
+        if (!fan_import_plain(items[i], &other, &data) || !fan_fast_same(&kind, &other))
             return NULL;
         src[i] = data;
     }
     if (out) {
-        if (!writable_plain(out, &other, &to) || !fan_plain_same(&kind, &other))
+        if (!writable_plain(out, &other, &to) || !fan_fast_same(&kind, &other))
             return NULL;
         uint64_t bytes = (uint64_t)PyArray_NBYTES((PyArrayObject *)out);
         for (Py_ssize_t i = 0; i < n; i++)
             if (src[i] != to && src[i] < to + bytes && to < src[i] + bytes)
                 return NULL;
     }
-    PyObject *sum = out ? Py_NewRef(out) : fan_plain_fresh(items[0], &kind);
+    PyObject *sum = out ? Py_NewRef(out) : fan_fast_fresh(items[0], &kind);
     if (sum)
-        sum_plain(&kind, items, src, (size_t)n, fan_plain_data(sum, &kind));
+        sum_plain(&kind, items, src, (size_t)n, fan_fast_data(sum, &kind));
     return sum;
 }
 
@@ -2355,7 +2356,7 @@ static PyObject *add_n_any(PyObject *const *args, Py_ssize_t nargs, PyObject *kw
     } a;
     PyObject *items = NULL, *numbers = NULL, *outs = NULL, *list = NULL, *sum = NULL;
     fan_buffer_config config = {
-        .slots = 1, .budget = UINT64_MAX, .accumulate = FAN_NO_DTYPE, .frontend = &fan_python, .name = "add_n"};
+        .slots = 1, .budget = UINT64_MAX, .accumulate = FAN_DT_NONE, .frontend = &fan_python, .name = "add_n"};
     fan_where w = {.buffer = "add_n", .slot = -1, .key = -1};
     fan_buffer *core = NULL;
     FAN_RAW fan_error err;
@@ -2434,8 +2435,8 @@ static PyObject *add_n(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ss
 static void seen_summing(PyObject *Py_UNUSED(module), PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(nargs),
                          PyObject *kwnames)
 {
-    fan_touch_thing(FAN_HOST_MEMORY, 0, kwnames ? FAN_WRITES : FAN_READS);
-    fan_touch_thing(FAN_COUNTERS, 0, FAN_COUNTS);
+    fan_touch_thing(FAN_THING_HOST_MEMORY, 0, kwnames ? FAN_TOUCH_WRITES : FAN_TOUCH_READS);
+    fan_touch_thing(FAN_THING_COUNTERS, 0, FAN_TOUCH_COUNTS);
 }
 
 FAN_TURN_FAST(add_n, seen_summing)

@@ -145,13 +145,13 @@ static fan_status fill(fan_device *d, const fan_array *a, const fan_array *init,
     fan_operand from = {.array = init, .acc = init->dtype};
     fan_stream *s = d->backend->current(d);
     if (!s)
-        return fan_fail(err, FAN_NOMEM, "out of memory for a stream");
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream");
     fan_status status =
         fan_device_run(d, s, &(fan_job){.kind = FAN_JOB_UPLOAD, .out = a, .in = &from, .n = 1, .label = "array"}, err);
     if (status == FAN_OK)
         status = fan_stream_sync(s, err);
     if (status != FAN_OK) /* the copy may run still: the memory, which has no owner, goes back behind it */
-        (void)fan_memory_used_on(a->storage, s, NULL);
+        (void)fan_memory_record_stream(a->storage, s, NULL);
     fan_stream_drop(s);
     return status;
 }
@@ -165,12 +165,12 @@ static PyObject *device_array(PyObject *Py_UNUSED(module), PyObject *args)
     int64_t shape[FAN_MAX_NDIM], strides[FAN_MAX_NDIM];
     fan_array *init = NULL, *a = NULL;
     fan_error err = {0};
-    fan_status status = FAN_NOMEM;
+    fan_status status = FAN_ERR_NOMEM;
     if (!PyArg_ParseTuple(args, "OO!p:device_array", &where, &PyArray_Type, &from, &empty) ||
         fan_device_arg(where, &d) < 0)
         return NULL;
     fan_dtype dtype = fan_dtype_of_descr(PyArray_DESCR(from));
-    if (!d || !d->backend->has_streams || dtype == FAN_NO_DTYPE || PyArray_NDIM(from) > FAN_MAX_NDIM) {
+    if (!d || !d->backend->has_streams || dtype == FAN_DT_NONE || PyArray_NDIM(from) > FAN_MAX_NDIM) {
         fan_device_drop(d);
         return PyErr_Format(PyExc_ValueError,
                             "device_array: expected a device with streams and an array of numbers, got %R and dtype %R",

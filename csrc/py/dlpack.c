@@ -70,31 +70,34 @@ fan_dtype fan_dl_dtype_of(fan_dl_dtype d)
 {
     switch (d.code) {
     case FAN_DL_BOOL:
-        return d.bits == 8 ? FAN_BOOL : FAN_NO_DTYPE;
+        return d.bits == 8 ? FAN_DT_BOOL : FAN_DT_NONE;
     case FAN_DL_INT:
-        return d.bits == 8    ? FAN_INT8
-               : d.bits == 16 ? FAN_INT16
-               : d.bits == 32 ? FAN_INT32
-               : d.bits == 64 ? FAN_INT64
-                              : FAN_NO_DTYPE;
+        return d.bits == 8    ? FAN_DT_INT8
+               : d.bits == 16 ? FAN_DT_INT16
+               : d.bits == 32 ? FAN_DT_INT32
+               : d.bits == 64 ? FAN_DT_INT64
+                              : FAN_DT_NONE;
     case FAN_DL_UINT:
-        return d.bits == 8    ? FAN_UINT8
-               : d.bits == 16 ? FAN_UINT16
-               : d.bits == 32 ? FAN_UINT32
-               : d.bits == 64 ? FAN_UINT64
-                              : FAN_NO_DTYPE;
+        return d.bits == 8    ? FAN_DT_UINT8
+               : d.bits == 16 ? FAN_DT_UINT16
+               : d.bits == 32 ? FAN_DT_UINT32
+               : d.bits == 64 ? FAN_DT_UINT64
+                              : FAN_DT_NONE;
     case FAN_DL_FLOAT:
-        return d.bits == 16 ? FAN_FLOAT16 : d.bits == 32 ? FAN_FLOAT32 : d.bits == 64 ? FAN_FLOAT64 : FAN_NO_DTYPE;
+        return d.bits == 16   ? FAN_DT_FLOAT16
+               : d.bits == 32 ? FAN_DT_FLOAT32
+               : d.bits == 64 ? FAN_DT_FLOAT64
+                              : FAN_DT_NONE;
     case FAN_DL_BFLOAT:
-        return d.bits == 16 ? FAN_BFLOAT16 : FAN_NO_DTYPE;
+        return d.bits == 16 ? FAN_DT_BFLOAT16 : FAN_DT_NONE;
     case FAN_DL_COMPLEX:
-        return d.bits == 64 ? FAN_COMPLEX64 : d.bits == 128 ? FAN_COMPLEX128 : FAN_NO_DTYPE;
+        return d.bits == 64 ? FAN_DT_COMPLEX64 : d.bits == 128 ? FAN_DT_COMPLEX128 : FAN_DT_NONE;
     case FAN_DL_F8_E4M3FN:
-        return d.bits == 8 ? FAN_FLOAT8_E4M3FN : FAN_NO_DTYPE;
+        return d.bits == 8 ? FAN_DT_FLOAT8_E4M3FN : FAN_DT_NONE;
     case FAN_DL_F8_E5M2:
-        return d.bits == 8 ? FAN_FLOAT8_E5M2 : FAN_NO_DTYPE;
+        return d.bits == 8 ? FAN_DT_FLOAT8_E5M2 : FAN_DT_NONE;
     default:
-        return FAN_NO_DTYPE;
+        return FAN_DT_NONE;
     }
 }
 
@@ -147,7 +150,7 @@ static int geometry(const fan_dl_tensor *t, bool writable, fan_storage *st, cons
     fan_dtype dtype = fan_dl_dtype_of(t->dtype);
     uintptr_t at = (uintptr_t)t->data;
     fan_status status;
-    if (dtype == FAN_NO_DTYPE || t->dtype.lanes != 1)
+    if (dtype == FAN_DT_NONE || t->dtype.lanes != 1)
         return fan_refuse(
             PyExc_BufferError,
             "the tensor's elements have DLPack type code %d with %d bits and %d lanes, which is not summed",
@@ -460,16 +463,16 @@ fan_dl_dtype fan_dl_dtype_for(fan_dtype d)
 {
     uint8_t code = FAN_DL_FLOAT;
     switch (d) {
-    case FAN_BOOL:
+    case FAN_DT_BOOL:
         code = FAN_DL_BOOL;
         break;
-    case FAN_BFLOAT16:
+    case FAN_DT_BFLOAT16:
         code = FAN_DL_BFLOAT;
         break;
-    case FAN_FLOAT8_E4M3FN:
+    case FAN_DT_FLOAT8_E4M3FN:
         code = FAN_DL_F8_E4M3FN;
         break;
-    case FAN_FLOAT8_E5M2:
+    case FAN_DT_FLOAT8_E5M2:
         code = FAN_DL_F8_E5M2;
         break;
     default:
@@ -648,7 +651,7 @@ static fan_status await_users(fan_array *a, fan_stream *s, fan_error *err)
         }
         fan_stream_drop(user);
     }
-    return status == FAN_OK ? fan_memory_used_on(a->storage, s, err) : status;
+    return status == FAN_OK ? fan_memory_record_stream(a->storage, s, err) : status;
 }
 
 /* device_copy: another array on d, whose copy is queued on s behind what made `a`. */
@@ -669,7 +672,7 @@ static fan_status device_copy(fan_array *a, fan_device *d, fan_stream *s, fan_ar
 static fan_status to_host(fan_array *a, fan_device *d, fan_array **out, fan_error *err)
 {
     fan_stream *s = fan_stream_current(d);
-    fan_status status = s ? await_users(a, s, err) : fan_fail(err, FAN_NOMEM, "out of memory for a stream");
+    fan_status status = s ? await_users(a, s, err) : fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream");
     if (status == FAN_OK)
         status = fan_array_new(a->dtype, a->ndim, a->shape, a, out, err);
     if (status == FAN_OK)
@@ -741,7 +744,8 @@ PyObject *fan_dlpack_export(fan_array *a, fan_device *d, PyObject *args, PyObjec
     if (on)
         status = await_users(a, on, &err);
     if (status == FAN_OK && q.copy > 0)
-        status = on ? device_copy(a, d, on, &copied, &err) : fan_fail(&err, FAN_NOMEM, "out of memory for a stream");
+        status =
+            on ? device_copy(a, d, on, &copied, &err) : fan_fail(&err, FAN_ERR_NOMEM, "out of memory for a stream");
     fan_stream_drop(on);
     fan_stream_drop(s);
     Py_END_ALLOW_THREADS if (status != FAN_OK) return fan_raise(status, &err);
@@ -753,7 +757,7 @@ PyObject *fan_dlpack_export(fan_array *a, fan_device *d, PyObject *args, PyObjec
 /* typestr: "<f4"; false for what NumPy's letters do not name. */
 static bool typestr(fan_dtype d, char *buf, size_t size)
 {
-    if (d == FAN_BFLOAT16 || d == FAN_FLOAT8_E4M3FN || d == FAN_FLOAT8_E5M2)
+    if (d == FAN_DT_BFLOAT16 || d == FAN_DT_FLOAT8_E4M3FN || d == FAN_DT_FLOAT8_E5M2)
         return false;
     snprintf(buf, size, "%c%c%zu", fan_dtype_size(d) > 1 ? '<' : '|', fan_dtype_kind(d), fan_dtype_size(d));
     return true;
@@ -763,7 +767,7 @@ PyObject *fan_interface_export(fan_array *a, fan_device *d)
 {
     char type[8], text[32];
     fan_error err = {0};
-    fan_status status = FAN_NOMEM;
+    fan_status status = FAN_ERR_NOMEM;
     PyObject *shape, *strides;
     if (!fan_cuda_of(d) || !typestr(a->dtype, type, sizeof type))
         return PyErr_Format(PyExc_AttributeError, "an array of dtype %s on %s has no __cuda_array_interface__",

@@ -7,28 +7,28 @@ static fan_dtype of_number(int type_num)
 {
     switch (type_num) {
     case NPY_BOOL:
-        return FAN_BOOL;
+        return FAN_DT_BOOL;
     case NPY_HALF:
-        return FAN_FLOAT16;
+        return FAN_DT_FLOAT16;
     case NPY_FLOAT:
-        return FAN_FLOAT32;
+        return FAN_DT_FLOAT32;
     case NPY_DOUBLE:
-        return FAN_FLOAT64;
+        return FAN_DT_FLOAT64;
     case NPY_CFLOAT:
-        return FAN_COMPLEX64;
+        return FAN_DT_COMPLEX64;
     case NPY_CDOUBLE:
-        return FAN_COMPLEX128;
-#define INTEGER(NAME, type)                     \
-    case NPY_##NAME:                            \
-        return sizeof(type) == 1   ? FAN_INT8   \
-               : sizeof(type) == 2 ? FAN_INT16  \
-               : sizeof(type) == 4 ? FAN_INT32  \
-                                   : FAN_INT64; \
-    case NPY_U##NAME:                           \
-        return sizeof(type) == 1   ? FAN_UINT8  \
-               : sizeof(type) == 2 ? FAN_UINT16 \
-               : sizeof(type) == 4 ? FAN_UINT32 \
-                                   : FAN_UINT64
+        return FAN_DT_COMPLEX128;
+#define INTEGER(NAME, type)                        \
+    case NPY_##NAME:                               \
+        return sizeof(type) == 1   ? FAN_DT_INT8   \
+               : sizeof(type) == 2 ? FAN_DT_INT16  \
+               : sizeof(type) == 4 ? FAN_DT_INT32  \
+                                   : FAN_DT_INT64; \
+    case NPY_U##NAME:                              \
+        return sizeof(type) == 1   ? FAN_DT_UINT8  \
+               : sizeof(type) == 2 ? FAN_DT_UINT16 \
+               : sizeof(type) == 4 ? FAN_DT_UINT32 \
+                                   : FAN_DT_UINT64
         INTEGER(BYTE, npy_byte);
         INTEGER(SHORT, npy_short);
         INTEGER(INT, npy_int);
@@ -36,7 +36,7 @@ static fan_dtype of_number(int type_num)
         INTEGER(LONGLONG, npy_longlong);
 #undef INTEGER
     default:
-        return FAN_NO_DTYPE;
+        return FAN_DT_NONE;
     }
 }
 
@@ -66,17 +66,17 @@ static fan_dtype of_type(PyTypeObject *t)
     fan_state *st = fan_state_get();
     PyObject *o = (PyObject *)t;
     find_low(st);
-    return !t                       ? FAN_NO_DTYPE
-           : o == st->bfloat16      ? FAN_BFLOAT16
-           : o == st->float8_e4m3fn ? FAN_FLOAT8_E4M3FN
-           : o == st->float8_e5m2   ? FAN_FLOAT8_E5M2
-                                    : FAN_NO_DTYPE;
+    return !t                       ? FAN_DT_NONE
+           : o == st->bfloat16      ? FAN_DT_BFLOAT16
+           : o == st->float8_e4m3fn ? FAN_DT_FLOAT8_E4M3FN
+           : o == st->float8_e5m2   ? FAN_DT_FLOAT8_E5M2
+                                    : FAN_DT_NONE;
 }
 
 fan_dtype fan_dtype_of_descr(PyArray_Descr *d)
 {
     if (!PyDataType_ISNOTSWAPPED(d))
-        return FAN_NO_DTYPE;
+        return FAN_DT_NONE;
     if (d->type_num >= 0 && d->type_num < NPY_USERDEF)
         return of_number(d->type_num);
     return of_type(d->typeobj);
@@ -86,23 +86,23 @@ static PyObject *low_type(fan_dtype d)
 {
     fan_state *st = fan_state_get();
     find_low(st);
-    return d == FAN_BFLOAT16 ? st->bfloat16 : d == FAN_FLOAT8_E4M3FN ? st->float8_e4m3fn : st->float8_e5m2;
+    return d == FAN_DT_BFLOAT16 ? st->bfloat16 : d == FAN_DT_FLOAT8_E4M3FN ? st->float8_e4m3fn : st->float8_e5m2;
 }
 
-static bool is_low(fan_dtype d) { return d == FAN_BFLOAT16 || d == FAN_FLOAT8_E4M3FN || d == FAN_FLOAT8_E5M2; }
+static bool is_low(fan_dtype d) { return d == FAN_DT_BFLOAT16 || d == FAN_DT_FLOAT8_E4M3FN || d == FAN_DT_FLOAT8_E5M2; }
 
 bool fan_dtype_needs_ml_dtypes(fan_dtype d) { return is_low(d) && !low_type(d); }
 
 PyArray_Descr *fan_descr_of_dtype(fan_dtype d)
 {
-    static const int numbers[FAN_DTYPE_COUNT] = {
-        [FAN_BOOL] = NPY_BOOL,           [FAN_INT8] = NPY_INT8,
-        [FAN_INT16] = NPY_INT16,         [FAN_INT32] = NPY_INT32,
-        [FAN_INT64] = NPY_INT64,         [FAN_UINT8] = NPY_UINT8,
-        [FAN_UINT16] = NPY_UINT16,       [FAN_UINT32] = NPY_UINT32,
-        [FAN_UINT64] = NPY_UINT64,       [FAN_FLOAT16] = NPY_FLOAT16,
-        [FAN_FLOAT32] = NPY_FLOAT32,     [FAN_FLOAT64] = NPY_FLOAT64,
-        [FAN_COMPLEX64] = NPY_COMPLEX64, [FAN_COMPLEX128] = NPY_COMPLEX128,
+    static const int numbers[FAN_DT_COUNT] = {
+        [FAN_DT_BOOL] = NPY_BOOL,           [FAN_DT_INT8] = NPY_INT8,
+        [FAN_DT_INT16] = NPY_INT16,         [FAN_DT_INT32] = NPY_INT32,
+        [FAN_DT_INT64] = NPY_INT64,         [FAN_DT_UINT8] = NPY_UINT8,
+        [FAN_DT_UINT16] = NPY_UINT16,       [FAN_DT_UINT32] = NPY_UINT32,
+        [FAN_DT_UINT64] = NPY_UINT64,       [FAN_DT_FLOAT16] = NPY_FLOAT16,
+        [FAN_DT_FLOAT32] = NPY_FLOAT32,     [FAN_DT_FLOAT64] = NPY_FLOAT64,
+        [FAN_DT_COMPLEX64] = NPY_COMPLEX64, [FAN_DT_COMPLEX128] = NPY_COMPLEX128,
     };
     PyArray_Descr *descr = NULL;
     PyObject *type;
@@ -158,7 +158,7 @@ int fan_dtype_parse(PyObject *o, fan_dtype *out)
     PyArray_Descr *descr = NULL;
     PyObject *name;
     const char *text;
-    *out = FAN_NO_DTYPE;
+    *out = FAN_DT_NONE;
     if (o == Py_None)
         return 0;
     name = name_of(o);
@@ -168,10 +168,10 @@ int fan_dtype_parse(PyObject *o, fan_dtype *out)
         text = PyUnicode_AsUTF8(name);
         if (text)
             *out = fan_dtype_from_name(text);
-        if (text && *out == FAN_NO_DTYPE && o != name)
+        if (text && *out == FAN_DT_NONE && o != name)
             fan_refuse(PyExc_ValueError, "dtype %S is not summed", o);
         Py_DECREF(name);
-        if (*out != FAN_NO_DTYPE)
+        if (*out != FAN_DT_NONE)
             return 0;
         if (PyErr_Occurred())
             return -1;
@@ -184,10 +184,10 @@ int fan_dtype_parse(PyObject *o, fan_dtype *out)
                           "expected a dtype (a NumPy or torch dtype, or a name as 'float32' or 'bfloat16'), got %R", o);
     }
     *out = fan_dtype_of_descr(descr);
-    if (*out == FAN_NO_DTYPE)
+    if (*out == FAN_DT_NONE)
         fan_refuse(PyExc_ValueError,
                    "dtype %S is not summed; expected bool, int8..64, uint8..64, float or complex in native byte order",
                    (PyObject *)descr);
     Py_DECREF(descr);
-    return *out == FAN_NO_DTYPE ? -1 : 0;
+    return *out == FAN_DT_NONE ? -1 : 0;
 }

@@ -40,28 +40,28 @@ static PyObject *class_of(fan_status s)
     const fan_state *st = fan_state_get();
     PyObject *c = NULL;
     switch (s) {
-    case FAN_INDEX:
+    case FAN_ERR_INDEX:
         return PyExc_IndexError;
-    case FAN_TYPE:
+    case FAN_ERR_TYPE:
         return PyExc_TypeError;
-    case FAN_VALUE:
+    case FAN_ERR_VALUE:
         return PyExc_ValueError;
-    case FAN_OVERFLOW:
+    case FAN_ERR_OVERFLOW:
         return PyExc_OverflowError;
-    case FAN_BUFFER:
+    case FAN_ERR_BUFFER:
         return PyExc_BufferError;
-    case FAN_NOMEM:
+    case FAN_ERR_NOMEM:
         return PyExc_MemoryError;
-    case FAN_RACE:
+    case FAN_ERR_RACE:
         c = st ? st->race_error : NULL;
         break;
-    case FAN_DEVICE:
+    case FAN_ERR_DEVICE:
         c = st ? st->device_error : NULL;
         break;
-    case FAN_DEVICE_NOMEM:
+    case FAN_ERR_DEVICE_NOMEM:
         c = st ? st->device_oom_error : NULL;
         break;
-    case FAN_CAPTURE:
+    case FAN_ERR_CAPTURE:
         c = st ? st->capture_error : NULL;
         break;
     default:
@@ -91,7 +91,7 @@ static void chain(PyObject *context)
 PyObject *fan_raise(fan_status s, const fan_error *err)
 {
     PyObject *context, *e = NULL, *code = NULL, *text;
-    if (s == FAN_EXTERN) {
+    if (s == FAN_ERR_EXTERN) {
         if (!PyErr_Occurred())
             PyErr_SetString(PyExc_SystemError, "a callback failed and set no exception");
         return NULL;
@@ -102,7 +102,7 @@ PyObject *fan_raise(fan_status s, const fan_error *err)
                                 (Py_ssize_t)strlen(err && err->text[0] ? err->text : fan_status_word(s)), "replace");
     if (text)
         e = PyObject_CallOneArg(class_of(s), text);
-    if (e && (s == FAN_DEVICE || s == FAN_DEVICE_NOMEM)) {
+    if (e && (s == FAN_ERR_DEVICE || s == FAN_ERR_DEVICE_NOMEM)) {
         code = PyLong_FromLong(err ? err->code : 0);
         if (!code || PyObject_SetAttrString(e, "code", code) < 0)
             PyErr_Clear();
@@ -120,7 +120,7 @@ fan_status fan_from_python(fan_error *err)
 {
     if (!PyErr_Occurred())
         PyErr_SetString(PyExc_SystemError, "a callback failed and set no exception");
-    return fan_fail(err, FAN_EXTERN, "%s", fan_status_word(FAN_EXTERN));
+    return fan_fail(err, FAN_ERR_EXTERN, "%s", fan_status_word(FAN_ERR_EXTERN));
 }
 
 static _Thread_local fan_where *where;
@@ -169,7 +169,7 @@ int fan_refuse(PyObject *type, const char *fmt, ...)
 
 int fan_refuse_error(fan_status s, const fan_error *err)
 {
-    if (s == FAN_EXTERN || s == FAN_NOMEM)
+    if (s == FAN_ERR_EXTERN || s == FAN_ERR_NOMEM)
         fan_raise(s, err);
     else
         fan_refuse(class_of(s), "%s", err->text);

@@ -62,11 +62,11 @@ static int view_ndarray(PyArrayObject *a, fan_dtype dtype, bool writable, fan_ar
 static int import_ndarray(PyArrayObject *a, PyObject *object, fan_origin origin, bool writable, fan_value *out)
 {
     fan_dtype dtype = fan_dtype_of_descr(PyArray_DESCR(a));
-    if (dtype == FAN_NO_DTYPE)
+    if (dtype == FAN_DT_NONE)
         return fan_dtype_refuse(PyArray_DESCR(a), origin == FAN_FROM_NUMPY_SCALAR ? "the scalar" : "the array");
     if (view_ndarray(a, dtype, writable, &out->array) < 0)
         return -1;
-    out->form = FAN_DENSE;
+    out->form = FAN_FORM_DENSE;
     out->dtype = dtype;
     out->origin = (uint8_t)origin;
     out->rank = origin == FAN_FROM_NUMPY_SCALAR ? RANK_NUMPY_SCALAR : RANK_ARRAY;
@@ -75,7 +75,7 @@ static int import_ndarray(PyArrayObject *a, PyObject *object, fan_origin origin,
     return 0;
 }
 
-static bool plain_tensor(const fan_state *st, PyObject *o, fan_plain_kind *kind, char **data)
+static bool plain_tensor(const fan_state *st, PyObject *o, fan_fast_kind *kind, char **data)
 {
     fan_dl_tensor t;
     int64_t run = 1;
@@ -87,7 +87,7 @@ static bool plain_tensor(const fan_state *st, PyObject *o, fan_plain_kind *kind,
         t.ndim > FAN_PLAIN_NDIM || !t.data)
         return false;
     kind->dtype = fan_dl_dtype_of(t.dtype);
-    if (kind->dtype == FAN_NO_DTYPE)
+    if (kind->dtype == FAN_DT_NONE)
         return false;
     for (int i = t.ndim - 1; i >= 0; i--) {
         kind->shape[i] = t.shape[i];
@@ -103,7 +103,7 @@ static bool plain_tensor(const fan_state *st, PyObject *o, fan_plain_kind *kind,
     return run > 0;
 }
 
-static bool number_of(fan_plain_kind *kind, fan_dtype dtype, fan_origin origin, bool inside)
+static bool number_of(fan_fast_kind *kind, fan_dtype dtype, fan_origin origin, bool inside)
 {
     kind->dtype = dtype;
     kind->origin = (uint8_t)origin;
@@ -116,33 +116,33 @@ static bool number_of(fan_plain_kind *kind, fan_dtype dtype, fan_origin origin, 
 }
 
 /* plain_number: a Python number whose type is exactly that. */
-static bool plain_number(PyObject *o, fan_plain_kind *kind, char **data)
+static bool plain_number(PyObject *o, fan_fast_kind *kind, char **data)
 {
     int overflow = 0;
     int64_t n = 0;
     if (PyFloat_CheckExact(o)) {
         *data = (char *)&((PyFloatObject *)o)->ob_fval;
-        return number_of(kind, FAN_FLOAT64, FAN_FROM_PYTHON_SCALAR, false);
+        return number_of(kind, FAN_DT_FLOAT64, FAN_FROM_PYTHON_SCALAR, false);
     }
     if (PyComplex_CheckExact(o)) {
         *data = (char *)&((PyComplexObject *)o)->cval;
-        return number_of(kind, FAN_COMPLEX128, FAN_FROM_PYTHON_SCALAR, false);
+        return number_of(kind, FAN_DT_COMPLEX128, FAN_FROM_PYTHON_SCALAR, false);
     }
     _Static_assert(sizeof *data == sizeof n, "a value takes the place of an address");
     if (PyBool_Check(o)) {
         *data = NULL;
         *(char *)data = o == Py_True;
-        return number_of(kind, FAN_BOOL, FAN_FROM_PYTHON_SCALAR, true);
+        return number_of(kind, FAN_DT_BOOL, FAN_FROM_PYTHON_SCALAR, true);
     }
     if (!PyLong_CheckExact(o))
         return false;
     n = PyLong_AsLongLongAndOverflow(o, &overflow);
     memcpy(data, &n, sizeof n);
-    return !overflow && number_of(kind, FAN_INT64, FAN_FROM_PYTHON_SCALAR, true);
+    return !overflow && number_of(kind, FAN_DT_INT64, FAN_FROM_PYTHON_SCALAR, true);
 }
 
 /* plain_scalar: one of NumPy's own scalars. */
-static bool plain_scalar(PyObject *o, fan_plain_kind *kind, char **data)
+static bool plain_scalar(PyObject *o, fan_fast_kind *kind, char **data)
 {
     const PyTypeObject *t = Py_TYPE(o);
 #define NUMBER(Name, DTYPE)                                          \
@@ -150,20 +150,20 @@ static bool plain_scalar(PyObject *o, fan_plain_kind *kind, char **data)
         *data = (char *)&PyArrayScalar_VAL(o, Name);                 \
         return number_of(kind, DTYPE, FAN_FROM_NUMPY_SCALAR, false); \
     }
-#define BY_SIZE(type, SIGN)               \
-    (sizeof(type) == 1   ? FAN_##SIGN##8  \
-     : sizeof(type) == 2 ? FAN_##SIGN##16 \
-     : sizeof(type) == 4 ? FAN_##SIGN##32 \
-                         : FAN_##SIGN##64)
+#define BY_SIZE(type, SIGN)                  \
+    (sizeof(type) == 1   ? FAN_DT_##SIGN##8  \
+     : sizeof(type) == 2 ? FAN_DT_##SIGN##16 \
+     : sizeof(type) == 4 ? FAN_DT_##SIGN##32 \
+                         : FAN_DT_##SIGN##64)
 #define INTEGER(Name, type)          \
     NUMBER(Name, BY_SIZE(type, INT)) \
     NUMBER(U##Name, BY_SIZE(type, UINT))
-    NUMBER(Double, FAN_FLOAT64)
-    NUMBER(Float, FAN_FLOAT32)
-    NUMBER(CDouble, FAN_COMPLEX128)
-    NUMBER(CFloat, FAN_COMPLEX64)
-    NUMBER(Half, FAN_FLOAT16)
-    NUMBER(Bool, FAN_BOOL)
+    NUMBER(Double, FAN_DT_FLOAT64)
+    NUMBER(Float, FAN_DT_FLOAT32)
+    NUMBER(CDouble, FAN_DT_COMPLEX128)
+    NUMBER(CFloat, FAN_DT_COMPLEX64)
+    NUMBER(Half, FAN_DT_FLOAT16)
+    NUMBER(Bool, FAN_DT_BOOL)
     INTEGER(Byte, npy_byte)
     INTEGER(Short, npy_short)
     INTEGER(Int, npy_int)
@@ -175,7 +175,7 @@ static bool plain_scalar(PyObject *o, fan_plain_kind *kind, char **data)
     return false;
 }
 
-PyObject *fan_plain_scalar(const fan_plain_kind *kind, const char *value)
+PyObject *fan_fast_scalar(const fan_fast_kind *kind, const char *value)
 {
     union {
         double f;
@@ -190,18 +190,18 @@ PyObject *fan_plain_scalar(const fan_plain_kind *kind, const char *value)
         return scalar;
     }
     switch (kind->dtype) {
-    case FAN_FLOAT64:
+    case FAN_DT_FLOAT64:
         return PyFloat_FromDouble(x.f);
-    case FAN_INT64:
+    case FAN_DT_INT64:
         return PyLong_FromLongLong(x.n);
-    case FAN_COMPLEX128:
+    case FAN_DT_COMPLEX128:
         return PyComplex_FromCComplex(x.c);
     default:
         return PyBool_FromLong(*value);
     }
 }
 
-bool fan_import_plain(PyObject *o, fan_plain_kind *kind, char **data)
+bool fan_import_plain(PyObject *o, fan_fast_kind *kind, char **data)
 {
 #ifdef Py_GIL_DISABLED
     return false; /* its counters need one thread at a time */
@@ -217,7 +217,7 @@ bool fan_import_plain(PyObject *o, fan_plain_kind *kind, char **data)
     if (ndim > FAN_PLAIN_NDIM || !PyArray_CHKFLAGS(a, NPY_ARRAY_C_CONTIGUOUS))
         return false;
     kind->dtype = fan_dtype_of_descr(PyArray_DESCR(a));
-    if (kind->dtype == FAN_NO_DTYPE)
+    if (kind->dtype == FAN_DT_NONE)
         return false;
     kind->origin = FAN_FROM_NDARRAY;
     kind->late = kind->scalar = kind->weak = kind->inside = false;
@@ -228,7 +228,7 @@ bool fan_import_plain(PyObject *o, fan_plain_kind *kind, char **data)
     return true;
 }
 
-bool fan_plain_sound(PyObject *o)
+bool fan_fast_sound(PyObject *o)
 {
     const fan_state *st = fan_state_get();
     PyObject *neg = PyObject_Vectorcall(st->torch_is_neg, &o, 1, NULL), *grad = NULL;
@@ -259,13 +259,13 @@ static bool in_owner(PyObject *view, const char *lo, const char *hi)
     return at <= lo && hi <= at + PyArray_NBYTES((PyArrayObject *)owner);
 }
 
-bool fan_plain_still(PyObject *o, const fan_plain_kind *kind, const char *data)
+bool fan_fast_still(PyObject *o, const fan_fast_kind *kind, const char *data)
 {
-    FAN_RAW fan_plain_kind now;
+    FAN_RAW fan_fast_kind now;
     char *at;
     if (kind->scalar)
         return true; /* what cannot be changed */
-    if (!fan_import_plain(o, &now, &at) || at != data || !fan_plain_same(&now, kind))
+    if (!fan_import_plain(o, &now, &at) || at != data || !fan_fast_same(&now, kind))
         return false;
     return kind->late || !PyArray_BASE((PyArrayObject *)o) ||
            in_owner(o, data, data + PyArray_NBYTES((PyArrayObject *)o));
@@ -328,10 +328,10 @@ static void tensor_failed(void *ctx, const char *kind, const char *text)
 }
 
 /* fresh_tensor: what torch makes is looked at: a mode or a transform may have made something else. */
-static PyObject *fresh_tensor(PyObject *first, const fan_plain_kind *kind)
+static PyObject *fresh_tensor(PyObject *first, const fan_fast_kind *kind)
 {
     const fan_dl_api *api = fan_state_get()->torch_api;
-    fan_plain_kind is;
+    fan_fast_kind is;
     fan_dl_tensor like;
     fan_dl_versioned *tensor = NULL;
     void *object = NULL;
@@ -340,13 +340,13 @@ static PyObject *fresh_tensor(PyObject *first, const fan_plain_kind *kind)
         api->give(tensor, &object) != 0)
         object = NULL;
     PyErr_Clear();
-    if (object && fan_import_plain(object, &is, &data) && fan_plain_same(&is, kind))
+    if (object && fan_import_plain(object, &is, &data) && fan_fast_same(&is, kind))
         return object;
     Py_XDECREF((PyObject *)object);
     return NULL;
 }
 
-PyObject *fan_plain_fresh(PyObject *first, const fan_plain_kind *kind)
+PyObject *fan_fast_fresh(PyObject *first, const fan_fast_kind *kind)
 {
     if (kind->late)
         return fresh_tensor(first, kind);
@@ -358,7 +358,7 @@ PyObject *fan_plain_fresh(PyObject *first, const fan_plain_kind *kind)
     return PyArray_NewFromDescr(&PyArray_Type, d, kind->ndim, dims, NULL, NULL, 0, NULL);
 }
 
-char *fan_plain_data(PyObject *o, const fan_plain_kind *kind)
+char *fan_fast_data(PyObject *o, const fan_fast_kind *kind)
 {
     fan_dl_tensor t;
     if (!kind->late)
@@ -367,16 +367,16 @@ char *fan_plain_data(PyObject *o, const fan_plain_kind *kind)
     return (char *)t.data + t.byte_offset;
 }
 
-PyObject *fan_plain_copy(PyObject *o, const fan_plain_kind *kind, char **data)
+PyObject *fan_fast_copy(PyObject *o, const fan_fast_kind *kind, char **data)
 {
     char *from = *data;
-    PyObject *copy = !kind->late || fan_plain_sound(o) ? fan_plain_fresh(o, kind) : NULL;
+    PyObject *copy = !kind->late || fan_fast_sound(o) ? fan_fast_fresh(o, kind) : NULL;
     PyErr_Clear();
-    if (copy && !fan_plain_still(o, kind, from)) /* who was called meanwhile may have done anything */
+    if (copy && !fan_fast_still(o, kind, from)) /* who was called meanwhile may have done anything */
         Py_CLEAR(copy);
     if (!copy)
         return NULL;
-    *data = fan_plain_data(copy, kind);
+    *data = fan_fast_data(copy, kind);
     size_t bytes = fan_dtype_size(kind->dtype);
     for (int i = 0; i < kind->ndim; i++)
         bytes *= (size_t)kind->shape[i];
@@ -405,20 +405,20 @@ static PyObject *quick_tensors(PyObject *Py_UNUSED(module), PyObject *args)
     Py_RETURN_TRUE;
 }
 
-fan_status fan_plain_value(void *object, char *data, const fan_plain_kind *kind, fan_value *out, fan_error *err)
+fan_status fan_fast_value(void *object, char *data, const fan_fast_kind *kind, fan_value *out, fan_error *err)
 {
     int64_t strides[FAN_PLAIN_NDIM];
-    if (!fan_plain_still(object, kind, data))
-        return fan_fail(err, FAN_STATE, "a gradient was changed after it was added");
+    if (!fan_fast_still(object, kind, data))
+        return fan_fail(err, FAN_ERR_STATE, "a gradient was changed after it was added");
     if (kind->late || kind->scalar)
         return fan_import(object, false, false, out) == 0 ? FAN_OK : fan_from_python(err);
     fan_storage *st = fan_storage_wrap(data, 0, release_object, object);
     if (!st)
-        return fan_fail(err, FAN_NOMEM, "out of memory");
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
     Py_INCREF((PyObject *)object);
     fan_dense_strides(kind->ndim, kind->shape, fan_dtype_size(kind->dtype), NULL, strides);
     *out = (fan_value){
-        .form = FAN_DENSE, .dtype = kind->dtype, .origin = kind->origin, .rank = RANK_ARRAY, .device = fan_cpu()};
+        .form = FAN_FORM_DENSE, .dtype = kind->dtype, .origin = kind->origin, .rank = RANK_ARRAY, .device = fan_cpu()};
     fan_status status = fan_array_view(st, data, kind->dtype, kind->ndim, kind->shape, strides,
                                        PyArray_ISWRITEABLE((PyArrayObject *)object), &out->array, err);
     fan_storage_drop(st);
@@ -432,7 +432,7 @@ static int import_object(PyObject *o, PyObject *parts, fan_value *out);
 /* not_summed: is `o` an ndarray of a dtype that we do not sum? A slot with combine= takes it as an object. */
 static bool not_summed(PyObject *o)
 {
-    return PyArray_Check(o) && fan_dtype_of_descr(PyArray_DESCR((PyArrayObject *)o)) == FAN_NO_DTYPE;
+    return PyArray_Check(o) && fan_dtype_of_descr(PyArray_DESCR((PyArrayObject *)o)) == FAN_DT_NONE;
 }
 
 static int import_numpy_scalar(PyObject *o, bool has_combine, fan_value *out)
@@ -472,18 +472,18 @@ static int import_python_scalar(PyObject *o, fan_value *out)
     memset(&x, 0, sizeof x);
     err.text[0] = '\0';
     if (PyFloat_CheckExact(o)) {
-        dtype = FAN_FLOAT64;
+        dtype = FAN_DT_FLOAT64;
         x.f = PyFloat_AS_DOUBLE(o);
     } else if (PyLong_CheckExact(o)) {
-        dtype = FAN_INT64;
+        dtype = FAN_DT_INT64;
         x.i = PyLong_AsLongLongAndOverflow(o, &overflow);
         if (overflow)
             return too_long(o);
     } else if (PyBool_Check(o)) {
-        dtype = FAN_BOOL;
+        dtype = FAN_DT_BOOL;
         x.b = o == Py_True;
     } else if (PyComplex_CheckExact(o)) {
-        dtype = FAN_COMPLEX128;
+        dtype = FAN_DT_COMPLEX128;
         x.c = PyComplex_AsCComplex(o);
     } else {
         return 0;
@@ -493,7 +493,7 @@ static int import_python_scalar(PyObject *o, fan_value *out)
         return fan_refuse_error(status, &err);
     memcpy(out->array->data, &x, fan_dtype_size(dtype));
     out->array->writable = false; /* the object must not differ from it */
-    out->form = FAN_DENSE;
+    out->form = FAN_FORM_DENSE;
     out->dtype = dtype;
     out->weak = true;
     out->origin = FAN_FROM_PYTHON_SCALAR;
@@ -549,7 +549,7 @@ static int import_zero(PyObject *o, fan_value *out)
         fan_refuse_error(status, &err);
         goto done;
     }
-    out->form = FAN_ZERO;
+    out->form = FAN_FORM_ZERO;
     out->origin = FAN_FROM_ZERO;
     out->object = Py_NewRef(o);
     result = 0;
@@ -628,7 +628,7 @@ static int import_source(PyObject *source, PyObject *producer, fan_array **out, 
     if (PyArray_Check(source)) {
         PyArrayObject *nd = (PyArrayObject *)source;
         fan_dtype dtype = fan_dtype_of_descr(PyArray_DESCR(nd));
-        if (dtype == FAN_NO_DTYPE)
+        if (dtype == FAN_DT_NONE)
             return fan_dtype_refuse(PyArray_DESCR(nd), "the array");
         return view_ndarray(nd, dtype, true, out);
     }
@@ -650,7 +650,7 @@ static int import_dense(PyObject *d, fan_value *out)
     if (!PyArg_ParseTuple(d, "OiOO:dense", &source, &origin, &object, &source) ||
         import_source(source, object, &out->array, &out->device) < 0)
         return -1;
-    out->form = FAN_DENSE;
+    out->form = FAN_FORM_DENSE;
     out->dtype = out->array->dtype;
     out->origin = (uint8_t)origin;
     out->object = Py_NewRef(object);
@@ -702,7 +702,7 @@ static int import_sparse(PyObject *d, fan_value *out)
         fan_refuse_error(status, &err);
         goto done;
     }
-    out->form = FAN_SPARSE;
+    out->form = FAN_FORM_SPARSE;
     out->dtype = out->sparse->values->dtype;
     out->origin = (uint8_t)origin;
     out->device = device;
@@ -738,7 +738,7 @@ static int collect_parts(PyObject *parts, fan_value *out)
         fan_value v;
         int bad = fan_import(item, false, false, &v);
         size_t k = 0;
-        if (!bad && v.form != FAN_DENSE && v.form != FAN_SPARSE)
+        if (!bad && v.form != FAN_FORM_DENSE && v.form != FAN_FORM_SPARSE)
             bad = fan_refuse(PyExc_TypeError,
                              "__fanin_parts__() gave a %.200s; expected the arrays that the object holds",
                              Py_TYPE(item)->tp_name);
@@ -762,8 +762,8 @@ done:
 
 static int import_object(PyObject *o, PyObject *parts, fan_value *out)
 {
-    out->form = FAN_OBJECT;
-    out->dtype = FAN_NO_DTYPE;
+    out->form = FAN_FORM_OBJECT;
+    out->dtype = FAN_DT_NONE;
     out->origin = FAN_FROM_OBJECT;
     out->object = Py_NewRef(o);
     return parts && parts != Py_None ? collect_parts(parts, out) : 0;
@@ -909,9 +909,9 @@ static fan_status fresh_from(const fan_dl_api *api, fan_device *d, fan_stream *o
         return status;
     }
     FAN_GO(fan_cuda_stream(d, (uint64_t)(uintptr_t)current, &from, err));
-    fan_memory_own(st, from);
+    fan_memory_set_stream(st, from);
     FAN_GO(order_behind(on, from, err));
-    FAN_GO(fan_memory_used_on(st, on, err));
+    FAN_GO(fan_memory_record_stream(st, on, err));
     FAN_GO(fan_array_view(st, st->data, dtype, ndim, shape, steps, true, out, err));
 done:
     fan_stream_drop(from);
@@ -957,7 +957,7 @@ static void leaving(PyObject *object, const fan_value *v)
 {
     fan_array *few[3];
     size_t n = fan_value_arrays(v, few, 3);
-    fan_array *const *parts = v->form == FAN_OBJECT ? v->parts : few;
+    fan_array *const *parts = v->form == FAN_FORM_OBJECT ? v->parts : few;
     PyObject *arrays = fan_arrays(), *streams = arrays ? PyList_New(0) : NULL, *done = NULL;
     for (size_t i = 0; streams && i < n; i++) {
         fan_stream *user;
@@ -1008,7 +1008,7 @@ static PyObject *hold_for(PyObject *Py_UNUSED(module), PyObject *args)
         if (!st && (status = fan_memory_wrap(s->device, NULL, release_loan, owner, &st, &err)) == FAN_OK)
             Py_INCREF(owner);
         if (status == FAN_OK)
-            status = fan_memory_used_on(st, s, &err);
+            status = fan_memory_record_stream(st, s, &err);
         fan_stream_drop(s);
     }
     if (status != FAN_OK)
@@ -1044,7 +1044,7 @@ static int import_any(PyObject *o, bool recording, bool has_combine, fan_value *
             return known < 0 ? -1 : 0;
         a = fan_array_arg(o, &device);
         if (a) {
-            out->form = FAN_DENSE;
+            out->form = FAN_FORM_DENSE;
             out->dtype = a->dtype;
             out->origin = FAN_FROM_DEVICE_ARRAY;
             out->device = device;
@@ -1066,7 +1066,7 @@ static int import_any(PyObject *o, bool recording, bool has_combine, fan_value *
 
 int fan_import(PyObject *o, bool recording, bool has_combine, fan_value *out)
 {
-    *out = (fan_value){.dtype = FAN_NO_DTYPE};
+    *out = (fan_value){.dtype = FAN_DT_NONE};
     if (import_any(o, recording, has_combine, out) == 0)
         return 0;
     PyObject *live = fan_exception_take();
@@ -1077,7 +1077,7 @@ int fan_import(PyObject *o, bool recording, bool has_combine, fan_value *out)
 
 int fan_import_object(PyObject *o, fan_value *out)
 {
-    *out = (fan_value){.dtype = FAN_NO_DTYPE};
+    *out = (fan_value){.dtype = FAN_DT_NONE};
     if (import_described(o, true, true, out) == 0)
         return 0;
     PyObject *live = fan_exception_take();
@@ -1118,9 +1118,9 @@ int fan_import_out(PyObject *o, fan_value *out)
     const char *why = NULL;
     if (fan_import(o, false, false, out) < 0)
         return -1;
-    if (out->form == FAN_DENSE && (out->origin == FAN_FROM_PYTHON_SCALAR || out->origin == FAN_FROM_NUMPY_SCALAR))
+    if (out->form == FAN_FORM_DENSE && (out->origin == FAN_FROM_PYTHON_SCALAR || out->origin == FAN_FROM_NUMPY_SCALAR))
         fan_value_drop(&fan_python, out);
-    if (out->form != FAN_DENSE) {
+    if (out->form != FAN_FORM_DENSE) {
         fan_value_drop(&fan_python, out);
         return fan_refuse(PyExc_TypeError, "out: expected a dense array to write into, got a %.200s",
                           Py_TYPE(o)->tp_name);
@@ -1187,7 +1187,7 @@ PyObject *fan_export_array(fan_array *a)
          * float32. */
         fan_array *wide = NULL;
         fan_error err = {0};
-        fan_status status = fan_array_new(FAN_FLOAT32, a->ndim, a->shape, a, &wide, &err);
+        fan_status status = fan_array_new(FAN_DT_FLOAT32, a->ndim, a->shape, a, &wide, &err);
         if (status != FAN_OK)
             return fan_raise(status, &err);
         fan_array_copy(wide, a);
@@ -1329,17 +1329,17 @@ static PyObject *export_zero(const fan_value *v)
 PyObject *fan_export(fan_value *v)
 {
     PyObject *o = NULL, *live;
-    if (v->form == FAN_UNDEFINED)
+    if (v->form == FAN_FORM_UNDEFINED)
         o = Py_NewRef(Py_None);
     else if (v->object) {
         o = Py_NewRef((PyObject *)v->object);
         if (v->device && v->origin != FAN_FROM_DEVICE_ARRAY && fan_cuda_of(v->device))
             leaving(o, v);
-    } else if (v->form == FAN_DENSE)
+    } else if (v->form == FAN_FORM_DENSE)
         o = export_dense(v);
-    else if (v->form == FAN_SPARSE)
+    else if (v->form == FAN_FORM_SPARSE)
         o = export_sparse(v);
-    else if (v->form == FAN_ZERO)
+    else if (v->form == FAN_FORM_ZERO)
         o = export_zero(v);
     else
         PyErr_SetString(PyExc_SystemError, "an object's sum without an object");
@@ -1356,7 +1356,7 @@ static PyObject *dtype_name(PyObject *Py_UNUSED(module), PyObject *o)
     fan_dtype d;
     if (fan_dtype_parse(o, &d) < 0)
         return NULL;
-    if (d == FAN_NO_DTYPE)
+    if (d == FAN_DT_NONE)
         Py_RETURN_NONE;
     return PyUnicode_FromString(fan_dtype_name(d));
 }
@@ -1368,7 +1368,7 @@ static PyObject *can_cast(PyObject *Py_UNUSED(module), PyObject *args)
     if (!PyArg_ParseTuple(args, "OO:can_cast", &from, &to) || fan_dtype_parse(from, &one) < 0 ||
         fan_dtype_parse(to, &two) < 0)
         return NULL;
-    return PyBool_FromLong(one != FAN_NO_DTYPE && two != FAN_NO_DTYPE && fan_dtype_can_cast(one, two));
+    return PyBool_FromLong(one != FAN_DT_NONE && two != FAN_DT_NONE && fan_dtype_can_cast(one, two));
 }
 
 /* table_arg: an exchange table that is known; NULL with TypeError. */

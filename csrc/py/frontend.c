@@ -94,7 +94,7 @@ static fan_status combine(void *function, const fan_value *old, const fan_value 
     fan_gil gil;
     fan_status status = FAN_OK;
     if (!fan_gil_enter(&gil))
-        return fan_fail(err, FAN_STATE, "the interpreter is being shut down");
+        return fan_fail(err, FAN_ERR_STATE, "the interpreter is being shut down");
     arrays = fan_arrays();
     a = arrays ? shown(old) : NULL;
     b = a ? shown(new_) : NULL;
@@ -171,7 +171,7 @@ const fan_frontend fan_python = {
     .drop = drop,
     .unshared = unshared,
     .alone = alone,
-    .plain = fan_plain_value,
+    .plain = fan_fast_value,
     .still = fan_value_still,
     .forget = forget,
     .combine = combine,

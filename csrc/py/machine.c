@@ -123,7 +123,7 @@ static void hook_site(void *Py_UNUSED(ctx), char *buf, size_t size)
     buf[0] = '\0';
     if (!fan_gil_enter(&gil))
         return;
-    fan_site(buf, size);
+    fan_call_site(buf, size);
     fan_gil_leave(&gil);
 }
 
@@ -371,12 +371,12 @@ static fan_status kernel_run(void *ctx, fan_error *err)
     fan_gil gil;
     PyObject *live, *result;
     if (!fan_gil_enter(&gil))
-        return fan_fail(err, FAN_STATE, "the interpreter is gone: a kernel of Python's cannot run");
+        return fan_fail(err, FAN_ERR_STATE, "the interpreter is gone: a kernel of Python's cannot run");
     live = fan_exception_take(); /* of a kernel that ran before: the first one counts */
     result = kernel_call(ctx);
     if (!result && live) {
         PyErr_WriteUnraisable(((kernel *)ctx)->fn);
-        status = FAN_EXTERN;
+        status = FAN_ERR_EXTERN;
     } else if (!result) {
         status = fan_from_python(err);
     }
@@ -411,7 +411,7 @@ static int views_of(machine_object *self, PyObject *seq, bool write, kernel *k, 
         PyArray_Descr *descr;
         fan_storage *st;
         fan_error err = {0};
-        fan_status status = FAN_NOMEM;
+        fan_status status = FAN_ERR_NOMEM;
         if (!a) {
             PyErr_Format(PyExc_TypeError,
                          "launch: %s[%zd] is no array of this machine but %.80s; Machine.array makes one", what[write],
@@ -548,7 +548,7 @@ static void machine_finalize(PyObject *o)
 PyObject *fan_raise_sim(fan_status status, const fan_error *err)
 {
     PyObject *sim, *type;
-    if (status != FAN_DEADLOCK)
+    if (status != FAN_ERR_DEADLOCK)
         return fan_raise(status, err);
     sim = PyImport_ImportModule("fanin.sim");
     type = sim ? PyObject_GetAttrString(sim, "DeadlockError") : NULL;
@@ -634,11 +634,11 @@ static PyObject *machine_array(PyObject *o, PyObject *args)
     fan_storage *st;
     fan_dtype dtype;
     fan_error err = {0};
-    fan_status status = FAN_NOMEM;
+    fan_status status = FAN_ERR_NOMEM;
     if (!PyArg_ParseTuple(args, "O!i:_array", &PyArray_Type, &from, &device) || !device_at(self, device))
         return NULL;
     dtype = fan_dtype_of_descr(PyArray_DESCR(from));
-    if (dtype == FAN_NO_DTYPE)
+    if (dtype == FAN_DT_NONE)
         return PyErr_Format(PyExc_TypeError, "Machine.array: dtype %R cannot be summed, so no device has it",
                             PyArray_DESCR(from));
     if (PyArray_NDIM(from) > FAN_MAX_NDIM)
@@ -671,8 +671,8 @@ static PyObject *machine_empty(PyObject *o, PyObject *args)
         return NULL;
     if (fan_dtype_parse(dtype_wish, &dtype) < 0 || (ndim = fan_shape_arg(wish, shape)) < 0)
         return NULL;
-    if (dtype == FAN_NO_DTYPE)
-        dtype = FAN_FLOAT64;
+    if (dtype == FAN_DT_NONE)
+        dtype = FAN_DT_FLOAT64;
     status = fan_sim_array(self->m, device, dtype, ndim, shape, NULL, &a, &err);
     return wrap_new(self, device, status, a, &err);
 }
@@ -958,7 +958,7 @@ static PyObject *machine_fail_at(PyObject *o, PyObject *args)
     int memory = 0;
     if (!PyArg_ParseTuple(args, "L|p:_fail_at", &index, &memory))
         return NULL;
-    fan_sim_fail_at(self_of(o)->m, index, memory ? FAN_DEVICE_NOMEM : FAN_DEVICE);
+    fan_sim_fail_at(self_of(o)->m, index, memory ? FAN_ERR_DEVICE_NOMEM : FAN_ERR_DEVICE);
     Py_RETURN_NONE;
 }
 
@@ -1344,7 +1344,7 @@ static PyObject *explore_replay(PyObject *Py_UNUSED(module), PyObject *args)
     if (!PyArg_ParseTuple(args, "Os:explore_replay", &capsule, &schedule) || !(x = search_of(capsule)))
         return NULL;
     status = fan_explore_replay(x, schedule);
-    if (status == FAN_VALUE)
+    if (status == FAN_ERR_VALUE)
         return PyErr_Format(PyExc_ValueError,
                             "replay: '%s' is no schedule: it has one character for each step, 0-9 and a-v, and Y or N "
                             "for each answer to a query",

@@ -23,7 +23,7 @@ PyObject *fan_ints(int n, const int64_t *items);
 int fan_shape_arg(PyObject *o, int64_t *shape);
 /* fan_rules_tuple: rule bits as a tuple of words: ("S4", "S9"). */
 PyObject *fan_rules_tuple(uint64_t rules);
-/* fan_raise_sim: fan_raise, and fanin.sim.DeadlockError for FAN_DEADLOCK. */
+/* fan_raise_sim: fan_raise, and fanin.sim.DeadlockError for FAN_ERR_DEADLOCK. */
 PyObject *fan_raise_sim(fan_status status, const fan_error *err);
 
 #endif

@@ -7,7 +7,7 @@
 #include "array/sum_loops.h"
 #include "base/mem.h"
 #include "base/pool.h"
-#include "base/team.h"
+#include "base/workers.h"
 
 #include <math.h>
 
@@ -16,9 +16,9 @@ static PyObject *get_options(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(no
     size_t pool = fan_pool_get().limit;
     return Py_BuildValue("{s:N,s:N,s:N,s:s,s:i,s:N,s:N}", "debug", PyBool_FromLong(fan_get_debug()),
                          "warn_stream_mismatch", PyBool_FromLong(fan_get_warn_mismatch()), "budget",
-                         fan_budget_wrap(fan_state_get()->budget), "isa", fan_sum_isa(), "threads", fan_team_chosen(),
-                         "pool_bytes", fan_budget_wrap(pool == SIZE_MAX ? UINT64_MAX : pool), "capture_redirect",
-                         PyBool_FromLong(fan_get_capture_redirect()));
+                         fan_budget_wrap(fan_state_get()->budget), "isa", fan_sum_isa(), "threads",
+                         fan_workers_chosen(), "pool_bytes", fan_budget_wrap(pool == SIZE_MAX ? UINT64_MAX : pool),
+                         "capture_redirect", PyBool_FromLong(fan_get_capture_redirect()));
 }
 
 /* isa_arg: the name of an instruction set that this machine has. */
@@ -112,7 +112,7 @@ static PyObject *set_options(PyObject *Py_UNUSED(module), PyObject *args)
     if (set)
         (void)fan_sum_set_isa(set);
     if (threads != Py_None) {
-        Py_BEGIN_ALLOW_THREADS fan_team_set(team); /* waits for a sum under way */
+        Py_BEGIN_ALLOW_THREADS fan_workers_set(team); /* waits for a sum under way */
         Py_END_ALLOW_THREADS
     }
     Py_RETURN_NONE;
@@ -193,7 +193,7 @@ static PyObject *test_sum(PyObject *Py_UNUSED(module), PyObject *args)
         return NULL;
     fan_dtype d = fan_dtype_from_name(name);
     n = PyTuple_GET_SIZE(sources);
-    if (d == FAN_NO_DTYPE || n < 1 || n > MOST) {
+    if (d == FAN_DT_NONE || n < 1 || n > MOST) {
         PyErr_SetString(PyExc_ValueError, "expected a dtype and 1 to 64 sources");
         return NULL;
     }
@@ -233,7 +233,7 @@ done:
 
 static PyObject *test_team(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 {
-    return Py_BuildValue("(ii)", fan_team_get(), fan_team_alive());
+    return Py_BuildValue("(ii)", fan_workers_get(), fan_workers_alive());
 }
 
 /* exact_sum: in one go, or over states, `step` arrays at a time. */
@@ -246,7 +246,7 @@ static fan_status exact_sum(const fan_array *out, const fan_array *const *in, si
     }
     void *state = fan_alloc(fan_exact_state_size(d) * (size_t)out->size);
     if (!state)
-        return FAN_NOMEM;
+        return FAN_ERR_NOMEM;
     fan_exact_start(state, d, out->size);
     for (size_t k = 0; k < n; k += step)
         fan_exact_add(state, d, in + k, n - k < step ? n - k : step);
@@ -277,7 +277,7 @@ static PyObject *test_exact(PyObject *Py_UNUSED(module), PyObject *args)
             PyErr_NoMemory();
         goto done;
     }
-    d = FAN_NO_DTYPE;
+    d = FAN_DT_NONE;
     for (; had < n; had++) {
         if (fan_import(PyTuple_GET_ITEM(fast, had), false, false, &in[had]) < 0)
             goto done;
@@ -289,7 +289,7 @@ static PyObject *test_exact(PyObject *Py_UNUSED(module), PyObject *args)
         }
         d = had ? fan_dtype_promote(d, terms[had]->dtype) : terms[had]->dtype;
     }
-    if (n == 0 || d == FAN_NO_DTYPE || !fan_exact_fits(d) || fan_dtype_kind(d) != fan_dtype_kind(out.array->dtype)) {
+    if (n == 0 || d == FAN_DT_NONE || !fan_exact_fits(d) || fan_dtype_kind(d) != fan_dtype_kind(out.array->dtype)) {
         PyErr_SetString(PyExc_ValueError, "_test_exact: expected one array at least, and floats");
         goto done;
     }
@@ -325,7 +325,7 @@ static PyObject *test_fault(PyObject *Py_UNUSED(module), PyObject *name)
 static void seen_counters(PyObject *Py_UNUSED(module), PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(nargs),
                           PyObject *Py_UNUSED(kwnames))
 {
-    fan_touch_thing(FAN_COUNTERS, 0, FAN_WEIGHS);
+    fan_touch_thing(FAN_THING_COUNTERS, 0, FAN_TOUCH_WEIGHS);
 }
 
 FAN_TURN_NONE(counters, seen_counters)

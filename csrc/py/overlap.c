@@ -25,8 +25,8 @@ static PyObject *verdict_make(fan_verdict v, PyObject *witness)
     }
     self->witness = witness ? witness : Py_NewRef(Py_None);
     self->kind = PyUnicode_InternFromString(fan_verdict_kind(v));
-    self->reason =
-        v == FAN_DISJOINT || v == FAN_OVERLAP ? Py_NewRef(Py_None) : PyUnicode_FromString(fan_verdict_words(v));
+    self->reason = v == FAN_OVERLAP_DISJOINT || v == FAN_OVERLAP_YES ? Py_NewRef(Py_None)
+                                                                     : PyUnicode_FromString(fan_verdict_words(v));
     if (!self->kind || !self->reason)
         Py_CLEAR(self);
     return (PyObject *)self;
@@ -51,12 +51,12 @@ static PyObject *verdict_of(fan_verdict v, const fan_region *a, const fan_region
 {
     fan_state *st = fan_state_get();
     PyObject *one, *two, *both = NULL;
-    if (v == FAN_DISJOINT) {
+    if (v == FAN_OVERLAP_DISJOINT) {
         if (!st->disjoint)
             st->disjoint = verdict_make(v, NULL);
         return Py_XNewRef(st->disjoint);
     }
-    if (v != FAN_OVERLAP)
+    if (v != FAN_OVERLAP_YES)
         return verdict_make(v, NULL);
     one = index_tuple(at[0], a->ndim);
     two = one ? index_tuple(at[1], b->ndim) : NULL;
@@ -199,7 +199,7 @@ static PyObject *judge(const fan_region *a, const fan_region *b, uint64_t budget
     fan_status status;
     err.text[0] = '\0';
     status = b ? fan_overlap(a, b, 0, at[0], at[1], &v, &err) : fan_overlap_itself(a, 0, at[0], at[1], &v, &err);
-    if (status == FAN_OK && v == FAN_HARD && budget > 0) {
+    if (status == FAN_OK && v == FAN_OVERLAP_HARD && budget > 0) {
         Py_BEGIN_ALLOW_THREADS status = b ? fan_overlap(a, b, budget, at[0], at[1], &v, &err)
                                           : fan_overlap_itself(a, budget, at[0], at[1], &v, &err);
         Py_END_ALLOW_THREADS
@@ -243,7 +243,7 @@ static PyObject *test_overlap(PyObject *Py_UNUSED(module), PyObject *args)
     fan_layout_item items[2];
     PyArray_Descr *descr;
     PyObject *which[2];
-    fan_verdict v = FAN_HARD;
+    fan_verdict v = FAN_OVERLAP_HARD;
     int times;
     if (!PyArg_ParseTuple(args, "OOi:_test_overlap", &which[0], &which[1], &times))
         return NULL;
@@ -431,7 +431,7 @@ static PyObject *pair_tuple(const fan_pair *pairs, size_t n, bool only_unknown)
     PyObject *list = PyList_New(0), *out = NULL;
     bool good = list != NULL;
     for (size_t i = 0; good && i < n; i++) {
-        if (only_unknown && pairs[i].verdict == FAN_OVERLAP)
+        if (only_unknown && pairs[i].verdict == FAN_OVERLAP_YES)
             continue;
         PyObject *pair = Py_BuildValue("(II)", pairs[i].one, pairs[i].two);
         good = pair && PyList_Append(list, pair) == 0;

@@ -125,10 +125,10 @@ bool fan_finalizing(void);      /* the interpreter is gone or going: what others
 bool fan_gil_enter(fan_gil *g); /* false: the interpreter is gone or going: touch nothing of Python's, leak instead */
 void fan_gil_leave(fan_gil *g);
 
-/* errors.c: fan_raise turns the box into an exception (FAN_EXTERN: one is set already) and returns NULL. A live
+/* errors.c: fan_raise turns the box into an exception (FAN_ERR_EXTERN: one is set already) and returns NULL. A live
  * exception becomes __context__. */
 PyObject *fan_raise(fan_status s, const fan_error *err);
-/* fan_from_python: the other way: keeps the live exception where it is and returns FAN_EXTERN. */
+/* fan_from_python: the other way: keeps the live exception where it is and returns FAN_ERR_EXTERN. */
 fan_status fan_from_python(fan_error *err);
 /* fan_exception_take: the live exception, taken off the thread; NULL: none. put: back again, over any that came
  * meanwhile. */
@@ -152,12 +152,12 @@ int fan_refuse(PyObject *type, const char *fmt, ...);
 int fan_refuse_error(fan_status s, const fan_error *err); /* the same for the box */
 
 /* dtype.c (numpy <-> fan): */
-fan_dtype fan_dtype_of_descr(PyArray_Descr *d); /* FAN_NO_DTYPE: not ours (object, strings ..) or foreign byte order */
+fan_dtype fan_dtype_of_descr(PyArray_Descr *d); /* FAN_DT_NONE: not ours (object, strings ..) or foreign byte order */
 PyArray_Descr *fan_descr_of_dtype(
     fan_dtype d); /* new reference; imports ml_dtypes' type if the caller has it; else TypeError */
 int fan_dtype_parse(
     PyObject *o,
-    fan_dtype *out); /* NumPy dtype, torch dtype, name, type; None: FAN_NO_DTYPE; -1 with TypeError/ValueError */
+    fan_dtype *out); /* NumPy dtype, torch dtype, name, type; None: FAN_DT_NONE; -1 with TypeError/ValueError */
 int fan_dtype_refuse(
     PyArray_Descr *d,
     const char *what); /* why an array of this dtype is not taken: TypeError or BufferError. Returns -1 */
@@ -179,27 +179,27 @@ typedef enum fan_origin {
 /* fan_import: any gradient (None too) as a value; the caller owns its holds. `recording`: A1, everything is an object.
  * `has_combine`: containers are objects. -1 with an exception set. */
 int fan_import(PyObject *o, bool recording, bool has_combine, fan_value *out);
-/* fan_import_plain: what the fast path of the buffer needs to know of a plain gradient (buffer/plain.h); false: it is
+/* fan_import_plain: what the fast path of the buffer needs to know of a plain gradient (buffer/fast.h); false: it is
  * none, nothing is said. */
-bool fan_import_plain(PyObject *o, fan_plain_kind *kind, char **data);
-/* fan_plain_still: whether a plain gradient is what it was when it came: memory, dtype, shape. */
-bool fan_plain_still(PyObject *o, const fan_plain_kind *kind, const char *data);
+bool fan_import_plain(PyObject *o, fan_fast_kind *kind, char **data);
+/* fan_fast_still: whether a plain gradient is what it was when it came: memory, dtype, shape. */
+bool fan_fast_still(PyObject *o, const fan_fast_kind *kind, const char *data);
 /* fan_value_still: the frontend's `still`. */
 bool fan_value_still(const fan_value *v);
-/* fan_plain_sound: of one whose kind is late: whether its memory holds its value, and it asks for no gradient of its
+/* fan_fast_sound: of one whose kind is late: whether its memory holds its value, and it asks for no gradient of its
  * own. */
-bool fan_plain_sound(PyObject *o);
-/* fan_plain_fresh: an array of the kind that `first` is of, to write a sum into; NULL: with an exception, or, without
- * one, not by the fast path. fan_plain_data: the first element of such a one. */
-PyObject *fan_plain_fresh(PyObject *first, const fan_plain_kind *kind);
-char *fan_plain_data(PyObject *o, const fan_plain_kind *kind);
-/* fan_plain_scalar: the number of a kind (fan_plain_kind.scalar) whose value is at `value`; new reference. */
-PyObject *fan_plain_scalar(const fan_plain_kind *kind, const char *value);
-/* fan_plain_copy: a fresh one with the same elements, and where they are; NULL, without an exception: not by the fast
+bool fan_fast_sound(PyObject *o);
+/* fan_fast_fresh: an array of the kind that `first` is of, to write a sum into; NULL: with an exception, or, without
+ * one, not by the fast path. fan_fast_data: the first element of such a one. */
+PyObject *fan_fast_fresh(PyObject *first, const fan_fast_kind *kind);
+char *fan_fast_data(PyObject *o, const fan_fast_kind *kind);
+/* fan_fast_scalar: the number of a kind (fan_fast_kind.scalar) whose value is at `value`; new reference. */
+PyObject *fan_fast_scalar(const fan_fast_kind *kind, const char *value);
+/* fan_fast_copy: a fresh one with the same elements, and where they are; NULL, without an exception: not by the fast
  * path. */
-PyObject *fan_plain_copy(PyObject *o, const fan_plain_kind *kind, char **data);
-/* fan_plain_value: the same as a value; FAN_NOMEM. */
-fan_status fan_plain_value(void *object, char *data, const fan_plain_kind *kind, fan_value *out, fan_error *err);
+PyObject *fan_fast_copy(PyObject *o, const fan_fast_kind *kind, char **data);
+/* fan_fast_value: the same as a value; FAN_ERR_NOMEM. */
+fan_status fan_fast_value(void *object, char *data, const fan_fast_kind *kind, fan_value *out, fan_error *err);
 /* fan_library_stream: the current stream of the library that owns a gradient on a CUDA device, as S4 asks for it: a
  * hold; NULL: there is none, or a stream was made the current one by the caller. -1 with an exception. */
 int fan_library_stream(const fan_value *v, fan_stream **out);
@@ -248,7 +248,7 @@ PyObject *fan_array_wrap(fan_array *a, fan_device *d); /* takes holds of its own
 fan_array *fan_array_arg(PyObject *o, fan_device **d); /* borrowed; NULL without exception if o is none */
 
 /* site.c: "file.py:31" of the innermost frame outside fanin, of the calling thread. */
-void fan_site(char *buf, size_t size);
+void fan_call_site(char *buf, size_t size);
 
 /* Every type's file offers its spec; module.c adds them in order. */
 extern PyType_Spec fan_buffer_spec, fan_stream_spec, fan_event_spec, fan_array_spec, fan_machine_spec, fan_graph_spec,

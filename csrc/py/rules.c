@@ -22,7 +22,7 @@ static int place_arg(PyObject *o, void *out)
             PyErr_SetString(PyExc_TypeError, "a place is (device, stream)");
         return 0;
     }
-    *(fan_place *)out = (fan_place){device, stream};
+    *(fan_stream_id *)out = (fan_stream_id){device, stream};
     return 1;
 }
 
@@ -31,8 +31,8 @@ static int slot_arg(PyObject *o, void *out)
     fan_sync_slot *s = out;
     int has_event;
     *s = (fan_sync_slot){0};
-    if (!PyTuple_Check(o) || !PyArg_ParseTuple(o, "O&O&O&p;a slot is (C, A, R, has_event)", place_arg, &s->C, place_arg,
-                                               &s->A, place_arg, &s->R, &has_event)) {
+    if (!PyTuple_Check(o) || !PyArg_ParseTuple(o, "O&O&O&p;a slot is (C, A, R, has_event)", place_arg, &s->consumer,
+                                               place_arg, &s->accum, place_arg, &s->ready, &has_event)) {
         if (!PyErr_Occurred())
             PyErr_SetString(PyExc_TypeError, "a slot is (C, A, R, has_event)");
         return 0;
@@ -41,11 +41,12 @@ static int slot_arg(PyObject *o, void *out)
     return 1;
 }
 
-static PyObject *place_of(fan_place p) { return Py_BuildValue("(KK)", (ull)p.device, (ull)p.stream); }
+static PyObject *place_of(fan_stream_id p) { return Py_BuildValue("(KK)", (ull)p.device, (ull)p.stream); }
 
 static PyObject *slot_of(fan_sync_slot s)
 {
-    return Py_BuildValue("(NNNN)", place_of(s.C), place_of(s.A), place_of(s.R), PyBool_FromLong(s.has_event));
+    return Py_BuildValue("(NNNN)", place_of(s.consumer), place_of(s.accum), place_of(s.ready),
+                         PyBool_FromLong(s.has_event));
 }
 
 static PyObject *rules_of(uint64_t rules)
@@ -63,14 +64,14 @@ static PyObject *truth(bool b) { return PyBool_FromLong(b); }
 static PyObject *sync_add(PyObject *Py_UNUSED(module), PyObject *args)
 {
     ull D;
-    fan_place P, C, current;
+    fan_stream_id P, C, current;
     fan_sync_slot slot;
     fan_sync_add p;
     if (!PyArg_ParseTuple(args, "KO&O&O&O&:rules_sync_add", &D, place_arg, &P, place_arg, &C, place_arg, &current,
                           slot_arg, &slot))
         return NULL;
     p = fan_sync_add_plan(D, P, C, current, slot);
-    return Py_BuildValue("{s:C,s:N,s:N,s:N,s:N,s:N}", "how", p.how, "P", place_of(p.P), "slot", slot_of(p.slot),
+    return Py_BuildValue("{s:C,s:N,s:N,s:N,s:N,s:N}", "how", p.how, "P", place_of(p.producer), "slot", slot_of(p.slot),
                          "record", truth(p.record), "mark", truth(p.mark), "rules", rules_of(p.rules));
 }
 
@@ -79,7 +80,7 @@ static PyObject *sync_convert(PyObject *Py_UNUSED(module), PyObject *args)
     ull D;
     fan_sync_add add = {0};
     fan_sync_convert p;
-    if (!PyArg_ParseTuple(args, "KO&O&:rules_sync_convert", &D, place_arg, &add.P, place_arg, &add.slot.A))
+    if (!PyArg_ParseTuple(args, "KO&O&:rules_sync_convert", &D, place_arg, &add.producer, place_arg, &add.slot.accum))
         return NULL;
     p = fan_sync_convert_plan(D, &add);
     return Py_BuildValue("{s:N,s:N,s:N}", "on_producer", truth(p.on_producer), "on", place_of(p.on), "rules",
@@ -100,7 +101,7 @@ static PyObject *sync_fold(PyObject *Py_UNUSED(module), PyObject *args)
 
 static PyObject *sync_item_waits(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    fan_place A, P;
+    fan_stream_id A, P;
     if (!PyArg_ParseTuple(args, "O&O&:rules_sync_item_waits", place_arg, &A, place_arg, &P))
         return NULL;
     return truth(fan_sync_item_waits(A, P));
@@ -109,7 +110,7 @@ static PyObject *sync_item_waits(PyObject *Py_UNUSED(module), PyObject *args)
 static PyObject *sync_take(PyObject *Py_UNUSED(module), PyObject *args)
 {
     fan_sync_slot slot;
-    fan_place consumer;
+    fan_stream_id consumer;
     fan_sync_take p;
     if (!PyArg_ParseTuple(args, "O&O&:rules_sync_take", slot_arg, &slot, place_arg, &consumer))
         return NULL;
@@ -121,7 +122,7 @@ static PyObject *sync_take(PyObject *Py_UNUSED(module), PyObject *args)
 static PyObject *sync_finish(PyObject *Py_UNUSED(module), PyObject *args)
 {
     fan_sync_slot slot;
-    fan_place taker;
+    fan_stream_id taker;
     int has_out;
     fan_sync_finish p;
     if (!PyArg_ParseTuple(args, "O&pO&:rules_sync_finish", slot_arg, &slot, &has_out, place_arg, &taker))
@@ -163,7 +164,7 @@ static int side_arg(PyObject *o, void *out)
     fan_side *side = out;
     const char *form, *format;
     int reusable = 0;
-    fan_format f = FAN_COO;
+    fan_format f = FAN_FORMAT_COO;
     if (!PyTuple_Check(o) ||
         !PyArg_ParseTuple(o, "ssp;a side is (form, format, reusable)", &form, &format, &reusable)) {
         if (!PyErr_Occurred())
@@ -212,14 +213,14 @@ static PyObject *reusable(PyObject *Py_UNUSED(module), PyObject *args, PyObject 
 
 static PyObject *dtype_word(fan_dtype d)
 {
-    return d == FAN_NO_DTYPE ? Py_NewRef(Py_None) : PyUnicode_FromString(fan_dtype_name(d));
+    return d == FAN_DT_NONE ? Py_NewRef(Py_None) : PyUnicode_FromString(fan_dtype_name(d));
 }
 
 static int dtype_arg(PyObject *o, void *out)
 {
     const char *name = PyUnicode_Check(o) ? PyUnicode_AsUTF8(o) : NULL;
-    fan_dtype d = FAN_NO_DTYPE;
-    if (o != Py_None && (!name || (d = fan_dtype_from_name(name)) == FAN_NO_DTYPE)) {
+    fan_dtype d = FAN_DT_NONE;
+    if (o != Py_None && (!name || (d = fan_dtype_from_name(name)) == FAN_DT_NONE)) {
         if (!PyErr_Occurred())
             PyErr_Format(PyExc_ValueError, "no dtype is called %R", o);
         return 0;
@@ -246,7 +247,7 @@ static PyObject *promote(PyObject *Py_UNUSED(module), PyObject *words)
         for (size_t k = 0; k < sizeof weak / sizeof *weak; k++)
             if (PyUnicode_Check(item) && PyUnicode_CompareWithASCIIString(item, weak[k].name) == 0)
                 bit = weak[k].bit;
-        if (!bit && (!dtype_arg(item, &d) || d == FAN_NO_DTYPE)) {
+        if (!bit && (!dtype_arg(item, &d) || d == FAN_DT_NONE)) {
             Py_DECREF(items);
             return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "no dtype is called None");
         }
@@ -258,7 +259,7 @@ static PyObject *promote(PyObject *Py_UNUSED(module), PyObject *words)
 
 static PyObject *accum_dtype(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    fan_dtype d, wish = FAN_NO_DTYPE;
+    fan_dtype d, wish = FAN_DT_NONE;
     if (!PyArg_ParseTuple(args, "O&|O&:rules_accum_dtype", dtype_arg, &d, dtype_arg, &wish))
         return NULL;
     return dtype_word(fan_accum_dtype(d, wish));

@@ -21,13 +21,13 @@ typedef struct low_float {
 static inline low_float low_of(fan_dtype d)
 {
     switch (d) {
-    case FAN_FLOAT16:
+    case FAN_DT_FLOAT16:
         return (low_float){10, 15, 0x7bff, 0x7c00};
-    case FAN_BFLOAT16:
+    case FAN_DT_BFLOAT16:
         return (low_float){7, 127, 0x7f7f, 0x7f80};
-    case FAN_FLOAT8_E5M2:
+    case FAN_DT_FLOAT8_E5M2:
         return (low_float){2, 15, 0x7b, 0x7c};
-    case FAN_FLOAT8_E4M3FN:
+    case FAN_DT_FLOAT8_E4M3FN:
         return (low_float){3, 7, 0x7e, 0x7f};
     default:
         return (low_float){0, 0, 0, 0};
@@ -67,7 +67,7 @@ static inline double decode_low(fan_dtype d, uint32_t code)
 {
     low_float f = low_of(d);
     uint32_t a = code & (sign_bit(d) - 1);
-    double x = a <= f.last ? decode_plain(f, a) : (a == f.over && d != FAN_FLOAT8_E4M3FN) ? INFINITY : NAN;
+    double x = a <= f.last ? decode_plain(f, a) : (a == f.over && d != FAN_DT_FLOAT8_E4M3FN) ? INFINITY : NAN;
     return code & sign_bit(d) ? -x : x;
 }
 
@@ -118,42 +118,42 @@ static inline number load_number(fan_dtype d, const void *p)
     memset(&v, 0, sizeof v);
     memcpy(&v, p, fan_dtype_size(d));
     switch (d) {
-    case FAN_BOOL:
+    case FAN_DT_BOOL:
         x.whole = v.u8 ? 1 : 0;
         break;
-    case FAN_INT8:
+    case FAN_DT_INT8:
         x.whole = (uint64_t)v.i8;
         break;
-    case FAN_INT16:
+    case FAN_DT_INT16:
         x.whole = (uint64_t)v.i16;
         break;
-    case FAN_INT32:
+    case FAN_DT_INT32:
         x.whole = (uint64_t)v.i32;
         break;
-    case FAN_UINT8:
+    case FAN_DT_UINT8:
         x.whole = v.u8;
         break;
-    case FAN_UINT16:
+    case FAN_DT_UINT16:
         x.whole = v.u16;
         break;
-    case FAN_UINT32:
+    case FAN_DT_UINT32:
         x.whole = v.u32;
         break;
-    case FAN_INT64:
-    case FAN_UINT64:
+    case FAN_DT_INT64:
+    case FAN_DT_UINT64:
         x.whole = v.u64;
         break;
-    case FAN_FLOAT32:
+    case FAN_DT_FLOAT32:
         x.re = (double)v.f;
         break;
-    case FAN_FLOAT64:
+    case FAN_DT_FLOAT64:
         x.re = v.d;
         break;
-    case FAN_COMPLEX64:
+    case FAN_DT_COMPLEX64:
         x.re = (double)v.c[0];
         x.im = (double)v.c[1];
         break;
-    case FAN_COMPLEX128:
+    case FAN_DT_COMPLEX128:
         x.re = v.z[0];
         x.im = v.z[1];
         break;
@@ -170,23 +170,23 @@ static inline void store_number(fan_dtype d, number x, void *p)
     float c[2] = {(float)x.re, (float)x.im};
     double z[2] = {x.re, x.im};
     switch (d) {
-    case FAN_BOOL: {
+    case FAN_DT_BOOL: {
         uint8_t b = x.whole != 0;
         memcpy(p, &b, 1);
         break;
     }
-    case FAN_FLOAT32:
-    case FAN_COMPLEX64:
+    case FAN_DT_FLOAT32:
+    case FAN_DT_COMPLEX64:
         memcpy(p, c, fan_dtype_size(d));
         break;
-    case FAN_FLOAT64:
-    case FAN_COMPLEX128:
+    case FAN_DT_FLOAT64:
+    case FAN_DT_COMPLEX128:
         memcpy(p, z, fan_dtype_size(d));
         break;
-    case FAN_FLOAT16:
-    case FAN_BFLOAT16:
-    case FAN_FLOAT8_E4M3FN:
-    case FAN_FLOAT8_E5M2:
+    case FAN_DT_FLOAT16:
+    case FAN_DT_BFLOAT16:
+    case FAN_DT_FLOAT8_E4M3FN:
+    case FAN_DT_FLOAT8_E5M2:
         u16 = (uint16_t)encode_low(d, (long double)x.re);
         memcpy(p, &u16, fan_dtype_size(d)); /* little-endian, as all that runs these tests */
         break;
@@ -209,13 +209,13 @@ static inline number convert_number(fan_dtype from, number x, fan_dtype to)
     if (from == to)
         return x;
     if (is_whole(from) && !is_whole(to)) {
-        long double v = from == FAN_UINT64 ? (long double)x.whole : (long double)(int64_t)x.whole;
-        x.re = to == FAN_FLOAT32 || to == FAN_COMPLEX64 ? (double)(float)v : (double)v;
+        long double v = from == FAN_DT_UINT64 ? (long double)x.whole : (long double)(int64_t)x.whole;
+        x.re = to == FAN_DT_FLOAT32 || to == FAN_DT_COMPLEX64 ? (double)(float)v : (double)v;
         if (is_low(to))
             return (number){0, decode_low(to, encode_low(to, v)), 0}; /* not over a double */
     } else if (!is_whole(from) && is_whole(to)) {
         x.whole = (uint64_t)(int64_t)x.re;
-        if (to == FAN_BOOL)
+        if (to == FAN_DT_BOOL)
             x.whole = x.re != 0;
     }
     memset(buf, 0, sizeof buf);
@@ -227,14 +227,14 @@ static inline number convert_number(fan_dtype from, number x, fan_dtype to)
 static inline number add_numbers(fan_dtype d, number a, number b)
 {
     number r = {0, 0, 0};
-    if (d == FAN_BOOL) {
+    if (d == FAN_DT_BOOL) {
         r.whole = a.whole | b.whole;
     } else if (is_whole(d)) {
         char buf[16];
         r.whole = a.whole + b.whole;
         store_number(d, r, buf);
         r = load_number(d, buf);
-    } else if (d == FAN_FLOAT64 || d == FAN_COMPLEX128) {
+    } else if (d == FAN_DT_FLOAT64 || d == FAN_DT_COMPLEX128) {
         r.re = a.re + b.re;
         r.im = a.im + b.im;
     } else {
@@ -250,21 +250,21 @@ static inline number add_numbers(fan_dtype d, number a, number b)
 static inline number scale_number(fan_dtype d, number a, number f)
 {
     number r = {0, 0, 0};
-    if (d == FAN_BOOL) {
+    if (d == FAN_DT_BOOL) {
         r.whole = a.whole && f.whole;
     } else if (is_whole(d)) {
         char buf[16];
         r.whole = a.whole * f.whole;
         store_number(d, r, buf);
         r = load_number(d, buf);
-    } else if (d == FAN_COMPLEX128) {
+    } else if (d == FAN_DT_COMPLEX128) {
         r.re = a.re * f.re - a.im * f.im;
         r.im = a.re * f.im + a.im * f.re;
-    } else if (d == FAN_COMPLEX64) {
+    } else if (d == FAN_DT_COMPLEX64) {
         float ar = (float)a.re, ai = (float)a.im, fr = (float)f.re, fi = (float)f.im;
         r.re = (double)(ar * fr - ai * fi);
         r.im = (double)(ar * fi + ai * fr);
-    } else if (d == FAN_FLOAT64) {
+    } else if (d == FAN_DT_FLOAT64) {
         r.re = a.re * f.re;
     } else {
         float p = (float)a.re * (float)f.re;

@@ -105,12 +105,12 @@ static bool unshared(void *object) { (void)object; return false; }
 static fan_status combine(void *c, const fan_value *a, const fan_value *b, fan_value *out, fan_error *err)
 {
     (void)c; (void)a; (void)b; (void)out;
-    return fan_fail(err, FAN_TYPE, "no objects here");
+    return fan_fail(err, FAN_ERR_TYPE, "no objects here");
 }
 /* poll: a wait between two steps of a thread that is alone is a wait for nobody. */
 static fan_status poll(fan_error *err)
 {
-    return fan_thread_get_hooks() ? FAN_OK : fan_fail(err, FAN_DEADLOCK, "the only thread waits for another");
+    return fan_thread_get_hooks() ? FAN_OK : fan_fail(err, FAN_ERR_DEADLOCK, "the only thread waits for another");
 }
 static const fan_frontend frontend = {.hold = hold, .drop = drop, .unshared = unshared, .combine = combine, .poll = poll};
 
@@ -118,7 +118,7 @@ bool run_buffer(run *r)
 {
     static const uint64_t budgets[BUDGETS] = {0, sizeof(double), UINT64_MAX};
     const config *c = r->c;
-    fan_buffer_config how = {.slots = 1, .budget = budgets[c->budget], .accumulate = FAN_NO_DTYPE, .frontend = &frontend,
+    fan_buffer_config how = {.slots = 1, .budget = budgets[c->budget], .accumulate = FAN_DT_NONE, .frontend = &frontend,
                              .stream = c->undeclared ? NULL : r->w->stream[c->c]};
     fan_buffer_free(r->b);
     r->b = NULL;
@@ -151,7 +151,7 @@ void run_fail(run *r, verdict v, const char *why)
 static bool good(run *r, fan_status status, const fan_error *err)
 {
     if (status != FAN_OK)
-        run_fail(r, status == FAN_RACE ? RACED : status == FAN_DEADLOCK ? STUCK : FAILED, err->text);
+        run_fail(r, status == FAN_ERR_RACE ? RACED : status == FAN_ERR_DEADLOCK ? STUCK : FAILED, err->text);
     return r->verdict == FINE;
 }
 
@@ -173,7 +173,7 @@ void run_begin(run *r)
     r->c = was.c;
     r->b = was.b;
     r->driver = was.driver;
-    r->A = -1;
+    r->accum = -1;
     content_reset();
     if (fan_sim_reset(r->w->m, &err) != FAN_OK)
         run_fail(r, FAILED, err.text);
@@ -282,7 +282,7 @@ static fan_array *array(run *r, int device, int owner)
     static const int64_t one = 1;
     fan_error err = {0};
     fan_array *a = NULL;
-    good(r, fan_device_array(r->w->device[device], r->w->stream[owner], FAN_FLOAT64, 1, &one, NULL, &a, &err), &err);
+    good(r, fan_device_array(r->w->device[device], r->w->stream[owner], FAN_DT_FLOAT64, 1, &one, NULL, &a, &err), &err);
     return a;
 }
 
@@ -375,7 +375,7 @@ bool run_consume(run *r, bool all)
     const config *c = r->c;
     int t = config_taker(c);
     fan_error err = {0};
-    fan_value sum = {.dtype = FAN_NO_DTYPE}, out = {.dtype = FAN_NO_DTYPE};
+    fan_value sum = {.dtype = FAN_DT_NONE}, out = {.dtype = FAN_DT_NONE};
     fan_take how = {.real = true, .integral = true, .scale = {.re = 1, .i = 1}};
     r->took = true;
     if (c->mode == MODE_CLEAR)
@@ -391,7 +391,7 @@ bool run_consume(run *r, bool all)
             return false;
         out = fan_value_dense(a, r->w->device[c->d]);
         /* The taker's memory is in use on his stream until now; perhaps it was somebody else's first. */
-        if (c->mode == MODE_OUT && (!good(r, fan_memory_used_on(a->storage, r->w->stream[t], &err), &err) || !kernel(r, t, "before", NULL, a, 0))) {
+        if (c->mode == MODE_OUT && (!good(r, fan_memory_record_stream(a->storage, r->w->stream[t], &err), &err) || !kernel(r, t, "before", NULL, a, 0))) {
             fan_value_drop(&frontend, &out);
             return false;
         }
@@ -403,7 +403,7 @@ bool run_consume(run *r, bool all)
         fan_value_drop(&frontend, &sum);
         return false;
     }
-    if (sum.form != FAN_DENSE) {
+    if (sum.form != FAN_FORM_DENSE) {
         if (all)
             run_fail(r, MISCOUNT, "no sum");
         return r->verdict == FINE;
@@ -446,7 +446,7 @@ bool run_kin(run *r)
         if (!(r->driver & DRIVER_ALIAS_WAIT))
             fine = good(r, fan_stream_wait(r->w->stream[c->x], r->kin_event, NULL, &err), &err);
         if (!(r->driver & DRIVER_ALIAS_MARK))
-            fine = fine && good(r, fan_memory_used_on(g->storage, r->w->stream[c->x], &err), &err);
+            fine = fine && good(r, fan_memory_record_stream(g->storage, r->w->stream[c->x], &err), &err);
         fan_event_drop(r->kin_event);
         r->kin_event = NULL;
     }
@@ -462,9 +462,9 @@ bool run_snapshot(run *r)
 {
     const config *c = r->c;
     fan_error err = {0};
-    fan_value v = {.dtype = FAN_NO_DTYPE};
+    fan_value v = {.dtype = FAN_DT_NONE};
     bool fine = good(r, fan_buffer_snapshot(r->b, 0, r->w->stream[c->snapshot], &v, &err), &err);
-    if (fine && v.form == FAN_DENSE) {
+    if (fine && v.form == FAN_FORM_DENSE) {
         (void)judge_sum(r, content_of(v.array->data), (UINT32_C(1) << c->K) - 1, false);
         fine = r->verdict == FINE;
         if (fine && r->w->work)
@@ -502,7 +502,7 @@ bool run_read_back(run *r)
     fan_error err = {0};
     if (!r->z)
         return true;
-    bool fine = good(r, fan_array_new(FAN_FLOAT64, 1, &one, NULL, &host, &err), &err) &&
+    bool fine = good(r, fan_array_new(FAN_DT_FLOAT64, 1, &one, NULL, &host, &err), &err) &&
                 good(r, fan_sim_host_read(r->w->m, r->w->stream[e], host, r->z, &err), &err);
     if (fine && r->w->work && look(host) != value_of(r->want_y))
         run_fail(r, WRONG, "the host read something else");
@@ -579,7 +579,7 @@ static void footprint(const run *r, int actor, fan_explore *x)
     if (actor < c->K && step == 2) { /* lets go: a release, if it is the last hold */
         touch(x, GRADIENT + actor, true);
         touch(x, c->p[actor], false);
-        touch(x, r->A, false);
+        touch(x, r->accum, false);
         touch(x, c->c, false);
         touch(x, config_taker(c), false);
         if (actor == 0)
@@ -591,7 +591,7 @@ static void footprint(const run *r, int actor, fan_explore *x)
         touch(x, c->x, true);
         touch(x, GRADIENT, true);
         touch(x, c->p[0], false);
-        touch(x, r->A, false);
+        touch(x, r->accum, false);
         touch(x, c->c, false);
         touch(x, config_taker(c), false);
         touch(x, c->snapshot, false);
@@ -618,12 +618,12 @@ static void footprint(const run *r, int actor, fan_explore *x)
         if (c->mode == MODE_COPY) { /* a copy on p, or on what is or becomes A; the original goes, perhaps for good */
             touch(x, c->q[actor], true);
             touch(x, c->c, true);
-            touch(x, r->A, true);
+            touch(x, r->accum, true);
             touch(x, c->x, false);
         }
     }
     if (folds) {
-        touch(x, r->A, true);
+        touch(x, r->accum, true);
         touch(x, c->x, in_place);
         for (int i = 0; i < c->K; i++)
             if (r->arrived >> i & 1) {
@@ -651,7 +651,7 @@ void run_step(run *r, int actor, fan_explore *x)
         (void)run_add(r, actor);
         if (!r->added++) {
             int C = r->c->undeclared ? r->c->q[actor] : r->c->c;
-            r->A = C / r->c->S == r->c->d ? C : r->c->q[actor]; /* S8-S11; q is p where p is on d */
+            r->accum = C / r->c->S == r->c->d ? C : r->c->q[actor]; /* S8-S11; q is p where p is on d */
         }
         r->arrived |= UINT32_C(1) << actor;
     } else if (actor < r->c->K) {

@@ -69,7 +69,7 @@ typedef struct run {
     unsigned driver;    /* planted faults of whoever drives the buffer */
     int done[ACTORS];   /* steps so far */
     int added;
-    int A;              /* stream on which the slot takes its sums; -1: no gradient yet */
+    int accum;              /* stream on which the slot takes its sums; -1: no gradient yet */
     uint32_t arrived;   /* producers that have added: a mask */
     fan_array *g[MAX_K]; /* the caller's holds */
     fan_array *g_kin;

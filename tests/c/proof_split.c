@@ -1,5 +1,5 @@
 /* Split locks: the buffer's own yield points (before each lock, after each unlock, before each device call) are the steps. Every host thread is an
- * OS thread of its own, and the machine lets one of them act at a time (csrc/device/turns.h).
+ * OS thread of its own, and the machine lets one of them act at a time (csrc/device/host_sched.h).
  *
  *   adds    two producers; who returns last takes
  *   take    one contribution is there; a producer adds another while the consumer takes
@@ -222,7 +222,7 @@ static bool run_scene(stage *s)
     for (int i = 0; i < n; i++)
         start(s, i);
     fan_status status = fan_sim_join(s->w.m, &err);
-    if (status == FAN_DEADLOCK) {
+    if (status == FAN_ERR_DEADLOCK) {
         run_fail(r, STUCK, err.text);
         r->verdict = STUCK;
         return true; /* its threads are lost, and the machine with them */

@@ -21,7 +21,7 @@ static void a_storage_is_released_once_by_the_last_drop(void)
     CHECK(fan_storage_hold(s) == s);
     fan_array *a;
     int64_t shape = 4, stride = 4;
-    CHECK_OK(fan_array_view(s, memory, FAN_FLOAT32, 1, &shape, &stride, false, &a, NULL));
+    CHECK_OK(fan_array_view(s, memory, FAN_DT_FLOAT32, 1, &shape, &stride, false, &a, NULL));
     CHECK(!a->writable);
     fan_storage_drop(s);
     fan_storage_drop(s);
@@ -39,7 +39,7 @@ static void fresh_arrays_follow_the_order_of_another(void)
 {
     fan_array *a, *b;
     const int64_t shape[] = {2, 3, 4, 5, 6}; /* more axes than fit inline */
-    CHECK_OK(fan_array_new(FAN_INT16, 5, shape, NULL, &a, NULL));
+    CHECK_OK(fan_array_new(FAN_DT_INT16, 5, shape, NULL, &a, NULL));
     const int64_t want[] = {720, 240, 60, 12, 2};
     for (int i = 0; i < 5; i++)
         CHECK(a->shape[i] == shape[i] && a->strides[i] == want[i]);
@@ -52,13 +52,13 @@ static void fresh_arrays_follow_the_order_of_another(void)
     int64_t strides[4];
     fan_storage *s = fan_storage_wrap(NULL, 0, NULL, NULL);
     static char far[2000];
-    CHECK_OK(fan_array_view(s, far + 1000, FAN_INT8, 4, like_shape, like_strides, true, &b, NULL));
+    CHECK_OK(fan_array_view(s, far + 1000, FAN_DT_INT8, 4, like_shape, like_strides, true, &b, NULL));
     fan_dense_strides(4, like_shape, 2, b, strides);
     const int64_t follow[] = {8, 16, 2, 48};
     for (int i = 0; i < 4; i++)
         CHECK_INT(strides[i], follow[i]);
     fan_array_drop(a);
-    CHECK_OK(fan_array_new(FAN_INT16, 4, like_shape, b, &a, NULL));
+    CHECK_OK(fan_array_new(FAN_DT_INT16, 4, like_shape, b, &a, NULL));
     CHECK_INT(a->strides[3], 48);
     CHECK(fan_array_dense(a));
     fan_array_drop(a);
@@ -66,11 +66,11 @@ static void fresh_arrays_follow_the_order_of_another(void)
     CHECK_INT(strides[0], 12);
     fan_array_drop(b);
 
-    CHECK_OK(fan_array_new(FAN_FLOAT64, 0, NULL, NULL, &a, NULL));
+    CHECK_OK(fan_array_new(FAN_DT_FLOAT64, 0, NULL, NULL, &a, NULL));
     CHECK(a->size == 1 && a->ndim == 0 && a->data && fan_array_dense(a));
     fan_array_drop(a);
     const int64_t empty[] = {3, 0, 2};
-    CHECK_OK(fan_array_new(FAN_FLOAT64, 3, empty, NULL, &a, NULL));
+    CHECK_OK(fan_array_new(FAN_DT_FLOAT64, 3, empty, NULL, &a, NULL));
     CHECK(a->size == 0 && a->data == NULL && fan_array_dense(a));
     fan_array_drop(a);
     fan_storage_drop(s);
@@ -94,26 +94,26 @@ static void bad_geometry_is_refused(void)
     } cases[] = {
         {1, {4}, {8}, FAN_OK},
         {1, {8}, {8}, FAN_OK},
-        {1, {9}, {8}, FAN_VALUE},                                          /* past the end */
-        {1, {2}, {-8}, FAN_VALUE},                                         /* before the start */
-        {1, {2}, {57}, FAN_VALUE},                                         /* last element sticks out by one byte */
+        {1, {9}, {8}, FAN_ERR_VALUE},                                          /* past the end */
+        {1, {2}, {-8}, FAN_ERR_VALUE},                                         /* before the start */
+        {1, {2}, {57}, FAN_ERR_VALUE},                                         /* last element sticks out by one byte */
         {1, {2}, {56}, FAN_OK},
-        {1, {-1}, {8}, FAN_VALUE},
-        {2, {1 << 16, -5}, {8, 8}, FAN_VALUE},
-        {3, {(int64_t)1 << 32, (int64_t)1 << 32, 16}, {0, 0, 0}, FAN_VALUE}, /* product wraps to 0 */
-        {2, {INT64_MAX, 2}, {0, 0}, FAN_VALUE},
-        {2, {(int64_t)1 << 60, 0}, {1, 1}, FAN_VALUE},                     /* empty, but its strides cannot be counted */
+        {1, {-1}, {8}, FAN_ERR_VALUE},
+        {2, {1 << 16, -5}, {8, 8}, FAN_ERR_VALUE},
+        {3, {(int64_t)1 << 32, (int64_t)1 << 32, 16}, {0, 0, 0}, FAN_ERR_VALUE}, /* product wraps to 0 */
+        {2, {INT64_MAX, 2}, {0, 0}, FAN_ERR_VALUE},
+        {2, {(int64_t)1 << 60, 0}, {1, 1}, FAN_ERR_VALUE},                     /* empty, but its strides cannot be counted */
         {2, {3, 0}, {INT64_MAX, INT64_MIN}, FAN_OK},                       /* empty: strides never used */
         {2, {1, 1}, {INT64_MAX, INT64_MIN}, FAN_OK},                       /* extent 1: stride never used */
-        {1, {3}, {INT64_MAX / 2}, FAN_VALUE},
-        {1, {3}, {INT64_MIN / 2}, FAN_VALUE},
-        {1, {2}, {INT64_MIN}, FAN_VALUE},
-        {2, {2, 2}, {INT64_MAX / 2, INT64_MAX / 2}, FAN_VALUE},            /* the sum wraps */
+        {1, {3}, {INT64_MAX / 2}, FAN_ERR_VALUE},
+        {1, {3}, {INT64_MIN / 2}, FAN_ERR_VALUE},
+        {1, {2}, {INT64_MIN}, FAN_ERR_VALUE},
+        {2, {2, 2}, {INT64_MAX / 2, INT64_MAX / 2}, FAN_ERR_VALUE},            /* the sum wraps */
         {2, {1000, 1000}, {0, 0}, FAN_OK},
         {0, {0}, {0}, FAN_OK},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        fan_status got = fan_array_view(s, memory, FAN_INT64, cases[i].ndim, cases[i].shape, cases[i].strides, true, &a, &err);
+        fan_status got = fan_array_view(s, memory, FAN_DT_INT64, cases[i].ndim, cases[i].shape, cases[i].strides, true, &a, &err);
         CHECK_INT(got, cases[i].want);
         CHECK((a != NULL) == (got == FAN_OK));
         if (a) {
@@ -125,20 +125,20 @@ static void bad_geometry_is_refused(void)
         }
         fan_array_drop(a);
     }
-    CHECK_INT(fan_shape_check(-1, ones, 1, &size, &err), FAN_VALUE);
-    CHECK_INT(fan_shape_check(FAN_MAX_NDIM + 1, ones, 1, &size, &err), FAN_VALUE);
+    CHECK_INT(fan_shape_check(-1, ones, 1, &size, &err), FAN_ERR_VALUE);
+    CHECK_INT(fan_shape_check(FAN_MAX_NDIM + 1, ones, 1, &size, &err), FAN_ERR_VALUE);
     CHECK_OK(fan_shape_check(FAN_MAX_NDIM, ones, 1, &size, &err));
     CHECK_INT(size, 1);
-    CHECK_INT(fan_array_view(s, NULL, FAN_INT8, 0, NULL, NULL, true, &a, &err), FAN_VALUE);
+    CHECK_INT(fan_array_view(s, NULL, FAN_DT_INT8, 0, NULL, NULL, true, &a, &err), FAN_ERR_VALUE);
     CHECK_HAS(err.text, "NULL");
-    CHECK_INT(fan_array_view(s, memory, FAN_NO_DTYPE, 0, NULL, NULL, true, &a, &err), FAN_TYPE);
-    CHECK_INT(fan_array_new(FAN_NO_DTYPE, 0, NULL, NULL, &a, &err), FAN_TYPE);
+    CHECK_INT(fan_array_view(s, memory, FAN_DT_NONE, 0, NULL, NULL, true, &a, &err), FAN_ERR_TYPE);
+    CHECK_INT(fan_array_new(FAN_DT_NONE, 0, NULL, NULL, &a, &err), FAN_ERR_TYPE);
     /* memory of unknown extent: only the address space bounds it */
     int64_t two = 2, far = INT64_MIN / 4;
-    CHECK_INT(fan_array_view(unknown, memory, FAN_INT8, 1, &two, &far, true, &a, &err), FAN_VALUE);
+    CHECK_INT(fan_array_view(unknown, memory, FAN_DT_INT8, 1, &two, &far, true, &a, &err), FAN_ERR_VALUE);
     CHECK_HAS(err.text, "address space");
     int64_t near = -100;
-    CHECK_OK(fan_array_view(unknown, memory, FAN_INT8, 1, &two, &near, true, &a, &err));
+    CHECK_OK(fan_array_view(unknown, memory, FAN_DT_INT8, 1, &two, &near, true, &a, &err));
     fan_array_drop(a);
     fan_storage_drop(s);
     fan_storage_drop(unknown);
@@ -154,7 +154,7 @@ static void geometry_equals_looking_at_every_element(void)
     for (int64_t code = 0; code < 4 * 4 * 13 * 13; code++) {
         int64_t shape[] = {code % 4, code / 4 % 4}, strides[] = {code / 16 % 13 - 6, code / 208 - 6};
         fan_array *a;
-        CHECK_OK(fan_array_view(s, memory + MIDDLE, FAN_INT16, 2, shape, strides, true, &a, NULL));
+        CHECK_OK(fan_array_view(s, memory + MIDDLE, FAN_DT_INT16, 2, shape, strides, true, &a, NULL));
         uint8_t touched[2 * MIDDLE] = {0};
         int64_t lo = INT64_MAX, hi = INT64_MIN, got_lo, got_hi, bytes = 0;
         bool twice = false;
@@ -181,7 +181,7 @@ static void geometry_equals_looking_at_every_element(void)
 
         int64_t one = 1, none = 0;
         fan_array *b;
-        CHECK_OK(fan_array_view(s, memory + MIDDLE + code % 31 - 15, FAN_INT16, 1, &one, &none, true, &b, NULL));
+        CHECK_OK(fan_array_view(s, memory + MIDDLE + code % 31 - 15, FAN_DT_INT16, 1, &one, &none, true, &b, NULL));
         int64_t at = b->data - memory;
         bool disjoint = a->size == 0 || at >= hi || at + 2 <= lo;
         CHECK(fan_array_apart(a, b) == disjoint);
@@ -198,15 +198,15 @@ static void views_say_when_they_are_the_same(void)
 {
     fan_array *a, *b;
     const int64_t shape[] = {3, 1}, strides[] = {8, 8}, other[] = {8, 77};
-    CHECK_OK(fan_array_new(FAN_INT64, 2, shape, NULL, &a, NULL));
+    CHECK_OK(fan_array_new(FAN_DT_INT64, 2, shape, NULL, &a, NULL));
     CHECK(fan_array_same_view(a, a));
-    CHECK_OK(fan_array_view(a->storage, a->data, FAN_INT64, 2, shape, other, true, &b, NULL));
+    CHECK_OK(fan_array_view(a->storage, a->data, FAN_DT_INT64, 2, shape, other, true, &b, NULL));
     CHECK(fan_array_same_view(a, b)); /* the stride of an axis of extent 1 does not matter */
     fan_array_drop(b);
-    CHECK_OK(fan_array_view(a->storage, a->data, FAN_FLOAT64, 2, shape, strides, true, &b, NULL));
+    CHECK_OK(fan_array_view(a->storage, a->data, FAN_DT_FLOAT64, 2, shape, strides, true, &b, NULL));
     CHECK(!fan_array_same_view(a, b) && fan_array_same_shape(a, b));
     fan_array_drop(b);
-    CHECK_OK(fan_array_view(a->storage, a->data + 8, FAN_INT64, 1, shape + 1, strides, true, &b, NULL));
+    CHECK_OK(fan_array_view(a->storage, a->data + 8, FAN_DT_INT64, 1, shape + 1, strides, true, &b, NULL));
     CHECK(!fan_array_same_view(a, b) && !fan_array_same_shape(a, b));
     fan_array_drop(b);
     CHECK_OK(fan_array_slice(a, 0, 1, 2, &b, NULL));
@@ -215,9 +215,9 @@ static void views_say_when_they_are_the_same(void)
     CHECK_OK(fan_array_slice(a, 0, 3, 0, &b, NULL));
     CHECK(b->size == 0);
     fan_array_drop(b);
-    CHECK_INT(fan_array_slice(a, 0, 2, 2, &b, NULL), FAN_VALUE);
-    CHECK_INT(fan_array_slice(a, 2, 0, 0, &b, NULL), FAN_VALUE);
-    CHECK_INT(fan_array_slice(a, 0, -1, 1, &b, NULL), FAN_VALUE);
+    CHECK_INT(fan_array_slice(a, 0, 2, 2, &b, NULL), FAN_ERR_VALUE);
+    CHECK_INT(fan_array_slice(a, 2, 0, 0, &b, NULL), FAN_ERR_VALUE);
+    CHECK_INT(fan_array_slice(a, 0, -1, 1, &b, NULL), FAN_ERR_VALUE);
     fan_array_drop(a);
 }
 
@@ -226,7 +226,7 @@ static void broadcasting_follows_numpys_rules(void)
     fan_array *a, *b, *c;
     fan_error err;
     const int64_t shape[] = {3, 1}, wide[] = {2, 3, 4}, wrong[] = {2, 4, 4}, none[] = {2, 3, 0};
-    CHECK_OK(fan_array_new(FAN_INT32, 2, shape, NULL, &a, NULL));
+    CHECK_OK(fan_array_new(FAN_DT_INT32, 2, shape, NULL, &a, NULL));
     for (int i = 0; i < 3; i++)
         ((int32_t *)(void *)a->data)[i] = i;
     CHECK(fan_broadcasts_from(3, wide, 2, shape));
@@ -251,11 +251,11 @@ static void broadcasting_follows_numpys_rules(void)
     CHECK_OK(fan_array_broadcast(a, 3, none, &b, NULL));
     CHECK(b->size == 0);
     fan_array_drop(b);
-    CHECK_INT(fan_array_broadcast(a, 3, wrong, &b, &err), FAN_VALUE);
+    CHECK_INT(fan_array_broadcast(a, 3, wrong, &b, &err), FAN_ERR_VALUE);
     CHECK(b == NULL);
     CHECK_HAS(err.text, "(3, 1)");
     CHECK_HAS(err.text, "(2, 4, 4)");
-    CHECK_INT(fan_array_broadcast(a, 65, wide, &b, &err), FAN_VALUE);
+    CHECK_INT(fan_array_broadcast(a, 65, wide, &b, &err), FAN_ERR_VALUE);
     fan_array_drop(a);
 }
 
@@ -278,7 +278,7 @@ static void copies_equal_the_oracle(void)
         int64_t shape[4];
         for (int i = 0; i < ndim; i++)
             shape[i] = random_below(12) ? 1 + random_below(round % 50 ? 6 : 40) : round % 7 == 0 ? 0 : 1;
-        fan_dtype from = (fan_dtype)random_below(FAN_DTYPE_COUNT), to = (fan_dtype)random_below(FAN_DTYPE_COUNT);
+        fan_dtype from = (fan_dtype)random_below(FAN_DT_COUNT), to = (fan_dtype)random_below(FAN_DT_COUNT);
         if (!fan_dtype_can_cast(from, to))
             to = from;
         fan_array *src = random_view(from, ndim, shape, true), *dst = random_view(to, ndim, shape, false);
@@ -311,7 +311,7 @@ static void copies_equal_the_oracle(void)
 
 static void fills_reach_every_element_and_no_other(void)
 {
-    for (int d = 0; d < FAN_DTYPE_COUNT; d++) {
+    for (int d = 0; d < FAN_DT_COUNT; d++) {
         const int64_t shape[] = {3, 5, 70};
         fan_array *a = random_view((fan_dtype)d, 3, shape, false);
         number zero = {0, 0, 0};
@@ -334,13 +334,13 @@ static void no_memory_is_said_and_nothing_is_lost(void)
     int64_t live = fan_mem_get().live;
     for (int n = 0; n < 4; n++) {
         fan_mem_fail_at(n, 1);
-        fan_status got = fan_array_new(FAN_INT8, 5, shape, NULL, &a, &err);
+        fan_status got = fan_array_new(FAN_DT_INT8, 5, shape, NULL, &a, &err);
         fan_mem_fail_at(-1, 0);
-        CHECK_INT(got, n < 3 ? FAN_NOMEM : FAN_OK);
+        CHECK_INT(got, n < 3 ? FAN_ERR_NOMEM : FAN_OK);
         CHECK_INT(fan_mem_get().live - live, n < 3 ? 0 : 3);
     }
     fan_mem_fail_at(0, 1);
-    CHECK_INT(fan_array_slice(a, 0, 0, 1, &b, &err), FAN_NOMEM);
+    CHECK_INT(fan_array_slice(a, 0, 0, 1, &b, &err), FAN_ERR_NOMEM);
     fan_mem_fail_at(0, 1);
     CHECK(fan_storage_wrap(NULL, 0, NULL, NULL) == NULL);
     for (int n = 0; n < 2; n++) {

@@ -13,24 +13,24 @@ static bool unshared(void *o) { (void)o; return false; }
 static fan_status combine(void *c, const fan_value *a, const fan_value *b, fan_value *out, fan_error *err)
 {
     (void)c; (void)a; (void)b; (void)out;
-    return fan_fail(err, FAN_TYPE, "no objects here");
+    return fan_fail(err, FAN_ERR_TYPE, "no objects here");
 }
 static const fan_frontend frontend = {.hold = hold, .drop = drop, .unshared = unshared, .combine = combine};
 
 static fan_value gradient(double x, int64_t n)
 {
     fan_array *a = NULL;
-    (void)fan_array_new(FAN_FLOAT64, 1, &n, NULL, &a, NULL);
+    (void)fan_array_new(FAN_DT_FLOAT64, 1, &n, NULL, &a, NULL);
     for (int64_t i = 0; a && i < n; i++)
         ((double *)(void *)a->data)[i] = x;
-    return a ? fan_value_dense(a, fan_cpu()) : (fan_value){.dtype = FAN_NO_DTYPE};
+    return a ? fan_value_dense(a, fan_cpu()) : (fan_value){.dtype = FAN_DT_NONE};
 }
 
 static fan_status add(fan_buffer *b, size_t slot, double x, int64_t n, int64_t key, fan_error *err)
 {
     fan_contribution c = {.value = gradient(x, n), .key = key};
-    if (c.value.form == FAN_UNDEFINED)
-        return FAN_NOMEM;
+    if (c.value.form == FAN_FORM_UNDEFINED)
+        return FAN_ERR_NOMEM;
     fan_status s = fan_buffer_add(b, slot, &c, err);
     fan_value_drop(&frontend, &c.value);
     return s;
@@ -48,7 +48,7 @@ static fan_buffer *make(size_t slots, uint64_t budget)
 {
     fan_buffer *b = NULL;
     fan_error err = {0};
-    fan_buffer_config config = {.slots = slots, .budget = budget, .accumulate = FAN_NO_DTYPE, .frontend = &frontend};
+    fan_buffer_config config = {.slots = slots, .budget = budget, .accumulate = FAN_DT_NONE, .frontend = &frontend};
     CHECK(fan_buffer_new(&config, &b, &err) == FAN_OK);
     return b;
 }
@@ -65,10 +65,10 @@ static void sums_under_every_budget(void)
             CHECK(add(b, 0, k + 1, 3, (k * 3) % 5, &err) == FAN_OK);
         CHECK(fan_buffer_take(b, &how, out, &err) == FAN_OK);
         CHECK(first(&out[0]) == 15.0);
-        CHECK(out[1].form == FAN_UNDEFINED);
+        CHECK(out[1].form == FAN_FORM_UNDEFINED);
         fan_value_drop(&frontend, &out[0]);
         CHECK(fan_buffer_take(b, &how, out, &err) == FAN_OK);
-        CHECK(out[0].form == FAN_UNDEFINED);
+        CHECK(out[0].form == FAN_FORM_UNDEFINED);
         fan_buffer_free(b);
     }
 }
@@ -80,11 +80,11 @@ static void errors_leave_it_as_it_was(void)
     fan_value out[1];
     fan_take how = {.real = true, .integral = true};
     CHECK(add(b, 0, 1, 3, 0, &err) == FAN_OK);
-    CHECK(add(b, 0, 1, 4, 1, &err) == FAN_VALUE);
+    CHECK(add(b, 0, 1, 4, 1, &err) == FAN_ERR_VALUE);
     CHECK(strstr(err.text, "(3,)") && strstr(err.text, "(4,)"));
-    CHECK(add(b, 0, 1, 3, 0, &err) == FAN_VALUE);
-    CHECK(add(b, 0, 1, 3, -1, &err) == FAN_VALUE);
-    CHECK(add(b, 1, 1, 3, 1, &err) == FAN_INDEX);
+    CHECK(add(b, 0, 1, 3, 0, &err) == FAN_ERR_VALUE);
+    CHECK(add(b, 0, 1, 3, -1, &err) == FAN_ERR_VALUE);
+    CHECK(add(b, 1, 1, 3, 1, &err) == FAN_ERR_INDEX);
     CHECK(fan_buffer_take(b, &how, out, &err) == FAN_OK);
     CHECK(first(&out[0]) == 1.0);
     fan_value_drop(&frontend, &out[0]);
@@ -108,8 +108,8 @@ static void allocations_fail(void)
         fan_status s2 = fan_buffer_take(b, &how, out, &err);
         fan_mem_fail_at(-1, 0);
         bool none = fan_mem_get().failed == failed;
-        CHECK(s1 == FAN_OK || s1 == FAN_NOMEM);
-        CHECK(s2 == FAN_OK || s2 == FAN_NOMEM);
+        CHECK(s1 == FAN_OK || s1 == FAN_ERR_NOMEM);
+        CHECK(s2 == FAN_OK || s2 == FAN_ERR_NOMEM);
         if (s1 == FAN_OK)
             want += 2;
         if (s2 != FAN_OK)

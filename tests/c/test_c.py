@@ -66,10 +66,10 @@ def test_the_runner_finds_a_planted_crash(c_program: Callable[..., Callable[...,
 @pytest.mark.parametrize(
     ("acts", "dies"),
     [
-        ("fan_turns_locked(t, 0, 5); fan_turns_unlocking(t, 0, 5);", False),
-        ("fan_turns_unlocking(t, 0, 5);", True),
-        ("fan_turns_locked(t, 0, 5); fan_turns_unlocking(t, 0, 5); fan_turns_unlocking(t, 0, 5);", True),
-        ("fan_turns_locked(t, 1, 5); fan_turns_unlocking(t, 0, 5);", True),
+        ("fan_host_sched_locked(t, 0, 5); fan_host_sched_unlocking(t, 0, 5);", False),
+        ("fan_host_sched_unlocking(t, 0, 5);", True),
+        ("fan_host_sched_locked(t, 0, 5); fan_host_sched_unlocking(t, 0, 5); fan_host_sched_unlocking(t, 0, 5);", True),
+        ("fan_host_sched_locked(t, 1, 5); fan_host_sched_unlocking(t, 0, 5);", True),
     ],
 )
 def test_a_lock_that_is_given_back_without_being_held_ends_the_run(
@@ -78,9 +78,10 @@ def test_a_lock_that_is_given_back_without_being_held_ends_the_run(
     """So a removed lock of the buffer is found by the proof, whatever else it leads to."""
     source = tmp_path / "unlock.c"
     source.write_text(
-        '#include "check.h"\n#include "device/turns.h"\nint main(void) { int a; bool first; fan_turns *t ='
-        f" fan_turns_new(1); for (int i = 0; i < 2; i++) CHECK_OK(fan_turns_spawn(t, &a, &first, NULL)); {acts}"
-        " fan_turns_end(t, 0); fan_turns_end(t, 1); fan_turns_free(t); return check_done(); }\n"
+        '#include "check.h"\n#include "device/host_sched.h"\nint main(void) { int a; bool first; fan_host_sched *t ='
+        f" fan_host_sched_new(1); for (int i = 0; i < 2; i++)"
+        f" CHECK_OK(fan_host_sched_spawn(t, &a, &first, NULL)); {acts}"
+        " fan_host_sched_end(t, 0); fan_host_sched_end(t, 1); fan_host_sched_free(t); return check_done(); }\n"
     )
     if dies:
         with pytest.raises(AssertionError, match="exit status -6"):

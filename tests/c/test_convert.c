@@ -4,7 +4,7 @@
 #include "check.h"
 #include "oracle.h"
 
-static const fan_dtype lows[] = {FAN_FLOAT16, FAN_BFLOAT16, FAN_FLOAT8_E4M3FN, FAN_FLOAT8_E5M2};
+static const fan_dtype lows[] = {FAN_DT_FLOAT16, FAN_DT_BFLOAT16, FAN_DT_FLOAT8_E4M3FN, FAN_DT_FLOAT8_E5M2};
 
 /* one: a single element of `from` as `to`. */
 static number one(fan_dtype from, const void *p, fan_dtype to)
@@ -18,14 +18,14 @@ static number one(fan_dtype from, const void *p, fan_dtype to)
 static uint32_t round_float(fan_dtype low, float x)
 {
     uint16_t code = 0;
-    fan_convert((char *)&code, low, 0, (const char *)&x, FAN_FLOAT32, 0, 1);
+    fan_convert((char *)&code, low, 0, (const char *)&x, FAN_DT_FLOAT32, 0, 1);
     return code;
 }
 
 static uint32_t round_double(fan_dtype low, double x)
 {
     uint16_t code = 0;
-    fan_convert((char *)&code, low, 0, (const char *)&x, FAN_FLOAT64, 0, 1);
+    fan_convert((char *)&code, low, 0, (const char *)&x, FAN_DT_FLOAT64, 0, 1);
     return code;
 }
 
@@ -39,8 +39,8 @@ static void every_pattern_goes_up_and_comes_back(fan_dtype low)
     uint32_t all = sign_bit(low) * 2;
     for (uint32_t code = 0; code < all; code++) {
         double x = decode_low(low, code);
-        CHECK(same_real(one(low, &code, FAN_FLOAT32).re, x));
-        CHECK(same_real(one(low, &code, FAN_FLOAT64).re, x));
+        CHECK(same_real(one(low, &code, FAN_DT_FLOAT32).re, x));
+        CHECK(same_real(one(low, &code, FAN_DT_FLOAT64).re, x));
         CHECK(same_code(low, round_float(low, (float)x), code));
         CHECK(same_code(low, round_double(low, x), code));
     }
@@ -96,14 +96,14 @@ static void integers_round_once(void)
         uint64_t bits = random_bits() >> random_below(64);
         if (random_below(4) == 0) /* next to a power of two, where ties lie */
             bits = (bits & (uint64_t)random_below(4)) + ((uint64_t)1 << random_below(64)) + ((uint64_t)1 << random_below(64));
-        static const fan_dtype to[] = {FAN_FLOAT16, FAN_BFLOAT16, FAN_FLOAT8_E4M3FN, FAN_FLOAT8_E5M2,
-                                       FAN_FLOAT32, FAN_FLOAT64,  FAN_COMPLEX64,     FAN_COMPLEX128};
+        static const fan_dtype to[] = {FAN_DT_FLOAT16, FAN_DT_BFLOAT16, FAN_DT_FLOAT8_E4M3FN, FAN_DT_FLOAT8_E5M2,
+                                       FAN_DT_FLOAT32, FAN_DT_FLOAT64,  FAN_DT_COMPLEX64,     FAN_DT_COMPLEX128};
         for (size_t k = 0; k < sizeof to / sizeof to[0]; k++) {
             number x = {bits, 0, 0};
-            number want_u = convert_number(FAN_UINT64, x, to[k]), want_i = convert_number(FAN_INT64, x, to[k]);
+            number want_u = convert_number(FAN_DT_UINT64, x, to[k]), want_i = convert_number(FAN_DT_INT64, x, to[k]);
             want_u.whole = want_i.whole = 0;
-            CHECK(same_number(one(FAN_UINT64, &bits, to[k]), want_u));
-            CHECK(same_number(one(FAN_INT64, &bits, to[k]), want_i));
+            CHECK(same_number(one(FAN_DT_UINT64, &bits, to[k]), want_u));
+            CHECK(same_number(one(FAN_DT_INT64, &bits, to[k]), want_i));
         }
     }
 }
@@ -113,8 +113,8 @@ static void every_pair_equals_the_oracle(void)
 {
     enum { MANY = 700 };
     static char src[MANY * 40 + 64], dst[MANY * 40 + 64];
-    for (int i = 0; i < FAN_DTYPE_COUNT; i++) {
-        for (int j = 0; j < FAN_DTYPE_COUNT; j++) {
+    for (int i = 0; i < FAN_DT_COUNT; i++) {
+        for (int j = 0; j < FAN_DT_COUNT; j++) {
             fan_dtype from = (fan_dtype)i, to = (fan_dtype)j;
             if (!is_whole(from) && is_whole(to))
                 continue; /* D6; float_to_integer_is_defined looks at it */
@@ -153,7 +153,7 @@ static void every_pair_equals_the_oracle(void)
             }
         }
     }
-    fan_convert(dst, FAN_INT8, 1, src, FAN_FLOAT64, 8, 0); /* nothing is nothing */
+    fan_convert(dst, FAN_DT_INT8, 1, src, FAN_DT_FLOAT64, 8, 0); /* nothing is nothing */
 }
 
 static void bool_bytes_are_true_when_not_zero(void)
@@ -161,9 +161,9 @@ static void bool_bytes_are_true_when_not_zero(void)
     for (int b = 0; b < 256; b++) {
         uint8_t in = (uint8_t)b, out = 0xee;
         int64_t whole = -1;
-        fan_convert((char *)&out, FAN_BOOL, 0, (const char *)&in, FAN_BOOL, 0, 1);
+        fan_convert((char *)&out, FAN_DT_BOOL, 0, (const char *)&in, FAN_DT_BOOL, 0, 1);
         CHECK_INT(out, b != 0);
-        fan_convert((char *)&whole, FAN_INT64, 0, (const char *)&in, FAN_BOOL, 0, 1);
+        fan_convert((char *)&whole, FAN_DT_INT64, 0, (const char *)&in, FAN_DT_BOOL, 0, 1);
         CHECK_INT(whole, b != 0);
     }
 }
@@ -185,12 +185,12 @@ static void float_to_integer_is_defined(void)
         {300, 300, 300, 44},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        CHECK_INT(one(FAN_FLOAT64, &cases[i].x, FAN_INT64).whole, cases[i].i64);
-        CHECK(one(FAN_FLOAT64, &cases[i].x, FAN_UINT64).whole == cases[i].u64);
-        CHECK_INT((int8_t)one(FAN_FLOAT64, &cases[i].x, FAN_INT8).whole, cases[i].i8);
+        CHECK_INT(one(FAN_DT_FLOAT64, &cases[i].x, FAN_DT_INT64).whole, cases[i].i64);
+        CHECK(one(FAN_DT_FLOAT64, &cases[i].x, FAN_DT_UINT64).whole == cases[i].u64);
+        CHECK_INT((int8_t)one(FAN_DT_FLOAT64, &cases[i].x, FAN_DT_INT8).whole, cases[i].i8);
         double z[2] = {cases[i].x, 5};
-        CHECK_INT(one(FAN_COMPLEX128, z, FAN_INT64).whole, cases[i].i64);
-        CHECK(same_real(one(FAN_COMPLEX128, z, FAN_FLOAT64).re, cases[i].x));
+        CHECK_INT(one(FAN_DT_COMPLEX128, z, FAN_DT_INT64).whole, cases[i].i64);
+        CHECK(same_real(one(FAN_DT_COMPLEX128, z, FAN_DT_FLOAT64).re, cases[i].x));
     }
 }
 

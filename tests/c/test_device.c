@@ -3,7 +3,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 
-#include "base/draw.h"
+#include "base/rng.h"
 #include "base/mem.h"
 #include "base/trace.h"
 #include "device/device.h"
@@ -37,7 +37,7 @@ static atomic_long live_events;
 static void shake(void)
 {
     static _Thread_local uint64_t state;
-    if (slow && fan_draw(&state) % 4 == 0)
+    if (slow && fan_rng(&state) % 4 == 0)
         sched_yield();
 }
 
@@ -51,7 +51,7 @@ static fan_status true_init(fan_event *e, fan_error *err)
     (void)err;
     e->impl = fan_calloc(sizeof(true_event));
     live_events++;
-    return e->impl ? FAN_OK : FAN_NOMEM;
+    return e->impl ? FAN_OK : FAN_ERR_NOMEM;
 }
 
 static void true_fini(fan_event *e)
@@ -141,10 +141,10 @@ static void *work(void *arg)
     worker *me = arg;
     shared *w = me->w;
     for (int i = 0; i < me->rounds; i++) {
-        fan_stream *s = w->s[fan_draw(&me->state) % STREAMS];
-        size_t at = fan_draw(&me->state) % 16;
+        fan_stream *s = w->s[fan_rng(&me->state) % STREAMS];
+        size_t at = fan_rng(&me->state) % 16;
         fan_event *e = NULL, *old = NULL;
-        switch (fan_draw(&me->state) % 8) {
+        switch (fan_rng(&me->state) % 8) {
         case 0:
         case 1:
             CHECK_OK(fan_event_record(s, &e, NULL));
@@ -178,7 +178,7 @@ static void *work(void *arg)
         }
         default: {
             bool elided;
-            if (fan_draw(&me->state) % 4 == 0) {
+            if (fan_rng(&me->state) % 4 == 0) {
                 e = fan_event_hold(w->users[at % 3]);
             } else {
                 pthread_mutex_lock(&w->lock);
@@ -251,7 +251,7 @@ static void devices_that_share_nothing_keep_each_other(void)
     CHECK_OK(fan_event_record(s, &a, NULL));
     CHECK_OK(fan_event_record(t, &b, NULL));
     CHECK(!fan_event_covers(a, b));
-    CHECK_INT(fan_event_rerecord(a, t, &err), FAN_VALUE);
+    CHECK_INT(fan_event_rerecord(a, t, &err), FAN_ERR_VALUE);
     CHECK_STR(err.text, "an event of true:0 cannot be recorded on a stream of true:1");
     CHECK_OK(fan_stream_wait(t, a, NULL, NULL));
     fan_sim *m = NULL;
@@ -259,7 +259,7 @@ static void devices_that_share_nothing_keep_each_other(void)
     CHECK_OK(fan_sim_new(&c, NULL, &m, NULL));
     fan_stream *x = NULL;
     CHECK_OK(fan_sim_stream(m, 0, false, &x, NULL));
-    CHECK_INT(fan_stream_wait(x, a, NULL, &err), FAN_TYPE);
+    CHECK_INT(fan_stream_wait(x, a, NULL, &err), FAN_ERR_TYPE);
     CHECK_STR(err.text, "a stream of sim:0 cannot wait for an event of true:0");
     fan_stream_drop(x);
     fan_sim_drop(m);
@@ -394,20 +394,20 @@ static void the_cpu_has_no_streams(void)
     CHECK(fan_stream_current(cpu) == NULL);
     fan_array *a, *b, *c;
     int64_t shape[1] = {3};
-    CHECK_OK(fan_device_array(cpu, NULL, FAN_FLOAT64, 1, shape, NULL, &a, NULL));
-    CHECK_OK(fan_device_array(cpu, NULL, FAN_FLOAT64, 1, shape, NULL, &b, NULL));
-    CHECK_OK(fan_device_array(cpu, NULL, FAN_FLOAT32, 1, shape, NULL, &c, NULL));
+    CHECK_OK(fan_device_array(cpu, NULL, FAN_DT_FLOAT64, 1, shape, NULL, &a, NULL));
+    CHECK_OK(fan_device_array(cpu, NULL, FAN_DT_FLOAT64, 1, shape, NULL, &b, NULL));
+    CHECK_OK(fan_device_array(cpu, NULL, FAN_DT_FLOAT32, 1, shape, NULL, &c, NULL));
     CHECK(fan_memory_device(a->storage) == cpu);
-    CHECK_OK(fan_memory_used_on(a->storage, NULL, NULL));
+    CHECK_OK(fan_memory_record_stream(a->storage, NULL, NULL));
     CHECK_INT(fan_memory_users(a->storage, NULL, 0), 0);
     for (int i = 0; i < 3; i++)
         ((double *)(void *)a->data)[i] = i + 1;
-    fan_operand in[2] = {{a, FAN_FLOAT64}, {b, FAN_FLOAT64}};
+    fan_operand in[2] = {{a, FAN_DT_FLOAT64}, {b, FAN_DT_FLOAT64}};
     fan_trace *t = fan_trace_new(16);
     fan_trace_begin(t);
     CHECK_OK(fan_device_run(cpu, NULL, &(fan_job){.kind = FAN_JOB_COPY, .out = b, .in = in, .n = 1}, NULL));
     CHECK_OK(fan_device_run(cpu, NULL, &(fan_job){.kind = FAN_JOB_SUM, .out = b, .in = in, .n = 2, .label = "two"}, NULL));
-    fan_operand one = {b, FAN_FLOAT64};
+    fan_operand one = {b, FAN_DT_FLOAT64};
     CHECK_OK(fan_device_run(cpu, NULL, &(fan_job){.kind = FAN_JOB_UPLOAD, .out = c, .in = &one, .n = 1}, NULL));
     fan_trace_end(t);
     CHECK(((float *)(void *)c->data)[2] == 6.0f);
@@ -424,8 +424,8 @@ static void the_cpu_has_no_streams(void)
     CHECK(((float *)(void *)c->data)[2] == 0);
     int64_t none[1] = {1};
     fan_array *r;
-    CHECK_OK(fan_device_array(cpu, NULL, FAN_FLOAT64, 1, none, NULL, &r, NULL));
-    fan_operand reduced = {a, FAN_FLOAT64};
+    CHECK_OK(fan_device_array(cpu, NULL, FAN_DT_FLOAT64, 1, none, NULL, &r, NULL));
+    fan_operand reduced = {a, FAN_DT_FLOAT64};
     CHECK_OK(fan_device_run(cpu, NULL, &(fan_job){.kind = FAN_JOB_REDUCE, .out = r, .in = &reduced, .n = 1}, NULL));
     CHECK(((double *)(void *)r->data)[0] == 6);
     fan_array_drop(a);
@@ -501,7 +501,7 @@ static void the_current_stream_is_the_innermost_pushed_on_this_thread(void)
 static fan_array *array(fan_device *d, fan_stream *owner, int64_t n)
 {
     fan_array *a = NULL;
-    CHECK_OK(fan_device_array(d, owner, FAN_FLOAT64, 1, &n, NULL, &a, NULL));
+    CHECK_OK(fan_device_array(d, owner, FAN_DT_FLOAT64, 1, &n, NULL, &a, NULL));
     return a;
 }
 
@@ -524,7 +524,7 @@ static void memory_leaves_when_all_that_used_it_has_passed(void)
     CHECK(users[0] == s[0]);
     for (int round = 0; round < 2; round++)
         for (int i = 0; i < 9; i++)
-            CHECK_OK(fan_memory_used_on(a->storage, s[i], NULL));
+            CHECK_OK(fan_memory_record_stream(a->storage, s[i], NULL));
     CHECK_INT(fan_memory_users(a->storage, users, 16), 9);
     CHECK(users[0] == s[0]);
     CHECK_INT(fan_memory_users(a->storage, users, 2), 9);
@@ -547,17 +547,17 @@ static void memory_leaves_when_all_that_used_it_has_passed(void)
     /* No owner: the first that is given stays. */
     a = array(d, NULL, 3);
     CHECK_INT(fan_memory_users(a->storage, users, 16), 0);
-    CHECK_OK(fan_memory_used_on(a->storage, s[1], NULL));
-    CHECK_OK(fan_memory_used_on(a->storage, s[2], NULL));
+    CHECK_OK(fan_memory_record_stream(a->storage, s[1], NULL));
+    CHECK_OK(fan_memory_record_stream(a->storage, s[2], NULL));
     CHECK_INT(fan_memory_users(a->storage, users, 16), 2);
-    fan_memory_own(a->storage, s[1]);
-    fan_memory_own(a->storage, s[2]);
+    fan_memory_set_stream(a->storage, s[1]);
+    fan_memory_set_stream(a->storage, s[2]);
     CHECK_INT(fan_memory_users(a->storage, users, 16), 2);
     CHECK(users[0] == s[1] && users[1] == s[2]);
     fan_array_drop(a);
     /* A stream that its user let go of lives as long as memory that it used, and not longer. */
     a = array(d, s[0], 3);
-    CHECK_OK(fan_memory_used_on(a->storage, s[4], NULL));
+    CHECK_OK(fan_memory_record_stream(a->storage, s[4], NULL));
     CHECK_OK(zero(s[4], a));
     fan_stream_drop(s[4]);
     fan_array_drop(a);
@@ -620,10 +620,10 @@ static void full_memory_is_reclaimed_or_refused(void)
         fan_array_drop(a);
     }
     fan_array *a = array(d, s, half);
-    CHECK_INT(fan_device_array(d, s, FAN_FLOAT64, 1, (int64_t[]){half + 8}, NULL, &b, &err), FAN_DEVICE_NOMEM);
+    CHECK_INT(fan_device_array(d, s, FAN_DT_FLOAT64, 1, (int64_t[]){half + 8}, NULL, &b, &err), FAN_ERR_DEVICE_NOMEM);
     CHECK_HAS(err.text, "sim:0 is out of memory");
     CHECK(b == NULL);
-    CHECK_OK(fan_device_array(d, s, FAN_FLOAT64, 1, &half, NULL, &b, &err));
+    CHECK_OK(fan_device_array(d, s, FAN_DT_FLOAT64, 1, &half, NULL, &b, &err));
     fan_array_drop(a);
     fan_array_drop(b);
     fan_stream_drop(s);
@@ -643,8 +643,8 @@ static void the_trace_tells_records_waits_marks_and_frees(void)
     CHECK_OK(fan_event_record(a, &e, NULL));
     CHECK_OK(fan_stream_wait(b, e, NULL, NULL));
     CHECK_OK(fan_stream_wait(b, e, NULL, NULL)); /* left out, and told so */
-    CHECK_OK(fan_memory_used_on(x->storage, b, NULL));
-    CHECK_OK(fan_memory_used_on(x->storage, b, NULL));
+    CHECK_OK(fan_memory_record_stream(x->storage, b, NULL));
+    CHECK_OK(fan_memory_record_stream(x->storage, b, NULL));
     CHECK_OK(zero(b, x));
     fan_array_drop(x);
     CHECK_OK(fan_stream_sync(b, NULL));
@@ -680,12 +680,12 @@ static fan_array *filled(fan_dtype dtype, int ndim, const int64_t *shape, uint64
     fan_array *a = NULL;
     CHECK_OK(fan_array_new(dtype, ndim, shape, NULL, &a, NULL));
     for (int64_t i = 0; i < a->size; i++) {
-        int64_t v = (int64_t)(fan_draw(state) % (uint64_t)most);
-        if (dtype == FAN_INT64)
+        int64_t v = (int64_t)(fan_rng(state) % (uint64_t)most);
+        if (dtype == FAN_DT_INT64)
             memcpy(a->data + 8 * i, &v, 8);
-        else if (dtype == FAN_INT32)
+        else if (dtype == FAN_DT_INT32)
             memcpy(a->data + 4 * i, &(int32_t){(int32_t)v}, 4);
-        else if (dtype == FAN_FLOAT32)
+        else if (dtype == FAN_DT_FLOAT32)
             memcpy(a->data + 4 * i, &(float){(float)v}, 4);
         else
             memcpy(a->data + 8 * i, &(double){(double)v}, 8);
@@ -695,19 +695,19 @@ static fan_array *filled(fan_dtype dtype, int ndim, const int64_t *shape, uint64
 
 static fan_sparse *random_sparse(fan_format f, fan_dtype dtype, uint64_t *state)
 {
-    int64_t shape[2] = {6, 5}, nnz = (int64_t)(fan_draw(state) % 7);
+    int64_t shape[2] = {6, 5}, nnz = (int64_t)(fan_rng(state) % 7);
     fan_sparse *s = NULL;
     fan_array *indices, *pointers = NULL, *values = filled(dtype, 1, &nnz, state, 100);
-    if (f == FAN_COO) {
+    if (f == FAN_FORMAT_COO) {
         int64_t grid[2] = {2, nnz};
-        indices = filled(fan_draw(state) % 2 ? FAN_INT64 : FAN_INT32, 2, grid, state, 5);
+        indices = filled(fan_rng(state) % 2 ? FAN_DT_INT64 : FAN_DT_INT32, 2, grid, state, 5);
     } else {
-        int64_t rows = f == FAN_CSR ? 7 : 6;
-        indices = filled(FAN_INT64, 1, &nnz, state, 5);
-        pointers = filled(FAN_INT64, 1, &rows, state, 1);
+        int64_t rows = f == FAN_FORMAT_CSR ? 7 : 6;
+        indices = filled(FAN_DT_INT64, 1, &nnz, state, 5);
+        pointers = filled(FAN_DT_INT64, 1, &rows, state, 1);
         int64_t *p = (int64_t *)(void *)pointers->data;
         for (int i = 1; i < rows; i++)
-            p[i] = i == rows - 1 ? nnz : p[i - 1] + (int64_t)(fan_draw(state) % (uint64_t)(nnz - p[i - 1] + 1));
+            p[i] = i == rows - 1 ? nnz : p[i - 1] + (int64_t)(fan_rng(state) % (uint64_t)(nnz - p[i - 1] + 1));
     }
     CHECK_OK(fan_sparse_new(f, 2, shape, indices, pointers, values, false, &s, NULL));
     fan_array_drop(indices);
@@ -746,16 +746,16 @@ static void a_sparse_sum_on_a_device_is_that_on_the_host(void)
     for (int round = 0; round < 400; round++) {
         fan_sim *m = machine(1);
         fan_stream *s = stream(m, 0);
-        size_t n = 1 + fan_draw(&state) % 3;
-        bool coalesce = fan_draw(&state) % 2, plain = !coalesce, widens = fan_draw(&state) % 4 == 0;
+        size_t n = 1 + fan_rng(&state) % 3;
+        bool coalesce = fan_rng(&state) % 2, plain = !coalesce, widens = fan_rng(&state) % 4 == 0;
         fan_sparse *host[3], *on[3], *want, *got;
         fan_sparse_operand from[3], to[3];
-        fan_scale scale = {.on = fan_draw(&state) % 4 == 0, .re = 2, .i = 2};
-        fan_format f = (fan_format)(fan_draw(&state) % 3);
+        fan_scale scale = {.on = fan_rng(&state) % 4 == 0, .re = 2, .i = 2};
+        fan_format f = (fan_format)(fan_rng(&state) % 3);
         for (size_t i = 0; i < n; i++) {
-            fan_dtype dtype = widens && i == 0 ? FAN_FLOAT32 : FAN_FLOAT64;
-            host[i] = random_sparse(fan_draw(&state) % 8 ? f : FAN_COO, dtype, &state);
-            plain = plain && host[i]->format == FAN_COO && (!widens || n == 1);
+            fan_dtype dtype = widens && i == 0 ? FAN_DT_FLOAT32 : FAN_DT_FLOAT64;
+            host[i] = random_sparse(fan_rng(&state) % 8 ? f : FAN_FORMAT_COO, dtype, &state);
+            plain = plain && host[i]->format == FAN_FORMAT_COO && (!widens || n == 1);
             fan_array *indices = moved(s, host[i]->indices), *pointers = moved(s, host[i]->pointers), *values = moved(s, host[i]->values);
             CHECK_OK(fan_sparse_new(host[i]->format, 2, host[i]->shape, indices, pointers, values, false, &on[i], NULL));
             fan_array_drop(indices);
@@ -764,8 +764,8 @@ static void a_sparse_sum_on_a_device_is_that_on_the_host(void)
             from[i] = (fan_sparse_operand){host[i], dtype};
             to[i] = (fan_sparse_operand){on[i], dtype};
         }
-        fan_dtype result = fan_draw(&state) % 3 ? FAN_NO_DTYPE : FAN_FLOAT32;
-        plain = plain && !scale.on && (result == FAN_NO_DTYPE || result == from[n - 1].acc);
+        fan_dtype result = fan_rng(&state) % 3 ? FAN_DT_NONE : FAN_DT_FLOAT32;
+        plain = plain && !scale.on && (result == FAN_DT_NONE || result == from[n - 1].acc);
         CHECK_OK(fan_sparse_merge(from, n, coalesce, result, &scale, &want, NULL));
         CHECK_OK(fan_device_sparse_merge(s->device, s, to, n, coalesce, result, &scale, &got, NULL));
         *(plain ? &queued : &through_host) += 1;
@@ -807,22 +807,22 @@ static fan_status scenario(fan_error *err)
     FAN_GO(fan_sim_stream(m, 0, false, &b, err));
     FAN_GO(fan_sim_stream(m, 1, false, &c, err));
     FAN_GO(fan_stream_push(a, err));
-    FAN_GO(fan_array_new(FAN_FLOAT64, 6, shape, NULL, &host, err));
+    FAN_GO(fan_array_new(FAN_DT_FLOAT64, 6, shape, NULL, &host, err));
     fan_fill_zero(host);
-    FAN_GO(fan_device_array(a->device, a, FAN_FLOAT64, 6, shape, NULL, &x, err));
-    FAN_GO(fan_sim_array(m, 1, FAN_FLOAT64, 6, shape, host, &y, err));
-    fan_operand up = {host, FAN_FLOAT64}, over = {x, FAN_FLOAT64};
+    FAN_GO(fan_device_array(a->device, a, FAN_DT_FLOAT64, 6, shape, NULL, &x, err));
+    FAN_GO(fan_sim_array(m, 1, FAN_DT_FLOAT64, 6, shape, host, &y, err));
+    fan_operand up = {host, FAN_DT_FLOAT64}, over = {x, FAN_DT_FLOAT64};
     FAN_GO(fan_device_run(a->device, a, &(fan_job){.kind = FAN_JOB_UPLOAD, .out = x, .in = &up, .n = 1}, err));
     FAN_GO(fan_event_record(a, &e, err));
     FAN_GO(fan_event_new(c->device, &f, err));
     FAN_GO(fan_stream_wait(c, e, NULL, err));
     for (int i = 0; i < 6; i++)
-        FAN_GO(fan_memory_used_on(x->storage, i % 2 ? b : c, err));
-    FAN_GO(fan_memory_used_on(y->storage, c, err));
+        FAN_GO(fan_memory_record_stream(x->storage, i % 2 ? b : c, err));
+    FAN_GO(fan_memory_record_stream(y->storage, c, err));
     FAN_GO(fan_device_run(c->device, c, &(fan_job){.kind = FAN_JOB_COPY, .out = y, .in = &over, .n = 1}, err));
     FAN_GO(fan_event_rerecord(f, c, err));
     FAN_GO(fan_stream_wait(b, f, NULL, err));
-    FAN_GO(fan_memory_used_on(y->storage, b, err));
+    FAN_GO(fan_memory_record_stream(y->storage, b, err));
     fan_array_drop(x);
     x = NULL;
     FAN_GO(fan_device_run(b->device, b, &(fan_job){.kind = FAN_JOB_ZERO, .out = y}, err));
@@ -859,9 +859,9 @@ static void every_allocation_fails_once(void)
             static int64_t before;
             bool hit = failed != before;
             before = failed;
-            CHECK(status == FAN_OK || (status == FAN_NOMEM && hit && err.text[0]));
+            CHECK(status == FAN_OK || (status == FAN_ERR_NOMEM && hit && err.text[0]));
             CHECK_INT(fan_mem_get().live, live);
-            refused += status == FAN_NOMEM;
+            refused += status == FAN_ERR_NOMEM;
             if (!hit)
                 break;
         }

@@ -5,8 +5,8 @@
 
 /* NumPy's own dtypes, in the order of the tables. */
 static const fan_dtype numpy[] = {
-    FAN_BOOL,   FAN_INT8,   FAN_INT16,   FAN_INT32,   FAN_INT64,   FAN_UINT8,     FAN_UINT16,
-    FAN_UINT32, FAN_UINT64, FAN_FLOAT16, FAN_FLOAT32, FAN_FLOAT64, FAN_COMPLEX64, FAN_COMPLEX128,
+    FAN_DT_BOOL,   FAN_DT_INT8,   FAN_DT_INT16,   FAN_DT_INT32,   FAN_DT_INT64,   FAN_DT_UINT8,     FAN_DT_UINT16,
+    FAN_DT_UINT32, FAN_DT_UINT64, FAN_DT_FLOAT16, FAN_DT_FLOAT32, FAN_DT_FLOAT64, FAN_DT_COMPLEX64, FAN_DT_COMPLEX128,
 };
 #define N (int)(sizeof numpy / sizeof numpy[0])
 
@@ -64,7 +64,7 @@ static const char *const castable[] = {
     "00000000000011", /* complex128 */
 };
 
-static const fan_dtype foreign[] = {FAN_BFLOAT16, FAN_FLOAT8_E4M3FN, FAN_FLOAT8_E5M2};
+static const fan_dtype foreign[] = {FAN_DT_BFLOAT16, FAN_DT_FLOAT8_E4M3FN, FAN_DT_FLOAT8_E5M2};
 
 static fan_dtype letter(char c)
 {
@@ -87,9 +87,9 @@ static void python_scalars_are_weak_as_numpy_has_it(void)
         CHECK_INT(fan_dtype_promote_weak(foreign[i], 'b'), foreign[i]);
         CHECK_INT(fan_dtype_promote_weak(foreign[i], 'i'), foreign[i]);
         CHECK_INT(fan_dtype_promote_weak(foreign[i], 'f'), foreign[i]);
-        CHECK_INT(fan_dtype_promote_weak(foreign[i], 'c'), FAN_COMPLEX64);
+        CHECK_INT(fan_dtype_promote_weak(foreign[i], 'c'), FAN_DT_COMPLEX64);
     }
-    CHECK_INT(fan_dtype_promote_weak(FAN_INT8, 'x'), FAN_NO_DTYPE);
+    CHECK_INT(fan_dtype_promote_weak(FAN_DT_INT8, 'x'), FAN_DT_NONE);
 }
 
 static void casts_are_same_kind_as_numpy_has_it(void)
@@ -98,14 +98,14 @@ static void casts_are_same_kind_as_numpy_has_it(void)
         for (int j = 0; j < N; j++)
             CHECK(fan_dtype_can_cast(numpy[i], numpy[j]) == (castable[i][j] == '1'));
     for (int i = 0; i < 3; i++) {
-        CHECK(fan_dtype_can_cast(FAN_FLOAT64, foreign[i]));
-        CHECK(fan_dtype_can_cast(FAN_INT64, foreign[i]));
-        CHECK(fan_dtype_can_cast(foreign[i], FAN_FLOAT16));
-        CHECK(!fan_dtype_can_cast(foreign[i], FAN_INT64));
-        CHECK(!fan_dtype_can_cast(FAN_COMPLEX64, foreign[i]));
+        CHECK(fan_dtype_can_cast(FAN_DT_FLOAT64, foreign[i]));
+        CHECK(fan_dtype_can_cast(FAN_DT_INT64, foreign[i]));
+        CHECK(fan_dtype_can_cast(foreign[i], FAN_DT_FLOAT16));
+        CHECK(!fan_dtype_can_cast(foreign[i], FAN_DT_INT64));
+        CHECK(!fan_dtype_can_cast(FAN_DT_COMPLEX64, foreign[i]));
     }
-    CHECK(!fan_dtype_can_cast(FAN_NO_DTYPE, FAN_FLOAT64));
-    CHECK(!fan_dtype_can_cast(FAN_BOOL, FAN_NO_DTYPE));
+    CHECK(!fan_dtype_can_cast(FAN_DT_NONE, FAN_DT_FLOAT64));
+    CHECK(!fan_dtype_can_cast(FAN_DT_BOOL, FAN_DT_NONE));
 }
 
 static void low_floats_promote_as_d4_says(void)
@@ -113,43 +113,43 @@ static void low_floats_promote_as_d4_says(void)
     for (int i = 0; i < 3; i++) {
         fan_dtype low = foreign[i];
         CHECK_INT(fan_dtype_promote(low, low), low);
-        CHECK_INT(fan_dtype_promote(low, FAN_FLOAT32), FAN_FLOAT32);
-        CHECK_INT(fan_dtype_promote(low, FAN_FLOAT64), FAN_FLOAT64);
-        CHECK_INT(fan_dtype_promote(low, FAN_COMPLEX64), FAN_COMPLEX64);
-        CHECK_INT(fan_dtype_promote(low, FAN_COMPLEX128), FAN_COMPLEX128);
+        CHECK_INT(fan_dtype_promote(low, FAN_DT_FLOAT32), FAN_DT_FLOAT32);
+        CHECK_INT(fan_dtype_promote(low, FAN_DT_FLOAT64), FAN_DT_FLOAT64);
+        CHECK_INT(fan_dtype_promote(low, FAN_DT_COMPLEX64), FAN_DT_COMPLEX64);
+        CHECK_INT(fan_dtype_promote(low, FAN_DT_COMPLEX128), FAN_DT_COMPLEX128);
         for (int j = 0; j < N && fan_dtype_kind(numpy[j]) != 'f'; j++)
             CHECK_INT(fan_dtype_promote(low, numpy[j]), low); /* bool and integers */
     }
-    CHECK_INT(fan_dtype_promote(FAN_BFLOAT16, FAN_FLOAT16), FAN_FLOAT32);
-    CHECK_INT(fan_dtype_promote(FAN_FLOAT8_E5M2, FAN_FLOAT16), FAN_FLOAT16);
-    CHECK_INT(fan_dtype_promote(FAN_FLOAT8_E4M3FN, FAN_BFLOAT16), FAN_BFLOAT16);
-    CHECK_INT(fan_dtype_promote(FAN_FLOAT8_E4M3FN, FAN_FLOAT8_E5M2), FAN_NO_DTYPE);
+    CHECK_INT(fan_dtype_promote(FAN_DT_BFLOAT16, FAN_DT_FLOAT16), FAN_DT_FLOAT32);
+    CHECK_INT(fan_dtype_promote(FAN_DT_FLOAT8_E5M2, FAN_DT_FLOAT16), FAN_DT_FLOAT16);
+    CHECK_INT(fan_dtype_promote(FAN_DT_FLOAT8_E4M3FN, FAN_DT_BFLOAT16), FAN_DT_BFLOAT16);
+    CHECK_INT(fan_dtype_promote(FAN_DT_FLOAT8_E4M3FN, FAN_DT_FLOAT8_E5M2), FAN_DT_NONE);
 }
 
 static void every_pair_is_symmetric_and_holds_both(void)
 {
-    for (int i = 0; i < FAN_DTYPE_COUNT; i++) {
+    for (int i = 0; i < FAN_DT_COUNT; i++) {
         fan_dtype a = (fan_dtype)i;
         CHECK_INT(fan_dtype_from_name(fan_dtype_name(a)), a);
         CHECK(strchr("biufc", fan_dtype_kind(a)) != NULL);
         CHECK_INT(fan_dtype_promote(a, a), a);
-        CHECK_INT(fan_dtype_promote(a, FAN_NO_DTYPE), FAN_NO_DTYPE);
-        CHECK_INT(fan_dtype_promote(FAN_NO_DTYPE, a), FAN_NO_DTYPE);
+        CHECK_INT(fan_dtype_promote(a, FAN_DT_NONE), FAN_DT_NONE);
+        CHECK_INT(fan_dtype_promote(FAN_DT_NONE, a), FAN_DT_NONE);
         bool low = fan_dtype_kind(a) == 'f' && fan_dtype_size(a) < 4;
-        CHECK_INT(fan_dtype_accumulate(a), low ? FAN_FLOAT32 : a);
-        for (int j = 0; j < FAN_DTYPE_COUNT; j++) {
+        CHECK_INT(fan_dtype_accumulate(a), low ? FAN_DT_FLOAT32 : a);
+        for (int j = 0; j < FAN_DT_COUNT; j++) {
             fan_dtype b = (fan_dtype)j, p = fan_dtype_promote(a, b);
             CHECK_INT(p, fan_dtype_promote(b, a));
-            if (p != FAN_NO_DTYPE) {
+            if (p != FAN_DT_NONE) {
                 CHECK(fan_dtype_can_cast(a, p) && fan_dtype_can_cast(b, p));
                 CHECK_INT(fan_dtype_promote(p, a), p);
             }
         }
     }
-    CHECK_STR(fan_dtype_name(FAN_NO_DTYPE), "none");
-    CHECK_INT(fan_dtype_size(FAN_NO_DTYPE), 0);
-    CHECK_INT(fan_dtype_from_name("float"), FAN_NO_DTYPE);
-    CHECK_INT(fan_dtype_from_name(NULL), FAN_NO_DTYPE);
+    CHECK_STR(fan_dtype_name(FAN_DT_NONE), "none");
+    CHECK_INT(fan_dtype_size(FAN_DT_NONE), 0);
+    CHECK_INT(fan_dtype_from_name("float"), FAN_DT_NONE);
+    CHECK_INT(fan_dtype_from_name(NULL), FAN_DT_NONE);
 }
 
 int main(void)

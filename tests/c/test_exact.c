@@ -19,15 +19,15 @@ typedef struct format {
 static format format_of(fan_dtype d)
 {
     switch (d) {
-    case FAN_FLOAT16:
+    case FAN_DT_FLOAT16:
         return (format){10, 24, 0x7bff, 0x7c00, 0x7e00};
-    case FAN_BFLOAT16:
+    case FAN_DT_BFLOAT16:
         return (format){7, 133, 0x7f7f, 0x7f80, 0x7fc0};
-    case FAN_FLOAT8_E5M2:
+    case FAN_DT_FLOAT8_E5M2:
         return (format){2, 16, 0x7b, 0x7c, 0x7e};
-    case FAN_FLOAT8_E4M3FN:
+    case FAN_DT_FLOAT8_E4M3FN:
         return (format){3, 9, 0x7e, 0x7f, 0x7f};
-    case FAN_FLOAT32:
+    case FAN_DT_FLOAT32:
         return (format){23, 149, 0x7f7fffff, 0x7f800000, 0x7fc00000};
     default:
         return (format){52, 1074, UINT64_C(0x7fefffffffffffff), UINT64_C(0x7ff0000000000000), UINT64_C(0x7ff8000000000000)};
@@ -338,7 +338,7 @@ static void check_terms(terms *t, fan_dtype to, const char *what, bool planted)
         fan_array_drop(out[o]);
 }
 
-static const fan_dtype reals[] = {FAN_FLOAT32, FAN_BFLOAT16, FAN_FLOAT16, FAN_FLOAT8_E4M3FN, FAN_FLOAT8_E5M2, FAN_FLOAT64};
+static const fan_dtype reals[] = {FAN_DT_FLOAT32, FAN_DT_BFLOAT16, FAN_DT_FLOAT16, FAN_DT_FLOAT8_E4M3FN, FAN_DT_FLOAT8_E5M2, FAN_DT_FLOAT64};
 #define REALS 6
 
 static void a_million_sums(double share)
@@ -413,13 +413,13 @@ static double sum_of(const float *x, size_t n, fan_dtype to, const fan_scale *sc
     fan_array *made[16], *out;
     double got = 0;
     for (size_t k = 0; k < n; k++) {
-        CHECK_OK(fan_array_new(FAN_FLOAT32, 0, NULL, NULL, &made[k], NULL));
+        CHECK_OK(fan_array_new(FAN_DT_FLOAT32, 0, NULL, NULL, &made[k], NULL));
         memcpy(made[k]->data, &x[k], sizeof x[k]);
         in[k] = made[k];
     }
     CHECK_OK(fan_array_new(to, 0, NULL, NULL, &out, NULL));
-    fan_exact_sum(out, in, n, FAN_FLOAT32, scale);
-    fan_convert((char *)&got, FAN_FLOAT64, 8, out->data, to, 8, 1);
+    fan_exact_sum(out, in, n, FAN_DT_FLOAT32, scale);
+    fan_convert((char *)&got, FAN_DT_FLOAT64, 8, out->data, to, 8, 1);
     for (size_t k = 0; k < n; k++)
         fan_array_drop(made[k]);
     fan_array_drop(out);
@@ -430,26 +430,26 @@ static void named_cases(void)
 {
     const float big = 0x1.fffffep127f;
 #define SUM(to, ...) sum_of((const float[]){__VA_ARGS__}, sizeof(float[]){__VA_ARGS__} / sizeof(float), to, NULL)
-    CHECK(SUM(FAN_FLOAT32, big, big, -big) == (double)big);
-    CHECK(SUM(FAN_FLOAT32, big, big) == (double)INFINITY);
-    CHECK(SUM(FAN_FLOAT64, big, big) == 2 * (double)big);
-    CHECK(SUM(FAN_FLOAT32, big, 0x1p103f) == (double)INFINITY); /* a tie with what would be 2^128 */
-    CHECK(SUM(FAN_FLOAT32, big, 0x1p103f, -0x1p-149f) == (double)big);
-    CHECK(SUM(FAN_FLOAT32, INFINITY, -big, 1) == (double)INFINITY);
-    CHECK(isnan(SUM(FAN_FLOAT32, INFINITY, -INFINITY)));
-    CHECK(isnan(SUM(FAN_FLOAT32, 1, NAN)));
+    CHECK(SUM(FAN_DT_FLOAT32, big, big, -big) == (double)big);
+    CHECK(SUM(FAN_DT_FLOAT32, big, big) == (double)INFINITY);
+    CHECK(SUM(FAN_DT_FLOAT64, big, big) == 2 * (double)big);
+    CHECK(SUM(FAN_DT_FLOAT32, big, 0x1p103f) == (double)INFINITY); /* a tie with what would be 2^128 */
+    CHECK(SUM(FAN_DT_FLOAT32, big, 0x1p103f, -0x1p-149f) == (double)big);
+    CHECK(SUM(FAN_DT_FLOAT32, INFINITY, -big, 1) == (double)INFINITY);
+    CHECK(isnan(SUM(FAN_DT_FLOAT32, INFINITY, -INFINITY)));
+    CHECK(isnan(SUM(FAN_DT_FLOAT32, 1, NAN)));
     /* 1 + 2^-24 is a tie; a little more or less is not, and float64 alone would not see it */
-    CHECK(SUM(FAN_FLOAT32, 1, 0x1p-24f) == 1);
-    CHECK(SUM(FAN_FLOAT32, 1, 0x1p-24f, 0x1p-120f) == 1 + 0x1p-23);
-    CHECK(SUM(FAN_FLOAT32, 1 + 0x1p-23f, 0x1p-24f, -0x1p-120f) == 1 + 0x1p-23);
-    CHECK(SUM(FAN_BFLOAT16, 1, 0x1p-8f, 0x1p-140f) == 1 + 0x1p-7);
-    CHECK(SUM(FAN_FLOAT16, 65504, 16, -0x1p-140f) == 65504);
-    CHECK(SUM(FAN_FLOAT16, 65504, 16) == (double)INFINITY);
-    CHECK(SUM(FAN_FLOAT32, 0x1p-149f, 0x1p-149f, -0x1p-148f) == 0);
-    CHECK(!signbit(SUM(FAN_FLOAT32, 1, -1)));
-    CHECK(!signbit(SUM(FAN_FLOAT32, -0.0f, 0.0f)));
-    CHECK(signbit(SUM(FAN_FLOAT32, -0.0f, -0.0f, -0.0f)));
-    CHECK(signbit(SUM(FAN_FLOAT16, -0x1p-149f, 0.0f))); /* too small for it, and not zero */
+    CHECK(SUM(FAN_DT_FLOAT32, 1, 0x1p-24f) == 1);
+    CHECK(SUM(FAN_DT_FLOAT32, 1, 0x1p-24f, 0x1p-120f) == 1 + 0x1p-23);
+    CHECK(SUM(FAN_DT_FLOAT32, 1 + 0x1p-23f, 0x1p-24f, -0x1p-120f) == 1 + 0x1p-23);
+    CHECK(SUM(FAN_DT_BFLOAT16, 1, 0x1p-8f, 0x1p-140f) == 1 + 0x1p-7);
+    CHECK(SUM(FAN_DT_FLOAT16, 65504, 16, -0x1p-140f) == 65504);
+    CHECK(SUM(FAN_DT_FLOAT16, 65504, 16) == (double)INFINITY);
+    CHECK(SUM(FAN_DT_FLOAT32, 0x1p-149f, 0x1p-149f, -0x1p-148f) == 0);
+    CHECK(!signbit(SUM(FAN_DT_FLOAT32, 1, -1)));
+    CHECK(!signbit(SUM(FAN_DT_FLOAT32, -0.0f, 0.0f)));
+    CHECK(signbit(SUM(FAN_DT_FLOAT32, -0.0f, -0.0f, -0.0f)));
+    CHECK(signbit(SUM(FAN_DT_FLOAT16, -0x1p-149f, 0.0f))); /* too small for it, and not zero */
 #undef SUM
 }
 
@@ -464,13 +464,13 @@ static void a_factor_is_exact(void)
         size_t n = 1 + (size_t)random_below(4);
         double by = factors[random_below(10)];
         fan_scale scale = {.on = true, .re = by};
-        hostile(FAN_FLOAT32, codes, n, (int)random_below(5));
+        hostile(FAN_DT_FLOAT32, codes, n, (int)random_below(5));
         for (size_t k = 0; k < n; k++) {
             uint32_t u = (uint32_t)codes[k];
             memcpy(&x[k], &u, 4);
         }
-        float got = (float)sum_of(x, n, FAN_FLOAT32, &scale);
-        double whole_sum = sum_of(x, n, FAN_FLOAT64, NULL);
+        float got = (float)sum_of(x, n, FAN_DT_FLOAT32, &scale);
+        double whole_sum = sum_of(x, n, FAN_DT_FLOAT64, NULL);
         if (!isfinite(by) || by == 0 || whole_sum == 0) {
             /* the sign of a sum that rounds to zero is the exact one's */
             float want = (float)(whole_sum * by);
@@ -496,7 +496,7 @@ static void a_factor_is_exact(void)
         int s = whole_sign(&w);
         if (s < 0)
             whole_negate(&w);
-        uint32_t want = (uint32_t)nearest(&w, base, FAN_FLOAT32) | (s < 0 ? 0x80000000u : 0), had;
+        uint32_t want = (uint32_t)nearest(&w, base, FAN_DT_FLOAT32) | (s < 0 ? 0x80000000u : 0), had;
         memcpy(&had, &got, 4);
         if (!CHECK(want == had))
             fprintf(stderr, "    factor %a: got %x, want %x\n", by, had, want);
@@ -510,36 +510,36 @@ static void complex_and_wider_states(void)
     int64_t size = 300;
     fan_array *in[6], *part[6], *out, *re, *wide_out;
     for (int k = 0; k < 6; k++) {
-        CHECK_OK(fan_array_new(FAN_COMPLEX64, 1, &size, NULL, &in[k], NULL));
+        CHECK_OK(fan_array_new(FAN_DT_COMPLEX64, 1, &size, NULL, &in[k], NULL));
         for (int64_t i = 0; i < 2 * size; i++) {
             uint64_t code[1];
-            hostile(FAN_FLOAT32, code, 1, (int)random_below(5));
-            store(in[k]->data + 4 * i, FAN_FLOAT32, code[0]);
+            hostile(FAN_DT_FLOAT32, code, 1, (int)random_below(5));
+            store(in[k]->data + 4 * i, FAN_DT_FLOAT32, code[0]);
         }
     }
-    CHECK_OK(fan_array_new(FAN_COMPLEX64, 1, &size, NULL, &out, NULL));
-    CHECK_OK(fan_array_new(FAN_FLOAT32, 1, &size, NULL, &re, NULL));
-    CHECK_OK(fan_array_new(FAN_COMPLEX64, 1, &size, NULL, &wide_out, NULL));
-    fan_exact_sum(out, (const fan_array *const *)in, 6, FAN_COMPLEX64, NULL);
+    CHECK_OK(fan_array_new(FAN_DT_COMPLEX64, 1, &size, NULL, &out, NULL));
+    CHECK_OK(fan_array_new(FAN_DT_FLOAT32, 1, &size, NULL, &re, NULL));
+    CHECK_OK(fan_array_new(FAN_DT_COMPLEX64, 1, &size, NULL, &wide_out, NULL));
+    fan_exact_sum(out, (const fan_array *const *)in, 6, FAN_DT_COMPLEX64, NULL);
     for (int which = 0; which < 2; which++) {
         for (int k = 0; k < 6; k++)
-            CHECK_OK(fan_array_view(in[k]->storage, in[k]->data + 4 * which, FAN_FLOAT32, 1, &size, in[k]->strides, true, &part[k], NULL));
-        fan_exact_sum(re, (const fan_array *const *)part, 6, FAN_FLOAT32, NULL);
+            CHECK_OK(fan_array_view(in[k]->storage, in[k]->data + 4 * which, FAN_DT_FLOAT32, 1, &size, in[k]->strides, true, &part[k], NULL));
+        fan_exact_sum(re, (const fan_array *const *)part, 6, FAN_DT_FLOAT32, NULL);
         for (int64_t i = 0; i < size; i++)
-            CHECK(load(re->data + 4 * i, FAN_FLOAT32) == load(out->data + 8 * i + 4 * which, FAN_FLOAT32));
+            CHECK(load(re->data + 4 * i, FAN_DT_FLOAT32) == load(out->data + 8 * i + 4 * which, FAN_DT_FLOAT32));
         for (int k = 0; k < 6; k++)
             fan_array_drop(part[k]);
     }
-    void *narrow = malloc(fan_exact_state_size(FAN_FLOAT32) * (size_t)size), *wide = malloc(fan_exact_state_size(FAN_COMPLEX64) * (size_t)size);
+    void *narrow = malloc(fan_exact_state_size(FAN_DT_FLOAT32) * (size_t)size), *wide = malloc(fan_exact_state_size(FAN_DT_COMPLEX64) * (size_t)size);
     for (int k = 0; k < 3; k++)
-        CHECK_OK(fan_array_view(in[k]->storage, in[k]->data, FAN_FLOAT32, 1, &size, in[k]->strides, true, &part[k], NULL));
-    fan_exact_start(narrow, FAN_FLOAT32, size);
-    fan_exact_add(narrow, FAN_FLOAT32, (const fan_array *const *)part, 3);
-    fan_exact_widen(wide, FAN_COMPLEX64, narrow, FAN_FLOAT32, size);
-    fan_exact_add(wide, FAN_COMPLEX64, (const fan_array *const *)in + 3, 3);
-    fan_exact_finish(wide_out, wide, FAN_COMPLEX64, NULL);
+        CHECK_OK(fan_array_view(in[k]->storage, in[k]->data, FAN_DT_FLOAT32, 1, &size, in[k]->strides, true, &part[k], NULL));
+    fan_exact_start(narrow, FAN_DT_FLOAT32, size);
+    fan_exact_add(narrow, FAN_DT_FLOAT32, (const fan_array *const *)part, 3);
+    fan_exact_widen(wide, FAN_DT_COMPLEX64, narrow, FAN_DT_FLOAT32, size);
+    fan_exact_add(wide, FAN_DT_COMPLEX64, (const fan_array *const *)in + 3, 3);
+    fan_exact_finish(wide_out, wide, FAN_DT_COMPLEX64, NULL);
     for (int64_t i = 0; i < size; i++)
-        CHECK(load(wide_out->data + 8 * i, FAN_FLOAT32) == load(out->data + 8 * i, FAN_FLOAT32));
+        CHECK(load(wide_out->data + 8 * i, FAN_DT_FLOAT32) == load(out->data + 8 * i, FAN_DT_FLOAT32));
     for (int k = 0; k < 6; k++) {
         fan_array_drop(in[k]);
         if (k < 3)
@@ -552,7 +552,7 @@ static void complex_and_wider_states(void)
     fan_array_drop(wide_out);
 
     /* float16 into float32, bfloat16 into float64, by way of states */
-    static const fan_dtype from[] = {FAN_FLOAT16, FAN_BFLOAT16, FAN_FLOAT8_E5M2, FAN_FLOAT32}, to[] = {FAN_FLOAT32, FAN_FLOAT64, FAN_FLOAT16, FAN_FLOAT64};
+    static const fan_dtype from[] = {FAN_DT_FLOAT16, FAN_DT_BFLOAT16, FAN_DT_FLOAT8_E5M2, FAN_DT_FLOAT32}, to[] = {FAN_DT_FLOAT32, FAN_DT_FLOAT64, FAN_DT_FLOAT16, FAN_DT_FLOAT64};
     for (int r = 0; r < 4; r++) {
         terms t;
         terms_make(&t, from[r], 7, 400, -1);
@@ -614,19 +614,19 @@ static void terms_of_other_dtypes(void)
 {
     int64_t size = 50;
     fan_array *ints, *lows, *rounded_ints, *out[2];
-    CHECK_OK(fan_array_new(FAN_INT32, 1, &size, NULL, &ints, NULL));
-    CHECK_OK(fan_array_new(FAN_BFLOAT16, 1, &size, NULL, &lows, NULL));
-    CHECK_OK(fan_array_new(FAN_BFLOAT16, 1, &size, NULL, &rounded_ints, NULL));
+    CHECK_OK(fan_array_new(FAN_DT_INT32, 1, &size, NULL, &ints, NULL));
+    CHECK_OK(fan_array_new(FAN_DT_BFLOAT16, 1, &size, NULL, &lows, NULL));
+    CHECK_OK(fan_array_new(FAN_DT_BFLOAT16, 1, &size, NULL, &rounded_ints, NULL));
     for (int64_t i = 0; i < size; i++) {
         int32_t x = (int32_t)(random_below(1 << 20) - (1 << 19));
         memcpy(ints->data + 4 * i, &x, 4);
-        random_element(FAN_BFLOAT16, element(lows, i));
+        random_element(FAN_DT_BFLOAT16, element(lows, i));
     }
     fan_array_copy(rounded_ints, ints);
     for (int o = 0; o < 2; o++)
-        CHECK_OK(fan_array_new(FAN_FLOAT32, 1, &size, NULL, &out[o], NULL));
-    fan_exact_sum(out[0], (const fan_array *[]){ints, lows}, 2, FAN_BFLOAT16, NULL);
-    fan_exact_sum(out[1], (const fan_array *[]){lows, rounded_ints}, 2, FAN_BFLOAT16, NULL);
+        CHECK_OK(fan_array_new(FAN_DT_FLOAT32, 1, &size, NULL, &out[o], NULL));
+    fan_exact_sum(out[0], (const fan_array *[]){ints, lows}, 2, FAN_DT_BFLOAT16, NULL);
+    fan_exact_sum(out[1], (const fan_array *[]){lows, rounded_ints}, 2, FAN_DT_BFLOAT16, NULL);
     for (int64_t i = 0; i < size; i++)
         CHECK(same_number(get(out[0], i), get(out[1], i)));
     fan_array_drop(ints);
@@ -646,8 +646,8 @@ static void planted_faults_are_found(void)
             fan_fault_plant(faults[f]);
             for (int round = 0; round < 16; round++) {
                 terms t;
-                terms_make(&t, r ? FAN_FLOAT64 : FAN_FLOAT32, 5, 2000, round % 8);
-                check_terms(&t, r && round < 8 ? FAN_FLOAT64 : FAN_FLOAT32, "planted", true);
+                terms_make(&t, r ? FAN_DT_FLOAT64 : FAN_DT_FLOAT32, 5, 2000, round % 8);
+                check_terms(&t, r && round < 8 ? FAN_DT_FLOAT64 : FAN_DT_FLOAT32, "planted", true);
                 terms_free(&t);
             }
             fan_fault_plant(FAN_FAULT_NONE);
@@ -667,8 +667,8 @@ int main(int argc, char **argv)
 #endif
     if (argc > 1)
         share = atof(argv[1]);
-    CHECK(fan_exact_fits(FAN_FLOAT32) && fan_exact_fits(FAN_COMPLEX64) && !fan_exact_fits(FAN_INT32) && !fan_exact_fits(FAN_BOOL));
-    CHECK_INT(fan_exact_state_size(FAN_FLOAT32), 40);
+    CHECK(fan_exact_fits(FAN_DT_FLOAT32) && fan_exact_fits(FAN_DT_COMPLEX64) && !fan_exact_fits(FAN_DT_INT32) && !fan_exact_fits(FAN_DT_BOOL));
+    CHECK_INT(fan_exact_state_size(FAN_DT_FLOAT32), 40);
     named_cases();
     every_order_of_five();
     a_factor_is_exact();

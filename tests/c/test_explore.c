@@ -1,7 +1,7 @@
 /* The search over host orders: the reduction against the whole search, on random programs; replay, samples, the limit. */
 #include "check.h"
 
-#include "base/draw.h"
+#include "base/rng.h"
 #include "base/mem.h"
 #include "device/explore.h"
 
@@ -11,7 +11,7 @@ static uint64_t state = 1;
 
 static uint64_t draw(void)
 {
-    return fan_draw(&state);
+    return fan_rng(&state);
 }
 
 static int below(int n)
@@ -97,7 +97,7 @@ static void act(const program *p, world *w, int a, fan_explore *x)
     const step *s = &p->all[a][w->at[a]];
     w->waits[a] = s->kind == LOCK && w->holder[s->lock] != 0;
     if (w->waits[a]) {
-        fan_explore_touched(x, 100 + (uint64_t)s->lock, FAN_READS);
+        fan_explore_touched(x, 100 + (uint64_t)s->lock, FAN_TOUCH_READS);
         return;
     }
     w->at[a]++;
@@ -107,9 +107,9 @@ static void act(const program *p, world *w, int a, fan_explore *x)
         return;
     }
     if (s->kind == COUNT) { /* who comes when the limit is passed knows it */
-        fan_explore_touched(x, THE_NUMBER, FAN_COUNTS);
+        fan_explore_touched(x, THE_NUMBER, FAN_TOUCH_COUNTS);
         if (++w->number > LIMIT) {
-            fan_explore_touched(x, THE_NUMBER, FAN_WEIGHS);
+            fan_explore_touched(x, THE_NUMBER, FAN_TOUCH_WEIGHS);
             w->own[a] = mix(w->own[a], w->number);
         }
         return;
@@ -350,7 +350,7 @@ static void a_schedule_is_replayed_and_a_limit_kept(void)
     CHECK(fan_explore_complete(z));
     CHECK(fan_explore_runs(z) > runs);
     CHECK_INT(fan_explore_abandoned(z), abandoned);
-    CHECK_INT(fan_explore_replay(z, "012!"), FAN_VALUE);
+    CHECK_INT(fan_explore_replay(z, "012!"), FAN_ERR_VALUE);
     CHECK_OK(fan_explore_replay(z, "vvvv")); /* nobody of that name can act */
     CHECK(fan_explore_begin(z));
     CHECK(run_once(&q, z, &r, &stuck));

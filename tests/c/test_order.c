@@ -2,9 +2,9 @@
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 
-#include "base/draw.h"
+#include "base/rng.h"
 #include "base/mem.h"
-#include "device/order.h"
+#include "device/race_check.h"
 
 #include <stdlib.h>
 #include <time.h>
@@ -13,7 +13,7 @@ static uint64_t state = 1;
 
 static uint64_t draw(void)
 {
-    return fan_draw(&state);
+    return fan_rng(&state);
 }
 
 static uint32_t below(uint32_t n)
@@ -21,18 +21,18 @@ static uint32_t below(uint32_t n)
     return (uint32_t)(draw() % n);
 }
 
-static uint32_t lane_new(fan_order *o)
+static uint32_t lane_new(fan_race_check *o)
 {
     uint32_t lane = UINT32_MAX;
-    CHECK_OK(fan_order_lane(o, &lane, NULL));
+    CHECK_OK(fan_race_check_lane(o, &lane, NULL));
     return lane;
 }
 
-static fan_status access_at(fan_order *o, uint32_t lane, uint32_t host, const char *name, uintptr_t lo, uintptr_t hi, bool write, fan_race *race)
+static fan_status access_at(fan_race_check *o, uint32_t lane, uint32_t host, const char *name, uintptr_t lo, uintptr_t hi, bool write, fan_race *race)
 {
     uint64_t op;
-    fan_status status = fan_order_begin(o, lane, host, name, "x.py:1", &op, NULL);
-    return status == FAN_OK ? fan_order_range(o, op, lo, hi, write, race) : status;
+    fan_status status = fan_race_check_begin(o, lane, host, name, "x.py:1", &op, NULL);
+    return status == FAN_OK ? fan_race_check_range(o, op, lo, hi, write, race) : status;
 }
 
 #define READ(lane, lo, hi) access_at(o, lane, h, "read", lo, hi, false, &race)
@@ -40,7 +40,7 @@ static fan_status access_at(fan_order *o, uint32_t lane, uint32_t host, const ch
 
 static void an_event_orders_two_streams(void)
 {
-    fan_order *o = fan_order_new();
+    fan_race_check *o = fan_race_check_new();
     fan_race race;
     fan_clock e;
     uint32_t h = lane_new(o), a = lane_new(o), b = lane_new(o);
@@ -48,7 +48,7 @@ static void an_event_orders_two_streams(void)
     CHECK_OK(WRITE(a, 100, 200));
     CHECK_OK(WRITE(a, 100, 200)); /* one stream is a queue */
     CHECK_OK(READ(b, 200, 300));  /* other bytes */
-    CHECK_INT(READ(b, 199, 201), FAN_RACE);
+    CHECK_INT(READ(b, 199, 201), FAN_ERR_RACE);
     CHECK_INT(race.lo, 199);
     CHECK_INT(race.hi, 200);
     CHECK(race.first_writes && !race.second_writes && !race.release && !race.released);
@@ -56,21 +56,21 @@ static void an_event_orders_two_streams(void)
     CHECK_INT(race.second.lane, b);
     CHECK_STR(race.first.name, "write");
     CHECK_STR(race.first.site, "x.py:1");
-    CHECK_OK(fan_order_record(o, a, h, &e));
+    CHECK_OK(fan_race_check_record(o, a, h, &e));
     CHECK_OK(WRITE(a, 300, 400)); /* after the record: not in it */
-    CHECK_OK(fan_order_wait(o, b, h, &e));
+    CHECK_OK(fan_race_check_wait(o, b, h, &e));
     CHECK_OK(READ(b, 100, 200));
     CHECK_OK(READ(b, 100, 200));
-    CHECK_INT(READ(b, 350, 351), FAN_RACE);
-    CHECK_INT(WRITE(a, 150, 160), FAN_RACE); /* b's reads come after the event, before nothing of a's */
+    CHECK_INT(READ(b, 350, 351), FAN_ERR_RACE);
+    CHECK_INT(WRITE(a, 150, 160), FAN_ERR_RACE); /* b's reads come after the event, before nothing of a's */
     CHECK(!race.first_writes && race.second_writes);
     fan_clock_fini(&e);
-    fan_order_free(o);
+    fan_race_check_free(o);
 }
 
 static void reads_do_not_race(void)
 {
-    fan_order *o = fan_order_new();
+    fan_race_check *o = fan_race_check_new();
     fan_race race;
     fan_clock e;
     fan_clock_init(&e);
@@ -78,86 +78,86 @@ static void reads_do_not_race(void)
     CHECK_OK(READ(a, 0, 100));
     CHECK_OK(READ(b, 50, 150));
     CHECK_OK(READ(c, 0, 150));
-    CHECK_INT(WRITE(c, 99, 100), FAN_RACE);
-    fan_order_reset(o);
+    CHECK_INT(WRITE(c, 99, 100), FAN_ERR_RACE);
+    fan_race_check_reset(o);
     CHECK_OK(READ(a, 0, 100));
     CHECK_OK(READ(b, 50, 150));
-    CHECK_OK(fan_order_record(o, a, h, &e));
-    CHECK_OK(fan_order_wait(o, c, h, &e));
+    CHECK_OK(fan_race_check_record(o, a, h, &e));
+    CHECK_OK(fan_race_check_wait(o, c, h, &e));
     CHECK_OK(WRITE(c, 0, 50));
-    CHECK_INT(WRITE(c, 49, 51), FAN_RACE);
+    CHECK_INT(WRITE(c, 49, 51), FAN_ERR_RACE);
     CHECK_INT(race.first.lane, b);
     CHECK_INT(race.lo, 50);
     fan_clock_fini(&e);
-    fan_order_free(o);
+    fan_race_check_free(o);
 }
 
 static void the_host_knows_what_it_waited_for(void)
 {
-    fan_order *o = fan_order_new();
+    fan_race_check *o = fan_race_check_new();
     fan_race race;
     uint32_t h = lane_new(o), g = lane_new(o), a = lane_new(o), b = lane_new(o);
     CHECK_OK(WRITE(a, 0, 8));
-    CHECK_INT(access_at(o, h, h, "host", 0, 8, false, &race), FAN_RACE);
-    CHECK_OK(fan_order_sync(o, h, fan_order_clock(o, a)));
+    CHECK_INT(access_at(o, h, h, "host", 0, 8, false, &race), FAN_ERR_RACE);
+    CHECK_OK(fan_race_check_sync(o, h, fan_race_check_clock(o, a)));
     CHECK_OK(access_at(o, h, h, "host", 0, 8, false, &race));
-    CHECK_INT(access_at(o, a, g, "other", 0, 8, true, &race), FAN_RACE); /* h's own read: g and a know nothing of it */
+    CHECK_INT(access_at(o, a, g, "other", 0, 8, true, &race), FAN_ERR_RACE); /* h's own read: g and a know nothing of it */
     CHECK_INT(race.first.lane, h);
-    fan_order_reset(o);
+    fan_race_check_reset(o);
     CHECK_OK(WRITE(a, 0, 8));
-    CHECK_OK(fan_order_sync(o, h, fan_order_clock(o, a)));
+    CHECK_OK(fan_race_check_sync(o, h, fan_race_check_clock(o, a)));
     CHECK_OK(READ(b, 0, 8)); /* queued by who knows */
     /* .. until h hands over by a lock. */
-    fan_order_reset(o);
+    fan_race_check_reset(o);
     CHECK_OK(access_at(o, h, h, "host", 0, 8, true, &race));
-    CHECK_OK(fan_order_locked(o, g, 7));
-    CHECK_OK(fan_order_unlocking(o, h, 7));
-    CHECK_OK(fan_order_locked(o, g, 8));
-    CHECK_INT(access_at(o, g, g, "other", 0, 8, true, &race), FAN_RACE);
-    fan_order_reset(o);
+    CHECK_OK(fan_race_check_locked(o, g, 7));
+    CHECK_OK(fan_race_check_unlocking(o, h, 7));
+    CHECK_OK(fan_race_check_locked(o, g, 8));
+    CHECK_INT(access_at(o, g, g, "other", 0, 8, true, &race), FAN_ERR_RACE);
+    fan_race_check_reset(o);
     CHECK_OK(access_at(o, h, h, "host", 0, 8, true, &race));
-    CHECK_OK(fan_order_unlocking(o, h, 7));
-    CHECK_OK(fan_order_locked(o, g, 7));
+    CHECK_OK(fan_race_check_unlocking(o, h, 7));
+    CHECK_OK(fan_race_check_locked(o, g, 7));
     CHECK_OK(access_at(o, g, g, "other", 0, 8, true, &race));
     for (uint64_t id = 100; id < 1100; id++)
-        CHECK_OK(fan_order_unlocking(o, h, id));
-    CHECK_OK(fan_order_locked(o, g, 7));
-    fan_order_free(o);
+        CHECK_OK(fan_race_check_unlocking(o, h, id));
+    CHECK_OK(fan_race_check_locked(o, g, 7));
+    fan_race_check_free(o);
 }
 
 static void a_release_comes_after_all_uses(void)
 {
-    fan_order *o = fan_order_new();
+    fan_race_check *o = fan_race_check_new();
     fan_race race;
     uint32_t h = lane_new(o), a = lane_new(o), b = lane_new(o), both[2] = {a, b};
-    CHECK_OK(fan_order_host(o, h));
+    CHECK_OK(fan_race_check_host(o, h));
     CHECK_OK(WRITE(a, 0, 64));
-    CHECK_OK(fan_order_release(o, h, &a, 1, 0, 64, "free.py:1", &race));
-    CHECK_INT(READ(a, 8, 16), FAN_RACE); /* whoever touches it later meets the release */
+    CHECK_OK(fan_race_check_release(o, h, &a, 1, 0, 64, "free.py:1", &race));
+    CHECK_INT(READ(a, 8, 16), FAN_ERR_RACE); /* whoever touches it later meets the release */
     CHECK(race.released && !race.release);
     CHECK_STR(race.first.site, "free.py:1");
-    CHECK_INT(fan_order_release(o, h, &a, 1, 0, 64, "", &race), FAN_RACE);
+    CHECK_INT(fan_race_check_release(o, h, &a, 1, 0, 64, "", &race), FAN_ERR_RACE);
     CHECK(race.released && race.release);
-    fan_order_forget(o, 0, 64);
-    CHECK_INT(fan_order_ranges(o), 0);
+    fan_race_check_forget(o, 0, 64);
+    CHECK_INT(fan_race_check_ranges(o), 0);
     CHECK_OK(READ(b, 0, 64)); /* another's now */
     CHECK_OK(READ(a, 0, 64));
-    CHECK_INT(fan_order_release(o, h, &a, 1, 0, 64, "", &race), FAN_RACE);
+    CHECK_INT(fan_race_check_release(o, h, &a, 1, 0, 64, "", &race), FAN_ERR_RACE);
     CHECK(race.release && !race.released && !race.first_writes);
     CHECK_INT(race.first.lane, b);
-    fan_order_reset(o);
+    fan_race_check_reset(o);
     CHECK_OK(READ(b, 0, 64));
     CHECK_OK(READ(a, 0, 64));
     CHECK_OK(access_at(o, h, h, "host", 0, 64, false, &race)); /* it was over when it returned */
-    CHECK_OK(fan_order_release(o, h, both, 2, 0, 64, "", &race));
-    fan_order_reset(o);
+    CHECK_OK(fan_race_check_release(o, h, both, 2, 0, 64, "", &race));
+    fan_race_check_reset(o);
     CHECK_OK(READ(b, 0, 64));
-    CHECK_OK(fan_order_sync(o, h, fan_order_clock(o, b)));
-    CHECK_OK(fan_order_release(o, h, NULL, 0, 0, 64, "", &race)); /* the host had waited */
-    fan_order_forget(o, 16, 32);
+    CHECK_OK(fan_race_check_sync(o, h, fan_race_check_clock(o, b)));
+    CHECK_OK(fan_race_check_release(o, h, NULL, 0, 0, 64, "", &race)); /* the host had waited */
+    fan_race_check_forget(o, 16, 32);
     CHECK_OK(WRITE(a, 16, 32));
-    CHECK_INT(WRITE(a, 15, 16), FAN_RACE);
-    fan_order_free(o);
+    CHECK_INT(WRITE(a, 15, 16), FAN_ERR_RACE);
+    fan_race_check_free(o);
 }
 
 /* ---- a checker that keeps everything ---- */
@@ -207,7 +207,7 @@ static fan_array *random_view(fan_storage *st, bool *bytes)
     memset(bytes, 0, BYTES);
     for (;;) {
         int ndim = (int)below(4);
-        fan_dtype dtype = below(2) ? FAN_INT8 : FAN_INT32;
+        fan_dtype dtype = below(2) ? FAN_DT_INT8 : FAN_DT_INT32;
         for (int i = 0; i < ndim; i++) {
             shape[i] = below(5);
             strides[i] = (int64_t)below(25) - 12;
@@ -235,18 +235,18 @@ static void a_view_is_its_bytes_and_no_others(void)
     for (int round = 0; round < 4000; round++) {
         bool bytes[BYTES];
         fan_array *a = random_view(st, bytes);
-        fan_order *o = fan_order_new();
+        fan_race_check *o = fan_race_check_new();
         uint32_t h = lane_new(o), s = lane_new(o), t = lane_new(o);
         uint64_t op;
-        CHECK_OK(fan_order_begin(o, s, h, "w", "", &op, NULL));
-        CHECK_OK(fan_order_access(o, op, a, true, NULL));
+        CHECK_OK(fan_race_check_begin(o, s, h, "w", "", &op, NULL));
+        CHECK_OK(fan_race_check_access(o, op, a, true, NULL));
         for (size_t b = 0; b < BYTES; b++) {
             uintptr_t x = (uintptr_t)memory + b;
-            CHECK_INT(access_at(o, t, h, "probe", x, x + 1, false, NULL), bytes[b] ? FAN_RACE : FAN_OK);
+            CHECK_INT(access_at(o, t, h, "probe", x, x + 1, false, NULL), bytes[b] ? FAN_ERR_RACE : FAN_OK);
             *(bytes[b] ? &inside : &outside) += 1;
         }
         fan_array_drop(a);
-        fan_order_free(o);
+        fan_race_check_free(o);
     }
     fan_storage_drop(st);
     printf("bytes of views: %ld inside, %ld outside\n", inside, outside);
@@ -258,12 +258,12 @@ static void it_says_what_a_checker_says_that_keeps_everything(void)
 {
     static char memory[BYTES];
     fan_storage *st = fan_storage_wrap(memory, BYTES, NULL, NULL);
-    fan_order *o = fan_order_new();
+    fan_race_check *o = fan_race_check_new();
     long raced = 0, clean = 0, released = 0, refused = 0;
     for (uint32_t i = 0; i < LANES; i++)
         lane_new(o);
-    CHECK_OK(fan_order_host(o, 0));
-    CHECK_OK(fan_order_host(o, 1));
+    CHECK_OK(fan_race_check_host(o, 0));
+    CHECK_OK(fan_race_check_host(o, 1));
     for (int round = 0; round < 60000; round++) {
         naive x;
         memset(&x, 0, sizeof x);
@@ -272,32 +272,32 @@ static void it_says_what_a_checker_says_that_keeps_everything(void)
         bool bytes[BYTES], race = false;
         for (int i = 0; i < 4; i++)
             fan_clock_init(&events[i]);
-        fan_order_reset(o);
+        fan_race_check_reset(o);
         if (round % 16 == 0) { /* a new one has no room yet: its allocations can fail */
-            fan_order_free(o);
-            o = fan_order_new();
+            fan_race_check_free(o);
+            o = fan_race_check_new();
             for (uint32_t i = 0; i < LANES; i++)
                 lane_new(o);
-            CHECK_OK(fan_order_host(o, 0));
-            CHECK_OK(fan_order_host(o, 1));
+            CHECK_OK(fan_race_check_host(o, 0));
+            CHECK_OK(fan_race_check_host(o, 1));
         }
         for (int step = 0; step < OPS && !race; step++) {
             uint32_t host = below(2), lane = 2 + below(LANES - 2), e = below(4);
             switch (below(8)) {
             case 0:
-                CHECK_OK(fan_order_record(o, lane, host, &events[e]));
+                CHECK_OK(fan_race_check_record(o, lane, host, &events[e]));
                 naive_join(x.v[lane], x.v[host]);
                 memcpy(naive_events[e], x.v[lane], sizeof x.v[lane]);
                 break;
             case 1:
             case 2:
             case 3:
-                CHECK_OK(fan_order_wait(o, lane, host, &events[e]));
+                CHECK_OK(fan_race_check_wait(o, lane, host, &events[e]));
                 naive_join(x.v[lane], x.v[host]);
                 naive_join(x.v[lane], naive_events[e]);
                 break;
             case 4:
-                CHECK_OK(fan_order_sync(o, host, &events[e]));
+                CHECK_OK(fan_race_check_sync(o, host, &events[e]));
                 naive_join(x.v[host], naive_events[e]);
                 break;
             case 5: { /* a release is judged, and ends the program: what comes later would always race */
@@ -313,7 +313,7 @@ static void it_says_what_a_checker_says_that_keeps_everything(void)
                 for (int i = 0; i < x.n; i++)
                     for (uint32_t b = lo; b < hi; b++)
                         bad |= x.all[i].bytes[b] && x.all[i].lane >= 2 && gate[x.all[i].lane] < x.all[i].count;
-                CHECK_INT(fan_order_release(o, host, lanes, 2, (uintptr_t)memory + lo, (uintptr_t)memory + hi, "", NULL), bad ? FAN_RACE : FAN_OK);
+                CHECK_INT(fan_race_check_release(o, host, lanes, 2, (uintptr_t)memory + lo, (uintptr_t)memory + hi, "", NULL), bad ? FAN_ERR_RACE : FAN_OK);
                 released++;
                 race = bad;
                 step = OPS;
@@ -325,25 +325,25 @@ static void it_says_what_a_checker_says_that_keeps_everything(void)
                 b = random_view(st, more);
                 uint32_t on = on_host ? host : lane;
                 uint64_t op;
-                fan_order_plan(o, a);
-                fan_order_plan(o, b);
+                fan_race_check_plan(o, a);
+                fan_race_check_plan(o, b);
                 bool failing = below(3) == 0;
                 if (failing)
                     fan_mem_fail_at(below(2), 2);
-                fan_status status = fan_order_begin(o, on, host, "op", "", &op, NULL);
+                fan_status status = fan_race_check_begin(o, on, host, "op", "", &op, NULL);
                 if (status == FAN_OK) {
-                    fan_status first = fan_order_access(o, op, a, write, NULL), second = fan_order_access(o, op, b, false, NULL);
+                    fan_status first = fan_race_check_access(o, op, a, write, NULL), second = fan_race_check_access(o, op, b, false, NULL);
                     fan_mem_fail_at(-1, 0);
-                    CHECK(first != FAN_NOMEM && second != FAN_NOMEM);
+                    CHECK(first != FAN_ERR_NOMEM && second != FAN_ERR_NOMEM);
                     naive_join(x.v[on], x.v[host]);
                     x.v[on][on]++;
                     bool r1 = naive_access(&x, on, bytes, write), r2 = naive_access(&x, on, more, false);
-                    CHECK_INT(first, r1 ? FAN_RACE : FAN_OK);
+                    CHECK_INT(first, r1 ? FAN_ERR_RACE : FAN_OK);
                     if (!r1)
-                        CHECK_INT(second, r2 ? FAN_RACE : FAN_OK);
+                        CHECK_INT(second, r2 ? FAN_ERR_RACE : FAN_OK);
                     race = r1 || r2;
                 } else {
-                    CHECK_INT(status, FAN_NOMEM);
+                    CHECK_INT(status, FAN_ERR_NOMEM);
                     refused++;
                 }
                 fan_mem_fail_at(-1, 0);
@@ -356,7 +356,7 @@ static void it_says_what_a_checker_says_that_keeps_everything(void)
         for (int i = 0; i < 4; i++)
             fan_clock_fini(&events[i]);
     }
-    fan_order_free(o);
+    fan_race_check_free(o);
     fan_storage_drop(st);
     printf("random programs: %ld with a race, %ld without, %ld releases judged, %ld operations refused for want of memory\n", raced, clean, released,
            refused);
@@ -366,7 +366,7 @@ static void it_says_what_a_checker_says_that_keeps_everything(void)
 /* Many ranges: chunks split and empty again, in every order. */
 static void many_ranges_are_kept(void)
 {
-    fan_order *o = fan_order_new();
+    fan_race_check *o = fan_race_check_new();
     fan_race race;
     uint32_t h = lane_new(o), a = lane_new(o), b = lane_new(o);
     enum { N = 5000 };
@@ -376,7 +376,7 @@ static void many_ranges_are_kept(void)
         if (at + n > N)
             n = N - at;
         if (below(3) == 0) {
-            fan_order_forget(o, 10 * at, 10 * (at + n));
+            fan_race_check_forget(o, 10 * at, 10 * (at + n));
             memset(owner + at, 0, n);
             continue;
         }
@@ -384,17 +384,17 @@ static void many_ranges_are_kept(void)
         bool meets = false;
         for (uint32_t i = at; i < at + n; i++)
             meets |= owner[i] && owner[i] != lane;
-        CHECK_INT(WRITE(lane, 10 * at, 10 * (at + n)), meets ? FAN_RACE : FAN_OK);
+        CHECK_INT(WRITE(lane, 10 * at, 10 * (at + n)), meets ? FAN_ERR_RACE : FAN_OK);
         memset(owner + at, lane, n);
     }
     for (uint32_t i = 0; i < N; i++)
         for (uint8_t lane = (uint8_t)a; lane <= b; lane++) {
-            CHECK_INT(access_at(o, lane, h, "probe", 10 * i + 3, 10 * i + 4, false, &race), owner[i] && owner[i] != lane ? FAN_RACE : FAN_OK);
+            CHECK_INT(access_at(o, lane, h, "probe", 10 * i + 3, 10 * i + 4, false, &race), owner[i] && owner[i] != lane ? FAN_ERR_RACE : FAN_OK);
         }
     for (uint32_t i = N; i-- > 0;) /* backwards, so that chunks empty from behind */
-        fan_order_forget(o, 10 * i, 10 * i + 10);
-    CHECK_INT(fan_order_ranges(o), 0);
-    fan_order_free(o);
+        fan_race_check_forget(o, 10 * i, 10 * i + 10);
+    CHECK_INT(fan_race_check_ranges(o), 0);
+    fan_race_check_free(o);
 }
 
 static double now(void)
@@ -407,7 +407,7 @@ static double now(void)
 /* What a proof does: 8 lanes, 16 blocks, operations of two reads and a write, with records and waits; a reset now and then. No allocation. */
 static void a_step_is_fast_and_allocates_nothing(void)
 {
-    fan_order *o = fan_order_new();
+    fan_race_check *o = fan_race_check_new();
     fan_clock e;
     fan_clock_init(&e);
     for (int i = 0; i < 8; i++)
@@ -421,88 +421,88 @@ static void a_step_is_fast_and_allocates_nothing(void)
             t = now();
         }
         if (step % 32 == 0)
-            fan_order_reset(o);
+            fan_race_check_reset(o);
         uint32_t s = 1 + (uint32_t)(step & 7) % 7, w = 1 + (uint32_t)((step >> 3) & 7) % 7;
         uintptr_t x = 4096 + (uintptr_t)(step & 15) * 256, y = 4096 + (uintptr_t)((step >> 2) & 15) * 256;
         uint64_t op;
-        fan_order_record(o, w, 0, &e);
-        fan_order_wait(o, s, 0, &e);
-        fan_order_begin(o, s, 0, "sum", "", &op, NULL);
-        fan_order_range(o, op, x, x + 256, false, NULL);
-        fan_order_range(o, op, y, y + 256, false, NULL);
-        fan_order_range(o, op, y, y + 256, true, NULL);
+        fan_race_check_record(o, w, 0, &e);
+        fan_race_check_wait(o, s, 0, &e);
+        fan_race_check_begin(o, s, 0, "sum", "", &op, NULL);
+        fan_race_check_range(o, op, x, x + 256, false, NULL);
+        fan_race_check_range(o, op, y, y + 256, false, NULL);
+        fan_race_check_range(o, op, y, y + 256, true, NULL);
     }
     t = now() - t;
     printf("%.0f ns for a record, a wait and an operation of three accesses; %.0f ns by access\n", 1e9 * t / STEPS, 1e9 * t / STEPS / 3);
     CHECK_INT(fan_mem_get().total - before, 0);
     fan_clock_fini(&e);
-    fan_order_free(o);
+    fan_race_check_free(o);
 }
 
 static void a_lane_is_used_again_where_that_adds_no_order(void)
 {
-    fan_order *o = fan_order_new();
+    fan_race_check *o = fan_race_check_new();
     fan_race race;
     uint32_t h = lane_new(o), a = lane_new(o), b = lane_new(o), again = UINT32_MAX;
-    CHECK_OK(fan_order_host(o, h));
-    fan_order_name(o, a, 7);
+    CHECK_OK(fan_race_check_host(o, h));
+    fan_race_check_name(o, a, 7);
     CHECK_OK(WRITE(a, 0, 8));
-    fan_order_leave(o, a);
-    CHECK(!fan_order_reuse(o, fan_order_clock(o, h), &again)); /* it is in the history, and h does not know it */
-    CHECK_OK(fan_order_sync(o, b, fan_order_clock(o, h)));
+    fan_race_check_leave(o, a);
+    CHECK(!fan_race_check_reuse(o, fan_race_check_clock(o, h), &again)); /* it is in the history, and h does not know it */
+    CHECK_OK(fan_race_check_sync(o, b, fan_race_check_clock(o, h)));
     fan_clock seen; /* of one who knows */
     fan_clock_init(&seen);
     CHECK_INT(fan_clock_set(&seen, a, 1), 0);
-    CHECK(fan_order_reuse(o, &seen, &again));
+    CHECK(fan_race_check_reuse(o, &seen, &again));
     CHECK_INT(again, a);
-    fan_order_name(o, again, 9);
-    CHECK_INT(READ(b, 0, 8), FAN_RACE); /* whom the access belonged to is known still */
+    fan_race_check_name(o, again, 9);
+    CHECK_INT(READ(b, 0, 8), FAN_ERR_RACE); /* whom the access belonged to is known still */
     CHECK_INT(race.first.who, 7);
     CHECK_OK(READ(again, 0, 8)); /* it knows from its beginning */
     CHECK_OK(WRITE(again, 8, 16));
-    CHECK_INT(READ(b, 8, 16), FAN_RACE);
+    CHECK_INT(READ(b, 8, 16), FAN_ERR_RACE);
     CHECK_INT(race.first.who, 9);
-    fan_order_leave(o, again);
-    CHECK(!fan_order_reuse(o, fan_order_clock(o, h), &again));
-    fan_order_forget(o, 0, 16);
-    CHECK(fan_order_reuse(o, fan_order_clock(o, h), &again)); /* nothing of it is left */
-    CHECK_INT(fan_order_lanes(o), 3);
+    fan_race_check_leave(o, again);
+    CHECK(!fan_race_check_reuse(o, fan_race_check_clock(o, h), &again));
+    fan_race_check_forget(o, 0, 16);
+    CHECK(fan_race_check_reuse(o, fan_race_check_clock(o, h), &again)); /* nothing of it is left */
+    CHECK_INT(fan_race_check_lanes(o), 3);
     /* Whoever knew the old one does not know the new one. */
     CHECK_OK(WRITE(again, 0, 8));
-    CHECK_OK(fan_order_sync(o, b, &seen));
-    CHECK_INT(READ(b, 0, 8), FAN_RACE);
+    CHECK_OK(fan_race_check_sync(o, b, &seen));
+    CHECK_INT(READ(b, 0, 8), FAN_ERR_RACE);
     fan_clock_fini(&seen);
-    fan_order_free(o);
+    fan_race_check_free(o);
 }
 
 static void what_somebody_keeps_is_not_asked_for_by_a_release(void)
 {
-    fan_order *o = fan_order_new();
+    fan_race_check *o = fan_race_check_new();
     fan_race race;
     uint64_t op;
     uint32_t h = lane_new(o), a = lane_new(o);
-    CHECK_OK(fan_order_begin(o, a, h, "graph", "", &op, NULL));
-    fan_order_over(o, op, false);
-    CHECK_OK(fan_order_range(o, op, 0, 8, true, &race));
-    CHECK_OK(fan_order_let_go(o, h, NULL, 0, 0, 8, "", &race));
+    CHECK_OK(fan_race_check_begin(o, a, h, "graph", "", &op, NULL));
+    fan_race_check_over(o, op, false);
+    CHECK_OK(fan_race_check_range(o, op, 0, 8, true, &race));
+    CHECK_OK(fan_race_check_let_go(o, h, NULL, 0, 0, 8, "", &race));
     CHECK_OK(READ(a, 0, 8)); /* no mark is left */
-    CHECK_INT(fan_order_let_go(o, h, NULL, 0, 0, 8, "", &race), FAN_RACE);
+    CHECK_INT(fan_race_check_let_go(o, h, NULL, 0, 0, 8, "", &race), FAN_ERR_RACE);
     CHECK(race.release);
-    fan_order_free(o);
+    fan_race_check_free(o);
 }
 
 static void lanes_fail_whole(void)
 {
     for (int64_t n = 0; n < 40; n++) {
         fan_mem_fail_at(n, 1);
-        fan_order *o = fan_order_new();
+        fan_race_check *o = fan_race_check_new();
         for (int i = 0; o && i < 40; i++) {
             uint32_t lane;
-            fan_status status = fan_order_lane(o, &lane, NULL);
-            CHECK(status == FAN_OK || status == FAN_NOMEM);
+            fan_status status = fan_race_check_lane(o, &lane, NULL);
+            CHECK(status == FAN_OK || status == FAN_ERR_NOMEM);
         }
         fan_mem_fail_at(-1, 0);
-        fan_order_free(o);
+        fan_race_check_free(o);
     }
 }
 

@@ -2,7 +2,7 @@
 #include "array/overlap.h"
 
 #include "array/overlap_list.h"
-#include "base/draw.h"
+#include "base/rng.h"
 #include "base/mem.h"
 #include "check.h"
 #include "graph/layout.h"
@@ -23,7 +23,7 @@ static uint64_t seed = 1;
 /* below: a number from 0 to n - 1. */
 static int64_t below(int64_t n)
 {
-    return (int64_t)(fan_draw(&seed) % (uint64_t)n);
+    return (int64_t)(fan_rng(&seed) % (uint64_t)n);
 }
 
 static const fan_region *region(made *m, uint64_t data, int64_t itemsize, int ndim)
@@ -111,11 +111,11 @@ static long seen[4];
 static fan_verdict ask(const fan_region *a, const fan_region *b, uint64_t budget)
 {
     int64_t x[FAN_MAX_NDIM], y[FAN_MAX_NDIM];
-    fan_verdict v = FAN_HARD, plain = FAN_HARD;
+    fan_verdict v = FAN_OVERLAP_HARD, plain = FAN_OVERLAP_HARD;
     CHECK_OK(fan_overlap(a, b, budget, x, y, &v, NULL));
     CHECK_OK(fan_overlap(b, a, budget, NULL, NULL, &plain, NULL));
     CHECK(v == plain);
-    if (v == FAN_OVERLAP)
+    if (v == FAN_OVERLAP_YES)
         CHECK(proves(a, x, b, y));
     seen[v]++;
     return v;
@@ -123,15 +123,15 @@ static fan_verdict ask(const fan_region *a, const fan_region *b, uint64_t budget
 
 static void judge(const fan_region *a, const fan_region *b)
 {
-    CHECK(ask(a, b, FAN_OVERLAP_BUDGET) == (truly_meet(a, b) ? FAN_OVERLAP : FAN_DISJOINT));
+    CHECK(ask(a, b, FAN_OVERLAP_BUDGET) == (truly_meet(a, b) ? FAN_OVERLAP_YES : FAN_OVERLAP_DISJOINT));
 }
 
 static fan_verdict ask_itself(const fan_region *r, uint64_t budget)
 {
     int64_t x[FAN_MAX_NDIM], y[FAN_MAX_NDIM];
-    fan_verdict v = FAN_HARD;
+    fan_verdict v = FAN_OVERLAP_HARD;
     CHECK_OK(fan_overlap_itself(r, budget, x, y, &v, NULL));
-    if (v == FAN_OVERLAP) {
+    if (v == FAN_OVERLAP_YES) {
         CHECK(proves(r, x, r, y));
         CHECK(memcmp(x, y, (size_t)r->ndim * sizeof *x) != 0);
     }
@@ -143,7 +143,7 @@ static void judge_itself(const fan_region *r)
     unsigned char bytes[SPACE] = {0};
     fan_verdict v = ask_itself(r, FAN_OVERLAP_BUDGET);
     seen[v]++;
-    CHECK(v == (mark(r, bytes) ? FAN_OVERLAP : FAN_DISJOINT));
+    CHECK(v == (mark(r, bytes) ? FAN_OVERLAP_YES : FAN_OVERLAP_DISJOINT));
 }
 
 /* random_region: up to 4 axes; small enough for the world. */
@@ -166,7 +166,7 @@ static void random_pairs_are_what_brute_force_says(void)
         int64_t farthest = (int64_t[]){6, 20, 60}[below(3)];
         judge(random_region(&a, farthest), random_region(&b, farthest));
     }
-    CHECK(seen[FAN_DISJOINT] > 5000 && seen[FAN_OVERLAP] > 5000 && !seen[FAN_HARD] && !seen[FAN_FAR]);
+    CHECK(seen[FAN_OVERLAP_DISJOINT] > 5000 && seen[FAN_OVERLAP_YES] > 5000 && !seen[FAN_OVERLAP_HARD] && !seen[FAN_OVERLAP_FAR]);
 }
 
 static void random_regions_overlap_themselves_where_brute_force_says_so(void)
@@ -176,7 +176,7 @@ static void random_regions_overlap_themselves_where_brute_force_says_so(void)
         made a;
         judge_itself(random_region(&a, (int64_t[]){6, 20, 60}[below(3)]));
     }
-    CHECK(seen[FAN_DISJOINT] > 5000 && seen[FAN_OVERLAP] > 5000 && !seen[FAN_HARD] && !seen[FAN_FAR]);
+    CHECK(seen[FAN_OVERLAP_DISJOINT] > 5000 && seen[FAN_OVERLAP_YES] > 5000 && !seen[FAN_OVERLAP_HARD] && !seen[FAN_OVERLAP_FAR]);
 }
 
 /* All pairs of one-axis regions with small numbers. */
@@ -194,7 +194,7 @@ static void small_pairs_are_what_brute_force_says(void)
         for (uint64_t shift = 0; shift < 12; shift++)
             judge(region(&a, AT + 6, item[0], 1), region(&b, AT + shift, item[1], 1));
     }
-    CHECK(seen[FAN_DISJOINT] > 10000 && seen[FAN_OVERLAP] > 10000);
+    CHECK(seen[FAN_OVERLAP_DISJOINT] > 10000 && seen[FAN_OVERLAP_YES] > 10000);
 }
 
 /* blocks: m[r0:r1:rs, c0:c1:cs] of a 7 x 9 matrix of 2-byte elements. */
@@ -223,8 +223,8 @@ static void blocks_of_a_matrix_are_what_brute_force_says(void)
         made a, b;
         judge(block(&a), block(&b));
     }
-    printf("blocks: %ld disjoint, %ld overlap\n", seen[FAN_DISJOINT], seen[FAN_OVERLAP]);
-    CHECK(seen[FAN_DISJOINT] > 3000 && seen[FAN_OVERLAP] > 3000);
+    printf("blocks: %ld disjoint, %ld overlap\n", seen[FAN_OVERLAP_DISJOINT], seen[FAN_OVERLAP_YES]);
+    CHECK(seen[FAN_OVERLAP_DISJOINT] > 3000 && seen[FAN_OVERLAP_YES] > 3000);
 }
 
 /* 0 to 9 terms against a table that is made by adding one step at a time. */
@@ -249,7 +249,7 @@ static void equations_of_many_terms_are_solved(void)
             int64_t target = below(most + 3);
             bool is = reached[target];
             fan_verdict v = ask(region(&a, AT, 1, n), region(&b, AT + (uint64_t)target, 1, 0), FAN_OVERLAP_BUDGET);
-            CHECK(v == (is ? FAN_OVERLAP : FAN_DISJOINT));
+            CHECK(v == (is ? FAN_OVERLAP_YES : FAN_OVERLAP_DISJOINT));
             yes += is;
             no += !is;
         }
@@ -275,7 +275,7 @@ static void a_known_bad_pair_is_disjoint(void)
 {
     made a, b;
     bad_pair(&a, &b, 64023025);
-    CHECK(ask(&a.r, &b.r, FAN_OVERLAP_BUDGET) == FAN_DISJOINT);
+    CHECK(ask(&a.r, &b.r, FAN_OVERLAP_BUDGET) == FAN_OVERLAP_DISJOINT);
 }
 
 static void over_the_budget_nobody_knows(void)
@@ -283,11 +283,11 @@ static void over_the_budget_nobody_knows(void)
     made a, b;
     int64_t live = fan_mem_get().total;
     bad_pair(&a, &b, 64023025);
-    CHECK(ask(&a.r, &b.r, 0) == FAN_HARD);
+    CHECK(ask(&a.r, &b.r, 0) == FAN_OVERLAP_HARD);
     CHECK_INT(fan_mem_get().total, live); /* without a budget nothing is allocated */
-    CHECK(ask(&a.r, &b.r, 1000) == FAN_HARD);
-    CHECK_STR(fan_verdict_kind(FAN_HARD), "unknown");
-    CHECK_HAS(fan_verdict_words(FAN_HARD), "budget");
+    CHECK(ask(&a.r, &b.r, 1000) == FAN_OVERLAP_HARD);
+    CHECK_STR(fan_verdict_kind(FAN_OVERLAP_HARD), "unknown");
+    CHECK_HAS(fan_verdict_words(FAN_OVERLAP_HARD), "budget");
 }
 
 static void without_memory_for_the_table_it_is_an_error(void)
@@ -297,7 +297,7 @@ static void without_memory_for_the_table_it_is_an_error(void)
     fan_error err = {0};
     bad_pair(&a, &b, 64023025);
     fan_mem_fail_at(0, 1);
-    CHECK(fan_overlap(&a.r, &b.r, FAN_OVERLAP_BUDGET, NULL, NULL, &v, &err) == FAN_NOMEM);
+    CHECK(fan_overlap(&a.r, &b.r, FAN_OVERLAP_BUDGET, NULL, NULL, &v, &err) == FAN_ERR_NOMEM);
     fan_mem_fail_at(-1, 0);
     CHECK_HAS(err.text, "table");
 }
@@ -362,11 +362,11 @@ static void large_steps_are_judged_by_search_and_by_table(void)
         large(&a, step);
         large(&b, step);
         CHECK_OK(fan_overlap(&a.r, &b.r, 0, NULL, NULL, &v, NULL));
-        hard += v == FAN_HARD;
-        CHECK(ask(&a.r, &b.r, FAN_OVERLAP_BUDGET) == (lists_meet(&a.r, &b.r) ? FAN_OVERLAP : FAN_DISJOINT));
+        hard += v == FAN_OVERLAP_HARD;
+        CHECK(ask(&a.r, &b.r, FAN_OVERLAP_BUDGET) == (lists_meet(&a.r, &b.r) ? FAN_OVERLAP_YES : FAN_OVERLAP_DISJOINT));
     }
-    printf("large steps: %ld hard, %ld disjoint, %ld overlap\n", hard, seen[FAN_DISJOINT], seen[FAN_OVERLAP]);
-    CHECK(hard > 5 && seen[FAN_DISJOINT] > 5 && seen[FAN_OVERLAP] > 5);
+    printf("large steps: %ld hard, %ld disjoint, %ld overlap\n", hard, seen[FAN_OVERLAP_DISJOINT], seen[FAN_OVERLAP_YES]);
+    CHECK(hard > 5 && seen[FAN_OVERLAP_DISJOINT] > 5 && seen[FAN_OVERLAP_YES] > 5);
 }
 
 /* ---- at the ends of what can be counted ---- */
@@ -382,31 +382,31 @@ static fan_verdict of_two(uint64_t one, uint64_t two, int64_t itemsize, int64_t 
 static void memory_at_the_top_of_the_address_space_is_counted(void)
 {
     uint64_t top = UINT64_MAX - 31;
-    CHECK(of_two(top, top + 16, 8, 2, 8) == FAN_DISJOINT);
-    CHECK(of_two(top, top + 15, 8, 2, 8) == FAN_OVERLAP);
-    CHECK(of_two(top + 24, top + 16, 8, 2, -8) == FAN_OVERLAP);
-    CHECK(of_two(0, top, 8, 4, 8) == FAN_DISJOINT);
-    CHECK(of_two(UINT64_C(1) << 63, (UINT64_C(1) << 63) - 16, 8, 2, 8) == FAN_DISJOINT);
-    CHECK(of_two(UINT64_C(1) << 63, (UINT64_C(1) << 63) - 15, 8, 2, 8) == FAN_OVERLAP);
+    CHECK(of_two(top, top + 16, 8, 2, 8) == FAN_OVERLAP_DISJOINT);
+    CHECK(of_two(top, top + 15, 8, 2, 8) == FAN_OVERLAP_YES);
+    CHECK(of_two(top + 24, top + 16, 8, 2, -8) == FAN_OVERLAP_YES);
+    CHECK(of_two(0, top, 8, 4, 8) == FAN_OVERLAP_DISJOINT);
+    CHECK(of_two(UINT64_C(1) << 63, (UINT64_C(1) << 63) - 16, 8, 2, 8) == FAN_OVERLAP_DISJOINT);
+    CHECK(of_two(UINT64_C(1) << 63, (UINT64_C(1) << 63) - 15, 8, 2, 8) == FAN_OVERLAP_YES);
 }
 
 static void what_cannot_be_counted_is_unknown(void)
 {
-    CHECK(of_two(AT, AT, 1, INT64_MAX, INT64_MAX) == FAN_FAR);
-    CHECK(of_two(AT, AT, 1, 2, INT64_MIN) == FAN_FAR);
-    CHECK(of_two(AT, AT, 1, 3, INT64_C(1) << 60) == FAN_FAR);       /* 2^61 bytes */
-    CHECK(of_two(AT, AT, 1, 3, (INT64_C(1) << 60) - 1) == FAN_OVERLAP);
-    CHECK(of_two(UINT64_MAX - 6, AT, 8, 1, 8) == FAN_FAR);          /* beyond the end */
-    CHECK(of_two(AT, AT, 8, 2, -(INT64_C(1) << 40)) == FAN_FAR);    /* below the start */
-    CHECK(of_two(AT, AT, INT64_MAX, 1, 8) == FAN_FAR);
-    CHECK(of_two(AT, AT, 8, 0, INT64_MAX) == FAN_DISJOINT);         /* empty is empty */
-    CHECK(of_two(AT, AT, 0, 4, INT64_MIN) == FAN_DISJOINT);
+    CHECK(of_two(AT, AT, 1, INT64_MAX, INT64_MAX) == FAN_OVERLAP_FAR);
+    CHECK(of_two(AT, AT, 1, 2, INT64_MIN) == FAN_OVERLAP_FAR);
+    CHECK(of_two(AT, AT, 1, 3, INT64_C(1) << 60) == FAN_OVERLAP_FAR);       /* 2^61 bytes */
+    CHECK(of_two(AT, AT, 1, 3, (INT64_C(1) << 60) - 1) == FAN_OVERLAP_YES);
+    CHECK(of_two(UINT64_MAX - 6, AT, 8, 1, 8) == FAN_OVERLAP_FAR);          /* beyond the end */
+    CHECK(of_two(AT, AT, 8, 2, -(INT64_C(1) << 40)) == FAN_OVERLAP_FAR);    /* below the start */
+    CHECK(of_two(AT, AT, INT64_MAX, 1, 8) == FAN_OVERLAP_FAR);
+    CHECK(of_two(AT, AT, 8, 0, INT64_MAX) == FAN_OVERLAP_DISJOINT);         /* empty is empty */
+    CHECK(of_two(AT, AT, 0, 4, INT64_MIN) == FAN_OVERLAP_DISJOINT);
     made a;
     a.shape[0] = 2, a.strides[0] = INT64_MIN;
-    CHECK(ask_itself(region(&a, AT, 1, 1), 0) == FAN_FAR);
+    CHECK(ask_itself(region(&a, AT, 1, 1), 0) == FAN_OVERLAP_FAR);
     a.strides[0] = 0;
-    CHECK(ask_itself(region(&a, AT, 1, 1), 0) == FAN_OVERLAP);
-    CHECK_STR(fan_verdict_kind(FAN_FAR), "unknown");
+    CHECK(ask_itself(region(&a, AT, 1, 1), 0) == FAN_OVERLAP_YES);
+    CHECK_STR(fan_verdict_kind(FAN_OVERLAP_FAR), "unknown");
 }
 
 static void as_many_axes_as_there_may_be(void)
@@ -418,11 +418,11 @@ static void as_many_axes_as_there_may_be(void)
         b.strides[i] = i < 55 ? (i % 2 ? -1 : 1) * (INT64_C(2) << i) : -7;
     }
     uint64_t mid = UINT64_C(1) << 60;
-    CHECK(ask(region(&a, mid, 1, FAN_MAX_NDIM), region(&b, mid, 1, FAN_MAX_NDIM), FAN_OVERLAP_BUDGET) == FAN_OVERLAP);
-    CHECK(ask(region(&a, mid, 1, FAN_MAX_NDIM), region(&b, mid + (UINT64_C(1) << 58), 1, FAN_MAX_NDIM), FAN_OVERLAP_BUDGET) == FAN_DISJOINT);
-    CHECK(ask_itself(&a.r, FAN_OVERLAP_BUDGET) == FAN_DISJOINT);
+    CHECK(ask(region(&a, mid, 1, FAN_MAX_NDIM), region(&b, mid, 1, FAN_MAX_NDIM), FAN_OVERLAP_BUDGET) == FAN_OVERLAP_YES);
+    CHECK(ask(region(&a, mid, 1, FAN_MAX_NDIM), region(&b, mid + (UINT64_C(1) << 58), 1, FAN_MAX_NDIM), FAN_OVERLAP_BUDGET) == FAN_OVERLAP_DISJOINT);
+    CHECK(ask_itself(&a.r, FAN_OVERLAP_BUDGET) == FAN_OVERLAP_DISJOINT);
     a.strides[3] = a.strides[2];
-    CHECK(ask_itself(&a.r, FAN_OVERLAP_BUDGET) == FAN_OVERLAP);
+    CHECK(ask_itself(&a.r, FAN_OVERLAP_BUDGET) == FAN_OVERLAP_YES);
 }
 
 /* ---- lists ---- */
@@ -469,7 +469,7 @@ static void judge_list(const made *all, size_t n)
     CHECK_OK(fan_overlaps_components(l, FAN_OVERLAP_BUDGET, label, &count, NULL));
     for (size_t i = 0; i < n; i++) {
         CHECK(label[i] == (want[i] == i ? numbered++ : label[want[i]]));
-        seen[want[i] == i ? FAN_DISJOINT : FAN_OVERLAP]++;
+        seen[want[i] == i ? FAN_OVERLAP_DISJOINT : FAN_OVERLAP_YES]++;
     }
     CHECK_INT(count, numbered);
     CHECK_OK(fan_overlaps_pairs(l, FAN_OVERLAP_BUDGET, &pairs, &npairs, NULL));
@@ -477,7 +477,7 @@ static void judge_list(const made *all, size_t n)
     for (size_t i = 0; i < n; i++)
         for (size_t j = i + 1; j < n; j++)
             if (met[i * n + j] && k < npairs) {
-                CHECK(pairs[k].one == i && pairs[k].two == j && pairs[k].verdict == FAN_OVERLAP);
+                CHECK(pairs[k].one == i && pairs[k].two == j && pairs[k].verdict == FAN_OVERLAP_YES);
                 k++;
             }
     fan_free(pairs);
@@ -526,7 +526,7 @@ static void lists_are_what_their_pairs_are(void)
                 random_region(&all[k], 40);
         judge_list(all, n);
     }
-    CHECK(seen[FAN_DISJOINT] > 1000 && seen[FAN_OVERLAP] > 1000);
+    CHECK(seen[FAN_OVERLAP_DISJOINT] > 1000 && seen[FAN_OVERLAP_YES] > 1000);
 }
 
 /* bytes_at: n bytes from `from` on, `step` apart. */
@@ -547,7 +547,7 @@ static void a_component_keeps_its_members_when_one_has_ended(void)
     bytes_at(&all[3], 40, 6, 1);
     bytes_at(&all[4], 55, 1, 1);
     judge_list(all, 5);
-    CHECK_INT(seen[FAN_OVERLAP], 4);
+    CHECK_INT(seen[FAN_OVERLAP_YES], 4);
 }
 
 static void an_unknown_pair_of_a_list_is_a_pair(void)
@@ -562,7 +562,7 @@ static void an_unknown_pair_of_a_list_is_a_pair(void)
     CHECK_OK(fan_overlaps_components(l, 1000, label, &count, NULL));
     CHECK(count == 2 && label[0] == 0 && label[1] == 0 && label[2] == 1);
     CHECK_OK(fan_overlaps_pairs(l, 1000, &pairs, &n, NULL));
-    CHECK(n == 1 && pairs[0].one == 0 && pairs[0].two == 1 && pairs[0].verdict == FAN_HARD);
+    CHECK(n == 1 && pairs[0].one == 0 && pairs[0].two == 1 && pairs[0].verdict == FAN_OVERLAP_HARD);
     fan_free(pairs);
     CHECK_OK(fan_overlaps_components(l, FAN_OVERLAP_BUDGET, label, &count, NULL));
     CHECK_INT(count, 3);
@@ -602,8 +602,8 @@ static void lists_and_layouts_fail_without_memory(void)
             s = fan_layout_check(y, items, FAN_OVERLAP_BUDGET, &d, NULL);
         items[3].region.data--;
         fan_mem_fail_at(-1, 0);
-        CHECK((s == FAN_NOMEM) == (fan_mem_get().failed > failed));
-        refused += s == FAN_NOMEM;
+        CHECK((s == FAN_ERR_NOMEM) == (fan_mem_get().failed > failed));
+        refused += s == FAN_ERR_NOMEM;
         fan_free(pairs);
         pairs = NULL;
         fan_overlaps_free(l);
@@ -767,10 +767,10 @@ static void arrays_in_use_are_disjoint_only_where_that_is_sure(void)
     fan_storage *s = fan_storage_wrap(NULL, 0, NULL, NULL);
     bad_pair(&a, &b, 64023025);
     fan_array *x, *y, *z;
-    CHECK_OK(fan_array_view(s, (char *)(uintptr_t)a.r.data, FAN_INT8, 3, a.shape, a.strides, true, &x, NULL));
-    CHECK_OK(fan_array_view(s, (char *)(uintptr_t)b.r.data, FAN_INT8, 2, b.shape, b.strides, true, &y, NULL));
+    CHECK_OK(fan_array_view(s, (char *)(uintptr_t)a.r.data, FAN_DT_INT8, 3, a.shape, a.strides, true, &x, NULL));
+    CHECK_OK(fan_array_view(s, (char *)(uintptr_t)b.r.data, FAN_DT_INT8, 2, b.shape, b.strides, true, &y, NULL));
     b.shape[0] = 10, b.strides[0] = 2;
-    CHECK_OK(fan_array_view(s, (char *)(uintptr_t)a.r.data + 1, FAN_INT8, 1, b.shape, b.strides, true, &z, NULL));
+    CHECK_OK(fan_array_view(s, (char *)(uintptr_t)a.r.data + 1, FAN_DT_INT8, 1, b.shape, b.strides, true, &z, NULL));
     CHECK(!fan_array_disjoint(x, y));
     CHECK(!fan_array_disjoint(x, x));
     CHECK(!fan_array_apart(x, z) && fan_array_disjoint(x, z));

@@ -3,7 +3,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 
-#include "base/draw.h"
+#include "base/rng.h"
 #include "base/mem.h"
 #include "device/explore.h"
 #include "device/sim.h"
@@ -16,7 +16,7 @@ static uint64_t state = 1;
 
 static uint64_t draw(void)
 {
-    return fan_draw(&state);
+    return fan_rng(&state);
 }
 
 static int below(int n)
@@ -87,9 +87,9 @@ static void add_array(world *w, int i, int device)
     int64_t one = 1;
     uint64_t zero = 0;
     fan_array *init = NULL;
-    CHECK_OK(fan_array_new(FAN_UINT64, 1, &one, NULL, &init, NULL));
+    CHECK_OK(fan_array_new(FAN_DT_UINT64, 1, &one, NULL, &init, NULL));
     memcpy(init->data, &zero, sizeof zero);
-    CHECK_OK(fan_sim_array(w->m, device, FAN_UINT64, 1, &one, init, &w->x[i], NULL));
+    CHECK_OK(fan_sim_array(w->m, device, FAN_DT_UINT64, 1, &one, init, &w->x[i], NULL));
     fan_array_drop(init);
 }
 
@@ -340,7 +340,7 @@ static void the_axioms_hold_by_verdict_and_by_value(void)
         axioms[i].program(&w);
         if (!CHECK((fan_sim_races(w.m) > 0) == axioms[i].races))
             fprintf(stderr, "    %s: verdict\n", axioms[i].name);
-        CHECK_INT(w.worst, axioms[i].races ? FAN_RACE : FAN_OK);
+        CHECK_INT(w.worst, axioms[i].races ? FAN_ERR_RACE : FAN_OK);
         CHECK_INT(fan_sim_unsound(w.m), 0);
         fan_sim_synchronize(w.m, NULL);
         close(&w);
@@ -372,20 +372,20 @@ static void a8_memory_is_used_again_at_once_and_poisoned_before(void)
     fan_device *d = fan_sim_device(w.m, 0);
     int64_t n = 100;
     fan_array *a = NULL, *b = NULL;
-    CHECK_OK(fan_sim_array(w.m, 0, FAN_UINT8, 1, &n, NULL, &a, NULL));
+    CHECK_OK(fan_sim_array(w.m, 0, FAN_DT_UINT8, 1, &n, NULL, &a, NULL));
     for (int i = 0; i < 100; i++)
         CHECK_INT((uint8_t)a->data[i], 0xA5);
     char *data = a->data;
     CHECK_OK(fan_device_run(d, w.s[0], &(fan_job){.kind = FAN_JOB_ZERO, .out = a, .label = "zero"}, NULL));
-    CHECK_OK(fan_memory_used_on(a->storage, w.s[0], NULL));
+    CHECK_OK(fan_memory_record_stream(a->storage, w.s[0], NULL));
     fan_array_drop(a);
-    CHECK_OK(fan_sim_array(w.m, 0, FAN_UINT8, 1, &n, NULL, &b, NULL));
+    CHECK_OK(fan_sim_array(w.m, 0, FAN_DT_UINT8, 1, &n, NULL, &b, NULL));
     CHECK(b->data != data); /* it may still be written */
     CHECK_INT((uint8_t)b->data[0], 0xA5);
     CHECK_INT((uint8_t)data[0], 0xA5); /* nothing ran yet */
     CHECK_OK(fan_stream_sync(w.s[0], NULL));
     CHECK_INT(data[0], 0);
-    CHECK_OK(fan_sim_array(w.m, 0, FAN_UINT8, 1, &n, NULL, &a, NULL));
+    CHECK_OK(fan_sim_array(w.m, 0, FAN_DT_UINT8, 1, &n, NULL, &a, NULL));
     CHECK(a->data == data);
     CHECK_INT((uint8_t)a->data[0], 0xA5);
     CHECK_INT(fan_sim_races(w.m), 0);
@@ -402,14 +402,14 @@ static void races_name_both_sides_and_the_wait_that_is_missing(void)
     fan_error err = {0};
     fan_array *host = NULL;
     int64_t one = 1;
-    CHECK_OK(fan_array_new(FAN_UINT64, 1, &one, NULL, &host, NULL));
+    CHECK_OK(fan_array_new(FAN_DT_UINT64, 1, &one, NULL, &host, NULL));
     open(&w, config_of(2, 0, FAN_SIM_SEEDED), 0);
     strcpy(site_now, "train.py:28");
     CHECK_OK(launch(&w, w.s[0], "mul", 0, 0, 1));
     strcpy(site_now, "train.py:31");
-    fan_operand in[1] = {{w.x[2], FAN_UINT64}};
+    fan_operand in[1] = {{w.x[2], FAN_DT_UINT64}};
     fan_job job = {.kind = FAN_JOB_SUM, .out = w.x[0], .in = in, .n = 1, .label = "sum[0]"};
-    CHECK_INT(fan_device_run(w.s[2]->device, w.s[2], &job, &err), FAN_RACE);
+    CHECK_INT(fan_device_run(w.s[2]->device, w.s[2], &job, &err), FAN_ERR_RACE);
     CHECK_STR(err.text, "race on 8 bytes of sim:0: 'sum[0]' (stream 4 of sim:0, train.py:31) writes what 'mul' (stream 2 of sim:0, train.py:28) wrote: nothing orders them; "
                         "missing: stream 4 of sim:0 must wait for stream 2 of sim:0 after 'mul' (Stream(\"sim:0\", 4).wait(Stream(\"sim:0\", 2)))");
     fan_race race;
@@ -420,11 +420,11 @@ static void races_name_both_sides_and_the_wait_that_is_missing(void)
     CHECK_INT(fan_sim_races(w.m), 1);
 
     site_now[0] = '\0';
-    CHECK_INT(launch(&w, w.s[1], "far", -1, 1, 1), FAN_RACE); /* a stream of the other device reads */
+    CHECK_INT(launch(&w, w.s[1], "far", -1, 1, 1), FAN_ERR_RACE); /* a stream of the other device reads */
     CHECK_STR(w.text, "race on 8 bytes of sim:0: 'far' (stream 3 of sim:1) reads what 'sum[0]' (stream 4 of sim:0, train.py:31) wrote: nothing orders them; missing: "
                       "stream 3 of sim:1 must wait for stream 4 of sim:0 after 'sum[0]' (Stream(\"sim:1\", 3).wait(Stream(\"sim:0\", 4)))");
     strcpy(site_now, "train.py:40");
-    CHECK_INT(fan_sim_host_read(w.m, w.s[3], host, w.x[0], &err), FAN_RACE);
+    CHECK_INT(fan_sim_host_read(w.m, w.s[3], host, w.x[0], &err), FAN_ERR_RACE);
     CHECK_STR(err.text, "race on 8 bytes of sim:0: the host (train.py:40) reads what 'sum[0]' (stream 4 of sim:0, train.py:31) wrote: nothing orders them; missing: the "
                         "host must wait for stream 4 of sim:0 after 'sum[0]' (Stream(\"sim:0\", 4).synchronize())");
     CHECK_INT(fan_sim_races(w.m), 3);
@@ -433,7 +433,7 @@ static void races_name_both_sides_and_the_wait_that_is_missing(void)
     /* Memory that goes back too early: the call that lets it go cannot say so, the next one does. */
     open(&w, config_of(1, 0, FAN_SIM_SEEDED), 0);
     fan_array *y = NULL;
-    CHECK_OK(fan_device_array(w.s[0]->device, w.s[0], FAN_UINT64, 1, &one, NULL, &y, NULL));
+    CHECK_OK(fan_device_array(w.s[0]->device, w.s[0], FAN_DT_UINT64, 1, &one, NULL, &y, NULL));
     job.out = y;
     in[0].array = w.x[2];
     strcpy(site_now, "train.py:50");
@@ -445,32 +445,32 @@ static void races_name_both_sides_and_the_wait_that_is_missing(void)
     copy.strides = copy.dims + 1;
     fan_array_drop(y);
     CHECK_INT(fan_sim_races(w.m), 1);
-    CHECK_INT(fan_sim_pending(w.m, &err), FAN_RACE);
+    CHECK_INT(fan_sim_pending(w.m, &err), FAN_ERR_RACE);
     CHECK_STR(err.text, "race on 8 bytes of sim:0: memory is given back at train.py:51 while 'sum[0]' (stream 3 of sim:0, train.py:50) writes it: nothing that is "
                         "waited for comes after that; missing: mark as used on stream 3 of sim:0 (array.used_on(Stream(\"sim:0\", 3)))");
     CHECK_OK(fan_sim_pending(w.m, &err));
     /* .. and whoever still has the address meets the release. */
     strcpy(site_now, "train.py:52");
-    fan_operand dead[1] = {{&copy, FAN_UINT64}};
-    CHECK_INT(fan_device_run(w.s[0]->device, w.s[0], &(fan_job){.kind = FAN_JOB_COPY, .out = w.x[0], .in = dead, .n = 1}, &err), FAN_RACE);
+    fan_operand dead[1] = {{&copy, FAN_DT_UINT64}};
+    CHECK_INT(fan_device_run(w.s[0]->device, w.s[0], &(fan_job){.kind = FAN_JOB_COPY, .out = w.x[0], .in = dead, .n = 1}, &err), FAN_ERR_RACE);
     CHECK_STR(err.text, "race on 8 bytes of sim:0: 'copy' (stream 2 of sim:0, train.py:52) reads memory that was given back at train.py:51; missing: a hold on it");
     close(&w);
 
     open(&w, config_of(1, 0, FAN_SIM_SEEDED), 0);
-    CHECK_OK(fan_device_array(w.s[0]->device, w.s[0], FAN_UINT64, 1, &one, NULL, &y, NULL));
+    CHECK_OK(fan_device_array(w.s[0]->device, w.s[0], FAN_DT_UINT64, 1, &one, NULL, &y, NULL));
     job.out = y;
     in[0].array = w.x[2];
     CHECK_OK(fan_device_run(w.s[1]->device, w.s[1], &job, &err));
     fan_array_drop(y);
-    CHECK_INT(launch(&w, w.s[0], "next", 1, 0, 0), FAN_RACE); /* raised by the machine's next call, once */
+    CHECK_INT(launch(&w, w.s[0], "next", 1, 0, 0), FAN_ERR_RACE); /* raised by the machine's next call, once */
     CHECK_HAS(w.text, "mark as used on stream 3");
     CHECK_OK(launch(&w, w.s[0], "next", 1, 0, 0));
     CHECK_OK(fan_sim_pending(w.m, &err));
     /* The mark, and the same is right. */
-    CHECK_OK(fan_device_array(w.s[0]->device, w.s[0], FAN_UINT64, 1, &one, NULL, &y, NULL));
+    CHECK_OK(fan_device_array(w.s[0]->device, w.s[0], FAN_DT_UINT64, 1, &one, NULL, &y, NULL));
     job.out = y;
     CHECK_OK(fan_device_run(w.s[1]->device, w.s[1], &job, &err));
-    CHECK_OK(fan_memory_used_on(y->storage, w.s[1], NULL));
+    CHECK_OK(fan_memory_record_stream(y->storage, w.s[1], NULL));
     fan_array_drop(y);
     CHECK_OK(fan_sim_synchronize(w.m, &err));
     CHECK_INT(fan_sim_races(w.m), 1);
@@ -647,7 +647,7 @@ static uint64_t play(world *w, const program *p, bool elide, fan_status *verdict
     fan_array *host = NULL;
     int64_t one = 1;
     uint64_t work = 0;
-    CHECK_OK(fan_array_new(FAN_UINT64, 1, &one, NULL, &host, NULL));
+    CHECK_OK(fan_array_new(FAN_DT_UINT64, 1, &one, NULL, &host, NULL));
     for (int i = 0; i < 3; i++)
         CHECK_OK(fan_event_new(w->s[0]->device, &e[i], NULL));
     for (int i = 0; i < p->n; i++) {
@@ -674,7 +674,7 @@ static uint64_t play(world *w, const program *p, bool elide, fan_status *verdict
             status = fan_sim_host_read(w->m, on, host, w->x[s->to], NULL);
             break;
         }
-        CHECK(status == FAN_OK || status == FAN_RACE);
+        CHECK(status == FAN_OK || status == FAN_ERR_RACE);
         if (verdicts)
             verdicts[i] = status;
     }
@@ -757,7 +757,7 @@ static void a_wait_wrongly_left_out_is_found(void)
     CHECK_OK(fan_stream_wait(w.s[1], e, &elided, NULL));
     CHECK(elided);
     CHECK_INT(fan_sim_unsound(w.m), 1);
-    CHECK_INT(launch(&w, w.s[1], "k", 1, 1, 1), FAN_RACE);
+    CHECK_INT(launch(&w, w.s[1], "k", 1, 1, 1), FAN_ERR_RACE);
     fan_event_drop(e);
     close(&w);
 }
@@ -798,7 +798,7 @@ static void named_schedules_are_what_they_say(void)
 static fan_status fails(void *ctx, fan_error *err)
 {
     (*(int *)ctx)++;
-    return fan_fail(err, FAN_EXTERN, "the kernel failed");
+    return fan_fail(err, FAN_ERR_EXTERN, "the kernel failed");
 }
 
 static void done(void *ctx)
@@ -835,7 +835,7 @@ static void kernels_may_fail_and_may_call_in(void)
     CHECK_OK(fan_sim_launch(w.m, w.s[0], &k, NULL));
     CHECK_OK(launch(&w, w.s[0], "k", 0, 0, 1));
     CHECK_INT(ran, 0);
-    CHECK_INT(fan_stream_sync(w.s[0], &err), FAN_EXTERN);
+    CHECK_INT(fan_stream_sync(w.s[0], &err), FAN_ERR_EXTERN);
     CHECK_STR(err.text, "the kernel failed");
     CHECK_INT(ran, 101);
     CHECK_OK(fan_stream_sync(w.s[0], &err)); /* the rest runs all the same */
@@ -849,7 +849,7 @@ static void kernels_may_fail_and_may_call_in(void)
         CHECK_OK(launch(&w, w.s[1], "k", 1, 0, 1));
         CHECK_OK(fan_sim_launch(w.m, s, &in, NULL));
         CHECK_OK(fan_sim_synchronize(w.m, &err));
-        CHECK_INT(c.status, how == 2 ? FAN_DEADLOCK : FAN_OK);
+        CHECK_INT(c.status, how == 2 ? FAN_ERR_DEADLOCK : FAN_OK);
     }
     /* What is not run when the machine goes is dropped. */
     ran = 0;
@@ -927,22 +927,22 @@ static void what_a_machine_was_told_it_says(void)
     CHECK_INT(d->backend->left_out(d), 5);
     CHECK(!fan_sim_first_race(w.m, &race));
     /* Without a stream a read is in the order of the array's device's current one. */
-    CHECK_OK(fan_array_new(FAN_UINT64, 1, &one, NULL, &host, NULL));
+    CHECK_OK(fan_array_new(FAN_DT_UINT64, 1, &one, NULL, &host, NULL));
     CHECK_OK(fan_stream_push(w.s[1], NULL));
     CHECK_OK(launch(&w, w.s[1], "k", 1, 0, 1));
     CHECK_OK(fan_sim_host_read(w.m, NULL, host, w.x[1], NULL));
     CHECK(memcmp(host->data, w.x[1]->data, 8) == 0 && memcmp(host->data, w.x[3]->data, 8) != 0);
     fan_stream_pop(w.s[1]);
     CHECK_OK(launch(&w, w.s[1], "k", 3, 0, 1));
-    CHECK_INT(fan_sim_host_read(w.m, NULL, host, w.x[3], NULL), FAN_RACE);
-    CHECK_INT(fan_sim_host_read(w.m, NULL, w.x[1], host, &err), FAN_VALUE);
+    CHECK_INT(fan_sim_host_read(w.m, NULL, host, w.x[3], NULL), FAN_ERR_RACE);
+    CHECK_INT(fan_sim_host_read(w.m, NULL, w.x[1], host, &err), FAN_ERR_VALUE);
     CHECK_HAS(err.text, "in no memory of this machine");
     fan_array_drop(host);
     close(&w);
     fan_sim_config c = {.devices = 1, .seed = 1};
     fan_sim *m = NULL;
     CHECK_OK(fan_sim_new(&c, NULL, &m, NULL)); /* a gigabyte of addresses */
-    CHECK_OK(fan_sim_array(m, 0, FAN_INT8, 1, (int64_t[]){(1 << 30) - 64}, NULL, &host, NULL));
+    CHECK_OK(fan_sim_array(m, 0, FAN_DT_INT8, 1, (int64_t[]){(1 << 30) - 64}, NULL, &host, NULL));
     fan_array_drop(host);
     fan_sim_drop(m);
 }
@@ -955,26 +955,26 @@ static void bad_arguments_are_refused(void)
     fan_array *a = NULL;
     int64_t one = 1;
     fan_sim_config c = config_of(0, 0, FAN_SIM_SEEDED);
-    CHECK_INT(fan_sim_new(&c, NULL, &m, &err), FAN_VALUE);
+    CHECK_INT(fan_sim_new(&c, NULL, &m, &err), FAN_ERR_VALUE);
     c.devices = 65;
-    CHECK_INT(fan_sim_new(&c, NULL, &m, &err), FAN_VALUE);
+    CHECK_INT(fan_sim_new(&c, NULL, &m, &err), FAN_ERR_VALUE);
     CHECK_HAS(err.text, "1 to 64 devices, not 65");
     c.devices = 1;
     c.memory = SIZE_MAX;
-    CHECK_INT(fan_sim_new(&c, NULL, &m, &err), FAN_NOMEM);
+    CHECK_INT(fan_sim_new(&c, NULL, &m, &err), FAN_ERR_NOMEM);
     world w, v;
     open(&w, config_of(1, 0, FAN_SIM_SEEDED), 0);
     open(&v, config_of(1, 0, FAN_SIM_SEEDED), 0);
-    CHECK_INT(fan_sim_stream(w.m, 1, false, &s, &err), FAN_VALUE);
-    CHECK_INT(fan_sim_stream(w.m, -1, false, &s, &err), FAN_VALUE);
-    CHECK_INT(fan_sim_array(w.m, 2, FAN_INT8, 1, &one, NULL, &a, &err), FAN_VALUE);
+    CHECK_INT(fan_sim_stream(w.m, 1, false, &s, &err), FAN_ERR_VALUE);
+    CHECK_INT(fan_sim_stream(w.m, -1, false, &s, &err), FAN_ERR_VALUE);
+    CHECK_INT(fan_sim_array(w.m, 2, FAN_DT_INT8, 1, &one, NULL, &a, &err), FAN_ERR_VALUE);
     CHECK(fan_sim_device(w.m, 1) == NULL);
     fan_event *e;
     CHECK_OK(fan_event_record(v.s[0], &e, NULL));
-    CHECK_INT(fan_stream_wait(w.s[0], e, NULL, &err), FAN_VALUE); /* another machine's */
-    CHECK_INT(fan_event_rerecord(e, w.s[0], &err), FAN_VALUE);
+    CHECK_INT(fan_stream_wait(w.s[0], e, NULL, &err), FAN_ERR_VALUE); /* another machine's */
+    CHECK_INT(fan_event_rerecord(e, w.s[0], &err), FAN_ERR_VALUE);
     fan_event_drop(e);
-    CHECK_INT(launch(&w, v.s[0], "k", 0, 0, 0), FAN_VALUE);
+    CHECK_INT(launch(&w, v.s[0], "k", 0, 0, 0), FAN_ERR_VALUE);
     close(&w);
     close(&v);
 }
@@ -1008,7 +1008,7 @@ static void every_job_touches_what_it_says(void)
                 for (int i = 0; i < ALL; i++) {
                     bool few = i == 3, index = i == SPARSE, vector = i == SPARSE + 1;
                     const int64_t *sh = few ? small : index ? grid : vector ? &two : shape;
-                    CHECK_OK(fan_array_new(index ? FAN_INT64 : FAN_FLOAT64, vector ? 1 : 2, sh, NULL, &host[i], NULL));
+                    CHECK_OK(fan_array_new(index ? FAN_DT_INT64 : FAN_DT_FLOAT64, vector ? 1 : 2, sh, NULL, &host[i], NULL));
                     if (index)
                         memcpy(host[i]->data, (int64_t[]){0, 1, 2, 0}, 32);
                     else
@@ -1016,10 +1016,10 @@ static void every_job_touches_what_it_says(void)
                     CHECK_OK(fan_sim_array(m, 0, host[i]->dtype, host[i]->ndim, sh, host[i], &on[i], NULL));
                 }
                 fan_sparse *sparse[2];
-                CHECK_OK(fan_sparse_new(FAN_COO, 2, shape, host[SPARSE], NULL, host[SPARSE + 1], true, &sparse[0], NULL));
-                CHECK_OK(fan_sparse_new(FAN_COO, 2, shape, on[SPARSE], NULL, on[SPARSE + 1], true, &sparse[1], NULL));
+                CHECK_OK(fan_sparse_new(FAN_FORMAT_COO, 2, shape, host[SPARSE], NULL, host[SPARSE + 1], true, &sparse[0], NULL));
+                CHECK_OK(fan_sparse_new(FAN_FORMAT_COO, 2, shape, on[SPARSE], NULL, on[SPARSE + 1], true, &sparse[1], NULL));
                 fan_scale scale = {.on = true, .re = 3, .i = 3};
-                fan_operand in[2][2] = {{{host[1], FAN_FLOAT64}, {host[2], FAN_FLOAT64}}, {{on[1], FAN_FLOAT64}, {on[2], FAN_FLOAT64}}};
+                fan_operand in[2][2] = {{{host[1], FAN_DT_FLOAT64}, {host[2], FAN_DT_FLOAT64}}, {{on[1], FAN_DT_FLOAT64}, {on[2], FAN_DT_FLOAT64}}};
                 if (what == FAN_JOB_UPLOAD)
                     in[1][0].array = host[1];
                 int out = what == FAN_JOB_REDUCE ? 3 : 0;
@@ -1037,7 +1037,7 @@ static void every_job_touches_what_it_says(void)
                     *(wrote ? &k.nwrites : &k.nreads) = 1;
                     CHECK_OK(fan_sim_launch(m, other, &k, NULL));
                 }
-                CHECK_INT(fan_device_run(fan_sim_device(m, 0), s, &job[1], NULL), expect ? FAN_RACE : FAN_OK);
+                CHECK_INT(fan_device_run(fan_sim_device(m, 0), s, &job[1], NULL), expect ? FAN_ERR_RACE : FAN_OK);
                 *(expect ? &races : &none) += 1;
                 fan_job_run(&job[0], true);
                 if (what == FAN_JOB_UPLOAD)
@@ -1048,7 +1048,7 @@ static void every_job_touches_what_it_says(void)
                 for (int i = 0; i < 2; i++)
                     fan_sparse_drop(sparse[i]);
                 for (int i = 0; i < ALL; i++) {
-                    CHECK_OK(fan_memory_used_on(on[i]->storage, s, NULL));
+                    CHECK_OK(fan_memory_record_stream(on[i]->storage, s, NULL));
                     fan_array_drop(host[i]);
                     fan_array_drop(on[i]);
                 }
@@ -1068,12 +1068,12 @@ static fan_status some_of_everything(world *w, fan_error *err)
     fan_array *a = NULL, *host = NULL;
     int64_t one = 1;
     fan_status status;
-    FAN_GO(fan_array_new(FAN_UINT64, 1, &one, NULL, &host, err));
-    FAN_GO(fan_device_array(w->s[0]->device, w->s[0], FAN_UINT64, 1, &one, NULL, &a, err));
+    FAN_GO(fan_array_new(FAN_DT_UINT64, 1, &one, NULL, &host, err));
+    FAN_GO(fan_device_array(w->s[0]->device, w->s[0], FAN_DT_UINT64, 1, &one, NULL, &a, err));
     FAN_GO(fan_device_run(w->s[0]->device, w->s[0], &(fan_job){.kind = FAN_JOB_ZERO, .out = a, .label = "zero"}, err));
     FAN_GO(fan_event_record(w->s[0], &e, err));
     FAN_GO(fan_stream_wait(w->s[1], e, NULL, err));
-    FAN_GO(fan_memory_used_on(a->storage, w->s[1], err));
+    FAN_GO(fan_memory_record_stream(a->storage, w->s[1], err));
     FAN_GO(fan_device_run(w->s[1]->device, w->s[1], &(fan_job){.kind = FAN_JOB_ZERO, .out = a, .label = "zero"}, err));
     FAN_GO(fan_event_new(w->s[0]->device, &f, err));
     FAN_GO(fan_event_rerecord(f, w->s[1], err));
@@ -1102,9 +1102,9 @@ static void every_call_can_fail_once_and_changes_nothing(void)
             fan_error err = {0};
             open(&w, config_of(1, 0, FAN_SIM_SEEDED), 0);
             uint64_t calls = fan_sim_calls(w.m);
-            fan_sim_fail_at(w.m, n, which ? FAN_DEVICE_NOMEM : FAN_DEVICE);
+            fan_sim_fail_at(w.m, n, which ? FAN_ERR_DEVICE_NOMEM : FAN_ERR_DEVICE);
             fan_status status = some_of_everything(&w, &err);
-            CHECK(status == FAN_OK || status == (which ? FAN_DEVICE_NOMEM : FAN_DEVICE));
+            CHECK(status == FAN_OK || status == (which ? FAN_ERR_DEVICE_NOMEM : FAN_ERR_DEVICE));
             if (status != FAN_OK) {
                 failed++;
                 CHECK(err.text[0] || w.text[0]);
@@ -1144,7 +1144,7 @@ static void a_reset_machine_is_a_new_one(void)
         launch(&w, w.s[1], "b", 0, 0, 2); /* a race, every time */
         order(w.s[2], w.s[1]);
         launch(&w, w.s[2], "c", 1, 1, 3);
-        CHECK_INT(fan_sim_reset(w.m, &err), FAN_STATE);
+        CHECK_INT(fan_sim_reset(w.m, &err), FAN_ERR_STATE);
         CHECK_HAS(err.text, "4 blocks of its memory are held");
         uint64_t v = value(&w);
         if (round == 0) {
@@ -1188,9 +1188,9 @@ static void judging_alone_is_fast(void)
         fan_event *e;
         if (round == 100)
             before = fan_mem_get().live;
-        CHECK_OK(fan_device_array(w.s[0]->device, w.s[0], FAN_FLOAT32, 1, &one, NULL, &a, NULL));
-        CHECK_OK(fan_device_array(w.s[1]->device, w.s[1], FAN_FLOAT32, 1, &one, NULL, &b, NULL));
-        fan_operand in[2] = {{a, FAN_FLOAT32}, {b, FAN_FLOAT32}};
+        CHECK_OK(fan_device_array(w.s[0]->device, w.s[0], FAN_DT_FLOAT32, 1, &one, NULL, &a, NULL));
+        CHECK_OK(fan_device_array(w.s[1]->device, w.s[1], FAN_DT_FLOAT32, 1, &one, NULL, &b, NULL));
+        fan_operand in[2] = {{a, FAN_DT_FLOAT32}, {b, FAN_DT_FLOAT32}};
         for (int i = 0; i < 4; i++) {
             CHECK_OK(fan_device_run(w.s[0]->device, w.s[0], &(fan_job){.kind = FAN_JOB_ZERO, .out = a, .label = "z"}, NULL));
             CHECK_OK(fan_event_record(w.s[0], &e, NULL));
@@ -1202,7 +1202,7 @@ static void judging_alone_is_fast(void)
             fan_event_drop(e);
             steps += 6;
         }
-        CHECK_OK(fan_memory_used_on(a->storage, w.s[1], NULL));
+        CHECK_OK(fan_memory_record_stream(a->storage, w.s[1], NULL));
         fan_array_drop(a);
         fan_array_drop(b);
         CHECK_INT(fan_sim_races(w.m), 0);
@@ -1324,9 +1324,9 @@ static bool run_pair(fan_explore *x, bool use_lock, bool use_event, uint64_t *ou
     } else {
         fan_array *a;
         int64_t one = 1;
-        CHECK_INT(fan_device_array(w.s[0]->device, w.s[0], FAN_INT8, 1, &one, NULL, &a, NULL), FAN_STATE);
+        CHECK_INT(fan_device_array(w.s[0]->device, w.s[0], FAN_DT_INT8, 1, &one, NULL, &a, NULL), FAN_ERR_STATE);
         w.worst = FAN_OK;
-        CHECK_INT(launch(&w, w.s[0], "k", 0, 0, 0), FAN_STATE);
+        CHECK_INT(launch(&w, w.s[0], "k", 0, 0, 0), FAN_ERR_STATE);
         CHECK_HAS(w.text, "abandoned");
     }
     fan_event_drop(p.last);
@@ -1513,7 +1513,7 @@ static void reader_main(void *arg)
     reader *r = arg;
     fan_array *host = NULL;
     int64_t one = 1;
-    CHECK_OK(fan_array_new(FAN_UINT64, 1, &one, NULL, &host, NULL));
+    CHECK_OK(fan_array_new(FAN_DT_UINT64, 1, &one, NULL, &host, NULL));
     r->status = fan_sim_host_read(r->w->m, r->w->s[3], host, r->w->x[0], &r->err);
     fan_array_drop(host);
 }
@@ -1537,7 +1537,7 @@ static void what_a_thread_knows_goes_with_spawn_and_join(void)
         start(&t, w.m, reader_main, &r);
         CHECK_OK(fan_sim_join(w.m, NULL));
         pthread_join(t.os, NULL);
-        CHECK_INT(r.status, synced ? FAN_OK : FAN_RACE);
+        CHECK_INT(r.status, synced ? FAN_OK : FAN_ERR_RACE);
         close(&w);
     }
     for (int threads = 1; threads <= 2; threads++) {
@@ -1554,7 +1554,7 @@ static void what_a_thread_knows_goes_with_spawn_and_join(void)
             pthread_join(t[i].os, NULL);
         CHECK_OK(a.status);
         if (threads == 2)
-            CHECK_INT(b.status, FAN_RACE);
+            CHECK_INT(b.status, FAN_ERR_RACE);
         else
             CHECK_OK(launch(&w, w.s[1], "after", 0, 0, 1)); /* who joined knows what it knew */
         close(&w);
@@ -1597,14 +1597,14 @@ static void races_between_threads_name_them(void)
     for (int i = 0; i < 2; i++)
         pthread_join(t[i].os, NULL);
     CHECK_OK(a.status);
-    CHECK_INT(b.status, FAN_RACE);
+    CHECK_INT(b.status, FAN_ERR_RACE);
     CHECK_STR(w.text, "race on 8 bytes of sim:0: 'write' (stream 3 of sim:0) writes what host thread 0 reads: nothing orders them; missing: what is queued on stream 3 "
                       "of sim:0 must be queued after host thread 0 has read (a lock, or a join)");
     close(&w);
     open(&w, config_of(1, 0, FAN_SIM_SEEDED), 1);
     fan_stream *d = legacy_of(&w, 0);
     CHECK_OK(launch(&w, d, "first", 0, 0, 1));
-    CHECK_INT(launch(&w, w.s[1], "second", 0, 0, 1), FAN_RACE);
+    CHECK_INT(launch(&w, w.s[1], "second", 0, 0, 1), FAN_ERR_RACE);
     CHECK_STR(w.text, "race on 8 bytes of sim:0: 'second' (stream 3 of sim:0) writes what 'first' (the legacy default stream of sim:0) wrote: nothing orders them; "
                       "missing: stream 3 of sim:0 must wait for the legacy default stream of sim:0 after 'first' (Stream(\"sim:0\", 3).wait(Stream(\"sim:0\", 1)))");
     fan_stream_drop(d);
@@ -1656,15 +1656,15 @@ static void a_deadlock_is_named_and_ends_the_join(void)
     strcpy(site_now, "scenario.py:7");
     tangle a = {.w = &w, .first = &one, .never = &never};
     start(&t[0], w.m, waiter_main, &a);
-    CHECK_INT(fan_sim_join(w.m, &err), FAN_DEADLOCK);
+    CHECK_INT(fan_sim_join(w.m, &err), FAN_ERR_DEADLOCK);
     CHECK_STR(err.text, "deadlock: host thread 0 (scenario.py:7) waits for a change that no other makes");
     pthread_join(t[0].os, NULL);
     CHECK(a.gave_up);
-    CHECK_INT(a.after, FAN_DEADLOCK);
+    CHECK_INT(a.after, FAN_ERR_DEADLOCK);
     CHECK(!fan_sim_abandoned(w.m) && fan_sim_gave_up(w.m) && !fan_sim_stuck(w.m, 0));
-    CHECK_INT(fan_sim_synchronize(w.m, &err), FAN_DEADLOCK);
+    CHECK_INT(fan_sim_synchronize(w.m, &err), FAN_ERR_DEADLOCK);
     int actor;
-    CHECK_INT(fan_sim_spawn(w.m, &actor, &err), FAN_DEADLOCK);
+    CHECK_INT(fan_sim_spawn(w.m, &actor, &err), FAN_ERR_DEADLOCK);
     close(&w);
     /* Two that wait for it do not take each other for somebody who changes something. */
     site_now[0] = '\0';
@@ -1672,7 +1672,7 @@ static void a_deadlock_is_named_and_ends_the_join(void)
     tangle both[2] = {{.w = &w, .first = &one, .never = &never}, {.w = &w, .first = &one, .never = &never}};
     for (int i = 0; i < 2; i++)
         start(&t[i], w.m, waiter_main, &both[i]);
-    CHECK_INT(fan_sim_join(w.m, &err), FAN_DEADLOCK);
+    CHECK_INT(fan_sim_join(w.m, &err), FAN_ERR_DEADLOCK);
     CHECK_STR(err.text, "deadlock: host thread 0 waits for a change that no other makes; host thread 1 waits for a change that no other makes");
     for (int i = 0; i < 2; i++)
         pthread_join(t[i].os, NULL);
@@ -1688,7 +1688,7 @@ static void a_deadlock_is_named_and_ends_the_join(void)
         thread *stays = fan_alloc(2 * sizeof *stays);
         start(&stays[0], w.m, tangle_main, &x);
         start(&stays[1], w.m, tangle_main, &y);
-        CHECK_INT(fan_sim_join(w.m, &err), good ? FAN_OK : FAN_DEADLOCK);
+        CHECK_INT(fan_sim_join(w.m, &err), good ? FAN_OK : FAN_ERR_DEADLOCK);
         CHECK_INT(fan_sim_stuck(w.m, 0), !good);
         CHECK_INT(fan_sim_stuck(w.m, 1), !good);
         if (good) {
@@ -1727,7 +1727,7 @@ static void an_abandoned_run_ends_quickly(void)
         for (int i = 0; i < 2; i++)
             pthread_join(t[i].os, NULL);
         CHECK_INT(fan_sim_abandoned(w.m), left < 0);
-        CHECK_INT(fan_sim_join(w.m, NULL), left < 0 ? FAN_STATE : FAN_OK);
+        CHECK_INT(fan_sim_join(w.m, NULL), left < 0 ? FAN_ERR_STATE : FAN_OK);
         if (steps == 0)
             CHECK(!t[0].began && !t[1].began);
         fan_event_drop(p.last);
@@ -1750,7 +1750,7 @@ static void many_threads_one_after_the_other(void)
             start(&t[i], w.m, syncer_main, &r);
             CHECK_INT(t[i].actor, i);
         }
-        CHECK_INT(fan_sim_spawn(w.m, &actor, &err), FAN_VALUE);
+        CHECK_INT(fan_sim_spawn(w.m, &actor, &err), FAN_ERR_VALUE);
         CHECK_OK(fan_sim_join(w.m, NULL));
         for (int i = 0; i < 32; i++)
             pthread_join(t[i].os, NULL);

@@ -23,15 +23,15 @@ static int64_t load_at(const fan_array *a, int64_t i)
 
 static int dims_of(const fan_sparse *s)
 {
-    return s->format == FAN_COO ? (int)s->indices->shape[0] : 2;
+    return s->format == FAN_FORMAT_COO ? (int)s->indices->shape[0] : 2;
 }
 
 /* place_of: the linear index in the dense shape of number c of stored entry e. */
 static int64_t place_of(const fan_sparse *s, int64_t e, int64_t c)
 {
     int64_t index[FAN_MAX_NDIM] = {0};
-    bool by_column = s->format == FAN_CSC || s->format == FAN_BSC, blocks = s->format == FAN_BSR || s->format == FAN_BSC;
-    if (s->format == FAN_COO) {
+    bool by_column = s->format == FAN_FORMAT_CSC || s->format == FAN_FORMAT_BSC, blocks = s->format == FAN_FORMAT_BSR || s->format == FAN_FORMAT_BSC;
+    if (s->format == FAN_FORMAT_COO) {
         int dim = dims_of(s);
         for (int i = s->ndim - 1; i >= dim; i--) {
             index[i] = c % s->shape[i];
@@ -119,14 +119,14 @@ static bool same_as_model(const fan_sparse *s, const model *m)
 static bool is_sorted(const fan_sparse *s)
 {
     int64_t nnz = fan_sparse_nnz(s);
-    for (int64_t e = 1; s->format == FAN_COO && e < nnz; e++) {
+    for (int64_t e = 1; s->format == FAN_FORMAT_COO && e < nnz; e++) {
         int i = 0, dim = dims_of(s);
         while (i < dim && load_at(s->indices, i * nnz + e - 1) == load_at(s->indices, i * nnz + e))
             i++;
         if (i == dim || load_at(s->indices, i * nnz + e - 1) > load_at(s->indices, i * nnz + e))
             return false;
     }
-    for (int64_t p = 0; s->format != FAN_COO && p + 1 < s->pointers->shape[0]; p++)
+    for (int64_t p = 0; s->format != FAN_FORMAT_COO && p + 1 < s->pointers->shape[0]; p++)
         for (int64_t e = load_at(s->pointers, p) + 1; e < load_at(s->pointers, p + 1); e++)
             if (load_at(s->indices, e - 1) >= load_at(s->indices, e))
                 return false;
@@ -137,7 +137,7 @@ static bool is_sorted(const fan_sparse *s)
 
 static fan_array *random_index(int ndim, const int64_t *shape)
 {
-    return random_view(random_below(2) ? FAN_INT32 : FAN_INT64, ndim, shape, false);
+    return random_view(random_below(2) ? FAN_DT_INT32 : FAN_DT_INT64, ndim, shape, false);
 }
 
 static void put_index(const fan_array *a, int64_t i, int64_t x)
@@ -153,8 +153,8 @@ static fan_sparse *random_sparse(fan_format f, fan_dtype d, int ndim, const int6
     fan_array *indices, *pointers = NULL, *values;
     fan_sparse *s = NULL;
     int n = 0;
-    bool blocks = f == FAN_BSR || f == FAN_BSC;
-    if (f == FAN_COO) {
+    bool blocks = f == FAN_FORMAT_BSR || f == FAN_FORMAT_BSC;
+    if (f == FAN_FORMAT_COO) {
         for (int i = 0; i < dims; i++)
             nnz = shape[i] ? nnz : 0;
         const int64_t index_shape[] = {dims, nnz};
@@ -165,7 +165,7 @@ static fan_sparse *random_sparse(fan_format f, fan_dtype d, int ndim, const int6
         for (int i = dims; i < ndim; i++)
             part[n++] = shape[i];
     } else {
-        int axis = f == FAN_CSC || f == FAN_BSC;
+        int axis = f == FAN_FORMAT_CSC || f == FAN_FORMAT_BSC;
         int64_t rows = axis ? shape[1] / w : shape[0] / h, others = axis ? shape[0] / h : shape[1] / w, count = rows + 1;
         nnz = rows && others ? nnz : 0;
         pointers = random_index(1, &count);
@@ -221,11 +221,11 @@ static void random_sum(sum *s, int kind)
     s->n = 1 + (size_t)random_below(MOST);
     s->alike = true;
     bool own = random_below(6) == 0;
-    fan_dtype d = s->dtype = (fan_dtype)random_below(FAN_DTYPE_COUNT);
+    fan_dtype d = s->dtype = (fan_dtype)random_below(FAN_DT_COUNT);
     for (size_t k = 0; k < s->n; k++) {
         if (!own && random_below(3) == 0)
-            d = (fan_dtype)random_below(FAN_DTYPE_COUNT);
-        if (fan_dtype_promote(s->dtype, d) == FAN_NO_DTYPE)
+            d = (fan_dtype)random_below(FAN_DT_COUNT);
+        if (fan_dtype_promote(s->dtype, d) == FAN_DT_NONE)
             d = s->dtype;
         s->dtype = fan_dtype_promote(s->dtype, d);
         if (kind == 1)
@@ -236,8 +236,8 @@ static void random_sum(sum *s, int kind)
             h = 1 + random_below(2);
             w = 1 + random_below(2);
         }
-        bool blocks = f == FAN_BSR || f == FAN_BSC;
-        s->part[k] = random_sparse(kind < 2 ? FAN_COO : f, d, ndim, shape, dims, kind >= 2 && blocks ? h : 1, kind >= 2 && blocks ? w : 1);
+        bool blocks = f == FAN_FORMAT_BSR || f == FAN_FORMAT_BSC;
+        s->part[k] = random_sparse(kind < 2 ? FAN_FORMAT_COO : f, d, ndim, shape, dims, kind >= 2 && blocks ? h : 1, kind >= 2 && blocks ? w : 1);
         s->in[k] = (fan_sparse_operand){s->part[k], own ? s->dtype : fan_dtype_accumulate(s->dtype)};
         s->alike &= s->part[k]->format == s->part[0]->format && dims_of(s->part[k]) == dims_of(s->part[0]) &&
                     memcmp(s->part[k]->values->shape + 1, s->part[0]->values->shape + 1,
@@ -265,22 +265,22 @@ static void merges_equal_the_dense_model(int kind)
         sum s;
         random_sum(&s, kind);
         bool want = random_below(2);
-        fan_dtype last = s.in[s.n - 1].acc, result = random_below(2) ? FAN_NO_DTYPE : s.dtype;
+        fan_dtype last = s.in[s.n - 1].acc, result = random_below(2) ? FAN_DT_NONE : s.dtype;
         fan_sparse *got = NULL;
         model *m = model_new(s.in[0].acc);
         for (size_t k = 0; k < s.n; k++)
             model_add(m, s.part[k], s.in[k].acc);
         model_scale(m, &s.scale);
-        model_convert(m, result == FAN_NO_DTYPE ? last : result);
+        model_convert(m, result == FAN_DT_NONE ? last : result);
         CHECK_OK(fan_sparse_merge(s.in, s.n, want, result, s.scale.on ? &s.scale : NULL, &got, NULL));
         CHECK(same_as_model(got, m));
         CHECK_OK(fan_sparse_check(got, NULL));
-        CHECK(got->indices->dtype == FAN_INT64);
+        CHECK(got->indices->dtype == FAN_DT_INT64);
         if (s.alike)
             CHECK(got->format == s.part[0]->format);
         else
             mixed++;
-        if (got->coalesced || want || got->format != FAN_COO || s.scale.on)
+        if (got->coalesced || want || got->format != FAN_FORMAT_COO || s.scale.on)
             CHECK(is_sorted(got) && got->coalesced && got->nnz_coalesced == fan_sparse_nnz(got));
         else
             CHECK(got->nnz_coalesced == s.part[0]->nnz_coalesced);
@@ -289,19 +289,19 @@ static void merges_equal_the_dense_model(int kind)
         /* coalescing never changes bits */
         fan_sparse_operand again = {got, got->values->dtype};
         fan_sparse *twice = NULL;
-        CHECK_OK(fan_sparse_merge(&again, 1, true, FAN_NO_DTYPE, NULL, &twice, NULL));
+        CHECK_OK(fan_sparse_merge(&again, 1, true, FAN_DT_NONE, NULL, &twice, NULL));
         CHECK(same_as_model(twice, m) && is_sorted(twice));
         fan_sparse_drop(twice);
 
         /* folding in two steps gives what folding in one gives (park and fold: the same bits for every budget) */
-        if (s.n > 1 && !s.scale.on && result == FAN_NO_DTYPE) {
+        if (s.n > 1 && !s.scale.on && result == FAN_DT_NONE) {
             size_t cut = 1 + (size_t)random_below((int64_t)s.n - 1);
             fan_sparse *first = NULL, *both = NULL;
             fan_sparse_operand rest[MOST + 1];
-            CHECK_OK(fan_sparse_merge(s.in, cut, random_below(2), FAN_NO_DTYPE, NULL, &first, NULL));
+            CHECK_OK(fan_sparse_merge(s.in, cut, random_below(2), FAN_DT_NONE, NULL, &first, NULL));
             rest[0] = (fan_sparse_operand){first, s.in[cut - 1].acc};
             memcpy(rest + 1, s.in + cut, (s.n - cut) * sizeof rest[0]);
-            CHECK_OK(fan_sparse_merge(rest, s.n - cut + 1, random_below(2), FAN_NO_DTYPE, NULL, &both, NULL));
+            CHECK_OK(fan_sparse_merge(rest, s.n - cut + 1, random_below(2), FAN_DT_NONE, NULL, &both, NULL));
             CHECK(same_as_model(both, m));
             fan_sparse_drop(first);
             fan_sparse_drop(both);
@@ -325,18 +325,18 @@ static void coo_is_concatenated_in_order(void)
     fan_sparse *s[2], *got;
     fan_sparse_operand in[2];
     for (int k = 0; k < 2; k++) {
-        CHECK_OK(fan_array_new(FAN_INT32, 2, index_shape, NULL, &indices, NULL));
-        CHECK_OK(fan_array_new(FAN_FLOAT32, 1, &nnz, NULL, &values, NULL));
+        CHECK_OK(fan_array_new(FAN_DT_INT32, 2, index_shape, NULL, &indices, NULL));
+        CHECK_OK(fan_array_new(FAN_DT_FLOAT32, 1, &nnz, NULL, &values, NULL));
         for (int e = 0; e < 3; e++) {
             put_index(indices, e, 9 - 2 * e - k);
             put(values, e, (number){0, e + 10 * k, 0});
         }
-        CHECK_OK(fan_sparse_new(FAN_COO, 1, &shape, indices, NULL, values, false, &s[k], NULL));
-        in[k] = (fan_sparse_operand){s[k], FAN_FLOAT32};
+        CHECK_OK(fan_sparse_new(FAN_FORMAT_COO, 1, &shape, indices, NULL, values, false, &s[k], NULL));
+        in[k] = (fan_sparse_operand){s[k], FAN_DT_FLOAT32};
         fan_array_drop(indices);
         fan_array_drop(values);
     }
-    CHECK_OK(fan_sparse_merge(in, 2, false, FAN_FLOAT32, NULL, &got, NULL));
+    CHECK_OK(fan_sparse_merge(in, 2, false, FAN_DT_FLOAT32, NULL, &got, NULL));
     const int64_t want[] = {9, 7, 5, 8, 6, 4};
     CHECK_INT(fan_sparse_nnz(got), 6);
     for (int e = 0; e < 6; e++) {
@@ -360,16 +360,16 @@ static void keys_may_have_several_columns(void)
         fan_array *indices, *values;
         fan_sparse *s = NULL, *got = NULL;
         fan_error err;
-        CHECK_OK(fan_array_new(FAN_INT64, 2, index_shape, NULL, &indices, NULL));
-        CHECK_OK(fan_array_new(FAN_INT32, 1, &nnz, NULL, &values, NULL));
+        CHECK_OK(fan_array_new(FAN_DT_INT64, 2, index_shape, NULL, &indices, NULL));
+        CHECK_OK(fan_array_new(FAN_DT_INT32, 1, &nnz, NULL, &values, NULL));
         for (int64_t e = 0; e < nnz; e++) {
             for (int i = 0; i < 4; i++)
                 put_index(indices, i * nnz + e, shape[i] == 3 ? random_below(3) : random_below(2) * (huge - 2 + random_below(2)));
             put_index(values, e, random_below(1000000));
         }
-        CHECK_OK(fan_sparse_new(FAN_COO, 4, shape, indices, NULL, values, false, &s, &err));
-        fan_sparse_operand in = {s, FAN_INT32};
-        CHECK_OK(fan_sparse_merge(&in, 1, true, FAN_NO_DTYPE, NULL, &got, &err));
+        CHECK_OK(fan_sparse_new(FAN_FORMAT_COO, 4, shape, indices, NULL, values, false, &s, &err));
+        fan_sparse_operand in = {s, FAN_DT_INT32};
+        CHECK_OK(fan_sparse_merge(&in, 1, true, FAN_DT_NONE, NULL, &got, &err));
         CHECK(is_sorted(got));
         int64_t total = 0, sums = 0;
         for (int64_t e = 0; e < nnz; e++)
@@ -398,8 +398,8 @@ static void a_large_sum_is_sorted_stably(void)
     const int64_t shape = 100000, nnz = 50000, index_shape[] = {1, 50000};
     fan_array *indices, *values;
     fan_sparse *s, *got;
-    CHECK_OK(fan_array_new(FAN_INT64, 2, index_shape, NULL, &indices, NULL));
-    CHECK_OK(fan_array_new(FAN_FLOAT32, 1, &nnz, NULL, &values, NULL));
+    CHECK_OK(fan_array_new(FAN_DT_INT64, 2, index_shape, NULL, &indices, NULL));
+    CHECK_OK(fan_array_new(FAN_DT_FLOAT32, 1, &nnz, NULL, &values, NULL));
     float *want = calloc((size_t)shape, sizeof *want);
     bool *here = calloc((size_t)shape, sizeof *here);
     for (int64_t e = 0; e < nnz; e++) {
@@ -410,9 +410,9 @@ static void a_large_sum_is_sorted_stably(void)
         want[i] = here[i] ? want[i] + x : x;
         here[i] = true;
     }
-    CHECK_OK(fan_sparse_new(FAN_COO, 1, &shape, indices, NULL, values, false, &s, NULL));
-    fan_sparse_operand in = {s, FAN_FLOAT32};
-    CHECK_OK(fan_sparse_merge(&in, 1, true, FAN_FLOAT32, NULL, &got, NULL));
+    CHECK_OK(fan_sparse_new(FAN_FORMAT_COO, 1, &shape, indices, NULL, values, false, &s, NULL));
+    fan_sparse_operand in = {s, FAN_DT_FLOAT32};
+    CHECK_OK(fan_sparse_merge(&in, 1, true, FAN_DT_FLOAT32, NULL, &got, NULL));
     CHECK(is_sorted(got));
     for (int64_t e = 0; e < fan_sparse_nnz(got); e++)
         CHECK(same_real(get(got->values, e).re, (double)want[load_at(got->indices, e)]));
@@ -429,7 +429,7 @@ static void scatters_equal_the_dense_model(void)
     for (int round = 0; round < 3000; round++) {
         sum s;
         random_sum(&s, round % 4);
-        fan_dtype d = random_below(2) ? s.dtype : (fan_dtype)random_below(FAN_DTYPE_COUNT);
+        fan_dtype d = random_below(2) ? s.dtype : (fan_dtype)random_below(FAN_DT_COUNT);
         for (size_t k = 0; k < s.n; k++)
             if (!fan_dtype_can_cast(s.part[k]->values->dtype, d))
                 d = s.dtype;
@@ -456,19 +456,19 @@ static void long_rows_are_scattered_whole(void)
 {
     for (int round = 0; round < 40; round++) {
         int64_t row = 1 + random_below(1500), shape[] = {3, row}, nnz = 5, index_shape[] = {1, 5}, part[] = {5, row};
-        fan_dtype d = round % 2 ? FAN_FLOAT32 : FAN_FLOAT16;
-        fan_array *indices, *values = random_view(d, 2, part, true), *into = random_view(FAN_FLOAT32, 2, shape, false);
+        fan_dtype d = round % 2 ? FAN_DT_FLOAT32 : FAN_DT_FLOAT16;
+        fan_array *indices, *values = random_view(d, 2, part, true), *into = random_view(FAN_DT_FLOAT32, 2, shape, false);
         fan_sparse *s;
-        CHECK_OK(fan_array_new(FAN_INT64, 2, index_shape, NULL, &indices, NULL));
+        CHECK_OK(fan_array_new(FAN_DT_INT64, 2, index_shape, NULL, &indices, NULL));
         for (int64_t e = 0; e < nnz; e++)
             put_index(indices, e, random_below(3));
-        CHECK_OK(fan_sparse_new(FAN_COO, 2, shape, indices, NULL, values, false, &s, NULL));
+        CHECK_OK(fan_sparse_new(FAN_FORMAT_COO, 2, shape, indices, NULL, values, false, &s, NULL));
         number *want = malloc(sizeof *want * (size_t)into->size);
         for (int64_t i = 0; i < into->size; i++)
             want[i] = get(into, i);
         for (int64_t i = 0; i < values->size; i++) {
             int64_t at = load_at(indices, i / row) * row + i % row;
-            want[at] = add_numbers(FAN_FLOAT32, want[at], get(values, i));
+            want[at] = add_numbers(FAN_DT_FLOAT32, want[at], get(values, i));
         }
         fan_sparse_scatter(into, s);
         for (int64_t i = 0; i < into->size; i++)
@@ -524,7 +524,7 @@ static void casts_share_what_does_not_change(void)
         random_sum(&s, round % 4);
         const fan_sparse *part = s.part[0];
         fan_sparse *got = NULL;
-        fan_dtype d = fan_dtype_promote(part->values->dtype, FAN_FLOAT32);
+        fan_dtype d = fan_dtype_promote(part->values->dtype, FAN_DT_FLOAT32);
         CHECK_OK(fan_sparse_cast(part, d, &got, NULL));
         CHECK(got->indices == part->indices && got->pointers == part->pointers);
         CHECK((got->values == part->values) == (d == part->values->dtype));
@@ -544,17 +544,17 @@ static void bad_parts_are_refused(void)
 {
     fan_error err;
     fan_sparse *s = NULL;
-    fan_format f = FAN_COO;
+    fan_format f = FAN_FORMAT_COO;
     const int64_t shape[] = {4, 6}, two[] = {2, 3}, three = 3, five = 5, six = 6, block[] = {3, 2, 3}, odd[] = {3, 3, 3};
     fan_array *coo, *values, *floats, *index, *rows, *columns, *blocks, *odd_blocks;
-    CHECK_OK(fan_array_new(FAN_INT64, 2, two, NULL, &coo, NULL));
-    CHECK_OK(fan_array_new(FAN_FLOAT32, 1, &three, NULL, &values, NULL));
-    CHECK_OK(fan_array_new(FAN_FLOAT32, 2, two, NULL, &floats, NULL));
-    CHECK_OK(fan_array_new(FAN_INT32, 1, &three, NULL, &index, NULL));
-    CHECK_OK(fan_array_new(FAN_INT32, 1, &five, NULL, &rows, NULL));
-    CHECK_OK(fan_array_new(FAN_INT32, 1, &six, NULL, &columns, NULL));
-    CHECK_OK(fan_array_new(FAN_FLOAT32, 3, block, NULL, &blocks, NULL));
-    CHECK_OK(fan_array_new(FAN_FLOAT32, 3, odd, NULL, &odd_blocks, NULL));
+    CHECK_OK(fan_array_new(FAN_DT_INT64, 2, two, NULL, &coo, NULL));
+    CHECK_OK(fan_array_new(FAN_DT_FLOAT32, 1, &three, NULL, &values, NULL));
+    CHECK_OK(fan_array_new(FAN_DT_FLOAT32, 2, two, NULL, &floats, NULL));
+    CHECK_OK(fan_array_new(FAN_DT_INT32, 1, &three, NULL, &index, NULL));
+    CHECK_OK(fan_array_new(FAN_DT_INT32, 1, &five, NULL, &rows, NULL));
+    CHECK_OK(fan_array_new(FAN_DT_INT32, 1, &six, NULL, &columns, NULL));
+    CHECK_OK(fan_array_new(FAN_DT_FLOAT32, 3, block, NULL, &blocks, NULL));
+    CHECK_OK(fan_array_new(FAN_DT_FLOAT32, 3, odd, NULL, &odd_blocks, NULL));
     const struct {
         fan_format f;
         int ndim;
@@ -562,25 +562,25 @@ static void bad_parts_are_refused(void)
         fan_status want;
         const char *says;
     } cases[] = {
-        {FAN_COO, 2, coo, NULL, values, FAN_OK, ""},
-        {FAN_COO, 1, coo, NULL, values, FAN_VALUE, "sparse_dim"},
-        {FAN_COO, 2, floats, NULL, values, FAN_TYPE, "float32"},
-        {FAN_COO, 2, coo, NULL, floats, FAN_VALUE, "(3,)"},
-        {FAN_COO, 2, index, NULL, values, FAN_VALUE, "(3,)"},
-        {FAN_CSR, 2, index, rows, values, FAN_OK, ""},
-        {FAN_CSR, 2, index, columns, values, FAN_VALUE, "pointers"},
-        {FAN_CSR, 2, index, NULL, values, FAN_VALUE, "pointers"},
-        {FAN_CSR, 2, index, values, values, FAN_TYPE, "pointers"},
-        {FAN_CSC, 2, index, rows, values, FAN_VALUE, "(7,)"},
-        {FAN_CSR, 2, coo, rows, values, FAN_VALUE, "indices"},
-        {FAN_CSR, 1, index, rows, values, FAN_VALUE, "2 axes"},
-        {FAN_BSR, 2, index, index, blocks, FAN_OK, ""},
-        {FAN_BSC, 2, index, index, blocks, FAN_OK, ""},
-        {FAN_BSR, 2, index, rows, values, FAN_VALUE, "blocks"},
-        {FAN_BSR, 2, index, index, odd_blocks, FAN_VALUE, "blocks"},
-        {(fan_format)9, 2, index, index, blocks, FAN_VALUE, "format"},
-        {FAN_COO, -1, coo, NULL, values, FAN_VALUE, "axes"},
-        {FAN_COO, FAN_MAX_NDIM + 1, coo, NULL, values, FAN_VALUE, "axes"},
+        {FAN_FORMAT_COO, 2, coo, NULL, values, FAN_OK, ""},
+        {FAN_FORMAT_COO, 1, coo, NULL, values, FAN_ERR_VALUE, "sparse_dim"},
+        {FAN_FORMAT_COO, 2, floats, NULL, values, FAN_ERR_TYPE, "float32"},
+        {FAN_FORMAT_COO, 2, coo, NULL, floats, FAN_ERR_VALUE, "(3,)"},
+        {FAN_FORMAT_COO, 2, index, NULL, values, FAN_ERR_VALUE, "(3,)"},
+        {FAN_FORMAT_CSR, 2, index, rows, values, FAN_OK, ""},
+        {FAN_FORMAT_CSR, 2, index, columns, values, FAN_ERR_VALUE, "pointers"},
+        {FAN_FORMAT_CSR, 2, index, NULL, values, FAN_ERR_VALUE, "pointers"},
+        {FAN_FORMAT_CSR, 2, index, values, values, FAN_ERR_TYPE, "pointers"},
+        {FAN_FORMAT_CSC, 2, index, rows, values, FAN_ERR_VALUE, "(7,)"},
+        {FAN_FORMAT_CSR, 2, coo, rows, values, FAN_ERR_VALUE, "indices"},
+        {FAN_FORMAT_CSR, 1, index, rows, values, FAN_ERR_VALUE, "2 axes"},
+        {FAN_FORMAT_BSR, 2, index, index, blocks, FAN_OK, ""},
+        {FAN_FORMAT_BSC, 2, index, index, blocks, FAN_OK, ""},
+        {FAN_FORMAT_BSR, 2, index, rows, values, FAN_ERR_VALUE, "blocks"},
+        {FAN_FORMAT_BSR, 2, index, index, odd_blocks, FAN_ERR_VALUE, "blocks"},
+        {(fan_format)9, 2, index, index, blocks, FAN_ERR_VALUE, "format"},
+        {FAN_FORMAT_COO, -1, coo, NULL, values, FAN_ERR_VALUE, "axes"},
+        {FAN_FORMAT_COO, FAN_MAX_NDIM + 1, coo, NULL, values, FAN_ERR_VALUE, "axes"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         fan_status got = fan_sparse_new(cases[i].f, cases[i].ndim, shape, cases[i].indices, cases[i].pointers, cases[i].values, false, &s, &err);
@@ -590,9 +590,9 @@ static void bad_parts_are_refused(void)
             CHECK_HAS(err.text, cases[i].says);
         fan_sparse_drop(s);
     }
-    CHECK_STR(fan_format_name(FAN_BSC), "bsc");
+    CHECK_STR(fan_format_name(FAN_FORMAT_BSC), "bsc");
     CHECK_STR(fan_format_name((fan_format)9), "none");
-    CHECK(fan_format_from_name("csc", &f) && f == FAN_CSC);
+    CHECK(fan_format_from_name("csc", &f) && f == FAN_FORMAT_CSC);
     CHECK(!fan_format_from_name("dok", &f) && !fan_format_from_name(NULL, &f));
     fan_array_drop(coo);
     fan_array_drop(values);
@@ -620,11 +620,11 @@ static void indices_that_lie_do_no_harm(void)
             put_index(victim, random_below(victim->size), lies[random_below(5)]);
         bool good = fan_sparse_check(part, &err) == FAN_OK;
         fan_sparse_scatter(into, part);
-        fan_status status = fan_sparse_merge(s.in, 1, true, FAN_NO_DTYPE, NULL, &got, &err);
+        fan_status status = fan_sparse_merge(s.in, 1, true, FAN_DT_NONE, NULL, &got, &err);
         CHECK((status == FAN_OK) == good);
         CHECK((got != NULL) == good);
         if (!good)
-            CHECK(status == FAN_VALUE && (strstr(err.text, "index") || strstr(err.text, "pointer")));
+            CHECK(status == FAN_ERR_VALUE && (strstr(err.text, "index") || strstr(err.text, "pointer")));
         refused += !good;
         fan_sparse_drop(got);
         fan_array_drop(into);
@@ -641,7 +641,7 @@ static void out_of_memory_leaves_nothing_behind(void)
         random_sum(&s, round % 4);
         bool want = random_below(2);
         int64_t live = fan_mem_get().live, none = 0;
-        fan_status status = FAN_NOMEM;
+        fan_status status = FAN_ERR_NOMEM;
         for (int n = 0; status != FAN_OK; n++) {
             for (int and_on = 0; and_on < 2; and_on++) {
                 fan_sparse *got = NULL;
@@ -649,24 +649,24 @@ static void out_of_memory_leaves_nothing_behind(void)
                 fan_mem_fail_at(n, and_on ? -1 : 1);
                 status = fan_sparse_merge(s.in, s.n, want, s.dtype, &s.scale, &got, &err);
                 fan_mem_fail_at(-1, 0);
-                CHECK(status == FAN_OK || (status == FAN_NOMEM && got == NULL && err.status == FAN_NOMEM));
-                failures += status == FAN_NOMEM;
+                CHECK(status == FAN_OK || (status == FAN_ERR_NOMEM && got == NULL && err.status == FAN_ERR_NOMEM));
+                failures += status == FAN_ERR_NOMEM;
                 fan_sparse_drop(got);
                 CHECK_INT(fan_mem_get().live, live);
             }
         }
         fan_array *out = random_view(s.part[0]->values->dtype, 0, &none, false);
         live = fan_mem_get().live;
-        status = FAN_NOMEM;
+        status = FAN_ERR_NOMEM;
         for (int n = 0; status != FAN_OK; n++) {
             fan_sparse *got = NULL;
             fan_mem_fail_at(n, 1);
             fan_status reduced = fan_sparse_reduce(out, s.part[0], NULL);
             fan_mem_fail_at(n, 1);
-            status = fan_sparse_cast(s.part[0], FAN_COMPLEX128, &got, NULL);
+            status = fan_sparse_cast(s.part[0], FAN_DT_COMPLEX128, &got, NULL);
             fan_mem_fail_at(-1, 0);
             status = status ? status : reduced;
-            CHECK(status == FAN_OK || status == FAN_NOMEM);
+            CHECK(status == FAN_OK || status == FAN_ERR_NOMEM);
             fan_sparse_drop(got);
             CHECK_INT(fan_mem_get().live, live);
         }

@@ -25,22 +25,22 @@ int main(void)
     int reached = 0, released = 0;
 
     CHECK_STR(fan_status_word(FAN_OK), "ok");
-    CHECK_STR(fan_status_word(FAN_NOMEM), "out of memory");
-    CHECK_STR(fan_status_word(FAN_EXTERN), "raised by a callback");
+    CHECK_STR(fan_status_word(FAN_ERR_NOMEM), "out of memory");
+    CHECK_STR(fan_status_word(FAN_ERR_EXTERN), "raised by a callback");
     CHECK_STR(fan_status_word((fan_status)99), "unknown status");
 
     /* the box is filled and the status handed back; without a box too */
-    CHECK_INT(fan_fail(&err, FAN_VALUE, "slot %d has shape %s", 3, "(2,)"), FAN_VALUE);
-    CHECK_INT(err.status, FAN_VALUE);
+    CHECK_INT(fan_fail(&err, FAN_ERR_VALUE, "slot %d has shape %s", 3, "(2,)"), FAN_ERR_VALUE);
+    CHECK_INT(err.status, FAN_ERR_VALUE);
     CHECK_INT(err.code, 0);
     CHECK_STR(err.text, "slot 3 has shape (2,)");
-    CHECK_INT(fan_fail_code(&err, FAN_DEVICE, 700, "launch"), FAN_DEVICE);
+    CHECK_INT(fan_fail_code(&err, FAN_ERR_DEVICE, 700, "launch"), FAN_ERR_DEVICE);
     CHECK_INT(err.code, 700);
-    CHECK_INT(fan_fail(NULL, FAN_STATE, "nobody listens %d", 1), FAN_STATE);
-    CHECK_INT(fan_fail_code(NULL, FAN_DEVICE, 1, "x"), FAN_DEVICE);
+    CHECK_INT(fan_fail(NULL, FAN_ERR_STATE, "nobody listens %d", 1), FAN_ERR_STATE);
+    CHECK_INT(fan_fail_code(NULL, FAN_ERR_DEVICE, 1, "x"), FAN_ERR_DEVICE);
 
     /* long text is cut and ends */
-    CHECK_INT(fan_fail(&err, FAN_TYPE, "%0*d", 3 * FAN_ERROR_TEXT, 7), FAN_TYPE);
+    CHECK_INT(fan_fail(&err, FAN_ERR_TYPE, "%0*d", 3 * FAN_ERROR_TEXT, 7), FAN_ERR_TYPE);
     CHECK_INT(strlen(err.text), FAN_ERROR_TEXT - 1);
 
     buf[0] = '\0';
@@ -56,11 +56,11 @@ int main(void)
     CHECK(memchr(buf, '\0', sizeof buf) == NULL);
     fan_append(NULL, 0, "more");
 
-    CHECK_INT(pass_on(FAN_RACE, &reached), FAN_RACE);
+    CHECK_INT(pass_on(FAN_ERR_RACE, &reached), FAN_ERR_RACE);
     CHECK_INT(reached, 0);
     CHECK_INT(pass_on(FAN_OK, &reached), FAN_OK);
     CHECK_INT(reached, 1);
-    CHECK_INT(leave(FAN_INDEX, &released), FAN_INDEX);
+    CHECK_INT(leave(FAN_ERR_INDEX, &released), FAN_ERR_INDEX);
     CHECK_INT(released, 1);
     return check_done();
 }

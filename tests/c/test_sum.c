@@ -4,7 +4,7 @@
 #include "array/convert.h"
 #include "array/sum_loops.h"
 #include "base/mem.h"
-#include "base/team.h"
+#include "base/workers.h"
 #include "check.h"
 #include "oracle.h"
 
@@ -47,17 +47,17 @@ static void random_shape(sum *s)
 static void random_operands(sum *s, int kind)
 {
     bool one_dtype = kind != 0;
-    fan_dtype d = (fan_dtype)random_below(FAN_DTYPE_COUNT), acc = FAN_NO_DTYPE;
+    fan_dtype d = (fan_dtype)random_below(FAN_DT_COUNT), acc = FAN_DT_NONE;
     s->dtype = d;
     s->n = 1 + (size_t)random_below(random_below(3) ? 4 : MOST);
     if (kind == 2 || kind == 3)
-        acc = kind == 2 ? d : fan_dtype_promote(d, random_below(2) ? FAN_FLOAT64 : FAN_COMPLEX128);
+        acc = kind == 2 ? d : fan_dtype_promote(d, random_below(2) ? FAN_DT_FLOAT64 : FAN_DT_COMPLEX128);
     for (size_t k = 0; k < s->n; k++) {
-        fan_dtype next = one_dtype ? d : (fan_dtype)random_below(FAN_DTYPE_COUNT);
-        if (random_below(3) == 0 || fan_dtype_promote(s->dtype, next) == FAN_NO_DTYPE)
+        fan_dtype next = one_dtype ? d : (fan_dtype)random_below(FAN_DT_COUNT);
+        if (random_below(3) == 0 || fan_dtype_promote(s->dtype, next) == FAN_DT_NONE)
             next = s->dtype;
         s->dtype = fan_dtype_promote(s->dtype, next);
-        s->in[k].acc = acc == FAN_NO_DTYPE ? fan_dtype_accumulate(s->dtype) : acc;
+        s->in[k].acc = acc == FAN_DT_NONE ? fan_dtype_accumulate(s->dtype) : acc;
         if (k && random_below(8) == 0 && s->array[k - 1]->dtype == next) { /* the same array twice */
             s->array[k] = fan_array_hold(s->array[k - 1]);
         } else {
@@ -147,7 +147,7 @@ static void sums_equal_the_left_fold(int kind, const char *what)
         random_shape(&s);
         random_operands(&s, kind);
         random_scale(&s);
-        fan_dtype last = s.in[s.n - 1].acc, d = random_below(2) ? s.dtype : (fan_dtype)random_below(FAN_DTYPE_COUNT);
+        fan_dtype last = s.in[s.n - 1].acc, d = random_below(2) ? s.dtype : (fan_dtype)random_below(FAN_DT_COUNT);
         if (!fan_dtype_can_cast(last, d))
             d = last;
         fan_array *out = random_view(d, s.ndim, s.shape, false);
@@ -178,7 +178,7 @@ static void in_place_at_every_position(void)
         }
         fan_dtype d = mine->dtype;
         for (int try = 0; try < 20; try++) {
-            fan_dtype other = (fan_dtype)random_below(FAN_DTYPE_COUNT);
+            fan_dtype other = (fan_dtype)random_below(FAN_DT_COUNT);
             if (fan_dtype_size(other) == fan_dtype_size(mine->dtype) && fan_dtype_can_cast(last, other))
                 d = other;
         }
@@ -206,18 +206,18 @@ static void every_count_and_length(void)
             for (size_t at = 0; at <= n; at++) {
                 if (lengths[l] > 20 && at % 5 != 0 && at != n)
                     continue;
-                sum s = {.ndim = 1, .shape = {lengths[l]}, .n = n, .dtype = FAN_FLOAT32};
+                sum s = {.ndim = 1, .shape = {lengths[l]}, .n = n, .dtype = FAN_DT_FLOAT32};
                 for (size_t k = 0; k < n; k++) {
-                    CHECK_OK(fan_array_new(FAN_FLOAT32, 1, s.shape, NULL, &s.array[k], NULL));
+                    CHECK_OK(fan_array_new(FAN_DT_FLOAT32, 1, s.shape, NULL, &s.array[k], NULL));
                     for (int64_t i = 0; i < s.array[k]->size; i++)
-                        random_element(FAN_FLOAT32, element(s.array[k], i));
-                    s.in[k] = (fan_operand){s.array[k], FAN_FLOAT32};
+                        random_element(FAN_DT_FLOAT32, element(s.array[k], i));
+                    s.in[k] = (fan_operand){s.array[k], FAN_DT_FLOAT32};
                 }
                 fan_array *out = NULL;
                 if (at < n)
                     out = fan_array_hold(s.array[at]);
                 else
-                    CHECK_OK(fan_array_new(FAN_FLOAT32, 1, s.shape, NULL, &out, NULL));
+                    CHECK_OK(fan_array_new(FAN_DT_FLOAT32, 1, s.shape, NULL, &out, NULL));
                 check_sum(&s, out, "count and length");
                 fan_array_drop(out);
                 drop(&s);
@@ -235,10 +235,10 @@ static void named_cases(void)
     fan_array *a, *b, *out;
     memory[0] = minus;
     memory[1] = also;
-    CHECK_OK(fan_array_view(st, (char *)memory, FAN_FLOAT64, 0, NULL, NULL, true, &a, NULL));
-    CHECK_OK(fan_array_view(st, (char *)(memory + 1), FAN_FLOAT64, 0, NULL, NULL, true, &b, NULL));
-    CHECK_OK(fan_array_view(st, (char *)(memory + 2), FAN_FLOAT64, 0, NULL, NULL, true, &out, NULL));
-    fan_operand in[3] = {{a, FAN_FLOAT64}, {b, FAN_FLOAT64}, {a, FAN_FLOAT64}};
+    CHECK_OK(fan_array_view(st, (char *)memory, FAN_DT_FLOAT64, 0, NULL, NULL, true, &a, NULL));
+    CHECK_OK(fan_array_view(st, (char *)(memory + 1), FAN_DT_FLOAT64, 0, NULL, NULL, true, &b, NULL));
+    CHECK_OK(fan_array_view(st, (char *)(memory + 2), FAN_DT_FLOAT64, 0, NULL, NULL, true, &out, NULL));
+    fan_operand in[3] = {{a, FAN_DT_FLOAT64}, {b, FAN_DT_FLOAT64}, {a, FAN_DT_FLOAT64}};
     for (size_t n = 1; n <= 3; n++) {
         fan_sum(out, in, n, NULL);
         got = memory[2];
@@ -247,9 +247,9 @@ static void named_cases(void)
     /* the order of a left fold: (1e16 + 1) + 1 loses both ones, (1 + 1) + 1e16 keeps two */
     memory[0] = 1;
     memory[1] = 1e16;
-    fan_sum(out, (fan_operand[]){{b, FAN_FLOAT64}, {a, FAN_FLOAT64}, {a, FAN_FLOAT64}}, 3, NULL);
+    fan_sum(out, (fan_operand[]){{b, FAN_DT_FLOAT64}, {a, FAN_DT_FLOAT64}, {a, FAN_DT_FLOAT64}}, 3, NULL);
     CHECK(memory[2] == 1e16);
-    fan_sum(out, (fan_operand[]){{a, FAN_FLOAT64}, {a, FAN_FLOAT64}, {b, FAN_FLOAT64}}, 3, NULL);
+    fan_sum(out, (fan_operand[]){{a, FAN_DT_FLOAT64}, {a, FAN_DT_FLOAT64}, {b, FAN_DT_FLOAT64}}, 3, NULL);
     CHECK(memory[2] == 1e16 + 2);
     fan_array_drop(a);
     fan_array_drop(b);
@@ -258,37 +258,37 @@ static void named_cases(void)
     /* int8 wraps, bool is "or" of any nonzero bytes, a low float rounds once at the end or at each add, as acc says */
     int64_t none = 0, one = 1;
     int8_t *bytes = st->data;
-    CHECK_OK(fan_array_view(st, (char *)bytes, FAN_INT8, 1, &one, &none, true, &a, NULL));
-    CHECK_OK(fan_array_view(st, (char *)bytes + 1, FAN_INT8, 1, &one, &none, true, &out, NULL));
+    CHECK_OK(fan_array_view(st, (char *)bytes, FAN_DT_INT8, 1, &one, &none, true, &a, NULL));
+    CHECK_OK(fan_array_view(st, (char *)bytes + 1, FAN_DT_INT8, 1, &one, &none, true, &out, NULL));
     bytes[0] = 100;
-    fan_sum(out, (fan_operand[]){{a, FAN_INT8}, {a, FAN_INT8}}, 2, NULL);
+    fan_sum(out, (fan_operand[]){{a, FAN_DT_INT8}, {a, FAN_DT_INT8}}, 2, NULL);
     CHECK_INT(bytes[1], -56);
     fan_array_drop(a);
     fan_array_drop(out);
-    CHECK_OK(fan_array_view(st, (char *)bytes, FAN_BOOL, 1, &one, &none, true, &a, NULL));
-    CHECK_OK(fan_array_view(st, (char *)bytes + 1, FAN_BOOL, 1, &one, &none, true, &out, NULL));
+    CHECK_OK(fan_array_view(st, (char *)bytes, FAN_DT_BOOL, 1, &one, &none, true, &a, NULL));
+    CHECK_OK(fan_array_view(st, (char *)bytes + 1, FAN_DT_BOOL, 1, &one, &none, true, &out, NULL));
     bytes[0] = (int8_t)0x80;
-    fan_sum(out, (fan_operand[]){{a, FAN_BOOL}, {a, FAN_BOOL}}, 2, NULL);
+    fan_sum(out, (fan_operand[]){{a, FAN_DT_BOOL}, {a, FAN_DT_BOOL}}, 2, NULL);
     CHECK_INT(bytes[1], 1);
-    fan_sum(out, (fan_operand[]){{a, FAN_BOOL}}, 1, NULL);
+    fan_sum(out, (fan_operand[]){{a, FAN_DT_BOOL}}, 1, NULL);
     CHECK_INT(bytes[1], 1);
     fan_array_drop(a);
     fan_array_drop(out);
     uint16_t *halves = st->data;
     fan_operand ten[10];
-    CHECK_OK(fan_array_view(st, (char *)halves, FAN_FLOAT16, 1, &one, &none, true, &a, NULL));
-    CHECK_OK(fan_array_view(st, (char *)(halves + 1), FAN_FLOAT16, 1, &one, &none, true, &b, NULL));
-    CHECK_OK(fan_array_view(st, (char *)(halves + 2), FAN_FLOAT16, 1, &one, &none, true, &out, NULL));
-    halves[0] = (uint16_t)encode_low(FAN_FLOAT16, 2048);
-    halves[1] = (uint16_t)encode_low(FAN_FLOAT16, 1);
+    CHECK_OK(fan_array_view(st, (char *)halves, FAN_DT_FLOAT16, 1, &one, &none, true, &a, NULL));
+    CHECK_OK(fan_array_view(st, (char *)(halves + 1), FAN_DT_FLOAT16, 1, &one, &none, true, &b, NULL));
+    CHECK_OK(fan_array_view(st, (char *)(halves + 2), FAN_DT_FLOAT16, 1, &one, &none, true, &out, NULL));
+    halves[0] = (uint16_t)encode_low(FAN_DT_FLOAT16, 2048);
+    halves[1] = (uint16_t)encode_low(FAN_DT_FLOAT16, 1);
     for (int k = 0; k < 10; k++)
-        ten[k] = (fan_operand){k ? b : a, FAN_FLOAT32};
+        ten[k] = (fan_operand){k ? b : a, FAN_DT_FLOAT32};
     fan_sum(out, ten, 10, NULL);
-    CHECK(same_real(decode_low(FAN_FLOAT16, halves[2]), 2056)); /* 2057 is a tie */
+    CHECK(same_real(decode_low(FAN_DT_FLOAT16, halves[2]), 2056)); /* 2057 is a tie */
     for (int k = 0; k < 10; k++)
-        ten[k].acc = FAN_FLOAT16;
+        ten[k].acc = FAN_DT_FLOAT16;
     fan_sum(out, ten, 10, NULL);
-    CHECK(same_real(decode_low(FAN_FLOAT16, halves[2]), 2048)); /* 2049 is a tie each time */
+    CHECK(same_real(decode_low(FAN_DT_FLOAT16, halves[2]), 2048)); /* 2049 is a tie each time */
     fan_array_drop(a);
     fan_array_drop(b);
     fan_array_drop(out);
@@ -335,7 +335,7 @@ static void reductions_equal_the_left_fold(void)
             shape[random_below(ndim)] = 60 + random_below(260);
         for (int i = 0; i < fewer; i++)
             small[i] = random_below(2) ? 1 : shape[ndim - fewer + i];
-        fan_dtype d = (fan_dtype)random_below(FAN_DTYPE_COUNT), to = random_below(2) ? d : (fan_dtype)random_below(FAN_DTYPE_COUNT);
+        fan_dtype d = (fan_dtype)random_below(FAN_DT_COUNT), to = random_below(2) ? d : (fan_dtype)random_below(FAN_DT_COUNT);
         if (!fan_dtype_can_cast(d, to))
             to = d;
         fan_array *in = random_view(d, ndim, shape, true), *out = random_view(to, fewer, small, false);
@@ -391,7 +391,7 @@ static uint64_t hash_of(const fan_array *a)
 {
     uint64_t h = 1469598103934665603u;
     size_t size = fan_dtype_size(a->dtype), parts = is_complex(a->dtype) ? 2 : 1;
-    fan_dtype part = parts == 1 ? a->dtype : a->dtype == FAN_COMPLEX64 ? FAN_FLOAT32 : FAN_FLOAT64;
+    fan_dtype part = parts == 1 ? a->dtype : a->dtype == FAN_DT_COMPLEX64 ? FAN_DT_FLOAT32 : FAN_DT_FLOAT64;
     for (size_t i = 0; i < (size_t)a->size * parts; i++) {
         const char *p = a->data + i * (size / parts);
         uint64_t bits = 0;
@@ -419,8 +419,8 @@ static fan_stats model_stats(const fan_array *a)
         double lane[16] = {0}, sum = 0;
         for (int64_t i = at; i < a->size && i < at + piece; i++) {
             char wide[16];
-            fan_convert(wide, FAN_COMPLEX128, 16, a->data + (size_t)i * fan_dtype_size(a->dtype), a->dtype, 0, 1);
-            number z = load_number(FAN_COMPLEX128, wide);
+            fan_convert(wide, FAN_DT_COMPLEX128, 16, a->data + (size_t)i * fan_dtype_size(a->dtype), a->dtype, 0, 1);
+            number z = load_number(FAN_DT_COMPLEX128, wide);
             all.count++;
             if (!isfinite(z.re) || !isfinite(z.im)) {
                 all.nonfinite++;
@@ -476,7 +476,7 @@ static void every_way(fan_dtype d, fan_dtype acc, size_t n, int64_t size, size_t
     for (size_t i = 0; fan_sum_isa_at(i); i++) {
         CHECK(fan_sum_set_isa(fan_sum_isa_at(i)));
         for (int threads = 1; threads <= 2; threads++) {
-            fan_team_set(threads);
+            fan_workers_set(threads);
             for (int stats = 0; stats < 2; stats++) {
                 fan_stats s;
                 if (in_place)
@@ -507,7 +507,7 @@ static void every_way(fan_dtype d, fan_dtype acc, size_t n, int64_t size, size_t
             }
         }
     }
-    fan_team_set(0);
+    fan_workers_set(0);
     fan_array_drop(keep);
     fan_array_drop(out);
     for (size_t k = 0; k < n; k++)
@@ -517,8 +517,8 @@ static void every_way(fan_dtype d, fan_dtype acc, size_t n, int64_t size, size_t
 static void all_ways_are_one(void)
 {
     static const size_t offsets[] = {0, 1, 64, 1088};
-    for (int d = 0; d < FAN_DTYPE_COUNT; d++) {
-        fan_dtype accs[] = {(fan_dtype)d, fan_dtype_accumulate((fan_dtype)d), d == FAN_FLOAT32 ? FAN_FLOAT64 : d == FAN_COMPLEX64 ? FAN_COMPLEX128 : (fan_dtype)d};
+    for (int d = 0; d < FAN_DT_COUNT; d++) {
+        fan_dtype accs[] = {(fan_dtype)d, fan_dtype_accumulate((fan_dtype)d), d == FAN_DT_FLOAT32 ? FAN_DT_FLOAT64 : d == FAN_DT_COMPLEX64 ? FAN_DT_COMPLEX128 : (fan_dtype)d};
         for (int k = 0; k < 3; k++) {
             if (k && accs[k] == accs[0])
                 continue;
@@ -526,14 +526,14 @@ static void all_ways_are_one(void)
                 bool in_place = random_below(3) == 0;
                 every_way((fan_dtype)d, accs[k], n == 18 ? 64 : n, 1 + random_below(1 + random_below(3000)), offsets[n % 4], n % 2, in_place);
             }
-            bool large = d == FAN_FLOAT32 || d == FAN_BFLOAT16 || d == FAN_COMPLEX128 || d == FAN_INT64;
+            bool large = d == FAN_DT_FLOAT32 || d == FAN_DT_BFLOAT16 || d == FAN_DT_COMPLEX128 || d == FAN_DT_INT64;
             every_way((fan_dtype)d, accs[k], 3, large ? 700001 : 40001, 64, true, false); /* several pieces, two threads */
         }
     }
-    every_way(FAN_FLOAT32, FAN_FLOAT32, 3, 700001, 64, true, true);
-    every_way(FAN_FLOAT32, FAN_FLOAT32, 17, 100003, 1088, false, false); /* in groups */
-    every_way(FAN_BFLOAT16, FAN_FLOAT32, 20, 200003, 1088, false, true);
-    every_way(FAN_FLOAT32, FAN_FLOAT32, 70, 20003, 64, true, false); /* too many for one list */
+    every_way(FAN_DT_FLOAT32, FAN_DT_FLOAT32, 3, 700001, 64, true, true);
+    every_way(FAN_DT_FLOAT32, FAN_DT_FLOAT32, 17, 100003, 1088, false, false); /* in groups */
+    every_way(FAN_DT_BFLOAT16, FAN_DT_FLOAT32, 20, 200003, 1088, false, true);
+    every_way(FAN_DT_FLOAT32, FAN_DT_FLOAT32, 70, 20003, 64, true, false); /* too many for one list */
 }
 
 /* So large that it is written around the caches, at the start of a line, beside one, and between elements. */
@@ -541,7 +541,7 @@ static void what_is_larger_than_the_caches(void)
 {
     int64_t n = (int64_t)9 << 20;
     for (size_t off = 0; off <= 4; off = off ? off + 3 : 1) { /* 0, 1, 4 */
-        fan_array *a = fresh(FAN_FLOAT32, n, 0), *out = fresh(FAN_FLOAT32, n, off), *plain = fresh(FAN_FLOAT32, n, 0);
+        fan_array *a = fresh(FAN_DT_FLOAT32, n, 0), *out = fresh(FAN_DT_FLOAT32, n, off), *plain = fresh(FAN_DT_FLOAT32, n, 0);
         fill(a, false);
         for (int64_t i = 0; i < n; i++) {
             float x;
@@ -554,7 +554,7 @@ static void what_is_larger_than_the_caches(void)
             CHECK(fan_sum_set_isa(fan_sum_isa_at(i)));
             for (int stats = 0; stats < 2; stats++) {
                 memset(out->data, 1, (size_t)n * 4);
-                fan_sum(out, (fan_operand[]){{a, FAN_FLOAT32}, {a, FAN_FLOAT32}}, 2, &(fan_sum_how){.stats = stats ? &s : NULL, .parallel = i % 2});
+                fan_sum(out, (fan_operand[]){{a, FAN_DT_FLOAT32}, {a, FAN_DT_FLOAT32}}, 2, &(fan_sum_how){.stats = stats ? &s : NULL, .parallel = i % 2});
                 CHECK(memcmp(out->data, plain->data, (size_t)n * 4) == 0);
             }
             fan_stats_of(plain, &want);
@@ -569,7 +569,7 @@ static void what_is_larger_than_the_caches(void)
 /* Every low float there is, through every loop, beside zero and alone. */
 static void every_low_float(void)
 {
-    for (int d = 0; d < FAN_DTYPE_COUNT; d++) {
+    for (int d = 0; d < FAN_DT_COUNT; d++) {
         if (!is_low((fan_dtype)d))
             continue;
         size_t size = fan_dtype_size((fan_dtype)d);
@@ -585,7 +585,7 @@ static void every_low_float(void)
             for (int own = 0; own < 2; own++) {
                 for (size_t n = 1; n <= 2; n++) {
                     int64_t wrong = 0;
-                    CHECK(fan_sum_flat(out->data, (const char *[]){a->data, zero->data}, n, (size_t)codes, (fan_dtype)d, own ? (fan_dtype)d : FAN_FLOAT32, NULL));
+                    CHECK(fan_sum_flat(out->data, (const char *[]){a->data, zero->data}, n, (size_t)codes, (fan_dtype)d, own ? (fan_dtype)d : FAN_DT_FLOAT32, NULL));
                     for (int64_t c = 0; c < codes; c++)
                         wrong += !same_number(get(a, c), get(out, c));
                     CHECK_INT(wrong, 0);
@@ -596,7 +596,7 @@ static void every_low_float(void)
         fan_array_drop(zero);
         fan_array_drop(out);
     }
-    CHECK(!fan_sum_flat(NULL, NULL, 1, 0, FAN_INT8, FAN_INT16, NULL));
+    CHECK(!fan_sum_flat(NULL, NULL, 1, 0, FAN_DT_INT8, FAN_DT_INT16, NULL));
 }
 
 /* Statistics of any layout and any dtypes: counts exact, sums of squares as close as another order may be. */
@@ -636,7 +636,7 @@ static void statistics_of_any_layout(void)
 /* The model finds what it is there for. */
 static void a_planted_fault_is_found(void)
 {
-    fan_array *a = fresh(FAN_FLOAT32, 1000, 0);
+    fan_array *a = fresh(FAN_DT_FLOAT32, 1000, 0);
     fan_stats s, t;
     fill(a, false);
     uint64_t h = hash_of(a);
@@ -655,11 +655,11 @@ static void a_planted_fault_is_found(void)
 
 static void a_sum_allocates_nothing(void)
 {
-    fan_array *a = fresh(FAN_FLOAT32, 3 << 20, 0), *out = fresh(FAN_FLOAT32, 3 << 20, 0);
+    fan_array *a = fresh(FAN_DT_FLOAT32, 3 << 20, 0), *out = fresh(FAN_DT_FLOAT32, 3 << 20, 0);
     fan_stats s;
     memset(a->data, 0, (size_t)a->size * 4);
     int64_t made = fan_mem_get().total;
-    fan_sum(out, (fan_operand[]){{a, FAN_FLOAT32}, {a, FAN_FLOAT32}}, 2, &(fan_sum_how){.stats = &s, .parallel = true});
+    fan_sum(out, (fan_operand[]){{a, FAN_DT_FLOAT32}, {a, FAN_DT_FLOAT32}}, 2, &(fan_sum_how){.stats = &s, .parallel = true});
     CHECK_INT(fan_mem_get().total, made);
     fan_array_drop(a);
     fan_array_drop(out);

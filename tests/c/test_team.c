@@ -1,5 +1,5 @@
 /* The team: each task once, whoever calls, however many at a time; after fork; begun late and ended. */
-#include "base/team.h"
+#include "base/workers.h"
 
 #include "check.h"
 
@@ -27,7 +27,7 @@ static int wrong(size_t tasks)
 {
     counts c = {0};
     int bad = 0;
-    fan_team_run(tasks, count, &c);
+    fan_workers_run(tasks, count, &c);
     for (size_t i = 0; i < TASKS; i++)
         bad += atomic_load(&c.of[i]) != (i < tasks) || c.plain[i] != (i < tasks ? (long)i + 1 : 0);
     return bad;
@@ -36,11 +36,11 @@ static int wrong(size_t tasks)
 static void every_task_is_done_once(void)
 {
     for (int threads = 1; threads <= 5; threads++) {
-        fan_team_set(threads);
-        CHECK_INT(fan_team_get(), threads);
+        fan_workers_set(threads);
+        CHECK_INT(fan_workers_get(), threads);
         for (int round = 0; round < 200; round++)
             CHECK_INT(wrong((size_t)round % TASKS), 0);
-        CHECK_INT(fan_team_alive(), threads - 1);
+        CHECK_INT(fan_workers_alive(), threads - 1);
     }
 }
 
@@ -74,9 +74,9 @@ static void helpers_help(void)
         meeting m = {.due = threads};
         CHECK_INT(pthread_mutex_init(&m.lock, NULL), 0);
         CHECK_INT(pthread_cond_init(&m.all_here, NULL), 0);
-        fan_team_set((int)threads);
+        fan_workers_set((int)threads);
         for (int round = 0; round < 50; round++)
-            fan_team_run(threads, meet, &m);
+            fan_workers_run(threads, meet, &m);
         CHECK_INT((int)m.round, 50);
     }
     alarm(0);
@@ -94,11 +94,11 @@ static void several_callers_at_once(void)
 {
     pthread_t t[4];
     atomic_int bad = 0;
-    fan_team_set(3);
+    fan_workers_set(3);
     for (int i = 0; i < 4; i++)
         CHECK_INT(pthread_create(&t[i], NULL, call_often, &bad), 0);
     for (int round = 0; round < 20; round++) /* meanwhile the number changes */
-        fan_team_set(1 + round % 4);
+        fan_workers_set(1 + round % 4);
     for (int i = 0; i < 4; i++)
         CHECK_INT(pthread_join(t[i], NULL), 0);
     CHECK_INT(atomic_load(&bad), 0);
@@ -107,37 +107,37 @@ static void several_callers_at_once(void)
 #if defined(__SANITIZE_THREAD__)
 static void a_child_starts_its_own(void) /* the thread sanitizer ends such a child */
 {
-    fan_team_set(1);
+    fan_workers_set(1);
 }
 #else
 static void a_child_starts_its_own(void)
 {
-    fan_team_set(3);
+    fan_workers_set(3);
     CHECK_INT(wrong(TASKS), 0);
-    CHECK_INT(fan_team_alive(), 2);
+    CHECK_INT(fan_workers_alive(), 2);
     pid_t child = fork();
     if (child == 0)
-        _exit(fan_team_alive() == 0 && wrong(TASKS) == 0 && fan_team_alive() == 2 ? 0 : 1);
+        _exit(fan_workers_alive() == 0 && wrong(TASKS) == 0 && fan_workers_alive() == 2 ? 0 : 1);
     int status = -1;
     CHECK(waitpid(child, &status, 0) == child);
     CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
     CHECK_INT(wrong(TASKS), 0);
-    fan_team_set(1);
-    CHECK_INT(fan_team_alive(), 0);
+    fan_workers_set(1);
+    CHECK_INT(fan_workers_alive(), 0);
 }
 #endif
 
 int main(void)
 {
-    CHECK_INT(fan_team_alive(), 0);
-    fan_team_set(0);
-    CHECK(fan_team_get() >= 1 && fan_team_get() <= 8);
-    CHECK_INT(fan_team_alive(), 0); /* nothing is started unasked */
+    CHECK_INT(fan_workers_alive(), 0);
+    fan_workers_set(0);
+    CHECK(fan_workers_get() >= 1 && fan_workers_get() <= 8);
+    CHECK_INT(fan_workers_alive(), 0); /* nothing is started unasked */
     every_task_is_done_once();
     helpers_help();
     several_callers_at_once();
     a_child_starts_its_own();
-    fan_team_set(3);
+    fan_workers_set(3);
     CHECK_INT(wrong(TASKS), 0); /* helpers are alive at exit */
     return check_done();
 }

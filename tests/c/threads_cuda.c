@@ -113,7 +113,7 @@ static bool unshared(void *o) { (void)o; return false; }
 static fan_status combine(void *c, const fan_value *a, const fan_value *b, fan_value *out, fan_error *err)
 {
     (void)c; (void)a; (void)b; (void)out;
-    return fan_fail(err, FAN_TYPE, "no objects here");
+    return fan_fail(err, FAN_ERR_TYPE, "no objects here");
 }
 static const fan_frontend frontend = {.hold = nothing, .drop = nothing, .unshared = unshared, .combine = combine};
 
@@ -186,11 +186,11 @@ static fan_array *on_device(fan_device *d, fan_stream *s, double x)
     fan_error err = {0};
     int64_t n = LENGTH;
     fan_array *host = NULL, *a = NULL;
-    if (!fine(fan_array_new(FAN_FLOAT64, 1, &n, NULL, &host, &err), &err) || !fine(fan_device_array(d, s, FAN_FLOAT64, 1, &n, NULL, &a, &err), &err))
+    if (!fine(fan_array_new(FAN_DT_FLOAT64, 1, &n, NULL, &host, &err), &err) || !fine(fan_device_array(d, s, FAN_DT_FLOAT64, 1, &n, NULL, &a, &err), &err))
         exit(1);
     for (int64_t i = 0; i < n; i++)
         memcpy(host->data + 8 * i, &x, sizeof x);
-    fan_operand in = {host, FAN_FLOAT64};
+    fan_operand in = {host, FAN_DT_FLOAT64};
     fan_stream *on = s ? fan_stream_hold(s) : fan_stream_current(d);
     fine(fan_device_run(d, on, &(fan_job){.kind = FAN_JOB_UPLOAD, .out = a, .in = &in, .n = 1}, &err), &err);
     if (!s)
@@ -205,7 +205,7 @@ static double read_first(fan_stream *s, const fan_array *a)
     fan_error err = {0};
     fan_array *host = NULL;
     double x = -1;
-    if (fine(fan_array_new(FAN_FLOAT64, 1, a->shape, NULL, &host, &err), &err) && fine(s->device->backend->read(s, host, a, &err), &err))
+    if (fine(fan_array_new(FAN_DT_FLOAT64, 1, a->shape, NULL, &host, &err), &err) && fine(s->device->backend->read(s, host, a, &err), &err))
         memcpy(&x, host->data, sizeof x);
     fan_array_drop(host);
     return x;
@@ -223,7 +223,7 @@ static fan_buffer *buffer_new(fan_stream *s, uint64_t budget)
 {
     fan_buffer *b = NULL;
     fan_error err = {0};
-    fan_buffer_config config = {.slots = SLOTS, .budget = budget, .accumulate = FAN_NO_DTYPE, .frontend = &frontend, .stream = s};
+    fan_buffer_config config = {.slots = SLOTS, .budget = budget, .accumulate = FAN_DT_NONE, .frontend = &frontend, .stream = s};
     if (!fine(fan_buffer_new(&config, &b, &err), &err))
         exit(1);
     return b;
@@ -323,10 +323,10 @@ static void *leaving(void *ctx)
         fan_array *a = on_device(w->d[i % 2 ? 0 : 1], NULL, i), *mine = on_device(w->d[0], w->s[me->k], i);
         fan_storage *theirs = NULL;
         for (int k = 0; k < THREADS; k++)
-            fine(fan_memory_used_on((k + i) % 2 ? mine->storage : a->storage, w->s[k], &err), &err);
-        fine(fan_memory_used_on(w->shared, w->s[(me->k + i) % THREADS], &err), &err);
+            fine(fan_memory_record_stream((k + i) % 2 ? mine->storage : a->storage, w->s[k], &err), &err);
+        fine(fan_memory_record_stream(w->shared, w->s[(me->k + i) % THREADS], &err), &err);
         if (fine(fan_memory_wrap(w->d[0], mine->data, count_release, &w->released, &theirs, &err), &err))
-            fine(fan_memory_used_on(theirs, w->s[me->k], &err), &err);
+            fine(fan_memory_record_stream(theirs, w->s[me->k], &err), &err);
         fan_storage_drop(theirs);
         fan_array_drop(a);
         fan_array_drop(mine);

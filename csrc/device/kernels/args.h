@@ -1,42 +1,45 @@
 /* args: what a kernel is told, by value. Shared by the backend, the kernels and the fake driver, so it is C and CUDA C.
  *
- * Addresses are the device's. Extents, strides (bytes) and addresses of the general kernels stand one behind the other in `words`, so that any rank fits: the
- * order is said at each struct. All structs are below 4096 bytes, which every driver takes.
+ * Addresses are the device's. Extents, strides (bytes) and addresses of the general kernels stand one behind the other
+ * in `words`, so that any rank fits: the order is said at each struct. All structs are below 4096 bytes, which every
+ * driver takes.
  */
 #ifndef FAN_DEVICE_KERNELS_ARGS_H
 #define FAN_DEVICE_KERNELS_ARGS_H
 
-#include "array/told.h"
+#include "array/device_stats.h"
 
 #include <stdint.h>
 
 #define FAN_K_SOURCES 480 /* of a fold in one launch */
 #define FAN_K_WORDS 480
-#define FAN_K_BLOCK 256   /* threads of a block */
+#define FAN_K_BLOCK 256 /* threads of a block */
 
-/* fan_fold_*: out[i] = ((in[0][i] + in[1][i]) + ..) * factor, all gap-free and of one dtype. out may be one of the sources.
- * fan_tell_*: that, and the statistics of what was written, a row for each block (array/told.h); out 0: nothing is written. */
+/* fan_fold_*: out[i] = ((in[0][i] + in[1][i]) + ..) * factor, all gap-free and of one dtype. out may be one of the
+ * sources. fan_fold_stats_*: that, and the statistics of what was written, a row for each block (array/device_stats.h);
+ * out 0: nothing is written. */
 typedef struct fan_k_fold {
     uint64_t out;
-    int64_t count;   /* numbers */
-    uint64_t factor; /* the bits of one number of the accumulation type */
+    int64_t count;                  /* numbers */
+    uint64_t factor;                /* the bits of one number of the accumulation type */
     int32_t n, scaled, wide, parts; /* wide: every address is a multiple of 16; parts: numbers of an element */
     uint64_t rows;
     int32_t negative, skip; /* negative: signed integers; skip: sources that are not held to blame */
     uint64_t in[FAN_K_SOURCES];
 } fan_k_fold;
 
-/* fan_many_*: as many folds of one kind as there are rows, in one launch. Their table lies in device memory: rows[], sources[] (addresses), tiles[] (the row that each is
- * of), one behind the other. A tile is FAN_K_TILE bytes of a result, or what is left of it: a warp's share. */
+/* fan_many_*: as many folds of one kind as there are rows, in one launch. Their table lies in device memory: rows[],
+ * sources[] (addresses), tiles[] (the row that each is of), one behind the other. A tile is FAN_K_TILE bytes of a
+ * result, or what is left of it: a warp's share. */
 #define FAN_K_TILE 1024
 #define FAN_K_WARP 32
 
 typedef struct fan_k_row {
     uint64_t out;
-    uint32_t count;     /* numbers */
-    uint32_t first;     /* of its sources */
-    uint32_t tile;      /* its first one */
-    uint16_t n, wide;   /* sources; every address is a multiple of 16 */
+    uint32_t count;   /* numbers */
+    uint32_t first;   /* of its sources */
+    uint32_t tile;    /* its first one */
+    uint16_t n, wide; /* sources; every address is a multiple of 16 */
 } fan_k_row;
 
 typedef struct fan_k_many {
@@ -45,19 +48,21 @@ typedef struct fan_k_many {
     int32_t scaled, unused;
 } fan_k_many;
 
-/* fan_any, fan_tell_any: the same for any dtypes, strides and accumulation dtypes (D3). n == 0 fills with zeros.
- * fan_blame_any: where the figures at `rows` tell of an element that is not finite, and not yet of who brought it, and the source has one: it was the source, factor[0] its key.
- * words: extent[ndim]; out: address, stride[ndim]; each source: address, dtype | acc << 8, stride[ndim]. */
+/* fan_any, fan_fold_stats_any: the same for any dtypes, strides and accumulation dtypes (D3). n == 0 fills with zeros.
+ * fan_nonfinite_any: where the figures at `rows` tell of an element that is not finite, and not yet of who brought it,
+ * and the source has one: it was the source, factor[0] its key. words: extent[ndim]; out: address, stride[ndim]; each
+ * source: address, dtype | acc << 8, stride[ndim]. */
 typedef struct fan_k_any {
     int64_t size;
     int32_t n, ndim, out, scaled; /* out: its dtype */
     int32_t anywhere, skip;       /* anywhere: some address is no multiple of its numbers' size */
     uint64_t rows;
-    uint64_t factor[2];           /* the bits of one element of the last accumulation dtype */
+    uint64_t factor[2]; /* the bits of one element of the last accumulation dtype */
     int64_t words[FAN_K_WORDS];
 } fan_k_any;
 
-/* fan_tell_end: the rows in order, as what the host reads. One block. before 0: nobody spoiled it before; else another fan_told, or the same. */
+/* fan_fold_stats_end: the rows in order, as what the host reads. One block. before 0: nobody spoiled it before; else
+ * another fan_device_stats, or the same. */
 typedef struct fan_k_tell {
     uint64_t rows, told, before;
     int64_t nrows, count;
@@ -65,7 +70,8 @@ typedef struct fan_k_tell {
 } fan_k_tell;
 
 /* fan_reduce: out = in summed over `gone` axes, one after the other in their order, in dtype acc.
- * words: of the axes that stay, extent[stay], out stride[stay], in stride[stay]; of those that go, extent[go], in stride[go]. */
+ * words: of the axes that stay, extent[stay], out stride[stay], in stride[stay]; of those that go, extent[go], in
+ * stride[go]. */
 typedef struct fan_k_reduce {
     uint64_t out, in;
     int64_t size, terms; /* elements of out; elements of in for each */
@@ -74,33 +80,35 @@ typedef struct fan_k_reduce {
     int64_t words[FAN_K_WORDS];
 } fan_k_reduce;
 
-/* fan_scatter: into += the entries of sparse data, those that meet in one place one after the other, in into's dtype. `lanes` workers share the entries:
- * a worker of COO data takes those whose index falls to it, one of compressed data those of a row.
- * words: COO: extent[sparse], stride of into[sparse]; else: extent along the plain axis in blocks, stride of a row, stride of a column (of blocks);
- * then of the axes inside an entry, extent[inner], stride of into[inner], stride of values[inner]. */
+/* fan_scatter: into += the entries of sparse data, those that meet in one place one after the other, in into's dtype.
+ * `lanes` workers share the entries: a worker of COO data takes those whose index falls to it, one of compressed data
+ * those of a row. words: COO: extent[sparse], stride of into[sparse]; else: extent along the plain axis in blocks,
+ * stride of a row, stride of a column (of blocks); then of the axes inside an entry, extent[inner], stride of
+ * into[inner], stride of values[inner]. */
 typedef struct fan_k_scatter {
     uint64_t into, values, indices, pointers; /* pointers 0: COO */
     int64_t entries, lanes, inside;           /* inside: numbers of an entry */
-    int64_t value_step, index_step, index_row, pointer_step; /* bytes from one entry to the next; COO: from one axis's indices to the next's */
+    int64_t value_step, index_step, index_row,
+        pointer_step; /* bytes from one entry to the next; COO: from one axis's indices to the next's */
     int32_t into_dtype, value_dtype, index_size, pointer_size;
     int32_t sparse, inner, anywhere, unused;
     int64_t words[256];
 } fan_k_scatter;
 
-/* X(name, bytes of a number in memory, dtype that it stands for, the accumulation dtype): the folds that have a kernel of their own. Complex ones are folds
- * of twice as many numbers; signs do not matter to integers. */
-#define FAN_K_FOLD_LIST(X)                                                                                            \
-    X(truth, 1, BOOL, BOOL)                                                                                           \
-    X(bits8, 1, UINT8, UINT8)                                                                                         \
-    X(bits16, 2, UINT16, UINT16)                                                                                      \
-    X(bits32, 4, UINT32, UINT32)                                                                                      \
-    X(bits64, 8, UINT64, UINT64)                                                                                      \
-    X(single, 4, FLOAT32, FLOAT32)                                                                                    \
-    X(twice, 8, FLOAT64, FLOAT64)                                                                                     \
-    X(doubled, 4, FLOAT32, FLOAT64)                                                                                   \
-    X(float16, 2, FLOAT16, FLOAT32)                                                                                   \
-    X(bfloat16, 2, BFLOAT16, FLOAT32)                                                                                 \
-    X(e4m3fn, 1, FLOAT8_E4M3FN, FLOAT32)                                                                              \
+/* X(name, bytes of a number in memory, dtype that it stands for, the accumulation dtype): the folds that have a kernel
+ * of their own. Complex ones are folds of twice as many numbers; signs do not matter to integers. */
+#define FAN_K_FOLD_LIST(X)               \
+    X(truth, 1, BOOL, BOOL)              \
+    X(bits8, 1, UINT8, UINT8)            \
+    X(bits16, 2, UINT16, UINT16)         \
+    X(bits32, 4, UINT32, UINT32)         \
+    X(bits64, 8, UINT64, UINT64)         \
+    X(single, 4, FLOAT32, FLOAT32)       \
+    X(twice, 8, FLOAT64, FLOAT64)        \
+    X(doubled, 4, FLOAT32, FLOAT64)      \
+    X(float16, 2, FLOAT16, FLOAT32)      \
+    X(bfloat16, 2, BFLOAT16, FLOAT32)    \
+    X(e4m3fn, 1, FLOAT8_E4M3FN, FLOAT32) \
     X(e5m2, 1, FLOAT8_E5M2, FLOAT32)
 
 #endif

@@ -29,9 +29,9 @@ CSRC = HERE.parent.parent
 SOURCES = [
     HERE / "kernels.cu",
     HERE / "args.h",
-    CSRC / "array/low.h",
-    CSRC / "array/modulus.h",
-    CSRC / "array/told.h",
+    CSRC / "array/lowp.h",
+    CSRC / "array/complex_abs.h",
+    CSRC / "array/device_stats.h",
     CSRC / "array/dtype.h",
 ]
 OUT = HERE / "ptx.c"

@@ -1,4 +1,5 @@
-/* The kernels as machine code, where the package was built with nvcc: build.py makes device/kernels/fatbin.h, which setup.py asks for. */
+/* The kernels as machine code, where the package was built with nvcc: build.py makes device/kernels/fatbin.h, which
+ * setup.py asks for. */
 #include "device/cuda.h"
 
 #ifdef FAN_FATBIN

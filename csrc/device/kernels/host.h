@@ -1,4 +1,5 @@
-/* host: kernels.cu as C, for the fake driver: a kernel is a function that is called once for each thread of its grid. */
+/* host: kernels.cu as C, for the fake driver: a kernel is a function that is called once for each thread of its grid.
+ */
 #ifndef FAN_DEVICE_KERNELS_HOST_H
 #define FAN_DEVICE_KERNELS_HOST_H
 
@@ -22,8 +23,8 @@ static _Thread_local int64_t fan_k_thread, fan_k_threads;
 #define SHARED static _Thread_local
 #define LANE ((int)(fan_k_thread % FAN_K_BLOCK))
 #define BLOCK (fan_k_thread / FAN_K_BLOCK)
-#define MEET                                                                                                          \
-    if (LANE != 0)                                                                                                    \
+#define MEET       \
+    if (LANE != 0) \
         return false;
 #define EACH_LANE(i, n) for (int i = 0; i < (n); i++)
 #define GOES_ON true

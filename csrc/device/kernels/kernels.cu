@@ -1,7 +1,7 @@
 /* kernels: what the CUDA backend launches. Read by nvcc as CUDA C, and by a C compiler for the fake driver: then a kernel is a function that one thread
  * after the other calls.
  *
- * Bits are the CPU's: the same left fold for each element, the same roundings (array/low.h), no contraction (-fmad=false), no flushing, no atomics. An element is
+ * Bits are the CPU's: the same left fold for each element, the same roundings (array/lowp.h), no contraction (-fmad=false), no flushing, no atomics. An element is
  * read by one thread from all sources before that thread writes it, so the result may lie in a source.
  *
  * Title: Two ways. Gap-free sources of one dtype have a fold of their own for each kind of number, 16 bytes at a time, and one that does many such sums. Anything else goes through
@@ -11,9 +11,9 @@
  * After a change: python csrc/device/kernels/build.py, which needs nvcc, writes ptx.c.
  */
 #include "array/dtype.h"
-#include "array/low.h"
-#include "array/modulus.h"
-#include "array/told.h"
+#include "array/lowp.h"
+#include "array/complex_abs.h"
+#include "array/device_stats.h"
 #include "device/kernels/args.h"
 
 #ifdef __CUDACC__
@@ -142,14 +142,14 @@ NUMBER_LIST(FOLD)
     }
 NUMBER_LIST(MANY)
 
-/* ---- Statistics (array/told.h) ----
+/* ---- Statistics (array/device_stats.h) ----
  *
- * A thread counts what it writes, in the order in which it does; the threads of a block are added up as a tree, the blocks by fan_tell_end. Only where an element is
+ * A thread counts what it writes, in the order in which it does; the threads of a block are added up as a tree, the blocks by fan_fold_stats_end. Only where an element is
  * not finite are its sources looked at again, before it is written over them. */
 
-FN inline fan_told_row row_of_nothing(void)
+FN inline fan_stats_partial row_of_nothing(void)
 {
-    fan_told_row r = {0, 0, 0, UINT64_MAX};
+    fan_stats_partial r = {0, 0, 0, UINT64_MAX};
     return r;
 }
 
@@ -159,7 +159,7 @@ FN inline bool is_finite(double x)
 }
 
 /* row_real, row_complex: one element more; whether it is finite. */
-FN inline bool row_real(fan_told_row *r, double x)
+FN inline bool row_real(fan_stats_partial *r, double x)
 {
     double size = fabs(x);
     bool whole = is_finite(x);
@@ -169,7 +169,7 @@ FN inline bool row_real(fan_told_row *r, double x)
     return whole;
 }
 
-FN inline bool row_complex(fan_told_row *r, double re, double im)
+FN inline bool row_complex(fan_stats_partial *r, double re, double im)
 {
     if (!is_finite(re) || !is_finite(im)) {
         r->nonfinite++;
@@ -177,13 +177,13 @@ FN inline bool row_complex(fan_told_row *r, double re, double im)
     }
     r->sumsq += re * re + im * im;
     if (fabs(re) + fabs(im) >= r->absmax) { /* else |z| cannot be the largest */
-        double size = fan_modulus(re, im);
+        double size = fan_complex_abs(re, im);
         r->absmax = size > r->absmax ? size : r->absmax;
     }
     return true;
 }
 
-FN inline void row_merge(fan_told_row *into, const fan_told_row *next)
+FN inline void row_merge(fan_stats_partial *into, const fan_stats_partial *next)
 {
     into->sumsq += next->sumsq;
     into->absmax = next->absmax > into->absmax ? next->absmax : into->absmax;
@@ -192,9 +192,9 @@ FN inline void row_merge(fan_told_row *into, const fan_told_row *next)
 }
 
 /* rows_meet: the rows of a block's threads become one, in the thread that gets true. */
-FN bool rows_meet(fan_told_row *mine)
+FN bool rows_meet(fan_stats_partial *mine)
 {
-    SHARED fan_told_row all[FAN_K_BLOCK];
+    SHARED fan_stats_partial all[FAN_K_BLOCK];
     all[LANE] = *mine;
     for (int half = FAN_K_BLOCK / 2; half; half /= 2) {
         MEET
@@ -207,10 +207,10 @@ FN bool rows_meet(fan_told_row *mine)
     return true;
 }
 
-FN void row_put(fan_told_row *mine, uint64_t rows)
+FN void row_put(fan_stats_partial *mine, uint64_t rows)
 {
     if (rows_meet(mine))
-        AT(fan_told_row, rows)[BLOCK] = *mine;
+        AT(fan_stats_partial, rows)[BLOCK] = *mine;
 }
 
 /* X(name, in memory, as a number that may be negative, .. that is not, whether two may be an element) */
@@ -238,12 +238,12 @@ FN void row_put(fan_told_row *mine, uint64_t rows)
     {                                                                                                                 \
         return negative ? (double)(SIGNED) : (double)(UNSIGNED);                                                      \
     }                                                                                                                 \
-    FN inline bool count_##K(const fan_k_fold *a, fan_told_row *mine, MEM x, MEM y)                                   \
+    FN inline bool count_##K(const fan_k_fold *a, fan_stats_partial *mine, MEM x, MEM y)                                   \
     {                                                                                                                 \
         double re = value_##K(x, a->negative);                                                                        \
         return parts_##K(a) == 2 ? row_complex(mine, re, value_##K(y, 0)) : row_real(mine, re);                       \
     }                                                                                                                 \
-    FN inline void blame_##K(const fan_k_fold *a, fan_told_row *mine, int64_t at)                                     \
+    FN inline void blame_##K(const fan_k_fold *a, fan_stats_partial *mine, int64_t at)                                     \
     {                                                                                                                 \
         for (int k = a->skip; k < a->n && (uint64_t)k < mine->bad; k++)                                               \
             for (int part = 0; part < parts_##K(a); part++)                                                           \
@@ -260,7 +260,7 @@ VALUE_LIST(COUNT)
             one = plus_##K(one, up_##K(AT(const MEM, a->in[k])[i]));                                                  \
         return down_##K(a->scaled ? times_##K(one, factor) : one);                                                    \
     }                                                                                                                 \
-    KERNEL fan_tell_##K(ARGS(fan_k_fold, a))                                                                          \
+    KERNEL fan_fold_stats_##K(ARGS(fan_k_fold, a))                                                                          \
     {                                                                                                                 \
         enum { PER = 16 / sizeof(MEM) };                                                                              \
         union {                                                                                                       \
@@ -268,7 +268,7 @@ VALUE_LIST(COUNT)
             MEM each[PER];                                                                                            \
         } x;                                                                                                          \
         T sum[PER], factor;                                                                                           \
-        fan_told_row mine = row_of_nothing();                                                                         \
+        fan_stats_partial mine = row_of_nothing();                                                                         \
         int64_t whole = a.wide ? a.count / PER : 0, v = THREAD;                                                       \
         memcpy(&factor, &a.factor, sizeof factor);                                                                    \
         for (; v < whole; v += THREADS) {                                                                             \
@@ -309,16 +309,16 @@ VALUE_LIST(COUNT)
     }
 NUMBER_LIST(TELL)
 
-KERNEL fan_tell_end(ARGS(fan_k_tell, a))
+KERNEL fan_fold_stats_end(ARGS(fan_k_tell, a))
 {
-    fan_told_row mine = row_of_nothing();
+    fan_stats_partial mine = row_of_nothing();
     for (int64_t i = THREAD; i < a.nrows; i += THREADS)
-        row_merge(&mine, &AT(const fan_told_row, a.rows)[i]);
+        row_merge(&mine, &AT(const fan_stats_partial, a.rows)[i]);
     if (!rows_meet(&mine))
         return;
-    fan_told *told = AT(fan_told, a.told);
-    bool here = mine.bad != UINT64_MAX, there = a.before && AT(const fan_told, a.before)->bad;
-    told->key = there ? AT(const fan_told, a.before)->key : here ? a.keys[mine.bad] : -1;
+    fan_device_stats *told = AT(fan_device_stats, a.told);
+    bool here = mine.bad != UINT64_MAX, there = a.before && AT(const fan_device_stats, a.before)->bad;
+    told->key = there ? AT(const fan_device_stats, a.before)->key : here ? a.keys[mine.bad] : -1;
     told->bad = here || there;
     told->count = (uint64_t)a.count;
     told->sumsq = mine.sumsq;
@@ -339,17 +339,17 @@ typedef struct wide {
 FN int form_of(int dtype)
 {
     switch (dtype) {
-    case FAN_UINT64:
+    case FAN_DT_UINT64:
         return WIDE_U64;
-    case FAN_COMPLEX64:
-    case FAN_COMPLEX128:
+    case FAN_DT_COMPLEX64:
+    case FAN_DT_COMPLEX128:
         return WIDE_C128;
-    case FAN_FLOAT16:
-    case FAN_BFLOAT16:
-    case FAN_FLOAT8_E4M3FN:
-    case FAN_FLOAT8_E5M2:
-    case FAN_FLOAT32:
-    case FAN_FLOAT64:
+    case FAN_DT_FLOAT16:
+    case FAN_DT_BFLOAT16:
+    case FAN_DT_FLOAT8_E4M3FN:
+    case FAN_DT_FLOAT8_E5M2:
+    case FAN_DT_FLOAT32:
+    case FAN_DT_FLOAT64:
         return WIDE_F64;
     default:
         return WIDE_I64;
@@ -359,21 +359,21 @@ FN int form_of(int dtype)
 FN int number_size(int dtype) /* of a part, for complex */
 {
     switch (dtype) {
-    case FAN_BOOL:
-    case FAN_INT8:
-    case FAN_UINT8:
-    case FAN_FLOAT8_E4M3FN:
-    case FAN_FLOAT8_E5M2:
+    case FAN_DT_BOOL:
+    case FAN_DT_INT8:
+    case FAN_DT_UINT8:
+    case FAN_DT_FLOAT8_E4M3FN:
+    case FAN_DT_FLOAT8_E5M2:
         return 1;
-    case FAN_INT16:
-    case FAN_UINT16:
-    case FAN_FLOAT16:
-    case FAN_BFLOAT16:
+    case FAN_DT_INT16:
+    case FAN_DT_UINT16:
+    case FAN_DT_FLOAT16:
+    case FAN_DT_BFLOAT16:
         return 2;
-    case FAN_INT32:
-    case FAN_UINT32:
-    case FAN_FLOAT32:
-    case FAN_COMPLEX64:
+    case FAN_DT_INT32:
+    case FAN_DT_UINT32:
+    case FAN_DT_FLOAT32:
+    case FAN_DT_COMPLEX64:
         return 4;
     default:
         return 8;
@@ -428,42 +428,42 @@ CALLED wide understand(int dtype, uint64_t lo, uint64_t hi)
 {
     wide w = {0, 0, 0};
     switch (dtype) {
-    case FAN_BOOL:
+    case FAN_DT_BOOL:
         w.i = lo != 0;
         break;
-    case FAN_INT8:
+    case FAN_DT_INT8:
         w.i = (int8_t)lo;
         break;
-    case FAN_INT16:
+    case FAN_DT_INT16:
         w.i = (int16_t)lo;
         break;
-    case FAN_INT32:
+    case FAN_DT_INT32:
         w.i = (int32_t)lo;
         break;
-    case FAN_FLOAT16:
+    case FAN_DT_FLOAT16:
         w.re = (double)fan_float_of_float16((uint16_t)lo);
         break;
-    case FAN_BFLOAT16:
+    case FAN_DT_BFLOAT16:
         w.re = (double)fan_float_of_bfloat16((uint16_t)lo);
         break;
-    case FAN_FLOAT8_E4M3FN:
+    case FAN_DT_FLOAT8_E4M3FN:
         w.re = (double)fan_float_of_e4m3fn((uint8_t)lo);
         break;
-    case FAN_FLOAT8_E5M2:
+    case FAN_DT_FLOAT8_E5M2:
         w.re = (double)fan_float_of_e5m2((uint8_t)lo);
         break;
-    case FAN_COMPLEX64:
+    case FAN_DT_COMPLEX64:
         w.im = (double)fan_float_of_bits((uint32_t)hi);
         w.re = (double)fan_float_of_bits((uint32_t)lo);
         break;
-    case FAN_FLOAT32:
+    case FAN_DT_FLOAT32:
         w.re = (double)fan_float_of_bits((uint32_t)lo);
         break;
-    case FAN_COMPLEX128:
+    case FAN_DT_COMPLEX128:
         w.im = double_of_bits(hi);
         w.re = double_of_bits(lo);
         break;
-    case FAN_FLOAT64:
+    case FAN_DT_FLOAT64:
         w.re = double_of_bits(lo);
         break;
     default: /* unsigned ones came with zeros above them */
@@ -512,54 +512,54 @@ CALLED wide convert(wide w, int form, int dtype)
 {
     bool real = form == WIDE_F64 || form == WIDE_C128;
     wide r = {0, 0, 0};
-    int64_t i = real && dtype != FAN_BOOL && dtype != FAN_UINT64 ? integer_of(w.re) : w.i;
+    int64_t i = real && dtype != FAN_DT_BOOL && dtype != FAN_DT_UINT64 ? integer_of(w.re) : w.i;
     switch (dtype) {
-    case FAN_BOOL:
+    case FAN_DT_BOOL:
         r.i = real ? w.re != 0 : w.i != 0;
         break;
-    case FAN_INT8:
+    case FAN_DT_INT8:
         r.i = (int8_t)i;
         break;
-    case FAN_INT16:
+    case FAN_DT_INT16:
         r.i = (int16_t)i;
         break;
-    case FAN_INT32:
+    case FAN_DT_INT32:
         r.i = (int32_t)i;
         break;
-    case FAN_INT64:
+    case FAN_DT_INT64:
         r.i = i;
         break;
-    case FAN_UINT8:
+    case FAN_DT_UINT8:
         r.i = (uint8_t)i;
         break;
-    case FAN_UINT16:
+    case FAN_DT_UINT16:
         r.i = (uint16_t)i;
         break;
-    case FAN_UINT32:
+    case FAN_DT_UINT32:
         r.i = (uint32_t)i;
         break;
-    case FAN_UINT64:
+    case FAN_DT_UINT64:
         r.i = real ? (int64_t)unsigned_of(w.re) : w.i;
         break;
-    case FAN_FLOAT16:
+    case FAN_DT_FLOAT16:
         r.re = (double)fan_float_of_float16(fan_float16_of(odd_of(w, form)));
         break;
-    case FAN_BFLOAT16:
+    case FAN_DT_BFLOAT16:
         r.re = (double)fan_float_of_bfloat16(fan_bfloat16_of(odd_of(w, form)));
         break;
-    case FAN_FLOAT8_E4M3FN:
+    case FAN_DT_FLOAT8_E4M3FN:
         r.re = (double)fan_float_of_e4m3fn(fan_e4m3fn_of(odd_of(w, form)));
         break;
-    case FAN_FLOAT8_E5M2:
+    case FAN_DT_FLOAT8_E5M2:
         r.re = (double)fan_float_of_e5m2(fan_e5m2_of(odd_of(w, form)));
         break;
-    case FAN_FLOAT32:
+    case FAN_DT_FLOAT32:
         r.re = (double)single_of(w, form);
         break;
-    case FAN_FLOAT64:
+    case FAN_DT_FLOAT64:
         r.re = double_of(w, form);
         break;
-    case FAN_COMPLEX64:
+    case FAN_DT_COMPLEX64:
         r.re = (double)single_of(w, form);
         r.im = form == WIDE_C128 ? (double)(float)w.im : 0;
         break;
@@ -574,16 +574,16 @@ CALLED wide convert(wide w, int form, int dtype)
 FN uint64_t low_bits(int dtype, double x)
 {
     switch (dtype) {
-    case FAN_FLOAT16:
+    case FAN_DT_FLOAT16:
         return fan_float16_of((float)x);
-    case FAN_BFLOAT16:
+    case FAN_DT_BFLOAT16:
         return fan_bfloat16_of((float)x);
-    case FAN_FLOAT8_E4M3FN:
+    case FAN_DT_FLOAT8_E4M3FN:
         return fan_e4m3fn_of((float)x);
-    case FAN_FLOAT8_E5M2:
+    case FAN_DT_FLOAT8_E5M2:
         return fan_e5m2_of((float)x);
-    case FAN_FLOAT32:
-    case FAN_COMPLEX64:
+    case FAN_DT_FLOAT32:
+    case FAN_DT_COMPLEX64:
         return fan_bits_of_float((float)x);
     default:
         return bits_of_double(x);
@@ -604,7 +604,7 @@ CALLED wide add(int acc, wide a, wide b)
 {
     wide r = {0, 0, 0};
     int form = form_of(acc);
-    if (acc == FAN_BOOL) {
+    if (acc == FAN_DT_BOOL) {
         r.i = a.i | b.i;
     } else if (form == WIDE_I64 || form == WIDE_U64) {
         r.i = (int64_t)((uint64_t)a.i + (uint64_t)b.i);
@@ -625,19 +625,19 @@ CALLED wide times(int acc, wide a, wide f)
 {
     wide r = {0, 0, 0};
     int form = form_of(acc);
-    if (acc == FAN_BOOL) {
+    if (acc == FAN_DT_BOOL) {
         r.i = a.i & f.i;
     } else if (form == WIDE_I64 || form == WIDE_U64) {
         r.i = (int64_t)((uint64_t)a.i * (uint64_t)f.i);
         r = convert(r, form, acc);
-    } else if (acc == FAN_COMPLEX128) {
+    } else if (acc == FAN_DT_COMPLEX128) {
         r.re = a.re * f.re - a.im * f.im;
         r.im = a.re * f.im + a.im * f.re;
-    } else if (acc == FAN_COMPLEX64) {
+    } else if (acc == FAN_DT_COMPLEX64) {
         float re = (float)a.re, im = (float)a.im, fr = (float)f.re, fi = (float)f.im;
         r.re = (double)(re * fr - im * fi);
         r.im = (double)(re * fi + im * fr);
-    } else if (acc == FAN_FLOAT64) {
+    } else if (acc == FAN_DT_FLOAT64) {
         r.re = a.re * f.re;
     } else {
         r.re = (double)((float)a.re * (float)f.re);
@@ -708,11 +708,11 @@ FN bool spoiled(const fan_k_any *a, int k, const int64_t *index)
     return !is_finite(x.re) || !is_finite(x.im);
 }
 
-KERNEL fan_tell_any(ARGS(fan_k_any, a))
+KERNEL fan_fold_stats_any(ARGS(fan_k_any, a))
 {
     int64_t index[MOST_NDIM];
     const int64_t *extent = a.words, *out = extent + a.ndim;
-    fan_told_row mine = row_of_nothing();
+    fan_stats_partial mine = row_of_nothing();
     int form = form_of(a.out);
     for (int64_t at = THREAD; at < a.size; at += THREADS) {
         index_of(at, a.ndim, extent, index);
@@ -727,10 +727,10 @@ KERNEL fan_tell_any(ARGS(fan_k_any, a))
     row_put(&mine, a.rows);
 }
 
-KERNEL fan_blame_any(ARGS(fan_k_any, a))
+KERNEL fan_nonfinite_any(ARGS(fan_k_any, a))
 {
     int64_t index[MOST_NDIM];
-    fan_told *told = AT(fan_told, a.rows);
+    fan_device_stats *told = AT(fan_device_stats, a.rows);
     if (told->nonfinite == 0 || told->bad)
         return;
     for (int64_t at = THREAD; at < a.size; at += THREADS) {

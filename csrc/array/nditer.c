@@ -1,4 +1,4 @@
-#include "array/walk.h"
+#include "array/nditer.h"
 
 #include "array/convert.h"
 
@@ -11,7 +11,7 @@ static bool steps_as_one(const fan_array *a, int out, int in)
     return !__builtin_mul_overflow(a->shape[in], a->strides[in], &whole) && whole == a->strides[out];
 }
 
-void fan_walk_begin(fan_walk *w, const fan_array *leader, bool in_order)
+void fan_nditer_begin(fan_nditer *w, const fan_array *leader, bool in_order)
 {
     w->ndim = 0;
     w->size = leader->size;
@@ -27,10 +27,10 @@ void fan_walk_begin(fan_walk *w, const fan_array *leader, bool in_order)
         w->axis[at] = i;
     }
     w->joined = ~(uint64_t)0;
-    fan_walk_also(w, leader);
+    fan_nditer_also(w, leader);
 }
 
-void fan_walk_also(fan_walk *w, const fan_array *a)
+void fan_nditer_also(fan_nditer *w, const fan_array *a)
 {
     for (int i = 0; i + 1 < w->ndim; i++)
         if (!steps_as_one(a, w->axis[i], w->axis[i + 1]))
@@ -39,7 +39,7 @@ void fan_walk_also(fan_walk *w, const fan_array *a)
         w->extent[i] = a->shape[w->axis[i]];
 }
 
-void fan_walk_ready(fan_walk *w)
+void fan_nditer_ready(fan_nditer *w)
 {
     int n = 0;
     for (int i = 0; i < w->ndim; i++) {
@@ -57,7 +57,7 @@ typedef struct place {
     char *p;
 } place;
 
-static void seek(const fan_walk *w, const fan_array *a, int64_t at, place *here)
+static void seek(const fan_nditer *w, const fan_array *a, int64_t at, place *here)
 {
     here->p = a->data;
     for (int i = w->ndim - 1; i >= 0; i--) {
@@ -68,7 +68,7 @@ static void seek(const fan_walk *w, const fan_array *a, int64_t at, place *here)
 }
 
 /* step: n elements on along the innermost axis, which they do not leave but to its end; then over to the next row. */
-static void step(const fan_walk *w, const fan_array *a, int64_t n, place *here)
+static void step(const fan_nditer *w, const fan_array *a, int64_t n, place *here)
 {
     int i = w->ndim - 1;
     here->index[i] += n;
@@ -81,7 +81,7 @@ static void step(const fan_walk *w, const fan_array *a, int64_t n, place *here)
     }
 }
 
-char *fan_walk_whole(const fan_walk *w, const fan_array *a, int64_t at, int64_t n)
+char *fan_nditer_whole(const fan_nditer *w, const fan_array *a, int64_t at, int64_t n)
 {
     if (w->ndim == 0)
         return a->data;
@@ -98,7 +98,7 @@ char *fan_walk_whole(const fan_walk *w, const fan_array *a, int64_t at, int64_t 
     return here.p;
 }
 
-static void carry(const fan_walk *w, const fan_array *a, int64_t at, int64_t n, fan_dtype d, char *buf, bool write)
+static void carry(const fan_nditer *w, const fan_array *a, int64_t at, int64_t n, fan_dtype d, char *buf, bool write)
 {
     int64_t size = (int64_t)fan_dtype_size(d);
     if (n <= 0)
@@ -126,12 +126,12 @@ static void carry(const fan_walk *w, const fan_array *a, int64_t at, int64_t n, 
     }
 }
 
-void fan_walk_read(const fan_walk *w, const fan_array *a, int64_t at, int64_t n, fan_dtype d, char *buf)
+void fan_nditer_read(const fan_nditer *w, const fan_array *a, int64_t at, int64_t n, fan_dtype d, char *buf)
 {
     carry(w, a, at, n, d, buf, false);
 }
 
-void fan_walk_write(const fan_walk *w, const fan_array *a, int64_t at, int64_t n, fan_dtype d, const char *buf)
+void fan_nditer_write(const fan_nditer *w, const fan_array *a, int64_t at, int64_t n, fan_dtype d, const char *buf)
 {
     carry(w, a, at, n, d, (char *)(uintptr_t)buf, true);
 }

@@ -69,7 +69,7 @@ done:
     return name;
 }
 
-void fan_site(char *buf, size_t size)
+void fan_call_site(char *buf, size_t size)
 {
     PyObject *live;
     PyFrameObject *frame = PyEval_GetFrame();

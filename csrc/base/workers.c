@@ -8,7 +8,7 @@
  * What can go wrong: fork. The child has none of the threads, and the locks may be held by threads it does not have:
  * all is begun anew there. */
 #define _GNU_SOURCE /* sched_getaffinity */
-#include "base/team.h"
+#include "base/workers.h"
 
 #include <pthread.h>
 #include <signal.h>
@@ -140,32 +140,32 @@ static int processors(void)
     return n < 1 ? 1 : n > FAN_TEAM_MOST ? FAN_TEAM_MOST : (int)n;
 }
 
-int fan_team_chosen(void) { return atomic_load_explicit(&chosen, memory_order_relaxed); }
+int fan_workers_chosen(void) { return atomic_load_explicit(&chosen, memory_order_relaxed); }
 
-int fan_team_get(void)
+int fan_workers_get(void)
 {
-    int n = fan_team_chosen();
+    int n = fan_workers_chosen();
     if (n)
         return n;
     n = processors();
     return n < DEFAULT_MOST ? n : DEFAULT_MOST;
 }
 
-int fan_team_alive(void) { return atomic_load(&alive); }
+int fan_workers_alive(void) { return atomic_load(&alive); }
 
-void fan_team_set(int threads)
+void fan_workers_set(int threads)
 {
     threads = threads < 0 ? 0 : threads > FAN_TEAM_MOST ? FAN_TEAM_MOST : threads;
     pthread_mutex_lock(&turn);
     atomic_store_explicit(&chosen, threads, memory_order_relaxed);
-    if (atomic_load(&alive) >= fan_team_get())
+    if (atomic_load(&alive) >= fan_workers_get())
         end();
     pthread_mutex_unlock(&turn);
 }
 
-void fan_team_run(size_t tasks, void (*work)(void *ctx, size_t task), void *ctx)
+void fan_workers_run(size_t tasks, void (*work)(void *ctx, size_t task), void *ctx)
 {
-    int want = tasks > 1 ? fan_team_get() - 1 : 0;
+    int want = tasks > 1 ? fan_workers_get() - 1 : 0;
     if (want > 0 && (size_t)want >= tasks)
         want = (int)tasks - 1;
     if (want <= 0 || pthread_mutex_trylock(&turn)) {

@@ -1,4 +1,4 @@
-#include "device/order.h"
+#include "device/race_check.h"
 
 #include "base/mem.h"
 
@@ -57,7 +57,7 @@ typedef struct mutex {
     fan_clock clock;
 } mutex;
 
-struct fan_order {
+struct fan_race_check {
     lane *lanes;
     size_t nlanes, lanes_cap;
     chunk **dir; /* sorted by address */
@@ -72,7 +72,7 @@ struct fan_order {
     size_t nops, ops_cap;
     uint32_t free_op;
     uint64_t number;                              /* operations so far */
-    size_t want_ranges, want_reads, want_crossed; /* what fan_order_plan has asked for */
+    size_t want_ranges, want_reads, want_crossed; /* what fan_race_check_plan has asked for */
     mutex *mutexes;                               /* open addressing; a power of two */
     size_t nmutexes, mutexes_cap;
     fan_clock gate; /* the G of a release; kept for its room */
@@ -82,9 +82,9 @@ static uint64_t count_in(const fan_clock *c, uint32_t at) { return at < c->n ? (
 
 /* ---- making and clearing ---- */
 
-fan_order *fan_order_new(void)
+fan_race_check *fan_race_check_new(void)
 {
-    fan_order *o = fan_calloc(sizeof *o);
+    fan_race_check *o = fan_calloc(sizeof *o);
     if (!o)
         return NULL;
     o->free_read = o->free_op = NONE;
@@ -92,11 +92,11 @@ fan_order *fan_order_new(void)
     return o;
 }
 
-void fan_order_free(fan_order *o)
+void fan_race_check_free(fan_race_check *o)
 {
     if (!o)
         return;
-    fan_order_reset(o);
+    fan_race_check_reset(o);
     for (size_t i = 0; i < o->nlanes; i++)
         fan_clock_fini(&o->lanes[i].clock);
     for (chunk *c = o->spare, *next; c; c = next) {
@@ -114,14 +114,14 @@ void fan_order_free(fan_order *o)
     fan_free(o);
 }
 
-static void spare(fan_order *o, chunk *c)
+static void spare(fan_race_check *o, chunk *c)
 {
     c->next = o->spare;
     o->spare = c;
     o->nspare++;
 }
 
-void fan_order_reset(fan_order *o)
+void fan_race_check_reset(fan_race_check *o)
 {
     for (size_t i = 0; i < o->nlanes; i++) {
         o->lanes[i].clock.n = 0; /* its room stays */
@@ -157,7 +157,7 @@ static int room_for(fan_clock *c, size_t n)
     return 0;
 }
 
-fan_status fan_order_lane(fan_order *o, uint32_t *out, fan_error *err)
+fan_status fan_race_check_lane(fan_race_check *o, uint32_t *out, fan_error *err)
 {
     size_t n = o->nlanes + 1;
     bool fits = n < NONE && !fan_grow((void **)&o->lanes, &o->lanes_cap, n, sizeof *o->lanes) && !room_for(&o->gate, n);
@@ -165,7 +165,7 @@ fan_status fan_order_lane(fan_order *o, uint32_t *out, fan_error *err)
     for (size_t i = 0; fits && i < o->nlanes; i++)
         fits = !o->lanes[i].host || !room_for(&o->lanes[i].clock, n);
     if (!fits)
-        return fan_fail(err, FAN_NOMEM, "out of memory for a lane of the happens-before checker");
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a lane of the happens-before checker");
     lane *l = &o->lanes[o->nlanes];
     *l = (lane){.open = NONE};
     fan_clock_init(&l->clock);
@@ -173,30 +173,30 @@ fan_status fan_order_lane(fan_order *o, uint32_t *out, fan_error *err)
     return FAN_OK;
 }
 
-fan_status fan_order_host(fan_order *o, uint32_t at)
+fan_status fan_race_check_host(fan_race_check *o, uint32_t at)
 {
     assert(at < o->nlanes);
     if (room_for(&o->lanes[at].clock, o->nlanes))
-        return FAN_NOMEM;
+        return FAN_ERR_NOMEM;
     o->lanes[at].host = true;
     return FAN_OK;
 }
 
-void fan_order_name(fan_order *o, uint32_t at, uint64_t who)
+void fan_race_check_name(fan_race_check *o, uint32_t at, uint64_t who)
 {
     assert(at < o->nlanes);
     o->lanes[at].who = who;
 }
 
-uint64_t fan_order_who(const fan_order *o, uint32_t at)
+uint64_t fan_race_check_who(const fan_race_check *o, uint32_t at)
 {
     assert(at < o->nlanes);
     return o->lanes[at].who;
 }
 
-size_t fan_order_lanes(const fan_order *o) { return o->nlanes; }
+size_t fan_race_check_lanes(const fan_race_check *o) { return o->nlanes; }
 
-bool fan_order_reuse(fan_order *o, const fan_clock *seen, uint32_t *out)
+bool fan_race_check_reuse(fan_race_check *o, const fan_clock *seen, uint32_t *out)
 {
     for (size_t i = 0; i < o->nlanes; i++) {
         lane *l = &o->lanes[i];
@@ -210,14 +210,14 @@ bool fan_order_reuse(fan_order *o, const fan_clock *seen, uint32_t *out)
     return false;
 }
 
-fan_clock *fan_order_clock(fan_order *o, uint32_t at)
+fan_clock *fan_race_check_clock(fan_race_check *o, uint32_t at)
 {
     assert(at < o->nlanes);
     return &o->lanes[at].clock;
 }
 
 /* see: lane `to` comes after all that lane `from` knows. There is room (room_to_see). */
-static void see(fan_order *o, uint32_t to, uint32_t from)
+static void see(fan_race_check *o, uint32_t to, uint32_t from)
 {
     if (to == from)
         return;
@@ -231,14 +231,14 @@ static void see(fan_order *o, uint32_t to, uint32_t from)
         mine[i] = mine[i] < theirs[i] ? theirs[i] : mine[i];
 }
 
-static int room_to_see(fan_order *o, uint32_t to, uint32_t from)
+static int room_to_see(fan_race_check *o, uint32_t to, uint32_t from)
 {
     return room_for(&o->lanes[to].clock, o->lanes[from].clock.n);
 }
 
 /* ---- operations: a pool with counts ---- */
 
-static void op_drop(fan_order *o, uint32_t at)
+static void op_drop(fan_race_check *o, uint32_t at)
 {
     if (at == NONE || --o->ops[at].refs)
         return;
@@ -247,7 +247,7 @@ static void op_drop(fan_order *o, uint32_t at)
     o->free_op = at;
 }
 
-void fan_order_leave(fan_order *o, uint32_t at)
+void fan_race_check_leave(fan_race_check *o, uint32_t at)
 {
     lane *l = &o->lanes[at];
     assert(at < o->nlanes && !l->left && !l->host);
@@ -259,7 +259,7 @@ void fan_order_leave(fan_order *o, uint32_t at)
 }
 
 /* op_take: a free one, for the lane `of`. */
-static int op_take(fan_order *o, uint32_t of, uint32_t *out)
+static int op_take(fan_race_check *o, uint32_t of, uint32_t *out)
 {
     if (o->free_op != NONE) {
         *out = o->free_op;
@@ -288,7 +288,7 @@ static void put_text(char *to, size_t size, const char *from)
 
 /* ---- reads: a pool of lists ---- */
 
-static uint32_t read_take(fan_order *o)
+static uint32_t read_take(fan_race_check *o)
 {
     assert(o->free_reads > 0);
     o->free_reads--;
@@ -299,7 +299,7 @@ static uint32_t read_take(fan_order *o)
     return at;
 }
 
-static void read_give(fan_order *o, uint32_t at)
+static void read_give(fan_race_check *o, uint32_t at)
 {
     op_drop(o, o->reads[at].op);
     o->reads[at].next = o->free_read;
@@ -307,7 +307,7 @@ static void read_give(fan_order *o, uint32_t at)
     o->free_reads++;
 }
 
-static void reads_clear(fan_order *o, range *r)
+static void reads_clear(fan_race_check *o, range *r)
 {
     for (uint32_t at = r->reads, next; at != NONE; at = next) {
         next = o->reads[at].next;
@@ -316,7 +316,7 @@ static void reads_clear(fan_order *o, range *r)
     r->reads = NONE;
 }
 
-static size_t reads_count(const fan_order *o, const range *r)
+static size_t reads_count(const fan_race_check *o, const range *r)
 {
     size_t n = 0;
     for (uint32_t at = r->reads; at != NONE; at = o->reads[at].next)
@@ -326,11 +326,11 @@ static size_t reads_count(const fan_order *o, const range *r)
 
 /* ---- ranges: chunks under a directory ---- */
 
-static range *range_at(const fan_order *o, place p) { return &o->dir[p.c]->r[p.i]; }
+static range *range_at(const fan_race_check *o, place p) { return &o->dir[p.c]->r[p.i]; }
 
-static bool at_end(const fan_order *o, place p) { return p.c >= o->ndir; }
+static bool at_end(const fan_race_check *o, place p) { return p.c >= o->ndir; }
 
-static place after(const fan_order *o, place p)
+static place after(const fan_race_check *o, place p)
 {
     if (++p.i >= o->dir[p.c]->n) {
         p.c++;
@@ -340,7 +340,7 @@ static place after(const fan_order *o, place p)
 }
 
 /* find: the first range that ends behind `x`. */
-static place find(const fan_order *o, uintptr_t x)
+static place find(const fan_race_check *o, uintptr_t x)
 {
     place p = {0, 0};
     size_t end = o->ndir;
@@ -367,7 +367,7 @@ static place find(const fan_order *o, uintptr_t x)
 }
 
 /* dir_open: makes place c of the directory free for a spare chunk. The room is there. */
-static chunk *dir_open(fan_order *o, size_t c)
+static chunk *dir_open(fan_race_check *o, size_t c)
 {
     assert(o->spare && o->ndir < o->dir_cap);
     memmove(&o->dir[c + 1], &o->dir[c], (o->ndir - c) * sizeof *o->dir);
@@ -380,7 +380,7 @@ static chunk *dir_open(fan_order *o, size_t c)
 }
 
 /* insert: puts *r before p (which may be the end) and returns where it now stands. The room is there. */
-static place insert(fan_order *o, place p, const range *r)
+static place insert(fan_race_check *o, place p, const range *r)
 {
     if (at_end(o, p)) {
         p.c = o->ndir ? o->ndir - 1 : 0;
@@ -409,7 +409,7 @@ static place insert(fan_order *o, place p, const range *r)
 
 /* erase: takes out the ranges from p on that begin below `hi`; what they name is let go. Returns what then stands at p.
  */
-static place erase(fan_order *o, place p, uintptr_t hi)
+static place erase(fan_race_check *o, place p, uintptr_t hi)
 {
     size_t empty = 0, first_empty = 0;
     place q = p;
@@ -446,7 +446,7 @@ static place erase(fan_order *o, place p, uintptr_t hi)
 }
 
 /* cut: no range has `x` strictly inside. Returns the first range that ends behind x. The room is there. */
-static place cut(fan_order *o, uintptr_t x)
+static place cut(fan_race_check *o, uintptr_t x)
 {
     place p = find(o, x);
     if (at_end(o, p) || range_at(o, p)->lo >= x)
@@ -471,7 +471,7 @@ static place cut(fan_order *o, uintptr_t x)
 
 /* reserve: room for `ranges` more ranges and `reads` more reads, where the accesses cross `crossed` ranges that are
  * there. */
-static int reserve(fan_order *o, size_t ranges, size_t reads, size_t crossed)
+static int reserve(fan_race_check *o, size_t ranges, size_t reads, size_t crossed)
 {
     /* Every full chunk that is crossed may be split once; the halves then take CHUNK/2 each. */
     size_t chunks = crossed / CHUNK + ranges / (CHUNK / 2) + 4;
@@ -496,7 +496,7 @@ static int reserve(fan_order *o, size_t ranges, size_t reads, size_t crossed)
 
 /* measure: what noting [lo, hi) can take at most, read or write: two cuts, each copying a list of reads; a read on
  * every range and every gap. */
-static void measure(const fan_order *o, uintptr_t lo, uintptr_t hi, size_t *ranges, size_t *reads, size_t *crossed)
+static void measure(const fan_race_check *o, uintptr_t lo, uintptr_t hi, size_t *ranges, size_t *reads, size_t *crossed)
 {
     size_t k = 0, copies = 0;
     place p = find(o, lo);
@@ -517,7 +517,7 @@ static void measure(const fan_order *o, uintptr_t lo, uintptr_t hi, size_t *rang
 
 /* ---- the check ---- */
 
-static void fill(const fan_order *o, fan_race *race, uint32_t first, bool first_writes, const fan_op *second,
+static void fill(const fan_race_check *o, fan_race *race, uint32_t first, bool first_writes, const fan_op *second,
                  bool second_writes, const range *r, uintptr_t lo, uintptr_t hi)
 {
     if (!race)
@@ -532,7 +532,7 @@ static void fill(const fan_order *o, fan_race *race, uint32_t first, bool first_
 }
 
 /* meets: the access of op `second`, whose clock is `now`, against one range. True: a race. */
-static bool meets(const fan_order *o, const range *r, const fan_clock *now, const fan_op *second, bool write,
+static bool meets(const fan_race_check *o, const range *r, const fan_clock *now, const fan_op *second, bool write,
                   uintptr_t lo, uintptr_t hi, fan_race *race)
 {
     if (r->op != NONE && (r->released || count_in(now, r->lane) < r->count)) {
@@ -550,7 +550,7 @@ static bool meets(const fan_order *o, const range *r, const fan_clock *now, cons
 }
 
 /* add_read: notes a read; reads that it covers go. */
-static void add_read(fan_order *o, range *r, const fan_clock *now, uint32_t op)
+static void add_read(fan_race_check *o, range *r, const fan_clock *now, uint32_t op)
 {
     const fan_op *who = &o->ops[op].op;
     uint32_t *link = &r->reads;
@@ -572,7 +572,7 @@ static void add_read(fan_order *o, range *r, const fan_clock *now, uint32_t op)
     o->ops[op].refs++;
 }
 
-static void set_write(fan_order *o, range *r, uint32_t op, bool released)
+static void set_write(fan_race_check *o, range *r, uint32_t op, bool released)
 {
     reads_clear(o, r);
     if (r->op != op) {
@@ -588,7 +588,7 @@ static void set_write(fan_order *o, range *r, uint32_t op, bool released)
 static range bare(uintptr_t lo, uintptr_t hi) { return (range){.lo = lo, .hi = hi, .op = NONE, .reads = NONE}; }
 
 /* note_write: [lo, hi) becomes one range. The room is there. */
-static void note_write(fan_order *o, uint32_t op, uintptr_t lo, uintptr_t hi, bool released)
+static void note_write(fan_race_check *o, uint32_t op, uintptr_t lo, uintptr_t hi, bool released)
 {
     place p = cut(o, lo);
     cut(o, hi);
@@ -609,7 +609,7 @@ static void note_write(fan_order *o, uint32_t op, uintptr_t lo, uintptr_t hi, bo
 }
 
 /* note_read: a read on every range in [lo, hi), and new ranges in the gaps. The room is there. */
-static void note_read(fan_order *o, uint32_t op, const fan_clock *now, uintptr_t lo, uintptr_t hi)
+static void note_read(fan_race_check *o, uint32_t op, const fan_clock *now, uintptr_t lo, uintptr_t hi)
 {
     cut(o, lo);
     cut(o, hi);
@@ -629,7 +629,7 @@ static void note_read(fan_order *o, uint32_t op, const fan_clock *now, uintptr_t
 }
 
 /* touch: one run of bytes. Races are looked for first, then history is updated. The room may have to be made. */
-static fan_status touch(fan_order *o, uint32_t op, uintptr_t lo, uintptr_t hi, bool write, fan_race *race)
+static fan_status touch(fan_race_check *o, uint32_t op, uintptr_t lo, uintptr_t hi, bool write, fan_race *race)
 {
     const fan_op *who = &o->ops[op].op;
     const fan_clock *now = &o->lanes[who->lane].clock;
@@ -638,25 +638,25 @@ static fan_status touch(fan_order *o, uint32_t op, uintptr_t lo, uintptr_t hi, b
     if (!at_end(o, p) && range_at(o, p)->lo == lo && range_at(o, p)->hi == hi) {
         range *r = range_at(o, p);
         if (o->free_reads == 0 && reserve(o, 0, 1, 0))
-            return FAN_NOMEM;
+            return FAN_ERR_NOMEM;
         raced = meets(o, r, now, who, write, lo, hi, race);
         if (write)
             set_write(o, r, op, false);
         else
             add_read(o, r, now, op);
-        return raced ? FAN_RACE : FAN_OK;
+        return raced ? FAN_ERR_RACE : FAN_OK;
     }
     size_t ranges = 0, reads = 0, crossed = 0;
     measure(o, lo, hi, &ranges, &reads, &crossed);
     if (reserve(o, ranges, reads, crossed))
-        return FAN_NOMEM;
+        return FAN_ERR_NOMEM;
     for (; !raced && !at_end(o, p) && range_at(o, p)->lo < hi; p = after(o, p))
         raced = meets(o, range_at(o, p), now, who, write, lo, hi, race);
     if (write)
         note_write(o, op, lo, hi, false);
     else
         note_read(o, op, now, lo, hi);
-    return raced ? FAN_RACE : FAN_OK;
+    return raced ? FAN_ERR_RACE : FAN_OK;
 }
 
 /* ---- views as runs of bytes ---- */
@@ -727,7 +727,7 @@ static bool step(runs *r)
 
 /* ---- what callers see ---- */
 
-void fan_order_plan(fan_order *o, const fan_array *a)
+void fan_race_check_plan(fan_race_check *o, const fan_array *a)
 {
     runs r;
     runs_of(a, &r);
@@ -737,8 +737,8 @@ void fan_order_plan(fan_order *o, const fan_array *a)
         while (step(&r));
 }
 
-fan_status fan_order_begin(fan_order *o, uint32_t at, uint32_t host, const char *name, const char *site, uint64_t *op,
-                           fan_error *err)
+fan_status fan_race_check_begin(fan_race_check *o, uint32_t at, uint32_t host, const char *name, const char *site,
+                                uint64_t *op, fan_error *err)
 {
     assert(at < o->nlanes && host < o->nlanes);
     lane *l = &o->lanes[at];
@@ -748,10 +748,10 @@ fan_status fan_order_begin(fan_order *o, uint32_t at, uint32_t host, const char 
     size_t ranges = 2 * o->want_ranges + 4, reads = 2 * o->want_reads + 4, crossed = 2 * o->want_crossed;
     o->want_ranges = o->want_reads = o->want_crossed = 0;
     if (reserve(o, ranges, reads, crossed) || room_for(&l->clock, (size_t)at + 1) || room_to_see(o, at, host))
-        return fan_fail(err, FAN_NOMEM, "out of memory for the happens-before history");
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for the happens-before history");
     if (new_ == NONE || o->ops[new_].refs > 1) {
         if (op_take(o, at, &new_))
-            return fan_fail(err, FAN_NOMEM, "out of memory for the happens-before history");
+            return fan_fail(err, FAN_ERR_NOMEM, "out of memory for the happens-before history");
         op_drop(o, l->open);
         l->open = new_;
     }
@@ -771,20 +771,20 @@ fan_status fan_order_begin(fan_order *o, uint32_t at, uint32_t host, const char 
     return FAN_OK;
 }
 
-void fan_order_over(fan_order *o, uint64_t op, bool awaited)
+void fan_race_check_over(fan_race_check *o, uint64_t op, bool awaited)
 {
     assert(op < o->nops && o->lanes[o->ops[op].op.lane].open == op);
     o->ops[op].op.over = true;
     o->ops[op].op.awaited = awaited;
 }
 
-fan_status fan_order_range(fan_order *o, uint64_t op, uintptr_t lo, uintptr_t hi, bool write, fan_race *race)
+fan_status fan_race_check_range(fan_race_check *o, uint64_t op, uintptr_t lo, uintptr_t hi, bool write, fan_race *race)
 {
     assert(op < o->nops && o->lanes[o->ops[op].op.lane].open == op);
     return lo < hi ? touch(o, (uint32_t)op, lo, hi, write, race) : FAN_OK;
 }
 
-fan_status fan_order_access(fan_order *o, uint64_t op, const fan_array *a, bool write, fan_race *race)
+fan_status fan_race_check_access(fan_race_check *o, uint64_t op, const fan_array *a, bool write, fan_race *race)
 {
     assert(op < o->nops && o->lanes[o->ops[op].op.lane].open == op);
     runs r;
@@ -794,7 +794,7 @@ fan_status fan_order_access(fan_order *o, uint64_t op, const fan_array *a, bool 
     fan_status worst = FAN_OK;
     do {
         fan_status status = touch(o, (uint32_t)op, r.base, r.base + r.bytes, write, worst == FAN_OK ? race : NULL);
-        if (status == FAN_NOMEM)
+        if (status == FAN_ERR_NOMEM)
             return status;
         if (status != FAN_OK)
             worst = status;
@@ -803,8 +803,8 @@ fan_status fan_order_access(fan_order *o, uint64_t op, const fan_array *a, bool 
 }
 
 /* left_behind: a range whose history is not all in `gate`. */
-static bool left_behind(const fan_order *o, const range *r, const fan_clock *gate, const fan_op *second, uintptr_t lo,
-                        uintptr_t hi, fan_race *race)
+static bool left_behind(const fan_race_check *o, const range *r, const fan_clock *gate, const fan_op *second,
+                        uintptr_t lo, uintptr_t hi, fan_race *race)
 {
     if (r->op != NONE && (r->released || (!o->ops[r->op].op.over && count_in(gate, r->lane) < r->count))) {
         fill(o, race, r->op, true, second, true, r, lo, hi);
@@ -820,8 +820,8 @@ static bool left_behind(const fan_order *o, const range *r, const fan_clock *gat
     return false;
 }
 
-fan_status fan_order_let_go(fan_order *o, uint32_t host, const uint32_t *lanes, size_t n, uintptr_t lo, uintptr_t hi,
-                            const char *site, fan_race *race)
+fan_status fan_race_check_let_go(fan_race_check *o, uint32_t host, const uint32_t *lanes, size_t n, uintptr_t lo,
+                                 uintptr_t hi, const char *site, fan_race *race)
 {
     if (lo >= hi)
         return FAN_OK;
@@ -842,24 +842,25 @@ fan_status fan_order_let_go(fan_order *o, uint32_t host, const uint32_t *lanes, 
         raced = left_behind(o, range_at(o, p), &o->gate, &who, lo, hi, race);
     if (raced && race)
         race->release = true;
-    return raced ? FAN_RACE : FAN_OK;
+    return raced ? FAN_ERR_RACE : FAN_OK;
 }
 
-fan_status fan_order_release(fan_order *o, uint32_t host, const uint32_t *lanes, size_t n, uintptr_t lo, uintptr_t hi,
-                             const char *site, fan_race *race)
+fan_status fan_race_check_release(fan_race_check *o, uint32_t host, const uint32_t *lanes, size_t n, uintptr_t lo,
+                                  uintptr_t hi, const char *site, fan_race *race)
 {
-    fan_status status = fan_order_let_go(o, host, lanes, n, lo, hi, site, race);
+    fan_status status = fan_race_check_let_go(o, host, lanes, n, lo, hi, site, race);
     if (lo >= hi)
         return FAN_OK;
     size_t ranges = 0, reads = 0, crossed = 0;
     uint64_t op;
     measure(o, lo, hi, &ranges, &reads, &crossed);
-    if (reserve(o, ranges, reads, crossed) == 0 && fan_order_begin(o, host, host, "release", site, &op, NULL) == FAN_OK)
+    if (reserve(o, ranges, reads, crossed) == 0 &&
+        fan_race_check_begin(o, host, host, "release", site, &op, NULL) == FAN_OK)
         note_write(o, (uint32_t)op, lo, hi, true);
     return status;
 }
 
-void fan_order_forget(fan_order *o, uintptr_t lo, uintptr_t hi)
+void fan_race_check_forget(fan_race_check *o, uintptr_t lo, uintptr_t hi)
 {
     if (lo >= hi)
         return;
@@ -877,30 +878,30 @@ void fan_order_forget(fan_order *o, uintptr_t lo, uintptr_t hi)
         erase(o, p, hi);
 }
 
-fan_status fan_order_record(fan_order *o, uint32_t at, uint32_t host, fan_clock *event)
+fan_status fan_race_check_record(fan_race_check *o, uint32_t at, uint32_t host, fan_clock *event)
 {
     if (room_to_see(o, at, host))
-        return FAN_NOMEM;
+        return FAN_ERR_NOMEM;
     uint32_t n = o->lanes[at].clock.n > o->lanes[host].clock.n ? o->lanes[at].clock.n : o->lanes[host].clock.n;
     if (room_for(event, n))
-        return FAN_NOMEM;
+        return FAN_ERR_NOMEM;
     see(o, at, host);
     fan_clock_copy(event, &o->lanes[at].clock);
     return FAN_OK;
 }
 
-fan_status fan_order_wait(fan_order *o, uint32_t at, uint32_t host, const fan_clock *event)
+fan_status fan_race_check_wait(fan_race_check *o, uint32_t at, uint32_t host, const fan_clock *event)
 {
     if (room_to_see(o, at, host) || room_for(&o->lanes[at].clock, event->n))
-        return FAN_NOMEM;
+        return FAN_ERR_NOMEM;
     see(o, at, host);
     (void)fan_clock_join(&o->lanes[at].clock, event);
     return FAN_OK;
 }
 
-fan_status fan_order_sync(fan_order *o, uint32_t host, const fan_clock *with)
+fan_status fan_race_check_sync(fan_race_check *o, uint32_t host, const fan_clock *with)
 {
-    return fan_clock_join(&o->lanes[host].clock, with) ? FAN_NOMEM : FAN_OK;
+    return fan_clock_join(&o->lanes[host].clock, with) ? FAN_ERR_NOMEM : FAN_OK;
 }
 
 /* ---- locks ---- */
@@ -914,7 +915,7 @@ static mutex *slot_of(mutex *table, size_t cap, uint64_t id)
     return &table[i];
 }
 
-static int widen(fan_order *o)
+static int widen(fan_race_check *o)
 {
     size_t cap = o->mutexes_cap ? 2 * o->mutexes_cap : 16;
     mutex *table = fan_calloc(cap * sizeof *table);
@@ -933,21 +934,21 @@ static int widen(fan_order *o)
     return 0;
 }
 
-fan_status fan_order_locked(fan_order *o, uint32_t host, uint64_t id)
+fan_status fan_race_check_locked(fan_race_check *o, uint32_t host, uint64_t id)
 {
     if (o->nmutexes == 0)
         return FAN_OK;
     const mutex *m = slot_of(o->mutexes, o->mutexes_cap, id);
-    return m->id && fan_clock_join(&o->lanes[host].clock, &m->clock) ? FAN_NOMEM : FAN_OK;
+    return m->id && fan_clock_join(&o->lanes[host].clock, &m->clock) ? FAN_ERR_NOMEM : FAN_OK;
 }
 
-fan_status fan_order_unlocking(fan_order *o, uint32_t host, uint64_t id)
+fan_status fan_race_check_unlocking(fan_race_check *o, uint32_t host, uint64_t id)
 {
     if (2 * (o->nmutexes + 1) > o->mutexes_cap && widen(o))
-        return FAN_NOMEM;
+        return FAN_ERR_NOMEM;
     mutex *m = slot_of(o->mutexes, o->mutexes_cap, id);
     if (room_for(&m->clock, o->lanes[host].clock.n))
-        return FAN_NOMEM;
+        return FAN_ERR_NOMEM;
     if (m->id == 0) {
         m->id = id;
         o->nmutexes++;
@@ -956,7 +957,7 @@ fan_status fan_order_unlocking(fan_order *o, uint32_t host, uint64_t id)
     return FAN_OK;
 }
 
-size_t fan_order_ranges(const fan_order *o)
+size_t fan_race_check_ranges(const fan_race_check *o)
 {
     size_t n = 0;
     for (size_t i = 0; i < o->ndir; i++)

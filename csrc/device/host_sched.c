@@ -1,7 +1,7 @@
 #define _POSIX_C_SOURCE 200809L
-#include "device/turns.h"
+#include "device/host_sched.h"
 
-#include "base/draw.h"
+#include "base/rng.h"
 #include "base/mem.h"
 #include "device/explore.h"
 
@@ -38,10 +38,10 @@ typedef struct holding {
     int actor;
 } holding;
 
-struct fan_turns {
+struct fan_host_sched {
     pthread_mutex_t lock; /* guards all of it, the actors' conditions too */
     pthread_cond_t done;  /* for who joins */
-    fan_turns_hooks hooks;
+    fan_host_sched_hooks hooks;
     uint64_t random;
     actor actors[FAN_ACTORS];
     int n;
@@ -56,9 +56,9 @@ struct fan_turns {
     char text[FAN_ERROR_TEXT]; /* of the deadlock */
 };
 
-fan_turns *fan_turns_new(uint64_t seed)
+fan_host_sched *fan_host_sched_new(uint64_t seed)
 {
-    fan_turns *t = fan_calloc(sizeof *t);
+    fan_host_sched *t = fan_calloc(sizeof *t);
     if (!t)
         return NULL;
     /* A held mutex must be noted, come what may: an actor holds a few at most. */
@@ -75,7 +75,7 @@ fan_turns *fan_turns_new(uint64_t seed)
     return t;
 }
 
-void fan_turns_free(fan_turns *t)
+void fan_host_sched_free(fan_host_sched *t)
 {
     if (!t)
         return;
@@ -88,7 +88,7 @@ void fan_turns_free(fan_turns *t)
     fan_free(t);
 }
 
-void fan_turns_reset(fan_turns *t, uint64_t seed)
+void fan_host_sched_reset(fan_host_sched *t, uint64_t seed)
 {
     t->random = seed;
     t->n = 0;
@@ -98,21 +98,21 @@ void fan_turns_reset(fan_turns *t, uint64_t seed)
     t->nheld = t->norder = 0;
 }
 
-void fan_turns_set_hooks(fan_turns *t, const fan_turns_hooks *hooks)
+void fan_host_sched_set_hooks(fan_host_sched *t, const fan_host_sched_hooks *hooks)
 {
     (void)pthread_mutex_lock(&t->lock);
     t->hooks = *hooks;
     (void)pthread_mutex_unlock(&t->lock);
 }
 
-fan_give_up fan_turns_given_up(const fan_turns *t)
+fan_give_up fan_host_sched_given_up(const fan_host_sched *t)
 {
-    return (fan_give_up)atomic_load_explicit(&((fan_turns *)(uintptr_t)t)->given_up, memory_order_relaxed);
+    return (fan_give_up)atomic_load_explicit(&((fan_host_sched *)(uintptr_t)t)->given_up, memory_order_relaxed);
 }
 
 /* ---- who may act, and who does; the lock is held ---- */
 
-static int holder(const fan_turns *t, uint64_t mutex)
+static int holder(const fan_host_sched *t, uint64_t mutex)
 {
     for (size_t i = 0; i < t->nheld; i++)
         if (t->held[i].mutex == mutex)
@@ -120,14 +120,14 @@ static int holder(const fan_turns *t, uint64_t mutex)
     return NOBODY;
 }
 
-static bool can_act(const fan_turns *t, const actor *a)
+static bool can_act(const fan_host_sched *t, const actor *a)
 {
     if (a->state == NEW || a->state == READY)
-        return a->asked < FAN_ASKS || fan_turns_given_up(t) != FAN_GOING;
+        return a->asked < FAN_ASKS || fan_host_sched_given_up(t) != FAN_GOING;
     return a->state == WAITING && holder(t, a->mutex) == NOBODY && (!a->condition || a->woken);
 }
 
-static uint32_t enabled(const fan_turns *t)
+static uint32_t enabled(const fan_host_sched *t)
 {
     uint32_t mask = 0;
     for (int i = 0; i < t->n; i++)
@@ -144,18 +144,18 @@ static int lowest(uint32_t mask)
     return i;
 }
 
-static int by_seed(fan_turns *t, uint32_t mask)
+static int by_seed(fan_host_sched *t, uint32_t mask)
 {
     uint64_t skip = 0;
     for (uint32_t m = mask; m; m &= m - 1)
         skip++;
-    for (skip = fan_draw(&t->random) % skip; skip > 0; skip--)
+    for (skip = fan_rng(&t->random) % skip; skip > 0; skip--)
         mask &= mask - 1;
     return lowest(mask);
 }
 
 /* give_up: who has not begun never will. */
-static void give_up(fan_turns *t, fan_give_up how)
+static void give_up(fan_host_sched *t, fan_give_up how)
 {
     atomic_store(&t->given_up, (int)how);
     for (int i = 0; i < t->n; i++)
@@ -165,7 +165,7 @@ static void give_up(fan_turns *t, fan_give_up how)
         }
 }
 
-static void explain(fan_turns *t)
+static void explain(fan_host_sched *t)
 {
     t->text[0] = '\0';
     fan_append(t->text, sizeof t->text, "deadlock:");
@@ -190,7 +190,7 @@ static void explain(fan_turns *t)
     }
 }
 
-static int note(fan_turns *t, int choice)
+static int note(fan_host_sched *t, int choice)
 {
     if (fan_grow((void **)&t->order, &t->order_cap, t->norder + 1, 1) == 0)
         t->order[t->norder++] = (unsigned char)choice;
@@ -200,7 +200,7 @@ static int note(fan_turns *t, int choice)
 #define LATELY 1000
 
 /* endless: so many choices that it will not end: who made the last ones. */
-static void endless(fan_turns *t)
+static void endless(fan_host_sched *t)
 {
     size_t acted[FAN_ACTORS] = {0}, from = t->norder > LATELY ? t->norder - LATELY : 0;
     for (size_t i = from; i < t->norder; i++)
@@ -217,10 +217,10 @@ static void endless(fan_turns *t)
 }
 
 /* hand_on: who acts next. */
-static void hand_on(fan_turns *t)
+static void hand_on(fan_host_sched *t)
 {
     t->turn = NOBODY;
-    if (t->limit && t->norder >= t->limit && fan_turns_given_up(t) == FAN_GOING)
+    if (t->limit && t->norder >= t->limit && fan_host_sched_given_up(t) == FAN_GOING)
         endless(t);
     uint32_t mask = enabled(t);
     if (mask && atomic_load(&t->given_up) == FAN_GOING) {
@@ -264,11 +264,11 @@ static void hand_on(fan_turns *t)
 
 /* await: until the actor has the turn (true), or has been ended by others. The lock is held; it is let go meanwhile,
  * and the frontend's own too. */
-static bool await(fan_turns *t, actor *a)
+static bool await(fan_host_sched *t, actor *a)
 {
     int me = (int)(a - t->actors);
     if (t->turn != me && a->state != ENDED) {
-        fan_turns_hooks h = t->hooks;
+        fan_host_sched_hooks h = t->hooks;
         void *before = NULL;
         if (h.before_block) {
             (void)pthread_mutex_unlock(&t->lock);
@@ -291,7 +291,7 @@ static bool await(fan_turns *t, actor *a)
 
 /* ---- what actors call ---- */
 
-fan_status fan_turns_spawn(fan_turns *t, int *out, bool *first, fan_error *err)
+fan_status fan_host_sched_spawn(fan_host_sched *t, int *out, bool *first, fan_error *err)
 {
     (void)pthread_mutex_lock(&t->lock);
     bool all_ended = true;
@@ -310,10 +310,11 @@ fan_status fan_turns_spawn(fan_turns *t, int *out, bool *first, fan_error *err)
     }
     (void)pthread_mutex_unlock(&t->lock);
     *out = i;
-    return i >= 0 ? FAN_OK : fan_fail(err, FAN_VALUE, "a machine has at most %d host threads at a time", FAN_ACTORS);
+    return i >= 0 ? FAN_OK
+                  : fan_fail(err, FAN_ERR_VALUE, "a machine has at most %d host threads at a time", FAN_ACTORS);
 }
 
-size_t fan_turns_count(fan_turns *t)
+size_t fan_host_sched_count(fan_host_sched *t)
 {
     size_t n = 0;
     (void)pthread_mutex_lock(&t->lock);
@@ -323,7 +324,7 @@ size_t fan_turns_count(fan_turns *t)
     return n;
 }
 
-bool fan_turns_begin(fan_turns *t, int me)
+bool fan_host_sched_begin(fan_host_sched *t, int me)
 {
     (void)pthread_mutex_lock(&t->lock);
     bool go = me >= 0 && me < t->n && await(t, &t->actors[me]);
@@ -331,9 +332,9 @@ bool fan_turns_begin(fan_turns *t, int me)
     return go;
 }
 
-void fan_turns_yield(fan_turns *t, int me)
+void fan_host_sched_yield(fan_host_sched *t, int me)
 {
-    if (fan_turns_given_up(t) != FAN_GOING)
+    if (fan_host_sched_given_up(t) != FAN_GOING)
         return;
     (void)pthread_mutex_lock(&t->lock);
     t->actors[me].state = READY;
@@ -342,7 +343,7 @@ void fan_turns_yield(fan_turns *t, int me)
     (void)pthread_mutex_unlock(&t->lock);
 }
 
-void fan_turns_wait(fan_turns *t, int me, uint64_t mutex, const char *site)
+void fan_host_sched_wait(fan_host_sched *t, int me, uint64_t mutex, const char *site)
 {
     (void)pthread_mutex_lock(&t->lock);
     actor *a = &t->actors[me];
@@ -356,7 +357,7 @@ void fan_turns_wait(fan_turns *t, int me, uint64_t mutex, const char *site)
     (void)pthread_mutex_unlock(&t->lock);
 }
 
-void fan_turns_locked(fan_turns *t, int me, uint64_t mutex)
+void fan_host_sched_locked(fan_host_sched *t, int me, uint64_t mutex)
 {
     (void)pthread_mutex_lock(&t->lock);
     if (fan_grow((void **)&t->held, &t->held_cap, t->nheld + 1, sizeof *t->held) == 0)
@@ -364,7 +365,7 @@ void fan_turns_locked(fan_turns *t, int me, uint64_t mutex)
     (void)pthread_mutex_unlock(&t->lock);
 }
 
-void fan_turns_unlocking(fan_turns *t, int me, uint64_t mutex)
+void fan_host_sched_unlocking(fan_host_sched *t, int me, uint64_t mutex)
 {
     bool held = false;
     (void)pthread_mutex_lock(&t->lock);
@@ -378,7 +379,7 @@ void fan_turns_unlocking(fan_turns *t, int me, uint64_t mutex)
     (void)held;
 }
 
-void fan_turns_changed(fan_turns *t, int me, uint64_t mutex)
+void fan_host_sched_changed(fan_host_sched *t, int me, uint64_t mutex)
 {
     (void)pthread_mutex_lock(&t->lock);
     for (int i = 0; i < t->n; i++)
@@ -387,25 +388,25 @@ void fan_turns_changed(fan_turns *t, int me, uint64_t mutex)
     (void)pthread_mutex_unlock(&t->lock);
 }
 
-void fan_turns_idle(fan_turns *t, int me)
+void fan_host_sched_idle(fan_host_sched *t, int me)
 {
     (void)pthread_mutex_lock(&t->lock);
     t->actors[me].asked++;
     (void)pthread_mutex_unlock(&t->lock);
 }
 
-void fan_turns_busy(fan_turns *t, int me)
+void fan_host_sched_busy(fan_host_sched *t, int me)
 {
     (void)pthread_mutex_lock(&t->lock);
     t->actors[me].asked = 0;
     (void)pthread_mutex_unlock(&t->lock);
 }
 
-int fan_turns_pick(fan_turns *t, int n)
+int fan_host_sched_pick(fan_host_sched *t, int n)
 {
     int answer = -1;
     (void)pthread_mutex_lock(&t->lock);
-    if (t->hooks.pick && fan_turns_given_up(t) == FAN_GOING)
+    if (t->hooks.pick && fan_host_sched_given_up(t) == FAN_GOING)
         answer = t->hooks.pick(t->hooks.ctx, n);
     if (answer >= 0)
         (void)note(t, FAN_ANSWER + answer);
@@ -413,9 +414,9 @@ int fan_turns_pick(fan_turns *t, int n)
     return answer;
 }
 
-void fan_turns_limit(fan_turns *t, size_t steps) { t->limit = steps; }
+void fan_host_sched_limit(fan_host_sched *t, size_t steps) { t->limit = steps; }
 
-size_t fan_turns_steps(fan_turns *t)
+size_t fan_host_sched_steps(fan_host_sched *t)
 {
     (void)pthread_mutex_lock(&t->lock);
     size_t n = t->norder;
@@ -423,11 +424,11 @@ size_t fan_turns_steps(fan_turns *t)
     return n;
 }
 
-int fan_turns_break(fan_turns *t, const char *text)
+int fan_host_sched_break(fan_host_sched *t, const char *text)
 {
     (void)pthread_mutex_lock(&t->lock);
     int who = t->turn;
-    if (who >= 0 && t->actors[who].state == ACTING && fan_turns_given_up(t) == FAN_GOING) {
+    if (who >= 0 && t->actors[who].state == ACTING && fan_host_sched_given_up(t) == FAN_GOING) {
         snprintf(t->text, sizeof t->text, "%s", text);
         give_up(t, FAN_DEADLOCKED);
         hand_on(t);
@@ -438,7 +439,7 @@ int fan_turns_break(fan_turns *t, const char *text)
     return who;
 }
 
-void fan_turns_end(fan_turns *t, int me)
+void fan_host_sched_end(fan_host_sched *t, int me)
 {
     (void)pthread_mutex_lock(&t->lock);
     bool mine = t->turn == me;
@@ -449,13 +450,13 @@ void fan_turns_end(fan_turns *t, int me)
     (void)pthread_mutex_unlock(&t->lock);
 }
 
-fan_status fan_turns_join(fan_turns *t, fan_error *err)
+fan_status fan_host_sched_join(fan_host_sched *t, fan_error *err)
 {
     fan_status status = FAN_OK;
     (void)pthread_mutex_lock(&t->lock);
     t->over = false;
     hand_on(t);
-    fan_turns_hooks h = t->hooks;
+    fan_host_sched_hooks h = t->hooks;
     bool let_go = !t->over && h.before_block;
     void *before = NULL;
     if (let_go) {
@@ -465,15 +466,15 @@ fan_status fan_turns_join(fan_turns *t, fan_error *err)
     }
     while (!t->over)
         (void)pthread_cond_wait(&t->done, &t->lock);
-    if (fan_turns_given_up(t) == FAN_DEADLOCKED)
-        status = fan_fail(err, FAN_DEADLOCK, "%s", t->text);
+    if (fan_host_sched_given_up(t) == FAN_DEADLOCKED)
+        status = fan_fail(err, FAN_ERR_DEADLOCK, "%s", t->text);
     (void)pthread_mutex_unlock(&t->lock);
     if (let_go && h.after_block)
         h.after_block(h.block_ctx, before);
     return status;
 }
 
-bool fan_turns_stuck(fan_turns *t, int me)
+bool fan_host_sched_stuck(fan_host_sched *t, int me)
 {
     (void)pthread_mutex_lock(&t->lock);
     bool stuck = t->over && me >= 0 && me < t->n && t->actors[me].state != ENDED;
@@ -481,7 +482,7 @@ bool fan_turns_stuck(fan_turns *t, int me)
     return stuck;
 }
 
-void fan_turns_schedule(fan_turns *t, char *buf, size_t size)
+void fan_host_sched_schedule(fan_host_sched *t, char *buf, size_t size)
 {
     if (size == 0)
         return;

@@ -4,8 +4,8 @@
 
 #include <stdint.h>
 
-/* fan_draw: the next of the sequence that `state` stands in; any state is a seed. */
-static inline uint64_t fan_draw(uint64_t *state)
+/* fan_rng: the next of the sequence that `state` stands in; any state is a seed. */
+static inline uint64_t fan_rng(uint64_t *state)
 {
     uint64_t z = *state += UINT64_C(0x9E3779B97F4A7C15);
     z = (z ^ z >> 30) * UINT64_C(0xBF58476D1CE4E5B9);

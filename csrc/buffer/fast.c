@@ -1,4 +1,4 @@
-#include "buffer/plain.h"
+#include "buffer/fast.h"
 
 #include "array/convert.h"
 #include "array/sum.h"
@@ -10,9 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-fan_counters fan_plain_total;
+fan_counters fan_fast_total;
 
-void fan_plain_counted(const fan_counters *quick, fan_counters *out)
+void fan_fast_counted(const fan_counters *quick, fan_counters *out)
 {
     uint64_t peak = out->peak_parked_bytes;
 #define X(name) out->name += quick->name;
@@ -21,7 +21,7 @@ void fan_plain_counted(const fan_counters *quick, fan_counters *out)
     out->peak_parked_bytes = peak > quick->peak_parked_bytes ? peak : quick->peak_parked_bytes;
 }
 
-#define COUNT(b, name, k) ((b)->quick.name += (k), fan_plain_total.name += (k))
+#define COUNT(b, name, k) ((b)->quick.name += (k), fan_fast_total.name += (k))
 
 static void peak(uint64_t *highest, uint64_t now)
 {
@@ -30,13 +30,13 @@ static void peak(uint64_t *highest, uint64_t now)
 }
 
 /* Those that are parked: not the sum of others. */
-static size_t waiting(const fan_plains *p) { return p->n - (p->summed > 0); }
+static size_t waiting(const fan_fast_list *p) { return p->n - (p->summed > 0); }
 
-int64_t fan_plain_count(const fan_plains *p) { return p ? (int64_t)waiting(p) + p->summed : 0; }
+int64_t fan_fast_count(const fan_fast_list *p) { return p ? (int64_t)waiting(p) + p->summed : 0; }
 
 /* `n` of the slot's gradients no longer count against the budget, and of the others it is to be asked anew who has
  * them. */
-static void unpark(fan_buffer *b, fan_plains *p, size_t n)
+static void unpark(fan_buffer *b, fan_fast_list *p, size_t n)
 {
     atomic_fetch_sub_explicit(&b->parked, n * p->bytes, memory_order_relaxed);
     if (p->alone)
@@ -44,13 +44,13 @@ static void unpark(fan_buffer *b, fan_plains *p, size_t n)
     p->alone = p->ask = 0;
 }
 
-static void emptied(fan_plains *p)
+static void emptied(fan_fast_list *p)
 {
     p->n = p->undefined = p->alone = p->ask = 0;
     p->summed = 0;
 }
 
-void fan_plains_init(fan_plains *p)
+void fan_fast_list_init(fan_fast_list *p)
 {
     emptied(p);
     p->cap = FAN_PLAIN_INLINE;
@@ -60,7 +60,7 @@ void fan_plains_init(fan_plains *p)
 
 /* ---- keys out of order: the list is by arrival then, until somebody reads it ---- */
 
-static void keys_end(fan_plains *p)
+static void keys_end(fan_fast_list *p)
 {
     if (!p->unsorted)
         return;
@@ -70,7 +70,7 @@ static void keys_end(fan_plains *p)
 }
 
 /* From now on by arrival; with one more key. */
-static bool keys_begin(fan_plains *p, int64_t key)
+static bool keys_begin(fan_fast_list *p, int64_t key)
 {
     p->unsorted = fan_calloc(sizeof *p->unsorted);
     bool good = p->unsorted && fan_keys_put(p->unsorted, key) > 0;
@@ -83,18 +83,18 @@ static bool keys_begin(fan_plains *p, int64_t key)
 
 static int by_key(const void *a, const void *b)
 {
-    const fan_plain *x = a, *y = b;
+    const fan_fast *x = a, *y = b;
     return (x->key > y->key) - (x->key < y->key);
 }
 
 /* The list is by key afterwards. */
-static void in_order(fan_plains *p)
+static void in_order(fan_fast_list *p)
 {
     if (!p->unsorted)
         return;
     int64_t *keys = fan_alloc(p->n * sizeof *keys);
     uint32_t *at = fan_alloc(p->n * sizeof *at);
-    fan_plain *list = fan_alloc(p->cap * sizeof *list);
+    fan_fast *list = fan_alloc(p->cap * sizeof *list);
     for (size_t i = 0; keys && i < p->n; i++)
         keys[i] = p->list[i].key;
     if (keys && at && list && fan_keys_order(keys, sizeof *keys, p->n, at)) {
@@ -111,7 +111,7 @@ static void in_order(fan_plains *p)
     keys_end(p);
 }
 
-void fan_plains_fini(fan_slot *s, bool inside)
+void fan_fast_list_fini(fan_slot *s, bool inside)
 {
     if (!s->plain)
         return;
@@ -123,7 +123,7 @@ void fan_plains_fini(fan_slot *s, bool inside)
     s->plain = NULL;
 }
 
-bool fan_plain_same(const fan_plain_kind *a, const fan_plain_kind *b)
+bool fan_fast_same(const fan_fast_kind *a, const fan_fast_kind *b)
 {
     if (a->dtype != b->dtype || a->origin != b->origin || a->ndim != b->ndim)
         return false;
@@ -134,19 +134,19 @@ bool fan_plain_same(const fan_plain_kind *a, const fan_plain_kind *b)
 }
 
 /* What the declaration of a slot asks of its first gradient. */
-static bool welcome(const fan_spec *spec, const fan_plain_kind *k)
+static bool welcome(const fan_spec *spec, const fan_fast_kind *k)
 {
-    if ((spec->dtype != FAN_NO_DTYPE && spec->dtype != k->dtype) || spec->exact ||
+    if ((spec->dtype != FAN_DT_NONE && spec->dtype != k->dtype) || spec->exact ||
         (spec->device && spec->device != fan_cpu()))
         return false;
-    if (spec->accumulate != FAN_NO_DTYPE && fan_accum_dtype(k->dtype, spec->accumulate) == FAN_NO_DTYPE)
+    if (spec->accumulate != FAN_DT_NONE && fan_accum_dtype(k->dtype, spec->accumulate) == FAN_DT_NONE)
         return false;
     if (!spec->has_shape)
         return true;
     return spec->ndim == k->ndim && memcmp(spec->shape, k->shape, (size_t)k->ndim * sizeof *k->shape) == 0;
 }
 
-static size_t elements(const fan_plain_kind *k)
+static size_t elements(const fan_fast_kind *k)
 {
     size_t n = 1;
     for (int i = 0; i < k->ndim; i++)
@@ -154,16 +154,16 @@ static size_t elements(const fan_plain_kind *k)
     return n;
 }
 
-static uint64_t size_of(const fan_plain_kind *k) { return fan_dtype_size(k->dtype) * elements(k); }
+static uint64_t size_of(const fan_fast_kind *k) { return fan_dtype_size(k->dtype) * elements(k); }
 
-uint64_t fan_plain_bytes(const fan_plain_kind *k)
+uint64_t fan_fast_bytes(const fan_fast_kind *k)
 {
     uint64_t n = size_of(k);
     return n ? n : 1; /* so that what has no bytes passes a budget of 0, too */
 }
 
 /* Where a key goes to; SIZE_MAX: it is there already, or there is no memory. */
-static size_t place(fan_plains *p, int64_t key)
+static size_t place(fan_fast_list *p, int64_t key)
 {
     size_t lo = 0, hi = p->n;
     if (p->unsorted)
@@ -182,10 +182,10 @@ static size_t place(fan_plains *p, int64_t key)
     return p->n - lo <= FAN_SHIFTED ? lo : keys_begin(p, key) ? p->n : SIZE_MAX;
 }
 
-static bool grow(fan_plains *p)
+static bool grow(fan_fast_list *p)
 {
     size_t cap = p->cap * 2;
-    fan_plain *more = fan_realloc(p->list == p->few ? NULL : p->list, cap * sizeof *more);
+    fan_fast *more = fan_realloc(p->list == p->few ? NULL : p->list, cap * sizeof *more);
     if (!more)
         return false;
     if (p->list == p->few)
@@ -201,10 +201,10 @@ static bool knows_away(const fan_buffer *b, size_t slot)
     return b->known && (b->known[slot].words || b->known[slot].on);
 }
 
-static bool park(fan_buffer *b, size_t slot, const fan_plain_kind *kind, const fan_plain *one)
+static bool park(fan_buffer *b, size_t slot, const fan_fast_kind *kind, const fan_fast *one)
 {
     fan_slot *s = &b->slots[slot];
-    fan_plains *p = s->plain;
+    fan_fast_list *p = s->plain;
     int64_t key = one->key;
     size_t at;
     if (s->p != &fan_pass_none || s->busy || knows_away(b, slot) || !fan_buffer_is_here(b))
@@ -213,21 +213,21 @@ static bool park(fan_buffer *b, size_t slot, const fan_plain_kind *kind, const f
         p = fan_alloc(sizeof *p);
         if (!p)
             return false;
-        fan_plains_init(p);
+        fan_fast_list_init(p);
         s->plain = p;
     }
     if (p->n && (p->list[0].key < 0) != (key < 0))
         return false;
     if (kind && p->n == p->undefined) {
-        if ((s->spec != &b->undeclared || b->undeclared.accumulate != FAN_NO_DTYPE || b->undeclared.exact) &&
+        if ((s->spec != &b->undeclared || b->undeclared.accumulate != FAN_DT_NONE || b->undeclared.exact) &&
             !welcome(s->spec, kind))
             return false;
         p->kind = *kind;
-        p->bytes = fan_plain_bytes(kind);
-    } else if (kind && !fan_plain_same(&p->kind, kind)) {
+        p->bytes = fan_fast_bytes(kind);
+    } else if (kind && !fan_fast_same(&p->kind, kind)) {
         return false;
     }
-    if (s->expected >= 0 && fan_plain_count(p) >= s->expected)
+    if (s->expected >= 0 && fan_fast_count(p) >= s->expected)
         return false;
     if (p->n == p->cap && !grow(p))
         return false;
@@ -245,10 +245,10 @@ static bool park(fan_buffer *b, size_t slot, const fan_plain_kind *kind, const f
 }
 
 /* The smallest key, or one that is smaller still; of keyed ones. */
-static int64_t least(const fan_plains *p) { return p->unsorted ? p->unsorted->least : p->list[0].key; }
+static int64_t least(const fan_fast_list *p) { return p->unsorted ? p->unsorted->least : p->list[0].key; }
 
 /* Whether what a fold would begin with is there. */
-static bool begins(const fan_plains *p)
+static bool begins(const fan_fast_list *p)
 {
     int64_t first = p->list[0].key;
     if (first < 0)
@@ -259,7 +259,7 @@ static bool begins(const fan_plains *p)
 }
 
 /* A copy that was made for the buffer is counted as one of its own. */
-static void copied(fan_buffer *b, const fan_plain_kind *kind)
+static void copied(fan_buffer *b, const fan_fast_kind *kind)
 {
     uint64_t bytes = size_of(kind);
     COUNT(b, copies, 1);
@@ -268,14 +268,14 @@ static void copied(fan_buffer *b, const fan_plain_kind *kind)
     COUNT(b, bytes_written, bytes);
 }
 
-bool fan_buffer_add_plain(fan_buffer *b, size_t slot, const fan_plain_kind *kind, const fan_plain *one, bool *due)
+bool fan_buffer_add_plain(fan_buffer *b, size_t slot, const fan_fast_kind *kind, const fan_fast *one, bool *due)
 {
     assert(slot < b->nslots);
     *due = false;
     if (!park(b, slot, kind, one))
         return false;
     if (b->known)
-        b->known[slot] = (fan_known){.yes = false};
+        b->known[slot] = (fan_sum_stats){.yes = false};
     if (!kind) {
         COUNT(b, adds, 1);
         return true;
@@ -288,7 +288,7 @@ bool fan_buffer_add_plain(fan_buffer *b, size_t slot, const fan_plain_kind *kind
     uint64_t now = atomic_fetch_add_explicit(&b->parked, bytes, memory_order_relaxed) + bytes;
     COUNT(b, adds, 1);
     peak(&b->quick.peak_parked_bytes, now);
-    peak(&fan_plain_total.peak_parked_bytes, now);
+    peak(&fan_fast_total.peak_parked_bytes, now);
     *due = now > b->least && begins(b->slots[slot].plain);
     return true;
 }
@@ -308,7 +308,7 @@ static void wake(fan_buffer *b)
  * next. */
 static void ask_newest(fan_buffer *b)
 {
-    fan_plains *p = b->newest.object ? b->slots[b->newest.slot].plain : NULL;
+    fan_fast_list *p = b->newest.object ? b->slots[b->newest.slot].plain : NULL;
     size_t at = b->newest.at;
     if (p && at < p->n && p->list[at].object == b->newest.object && b->frontend->alone(p->list[at].object, NULL)) {
         p->alone++;
@@ -317,7 +317,7 @@ static void ask_newest(fan_buffer *b)
 }
 
 /* How many of the first terms have no gap between them. */
-static size_t prefix(const fan_plains *p)
+static size_t prefix(const fan_fast_list *p)
 {
     size_t m = p->n > 0 && (p->summed || p->list[0].key <= 0);
     while (m && m < p->n && (p->list[0].key < 0 || p->list[m].key == p->list[m - 1].key + 1))
@@ -327,7 +327,7 @@ static size_t prefix(const fan_plains *p)
 
 bool fan_buffer_over(fan_buffer *b, size_t slot, const void *object, bool alone)
 {
-    fan_plains *p = b->slots[slot].plain;
+    fan_fast_list *p = b->slots[slot].plain;
     size_t at = p->n, found;
     if (b->budget != FAN_BUDGET_AUTO)
         return fan_over_budget(b, 0);
@@ -357,14 +357,14 @@ bool fan_buffer_over(fan_buffer *b, size_t slot, const void *object, bool alone)
 bool fan_buffer_merge_begin(fan_buffer *b, size_t slot, fan_merge *m)
 {
     fan_slot *s = &b->slots[slot];
-    fan_plains *p = s->plain;
+    fan_fast_list *p = s->plain;
     if (s->p != &fan_pass_none || s->busy || s->targets || b->known || !p || p->undefined || p->kind.scalar ||
         fan_accum_dtype(p->kind.dtype, s->spec->accumulate) != p->kind.dtype ||
         !fan_sum_flat_fits(p->kind.dtype, p->kind.dtype))
         return false;
     in_order(p);
     m->slot = slot;
-    m->sum = (fan_plain_sum){&p->kind, p->list, prefix(p), p->summed > 0};
+    m->sum = (fan_fast_sum){&p->kind, p->list, prefix(p), p->summed > 0};
     m->dropped = m->few;
     if (m->sum.n < 2 ||
         (m->sum.n > sizeof m->few / sizeof *m->few && !(m->dropped = fan_alloc(m->sum.n * sizeof *m->dropped))))
@@ -379,7 +379,7 @@ bool fan_buffer_merge_begin(fan_buffer *b, size_t slot, fan_merge *m)
      << 20) /* bytes of terms and sum from which on several threads pay, and so the general path at a take */
 
 /* A gap-free array of the kind, for a sum alone. */
-static void array_over(fan_array *a, const fan_plain_kind *k, const char *data)
+static void array_over(fan_array *a, const fan_fast_kind *k, const char *data)
 {
     memset(a, 0, sizeof *a);
     a->data = (char *)data;
@@ -392,11 +392,11 @@ static void array_over(fan_array *a, const fan_plain_kind *k, const char *data)
 }
 
 /* 2 to FAN_PLAIN_MOST terms in their own dtype. */
-static void sum_terms(const fan_plain_kind *k, const char *const *src, size_t n, char *out)
+static void sum_terms(const fan_fast_kind *k, const char *const *src, size_t n, char *out)
 {
     FAN_UNCLEARED fan_array array[FAN_PLAIN_MOST + 1];
     FAN_UNCLEARED fan_operand in[FAN_PLAIN_MOST];
-    if ((n + 1) * fan_plain_bytes(k) < FAR) {
+    if ((n + 1) * fan_fast_bytes(k) < FAR) {
         (void)fan_sum_flat(out, src, n, elements(k), k->dtype, k->dtype, NULL);
         return;
     }
@@ -424,7 +424,7 @@ void fan_buffer_merge_sum(const fan_merge *m, char *out)
 void fan_buffer_merge_end(fan_buffer *b, fan_merge *m, void *object, char *data)
 {
     fan_slot *s = &b->slots[m->slot];
-    fan_plains *p = s->plain;
+    fan_fast_list *p = s->plain;
     size_t n = object ? m->sum.n : 0;
     if (n) {
         bool first = object == p->list[0].object;
@@ -438,7 +438,7 @@ void fan_buffer_merge_end(fan_buffer *b, fan_merge *m, void *object, char *data)
         COUNT(b, in_place, first ? n - 1 : 0);
         unpark(b, p, n - m->sum.ours);
         p->summed += (int64_t)(n - m->sum.ours);
-        p->list[0] = fan_plain_one(object, data, p->list[n - 1].key, false, false);
+        p->list[0] = fan_fast_one(object, data, p->list[n - 1].key, false, false);
         memmove(&p->list[1], &p->list[n], (p->n - n) * sizeof *p->list);
         p->n -= n - 1;
     }
@@ -456,12 +456,12 @@ void fan_buffer_merge_end(fan_buffer *b, fan_merge *m, void *object, char *data)
 
 /* sum_of: the slot's sum, where one more gradient of this kind goes straight into it (A6): it is the buffer's own and
  * nobody else sees it, gap-free, complete up to `key`, and nothing waits behind it. Else NULL. */
-static fan_array *sum_of(const fan_slot *s, const fan_plain_kind *k, int64_t key)
+static fan_array *sum_of(const fan_slot *s, const fan_fast_kind *k, int64_t key)
 {
     const fan_pass *p = s->p;
     fan_array *a = p->value.array;
-    if (k->late || k->weak || p->value.form != FAN_DENSE || !p->value_ours || p->value_lent ||
-        p->value.origin != k->origin || p->A || p->exact || p->poison)
+    if (k->late || k->weak || p->value.form != FAN_FORM_DENSE || !p->value_ours || p->value_lent ||
+        p->value.origin != k->origin || p->accum || p->exact || p->poison)
         return NULL;
     if (s->busy || p->nitems || p->arriving || p->seen != fan_dtype_set_add(0, k->dtype, false))
         return NULL;
@@ -474,7 +474,7 @@ static fan_array *sum_of(const fan_slot *s, const fan_plain_kind *k, int64_t key
     for (int i = k->ndim - 1; i >= 0; step *= k->shape[i--])
         if (a->shape[i] != k->shape[i] || (a->strides[i] != step && a->shape[i] > 1))
             return NULL;
-    return fan_plain_fits(k->dtype, k->dtype, (uint64_t)step, 2) ? a : NULL;
+    return fan_fast_fits(k->dtype, k->dtype, (uint64_t)step, 2) ? a : NULL;
 }
 
 /* Whether the budget is passed with `bytes` more that somebody else holds. */
@@ -486,8 +486,8 @@ static bool would_pass(const fan_buffer *b, uint64_t bytes)
     return parked > b->least && parked > b->limits.held + atomic_load_explicit(&b->alone, memory_order_relaxed);
 }
 
-bool fan_buffer_adds_at_once(const fan_buffer *b, size_t slot, const fan_plain_kind *kind, const char *data,
-                             int64_t key, bool alone, fan_at_once *out)
+bool fan_buffer_adds_at_once(const fan_buffer *b, size_t slot, const fan_fast_kind *kind, const char *data, int64_t key,
+                             bool alone, fan_at_once *out)
 {
     assert(slot < b->nslots);
     const fan_slot *s = &b->slots[slot];
@@ -495,7 +495,7 @@ bool fan_buffer_adds_at_once(const fan_buffer *b, size_t slot, const fan_plain_k
     if (s->p == &fan_pass_none || b->known || !fan_buffer_is_here(b))
         return false;
     /* What is the buffer's alone would have to be asked later, which costs more than to add it. */
-    if (!(alone && b->budget == FAN_BUDGET_AUTO) && !would_pass(b, fan_plain_bytes(kind)))
+    if (!(alone && b->budget == FAN_BUDGET_AUTO) && !would_pass(b, fan_fast_bytes(kind)))
         return false;
     a = sum_of(s, kind, key);
     if (a)
@@ -523,12 +523,12 @@ void fan_buffer_add_at_once(fan_buffer *b, const fan_at_once *one)
     COUNT(b, bytes_read, 2 * bytes);
     COUNT(b, bytes_written, bytes);
     peak(&b->quick.peak_parked_bytes, now);
-    peak(&fan_plain_total.peak_parked_bytes, now);
+    peak(&fan_fast_total.peak_parked_bytes, now);
 }
 
 void fan_buffer_unadd_plain(fan_buffer *b, size_t slot, void *object, int64_t key)
 {
-    fan_plains *p = b->slots[slot].plain;
+    fan_fast_list *p = b->slots[slot].plain;
     for (size_t i = p->n; i-- > 0;) {
         if (p->list[i].object != object || p->list[i].key != key)
             continue;
@@ -541,20 +541,20 @@ void fan_buffer_unadd_plain(fan_buffer *b, size_t slot, void *object, int64_t ke
         else
             p->undefined--;
         b->quick.adds--;
-        fan_plain_total.adds--;
+        fan_fast_total.adds--;
         return;
     }
 }
 
-fan_plain_peaks fan_buffer_plain_peaks(const fan_buffer *b)
+fan_fast_peaks fan_buffer_plain_peaks(const fan_buffer *b)
 {
-    return (fan_plain_peaks){b->quick.peak_parked_bytes, fan_plain_total.peak_parked_bytes};
+    return (fan_fast_peaks){b->quick.peak_parked_bytes, fan_fast_total.peak_parked_bytes};
 }
 
-void fan_buffer_plain_peaks_back(fan_buffer *b, const fan_plain_peaks *were)
+void fan_buffer_plain_peaks_back(fan_buffer *b, const fan_fast_peaks *were)
 {
     b->quick.peak_parked_bytes = were->buffer;
-    fan_plain_total.peak_parked_bytes = were->process;
+    fan_fast_total.peak_parked_bytes = were->process;
 }
 
 void fan_buffer_plain_soon(const fan_buffer *b, size_t slot)
@@ -587,19 +587,19 @@ static void items_free(fan_buffer *b, fan_item **items, size_t n)
 }
 
 /* A10: the dtype that they bring. */
-static fan_dtype_set dtypes_of(const fan_spec *spec, const fan_plain_kind *k)
+static fan_dtype_set dtypes_of(const fan_spec *spec, const fan_fast_kind *k)
 {
-    return fan_dtype_set_add(0, k->dtype, k->weak && spec->dtype == FAN_NO_DTYPE);
+    return fan_dtype_set_add(0, k->dtype, k->weak && spec->dtype == FAN_DT_NONE);
 }
 
 /* D5: Python ints are checked against the dtype of all, which may come yet. */
-static void weak_range(fan_pass *p, const fan_plains *plain)
+static void weak_range(fan_pass *p, const fan_fast_list *plain)
 {
     p->has_weak_int = true;
-    for (size_t i = 0; plain->kind.dtype == FAN_INT64 && i < plain->n; i++) {
+    for (size_t i = 0; plain->kind.dtype == FAN_DT_INT64 && i < plain->n; i++) {
         int64_t n = 0;
         if (plain->list[i].object)
-            memcpy(&n, fan_plain_at(&plain->kind, &plain->list[i]), sizeof n);
+            memcpy(&n, fan_fast_at(&plain->kind, &plain->list[i]), sizeof n);
         p->weak_lo = n < p->weak_lo ? n : p->weak_lo;
         p->weak_hi = n > p->weak_hi ? n : p->weak_hi;
     }
@@ -608,26 +608,26 @@ static void weak_range(fan_pass *p, const fan_plains *plain)
 /* The items of what is plain, in *items. */
 static fan_status items_of(fan_buffer *b, size_t slot, fan_item **items, size_t *made, fan_error *err)
 {
-    fan_plains *plain = b->slots[slot].plain;
+    fan_fast_list *plain = b->slots[slot].plain;
     in_order(plain);
     fan_dtype_set own =
         plain->n > plain->undefined ? dtypes_of(b->slots[slot].spec, &plain->kind) : 0; /* no kind yet */
     for (size_t i = plain->summed > 0; i < plain->n; i++) {
-        const fan_plain *one = &plain->list[i];
+        const fan_fast *one = &plain->list[i];
         if (!one->object && one->key < 0)
             continue; /* it only counts (S2) */
         fan_item *it = fan_calloc(sizeof *it);
         if (!it)
-            return fan_fail(err, FAN_NOMEM, "%s: slot %zu: out of memory", b->name, slot);
+            return fan_fail(err, FAN_ERR_NOMEM, "%s: slot %zu: out of memory", b->name, slot);
         fan_status status =
             one->object ? b->frontend->plain(one->object, one->data, &plain->kind, &it->value, err) : FAN_OK;
         if (status != FAN_OK) {
             fan_free(it);
-            return status == FAN_STATE ? fan_slot_changed(b, slot, one->key, err) : status;
+            return status == FAN_ERR_STATE ? fan_slot_changed(b, slot, one->key, err) : status;
         }
         it->key = one->key;
         it->parked = true;
-        it->own = it->value.form == FAN_OBJECT || !one->object ? 0 : own;
+        it->own = it->value.form == FAN_FORM_OBJECT || !one->object ? 0 : own;
         it->bytes = one->object ? plain->bytes : 0;
         it->donated = one->donated;
         it->ours = one->ours;
@@ -636,14 +636,14 @@ static fan_status items_of(fan_buffer *b, size_t slot, fan_item **items, size_t 
     return FAN_OK;
 }
 
-fan_status fan_slot_thicken(fan_buffer *b, size_t slot, fan_error *err)
+fan_status fan_slot_materialize(fan_buffer *b, size_t slot, fan_error *err)
 {
     fan_slot *s = &b->slots[slot];
-    fan_plains *plain = s->plain;
-    const fan_plain_kind *k = plain ? &plain->kind : NULL;
+    fan_fast_list *plain = s->plain;
+    const fan_fast_kind *k = plain ? &plain->kind : NULL;
     size_t n = plain ? plain->n : 0, made = 0;
     fan_status status = FAN_OK;
-    fan_value sum = {.dtype = FAN_NO_DTYPE};
+    fan_value sum = {.dtype = FAN_DT_NONE};
     if (!n)
         return FAN_OK;
     /* Whoever has the slot already is the caller. Nobody else adds or takes meanwhile. */
@@ -652,7 +652,7 @@ fan_status fan_slot_thicken(fan_buffer *b, size_t slot, fan_error *err)
     fan_item **items = fan_alloc(n * sizeof *items);
     int64_t *shape = fan_alloc(some ? (size_t)k->ndim * sizeof *shape : 0);
     if (!p || !items || !shape)
-        FAN_GO(fan_fail(err, FAN_NOMEM, "%s: slot %zu: out of memory", b->name, slot));
+        FAN_GO(fan_fail(err, FAN_ERR_NOMEM, "%s: slot %zu: out of memory", b->name, slot));
     if (late) {
         s->busy = s->taking = true;
         fan_slot_set_owner(s, fan_thread_id());
@@ -674,7 +674,7 @@ fan_status fan_slot_thicken(fan_buffer *b, size_t slot, fan_error *err)
     if (some && k->weak)
         weak_range(p, plain);
     p->keyed = plain->list[0].key < 0 ? -1 : 1;
-    p->count = fan_plain_count(plain);
+    p->count = fan_fast_count(plain);
     p->device = some ? fan_device_hold(fan_cpu()) : NULL;
     p->rules = some ? FAN_S(3) : 0;
     p->items = items;
@@ -714,7 +714,7 @@ done:
 }
 
 /* The list is empty afterwards; what it held is copied to `few`, or is *many. */
-static size_t detach(fan_plains *p, fan_plain *few, fan_plain **many, size_t *cap)
+static size_t detach(fan_fast_list *p, fan_fast *few, fan_fast **many, size_t *cap)
 {
     size_t n = p->n;
     *many = NULL;
@@ -733,9 +733,10 @@ static size_t detach(fan_plains *p, fan_plain *few, fan_plain **many, size_t *ca
 
 #define KEPT_TERMS 1024 /* longer lists are not kept for the next pass */
 
-static void drop_terms(fan_plains *p, fan_plain *few, fan_plain *many, size_t cap, size_t n, void (*drop)(void *object))
+static void drop_terms(fan_fast_list *p, fan_fast *few, fan_fast *many, size_t cap, size_t n,
+                       void (*drop)(void *object))
 {
-    const fan_plain *terms = many ? many : few;
+    const fan_fast *terms = many ? many : few;
     for (size_t i = 0; i < n; i++)
         if (terms[i].object)
             drop(terms[i].object);
@@ -747,11 +748,11 @@ static void drop_terms(fan_plains *p, fan_plain *few, fan_plain *many, size_t ca
     fan_free(many);
 }
 
-void fan_plain_drop(fan_buffer *b, size_t slot)
+void fan_fast_drop(fan_buffer *b, size_t slot)
 {
-    fan_plains *p = b->slots[slot].plain;
-    FAN_UNCLEARED fan_plain few[FAN_PLAIN_INLINE];
-    fan_plain *many = NULL;
+    fan_fast_list *p = b->slots[slot].plain;
+    FAN_UNCLEARED fan_fast few[FAN_PLAIN_INLINE];
+    fan_fast *many = NULL;
     size_t n, cap = 0;
     if (!p || !p->n)
         return;
@@ -763,7 +764,7 @@ void fan_plain_drop(fan_buffer *b, size_t slot)
 /* ---- take ---- */
 
 
-bool fan_plain_fits(fan_dtype dtype, fan_dtype acc, uint64_t bytes, size_t n)
+bool fan_fast_fits(fan_dtype dtype, fan_dtype acc, uint64_t bytes, size_t n)
 {
     if (!fan_sum_flat_fits(dtype, acc) || (n > FAN_PLAIN_MOST && acc != dtype))
         return false;
@@ -771,10 +772,10 @@ bool fan_plain_fits(fan_dtype dtype, fan_dtype acc, uint64_t bytes, size_t n)
 }
 
 /* What is undefined goes behind the others, which keep their order. */
-static void undefined_last(fan_plains *p)
+static void undefined_last(fan_fast_list *p)
 {
     for (size_t i = 0, kept = 0; kept < p->n - p->undefined; i++) {
-        fan_plain one = p->list[i];
+        fan_fast one = p->list[i];
         if (!one.object)
             continue;
         p->list[i] = p->list[kept];
@@ -794,14 +795,14 @@ static bool scales(const fan_take *how, fan_dtype dtype, fan_dtype acc)
 
 static bool claim(fan_slot *s, const fan_take *how, bool learns)
 {
-    fan_plains *p = s->plain;
+    fan_fast_list *p = s->plain;
     size_t n = p ? p->n - p->undefined : 0;
     if (s->p != &fan_pass_none || s->busy || s->targets || (learns && n > FAN_PLAIN_MOST) ||
-        (s->expected >= 0 && s->expected != fan_plain_count(p)))
+        (s->expected >= 0 && s->expected != fan_fast_count(p)))
         return false;
     if (n > 1 || (n && (how->scale.on || how->writable))) {
         fan_dtype acc = fan_accum_dtype(p->kind.dtype, s->spec->accumulate);
-        if (!fan_plain_fits(p->kind.dtype, acc, p->bytes, n) || !scales(how, p->kind.dtype, acc))
+        if (!fan_fast_fits(p->kind.dtype, acc, p->bytes, n) || !scales(how, p->kind.dtype, acc))
             return false;
     }
     if (p)
@@ -841,20 +842,20 @@ void fan_buffer_plain_meanwhile(fan_buffer *b)
 {
     fan_call_acted();
     fan_yield();
-    fan_buffer_seen(b, SIZE_MAX, FAN_WRITES);
+    fan_buffer_seen(b, SIZE_MAX, FAN_TOUCH_WRITES);
 }
 
-fan_plain_sum fan_buffer_plain_at(fan_buffer *b, size_t slot)
+fan_fast_sum fan_buffer_plain_at(fan_buffer *b, size_t slot)
 {
-    const fan_plains *p = b->slots[slot].plain;
+    const fan_fast_list *p = b->slots[slot].plain;
     size_t n = p ? p->n - p->undefined : 0;
-    return n ? (fan_plain_sum){&p->kind, p->list, n, p->summed > 0} : (fan_plain_sum){NULL, NULL, 0, false};
+    return n ? (fan_fast_sum){&p->kind, p->list, n, p->summed > 0} : (fan_fast_sum){NULL, NULL, 0, false};
 }
 
 bool fan_buffer_plain_may_keep(const fan_buffer *b, size_t slot, bool alone)
 {
     const fan_slot *s = &b->slots[slot];
-    const fan_plains *p = s->plain;
+    const fan_fast_list *p = s->plain;
     if (fan_accum_dtype(p->kind.dtype, s->spec->accumulate) != p->kind.dtype)
         return false;
     if (alone || b->nslots == 1 || p->list[0].key < 0 || p->list[0].donated)
@@ -868,7 +869,7 @@ bool fan_buffer_plain_may_keep(const fan_buffer *b, size_t slot, bool alone)
 
 static int by_address(const void *a, const void *b)
 {
-    const fan_plain_out *x = a, *y = b;
+    const fan_fast_out *x = a, *y = b;
     return (x->data > y->data) - (x->data < y->data);
 }
 
@@ -876,7 +877,7 @@ static int by_address(const void *a, const void *b)
 #define FEW 48   /* and less than that are sorted otherwise */
 
 /* By address, a digit at a time: outs of one heap differ in few. */
-static void sort(fan_plain_out *outs, size_t n)
+static void sort(fan_fast_out *outs, size_t n)
 {
     uintptr_t least = UINTPTR_MAX, most = 0;
     for (size_t i = 0; i < n; i++) {
@@ -886,7 +887,7 @@ static void sort(fan_plain_out *outs, size_t n)
     }
     const int bits = n < (size_t)1 << DIGIT ? 8 : DIGIT;
     const size_t digits = (size_t)1 << bits;
-    fan_plain_out *room = n >= FEW && n <= UINT32_MAX ? fan_alloc(n * sizeof *room) : NULL, *from = outs, *to = room;
+    fan_fast_out *room = n >= FEW && n <= UINT32_MAX ? fan_alloc(n * sizeof *room) : NULL, *from = outs, *to = room;
     if (!room) {
         qsort(outs, n, sizeof *outs, by_address);
         return;
@@ -901,7 +902,7 @@ static void sort(fan_plain_out *outs, size_t n)
             ends[i + 1] += ends[i];
         for (size_t i = 0; i < n; i++)
             to[ends[DIGIT_OF(from[i])]++] = from[i];
-        fan_plain_out *swap = from;
+        fan_fast_out *swap = from;
         from = to;
         to = swap;
     }
@@ -912,7 +913,7 @@ static void sort(fan_plain_out *outs, size_t n)
 
 /* How many outs begin before `end`, looked for around `from`: terms mostly lie in the order of their slots, and outs
  * too. */
-static size_t before(const fan_plain_out *outs, size_t n, const char *end, size_t from)
+static size_t before(const fan_fast_out *outs, size_t n, const char *end, size_t from)
 {
     size_t lo = 0, hi = n;
     if (from < n && outs[from].data < end) {
@@ -944,7 +945,7 @@ static size_t before(const fan_plain_out *outs, size_t n, const char *end, size_
     return lo;
 }
 
-bool fan_buffer_plain_apart(fan_buffer *b, fan_span span, fan_plain_out *outs, size_t n)
+bool fan_buffer_plain_apart(fan_buffer *b, fan_span span, fan_fast_out *outs, size_t n)
 {
     size_t near[8] = {0}; /* where the last k-th term was */
     bool sorted = true;
@@ -956,7 +957,7 @@ bool fan_buffer_plain_apart(fan_buffer *b, fan_span span, fan_plain_out *outs, s
         if (outs[i - 1].data + outs[i - 1].bytes > outs[i].data)
             return false;
     for (size_t i = span.first; n && i < span.end; i++) {
-        const fan_plains *p = b->slots[i].plain;
+        const fan_fast_list *p = b->slots[i].plain;
         for (size_t k = 0; p && k < p->n - p->undefined; k++) {
             const char *data = p->list[k].data;
             size_t at = before(outs, n, data + p->bytes, near[k % 8]);
@@ -971,13 +972,13 @@ bool fan_buffer_plain_apart(fan_buffer *b, fan_span span, fan_plain_out *outs, s
 }
 
 /* The same with statistics, of FAN_PLAIN_MOST terms at most. */
-static void fold_watched(const fan_plains *p, fan_dtype acc, const fan_take *how, char *out, fan_stats *stats)
+static void fold_watched(const fan_fast_list *p, fan_dtype acc, const fan_take *how, char *out, fan_stats *stats)
 {
     FAN_UNCLEARED fan_array array[FAN_PLAIN_MOST + 1];
     FAN_UNCLEARED fan_operand in[FAN_PLAIN_MOST];
     size_t n = p->n - p->undefined;
     for (size_t i = 0; i < n; i++) {
-        array_over(&array[i], &p->kind, fan_plain_at(&p->kind, &p->list[i]));
+        array_over(&array[i], &p->kind, fan_fast_at(&p->kind, &p->list[i]));
         in[i] = (fan_operand){.array = &array[i], .acc = acc};
     }
     if (n == 1 && !how->scale.on && out == p->list[0].data) { /* it is handed through */
@@ -991,7 +992,7 @@ static void fold_watched(const fan_plains *p, fan_dtype acc, const fan_take *how
 void fan_buffer_plain_fold(fan_buffer *b, size_t slot, const fan_take *how, char *out, fan_stats *stats)
 {
     const fan_slot *s = &b->slots[slot];
-    const fan_plains *p = s->plain;
+    const fan_fast_list *p = s->plain;
     fan_dtype acc = fan_accum_dtype(p->kind.dtype, s->spec->accumulate);
     FAN_UNCLEARED const char *src[FAN_PLAIN_MOST];
     _Alignas(16) char factor[16];
@@ -1001,7 +1002,7 @@ void fan_buffer_plain_fold(fan_buffer *b, size_t slot, const fan_take *how, char
         return;
     }
     if (n == 1 && !how->scale.on) {
-        memmove(out, fan_plain_at(&p->kind, &p->list[0]), (size_t)size_of(&p->kind));
+        memmove(out, fan_fast_at(&p->kind, &p->list[0]), (size_t)size_of(&p->kind));
         return;
     }
     if (how->scale.on)
@@ -1011,7 +1012,7 @@ void fan_buffer_plain_fold(fan_buffer *b, size_t slot, const fan_take *how, char
         if (done)
             src[k++] = out;
         for (; k < FAN_PLAIN_MOST && done < n; done++)
-            src[k++] = fan_plain_at(&p->kind, &p->list[done]);
+            src[k++] = fan_fast_at(&p->kind, &p->list[done]);
         (void)fan_sum_flat(out, src, k, count, p->kind.dtype, acc, how->scale.on && done == n ? factor : NULL);
     }
 }
@@ -1020,8 +1021,8 @@ bool fan_buffer_learns(const fan_buffer *b) { return b->known; }
 
 void fan_buffer_plain_learn(fan_buffer *b, size_t slot, const fan_stats *stats)
 {
-    fan_known *known = &b->known[slot];
-    *known = (fan_known){.yes = true, .stats = {.count = UINT64_MAX}};
+    fan_sum_stats *known = &b->known[slot];
+    *known = (fan_sum_stats){.yes = true, .stats = {.count = UINT64_MAX}};
     if (!stats)
         return;
     known->stats = *stats;
@@ -1031,7 +1032,7 @@ void fan_buffer_plain_learn(fan_buffer *b, size_t slot, const fan_stats *stats)
 
 void fan_buffer_plain_folded(fan_buffer *b, size_t slot, bool in_place, bool copied_one)
 {
-    const fan_plains *p = b->slots[slot].plain;
+    const fan_fast_list *p = b->slots[slot].plain;
     size_t n = p->n - p->undefined;
     uint64_t bytes = size_of(&p->kind);
     COUNT(b, passes, 1);
@@ -1045,18 +1046,18 @@ void fan_buffer_plain_folded(fan_buffer *b, size_t slot, bool in_place, bool cop
         COUNT(b, copies, 1);
 }
 
-void fan_plain_sum_of(const fan_plain_kind *kind, const char *const *src, size_t n, char *out)
+void fan_fast_sum_of(const fan_fast_kind *kind, const char *const *src, size_t n, char *out)
 {
     (void)fan_sum_flat(out, src, n, elements(kind), kind->dtype, fan_dtype_accumulate(kind->dtype), NULL);
 }
 
-void fan_plain_summed(uint64_t bytes, size_t n)
+void fan_fast_summed(uint64_t bytes, size_t n)
 {
-    fan_plain_total.adds += n;
-    fan_plain_total.folds++;
-    fan_plain_total.passes++;
-    fan_plain_total.bytes_read += n * bytes;
-    fan_plain_total.bytes_written += bytes;
+    fan_fast_total.adds += n;
+    fan_fast_total.folds++;
+    fan_fast_total.passes++;
+    fan_fast_total.bytes_read += n * bytes;
+    fan_fast_total.bytes_written += bytes;
 }
 
 /* Objects whose end may call back. Where there is no memory for more they are dropped at once: a call back into a slot
@@ -1092,7 +1093,7 @@ void fan_buffer_plain_done(fan_buffer *b, fan_span span, bool taken, bool (*part
     f.n = 0;
     f.cap = sizeof f.few / sizeof *f.few;
     for (size_t i = span.first; i < span.end; i++) {
-        fan_plains *p = b->slots[i].plain;
+        fan_fast_list *p = b->slots[i].plain;
         size_t n = p ? p->n : 0;
         for (size_t k = 0; k < n; k++) {
             void *object = p->list[k].object;

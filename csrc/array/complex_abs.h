@@ -2,15 +2,15 @@
 #ifndef FAN_ARRAY_MODULUS_H
 #define FAN_ARRAY_MODULUS_H
 
-#include "array/low.h"
+#include "array/lowp.h"
 
 #ifndef __CUDACC__
 #include <math.h>
 #endif
 
-/* fan_modulus: |z| of finite parts; inf where it leaves float64's range. Its square may leave it: then both parts are
- * moved by a power of two. */
-FAN_LOW double fan_modulus(double re, double im)
+/* fan_complex_abs: |z| of finite parts; inf where it leaves float64's range. Its square may leave it: then both parts
+ * are moved by a power of two. */
+FAN_LOW double fan_complex_abs(double re, double im)
 {
     double square = re * re + im * im;
     if (square > 1e-280 && square < 1e280)

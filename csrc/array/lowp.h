@@ -49,9 +49,9 @@ FAN_LOW float fan_float_of_bits(uint32_t u)
  */
 FAN_LOW uint32_t fan_either(int c, uint32_t yes, uint32_t no) { return no ^ ((yes ^ no) & (0u - (uint32_t)c)); }
 
-/* fan_low_round: |x| of float32 bits `a` (sign cleared, not NaN, in range) as exponent and mantissa of a float with
+/* fan_lowp_round: |x| of float32 bits `a` (sign cleared, not NaN, in range) as exponent and mantissa of a float with
  * `mant` mantissa bits and bias `bias`. */
-FAN_LOW uint32_t fan_low_round(uint32_t a, uint32_t mant, uint32_t bias)
+FAN_LOW uint32_t fan_lowp_round(uint32_t a, uint32_t mant, uint32_t bias)
 {
     uint32_t cut = 23u - mant;
     uint32_t rebias = (127u - bias) << 23;
@@ -62,8 +62,8 @@ FAN_LOW uint32_t fan_low_round(uint32_t a, uint32_t mant, uint32_t bias)
     return fan_either(a < rebias + (1u << 23), subnormal, normal);
 }
 
-/* fan_low_widen: the float32 bits of exponent and mantissa `a` (sign cleared, finite). */
-FAN_LOW uint32_t fan_low_widen(uint32_t a, uint32_t mant, uint32_t bias)
+/* fan_lowp_widen: the float32 bits of exponent and mantissa `a` (sign cleared, finite). */
+FAN_LOW uint32_t fan_lowp_widen(uint32_t a, uint32_t mant, uint32_t bias)
 {
     uint32_t normal = (a << (23u - mant)) + ((127u - bias) << 23);
     float step = fan_float_of_bits((127u + 1u - bias - mant) << 23);
@@ -71,12 +71,12 @@ FAN_LOW uint32_t fan_low_widen(uint32_t a, uint32_t mant, uint32_t bias)
     return fan_either(a < (1u << mant), subnormal, normal);
 }
 
-/* fan_low_of: x rounded: from the float32 bits `over` on to `inf`, NaN to `nan`; the sign goes to bit `sign`. */
-FAN_LOW uint32_t fan_low_of(float x, uint32_t mant, uint32_t bias, uint32_t over, uint32_t inf, uint32_t nan,
-                            uint32_t sign)
+/* fan_lowp_of: x rounded: from the float32 bits `over` on to `inf`, NaN to `nan`; the sign goes to bit `sign`. */
+FAN_LOW uint32_t fan_lowp_of(float x, uint32_t mant, uint32_t bias, uint32_t over, uint32_t inf, uint32_t nan,
+                             uint32_t sign)
 {
     uint32_t u = fan_bits_of_float(x), a = u & 0x7fffffffu;
-    uint32_t r = fan_low_round(a, mant, bias);
+    uint32_t r = fan_lowp_round(a, mant, bias);
     r = fan_either(a >= over, inf, r);
     if (nan != inf)
         r = fan_either(a > 0x7f800000u, nan, r);
@@ -85,12 +85,12 @@ FAN_LOW uint32_t fan_low_of(float x, uint32_t mant, uint32_t bias, uint32_t over
 
 FAN_LOW uint16_t fan_float16_of(float x)
 {
-    return (uint16_t)fan_low_of(x, 10, 15, 0x477ff000u, 0x7c00u, 0x7e00u, 15); /* 65520 */
+    return (uint16_t)fan_lowp_of(x, 10, 15, 0x477ff000u, 0x7c00u, 0x7e00u, 15); /* 65520 */
 }
 
 FAN_LOW float fan_float_of_float16(uint16_t h)
 {
-    uint32_t a = h & 0x7fffu, r = fan_low_widen(a, 10, 15);
+    uint32_t a = h & 0x7fffu, r = fan_lowp_widen(a, 10, 15);
     r = fan_either(a >= 0x7c00u, 0x7f800000u | a << 13, r);
     return fan_float_of_bits(r | (uint32_t)(h & 0x8000u) << 16);
 }
@@ -104,7 +104,10 @@ FAN_LOW uint16_t fan_bfloat16_of(float x)
 
 FAN_LOW float fan_float_of_bfloat16(uint16_t h) { return fan_float_of_bits((uint32_t)h << 16); }
 
-FAN_LOW uint8_t fan_e5m2_of(float x) { return (uint8_t)fan_low_of(x, 2, 15, 0x47700000u, 0x7cu, 0x7eu, 7); /* 61440 */ }
+FAN_LOW uint8_t fan_e5m2_of(float x)
+{
+    return (uint8_t)fan_lowp_of(x, 2, 15, 0x47700000u, 0x7cu, 0x7eu, 7); /* 61440 */
+}
 
 FAN_LOW float fan_float_of_e5m2(uint8_t h)
 {
@@ -113,13 +116,13 @@ FAN_LOW float fan_float_of_e5m2(uint8_t h)
 
 FAN_LOW uint8_t fan_e4m3fn_of(float x)
 {
-    return (uint8_t)fan_low_of(x, 3, 7, 0x43e80001u, 0x7fu, 0x7fu,
-                               7); /* beyond 464; that itself is a tie and goes to 448 */
+    return (uint8_t)fan_lowp_of(x, 3, 7, 0x43e80001u, 0x7fu, 0x7fu,
+                                7); /* beyond 464; that itself is a tie and goes to 448 */
 }
 
 FAN_LOW float fan_float_of_e4m3fn(uint8_t h)
 {
-    uint32_t a = h & 0x7fu, r = fan_low_widen(a, 3, 7);
+    uint32_t a = h & 0x7fu, r = fan_lowp_widen(a, 3, 7);
     r = fan_either(a == 0x7fu, 0x7fc00000u, r);
     return fan_float_of_bits(r | (uint32_t)(h & 0x80u) << 24);
 }
