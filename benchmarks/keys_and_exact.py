@@ -56,6 +56,31 @@ def exact(title: str, make: Make, n: int, size: int, most: float | None, quick: 
     )  # fmt: skip
 
 
+def exact_sparse(n: int, entries: int, quick: bool, where: str) -> Result:
+    """Gradients of an embedding: rows of 64 numbers, most of them met by several."""
+    rng = np.random.default_rng(0)
+    shape = (2 * entries, 64)
+    inputs = [
+        fanin.Sparse("coo", (rng.integers(0, shape[0], (1, entries)), normal(rng, entries * 64).reshape(-1, 64)), shape)
+        for _ in range(n)
+    ]
+    plain, scale = fanin.InputBuffer(1, budget=float("inf")), 1.0
+    whole = fanin.InputBuffer(1, budget=float("inf"), accumulate="exact")
+
+    def taken(buf: fanin.InputBuffer) -> Work:
+        def pass_() -> None:
+            for x in inputs:
+                buf.add(0, x)
+            buf.take(scale=scale)  # scaled, or the plain sum would only be one entry behind the other
+
+        return pass_
+
+    return measure(
+        f"exact sums: {n} x {entries} rows of 64 float32 (COO), core {where}",
+        {"plain": taken(plain), "exact": taken(whole)}, base="plain", **effort((n + 1) * entries * 256, quick),
+    )  # fmt: skip
+
+
 def keys(n: int, size: int, quick: bool, where: str) -> Result:
     """The same sum by arrival, by keys that come in order, and by keys that come last to first; all parked, as the
     budget says nothing.
@@ -146,6 +171,7 @@ def results(quick: bool) -> Iterator[Result]:
         yield exact("float32, any bits", any_bits, 8, size // 4, None, quick, where)
         yield exact("float16", half, 8, size, 1.5, quick, where)
         yield exact("float64", double, 8, size, 3, quick, where)
+        yield exact_sparse(8, 64 if quick else 4096, quick, where)
 
 
 if __name__ == "__main__":

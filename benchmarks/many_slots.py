@@ -4,7 +4,8 @@
 
 
 "in place" is acc += g in every slot: of a buffer that keeps its sums (budget=0), or of arrays that it is given and
-writes to (take(out=)); "8 each" sums eight gradients in every slot, the first of which the peers copy.
+writes to (take(out=)); "8 each" sums eight gradients in every slot, the first of which the peers copy. "one by one"
+walks a graph: two gradients meet in each slot, whose sum is taken before the next is looked at.
 """
 
 from __future__ import annotations
@@ -90,6 +91,41 @@ def one(slots: int, size: int, n: int, where: str, quick: bool) -> Result:
     )
 
 
+def one_by_one(slots: int, size: int, where: str, quick: bool) -> Result:
+    """us for all slots of one pass, two gradients each: `take(slot=i)` of one buffer, a buffer for each, a dict."""
+    first, second = ([np.full(size // 4, k + 0.5, "f4") for _ in range(slots)] for k in range(2))
+    buf, own = fanin.InputBuffer(slots), [fanin.InputBuffer(1) for _ in range(slots)]
+
+    def shared() -> None:
+        for i, (x, y) in enumerate(zip(first, second, strict=True)):
+            buf.add(i, x)
+            buf.add(i, y)
+            buf.take(slot=i)
+
+    def each() -> None:
+        for b, x, y in zip(own, first, second, strict=True):
+            b.add(0, x)
+            b.add(0, y)
+            b.take()
+
+    def by_dict() -> None:
+        sums: dict[int, Any] = {}
+        for i, (x, y) in enumerate(zip(first, second, strict=True)):
+            sums[i] = x
+            sums[i] = sums[i] + y
+            del sums[i]
+
+    return measure(
+        f"{slots} slots of {size_text(size)}, one by one, core {where}",
+        {"a dict of ndarrays, a + b": by_dict, "take(slot=i)": shared, "a buffer for each": each},
+        base="a dict of ndarrays, a + b",
+        unit="us",
+        after=buf.clear,
+        rounds=2 if quick else 25,
+        longest=1,
+    )
+
+
 def results(quick: bool) -> Iterator[Result]:
     """Slots by size by N."""
     with pinned() as where:
@@ -97,6 +133,7 @@ def results(quick: bool) -> Iterator[Result]:
             for size in (64, 1024):
                 for n in (1, 8) if slots < 100_000 else (1,):
                     yield one(slots, size, n, where, quick)
+        yield one_by_one(100 if quick else 1000, 64, where, quick)
 
 
 if __name__ == "__main__":

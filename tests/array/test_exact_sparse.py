@@ -195,3 +195,15 @@ def test_what_cannot_be_said_exactly_is_refused() -> None:
     with pytest.raises(ValueError, match="2\\*\\*63 elements"):
         buf.take()
     assert bool(buf.explain(0)) and buf.counters.adds == 2
+
+
+@pytest.mark.parametrize("form", ["coo", "csr"])
+def test_on_a_device_an_exact_sum_of_sparse_gradients_is_refused_by_name(form: str) -> None:
+    with fanin.sim.Machine(devices=1) as m:
+        g = m.array(sp.coo_array(np.eye(3, dtype=np.float32)).asformat(form))
+        buf = fanin.InputBuffer([fanin.Slot(name="w")], accumulate="exact", name="grads")
+        with pytest.raises(
+            TypeError, match=r"grads: slot 0 \(w\): an exact sum on a device .* takes dense gradients \(A11\)"
+        ):
+            buf.add(0, g)
+        assert buf.take() == [None]

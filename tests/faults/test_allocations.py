@@ -51,9 +51,9 @@ def backwards(make: Callable[[int], Any]) -> Callable[[], Any]:
     return scenario
 
 
-def terms(*xs: Any, slots: Any = 1, take: Any = None, budget: Any = None) -> Callable[[], Any]:
+def terms(*xs: Any, slots: Any = 1, take: Any = None, budget: Any = None, stats: bool = False) -> Callable[[], Any]:
     def scenario() -> Any:
-        buf = fanin.InputBuffer(slots, budget=budget)
+        buf = fanin.InputBuffer(slots, budget=budget, stats=stats)
         for x in xs:
             yield lambda x=x: buf.add(0, x)
         yield lambda: seen(buf.take(**(take or {}))[0])
@@ -163,6 +163,7 @@ def recorded() -> Any:
 
 
 EYE = sp.csr_array(np.eye(3, dtype=F))
+EXACT = fanin.Slot(accumulate="exact")
 SCENARIOS: dict[str, Callable[[], Any]] = {
     "made": made,
     "fused": plain(),
@@ -180,6 +181,12 @@ SCENARIOS: dict[str, Callable[[], Any]] = {
     "csr": terms(EYE, EYE),
     "coo": terms(EYE.tocoo(), EYE.tocoo(), budget=0),
     "two kinds of sparse": terms(EYE, EYE.tocsc()),
+    "exact": terms(np.ones(3, F), np.ones(3, F), np.ones(3, F), slots=[EXACT], budget=30),
+    "exact, csr": terms(EYE, EYE, slots=[EXACT]),
+    "exact, two kinds of sparse": terms(EYE, EYE.tocoo(), EYE.tocsc().astype(np.float64), slots=[EXACT]),
+    "exact, sparse and dense": terms(EYE, np.ones((3, 3), F), EYE, slots=[EXACT], budget=0),
+    "exact, sparse into a state": terms(np.ones((3, 3), F), np.ones((3, 3)), EYE, slots=[EXACT], budget=0),
+    "exact, sparse, with statistics": terms(EYE, EYE, slots=[EXACT], stats=True),
     "sparse and dense": terms(EYE, np.ones((3, 3), F), EYE, budget=0),
     "zeros": terms(fanin.Zero((3,), "float32"), fanin.Zero((3,), "float64")),
     "objects": terms(Word("a"), Word("b"), Word("c")),
