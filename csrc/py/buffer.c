@@ -624,12 +624,10 @@ static PyObject *conformed(const buffer_object *self, size_t slot, PyObject *gra
                     : NULL;
     if (!answer)
         return NULL;
-    if (PyTuple_Check(answer) && PyTuple_GET_SIZE(answer) == 2) /* ("refuse", text) or ("is", array) */
-        result = PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(answer, 0), "is") == 0
-                     ? Py_NewRef(PyTuple_GET_ITEM(answer, 1))
-                     : NULL;
-    if (!result)
-        fan_refuse(PyExc_ValueError, "%S", PyTuple_GET_ITEM(answer, 1));
+    if (PyTuple_GET_SIZE(answer) == 1) /* Conformed or Refused (_interop/records.py) */
+        result = Py_NewRef(PyTuple_GET_ITEM(answer, 0));
+    else
+        fan_refuse(PyTuple_GET_ITEM(answer, 0), "%U", PyTuple_GET_ITEM(answer, 1));
     Py_DECREF(answer);
     return result;
 }

@@ -560,7 +560,10 @@ done:
     return result;
 }
 
-/* ---- what fanin.arrays describes ---- */
+/* ---- what _interop.describe says ---- */
+
+/* The records of _interop/records.py are told apart by the number of their fields. */
+enum { OBJECT_FIELDS = 1, REFUSED_FIELDS = 2, DENSE_FIELDS = 3, STORED_FIELDS = 8 };
 
 /* device_named: the device of DLPack's numbers; its memory holds it from then on, so no hold is kept here. BufferError
  * where there is none. */
@@ -647,7 +650,7 @@ static int import_dense(PyObject *d, fan_value *out)
 {
     PyObject *object, *source;
     int origin;
-    if (!PyArg_ParseTuple(d, "OiOO:dense", &source, &origin, &object, &source) ||
+    if (!PyArg_ParseTuple(d, "iOO:Dense", &origin, &object, &source) ||
         import_source(source, object, &out->array, &out->device) < 0)
         return -1;
     out->form = FAN_FORM_DENSE;
@@ -667,12 +670,11 @@ static int import_sparse(PyObject *d, fan_value *out)
     fan_format format;
     fan_error err;
     fan_status status = FAN_OK;
-    const char *word, *name;
+    const char *name;
     int origin, coalesced, ndim, result = -1;
     err.text[0] = '\0';
-    /* ("sparse", origin, object, format, shape, indices, pointers or None, values, coalesced) */
-    if (!PyArg_ParseTuple(d, "siOsOOOOp:sparse", &word, &origin, &object, &name, &shape, &source[0], &source[1],
-                          &source[2], &coalesced))
+    if (!PyArg_ParseTuple(d, "iOsOOOOp:Stored", &origin, &object, &name, &shape, &source[0], &source[1], &source[2],
+                          &coalesced))
         return -1;
     if (!fan_format_from_name(name, &format))
         return fan_refuse(PyExc_ValueError, "expected a sparse format 'coo', 'csr', 'csc', 'bsr' or 'bsc', got '%s'",
@@ -769,12 +771,11 @@ static int import_object(PyObject *o, PyObject *parts, fan_value *out)
     return parts && parts != Py_None ? collect_parts(parts, out) : 0;
 }
 
-/* import_described: what fanin.arrays.describe makes of it: ("dense", ..), ("sparse", ..), ("object", parts),
- * ("refuse", class, text). */
+/* import_described: what _interop.describe makes of it. The records of _interop/records.py differ in the number of
+ * their fields. */
 static int import_described(PyObject *o, bool recording, bool has_combine, fan_value *out)
 {
-    PyObject *arrays = fan_arrays(), *d = NULL, *word;
-    const char *text;
+    PyObject *arrays = fan_arrays(), *d = NULL;
     int result = -1;
     fan_stream *ready = fan_where_stream();
     PyObject *on = ready ? fan_stream_wrap(ready) : Py_NewRef(Py_None);
@@ -784,18 +785,22 @@ static int import_described(PyObject *o, bool recording, bool has_combine, fan_v
     Py_XDECREF(on);
     if (!d)
         return -1;
-    word = PyTuple_Check(d) && PyTuple_GET_SIZE(d) > 0 ? PyTuple_GET_ITEM(d, 0) : NULL;
-    text = word ? PyUnicode_AsUTF8(word) : NULL;
-    if (!text)
-        PyErr_SetString(PyExc_SystemError, "fanin.arrays.describe gave no description");
-    else if (strcmp(text, "dense") == 0)
-        result = has_combine && not_summed(PyTuple_GET_ITEM(d, 3)) ? import_object(o, NULL, out) : import_dense(d, out);
-    else if (strcmp(text, "sparse") == 0)
+    switch (PyTuple_Check(d) ? PyTuple_GET_SIZE(d) : 0) {
+    case DENSE_FIELDS:
+        result = has_combine && not_summed(PyTuple_GET_ITEM(d, 2)) ? import_object(o, NULL, out) : import_dense(d, out);
+        break;
+    case STORED_FIELDS:
         result = import_sparse(d, out);
-    else if (strcmp(text, "object") == 0)
-        result = import_object(o, PyTuple_GET_ITEM(d, 1), out);
-    else
-        result = fan_refuse(PyTuple_GET_ITEM(d, 1), "%U", PyTuple_GET_ITEM(d, 2));
+        break;
+    case OBJECT_FIELDS:
+        result = import_object(o, PyTuple_GET_ITEM(d, 0), out);
+        break;
+    case REFUSED_FIELDS:
+        result = fan_refuse(PyTuple_GET_ITEM(d, 0), "%U", PyTuple_GET_ITEM(d, 1));
+        break;
+    default:
+        PyErr_SetString(PyExc_SystemError, "_interop.describe gave no record");
+    }
     PyObject *live = fan_exception_take(); /* a capsule's destructor is another library's code */
     Py_DECREF(d);
     fan_exception_put(live);

@@ -55,7 +55,7 @@
     X(PyObject, device_oom_error)                                                                         \
     X(PyObject, capture_error)                                                                            \
     X(PyObject, mismatch_warning)                                                                         \
-    X(PyObject, foreign_stream) /* fanin.streams.foreign (fan_lazy) */                                    \
+    X(PyObject, foreign_stream) /* _interop.streams.foreign (fan_lazy) */                                 \
     X(PyObject, arrays)         /* the module _interop.arrays: the slow path in and out (fan_arrays) */   \
     X(PyObject, zero_type)      /* fanin.Zero (fan_lazy) */                                               \
     X(PyObject, slot_type)      /* fanin.Slot */                                                          \
@@ -235,7 +235,7 @@ int fan_index(PyObject *o, const char *what, PyObject *negative, int64_t *out);
 
 /* stream.c, event.c */
 /* fan_stream_arg: a stream from whatever is one (fanin.Stream, torch's, CuPy's, anything with __cuda_stream__:
- * fanin.streams.foreign); None: NULL. A hold in *out. -1: TypeError where it is no stream. */
+ * _interop.streams.foreign); None: NULL. A hold in *out. -1: TypeError where it is no stream. */
 int fan_stream_arg(PyObject *o, fan_stream **out);
 PyObject *fan_stream_wrap(fan_stream *s); /* new reference; takes a hold of its own */
 PyObject *fan_event_wrap(fan_event *e);

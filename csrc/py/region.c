@@ -165,8 +165,7 @@ static int numbers(PyObject *o, int64_t *to)
     return (int)n;
 }
 
-/* read_told: (address, shape, strides in bytes, item size, dtype's name, may it be written, device type, device
- * number). */
+/* read_told: a Region of _interop/records.py. */
 static int read_told(PyObject *told, int64_t *dims, fan_layout_item *out)
 {
     PyObject *shape, *strides;

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Literal
 
 from . import _core
-from ._interop import arrays
+from ._interop import cuda_interface
 
 __all__ = ["Counters", "counters", "set_options"]
 
@@ -88,7 +88,7 @@ class Restore:
     ) -> None:
         _core.set_options(*self._before)
         if self._raw is not None:
-            arrays.raw_addresses = self._raw
+            cuda_interface.raw_addresses = self._raw
 
 
 def set_options(
@@ -126,10 +126,10 @@ def set_options(
     """
     if threads == 0:
         raise ValueError(f"threads={threads!r}: expected a number of threads from 1 to 1024")
-    old, raw = _core.get_options(), arrays.raw_addresses
+    old, raw = _core.get_options(), cuda_interface.raw_addresses
     _core.set_options(debug, warn_stream_mismatch, budget, isa, threads, pool_bytes, capture_redirect)
     if raw_addresses is not None:
-        arrays.raw_addresses = bool(raw_addresses)
+        cuda_interface.raw_addresses = bool(raw_addresses)
     return Restore(
         (
             None if debug is None else old["debug"],

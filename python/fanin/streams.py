@@ -11,7 +11,6 @@ it: a `torch.cuda.Stream`, a `cupy.cuda.Stream`, anything with `__cuda_stream__`
 from __future__ import annotations
 
 import math
-import operator
 import platform
 import sys
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from . import _core
+from ._interop.streams import foreign
 from ._version import __version__
 
 __all__ = ["Event", "Info", "Stream", "current_stream", "devices", "info", "stream"]
@@ -28,7 +28,7 @@ Event = _core.Event
 
 
 @contextmanager
-def stream(s: Any) -> Iterator[Stream]:
+def stream(s: object) -> Iterator[Stream]:
     """Make `s` the current stream of its device, on this thread, until the block ends.
 
     Wherever a stream is missing (rules S4, S5, S11), the current one of the device is taken: the innermost of these
@@ -47,82 +47,6 @@ def stream(s: Any) -> Iterator[Stream]:
         yield ours
     finally:
         _core.stream_pop(ours)
-
-
-def _whole(owner: str, what: str, value: Any) -> int:
-    """A handle, or a device's number, of another library's stream."""
-    if type(value) is bool or not hasattr(type(value), "__index__"):
-        raise TypeError(f"{owner} has {what} {value!r:.80}; expected an integer")
-    return operator.index(value)
-
-
-def _device_of(s: Any, owner: str) -> int | None:
-    """The number of the device that a stream of another library says it is of; None where it says none."""
-    for holder, name in (
-        (s, "device_index"),
-        (s, "device_id"),
-        (getattr(s, "device", None), "index"),
-        (getattr(s, "device", None), "device_id"),
-    ):
-        said = getattr(holder, name, None)
-        if said is not None and not callable(said):
-            index = _whole(owner, name, said)
-            return index if index >= 0 else None  # CuPy's -1: whichever is current
-    return None
-
-
-def _handle_of(s: Any, owner: str) -> int:
-    """The handle of another library's stream; TypeError for what is none."""
-    ask = getattr(type(s), "__cuda_stream__", None)
-    if ask is not None:
-        said = ask(s)
-        if not isinstance(said, tuple) or len(said) != 2:
-            raise TypeError(f"{owner}: __cuda_stream__() gave {said!r:.80}; expected (version, handle)")
-        if _whole(owner, "version", said[0]) != 0:
-            raise TypeError(f"{owner}: __cuda_stream__() has version {said[0]}; expected 0")
-        return _whole(owner, "handle", said[1])
-    package = type(s).__module__.partition(".")[0]
-    attribute = {"torch": "cuda_stream", "cupy": "ptr"}.get(package)
-    if attribute is not None and hasattr(s, attribute):
-        return _whole(owner, attribute, getattr(s, attribute))
-    if isinstance(s, int):
-        raise TypeError(
-            f'expected a stream, got the number {s}: say fanin.Stream(device, {s}), as in fanin.Stream("cuda:0", {s})'
-        )
-    raise TypeError(
-        f"expected a stream (a fanin.Stream, torch's or CuPy's, anything with __cuda_stream__, or None), got {owner}"
-    )
-
-
-def foreign(s: Any) -> Stream:
-    """The stream of another library as a `fanin.Stream`. Its giver keeps it alive.
-
-    Its device is the one that it names. Where it names none a handle tells by itself whose it is, and the default
-    streams (0, 1, 2) are those of the device whose context is current, as CUDA has it. TypeError for what is no stream;
-    ValueError for one of another device than it says; DeviceError where there is no CUDA, or the driver does not know
-    the handle.
-    """
-    name = type(s).__qualname__
-    owner = name if type(s).__module__ == "builtins" else f"{type(s).__module__.partition('.')[0]}.{name}"
-    handle = _handle_of(s, owner)
-    if not 0 <= handle < 2**64:
-        raise ValueError(f"{owner} has handle {handle}; expected one from 0 on that fits 64 bits")
-    index = _device_of(s, owner)
-    if index is None and handle <= 2:
-        index = max(_core.cuda_here(), 0)
-    if index is not None:
-        return Stream(f"cuda:{index}", handle)
-    found = _core.cuda_info()
-    refused: Exception = ValueError(f"{owner}: handle {handle:#x} is of no device: there is none")
-    devices = range(len(found.get("devices", ())))
-    for one in [i for i in devices if _core.cuda_active(i)] or [
-        0
-    ]:  # another has no streams, and asking it would begin it
-        try:
-            return Stream(f"cuda:{one}", handle)
-        except ValueError as e:
-            refused = e
-    raise refused
 
 
 def current_stream(device: str) -> Stream | None:

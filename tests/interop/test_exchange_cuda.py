@@ -17,7 +17,9 @@ import pytest
 
 import fanin
 from fanin import _core
-from fanin._interop import arrays
+from fanin._interop import arrays, describe, dlpack, export, streams, torch
+from fanin._interop.origins import TORCH
+from fanin._interop.tables import TABLE, table_of
 from fanin._sim.machine import SCHEDULES
 from fanin.sim import Machine
 from fanin.testing import FakeDriver, use_driver
@@ -58,12 +60,12 @@ def library(driver: FakeDriver) -> Library:
 def torch_like(library: Library, table: bool) -> Iterator[type[Any]]:
     """torch's class: the core is told of its table, and forgets it at the end."""
     with installed("torch", standins.torch(library, table=table)) as module, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(arrays, "quicken", lambda: None)
-        _core.table_known(getattr(module.Tensor, arrays.TABLE, None), arrays.TORCH)
+        patch.setattr(torch, "quicken", lambda: None)
+        _core.table_known(getattr(module.Tensor, TABLE, None), TORCH)
         try:
             yield module.Tensor
         finally:
-            _core.table_known(None, arrays.TORCH)
+            _core.table_known(None, TORCH)
 
 
 @contextlib.contextmanager
@@ -580,14 +582,14 @@ def test_a_table_of_a_newer_major_version_is_walked_to_an_older_one(library: Lib
 
     newer, Newer.__dlpack_c_exchange_api__ = standins.table_for(library, Newer, major=2, older=older)  # type: ignore[attr-defined]
     standins._forever.append(newer)
-    assert arrays.table_of(Newer) is not None and arrays.table_of(make) is not None
+    assert table_of(Newer) is not None and table_of(make) is not None
 
     class Strange(DLArray):
         pass
 
     alone, Strange.__dlpack_c_exchange_api__ = standins.table_for(library, Strange, major=2)  # type: ignore[attr-defined]
     standins._forever.append(alone)
-    assert arrays.table_of(Strange) is None
+    assert table_of(Strange) is None
     s = library.driver.stream()
     buf = fanin.InputBuffer(1, stream=s)
     for _ in range(2):
@@ -1229,12 +1231,12 @@ def test_a_sum_that_its_library_does_not_take_is_not_lost(name: str, library: Li
         def refuses(*args: Any, **how: Any) -> Any:
             raise AssertionError("not today")
 
-        _core.table_known(None, arrays.TORCH)
+        _core.table_known(None, TORCH)
         x = [make(library, (3,)).fill(s, value) for value in (1, 2)]
-        made = arrays.kind_of_library(x[0]) if name != "torch" else arrays.TORCH
-        kinds = list(arrays.KINDS)
-        kinds[made - _core.FROM_FOREIGN] = arrays.Kind(name, refuses, refuses)
-        patch.setattr(arrays, "KINDS", kinds)
+        made = export.kind_of_library(x[0]) if name != "torch" else TORCH
+        kinds = list(export.KINDS)
+        kinds[made - _core.FROM_FOREIGN] = export.Kind(name, refuses, refuses)
+        patch.setattr(export, "KINDS", kinds)
         buf = fanin.InputBuffer(1, stream=s)
         for g in x:
             buf.add(0, g, stream=s)
@@ -1435,7 +1437,9 @@ def test_a_guard_that_is_left_out_is_found(scenario: Any, name: str | None, faul
         pytest.skip("a development build has the faults of the backend")
     with use_driver(driver), pytest.MonkeyPatch.context() as patch:
         if planted and name is not None:
-            patch.setattr(arrays, name, fault)
+            for module in (arrays, describe, dlpack, streams):  # wherever it is known
+                if hasattr(module, name):
+                    patch.setattr(module, name, fault)
         if planted and name is None:
             plant("CUDA_NO_WAIT")
         try:

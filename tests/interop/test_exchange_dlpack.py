@@ -611,15 +611,15 @@ def our_tensor() -> Any:
         def __array_namespace__(self) -> Any:
             return Space
 
-    from fanin._interop import arrays
+    from fanin._interop import export
 
-    known = dict(arrays.namespaces), list(arrays.KINDS)
+    known = dict(export.namespaces), list(export.KINDS)
     try:
         assert total(Theirs(), ONE) is caught[0]
     finally:
-        arrays.namespaces.clear()
-        arrays.namespaces.update(known[0])
-        arrays.KINDS[:] = known[1]
+        export.namespaces.clear()
+        export.namespaces.update(known[0])
+        export.KINDS[:] = known[1]
     return caught[0]
 
 

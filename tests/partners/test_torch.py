@@ -15,7 +15,9 @@ import pytest
 
 import fanin
 from fanin import Slot, Sparse, _core
-from fanin._interop import arrays
+from fanin._interop.export import export_device
+from fanin._interop.origins import TORCH
+from fanin._interop.tables import table_of
 
 pytestmark = [
     pytest.mark.partners,
@@ -252,8 +254,8 @@ def test_memory_is_given_back_when_torch_drops_it() -> None:
 
 
 def test_torchs_exchange_table_takes_and_gives_tensors() -> None:
-    table = arrays.table_of(torch.Tensor)
-    assert table is not None and table is arrays.table_of(torch.Tensor)
+    table = table_of(torch.Tensor)
+    assert table is not None and table is table_of(torch.Tensor)
     x = torch.arange(6.0).reshape(2, 3).T
     capsule = _core.table_take(table, x)
     back = _core.table_give(table, capsule)
@@ -269,7 +271,7 @@ def test_torchs_exchange_table_takes_and_gives_tensors() -> None:
 
 
 def test_a_parameter_has_the_table_of_a_tensor() -> None:
-    assert arrays.table_of(torch.nn.Parameter) is arrays.table_of(torch.Tensor)
+    assert table_of(torch.nn.Parameter) is table_of(torch.Tensor)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -279,7 +281,7 @@ def test_a_sum_of_ours_on_a_device_that_torch_has_not_comes_back_as_our_array() 
     driver = FakeDriver(1)
     with use_driver(driver):
         x = driver.array(np.ones(3, "f4"))
-        assert arrays.export_device(arrays.TORCH, x) is x
+        assert export_device(TORCH, x) is x
         host = torch.from_dlpack(Host(x))
         assert host.tolist() == [1, 1, 1]
         del x, host

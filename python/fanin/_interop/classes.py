@@ -1,0 +1,120 @@
+"""What an object is: of which library, an array or not. What the caller has not imported, the caller cannot have given:
+so no library is imported here.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import SupportsIndex, TypeGuard
+
+import numpy as np
+
+from .. import _core
+from ..slots import Slot, Sparse, Zero
+from .protocols import Exporter, HasParts, JaxArray, NDArray, ScipySparse, Tensor
+
+SCALARS = (bool, int, float, complex)
+CONTAINERS = (list, tuple, dict, str, bytes, bytearray, set, frozenset)
+
+
+def named(x: object) -> str:
+    """The class of x, for messages: "a torch.Tensor"."""
+    t = type(x)
+    name = t.__qualname__ if t.__module__ == "builtins" else f"{t.__module__.partition('.')[0]}.{t.__qualname__}"
+    return f"an {name}" if name[0] in "aeiouAEIOU" else f"a {name}"
+
+
+def package_of(x: object) -> str:
+    """The library that the class of x is of."""
+    return type(x).__module__.partition(".")[0]
+
+
+def is_index(x: object) -> TypeGuard[SupportsIndex]:
+    """An integer, and no bool."""
+    return type(x) is not bool and hasattr(type(x), "__index__")
+
+
+def overrides(x: NDArray) -> bool:
+    """Does this ndarray have a `+` of its own meaning?"""
+    t = type(x)
+    return isinstance(x, np.ma.MaskedArray | np.matrix) or t.__array_ufunc__ is not np.ndarray.__array_ufunc__
+
+
+def is_torch(x: object) -> TypeGuard[Tensor]:
+    """A torch.Tensor or Parameter exactly; subclasses are objects."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return False
+    return type(x) is getattr(torch, "Tensor", None) or type(x) is getattr(
+        getattr(torch, "nn", None), "Parameter", None
+    )
+
+
+def has_memory(x: Tensor) -> bool:
+    """Of a torch.Tensor: not meta, nested, functional or wrapped by a transform."""
+    torch = sys.modules["torch"]
+    known: bool = x.is_nested or x.device.type == "meta" or torch._is_functional_tensor(x)
+    return not known and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+
+
+def is_jax(x: object) -> TypeGuard[JaxArray]:
+    """A jax.Array with a value: no tracer."""
+    jax = sys.modules.get("jax")
+    array, core = getattr(jax, "Array", None), getattr(jax, "core", None)
+    return array is not None and isinstance(x, array) and not isinstance(x, getattr(core, "Tracer", ()))
+
+
+def is_scipy(x: object) -> TypeGuard[ScipySparse]:
+    scipy = sys.modules.get("scipy.sparse")
+    return scipy is not None and bool(scipy.issparse(x))
+
+
+def is_plain(x: object) -> bool:
+    """An array or a number that we know, so that its `+` is what it seems."""
+    if isinstance(x, np.ndarray):
+        return not x.dtype.hasobject and not overrides(x) and is_summed(x)
+    if is_torch(x):
+        return has_memory(x)
+    return (
+        type(x) in SCALARS
+        or (isinstance(x, np.generic) and is_summed(x))
+        or isinstance(x, Sparse)
+        or is_jax(x)
+        or is_scipy(x)
+    )
+
+
+def is_summed(x: NDArray | np.generic) -> bool:
+    """Does the core sum the dtype of this ndarray or NumPy scalar? Where not, it is an object (Slot(combine=))."""
+    try:
+        return _core.dtype_name(x.dtype) is not None
+    except ValueError:
+        return False
+
+
+def is_sparse(x: object) -> bool:
+    return isinstance(x, Sparse) or is_scipy(x) or (is_torch(x) and str(x.layout) != "torch.strided")
+
+
+def is_bare(x: object) -> bool:
+    """One array, where a sequence of them was expected?"""
+    return isinstance(x, np.ndarray | np.generic | Slot | Sparse | Zero | _core.Array | memoryview) or (
+        type(x) in SCALARS or is_scipy(x) or exports(x)
+    )
+
+
+def is_subclass_of_known(x: object) -> bool:
+    """Fake tensors, tracers and the like: of a known library's class, and not what we can read."""
+    torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
+    classes = (getattr(torch, "Tensor", None), getattr(jax, "Array", None))
+    return any(c is not None and isinstance(x, c) for c in classes)
+
+
+def exports(x: object) -> TypeGuard[Exporter]:
+    """What offers its memory by DLPack."""
+    return hasattr(type(x), "__dlpack__")
+
+
+def has_parts(x: object) -> TypeGuard[HasParts]:
+    """An object of a user's that says what memory it holds."""
+    return hasattr(type(x), "__fanin_parts__")

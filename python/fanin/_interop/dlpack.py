@@ -1,0 +1,60 @@
+"""Memory by DLPack: an object's device is asked first, then its memory."""
+
+from __future__ import annotations
+
+import operator
+
+from .. import _core
+from .classes import named
+from .protocols import Exporter
+from .records import Capsule, refuse
+from .streams import ready_on
+from .tables import table_of
+
+CPU, CUDA_HOST = 1, 3  # DLPack's device types whose memory the host reads
+CUDA, CUDA_MANAGED = 2, 13  # and those that a CUDA device reads
+DEVICES = {
+    2: "CUDA",
+    4: "OpenCL",
+    7: "Vulkan",
+    8: "Metal",
+    10: "ROCm",
+    13: "CUDA managed",
+    14: "oneAPI",
+    18: "Trainium",
+}
+
+
+def device_of(x: Exporter) -> tuple[int, int]:
+    """What `__dlpack_device__` says, as two ints."""
+    said = x.__dlpack_device__()
+    try:
+        kind, index = said
+        return operator.index(kind), operator.index(index)
+    except (TypeError, ValueError):
+        refuse(TypeError, f"{named(x)}: __dlpack_device__() gave {said!r:.80}; expected (device type, device id)")
+
+
+def capsule_of(x: Exporter, writes: int, ready: _core.Stream | None = None) -> Capsule:
+    """x by DLPack: its device is asked first, then its memory."""
+    kind, index = -1, 0
+    how: dict[str, object] = {}
+    if hasattr(type(x), "__dlpack_device__"):
+        kind, index = device_of(x)
+        if kind in (CUDA, CUDA_MANAGED):
+            handle = ready_on(x, index, ready)
+            table = table_of(type(x))
+            if table is not None:
+                return Capsule(_core.table_take(table, x), kind, index, writes)
+            how["stream"] = handle
+        elif kind not in (CPU, CUDA_HOST):
+            where = f"{DEVICES[kind]} device {index}" if kind in DEVICES else f"device ({kind}, {index})"
+            refuse(BufferError, f"{named(x)} is on {where}; expected memory of the host or of a CUDA device")
+    try:
+        capsule = x.__dlpack__(max_version=(1, 3), **how)
+    except TypeError as e:
+        # Older producers do not know the keyword. A TypeError from within is theirs.
+        if e.__traceback__ is not None and e.__traceback__.tb_next is not None:
+            raise
+        capsule = x.__dlpack__(**how)
+    return Capsule(capsule, kind, index if kind in (CUDA, CUDA_MANAGED) else 0, writes)

@@ -1,0 +1,6 @@
+"""The numbers of the kinds of arrays that the core does not know by itself: `export.KINDS` stands in this order."""
+
+from .. import _core
+
+TORCH, JAX, SCIPY_ARRAY, SCIPY_MATRIX, TORCH_PARTS = range(_core.FROM_FOREIGN, _core.FROM_FOREIGN + 5)
+LAST = 255  # an origin is a byte

@@ -1,0 +1,158 @@
+"""Streams of other libraries: what one is, which one is current in the library that owns an array (S4), what DLPack is
+told of them.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+
+from .. import _core
+from ..slots import Sparse
+from .classes import is_index, is_torch, named, package_of
+from .cuda_interface import INTERFACE, fields_of
+from .records import Refusal, refuse
+from .tables import table_of
+
+NO_SYNC, LEGACY = -1, 1  # streams as integers, in __dlpack__(stream=)
+
+
+# A stream that somebody gives
+
+
+def whole(owner: str, what: str, value: object) -> int:
+    """A handle, or a device's number, of another library's stream."""
+    if not is_index(value):
+        raise TypeError(f"{owner} has {what} {value!r:.80}; expected an integer")
+    return operator.index(value)
+
+
+def device_of(s: object, owner: str) -> int | None:
+    """The number of the device that a stream of another library says it is of; None where it says none."""
+    for holder, name in (
+        (s, "device_index"),
+        (s, "device_id"),
+        (getattr(s, "device", None), "index"),
+        (getattr(s, "device", None), "device_id"),
+    ):
+        said = getattr(holder, name, None)
+        if said is not None and not callable(said):
+            index = whole(owner, name, said)
+            return index if index >= 0 else None  # CuPy's -1: whichever is current
+    return None
+
+
+def handle_of(s: object, owner: str) -> int:
+    """The handle of another library's stream; TypeError for what is none."""
+    ask = getattr(type(s), "__cuda_stream__", None)
+    if ask is not None:
+        said = ask(s)
+        if not isinstance(said, tuple) or len(said) != 2:
+            raise TypeError(f"{owner}: __cuda_stream__() gave {said!r:.80}; expected (version, handle)")
+        if whole(owner, "version", said[0]) != 0:
+            raise TypeError(f"{owner}: __cuda_stream__() has version {said[0]}; expected 0")
+        return whole(owner, "handle", said[1])
+    attribute = {"torch": "cuda_stream", "cupy": "ptr"}.get(package_of(s))
+    if attribute is not None and hasattr(s, attribute):
+        return whole(owner, attribute, getattr(s, attribute))
+    if isinstance(s, int):
+        raise TypeError(
+            f'expected a stream, got the number {s}: say fanin.Stream(device, {s}), as in fanin.Stream("cuda:0", {s})'
+        )
+    raise TypeError(
+        f"expected a stream (a fanin.Stream, torch's or CuPy's, anything with __cuda_stream__, or None), got {owner}"
+    )
+
+
+def foreign(s: object) -> _core.Stream:
+    """The stream of another library as a `fanin.Stream`. Its giver keeps it alive.
+
+    Its device is the one that it names. Where it names none a handle tells by itself whose it is, and the default
+    streams (0, 1, 2) are those of the device whose context is current, as CUDA has it. TypeError for what is no stream;
+    ValueError for one of another device than it says; DeviceError where there is no CUDA, or the driver does not know
+    the handle.
+    """
+    name = type(s).__qualname__
+    owner = name if type(s).__module__ == "builtins" else f"{package_of(s)}.{name}"
+    handle = handle_of(s, owner)
+    if not 0 <= handle < 2**64:
+        raise ValueError(f"{owner} has handle {handle}; expected one from 0 on that fits 64 bits")
+    index = device_of(s, owner)
+    if index is None and handle <= 2:
+        index = max(_core.cuda_here(), 0)
+    if index is not None:
+        return _core.Stream(f"cuda:{index}", handle)
+    refused: Exception = ValueError(f"{owner}: handle {handle:#x} is of no device: there is none")
+    devices = range(len(_core.cuda_info().get("devices", ())))
+    active = [i for i in devices if _core.cuda_active(i)]  # another has no streams, and asking it would begin it
+    for one in active or [0]:
+        try:
+            return _core.Stream(f"cuda:{one}", handle)
+        except ValueError as e:
+            refused = e
+    raise refused
+
+
+# The stream of an array
+
+
+def library_stream(x: object, index: int) -> int | None:
+    """The handle of the current stream, on a CUDA device, of the library that owns x; None where it tells none."""
+    if isinstance(x, Sparse):
+        x = x.parts[-1]
+    table = table_of(type(x))
+    if table is not None:
+        return _core.table_stream(table, index)
+    if is_torch(x):
+        return int(sys.modules["torch"].cuda.current_stream(index).cuda_stream)
+    if package_of(x) == "cupy":
+        cupy = sys.modules["cupy"]
+        with cupy.cuda.Device(index):
+            return int(cupy.cuda.get_current_stream().ptr)
+    if hasattr(type(x), INTERFACE) and not hasattr(type(x), "__dlpack__"):
+        try:
+            return fields_of(x).stream
+        except Refusal as e:  # the core asks, too
+            raise e.kind(str(e)) from None
+    return None
+
+
+def device_here(x: object, index: int) -> str:
+    """The name of a CUDA device that is there; BufferError where it is not."""
+    name = f"cuda:{index}"
+    try:
+        if not 0 <= index < 4096:
+            raise ValueError("no machine has so many")
+        _core.stream_pushed(name)
+    except (ValueError, RuntimeError) as e:
+        refuse(BufferError, f"{named(x)} is on CUDA device {index}, which cannot be used: {e}")
+    return name
+
+
+def ready_on(x: object, index: int, ready: _core.Stream | None) -> int:
+    """The stream on which x is to be ready, as DLPack has it: 1 or a handle; -1 where it is ready on another device's
+    stream.
+    """
+    name = device_here(x, index)
+    if ready is None:
+        ready = _core.stream_pushed(name)
+    if ready is not None:
+        return ready.handle if ready.device == name else NO_SYNC
+    return library_stream(x, index) or LEGACY
+
+
+def wait_for(x: object, index: int, ready: _core.Stream | None, other: int | None) -> None:
+    """Where x is to be ready, what was queued on the stream `other` of its device is waited for."""
+    name = device_here(x, index)
+    ready = ready or _core.stream_pushed(name)
+    if ready is not None and other is not None:
+        ready.wait(_core.Stream(name, other))
+
+
+def torch_stream(s: _core.Stream) -> object:
+    """torch's stream of a handle. Its legacy default has a number of its own in torch."""
+    torch = sys.modules["torch"]
+    device = int(s.device.rpartition(":")[2])
+    return (
+        torch.cuda.default_stream(device) if s.handle == LEGACY else torch.cuda.ExternalStream(s.handle, device=device)
+    )

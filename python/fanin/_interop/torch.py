@@ -1,0 +1,152 @@
+"""torch's tensors, in and out. A tensor whose memory does not hold its value is never read as if it did."""
+
+from __future__ import annotations
+
+import functools
+import sys
+
+from .. import _core
+from ..slots import Sparse
+from .classes import has_memory, is_torch
+from .dlpack import CUDA
+from .origins import TORCH
+from .protocols import Shape, Tensor
+from .records import ALWAYS, NEVER, Capsule, Dense, Stored, refuse
+from .sparse import Part
+from .streams import NO_SYNC, library_stream, wait_for
+from .tables import TABLE, table_of
+
+# In
+
+
+@functools.cache
+def quicken() -> None:
+    """Tensors are read through torch's exchange table where it has one: torch 2.10 and later."""
+    torch = sys.modules["torch"]
+    table = getattr(torch.Tensor, TABLE, None)
+    if table is not None:
+        _core.quick_tensors(torch.Tensor, table, torch.Tensor.is_neg, torch._C.TensorBase.requires_grad, TORCH)
+        _core.table_known(table, TORCH)
+
+
+def layout_of(x: Tensor) -> str:
+    """Its layout by name: "strided", "sparse_coo", .."""
+    return str(x.layout).removeprefix("torch.")
+
+
+def torch_of(x: Tensor, ready: _core.Stream | None = None) -> Dense | Stored | None:
+    """A tensor; None: it is an object to us, without memory of its own."""
+    quicken()
+    if not has_memory(x):
+        return None
+    if x.is_quantized:
+        refuse(BufferError, "a quantized torch.Tensor has no sum; expected x.dequantize()")
+    if x.device.type not in ("cpu", "cuda"):
+        refuse(BufferError, f"the torch.Tensor is on {x.device}; expected memory of the host or of a CUDA device")
+    x = x.detach() if x.requires_grad else x
+    layout = layout_of(x)
+    if layout == "strided":
+        return Dense(TORCH, x, source_of(x, ready))
+    if layout == "sparse_coo":
+        indices, values = source_of(x._indices(), ready), source_of(x._values(), ready)
+        return Stored(TORCH, x, "coo", tuple(x.shape), indices, None, values, x.is_coalesced())
+    return compressed_of(x, layout, ready)
+
+
+def compressed_of(x: Tensor, layout: str, ready: _core.Stream | None) -> Stored:
+    """One matrix in a compressed format."""
+    format = layout.removeprefix("sparse_")
+    if format not in ("csr", "csc", "bsr", "bsc"):
+        refuse(BufferError, f"the torch.Tensor has layout {layout}; expected strided or sparse")
+    if x.values().ndim != (3 if format in ("bsr", "bsc") else 1):
+        refuse(BufferError, f"the torch.Tensor is a batch of {format} matrices or has dense axes; expected one matrix")
+    pointers, indices, values = (source_of(t, ready) for t in strided_parts(x))
+    return Stored(TORCH, x, format, tuple(x.shape), indices, pointers, values, False)
+
+
+def strided_parts(x: Tensor) -> list[Tensor]:
+    """The strided tensors that a torch tensor is made of: itself; of a sparse one its pointers, indices and values."""
+    layout = layout_of(x)
+    if layout == "strided":
+        return [x]
+    if layout == "sparse_coo":
+        return [x._indices(), x._values()]
+    rows = layout in ("sparse_csr", "sparse_bsr")
+    return [x.crow_indices(), x.col_indices(), x.values()] if rows else [x.ccol_indices(), x.row_indices(), x.values()]
+
+
+def source_of(x: Tensor, ready: _core.Stream | None = None) -> Capsule:
+    """The memory of a strided tensor, or of a copy where its memory is not its value: then it is not written. On a CUDA
+    device such a copy is torch's work, on torch's current stream; nothing else is waited for: a gradient is ready where
+    its giver says.
+    """
+    torch = sys.modules["torch"]
+    writes = ALWAYS
+    if x._is_zerotensor():
+        x, writes = torch.zeros(x.shape, dtype=x.dtype, device=x.device), NEVER
+    elif x.is_conj() or x.is_neg():
+        x, writes = x.resolve_conj().resolve_neg(), NEVER
+    if x.device.type == "cpu":
+        if x.numel():
+            last = x.storage_offset() + sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
+            if x.untyped_storage().nbytes() < (last + 1) * x.element_size():
+                refuse(BufferError, f"the storage of the torch.Tensor was resized: it ends before element {last}")
+        return Capsule(torch.utils.dlpack.to_dlpack(x.detach()), -1, 0, writes)
+    index = x.device.index
+    wait_for(x, index, ready, library_stream(x, index) if writes == NEVER else None)
+    table = table_of(type(x))
+    capsule = torch.utils.dlpack.to_dlpack(x.detach()) if table is None else _core.table_take(table, x.detach())
+    return Capsule(capsule, CUDA, index, writes)
+
+
+# Out
+
+
+def torch_out(part: Part) -> object:
+    made: object = sys.modules["torch"].utils.dlpack.from_dlpack(offered(part))
+    return made
+
+
+def offered(part: Part) -> object:
+    """A capsule over a sum. On a device nothing waits: `take` has seen to it that the consumer's stream does. Of what
+    must not be written, as the indices that a gradient came with may be, the host gets a copy: torch's tensors can be
+    written.
+    """
+    if isinstance(part, _core.Array):
+        return part.__dlpack__(stream=NO_SYNC)
+    try:
+        return part.__dlpack__()
+    except BufferError:
+        return part.__dlpack__(copy=True)
+
+
+def torch_sparse_out(
+    format: str, shape: Shape, indices: Part, pointers: Part | None, values: Part, coalesced: bool
+) -> object:
+    torch = sys.modules["torch"]
+    made: object
+    if pointers is None:
+        coo = torch.sparse_coo_tensor(torch_out(indices), torch_out(values), shape, check_invariants=False)
+        made = coo._coalesced_(True) if coalesced else coo
+        return made
+    layout = getattr(torch, f"sparse_{format}")
+    parts = (torch_out(pointers), torch_out(indices), torch_out(values))
+    made = torch.sparse_compressed_tensor(*parts, shape, layout=layout, check_invariants=False)
+    return made
+
+
+def torch_parts_out(
+    format: str, shape: Shape, indices: Part, pointers: Part | None, values: Part, coalesced: bool
+) -> Sparse:
+    parts = (indices, values) if pointers is None else (pointers, indices, values)
+    return Sparse(format, tuple(torch_out(p) for p in parts), shape)
+
+
+def wrote(x: object) -> None:
+    """The core wrote into x (`out=`): torch counts writes, so that a backward pass that needs the old value says so."""
+    if is_torch(x):
+        sys.modules["torch"].autograd.graph.increment_version(x)
+
+
+def convert(x: Tensor, dtype: str) -> Tensor:
+    return x.to(getattr(sys.modules["torch"], dtype))
