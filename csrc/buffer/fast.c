@@ -4,22 +4,15 @@
 #include "array/sum.h"
 #include "base/mem.h"
 #include "base/pool.h"
-#include "buffer/slot.h"
+#include "buffer/lock.h"
+#include "buffer/materialize.h"
+#include "buffer/options.h"
+#include "buffer/pass.h"
+#include "buffer/unchanged.h"
 
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
-
-fan_counters fan_fast_total;
-
-void fan_fast_counted(const fan_counters *quick, fan_counters *out)
-{
-    uint64_t peak = out->peak_parked_bytes;
-#define X(name) out->name += quick->name;
-    FAN_COUNTER_LIST(X)
-#undef X
-    out->peak_parked_bytes = peak > quick->peak_parked_bytes ? peak : quick->peak_parked_bytes;
-}
 
 #define COUNT(b, name, k) ((b)->quick.name += (k), fan_fast_total.name += (k))
 

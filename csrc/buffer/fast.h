@@ -3,7 +3,7 @@
  * A gap-free host array of the slot's own dtype and shape, with no stream, is parked as its object and the address of
  * its first element; copied first, where that is asked for. As soon as anything else comes to the slot, or more is
  * asked of it than the sum of a few small arrays, what is parked becomes items like any other (fan_slot_materialize),
- * and the rest of the buffer knows nothing of this file. What is decided here is what arrive.c and take.c decide for
+ * and the rest of the buffer knows nothing of this file. What is decided here is what check.c and take.c decide for
  * such a gradient: S2, S3, A6, A7, A10, A14, A15, A16, S22's scale and out=. One that comes when the budget is passed,
  * to a slot whose sum is the buffer's own, is added to it at once. What is due in a slot that is still plain is summed
  * into its first term, where that is the buffer's alone (A6), or into a fresh one, which stays in the list as the

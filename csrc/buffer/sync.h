@@ -22,7 +22,7 @@
  * stream still reads it (the marks).
  *
  * Everything here is a pure function of its arguments: no allocation, no device call, no lock. Plans say what to do;
- * buffer.c does it. Each wait, record and mark is a plan bit, so that a proof can leave it out and see what it is for.
+ * order.c does it. Each wait, record and mark is a plan bit, so that a proof can leave it out and see what it is for.
  */
 #ifndef FAN_BUFFER_SYNC_H
 #define FAN_BUFFER_SYNC_H

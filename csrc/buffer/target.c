@@ -1,7 +1,14 @@
 /* target: a producer that adds into the slot by itself (buffer.h). */
-#include "buffer/arrive.h"
-
 #include "base/mem.h"
+#include "buffer/add_op.h"
+#include "buffer/check.h"
+#include "buffer/commit.h"
+#include "buffer/enter.h"
+#include "buffer/lock.h"
+#include "buffer/options.h"
+#include "buffer/order.h"
+#include "buffer/pass.h"
+#include "buffer/stats.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -18,17 +25,6 @@ static bool may_lend(const fan_buffer *b, size_t slot, int64_t key, const fan_st
     if (key >= 0 && key != p->next_key)
         return false;
     return fan_array_dense(p->value.array) && P == p->accum && p->ready == p->accum;
-}
-
-fan_status fan_slot_in_target(const fan_buffer *b, size_t slot, const char *what, fan_error *err)
-{
-    for (const fan_target *t = b->slots[slot].targets; t; t = t->next)
-        if (t->thread == fan_thread_id())
-            return fan_fail(err, FAN_ERR_STATE,
-                            FAN_SLOT_SAID ": %s() from within a target of that slot: what is added into it would miss "
-                                          "this pass; leave the block first",
-                            FAN_SLOT_WHO(b, slot), what);
-    return FAN_OK;
 }
 
 /* Locked. */
@@ -89,7 +85,7 @@ fan_status fan_buffer_target(fan_buffer *b, size_t slot, int64_t key, fan_stream
     fan_slot_lock(b, slot);
     status = fan_slot_enter(b, slot, "target", err);
     if (status == FAN_OK)
-        status = fan_arrive_check(b, slot, &c, current, b->stream, &a, err);
+        status = fan_check_contribution(b, slot, &c, current, b->stream, &a, err);
     if (status == FAN_OK) {
         t->slot = slot;
         t->key = key;
@@ -153,7 +149,7 @@ static fan_status take_back_direct(fan_buffer *b, fan_target *t, bool good, fan_
                                                                 .has_event = p->ready_event != NULL});
         rules = plan.rules;
         if (plan.record)
-            status = fan_plan_record(b, p->accum, FAN_PLAN_S15_RECORD, &e, err);
+            status = fan_order_record(b, p->accum, FAN_PLAN_S15_RECORD, &e, err);
         if (status == FAN_ERR_NOMEM || status == FAN_ERR_DEVICE_NOMEM)
             status = FAN_OK; /* S18 records then */
     }

@@ -241,7 +241,6 @@ def test_a_planted_name_is_found(tmp_path: Path) -> None:
 #: each other; "csrc" for its folders; "python" for the files of the package.
 KNOWN_CIRCLES = {
     "csrc/array": "2026-11-22",
-    "csrc/buffer": "2026-11-22",
     "csrc/device": "2026-11-22",
     "csrc/py": "2026-11-22",
     "csrc": "2026-11-22",

@@ -1,14 +1,10 @@
-/* With stats: what is known of a sum beside its value (slot.h), and where it stands until somebody asks.
- *
- * On the CPU the pass that sums tells at once. On a device with streams it writes figures into memory of the device, in
- * the order of A, and nobody waits: the reader does. Each sum has memory of its own (a take that fails must leave the
- * running sum's alone); who spoiled the running sum goes from one to the next. */
-#include "buffer/slot.h"
+#include "buffer/stats.h"
 
-#include "base/fault.h"
 #include "base/interrupt.h"
 #include "base/mem.h"
 #include "base/trace.h"
+#include "buffer/order.h"
+#include "buffer/unchanged.h"
 
 #include <assert.h>
 #include <stdio.h>
@@ -188,7 +184,7 @@ fan_status fan_fold_survey(fan_fold *f, fan_stream **R, fan_error *err)
     FAN_TRY(fold_figures(f, v->device, a->size, err));
     if (f->known.captured)
         return FAN_OK;
-    FAN_TRY(fan_fold_wait_terms(f, err));
+    FAN_TRY(fan_order_wait_terms(f, err));
     fan_operand in = {a, a->dtype};
     FAN_TRY(survey(f->b, f->slot, v->device, &f->known, NULL, &in, f->keys, 1, 0, err));
     f->known.yes = true;
@@ -223,91 +219,4 @@ fan_status fan_slot_survey(fan_buffer *b, size_t slot, int64_t key, fan_error *e
         known->bad_key = key;
     }
     return FAN_OK;
-}
-
-/* read: the figures, once the stream has run so far. Blocks, outside the frontend. */
-static fan_status read(const fan_buffer *b, size_t slot, fan_sum_stats *k, fan_error *err)
-{
-    fan_device_stats told;
-    uint64_t capture;
-    FAN_TRY(fan_stream_capture(k->on, &capture, err));
-    if (capture)
-        return fan_fail_code(
-            err, FAN_ERR_CAPTURE, 900,
-            FAN_SLOT_SAID
-            ": stats() waits for the stream that summed, which is captured now: ask before the capture begins, or "
-            "once it has ended",
-            FAN_SLOT_WHO(b, slot));
-    fan_stream *on = fan_stream_hold(k->on);
-    if (FAN_FAULT(STATS_WRONG_STREAM)) {
-        fan_stream_drop(on);
-        on = fan_stream_current(k->on->device);
-    }
-    void *left = b->frontend->leave ? b->frontend->leave() : NULL;
-    fan_status status = fan_stats_out_read(on, k->words, &told, err);
-    if (b->frontend->leave)
-        b->frontend->enter(left);
-    fan_stream_drop(on);
-    FAN_TRY(status);
-    k->stats = (fan_stats){
-        .count = told.count, .sumsq = told.sumsq, .absmax = told.absmax, .nonfinite = told.nonfinite, .bad = SIZE_MAX};
-    k->bad = told.bad != 0;
-    k->bad_key = told.key;
-    return FAN_OK;
-}
-
-/* put_down: locked: what was read stays, if the slot's last sum is the same still. What stood there is the caller's to
- * drop, unlocked. */
-static fan_sum_stats put_down(fan_buffer *b, size_t slot, const fan_sum_stats *k)
-{
-    fan_sum_stats had = {.yes = false};
-    if (b->known[slot].words == k->words) {
-        had = b->known[slot];
-        b->known[slot] = *k;
-        b->known[slot].words = NULL;
-        b->known[slot].on = NULL;
-    }
-    return had;
-}
-
-fan_status fan_buffer_stats(fan_buffer *b, size_t slot, bool *some, fan_stats *out, bool *bad, int64_t *bad_key,
-                            fan_error *err)
-{
-    fan_status status = FAN_OK;
-    FAN_TRY(fan_slot_check(b, slot, err));
-    if (!b->known)
-        return fan_fail(err, FAN_ERR_VALUE, "%s: stats() needs a buffer that was made with stats=True", b->name);
-    fan_slot_lock(b, slot);
-    fan_sum_stats k = fan_sum_stats_hold(&b->known[slot]);
-    fan_slot_unlock(b, slot);
-    if (!k.yes)
-        return fan_fail(err, FAN_ERR_VALUE, FAN_SLOT_SAID ": no sum was taken since something was last added to it",
-                        FAN_SLOT_WHO(b, slot));
-    if (k.captured)
-        return fan_fail_code(
-            err, FAN_ERR_CAPTURE, 900,
-            FAN_SLOT_SAID
-            ": its sum was made while its stream was captured, and no figures are kept of what a graph does: "
-            "take it outside the capture, or sum the graph's results with fanin.add_n(.., stats=True)",
-            FAN_SLOT_WHO(b, slot));
-    if (k.words) {
-        status = read(b, slot, &k, err);
-        if (status == FAN_OK) {
-            fan_slot_lock(b, slot);
-            fan_sum_stats had = put_down(b, slot, &k);
-            fan_slot_unlock(b, slot);
-            fan_sum_stats_drop(&had);
-        }
-    }
-    *some = k.stats.count != UINT64_MAX;
-    *out = k.stats;
-    if (*some && k.times > 1) {
-        out->count *= k.times;
-        out->nonfinite *= k.times;
-        out->sumsq *= (double)k.times;
-    }
-    *bad = k.bad;
-    *bad_key = k.bad_key;
-    fan_sum_stats_drop(&k);
-    return status;
 }

@@ -1,12 +1,12 @@
-/* Many slots in one launch: what a batch of adds makes due.
- *
- * Every slot that is due is made busy and its fold begun; then the sums are queued together; then each slot gets what
- * orders others after its sum (S14-S17) and is let go. Who adds meanwhile to a slot that is busy parks, and who takes
- * waits, as for one fold: nothing here waits for a slot. A launch that fails poisons the slots whose sums were in it;
- * those whose turn had not come are as they were. */
+#include "buffer/batch.h"
+
 #include "base/fault.h"
 #include "base/mem.h"
-#include "buffer/slot.h"
+#include "buffer/commit.h"
+#include "buffer/fold_run.h"
+#include "buffer/gather.h"
+#include "buffer/lock.h"
+#include "buffer/pass.h"
 
 /* A slot on its way. */
 typedef struct folding {
@@ -108,7 +108,7 @@ static fan_status begin_one(round *r, size_t slot, size_t items, fan_error *err)
     return status;
 }
 
-fan_status fan_many_fold(fan_buffer *b, const size_t *slots, const size_t *order, size_t n, fan_error *err)
+fan_status fan_buffer_fold_batch(fan_buffer *b, const size_t *slots, const size_t *order, size_t n, fan_error *err)
 {
     round r = {.b = b};
     fan_error other;
@@ -124,7 +124,7 @@ fan_status fan_many_fold(fan_buffer *b, const size_t *slots, const size_t *order
         if (!items)
             continue;
         status = begin_one(&r, slots[order[i]], items, err);
-        if (status == FAN_OK && fan_batch_bytes(r.batch) >= FAN_MANY_BYTES)
+        if (status == FAN_OK && fan_batch_bytes(r.batch) >= FAN_BATCH_BYTES)
             status = end_all(&r, err);
     }
     if (r.n) {

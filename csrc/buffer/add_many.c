@@ -1,0 +1,184 @@
+/* add_many: a batch of adds: all or none.
+ *
+ * A sum of objects calls others' code, which may raise. So those that the batch makes due are tried before anything of
+ * it can be summed by others: each slot is made busy, its part of the batch parked in it, and its sum made beside its
+ * value. If one raises, all sums are dropped, and each contribution is taken back. */
+#include "base/mem.h"
+#include "buffer/add_op.h"
+#include "buffer/batch.h"
+#include "buffer/commit.h"
+#include "buffer/enter.h"
+#include "buffer/fold_run.h"
+#include "buffer/gather.h"
+#include "buffer/lock.h"
+#include "buffer/pass.h"
+
+/* A slot whose sum is tried. */
+typedef struct trial {
+    size_t slot;
+    fan_gathered g;
+    bool made; /* false: there was no memory for it, and it stays parked */
+} trial;
+
+typedef struct trials {
+    trial *all;
+    size_t n;
+    uint64_t coming; /* bytes that will not be parked once they are committed */
+} trials;
+
+/* Locked: whether a sum of this slot calls others' code. */
+static bool calls_out(const fan_buffer *b, const fan_pass *p) { return b->create_graph || p->objects; }
+
+/* Makes the slot of x[0 .. n) busy if its sum is to be tried; how many items that is of, 0: none. */
+static size_t trial_claim(fan_buffer *b, fan_add_op *x, size_t n, trials *t)
+{
+    fan_slot *s = &b->slots[x->slot];
+    size_t m = 0;
+    fan_slot_lock(b, x->slot);
+    if (!s->busy && calls_out(b, s->p)) {
+        for (size_t i = 0; i < n; i++)
+            fan_add_park(b, &x[i]);
+        m = fan_slot_due(b, x->slot, t->coming);
+        for (size_t i = 0; i < n && !m; i++)
+            fan_add_unpark(b, &x[i]);
+    }
+    for (size_t i = 0; i < m; i++)
+        t->coming += s->p->items[i]->bytes;
+    if (m) {
+        s->busy = true;
+        fan_slot_set_owner(s, fan_thread_id());
+    }
+    fan_slot_unlock(b, x->slot);
+    return m;
+}
+
+static fan_status trial_make(fan_buffer *b, trial *one, size_t m, fan_error *err)
+{
+    fan_status status = fan_gather(b, one->slot, m, &one->g, err);
+    if (status == FAN_OK && one->g.fold.n > 1)
+        status = fan_fold_begin(&one->g.fold, NULL, err);
+    one->made = status == FAN_OK;
+    if (fan_status_poisons(status)) {
+        fan_slot_lock(b, one->slot);
+        fan_slot_poison(&b->slots[one->slot], status, err);
+        fan_slot_unlock(b, one->slot);
+    }
+    return status == FAN_ERR_NOMEM || status == FAN_ERR_DEVICE_NOMEM ? FAN_OK : status;
+}
+
+/* Tries the sums that x[0 .. n), which are in the order of their slots, make due. */
+static fan_status trials_make(fan_buffer *b, fan_add_op *x, size_t n, trials *t, fan_error *err)
+{
+    fan_status status = FAN_OK;
+    uint64_t rest = 0; /* what the others will have parked counts already */
+    for (size_t i = 0; i < n; i++)
+        rest += x[i].bytes;
+    t->all = fan_calloc((n ? n : 1) * sizeof *t->all);
+    if (!t->all)
+        return fan_fail(err, FAN_ERR_NOMEM, "%s: out of memory", b->name);
+    for (size_t i = 0, end; i < n && status == FAN_OK; i = end) {
+        uint64_t own = 0;
+        for (end = i; end < n && x[end].slot == x[i].slot; end++)
+            own += x[end].bytes;
+        atomic_fetch_add_explicit(&b->parked, rest - own, memory_order_relaxed);
+        size_t m = trial_claim(b, &x[i], end - i, t);
+        atomic_fetch_sub_explicit(&b->parked, rest - own, memory_order_relaxed);
+        if (!m)
+            continue;
+        rest -= own;
+        t->all[t->n].slot = x[i].slot;
+        status = trial_make(b, &t->all[t->n++], m, err);
+    }
+    return status;
+}
+
+/* Commits them, or drops them where one has `failed`, and lets their slots go. */
+static fan_status trials_end(fan_buffer *b, fan_add_op *x, size_t n, trials *t, bool failed, fan_error *err)
+{
+    fan_error other;
+    fan_status status = FAN_OK;
+    for (size_t k = 0; k < t->n; k++) {
+        trial *one = &t->all[k];
+        fan_status its =
+            one->made && !failed ? fan_fold_commit_end(b, one->slot, &one->g, status == FAN_OK ? err : &other) : FAN_OK;
+        status = status == FAN_OK ? its : status;
+        if (one->made && failed)
+            fan_fold_abandon(&one->g.fold);
+        fan_gathered_fini(&one->g);
+        fan_slot_lock(b, one->slot);
+        for (size_t i = 0; i < n && failed; i++)
+            if (x[i].slot == one->slot)
+                fan_add_unpark(b, &x[i]);
+        fan_slot_let_go(b, one->slot);
+        fan_slot_unlock(b, one->slot);
+    }
+    fan_free(t->all);
+    return status;
+}
+
+/* All are parked: folds what is due, but for what calls others' code. What is wrong with a sum, its take says; a failed
+ * device call poisons its slot. */
+static fan_status batch_fold(fan_buffer *b, const fan_add_op *x, size_t n, fan_error *err)
+{
+    fan_status status = FAN_OK;
+    for (size_t i = 0; i < n && !fan_status_poisons(status); i++) {
+        fan_slot_lock(b, x[i].slot);
+        status = calls_out(b, b->slots[x[i].slot].p) ? FAN_OK : fan_slot_fold_while_due(b, x[i].slot, err);
+        fan_slot_unlock(b, x[i].slot);
+    }
+    return fan_status_poisons(status) ? status : FAN_OK;
+}
+
+/* Each step is taken for all before the next begins, slot by slot from the lowest up, as take claims them: so neither
+ * waits for the other for ever. */
+fan_status fan_buffer_add_many(fan_buffer *b, fan_contribution *c, const size_t *slots, const size_t *order, size_t n,
+                               fan_error *err)
+{
+    fan_status status = FAN_OK, committed = FAN_OK;
+    size_t k = 0;
+    for (size_t i = 0; i < n; i++)
+        FAN_TRY(fan_slot_check(b, slots[i], err));
+    fan_add_op *x = fan_calloc((n ? n : 1) * sizeof *x);
+    if (!x)
+        return fan_fail(err, FAN_ERR_NOMEM, "%s: out of memory", b->name);
+    for (size_t i = 0; i < n; i++)
+        x[i] = (fan_add_op){.slot = slots[order[i]], .c = &c[order[i]], .old = {.dtype = FAN_DT_NONE}};
+    for (; k < n && status == FAN_OK; k++) {
+        const fan_add_op *last = k ? &x[k - 1] : NULL;
+        x[k].follows = last && last->slot == x[k].slot && (last->follows || last->it);
+        status = fan_add_reserve(b, &x[k], err);
+    }
+    for (k = 0; k < n && status == FAN_OK; k++)
+        status = fan_add_carry_out(b, &x[k], err);
+    if (status == FAN_OK) {
+        trials t = {NULL, 0, 0};
+        k = 0;
+        status = trials_make(b, x, n, &t, err);
+        committed = trials_end(b, x, n, &t, status != FAN_OK, status == FAN_OK ? err : NULL);
+    }
+    if (status != FAN_OK) {
+        for (size_t i = n; i-- > 0;)
+            fan_add_fail(b, &x[i], k && i == k - 1 ? status : FAN_OK, err);
+        goto done;
+    }
+    for (size_t i = 0; i < n; i++) {
+        fan_slot_lock(b, x[i].slot);
+        fan_add_park(b, &x[i]);
+        fan_slot_unlock(b, x[i].slot);
+    }
+    bool streams = false;
+    for (size_t i = 0; i < n; i++)
+        streams |= x[i].accum != NULL;
+    FAN_GO(committed);
+    if (streams && n > 1)
+        status = fan_buffer_fold_batch(b, slots, order, n, err);
+    if (status == FAN_OK || status == FAN_ERR_NOMEM || status == FAN_ERR_DEVICE_NOMEM)
+        status = batch_fold(b, x, n, err); /* one by one they need less memory */
+    if (status == FAN_OK)
+        status = fan_add_warn(b, x, n, err);
+done:
+    for (size_t i = 0; i < n; i++)
+        fan_add_end(b, &x[i]);
+    fan_free(x);
+    return status;
+}

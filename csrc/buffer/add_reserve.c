@@ -1,0 +1,270 @@
+/* add_reserve: a contribution gets its place in the slot, and what the slot learnt from it is taken back. */
+#include "base/fault.h"
+#include "base/interrupt.h"
+#include "base/mem.h"
+#include "buffer/add_op.h"
+#include "buffer/enter.h"
+#include "buffer/lock.h"
+#include "buffer/order.h"
+#include "buffer/pass.h"
+#include "buffer/unchanged.h"
+
+#include <assert.h>
+#include <string.h>
+
+/* Locked: what the slot learns from a contribution that has been checked. FAN_ERR_NOMEM changes nothing. */
+static fan_status reserve(fan_buffer *b, size_t slot, fan_contribution *c, const fan_arrival *a,
+                          const fan_add_streams *with, fan_item *it, fan_error *err)
+{
+    fan_slot *s = &b->slots[slot];
+    fan_pass *p = s->p;
+    const int64_t *shape = NULL;
+    int ndim = fan_value_shape(&c->value, &shape);
+    bool keep = c->value.form != FAN_FORM_UNDEFINED || c->key >= 0;
+    int64_t *copy = NULL;
+    bool bad = false;
+    if (p == &fan_pass_none && !(p = fan_calloc(sizeof *p)))
+        return fan_fail(err, FAN_ERR_NOMEM, "%s: slot %zu: out of memory", b->name, slot);
+    if (ndim >= 0 && !s->spec->has_shape && !p->shaped) {
+        copy = fan_alloc((size_t)ndim * sizeof *copy);
+        if (copy && ndim)
+            memcpy(copy, shape, (size_t)ndim * sizeof *copy);
+        bad = !copy;
+    }
+    bad = bad || (keep && fan_grow((void **)&p->items, &p->cap, p->nitems + 1, sizeof *p->items) != 0);
+    /* Among many items each would move the rest: behind all, and by key when somebody looks. */
+    if (!bad && keep && c->key >= 0 && !p->unsorted && p->nitems - a->at > FAN_SHIFTED)
+        bad = !fan_pass_by_arrival(p);
+    size_t at = p->unsorted ? p->nitems : a->at;
+    if (!bad && keep && p->unsorted)
+        bad = fan_keys_put(p->unsorted, c->key) < 0;
+    if (bad) {
+        fan_free(copy);
+        if (s->p == &fan_pass_none)
+            fan_pass_free(b, p);
+        return fan_fail(err, FAN_ERR_NOMEM, "%s: slot %zu: out of memory", b->name, slot);
+    }
+    if (s->p != p) /* who sums reads it unlocked */
+        s->p = p;
+    if (copy) {
+        p->shape = copy;
+        p->ndim = ndim;
+        p->shaped = true;
+    }
+    p->seen = a->seen;
+    if (c->value.weak) {
+        p->has_weak_int = true;
+        p->weak_lo = a->weak_lo;
+        p->weak_hi = a->weak_hi;
+    }
+    p->keyed = c->key >= 0 ? 1 : -1;
+    p->count++;
+    p->objects = p->objects || c->value.form == FAN_FORM_OBJECT;
+    if (a->device && !p->device)
+        p->device = fan_device_hold(a->device);
+    if (a->sync.how != '-' && a->sync.how != '+') {
+        fan_stream *C = with->consumer ? with->consumer : with->current;
+        p->consumer = fan_stream_hold(C);
+        p->accum = fan_stream_hold(a->sync.how == 'B' ? a->producer : a->sync.how == 'C' ? with->current : C);
+        p->joins = a->sync.how == 'C' && with->pooled ? fan_stream_hold(a->producer) : NULL;
+        p->how = a->sync.how;
+        assert(fan_stream_id_same(fan_stream_id_of(p->accum), a->sync.slot.accum));
+    }
+    p->rules |= a->sync.rules;
+    if (keep) {
+        memmove(&p->items[at + 1], &p->items[at], (p->nitems - at) * sizeof *p->items);
+        p->items[at] = it;
+        p->nitems++;
+        p->arriving++;
+        it->value = c->value;
+        it->key = c->key;
+        if (c->value.form != FAN_FORM_UNDEFINED && c->value.form != FAN_FORM_OBJECT)
+            it->own = s->spec->dtype != FAN_DT_NONE ? a->seen : fan_dtype_set_add(0, c->value.dtype, c->value.weak);
+        it->donated = c->donate && !c->copy && c->value.form != FAN_FORM_UNDEFINED;
+        it->producer = a->sync.how == '-' ? NULL : fan_stream_hold(a->producer);
+        it->ours = it->lent = c->summed;
+        it->parked = FAN_FAULT(PARKED_EARLY);
+    }
+    return FAN_OK;
+}
+
+/* Locked: takes a reserved item back, of a pass that was `before` without it. Returns the pass if nothing else was in
+ * it, for fan_pass_free. */
+static fan_pass *take_back(fan_buffer *b, size_t slot, fan_item *it, const fan_pass *before)
+{
+    fan_slot *s = &b->slots[slot];
+    fan_pass *p = s->p;
+    for (size_t i = p->nitems; i-- > 0;)
+        if (p->items[i] == it) {
+            memmove(&p->items[i], &p->items[i + 1], (p->nitems - i - 1) * sizeof *p->items);
+            p->nitems--;
+            if (p->unsorted)
+                fan_keys_remove(p->unsorted, it->key);
+            break;
+        }
+    p->count--;
+    bool alone = p->count == before->count && !p->poison; /* nobody came meanwhile: it is as it was (forget_one) */
+    p->seen = p->value_seen;
+    for (size_t i = 0; !alone && i < p->nitems; i++)
+        p->seen = fan_item_seen(p->seen, s, p->items[i]);
+    return p->count == 0 && !p->poison ? fan_pass_cut(s) : NULL;
+}
+
+fan_stream *fan_current_for(fan_buffer *b, size_t slot, const fan_contribution *c)
+{
+    fan_slot *s = &b->slots[slot];
+    fan_device *d = s->spec->device ? s->spec->device : c->value.device;
+    fan_stream *current;
+    if (d == fan_cpu() && !s->spec->device && c->value.form == FAN_FORM_DENSE && c->value.array->ndim == 0) {
+        fan_slot_lock(b, slot);
+        d = s->p->device ? s->p->device : d;
+        fan_device_hold(d);
+        fan_slot_unlock(b, slot);
+        current = d->backend->has_streams ? fan_stream_current(d) : NULL;
+        fan_device_drop(d);
+        return current;
+    }
+    return d && d->backend->has_streams ? fan_stream_current(d) : NULL;
+}
+
+/* S7, S11: a gradient that is made under capture, for a slot that is empty: who consumes in the buffer's place, and
+ * what is current where the legacy stream would be. Unlocked: the driver is asked. */
+static fan_status across_captures(fan_buffer *b, size_t slot, const fan_contribution *c, fan_add_streams *with,
+                                  fan_error *err)
+{
+    fan_stream *current = with->current, *P = c->stream ? c->stream : current, *C = b->stream ? b->stream : current,
+               *spare = NULL;
+    uint64_t id;
+    if (!current || P->device->backend != current->device->backend || C->device->backend != current->device->backend)
+        return FAN_OK;
+    fan_stream *asked = C;
+    FAN_TRY(fan_order_consumer(asked, P, NULL, &C, err));
+    if (C != asked) {
+        fan_stream_drop(with->consumer);
+        with->consumer = fan_stream_hold(C);
+    }
+    if (current->handle != 1 || P->device == current->device || C->device == current->device ||
+        !current->device->backend->spare)
+        return FAN_OK;
+    fan_slot_lock(b, slot);
+    bool empty = !b->slots[slot].p->accum;
+    fan_slot_unlock(b, slot);
+    FAN_TRY(fan_stream_capture(P, &id, err));
+    if (!empty || !id)
+        return FAN_OK;
+    FAN_TRY(current->device->backend->spare(current->device, id, &spare, err));
+    fan_stream_drop(current);
+    with->current = spare;
+    with->pooled = true;
+    return FAN_OK;
+}
+
+/* Checks it, and gives it a place in its slot. */
+fan_status fan_add_reserve(fan_buffer *b, fan_add_op *x, fan_error *err)
+{
+    fan_status status = FAN_OK;
+    size_t slot = x->slot;
+    fan_contribution *c = x->c;
+    fan_slot *s = &b->slots[slot];
+    FAN_TRY(fan_slot_still(b, slot, &c->value, c->key, err));
+    if (c->value.form == FAN_FORM_SPARSE && c->value.device == fan_cpu()) {
+        fan_interrupt interrupt;
+        fan_interrupt_begin(&interrupt, b->frontend->poll, err);
+        FAN_TRY(fan_interrupt_end(&interrupt, fan_sparse_check(c->value.sparse, err)));
+    }
+    x->with.current = fan_current_for(b, slot, c);
+    x->with.consumer = fan_stream_hold(b->stream);
+    FAN_TRY(across_captures(b, slot, c, &x->with, err));
+    x->it = fan_calloc(sizeof *x->it);
+    if (!x->it)
+        return fan_fail(err, FAN_ERR_NOMEM, "%s: slot %zu: out of memory", b->name, slot);
+    fan_slot_lock(b, slot);
+    FAN_GO(x->follows ? fan_slot_poisoned(b, slot, err) : fan_slot_enter(b, slot, "add", err));
+    FAN_GO(fan_check_contribution(b, slot, c, x->with.current, x->with.consumer, &x->a, err));
+    if (FAN_FAULT(SLOT_LOCK))
+        fan_yield();
+    x->before = *s->p;
+    FAN_GO(reserve(b, slot, c, &x->a, &x->with, x->it, err));
+    x->reserved = true;
+    if (b->leaf && x->a.sync.how != '-' && x->a.producer != s->p->consumer) {
+        x->mismatch = true;
+        x->producer = fan_stream_hold(x->a.producer);
+    }
+    if (c->value.form == FAN_FORM_UNDEFINED && c->key < 0) {
+        fan_free(x->it);
+        x->it = NULL;
+        fan_slot_notify(b, slot);
+    } else if (c->value.form != FAN_FORM_UNDEFINED) {
+        x->accum = fan_stream_hold(s->p->accum);
+        x->consumer = fan_stream_hold(s->p->consumer);
+    }
+done:
+    fan_slot_unlock(b, slot);
+    return status;
+}
+
+/* What a pass learnt from a contribution that is taken back, if nobody else came meanwhile. */
+static void forget_one(fan_pass *p, const fan_pass *before)
+{
+    if (p->count != before->count || p->poison)
+        return;
+    if (!before->shaped) {
+        fan_free(p->shape);
+        p->shape = NULL;
+        p->ndim = 0;
+        p->shaped = false;
+    }
+    if (!before->device) {
+        fan_device_drop(p->device);
+        p->device = NULL;
+    }
+    if (!before->how) {
+        fan_stream_drop(p->consumer);
+        fan_stream_drop(p->accum);
+        fan_stream_drop(p->joins);
+        p->consumer = p->accum = p->joins = NULL;
+        p->how = 0;
+    }
+    p->rules = before->rules;
+    p->seen = before->seen;
+    p->has_weak_int = before->has_weak_int;
+    p->weak_lo = before->weak_lo;
+    p->weak_hi = before->weak_hi;
+    p->keyed = before->keyed;
+}
+
+/* Locked: the caller has its value again, and the slot is as it was; *gone is for fan_pass_free. */
+void fan_add_undo(fan_buffer *b, fan_add_op *x, fan_pass **gone)
+{
+    fan_item *it = x->it;
+    *gone = take_back(b, x->slot, it, &x->before);
+    if (!*gone)
+        forget_one(b->slots[x->slot].p, &x->before);
+    if (it && it->value.form != FAN_FORM_UNDEFINED) {
+        if (x->old.form == FAN_FORM_UNDEFINED) {
+            x->c->value = it->value;
+            it->value = (fan_value){.dtype = FAN_DT_NONE};
+        } else {
+            x->c->value = x->old;
+            x->old = (fan_value){.dtype = FAN_DT_NONE};
+        }
+    }
+    x->reserved = false;
+    fan_slot_notify(b, x->slot);
+}
+
+/* After a failure of its own, or of one beside it: unlocked. */
+void fan_add_fail(fan_buffer *b, fan_add_op *x, fan_status status, const fan_error *err)
+{
+    fan_pass *gone = NULL;
+    if (!x->reserved)
+        return;
+    fan_slot_lock(b, x->slot);
+    if (x->it && !x->it->parked)
+        b->slots[x->slot].p->arriving--;
+    if (status != FAN_OK)
+        fan_slot_poison(&b->slots[x->slot], status, err);
+    fan_add_undo(b, x, &gone);
+    fan_slot_unlock(b, x->slot);
+    fan_pass_free(b, gone);
+}

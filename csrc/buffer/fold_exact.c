@@ -1,0 +1,239 @@
+#include "array/exact.h"
+#include "base/mem.h"
+#include "buffer/fold_job.h"
+#include "buffer/fold_kinds.h"
+#include "buffer/options.h"
+#include "buffer/order.h"
+#include "buffer/unchanged.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+bool fan_fold_is_exact(const fan_fold *f)
+{
+    fan_dtype d = fan_fold_dtype(f);
+    return fan_fold_slot(f)->spec->exact && d != FAN_DT_NONE && fan_exact_fits(d);
+}
+
+static const fan_array *numbers_of(const fan_value *v)
+{
+    return v->form == FAN_FORM_SPARSE ? v->sparse->values : v->array;
+}
+
+/* The dtype that holds every term as it is: a reduced one is in the accumulation dtype (D7). */
+static fan_dtype exact_dtype(const fan_fold *f)
+{
+    fan_dtype d = fan_fold_dtype(f);
+    if (f->state)
+        d = fan_dtype_promote(d, f->state->dtype);
+    for (size_t i = 0; i < f->n; i++)
+        d = fan_dtype_promote(d, numbers_of(f->terms[i].v)->dtype);
+    return d;
+}
+
+static fan_exact_state *exact_state(const fan_fold *f, fan_dtype d, int64_t size)
+{
+    const fan_exact_state *old = f->state;
+    fan_exact_state *st = fan_alloc(sizeof *st + (size_t)size * fan_exact_state_size(d));
+    if (!st)
+        return NULL;
+    *st = (fan_exact_state){.dtype = d, .size = size};
+    if (!old) {
+        fan_exact_start(st->words, d, size);
+        return st;
+    }
+    st->origin = old->origin;
+    st->rank = old->rank;
+    if (old->dtype == d)
+        memcpy(st->words, old->words, (size_t)size * fan_exact_state_size(d));
+    else
+        fan_exact_widen(st->words, d, old->words, old->dtype, size);
+    return st;
+}
+
+/* A stored number of a sparse sum, by its place in the dense array. */
+typedef struct stored {
+    int64_t place, at;
+} stored;
+
+static int by_place(const void *a, const void *b)
+{
+    const stored *x = a, *y = b;
+    return (x->place > y->place) - (x->place < y->place);
+}
+
+/* Where the numbers of a sparse term go: to their places, or to those that `all` (n of them, sorted) say; *to is the
+ * caller's. */
+static fan_status places_among(const fan_sparse *s, const stored *all, size_t n, int64_t **to, fan_error *err)
+{
+    size_t size = (size_t)s->values->size;
+    *to = fan_alloc((size ? size : 1) * sizeof **to);
+    if (!*to)
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+    FAN_TRY(fan_sparse_places(s, *to, err));
+    for (size_t i = 0; all && i < size; i++) {
+        const stored *found = bsearch(&(stored){.place = (*to)[i]}, all, n, sizeof *all, by_place);
+        if (!found)
+            return fan_fail(err, FAN_ERR_VALUE, "the indices of a sparse gradient were changed while it was summed");
+        (*to)[i] = found->at;
+    }
+    return FAN_OK;
+}
+
+/* Adds all terms. Outside the frontend: it takes a while. `all`, n: as places_among has them. */
+static fan_status exact_add(fan_fold *f, fan_exact_state *st, const stored *all, size_t n, fan_error *err)
+{
+    fan_buffer *b = f->b;
+    fan_status status = FAN_OK;
+    void *left = b->frontend->leave ? b->frontend->leave() : NULL;
+    for (size_t i = 0; i < f->n && status == FAN_OK; i++) {
+        const fan_value *v = f->terms[i].v;
+        int64_t *to = NULL;
+        if (v->form == FAN_FORM_DENSE) {
+            fan_exact_add(st->words, st->dtype, (const fan_array *const[]){v->array}, 1);
+            continue;
+        }
+        status = places_among(v->sparse, all, n, &to, err);
+        if (status == FAN_OK)
+            fan_exact_add_at(st->words, st->dtype, v->sparse->values, to);
+        fan_free(to);
+    }
+    if (b->frontend->leave)
+        b->frontend->enter(left);
+    FAN_COUNT(b, passes, f->n > 0);
+    for (size_t i = 0; i < f->n; i++)
+        FAN_COUNT(b, bytes_read, fan_dense_bytes(numbers_of(f->terms[i].v)));
+    return status;
+}
+
+fan_status fan_fold_absorb(fan_fold *f, const fan_value *like, fan_error *err)
+{
+    fan_pass *p = fan_fold_slot(f)->p;
+    fan_exact_state *st = p->exact;
+    if (f->n == 0)
+        return FAN_OK;
+    for (size_t i = 0; i < f->n; i++)
+        FAN_TRY(fan_slot_still(f->b, f->slot, f->terms[i].v, f->terms[i].key, err));
+    fan_dtype d = exact_dtype(f);
+    if (!st || st->dtype != d) {
+        st = exact_state(f, d, f->terms[0].v->array->size);
+        if (!st)
+            return fan_fail(err, FAN_ERR_NOMEM, "%s: slot %zu: out of memory", f->b->name, f->slot);
+        fan_free(p->exact);
+        p->exact = st;
+    }
+    if (like && (!f->state || like->rank < st->rank)) {
+        st->origin = like->origin;
+        st->rank = like->rank;
+    }
+    f->state = st;
+    FAN_TRY(exact_add(f, st, NULL, 0, err)); /* dense terms alone come here: nothing fails */
+    for (size_t i = 0; f->b->known && !p->known.bad && i < f->n; i++) {
+        fan_stats of;
+        fan_stats_of(f->terms[i].v->array, &of);
+        p->known.bad = of.nonfinite > 0;
+        p->known.bad_key = f->terms[i].key;
+    }
+    FAN_COUNT(f->b, folds, 1);
+    p->rules |= FAN_A(11);
+    f->n = 0; /* nothing is left to sum: fan_fold_commit takes the items off the list */
+    return FAN_OK;
+}
+
+/* The exact sum over the entries of `sum`, which has the structure of all terms. */
+static fan_status exact_values(fan_fold *f, const fan_sparse *sum, const fan_scale *scale, fan_array **values,
+                               fan_error *err)
+{
+    fan_status status = FAN_OK;
+    size_t n = (size_t)sum->values->size;
+    stored *all = fan_alloc((n ? n : 1) * sizeof *all);
+    int64_t *places = NULL;
+    fan_exact_state *st = exact_state(f, exact_dtype(f), sum->values->size);
+    if (!all || !st)
+        FAN_GO(fan_fail(err, FAN_ERR_NOMEM, "%s: slot %zu: out of memory", f->b->name, f->slot));
+    FAN_GO(places_among(sum, NULL, 0, &places, err));
+    for (size_t i = 0; i < n; i++)
+        all[i] = (stored){places[i], (int64_t)i};
+    qsort(all, n, sizeof *all, by_place);
+    FAN_GO(exact_add(f, st, all, n, err));
+    FAN_GO(fan_array_new(fan_fold_finished(f), sum->values->ndim, sum->values->shape, NULL, values, err));
+    fan_exact_finish(*values, st->words, st->dtype, scale);
+done:
+    fan_free(all);
+    fan_free(places);
+    fan_free(st);
+    return status;
+}
+
+/* All terms sparse: a sparse sum. */
+static fan_status fold_exact_sparse(fan_fold *f, fan_error *err)
+{
+    fan_status status = FAN_OK;
+    const fan_scale *scale = f->take && f->take->scale.on ? &f->take->scale : NULL;
+    fan_sparse *sum = NULL, *made = NULL;
+    fan_array *values = NULL;
+    FAN_GO(fan_fold_sum_sparse(f, f->n, &sum, err));
+    FAN_GO(exact_values(f, sum, scale, &values, err));
+    FAN_GO(fan_sparse_new(sum->format, sum->ndim, sum->shape, sum->indices, sum->pointers, values, true, &made, err));
+    f->rules |= FAN_A(11);
+    f->result = fan_value_sparse(made, fan_fold_device(f));
+    f->ours = true;
+done:
+    fan_array_drop(values);
+    fan_sparse_drop(sum);
+    return status;
+}
+
+fan_status fan_fold_exact(fan_fold *f, fan_error *err)
+{
+    fan_status status = FAN_OK;
+    const fan_slot *s = fan_fold_slot(f);
+    const fan_spec *spec = s->spec;
+    const fan_array *like = NULL;
+    size_t sparse = 0;
+    for (size_t i = 0; i < f->n; i++) {
+        sparse += f->terms[i].v->form == FAN_FORM_SPARSE;
+        like = !like && f->terms[i].v->form == FAN_FORM_DENSE ? f->terms[i].v->array : like;
+    }
+    if (sparse && sparse == f->n && !f->state)
+        return fold_exact_sparse(f, err);
+    const fan_scale *scale = f->take && f->take->scale.on ? &f->take->scale : NULL;
+    fan_exact_state *st = NULL;
+    fan_array *out = NULL;
+    fan_dtype d = exact_dtype(f);
+    if (f->out)
+        out = fan_array_hold(f->out->array);
+    else
+        FAN_GO(fan_fold_fresh(f, fan_fold_finished(f), spec->has_shape ? spec->ndim : s->p->ndim,
+                              spec->has_shape ? spec->shape : s->p->shape, like, &out, err));
+    f->rules |= FAN_A(11);
+    FAN_GO(fan_order_wait_terms(f, err));
+    if (f->out)
+        FAN_GO(fan_order_wait_taker(f, fan_fold_slot(f)->p->accum, err));
+    if (f->state || sparse) {
+        st = exact_state(f, d, out->size);
+        if (!st)
+            FAN_GO(fan_fail(err, FAN_ERR_NOMEM, "%s: slot %zu: out of memory", f->b->name, f->slot));
+        FAN_GO(exact_add(f, st, NULL, 0, err));
+        fan_exact_finish(out, st->words, d, scale);
+    } else {
+        for (size_t i = 0; i < f->n; i++)
+            f->scratch[i] = (fan_operand){f->terms[i].v->array, d};
+        FAN_GO((f->out ? fan_fold_job : fan_fold_job_to_fresh)(
+            f,
+            &(fan_job){
+                .kind = FAN_JOB_EXACT, .out = out, .in = f->scratch, .n = f->n, .scale = scale, .label = "exact"},
+            err));
+    }
+    if (f->out) {
+        status = fan_value_copy(f->b->frontend, f->out, &f->result, err);
+    } else {
+        f->result = fan_value_dense(out, fan_fold_device(f));
+        out = NULL;
+        f->ours = true;
+    }
+done:
+    fan_free(st);
+    fan_array_drop(out);
+    return status;
+}

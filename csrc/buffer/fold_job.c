@@ -1,0 +1,167 @@
+#include "buffer/fold_job.h"
+
+#include "array/overlap.h"
+#include "base/fault.h"
+#include "base/interrupt.h"
+#include "base/mem.h"
+#include "base/trace.h"
+#include "buffer/options.h"
+
+#include <stdio.h>
+
+#define BUSY_BYTES 65536 /* from here on the frontend is left while a job runs */
+
+/* A wish holds the whole sum (each add saw to that), and so every prefix of it, of whatever kind that is. */
+fan_dtype fan_fold_accumulated(const fan_fold *f, fan_dtype_set seen)
+{
+    fan_dtype d = fan_dtype_set_promote(seen), wish = fan_fold_slot(f)->spec->accumulate;
+    if (d == FAN_DT_NONE)
+        return d;
+    return wish == FAN_DT_NONE ? fan_dtype_accumulate(d) : wish;
+}
+
+fan_dtype fan_fold_dtype(const fan_fold *f) { return fan_dtype_set_promote(f->seen); }
+
+fan_dtype fan_fold_finished(const fan_fold *f)
+{
+    return f->finish_dtype != FAN_DT_NONE ? f->finish_dtype : fan_fold_dtype(f);
+}
+
+uint64_t fan_fold_expanded(const fan_fold *f)
+{
+    uint64_t axes = f->n ? ~UINT64_C(0) : 0;
+    for (size_t i = 0; i < f->n; i++)
+        axes &= f->terms[i].v->form == FAN_FORM_DENSE ? fan_array_expanded(f->terms[i].v->array) : 0;
+    return axes;
+}
+
+fan_status fan_fold_job(fan_fold *f, fan_job *job, fan_error *err)
+{
+    fan_buffer *b = f->b;
+    fan_slot *s = fan_fold_slot(f);
+    fan_device *d = fan_fold_device(f);
+    char label[FAN_TRACE_LABEL];
+    uint64_t bytes = job->out ? fan_dense_bytes(job->out) : 0;
+    if (d->backend->has_streams || fan_trace_on()) { /* nobody else reads it */
+        if (s->spec->name)
+            snprintf(label, sizeof label, "%s %s", job->label, s->spec->name);
+        else
+            snprintf(label, sizeof label, "%s %s[%zu]", job->label, b->name, f->slot);
+        job->label = label;
+    }
+    FAN_COUNT(b, passes, 1);
+    FAN_COUNT(b, bytes_written, bytes);
+    for (size_t i = 0; i < job->n; i++) {
+        uint64_t n = fan_dense_bytes(job->in[i].array);
+        FAN_COUNT(b, bytes_read, n);
+        bytes += n;
+    }
+    fan_stream *on = s->p->accum;
+    if (FAN_FAULT(SUM_ON_LAST_PRODUCER) && f->n)
+        on = f->terms[f->n - 1].producer;
+    if (f->batch)
+        return fan_batch_put(f->batch, on, job, &f->number, err);
+    bool away = bytes >= BUSY_BYTES && !d->backend->has_streams && b->frontend->leave;
+    void *left = away ? b->frontend->leave() : NULL;
+    fan_status status = fan_device_run(d, on, job, err);
+    if (away)
+        b->frontend->enter(left);
+    return status;
+}
+
+fan_status fan_fold_job_to_fresh(fan_fold *f, fan_job *job, fan_error *err)
+{
+    fan_interrupt interrupt;
+    bool may_end = f->may_end && !fan_fold_device(f)->backend->has_streams;
+    fan_interrupt_begin(&interrupt, may_end ? f->b->frontend->poll : NULL, err);
+    return fan_interrupt_end(&interrupt, fan_fold_job(f, job, err));
+}
+
+fan_status fan_fold_fresh(fan_fold *f, fan_dtype dtype, int ndim, const int64_t *shape, const fan_array *like,
+                          fan_array **out, fan_error *err)
+{
+    fan_device *d = fan_fold_device(f);
+    const fan_frontend *frontend = f->b->frontend;
+    const fan_value *first = NULL; /* D15: of its kind the sum is */
+    for (size_t i = 0; i < f->n; i++)
+        if (!first || f->terms[i].v->rank < first->rank)
+            first = f->terms[i].v;
+    *out = NULL;
+    if (d->backend->has_streams && frontend->fresh && first)
+        FAN_TRY(frontend->fresh(first->origin, d, fan_fold_slot(f)->p->accum, dtype, ndim, shape, like, out, err));
+    return *out ? FAN_OK : fan_device_array(d, fan_fold_slot(f)->p->accum, dtype, ndim, shape, like, out, err);
+}
+
+/* Takes over term `i` as the result: its memory now holds the sum. */
+fan_status fan_fold_keep_term(fan_fold *f, size_t i, fan_value *out, fan_error *err)
+{
+    FAN_TRY(fan_value_copy(f->b->frontend, f->terms[i].v, out, err));
+    f->ours = f->terms[i].ours;
+    f->donated = f->terms[i].donated;
+    return FAN_OK;
+}
+
+fan_status fan_fold_into(fan_fold *f, fan_job_kind kind, const char *label, const fan_array *out, const fan_operand *in,
+                         size_t n, const fan_sparse *sparse, fan_error *err)
+{
+    return fan_fold_job(f, &(fan_job){.kind = kind, .out = out, .in = in, .n = n, .sparse = sparse, .label = label},
+                        err);
+}
+
+/* The first n terms, all sparse, as one without duplicates. */
+fan_status fan_fold_sum_sparse(fan_fold *f, size_t n, fan_sparse **out, fan_error *err)
+{
+    fan_sparse_operand *in = fan_alloc(n * sizeof *in);
+    if (!in)
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+    for (size_t i = 0; i < n; i++)
+        in[i] = (fan_sparse_operand){f->terms[i].v->sparse, fan_fold_accumulated(f, f->terms[i].seen)};
+    FAN_COUNT(f->b, passes, 1);
+    fan_status status = fan_device_sparse_merge(fan_fold_device(f), fan_fold_slot(f)->p->accum, in, n, true,
+                                                FAN_DT_NONE, NULL, out, err);
+    fan_free(in);
+    return status;
+}
+
+/* Whether the first term's memory may be written. The other terms must be dense or sparse. */
+fan_reuse_answer fan_fold_may_write(const fan_fold *f, size_t which, fan_dtype target)
+{
+    const fan_term *t = &f->terms[which];
+    const fan_array *a = t->v->array;
+    fan_array *others[3];
+    fan_array *compact = NULL;
+    uint64_t expanded = fan_array_expanded(a);
+    fan_reuse facts = {
+        .writable = a->writable || t->ours,
+        .exact = a->dtype == target,
+        .apart = true,
+        .borrowed = t->v->borrowed,
+        .ours = t->ours,
+        .lent = t->lent,
+        .donated = t->donated,
+        .host = !fan_fold_device(f)->backend->has_streams,
+        .settled = true, /* fold_settle makes A wait */
+    };
+    facts.dense = fan_array_dense(a);
+    /* The compact base of our own expanded sum may be written as long as the sum stays expanded (A13). */
+    if (!facts.dense && expanded && t->ours && fan_array_compact(a, expanded, &compact, NULL) == FAN_OK) {
+        facts.dense = fan_array_dense(compact);
+        fan_array_drop(compact);
+        for (size_t i = 0; i < f->n; i++)
+            if (!f->terms[i].v->array || (expanded & ~fan_array_expanded(f->terms[i].v->array)))
+                facts.dense = false;
+    }
+    for (size_t i = 0; i < f->n && facts.apart; i++) {
+        if (i == which)
+            continue;
+        size_t n = fan_value_arrays(f->terms[i].v, others, 3);
+        for (size_t k = 0; k < n && k < 3; k++)
+            facts.apart = facts.apart && (fan_array_apart(a, others[k]) || fan_array_disjoint(a, others[k])); /* D43 */
+    }
+    if (!facts.ours && !facts.donated && !t->lent && facts.host && t->v->object)
+        facts.unshared = f->b->frontend->unshared(t->v->object);
+    if (FAN_FAULT(WRITE_SHARED) ||
+        (FAN_FAULT(REFCOUNT_IS_ENOUGH) && atomic_load(&a->refs) == 1 && atomic_load(&a->storage->refs) == 1))
+        facts.ours = true;
+    return fan_reusable(&facts);
+}

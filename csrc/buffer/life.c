@@ -1,0 +1,346 @@
+/* life: how a buffer is made, used again, cleared, and ended. */
+#include "base/fault.h"
+#include "base/mem.h"
+#include "buffer/enter.h"
+#include "buffer/lock.h"
+#include "buffer/materialize.h"
+#include "buffer/options.h"
+#include "buffer/pass.h"
+#include "buffer/stats.h"
+
+#include <assert.h>
+#include <string.h>
+
+static atomic_uint_fast64_t next_buffer = 1;
+
+static char *copy_text(const char *text)
+{
+    size_t n = strlen(text) + 1;
+    char *copy = fan_alloc(n);
+    if (copy)
+        memcpy(copy, text, n);
+    return copy;
+}
+
+static fan_status slot_declare(fan_buffer *b, size_t i, const fan_slot_spec *spec, fan_dtype accumulate, fan_error *err)
+{
+    fan_slot *s = &b->slots[i];
+    fan_spec *own = fan_calloc(sizeof *own);
+    if (!own)
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+    s->spec = own;
+    own->accumulate = spec->accumulate != FAN_DT_NONE ? spec->accumulate : accumulate;
+    own->exact = spec->exact || (spec->accumulate == FAN_DT_NONE && b->undeclared.exact);
+    own->accumulate = own->exact ? FAN_DT_NONE : own->accumulate;
+    own->dtype = spec->dtype;
+    if (spec->dtype != FAN_DT_NONE && fan_accum_dtype(spec->dtype, own->accumulate) == FAN_DT_NONE)
+        return fan_fail(err, FAN_ERR_VALUE, FAN_SLOT_SAID ": accumulate=%s cannot hold a sum of dtype %s (A11)",
+                        FAN_SLOT_WHO(b, i), fan_dtype_name(own->accumulate), fan_dtype_name(spec->dtype));
+    if (spec->has_shape) {
+        own->shape = fan_alloc((size_t)spec->ndim * sizeof *own->shape);
+        if (!own->shape)
+            return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+        if (spec->ndim)
+            memcpy(own->shape, spec->shape, (size_t)spec->ndim * sizeof *own->shape);
+        own->ndim = spec->ndim;
+        own->has_shape = true;
+    }
+    if (spec->name && !(own->name = copy_text(spec->name)))
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+    own->device = spec->device ? fan_device_hold(spec->device) : NULL;
+    own->combine = spec->combine;
+    if (own->combine)
+        b->frontend->hold(own->combine);
+    return FAN_OK;
+}
+
+/* A buffer of few slots is one block. */
+typedef struct fan_small {
+    fan_buffer b;
+    fan_mutex locks[FAN_INLINE_SLOTS];
+    fan_cond changed[FAN_INLINE_SLOTS];
+    fan_slot slots[FAN_INLINE_SLOTS];
+    fan_fast_list plains[FAN_INLINE_SLOTS];
+} fan_small;
+
+static fan_status locks_make(fan_mutex *locks, fan_cond *changed, size_t n, size_t *made, fan_error *err)
+{
+    for (*made = 0; *made < n; ++*made) {
+        if (fan_mutex_init(&locks[*made]) != 0)
+            return fan_fail(err, FAN_ERR_STATE, "a lock could not be made");
+        if (fan_cond_init(&changed[*made]) != 0) {
+            fan_mutex_fini(&locks[*made]);
+            return fan_fail(err, FAN_ERR_STATE, "a condition could not be made");
+        }
+    }
+    return FAN_OK;
+}
+
+static void locks_end(fan_mutex *locks, fan_cond *changed, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        fan_mutex_fini(&locks[i]);
+        fan_cond_fini(&changed[i]);
+    }
+}
+
+static fan_status small_new(size_t nslots, fan_buffer **out, fan_error *err)
+{
+    size_t made;
+    fan_small *s = fan_alloc(sizeof *s);
+    if (!s)
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+    fan_status status = locks_make(s->locks, s->changed, nslots ? nslots : 1, &made, err);
+    if (status != FAN_OK) {
+        locks_end(s->locks, s->changed, made);
+        fan_free(s);
+        return status;
+    }
+    memset(&s->b, 0, sizeof s->b);
+    s->b.small = true;
+    s->b.locks = s->locks;
+    s->b.changed = s->changed;
+    s->b.nlocks = made;
+    s->b.slots = s->slots;
+    for (size_t i = 0; i < nslots; i++) {
+        s->slots[i].plain = &s->plains[i];
+        fan_fast_list_init(&s->plains[i]);
+    }
+    *out = &s->b;
+    return FAN_OK;
+}
+
+static fan_status large_new(size_t nslots, fan_buffer **out, fan_error *err)
+{
+    fan_status status;
+    fan_buffer *b = fan_calloc(sizeof *b);
+    if (!b)
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+    *out = b;
+    b->slots = fan_calloc(nslots * sizeof *b->slots);
+    b->locks = fan_calloc(FAN_LOCKS * sizeof *b->locks);
+    b->changed = fan_calloc(FAN_LOCKS * sizeof *b->changed);
+    if (!b->slots || !b->locks || !b->changed)
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+    status = locks_make(b->locks, b->changed, nslots < FAN_LOCKS ? nslots : FAN_LOCKS, &b->nlocks, err);
+    return status;
+}
+
+static const char unnamed[] = "InputBuffer";
+
+uint64_t fan_buffer_budget(const fan_buffer *b) { return b->budget; }
+
+static void set_budget(fan_buffer *b, uint64_t budget)
+{
+    b->budget = budget;
+    b->limits = fan_budget_auto();
+    b->least = budget != FAN_BUDGET_AUTO ? budget : b->limits.alone < b->limits.held ? b->limits.alone : b->limits.held;
+}
+
+fan_status fan_buffer_new(const fan_buffer_config *config, fan_buffer **out, fan_error *err)
+{
+    fan_buffer *b = NULL;
+    fan_status status = (config->slots <= FAN_INLINE_SLOTS ? small_new : large_new)(config->slots, &b, err);
+    *out = NULL;
+    if (!b)
+        return status;
+    b->frontend = config->frontend;
+    b->adopted = b->process = fan_process();
+    b->name = (char *)unnamed;
+    set_budget(b, config->budget);
+    b->undeclared.dtype = FAN_DT_NONE;
+    b->undeclared.accumulate = config->accumulate;
+    b->undeclared.exact = config->exact;
+    if (status != FAN_OK)
+        goto done;
+    b->id = atomic_fetch_add(&next_buffer, 1);
+    b->stream = config->stream ? fan_stream_hold(config->stream) : NULL;
+    b->leaf = config->leaf;
+    b->create_graph = config->create_graph;
+    if (config->stats && !(b->known = fan_calloc((config->slots ? config->slots : 1) * sizeof *b->known))) {
+        status = fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+        goto done;
+    }
+    b->nslots = config->slots;
+    for (size_t i = 0; i < config->slots; i++) {
+        fan_slot *s = &b->slots[i];
+        s->spec = &b->undeclared;
+        s->p = &fan_pass_none;
+        s->expected = -1;
+        s->targets = NULL;
+        fan_slot_set_owner(s, 0);
+        s->busy = s->taking = false;
+    }
+    if (config->name) {
+        char *name = copy_text(config->name);
+        if (!name) {
+            status = fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+            goto done;
+        }
+        b->name = name;
+    }
+    for (size_t i = 0; config->specs && i < config->slots && status == FAN_OK; i++)
+        status = slot_declare(b, i, &config->specs[i], config->accumulate, err);
+done:
+    if (status == FAN_OK)
+        *out = b;
+    else
+        fan_buffer_free(b);
+    return status;
+}
+
+/* The books of an empty buffer, but where a planted fault makes them wrong. */
+static void assert_nothing_parked(const fan_buffer *b)
+{
+#ifdef FAN_TEST
+    assert(!FAN_FAULT_IS(FAN_FAULT_NONE) || (atomic_load(&b->parked) == 0 && atomic_load(&b->alone) == 0));
+#else
+    (void)b;
+#endif
+}
+
+void fan_buffer_free(fan_buffer *b)
+{
+    if (!b)
+        return;
+    fan_buffer_adopt(b);
+    for (size_t i = 0; i < b->nslots; i++) {
+        fan_slot *s = &b->slots[i];
+        fan_pass_free(b, s->p);
+        fan_fast_drop(b, i);
+        fan_fast_list_fini(s, b->small);
+        if (s->spec == &b->undeclared)
+            continue;
+        fan_free(s->spec->shape);
+        fan_free(s->spec->name);
+        fan_device_drop(s->spec->device);
+        if (s->spec->combine)
+            b->frontend->drop(s->spec->combine);
+        fan_free(s->spec);
+    }
+    assert_nothing_parked(b);
+    for (size_t i = 0; b->known && i < b->nslots; i++)
+        fan_sum_stats_drop(&b->known[i]);
+    fan_free(b->known);
+    fan_stream_drop(b->stream);
+    if (b->name != unnamed)
+        fan_free(b->name);
+    locks_end(b->locks, b->changed, b->nlocks);
+    if (!b->small) {
+        fan_free(b->locks);
+        fan_free(b->changed);
+        fan_free(b->slots);
+    }
+    fan_free(b); /* a small one begins its block */
+}
+
+bool fan_buffer_empty_for_reuse(fan_buffer *b)
+{
+    if (!b->small || b->known || b->stream || b->leaf || b->create_graph || b->name != unnamed ||
+        b->undeclared.accumulate != FAN_DT_NONE || b->undeclared.exact)
+        return false;
+    fan_buffer_adopt(b);
+    if (b->process == FAN_LEFT)
+        return false;
+    for (size_t i = 0; i < b->nslots; i++) {
+        fan_slot *s = &b->slots[i];
+        if (s->spec != &b->undeclared)
+            return false;
+        fan_pass *gone = fan_pass_cut(s);
+        fan_pass_free(b, gone);
+        fan_fast_drop(b, i);
+        s->expected = -1;
+    }
+    return true;
+}
+
+void fan_buffer_reuse(fan_buffer *b, uint64_t budget)
+{
+    assert_nothing_parked(b);
+    set_budget(b, budget);
+    b->id = atomic_fetch_add(&next_buffer, 1);
+    b->weighed = 0;
+    b->newest.object = NULL;
+    memset(&b->n, 0, sizeof b->n);
+    memset(&b->quick, 0, sizeof b->quick);
+    for (size_t i = 0; i < b->nlocks; i++)
+        fan_mutex_renew(&b->locks[i]);
+}
+
+size_t fan_buffer_slots(const fan_buffer *b) { return b->nslots; }
+const char *fan_buffer_name(const fan_buffer *b) { return b->name; }
+
+fan_status fan_buffer_clear(fan_buffer *b, fan_error *err)
+{
+    fan_buffer_adopt(b);
+    for (size_t i = 0; i < b->nslots && b->process == FAN_LEFT; i++)
+        if (b->slots[i].p != &fan_pass_none)
+            b->slots[i].p->arriving = 0; /* nobody brings it any more */
+    b->process = b->adopted;
+    for (size_t i = 0; i < b->nslots; i++) {
+        fan_slot_lock(b, i);
+        fan_status status = fan_slot_in_target(b, i, "clear", err);
+        fan_slot_unlock(b, i);
+        FAN_TRY(status);
+    }
+    for (size_t i = 0; i < b->nslots; i++) {
+        fan_pass *gone = NULL;
+        fan_slot_lock(b, i);
+        fan_status status = fan_slot_claim(b, i, true, "clear", err);
+        fan_slot_unlock(b, i);
+        FAN_TRY(status);
+        fan_fast_drop(b, i);
+        fan_slot_lock(b, i);
+        gone = fan_pass_cut(&b->slots[i]);
+        fan_slot_let_go(b, i);
+        fan_slot_unlock(b, i);
+        fan_pass_free(b, gone);
+    }
+    return FAN_OK;
+}
+
+/* The collector may run anywhere, so a scheduler's hooks must not see its locks: the mutex is taken bare. No holder of
+ * it waits for the collector. */
+int fan_buffer_visit(fan_buffer *b, int (*visit)(void *object, void *arg), void *arg)
+{
+    int answer = 0;
+    fan_buffer_adopt(b);
+    for (size_t i = 0; i < b->nslots && !answer; i++) {
+        fan_slot *s = &b->slots[i];
+        pthread_mutex_t *bare = &b->locks[i % b->nlocks].m;
+        pthread_mutex_lock(bare);
+        if (s->spec->combine)
+            answer = visit(s->spec->combine, arg);
+        if (!answer && s->p->value.object)
+            answer = visit(s->p->value.object, arg);
+        for (size_t k = 0; s->plain && k < s->plain->n && !answer; k++)
+            if (s->plain->list[k].object)
+                answer = visit(s->plain->list[k].object, arg);
+        for (size_t k = 0; k < s->p->nitems && !answer; k++)
+            if (s->p->items[k]->parked && s->p->items[k]->value.object)
+                answer = visit(s->p->items[k]->value.object, arg);
+        pthread_mutex_unlock(bare);
+    }
+    return answer;
+}
+
+void fan_buffer_abandon(fan_buffer *b)
+{
+    fan_buffer_adopt(b);
+    for (size_t i = 0; i < b->nslots; i++) {
+        fan_pass *gone = NULL;
+        void *combine;
+        fan_slot_lock(b, i);
+        combine = b->slots[i].spec->combine;
+        b->slots[i].spec->combine = NULL;
+        bool idle = !b->slots[i].busy && !b->slots[i].p->arriving;
+        if (idle)
+            gone = fan_pass_cut(&b->slots[i]);
+        fan_slot_unlock(b, i);
+        if (idle)
+            fan_fast_drop(b, i);
+        fan_pass_free(b, gone);
+        if (combine)
+            b->frontend->drop(combine);
+    }
+}

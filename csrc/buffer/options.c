@@ -1,0 +1,133 @@
+#include "buffer/options.h"
+
+#include "base/cache.h"
+
+static atomic_bool debug_on, warn_on = true, warned, redirect_on;
+static struct {
+#define X(name) atomic_uint_fast64_t name;
+    FAN_COUNTER_LIST(X)
+#undef X
+} total;
+fan_counters fan_fast_total;
+
+void fan_set_debug(bool on) { atomic_store(&debug_on, on); }
+bool fan_get_debug(void) { return atomic_load(&debug_on); }
+void fan_set_warn_mismatch(bool on)
+{
+    atomic_store(&warn_on, on);
+    if (on)
+        atomic_store(&warned, false);
+}
+bool fan_get_warn_mismatch(void) { return atomic_load(&warn_on); }
+void fan_set_capture_redirect(bool on) { atomic_store(&redirect_on, on); }
+bool fan_get_capture_redirect(void) { return atomic_load(&redirect_on); }
+
+static void touch_counters(const fan_buffer *b)
+{
+    if (!fan_watched() || !b->nlocks)
+        return;
+    fan_touch_thing(FAN_THING_COUNTERS, b->locks[0].id, FAN_TOUCH_COUNTS);
+    fan_touch_thing(FAN_THING_COUNTERS, 0, FAN_TOUCH_COUNTS);
+}
+
+void fan_count(fan_buffer *b, size_t offset, uint64_t n)
+{
+    size_t i = offset / sizeof(uint64_t);
+    touch_counters(b);
+    atomic_fetch_add_explicit((atomic_uint_fast64_t *)&b->n + i, n, memory_order_relaxed);
+    atomic_fetch_add_explicit((atomic_uint_fast64_t *)&total + i, n, memory_order_relaxed);
+}
+
+static void raise_to(atomic_uint_fast64_t *peak, uint64_t n)
+{
+    uint64_t seen = atomic_load_explicit(peak, memory_order_relaxed);
+    while (seen < n &&
+           !atomic_compare_exchange_weak_explicit(peak, &seen, n, memory_order_relaxed, memory_order_relaxed))
+        ;
+}
+
+void fan_count_parked(fan_buffer *b, uint64_t bytes)
+{
+    raise_to(&b->n.peak_parked_bytes, atomic_fetch_add_explicit(&b->parked, bytes, memory_order_relaxed) + bytes);
+    raise_to(&total.peak_parked_bytes, atomic_load_explicit(&b->parked, memory_order_relaxed));
+}
+
+bool fan_warn_mismatch_now(void) { return atomic_load(&warn_on) && !atomic_exchange(&warned, true); }
+
+static void counted(const fan_counters *quick, fan_counters *out)
+{
+    uint64_t peak = out->peak_parked_bytes;
+#define X(name) out->name += quick->name;
+    FAN_COUNTER_LIST(X)
+#undef X
+    out->peak_parked_bytes = peak > quick->peak_parked_bytes ? peak : quick->peak_parked_bytes;
+}
+
+void fan_buffer_counters(const fan_buffer *b, fan_counters *out)
+{
+#define X(name) out->name = atomic_load_explicit(&b->n.name, memory_order_relaxed);
+    FAN_COUNTER_LIST(X)
+#undef X
+    counted(&b->quick, out);
+}
+
+void fan_counters_total(fan_counters *out)
+{
+#define X(name) out->name = atomic_load_explicit(&total.name, memory_order_relaxed);
+    FAN_COUNTER_LIST(X)
+#undef X
+    counted(&fan_fast_total, out);
+}
+
+void fan_touch_budget(const fan_buffer *b, fan_touch how)
+{
+    if (fan_watched() && b->nlocks)
+        fan_touch_thing(FAN_THING_BUDGET, b->locks[0].id, how);
+}
+
+void fan_buffer_seen(const fan_buffer *b, size_t slot, fan_touch how)
+{
+    for (size_t i = 0; i < b->nlocks; i++)
+        if (slot == SIZE_MAX || (slot < b->nslots && slot % b->nlocks == i))
+            fan_touch_thing(FAN_THING_LOCKED, b->locks[i].id, how);
+    if (how == FAN_TOUCH_WRITES) {
+        fan_touch_budget(b, FAN_TOUCH_COUNTS);
+        touch_counters(b);
+    }
+}
+
+void fan_buffer_seen_counters(const fan_buffer *b)
+{
+    if (b->nlocks)
+        fan_touch_thing(FAN_THING_COUNTERS, b->locks[0].id, FAN_TOUCH_WEIGHS);
+}
+
+void fan_buffer_seen_parked(const fan_buffer *b) { fan_touch_budget(b, FAN_TOUCH_WEIGHS); }
+
+void fan_buffer_weigh(fan_buffer *b, uint64_t bytes)
+{
+    uint64_t parked = atomic_load_explicit(&b->parked, memory_order_relaxed);
+    if (!fan_thread_get_hooks())
+        return;
+    b->weighed = (b->weighed < parked ? parked : b->weighed) + bytes;
+    fan_touch_budget(b, FAN_TOUCH_COUNTS);
+    touch_counters(b);
+    if (b->weighed > b->least)
+        fan_touch_budget(b, FAN_TOUCH_WEIGHS);
+}
+
+static bool told_limits;
+static fan_auto_budget limits;
+
+/* A quarter of the cache: the sum, what the maker works on and what it makes next want to be there, too. */
+fan_auto_budget fan_budget_auto(void)
+{
+    return told_limits ? limits : (fan_auto_budget){fan_cache_bytes() / 4, UINT64_C(64) << 20};
+}
+
+void fan_budget_auto_set(const fan_auto_budget *to)
+{
+    told_limits = to != NULL;
+    if (to)
+        limits = *to;
+}

@@ -1,0 +1,198 @@
+#include "buffer/order.h"
+
+#include "base/fault.h"
+#include "buffer/options.h"
+
+#include <stdio.h>
+
+uint64_t fan_order_left_out(fan_device *d) { return d->backend->left_out ? d->backend->left_out(d) : 0; }
+
+fan_status fan_order_record(fan_buffer *b, fan_stream *s, uint64_t bit, fan_event **out, fan_error *err)
+{
+    if (fan_order_left_out(s->device) & bit)
+        return fan_event_new(s->device, out, err);
+    FAN_TRY(fan_event_record(s, out, err));
+    FAN_COUNT(b, events, 1);
+    return FAN_OK;
+}
+
+static fan_status order_refused(const char *who, fan_error *err)
+{
+    fan_error was;
+    if (!err)
+        return FAN_ERR_CAPTURE;
+    was = *err;
+    bool redirect = was.code == 906 && !fan_get_capture_redirect();
+    return fan_fail_code(
+        err, FAN_ERR_CAPTURE, was.code, "%s: %s%s", who, was.text,
+        redirect ? "; or let fanin.set_options(capture_redirect=True) put the captured stream in its place" : "");
+}
+
+fan_status fan_order_wait(fan_buffer *b, size_t slot, fan_stream *s, fan_event *e, uint64_t bit, fan_error *err)
+{
+    bool elided = false;
+    if (!e || !e->stream || (fan_order_left_out(s->device) & bit))
+        return FAN_OK;
+    fan_status status = fan_stream_wait(s, e, &elided, err);
+    if (status == FAN_ERR_CAPTURE) {
+        char who[256];
+        snprintf(who, sizeof who, FAN_SLOT_SAID, FAN_SLOT_WHO(b, slot));
+        status = order_refused(who, err);
+    }
+    FAN_TRY(status);
+    if (elided)
+        FAN_COUNT(b, waits_elided, 1);
+    else
+        FAN_COUNT(b, waits, 1);
+    return FAN_OK;
+}
+
+fan_status fan_order_consumer(fan_stream *s, fan_stream *t, const fan_event *e, fan_stream **out, fan_error *err)
+{
+    uint64_t mine, theirs;
+    *out = s;
+    if (!s || !t || s == t || !fan_get_capture_redirect())
+        return FAN_OK;
+    FAN_TRY(fan_stream_capture(s, &mine, err));
+    FAN_TRY(fan_stream_capture(t, &theirs, err));
+    bool still =
+        !e || e->capture == theirs; /* what was recorded in a capture that has ended is for no stream to take over */
+    if (fan_capture_rule(mine, theirs, still, s->handle == FAN_LEGACY) == FAN_CAPTURE_REDIRECT)
+        *out = t;
+    return FAN_OK;
+}
+
+fan_status fan_order_mark(const fan_value *v, fan_stream *s, uint64_t bit, fan_error *err)
+{
+    if (fan_order_left_out(s->device) & bit)
+        return FAN_OK;
+    return fan_value_mark(v, s, err);
+}
+
+/* S12, S13: every term is used on A, which waits for the newest event of each distinct stream. Term 0 is the value. */
+fan_status fan_order_wait_terms(fan_fold *f, fan_error *err)
+{
+    fan_stream *A = f->b->slots[f->slot].p->accum;
+    if (!A || FAN_FAULT(FOLD_UNORDERED))
+        return FAN_OK;
+    for (size_t i = 0; i < f->n; i++) {
+        const fan_term *t = &f->terms[i];
+        bool newest = true;
+        /* Lifetime: also where P is A, for the memory may be a third stream's. */
+        FAN_TRY(fan_order_mark(t->v, FAN_FAULT(MARK_ON_PRODUCER) ? t->producer : A,
+                               i == 0 ? FAN_PLAN_S13_MARK : FAN_PLAN_S12_MARK, err));
+        if (!t->producer || t->producer == A || (FAN_FAULT(STREAMS_BY_NUMBER) && t->producer->handle == A->handle) ||
+            (FAN_FAULT(STREAMS_BY_DEVICE) && t->producer->device == A->device))
+            continue;
+        /* An event whose record on the same stream began when this one's was through covers this gradient too. */
+        for (size_t j = 0; j < f->n && newest && t->event; j++)
+            if (j != i && f->terms[j].producer == t->producer && f->terms[j].event)
+                newest = FAN_FAULT(OLDEST_EVENT) ? !fan_event_covers(t->event, f->terms[j].event)
+                                                 : !fan_event_covers(f->terms[j].event, t->event);
+        f->rules |= i == 0 ? FAN_S(13) : FAN_S(12);
+        if (newest)
+            FAN_TRY(fan_order_wait(f->b, f->slot, A, t->event, i == 0 ? FAN_PLAN_S13_WAIT : FAN_PLAN_S12_WAIT, err));
+    }
+    return FAN_OK;
+}
+
+/* order_flush: an event that is recorded on s now is behind all sums on s: also those that wait in the batch. */
+static void order_flush(const fan_fold *f, const fan_stream *s)
+{
+    if (f->batch && fan_batch_waits_on(f->batch, s) && !FAN_FAULT(BATCH_SETTLED))
+        fan_batch_flush(f->batch);
+}
+
+/* Reusable, last condition: A waits for an event recorded now on every other stream that used the memory. */
+fan_status fan_order_wait_users(fan_fold *f, const fan_array *a, fan_error *err)
+{
+    fan_stream *A = f->b->slots[f->slot].p->accum, *user;
+    fan_status status = FAN_OK;
+    if (!A || !a->storage || FAN_FAULT(WRITE_WITHOUT_WAIT) || FAN_FAULT(REFCOUNT_IS_ENOUGH))
+        return FAN_OK;
+    for (size_t i = 0; status == FAN_OK && (user = fan_memory_user(a->storage, i)); i++) {
+        fan_event *e = NULL;
+        if (user != A) {
+            order_flush(f, user);
+            if ((status = fan_event_record(user, &e, err)) == FAN_OK) {
+                FAN_COUNT(f->b, events, 1);
+                status = fan_order_wait(f->b, f->slot, A, e, 0, err);
+            }
+        }
+        fan_event_drop(e);
+        fan_stream_drop(user);
+    }
+    return status;
+}
+
+fan_status fan_order_wait_taker(fan_fold *f, fan_stream *A, fan_error *err)
+{
+    fan_stream *taker;
+    fan_event *e = NULL;
+    if (!A)
+        return FAN_OK;
+    FAN_TRY(fan_order_consumer(f->taker, A, NULL, &taker, err));
+    if (taker && taker != A) {
+        order_flush(f, taker);
+        FAN_TRY(fan_order_record(f->b, taker, 0, &e, err));
+        fan_status status = fan_order_wait(f->b, f->slot, A, e, FAN_PLAN_S22_WAIT, err);
+        fan_event_drop(e);
+        FAN_TRY(status);
+    }
+    return fan_order_mark(f->out, A, FAN_PLAN_S22_MARK, err);
+}
+
+/* S18, S19: `consumer` may use `v`, ready on R with event E. *E may get an event that is recorded now. */
+fan_status fan_order_hand_over(fan_buffer *b, size_t slot, const fan_value *v, fan_stream *C, fan_stream *A,
+                               fan_stream *R, fan_event *E, fan_stream *consumer, uint64_t *rules, fan_error *err)
+{
+    fan_event *now = NULL;
+    fan_status status = FAN_OK;
+    if (!R || !consumer)
+        return FAN_OK;
+    FAN_TRY(fan_order_consumer(consumer, R, E, &consumer, err));
+    fan_sync_take plan = fan_sync_take_plan((fan_sync_slot){.consumer = fan_stream_id_of(C),
+                                                            .accum = fan_stream_id_of(A),
+                                                            .ready = fan_stream_id_of(R),
+                                                            .has_event = E != NULL},
+                                            fan_stream_id_of(consumer));
+    *rules |= plan.rules;
+    if (plan.record_now)
+        FAN_GO(fan_order_record(b, R, FAN_PLAN_S18_RECORD, &now, err));
+    if (plan.wait)
+        FAN_GO(fan_order_wait(b, slot, consumer, E ? E : now, FAN_PLAN_S18_WAIT, err));
+    if (plan.mark)
+        FAN_GO(fan_order_mark(v, consumer, FAN_PLAN_S19_MARK, err));
+done:
+    fan_event_drop(now);
+    return status;
+}
+
+fan_status fan_pass_end(fan_stream *caller, fan_stream *const *streams, size_t n, const fan_value *values,
+                        size_t nvalues, fan_error *err)
+{
+    uint64_t out = caller->device->backend->left_out ? caller->device->backend->left_out(caller->device) : 0;
+    fan_stream *instead = caller; /* S7: the first captured one, for those of its capture */
+    for (size_t i = 0; i < n; i++) {
+        fan_event *e = NULL;
+        fan_stream *on;
+        if (streams[i] == caller || (out & FAN_PLAN_S20_WAIT))
+            continue;
+        FAN_TRY(fan_order_consumer(caller, streams[i], NULL, &on, err));
+        instead = on != caller && instead == caller ? on : instead;
+        on = on != caller ? instead : caller;
+        if (on == streams[i])
+            continue;
+        FAN_TRY(fan_event_record(streams[i], &e, err));
+        fan_status status = fan_stream_wait(on, e, NULL, err);
+        fan_event_drop(e);
+        if (status == FAN_ERR_CAPTURE)
+            status = order_refused("the end of the pass", err);
+        FAN_TRY(status);
+    }
+    for (size_t i = 0; i < nvalues; i++) {
+        FAN_TRY(fan_order_mark(&values[i], caller, FAN_PLAN_S20_MARK, err));
+        FAN_TRY(fan_order_mark(&values[i], instead, FAN_PLAN_S20_MARK, err));
+    }
+    return FAN_OK;
+}

@@ -1,0 +1,384 @@
+#include "buffer/take_slot.h"
+
+#include "base/fault.h"
+#include "buffer/commit.h"
+#include "buffer/enter.h"
+#include "buffer/fold_kinds.h"
+#include "buffer/fold_job.h"
+#include "buffer/fold_run.h"
+#include "buffer/gather.h"
+#include "buffer/lock.h"
+#include "buffer/options.h"
+#include "buffer/order.h"
+#include "buffer/pass.h"
+#include "buffer/stats.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+/* article: of the name of a dtype. */
+static const char *article(fan_dtype d) { return fan_dtype_name(d)[0] == 'i' ? "an" : "a"; }
+
+fan_status fan_take_check_scale(const fan_buffer *b, size_t slot, const fan_fold *f, const fan_take *how,
+                                fan_error *err)
+{
+    fan_dtype d = fan_fold_dtype(f);
+    char kind = d == FAN_DT_NONE ? 'f' : fan_dtype_kind(d);
+    if (!fan_take_scaled(how) || d == FAN_DT_NONE)
+        return FAN_OK;
+    if (!how->real && kind != 'c')
+        return fan_fail(err, FAN_ERR_VALUE, FAN_SLOT_SAID ": scale=%.12g%+.12gj: %s %s sum needs a real number",
+                        FAN_SLOT_WHO(b, slot), how->scale.re, how->scale.im, article(d), fan_dtype_name(d));
+    if (!how->integral && kind != 'f' && kind != 'c')
+        return fan_fail(err, FAN_ERR_VALUE, FAN_SLOT_SAID ": scale=%.12g: %s %s sum needs an integer%s",
+                        FAN_SLOT_WHO(b, slot), how->scale.re, article(d), fan_dtype_name(d),
+                        (how->scale.re < 0x1p63 && how->scale.re >= -0x1p63) ? "" : " that fits int64");
+    return FAN_OK;
+}
+
+fan_status fan_take_check_out(const fan_buffer *b, size_t slot, const fan_gathered *g, const fan_value *out,
+                              fan_error *err)
+{
+    const int64_t *shape = NULL;
+    char has[160], wants[160];
+    const fan_fold *f = &g->fold;
+    const fan_value *any = f->n ? f->terms[0].v : g->zero;
+    fan_dtype d = fan_fold_dtype(f);
+    int ndim = any ? fan_value_shape(any, &shape) : -1;
+    if (f->state && ndim < 0) {
+        ndim = b->slots[slot].p->ndim;
+        shape = b->slots[slot].p->shape;
+    }
+    if (ndim < 0)
+        return any ? fan_fail(err, FAN_ERR_TYPE, FAN_SLOT_SAID " sums objects; out= needs arrays",
+                              FAN_SLOT_WHO(b, slot))
+                   : FAN_OK;
+    if (b->slots[slot].spec->has_shape) {
+        ndim = b->slots[slot].spec->ndim;
+        shape = b->slots[slot].spec->shape;
+    }
+    if (ndim != out->array->ndim || memcmp(shape, out->array->shape, (size_t)ndim * sizeof *shape) != 0)
+        return fan_fail(err, FAN_ERR_VALUE, FAN_SLOT_SAID ": out= has shape %s, the sum %s", FAN_SLOT_WHO(b, slot),
+                        fan_shape_text(out->array->ndim, out->array->shape, has, sizeof has),
+                        fan_shape_text(ndim, shape, wants, sizeof wants));
+    if (d != FAN_DT_NONE && !fan_dtype_can_cast(d, out->dtype))
+        return fan_fail(err, FAN_ERR_VALUE, FAN_SLOT_SAID ": out= of dtype %s cannot take a sum of dtype %s",
+                        FAN_SLOT_WHO(b, slot), fan_dtype_name(out->dtype), fan_dtype_name(d));
+    if (b->slots[slot].p->device && out->device != b->slots[slot].p->device)
+        return fan_fail(err, FAN_ERR_VALUE, FAN_SLOT_SAID ": out= is on %s, the sum on %s", FAN_SLOT_WHO(b, slot),
+                        fan_device_text(out->device, has, sizeof has),
+                        fan_device_text(b->slots[slot].p->device, wants, sizeof wants));
+    return FAN_OK;
+}
+
+static bool plain_copy_needed(fan_buffer *b, const fan_take *how, const fan_fold *f)
+{
+    const fan_term *t = &f->terms[0];
+    if (!how->writable || t->v->form == FAN_FORM_OBJECT)
+        return false;
+    if (t->v->form == FAN_FORM_DENSE && (!t->v->array->writable || fan_array_expanded(t->v->array)))
+        return true;
+    if ((t->ours && !t->lent) || t->donated)
+        return false;
+    return !(t->v->object && b->frontend->unshared(t->v->object));
+}
+
+/* D13: a slot fed only zeros gives the first one, or one of the sum's dtype and the declared shape. */
+fan_status fan_take_zeros(fan_buffer *b, size_t slot, const fan_value *zero, fan_dtype sum, fan_value *out,
+                          fan_error *err)
+{
+    const fan_slot *s = &b->slots[slot];
+    const fan_array *z = zero->array;
+    int ndim = s->spec->has_shape ? s->spec->ndim : z->ndim;
+    const int64_t *shape = s->spec->has_shape ? s->spec->shape : z->shape;
+    fan_array *one = NULL, *whole = NULL;
+    if (zero->dtype == sum && fan_accum_fit(false, ndim, shape, z->ndim, z->shape) == FAN_FIT_EXACT)
+        return fan_value_copy(b->frontend, zero, out, err);
+    FAN_TRY(fan_array_new(sum, 0, NULL, NULL, &one, err));
+    fan_fill_zero(one);
+    fan_status status = fan_array_broadcast(one, ndim, shape, &whole, err);
+    fan_array_drop(one);
+    if (status == FAN_OK)
+        *out = (fan_value){.form = FAN_FORM_ZERO, .dtype = sum, .origin = zero->origin, .array = whole};
+    return status;
+}
+
+/* With stats, on a device with streams: what is handed through is looked at on A first, and is ready there then. */
+static fan_status survey(fan_fold *f, fan_slot_take *c, fan_error *err)
+{
+    fan_stream *R = NULL;
+    FAN_TRY(fan_fold_survey(f, &R, err));
+    c->known = fan_sum_stats_move(&f->known);
+    if (R) {
+        fan_stream_drop(c->ready);
+        fan_event_drop(c->ready_event);
+        c->ready = fan_stream_hold(R);
+        c->ready_event = NULL;
+    }
+    return FAN_OK;
+}
+
+/* What is to be done for the slot's sum, but for what goes straight into out: what needs no fold is done at once. The
+ * slot is busy. */
+fan_status fan_slot_take_decide(fan_buffer *b, size_t slot, const fan_take *how, const fan_extents *outs,
+                                fan_slot_take *c, fan_stream *consumer, bool last, fan_error *err)
+{
+    fan_slot *s = &b->slots[slot];
+    fan_fold *f = &c->g.fold;
+    const fan_value *out = fan_take_out_at(how, slot);
+    size_t dense = 0, sparse = 0, objects = 0;
+    for (size_t i = 0; i < f->n; i++) {
+        dense += f->terms[i].v->form == FAN_FORM_DENSE;
+        sparse += f->terms[i].v->form == FAN_FORM_SPARSE;
+        objects += f->terms[i].v->form == FAN_FORM_OBJECT;
+    }
+    fan_dtype sum = fan_fold_dtype(f);
+    f->taker = consumer;
+    if (c->g.like) {
+        c->origin = c->g.like->origin;
+        c->rank = c->g.like->rank;
+    }
+    if (f->state && !c->g.like) {
+        c->origin = f->state->origin;
+        c->rank = f->state->rank;
+    }
+    if (f->n == 0 && !f->state && !c->g.zero)
+        return FAN_OK;
+    if (f->n == 0 && !f->state) {
+        if (out) {
+            c->by_copy = true;
+            return FAN_OK;
+        }
+        return fan_take_zeros(b, slot, c->g.zero, sum, &c->result, err);
+    }
+    if (out && dense == f->n && !c->by_copy) {
+        c->into_out = true;
+        return FAN_OK;
+    }
+    if (fan_take_scaled(how) && objects)
+        return fan_fail(err, FAN_ERR_TYPE, FAN_SLOT_SAID " sums objects; scale= needs arrays", FAN_SLOT_WHO(b, slot));
+    bool exact = fan_fold_is_exact(f) && (f->n > 1 || f->state);
+    bool same_dtype = objects || fan_accum_dtype(sum, s->spec->accumulate) == sum;
+    bool whole = fan_take_scaled(how) || (out != NULL);
+    /* Beyond a gap nothing is committed: should a later slot fail, the missing keys may still come. */
+    bool gapless = s->p->keyed < 0 || !c->g.nitems ||
+                   c->g.items[c->g.nitems - 1]->key == s->p->next_key + (int64_t)c->g.nitems - 1;
+    gapless = gapless || fan_take_count(b, how) == 1 || last;
+    if (!gapless && f->n > 1 && !objects && !exact && f->terms[0].donated) {
+        c->late = true; /* written in place once no other slot can fail any more */
+        return FAN_OK;
+    }
+    if (f->n > 1 && !exact && !whole && same_dtype && sparse < f->n && gapless &&
+        !(how->writable && fan_fold_expanded(f))) {
+        /* The running sum is the result: fold in place where that may be, and keep it should a later slot fail. */
+        c->doing = SLOT_COMMITS;
+        return FAN_OK;
+    }
+    if (f->n == 1 && !exact && !out && !fan_take_scaled(how) && !fan_written_by_out(outs, f->terms[0].v) &&
+        !plain_copy_needed(b, how, f) && (f->terms[0].v->form == FAN_FORM_OBJECT || f->terms[0].v->dtype == sum)) {
+        c->ready = fan_stream_hold(f->terms[0].producer);
+        c->ready_event = fan_event_hold(f->terms[0].event);
+        s->p->rules |= FAN_A(14);
+        if (fan_fold_skip(f))
+            c->known = fan_sum_stats_hold(&s->p->known);
+        else
+            FAN_TRY(survey(f, c, err));
+        return fan_value_copy(b->frontend, f->terms[0].v, &c->result, err);
+    }
+    c->doing = SLOT_FINISHES;
+    f->finish = true;
+    f->take = how;
+    f->finish_dtype = out ? out->dtype : FAN_DT_NONE;
+    if (f->n == 1)
+        FAN_COUNT(b, copies, 1);
+    return FAN_OK;
+}
+
+/* What the fold gave. */
+static fan_status slot_take_end(fan_buffer *b, size_t slot, fan_slot_take *c, fan_error *err)
+{
+    fan_slot *s = &b->slots[slot];
+    fan_fold *f = &c->g.fold;
+    c->begun = false;
+    if (c->doing == SLOT_COMMITS) {
+        FAN_TRY(fan_fold_commit_end(b, slot, &c->g, err));
+        c->ready = fan_stream_hold(s->p->ready);
+        c->ready_event = fan_event_hold(s->p->ready_event);
+        c->known = fan_sum_stats_hold(&s->p->known);
+        return fan_value_copy(b->frontend, &s->p->value, &c->result, err);
+    }
+    FAN_TRY(fan_fold_end(f, err));
+    c->known = fan_sum_stats_move(&f->known);
+    c->result = f->result;
+    f->result = (fan_value){.dtype = FAN_DT_NONE};
+    c->ready = f->ready;
+    c->ready_event = f->ready_event;
+    f->ready = NULL;
+    f->ready_event = NULL;
+    s->p->rules |= f->rules;
+    return FAN_OK;
+}
+
+/* The slot is busy; who asks whether it is ready may look meanwhile. */
+void fan_take_poison(fan_buffer *b, size_t slot, fan_status status, const fan_error *err)
+{
+    if (status == FAN_OK)
+        return;
+    fan_slot_lock(b, slot);
+    fan_slot_poison(&b->slots[slot], status, err);
+    fan_slot_unlock(b, slot);
+}
+
+/* Ends the folds of takes [from, to) that are in the batch; `failed`: some slot did, and nothing more is queued. A slot
+ * whose sum was not queued is as it was. */
+fan_status fan_take_slots_end(fan_buffer *b, fan_slot_take *takes, size_t from, size_t to, fan_batch *batch,
+                              bool failed, fan_error *err)
+{
+    fan_error other;
+    fan_status status = FAN_OK;
+    if (!batch)
+        return FAN_OK;
+    if (!failed && !FAN_FAULT(BATCH_LATE))
+        fan_batch_flush(batch);
+    for (size_t i = from; i < to; i++) {
+        fan_error *said = status == FAN_OK ? err : &other;
+        if (!takes[i].begun)
+            continue;
+        if (fan_fold_left(&takes[i].g.fold)) {
+            fan_fold_abandon(&takes[i].g.fold);
+            takes[i].begun = false;
+            continue;
+        }
+        fan_status its = slot_take_end(b, takes[i].slot, &takes[i], said);
+        fan_take_poison(b, takes[i].slot, its, said);
+        status = status == FAN_OK ? its : status;
+    }
+    if (!failed && FAN_FAULT(BATCH_LATE))
+        fan_batch_flush(batch);
+    if (status == FAN_OK)
+        status = fan_batch_failure(batch, err);
+    fan_batch_clear(batch);
+    return status;
+}
+
+/* Carries out the slot's fold, or puts it into the batch. */
+fan_status fan_slot_take_fold(fan_buffer *b, size_t slot, fan_slot_take *c, fan_batch *batch, fan_error *err)
+{
+    if (c->doing == SLOT_DONE)
+        return FAN_OK;
+    if (batch && fan_fold_batches(&c->g.fold)) {
+        FAN_TRY(fan_fold_begin(&c->g.fold, batch, err));
+        c->begun = true;
+        return FAN_OK;
+    }
+    if (batch)
+        fan_batch_flush(batch); /* the device's order is that of the slots */
+    FAN_TRY(fan_fold_begin(&c->g.fold, NULL, err));
+    return slot_take_end(b, slot, c, err);
+}
+
+/* The stream that writes a sum into out, a hold: A, where it was made. A slot that was fed zeros alone has none: then
+ * the taker's, or the device's current one. */
+static fan_stream *writer(const fan_pass *p, const fan_fold *f, const fan_value *out)
+{
+    if (p->accum || !out->device->backend->has_streams)
+        return fan_stream_hold(p->accum);
+    return f->taker && f->taker->device == out->device ? fan_stream_hold(f->taker) : fan_stream_current(out->device);
+}
+
+/* A sum that is there already goes into out: copied, or, if it is sparse, its entries over zeros. */
+static fan_status copy_into_out(fan_buffer *b, const fan_value *out, fan_slot_take *c, fan_stream *A, fan_error *err)
+{
+    fan_fold *f = &c->g.fold;
+    fan_operand one = {c->result.array, out->dtype};
+    if (!A && out->device->backend->has_streams)
+        return fan_fail(err, FAN_ERR_NOMEM, "%s: out of memory", b->name);
+    f->out = out;
+    FAN_TRY(fan_order_wait_taker(f, A, err));
+    FAN_COUNT(b, copies, 1);
+    FAN_COUNT(b, passes, 1);
+    if (c->result.form == FAN_FORM_DENSE)
+        return fan_device_run(out->device, A,
+                              &(fan_job){.kind = FAN_JOB_COPY, .out = out->array, .in = &one, .n = 1, .label = "copy"},
+                              err);
+    FAN_TRY(fan_device_run(out->device, A, &(fan_job){.kind = FAN_JOB_ZERO, .out = out->array, .label = "fill"}, err));
+    if (c->result.form == FAN_FORM_SPARSE)
+        FAN_TRY(fan_device_run(
+            out->device, A,
+            &(fan_job){.kind = FAN_JOB_SCATTER, .out = out->array, .sparse = c->result.sparse, .label = "scatter"},
+            err));
+    return FAN_OK;
+}
+
+/* Copies the sum into out. */
+fan_status fan_slot_take_copy(fan_buffer *b, size_t slot, const fan_take *how, fan_slot_take *c, fan_error *err)
+{
+    fan_slot *s = &b->slots[slot];
+    const fan_value *out = fan_take_out_at(how, slot);
+    fan_value sum = c->result;
+    fan_stream *R = writer(s->p, &c->g.fold, out);
+    fan_status status = copy_into_out(b, out, c, R, err);
+    fan_stream_drop(c->ready);
+    c->ready = R;
+    FAN_TRY(status);
+    fan_event_drop(c->ready_event);
+    c->ready_event = NULL;
+    if (s->p->accum && s->p->accum != s->p->consumer)
+        FAN_TRY(fan_order_record(b, s->p->accum, FAN_PLAN_S22_RECORD, &c->ready_event, err));
+    c->result = (fan_value){.dtype = FAN_DT_NONE};
+    fan_value_drop(b->frontend, &sum);
+    return fan_value_copy(b->frontend, out, &c->result, err);
+}
+
+/* Does out= lie where one of the terms lies? */
+bool fan_written_by_own_out(const fan_slot_take *c, const fan_value *out)
+{
+    for (size_t i = 0; i < c->g.fold.n; i++)
+        if (c->g.fold.terms[i].v->form == FAN_FORM_DENSE && !fan_array_apart(out->array, c->g.fold.terms[i].v->array))
+            return true;
+    return false;
+}
+
+fan_status fan_slot_take_claim(fan_buffer *b, size_t slot, fan_error *err)
+{
+    fan_slot *s = &b->slots[slot];
+    fan_slot_lock(b, slot);
+    fan_status status = fan_slot_in_target(b, slot, "take", err);
+    if (status == FAN_OK && (status = fan_slot_claim_all(b, slot, true, "take", err)) == FAN_OK) {
+        status = fan_slot_poisoned(b, slot, err);
+        if (status == FAN_OK && s->expected >= 0 && s->p->count != s->expected)
+            status = fan_fail(err, FAN_ERR_VALUE,
+                              FAN_SLOT_SAID ": expected %" PRId64 " contribution%s, got %" PRId64 " (A16)",
+                              FAN_SLOT_WHO(b, slot), s->expected, FAN_PLURAL(s->expected), s->p->count);
+        if (status != FAN_OK)
+            fan_slot_let_go(b, slot);
+    }
+    fan_slot_unlock(b, slot);
+    return status;
+}
+
+/* With stats: what the sum's own pass has not told. A sum that is undefined or no array has UINT64_MAX elements; zeros
+ * that went into an out are zeros. */
+fan_status fan_slot_take_stats(fan_slot_take *c, const fan_pass *p, fan_error *err)
+{
+    fan_fold *f = &c->g.fold;
+    fan_sum_stats was = c->known;
+    if (c->result.form == FAN_FORM_UNDEFINED || c->result.form == FAN_FORM_OBJECT) {
+        fan_sum_stats_drop(&c->known);
+        c->known = (fan_sum_stats){.yes = true, .stats = {.count = UINT64_MAX}};
+        return FAN_OK;
+    }
+    if (!was.yes && c->by_copy && f->n == 0 && !f->state) {
+        c->known = (fan_sum_stats){.yes = true, .stats = {.count = (uint64_t)c->result.array->size, .bad = SIZE_MAX}};
+        return FAN_OK;
+    }
+    f->known = was;
+    c->known = (fan_sum_stats){.yes = false};
+    FAN_TRY(fan_fold_learn(f, &c->result, err));
+    c->known = fan_sum_stats_move(&f->known);
+    if (p->known.bad) {
+        c->known.bad = true;
+        c->known.bad_key = p->known.bad_key;
+    }
+    return FAN_OK;
+}
