@@ -88,7 +88,7 @@ def lives() -> dict[str, Callable[[], None]]:
 
 def inner() -> None:
     """Under callgrind: everything once to be warm, then each between two marks."""
-    mark, all_ = _core._test_team, lives()
+    mark, all_ = _core.build_info, lives()
     for work in all_.values():
         work()
     for work in all_.values():
@@ -143,7 +143,7 @@ def main() -> None:
         words = [
             "valgrind",
             "--tool=callgrind",
-            "--dump-before=test_team",
+            "--dump-before=build_info",
             f"--callgrind-out-file={out}",
             sys.executable,
             __file__,

@@ -13,10 +13,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from common import FLOOR, TORCH, array, effort, main, size_text
+from common import FLOOR, TORCH, array, effort, inside, main, size_text
 
 import fanin
-from fanin import _core
 from fanin.cli.timing import Result, at_least, measure, peer, pinned
 
 CAST = "torch, cast to float32 first"
@@ -36,7 +35,7 @@ def times(name: str, size: int, n: int, where: str, quick: bool) -> Result:
 
     def floor() -> None:
         for x in arrays:
-            _core._test_read(x)
+            inside().read_all(x)
 
     work: dict[str, Any] = {ours: lambda: fanin.add_n(typed, out=target), FLOOR: floor, TORCH: None, CAST: None}
     torch = peer("torch")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from common import main
+from common import inside, main
 from numpy.lib.stride_tricks import as_strided
 
 import fanin
@@ -115,11 +115,20 @@ def pairs() -> dict[str, tuple[Array, Array]]:
 
 def pair(name: str, quick: bool, where: str) -> Result:
     x, y = pairs()[name]
-    names = {"shares": np.shares_memory, "overlap": fanin.overlap, "in_c": _core._test_overlap, "x": x, "y": y}
+    from kit.inside import view
+
+    two = view(x), view(y)
+    names = {
+        "shares": np.shares_memory,
+        "overlap": fanin.overlap,
+        "in_c": lambda times: inside().overlap(*two, times),
+        "x": x,
+        "y": y,
+    }
     work = {
         "np.shares_memory(x, y)": "shares(x, y)",
         "fanin.overlap(x, y)": "overlap(x, y)",
-        "1000 times in C": "in_c(x, y, 1000)",
+        "1000 times in C": "in_c(1000)",
     }
     return measure(
         f"two {name}, core {where}",

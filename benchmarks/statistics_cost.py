@@ -10,17 +10,18 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from common import array, arrays, effort, main, size_text
+from common import array, arrays, effort, inside, main, size_text
 
 import fanin
-from fanin import _core
 from fanin.cli.timing import Result, at_most, measure, peer, pinned
 
 
 def one(size: int, n: int, where: str, quick: bool) -> Result:
     """n x size bytes."""
     inputs, out = arrays(n, size, "1088 k"), array(size // 4)
-    in_place = (out, *inputs[1:])
+    from kit.inside import view
+
+    target, terms = view(out), tuple(map(view, (out, *inputs[1:])))
     torch = peer("torch")
 
     def total(stats: bool = False) -> None:
@@ -40,8 +41,8 @@ def one(size: int, n: int, where: str, quick: bool) -> Result:
         "sum and statistics": lambda: total(True),
         "sum, then np.dot, np.isfinite": apart,
         "sum, then torch's norm": clip if torch else None,
-        "in place": lambda: _core._test_sum(out, in_place, "float32", False),
-        "in place and statistics": lambda: _core._test_sum(out, in_place, "float32", True),
+        "in place": lambda: inside().sum(target, terms),
+        "in place and statistics": lambda: inside().sum(target, terms, True),
     }
     return measure(
         f"{n} x {size_text(size)} float32, core {where}", work, base="sum",

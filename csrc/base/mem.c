@@ -2,15 +2,18 @@
 
 #include "base/pool.h"
 
+#ifdef FAN_TEST
 #include <stdatomic.h>
+#endif
 #include <stdbool.h>
 #include <stdlib.h>
 
 #define DATA_ALIGN 64
 
+#ifdef FAN_TEST
 static atomic_int_fast64_t made, freed, refused;
 
-/* Failing on purpose: `armed` is looked at first, so that a run without tests pays one load. */
+/* Failing on purpose: `armed` is looked at first. */
 static atomic_bool armed;
 static atomic_int_fast64_t left_to_pass, left_to_fail;
 
@@ -22,10 +25,8 @@ void fan_mem_fail_at(int64_t skip, int64_t count)
     atomic_store(&armed, skip >= 0 && count != 0);
 }
 
-static bool must_fail(size_t n)
+static bool fails_on_purpose(void)
 {
-    if (n > PTRDIFF_MAX) /* no object can be so large */
-        return true;
     if (!atomic_load_explicit(&armed, memory_order_relaxed))
         return false;
     if (atomic_fetch_sub(&left_to_pass, 1) > 0)
@@ -45,6 +46,29 @@ static void *count_new(void *p)
     return p;
 }
 
+static void count_gone(const void *p)
+{
+    if (p)
+        atomic_fetch_add_explicit(&freed, 1, memory_order_relaxed);
+}
+
+fan_mem_counts fan_mem_get(void)
+{
+    /* `freed` first: live is never negative. */
+    int64_t gone = atomic_load(&freed);
+    fan_mem_counts c = {.total = atomic_load(&made), .failed = atomic_load(&refused)};
+    c.live = c.total - gone;
+    return c;
+}
+#else
+static bool fails_on_purpose(void) { return false; }
+static void *count_new(void *p) { return p; }
+static void count_gone(const void *p) { (void)p; }
+#endif
+
+/* must_fail: no object can be so large; or a test wants it so. */
+static bool must_fail(size_t n) { return n > PTRDIFF_MAX || fails_on_purpose(); }
+
 void *fan_alloc(size_t n) { return must_fail(n) ? NULL : count_new(malloc(n ? n : 1)); }
 
 void *fan_calloc(size_t n) { return must_fail(n) ? NULL : count_new(calloc(1, n ? n : 1)); }
@@ -59,8 +83,7 @@ void *fan_realloc(void *p, size_t n)
 
 void fan_free(void *p)
 {
-    if (p)
-        atomic_fetch_add_explicit(&freed, 1, memory_order_relaxed);
+    count_gone(p);
     free(p);
 }
 
@@ -75,20 +98,11 @@ void *fan_alloc_data(size_t n)
 void fan_free_data(void *p, size_t n)
 {
     if (p && n >= FAN_POOL_FROM) {
-        atomic_fetch_add_explicit(&freed, 1, memory_order_relaxed);
+        count_gone(p);
         fan_pool_give(p, n);
     } else {
         fan_free(p);
     }
-}
-
-fan_mem_counts fan_mem_get(void)
-{
-    /* `freed` first: live is never negative. */
-    int64_t gone = atomic_load(&freed);
-    fan_mem_counts c = {.total = atomic_load(&made), .failed = atomic_load(&refused)};
-    c.live = c.total - gone;
-    return c;
 }
 
 int fan_grow(void **items, size_t *cap, size_t want, size_t size)

@@ -1,4 +1,4 @@
-/* mem: host memory, counted, with a hook that fails the n-th allocation (tests).
+/* mem: host memory; in test builds counted, with a hook that fails the n-th allocation.
  *
  * Everything the core allocates on the host comes from here. Allocation of 0 bytes gives a pointer that can be
  * freed. All functions may be called from any thread.
@@ -19,8 +19,9 @@ void fan_free(void *p);               /* p may be NULL */
 void *fan_alloc_data(size_t n);
 void fan_free_data(void *p, size_t n); /* p may be NULL */
 
+#ifdef FAN_TEST
 /* fan_mem_fail_at: lets `skip` more allocations pass and fails the `count` that follow (-1: all that follow);
- * skip < 0 switches failing off. Process-wide; for tests. */
+ * skip < 0 switches failing off. Process-wide. */
 void fan_mem_fail_at(int64_t skip, int64_t count);
 
 typedef struct fan_mem_counts {
@@ -30,6 +31,7 @@ typedef struct fan_mem_counts {
 } fan_mem_counts;
 
 fan_mem_counts fan_mem_get(void);
+#endif
 
 /* fan_grow: makes room for at least `want` items of `size` bytes in *items (capacity *cap). Returns 0, or -1
  * when out of memory with everything as before. */

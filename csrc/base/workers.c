@@ -151,7 +151,9 @@ int fan_workers_get(void)
     return n < DEFAULT_MOST ? n : DEFAULT_MOST;
 }
 
+#ifdef FAN_TEST
 int fan_workers_alive(void) { return atomic_load(&alive); }
+#endif
 
 void fan_workers_set(int threads)
 {

@@ -24,7 +24,9 @@ int fan_workers_get(void);
 void fan_workers_set(int threads);
 /* fan_workers_chosen: what was set last; 0: the default. */
 int fan_workers_chosen(void);
+#ifdef FAN_TEST
 /* fan_workers_alive: helpers that stand ready (tests). */
 int fan_workers_alive(void);
+#endif
 
 #endif

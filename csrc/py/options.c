@@ -1,9 +1,6 @@
-/* options: process-wide switches and counters, and what only tests ask for. */
+/* options: process-wide switches and counters; in test builds what tests/kit/hooks.py asks for. */
 #include "py/turn.h"
 
-#include "array/convert.h"
-#include "array/exact.h"
-#include "array/sum.h"
 #include "array/sum_loops.h"
 #include "base/mem.h"
 #include "base/pool.h"
@@ -140,6 +137,13 @@ static PyObject *auto_budget(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(no
     return Py_BuildValue("(KK)", (unsigned long long)now.alone, (unsigned long long)now.held);
 }
 
+static PyObject *workers(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+{
+    return PyLong_FromLong(fan_workers_get());
+}
+
+#ifdef FAN_TEST
+/* What tests/kit/hooks.py asks for. */
 static PyObject *test_auto_budget(PyObject *Py_UNUSED(module), PyObject *args)
 {
     unsigned long long alone = 0, held = 0;
@@ -165,150 +169,11 @@ static PyObject *test_memory(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(no
     return Py_BuildValue("(LLL)", (long long)n.live, (long long)n.total, (long long)n.failed);
 }
 
-/* test_read: every byte once, and nothing else: the floor under any sum. */
-static PyObject *test_read(PyObject *Py_UNUSED(module), PyObject *o)
+static PyObject *test_helpers(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 {
-    Py_buffer view;
-    uint64_t all;
-    if (PyObject_GetBuffer(o, &view, PyBUF_SIMPLE) < 0)
-        return NULL;
-    Py_BEGIN_ALLOW_THREADS all = fan_sum_read(view.buf, (size_t)view.len);
-    Py_END_ALLOW_THREADS PyBuffer_Release(&view);
-    return PyLong_FromUnsignedLongLong(all);
+    return PyLong_FromLong(fan_workers_alive());
 }
 
-/* test_sum: fan_sum of gap-free buffers of one dtype, as it stands: (statistics or None). */
-static PyObject *test_sum(PyObject *Py_UNUSED(module), PyObject *args)
-{
-    enum { MOST = 64 };
-    PyObject *into, *sources, *answer = NULL;
-    const char *name;
-    int with_stats, parallel = 1;
-    FAN_UNCLEARED Py_buffer view[MOST + 1];
-    Py_ssize_t n, held = 0;
-    FAN_UNCLEARED fan_array array[MOST + 1];
-    FAN_UNCLEARED fan_operand in[MOST];
-    fan_stats stats;
-    if (!PyArg_ParseTuple(args, "OO!sp|p:_test_sum", &into, &PyTuple_Type, &sources, &name, &with_stats, &parallel))
-        return NULL;
-    fan_dtype d = fan_dtype_from_name(name);
-    n = PyTuple_GET_SIZE(sources);
-    if (d == FAN_DT_NONE || n < 1 || n > MOST) {
-        PyErr_SetString(PyExc_ValueError, "expected a dtype and 1 to 64 sources");
-        return NULL;
-    }
-    for (; held <= n; held++) {
-        Py_ssize_t k = held; /* the last is the result */
-        if (PyObject_GetBuffer(k < n ? PyTuple_GET_ITEM(sources, k) : into, &view[k],
-                               k < n ? PyBUF_SIMPLE : PyBUF_WRITABLE) < 0)
-            goto done;
-        fan_array *a = &array[k];
-        memset(a, 0, sizeof *a);
-        a->data = view[k].buf;
-        a->dtype = d;
-        a->ndim = 1;
-        a->shape = a->dims;
-        a->strides = a->dims + 1;
-        a->size = a->dims[0] = (int64_t)view[k].len / (int64_t)fan_dtype_size(d);
-        a->dims[1] = (int64_t)fan_dtype_size(d);
-        if (k < n)
-            in[k] = (fan_operand){.array = a, .acc = fan_dtype_accumulate(d)};
-        if (a->size != array[0].size) {
-            held++;
-            PyErr_SetString(PyExc_ValueError, "expected buffers of one size");
-            goto done;
-        }
-    }
-    Py_BEGIN_ALLOW_THREADS fan_sum(&array[n], in, (size_t)n,
-                                   &(fan_sum_how){.stats = with_stats ? &stats : NULL, .parallel = parallel});
-    Py_END_ALLOW_THREADS if (!with_stats) answer = Py_NewRef(Py_None);
-    else answer = Py_BuildValue("{s:K,s:d,s:d,s:K,s:N}", "count", (unsigned long long)stats.count, "sumsq", stats.sumsq,
-                                "absmax", stats.absmax, "nonfinite", (unsigned long long)stats.nonfinite, "bad",
-                                stats.bad == SIZE_MAX ? Py_NewRef(Py_None) : PyLong_FromSize_t(stats.bad));
-done:
-    while (held--)
-        PyBuffer_Release(&view[held]);
-    return answer;
-}
-
-static PyObject *test_team(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
-{
-    return Py_BuildValue("(ii)", fan_workers_get(), fan_workers_alive());
-}
-
-/* exact_sum: in one go, or over states, `step` arrays at a time. */
-static fan_status exact_sum(const fan_array *out, const fan_array *const *in, size_t n, fan_dtype d,
-                            const fan_scale *scale, size_t step)
-{
-    if (step == 0) {
-        fan_exact_sum(out, in, n, d, scale);
-        return FAN_OK;
-    }
-    void *state = fan_alloc(fan_exact_state_size(d) * (size_t)out->size);
-    if (!state)
-        return FAN_ERR_NOMEM;
-    fan_exact_start(state, d, out->size);
-    for (size_t k = 0; k < n; k += step)
-        fan_exact_add(state, d, in + k, n - k < step ? n - k : step);
-    fan_exact_finish(out, state, d, scale);
-    fan_free(state);
-    return FAN_OK;
-}
-
-static PyObject *test_exact(PyObject *Py_UNUSED(module), PyObject *args)
-{
-    PyObject *target, *arrays, *fast = NULL, *result = NULL;
-    Py_complex factor = {1, 0};
-    Py_ssize_t step = 0, n, had = 0;
-    int isa = -1, scaled = 0;
-    fan_value out = {0}, *in = NULL;
-    const fan_array **terms = NULL;
-    fan_dtype d;
-    fan_status status;
-    if (!PyArg_ParseTuple(args, "OO|pDni:_test_exact", &target, &arrays, &scaled, &factor, &step, &isa) ||
-        fan_import_out(target, &out) < 0)
-        return NULL;
-    fast = PySequence_Tuple(arrays);
-    n = fast ? PyTuple_GET_SIZE(fast) : 0;
-    in = fan_calloc((size_t)(n + 1) * sizeof *in);
-    terms = fan_calloc((size_t)(n + 1) * sizeof *terms);
-    if (!fast || !in || !terms) {
-        if (fast)
-            PyErr_NoMemory();
-        goto done;
-    }
-    d = FAN_DT_NONE;
-    for (; had < n; had++) {
-        if (fan_import(PyTuple_GET_ITEM(fast, had), false, false, &in[had]) < 0)
-            goto done;
-        terms[had] = in[had].array;
-        if (!terms[had] || !fan_array_same_shape(terms[had], out.array)) {
-            had++;
-            PyErr_SetString(PyExc_ValueError, "_test_exact: expected dense arrays of one shape");
-            goto done;
-        }
-        d = had ? fan_dtype_promote(d, terms[had]->dtype) : terms[had]->dtype;
-    }
-    if (n == 0 || d == FAN_DT_NONE || !fan_exact_fits(d) || fan_dtype_kind(d) != fan_dtype_kind(out.array->dtype)) {
-        PyErr_SetString(PyExc_ValueError, "_test_exact: expected one array at least, and floats");
-        goto done;
-    }
-    fan_exact_isa(isa);
-    Py_BEGIN_ALLOW_THREADS status = exact_sum(
-        out.array, terms, (size_t)n, d, &(fan_scale){.on = scaled, .re = factor.real, .im = factor.imag}, (size_t)step);
-    Py_END_ALLOW_THREADS fan_exact_isa(-1);
-    result = status == FAN_OK ? PyLong_FromLongLong((long long)fan_exact_slow()) : PyErr_NoMemory();
-done:
-    for (Py_ssize_t i = 0; i < had; i++)
-        fan_value_drop(&fan_python, &in[i]);
-    fan_free(in);
-    fan_free(terms);
-    Py_XDECREF(fast);
-    fan_value_drop(&fan_python, &out);
-    return result;
-}
-
-#ifdef FAN_TEST
 static PyObject *test_fault(PyObject *Py_UNUSED(module), PyObject *name)
 {
     const char *text = name == Py_None ? "NONE" : PyUnicode_AsUTF8(name);
@@ -335,20 +200,7 @@ PyMethodDef fan_option_functions[] = {
     {"auto_budget", auto_budget, METH_NOARGS,
      "auto_budget()\n--\n\nWhat budget=\"auto\" allows, in bytes: of what a buffer alone keeps alive, and of what "
      "somebody else holds."},
-    {"_test_auto_budget", test_auto_budget, METH_VARARGS,
-     "_test_auto_budget(alone, held, /)\n--\n\nTests: other limits than auto_budget's, of buffers made from now on; "
-     "without arguments: those again."},
-    {"_test_fail_at", test_fail_at, METH_VARARGS,
-     "_test_fail_at(skip, count=1, /)\n--\n\nTests: let `skip` allocations pass and fail the `count` after them (-1: "
-     "all); skip -1: off."},
-    {"_test_memory", test_memory, METH_NOARGS,
-     "_test_memory()\n--\n\nTests: blocks alive, allocations ever, allocations refused."},
-    {"_test_read", test_read, METH_O, "_test_read(buffer, /)\n--\n\nBenchmarks: read every byte once."},
-    {"_test_sum", test_sum, METH_VARARGS,
-     "_test_sum(out, sources, dtype, stats, parallel=True, /)\n--\n\nTests: one fold of gap-free buffers; its "
-     "statistics if they are asked for."},
-    {"_test_team", test_team, METH_NOARGS,
-     "_test_team()\n--\n\nTests: threads that work together, helpers that are alive."},
+    {"workers", workers, METH_NOARGS, "workers()\n--\n\nHow many threads make a large sum together."},
     {"set_options", set_options, METH_VARARGS,
      "set_options(debug, warn_stream_mismatch, budget, isa, threads, pool_bytes, capture_redirect, /)\n--\n\nSet those "
      "that are not None."},
@@ -365,11 +217,17 @@ PyMethodDef fan_option_functions[] = {
      "True\n"
      ">>> fanin.trim()\n"
      "0\n"},
-    {"_test_exact", test_exact, METH_VARARGS,
-     "_test_exact(out, arrays, scaled=False, scale=1, step=0, isa=-1, /)\n--\n\nTests: the exact sum into out; step: "
-     "over states, so many arrays at a time. "
-     "Returns how many elements went the integer path so far."},
 #ifdef FAN_TEST
+    {"_test_auto_budget", test_auto_budget, METH_VARARGS,
+     "_test_auto_budget(alone, held, /)\n--\n\nTests: other limits than auto_budget's, of buffers made from now on; "
+     "without arguments: those again."},
+    {"_test_fail_at", test_fail_at, METH_VARARGS,
+     "_test_fail_at(skip, count=1, /)\n--\n\nTests: let `skip` allocations pass and fail the `count` after them (-1: "
+     "all); skip -1: off."},
+    {"_test_memory", test_memory, METH_NOARGS,
+     "_test_memory()\n--\n\nTests: blocks alive, allocations ever, allocations refused."},
+    {"_test_helpers", test_helpers, METH_NOARGS,
+     "_test_helpers()\n--\n\nTests: threads that stand ready to help with large sums."},
     {"_test_fault", test_fault, METH_O,
      "_test_fault(name, /)\n--\n\nTests: plant the fault of that name (base/fault.h); None: none."},
 #endif

@@ -236,25 +236,6 @@ static PyObject *overlaps_itself(PyObject *Py_UNUSED(module), PyObject *const *a
     return judge(&item.region, NULL, budget);
 }
 
-/* test_overlap: the same question `times` times, to see how long one takes. */
-static PyObject *test_overlap(PyObject *Py_UNUSED(module), PyObject *args)
-{
-    FAN_RAW int64_t dims[2][FAN_REGION_DIMS];
-    fan_layout_item items[2];
-    PyArray_Descr *descr;
-    PyObject *which[2];
-    fan_verdict v = FAN_OVERLAP_HARD;
-    int times;
-    if (!PyArg_ParseTuple(args, "OOi:_test_overlap", &which[0], &which[1], &times))
-        return NULL;
-    for (int i = 0; i < 2; i++)
-        if (fan_region_read(which[i], "_test_overlap", i, dims[i], &items[i], &descr) < 0)
-            return NULL;
-    for (int i = 0; i < times; i++)
-        (void)fan_overlap(&items[0].region, &items[1].region, 0, NULL, NULL, &v, NULL);
-    return PyUnicode_FromString(fan_verdict_kind(v));
-}
-
 /* ---- fanin.Overlaps ---- */
 
 typedef struct overlaps_object {
@@ -600,7 +581,5 @@ PyMethodDef fan_overlap_functions[] = {
      ">>> fanin.overlaps_itself(np.broadcast_to(np.zeros(3), (2, 3)))\n<fanin.Verdict: overlap, at (1, 0) and (0, 0)>\n"
      ">>> windows = np.lib.stride_tricks.sliding_window_view(np.zeros(5), 3)\n>>> "
      "fanin.overlaps_itself(windows).kind\n'overlap'"},
-    {"_test_overlap", test_overlap, METH_VARARGS,
-     "_test_overlap(a, b, times, /)\n--\n\nThe verdict's kind after a short search, asked for `times` times."},
     {NULL, NULL, 0, NULL},
 };

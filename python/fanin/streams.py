@@ -164,7 +164,7 @@ def info() -> Info:
         platform=f"{platform.system()} {platform.machine()}",
         numpy=numpy.__version__,
         **_core.build_info(),
-        sums={"isa": _core.get_options()["isa"], "threads": _core._test_team()[0]},
+        sums={"isa": _core.get_options()["isa"], "threads": _core.workers()},
         backends={"cpu": {"available": True}, "sim": {"available": True}, "cuda": _cuda()},
         kernels=_kernels(),
         devices=devices(),

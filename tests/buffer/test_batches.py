@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import fanin
-from fanin import _core
 from fanin.sim import Machine
+from kit import hooks
 from kit.support import run_python
 
 pytestmark = pytest.mark.core
@@ -109,11 +109,11 @@ def test_what_is_refused_is_let_go() -> None:
     for extra in ([np.ones(3)], [Money(1), np.ones(3)]):
         mine = [X.copy(), Y.copy()]
         gc.collect()
-        blocks = _core._test_memory()[0]
+        blocks = hooks.memory()[0]
         with pytest.raises(ValueError, match="shape"):
             buf.add_many([0, 0, *([1] if len(extra) > 1 else []), 0], [*mine, *extra])
         gc.collect()
-        assert _core._test_memory()[0] == blocks
+        assert hooks.memory()[0] == blocks
         mine[0].resize(4, refcheck=True)  # nobody else has it
         assert taken(buf) == [None, None]
 
@@ -135,16 +135,16 @@ def test_memory_that_is_wanting_adds_none() -> None:
         buf.add(0, X, copy=True)
         buf.explain(0)  # on the general path from here on
         gc.collect()
-        blocks = _core._test_memory()[0]
-        _core._test_fail_at(n, 1)
+        blocks = hooks.memory()[0]
+        hooks.fail_at(n, 1)
         try:
             buf.add_many([0, 1, 0], [X, Money(1), X * 2], copy=True)
             done = True
         except MemoryError:
             done = False
-            assert _core._test_memory()[0] == blocks
+            assert hooks.memory()[0] == blocks
         finally:
-            _core._test_fail_at(-1)
+            hooks.fail_at(-1)
         assert buf.take()[0].tolist() == ([4, 8] if done else [1, 2])
         if done:
             assert n > 5
@@ -216,13 +216,13 @@ def test_ten_to_the_five_slots_take_no_memory_once_they_have_it() -> None:
     for _ in range(2):
         buf.add_many(slots, arrays)
         buf.take()
-    made = _core._test_memory()[1]
+    made = hooks.memory()[1]
     for _ in range(2):
         buf.add_many(slots, arrays)
         buf.add_many(slots, arrays)
         out = buf.take()
     assert out[-1].tolist() == [2, 2, 2, 2]
-    assert _core._test_memory()[1] == made
+    assert hooks.memory()[1] == made
 
 
 def test_a_small_pass_takes_no_memory_of_the_core() -> None:
@@ -239,10 +239,10 @@ def test_a_small_pass_takes_no_memory_of_the_core() -> None:
             return buf.take()
 
         life()
-        made = _core._test_memory()[1]
+        made = hooks.memory()[1]
         for _ in range(10):
             assert life()[0].tolist() == [3, 3]
-        assert _core._test_memory()[1] == made
+        assert hooks.memory()[1] == made
     """
     run_python(textwrap.dedent(code))
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import fanin
-from fanin import _core
+from kit import hooks
 
 pytestmark = pytest.mark.core
 
@@ -112,14 +112,14 @@ def test_memory_that_is_wanting_in_the_middle_of_a_fold_loses_nothing() -> None:
         buf = fanin.InputBuffer(1, budget=math.inf)
         for k in range(4):
             buf.add(0, np.full(200_000, float(k)), key=k)
-        _core._test_fail_at(n, 1)
+        hooks.fail_at(n, 1)
         try:
             buf.take()
             done = True
         except MemoryError:
             done = False
         finally:
-            _core._test_fail_at(-1)
+            hooks.fail_at(-1)
         if done:
             assert n > 3
             return

@@ -14,6 +14,7 @@ import pytest
 
 import fanin
 from fanin import _core
+from kit import hooks
 
 pytestmark = pytest.mark.core
 
@@ -25,9 +26,9 @@ ONE = 8 * N
 @pytest.fixture
 def limits() -> Iterator[tuple[int, int]]:
     """Four gradients that the buffer alone has may wait, and ten that somebody else holds."""
-    _core._test_auto_budget(4 * ONE, 10 * ONE)
+    hooks.auto_budget(4 * ONE, 10 * ONE)
     yield 4, 10
-    _core._test_auto_budget()
+    hooks.auto_budget()
 
 
 def made(k: int) -> Any:
@@ -241,7 +242,7 @@ def test_each_of_many_slots_is_asked_when_its_next_comes(limits: tuple[int, int]
 
 
 def test_what_was_added_last_is_asked_when_the_next_comes_to_another_slot() -> None:
-    _core._test_auto_budget(4 * ONE, 1000 * ONE)
+    hooks.auto_budget(4 * ONE, 1000 * ONE)
     try:
         buf = fanin.InputBuffer(20)
         for i in range(20):
@@ -251,7 +252,7 @@ def test_what_was_added_last_is_asked_when_the_next_comes_to_another_slot() -> N
         buf.add(0, g)
         assert buf.counters.folds == 1, "the gradients of the other slots are the buffer's alone, and too many"
     finally:
-        _core._test_auto_budget()
+        hooks.auto_budget()
 
 
 def test_a_gradient_for_two_slots_is_held_and_never_written(limits: tuple[int, int]) -> None:
@@ -273,7 +274,7 @@ def test_a_gradient_for_two_slots_is_held_and_never_written(limits: tuple[int, i
 
 def test_memory_goes_back_at_once() -> None:
     """What was added and dropped is gone when the call that sums it is over, not when the sum is taken."""
-    _core._test_auto_budget(3 * ONE, 10 * ONE)
+    hooks.auto_budget(3 * ONE, 10 * ONE)
     try:
         buf, alive = fanin.InputBuffer(1), 0
         seen: list[Any] = []
@@ -286,7 +287,7 @@ def test_memory_goes_back_at_once() -> None:
         assert alive <= 5, alive
         assert buf.take()[0][0] == sum(range(50))
     finally:
-        _core._test_auto_budget()
+        hooks.auto_budget()
 
 
 def test_the_first_that_is_the_buffers_alone_is_where_the_sum_is(limits: tuple[int, int]) -> None:
@@ -336,18 +337,18 @@ def test_memory_that_is_wanting_while_it_is_due_loses_nothing(limits: tuple[int,
     for first_held in (False, True):
         for n in range(40):
             buf, held, came = fanin.InputBuffer(1), made(1), 0
-            before = _core._test_memory()[2]
+            before = hooks.memory()[2]
             for k in range(14):
                 g = held if first_held and k == 0 else made(1)
                 if k == 4:
-                    _core._test_fail_at(n, 2)
+                    hooks.fail_at(n, 2)
                 try:
                     buf.add(0, g)
                     came += 1
                 except MemoryError:
                     refused += 1
-            _core._test_fail_at(-1)
-            passed += _core._test_memory()[2] > before
+            hooks.fail_at(-1)
+            passed += hooks.memory()[2] > before
             assert buf.take()[0].tolist() == [float(came)] * N, (first_held, n)
     assert passed > 3, (refused, passed)
 
@@ -580,7 +581,7 @@ def test_no_bit_no_error_and_no_snapshot_depends_on_who_holds_what() -> None:
             slots = int(rng.integers(1, 4))
             steps = script(rng, slots)
             one = int(rng.integers(1, 6)) * 192
-            _core._test_auto_budget(one, int(rng.integers(1, 4)) * one)
+            hooks.auto_budget(one, int(rng.integers(1, 4)) * one)
             auto, now = run(steps, slots, "auto")
             later, _ = run(steps, slots, math.inf)
             assert auto == later, f"seed {seed}"
@@ -588,7 +589,7 @@ def test_no_bit_no_error_and_no_snapshot_depends_on_who_holds_what() -> None:
             folds += now.folds
             in_place += now.in_place
     finally:
-        _core._test_auto_budget()
+        hooks.auto_budget()
     assert refused > 100 and folds > 1000 and in_place > 500, (refused, folds, in_place)
 
 
@@ -596,7 +597,7 @@ def test_no_bit_no_error_and_no_snapshot_depends_on_who_holds_what() -> None:
 def test_threads_that_add_to_one_slot_while_it_is_summed() -> None:
     """Sums of some size are made without the interpreter: who comes meanwhile waits."""
     size, each = 40_000, 40
-    _core._test_auto_budget(2 * 8 * size, 64 * MIB)
+    hooks.auto_budget(2 * 8 * size, 64 * MIB)
     buf = fanin.InputBuffer(1)
 
     def work(first: int) -> None:
@@ -612,7 +613,7 @@ def test_threads_that_add_to_one_slot_while_it_is_summed() -> None:
         assert buf.counters.folds > 10
         assert (buf.take()[0] == 3 * each).all()
     finally:
-        _core._test_auto_budget()
+        hooks.auto_budget()
 
 
 def test_under_every_schedule_the_automatic_budget_shows_what_the_whole_search_shows() -> None:
@@ -634,10 +635,10 @@ def test_under_every_schedule_the_automatic_budget_shows_what_the_whole_search_s
         return folds, *(float(x[0]) for x in buf.take())
 
     for most, results in [(9 * ONE, {(0, 2.0, 4.0)}), (2 * ONE, {(0, 2.0, 4.0), (1, 2.0, 4.0)})]:
-        _core._test_auto_budget(most, 10 * ONE)
+        hooks.auto_budget(most, 10 * ONE)
         try:
             reduced, whole = fanin.sim.explore(scenario), fanin.sim.explore(scenario, reduce=False)
         finally:
-            _core._test_auto_budget()
+            hooks.auto_budget()
         assert reduced.complete and whole.complete and reduced.runs <= whole.runs
         assert set(reduced.results) == set(whole.results) == results, (most, reduced, whole)

@@ -20,6 +20,7 @@ import pytest
 
 import fanin
 from fanin import InputBuffer, Slot, Sparse, Zero, _core
+from kit import hooks
 
 pytestmark = pytest.mark.core
 
@@ -248,11 +249,11 @@ def test_a_call_that_raises_says_why_and_leaves_everything_as_it_was(what: str) 
     told = [buf.explain(i) for i in range(4)]
     counted = buf.counters
     gc.collect()
-    blocks = _core._test_memory()[0]
+    blocks = hooks.memory()[0]
     with pytest.raises(kind, match=re.escape(words)):
         call(buf)
     gc.collect()
-    assert _core._test_memory()[0] == blocks
+    assert hooks.memory()[0] == blocks
     assert [buf.explain(i) for i in range(4)] == told
     assert buf.counters.adds == counted.adds
     results = buf.take()
@@ -427,11 +428,11 @@ MADE: list[tuple[str, Callable[[], Any], type[Exception], str]] = [
 @pytest.mark.parametrize("what", [m[0] for m in MADE])
 def test_what_cannot_be_made_says_why(what: str) -> None:
     _, call, kind, words = next(m for m in MADE if m[0] == what)
-    blocks, options = _core._test_memory()[0], _core.get_options()
+    blocks, options = hooks.memory()[0], _core.get_options()
     with pytest.raises(kind, match=re.escape(words)):
         call()
     gc.collect()
-    assert _core._test_memory()[0] == blocks
+    assert hooks.memory()[0] == blocks
     assert _core.get_options() == options
 
 
@@ -588,19 +589,19 @@ def test_memory_that_is_wanting_is_a_memory_error_and_nothing_is_lost() -> None:
         buf = grads()
         buf.explain(0)  # what is plain becomes items here, which take memory
         gc.collect()
-        blocks = _core._test_memory()[0]
+        blocks = hooks.memory()[0]
         x = np.ones(2, np.float32)
-        _core._test_fail_at(n, 1)
+        hooks.fail_at(n, 1)
         try:
             buf.add(0, x, copy=True)
             done = True
         except MemoryError:
             done = False
-            assert _core._test_memory()[0] == blocks
+            assert hooks.memory()[0] == blocks
         finally:
-            _core._test_fail_at(-1)
+            hooks.fail_at(-1)
         assert buf.take()[0].tolist() == ([2, 2] if done else [1, 1])
-        if done and _core._test_memory()[2] == 0:
+        if done and hooks.memory()[2] == 0:
             break
         if done:
             assert n > 0

@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 
 import fanin
-from fanin import Slot, Sparse, Zero, _core
+from fanin import Slot, Sparse, Zero
+from kit import hooks
 
 pytestmark = pytest.mark.core
 
@@ -596,7 +597,7 @@ def test_an_abandoned_pass_in_a_cycle_is_freed() -> None:
             return self
 
     gc.collect()
-    before = _core._test_memory()[0]
+    before = hooks.memory()[0]
     node = Node()
     node.buf = fanin.InputBuffer([Slot(), Slot(combine=lambda a, b, c=node: c)])
     node.buf.add(0, np.ones(1000))
@@ -606,7 +607,7 @@ def test_an_abandoned_pass_in_a_cycle_is_freed() -> None:
     del node
     gc.collect()
     assert [a() for a in alive] == [None, None]
-    assert _core._test_memory()[0] == before
+    assert hooks.memory()[0] == before
 
 
 def test_counts_of_references_are_as_before() -> None:
@@ -659,11 +660,11 @@ def test_the_collector_takes_a_buffer_apart_that_a_tuple_leads_back_to() -> None
     for n in (1, 3, 6):
         cycle(n)
         gc.collect()
-        before = _core._test_memory()[0]
+        before = hooks.memory()[0]
         for _ in range(5):
             cycle(n)
         gc.collect()
-        assert _core._test_memory()[0] <= before, n
+        assert hooks.memory()[0] <= before, n
 
 
 def test_counters_are_objects_like_any_other() -> None:

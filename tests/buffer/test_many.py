@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 import fanin
-from fanin import _core
 from fanin._sim.machine import SCHEDULES
 from fanin.sim import Machine, explore
 from fanin.testing import FakeDriver, use_driver
+from kit import hooks
 from kit.values import bits
 
 pytestmark = pytest.mark.core
@@ -558,7 +558,7 @@ def one_pass(w: Any, fail: Callable[[], None], heal: Callable[[], None]) -> tupl
 @pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.slow)])
 def test_every_driver_call_of_a_batch_failed_once_leaks_nothing_and_clear_makes_good(code: int, step: int) -> None:
     gc.collect()
-    baseline = _core._test_memory()[0]
+    baseline = hooks.memory()[0]
     shown = poisonings = tried = 0
     with Cuda() as w:
         one_pass(w, lambda: None, lambda: None)
@@ -576,7 +576,7 @@ def test_every_driver_call_of_a_batch_failed_once_leaks_nothing_and_clear_makes_
             assert (w.depth, w.capture_mode) == (0, 0)
         gc.collect(1)
     gc.collect()
-    assert _core._test_memory()[0] == baseline
+    assert hooks.memory()[0] == baseline
     print(f"{calls} calls, {tried} failed once each, {shown} showed, {poisonings} slots poisoned")
     assert shown > 20 and (poisonings > 10 or code == NO_MEMORY)
 
@@ -606,14 +606,14 @@ def test_memory_of_the_host_that_is_short_fails_nothing_or_leaves_the_slots_as_t
             buf = fanin.InputBuffer(4, stream=s, budget=0)
             buf.add_many(range(4), parts[0], stream=s)
             wanted = [5.0]
-            _core._test_fail_at(at)
+            hooks.fail_at(at)
             try:
                 buf.add_many(range(4), parts[2], stream=s)
             except MemoryError:
                 wanted = [1.0]
                 failed += 1
             finally:
-                _core._test_fail_at(-1)
+                hooks.fail_at(-1)
             assert [read(x, s).tolist() for x in buf.take()] == [wanted * 8] * 4, at
     assert failed > 4
 
@@ -630,7 +630,7 @@ def test_rounds_of_a_batch_take_no_more_memory() -> None:
         for _ in range(12):
             buf.add_many(range(64), part, stream=s)
             w.synchronize()
-            held.append((_core._test_memory()[0], w.live("memory"), w.live("events")))
+            held.append((hooks.memory()[0], w.live("memory"), w.live("events")))
         assert len(set(held[4:])) == 1, held
 
 
@@ -703,12 +703,12 @@ EXERCISES: dict[str, Callable[[Any], None]] = {
 }
 
 
-@pytest.mark.skipif(not hasattr(_core, "_test_fault"), reason="faults are planted in test builds alone: FANIN_DEV=1")
+@pytest.mark.skipif(not hooks.DEVELOPMENT, reason="faults are planted in test builds alone: FANIN_DEV=1")
 @pytest.mark.parametrize("planted", [False, True], ids=["sound", "planted"])
 @pytest.mark.parametrize(("name", "world"), [(n, w) for n in BATCH for w in (Sim, Cuda) if (n, w) != ("no fate", Sim)])
 def test_a_planted_fault_of_batches_is_found(name: str, world: type[Any], planted: bool) -> None:
     found = ""
-    _core._test_fault(BATCH[name] if planted else None)
+    hooks.fault(BATCH[name] if planted else None)
     try:
         with world(seed=1) as w:
             EXERCISES[name](w)
@@ -717,15 +717,15 @@ def test_a_planted_fault_of_batches_is_found(name: str, world: type[Any], plante
     except (AssertionError, fanin.RaceError, pytest.fail.Exception) as e:
         found = type(e).__name__
     finally:
-        _core._test_fault(None)
+        hooks.fault(None)
     print(found)
     assert bool(found) == planted
 
 
-@pytest.mark.skipif(not hasattr(_core, "_test_fault"), reason="faults are planted in test builds alone: FANIN_DEV=1")
+@pytest.mark.skipif(not hooks.DEVELOPMENT, reason="faults are planted in test builds alone: FANIN_DEV=1")
 @pytest.mark.parametrize("planted", [False, True], ids=["sound", "planted"])
 def test_a_table_that_is_freed_before_its_launch_is_found(planted: bool) -> None:
-    _core._test_fault("CUDA_EARLY_TABLE" if planted else None)
+    hooks.fault("CUDA_EARLY_TABLE" if planted else None)
     try:
         with use_driver(FakeDriver(1)) as driver:
             assert driver
@@ -742,7 +742,7 @@ def test_a_table_that_is_freed_before_its_launch_is_found(planted: bool) -> None
                 found = str(e)
             found += driver.race
     finally:
-        _core._test_fault(None)
+        hooks.fault(None)
     print(found)
     assert bool(found) == planted
 

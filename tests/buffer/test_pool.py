@@ -13,6 +13,7 @@ import pytest
 
 import fanin
 from fanin import _core
+from kit import hooks
 from kit.support import run_python, sanitizer
 
 pytestmark = pytest.mark.core
@@ -249,13 +250,13 @@ def test_a_refused_allocation_leaves_the_pool_as_it_was() -> None:
     kept = fanin.counters().pool_bytes
     assert kept
     for skip in range(40):
-        _core._test_fail_at(skip)
+        hooks.fail_at(skip)
         try:
             x = fanin.add_n(a)
         except MemoryError:
             continue
         finally:
-            _core._test_fail_at(-1)
+            hooks.fail_at(-1)
         del x
         break
     assert skip > 1

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 import fanin
-from fanin import _core
 from fanin._sim.machine import SCHEDULES
 from fanin.sim import Machine
 from fanin.testing import FakeDriver, use_driver
+from kit import hooks
 from kit.values import bits
 
 pytestmark = pytest.mark.core
@@ -47,9 +47,7 @@ PLAIN = [
     )
 ]
 SEED = 20261121
-planted = pytest.mark.skipif(
-    not hasattr(_core, "_test_fault"), reason="faults are planted in test builds alone: FANIN_DEV=1"
-)
+planted = pytest.mark.skipif(not hooks.DEVELOPMENT, reason="faults are planted in test builds alone: FANIN_DEV=1")
 
 
 @pytest.fixture(params=["sim", "cuda"])
@@ -519,12 +517,12 @@ def test_figures_that_are_read_unordered_are_a_race() -> None:
         for _ in range(2):
             buf.add(0, m.array(np.ones(3)), stream=c)
         buf.take()
-        _core._test_fault("STATS_WRONG_STREAM")
+        hooks.fault("STATS_WRONG_STREAM")
         try:
             with pytest.raises(fanin.RaceError, match="read"):
                 buf.stats(0)
         finally:
-            _core._test_fault(None)
+            hooks.fault(None)
         assert buf.stats(0).sumsq == 12
         assert m.races == 1
 
@@ -711,7 +709,7 @@ def scenario(w: Any, fail: Any, lost: bool = False) -> tuple[str, int]:
 )
 def test_every_driver_call_failed_once_loses_no_figures(code: int, sticky: bool) -> None:
     gc.collect()
-    baseline = _core._test_memory()[0]
+    baseline = hooks.memory()[0]
     ends: dict[str, int] = {}
     retried = quiet = tried = 0
     for n in range(0, 2000, 7 if sticky else 1):
@@ -741,7 +739,7 @@ def test_every_driver_call_failed_once_loses_no_figures(code: int, sticky: bool)
             break
     print(f"driver calls failed once each: {tried - quiet} of them told of; {ends}, {retried} steps taken again")
     gc.collect()
-    assert _core._test_memory()[0] == baseline
+    assert hooks.memory()[0] == baseline
     assert quiet > 5 and tried - quiet > 60
     assert ends.get("lost" if sticky else "poisoned", 0) > 5 or code == 2
     assert code != 2 or retried > 5
@@ -750,7 +748,7 @@ def test_every_driver_call_failed_once_loses_no_figures(code: int, sticky: bool)
 @pytest.mark.parametrize("memory", [False, True], ids=["a call fails", "no device memory"])
 def test_every_call_of_the_simulated_device_failed_once_loses_no_figures(memory: bool) -> None:
     gc.collect()
-    baseline = _core._test_memory()[0]
+    baseline = hooks.memory()[0]
     ends: dict[str, int] = {}
     retried = quiet = 0
     for n in range(400):
@@ -765,5 +763,5 @@ def test_every_call_of_the_simulated_device_failed_once_loses_no_figures(memory:
     del m
     gc.collect()
     print(ends, retried)
-    assert _core._test_memory()[0] == baseline
+    assert hooks.memory()[0] == baseline
     assert quiet > 30 and (retried > 5 if memory else ends["poisoned"] > 5)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import fanin
-from fanin import _core
 from fanin.sim import Machine
+from kit import hooks
 
 pytestmark = pytest.mark.core
 
@@ -314,8 +314,8 @@ def test_memory_that_is_wanting_changes_nothing() -> None:
         buf.add(0, G)
         buf.explain(0)
         gc.collect()
-        blocks = _core._test_memory()[0]
-        _core._test_fail_at(n, 1)
+        blocks = hooks.memory()[0]
+        hooks.fail_at(n, 1)
         try:
             with buf.target(0) as out:
                 out += G
@@ -323,11 +323,11 @@ def test_memory_that_is_wanting_changes_nothing() -> None:
         except MemoryError:
             done = False
         finally:
-            _core._test_fail_at(-1)
+            hooks.fail_at(-1)
         out = None
         gc.collect()
         if not done:
-            assert _core._test_memory()[0] <= blocks
+            assert hooks.memory()[0] <= blocks
         assert buf.take()[0].tolist() == ((2 if done else 1) * G).tolist()
         if done:
             assert n > 4

@@ -167,7 +167,7 @@ def test_a_race_in_training_is_told_in_a_line(
 
 
 def test_every_word_has_its_purpose() -> None:
-    assert tuple(demo.PURPOSE) == tuple(fanin._core.rules_plan_words())
+    assert tuple(demo.PURPOSE) == tuple(fanin.inside().rules_plan_words())
     assert demo.COVERED.keys() <= demo.PURPOSE.keys()
 
 

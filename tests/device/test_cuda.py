@@ -20,6 +20,7 @@ import fanin
 from fanin import _core
 from fanin._sim.machine import SCHEDULES
 from fanin.testing import FakeDriver, use_driver
+from kit import hooks
 from kit.support import ROOT, TESTS, run_python
 
 pytestmark = pytest.mark.core
@@ -703,7 +704,7 @@ def test_every_driver_call_failed_once_poisons_at_most_its_slot_and_leaks_nothin
     of the pass.
     """
     gc.collect()
-    baseline = _core._test_memory()[0]
+    baseline = hooks.memory()[0]
     outcomes: dict[str, int] = {}
     called = poisonings = quiet = 0
     for fail in range(2000):
@@ -725,7 +726,7 @@ def test_every_driver_call_failed_once_poisons_at_most_its_slot_and_leaks_nothin
         if quiet > 40:
             break
     gc.collect()
-    assert _core._test_memory()[0] == baseline
+    assert hooks.memory()[0] == baseline
     tried = sum(outcomes.values()) - quiet
     print(f"driver calls failed once each: {tried} ({outcomes}, {poisonings} poisonings) of {called}")
     assert tried > 60 and outcomes.get("failed", 0) + outcomes.get("no memory", 0) > 60
@@ -928,16 +929,16 @@ def exercise(driver: FakeDriver) -> list[str]:
     return wrong
 
 
-@pytest.mark.skipif(not hasattr(_core, "_test_fault"), reason="faults are planted in test builds alone: FANIN_DEV=1")
+@pytest.mark.skipif(not hooks.DEVELOPMENT, reason="faults are planted in test builds alone: FANIN_DEV=1")
 @pytest.mark.parametrize("name", [None, *MUTANTS])
 def test_a_planted_fault_of_the_backend_is_found(name: str | None) -> None:
     with use_driver(FakeDriver(1)) as driver:
         assert driver
-        _core._test_fault(name and MUTANTS[name])
+        hooks.fault(name and MUTANTS[name])
         try:
             wrong = exercise(driver)
         finally:
-            _core._test_fault(None)
+            hooks.fault(None)
     print(name, wrong)
     assert bool(wrong) == (name is not None)
 

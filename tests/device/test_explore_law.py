@@ -17,6 +17,7 @@ import pytest
 import fanin
 from fanin import _core
 from fanin.sim import DeadlockError, Machine, StuckError, explore
+from kit import hooks
 from kit.explored import differs, draw
 from kit.support import CSRC
 
@@ -56,17 +57,17 @@ def test_the_reduction_loses_no_outcome_of_many_random_scenarios(kind: str) -> N
 KINDS = re.findall(r"\bOF_\w+", (CSRC / "device" / "sim.c").read_text().partition("enum {")[2].partition("}")[0])
 FAULTS = {"no turns": "NO_TURNS"} | {kind: kind.replace("OF_", "NO_FOOTPRINT_") for kind in KINDS}
 faults_are_planted = pytest.mark.skipif(
-    not hasattr(_core, "_test_fault"), reason="faults are planted in test builds alone: FANIN_DEV=1"
+    not hooks.DEVELOPMENT, reason="faults are planted in test builds alone: FANIN_DEV=1"
 )
 
 
 @contextlib.contextmanager
 def planted(name: str) -> Iterator[None]:
-    _core._test_fault(FAULTS[name])
+    hooks.fault(FAULTS[name])
     try:
         yield
     finally:
-        _core._test_fault(None)
+        hooks.fault(None)
 
 
 @faults_are_planted

@@ -20,6 +20,7 @@ import fanin
 from fanin import _core
 from fanin._sim.machine import SCHEDULES
 from fanin.sim import Array, Machine
+from kit import hooks
 from kit.support import run_python
 
 pytestmark = pytest.mark.core
@@ -982,24 +983,24 @@ def test_every_allocation_may_fail(work: Any) -> None:
     """Each once: MemoryError, or it went well all the same; nothing is left behind."""
     work()
     gc.collect()
-    live, failed, n = _core._test_memory()[0], 0, 0
+    live, failed, n = hooks.memory()[0], 0, 0
     hit = True
     while hit:
-        before = _core._test_memory()[2]
-        _core._test_fail_at(n)
+        before = hooks.memory()[2]
+        hooks.fail_at(n)
         try:
             work()
         except MemoryError:
             failed += 1
         finally:
-            _core._test_fail_at(-1)
-        hit = _core._test_memory()[2] > before
+            hooks.fail_at(-1)
+        hit = hooks.memory()[2] > before
         n += 1
         if n % 8 == 0:
             gc.collect()  # CPython keeps few MemoryErrors; beyond them one is shared and never lets go of its frames
     gc.collect()
     assert failed > 30 and n > failed
-    assert _core._test_memory()[0] == live
+    assert hooks.memory()[0] == live
 
 
 @pytest.mark.parametrize("nth", range(4))

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import fanin
-from fanin import _core
 from fanin.sim import Machine
 from fanin.testing import FakeDriver, use_driver
+from kit import hooks
 
 pytestmark = pytest.mark.core
 
@@ -54,7 +54,7 @@ def bytes_in_use() -> int:
 
 def blocks_in_use() -> int:
     gc.collect()
-    return _core._test_memory()[0]
+    return hooks.memory()[0]
 
 
 def growth(turn: Callable[[], object], n: int = 200) -> tuple[float, float]:

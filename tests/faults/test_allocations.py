@@ -13,6 +13,7 @@ import scipy.sparse as sp
 import fanin
 from fanin import _core
 from fanin.testing import FakeDriver, use_driver
+from kit import hooks
 
 pytestmark = pytest.mark.core
 
@@ -214,15 +215,15 @@ def play(scenario: Callable[[], Any], fail: tuple[int, int, int] | None) -> tupl
     gave, refused, met = [], False, False
     for i, step in enumerate(scenario()):
         if fail and i == fail[0]:
-            before = _core._test_memory()[2]
-            _core._test_fail_at(fail[1], fail[2])
+            before = hooks.memory()[2]
+            hooks.fail_at(fail[1], fail[2])
             try:
                 value = step()
             except MemoryError:
                 refused = True
             finally:
-                _core._test_fail_at(-1, 0)
-            met = _core._test_memory()[2] > before
+                hooks.fail_at(-1, 0)
+            met = hooks.memory()[2] > before
             if not refused:
                 gave.append(value)
                 continue
@@ -243,7 +244,7 @@ def test_an_allocation_that_fails_is_an_error_and_changes_nothing(name: str, cou
     scenario = SCENARIOS[name]
     expected = [str(x) for x in play(scenario, None)[0]]
     gc.collect()
-    baseline = _core._test_memory()[0]
+    baseline = hooks.memory()[0]
     refusals = 0
     for step in range(len(expected)):
         for n in range(200):
@@ -257,25 +258,25 @@ def test_an_allocation_that_fails_is_an_error_and_changes_nothing(name: str, cou
         else:
             pytest.fail("200 allocations in one step")
     gc.collect()
-    assert _core._test_memory()[0] == baseline
+    assert hooks.memory()[0] == baseline
     assert (refusals > 0) == (name not in PLAIN and not (count == 1 and name in ANOTHER_WAY))
 
 
 def test_the_hook_itself_makes_a_step_fail() -> None:
     buf = fanin.InputBuffer(1)
-    _core._test_fail_at(0, 1)
+    hooks.fail_at(0, 1)
     try:
         with pytest.raises(MemoryError):
             buf.add(0, np.ones(6)[::2], donate=True)
     finally:
-        _core._test_fail_at(-1, 0)
+        hooks.fail_at(-1, 0)
     assert buf.take() == [None]
 
 
 def test_a_leak_would_be_seen() -> None:
     gc.collect()
-    before = _core._test_memory()[0]
+    before = hooks.memory()[0]
     kept = fanin.InputBuffer(1)
-    assert _core._test_memory()[0] > before
+    assert hooks.memory()[0] > before
     del kept
-    assert _core._test_memory()[0] == before
+    assert hooks.memory()[0] == before

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import fanin
-from fanin import _core
+from kit import hooks
 
 pytestmark = pytest.mark.core
 
@@ -61,7 +61,7 @@ def one_pass(m: fanin.sim.Machine, budget: Any, fail: int, memory: bool) -> tupl
 @pytest.mark.parametrize("budget", [0, None])
 def test_a_failed_device_call_poisons_at_most_its_slot(budget: Any, memory: bool) -> None:
     gc.collect()
-    baseline = _core._test_memory()[0]
+    baseline = hooks.memory()[0]
     outcomes: dict[str, int] = {}
     poisonings = 0
     for fail in range(200):
@@ -73,7 +73,7 @@ def test_a_failed_device_call_poisons_at_most_its_slot(budget: Any, memory: bool
             break
     del m
     gc.collect()
-    assert _core._test_memory()[0] == baseline
+    assert hooks.memory()[0] == baseline
     assert outcomes.get("no memory" if memory else "failed", 0) > 5, outcomes
     assert memory or poisonings > 0
     assert outcomes.get("nothing", 0) > 0, "the plan ran out of calls to fail"

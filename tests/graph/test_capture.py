@@ -18,6 +18,7 @@ import fanin
 from fanin.sim import Machine
 from fanin.testing import FakeDriver, use_driver
 from fanin.testing.driver import DriverError
+from kit import hooks
 
 pytestmark = pytest.mark.core
 
@@ -695,9 +696,7 @@ def test_memory_of_a_simulated_graph_is_kept_as_well() -> None:
         assert m.races == 0
 
 
-@pytest.mark.skipif(
-    not hasattr(fanin._core, "_test_fault"), reason="faults are planted in test builds alone: FANIN_DEV=1"
-)
+@pytest.mark.skipif(not hooks.DEVELOPMENT, reason="faults are planted in test builds alone: FANIN_DEV=1")
 def test_memory_of_a_graph_that_is_given_back_too_early_is_found() -> None:
     world = Cuda()
     d = world.d
@@ -710,12 +709,12 @@ def test_memory_of_a_graph_that_is_given_back_too_early_is_found() -> None:
             buf.add(0, x, stream=c)
         total = buf.take()[0]
         graph = d.end_capture(c)
-        fanin._core._test_fault("CUDA_CAPTURED_FREE")
+        hooks.fault("CUDA_CAPTURED_FREE")
         try:
             del total, g, x
             gc.collect()
         finally:
-            fanin._core._test_fault(None)
+            hooks.fault(None)
         d.launch_graph(graph, c)
         try:
             d.synchronize()

@@ -18,6 +18,7 @@ from fanin import _core
 from fanin.testing import FakeDriver, use_driver
 from graph import test_capture as law
 from graph.test_capture import Cuda, Sim, bump, code_of, w
+from kit.inside import inside
 
 __all__ = ["w"]
 pytestmark = pytest.mark.core
@@ -156,7 +157,7 @@ def test_every_wait_is_decided_by_the_table(
 ) -> None:
     act, may, named = PLACES[place]
     want = decided(s_in, t_in, legacy, redirect and may)
-    assert _core.rules_capture(s_in, t_in, redirect and may, legacy) == ("go" if want == "fork" else want)
+    assert inside().rules_capture(s_in, t_in, redirect and may, legacy) == ("go" if want == "fork" else want)
     with streams(w, place, s_in, t_in, legacy) as (s, t, _), fanin.set_options(capture_redirect=redirect):
         if want == "error":
             with pytest.raises(fanin.CaptureError, match=named) as caught:

@@ -23,7 +23,7 @@ from fanin._interop.tables import TABLE, table_of
 from fanin._sim.machine import SCHEDULES
 from fanin.sim import Machine
 from fanin.testing import FakeDriver, use_driver
-from kit import standins
+from kit import hooks, standins
 from kit.hostile import Deleter, get_name, get_pointer, set_name
 from kit.standins import DLArray, InterfaceArray, Library, ProtocolStream, adopt, installed, table_array
 
@@ -1341,20 +1341,18 @@ def test_every_driver_call_of_an_exchange_failed_once_gives_back_every_tensor_on
 def test_every_host_allocation_of_an_exchange_failed_once_gives_back_every_tensor_once() -> None:
     outcomes: dict[str, int] = {}
     gc.collect()
-    baseline = _core._test_memory()[0]
+    baseline = hooks.memory()[0]
     tries = quiet = 0
     library = Library(FakeDriver(1))
     make = table_array(library)
     while quiet < 10 and tries < 400:
-        came = one_pass(
-            library, make, lambda driver, at=tries: _core._test_fail_at(at, 1), lambda: _core._test_fail_at(-1, 0)
-        )
+        came = one_pass(library, make, lambda driver, at=tries: hooks.fail_at(at, 1), lambda: hooks.fail_at(-1, 0))
         outcomes[came] = outcomes.get(came, 0) + 1
         quiet = quiet + 1 if came == "done" else 0
         tries += 1
     gc.collect()
     print(f"host allocations failed once each: {tries - quiet}: {outcomes}")
-    assert _core._test_memory()[0] == baseline
+    assert hooks.memory()[0] == baseline
     assert (
         quiet == 10
         and outcomes["done"] < tries
@@ -1432,23 +1430,20 @@ SCENARIOS: list[Any] = [
 def test_a_guard_that_is_left_out_is_found(scenario: Any, name: str | None, fault: Any, planted: bool) -> None:
     driver = FakeDriver(1)
     found = False
-    plant = getattr(_core, "_test_fault", None)
-    if planted and name is None and plant is None:
-        pytest.skip("a development build has the faults of the backend")
     with use_driver(driver), pytest.MonkeyPatch.context() as patch:
         if planted and name is not None:
             for module in (arrays, describe, dlpack, streams):  # wherever it is known
                 if hasattr(module, name):
                     patch.setattr(module, name, fault)
         if planted and name is None:
-            plant("CUDA_NO_WAIT")
+            hooks.fault("CUDA_NO_WAIT")
         try:
             scenario(Library(driver))
         except AssertionError:
             found = True
         finally:
-            if plant is not None:
-                plant(None)
+            if hooks.DEVELOPMENT:
+                hooks.fault(None)
         driver.synchronize()
         found = found or driver.races > 0
     assert found == planted

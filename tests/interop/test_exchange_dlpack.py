@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import fanin
-from fanin import _core
+from kit import hooks
 from kit.hostile import IS_COPIED, READ_ONLY, Deleter, Producer, Versioned, get_name, get_pointer, never, once, set_name
 from kit.support import run_python
 
@@ -30,14 +30,14 @@ def refused(x: Any, kind: type[BaseException], match: str | None = None) -> None
     """Adding x raises, and everything is as it was: the buffer, and the blocks of memory that we hold."""
     buf = fanin.InputBuffer(1, name="grads")
     buf.add(0, ONE, key=0)
-    before = _core._test_memory()[0]
+    before = hooks.memory()[0]
     with pytest.raises(kind, match=match) as caught:
         buf.add(0, x, key=7)
     if caught.type in (BufferError, ValueError, TypeError):
         assert str(caught.value).startswith("grads: slot 0, key 7: ")
     del caught
     gc.collect()
-    assert _core._test_memory()[0] == before
+    assert hooks.memory()[0] == before
     assert buf.take()[0] is ONE
 
 
@@ -57,10 +57,10 @@ def quick_collections() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def nothing_leaks() -> Iterator[None]:
     gc.collect()
-    before = _core._test_memory()[0]
+    before = hooks.memory()[0]
     yield
     gc.collect()
-    assert _core._test_memory()[0] == before
+    assert hooks.memory()[0] == before
 
 
 # The checker of deleters itself
@@ -640,12 +640,12 @@ def test_our_tensor_is_an_honest_one() -> None:
 
 def test_row_36_our_capsule_dropped_unconsumed_gives_back_its_memory() -> None:
     ours = our_tensor()
-    before = _core._test_memory()[0]
+    before = hooks.memory()[0]
     for how in ({}, {"max_version": (1, 3)}, {"copy": True}):
         capsule = ours.__dlpack__(**how)
-        assert _core._test_memory()[0] > before
+        assert hooks.memory()[0] > before
         del capsule
-        assert _core._test_memory()[0] == before
+        assert hooks.memory()[0] == before
 
 
 def test_row_34_our_deleter_may_be_called_on_a_thread_without_python() -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import fanin
-from fanin import _core
+from kit import hooks
 from kit.hostile import Producer
 
 pytestmark = pytest.mark.core
@@ -110,7 +110,7 @@ def test_every_tensor_is_summed_or_refused_and_given_back_once(seed: int) -> Non
     print(f"FANIN_SEED={seed}")
     kept, buf = BLOCK.copy(), fanin.InputBuffer(1)
     gc.collect()
-    before = _core._test_memory()[0]
+    before = hooks.memory()[0]
     for _ in range(int(os.environ.get("FANIN_FUZZ", "6000"))):
         how = draw(r)
         expected = view(how)
@@ -138,6 +138,6 @@ def test_every_tensor_is_summed_or_refused_and_given_back_once(seed: int) -> Non
         taken = bool(p.asked) and how["name"] == ""
         assert p.deleted == (1 if taken and how["deleter"] == "" else 0), how
     del result
-    assert _core._test_memory()[0] == before
+    assert hooks.memory()[0] == before
     assert np.array_equal(BLOCK, kept)
     assert min(seen.values()) > 100, f"one outcome is hardly seen: {seen}"

@@ -139,26 +139,48 @@ def _compile(command: list[str], out: Path) -> Path:
     return out
 
 
-@functools.cache
-def _headers() -> str:
-    """One hash over every header that a C test can see."""
+def _includes(path: Path) -> list[Path]:
+    """The files of ours that a C file includes, as it writes them: from csrc/ on, or beside it."""
+    names = re.findall(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', path.read_text(), re.MULTILINE)
+    folders = (path.parent, CSRC, TEST_C)
+    return [
+        next(f / name for f in folders if (f / name).exists())
+        for name in names
+        if any((f / name).exists() for f in folders)
+    ]
+
+
+_includes_of_header = functools.cache(_includes)
+
+
+def _headers(source: Path) -> bytes:
+    """One hash over every header that the source includes, directly or through others."""
+    seen: dict[Path, None] = dict.fromkeys(_includes(source))
+    todo = list(seen)
+    while todo:
+        for path in _includes_of_header(todo.pop()):
+            if path not in seen:
+                seen[path] = None
+                todo.append(path)
     text = hashlib.sha256()
-    for path in sorted([*CSRC.glob("**/*.h"), *TEST_C.glob("*.h")]):
-        text.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
-    return text.hexdigest()
+    for path in sorted(seen):
+        text.update(str(path).encode() + b"\0" + path.read_bytes())
+    return text.digest()
 
 
 def _object(source: Path, flags: tuple[str, ...]) -> Path:
     cc = compiler()
-    key = hashlib.sha256("\0".join([*cc, *flags, str(source), _headers()]).encode() + source.read_bytes())
+    key = hashlib.sha256("\0".join([*cc, *flags, str(source)]).encode() + _headers(source) + source.read_bytes())
     return _compile([*cc, *flags, "-c", str(source)], cache_dir() / f"{source.stem}-{key.hexdigest()[:24]}.o")
 
 
-def build_c(sources: Sequence[str | os.PathLike[str]], *flags: str, core: bool = True) -> Path:
+def build_c(
+    sources: Sequence[str | os.PathLike[str]], *flags: str, core: bool = True, link: Sequence[str] = ()
+) -> Path:
     """Builds a program from C files (names in tests/c, or paths) and, with `core`, all rungs below py/.
 
     Every object is kept under a hash of all that went into it, so that a second run compiles nothing. Flags for the
-    linker ("-Wl,..") make no other objects.
+    linker (`link`, and "-Wl,..") make no other objects.
     """
     paths = [TEST_C / s if not os.path.isabs(s) else Path(s) for s in sources]
     if core:
@@ -172,8 +194,8 @@ def build_c(sources: Sequence[str | os.PathLike[str]], *flags: str, core: bool =
             objects = list(pool.map(lambda p: _object(p, compiling), paths))
     else:
         objects = [_object(p, compiling) for p in paths]
-    key = hashlib.sha256("\0".join([*every, *map(str, objects)]).encode()).hexdigest()[:24]
-    command = [*compiler(), *every, *map(str, objects), "-lm"]
+    key = hashlib.sha256("\0".join([*every, *link, *map(str, objects)]).encode()).hexdigest()[:24]
+    command = [*compiler(), *every, *map(str, objects), *link, "-lm"]
     return _compile(command, cache_dir() / f"{paths[0].stem}-{key}")
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import fanin
-from fanin import _core
+from kit import hooks
 from kit.support import ROOT, run_python
 
 README = ROOT / "README.md"
@@ -163,10 +163,10 @@ def test_what_leaves_the_fast_path_is_what_the_page_lists(make: Any, fast: bool 
             buf.add(0, given[0])
         return
     buf.add(0, given[0])  # the slot gets what a pass needs
-    before = _core._test_memory()[1]
+    before = hooks.memory()[1]
     buf.add(0, given[1])
     buf.add(0, given[2])
-    assert (_core._test_memory()[1] == before) == fast
+    assert (hooks.memory()[1] == before) == fast
 
 
 @pytest.mark.parametrize("command", [DEMO, TEST])

@@ -54,28 +54,29 @@ KNOWN_LONG = dict.fromkeys(
     "2026-11-22",
 )
 #: Files with wider lines, since when that is known.
-KNOWN_WIDE = dict.fromkeys(
-    [
-        "csrc/device/kernels/kernels.cu",
-    ],
-    "2026-11-22",
-)
+KNOWN_WIDE = dict.fromkeys(["csrc/device/kernels/kernels.cu"], "2026-11-22")
 #: Names that only tests use, or nobody: since when that is known.
 KNOWN_DEAD = dict.fromkeys(
     [
+        "fan_array_same_shape of array/array.c",
+        "fan_budget_auto_set of buffer/buffer.c",
         "fan_buffer_adopt of buffer/buffer.c",
         "fan_counters_wrap of py/buffer.c",
         "fan_device_new of device/device.c",
+        "fan_exact_isa of array/exact.c",
+        "fan_exact_slow of array/exact.c",
+        "fan_exact_sum of array/exact.c",
         "fan_fold_commit of buffer/buffer.c",
         "fan_layout_item_at of graph/layout.c",
         "fan_loops_base of array/sum_loops.c",
         "fan_memory_device of device/device.c",
         "fan_memory_new of device/device.c",
         "fan_memory_users of device/device.c",
+        "fan_pass_in_order of buffer/buffer.c",
         "fan_race_check_lanes of device/race_check.c",
         "fan_race_check_range of device/race_check.c",
         "fan_race_check_ranges of device/race_check.c",
-        "fan_pass_in_order of buffer/buffer.c",
+        "fan_rules_tuple of py/trace.c",
         "fan_sim_first_race of device/sim.c",
         "fan_sim_gave_up of device/sim.c",
         "fan_sim_graph_hold of device/sim.c",
@@ -85,6 +86,7 @@ KNOWN_DEAD = dict.fromkeys(
         "fan_sparse_concat of array/sparse.c",
         "fan_state_of_type of py/state.c",
         "fan_storage_hold of array/array.c",
+        "fan_sum_read of array/sum_loops.c",
     ],
     "2026-11-22",
 )
@@ -200,13 +202,18 @@ def test_a_planted_wide_line_is_found(tmp_path: Path) -> None:
 # Names
 
 
-def dead(csrc: Path, cache: Path) -> list[str]:
-    """Names that the objects of a release show each other and nobody uses: static, dead, or there for tests alone."""
+def release(csrc: Path, cache: Path) -> dict[str, Path]:
+    """The objects of a release."""
     if not compiler():
         pytest.skip("no C compiler: set CC")
     if sys.platform != "linux":
         pytest.skip("object files are read as ELF, which is Linux's")
-    found = used_by_nobody(compile_objects(csrc, compiler(), cache))
+    return compile_objects(csrc, compiler(), cache)
+
+
+def dead(csrc: Path, cache: Path) -> list[str]:
+    """Names that the objects of a release show each other and nobody uses: static, dead, or there for tests alone."""
+    found = used_by_nobody(release(csrc, cache))
     entries = re.compile(r"PyInit__\w+|cu[A-Z]\w+|fanFake\w+")  # who loads a library asks for these
     return [f"{name} of {file}" for name, file in found.items() if not entries.fullmatch(name)]
 
@@ -223,6 +230,31 @@ def test_a_planted_dead_function_is_found(tmp_path: Path) -> None:
     assert dead(tmp_path, tmp_path) == ["fan_own of base/a.c"]
     (tmp_path / "base/a.c").write_text("int fan_used(void) { return 1; }\n#ifdef FAN_TEST\nint fan_own;\n#endif\n")
     assert dead(tmp_path, tmp_path) == []
+
+
+def for_tests_alone(objects: dict[str, Path]) -> list[str]:
+    """The sources whose release object names something that only tests ask Python for."""
+    return [
+        f"{name} names {match[0].decode()} for tests alone: it belongs under FAN_TEST, or into tests/c/inside.c"
+        for name, obj in objects.items()
+        if (match := re.search(rb"\b(_test_\w+|rules_\w+(?=\())", obj.read_bytes()))
+    ]
+
+
+def test_a_release_shows_python_nothing_for_tests_alone() -> None:
+    assert not for_tests_alone(release(CSRC, cache_dir()))
+
+
+def test_a_planted_function_for_tests_is_found(tmp_path: Path) -> None:
+    (tmp_path / "py").mkdir()
+    (tmp_path / "py/x.c").write_text(
+        'const char *fan_x = "test_x";\n#ifdef FAN_TEST\nconst char *y = "_test_y";\n#endif\n'
+    )
+    assert for_tests_alone(release(tmp_path, tmp_path)) == []
+    (tmp_path / "py/x.c").write_text('const char *fan_x[] = {"x", "_test_y"};\n')
+    assert for_tests_alone(release(tmp_path, tmp_path)) == [
+        "py/x.c names _test_y for tests alone: it belongs under FAN_TEST, or into tests/c/inside.c"
+    ]
 
 
 # Words

@@ -9,6 +9,7 @@ import pytest
 
 import fanin
 from fanin import Slot
+from kit import hooks
 
 pytestmark = pytest.mark.partners
 
@@ -106,7 +107,7 @@ def test_random_keys_have_no_sum() -> None:
 @pytest.mark.parametrize("keep", [False, True])
 def test_arrays_that_their_maker_drops_are_summed_early(keep: bool) -> None:
     one = 4 * 2000
-    fanin._core._test_auto_budget(4 * one, 10 * one)
+    hooks.auto_budget(4 * one, 10 * one)
     buf, kept = fanin.InputBuffer(1), []
     try:
         for k in range(40):
@@ -116,7 +117,7 @@ def test_arrays_that_their_maker_drops_are_summed_early(keep: bool) -> None:
             buf.add(0, g)
             del g
     finally:
-        fanin._core._test_auto_budget()
+        hooks.auto_budget()
     now = buf.counters
     assert (
         (now.folds, now.peak_parked_bytes) == (3, 11 * one)

@@ -18,6 +18,7 @@ from fanin import Slot, Sparse, _core
 from fanin._interop.export import export_device
 from fanin._interop.origins import TORCH
 from fanin._interop.tables import table_of
+from kit import hooks
 
 pytestmark = [
     pytest.mark.partners,
@@ -241,16 +242,16 @@ def test_accumulation_is_in_float32_and_rounds_once() -> None:
 
 def test_memory_is_given_back_when_torch_drops_it() -> None:
     gc.collect()
-    before = _core._test_memory()[0]
+    before = hooks.memory()[0]
     result = through(torch.ones(100_000), torch.ones(200_000)[::2])  # strided: the result's memory is ours, not torch's
     view = result[10:]
     del result
     gc.collect()
-    assert _core._test_memory()[0] > before
+    assert hooks.memory()[0] > before
     assert view.sum().item() == 199_980
     del view
     gc.collect()
-    assert _core._test_memory()[0] == before
+    assert hooks.memory()[0] == before
 
 
 def test_torchs_exchange_table_takes_and_gives_tensors() -> None:
@@ -540,7 +541,7 @@ def test_an_export_that_torch_refuses_loses_no_sum(monkeypatch: pytest.MonkeyPat
 def test_tensors_that_their_maker_drops_are_summed_early(kind: str, keep: bool) -> None:
     """The default budget: of which the buffer has the only Python object, those are its own."""
     one = 8 * 2000
-    _core._test_auto_budget(4 * one, 10 * one)
+    hooks.auto_budget(4 * one, 10 * one)
     buf, kept = fanin.InputBuffer(1), []
     try:
         for k in range(40):
@@ -553,7 +554,7 @@ def test_tensors_that_their_maker_drops_are_summed_early(kind: str, keep: bool) 
             buf.add(0, g)
             del g
     finally:
-        _core._test_auto_budget()
+        hooks.auto_budget()
     now = buf.counters
     assert (
         (now.folds, now.peak_parked_bytes) == (3, 11 * one)
@@ -567,11 +568,11 @@ def test_tensors_that_their_maker_drops_are_summed_early(kind: str, keep: bool) 
 
 def test_a_tensor_that_torch_keeps_is_not_written() -> None:
     """What is the buffer's alone for the budget need not be so for A6: torch may have more than Python shows."""
-    _core._test_auto_budget(1, 1 << 26)
+    hooks.auto_budget(1, 1 << 26)
     try:
         buf, base = fanin.InputBuffer(1), torch.ones(100)
         for k in range(5):
             buf.add(0, base.view(10, 10) if k == 0 else torch.ones(10, 10))
         assert bool((base == 1).all()) and bool((buf.take()[0] == 5).all()) and bool((base == 1).all())
     finally:
-        _core._test_auto_budget()
+        hooks.auto_budget()

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fanin import _core
 from fanin._reference import buffer as reference
 from fanin._reference.buffer import AccumPlan, Side
+from kit.inside import inside
 from kit.values import DTYPES, FLOATS, LOW
 
 pytestmark = pytest.mark.core
@@ -29,7 +29,7 @@ SIDES = [
 
 
 def accum_in_c(old: Side, new: Side, recording: bool = False) -> AccumPlan:
-    return AccumPlan(**_core.rules_accum(tuple(old), tuple(new), recording))
+    return AccumPlan(**inside().rules_accum(tuple(old), tuple(new), recording))
 
 
 @pytest.fixture(params=["page", "C"])
@@ -107,7 +107,7 @@ def test_memory_is_written_only_where_every_fact_allows_it() -> None:
         alone = (f["ours"] and not f["lent"]) or f["donated"] or (f["unshared"] and f["host"])
         plain = f["dense"] and f["writable"] and f["exact"] and f["apart"] and not f["borrowed"]
         reusable = plain and alone and (f["host"] or f["settled"])
-        assert (_core.rules_reusable(**f) == "it is reusable") == reusable, f
+        assert (inside().rules_reusable(**f) == "it is reusable") == reusable, f
         written += reusable
     assert written == 36, "of 2048"
 
@@ -116,7 +116,7 @@ def test_memory_is_written_only_where_every_fact_allows_it() -> None:
 
 
 def promoted_in_c(names: Any) -> str | None:
-    return _core.rules_promote(tuple(names))  # type: ignore[no-any-return]
+    return inside().rules_promote(tuple(names))  # type: ignore[no-any-return]
 
 
 def promoted(names: Any) -> str | None:
@@ -204,7 +204,7 @@ def test_every_accumulation_dtype_is_decided_in_c_as_on_the_page() -> None:
             return None
 
     table = {key: page(*key) for key in product(NAMES, (None, *NAMES))}
-    assert {key: _core.rules_accum_dtype(*key) for key in table} == table
+    assert {key: inside().rules_accum_dtype(*key) for key in table} == table
     assert all(table[d.name, None] == ("float32" if d in LOW else d.name) for d in DTYPES)
     assert all(table[d.name, "float64"] == "float64" for d in FLOATS)
     assert table["float64", "float32"] is None, "it could not hold the sum"
@@ -222,7 +222,7 @@ def test_every_fit_of_shapes_is_decided_in_c_as_numpy_broadcasts() -> None:
         except ValueError:
             broadcasts = False
         expected = "exact" if slot == shape else "reduce" if broadcasts else "no"
-        assert _core.rules_fit(True, slot, shape) == expected, (slot, shape)
-        assert _core.rules_fit(False, slot, shape) == ("exact" if slot == shape else "no"), (slot, shape)
+        assert inside().rules_fit(True, slot, shape) == expected, (slot, shape)
+        assert inside().rules_fit(False, slot, shape) == ("exact" if slot == shape else "no"), (slot, shape)
         answers[expected] += 1
     assert min(answers.values()) > 80, answers

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fanin import _core
+from kit.inside import inside
 from spec import stream_rules as page
 from spec.stream_rules import NOWHERE, Add, Convert, Finish, Fold, Slot, Take
 
@@ -23,13 +23,13 @@ PLACES = [NOWHERE, *product(DEVICES, STREAMS)]  # "not set", and two devices of 
 SET = PLACES[1:]
 
 core = SimpleNamespace(
-    sync_add=lambda *a: made(Add, _core.rules_sync_add(*a)),
-    sync_convert=lambda *a: made(Convert, _core.rules_sync_convert(*a)),
-    sync_fold=lambda *a: made(Fold, _core.rules_sync_fold(*a)),
-    sync_take=lambda *a: made(Take, _core.rules_sync_take(*a)),
-    sync_finish=lambda *a: made(Finish, _core.rules_sync_finish(*a)),
-    sync_waits=lambda A, Ps: ([_core.rules_sync_item_waits(A, P) for P in Ps], page.sync_waits(A, Ps)[1]),
-    capture=lambda *a: _core.rules_capture(*a),
+    sync_add=lambda *a: made(Add, inside().rules_sync_add(*a)),
+    sync_convert=lambda *a: made(Convert, inside().rules_sync_convert(*a)),
+    sync_fold=lambda *a: made(Fold, inside().rules_sync_fold(*a)),
+    sync_take=lambda *a: made(Take, inside().rules_sync_take(*a)),
+    sync_finish=lambda *a: made(Finish, inside().rules_sync_finish(*a)),
+    sync_waits=lambda A, Ps: ([inside().rules_sync_item_waits(A, P) for P in Ps], page.sync_waits(A, Ps)[1]),
+    capture=lambda *a: inside().rules_capture(*a),
 )
 
 

@@ -22,6 +22,7 @@ import fanin
 from fanin import _core
 from fanin._sim.machine import SCHEDULES
 from fanin.sim import Machine
+from kit.inside import inside
 
 pytestmark = pytest.mark.core
 
@@ -550,12 +551,12 @@ def test_a_sum_in_place_waits_for_streams_that_still_use_the_memory(m: Machine) 
 @pytest.mark.rule("S7")
 def test_the_capture_table_is_a_pure_function() -> None:
     """What carries it out is tried in tests/graph/test_capture.py."""
-    assert _core.rules_capture(0, 0, False, False) == "go"
-    assert _core.rules_capture(7, 7, False, False) == "go"
-    assert _core.rules_capture(0, 7, True, False) == "redirect"
-    assert _core.rules_capture(0, 7, False, True) == "error"
-    assert _core.rules_capture(0, 7, False, False) == "go"
-    assert {_core.rules_capture(7, t, f, g) for t in (0, 8) for f in (0, 1) for g in (0, 1)} == {"error"}
+    assert inside().rules_capture(0, 0, False, False) == "go"
+    assert inside().rules_capture(7, 7, False, False) == "go"
+    assert inside().rules_capture(0, 7, True, False) == "redirect"
+    assert inside().rules_capture(0, 7, False, True) == "error"
+    assert inside().rules_capture(0, 7, False, False) == "go"
+    assert {inside().rules_capture(7, t, f, g) for t in (0, 8) for f in (0, 1) for g in (0, 1)} == {"error"}
 
 
 @pytest.mark.rule("S17")
@@ -700,7 +701,7 @@ MUTANTS = [
 
 
 def test_no_bit_of_a_plan_is_forgotten() -> None:
-    assert {mutant.words[0] for mutant in MUTANTS} == set(_core.rules_plan_words())
+    assert {mutant.words[0] for mutant in MUTANTS} == set(inside().rules_plan_words())
 
 
 @pytest.mark.rule("S8", "S9", "S10", "S11", "S12", "S13", "S15", "S18", "S19", "S20", "S21", "S22")

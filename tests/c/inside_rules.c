@@ -1,16 +1,15 @@
-/* rules: the pure functions of the rules as Python has them: plain numbers in, plain tuples and dicts out. For tests
- * that enumerate them.
+/* inside_rules: the pure functions of the rules as Python has them: plain numbers in, plain tuples and dicts out. For
+ * tests that enumerate them.
  *
  * A place is a pair (device, stream); a slot is (C, A, R, has_event); rules come as a frozenset of strings: {"S4",
  * "S9"}. Argument order and names are those of tests/spec/stream_rules.py for the rules S, and of fanin.reference for
  * the rules A.
  */
-#include "py/machine.h"
+#include "inside.h"
 
+#include "array/sparse.h"
 #include "buffer/accum.h"
 #include "buffer/sync.h"
-
-#include <string.h>
 
 typedef unsigned long long ull;
 
@@ -51,9 +50,17 @@ static PyObject *slot_of(fan_sync_slot s)
 
 static PyObject *rules_of(uint64_t rules)
 {
-    PyObject *words = fan_rules_tuple(rules);
-    PyObject *set = words ? PyFrozenSet_New(words) : NULL;
-    Py_XDECREF(words);
+    PyObject *set = PyFrozenSet_New(NULL);
+    for (int bit = 0; set && bit < FAN_S_RULES + FAN_A_RULES; bit++) {
+        bool of_s = bit < FAN_S_RULES;
+        PyObject *word = NULL;
+        if (!(rules >> bit & 1u))
+            continue;
+        word = PyUnicode_FromFormat("%c%d", of_s ? 'S' : 'A', of_s ? bit + 1 : bit + 1 - FAN_S_RULES);
+        if (!word || PySet_Add(set, word) < 0)
+            Py_CLEAR(set);
+        Py_XDECREF(word);
+    }
     return set;
 }
 
@@ -273,12 +280,12 @@ static PyObject *fit(PyObject *Py_UNUSED(module), PyObject *args)
     int64_t slot_shape[FAN_MAX_NDIM], shape[FAN_MAX_NDIM];
     if (!PyArg_ParseTuple(args, "pOO:rules_fit", &declared, &slot, &given))
         return NULL;
-    if ((slot_ndim = fan_shape_arg(slot, slot_shape)) < 0 || (ndim = fan_shape_arg(given, shape)) < 0)
+    if ((slot_ndim = inside_ints(slot, slot_shape)) < 0 || (ndim = inside_ints(given, shape)) < 0)
         return NULL;
     return PyUnicode_FromString(words[fan_accum_fit(declared, slot_ndim, slot_shape, ndim, shape)]);
 }
 
-PyMethodDef fan_rules_functions[] = {
+PyMethodDef inside_rules[] = {
     {"rules_sync_add", sync_add, METH_VARARGS, "rules_sync_add(D, P, C, current, slot, /)\n--\n\nS3-S5, S8-S11."},
     {"rules_sync_convert", sync_convert, METH_VARARGS, "rules_sync_convert(D, P, A, /)\n--\n\nS21."},
     {"rules_sync_fold", sync_fold, METH_VARARGS, "rules_sync_fold(slot, /)\n--\n\nS13-S17."},
