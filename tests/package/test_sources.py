@@ -292,7 +292,6 @@ OLD_WORDS = {
     r"(fan_)?(batch_)?fate|FAN_FATE_\w+": "job_state",
     r"strike|enlist": "list_remove, list_add",
     r"fan_turns?(_\w+)?": "fan_host_sched",
-    r"fan_order(_\w+)?": "fan_race_check",
     r"fan_site(_\w+)?": "call_site",
     r"fan_team(_\w+)?": "fan_workers",
     r"fan_draw(_\w+)?": "fan_rng",

@@ -1,0 +1,106 @@
+"""The pages in docs/: one sentence a line, decisions in order, and what they name exists."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+
+import pytest
+
+from kit.sentences import one_a_line
+from kit.support import CSRC, ROOT, TESTS
+
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), CSRC / "README.md"])
+DESIGN = ROOT / "docs" / "design.md"
+
+DECISION = re.compile(r"^### D(\d+)\. (.+)$", re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[p.name if p.parent != CSRC else "csrc/README.md" for p in PAGES])
+def test_a_page_has_one_sentence_a_line(page: Path) -> None:
+    text = page.read_text()
+    assert text == one_a_line(text), f"python tests/kit/sentences.py {page.relative_to(ROOT)}"
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("One. Two\nends here. `Three`!", ["One.", "Two ends here.", "`Three`!"]),
+        ("- An item. Its\n  second (D7. Fold).\n- k0 .. K", ["- An item.", "  Its second (D7. Fold).", "- k0 .. K"]),
+        ("See `a. B` and [x](y. Z), e.g. NumPy. It", ["See `a. B` and [x](y. Z), e.g. NumPy.", "It"]),
+        ("| A. B |\n```\nA. B\n```\n# A. B", ["| A. B |", "```", "A. B", "```", "# A. B"]),
+        ("> One. Two\n> ends", ["> One.", "> Two ends"]),
+    ],
+)  # fmt: skip
+def test_two_sentences_in_a_line_are_found(text: str, lines: list[str]) -> None:
+    assert one_a_line(text).split("\n") == lines
+    assert one_a_line("\n".join(lines)).split("\n") == lines
+
+
+def wrong_decisions(text: str, cited: dict[str, set[int]]) -> list[str]:
+    """Decisions that are out of order, or cited and not there."""
+    numbers = [int(n) for n, _ in DECISION.findall(text)]
+    wrong = [f"D{b} stands behind D{a}" for a, b in itertools.pairwise(numbers) if b <= a]
+    wrong += [f"{where} cites D{n}" for where, found in cited.items() for n in sorted(found - set(numbers))]
+    table = {
+        int(n)
+        for row in re.findall(r"^\| [^|]+ \| (D\d.*) \|$", text, re.MULTILINE)
+        for n in re.findall(r"D(\d+)", row)
+    }
+    return wrong + [f"D{n} is in no row of the table of subjects" for n in numbers if n not in table]
+
+
+def cited_decisions() -> dict[str, set[int]]:
+    """The decisions that code, tests and pages cite."""
+    found = {}
+    for folder in (CSRC, ROOT / "python", ROOT / "docs", ROOT / "benchmarks"):
+        for path in folder.glob("**/*"):
+            if path.suffix in (".c", ".h", ".py", ".md", ".cu") and path.name != "ptx.c":
+                numbers = re.findall(r"(?<![\w.#\"'])D([1-9]\d?)(?![\w.\"'=]|\.\d)", path.read_text())
+                found[str(path.relative_to(ROOT))] = {int(n) for n in numbers}
+    return found
+
+
+def test_decisions_are_in_order_and_those_that_are_cited_exist() -> None:
+    text, cited = DESIGN.read_text(), cited_decisions()
+    assert len(DECISION.findall(text)) >= 75 and sum(map(len, cited.values())) > 100
+    assert not wrong_decisions(text, cited)
+
+
+def test_planted_wrong_decisions_are_found() -> None:
+    text = "| x | D1, D2, D3 |\n### D1. One\n### D3. Three\n### D2. Two\n### D4. Four\n"
+    assert wrong_decisions(text, {"a.c": {1, 9}}) == [
+        "D2 stands behind D3",
+        "a.c cites D9",
+        "D4 is in no row of the table of subjects",
+    ]
+
+
+#: A path of the tree as pages write it: with a folder, and what it ends in.
+NAMED = re.compile(r"`((?:csrc/|python/|tests/|docs/|benchmarks/|examples/|\.ci/)?[\w.-]+/[\w./-]*\w)`")
+
+
+def missing_files(text: str) -> list[str]:
+    """The paths in backticks that are nowhere: from the root, from csrc/, or from python/fanin/."""
+    places = (ROOT, CSRC, ROOT / "python" / "fanin", TESTS, ROOT / "python")
+    gone = []
+    for name in NAMED.findall(text):
+        ends = ("", ".c", ".h", ".py") if "." not in name.rpartition("/")[2] else ("",)
+        if not any((place / (name + end)).exists() for place in places for end in ends):
+            gone.append(name)
+    return sorted(set(gone))
+
+
+@pytest.mark.parametrize("page", ["docs/design.md", "CONTRIBUTING.md", "csrc/README.md"])
+def test_the_files_that_a_page_names_exist(page: str) -> None:
+    text = (ROOT / page).read_text()
+    assert NAMED.search(text)
+    assert not missing_files(text)
+
+
+def test_a_planted_name_of_no_file_is_found() -> None:
+    assert missing_files("`docs/design.md` `base/mem` `base/planted` `csrc/gone.c` `a / b`") == [
+        "base/planted",
+        "csrc/gone.c",
+    ]
