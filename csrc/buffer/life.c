@@ -301,7 +301,7 @@ fan_status fan_buffer_clear(fan_buffer *b, fan_error *err)
 
 /* The collector may run anywhere, so a scheduler's hooks must not see its locks: the mutex is taken bare. No holder of
  * it waits for the collector. */
-int fan_buffer_visit(fan_buffer *b, int (*visit)(void *object, void *arg), void *arg)
+int fan_buffer_visit(fan_buffer *b, int (*visit)(void *object, const fan_value *v, void *arg), void *arg)
 {
     int answer = 0;
     fan_buffer_adopt(b);
@@ -310,15 +310,15 @@ int fan_buffer_visit(fan_buffer *b, int (*visit)(void *object, void *arg), void 
         pthread_mutex_t *bare = &b->locks[i % b->nlocks].m;
         pthread_mutex_lock(bare);
         if (s->spec->combine)
-            answer = visit(s->spec->combine, arg);
+            answer = visit(s->spec->combine, NULL, arg);
         if (!answer && s->p->value.object)
-            answer = visit(s->p->value.object, arg);
+            answer = visit(s->p->value.object, &s->p->value, arg);
         for (size_t k = 0; s->plain && k < s->plain->n && !answer; k++)
             if (s->plain->list[k].object)
-                answer = visit(s->plain->list[k].object, arg);
+                answer = visit(s->plain->list[k].object, NULL, arg);
         for (size_t k = 0; k < s->p->nitems && !answer; k++)
             if (s->p->items[k]->parked && s->p->items[k]->value.object)
-                answer = visit(s->p->items[k]->value.object, arg);
+                answer = visit(s->p->items[k]->value.object, &s->p->items[k]->value, arg);
         pthread_mutex_unlock(bare);
     }
     return answer;

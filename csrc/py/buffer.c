@@ -553,10 +553,11 @@ typedef struct visitor {
     void *arg;
 } visitor;
 
-static int visit_object(void *object, void *arg)
+static int visit_object(void *object, const fan_value *value, void *arg)
 {
     const visitor *v = arg;
-    return v->visit((PyObject *)object, v->arg);
+    int answer = v->visit((PyObject *)object, v->arg);
+    return answer ? answer : fan_visit_behind(object, value, v->visit, v->arg);
 }
 
 static int buffer_traverse(PyObject *o, visitproc visit, void *arg)

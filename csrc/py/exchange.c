@@ -244,6 +244,30 @@ bool fan_fast_sound(PyObject *o)
     return sound;
 }
 
+int fan_visit_behind(PyObject *o, const fan_value *v, visitproc visit, void *arg)
+{
+#ifdef Py_GIL_DISABLED
+    return 0; /* counts say nothing here */
+#endif
+    Py_ssize_t refs = 1;
+    if (v) { /* its storage has it, too, or an array over it; where somebody else may have that, nothing is known */
+        const fan_storage *st = v->form == FAN_FORM_DENSE && v->array ? v->array->storage : NULL;
+        if (!st || st->release != release_object || atomic_load(&v->array->refs) != 1 || atomic_load(&st->refs) != 1)
+            return 0;
+        Py_VISIT((PyObject *)st->ctx);
+        refs += st->ctx == o;
+        o = st->ctx;
+    }
+    while (PyArray_CheckExact(o) && Py_REFCNT(o) == refs) {
+        o = PyArray_BASE((PyArrayObject *)o);
+        refs = 1;
+        Py_VISIT(o);
+        if (!o)
+            return 0;
+    }
+    return 0;
+}
+
 /* in_owner: whether the bytes [lo, hi) lie in the memory that the owner of a view has now:
  * `ndarray.resize(refcheck=False)` may have moved or cut it. True where the owner is none that can be asked. */
 static bool in_owner(PyObject *view, const char *lo, const char *hi)

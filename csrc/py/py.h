@@ -212,6 +212,10 @@ int fan_import_out(PyObject *o, fan_value *out);
 PyObject *fan_export(fan_value *v);
 /* fan_export_array: a host array as an ndarray over the same memory; takes a hold of its own. */
 PyObject *fan_export_array(fan_array *a);
+/* fan_visit_behind: tp_traverse of what holds o, as the value v (NULL: with one reference): visits what o keeps alive
+ * where the collector cannot ask it: an ndarray is not its business, so the base of one that nobody else has is ours.
+ */
+int fan_visit_behind(PyObject *o, const fan_value *v, visitproc visit, void *arg);
 /* fan_unshared: an ndarray that owns its memory and has just these references: no view, no buffer of another and no
  * weak reference leads to it, and nobody can make one. */
 bool fan_unshared(PyObject *o, Py_ssize_t refs);
