@@ -10,8 +10,7 @@ walks a graph: two gradients meet in each slot, whose sum is taken before the ne
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from common import main, size_text
@@ -20,7 +19,21 @@ import fanin
 from fanin.cli.timing import Result, at_least, measure, peer, pinned
 
 IN_PLACE = "add_many into kept sums"
+Floats = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 FOREACH, DICT = "torch._foreach_add_", "a dict of ndarrays, np.add(out=)"
+
+
+def foreach(torch: ModuleType, sets: Sequence[Sequence[Floats]], accs: Sequence[Floats]) -> Callable[[], None]:
+    """The sums of `sets` into `accs` by torch; of one set in place."""
+    tsets, taccs = [[torch.from_numpy(g) for g in gs] for gs in sets], [torch.from_numpy(a) for a in accs]
+
+    def sum_all() -> None:
+        if len(tsets) > 1:
+            torch._foreach_copy_(taccs, tsets[0])
+        for ts in tsets[len(tsets) > 1 :]:
+            torch._foreach_add_(taccs, ts)
+
+    return sum_all
 
 
 def one(slots: int, size: int, n: int, where: str, quick: bool) -> Result:
@@ -57,7 +70,7 @@ def one(slots: int, size: int, n: int, where: str, quick: bool) -> Result:
         adds()
         buf.take()
 
-    work: dict[str, Any] = {
+    work: dict[str, Callable[[], object] | None] = {
         DICT: by_dict,
         FOREACH: None,
         "add_many, take()": fresh,
@@ -67,15 +80,7 @@ def one(slots: int, size: int, n: int, where: str, quick: bool) -> Result:
     if n == 1:
         work[IN_PLACE] = lambda: kept.add_many(every, sets[0])
     if torch is not None:
-        tsets, taccs = [[torch.from_numpy(g) for g in gs] for gs in sets], [torch.from_numpy(a) for a in accs]
-
-        def foreach() -> None:
-            if n > 1:
-                torch._foreach_copy_(taccs, tsets[0])
-            for ts in tsets[n > 1 :]:
-                torch._foreach_add_(taccs, ts)
-
-        work[FOREACH] = foreach
+        work[FOREACH] = foreach(torch, sets, accs)
     ours = IN_PLACE if n == 1 else "add_many, take()"
     targets = [at_least(10 if size <= 64 else 3, ours, FOREACH)] if slots == 10_000 else []
     touched = slots * size * (n + 2)
@@ -109,7 +114,7 @@ def one_by_one(slots: int, size: int, where: str, quick: bool) -> Result:
             b.take()
 
     def by_dict() -> None:
-        sums: dict[int, Any] = {}
+        sums: dict[int, Floats] = {}
         for i, (x, y) in enumerate(zip(first, second, strict=True)):
             sums[i] = x
             sums[i] = sums[i] + y

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 from common import main, size_text
@@ -49,19 +48,14 @@ class Pair:
         self.gate.wait()
 
 
-def one(slots: int, size: int, adds: int, where: str, quick: bool) -> Result:
-    """us for each pass."""
-    gradients = [np.ones(size // 4, "f4") for _ in range(64)]
-    order = [(k % slots, gradients[k % 61]) for k in range(adds)]
-    buf = fanin.InputBuffer(slots, budget=float("inf") if size * adds < 1 << 28 else None)
-    lock, locks = threading.Lock(), [threading.Lock() for _ in range(slots)]
-    sums: dict[int, Any] = {}
+Floats = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
+Order = list[tuple[int, Floats]]  # of slots and gradients
+
+
+def under_one_lock(order: Order, sums: dict[int, Floats]) -> Callable[[], None]:
+    lock = threading.Lock()
 
     def fill() -> None:
-        for k, g in order:
-            buf.add(k, g)
-
-    def fill_locked() -> None:
         for k, g in order:
             with lock:
                 if k in sums:
@@ -69,7 +63,13 @@ def one(slots: int, size: int, adds: int, where: str, quick: bool) -> Result:
                 else:
                     sums[k] = g.copy()
 
-    def fill_each() -> None:
+    return fill
+
+
+def under_a_lock_each(order: Order, sums: dict[int, Floats], slots: int) -> Callable[[], None]:
+    locks = [threading.Lock() for _ in range(slots)]
+
+    def fill() -> None:
         for k, g in order:
             with locks[k]:
                 if k in sums:
@@ -77,7 +77,28 @@ def one(slots: int, size: int, adds: int, where: str, quick: bool) -> Result:
                 else:
                     sums[k] = g.copy()
 
-    pairs = [Pair(fill), Pair(fill_locked), Pair(fill_each)]
+    return fill
+
+
+def into_buffer(order: Order, buf: fanin.InputBuffer) -> Callable[[], None]:
+    def fill() -> None:
+        for k, g in order:
+            buf.add(k, g)
+
+    return fill
+
+
+def one(slots: int, size: int, adds: int, where: str, quick: bool) -> Result:
+    """us for each pass."""
+    gradients = [np.ones(size // 4, "f4") for _ in range(64)]
+    order = [(k % slots, gradients[k % 61]) for k in range(adds)]
+    buf = fanin.InputBuffer(slots, budget=float("inf") if size * adds < 1 << 28 else None)
+    sums: dict[int, Floats] = {}
+    pairs = [
+        Pair(into_buffer(order, buf)),
+        Pair(under_one_lock(order, sums)),
+        Pair(under_a_lock_each(order, sums, slots)),
+    ]
 
     def through() -> None:
         pairs[0]()
@@ -91,8 +112,8 @@ def one(slots: int, size: int, adds: int, where: str, quick: bool) -> Result:
 
         return pass_
 
-    def checked(all_: list[Any]) -> None:
-        if sum(float(x[0]) for x in all_) != 2 * adds:
+    def checked(every: list[Floats]) -> None:
+        if sum(float(x[0]) for x in every) != 2 * adds:
             raise AssertionError("a gradient was lost")
 
     work = {

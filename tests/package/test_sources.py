@@ -47,7 +47,6 @@ KNOWN_LONG = dict.fromkeys(
         "fan_slot_take_decide in csrc/buffer/take_slot.c is longer than 60 lines",
         "machine_launch in csrc/py/machine.c is longer than 60 lines",
         "reserve in csrc/buffer/add_reserve.c is longer than 60 lines",
-        "train in python/fanin/cli/demo.py is longer than 60 lines",
         "view_of in csrc/py/buffer.c is longer than 60 lines",
     ],
     "2026-11-22",

@@ -317,47 +317,65 @@ def train(options: argparse.Namespace) -> int:
             f"{len(machine.streams) + 2} streams of two simulated devices; on one step in {every} each gradient is"
             " checked"
         )
-        batches, note = digits.batches(rng), ""
-        with screen.progress("training", steps) as progress:
-            for i in range(steps):
-                rate = options.rate * (1 - i / steps)
-                sampled = i % every == 0
-                loss = step(net, *next(batches), rate, check if sampled else None)
-                if loss is not None:
-                    note = f"loss {loss:.3f}, largest deviation of a gradient {check.worst:.0e}"
-                progress.step(note)
+        batches = digits.batches(rng)
+        learn_all(screen, net, batches, check, steps, every, options.rate)
         right = accuracy(net, digits)
         machine.synchronize()
-        done = fanin.counters()
-        seconds = time.monotonic() - began
         screen.say()
         screen.table(
             [
                 ("test accuracy (held-out digits)", f"{right:.1%}"),
-                ("seconds", f"{seconds:.1f}"),
-                ("gradients checked", str(check.gradients)),
-                ("largest relative deviation", f"{check.worst:.1e}"),
-                ("adds", f"{done.adds - before.adds:,}"),
-                ("sums", f"{done.folds - before.folds:,}"),
-                ("kernels", f"{machine.kernels:,}"),
-                ("events", f"{done.events - before.events:,}"),
-                ("waits", f"{done.waits - before.waits:,}"),
-                ("waits elided", f"{done.waits_elided - before.waits_elided:,}"),
-                ("races", str(machine.races)),
+                ("seconds", f"{time.monotonic() - began:.1f}"),
+                *figures(check, machine, before, fanin.counters()),
             ]
         )
         screen.say()
         unwritten = picture(screen, machine, net, *next(batches), out)
-    short = steps < EPOCHS * epoch
-    if right < NEEDED and short:
-        screen.say(f"(an accuracy of {NEEDED:.0%} is asked for after {EPOCHS * epoch} steps; these were {steps})")
-    wrong = [
-        f"accuracy {right:.1%} is below {NEEDED:.0%}" if right < NEEDED and not short else "",
-        f"a gradient deviates by {check.worst:.1e}, more than {TOLERANCE:.0e}" if not check.worst <= TOLERANCE else "",
+    failed = judge(screen, right, check, steps, EPOCHS * epoch)
+    return 1 if failed else 2 if unwritten else 0
+
+
+def learn_all(
+    screen: Screen, net: Net, batches: Iterator[tuple[Any, Any]], check: Check, steps: int, every: int, rate: float
+) -> None:
+    """The steps of the training, one in `every` checked, with a rate that falls to 0."""
+    note = ""
+    with screen.progress("training", steps) as progress:
+        for i in range(steps):
+            loss = step(net, *next(batches), rate * (1 - i / steps), check if i % every == 0 else None)
+            if loss is not None:
+                note = f"loss {loss:.3f}, largest deviation of a gradient {check.worst:.0e}"
+            progress.step(note)
+
+
+def figures(check: Check, machine: Machine, before: fanin.Counters, after: fanin.Counters) -> list[tuple[str, str]]:
+    """What the training took, for the table."""
+    return [
+        ("gradients checked", str(check.gradients)),
+        ("largest relative deviation", f"{check.worst:.1e}"),
+        ("adds", f"{after.adds - before.adds:,}"),
+        ("sums", f"{after.folds - before.folds:,}"),
+        ("kernels", f"{machine.kernels:,}"),
+        ("events", f"{after.events - before.events:,}"),
+        ("waits", f"{after.waits - before.waits:,}"),
+        ("waits elided", f"{after.waits_elided - before.waits_elided:,}"),
+        ("races", str(machine.races)),
     ]
-    for text in filter(None, wrong):
+
+
+def judge(screen: Screen, right: float, check: Check, steps: int, whole: int) -> bool:
+    """Says what is wrong with what came out; true if anything is."""
+    short = steps < whole
+    if right < NEEDED and short:
+        screen.say(f"(an accuracy of {NEEDED:.0%} is asked for after {whole} steps; these were {steps})")
+    wrong = []
+    if right < NEEDED and not short:
+        wrong.append(f"accuracy {right:.1%} is below {NEEDED:.0%}")
+    if not check.worst <= TOLERANCE:
+        wrong.append(f"a gradient deviates by {check.worst:.1e}, more than {TOLERANCE:.0e}")
+    for text in wrong:
         screen.say(f"fanin demo: {text}", style="red")
-    return 1 if any(wrong) else 2 if unwritten else 0
+    return bool(wrong)
 
 
 def picture(screen: Screen, machine: Machine, net: Net, digits: Any, labels: Any, out: Path) -> bool:
