@@ -10,7 +10,8 @@ walks a graph: two gradients meet in each slot, whose sum is taken before the ne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
 
 import numpy as np
 from common import main, size_text
