@@ -14,6 +14,7 @@ import pytest
 
 import fanin
 from fanin.cli import demo, main, plain
+from kit.inside import inside
 from kit.support import ROOT, run_python
 
 pytest.importorskip("sklearn")
@@ -167,7 +168,7 @@ def test_a_race_in_training_is_told_in_a_line(
 
 
 def test_every_word_has_its_purpose() -> None:
-    assert tuple(demo.PURPOSE) == tuple(fanin.inside().rules_plan_words())
+    assert tuple(demo.PURPOSE) == tuple(inside().rules_plan_words())
     assert demo.COVERED.keys() <= demo.PURPOSE.keys()
 
 
