@@ -77,6 +77,14 @@ def test_planted_wrong_decisions_are_found() -> None:
     ]
 
 
+def test_the_api_page_shows_every_public_module() -> None:
+    """Those whose names the package shows itself, and those of commands, are shown there already."""
+    shown = set(re.findall(r"^\.\. automodule:: (\S+)$", (ROOT / "docs/api/index.rst").read_text(), re.MULTILINE))
+    modules = {p.stem if p.is_file() else p.name for p in (ROOT / "python/fanin").iterdir() if p.suffix in (".py", "")}
+    public = {m for m in modules if not m.startswith("_")} - {"slots", "streams", "options", "errors"}
+    assert {f"fanin.{m}" for m in public} | {"fanin"} == shown | {"fanin.cli", "fanin.conformance"}
+
+
 #: A path of the tree as pages write it: with a folder, and what it ends in.
 NAMED = re.compile(r"`((?:csrc/|python/|tests/|docs/|benchmarks/|examples/|\.ci/)?[\w.-]+/[\w./-]*\w)`")
 

@@ -1,0 +1,53 @@
+"""The API page, rendered from the docstrings: `python -m sphinx -W docs/api build/api` makes build/api/index.html.
+
+Docstrings are plain text in which `names` are code, indented lines are an example, and a table is drawn with bars. What
+reStructuredText would read in them otherwise is put right here.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+project = "fanin"
+author = "the authors of fanin"
+extensions = ["sphinx.ext.autodoc"]
+html_theme = "alabaster"
+html_theme_options = {"page_width": "1100px", "sidebar_width": "240px"}
+default_role = "code"
+autodoc_member_order = "bysource"
+autodoc_mock_imports = ["torch"]  # fanin.torch can be read without it
+
+
+def as_restructured(lines: list[str]) -> list[str]:
+    """A docstring's lines as reStructuredText: what is indented or a table is shown as it stands."""
+    made: list[str] = []
+    shown = example = False
+    for line in lines:
+        is_table = line.startswith("|")
+        example = line.startswith(">>>") or (example and bool(line.strip()))
+        if not line.strip() or example:
+            shown = shown and not example
+            made.append(line)
+        elif is_table or line.startswith("    "):
+            if not shown:
+                made += ["", "::", ""]
+            shown = True
+            made.append(f"    {line}" if is_table else line)
+        else:
+            if shown:
+                made.append("")
+            shown = False
+            parts = re.split(r"(`[^`]*`)", line)
+            made.append(
+                "".join(p if i % 2 else re.sub(r"(?<!\*)\*(?!\*)|\|", r"\\\g<0>", p) for i, p in enumerate(parts))
+            )
+    return made
+
+
+def read(app: Any, what: str, name: str, o: Any, options: Any, lines: list[str]) -> None:
+    lines[:] = as_restructured(lines)
+
+
+def setup(app: Any) -> None:
+    app.connect("autodoc-process-docstring", read)
