@@ -161,17 +161,6 @@ bool fan_array_same_shape(const fan_array *a, const fan_array *b)
     return a->ndim == b->ndim && (a->ndim == 0 || memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0);
 }
 
-bool fan_array_apart(const fan_array *a, const fan_array *b)
-{
-    if (a->size == 0 || b->size == 0)
-        return true;
-    int64_t lo_a, hi_a, lo_b, hi_b;
-    fan_array_reach(a, &lo_a, &hi_a);
-    fan_array_reach(b, &lo_b, &hi_b);
-    uintptr_t at_a = (uintptr_t)a->data, at_b = (uintptr_t)b->data;
-    return at_a + (uintptr_t)hi_a <= at_b + (uintptr_t)lo_b || at_b + (uintptr_t)hi_b <= at_a + (uintptr_t)lo_a;
-}
-
 bool fan_array_same_view(const fan_array *a, const fan_array *b)
 {
     if (a == b)

@@ -75,8 +75,6 @@ void fan_array_reach(const fan_array *a, int64_t *lo, int64_t *hi);
  * itself. */
 bool fan_array_dense(const fan_array *a);
 bool fan_array_same_shape(const fan_array *a, const fan_array *b);
-/* fan_array_apart: true only if no byte belongs to both: the reaches do not meet. false means "may meet". */
-bool fan_array_apart(const fan_array *a, const fan_array *b);
 /* fan_array_same_view: same data, dtype, shape and strides: element i of one is element i of the other. */
 bool fan_array_same_view(const fan_array *a, const fan_array *b);
 /* fan_array_expanded: bit i is set where axis i (< 64) has stride 0 and extent > 1. */

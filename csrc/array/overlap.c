@@ -572,7 +572,7 @@ static fan_status solve(equation *e, fan_effort *left, fan_verdict *out, fan_err
 static bool at_once(const fan_comb *a, const fan_comb *b, fan_verdict *out)
 {
     *out = FAN_OVERLAP_DISJOINT;
-    if (a->empty || b->empty || a->last < b->lo || b->last < a->lo)
+    if (!fan_extents_may_overlap(fan_comb_extent(a), fan_comb_extent(b)))
         return true;
     *out = a->far || b->far ? FAN_OVERLAP_FAR : FAN_OVERLAP_YES;
     return a->far || b->far || (a->n == 0 && b->n == 0);

@@ -13,7 +13,7 @@
 #ifndef FAN_ARRAY_OVERLAP_H
 #define FAN_ARRAY_OVERLAP_H
 
-#include "array/array.h"
+#include "array/extents.h"
 
 #define FAN_OVERLAP_BUDGET (UINT64_C(256) << 20)
 
@@ -80,6 +80,11 @@ typedef struct fan_comb {
     bool empty;
     bool far; /* cannot be counted: lo and last are those of all memory, and the rest means nothing */
 } fan_comb;
+
+static inline fan_extent fan_comb_extent(const fan_comb *c)
+{
+    return c->empty ? (fan_extent){1, 0} : (fan_extent){c->lo, c->last};
+}
 
 /* fan_comb_of: the bytes of a region; `axes` has room for its axes and is borrowed by the comb. */
 void fan_comb_of(const fan_region *r, fan_axis *axes, fan_comb *out);

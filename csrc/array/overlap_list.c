@@ -280,7 +280,7 @@ static fan_status verdict(work *w, uint32_t a, uint32_t b, fan_verdict *out, fan
 {
     const fan_comb *one = &w->l->combs[a], *two = &w->l->combs[b];
     *out = FAN_OVERLAP_DISJOINT;
-    if (one->last < two->lo || two->last < one->lo)
+    if (!fan_extents_may_overlap(fan_comb_extent(one), fan_comb_extent(two)))
         return FAN_OK;
     *out = FAN_OVERLAP_YES;
     return w->extents_only ? FAN_OK : fan_comb_overlap(one, two, &w->left, out, err);

@@ -156,7 +156,8 @@ fan_reuse_answer fan_fold_may_write(const fan_fold *f, size_t which, fan_dtype t
             continue;
         size_t n = fan_value_arrays(f->terms[i].v, others, 3);
         for (size_t k = 0; k < n && k < 3; k++)
-            facts.apart = facts.apart && (fan_array_apart(a, others[k]) || fan_array_disjoint(a, others[k])); /* D43 */
+            facts.apart =
+                facts.apart && (fan_array_extents_disjoint(a, others[k]) || fan_array_disjoint(a, others[k])); /* D43 */
     }
     if (!facts.ours && !facts.donated && !t->lent && facts.host && t->v->object)
         facts.unshared = f->b->frontend->unshared(t->v->object);

@@ -1,5 +1,6 @@
 #include "buffer/take_slot.h"
 
+#include "array/extents.h"
 #include "base/fault.h"
 #include "buffer/commit.h"
 #include "buffer/enter.h"
@@ -334,7 +335,8 @@ fan_status fan_slot_take_copy(fan_buffer *b, size_t slot, const fan_take *how, f
 bool fan_written_by_own_out(const fan_slot_take *c, const fan_value *out)
 {
     for (size_t i = 0; i < c->g.fold.n; i++)
-        if (c->g.fold.terms[i].v->form == FAN_FORM_DENSE && !fan_array_apart(out->array, c->g.fold.terms[i].v->array))
+        if (c->g.fold.terms[i].v->form == FAN_FORM_DENSE &&
+            !fan_array_extents_disjoint(out->array, c->g.fold.terms[i].v->array))
             return true;
     return false;
 }

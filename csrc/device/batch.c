@@ -5,6 +5,7 @@
  * are queued one by one, in the order in which they came: what would have been without a batch. */
 #include "device/device.h"
 
+#include "array/extents.h"
 #include "base/fault.h"
 #include "base/mem.h"
 #include "base/trace.h"
@@ -104,64 +105,17 @@ uint64_t fan_batch_bytes(const fan_batch *b) { return b->bytes; }
 
 /* ---- may they go together? ---- */
 
-typedef struct extent {
-    uintptr_t lo, hi;
-    size_t job;
-    bool written;
-} extent;
-
-static int by_beginning(const void *a, const void *b)
-{
-    const extent *x = a, *y = b;
-    return (x->lo > y->lo) - (x->lo < y->lo);
-}
-
-/* How far memory reaches that was met so far, and how far that of other jobs than the one that reaches farthest. */
-typedef struct reach {
-    uintptr_t hi, other_hi;
-    size_t job;
-} reach;
-
-static void reach_add(reach *r, const extent *x)
-{
-    if (x->job == r->job) {
-        r->hi = x->hi > r->hi ? x->hi : r->hi;
-    } else if (x->hi > r->hi) {
-        *r = (reach){.hi = x->hi, .other_hi = r->hi, .job = x->job};
-    } else if (x->hi > r->other_hi) {
-        r->other_hi = x->hi;
-    }
-}
-
-static bool reach_meets(const reach *r, const extent *x) { return (r->job == x->job ? r->other_hi : r->hi) > x->lo; }
-
-static size_t extent_put(extent *to, const fan_array *a, size_t job, bool written)
-{
-    int64_t lo, hi;
-    fan_array_reach(a, &lo, &hi);
-    *to = (extent){.lo = (uintptr_t)(a->data + lo), .hi = (uintptr_t)(a->data + hi), .job = job, .written = written};
-    return lo < hi;
-}
-
 /* independent: no job touches what another one writes. `room`: for the extents of all operands and results. */
-static bool independent(const fan_job *jobs, size_t n, extent *room)
+static bool independent(const fan_job *jobs, size_t n, fan_extent_entry *room)
 {
-    size_t count = 0;
-    reach all = {.job = SIZE_MAX}, written = {.job = SIZE_MAX};
+    fan_extents e = {room, 0};
     for (size_t i = 0; i < n; i++) {
         for (size_t k = 0; k < jobs[i].n; k++)
-            count += extent_put(&room[count], jobs[i].in[k].array, i, false);
-        count += extent_put(&room[count], jobs[i].out, i, true);
+            fan_extents_put(&e, jobs[i].in[k].array, i, false);
+        fan_extents_put(&e, jobs[i].out, i, true);
     }
-    qsort(room, count, sizeof *room, by_beginning);
-    for (size_t i = 0; i < count; i++) {
-        if (reach_meets(room[i].written ? &all : &written, &room[i]))
-            return false;
-        reach_add(&all, &room[i]);
-        if (room[i].written)
-            reach_add(&written, &room[i]);
-    }
-    return true;
+    fan_extents_sort(&e);
+    return fan_extents_independent(&e);
 }
 
 /* ---- flushing ---- */
@@ -183,7 +137,7 @@ static void one_by_one(fan_batch *b, fan_stream *s, group *g)
     }
 }
 
-static void group_run(fan_batch *b, fan_stream *s, group *g, extent *room)
+static void group_run(fan_batch *b, fan_stream *s, group *g, fan_extent_entry *room)
 {
     const fan_backend *backend = s->device->backend;
     if (g->n > 1 && backend->run_many && (independent(g->jobs, g->n, room) || FAN_FAULT(BATCH_DEPENDENT))) {
@@ -219,7 +173,7 @@ void fan_batch_flush(fan_batch *b)
     group g = {.jobs = fan_alloc(n * sizeof *g.jobs),
                .fates = fan_alloc(n * sizeof *g.fates),
                .entries = fan_alloc(n * sizeof *g.entries)};
-    extent *room = fan_alloc((n + operands) * sizeof *room);
+    fan_extent_entry *room = fan_alloc((n + operands) * sizeof *room);
     if (!g.jobs || !g.fates || !g.entries || !room)
         b->status = fan_fail(&b->err, FAN_ERR_NOMEM, "out of memory for a batch of sums");
     for (size_t i = b->flushed; i < b->n && b->status == FAN_OK; i++) {

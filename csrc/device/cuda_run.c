@@ -9,6 +9,7 @@
  * several launches, each looks for who spoiled it; the last one's figures are the result's. */
 #include "device/cuda_part.h"
 
+#include "array/extents.h"
 #include "array/nditer.h"
 #include "base/fault.h"
 #include "base/mem.h"
@@ -286,7 +287,7 @@ static source source_of(const fan_array *a, fan_dtype acc)
 static bool keeps(const fan_array *out, fan_dtype acc, const fan_operand *in, size_t from, size_t n)
 {
     for (size_t k = from; k < n; k++)
-        if (!fan_array_apart(out, in[k].array))
+        if (!fan_array_extents_disjoint(out, in[k].array))
             return false;
     return out->dtype == acc;
 }
@@ -705,7 +706,7 @@ static fan_status run_job(site *s, const fan_job *job, fan_error *err)
 static bool in_place(const fan_job *job)
 {
     for (size_t k = 0; job->kind == FAN_JOB_SUM && k < job->n; k++)
-        if (!fan_array_apart(job->out, job->in[k].array))
+        if (!fan_array_extents_disjoint(job->out, job->in[k].array))
             return true;
     return false;
 }

@@ -2,7 +2,7 @@
 #ifndef FAN_PY_REGION_H
 #define FAN_PY_REGION_H
 
-#include "graph/layout.h"
+#include "array/layout.h"
 #include "py/py.h"
 
 /* What was read of several objects. Shapes and strides are copies: what Python does meanwhile changes nothing. */

@@ -75,7 +75,7 @@ MUTANTS: dict[str, dict[str, tuple[str, str]]] = {
         ),
         "the smaller number is the root": ("if (a < b)\n        parent[b] = a;", "if (a > b)\n        parent[b] = a;"),
     },
-    "graph/layout": {
+    "array/layout": {
         "strides along an axis of extent 1": ("&& a->shape[i] > 1)", ")"),
         "clusters that touch": ("<= reach[k - 1])", "< reach[k - 1])"),
         "every array lies where it lay": (

@@ -82,7 +82,8 @@ static void bad_geometry_is_refused(void)
     static char memory[64];
     fan_error err;
     fan_array *a = NULL;
-    fan_storage *s = fan_storage_wrap(memory, sizeof memory, NULL, NULL), *unknown = fan_storage_wrap(memory, 0, NULL, NULL);
+    fan_storage *s = fan_storage_wrap(memory, sizeof memory, NULL, NULL),
+                *unknown = fan_storage_wrap(memory, 0, NULL, NULL);
     int64_t ones[FAN_MAX_NDIM + 1];
     for (int i = 0; i <= FAN_MAX_NDIM; i++)
         ones[i] = 1;
@@ -94,26 +95,27 @@ static void bad_geometry_is_refused(void)
     } cases[] = {
         {1, {4}, {8}, FAN_OK},
         {1, {8}, {8}, FAN_OK},
-        {1, {9}, {8}, FAN_ERR_VALUE},                                          /* past the end */
-        {1, {2}, {-8}, FAN_ERR_VALUE},                                         /* before the start */
-        {1, {2}, {57}, FAN_ERR_VALUE},                                         /* last element sticks out by one byte */
+        {1, {9}, {8}, FAN_ERR_VALUE},  /* past the end */
+        {1, {2}, {-8}, FAN_ERR_VALUE}, /* before the start */
+        {1, {2}, {57}, FAN_ERR_VALUE}, /* last element sticks out by one byte */
         {1, {2}, {56}, FAN_OK},
         {1, {-1}, {8}, FAN_ERR_VALUE},
         {2, {1 << 16, -5}, {8, 8}, FAN_ERR_VALUE},
         {3, {(int64_t)1 << 32, (int64_t)1 << 32, 16}, {0, 0, 0}, FAN_ERR_VALUE}, /* product wraps to 0 */
         {2, {INT64_MAX, 2}, {0, 0}, FAN_ERR_VALUE},
-        {2, {(int64_t)1 << 60, 0}, {1, 1}, FAN_ERR_VALUE},                     /* empty, but its strides cannot be counted */
-        {2, {3, 0}, {INT64_MAX, INT64_MIN}, FAN_OK},                       /* empty: strides never used */
-        {2, {1, 1}, {INT64_MAX, INT64_MIN}, FAN_OK},                       /* extent 1: stride never used */
+        {2, {(int64_t)1 << 60, 0}, {1, 1}, FAN_ERR_VALUE}, /* empty, but its strides cannot be counted */
+        {2, {3, 0}, {INT64_MAX, INT64_MIN}, FAN_OK},       /* empty: strides never used */
+        {2, {1, 1}, {INT64_MAX, INT64_MIN}, FAN_OK},       /* extent 1: stride never used */
         {1, {3}, {INT64_MAX / 2}, FAN_ERR_VALUE},
         {1, {3}, {INT64_MIN / 2}, FAN_ERR_VALUE},
         {1, {2}, {INT64_MIN}, FAN_ERR_VALUE},
-        {2, {2, 2}, {INT64_MAX / 2, INT64_MAX / 2}, FAN_ERR_VALUE},            /* the sum wraps */
+        {2, {2, 2}, {INT64_MAX / 2, INT64_MAX / 2}, FAN_ERR_VALUE}, /* the sum wraps */
         {2, {1000, 1000}, {0, 0}, FAN_OK},
         {0, {0}, {0}, FAN_OK},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        fan_status got = fan_array_view(s, memory, FAN_DT_INT64, cases[i].ndim, cases[i].shape, cases[i].strides, true, &a, &err);
+        fan_status got =
+            fan_array_view(s, memory, FAN_DT_INT64, cases[i].ndim, cases[i].shape, cases[i].strides, true, &a, &err);
         CHECK_INT(got, cases[i].want);
         CHECK((a != NULL) == (got == FAN_OK));
         if (a) {
@@ -144,7 +146,8 @@ static void bad_geometry_is_refused(void)
     fan_storage_drop(unknown);
 }
 
-/* All shapes and strides of small width: the reach is what looking at every element gives; so are dense, apart and expanded. */
+/* All shapes and strides of small width: the reach is what looking at every element gives; so are dense, apart and
+ * expanded. */
 static void geometry_equals_looking_at_every_element(void)
 {
     enum { MIDDLE = 200 };
@@ -184,8 +187,8 @@ static void geometry_equals_looking_at_every_element(void)
         CHECK_OK(fan_array_view(s, memory + MIDDLE + code % 31 - 15, FAN_DT_INT16, 1, &one, &none, true, &b, NULL));
         int64_t at = b->data - memory;
         bool disjoint = a->size == 0 || at >= hi || at + 2 <= lo;
-        CHECK(fan_array_apart(a, b) == disjoint);
-        CHECK(fan_array_apart(b, a) == disjoint);
+        CHECK(fan_array_extents_disjoint(a, b) == disjoint);
+        CHECK(fan_array_extents_disjoint(b, a) == disjoint);
         disjoint ? clear++ : meets++;
         fan_array_drop(b);
         fan_array_drop(a);

@@ -5,7 +5,7 @@
 #include "base/rng.h"
 #include "base/mem.h"
 #include "check.h"
-#include "graph/layout.h"
+#include "array/layout.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -21,10 +21,7 @@ typedef struct made {
 static uint64_t seed = 1;
 
 /* below: a number from 0 to n - 1. */
-static int64_t below(int64_t n)
-{
-    return (int64_t)(fan_rng(&seed) % (uint64_t)n);
-}
+static int64_t below(int64_t n) { return (int64_t)(fan_rng(&seed) % (uint64_t)n); }
 
 static const fan_region *region(made *m, uint64_t data, int64_t itemsize, int ndim)
 {
@@ -166,7 +163,8 @@ static void random_pairs_are_what_brute_force_says(void)
         int64_t farthest = (int64_t[]){6, 20, 60}[below(3)];
         judge(random_region(&a, farthest), random_region(&b, farthest));
     }
-    CHECK(seen[FAN_OVERLAP_DISJOINT] > 5000 && seen[FAN_OVERLAP_YES] > 5000 && !seen[FAN_OVERLAP_HARD] && !seen[FAN_OVERLAP_FAR]);
+    CHECK(seen[FAN_OVERLAP_DISJOINT] > 5000 && seen[FAN_OVERLAP_YES] > 5000 && !seen[FAN_OVERLAP_HARD] &&
+          !seen[FAN_OVERLAP_FAR]);
 }
 
 static void random_regions_overlap_themselves_where_brute_force_says_so(void)
@@ -176,7 +174,8 @@ static void random_regions_overlap_themselves_where_brute_force_says_so(void)
         made a;
         judge_itself(random_region(&a, (int64_t[]){6, 20, 60}[below(3)]));
     }
-    CHECK(seen[FAN_OVERLAP_DISJOINT] > 5000 && seen[FAN_OVERLAP_YES] > 5000 && !seen[FAN_OVERLAP_HARD] && !seen[FAN_OVERLAP_FAR]);
+    CHECK(seen[FAN_OVERLAP_DISJOINT] > 5000 && seen[FAN_OVERLAP_YES] > 5000 && !seen[FAN_OVERLAP_HARD] &&
+          !seen[FAN_OVERLAP_FAR]);
 }
 
 /* All pairs of one-axis regions with small numbers. */
@@ -365,7 +364,8 @@ static void large_steps_are_judged_by_search_and_by_table(void)
         hard += v == FAN_OVERLAP_HARD;
         CHECK(ask(&a.r, &b.r, FAN_OVERLAP_BUDGET) == (lists_meet(&a.r, &b.r) ? FAN_OVERLAP_YES : FAN_OVERLAP_DISJOINT));
     }
-    printf("large steps: %ld hard, %ld disjoint, %ld overlap\n", hard, seen[FAN_OVERLAP_DISJOINT], seen[FAN_OVERLAP_YES]);
+    printf("large steps: %ld hard, %ld disjoint, %ld overlap\n", hard, seen[FAN_OVERLAP_DISJOINT],
+           seen[FAN_OVERLAP_YES]);
     CHECK(hard > 5 && seen[FAN_OVERLAP_DISJOINT] > 5 && seen[FAN_OVERLAP_YES] > 5);
 }
 
@@ -394,12 +394,12 @@ static void what_cannot_be_counted_is_unknown(void)
 {
     CHECK(of_two(AT, AT, 1, INT64_MAX, INT64_MAX) == FAN_OVERLAP_FAR);
     CHECK(of_two(AT, AT, 1, 2, INT64_MIN) == FAN_OVERLAP_FAR);
-    CHECK(of_two(AT, AT, 1, 3, INT64_C(1) << 60) == FAN_OVERLAP_FAR);       /* 2^61 bytes */
+    CHECK(of_two(AT, AT, 1, 3, INT64_C(1) << 60) == FAN_OVERLAP_FAR); /* 2^61 bytes */
     CHECK(of_two(AT, AT, 1, 3, (INT64_C(1) << 60) - 1) == FAN_OVERLAP_YES);
-    CHECK(of_two(UINT64_MAX - 6, AT, 8, 1, 8) == FAN_OVERLAP_FAR);          /* beyond the end */
-    CHECK(of_two(AT, AT, 8, 2, -(INT64_C(1) << 40)) == FAN_OVERLAP_FAR);    /* below the start */
+    CHECK(of_two(UINT64_MAX - 6, AT, 8, 1, 8) == FAN_OVERLAP_FAR);       /* beyond the end */
+    CHECK(of_two(AT, AT, 8, 2, -(INT64_C(1) << 40)) == FAN_OVERLAP_FAR); /* below the start */
     CHECK(of_two(AT, AT, INT64_MAX, 1, 8) == FAN_OVERLAP_FAR);
-    CHECK(of_two(AT, AT, 8, 0, INT64_MAX) == FAN_OVERLAP_DISJOINT);         /* empty is empty */
+    CHECK(of_two(AT, AT, 8, 0, INT64_MAX) == FAN_OVERLAP_DISJOINT); /* empty is empty */
     CHECK(of_two(AT, AT, 0, 4, INT64_MIN) == FAN_OVERLAP_DISJOINT);
     made a;
     a.shape[0] = 2, a.strides[0] = INT64_MIN;
@@ -418,8 +418,10 @@ static void as_many_axes_as_there_may_be(void)
         b.strides[i] = i < 55 ? (i % 2 ? -1 : 1) * (INT64_C(2) << i) : -7;
     }
     uint64_t mid = UINT64_C(1) << 60;
-    CHECK(ask(region(&a, mid, 1, FAN_MAX_NDIM), region(&b, mid, 1, FAN_MAX_NDIM), FAN_OVERLAP_BUDGET) == FAN_OVERLAP_YES);
-    CHECK(ask(region(&a, mid, 1, FAN_MAX_NDIM), region(&b, mid + (UINT64_C(1) << 58), 1, FAN_MAX_NDIM), FAN_OVERLAP_BUDGET) == FAN_OVERLAP_DISJOINT);
+    CHECK(ask(region(&a, mid, 1, FAN_MAX_NDIM), region(&b, mid, 1, FAN_MAX_NDIM), FAN_OVERLAP_BUDGET) ==
+          FAN_OVERLAP_YES);
+    CHECK(ask(region(&a, mid, 1, FAN_MAX_NDIM), region(&b, mid + (UINT64_C(1) << 58), 1, FAN_MAX_NDIM),
+              FAN_OVERLAP_BUDGET) == FAN_OVERLAP_DISJOINT);
     CHECK(ask_itself(&a.r, FAN_OVERLAP_BUDGET) == FAN_OVERLAP_DISJOINT);
     a.strides[3] = a.strides[2];
     CHECK(ask_itself(&a.r, FAN_OVERLAP_BUDGET) == FAN_OVERLAP_YES);
@@ -536,7 +538,8 @@ static void bytes_at(made *m, uint64_t from, int64_t n, int64_t step)
     region(m, AT + from, 1, 1);
 }
 
-/* The first ends early, the third meets neither before the fourth joins it to the second: whoever meets the third alone is of the same component. */
+/* The first ends early, the third meets neither before the fourth joins it to the second: whoever meets the third alone
+ * is of the same component. */
 static void a_component_keeps_its_members_when_one_has_ended(void)
 {
     static made all[5];
@@ -690,7 +693,8 @@ static void a_layout_is_the_same_where_brute_force_says_so(void)
     CHECK(words[FAN_CHANGE_APART] > 50 && words[FAN_CHANGE_OFFSET] > 50 && words[FAN_CHANGE_OVERLAP] > 50);
 }
 
-/* Columns of one matrix whose memory is that of another by now, and columns that went each its own way: only the first is decided by distances alone. */
+/* Columns of one matrix whose memory is that of another by now, and columns that went each its own way: only the first
+ * is decided by distances alone. */
 static void columns_that_move_apart_are_still_the_same(void)
 {
     static made was[8], now[8];
@@ -723,10 +727,10 @@ static void what_changed_is_named(void)
     fan_layout_item was = {.region = *region(&a, AT, 8, 2), .dtype = 1, .writable = true}, is;
     CHECK_OK(fan_layout_new(&was, 1, 0, &l, NULL));
     made b = a;
-#define SAYS(change)                                                                                                  \
-    CHECK_OK(fan_layout_check(l, &is, 0, &d, NULL));                                                                  \
-    CHECK_STR(fan_change_word(d.what), change);                                                                       \
-    is = was;                                                                                                         \
+#define SAYS(change)                                 \
+    CHECK_OK(fan_layout_check(l, &is, 0, &d, NULL)); \
+    CHECK_STR(fan_change_word(d.what), change);      \
+    is = was;                                        \
     b = a
     is = was;
     SAYS("same");
@@ -773,7 +777,7 @@ static void arrays_in_use_are_disjoint_only_where_that_is_sure(void)
     CHECK_OK(fan_array_view(s, (char *)(uintptr_t)a.r.data + 1, FAN_DT_INT8, 1, b.shape, b.strides, true, &z, NULL));
     CHECK(!fan_array_disjoint(x, y));
     CHECK(!fan_array_disjoint(x, x));
-    CHECK(!fan_array_apart(x, z) && fan_array_disjoint(x, z));
+    CHECK(!fan_array_extents_disjoint(x, z) && fan_array_disjoint(x, z));
     fan_array_drop(x);
     fan_array_drop(y);
     fan_array_drop(z);

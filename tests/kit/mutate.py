@@ -31,7 +31,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("base", "array", "device", "buffer", "graph", "py")
+FOLDERS = ("base", "array", "device", "buffer", "py")
 COPIED = (
     "csrc",
     "python",

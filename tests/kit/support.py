@@ -21,7 +21,7 @@ TESTS = ROOT / "tests"
 TEST_C = TESTS / "c"
 
 #: The rungs that a C test is built with: all but py/.
-RUNGS = ("base", "array", "device", "buffer", "graph")
+RUNGS = ("base", "array", "device", "buffer")
 
 #: What may be preloaded into this process and must not reach compilers and other tools.
 PRELOADS = ("LD_PRELOAD", "DYLD_INSERT_LIBRARIES")

@@ -64,7 +64,7 @@ KNOWN_DEAD = dict.fromkeys(
         "fan_exact_slow of array/exact.c",
         "fan_exact_sum of array/exact.c",
         "fan_fold_commit of buffer/commit.c",
-        "fan_layout_item_at of graph/layout.c",
+        "fan_layout_item_at of array/layout.c",
         "fan_loops_base of array/sum_loops.c",
         "fan_memory_device of device/device.c",
         "fan_memory_new of device/device.c",

@@ -5,8 +5,8 @@
  * component (array/overlap_list.h), and where in its component each array begins. Strides along axes of extent 1, and
  * all of an empty array's, mean nothing and are not looked at.
  */
-#ifndef FAN_GRAPH_LAYOUT_H
-#define FAN_GRAPH_LAYOUT_H
+#ifndef FAN_ARRAY_LAYOUT_H
+#define FAN_ARRAY_LAYOUT_H
 
 #include "array/overlap_list.h"
 

@@ -6,7 +6,7 @@
  * for the price of a subtraction for each array and a sort of the clusters. Only if that fails the components are found
  * anew: clusters may have moved against each other without a byte being shared or parted with.
  */
-#include "graph/layout.h"
+#include "array/layout.h"
 
 #include "base/mem.h"
 

@@ -1,0 +1,82 @@
+/* Lists of extents beside two loops over all pairs. */
+#include "array/extents.h"
+
+#include "base/rng.h"
+#include "check.h"
+
+enum { BYTES = 256, MOST = 12 };
+
+static bool meet(const fan_extent_entry *x, fan_extent of) { return fan_extents_may_overlap(x->at, of); }
+
+/* put: n arrays at random places of `memory`, some without elements, some backwards. */
+static void put(fan_extents *e, fan_array **made, fan_storage *s, size_t n, uint64_t *seed)
+{
+    for (size_t i = 0; i < n; i++) {
+        int64_t shape = (int64_t)(fan_rng(seed) % 5), stride = (int64_t)(fan_rng(seed) % 9) - 4;
+        char *at = (char *)s->data + 64 + fan_rng(seed) % 128;
+        CHECK_OK(fan_array_view(s, at, FAN_DT_INT8, 1, &shape, &stride, true, &made[i], NULL));
+        fan_extents_put(e, made[i], fan_rng(seed) % 4, fan_rng(seed) % 3 == 0);
+    }
+    fan_extents_sort(e);
+}
+
+static void a_list_finds_those_who_meet(const fan_extents *e, fan_extent of, long *met)
+{
+    size_t at = e->n, expected = 0;
+    for (size_t i = 0; i < e->n; i++)
+        expected += meet(&e->all[i], of);
+    for (const fan_extent_entry *x, *before = NULL; (x = fan_extents_next(e, of, &at)) != NULL; before = x) {
+        CHECK(meet(x, of) && (!before || x < before));
+        CHECK(expected-- > 0);
+        ++*met;
+    }
+    CHECK_INT(expected, 0);
+}
+
+static void pairs_and_independence(const fan_extents *e, long *pairs, long *independent)
+{
+    bool any = false, apart = true;
+    for (size_t i = 0; i < e->n; i++) {
+        for (size_t j = 0; j < i; j++) {
+            const fan_extent_entry *x = &e->all[i], *y = &e->all[j];
+            any |= meet(x, y->at);
+            apart &= !meet(x, y->at) || x->owner == y->owner || !(x->mark || y->mark);
+        }
+    }
+    const fan_extent_entry *one = NULL, *two = NULL;
+    CHECK(fan_extents_any_pair(e, &one, &two) == any);
+    CHECK(!any || (one != two && meet(one, two->at)));
+    CHECK(fan_extents_independent(e) == apart);
+    pairs[any]++;
+    independent[apart]++;
+}
+
+int main(void)
+{
+    static char memory[BYTES];
+    uint64_t seed = 20261122;
+    long met = 0, pairs[2] = {0}, independent[2] = {0}, empty = 0;
+    fan_storage *s = fan_storage_wrap(memory, sizeof memory, NULL, NULL);
+    for (int turn = 0; turn < 20000; turn++) {
+        fan_extent_entry room[MOST];
+        fan_array *made[MOST], *another[1];
+        fan_extents e = {room, 0}, single = {room + MOST - 1, 0};
+        size_t n = fan_rng(&seed) % (MOST - 1);
+        put(&e, made, s, n, &seed);
+        put(&single, another, s, 1, &seed);
+        fan_extent of = fan_extent_of(another[0]);
+        empty += fan_extent_empty(of);
+        CHECK(fan_extent_empty(of) == (another[0]->size == 0));
+        a_list_finds_those_who_meet(&e, of, &met);
+        pairs_and_independence(&e, pairs, independent);
+        fan_array_drop(another[0]);
+        for (size_t i = 0; i < n; i++)
+            fan_array_drop(made[i]);
+    }
+    fan_storage_drop(s);
+    printf("met %ld, lists with a pair %ld of %ld, independent %ld of %ld, empty %ld\n", met, pairs[1],
+           pairs[0] + pairs[1], independent[1], independent[0] + independent[1], empty);
+    CHECK(met > 1000 && pairs[0] > 1000 && pairs[1] > 1000 && independent[0] > 1000 && independent[1] > 1000);
+    CHECK(empty > 1000);
+    return check_done();
+}
