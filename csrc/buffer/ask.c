@@ -8,7 +8,7 @@
 
 #include <inttypes.h>
 
-static int64_t count_of(const fan_slot *s) { return s->p->count + fan_fast_count(s->plain); }
+static int64_t count_of(const fan_slot *s) { return s->p->count + fan_fast_list_count(s->fast); }
 
 fan_status fan_buffer_expect(fan_buffer *b, size_t slot, int64_t n, fan_error *err)
 {

@@ -109,64 +109,8 @@ fan_status fan_buffer_add(fan_buffer *b, size_t slot, fan_contribution *c, fan_e
  * fails after all are parked is that fold's failure: they stay. */
 fan_status fan_buffer_add_many(fan_buffer *b, fan_contribution *c, const size_t *slots, const size_t *order, size_t n,
                                fan_error *err);
-/* A plain gradient. */
-typedef struct fan_fast {
-    void *object;     /* the frontend's; held; NULL: undefined (S2) */
-    char *data;       /* of its first element; or its value (fan_fast_kind.inside) */
-    int64_t key : 62; /* -1: none */
-    uint64_t donated : 1;
-    uint64_t ours : 1; /* a copy that was made for the buffer */
-} fan_fast;
-#define FAN_PLAIN_KEY_MAX (INT64_MAX >> 2)
-
-static inline fan_fast fan_fast_one(void *object, char *data, int64_t key, bool donated, bool ours)
-{
-    fan_fast one = {.object = object, .data = data, .donated = donated, .ours = ours};
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wconversion"
-    one.key = key; /* at most FAN_PLAIN_KEY_MAX */
-#pragma GCC diagnostic pop
-    return one;
-}
-
-/* fan_buffer_add_plain: the fast path of plain.h, for a frontend whose interpreter lets one thread at a time in. True:
- * the gradient is parked and the caller's hold of its object is the buffer's now; *due says that fan_buffer_over is to
- * be asked. False: nothing happened, and fan_buffer_add knows what to do or to say. kind: NULL of an undefined one. */
-bool fan_buffer_add_plain(fan_buffer *b, size_t slot, const fan_fast_kind *kind, const fan_fast *one, bool *due);
-/* fan_buffer_over: whether the budget is passed, after `object`, which is still the caller's, too, was parked in `slot`
- * by the fast path; `alone` as in fan_contribution. Then what is parked is to be folded: by fan_buffer_merge_begin, or
- * by fan_buffer_fold_due. */
-bool fan_buffer_over(fan_buffer *b, size_t slot, const void *object, bool alone);
+/* fan_buffer_fold_due: what the short way parked in a slot, and the budget made due, is folded by the general way. */
 fan_status fan_buffer_fold_due(fan_buffer *b, size_t slot, fan_error *err);
-/* fan_buffer_adds_at_once: whether a plain gradient of this kind and key would be parked and summed at once, in place
- * into the slot's own sum. Then fan_buffer_add_at_once does that, with nothing of the buffer's between; it cannot fail
- * and holds nothing. `alone` as in fan_contribution. */
-typedef struct fan_at_once {
-    void *pass; /* the slot's */
-    char *sum;
-    const char *data;
-    size_t count; /* elements */
-    int64_t key;
-    fan_dtype dtype;
-} fan_at_once;
-bool fan_buffer_adds_at_once(const fan_buffer *b, size_t slot, const fan_fast_kind *kind, const char *data, int64_t key,
-                             bool alone, fan_at_once *out);
-void fan_buffer_add_at_once(fan_buffer *b, const fan_at_once *one);
-
-/* fan_buffer_plain_meanwhile: while a sum of a take ran without the interpreter, other scheduled threads may have
- * acted: now they may. */
-void fan_buffer_plain_meanwhile(fan_buffer *b);
-/* fan_buffer_unadd_plain: takes back the newest plain gradient with this object and key that fan_buffer_add_plain
- * parked; the caller has its hold again. */
-void fan_buffer_unadd_plain(fan_buffer *b, size_t slot, void *object, int64_t key);
-/* fan_buffer_plain_peaks: what was parked at most, in this buffer and in all; fan_buffer_plain_peaks_back: after all
- * that came since was taken back. */
-typedef struct fan_fast_peaks {
-    uint64_t buffer, process;
-} fan_fast_peaks;
-fan_fast_peaks fan_buffer_plain_peaks(const fan_buffer *b);
-void fan_buffer_plain_peaks_back(fan_buffer *b, const fan_fast_peaks *were);
-
 /* What a producer adds into by itself: the running sum, where it may, or scratch. */
 typedef struct fan_target {
     size_t slot;
@@ -201,84 +145,6 @@ typedef struct fan_take {
     fan_status (*show)(void *ctx, size_t slot, const fan_value *sum, fan_error *err);
     void *ctx;
 } fan_take;
-
-/* What a slot of plain gradients holds, for whoever makes its sum. */
-#define FAN_PLAIN_BYTES 65536 /* larger arrays are summed without the interpreter */
-#define FAN_PLAIN_MOST 64     /* terms of one pass */
-/* fan_fast_fits: whether a sum of n arrays of `bytes` each, of which `acc` is the accumulation dtype, is one for the
- * fast path. Larger ones have more to gain from the long one: several threads, recycled memory, a few sources at a
- * time. */
-bool fan_fast_fits(fan_dtype dtype, fan_dtype acc, uint64_t bytes, size_t n);
-
-typedef struct fan_fast_sum {
-    const fan_fast_kind *kind;
-    const fan_fast *terms; /* n of them, in the order of the fold; none is undefined */
-    size_t n;
-    bool ours; /* the first is a sum that was made here, and nobody else has seen it */
-} fan_fast_sum;
-/* fan_buffer_plain_soon: what an add to, or a take of, `slot` will look at is fetched ahead of time; slots from nslots
- * on are none. */
-void fan_buffer_plain_soon(const fan_buffer *b, size_t slot);
-
-/* A fold by the fast path, when the budget is passed. fan_buffer_merge_begin claims the slot and says in m->sum what is
- * to be summed: the ready prefix, two terms at least. False: there is nothing to sum, or it is none for the fast path,
- * and nothing is claimed. Then fan_buffer_merge_sum, without the interpreter where that pays, and fan_buffer_merge_end,
- * which cannot fail: `object` holds the sum, and stands for its terms from now on. It is the first term, or apart from
- * all, and then the caller's hold is the buffer's. NULL: nothing happened. The slot is let go, and the terms are
- * dropped last. */
-typedef struct fan_merge {
-    size_t slot;
-    fan_fast_sum sum;
-    fan_fast few[4], *dropped; /* room for the terms */
-} fan_merge;
-bool fan_buffer_merge_begin(fan_buffer *b, size_t slot, fan_merge *m);
-void fan_buffer_merge_sum(const fan_merge *m, char *out);
-void fan_buffer_merge_end(fan_buffer *b, fan_merge *m, void *object, char *data);
-
-/* Where the sum of a slot is to be written. */
-typedef struct fan_fast_out {
-    char *data;
-    uint64_t bytes;
-    size_t slot;
-} fan_fast_out;
-
-/* Slots [first, end) of a take. */
-typedef struct fan_span {
-    size_t first, end;
-} fan_span;
-
-/* fan_buffer_take_plain: if every slot of the span is empty or holds a few plain gradients, whose sums can be finished
- * so, all are claimed for a take, and true. Then fan_buffer_plain_at of each slot, and fan_buffer_plain_done, once. */
-bool fan_buffer_take_plain(fan_buffer *b, fan_span span, const fan_take *how);
-fan_fast_sum fan_buffer_plain_at(fan_buffer *b, size_t slot);
-/* fan_buffer_plain_apart: whether sums may be written to n outs, gap-free and of their slots' kinds, in any order: none
- * meets another, nor what is still read, but for a term of its own slot that is all of it. Sorts them by address. */
-bool fan_buffer_plain_apart(fan_buffer *b, fan_span span, fan_fast_out *outs, size_t n);
-/* fan_buffer_plain_may_keep: whether a reusable first term of a slot's sum may become the sum (A6): it is in the
- * accumulation dtype, and, where other slots are taken with it, no key is missing. */
-bool fan_buffer_plain_may_keep(const fan_buffer *b, size_t slot, bool alone);
-/* fan_fast_at: where a term's elements are. */
-static inline const char *fan_fast_at(const fan_fast_kind *kind, const fan_fast *one)
-{
-    return kind->inside ? (const char *)&one->data : one->data;
-}
-/* fan_buffer_plain_fold: `out` (gap-free; one of the terms, where they are FAN_PLAIN_MOST at most or it is the first,
- * or apart from all) becomes the sum of the terms, scaled. stats: NULL, or what is known of it. Needs no interpreter.
- * fan_buffer_plain_folded counts it, which does; `copied`: one term was copied, and not into an out=. */
-void fan_buffer_plain_fold(fan_buffer *b, size_t slot, const fan_take *how, char *out, fan_stats *stats);
-void fan_buffer_plain_folded(fan_buffer *b, size_t slot, bool in_place, bool copied);
-/* fan_buffer_plain_learn: with stats, what is known of a slot's sum from now on; stats: NULL: it is undefined. */
-bool fan_buffer_learns(const fan_buffer *b);
-void fan_buffer_plain_learn(fan_buffer *b, size_t slot, const fan_stats *stats);
-/* fan_buffer_plain_done: what was claimed is let go; `taken`: and emptied. `part` gives up a hold if that can call
- * nothing back, and says whether it did; all others are dropped last, when the buffer is ready for whatever they call.
- */
-void fan_buffer_plain_done(fan_buffer *b, fan_span span, bool taken, bool (*part)(void *object));
-
-/* fan_fast_sum_of: the sum of 2 to FAN_PLAIN_MOST arrays of one kind into `out`, one of them or apart from all. Needs
- * no interpreter; fan_fast_summed counts it. */
-void fan_fast_sum_of(const fan_fast_kind *kind, const char *const *src, size_t n, char *out);
-void fan_fast_summed(uint64_t bytes, size_t n);
 
 fan_status fan_buffer_expect(fan_buffer *b, size_t slot, int64_t n, fan_error *err);
 /* fan_buffer_ready: FAN_ERR_VALUE without expect. */

@@ -5,10 +5,10 @@
 #include "buffer/slot.h"
 
 fan_status fan_slot_check(fan_buffer *b, size_t slot, fan_error *err); /* S1; and fan_buffer_here */
-/* fan_slot_enter: locked: waits while a take has the slot; what is plain has become items then, and the slot is not
- * poisoned. */
+/* fan_slot_enter: locked: waits while a take has the slot; what the short way parked has become items then, and the
+ * slot is not poisoned. */
 fan_status fan_slot_enter(fan_buffer *b, size_t slot, const char *what, fan_error *err);
-/* fan_slot_claim_all: fan_slot_claim; what is plain has become items then. */
+/* fan_slot_claim_all: fan_slot_claim; what the short way parked has become items then. */
 fan_status fan_slot_claim_all(fan_buffer *b, size_t slot, bool taking, const char *what, fan_error *err);
 /* fan_slot_in_target: locked: FAN_ERR_STATE where this thread has begun a target of the slot and not ended it: what it
  * adds into would miss its pass. */

@@ -71,9 +71,9 @@ void fan_buffer_sketch(fan_buffer *b, fan_sketch *out)
     for (size_t i = 0; i < b->nslots; i++) {
         fan_slot_lock(b, i);
         const fan_slot *s = &b->slots[i];
-        const fan_fast_list *plain = s->plain;
-        bool begun = plain && plain->n && plain->summed; /* the first of the list is the sum then */
-        out->parked += s->p->nitems + (plain ? plain->n - begun : 0);
+        const fan_fast_list *fast = s->fast;
+        bool begun = fast && fast->n && fast->summed; /* the first of the list is the sum then */
+        out->parked += s->p->nitems + (fast ? fast->n - begun : 0);
         out->sums += s->p->value.form != FAN_FORM_UNDEFINED || s->p->exact || begun;
         out->poisoned += s->p->poison != NULL;
         fan_slot_unlock(b, i);

@@ -1,40 +1,108 @@
-/* plain: gradients that need no decision, in slots that hold nothing else: the fast path from add to take.
+/* fast: the short way: gradients that need no decision, from add to take, in slots that hold nothing else.
  *
  * A gap-free host array of the slot's own dtype and shape, with no stream, is parked as its object and the address of
- * its first element; copied first, where that is asked for. As soon as anything else comes to the slot, or more is
- * asked of it than the sum of a few small arrays, what is parked becomes items like any other (fan_slot_materialize),
- * and the rest of the buffer knows nothing of this file. What is decided here is what check.c and take.c decide for
- * such a gradient: S2, S3, A6, A7, A10, A14, A15, A16, S22's scale and out=. One that comes when the budget is passed,
- * to a slot whose sum is the buffer's own, is added to it at once. What is due in a slot that is still plain is summed
- * into its first term, where that is the buffer's alone (A6), or into a fresh one, which stays in the list as the
- * first: so the slot remains plain.
+ * its first element. Size and kind are asked at the door: what the short way could not sum at a take is never parked by
+ * it. As soon as anything else comes to the slot, or more is asked of it than a sum, what is parked becomes items like
+ * any other (materialize.h), and the rest of the buffer knows nothing of these files. They decide what the general way
+ * decides for such a gradient: S2, S3, A6, A7, A10, A14, A15, A16, S22's scale and out=.
  *
- * The fast path takes no lock. It is for a frontend whose interpreter lets one thread in at a time, as Python's GIL
+ *   add    a sum that is the buffer's own, and over the budget: added into it, in place; else parked
+ *   fold   over the budget: the ready prefix is summed into its first term, where that may be written (A6), or into a
+ *          fresh one, which stays in the list as the first: the slot remains one of the short way
+ *   take   1. claim every slot  2. is what will be read what it was?  3. where does each sum go?  4. sum  5. let go
+ *
+ * No lock is taken. The short way is for a frontend whose interpreter lets one thread in at a time, as Python's GIL
  * does, and leaves the interpreter only while jobs run and while a thread waits: so all that changes a slot, by
- * whichever way, happens inside the interpreter. Its counters are plain numbers for the same reason. Without a GIL
- * fan_import_plain says no, and there is no fast path.
+ * whichever way, happens inside the interpreter. Its counters are plain numbers for the same reason. Every function
+ * here is called inside the interpreter; a frontend without such a lock offers no fan_fast_frontend, and there is no
+ * short way.
  */
-#ifndef FAN_BUFFER_PLAIN_H
-#define FAN_BUFFER_PLAIN_H
+#ifndef FAN_BUFFER_FAST_H
+#define FAN_BUFFER_FAST_H
 
-#include "base/keys.h"
 #include "buffer/buffer.h"
+#include "buffer/fast_list.h"
 
-#define FAN_PLAIN_INLINE 4
+/* What the short way asks of its frontend, always inside the interpreter (fan_frontend.fast). None calls anybody but
+ * those that say so. */
+typedef struct fan_fast_frontend {
+    void (*hold)(void *object);
+    /* drop_if_shared: gives up a hold that is not the last one, and says whether it was such: nothing is called back.
+     */
+    bool (*drop_if_shared)(void *object);
+    /* is_unchanged: whether a gradient is what it was when it came: memory, dtype, shape. */
+    bool (*is_unchanged)(void *object, const fan_fast_kind *kind, const char *data);
+    /* has_own_value: of a kind that is checked at use: whether its memory holds its value. May call its library. */
+    bool (*has_own_value)(void *object);
+    /* unshared, writable: of an array: the buffer's is the only hold, and its memory cannot be reached otherwise; its
+     * memory may be written. */
+    bool (*unshared)(void *object);
+    bool (*writable)(void *object, const fan_fast_kind *kind);
+    /* fresh: a new array of the kind that `like` is of; the caller's hold. NULL: none, or not for the short way. May
+     * call its library. first_element: of such a one. */
+    void *(*fresh)(void *like, const fan_fast_kind *kind);
+    char *(*first_element)(void *object, const fan_fast_kind *kind);
+    /* number: an immutable number of a kind (fan_fast_kind.scalar); the caller's hold, or NULL. */
+    void *(*number)(const fan_fast_kind *kind, const char *value);
+    /* wrote: libraries that count writes to their arrays are told of one that comes. May call its library; false: it
+     * said no. */
+    bool (*wrote)(void *object);
+} fan_fast_frontend;
 
-typedef struct fan_fast_list {
-    fan_fast_kind kind;
-    uint64_t bytes; /* of one; at least 1 */
-    size_t n, cap;
-    int64_t summed;     /* contributions that the first of the list is the sum of: it is the buffer's own then, and no
-                           longer parked. 0: it is one itself */
-    size_t alone;       /* how many of those parked were the buffer's alone when that was asked */
-    size_t ask;         /* and how many there must be before it is asked again */
-    size_t undefined;   /* of the n; behind all others while a take has the slot */
-    fan_fast *list;     /* by key, or by arrival; `few`, or on the heap */
-    fan_keys *unsorted; /* NULL: it is so; else keys came that far from their places that it is by arrival for now, and
-                           these are they */
-    fan_fast few[FAN_PLAIN_INLINE];
-} fan_fast_list;
+#define FAN_FAST_BYTES 65536 /* larger arrays are summed without the interpreter */
+#define FAN_FAST_TERMS 64    /* terms of one pass */
+
+/* fan_fast_fits: whether arrays of `bytes` each, of which `acc` is the accumulation dtype, are for the short way.
+ * Larger ones are summed in recycled memory, by the general way. */
+bool fan_fast_fits(fan_dtype dtype, fan_dtype acc, uint64_t bytes);
+
+/* fan_fast_add: adds one gradient. *added false: nothing happened, and fan_buffer_add knows what to do or to say. kind:
+ * NULL of an undefined one. `alone` as in fan_contribution. The buffer takes a hold of its own. A status that is not
+ * FAN_OK: it is parked, and the fold that it made due failed. */
+fan_status fan_fast_add(fan_buffer *b, size_t slot, const fan_fast_kind *kind, const fan_fast_term *one, bool alone,
+                        bool *added, fan_error *err);
+
+/* A batch of gradients. */
+typedef struct fan_fast_batch {
+    size_t n;
+    bool far; /* no near cache holds it: `prefetch` is worth its calls */
+    /* read: the k-th of them, the same each time. kind: set where one->object is. false: not for the short way. */
+    bool (*read)(void *ctx, size_t k, size_t *slot, fan_fast_kind *kind, fan_fast_term *one);
+    void (*prefetch)(void *ctx, size_t k); /* k may be past the end */
+    void *ctx;
+} fan_fast_batch;
+/* fan_fast_add_many: adds all or, with *added false, none of them. */
+fan_status fan_fast_add_many(fan_buffer *b, const fan_fast_batch *batch, bool *added, fan_error *err);
+/* fan_fast_prefetch: what an add to, or a take of, `slot` will look at is fetched ahead of time; slots that are none
+ * are welcome. */
+void fan_fast_prefetch(const fan_buffer *b, size_t slot);
+
+/* Slots [first, end). */
+typedef struct fan_span {
+    size_t first, end;
+} fan_span;
+
+typedef enum fan_fast_where { FAN_FAST_NOWHERE, FAN_FAST_THERE, FAN_FAST_REFUSED } fan_fast_where;
+
+/* Where the caller of a take wants its sums. */
+typedef struct fan_fast_outs {
+    /* at: NOWHERE: this sum is not written into an array of the caller's. THERE: *object, *data and *bytes say where,
+     * and it is gap-free, may be written, and is of *kind, which is NULL for a slot whose sum is undefined. REFUSED:
+     * not for the short way. */
+    fan_fast_where (*at)(void *ctx, size_t slot, const fan_fast_kind *kind, void **object, char **data,
+                         uint64_t *bytes);
+    void *ctx;
+} fan_fast_outs;
+
+/* fan_fast_take: a take of the slots of a span: results[i], all NULL before, gets the sum of slot first + i with a hold
+ * of the caller's, or NULL where it is undefined; the slots are empty then. outs: NULL: none. False: nothing happened,
+ * and fan_buffer_take knows what to do or to say. */
+bool fan_fast_take(fan_buffer *b, fan_span span, const fan_take *how, const fan_fast_outs *outs, void **results);
+
+/* fan_fast_sum: the sum of 2 to FAN_FAST_TERMS arrays of one kind into `out`, one of them or apart from all, and
+ * counted. The interpreter is left meanwhile where that pays: the caller holds what they belong to. */
+void fan_fast_sum(const fan_frontend *f, const fan_fast_kind *kind, const char *const *src, size_t n, char *out);
+/* fan_fast_allowed: nobody watches: a trace and debug=True want the general way. */
+bool fan_fast_allowed(void);
 
 #endif

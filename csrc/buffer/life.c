@@ -60,7 +60,7 @@ typedef struct fan_small {
     fan_mutex locks[FAN_INLINE_SLOTS];
     fan_cond changed[FAN_INLINE_SLOTS];
     fan_slot slots[FAN_INLINE_SLOTS];
-    fan_fast_list plains[FAN_INLINE_SLOTS];
+    fan_fast_list lists[FAN_INLINE_SLOTS];
 } fan_small;
 
 static fan_status locks_make(fan_mutex *locks, fan_cond *changed, size_t n, size_t *made, fan_error *err)
@@ -103,8 +103,8 @@ static fan_status small_new(size_t nslots, fan_buffer **out, fan_error *err)
     s->b.nlocks = made;
     s->b.slots = s->slots;
     for (size_t i = 0; i < nslots; i++) {
-        s->slots[i].plain = &s->plains[i];
-        fan_fast_list_init(&s->plains[i]);
+        s->slots[i].fast = &s->lists[i];
+        fan_fast_list_init(&s->lists[i]);
     }
     *out = &s->b;
     return FAN_OK;
@@ -208,7 +208,10 @@ void fan_buffer_free(fan_buffer *b)
         fan_slot *s = &b->slots[i];
         fan_pass_free(b, s->p);
         fan_fast_drop(b, i);
-        fan_fast_list_fini(s, b->small);
+        if (s->fast)
+            fan_fast_list_fini(s->fast);
+        if (!b->small)
+            fan_free(s->fast);
         if (s->spec == &b->undeclared)
             continue;
         fan_free(s->spec->shape);
@@ -313,9 +316,9 @@ int fan_buffer_visit(fan_buffer *b, int (*visit)(void *object, const fan_value *
             answer = visit(s->spec->combine, NULL, arg);
         if (!answer && s->p->value.object)
             answer = visit(s->p->value.object, &s->p->value, arg);
-        for (size_t k = 0; s->plain && k < s->plain->n && !answer; k++)
-            if (s->plain->list[k].object)
-                answer = visit(s->plain->list[k].object, NULL, arg);
+        for (size_t k = 0; s->fast && k < s->fast->n && !answer; k++)
+            if (s->fast->terms[k].object)
+                answer = visit(s->fast->terms[k].object, NULL, arg);
         for (size_t k = 0; k < s->p->nitems && !answer; k++)
             if (s->p->items[k]->parked && s->p->items[k]->value.object)
                 answer = visit(s->p->items[k]->value.object, &s->p->items[k]->value, arg);

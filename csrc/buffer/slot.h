@@ -4,7 +4,7 @@
 
 #include "base/fault.h"
 #include "buffer/buffer.h"
-#include "buffer/fast.h"
+#include "buffer/fast_list.h"
 
 #include <stddef.h>
 
@@ -47,8 +47,8 @@ typedef struct fan_exact_state {
     uint64_t words[];
 } fan_exact_state;
 
-/* What a slot holds during one pass, once something came that is not plain. Under the slot's lock; what is marked
- * (folder) is written only by the thread that made the slot busy. */
+/* What a slot holds during one pass, once something came that goes the general way. Under the slot's lock; what is
+ * marked (folder) is written only by the thread that made the slot busy. */
 typedef struct fan_pass {
     int64_t *shape; /* fixed by the first gradient where undeclared */
     int ndim;
@@ -101,8 +101,9 @@ typedef struct fan_spec {
 /* An idle slot is small: what a pass needs is made when the pass begins. */
 typedef struct fan_slot {
     fan_spec *spec; /* the buffer's own `undeclared` where nothing was declared */
-    fan_pass *p;    /* never NULL: `fan_pass_none` before the first contribution that is no plain one. Read only then */
-    fan_fast_list *plain;       /* NULL: none yet in this buffer's life */
+    fan_pass
+        *p; /* never NULL: `fan_pass_none` before the first contribution that is not of the short way. Read only then */
+    fan_fast_list *fast;        /* what the short way has parked here; NULL: none yet in this buffer's life */
     fan_target *targets;        /* that have begun and not ended */
     int64_t expected;           /* -1: none */
     atomic_uint_fast64_t owner; /* fan_thread_id of who made it busy; read unlocked to ask whether that is oneself */
@@ -160,8 +161,8 @@ struct fan_buffer {
         FAN_COUNTER_LIST(X)
 #undef X
     } n;
-    fan_counters quick; /* what is counted by plain.c */
-    bool small;         /* slots, locks and what is plain lie in the block of the buffer itself (fan_small) */
+    fan_counters quick; /* what the short way counts */
+    bool small;         /* slots, locks and lists lie in the block of the buffer itself (fan_small) */
 };
 
 /* fan_over_budget: whether something is to be folded, were `coming` bytes that somebody else holds no longer parked. */

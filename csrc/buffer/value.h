@@ -24,35 +24,33 @@ typedef struct fan_value {
     size_t nparts;
 } fan_value;
 
-/* What plain gradients (plain.h) of one slot have in common: gap-free host arrays, or numbers. */
-#define FAN_PLAIN_NDIM 4
+/* What the gradients of one slot that go the short way (fast.h) have in common: gap-free host arrays, or numbers. */
+#define FAN_FAST_NDIM 4
 typedef struct fan_fast_kind {
     fan_dtype dtype;
     uint8_t origin; /* as in fan_value */
     int8_t ndim;
-    bool late; /* whether the memory holds the value is asked when it is used: `plain` may call out, and no lock may be
-                  held */
-    bool scalar; /* an immutable number: what its sum is written into, the frontend makes an object of */
-    bool weak;   /* as in fan_value */
-    bool inside; /* its value, of at most 8 bytes, stands in place of its address */
-    int64_t shape[FAN_PLAIN_NDIM];
+    bool check_at_use; /* whether the memory holds the value is asked when it is used: `fast_value` may call out then,
+                          and no lock may be held */
+    bool scalar;       /* an immutable number: what its sum is written into, the frontend makes an object of */
+    bool weak;         /* as in fan_value */
+    bool inside;       /* its value, of at most 8 bytes, stands in place of its address */
+    int64_t shape[FAN_FAST_NDIM];
 } fan_fast_kind;
-bool fan_fast_same(const fan_fast_kind *a, const fan_fast_kind *b);
-uint64_t fan_fast_bytes(const fan_fast_kind *k); /* of one; at least 1 */
 
-/* The frontend's callbacks. None but `plain` is called with a lock of ours held. */
+/* The frontend's callbacks. None but `fast_value` is called with a lock of ours held. */
 typedef struct fan_frontend {
     void (*hold)(void *object);
     void (*drop)(void *object);
     /* unshared: the buffer's is the only reference to the object, and its memory cannot be reached otherwise. */
     bool (*unshared)(void *object);
     /* alone: whether nobody but the buffer keeps the object and its memory alive, which it has as the value v, or,
-     * where that is NULL, as a plain gradient: as far as can be told at once. A guess, which decides when something is
-     * summed, and never what. Calls nobody: a lock may be held. */
+     * where that is NULL, as one of the short way: as far as can be told at once. A guess, which decides when something
+     * is summed, and never what. Calls nobody: a lock may be held. */
     bool (*alone)(void *object, const fan_value *v);
-    /* plain: the value of a plain gradient whose first element is at `data`; with a hold of its own on the object.
-     * Calls nobody, unless the kind is late: a lock may be held. */
-    fan_status (*plain)(void *object, char *data, const fan_fast_kind *kind, fan_value *out, fan_error *err);
+    /* fast_value: the value of a gradient of the short way, whose first element is at `data`; with a hold of its own on
+     * the object. Calls nobody, unless the kind is checked at use: a lock may be held. */
+    fan_status (*fast_value)(void *object, char *data, const fan_fast_kind *kind, fan_value *out, fan_error *err);
     /* still: whether the caller's host memory lies where it lay when it came, as large, of that dtype and shape: asked
      * wherever it is about to be read. Calls nobody. May be NULL: nobody can move it. */
     bool (*still)(const fan_value *v);
@@ -75,6 +73,8 @@ typedef struct fan_frontend {
      * and never with `err` of a failing call. */
     fan_status (*mismatch)(const char *buffer, size_t slot, const fan_stream *producer, const fan_stream *consumer,
                            fan_error *err);
+    /* fast: what the short way asks (fast.h); NULL: there is no short way. */
+    const struct fan_fast_frontend *fast;
 } fan_frontend;
 
 /* fan_value_copy: *dst becomes another value of the same things, with holds of its own; FAN_ERR_NOMEM. */

@@ -75,175 +75,6 @@ static int import_ndarray(PyArrayObject *a, PyObject *object, fan_origin origin,
     return 0;
 }
 
-static bool plain_tensor(const fan_state *st, PyObject *o, fan_fast_kind *kind, char **data)
-{
-    fan_dl_tensor t;
-    int64_t run = 1;
-    if (st->torch_api->look(o, &t) != 0) {
-        PyErr_Clear();
-        return false;
-    }
-    if (t.device.type != FAN_DL_CPU || t.dtype.lanes != 1 || t.dtype.code == FAN_DL_COMPLEX || t.ndim < 0 ||
-        t.ndim > FAN_PLAIN_NDIM || !t.data)
-        return false;
-    kind->dtype = fan_dl_dtype_of(t.dtype);
-    if (kind->dtype == FAN_DT_NONE)
-        return false;
-    for (int i = t.ndim - 1; i >= 0; i--) {
-        kind->shape[i] = t.shape[i];
-        if (t.shape[i] > 1 && t.strides && t.strides[i] != run)
-            return false;
-        run *= t.shape[i];
-    }
-    kind->origin = st->torch_origin;
-    kind->ndim = (int8_t)t.ndim;
-    kind->late = true;
-    kind->scalar = kind->weak = kind->inside = false;
-    *data = (char *)t.data + t.byte_offset;
-    return run > 0;
-}
-
-static bool number_of(fan_fast_kind *kind, fan_dtype dtype, fan_origin origin, bool inside)
-{
-    kind->dtype = dtype;
-    kind->origin = (uint8_t)origin;
-    kind->ndim = 0;
-    kind->late = false;
-    kind->scalar = true;
-    kind->weak = origin == FAN_FROM_PYTHON_SCALAR;
-    kind->inside = inside;
-    return true;
-}
-
-/* plain_number: a Python number whose type is exactly that. */
-static bool plain_number(PyObject *o, fan_fast_kind *kind, char **data)
-{
-    int overflow = 0;
-    int64_t n = 0;
-    if (PyFloat_CheckExact(o)) {
-        *data = (char *)&((PyFloatObject *)o)->ob_fval;
-        return number_of(kind, FAN_DT_FLOAT64, FAN_FROM_PYTHON_SCALAR, false);
-    }
-    if (PyComplex_CheckExact(o)) {
-        *data = (char *)&((PyComplexObject *)o)->cval;
-        return number_of(kind, FAN_DT_COMPLEX128, FAN_FROM_PYTHON_SCALAR, false);
-    }
-    _Static_assert(sizeof *data == sizeof n, "a value takes the place of an address");
-    if (PyBool_Check(o)) {
-        *data = NULL;
-        *(char *)data = o == Py_True;
-        return number_of(kind, FAN_DT_BOOL, FAN_FROM_PYTHON_SCALAR, true);
-    }
-    if (!PyLong_CheckExact(o))
-        return false;
-    n = PyLong_AsLongLongAndOverflow(o, &overflow);
-    memcpy(data, &n, sizeof n);
-    return !overflow && number_of(kind, FAN_DT_INT64, FAN_FROM_PYTHON_SCALAR, true);
-}
-
-/* plain_scalar: one of NumPy's own scalars. */
-static bool plain_scalar(PyObject *o, fan_fast_kind *kind, char **data)
-{
-    const PyTypeObject *t = Py_TYPE(o);
-#define NUMBER(Name, DTYPE)                                          \
-    if (t == &Py##Name##ArrType_Type) {                              \
-        *data = (char *)&PyArrayScalar_VAL(o, Name);                 \
-        return number_of(kind, DTYPE, FAN_FROM_NUMPY_SCALAR, false); \
-    }
-#define BY_SIZE(type, SIGN)                  \
-    (sizeof(type) == 1   ? FAN_DT_##SIGN##8  \
-     : sizeof(type) == 2 ? FAN_DT_##SIGN##16 \
-     : sizeof(type) == 4 ? FAN_DT_##SIGN##32 \
-                         : FAN_DT_##SIGN##64)
-#define INTEGER(Name, type)          \
-    NUMBER(Name, BY_SIZE(type, INT)) \
-    NUMBER(U##Name, BY_SIZE(type, UINT))
-    NUMBER(Double, FAN_DT_FLOAT64)
-    NUMBER(Float, FAN_DT_FLOAT32)
-    NUMBER(CDouble, FAN_DT_COMPLEX128)
-    NUMBER(CFloat, FAN_DT_COMPLEX64)
-    NUMBER(Half, FAN_DT_FLOAT16)
-    NUMBER(Bool, FAN_DT_BOOL)
-    INTEGER(Byte, npy_byte)
-    INTEGER(Short, npy_short)
-    INTEGER(Int, npy_int)
-    INTEGER(Long, npy_long)
-    INTEGER(LongLong, npy_longlong)
-#undef NUMBER
-#undef BY_SIZE
-#undef INTEGER
-    return false;
-}
-
-PyObject *fan_fast_scalar(const fan_fast_kind *kind, const char *value)
-{
-    union {
-        double f;
-        long long n;
-        Py_complex c;
-    } x;
-    memcpy(&x, value, fan_dtype_size(kind->dtype));
-    if (!kind->weak) {
-        PyArray_Descr *d = fan_descr_of_dtype(kind->dtype);
-        PyObject *scalar = d ? PyArray_Scalar(&x, d, NULL) : NULL;
-        Py_XDECREF(d);
-        return scalar;
-    }
-    switch (kind->dtype) {
-    case FAN_DT_FLOAT64:
-        return PyFloat_FromDouble(x.f);
-    case FAN_DT_INT64:
-        return PyLong_FromLongLong(x.n);
-    case FAN_DT_COMPLEX128:
-        return PyComplex_FromCComplex(x.c);
-    default:
-        return PyBool_FromLong(*value);
-    }
-}
-
-bool fan_import_plain(PyObject *o, fan_fast_kind *kind, char **data)
-{
-#ifdef Py_GIL_DISABLED
-    return false; /* its counters need one thread at a time */
-#endif
-    if (!PyArray_CheckExact(o)) {
-        const fan_state *st = fan_state_get();
-        if (st->torch_api && Py_TYPE(o) == st->torch_type)
-            return plain_tensor(st, o, kind, data);
-        return plain_number(o, kind, data) || (PyArray_IsScalar(o, Generic) && plain_scalar(o, kind, data));
-    }
-    PyArrayObject *a = (PyArrayObject *)o;
-    int ndim = PyArray_NDIM(a);
-    if (ndim > FAN_PLAIN_NDIM || !PyArray_CHKFLAGS(a, NPY_ARRAY_C_CONTIGUOUS))
-        return false;
-    kind->dtype = fan_dtype_of_descr(PyArray_DESCR(a));
-    if (kind->dtype == FAN_DT_NONE)
-        return false;
-    kind->origin = FAN_FROM_NDARRAY;
-    kind->late = kind->scalar = kind->weak = kind->inside = false;
-    kind->ndim = (int8_t)ndim;
-    for (int i = 0; i < ndim; i++)
-        kind->shape[i] = PyArray_DIM(a, i);
-    *data = PyArray_BYTES(a);
-    return true;
-}
-
-bool fan_fast_sound(PyObject *o)
-{
-    const fan_state *st = fan_state_get();
-    PyObject *neg = PyObject_Vectorcall(st->torch_is_neg, &o, 1, NULL), *grad = NULL;
-    bool sound = false;
-    if (neg == Py_False) {
-        descrgetfunc get = Py_TYPE(st->torch_requires_grad)->tp_descr_get;
-        grad = get ? get(st->torch_requires_grad, o, (PyObject *)Py_TYPE(o)) : NULL;
-        sound = grad == Py_False;
-    }
-    Py_XDECREF(neg);
-    Py_XDECREF(grad);
-    PyErr_Clear();
-    return sound;
-}
-
 int fan_visit_behind(PyObject *o, const fan_value *v, visitproc visit, void *arg)
 {
 #ifdef Py_GIL_DISABLED
@@ -268,33 +99,6 @@ int fan_visit_behind(PyObject *o, const fan_value *v, visitproc visit, void *arg
     return 0;
 }
 
-/* in_owner: whether the bytes [lo, hi) lie in the memory that the owner of a view has now:
- * `ndarray.resize(refcheck=False)` may have moved or cut it. True where the owner is none that can be asked. */
-static bool in_owner(PyObject *view, const char *lo, const char *hi)
-{
-    PyObject *owner = view;
-    for (PyObject *next = owner; next; next = PyArray_Check(owner)        ? PyArray_BASE((PyArrayObject *)owner)
-                                              : PyMemoryView_Check(owner) ? PyMemoryView_GET_BASE(owner)
-                                                                          : NULL)
-        owner = next;
-    if (!PyArray_Check(owner) || !PyArray_CHKFLAGS((PyArrayObject *)owner, NPY_ARRAY_OWNDATA) || lo == hi)
-        return true;
-    const char *at = PyArray_BYTES((PyArrayObject *)owner);
-    return at <= lo && hi <= at + PyArray_NBYTES((PyArrayObject *)owner);
-}
-
-bool fan_fast_still(PyObject *o, const fan_fast_kind *kind, const char *data)
-{
-    FAN_RAW fan_fast_kind now;
-    char *at;
-    if (kind->scalar)
-        return true; /* what cannot be changed */
-    if (!fan_import_plain(o, &now, &at) || at != data || !fan_fast_same(&now, kind))
-        return false;
-    return kind->late || !PyArray_BASE((PyArrayObject *)o) ||
-           in_owner(o, data, data + PyArray_NBYTES((PyArrayObject *)o));
-}
-
 /* ndarray_still: of an array that is a view of an ndarray; others cannot be asked. */
 static bool ndarray_still(const fan_array *a)
 {
@@ -312,7 +116,7 @@ static bool ndarray_still(const fan_array *a)
         if (PyArray_DIM(nd, i) != a->shape[i] || (a->shape[i] > 1 && PyArray_STRIDE(nd, i) != a->strides[i]))
             return false;
     fan_array_reach(a, &lo, &hi);
-    return in_owner((PyObject *)nd, a->data + lo, a->data + hi);
+    return fan_owner_has((PyObject *)nd, a->data + lo, a->data + hi);
 }
 
 /* tensor_is: whether a torch tensor's memory is the array's. */
@@ -351,63 +155,6 @@ static void tensor_failed(void *ctx, const char *kind, const char *text)
     (void)text; /* the general path tells, if it fails as well */
 }
 
-/* fresh_tensor: what torch makes is looked at: a mode or a transform may have made something else. */
-static PyObject *fresh_tensor(PyObject *first, const fan_fast_kind *kind)
-{
-    const fan_dl_api *api = fan_state_get()->torch_api;
-    fan_fast_kind is;
-    fan_dl_tensor like;
-    fan_dl_versioned *tensor = NULL;
-    void *object = NULL;
-    char *data;
-    if (api->look(first, &like) == 0 && api->allocate(&like, &tensor, NULL, tensor_failed) == 0 && tensor &&
-        api->give(tensor, &object) != 0)
-        object = NULL;
-    PyErr_Clear();
-    if (object && fan_import_plain(object, &is, &data) && fan_fast_same(&is, kind))
-        return object;
-    Py_XDECREF((PyObject *)object);
-    return NULL;
-}
-
-PyObject *fan_fast_fresh(PyObject *first, const fan_fast_kind *kind)
-{
-    if (kind->late)
-        return fresh_tensor(first, kind);
-    PyArray_Descr *d = PyArray_DESCR((PyArrayObject *)first);
-    npy_intp dims[FAN_PLAIN_NDIM];
-    for (int i = 0; i < kind->ndim; i++)
-        dims[i] = (npy_intp)kind->shape[i];
-    Py_INCREF(d);
-    return PyArray_NewFromDescr(&PyArray_Type, d, kind->ndim, dims, NULL, NULL, 0, NULL);
-}
-
-char *fan_fast_data(PyObject *o, const fan_fast_kind *kind)
-{
-    fan_dl_tensor t;
-    if (!kind->late)
-        return PyArray_BYTES((PyArrayObject *)o);
-    (void)fan_state_get()->torch_api->look(o, &t); /* it has been looked at: this is one that torch made for us */
-    return (char *)t.data + t.byte_offset;
-}
-
-PyObject *fan_fast_copy(PyObject *o, const fan_fast_kind *kind, char **data)
-{
-    char *from = *data;
-    PyObject *copy = !kind->late || fan_fast_sound(o) ? fan_fast_fresh(o, kind) : NULL;
-    PyErr_Clear();
-    if (copy && !fan_fast_still(o, kind, from)) /* who was called meanwhile may have done anything */
-        Py_CLEAR(copy);
-    if (!copy)
-        return NULL;
-    *data = fan_fast_data(copy, kind);
-    size_t bytes = fan_dtype_size(kind->dtype);
-    for (int i = 0; i < kind->ndim; i++)
-        bytes *= (size_t)kind->shape[i];
-    memcpy(*data, from, bytes);
-    return copy;
-}
-
 /* quick_tensors: how exact torch tensors are read by the fast path, told by fanin.arrays when it meets the first one.
  */
 static PyObject *quick_tensors(PyObject *Py_UNUSED(module), PyObject *args)
@@ -427,28 +174,6 @@ static PyObject *quick_tensors(PyObject *Py_UNUSED(module), PyObject *args)
     st->torch_origin = (uint8_t)origin;
     st->torch_api = api;
     Py_RETURN_TRUE;
-}
-
-fan_status fan_fast_value(void *object, char *data, const fan_fast_kind *kind, fan_value *out, fan_error *err)
-{
-    int64_t strides[FAN_PLAIN_NDIM];
-    if (!fan_fast_still(object, kind, data))
-        return fan_fail(err, FAN_ERR_STATE, "a gradient was changed after it was added");
-    if (kind->late || kind->scalar)
-        return fan_import(object, false, false, out) == 0 ? FAN_OK : fan_from_python(err);
-    fan_storage *st = fan_storage_wrap(data, 0, release_object, object);
-    if (!st)
-        return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
-    Py_INCREF((PyObject *)object);
-    fan_dense_strides(kind->ndim, kind->shape, fan_dtype_size(kind->dtype), NULL, strides);
-    *out = (fan_value){
-        .form = FAN_FORM_DENSE, .dtype = kind->dtype, .origin = kind->origin, .rank = RANK_ARRAY, .device = fan_cpu()};
-    fan_status status = fan_array_view(st, data, kind->dtype, kind->ndim, kind->shape, strides,
-                                       PyArray_ISWRITEABLE((PyArrayObject *)object), &out->array, err);
-    fan_storage_drop(st);
-    if (status == FAN_OK)
-        out->object = Py_NewRef((PyObject *)object);
-    return status;
 }
 
 static int import_object(PyObject *o, PyObject *parts, fan_value *out);
@@ -1165,33 +890,6 @@ int fan_import_out(PyObject *o, fan_value *out)
         return fan_refuse(PyExc_BufferError, "out: expected an array that can be written, got a %.200s that %s",
                           Py_TYPE(o)->tp_name, why);
     }
-    return 0;
-}
-
-int fan_index(PyObject *o, const char *what, PyObject *negative, int64_t *out)
-{
-    PyObject *i;
-    int overflow = 0;
-    long long n;
-    if (PyBool_Check(o) || PyArray_IsScalar(o, Bool))
-        return fan_refuse(PyExc_TypeError, "%s: expected an integer, got the bool %R", what, o);
-    if (PyLong_CheckExact(o)) {
-        n = PyLong_AsLongLongAndOverflow(o, &overflow);
-    } else {
-        if (!PyIndex_Check(o))
-            return fan_refuse(PyExc_TypeError, "%s: expected an integer, got a %.200s", what, Py_TYPE(o)->tp_name);
-        i = PyNumber_Index(o);
-        if (!i)
-            return -1;
-        n = PyLong_AsLongLongAndOverflow(i, &overflow);
-        Py_DECREF(i);
-    }
-    if (n == -1 && PyErr_Occurred())
-        return -1;
-    if (overflow || n < 0)
-        return fan_refuse(negative, "%s: expected an integer from 0 on%s, got %R", what,
-                          overflow > 0 ? " that fits 64 bits" : "", o);
-    *out = n;
     return 0;
 }
 

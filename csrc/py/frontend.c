@@ -166,12 +166,75 @@ static fan_status mismatch(const char *buffer, size_t slot, const fan_stream *pr
     return FAN_OK;
 }
 
+/* ---- the short way: always inside the interpreter ---- */
+
+static fan_status fast_value(void *object, char *data, const fan_fast_kind *kind, fan_value *out, fan_error *err)
+{
+    if (!fan_fast_is_unchanged(object, kind, data))
+        return fan_fail(err, FAN_ERR_STATE, "a gradient was changed after it was added");
+    return fan_import(object, false, false, out) == 0 ? FAN_OK : fan_from_python(err);
+}
+
+static void fast_hold(void *object) { Py_INCREF((PyObject *)object); }
+
+static bool fast_drop_if_shared(void *object)
+{
+    if (Py_REFCNT((PyObject *)object) == 1)
+        return false;
+    Py_DECREF((PyObject *)object);
+    return true;
+}
+
+static bool fast_is_unchanged(void *object, const fan_fast_kind *kind, const char *data)
+{
+    return fan_fast_is_unchanged(object, kind, data);
+}
+
+static bool fast_has_own_value(void *object) { return fan_fast_has_own_value(object); }
+
+static bool fast_unshared(void *object) { return fan_unshared(object, 1); }
+
+static bool fast_writable(void *object, const fan_fast_kind *kind) { return fan_fast_writable(object, kind); }
+
+static void *fast_fresh(void *like, const fan_fast_kind *kind) { return fan_fast_fresh(like, kind); }
+
+static char *fast_first_element(void *object, const fan_fast_kind *kind)
+{
+    return fan_fast_first_element(object, kind);
+}
+
+static void *fast_number(const fan_fast_kind *kind, const char *value) { return fan_fast_number(kind, value); }
+
+static bool fast_wrote(void *object)
+{
+    PyObject *arrays, *told = NULL;
+    if (PyArray_CheckExact((PyObject *)object))
+        return true;
+    arrays = fan_arrays();
+    told = arrays ? PyObject_CallMethod(arrays, "wrote", "O", (PyObject *)object) : NULL;
+    Py_XDECREF(told);
+    return told != NULL;
+}
+
+static const fan_fast_frontend fast = {
+    .hold = fast_hold,
+    .drop_if_shared = fast_drop_if_shared,
+    .is_unchanged = fast_is_unchanged,
+    .has_own_value = fast_has_own_value,
+    .unshared = fast_unshared,
+    .writable = fast_writable,
+    .fresh = fast_fresh,
+    .first_element = fast_first_element,
+    .number = fast_number,
+    .wrote = fast_wrote,
+};
+
 const fan_frontend fan_python = {
     .hold = hold,
     .drop = drop,
     .unshared = unshared,
     .alone = alone,
-    .plain = fan_fast_value,
+    .fast_value = fast_value,
     .still = fan_value_still,
     .forget = forget,
     .combine = combine,
@@ -180,4 +243,7 @@ const fan_frontend fan_python = {
     .enter = enter,
     .poll = poll,
     .mismatch = mismatch,
+#ifndef Py_GIL_DISABLED
+    .fast = &fast, /* its counters need one thread at a time */
+#endif
 };

@@ -18,7 +18,7 @@
 #include <numpy/arrayobject.h>
 #include <structmember.h>
 
-#include "buffer/buffer.h"
+#include "buffer/fast.h"
 #include "device/sim.h"
 
 /* X(field, name): names that are looked up or compared often, interned once. */
@@ -125,6 +125,13 @@ bool fan_finalizing(void);      /* the interpreter is gone or going: what others
 bool fan_gil_enter(fan_gil *g); /* false: the interpreter is gone or going: touch nothing of Python's, leak instead */
 void fan_gil_leave(fan_gil *g);
 
+static inline void fan_error_clear(fan_error *err)
+{
+    err->status = FAN_OK;
+    err->code = 0;
+    err->text[0] = '\0';
+}
+
 /* errors.c: fan_raise turns the box into an exception (FAN_ERR_EXTERN: one is set already) and returns NULL. A live
  * exception becomes __context__. */
 PyObject *fan_raise(fan_status s, const fan_error *err);
@@ -179,27 +186,34 @@ typedef enum fan_origin {
 /* fan_import: any gradient (None too) as a value; the caller owns its holds. `recording`: A1, everything is an object.
  * `has_combine`: containers are objects. -1 with an exception set. */
 int fan_import(PyObject *o, bool recording, bool has_combine, fan_value *out);
-/* fan_import_plain: what the fast path of the buffer needs to know of a plain gradient (buffer/fast.h); false: it is
- * none, nothing is said. */
-bool fan_import_plain(PyObject *o, fan_fast_kind *kind, char **data);
-/* fan_fast_still: whether a plain gradient is what it was when it came: memory, dtype, shape. */
-bool fan_fast_still(PyObject *o, const fan_fast_kind *kind, const char *data);
+/* ---- import_fast.c: gradients of the short way (buffer/fast.h); all inside the interpreter ---- */
+
+/* fan_fast_import: what the short way needs to know of a gradient; false: it is none for it, nothing is said. Calls
+ * nobody. fan_fast_is_unchanged: whether one is what it was when it came: memory, dtype, shape. */
+bool fan_fast_import(PyObject *o, fan_fast_kind *kind, char **data);
+bool fan_fast_is_unchanged(PyObject *o, const fan_fast_kind *kind, const char *data);
+/* fan_fast_has_own_value: of one whose kind is checked at use: whether its memory holds its value, and it asks for no
+ * gradient of its own. */
+bool fan_fast_has_own_value(PyObject *o);
+/* fan_fast_writable: whether its memory may be written. */
+bool fan_fast_writable(PyObject *o, const fan_fast_kind *kind);
+/* fan_fast_fresh: an array of the kind that `first` is of, to write a sum into; NULL: with an exception, or, without
+ * one, not by the short way. fan_fast_first_element: of such a one. */
+PyObject *fan_fast_fresh(PyObject *first, const fan_fast_kind *kind);
+char *fan_fast_first_element(PyObject *o, const fan_fast_kind *kind);
+/* fan_fast_number: the number of a kind (fan_fast_kind.scalar) whose value is at `value`; new reference. */
+PyObject *fan_fast_number(const fan_fast_kind *kind, const char *value);
+/* fan_fast_copy: a fresh one with the same elements, and where they are; NULL, without an exception: not by the short
+ * way. */
+PyObject *fan_fast_copy(PyObject *o, const fan_fast_kind *kind, char **data);
+/* fan_owner_has: whether the bytes [lo, hi) lie in the memory that the owner of a view has now:
+ * `ndarray.resize(refcheck=False)` may have moved or cut it. True where the owner is none that can be asked. */
+bool fan_owner_has(PyObject *view, const char *lo, const char *hi);
+
+/* ---- exchange.c ---- */
+
 /* fan_value_still: the frontend's `still`. */
 bool fan_value_still(const fan_value *v);
-/* fan_fast_sound: of one whose kind is late: whether its memory holds its value, and it asks for no gradient of its
- * own. */
-bool fan_fast_sound(PyObject *o);
-/* fan_fast_fresh: an array of the kind that `first` is of, to write a sum into; NULL: with an exception, or, without
- * one, not by the fast path. fan_fast_data: the first element of such a one. */
-PyObject *fan_fast_fresh(PyObject *first, const fan_fast_kind *kind);
-char *fan_fast_data(PyObject *o, const fan_fast_kind *kind);
-/* fan_fast_scalar: the number of a kind (fan_fast_kind.scalar) whose value is at `value`; new reference. */
-PyObject *fan_fast_scalar(const fan_fast_kind *kind, const char *value);
-/* fan_fast_copy: a fresh one with the same elements, and where they are; NULL, without an exception: not by the fast
- * path. */
-PyObject *fan_fast_copy(PyObject *o, const fan_fast_kind *kind, char **data);
-/* fan_fast_value: the same as a value; FAN_ERR_NOMEM. */
-fan_status fan_fast_value(void *object, char *data, const fan_fast_kind *kind, fan_value *out, fan_error *err);
 /* fan_library_stream: the current stream of the library that owns a gradient on a CUDA device, as S4 asks for it: a
  * hold; NULL: there is none, or a stream was made the current one by the caller. -1 with an exception. */
 int fan_library_stream(const fan_value *v, fan_stream **out);

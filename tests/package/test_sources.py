@@ -33,9 +33,7 @@ LINES = 60
 #: Functions that are longer, since when that is known.
 KNOWN_LONG = dict.fromkeys(
     [
-        "add_n_any in csrc/py/buffer.c is longer than 60 lines",
         "array_getitem in csrc/py/array.c is longer than 60 lines",
-        "buffer_new in csrc/py/buffer.c is longer than 60 lines",
         "collect_torch in python/fanin/analysis/torch_collect.py is longer than 60 lines",
         "convert in csrc/device/kernels/kernels.cu is longer than 60 lines",
         "create_graph_signature in python/fanin/analysis/signature.py is longer than 60 lines",
@@ -43,11 +41,9 @@ KNOWN_LONG = dict.fromkeys(
         "fan_fold_dense in csrc/buffer/fold_dense.c is longer than 60 lines",
         "fan_gather in csrc/buffer/gather.c is longer than 60 lines",
         "fan_sim_launch in csrc/device/sim.c is longer than 60 lines",
-        "fan_slot_materialize in csrc/buffer/fast.c is longer than 60 lines",
         "fan_slot_take_decide in csrc/buffer/take_slot.c is longer than 60 lines",
         "machine_launch in csrc/py/machine.c is longer than 60 lines",
         "reserve in csrc/buffer/add_reserve.c is longer than 60 lines",
-        "view_of in csrc/py/buffer.c is longer than 60 lines",
     ],
     "2026-11-22",
 )
@@ -58,7 +54,6 @@ KNOWN_DEAD = dict.fromkeys(
     [
         "fan_array_same_shape of array/array.c",
         "fan_budget_auto_set of buffer/options.c",
-        "fan_counters_wrap of py/buffer.c",
         "fan_device_new of device/device.c",
         "fan_exact_isa of array/exact.c",
         "fan_exact_slow of array/exact.c",

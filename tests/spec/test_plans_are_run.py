@@ -51,6 +51,7 @@ KNOWN_SETTERS = dict.fromkeys(
         "buffer/fold_mixed.c",
         "buffer/fold_run.c",
         "buffer/fold_sparse.c",
+        "buffer/materialize.c",
         "buffer/order.c",
         "buffer/take_slot.c",
         "buffer/target.c",

@@ -1,0 +1,170 @@
+/* fast_fold: what is due in a slot of the short way: its ready prefix is summed, and the sum takes its place. */
+#include "array/sum.h"
+#include "base/mem.h"
+#include "buffer/fast_part.h"
+
+#include <string.h>
+
+#define RELEASE_BYTES (UINT64_C(256) << 10) /* of terms, from which on others may run while they are summed */
+
+/* ---- is it due? ---- */
+
+/* ask_newest: what was parked last, where its maker had it still, is asked once more: most makers drop each before they
+ * add the next. */
+static void ask_newest(fan_buffer *b)
+{
+    fan_fast_list *p = b->newest.object ? b->slots[b->newest.slot].fast : NULL;
+    size_t at = b->newest.at;
+    if (p && at < p->n && p->terms[at].object == b->newest.object && b->frontend->alone(p->terms[at].object, NULL)) {
+        p->alone++;
+        atomic_fetch_add_explicit(&b->alone, p->bytes, memory_order_relaxed);
+    }
+}
+
+/* over: whether the budget is passed, after `object`, which is still the caller's, too, was parked. */
+static bool over(fan_buffer *b, size_t slot, const void *object, bool alone)
+{
+    fan_fast_list *p = b->slots[slot].fast;
+    size_t at = p->n, found;
+    if (b->budget != FAN_BUDGET_AUTO)
+        return fan_over_budget(b, 0);
+    ask_newest(b);
+    found = p->alone + alone;
+    if (p->n >= p->ask) {
+        found = 0;
+        for (size_t i = p->summed > 0; i < p->n; i++)
+            found += p->terms[i].object == object ? alone
+                                                  : p->terms[i].object && b->frontend->alone(p->terms[i].object, NULL);
+        p->ask = p->n + fan_ask_step(p->n);
+    }
+    atomic_fetch_add_explicit(&b->alone, ((uint64_t)found - p->alone) * p->bytes,
+                              memory_order_relaxed); /* it may be less than it was */
+    p->alone = found;
+    while (!alone && --at > 0 && p->terms[at].object != object)
+        ;
+    b->newest.object = alone ? NULL : object;
+    b->newest.slot = slot;
+    b->newest.at = at;
+    if (!fan_over_budget(b, 0))
+        return false;
+    fan_fast_list_sort(p);
+    return fan_fast_list_prefix(p) > 1; /* a first one is left as it is: there is nothing to be gained */
+}
+
+/* ---- the fold ---- */
+
+typedef struct merge {
+    size_t n; /* terms of the ready prefix */
+    fan_fast_term few[4], *dropped;
+    fan_array arrays[FAN_FAST_TERMS + 1];
+    fan_operand in[FAN_FAST_TERMS];
+} merge;
+
+/* merge_begin: claims the slot; false: there is nothing to sum, or not for the short way. */
+static bool merge_begin(fan_buffer *b, size_t slot, merge *m)
+{
+    fan_slot *s = &b->slots[slot];
+    fan_fast_list *p = s->fast;
+    if (!fan_fast_allowed() || s->p != &fan_pass_none || s->busy || s->targets || b->known || !p || p->undefined ||
+        p->kind.scalar || fan_accum_dtype(p->kind.dtype, s->spec->accumulate) != p->kind.dtype)
+        return false;
+    fan_fast_list_sort(p);
+    m->n = fan_fast_list_prefix(p);
+    m->dropped = m->few;
+    if (m->n < 2 || (m->n > sizeof m->few / sizeof *m->few && !(m->dropped = fan_alloc(m->n * sizeof *m->dropped))))
+        return false;
+    fan_fast_claim(s);
+    return true;
+}
+
+/* target_of: what the sum is written into, and where that is; with the caller's hold, unless it is the first term.
+ * NULL: not for the short way. */
+static void *target_of(const fan_buffer *b, size_t slot, const merge *m, char **data)
+{
+    const fan_fast_list *p = b->slots[slot].fast;
+    const fan_fast_frontend *fast = b->frontend->fast;
+    for (size_t k = 0; k < m->n; k++)
+        if ((p->kind.check_at_use && !fast->has_own_value(p->terms[k].object)) ||
+            !fast->is_unchanged(p->terms[k].object, &p->kind, p->terms[k].data))
+            return NULL;
+    if (fan_fast_reusable(b, slot, m->n, p->kind.dtype)) {
+        *data = p->terms[0].data;
+        return p->terms[0].object;
+    }
+    void *made = fast->fresh(p->terms[0].object, &p->kind);
+    if (made)
+        *data = fast->first_element(made, &p->kind);
+    else if (b->frontend->forget)
+        b->frontend->forget(); /* the general way says it, if there is anything to say */
+    return made;
+}
+
+/* merge_sum: of so many terms, FAN_FAST_TERMS at a time, without the interpreter where that pays. */
+static void merge_sum(const fan_buffer *b, size_t slot, merge *m, char *out)
+{
+    const fan_fast_list *p = b->slots[slot].fast;
+    const fan_fast_scratch scratch = {m->arrays, m->in};
+    const fan_fast_kind *k = &p->kind;
+    void *left = m->n * p->bytes > RELEASE_BYTES ? b->frontend->leave() : NULL;
+    FAN_UNCLEARED fan_fast_term part[FAN_FAST_TERMS];
+    for (size_t done = 0; done < m->n;) {
+        size_t n = 0;
+        if (done)
+            part[n++] = fan_fast_term_of(NULL, out, -1, false, false);
+        while (n < FAN_FAST_TERMS && done < m->n)
+            part[n++] = p->terms[done++];
+        fan_fast_sum_terms(k, part, n, k->dtype, NULL, out,
+                           fan_fast_needs_scratch(k, n, k->dtype, false) ? &scratch : NULL, NULL);
+    }
+    if (left)
+        b->frontend->enter(left);
+}
+
+/* merge_commit: `object` stands for the terms from now on; those are in m->dropped. */
+static void merge_commit(fan_buffer *b, size_t slot, merge *m, void *object, char *data)
+{
+    fan_fast_list *p = b->slots[slot].fast;
+    bool first = object == p->terms[0].object;
+    size_t parked = m->n - (p->summed > 0);
+    memcpy(m->dropped, p->terms, m->n * sizeof *p->terms);
+    if (first)
+        m->dropped[0].object = NULL;
+    FAN_FAST_COUNT(b, folds, 1);
+    FAN_FAST_COUNT(b, passes, 1);
+    FAN_FAST_COUNT(b, bytes_read, m->n * p->bytes);
+    FAN_FAST_COUNT(b, bytes_written, p->bytes);
+    FAN_FAST_COUNT(b, in_place, first ? m->n - 1 : 0);
+    fan_fast_unpark(b, p, parked);
+    p->summed += (int64_t)parked;
+    p->terms[0] = fan_fast_term_of(object, data, p->terms[m->n - 1].key, false, false);
+    memmove(&p->terms[1], &p->terms[m->n], (p->n - m->n) * sizeof *p->terms);
+    p->n -= m->n - 1;
+}
+
+/* merge_prefix: false: not for the short way, and nothing happened. */
+static bool merge_prefix(fan_buffer *b, size_t slot)
+{
+    FAN_UNCLEARED merge m;
+    char *data = NULL;
+    if (!merge_begin(b, slot, &m))
+        return false;
+    void *to = target_of(b, slot, &m, &data);
+    if (to) {
+        merge_sum(b, slot, &m, data);
+        merge_commit(b, slot, &m, to, data);
+    }
+    fan_fast_let_go(b, (fan_span){slot, slot + 1});
+    for (size_t i = 0; to && i < m.n; i++) /* last: it may call back */
+        if (m.dropped[i].object)
+            b->frontend->drop(m.dropped[i].object);
+    if (m.dropped != m.few)
+        fan_free(m.dropped);
+    return to != NULL;
+}
+
+fan_status fan_fast_fold_due(fan_buffer *b, size_t slot, const void *object, bool alone, fan_error *err)
+{
+    if (!over(b, slot, object, alone) || merge_prefix(b, slot))
+        return FAN_OK;
+    return fan_buffer_fold_due(b, slot, err);
+}

@@ -1,0 +1,96 @@
+/* fast_list: the gradients that the short way has parked in one slot, by key or by arrival. A data structure: it knows
+ * nothing of buffers, budgets or takes.
+ *
+ * Keys that come out of order move what is behind them as long as that is little; else the list is by arrival for the
+ * time being, beside a set of the keys that are in it, until fan_fast_list_sort is called by whoever reads it.
+ */
+#ifndef FAN_BUFFER_FAST_LIST_H
+#define FAN_BUFFER_FAST_LIST_H
+
+#include "base/keys.h"
+#include "buffer/value.h"
+
+bool fan_fast_same(const fan_fast_kind *a, const fan_fast_kind *b);
+/* fan_fast_elements, fan_fast_bytes: of one gradient of a kind. fan_fast_kind_bytes: what it counts against a budget:
+ * at least 1. */
+size_t fan_fast_elements(const fan_fast_kind *k);
+uint64_t fan_fast_bytes(const fan_fast_kind *k);
+uint64_t fan_fast_kind_bytes(const fan_fast_kind *k);
+
+/* One gradient. */
+typedef struct fan_fast_term {
+    void *object;     /* the frontend's; held; NULL: undefined (S2) */
+    char *data;       /* of its first element; or its value (fan_fast_kind.inside) */
+    int64_t key : 62; /* -1: none */
+    uint64_t donated : 1;
+    uint64_t ours : 1; /* a copy that was made for the buffer */
+} fan_fast_term;
+#define FAN_FAST_KEY_MAX (INT64_MAX >> 2)
+
+static inline fan_fast_term fan_fast_term_of(void *object, char *data, int64_t key, bool donated, bool ours)
+{
+    fan_fast_term one = {.object = object, .data = data, .donated = donated, .ours = ours};
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wconversion"
+    one.key = key; /* at most FAN_FAST_KEY_MAX */
+#pragma GCC diagnostic pop
+    return one;
+}
+
+/* fan_fast_data: where a term's elements are. */
+static inline const char *fan_fast_data(const fan_fast_kind *kind, const fan_fast_term *one)
+{
+    return kind->inside ? (const char *)&one->data : one->data;
+}
+
+#define FAN_FAST_INLINE 4
+
+typedef struct fan_fast_list {
+    fan_fast_kind kind; /* of all that are defined; none are: unset */
+    uint64_t bytes;     /* of one; at least 1 */
+    size_t n, cap;
+    int64_t summed;       /* contributions that the first of the list is the sum of: it is the buffer's own then, and no
+                             longer parked. 0: it is one itself */
+    size_t alone;         /* how many of those parked were the buffer's alone when that was asked */
+    size_t ask;           /* and how many there must be before it is asked again */
+    size_t undefined;     /* of the n; behind all others while a take has the slot */
+    fan_fast_term *terms; /* by key, or by arrival; `inline_terms`, or on the heap */
+    fan_keys *unsorted;   /* NULL: it is so; else the keys of the list, which is by arrival for now */
+    fan_fast_term inline_terms[FAN_FAST_INLINE];
+} fan_fast_list;
+
+void fan_fast_list_init(fan_fast_list *p);
+void fan_fast_list_fini(fan_fast_list *p); /* its memory; what it holds is the caller's to drop before */
+/* fan_fast_list_count: contributions, those summed already too; NULL: 0. fan_fast_list_parked: those that wait. */
+int64_t fan_fast_list_count(const fan_fast_list *p);
+static inline size_t fan_fast_list_parked(const fan_fast_list *p) { return p->n - (p->summed > 0); }
+static inline size_t fan_fast_list_defined(const fan_fast_list *p) { return p->n - p->undefined; }
+/* fan_fast_list_empty: nothing is in it, as far as it knows; nothing is dropped, its memory stays. */
+void fan_fast_list_empty(fan_fast_list *p);
+/* fan_fast_list_insert: puts a term where its key has it; false: the key is there already, or there is no memory. */
+bool fan_fast_list_insert(fan_fast_list *p, const fan_fast_term *one);
+/* fan_fast_list_remove_last: the newest term with this object and key is taken out; false: there is none. */
+bool fan_fast_list_remove_last(fan_fast_list *p, const void *object, int64_t key);
+/* fan_fast_list_sort: it is by key from now on. fan_fast_list_undefined_last: those that are undefined go behind the
+ * others, which keep their order; fan_fast_list_by_key undoes that. */
+void fan_fast_list_sort(fan_fast_list *p);
+void fan_fast_list_undefined_last(fan_fast_list *p);
+void fan_fast_list_by_key(fan_fast_list *p);
+/* fan_fast_list_begins: whether what a fold would begin with is there. fan_fast_list_prefix: of a sorted list: how many
+ * of the first terms have no gap between them. */
+bool fan_fast_list_begins(const fan_fast_list *p);
+size_t fan_fast_list_prefix(const fan_fast_list *p);
+
+/* fan_fast_list_detach: the list is empty afterwards; what it held is in *to, whose terms are dropped by the caller,
+ * who calls fan_fast_detached_fini last. */
+typedef struct fan_fast_detached {
+    fan_fast_term few[FAN_FAST_INLINE], *heap; /* heap: NULL: it is in `few` */
+    size_t n, cap;
+} fan_fast_detached;
+void fan_fast_list_detach(fan_fast_list *p, fan_fast_detached *to);
+/* fan_fast_detached_fini: a list that stayed empty gets its memory back, for the next pass. */
+void fan_fast_detached_fini(fan_fast_detached *d, fan_fast_list *p);
+/* fan_fast_list_shrink: of an empty list: memory for very many terms is not kept for the next pass. */
+void fan_fast_list_shrink(fan_fast_list *p);
+
+#endif

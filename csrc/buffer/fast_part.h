@@ -1,0 +1,52 @@
+/* fast_part: what the files of the short way share (fast.h). */
+#ifndef FAN_BUFFER_FAST_PART_H
+#define FAN_BUFFER_FAST_PART_H
+
+#include "array/convert.h"
+#include "buffer/fast.h"
+#include "buffer/lock.h"
+#include "buffer/materialize.h"
+#include "buffer/options.h"
+#include "buffer/pass.h"
+
+/* FAN_FAST_COUNT: adds to a counter of the buffer and of the process; inside the interpreter. */
+#define FAN_FAST_COUNT(b, name, k) ((b)->quick.name += (k), fan_fast_total.name += (k))
+void fan_fast_peak(fan_buffer *b, uint64_t now);
+
+/* fan_fast_claim, fan_fast_let_go: the slot is this thread's; nobody else adds or takes. let_go of [first, end) tells
+ * those who wait. */
+void fan_fast_claim(fan_slot *s);
+void fan_fast_let_go(fan_buffer *b, fan_span span);
+/* fan_fast_stats_on_device: with stats: what is known of the slot's last sum stands on a device. */
+bool fan_fast_stats_on_device(const fan_buffer *b, size_t slot);
+
+/* What a sum of several runs needs beside them, where it is more than one call of a loop. */
+typedef struct fan_fast_scratch {
+    fan_array *arrays; /* room for n + 1 */
+    fan_operand *in;   /* .. and n */
+} fan_fast_scratch;
+/* fan_fast_needs_scratch: whether a sum of n terms needs it. */
+bool fan_fast_needs_scratch(const fan_fast_kind *k, size_t n, fan_dtype acc, bool with_stats);
+/* fan_fast_sum_terms: `out` becomes the fold of n terms, scaled (NULL: not), with statistics (NULL: none). out is one
+ * of the terms or apart from all; where n is more than FAN_FAST_TERMS, the first or apart. scratch: NULL where it is
+ * not needed. Allocates nothing, needs no interpreter. */
+void fan_fast_sum_terms(const fan_fast_kind *k, const fan_fast_term *terms, size_t n, fan_dtype acc,
+                        const fan_scale *scale, char *out, const fan_fast_scratch *scratch, fan_stats *stats);
+
+/* fan_fast_reusable: A6 of the first of the slot's terms, as the target of a sum of `n` of them in dtype `acc`. */
+bool fan_fast_reusable(const fan_buffer *b, size_t slot, size_t n, fan_dtype acc);
+
+/* fan_fast_fold_due: after `object` was parked in `slot`, and perhaps the budget passed. */
+fan_status fan_fast_fold_due(fan_buffer *b, size_t slot, const void *object, bool alone, fan_error *err);
+
+/* An array that a sum is to be written into. */
+typedef struct fan_fast_out {
+    char *data;
+    uint64_t bytes;
+    size_t slot;
+} fan_fast_out;
+/* fan_fast_outs_apart: whether sums may be written to n outs, in any order: none meets another, nor what is still read,
+ * but for a term of its own slot that is all of it. Sorts them by address. */
+bool fan_fast_outs_apart(const fan_buffer *b, fan_span span, fan_fast_out *outs, size_t n);
+
+#endif

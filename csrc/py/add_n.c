@@ -1,0 +1,204 @@
+/* add_n: the sum of arrays, without a buffer of the caller's. */
+#include "py/buffer_part.h"
+#include "py/turn.h"
+
+/* ---- add_n ---- */
+
+/* note: says of the live exception which array it was. */
+static void note(Py_ssize_t i)
+{
+    PyObject *e = fan_exception_take(), *done = NULL;
+    if (e)
+        done = PyObject_CallMethod(e, "add_note", "N", PyUnicode_FromFormat("it was arrays[%zd] of add_n", i));
+    if (!done)
+        PyErr_Clear();
+    Py_XDECREF(done);
+    fan_exception_put(e);
+}
+
+static int add_all(fan_buffer *core, PyObject *arrays, PyObject *keys)
+{
+    Py_ssize_t n = PyTuple_GET_SIZE(arrays);
+    for (Py_ssize_t i = 0; i < n; i++) {
+        fan_contribution c = {.key = -1};
+        int bad = keys && fan_index(PyTuple_GET_ITEM(keys, i), "key", PyExc_ValueError, &c.key) < 0;
+        bad = bad || fan_import(PyTuple_GET_ITEM(arrays, i), false, false, &c.value) < 0 || fan_add_on(core, 0, &c) < 0;
+        if (c.value.form != FAN_FORM_UNDEFINED)
+            fan_value_drop(&fan_python, &c.value);
+        if (bad) {
+            note(i);
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* add_n_fast: the sum of a few small arrays of one kind, in `out` where that is not NULL; NULL without an exception:
+ * not for the short way. */
+static PyObject *add_n_fast(PyObject *arrays, PyObject *out)
+{
+    FAN_RAW const char *src[FAN_FAST_TERMS];
+    FAN_RAW PyObject *held[FAN_FAST_TERMS]; /* their list may change while they are summed */
+    FAN_RAW fan_fast_kind kind, other;
+    Py_ssize_t n = PyList_CheckExact(arrays) || PyTuple_CheckExact(arrays) ? PySequence_Fast_GET_SIZE(arrays) : 0;
+    PyObject **items = n ? PySequence_Fast_ITEMS(arrays) : NULL;
+    char *data, *to;
+    if (n < 2 || n > FAN_FAST_TERMS || !fan_fast_import(items[0], &kind, &data) || kind.check_at_use || kind.scalar ||
+        !fan_fast_fits(kind.dtype, fan_dtype_accumulate(kind.dtype), fan_fast_bytes(&kind)) || !fan_fast_allowed())
+        return NULL;
+    src[0] = data;
+    for (Py_ssize_t i = 1; i < n; i++) {
+        if (!fan_fast_import(items[i], &other, &data) || !fan_fast_same(&kind, &other))
+            return NULL;
+        src[i] = data;
+    }
+    if (out) {
+        if (!fan_fast_writable_now(out, &other, &to) || !fan_fast_same(&kind, &other))
+            return NULL;
+        uint64_t bytes = fan_fast_bytes(&kind);
+        for (Py_ssize_t i = 0; i < n; i++)
+            if (src[i] != to && src[i] < to + bytes && to < src[i] + bytes)
+                return NULL;
+    }
+    PyObject *sum = out ? Py_NewRef(out) : fan_fast_fresh(items[0], &kind);
+    if (!sum)
+        return NULL;
+    for (Py_ssize_t i = 0; i < n; i++)
+        held[i] = Py_NewRef(items[i]);
+    fan_fast_sum(&fan_python, &kind, src, (size_t)n, fan_fast_first_element(sum, &kind));
+    for (Py_ssize_t i = 0; i < n; i++)
+        Py_DECREF(held[i]);
+    return sum;
+}
+
+static PyObject *pair_of(PyObject *sum, PyObject *stats)
+{
+    PyObject *pair = stats ? PyTuple_Pack(2, sum, stats) : NULL;
+    Py_XDECREF(stats);
+    return pair;
+}
+
+/* The arguments of add_n as they come; NULL: not given. */
+typedef struct add_n_args {
+    PyObject *arrays, *out, *keys, *accumulate, *scale, *stats;
+} add_n_args;
+
+/* operands_of: the arrays, and their keys (NULL: none), as tuples; new references, errors too. */
+static int operands_of(const add_n_args *a, PyObject **items, PyObject **keys)
+{
+    int bare = fan_is_bare(a->arrays);
+    if (bare < 0)
+        return -1;
+    if (bare || PyUnicode_Check(a->arrays) || PyBytes_Check(a->arrays) || PyDict_Check(a->arrays) ||
+        !Py_TYPE(a->arrays)->tp_iter)
+        return fan_refuse(PyExc_TypeError, "expected a sequence of arrays, got one %.200s%s",
+                          Py_TYPE(a->arrays)->tp_name, bare ? ": give list(x) or [x, ..]" : "");
+    if (!(*items = PySequence_Tuple(a->arrays)))
+        return -1;
+    if (PyTuple_GET_SIZE(*items) == 0)
+        return fan_refuse(PyExc_ValueError, "expected at least one array: the sum of none has no shape and no dtype");
+    if (!a->keys || a->keys == Py_None)
+        return 0;
+    if (!(*keys = PySequence_Tuple(a->keys)))
+        return -1;
+    if (PyTuple_GET_SIZE(*keys) != PyTuple_GET_SIZE(*items))
+        return fan_refuse(PyExc_ValueError, "expected as many keys as arrays, %zd, got %zd", PyTuple_GET_SIZE(*items),
+                          PyTuple_GET_SIZE(*keys));
+    return 0;
+}
+
+/* sum_in: by a buffer of its own. */
+static PyObject *sum_in(fan_buffer *core, PyObject *items, PyObject *keys, const add_n_args *a, bool stats)
+{
+    PyObject *outs, *list, *sum = NULL;
+    if (add_all(core, items, keys) < 0)
+        return NULL;
+    outs = !a->out || a->out == Py_None ? Py_NewRef(Py_None) : PyTuple_Pack(1, a->out);
+    list = outs ? fan_take_all(core, NULL, NULL, NULL, outs, a->scale ? a->scale : Py_None, true) : NULL;
+    if (list)
+        sum = stats ? pair_of(PyList_GET_ITEM(list, 0), fan_stats_wrap(core, 0)) : Py_NewRef(PyList_GET_ITEM(list, 0));
+    Py_XDECREF(outs);
+    Py_XDECREF(list);
+    return sum;
+}
+
+static PyObject *add_n_any(PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    static const char *const names[] = {"arrays", "out", "keys", "accumulate", "scale", "stats"};
+    add_n_args a;
+    PyObject *items = NULL, *keys = NULL, *sum = NULL;
+    fan_buffer_config config = {
+        .slots = 1, .budget = UINT64_MAX, .accumulate = FAN_DT_NONE, .frontend = &fan_python, .name = "add_n"};
+    fan_where w = {.buffer = "add_n", .slot = -1, .key = -1};
+    fan_buffer *core = NULL;
+    FAN_RAW fan_error err;
+    if (fan_parse_call("add_n", names, 6, 1, "the arrays", args, nargs, kwnames, &a.arrays) < 0)
+        return NULL;
+    if (!a.arrays)
+        return PyErr_Format(PyExc_TypeError, "add_n() needs a sequence of arrays");
+    if (fan_flag_arg(a.stats, &config.stats) < 0)
+        return NULL;
+    fan_where_push(&w);
+    if (operands_of(&a, &items, &keys) == 0 &&
+        fan_accumulate_arg(a.accumulate ? a.accumulate : Py_None, &config.accumulate, &config.exact) == 0) {
+        fan_error_clear(&err);
+        fan_status status = fan_buffer_new(&config, &core, &err);
+        sum = status == FAN_OK ? sum_in(core, items, keys, &a, config.stats) : fan_raise(status, &err);
+    }
+    fan_where_pop(&w);
+    if (core) {
+        PyObject *live = fan_exception_take();
+        fan_buffer_free(core);
+        fan_exception_put(live);
+    }
+    Py_XDECREF(items);
+    Py_XDECREF(keys);
+    return sum;
+}
+
+/* named_out: out=, where it is the only argument by name (values: those by name); else NULL. */
+static PyObject *named_out(PyObject *const *values, PyObject *kwnames)
+{
+    bool only = kwnames && PyTuple_GET_SIZE(kwnames) == 1 &&
+                PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(kwnames, 0), "out") == 0;
+    return only ? values[0] : NULL;
+}
+
+static PyObject *add_n(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    if (nargs == 1) {
+        PyObject *out = named_out(args + 1, kwnames), *sum;
+        sum = kwnames && !out ? NULL : add_n_fast(args[0], out == Py_None ? NULL : out);
+        if (sum || PyErr_Occurred())
+            return sum;
+    }
+    return add_n_any(args, nargs, kwnames);
+}
+
+static void seen_summing(PyObject *Py_UNUSED(module), PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(nargs),
+                         PyObject *kwnames)
+{
+    fan_touch_thing(FAN_THING_HOST_MEMORY, 0, kwnames ? FAN_TOUCH_WRITES : FAN_TOUCH_READS);
+    fan_touch_thing(FAN_THING_COUNTERS, 0, FAN_TOUCH_COUNTS);
+}
+
+FAN_TURN_FAST(add_n, seen_summing)
+
+PyMethodDef fan_buffer_functions[] = {
+    {"add_n", (PyCFunction)(void (*)(void))add_n_turn, METH_FASTCALL | METH_KEYWORDS,
+     "add_n(arrays, *, out=None, keys=None, accumulate=None, scale=None, stats=False)\n--\n\n"
+     "The sum of arrays of one shape, in one pass and with one rounding.\n\n"
+     "arrays: a sequence of at least one array or number (None adds nothing). The sum is the left fold in their order, "
+     "or in that\n"
+     "of `keys`, one integer each. It is in fresh memory, or in `out`. accumulate: the dtype in which it runs; by "
+     "default float32\n"
+     "for float16, bfloat16 and float8, else the promotion of all. scale: a number that multiplies it before the "
+     "rounding.\n"
+     "stats: the answer is a pair: the sum and its fanin.Stats (None of an object).\n\n"
+     "Raises TypeError (no array), ValueError (shapes, dtypes, keys, an empty sequence), BufferError (`out` cannot be "
+     "written),\n"
+     "OverflowError (a sum of Python ints that does not fit int64).\n\n"
+     ">>> fanin.add_n([np.float16([1, 2]), np.float16([3, 4]), np.float16([5, 6])])\n"
+     "array([ 9., 12.], dtype=float16)\n"},
+    {NULL, NULL, 0, NULL},
+};

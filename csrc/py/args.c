@@ -1,0 +1,225 @@
+/* args: what callers pass, as numbers, flags and texts; whatever is wrong is said with the name of the argument. */
+#include "py/args.h"
+
+#include <math.h>
+#include <string.h>
+
+/* ---- methods ---- */
+
+/* parse_call: the arguments of a method, as they come, into values[]: the first `by_place`, in words `placed`, may be
+ * given by position. NULL: not given. */
+int fan_parse_call(const char *call, const char *const *names, size_t n, Py_ssize_t by_place, const char *placed,
+                   PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, PyObject **values)
+{
+    Py_ssize_t named = kwnames ? PyTuple_GET_SIZE(kwnames) : 0;
+    if (nargs > by_place) {
+        PyErr_Format(PyExc_TypeError, "%s() takes %s by position, and the rest by name; got %zd by position", call,
+                     placed, nargs);
+        return -1;
+    }
+    for (size_t i = 0; i < n; i++)
+        values[i] = (Py_ssize_t)i < nargs ? args[i] : NULL;
+    for (Py_ssize_t k = 0; k < named; k++) {
+        PyObject *name = PyTuple_GET_ITEM(kwnames, k);
+        size_t i = 0;
+        while (i < n && PyUnicode_CompareWithASCIIString(name, names[i]) != 0)
+            i++;
+        if (i == n || values[i]) {
+            PyErr_Format(PyExc_TypeError, i < n ? "%s() got '%U' twice" : "%s() has no argument '%U'", call, name);
+            return -1;
+        }
+        values[i] = args[nargs + k];
+    }
+    return 0;
+}
+
+int fan_flag_arg(PyObject *o, bool *out)
+{
+    int t = !o || o == Py_False || o == Py_None ? 0 : o == Py_True ? 1 : PyObject_IsTrue(o);
+    *out = t > 0;
+    return t < 0 ? -1 : 0;
+}
+
+/* small_index: a plain int from 0 on; -1: something else, or an exception's matter. */
+Py_ssize_t fan_small_index(PyObject *o)
+{
+    Py_ssize_t i;
+    if (!PyLong_CheckExact(o))
+        return -1;
+    i = PyLong_AsSsize_t(o);
+    if (i == -1 && PyErr_Occurred())
+        PyErr_Clear();
+    return i;
+}
+
+int fan_index(PyObject *o, const char *what, PyObject *negative, int64_t *out)
+{
+    PyObject *i;
+    int overflow = 0;
+    long long n;
+    if (PyBool_Check(o) || PyArray_IsScalar(o, Bool))
+        return fan_refuse(PyExc_TypeError, "%s: expected an integer, got the bool %R", what, o);
+    if (PyLong_CheckExact(o)) {
+        n = PyLong_AsLongLongAndOverflow(o, &overflow);
+    } else {
+        if (!PyIndex_Check(o))
+            return fan_refuse(PyExc_TypeError, "%s: expected an integer, got a %.200s", what, Py_TYPE(o)->tp_name);
+        i = PyNumber_Index(o);
+        if (!i)
+            return -1;
+        n = PyLong_AsLongLongAndOverflow(i, &overflow);
+        Py_DECREF(i);
+    }
+    if (n == -1 && PyErr_Occurred())
+        return -1;
+    if (overflow || n < 0)
+        return fan_refuse(negative, "%s: expected an integer from 0 on%s, got %R", what,
+                          overflow > 0 ? " that fits 64 bits" : "", o);
+    *out = n;
+    return 0;
+}
+
+/* name_words: a name as the core and its messages have it; NULL with an exception. */
+const char *fan_text_arg(PyObject *text)
+{
+    Py_ssize_t n;
+    const char *words = PyUnicode_AsUTF8AndSize(text, &n);
+    if (!words || strlen(words) == (size_t)n)
+        return words;
+    fan_refuse(PyExc_ValueError, "name: expected text without a NUL character, got %R", text);
+    return NULL;
+}
+
+/* is_bare: is `o` one array (or Slot, or scalar) where a sequence of them was expected? */
+int fan_is_bare(PyObject *o)
+{
+    PyObject *arrays, *answer;
+    int bare;
+    if (PyList_Check(o) || PyTuple_Check(o))
+        return 0;
+    arrays = fan_arrays();
+    answer = arrays ? PyObject_CallMethod(arrays, "is_bare", "O", o) : NULL;
+    bare = answer ? PyObject_IsTrue(answer) : -1;
+    Py_XDECREF(answer);
+    return bare;
+}
+
+#define ITEM(tuple, i) PyTuple_GET_ITEM(tuple, i)
+
+int fan_sequence_arg(PyObject *o, const char *what, PyObject **out)
+{
+    if (PyUnicode_Check(o) || PyBytes_Check(o) || PyDict_Check(o) || PyAnySet_Check(o) || !Py_TYPE(o)->tp_iter)
+        return fan_refuse(PyExc_TypeError, "%s: expected a sequence, got a %.200s", what, Py_TYPE(o)->tp_name);
+    *out = PySequence_Tuple(o);
+    return *out ? 0 : -1;
+}
+
+/* ---- making one ---- */
+
+int fan_budget_arg(PyObject *o, uint64_t *out)
+{
+    PyObject *i;
+    int negative;
+    if (PyBool_Check(o) || (!PyFloat_Check(o) && !PyIndex_Check(o)))
+        return fan_refuse(PyExc_TypeError, "budget: expected a number of bytes, math.inf or None, got %R", o);
+    if (PyFloat_Check(o)) {
+        double f = PyFloat_AS_DOUBLE(o);
+        if (!(f >= 0) || (isfinite(f) && f != floor(f)))
+            return fan_refuse(PyExc_ValueError,
+                              "budget: expected a whole number of bytes from 0 on, or math.inf, got %R", o);
+        *out = f >= 0x1p63 ? UINT64_MAX : (uint64_t)f;
+        return 0;
+    }
+    i = PyNumber_Index(o);
+    if (!i)
+        return -1;
+    *out = PyLong_AsUnsignedLongLong(i);
+    if (PyErr_Occurred()) {
+        PyErr_Clear();
+        negative = PyObject_RichCompareBool(i, fan_state_get()->zero, Py_LT);
+        if (negative != 0) {
+            if (negative > 0)
+                fan_refuse(PyExc_ValueError, "budget: expected a number of bytes from 0 on, got %R", o);
+            Py_DECREF(i);
+            return -1;
+        }
+        *out = UINT64_MAX;
+    }
+    Py_DECREF(i);
+    return 0;
+}
+
+int fan_buffer_budget_arg(PyObject *o, uint64_t *out)
+{
+    if (PyBool_Check(o) || (!PyUnicode_Check(o) && !PyFloat_Check(o) && !PyIndex_Check(o)))
+        return fan_refuse(PyExc_TypeError, "budget: expected \"auto\", a number of bytes, math.inf or None, got %R", o);
+    if (!PyUnicode_Check(o))
+        return fan_budget_arg(o, out);
+    if (PyUnicode_CompareWithASCIIString(o, "auto") != 0)
+        return fan_refuse(PyExc_ValueError, "budget: expected \"auto\", a number of bytes or math.inf, got %R", o);
+    *out = FAN_BUDGET_AUTO;
+    return 0;
+}
+
+PyObject *fan_budget_wrap(uint64_t budget)
+{
+    if (budget == FAN_BUDGET_AUTO)
+        return PyUnicode_FromString("auto");
+    return budget == UINT64_MAX ? PyFloat_FromDouble(Py_HUGE_VAL) : PyLong_FromUnsignedLongLong(budget);
+}
+
+/* accumulate_arg: a dtype, or "exact". */
+int fan_accumulate_arg(PyObject *o, fan_dtype *dtype, bool *exact)
+{
+    *exact = PyUnicode_Check(o) && PyUnicode_CompareWithASCIIString(o, "exact") == 0;
+    *dtype = FAN_DT_NONE;
+    return *exact ? 0 : fan_dtype_parse(o, dtype);
+}
+
+/* parse_scale: D10: a number; what it may be for which dtype is the core's to say. */
+int fan_scale_arg(PyObject *o, fan_take *how)
+{
+    PyObject *number = NULL;
+    fan_scale *s = &how->scale;
+    int overflow = 0;
+    how->real = true;
+    if (o == Py_None)
+        return 0;
+    s->on = true;
+    if (PyComplex_Check(o) || PyArray_IsScalar(o, ComplexFloating)) {
+        Py_complex c = PyComplex_AsCComplex(o);
+        if (c.real == -1.0 && PyErr_Occurred())
+            return -1;
+        s->re = c.real;
+        s->im = c.imag;
+        how->real = false;
+    } else if (PyFloat_Check(o) || PyBool_Check(o) || PyArray_IsScalar(o, Bool)) {
+        s->re = PyFloat_Check(o) ? PyFloat_AS_DOUBLE(o) : (double)PyObject_IsTrue(o);
+    } else if (PyIndex_Check(o) && !PyArray_Check(o)) {
+        number = PyNumber_Index(o);
+        s->i = number ? PyLong_AsLongLongAndOverflow(number, &overflow) : 0;
+        s->re = number ? PyLong_AsDouble(number) : 0;
+        Py_XDECREF(number);
+        if (!PyErr_Occurred()) {
+            how->integral = !overflow;
+            return 0;
+        }
+        if (!PyErr_ExceptionMatches(PyExc_OverflowError))
+            return -1;
+        PyErr_Clear();
+        return fan_refuse(PyExc_ValueError, "scale: %R is more than a float can hold", o);
+    } else if ((PyArray_Check(o) && PyArray_NDIM((PyArrayObject *)o) > 0) || PyUnicode_Check(o) || PyBytes_Check(o) ||
+               !Py_TYPE(o)->tp_as_number || !Py_TYPE(o)->tp_as_number->nb_float) {
+        return fan_refuse(PyExc_TypeError, "scale: expected a number, got a %.200s", Py_TYPE(o)->tp_name);
+    } else {
+        number = PyNumber_Float(o);
+        s->re = number ? PyFloat_AS_DOUBLE(number) : 0;
+        Py_XDECREF(number);
+        if (!number)
+            return -1;
+    }
+    how->integral = how->real && s->re == floor(s->re) && s->re >= -0x1p63 && s->re < 0x1p63;
+    if (how->integral)
+        s->i = (int64_t)s->re;
+    return 0;
+}

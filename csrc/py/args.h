@@ -1,0 +1,26 @@
+/* args: what callers pass, as numbers, flags and texts. Each says what is wrong with an exception, and -1 (or NULL). */
+#ifndef FAN_PY_ARGS_H
+#define FAN_PY_ARGS_H
+
+#include "py/py.h"
+
+/* fan_parse_call: the arguments of a method, as they come, into values[]: the first `by_place`, in words `placed`, may
+ * be given by position. NULL: not given. */
+int fan_parse_call(const char *call, const char *const *names, size_t n, Py_ssize_t by_place, const char *placed,
+                   PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, PyObject **values);
+/* fan_flag_arg: a truth value; NULL: false. */
+int fan_flag_arg(PyObject *o, bool *out);
+/* fan_small_index: a plain int from 0 on; -1, without an exception: something else. */
+Py_ssize_t fan_small_index(PyObject *o);
+/* fan_text_arg: a str as the core and its messages have it: no NUL in it. Lives as long as the str. */
+const char *fan_text_arg(PyObject *text);
+/* fan_is_bare: is `o` one array (or Slot, or scalar) where a sequence of them was expected? */
+int fan_is_bare(PyObject *o);
+/* fan_sequence_arg: a tuple of what a sequence holds; *out is a new reference. */
+int fan_sequence_arg(PyObject *o, const char *what, PyObject **out);
+/* fan_accumulate_arg: a dtype, or "exact". */
+int fan_accumulate_arg(PyObject *o, fan_dtype *dtype, bool *exact);
+/* fan_scale_arg: D10: a number; what it may be for which dtype is the core's to say. */
+int fan_scale_arg(PyObject *o, fan_take *how);
+
+#endif

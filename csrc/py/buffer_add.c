@@ -1,0 +1,135 @@
+/* buffer_add: InputBuffer.add, by the general way. */
+#include "py/buffer_part.h"
+
+/* ways_of: donate= and copy=: one gives the array away, the other keeps it the caller's. */
+int fan_add_flags(const buffer_object *self, PyObject *donate, PyObject *copy, bool *donated, bool *copied)
+{
+    if (fan_flag_arg(donate, donated) < 0 || fan_flag_arg(copy, copied) < 0)
+        return -1;
+    if (!*donated || !*copied)
+        return 0;
+    PyErr_Format(PyExc_ValueError, "%s: donate=True gives the array away, copy=True keeps it yours: give one of them",
+                 fan_buffer_name(self->core));
+    return -1;
+}
+
+/* conformed: A9 and A10 by the array's own operators, for a slot of a buffer that records itself; new reference. */
+static PyObject *conformed(const buffer_object *self, size_t slot, PyObject *gradient)
+{
+    PyObject *arrays = fan_arrays(), *pair = PyTuple_GET_ITEM(self->declared, (Py_ssize_t)slot), *answer,
+             *result = NULL;
+    answer = arrays ? PyObject_CallMethod(arrays, "conform", "OOO", gradient, PyTuple_GET_ITEM(pair, 0),
+                                          PyTuple_GET_ITEM(pair, 1))
+                    : NULL;
+    if (!answer)
+        return NULL;
+    if (PyTuple_GET_SIZE(answer) == 1) /* Conformed or Refused (_interop/records.py) */
+        result = Py_NewRef(PyTuple_GET_ITEM(answer, 0));
+    else
+        fan_refuse(PyTuple_GET_ITEM(answer, 0), "%U", PyTuple_GET_ITEM(answer, 1));
+    Py_DECREF(answer);
+    return result;
+}
+
+/* showable: could the sum be shown? A low float in NumPy's arrays only with ml_dtypes: said here, where nothing is lost
+ * yet. */
+static int showable(const fan_value *v)
+{
+    if ((v->form == FAN_FORM_DENSE || v->form == FAN_FORM_SPARSE) && v->origin < FAN_FROM_FOREIGN &&
+        v->device == fan_cpu() && fan_dtype_needs_ml_dtypes(FAN_DT_BFLOAT16))
+        return fan_refuse(
+            PyExc_TypeError,
+            "the slot is declared of a dtype that NumPy knows through ml_dtypes alone: import ml_dtypes first");
+    return 0;
+}
+
+/* stream_of: the producer's stream, as it was given for a slot. */
+int fan_slot_stream_arg(const buffer_object *self, size_t slot, PyObject *stream, fan_stream **out)
+{
+    fan_where w = {.buffer = fan_buffer_name(self->core),
+                   .slot = (Py_ssize_t)slot,
+                   .slot_name = fan_slot_name(self, slot),
+                   .key = -1};
+    int result;
+    if (!stream || stream == Py_None)
+        return 0;
+    fan_where_push(&w);
+    result = fan_stream_arg(stream, out);
+    fan_where_pop(&w);
+    return result;
+}
+
+/* contribution_of: one gradient as the core takes it, but for its stream. */
+int fan_contribution_of(buffer_object *self, size_t slot, PyObject *gradient, PyObject *key, fan_contribution *c)
+{
+    fan_where w = {.buffer = fan_buffer_name(self->core),
+                   .slot = (Py_ssize_t)slot,
+                   .slot_name = fan_slot_name(self, slot),
+                   .key = -1,
+                   .stream = c->stream};
+    unsigned flags = self->flags ? self->flags[slot] : 0;
+    PyObject *own = NULL;
+    int bad;
+    c->key = -1;
+    fan_where_push(&w);
+    bad = key && key != Py_None && fan_index(key, "key", PyExc_ValueError, &c->key) < 0;
+    w.key = c->key;
+    if (!bad)
+        own = (flags & FAN_DECLARED) ? conformed(self, slot, gradient) : Py_NewRef(gradient);
+    bad = !own || fan_import(own, self->create_graph, (flags & FAN_HAS_COMBINE) != 0, &c->value) < 0;
+    if (!bad && (flags & FAN_LOW_DTYPE))
+        bad = showable(&c->value) < 0;
+    fan_where_pop(&w);
+    Py_XDECREF(own);
+    return bad ? -1 : 0;
+}
+
+/* add_on: fan_buffer_add, with the current stream of the gradient's library as that of the device, where the caller
+ * made none the current one (S4, S5). */
+int fan_add_on(fan_buffer *core, size_t slot, fan_contribution *c)
+{
+    FAN_RAW fan_error err;
+    fan_status status = FAN_OK;
+    fan_stream *library = NULL;
+    if (fan_library_stream(&c->value, &library) < 0)
+        return -1;
+    fan_error_clear(&err);
+    if (library)
+        status = fan_stream_push(library, &err);
+    if (status == FAN_OK) {
+        status = fan_buffer_add(core, slot, c, &err);
+        if (library)
+            fan_stream_pop(library);
+    }
+    fan_stream_drop(library);
+    if (status != FAN_OK)
+        fan_raise(status, &err);
+    return status == FAN_OK ? 0 : -1;
+}
+
+PyObject *fan_buffer_add_any(buffer_object *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    static const char *const names[] = {"slot", "gradient", "key", "stream", "donate", "copy"};
+    struct {
+        PyObject *slot, *gradient, *key, *stream, *donate, *copy;
+    } a;
+    fan_contribution c = {.key = -1, .value = {.dtype = FAN_DT_NONE}};
+    size_t slot;
+    int bad;
+    if (fan_parse_call("add", names, 6, 2, "slot and gradient", args, nargs, kwnames, &a.slot) < 0)
+        return NULL;
+    if (!a.slot || !a.gradient)
+        return PyErr_Format(PyExc_TypeError, "add() needs '%s'", a.slot ? "gradient" : "slot");
+    if (fan_slot_arg(self, a.slot, &slot) < 0 || fan_add_flags(self, a.donate, a.copy, &c.donate, &c.copy) < 0)
+        return NULL;
+    if (fan_slot_stream_arg(self, slot, a.stream, &c.stream) < 0)
+        return NULL;
+    c.alone = fan_alone(a.gradient, 1);
+    bad = fan_contribution_of(self, slot, a.gradient, a.key, &c) < 0 || fan_add_on(self->core, slot, &c) < 0;
+    if (c.value.form != FAN_FORM_UNDEFINED)
+        fan_value_drop(&fan_python, &c.value);
+    fan_stream_drop(c.stream);
+    if (bad)
+        return NULL;
+    Py_RETURN_NONE;
+}

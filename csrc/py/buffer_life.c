@@ -1,0 +1,237 @@
+/* buffer_life: InputBuffers are made, kept for their next lives, shown to the collector, and end. */
+#include "py/buffer_part.h"
+
+#include "base/mem.h"
+
+#include <string.h>
+
+#define MAX_SLOT_BYTES 4096 /* more than a slot takes: so that the product with their number can be counted */
+
+/* The arguments of InputBuffer as they come. */
+typedef struct new_args {
+    PyObject *slots, *budget, *accumulate, *stream, *name;
+    int stats, leaf, create_graph;
+} new_args;
+
+static int new_args_of(PyObject *args, PyObject *kwargs, new_args *a)
+{
+    static char *names[] = {"slots", "budget", "accumulate", "stats", "stream", "leaf", "create_graph", "name", NULL};
+    *a = (new_args){.budget = Py_None, .accumulate = Py_None, .stream = Py_None, .name = Py_None};
+    return PyArg_ParseTupleAndKeywords(args, kwargs, "O|$OOpOppO:InputBuffer", names, &a->slots, &a->budget,
+                                       &a->accumulate, &a->stats, &a->stream, &a->leaf, &a->create_graph, &a->name)
+               ? 0
+               : -1;
+}
+
+/* slots_arg: a count, or what each slot is declared to be. */
+static int slots_arg(PyObject *slots, const char *name, fan_slot_specs *d, PyObject **names)
+{
+    int64_t n = 0;
+    if (!PyLong_Check(slots) && !PyArray_IsScalar(slots, Integer) && !PyArray_IsScalar(slots, Bool))
+        return fan_slot_specs_of(slots, name, d, names);
+    if (fan_index(slots, "slots", PyExc_ValueError, &n) < 0)
+        return -1;
+    if (n > PTRDIFF_MAX / MAX_SLOT_BYTES)
+        return fan_refuse(PyExc_MemoryError, "out of memory for %lld slots", (long long)n);
+    d->n = (size_t)n;
+    return 0;
+}
+
+/* buffer_begin: the core's buffer of a new object; *d is the caller's to end, and config->stream to drop. */
+static int buffer_begin(buffer_object *self, const new_args *a, fan_buffer_config *config, fan_slot_specs *d)
+{
+    FAN_RAW fan_error err;
+    self->create_graph = a->create_graph;
+    config->budget = fan_state_get()->budget;
+    config->stats = a->stats;
+    config->leaf = a->leaf;
+    config->create_graph = a->create_graph;
+    if ((a->budget != Py_None && fan_buffer_budget_arg(a->budget, &config->budget) < 0) ||
+        fan_accumulate_arg(a->accumulate, &config->accumulate, &config->exact) < 0 ||
+        fan_stream_arg(a->stream, &config->stream) < 0 || slots_arg(a->slots, config->name, d, &self->names) < 0)
+        return -1;
+    self->n = d->n;
+    if (fan_slot_specs_note(self, d) < 0)
+        return -1;
+    config->slots = d->n;
+    config->specs = d->specs;
+    fan_error_clear(&err);
+    fan_status status = fan_buffer_new(config, &self->core, &err);
+    if (status == FAN_OK)
+        return 0;
+    fan_raise(status, &err);
+    return -1;
+}
+
+PyObject *fan_buffer_new_object(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    new_args a;
+    fan_buffer_config config = {.accumulate = FAN_DT_NONE, .frontend = &fan_python};
+    fan_where w = {.slot = -1, .key = -1};
+    fan_slot_specs d = {0};
+    buffer_object *self = NULL;
+    if (new_args_of(args, kwargs, &a) < 0)
+        return NULL;
+    PyObject *text = a.name == Py_None ? PyUnicode_FromString("InputBuffer") : PyObject_Str(a.name);
+    config.name = text ? fan_text_arg(text) : NULL;
+    if (config.name) {
+        w.buffer = config.name;
+        fan_where_push(&w);
+        self = (buffer_object *)type->tp_alloc(type, 0);
+        if (self && buffer_begin(self, &a, &config, &d) < 0)
+            Py_CLEAR(self);
+        fan_where_pop(&w);
+    }
+    fan_slot_specs_fini(&d);
+    fan_stream_drop(config.stream);
+    Py_XDECREF(text);
+    return (PyObject *)self;
+}
+
+/* An engine makes a buffer for each node: a few that are as InputBuffer(n) makes them, and that nobody has any more,
+ * are kept for their next lives. */
+static PyObject *spare_take(PyTypeObject *type, size_t n, uint64_t budget)
+{
+    fan_state *st = fan_state_get();
+    for (unsigned i = st->nspares; i-- > 0;) {
+        PyObject *o = st->spares[i];
+        if (fan_buffer_self(o)->n != n || Py_TYPE(o) != type)
+            continue;
+        st->spares[i] = st->spares[--st->nspares];
+        Py_INCREF(type);
+        _Py_NewReference(o);
+        fan_buffer_reuse(fan_buffer_self(o)->core, budget);
+        PyObject_GC_Track(o);
+        return o;
+    }
+    return NULL;
+}
+
+/* spare_put: true: it is kept. */
+static bool spare_put(buffer_object *self)
+{
+#ifdef Py_GIL_DISABLED
+    return false;
+#endif
+    fan_state *st = fan_state_get();
+    if (!st || self->flags || self->names || self->declared || !self->core || fan_finalizing() ||
+        !fan_buffer_empty_for_reuse(self->core))
+        return false;
+    if (st->nspares == FAN_SPARES) /* asked last: what was dropped may have filled it */
+        return false;
+    st->spares[st->nspares++] = (PyObject *)self;
+    return true;
+}
+
+void fan_buffer_spares_free(fan_state *st)
+{
+    while (st->nspares) {
+        PyObject *o = st->spares[--st->nspares];
+        fan_buffer_free(fan_buffer_self(o)->core);
+        PyObject_GC_Del(o);
+    }
+}
+
+/* made_plain: InputBuffer(n), or InputBuffer(n, budget=..). */
+static PyObject *made_plain(PyTypeObject *type, Py_ssize_t n, uint64_t budget)
+{
+    PyObject *spare = spare_take(type, (size_t)n, budget);
+    if (spare)
+        return spare;
+    fan_buffer_config config = {
+        .slots = (size_t)n, .accumulate = FAN_DT_NONE, .budget = budget, .frontend = &fan_python};
+    FAN_RAW fan_error err;
+    buffer_object *self = (buffer_object *)type->tp_alloc(type, 0);
+    if (!self)
+        return NULL;
+    fan_error_clear(&err);
+    fan_status status = fan_buffer_new(&config, &self->core, &err);
+    self->n = (size_t)n;
+    if (status == FAN_OK)
+        return (PyObject *)self;
+    Py_DECREF(self);
+    return fan_raise(status, &err);
+}
+
+/* fan_buffer_call: the type's vectorcall. */
+PyObject *fan_buffer_call(PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames)
+{
+    Py_ssize_t nargs = PyVectorcall_NARGS(nargsf);
+    Py_ssize_t n = nargs == 1 && PyLong_CheckExact(args[0]) ? PyLong_AsSsize_t(args[0]) : -1;
+    PyObject *list, *kwargs = NULL, *self = NULL;
+    uint64_t budget = fan_state_get()->budget;
+    bool plain = n >= 0 && n <= INT32_MAX;
+    if (plain && kwnames) {
+        PyObject *value = args[nargs];
+        plain = PyTuple_GET_SIZE(kwnames) == 1 && PyTuple_GET_ITEM(kwnames, 0) == fan_state_get()->str_budget &&
+                (PyLong_CheckExact(value) || PyFloat_CheckExact(value)) && fan_budget_arg(value, &budget) == 0;
+    }
+    if (plain)
+        return made_plain((PyTypeObject *)type, n, budget);
+    PyErr_Clear(); /* said again below, with the buffer's name */
+    list = PyTuple_New(nargs);
+    for (Py_ssize_t i = 0; list && i < nargs; i++)
+        PyTuple_SET_ITEM(list, i, Py_NewRef(args[i]));
+    kwargs = list && kwnames ? PyDict_New() : NULL;
+    for (Py_ssize_t i = 0; kwargs && i < PyTuple_GET_SIZE(kwnames); i++)
+        if (PyDict_SetItem(kwargs, PyTuple_GET_ITEM(kwnames, i), args[nargs + i]) < 0)
+            Py_CLEAR(kwargs);
+    if (list && (kwargs || !kwnames))
+        self = fan_buffer_new_object((PyTypeObject *)type, list, kwargs);
+    Py_XDECREF(list);
+    Py_XDECREF(kwargs);
+    return self;
+}
+
+int fan_buffer_clear_refs(PyObject *o)
+{
+    buffer_object *self = fan_buffer_self(o);
+    if (self->core)
+        fan_buffer_abandon(self->core);
+    return 0;
+}
+
+void fan_buffer_dealloc(PyObject *o)
+{
+    buffer_object *self = fan_buffer_self(o);
+    PyTypeObject *type = Py_TYPE(o);
+    PyObject *live;
+    bool kept;
+    PyObject_GC_UnTrack(o);
+    if (self->weakrefs)
+        PyObject_ClearWeakRefs(o);
+    live = PyErr_Occurred() ? fan_exception_take() : NULL;
+    kept = spare_put(self);
+    if (!kept && self->core)
+        fan_buffer_free(self->core);
+    if (live)
+        fan_exception_put(live);
+    if (kept) {
+        Py_DECREF(type);
+        return;
+    }
+    fan_free(self->flags);
+    Py_XDECREF(self->names);
+    Py_XDECREF(self->declared);
+    type->tp_free(o);
+    Py_DECREF(type);
+}
+
+typedef struct visitor {
+    visitproc visit;
+    void *arg;
+} visitor;
+
+static int visit_object(void *object, const fan_value *value, void *arg)
+{
+    const visitor *v = arg;
+    int answer = v->visit((PyObject *)object, v->arg);
+    return answer ? answer : fan_visit_behind(object, value, v->visit, v->arg);
+}
+
+int fan_buffer_traverse(PyObject *o, visitproc visit, void *arg)
+{
+    visitor v = {visit, arg};
+    Py_VISIT(Py_TYPE(o));
+    return fan_buffer_self(o)->core ? fan_buffer_visit(fan_buffer_self(o)->core, visit_object, &v) : 0;
+}

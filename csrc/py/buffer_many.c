@@ -1,0 +1,143 @@
+/* buffer_many: InputBuffer.add_many. */
+#include "py/buffer_part.h"
+
+#include "base/mem.h"
+
+#include <stdlib.h>
+
+static int batch_begin(fan_batch_args *t, PyObject *slots, PyObject *gradients, PyObject *keys)
+{
+    int bare = fan_is_bare(gradients);
+    if (bare < 0)
+        return -1;
+    if (bare)
+        return fan_refuse(PyExc_TypeError, "gradients: expected a sequence of gradients, got one %.200s: give [x, ..]",
+                          Py_TYPE(gradients)->tp_name);
+    /* Tuples of our own: nobody changes them meanwhile. */
+    if (fan_sequence_arg(slots, "slots", &t->slots) < 0 ||
+        fan_sequence_arg(gradients, "gradients", &t->gradients) < 0 ||
+        (keys && keys != Py_None && fan_sequence_arg(keys, "keys", &t->keys) < 0))
+        return -1;
+    t->n = PyTuple_GET_SIZE(t->slots);
+    Py_ssize_t other =
+        PyTuple_GET_SIZE(t->gradients) != t->n || !t->keys ? PyTuple_GET_SIZE(t->gradients) : PyTuple_GET_SIZE(t->keys);
+    if (other != t->n)
+        return fan_refuse(PyExc_ValueError, "expected as many slots as gradients%s, got %zd slot%s and %zd %s%s",
+                          t->keys ? " and keys" : "", t->n, FAN_PLURAL(t->n), other,
+                          PyTuple_GET_SIZE(t->gradients) != t->n ? "gradient" : "key", FAN_PLURAL(other));
+    return 0;
+}
+
+typedef struct placed {
+    size_t slot, at;
+} placed;
+
+static int by_slot(const void *a, const void *b)
+{
+    const placed *x = a, *y = b;
+    return x->slot != y->slot ? (x->slot > y->slot) - (x->slot < y->slot) : (x->at > y->at) - (x->at < y->at);
+}
+
+/* batch_push: as add_on: each gradient is ready on its library's current stream, and the first of a device names that
+ * of the device. */
+static fan_status batch_push(fan_contribution *c, fan_stream **own, size_t n, fan_error *err)
+{
+    fan_status status = FAN_OK;
+    for (size_t i = n; i-- > 0;) {
+        if (!own[i])
+            continue;
+        if (!c[i].stream)
+            c[i].stream = own[i];
+        status = status == FAN_OK ? fan_stream_push(own[i], err) : status;
+    }
+    return status;
+}
+
+static int batch_any(buffer_object *self, const fan_batch_args *t, fan_stream *stream, bool donate, bool copy)
+{
+    size_t n = (size_t)t->n, made = 0;
+    fan_contribution *c = fan_calloc((n ? n : 1) * sizeof *c);
+    size_t *slots = fan_alloc((n ? n : 1) * 2 * sizeof *slots), *order = slots + n;
+    placed *sorted = fan_alloc((n ? n : 1) * sizeof *sorted);
+    fan_stream **own = fan_calloc((n ? n : 1) * sizeof *own); /* current streams of the gradients' libraries */
+    FAN_RAW fan_error err;
+    int result = -1;
+    if (!c || !slots || !sorted || !own) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    for (; made < n; made++) {
+        Py_ssize_t k = (Py_ssize_t)made;
+        PyObject *gradient = NULL;
+        if (fan_slot_arg(self, PyTuple_GET_ITEM(t->slots, k), &slots[made]) < 0)
+            goto done;
+        c[made] = (fan_contribution){
+            .key = -1, .stream = stream, .donate = donate, .copy = copy, .value = {.dtype = FAN_DT_NONE}};
+        gradient = Py_NewRef(PyTuple_GET_ITEM(t->gradients, k));
+        int bad =
+            fan_contribution_of(self, slots[made], gradient, t->keys ? PyTuple_GET_ITEM(t->keys, k) : NULL, &c[made]);
+        Py_DECREF(gradient);
+        sorted[made] = (placed){slots[made], made};
+        if (bad || fan_library_stream(&c[made].value, &own[made]) < 0) {
+            made++;
+            goto done;
+        }
+    }
+    qsort(sorted, n, sizeof *sorted, by_slot);
+    for (size_t i = 0; i < n; i++)
+        order[i] = sorted[i].at;
+    fan_error_clear(&err);
+    fan_status status = batch_push(c, own, n, &err);
+    if (status == FAN_OK)
+        status = fan_buffer_add_many(self->core, c, slots, order, n, &err);
+    if (status == FAN_OK)
+        result = 0;
+    else
+        fan_raise(status, &err);
+done:
+    for (size_t i = 0; i < made; i++) {
+        if (c[i].value.form != FAN_FORM_UNDEFINED)
+            fan_value_drop(&fan_python, &c[i].value);
+        if (own[i])
+            fan_stream_pop(own[i]);
+        fan_stream_drop(own[i]);
+    }
+    fan_free(c);
+    fan_free(slots);
+    fan_free(sorted);
+    fan_free(own);
+    return result;
+}
+
+PyObject *fan_buffer_add_batch(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    static const char *const names[] = {"slots", "gradients", "keys", "stream", "donate", "copy"};
+    buffer_object *self = fan_buffer_self(o);
+    struct {
+        PyObject *slots, *gradients, *keys, *stream, *donate, *copy;
+    } a;
+    fan_batch_args t = {NULL};
+    fan_stream *stream = NULL;
+    fan_where w = {.buffer = fan_buffer_name(self->core), .slot = -1, .key = -1};
+    bool donate, copy;
+    int done = -1;
+    if (fan_parse_call("add_many", names, 6, 2, "slots and gradients", args, nargs, kwnames, &a.slots) < 0)
+        return NULL;
+    if (!a.slots || !a.gradients)
+        return PyErr_Format(PyExc_TypeError, "add_many() needs '%s'", a.slots ? "gradients" : "slots");
+    if (fan_add_flags(self, a.donate, a.copy, &donate, &copy) < 0)
+        return NULL;
+    fan_where_push(&w);
+    if (batch_begin(&t, a.slots, a.gradients, a.keys) == 0 &&
+        fan_stream_arg(a.stream ? a.stream : Py_None, &stream) == 0) {
+        done = stream || copy ? 0 : fan_buffer_fast_add_many(self, &t, donate);
+        if (done == 0)
+            done = batch_any(self, &t, stream, donate, copy) == 0 ? 1 : -1;
+    }
+    fan_where_pop(&w);
+    fan_stream_drop(stream);
+    Py_XDECREF(t.slots);
+    Py_XDECREF(t.gradients);
+    Py_XDECREF(t.keys);
+    return done > 0 ? Py_NewRef(Py_None) : NULL;
+}

@@ -1,0 +1,97 @@
+/* buffer_part: what the files of InputBuffer share. */
+#ifndef FAN_PY_BUFFER_PART_H
+#define FAN_PY_BUFFER_PART_H
+
+#include "py/args.h"
+
+#define FAN_HAS_COMBINE 1u /* what the slot takes need not be an array */
+#define FAN_LOW_DTYPE 2u   /* its declared dtype is one that NumPy knows through ml_dtypes alone */
+#define FAN_DECLARED 4u    /* shape or dtype, in a buffer that records itself (A1): conversions are Python's */
+
+typedef struct buffer_object {
+    PyObject_HEAD fan_buffer *core; /* NULL only while it is being made */
+    size_t n;                       /* slots */
+    unsigned char *flags;           /* of each slot; NULL: all 0 */
+    PyObject *names;                /* tuple of str or None; NULL: no slot has a name */
+    PyObject *declared;             /* with create_graph: tuple of (shape or None, dtype's name or None); else NULL */
+    bool create_graph;
+    PyObject *weakrefs;
+} buffer_object;
+
+static inline buffer_object *fan_buffer_self(PyObject *o) { return (buffer_object *)o; }
+
+/* ---- buffer_slots.c ---- */
+
+/* fan_name_at: of a tuple of str or None, or NULL; borrowed, NULL: none. fan_slot_name: of a slot. fan_slot_arg: S1. */
+PyObject *fan_name_at(PyObject *names, size_t slot);
+PyObject *fan_slot_name(const buffer_object *self, size_t slot);
+int fan_slot_arg(const buffer_object *self, PyObject *o, size_t *out);
+
+/* What is gathered of the slots before the core's buffer is made. */
+typedef struct fan_slot_specs {
+    size_t n;
+    fan_slot_spec *specs; /* NULL: nothing declared */
+    PyObject **held;      /* of each spec: its combine, which the spec borrows */
+} fan_slot_specs;
+/* fan_slot_specs_of: of a sequence of arrays and Slots, for a buffer of this name; *names: a tuple, or NULL. */
+int fan_slot_specs_of(PyObject *slots, const char *name, fan_slot_specs *d, PyObject **names);
+/* fan_slot_specs_note: what add must know of each slot. */
+int fan_slot_specs_note(buffer_object *self, const fan_slot_specs *d);
+void fan_slot_specs_fini(fan_slot_specs *d);
+
+/* ---- buffer_life.c ---- */
+
+PyObject *fan_buffer_new_object(PyTypeObject *type, PyObject *args, PyObject *kwargs);
+void fan_buffer_dealloc(PyObject *o);
+int fan_buffer_traverse(PyObject *o, visitproc visit, void *arg);
+int fan_buffer_clear_refs(PyObject *o);
+
+/* ---- buffer_add.c: the general way ---- */
+
+/* fan_add_flags: donate= and copy=: one gives the array away, the other keeps it the caller's. */
+int fan_add_flags(const buffer_object *self, PyObject *donate, PyObject *copy, bool *donated, bool *copied);
+/* fan_slot_stream_arg: the producer's stream, as it was given for a slot; a hold in *out. */
+int fan_slot_stream_arg(const buffer_object *self, size_t slot, PyObject *stream, fan_stream **out);
+/* fan_contribution_of: one gradient as the core takes it, but for its stream. */
+int fan_contribution_of(buffer_object *self, size_t slot, PyObject *gradient, PyObject *key, fan_contribution *c);
+/* fan_add_on: fan_buffer_add, with the current stream of the gradient's library as that of the device, where the caller
+ * made none the current one (S4, S5). */
+int fan_add_on(fan_buffer *core, size_t slot, fan_contribution *c);
+PyObject *fan_buffer_add_any(buffer_object *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
+
+/* ---- buffer_many.c ---- */
+
+/* The arguments of add_many: sequences of one length. */
+typedef struct fan_batch_args {
+    PyObject *slots, *gradients, *keys; /* tuples, held; keys may be NULL */
+    Py_ssize_t n;
+} fan_batch_args;
+PyObject *fan_buffer_add_batch(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
+
+/* ---- buffer_take.c: the general way ---- */
+
+/* fan_take_all: the sums as a list, of `only`, where that is not NULL, of this slot alone. */
+PyObject *fan_take_all(fan_buffer *core, const size_t *only, PyObject *slot_names, fan_stream *stream, PyObject *out,
+                       PyObject *scale, bool writable);
+PyObject *fan_buffer_take_any(buffer_object *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
+/* fan_stats_wrap: a fanin.Stats, or None of a sum that is undefined or no array. */
+PyObject *fan_stats_wrap(fan_buffer *core, size_t slot);
+
+/* ---- buffer_fast.c: the short way (buffer/fast.h) ---- */
+
+/* 1: added; 0: not for this way, and nothing happened; -1 with an exception. fan_buffer_fast_add: slot and gradient are
+ * given by position. */
+int fan_buffer_fast_add(buffer_object *self, PyObject *const *args, PyObject *kwnames);
+int fan_buffer_fast_add_many(buffer_object *self, const fan_batch_args *args, bool donate);
+/* fan_buffer_fast_take: nothing is given by position. NULL, without an exception: not for this way, and nothing
+ * happened. */
+PyObject *fan_buffer_fast_take(buffer_object *self, PyObject *const *args, PyObject *kwnames);
+/* fan_fast_writable_now: `o` is an array that the short way may write. */
+bool fan_fast_writable_now(PyObject *o, fan_fast_kind *kind, char **data);
+
+/* ---- buffer_view.c ---- */
+
+PyObject *fan_buffer_explain(PyObject *o, PyObject *which);
+PyObject *fan_buffer_repr(PyObject *o);
+
+#endif

@@ -1,0 +1,231 @@
+/* buffer_slots: what the slots of a buffer are declared to be, and which of them is meant. */
+#include "py/buffer_part.h"
+
+#include "base/mem.h"
+
+#include <string.h>
+
+/* name_at: of a tuple of str or None, or NULL; borrowed, NULL: none. */
+PyObject *fan_name_at(PyObject *names, size_t slot)
+{
+    PyObject *name = names ? PyTuple_GET_ITEM(names, (Py_ssize_t)slot) : NULL;
+    return name == Py_None ? NULL : name;
+}
+
+PyObject *fan_slot_name(const buffer_object *self, size_t slot) { return fan_name_at(self->names, slot); }
+
+/* slot_arg: S1. */
+int fan_slot_arg(const buffer_object *self, PyObject *o, size_t *out)
+{
+    fan_where w = {.buffer = fan_buffer_name(self->core), .slot = -1, .key = -1};
+    int64_t i = 0;
+    int result;
+    fan_where_push(&w);
+    result = fan_index(o, "slot", PyExc_IndexError, &i);
+    if (result == 0 && (uint64_t)i >= self->n)
+        result = self->n ? fan_refuse(PyExc_IndexError, "expected a slot from 0 to %zu, got %lld (S1)", self->n - 1,
+                                      (long long)i)
+                         : fan_refuse(PyExc_IndexError, "it has no slots, got %lld (S1)", (long long)i);
+    fan_where_pop(&w);
+    *out = (size_t)i;
+    return result;
+}
+
+void fan_slot_specs_fini(fan_slot_specs *d)
+{
+    for (size_t i = 0; d->specs && i < d->n; i++) {
+        fan_free((void *)d->specs[i].shape);
+        fan_device_drop(d->specs[i].device);
+        if (d->held)
+            Py_XDECREF(d->held[i]);
+    }
+    fan_free(d->specs);
+    fan_free(d->held);
+}
+
+static int spec_shape(fan_slot_spec *spec, int ndim, const int64_t *shape)
+{
+    int64_t *copy = fan_alloc(sizeof *copy * (size_t)(ndim ? ndim : 1));
+    if (!copy) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    if (ndim)
+        memcpy(copy, shape, sizeof *copy * (size_t)ndim);
+    spec->has_shape = true;
+    spec->ndim = ndim;
+    spec->shape = copy;
+    return 0;
+}
+
+/* spec_of_example: shape, dtype and device of an array, which is not kept. */
+static int spec_of_example(PyObject *item, fan_slot_spec *spec)
+{
+    fan_value v;
+    const int64_t *shape = NULL;
+    int ndim, result = -1;
+    if (PyLong_Check(item) || PyFloat_CheckExact(item) || PyComplex_CheckExact(item) ||
+        PyArray_IsScalar(item, Integer) || PyArray_IsScalar(item, Bool))
+        return fan_refuse(PyExc_TypeError,
+                          "%R is a number, and no example array: for one slot of a shape give [fanin.Slot(shape=(3, "
+                          "4))], for so many slots a bare count, "
+                          "for a slot of numbers fanin.Slot()",
+                          item);
+    if (fan_import(item, false, false, &v) < 0)
+        return -1;
+    ndim = fan_value_shape(&v, &shape);
+    if (ndim < 0)
+        fan_refuse(PyExc_TypeError,
+                   "expected an example array or a fanin.Slot, got a %.200s; fanin.Slot() declares nothing",
+                   Py_TYPE(item)->tp_name);
+    else
+        result = spec_shape(spec, ndim, shape);
+    spec->dtype = v.dtype;
+    spec->device = v.device ? fan_device_hold(v.device) : NULL;
+    fan_value_drop(&fan_python, &v);
+    return result;
+}
+
+/* spec_of_slot: a fanin.Slot, which has checked itself. Its name goes to *name. */
+static int spec_of_slot(PyObject *item, fan_slot_spec *spec, PyObject **held, PyObject **name)
+{
+    PyObject *shape = PyObject_GetAttrString(item, "shape"), *dtype = PyObject_GetAttrString(item, "dtype");
+    PyObject *device = PyObject_GetAttrString(item, "device"), *accumulate = PyObject_GetAttrString(item, "accumulate");
+    PyObject *combine = PyObject_GetAttrString(item, "combine");
+    int64_t dims[FAN_MAX_NDIM];
+    int result = -1;
+    *name = PyObject_GetAttrString(item, "name");
+    if (!shape || !dtype || !device || !accumulate || !combine || !*name)
+        goto done;
+    if (shape != Py_None) {
+        Py_ssize_t n = PyTuple_Check(shape) ? PyTuple_GET_SIZE(shape) : FAN_MAX_NDIM + 1;
+        if (n > FAN_MAX_NDIM) {
+            fan_refuse(PyExc_ValueError, "expected a shape of at most %d axes, got %R", FAN_MAX_NDIM, shape);
+            goto done;
+        }
+        for (Py_ssize_t i = 0; i < n; i++)
+            if (fan_index(PyTuple_GET_ITEM(shape, i), "shape", PyExc_ValueError, &dims[i]) < 0)
+                goto done;
+        if (spec_shape(spec, (int)n, dims) < 0)
+            goto done;
+    }
+    if (fan_dtype_parse(dtype, &spec->dtype) < 0 || fan_device_arg(device, &spec->device) < 0 ||
+        fan_accumulate_arg(accumulate, &spec->accumulate, &spec->exact) < 0)
+        goto done;
+    if (combine != Py_None) {
+        *held = Py_NewRef(combine);
+        spec->combine = combine;
+    }
+    result = 0;
+done:
+    Py_XDECREF(shape);
+    Py_XDECREF(dtype);
+    Py_XDECREF(device);
+    Py_XDECREF(accumulate);
+    Py_XDECREF(combine);
+    return result;
+}
+
+int fan_slot_specs_of(PyObject *slots, const char *name, fan_slot_specs *d, PyObject **names)
+{
+    fan_state *st = fan_state_get();
+    PyObject *fast, *type = fan_lazy(&st->slot_type, "fanin.slots", "Slot");
+    int bare = type ? fan_is_bare(slots) : -1;
+    bool named = false;
+    int result = -1;
+    if (bare < 0)
+        return -1;
+    if (bare)
+        return fan_refuse(PyExc_TypeError,
+                          "slots: expected a count or a sequence of arrays and Slots, got one %.200s: give [array]",
+                          Py_TYPE(slots)->tp_name);
+    if (PyUnicode_Check(slots) || PyBytes_Check(slots) || PyDict_Check(slots) || PyAnySet_Check(slots) ||
+        !Py_TYPE(slots)->tp_iter || !(fast = PySequence_Tuple(slots)))
+        return PyErr_Occurred() ? -1
+                                : fan_refuse(PyExc_TypeError,
+                                             "slots: expected a count or a sequence of arrays and Slots, got a %.200s",
+                                             Py_TYPE(slots)->tp_name);
+    d->n = (size_t)PyTuple_GET_SIZE(fast);
+    *names = PyTuple_New((Py_ssize_t)d->n);
+    d->specs = fan_calloc(sizeof *d->specs * (d->n ? d->n : 1));
+    d->held = fan_calloc(sizeof *d->held * (d->n ? d->n : 1));
+    if (!*names || !d->specs || !d->held) {
+        if (!PyErr_Occurred())
+            PyErr_NoMemory();
+        goto done;
+    }
+    for (size_t i = 0; i < d->n; i++)
+        d->specs[i].dtype = d->specs[i].accumulate = FAN_DT_NONE;
+    for (size_t i = 0; i < d->n; i++) {
+        PyObject *item = PyTuple_GET_ITEM(fast, (Py_ssize_t)i), *own = NULL, *text = NULL;
+        fan_where w = {.buffer = name, .slot = (Py_ssize_t)i, .key = -1};
+        int isslot = PyObject_IsInstance(item, type), bad;
+        if (isslot < 0)
+            goto done;
+        fan_where_push(&w);
+        bad = isslot ? spec_of_slot(item, &d->specs[i], &d->held[i], &own) : spec_of_example(item, &d->specs[i]);
+        fan_where_pop(&w);
+        text = bad < 0 ? NULL : own && own != Py_None ? PyObject_Str(own) : Py_NewRef(Py_None);
+        Py_XDECREF(own);
+        if (!text)
+            goto done;
+        PyTuple_SET_ITEM(*names, (Py_ssize_t)i, text);
+        if (text != Py_None) {
+            named = true;
+            d->specs[i].name = fan_text_arg(text);
+            if (!d->specs[i].name)
+                goto done;
+        }
+    }
+    result = 0;
+done:
+    if (!named && result == 0)
+        Py_CLEAR(*names);
+    Py_DECREF(fast);
+    return result;
+}
+
+/* note_flags: what add must know of each slot. */
+int fan_slot_specs_note(buffer_object *self, const fan_slot_specs *d)
+{
+    if (!d->specs)
+        return 0;
+    self->flags = fan_calloc(self->n ? self->n : 1);
+    if (!self->flags) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    if (self->create_graph && !(self->declared = PyTuple_New((Py_ssize_t)self->n)))
+        return -1;
+    for (size_t i = 0; i < self->n; i++) {
+        fan_slot_spec *s = &d->specs[i];
+        bool low = s->dtype == FAN_DT_BFLOAT16 || s->dtype == FAN_DT_FLOAT8_E4M3FN || s->dtype == FAN_DT_FLOAT8_E5M2;
+        PyObject *shape, *pair;
+        if (s->combine)
+            self->flags[i] |= FAN_HAS_COMBINE;
+        if (low)
+            self->flags[i] |= FAN_LOW_DTYPE;
+        if (!self->declared)
+            continue;
+        if (s->has_shape || s->dtype != FAN_DT_NONE)
+            self->flags[i] |= FAN_DECLARED;
+        shape = s->has_shape ? PyTuple_New(s->ndim) : Py_NewRef(Py_None);
+        for (int k = 0; shape && s->has_shape && k < s->ndim; k++) {
+            PyObject *extent = PyLong_FromLongLong(s->shape[k]);
+            if (!extent)
+                Py_CLEAR(shape);
+            else
+                PyTuple_SET_ITEM(shape, k, extent);
+        }
+        pair = shape ? Py_BuildValue("(Nz)", shape, s->dtype == FAN_DT_NONE ? NULL : fan_dtype_name(s->dtype)) : NULL;
+        if (!pair)
+            return -1;
+        PyTuple_SET_ITEM(self->declared, (Py_ssize_t)i, pair);
+        /* The core must not convert what records itself. */
+        fan_free((void *)s->shape);
+        s->has_shape = false;
+        s->shape = NULL;
+        s->ndim = 0;
+    }
+    return 0;
+}

@@ -1,0 +1,196 @@
+/* buffer_take: InputBuffer.take, by the general way. */
+#include "py/buffer_part.h"
+
+#include "base/mem.h"
+
+/* import_out: an entry of out=, an array or None; the value is the caller's to drop. */
+static int import_out(PyObject *item, const char *name, PyObject *slot_names, size_t slot, fan_stream *ready,
+                      fan_value *value)
+{
+    fan_where w = {.buffer = name,
+                   .slot_name = fan_name_at(slot_names, slot),
+                   .slot = (Py_ssize_t)slot,
+                   .key = -1,
+                   .stream = ready};
+    int bad = 0;
+    Py_INCREF(item);
+    fan_where_push(&w);
+    if (item != Py_None)
+        bad = fan_import_out(item, value);
+    fan_where_pop(&w);
+    Py_DECREF(item);
+    return bad;
+}
+
+/* parse_out: a list as long as the buffer, of arrays and None. */
+static int parse_out(PyObject *out, const char *name, PyObject *slot_names, size_t n, fan_stream *ready,
+                     fan_value *values)
+{
+    int bare = fan_is_bare(out);
+    if (bare < 0)
+        return -1;
+    if (!PyList_Check(out) && !PyTuple_Check(out))
+        return fan_refuse(PyExc_TypeError, "out: expected a list of %zu arrays or Nones, got a %.200s%s", n,
+                          Py_TYPE(out)->tp_name, bare ? ": give [array]" : "");
+    if ((size_t)PySequence_Fast_GET_SIZE(out) != n)
+        return fan_refuse(PyExc_ValueError, "out: expected %zu entr%s, one for each slot, got %zd", n,
+                          n == 1 ? "y" : "ies", PySequence_Fast_GET_SIZE(out));
+    for (size_t i = 0; i < n; i++) {
+        if ((size_t)PySequence_Fast_GET_SIZE(out) != n)
+            return fan_refuse(PyExc_RuntimeError, "out: the list changed its length meanwhile");
+        if (import_out(PySequence_Fast_GET_ITEM(out, (Py_ssize_t)i), name, slot_names, i, ready, &values[i]) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+static fan_value *new_values(size_t n)
+{
+    fan_value *v = fan_calloc(sizeof *v * (n ? n : 1));
+    for (size_t i = 0; v && i < n; i++)
+        v[i].dtype = FAN_DT_NONE;
+    if (!v)
+        PyErr_NoMemory();
+    return v;
+}
+
+static void free_values(fan_value *v, size_t n)
+{
+    PyObject *live = fan_exception_take();
+    for (size_t i = 0; v && i < n; i++)
+        fan_value_drop(&fan_python, &v[i]);
+    fan_free(v);
+    fan_exception_put(live);
+}
+
+/* What becomes of the sums while the core holds them still: whatever Python says then, none is lost. */
+typedef struct shown {
+    PyObject *list;
+    const fan_value *outs; /* NULL: none */
+} shown;
+
+static fan_status show(void *ctx, size_t slot, const fan_value *sum, fan_error *err)
+{
+    const shown *to = ctx;
+    fan_value copy;
+    if (!sum) { /* libraries that count writes to their arrays are told of ours */
+        const fan_value *out = &to->outs[slot];
+        PyObject *arrays = out->origin >= FAN_FROM_FOREIGN ? fan_arrays() : NULL;
+        PyObject *told = arrays ? PyObject_CallMethod(arrays, "wrote", "O", (PyObject *)out->object) : NULL;
+        Py_XDECREF(told);
+        return told || out->origin < FAN_FROM_FOREIGN ? FAN_OK : fan_from_python(err);
+    }
+    FAN_TRY(fan_value_copy(&fan_python, sum, &copy, err));
+    PyObject *item = fan_export(&copy);
+    if (!item)
+        return fan_from_python(err);
+    PyList_SET_ITEM(to->list, (Py_ssize_t)slot, item);
+    return FAN_OK;
+}
+
+/* take_all: the sums as a list, of `only`, where that is not NULL, of this slot alone. What comes back as it is shown
+ * is made before the slots are emptied; what was written into out= needs nothing that can fail. */
+PyObject *fan_take_all(fan_buffer *core, const size_t *only, PyObject *slot_names, fan_stream *stream, PyObject *out,
+                       PyObject *scale, bool writable)
+{
+    size_t n = only ? 1 : fan_buffer_slots(core);
+    fan_value *outs = NULL, *results = new_values(n);
+    PyObject *list = results ? PyList_New((Py_ssize_t)n) : NULL;
+    shown to = {.list = list};
+    fan_take how = {.one = only != NULL,
+                    .slot = only ? *only : 0,
+                    .stream = stream,
+                    .writable = writable,
+                    .show = show,
+                    .ctx = &to};
+    FAN_RAW fan_error err;
+    fan_status status = FAN_OK;
+    bool done = false;
+    if (!list || fan_scale_arg(scale, &how) < 0)
+        goto done;
+    if (only && (PyList_Check(out) || PyTuple_Check(out))) {
+        fan_refuse(PyExc_TypeError,
+                   "out: expected the array for slot %zu, got a %.200s: with slot= give the array itself", *only,
+                   Py_TYPE(out)->tp_name);
+        goto done;
+    }
+    if (out != Py_None) {
+        to.outs = outs = new_values(n);
+        if (!outs || (only ? import_out(out, fan_buffer_name(core), slot_names, *only, stream, outs)
+                           : parse_out(out, fan_buffer_name(core), slot_names, n, stream, outs)) < 0)
+            goto done;
+        how.out = outs;
+    }
+    fan_error_clear(&err);
+    status = fan_buffer_take(core, &how, results, &err);
+    if (status != FAN_OK) {
+        fan_raise(status, &err);
+        goto done;
+    }
+    for (size_t i = 0; i < n; i++)
+        if (!PyList_GET_ITEM(list, (Py_ssize_t)i)) /* the caller's own array, or None */
+            PyList_SET_ITEM(list, (Py_ssize_t)i, fan_export(&results[i]));
+    done = true;
+done:
+    free_values(outs, n);
+    free_values(results, n);
+    if (!done)
+        Py_CLEAR(list);
+    return list;
+}
+
+static PyObject *only_item(PyObject *list)
+{
+    PyObject *item = list ? Py_NewRef(PyList_GET_ITEM(list, 0)) : NULL;
+    Py_XDECREF(list);
+    return item;
+}
+
+PyObject *fan_buffer_take_any(buffer_object *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    static const char *const names[] = {"stream", "slot", "out", "scale", "writable"};
+    struct {
+        PyObject *stream, *slot, *out, *scale, *writable;
+    } a;
+    fan_where w = {.buffer = fan_buffer_name(self->core), .slot = -1, .key = -1};
+    fan_stream *s = NULL;
+    PyObject *list = NULL;
+    bool writable;
+    size_t slot = 0;
+    if (fan_parse_call("take", names, 5, 1, "stream", args, nargs, kwnames, &a.stream) < 0 ||
+        fan_flag_arg(a.writable, &writable) < 0)
+        return NULL;
+    bool one = a.slot && a.slot != Py_None;
+    if (one && fan_slot_arg(self, a.slot, &slot) < 0)
+        return NULL;
+    fan_where_push(&w);
+    if (fan_stream_arg(a.stream ? a.stream : Py_None, &s) == 0)
+        list = fan_take_all(self->core, one ? &slot : NULL, self->names, s, a.out ? a.out : Py_None,
+                            a.scale ? a.scale : Py_None, writable);
+    fan_where_pop(&w);
+    fan_stream_drop(s);
+    return one ? only_item(list) : list;
+}
+
+/* stats_of: a fanin.Stats, or None of a sum that is undefined or no array. */
+PyObject *fan_stats_wrap(fan_buffer *core, size_t slot)
+{
+    PyObject *type = fan_lazy(&fan_state_get()->stats_type, "fanin.slots", "Stats"), *key;
+    bool some, bad;
+    fan_stats s;
+    int64_t bad_key;
+    FAN_RAW fan_error err;
+    fan_status status;
+    if (!type)
+        return NULL;
+    fan_error_clear(&err);
+    status = fan_buffer_stats(core, slot, &some, &s, &bad, &bad_key, &err);
+    if (status != FAN_OK)
+        return fan_raise(status, &err);
+    if (!some)
+        Py_RETURN_NONE;
+    key = bad && bad_key >= 0 ? PyLong_FromLongLong(bad_key) : Py_NewRef(Py_None);
+    return key ? PyObject_CallFunction(type, "KddKN", (unsigned long long)s.count, s.sumsq, s.absmax,
+                                       (unsigned long long)s.nonfinite, key)
+               : NULL;
+}

@@ -1,0 +1,266 @@
+/* import_fast: what the short way of the buffer (buffer/fast.h) needs to know of a gradient: ndarrays, exact torch
+ * tensors, NumPy's scalars and Python's numbers, looked at without a call and without a lock. */
+#include "py/dlpack.h"
+
+#include <numpy/arrayscalars.h>
+#include <string.h>
+
+static bool kind_of_tensor(const fan_state *st, PyObject *o, fan_fast_kind *kind, char **data)
+{
+    fan_dl_tensor t;
+    int64_t run = 1;
+    if (st->torch_api->look(o, &t) != 0) {
+        PyErr_Clear();
+        return false;
+    }
+    if (t.device.type != FAN_DL_CPU || t.dtype.lanes != 1 || t.dtype.code == FAN_DL_COMPLEX || t.ndim < 0 ||
+        t.ndim > FAN_FAST_NDIM || !t.data)
+        return false;
+    kind->dtype = fan_dl_dtype_of(t.dtype);
+    if (kind->dtype == FAN_DT_NONE)
+        return false;
+    for (int i = t.ndim - 1; i >= 0; i--) {
+        kind->shape[i] = t.shape[i];
+        if (t.shape[i] > 1 && t.strides && t.strides[i] != run)
+            return false;
+        run *= t.shape[i];
+    }
+    kind->origin = st->torch_origin;
+    kind->ndim = (int8_t)t.ndim;
+    kind->check_at_use = true;
+    kind->scalar = kind->weak = kind->inside = false;
+    *data = (char *)t.data + t.byte_offset;
+    return run > 0;
+}
+
+static bool set_number(fan_fast_kind *kind, fan_dtype dtype, fan_origin origin, bool inside)
+{
+    kind->dtype = dtype;
+    kind->origin = (uint8_t)origin;
+    kind->ndim = 0;
+    kind->check_at_use = false;
+    kind->scalar = true;
+    kind->weak = origin == FAN_FROM_PYTHON_SCALAR;
+    kind->inside = inside;
+    return true;
+}
+
+/* kind_of_number: a Python number whose type is exactly that. */
+static bool kind_of_number(PyObject *o, fan_fast_kind *kind, char **data)
+{
+    int overflow = 0;
+    int64_t n = 0;
+    if (PyFloat_CheckExact(o)) {
+        *data = (char *)&((PyFloatObject *)o)->ob_fval;
+        return set_number(kind, FAN_DT_FLOAT64, FAN_FROM_PYTHON_SCALAR, false);
+    }
+    if (PyComplex_CheckExact(o)) {
+        *data = (char *)&((PyComplexObject *)o)->cval;
+        return set_number(kind, FAN_DT_COMPLEX128, FAN_FROM_PYTHON_SCALAR, false);
+    }
+    _Static_assert(sizeof *data == sizeof n, "a value takes the place of an address");
+    if (PyBool_Check(o)) {
+        *data = NULL;
+        *(char *)data = o == Py_True;
+        return set_number(kind, FAN_DT_BOOL, FAN_FROM_PYTHON_SCALAR, true);
+    }
+    if (!PyLong_CheckExact(o))
+        return false;
+    n = PyLong_AsLongLongAndOverflow(o, &overflow);
+    memcpy(data, &n, sizeof n);
+    return !overflow && set_number(kind, FAN_DT_INT64, FAN_FROM_PYTHON_SCALAR, true);
+}
+
+/* kind_of_numpy_scalar: one of NumPy's own scalars. */
+static bool kind_of_numpy_scalar(PyObject *o, fan_fast_kind *kind, char **data)
+{
+    const PyTypeObject *t = Py_TYPE(o);
+#define NUMBER(Name, DTYPE)                                           \
+    if (t == &Py##Name##ArrType_Type) {                               \
+        *data = (char *)&PyArrayScalar_VAL(o, Name);                  \
+        return set_number(kind, DTYPE, FAN_FROM_NUMPY_SCALAR, false); \
+    }
+#define BY_SIZE(type, SIGN)                  \
+    (sizeof(type) == 1   ? FAN_DT_##SIGN##8  \
+     : sizeof(type) == 2 ? FAN_DT_##SIGN##16 \
+     : sizeof(type) == 4 ? FAN_DT_##SIGN##32 \
+                         : FAN_DT_##SIGN##64)
+#define INTEGER(Name, type)          \
+    NUMBER(Name, BY_SIZE(type, INT)) \
+    NUMBER(U##Name, BY_SIZE(type, UINT))
+    NUMBER(Double, FAN_DT_FLOAT64)
+    NUMBER(Float, FAN_DT_FLOAT32)
+    NUMBER(CDouble, FAN_DT_COMPLEX128)
+    NUMBER(CFloat, FAN_DT_COMPLEX64)
+    NUMBER(Half, FAN_DT_FLOAT16)
+    NUMBER(Bool, FAN_DT_BOOL)
+    INTEGER(Byte, npy_byte)
+    INTEGER(Short, npy_short)
+    INTEGER(Int, npy_int)
+    INTEGER(Long, npy_long)
+    INTEGER(LongLong, npy_longlong)
+#undef NUMBER
+#undef BY_SIZE
+#undef INTEGER
+    return false;
+}
+
+PyObject *fan_fast_number(const fan_fast_kind *kind, const char *value)
+{
+    union {
+        double f;
+        long long n;
+        Py_complex c;
+    } x;
+    memcpy(&x, value, fan_dtype_size(kind->dtype));
+    if (!kind->weak) {
+        PyArray_Descr *d = fan_descr_of_dtype(kind->dtype);
+        PyObject *scalar = d ? PyArray_Scalar(&x, d, NULL) : NULL;
+        Py_XDECREF(d);
+        return scalar;
+    }
+    switch (kind->dtype) {
+    case FAN_DT_FLOAT64:
+        return PyFloat_FromDouble(x.f);
+    case FAN_DT_INT64:
+        return PyLong_FromLongLong(x.n);
+    case FAN_DT_COMPLEX128:
+        return PyComplex_FromCComplex(x.c);
+    default:
+        return PyBool_FromLong(*value);
+    }
+}
+
+bool fan_fast_import(PyObject *o, fan_fast_kind *kind, char **data)
+{
+#ifdef Py_GIL_DISABLED
+    return false; /* its counters need one thread at a time */
+#endif
+    if (!PyArray_CheckExact(o)) {
+        const fan_state *st = fan_state_get();
+        if (st->torch_api && Py_TYPE(o) == st->torch_type)
+            return kind_of_tensor(st, o, kind, data);
+        return kind_of_number(o, kind, data) || (PyArray_IsScalar(o, Generic) && kind_of_numpy_scalar(o, kind, data));
+    }
+    PyArrayObject *a = (PyArrayObject *)o;
+    int ndim = PyArray_NDIM(a);
+    if (ndim > FAN_FAST_NDIM || !PyArray_CHKFLAGS(a, NPY_ARRAY_C_CONTIGUOUS))
+        return false;
+    kind->dtype = fan_dtype_of_descr(PyArray_DESCR(a));
+    if (kind->dtype == FAN_DT_NONE)
+        return false;
+    kind->origin = FAN_FROM_NDARRAY;
+    kind->check_at_use = kind->scalar = kind->weak = kind->inside = false;
+    kind->ndim = (int8_t)ndim;
+    for (int i = 0; i < ndim; i++)
+        kind->shape[i] = PyArray_DIM(a, i);
+    *data = PyArray_BYTES(a);
+    return true;
+}
+
+bool fan_fast_has_own_value(PyObject *o)
+{
+    const fan_state *st = fan_state_get();
+    PyObject *neg = PyObject_Vectorcall(st->torch_is_neg, &o, 1, NULL), *grad = NULL;
+    bool sound = false;
+    if (neg == Py_False) {
+        descrgetfunc get = Py_TYPE(st->torch_requires_grad)->tp_descr_get;
+        grad = get ? get(st->torch_requires_grad, o, (PyObject *)Py_TYPE(o)) : NULL;
+        sound = grad == Py_False;
+    }
+    Py_XDECREF(neg);
+    Py_XDECREF(grad);
+    PyErr_Clear();
+    return sound;
+}
+
+/* fan_owner_has: whether the bytes [lo, hi) lie in the memory that the owner of a view has now:
+ * `ndarray.resize(refcheck=False)` may have moved or cut it. True where the owner is none that can be asked. */
+bool fan_owner_has(PyObject *view, const char *lo, const char *hi)
+{
+    PyObject *owner = view;
+    for (PyObject *next = owner; next; next = PyArray_Check(owner)        ? PyArray_BASE((PyArrayObject *)owner)
+                                              : PyMemoryView_Check(owner) ? PyMemoryView_GET_BASE(owner)
+                                                                          : NULL)
+        owner = next;
+    if (!PyArray_Check(owner) || !PyArray_CHKFLAGS((PyArrayObject *)owner, NPY_ARRAY_OWNDATA) || lo == hi)
+        return true;
+    const char *at = PyArray_BYTES((PyArrayObject *)owner);
+    return at <= lo && hi <= at + PyArray_NBYTES((PyArrayObject *)owner);
+}
+
+bool fan_fast_is_unchanged(PyObject *o, const fan_fast_kind *kind, const char *data)
+{
+    FAN_RAW fan_fast_kind now;
+    char *at;
+    if (kind->scalar)
+        return true; /* what cannot be changed */
+    if (!fan_fast_import(o, &now, &at) || at != data || !fan_fast_same(&now, kind))
+        return false;
+    return kind->check_at_use || !PyArray_BASE((PyArrayObject *)o) ||
+           fan_owner_has(o, data, data + PyArray_NBYTES((PyArrayObject *)o));
+}
+
+bool fan_fast_writable(PyObject *o, const fan_fast_kind *kind)
+{
+    return kind->check_at_use || PyArray_ISWRITEABLE((PyArrayObject *)o);
+}
+
+static void tensor_failed(void *Py_UNUSED(ctx), const char *Py_UNUSED(kind), const char *Py_UNUSED(text))
+{
+    /* the general way tells, if it fails as well */
+}
+
+/* fresh_tensor: what torch makes is looked at: a mode or a transform may have made something else. */
+static PyObject *fresh_tensor(PyObject *first, const fan_fast_kind *kind)
+{
+    const fan_dl_api *api = fan_state_get()->torch_api;
+    fan_fast_kind is;
+    fan_dl_tensor like;
+    fan_dl_versioned *tensor = NULL;
+    void *object = NULL;
+    char *data;
+    if (api->look(first, &like) == 0 && api->allocate(&like, &tensor, NULL, tensor_failed) == 0 && tensor &&
+        api->give(tensor, &object) != 0)
+        object = NULL;
+    PyErr_Clear();
+    if (object && fan_fast_import(object, &is, &data) && fan_fast_same(&is, kind))
+        return object;
+    Py_XDECREF((PyObject *)object);
+    return NULL;
+}
+
+PyObject *fan_fast_fresh(PyObject *first, const fan_fast_kind *kind)
+{
+    if (kind->check_at_use)
+        return fresh_tensor(first, kind);
+    PyArray_Descr *d = PyArray_DESCR((PyArrayObject *)first);
+    npy_intp dims[FAN_FAST_NDIM];
+    for (int i = 0; i < kind->ndim; i++)
+        dims[i] = (npy_intp)kind->shape[i];
+    Py_INCREF(d);
+    return PyArray_NewFromDescr(&PyArray_Type, d, kind->ndim, dims, NULL, NULL, 0, NULL);
+}
+
+char *fan_fast_first_element(PyObject *o, const fan_fast_kind *kind)
+{
+    fan_dl_tensor t;
+    if (!kind->check_at_use)
+        return PyArray_BYTES((PyArrayObject *)o);
+    (void)fan_state_get()->torch_api->look(o, &t); /* it has been looked at: this is one that torch made for us */
+    return (char *)t.data + t.byte_offset;
+}
+
+PyObject *fan_fast_copy(PyObject *o, const fan_fast_kind *kind, char **data)
+{
+    char *from = *data;
+    PyObject *copy = !kind->check_at_use || fan_fast_has_own_value(o) ? fan_fast_fresh(o, kind) : NULL;
+    PyErr_Clear();
+    if (copy && !fan_fast_is_unchanged(o, kind, from)) /* who was called meanwhile may have done anything */
+        Py_CLEAR(copy);
+    if (!copy)
+        return NULL;
+    *data = fan_fast_first_element(copy, kind);
+    memcpy(*data, from, (size_t)fan_fast_bytes(kind));
+    return copy;
+}
