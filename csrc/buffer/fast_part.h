@@ -11,7 +11,6 @@
 
 /* FAN_FAST_COUNT: adds to a counter of the buffer and of the process; inside the interpreter. */
 #define FAN_FAST_COUNT(b, name, k) ((b)->quick.name += (k), fan_fast_total.name += (k))
-void fan_fast_peak(fan_buffer *b, uint64_t now);
 
 /* fan_fast_claim, fan_fast_let_go: the slot is this thread's; nobody else adds or takes. let_go of [first, end) tells
  * those who wait. */

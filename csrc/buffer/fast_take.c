@@ -136,28 +136,6 @@ static bool all_readable(const taking *t)
 
 /* ---- 3. where does each sum go? ---- */
 
-bool fan_fast_reusable(const fan_buffer *b, size_t slot, size_t n, fan_dtype acc)
-{
-    const fan_fast_list *p = list_at(b, slot);
-    const fan_fast_term *first = &p->terms[0];
-    const fan_fast_frontend *fast = b->frontend->fast;
-    bool ours = p->summed || first->ours, apart = true;
-    if (p->kind.scalar || acc != p->kind.dtype)
-        return false;
-    for (size_t k = 1; k < n && apart; k++)
-        apart = p->terms[k].data + p->bytes <= first->data || first->data + p->bytes <= p->terms[k].data;
-    if (!apart)
-        return false;
-    return fan_reusable(&(fan_reuse){.dense = true,
-                                     .writable = !first->donated || ours || fast->writable(first->object, &p->kind),
-                                     .exact = true,
-                                     .apart = true,
-                                     .ours = ours,
-                                     .donated = first->donated,
-                                     .unshared = !ours && !first->donated && fast->unshared(first->object),
-                                     .host = true}) == FAN_REUSE_YES;
-}
-
 /* keeps_keys: where other slots are taken with it, no key may be missing before the first term becomes the sum. */
 static bool keeps_keys(const taking *t, const fan_fast_list *p)
 {
@@ -216,9 +194,9 @@ static bool place_out(taking *t, size_t slot)
     return true;
 }
 
-/* tell_writes: libraries that count writes to their arrays are told of ours, before they happen. As they are called,
- * everything is looked at once more then. */
-static bool tell_writes(const taking *t)
+/* announce_writes: libraries that count writes to their arrays are told of ours, before they happen. As they are
+ * called, everything is looked at once more then. */
+static bool announce_writes(const taking *t)
 {
     const fan_frontend *f = t->b->frontend;
     for (size_t i = 0; i < t->nwritten; i++) {
@@ -247,7 +225,7 @@ static bool place_all(taking *t)
         if (!*result && defined(list_at(t->b, i)) && !(*result = result_of(t, i)))
             return false;
     }
-    return !t->tell || tell_writes(t);
+    return !t->tell || announce_writes(t);
 }
 
 /* room_for: scratch for the slot with the most terms that needs it. False: no memory. */

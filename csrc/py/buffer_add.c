@@ -44,7 +44,7 @@ static int showable(const fan_value *v)
 }
 
 /* stream_of: the producer's stream, as it was given for a slot. */
-int fan_slot_stream_arg(const buffer_object *self, size_t slot, PyObject *stream, fan_stream **out)
+static int stream_arg_for(const buffer_object *self, size_t slot, PyObject *stream, fan_stream **out)
 {
     fan_where w = {.buffer = fan_buffer_name(self->core),
                    .slot = (Py_ssize_t)slot,
@@ -122,7 +122,7 @@ PyObject *fan_buffer_add_any(buffer_object *self, PyObject *const *args, Py_ssiz
         return PyErr_Format(PyExc_TypeError, "add() needs '%s'", a.slot ? "gradient" : "slot");
     if (fan_slot_arg(self, a.slot, &slot) < 0 || fan_add_flags(self, a.donate, a.copy, &c.donate, &c.copy) < 0)
         return NULL;
-    if (fan_slot_stream_arg(self, slot, a.stream, &c.stream) < 0)
+    if (stream_arg_for(self, slot, a.stream, &c.stream) < 0)
         return NULL;
     c.alone = fan_alone(a.gradient, 1);
     bad = fan_contribution_of(self, slot, a.gradient, a.key, &c) < 0 || fan_add_on(self->core, slot, &c) < 0;

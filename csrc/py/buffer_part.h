@@ -50,8 +50,6 @@ int fan_buffer_clear_refs(PyObject *o);
 
 /* fan_add_flags: donate= and copy=: one gives the array away, the other keeps it the caller's. */
 int fan_add_flags(const buffer_object *self, PyObject *donate, PyObject *copy, bool *donated, bool *copied);
-/* fan_slot_stream_arg: the producer's stream, as it was given for a slot; a hold in *out. */
-int fan_slot_stream_arg(const buffer_object *self, size_t slot, PyObject *stream, fan_stream **out);
 /* fan_contribution_of: one gradient as the core takes it, but for its stream. */
 int fan_contribution_of(buffer_object *self, size_t slot, PyObject *gradient, PyObject *key, fan_contribution *c);
 /* fan_add_on: fan_buffer_add, with the current stream of the gradient's library as that of the device, where the caller

@@ -230,9 +230,6 @@ PyObject *fan_export_array(fan_array *a);
  * where the collector cannot ask it: an ndarray is not its business, so the base of one that nobody else has is ours.
  */
 int fan_visit_behind(PyObject *o, const fan_value *v, visitproc visit, void *arg);
-/* fan_unshared: an ndarray that owns its memory and has just these references: no view, no buffer of another and no
- * weak reference leads to it, and nobody can make one. */
-bool fan_unshared(PyObject *o, Py_ssize_t refs);
 /* fan_alone: with just these references, as far as can be seen: whose memory goes when they go. A view of an ndarray
  * that nobody else has counts, too. */
 bool fan_alone(PyObject *o, Py_ssize_t refs);

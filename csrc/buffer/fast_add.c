@@ -1,47 +1,18 @@
+/* fast_add: one gradient, or a batch, by the short way. */
 #include "buffer/fast_part.h"
 
 #include "array/sum.h"
 #include "base/mem.h"
-#include "base/trace.h"
 
 #include <assert.h>
 #include <string.h>
 
-void fan_fast_peak(fan_buffer *b, uint64_t now)
+static void count_peak(fan_buffer *b, uint64_t now)
 {
     if (now > b->quick.peak_parked_bytes)
         b->quick.peak_parked_bytes = now;
     if (now > fan_fast_total.peak_parked_bytes)
         fan_fast_total.peak_parked_bytes = now;
-}
-
-bool fan_fast_allowed(void)
-{
-    return !fan_get_debug() && (atomic_load_explicit(&fan_traces, memory_order_relaxed) == 0 || !fan_trace_on());
-}
-
-bool fan_fast_stats_on_device(const fan_buffer *b, size_t slot)
-{
-    return b->known && (b->known[slot].words || b->known[slot].on);
-}
-
-void fan_fast_claim(fan_slot *s)
-{
-    s->busy = s->taking = true;
-    fan_slot_set_owner(s, fan_thread_id());
-}
-
-void fan_fast_let_go(fan_buffer *b, fan_span span)
-{
-    for (size_t i = span.first; i < span.end; i++) {
-        b->slots[i].busy = b->slots[i].taking = false;
-        fan_slot_set_owner(&b->slots[i], 0);
-    }
-    for (size_t i = 0; i < b->nlocks && atomic_load(&b->waiting); i++) {
-        fan_slot_lock(b, i);
-        fan_cond_broadcast(&b->changed[i]);
-        fan_slot_unlock(b, i);
-    }
 }
 
 /* ---- parked ---- */
@@ -106,7 +77,7 @@ static bool count_parked(fan_buffer *b, size_t slot, const fan_fast_kind *kind, 
     if (fan_watched())
         fan_buffer_weigh(b, p->bytes);
     uint64_t now = atomic_fetch_add_explicit(&b->parked, p->bytes, memory_order_relaxed) + p->bytes;
-    fan_fast_peak(b, now);
+    count_peak(b, now);
     return now > b->least && fan_fast_list_begins(p);
 }
 
@@ -187,7 +158,7 @@ static void add_inplace(fan_buffer *b, const inplace_add *one)
     FAN_FAST_COUNT(b, in_place, 1);
     FAN_FAST_COUNT(b, bytes_read, 2 * bytes);
     FAN_FAST_COUNT(b, bytes_written, bytes);
-    fan_fast_peak(b, now);
+    count_peak(b, now);
 }
 
 /* ---- add ---- */
