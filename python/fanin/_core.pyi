@@ -1,10 +1,12 @@
 """The C core (csrc/py). Public names are documented where the package shows them; the rest is for our own modules."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final, Literal, Self, TypedDict, final, overload
+from types import EllipsisType, TracebackType
+from typing import Any, Final, Literal, NoReturn, Self, SupportsIndex, TypedDict, final, overload
 
 import numpy as np
 
+from ._interop.protocols import DTypeLike, NDArray, StreamLike
 from .options import Counters, ProcessCounters
 from .slots import Stats
 
@@ -15,7 +17,7 @@ class Target:
     """What InputBuffer.target gives: a context that lends an array to add into."""
     def __enter__(self) -> Any: ...
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any, /
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
     ) -> Literal[False]: ...
 
 @final
@@ -40,15 +42,15 @@ class InputBuffer:
     """
     def __new__(
         cls,
-        slots: int | Iterable[Any],
+        slots: int | Iterable[object],
         *,
         budget: float | Literal["auto"] | None = None,
-        accumulate: Any = None,
+        accumulate: DTypeLike | None = None,
         stats: bool = False,
-        stream: Any = None,
+        stream: StreamLike | None = None,
         leaf: bool = False,
         create_graph: bool = False,
-        name: Any = None,
+        name: object = None,
     ) -> InputBuffer: ...
     @property
     def name(self) -> str:
@@ -62,10 +64,10 @@ class InputBuffer:
     def add(
         self,
         slot: int,
-        gradient: Any,
+        gradient: object,
         *,
         key: int | None = None,
-        stream: Any = None,
+        stream: StreamLike | None = None,
         donate: bool = False,
         copy: bool = False,
     ) -> None:
@@ -93,10 +95,10 @@ class InputBuffer:
     def add_many(
         self,
         slots: Sequence[int],
-        gradients: Sequence[Any],
+        gradients: Sequence[object],
         *,
         keys: Sequence[int | None] | None = None,
-        stream: Any = None,
+        stream: StreamLike | None = None,
         donate: bool = False,
         copy: bool = False,
     ) -> None:
@@ -112,7 +114,7 @@ class InputBuffer:
         >>> buf.take()
         [array([2., 2.]), array([1., 1., 1.])]
         """
-    def target(self, slot: int, *, key: int | None = None, stream: Any = None) -> Target:
+    def target(self, slot: int, *, key: int | None = None, stream: StreamLike | None = None) -> Target:
         """A context that lends an array, in the accumulation dtype, for a producer that adds into the slot by itself.
 
         It is the running sum where that is safe: where it is the buffer's own, `key` comes next, and the producer's
@@ -145,10 +147,10 @@ class InputBuffer:
     @overload
     def take(
         self,
-        stream: Any = None,
+        stream: StreamLike | None = None,
         *,
         slot: None = None,
-        out: Sequence[Any] | None = None,
+        out: Sequence[object] | None = None,
         scale: complex | None = None,
         writable: bool = False,
     ) -> list[Any]:
@@ -175,10 +177,10 @@ class InputBuffer:
     @overload
     def take(
         self,
-        stream: Any = None,
+        stream: StreamLike | None = None,
         *,
         slot: int,
-        out: Any = None,
+        out: object = None,
         scale: complex | None = None,
         writable: bool = False,
     ) -> Any: ...
@@ -212,14 +214,14 @@ class InputBuffer:
     def __getitem__(self, slot: int, /) -> Any: ...
     def __iter__(self) -> Iterator[Any]: ...
     def __len__(self) -> int: ...
-    def __reduce_ex__(self, protocol: Any, /) -> Any: ...
+    def __reduce_ex__(self, protocol: SupportsIndex, /) -> NoReturn: ...
 
 def add_n(
-    arrays: Iterable[Any],
+    arrays: Iterable[object],
     *,
-    out: Any = None,
+    out: object = None,
     keys: Iterable[int] | None = None,
-    accumulate: Any = None,
+    accumulate: DTypeLike | None = None,
     scale: complex | None = None,
     stats: bool = False,
 ) -> Any:
@@ -253,7 +255,7 @@ class Stream:
     @property
     def handle(self) -> int:
         """Its number on the device; 1 is the legacy default stream."""
-    def wait(self, other: Any, /) -> None:
+    def wait(self, other: StreamLike | Event, /) -> None:
         """Hold back what is queued here from now on until `other` has passed.
 
         `other` is an Event (its last record counts, now) or a Stream (all that it has queued). The host does not wait.
@@ -265,12 +267,12 @@ class Stream:
     def __cuda_stream__(self) -> tuple[int, int]: ...
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
-    def __lt__(self, other: Any, /) -> bool: ...
-    def __le__(self, other: Any, /) -> bool: ...
-    def __gt__(self, other: Any, /) -> bool: ...
-    def __ge__(self, other: Any, /) -> bool: ...
+    def __lt__(self, other: object, /) -> NoReturn: ...
+    def __le__(self, other: object, /) -> NoReturn: ...
+    def __gt__(self, other: object, /) -> NoReturn: ...
+    def __ge__(self, other: object, /) -> NoReturn: ...
     def __hash__(self) -> int: ...
-    def __reduce__(self) -> Any: ...
+    def __reduce__(self) -> NoReturn: ...
 
 @final
 class Event:
@@ -298,10 +300,12 @@ class Event:
         """
     def synchronize(self) -> None:
         """Block until all work before the point has run."""
-    def __reduce__(self) -> Any: ...
+    def __reduce__(self) -> NoReturn: ...
 
 @final
 class Graph: ...
+
+_Index = SupportsIndex | slice | EllipsisType | None
 
 @final
 class Array:
@@ -316,7 +320,7 @@ class Array:
     def strides(self) -> tuple[int, ...]:
         """Bytes from one element to the next, axis by axis."""
     @property
-    def dtype(self) -> np.dtype[Any]:
+    def dtype(self) -> np.dtype[np.generic]:
         """Its NumPy dtype."""
     @property
     def device(self) -> str:
@@ -342,46 +346,60 @@ class Array:
     @property
     def users(self) -> tuple[Stream, ...]:
         """The streams that its memory is marked as used on, its owner first."""
-    def numpy(self) -> np.ndarray[Any, np.dtype[Any]]:
+    def numpy(self) -> NDArray:
         """The values as a new ndarray, after waiting for the device's current stream, and for that alone."""
-    def transpose(self, *axes: Any) -> Array:
+    def transpose(self, *axes: SupportsIndex | Iterable[SupportsIndex]) -> Array:
         """A view with the axes in another order; reversed without `axes`."""
-    def reshape(self, *shape: Any) -> Array:
+    def reshape(self, *shape: SupportsIndex | Iterable[SupportsIndex]) -> Array:
         """A view of another shape; ValueError where that needs a copy."""
-    def broadcast_to(self, *shape: Any) -> Array:
+    def broadcast_to(self, *shape: SupportsIndex | Iterable[SupportsIndex]) -> Array:
         """A view that repeats itself, not to be written."""
     def used_on(self, stream: Stream, /) -> None:
         """Keep the memory, once nobody holds it, until what `stream` has queued by its last such use has run."""
-    def __getitem__(self, index: Any, /) -> Array: ...
+    def __getitem__(self, index: _Index | tuple[_Index, ...], /) -> Array: ...
     def __iter__(self) -> Iterator[Array]: ...
     def __len__(self) -> int: ...
     def __dlpack__(
-        self, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: Any = None
-    ) -> Any: ...
+        self,
+        *,
+        stream: object = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> object: ...
     def __dlpack_device__(self) -> tuple[int, int]: ...
     @property
-    def __cuda_array_interface__(self) -> dict[str, Any]: ...
-    def __array__(self, *args: Any, **kwargs: Any) -> Any: ...
-    def __array_ufunc__(self, *args: Any, **kwargs: Any) -> Any: ...
-    def __array_function__(self, *args: Any, **kwargs: Any) -> Any: ...
-    def __reduce__(self) -> Any: ...
+    def __cuda_array_interface__(self) -> dict[str, object]: ...
+    def __array__(self, *args: object, **kwargs: object) -> NoReturn: ...
+    def __array_ufunc__(self, *args: object, **kwargs: object) -> NoReturn: ...
+    def __array_function__(self, *args: object, **kwargs: object) -> NoReturn: ...
+    def __reduce__(self) -> NoReturn: ...
 
 def current_stream(device: str | None, /) -> Stream | None: ...
 def stream_pushed(device: str, /) -> Stream | None: ...
 def stream_push(stream: Stream, /) -> None: ...
 def stream_pop(stream: Stream, /) -> None: ...
-def pass_end(caller: Stream, streams: Sequence[Stream], values: Sequence[Any], /) -> None: ...
+def pass_end(caller: Stream, streams: Sequence[Stream], values: Sequence[object], /) -> None: ...
 def sim_devices() -> int: ...
 def build_info() -> dict[str, str]: ...
 def cuda_active(index: int, /) -> bool: ...
 def cuda_here() -> int: ...
 def cuda_holding(address: int, /) -> int: ...
 def cuda_use(path: str | None, /) -> None: ...
-def cuda_info() -> dict[str, Any]: ...
+
+class _CudaInfo(TypedDict, total=False):
+    why: str
+    code: int
+    path: str
+    version: int
+    devices: tuple[str, ...]
+    missing: dict[str, str]
+
+def cuda_info() -> _CudaInfo: ...
 def cuda_leave_out(*words: str) -> None: ...
 def kernels_hash() -> str: ...
 def kernels_made() -> str: ...
-def device_array(device: str, array: np.ndarray[Any, Any], empty: bool, /) -> Array: ...
+def device_array(device: str, array: NDArray, empty: bool, /) -> Array: ...
 
 # ---------------------------------------------------------------- the simulated machine
 
@@ -430,8 +448,8 @@ class Machine:
     def _unsound(self) -> int: ...
     def _stream(self, device: int, blocking: bool, /) -> Stream: ...
     def _event(self, device: int, /) -> Event: ...
-    def _array(self, ndarray: Any, device: int, /) -> Array: ...
-    def _empty(self, shape: int | Sequence[int], dtype: Any, device: int, /) -> Array: ...
+    def _array(self, ndarray: NDArray, device: int, /) -> Array: ...
+    def _empty(self, shape: int | Sequence[int], dtype: DTypeLike, device: int, /) -> Array: ...
     def _launch(
         self,
         stream: Stream,
@@ -563,14 +581,14 @@ FROM_NDARRAY: Final[int]
 FROM_SPARSE: Final[int]
 FROM_FOREIGN: Final[int]
 
-def table_known(table: Any, origin: int, /) -> bool: ...
-def table_take(table: Any, x: Any, /) -> Any: ...
-def table_give(table: Any, capsule: Any, /) -> Any: ...
-def table_stream(table: Any, device: int, /) -> int: ...
-def hold_for(owner: Any, streams: list[Stream], /) -> Any: ...
-def quick_tensors(type: type, table: Any, is_neg: Any, requires_grad: Any, origin: int, /) -> bool: ...
-def dtype_name(dtype: Any, /) -> str | None: ...
-def can_cast(from_dtype: Any, to_dtype: Any, /) -> bool: ...
+def table_known(table: object, origin: int, /) -> bool: ...
+def table_take(table: object, x: object, /) -> object: ...
+def table_give(table: object, capsule: object, /) -> object: ...
+def table_stream(table: object, device: int, /) -> int: ...
+def hold_for(owner: object, streams: list[Stream], /) -> object: ...
+def quick_tensors(type: type, table: object, is_neg: object, requires_grad: object, origin: int, /) -> bool: ...
+def dtype_name(dtype: object, /) -> str | None: ...
+def can_cast(from_dtype: object, to_dtype: object, /) -> bool: ...
 
 @final
 class _Exporter:
@@ -581,9 +599,9 @@ class _Exporter:
         max_version: tuple[int, int] | None = None,
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
-    ) -> Any: ...
+    ) -> object: ...
     def __dlpack_device__(self) -> tuple[Literal[1], Literal[0]]: ...
-    def numpy(self) -> np.ndarray[Any, np.dtype[Any]]:
+    def numpy(self) -> NDArray:
         """An ndarray over the same memory."""
 
 # ---------------------------------------------------------------- who shares memory
@@ -654,8 +672,8 @@ class Overlaps:
         """The Verdict on arrays i and j, with its witness."""
     def __len__(self) -> int: ...
 
-def address(a: np.ndarray[Any, Any], /) -> int: ...
-def overlap(a: Any, b: Any, /, *, budget: float | None = None) -> Verdict:
+def address(a: NDArray, /) -> int: ...
+def overlap(a: object, b: object, /, *, budget: float | None = None) -> Verdict:
     """Whether arrays a and b share a byte of memory: exactly, for any shapes, strides and dtypes.
 
     Only addresses, shapes and strides are looked at: views of one array, of different dtypes, of a file that is
@@ -675,7 +693,7 @@ def overlap(a: Any, b: Any, /, *, budget: float | None = None) -> Verdict:
     False
     """
 
-def overlaps(arrays: Iterable[Any], /, *, budget: float | None = None) -> Overlaps:
+def overlaps(arrays: Iterable[object], /, *, budget: float | None = None) -> Overlaps:
     """Which of several arrays share memory: the pairs, the components that they form, the indices of all that take
     part.
 
@@ -691,7 +709,7 @@ def overlaps(arrays: Iterable[Any], /, *, budget: float | None = None) -> Overla
     ()
     """
 
-def overlaps_itself(a: Any, /, *, budget: float | None = None) -> Verdict:
+def overlaps_itself(a: object, /, *, budget: float | None = None) -> Verdict:
     """Whether two different elements of array a share a byte of memory, so that writing one changes the other.
 
     Exact as `overlap` is; the witness is the two indices. Raises as `overlap` does. Source: docs/analysis.md.
@@ -705,7 +723,7 @@ def overlaps_itself(a: Any, /, *, budget: float | None = None) -> Verdict:
 
 @final
 class Layout:
-    def __new__(cls, arrays: Iterable[Any], /, *, budget: float | None = None) -> Layout: ...
+    def __new__(cls, arrays: Iterable[object], /, *, budget: float | None = None) -> Layout: ...
     @property
     def components(self) -> tuple[int, ...]:
         """For each array the number of its component, by first members; an array that shares with nobody has one of
@@ -715,7 +733,7 @@ class Layout:
     def offsets(self) -> tuple[int, ...]:
         """For each array the bytes from the first byte of its component to its element [0, 0, ..]."""
     def check(
-        self, arrays: Iterable[Any], /
+        self, arrays: Iterable[object], /
     ) -> (
         tuple[
             int,
@@ -733,10 +751,10 @@ class Layout:
         """
     def __len__(self) -> int: ...
 
-def restride(a: Any, strides: tuple[int, ...], /) -> None: ...
+def restride(a: object, strides: tuple[int, ...], /) -> None: ...
 
 class Snapshot:
-    def __new__(cls, arrays: Iterable[Any], /) -> Snapshot: ...
+    def __new__(cls, arrays: Iterable[object], /) -> Snapshot: ...
     @property
     def nbytes(self) -> int:
         """How many bytes are kept: those that the arrays show, of each about once."""

@@ -6,7 +6,7 @@ import errno
 import os
 import tempfile
 from collections.abc import Callable
-from typing import Any
+from typing import IO
 
 
 def path_text(path: str | os.PathLike[str], what: str) -> str:
@@ -19,7 +19,7 @@ def path_text(path: str | os.PathLike[str], what: str) -> str:
     return text
 
 
-def write_whole(path: str, fill: Callable[[Any], object]) -> None:
+def write_whole(path: str, fill: Callable[[IO[bytes]], object]) -> None:
     """A file that appears whole or not at all. Its OSErrors name the path, whatever was written on the way."""
     name = None
     try:

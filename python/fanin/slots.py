@@ -6,11 +6,12 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex, cast
 
 import numpy as np
 
 from . import _core
+from ._interop.protocols import DTypeLike
 from ._words import counted
 
 __all__ = ["Slot", "Sparse", "Stats", "Zero", "clip_norm", "global_norm"]
@@ -21,10 +22,13 @@ Shape = SupportsIndex | Iterable[SupportsIndex]
 FORMATS = ("coo", "csr", "csc", "bsr", "bsc")
 
 
-def shape_of(shape: Any, who: str) -> tuple[int, ...]:
+def shape_of(shape: object, who: str) -> tuple[int, ...]:
     """A shape as a tuple of ints; an int is the shape of one axis, as in NumPy."""
     try:
-        result = (operator.index(shape),) if hasattr(shape, "__index__") else tuple(operator.index(n) for n in shape)
+        if isinstance(shape, SupportsIndex):
+            result: tuple[int, ...] = (operator.index(shape),)
+        else:
+            result = tuple(operator.index(n) for n in cast(Iterable[SupportsIndex], shape))
     except TypeError:
         raise TypeError(f"{who}: expected a shape, a tuple of ints, got {shape!r}") from None
     if any(n < 0 for n in result):
@@ -53,18 +57,18 @@ class Slot:
     device: str | None = None
     accumulate: Any = None
     combine: Callable[[Any, Any], Any] | None = None
-    name: Any = None
+    name: object = None
 
     if TYPE_CHECKING:  # what is given is more than what is kept
 
         def __init__(
             self,
             shape: Shape | None = None,
-            dtype: Any = None,
+            dtype: DTypeLike | None = None,
             device: str | None = None,
-            accumulate: Any = None,
+            accumulate: DTypeLike | None = None,
             combine: Callable[[Any, Any], Any] | None = None,
-            name: Any = None,
+            name: object = None,
         ) -> None: ...
 
     def __post_init__(self) -> None:
@@ -98,12 +102,12 @@ class Sparse:
     """
 
     format: str
-    parts: tuple[Any, ...]
+    parts: tuple[Any, ...]  # of whichever library: so are they given back
     shape: tuple[int, ...]
 
     if TYPE_CHECKING:
 
-        def __init__(self, format: str, parts: Sequence[Any], shape: Shape) -> None: ...
+        def __init__(self, format: str, parts: Sequence[object], shape: Shape) -> None: ...
 
     def __post_init__(self) -> None:
         if self.format not in FORMATS:
@@ -141,7 +145,7 @@ class Zero:
 
     if TYPE_CHECKING:
 
-        def __init__(self, shape: Shape, dtype: Any) -> None: ...
+        def __init__(self, shape: Shape, dtype: DTypeLike) -> None: ...
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", shape_of(self.shape, "Zero"))
@@ -186,13 +190,13 @@ def global_norm(buf: _core.InputBuffer) -> float:
     return math.sqrt(math.fsum(s.sumsq for s in known))
 
 
-def _floats(x: Any) -> bool:
+def _floats(x: object) -> bool:
     return isinstance(x, float | complex) or (
         hasattr(x, "dtype") and any(k in str(x.dtype) for k in ("float", "complex"))
     )
 
 
-def _outs(sums: Sequence[Any], out: Any) -> Sequence[Any]:
+def _outs(sums: Sequence[object], out: object) -> Sequence[object]:
     """`out` of clip_norm: as many arrays as there are sums, of their shapes and dtypes, that can be written and are
     apart from each other.
     """
@@ -222,7 +226,9 @@ def _outs(sums: Sequence[Any], out: Any) -> Sequence[Any]:
     return out
 
 
-def clip_norm(buf: _core.InputBuffer, sums: list[Any], max_norm: float, *, out: Sequence[Any] | None = None) -> float:
+def clip_norm(
+    buf: _core.InputBuffer, sums: list[Any], max_norm: float, *, out: Sequence[object] | None = None
+) -> float:
     """Scale the sums that were just taken of a buffer with stats=True so that their global norm is at most `max_norm`;
     returns what it was.
 
@@ -256,7 +262,7 @@ def clip_norm(buf: _core.InputBuffer, sums: list[Any], max_norm: float, *, out: 
     for x in sums if scale is not None else ():
         if x is not None and not isinstance(x, Zero) and not _floats(x):
             raise ValueError(f"clip_norm: expected arrays of floats, got {x!r:.80}")
-    done: dict[int, Any] = {}  # one array in two slots is scaled once
+    done: dict[int, object] = {}  # one array in two slots is scaled once
     for x, o in zip(sums, outs or [None] * len(sums), strict=True):
         if x is None or id(o if outs else x) in done or (outs and (o is None or (o is x and scale is None))):
             continue

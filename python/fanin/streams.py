@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from . import _core
+from ._interop.protocols import StreamLike
 from ._interop.streams import foreign
 from ._version import __version__
 
@@ -28,7 +29,7 @@ Event = _core.Event
 
 
 @contextmanager
-def stream(s: object) -> Iterator[Stream]:
+def stream(s: StreamLike) -> Iterator[Stream]:
     """Make `s` the current stream of its device, on this thread, until the block ends.
 
     Wherever a stream is missing (rules S4, S5, S11), the current one of the device is taken: the innermost of these
@@ -77,7 +78,7 @@ def devices() -> list[str]:
     return ["cpu", *(f"cuda:{i}" for i in cuda), *(f"sim:{i}" for i in range(_core.sim_devices()))]
 
 
-def _cuda() -> dict[str, Any]:
+def _cuda() -> dict[str, object]:
     """What is known of the CUDA driver: what it has, or why there is none."""
     found = _core.cuda_info()
     if "why" in found:
@@ -91,7 +92,7 @@ def _cuda() -> dict[str, Any]:
     }
 
 
-def _kernels() -> dict[str, Any]:
+def _kernels() -> dict[str, object]:
     """The CUDA kernels as they were built in."""
     machine_code, _, rest = _core.kernels_made().partition(" and PTX for ")
     ptx, _, nvcc = rest.partition(", by nvcc ")

@@ -31,14 +31,19 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 
 import fanin
+from fanin._interop.protocols import NDArray
 from fanin._words import counted
 
 Shape = tuple[int, ...]
+Array = NDArray | fanin.sim.Array  # on the CPU, or on a device of a machine
+Gradient = Array | fanin.Sparse
+Stream = fanin.Stream | None  # None: the CPU, which has none
 
 # ---------------------------------------------------------------- 1. Where: devices, streams, kernels
 
@@ -47,7 +52,7 @@ Shape = tuple[int, ...]
 class Device:
     """Where arrays lie and work is done: the CPU, or a device of a simulated machine."""
 
-    machine: Any = None
+    machine: fanin.sim.Machine | None = None
     index: int = 0
 
     @property
@@ -55,19 +60,22 @@ class Device:
         """As fanin calls it: "cpu", "sim:0"."""
         return "cpu" if self.machine is None else f"sim:{self.index}"
 
-    def current(self) -> Any:
+    def current(self) -> Stream:
         """Its current stream on this thread; None on the CPU."""
         return None if self.machine is None else fanin.current_stream(self.name)
 
-    def put(self, value: Any) -> Any:
+    def put(self, value: npt.ArrayLike) -> Array:
         """A copy of an ndarray there."""
-        return np.array(value) if self.machine is None else self.machine.array(value, device=self.index)
+        if self.machine is None:
+            return np.array(value)
+        put: fanin.sim.Array = self.machine.array(value, device=self.index)
+        return put
 
-    def empty(self, shape: Shape, dtype: Any) -> Any:
+    def empty(self, shape: Shape, dtype: npt.DTypeLike) -> Array:
         """Memory there, to be written."""
         return np.empty(shape, dtype) if self.machine is None else self.machine.empty(shape, dtype, device=self.index)
 
-    def of(self, x: Any) -> Device:
+    def of(self, x: Array) -> Device:
         """The device on which an array lies, this one or another of its machine."""
         name = getattr(x, "device", "cpu")
         return self if name == self.name else Device(self.machine, int(name.partition(":")[2]))
@@ -76,7 +84,7 @@ class Device:
 cpu = Device()
 
 
-def devices(machine: Any) -> list[Device]:
+def devices(machine: fanin.sim.Machine) -> list[Device]:
     """The devices of a machine, in order."""
     return [Device(machine, i) for i in range(machine.devices)]
 
@@ -85,7 +93,7 @@ class _Here(threading.local):
     """Where the kernels of the operation at hand run, and what they are called."""
 
     device: Device = cpu
-    stream: Any = None
+    stream: Stream = None
     name: str = "kernel"
 
 
@@ -93,7 +101,7 @@ _here = _Here()
 
 
 @contextmanager
-def at(device: Device, stream: Any, name: str) -> Iterator[None]:
+def at(device: Device, stream: Stream, name: str) -> Iterator[None]:
     """Kernels run on this stream (on the CPU: at once) until the block ends."""
     before = _here.device, _here.stream, _here.name
     _here.device, _here.stream, _here.name = device, stream, name
@@ -104,16 +112,22 @@ def at(device: Device, stream: Any, name: str) -> Iterator[None]:
         _here.device, _here.stream, _here.name = before
 
 
-def launch(fn: Callable[..., object], reads: Sequence[Any], writes: Sequence[Any]) -> None:
+def its(arrays: Sequence[Array]) -> list[fanin.sim.Array]:
+    """Of a machine, as all arrays of its kernels are."""
+    return cast(list[fanin.sim.Array], list(arrays))
+
+
+def launch(fn: Callable[..., object], reads: Sequence[Array], writes: Sequence[Array]) -> None:
     """Do `fn(*reads, *writes)` here."""
-    if _here.stream is None:
+    machine = _here.device.machine
+    if machine is None or _here.stream is None:
         fn(*reads, *writes)
     else:
-        _here.device.machine.launch(_here.stream, fn, reads=reads, writes=writes, name=_here.name)
+        machine.launch(_here.stream, fn, reads=its(reads), writes=its(writes), name=_here.name)
 
 
-def run(fn: Callable[..., object], *reads: Any, shape: Shape | None = None, dtype: Any = None,
-        device: Device | None = None) -> Any:  # fmt: skip
+def run(fn: Callable[..., object], *reads: Array, shape: Shape | None = None,
+        dtype: npt.DTypeLike | None = None, device: Device | None = None) -> Array:  # fmt: skip
     """A new array that a kernel `fn(*reads, out)` fills; of the reads' common shape and dtype unless told otherwise."""
     shape = np.broadcast_shapes(*(x.shape for x in reads)) if shape is None else shape
     out = (device or _here.device).empty(shape, dtype or np.result_type(*(x.dtype for x in reads)))
@@ -121,12 +135,12 @@ def run(fn: Callable[..., object], *reads: Any, shape: Shape | None = None, dtyp
     return out
 
 
-def copy(x: Any, out: Any) -> None:
+def copy(x: NDArray, out: NDArray) -> None:
     """A kernel."""
     out[...] = x
 
 
-def reshaped(x: Any, shape: Shape) -> Any:
+def reshaped(x: Array, shape: Shape) -> Array:
     """x in another shape: a view where that can be, else a copy."""
     try:
         return x.reshape(shape)
@@ -134,21 +148,23 @@ def reshaped(x: Any, shape: Shape) -> Any:
         return run(copy, x).reshape(shape)
 
 
-def expanded(x: Any, shape: Shape) -> Any:
+def expanded(x: Array, shape: Shape) -> Array:
     """A view of x that repeats itself (A13)."""
     return np.broadcast_to(x, shape) if isinstance(x, np.ndarray) else x.broadcast_to(*shape)
 
 
-def moved(x: Any, device: Device) -> Any:
+def moved(x: Gradient, device: Device) -> Gradient:
     """x on a device: itself if it lies there, else a copy, made here. Sparse ones part by part."""
-    if hasattr(x, "parts"):
-        return type(x)(x.format, tuple(moved(part, device) for part in x.parts), x.shape)
+    if isinstance(x, fanin.Sparse):
+        return fanin.Sparse(x.format, tuple(moved(part, device) for part in x.parts), x.shape)
     return x if getattr(x, "device", "cpu") == device.name else run(copy, x, device=device)
 
 
 # ---------------------------------------------------------------- 2. Values, and the nodes that made them
 
-Back = Callable[[list[Any], list[bool]], Sequence[Any]]
+Gradients = Sequence[Gradient | None]
+Back = Callable[[list[Gradient | None], list[bool]], Gradients]
+Hook = Callable[[Gradient], Gradient | None]
 
 
 class Node:
@@ -162,9 +178,9 @@ class Node:
         self.name, self.inputs, self.back = name, inputs, back
         self.number = next(Node.made)  # the larger, the later
         self.device, self.stream = device, device.current()  # its canonical ones: it runs there, backward too
-        self.outputs: list[Any] = []  # a fanin.Slot for each: what its gradient has to be
-        self.stages: list[Any] | None = None  # memory for the sums of its gradients
-        self.hooks: list[tuple[int, Callable[[Any], Any]]] = []
+        self.outputs: list[fanin.Slot] = []  # what the gradient of each has to be
+        self.stages: list[Array] | None = None  # memory for the sums of its gradients
+        self.hooks: list[tuple[int, Hook]] = []
 
     def __repr__(self) -> str:
         return f"<{self.name}, node {self.number}>"
@@ -175,45 +191,46 @@ class Leaf(Node):
 
     def __init__(self, name: str, device: Device) -> None:
         super().__init__(name, (), lambda grads, need: (), device)
-        self.grad: Any = None
+        self.grad: Gradient | None = None
 
-    def accumulate(self, g: Any, caller: Any) -> None:
+    def accumulate(self, g: Gradient, caller: Stream) -> Gradient:
         """`.grad += g`, in place where that can be (L1, L2, L5), when `caller` is done with it (S20)."""
         if self.grad is None:
             self.grad = g
-            return
-        if self.stream is not None and self.stream != caller:
+            return g
+        if self.stream is not None and caller is not None and self.stream != caller:
             self.stream.wait(caller)
         total = fanin.InputBuffer(1, stream=self.stream, name=f"{self.name}.grad")
         total.add(0, self.grad, stream=self.stream, donate=True)
         total.add(0, g, stream=self.stream)
-        [self.grad] = total.take()
+        [self.grad] = made = total.take()
+        return cast(Gradient, made[0])
 
 
 class Var:
     """An array, the node that made it (None: a constant), and the stream on which it is ready (None: everywhere)."""
 
-    def __init__(self, data: Any, device: Device, node: Node | None = None, slot: int = 0) -> None:
+    def __init__(self, data: Array, device: Device, node: Node | None = None, slot: int = 0) -> None:
         self.data, self.device, self.node, self.slot = data, device, node, slot
         self.shape: Shape = tuple(data.shape)
         self.dtype = data.dtype
-        self.stream: Any = None
-        self.ready: Any = None  # the event behind it
+        self.stream: Stream = None
+        self.ready: fanin.Event | None = None  # the event behind it
 
-    def made_on(self, stream: Any) -> Var:
-        self.stream, self.ready = stream, stream and stream.record()
+    def made_on(self, stream: Stream) -> Var:
+        self.stream, self.ready = stream, stream.record() if stream is not None else None
         return self
 
-    def needed_on(self, stream: Any) -> Any:
+    def needed_on(self, stream: Stream) -> Array:
         """Its array, for work on `stream`, which waits where it must."""
-        if self.stream is not None and self.stream != stream:
+        if self.ready is not None and stream is not None and self.stream != stream:
             stream.wait(self.ready)
         return self.data
 
-    def numpy(self) -> Any:
+    def numpy(self) -> NDArray:
         """Its value on the host."""
         array = self.needed_on(self.device.current())
-        return array if self.device == cpu else array.numpy()
+        return array if isinstance(array, np.ndarray) else array.numpy()
 
     def leaf(self) -> Leaf:
         if not isinstance(self.node, Leaf):
@@ -223,15 +240,15 @@ class Var:
         return self.node
 
     @property
-    def grad(self) -> Any:
+    def grad(self) -> Any:  # as the parameter's arrays are
         """The gradient of a parameter, summed over all passes since it was None."""
         return self.leaf().grad
 
     @grad.setter
-    def grad(self, value: Any) -> None:
+    def grad(self, value: Gradient | None) -> None:
         self.leaf().grad = value
 
-    def register_hook(self, fn: Callable[[Any], Any]) -> None:
+    def register_hook(self, fn: Hook) -> None:
         """`fn` sees the finished sum of this value's gradients, once in each pass; what it returns, if not None,
         replaces it.
         """
@@ -242,16 +259,16 @@ class Var:
     def __repr__(self) -> str:
         return f"<Var {self.shape} {self.dtype} on {self.device.name}, {self.node or 'constant'}>"
 
-    def __add__(self, other: Any) -> Var:
+    def __add__(self, other: Var | npt.ArrayLike) -> Var:
         return add(self, lift(other, self))
 
-    def __sub__(self, other: Any) -> Var:
+    def __sub__(self, other: Var | npt.ArrayLike) -> Var:
         return sub(self, lift(other, self))
 
-    def __rsub__(self, other: Any) -> Var:
+    def __rsub__(self, other: Var | npt.ArrayLike) -> Var:
         return sub(lift(other, self), self)
 
-    def __mul__(self, other: Any) -> Var:
+    def __mul__(self, other: Var | npt.ArrayLike) -> Var:
         return mul(self, lift(other, self))
 
     def __matmul__(self, other: Var) -> Var:
@@ -269,39 +286,42 @@ class Var:
     def reshape(self, *shape: int) -> Var:
         return reshape(self, shape)
 
-    def sum(self, axis: Any = None) -> Var:
+    def sum(self, axis: Axis = None) -> Var:
         return total(self, axis)
 
-    def mean(self, axis: Any = None) -> Var:
+    def mean(self, axis: Axis = None) -> Var:
         return total(self, axis, 1 / math.prod(self.shape[i] for i in axes_of(self, axis)))
 
-    def to(self, device: Device, on: Device | None = None, stage: Any = None) -> Var:
+    def to(self, device: Device, on: Device | None = None, stage: Array | None = None) -> Var:
         return to(self, device, on, stage)
 
 
-def array(value: Any, device: Device = cpu) -> Var:
+def array(value: npt.ArrayLike, device: Device = cpu) -> Var:
     """A constant: a copy of an ndarray on a device."""
     return Var(device.put(value), device)
 
 
-def parameter(value: Any, device: Device = cpu, name: str = "parameter") -> Var:
+def parameter(value: npt.ArrayLike, device: Device = cpu, name: str = "parameter") -> Var:
     """A value whose gradients are wanted: they are summed into its `.grad`, on the stream that is current now."""
     var = Var(device.put(value), device, Leaf(name, device))
     var.leaf().outputs.append(fanin.Slot(var.shape, var.dtype, device.name))
     return var
 
 
-def lift(x: Any, like: Var) -> Var:
+def lift(x: Var | npt.ArrayLike, like: Var) -> Var:
     return x if isinstance(x, Var) else array(np.asarray(x, like.dtype), like.device)
 
 
-def update(fn: Callable[..., object], reads: Sequence[Any], writes: Sequence[Any], name: str = "update") -> None:
+def update(
+    fn: Callable[..., object], reads: Sequence[Var | Array], writes: Sequence[Var | Array], name: str = "update"
+) -> None:
     """Change Vars or arrays in place by `fn(*reads, *writes)`, on the current stream of the first that is written, a
     Var.
 
     Whoever else reads them must be known to that stream; after `backward`, all that took part in it are.
     """
-    device, stream = writes[0].device, writes[0].device.current()
+    device = cast(Var, writes[0]).device
+    stream = device.current()
     with at(device, stream, name):
         launch(fn, *([x.needed_on(stream) if isinstance(x, Var) else x for x in xs] for xs in (reads, writes)))
     for x in writes:
@@ -312,7 +332,7 @@ def update(fn: Callable[..., object], reads: Sequence[Any], writes: Sequence[Any
 # ---------------------------------------------------------------- 3. Operations
 
 
-def custom(name: str, forward: Callable[..., Sequence[Any]], inputs: Sequence[Var], back: Back,
+def custom(name: str, forward: Callable[..., Sequence[Array]], inputs: Sequence[Var], back: Back,
            device: Device | None = None) -> list[Var]:  # fmt: skip
     """An operation: `forward(*arrays)` gives arrays; `back(grads, need)` a gradient, or None, for each input.
 
@@ -333,15 +353,18 @@ def custom(name: str, forward: Callable[..., Sequence[Any]], inputs: Sequence[Va
     return made
 
 
-def op(name: str, forward: Callable[..., Any], inputs: Sequence[Var], *vjps: Callable[[Any, Any], Any] | None,
+Vjp = Callable[[Any, Array], Gradient]  # of the gradient and the value of the result
+
+
+def op(name: str, forward: Callable[..., Array], inputs: Sequence[Var], *vjps: Vjp | None,
        device: Device | None = None) -> Var:  # fmt: skip
     """An operation with one result y: `vjps[i](g, y)` makes, of y's gradient, that of input i, or something that
     broadcasts from it: the input's slot sums it to the shape (A9).
     """
 
-    value: list[Any] = []
+    value: list[Array] = []
 
-    def back(grads: list[Any], need: list[bool]) -> list[Any]:
+    def back(grads: list[Gradient | None], need: list[bool]) -> Gradients:
         return [vjp(grads[0], *value) if vjp and n else None for vjp, n in zip(vjps, need, strict=True)]
 
     [y] = custom(name, lambda *arrays: [forward(*arrays)], inputs, back, device)
@@ -365,7 +388,7 @@ def mul(a: Var, b: Var) -> Var:
 def matmul(a: Var, b: Var) -> Var:
     """Of matrices: (n, k) with (k, m) is (n, m)."""
 
-    def product(x: Any, y: Any) -> Any:
+    def product(x: Array, y: Array) -> Array:
         return run(np.matmul, x, y, shape=(x.shape[0], y.shape[1]))
 
     return op("matmul", product, [a, b], lambda g, y: product(g, b.data.T), lambda g, y: product(a.data.T, g))
@@ -395,34 +418,37 @@ def split(a: Var, parts: int) -> list[Var]:
     """Equal parts along the first axis: one node with several slots, some of which may get no gradient (S2)."""
     n = a.shape[0] // parts
 
-    def back(grads: list[Any], need: list[bool]) -> list[Any]:
-        def join(*args: Any) -> None:
+    def back(grads: list[Gradient | None], need: list[bool]) -> Gradients:
+        def join(*args: NDArray) -> None:
             views = iter(args[:-1])
             for i, g in enumerate(grads):
                 args[-1][i * n : (i + 1) * n] = 0 if g is None else next(views)
 
-        return [run(join, *(g for g in grads if g is not None), shape=a.shape, dtype=a.dtype)]
+        return [run(join, *(cast(Array, g) for g in grads if g is not None), shape=a.shape, dtype=a.dtype)]
 
     if n * parts != a.shape[0]:
         raise ValueError(f"split: {a.shape[0]} rows cannot be cut into {parts} equal parts")
     return custom("split", lambda x: [x[i * n : (i + 1) * n] for i in range(parts)], [a], back)
 
 
-def axes_of(a: Var, axis: Any) -> Shape:
+Axis = int | Sequence[int] | None
+
+
+def axes_of(a: Var, axis: Axis) -> Shape:
     return tuple(range(len(a.shape))) if axis is None else tuple(np.atleast_1d(axis).tolist())
 
 
-def total(a: Var, axis: Any = None, scale: float = 1) -> Var:
+def total(a: Var, axis: Axis = None, scale: float = 1) -> Var:
     """The sum over some axes (default: all), times a number. Its gradient is one number for many: a view that repeats
     itself.
     """
     axes = axes_of(a, axis)
     kept = tuple(1 if i in axes else n for i, n in enumerate(a.shape))
 
-    def add_up(x: Any) -> Any:
+    def add_up(x: Array) -> Array:
         return run(lambda x, out: np.multiply(x.sum(axes, keepdims=True), scale, out), x, shape=kept)
 
-    def spread(g: Any, y: Any) -> Any:
+    def spread(g: Array, y: Array) -> Array:
         return expanded(g if scale == 1 else run(lambda g, out: np.multiply(g, scale, out), g), a.shape)
 
     return reshape(op("sum", add_up, [a], spread), tuple(n for i, n in enumerate(a.shape) if i not in axes))
@@ -440,12 +466,12 @@ def patches(a: Var, size: int) -> Var:
     rim = size // 2
     shape = (n, h, w, size, size, c)
 
-    def cut(x: Any, out: Any) -> None:
+    def cut(x: NDArray, out: NDArray) -> None:
         padded = np.pad(x, [(0, 0), (rim, rim), (rim, rim), (0, 0)])
         for i, j in np.ndindex(size, size):
             out[:, :, :, i, j] = padded[:, i : i + h, j : j + w]
 
-    def paste(g: Any, out: Any) -> None:
+    def paste(g: NDArray, out: NDArray) -> None:
         padded = np.zeros((n, h + 2 * rim, w + 2 * rim, c), g.dtype)
         for i, j in np.ndindex(size, size):
             padded[:, i : i + h, j : j + w] += g[:, :, :, i, j]
@@ -466,10 +492,10 @@ def embedding(table: Var, index: Var) -> Var:
     """Rows of a table. The table's gradient is sparse: what was read where, row by row."""
     n, width = math.prod(index.shape), table.shape[1]
 
-    def look_up(t: Any, i: Any) -> Any:
+    def look_up(t: Array, i: Array) -> Array:
         return run(lambda t, i, out: np.take(t, i, 0, out), t, i, shape=(*index.shape, width), dtype=table.dtype)
 
-    def rows(g: Any, y: Any) -> Any:
+    def rows(g: Array, y: Array) -> fanin.Sparse:
         return fanin.Sparse("coo", (reshaped(index.data, (1, n)), reshaped(g, (n, width))), table.shape)
 
     return op("embedding", look_up, [table, index], rows, None)
@@ -479,25 +505,26 @@ def cross_entropy(logits: Var, labels: Var, count: int | None = None) -> Var:
     """The mean over the rows of -log softmax(row)[label]; with `count`, their sum divided by it."""
     n = count or logits.shape[0]
 
-    def log_softmax(z: Any) -> Any:
+    def log_softmax(z: NDArray) -> NDArray:
         z = z - z.max(1, keepdims=True)
-        return z - np.log(np.exp(z).sum(1, keepdims=True))
+        z -= np.log(np.exp(z).sum(1, keepdims=True))
+        return z
 
-    def loss(z: Any, t: Any, out: Any) -> None:
+    def loss(z: NDArray, t: NDArray, out: NDArray) -> None:
         out[...] = -log_softmax(z)[np.arange(len(z)), t].sum() / n
 
-    def slope(g: Any, z: Any, t: Any, out: Any) -> None:
+    def slope(g: NDArray, z: NDArray, t: NDArray, out: NDArray) -> None:
         p = np.exp(log_softmax(z))
         p[np.arange(len(z)), t] -= 1
         np.multiply(p, g / n, out)
 
-    def back(g: Any, y: Any) -> Any:
+    def back(g: Array, y: Array) -> Array:
         return run(slope, g, logits.data, labels.data, shape=logits.shape, dtype=logits.dtype)
 
     return op("cross entropy", lambda z, t: run(loss, z, t, shape=(), dtype=z.dtype), [logits, labels], back, None)
 
 
-def to(a: Var, device: Device, on: Device | None = None, stage: Any = None) -> Var:
+def to(a: Var, device: Device, on: Device | None = None, stage: Array | None = None) -> Var:
     """A copy on another device. It is made on a stream of a's device, or of the device `on`: who pushes, or who pulls.
 
     `stage`: memory like it, on `device`, to sum its gradient in before that goes back over the link. Copies on one
@@ -513,7 +540,7 @@ def to(a: Var, device: Device, on: Device | None = None, stage: Any = None) -> V
 
 
 def backward(
-    losses: Var | Sequence[Var], gradients: Sequence[Any] | None = None, *, budget: float | None = None
+    losses: Var | Sequence[Var], gradients: Sequence[object] | None = None, *, budget: float | None = None
 ) -> None:
     """Add the gradients of the sum of some values to the `.grad` of each parameter that they depend on.
 
@@ -524,7 +551,7 @@ def backward(
     Pass(losses, gradients, None, budget).run()
 
 
-def grad(losses: Var | Sequence[Var], inputs: Sequence[Var], gradients: Sequence[Any] | None = None, *,
+def grad(losses: Var | Sequence[Var], inputs: Sequence[Var], gradients: Sequence[object] | None = None, *,
          budget: float | None = None) -> list[Any]:  # fmt: skip
     """The gradients of the sum of some values with respect to `inputs`, ready on the caller's current streams; no
     `.grad` changes.
@@ -553,8 +580,8 @@ Edge = tuple["Node | None", int]  # input i of a node; of None: root i of the pa
 class Pass:
     """One pass: a buffer for each node that waits for gradients, and a queue of the nodes that are ready."""
 
-    def __init__(self, losses: Var | Sequence[Var], gradients: Sequence[Any] | None, wanted: dict[Node, Device] | None,
-                 budget: float | None) -> None:  # fmt: skip
+    def __init__(self, losses: Var | Sequence[Var], gradients: Sequence[object] | None,
+                 wanted: dict[Node, Device] | None, budget: float | None) -> None:  # fmt: skip
         self.roots = [losses] if isinstance(losses, Var) else list(losses)
         self.gradients = [None] * len(self.roots) if gradients is None else list(gradients)
         if len(self.gradients) != len(self.roots):
@@ -584,10 +611,10 @@ class Pass:
                 self.keys[edge] = self.expected[x.node, x.slot]
                 self.expected[x.node, x.slot] += 1
                 self.due[x.node] += 1
-        self.buffers: dict[Node, Any] = {}
+        self.buffers: dict[Node, fanin.InputBuffer] = {}
         self.ready: list[tuple[bool, int, Node]] = []
-        self.results: dict[Node, list[Any]] = {}
-        self.ended: list[tuple[Device, Any, Any]] = []  # S20: what was made on which stream for the caller
+        self.results: dict[Node, list[Gradient | None]] = {}
+        self.ended: list[tuple[Device, Stream, Gradient]] = []  # S20: what was made on which stream for the caller
         there = {x.device for _, x in edges} | {node.device for node in nodes}
         self.callers = {device: device.current() for device in there}  # as they are now
 
@@ -600,7 +627,7 @@ class Pass:
                         g = run(lambda out: out.fill(1), shape=x.shape, dtype=x.dtype)
                     elif not hasattr(g, "device") or isinstance(g, np.ndarray | np.generic):
                         g = x.device.put(np.asarray(g, x.dtype))
-                    self.give((None, i), x, g)
+                    self.give((None, i), x, cast(Gradient, g))
             while self.ready:
                 node = heapq.heappop(self.ready)[-1]
                 self.step(node)
@@ -610,11 +637,11 @@ class Pass:
         finally:
             self.buffers.clear()
             for device, caller in self.callers.items():
-                made = [(stream, g) for d, stream, g in self.ended if d == device]
+                made = [(stream, g) for d, stream, g in self.ended if d == device and stream is not None]
                 if caller is not None and made:
                     fanin._core.pass_end(caller, [stream for stream, _ in made], [g for _, g in made])
 
-    def give(self, edge: Edge, x: Var, g: Any) -> None:
+    def give(self, edge: Edge, x: Var, g: Gradient | None) -> None:
         """Add a gradient of x, made here, to the buffer of x's node, if that is needed."""
         node = x.node
         if node is None or edge not in self.keys:
@@ -656,12 +683,12 @@ class Pass:
                 self.results[node] = grads
                 self.ended += [(captured, stream, g) for g in grads if g is not None]
             if isinstance(node, Leaf) and leaf and grads[0] is not None:
-                node.accumulate(grads[0], self.callers[node.device])
-                self.ended.append((node.device, stream, node.grad))
+                whole = node.accumulate(grads[0], self.callers[node.device])
+                self.ended.append((node.device, stream, whole))
             if goes_on:
                 self.go_on(node, grads)
 
-    def go_on(self, node: Node, grads: list[Any]) -> None:
+    def go_on(self, node: Node, grads: list[Gradient | None]) -> None:
         """The node's own backward; what it gives goes to the nodes before."""
         need = [x.node in self.needed for x in node.inputs]
         made = [None] * len(need) if all(g is None for g in grads) else node.back(grads, need)

@@ -16,8 +16,8 @@ import threading
 import types
 import warnings
 import weakref
-from collections.abc import Generator, Iterable, Iterator
-from typing import Any, Literal
+from collections.abc import Callable, Generator, Iterable, Iterator
+from typing import Literal
 
 try:
     import torch
@@ -25,6 +25,7 @@ except ImportError as e:  # pragma: no cover - depends on what is installed
     raise ImportError("fanin.torch needs torch, which is not installed; fanin itself does not depend on it") from e
 
 from . import _core
+from ._interop.protocols import DTypeLike
 from .slots import Slot
 
 __all__ = ["accumulate"]
@@ -70,8 +71,8 @@ class accumulate:
 
     def __init__(
         self,
-        parameters: Iterable[Any],
-        dtype: Any = None,
+        parameters: Iterable[torch.Tensor | tuple[str, torch.Tensor]],
+        dtype: DTypeLike | None = None,
         *,
         into: str = "grad",
         budget: float | Literal["auto"] | None = None,
@@ -85,13 +86,15 @@ class accumulate:
         with _named(self._names):
             self._buffer = _core.InputBuffer(self._slots(dtype), budget=budget, name="accumulate")
         self._sums = [_sum_dtype(p, dtype) for p in self._parameters]
-        self._firsts: list[Any] = [None] * len(self._sums)  # gradients that were there: where the sums are written
+        self._firsts: list[torch.Tensor | None] = [None] * len(
+            self._sums
+        )  # gradients that were there: where the sums are written
         self._came: set[int] = set()  # slots that something came to; for "main_grad"
-        self._hooks: list[Any] = []
+        self._hooks: list[torch.utils.hooks.RemovableHandle] = []
 
-    def _slots(self, dtype: Any) -> list[Slot]:
+    def _slots(self, dtype: DTypeLike | None) -> list[Slot]:
         """One for each parameter; those that have no name of their own, and are alike, are one."""
-        known: dict[Any, Slot] = {}
+        known: dict[tuple[torch.Size, torch.dtype, str | None], Slot] = {}
         slots = []
         for i, (p, name) in enumerate(zip(self._parameters, self._names, strict=True)):
             own = name if not name.startswith("parameters[") else None
@@ -137,7 +140,7 @@ class accumulate:
                         self._buffer.add(slot, first.detach(), donate=first.dtype == self._sums[slot])
                 if self.into == "grad":
                     p.grad = None
-                self._hooks.append(p.register_post_accumulate_grad_hook(self._collector(slot)))
+                self._hooks.append(p.register_post_accumulate_grad_hook(self._collector(slot)))  # type: ignore[no-untyped-call, unused-ignore]
         except BaseException:
             self._end()
             raise
@@ -154,17 +157,17 @@ class accumulate:
         warnings.warn(f"accumulate: a block was dropped without its exit: {self!r}", ResourceWarning, stacklevel=2)
         self._end()
 
-    def _name_of(self, p: Any) -> str:
+    def _name_of(self, p: torch.Tensor) -> str:
         return next(name for q, name in zip(self._parameters, self._names, strict=True) if q is p)
 
-    def _collector(self, slot: int) -> Any:
+    def _collector(self, slot: int) -> Callable[[torch.Tensor], None]:
         """The hook of one parameter. It knows the buffer and not the block, which so ends when nobody has it
         any more.
         """
         add, names, came = self._buffer.add, self._names, self._came.add
         large = self._parameters[slot].nbytes >= LARGE
 
-        def collect(p: Any) -> None:
+        def collect(p: torch.Tensor) -> None:
             gradient = p.grad
             if gradient is None:
                 return
@@ -211,14 +214,14 @@ class accumulate:
             if kept is not None:  # else it stays: None, or what was there where the block could not begin
                 setattr(p, self.into, kept)
 
-    def _outs(self, firsts: list[Any], came: set[int]) -> list[Any]:
+    def _outs(self, firsts: list[torch.Tensor | None], came: set[int]) -> list[torch.Tensor | None]:
         """Where the sums are written: large tensors that were there; new ones for "main_grad"; None: a tensor of the
         sum's own.
 
         A donated one is where the sum is already, as a rule; into small ones it is copied, which is quicker than to be
         asked.
         """
-        outs: list[Any] = []
+        outs: list[torch.Tensor | None] = []
         for slot, (p, dtype, first) in enumerate(zip(self._parameters, self._sums, firsts, strict=True)):
             if first is not None:
                 rounded = (
@@ -232,13 +235,15 @@ class accumulate:
         return outs
 
 
-def _leaves(parameters: Iterable[Any]) -> tuple[list[Any], list[str]]:
+def _leaves(
+    parameters: Iterable[torch.Tensor | tuple[str, torch.Tensor]],
+) -> tuple[list[torch.Tensor], list[str]]:
     """Each tensor once, and what it is called."""
     if isinstance(parameters, torch.Tensor):
         raise TypeError("accumulate: expected several tensors, got one: give [tensor]")
     if isinstance(parameters, torch.nn.Module):
         raise TypeError(f"accumulate: expected tensors, got a {type(parameters).__name__}: give model.parameters()")
-    tensors: dict[int, Any] = {}
+    tensors: dict[int, torch.Tensor] = {}
     names: list[str] = []
     i = -1
     for i, one in enumerate(parameters):
@@ -269,11 +274,12 @@ def _leaves(parameters: Iterable[Any]) -> tuple[list[Any], list[str]]:
     return list(tensors.values()), names
 
 
-def _sum_dtype(p: Any, accumulate: Any) -> Any:
+def _sum_dtype(p: torch.Tensor, accumulate: DTypeLike | None) -> torch.dtype:
     """The torch dtype of a sum that is left in the accumulation dtype."""
     if accumulate is None or (isinstance(accumulate, str) and accumulate == "exact"):
         return torch.float32 if p.dtype.itemsize < 4 else p.dtype
-    return getattr(torch, str(_core.dtype_name(accumulate)))
+    named: torch.dtype = getattr(torch, str(_core.dtype_name(accumulate)))
+    return named
 
 
 def _rename(e: BaseException, names: list[str]) -> None:

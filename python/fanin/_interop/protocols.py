@@ -6,9 +6,39 @@ from collections.abc import Sequence
 from typing import Any, Protocol, Self
 
 import numpy as np
+import numpy.typing as npt
 
 NDArray = np.ndarray[Any, np.dtype[Any]]
 Shape = tuple[int, ...]
+
+
+class LibraryDType(Protocol):
+    """A dtype of a library's own, as torch has them."""
+
+    @property
+    def itemsize(self) -> int: ...
+
+
+DTypeLike = npt.DTypeLike | LibraryDType
+
+
+class CudaStream(Protocol):
+    """A stream, by the protocol for it; fanin's own streams, too."""
+
+    def __cuda_stream__(self) -> tuple[int, int]: ...
+
+
+class TorchStream(Protocol):
+    @property
+    def cuda_stream(self) -> int: ...
+
+
+class CupyStream(Protocol):
+    @property
+    def ptr(self) -> int: ...
+
+
+StreamLike = CudaStream | TorchStream | CupyStream
 
 
 class Exporter(Protocol):

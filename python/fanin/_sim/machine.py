@@ -11,11 +11,12 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar, cast
+from typing import Any, Generic, NoReturn, Self, TypeVar, cast
 
 import numpy as np
 
 from .. import _core
+from .._interop.protocols import DTypeLike
 from .._trace.recording import active
 from .._words import counted
 from ..slots import Sparse
@@ -172,7 +173,7 @@ class Machine(_core.Machine):
         )
         return f"<fanin.sim.Machine: {held}, seed {self.seed}, {self.schedule}>"
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> NoReturn:
         raise TypeError(f"cannot pickle or copy {self!r}")
 
     # Scope
@@ -233,7 +234,7 @@ class Machine(_core.Machine):
         """A new event, to be recorded on streams of `device`."""
         return self._event(self._numbered(device))
 
-    def array(self, value: Any, device: int = 0) -> Any:
+    def array(self, value: object, device: int = 0) -> Any:
         """A copy of an ndarray (or of what `np.asarray` makes one of) on a device, ordered before all that is queued
         later.
 
@@ -246,7 +247,7 @@ class Machine(_core.Machine):
         kind, arrays, shape = parts
         return Sparse(kind, tuple(self._array(np.asarray(a), device) for a in arrays), shape)
 
-    def empty(self, shape: int | Sequence[int], dtype: Any = "float64", device: int = 0) -> Array:
+    def empty(self, shape: int | Sequence[int], dtype: DTypeLike = "float64", device: int = 0) -> Array:
         """An array of poisoned memory on a device: to be written by a kernel before it is read."""
         return self._empty(shape, dtype, self._numbered(device))
 
@@ -310,7 +311,7 @@ class Machine(_core.Machine):
             raise ValueError(f"begin_capture: expected a mode among {modes}, got {mode!r}")
         self._begin_capture(stream, modes.index(mode))
 
-    def end_capture(self, stream: _core.Stream) -> Any:
+    def end_capture(self, stream: _core.Stream) -> _core.Graph:
         """End the capture that began on `stream`: the graph of what was captured, which keeps the memory that it uses.
 
         CaptureError where a stream that was pulled in has not been joined back, where the capture was broken, or where
@@ -318,7 +319,7 @@ class Machine(_core.Machine):
         """
         return self._end_capture(stream)
 
-    def launch_graph(self, graph: Any, stream: _core.Stream) -> None:
+    def launch_graph(self, graph: _core.Graph, stream: _core.Stream) -> None:
         """Queue a graph on `stream`, as one piece of work; its memory is held against the checker each time."""
         self._launch_graph(graph, stream)
 
@@ -341,7 +342,7 @@ class Machine(_core.Machine):
         """Which of its threads this one is."""
         return getattr(self._here, "thread", None)
 
-    def spawn(self, fn: Callable[..., T], *args: Any, name: str | None = None) -> Thread[T]:
+    def spawn(self, fn: Callable[..., T], *args: object, name: str | None = None) -> Thread[T]:
         """A host thread that calls `fn(*args)`; it runs at `join`, by turns with the others, one at a time.
 
         Turns change where fanin is called, never elsewhere. It must not wait for another thread by other means than

@@ -6,21 +6,22 @@ from typing import Any
 
 import numpy as np
 
+from .._interop.classes import is_scipy
 from ..slots import Sparse
 
 
-def sparse_parts(value: Any) -> tuple[str, tuple[Any, ...], tuple[int, ...]] | None:
+def sparse_parts(value: object) -> tuple[str, tuple[Any, ...], tuple[int, ...]] | None:
     """(format, parts, shape) of a `fanin.Sparse` or of a SciPy sparse array; None for anything else."""
     if isinstance(value, Sparse):
         return value.format, value.parts, value.shape
-    if not type(value).__module__.startswith("scipy.sparse"):
+    if not is_scipy(value):
         return None
     kind, shape = value.format, value.shape
     if kind == "coo":
-        coords = getattr(value, "coords", None) or (value.row, value.col)
-        return kind, (np.stack([np.asarray(c, np.int64) for c in coords]), value.data), shape
+        coords = getattr(value, "coords", None) or (getattr(value, "row", None), getattr(value, "col", None))
+        return kind, (np.stack([np.asarray(c, np.int64) for c in coords]), getattr(value, "data", None)), shape
     if kind in ("csr", "csc", "bsr"):
-        return kind, (value.indptr, value.indices, value.data), shape
+        return kind, tuple(getattr(value, name) for name in ("indptr", "indices", "data")), shape
     raise TypeError(
         f"Machine.array: SciPy's {kind!r} has no parts that a device could hold: say x.tocoo() or x.tocsr()"
     )

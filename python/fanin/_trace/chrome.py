@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 from types import MappingProxyType
-from typing import Any
 
 from .line import HOST
 from .picture import Lane, Names, Neighbours, Picture
 
 
-def chrome(picture: Picture, names: Names = MappingProxyType({})) -> dict[str, Any]:
+def chrome(picture: Picture, names: Names = MappingProxyType({})) -> dict[str, object]:
     """Chrome trace JSON, in microseconds."""
-    events: list[dict[str, Any]] = []
+    events: list[dict[str, object]] = []
     lanes = picture.in_order(names)
     for row, lane in enumerate(
         [*lanes, *([Lane(HOST, 0)] if picture.parked and lanes and lanes[0].device != HOST else [])]
@@ -29,7 +28,7 @@ def chrome(picture: Picture, names: Names = MappingProxyType({})) -> dict[str, A
         ):
             events.append({"ph": "M", "name": what, "pid": pid(lane), "tid": lane.stream, "args": value})
     for s in picture.slices:
-        args: dict[str, Any] = {"bytes": s.line.bytes if s.line else 0}
+        args: dict[str, object] = {"bytes": s.line.bytes if s.line else 0}
         if s.buffer:
             args["buffer"] = s.buffer
         cat = "accumulate" if s.buffer else "gpu_memcpy" if s.line and s.line.kind == "copy" else "kernel"
@@ -66,7 +65,7 @@ def pid(lane: Lane) -> int:
     return lane.device if lane.device != HOST else os.getpid()
 
 
-def at(lane: Lane, time: float, phase: str, name: str, category: str, **more: Any) -> dict[str, Any]:
+def at(lane: Lane, time: float, phase: str, name: str, category: str, **more: object) -> dict[str, object]:
     return {
         "ph": phase,
         "name": name,
