@@ -77,6 +77,15 @@ def test_planted_wrong_decisions_are_found() -> None:
     ]
 
 
+def test_the_first_hour_changes_a_rule_that_is_there_and_names_its_test() -> None:
+    hour = (ROOT / "CONTRIBUTING.md").read_text().partition("## The first hour")[2].partition("\n## ")[0]
+    edit = re.search(r"^sed -i 's/(.+)/(.+)/' (\S+)$", hour, re.MULTILINE)
+    assert edit and (ROOT / edit[3]).read_text().count(edit[1]) == 1
+    command = re.search(r"pytest -q (\S+\.py)", hour)
+    test = re.search(r"It fails in `(\w+)`", hour)
+    assert command and test and f"def {test[1]}(" in (ROOT / command[1]).read_text()
+
+
 def test_the_api_page_shows_every_public_module() -> None:
     """Those whose names the package shows itself, and those of commands, are shown there already."""
     shown = set(re.findall(r"^\.\. automodule:: (\S+)$", (ROOT / "docs/api/index.rst").read_text(), re.MULTILINE))

@@ -235,6 +235,34 @@ def test_a_planted_function_for_tests_is_found(tmp_path: Path) -> None:
     ]
 
 
+def test_the_table_of_a_tree_counts_what_the_tests_ask(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from kit import measure_tree
+
+    if not compiler() or sys.platform != "linux":
+        pytest.skip("no C compiler whose objects are ELF: set CC")
+    (tmp_path / "csrc/base").mkdir(parents=True)
+    (tmp_path / "python/fanin").mkdir(parents=True)
+    (tmp_path / "csrc/base/a.c").write_text("int fan_b(void);\nint fan_a(void) { return fan_b(); }\n")
+    (tmp_path / "csrc/base/b.c").write_text(
+        "int fan_a(void);\nint fan_b(void) { int unadd = fan_a(); return unadd; }\n"
+    )
+    (tmp_path / "python/fanin/x.py").write_text("x = 1  # " + "x" * 112 + "\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["measure_tree.py", str(tmp_path)])
+        measure_tree.main()
+    rows = capsys.readouterr().out.splitlines()[2:]
+    assert rows == [
+        "| csrc/base | 2 files, 6 lines |",
+        "| python/fanin | 1 files, 2 lines |",
+        "| largest file | csrc/base/a.c, 3 lines |",
+        "| functions over 60 lines | 0 |",
+        "| lines over 120 columns | 1 |",
+        "| in circles | 2 files of C, 0 folders of C, 0 files of Python |",
+        "| old words left | 1 words, 2 uses |",
+        "| rule bits set beside the rules | 0 |",
+    ]
+
+
 # Words
 
 #: Words that this tree had for what the field has a word for, with that word. A pattern is matched against whole names
