@@ -18,6 +18,7 @@ from torch._functorch._aot_autograd import descriptors as up
 from torch._functorch._aot_autograd import fx_utils
 from torch._functorch._aot_autograd import input_output_analysis as ioa
 from torch._functorch._aot_autograd.collect_metadata_analysis import run_functionalized_fw_and_collect_metadata
+from torch._functorch.aot_autograd import aot_function
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fanin import analysis
@@ -293,6 +294,23 @@ def geometry():
     )
 
 
+def detached():
+    def fn(x):
+        y = x * 2
+        x.detach_()
+        return [y]
+
+    def gradient(run):
+        x = torch.ones(2, requires_grad=True)
+        return attempt(lambda: torch.autograd.grad(run(x * 1)[0].sum(), x)[0].tolist())
+
+    say(
+        "an input that is read, and then detached in place: its gradient",
+        gradient(aot_function(fn, fw_compiler=lambda graph, _: graph)),
+        gradient(analysis.functionalize(fn)),
+    )
+
+
 def pieces():
     inputs = [d.PlainAOTInput(0), d.SubclassGetAttrAOTInput(d.PlainAOTInput(1), "a")]
     graph = torch.fx.Graph()
@@ -305,5 +323,5 @@ def pieces():
 
 
 print("torch's answer beside ours")
-for demonstrate in (overlap_sets, duplicates, bases, regenerated, guards, signatures, geometry, pieces):
+for demonstrate in (overlap_sets, duplicates, bases, regenerated, guards, signatures, geometry, detached, pieces):
     demonstrate()

@@ -1008,3 +1008,38 @@ def test_planted_faults_are_noticed_a_sample() -> None:
 @pytest.mark.slow
 def test_every_planted_fault_is_noticed() -> None:
     assert survivors(MUTANTS, CHECKS) == []
+
+
+def test_the_joint_function_of_arrays_that_ask_for_gradients() -> None:
+    """Who asks is said by flags: NumPy has no gradients of its own."""
+
+    def step(w: Any, x: Any, n: int) -> Any:
+        w -= x
+        y = w * x
+        return y[:1], y[1:], n
+
+    meta = analysis.collect_metadata(step, [np.ones(3), np.ones(3), 2], requires_grad=[True, False, False])
+    joint = analysis.create_joint_signature(meta, [True, False, False])
+    assert [str(x) for x in joint.inputs] == [
+        "args[0]",
+        "args[1]",
+        "args[2]",
+        "__output_tangent(__input_mutation(args[0]))",
+        "__output_tangent(__intermediate_base(output[0]))",
+    ]
+    assert [str(x) for x in joint.returned] == [
+        "__input_mutation(args[0])",
+        "output[0]",
+        "output[1]",
+        "output[2]",
+        "__intermediate_base(output[0])",
+        "__grad(args[0])",
+        "None",
+        "None",
+    ]
+    forward = analysis.create_joint_signature(meta, [False] * 3)
+    assert forward.tangents == forward.gradients == () and forward.outputs == joint.outputs
+    with pytest.raises(ValueError, match="requires_grad: expected a flag for each of the 3 inputs, got 1"):
+        analysis.create_joint_signature(meta, [True])
+    with pytest.raises(ValueError, match="args_descs: expected a descriptor for each of the 3 inputs, got 0"):
+        analysis.create_joint_signature(meta, [True] * 3, [])

@@ -165,8 +165,12 @@ class Program:
         return outs
 
 
-def program(rng: random.Random) -> Program:
-    """A random one."""
+#: Arguments that ask for a gradient.
+ASKING = ("leaf", "grown", "view")
+
+
+def program(rng: random.Random, gradients: bool = False) -> Program:
+    """A random one; with `gradients`, most of its arguments ask for one."""
     kinds = [
         "plain",
         *rng.choices(
@@ -176,6 +180,8 @@ def program(rng: random.Random) -> Program:
     rng.shuffle(kinds)
     if kinds[0] in ("again", "number"):
         kinds[0] = rng.choice(("plain", "grown", "view"))
+    if gradients:
+        kinds = [rng.choice(ASKING) if k in ("plain", "transposed") and rng.random() < 0.7 else k for k in kinds]
     steps = []
     for _ in range(rng.randint(0, 6)):
         family: tuple[str, ...] = rng.choices((VIEWS, WRITES, GEOMETRY, FRESH), (5, 3, 1, 3))[0]

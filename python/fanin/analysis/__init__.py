@@ -22,7 +22,14 @@ from .records import (
     ViewMetaSequence,
 )
 from .rewrite import create_synthetic_base_metadata, remove_dupe_metadata
-from .signature import BackwardSignature, GraphNames, GraphSignature, create_graph_signature
+from .signature import (
+    BackwardSignature,
+    GraphNames,
+    GraphSignature,
+    JointSignature,
+    create_graph_signature,
+    create_joint_signature,
+)
 from .wrapper import BehaviourChangedError, Functionalized, LayoutChangedError, functionalize
 
 __all__ = [
@@ -33,6 +40,7 @@ __all__ = [
     "GraphNames",
     "GraphSignature",
     "InputAliasInfo",
+    "JointSignature",
     "LayoutChangedError",
     "MemoryFormatMeta",
     "MetadataKey",
@@ -50,6 +58,7 @@ __all__ = [
     "collect_metadata",
     "compute_overlapping_inputs",
     "create_graph_signature",
+    "create_joint_signature",
     "create_synthetic_base_metadata",
     "explain_overlap_differences",
     "functionalize",

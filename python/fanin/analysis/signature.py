@@ -9,9 +9,25 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .._words import counted
-from .records import ViewAndMutationMeta
+from ..descriptors import (
+    AOTInput,
+    AOTOutput,
+    GradAOTOutput,
+    InputMutationAOTOutput,
+    IntermediateBaseAOTOutput,
+    PlainAOTInput,
+    PlainAOTOutput,
+)
+from .records import INPUT_ALIAS_TYPES, MutationType, OutputType, ViewAndMutationMeta
 
-__all__ = ["BackwardSignature", "GraphNames", "GraphSignature", "create_graph_signature"]
+__all__ = [
+    "BackwardSignature",
+    "GraphNames",
+    "GraphSignature",
+    "JointSignature",
+    "create_graph_signature",
+    "create_joint_signature",
+]
 
 WHO = "create_graph_signature"
 
@@ -124,71 +140,100 @@ def create_graph_signature(
     >>> create_graph_signature(names, meta, param_names=["fc.weight"], buffer_names=["bn.mean"]).buffers_to_mutate
     {'new_b': 'bn.mean'}
     """
-    graph = GraphNames.of(fx_g)
-    full = (*param_names, *buffer_names)
-    tokens, params = len(fw_metadata.tokens), len(param_names)
-    arguments = graph.placeholders[tokens + len(full) :]
-    if tokens + len(full) + len(arguments) != len(graph.placeholders):
-        raise ValueError(
-            f"{WHO}: expected {counted(tokens, 'token')}, {counted(params, 'parameter')} and"
-            f" {counted(len(buffer_names), 'buffer')} among the inputs, but there are {len(graph.placeholders)}:"
-            f" {', '.join(graph.placeholders)}"
-        )
-    written = fw_metadata.mutated_inp_runtime_indices
-    if written and written[-1] >= len(full) + len(arguments):
-        raise ValueError(f"{WHO}: input {written[-1]} is written, but there are {len(full) + len(arguments)} inputs")
-    first = tokens + len(written)
-    rest = len(graph.outputs) - first
-    if rest < 0:
-        raise ValueError(
-            f"{WHO}: expected {counted(tokens, 'token')} and {counted(len(written), 'new value')}, got"
-            f" {counted(len(graph.outputs), 'output')}"
-        )
-    backward = None
+    slots = Slots.of(GraphNames.of(fx_g), fw_metadata, tuple(param_names), tuple(buffer_names))
+    full, written = slots.full, slots.written
     if trace_joint:
-        wrong = [full[i] for i in written if i < params]
-        if wrong:
-            raise ValueError(
-                f"{WHO}: a graph with gradients cannot write parameters, but {', '.join(wrong)} is written"
-            )
         if num_user_fw_outs is None or loss_index is None:
             raise ValueError(f"{WHO}: trace_joint needs num_user_fw_outs and loss_index")
-        backward = backward_of(
-            graph.outputs[first:],
-            num_user_fw_outs,
-            loss_index,
-            wants(params_and_buffers_flat, full, "params_and_buffers_flat"),
-            wants(user_args_flat, arguments, "user_args_flat"),
-            params,
-        )
-        rest = num_user_fw_outs
+        asks = asking(params_and_buffers_flat, full, "params_and_buffers_flat")
+        user_asks = asking(user_args_flat, slots.arguments, "user_args_flat")
+        backward = backward_of(slots, num_user_fw_outs, loss_index, asks, user_asks)
+        outputs = slots.outputs[:num_user_fw_outs]
     else:
-        check_forward(fw_metadata, graph.outputs[first:])
+        backward, outputs = None, slots.outputs
+        check_forward(fw_metadata, outputs)
         for given, named, what in (
             (params_and_buffers_flat, full, "params_and_buffers_flat"),
-            (user_args_flat, arguments, "user_args_flat"),
+            (user_args_flat, slots.arguments, "user_args_flat"),
         ):
             if len(given):
-                wants(given, named, what)
-    new = dict(zip(written, graph.outputs[tokens:first], strict=True))
+                asking(given, named, what)
+    new = dict(zip(written, slots.new_values, strict=True))
+    params = len(slots.parameters)
     return GraphSignature(
-        parameters=tuple(param_names),
-        buffers=tuple(buffer_names),
-        user_inputs=arguments,
-        user_outputs=graph.outputs[first : first + rest],
-        inputs_to_parameters=dict(zip(graph.placeholders[tokens : tokens + params], param_names, strict=True)),
-        inputs_to_buffers=dict(
-            zip(graph.placeholders[tokens + params : tokens + len(full)], buffer_names, strict=True)
-        ),
+        parameters=slots.parameters,
+        buffers=slots.buffers,
+        user_inputs=slots.arguments,
+        user_outputs=outputs,
+        inputs_to_parameters=dict(zip(slots.stored[:params], slots.parameters, strict=True)),
+        inputs_to_buffers=dict(zip(slots.stored[params:], slots.buffers, strict=True)),
         buffers_to_mutate={name: full[i] for i, name in new.items() if params <= i < len(full)},
         parameters_to_mutate={name: full[i] for i, name in new.items() if i < params},
-        user_inputs_to_mutate={name: arguments[i - len(full)] for i, name in new.items() if i >= len(full)},
+        user_inputs_to_mutate={name: slots.arguments[i - len(full)] for i, name in new.items() if i >= len(full)},
         in_spec=in_spec,
         out_spec=out_spec,
         backward_signature=backward,
-        input_tokens=graph.placeholders[:tokens],
-        output_tokens=graph.outputs[:tokens],
+        input_tokens=slots.input_tokens,
+        output_tokens=slots.output_tokens,
     )
+
+
+@dataclass(frozen=True)
+class Slots:
+    """The inputs and outputs of a graph, by what they are.
+
+    `parameters`, `buffers`: full names; `stored`: the same by their names in the graph. `arguments`: the user's inputs.
+    `written`: the positions of inputs that have new values, `new_values`: those. `outputs`: all that comes after.
+    """
+
+    parameters: tuple[str, ...]
+    buffers: tuple[str, ...]
+    stored: tuple[str, ...]
+    arguments: tuple[str, ...]
+    written: tuple[int, ...]
+    new_values: tuple[str | None, ...]
+    outputs: tuple[str | None, ...]
+    input_tokens: tuple[str, ...]
+    output_tokens: tuple[str | None, ...]
+
+    @property
+    def full(self) -> tuple[str, ...]:
+        """The full names of parameters and buffers."""
+        return (*self.parameters, *self.buffers)
+
+    @staticmethod
+    def of(
+        graph: GraphNames, meta: ViewAndMutationMeta, parameters: tuple[str, ...], buffers: tuple[str, ...]
+    ) -> Slots:
+        """Those of a graph whose inputs and outputs are in the order that `create_graph_signature` tells of."""
+        tokens, full = len(meta.tokens), len(parameters) + len(buffers)
+        arguments = graph.placeholders[tokens + full :]
+        if tokens + full + len(arguments) != len(graph.placeholders):
+            raise ValueError(
+                f"{WHO}: expected {counted(tokens, 'token')}, {counted(len(parameters), 'parameter')} and"
+                f" {counted(len(buffers), 'buffer')} among the inputs, but there are {len(graph.placeholders)}:"
+                f" {', '.join(graph.placeholders)}"
+            )
+        written = meta.mutated_inp_runtime_indices
+        if written and written[-1] >= full + len(arguments):
+            raise ValueError(f"{WHO}: input {written[-1]} is written, but there are {full + len(arguments)} inputs")
+        first = tokens + len(written)
+        if first > len(graph.outputs):
+            raise ValueError(
+                f"{WHO}: expected {counted(tokens, 'token')} and {counted(len(written), 'new value')}, got"
+                f" {counted(len(graph.outputs), 'output')}"
+            )
+        return Slots(
+            parameters,
+            buffers,
+            graph.placeholders[tokens : tokens + full],
+            arguments,
+            written,
+            graph.outputs[tokens:first],
+            graph.outputs[first:],
+            graph.placeholders[:tokens],
+            graph.outputs[:tokens],
+        )
 
 
 def check_forward(meta: ViewAndMutationMeta, outputs: Sequence[str | None]) -> None:
@@ -201,39 +246,137 @@ def check_forward(meta: ViewAndMutationMeta, outputs: Sequence[str | None]) -> N
         )
 
 
-def wants(arrays: Sequence[Any], names: Sequence[str], what: str) -> list[tuple[int, str]]:
-    """Position and name of those that require a gradient."""
+@dataclass(frozen=True)
+class Asking:
+    """An input that asks for a gradient: its position among those of its kind, and its name."""
+
+    position: int
+    name: str
+
+
+def asking(arrays: Sequence[Any], names: Sequence[str], what: str) -> list[Asking]:
+    """Those that require a gradient."""
     if len(arrays) != len(names):
         raise ValueError(f"{WHO}: expected {len(names)} {what}, {', '.join(names)}; got {len(arrays)}")
-    return [
-        (i, name) for i, (x, name) in enumerate(zip(arrays, names, strict=True)) if getattr(x, "requires_grad", False)
-    ]
+    pairs = enumerate(zip(arrays, names, strict=True))
+    return [Asking(i, name) for i, (x, name) in pairs if getattr(x, "requires_grad", False)]
 
 
 def backward_of(
-    outputs: Sequence[str | None],
-    num_user_outs: int,
-    loss_index: int,
-    stored: list[tuple[int, str]],
-    given: list[tuple[int, str]],
-    params: int,
+    slots: Slots, num_user_outs: int, loss_index: int, stored: list[Asking], given: list[Asking]
 ) -> BackwardSignature:
-    """outputs: the user's, then the gradients. stored, given: the parameters and buffers, and the user's inputs, that
-    require one.
+    """What the gradients behind the user's outputs are of. `stored`, `given`: the parameters and buffers, and the
+    user's inputs, that require one.
     """
+    params, outputs = len(slots.parameters), slots.outputs
+    wrong = [slots.parameters[i] for i in slots.written if i < params]
+    if wrong:
+        raise ValueError(f"{WHO}: a graph with gradients cannot write parameters, but {', '.join(wrong)} is written")
     if not 0 <= loss_index < num_user_outs:
         raise ValueError(f"{WHO}: loss_index counts the user's {num_user_outs} outputs from 0 on, got {loss_index}")
-    gradients = outputs[num_user_outs:]
-    if len(outputs) < num_user_outs or len(gradients) != len(stored) + len(given):
-        needed = ", ".join(name for _, name in (*stored, *given))
+    gradients, named = outputs[num_user_outs:], [*stored, *given]
+    if len(outputs) < num_user_outs or len(gradients) != len(named):
         raise ValueError(
-            f"{WHO}: expected {counted(num_user_outs, 'output')} and {counted(len(stored) + len(given), 'gradient')}"
-            f" ({needed}), got {len(outputs)} in all"
+            f"{WHO}: expected {counted(num_user_outs, 'output')} and {counted(len(named), 'gradient')}"
+            f" ({', '.join(one.name for one in named)}), got {len(outputs)} in all"
         )
-    named = list(zip(gradients, (*stored, *given), strict=True))
+    of_stored, of_given = dict(zip(gradients, stored, strict=False)), gradients[len(stored) :]
     return BackwardSignature(
-        gradients_to_parameters={g: name for g, (i, name) in named[: len(stored)] if i < params},
-        gradients_to_user_inputs={g: name for g, (_, name) in named[len(stored) :]},
+        gradients_to_parameters={g: one.name for g, one in of_stored.items() if one.position < params},
+        gradients_to_user_inputs={g: one.name for g, one in zip(of_given, given, strict=True)},
         loss_output=outputs[loss_index],
-        gradients_to_buffers={g: name for g, (i, name) in named[: len(stored)] if i >= params},
+        gradients_to_buffers={g: one.name for g, one in of_stored.items() if one.position >= params},
+    )
+
+
+# The joint function
+
+
+@dataclass(frozen=True)
+class JointSignature:
+    """What the function that goes forward and backward takes and returns, slot by slot.
+
+    `primals`: its inputs. `tangents`: what comes with them, the gradients of what it returns that has one. `outputs`:
+    new values of inputs, the function's outputs, intermediate bases. `gradients`: for each primal its gradient, or None
+    where it asks for none. Without a backward, tangents and gradients are empty.
+    """
+
+    primals: tuple[AOTInput, ...]
+    tangents: tuple[AOTInput, ...]
+    outputs: tuple[AOTOutput, ...]
+    gradients: tuple[GradAOTOutput | None, ...]
+
+    @property
+    def inputs(self) -> tuple[AOTInput, ...]:
+        """All that it takes, in order."""
+        return (*self.primals, *self.tangents)
+
+    @property
+    def returned(self) -> tuple[AOTOutput | None, ...]:
+        """All that it returns, in order."""
+        return (*self.outputs, *self.gradients)
+
+
+def create_joint_signature(
+    meta: ViewAndMutationMeta, requires_grad: Sequence[bool], args_descs: Sequence[AOTInput] | None = None
+) -> JointSignature:
+    """The signature of the joint function: of a function of which `meta` is known, together with its backward.
+
+    requires_grad: for each input, whether it asks for a gradient before the call; the metadata says who does after it.
+    An input that asks has a gradient, also one that the function itself has ask, and does not write. args_descs: what
+    each input is (default: PlainAOTInput by position). There is a backward where an input asks for a gradient and
+    something has a history that is returned, other than a view of an input that asks for one, or is written where
+    gradients are on.
+
+    ValueError: more or fewer flags or descriptors than inputs.
+
+    >>> from fanin.analysis import collect_metadata, create_joint_signature
+    >>> meta = collect_metadata(lambda w, x: w * x, [np.ones(2), np.ones(2)], requires_grad=[True, False])
+    >>> joint = create_joint_signature(meta, [True, False])
+    >>> [str(x) for x in joint.inputs]
+    ['args[0]', 'args[1]', '__output_tangent(output[0])']
+    >>> [str(x) for x in joint.returned]
+    ['output[0]', '__grad(args[0])', 'None']
+    """
+    n, who = len(meta.input_info), "create_joint_signature"
+    descs = tuple(args_descs) if args_descs is not None else tuple(PlainAOTInput(i) for i in range(n))
+    for given, what in (
+        (requires_grad, "requires_grad: expected a flag"),
+        (descs, "args_descs: expected a descriptor"),
+    ):
+        if len(given) != n:
+            raise ValueError(f"{who}: {what} for each of the {counted(n, 'input')}, got {len(given)}")
+    saved = (
+        IntermediateBaseAOTOutput(PlainAOTOutput(j))
+        for j, o in enumerate(meta.output_info)
+        if o.output_type is OutputType.alias_of_intermediate_save_as_output
+    )
+    outputs: tuple[AOTOutput, ...] = (
+        *(InputMutationAOTOutput(descs[i]) for i in meta.mutated_inp_runtime_indices),
+        *(PlainAOTOutput(j) for j in range(meta.num_outputs)),
+        *saved,
+    )
+    if not any(requires_grad) or not has_backward(meta):
+        return JointSignature(descs, (), outputs, ())
+    asks = [
+        before or (info.requires_grad and info.mutation_type is MutationType.NOT_MUTATED)
+        for before, info in zip(requires_grad, meta.input_info, strict=True)
+    ]
+    gradients = tuple(GradAOTOutput(d) if ask else None for d, ask in zip(descs, asks, strict=True))  # type: ignore[arg-type]  # it says so
+    return JointSignature(descs, meta.traced_tangents_descs, outputs, gradients)
+
+
+def has_backward(meta: ViewAndMutationMeta) -> bool:
+    """Whether anything that is returned or written has a history that is not an input's own."""
+    asking = [info.requires_grad for info in meta.input_info]
+    returned = any(
+        o.requires_grad and not (o.output_type in INPUT_ALIAS_TYPES and o.base_idx is not None and asking[o.base_idx])
+        for o in meta.output_info
+    )
+    return returned or any(
+        info.requires_grad
+        and info.mutates_data
+        and not info.mutations_under_no_grad_or_inference_mode
+        and not info.mutations_hidden_from_autograd
+        for info in meta.input_info
     )
