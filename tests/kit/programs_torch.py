@@ -108,6 +108,7 @@ class Program:
     steps: tuple[Step, ...]
     outs: tuple[int | str, ...]
     keep: bool
+    no_empty_writes: bool = False  #: what writes no element is left out
 
     def args(self) -> list[Any]:
         """What to call it with: always the same."""
@@ -136,7 +137,9 @@ class Program:
         """All tensors that it is given or makes."""
         pool = [x for x in args if isinstance(x, torch.Tensor)]
         for step in self.steps:
-            apply(pool, step)
+            writes = step[0].removeprefix("no_grad ") in WRITES
+            if not (self.no_empty_writes and writes and pool[step[1] % len(pool)].numel() == 0):
+                apply(pool, step)
         return pool
 
     def fn(self, *args: Any) -> list[Any]:

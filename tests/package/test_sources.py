@@ -36,7 +36,6 @@ KNOWN_LONG = dict.fromkeys(
         "array_getitem in csrc/py/array.c is longer than 60 lines",
         "collect_torch in python/fanin/analysis/torch_collect.py is longer than 60 lines",
         "convert in csrc/device/kernels/kernels.cu is longer than 60 lines",
-        "create_graph_signature in python/fanin/analysis/signature.py is longer than 60 lines",
         "fan_buffer_target in csrc/buffer/target.c is longer than 60 lines",
         "fan_fold_dense in csrc/buffer/fold_dense.c is longer than 60 lines",
         "fan_gather in csrc/buffer/gather.c is longer than 60 lines",

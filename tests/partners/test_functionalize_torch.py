@@ -243,7 +243,7 @@ def test_gradients_and_values_of_random_programs_are_those_of_the_function_itsel
         warnings.simplefilter("ignore")
         seen = law(2500, seed)
     print(dict(seen))
-    assert seen["undone"] > 800 and seen["gradients"] > 700 and seen["errors of a backward"] > 5, seen
+    assert seen["undone"] > 1000 and seen["gradients"] > 1500 and seen["errors of a backward"] > 700, seen
 
 
 @pytest.mark.slow
@@ -253,7 +253,7 @@ def test_the_law_holds_for_many_more_programs_with_gradients(part: int) -> None:
         warnings.simplefilter("ignore")
         seen = law(10_000, f"{SEED}, part {part}")
     print(dict(seen))
-    assert seen["undone"] == 3334 and seen["gradients"] > 2800 and seen["errors of a backward"] > 20, seen
+    assert seen["undone"] > 4500 and seen["gradients"] > 6000 and seen["errors of a backward"] > 3000, seen
 
 
 def test_calling_the_wrapper_leaves_all_as_calling_the_function_itself() -> None:

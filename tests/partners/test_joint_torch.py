@@ -177,7 +177,7 @@ def test_the_joint_function_takes_and_returns_what_pytorchs_does() -> None:
 def test_the_joint_function_of_many_programs_is_pytorchs() -> None:
     counts = compare_joints(range(20_000, 24_000))
     print(f"seeds 20000 to 23999: {dict(counts)}")
-    assert counts["compared"] > 3000 and counts["with a backward"] > 1700
+    assert counts["compared"] > 3000 and counts["with a backward"] > 1500
 
 
 def leaf() -> Any:
