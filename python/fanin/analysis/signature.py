@@ -362,7 +362,10 @@ def create_joint_signature(
         before or (info.requires_grad and info.mutation_type is MutationType.NOT_MUTATED)
         for before, info in zip(requires_grad, meta.input_info, strict=True)
     ]
-    gradients = tuple(GradAOTOutput(d) if ask else None for d, ask in zip(descs, asks, strict=True))  # type: ignore[arg-type]  # it says so
+    gradients = tuple(
+        GradAOTOutput(d) if ask else None  # type: ignore[arg-type]  # it says so itself, of what has no gradient
+        for d, ask in zip(descs, asks, strict=True)
+    )
     return JointSignature(descs, meta.traced_tangents_descs, outputs, gradients)
 
 
