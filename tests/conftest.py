@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -13,6 +16,22 @@ from kit.support import build_c, compiler, core_file, run_c, run_python, sanitiz
 # What runs in the background ignores Ctrl-C, and so would the processes that are sent it here.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+FAILED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: Any) -> Any:
+    report = yield
+    item.stash[FAILED] = item.stash.get(FAILED, False) or report.failed
+    return report
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What there is so far is no garbage: it is left out of the many collections to come."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -63,3 +82,32 @@ def c_program() -> Callable[..., Callable[..., subprocess.CompletedProcess[str]]
 def python() -> Callable[..., subprocess.CompletedProcess[str]]:
     """support.run_python: runs code in a Python of its own."""
     return run_python
+
+
+@pytest.fixture
+def a_world(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
+    """a_world("sim" | "fake" | "gpu", ..): a kit.world.world from here to the end of the test, when it is judged."""
+    from kit.world import world
+
+    with contextlib.ExitStack() as stack:
+        made: list[Any] = []
+
+        def enter(kind: str, *args: Any, **options: Any) -> Any:
+            made.append(stack.enter_context(world(kind, *args, **options)))
+            return made[-1]
+
+        yield enter
+        for one in made:
+            one.failed |= request.node.stash.get(FAILED, False)
+
+
+@pytest.fixture(params=["sim", "fake"])
+def w(request: pytest.FixtureRequest, a_world: Callable[..., Any]) -> Any:
+    """A world of two devices: the simulated machine, then the fake driver."""
+    return a_world(request.param)
+
+
+@pytest.fixture
+def driver(a_world: Callable[..., Any]) -> Any:
+    """A fake driver of two devices, in use."""
+    return a_world("fake").driver

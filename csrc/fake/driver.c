@@ -994,12 +994,9 @@ fan_cu_result fan_fake_StreamDestroy(fan_cu_stream s)
         return find(DESTROYED, s) ? CONTEXT_IS_DESTROYED : INVALID_HANDLE;
     lock();
     unlist(t);
-    fan_stream *was = t->stream;
-    t->stream = NULL;
     unlock();
-    t->kind = DESTROYED; /* what is queued still runs; its handle is nobody else's */
+    t->kind = DESTROYED; /* its handle is nobody else's; what is queued still runs, and the device is waited for with it */
     show(t);
-    fan_stream_drop(was);
     return OK;
 }
 

@@ -127,6 +127,8 @@ static PyObject *pool(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 static PyObject *trim(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 {
     size_t gone;
+    if (fan_state_get())
+        fan_buffer_spares_free(fan_state_get());
     Py_BEGIN_ALLOW_THREADS gone = fan_pool_trim();
     Py_END_ALLOW_THREADS return PyLong_FromSize_t(gone);
 }

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import ml_dtypes
@@ -48,29 +47,6 @@ PLAIN = [
 ]
 SEED = 20261121
 planted = pytest.mark.skipif(not hooks.DEVELOPMENT, reason="faults are planted in test builds alone: FANIN_DEV=1")
-
-
-@pytest.fixture(params=["sim", "cuda"])
-def w(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """A machine, or a driver of one. At the end nothing has raced and nothing is left."""
-    gc.collect()
-    if request.param == "sim":
-        with Machine(2) as m:
-            yield m
-            m.synchronize()
-            assert m.races == 0
-        return
-    made = FakeDriver(2)
-    with use_driver(made):
-        yield made
-        made.synchronize()
-        assert made.races == 0, made.race
-    gc.collect()
-    assert made.depth == 0
-    if (
-        made.live("contexts") == 0 and "captured_sum" not in request.node.name
-    ):  # a graph's memory goes with a later call
-        assert (made.live("memory"), made.live("events")) == (0, 0)
 
 
 def some(rng: np.random.Generator, dtype: np.dtype[Any], shape: tuple[int, ...], spoilt: bool) -> Any:
@@ -414,37 +390,36 @@ def test_what_was_lent_to_producers_is_known(w: Any) -> None:
 # Who waits, and when
 
 
-def test_the_sum_waits_for_nobody_and_the_figures_are_read_once() -> None:
-    driver = FakeDriver(1)
+def test_the_sum_waits_for_nobody_and_the_figures_are_read_once(a_world: Any) -> None:
+    driver = a_world("fake", 1).driver
     counts = []
-    with use_driver(driver):
-        for stats in (False, True):
-            s, c = driver.stream(), driver.stream()
-            g = [driver.array(np.full(5000, k + 1.0)) for k in range(3)]
-            before = {
-                name: driver.calls(name)
-                for name in (
-                    "StreamSynchronize",
-                    "EventSynchronize",
-                    "MemcpyDtoHAsync",
-                    "LaunchKernel",
-                    "MemAllocAsync",
-                )
-            }
-            buf = fanin.InputBuffer(1, stats=stats, stream=c)
-            for k, x in enumerate(g):
-                buf.add(0, x, key=k, stream=s)
-            [sum_] = buf.take()
-            counts.append([driver.calls(name) - n for name, n in before.items()])
-            assert sum_ is not None
-        assert counts[0] == [0, 0, 0, 1, 1]
-        assert counts[1] == [0, 0, 0, 2, 2], "one small launch and one small block of memory more"
-        assert buf.stats(0).sumsq == 5000 * 36
-        synced, copied = driver.calls("StreamSynchronize"), driver.calls("MemcpyDtoHAsync")
-        assert buf.stats(0).absmax == 6 and fanin.global_norm(buf) == math.sqrt(5000 * 36)
-        assert (driver.calls("StreamSynchronize"), driver.calls("MemcpyDtoHAsync")) == (synced, copied)
-        driver.synchronize()
-        assert driver.races == 0
+    for stats in (False, True):
+        s, c = driver.stream(), driver.stream()
+        g = [driver.array(np.full(5000, k + 1.0)) for k in range(3)]
+        before = {
+            name: driver.calls(name)
+            for name in (
+                "StreamSynchronize",
+                "EventSynchronize",
+                "MemcpyDtoHAsync",
+                "LaunchKernel",
+                "MemAllocAsync",
+            )
+        }
+        buf = fanin.InputBuffer(1, stats=stats, stream=c)
+        for k, x in enumerate(g):
+            buf.add(0, x, key=k, stream=s)
+        [sum_] = buf.take()
+        counts.append([driver.calls(name) - n for name, n in before.items()])
+        assert sum_ is not None
+    assert counts[0] == [0, 0, 0, 1, 1]
+    assert counts[1] == [0, 0, 0, 2, 2], "one small launch and one small block of memory more"
+    assert buf.stats(0).sumsq == 5000 * 36
+    synced, copied = driver.calls("StreamSynchronize"), driver.calls("MemcpyDtoHAsync")
+    assert buf.stats(0).absmax == 6 and fanin.global_norm(buf) == math.sqrt(5000 * 36)
+    assert (driver.calls("StreamSynchronize"), driver.calls("MemcpyDtoHAsync")) == (synced, copied)
+    driver.synchronize()
+    assert driver.races == 0
 
 
 def test_figures_are_the_same_bits_in_every_run_and_at_every_address(w: Any) -> None:
@@ -612,20 +587,19 @@ def test_a_snapshot_has_no_figures_and_spoils_none(w: Any) -> None:
     assert buf.stats(0) == fanin.Stats(2, 18.0, 3.0, 0, None)
 
 
-def test_figures_that_nobody_reads_are_given_back() -> None:
-    driver = FakeDriver(1)
-    with use_driver(driver):
-        s = driver.stream()
-        g = driver.array(np.ones(3))
-        buf = fanin.InputBuffer(1, stats=True, stream=s)
-        for _ in range(20):
-            for _ in range(2):
-                buf.add(0, g, stream=s)
-            buf.take()
-            driver.synchronize()
-        assert driver.live("memory") < 10
-        del buf, g
-        gc.collect()
+def test_figures_that_nobody_reads_are_given_back(a_world: Any) -> None:
+    driver = a_world("fake", 1).driver
+    s = driver.stream()
+    g = driver.array(np.ones(3))
+    buf = fanin.InputBuffer(1, stats=True, stream=s)
+    for _ in range(20):
+        for _ in range(2):
+            buf.add(0, g, stream=s)
+        buf.take()
+        driver.synchronize()
+    assert driver.live("memory") < 10
+    del buf, g
+    gc.collect()
 
 
 def is_poisoned(buf: fanin.InputBuffer, slot: int) -> bool:

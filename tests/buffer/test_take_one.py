@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import random
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,7 +12,6 @@ import pytest
 
 import fanin
 from fanin.sim import Machine, explore
-from fanin.testing import FakeDriver, use_driver
 
 F = np.float32([1, 2, 3])
 
@@ -206,22 +203,6 @@ def test_a_failed_slot_keeps_what_it_held_and_the_others_are_not_asked() -> None
         buf.take()
 
 
-@pytest.fixture(params=["sim", "cuda"])
-def w(request: pytest.FixtureRequest) -> Iterator[Any]:
-    gc.collect()
-    if request.param == "sim":
-        with Machine(2) as m:
-            yield m
-            m.synchronize()
-            assert m.races == 0
-        return
-    made = FakeDriver(2)
-    with use_driver(made):
-        yield made
-        made.synchronize()
-        assert made.races == 0, made.race
-
-
 @pytest.mark.parametrize("budget", [0, math.inf])
 def test_on_streams_the_sum_is_ready_for_its_taker(w: Any, budget: Any) -> None:
     a, b, c = w.stream(), w.stream(), w.stream()
@@ -241,24 +222,23 @@ def test_on_streams_the_sum_is_ready_for_its_taker(w: Any, budget: Any) -> None:
         assert rest[0] is rest[1] is None and rest[2].numpy().tolist() == [5.0] * 4
 
 
-def test_a_poisoned_slot_does_not_keep_the_others_back() -> None:
-    driver = FakeDriver(1)
-    with use_driver(driver):
-        s = driver.stream()
-        buf = fanin.InputBuffer(2, stream=s, budget=math.inf)
-        for slot in (0, 1):
-            for _ in range(2):
-                buf.add(slot, driver.array(np.ones(2)), stream=s)
-        driver.fail(0, 1, call="LaunchKernel")
-        with pytest.raises(fanin.DeviceError):
-            buf.take(slot=0)
-        with pytest.raises(RuntimeError, match="slot 0 is poisoned"):
-            buf.take(slot=0)
-        with pytest.raises(RuntimeError, match="slot 0 is poisoned"):
-            buf.take()
-        with fanin.stream(s):
-            assert buf.take(slot=1).numpy().tolist() == [2, 2]
-        buf.clear()
+def test_a_poisoned_slot_does_not_keep_the_others_back(a_world: Any) -> None:
+    driver = a_world("fake", 1).driver
+    s = driver.stream()
+    buf = fanin.InputBuffer(2, stream=s, budget=math.inf)
+    for slot in (0, 1):
+        for _ in range(2):
+            buf.add(slot, driver.array(np.ones(2)), stream=s)
+    driver.fail(0, 1, call="LaunchKernel")
+    with pytest.raises(fanin.DeviceError):
+        buf.take(slot=0)
+    with pytest.raises(RuntimeError, match="slot 0 is poisoned"):
+        buf.take(slot=0)
+    with pytest.raises(RuntimeError, match="slot 0 is poisoned"):
+        buf.take()
+    with fanin.stream(s):
+        assert buf.take(slot=1).numpy().tolist() == [2, 2]
+    buf.clear()
 
 
 def test_every_order_of_two_threads_gives_each_slot_its_sum() -> None:

@@ -76,21 +76,19 @@ def test_every_row_has_results_of_one_form(quick: tuple[str, dict[str, Any], Pat
             assert {t["row"], *t["against"]} <= set(one["rows"]) | set(one["absent"]) | {"numexpr", "jax.jit"}
 
 
-def test_the_rows_of_a_gpu_run_on_the_fake_driver_too() -> None:
+def test_the_rows_of_a_gpu_run_on_the_fake_driver_too(a_world: Any) -> None:
     """Their work, not their time: there is no GPU to be fast, and no peer."""
-    from fanin.testing import FakeDriver, use_driver
 
-    driver = FakeDriver(1)
-    with use_driver(driver):
-        with bench.importing_from(FOLDER):
-            spec = importlib.util.spec_from_file_location("fanin_bench_gpu", FOLDER / "gpu.py")
-            assert spec and spec.loader
-            module = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
-        assert isinstance(module.place(), module.Plain) and module.place().torch is None
-        made = list(module.results_on(module.Plain(), True, 4096, 5))
-        driver.synchronize()
-        assert driver.races == 0, driver.race
+    driver = a_world("fake", 1).driver
+    with bench.importing_from(FOLDER):
+        spec = importlib.util.spec_from_file_location("fanin_bench_gpu", FOLDER / "gpu.py")
+        assert spec and spec.loader
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    assert isinstance(module.place(), module.Plain) and module.place().torch is None
+    made = list(module.results_on(module.Plain(), True, 4096, 5))
+    driver.synchronize()
+    assert driver.races == 0, driver.race
     assert [one["title"].split(";")[0] for one in made] == [
         *(f"gpu: {n} x 4 KB float32" for n in (2, 4, 8, 16)),
         "gpu: 5 slots of 1 KB, in place",

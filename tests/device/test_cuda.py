@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,21 +25,6 @@ from kit.support import ROOT, TESTS, run_python
 pytestmark = pytest.mark.core
 
 STICKY, REJECTED, NO_MEMORY = 700, 701, 2
-
-
-@pytest.fixture
-def driver() -> Iterator[FakeDriver]:
-    """Two devices. At the end nothing may be left behind, and nothing may have raced."""
-    gc.collect()
-    made = FakeDriver(devices=2)
-    with use_driver(made):
-        yield made
-        made.synchronize()
-        assert made.races == 0, made.race
-    gc.collect()
-    assert made.depth == 0
-    if made.live("contexts") == 0:  # no test keeps an object: then all is given back
-        assert (made.live("memory"), made.live("events"), made.live("modules")) == (0, 0, 0)
 
 
 def values(x: Any, stream: fanin.Stream) -> list[Any]:
@@ -81,15 +65,16 @@ def test_without_a_driver_the_error_says_so_and_all_else_works() -> None:
         (999, "could not be initialised"),
     ],
 )
-def test_a_driver_that_cannot_be_initialised_is_told_with_code_path_and_versions(code: int, words: str) -> None:
-    driver = FakeDriver(devices=1)
+def test_a_driver_that_cannot_be_initialised_is_told_with_code_path_and_versions(
+    a_world: Any, code: int, words: str
+) -> None:
+    driver = a_world("fake", devices=1).driver
     driver.fail(0, code, call="Init")
-    with use_driver(driver):
-        with pytest.raises(fanin.DeviceError, match=words) as caught:
-            fanin.Stream("cuda:0", 1)
-        assert caught.value.code == code  # type: ignore[attr-defined]
-        assert str(driver.path) in str(caught.value)
-        assert "CUDA 12.4; fanin needs 11.0" in str(caught.value)
+    with pytest.raises(fanin.DeviceError, match=words) as caught:
+        fanin.Stream("cuda:0", 1)
+    assert caught.value.code == code  # type: ignore[attr-defined]
+    assert str(driver.path) in str(caught.value)
+    assert "CUDA 12.4; fanin needs 11.0" in str(caught.value)
 
 
 def test_a_driver_without_a_function_that_must_be_there_is_told_by_name() -> None:
@@ -103,43 +88,40 @@ def test_a_driver_without_a_function_that_must_be_there_is_told_by_name() -> Non
     "name",
     ["MemAllocAsync", "MemPoolTrimTo", "ThreadExchangeStreamCaptureMode", "StreamGetCaptureInfo", "UserObjectCreate"],
 )
-def test_a_feature_that_a_driver_lacks_is_off_and_named(name: str) -> None:
-    driver = FakeDriver(devices=1)
+def test_a_feature_that_a_driver_lacks_is_off_and_named(a_world: Any, name: str) -> None:
+    driver = a_world("fake", devices=1).driver
     driver.hide(name)
-    with use_driver(driver):
-        s = driver.stream()
-        buf = fanin.InputBuffer(1, stream=s)
-        for value in (1.0, 2.0):
-            buf.add(0, driver.array(np.full(3, value)), stream=s)
-        assert values(buf.take()[0], s) == [3, 3, 3]
-        assert f"its driver has no cu{name}" in str(fanin.info())
-        assert name in "".join(fanin.info()["backends"]["cuda"]["missing"].values())
-        assert driver.calls(name) == 0
+    s = driver.stream()
+    buf = fanin.InputBuffer(1, stream=s)
+    for value in (1.0, 2.0):
+        buf.add(0, driver.array(np.full(3, value)), stream=s)
+    assert values(buf.take()[0], s) == [3, 3, 3]
+    assert f"its driver has no cu{name}" in str(fanin.info())
+    assert name in "".join(fanin.info()["backends"]["cuda"]["missing"].values())
+    assert driver.calls(name) == 0
 
 
-def test_an_old_driver_has_what_its_version_has() -> None:
-    driver = FakeDriver(devices=1)
+def test_an_old_driver_has_what_its_version_has(a_world: Any) -> None:
+    driver = a_world("fake", devices=1).driver
     driver.set(version=11000)
-    with use_driver(driver):
-        s = driver.stream()
-        buf = fanin.InputBuffer(1, stream=s)
-        buf.add(0, driver.array(np.ones(3)), stream=s)
-        buf.add(0, driver.array(np.ones(3)), stream=s)
-        assert values(buf.take()[0], s) == [2, 2, 2]
-        missing = _core.cuda_info()["missing"]
+    s = driver.stream()
+    buf = fanin.InputBuffer(1, stream=s)
+    buf.add(0, driver.array(np.ones(3)), stream=s)
+    buf.add(0, driver.array(np.ones(3)), stream=s)
+    assert values(buf.take()[0], s) == [2, 2, 2]
+    missing = _core.cuda_info()["missing"]
     assert set(missing.values()) == {"cuMemAllocAsync", "cuStreamGetCaptureInfo", "cuUserObjectCreate"}
 
 
-def test_a_device_without_memory_pools_gets_plain_memory() -> None:
-    driver = FakeDriver(devices=1)
+def test_a_device_without_memory_pools_gets_plain_memory(a_world: Any) -> None:
+    driver = a_world("fake", devices=1).driver
     driver.set(pools=False)
-    with use_driver(driver):
-        s = driver.stream()
-        buf = fanin.InputBuffer(1, stream=s)
-        for _ in range(2):
-            buf.add(0, driver.array(np.ones(3)), stream=s)
-        assert values(buf.take()[0], s) == [2, 2, 2]
-        assert driver.calls("MemAllocAsync") == 0 and driver.calls("MemAlloc") > 2
+    s = driver.stream()
+    buf = fanin.InputBuffer(1, stream=s)
+    for _ in range(2):
+        buf.add(0, driver.array(np.ones(3)), stream=s)
+    assert values(buf.take()[0], s) == [2, 2, 2]
+    assert driver.calls("MemAllocAsync") == 0 and driver.calls("MemAlloc") > 2
 
 
 def test_a_device_that_the_driver_has_not_is_told_how_many_there_are(driver: FakeDriver) -> None:
@@ -746,17 +728,16 @@ def test_short_memory_is_trimmed_and_asked_for_once_more(driver: FakeDriver) -> 
     assert driver.calls("MemPoolTrimTo") == trims + 1
 
 
-def test_memory_that_is_really_short_is_told_and_the_device_goes_on() -> None:
-    driver = FakeDriver(1, memory=1 << 16)
-    with use_driver(driver):
-        with pytest.raises(
-            fanin.DeviceOutOfMemoryError, match=r"cuMemAlloc\(\d+ bytes\) on cuda:0 failed: CUDA_ERROR_OUT_OF_MEMORY"
-        ) as caught:
-            driver.empty(1 << 16)
-        assert caught.value.code == 2  # type: ignore[attr-defined]
-        assert isinstance(caught.value, MemoryError)
-        s = driver.stream()
-        assert values(driver.array(np.ones(3)), s) == [1] * 3
+def test_memory_that_is_really_short_is_told_and_the_device_goes_on(a_world: Any) -> None:
+    driver = a_world("fake", 1, memory=1 << 16).driver
+    with pytest.raises(
+        fanin.DeviceOutOfMemoryError, match=r"cuMemAlloc\(\d+ bytes\) on cuda:0 failed: CUDA_ERROR_OUT_OF_MEMORY"
+    ) as caught:
+        driver.empty(1 << 16)
+    assert caught.value.code == 2  # type: ignore[attr-defined]
+    assert isinstance(caught.value, MemoryError)
+    s = driver.stream()
+    assert values(driver.array(np.ones(3)), s) == [1] * 3
 
 
 def test_a_sticky_error_loses_one_device_and_not_the_other(driver: FakeDriver) -> None:
@@ -784,33 +765,33 @@ def test_a_sticky_error_loses_one_device_and_not_the_other(driver: FakeDriver) -
     driver.__init__(devices=2)  # type: ignore[misc]
 
 
-def test_a_kernel_that_strays_is_found_by_the_next_wait() -> None:
-    driver = FakeDriver(1)
-    with use_driver(driver):
-        s = driver.stream()
-        x, out = driver.array(np.ones(4)), driver.array(np.ones(4))
-        buf = fanin.InputBuffer(1, stream=s)
-        buf.add(0, x, stream=s)
-        buf.add(0, x, stream=s)
-        driver._lib.cuMemFree_v2.argtypes = [__import__("ctypes").c_uint64]
-        with driver.context():
-            driver.call("cuMemFree_v2", x.address)  # somebody else frees it
-        with pytest.raises(fanin.DeviceError, match="ILLEGAL_ADDRESS"):
-            buf.take(out=[out])
-            s.synchronize()
+def test_a_kernel_that_strays_is_found_by_the_next_wait(a_world: Any) -> None:
+    driver = a_world("fake", 1).driver
+    driver.world.device_is_lost()
+    s = driver.stream()
+    x, out = driver.array(np.ones(4)), driver.array(np.ones(4))
+    buf = fanin.InputBuffer(1, stream=s)
+    buf.add(0, x, stream=s)
+    buf.add(0, x, stream=s)
+    driver._lib.cuMemFree_v2.argtypes = [__import__("ctypes").c_uint64]
+    with driver.context():
+        driver.call("cuMemFree_v2", x.address)  # somebody else frees it
+    with pytest.raises(fanin.DeviceError, match="ILLEGAL_ADDRESS"):
+        buf.take(out=[out])
+        s.synchronize()
 
 
-def test_after_a_reset_by_somebody_else_the_device_is_lost_and_nothing_dead_is_freed() -> None:
-    old = FakeDriver(1)
-    with use_driver(old):
-        x, s = old.array(np.ones(4)), old.stream()
-        new = FakeDriver(1)  # every handle of the old machine is invalid from here on
-        with pytest.raises(fanin.DeviceError, match="CUDA_ERROR_INVALID_CONTEXT"):
-            s.record()
-        frees = new.calls("MemFree")
-        del x, s
-        gc.collect()
-        assert new.calls("MemFree") == frees
+def test_after_a_reset_by_somebody_else_the_device_is_lost_and_nothing_dead_is_freed(a_world: Any) -> None:
+    old = a_world("fake", 1).driver
+    old.world.judges_itself("another driver takes its place")
+    x, s = old.array(np.ones(4)), old.stream()
+    new = FakeDriver(1)  # every handle of the old machine is invalid from here on
+    with pytest.raises(fanin.DeviceError, match="CUDA_ERROR_INVALID_CONTEXT"):
+        s.record()
+    frees = new.calls("MemFree")
+    del x, s
+    gc.collect()
+    assert new.calls("MemFree") == frees
 
 
 def test_a_forked_child_is_told_and_may_let_go_of_what_it_inherited(driver: FakeDriver) -> None:
@@ -931,14 +912,17 @@ def exercise(driver: FakeDriver) -> list[str]:
 
 @pytest.mark.skipif(not hooks.DEVELOPMENT, reason="faults are planted in test builds alone: FANIN_DEV=1")
 @pytest.mark.parametrize("name", [None, *MUTANTS])
-def test_a_planted_fault_of_the_backend_is_found(name: str | None) -> None:
-    with use_driver(FakeDriver(1)) as driver:
-        assert driver
-        hooks.fault(name and MUTANTS[name])
-        try:
-            wrong = exercise(driver)
-        finally:
-            hooks.fault(None)
+def test_a_planted_fault_of_the_backend_is_found(a_world: Any, name: str | None) -> None:
+    driver = a_world("fake", 1).driver
+    if name:
+        driver.world.judges_itself("a fault of the backend shows where it likes")
+    else:
+        driver.world.device_is_lost()  # exercise ends with an error that stays
+    hooks.fault(name and MUTANTS[name])
+    try:
+        wrong = exercise(driver)
+    finally:
+        hooks.fault(None)
     print(name, wrong)
     assert bool(wrong) == (name is not None)
 

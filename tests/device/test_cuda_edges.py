@@ -8,8 +8,8 @@ import contextlib
 import ctypes
 import gc
 import threading
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,19 +22,6 @@ from kit.support import run_python
 pytestmark = pytest.mark.core
 
 MIB = 1 << 20
-
-
-@pytest.fixture
-def driver() -> Iterator[FakeDriver]:
-    gc.collect()
-    made = FakeDriver(devices=2)
-    with use_driver(made):
-        yield made
-        made.fail(-1, 0)
-        made.synchronize()
-        assert made.races == 0, made.race
-    gc.collect()
-    assert (made.depth, made.capture_mode) == (0, 0)
 
 
 def destroy(driver: FakeDriver, s: fanin.Stream) -> None:
@@ -78,42 +65,42 @@ def test_a_destroyed_streams_handle_is_not_asked_twice_and_may_be_another_stream
         fanin.Stream("cuda:0", s.handle)
 
 
-def test_memory_that_a_destroyed_stream_used_goes_back_when_memory_is_short() -> None:
-    driver = FakeDriver(1, memory=4 * MIB)
+def test_memory_that_a_destroyed_stream_used_goes_back_when_memory_is_short(a_world: Any) -> None:
+    driver = a_world("fake", 1, memory=4 * MIB).driver
     driver.set(pools=False)
-    with use_driver(driver):
-        s, t = driver.stream(), driver.stream()
-        keep, used = ([driver.array(np.ones(MIB // 8)) for _ in range(2)] for _ in range(2))
-        for x in used:
-            driver.launch(s, lambda v: v.fill(1), writes=[x])
-        destroy(driver, s)
-        del used, x
-        gc.collect()
-        buf = fanin.InputBuffer(1, stream=t)
-        for g in keep:
-            buf.add(0, g, stream=t)
-        with fanin.stream(t):
-            assert buf.take()[0].numpy().tolist() == [2] * (MIB // 8)
-        del buf, keep, g
+    s, t = driver.stream(), driver.stream()
+    keep, used = ([driver.array(np.ones(MIB // 8)) for _ in range(2)] for _ in range(2))
+    for x in used:
+        driver.launch(s, lambda v: v.fill(1), writes=[x])
+    destroy(driver, s)
+    del used, x
+    gc.collect()
+    buf = fanin.InputBuffer(1, stream=t)
+    for g in keep:
+        buf.add(0, g, stream=t)
+    with fanin.stream(t):
+        assert buf.take()[0].numpy().tolist() == [2] * (MIB // 8)
+    del buf, keep, g
     gc.collect()
 
 
-def test_a_device_that_was_lost_while_it_was_made_ready_is_not_asked_again() -> None:
-    driver = FakeDriver(1)
-    with use_driver(driver):
-        driver.fail(0, 700, call="ModuleLoadData", sticky=True)
-        with pytest.raises(fanin.DeviceError, match="ILLEGAL_ADDRESS"):
+def test_a_device_that_was_lost_while_it_was_made_ready_is_not_asked_again(a_world: Any) -> None:
+    driver = a_world("fake", 1).driver
+    driver.world.device_is_lost()
+    driver.fail(0, 700, call="ModuleLoadData", sticky=True)
+    with pytest.raises(fanin.DeviceError, match="ILLEGAL_ADDRESS"):
+        fanin.Stream("cuda:0", 1)
+    calls = driver.calls()
+    for _ in range(3):
+        with pytest.raises(fanin.DeviceError, match="lost since an earlier failure"):
             fanin.Stream("cuda:0", 1)
-        calls = driver.calls()
-        for _ in range(3):
-            with pytest.raises(fanin.DeviceError, match="lost since an earlier failure"):
-                fanin.Stream("cuda:0", 1)
-        assert driver.calls() == calls
+    assert driver.calls() == calls
 
 
 def test_an_event_of_a_lost_device_is_not_waited_for_on_another(driver: FakeDriver) -> None:
     s, t = driver.stream(0), driver.stream(1)
     e = s.record()
+    driver.world.device_is_lost()
     driver.fail(0, 700, call="EventRecord", sticky=True)
     with pytest.raises(fanin.DeviceError):
         s.record()
@@ -252,25 +239,24 @@ def test_memory_that_a_graph_could_not_be_told_of_is_told_by_the_next_job(driver
     driver.destroy_graph(graph)
 
 
-def test_scratch_memory_without_pools_goes_back_beside_the_capture_of_another_stream() -> None:
-    driver = FakeDriver(1)
+def test_scratch_memory_without_pools_goes_back_beside_the_capture_of_another_stream(a_world: Any) -> None:
+    driver = a_world("fake", 1).driver
     driver.set(pools=False)
-    with use_driver(driver):
-        c, t = driver.stream(), driver.stream()
-        x = driver.array(np.arange(8.0))
-        every_second = x.reshape(4, 2).T
-        driver.begin_capture(c)
-        gapped = driver.array(np.arange(8.0)) if False else every_second
-        with fanin.stream(t):
-            assert gapped.numpy().tolist() == [[0, 2, 4, 6], [1, 3, 5, 7]]
-        wide = [driver.array(np.ones(4, "f4")) for _ in range(3)]
-        buf = fanin.InputBuffer([fanin.Slot(accumulate="float64")], stream=t)
-        for k, g in enumerate([*wide, *wide] * 100):
-            buf.add(0, g, key=k, stream=t)
-        total = buf.take()[0]
-        driver.end_capture(c)
-        with fanin.stream(t):
-            assert total.numpy().tolist() == [600] * 4
+    c, t = driver.stream(), driver.stream()
+    x = driver.array(np.arange(8.0))
+    every_second = x.reshape(4, 2).T
+    driver.begin_capture(c)
+    gapped = driver.array(np.arange(8.0)) if False else every_second
+    with fanin.stream(t):
+        assert gapped.numpy().tolist() == [[0, 2, 4, 6], [1, 3, 5, 7]]
+    wide = [driver.array(np.ones(4, "f4")) for _ in range(3)]
+    buf = fanin.InputBuffer([fanin.Slot(accumulate="float64")], stream=t)
+    for k, g in enumerate([*wide, *wide] * 100):
+        buf.add(0, g, key=k, stream=t)
+    total = buf.take()[0]
+    driver.end_capture(c)
+    with fanin.stream(t):
+        assert total.numpy().tolist() == [600] * 4
     gc.collect()
 
 
@@ -278,54 +264,54 @@ def test_scratch_memory_without_pools_goes_back_beside_the_capture_of_another_st
 
 
 @pytest.mark.rule("K2")
-def test_short_memory_inside_a_capture_is_told_and_nothing_is_asked_or_waited_for() -> None:
-    driver = FakeDriver(1, memory=4 * MIB)
-    with use_driver(driver):
-        c, q = driver.stream(), driver.stream()
-        x, y = driver.array(np.ones(MIB // 8)), driver.array(np.ones(MIB // 8))
-        gone = driver.array(np.ones(MIB // 8))
-        driver.launch(q, lambda v: v.fill(1), writes=[gone])
-        del gone
-        gc.collect()
-        fill = [driver.empty(MIB // 8)]
-        driver.begin_capture(c)
-        calls = {name: driver.calls(name) for name in ("EventQuery", "EventSynchronize", "StreamSynchronize")}
-        buf = fanin.InputBuffer(1, stream=c)
-        buf.add(0, x, stream=c)
-        buf.add(0, y, stream=c)
-        with pytest.raises(fanin.DeviceOutOfMemoryError):
-            buf.take()
-        assert {name: driver.calls(name) for name in calls} == calls
-        driver.end_capture(c)  # which is whole
-        del fill
-        driver.synchronize()
+def test_short_memory_inside_a_capture_is_told_and_nothing_is_asked_or_waited_for(a_world: Any) -> None:
+    driver = a_world("fake", 1, memory=4 * MIB).driver
+    c, q = driver.stream(), driver.stream()
+    x, y = driver.array(np.ones(MIB // 8)), driver.array(np.ones(MIB // 8))
+    gone = driver.array(np.ones(MIB // 8))
+    driver.launch(q, lambda v: v.fill(1), writes=[gone])
+    del gone
+    gc.collect()
+    fill = [driver.empty(MIB // 8)]
+    driver.begin_capture(c)
+    calls = {name: driver.calls(name) for name in ("EventQuery", "EventSynchronize", "StreamSynchronize")}
+    buf = fanin.InputBuffer(1, stream=c)
+    buf.add(0, x, stream=c)
+    buf.add(0, y, stream=c)
+    with pytest.raises(fanin.DeviceOutOfMemoryError):
+        buf.take()
+    assert {name: driver.calls(name) for name in calls} == calls
+    driver.end_capture(c)  # which is whole
+    del fill
+    driver.synchronize()
     gc.collect()
 
 
 @pytest.mark.parametrize("captured", [0, 1])
-def test_short_memory_is_waited_for_where_it_can_be_and_not_where_a_stream_is_captured(captured: int) -> None:
-    driver = FakeDriver(1, memory=4 * MIB)
+def test_short_memory_is_waited_for_where_it_can_be_and_not_where_a_stream_is_captured(
+    a_world: Any, captured: int
+) -> None:
+    driver = a_world("fake", 1, memory=4 * MIB).driver
     driver.set(pools=False)
-    with use_driver(driver):
-        c, q = driver.stream(), driver.stream()
-        keep, leave = ([driver.array(np.ones(MIB // 8)) for _ in range(2)] for _ in range(2))
-        driver.launch(q, lambda v: v.fill(1), writes=[leave[1 - captured]])
-        driver.begin_capture(c)
-        driver.launch(c, lambda v: v.fill(1), writes=[leave[captured]])
-        for _ in range(2):
-            del leave[0]  # in this order
-            gc.collect()
-        buf = fanin.InputBuffer(1, stream=q)
-        for x in keep:
-            buf.add(0, x, stream=q)
-        waits = driver.calls("EventSynchronize")
-        total = buf.take()[0]
-        assert driver.calls("EventSynchronize") == waits + 1, "it was not short"
-        driver.end_capture(c)
-        with fanin.stream(q):
-            assert total.numpy().tolist() == [2] * (MIB // 8)
-        del buf, total, keep
-        driver.synchronize()
+    c, q = driver.stream(), driver.stream()
+    keep, leave = ([driver.array(np.ones(MIB // 8)) for _ in range(2)] for _ in range(2))
+    driver.launch(q, lambda v: v.fill(1), writes=[leave[1 - captured]])
+    driver.begin_capture(c)
+    driver.launch(c, lambda v: v.fill(1), writes=[leave[captured]])
+    for _ in range(2):
+        del leave[0]  # in this order
+        gc.collect()
+    buf = fanin.InputBuffer(1, stream=q)
+    for x in keep:
+        buf.add(0, x, stream=q)
+    waits = driver.calls("EventSynchronize")
+    total = buf.take()[0]
+    assert driver.calls("EventSynchronize") == waits + 1, "it was not short"
+    driver.end_capture(c)
+    with fanin.stream(q):
+        assert total.numpy().tolist() == [2] * (MIB // 8)
+    del buf, total, keep
+    driver.synchronize()
     gc.collect()
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,18 +21,6 @@ from kit.standins import DLArray, LegacyArray, Library, adopt, table_array
 pytestmark = [pytest.mark.core, pytest.mark.threads]
 
 TURNS = 6
-
-
-@pytest.fixture
-def driver() -> Iterator[FakeDriver]:
-    """Two devices. At the end nothing has raced."""
-    gc.collect()
-    made = FakeDriver(devices=2)
-    with use_driver(made):
-        yield made
-        made.synchronize()
-        assert made.races == 0, made.race
-    gc.collect()
 
 
 def together(*workers: Callable[[], None]) -> None:

@@ -10,7 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ import pytest
 import fanin
 from device import test_cuda
 from fanin.sim import Machine
-from kit.device import device
 from kit.support import ROOT, TESTS
 
 GPU = pytest.mark.gpu
@@ -101,11 +100,8 @@ def played(log: Log, m: Any) -> list[bytes]:
 
 
 @pytest.fixture(params=["fake", pytest.param("gpu", marks=GPU)])
-def m(request: pytest.FixtureRequest) -> Iterator[Any]:
-    with device(request.param, seed=1) as made:
-        yield made
-        made.synchronize()
-        assert made.races == 0, made.race
+def m(request: pytest.FixtureRequest, a_world: Callable[..., Any]) -> Any:
+    return a_world(request.param, 1, seed=1)
 
 
 @pytest.mark.core
@@ -136,9 +132,8 @@ def test_a_log_with_one_key_changed_gives_other_bits() -> None:
 
 
 @pytest.fixture
-def driver() -> Iterator[Any]:
-    with device("gpu", seed=0) as made:
-        yield made
+def driver(a_world: Callable[..., Any]) -> Any:
+    return a_world("gpu").driver
 
 
 for _name in (

@@ -4,11 +4,10 @@ the fake driver; and the buffer under capture (K1-K4, S7).
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,122 +15,10 @@ import pytest
 
 import fanin
 from fanin.sim import Machine
-from fanin.testing import FakeDriver, use_driver
 from fanin.testing.driver import DriverError
 from kit import hooks
 
 pytestmark = pytest.mark.core
-
-
-class Sim:
-    """The simulated device, asked for what a caller of the driver would do."""
-
-    def __init__(self) -> None:
-        self.m = Machine(2)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.m, name)
-
-    def legacy(self) -> Any:
-        return fanin.Stream("sim:0", 1)
-
-    def blocking_stream(self) -> Any:
-        return self.m.stream(blocking=True)
-
-    def event(self) -> Any:
-        return self.m.event()
-
-    def record(self, e: Any, s: Any) -> None:
-        e.record(s)
-
-    def wait(self, s: Any, e: Any) -> None:
-        s.wait(e)
-
-    def sync(self, s: Any) -> None:
-        s.synchronize()
-
-    def query(self, e: Any) -> None:
-        e.query()
-
-    def sync_event(self, e: Any) -> None:
-        e.synchronize()
-
-    def device_sync(self) -> None:
-        self.m.synchronize()
-
-    def unsafe(self) -> None:
-        self.m._unsafe()
-
-    def state(self, s: Any) -> int:
-        return self.m._capture_state(s)
-
-
-class Cuda:
-    """The same through the fake driver's own functions: what the backend refuses beforehand reaches the driver here."""
-
-    def __init__(self) -> None:
-        self.d = FakeDriver(2)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.d, name)
-
-    def call(self, name: str, *args: Any) -> None:
-        with self.d.context():
-            self.d.call(name, *args)
-
-    def legacy(self) -> Any:
-        return fanin.Stream("cuda:0", 1)
-
-    def blocking_stream(self) -> Any:
-        return self.d.stream(blocking=True)
-
-    def event(self) -> Any:
-        made = ctypes.c_void_p()
-        self.call("cuEventCreate", ctypes.byref(made), 2)
-        return made
-
-    def record(self, e: Any, s: Any) -> None:
-        self.call("cuEventRecord", e, ctypes.c_void_p(s.handle))
-
-    def wait(self, s: Any, e: Any) -> None:
-        self.call("cuStreamWaitEvent", ctypes.c_void_p(s.handle), e, 0)
-
-    def sync(self, s: Any) -> None:
-        self.call("cuStreamSynchronize", ctypes.c_void_p(s.handle))
-
-    def query(self, e: Any) -> None:
-        self.call("cuEventQuery", e)
-
-    def sync_event(self, e: Any) -> None:
-        self.call("cuEventSynchronize", e)
-
-    def device_sync(self) -> None:
-        self.call("cuCtxSynchronize")
-
-    def unsafe(self) -> None:
-        out = ctypes.c_uint64()
-        self.call("cuMemAlloc_v2", ctypes.byref(out), ctypes.c_size_t(64))
-        self.call("cuMemFree_v2", out)
-
-    def state(self, s: Any) -> int:
-        status = ctypes.c_int()
-        self.call("cuStreamGetCaptureInfo_v2", ctypes.c_void_p(s.handle), ctypes.byref(status), None, None, None, None)
-        return status.value
-
-
-@pytest.fixture(params=["sim", "cuda"])
-def w(request: pytest.FixtureRequest) -> Iterator[Any]:
-    gc.collect()
-    if request.param == "sim":
-        world = Sim()
-        with world.m:
-            yield world
-        return
-    made = Cuda()
-    with use_driver(made.d):
-        yield made
-    gc.collect()
-    assert made.d.depth == 0
 
 
 def code_of(error: BaseException) -> int:
@@ -157,7 +44,7 @@ def ended(w: Any, s: Any) -> None:
     """The end of a capture in which a wait was refused: fanin refuses it before the device hears of it, the driver
     breaks the capture.
     """
-    if isinstance(w, Sim):
+    if w.kind == "sim":
         w.end_capture(s)
     else:
         refused(901, lambda: w.end_capture(s))
@@ -259,10 +146,11 @@ def test_what_nothing_orders_in_a_graph_is_a_race_when_it_is_launched(w: Any) ->
     fork(w, t, s)
     graph = w.end_capture(s)
     assert w.races == 0
+    w.races_are_planted()
     try:
         w.launch_graph(graph, s)
     except fanin.RaceError:
-        assert isinstance(w, Sim)
+        assert w.kind == "sim"
     assert w.races > 0
 
 
@@ -348,7 +236,7 @@ def test_a_captured_stream_is_not_synchronized(w: Any, ask: str) -> None:
 
 def test_the_legacy_stream_rests_while_a_blocking_stream_is_captured(w: Any) -> None:
     x = w.array(np.zeros(4))
-    s, b = w.stream(), w.blocking_stream()
+    s, b = w.stream(), w.stream(blocking=True)
     w.begin_capture(s)
     bump(w, w.legacy(), x, 1)  # s is no blocking stream
     w.end_capture(s)
@@ -401,7 +289,7 @@ def test_a_broken_capture_refuses_everything_until_its_end(w: Any) -> None:
 
 
 def test_the_legacy_stream_beside_a_broken_capture_is_refused_as_the_capture_is(w: Any) -> None:
-    b, x = w.blocking_stream(), w.array(np.zeros(4))
+    b, x = w.stream(blocking=True), w.array(np.zeros(4))
     w.begin_capture(b)
     refused(906, lambda: bump(w, w.legacy(), x, 1))
     refused(901, lambda: bump(w, w.legacy(), x, 1))
@@ -484,102 +372,99 @@ def test_adding_and_taking_are_captured_and_replayed(w: Any, budget: Any) -> Non
 
 
 @pytest.mark.rule("K2")
-def test_nothing_is_queried_or_waited_for_while_it_is_captured() -> None:
-    world = Cuda()
-    d = world.d
-    with use_driver(d):
-        c, p, q = (d.stream() for _ in range(3))
-        g = [d.array(np.full(8, v)) for v in (1, 10, 100)]
-        for _ in range(3):  # memory that leaves, to be polled
-            left = d.array(np.ones(4))
-            bump(d, p, left, 1)
-            del left
-        d.begin_capture(c)
-        fork(world, c, p)
-        fork(world, c, q)
-        names = (
-            "EventQuery",
-            "EventSynchronize",
-            "StreamSynchronize",
-            "CtxSynchronize",
-            "ModuleLoadData",
-            "MemFree",
-            "MemFreeAsync",
-        )
-        before = {name: d.calls(name) for name in names}
-        total = captured_pass(world, c, p, q, g, budget=0)
-        assert {name: d.calls(name) for name in before} == before
-        graph = d.end_capture(c)
-        d.launch_graph(graph, c)
-        with fanin.stream(c):
-            assert total.numpy().tolist() == [114] * 8
-        d.synchronize()
-        assert d.races == 0, d.race
+def test_nothing_is_queried_or_waited_for_while_it_is_captured(a_world: Any) -> None:
+    world = a_world("fake")
+    d = world.driver
+    c, p, q = (d.stream() for _ in range(3))
+    g = [d.array(np.full(8, v)) for v in (1, 10, 100)]
+    for _ in range(3):  # memory that leaves, to be polled
+        left = d.array(np.ones(4))
+        bump(d, p, left, 1)
+        del left
+    d.begin_capture(c)
+    fork(world, c, p)
+    fork(world, c, q)
+    names = (
+        "EventQuery",
+        "EventSynchronize",
+        "StreamSynchronize",
+        "CtxSynchronize",
+        "ModuleLoadData",
+        "MemFree",
+        "MemFreeAsync",
+    )
+    before = {name: d.calls(name) for name in names}
+    total = captured_pass(world, c, p, q, g, budget=0)
+    assert {name: d.calls(name) for name in before} == before
+    graph = d.end_capture(c)
+    d.launch_graph(graph, c)
+    with fanin.stream(c):
+        assert total.numpy().tolist() == [114] * 8
+    d.synchronize()
+    assert d.races == 0, d.race
 
 
 @pytest.mark.rule("K3")
-def test_memory_that_goes_during_a_capture_lives_as_long_as_its_graph() -> None:
-    world = Cuda()
-    d = world.d
-    with use_driver(d):
-        c, p, q = (d.stream() for _ in range(3))
-        g = [d.array(np.full(8, v)) for v in (1, 10, 100)]
-        d.begin_capture(c)
-        fork(world, c, p)
-        fork(world, c, q)
-        total = captured_pass(world, c, p, q, g, budget=0)
-        graph = d.end_capture(c)
-        held = d.live()
-        del total, g
-        gc.collect()
-        other = [d.array(np.full(8, 7.0)) for _ in range(4)]  # whatever was given back would be reused
-        assert d.live() == held + 4
-        d.launch_graph(graph, c)
-        d.synchronize()
-        for x in other:
-            with fanin.stream(c):
-                assert x.numpy().tolist() == [7] * 8
-        assert d.races == 0, d.race
-        d.destroy_graph(graph)
-        del other, x
-        last = d.array(np.zeros(2))  # reaps
-        assert d.live() == 1
-        del last
+def test_memory_that_goes_during_a_capture_lives_as_long_as_its_graph(a_world: Any) -> None:
+    world = a_world("fake")
+    d = world.driver
+    c, p, q = (d.stream() for _ in range(3))
+    g = [d.array(np.full(8, v)) for v in (1, 10, 100)]
+    d.begin_capture(c)
+    fork(world, c, p)
+    fork(world, c, q)
+    total = captured_pass(world, c, p, q, g, budget=0)
+    graph = d.end_capture(c)
+    held = d.live()
+    del total, g
+    gc.collect()
+    other = [d.array(np.full(8, 7.0)) for _ in range(4)]  # whatever was given back would be reused
+    assert d.live() == held + 4
+    d.launch_graph(graph, c)
+    d.synchronize()
+    for x in other:
+        with fanin.stream(c):
+            assert x.numpy().tolist() == [7] * 8
+    assert d.races == 0, d.race
+    d.destroy_graph(graph)
+    del other, x
+    last = d.array(np.zeros(2))  # reaps
+    assert d.live() == 1
+    del last
     gc.collect()
 
 
 @pytest.mark.rule("K3")
 @pytest.mark.parametrize("call", ["UserObjectCreate", "GraphRetainUserObject"])
 @pytest.mark.parametrize("at", [0, 1, 2])
-def test_memory_that_a_graph_was_not_told_of_is_told_again(at: int, call: str) -> None:
+def test_memory_that_a_graph_was_not_told_of_is_told_again(a_world: Any, at: int, call: str) -> None:
     """The result's, the first gradient's or the second's: the take fails, and the next one in the same capture tells
     the graph of all that it uses.
     """
-    driver = FakeDriver(1)
-    with use_driver(driver):
-        c = driver.stream()
-        g = [driver.array(np.full(8, v)) for v in (1, 10)]
-        driver.begin_capture(c)
-        buf = fanin.InputBuffer(1, stream=c)
-        for x in g:
-            buf.add(0, x, stream=c)
-        driver.fail(at, 2, call=call)
-        with pytest.raises(fanin.DeviceOutOfMemoryError, match=call):
-            buf.take()
-        total = buf.take()[0]
-        graph = driver.end_capture(c)
-        held = driver.live()
-        del g, x
-        gc.collect()
-        others = [driver.array(np.full(8, 7.0)) for _ in range(4)]  # whatever was given back would be reused
-        assert driver.live() == held + 4 - (at == 0)  # the first result, which no graph has, may go
-        driver.launch_graph(graph, c)
-        with fanin.stream(c):
-            assert total.numpy().tolist() == [11] * 8
-        driver.synchronize()
-        assert driver.races == 0, driver.race
-        driver.destroy_graph(graph)
-        del others, total
+    driver = a_world("fake", 1).driver
+    c = driver.stream()
+    g = [driver.array(np.full(8, v)) for v in (1, 10)]
+    driver.begin_capture(c)
+    buf = fanin.InputBuffer(1, stream=c)
+    for x in g:
+        buf.add(0, x, stream=c)
+    driver.fail(at, 2, call=call)
+    with pytest.raises(fanin.DeviceOutOfMemoryError, match=call):
+        buf.take()
+    total = buf.take()[0]
+    graph = driver.end_capture(c)
+    held = driver.live()
+    del g, x
+    gc.collect()
+    others = [driver.array(np.full(8, 7.0)) for _ in range(4)]  # whatever was given back would be reused
+    assert driver.live() == held + 4 - (at == 0)  # the first result, which no graph has, may go
+    driver.launch_graph(graph, c)
+    with fanin.stream(c):
+        assert total.numpy().tolist() == [11] * 8
+    driver.synchronize()
+    assert driver.races == 0, driver.race
+    driver.destroy_graph(graph)
+    del others, total
     gc.collect()
 
 
@@ -634,47 +519,45 @@ def test_a_free_consumer_is_forked_into_the_capture(w: Any) -> None:
     w.end_capture(p)
 
 
-def test_what_needs_the_host_is_refused_and_the_capture_goes_on() -> None:
-    world = Cuda()
-    d = world.d
-    with use_driver(d):
-        s = d.stream()
-        g = d.array(np.ones(4))
-        d.begin_capture(s)
-        for act in (
-            lambda: s.synchronize(),
-            lambda: fanin.Event("cuda:0").record(s) or g[:2].numpy(),
-        ):
-            with fanin.stream(s), pytest.raises(fanin.CaptureError, match="captured"):
-                act()
-        e = s.record()
-        for ask in (e.query, e.synchronize):
-            with pytest.raises(fanin.CaptureError, match="it has no time"):
-                ask()
-        assert world.state(s) == 1
+def test_what_needs_the_host_is_refused_and_the_capture_goes_on(a_world: Any) -> None:
+    world = a_world("fake")
+    d = world.driver
+    s = d.stream()
+    g = d.array(np.ones(4))
+    d.begin_capture(s)
+    for act in (
+        lambda: s.synchronize(),
+        lambda: fanin.Event("cuda:0").record(s) or g[:2].numpy(),
+    ):
+        with fanin.stream(s), pytest.raises(fanin.CaptureError, match="captured"):
+            act()
+    e = s.record()
+    for ask in (e.query, e.synchronize):
+        with pytest.raises(fanin.CaptureError, match="it has no time"):
+            ask()
+    assert world.state(s) == 1
+    d.end_capture(s)
+
+
+def test_a_capture_that_another_thread_breaks_is_told_and_the_next_one_works(a_world: Any) -> None:
+    world = a_world("fake")
+    d = world.driver
+    s = d.stream()
+    g = d.array(np.ones(4))
+    d.begin_capture(s)
+    assert code_of(from_thread(world.unsafe) or RuntimeError()) == 900
+    buf = fanin.InputBuffer(1, stream=s)
+    buf.add(0, g, stream=s)
+    buf.add(0, g, stream=s)
+    with pytest.raises(fanin.CaptureError, match="an earlier violation has ended this capture"):
+        buf.take()
+    with pytest.raises(DriverError, match="901"):
         d.end_capture(s)
-
-
-def test_a_capture_that_another_thread_breaks_is_told_and_the_next_one_works() -> None:
-    world = Cuda()
-    d = world.d
-    with use_driver(d):
-        s = d.stream()
-        g = d.array(np.ones(4))
-        d.begin_capture(s)
-        assert code_of(from_thread(world.unsafe) or RuntimeError()) == 900
-        buf = fanin.InputBuffer(1, stream=s)
-        buf.add(0, g, stream=s)
-        buf.add(0, g, stream=s)
-        with pytest.raises(fanin.CaptureError, match="an earlier violation has ended this capture"):
-            buf.take()
-        with pytest.raises(DriverError, match="901"):
-            d.end_capture(s)
-        buf.clear()
-        buf.add(0, g, stream=s)
-        buf.add(0, g, stream=s)
-        with fanin.stream(s):
-            assert buf.take()[0].numpy().tolist() == [2] * 4
+    buf.clear()
+    buf.add(0, g, stream=s)
+    buf.add(0, g, stream=s)
+    with fanin.stream(s):
+        assert buf.take()[0].numpy().tolist() == [2] * 4
 
 
 def test_memory_of_a_simulated_graph_is_kept_as_well() -> None:
@@ -697,30 +580,30 @@ def test_memory_of_a_simulated_graph_is_kept_as_well() -> None:
 
 
 @pytest.mark.skipif(not hooks.DEVELOPMENT, reason="faults are planted in test builds alone: FANIN_DEV=1")
-def test_memory_of_a_graph_that_is_given_back_too_early_is_found() -> None:
-    world = Cuda()
-    d = world.d
-    with use_driver(d):
-        c = d.stream()
-        g = [d.array(np.full(8, v)) for v in (1, 10)]
-        d.begin_capture(c)
-        buf = fanin.InputBuffer(1, stream=c)
-        for x in g:
-            buf.add(0, x, stream=c)
-        total = buf.take()[0]
-        graph = d.end_capture(c)
-        hooks.fault("CUDA_CAPTURED_FREE")
-        try:
-            del total, g, x
-            gc.collect()
-        finally:
-            hooks.fault(None)
-        d.launch_graph(graph, c)
-        try:
-            d.synchronize()
-        except DriverError:
-            pass
-        assert d.races > 0
+def test_memory_of_a_graph_that_is_given_back_too_early_is_found(a_world: Any) -> None:
+    world = a_world("fake")
+    d = world.driver
+    c = d.stream()
+    g = [d.array(np.full(8, v)) for v in (1, 10)]
+    d.begin_capture(c)
+    buf = fanin.InputBuffer(1, stream=c)
+    for x in g:
+        buf.add(0, x, stream=c)
+    total = buf.take()[0]
+    graph = d.end_capture(c)
+    hooks.fault("CUDA_CAPTURED_FREE")
+    try:
+        del total, g, x
+        gc.collect()
+    finally:
+        hooks.fault(None)
+    world.races_are_planted()
+    d.launch_graph(graph, c)
+    try:
+        d.synchronize()
+    except DriverError:
+        pass
+    assert d.races > 0
 
 
 @pytest.mark.parametrize("schedule", ["seeded", "fifo", "lifo", "starve", "round robin"])

@@ -40,18 +40,6 @@ def quick_collections() -> Iterator[None]:
 
 
 @pytest.fixture
-def driver() -> Iterator[FakeDriver]:
-    """Two devices. At the end nothing has raced."""
-    gc.collect()
-    made = FakeDriver(devices=2)
-    with use_driver(made):
-        yield made
-        made.synchronize()
-        assert made.races == 0, made.race
-    gc.collect()
-
-
-@pytest.fixture
 def library(driver: FakeDriver) -> Library:
     return Library(driver)
 
@@ -223,19 +211,18 @@ def test_our_streams_offer_themselves_by_the_protocol(driver: FakeDriver) -> Non
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", EVERY)
-def test_arrays_of_a_library_are_summed_where_their_streams_say(name: str, schedule: str) -> None:
-    driver = FakeDriver(1, 3, schedule=schedule, starve=2)
-    with use_driver(driver):
-        library = Library(driver)
-        with like(name, library) as make:
-            c, p, q = (driver.stream() for _ in range(3))
-            buf = fanin.InputBuffer(1, stream=c)
-            for s, value in ((p, 1), (q, 2), (c, 4)):
-                buf.add(0, make(library, (2, 3)).fill(s, value), stream=s)
-            gc.collect()
-            assert not library.freed
-            assert values(buf.take()[0], c) == [[7, 7, 7]] * 2
-            assert driver.races == 0, driver.race
+def test_arrays_of_a_library_are_summed_where_their_streams_say(a_world: Any, name: str, schedule: str) -> None:
+    driver = a_world("fake", 1, 3, schedule=schedule, starve=2).driver
+    library = Library(driver)
+    with like(name, library) as make:
+        c, p, q = (driver.stream() for _ in range(3))
+        buf = fanin.InputBuffer(1, stream=c)
+        for s, value in ((p, 1), (q, 2), (c, 4)):
+            buf.add(0, make(library, (2, 3)).fill(s, value), stream=s)
+        gc.collect()
+        assert not library.freed
+        assert values(buf.take()[0], c) == [[7, 7, 7]] * 2
+        assert driver.races == 0, driver.race
 
 
 @pytest.mark.parametrize("name", CURRENT)
@@ -283,38 +270,38 @@ def test_of_a_library_alone_the_sum_is_on_its_current_stream(name: str, library:
         assert values(total, s) == [3, 3, 3]
 
 
-def test_a_gradient_that_is_said_to_be_ready_elsewhere_is_a_race_that_is_found() -> None:
-    driver = FakeDriver(1)
-    with use_driver(driver):
-        library = Library(driver)
-        make = table_array(library)
-        p, c = driver.stream(), driver.stream()
-        buf = fanin.InputBuffer(1, stream=c)
-        for _ in range(2):
-            buf.add(0, make(library, (3,)).fill(p, 1))  # p is not the current one
-        buf.take()
+def test_a_gradient_that_is_said_to_be_ready_elsewhere_is_a_race_that_is_found(a_world: Any) -> None:
+    driver = a_world("fake", 1).driver
+    driver.world.races_are_planted()
+    library = Library(driver)
+    make = table_array(library)
+    p, c = driver.stream(), driver.stream()
+    buf = fanin.InputBuffer(1, stream=c)
+    for _ in range(2):
+        buf.add(0, make(library, (3,)).fill(p, 1))  # p is not the current one
+    buf.take()
+    driver.synchronize()
+    assert driver.races > 0
+
+
+def test_row_46_a_producer_that_ignores_our_stream_is_a_race_that_is_found(a_world: Any) -> None:
+    driver = a_world("fake", 1).driver
+    driver.world.races_are_planted()
+    library = Library(driver)
+    p, c = driver.stream(), driver.stream()
+
+    class Deaf(DLArray):
+        def __dlpack__(self, **how: Any) -> Any:
+            return super().__dlpack__(**{**how, "stream": -1})
+
+    for make, races in ((DLArray, False), (Deaf, True)):
+        with library.on(p):
+            buf = fanin.InputBuffer(1, stream=c)
+            for _ in range(2):
+                buf.add(0, make(library, (3,)).fill(p, 1), stream=c)
+            buf.take()
         driver.synchronize()
-        assert driver.races > 0
-
-
-def test_row_46_a_producer_that_ignores_our_stream_is_a_race_that_is_found() -> None:
-    driver = FakeDriver(1)
-    with use_driver(driver):
-        library = Library(driver)
-        p, c = driver.stream(), driver.stream()
-
-        class Deaf(DLArray):
-            def __dlpack__(self, **how: Any) -> Any:
-                return super().__dlpack__(**{**how, "stream": -1})
-
-        for make, races in ((DLArray, False), (Deaf, True)):
-            with library.on(p):
-                buf = fanin.InputBuffer(1, stream=c)
-                for _ in range(2):
-                    buf.add(0, make(library, (3,)).fill(p, 1), stream=c)
-                buf.take()
-            driver.synchronize()
-            assert (driver.races > 0) == races
+        assert (driver.races > 0) == races
 
 
 @pytest.mark.parametrize(

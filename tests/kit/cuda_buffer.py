@@ -12,7 +12,7 @@ import numpy as np
 import fanin
 from fanin import _core
 from fanin.testing import FakeDriver, use_driver
-from kit.device import Real
+from kit.world import Driver
 
 used: list[Any] = []  # to the end of the process
 
@@ -23,7 +23,7 @@ def device(real: bool) -> Any:
     driver = None if real else FakeDriver(1)
     used.append(use_driver(driver))
     used[0].__enter__()
-    return Real() if real else driver
+    return Driver() if real else driver
 
 
 class CudaBuffer:

@@ -34,12 +34,22 @@ class Library:
         self.freed: list[int] = []
         self.held: dict[int, Any] = {}  # tensors on their way, by the address of their struct
         self.asked: list[Any] = []
+        self.blocks: list[tuple[int, int]] = []  # (device, address)
         self.allocated = 0
+        if hasattr(driver, "at_end"):
+            driver.at_end.append(self.close)
         self.recorded: list[tuple[int, int]] = []  # record_stream: (address, handle)
 
     def stream(self, device: int = 0) -> int:
         """The library's current stream on a device: the legacy default where none was set."""
         return self.current.get(device, 0)
+
+    def close(self) -> None:
+        """The library's end: its blocks go back to the driver."""
+        for device, address in self.blocks:
+            with self.driver.context(device):
+                self.driver.call("cuMemFree_v2", ctypes.c_uint64(address))
+        self.blocks.clear()
 
     @contextmanager
     def on(self, s: fanin.Stream) -> Iterator[None]:
@@ -63,6 +73,7 @@ class Memory:
         with library.driver.context(device):
             library.driver.call("cuMemAlloc_v2", ctypes.byref(at), ctypes.c_size_t(max(size, 1)))
         self.address = at.value
+        library.blocks.append((device, self.address))
         weakref.finalize(self, library.freed.append, self.address).atexit = False
 
 

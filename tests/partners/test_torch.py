@@ -276,17 +276,15 @@ def test_a_parameter_has_the_table_of_a_tensor() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_sum_of_ours_on_a_device_that_torch_has_not_comes_back_as_our_array() -> None:
-    from fanin.testing import FakeDriver, use_driver
+def test_a_sum_of_ours_on_a_device_that_torch_has_not_comes_back_as_our_array(a_world: Any) -> None:
 
-    driver = FakeDriver(1)
-    with use_driver(driver):
-        x = driver.array(np.ones(3, "f4"))
-        assert export_device(TORCH, x) is x
-        host = torch.from_dlpack(Host(x))
-        assert host.tolist() == [1, 1, 1]
-        del x, host
-        driver.synchronize()
+    driver = a_world("fake", 1).driver
+    x = driver.array(np.ones(3, "f4"))
+    assert export_device(TORCH, x) is x
+    host = torch.from_dlpack(Host(x))
+    assert host.tolist() == [1, 1, 1]
+    del x, host
+    driver.synchronize()
 
 
 class Host:
