@@ -107,7 +107,7 @@ BOTH = [
     (memory, "blocks of the core left behind"),
     (an_event, "blocks of the core left behind"),
     (a_stream, "blocks of the core left behind"),
-    (a_buffer, r"blocks of the core left behind: .*1 InputBuffer"),
+    (a_buffer, r"blocks of the core left behind: .*InputBuffer"),
     (an_option, "options were"),
 ]
 OF_THE_FAKE = [
