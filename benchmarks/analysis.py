@@ -52,7 +52,7 @@ def bounded(one: Result, row: str, name: str, bound: float) -> Result:
         "ratio_of_minima": base["min"] / bound,
         "rounds": 1,
     }
-    one["targets"].append(at_most(1.0, row, name).told(times))
+    one["targets"].append(at_most(1.0, row, name).outcome(times))
     return one
 
 

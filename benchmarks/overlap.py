@@ -168,11 +168,11 @@ def hard(quick: bool, where: str) -> Iterator[Result]:
     rng = np.random.default_rng(0)
     several = []
     for _ in range(10 if quick else 40):
-        cut = [
+        pair = [
             as_strided(memory[rng.integers(0, 1000) :], rng.integers(5, 90, 3), rng.integers(10_000, 600_000, 3) * 3)
             for _ in range(2)
         ]
-        several.append(cut)
+        several.append(pair)
     works: Work = {
         f"np.shares_memory, at most {most} tries": lambda: [shares(x, y, most) for x, y in several],
         "fanin.overlap": lambda: [fanin.overlap(x, y) for x, y in several],

@@ -466,7 +466,7 @@ def patches(a: Var, size: int) -> Var:
     rim = size // 2
     shape = (n, h, w, size, size, c)
 
-    def cut(x: NDArray, out: NDArray) -> None:
+    def squares(x: NDArray, out: NDArray) -> None:
         padded = np.pad(x, [(0, 0), (rim, rim), (rim, rim), (0, 0)])
         for i, j in np.ndindex(size, size):
             out[:, :, :, i, j] = padded[:, i : i + h, j : j + w]
@@ -477,7 +477,7 @@ def patches(a: Var, size: int) -> Var:
             padded[:, i : i + h, j : j + w] += g[:, :, :, i, j]
         out[...] = padded[:, rim : rim + h, rim : rim + w]
 
-    y = op("patches", lambda x: run(cut, x, shape=shape), [a], lambda g, y: run(paste, g, shape=a.shape))
+    y = op("patches", lambda x: run(squares, x, shape=shape), [a], lambda g, y: run(paste, g, shape=a.shape))
     return reshape(y, (n * h * w, size * size * c))
 
 

@@ -193,12 +193,12 @@ def test_what_takes_too_long_runs_once_and_what_is_absent_never() -> None:
 
 def test_a_target_is_met_missed_or_nothing_to_compare_with() -> None:
     times = {"ours": [10.0, 20.0, 20.0], "one": [50.0, 60.0, 70.0], "two": [40.0, 40.0, 90.0]}
-    faster = timing.at_least(2.5, "ours", "one", "two", "missing").told(times)
+    faster = timing.at_least(2.5, "ours", "one", "two", "missing").outcome(times)
     assert (faster["seen"], faster["seen_by_min"], faster["met"]) == (2.0, 4.0, False)
-    slower = timing.at_most(0.5, "ours", "one", "two").told(times)
+    slower = timing.at_most(0.5, "ours", "one", "two").outcome(times)
     assert (slower["seen"], slower["met"]) == (0.5, True)
-    assert timing.at_most(1, "ours", "missing").told(times)["met"] is None
-    assert timing.at_most(1, "missing", "ours").told(times)["met"] is None
+    assert timing.at_most(1, "ours", "missing").outcome(times)["met"] is None
+    assert timing.at_most(1, "missing", "ours").outcome(times)["met"] is None
 
 
 def test_figures_that_are_kept_name_no_host_and_no_path() -> None:

@@ -42,7 +42,7 @@ def describe(x: object, recording: bool, has_combine: bool, ready: _core.Stream 
             return Object(None if type(x) in SCALARS or isinstance(x, np.generic) else (x,))
         return (None if recording else known(x, ready)) or object_of(x, has_combine)
     except Refusal as e:
-        return e.told()
+        return e.as_record()
 
 
 def known(x: object, ready: _core.Stream | None = None) -> Dense | Stored | None:

@@ -71,7 +71,7 @@ def conform(x: object, shape: Shape | None, dtype: str | None) -> Conformed | Re
         if dtype is not None:
             array = cast_to(array, dtype)
     except Refusal as e:
-        return e.told()
+        return e.as_record()
     return Conformed(array)
 
 

@@ -112,7 +112,7 @@ class Refusal(Exception):
         super().__init__(text)
         self.kind = kind
 
-    def told(self) -> Refused:
+    def as_record(self) -> Refused:
         return Refused(self.kind, str(self))
 
 

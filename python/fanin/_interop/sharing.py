@@ -78,4 +78,4 @@ def dlpack_memory(x: Exporter) -> Memory:
     try:
         return Lent(capsule_of(x, NEVER).capsule)
     except Refusal as e:
-        return e.told()
+        return e.as_record()

@@ -326,7 +326,7 @@ def train(options: argparse.Namespace) -> int:
             [
                 ("test accuracy (held-out digits)", f"{right:.1%}"),
                 ("seconds", f"{time.monotonic() - began:.1f}"),
-                *figures(check, machine, before, fanin.counters()),
+                *rows_of(check, machine, before, fanin.counters()),
             ]
         )
         screen.say()
@@ -348,7 +348,7 @@ def learn_all(
             progress.step(note)
 
 
-def figures(check: Check, machine: Machine, before: fanin.Counters, after: fanin.Counters) -> list[tuple[str, str]]:
+def rows_of(check: Check, machine: Machine, before: fanin.Counters, after: fanin.Counters) -> list[tuple[str, str]]:
     """What the training took, for the table."""
     return [
         ("gradients checked", str(check.gradients)),

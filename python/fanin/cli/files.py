@@ -20,7 +20,7 @@ def claim(path: Path) -> None:
         if path.is_dir():
             raise IsADirectoryError(21, "Is a directory")
         path.parent.mkdir(parents=True, exist_ok=True)
-        if plain(path):
+        if is_regular(path):
             with tempfile.TemporaryFile(dir=path.parent):
                 pass
         elif not os.access(path, os.W_OK):
@@ -31,13 +31,13 @@ def claim(path: Path) -> None:
 
 def write(path: Path, text: str) -> None:
     """The file, whole or not at all; a pipe or a device is written as it is."""
-    if plain(path):
+    if is_regular(path):
         write_whole(str(path), lambda out: out.write(text.encode()))
     else:
         path.write_text(text)
 
 
-def plain(path: Path) -> bool:
+def is_regular(path: Path) -> bool:
     """Whether there is nothing at `path`, or a file that another one may take the place of."""
     try:
         return stat.S_ISREG(path.stat().st_mode)

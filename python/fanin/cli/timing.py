@@ -47,7 +47,7 @@ class Target:
     must: str
     ratio: float
 
-    def told(self, times: Mapping[str, list[float]]) -> Result:
+    def outcome(self, times: Mapping[str, list[float]]) -> Result:
         """The target and what was seen, by medians and by minima; met is None where a side is absent."""
         peers = [times[name] for name in self.against if name in times]
         one: Result = {**asdict(self), "against": list(self.against), "seen": None, "seen_by_min": None, "met": None}
@@ -152,7 +152,7 @@ def measure(
         "rounds": max(map(len, times.values())),
         "rows": rows,
         "absent": [name for name, one in work.items() if one is None],
-        "targets": [t.told(times) for t in targets],
+        "targets": [t.outcome(times) for t in targets],
         **(more or {}),
     }
 

@@ -1,0 +1,83 @@
+"""What users import stands where they find it, and says so; what is ours alone bears an underscore."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pickle
+import pkgutil
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import fanin
+from fanin import descriptors as d
+from fanin.analysis import InputAliasInfo
+from kit.support import run_python
+
+pytestmark = pytest.mark.core
+
+#: The modules that users import, and those in which the names of `fanin` are made.
+PUBLIC = {"analysis", "cli", "conformance", "descriptors", "sim", "tape", "testing", "torch"}
+NOUNS = {"errors", "options", "slots", "streams"}
+
+
+def test_what_is_no_public_module_bears_an_underscore() -> None:
+    found = {m.name for m in pkgutil.iter_modules(fanin.__path__) if not m.name.startswith("_")}
+    assert found == PUBLIC | NOUNS
+
+
+def not_public(module: ModuleType) -> Iterator[str]:
+    """The public classes of a module that name a private one, or one that has them not."""
+    for name in module.__all__:
+        o = getattr(module, name)
+        if not inspect.isclass(o):
+            continue
+        home = o.__module__
+        if any(part.startswith("_") for part in home.split(".")):
+            yield f"{module.__name__}.{name} says that it is of {home}"
+        elif getattr(importlib.import_module(home), o.__qualname__, None) is not o:
+            yield f"{module.__name__}.{name} says that it is of {home}, which has it not"
+
+
+@pytest.mark.parametrize("module", [fanin, fanin.sim, d, fanin.analysis], ids=lambda m: m.__name__)
+def test_a_public_class_names_the_module_where_it_is_found(module: ModuleType) -> None:
+    assert list(not_public(module)) == []
+
+
+def test_a_class_that_names_another_module_is_found() -> None:
+    planted = ModuleType("planted")
+    hidden = type("Hidden", (), {"__module__": "fanin._sim.machine"})
+    lost = type("Lost", (), {"__module__": "fanin.sim"})
+    planted.__dict__.update(__all__=["Hidden", "Lost"], Hidden=hidden, Lost=lost)
+    assert list(not_public(planted)) == [
+        "planted.Hidden says that it is of fanin._sim.machine",
+        "planted.Lost says that it is of fanin.sim, which has it not",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "module"),
+    [
+        (fanin.Slot(3, "float32", name="w"), "fanin.slots"),
+        (fanin.Zero(3, "float32"), "fanin.slots"),
+        (fanin.sim.Clock(1.0, 2.0), "fanin.sim"),
+        (d.GradAOTOutput(d.PlainAOTInput(0)), "fanin.descriptors"),
+        (InputAliasInfo(), "fanin.analysis.records"),
+        (fanin.counters(), "fanin.options"),
+    ],
+    ids=lambda x: type(x).__name__ if not isinstance(x, str) else "",
+)
+def test_a_pickle_names_public_modules_alone(value: Any, module: str) -> None:
+    text = pickle.dumps(value, 0)
+    assert f"{module}\n".encode() in text and b"fanin._" not in text
+    assert pickle.loads(text) == value
+
+
+def test_importing_fanin_imports_no_library_but_numpy_and_draws_nothing() -> None:
+    late = ["analysis", "descriptors", "tape", "torch", "cli", "_trace.plot"]
+    others = ["torch", "jax", "scipy", "matplotlib"]
+    code = f"import sys, fanin; print([m for m in {[f'fanin.{m}' for m in late] + others} if m in sys.modules])"
+    assert run_python(code).stdout.strip() == "[]"
