@@ -71,16 +71,18 @@ fan_reuse_answer fan_reusable(const fan_reuse *f)
         return FAN_REUSE_LAYOUT;
     if (!f->writable)
         return FAN_REUSE_READONLY;
-    if (!f->exact)
+    if (!f->same_dtype)
         return FAN_REUSE_TYPE;
-    if (!f->apart)
+    if (!f->disjoint)
         return FAN_REUSE_MEETS;
     if (f->borrowed)
         return FAN_REUSE_BORROWED;
-    if (!((f->ours && !f->lent) || f->donated || (f->unshared && f->host)))
+    if (!((f->ours && !f->exposed) || f->donated || (f->unshared && f->host)))
         return FAN_REUSE_HELD;
-    if (!f->host && !f->settled)
+    if (!f->host && !f->exclusive)
         return FAN_REUSE_USED;
+    if (f->read_later)
+        return FAN_REUSE_READ;
     return FAN_REUSE_YES;
 }
 

@@ -33,7 +33,9 @@ typedef enum fan_form { FAN_FORM_UNDEFINED, FAN_FORM_ZERO, FAN_FORM_DENSE, FAN_F
     X(FRESH, "fresh")         /* a fresh dense array */                       \
     X(MERGE, "merge")         /* merged sparse, of the same kind */           \
     X(MERGE_COO, "merge coo") /* two kinds of sparse: COO */                  \
-    X(OBJECT, "object")       /* combine, or the operator */
+    X(OBJECT, "object")       /* combine, or the operator */                  \
+    X(EXACT, "exact")         /* fresh memory: summed in no order */          \
+    X(OUT, "into out")        /* the taker's memory */
 
 typedef enum fan_action {
 #define X(NAME, word) FAN_ACTION_##NAME,
@@ -62,15 +64,16 @@ fan_accum_plan fan_accum(fan_side old, fan_side new_, bool recording);
 typedef struct fan_reuse {
     bool dense; /* any permutation of a gap-free layout: it cannot overlap itself */
     bool writable;
-    bool exact;    /* its dtype is the accumulation dtype and its shape the sum's after this fold */
-    bool apart;    /* its bytes are disjoint from every other operand of the fold */
-    bool borrowed; /* L8: memory that will be overwritten later */
-    bool ours;     /* the buffer made it .. */
-    bool lent;     /* .. and lent it (a snapshot, a target, a hook) */
+    bool same_dtype; /* its dtype is the accumulation dtype and its shape the sum's after this fold */
+    bool disjoint;   /* its bytes are disjoint from every other operand of the fold */
+    bool borrowed;   /* L8: memory that will be overwritten later */
+    bool ours;       /* the buffer made it .. */
+    bool exposed;    /* .. and showed it (a snapshot, a target, a hook) */
     bool donated;
-    bool unshared; /* provably: nobody else has a reference */
-    bool host;     /* on a device without streams */
-    bool settled;  /* the streams that used its memory are A alone, or A is made to wait for each of them */
+    bool unshared;   /* provably: nobody else has a reference */
+    bool host;       /* on a device without streams */
+    bool exclusive;  /* the streams that used its memory are A alone, or A is made to wait for each of them */
+    bool read_later; /* its elements are looked at once more when the sum is made (statistics) */
 } fan_reuse;
 
 /* X(NAME, words): why an operand is not reusable, for explain. */
@@ -82,7 +85,8 @@ typedef struct fan_reuse {
     X(MEETS, "its memory may meet another operand's") \
     X(BORROWED, "its memory is borrowed")             \
     X(HELD, "someone else may hold it")               \
-    X(USED, "another stream may still use it")
+    X(USED, "another stream may still use it")        \
+    X(READ, "its elements are still to be looked at")
 
 typedef enum fan_reuse_answer {
 #define X(NAME, words) FAN_REUSE_##NAME,

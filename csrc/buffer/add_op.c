@@ -32,76 +32,60 @@ static fan_status record(fan_buffer *b, size_t slot, fan_item *item, fan_stream 
     return fan_order_record(b, stream, bit, &item->event, err);
 }
 
-static uint64_t record_bit(char how)
+/* S21: the converted gradient, in *made; where it is ready on A the item says so. */
+static fan_status convert(fan_buffer *b, fan_add_op *x, fan_value *made, fan_error *err)
 {
-    switch (how) {
-    case 'a':
-        return FAN_PLAN_S9_RECORD;
-    case 'B':
-        return FAN_PLAN_S10_RECORD;
-    case 'C':
-        return FAN_PLAN_S11_RECORD;
-    default:
-        return FAN_PLAN_S12_RECORD;
+    const fan_add_plan *plan = &x->a.plan;
+    fan_contribution *c = x->c;
+    fan_item *item = x->it;
+    fan_stream *on = plan->convert == FAN_CONVERT_ACCUM ? x->accum : x->a.producer;
+    if (plan->convert == FAN_CONVERT_SOURCE) {
+        on = c->stream ? fan_stream_hold(c->stream) : fan_stream_current(c->value.device);
+        fan_status status = fan_contribution_convert(b, x->slot, c, &x->a, on, made, err);
+        fan_stream_drop(on);
+        return status;
     }
+    if (plan->wait) {
+        FAN_TRY(record(b, x->slot, item, x->a.producer, plan->producer_bit, err));
+        FAN_TRY(fan_order_wait(b, x->slot, on, item->event, FAN_PLAN_S21_WAIT, err));
+    }
+    if (plan->mark_source)
+        FAN_TRY(fan_order_mark(&c->value, on, FAN_PLAN_S21_MARK, err));
+    if (FAN_FAULT(RECORD_BEFORE_CONVERSION) && plan->record == FAN_RECORD_PRODUCER)
+        FAN_TRY(record(b, x->slot, item, x->a.producer, plan->producer_bit, err));
+    FAN_TRY(fan_contribution_convert(b, x->slot, c, &x->a, on, made, err));
+    if (plan->convert != FAN_CONVERT_ACCUM)
+        return FAN_OK;
+    fan_event_drop(item->event);
+    item->event = NULL;
+    fan_stream_drop(item->producer);
+    item->producer = fan_stream_hold(fan_order_stream(plan->ready, &x->accum, 1));
+    fan_status status =
+        plan->record == FAN_RECORD_ACCUM ? record(b, x->slot, item, on, FAN_PLAN_S21_RECORD, err) : FAN_OK;
+    if (status != FAN_OK)
+        fan_value_drop(b->frontend, made);
+    return status;
 }
 
-static fan_status add_convert(fan_buffer *b, size_t slot, fan_contribution *c, const fan_arrival *a, fan_item *item,
-                              fan_stream *A, fan_stream *C, fan_value *old, fan_error *err)
+/* The plan of the contribution: converted, its event recorded, used on A. */
+static fan_status carry_out(fan_buffer *b, fan_add_op *x, fan_error *err)
 {
-    const fan_value *v = &c->value;
-    bool change = fan_arrival_converts(a) || (c->copy && (v->form == FAN_FORM_DENSE || v->form == FAN_FORM_SPARSE));
+    const fan_add_plan *plan = &x->a.plan;
+    fan_item *item = x->it;
     fan_value made = {.dtype = FAN_DT_NONE};
-    *old = (fan_value){.dtype = FAN_DT_NONE};
-    if (a->download) {
-        fan_stream *on = c->stream ? fan_stream_hold(c->stream) : fan_stream_current(v->device);
-        fan_status status = fan_contribution_convert(b, slot, c, a, on, &made, err);
-        fan_stream_drop(on);
-        FAN_TRY(status);
-    } else if (change && a->sync.how == '-') {
-        FAN_TRY(fan_contribution_convert(b, slot, c, a, NULL, &made, err));
-    } else if (change) {
-        fan_sync_convert plan = fan_sync_convert_plan(a->device->id, &a->sync);
-        bool on_producer = plan.on_producer && !a->upload;
-        fan_stream *on = on_producer ? a->producer : A;
-        if (!on_producer && !a->upload && a->producer != A) {
-            FAN_TRY(record(b, slot, item, a->producer, record_bit(a->sync.how), err));
-            FAN_TRY(fan_order_wait(b, slot, A, item->event, FAN_PLAN_S21_WAIT, err));
-        }
-        if (!a->upload)
-            FAN_TRY(fan_order_mark(v, on, FAN_PLAN_S21_MARK, err));
-        if (on_producer && FAN_FAULT(RECORD_BEFORE_CONVERSION) && a->sync.record)
-            FAN_TRY(record(b, slot, item, a->producer, record_bit(a->sync.how), err));
-        FAN_TRY(fan_contribution_convert(b, slot, c, a, on, &made, err));
-        if (!on_producer) {
-            fan_event_drop(item->event);
-            item->event = NULL;
-            fan_stream_drop(item->producer);
-            item->producer = fan_stream_hold(A);
-        }
-        if (!on_producer && a->sync.how != '+' && A != C) {
-            fan_status status = record(b, slot, item, A, FAN_PLAN_S21_RECORD, err);
-            if (status != FAN_OK) {
-                fan_value_drop(b->frontend, &made);
-                return status;
-            }
-        }
-    }
+    if (plan->convert != FAN_CONVERT_NOT)
+        FAN_TRY(convert(b, x, &made, err));
     if (made.form != FAN_FORM_UNDEFINED) {
-        *old = item->value;
+        x->old = item->value;
         item->value = made;
         item->ours = true;
         item->donated = false;
     }
-    if (a->sync.how == '-' || (item->producer != a->producer))
-        return FAN_OK;
-    if (a->sync.record && !item->event) {
-        fan_stream *on = FAN_FAULT(RECORD_ON_CONSUMER) ? C : a->producer;
-        FAN_TRY(record(b, slot, item, on, record_bit(a->sync.how), err));
+    if (plan->record == FAN_RECORD_PRODUCER && !item->event) {
+        fan_stream *on = FAN_FAULT(RECORD_ON_CONSUMER) ? x->consumer : x->a.producer;
+        FAN_TRY(record(b, x->slot, item, on, plan->producer_bit, err));
     }
-    if (a->sync.mark)
-        FAN_TRY(fan_order_mark(&item->value, A, FAN_PLAN_S9_MARK, err));
-    return FAN_OK;
+    return plan->mark ? fan_order_mark(&item->value, x->accum, FAN_PLAN_S9_MARK, err) : FAN_OK;
 }
 
 static void trace_add(const fan_buffer *b, size_t slot, const fan_contribution *c, const fan_arrival *a, uint64_t bytes)
@@ -110,13 +94,13 @@ static void trace_add(const fan_buffer *b, size_t slot, const fan_contribution *
     const fan_device *d =
         a->producer ? a->producer->device : a->device; /* a stream's number means something on its own device only */
     fan_trace_line line = {.kind = FAN_TRACE_ADD,
-                           .how = a->sync.how,
+                           .how = fan_sync_letter(a->plan.sync.how),
                            .device = d && d->id ? (int16_t)d->index : -1,
                            .slot = (int32_t)slot,
                            .count = 1,
                            .buffer = b->id,
                            .key = c->key,
-                           .rules = a->sync.rules,
+                           .rules = a->plan.rules,
                            .stream = a->producer ? a->producer->handle : 0,
                            .bytes = bytes,
                            .start_us = -1,
@@ -134,7 +118,7 @@ fan_status fan_add_carry_out(fan_buffer *b, fan_add_op *x, fan_error *err)
     FAN_TRY(fan_slot_still(b, x->slot, &x->c->value, x->c->key, err)); /* it may have waited for the slot */
     if (fan_trace_on())
         trace_add(b, x->slot, x->c, &x->a, fan_value_bytes(&x->c->value));
-    FAN_TRY(add_convert(b, x->slot, x->c, &x->a, it, x->accum, x->consumer, &x->old, err));
+    FAN_TRY(carry_out(b, x, err));
     x->bytes = fan_value_bytes(&it->value);
     x->bytes = x->bytes ? x->bytes : 1; /* so that what has no bytes of ours passes a budget of 0, too */
     if (fan_get_debug() && it->value.form == FAN_FORM_DENSE && it->value.device == fan_cpu() && !it->ours) {

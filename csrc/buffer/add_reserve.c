@@ -12,6 +12,17 @@
 #include <assert.h>
 #include <string.h>
 
+/* S5, S8 to S11: the slot's streams, fixed by its first gradient. */
+static void fix_streams(fan_pass *p, const fan_arrival *a, const fan_add_streams *with)
+{
+    fan_stream *const known[] = {with->consumer, a->producer, with->current};
+    p->how = a->plan.sync.how;
+    p->consumer = fan_stream_hold(fan_order_stream(a->plan.sync.slot.consumer, known, 3));
+    p->accum = fan_stream_hold(fan_order_stream(a->plan.sync.slot.accum, known, 3));
+    p->joins = p->how == FAN_CASE_CURRENT && with->pooled ? fan_stream_hold(a->producer) : NULL;
+    assert(p->consumer && p->accum);
+}
+
 /* Locked: what the slot learns from a contribution that has been checked. FAN_ERR_NOMEM changes nothing. */
 static fan_status reserve(fan_buffer *b, size_t slot, fan_contribution *c, const fan_arrival *a,
                           const fan_add_streams *with, fan_item *it, fan_error *err)
@@ -62,15 +73,9 @@ static fan_status reserve(fan_buffer *b, size_t slot, fan_contribution *c, const
     p->objects = p->objects || c->value.form == FAN_FORM_OBJECT;
     if (a->device && !p->device)
         p->device = fan_device_hold(a->device);
-    if (a->sync.how != '-' && a->sync.how != '+') {
-        fan_stream *C = with->consumer ? with->consumer : with->current;
-        p->consumer = fan_stream_hold(C);
-        p->accum = fan_stream_hold(a->sync.how == 'B' ? a->producer : a->sync.how == 'C' ? with->current : C);
-        p->joins = a->sync.how == 'C' && with->pooled ? fan_stream_hold(a->producer) : NULL;
-        p->how = a->sync.how;
-        assert(fan_stream_id_same(fan_stream_id_of(p->accum), a->sync.slot.accum));
-    }
-    p->rules |= a->sync.rules;
+    if (a->plan.sync.how != FAN_CASE_HOST && a->plan.sync.how != FAN_CASE_LATER)
+        fix_streams(p, a, with);
+    p->rules |= a->plan.rules;
     if (keep) {
         memmove(&p->items[at + 1], &p->items[at], (p->nitems - at) * sizeof *p->items);
         p->items[at] = it;
@@ -81,7 +86,7 @@ static fan_status reserve(fan_buffer *b, size_t slot, fan_contribution *c, const
         if (c->value.form != FAN_FORM_UNDEFINED && c->value.form != FAN_FORM_OBJECT)
             it->own = s->spec->dtype != FAN_DT_NONE ? a->seen : fan_dtype_set_add(0, c->value.dtype, c->value.weak);
         it->donated = c->donate && !c->copy && c->value.form != FAN_FORM_UNDEFINED;
-        it->producer = a->sync.how == '-' ? NULL : fan_stream_hold(a->producer);
+        it->producer = fan_stream_hold(a->producer);
         it->ours = it->lent = c->summed;
         it->parked = FAN_FAULT(PARKED_EARLY);
     }
@@ -186,7 +191,7 @@ fan_status fan_add_reserve(fan_buffer *b, fan_add_op *x, fan_error *err)
     x->before = *s->p;
     FAN_GO(reserve(b, slot, c, &x->a, &x->with, x->it, err));
     x->reserved = true;
-    if (b->leaf && x->a.sync.how != '-' && x->a.producer != s->p->consumer) {
+    if (b->leaf && x->a.producer && x->a.producer != s->p->consumer) {
         x->mismatch = true;
         x->producer = fan_stream_hold(x->a.producer);
     }
@@ -218,12 +223,12 @@ static void forget_one(fan_pass *p, const fan_pass *before)
         fan_device_drop(p->device);
         p->device = NULL;
     }
-    if (!before->how) {
+    if (before->how == FAN_CASE_HOST) {
         fan_stream_drop(p->consumer);
         fan_stream_drop(p->accum);
         fan_stream_drop(p->joins);
         p->consumer = p->accum = p->joins = NULL;
-        p->how = 0;
+        p->how = FAN_CASE_HOST;
     }
     p->rules = before->rules;
     p->seen = before->seen;

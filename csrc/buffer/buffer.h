@@ -11,7 +11,7 @@
 #define FAN_BUFFER_BUFFER_H
 
 #include "base/thread.h"
-#include "buffer/sync.h"
+#include "buffer/plan.h"
 #include "buffer/value.h"
 
 typedef struct fan_buffer fan_buffer;
@@ -120,6 +120,7 @@ typedef struct fan_target {
     fan_stream *producer;    /* held; NULL without streams */
     bool direct;             /* it is the running sum, and the slot is busy until the end */
     uint64_t thread;         /* who began it */
+    uint64_t rules;          /* of its plan */
     struct fan_target *next; /* of those of the slot that have begun: *t stays where it is until its end */
 } fan_target;
 /* fan_buffer_target: begins one, for a slot that declares shape and dtype. The running sum is lent if it is the
@@ -190,8 +191,7 @@ typedef struct fan_slot_view {
     fan_dtype dtype, accumulate;    /* of the sum so far */
     int64_t count, expected;        /* expected -1: none */
     int64_t next_key;               /* -1: no keys */
-    fan_accum_plan next;            /* what the next fold would do with its first two terms */
-    fan_reuse_answer reuse;         /* .. and why it may or may not write into the first */
+    fan_fold_plan next;             /* what the next sum will do; all zero: there is nothing to sum */
     size_t items;                   /* parked */
     uint64_t budget, parked, alone; /* of the buffer; bytes */
     fan_auto_budget limits;         /* where the budget is FAN_BUDGET_AUTO */

@@ -218,18 +218,26 @@ fan_status fan_check_contribution(const fan_buffer *b, size_t slot, const fan_co
         FAN_TRY(check_device(b, slot, c, out, err));
     }
     FAN_TRY(check_key(b, slot, c, out, err));
-    if (!out->device || !out->device->backend->has_streams || c->value.form == FAN_FORM_UNDEFINED) {
-        out->sync.how = '-';
-        out->download = out->download && c->value.form == FAN_FORM_DENSE;
-        return FAN_OK;
+    bool whole = c->value.form == FAN_FORM_DENSE || c->value.form == FAN_FORM_SPARSE;
+    bool defined = c->value.form != FAN_FORM_UNDEFINED;
+    out->download = out->download && c->value.form == FAN_FORM_DENSE;
+    fan_add_facts facts = {.defined = defined,
+                           .changes = fan_arrival_converts(out) || (c->copy && whole),
+                           .upload = out->upload,
+                           .download = out->download};
+    if (defined && out->device && out->device->backend->has_streams) {
+        FAN_TRY(check_stream(b, slot, c->stream, out->device, "producer's", c->key, err));
+        FAN_TRY(check_stream(b, slot, consumer, out->device, "consumer's", c->key, err));
+        if (!current)
+            return fan_fail(err, FAN_ERR_NOMEM, "%s: slot %zu: out of memory for the current stream", b->name, slot);
+        out->producer = c->stream ? c->stream : current;
+        facts.device = out->device->id;
+        facts.producer = fan_stream_id_of(c->stream);
+        facts.consumer = fan_stream_id_of(consumer);
+        facts.current = fan_stream_id_of(current);
+        facts.slot =
+            (fan_sync_slot){.consumer = fan_stream_id_of(s->p->consumer), .accum = fan_stream_id_of(s->p->accum)};
     }
-    FAN_TRY(check_stream(b, slot, c->stream, out->device, "producer's", c->key, err));
-    FAN_TRY(check_stream(b, slot, consumer, out->device, "consumer's", c->key, err));
-    if (!current)
-        return fan_fail(err, FAN_ERR_NOMEM, "%s: slot %zu: out of memory for the current stream", b->name, slot);
-    out->producer = c->stream ? c->stream : current;
-    out->sync = fan_sync_add_plan(
-        out->device->id, fan_stream_id_of(c->stream), fan_stream_id_of(consumer), fan_stream_id_of(current),
-        (fan_sync_slot){.consumer = fan_stream_id_of(s->p->consumer), .accum = fan_stream_id_of(s->p->accum)});
+    out->plan = fan_plan_add(&facts);
     return FAN_OK;
 }

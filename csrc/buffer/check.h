@@ -2,6 +2,7 @@
 #ifndef FAN_BUFFER_CHECK_H
 #define FAN_BUFFER_CHECK_H
 
+#include "buffer/plan.h"
 #include "buffer/slot.h"
 
 /* What is decided under the lock about a contribution. */
@@ -15,7 +16,7 @@ typedef struct fan_arrival {
     int64_t weak_lo, weak_hi;
     fan_device *device;   /* where it will be; NULL: no matter */
     fan_stream *producer; /* S4; no hold */
-    fan_sync_add sync;
+    fan_add_plan plan;
     size_t at; /* its place among the items */
 } fan_arrival;
 

@@ -181,7 +181,9 @@ static fan_status fold_items(fan_buffer *b, size_t slot, size_t m, fan_error *er
     fan_slot_unlock(b, slot);
     fan_status status = fan_gather(b, slot, m, &g, err);
     if (status == FAN_OK) {
-        if (s->spec->exact)
+        if (s->spec->exact && g.fold.n)
+            status = fan_fold_decide(&g.fold, err);
+        if (status == FAN_OK && s->spec->exact)
             status = fan_fold_absorb(&g.fold, g.like, err);
         if (status == FAN_OK)
             status = fan_fold_commit(b, slot, &g, err);

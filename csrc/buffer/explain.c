@@ -8,48 +8,58 @@
 
 #include <string.h>
 
-fan_status fan_buffer_look(fan_buffer *b, size_t slot, fan_slot_view *out, fan_item_view *items, size_t cap,
-                           fan_error *err)
+/* The plan of the next sum, of all that is there. The slot is busy. */
+static fan_status look_ahead(fan_buffer *b, size_t slot, fan_slot_view *out, fan_error *err)
 {
     fan_gathered g;
-    fan_slot *s;
-    fan_status status;
-    memset(out, 0, sizeof *out);
-    FAN_TRY(fan_slot_check(b, slot, err));
-    s = &b->slots[slot];
-    fan_slot_lock(b, slot);
-    status = fan_slot_claim_all(b, slot, false, "explain", err);
-    fan_slot_unlock(b, slot);
-    FAN_TRY(status);
-    status = fan_gather(b, slot, SIZE_MAX, &g, err);
-    if (status == FAN_OK) {
-        fan_dtype d = fan_fold_dtype(&g.fold);
-        out->dtype = d;
-        out->accumulate = d == FAN_DT_NONE ? d : fan_accum_dtype(d, s->spec->accumulate);
-        out->next = fan_fold_plan(&g.fold);
-        out->reuse = fan_fold_reuse(&g.fold);
-        fan_gathered_fini(&g);
-    }
-    fan_slot_lock(b, slot);
-    out->how = s->p->how;
-    out->rules = s->p->rules;
-    out->consumer = s->p->consumer ? s->p->consumer->handle : 0;
-    out->accum = s->p->accum ? s->p->accum->handle : 0;
-    out->ready = s->p->ready ? s->p->ready->handle : 0;
-    out->event = s->p->ready_event != NULL;
-    out->has_value = s->p->value.form != FAN_FORM_UNDEFINED;
-    out->value_ours = s->p->value_ours;
-    out->value_form = s->p->value.form;
-    out->poisoned = s->p->poison ? s->p->poison->text : NULL;
-    out->count = s->p->count;
+    FAN_TRY(fan_gather(b, slot, SIZE_MAX, &g, err));
+    fan_dtype d = fan_fold_dtype(&g.fold);
+    out->dtype = d;
+    out->accumulate = d == FAN_DT_NONE ? d : fan_accum_dtype(d, b->slots[slot].spec->accumulate);
+    fan_status status = g.fold.n > 1 ? fan_fold_decide(&g.fold, err) : FAN_OK;
+    out->next = g.fold.plan;
+    fan_gathered_fini(&g);
+    return status;
+}
+
+/* Locked. */
+static void look_at_pass(const fan_buffer *b, const fan_slot *s, fan_slot_view *out)
+{
+    const fan_pass *p = s->p;
+    out->how = p->accum ? fan_sync_letter(p->how) : '\0';
+    out->rules = p->rules;
+    out->consumer = p->consumer ? p->consumer->handle : 0;
+    out->accum = p->accum ? p->accum->handle : 0;
+    out->ready = p->ready ? p->ready->handle : 0;
+    out->event = p->ready_event != NULL;
+    out->has_value = p->value.form != FAN_FORM_UNDEFINED;
+    out->value_ours = p->value_ours;
+    out->value_form = p->value.form;
+    out->poisoned = p->poison ? p->poison->text : NULL;
+    out->count = p->count;
     out->expected = s->expected;
-    out->next_key = s->p->keyed > 0 ? s->p->next_key : -1;
-    out->items = s->p->nitems;
-    fan_pass_in_order(s->p);
+    out->next_key = p->keyed > 0 ? p->next_key : -1;
+    out->items = p->nitems;
     out->budget = b->budget;
     out->limits = b->limits;
     out->parked = atomic_load_explicit(&b->parked, memory_order_relaxed);
     out->alone = atomic_load_explicit(&b->alone, memory_order_relaxed);
+}
+
+fan_status fan_buffer_look(fan_buffer *b, size_t slot, fan_slot_view *out, fan_item_view *items, size_t cap,
+                           fan_error *err)
+{
+    memset(out, 0, sizeof *out);
+    FAN_TRY(fan_slot_check(b, slot, err));
+    fan_slot *s = &b->slots[slot];
+    fan_slot_lock(b, slot);
+    fan_status status = fan_slot_claim_all(b, slot, false, "explain", err);
+    fan_slot_unlock(b, slot);
+    FAN_TRY(status);
+    status = look_ahead(b, slot, out, err);
+    fan_slot_lock(b, slot);
+    look_at_pass(b, s, out);
+    fan_pass_in_order(s->p);
     for (size_t i = 0; i < s->p->nitems && i < cap; i++) {
         const fan_item *it = s->p->items[i];
         items[i] = (fan_item_view){.key = it->key,

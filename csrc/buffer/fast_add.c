@@ -149,7 +149,7 @@ static void add_inplace(fan_buffer *b, const inplace_add *one)
     (void)fan_sum_flat(one->sum, (const char *const[]){one->sum, one->data}, 2, one->count, one->dtype, one->dtype,
                        NULL);
     p->count++;
-    p->rules |= FAN_A(6) | FAN_S(3);
+    p->rules |= fan_plan_fast_add();
     if (one->key >= 0)
         p->next_key = one->key + 1;
     FAN_FAST_COUNT(b, adds, 1);

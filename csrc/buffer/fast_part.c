@@ -45,8 +45,8 @@ bool fan_fast_reusable(const fan_buffer *b, size_t slot, size_t n, fan_dtype acc
         return false;
     return fan_reusable(&(fan_reuse){.dense = true,
                                      .writable = !first->donated || ours || fast->writable(first->object, &p->kind),
-                                     .exact = true,
-                                     .apart = true,
+                                     .same_dtype = true,
+                                     .disjoint = true,
                                      .ours = ours,
                                      .donated = first->donated,
                                      .unshared = !ours && !first->donated && fast->unshared(first->object),

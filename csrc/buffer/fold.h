@@ -2,6 +2,7 @@
 #ifndef FAN_BUFFER_FOLD_H
 #define FAN_BUFFER_FOLD_H
 
+#include "buffer/plan.h"
 #include "buffer/slot.h"
 
 /* One term of a fold: the value so far or a contribution. Borrowed from the slot, which is busy. */
@@ -25,14 +26,15 @@ typedef struct fan_fold {
     fan_operand *scratch; /* room for n + 1 operands */
     int64_t *keys;        /* of the operands, where figures are written; else NULL */
     /* wishes */
-    bool finish;  /* the result in the sum's own dtype, fresh; else in the accumulation dtype, perhaps in place */
-    bool may_end; /* the user may end it (base/interrupt.h): of a take, as long as nothing would be lost */
-    bool forbid_in_place;         /* snapshots */
+    bool finish;   /* the result in the sum's own dtype, fresh; else in the accumulation dtype, perhaps in place */
+    bool may_end;  /* the user may end it (base/interrupt.h): of a take, as long as nothing would be lost */
+    bool snapshot; /* the slot goes on as if nothing had been asked */
     const fan_take *take;         /* scale; NULL: none */
     fan_dtype finish_dtype;       /* of a finished result; FAN_DT_NONE: the sum's own */
     const fan_value *out;         /* write here (all terms dense); NULL: none */
     const fan_exact_state *state; /* summed before these terms; NULL: nothing */
     fan_stream *taker;            /* S22 */
+    fan_fold_plan plan;           /* fan_fold_decide */
     /* answers */
     fan_value result; /* owned */
     bool ours, donated;
@@ -41,10 +43,9 @@ typedef struct fan_fold {
     uint64_t rules;
     fan_sum_stats known; /* with stats: of the result */
     /* between begin and end */
-    fan_batch *batch;     /* the sum waits there; NULL: it was queued */
-    size_t number;        /* .. as this one */
-    fan_sync_slot before; /* what the plan of S15 to S17, S22 is made of */
-    fan_event *early;     /* a planted fault's */
+    fan_batch *batch; /* the sum waits there; NULL: it was queued */
+    size_t number;    /* .. as this one */
+    fan_event *early; /* a planted fault's */
 } fan_fold;
 
 /* What a fold or a take has before it. */

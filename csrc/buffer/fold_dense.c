@@ -24,57 +24,65 @@ static fan_status check_ints(const fan_fold *f, bool *all, fan_error *err)
                     FAN_SLOT_WHO(f->b, f->slot), fan_dtype_name(d));
 }
 
-/* All terms dense: one pass. */
-fan_status fan_fold_dense(fan_fold *f, fan_dtype target, fan_error *err)
-{
-    fan_status status = FAN_OK;
-    fan_operand *in = f->scratch;
-    fan_array *out = NULL, *seen = NULL;
-    fan_value kept = {.dtype = FAN_DT_NONE};
-    const fan_array *full = f->terms[0].v->array;
-    bool in_place = false, cut = false, ints;
-    uint64_t expanded = fan_fold_expanded(f);
-    size_t made = 0;
+/* A dense sum on its way; what it holds is dropped at the end. */
+typedef struct dense {
+    fan_array *out;  /* what the job writes */
+    fan_array *seen; /* .. as the sum shows it, where it stays expanded (A13); NULL: as it is */
+    fan_value kept;  /* the term whose memory `out` is */
+    size_t compact;  /* operands that were made for the sum: compact bases */
+} dense;
 
-    FAN_TRY(check_ints(f, &ints, err));
+/* A13: each operand's compact base, along the axes that stay expanded. */
+static fan_status dense_operands(fan_fold *f, dense *m, fan_error *err)
+{
+    fan_operand *in = f->scratch;
     for (size_t i = 0; i < f->n; i++)
         in[i] = (fan_operand){f->terms[i].v->array, fan_fold_accumulated(f, f->terms[i].seen)};
-    cut = expanded != 0 && !f->out && !(f->take && f->take->writable);
-    if (cut)
-        for (; made < f->n; made++) {
-            fan_array *c = NULL;
-            FAN_GO(fan_array_compact(in[made].array, expanded, &c, err));
-            in[made].array = c;
-        }
-    if (f->out) {
-        out = fan_array_hold(f->out->array);
-    } else if (!f->finish && !f->forbid_in_place && fan_fold_may_write(f, 0, target) == FAN_REUSE_YES) {
-        in_place = true;
-        FAN_GO(fan_fold_keep_term(f, 0, &kept, err));
-        out = fan_array_hold((fan_array *)in[0].array);
-        f->rules |= FAN_A(6);
-    } else {
-        FAN_GO(fan_fold_fresh(f, target, in[0].array->ndim, in[0].array->shape, in[0].array, &out, err));
-        f->rules |= FAN_A(7);
+    for (; f->plan.expanded && m->compact < f->n; m->compact++) {
+        fan_array *c = NULL;
+        FAN_TRY(fan_array_compact(in[m->compact].array, f->plan.expanded, &c, err));
+        in[m->compact].array = c;
     }
-    if (cut) {
-        f->rules |= FAN_A(13);
-        if (!in_place)
-            FAN_GO(fan_array_broadcast(out, full->ndim, full->shape, &seen, err));
+    return FAN_OK;
+}
+
+static fan_status dense_place(fan_fold *f, dense *m, fan_error *err)
+{
+    const fan_array *full = f->terms[0].v->array, *first = f->scratch[0].array;
+    switch (f->plan.action) {
+    case FAN_ACTION_OUT:
+        m->out = fan_array_hold(f->out->array);
+        return FAN_OK;
+    case FAN_ACTION_INTO_OLD:
+        FAN_TRY(fan_fold_keep_term(f, 0, &m->kept, err));
+        m->out = fan_array_hold((fan_array *)first);
+        return FAN_OK;
+    default:
+        FAN_TRY(fan_fold_fresh(f, f->plan.dtype, first->ndim, first->shape, first, &m->out, err));
+        return f->plan.expanded ? fan_array_broadcast(m->out, full->ndim, full->shape, &m->seen, err) : FAN_OK;
     }
+}
+
+/* S12, S13, S22, *Reusable*: whatever the sum has to wait for. */
+static fan_status dense_order(fan_fold *f, const dense *m, fan_error *err)
+{
     if (!FAN_FAULT(WAIT_AFTER_SUM))
-        FAN_GO(fan_order_wait_terms(f, err));
-    if (in_place)
-        FAN_GO(fan_order_wait_users(f, out, err));
-    if (f->out)
-        FAN_GO(fan_order_wait_taker(f, fan_fold_slot(f)->p->accum, err));
+        FAN_TRY(fan_order_wait_terms(f, err));
+    if (f->plan.exclusive)
+        FAN_TRY(fan_order_wait_users(f, m->out, err));
+    return fan_order_wait_taker(f, fan_fold_slot(f)->p->accum, &f->plan.after, err);
+}
+
+static fan_status dense_run(fan_fold *f, const dense *m, fan_error *err)
+{
     bool here = f->b->known && !fan_fold_device(f)->backend->has_streams;
     fan_stats_out figures = {.words = f->known.words, .before = fan_fold_slot(f)->p->known.words, .keys = f->keys};
-    FAN_GO((f->out || in_place ? fan_fold_job : fan_fold_job_to_fresh)(
+    const fan_array *full = f->terms[0].v->array;
+    FAN_TRY((f->plan.action == FAN_ACTION_FRESH ? fan_fold_job_to_fresh : fan_fold_job)(
         f,
         &(fan_job){.kind = FAN_JOB_SUM,
-                   .out = out,
-                   .in = in,
+                   .out = m->out,
+                   .in = f->scratch,
                    .n = f->n,
                    .scale = f->take && f->take->scale.on ? &f->take->scale : NULL,
                    .stats = here ? &f->known.stats : NULL,
@@ -83,26 +91,43 @@ fan_status fan_fold_dense(fan_fold *f, fan_dtype target, fan_error *err)
                    .label = f->n > 1 ? "sum" : "finish"},
         err));
     f->known.yes = f->known.yes || here || f->known.words;
-    if (cut && out->size) /* each element stands for several */
-        f->known.times = (uint64_t)(full->size / out->size);
-    if (FAN_FAULT(WAIT_AFTER_SUM))
-        FAN_GO(fan_order_wait_terms(f, err));
-    FAN_COUNT(f->b, in_place, in_place ? f->n - 1 : 0);
-    if (f->out) {
-        status = fan_value_copy(f->b->frontend, f->out, &f->result, err);
-    } else if (in_place) {
-        f->result = kept;
-        kept = (fan_value){.dtype = FAN_DT_NONE};
-    } else {
-        f->result = fan_value_dense(fan_array_hold(cut ? seen : out), fan_fold_device(f));
-        f->ours = true;
+    if (f->plan.expanded && m->out->size) /* each element stands for several */
+        f->known.times = (uint64_t)(full->size / m->out->size);
+    return FAN_FAULT(WAIT_AFTER_SUM) ? fan_order_wait_terms(f, err) : FAN_OK;
+}
+
+static fan_status dense_result(fan_fold *f, dense *m, fan_error *err)
+{
+    if (f->plan.action == FAN_ACTION_OUT)
+        return fan_value_copy(f->b->frontend, f->out, &f->result, err);
+    if (f->plan.action == FAN_ACTION_INTO_OLD) {
+        FAN_COUNT(f->b, in_place, f->n - 1);
+        f->result = m->kept;
+        m->kept = (fan_value){.dtype = FAN_DT_NONE};
+        return FAN_OK;
     }
+    f->result = fan_value_dense(fan_array_hold(m->seen ? m->seen : m->out), fan_fold_device(f));
+    f->ours = true;
+    return FAN_OK;
+}
+
+fan_status fan_fold_dense(fan_fold *f, fan_error *err)
+{
+    fan_status status = FAN_OK;
+    dense m = {.kept = {.dtype = FAN_DT_NONE}};
+    bool ints;
+    FAN_TRY(check_ints(f, &ints, err));
+    FAN_GO(dense_operands(f, &m, err));
+    FAN_GO(dense_place(f, &m, err));
+    FAN_GO(dense_order(f, &m, err));
+    FAN_GO(dense_run(f, &m, err));
+    FAN_GO(dense_result(f, &m, err));
     f->result.weak = ints;
 done:
-    for (size_t i = 0; i < made; i++)
-        fan_array_drop((fan_array *)in[i].array);
-    fan_value_drop(f->b->frontend, &kept);
-    fan_array_drop(out);
-    fan_array_drop(seen);
+    for (size_t i = 0; i < m.compact; i++)
+        fan_array_drop((fan_array *)f->scratch[i].array);
+    fan_value_drop(f->b->frontend, &m.kept);
+    fan_array_drop(m.out);
+    fan_array_drop(m.seen);
     return status;
 }

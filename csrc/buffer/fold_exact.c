@@ -9,12 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-bool fan_fold_is_exact(const fan_fold *f)
-{
-    fan_dtype d = fan_fold_dtype(f);
-    return fan_fold_slot(f)->spec->exact && d != FAN_DT_NONE && fan_exact_fits(d);
-}
-
 static const fan_array *numbers_of(const fan_value *v)
 {
     return v->form == FAN_FORM_SPARSE ? v->sparse->values : v->array;
@@ -135,7 +129,7 @@ fan_status fan_fold_absorb(fan_fold *f, const fan_value *like, fan_error *err)
         p->known.bad_key = f->terms[i].key;
     }
     FAN_COUNT(f->b, folds, 1);
-    p->rules |= FAN_A(11);
+    p->rules |= f->plan.rules;
     f->n = 0; /* nothing is left to sum: fan_fold_commit takes the items off the list */
     return FAN_OK;
 }
@@ -156,7 +150,7 @@ static fan_status exact_values(fan_fold *f, const fan_sparse *sum, const fan_sca
         all[i] = (stored){places[i], (int64_t)i};
     qsort(all, n, sizeof *all, by_place);
     FAN_GO(exact_add(f, st, all, n, err));
-    FAN_GO(fan_array_new(fan_fold_finished(f), sum->values->ndim, sum->values->shape, NULL, values, err));
+    FAN_GO(fan_array_new(f->plan.dtype, sum->values->ndim, sum->values->shape, NULL, values, err));
     fan_exact_finish(*values, st->words, st->dtype, scale);
 done:
     fan_free(all);
@@ -175,7 +169,6 @@ static fan_status fold_exact_sparse(fan_fold *f, fan_error *err)
     FAN_GO(fan_fold_sum_sparse(f, f->n, &sum, err));
     FAN_GO(exact_values(f, sum, scale, &values, err));
     FAN_GO(fan_sparse_new(sum->format, sum->ndim, sum->shape, sum->indices, sum->pointers, values, true, &made, err));
-    f->rules |= FAN_A(11);
     f->result = fan_value_sparse(made, fan_fold_device(f));
     f->ours = true;
 done:
@@ -195,7 +188,7 @@ fan_status fan_fold_exact(fan_fold *f, fan_error *err)
         sparse += f->terms[i].v->form == FAN_FORM_SPARSE;
         like = !like && f->terms[i].v->form == FAN_FORM_DENSE ? f->terms[i].v->array : like;
     }
-    if (sparse && sparse == f->n && !f->state)
+    if (f->plan.kind == FAN_FOLD_EXACT_SPARSE)
         return fold_exact_sparse(f, err);
     const fan_scale *scale = f->take && f->take->scale.on ? &f->take->scale : NULL;
     fan_exact_state *st = NULL;
@@ -204,12 +197,11 @@ fan_status fan_fold_exact(fan_fold *f, fan_error *err)
     if (f->out)
         out = fan_array_hold(f->out->array);
     else
-        FAN_GO(fan_fold_fresh(f, fan_fold_finished(f), spec->has_shape ? spec->ndim : s->p->ndim,
+        FAN_GO(fan_fold_fresh(f, f->plan.dtype, spec->has_shape ? spec->ndim : s->p->ndim,
                               spec->has_shape ? spec->shape : s->p->shape, like, &out, err));
-    f->rules |= FAN_A(11);
     FAN_GO(fan_order_wait_terms(f, err));
     if (f->out)
-        FAN_GO(fan_order_wait_taker(f, fan_fold_slot(f)->p->accum, err));
+        FAN_GO(fan_order_wait_taker(f, s->p->accum, &f->plan.after, err));
     if (f->state || sparse) {
         st = exact_state(f, d, out->size);
         if (!st)

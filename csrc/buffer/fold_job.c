@@ -1,6 +1,5 @@
 #include "buffer/fold_job.h"
 
-#include "array/overlap.h"
 #include "base/fault.h"
 #include "base/interrupt.h"
 #include "base/mem.h"
@@ -21,19 +20,6 @@ fan_dtype fan_fold_accumulated(const fan_fold *f, fan_dtype_set seen)
 }
 
 fan_dtype fan_fold_dtype(const fan_fold *f) { return fan_dtype_set_promote(f->seen); }
-
-fan_dtype fan_fold_finished(const fan_fold *f)
-{
-    return f->finish_dtype != FAN_DT_NONE ? f->finish_dtype : fan_fold_dtype(f);
-}
-
-uint64_t fan_fold_expanded(const fan_fold *f)
-{
-    uint64_t axes = f->n ? ~UINT64_C(0) : 0;
-    for (size_t i = 0; i < f->n; i++)
-        axes &= f->terms[i].v->form == FAN_FORM_DENSE ? fan_array_expanded(f->terms[i].v->array) : 0;
-    return axes;
-}
 
 fan_status fan_fold_job(fan_fold *f, fan_job *job, fan_error *err)
 {
@@ -123,46 +109,10 @@ fan_status fan_fold_sum_sparse(fan_fold *f, size_t n, fan_sparse **out, fan_erro
     return status;
 }
 
-/* Whether the first term's memory may be written. The other terms must be dense or sparse. */
-fan_reuse_answer fan_fold_may_write(const fan_fold *f, size_t which, fan_dtype target)
+uint64_t fan_fold_expanded(const fan_fold *f)
 {
-    const fan_term *t = &f->terms[which];
-    const fan_array *a = t->v->array;
-    fan_array *others[3];
-    fan_array *compact = NULL;
-    uint64_t expanded = fan_array_expanded(a);
-    fan_reuse facts = {
-        .writable = a->writable || t->ours,
-        .exact = a->dtype == target,
-        .apart = true,
-        .borrowed = t->v->borrowed,
-        .ours = t->ours,
-        .lent = t->lent,
-        .donated = t->donated,
-        .host = !fan_fold_device(f)->backend->has_streams,
-        .settled = true, /* fold_settle makes A wait */
-    };
-    facts.dense = fan_array_dense(a);
-    /* The compact base of our own expanded sum may be written as long as the sum stays expanded (A13). */
-    if (!facts.dense && expanded && t->ours && fan_array_compact(a, expanded, &compact, NULL) == FAN_OK) {
-        facts.dense = fan_array_dense(compact);
-        fan_array_drop(compact);
-        for (size_t i = 0; i < f->n; i++)
-            if (!f->terms[i].v->array || (expanded & ~fan_array_expanded(f->terms[i].v->array)))
-                facts.dense = false;
-    }
-    for (size_t i = 0; i < f->n && facts.apart; i++) {
-        if (i == which)
-            continue;
-        size_t n = fan_value_arrays(f->terms[i].v, others, 3);
-        for (size_t k = 0; k < n && k < 3; k++)
-            facts.apart =
-                facts.apart && (fan_array_extents_disjoint(a, others[k]) || fan_array_disjoint(a, others[k])); /* D43 */
-    }
-    if (!facts.ours && !facts.donated && !t->lent && facts.host && t->v->object)
-        facts.unshared = f->b->frontend->unshared(t->v->object);
-    if (FAN_FAULT(WRITE_SHARED) ||
-        (FAN_FAULT(REFCOUNT_IS_ENOUGH) && atomic_load(&a->refs) == 1 && atomic_load(&a->storage->refs) == 1))
-        facts.ours = true;
-    return fan_reusable(&facts);
+    uint64_t axes = f->n ? ~UINT64_C(0) : 0;
+    for (size_t i = 0; i < f->n; i++)
+        axes &= f->terms[i].v->form == FAN_FORM_DENSE ? fan_array_expanded(f->terms[i].v->array) : 0;
+    return axes;
 }

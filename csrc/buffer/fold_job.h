@@ -18,14 +18,9 @@ static inline uint64_t fan_dense_bytes(const fan_array *a) { return (uint64_t)a-
 fan_dtype fan_fold_dtype(const fan_fold *f);
 /* fan_fold_accumulated: what a prefix with these dtypes runs in (A11). */
 fan_dtype fan_fold_accumulated(const fan_fold *f, fan_dtype_set seen);
-/* fan_fold_finished: the dtype of a finished result. */
-fan_dtype fan_fold_finished(const fan_fold *f);
+
 /* fan_fold_expanded: axes along which every term is expanded (A13); 0 unless all are dense. */
 uint64_t fan_fold_expanded(const fan_fold *f);
-
-/* fan_fold_may_write: A6: whether the memory of term `which` may become the sum, in dtype `target`. The other terms
- * must be dense or sparse. */
-fan_reuse_answer fan_fold_may_write(const fan_fold *f, size_t which, fan_dtype target);
 
 /* fan_fold_job: queues the job on A, or puts it into the fold's batch; counted. */
 fan_status fan_fold_job(fan_fold *f, fan_job *job, fan_error *err);

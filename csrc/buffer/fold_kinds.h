@@ -5,17 +5,16 @@
 #include "buffer/fold.h"
 
 /* fan_fold_dense: all terms dense: one pass. */
-fan_status fan_fold_dense(fan_fold *f, fan_dtype target, fan_error *err);
+fan_status fan_fold_dense(fan_fold *f, fan_error *err);
 /* fan_fold_sparse: all terms sparse (A5, A7), or one of them to be finished. */
 fan_status fan_fold_sparse(fan_fold *f, fan_error *err);
 /* fan_fold_mixed: dense and sparse in any mix: a dense sum, written term by term in order (A3, A4, A6, A7). It is in
  * the accumulation dtype of each prefix. */
 fan_status fan_fold_mixed(fan_fold *f, fan_error *err);
-/* fan_fold_is_exact: whether the sum is an exact one: of floats, in a slot that asks for it. */
-bool fan_fold_is_exact(const fan_fold *f);
+/* fan_fold_exact: an exact one, of dense terms or of sparse ones (A11). */
 fan_status fan_fold_exact(fan_fold *f, fan_error *err);
-/* fan_fold_absorb: on the CPU: adds the terms to the slot's exact state, a new or a wider one where it must be.
- * FAN_ERR_NOMEM: nothing happened. */
+/* fan_fold_absorb: after fan_fold_decide, on the CPU: adds the terms to the slot's exact state, a new or a wider one
+ * where it must be. FAN_ERR_NOMEM: nothing happened. */
 fan_status fan_fold_absorb(fan_fold *f, const fan_value *like, fan_error *err);
 /* fan_fold_objects: pairwise (A1, A8), from `*sum` on, which is that of the first `i` terms. */
 fan_status fan_fold_objects(fan_fold *f, fan_value *sum, size_t i, fan_error *err);

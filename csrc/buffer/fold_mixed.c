@@ -2,13 +2,11 @@
 #include "buffer/fold_kinds.h"
 #include "buffer/options.h"
 #include "buffer/order.h"
-#include "buffer/stats.h"
 
 /* A sum of dense and sparse terms on its way. */
 typedef struct mixed {
-    fan_array *cur;   /* the sum so far, in the accumulation dtype of what is in it */
-    fan_value kept;   /* the term whose memory `cur` is; undefined: fresh memory */
-    fan_dtype target; /* the accumulation dtype of all */
+    fan_array *cur; /* the sum so far, in the accumulation dtype of what is in it */
+    fan_value kept; /* the term whose memory `cur` is; undefined: fresh memory */
     int ndim;
     const int64_t *shape;
     size_t lead; /* sparse terms before the first dense one, where that is copied */
@@ -19,21 +17,11 @@ typedef struct mixed {
 static fan_status mixed_place(fan_fold *f, mixed *m, fan_error *err)
 {
     fan_term *t = f->terms;
-    bool may = !f->finish && !f->forbid_in_place && fan_fold_accumulated(f, t[0].seen) == m->target;
-    bool asked = f->b->known != NULL; /* .. whether a term was finite, once the sum is made: it must be there still */
-    if (may && (!asked || (fan_fold_skip(f) && !fan_fold_device(f)->backend->has_streams)) &&
-        t[0].v->form == FAN_FORM_DENSE && fan_fold_may_write(f, 0, m->target) == FAN_REUSE_YES) {
-        f->rules |= FAN_A(6);
-        m->cur = fan_array_hold(t[0].v->array);
-        return fan_fold_keep_term(f, 0, &m->kept, err);
+    if (f->plan.exclusive) {
+        size_t kept = f->plan.action == FAN_ACTION_INTO_NEW;
+        m->cur = fan_array_hold(t[kept].v->array);
+        return fan_fold_keep_term(f, kept, &m->kept, err);
     }
-    if (may && !asked && t[0].v->form == FAN_FORM_SPARSE && t[0].v->sparse->coalesced &&
-        t[1].v->form == FAN_FORM_DENSE && fan_fold_may_write(f, 1, m->target) == FAN_REUSE_YES) {
-        f->rules |= FAN_A(3);
-        m->cur = fan_array_hold(t[1].v->array);
-        return fan_fold_keep_term(f, 1, &m->kept, err);
-    }
-    f->rules |= t[0].v->form == FAN_FORM_SPARSE ? FAN_A(4) : FAN_A(7);
     while (t[m->lead].v->form == FAN_FORM_SPARSE)
         m->lead++;
     return fan_fold_fresh(f, fan_fold_accumulated(f, t[m->lead].seen), m->ndim, m->shape, t[m->lead].v->array, &m->cur,
@@ -44,7 +32,7 @@ static fan_status mixed_place(fan_fold *f, mixed *m, fan_error *err)
 static fan_status mixed_begin(fan_fold *f, mixed *m, fan_error *err)
 {
     fan_term *t = f->terms;
-    if (m->kept.form == FAN_FORM_DENSE) {
+    if (f->plan.exclusive) {
         FAN_TRY(fan_order_wait_users(f, m->cur, err));
         FAN_COUNT(f->b, in_place, f->n - 1);
         m->next = t[0].v->form == FAN_FORM_SPARSE ? 2 : 1;
@@ -100,7 +88,7 @@ static fan_status mixed_more(fan_fold *f, mixed *m, fan_error *err)
 /* The sum in the dtype in which it is wanted, scaled. */
 static fan_status mixed_end(fan_fold *f, mixed *m, fan_error *err)
 {
-    fan_dtype dtype = f->finish ? fan_fold_finished(f) : m->target;
+    fan_dtype dtype = f->plan.dtype;
     const fan_scale *scale = f->finish && f->take && f->take->scale.on ? &f->take->scale : NULL;
     fan_array *done = NULL;
     if (dtype == m->cur->dtype && !scale)
@@ -120,7 +108,7 @@ static fan_status mixed_end(fan_fold *f, mixed *m, fan_error *err)
 fan_status fan_fold_mixed(fan_fold *f, fan_error *err)
 {
     fan_status status = FAN_OK;
-    mixed m = {.kept = {.dtype = FAN_DT_NONE}, .target = fan_fold_accumulated(f, f->seen)};
+    mixed m = {.kept = {.dtype = FAN_DT_NONE}};
     bool begun = false;
     m.ndim = fan_value_shape(f->terms[0].v, &m.shape);
     FAN_GO(mixed_place(f, &m, err));

@@ -1,5 +1,6 @@
 #include "buffer/fold_run.h"
 
+#include "array/exact.h"
 #include "array/overlap.h"
 #include "base/fault.h"
 #include "base/trace.h"
@@ -13,24 +14,152 @@
 #include <assert.h>
 #include <stdio.h>
 
-fan_reuse_answer fan_fold_reuse(const fan_fold *f)
+/* Whether a dense term's memory may be written. `mixed`: beside sparse terms: then the sum is written in several steps,
+ * each in the dtype of its prefix, and with stats the terms are looked at when it is made. */
+static fan_reuse_answer may_write(const fan_fold *f, size_t which, bool mixed)
 {
-    if (f->n == 0 || f->terms[0].v->form != FAN_FORM_DENSE)
-        return FAN_REUSE_LAYOUT;
-    return fan_fold_may_write(f, 0, fan_fold_accumulated(f, f->seen));
+    const fan_term *t = &f->terms[which];
+    const fan_array *a = t->v->array;
+    fan_array *others[3];
+    fan_array *compact = NULL;
+    uint64_t expanded = fan_array_expanded(a);
+    fan_dtype target = fan_fold_accumulated(f, f->seen);
+    bool host = !fan_fold_device(f)->backend->has_streams;
+    fan_reuse facts = {
+        .writable = a->writable || t->ours,
+        .same_dtype = a->dtype == target && (!mixed || fan_fold_accumulated(f, f->terms[0].seen) == target),
+        .disjoint = true,
+        .borrowed = t->v->borrowed,
+        .ours = t->ours,
+        .exposed = t->lent,
+        .donated = t->donated,
+        .host = host,
+        .exclusive = true, /* fan_order_wait_users makes A wait */
+        .read_later = mixed && f->b->known && !(which == 0 && fan_fold_skip(f) && host),
+    };
+    facts.dense = fan_array_dense(a);
+    /* The compact base of our own expanded sum may be written as long as the sum stays expanded (A13). */
+    if (!facts.dense && expanded && t->ours && fan_array_compact(a, expanded, &compact, NULL) == FAN_OK) {
+        facts.dense = fan_array_dense(compact);
+        fan_array_drop(compact);
+        for (size_t i = 0; i < f->n; i++)
+            if (!f->terms[i].v->array || (expanded & ~fan_array_expanded(f->terms[i].v->array)))
+                facts.dense = false;
+    }
+    for (size_t i = 0; i < f->n && facts.disjoint; i++) {
+        if (i == which)
+            continue;
+        size_t n = fan_value_arrays(f->terms[i].v, others, 3);
+        for (size_t k = 0; k < n && k < 3; k++)
+            facts.disjoint = facts.disjoint &&
+                             (fan_array_extents_disjoint(a, others[k]) || fan_array_disjoint(a, others[k])); /* D43 */
+    }
+    if (!facts.ours && !facts.donated && !t->lent && facts.host && t->v->object)
+        facts.unshared = f->b->frontend->unshared(t->v->object);
+    if (FAN_FAULT(WRITE_SHARED) ||
+        (FAN_FAULT(REFCOUNT_IS_ENOUGH) && atomic_load(&a->refs) == 1 && atomic_load(&a->storage->refs) == 1))
+        facts.ours = true;
+    return fan_reusable(&facts);
 }
 
-fan_accum_plan fan_fold_plan(const fan_fold *f)
+static fan_side side_of(const fan_value *v)
 {
-    fan_side side[2] = {{.form = FAN_FORM_UNDEFINED}, {.form = FAN_FORM_UNDEFINED}};
-    for (size_t i = 0; i < 2 && i < f->n; i++) {
-        side[i].form = f->terms[i].v->form;
-        if (side[i].form == FAN_FORM_SPARSE)
-            side[i].format = (int)f->terms[i].v->sparse->format;
-        if (side[i].form == FAN_FORM_DENSE && !f->forbid_in_place)
-            side[i].reusable = fan_fold_may_write(f, i, fan_fold_accumulated(f, f->seen)) == FAN_REUSE_YES;
+    return (fan_side){.form = v->form, .format = v->form == FAN_FORM_SPARSE ? (int)v->sparse->format : 0};
+}
+
+/* Which term the first one meets, as the rules have it: an object, else one of another form, else a sparse one of
+ * another format, else the second. */
+static size_t other_term(const fan_fold *f)
+{
+    fan_side first = side_of(f->terms[0].v);
+    size_t at = 1;
+    int best = 0;
+    for (size_t i = 1; i < f->n; i++) {
+        fan_side one = side_of(f->terms[i].v);
+        int rank = one.form == FAN_FORM_OBJECT ? 3 : one.form != first.form ? 2 : one.format != first.format ? 1 : 0;
+        if (rank > best) {
+            best = rank;
+            at = i;
+        }
     }
-    return fan_accum(side[0], side[1], f->b->create_graph);
+    return at;
+}
+
+/* What is true of the terms, but for who may write them. */
+static fan_fold_facts facts_of_terms(const fan_fold *f)
+{
+    fan_fold_facts facts = {.terms = f->n};
+    for (size_t i = 0; i < f->n; i++) {
+        const fan_value *v = f->terms[i].v;
+        facts.sparse += v->form == FAN_FORM_SPARSE;
+        facts.objects += v->form == FAN_FORM_OBJECT;
+        facts.entries += v->form == FAN_FORM_SPARSE ? fan_sparse_nnz(v->sparse) : 0;
+    }
+    facts.expanded = fan_fold_expanded(f);
+    if (!f->n)
+        return facts;
+    const fan_sparse *sparse = f->terms[0].v->form == FAN_FORM_SPARSE ? f->terms[0].v->sparse : NULL;
+    facts.first = side_of(f->terms[0].v);
+    facts.coalesced = sparse && sparse->coalesced;
+    facts.entries_before = sparse ? sparse->nnz_coalesced : 0;
+    if (f->n > 1) {
+        size_t other = other_term(f);
+        facts.other = side_of(f->terms[other].v);
+        facts.other_is_second = other == 1;
+    }
+    return facts;
+}
+
+bool fan_fold_is_exact(const fan_fold *f)
+{
+    fan_dtype d = fan_fold_dtype(f);
+    return fan_fold_slot(f)->spec->exact && d != FAN_DT_NONE && fan_exact_fits(d);
+}
+
+static fan_fold_facts facts_of(const fan_fold *f)
+{
+    const fan_slot *s = fan_fold_slot(f);
+    fan_fold_facts facts = facts_of_terms(f);
+    facts.recording = f->b->create_graph;
+    facts.exact = fan_fold_is_exact(f);
+    facts.has_state = f->state != NULL;
+    facts.stats = f->b->known != NULL;
+    facts.finish = f->finish;
+    facts.has_out = f->out != NULL;
+    facts.writable = f->take && f->take->writable;
+    facts.seen = f->seen;
+    facts.accumulate = s->spec->accumulate;
+    facts.finish_dtype = f->finish_dtype;
+    facts.slot = (fan_sync_slot){.consumer = fan_stream_id_of(s->p->consumer),
+                                 .accum = fan_stream_id_of(s->p->accum),
+                                 .ready = fan_stream_id_of(f->n ? f->terms[0].producer : NULL),
+                                 .has_event = f->n && f->terms[0].event != NULL};
+    facts.taker = fan_stream_id_of(f->taker);
+    return facts;
+}
+
+fan_status fan_fold_decide(fan_fold *f, fan_error *err)
+{
+    fan_stream *A = fan_fold_slot(f)->p->accum;
+    if (f->out && A)
+        FAN_TRY(fan_order_consumer(f->taker, A, NULL, &f->taker, err));
+    fan_fold_facts facts = facts_of(f);
+    bool mixed = facts.sparse && facts.sparse < f->n;
+    facts.reuse_first = facts.reuse_other = FAN_REUSE_LAYOUT;
+    if (!f->finish && !facts.exact && !facts.objects && f->n) {
+        if (facts.first.form == FAN_FORM_DENSE)
+            facts.reuse_first = may_write(f, 0, mixed);
+        else if (facts.coalesced && facts.other_is_second && facts.other.form == FAN_FORM_DENSE)
+            facts.reuse_other = may_write(f, 1, mixed);
+    }
+    f->plan = fan_plan_fold(&facts);
+    return FAN_OK;
+}
+
+bool fan_fold_batches(const fan_fold *f)
+{
+    fan_fold_facts facts = facts_of(f);
+    return f->n && fan_plan_fold(&facts).batches;
 }
 
 static fan_status fold_body(fan_fold *f, fan_error *err);
@@ -49,6 +178,7 @@ static fan_status fold_before_objects(fan_fold *f, size_t first, fan_value *sum,
     sub.take = NULL;
     sub.result = (fan_value){.dtype = FAN_DT_NONE};
     sub.known = (fan_sum_stats){.yes = false};
+    FAN_TRY(fan_fold_decide(&sub, err));
     fan_status status = fold_body(&sub, err);
     f->rules |= sub.rules;
     *sum = sub.result;
@@ -56,13 +186,15 @@ static fan_status fold_before_objects(fan_fold *f, size_t first, fan_value *sum,
 }
 
 /* From the first object on the fold is pairwise (A8), as it is for a pass that records itself (A1). */
-static fan_status fold_with_objects(fan_fold *f, size_t first, fan_error *err)
+static fan_status fold_with_objects(fan_fold *f, fan_error *err)
 {
     fan_value sum = {.dtype = FAN_DT_NONE};
+    size_t first = 0;
+    while (f->terms[first].v->form != FAN_FORM_OBJECT)
+        first++;
     if ((f->take && f->take->scale.on) || f->out)
         return fan_fail(err, FAN_ERR_TYPE, "%s: slot %zu sums objects; scale= and out= need arrays", f->b->name,
                         f->slot);
-    f->rules |= f->b->create_graph ? FAN_A(1) : FAN_A(8);
     fan_status status = fold_before_objects(f, first, &sum, err);
     if (status == FAN_OK)
         status = fan_fold_objects(f, &sum, first ? first : 1, err);
@@ -72,41 +204,25 @@ static fan_status fold_with_objects(fan_fold *f, size_t first, fan_error *err)
 
 static fan_status fold_body(fan_fold *f, fan_error *err)
 {
-    size_t sparse = 0, first = f->n;
-    if (fan_fold_is_exact(f))
-        return fan_fold_exact(f, err);
-    for (size_t i = f->n; i-- > 0;) {
-        sparse += f->terms[i].v->form == FAN_FORM_SPARSE;
-        if (f->terms[i].v->form == FAN_FORM_OBJECT)
-            first = i;
-    }
-    if (first < f->n)
-        return fold_with_objects(f, first, err);
-    if (sparse == f->n)
+    f->rules |= f->plan.rules;
+    switch (f->plan.kind) {
+    case FAN_FOLD_DENSE:
+        return fan_fold_dense(f, err);
+    case FAN_FOLD_SPARSE:
         return fan_fold_sparse(f, err);
-    if (sparse)
+    case FAN_FOLD_MIXED:
         return fan_fold_mixed(f, err);
-    return fan_fold_dense(f, f->finish ? fan_fold_finished(f) : fan_fold_accumulated(f, f->seen), err);
-}
-
-bool fan_fold_batches(const fan_fold *f)
-{
-    if (!fan_fold_slot(f)->p->accum || f->b->known || f->n == 0 || fan_fold_is_exact(f))
-        return false;
-    for (size_t i = 0; i < f->n; i++)
-        if (f->terms[i].v->form != FAN_FORM_DENSE)
-            return false;
-    return true;
+    case FAN_FOLD_OBJECTS:
+        return fold_with_objects(f, err);
+    default:
+        return fan_fold_exact(f, err);
+    }
 }
 
 fan_status fan_fold_begin(fan_fold *f, fan_batch *batch, fan_error *err)
 {
     fan_slot *s = fan_fold_slot(f);
     assert((f->n > 0 || f->state) && s->busy);
-    f->before = (fan_sync_slot){.consumer = fan_stream_id_of(s->p->consumer),
-                                .accum = fan_stream_id_of(s->p->accum),
-                                .ready = fan_stream_id_of(f->n ? f->terms[0].producer : NULL),
-                                .has_event = f->n && f->terms[0].event != NULL};
     f->result = (fan_value){.dtype = FAN_DT_NONE};
     for (size_t i = 0; i < f->n; i++)
         if (!f->terms[i].ours)
@@ -117,6 +233,8 @@ fan_status fan_fold_begin(fan_fold *f, fan_batch *batch, fan_error *err)
         FAN_TRY(fan_order_record(f->b, s->p->accum, FAN_PLAN_S15_RECORD, &f->early, err));
     }
     fan_status status = fan_fold_figures(f, err);
+    if (status == FAN_OK)
+        status = fan_fold_decide(f, err);
     if (status == FAN_OK)
         status = fold_body(f, err);
     if (status != FAN_OK) {
@@ -143,23 +261,13 @@ void fan_fold_abandon(fan_fold *f)
 /* S15 to S17, S22: what orders others after the sum. */
 static fan_status fold_record(fan_fold *f, fan_error *err)
 {
-    fan_stream *A = fan_fold_slot(f)->p->accum;
+    const fan_sync_fold *plan = &f->plan.after;
+    fan_stream *A = fan_fold_slot(f)->p->accum, *first = f->n ? f->terms[0].producer : NULL;
     fan_event *e = f->early;
-    bool record;
-    uint64_t bit;
+    uint64_t bit = f->finish ? FAN_PLAN_S22_RECORD : FAN_PLAN_S15_RECORD;
+    bool record = plan->slot.has_event && !(FAN_FAULT(NO_RECORD_BEHIND_SUM) && !f->finish);
     f->early = NULL;
-    if (f->finish) {
-        fan_sync_finish plan = fan_sync_finish_plan(f->before, f->out != NULL, fan_stream_id_of(f->taker));
-        record = plan.record;
-        f->rules |= plan.rules;
-        bit = FAN_PLAN_S22_RECORD;
-    } else {
-        fan_sync_fold plan = fan_sync_fold_plan(f->before);
-        record = plan.record;
-        f->rules |= plan.rules;
-        record = record && !FAN_FAULT(NO_RECORD_BEHIND_SUM);
-        bit = FAN_PLAN_S15_RECORD;
-    }
+    f->rules |= plan->rules;
     /* Left out, S15 leaves the first producer's event in place; a record that finds no memory leaves none, and S18
      * records then. */
     if (record && (fan_order_left_out(A->device) & bit))
@@ -170,7 +278,11 @@ static fan_status fold_record(fan_fold *f, fan_error *err)
             return status;
     }
     f->ready_event = e;
-    f->ready = fan_stream_hold(FAN_FAULT(READY_STREAM_STAYS) && f->terms[0].producer ? f->terms[0].producer : A);
+    f->ready = fan_stream_hold(fan_order_stream(plan->slot.ready, &A, 1));
+    if (FAN_FAULT(READY_STREAM_STAYS) && first) {
+        fan_stream_drop(f->ready);
+        f->ready = fan_stream_hold(first);
+    }
     return FAN_OK;
 }
 
@@ -180,7 +292,7 @@ static void fold_trace(const fan_fold *f)
     if (!fan_trace_on())
         return;
     fan_trace_line line = {.kind = FAN_TRACE_FOLD,
-                           .how = s->p->how,
+                           .how = s->p->accum ? fan_sync_letter(s->p->how) : '\0',
                            .device = s->p->device ? (int16_t)s->p->device->index : -1,
                            .slot = (int32_t)f->slot,
                            .count = (uint32_t)f->n,
@@ -189,7 +301,7 @@ static void fold_trace(const fan_fold *f)
                            .rules = f->rules,
                            .stream = s->p->accum ? s->p->accum->handle : 0,
                            .bytes = fan_value_bytes(&f->result),
-                           .in_place = (f->rules & (FAN_A(6) | FAN_A(3))) != 0,
+                           .in_place = f->plan.exclusive,
                            .start_us = -1,
                            .end_us = -1};
     snprintf(line.label, sizeof line.label, "%s", s->spec->name ? s->spec->name : f->b->name);
@@ -207,10 +319,7 @@ fan_status fan_fold_end(fan_fold *f, fan_error *err)
         status = fan_fold_learn(f, &f->result, err);
     if (status == FAN_OK) {
         FAN_COUNT(f->b, folds, f->n > 1);
-        if (fan_fold_slot(f)->p->accum)
-            status = fold_record(f, err);
-        else
-            f->rules |= FAN_S(3);
+        status = fold_record(f, err);
     }
     if (status == FAN_OK)
         fold_trace(f);

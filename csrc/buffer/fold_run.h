@@ -7,6 +7,8 @@
 
 #include "buffer/fold.h"
 
+/* fan_fold_decide: f->plan: what the sum will do. begin and run do so by themselves; explain() asks for it. */
+fan_status fan_fold_decide(fan_fold *f, fan_error *err);
 /* fan_fold_run: sums f->n >= 2 terms (or finishes f->n == 1) on A. FAN_ERR_NOMEM and FAN_ERR_EXTERN leave all as it
  * was; after FAN_ERR_DEVICE, FAN_ERR_RACE and the like the slot must be poisoned. */
 fan_status fan_fold_run(fan_fold *f, fan_error *err);
@@ -19,8 +21,7 @@ bool fan_fold_left(const fan_fold *f);
 void fan_fold_abandon(fan_fold *f);
 /* fan_fold_batches: whether the sum is one job on streams, which others may be queued with. */
 bool fan_fold_batches(const fan_fold *f);
-/* fan_fold_reuse: whether the first term may be written (for explain). */
-fan_reuse_answer fan_fold_reuse(const fan_fold *f);
-fan_accum_plan fan_fold_plan(const fan_fold *f);
+/* fan_fold_is_exact: whether the sum is an exact one: of floats, in a slot that asks for it. */
+bool fan_fold_is_exact(const fan_fold *f);
 
 #endif

@@ -9,23 +9,15 @@ fan_status fan_fold_sparse(fan_fold *f, fan_error *err)
 {
     fan_status status = FAN_OK;
     fan_sparse *sum = NULL;
-    const fan_sparse *first = f->terms[0].v->sparse;
     fan_sparse_operand *in = fan_alloc(f->n * sizeof *in);
-    int64_t nnz = 0, before = first->nnz_coalesced;
-    bool same = true;
     if (!in)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
-    for (size_t i = 0; i < f->n; i++) {
+    for (size_t i = 0; i < f->n; i++)
         in[i] = (fan_sparse_operand){f->terms[i].v->sparse, fan_fold_accumulated(f, f->terms[i].seen)};
-        nnz += fan_sparse_nnz(in[i].sparse);
-        same = same && in[i].sparse->format == first->format;
-    }
     FAN_GO(fan_order_wait_terms(f, err));
-    f->rules |= same ? FAN_A(5) : FAN_A(7);
-    bool coalesce = f->finish ? f->n > 1 : nnz > 2 * before;
     FAN_COUNT(f->b, passes, 1);
-    FAN_GO(fan_device_sparse_merge(fan_fold_device(f), fan_fold_slot(f)->p->accum, in, f->n, coalesce,
-                                   f->finish ? fan_fold_finished(f) : FAN_DT_NONE,
+    FAN_GO(fan_device_sparse_merge(fan_fold_device(f), fan_fold_slot(f)->p->accum, in, f->n, f->plan.coalesce,
+                                   f->finish ? f->plan.dtype : FAN_DT_NONE,
                                    f->take && f->take->scale.on ? &f->take->scale : NULL, &sum, err));
     f->result = fan_value_sparse(sum, fan_fold_device(f));
     f->ours = true;

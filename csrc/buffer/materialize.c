@@ -103,7 +103,7 @@ static void pass_fill(fan_pass *p, const fan_slot *s, fan_item **items, size_t m
     p->keyed = list->terms[0].key < 0 ? -1 : 1;
     p->count = fan_fast_list_count(list);
     p->device = some ? fan_device_hold(fan_cpu()) : NULL;
-    p->rules = some ? FAN_S(3) : 0;
+    p->rules = fan_plan_fast_slot(some, list->summed > 0);
     p->items = items;
     p->nitems = made;
     p->cap = list->n;
@@ -113,7 +113,6 @@ static void pass_fill(fan_pass *p, const fan_slot *s, fan_item **items, size_t m
         p->value_seen = p->seen;
         p->value_key = list->terms[0].key < 0 ? -1 : 0;
         p->next_key = list->terms[0].key + 1;
-        p->rules |= FAN_A(6);
     }
     if (s->spec->has_shape || !some) {
         fan_free(shape);

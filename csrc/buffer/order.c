@@ -69,7 +69,18 @@ fan_status fan_order_mark(const fan_value *v, fan_stream *s, uint64_t bit, fan_e
     return fan_value_mark(v, s, err);
 }
 
-/* S12, S13: every term is used on A, which waits for the newest event of each distinct stream. Term 0 is the value. */
+/* An event whose record on the same stream began when this one's was through covers this gradient too. */
+static bool newest_of_its_stream(const fan_fold *f, size_t i)
+{
+    const fan_term *t = &f->terms[i];
+    bool newest = true;
+    for (size_t j = 0; j < f->n && newest && t->event; j++)
+        if (j != i && f->terms[j].producer == t->producer && f->terms[j].event)
+            newest = FAN_FAULT(OLDEST_EVENT) ? !fan_event_covers(t->event, f->terms[j].event)
+                                             : !fan_event_covers(f->terms[j].event, t->event);
+    return newest;
+}
+
 fan_status fan_order_wait_terms(fan_fold *f, fan_error *err)
 {
     fan_stream *A = f->b->slots[f->slot].p->accum;
@@ -77,20 +88,12 @@ fan_status fan_order_wait_terms(fan_fold *f, fan_error *err)
         return FAN_OK;
     for (size_t i = 0; i < f->n; i++) {
         const fan_term *t = &f->terms[i];
-        bool newest = true;
-        /* Lifetime: also where P is A, for the memory may be a third stream's. */
-        FAN_TRY(fan_order_mark(t->v, FAN_FAULT(MARK_ON_PRODUCER) ? t->producer : A,
-                               i == 0 ? FAN_PLAN_S13_MARK : FAN_PLAN_S12_MARK, err));
-        if (!t->producer || t->producer == A || (FAN_FAULT(STREAMS_BY_NUMBER) && t->producer->handle == A->handle) ||
-            (FAN_FAULT(STREAMS_BY_DEVICE) && t->producer->device == A->device))
-            continue;
-        /* An event whose record on the same stream began when this one's was through covers this gradient too. */
-        for (size_t j = 0; j < f->n && newest && t->event; j++)
-            if (j != i && f->terms[j].producer == t->producer && f->terms[j].event)
-                newest = FAN_FAULT(OLDEST_EVENT) ? !fan_event_covers(t->event, f->terms[j].event)
-                                                 : !fan_event_covers(f->terms[j].event, t->event);
-        f->rules |= i == 0 ? FAN_S(13) : FAN_S(12);
-        if (newest)
+        fan_sync_term plan = fan_sync_term_plan(fan_stream_id_of(A), fan_stream_id_of(t->producer), i == 0);
+        f->rules |= plan.rules;
+        if (plan.mark)
+            FAN_TRY(fan_order_mark(t->v, FAN_FAULT(MARK_ON_PRODUCER) ? t->producer : A,
+                                   i == 0 ? FAN_PLAN_S13_MARK : FAN_PLAN_S12_MARK, err));
+        if (plan.wait && newest_of_its_stream(f, i))
             FAN_TRY(fan_order_wait(f->b, f->slot, A, t->event, i == 0 ? FAN_PLAN_S13_WAIT : FAN_PLAN_S12_WAIT, err));
     }
     return FAN_OK;
@@ -103,7 +106,6 @@ static void order_flush(const fan_fold *f, const fan_stream *s)
         fan_batch_flush(f->batch);
 }
 
-/* Reusable, last condition: A waits for an event recorded now on every other stream that used the memory. */
 fan_status fan_order_wait_users(fan_fold *f, const fan_array *a, fan_error *err)
 {
     fan_stream *A = f->b->slots[f->slot].p->accum, *user;
@@ -125,21 +127,27 @@ fan_status fan_order_wait_users(fan_fold *f, const fan_array *a, fan_error *err)
     return status;
 }
 
-fan_status fan_order_wait_taker(fan_fold *f, fan_stream *A, fan_error *err)
+fan_status fan_order_wait_taker(fan_fold *f, fan_stream *on, const fan_sync_fold *plan, fan_error *err)
 {
-    fan_stream *taker;
-    fan_event *e = NULL;
-    if (!A)
-        return FAN_OK;
-    FAN_TRY(fan_order_consumer(f->taker, A, NULL, &taker, err));
-    if (taker && taker != A) {
-        order_flush(f, taker);
-        FAN_TRY(fan_order_record(f->b, taker, 0, &e, err));
-        fan_status status = fan_order_wait(f->b, f->slot, A, e, FAN_PLAN_S22_WAIT, err);
+    if (plan->wait_taker) {
+        fan_event *e = NULL;
+        order_flush(f, f->taker);
+        FAN_TRY(fan_order_record(f->b, f->taker, 0, &e, err));
+        fan_status status = fan_order_wait(f->b, f->slot, on, e, FAN_PLAN_S22_WAIT, err);
         fan_event_drop(e);
         FAN_TRY(status);
     }
-    return fan_order_mark(f->out, A, FAN_PLAN_S22_MARK, err);
+    return plan->mark_out ? fan_order_mark(f->out, on, FAN_PLAN_S22_MARK, err) : FAN_OK;
+}
+
+fan_stream *fan_order_stream(fan_stream_id id, fan_stream *const *among, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        fan_stream_id one = fan_stream_id_of(among[i]);
+        if (among[i] && one.device == id.device && one.stream == id.stream)
+            return among[i];
+    }
+    return NULL;
 }
 
 /* S18, S19: `consumer` may use `v`, ready on R with event E. *E may get an event that is recorded now. */

@@ -57,7 +57,7 @@ typedef struct fan_pass {
     fan_stream *consumer, *accum; /* held; fixed by the first gradient on a device with streams */
     fan_stream *joins; /* held; A is a pooled stream that nobody else knows, and came into this one's capture (S11);
                           NULL: it is not */
-    char how;          /* case letter of that gradient; 0: none */
+    fan_sync_case how; /* of that gradient */
     uint64_t rules;
     fan_dtype_set seen; /* of all contributions */
     bool has_weak_int;

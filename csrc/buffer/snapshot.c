@@ -26,7 +26,7 @@ fan_status fan_buffer_snapshot(fan_buffer *b, size_t slot, fan_stream *consumer,
     status = fan_gather(b, slot, SIZE_MAX, &g, err);
     if (status != FAN_OK)
         goto let_go;
-    f->finish = f->forbid_in_place = true;
+    f->finish = f->snapshot = true;
     if (f->n == 0 && !f->state) {
         if (g.zero)
             status = fan_take_zeros(b, slot, g.zero, fan_fold_dtype(f), out, err);

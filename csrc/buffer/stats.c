@@ -80,7 +80,7 @@ fan_status fan_fold_figures(fan_fold *f, fan_error *err)
 {
     fan_device *d = pass_of(f)->device;
     int64_t size = 0;
-    if (!f->b->known || f->forbid_in_place || !d || !d->backend->has_streams)
+    if (!f->b->known || f->snapshot || !d || !d->backend->has_streams)
         return FAN_OK;
     for (size_t i = 0; i < f->n; i++) {
         const fan_array *a = numbers_of(f->terms[i].v);
@@ -107,7 +107,7 @@ static fan_status learn_away(fan_fold *f, const fan_value *result, const fan_arr
 {
     const fan_pass *p = pass_of(f);
     size_t n = 1;
-    if (f->known.yes || f->forbid_in_place)
+    if (f->known.yes || f->snapshot)
         return FAN_OK;
     if (!f->known.words)
         FAN_TRY(fold_figures(f, result->device, a->size, err));
@@ -130,7 +130,7 @@ static fan_status learn_away(fan_fold *f, const fan_value *result, const fan_arr
 static fan_status stats_of(const fan_fold *f, const fan_array *a, fan_stats *out, fan_error *err)
 {
     fan_interrupt interrupt;
-    bool may_end = f->may_end && !(f->rules & (FAN_A(3) | FAN_A(6)));
+    bool may_end = f->may_end && !f->plan.exclusive;
     fan_interrupt_begin(&interrupt, may_end ? f->b->frontend->poll : NULL, err);
     fan_stats_of(a, out);
     return fan_interrupt_end(&interrupt, FAN_OK);

@@ -10,6 +10,8 @@ static const char *const plan_words[FAN_PLAN_COUNT] = {
 
 const char *fan_plan_word(int index) { return index >= 0 && index < FAN_PLAN_COUNT ? plan_words[index] : NULL; }
 
+char fan_sync_letter(fan_sync_case how) { return "-AaBC+"[how]; }
+
 uint64_t fan_plan_bits(const char *word)
 {
     uint64_t bits = 0;
@@ -22,7 +24,7 @@ uint64_t fan_plan_bits(const char *word)
 
 fan_sync_add fan_sync_add_plan(uint64_t D, fan_stream_id P, fan_stream_id C, fan_stream_id current, fan_sync_slot slot)
 {
-    fan_sync_add plan = {.how = '-', .producer = P, .slot = slot};
+    fan_sync_add plan = {.how = FAN_CASE_HOST, .producer = P, .slot = slot};
     if (D == 0) {
         plan.producer = (fan_stream_id){0, 0};
         plan.rules = FAN_S(3);
@@ -33,7 +35,7 @@ fan_sync_add fan_sync_add_plan(uint64_t D, fan_stream_id P, fan_stream_id C, fan
         plan.rules |= FAN_S(4);
     }
     if (fan_stream_id_set(slot.accum)) {
-        plan.how = '+';
+        plan.how = FAN_CASE_LATER;
         plan.record = !fan_stream_id_same(P, slot.accum);
         return plan;
     }
@@ -46,21 +48,21 @@ fan_sync_add fan_sync_add_plan(uint64_t D, fan_stream_id P, fan_stream_id C, fan
     plan.slot.consumer = C;
     plan.slot.ready = P;
     if (C.device == D && fan_stream_id_same(C, P)) {
-        plan.how = 'A';
+        plan.how = FAN_CASE_SAME;
         plan.slot.accum = C;
         plan.rules |= FAN_S(8);
     } else if (C.device == D) {
-        plan.how = 'a';
+        plan.how = FAN_CASE_OTHER;
         plan.slot.accum = C;
         plan.record = plan.mark = true;
         plan.rules |= FAN_S(9);
     } else if (P.device == D) {
-        plan.how = 'B';
+        plan.how = FAN_CASE_PRODUCER;
         plan.slot.accum = P;
         plan.record = true;
         plan.rules |= FAN_S(10);
     } else {
-        plan.how = 'C';
+        plan.how = FAN_CASE_CURRENT;
         plan.slot.accum = current;
         plan.record = true;
         plan.rules |= FAN_S(11);
@@ -73,30 +75,46 @@ fan_sync_convert fan_sync_convert_plan(uint64_t D, const fan_sync_add *add)
 {
     fan_sync_convert plan = {.rules = FAN_S(21)};
     plan.on_producer = D == 0 || add->producer.device == D;
-    plan.on = plan.on_producer ? add->producer : add->slot.accum;
+    return plan;
+}
+
+fan_sync_term fan_sync_term_plan(fan_stream_id accum, fan_stream_id producer, bool first)
+{
+    fan_sync_term plan = {.mark = fan_stream_id_set(accum)};
+    plan.wait = plan.mark && fan_stream_id_set(producer) && !fan_stream_id_same(accum, producer);
+    plan.rules = !plan.wait ? 0 : first ? FAN_S(13) : FAN_S(12);
+    return plan;
+}
+
+/* What was queued on A last made the value: it is ready there. */
+static fan_sync_fold ready_on_accum(fan_sync_slot slot)
+{
+    fan_sync_fold plan = {.slot = slot};
+    if (!fan_stream_id_set(slot.accum)) {
+        plan.rules = FAN_S(3);
+        return plan;
+    }
+    plan.slot.ready = slot.accum;
+    plan.slot.has_event = !fan_stream_id_same(slot.consumer, slot.accum);
     return plan;
 }
 
 fan_sync_fold fan_sync_fold_plan(fan_sync_slot slot)
 {
-    fan_sync_fold plan = {.slot = slot, .rules = FAN_S(14) | FAN_S(17)};
-    if (!fan_stream_id_set(slot.accum)) {
-        plan.rules = FAN_S(3);
+    fan_sync_fold plan = ready_on_accum(slot);
+    if (fan_stream_id_set(slot.accum))
+        plan.rules = FAN_S(14) | FAN_S(17) | (plan.slot.has_event ? FAN_S(15) : FAN_S(16));
+    return plan;
+}
+
+fan_sync_fold fan_sync_finish_plan(fan_sync_slot slot, bool has_out, fan_stream_id taker)
+{
+    fan_sync_fold plan = ready_on_accum(slot);
+    if (!fan_stream_id_set(slot.accum))
         return plan;
-    }
-    if (!fan_stream_id_same(slot.accum, slot.ready)) {
-        plan.wait_ready = plan.mark_value = true;
-        plan.rules |= FAN_S(13);
-    }
-    if (!fan_stream_id_same(slot.consumer, slot.accum)) {
-        plan.record = plan.slot.has_event = true;
-        plan.rules |= FAN_S(15);
-    } else {
-        plan.clear_event = true;
-        plan.slot.has_event = false;
-        plan.rules |= FAN_S(16);
-    }
-    plan.slot.ready = slot.accum;
+    plan.rules = FAN_S(22);
+    plan.mark_out = has_out;
+    plan.wait_taker = has_out && fan_stream_id_set(taker) && !fan_stream_id_same(taker, slot.accum);
     return plan;
 }
 
@@ -112,18 +130,5 @@ fan_sync_take fan_sync_take_plan(fan_sync_slot slot, fan_stream_id consumer)
         plan.record_now = !slot.has_event;
         plan.rules |= FAN_S(18);
     }
-    return plan;
-}
-
-fan_sync_finish fan_sync_finish_plan(fan_sync_slot slot, bool has_out, fan_stream_id taker)
-{
-    fan_sync_finish plan = {.slot = slot};
-    if (!fan_stream_id_set(slot.accum))
-        return plan;
-    plan.rules = FAN_S(22);
-    plan.wait_taker = has_out && fan_stream_id_set(taker) && !fan_stream_id_same(taker, slot.accum);
-    plan.record = !fan_stream_id_same(slot.consumer, slot.accum);
-    plan.slot.ready = slot.accum;
-    plan.slot.has_event = plan.record;
     return plan;
 }

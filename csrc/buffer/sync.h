@@ -3,13 +3,13 @@
  * The question, for one gradient g on device D from producer stream P for consumer stream C: on which stream A is the
  * sum taken, when may it start, and where is it ready (R)?
  *
- *   case            condition                  A                  event on P   R
- *   'A' same        C on D, C == P             C                  no           P      S8
- *   'a' other       C on D, C != P             C                  yes          P      S9, g used on C
- *   'B'             C not on D, P on D         P                  yes          P      S10
- *   'C'             neither on D               current of D       yes          P      S11
- *   '+' later       A is set                   as it was          if A != P    as it was
- *   '-'             D has no streams           none               no           none   S3
+ *   case                condition                  A                  event on P   R
+ *   'A' FAN_CASE_SAME      C on D, C == P          C                  no           P      S8
+ *   'a' FAN_CASE_OTHER     C on D, C != P          C                  yes          P      S9, g used on C
+ *   'B' FAN_CASE_PRODUCER  C not on D, P on D      P                  yes          P      S10
+ *   'C' FAN_CASE_CURRENT   neither on D            current of D       yes          P      S11
+ *   '+' FAN_CASE_LATER     A is set                as it was          if A != P    as it was
+ *   '-' FAN_CASE_HOST      D has no streams        none               no           none   S3
  *
  * A worked case. Two producers p1, p2, consumer c, one device:
  *
@@ -18,8 +18,8 @@
  *   c              ^e1 ^e2 [g1 + g2]   S13  c waits e1; S12 c waits e2; the sum runs on c; S16, S17: R = c, no event
  *
  * What can go wrong: a wait on the wrong event (S15: the event of the sum replaces the first producer's), a stream of
- * another device taken for the same one because indexes match (places carry the device), memory that goes back while a
- * stream still reads it (the marks).
+ * another device taken for the same one because indexes match (ids carry the device), memory that goes back while a
+ * stream still reads it (the marks). S7 is device/capture_rule.h's.
  *
  * Everything here is a pure function of its arguments: no allocation, no device call, no lock. Plans say what to do;
  * order.c does it. Each wait, record and mark is a plan bit, so that a proof can leave it out and see what it is for.
@@ -97,8 +97,21 @@ typedef struct fan_sync_slot {
     bool has_event; /* E: recorded where the value became ready */
 } fan_sync_slot;
 
+/* Zero: a device without streams, or a slot that has no gradient yet. */
+typedef enum fan_sync_case {
+    FAN_CASE_HOST,
+    FAN_CASE_SAME,
+    FAN_CASE_OTHER,
+    FAN_CASE_PRODUCER,
+    FAN_CASE_CURRENT,
+    FAN_CASE_LATER
+} fan_sync_case;
+
+/* fan_sync_letter: of the case in traces and messages. */
+char fan_sync_letter(fan_sync_case how);
+
 typedef struct fan_sync_add {
-    char how;               /* the case letter of the table above */
+    fan_sync_case how;
     fan_stream_id producer; /* after S4 */
     fan_sync_slot slot;     /* after the add (unchanged for '+') */
     bool record; /* an event on P: the slot's E for a first gradient, the contribution's own for a later one */
@@ -112,32 +125,35 @@ typedef struct fan_sync_add {
 fan_sync_add fan_sync_add_plan(uint64_t D, fan_stream_id P, fan_stream_id C, fan_stream_id current, fan_sync_slot slot);
 
 typedef struct fan_sync_convert {
-    bool
-        on_producer; /* true: on P, before its event. false: on A, after A waited for P; then the value is ready on A */
-    fan_stream_id on;
+    bool on_producer; /* on P, before its event; else on A, after A waited for P: it is ready on A then */
     uint64_t rules;
 } fan_sync_convert;
 
 /* fan_sync_convert_plan: S21. */
 fan_sync_convert fan_sync_convert_plan(uint64_t D, const fan_sync_add *add);
 
+typedef struct fan_sync_term {
+    bool wait; /* A waits for its event */
+    bool mark; /* it is used on A: also where P is A, for its memory may be a third stream's (Lifetime) */
+    uint64_t rules;
+} fan_sync_term;
+
+/* fan_sync_term_plan: S12, S13: one term of a fold that runs on A; `first`: the slot's value, or what was its first
+ * gradient. */
+fan_sync_term fan_sync_term_plan(fan_stream_id accum, fan_stream_id producer, bool first);
+
 typedef struct fan_sync_fold {
-    bool wait_ready;    /* S13: A waits for E */
-    bool mark_value;    /* S13: the slot's value is used on A */
-    bool record;        /* S15: a new event on A replaces E */
-    bool clear_event;   /* S16 */
-    fan_sync_slot slot; /* after: R = A (S17) */
+    bool wait_taker;    /* A waits for the taker's stream, because `out` is the taker's */
+    bool mark_out;      /* .. and `out` is used on A */
+    fan_sync_slot slot; /* after: R = A (S17); an event on A that others may wait for, or none (S15, S16) */
     uint64_t rules;
 } fan_sync_fold;
 
-/* fan_sync_fold_plan: S13-S17, for a fold of a defined value with at least one more. */
+/* fan_sync_fold_plan: S3, S14-S17, for a sum that stays in the slot. */
 fan_sync_fold fan_sync_fold_plan(fan_sync_slot slot);
 
-/* fan_sync_item_waits: S12: A waits for the event of a contribution made on P, which is then used on A. */
-static inline bool fan_sync_item_waits(fan_stream_id A, fan_stream_id P)
-{
-    return fan_stream_id_set(A) && !fan_stream_id_same(A, P);
-}
+/* fan_sync_finish_plan: S3, S22, for one that is handed out; `taker`: who will use it, unset: nobody that is known. */
+fan_sync_fold fan_sync_finish_plan(fan_sync_slot slot, bool has_out, fan_stream_id taker);
 
 typedef struct fan_sync_take {
     bool wait;       /* S18 */
@@ -148,15 +164,5 @@ typedef struct fan_sync_take {
 
 /* fan_sync_take_plan: S18, S19, for a defined value; `consumer` unset: nobody waits. */
 fan_sync_take fan_sync_take_plan(fan_sync_slot slot, fan_stream_id consumer);
-
-typedef struct fan_sync_finish {
-    bool wait_taker;    /* A waits for the taker's stream, because `out` is the taker's */
-    bool record;        /* an event on A: only where C is not A, as S15 and S16 have it */
-    fan_sync_slot slot; /* after: R = A */
-    uint64_t rules;
-} fan_sync_finish;
-
-/* fan_sync_finish_plan: S22. */
-fan_sync_finish fan_sync_finish_plan(fan_sync_slot slot, bool has_out, fan_stream_id taker);
 
 #endif

@@ -4,7 +4,7 @@
 #include "base/trace.h"
 #include "buffer/batch.h"
 #include "buffer/enter.h"
-#include "buffer/fold_kinds.h"
+#include "buffer/fold_run.h"
 #include "buffer/gather.h"
 #include "buffer/lock.h"
 #include "buffer/order.h"
@@ -50,6 +50,17 @@ static fan_status look_at_outs(fan_buffer *b, const fan_take *how, const fan_slo
     return FAN_OK;
 }
 
+/* D11: whether a sum may not be written straight into its out=. With stats, whether the terms of an exact sum were
+ * finite is looked at once it is made: none of them may be gone then. */
+static bool must_copy(const fan_buffer *b, const fan_slot_take *c, const fan_extents *inputs, const fan_value *out)
+{
+    for (size_t j = 0; j < c->g.fold.n; j++)
+        if (c->g.fold.terms[j].v->form != FAN_FORM_DENSE)
+            return true;
+    return (b->known && fan_fold_is_exact(&c->g.fold) && fan_written_by_own_out(c, out)) ||
+           fan_out_meets_inputs(inputs, out->array, c->slot);
+}
+
 /* Claims every slot, and looks at what it holds and at what is wished. */
 static fan_status take_claim(fan_buffer *b, const fan_take *how, fan_slot_take *takes, fan_extents *inputs,
                              fan_extents *outs, fan_error *err)
@@ -73,16 +84,7 @@ static fan_status take_claim(fan_buffer *b, const fan_take *how, fan_slot_take *
     if (how->out)
         FAN_TRY(look_at_outs(b, how, takes, inputs, outs, err));
     for (size_t i = 0; how->out && i < fan_take_count(b, how); i++)
-        if (fan_take_out_of(how, i)) {
-            for (size_t j = 0; j < takes[i].g.fold.n; j++)
-                takes[i].by_copy = takes[i].by_copy || takes[i].g.fold.terms[j].v->form != FAN_FORM_DENSE;
-            /* Whether the terms of an exact sum were finite is looked at once it is made: none of them may be gone
-             * then. */
-            takes[i].by_copy = takes[i].by_copy || (b->known && fan_fold_is_exact(&takes[i].g.fold) &&
-                                                    fan_written_by_own_out(&takes[i], &how->out[i]));
-            takes[i].by_copy = (takes[i].g.fold.n || takes[i].g.zero || takes[i].g.fold.state) &&
-                               (takes[i].by_copy || fan_out_meets_inputs(inputs, how->out[i].array, takes[i].slot));
-        }
+        takes[i].copy_out = fan_take_out_of(how, i) && must_copy(b, &takes[i], inputs, &how->out[i]);
     return FAN_OK;
 }
 
@@ -136,15 +138,8 @@ static fan_status step_late(fan_buffer *b, size_t slot, const fan_take *how, con
 static fan_status step_write(fan_buffer *b, size_t slot, const fan_take *how, const fan_extents *outs, fan_slot_take *c,
                              fan_batch *batch, fan_error *err)
 {
-    fan_fold *f = &c->g.fold;
     (void)outs;
-    if (!c->into_out)
-        return FAN_OK;
-    c->doing = SLOT_FINISHES;
-    f->take = how;
-    f->finish = true;
-    f->out = fan_take_out_at(how, slot);
-    return fan_slot_take_fold(b, slot, c, batch, err);
+    return c->plan.way == FAN_TAKE_INTO_OUT ? fan_slot_take_into_out(b, slot, how, c, batch, err) : FAN_OK;
 }
 
 static bool goes_out(const fan_take *how, size_t slot) { return fan_take_out_at(how, slot) != NULL; }
@@ -157,7 +152,7 @@ static fan_status step_hand_over(fan_buffer *b, size_t slot, const fan_take *how
     if (c->handed)
         return FAN_OK;
     c->handed = true;
-    if (fan_take_out_at(how, slot) && c->by_copy)
+    if (c->plan.copy_out)
         FAN_TRY(fan_slot_take_copy(b, slot, how, c, err));
     if (c->result.form != FAN_FORM_UNDEFINED)
         FAN_TRY(fan_order_hand_over(b, slot, &c->result, s->p->consumer, s->p->accum, c->ready, c->ready_event,
@@ -188,7 +183,7 @@ static fan_status show_all(fan_buffer *b, const fan_take *how, fan_slot_take *ta
         fan_slot_take *c = &takes[i];
         fan_pass *p = b->slots[c->slot].p;
         if (fan_take_out_of(how, i)) {
-            if (c->into_out || c->by_copy)
+            if (c->plan.way == FAN_TAKE_INTO_OUT || c->plan.copy_out)
                 FAN_TRY(how->show(how->ctx, i, NULL, err));
             continue;
         }
@@ -247,7 +242,7 @@ static void trace_take(const fan_buffer *b, size_t slot, const fan_slot_take *c,
     const fan_slot *s = &b->slots[slot];
     const fan_device *d = consumer ? consumer->device : s->p->device;
     fan_trace_line line = {.kind = FAN_TRACE_TAKE,
-                           .how = s->p->how,
+                           .how = s->p->accum ? fan_sync_letter(s->p->how) : '\0',
                            .device = d && d->id ? (int16_t)d->index : -1,
                            .slot = (int32_t)slot,
                            .count = (uint32_t)s->p->count,

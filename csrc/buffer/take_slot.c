@@ -119,80 +119,99 @@ static fan_status survey(fan_fold *f, fan_slot_take *c, fan_error *err)
     return FAN_OK;
 }
 
-/* What is to be done for the slot's sum, but for what goes straight into out: what needs no fold is done at once. The
- * slot is busy. */
-fan_status fan_slot_take_decide(fan_buffer *b, size_t slot, const fan_take *how, const fan_extents *outs,
-                                fan_slot_take *c, fan_stream *consumer, bool last, fan_error *err)
+/* What the plan asks of a slot, of what is wished, and of the other slots. */
+static fan_take_facts facts_of(fan_buffer *b, const fan_take *how, const fan_extents *outs, const fan_slot_take *c,
+                               bool last)
 {
-    fan_slot *s = &b->slots[slot];
-    fan_fold *f = &c->g.fold;
-    const fan_value *out = fan_take_out_at(how, slot);
-    size_t dense = 0, sparse = 0, objects = 0;
+    const fan_slot *s = &b->slots[c->slot];
+    const fan_fold *f = &c->g.fold;
+    fan_take_facts facts = {.terms = f->n, .has_state = f->state, .has_zero = c->g.zero, .last = last};
     for (size_t i = 0; i < f->n; i++) {
-        dense += f->terms[i].v->form == FAN_FORM_DENSE;
-        sparse += f->terms[i].v->form == FAN_FORM_SPARSE;
-        objects += f->terms[i].v->form == FAN_FORM_OBJECT;
+        facts.dense += f->terms[i].v->form == FAN_FORM_DENSE;
+        facts.sparse += f->terms[i].v->form == FAN_FORM_SPARSE;
+        facts.objects += f->terms[i].v->form == FAN_FORM_OBJECT;
     }
     fan_dtype sum = fan_fold_dtype(f);
-    f->taker = consumer;
+    facts.has_out = fan_take_out_at(how, c->slot);
+    facts.copy_out = c->copy_out;
+    facts.scaled = fan_take_scaled(how);
+    facts.writable = how->writable;
+    facts.exact = fan_fold_is_exact(f);
+    facts.widened = !facts.objects && fan_accum_dtype(sum, s->spec->accumulate) != sum;
+    facts.expanded = fan_fold_expanded(f) != 0;
+    facts.whole = s->p->keyed < 0 || !c->g.nitems ||
+                  c->g.items[c->g.nitems - 1]->key == s->p->next_key + (int64_t)c->g.nitems - 1;
+    facts.alone = fan_take_count(b, how) == 1;
+    if (f->n) {
+        facts.first_donated = f->terms[0].donated;
+        facts.same_dtype = f->terms[0].v->dtype == sum;
+    }
+    if (f->n == 1 && !facts.has_out && !facts.scaled) {
+        facts.overwritten = fan_written_by_out(outs, f->terms[0].v);
+        facts.must_copy = plain_copy_needed(b, how, f);
+    }
+    return facts;
+}
+
+/* A14. */
+static fan_status hand_through(fan_buffer *b, fan_slot_take *c, fan_error *err)
+{
+    fan_fold *f = &c->g.fold;
+    c->ready = fan_stream_hold(f->terms[0].producer);
+    c->ready_event = fan_event_hold(f->terms[0].event);
+    if (fan_fold_skip(f))
+        c->known = fan_sum_stats_hold(&b->slots[c->slot].p->known);
+    else
+        FAN_TRY(survey(f, c, err));
+    return fan_value_copy(b->frontend, f->terms[0].v, &c->result, err);
+}
+
+/* D15: of which kind the sum comes back. */
+static void name_kind(fan_slot_take *c)
+{
+    const fan_exact_state *state = c->g.fold.state;
     if (c->g.like) {
         c->origin = c->g.like->origin;
         c->rank = c->g.like->rank;
+    } else if (state) {
+        c->origin = state->origin;
+        c->rank = state->rank;
     }
-    if (f->state && !c->g.like) {
-        c->origin = f->state->origin;
-        c->rank = f->state->rank;
-    }
-    if (f->n == 0 && !f->state && !c->g.zero)
-        return FAN_OK;
-    if (f->n == 0 && !f->state) {
-        if (out) {
-            c->by_copy = true;
-            return FAN_OK;
-        }
-        return fan_take_zeros(b, slot, c->g.zero, sum, &c->result, err);
-    }
-    if (out && dense == f->n && !c->by_copy) {
-        c->into_out = true;
-        return FAN_OK;
-    }
-    if (fan_take_scaled(how) && objects)
-        return fan_fail(err, FAN_ERR_TYPE, FAN_SLOT_SAID " sums objects; scale= needs arrays", FAN_SLOT_WHO(b, slot));
-    bool exact = fan_fold_is_exact(f) && (f->n > 1 || f->state);
-    bool same_dtype = objects || fan_accum_dtype(sum, s->spec->accumulate) == sum;
-    bool whole = fan_take_scaled(how) || (out != NULL);
-    /* Beyond a gap nothing is committed: should a later slot fail, the missing keys may still come. */
-    bool gapless = s->p->keyed < 0 || !c->g.nitems ||
-                   c->g.items[c->g.nitems - 1]->key == s->p->next_key + (int64_t)c->g.nitems - 1;
-    gapless = gapless || fan_take_count(b, how) == 1 || last;
-    if (!gapless && f->n > 1 && !objects && !exact && f->terms[0].donated) {
-        c->late = true; /* written in place once no other slot can fail any more */
-        return FAN_OK;
-    }
-    if (f->n > 1 && !exact && !whole && same_dtype && sparse < f->n && gapless &&
-        !(how->writable && fan_fold_expanded(f))) {
-        /* The running sum is the result: fold in place where that may be, and keep it should a later slot fail. */
-        c->doing = SLOT_COMMITS;
-        return FAN_OK;
-    }
-    if (f->n == 1 && !exact && !out && !fan_take_scaled(how) && !fan_written_by_out(outs, f->terms[0].v) &&
-        !plain_copy_needed(b, how, f) && (f->terms[0].v->form == FAN_FORM_OBJECT || f->terms[0].v->dtype == sum)) {
-        c->ready = fan_stream_hold(f->terms[0].producer);
-        c->ready_event = fan_event_hold(f->terms[0].event);
-        s->p->rules |= FAN_A(14);
-        if (fan_fold_skip(f))
-            c->known = fan_sum_stats_hold(&s->p->known);
-        else
-            FAN_TRY(survey(f, c, err));
-        return fan_value_copy(b->frontend, f->terms[0].v, &c->result, err);
-    }
-    c->doing = SLOT_FINISHES;
+}
+
+static void finish(fan_slot_take *c, const fan_take *how, const fan_value *out)
+{
+    fan_fold *f = &c->g.fold;
     f->finish = true;
     f->take = how;
     f->finish_dtype = out ? out->dtype : FAN_DT_NONE;
-    if (f->n == 1)
+}
+
+fan_status fan_slot_take_decide(fan_buffer *b, size_t slot, const fan_take *how, const fan_extents *outs,
+                                fan_slot_take *c, fan_stream *consumer, bool last, fan_error *err)
+{
+    fan_take_facts facts = facts_of(b, how, outs, c, last);
+    c->plan = fan_plan_take(&facts);
+    c->g.fold.taker = consumer;
+    name_kind(c);
+    if (c->plan.rules)
+        b->slots[slot].p->rules |= c->plan.rules;
+    if (c->plan.counts)
         FAN_COUNT(b, copies, 1);
-    return FAN_OK;
+    switch (c->plan.way) {
+    case FAN_TAKE_ZERO:
+        return fan_take_zeros(b, slot, c->g.zero, fan_fold_dtype(&c->g.fold), &c->result, err);
+    case FAN_TAKE_HAND:
+        return hand_through(b, c, err);
+    case FAN_TAKE_FINISH:
+        finish(c, how, fan_take_out_at(how, slot));
+        return FAN_OK;
+    case FAN_TAKE_LATE:
+        c->late = true;
+        return FAN_OK;
+    default:
+        return FAN_OK;
+    }
 }
 
 /* What the fold gave. */
@@ -201,7 +220,7 @@ static fan_status slot_take_end(fan_buffer *b, size_t slot, fan_slot_take *c, fa
     fan_slot *s = &b->slots[slot];
     fan_fold *f = &c->g.fold;
     c->begun = false;
-    if (c->doing == SLOT_COMMITS) {
+    if (c->plan.way == FAN_TAKE_COMMIT) {
         FAN_TRY(fan_fold_commit_end(b, slot, &c->g, err));
         c->ready = fan_stream_hold(s->p->ready);
         c->ready_event = fan_event_hold(s->p->ready_event);
@@ -262,11 +281,8 @@ fan_status fan_take_slots_end(fan_buffer *b, fan_slot_take *takes, size_t from, 
     return status;
 }
 
-/* Carries out the slot's fold, or puts it into the batch. */
-fan_status fan_slot_take_fold(fan_buffer *b, size_t slot, fan_slot_take *c, fan_batch *batch, fan_error *err)
+static fan_status fold(fan_buffer *b, size_t slot, fan_slot_take *c, fan_batch *batch, fan_error *err)
 {
-    if (c->doing == SLOT_DONE)
-        return FAN_OK;
     if (batch && fan_fold_batches(&c->g.fold)) {
         FAN_TRY(fan_fold_begin(&c->g.fold, batch, err));
         c->begun = true;
@@ -276,6 +292,22 @@ fan_status fan_slot_take_fold(fan_buffer *b, size_t slot, fan_slot_take *c, fan_
         fan_batch_flush(batch); /* the device's order is that of the slots */
     FAN_TRY(fan_fold_begin(&c->g.fold, NULL, err));
     return slot_take_end(b, slot, c, err);
+}
+
+fan_status fan_slot_take_fold(fan_buffer *b, size_t slot, fan_slot_take *c, fan_batch *batch, fan_error *err)
+{
+    if (c->plan.way != FAN_TAKE_COMMIT && c->plan.way != FAN_TAKE_FINISH)
+        return FAN_OK;
+    return fold(b, slot, c, batch, err);
+}
+
+fan_status fan_slot_take_into_out(fan_buffer *b, size_t slot, const fan_take *how, fan_slot_take *c, fan_batch *batch,
+                                  fan_error *err)
+{
+    finish(c, how, NULL);
+    c->g.fold.out = fan_take_out_at(how, slot);
+    c->g.fold.finish_dtype = FAN_DT_NONE;
+    return fold(b, slot, c, batch, err);
 }
 
 /* The stream that writes a sum into out, a hold: A, where it was made. A slot that was fed zeros alone has none: then
@@ -288,14 +320,10 @@ static fan_stream *writer(const fan_pass *p, const fan_fold *f, const fan_value 
 }
 
 /* A sum that is there already goes into out: copied, or, if it is sparse, its entries over zeros. */
-static fan_status copy_into_out(fan_buffer *b, const fan_value *out, fan_slot_take *c, fan_stream *A, fan_error *err)
+static fan_status copy_into_out(fan_buffer *b, const fan_value *out, const fan_slot_take *c, fan_stream *A,
+                                fan_error *err)
 {
-    fan_fold *f = &c->g.fold;
     fan_operand one = {c->result.array, out->dtype};
-    if (!A && out->device->backend->has_streams)
-        return fan_fail(err, FAN_ERR_NOMEM, "%s: out of memory", b->name);
-    f->out = out;
-    FAN_TRY(fan_order_wait_taker(f, A, err));
     FAN_COUNT(b, copies, 1);
     FAN_COUNT(b, passes, 1);
     if (c->result.form == FAN_FORM_DENSE)
@@ -311,21 +339,41 @@ static fan_status copy_into_out(fan_buffer *b, const fan_value *out, fan_slot_ta
     return FAN_OK;
 }
 
-/* Copies the sum into out. */
+/* S22, for a copy that runs on `on`; *plan says what orders others after it. */
+static fan_status order_copy(fan_buffer *b, fan_slot_take *c, const fan_value *out, fan_stream *on, fan_sync_fold *plan,
+                             fan_error *err)
+{
+    fan_fold *f = &c->g.fold;
+    const fan_pass *p = b->slots[c->slot].p;
+    if (!on && out->device->backend->has_streams)
+        return fan_fail(err, FAN_ERR_NOMEM, "%s: out of memory", b->name);
+    if (on)
+        FAN_TRY(fan_order_consumer(f->taker, on, NULL, &f->taker, err));
+    fan_stream_id id = fan_stream_id_of(on);
+    fan_sync_slot slot = {.consumer = p->accum ? fan_stream_id_of(p->consumer) : id, .accum = id, .ready = id};
+    *plan = fan_sync_finish_plan(slot, true, fan_stream_id_of(f->taker));
+    f->out = out;
+    return fan_order_wait_taker(f, on, plan, err);
+}
+
 fan_status fan_slot_take_copy(fan_buffer *b, size_t slot, const fan_take *how, fan_slot_take *c, fan_error *err)
 {
     fan_slot *s = &b->slots[slot];
     const fan_value *out = fan_take_out_at(how, slot);
     fan_value sum = c->result;
-    fan_stream *R = writer(s->p, &c->g.fold, out);
-    fan_status status = copy_into_out(b, out, c, R, err);
+    fan_sync_fold plan = {.rules = 0};
+    fan_stream *on = writer(s->p, &c->g.fold, out);
+    fan_status status = order_copy(b, c, out, on, &plan, err);
+    if (status == FAN_OK)
+        status = copy_into_out(b, out, c, on, err);
     fan_stream_drop(c->ready);
-    c->ready = R;
+    c->ready = on;
     FAN_TRY(status);
+    s->p->rules |= plan.rules;
     fan_event_drop(c->ready_event);
     c->ready_event = NULL;
-    if (s->p->accum && s->p->accum != s->p->consumer)
-        FAN_TRY(fan_order_record(b, s->p->accum, FAN_PLAN_S22_RECORD, &c->ready_event, err));
+    if (plan.slot.has_event)
+        FAN_TRY(fan_order_record(b, on, FAN_PLAN_S22_RECORD, &c->ready_event, err));
     c->result = (fan_value){.dtype = FAN_DT_NONE};
     fan_value_drop(b->frontend, &sum);
     return fan_value_copy(b->frontend, out, &c->result, err);
@@ -370,7 +418,7 @@ fan_status fan_slot_take_stats(fan_slot_take *c, const fan_pass *p, fan_error *e
         c->known = (fan_sum_stats){.yes = true, .stats = {.count = UINT64_MAX}};
         return FAN_OK;
     }
-    if (!was.yes && c->by_copy && f->n == 0 && !f->state) {
+    if (!was.yes && c->plan.copy_out && f->n == 0 && !f->state) {
         c->known = (fan_sum_stats){.yes = true, .stats = {.count = (uint64_t)c->result.array->size, .bad = SIZE_MAX}};
         return FAN_OK;
     }

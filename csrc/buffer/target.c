@@ -13,18 +13,19 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Locked: the running sum may be lent: it is ours, whole, complete up to the key, and what the producer does to it
- * comes after what was done before. */
-static bool may_lend(const fan_buffer *b, size_t slot, int64_t key, const fan_stream *P, fan_dtype acc)
+/* Locked: what the plan asks of the slot. */
+static fan_target_facts facts_of(const fan_buffer *b, size_t slot, int64_t key, const fan_stream *P, fan_dtype acc)
 {
     const fan_slot *s = &b->slots[slot];
     const fan_pass *p = s->p;
-    if (s->busy || p->nitems || p->arriving || p->value.form != FAN_FORM_DENSE || !p->value_ours ||
-        p->value.array->dtype != acc)
-        return false;
-    if (key >= 0 && key != p->next_key)
-        return false;
-    return fan_array_dense(p->value.array) && P == p->accum && p->ready == p->accum;
+    bool dense = p->value.form == FAN_FORM_DENSE;
+    return (fan_target_facts){.idle = !s->busy && !p->nitems && !p->arriving,
+                              .own = dense && p->value_ours && p->value.array->dtype == acc &&
+                                     fan_array_dense(p->value.array),
+                              .complete = key < 0 || key == p->next_key,
+                              .producer = fan_stream_id_of(P),
+                              .accum = fan_stream_id_of(p->accum),
+                              .ready = fan_stream_id_of(p->ready)};
 }
 
 /* Locked. */
@@ -49,11 +50,69 @@ static fan_status scratch(fan_device *d, fan_stream *P, fan_dtype acc, const fan
     return status;
 }
 
+/* Locked: the slot's own sum is lent: it counts from now on (A16), and is not there yet. */
+static void lend(fan_slot *s, fan_target *t)
+{
+    fan_pass *p = s->p;
+    t->array = fan_array_hold(p->value.array);
+    fan_slot_make_busy(s);
+    p->count++;
+    p->arriving++;
+    p->keyed = t->key >= 0 ? 1 : -1;
+    p->next_key = t->key >= 0 ? t->key + 1 : p->next_key;
+}
+
+/* Locked: checked as the contribution that it becomes; begun, and lent where the plan says so. */
+static fan_status begin(fan_buffer *b, const fan_contribution *c, fan_stream *current, fan_target *t, fan_error *err)
+{
+    fan_slot *s = &b->slots[t->slot];
+    fan_arrival a;
+    FAN_TRY(fan_slot_enter(b, t->slot, "target", err));
+    FAN_TRY(fan_check_contribution(b, t->slot, c, current, b->stream, &a, err));
+    t->producer = fan_stream_hold(a.producer);
+    t->device = fan_device_hold(c->value.device);
+    if (t->producer == s->p->accum)
+        FAN_TRY(fan_slot_promote(b, t->slot, err));
+    fan_target_facts facts = facts_of(b, t->slot, t->key, t->producer, c->value.dtype);
+    fan_target_plan plan = fan_plan_target(&facts);
+    t->direct = plan.direct;
+    t->rules = plan.rules;
+    t->thread = fan_thread_id();
+    t->next = s->targets;
+    s->targets = t;
+    if (plan.direct)
+        lend(s, t);
+    return FAN_OK;
+}
+
+/* Unlocked: statistics of what is lent, or memory of its own. */
+static fan_status prepare(fan_buffer *b, fan_target *t, fan_dtype acc, fan_error *err)
+{
+    fan_slot *s = &b->slots[t->slot];
+    if (!t->direct)
+        return scratch(t->device, t->producer, acc, s->spec, &t->array, err);
+    fan_status status = b->known && !s->p->known.yes ? fan_slot_survey(b, t->slot, s->p->value_key, err) : FAN_OK;
+    if (status != FAN_OK) {
+        fan_slot_poison(s, status, err);
+        fan_buffer_target_cancel(b, t);
+    }
+    return status;
+}
+
+/* A hold: the device that the target will be on. */
+static fan_device *device_of(fan_buffer *b, size_t slot, const fan_stream *stream)
+{
+    const fan_slot *s = &b->slots[slot];
+    if (s->spec->device || stream)
+        return fan_device_hold(s->spec->device ? s->spec->device : stream->device);
+    fan_slot_lock(b, slot);
+    fan_device *d = fan_device_hold(s->p->device ? s->p->device : fan_cpu());
+    fan_slot_unlock(b, slot);
+    return d;
+}
+
 fan_status fan_buffer_target(fan_buffer *b, size_t slot, int64_t key, fan_stream *stream, fan_target *t, fan_error *err)
 {
-    fan_status status = FAN_OK;
-    fan_stream *current = NULL;
-    fan_arrival a;
     int64_t strides[FAN_MAX_NDIM] = {0};
     memset(t, 0, sizeof *t);
     FAN_TRY(fan_slot_check(b, slot, err));
@@ -65,60 +124,20 @@ fan_status fan_buffer_target(fan_buffer *b, size_t slot, int64_t key, fan_stream
                         ": target() needs a slot that declares its shape and dtype: give fanin.Slot(shape=, dtype=)",
                         FAN_SLOT_WHO(b, slot));
     fan_dtype acc = fan_accum_dtype(spec->dtype, spec->accumulate);
-    fan_device *d = spec->device;
-    if (!d && stream)
-        d = stream->device;
-    if (!d) {
-        fan_slot_lock(b, slot);
-        d = fan_device_hold(s->p->device ? s->p->device : fan_cpu());
-        fan_slot_unlock(b, slot);
-    } else {
-        fan_device_hold(d);
-    }
-    /* It is judged now as the contribution that it becomes. */
+    fan_device *d = device_of(b, slot, stream);
     fan_array like = {.dtype = acc, .ndim = spec->ndim, .size = 1, .shape = spec->shape, .strides = strides};
     fan_contribution c = {.key = key,
                           .stream = stream,
                           .summed = true,
                           .value = {.form = FAN_FORM_DENSE, .dtype = acc, .device = d, .array = &like}};
-    current = fan_current_for(b, slot, &c);
+    fan_stream *current = fan_current_for(b, slot, &c);
+    t->slot = slot;
+    t->key = key;
     fan_slot_lock(b, slot);
-    status = fan_slot_enter(b, slot, "target", err);
-    if (status == FAN_OK)
-        status = fan_check_contribution(b, slot, &c, current, b->stream, &a, err);
-    if (status == FAN_OK) {
-        t->slot = slot;
-        t->key = key;
-        t->producer = a.producer ? fan_stream_hold(a.producer) : NULL;
-        t->device = fan_device_hold(d);
-        if (t->producer == s->p->accum)
-            status = fan_slot_promote(b, slot, err);
-        t->direct = status == FAN_OK && may_lend(b, slot, key, t->producer, acc);
-    }
-    if (status == FAN_OK) {
-        t->thread = fan_thread_id();
-        t->next = s->targets;
-        s->targets = t;
-    }
-    if (t->direct) {
-        fan_pass *p = s->p;
-        t->array = fan_array_hold(p->value.array);
-        s->busy = true;
-        fan_slot_set_owner(s, fan_thread_id());
-        /* It counts from now on (A16), and is not there yet. */
-        p->count++;
-        p->arriving++;
-        p->keyed = key >= 0 ? 1 : -1;
-        p->next_key = key >= 0 ? key + 1 : p->next_key;
-    }
+    fan_status status = begin(b, &c, current, t, err);
     fan_slot_unlock(b, slot);
-    if (t->direct && b->known && !s->p->known.yes &&
-        (status = fan_slot_survey(b, slot, s->p->value_key, err)) != FAN_OK) {
-        fan_slot_poison(s, status, err);
-        fan_buffer_target_cancel(b, t);
-    }
-    if (status == FAN_OK && !t->direct)
-        status = scratch(d, t->producer, acc, spec, &t->array, err);
+    if (status == FAN_OK)
+        status = prepare(b, t, acc, err);
     if (status != FAN_OK) {
         fan_slot_lock(b, slot);
         forget_target(s, t);
@@ -148,7 +167,7 @@ static fan_status take_back_direct(fan_buffer *b, fan_target *t, bool good, fan_
                                                                 .ready = fan_stream_id_of(p->ready),
                                                                 .has_event = p->ready_event != NULL});
         rules = plan.rules;
-        if (plan.record)
+        if (plan.slot.has_event)
             status = fan_order_record(b, p->accum, FAN_PLAN_S15_RECORD, &e, err);
         if (status == FAN_ERR_NOMEM || status == FAN_ERR_DEVICE_NOMEM)
             status = FAN_OK; /* S18 records then */
@@ -171,7 +190,7 @@ static fan_status take_back_direct(fan_buffer *b, fan_target *t, bool good, fan_
         p->value_lent = true;
         if (b->known)
             last = fan_sum_stats_forget(b, t->slot);
-        p->rules |= FAN_A(6);
+        p->rules |= t->rules;
         FAN_COUNT(b, adds, 1);
         FAN_COUNT(b, in_place, 1);
     }

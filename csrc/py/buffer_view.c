@@ -86,7 +86,7 @@ static int put_numbers(PyObject *d, const fan_slot_view *v)
                    put(d, "next_key", PyLong_FromLongLong(v->next_key)) < 0 ||
                    put(d, "next_action", PyUnicode_FromString(fan_action_word(v->next.action))) < 0 ||
                    put(d, "next_rules", PyLong_FromUnsignedLongLong(v->next.rules)) < 0 ||
-                   put(d, "reuse", PyUnicode_FromString(fan_reuse_words(v->reuse))) < 0
+                   put(d, "reuse", PyUnicode_FromString(fan_reuse_words(v->next.reuse))) < 0
                ? -1
                : 0;
 }

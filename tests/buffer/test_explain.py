@@ -120,3 +120,33 @@ def test_words() -> None:
         "112th",
     ]
     assert rules_of(0b1 | 1 << 21 | 1 << 22 | 1 << 37) == "S1, S22, A1, A16"
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("stats", [False, True])
+@pytest.mark.parametrize("dense_first", [False, True])
+def test_what_is_said_of_the_next_sum_is_what_it_does(stats: bool, dense_first: bool) -> None:
+    """With stats a term beside sparse ones is looked at once the sum is made: nothing is summed into it."""
+    row = fanin.Sparse("csr", (np.array([0, 2]), np.array([0, 2]), np.array([1.0, 2.0])), (1, 4))
+    buf = InputBuffer(1, stats=stats)
+    with fanin.trace() as t:
+        for dense in (dense_first, not dense_first):
+            buf.add(0, np.ones((1, 4)) if dense else row, donate=dense)
+        said = buf.explain(0)
+        np.testing.assert_array_equal(buf.take()[0], [[2, 1, 3, 1]])
+    (fold,) = [line for line in t if line.kind == "fold"]
+    in_place = dense_first and not stats
+    rule = "A4" if not dense_first else "A7" if stats else "A6"
+    assert ("into the first, in place" in said) == fold.in_place == in_place
+    assert f"({rule})." in said
+    assert rule in fold.rules
+    if stats and dense_first:
+        assert "a fresh array will take the sum: its elements are still to be looked at (A7)." in said
+
+
+@pytest.mark.core
+def test_an_exact_sum_is_told_as_one() -> None:
+    buf = InputBuffer(1, accumulate="exact")
+    for _ in range(2):
+        buf.add(0, np.ones(3), donate=True)
+    assert "At the next sum they will be summed exactly and rounded once (A11)." in buf.explain(0).splitlines()

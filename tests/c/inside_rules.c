@@ -78,8 +78,8 @@ static PyObject *sync_add(PyObject *Py_UNUSED(module), PyObject *args)
                           slot_arg, &slot))
         return NULL;
     p = fan_sync_add_plan(D, P, C, current, slot);
-    return Py_BuildValue("{s:C,s:N,s:N,s:N,s:N,s:N}", "how", p.how, "P", place_of(p.producer), "slot", slot_of(p.slot),
-                         "record", truth(p.record), "mark", truth(p.mark), "rules", rules_of(p.rules));
+    return Py_BuildValue("{s:C,s:N,s:N,s:N,s:N,s:N}", "how", fan_sync_letter(p.how), "P", place_of(p.producer), "slot",
+                         slot_of(p.slot), "record", truth(p.record), "mark", truth(p.mark), "rules", rules_of(p.rules));
 }
 
 static PyObject *sync_convert(PyObject *Py_UNUSED(module), PyObject *args)
@@ -90,8 +90,7 @@ static PyObject *sync_convert(PyObject *Py_UNUSED(module), PyObject *args)
     if (!PyArg_ParseTuple(args, "KO&O&:rules_sync_convert", &D, place_arg, &add.producer, place_arg, &add.slot.accum))
         return NULL;
     p = fan_sync_convert_plan(D, &add);
-    return Py_BuildValue("{s:N,s:N,s:N}", "on_producer", truth(p.on_producer), "on", place_of(p.on), "rules",
-                         rules_of(p.rules));
+    return Py_BuildValue("{s:N,s:N}", "on_producer", truth(p.on_producer), "rules", rules_of(p.rules));
 }
 
 static PyObject *sync_fold(PyObject *Py_UNUSED(module), PyObject *args)
@@ -101,17 +100,18 @@ static PyObject *sync_fold(PyObject *Py_UNUSED(module), PyObject *args)
     if (!PyArg_ParseTuple(args, "O&:rules_sync_fold", slot_arg, &slot))
         return NULL;
     p = fan_sync_fold_plan(slot);
-    return Py_BuildValue("{s:N,s:N,s:N,s:N,s:N,s:N}", "wait_ready", truth(p.wait_ready), "mark_value",
-                         truth(p.mark_value), "record", truth(p.record), "clear_event", truth(p.clear_event), "slot",
-                         slot_of(p.slot), "rules", rules_of(p.rules));
+    return Py_BuildValue("{s:N,s:N}", "slot", slot_of(p.slot), "rules", rules_of(p.rules));
 }
 
-static PyObject *sync_item_waits(PyObject *Py_UNUSED(module), PyObject *args)
+static PyObject *sync_term(PyObject *Py_UNUSED(module), PyObject *args)
 {
     fan_stream_id A, P;
-    if (!PyArg_ParseTuple(args, "O&O&:rules_sync_item_waits", place_arg, &A, place_arg, &P))
+    int first;
+    fan_sync_term p;
+    if (!PyArg_ParseTuple(args, "O&O&p:rules_sync_term", place_arg, &A, place_arg, &P, &first))
         return NULL;
-    return truth(fan_sync_item_waits(A, P));
+    p = fan_sync_term_plan(A, P, first);
+    return Py_BuildValue("{s:N,s:N,s:N}", "wait", truth(p.wait), "mark", truth(p.mark), "rules", rules_of(p.rules));
 }
 
 static PyObject *sync_take(PyObject *Py_UNUSED(module), PyObject *args)
@@ -131,11 +131,11 @@ static PyObject *sync_finish(PyObject *Py_UNUSED(module), PyObject *args)
     fan_sync_slot slot;
     fan_stream_id taker;
     int has_out;
-    fan_sync_finish p;
+    fan_sync_fold p;
     if (!PyArg_ParseTuple(args, "O&pO&:rules_sync_finish", slot_arg, &slot, &has_out, place_arg, &taker))
         return NULL;
     p = fan_sync_finish_plan(slot, has_out, taker);
-    return Py_BuildValue("{s:N,s:N,s:N,s:N}", "wait_taker", truth(p.wait_taker), "record", truth(p.record), "slot",
+    return Py_BuildValue("{s:N,s:N,s:N,s:N}", "wait_taker", truth(p.wait_taker), "mark_out", truth(p.mark_out), "slot",
                          slot_of(p.slot), "rules", rules_of(p.rules));
 }
 
@@ -207,14 +207,14 @@ static PyObject *accum(PyObject *Py_UNUSED(module), PyObject *args)
 
 static PyObject *reusable(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"dense", "writable", "exact",    "apart", "borrowed", "ours",
-                            "lent",  "donated",  "unshared", "host",  "settled",  NULL};
-    int f[11] = {0};
+    static char *names[] = {"dense",   "writable", "same_dtype", "disjoint",  "borrowed",   "ours", "exposed",
+                            "donated", "unshared", "host",       "exclusive", "read_later", NULL};
+    int f[12] = {0};
     fan_reuse facts;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$ppppppppppp:rules_reusable", names, f, f + 1, f + 2, f + 3, f + 4,
-                                     f + 5, f + 6, f + 7, f + 8, f + 9, f + 10))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$pppppppppppp:rules_reusable", names, f, f + 1, f + 2, f + 3,
+                                     f + 4, f + 5, f + 6, f + 7, f + 8, f + 9, f + 10, f + 11))
         return NULL;
-    facts = (fan_reuse){f[0], f[1], f[2], f[3], f[4], f[5], f[6], f[7], f[8], f[9], f[10]};
+    facts = (fan_reuse){f[0], f[1], f[2], f[3], f[4], f[5], f[6], f[7], f[8], f[9], f[10], f[11]};
     return PyUnicode_FromString(fan_reuse_words(fan_reusable(&facts)));
 }
 
@@ -289,7 +289,7 @@ PyMethodDef inside_rules[] = {
     {"rules_sync_add", sync_add, METH_VARARGS, "rules_sync_add(D, P, C, current, slot, /)\n--\n\nS3-S5, S8-S11."},
     {"rules_sync_convert", sync_convert, METH_VARARGS, "rules_sync_convert(D, P, A, /)\n--\n\nS21."},
     {"rules_sync_fold", sync_fold, METH_VARARGS, "rules_sync_fold(slot, /)\n--\n\nS13-S17."},
-    {"rules_sync_item_waits", sync_item_waits, METH_VARARGS, "rules_sync_item_waits(A, P, /)\n--\n\nS12."},
+    {"rules_sync_term", sync_term, METH_VARARGS, "rules_sync_term(A, P, /)\n--\n\nS12."},
     {"rules_sync_take", sync_take, METH_VARARGS, "rules_sync_take(slot, consumer, /)\n--\n\nS18, S19."},
     {"rules_sync_finish", sync_finish, METH_VARARGS, "rules_sync_finish(slot, has_out, taker, /)\n--\n\nS22."},
     {"rules_capture", capture, METH_VARARGS, "rules_capture(s, t, free, legacy, /)\n--\n\nS7."},

@@ -343,6 +343,8 @@ def imported(node: ast.AST, folder: list[str]) -> Iterator[tuple[str, ...]]:
 
 #: Where rules and plans are made: elsewhere they are carried out.
 RULE_FILES = ("buffer/sync", "buffer/accum", "buffer/plan", "buffer/rules", "device/capture_rule")
+#: The one of them that makes its plans of the others'.
+COMPOSED = "buffer/plan"
 
 STRUCT = re.compile(r"typedef struct (\w+) \{(.*?)\n\} \1;", re.DOTALL)
 FIELD = re.compile(r"(\w+)(\[[^\]]*\])?(\s*:\s*\d+)?\s*(?=[,;])")
@@ -392,7 +394,9 @@ def reads(text: str, line: int, field: str) -> bool:
 
 def plan_fields(csrc: Path, cc: list[str], cache: Path) -> dict[str, set[str]]:
     """Each field of the plans, as in "fan_sync_add.record", with the files that read it. Those that make plans do not
-    count. Whose field it is, the compiler says: it warns of each use in a copy of the headers.
+    count; buffer/plan, which makes its own of the others', counts for theirs.
+
+    Whose field it is, the compiler says: it warns of each use in a copy of the headers.
     """
     headers = [p for name in RULE_FILES if (p := csrc / f"{name}.h").exists()]
     structs = plan_structs(p.read_text() for p in headers)
@@ -403,12 +407,17 @@ def plan_fields(csrc: Path, cc: list[str], cache: Path) -> dict[str, set[str]]:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     users = [p for p in c_files(csrc) if p.suffix == ".c" and set(closure(p, csrc)) & set(headers)]
-    users = [p for p in users if p.relative_to(csrc).as_posix()[:-2] not in RULE_FILES]
+    makers = {name for name in RULE_FILES if name != COMPOSED}
+    users = [p for p in users if p.relative_to(csrc).as_posix()[:-2] not in makers]
+    composed = csrc / f"{COMPOSED}.h"
+    own = plan_structs([composed.read_text()]) if composed.exists() else set()
     readers: dict[str, set[str]] = {field: set() for _, fields in texts.values() for field in fields}
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         for path, said in zip(users, pool.map(lambda p: uses_in(p, csrc, cc, cache, folder), users), strict=True):
             text = without_comments(path.read_text())
             for line, name in said:
+                if path.stem == Path(COMPOSED).stem and name.partition(".")[0] in own:
+                    continue  # whoever makes a plan does not carry it out
                 if reads(text, line, name.partition(".")[2]):
                     readers[name].add(path.relative_to(csrc).as_posix())
     return readers

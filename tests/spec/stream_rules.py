@@ -7,7 +7,6 @@ R the stream where the slot's value became ready; E the event recorded there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 Place = tuple[int, int]  # (device, stream); device 0 is every device without streams, stream 0 is "not set"
@@ -62,38 +61,42 @@ def sync_add(D: int, P: Place, C: Place, current: Place, slot: Slot) -> Add:
 
 class Convert(NamedTuple):
     on_producer: bool
-    on: Place
     rules: Rules
 
 
 def sync_convert(D: int, P: Place, A: Place) -> Convert:
     """S21: a conversion runs on P, before P's event, if P is on D; else on A, after A waited for P."""
     here = D == 0 or P[0] == D
-    return Convert(here, P if here else A, frozenset({"S21"}))
+    return Convert(here, frozenset({"S21"}))
+
+
+class Term(NamedTuple):
+    wait: bool  # A waits for P's event
+    mark: bool  # the gradient is used on A
+    rules: Rules
+
+
+def sync_term(A: Place, P: Place, first: bool) -> Term:
+    """S12, S13: one term of a sum on A; the first is the slot's value, or what was its first gradient.
+
+    It is used on A wherever it was made: its memory may be a third stream's (Lifetime).
+    """
+    wait = A[1] != 0 and P[1] != 0 and P != A
+    return Term(wait, A[1] != 0, frozenset({"S13" if first else "S12"} if wait else set()))
 
 
 class Fold(NamedTuple):
-    wait_ready: bool
-    mark_value: bool
-    record: bool
-    clear_event: bool
-    slot: Slot
+    slot: Slot  # with an event, if one was recorded on A
     rules: Rules
 
 
 def sync_fold(slot: Slot) -> Fold:
-    """S13-S17: the slot's value is summed with more, on A."""
+    """S14-S17: the sum stays in the slot."""
     if not slot.A[1]:
-        return Fold(False, False, False, False, slot, frozenset({"S3"}))
-    unready, away = slot.R != slot.A, slot.C != slot.A
-    rules = {"S14", "S17", "S15" if away else "S16"} | ({"S13"} if unready else set())
-    return Fold(unready, unready, away, not away, slot._replace(R=slot.A, has_event=away), frozenset(rules))
-
-
-def sync_waits(A: Place, producers: Sequence[Place]) -> tuple[list[bool], list[Place]]:
-    """S12: whose gradients are used on A though they were made elsewhere, and for which streams A waits (once)."""
-    marks = [A[1] != 0 and P != A for P in producers]
-    return marks, list(dict.fromkeys(P for P, mark in zip(producers, marks, strict=True) if mark))
+        return Fold(slot, frozenset({"S3"}))
+    away = slot.C != slot.A
+    rules = {"S14", "S17", "S15" if away else "S16"}
+    return Fold(slot._replace(R=slot.A, has_event=away), frozenset(rules))
 
 
 class Take(NamedTuple):
@@ -114,7 +117,7 @@ def sync_take(slot: Slot, consumer: Place) -> Take:
 
 class Finish(NamedTuple):
     wait_taker: bool
-    record: bool
+    mark_out: bool
     slot: Slot
     rules: Rules
 
@@ -125,10 +128,10 @@ def sync_finish(slot: Slot, has_out: bool, taker: Place) -> Finish:
     The event on A is left to S18 where the consumer is on A already, as in S16.
     """
     if not slot.A[1]:
-        return Finish(False, False, slot, frozenset())
+        return Finish(False, False, slot, frozenset({"S3"}))
     away = slot.C != slot.A
     wait = has_out and taker[1] != 0 and taker != slot.A
-    return Finish(wait, away, slot._replace(R=slot.A, has_event=away), frozenset({"S22"}))
+    return Finish(wait, has_out, slot._replace(R=slot.A, has_event=away), frozenset({"S22"}))
 
 
 def capture(s: int, t: int, free: bool, legacy: bool) -> str:

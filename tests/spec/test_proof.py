@@ -34,7 +34,14 @@ WHOLE_FAULTS = [
         "fault:NO_RECORD_BEHIND_SUM+S18.record",
         "fault:WRITE_WITHOUT_WAIT+driver:donate",
     ),
-    *(f"mut:{n}" for n in (4, 5, 6, 7, 8, 9, 12, 13, 14, 15, 19, 20, 23)),
+    *(
+        f"fault:{name}"
+        for name in (
+            *("WAIT_AFTER_SUM", "RECORD_BEFORE_SUM", "SUM_ON_LAST_PRODUCER", "MARK_ON_PRODUCER", "READY_STREAM_STAYS"),
+            *("WRITE_SHARED", "EVENT_REUSED", "REFCOUNT_IS_ENOUGH", "RECORD_ON_CONSUMER", "RECORD_BEFORE_CONVERSION"),
+            *("RECORD_AFTER_FOLD", "FOLD_UNORDERED", "OLDEST_EVENT"),
+        )
+    ),
     *(f"driver:{word}" for word in ("count", "import-wait", "alias-wait", "alias-mark", "sync")),
 ]
 

@@ -13,7 +13,7 @@ import pytest
 
 from kit.inside import inside
 from spec import stream_rules as page
-from spec.stream_rules import NOWHERE, Add, Convert, Finish, Fold, Slot, Take
+from spec.stream_rules import NOWHERE, Add, Convert, Finish, Fold, Slot, Take, Term
 
 pytestmark = pytest.mark.core
 
@@ -28,7 +28,7 @@ core = SimpleNamespace(
     sync_fold=lambda *a: made(Fold, inside().rules_sync_fold(*a)),
     sync_take=lambda *a: made(Take, inside().rules_sync_take(*a)),
     sync_finish=lambda *a: made(Finish, inside().rules_sync_finish(*a)),
-    sync_waits=lambda A, Ps: ([inside().rules_sync_item_waits(A, P) for P in Ps], page.sync_waits(A, Ps)[1]),
+    sync_term=lambda *a: made(Term, inside().rules_sync_term(*a)),
     capture=lambda *a: inside().rules_capture(*a),
 )
 
@@ -60,7 +60,7 @@ def slots(events: bool = True) -> list[Slot]:
 def test_a_device_without_streams_has_no_stream_and_no_event(rules: Any) -> None:
     plan = rules.sync_add(0, (1, 1), (1, 2), NOWHERE, Slot())
     assert plan == Add("-", NOWHERE, Slot(), False, False, {"S3"})
-    assert rules.sync_fold(Slot()) == Fold(False, False, False, False, Slot(), {"S3"})
+    assert rules.sync_fold(Slot()) == Fold(Slot(), {"S3"})
     assert rules.sync_take(Slot(), (1, 1)) == Take(False, False, False, frozenset())
 
 
@@ -106,20 +106,22 @@ def test_neither_stream_the_sum_is_on_the_current_stream_even_if_both_are_the_sa
 
 
 @pytest.mark.rule("S12")
-def test_a_fold_waits_once_for_each_other_stream_and_uses_what_was_made_there(rules: Any) -> None:
-    marks, waits = rules.sync_waits((1, 1), [(1, 2), (1, 1), (1, 2), (2, 1)])
-    assert marks == [True, False, True, True]
-    assert waits == [(1, 2), (2, 1)]
+def test_a_fold_waits_for_each_other_stream_and_uses_what_was_made_there(rules: Any) -> None:
+    terms = [rules.sync_term((1, 1), P, False) for P in ((1, 2), (1, 1), (2, 1), NOWHERE)]
+    assert [t.wait for t in terms] == [True, False, True, False]
+    assert all(t.mark for t in terms), "its memory may be a third stream's, wherever it was made"
+    assert terms[0].rules == {"S12"}
+    assert rules.sync_term(NOWHERE, NOWHERE, False) == Term(False, False, frozenset())
     later = rules.sync_add(1, (1, 2), NOWHERE, (1, 3), Slot((1, 1), (1, 1), (1, 1), False))
     assert (later.how, later.record, later.slot.A) == ("+", True, (1, 1))
 
 
 @pytest.mark.rule("S13")
 def test_the_first_fold_waits_for_the_first_producer(rules: Any) -> None:
-    plan = rules.sync_fold(Slot((1, 2), (1, 2), (1, 1), True))
-    assert (plan.wait_ready, plan.mark_value) == (True, True)
-    again = rules.sync_fold(plan.slot)
-    assert (again.wait_ready, again.mark_value) == (False, False), "the second does not"
+    slot = Slot((1, 2), (1, 2), (1, 1), True)
+    assert rules.sync_term(slot.A, slot.R, True) == Term(True, True, {"S13"})
+    again = rules.sync_fold(slot).slot
+    assert rules.sync_term(again.A, again.R, True) == Term(False, True, frozenset()), "the second does not"
 
 
 @pytest.mark.rule("S14", "S17")
@@ -132,13 +134,13 @@ def test_the_sum_runs_on_the_accumulation_stream_and_is_ready_there(rules: Any) 
 @pytest.mark.rule("S15")
 def test_a_sum_on_another_stream_than_the_consumers_gets_a_new_event(rules: Any) -> None:
     plan = rules.sync_fold(Slot((2, 1), (1, 1), (1, 1), True))
-    assert plan == Fold(False, False, True, False, Slot((2, 1), (1, 1), (1, 1), True), {"S14", "S15", "S17"})
+    assert plan == Fold(Slot((2, 1), (1, 1), (1, 1), True), {"S14", "S15", "S17"})
 
 
 @pytest.mark.rule("S16")
 def test_a_sum_on_the_consumers_stream_needs_no_event(rules: Any) -> None:
     plan = rules.sync_fold(Slot((1, 2), (1, 2), (1, 1), True))
-    assert plan == Fold(True, True, False, True, Slot((1, 2), (1, 2), (1, 2), False), {"S13", "S14", "S16", "S17"})
+    assert plan == Fold(Slot((1, 2), (1, 2), (1, 2), False), {"S14", "S16", "S17"})
 
 
 @pytest.mark.rule("S18")
@@ -156,8 +158,8 @@ def test_the_value_is_used_on_the_consumers_stream_whatever_it_waited_for(rules:
 
 @pytest.mark.rule("S21")
 def test_a_conversion_runs_on_the_producers_stream_if_that_is_on_the_gradients_device(rules: Any) -> None:
-    assert rules.sync_convert(1, (1, 2), (1, 1)) == Convert(True, (1, 2), {"S21"})
-    assert rules.sync_convert(1, (2, 2), (1, 1)) == Convert(False, (1, 1), {"S21"})
+    assert rules.sync_convert(1, (1, 2), (1, 1)) == Convert(True, {"S21"})
+    assert rules.sync_convert(1, (2, 2), (1, 1)) == Convert(False, {"S21"})
     assert rules.sync_convert(0, NOWHERE, NOWHERE).on_producer
 
 
@@ -165,9 +167,9 @@ def test_a_conversion_runs_on_the_producers_stream_if_that_is_on_the_gradients_d
 def test_finishing_runs_on_the_accumulation_stream_after_the_takers(rules: Any) -> None:
     slot = Slot((2, 1), (1, 1), (1, 2), True)
     assert rules.sync_finish(slot, True, (2, 1)) == Finish(True, True, slot._replace(R=(1, 1)), {"S22"})
-    assert rules.sync_finish(slot, False, (2, 1)) == Finish(False, True, slot._replace(R=(1, 1)), {"S22"})
+    assert rules.sync_finish(slot, False, (2, 1)) == Finish(False, False, slot._replace(R=(1, 1)), {"S22"})
     mine = Slot((1, 1), (1, 1), (1, 2), True)
-    assert rules.sync_finish(mine, True, (1, 1)) == Finish(False, False, Slot((1, 1), (1, 1), (1, 1)), {"S22"})
+    assert rules.sync_finish(mine, True, (1, 1)) == Finish(False, True, Slot((1, 1), (1, 1), (1, 1)), {"S22"})
 
 
 @pytest.mark.rule("S7")
@@ -204,15 +206,18 @@ def test_every_arrival_is_decided_in_c_as_on_the_page() -> None:
     assert sum(seen.values()) == 7 * 7 * 43 * (1 + 2 * 3)
 
 
-@pytest.mark.rule("S13", "S14", "S15", "S16", "S17")
+@pytest.mark.rule("S14", "S15", "S16", "S17")
 def test_every_fold_is_decided_in_c_as_on_the_page() -> None:
     plans = [page.sync_fold(slot) for slot in slots()]
     assert [core.sync_fold(slot) for slot in slots()] == plans
-    assert {p.rules & {"S13", "S15", "S16"} for p in plans[7:]} == {
-        frozenset(r) for r in ({"S13", "S15"}, {"S13", "S16"}, {"S15"}, {"S16"})
-    }
-    for A, P in product(PLACES, repeat=2):
-        assert core.sync_waits(A, [P]) == page.sync_waits(A, [P])
+    assert {p.rules & {"S15", "S16"} for p in plans[7:]} == {frozenset({"S15"}), frozenset({"S16"})}
+
+
+@pytest.mark.rule("S12", "S13")
+def test_every_term_of_a_fold_is_decided_in_c_as_on_the_page() -> None:
+    table = {key: page.sync_term(*key) for key in product(PLACES, PLACES, (False, True))}
+    assert {key: core.sync_term(*key) for key in table} == table
+    assert {p.rules for p in table.values()} == {frozenset(), frozenset({"S12"}), frozenset({"S13"})}
 
 
 @pytest.mark.rule("S18", "S19")

@@ -24,6 +24,7 @@ ACTIONS = {
     "merge": "they will be merged as sparse arrays of one kind",
     "merge coo": "they are of two sparse kinds and will be merged as COO",
     "object": "they will be summed by combine or by their own +",
+    "exact": "they will be summed exactly and rounded once",
 }
 
 

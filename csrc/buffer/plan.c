@@ -1,0 +1,148 @@
+#include "buffer/plan.h"
+
+#include <assert.h>
+
+static uint64_t producer_bit(fan_sync_case how)
+{
+    switch (how) {
+    case FAN_CASE_OTHER:
+        return FAN_PLAN_S9_RECORD;
+    case FAN_CASE_PRODUCER:
+        return FAN_PLAN_S10_RECORD;
+    case FAN_CASE_CURRENT:
+        return FAN_PLAN_S11_RECORD;
+    default:
+        return FAN_PLAN_S12_RECORD;
+    }
+}
+
+/* S21: it is ready on the accumulation stream then, with an event there if somebody will wait. */
+static void convert_on_accum(fan_add_plan *plan, const fan_add_facts *f)
+{
+    const fan_sync_slot *slot = &plan->sync.slot;
+    bool first = plan->sync.how != FAN_CASE_LATER;
+    plan->wait = !f->upload && !fan_stream_id_same(plan->sync.producer, slot->accum);
+    plan->ready = slot->accum;
+    plan->mark = false;
+    plan->record = first && !fan_stream_id_same(slot->accum, slot->consumer) ? FAN_RECORD_ACCUM : FAN_RECORD_NOT;
+}
+
+fan_add_plan fan_plan_add(const fan_add_facts *f)
+{
+    fan_add_plan plan = {.convert = FAN_CONVERT_NOT};
+    if (!f->defined) {
+        plan.sync = (fan_sync_add){.how = FAN_CASE_HOST, .slot = f->slot, .rules = FAN_S(2)};
+        plan.rules = plan.sync.rules;
+        return plan;
+    }
+    plan.sync = fan_sync_add_plan(f->device, f->producer, f->consumer, f->current, f->slot);
+    plan.rules = plan.sync.rules;
+    plan.ready = plan.sync.producer;
+    plan.record = plan.sync.record ? FAN_RECORD_PRODUCER : FAN_RECORD_NOT;
+    plan.producer_bit = producer_bit(plan.sync.how);
+    plan.mark = plan.sync.mark;
+    if (f->download) {
+        plan.convert = FAN_CONVERT_SOURCE;
+    } else if (f->changes && plan.sync.how == FAN_CASE_HOST) {
+        plan.convert = FAN_CONVERT_HOST;
+    } else if (f->changes) {
+        fan_sync_convert on = fan_sync_convert_plan(f->device, &plan.sync);
+        plan.convert = on.on_producer && !f->upload ? FAN_CONVERT_PRODUCER : FAN_CONVERT_ACCUM;
+        plan.mark_source = !f->upload;
+        plan.rules |= on.rules;
+        if (plan.convert == FAN_CONVERT_ACCUM)
+            convert_on_accum(&plan, f);
+    }
+    return plan;
+}
+
+uint64_t fan_plan_fast_add(void) { return FAN_S(3) | FAN_A(6); }
+
+uint64_t fan_plan_fast_slot(bool defined, bool summed) { return (defined ? FAN_S(3) : 0) | (summed ? FAN_A(6) : 0); }
+
+static fan_dtype accumulated(const fan_fold_facts *f)
+{
+    fan_dtype d = fan_dtype_set_promote(f->seen);
+    if (d == FAN_DT_NONE)
+        return d;
+    return f->accumulate == FAN_DT_NONE ? fan_dtype_accumulate(d) : f->accumulate;
+}
+
+static fan_fold_kind kind_of(const fan_fold_facts *f, fan_form result)
+{
+    if (f->exact)
+        return f->sparse && f->sparse == f->terms && !f->has_state ? FAN_FOLD_EXACT_SPARSE : FAN_FOLD_EXACT;
+    if (result == FAN_FORM_OBJECT)
+        return FAN_FOLD_OBJECTS;
+    if (result == FAN_FORM_SPARSE)
+        return FAN_FOLD_SPARSE;
+    return f->sparse ? FAN_FOLD_MIXED : FAN_FOLD_DENSE;
+}
+
+fan_fold_plan fan_plan_fold(const fan_fold_facts *f)
+{
+    fan_side first = f->first, other = f->terms > 1 ? f->other : f->first;
+    bool stays = !f->finish && !f->has_out;
+    assert(f->terms || f->has_state);
+    first.reusable = stays && f->reuse_first == FAN_REUSE_YES;
+    other.reusable = stays && f->other_is_second && f->coalesced && f->reuse_other == FAN_REUSE_YES;
+    fan_accum_plan sum = fan_accum(first, other, f->recording && f->objects);
+    fan_fold_plan plan = {.kind = kind_of(f, sum.result), .reuse = f->reuse_first};
+    bool dense = plan.kind == FAN_FOLD_DENSE;
+    plan.action = f->exact ? FAN_ACTION_EXACT : sum.action;
+    plan.rules = f->exact ? FAN_A(11) : sum.rules;
+    if (f->has_out && (f->exact || dense)) {
+        plan.action = FAN_ACTION_OUT;
+        plan.rules = f->exact ? FAN_A(11) : 0;
+    }
+    plan.dtype = accumulated(f);
+    if (f->finish || f->exact)
+        plan.dtype = f->finish_dtype != FAN_DT_NONE ? f->finish_dtype : fan_dtype_set_promote(f->seen);
+    if (dense && f->expanded && !f->has_out && !f->writable) {
+        plan.expanded = f->expanded;
+        plan.rules |= FAN_A(13);
+    }
+    plan.coalesce = f->finish ? f->terms > 1 : f->entries > 2 * f->entries_before;
+    plan.exclusive = plan.action == FAN_ACTION_INTO_OLD || plan.action == FAN_ACTION_INTO_NEW;
+    plan.batches = dense && fan_stream_id_set(f->slot.accum) && !f->stats;
+    plan.after = f->finish ? fan_sync_finish_plan(f->slot, f->has_out, f->taker) : fan_sync_fold_plan(f->slot);
+    return plan;
+}
+
+static fan_take_way way_of(const fan_take_facts *f)
+{
+    bool sums = f->terms > 1, anew = f->scaled || f->has_out;
+    bool objects = f->objects > 0;
+    bool exact = f->exact && (sums || f->has_state);
+    bool whole =
+        f->whole || f->alone || f->last; /* beyond a gap nothing is committed: the missing keys may still come */
+    if (f->terms == 0 && !f->has_state)
+        return f->has_zero && !f->has_out ? FAN_TAKE_ZERO : FAN_TAKE_NOTHING;
+    if (f->has_out && f->dense == f->terms && !f->copy_out)
+        return FAN_TAKE_INTO_OUT;
+    if (!whole && sums && !objects && !exact && f->first_donated)
+        return FAN_TAKE_LATE;
+    if (sums && !exact && !anew && (objects || !f->widened) && f->sparse < f->terms && whole &&
+        !(f->writable && f->expanded))
+        return FAN_TAKE_COMMIT;
+    if (f->terms == 1 && !exact && !anew && !f->overwritten && !f->must_copy && (objects || f->same_dtype))
+        return FAN_TAKE_HAND;
+    return FAN_TAKE_FINISH;
+}
+
+fan_take_plan fan_plan_take(const fan_take_facts *f)
+{
+    fan_take_plan plan = {.way = way_of(f)};
+    plan.copy_out = f->has_out && plan.way != FAN_TAKE_INTO_OUT && (f->terms || f->has_state || f->has_zero);
+    plan.counts = plan.way == FAN_TAKE_FINISH && f->terms == 1;
+    plan.rules = plan.way == FAN_TAKE_HAND ? FAN_A(14) : 0;
+    return plan;
+}
+
+fan_target_plan fan_plan_target(const fan_target_facts *f)
+{
+    fan_target_plan plan = {.direct = f->idle && f->own && f->complete && fan_stream_id_same(f->producer, f->accum) &&
+                                      fan_stream_id_same(f->ready, f->accum)};
+    plan.rules = plan.direct ? FAN_A(6) : 0;
+    return plan;
+}

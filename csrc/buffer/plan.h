@@ -1,0 +1,183 @@
+/* plan: what one add, one fold, one take or one target will do, decided before anything is touched.
+ *
+ * The question: given what a slot holds and what is asked of it, who waits for whom, what is recorded, in which memory
+ * and in which dtype does the result lie, and by which rules?
+ *
+ * sync answers it for streams, accum for memory; here the two become one value per step of a gradient's road. Whoever
+ * takes a step gathers facts, asks here, and carries out what it is told:
+ *
+ *   plan              facts gathered by          carried out by
+ *   fan_add_plan      check.c, add.c             order.c, convert.c
+ *   fan_fold_plan     fold.c                     fold_*.c (its kind), order.c (its streams)
+ *   fan_take_plan     take.c                     take.c, fold.c
+ *   fan_target_plan   target.c                   target.c
+ *
+ * A worked case. A slot on stream c holds g1 from p1; g2 came from p2; the budget is passed:
+ *
+ *   add g1    sync OTHER     record on p1; g1 is used on c                      S9
+ *   add g2    sync LATER     record on p2
+ *   fold      kind DENSE     c waits for both events (S13, S12); a fresh array  A7 (g1 is the caller's)
+ *             after          ready on c, no event, for c consumes               S14 S16 S17
+ *   add g3    sync LATER     record on p3
+ *   fold      kind DENSE     c waits for g3 (S12); into the running sum         A6 (it is the buffer's own)
+ *
+ * What can go wrong: a step that decides again, by itself, and a little differently. So nothing outside of sync, accum
+ * and this file sets a rule's bit, each field is read by who carries the plan out, and explain() and the trace print
+ * the plan that ran. A test looks after all three.
+ *
+ * Everything here is a pure function of its arguments: no allocation, no device call, no lock.
+ */
+#ifndef FAN_BUFFER_PLAN_H
+#define FAN_BUFFER_PLAN_H
+
+#include "buffer/accum.h"
+#include "buffer/sync.h"
+
+/* ---- add: one contribution on its way into a slot (S2-S11, S21) ---- */
+
+/* Where a contribution is converted (A9, A10, A12) or copied before it is parked. */
+typedef enum fan_convert_on {
+    FAN_CONVERT_NOT,
+    FAN_CONVERT_HOST,     /* at once: no stream has anything to do with it */
+    FAN_CONVERT_SOURCE,   /* from a device to the host: on a stream of the device that it comes from */
+    FAN_CONVERT_PRODUCER, /* on the producer's stream, before its event */
+    FAN_CONVERT_ACCUM     /* on the accumulation stream: it is ready there then */
+} fan_convert_on;
+
+typedef enum fan_record_on { FAN_RECORD_NOT, FAN_RECORD_PRODUCER, FAN_RECORD_ACCUM } fan_record_on;
+
+typedef struct fan_add_facts {
+    bool defined;
+    uint64_t device;                           /* where it will be; 0: a device without streams */
+    fan_stream_id producer, consumer, current; /* as fan_sync_add_plan has them */
+    fan_sync_slot slot;
+    bool changes;  /* it must be converted, or is to be copied */
+    bool upload;   /* .. from the host */
+    bool download; /* .. to the host */
+} fan_add_facts;
+
+typedef struct fan_add_plan {
+    fan_sync_add sync;
+    fan_convert_on convert;
+    bool wait;             /* S21: the accumulation stream waits for the producer's before it converts */
+    bool mark_source;      /* S21: what is converted is used on the stream that converts */
+    fan_record_on record;  /* the event that others will wait for */
+    uint64_t producer_bit; /* what the proof calls one on the producer's stream */
+    bool mark;             /* S9: it is used on the accumulation stream from now on */
+    fan_stream_id ready;   /* where it is ready */
+    uint64_t rules;
+} fan_add_plan;
+
+fan_add_plan fan_plan_add(const fan_add_facts *facts);
+
+/* fan_plan_fast_add: the rules of a gradient of the short way (fast.h) that is added into the slot's own sum at once.
+ */
+uint64_t fan_plan_fast_add(void);
+/* fan_plan_fast_slot: the rules that have decided in a slot of the short way; `summed`: a sum has been made there. */
+uint64_t fan_plan_fast_slot(bool defined, bool summed);
+
+/* ---- fold: a running sum and what came since, in one pass (A1-A8, A11, A13, S12-S17, S22) ---- */
+
+typedef enum fan_fold_kind {
+    FAN_FOLD_DENSE,
+    FAN_FOLD_SPARSE,
+    FAN_FOLD_MIXED, /* dense and sparse: a dense sum, term by term */
+    FAN_FOLD_EXACT,
+    FAN_FOLD_EXACT_SPARSE,
+    FAN_FOLD_OBJECTS /* pairwise, by the objects' own operator */
+} fan_fold_kind;
+
+/* Undefined contributions and symbolic zeros are no terms (S2, A2). */
+typedef struct fan_fold_facts {
+    size_t terms, sparse, objects; /* how many; of them sparse, and objects */
+    fan_side first;                /* the first term; */
+    fan_side other;                /* .. the first one of another form or sparse format, else the second */
+    bool other_is_second;
+    bool coalesced;                            /* the first term is sparse, without duplicates */
+    fan_reuse_answer reuse_first, reuse_other; /* A6, A3: of dense ones */
+    int64_t entries, entries_before; /* A5: stored numbers of all, and of the first after it was coalesced last */
+    uint64_t expanded;               /* A13: axes along which every term is expanded */
+    bool recording;                  /* A1 */
+    bool exact;                      /* A11: the slot's sum is an exact one */
+    bool has_state;                  /* .. and begun */
+    bool stats;
+    bool finish;   /* the result is handed out: in the sum's dtype, and apart from all terms; else it stays */
+    bool has_out;  /* .. in memory of the taker */
+    bool writable; /* .. who will write into it */
+    fan_dtype_set seen;
+    fan_dtype accumulate;   /* the wish (A11) */
+    fan_dtype finish_dtype; /* FAN_DT_NONE: the sum's own */
+    fan_sync_slot slot;
+    fan_stream_id taker;
+} fan_fold_facts;
+
+typedef struct fan_fold_plan {
+    fan_fold_kind kind;
+    fan_action action;      /* where the result lies */
+    fan_dtype dtype;        /* of the result; FAN_DT_NONE of objects */
+    uint64_t expanded;      /* A13: axes along which the result stays expanded */
+    bool coalesce;          /* A5 */
+    bool exclusive;         /* A waits for all other streams that used the memory it writes (*Reusable*) */
+    bool batches;           /* one job on a stream: others may be queued with it in one launch */
+    fan_reuse_answer reuse; /* why it is, or is not, made in the first term's memory */
+    fan_sync_fold after;    /* what orders others after it */
+    uint64_t rules;         /* of the sum; those of the order are after.rules */
+} fan_fold_plan;
+
+/* fan_plan_fold: facts->terms is at least 1, unless has_state. */
+fan_fold_plan fan_plan_fold(const fan_fold_facts *facts);
+
+/* ---- take: how a slot's sum reaches its consumer (A14, D11, D21) ---- */
+
+typedef enum fan_take_way {
+    FAN_TAKE_NOTHING,  /* nothing was added, or zeros that go into out */
+    FAN_TAKE_ZERO,     /* zeros were */
+    FAN_TAKE_HAND,     /* the only term itself (A14) */
+    FAN_TAKE_COMMIT,   /* the running sum, which the slot keeps should a later one fail */
+    FAN_TAKE_FINISH,   /* made apart from it */
+    FAN_TAKE_INTO_OUT, /* written straight into out, after all sums */
+    FAN_TAKE_LATE      /* asked again once no other slot can fail any more: it writes into a donated term */
+} fan_take_way;
+
+typedef struct fan_take_facts {
+    size_t terms, dense, sparse, objects;
+    bool has_state, has_zero;
+    bool has_out, copy_out; /* out=; which may not be written while terms are still to be read (D11) */
+    bool scaled, writable;
+    bool exact;
+    bool widened;     /* the accumulation dtype is not the sum's */
+    bool expanded;    /* A13: all terms are */
+    bool whole;       /* no key is missing */
+    bool alone, last; /* no other slot is taken; none is left that could fail */
+    bool first_donated;
+    bool same_dtype;  /* the first term is of the sum's dtype */
+    bool overwritten; /* some out= lies where the only term lies */
+    bool must_copy;   /* the taker will write, and somebody else may hold the only term */
+} fan_take_facts;
+
+typedef struct fan_take_plan {
+    fan_take_way way;
+    bool copy_out; /* the sum, which is made apart from it, is copied into out when all else is done */
+    bool counts;   /* it is a copy of the only term */
+    uint64_t rules;
+} fan_take_plan;
+
+fan_take_plan fan_plan_take(const fan_take_facts *facts);
+
+/* ---- target: a producer that adds into the slot by itself ---- */
+
+typedef struct fan_target_facts {
+    bool idle;     /* nobody has the slot; nothing is parked or on its way */
+    bool own;      /* its value is dense memory of the buffer's own, gap-free, in the accumulation dtype */
+    bool complete; /* .. of all keys before this one */
+    fan_stream_id producer, accum, ready;
+} fan_target_facts;
+
+typedef struct fan_target_plan {
+    bool direct; /* the running sum itself is lent (A6); else zeros, which are added when they come back */
+    uint64_t rules;
+} fan_target_plan;
+
+fan_target_plan fan_plan_target(const fan_target_facts *facts);
+
+#endif

@@ -1,0 +1,137 @@
+/* The plans of a slot: rows by hand, and what must hold in every row. */
+#include "buffer/plan.h"
+
+#include "check.h"
+
+static const fan_stream_id HERE = {1, 1}, THERE = {1, 2}, ELSEWHERE = {2, 3};
+
+static void adds(void)
+{
+    fan_add_facts f = {.defined = false};
+    CHECK_INT(fan_plan_add(&f).rules, FAN_S(2));
+    f.defined = true;
+    CHECK_INT(fan_plan_add(&f).rules, FAN_S(3));
+    f.changes = true;
+    CHECK_INT(fan_plan_add(&f).convert, FAN_CONVERT_HOST);
+    f.download = true;
+    CHECK_INT(fan_plan_add(&f).convert, FAN_CONVERT_SOURCE);
+    f = (fan_add_facts){.defined = true, .device = 1, .producer = THERE, .consumer = HERE, .current = HERE};
+    fan_add_plan other = fan_plan_add(&f);
+    CHECK(other.sync.how == FAN_CASE_OTHER && other.record == FAN_RECORD_PRODUCER && other.mark);
+    CHECK_INT(other.producer_bit, FAN_PLAN_S9_RECORD);
+    CHECK(fan_stream_id_same(other.ready, THERE));
+    f.changes = true; /* on the producer's stream, before its event */
+    fan_add_plan there = fan_plan_add(&f);
+    CHECK(there.convert == FAN_CONVERT_PRODUCER && there.mark_source && !there.wait && there.mark);
+    CHECK_INT(there.record, FAN_RECORD_PRODUCER);
+    f.producer = ELSEWHERE; /* on A, which waits; it is ready there, and used nowhere else */
+    fan_add_plan here = fan_plan_add(&f);
+    CHECK(here.convert == FAN_CONVERT_ACCUM && here.wait && here.mark_source && !here.mark);
+    CHECK_INT(here.record, FAN_RECORD_NOT); /* the consumer is on A */
+    CHECK(fan_stream_id_same(here.ready, HERE));
+    f.upload = true; /* the host has no stream to wait for */
+    CHECK(!fan_plan_add(&f).wait && !fan_plan_add(&f).mark_source);
+}
+
+/* Every fold of dense, sparse and object terms, with every wish. */
+static void folds(void)
+{
+    static const fan_form forms[] = {FAN_FORM_DENSE, FAN_FORM_SPARSE, FAN_FORM_OBJECT};
+    int in_place = 0, fresh = 0;
+    for (unsigned bits = 0; bits < 1u << 11; bits++)
+        for (int k = 0; k < 9; k++) {
+            fan_form first = forms[k % 3], other = forms[k / 3];
+            fan_fold_facts f = {.terms = 2,
+                                .sparse = (first == FAN_FORM_SPARSE) + (size_t)(other == FAN_FORM_SPARSE),
+                                .objects = (first == FAN_FORM_OBJECT) + (size_t)(other == FAN_FORM_OBJECT),
+                                .first = {.form = first},
+                                .other = {.form = other, .format = bits >> 10 & 1},
+                                .other_is_second = bits & 1,
+                                .coalesced = bits & 2,
+                                .reuse_first = bits & 4 ? FAN_REUSE_YES : FAN_REUSE_HELD,
+                                .reuse_other = bits & 8 ? FAN_REUSE_YES : FAN_REUSE_HELD,
+                                .exact = bits & 16,
+                                .finish = bits & (32 | 64),
+                                .has_out = bits & 64,
+                                .stats = bits & 128,
+                                .expanded = bits >> 8 & 1,
+                                .seen = fan_dtype_set_add(0, FAN_DT_FLOAT16, false),
+                                .accumulate = FAN_DT_NONE,
+                                .finish_dtype = FAN_DT_NONE,
+                                .slot = {.consumer = HERE, .accum = bits & 512 ? HERE : (fan_stream_id){0, 0}}};
+            fan_fold_plan p = fan_plan_fold(&f);
+            bool writes = p.action == FAN_ACTION_INTO_OLD || p.action == FAN_ACTION_INTO_NEW;
+            CHECK(p.exclusive == writes);
+            CHECK(!(writes && (f.finish || f.has_out || f.exact || f.objects)));
+            CHECK(!(p.action == FAN_ACTION_INTO_OLD && f.reuse_first != FAN_REUSE_YES));
+            CHECK(!(p.action == FAN_ACTION_INTO_NEW && (f.reuse_other != FAN_REUSE_YES || !f.coalesced)));
+            CHECK((p.kind == FAN_FOLD_EXACT || p.kind == FAN_FOLD_EXACT_SPARSE) == f.exact);
+            CHECK((p.kind == FAN_FOLD_OBJECTS) == (!f.exact && f.objects > 0));
+            CHECK(!p.expanded || (p.rules & FAN_A(13)));
+            CHECK(!p.batches || (p.kind == FAN_FOLD_DENSE && !f.stats && fan_stream_id_set(f.slot.accum)));
+            CHECK_INT(p.dtype, f.finish || f.exact ? FAN_DT_FLOAT16 : FAN_DT_FLOAT32);
+            CHECK((p.after.rules & FAN_S(3)) == (fan_stream_id_set(f.slot.accum) ? 0 : FAN_S(3)));
+            in_place += writes;
+            fresh += p.action == FAN_ACTION_FRESH;
+        }
+    CHECK(in_place > 100 && fresh > 100);
+}
+
+static void takes(void)
+{
+    fan_take_facts f = {.has_out = false};
+    CHECK_INT(fan_plan_take(&f).way, FAN_TAKE_NOTHING);
+    f.has_zero = true;
+    CHECK_INT(fan_plan_take(&f).way, FAN_TAKE_ZERO);
+    f.has_out = true;
+    CHECK(fan_plan_take(&f).way == FAN_TAKE_NOTHING && fan_plan_take(&f).copy_out);
+    f = (fan_take_facts){.terms = 1, .dense = 1, .same_dtype = true, .whole = true};
+    CHECK(fan_plan_take(&f).way == FAN_TAKE_HAND && fan_plan_take(&f).rules == FAN_A(14));
+    f.must_copy = true;
+    CHECK(fan_plan_take(&f).way == FAN_TAKE_FINISH && fan_plan_take(&f).counts && !fan_plan_take(&f).rules);
+    f = (fan_take_facts){.terms = 2, .dense = 2, .whole = true};
+    CHECK_INT(fan_plan_take(&f).way, FAN_TAKE_COMMIT);
+    f.scaled = true;
+    CHECK_INT(fan_plan_take(&f).way, FAN_TAKE_FINISH);
+    f.scaled = false;
+    f.whole = false; /* the missing key may still come, should another slot fail */
+    CHECK_INT(fan_plan_take(&f).way, FAN_TAKE_FINISH);
+    f.first_donated = true;
+    CHECK_INT(fan_plan_take(&f).way, FAN_TAKE_LATE);
+    f.last = true;
+    CHECK_INT(fan_plan_take(&f).way, FAN_TAKE_COMMIT);
+    f.has_out = true;
+    CHECK_INT(fan_plan_take(&f).way, FAN_TAKE_INTO_OUT);
+    f.copy_out = true;
+    CHECK(fan_plan_take(&f).way == FAN_TAKE_FINISH && fan_plan_take(&f).copy_out);
+}
+
+static void targets(void)
+{
+    int direct = 0;
+    for (int bits = 0; bits < 32; bits++) {
+        fan_target_facts f = {.idle = bits & 1,
+                              .own = bits & 2,
+                              .complete = bits & 4,
+                              .producer = HERE,
+                              .accum = bits & 8 ? HERE : THERE,
+                              .ready = bits & 16 ? HERE : THERE};
+        fan_target_plan p = fan_plan_target(&f);
+        CHECK(p.direct == (bits == 31));
+        CHECK_INT(p.rules, p.direct ? FAN_A(6) : 0);
+        direct += p.direct;
+    }
+    CHECK_INT(direct, 1);
+}
+
+int main(void)
+{
+    adds();
+    folds();
+    takes();
+    targets();
+    CHECK_INT(fan_plan_fast_add(), FAN_S(3) | FAN_A(6));
+    CHECK_INT(fan_plan_fast_slot(false, false), 0);
+    CHECK_INT(fan_plan_fast_slot(true, true), FAN_S(3) | FAN_A(6));
+    return check_done();
+}
