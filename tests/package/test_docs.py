@@ -116,6 +116,22 @@ def test_the_files_that_a_page_names_exist(page: str) -> None:
     assert not missing_files(text)
 
 
+def missing_in_drawings(text: str) -> list[str]:
+    """The C files that a page's drawings name and that csrc/ has not."""
+    drawn = "\n".join(re.findall(r"^```\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
+    names = {path.name for path in CSRC.glob("**/*.[ch]")}
+    return sorted(set(re.findall(r"[\w-]+\.[ch]\b", drawn)) - names)
+
+
+def test_the_files_on_the_road_of_a_gradient_exist() -> None:
+    text = DESIGN.read_text()
+    assert text.count(".c") > 20 and not missing_in_drawings(text)
+
+
+def test_a_planted_name_in_a_drawing_is_found() -> None:
+    assert missing_in_drawings("`gone.c`\n```\nbase/mem.c -> away.c (x.h)\n```\n") == ["away.c", "x.h"]
+
+
 def test_a_planted_name_of_no_file_is_found() -> None:
     assert missing_files("`docs/design.md` `base/mem` `base/planted` `csrc/gone.c` `a / b`") == [
         "base/planted",
