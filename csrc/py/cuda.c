@@ -37,13 +37,29 @@ static fan_status opened(fan_cuda **out, fan_error *err)
 
 #define MOST_DEVICES 65535
 
-int fan_cuda_device_arg(const char *name, fan_device **out)
+int fan_cuda_device_at(long index, fan_device **out)
 {
     fan_cuda *c = NULL;
     fan_error err = {0};
     fan_status status;
+    *out = NULL;
+    if (index < 0 || index > MOST_DEVICES) {
+        PyErr_Format(PyExc_ValueError, "there is no cuda:%ld: no machine has so many devices", index);
+        return -1;
+    }
+    Py_BEGIN_ALLOW_THREADS status = opened(&c, &err);
+    if (status == FAN_OK)
+        status = fan_cuda_device(c, (int)index, out, &err);
+    fan_cuda_drop(c);
+    Py_END_ALLOW_THREADS if (status == FAN_OK) return 0;
+    fan_raise(status, &err);
+    return -1;
+}
+
+int fan_cuda_device_arg(const char *name, fan_device **out)
+{
     const char *digits = name + 5;
-    int index = 0;
+    long index = 0;
     *out = NULL;
     if (strcmp(name, "cuda") != 0 &&
         (strncmp(name, "cuda:", 5) != 0 || !*digits || digits[strspn(digits, "0123456789")])) {
@@ -52,16 +68,9 @@ int fan_cuda_device_arg(const char *name, fan_device **out)
     }
     for (const char *at = digits; name[4] && *at; at++)
         index = index > MOST_DEVICES ? index : 10 * index + (*at - '0'); /* beyond it no driver has any */
-    if (index > MOST_DEVICES) {
-        PyErr_Format(PyExc_ValueError, "there is no %.80s: no machine has so many devices", name);
-        return -1;
-    }
-    Py_BEGIN_ALLOW_THREADS status = opened(&c, &err);
-    if (status == FAN_OK)
-        status = fan_cuda_device(c, index, out, &err);
-    fan_cuda_drop(c);
-    Py_END_ALLOW_THREADS if (status == FAN_OK) return 0;
-    fan_raise(status, &err);
+    if (index <= MOST_DEVICES)
+        return fan_cuda_device_at(index, out);
+    PyErr_Format(PyExc_ValueError, "there is no %.80s: no machine has so many devices", name);
     return -1;
 }
 

@@ -233,46 +233,29 @@ static void *ours(PyObject *capsule, bool *versioned)
     return NULL;
 }
 
-int fan_dlpack_take(PyObject *capsule, PyObject *producer, const fan_dl_device *said, fan_dl_writes writes,
-                    fan_device *d, fan_array **out)
+int fan_dlpack_adopt(void *managed, bool versioned, PyObject *producer, const fan_dl_device *said, fan_dl_writes writes,
+                     fan_device *d, fan_array **out)
 {
-    fan_dl_tensor tensor;
-    uint64_t flags = 0;
-    bool versioned, has_deleter, writable;
+    const fan_dl_versioned *new_form = versioned ? managed : NULL;
+    const fan_dl_managed *old_form = versioned ? NULL : managed;
+    bool has_deleter = new_form ? new_form->deleter != NULL : old_form->deleter != NULL;
     fan_storage *st = NULL;
     taken *t = NULL;
-    void *managed;
-    int result = -1;
-
-    if (!PyCapsule_CheckExact(capsule))
-        return fan_refuse(PyExc_TypeError, "__dlpack__ gave a %.200s; expected a capsule", Py_TYPE(capsule)->tp_name);
-    managed = ours(capsule, &versioned);
-    if (!managed)
-        return -1;
-    if (versioned) {
-        const fan_dl_versioned *m = managed;
-        has_deleter = m->deleter != NULL;
-        if (m->major != FAN_DL_MAJOR) {
-            /* Nothing behind the flags may be read. */
-            fan_refuse(PyExc_BufferError, "the tensor is of DLPack version %u.%u; expected major version %d",
-                       (unsigned)m->major, (unsigned)m->minor, FAN_DL_MAJOR);
-            goto refuse;
-        }
-        flags = m->flags;
-        tensor = m->tensor;
-    } else {
-        const fan_dl_managed *m = managed;
-        has_deleter = m->deleter != NULL;
-        tensor = m->tensor;
+    if (new_form && new_form->major != FAN_DL_MAJOR) {
+        /* Nothing behind the flags may be read. */
+        fan_refuse(PyExc_BufferError, "the tensor is of DLPack version %u.%u; expected major version %d",
+                   (unsigned)new_form->major, (unsigned)new_form->minor, FAN_DL_MAJOR);
+        goto refuse;
     }
+    fan_dl_tensor tensor = new_form ? new_form->tensor : old_form->tensor;
     if (placed(&tensor.device, said, d) < 0)
         goto refuse;
     if (!has_deleter && !producer) {
         fan_refuse(PyExc_BufferError, "the DLPack capsule has no deleter, and nothing else keeps its memory alive");
         goto refuse;
     }
-    writable = writes == FAN_DL_WRITE ||
-               (writes == FAN_DL_AS_IT_SAYS && versioned && !(flags & (FAN_DL_READ_ONLY | FAN_DL_IS_COPIED)));
+    bool writable = writes == FAN_DL_WRITE || (writes == FAN_DL_AS_IT_SAYS && new_form &&
+                                               !(new_form->flags & (FAN_DL_READ_ONLY | FAN_DL_IS_COPIED)));
     t = fan_alloc(sizeof *t);
     if (!t)
         PyErr_NoMemory();
@@ -283,12 +266,23 @@ int fan_dlpack_take(PyObject *capsule, PyObject *producer, const fan_dl_device *
     }
     *t = (taken){managed, versioned, has_deleter ? NULL : Py_XNewRef(producer)};
     /* From here on the storage's release calls the deleter. */
-    result = geometry(&tensor, writable, st, d, out);
+    int result = geometry(&tensor, writable, st, d, out);
     fan_storage_drop(st);
     return result;
 refuse:
     delete (managed, versioned);
     return -1;
+}
+
+int fan_dlpack_take(PyObject *capsule, PyObject *producer, const fan_dl_device *said, fan_dl_writes writes,
+                    fan_device *d, fan_array **out)
+{
+    bool versioned;
+    void *managed;
+    if (!PyCapsule_CheckExact(capsule))
+        return fan_refuse(PyExc_TypeError, "__dlpack__ gave a %.200s; expected a capsule", Py_TYPE(capsule)->tp_name);
+    managed = ours(capsule, &versioned);
+    return managed ? fan_dlpack_adopt(managed, versioned, producer, said, writes, d, out) : -1;
 }
 
 /* peek_at: a tensor's numbers in memory of ours. */

@@ -116,6 +116,10 @@ typedef enum fan_dl_writes {
  * that used it. */
 int fan_dlpack_take(PyObject *capsule, PyObject *producer, const fan_dl_device *said, fan_dl_writes writes,
                     fan_device *d, fan_array **out);
+/* fan_dlpack_adopt: the same for what a capsule held: a fan_dl_versioned, or a fan_dl_managed, which is the caller's to
+ * give away. */
+int fan_dlpack_adopt(void *managed, bool versioned, PyObject *producer, const fan_dl_device *said, fan_dl_writes writes,
+                     fan_device *d, fan_array **out);
 /* fan_address_take: the same for an address that `owner` says is its own (__cuda_array_interface__); strides in bytes,
  * NULL: C order. `owner` is kept alive. */
 int fan_address_take(uint64_t address, fan_dtype dtype, int ndim, const int64_t *shape, const int64_t *strides,

@@ -318,12 +318,10 @@ enum { OBJECT_FIELDS = 1, REFUSED_FIELDS = 2, DENSE_FIELDS = 3, STORED_FIELDS = 
  * where there is none. */
 static int device_named(long type, long index, PyObject *producer, fan_device **out)
 {
-    char name[32];
     *out = fan_cpu();
     if (type != FAN_DL_CUDA && type != FAN_DL_CUDA_MANAGED)
         return 0;
-    snprintf(name, sizeof name, "cuda:%ld", index);
-    if (fan_cuda_device_arg(name, out) == 0)
+    if (fan_cuda_device_at(index, out) == 0)
         return 0;
     PyObject *why = fan_exception_take();
     fan_refuse(PyExc_BufferError, "the %.200s is on CUDA device %ld, which cannot be used: %S",
@@ -558,10 +556,100 @@ static int import_described(PyObject *o, bool recording, bool has_combine, fan_v
 
 /* ---- memory of other libraries on a device: whose stream, whose allocator ---- */
 
+/* A type whose arrays are read through its library's exchange table (read_by_table). */
+#define ASKS_VALUE 256 /* beside its origin: what the table does not tell is asked of the array (torch) */
+
+/* reads_by_table: how; its origin, and perhaps ASKS_VALUE. -1: it is no such type. */
+static long reads_by_table(PyObject *o)
+{
+    const fan_state *st = fan_state_get();
+    PyObject *how = st->table_types ? PyDict_GetItem(st->table_types, (PyObject *)Py_TYPE(o)) : NULL;
+    return how ? PyLong_AsLong(how) : -1;
+}
+
+/* answers_false: whether an attribute, or a method without arguments, says False. */
+static bool answers_false(PyObject *o, PyObject *name, bool method)
+{
+    PyObject *said = method ? PyObject_CallMethodNoArgs(o, name) : PyObject_GetAttr(o, name);
+    Py_XDECREF(said);
+    return said == Py_False;
+}
+
+/* holds_its_value: whether the memory that a table tells of holds the value of this array (dlpack.h, fan_dl_api). */
+static bool holds_its_value(PyObject *o)
+{
+    const fan_state *st = fan_state_get();
+    return answers_false(o, st->str_requires_grad, false) && answers_false(o, st->str_is_neg, true) &&
+           answers_false(o, st->str_is_conj, true);
+}
+
+/* tensor_by_table: an array of a CUDA device, by its library's exchange table; the caller's to adopt. NULL: not by this
+ * way, and nothing is said. */
+static fan_dl_versioned *tensor_by_table(PyObject *o, const fan_dl_api *api, bool asks_value, fan_device **device)
+{
+    fan_dl_versioned *made = NULL;
+    if ((asks_value && !holds_its_value(o)) || api->take(o, &made) != 0)
+        made = NULL;
+    if (made && made->major == FAN_DL_MAJOR && made->tensor.data &&
+        (made->tensor.device.type == FAN_DL_CUDA || made->tensor.device.type == FAN_DL_CUDA_MANAGED) &&
+        fan_cuda_device_at(made->tensor.device.id, device) == 0)
+        return made;
+    PyErr_Clear(); /* the other way says it, if there is anything to say */
+    if (made && made->deleter)
+        made->deleter(made);
+    return NULL;
+}
+
+/* import_by_table: nothing waits for anything. 1: it is imported; 0: not by this way, and nothing is said; -1 with an
+ * exception. */
+static int import_by_table(PyObject *o, fan_value *out)
+{
+    long how = reads_by_table(o);
+    const fan_dl_api *api = how < 0 ? NULL : fan_state_get()->tables[how % ASKS_VALUE];
+    const fan_dl_device said = {-1, 0};
+    fan_device *device = NULL;
+    fan_dl_versioned *tensor = api ? tensor_by_table(o, api, how >= ASKS_VALUE, &device) : NULL;
+    if (!tensor)
+        return 0;
+    int result = fan_dlpack_adopt(tensor, true, o, &said, how >= ASKS_VALUE ? FAN_DL_WRITE : FAN_DL_AS_IT_SAYS, device,
+                                  &out->array);
+    out->device = device; /* its memory holds it */
+    fan_device_drop(device);
+    if (result < 0)
+        return -1;
+    out->form = FAN_FORM_DENSE;
+    out->dtype = out->array->dtype;
+    out->origin = (uint8_t)(how % ASKS_VALUE);
+    out->object = Py_NewRef(o);
+    return 1;
+}
+
+/* handle_of_library: the handle of the current stream, on a CUDA device, of the library that owns an object: 1: it is
+ * in *handle; 0: it tells none; -1 with an exception. */
+static int handle_of_library(PyObject *o, const fan_device *d, unsigned long long *handle)
+{
+    long how = reads_by_table(o);
+    const fan_dl_api *api = how < 0 ? NULL : fan_state_get()->tables[how % ASKS_VALUE];
+    void *stream = NULL;
+    if (api && api->current_stream(FAN_DL_CUDA, d->index, &stream) == 0) {
+        *handle = (unsigned long long)(uintptr_t)stream;
+        return 1;
+    }
+    PyErr_Clear();
+    PyObject *arrays = fan_arrays();
+    PyObject *said = arrays ? PyObject_CallMethod(arrays, "library_stream", "Oi", o, d->index) : NULL;
+    if (!said || said == Py_None) {
+        Py_XDECREF(said);
+        return said ? 0 : -1;
+    }
+    *handle = PyLong_AsUnsignedLongLong(said);
+    Py_DECREF(said);
+    return *handle == (unsigned long long)-1 && PyErr_Occurred() ? -1 : 1;
+}
+
 int fan_library_stream(const fan_value *v, fan_stream **out)
 {
-    PyObject *arrays, *handle;
-    unsigned long long n;
+    unsigned long long handle = 0;
     *out = NULL;
     if (!v->device || !v->object || v->origin == FAN_FROM_DEVICE_ARRAY || !fan_cuda_of(v->device))
         return 0;
@@ -569,18 +657,10 @@ int fan_library_stream(const fan_value *v, fan_stream **out)
     fan_stream_drop(pushed);
     if (pushed)
         return 0;
-    arrays = fan_arrays();
-    handle =
-        arrays ? PyObject_CallMethod(arrays, "library_stream", "Oi", (PyObject *)v->object, v->device->index) : NULL;
-    if (!handle || handle == Py_None) {
-        Py_XDECREF(handle);
-        return handle ? 0 : -1;
-    }
-    n = PyLong_AsUnsignedLongLong(handle);
-    Py_DECREF(handle);
-    if (n == (unsigned long long)-1 && PyErr_Occurred())
-        return -1;
-    *out = fan_cuda_stream_arg(v->device, n);
+    int told = handle_of_library((PyObject *)v->object, v->device, &handle);
+    if (told <= 0)
+        return told;
+    *out = fan_cuda_stream_arg(v->device, handle);
     return *out ? 0 : -1;
 }
 
@@ -808,6 +888,9 @@ static int import_any(PyObject *o, bool recording, bool has_combine, fan_value *
         }
         if (PyErr_Occurred())
             return -1;
+        known = import_by_table(o, out);
+        if (known != 0)
+            return known < 0 ? -1 : 0;
         if (PyArray_IsScalar(o, Generic))
             return import_numpy_scalar(o, has_combine, out);
     }
@@ -1120,6 +1203,26 @@ static PyObject *table_known(PyObject *Py_UNUSED(module), PyObject *args)
     return PyBool_FromLong(api != NULL);
 }
 
+static PyObject *read_by_table(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    fan_state *st = fan_state_get();
+    PyObject *type, *how = NULL;
+    int origin, asks_value;
+    if (!PyArg_ParseTuple(args, "O!ip:read_by_table", &PyType_Type, &type, &origin, &asks_value) ||
+        (!st->table_types && !(st->table_types = PyDict_New())))
+        return NULL;
+    if (origin < FAN_FROM_FOREIGN || origin > 255) {
+        if (PyDict_Contains(st->table_types, type) > 0 && PyDict_DelItem(st->table_types, type) < 0)
+            return NULL;
+    } else if (!(how = PyLong_FromLong(origin + (asks_value ? ASKS_VALUE : 0))) ||
+               PyDict_SetItem(st->table_types, type, how) < 0) {
+        Py_XDECREF(how);
+        return NULL;
+    }
+    Py_XDECREF(how);
+    Py_RETURN_NONE;
+}
+
 static PyObject *table_take(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *capsule, *object, *made;
@@ -1171,6 +1274,11 @@ PyMethodDef fan_exchange_functions[] = {
     {"table_known", table_known, METH_VARARGS,
      "table_known(table, origin, /)\n--\n\nSums of this origin are allocated by this exchange table from now on (None: "
      "by the core); whether it is one that is known."},
+    {"read_by_table", read_by_table, METH_VARARGS,
+     "read_by_table(type, origin, asks_value, /)\n--\n\nArrays of this very type that are on a CUDA device are read by "
+     "the exchange table of their origin from now on; origin -1: no longer. asks_value: is_neg, is_conj and "
+     "requires_grad "
+     "are asked first."},
     {"table_take", table_take, METH_VARARGS,
      "table_take(table, x, /)\n--\n\nA capsule over x by its exchange table: nothing waits for anything."},
     {"table_give", table_give, METH_VARARGS,

@@ -15,6 +15,7 @@ fan_stream *fan_machine_stream(fan_device *d, uint64_t handle);
 /* cuda.c. fan_cuda_device_arg: "cuda:0" of the process's driver; a hold. -1 with an exception. fan_cuda_stream_arg: a
  * hold, or NULL with an exception. */
 int fan_cuda_device_arg(const char *name, fan_device **out);
+int fan_cuda_device_at(long index, fan_device **out); /* by its number */
 fan_stream *fan_cuda_stream_arg(fan_device *d, uint64_t handle);
 /* fan_ints: integers as a tuple. */
 PyObject *fan_ints(int n, const int64_t *items);

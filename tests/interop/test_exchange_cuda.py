@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextlib
 import gc
 import re
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -49,11 +51,13 @@ def torch_like(library: Library, table: bool) -> Iterator[type[Any]]:
     """torch's class: the core is told of its table, and forgets it at the end."""
     with installed("torch", standins.torch(library, table=table)) as module, pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "quicken", lambda: None)
-        _core.table_known(getattr(module.Tensor, TABLE, None), TORCH)
+        if _core.table_known(getattr(module.Tensor, TABLE, None), TORCH):
+            _core.read_by_table(module.Tensor, TORCH, True)
         try:
             yield module.Tensor
         finally:
             _core.table_known(None, TORCH)
+            _core.read_by_table(module.Tensor, -1, False)
 
 
 @contextlib.contextmanager
@@ -238,6 +242,51 @@ def test_without_a_stream_a_gradient_is_ready_on_its_librarys_current_one(name: 
                 with library.on(s):
                     buf.add_many([0], [x]) if batch else buf.add(0, x)
             assert values(buf.take()[0], c) == [2, 2, 2]
+
+
+def entries(act: Callable[[], object]) -> list[str]:
+    """How often C and fanin's Python call each other while `act` runs."""
+    home, seen = str(Path(fanin.__file__).parent), list[str]()
+
+    def profile(frame: Any, event: str, arg: Any) -> None:
+        here, back = frame.f_code.co_filename.startswith(home), frame.f_back
+        if event == "call" and here and not (back and back.f_code.co_filename.startswith(home)):
+            seen.append(f"C calls {frame.f_code.co_name}")
+        elif event == "c_call" and here and getattr(arg, "__module__", None) == "fanin._core":
+            seen.append(f"{frame.f_code.co_name} calls {arg.__name__}")
+
+    sys.setprofile(profile)
+    try:
+        act()
+    finally:
+        sys.setprofile(None)
+    return seen
+
+
+@pytest.mark.parametrize(("name", "most"), [("torch", 0), ("table", 0), ("torch without a table", 6)])
+def test_an_add_of_an_array_with_an_exchange_table_does_not_leave_c(name: str, most: int, library: Library) -> None:
+    s = library.driver.stream()
+    with like(name, library) as make, library.on(s):
+        x, y = make(library, (3,)).fill(s, 1), make(library, (3,)).fill(s, 2)
+        buf = fanin.InputBuffer(1)
+        buf.add(0, x)  # its type is met
+        seen = entries(lambda: buf.add(0, y))
+        assert len(seen) <= most and bool(seen) == bool(most), seen
+        assert values(buf.take()[0], s) == [3, 3, 3]
+
+
+@pytest.mark.parametrize(("name", "said"), [("requires_grad", True), ("is_neg", lambda x: True)])
+def test_a_tensor_whose_memory_is_not_its_value_is_not_read_by_its_table(
+    name: str, said: object, library: Library
+) -> None:
+    s = library.driver.stream()
+    with torch_like(library, table=True) as make, library.on(s):
+        x = make(library, (3,)).fill(s, 1)
+        fanin.InputBuffer(1).add(0, x)
+        buf = fanin.InputBuffer(1)
+        make.resolve_conj = lambda x: x
+        setattr(make, name, said)
+        assert "C calls describe" in entries(lambda: buf.add(0, x))
 
 
 @pytest.mark.parametrize("name", CURRENT)
@@ -1205,7 +1254,7 @@ def test_a_tensor_on_a_device_that_is_neither_is_refused(library: Library) -> No
             def __str__(self) -> str:
                 return "xpu:0"
 
-        make.device = Elsewhere()
+        make.device, make.device_type = Elsewhere(), 14
         with pytest.raises(BufferError, match="on xpu:0; expected memory of the host or of a CUDA device"):
             fanin.InputBuffer(1).add(0, make(library, (3,)))
 
@@ -1362,10 +1411,9 @@ def an_interface_ready_elsewhere(library: Library) -> None:
 
 
 def a_gradient_on_its_librarys_stream(library: Library) -> None:
-    make = table_array(library)
     p, c = library.driver.stream(), library.driver.stream()
     buf = fanin.InputBuffer(1, stream=c)
-    with library.on(p):
+    with torch_like(library, table=False) as make, library.on(p):
         for _ in range(2):
             buf.add(0, make(library, (3,)).fill(p, 1))
     buf.take()

@@ -275,7 +275,8 @@ def table_for(
         return 0
 
     def take(x: int, out: Any) -> int:
-        out[0] = Offered(python_object(x)).address
+        a = python_object(x)
+        out[0] = Offered(a, device_type=getattr(a, "device_type", 2)).address
         return 0
 
     def give(managed: int, out: Any) -> int:

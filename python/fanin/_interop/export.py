@@ -95,6 +95,7 @@ def new_kind(x: object) -> int:
     if table is not None:
         KINDS.append(Kind(type(x).__qualname__, functools.partial(given_by, table), sparse_out))
         _core.table_known(table, origin)
+        _core.read_by_table(type(x), origin, False)
         return origin
     library = sys.modules[package]
     if package == "cupy":

@@ -26,7 +26,8 @@ def quicken() -> None:
     table = getattr(torch.Tensor, TABLE, None)
     if table is not None:
         _core.quick_tensors(torch.Tensor, table, torch.Tensor.is_neg, torch._C.TensorBase.requires_grad, TORCH)
-        _core.table_known(table, TORCH)
+        if _core.table_known(table, TORCH):
+            _core.read_by_table(torch.Tensor, TORCH, True)
 
 
 def layout_of(x: Tensor) -> str:
