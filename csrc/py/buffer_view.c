@@ -23,7 +23,7 @@ static const char *form_word(fan_form f)
 static PyObject *view_of_item(const fan_item_view *v)
 {
     return Py_BuildValue("{s:L,s:s,s:s,s:K,s:N,s:N,s:N}", "key", (long long)v->key, "form", form_word(v->form), "dtype",
-                         fan_dtype_name(v->dtype), "P", (unsigned long long)v->producer, "event",
+                         fan_dtype_name(v->dtype), "producer", (unsigned long long)v->producer, "event",
                          PyBool_FromLong(v->event), "donated", PyBool_FromLong(v->donated), "ready",
                          PyBool_FromLong(v->ready));
 }
@@ -103,8 +103,8 @@ static PyObject *view_of(const buffer_object *self, size_t slot)
     if (list)
         d = Py_BuildValue("{s:s,s:K,s:O,s:K,s:K,s:K,s:K,s:N,s:N,s:N,s:z}", "buffer", fan_buffer_name(self->core),
                           "slot", (unsigned long long)slot, "name", name ? name : Py_None, "rules",
-                          (unsigned long long)v.rules, "C", (unsigned long long)v.consumer, "A",
-                          (unsigned long long)v.accum, "R", (unsigned long long)v.ready, "event",
+                          (unsigned long long)v.rules, "consumer", (unsigned long long)v.consumer, "accum",
+                          (unsigned long long)v.accum, "ready", (unsigned long long)v.ready, "event",
                           PyBool_FromLong(v.event), "has_value", PyBool_FromLong(v.has_value), "value_ours",
                           PyBool_FromLong(v.value_ours), "poisoned", v.poisoned);
     if (d && (put_numbers(d, &v) < 0 || put(d, "items", Py_NewRef(list)) < 0))

@@ -16,7 +16,7 @@ from .._words import counted
 from .machine import Abandoned, Array, DeadlockError, Machine, StuckError, Thread
 from .parts import sparse_parts
 
-Scenario = Callable[[Machine], Any]
+Scenario = Callable[[Machine], object]
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Report:
     """The order of the first run that failed or differed; None if none did."""
     error: BaseException | None
     """What that run raised, if it did."""
-    run: Callable[[str], Any] = field(repr=False)
+    run: Callable[[str], object] = field(repr=False)
 
     def __repr__(self) -> str:
         orders = f"{counted(self.runs, 'order')}{'' if self.complete else ', not all'}"
@@ -139,7 +139,7 @@ class Run:
     abandoned: bool = False
     race: bool = False
     error: BaseException | None = None
-    value: Any = None
+    value: object = None
     bits: Hashable = None
 
 
@@ -152,7 +152,7 @@ class Findings:
     races: int = 0
     deadlocks: int = 0
     errors: int = 0
-    results: dict[Hashable, Any] = field(default_factory=dict)
+    results: dict[Hashable, object] = field(default_factory=dict)
     first_failure: Run | None = None
 
     def note(self, run: Run) -> bool:
@@ -205,7 +205,7 @@ class Search:
             self.note(self.scene.run(self.orders))
             self.found.sampled += 1
 
-    def report(self, complete: bool, skipped: int, again: Callable[[str], Any]) -> Report:
+    def report(self, complete: bool, skipped: int, again: Callable[[str], object]) -> Report:
         found, first = self.found, self.found.first_failure
         return Report(
             name=name_of(self.scene.scenario),
@@ -279,7 +279,7 @@ def explore(
     return search.report(complete, skipped, lambda schedule: replay_scene(scene, schedule))
 
 
-def replay_scene(scene: Scene, schedule: str) -> Any:
+def replay_scene(scene: Scene, schedule: str) -> object:
     """One run in the order of a schedule: what it returns or raises."""
     search = _core.explore_new(False, 1)
     _core.explore_replay(search, schedule)

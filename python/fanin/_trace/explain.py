@@ -2,17 +2,64 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Literal, TypedDict
 
 from .._words import counted, ordinal, rules_of, size
 
+
+class Contribution(TypedDict):
+    """One that is parked. Streams are handles, 0: none."""
+
+    key: int
+    form: str
+    dtype: str
+    producer: int
+    event: bool
+    donated: bool
+    ready: bool
+
+
+class View(TypedDict):
+    """A slot as the core sees it (csrc/py/buffer_view.c). Streams are handles, 0: one of its own."""
+
+    buffer: str
+    slot: int
+    name: str | None
+    rules: int
+    how: str
+    consumer: int
+    accum: int
+    ready: int
+    event: bool
+    has_value: bool
+    value_ours: bool
+    value_form: str
+    poisoned: str | None
+    dtype: str
+    accumulate: str
+    count: int
+    expected: int
+    items: list[Contribution]
+    budget: float | Literal["auto"]
+    limits: tuple[int, int]
+    parked_bytes: int
+    alone_bytes: int
+    next_key: int
+    next_action: str
+    next_rules: int
+    reuse: str
+
+
 CASES = {
-    "A": "The producer's stream is the consumer's, {C}: the sum is taken there and nobody waits (S8).",
-    "a": "The producer's stream is not the consumer's, {C}, of the same device: the sum is taken on {C} (S9).",
-    "B": "The consumer's stream is on another device: the sum is taken on the producer's stream, {A} (S10).",
+    "A": "The producer's stream is the consumer's, {consumer}: the sum is taken there and nobody waits (S8).",
+    "a": (
+        "The producer's stream is not the consumer's, {consumer}, of the same device: the sum is taken on {consumer}"
+        " (S9)."
+    ),
+    "B": "The consumer's stream is on another device: the sum is taken on the producer's stream, {accum} (S10).",
     "C": (
         "Neither stream is on the gradients' device: the sum is taken on its current stream (under capture: one of its"
-        " pool), {A} (S11)."
+        " pool), {accum} (S11)."
     ),
 }
 
@@ -28,12 +75,12 @@ ACTIONS = {
 }
 
 
-def contribution(item: dict[str, Any], place: int) -> str:
+def contribution(item: Contribution, place: int) -> str:
     what = item["form"] if item["dtype"] == "none" else f"{item['form']} {item['dtype']}"
     text = f"key {item['key']}" if item["key"] >= 0 else f"the {ordinal(place)} to come"
     text += f": {what}"
-    if item["P"]:
-        text += f", made on stream {item['P']}" + (", with an event" if item["event"] else "")
+    if item["producer"]:
+        text += f", made on stream {item['producer']}" + (", with an event" if item["event"] else "")
     if item["donated"]:
         text += ", donated"
     if not item["ready"]:
@@ -41,7 +88,7 @@ def contribution(item: dict[str, Any], place: int) -> str:
     return text
 
 
-def explain(view: dict[str, Any]) -> str:
+def explain(view: View) -> str:
     """Sentences about a slot; the first begins with buffer and slot."""
     who = f"{view['buffer']}: slot {view['slot']}" + (f" ({view['name']})" if view["name"] else "")
     count, expected = view["count"], view["expected"]
@@ -61,15 +108,23 @@ def explain(view: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def streams(view: dict[str, Any]) -> list[str]:
+def streams(view: View) -> list[str]:
     if view["how"] not in CASES:
         return ["On the CPU: no streams, so no waits (S3)."]
-    names = {k: f"stream {view[k]}" if view[k] else "a stream of its own" for k in "CAR"}
-    ready = f"The value is ready on {names['R']}" + (", which an event marks." if view["event"] else ".")
-    return [CASES[view["how"]].format(**names), ready] if view["R"] else [CASES[view["how"]].format(**names)]
+
+    def named(stream: int) -> str:
+        return f"stream {stream}" if stream else "a stream of its own"
+
+    text = CASES[view["how"]].format(consumer=named(view["consumer"]), accum=named(view["accum"]))
+    if not view["ready"]:
+        return [text]
+    return [
+        text,
+        f"The value is ready on {named(view['ready'])}" + (", which an event marks." if view["event"] else "."),
+    ]
 
 
-def value(view: dict[str, Any], summed: int) -> list[str]:
+def value(view: View, summed: int) -> list[str]:
     if not view["has_value"]:
         return []
     whose = "the buffer's own memory" if view["value_ours"] else "memory that was added"
@@ -80,7 +135,7 @@ def value(view: dict[str, Any], summed: int) -> list[str]:
     return [text + "."]
 
 
-def budget(view: dict[str, Any]) -> list[str]:
+def budget(view: View) -> list[str]:
     most, parked, alone = view["budget"], view["parked_bytes"], view["alone_bytes"]
     if most == "auto":
         of = [size(n) for n in view["limits"]]
@@ -92,7 +147,7 @@ def budget(view: dict[str, Any]) -> list[str]:
     return [f"budget={most}: {size(parked)} wait in all slots{may}."]
 
 
-def gap(view: dict[str, Any]) -> list[str]:
+def gap(view: View) -> list[str]:
     keys = [item["key"] for item in view["items"]]
     due = view["next_key"]
     if due < 0 or not keys or due in keys:
@@ -100,7 +155,7 @@ def gap(view: dict[str, Any]) -> list[str]:
     return [f"Key {due} is due next: what lies beyond it waits for it, or for take(), which skips gaps (A15)."]
 
 
-def coming(view: dict[str, Any]) -> list[str]:
+def coming(view: View) -> list[str]:
     action = view["next_action"]
     if len(view["items"]) + view["has_value"] == 1:
         return [] if view["count"] > 1 else ["It is alone: if it stays so, take() hands it through (A14)."]

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import IO, Any, NamedTuple
 
 from .._words import counted
-from .picture import Lane, Names, Neighbours, Picture, Slice
+from .picture import Arrow, Lane, Names, Neighbours, Picture, Race, Slice
 
 GREY = "#c9c9c9"
 INK = "#333333"
@@ -265,7 +265,7 @@ def draw_arrows(sheet: Sheet) -> None:
             draw_wire(sheet, w, gap + TRACKS[0] + i * step)
 
 
-def wire(sheet: Sheet, arrow: Any) -> Wire:
+def wire(sheet: Sheet, arrow: Arrow) -> Wire:
     """Where an arrow begins and ends: at the work that is waited for, and at the work that waits."""
     (from_lane, start), (to_lane, stop) = arrow.at, arrow.to
     work, held = sheet.neighbours.before(from_lane, start), sheet.neighbours.after(to_lane, stop)
@@ -305,7 +305,7 @@ def draw_wire(sheet: Sheet, w: Wire, track: float) -> None:
     )
 
 
-def draw_race(sheet: Sheet, race: Any) -> None:
+def draw_race(sheet: Sheet, race: Race) -> None:
     """A red rim around what was queued last, a cross, and what was said."""
     axes, y, x = sheet.axes, sheet.row.get(race.lane, 0), race.time - sheet.begin
     right = x > sheet.whole / 2

@@ -8,6 +8,7 @@ import re
 import shlex
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -132,7 +133,10 @@ def run(options: argparse.Namespace) -> int:
         return refuse(str(e))
 
 
-def explore(screen: Screen, file: Path, chosen: list[Any], given: dict[str, Any]) -> int:
+Chosen = tuple[str, Callable[[fanin.sim.Machine], object], dict[str, Any]]  # name, scenario, its options
+
+
+def explore(screen: Screen, file: Path, chosen: list[Chosen], given: dict[str, Any]) -> int:
     rows, failed = [], []
     for name, scenario, own in chosen:
         try:
@@ -162,7 +166,7 @@ def explore(screen: Screen, file: Path, chosen: list[Any], given: dict[str, Any]
     return int(bool(failed))
 
 
-def replay(screen: Screen, chosen: Any, schedule: str, given: dict[str, Any]) -> int:
+def replay(screen: Screen, chosen: Chosen, schedule: str, given: dict[str, Any]) -> int:
     name, scenario, own = chosen
     both = {**own, **given}
     how = {word: both[word] for word in ("seed", "devices", "machine", "steps", "stuck_after") if word in both}

@@ -16,12 +16,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 import fanin
 from fanin import tape
+from fanin._interop.protocols import NDArray
 
 from . import files, plain
 from .screen import Screen, natural, positive
@@ -40,10 +41,12 @@ TRACE, PICTURE = "fanin-demo.json", "fanin-demo.svg"
 #: The machine's clock: slow memory, so that the picture shows work and not the host's queueing.
 CLOCK: dict[str, Any] = {"launch_us": 0.5, "gbytes_per_s": 8.0}
 
+Batch = tuple[NDArray, NDArray]  # digits and their labels
+
 # ---------------------------------------------------------------- 1. The network and how it is spread
 
 
-def initial(rng: np.random.Generator) -> dict[str, Any]:
+def initial(rng: np.random.Generator) -> dict[str, NDArray]:
     """The parameters at the start. Digits are 8x8 pixels of 17 intensities."""
     shapes = {
         "intensity": (17, 4),  # an embedding: one row for each intensity, with sparse gradients
@@ -68,19 +71,19 @@ class Spread:
     branches.
     """
 
-    def __init__(self, machine: Any) -> None:
+    def __init__(self, machine: Machine) -> None:
         self.devices = tape.devices(machine)
         self.home, self.first, self.second, self.side = ([machine.stream(device=i) for i in (0, 1)] for _ in range(4))
         self.trunks = [self.first, self.second]
-        self.caller = [device.current() for device in self.devices]
+        self.caller = [cast(fanin.Stream, device.current()) for device in self.devices]
 
-    def home_of(self, name: str) -> Any:
+    def home_of(self, name: str) -> fanin.Stream:
         """The stream on which a parameter's gradient is summed: the bias lies on device 1, the others on device 0."""
         return self.home[1] if name == "bias" else self.caller[0] if name == "position" else self.home[0]
 
     def names(self) -> dict[tuple[int, int], str]:
         """(device, stream): what it is for."""
-        words = {
+        words: dict[str, list[fanin.Stream]] = {
             "micro-batch a": self.first,
             "micro-batch b": self.second,
             "side": self.side,
@@ -93,10 +96,10 @@ class Spread:
 class Net:
     """The parameters, and what a step needs of the machine."""
 
-    def __init__(self, start: dict[str, Any], spread: Spread) -> None:
+    def __init__(self, start: dict[str, NDArray], spread: Spread) -> None:
         self.spread = spread
         self.parameters: dict[str, tape.Var] = {}
-        self.speed: dict[str, Any] = {}
+        self.speed: dict[str, tape.Array] = {}
         for name, value in start.items():
             where = int(name == "bias")
             with fanin.stream(spread.home_of(name)):
@@ -114,7 +117,7 @@ class Net:
                 there[name] = p if name in ("bias", "position") else p.to(self.spread.devices[1], stage=stage)
         return [self.parameters, there]
 
-    def forward(self, p: dict[str, tape.Var], digits: Any, where: int, turn: int) -> tuple[tape.Var, tape.Var]:
+    def forward(self, p: dict[str, tape.Var], digits: NDArray, where: int, turn: int) -> tuple[tape.Var, tape.Var]:
         """(logits, embedded pixels) of a micro-batch: its trunk on a stream of its own, its side branch beside it."""
         device, other = self.spread.devices[where], self.spread.devices[1 - where]
         trunk, side = self.spread.trunks[turn][where], self.spread.side[where]
@@ -144,7 +147,7 @@ class Net:
 # ---------------------------------------------------------------- 2. One step
 
 
-def losses_of(net: Net, digits: Any, labels: Any) -> tuple[list[tape.Var], list[tape.Var]]:
+def losses_of(net: Net, digits: NDArray, labels: NDArray) -> tuple[list[tape.Var], list[tape.Var]]:
     """(losses, embedded pixels) of all micro-batches; the losses sum to the mean over the batch."""
     losses, pixels = [], []
     copies = net.copies()
@@ -158,10 +161,10 @@ def losses_of(net: Net, digits: Any, labels: Any) -> tuple[list[tape.Var], list[
     return losses, pixels
 
 
-def descend(rate: float) -> Any:
+def descend(rate: float) -> Callable[..., None]:
     """A kernel: momentum 0.9."""
 
-    def kernel(g: Any, w: Any, v: Any) -> None:
+    def kernel(g: NDArray, w: NDArray, v: NDArray) -> None:
         v *= 0.9
         v += g
         w -= rate * v
@@ -169,11 +172,11 @@ def descend(rate: float) -> Any:
     return kernel
 
 
-def descend_rows(rate: float) -> Any:
+def descend_rows(rate: float) -> Callable[..., None]:
     """The same for a sparse gradient: (indices, rows)."""
     dense = descend(rate)
 
-    def kernel(index: Any, rows: Any, w: Any, v: Any) -> None:
+    def kernel(index: NDArray, rows: NDArray, w: NDArray, v: NDArray) -> None:
         g = np.zeros_like(w)
         np.add.at(g, index[0], rows)
         dense(g, w, v)
@@ -195,16 +198,16 @@ def learn(net: Net, rate: float) -> None:
 # ---------------------------------------------------------------- 3. What is held against plain NumPy
 
 
-def host(g: Any) -> Any:
+def host(g: tape.Gradient) -> NDArray:
     """A gradient as a float64 ndarray."""
     if isinstance(g, fanin.Sparse):
         dense = np.zeros(g.shape)
         np.add.at(dense, tuple(g.parts[0].numpy()), g.parts[1].numpy().astype("f8"))
         return dense
-    return g.numpy().astype("f8")
+    return (g if isinstance(g, np.ndarray) else g.numpy()).astype("f8")
 
 
-def deviation(got: Any, wanted: Any) -> float:
+def deviation(got: NDArray, wanted: NDArray) -> float:
     """The largest difference, relative to the largest entry."""
     return float(abs(got - wanted).max() / abs(wanted).max())
 
@@ -216,7 +219,7 @@ class Check:
         self.steps = self.gradients = 0
         self.worst = 0.0
 
-    def step(self, net: Net, digits: Any, labels: Any, pixels: list[Any]) -> None:
+    def step(self, net: Net, digits: NDArray, labels: NDArray, pixels: list[NDArray]) -> None:
         """Hold each gradient of a pass against a plain float64 sum over the micro-batches."""
         p = {name: v.numpy() for name, v in net.parameters.items()}
         total = {name: np.zeros(v.shape) for name, v in p.items()}
@@ -261,7 +264,7 @@ class Digits:
         self.held, self.held_labels = images[:held], labels[:held]
         self.images, self.labels = images[held:], labels[held:]
 
-    def batches(self, rng: np.random.Generator) -> Iterator[tuple[Any, Any]]:
+    def batches(self, rng: np.random.Generator) -> Iterator[Batch]:
         """Batches without end, each digit once in an epoch."""
         while True:
             order = rng.permutation(len(self.labels))
@@ -270,12 +273,13 @@ class Digits:
                 yield shifted(self.images[some], rng), self.labels[some]
 
 
-def shifted(images: Any, rng: np.random.Generator) -> Any:
+def shifted(images: NDArray, rng: np.random.Generator) -> NDArray:
     """Half of the images moved by at most one pixel: shapes are to be learnt, not places."""
     padded = np.pad(images, [(0, 0), (1, 1), (1, 1)])
     every = np.lib.stride_tricks.sliding_window_view(padded, (8, 8), (1, 2))
     where = np.where(rng.random(len(images)) < 0.5, 1, rng.integers(0, 3, (2, len(images))))
-    return every[np.arange(len(images)), *where].copy()
+    moved: NDArray = every[np.arange(len(images)), *where].copy()
+    return moved
 
 
 def accuracy(net: Net, digits: Digits) -> float:
@@ -285,7 +289,7 @@ def accuracy(net: Net, digits: Digits) -> float:
     return float((np.concatenate(found) == digits.held_labels).mean())
 
 
-def step(net: Net, digits: Any, labels: Any, rate: float, check: Check | None) -> float | None:
+def step(net: Net, digits: NDArray, labels: NDArray, rate: float, check: Check | None) -> float | None:
     """One step of training, in which every gradient is checked if `check` is there; then it returns the loss."""
     losses, pixels = losses_of(net, digits, labels)
     seen = [host(g) for g in tape.grad(losses, pixels)] if check else []
@@ -336,7 +340,13 @@ def train(options: argparse.Namespace) -> int:
 
 
 def learn_all(
-    screen: Screen, net: Net, batches: Iterator[tuple[Any, Any]], check: Check, steps: int, every: int, rate: float
+    screen: Screen,
+    net: Net,
+    batches: Iterator[Batch],
+    check: Check,
+    steps: int,
+    every: int,
+    rate: float,
 ) -> None:
     """The steps of the training, one in `every` checked, with a rate that falls to 0."""
     note = ""
@@ -378,7 +388,7 @@ def judge(screen: Screen, right: float, check: Check, steps: int, whole: int) ->
     return bool(wrong)
 
 
-def picture(screen: Screen, machine: Machine, net: Net, digits: Any, labels: Any, out: Path) -> bool:
+def picture(screen: Screen, machine: Machine, net: Net, digits: NDArray, labels: NDArray, out: Path) -> bool:
     """A trace and a picture of one pass backward. Says what was written; true if something could not be."""
     losses, _ = losses_of(net, digits, labels)
     machine.synchronize()  # the pass forward is not in the picture

@@ -6,25 +6,26 @@ gradients are added by `+=`.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-Arrays = dict[str, Any]
+from fanin._interop.protocols import NDArray
+
+Arrays = dict[str, NDArray]
 
 
-def around(x: Any, size: int) -> list[tuple[int, int, Any]]:
+def around(x: NDArray, size: int) -> list[tuple[int, int, NDArray]]:
     """(i, j, x shifted by i, j) for each place (i, j) of a kernel."""
     rim, h, w = size // 2, x.shape[1], x.shape[2]
     padded = np.pad(x, [(0, 0), (rim, rim), (rim, rim), (0, 0)])
     return [(i, j, padded[:, i : i + h, j : j + w]) for i in range(size) for j in range(size)]
 
 
-def conv(x: Any, kernel: Any) -> Any:
-    return sum(shifted @ kernel[i, j] for i, j, shifted in around(x, len(kernel)))
+def conv(x: NDArray, kernel: NDArray) -> NDArray:
+    total: NDArray = sum(shifted @ kernel[i, j] for i, j, shifted in around(x, len(kernel)))
+    return total
 
 
-def conv_back(x: Any, kernel: Any, g: Any) -> tuple[Any, Any]:
+def conv_back(x: NDArray, kernel: NDArray, g: NDArray) -> tuple[NDArray, NDArray]:
     """The gradients of x and of the kernel."""
     dk = np.empty_like(kernel)
     for i, j, shifted in around(x, len(kernel)):
@@ -32,7 +33,7 @@ def conv_back(x: Any, kernel: Any, g: Any) -> tuple[Any, Any]:
     return conv(g, kernel[::-1, ::-1].swapaxes(2, 3)), dk
 
 
-def gradients(p: Arrays, digits: Any, labels: Any, count: int, blocks: int) -> tuple[Any, Arrays, Any]:
+def gradients(p: Arrays, digits: NDArray, labels: NDArray, count: int, blocks: int) -> tuple[NDArray, Arrays, NDArray]:
     """(loss, gradients by name, gradient of the embedded pixels) of one micro-batch, all in float64."""
     p = {name: np.asarray(value, np.float64) for name, value in p.items()}
     n = len(digits)

@@ -24,12 +24,13 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 import fanin
 from fanin import _core
+from fanin._interop.protocols import NDArray
 from fanin._sim.machine import SCHEDULES
 
 __all__ = ["FakeDriver", "fake_library", "use_driver"]
@@ -105,12 +106,12 @@ class FakeDriver:
         for name in ("fanFakeCalls", "fanFakeRaces"):
             getattr(self._lib, name).restype = ctypes.c_uint64
         self._lib.fanFakeLive.restype = ctypes.c_int64
-        self._kernels: dict[int, Callable[[], None]] = {}
+        self._kernels: dict[int, Callable[[], object]] = {}
         self._tokens = itertools.count(1)
         self._failed: list[BaseException] = []
         self._called = LAUNCHED(self._run)
         self._streams: list[int] = []
-        self._mine: dict[int, weakref.ref[Any]] = {}
+        self._mine: dict[int, weakref.ref[_core.Array]] = {}
         order = SCHEDULES.index(schedule)
         if self._lib.fanFakeReset(
             devices, ctypes.c_uint64(seed), order, ctypes.c_uint64(starve), ctypes.c_uint64(memory), int(check)
@@ -119,7 +120,7 @@ class FakeDriver:
 
     # What a test asks of the driver itself
 
-    def call(self, name: str, *args: Any) -> None:
+    def call(self, name: str, *args: object) -> None:
         """One of the driver's functions, in the context of device 0 unless one is current; DriverError if it is
         refused.
         """
@@ -152,25 +153,25 @@ class FakeDriver:
         self._streams.append(made.value or 0)
         return fanin.Stream(f"cuda:{device}", made.value or 0)
 
-    def array(self, values: Any, device: int = 0) -> Any:
+    def array(self, values: npt.ArrayLike, device: int = 0) -> _core.Array:
         """An array on a device with these values, there when the call returns."""
         return self._own(_core.device_array(f"cuda:{device}", np.asarray(values), False))
 
-    def _own(self, a: Any) -> Any:
+    def _own(self, a: _core.Array) -> _core.Array:
         key, mine = id(a), self._mine
         mine[key] = weakref.ref(a, lambda _: mine.pop(key, None))
         return a
 
-    def empty(self, shape: Any, dtype: Any = np.float64, device: int = 0) -> Any:
+    def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike = np.float64, device: int = 0) -> _core.Array:
         """An array on a device with whatever lies there."""
         return self._own(_core.device_array(f"cuda:{device}", np.empty(shape, dtype), True))
 
     def launch(
         self,
         stream: fanin.Stream,
-        fn: Callable[..., Any],
-        reads: Sequence[Any] = (),
-        writes: Sequence[Any] = (),
+        fn: Callable[..., object],
+        reads: Sequence[_core.Array] = (),
+        writes: Sequence[_core.Array] = (),
         name: str = "kernel",
     ) -> None:
         """Queue a Python function as a kernel: it gets NumPy views of `reads` and `writes` when the machine runs it.
@@ -286,16 +287,16 @@ class FakeDriver:
         _core.cuda_leave_out(*names)
 
 
-def _view(address: int, dtype: Any, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
+def _view(address: int, dtype: np.dtype[np.generic], shape: tuple[int, ...], strides: tuple[int, ...]) -> NDArray:
     low = sum(min(0, (n - 1) * s) for n, s in zip(shape, strides, strict=True))
     high = sum(max(0, (n - 1) * s) for n, s in zip(shape, strides, strict=True)) + dtype.itemsize
     if 0 in shape:
         return np.empty(shape, dtype)
-    memory = np.frombuffer((ctypes.c_char * (high - low)).from_address(address + low), np.uint8)
+    memory = np.frombuffer(memoryview((ctypes.c_char * (high - low)).from_address(address + low)), np.uint8)
     return np.ndarray(shape, dtype, memory, -low, strides)
 
 
-def _geometry(arrays: Sequence[Any]) -> tuple[Any, int]:
+def _geometry(arrays: Sequence[_core.Array]) -> tuple[object, int]:
     words: list[int] = []
     for a in arrays:
         words += [a.address, DTYPES.index(a.dtype.name), a.ndim, *a.shape, *a.strides]
