@@ -70,7 +70,6 @@ FIRST = {
         "tests/buffer/test_target.py",
         "tests/buffer/test_many.py",
     ],
-    "graph": ["tests/package/test_layout.py", "tests/graph/test_recorded_layout.py"],
     "py": [
         "tests/buffer/test_kinds.py",
         "tests/buffer/test_errors.py",
@@ -79,6 +78,22 @@ FIRST = {
         "tests/device/test_cuda.py",
         "tests/interop/test_exchange_cuda.py",
     ],
+}
+#: .. and before them, by the beginning of a file's path below csrc/.
+NEAR = {
+    "array/exact": ["tests/array/test_exact.py"],
+    "array/extents": ["tests/buffer/test_out.py", "tests/c/test_c.py -k extents"],
+    "array/layout": ["tests/graph/test_recorded_layout.py"],
+    "array/overlap": ["tests/array/test_overlap.py", "tests/graph/test_recorded_layout.py"],
+    "array/sparse": ["tests/array/test_exact_sparse.py", "tests/buffer/test_kinds.py", "tests/c/test_c.py -k sparse"],
+    "device/cuda": ["tests/device/test_cuda.py", "tests/device/test_cuda_edges.py"],
+    "device/capture": ["tests/graph/test_capture.py", "tests/graph/test_capture_table.py"],
+    "device/explore": ["tests/device/test_explore.py"],
+    "device/race": ["tests/c/test_c.py -k order", "tests/device/test_sim.py"],
+    "py/overlap": ["tests/array/test_overlap.py"],
+    "py/snapshot": ["tests/analysis/test_functionalize.py"],
+    "py/layout": ["tests/graph/test_recorded_layout.py"],
+    "py/region": ["tests/graph/test_recorded_layout.py", "tests/analysis/test_functionalize.py"],
 }
 THEN = [
     "tests/spec",
@@ -155,7 +170,7 @@ def variants(line: str) -> Iterator[str]:
 def candidates(root: Path = ROOT) -> tuple[Mutant, ...]:
     """Every mutant that there is, in the order of the tree."""
     found = []
-    for path in sorted(p for f in FOLDERS for p in (root / "csrc" / f).glob("*.c")):
+    for path in sorted(p for f in FOLDERS for p in (root / "csrc" / f).glob("**/*.c") if p.name != "ptx.c"):
         inside, comment = False, False
         for n, line in enumerate(path.read_text().splitlines(), 1):
             text = line.strip()
@@ -167,7 +182,7 @@ def candidates(root: Path = ROOT) -> tuple[Mutant, ...]:
                 or text.startswith(("#", "/*", "*", "assert(", "fan_fail(", '"'))
                 or text.endswith("\\")
                 or "assert(" in text
-                or "FAN_MUT(" in text
+                or "FAN_FAULT(" in text
             ):
                 continue
             found += [
@@ -284,8 +299,9 @@ def judge(tree: Path, m: Mutant, rest: list[str], limit: float) -> str:
             return "changes nothing"
         if not built(tree):
             return "does not compile"
-        folder = m.file.split("/")[1]
-        return killer(tree, [[t] for t in FIRST[folder]] + [rest], limit) or "survives"
+        _, folder, name = m.file.split("/", 2)
+        near = [t for start, tests in NEAR.items() if f"{folder}/{name}".startswith(start) for t in tests]
+        return killer(tree, [t.split() for t in dict.fromkeys([*near, *FIRST[folder]])] + [rest], limit) or "survives"
     finally:
         path.write_text(original)
 
