@@ -35,12 +35,6 @@ fan_storage *fan_storage_new(size_t n)
     return s;
 }
 
-fan_storage *fan_storage_hold(fan_storage *s)
-{
-    atomic_fetch_add_explicit(&s->refs, 1, memory_order_relaxed);
-    return s;
-}
-
 void fan_storage_drop(fan_storage *s)
 {
     if (!s || atomic_fetch_sub_explicit(&s->refs, 1, memory_order_acq_rel) > 1)
@@ -154,11 +148,6 @@ bool fan_array_dense(const fan_array *a)
         step *= a->shape[axis];
     }
     return true;
-}
-
-bool fan_array_same_shape(const fan_array *a, const fan_array *b)
-{
-    return a->ndim == b->ndim && (a->ndim == 0 || memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0);
 }
 
 bool fan_array_same_view(const fan_array *a, const fan_array *b)

@@ -15,6 +15,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <string.h>
 
 #define FAN_MAX_NDIM 64
 #define FAN_INLINE_NDIM 4
@@ -33,8 +34,12 @@ typedef struct fan_storage {
 fan_storage *fan_storage_new(size_t n);
 /* fan_storage_wrap: a storage over memory of others; NULL when out of memory (release is then not called). */
 fan_storage *fan_storage_wrap(void *data, size_t n, void (*release)(fan_storage *), void *ctx);
-fan_storage *fan_storage_hold(fan_storage *s); /* returns s */
-void fan_storage_drop(fan_storage *s);         /* NULL is fine */
+static inline fan_storage *fan_storage_hold(fan_storage *s)
+{
+    atomic_fetch_add_explicit(&s->refs, 1, memory_order_relaxed);
+    return s;
+}
+void fan_storage_drop(fan_storage *s); /* NULL is fine */
 
 typedef struct fan_array {
     atomic_size_t refs;
@@ -74,7 +79,10 @@ void fan_array_reach(const fan_array *a, int64_t *lo, int64_t *hi);
 /* fan_array_dense: any permutation of a gap-free layout with positive strides (size-1 axes apart): it cannot overlap
  * itself. */
 bool fan_array_dense(const fan_array *a);
-bool fan_array_same_shape(const fan_array *a, const fan_array *b);
+static inline bool fan_array_same_shape(const fan_array *a, const fan_array *b)
+{
+    return a->ndim == b->ndim && (a->ndim == 0 || memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0);
+}
 /* fan_array_same_view: same data, dtype, shape and strides: element i of one is element i of the other. */
 bool fan_array_same_view(const fan_array *a, const fan_array *b);
 /* fan_array_expanded: bit i is set where axis i (< 64) has stride 0 and extent > 1. */

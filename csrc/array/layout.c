@@ -144,7 +144,6 @@ void fan_layout_free(fan_layout *l)
 
 size_t fan_layout_count(const fan_layout *l) { return l->n; }
 
-const fan_layout_item *fan_layout_item_at(const fan_layout *l, size_t i) { return &l->items[i]; }
 
 size_t fan_layout_component(const fan_layout *l, size_t i) { return l->places[i].component; }
 

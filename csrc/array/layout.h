@@ -52,7 +52,6 @@ fan_status fan_layout_new(const fan_layout_item *items, size_t n, uint64_t budge
 void fan_layout_free(fan_layout *l); /* NULL is fine */
 
 size_t fan_layout_count(const fan_layout *l);
-const fan_layout_item *fan_layout_item_at(const fan_layout *l, size_t i);
 /* fan_layout_component: the number of the component of array i; they are numbered by their first members. */
 size_t fan_layout_component(const fan_layout *l, size_t i);
 /* fan_layout_offset: bytes from the first byte of its component to element [0, 0, ..] of array i; 0 where it is empty.

@@ -53,9 +53,6 @@ typedef struct fan_sparse_operand {
  * FAN_DT_NONE; a rounding result is always coalesced first. */
 fan_status fan_sparse_merge(const fan_sparse_operand *in, size_t n, bool coalesce, fan_dtype result,
                             const fan_scale *scale, fan_sparse **out, fan_error *err);
-/* fan_sparse_concat: the parts of COO operands of one sparse_dim, one behind the other, into arrays made for all of
- * them. */
-void fan_sparse_concat(const fan_array *indices, const fan_array *values, const fan_sparse_operand *in, size_t n);
 /* fan_sparse_scatter: adds the entries of s to dense `into` (full shape), one after the other, in into's dtype
  * (converted to it). */
 void fan_sparse_scatter(const fan_array *into, const fan_sparse *s);

@@ -1,4 +1,5 @@
 /* The loops for every machine of its kind, and the choice between the sets. On x86-64 every machine has SSE2. */
+#define FAN_SET_SCOPE static
 #define FAN_SET fan_loops_base
 #define FAN_WIDE 16
 #if defined(__x86_64__)
@@ -81,7 +82,9 @@ int fan_sum_isa_rank(void)
     return 0;
 }
 
+#ifdef FAN_TEST
 uint64_t fan_sum_read(const char *p, size_t bytes) { return set_now()->read(p, bytes); }
+#endif
 
 const char *fan_sum_isa_at(size_t i)
 {

@@ -72,9 +72,11 @@ static inline fan_fold_loop *fan_loops_fold(const fan_loops *loops, fan_dtype d,
 bool fan_sum_set_isa(const char *name);
 /* fan_sum_isa: the one in use. */
 const char *fan_sum_isa(void);
+#ifdef FAN_TEST
 /* fan_sum_read: reads every byte (whole lines) once: the floor under any sum, for benchmarks. Gives something that
  * depends on all. */
 uint64_t fan_sum_read(const char *p, size_t bytes);
+#endif
 /* fan_sum_isa_rank: .. as a number: 0 what every machine of this kind has, 1 AVX2 and F16C, 2 AVX-512. */
 int fan_sum_isa_rank(void);
 /* fan_sum_isa_at: the i-th that this machine has, narrowest first; NULL behind the last. */

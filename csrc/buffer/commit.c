@@ -165,7 +165,7 @@ static size_t worth_absorbing(const fan_slot *s)
         parked += p->items[i]->bytes;
         dense += v->form == FAN_FORM_DENSE ? (uint64_t)v->array->size : 0;
     }
-    state = p->nitems ? dense / p->nitems * fan_exact_state_size(d) : 0;
+    state = p->nitems ? dense / p->nitems * fan_superacc_size(d) : 0;
     return p->nitems > 1 && (p->exact || parked > state) ? p->nitems : 0;
 }
 

@@ -28,20 +28,20 @@ static fan_dtype exact_dtype(const fan_fold *f)
 static fan_exact_state *exact_state(const fan_fold *f, fan_dtype d, int64_t size)
 {
     const fan_exact_state *old = f->state;
-    fan_exact_state *st = fan_alloc(sizeof *st + (size_t)size * fan_exact_state_size(d));
+    fan_exact_state *st = fan_alloc(sizeof *st + (size_t)size * fan_superacc_size(d));
     if (!st)
         return NULL;
     *st = (fan_exact_state){.dtype = d, .size = size};
     if (!old) {
-        fan_exact_start(st->words, d, size);
+        fan_superacc_start(st->words, d, size);
         return st;
     }
     st->origin = old->origin;
     st->rank = old->rank;
     if (old->dtype == d)
-        memcpy(st->words, old->words, (size_t)size * fan_exact_state_size(d));
+        memcpy(st->words, old->words, (size_t)size * fan_superacc_size(d));
     else
-        fan_exact_widen(st->words, d, old->words, old->dtype, size);
+        fan_superacc_widen(st->words, d, old->words, old->dtype, size);
     return st;
 }
 
@@ -84,12 +84,12 @@ static fan_status exact_add(fan_fold *f, fan_exact_state *st, const stored *all,
         const fan_value *v = f->terms[i].v;
         int64_t *to = NULL;
         if (v->form == FAN_FORM_DENSE) {
-            fan_exact_add(st->words, st->dtype, (const fan_array *const[]){v->array}, 1);
+            fan_superacc_add(st->words, st->dtype, (const fan_array *const[]){v->array}, 1);
             continue;
         }
         status = places_among(v->sparse, all, n, &to, err);
         if (status == FAN_OK)
-            fan_exact_add_at(st->words, st->dtype, v->sparse->values, to);
+            fan_superacc_add_at(st->words, st->dtype, v->sparse->values, to);
         fan_free(to);
     }
     if (b->frontend->leave)
@@ -151,7 +151,7 @@ static fan_status exact_values(fan_fold *f, const fan_sparse *sum, const fan_sca
     qsort(all, n, sizeof *all, by_place);
     FAN_GO(exact_add(f, st, all, n, err));
     FAN_GO(fan_array_new(f->plan.dtype, sum->values->ndim, sum->values->shape, NULL, values, err));
-    fan_exact_finish(*values, st->words, st->dtype, scale);
+    fan_superacc_round(*values, st->words, st->dtype, scale);
 done:
     fan_free(all);
     fan_free(places);
@@ -207,7 +207,7 @@ fan_status fan_fold_exact(fan_fold *f, fan_error *err)
         if (!st)
             FAN_GO(fan_fail(err, FAN_ERR_NOMEM, "%s: slot %zu: out of memory", f->b->name, f->slot));
         FAN_GO(exact_add(f, st, NULL, 0, err));
-        fan_exact_finish(out, st->words, d, scale);
+        fan_superacc_round(out, st->words, d, scale);
     } else {
         for (size_t i = 0; i < f->n; i++)
             f->scratch[i] = (fan_operand){f->terms[i].v->array, d};

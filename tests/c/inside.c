@@ -127,13 +127,13 @@ static fan_status exact_sum(const fan_array *out, const fan_array *const *in, si
         fan_exact_sum(out, in, n, d, scale);
         return FAN_OK;
     }
-    void *state = fan_alloc(fan_exact_state_size(d) * (size_t)out->size);
+    void *state = fan_alloc(fan_superacc_size(d) * (size_t)out->size);
     if (!state)
         return FAN_ERR_NOMEM;
-    fan_exact_start(state, d, out->size);
+    fan_superacc_start(state, d, out->size);
     for (size_t k = 0; k < n; k += step)
-        fan_exact_add(state, d, in + k, n - k < step ? n - k : step);
-    fan_exact_finish(out, state, d, scale);
+        fan_superacc_add(state, d, in + k, n - k < step ? n - k : step);
+    fan_superacc_round(out, state, d, scale);
     fan_free(state);
     return FAN_OK;
 }

@@ -304,14 +304,14 @@ static void check_terms(terms *t, fan_dtype to, const char *what, bool planted)
     shuffle(t->array, t->n);
     CHECK_OK(fan_array_new(to, 1, &size, NULL, &out[outs], NULL));
     fan_exact_sum(out[outs++], (const fan_array *const *)t->array, t->n, t->d, NULL);
-    void *state = malloc(fan_exact_state_size(t->d) * t->size);
-    fan_exact_start(state, t->d, size);
+    void *state = malloc(fan_superacc_size(t->d) * t->size);
+    fan_superacc_start(state, t->d, size);
     for (size_t k = 0, m; k < t->n; k += m) {
         m = 1 + (size_t)random_below((int64_t)(t->n - k));
-        fan_exact_add(state, t->d, (const fan_array *const *)t->array + k, m);
+        fan_superacc_add(state, t->d, (const fan_array *const *)t->array + k, m);
     }
     CHECK_OK(fan_array_new(to, 1, &size, NULL, &out[outs], NULL));
-    fan_exact_finish(out[outs++], state, t->d, NULL);
+    fan_superacc_round(out[outs++], state, t->d, NULL);
     free(state);
     int64_t shown = 0;
     for (size_t i = 0; i < t->size; i++) {
@@ -530,14 +530,14 @@ static void complex_and_wider_states(void)
         for (int k = 0; k < 6; k++)
             fan_array_drop(part[k]);
     }
-    void *narrow = malloc(fan_exact_state_size(FAN_DT_FLOAT32) * (size_t)size), *wide = malloc(fan_exact_state_size(FAN_DT_COMPLEX64) * (size_t)size);
+    void *narrow = malloc(fan_superacc_size(FAN_DT_FLOAT32) * (size_t)size), *wide = malloc(fan_superacc_size(FAN_DT_COMPLEX64) * (size_t)size);
     for (int k = 0; k < 3; k++)
         CHECK_OK(fan_array_view(in[k]->storage, in[k]->data, FAN_DT_FLOAT32, 1, &size, in[k]->strides, true, &part[k], NULL));
-    fan_exact_start(narrow, FAN_DT_FLOAT32, size);
-    fan_exact_add(narrow, FAN_DT_FLOAT32, (const fan_array *const *)part, 3);
-    fan_exact_widen(wide, FAN_DT_COMPLEX64, narrow, FAN_DT_FLOAT32, size);
-    fan_exact_add(wide, FAN_DT_COMPLEX64, (const fan_array *const *)in + 3, 3);
-    fan_exact_finish(wide_out, wide, FAN_DT_COMPLEX64, NULL);
+    fan_superacc_start(narrow, FAN_DT_FLOAT32, size);
+    fan_superacc_add(narrow, FAN_DT_FLOAT32, (const fan_array *const *)part, 3);
+    fan_superacc_widen(wide, FAN_DT_COMPLEX64, narrow, FAN_DT_FLOAT32, size);
+    fan_superacc_add(wide, FAN_DT_COMPLEX64, (const fan_array *const *)in + 3, 3);
+    fan_superacc_round(wide_out, wide, FAN_DT_COMPLEX64, NULL);
     for (int64_t i = 0; i < size; i++)
         CHECK(load(wide_out->data + 8 * i, FAN_DT_FLOAT32) == load(out->data + 8 * i, FAN_DT_FLOAT32));
     for (int k = 0; k < 6; k++) {
@@ -557,14 +557,14 @@ static void complex_and_wider_states(void)
         terms t;
         terms_make(&t, from[r], 7, 400, -1);
         size = 400;
-        narrow = malloc(fan_exact_state_size(from[r]) * 400);
-        wide = malloc(fan_exact_state_size(to[r]) * 400);
-        fan_exact_start(narrow, from[r], size);
-        fan_exact_add(narrow, from[r], (const fan_array *const *)t.array, 4);
-        fan_exact_widen(wide, to[r], narrow, from[r], size);
-        fan_exact_add(wide, to[r], (const fan_array *const *)t.array + 4, 3);
+        narrow = malloc(fan_superacc_size(from[r]) * 400);
+        wide = malloc(fan_superacc_size(to[r]) * 400);
+        fan_superacc_start(narrow, from[r], size);
+        fan_superacc_add(narrow, from[r], (const fan_array *const *)t.array, 4);
+        fan_superacc_widen(wide, to[r], narrow, from[r], size);
+        fan_superacc_add(wide, to[r], (const fan_array *const *)t.array + 4, 3);
         CHECK_OK(fan_array_new(to[r], 1, &size, NULL, &out, NULL));
-        fan_exact_finish(out, wide, to[r], NULL);
+        fan_superacc_round(out, wide, to[r], NULL);
         for (int64_t i = 0; i < size; i++)
             CHECK(same_code(to[r], load(out->data + i * out->strides[0], to[r]), model(from[r], t.codes + i * 7, 7, to[r])));
         fan_array_drop(out);
@@ -592,10 +592,10 @@ static void in_place_and_strided(void)
         fresh = random_view(d, ndim, shape, false);
         other = random_view(d, ndim, shape, false);
         fan_exact_sum(fresh, (const fan_array *const *)in, n, d, NULL);
-        void *state = malloc(fan_exact_state_size(d) * (size_t)fresh->size + 1);
-        fan_exact_start(state, d, fresh->size);
-        fan_exact_add(state, d, (const fan_array *const *)in, n);
-        fan_exact_finish(other, state, d, NULL);
+        void *state = malloc(fan_superacc_size(d) * (size_t)fresh->size + 1);
+        fan_superacc_start(state, d, fresh->size);
+        fan_superacc_add(state, d, (const fan_array *const *)in, n);
+        fan_superacc_round(other, state, d, NULL);
         free(state);
         fan_exact_sum(in[at], (const fan_array *const *)in, n, d, NULL);
         for (int64_t i = 0; i < fresh->size; i++) {
@@ -668,7 +668,7 @@ int main(int argc, char **argv)
     if (argc > 1)
         share = atof(argv[1]);
     CHECK(fan_exact_fits(FAN_DT_FLOAT32) && fan_exact_fits(FAN_DT_COMPLEX64) && !fan_exact_fits(FAN_DT_INT32) && !fan_exact_fits(FAN_DT_BOOL));
-    CHECK_INT(fan_exact_state_size(FAN_DT_FLOAT32), 40);
+    CHECK_INT(fan_superacc_size(FAN_DT_FLOAT32), 40);
     named_cases();
     every_order_of_five();
     a_factor_is_exact();

@@ -48,15 +48,9 @@ KNOWN_WIDE = dict.fromkeys(["csrc/device/kernels/kernels.cu", "csrc/fake/driver.
 #: Names that only tests use, or nobody: since when that is known.
 KNOWN_DEAD = dict.fromkeys(
     [
-        "fan_array_same_shape of array/array.c",
         "fan_budget_auto_set of buffer/options.c",
         "fan_device_new of device/device.c",
-        "fan_exact_isa of array/exact.c",
-        "fan_exact_slow of array/exact.c",
-        "fan_exact_sum of array/exact.c",
         "fan_fold_commit of buffer/commit.c",
-        "fan_layout_item_at of array/layout.c",
-        "fan_loops_base of array/sum_loops.c",
         "fan_memory_device of device/device.c",
         "fan_memory_new of device/device.c",
         "fan_memory_users of device/device.c",
@@ -69,10 +63,7 @@ KNOWN_DEAD = dict.fromkeys(
         "fan_sim_graph_hold of device/sim.c",
         "fan_sim_host_read of device/sim.c",
         "fan_sim_reset of device/sim.c",
-        "fan_sparse_concat of array/sparse.c",
         "fan_state_of_type of py/state.c",
-        "fan_storage_hold of array/array.c",
-        "fan_sum_read of array/sum_loops.c",
     ],
     "2026-11-22",
 )

@@ -1,0 +1,192 @@
+/* Sparse into dense: entries are added where they belong, in their order, so that those which meet in one place are
+ * added there one after the other. */
+#include "array/sparse.h"
+
+#include "array/nditer.h"
+#include "array/sparse_parts.h"
+#include "array/sum_loops.h"
+#include "base/interrupt.h"
+
+#include <string.h>
+
+/* The places in a dense array where the entries of s go, in order. Inside an entry the numbers lie over `inner` axes of
+ * the dense array, the last of which, or as many as are gap-free there, make one `run`. */
+typedef struct target {
+    const fan_array *into;
+    const fan_sparse *s;
+    int64_t entry, row; /* of the current run's entry; row: its place along the compressed axis */
+    bool inside;        /* its index lies within the shape */
+    int64_t base;       /* of the entry's first number, in bytes from into->data */
+    int inner;
+    int64_t extent[FAN_MAX_NDIM], stride[FAN_MAX_NDIM], index[FAN_MAX_NDIM];
+    int64_t offset;        /* of the current run within the entry */
+    int64_t run, runs, at; /* numbers in a run; runs in an entry; which run */
+} target;
+
+static void target_entry(target *t)
+{
+    const fan_sparse *s = t->s;
+    const fan_array *into = t->into;
+    t->base = 0;
+    t->inside = t->entry < fan_sparse_nnz(s);
+    if (!t->inside)
+        return;
+    if (s->format == FAN_FORMAT_COO) {
+        for (int i = 0; i < sparse_dim(s); i++) {
+            int64_t index = coo_index(s, i, t->entry);
+            t->inside &= within(index, into->shape[i]);
+            t->base += t->inside ? index * into->strides[i] : 0;
+        }
+        return;
+    }
+    int axis = compressed_axis(s->format);
+    int64_t rows = s->pointers->shape[0] - 1, index = plain_index(s, t->entry), unit = block_extent(s, !axis);
+    while (t->row < rows && pointer(s, t->row + 1) <= t->entry)
+        t->row++;
+    t->inside = t->row < rows && within(index, into->shape[!axis] / unit);
+    if (t->inside)
+        t->base = t->row * block_extent(s, axis) * into->strides[axis] + index * unit * into->strides[!axis];
+}
+
+static void target_begin(target *t, const fan_array *into, const fan_sparse *s)
+{
+    t->into = into;
+    t->s = s;
+    t->entry = t->row = t->offset = t->at = 0;
+    t->inner = 0;
+    t->run = t->runs = 1;
+    int first = s->format == FAN_FORMAT_COO ? sparse_dim(s) : is_blocked(s->format) ? 0 : into->ndim;
+    for (int i = first; i < into->ndim; i++) {
+        t->extent[t->inner] = is_blocked(s->format) ? block_extent(s, i) : into->shape[i];
+        t->stride[t->inner] = into->strides[i];
+        t->index[t->inner++] = 0;
+    }
+    int64_t step = (int64_t)fan_dtype_size(into->dtype);
+    while (t->inner && (t->extent[t->inner - 1] == 1 || t->stride[t->inner - 1] == step * t->run))
+        t->run *= t->extent[--t->inner];
+    for (int i = 0; i < t->inner; i++)
+        t->runs *= t->extent[i];
+    target_entry(t);
+}
+
+static void target_next(target *t)
+{
+    if (++t->at == t->runs) {
+        t->at = 0;
+        t->offset = 0;
+        memset(t->index, 0, (size_t)t->inner * sizeof t->index[0]);
+        t->entry++;
+        target_entry(t);
+        return;
+    }
+    for (int i = t->inner - 1; i >= 0; i--) {
+        t->offset += t->stride[i];
+        if (++t->index[i] < t->extent[i])
+            return;
+        t->offset -= t->stride[i] * t->extent[i];
+        t->index[i] = 0;
+    }
+}
+
+#define PIECE 512 /* numbers that are converted at a time */
+#define RUNS 256  /* runs at a time */
+
+void fan_sparse_scatter(const fan_array *into, const fan_sparse *s)
+{
+    FAN_UNCLEARED target t;
+    FAN_UNCLEARED fan_nditer w;
+    FAN_UNCLEARED _Alignas(16) char piece[PIECE * 16];
+    int64_t to[RUNS], from[RUNS];
+    const fan_loops *loops = fan_loops_of(into->dtype);
+    int64_t size = (int64_t)fan_dtype_size(into->dtype);
+    if (s->values->size == 0)
+        return;
+    target_begin(&t, into, s);
+    fan_nditer_begin(&w, s->values, true);
+    fan_nditer_ready(&w);
+    int64_t most = t.run < PIECE ? PIECE / t.run : 1; /* runs at a time */
+    most = most < RUNS ? most : RUNS;
+    for (int64_t at = 0; at < w.size && !fan_interrupted(most * t.run);) {
+        int64_t taken = 0;
+        size_t n = 0;
+        int64_t here = at;
+        for (; taken < most && here < w.size; taken++, here += t.run, target_next(&t)) {
+            if (t.inside) {
+                to[n] = t.base + t.offset;
+                from[n++] = taken * t.run * size;
+            }
+        }
+        for (int64_t done = 0, m; n && done < here - at; done += m) { /* more than one round only for one long run */
+            m = here - at - done < PIECE ? here - at - done : PIECE;
+            const char *src = s->values->dtype == into->dtype ? fan_nditer_whole(&w, s->values, at + done, m) : NULL;
+            if (!src) {
+                fan_nditer_read(&w, s->values, at + done, m, into->dtype, piece);
+                src = piece;
+            }
+            size_t run = (size_t)(taken > 1 ? t.run : m) * loops->parts;
+            loops->add_at(into->data + done * size, to, src, from, n, run);
+        }
+        at = here;
+    }
+}
+
+fan_status fan_sparse_reduce(const fan_array *out, const fan_sparse *s, fan_error *err)
+{
+    fan_status status;
+    fan_array *sum = NULL, *wide = NULL;
+    FAN_GO(fan_array_new(fan_reduce_dtype(s->values->dtype), out->ndim, out->shape, NULL, &sum, err));
+    FAN_GO(fan_array_broadcast(sum, s->ndim, s->shape, &wide, err));
+    fan_fill_zero(sum);
+    fan_sparse_scatter(wide,
+                       s); /* several places of `wide` are one of `sum`: their entries add there one after the other */
+    fan_array_copy(out, sum);
+done:
+    fan_array_drop(sum);
+    fan_array_drop(wide);
+    return status;
+}
+
+/* place_of: the place of the first number of entry e; -1: outside (others may write the indices meanwhile). *row: of
+ * the entry before. */
+static int64_t place_of(const fan_sparse *s, int64_t e, int64_t *row)
+{
+    int64_t at = 0, index;
+    if (s->format == FAN_FORMAT_COO) {
+        for (int i = 0; i < sparse_dim(s); i++) {
+            index = coo_index(s, i, e);
+            if (!within(index, s->shape[i]))
+                return -1;
+            at = at * s->shape[i] + index;
+        }
+        for (int i = sparse_dim(s); i < s->ndim; i++)
+            at *= s->shape[i];
+        return at;
+    }
+    int axis = compressed_axis(s->format);
+    int64_t rows = s->pointers->shape[0] - 1, unit = block_extent(s, !axis);
+    index = plain_index(s, e);
+    while (*row < rows && pointer(s, *row + 1) <= e)
+        ++*row;
+    if (*row >= rows || !within(index, s->shape[!axis] / unit))
+        return -1;
+    int64_t major = *row * block_extent(s, axis), minor = index * unit;
+    return axis == 0 ? major * s->shape[1] + minor : minor * s->shape[1] + major;
+}
+
+fan_status fan_sparse_places(const fan_sparse *s, int64_t *to, fan_error *err)
+{
+    int64_t all = 1, nnz = fan_sparse_nnz(s), row = 0;
+    int64_t run = nnz ? s->values->size / nnz : 0, width = is_blocked(s->format) ? block_extent(s, 1) : 1;
+    for (int i = 0; i < s->ndim; i++)
+        if (s->shape[i] && __builtin_mul_overflow(all, s->shape[i], &all))
+            return fan_fail(err, FAN_ERR_VALUE,
+                            "an exact sum of a sparse gradient whose dense array has 2**63 elements or more");
+    for (int64_t e = 0; e < nnz; e++) {
+        int64_t place = place_of(s, e, &row);
+        if (place < 0)
+            return fan_fail(err, FAN_ERR_VALUE, "the indices of a sparse gradient were changed while it was summed");
+        for (int64_t k = 0; k < run; k++)
+            *to++ = place + (is_blocked(s->format) ? k / width * s->shape[1] + k % width : k);
+    }
+    return FAN_OK;
+}

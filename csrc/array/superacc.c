@@ -1,0 +1,152 @@
+#include "array/superacc.h"
+
+#include "base/fault.h"
+
+#include <float.h>
+#include <math.h>
+
+fan_exact_kind fan__exact_kind_of(fan_dtype d)
+{
+    switch (d) {
+    case FAN_DT_FLOAT8_E4M3FN:
+        return (fan_exact_kind){1, 9, 4, true};
+    case FAN_DT_FLOAT8_E5M2:
+        return (fan_exact_kind){1, 16, 3, true};
+    case FAN_DT_FLOAT16:
+        return (fan_exact_kind){2, 24, 11, true};
+    case FAN_DT_BFLOAT16:
+        return (fan_exact_kind){5, 133, 8, false};
+    case FAN_DT_FLOAT32:
+    case FAN_DT_COMPLEX64:
+        return (fan_exact_kind){5, 149, 24, false};
+    case FAN_DT_FLOAT64:
+    case FAN_DT_COMPLEX128:
+        return (fan_exact_kind){FAN_EXACT_LIMBS, 1074, 53, false};
+    default:
+        return (fan_exact_kind){0, 0, 0, false};
+    }
+}
+
+/* What the top limb can say beside a number. */
+#define NOTHING INT64_MIN /* only -0.0 so far; the other limbs are 0 */
+#define PLUS_INF (INT64_MIN + 1)
+#define MINUS_INF (INT64_MIN + 2)
+#define NO_NUMBER (INT64_MIN + 3)
+
+void fan__superacc_start(uint64_t *w, const fan_exact_kind *k)
+{
+    memset(w, 0, (size_t)k->limbs * sizeof *w);
+    w[k->limbs - 1] = (uint64_t)NOTHING;
+}
+
+void fan__superacc_add(uint64_t *w, const fan_exact_kind *k, double x)
+{
+    uint64_t u = bits_of(x), m = u & (UINT64_MAX >> 12);
+    int e = (int)(u >> 52 & 0x7ff);
+    bool minus = u >> 63;
+    int64_t top = (int64_t)w[k->limbs - 1];
+    if (e == 0x7ff) {
+        int64_t mine = m ? NO_NUMBER : minus ? MINUS_INF : PLUS_INF;
+        bool clash = (top == PLUS_INF || top == MINUS_INF) && top != mine;
+        w[k->limbs - 1] = (uint64_t)(top == NO_NUMBER || clash ? NO_NUMBER : mine);
+        return;
+    }
+    if (top <= NO_NUMBER) {
+        if (top != NOTHING || (minus && !(e | (m != 0))))
+            return;
+        w[k->limbs - 1] = 0;
+    }
+    if (e)
+        m |= UINT64_C(1) << 52;
+    else
+        e = 1;
+    /* x is m * 2^(e - 1075), and m * 2^at units; below the unit m has zeros alone */
+    int at = e - 1075 + k->unit;
+    if (at < 0) {
+        m = at > -64 ? m >> -at : 0;
+        at = 0;
+    }
+    int i = at >> 6, bit = at & 63;
+    uint64_t piece[2] = {m << bit, bit ? m >> (64 - bit) : 0}, carry = 0;
+    for (int j = 0; i < k->limbs && (j < 2 || carry); i++, j++) {
+        uint64_t p = j < 2 ? piece[j] : 0, a = w[i];
+        uint64_t b = minus ? a - p : a + p;
+        uint64_t c = minus ? b - carry : b + carry;
+        carry = minus ? (b > a) | (c > b) : (b < a) | (c < b);
+        w[i] = c;
+    }
+}
+
+/* rounded: m * 2^(E - 63) (the top bit of m is set), and a little more if `more`, as a float64: to nearest even, or to
+ * odd. */
+static double rounded(bool minus, uint64_t m, int64_t E, bool more, bool odd)
+{
+    uint64_t u;
+    if (E > 1023) {
+        u = odd ? bits_of(DBL_MAX) : bits_of((double)INFINITY);
+    } else if (E < -1075) {
+        u = odd;
+    } else {
+        int64_t least = E - 52 > -1074 ? E - 52 : -1074; /* the exponent of the last bit kept */
+        int drop = (int)(63 - (E - least));
+        uint64_t kept = drop > 63 ? 0 : m >> drop;
+        uint64_t rest = drop > 63 ? m : m << (64 - drop); /* drop is 11 at least */
+        if (odd)
+            kept |= rest || more;
+        else
+            kept += rest > UINT64_C(1) << 63 || (rest == UINT64_C(1) << 63 && (more || (kept & 1)));
+        u = ((uint64_t)(least + 1074) << 52) + kept; /* a carry runs into the exponent as it should */
+    }
+    return of_bits(u | (uint64_t)minus << 63);
+}
+
+double fan__superacc_value(const uint64_t *w, const fan_exact_kind *k, const double *factor, bool odd)
+{
+    uint64_t mag[FAN_EXACT_LIMBS + 1];
+    int64_t top = (int64_t)w[k->limbs - 1];
+    double by = factor ? *factor : 1.0;
+    if (top <= NO_NUMBER)
+        return by * (top == NOTHING     ? -0.0
+                     : top == PLUS_INF  ? (double)INFINITY
+                     : top == MINUS_INF ? -(double)INFINITY
+                                        : (double)NAN);
+    bool minus = top < 0, more = false;
+    uint64_t carry = minus;
+    int high = -1;
+    for (int i = 0; i < k->limbs; i++) {
+        mag[i] = (minus ? ~w[i] : w[i]) + carry;
+        carry = carry && mag[i] == 0;
+        high = mag[i] ? i : high;
+    }
+    if (high < 0)
+        return by * 0.0;
+    int64_t E = -(int64_t)k->unit;
+    if (factor) {
+        uint64_t u = bits_of(by), m = u & (UINT64_MAX >> 12);
+        int e = (int)(u >> 52 & 0x7ff);
+        if (e == 0x7ff || by == 0)
+            return minus ? -by : by;
+        m |= (uint64_t)(e != 0) << 52;
+        E += (e ? e : 1) - 1075;
+        minus ^= u >> 63;
+        unsigned __int128 over = 0;
+        for (int i = 0; i <= high; i++) {
+            over += (unsigned __int128)mag[i] * m;
+            mag[i] = (uint64_t)over;
+            over >>= 64;
+        }
+        mag[high + 1] = (uint64_t)over;
+        high += over != 0;
+    }
+    int lead = __builtin_clzll(mag[high]);
+    uint64_t m = mag[high] << lead;
+    if (high > 0) {
+        m |= lead ? mag[high - 1] >> (64 - lead) : 0;
+        more = lead ? mag[high - 1] << lead : mag[high - 1];
+    }
+    for (int i = high - 2; i >= 0; i--)
+        more |= mag[i] != 0;
+    return rounded(minus, m, E + 64 * high + 63 - lead, more, odd && !FAN_FAULT(EXACT_NO_ODD));
+}
+
+bool fan__superacc_special(const uint64_t *w, const fan_exact_kind *k) { return (int64_t)w[k->limbs - 1] <= NO_NUMBER; }
