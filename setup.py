@@ -36,7 +36,7 @@ FAKE = [
     name
     for name in ALL
     if name.split("/")[1] in ("base", "array", "device", "fake")
-    and not name.startswith(("csrc/device/cuda", "csrc/device/kernels/"))
+    and not name.startswith(("csrc/device/cuda/", "csrc/device/kernels/"))
 ]
 HEADERS = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "csrc").glob("**/*.h"))
 

@@ -7,6 +7,8 @@
 #define _DEFAULT_SOURCE /* madvise, MAP_ANONYMOUS */
 #include "base/pool.h"
 
+#include "base/fork.h"
+
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -60,13 +62,15 @@ static void enter(void) { pthread_mutex_lock(&lock); }
 
 static void leave(void) { pthread_mutex_unlock(&lock); }
 
+/* A child may be forked while another thread is in here: it gets the lock free, and the table whole. */
+static fan_fork pool_fork = {.lock = enter, .unlock = leave};
+
 static void begin(void)
 {
     long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
     size_t eighth = pages > 0 && page > 0 ? (size_t)pages / 8 * (size_t)page : 0;
     now.limit = eighth < MOST_LIMIT ? eighth : MOST_LIMIT;
-    /* A child may be forked while another thread is in here: it gets the lock free, and the table whole. */
-    (void)pthread_atfork(enter, leave, leave);
+    (void)fan_fork_add(&pool_fork);
 }
 
 /* size_of: the bytes of the block that n bytes live in: n, rounded up to an eighth of the power of two below it, and a

@@ -27,17 +27,17 @@ void fan_thread_set_hooks(const fan_thread_hooks *hooks)
 const fan_thread_hooks *fan_thread_get_hooks(void) { return hooks_here; }
 
 /* Written in a child that has one thread. */
-atomic_uint fan_forks;
 static uint64_t forked_at, survivor;
 
-static void in_child(void)
+static void thread_in_child(void)
 {
     forked_at = atomic_load(&last_thread);
     survivor = id_here;
-    atomic_fetch_add(&fan_forks, 1);
 }
 
-__attribute__((constructor)) static void watch_forks(void) { (void)pthread_atfork(NULL, NULL, in_child); }
+static fan_fork thread_fork = {.child = thread_in_child};
+
+__attribute__((constructor)) static void thread_watch_forks(void) { (void)fan_fork_add(&thread_fork); }
 
 bool fan_thread_survived(uint64_t thread) { return thread > forked_at || thread == survivor; }
 

@@ -12,6 +12,8 @@
 #ifndef FAN_BASE_THREAD_H
 #define FAN_BASE_THREAD_H
 
+#include "base/fork.h"
+
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -95,10 +97,7 @@ void fan_call_end(void);
 /* fan_touch_thing: what the step does; nothing without hooks. */
 void fan_touch_thing(fan_thing thing, uint64_t id, fan_touch how);
 
-/* fan_process: how many forks led to this process: what was made before the last one has another number.
- * fan_thread_survived: whether a thread of before the last fork is the one that forked, or is of this process. */
-extern atomic_uint fan_forks __attribute__((visibility("hidden")));
-static inline unsigned fan_process(void) { return atomic_load_explicit(&fan_forks, memory_order_relaxed); }
+/* fan_thread_survived: whether a thread of before the last fork is the one that forked, or is of this process. */
 bool fan_thread_survived(uint64_t thread);
 /* fan_mutex_adopt: in a forked child, which has no thread that could hold it or wait: it is free from then on; whether
  * it was. fan_cond_adopt: nobody waits. */

@@ -10,6 +10,8 @@
 #define _GNU_SOURCE /* sched_getaffinity */
 #include "base/workers.h"
 
+#include "base/fork.h"
+
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -108,13 +110,15 @@ static void in_child(void)
     inside = 0;
 }
 
+static fan_fork workers_fork = {.child = in_child};
+
 /* grow: up to `want` helpers, with the turn held. */
 static void grow(int want)
 {
     if (over)
         return;
     if (!prepared) {
-        if (pthread_atfork(NULL, NULL, in_child) || atexit(at_exit))
+        if (fan_fork_add(&workers_fork) || atexit(at_exit))
             return; /* better alone than not ended */
         prepared = true;
     }

@@ -149,7 +149,7 @@ static fan_status across_captures(fan_buffer *b, size_t slot, const fan_contribu
         with->consumer = fan_stream_hold(C);
     }
     if (current->handle != 1 || P->device == current->device || C->device == current->device ||
-        !current->device->backend->spare)
+        !current->device->backend->capture_stream)
         return FAN_OK;
     fan_slot_lock(b, slot);
     bool empty = !b->slots[slot].p->accum;
@@ -157,7 +157,7 @@ static fan_status across_captures(fan_buffer *b, size_t slot, const fan_contribu
     FAN_TRY(fan_stream_capture(P, &id, err));
     if (!empty || !id)
         return FAN_OK;
-    FAN_TRY(current->device->backend->spare(current->device, id, &spare, err));
+    FAN_TRY(current->device->backend->capture_stream(current->device, id, &spare, err));
     fan_stream_drop(current);
     with->current = spare;
     with->pooled = true;

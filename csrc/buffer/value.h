@@ -3,7 +3,12 @@
 #define FAN_BUFFER_VALUE_H
 
 #include "buffer/accum.h"
-#include "device/device.h"
+#include "device/batch.h"
+#include "device/capture_rule.h"
+#include "device/event.h"
+#include "device/memory.h"
+#include "device/sparse.h"
+#include "device/trace.h"
 
 /* A gradient or a sum. Moved by assignment, copied by fan_value_copy, ended by fan_value_drop. A zeroed value is
  * undefined. */

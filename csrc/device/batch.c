@@ -3,7 +3,7 @@
  * One launch promises no order among its jobs, so they must not need one: no job may touch what another writes. That is
  * asked of the memory's extents, which a sort and one look at each answer. Where two may meet, all jobs of that stream
  * are queued one by one, in the order in which they came: what would have been without a batch. */
-#include "device/device.h"
+#include "device/batch.h"
 
 #include "array/extents.h"
 #include "base/fault.h"

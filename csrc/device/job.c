@@ -1,7 +1,6 @@
-#include "device/device.h"
+#include "device/job.h"
 
 #include "array/exact.h"
-#include "base/trace.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -92,26 +91,6 @@ const char *fan_job_word(fan_job_kind kind)
     return words[kind];
 }
 
-void fan_job_trace(const fan_device *d, const fan_stream *s, const fan_job *job, double start_us, double end_us)
-{
-    if (!fan_trace_on())
-        return;
-    bool copy = job->kind == FAN_JOB_COPY || job->kind == FAN_JOB_UPLOAD;
-    fan_trace_line line = {.kind = copy ? FAN_TRACE_COPY : FAN_TRACE_KERNEL,
-                           .device = s ? (int16_t)d->index : -1,
-                           .slot = -1,
-                           .key = -1,
-                           .count = (uint32_t)job->n,
-                           .stream = s ? s->handle : 0,
-                           .bytes = fan_job_bytes(job),
-                           .start_us = start_us,
-                           .end_us = end_us};
-    for (size_t i = 0; i < job->n; i++)
-        line.in_place |= job->kind == FAN_JOB_SUM && job->in[i].array->data == job->out->data;
-    snprintf(line.label, sizeof line.label, "%s", job->label ? job->label : fan_job_word(job->kind));
-    fan_trace_put(&line);
-}
-
 char *fan_jobs_label(const fan_job *jobs, size_t n, char *buf, size_t size)
 {
     snprintf(buf, size, "%zu slots:", n);
@@ -120,23 +99,4 @@ char *fan_jobs_label(const fan_job *jobs, size_t n, char *buf, size_t size)
     if (n > 3)
         fan_append(buf, size, " ..");
     return buf;
-}
-
-void fan_jobs_trace(const fan_device *d, const fan_stream *s, const fan_job *jobs, size_t n, const char *label,
-                    double start_us, double end_us)
-{
-    if (!fan_trace_on())
-        return;
-    fan_trace_line line = {.kind = FAN_TRACE_KERNEL,
-                           .device = (int16_t)d->index,
-                           .slot = -1,
-                           .key = -1,
-                           .count = (uint32_t)n,
-                           .stream = s->handle,
-                           .start_us = start_us,
-                           .end_us = end_us};
-    for (size_t i = 0; i < n; i++)
-        line.bytes += fan_job_bytes(&jobs[i]);
-    snprintf(line.label, sizeof line.label, "%s", label);
-    fan_trace_put(&line);
 }

@@ -1,30 +1,8 @@
-/* The driver's entry points. Each begins with CALL, where the plan of faults and a lost context are looked at, and then
- * does what the driver would. */
-#define _POSIX_C_SOURCE 200809L
-#include "fake/fake.h"
-
-#include "base/mem.h"
-#include "device/kernels/tag.h"
-#include "device/machine.h"
+/* The driver, its devices and contexts, and its functions by name. */
+#include "fake/entry.h"
 
 #include <stdio.h>
 #include <string.h>
-
-enum {
-    OK = 0,
-    INVALID_VALUE = 1,
-    OUT_OF_MEMORY = 2,
-    NOT_INITIALIZED = 3,
-    INVALID_DEVICE = 101,
-    INVALID_IMAGE = 200,
-    INVALID_CONTEXT = 201,
-    INVALID_HANDLE = 400,
-    NOT_FOUND = 500,
-    NOT_READY = 600,
-    ILLEGAL_ADDRESS = 700,
-    CONTEXT_IS_DESTROYED = 709,
-    UNKNOWN = 999
-};
 
 /* X(number, name, text): the codes that are known by name. */
 #define CODE_LIST(X)                                                                                               \
@@ -63,449 +41,21 @@ enum {
       "attempt to terminate a thread-local capture sequence from another thread")                                  \
     X(999, "CUDA_ERROR_UNKNOWN", "unknown error")
 
-/* ---- the state: one machine ---- */
-
-#define FATBIN UINT32_C(0xBA55ED50) /* how a fatbin begins */
-enum { MOST_DEVICES = 8, MOST_DEPTH = 16, MOST_HIDDEN = 8 };
-typedef enum kind {
-    A_STREAM = 1,
-    AN_EVENT,
-    A_MODULE,
-    A_FUNCTION,
-    AN_OBJECT,
-    MEMORY,
-    DESTROYED,
-    KINDS
-} kind; /* DESTROYED: a stream that was */
-
-/* Whatever the driver gave a handle for. */
-typedef struct thing {
-    struct thing *next;
-    kind kind;
-    int device;
-    fan_stream *stream; /* A_STREAM */
-    uint64_t thread;    /* of a per-thread stream; else 0 */
-    fan_event *event;
-    const fan_fake_kernel *kernel; /* A_FUNCTION */
-    uint64_t address;              /* MEMORY, tagged */
-    size_t bytes;
-    char *sent;           /* .. what the host copied there, in the order of its calls; NULL: nothing */
-    fan_cu_call *destroy; /* AN_OBJECT */
-    void *ctx;
-    size_t refs;
-} thing;
-
-struct fan_cu_context {
-    struct fan_cu_context *older; /* of the first device: the last machine's */
-    int device;
-    atomic_int retained;
-    _Atomic fan_cu_result lost; /* the code of the error that sticks */
-};
-
-static pthread_mutex_t lock_ = PTHREAD_MUTEX_INITIALIZER;
-static struct {
-    fan_sim *m;
-    int devices;
-    unsigned era; /* machines so far */
-    atomic_bool initialised;
-    bool pools;
-    int version;
-    thing *things[KINDS];
-    thing **memory; /* MEMORY by address */
-    size_t nmemory, memory_cap;
-    size_t live[KINDS];
-    struct fan_cu_context
-        *contexts; /* of this machine; those of older ones stay, so that nobody's address comes again */
-    char hidden[MOST_HIDDEN][48];
-    uint64_t calls, calls_of[128];
-    char fail_name[48]; /* "": any */
-    int64_t fail_at;
-    fan_cu_result fail_with;
-    bool fail_sticks;
-    char said[FAN_ERROR_TEXT]; /* the last thing that went wrong */
-    char race[FAN_ERROR_TEXT]; /* the first race */
-} fake = {.devices = 1, .version = 12040, .fail_at = -1, .pools = true};
-
-static _Thread_local struct {
-    unsigned era;
-    int depth;
-    struct fan_cu_context *stack[MOST_DEPTH];
-} here;
-
-static void lock(void) { (void)pthread_mutex_lock(&lock_); }
-
-static void unlock(void) { (void)pthread_mutex_unlock(&lock_); }
-
-enum {
-#define X(name, suffix, version, feature, parameters) NUMBER_##name,
-    FAN_CUDA_LIST(X)
-#undef X
-        NUMBERS
-};
-_Static_assert(NUMBERS <= 128, "more functions than are counted");
-
-static const char *const names[] = {
-#define X(name, suffix, version, feature, parameters) #name,
-    FAN_CUDA_LIST(X)
-#undef X
-};
-
-static fan_cu_result planned(int number)
-{
-    fan_cu_result code = OK;
-    lock();
-    fake.calls++;
-    fake.calls_of[number]++;
-    if (fake.fail_at >= 0 && (!fake.fail_name[0] || strcmp(fake.fail_name, names[number]) == 0) &&
-        fake.fail_at-- == 0) {
-        code = fake.fail_with;
-        if (fake.fail_sticks && here.era == fake.era && here.depth > 0)
-            here.stack[here.depth - 1]->lost = code;
-    }
-    unlock();
-    return code;
-}
-
-#define CALL(name)                                                                                         \
-    do {                                                                                                   \
-        fan_cu_result call_code = planned(NUMBER_##name);                                                  \
-        if (call_code)                                                                                     \
-            return call_code;                                                                              \
-        if (!fake.initialised && NUMBER_##name != NUMBER_Init && NUMBER_##name != NUMBER_DriverGetVersion) \
-            return NOT_INITIALIZED;                                                                        \
-    } while (0)
-
-/* ---- contexts ---- */
-
-static struct fan_cu_context *current(void)
-{
-    if (here.era != fake.era) {
-        here.era = fake.era;
-        here.depth = 0;
-    }
-    return here.depth ? here.stack[here.depth - 1] : NULL;
-}
-
-/* inside: the current context, of which nothing is lost yet. */
-static fan_cu_result inside(struct fan_cu_context **out)
-{
-    *out = current();
-    if (!*out || !fake.m)
-        return INVALID_CONTEXT;
-    return (*out)->lost;
-}
-
-#define INSIDE(c)                               \
-    struct fan_cu_context *c;                   \
-    do {                                        \
-        fan_cu_result inside_code = inside(&c); \
-        if (inside_code)                        \
-            return inside_code;                 \
-    } while (0)
-
-/* ---- things ---- */
-
-static thing *new_thing(kind k, int device)
-{
-    thing *t = fan_calloc(sizeof *t);
-    if (t) {
-        t->kind = k;
-        t->device = device;
-    }
-    return t;
-}
-
-/* memory_place: of the first memory that does not lie before `address`. Locked. */
-static size_t memory_place(uint64_t address)
-{
-    size_t lo = 0, hi = fake.nmemory;
-    while (lo < hi) {
-        size_t mid = lo + (hi - lo) / 2;
-        if (fake.memory[mid]->address < address)
-            lo = mid + 1;
-        else
-            hi = mid;
-    }
-    return lo;
-}
-
-/* show: t is made, and found from here on by every thread. Memory needs a place that was made for it. */
-static void show(thing *t)
-{
-    lock();
-    t->next = fake.things[t->kind];
-    fake.things[t->kind] = t;
-    fake.live[t->kind]++;
-    if (t->kind == MEMORY) {
-        size_t i = memory_place(t->address);
-        memmove(fake.memory + i + 1, fake.memory + i, (fake.nmemory++ - i) * sizeof *fake.memory);
-        fake.memory[i] = t;
-    }
-    unlock();
-}
-
-static thing *find(kind k, const void *handle)
-{
-    thing *found = NULL;
-    lock();
-    for (thing *t = fake.things[k]; t && !found; t = t->next)
-        if (t == handle)
-            found = t;
-    unlock();
-    return found;
-}
-
-static thing *memory_at(uint64_t address, uint64_t bytes)
-{
-    lock();
-    size_t i = memory_place(address + 1);
-    thing *t = i ? fake.memory[i - 1] : NULL;
-    bool inside = t && address - t->address < t->bytes && bytes <= t->bytes - (address - t->address);
-    unlock();
-    return inside ? t : NULL;
-}
-
-/* unlist: nobody finds it any more. Locked. */
-static void unlist(thing *gone)
-{
-    for (thing **at = &fake.things[gone->kind]; *at; at = &(*at)->next)
-        if (*at == gone) {
-            *at = gone->next;
-            fake.live[gone->kind]--;
-            break;
-        }
-}
-
-static void drop_thing(thing *gone)
-{
-    lock();
-    unlist(gone);
-    size_t i = gone->kind == MEMORY ? memory_place(gone->address) : fake.nmemory;
-    if (i < fake.nmemory && fake.memory[i] == gone)
-        memmove(fake.memory + i, fake.memory + i + 1, (--fake.nmemory - i) * sizeof *fake.memory);
-    unlock();
-    fan_stream_drop(gone->stream);
-    fan_event_drop(gone->event);
-    fan_free(gone->sent);
-    fan_free(gone);
-}
-
-/* own_stream: the calling thread's per-thread stream of a device, made when it is first named. */
-static fan_stream *own_stream(int device)
-{
-    uint64_t id = fan_thread_id();
-    fan_stream *s = NULL;
-    lock();
-    for (thing *t = fake.things[A_STREAM]; t && !s; t = t->next)
-        if (t->thread == id && t->device == device)
-            s = t->stream;
-    unlock();
-    if (s)
-        return fan_stream_hold(s);
-    thing *t = new_thing(A_STREAM, device);
-    if (!t || fan_sim_stream(fake.m, device, true, &t->stream, NULL) != FAN_OK) {
-        fan_free(t);
-        return NULL;
-    }
-    t->thread = id;
-    s = fan_stream_hold(t->stream);
-    show(t);
-    lock();
-    fake.live[A_STREAM]--; /* nobody asked for it */
-    unlock();
-    return s;
-}
-
-/* stream_of: a hold on what a handle means in this context. */
-static fan_cu_result stream_of(const struct fan_cu_context *c, fan_cu_stream handle, fan_stream **out)
-{
-    fan_device *d = fan_sim_device(fake.m, c->device);
-    uintptr_t number = (uintptr_t)handle;
-    if (number <= 1)
-        *out = d->backend->current(d);
-    else if (number == 2)
-        *out = own_stream(c->device);
-    else {
-        thing *t = find(A_STREAM, handle);
-        if (!t || t->thread)
-            return find(DESTROYED, handle) ? CONTEXT_IS_DESTROYED : INVALID_HANDLE;
-        *out = fan_stream_hold(t->stream);
-    }
-    return *out ? OK : OUT_OF_MEMORY;
-}
-
-/* code_of: what the machine said, as the driver's code; what it said is kept for tests. */
-static fan_cu_result code_of(fan_status status, const fan_error *err)
-{
-    if (status == FAN_OK)
-        return OK;
-    lock();
-    snprintf(fake.said, sizeof fake.said, "%s", err->text);
-    unlock();
-    switch (status) {
-    case FAN_ERR_DEVICE_NOMEM:
-    case FAN_ERR_NOMEM:
-        return OUT_OF_MEMORY;
-    case FAN_ERR_CAPTURE:
-        return err->code ? err->code : 900;
-    case FAN_ERR_VALUE:
-        return INVALID_VALUE;
-    default:
-        return UNKNOWN;
-    }
-}
-
-/* note_race: the checker's finding is for the test; the driver knows nothing of it. */
-static fan_status note_race(fan_status status, const fan_error *err)
-{
-    if (status != FAN_ERR_RACE)
-        return status;
-    lock();
-    if (!fake.race[0])
-        snprintf(fake.race, sizeof fake.race, "%s", err->text);
-    unlock();
-    return FAN_OK;
-}
-
-/* settle: a race that a release found is taken note of, so that no later call stumbles over it. */
-static void settle(void)
-{
-    fan_error err = {.status = FAN_OK};
-    (void)note_race(fan_sim_pending(fake.m, &err), &err);
-}
-
-static fan_cu_result done(fan_status status, const fan_error *err) { return code_of(note_race(status, err), err); }
-
-/* unsafe: a call that disturbs the captures of others unless this thread is in relaxed mode. */
-static fan_cu_result unsafe(const char *call)
-{
-    fan_error err = {.status = FAN_OK};
-    return done(fan_sim_unsafe(fake.m, call, &err), &err);
-}
-
-#define UNSAFE(call)                              \
-    do {                                          \
-        fan_cu_result unsafe_code = unsafe(call); \
-        if (unsafe_code)                          \
-            return unsafe_code;                   \
-    } while (0)
-
-/* ---- work ---- */
-
-typedef struct work {
-    void (*run)(struct work *w);
-    const fan_fake_kernel *kernel;
-    int64_t threads;
-    void *to;
-    uint64_t address;
-    size_t bytes;
-    unsigned char byte;
-    fan_device *device;
-    char payload[];
-} work;
-
-static fan_status run_work(void *ctx, fan_error *err)
-{
-    work *w = ctx;
-    (void)err;
-    w->run(w);
-    return FAN_OK;
-}
-
-/* queue: puts w behind what s has; the machine frees it. */
-static fan_cu_result queue(fan_stream *s, const char *name, work *w, fan_array *const *reads, size_t nreads,
-                           fan_array *const *writes, size_t nwrites)
-{
-    fan_error err = {.status = FAN_OK};
-    settle();
-    fan_sim_kernel k = {.name = name,
-                        .fn = run_work,
-                        .fini = fan_free,
-                        .ctx = w,
-                        .reads = reads,
-                        .nreads = nreads,
-                        .writes = writes,
-                        .nwrites = nwrites,
-                        .us = -1};
-    fan_status status = fan_sim_launch(fake.m, s, &k, &err);
-    if (status != FAN_OK)
-        fan_free(w); /* it was not taken over */
-    return done(status, &err);
-}
-
-static void *host(uint64_t address) { return (void *)(uintptr_t)(address & ~FAN_FAKE_TAG); }
-
-static fan_array bytes_at(uint64_t address, size_t bytes, int64_t *dims)
-{
-    dims[0] = (int64_t)bytes;
-    dims[1] = 1;
-    return (fan_array){.data = host(address),
-                       .dtype = FAN_DT_UINT8,
-                       .ndim = 1,
-                       .size = (int64_t)bytes,
-                       .shape = dims,
-                       .strides = dims + 1,
-                       .writable = true};
-}
-
-static void run_copy_in(work *w) { memcpy(host(w->address), w->payload, w->bytes); }
-
-static void run_copy_out(work *w) { memcpy(w->to, host(w->address), w->bytes); }
-
-static void run_fill(work *w) { memset(host(w->address), w->byte, w->bytes); }
-
-static void run_kernel(work *w) { w->kernel->run(w->payload, w->threads); }
-
-/* run_with_table: behind the arguments lies the table as it was to be when the kernel was queued. Where something else
- * is there now the kernel would stray. */
-static void run_with_table(work *w)
-{
-    fan_k_many *a = (fan_k_many *)(void *)w->payload;
-    const char *table = w->payload + w->kernel->bytes;
-    if (memcmp(host(a->table), table, fan_fake_table_bytes(a)) != 0) {
-        fake.contexts[w->device->index].lost = ILLEGAL_ADDRESS;
-        return;
-    }
-    w->kernel->run(w->payload, w->threads);
-}
-
-static void run_free(work *w) { w->device->backend->free(w->device, host(w->address), w->bytes); }
-
-static work *new_work(void (*run)(work *), uint64_t address, size_t bytes, size_t payload)
-{
-    work *w = fan_calloc(sizeof *w + payload);
-    if (w) {
-        w->run = run;
-        w->address = address;
-        w->bytes = bytes;
-    }
-    return w;
-}
-
-/* ---- the driver ---- */
-
-#define API FAN_FAKE_SHOWN fan_cu_result
-/* Each bears our name in here, and is shown by the driver's. */
-#define X(name, suffix, version, feature, parameters) \
-    FAN_FAKE_SHOWN fan_cu_result fan_fake_##name parameters __asm__("cu" #name suffix);
-FAN_CUDA_LIST(X)
-#undef X
-
 fan_cu_result fan_fake_Init(unsigned flags)
 {
     CALL(Init);
-    fake.initialised = flags == 0;
+    fan__fake.initialised = flags == 0;
     return flags ? INVALID_VALUE : OK;
 }
 
 fan_cu_result fan_fake_DriverGetVersion(int *version)
 {
     CALL(DriverGetVersion);
-    *version = fake.version;
+    *version = fan__fake.version;
     return OK;
 }
 
-static fan_cu_result known_code(fan_cu_result code, const char **name, const char **text)
+static fan_cu_result driver_code(fan_cu_result code, const char **name, const char **text)
 {
     static const struct {
         int code;
@@ -523,14 +73,14 @@ static fan_cu_result known_code(fan_cu_result code, const char **name, const cha
     return INVALID_VALUE;
 }
 
-fan_cu_result fan_fake_GetErrorName(fan_cu_result code, const char **name) { return known_code(code, name, NULL); }
+fan_cu_result fan_fake_GetErrorName(fan_cu_result code, const char **name) { return driver_code(code, name, NULL); }
 
-fan_cu_result fan_fake_GetErrorString(fan_cu_result code, const char **text) { return known_code(code, NULL, text); }
+fan_cu_result fan_fake_GetErrorString(fan_cu_result code, const char **text) { return driver_code(code, NULL, text); }
 
 fan_cu_result fan_fake_DeviceGetCount(int *count)
 {
     CALL(DeviceGetCount);
-    *count = fake.devices;
+    *count = fan__fake.devices;
     return OK;
 }
 
@@ -538,7 +88,7 @@ fan_cu_result fan_fake_DeviceGet(fan_cu_device *out, int ordinal)
 {
     CALL(DeviceGet);
     *out = ordinal;
-    return ordinal >= 0 && ordinal < fake.devices ? OK : INVALID_DEVICE;
+    return ordinal >= 0 && ordinal < fan__fake.devices ? OK : INVALID_DEVICE;
 }
 
 fan_cu_result fan_fake_DeviceGetName(char *name, int size, fan_cu_device d)
@@ -558,7 +108,7 @@ fan_cu_result fan_fake_DeviceGetAttribute(int *out, int which, fan_cu_device d)
         *out = 1;
         return OK;
     case FAN_CU_ATTRIBUTE_MEMORY_POOLS:
-        *out = fake.pools;
+        *out = fan__fake.pools;
         return OK;
     default:
         *out = which == FAN_CU_ATTRIBUTE_MAJOR ? 7 : 5;
@@ -569,61 +119,62 @@ fan_cu_result fan_fake_DeviceGetAttribute(int *out, int which, fan_cu_device d)
 fan_cu_result fan_fake_DevicePrimaryCtxRetain(fan_cu_context *out, fan_cu_device d)
 {
     CALL(DevicePrimaryCtxRetain);
-    if (d < 0 || d >= fake.devices)
+    if (d < 0 || d >= fan__fake.devices)
         return INVALID_DEVICE;
-    fake.contexts[d].retained++;
-    *out = &fake.contexts[d];
+    fan__fake.contexts[d].retained++;
+    *out = &fan__fake.contexts[d];
     return OK;
 }
 
 fan_cu_result fan_fake_DevicePrimaryCtxRelease(fan_cu_device d)
 {
     CALL(DevicePrimaryCtxRelease);
-    if (d < 0 || d >= fake.devices || fake.contexts[d].retained == 0)
+    if (d < 0 || d >= fan__fake.devices || fan__fake.contexts[d].retained == 0)
         return INVALID_CONTEXT;
-    fake.contexts[d].retained--;
+    fan__fake.contexts[d].retained--;
     return OK;
 }
 
 fan_cu_result fan_fake_DevicePrimaryCtxGetState(fan_cu_device d, unsigned *flags, int *active)
 {
     CALL(DevicePrimaryCtxGetState);
-    if (d < 0 || d >= fake.devices)
+    if (d < 0 || d >= fan__fake.devices)
         return INVALID_DEVICE;
     *flags = 0;
-    *active = fake.contexts[d].retained > 0;
+    *active = fan__fake.contexts[d].retained > 0;
     return OK;
 }
 
 fan_cu_result fan_fake_CtxGetCurrent(fan_cu_context *out)
 {
     CALL(CtxGetCurrent);
-    *out = current();
+    *out = fan__fake_current();
     return OK;
 }
 
 fan_cu_result fan_fake_CtxPushCurrent(fan_cu_context c)
 {
     CALL(CtxPushCurrent);
-    (void)current();
+    (void)fan__fake_current();
     bool known = false;
-    for (int i = 0; i < fake.devices; i++)
-        known |= c == &fake.contexts[i];
+    for (int i = 0; i < fan__fake.devices; i++)
+        known |= c == &fan__fake.contexts[i];
     if (!known || !c->retained)
         return INVALID_CONTEXT;
-    if (here.depth == MOST_DEPTH)
+    if (fan__fake_here.depth == MOST_DEPTH)
         return OUT_OF_MEMORY;
-    here.stack[here.depth++] = c;
+    fan__fake_here.stack[fan__fake_here.depth++] = c;
     return OK;
 }
 
 fan_cu_result fan_fake_CtxPopCurrent(fan_cu_context *out)
 {
-    struct fan_cu_context *c = current();
+    struct fan_cu_context *c = fan__fake_current();
     if (!c)
         return INVALID_CONTEXT;
     *out = c;
-    here.depth--; /* a pop that is told to fail has popped all the same: nothing else would leave the thread in order */
+    fan__fake_here
+        .depth--; /* a pop that is told to fail has popped all the same: nothing else would leave the thread in order */
     CALL(CtxPopCurrent);
     return OK;
 }
@@ -1355,9 +906,11 @@ static bool hidden(const char *name)
 {
     bool found = false;
     for (int i = 0; i < MOST_HIDDEN; i++)
-        found |= strcmp(fake.hidden[i], name) == 0;
+        found |= strcmp(fan__fake.hidden[i], name) == 0;
     return found;
 }
+
+API cuGetProcAddress_v2(const char *name, void **out, int version, uint64_t flags, int *status);
 
 fan_cu_result cuGetProcAddress_v2(const char *name, void **out, int version, uint64_t flags, int *status)
 {
@@ -1374,8 +927,8 @@ fan_cu_result cuGetProcAddress_v2(const char *name, void **out, int version, uin
     *out = NULL;
     *status = 1;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        if (strcmp(rows[i].name, name) != 0 || version < rows[i].version || fake.version < rows[i].version ||
-            hidden(name + 2))
+        if (strcmp(rows[i].name, name) != 0 || version < rows[i].version || fan__fake.version < rows[i].version ||
+            driver_hides(name + 2))
             continue;
         switch (rows[i].at) {
 #define X(name, suffix, version, feature, parameters)   \
@@ -1393,243 +946,4 @@ fan_cu_result cuGetProcAddress_v2(const char *name, void **out, int version, uin
         return OK;
     }
     return NOT_FOUND;
-}
-
-/* ---- for tests ---- */
-
-FAN_FAKE_SHOWN int fanFakeReset(int devices, uint64_t seed, int schedule, uint64_t starve, uint64_t memory, int check);
-FAN_FAKE_SHOWN void fanFakeFail(const char *name, int64_t at, int code, int sticks);
-FAN_FAKE_SHOWN void fanFakeSet(int version, int pools, int initialised);
-FAN_FAKE_SHOWN void fanFakeHide(int place, const char *name);
-FAN_FAKE_SHOWN uint64_t fanFakeCalls(const char *name);
-FAN_FAKE_SHOWN uint64_t fanFakeRaces(void);
-FAN_FAKE_SHOWN const char *fanFakeRace(void);
-FAN_FAKE_SHOWN const char *fanFakeSaid(void);
-FAN_FAKE_SHOWN int fanFakeSynchronize(void);
-FAN_FAKE_SHOWN int fanFakeStep(void);
-FAN_FAKE_SHOWN int64_t fanFakeLive(int which);
-FAN_FAKE_SHOWN int fanFakeDepth(void);
-FAN_FAKE_SHOWN int fanFakeMode(void);
-FAN_FAKE_SHOWN int fanFakeLaunch(fan_cu_stream handle, const char *name, void (*call)(int64_t), int64_t token,
-                                 const int64_t *reads, int nreads, const int64_t *writes, int nwrites);
-
-static void forget_all(void)
-{
-    while (graphs) {
-        graphs->refs = 1;
-        graph_release(graphs);
-    }
-    for (int k = 0; k < KINDS; k++)
-        while (fake.things[k])
-            drop_thing(fake.things[k]);
-    fan_free(fake.memory);
-    fake.memory = NULL;
-    fake.memory_cap = 0;
-}
-
-int fanFakeReset(int devices, uint64_t seed, int schedule, uint64_t starve, uint64_t memory, int check)
-{
-    fan_error err = {.status = FAN_OK};
-    forget_all();
-    fan_sim_drop(fake.m);
-    unsigned era = fake.era + 1;
-    struct fan_cu_context *contexts = fan_calloc(MOST_DEVICES * sizeof *contexts);
-    if (!contexts)
-        return -1;
-    contexts->older = fake.contexts;
-    bool initialised = fake.initialised;
-    memset(&fake, 0, sizeof fake);
-    fake.initialised = initialised;
-    fake.era = era;
-    fake.contexts = contexts;
-    for (int i = 0; i < MOST_DEVICES; i++)
-        contexts[i].device = i;
-    fake.version = 12040;
-    fake.fail_at = -1;
-    fake.pools = true;
-    fake.devices = devices;
-    if (devices == 0)
-        return 0;
-    fan_sim_config config = {.devices = devices > 0 && devices <= MOST_DEVICES ? devices : 1,
-                             .seed = seed,
-                             .schedule = (fan_sim_schedule)schedule,
-                             .starve = starve,
-                             .memory = memory,
-                             .run_work = true,
-                             .bare = true};
-    if (fan_sim_new(&config, NULL, &fake.m, &err) != FAN_OK) {
-        fake.m = NULL;
-        snprintf(fake.said, sizeof fake.said, "%s", err.text);
-        return -1;
-    }
-    fan_sim_check(fake.m, check);
-    return 0;
-}
-
-void fanFakeFail(const char *name, int64_t at, int code, int sticks)
-{
-    lock();
-    snprintf(fake.fail_name, sizeof fake.fail_name, "%s", name ? name : "");
-    fake.fail_at = at;
-    fake.fail_with = code;
-    fake.fail_sticks = sticks;
-    unlock();
-}
-
-void fanFakeSet(int version, int pools, int initialised)
-{
-    fake.version = version;
-    fake.pools = pools;
-    fake.initialised = initialised;
-}
-
-void fanFakeHide(int place, const char *name)
-{
-    if (place >= 0 && place < MOST_HIDDEN)
-        snprintf(fake.hidden[place], sizeof fake.hidden[place], "%s", name);
-}
-
-uint64_t fanFakeCalls(const char *name)
-{
-    uint64_t n = UINT64_MAX;
-    lock();
-    if (!name || !name[0])
-        n = fake.calls;
-    for (int i = 0; i < NUMBERS && n == UINT64_MAX; i++)
-        if (strcmp(names[i], name) == 0)
-            n = fake.calls_of[i];
-    unlock();
-    return n;
-}
-
-uint64_t fanFakeRaces(void)
-{
-    if (!fake.m)
-        return 0;
-    settle();
-    return fan_sim_races(fake.m);
-}
-
-/* told: a text as it is now; it lives until the thread asks again. */
-static const char *told(const char *text)
-{
-    static _Thread_local char copy[FAN_ERROR_TEXT];
-    lock();
-    snprintf(copy, sizeof copy, "%s", text);
-    unlock();
-    return copy;
-}
-
-const char *fanFakeRace(void) { return told(fake.race); }
-
-const char *fanFakeSaid(void) { return told(fake.said); }
-
-int fanFakeSynchronize(void)
-{
-    fan_error err = {.status = FAN_OK};
-    if (!fake.m)
-        return INVALID_CONTEXT;
-    settle();
-    return done(fan_sim_synchronize(fake.m, &err), &err);
-}
-
-int fanFakeStep(void)
-{
-    fan_error err = {.status = FAN_OK};
-    bool ran;
-    settle();
-    return done(fan_sim_step(fake.m, &ran, &err), &err);
-}
-
-int64_t fanFakeLive(int which)
-{
-    int64_t n = 0;
-    if (which > 0 && which < KINDS) {
-        lock();
-        n = (int64_t)fake.live[which];
-        unlock();
-        return n;
-    }
-    for (int i = 0; fake.contexts && i < MOST_DEVICES; i++)
-        n += fake.contexts[i].retained;
-    return n;
-}
-
-int fanFakeMode(void)
-{
-    int mode = fan_sim_capture_mode(0);
-    (void)fan_sim_capture_mode(mode);
-    return mode;
-}
-
-int fanFakeDepth(void)
-{
-    (void)current();
-    return here.depth;
-}
-
-/* A kernel of a test's. */
-typedef struct callback {
-    void (*call)(int64_t);
-    int64_t token;
-} callback;
-
-static fan_status run_callback(void *ctx, fan_error *err)
-{
-    callback *c = ctx;
-    (void)err;
-    c->call(c->token);
-    return FAN_OK;
-}
-
-/* views: from (address, dtype, ndim, extents .., strides ..) one after the other. */
-static const int64_t *view(const int64_t *at, fan_fake_access *a)
-{
-    a->array = (fan_array){
-        .data = host((uint64_t)at[0]), .dtype = (fan_dtype)at[1], .ndim = (int)at[2], .size = 1, .writable = true};
-    memcpy(a->dims, at + 3, 2 * (size_t)at[2] * sizeof *at);
-    a->array.shape = a->dims;
-    a->array.strides = a->dims + at[2];
-    for (int64_t i = 0; i < at[2]; i++)
-        a->array.size *= a->dims[i];
-    return at + 3 + 2 * at[2];
-}
-
-int fanFakeLaunch(fan_cu_stream handle, const char *name, void (*call)(int64_t), int64_t token, const int64_t *reads,
-                  int nreads, const int64_t *writes, int nwrites)
-{
-    enum { MOST = 16 };
-    static _Thread_local fan_fake_access a[2 * MOST];
-    fan_array *in[MOST], *out[MOST];
-    fan_error err = {.status = FAN_OK};
-    fan_stream *s;
-    INSIDE(c);
-    if (nreads > MOST || nwrites > MOST)
-        return INVALID_VALUE;
-    callback *k = fan_alloc(sizeof *k);
-    fan_cu_result code = k ? stream_of(c, handle, &s) : OUT_OF_MEMORY;
-    if (code) {
-        fan_free(k);
-        return code;
-    }
-    *k = (callback){call, token};
-    for (int i = 0; i < nreads; i++, in[i - 1] = &a[i - 1].array)
-        reads = view(reads, &a[i]);
-    for (int i = 0; i < nwrites; i++, out[i - 1] = &a[MOST + i - 1].array)
-        writes = view(writes, &a[MOST + i]);
-    settle();
-    fan_sim_kernel job = {.name = name,
-                          .fn = run_callback,
-                          .fini = fan_free,
-                          .ctx = k,
-                          .reads = in,
-                          .nreads = (size_t)nreads,
-                          .writes = out,
-                          .nwrites = (size_t)nwrites,
-                          .us = -1};
-    fan_status status = fan_sim_launch(fake.m, s, &job, &err);
-    if (status != FAN_OK)
-        fan_free(k);
-    fan_stream_drop(s);
-    return done(status, &err);
 }

@@ -1,7 +1,7 @@
 /* fake: a CUDA driver made of a simulated machine: what driver.c, kernels.c and control.c share.
  *
  * It is a shared library of its own with the driver's entry points (cu..) and some more for tests (fanFake..). Streams,
- * events, memory and the checker are those of device/sim.h; kernels are device/kernels/kernels.cu compiled for the
+ * events, memory and the checker are those of device/sim/sim.h; kernels are device/kernels/kernels.cu compiled for the
  * host. It refuses what the driver refuses, with the same codes, as far as the backend and its tests can see. Addresses
  * bear FAN_FAKE_TAG.
  *
@@ -11,10 +11,10 @@
 #ifndef FAN_FAKE_FAKE_H
 #define FAN_FAKE_FAKE_H
 
-#include "device/cuda_api.h"
+#include "device/cuda/api.h"
 #include "device/device.h"
 #include "device/kernels/args.h"
-#include "device/sim.h"
+#include "device/sim/sim.h"
 
 #define FAN_FAKE_SHOWN __attribute__((visibility("default")))
 

@@ -1,8 +1,9 @@
 /* cuda: the CUDA driver as Python has it: which one, opened when it is first asked for, and what is in it. */
 #include "py/machine.h"
 
+#include "base/fork.h"
 #include "buffer/sync.h"
-#include "device/cuda.h"
+#include "device/cuda/cuda.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -14,18 +15,16 @@ static struct {
     char *path;     /* NULL: the system's */
 } driver = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-static pthread_once_t watching = PTHREAD_ONCE_INIT;
-
 static void in_child(void) { (void)pthread_mutex_init(&driver.lock, NULL); /* who held it is not here */ }
 
-static void watch_forks(void) { (void)pthread_atfork(NULL, NULL, in_child); }
+static fan_fork driver_fork = {.child = in_child};
 
 /* opened: the driver, with a hold. */
 static fan_status opened(fan_cuda **out, fan_error *err)
 {
     fan_status status = FAN_OK;
     *out = NULL;
-    (void)pthread_once(&watching, watch_forks);
+    (void)fan_fork_add(&driver_fork);
     (void)pthread_mutex_lock(&driver.lock);
     if (!driver.cuda)
         status = fan_cuda_open(driver.path, &driver.cuda, err);

@@ -3,7 +3,7 @@
 #include "py/machine.h"
 
 #include "base/mem.h"
-#include "device/cuda.h"
+#include "device/cuda/cuda.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -12,7 +12,7 @@
 
 #include "base/interrupt.h"
 #include "base/mem.h"
-#include "device/cuda.h"
+#include "device/cuda/cuda.h"
 
 #include <numpy/arrayscalars.h>
 #include <stdio.h>

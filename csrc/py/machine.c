@@ -20,7 +20,7 @@
 
 #include "base/mem.h"
 #include "buffer/sync.h"
-#include "device/explore.h"
+#include "device/sim/explore.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -19,7 +19,7 @@
 #include <structmember.h>
 
 #include "buffer/fast.h"
-#include "device/sim.h"
+#include "device/sim/sim.h"
 
 /* X(field, name): names that are looked up or compared often, interned once. */
 #define FAN_NAME_LIST(X)        \

@@ -3,7 +3,7 @@
 #include "py/turn.h"
 
 #include "base/mem.h"
-#include "device/cuda.h"
+#include "device/cuda/cuda.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -18,8 +18,8 @@
 #include "proof_config.h"
 
 #include "buffer/buffer.h"
-#include "device/explore.h"
-#include "device/sim.h"
+#include "device/sim/explore.h"
+#include "device/sim/sim.h"
 
 /* A machine with the streams that configurations name. */
 typedef struct world {

@@ -1,5 +1,5 @@
 /* Split locks: the buffer's own yield points (before each lock, after each unlock, before each device call) are the steps. Every host thread is an
- * OS thread of its own, and the machine lets one of them act at a time (csrc/device/host_sched.h).
+ * OS thread of its own, and the machine lets one of them act at a time (csrc/device/sim/host_sched.h).
  *
  *   adds    two producers; who returns last takes
  *   take    one contribution is there; a producer adds another while the consumer takes

@@ -1,7 +1,7 @@
-/* The state machine of captures: each code of device/capture.h once, and the way that is legal beside it. */
+/* The state machine of captures: each code of device/sim/capture.h once, and the way that is legal beside it. */
 #include "base/mem.h"
 #include "check.h"
-#include "device/capture.h"
+#include "device/sim/capture.h"
 
 static fan_capture_run begun(fan_capture_mode mode)
 {

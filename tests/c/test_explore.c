@@ -3,7 +3,7 @@
 
 #include "base/rng.h"
 #include "base/mem.h"
-#include "device/explore.h"
+#include "device/sim/explore.h"
 
 #include <stdlib.h>
 

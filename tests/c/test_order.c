@@ -4,7 +4,7 @@
 
 #include "base/rng.h"
 #include "base/mem.h"
-#include "device/race_check.h"
+#include "device/sim/race_check.h"
 
 #include <stdlib.h>
 #include <time.h>

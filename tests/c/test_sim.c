@@ -5,8 +5,10 @@
 
 #include "base/rng.h"
 #include "base/mem.h"
-#include "device/explore.h"
-#include "device/sim.h"
+#include "device/sim/explore.h"
+#include "device/event.h"
+#include "device/memory.h"
+#include "device/sim/sim.h"
 
 #include <pthread.h>
 #include <stdlib.h>

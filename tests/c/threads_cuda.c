@@ -3,7 +3,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "buffer/buffer.h"
 #include "check.h"
-#include "device/cuda.h"
+#include "device/cuda/cuda.h"
 
 #include <dlfcn.h>
 #include <pthread.h>

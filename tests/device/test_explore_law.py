@@ -53,8 +53,10 @@ def test_the_reduction_loses_no_outcome_of_many_random_scenarios(kind: str) -> N
     assert seen["several"] >= 10 and seen["one"] >= 5, seen
 
 
-#: The kinds of footprints, as csrc/device/sim.c numbers them, and one of no turns at all.
-KINDS = re.findall(r"\bOF_\w+", (CSRC / "device" / "sim.c").read_text().partition("enum {")[2].partition("}")[0])
+#: The kinds of footprints, as csrc/device/sim/footprint.h numbers them, and one of no turns at all.
+KINDS = re.findall(
+    r"\bOF_\w+", (CSRC / "device" / "sim" / "footprint.h").read_text().partition("enum {")[2].partition("}")[0]
+)
 FAULTS = {"no turns": "NO_TURNS"} | {kind: kind.replace("OF_", "NO_FOOTPRINT_") for kind in KINDS}
 faults_are_planted = pytest.mark.skipif(
     not hooks.DEVELOPMENT, reason="faults are planted in test builds alone: FANIN_DEV=1"

@@ -154,7 +154,7 @@ def c_file(ptx: str, by: str) -> str:
     body = "\n".join(f'    "{line}\\n"' for line in ptx.replace("\\", "\\\\").replace('"', '\\"').splitlines())
     return (
         f"/* Made by build.py from kernels.cu for {LOWEST}, PTX {VERSION}, by nvcc {by}. Not to be edited. */\n"
-        '#include "device/cuda.h"\n\n'
+        '#include "device/kernels/image.h"\n\n'
         f'const char fan_kernels_hash[] = "{source_hash()}";\n\nconst char fan_kernels_ptx[] =\n{body};\n'
     )
 

@@ -1,6 +1,6 @@
 /* The kernels as machine code, where the package was built with nvcc: build.py makes device/kernels/fatbin.h, which
  * setup.py asks for. */
-#include "device/cuda.h"
+#include "device/kernels/image.h"
 
 #ifdef FAN_FATBIN
 #include "device/kernels/fatbin.h"

@@ -1,5 +1,5 @@
 /* Made by build.py from kernels.cu for compute_75, PTX 7.0, by nvcc 13.0. Not to be edited. */
-#include "device/cuda.h"
+#include "device/kernels/image.h"
 
 const char fan_kernels_hash[] = "a3f0124d52e685159a104144be72348f3078478b3ee36a118c4fc5a3d1811918";
 

@@ -1,0 +1,45 @@
+/* cpu: the smallest example of a backend: no streams, no events; work runs at once, so nothing is ever waited for. */
+#include "base/mem.h"
+#include "device/memory.h"
+#include "device/trace.h"
+
+static fan_status cpu_alloc(fan_device *d, fan_stream *stream, size_t bytes, void **out, fan_error *err)
+{
+    (void)d, (void)stream;
+    *out = fan_alloc_data(bytes);
+    return *out ? FAN_OK : fan_fail(err, FAN_ERR_NOMEM, "out of memory for %zu byte%s", bytes, FAN_PLURAL(bytes));
+}
+
+static void cpu_free(fan_device *d, void *data, size_t bytes)
+{
+    (void)d;
+    fan_free_data(data, bytes);
+}
+
+static fan_status cpu_read(fan_stream *stream, const fan_array *dst, const fan_array *src, fan_error *err)
+{
+    (void)stream, (void)err;
+    fan_array_copy(dst, src);
+    return FAN_OK;
+}
+
+static fan_status cpu_run(fan_device *d, fan_stream *s, const fan_job *job, fan_error *err)
+{
+    (void)err;
+    fan_job_run(job, true);
+    fan_job_trace(d, s, job, -1, -1);
+    return FAN_OK;
+}
+
+static const fan_backend backend = {
+    .name = "cpu",
+    .has_streams = false,
+    .alloc = cpu_alloc,
+    .free = cpu_free,
+    .read = cpu_read,
+    .run = cpu_run,
+};
+
+static fan_device device = {.backend = &backend, .index = -1, .lock = PTHREAD_MUTEX_INITIALIZER};
+
+fan_device *fan_cpu(void) { return &device; }

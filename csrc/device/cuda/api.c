@@ -1,0 +1,170 @@
+#define _GNU_SOURCE /* dladdr */
+#include "device/cuda/api.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <string.h>
+
+#ifdef __APPLE__
+#define SYSTEM "libcuda.dylib"
+#else
+#define SYSTEM "libcuda.so.1"
+#endif
+
+typedef fan_cu_result get_address(const char *name, void **out, int version, uint64_t flags);
+typedef fan_cu_result get_address_v2(const char *name, void **out, int version, uint64_t flags, int *status);
+
+/* A function's address lies in an object pointer until it is copied into a function pointer: POSIX says that it may. */
+static void *symbol(void *library, const char *name) { return dlsym(library, name); }
+
+typedef struct finder {
+    void *library;
+    get_address *get;
+    get_address_v2 *get2;
+} finder;
+
+static void *find(const finder *f, const char *name, const char *suffix, int version)
+{
+    char full[64];
+    void *p = NULL;
+    int status = 0;
+    if (f->get2 && f->get2(name, &p, version, 0, &status) == 0 && p)
+        return p;
+    if (!f->get2 && f->get && f->get(name, &p, version, 0) == 0 && p)
+        return p;
+    if (f->get || f->get2) /* what it does not know for this version is not there */
+        return NULL;
+    snprintf(full, sizeof full, "%s%s", name, suffix);
+    return symbol(f->library, full);
+}
+
+static void find_all(fan_cuda_api *api)
+{
+    finder f = {.library = api->library};
+    void *p = symbol(api->library, "cuGetProcAddress_v2");
+    memcpy(&f.get2, &p, sizeof p);
+    p = symbol(api->library, "cuGetProcAddress");
+    memcpy(&f.get, &p, sizeof p);
+    for (int i = 0; i < FAN_CUDA_FEATURES; i++)
+        api->has[i] = true;
+#define X(name, suffix, version, feature, parameters)      \
+    p = find(&f, "cu" #name, suffix, version);             \
+    memcpy(&api->name, &p, sizeof p);                      \
+    if (!p) {                                              \
+        api->has[FAN_CUDA_##feature] = false;              \
+        if (!api->missing[FAN_CUDA_##feature])             \
+            api->missing[FAN_CUDA_##feature] = "cu" #name; \
+    }
+    FAN_CUDA_LIST(X)
+#undef X
+}
+
+/* advice: what the codes of cuInit mean to somebody who can do something about it. */
+static const char *advice(fan_cu_result code)
+{
+    switch (code) {
+    case 34:
+        return "this is the stub library of a toolkit, not a driver: take its folder out of LD_LIBRARY_PATH";
+    case 35:
+        return "the driver is older than this library asks for: install a newer one";
+    case 100:
+        return "the driver finds no GPU: is one plugged in, passed into the container, or hidden by "
+               "CUDA_VISIBLE_DEVICES?";
+    case 803:
+        return "the driver's kernel module and its library are of different releases: restart the machine after an "
+               "update";
+    case 804:
+        return "the compatibility library does not work with this GPU: take it out of LD_LIBRARY_PATH";
+    case 999:
+    case 3:
+        return "the driver could not be initialised: nvidia-smi may say why";
+    default:
+        return "nvidia-smi may say why";
+    }
+}
+
+static void say_path(fan_cuda_api *api)
+{
+    Dl_info where;
+    void *p;
+    memcpy(&p, &api->Init, sizeof p);
+    if (p && dladdr(p, &where) && where.dli_fname)
+        snprintf(api->path, sizeof api->path, "%s", where.dli_fname);
+}
+
+fan_status fan_cuda_api_open(fan_cuda_api *api, const char *path, fan_error *err)
+{
+    char text[256];
+    memset(api, 0, sizeof *api);
+    snprintf(api->path, sizeof api->path, "%s", path ? path : SYSTEM);
+    (void)dlerror();
+    api->library =
+        dlopen(path ? path : SYSTEM, RTLD_NOW | RTLD_LOCAL); /* what is kept of the path may be its beginning */
+    if (!api->library) {
+        const char *why = dlerror();
+        return fan_fail_code(err, FAN_ERR_DEVICE, 0, "no CUDA driver: %s. Everything else works without it",
+                             why ? why : api->path);
+    }
+    find_all(api);
+    say_path(api);
+    if (api->DriverGetVersion)
+        (void)api->DriverGetVersion(&api->version);
+    if (!api->has[FAN_CUDA_MUST])
+        return fan_fail_code(err, FAN_ERR_DEVICE, 0,
+                             "the CUDA driver %s (CUDA %d.%d) has no %s: fanin needs a driver of CUDA 11.0 or later",
+                             api->path, api->version / 1000, api->version % 1000 / 10, api->missing[FAN_CUDA_MUST]);
+    fan_cu_result code = api->Init(0);
+    if (code)
+        return fan_fail_code(err, FAN_ERR_DEVICE, code,
+                             "cuInit failed: %s (%s, CUDA %d.%d; fanin needs 11.0 or later); %s",
+                             fan_cuda_text(api, code, text, sizeof text), api->path, api->version / 1000,
+                             api->version % 1000 / 10, advice(code));
+    return FAN_OK;
+}
+
+char *fan_cuda_text(const fan_cuda_api *api, fan_cu_result code, char *buf, size_t size)
+{
+    const char *name = NULL, *text = NULL;
+    if (api->GetErrorName && api->GetErrorName(code, &name))
+        name = NULL;
+    if (api->GetErrorString && api->GetErrorString(code, &text))
+        text = NULL;
+    snprintf(buf, size, "%s (%d)%s%s", name ? name : "error", code, text ? ": " : "", text ? text : "");
+    return buf;
+}
+
+bool fan_cuda_sticky(fan_cu_result code)
+{
+    switch (code) {
+    case FAN_CU_DEINITIALIZED:
+    case 201: /* invalid context: of another library's making, or reset */
+    case 214: /* ECC */
+    case 220: /* NVLink */
+    case 700: /* illegal address */
+    case 702: /* timeout */
+    case 709: /* context is destroyed */
+    case 710: /* assert */
+    case 714: /* hardware stack */
+    case 715: /* illegal instruction */
+    case 716: /* misaligned address */
+    case 717: /* address space */
+    case 718: /* program counter */
+    case 719: /* launch failed */
+    case 721: /* contained error */
+        return true;
+    default:
+        return false;
+    }
+}
+
+bool fan_cuda_stale(fan_cu_result code) { return code == 201 || code == 709; }
+
+const char *fan_cuda_feature_words(fan_cuda_feature f)
+{
+    static const char *const words[] = {
+#define X(name, text) text,
+        FAN_CUDA_FEATURE_LIST(X)
+#undef X
+    };
+    return words[f];
+}

@@ -1,0 +1,255 @@
+/* Many sums in one launch.
+ *
+ * Gap-free sums of one kind are rows of a table, which goes to the device before the launch and is freed behind it. It
+ * goes in pieces of 64 KiB: of those the driver takes a copy at once, for more it may wait until the stream has run.
+ * Left to `run`: a sum that takes longer than a launch does; one that has no fold of its own; all of them under a
+ * capture, for a graph would read the table again from the host; and where memory is not stream-ordered, for freeing
+ * would block. */
+#include "device/cuda/batch.h"
+
+#include "base/fault.h"
+#include "base/mem.h"
+#include "device/cuda/context.h"
+#include "device/cuda/launch.h"
+#include "device/cuda/memory.h"
+#include "device/cuda/stream.h"
+#include "device/trace.h"
+
+#include <string.h>
+
+#define MANY_BYTES (INT64_C(4) << 20) /* of a sum, read and written */
+#define PIECE 65536
+#define STAGING_KEPT ((size_t)1 << 20)
+#define KINDS 32
+#define MOST_OF_A_TABLE (UINT32_MAX / 2) /* tiles, sources */
+
+/* Sums of one kernel, and of one scale. */
+typedef struct batch_many {
+    size_t which;
+    uint64_t factor;
+    bool scaled;
+    size_t rows, sources, tiles;
+    uint64_t at;              /* of its table in the staging memory */
+    size_t row, source, tile; /* so many are written */
+} batch_many;
+
+static int64_t batch_numbers(const fan_array *a) { return a->size * (fan_dtype_kind(a->dtype) == 'c' ? 2 : 1); }
+
+static size_t batch_tiles(const fan_job *job, size_t which)
+{
+    int64_t tile = FAN_K_TILE / fan__folds[which].bytes;
+    return (size_t)((batch_numbers(job->out) + tile - 1) / tile);
+}
+
+/* batch_kind: which of the kinds a job belongs to, a new one where there is room; KINDS: to none. */
+static size_t batch_kind(const fan_job *job, batch_many *kinds, size_t *nkinds)
+{
+    batch_many k = {.scaled = job->scale && job->scale->on};
+    char factor[16] = {0};
+    fan_nditer w;
+    size_t i = 0;
+    if (job->kind != FAN_JOB_SUM || job->stats || job->out->size == 0 || fan_job_bytes(job) > MANY_BYTES)
+        return KINDS;
+    fan_nditer_begin(&w, job->out, false);
+    for (size_t j = 0; j < job->n; j++)
+        fan_nditer_also(&w, job->in[j].array);
+    fan_nditer_ready(&w);
+    k.which = fan__fold_for(job->out, job->in, job->n, k.scaled, &w);
+    if (k.which == FAN__FOLDS)
+        return KINDS;
+    if (k.scaled) {
+        fan_scale_as(job->scale, job->in[0].acc, factor);
+        memcpy(&k.factor, factor, sizeof k.factor);
+    }
+    while (i < *nkinds && (kinds[i].which != k.which || kinds[i].scaled != k.scaled || kinds[i].factor != k.factor))
+        i++;
+    if (i == *nkinds && i < KINDS)
+        kinds[(*nkinds)++] = k;
+    if (i == KINDS || kinds[i].tiles > MOST_OF_A_TABLE || kinds[i].sources > MOST_OF_A_TABLE)
+        return KINDS;
+    kinds[i].rows++;
+    kinds[i].sources += job->n;
+    kinds[i].tiles += batch_tiles(job, k.which);
+    return i;
+}
+
+static size_t batch_table_bytes(const batch_many *k)
+{
+    return (k->rows * sizeof(fan_k_row) + k->sources * sizeof(uint64_t) + k->tiles * sizeof(uint32_t) + 7) & ~(size_t)7;
+}
+
+static void batch_put_row(char *staging, batch_many *k, const fan_job *job)
+{
+    fan_k_row *rows = (fan_k_row *)(void *)(staging + k->at);
+    uint64_t *sources = (uint64_t *)(void *)(rows + k->rows), bits = fan__address_of(job->out);
+    uint32_t *tiles = (uint32_t *)(void *)(sources + k->sources);
+    size_t ntiles = batch_tiles(job, k->which);
+    fan_k_row *r = &rows[k->row];
+    *r = (fan_k_row){.out = bits,
+                     .count = (uint32_t)batch_numbers(job->out),
+                     .first = (uint32_t)k->source,
+                     .tile = (uint32_t)k->tile,
+                     .n = (uint16_t)job->n};
+    for (size_t i = 0; i < job->n; i++)
+        bits |= sources[k->source++] = fan__address_of(job->in[i].array);
+    r->wide = (bits & 15) == 0;
+    for (size_t i = 0; i < ntiles; i++)
+        tiles[k->tile++] = (uint32_t)k->row;
+    k->row++;
+}
+
+/* batch_staging_take, _give: host memory for tables; one piece of it is kept for the next time. NULL: out of memory. */
+static char *batch_staging_take(fan_cuda_part *p, size_t *bytes)
+{
+    (void)pthread_mutex_lock(&p->lock);
+    char *kept = p->staging;
+    size_t had = p->staging_bytes;
+    p->staging = NULL;
+    (void)pthread_mutex_unlock(&p->lock);
+    if (kept && had >= *bytes) {
+        *bytes = had;
+        return kept;
+    }
+    fan_free(kept);
+    return fan_alloc(*bytes);
+}
+
+static void batch_staging_give(fan_cuda_part *p, char *staging, size_t bytes)
+{
+    char *gone = staging;
+    (void)pthread_mutex_lock(&p->lock);
+    if (!p->staging && bytes <= STAGING_KEPT) {
+        p->staging = staging;
+        p->staging_bytes = bytes;
+        gone = NULL;
+    }
+    (void)pthread_mutex_unlock(&p->lock);
+    fan_free(gone);
+}
+
+static fan_status batch_send(const fan__launch_ctx *s, uint64_t to, const char *from, size_t bytes, fan_error *err)
+{
+    fan_status status = FAN_OK;
+    for (size_t at = 0; at < bytes && status == FAN_OK; at += PIECE) {
+        size_t piece = bytes - at < PIECE ? bytes - at : PIECE;
+        status = fan__cuda_check(s->part, fan__cuda_api_of(s->part)->MemcpyHtoDAsync(to + at, from + at, piece, s->on),
+                                 "cuMemcpyHtoDAsync", err);
+    }
+    return status;
+}
+
+static fan_status batch_launch(fan__launch_ctx *s, const batch_many *k, uint64_t table, fan_error *err)
+{
+    fan_k_many a = {.table = table + k->at,
+                    .factor = k->factor,
+                    .rows = (int64_t)k->rows,
+                    .sources = (int64_t)k->sources,
+                    .tiles = (int64_t)k->tiles,
+                    .scaled = k->scaled};
+    return fan__launch_threads(s, s->part->many[k->which], a.tiles * FAN_K_WARP, &a, err);
+}
+
+/* A job's place: its kind, and whether it has the company that makes a table worth while. */
+typedef struct batch_sorted {
+    batch_many kinds[KINDS];
+    size_t nkinds;
+    uint8_t *kind; /* of each job */
+    fan_job *some; /* the jobs of one kind */
+} batch_sorted;
+
+static bool batch_together(const batch_sorted *o, size_t job)
+{
+    return o->kind[job] < KINDS && o->kinds[o->kind[job]].rows > 1;
+}
+
+/* batch_launch_kinds: one launch for each kind. The table is there. */
+static fan_status batch_launch_kinds(fan__launch_ctx *s, batch_sorted *o, const fan_job *jobs, size_t n, uint64_t table,
+                                     fan_job_state *fates, fan_error *err)
+{
+    char label[FAN_TRACE_LABEL];
+    for (size_t k = 0; k < o->nkinds; k++) {
+        size_t m = 0;
+        if (o->kinds[k].rows < 2)
+            continue;
+        for (size_t i = 0; i < n; i++)
+            if (o->kind[i] == k)
+                o->some[m++] = jobs[i];
+        s->label = fan_jobs_label(o->some, m, label, sizeof label);
+        fan_status status = batch_launch(s, &o->kinds[k], table, err);
+        for (size_t i = 0; i < n; i++)
+            if (o->kind[i] == k)
+                fates[i] = status == FAN_OK ? FAN_JOB_QUEUED : FAN_JOB_FAILED;
+        FAN_TRY(status);
+        fan_jobs_trace(&s->part->device, s->stream, o->some, m, label, -1, -1);
+    }
+    return FAN_OK;
+}
+
+static fan_status batch_run_tables(fan__launch_ctx *s, batch_sorted *o, const fan_job *jobs, size_t n,
+                                   fan_job_state *fates, fan_error *err)
+{
+    size_t bytes = 0, room;
+    uint64_t table = 0;
+    for (size_t k = 0; k < o->nkinds; k++) {
+        o->kinds[k].at = bytes;
+        bytes += o->kinds[k].rows > 1 ? batch_table_bytes(&o->kinds[k]) : 0;
+    }
+    if (!bytes)
+        return FAN_OK;
+    room = bytes;
+    char *staging = batch_staging_take(s->part, &room);
+    if (!staging)
+        return FAN_OK; /* one by one they need none */
+    for (size_t i = 0; i < n; i++)
+        if (batch_together(o, i))
+            batch_put_row(staging, &o->kinds[o->kind[i]], &jobs[i]);
+    fan_status status = fan__cuda_scratch(s->stream, bytes, &table, err);
+    if (status == FAN_OK) {
+        status = batch_send(s, table, staging, bytes, err);
+        if (FAN_FAULT(CUDA_EARLY_TABLE))
+            fan__cuda_free(&s->part->device, (void *)(uintptr_t)table, bytes);
+        if (status == FAN_OK)
+            status = batch_launch_kinds(s, o, jobs, n, table, fates, err);
+        if (!FAN_FAULT(CUDA_EARLY_TABLE))
+            fan__cuda_scratch_free(s->stream, table);
+    } else if (status == FAN_ERR_NOMEM || status == FAN_ERR_DEVICE_NOMEM) {
+        status = FAN_OK;
+    }
+    batch_staging_give(s->part, staging, room);
+    if (status == FAN_OK)
+        return FAN_OK;
+    bool tried = false; /* else it failed before any launch, for all of them */
+    for (size_t i = 0; i < n; i++)
+        tried |= fates[i] != FAN_JOB_PENDING;
+    for (size_t i = 0; i < n && !tried; i++)
+        if (batch_together(o, i))
+            fates[i] = FAN_JOB_FAILED;
+    return status;
+}
+
+fan_status fan__cuda_run_many(fan_device *d, fan_stream *s, const fan_job *jobs, size_t n, fan_job_state *fates,
+                              fan_error *err)
+{
+    fan__launch_ctx w = {.part = fan__cuda_part_of(d), .stream = s};
+    fan__cuda_scope scope;
+    fan_status status = FAN_OK;
+    uint64_t capture;
+    batch_sorted o = {.nkinds = 0};
+    FAN_TRY(fan__cuda_queue_of(s, &w.on, err));
+    FAN_TRY(fan__cuda_enter(w.part, &scope, err));
+    FAN_GO(fan__cuda_capture_of(s, &capture, NULL, err));
+    if (capture || !w.part->pools)
+        goto done;
+    o.kind = fan_alloc(n);
+    o.some = fan_alloc(n * sizeof *o.some);
+    if (!o.kind || !o.some)
+        goto done;
+    for (size_t i = 0; i < n; i++)
+        o.kind[i] = (uint8_t)batch_kind(&jobs[i], o.kinds, &o.nkinds);
+    status = batch_run_tables(&w, &o, jobs, n, fates, err);
+done:
+    fan_free(o.kind);
+    fan_free(o.some);
+    fan__cuda_leave(&scope);
+    return status;
+}

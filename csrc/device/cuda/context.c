@@ -1,0 +1,195 @@
+#define _POSIX_C_SOURCE 200809L
+#include "device/cuda/context.h"
+
+#include "base/fault.h"
+#include "base/fork.h"
+
+pthread_mutex_t fan__cuda_making = PTHREAD_MUTEX_INITIALIZER;
+
+static pthread_mutex_t opened_lock = PTHREAD_MUTEX_INITIALIZER;
+static fan_cuda *opened; /* all drivers; guarded by opened_lock */
+
+/* A fork waits until nobody holds a part's lock, under which nothing is called. */
+static void context_lock_all(void)
+{
+    (void)pthread_mutex_lock(&opened_lock);
+    for (fan_cuda *c = opened; c; c = c->next)
+        for (int i = 0; i < c->count; i++)
+            (void)pthread_mutex_lock(&c->parts[i].lock);
+}
+
+static void context_unlock_all(void)
+{
+    for (fan_cuda *c = opened; c; c = c->next)
+        for (int i = 0; i < c->count; i++)
+            (void)pthread_mutex_unlock(&c->parts[i].lock);
+    (void)pthread_mutex_unlock(&opened_lock);
+}
+
+static void context_in_child(void)
+{
+    (void)pthread_mutex_init(&fan__cuda_making, NULL); /* its holder is not here; what was half made is forgotten */
+}
+
+static fan_fork context_fork = {.lock = context_lock_all, .unlock = context_unlock_all, .child = context_in_child};
+
+void fan__cuda_list_add(fan_cuda *c)
+{
+    (void)fan_fork_add(&context_fork);
+    (void)pthread_mutex_lock(&opened_lock);
+    c->next = opened;
+    opened = c;
+    (void)pthread_mutex_unlock(&opened_lock);
+}
+
+void fan__cuda_list_remove(fan_cuda *c)
+{
+    (void)pthread_mutex_lock(&opened_lock);
+    for (fan_cuda **at = &opened; *at; at = &(*at)->next)
+        if (*at == c) {
+            *at = c->next;
+            break;
+        }
+    (void)pthread_mutex_unlock(&opened_lock);
+}
+
+bool fan__cuda_forked(const fan_cuda *c) { return c->life != fan_process(); }
+
+bool fan__cuda_usable(const fan_cuda_part *p)
+{
+    return !fan__cuda_forked(p->cuda) && !atomic_load_explicit(&p->dead, memory_order_acquire);
+}
+
+fan_status fan__cuda_refuse_dead(fan_cuda_part *p, fan_error *err)
+{
+    return fan_fail_code(err, FAN_ERR_DEVICE, p->cause.code,
+                         "cuda:%d is lost since an earlier failure: %s. Restart the process to use it again", p->index,
+                         p->cause.text);
+}
+
+fan_status fan__cuda_refuse_child(const fan_cuda_part *p, fan_error *err)
+{
+    return fan_fail(err, FAN_ERR_STATE,
+                    "cuda:%d cannot be used in a forked child: CUDA does not live through fork(). Start processes with "
+                    "the \"spawn\" "
+                    "or \"forkserver\" method of multiprocessing, or touch the device in the child alone",
+                    p->index);
+}
+
+fan_status fan__cuda_enter(fan_cuda_part *p, fan__cuda_scope *scope, fan_error *err)
+{
+    const fan_cuda_api *api = fan__cuda_api_of(p);
+    fan_cu_context now = NULL;
+    *scope = (fan__cuda_scope){.part = p};
+    if (fan__cuda_forked(p->cuda))
+        return fan__cuda_refuse_child(p, err);
+    if (!fan__cuda_usable(p))
+        return fan__cuda_refuse_dead(p, err);
+    FAN_TRY(fan__cuda_check(p, api->CtxGetCurrent(&now), "cuCtxGetCurrent", err));
+    if (now == p->context)
+        return FAN_OK;
+    FAN_TRY(fan__cuda_check(p, api->CtxPushCurrent(p->context), "cuCtxPushCurrent", err));
+    scope->pushed = true;
+    return FAN_OK;
+}
+
+void fan__cuda_leave(fan__cuda_scope *scope)
+{
+    fan_cu_context mine = NULL;
+    if (!scope->pushed || FAN_FAULT(CUDA_NO_POP))
+        return;
+    scope->pushed = false;
+    (void)fan__cuda_check(scope->part, fan__cuda_api_of(scope->part)->CtxPopCurrent(&mine), "cuCtxPopCurrent", NULL);
+}
+
+/* context_die: the first cause is kept. */
+static void context_die(fan_cuda_part *p, const fan_error *cause)
+{
+    (void)pthread_mutex_lock(&p->lock);
+    if (!atomic_load_explicit(&p->dead, memory_order_relaxed) && !FAN_FAULT(CUDA_NO_POISON)) {
+        p->cause = *cause;
+        atomic_store_explicit(&p->dead, true, memory_order_release);
+    }
+    (void)pthread_mutex_unlock(&p->lock);
+}
+
+const char *fan__cuda_capture_advice(fan_cu_result code)
+{
+    switch (code) {
+    case 900:
+        return "this cannot be asked of a stream that is captured: do it before the capture, or after it";
+    case 901:
+        return "an earlier violation has ended this capture: end it and begin anew";
+    case 902:
+        return "two captures would become one: capture on one stream, and fork the others from it";
+    case 904:
+        return "a stream that was pulled into the capture was not joined back: let the first stream wait for it before "
+               "the capture ends";
+    case 905:
+        return "captured work would wait for work outside: record the event inside the capture, or wait before it "
+               "begins";
+    case 906:
+        return "the legacy default stream cannot take part while a blocking stream is captured: use other streams";
+    case 907:
+        return "an event of a capture has no time: it can be waited for inside the capture alone";
+    default:
+        return "see docs/cuda.md, Capture";
+    }
+}
+
+bool fan__cuda_lives(const fan_cuda_part *p)
+{
+    unsigned flags = 0;
+    int active = 0;
+    return p->ready && fan__cuda_api_of(p)->DevicePrimaryCtxGetState(p->ordinal, &flags, &active) == 0 && active;
+}
+
+fan_status fan__cuda_check(fan_cuda_part *p, fan_cu_result code, const char *call, fan_error *err)
+{
+    char text[256];
+    fan_error mine = {.status = FAN_OK};
+    if (code == 0)
+        return FAN_OK;
+    if (!err)
+        err = &mine;
+    (void)fan_cuda_text(fan__cuda_api_of(p), code, text, sizeof text);
+    if (code == FAN_CU_OUT_OF_MEMORY)
+        return fan_fail_code(err, FAN_ERR_DEVICE_NOMEM, code, "%s on cuda:%d failed: %s", call, p->index, text);
+    if (code >= 900 && code <= 908)
+        return fan_fail_code(err, FAN_ERR_CAPTURE, code, "%s on cuda:%d failed: %s; %s", call, p->index, text,
+                             fan__cuda_capture_advice(code));
+    fan_status status = fan_fail_code(err, FAN_ERR_DEVICE, code, "%s on cuda:%d failed: %s", call, p->index, text);
+    if (fan_cuda_stale(code) && fan__cuda_lives(p)) {
+        fan_append(err->text, sizeof err->text,
+                   ". The device's context is there: it is a stream, an event or memory that is not. Was a stream "
+                   "destroyed that is still used?");
+    } else if (fan_cuda_sticky(code)) {
+        context_die(p, err);
+        fan_append(
+            err->text, sizeof err->text,
+            ". It may be the fault of any work that was queued before. The device is lost to this process: restart it");
+    }
+    return status;
+}
+
+int fan__cuda_relax(const fan_cuda_part *p, int mode)
+{
+    const fan_cuda_api *api = fan__cuda_api_of(p);
+    if (!api->has[FAN_CUDA_CAPTURE] || mode < 0)
+        return -1;
+    for (int i = 0; i < 2;
+         i++) { /* a thread that stayed in relaxed mode would break other people's captures: so it is tried twice */
+        int was = mode;
+        if (api->ThreadExchangeStreamCaptureMode(&was) == 0)
+            return was;
+    }
+    return -1;
+}
+
+fan_status fan__cuda_pass(fan_cuda_part *p, fan_cu_stream on, fan_error *err)
+{
+    int mode = fan__cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED);
+    fan_cu_result code = fan__cuda_api_of(p)->StreamSynchronize(on);
+    (void)fan__cuda_relax(p, mode);
+    return fan__cuda_check(p, code, "cuStreamSynchronize", err);
+}

@@ -1,0 +1,52 @@
+/* cuda: CUDA's devices behind the table of device.h, by the driver's API alone (cuda_api.h).
+ *
+ * A fan_cuda is a driver that was opened; its devices share its holds, as those of a simulated machine do. The primary
+ * context of a device is the one that torch, CuPy and JAX use: it is retained when the device is first asked for, and
+ * every kernel is loaded then, because nothing may be loaded under a capture. Each call makes that context current and
+ * leaves the thread with the one it had.
+ *
+ * Title: Failures. A code that means a lost context (fan_cuda_sticky) poisons the device: later calls fail at once with
+ * the first cause, frees do nothing, other devices go on. A child of fork() has no driver: calls say so, and what is
+ * let go there is only forgotten.
+ *
+ * Title: Per-thread streams. Handle 2 is another stream in each thread. A fan_stream of it knows its thread; another
+ * thread can neither record nor wait there.
+ *
+ * Title: Capture. While a stream is captured nothing is queried, waited for or freed on its account. Memory that
+ * captured work uses belongs to the graph as well: it goes back when both its last hold and the graph have gone. Calls
+ * that CUDA deems unsafe under other threads' captures are made in relaxed mode.
+ */
+#ifndef FAN_DEVICE_CUDA_CUDA_H
+#define FAN_DEVICE_CUDA_CUDA_H
+
+#include "device/cuda/api.h"
+#include "device/device.h"
+#include "device/kernels/image.h"
+
+typedef struct fan_cuda fan_cuda;
+
+/* fan_cuda_open: opens a driver (NULL: the system's) with one hold. */
+fan_status fan_cuda_open(const char *path, fan_cuda **out, fan_error *err);
+fan_cuda *fan_cuda_hold(fan_cuda *c);
+void fan_cuda_drop(fan_cuda *c); /* NULL is fine */
+const fan_cuda_api *fan_cuda_driver(const fan_cuda *c);
+int fan_cuda_count(const fan_cuda *c);
+/* fan_cuda_device: device `index`, ready for use: a hold in *out. FAN_ERR_VALUE where there is none of that number. */
+fan_status fan_cuda_device(fan_cuda *c, int index, fan_device **out, fan_error *err);
+fan_cuda *fan_cuda_of(const fan_device *d); /* NULL for another backend's device */
+/* fan_cuda_describe: "NVIDIA H100, compute 9.0", without a context. */
+fan_status fan_cuda_describe(fan_cuda *c, int index, char *buf, size_t size, fan_error *err);
+/* fan_cuda_stream: the stream of a handle (0 and 1: the legacy default; 2: this thread's own), which its giver keeps
+ * alive. One handle is one fan_stream as long as somebody holds it. FAN_ERR_VALUE where the driver says that it is of
+ * another device. */
+fan_status fan_cuda_stream(fan_device *d, uint64_t handle, fan_stream **out, fan_error *err);
+/* fan_cuda_here: the device whose primary context is current on this thread; -1: none that is in use. */
+int fan_cuda_here(fan_cuda *c);
+/* fan_cuda_active: somebody in this process uses the device's primary context. Asking does not begin it. */
+bool fan_cuda_active(fan_cuda *c, int index);
+/* fan_cuda_holding: the device on which the driver has memory at `address`; -1: it knows none there. */
+int fan_cuda_holding(fan_cuda *c, uint64_t address);
+void fan_cuda_leave_out(fan_cuda *c, uint64_t plan_bits); /* as fan_sim_leave_out */
+
+
+#endif

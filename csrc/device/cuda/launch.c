@@ -1,0 +1,127 @@
+#include "device/cuda/launch.h"
+
+#include "device/cuda/context.h"
+#include "device/kernels/image.h"
+
+const fan__fold fan__folds[FAN__FOLDS] = {
+#define X(name, bytes, from, acc) \
+    {"fan_fold_" #name, "fan_many_" #name, "fan_fold_stats_" #name, bytes, FAN_DT_##from, FAN_DT_##acc},
+    FAN_K_FOLD_LIST(X)
+#undef X
+};
+
+_Static_assert(FAN__FOLDS <= FAN__CUDA_FOLDS, "more folds than there is room for");
+
+_Static_assert(sizeof(fan_k_fold) <= 4096 && sizeof(fan_k_any) <= 4096 && sizeof(fan_k_reduce) <= 4096 &&
+                   sizeof(fan_k_scatter) <= 4096,
+               "what every driver takes as the arguments of a kernel");
+
+_Static_assert(sizeof(fan_k_tell) <= 4096, "the same");
+
+/* launch_is_foreign: the driver's word for code that it cannot use: made for other GPUs, or by a newer compiler than it
+ * knows. */
+static bool launch_is_foreign(fan_cu_result code)
+{
+    enum {
+        INVALID_IMAGE = 200,
+        NO_BINARY_FOR_GPU = 209,
+        INVALID_PTX = 218,
+        UNSUPPORTED_PTX_VERSION = 222,
+        INVALID_SOURCE = 300
+    };
+    return code == INVALID_IMAGE || code == NO_BINARY_FOR_GPU || code == INVALID_PTX ||
+           code == UNSUPPORTED_PTX_VERSION || code == INVALID_SOURCE;
+}
+
+fan_status fan__cuda_load_kernels(fan_cuda_part *p, fan_error *err)
+{
+    const fan_cuda_api *api = fan__cuda_api_of(p);
+    fan_status status;
+    int mode = fan__cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED);
+    fan_cu_result code = fan_kernels_fatbin_bytes ? api->ModuleLoadData(&p->module, fan_kernels_fatbin) : 0;
+    if (!fan_kernels_fatbin_bytes || launch_is_foreign(code))
+        code = api->ModuleLoadData(&p->module, fan_kernels_ptx);
+    FAN_GO(fan__cuda_check(p, code, "cuModuleLoadData", err));
+    for (size_t i = 0; i < FAN__FOLDS; i++) {
+        FAN_GO(fan__cuda_check(p, api->ModuleGetFunction(&p->folds[i], p->module, fan__folds[i].name),
+                               "cuModuleGetFunction", err));
+        FAN_GO(fan__cuda_check(p, api->ModuleGetFunction(&p->many[i], p->module, fan__folds[i].many),
+                               "cuModuleGetFunction", err));
+        FAN_GO(fan__cuda_check(p, api->ModuleGetFunction(&p->tells[i], p->module, fan__folds[i].tell),
+                               "cuModuleGetFunction", err));
+    }
+#define X(field, name) \
+    FAN_GO(fan__cuda_check(p, api->ModuleGetFunction(&p->field, p->module, name), "cuModuleGetFunction", err));
+    FAN__CUDA_KERNEL_LIST(X)
+#undef X
+done:
+    (void)fan__cuda_relax(p, mode);
+    return status;
+}
+
+fan_status fan__launch_blocks(const fan__launch_ctx *w, fan_cu_function f, int64_t blocks, void *args, fan_error *err)
+{
+    char call[160] = "cuLaunchKernel";
+    if (w->label)
+        fan_append(call, sizeof call, "(%.120s)", w->label);
+    FAN_TRY(
+        fan__cuda_check(w->part,
+                        fan__cuda_api_of(w->part)->LaunchKernel(f, blocks > 0 ? (unsigned)blocks : 1, 1, 1, FAN_K_BLOCK,
+                                                                1, 1, 0, w->on, (void *[]){args}, NULL),
+                        call, err));
+    if (w->begun)
+        *w->begun = true;
+    return FAN_OK;
+}
+
+fan_status fan__launch_threads(const fan__launch_ctx *w, fan_cu_function f, int64_t threads, void *args, fan_error *err)
+{
+    int64_t blocks = threads / FAN_K_BLOCK + (threads % FAN_K_BLOCK != 0), most = (int64_t)w->part->processors * 16;
+    return fan__launch_blocks(w, f, blocks < most ? blocks : most, args, err);
+}
+
+/* launch_number_size: of one part of a complex number, else of the element. */
+static uint64_t launch_number_size(fan_dtype d) { return fan_dtype_size(d) / (fan_dtype_kind(d) == 'c' ? 2 : 1); }
+
+bool fan__is_anywhere(const fan_array *a)
+{
+    uint64_t size = launch_number_size(a->dtype), bits = fan__address_of(a);
+    for (int i = 0; i < a->ndim; i++)
+        bits |= a->shape[i] > 1 ? (uint64_t)a->strides[i] : 0;
+    return bits % size != 0;
+}
+
+static fan_dtype launch_unsigned_of(fan_dtype d)
+{
+    switch (d) {
+    case FAN_DT_INT8:
+        return FAN_DT_UINT8;
+    case FAN_DT_INT16:
+        return FAN_DT_UINT16;
+    case FAN_DT_INT32:
+        return FAN_DT_UINT32;
+    case FAN_DT_INT64:
+        return FAN_DT_UINT64;
+    case FAN_DT_COMPLEX64:
+        return FAN_DT_FLOAT32;
+    case FAN_DT_COMPLEX128:
+        return FAN_DT_FLOAT64;
+    default:
+        return d;
+    }
+}
+
+size_t fan__fold_for(const fan_array *out, const fan_operand *in, size_t n, bool scaled, fan_nditer *w)
+{
+    fan_dtype d = out->dtype, acc = n ? in[0].acc : FAN_DT_NONE;
+    if (n == 0 || n > FAN_K_SOURCES || (scaled && fan_dtype_kind(acc) == 'c') || fan__is_anywhere(out))
+        return FAN__FOLDS;
+    for (size_t k = 0; k < n; k++)
+        if (in[k].acc != acc || in[k].array->dtype != d || fan__is_anywhere(in[k].array) ||
+            !fan_nditer_whole(w, in[k].array, 0, w->size))
+            return FAN__FOLDS;
+    for (size_t i = 0; i < FAN__FOLDS; i++)
+        if (fan__folds[i].from == launch_unsigned_of(d) && fan__folds[i].acc == launch_unsigned_of(acc))
+            return fan_nditer_whole(w, out, 0, w->size) ? i : FAN__FOLDS;
+    return FAN__FOLDS;
+}

@@ -1,0 +1,47 @@
+/* launch: which kernel takes these operands, and its launch. */
+#ifndef FAN_DEVICE_CUDA_LAUNCH_H
+#define FAN_DEVICE_CUDA_LAUNCH_H
+
+#include "array/nditer.h"
+#include "device/cuda/part.h"
+#include "device/kernels/args.h"
+
+/* Where a job runs. */
+typedef struct fan__launch_ctx {
+    fan_cuda_part *part;
+    fan_stream *stream;
+    fan_cu_stream on;
+    const char *label;
+    const fan_stats_out *figures; /* what sums leave behind; NULL: nothing */
+    size_t skip;
+    bool blind;  /* sums are only told of: nothing is written */
+    bool *begun; /* set once a launch went through */
+} fan__launch_ctx;
+
+typedef struct fan__fold {
+    const char *name, *many, *tell;
+    int bytes;
+    fan_dtype from, acc;
+} fan__fold;
+
+enum {
+#define X(name, bytes, from, acc) FAN__FOLD_##name,
+    FAN_K_FOLD_LIST(X)
+#undef X
+        FAN__FOLDS /* how many; as an answer: none of them */
+};
+
+extern const fan__fold fan__folds[FAN__FOLDS];
+
+fan_status fan__cuda_load_kernels(fan_cuda_part *p, fan_error *err);
+fan_status fan__launch_blocks(const fan__launch_ctx *w, fan_cu_function f, int64_t blocks, void *args, fan_error *err);
+fan_status fan__launch_threads(const fan__launch_ctx *w, fan_cu_function f, int64_t threads, void *args,
+                               fan_error *err);
+
+static inline uint64_t fan__address_of(const fan_array *a) { return (uint64_t)(uintptr_t)a->data; }
+/* fan__is_anywhere: some element lies where its numbers cannot be read in one piece. */
+bool fan__is_anywhere(const fan_array *a);
+/* fan__fold_for: the kernel that takes these operands as they lie; FOLDS where there is none. */
+size_t fan__fold_for(const fan_array *out, const fan_operand *in, size_t n, bool scaled, fan_nditer *w);
+
+#endif

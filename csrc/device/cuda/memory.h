@@ -1,0 +1,16 @@
+/* memory: memory of the driver: the table's entries, scratch memory, and what graphs use. */
+#ifndef FAN_DEVICE_CUDA_MEMORY_H
+#define FAN_DEVICE_CUDA_MEMORY_H
+
+#include "device/cuda/part.h"
+
+fan_status fan__cuda_alloc(fan_device *d, fan_stream *stream, size_t bytes, void **out, fan_error *err);
+void fan__cuda_free(fan_device *d, void *data, size_t bytes);
+/* fan__cuda_scratch: memory for one job on s; fan__cuda_scratch_free: in the order of s. */
+fan_status fan__cuda_scratch(fan_stream *s, size_t bytes, uint64_t *out, fan_error *err);
+void fan__cuda_scratch_free(fan_stream *s, uint64_t address);
+/* fan__cuda_retain: work under capture uses the memory at `address`: it lives as long as the graph. */
+fan_status fan__cuda_retain(fan_cuda_part *p, uint64_t address, uint64_t capture, fan_cu_graph graph, fan_error *err);
+void fan__cuda_blocks_fini(fan_cuda_part *p);
+
+#endif

@@ -1,0 +1,97 @@
+/* part: what a device of the driver is made of. */
+#ifndef FAN_DEVICE_CUDA_PART_H
+#define FAN_DEVICE_CUDA_PART_H
+
+#include "device/cuda/cuda.h"
+#include "device/event.h"
+
+/* X(field, name): the kernels that are no fold. */
+#define FAN__CUDA_KERNEL_LIST(X)      \
+    X(any, "fan_any")                 \
+    X(tell_any, "fan_fold_stats_any") \
+    X(tell_end, "fan_fold_stats_end") \
+    X(blame, "fan_nonfinite_any")     \
+    X(reduce, "fan_reduce_any")       \
+    X(scatter, "fan_scatter_any")
+
+#define FAN__CUDA_FOLDS 32
+
+/* Memory that was handed out. */
+typedef struct fan__cuda_block {
+    uint64_t address;
+    size_t bytes;
+    bool pooled;           /* of cuMemAllocAsync */
+    bool left;             /* its last hold went, but a graph uses it */
+    uint64_t capture;      /* the last capture that was told of it */
+    atomic_size_t *graphs; /* graphs that use it, counted down by the driver's threads; NULL: none ever did */
+} fan__cuda_block;
+
+/* A stream of our own for captures that need one. */
+typedef struct fan__capture_stream {
+    uint64_t handle;
+    uint64_t capture; /* the last one that it was lent to */
+    size_t asked;     /* threads that are about to hold it */
+} fan__capture_stream;
+
+typedef struct fan_cuda_part {
+    fan_device device;
+    fan_cuda *cuda;
+    int index;
+    fan_cu_device ordinal;
+    pthread_mutex_t lock; /* guards all that follows; the driver may be called under it while the part is made ready */
+    atomic_bool ready;    /* all of it is there: context, module, functions, free_stream, pool */
+    bool pools;           /* stream-ordered memory is there */
+    fan_cu_context context;
+    fan_cu_module module;
+    fan_cu_function folds[FAN__CUDA_FOLDS], many[FAN__CUDA_FOLDS], tells[FAN__CUDA_FOLDS]; /* tells: with statistics */
+#define X(field, name) fan_cu_function field;
+    FAN__CUDA_KERNEL_LIST(X)
+#undef X
+    fan_cu_stream free_stream; /* of our own, for what nobody waits for */
+    fan_cu_pool pool;
+    int processors;
+    fan_stream **streams; /* those that somebody holds; no holds */
+    size_t nstreams, streams_cap;
+    fan__capture_stream *capture_streams;
+    size_t ncapture_streams, capture_streams_cap;
+    fan__cuda_block *blocks; /* by address */
+    size_t nblocks, blocks_cap;
+    char *staging; /* where the tables of run_many are made; NULL: none, or in use */
+    size_t staging_bytes;
+    size_t nleft; /* blocks that are left: reap need not look where there is none */
+    atomic_bool dead;
+    fan_error cause; /* of its death; written once, before `dead` */
+} fan_cuda_part;
+
+struct fan_cuda {
+    atomic_size_t holds;
+    fan_cuda_api api;
+    unsigned life; /* forks so far when it was opened */
+    int count;
+    uint64_t left_out;
+    fan_cuda_part *parts;
+    fan_cuda *next; /* of all that are open */
+};
+
+/* A stream as the backend sees it. */
+typedef struct fan__cuda_stream {
+    fan_cu_stream handle;
+    uint64_t thread; /* of handle 2; else 0 */
+    atomic_bool
+        gone; /* the driver said that it was destroyed: the handle is not used again, and may be another stream's */
+} fan__cuda_stream;
+
+/* The context of a part, current between enter and leave. */
+typedef struct fan__cuda_scope {
+    fan_cuda_part *part;
+    bool pushed;
+} fan__cuda_scope;
+
+static inline fan_cuda_part *fan__cuda_part_of(fan_device *d)
+{
+    return (fan_cuda_part *)(void *)d; /* its first member */
+}
+
+static inline const fan_cuda_api *fan__cuda_api_of(const fan_cuda_part *p) { return &p->cuda->api; }
+
+#endif

@@ -1,0 +1,282 @@
+#include "device/cuda/stream.h"
+
+#include "base/fault.h"
+#include "base/mem.h"
+#include "device/cuda/context.h"
+
+fan_status fan__cuda_queue_of(const fan_stream *s, fan_cu_stream *out, fan_error *err)
+{
+    const fan__cuda_stream *q = fan__cuda_queue(s);
+    if (q->thread && q->thread != fan_thread_id())
+        return fan_fail(err, FAN_ERR_VALUE,
+                        "stream 2 of cuda:%d is the per-thread default stream of another thread, and no call can reach "
+                        "it from here; "
+                        "use a stream of your own",
+                        s->device->index);
+    if (atomic_load_explicit(&q->gone, memory_order_relaxed))
+        return fan_fail_code(
+            err, FAN_ERR_DEVICE, 709,
+            "stream %#llx of cuda:%d was destroyed: keep a stream until what was added on it has been taken",
+            (unsigned long long)s->handle, s->device->index);
+    *out = q->handle;
+    return FAN_OK;
+}
+
+fan_status fan__cuda_capture_of(fan_stream *s, uint64_t *id, fan_cu_graph *graph, fan_error *err)
+{
+    fan_cuda_part *p = fan__cuda_part_of(s->device);
+    const fan_cuda_api *api = fan__cuda_api_of(p);
+    int status = FAN_CU_CAPTURE_NONE;
+    uint64_t found = 0;
+    fan_cu_stream on;
+    *id = 0;
+    FAN_TRY(fan__cuda_queue_of(s, &on, err));
+    if (!api->has[FAN_CUDA_CAPTURE])
+        return FAN_OK;
+    /* The legacy stream is never captured. While a blocking stream is, it must rest: asking says so (906), and disturbs
+     * nobody; work on it would. */
+    fan_cu_result code = api->StreamGetCaptureInfo(on, &status, &found, graph, NULL, NULL);
+    if (fan_cuda_stale(code) && s->handle > 2 && fan__cuda_lives(p))
+        atomic_store_explicit(&fan__cuda_queue(s)->gone, true, memory_order_relaxed);
+    FAN_TRY(fan__cuda_check(p, code, "cuStreamGetCaptureInfo", err));
+    if (status == FAN_CU_CAPTURE_BROKEN)
+        return fan_fail_code(err, FAN_ERR_CAPTURE, 901, "stream %#llx of cuda:%d is captured, and %s",
+                             (unsigned long long)s->handle, s->device->index, fan__cuda_capture_advice(901));
+    *id = status == FAN_CU_CAPTURE_ACTIVE ? found : 0;
+    return FAN_OK;
+}
+
+static bool stream_is(const fan_stream *s, uint64_t handle, uint64_t thread)
+{
+    return s->handle == handle && fan__cuda_queue(s)->thread == thread &&
+           !atomic_load_explicit(&fan__cuda_queue(s)->gone, memory_order_relaxed);
+}
+
+static fan_stream *stream_known(fan_cuda_part *p, uint64_t handle, uint64_t thread)
+{
+    fan_stream *found = NULL;
+    (void)pthread_mutex_lock(&p->lock);
+    for (size_t i = 0; i < p->nstreams && !found; i++)
+        if (stream_is(p->streams[i], handle, thread) && fan_stream_try_hold(p->streams[i]))
+            found = p->streams[i];
+    (void)pthread_mutex_unlock(&p->lock);
+    return found;
+}
+
+/* stream_make: puts a new one into the list; another thread may have come first. */
+static fan_stream *stream_make(fan_cuda_part *p, uint64_t handle, uint64_t thread)
+{
+    fan__cuda_stream *q = fan_calloc(sizeof *q);
+    fan_stream *s = q ? fan_stream_new(&p->device, handle, q) : NULL, *other = NULL;
+    if (!s) {
+        fan_free(q);
+        return NULL;
+    }
+    q->handle = (fan_cu_stream)(uintptr_t)handle;
+    q->thread = thread;
+    (void)pthread_mutex_lock(&p->lock);
+    for (size_t i = 0; i < p->nstreams && !other; i++)
+        if (stream_is(p->streams[i], handle, thread) && fan_stream_try_hold(p->streams[i]))
+            other = p->streams[i];
+    bool failed = !other && fan_grow((void **)&p->streams, &p->streams_cap, p->nstreams + 1, sizeof *p->streams);
+    if (!other && !failed)
+        p->streams[p->nstreams++] = s;
+    (void)pthread_mutex_unlock(&p->lock);
+    if (other || failed) {
+        fan_stream_drop(s);
+        s = other;
+    }
+    return s;
+}
+
+fan_status fan_cuda_stream(fan_device *d, uint64_t handle, fan_stream **out, fan_error *err)
+{
+    fan_cuda_part *p = fan__cuda_part_of(d);
+    fan__cuda_scope scope;
+    fan_cu_context of = NULL;
+    handle = handle ? handle : 1;
+    uint64_t thread = handle == 2 ? fan_thread_id() : 0;
+    *out = stream_known(p, handle, thread);
+    if (*out)
+        return FAN_OK;
+    if (handle > 2) {
+        FAN_TRY(fan__cuda_enter(p, &scope, err));
+        fan_status status = fan__cuda_check(p, fan__cuda_api_of(p)->StreamGetCtx((fan_cu_stream)(uintptr_t)handle, &of),
+                                            "cuStreamGetCtx", err);
+        fan__cuda_leave(&scope);
+        if (status != FAN_OK)
+            return status;
+        if (of != p->context)
+            return fan_fail(err, FAN_ERR_VALUE,
+                            "stream %#llx is not of cuda:%d's primary context: it belongs to another device, or to a "
+                            "context of its own",
+                            (unsigned long long)handle, p->index);
+    }
+    *out = stream_make(p, handle, thread);
+    return *out ? FAN_OK : fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream");
+}
+
+fan_stream *fan__cuda_current(fan_device *d)
+{
+    fan_stream *s = NULL;
+    (void)fan_cuda_stream(d, 1, &s, NULL);
+    return s;
+}
+
+void fan__cuda_stream_fini(fan_stream *s)
+{
+    fan_cuda_part *p = fan__cuda_part_of(s->device);
+    (void)pthread_mutex_lock(&p->lock);
+    for (size_t i = 0; i < p->nstreams; i++)
+        if (p->streams[i] == s) {
+            p->streams[i] = p->streams[--p->nstreams];
+            break;
+        }
+    (void)pthread_mutex_unlock(&p->lock);
+    fan_free(s->impl);
+}
+
+fan_status fan__cuda_capture(fan_stream *s, uint64_t *id, fan_error *err)
+{
+    fan_cuda_part *p = fan__cuda_part_of(s->device);
+    fan__cuda_scope scope;
+    *id = 0;
+    if (!fan__cuda_usable(p))
+        return FAN_OK;
+    FAN_TRY(fan__cuda_enter(p, &scope, err));
+    fan_status status = fan__cuda_capture_of(s, id, NULL, err);
+    fan__cuda_leave(&scope);
+    return status;
+}
+
+/* capture_stream_for: one that this capture has already, or that nobody holds. The part's lock is held. */
+static fan__capture_stream *capture_stream_for(fan_cuda_part *p, uint64_t capture)
+{
+    fan__capture_stream *idle = NULL;
+    for (size_t i = 0; i < p->ncapture_streams; i++) {
+        fan__capture_stream *one = &p->capture_streams[i];
+        bool held = one->asked > 0;
+        if (one->capture == capture)
+            return one;
+        for (size_t k = 0; k < p->nstreams && !held; k++)
+            held = p->streams[k]->handle == one->handle;
+        idle = held || idle ? idle : one;
+    }
+    return idle;
+}
+
+/* capture_stream_new: in relaxed mode, for a capture is under way. */
+static fan_status capture_stream_new(fan_cuda_part *p, uint64_t *handle, fan_error *err)
+{
+    const fan_cuda_api *api = fan__cuda_api_of(p);
+    fan__cuda_scope scope;
+    fan_cu_stream made = NULL;
+    FAN_TRY(fan__cuda_enter(p, &scope, err));
+    int mode = fan__cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED);
+    fan_cu_result code = api->StreamCreate(&made, FAN_CU_STREAM_NON_BLOCKING);
+    (void)fan__cuda_relax(p, mode);
+    fan_status status = fan__cuda_check(p, code, "cuStreamCreate", err);
+    if (status == FAN_OK) {
+        *handle = (uint64_t)(uintptr_t)made;
+        (void)pthread_mutex_lock(&p->lock);
+        bool failed = fan_grow((void **)&p->capture_streams, &p->capture_streams_cap, p->ncapture_streams + 1,
+                               sizeof *p->capture_streams);
+        if (!failed)
+            p->capture_streams[p->ncapture_streams++] = (fan__capture_stream){.handle = *handle, .asked = 1};
+        (void)pthread_mutex_unlock(&p->lock);
+        if (failed) {
+            (void)fan__cuda_check(p, api->StreamDestroy(made), "cuStreamDestroy", NULL);
+            status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream");
+        }
+    }
+    fan__cuda_leave(&scope);
+    return status;
+}
+
+fan_status fan__cuda_capture_stream(fan_device *d, uint64_t id, fan_stream **out, fan_error *err)
+{
+    fan_cuda_part *p = fan__cuda_part_of(d);
+    uint64_t handle = 0;
+    *out = NULL;
+    (void)pthread_mutex_lock(&p->lock);
+    fan__capture_stream *found = capture_stream_for(p, id);
+    if (found) {
+        handle = found->handle;
+        found->capture = id;
+        found->asked++;
+    }
+    (void)pthread_mutex_unlock(&p->lock);
+    if (!handle)
+        FAN_TRY(capture_stream_new(p, &handle, err));
+    fan_status status = fan_cuda_stream(d, handle, out, err);
+    (void)pthread_mutex_lock(&p->lock);
+    for (size_t i = 0; i < p->ncapture_streams; i++)
+        if (p->capture_streams[i].handle == handle) {
+            p->capture_streams[i].capture = id;
+            p->capture_streams[i].asked--;
+        }
+    (void)pthread_mutex_unlock(&p->lock);
+    return status;
+}
+
+/* stream_not_captured: what the host must not ask for while s is captured, refused before the driver hears of it: the
+ * capture stays valid. */
+static fan_status stream_not_captured(fan_stream *s, const char *what, fan_error *err)
+{
+    uint64_t id;
+    FAN_TRY(fan__cuda_capture_of(s, &id, NULL, err));
+    return id ? fan_fail_code(
+                    err, FAN_ERR_CAPTURE, 900,
+                    "stream %#llx of cuda:%d is captured and cannot be %s: do it before the capture, or after it",
+                    (unsigned long long)s->handle, s->device->index, what)
+              : FAN_OK;
+}
+
+/* stream_none_captured: what waits for a whole context breaks every capture in it: refused while one of the streams
+ * that are known is captured. */
+static fan_status stream_none_captured(fan_cuda_part *p, const char *what, fan_error *err)
+{
+    bool more = true, captured = false;
+    fan_error mine = {.status = FAN_OK};
+    for (size_t i = 0; more && !captured; i++) {
+        (void)pthread_mutex_lock(&p->lock);
+        more = i < p->nstreams;
+        fan_stream *s = more && fan_stream_try_hold(p->streams[i]) ? p->streams[i] : NULL;
+        (void)pthread_mutex_unlock(&p->lock);
+        if (s && (!fan__cuda_queue(s)->thread || fan__cuda_queue(s)->thread == fan_thread_id()))
+            captured = stream_not_captured(s, what, &mine) ==
+                       FAN_ERR_CAPTURE; /* of one that was destroyed nothing is known, and nothing refused */
+        fan_stream_drop(s);
+    }
+    if (!captured)
+        return FAN_OK;
+    if (err)
+        *err = mine;
+    return FAN_ERR_CAPTURE;
+}
+
+fan_status fan__cuda_sync(fan_stream *s, fan_error *err)
+{
+    fan_cuda_part *p = fan__cuda_part_of(s->device);
+    const fan_cuda_api *api = fan__cuda_api_of(p);
+    fan__cuda_scope scope;
+    fan_cu_stream on;
+    fan_status status;
+    FAN_TRY(fan__cuda_enter(p, &scope, err));
+    bool gone = atomic_load_explicit(&fan__cuda_queue(s)->gone, memory_order_relaxed) &&
+                !err; /* memory that leaves asks: what ran there may run still */
+    if (gone || (fan__cuda_queue(s)->thread &&
+                 fan__cuda_queue(s)->thread != fan_thread_id())) { /* out of reach: everything is waited for */
+        FAN_GO(stream_none_captured(p, "waited for with its whole device", err));
+        status = fan__cuda_check(p, api->CtxSynchronize(), "cuCtxSynchronize", err);
+        goto done;
+    }
+    FAN_GO(stream_not_captured(s, "waited for", err));
+    FAN_GO(fan__cuda_queue_of(s, &on, err));
+    status = FAN_FAULT(CUDA_NO_SYNC) ? FAN_OK : fan__cuda_pass(p, on, err);
+done:
+    fan__cuda_leave(&scope);
+    if (status == FAN_OK)
+        fan_sync_trace(s->device, s, NULL);
+    return status;
+}

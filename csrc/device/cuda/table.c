@@ -1,0 +1,265 @@
+/* The backend's table, and drivers opened, made ready and closed. */
+#define _POSIX_C_SOURCE 200809L
+#include "base/fork.h"
+#include "base/mem.h"
+#include "device/cuda/batch.h"
+#include "device/cuda/context.h"
+#include "device/cuda/event.h"
+#include "device/cuda/launch.h"
+#include "device/cuda/memory.h"
+#include "device/cuda/run.h"
+#include "device/cuda/stream.h"
+#include "device/memory.h"
+
+#include <stdio.h>
+
+static bool table_lost(fan_device *d) { return !fan__cuda_usable(fan__cuda_part_of(d)); }
+
+static uint64_t table_left_out(fan_device *d) { return fan__cuda_part_of(d)->cuda->left_out; }
+
+static void table_fini(fan_device *d);
+
+static const fan_backend backend = {
+    .name = "cuda",
+    .has_streams = true,
+    .alloc = fan__cuda_alloc,
+    .free = fan__cuda_free,
+    .read = fan__cuda_read,
+    .current = fan__cuda_current,
+    .sync = fan__cuda_sync,
+    .stream_fini = fan__cuda_stream_fini,
+    .event_init = fan__cuda_event_init,
+    .event_fini = fan__cuda_event_fini,
+    .record = fan__cuda_record,
+    .wait = fan__cuda_wait,
+    .query = fan__cuda_query,
+    .peek = fan__cuda_peek,
+    .event_sync = fan__cuda_event_sync,
+    .capture = fan__cuda_capture,
+    .capture_stream = fan__cuda_capture_stream,
+    .run = fan__cuda_run,
+    .run_many = fan__cuda_run_many,
+    .lost = table_lost,
+    .left_out = table_left_out,
+    .device_fini = table_fini,
+};
+
+/* table_part_fini: the part as it was before it was first asked for. */
+static void table_part_fini(fan_cuda_part *p)
+{
+    const fan_cuda_api *api = fan__cuda_api_of(p);
+    fan__cuda_scope scope;
+    if (p->context && fan__cuda_usable(p)) {
+        if (fan__cuda_enter(p, &scope, NULL) == FAN_OK) {
+            int mode = fan__cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED);
+            fan__cuda_blocks_fini(p);
+            if (p->free_stream)
+                (void)api->StreamDestroy(p->free_stream);
+            for (size_t i = 0; i < p->ncapture_streams; i++)
+                (void)api->StreamDestroy((fan_cu_stream)(uintptr_t)p->capture_streams[i].handle);
+            if (p->module)
+                (void)api->ModuleUnload(p->module);
+            (void)fan__cuda_relax(p, mode);
+            fan__cuda_leave(&scope);
+        }
+        if (fan__cuda_usable(p))
+            (void)api->DevicePrimaryCtxRelease(p->ordinal);
+    }
+    fan__cuda_blocks_fini(p);
+    fan_free(p->staging);
+    p->staging = NULL;
+    p->staging_bytes = 0;
+    fan_free(p->streams);
+    p->streams = NULL;
+    p->nstreams = p->streams_cap = 0;
+    fan_free(p->capture_streams);
+    p->capture_streams = NULL;
+    p->ncapture_streams = p->capture_streams_cap = 0;
+    p->free_stream = NULL;
+    p->module = NULL;
+    p->context = NULL;
+}
+
+static void table_free(fan_cuda *c)
+{
+    fan__cuda_list_remove(c);
+    for (int i = 0; i < c->count; i++)
+        if (c->parts[i].device.backend)
+            fan_device_flush(&c->parts[i].device);
+    for (int i = 0; i < c->count; i++)
+        if (c->parts[i].device.backend)
+            fan_device_clear(&c->parts[i].device);
+    for (int i = 0; i < c->count; i++) {
+        table_part_fini(&c->parts[i]);
+        (void)pthread_mutex_destroy(&c->parts[i].lock);
+    }
+    fan_free(c->parts);
+    fan_free(c);
+}
+
+static void table_fini(fan_device *d) { table_free(fan__cuda_part_of(d)->cuda); }
+
+fan_status fan_cuda_open(const char *path, fan_cuda **out, fan_error *err)
+{
+    fan_status status;
+    *out = NULL;
+    fan_cuda *c = fan_calloc(sizeof *c);
+    if (!c)
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a driver");
+    atomic_init(&c->holds, 1);
+    c->life = fan_process();
+    FAN_GO(fan_cuda_api_open(&c->api, path, err));
+    int count = 0;
+    fan_cu_result code = c->api.DeviceGetCount(&count);
+    if (code || count < 0) {
+        char text[256];
+        status = fan_fail_code(err, FAN_ERR_DEVICE, code, "cuDeviceGetCount failed: %s",
+                               fan_cuda_text(&c->api, code, text, sizeof text));
+        goto done;
+    }
+    c->parts = fan_calloc(((size_t)count + 1) * sizeof *c->parts);
+    if (!c->parts) {
+        status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for a driver");
+        goto done;
+    }
+    for (; c->count < count; c->count++) {
+        fan_cuda_part *p = &c->parts[c->count];
+        p->cuda = c;
+        p->index = c->count;
+        if (pthread_mutex_init(&p->lock, NULL) || fan_device_init(&p->device, &backend, c, c->count, &c->holds)) {
+            status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for a driver");
+            goto done;
+        }
+    }
+    fan__cuda_list_add(c);
+    *out = c;
+done:
+    if (status != FAN_OK)
+        table_free(c);
+    return status;
+}
+
+fan_cuda *fan_cuda_hold(fan_cuda *c)
+{
+    atomic_fetch_add_explicit(&c->holds, 1, memory_order_relaxed);
+    return c;
+}
+
+void fan_cuda_drop(fan_cuda *c)
+{
+    if (!c)
+        return;
+    for (int i = 0; i < c->count; i++)
+        fan_device_orphan(&c->parts[i].device);
+    if (atomic_fetch_sub_explicit(&c->holds, 1, memory_order_acq_rel) == 1)
+        table_free(c);
+}
+
+const fan_cuda_api *fan_cuda_driver(const fan_cuda *c) { return &c->api; }
+
+int fan_cuda_count(const fan_cuda *c) { return c->count; }
+
+int fan_cuda_holding(fan_cuda *c, uint64_t address)
+{
+    int index = -1;
+    if (fan__cuda_forked(c) || c->api.PointerGetAttribute(&index, FAN_CU_POINTER_DEVICE_ORDINAL, address) != 0)
+        return -1;
+    return index >= 0 && index < c->count ? index : -1;
+}
+
+int fan_cuda_here(fan_cuda *c)
+{
+    fan_cu_context now = NULL;
+    if (fan__cuda_forked(c) || c->api.CtxGetCurrent(&now) != 0 || !now)
+        return -1;
+    for (int i = 0; i < c->count; i++)
+        if (atomic_load_explicit(&c->parts[i].ready, memory_order_acquire) && c->parts[i].context == now)
+            return i;
+    return -1;
+}
+
+bool fan_cuda_active(fan_cuda *c, int index)
+{
+    fan_cu_device ordinal;
+    unsigned flags = 0;
+    int active = 0;
+    return !fan__cuda_forked(c) && index >= 0 && index < c->count && c->api.DeviceGet(&ordinal, index) == 0 &&
+           c->api.DevicePrimaryCtxGetState(ordinal, &flags, &active) == 0 && active;
+}
+
+fan_cuda *fan_cuda_of(const fan_device *d) { return d->backend == &backend ? d->self : NULL; }
+
+void fan_cuda_leave_out(fan_cuda *c, uint64_t plan_bits) { c->left_out = plan_bits; }
+
+/* table_make_ready: its context, its kernels, its pool. The part's own lock is not held: what fails is told through
+ * fan__cuda_check, which takes it. */
+static fan_status table_make_ready(fan_cuda_part *p, fan_error *err)
+{
+    const fan_cuda_api *api = fan__cuda_api_of(p);
+    fan__cuda_scope scope = {.part = NULL};
+    fan_status status;
+    int pools = 0;
+    FAN_GO(fan__cuda_check(p, api->DeviceGet(&p->ordinal, p->index), "cuDeviceGet", err));
+    FAN_GO(fan__cuda_check(p, api->DevicePrimaryCtxRetain(&p->context, p->ordinal), "cuDevicePrimaryCtxRetain", err));
+    FAN_GO(fan__cuda_enter(p, &scope, err));
+    FAN_GO(fan__cuda_check(p, api->DeviceGetAttribute(&p->processors, FAN_CU_ATTRIBUTE_MULTIPROCESSORS, p->ordinal),
+                           "cuDeviceGetAttribute", err));
+    FAN_GO(fan__cuda_check(p, api->DeviceGetAttribute(&pools, FAN_CU_ATTRIBUTE_MEMORY_POOLS, p->ordinal),
+                           "cuDeviceGetAttribute", err));
+    FAN_GO(fan__cuda_check(p, api->StreamCreate(&p->free_stream, FAN_CU_STREAM_NON_BLOCKING), "cuStreamCreate", err));
+    p->pools = pools && api->has[FAN_CUDA_POOLS];
+    if (p->pools)
+        FAN_GO(
+            fan__cuda_check(p, api->DeviceGetDefaultMemPool(&p->pool, p->ordinal), "cuDeviceGetDefaultMemPool", err));
+    FAN_GO(fan__cuda_load_kernels(p, err));
+done:
+    if (scope.part)
+        fan__cuda_leave(&scope);
+    return status;
+}
+
+fan_status fan_cuda_device(fan_cuda *c, int index, fan_device **out, fan_error *err)
+{
+    *out = NULL;
+    if (index < 0 || index >= c->count)
+        return fan_fail(err, FAN_ERR_VALUE, "there is no cuda:%d: the driver has %d device%s", index, c->count,
+                        c->count == 1 ? "" : "s");
+    fan_cuda_part *p = &c->parts[index];
+    if (fan__cuda_forked(c))
+        return fan__cuda_refuse_child(p, err);
+    fan_status status = FAN_OK;
+    (void)pthread_mutex_lock(&fan__cuda_making);
+    bool ready = atomic_load_explicit(&p->ready, memory_order_relaxed);
+    if (!ready && !fan__cuda_usable(p)) {
+        status = fan__cuda_refuse_dead(p, err);
+    } else if (!ready) {
+        int mode = fan__cuda_relax(p, FAN_CU_CAPTURE_MODE_RELAXED); /* somebody may capture already */
+        status = table_make_ready(p, err);
+        (void)fan__cuda_relax(p, mode);
+        if (status != FAN_OK && fan__cuda_usable(p))
+            table_part_fini(p);
+        atomic_store_explicit(&p->ready, status == FAN_OK, memory_order_release);
+    }
+    (void)pthread_mutex_unlock(&fan__cuda_making);
+    if (status == FAN_OK)
+        *out = fan_device_hold(&p->device);
+    return status;
+}
+
+fan_status fan_cuda_describe(fan_cuda *c, int index, char *buf, size_t size, fan_error *err)
+{
+    char name[128] = "";
+    int major = 0, minor = 0;
+    fan_cu_device ordinal;
+    fan_cuda_part *p = &c->parts[index];
+    if (fan__cuda_forked(c))
+        return fan__cuda_refuse_child(p, err);
+    FAN_TRY(fan__cuda_check(p, c->api.DeviceGet(&ordinal, index), "cuDeviceGet", err));
+    FAN_TRY(fan__cuda_check(p, c->api.DeviceGetName(name, (int)sizeof name, ordinal), "cuDeviceGetName", err));
+    FAN_TRY(fan__cuda_check(p, c->api.DeviceGetAttribute(&major, FAN_CU_ATTRIBUTE_MAJOR, ordinal),
+                            "cuDeviceGetAttribute", err));
+    FAN_TRY(fan__cuda_check(p, c->api.DeviceGetAttribute(&minor, FAN_CU_ATTRIBUTE_MINOR, ordinal),
+                            "cuDeviceGetAttribute", err));
+    snprintf(buf, size, "%s, compute %d.%d", name, major, minor);
+    return FAN_OK;
+}

@@ -1,0 +1,392 @@
+#include "device/event.h"
+
+#include "base/mem.h"
+#include "device/capture_rule.h"
+#include "device/trace.h"
+
+static atomic_uint_fast64_t last_event;
+
+/* event_make: an event that the backend knows, with one hold and no device's. */
+static fan_status event_make(fan_device *d, bool pooled, fan_event **out, fan_error *err)
+{
+    fan_event *e = NULL;
+    if (pooled) {
+        fan__device_lock(d);
+        e = d->pool;
+        if (e)
+            d->pool = e->next;
+        fan__device_unlock(d);
+    }
+    if (!e) {
+        e = fan_calloc(sizeof *e);
+        if (!e)
+            return fan_fail(err, FAN_ERR_NOMEM, "out of memory for an event");
+        e->device = d;
+        e->own = !pooled;
+        fan_clock_init(&e->known);
+        fan_yield();
+        fan_status status = d->backend->event_init(e, err);
+        if (status != FAN_OK) {
+            fan_free(e);
+            return status;
+        }
+    }
+    atomic_init(&e->refs, 1);
+    e->id = atomic_fetch_add(&last_event, 1) + 1;
+    e->next = NULL;
+    *out = e;
+    return FAN_OK;
+}
+
+static void event_free_whole(fan_event *e)
+{
+    if (e->device->backend->event_fini)
+        e->device->backend->event_fini(e);
+    fan_clock_fini(&e->known);
+    fan_free(e);
+}
+
+/* event_to_pool: into the pool of its device; its own hold on that is not touched. */
+static void event_to_pool(fan_event *e)
+{
+    fan_device *d = e->device;
+    e->known.n = 0; /* its room stays */
+    e->count = 0;
+    fan__device_lock(d);
+    e->next = d->pool;
+    d->pool = e;
+    fan__device_unlock(d);
+}
+
+/* event_ticket_begin: the number of a record before it. Afterwards `known` is what who waits for it will know.
+ * FAN_ERR_NOMEM.
+ */
+static fan_status event_ticket_begin(fan_stream *s, uint64_t *first, fan_clock *known)
+{
+    *first = UINT64_MAX;
+    if (s->lane == FAN_NO_LANE)
+        return FAN_OK;
+    fan__device_lock(s->device);
+    *first = ++s->count;
+    bool failed = fan_clock_copy(known, &s->known) || fan_clock_set(known, s->lane, *first);
+    fan__device_unlock(s->device);
+    return failed ? FAN_ERR_NOMEM : FAN_OK;
+}
+
+/* event_ticket_end: its number after it: only records begun from now on have as large a first number, but for its own
+ * where nobody came between. The device's lock is held. */
+static uint64_t event_ticket_end(const fan_stream *s, uint64_t first)
+{
+    return first == UINT64_MAX || first == s->count ? first : s->count + 1;
+}
+
+fan_status fan_event_new(fan_device *d, fan_event **out, fan_error *err)
+{
+    *out = NULL;
+    fan_event *e = NULL;
+    FAN_TRY(event_make(d, false, &e, err));
+    fan_device_hold(d);
+    *out = e;
+    return FAN_OK;
+}
+
+fan_status fan_event_record(fan_stream *s, fan_event **out, fan_error *err)
+{
+    *out = NULL;
+    fan_device *d = s->device;
+    fan_event *e = NULL;
+    FAN_TRY(event_make(d, true, &e, err));
+    fan_status status = fan_stream_capture(s, &e->capture, err);
+    uint64_t first = 0;
+    if (status == FAN_OK && event_ticket_begin(s, &first, &e->known) != FAN_OK)
+        status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for an event");
+    if (status == FAN_OK) {
+        fan_yield();
+        status = d->backend->record(e, s, err);
+    }
+    if (status != FAN_OK) {
+        event_to_pool(e);
+        return status;
+    }
+    e->device = fan_device_hold(d);
+    e->stream = fan_stream_hold(s);
+    fan__device_lock(d);
+    e->count = event_ticket_end(s, first);
+    fan__device_unlock(d);
+    atomic_fetch_add_explicit(&d->events, 1, memory_order_relaxed);
+    fan__device_trace(FAN_TRACE_RECORD, d, s, NULL, e->id, 0);
+    *out = e;
+    return FAN_OK;
+}
+
+fan_status fan_event_rerecord(fan_event *e, fan_stream *s, fan_error *err)
+{
+    fan_device *d = e->device;
+    if (s->device != d) {
+        char mine[24], theirs[24];
+        return fan_fail(err, FAN_ERR_VALUE, "an event of %s cannot be recorded on a stream of %s",
+                        fan_device_text(d, mine, sizeof mine), fan_device_text(s->device, theirs, sizeof theirs));
+    }
+    fan_clock known;
+    uint64_t first, capture;
+    FAN_TRY(fan_stream_capture(s, &capture, err));
+    fan_clock_init(&known);
+    if (event_ticket_begin(s, &first, &known) != FAN_OK) {
+        fan_clock_fini(&known);
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for an event");
+    }
+    fan__device_lock(d);
+    bool alone = e->recording++ == 0;
+    uint64_t turn = ++e->turns;
+    fan__device_unlock(d);
+
+    fan_yield();
+    fan_status status = d->backend->record(e, s, err);
+
+    fan_stream *old = NULL;
+    fan__device_lock(d);
+    e->recording--;
+    if (status == FAN_OK) {
+        old = e->stream;
+        e->stream = fan_stream_hold(s);
+        e->capture = capture;
+        if (alone && turn == e->turns && s->lane != FAN_NO_LANE) {
+            fan_clock was = e->known;
+            e->known = known;
+            known = was;
+            e->count = event_ticket_end(s, first);
+        } else { /* which of several records came last is not known */
+            e->known.n = 0;
+            e->count = UINT64_MAX;
+        }
+    }
+    fan__device_unlock(d);
+    fan_clock_fini(&known);
+    fan_stream_drop(old);
+    if (status != FAN_OK)
+        return status;
+    atomic_fetch_add_explicit(&d->events, 1, memory_order_relaxed);
+    fan__device_trace(FAN_TRACE_RECORD, d, s, NULL, e->id, 0);
+    return FAN_OK;
+}
+
+fan_stream *fan_event_stream(fan_event *e)
+{
+    fan_device *d = e->device;
+    fan__device_lock(d);
+    fan_stream *s = fan_stream_hold(e->stream);
+    fan__device_unlock(d);
+    return s;
+}
+
+fan_event *fan_event_hold(fan_event *e)
+{
+    if (e)
+        atomic_fetch_add_explicit(&e->refs, 1, memory_order_relaxed);
+    return e;
+}
+
+void fan_event_drop(fan_event *e)
+{
+    if (!e || atomic_fetch_sub_explicit(&e->refs, 1, memory_order_acq_rel) > 1)
+        return;
+    fan_device *d = e->device;
+    fan_stream *s = e->stream;
+    e->stream = NULL;
+    if (e->own)
+        event_free_whole(e);
+    else
+        event_to_pool(e);
+    fan_stream_drop(s);
+    fan_device_drop(d);
+}
+
+fan_status fan_event_query(fan_event *e, bool *done, fan_error *err)
+{
+    fan_yield();
+    return e->device->backend->query(e, done, err);
+}
+
+fan_status fan_event_sync(fan_event *e, fan_error *err)
+{
+    fan_yield();
+    return e->device->backend->event_sync(e, err);
+}
+
+bool fan_event_covers(const fan_event *later, const fan_event *e)
+{
+    fan_device *d = e->device;
+    if (later->device != d)
+        return false;
+    fan__device_lock(d);
+    bool covers = later->stream && later->stream == e->stream && later->recording == 0 && e->recording == 0 &&
+                  later->capture == e->capture && fan_clock_get(&later->known, e->stream->lane) >= e->count;
+    fan__device_unlock(d);
+    return covers;
+}
+
+void fan_sync_trace(const fan_device *d, const fan_stream *s, const fan_event *e)
+{
+    fan__device_trace(FAN_TRACE_SYNC, d, s, NULL, e ? e->id : 0, 0);
+}
+
+/* What a wait for an event teaches, taken before the wait. */
+typedef struct event_clock {
+    bool any, never; /* never: it was not recorded so far */
+    uint32_t lane;
+    uint64_t count, turn;
+    fan_clock known;
+} event_clock;
+
+static void event_clock_take(event_clock *l, fan_event *e)
+{
+    fan_clock_init(&l->known);
+    fan__device_lock(e->device);
+    l->never = !e->stream && e->recording == 0;
+    /* What a captured event teaches holds inside its graph alone: a stream that is pulled into a capture leaves what it
+     * had queued before behind. */
+    l->any = e->stream && e->recording == 0 && e->count != UINT64_MAX && !e->capture &&
+             fan_clock_copy(&l->known, &e->known) == 0;
+    l->turn = e->turns;
+    l->count = e->count;
+    l->lane = l->any ? e->stream->lane : FAN_NO_LANE;
+    fan__device_unlock(e->device);
+}
+
+/* event_clock_learn: once the backend has the wait; nothing where the event was re-recorded meanwhile. */
+static void event_clock_learn(event_clock *l, fan_event *e, fan_stream *s)
+{
+    fan__device_lock(e->device);
+    bool same = l->any && e->recording == 0 && e->turns == l->turn;
+    fan__device_unlock(e->device);
+    if (same) {
+        fan__device_lock(s->device);
+        (void)fan_clock_join(&s->known, &l->known); /* for want of memory: nothing learnt, nothing left out later */
+        fan__device_unlock(s->device);
+    }
+}
+
+/* event_across_captures: S7 for a wait of s for e, before the driver hears of it. The slot's redirection is the
+ * buffer's. */
+static fan_status event_across_captures(fan_stream *s, fan_event *e, fan_error *err)
+{
+    uint64_t mine, theirs;
+    char waiting[24], of[24];
+    FAN_TRY(fan_stream_capture(s, &mine, err));
+    fan__device_lock(e->device);
+    theirs = e->capture;
+    unsigned long long from = e->stream ? (unsigned long long)e->stream->handle : 0;
+    fan__device_unlock(e->device);
+    if (fan_capture_rule(mine, theirs, false, s->handle == FAN_LEGACY) == FAN_CAPTURE_GO)
+        return FAN_OK;
+    (void)fan_device_text(s->device, waiting, sizeof waiting);
+    (void)fan_device_text(e->device, of, sizeof of);
+    if (!mine)
+        return fan_fail_code(
+            err, FAN_ERR_CAPTURE, 906,
+            "the legacy default stream of %s cannot be pulled into the capture of stream %llu of %s; make the stream "
+            "that is captured "
+            "the current one, or pass it as stream=, where the buffer is made and taken from (CUDA's code 906)",
+            waiting, from, of);
+    return fan_fail_code(err, FAN_ERR_CAPTURE, theirs ? 902 : 905,
+                         "stream %llu of %s is captured and cannot wait for stream %llu of %s, which is %s; fork that "
+                         "stream from the captured "
+                         "one before the work, or finish the work before the capture begins (CUDA's code %d)",
+                         (unsigned long long)s->handle, waiting, from, of, theirs ? "in another capture" : "in none",
+                         theirs ? 902 : 905);
+}
+
+fan_status fan_stream_wait(fan_stream *s, fan_event *e, bool *elided, fan_error *err)
+{
+    fan_device *d = s->device;
+    if (elided)
+        *elided = false;
+    if (d->backend != e->device->backend) {
+        char mine[24], theirs[24];
+        return fan_fail(err, FAN_ERR_TYPE, "a stream of %s cannot wait for an event of %s",
+                        fan_device_text(d, mine, sizeof mine), fan_device_text(e->device, theirs, sizeof theirs));
+    }
+    event_clock l;
+    event_clock_take(&l, e);
+    bool known = false;
+    if (l.any && s->handle != FAN_LEGACY) {
+        fan__device_lock(d);
+        known = l.lane == s->lane || fan_clock_get(&s->known, l.lane) >= l.count; /* a stream never waits for itself */
+        fan__device_unlock(d);
+    }
+    if (known) {
+        fan_clock_fini(&l.known);
+        atomic_fetch_add_explicit(&d->elided, 1, memory_order_relaxed);
+        if (d->backend->elided)
+            d->backend->elided(s, e);
+        if (elided)
+            *elided = true;
+        fan__device_trace(FAN_TRACE_ELIDED, d, s, NULL, e->id, 0);
+        return FAN_OK;
+    }
+    fan_yield();
+    fan_status status = d->backend->capture && !l.never ? event_across_captures(s, e, err) : FAN_OK;
+    if (status == FAN_OK)
+        status = d->backend->wait(s, e, err);
+    if (status == FAN_OK && !l.never) {
+        event_clock_learn(&l, e, s);
+        atomic_fetch_add_explicit(&d->waits, 1, memory_order_relaxed);
+        if (fan_trace_on()) {
+            fan__device_lock(e->device);
+            fan_stream *on = e->stream ? fan_stream_hold(e->stream) : NULL;
+            fan__device_unlock(e->device);
+            fan__device_trace(FAN_TRACE_WAIT, d, s, on, e->id, 0);
+            fan_stream_drop(on);
+        }
+    }
+    fan_clock_fini(&l.known);
+    return status;
+}
+
+void fan__events_fini(fan_device *d)
+{
+    while (d->pool) {
+        fan_event *e = d->pool;
+        d->pool = e->next;
+        event_free_whole(e);
+    }
+}
+
+static bool event_shares_machine(const fan_device *a, const fan_device *b) { return a->holds == b->holds; }
+
+fan_event *fan__event_note(fan_device *owner, fan_stream *s)
+{
+    fan_event *e = NULL;
+    uint64_t capture;
+    if (fan_stream_capture(s, &capture, NULL) != FAN_OK || capture)
+        return NULL;
+    if (event_make(s->device, true, &e, NULL) != FAN_OK)
+        return NULL;
+    fan_yield();
+    const fan_backend *b = s->device->backend;
+    if ((b->note ? b->note : b->record)(e, s, NULL) != FAN_OK) {
+        event_to_pool(e);
+        return NULL;
+    }
+    e->capture = 0;
+    if (!event_shares_machine(owner, s->device))
+        fan_device_hold(s->device);
+    return e;
+}
+
+void fan__event_note_end(fan_device *owner, fan_event *e)
+{
+    fan_device *d = e->device;
+    event_to_pool(e);
+    if (!event_shares_machine(owner, d))
+        fan_device_drop(d);
+}
+
+bool fan__event_passed(fan_event *e)
+{
+    const fan_backend *b = e->device->backend;
+    bool done = false;
+    if (b->peek)
+        return b->peek(e);
+    return b->query(e, &done, NULL) == FAN_OK && done;
+}

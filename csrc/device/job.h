@@ -1,0 +1,68 @@
+/* job: work that a stream orders, and its doing on memory that the host can reach. */
+#ifndef FAN_DEVICE_JOB_H
+#define FAN_DEVICE_JOB_H
+
+#include "array/array.h"
+#include "array/sparse.h"
+#include "array/sum.h"
+#include "array/device_stats.h"
+#include "base/status.h"
+
+typedef struct fan_device fan_device;
+typedef struct fan_stream fan_stream;
+
+/* Work that a stream orders. Arrays in a job belong to the caller: a backend that runs later copies geometry and
+ * addresses, and does not hold their storages (keeping memory alive until the work has run is the rules' business:
+ * Lifetime). */
+typedef enum fan_job_kind {
+    FAN_JOB_SUM,     /* out = fold of in[0..n) with scale (fan_sum) */
+    FAN_JOB_EXACT,   /* out = their exact sum in in[0].acc, with scale (fan_exact_fold) */
+    FAN_JOB_REDUCE,  /* out = in[0] summed to out's shape (fan_reduce) */
+    FAN_JOB_COPY,    /* out = in[0], same shape, converted (fan_array_copy) */
+    FAN_JOB_ZERO,    /* out = 0 */
+    FAN_JOB_SCATTER, /* out += sparse (fan_sparse_scatter); reads and writes out */
+    FAN_JOB_UPLOAD,  /* out (device) = in[0] (host memory, read before the call returns) */
+    FAN_JOB_STATS    /* the figures of in[0] as it is; who of in[skip..n) spoiled it. No out */
+} fan_job_kind;
+
+/* Statistics that a job leaves on its device (array/device_stats.h), for fan_stats_out_read. */
+typedef struct fan_stats_out {
+    const fan_array *words; /* of fan_stats_out_new; written in the order of the stream */
+    const fan_array
+        *before; /* NULL, or words of an earlier job (perhaps the same): who spoiled that one spoiled this one too */
+    const int64_t *keys; /* of each operand; -1: none */
+} fan_stats_out;
+
+typedef struct fan_job {
+    fan_job_kind kind;
+    const fan_array *out;
+    const fan_operand *in;
+    size_t n;
+    const fan_scale *scale;   /* NULL: none */
+    const fan_sparse *sparse; /* FAN_JOB_SCATTER */
+    fan_stats *stats; /* FAN_JOB_SUM on a device without streams: what is to be known of the result (fan_sum_how). NULL:
+                         nothing */
+    const fan_stats_out *figures; /* FAN_JOB_SUM, FAN_JOB_STATS on one with streams: the same, of n >= 1 operands; never
+                                   under capture. NULL: nothing */
+    size_t skip;                  /* with stats or figures: operands before this one are not held to blame */
+    const char *label;            /* for traces and reports; copied */
+} fan_job;
+
+/* What became of a job that was given away with others. */
+typedef enum fan_job_state {
+    FAN_JOB_PENDING, /* nothing was done for it */
+    FAN_JOB_QUEUED,
+    FAN_JOB_FAILED /* as after a `run` that failed with the same status */
+} fan_job_state;
+
+/* fan_job_run: does a job at once on memory that the host can reach; parallel: other threads may help. */
+void fan_job_run(const fan_job *job, bool parallel);
+/* fan_job_bytes: what it reads and writes, every element once. */
+uint64_t fan_job_bytes(const fan_job *job);
+/* fan_job_word: "sum", "copy": its label where it has none. */
+const char *fan_job_word(fan_job_kind kind);
+/* fan_jobs_label: "3 slots: sum grads[0], sum grads[1], .." of n jobs in one launch. Returns buf. fan_jobs_trace: their
+ * one line. */
+char *fan_jobs_label(const fan_job *jobs, size_t n, char *buf, size_t size);
+
+#endif

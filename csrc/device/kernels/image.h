@@ -1,0 +1,15 @@
+/* image: the kernels as the driver takes them. */
+#ifndef FAN_DEVICE_KERNELS_IMAGE_H
+#define FAN_DEVICE_KERNELS_IMAGE_H
+
+#include <stddef.h>
+
+/* ptx.c: as PTX, and the hash of the sources that it was made of. */
+extern const char fan_kernels_ptx[], fan_kernels_hash[];
+/* fatbin.c: the same for the architectures that fan_kernels_made names; no bytes and "" where the package was
+ * built without nvcc. */
+extern const unsigned char fan_kernels_fatbin[];
+extern const size_t fan_kernels_fatbin_bytes;
+extern const char fan_kernels_made[];
+
+#endif

@@ -1,0 +1,485 @@
+#include "device/memory.h"
+
+#include "base/mem.h"
+#include "device/event.h"
+#include "device/trace.h"
+
+#include <string.h>
+
+#define USERS 4
+
+typedef struct fan_memory fan_memory;
+
+/* Device memory. streams[0] is its owner (NULL: none), the others used it. Once it is leaving, events[i] stands for
+ * what streams[i] had queued at its last use, and streams[i] is let go; a stream without event could not be recorded
+ * yet, and a later record is as good. */
+struct fan_memory {
+    fan_memory *next;   /* among the leaving ones */
+    fan_device *device; /* held; not while leaving: the device's list would hold the device */
+    void *data;
+    size_t bytes;
+    void (*release)(void *ctx); /* another allocator's memory goes back so; NULL: the device's own */
+    void *ctx;
+    bool lost;     /* leaving, and what must pass is not known any more: it stays until its device goes */
+    size_t n, cap; /* of streams, the owner's place counted */
+    fan_stream **streams;
+    fan_event **events;
+    fan_stream *few_streams[USERS];
+    fan_event *few_events[USERS];
+};
+
+/* memory_record_users: an event on every stream that used leaving memory. Those that cannot be recorded now are tried
+ * again later. */
+static void memory_record_users(fan_memory *m)
+{
+    for (size_t i = 0; i < m->n; i++) {
+        fan_stream *s = m->streams[i];
+        if (!s)
+            continue;
+        bool lost = s->device->backend->lost && s->device->backend->lost(s->device);
+        m->events[i] = lost ? NULL : fan__event_note(m->device, s);
+        if (!m->events[i] && !lost)
+            continue;
+        m->streams[i] = NULL;
+        fan_stream_drop(s);
+    }
+}
+
+/* memory_passed: whether all that used leaving memory has run. */
+static bool memory_passed(fan_memory *m)
+{
+    if (m->lost)
+        return false;
+    for (size_t i = 0; i < m->n; i++) {
+        if (m->streams[i])
+            return false;
+        if (!m->events[i])
+            continue;
+        if (!fan__event_passed(m->events[i]))
+            return false;
+        fan__event_note_end(m->device, m->events[i]);
+        m->events[i] = NULL;
+    }
+    return true;
+}
+
+static void memory_free(fan_memory *m)
+{
+    fan_device *d = m->device;
+    if (m->release) {
+        m->release(m->ctx);
+    } else {
+        fan__device_trace(FAN_TRACE_FREE, d, NULL, NULL, 0, m->bytes);
+        d->backend->free(d, m->data, m->bytes);
+    }
+    if (m->streams != m->few_streams)
+        fan_free(m->streams);
+    fan_free(m);
+}
+
+/* memory_poll: gives back what has passed; looks at all that leaves, or at the oldest until `most` had not passed. The
+ * caller holds the device. */
+static void memory_poll(fan_device *d, size_t most)
+{
+    fan__device_lock(d);
+    fan_memory *list = d->leaving;
+    d->leaving = NULL;
+    d->leaving_end = &d->leaving;
+    fan__device_unlock(d);
+    fan_memory *stay = NULL, **end = &stay;
+    while (list && most > 0) {
+        fan_memory *m = list;
+        list = m->next;
+        m->next = NULL;
+        memory_record_users(m);
+        if (memory_passed(m)) {
+            memory_free(m);
+        } else {
+            *end = m;
+            end = &m->next;
+            most--;
+        }
+    }
+    /* Those not looked at come first next time, then those just looked at, then what began to leave meanwhile. */
+    fan_memory **last = &list;
+    while (*last)
+        last = &(*last)->next;
+    *last = stay;
+    if (stay)
+        last = end;
+    if (!list)
+        return;
+    fan__device_lock(d);
+    *last = d->leaving;
+    if (!d->leaving)
+        d->leaving_end = last;
+    d->leaving = list;
+    fan__device_unlock(d);
+}
+
+#define GLANCE 16
+
+void fan_device_poll(fan_device *d) { memory_poll(d, SIZE_MAX); }
+
+static void memory_defer(fan_memory *m)
+{
+    fan_device *d = m->device;
+    m->next = NULL;
+    fan__device_lock(d);
+    *d->leaving_end = m;
+    d->leaving_end = &m->next;
+    fan__device_unlock(d);
+}
+
+void fan_device_flush(fan_device *d)
+{
+    fan__device_lock(d);
+    fan_memory *list = d->leaving;
+    d->leaving = NULL;
+    d->leaving_end = &d->leaving;
+    fan__device_unlock(d);
+    while (list) {
+        fan_memory *m = list;
+        list = m->next;
+        for (size_t i = 0; i < m->n; i++) {
+            if (m->events[i]) {
+                (void)m->events[i]->device->backend->event_sync(m->events[i], NULL);
+                fan__event_note_end(m->device, m->events[i]);
+            } else if (m->streams[i]) {
+                (void)m->streams[i]->device->backend->sync(m->streams[i], NULL);
+                fan_stream_drop(m->streams[i]);
+            }
+        }
+        memory_free(m);
+    }
+}
+
+void fan_device_orphan(fan_device *d)
+{
+    fan__device_lock(d);
+    fan_memory *list = d->leaving;
+    d->leaving = NULL;
+    d->leaving_end = &d->leaving;
+    fan__device_unlock(d);
+    while (list) {
+        fan_memory *m = list;
+        list = m->next;
+        memory_record_users(m);
+        for (size_t i = 0; i < m->n; i++) {
+            m->lost |= m->streams[i] != NULL;
+            fan_stream_drop(m->streams[i]);
+            m->streams[i] = NULL;
+        }
+        memory_defer(m);
+    }
+}
+
+void fan_device_clear(fan_device *d)
+{
+    fan_device_flush(d);
+    fan__events_fini(d);
+    fan_device_fini(d);
+}
+
+/* memory_is_captured: one of the streams is in a capture: then nothing is asked on account of the memory (K2). */
+static bool memory_is_captured(fan_stream *const *streams, size_t n)
+{
+    uint64_t id = 0;
+    for (size_t i = 0; i < n && !id; i++)
+        if (streams[i] && fan_stream_capture(streams[i], &id, NULL) != FAN_OK)
+            id = 0;
+    return id != 0;
+}
+
+/* memory_release: the last hold went. Nothing here allocates for the memory itself, so nothing is lost where memory is
+ * short. */
+static void memory_release(fan_storage *st)
+{
+    fan_memory *m = st->ctx;
+    fan_device *d = m->device;
+    size_t skip = m->streams[0] ? 0 : 1; /* no owner */
+    if (d->backend->dropped && !m->release)
+        d->backend->dropped(d, m->data, m->bytes, m->streams + skip, m->n - skip);
+    if (memory_is_captured(m->streams, m->n)) {
+        memory_defer(m);
+        fan_device_drop(d);
+        return;
+    }
+    memory_record_users(m);
+    if (memory_passed(m)) {
+        memory_free(m);
+    } else {
+        memory_defer(m);
+    }
+    memory_poll(d, GLANCE);
+    fan_device_drop(d);
+}
+
+static bool memory_some_pending(fan_device *d)
+{
+    fan__device_lock(d);
+    bool some = d->leaving != NULL;
+    fan__device_unlock(d);
+    return some;
+}
+
+/* memory_await_users: blocks until all that used leaving memory has run; false where a stream cannot be waited for (it
+ * is captured, or gone). */
+static bool memory_await_users(fan_memory *m)
+{
+    memory_record_users(m);
+    for (size_t i = 0; i < m->n; i++) {
+        fan_stream *s = m->streams[i];
+        if (m->events[i] && m->events[i]->device->backend->event_sync(m->events[i], NULL) != FAN_OK)
+            return false;
+        if (!s)
+            continue;
+        if (s->device->backend->sync(s, NULL) != FAN_OK) /* it cannot be recorded, so it is waited for as a whole */
+            return false;
+        m->streams[i] = NULL;
+        fan_stream_drop(s);
+    }
+    return memory_passed(m);
+}
+
+/* memory_reclaim: waits for the memory that leaves longest, of that which can be waited for, and gives it back; false:
+ * there is none. */
+static bool memory_reclaim(fan_device *d)
+{
+    size_t n = 0;
+    fan__device_lock(d);
+    for (const fan_memory *m = d->leaving; m; m = m->next)
+        n++;
+    fan__device_unlock(d);
+    for (; n > 0; n--) {
+        fan__device_lock(d);
+        fan_memory *m = d->leaving;
+        if (m) {
+            d->leaving = m->next;
+            if (!d->leaving)
+                d->leaving_end = &d->leaving;
+        }
+        fan__device_unlock(d);
+        if (!m)
+            return false;
+        if (memory_await_users(m)) {
+            memory_free(m);
+            return true;
+        }
+        memory_defer(m);
+    }
+    return false;
+}
+
+/* memory_new: `bytes` of device memory owned by stream `owner` (may be NULL), as a storage whose release follows
+ * Lifetime. On the CPU: fan_storage_new. */
+static fan_status memory_new(fan_device *d, fan_stream *owner, size_t bytes, fan_storage **out, fan_error *err)
+{
+    *out = NULL;
+    if (!d->backend->has_streams) {
+        *out = fan_storage_new(bytes);
+        return *out ? FAN_OK : fan_fail(err, FAN_ERR_NOMEM, "out of memory for %zu byte%s", bytes, FAN_PLURAL(bytes));
+    }
+    fan_memory *m = fan_calloc(sizeof *m);
+    fan_storage *st = m ? fan_storage_wrap(NULL, bytes, memory_release, m) : NULL;
+    if (!st) {
+        fan_free(m);
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for %zu byte%s on a device", bytes, FAN_PLURAL(bytes));
+    }
+    m->device = d;
+    m->bytes = bytes ? bytes : 1; /* empty memory has an address of its own */
+    m->streams = m->few_streams;
+    m->events = m->few_events;
+    m->cap = USERS;
+    m->n = 1;
+    bool capture = memory_is_captured(&owner, 1); /* K2: then nothing is asked or waited for */
+    if (!capture)
+        memory_poll(d, GLANCE);
+    fan_yield();
+    fan_status status = d->backend->alloc(d, owner, m->bytes, &m->data, err);
+    for (bool wait = false; status == FAN_ERR_DEVICE_NOMEM && !capture && memory_some_pending(d);
+         wait = true) { /* it may have passed; else the oldest is waited for, and the next .. */
+        if (wait && !memory_reclaim(d))
+            break;
+        memory_poll(d, SIZE_MAX);
+        status = d->backend->alloc(d, owner, m->bytes, &m->data, err);
+    }
+    if (status != FAN_OK) {
+        st->release = NULL;
+        fan_storage_drop(st);
+        fan_free(m);
+        return status;
+    }
+    fan_device_hold(d);
+    m->streams[0] = owner ? fan_stream_hold(owner) : NULL;
+    st->data = m->data;
+    *out = st;
+    return FAN_OK;
+}
+
+static fan_memory *memory_of(const fan_storage *st) { return st && st->release == memory_release ? st->ctx : NULL; }
+
+fan_status fan_memory_wrap(fan_device *d, void *data, void (*release)(void *ctx), void *ctx, fan_storage **out,
+                           fan_error *err)
+{
+    fan_memory *m = fan_calloc(sizeof *m);
+    *out = m ? fan_storage_wrap(data, 0, memory_release, m) : NULL;
+    if (!*out) {
+        fan_free(m);
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for the books of an array's memory");
+    }
+    m->device = fan_device_hold(d);
+    m->data = data;
+    m->release = release;
+    m->ctx = ctx;
+    m->streams = m->few_streams;
+    m->events = m->few_events;
+    m->cap = USERS;
+    m->n = 1; /* the owner's place */
+    return FAN_OK;
+}
+
+void *fan_memory_wrapped(const fan_storage *st, void (*release)(void *ctx))
+{
+    const fan_memory *m = memory_of(st);
+    return m && m->release == release ? m->ctx : NULL;
+}
+
+/* memory_widen: room for one more user. The device's lock is held. */
+static int memory_widen(fan_memory *m)
+{
+    if (m->n < m->cap)
+        return 0;
+    size_t cap = 2 * m->cap;
+    fan_stream **streams = fan_calloc(cap * (sizeof *streams + sizeof(fan_event *)));
+    if (!streams)
+        return -1;
+    memcpy(streams, m->streams, m->n * sizeof *streams);
+    if (m->streams != m->few_streams)
+        fan_free(m->streams);
+    m->streams = streams;
+    m->events = (fan_event **)(void *)(streams + cap);
+    m->cap = cap;
+    return 0;
+}
+
+fan_status fan_memory_record_stream(fan_storage *st, fan_stream *s, fan_error *err)
+{
+    fan_memory *m = memory_of(st);
+    if (!m || !s)
+        return FAN_OK;
+    bool added = false, failed = false;
+    fan__device_lock(m->device);
+    size_t i = 0;
+    while (i < m->n && m->streams[i] != s)
+        i++;
+    if (i == m->n) {
+        failed = memory_widen(m) != 0;
+        if (!failed) {
+            m->streams[m->n++] = fan_stream_hold(s);
+            added = true;
+        }
+    }
+    fan__device_unlock(m->device);
+    if (failed)
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream that uses %zu byte%s", m->bytes,
+                        FAN_PLURAL(m->bytes));
+    if (added)
+        fan__device_trace(FAN_TRACE_MARK, m->device, s, NULL, 0, m->bytes);
+    return FAN_OK;
+}
+
+#ifdef FAN_TEST
+size_t fan_memory_users(fan_storage *st, fan_stream **out, size_t cap)
+{
+    fan_memory *m = memory_of(st);
+    if (!m)
+        return 0;
+    fan__device_lock(m->device);
+    size_t skip = m->streams[0] ? 0 : 1, n = m->n - skip;
+    for (size_t i = 0; i < n && i < cap; i++)
+        out[i] = m->streams[skip + i];
+    fan__device_unlock(m->device);
+    return n;
+}
+#endif
+
+fan_stream *fan_memory_user(fan_storage *st, size_t i)
+{
+    fan_memory *m = memory_of(st);
+    if (!m)
+        return NULL;
+    fan__device_lock(m->device);
+    i += m->streams[0] ? 0 : 1;
+    fan_stream *s = i < m->n ? fan_stream_hold(m->streams[i]) : NULL;
+    fan__device_unlock(m->device);
+    return s;
+}
+
+void fan_memory_set_stream(fan_storage *st, fan_stream *owner)
+{
+    fan_memory *m = memory_of(st);
+    if (!m || !owner)
+        return;
+    fan__device_lock(m->device);
+    if (!m->streams[0]) {
+        size_t i = 1;
+        while (i < m->n && m->streams[i] != owner)
+            i++;
+        if (i < m->n) /* it used it already: its hold moves */
+            m->streams[i] = m->streams[--m->n];
+        else
+            fan_stream_hold(owner);
+        m->streams[0] = owner;
+    }
+    fan__device_unlock(m->device);
+}
+
+#ifdef FAN_TEST
+fan_device *fan_memory_device(const fan_storage *st)
+{
+    const fan_memory *m = memory_of(st);
+    return m ? m->device : NULL;
+}
+#endif
+
+fan_status fan_device_array(fan_device *d, fan_stream *owner, fan_dtype dtype, int ndim, const int64_t *shape,
+                            const fan_array *like, fan_array **out, fan_error *err)
+{
+    *out = NULL;
+    if (!d->backend->has_streams)
+        return fan_array_new(dtype, ndim, shape, like, out, err);
+    int64_t size, strides[FAN_MAX_NDIM];
+    size_t item = fan_dtype_size(dtype);
+    FAN_TRY(fan_shape_check(ndim, shape, item, &size, err));
+    fan_dense_strides(ndim, shape, item, like, strides);
+    fan_storage *st;
+    FAN_TRY(memory_new(d, owner, (size_t)size * item, &st, err));
+    fan_status status = fan_array_view(st, st->data, dtype, ndim, shape, strides, true, out, err);
+    fan_storage_drop(st);
+    return status;
+}
+
+fan_status fan_stats_out_new(fan_device *d, fan_stream *owner, int64_t size, fan_array **words, fan_error *err)
+{
+    int64_t n = FAN_TOLD_WORDS + FAN_TOLD_ROW_WORDS * fan_stats_partials(size);
+    return fan_device_array(d, owner, FAN_DT_UINT64, 1, &n, NULL, words, err);
+}
+
+fan_status fan_stats_out_read(fan_stream *s, const fan_array *words, fan_device_stats *out, fan_error *err)
+{
+    int64_t n = FAN_TOLD_WORDS, step = (int64_t)fan_dtype_size(FAN_DT_UINT64);
+    fan_array host = {.data = (char *)out,
+                      .dtype = FAN_DT_UINT64,
+                      .ndim = 1,
+                      .size = n,
+                      .shape = &n,
+                      .strides = &step,
+                      .writable = true};
+    fan_array *head;
+    FAN_TRY(fan_array_slice(words, 0, 0, n, &head, err));
+    fan_yield();
+    fan_status status = s->device->backend->read(s, &host, head, err);
+    fan_array_drop(head);
+    return status;
+}

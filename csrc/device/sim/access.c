@@ -1,0 +1,105 @@
+#include "device/sim/access.h"
+
+#include "device/sim/call.h"
+#include "device/sim/footprint.h"
+
+bool fan__visit_job(const void *what, size_t i, const fan_array **a, bool *write)
+{
+    const fan_job *job = what;
+    size_t reads = job->kind == FAN_JOB_UPLOAD ? 0 : job->n; /* the host's memory is no business of the checker */
+    *write = false;
+    if (i < reads) {
+        *a = job->in[i].array;
+        return true;
+    }
+    i -= reads;
+    if (job->figures) {
+        const fan_stats_out *g = job->figures;
+        size_t more = g->before ? 2 : 1;
+        *write = i == more - 1;
+        *a = *write ? g->words : g->before;
+        if (i < more)
+            return true;
+        i -= more;
+    }
+    *write = false;
+    if (job->kind == FAN_JOB_SCATTER && i < 4) {
+        const fan_array *parts[] = {job->sparse->indices, job->sparse->values, job->sparse->pointers, job->out};
+        *a = parts[i];
+        return true;
+    }
+    *write = true;
+    *a = job->out;
+    return i == (job->kind == FAN_JOB_SCATTER ? 4u : 0u);
+}
+
+bool fan__visit_kernel(const void *what, size_t i, const fan_array **a, bool *write)
+{
+    const fan_sim_kernel *k = what;
+    *write = i >= k->nreads;
+    if (i >= k->nreads + k->nwrites)
+        return false;
+    *a = *write ? k->writes[i - k->nreads] : k->reads[i];
+    return true;
+}
+
+bool fan__visit_read(const void *what, size_t i, const fan_array **a, bool *write)
+{
+    *a = what;
+    *write = false;
+    return i == 0;
+}
+
+fan_sim_device_part *fan__access_part(fan_sim *m, uintptr_t address)
+{
+    for (int i = 0; i < m->config.devices; i++)
+        if (address - m->parts[i].arena.base < m->parts[i].arena.bytes)
+            return &m->parts[i];
+    return NULL;
+}
+
+fan_block *fan__access_block(fan_sim *m, const void *address)
+{
+    fan_sim_device_part *p = fan__access_part(m, (uintptr_t)address);
+    return p ? fan_arena_find(&p->arena, (uintptr_t)address) : NULL;
+}
+
+void fan__access_touch(fan_sim *m, fan__visit *next, const void *what)
+{
+    const fan_array *a = NULL;
+    bool write;
+    if (!fan__sim_here.m || !fan__sim_here.m->has_chooser)
+        return;
+    for (size_t i = 0; next(what, i, &a, &write); i++) {
+        const fan_block *b = a && a->size ? fan__access_block(m, a->data) : NULL;
+        if (b)
+            fan__sim_touch(m, b->name, write);
+    }
+}
+
+fan_status fan__access_judge(fan_sim *m, uint32_t lane, const char *name, const char *site, fan__keeper kept,
+                             fan__visit *next, const void *what, fan_race *race, fan_error *err)
+{
+    const fan_array *a = NULL;
+    bool write;
+    uint64_t op;
+    fan_status worst = FAN_OK;
+    if (!m->checking)
+        return FAN_OK;
+    for (size_t i = 0; next(what, i, &a, &write); i++)
+        if (a)
+            fan_race_check_plan(m->order, a);
+    FAN_TRY(fan_race_check_begin(m->order, lane, fan__sim_lane(m), name, site, &op, err));
+    if (kept != KEPT_BY_NOBODY)
+        fan_race_check_over(m->order, op, kept == KEPT_BY_HOST);
+    for (size_t i = 0; next(what, i, &a, &write); i++) {
+        fan_status status = a ? fan_race_check_access(m->order, op, a, write, worst == FAN_OK ? race : NULL) : FAN_OK;
+        if (status == FAN_ERR_NOMEM)
+            return fan_fail(err, FAN_ERR_NOMEM, "out of memory for the happens-before history");
+        if (status != FAN_OK)
+            worst = status;
+    }
+    if (worst == FAN_ERR_RACE)
+        fan__sim_keep_race(m, race);
+    return worst;
+}

@@ -1,0 +1,293 @@
+/* Captures of streams begun and ended, and the graphs that they become, launched. */
+#include "base/mem.h"
+#include "device/sim/access.h"
+#include "device/sim/call.h"
+#include "device/sim/footprint.h"
+#include "device/sim/pack.h"
+#include "device/sim/queue.h"
+#include "device/sim/recording.h"
+#include "device/sim/stream.h"
+#include "device/sim/work.h"
+
+fan_status fan_sim_capture_begin(fan_sim *m, fan_stream *s, int mode, fan_error *err)
+{
+    fan_sim_queue *q = fan__queue_of(s);
+    fan_sim_graph *g = fan_calloc(sizeof *g);
+    fan_sim_recording *r = fan_calloc(sizeof *r);
+    fan_status status;
+    fan_yield();
+    fan__sim_lock(m);
+    fan__sim_touch(m, FAN__NAME(OF_CAPTURES, 0), FAN_TOUCH_WRITES);
+    if (q->legacy || q->recording) {
+        bool broken = q->recording && q->recording->capture.broken;
+        status = fan__recording_refuse(q,
+                                       q->legacy ? FAN_CAPTURE_UNSUPPORTED
+                                       : broken  ? FAN_CAPTURE_INVALIDATED
+                                                 : FAN_CAPTURE_VALUE,
+                                       "begin a capture", err);
+        goto done;
+    }
+    status = fan__recording_refuse(
+        q, !g || !r || fan_grow((void **)&g->device, &g->device_cap, 1, sizeof *g->device) ? -1 : 0, "begin a capture",
+        err);
+    if (status != FAN_OK)
+        goto done;
+    FAN_GO(fan_capture_begin(&r->capture, (fan_capture_mode)mode, fan_thread_id(), err));
+    g->refs = 1;
+    g->m = m;
+    g->tail = &g->head;
+    g->device[g->members++] = q->device;
+    r->graph = g;
+    r->refs = 2; /* the machine's and the stream's */
+    r->next = m->recordings;
+    m->recordings = r;
+    atomic_fetch_add_explicit(&m->captures, 1, memory_order_relaxed);
+    q->recording = r;
+    q->member = 0;
+    q->refs++;
+done:
+    fan__sim_unlock(m);
+    if (status != FAN_OK) {
+        if (g)
+            fan_free(g->device);
+        fan_free(g);
+        if (r)
+            fan_capture_fini(&r->capture);
+        fan_free(r);
+    }
+    return status;
+}
+
+/* graph_leave_capture: its streams are as they were; its events go on knowing it. */
+static void graph_leave_capture(fan_sim *m, fan_sim_recording *r)
+{
+    for (fan_sim_recording **at = &m->recordings; *at; at = &(*at)->next)
+        if (*at == r) {
+            *at = r->next;
+            break;
+        }
+    for (size_t i = 0; i < m->nqueues; i++) {
+        fan_sim_queue *q = m->queues[i];
+        if (q->recording == r) {
+            q->recording = NULL;
+            fan__queue_drop(q);
+            r->refs--; /* not the last: the machine's is left */
+        }
+    }
+    atomic_fetch_sub_explicit(&m->captures, 1, memory_order_relaxed);
+    r->graph = NULL;
+    fan__recording_drop(r);
+    fan__queue_sweep(m);
+}
+
+/* graph_drop: takes 1 off a count of g's; it goes with the last of both. */
+static void graph_drop(fan_sim_graph *g, size_t *count)
+{
+    fan_sim *m = g->m;
+    fan__sim_lock(m);
+    --*count;
+    bool last = !g->refs && !g->queued;
+    for (uint32_t i = 0; last && g->queues && i < g->members; i++)
+        fan__queue_drop(g->queues[i]);
+    for (fan_sim_graph **at = &m->graphs; last && *at; at = &(*at)->next)
+        if (*at == g) {
+            *at = g->next;
+            break;
+        }
+    for (size_t i = 0; last && i < g->nblocks; i++) {
+        fan_block *b = fan__access_block(m, (void *)g->blocks[i]);
+        if (b && --b->graphs == 0 && b->left)
+            fan_arena_free(&fan__access_part(m, b->lo)->arena, b->lo);
+    }
+    if (last)
+        fan__queue_sweep(m);
+    fan__sim_unlock(m);
+    if (last)
+        fan__graph_free(g);
+}
+
+void fan_sim_graph_drop(fan_sim_graph *g)
+{
+    if (!g)
+        return;
+    fan_sim *m = g->m;
+    fan__sim_lock(m);
+    bool mine = g->refs == 1; /* nobody else can launch it any more, or get a hold */
+    fan__sim_unlock(m);
+    graph_drop(g, &g->refs);
+    if (mine)
+        fan_sim_drop(m);
+}
+
+fan_status fan_sim_capture_end(fan_sim *m, fan_stream *s, fan_sim_graph **out, fan_error *err)
+{
+    fan_sim_queue *q = fan__queue_of(s);
+    fan_sim_graph *g = NULL;
+    *out = NULL;
+    fan_yield();
+    fan__sim_lock(m);
+    fan__sim_touch(m, FAN__NAME(OF_CAPTURES, 0), FAN_TOUCH_WRITES);
+    fan_sim_recording *r = q->recording;
+    int code = r ? fan_capture_end(&r->capture, q->member, fan_thread_id()) : FAN_CAPTURE_VALUE;
+    if (r && r->capture.ended) {
+        g = r->graph;
+        g->next = m->graphs;
+        m->graphs = g;
+        graph_leave_capture(m, r);
+    }
+    fan_status status = fan__recording_refuse(q, code, "end a capture", err);
+    fan__sim_unlock(m);
+    if (g)
+        (void)fan_sim_hold(m); /* the graph's */
+    if (status == FAN_OK)
+        *out = g;
+    else
+        fan_sim_graph_drop(g);
+    return status;
+}
+
+/* Work of a graph on its way. */
+typedef struct graph_work {
+    fan_sim_graph *graph; /* held: it keeps the memory until the work has run */
+    const fan_sim_kernel *kernel;
+} graph_work;
+
+static fan_status graph_work_run(void *ctx, fan_error *err)
+{
+    const graph_work *r = ctx;
+    return r->kernel->fn ? r->kernel->fn(r->kernel->ctx, err) : FAN_OK;
+}
+
+static void graph_work_fini(void *ctx)
+{
+    graph_work *r = ctx;
+    graph_drop(r->graph, &r->graph->queued);
+    fan_free(r);
+}
+
+/* graph_follow: what is queued on q from now on comes after all that is queued on `other`. */
+static fan_status graph_follow(fan_sim *m, fan_sim_queue *q, fan_sim_queue *other, fan_error *err)
+{
+    FAN_TRY(fan__queue_wait(m, q, (fan_sim_point){other, other->queued}, err));
+    q->end_us = fan__later(q->end_us, other->end_us);
+    return fan_race_check_wait(m->order, q->lane, fan__sim_lane(m), fan_race_check_clock(m->order, other->lane)) ==
+                   FAN_OK
+               ? FAN_OK
+               : fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph");
+}
+
+static fan_status graph_replay_work(fan_sim *m, fan_sim_graph *g, const fan_sim_command *c, fan_error *err)
+{
+    bool one = c->njobs == 1;
+    fan__work w = {.name = c->name,
+                   .next = one ? fan__visit_job : fan__visit_kernel,
+                   .what = one ? (const void *)c->jobs : (const void *)&c->kernel,
+                   .us = c->us,
+                   .kept = m->config.bare ? KEPT_BY_NOBODY : KEPT_BY_GRAPH};
+    graph_work *r = NULL;
+    if (m->config.run_work) {
+        w.op = fan__op_new(c->jobs, c->njobs);
+        r = fan_alloc(sizeof *r);
+        if (!w.op || !r) {
+            fan_free(w.op);
+            fan_free(r);
+            return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph");
+        }
+        *r = (graph_work){g, &c->kernel};
+        g->queued++;
+        w.op->fn = graph_work_run;
+        w.op->fini = graph_work_fini;
+        w.op->ctx = r;
+    }
+    fan_status status = fan__work_enqueue(m, g->queues[c->member], &w, c->site, err);
+    if (status != FAN_OK && status != FAN_ERR_RACE) {
+        if (r)
+            g->queued--;
+        fan_free(r);
+        fan_free(w.op);
+    }
+    return status;
+}
+
+/* A record of a graph, while it is launched. */
+typedef struct graph_record {
+    fan_sim_point point;
+    fan_clock clock;
+} graph_record;
+
+static fan_status graph_replay(fan_sim *m, fan_sim_graph *g, const fan_sim_command *c, graph_record *marks,
+                               fan_error *err)
+{
+    fan_sim_queue *q = g->queues[c->member];
+    graph_record *k = &marks[c->event];
+    switch (c->kind) {
+    case FAN_COMMAND_WORK:
+        return graph_replay_work(m, g, c, err);
+    case FAN_COMMAND_RECORD:
+        k->point = (fan_sim_point){q, q->queued};
+        return fan_race_check_record(m->order, q->lane, fan__sim_lane(m), &k->clock) == FAN_OK
+                   ? FAN_OK
+                   : fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph");
+    case FAN_COMMAND_WAIT:
+        FAN_TRY(fan__queue_wait(m, q, k->point, err));
+        q->end_us = fan__later(q->end_us, k->point.queue->end_us);
+        return fan_race_check_wait(m->order, q->lane, fan__sim_lane(m), &k->clock) == FAN_OK
+                   ? FAN_OK
+                   : fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph");
+    }
+    return FAN_OK;
+}
+
+/* graph_queues: a queue for each member, the same ones each time: so two launches of one graph run one after the other.
+ */
+static fan_status graph_queues(fan_sim *m, fan_sim_graph *g, const fan_sim_queue *on, fan_error *err)
+{
+    if (!g->queues && !(g->queues = fan_calloc(g->members * sizeof *g->queues)))
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph");
+    for (uint32_t i = 0; i < g->members; i++)
+        if (!g->queues[i])
+            FAN_TRY(fan__queue_new(m, g->device[i], ++m->handle, false, fan_race_check_clock(m->order, on->lane),
+                                   &g->queues[i], err));
+    return FAN_OK;
+}
+
+fan_status fan_sim_graph_launch(fan_sim_graph *g, fan_stream *s, fan_error *err)
+{
+    fan_sim *m = g->m;
+    fan_sim_queue *q = fan__queue_of(s);
+    fan_status status, worst = FAN_OK;
+    graph_record *marks = fan_calloc(((size_t)g->events + 1) * sizeof *marks);
+    if (!marks)
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph");
+    for (uint32_t i = 0; i < g->events; i++)
+        fan_clock_init(&marks[i].clock);
+    fan_yield();
+    fan__sim_lock(m);
+    FAN_GO(fan__sim_enter(m, "launch", err));
+    FAN_GO(fan__sim_raise_pending(m, err));
+    FAN_GO(fan__recording_none(q, "launch a graph", err));
+    FAN_GO(fan__stream_barrier(m, q, err));
+    if (fan_race_check_wait(m->order, q->lane, fan__sim_lane(m), fan_race_check_clock(m->order, q->lane)) !=
+        FAN_OK) /* it is queued by this host */
+        FAN_GO(fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph"));
+    FAN_GO(graph_queues(m, g, q, err));
+    for (uint32_t i = 0; i < g->members; i++)
+        FAN_GO(graph_follow(m, g->queues[i], q, err));
+    for (const fan_sim_command *c = g->head; c; c = c->next) {
+        status = graph_replay(m, g, c, marks, err);
+        if (status == FAN_ERR_RACE)
+            worst = FAN_ERR_RACE;
+        else if (status != FAN_OK)
+            goto done;
+    }
+    for (uint32_t i = 0; i < g->members; i++)
+        FAN_GO(graph_follow(m, q, g->queues[i], err));
+    fan__sim_touch(m, q->name, true);
+    status = worst;
+done:
+    fan__sim_unlock(m);
+    for (uint32_t i = 0; i < g->events; i++)
+        fan_clock_fini(&marks[i].clock);
+    fan_free(marks);
+    return status;
+}

@@ -1,0 +1,123 @@
+/* history: of each byte of memory, its last write and the reads since: the inside of the happens-before checker.
+ *
+ * Ranges of equal history lie in short sorted runs (chunks) under one sorted directory: an access to a range that is
+ * known as such costs two binary searches and allocates nothing. */
+#ifndef FAN_DEVICE_SIM_HISTORY_H
+#define FAN_DEVICE_SIM_HISTORY_H
+
+#include "base/clock.h"
+#include "device/sim/race.h"
+
+#include <stddef.h>
+
+#define FAN__NONE UINT32_MAX
+#define FAN__CHUNK 32
+
+/* One read since the last write; reads of a range are a list. */
+typedef struct fan__reading {
+    uint64_t count;
+    uint32_t lane, op;
+    uint32_t next; /* NONE ends the list; also links what is free */
+} fan__reading;
+
+/* A range of bytes with one history. */
+typedef struct fan__range {
+    uintptr_t lo, hi;
+    uint64_t count;    /* of the last write; 0: none */
+    uint32_t lane, op; /* of the last write; op NONE: none */
+    uint32_t reads;
+    bool released; /* the last write is a release */
+} fan__range;
+
+typedef struct fan__chunk {
+    struct fan__chunk *next; /* among the spare ones */
+    uint32_t n;              /* never 0 in the directory */
+    fan__range r[FAN__CHUNK];
+} fan__chunk;
+
+/* Where a range stands: chunk c of the directory, its i-th. */
+typedef struct fan__place {
+    size_t c;
+    uint32_t i;
+} fan__place;
+
+typedef struct fan__op_slot {
+    fan_op op;
+    uint32_t refs; /* ranges and reads that name it, and 1 while it is its lane's latest */
+    uint32_t next; /* among the free ones */
+} fan__op_slot;
+
+typedef struct fan__lane {
+    fan_clock clock;
+    uint64_t who;
+    uint64_t count; /* of one that was left: its clock is given back */
+    size_t ops;     /* operations of it that the history names */
+    uint32_t open;  /* its latest operation, or NONE */
+    bool host;
+    bool left; /* another may have it */
+} fan__lane;
+
+typedef struct fan__lock {
+    uint64_t id; /* 0: a free place */
+    fan_clock clock;
+} fan__lock;
+
+struct fan_race_check {
+    fan__lane *lanes;
+    size_t nlanes, lanes_cap;
+    fan__chunk **dir; /* sorted by address */
+    size_t ndir, dir_cap;
+    fan__chunk *spare;
+    size_t nspare;
+    fan__reading *reads;
+    size_t nreads, reads_cap;
+    uint32_t free_read;
+    size_t free_reads; /* in the list and behind nreads */
+    fan__op_slot *ops;
+    size_t nops, ops_cap;
+    uint32_t free_op;
+    uint64_t number;                              /* operations so far */
+    size_t want_ranges, want_reads, want_crossed; /* what fan_race_check_plan has asked for */
+    fan__lock *mutexes;                           /* open addressing; a power of two */
+    size_t nmutexes, mutexes_cap;
+    fan_clock gate; /* the G of a release; kept for its room */
+};
+
+typedef struct fan_race_check fan_race_check;
+
+static inline uint64_t fan__count_in(const fan_clock *c, uint32_t at)
+{
+    return at < c->n ? (c->heap ? c->heap : c->lanes)[at] : 0;
+}
+static inline fan__range *fan__history_at(const fan_race_check *o, fan__place p) { return &o->dir[p.c]->r[p.i]; }
+static inline bool fan__history_is_end(const fan_race_check *o, fan__place p) { return p.c >= o->ndir; }
+
+void fan__history_free_chunk(fan_race_check *o, fan__chunk *c);
+void fan__history_drop_op(fan_race_check *o, uint32_t at);
+/* fan__history_take_op: a free one, for the lane `of`. */
+int fan__history_take_op(fan_race_check *o, uint32_t of, uint32_t *out);
+fan__place fan__history_after(const fan_race_check *o, fan__place p);
+/* fan__history_find: the first range that ends behind `x`. */
+fan__place fan__history_find(const fan_race_check *o, uintptr_t x);
+/* fan__history_erase: takes out the ranges from p on that begin below `hi`; what they name is let go. Returns what then
+ * stands at p.
+ */
+fan__place fan__history_erase(fan_race_check *o, fan__place p, uintptr_t hi);
+/* fan__history_cut: no range has `x` strictly inside. Returns the first range that ends behind x. The room is there. */
+fan__place fan__history_cut(fan_race_check *o, uintptr_t x);
+/* fan__history_reserve: room for `ranges` more ranges and `reads` more reads, where the accesses cross `crossed` ranges
+ * that are there. */
+int fan__history_reserve(fan_race_check *o, size_t ranges, size_t reads, size_t crossed);
+/* fan__history_measure: what noting [lo, hi) can take at most, read or write: two cuts, each copying a list of reads; a
+ * read on every range and every gap. */
+void fan__history_measure(const fan_race_check *o, uintptr_t lo, uintptr_t hi, size_t *ranges, size_t *reads,
+                          size_t *crossed);
+/* fan__history_add_read: notes a read; reads that it covers go. */
+void fan__history_add_read(fan_race_check *o, fan__range *r, const fan_clock *now, uint32_t op);
+void fan__history_set_write(fan_race_check *o, fan__range *r, uint32_t op, bool released);
+/* fan__history_note_write: [lo, hi) becomes one range. The room is there. */
+void fan__history_note_write(fan_race_check *o, uint32_t op, uintptr_t lo, uintptr_t hi, bool released);
+/* fan__history_note_read: a read on every range in [lo, hi), and new ranges in the gaps. The room is there. */
+void fan__history_note_read(fan_race_check *o, uint32_t op, const fan_clock *now, uintptr_t lo, uintptr_t hi);
+
+#endif

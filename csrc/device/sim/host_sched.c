@@ -1,0 +1,497 @@
+#define _POSIX_C_SOURCE 200809L
+#include "device/sim/host_sched.h"
+
+#include "base/rng.h"
+#include "base/mem.h"
+#include "device/sim/explore.h"
+
+#include <assert.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+
+#define NOBODY (-1)
+#define SITE 96
+
+typedef enum state {
+    NEW,   /* not begun; may be chosen */
+    READY, /* at a yield */
+    ACTING,
+    WAITING, /* for `mutex`: its holder, or a change under it */
+    ENDED
+} state;
+
+typedef struct actor {
+    pthread_cond_t go;
+    state state;
+    uint64_t mutex;
+    bool condition; /* nobody held the mutex when it began to wait: it waits for a change */
+    bool woken;     /* another actor has changed something under the mutex since */
+    int asked;      /* in vain, in a row, since another acted */
+    bool freed;     /* the one wake of those who give up was spent */
+    char site[SITE];
+} actor;
+
+typedef struct holding {
+    uint64_t mutex;
+    int actor;
+} holding;
+
+struct fan_host_sched {
+    pthread_mutex_t lock; /* guards all of it, the actors' conditions too */
+    pthread_cond_t done;  /* for who joins */
+    fan_host_sched_hooks hooks;
+    uint64_t random;
+    actor actors[FAN_ACTORS];
+    int n;
+    int turn;            /* who acts; NOBODY before a join and after it */
+    bool over;           /* none left who can act */
+    atomic_int given_up; /* fan_give_up */
+    holding *held;
+    size_t nheld, held_cap;
+    unsigned char *order; /* the choices */
+    size_t norder, order_cap;
+    size_t limit;              /* of choices; 0: none */
+    char text[FAN_ERROR_TEXT]; /* of the deadlock */
+};
+
+fan_host_sched *fan_host_sched_new(uint64_t seed)
+{
+    fan_host_sched *t = fan_calloc(sizeof *t);
+    if (!t)
+        return NULL;
+    /* A held mutex must be noted, come what may: an actor holds a few at most. */
+    if (fan_grow((void **)&t->held, &t->held_cap, 8 * FAN_ACTORS, sizeof *t->held)) {
+        fan_free(t);
+        return NULL;
+    }
+    (void)pthread_mutex_init(&t->lock, NULL);
+    (void)pthread_cond_init(&t->done, NULL);
+    for (int i = 0; i < FAN_ACTORS; i++)
+        (void)pthread_cond_init(&t->actors[i].go, NULL);
+    t->random = seed;
+    t->turn = NOBODY;
+    return t;
+}
+
+void fan_host_sched_free(fan_host_sched *t)
+{
+    if (!t)
+        return;
+    for (int i = 0; i < FAN_ACTORS; i++)
+        (void)pthread_cond_destroy(&t->actors[i].go);
+    (void)pthread_cond_destroy(&t->done);
+    (void)pthread_mutex_destroy(&t->lock);
+    fan_free(t->held);
+    fan_free(t->order);
+    fan_free(t);
+}
+
+#ifdef FAN_TEST
+void fan_host_sched_reset(fan_host_sched *t, uint64_t seed)
+{
+    t->random = seed;
+    t->n = 0;
+    t->turn = NOBODY;
+    t->over = false;
+    atomic_store(&t->given_up, FAN_GOING);
+    t->nheld = t->norder = 0;
+}
+#endif
+
+void fan_host_sched_set_hooks(fan_host_sched *t, const fan_host_sched_hooks *hooks)
+{
+    (void)pthread_mutex_lock(&t->lock);
+    t->hooks = *hooks;
+    (void)pthread_mutex_unlock(&t->lock);
+}
+
+fan_give_up fan_host_sched_given_up(const fan_host_sched *t)
+{
+    return (fan_give_up)atomic_load_explicit(&((fan_host_sched *)(uintptr_t)t)->given_up, memory_order_relaxed);
+}
+
+/* ---- who may act, and who does; the lock is held ---- */
+
+static int holder(const fan_host_sched *t, uint64_t mutex)
+{
+    for (size_t i = 0; i < t->nheld; i++)
+        if (t->held[i].mutex == mutex)
+            return t->held[i].actor;
+    return NOBODY;
+}
+
+static bool can_act(const fan_host_sched *t, const actor *a)
+{
+    if (a->state == NEW || a->state == READY)
+        return a->asked < FAN_ASKS || fan_host_sched_given_up(t) != FAN_GOING;
+    return a->state == WAITING && holder(t, a->mutex) == NOBODY && (!a->condition || a->woken);
+}
+
+static uint32_t enabled(const fan_host_sched *t)
+{
+    uint32_t mask = 0;
+    for (int i = 0; i < t->n; i++)
+        if (can_act(t, &t->actors[i]))
+            mask |= UINT32_C(1) << i;
+    return mask;
+}
+
+static int lowest(uint32_t mask)
+{
+    int i = 0;
+    while (!(mask >> i & 1))
+        i++;
+    return i;
+}
+
+static int by_seed(fan_host_sched *t, uint32_t mask)
+{
+    uint64_t skip = 0;
+    for (uint32_t m = mask; m; m &= m - 1)
+        skip++;
+    for (skip = fan_rng(&t->random) % skip; skip > 0; skip--)
+        mask &= mask - 1;
+    return lowest(mask);
+}
+
+/* give_up: who has not begun never will. */
+static void give_up(fan_host_sched *t, fan_give_up how)
+{
+    atomic_store(&t->given_up, (int)how);
+    for (int i = 0; i < t->n; i++)
+        if (t->actors[i].state == NEW) {
+            t->actors[i].state = ENDED;
+            (void)pthread_cond_broadcast(&t->actors[i].go);
+        }
+}
+
+static void explain(fan_host_sched *t)
+{
+    t->text[0] = '\0';
+    fan_append(t->text, sizeof t->text, "deadlock:");
+    const char *sep = " ";
+    for (int i = 0; i < t->n; i++) {
+        const actor *a = &t->actors[i];
+        if (a->state == READY)
+            fan_append(t->text, sizeof t->text, "%shost thread %d asks again and again for what no other changes", sep,
+                       i);
+        if (a->state == READY)
+            sep = "; ";
+        if (a->state != WAITING)
+            continue;
+        int other = holder(t, a->mutex);
+        fan_append(t->text, sizeof t->text, "%shost thread %d%s%s%s waits for ", sep, i, a->site[0] ? " (" : "",
+                   a->site, a->site[0] ? ")" : "");
+        if (other == NOBODY)
+            fan_append(t->text, sizeof t->text, "a change that no other makes");
+        else
+            fan_append(t->text, sizeof t->text, "a lock that host thread %d holds", other);
+        sep = "; ";
+    }
+}
+
+static int note(fan_host_sched *t, int choice)
+{
+    if (fan_grow((void **)&t->order, &t->order_cap, t->norder + 1, 1) == 0)
+        t->order[t->norder++] = (unsigned char)choice;
+    return choice;
+}
+
+#define LATELY 1000
+
+/* endless: so many choices that it will not end: who made the last ones. */
+static void endless(fan_host_sched *t)
+{
+    size_t acted[FAN_ACTORS] = {0}, from = t->norder > LATELY ? t->norder - LATELY : 0;
+    for (size_t i = from; i < t->norder; i++)
+        if (t->order[i] < FAN_ACTORS)
+            acted[t->order[i]]++;
+    t->text[0] = '\0';
+    fan_append(t->text, sizeof t->text, "no end after %zu steps (of the last %zu", t->norder, t->norder - from);
+    for (int i = 0; i < t->n; i++)
+        if (acted[i])
+            fan_append(t->text, sizeof t->text, ", host thread %d took %zu", i, acted[i]);
+    fan_append(t->text, sizeof t->text,
+               "): a thread that waits for what never comes, or a scenario that needs more (steps=)");
+    give_up(t, FAN_DEADLOCKED);
+}
+
+/* hand_on: who acts next. */
+static void hand_on(fan_host_sched *t)
+{
+    t->turn = NOBODY;
+    if (t->limit && t->norder >= t->limit && fan_host_sched_given_up(t) == FAN_GOING)
+        endless(t);
+    uint32_t mask = enabled(t);
+    if (mask && atomic_load(&t->given_up) == FAN_GOING) {
+        int next = t->hooks.choose ? t->hooks.choose(t->hooks.ctx, mask) : by_seed(t, mask);
+        if (next < 0 || next >= t->n || !(mask >> next & 1)) {
+            give_up(t, FAN_ABANDONED);
+            mask = enabled(t);
+        } else {
+            (void)note(t, next);
+            mask = UINT32_C(1) << next;
+            for (int i = 0; i < t->n; i++)
+                if (i != next)
+                    t->actors[i].asked = 0;
+        }
+    }
+    if (!mask) {
+        bool left = false;
+        for (int i = 0; i < t->n; i++)
+            left |= t->actors[i].state != ENDED;
+        if (left && atomic_load(&t->given_up) == FAN_GOING) {
+            explain(t);
+            give_up(t, FAN_DEADLOCKED);
+        }
+        mask = enabled(t); /* who asked in vain need not any more */
+        for (int i = 0; i < t->n && !mask; i++) {
+            actor *a = &t->actors[i];
+            if (a->state == WAITING && a->condition && !a->freed) {
+                a->woken = a->freed = true;
+                mask = enabled(t);
+            }
+        }
+    }
+    if (!mask) {
+        t->over = true;
+        (void)pthread_cond_broadcast(&t->done);
+        return;
+    }
+    t->turn = lowest(mask);
+    (void)pthread_cond_broadcast(&t->actors[t->turn].go);
+}
+
+/* await: until the actor has the turn (true), or has been ended by others. The lock is held; it is let go meanwhile,
+ * and the frontend's own too. */
+static bool await(fan_host_sched *t, actor *a)
+{
+    int me = (int)(a - t->actors);
+    if (t->turn != me && a->state != ENDED) {
+        fan_host_sched_hooks h = t->hooks;
+        void *before = NULL;
+        if (h.before_block) {
+            (void)pthread_mutex_unlock(&t->lock);
+            before = h.before_block(h.block_ctx);
+            (void)pthread_mutex_lock(&t->lock);
+        }
+        while (t->turn != me && a->state != ENDED)
+            (void)pthread_cond_wait(&a->go, &t->lock);
+        if (h.after_block) {
+            (void)pthread_mutex_unlock(&t->lock);
+            h.after_block(h.block_ctx, before);
+            (void)pthread_mutex_lock(&t->lock);
+        }
+    }
+    if (t->turn != me)
+        return false;
+    a->state = ACTING;
+    return true;
+}
+
+/* ---- what actors call ---- */
+
+fan_status fan_host_sched_spawn(fan_host_sched *t, int *out, bool *first, fan_error *err)
+{
+    (void)pthread_mutex_lock(&t->lock);
+    bool all_ended = true;
+    for (int i = 0; i < t->n; i++)
+        all_ended &= t->actors[i].state == ENDED;
+    if (all_ended)
+        t->n = 0;
+    *first = t->n == 0;
+    int i = t->n < FAN_ACTORS ? t->n++ : -1;
+    if (i >= 0) {
+        actor *a = &t->actors[i];
+        a->state = NEW;
+        a->freed = false;
+        a->asked = 0;
+        a->site[0] = '\0';
+    }
+    (void)pthread_mutex_unlock(&t->lock);
+    *out = i;
+    return i >= 0 ? FAN_OK
+                  : fan_fail(err, FAN_ERR_VALUE, "a machine has at most %d host threads at a time", FAN_ACTORS);
+}
+
+size_t fan_host_sched_count(fan_host_sched *t)
+{
+    size_t n = 0;
+    (void)pthread_mutex_lock(&t->lock);
+    for (int i = 0; i < t->n; i++)
+        n += t->actors[i].state != ENDED;
+    (void)pthread_mutex_unlock(&t->lock);
+    return n;
+}
+
+bool fan_host_sched_begin(fan_host_sched *t, int me)
+{
+    (void)pthread_mutex_lock(&t->lock);
+    bool go = me >= 0 && me < t->n && await(t, &t->actors[me]);
+    (void)pthread_mutex_unlock(&t->lock);
+    return go;
+}
+
+void fan_host_sched_yield(fan_host_sched *t, int me)
+{
+    if (fan_host_sched_given_up(t) != FAN_GOING)
+        return;
+    (void)pthread_mutex_lock(&t->lock);
+    t->actors[me].state = READY;
+    hand_on(t);
+    (void)await(t, &t->actors[me]);
+    (void)pthread_mutex_unlock(&t->lock);
+}
+
+void fan_host_sched_wait(fan_host_sched *t, int me, uint64_t mutex, const char *site)
+{
+    (void)pthread_mutex_lock(&t->lock);
+    actor *a = &t->actors[me];
+    a->state = WAITING;
+    a->mutex = mutex;
+    a->condition = holder(t, mutex) == NOBODY;
+    a->woken = false;
+    snprintf(a->site, sizeof a->site, "%s", site);
+    hand_on(t);
+    (void)await(t, a);
+    (void)pthread_mutex_unlock(&t->lock);
+}
+
+void fan_host_sched_locked(fan_host_sched *t, int me, uint64_t mutex)
+{
+    (void)pthread_mutex_lock(&t->lock);
+    if (fan_grow((void **)&t->held, &t->held_cap, t->nheld + 1, sizeof *t->held) == 0)
+        t->held[t->nheld++] = (holding){mutex, me};
+    (void)pthread_mutex_unlock(&t->lock);
+}
+
+void fan_host_sched_unlocking(fan_host_sched *t, int me, uint64_t mutex)
+{
+    bool held = false;
+    (void)pthread_mutex_lock(&t->lock);
+    for (size_t i = 0; i < t->nheld && !held; i++)
+        if (t->held[i].mutex == mutex && t->held[i].actor == me) {
+            t->held[i] = t->held[--t->nheld];
+            held = true;
+        }
+    (void)pthread_mutex_unlock(&t->lock);
+    assert(held); /* a lock that is given back was taken, by the same thread */
+    (void)held;
+}
+
+void fan_host_sched_changed(fan_host_sched *t, int me, uint64_t mutex)
+{
+    (void)pthread_mutex_lock(&t->lock);
+    for (int i = 0; i < t->n; i++)
+        if (i != me && t->actors[i].state == WAITING && t->actors[i].mutex == mutex)
+            t->actors[i].woken = true;
+    (void)pthread_mutex_unlock(&t->lock);
+}
+
+void fan_host_sched_idle(fan_host_sched *t, int me)
+{
+    (void)pthread_mutex_lock(&t->lock);
+    t->actors[me].asked++;
+    (void)pthread_mutex_unlock(&t->lock);
+}
+
+void fan_host_sched_busy(fan_host_sched *t, int me)
+{
+    (void)pthread_mutex_lock(&t->lock);
+    t->actors[me].asked = 0;
+    (void)pthread_mutex_unlock(&t->lock);
+}
+
+int fan_host_sched_pick(fan_host_sched *t, int n)
+{
+    int answer = -1;
+    (void)pthread_mutex_lock(&t->lock);
+    if (t->hooks.pick && fan_host_sched_given_up(t) == FAN_GOING)
+        answer = t->hooks.pick(t->hooks.ctx, n);
+    if (answer >= 0)
+        (void)note(t, FAN_ANSWER + answer);
+    (void)pthread_mutex_unlock(&t->lock);
+    return answer;
+}
+
+void fan_host_sched_limit(fan_host_sched *t, size_t steps) { t->limit = steps; }
+
+size_t fan_host_sched_steps(fan_host_sched *t)
+{
+    (void)pthread_mutex_lock(&t->lock);
+    size_t n = t->norder;
+    (void)pthread_mutex_unlock(&t->lock);
+    return n;
+}
+
+int fan_host_sched_break(fan_host_sched *t, const char *text)
+{
+    (void)pthread_mutex_lock(&t->lock);
+    int who = t->turn;
+    if (who >= 0 && t->actors[who].state == ACTING && fan_host_sched_given_up(t) == FAN_GOING) {
+        snprintf(t->text, sizeof t->text, "%s", text);
+        give_up(t, FAN_DEADLOCKED);
+        hand_on(t);
+    } else {
+        who = NOBODY;
+    }
+    (void)pthread_mutex_unlock(&t->lock);
+    return who;
+}
+
+void fan_host_sched_end(fan_host_sched *t, int me)
+{
+    (void)pthread_mutex_lock(&t->lock);
+    bool mine = t->turn == me;
+    if (me >= 0 && me < t->n)
+        t->actors[me].state = ENDED;
+    if (mine)
+        hand_on(t);
+    (void)pthread_mutex_unlock(&t->lock);
+}
+
+fan_status fan_host_sched_join(fan_host_sched *t, fan_error *err)
+{
+    fan_status status = FAN_OK;
+    (void)pthread_mutex_lock(&t->lock);
+    t->over = false;
+    hand_on(t);
+    fan_host_sched_hooks h = t->hooks;
+    bool let_go = !t->over && h.before_block;
+    void *before = NULL;
+    if (let_go) {
+        (void)pthread_mutex_unlock(&t->lock);
+        before = h.before_block(h.block_ctx);
+        (void)pthread_mutex_lock(&t->lock);
+    }
+    while (!t->over)
+        (void)pthread_cond_wait(&t->done, &t->lock);
+    if (fan_host_sched_given_up(t) == FAN_DEADLOCKED)
+        status = fan_fail(err, FAN_ERR_DEADLOCK, "%s", t->text);
+    (void)pthread_mutex_unlock(&t->lock);
+    if (let_go && h.after_block)
+        h.after_block(h.block_ctx, before);
+    return status;
+}
+
+bool fan_host_sched_stuck(fan_host_sched *t, int me)
+{
+    (void)pthread_mutex_lock(&t->lock);
+    bool stuck = t->over && me >= 0 && me < t->n && t->actors[me].state != ENDED;
+    (void)pthread_mutex_unlock(&t->lock);
+    return stuck;
+}
+
+void fan_host_sched_schedule(fan_host_sched *t, char *buf, size_t size)
+{
+    if (size == 0)
+        return;
+    (void)pthread_mutex_lock(&t->lock);
+    size_t n = t->norder < size - 1 ? t->norder : size - 1;
+    for (size_t i = 0; i < n; i++)
+        buf[i] = fan_explore_char(t->order[i]);
+    buf[n] = '\0';
+    (void)pthread_mutex_unlock(&t->lock);
+}

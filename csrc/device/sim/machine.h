@@ -1,0 +1,164 @@
+/* machine: what a simulated machine is made of. */
+#ifndef FAN_DEVICE_SIM_MACHINE_H
+#define FAN_DEVICE_SIM_MACHINE_H
+
+#include "device/event.h"
+#include "device/sim/arena.h"
+#include "device/sim/capture.h"
+#include "device/sim/host_sched.h"
+#include "device/sim/race_check.h"
+#include "device/sim/sim.h"
+
+typedef struct fan_sim_queue fan_sim_queue;
+
+typedef struct fan_sim_op fan_sim_op;
+
+typedef struct fan_sim_recording fan_sim_recording;
+
+/* A point in a queue: everything up to its `upto`-th op. */
+typedef struct fan_sim_point {
+    fan_sim_queue *queue; /* counted; NULL: none */
+    uint64_t upto;
+} fan_sim_point;
+
+/* A stream's queue. It outlives its fan_stream while work, events or waits know it. */
+struct fan_sim_queue {
+    size_t refs;
+    size_t at; /* its place in the machine's list */
+    int device;
+    uint64_t handle;
+    uint64_t name; /* for footprints */
+    uint32_t lane;
+    fan_stream *stream; /* of a user who asked for it, while it lives; no hold */
+    bool blocking, legacy;
+    bool running;          /* its head is being run */
+    uint64_t queued, done; /* ops ever, ops run; events and waits speak of these numbers */
+    fan_sim_op *head, **tail;
+    double end_us;                /* when what is queued ends */
+    fan_sim_recording *recording; /* the capture that it is in; counted; NULL: none */
+    uint32_t member;              /* its number there */
+};
+
+/* A capture under way, or one that has ended and whose events are still known. */
+struct fan_sim_recording {
+    size_t refs;
+    fan_sim_recording *next; /* among those under way */
+    fan_capture_run capture;
+    fan_sim_graph *graph; /* what was recorded; NULL once it has ended */
+};
+
+/* What was captured: commands, to be given to queues of its own each time that it is launched. */
+typedef struct fan_sim_command {
+    struct fan_sim_command *next;
+    enum { FAN_COMMAND_WORK, FAN_COMMAND_RECORD, FAN_COMMAND_WAIT } kind;
+    uint32_t member, event;
+    char name[48], site[96];
+    double us;
+    const fan_job *jobs; /* copies behind this struct */
+    size_t njobs;        /* 0: a kernel; else `kernel` is what several jobs touch. Its arrays are only geometry */
+    fan_sim_kernel kernel;
+} fan_sim_command;
+
+struct fan_sim_graph {
+    size_t refs;   /* of those who may launch it; while there is one, it holds the machine */
+    size_t queued; /* pieces of its work on their way, which the machine has: they keep it, and no machine */
+    fan_sim *m;
+    fan_sim_graph *next; /* of the machine's */
+    fan_sim_command *head, **tail;
+    uint32_t events;
+    uint32_t members;
+    int *device; /* of each member */
+    size_t device_cap;
+    fan_sim_queue **queues; /* of each member, once it was launched; counted */
+    uintptr_t *blocks;      /* memory that it uses */
+    size_t nblocks, blocks_cap;
+};
+
+/* What waits in a queue: work, or a wait for a point. Without bytes to move (run_work false) nothing is kept but the
+ * numbers. */
+struct fan_sim_op {
+    fan_sim_op *next;
+    uint64_t number;                             /* counts ops of the machine */
+    fan_sim_point wait;                          /* queue NULL: work */
+    const fan_job *jobs;                         /* copies behind this struct; those of one launch in any order */
+    size_t njobs;                                /* 0: the kernel */
+    fan_status (*fn)(void *ctx, fan_error *err); /* NULL: does nothing */
+    void (*fini)(void *ctx);
+    void *ctx;
+};
+
+typedef struct fan_sim_event {
+    fan_sim_point point;
+    fan_clock clock;
+    double us;
+    int denied;                   /* how often a search answered "not yet" since the last record */
+    uint64_t id, name;            /* the use of the event (fan_event.id) that `name` names */
+    fan_sim_recording *recording; /* its last record was captured; counted; NULL: it was not */
+    uint32_t number;              /* there */
+    fan_clock place;              /* in the capture */
+} fan_sim_event;
+
+/* Whose a lane of the checker is: a stream of a device, or, of device -1, a host thread: its actor, or FAN_MAIN. */
+#define FAN_SIM_WHO(device, handle) ((uint64_t)((device) + 1) << 48 | ((handle) & FAN_MAIN))
+#define FAN_SIM_WHO_DEVICE(who) ((int)((who) >> 48) - 1)
+#define FAN_SIM_WHO_HANDLE(who) ((who) & FAN_MAIN)
+#define FAN_MAIN ((UINT64_C(1) << 48) - 1)
+#define FAN_SIM_DEVICES 64
+
+typedef struct fan_sim_device_part {
+    fan_device device;
+    fan_arena arena;
+    fan_sim_queue *legacy;
+    fan_stream *current; /* the legacy stream as a fan_stream; held while the machine has users */
+    uint64_t current_id; /* its number, once it has one */
+    uint64_t
+        given; /* bytes handed out, ever: while they fit, whoever asks for some cannot be in want because of another */
+} fan_sim_device_part;
+
+struct fan_sim {
+    atomic_size_t holds;  /* users, and whatever holds one of its devices */
+    pthread_mutex_t lock; /* guards all that follows; not held while a kernel or a callback runs */
+    pthread_cond_t ran;   /* some work has run */
+    size_t users;
+    fan_sim_config config;
+    fan_sim_hooks hooks;
+    fan_race_check *order;
+    bool checking, dying;
+    fan_sim_device_part *parts;
+    fan_sim_queue **queues;
+    size_t nqueues, queues_cap;
+    size_t last;     /* queue that ran last, for round robin */
+    uint64_t handle; /* last given to a stream */
+    uint64_t number; /* ops so far */
+    uint64_t random;
+    uint64_t executor;                  /* thread that runs work now; 0: none */
+    uint32_t depth;                     /* how often it is inside */
+    uint32_t host_lane[1 + FAN_ACTORS]; /* of the main thread, of actor i at 1 + i; valid where has_lane */
+    bool has_lane[1 + FAN_ACTORS];
+    double host_us[1 + FAN_ACTORS];
+    uint64_t made[1 + FAN_ACTORS]; /* objects that each has named */
+    double device_us;
+    uint64_t races, unsound, calls;
+    fan_race first;
+    bool has_first;
+    fan_race pending; /* found by a release */
+    bool has_pending;
+    uint64_t left_out;
+    int64_t fail_at; /* calls to go; < 0: no plan */
+    bool planned;    /* there was one */
+    fan_status fail_with;
+    fan_host_sched *turns;
+    fan_sim_chooser chooser;
+    bool has_chooser;
+    uint64_t mutex_base; /* mutexes are named from here on */
+    uint64_t serial; /* its place among all machines of the process; in the numbers of mutexes that its threads make */
+    fan_sim_recording *recordings; /* under way */
+    fan_sim_graph *graphs;         /* those that have been made */
+    atomic_size_t captures;        /* how many those are: who asks whether he is captured mostly asks in vain */
+};
+
+static inline fan_sim *fan__sim_machine(const fan_device *d) { return d->self; }
+static inline void fan__sim_lock(fan_sim *m) { (void)pthread_mutex_lock(&m->lock); }
+static inline void fan__sim_unlock(fan_sim *m) { (void)pthread_mutex_unlock(&m->lock); }
+
+#endif

@@ -1,0 +1,26 @@
+/* queue: a stream's queue, and the waits in it. The machine's lock is held in all of it. */
+#ifndef FAN_DEVICE_SIM_QUEUE_H
+#define FAN_DEVICE_SIM_QUEUE_H
+
+#include "device/sim/machine.h"
+
+static inline fan_sim_queue *fan__queue_of(const fan_stream *s) { return s->impl; }
+
+static inline double fan__later(double a, double b) { return a > b ? a : b; }
+
+fan_status fan__queue_host(fan_sim *m, size_t host, uint64_t actor, fan_error *err);
+/* fan__queue_new: seen: what is known to whoever makes it; NULL: nothing. */
+fan_status fan__queue_new(fan_sim *m, int device, uint64_t handle, bool blocking, const fan_clock *seen,
+                          fan_sim_queue **out, fan_error *err);
+void fan__queue_drop(fan_sim_queue *q);
+/* fan__queue_sweep: frees queues that nobody knows and that have nothing left to do. */
+void fan__queue_sweep(fan_sim *m);
+void fan__queue_append(fan_sim *m, fan_sim_queue *q, fan_sim_op *op);
+/* fan__queue_pop: takes the head off; the caller frees it. */
+fan_sim_op *fan__queue_pop(fan_sim_queue *q);
+/* fan__queue_wait: what is queued on q from now on runs after `point`. The clocks are the caller's business. */
+fan_status fan__queue_wait(fan_sim *m, fan_sim_queue *q, fan_sim_point point, fan_error *err);
+/* fan__queue_drop_work: takes every op off unrun. */
+void fan__queue_drop_work(fan_sim *m);
+
+#endif

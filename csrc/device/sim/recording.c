@@ -1,0 +1,208 @@
+#include "device/sim/recording.h"
+
+#include "base/mem.h"
+#include "device/sim/footprint.h"
+#include "device/sim/queue.h"
+
+#include <string.h>
+
+static _Thread_local fan_capture_mode thread_mode;
+
+int fan_sim_capture_mode(int mode)
+{
+    int old = (int)thread_mode;
+    thread_mode = (fan_capture_mode)mode;
+    return old;
+}
+
+void fan__recording_drop(fan_sim_recording *r)
+{
+    if (!r || --r->refs)
+        return;
+    fan_capture_fini(&r->capture);
+    fan_free(r);
+}
+
+fan_status fan__recording_refuse(const fan_sim_queue *q, int code, const char *what, fan_error *err)
+{
+    if (code == 0)
+        return FAN_OK;
+    if (code < 0)
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a capture");
+    return fan_fail_code(err, FAN_ERR_CAPTURE, code, "%s on stream %llu of sim:%d: %s (CUDA's code %d)", what,
+                         (unsigned long long)q->handle, q->device, fan_capture_words(code), code);
+}
+
+fan_status fan__recording_none(const fan_sim_queue *q, const char *what, fan_error *err)
+{
+    return q->recording
+               ? fan__recording_refuse(q, fan_capture_break(&q->recording->capture, FAN_CAPTURE_UNSUPPORTED), what, err)
+               : FAN_OK;
+}
+
+fan_status fan__recording_has_time(const fan_sim_event *ev, const fan_event *e, const char *what, fan_error *err)
+{
+    if (!ev->recording)
+        return FAN_OK;
+    int code = ev->recording->capture.ended ? FAN_CAPTURE_EVENT
+                                            : fan_capture_break(&ev->recording->capture, FAN_CAPTURE_EVENT);
+    return fan_fail_code(err, FAN_ERR_CAPTURE, code, "%s of an event of sim:%d: %s (CUDA's code %d)", what,
+                         e->device->index, fan_capture_words(code), code);
+}
+
+fan_sim_command *fan__command_new(size_t bytes)
+{
+    fan_sim_command *c = fan_alloc(bytes);
+    if (c)
+        memset(c, 0, sizeof *c);
+    return c;
+}
+
+void fan__command_put(fan_sim_graph *g, fan_sim_command *c)
+{
+    *g->tail = c;
+    g->tail = &c->next;
+}
+
+fan_status fan__recording_record(fan_sim_event *ev, fan_sim_queue *q, fan_error *err)
+{
+    fan_sim_recording *r = q->recording;
+    fan_sim_command *c = fan__command_new(sizeof *c);
+    if (!c)
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a capture");
+    int code = fan_capture_record(&r->capture, q->member, &ev->place);
+    if (code) {
+        fan_free(c);
+        return fan__recording_refuse(q, code, "record", err);
+    }
+    fan__recording_drop(ev->recording);
+    ev->recording = r;
+    r->refs++;
+    ev->number = r->graph->events++;
+    c->kind = FAN_COMMAND_RECORD;
+    c->member = q->member;
+    c->event = ev->number;
+    fan__command_put(r->graph, c);
+    return FAN_OK;
+}
+
+/* recording_pull_in: q waits for an event of a capture that it is not in. */
+static fan_status recording_pull_in(fan_sim_queue *q, const fan_sim_event *ev, fan_error *err)
+{
+    fan_sim_recording *r = ev->recording;
+    fan_sim_graph *g = r->graph;
+    if (q->legacy)
+        return fan__recording_refuse(q, fan_capture_break(&r->capture, FAN_CAPTURE_IMPLICIT), "wait", err);
+    if (fan_grow((void **)&g->device, &g->device_cap, (size_t)g->members + 1, sizeof *g->device))
+        return fan__recording_refuse(q, -1, "wait", err);
+    FAN_TRY(fan__recording_refuse(q, fan_capture_pull(&r->capture, &ev->place, &q->member), "wait", err));
+    g->device[g->members++] = q->device;
+    q->recording = r;
+    r->refs++;
+    q->refs++; /* until the capture ends */
+    return FAN_OK;
+}
+
+fan_status fan__recording_wait(fan_sim_queue *q, const fan_sim_event *ev, bool *done, fan_error *err)
+{
+    fan_sim_recording *mine = q->recording, *theirs = ev->recording;
+    *done = mine || theirs;
+    if (!*done)
+        return FAN_OK;
+    if (!theirs) /* a wait for nothing is none */
+        return ev->point.queue
+                   ? fan__recording_refuse(q, fan_capture_break(&mine->capture, FAN_CAPTURE_ISOLATION), "wait", err)
+                   : FAN_OK;
+    if (theirs->capture.ended) {
+        if (mine)
+            fan_capture_break(&mine->capture, FAN_CAPTURE_EVENT);
+        return fan__recording_refuse(q, FAN_CAPTURE_EVENT, "wait", err);
+    }
+    if (mine && mine != theirs) {
+        fan_capture_break(&mine->capture, FAN_CAPTURE_MERGE);
+        return fan__recording_refuse(q, fan_capture_break(&theirs->capture, FAN_CAPTURE_MERGE), "wait", err);
+    }
+    fan_sim_command *c = fan__command_new(sizeof *c);
+    if (!c)
+        return fan__recording_refuse(q, -1, "wait", err);
+    fan_status status =
+        mine ? fan__recording_refuse(q, fan_capture_wait(&mine->capture, q->member, &ev->place), "wait", err)
+             : recording_pull_in(q, ev, err);
+    if (status != FAN_OK) {
+        fan_free(c);
+        return status;
+    }
+    c->kind = FAN_COMMAND_WAIT;
+    c->member = q->member;
+    c->event = ev->number;
+    fan__command_put(theirs->graph, c);
+    return FAN_OK;
+}
+
+void fan__graph_free(fan_sim_graph *g)
+{
+    for (fan_sim_command *c = g->head, *next; c; c = next) {
+        next = c->next;
+        if (c->kind == FAN_COMMAND_WORK && c->kernel.fini)
+            c->kernel.fini(c->kernel.ctx);
+        fan_free(c);
+    }
+    fan_free(g->device);
+    fan_free(g->queues);
+    fan_free(g->blocks);
+    fan_free(g);
+}
+
+void fan__recording_drop_all(fan_sim *m)
+{
+    while (m->recordings) {
+        fan_sim_recording *r = m->recordings;
+        m->recordings = r->next;
+        for (size_t i = 0; i < m->nqueues; i++)
+            if (m->queues[i]->recording == r) {
+                m->queues[i]->recording = NULL;
+                r->refs--;
+            }
+        r->capture.ended = true;
+        fan__graph_free(r->graph);
+        fan__recording_drop(r);
+    }
+}
+
+int fan_sim_capture_state(fan_sim *m, fan_stream *s, uint64_t *id, fan_sim_graph **graph)
+{
+    fan__sim_lock(m);
+    fan__sim_touch(m, FAN__NAME(OF_CAPTURES, 0), FAN_TOUCH_READS);
+    const fan_sim_recording *r = fan__queue_of(s)->recording;
+    int state = r ? r->capture.broken ? 2 : 1 : 0;
+    if (id)
+        *id = r ? r->capture.id : 0;
+    if (graph)
+        *graph = r ? r->graph : NULL;
+    fan__sim_unlock(m);
+    return state;
+}
+
+fan_status fan_sim_unsafe(fan_sim *m, const char *call, fan_error *err)
+{
+    fan_status status = FAN_OK;
+    uint64_t thread = fan_thread_id();
+    fan__sim_lock(m);
+    fan__sim_touch(m, FAN__NAME(OF_CAPTURES, 0), m->recordings ? FAN_TOUCH_WRITES : FAN_TOUCH_READS);
+    for (fan_sim_recording *r = m->recordings; r; r = r->next)
+        if (fan_capture_forbids(&r->capture, thread, thread_mode)) {
+            int code = fan_capture_break(&r->capture, FAN_CAPTURE_UNSUPPORTED);
+            status = fan_fail_code(err, FAN_ERR_CAPTURE, code, "%s: %s (CUDA's code %d)", call, fan_capture_words(code),
+                                   code);
+        }
+    fan__sim_unlock(m);
+    return status;
+}
+
+bool fan_sim_event_captured(fan_sim *m, const fan_event *e)
+{
+    fan__sim_lock(m);
+    bool captured = ((const fan_sim_event *)e->impl)->recording != NULL;
+    fan__sim_unlock(m);
+    return captured;
+}

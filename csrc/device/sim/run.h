@@ -1,0 +1,29 @@
+/* run: what is queued runs, late and in any order that is allowed. The machine's lock is held in all of it, but let go
+ * while work runs. */
+#ifndef FAN_DEVICE_SIM_RUN_H
+#define FAN_DEVICE_SIM_RUN_H
+
+#include "device/sim/machine.h"
+
+/* fan__run_settle: takes off the waits that have come true; each may let others come true. */
+void fan__run_settle(fan_sim *m);
+/* fan__run_pick: the queue whose head runs next; NULL where none may run. */
+fan_sim_queue *fan__run_pick(fan_sim *m);
+/* fan__run_one: runs the head of q; the lock is let go meanwhile. */
+fan_status fan__run_one(fan_sim *m, fan_sim_queue *q, fan_error *err);
+/* fan__run_stand_by: another thread runs work: waits until it is through with one piece. */
+void fan__run_stand_by(fan_sim *m);
+/* fan__run_until: runs work, in any order that is allowed, until point has passed; queue NULL: until all is idle. Stops
+ * at the first kernel that fails. */
+fan_status fan__run_until(fan_sim *m, fan_sim_point point, fan_error *err);
+/* fan__run_learn: the calling thread comes after all that `what` says. Memory that somebody lets go of asks for it
+ * (fan__sim_dropped). */
+fan_status fan__run_learn(fan_sim *m, const fan_clock *what, fan_error *err);
+/* fan__run_finish: runs work until all that q has queued by now has run, and lets the calling thread know what q knew.
+ */
+fan_status fan__run_finish(fan_sim *m, fan_sim_queue *q, fan_error *err);
+bool fan__run_has_passed(const fan_sim_event *ev);
+/* fan__run_for: runs what `point` needs, and nothing else; *can false: it can never pass. */
+fan_status fan__run_for(fan_sim *m, fan_sim_point point, size_t depth, bool *can, fan_error *err);
+
+#endif

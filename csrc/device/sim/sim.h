@@ -1,0 +1,202 @@
+/* sim: a machine of simulated devices: streams are queues, work runs late and in any order that streams and events
+ * allow.
+ *
+ * Behind the table of device.h like any backend; what is here is what only tests and users of the simulation see.
+ * Meaning of streams and events is CUDA's (docs/simulated-device.md). Nothing runs when queued; at a sync, a read or a
+ * step the scheduler picks runnable heads by seed or by a named schedule. Every access is held against happens-before
+ * when it is queued (order.h).
+ *
+ *   A1  a stream is a queue                             A5  the order of launches on the host orders nothing across
+ * streams A2  an event is all earlier work of its stream      A6  waits work across devices A3  a wait is for the
+ * latest record when it is      A7  only the legacy default stream (handle 1) orders others, and of those only the
+ *       queued; later records do not matter                 blocking ones: each call that names it is work between
+ * theirs A4  a wait for an event never recorded is nothing   A8  freed memory is used again at once
+ *
+ * Title: What the search sees. In a spawned thread each call of the face begins with a turn (base/thread.h, Calls and
+ * turns) and every call reports its footprint (explore.h): streams, events, blocks of memory, locks, captures; and what
+ * takes no lock: slots, budgets, counters, how another thread ended. What only adds to a number (memory in use, bytes
+ * that are parked, work that is queued) commutes until somebody decides by it. A thread that calls another machine
+ * reports to its own. Two things are left out, because nothing can tell: addresses (memory given back was checked when
+ * its last hold went, comes back poisoned, and its history begins anew) and how much work has run (only queries and
+ * steps can tell, and they count as its writers; a sync only reads). Holds are atomic counts that the search does not
+ * see: which of two threads lets go last is tried only as far as their other steps differ.
+ *
+ * Title: Queries. Whether work has run by now is for the device to say, and a verdict may hang on it. Where a search
+ * chooses (fan_sim_chooser.pick), a query of an event that the caller does not know to have passed may be told either:
+ * "not yet" FAN_ASKS times at most since its record, or "yes", and then what it needs is run. Else it is told how it
+ * is, and fan_sim_nudge lets one piece of work run, so that who asks again and again comes to an end.
+ */
+#ifndef FAN_DEVICE_SIM_SIM_H
+#define FAN_DEVICE_SIM_SIM_H
+
+#include "base/thread.h"
+#include "device/device.h"
+#include "device/sim/race_check.h"
+
+typedef struct fan_sim fan_sim;
+
+typedef enum fan_sim_schedule {
+    FAN_SIM_SEEDED,
+    FAN_SIM_FIFO,
+    FAN_SIM_LIFO,
+    FAN_SIM_STARVE,
+    FAN_SIM_ROUND_ROBIN
+} fan_sim_schedule;
+
+typedef struct fan_sim_config {
+    int devices; /* 1 .. 64 */
+    uint64_t seed;
+    fan_sim_schedule schedule;
+    uint64_t starve; /* handle of the stream that FAN_SIM_STARVE runs last */
+    size_t memory;   /* bytes of each device's arena; reserved, not touched */
+    bool run_work;   /* false: only judge, never move bytes (proofs) */
+    bool bare; /* memory that a captured graph uses is not kept for it: who frees it has to know (a driver's memory) */
+    double launch_us, gbytes_per_s; /* the clock's cost model; 0: defaults (3 us, 1000 GB/s) */
+} fan_sim_config;
+
+/* Call-outs of the frontend; may be NULL. site: writes "file.py:31" of the calling thread's user code. */
+typedef struct fan_sim_hooks {
+    void (*site)(void *ctx, char *buf, size_t size);
+    void (*warn)(void *ctx, const char *text); /* waiting for an event never recorded */
+    void *ctx;
+    /* before_block, after_block: around whatever blocks the calling thread in the machine (its turn, another's work);
+     * what the first gives, the second gets. A frontend lets go of its own lock in between. */
+    void *(*before_block)(void *ctx);
+    void (*after_block)(void *ctx, void *before);
+} fan_sim_hooks;
+
+
+fan_status fan_sim_new(const fan_sim_config *config, const fan_sim_hooks *hooks, fan_sim **out, fan_error *err);
+fan_sim *fan_sim_hold(fan_sim *m);
+void fan_sim_drop(fan_sim *m);                     /* devices hold their machine; the last hold frees it */
+fan_device *fan_sim_device(fan_sim *m, int index); /* no hold; NULL out of range */
+fan_sim *fan_sim_of(const fan_device *d);          /* NULL for another backend's device */
+fan_status fan_sim_stream(fan_sim *m, int device, bool blocking, fan_stream **out, fan_error *err);
+/* fan_sim_list: s is one that these find as long as it lives. fan_sim_listed: all, in the order of making, each with a
+ * hold, in an array that the caller frees. fan_sim_find: by device and handle; a hold, or NULL. */
+void fan_sim_list(fan_sim *m, fan_stream *s);
+fan_status fan_sim_listed(fan_sim *m, fan_stream ***out, size_t *n, fan_error *err);
+fan_stream *fan_sim_find(fan_sim *m, int device, uint64_t handle);
+/* Capture (device/sim/capture.h has the rules). What is queued on a captured stream is kept in a graph and judged when
+ * that is launched: then each member of the capture is a queue of its own. A graph holds its machine, and the memory
+ * that it uses (but for `bare`). */
+typedef struct fan_sim_graph fan_sim_graph;
+fan_status fan_sim_capture_begin(fan_sim *m, fan_stream *s, int mode, fan_error *err); /* mode: fan_capture_mode */
+fan_status fan_sim_capture_end(fan_sim *m, fan_stream *s, fan_sim_graph **out, fan_error *err);
+/* fan_sim_capture_state: 0 none, 1 under way, 2 broken; its number; its graph (no hold). out pointers may be NULL. */
+int fan_sim_capture_state(fan_sim *m, fan_stream *s, uint64_t *id, fan_sim_graph **graph);
+fan_status fan_sim_graph_launch(fan_sim_graph *g, fan_stream *s, fan_error *err);
+fan_sim_graph *fan_sim_graph_hold(fan_sim_graph *g);
+void fan_sim_graph_drop(fan_sim_graph *g); /* NULL is fine */
+/* fan_sim_unsafe: a call that must not be made beside a capture (cudaMalloc and its like): FAN_ERR_CAPTURE, and the
+ * captures that it disturbs are broken. */
+fan_status fan_sim_unsafe(fan_sim *m, const char *call, fan_error *err);
+/* fan_sim_event_captured: whether e was last recorded on a captured stream. */
+bool fan_sim_event_captured(fan_sim *m, const fan_event *e);
+/* fan_sim_capture_mode: the calling thread's own mode, which decides what unsafe calls of its may do; returns the one
+ * before. */
+int fan_sim_capture_mode(int mode);
+uint64_t fan_sim_seed(const fan_sim *m);
+
+/* fan_sim_launch: queues a kernel of the user's. `fn` is called later, by whichever thread runs the machine, with no
+ * lock of ours held, on the device's memory itself; `fini` once, after it ran or when it is dropped unrun. On failure
+ * fini is not called (after FAN_ERR_RACE the launch stands in its stream, but does nothing). Marks memory made by
+ * fan_sim_array (D31). */
+typedef struct fan_sim_kernel {
+    const char *name;
+    fan_status (*fn)(void *ctx, fan_error *err);
+    void (*fini)(void *ctx);
+    void *ctx;
+    fan_array *const *reads;
+    size_t nreads;
+    fan_array *const *writes;
+    size_t nwrites;
+    double us; /* < 0: by the cost model */
+} fan_sim_kernel;
+fan_status fan_sim_launch(fan_sim *m, fan_stream *s, const fan_sim_kernel *k, fan_error *err);
+/* fan_sim_array: memory of the user's own (D31), ownerless until first written by a launch; filled from `init` (host;
+ * NULL: left poisoned) before all that is queued later. */
+fan_status fan_sim_array(fan_sim *m, int device, fan_dtype dtype, int ndim, const int64_t *shape, const fan_array *init,
+                         fan_array **out, fan_error *err);
+/* fan_sim_synchronize: runs everything that is queued; FAN_ERR_DEADLOCK names the stuck heads. */
+fan_status fan_sim_synchronize(fan_sim *m, fan_error *err);
+/* fan_sim_step: runs one runnable head; *ran false where there is none. */
+fan_status fan_sim_step(fan_sim *m, bool *ran, fan_error *err);
+/* fan_sim_nudge: after a query that was told "not yet": one piece of work runs, where no search chooses (Queries). */
+fan_status fan_sim_nudge(fan_sim *m, fan_error *err);
+
+/* Races. The first is kept; a release cannot raise, so its race is raised by the machine's next call. */
+uint64_t fan_sim_races(const fan_sim *m);
+/* fan_sim_pending: raises (once) a race that no call has raised yet. */
+fan_status fan_sim_pending(fan_sim *m, fan_error *err);
+/* fan_sim_check: switches the checker off and on (on at first). */
+void fan_sim_check(fan_sim *m, bool on);
+
+void fan_sim_leave_out(fan_sim *m, uint64_t plan_bits);
+/* fan_sim_fail_at: the backend's call number `index` from now (0: the next; alloc, read, sync, event_init, record,
+ * wait, query, event_sync, run, launch) fails with `status` (FAN_ERR_DEVICE, FAN_ERR_DEVICE_NOMEM), once, and changes
+ * nothing. < 0: none does. fan_sim_calls: calls so far. */
+void fan_sim_fail_at(fan_sim *m, int64_t index, fan_status status);
+uint64_t fan_sim_calls(const fan_sim *m);
+/* fan_sim_unsound: waits left out whose order did not hold (must be 0: Elision). */
+uint64_t fan_sim_unsound(const fan_sim *m);
+double fan_sim_host_us(const fan_sim *m);   /* the clock: host time spent queueing */
+double fan_sim_device_us(const fan_sim *m); /* end of the last work queued */
+
+/* Host threads (D30). The machine runs its spawned threads one at a time. */
+/* fan_sim_spawn: registers a host thread (its lane starts after the spawner's clock); returns its actor number 0.. in
+ * *actor. */
+fan_status fan_sim_spawn(fan_sim *m, int *actor, fan_error *err);
+/* fan_sim_thread_begin: called first on the new OS thread; blocks until it is first chosen; installs the thread's
+ * hooks. false: the machine gave up (deadlock, abandoned run): return at once, without fan_sim_thread_end. */
+bool fan_sim_thread_begin(fan_sim *m, int actor);
+void fan_sim_thread_end(fan_sim *m,
+                        int actor); /* last; hands the turn on. By any thread for an actor that could not be started */
+/* fan_sim_join: on the main thread: runs all spawned threads to their end by the chooser; FAN_ERR_DEADLOCK when all
+ * left are blocked, with a text that names them. After that, and in a run that was abandoned (fan_sim_abandoned; the
+ * join itself returns FAN_OK), the machine has given up: its calls return FAN_ERR_DEADLOCK or FAN_ERR_STATE, until a
+ * reset. The caller has released what the threads need (the GIL), or before_block does. */
+fan_status fan_sim_join(fan_sim *m, fan_error *err);
+/* Who acts next: `choose` gets the mask of actors that may act and returns one, or -1 to abandon the run; NULL: by
+ * seed. `touched`: footprint of the running step; objects bear the same number in every run of a scenario that repeats
+ * itself. Neither may call the machine. */
+typedef struct fan_sim_chooser {
+    int (*choose)(void *ctx, uint32_t enabled);
+    void (*touched)(void *ctx, uint64_t object, fan_touch how);
+    int (*pick)(void *ctx, int n); /* one of n answers to what may be answered either way (Queries); NULL: as it is */
+    void *ctx;
+} fan_sim_chooser;
+/* fan_sim_saw_thread, _event, _memory: the calling thread of a machine looks at how an actor ended, at an event's last
+ * record, at who uses an array's memory (or changes that). */
+void fan_sim_saw_thread(fan_sim *m, int actor);
+/* fan_sim_after_thread: an actor that has ended comes before what the calling thread does next: that has its result.
+ * FAN_ERR_NOMEM. */
+fan_status fan_sim_after_thread(fan_sim *m, int actor, fan_error *err);
+void fan_sim_saw_event(const fan_event *e);
+void fan_sim_saw_memory(const fan_device *d, const fan_array *a, bool write);
+/* fan_sim_saw_all: .. at what every call on the machine may change: its clock, its counts. */
+void fan_sim_saw_all(fan_sim *m);
+void fan_sim_set_chooser(fan_sim *m, const fan_sim_chooser *c); /* copied; NULL: by seed */
+/* fan_sim_limit, _steps, _break: as fan_host_sched_limit, _steps and _break say. */
+void fan_sim_limit(fan_sim *m, size_t steps);
+size_t fan_sim_steps(fan_sim *m);
+int fan_sim_break(fan_sim *m, const char *text);
+bool fan_sim_abandoned(const fan_sim *m);
+/* fan_sim_stuck: after a deadlock: the actor's thread will never end, do not wait for it. It keeps its hold on the
+ * machine. */
+bool fan_sim_stuck(fan_sim *m, int actor);
+void fan_sim_host_schedule(const fan_sim *m, char *buf, size_t size); /* the choices so far, as in explore.h */
+
+#ifdef FAN_TEST
+bool fan_sim_first_race(const fan_sim *m, fan_race *out);
+/* fan_sim_gave_up: abandoned, or in a deadlock: a thread that waits for a change need not wait any longer. */
+bool fan_sim_gave_up(const fan_sim *m);
+/* fan_sim_host_read: runs the machine until `s` (NULL: the device's current stream) is idle, notes a host read of `a`
+ * and copies it to `dst`. */
+fan_status fan_sim_host_read(fan_sim *m, fan_stream *s, const fan_array *dst, const fan_array *a, fan_error *err);
+/* fan_sim_reset: the machine as it was when new (same streams, same seed), cheaply: for proofs with millions of runs.
+ * All its memory must have been let go, and no thread be inside: FAN_ERR_STATE otherwise. Streams made since stay. */
+fan_status fan_sim_reset(fan_sim *m, fan_error *err);
+#endif
+
+#endif

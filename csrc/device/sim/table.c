@@ -1,0 +1,262 @@
+/* The backend's table, and machines made and ended. */
+#define _POSIX_C_SOURCE 200809L
+#include "base/mem.h"
+#include "device/sim/event.h"
+#include "device/sim/memory.h"
+#include "device/sim/queue.h"
+#include "device/sim/recording.h"
+#include "device/sim/stream.h"
+#include "device/sim/work.h"
+#include "device/memory.h"
+
+#include <string.h>
+
+#define MEMORY ((size_t)1 << 30)
+#define LAUNCH_US 3.0
+#define GBYTES_PER_S 1000.0
+
+static atomic_uint_fast64_t machines;
+
+static void sim_free_machine(fan_sim *m)
+{
+    m->dying = true;
+    if (m->parts) {
+        fan__recording_drop_all(m);
+        fan__queue_drop_work(m);
+        for (int i = 0; i < m->config.devices; i++)
+            if (m->parts[i].device.backend)
+                fan_device_flush(&m->parts[i].device);
+        for (int i = 0; i < m->config.devices; i++)
+            if (m->parts[i].device.backend)
+                fan_device_clear(&m->parts[i].device);
+        for (int i = 0; i < m->config.devices; i++)
+            fan_arena_fini(&m->parts[i].arena);
+    }
+    for (size_t i = 0; i < m->nqueues; i++)
+        fan_free(m->queues[i]);
+    fan_free(m->parts);
+    fan_free(m->queues);
+    fan_race_check_free(m->order);
+    fan_host_sched_free(m->turns);
+    (void)pthread_cond_destroy(&m->ran);
+    (void)pthread_mutex_destroy(&m->lock);
+    fan_free(m);
+}
+
+static uint64_t sim_left_out(fan_device *d) { return fan__sim_machine(d)->left_out; }
+
+static void sim_device_fini(fan_device *d) { sim_free_machine(fan__sim_machine(d)); }
+
+static const fan_backend backend = {
+    .name = "sim",
+    .has_streams = true,
+    .alloc = fan__sim_alloc,
+    .free = fan__sim_free,
+    .read = fan__sim_read,
+    .dropped = fan__sim_dropped,
+    .current = fan__sim_current,
+    .sync = fan__sim_sync,
+    .stream_fini = fan__sim_stream_fini,
+    .event_init = fan__sim_event_init,
+    .event_fini = fan__sim_event_fini,
+    .record = fan__sim_record,
+    .note = fan__sim_note,
+    .wait = fan__sim_wait,
+    .query = fan__sim_query,
+    .peek = fan__sim_peek,
+    .elided = fan__sim_elided,
+    .event_sync = fan__sim_event_sync,
+    .run = fan__sim_run,
+    .run_many = fan__sim_run_many,
+    .capture = fan__sim_capture,
+    .capture_stream = fan__sim_capture_stream,
+    .left_out = sim_left_out,
+    .device_fini = sim_device_fini,
+};
+
+static void *sim_before_block(void *ctx)
+{
+    fan_sim *m = ctx;
+    return m->hooks.before_block ? m->hooks.before_block(m->hooks.ctx) : NULL;
+}
+
+static void sim_after_block(void *ctx, void *before_)
+{
+    fan_sim *m = ctx;
+    if (m->hooks.after_block)
+        m->hooks.after_block(m->hooks.ctx, before_);
+}
+
+static void sim_set_host_sched(fan_sim *m)
+{
+    fan_host_sched_hooks h = {.before_block = sim_before_block, .after_block = sim_after_block, .block_ctx = m};
+    if (m->has_chooser) {
+        h.choose = m->chooser.choose;
+        h.pick = m->chooser.pick;
+        h.ctx = m->chooser.ctx;
+    }
+    fan_host_sched_set_hooks(m->turns, &h);
+}
+
+/* sim_begin_anew: the counters of a new machine. */
+static void sim_begin_anew(fan_sim *m)
+{
+    fan_mutex now;
+    m->random = m->config.seed;
+    m->number = m->calls = m->races = m->unsound = 0;
+    m->has_first = m->has_pending = false;
+    m->last = 0;
+    m->device_us = 0;
+    m->fail_at = -1;
+    m->planned = false;
+    memset(m->host_us, 0, sizeof m->host_us);
+    memset(m->made, 0, sizeof m->made);
+    for (int i = 0; m->parts && i < m->config.devices; i++)
+        m->parts[i].given = 0;
+    m->mutex_base = 0;
+    if (fan_mutex_init(&now) == 0) {
+        m->mutex_base = now.id;
+        fan_mutex_fini(&now);
+    }
+}
+
+fan_status fan_sim_new(const fan_sim_config *config, const fan_sim_hooks *hooks, fan_sim **out, fan_error *err)
+{
+    *out = NULL;
+    if (config->devices < 1 || config->devices > FAN_SIM_DEVICES)
+        return fan_fail(err, FAN_ERR_VALUE, "a machine has 1 to %d devices, not %d", FAN_SIM_DEVICES, config->devices);
+    fan_sim *m = fan_calloc(sizeof *m);
+    if (!m)
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a machine");
+    fan_mutexes_told_apart();
+    (void)pthread_mutex_init(&m->lock, NULL);
+    (void)pthread_cond_init(&m->ran, NULL);
+    atomic_init(&m->holds, 1);
+    atomic_init(&m->captures, 0);
+    m->users = 1;
+    m->config = *config;
+    if (m->config.memory == 0)
+        m->config.memory = MEMORY;
+    if (!(m->config.launch_us > 0))
+        m->config.launch_us = LAUNCH_US;
+    if (!(m->config.gbytes_per_s > 0))
+        m->config.gbytes_per_s = GBYTES_PER_S;
+    if (hooks)
+        m->hooks = *hooks;
+    m->checking = true;
+    m->handle = 1;
+    m->serial = atomic_fetch_add(&machines, 1);
+    fan_status status = FAN_ERR_NOMEM;
+    m->order = fan_race_check_new();
+    m->turns = fan_host_sched_new(config->seed);
+    m->parts = fan_calloc((size_t)config->devices * sizeof *m->parts);
+    if (!m->order || !m->turns || !m->parts) {
+        fan_fail(err, FAN_ERR_NOMEM, "out of memory for a machine");
+        goto done;
+    }
+    sim_set_host_sched(m);
+    FAN_GO(fan__queue_host(m, 0, FAN_MAIN, err));
+    for (int i = 0; i < config->devices; i++) {
+        fan_sim_device_part *p = &m->parts[i];
+        if (fan_arena_init(&p->arena, m->config.memory, config->run_work)) {
+            status =
+                fan_fail(err, FAN_ERR_NOMEM, "cannot reserve %zu bytes of addresses for sim:%d; ask for less memory",
+                         m->config.memory, i);
+            goto done;
+        }
+        if (fan_device_init(&p->device, &backend, m, i, &m->holds)) {
+            status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for a machine");
+            goto done;
+        }
+        FAN_GO(fan__queue_new(m, i, FAN_LEGACY, true, NULL, &p->legacy, err));
+    }
+    sim_begin_anew(m);
+    *out = m;
+done:
+    if (status != FAN_OK)
+        sim_free_machine(m);
+    return status;
+}
+
+fan_sim *fan_sim_hold(fan_sim *m)
+{
+    fan__sim_lock(m);
+    m->users++;
+    atomic_fetch_add_explicit(&m->holds, 1, memory_order_relaxed);
+    fan__sim_unlock(m);
+    return m;
+}
+
+void fan_sim_drop(fan_sim *m)
+{
+    if (!m)
+        return;
+    fan_stream *gone[FAN_SIM_DEVICES];
+    int n = 0;
+    fan__sim_lock(m);
+    bool last = --m->users == 0;
+    if (last)
+        for (int i = 0; i < m->config.devices; i++)
+            if (m->parts[i].current) {
+                gone[n++] = m->parts[i].current;
+                m->parts[i].current = NULL;
+            }
+    fan__sim_unlock(m);
+    while (n > 0)
+        fan_stream_drop(gone[--n]);
+    if (last)
+        for (int i = 0; i < m->config.devices; i++)
+            fan_device_orphan(&m->parts[i].device);
+    if (atomic_fetch_sub_explicit(&m->holds, 1, memory_order_acq_rel) == 1)
+        sim_free_machine(m);
+}
+
+fan_device *fan_sim_device(fan_sim *m, int index)
+{
+    return index >= 0 && index < m->config.devices ? &m->parts[index].device : NULL;
+}
+
+fan_sim *fan_sim_of(const fan_device *d) { return d->backend == &backend ? fan__sim_machine(d) : NULL; }
+
+uint64_t fan_sim_seed(const fan_sim *m) { return m->config.seed; }
+
+#ifdef FAN_TEST
+fan_status fan_sim_reset(fan_sim *m, fan_error *err)
+{
+    if (fan_host_sched_count(m->turns) != 0 && fan_host_sched_given_up(m->turns) == FAN_GOING)
+        return fan_fail(err, FAN_ERR_STATE, "a machine with host threads cannot be reset: join them first");
+    fan__queue_drop_work(m);
+    for (int i = 0; i < m->config.devices; i++)
+        fan_device_poll(&m->parts[i].device);
+    fan__sim_lock(m);
+    size_t live = 0;
+    for (int i = 0; i < m->config.devices; i++)
+        live += m->parts[i].arena.live;
+    if (live) {
+        fan__sim_unlock(m);
+        return fan_fail(err, FAN_ERR_STATE, "a machine cannot be reset while %zu blocks of its memory are held", live);
+    }
+    for (int i = 0; i < m->config.devices; i++)
+        fan_arena_reset(&m->parts[i].arena);
+    fan_race_check_reset(m->order);
+    fan_host_sched_reset(m->turns, m->config.seed);
+    for (size_t i = 0; i < m->nqueues; i++) {
+        m->queues[i]->queued = m->queues[i]->done = 0;
+        m->queues[i]->end_us = 0;
+    }
+    sim_begin_anew(m);
+    fan__queue_sweep(m);
+    fan__sim_unlock(m);
+    return FAN_OK;
+}
+#endif
+
+void fan_sim_set_chooser(fan_sim *m, const fan_sim_chooser *c)
+{
+    fan__sim_lock(m);
+    m->has_chooser = c != NULL;
+    if (c)
+        m->chooser = *c;
+    sim_set_host_sched(m);
+    fan__sim_unlock(m);
+}

@@ -1,0 +1,247 @@
+/* Host threads: what a spawned thread of a machine tells its scheduler, the search and the checker. */
+#include "base/fault.h"
+#include "device/sim/call.h"
+#include "device/sim/footprint.h"
+#include "device/sim/queue.h"
+#include "device/sim/run.h"
+#include "device/sim/access.h"
+
+fan_status fan_sim_spawn(fan_sim *m, int *actor, fan_error *err)
+{
+    int i = -1;
+    bool first;
+    fan_status status;
+    *actor = -1;
+    fan__sim_lock(m);
+    fan__sim_touch(m, FAN__NAME(OF_ACTORS, 0), FAN_TOUCH_WRITES);
+    FAN_GO(fan__sim_alive(m, err));
+    FAN_GO(fan_host_sched_spawn(m->turns, &i, &first, err));
+    FAN_GO(fan__queue_host(m, 1 + (size_t)i, (uint64_t)i, err));
+    if (fan_race_check_sync(m->order, m->host_lane[1 + i], fan_race_check_clock(m->order, fan__sim_lane(m))) !=
+        FAN_OK) {
+        status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for a host thread");
+        goto done;
+    }
+    m->host_us[1 + i] = m->host_us[fan__sim_host(m)];
+    *actor = i;
+done:
+    fan__sim_unlock(m);
+    if (status != FAN_OK && i >= 0)
+        fan_host_sched_end(m->turns, i);
+    return status;
+}
+
+static void thread_yield(void *ctx)
+{
+    fan_sim *m = ctx;
+    bool again = fan__sim_here.fresh;
+    fan__sim_here.fresh = false;
+    if (!fan__sim_here.kernels && !again)
+        fan_host_sched_yield(m->turns, fan__sim_here.actor);
+}
+
+static bool thread_begin(void *ctx)
+{
+    fan_sim *m = ctx;
+    if (fan__sim_here.kernels || FAN_FAULT(NO_TURNS))
+        return true;
+    if (!fan__sim_here.vain)
+        fan_host_sched_busy(m->turns, fan__sim_here.actor);
+    fan__sim_here.vain = false;
+    fan_host_sched_yield(m->turns, fan__sim_here.actor);
+    fan__sim_here.fresh = true;
+    return fan_host_sched_given_up(m->turns) == FAN_GOING;
+}
+
+static void thread_end(void *ctx)
+{
+    (void)ctx; /* the thread's own */
+    fan__sim_here.fresh = false;
+}
+
+static void thread_idle(void *ctx)
+{
+    fan_sim *m = ctx;
+    if (fan__sim_here.kernels)
+        return;
+    fan__sim_here.vain = true;
+    fan_host_sched_idle(m->turns, fan__sim_here.actor);
+}
+
+static void thread_changed(void *ctx, uint64_t mutex)
+{
+    fan_sim *m = ctx;
+    fan_host_sched_changed(m->turns, fan__sim_here.actor, mutex);
+}
+
+/* thread_mutex_number: in every run the same one: whoever made it, and his how manieth; or, of those that no spawned
+ * thread made, how many were made before. */
+static uint64_t thread_mutex_number(const fan_sim *m, uint64_t id)
+{
+    return id & MADE_HERE ? (id & OF_ITS_MAKER) | (OF_ITS_MAKER + 1) : id - m->mutex_base;
+}
+
+static uint64_t thread_name(void *ctx)
+{
+    fan_sim *m = ctx;
+    size_t by = fan__sim_maker();
+    fan__sim_lock(m);
+    uint64_t number = (uint64_t)by << 40 | ++m->made[by];
+    fan__sim_unlock(m);
+    return MADE_HERE | (m->serial & 0xfff) << 47 | number;
+}
+
+static void thread_touch(void *ctx, fan_thing thing, uint64_t id, fan_touch how)
+{
+    static const int kinds[] = {[FAN_THING_LOCKED] = OF_MUTEX,
+                                [FAN_THING_BUDGET] = OF_BUDGET,
+                                [FAN_THING_COUNTERS] = OF_COUNTERS,
+                                [FAN_THING_HOST_MEMORY] = OF_HOST};
+    fan_sim *m = ctx;
+    fan__sim_touch(m, FAN__NAME(kinds[thing], id ? thread_mutex_number(m, id) : 0), how);
+    if (thing != FAN_THING_LOCKED)
+        return;
+    fan__sim_lock(m); /* what was found there was put there before */
+    (void)fan_race_check_locked(m->order, fan__sim_lane(m), id);
+    if (how == FAN_TOUCH_WRITES)
+        (void)fan_race_check_unlocking(m->order, fan__sim_lane(m), id);
+    fan__sim_unlock(m);
+}
+
+static uint64_t thread_mutex_name(const fan_sim *m, uint64_t id)
+{
+    return FAN__NAME(OF_MUTEX, thread_mutex_number(m, id));
+}
+
+static bool thread_wait(void *ctx, uint64_t mutex)
+{
+    fan_sim *m = ctx;
+    char site[FAN__SITE];
+    fan__sim_call_site(m, site, sizeof site);
+    fan__sim_lock(m);
+    fan__sim_touch(m, thread_mutex_name(m, mutex), false);
+    fan__sim_unlock(m);
+    fan_host_sched_wait(m->turns, fan__sim_here.actor, mutex, site);
+    return true;
+}
+
+static void thread_locked(void *ctx, uint64_t mutex)
+{
+    fan_sim *m = ctx;
+    fan_host_sched_locked(m->turns, fan__sim_here.actor, mutex);
+    fan__sim_lock(m);
+    fan__sim_touch(m, thread_mutex_name(m, mutex), true);
+    (void)fan_race_check_locked(m->order, fan__sim_lane(m), mutex);
+    fan__sim_unlock(m);
+}
+
+static void thread_unlocking(void *ctx, uint64_t mutex)
+{
+    fan_sim *m = ctx;
+    fan__sim_lock(m);
+    fan__sim_touch(m, thread_mutex_name(m, mutex), true);
+    (void)fan_race_check_unlocking(m->order, fan__sim_lane(m), mutex);
+    fan__sim_unlock(m);
+    fan_host_sched_unlocking(m->turns, fan__sim_here.actor, mutex);
+}
+
+bool fan_sim_thread_begin(fan_sim *m, int actor)
+{
+    fan_sim_hold(m);
+    if (!fan_host_sched_begin(m->turns, actor)) {
+        fan_sim_drop(m);
+        return false;
+    }
+    fan__sim_here.m = m;
+    fan__sim_here.actor = actor;
+    fan__sim_here.fresh = fan__sim_here.vain = false;
+    fan__sim_here.hooks = (fan_thread_hooks){.yield = thread_yield,
+                                             .wait = thread_wait,
+                                             .locked = thread_locked,
+                                             .unlocking = thread_unlocking,
+                                             .begin = thread_begin,
+                                             .end = thread_end,
+                                             .idle = thread_idle,
+                                             .changed = thread_changed,
+                                             .touch = thread_touch,
+                                             .name = thread_name,
+                                             .ctx = m};
+    fan_thread_set_hooks(&fan__sim_here.hooks);
+    return true;
+}
+
+void fan_sim_thread_end(fan_sim *m, int actor)
+{
+    bool mine = fan__sim_here.m == m && fan__sim_here.actor == actor;
+    if (mine) {
+        fan__sim_touch(m, FAN__NAME(OF_THREAD, (uint64_t)actor), FAN_TOUCH_WRITES);
+        fan_thread_set_hooks(NULL);
+        fan__sim_here.m = NULL;
+    }
+    fan_host_sched_end(m->turns, actor);
+    if (mine)
+        fan_sim_drop(m);
+}
+
+fan_status fan_sim_join(fan_sim *m, fan_error *err)
+{
+    if (fan__sim_actor(m) >= 0)
+        return fan_fail(err, FAN_ERR_STATE, "a host thread of the machine cannot join its threads");
+    fan__sim_lock(m);
+    fan_status status = fan__sim_alive(m, err);
+    fan__sim_unlock(m);
+    FAN_TRY(status);
+    if (fan_host_sched_count(m->turns) == 0)
+        return FAN_OK;
+    status = fan_host_sched_join(m->turns, err);
+    fan__sim_lock(m);
+    for (size_t i = 1; i < 1 + FAN_ACTORS; i++)
+        if (m->has_lane[i]) {
+            (void)fan_race_check_sync(
+                m->order, m->host_lane[0],
+                fan_race_check_clock(m->order, m->host_lane[i])); /* lanes have room for all lanes */
+            m->host_us[0] = fan__later(m->host_us[0], m->host_us[i]);
+        }
+    fan__sim_unlock(m);
+    return status;
+}
+
+void fan_sim_saw_thread(fan_sim *m, int actor)
+{
+    fan__sim_touch(m, FAN__NAME(OF_THREAD, (uint64_t)actor), FAN_TOUCH_READS);
+}
+
+fan_status fan_sim_after_thread(fan_sim *m, int actor, fan_error *err)
+{
+    fan_status status = FAN_OK;
+    fan__sim_lock(m);
+    if (actor >= 0 && actor < FAN_ACTORS && m->has_lane[1 + actor])
+        status = fan__run_learn(m, fan_race_check_clock(m->order, m->host_lane[1 + actor]), err);
+    fan__sim_unlock(m);
+    return status;
+}
+
+void fan_sim_saw_event(const fan_event *e)
+{
+    const fan_sim_event *ev = e->impl;
+    fan_sim *m = fan_sim_of(e->device);
+    if (!m || !fan__sim_here.m)
+        return;
+    fan__sim_lock(m);
+    fan__sim_touch(m, ev->name, FAN_TOUCH_READS);
+    fan__sim_unlock(m);
+}
+
+void fan_sim_saw_memory(const fan_device *d, const fan_array *a, bool write)
+{
+    fan_sim *m = fan_sim_of(d);
+    if (!m || !fan__sim_here.m)
+        return;
+    fan__sim_lock(m);
+    const fan_block *b = a->storage ? fan__access_block(m, a->storage->data) : NULL;
+    if (b)
+        fan__sim_touch(m, b->name, write);
+    fan__sim_unlock(m);
+}
+
+void fan_sim_saw_all(fan_sim *m) { fan__sim_touch(m, FAN__NAME(OF_CALLS, 0), FAN_TOUCH_WEIGHS); }

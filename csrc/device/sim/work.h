@@ -1,0 +1,24 @@
+/* work: work queued or captured: jobs of the table, kernels of users. */
+#ifndef FAN_DEVICE_SIM_WORK_H
+#define FAN_DEVICE_SIM_WORK_H
+
+#include "device/sim/access.h"
+
+typedef struct fan__work {
+    const char *name;
+    fan__visit *next;
+    const void *what;
+    double us; /* how long it takes */
+    fan__keeper kept;
+    fan_sim_op *op;    /* taken over on FAN_OK and FAN_ERR_RACE; NULL without bytes to move */
+    double start, end; /* filled in */
+} fan__work;
+
+/* fan__work_enqueue: judges work and puts it into q's queue. On FAN_ERR_RACE it is queued, and *err says which race;
+ * otherwise a failure changes nothing. */
+fan_status fan__work_enqueue(fan_sim *m, fan_sim_queue *q, fan__work *w, const char *site, fan_error *err);
+fan_status fan__sim_run(fan_device *d, fan_stream *s, const fan_job *job, fan_error *err);
+fan_status fan__sim_run_many(fan_device *d, fan_stream *s, const fan_job *jobs, size_t n, fan_job_state *fates,
+                             fan_error *err);
+
+#endif

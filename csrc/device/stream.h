@@ -1,0 +1,43 @@
+/* stream: streams as the rules see them, and which one is current on a thread. */
+#ifndef FAN_DEVICE_STREAM_H
+#define FAN_DEVICE_STREAM_H
+
+#include "base/clock.h"
+#include "base/thread.h"
+#include "device/device.h"
+
+struct fan_stream {
+    atomic_size_t refs;
+    fan_device *device; /* held */
+    uint64_t id;        /* never reused; identifies the stream to the rules */
+    uint64_t handle;    /* the backend's number for it, as users know it */
+    uint32_t lane;      /* of the elision clocks; FAN_NO_LANE: too many streams, nothing is left out */
+    uint64_t count;     /* records begun on it; a stream that inherits a lane goes on counting */
+    fan_clock known;    /* what it is known to wait for (Elision) */
+    void *impl;         /* the backend's */
+};
+
+#define FAN_NO_LANE UINT32_MAX
+#define FAN_LEGACY 1 /* the handle of the legacy default stream */
+
+fan_stream *fan_stream_new(fan_device *d, uint64_t handle, void *impl); /* NULL when out of memory */
+fan_stream *fan_stream_hold(fan_stream *s);                             /* every hold takes NULL and gives it back */
+/* fan_stream_try_hold: NULL where its last hold has gone. For backends, which keep a stream's address until
+ * stream_fini. */
+fan_stream *fan_stream_try_hold(fan_stream *s);
+void fan_stream_drop(fan_stream *s); /* NULL is fine */
+/* fan_stream_current: the innermost stream pushed for `d` on this thread, else the backend's current; a hold. NULL for
+ * devices without streams. */
+fan_stream *fan_stream_current(fan_device *d);
+/* fan_stream_pushed: the innermost stream pushed for `d` on this thread, a hold; NULL: none. */
+fan_stream *fan_stream_pushed(fan_device *d);
+/* fan_stream_push: makes s the current stream of its device on this thread (holds it); FAN_ERR_NOMEM. pop takes off the
+ * innermost push of `s`. */
+fan_status fan_stream_push(fan_stream *s, fan_error *err);
+void fan_stream_pop(fan_stream *s);
+fan_status fan_stream_sync(fan_stream *s, fan_error *err);
+/* fan_stream_capture: the capture that s is in; 0: none. */
+fan_status fan_stream_capture(fan_stream *s, uint64_t *id, fan_error *err);
+fan_status fan_device_run(fan_device *d, fan_stream *s, const fan_job *job, fan_error *err);
+
+#endif

@@ -1,0 +1,167 @@
+/* Streams and events. */
+#include "fake/entry.h"
+
+fan_cu_result fan_fake_CtxSynchronize(void)
+{
+    fan_error err = {.status = FAN_OK};
+    CALL(CtxSynchronize);
+    INSIDE(c);
+    fan__fake_note_races();
+    return fan__fake_done(fan_sim_synchronize(fan__fake.m, &err), &err);
+}
+
+fan_cu_result fan_fake_StreamCreate(fan_cu_stream *out, unsigned flags)
+{
+    fan_error err = {.status = FAN_OK};
+    CALL(StreamCreate);
+    INSIDE(c);
+    fan__thing *t = fan__thing_new(A_STREAM, c->device);
+    if (!t)
+        return OUT_OF_MEMORY;
+    fan_cu_result code = fan__fake_code(
+        fan_sim_stream(fan__fake.m, c->device, !(flags & FAN_CU_STREAM_NON_BLOCKING), &t->stream, &err), &err);
+    if (code) {
+        fan__thing_drop(t);
+        return code;
+    }
+    fan__thing_add(t);
+    *out = (fan_cu_stream)(void *)t;
+    return OK;
+}
+
+fan_cu_result fan_fake_StreamDestroy(fan_cu_stream s)
+{
+    CALL(StreamDestroy);
+    INSIDE(c);
+    fan__thing *t = fan__thing_find(A_STREAM, s);
+    if (!t)
+        return fan__thing_find(DESTROYED, s) ? CONTEXT_IS_DESTROYED : INVALID_HANDLE;
+    fan__fake_lock();
+    fan__thing_remove(t);
+    fan_stream *was = t->stream;
+    t->stream = NULL;
+    fan__fake_unlock();
+    t->kind = DESTROYED; /* what is queued still runs; its handle is nobody else's */
+    fan__thing_add(t);
+    fan_stream_drop(was);
+    return OK;
+}
+
+fan_cu_result fan_fake_StreamGetCtx(fan_cu_stream s, fan_cu_context *out)
+{
+    CALL(StreamGetCtx);
+    INSIDE(c);
+    const fan__thing *t = (uintptr_t)s > 2 ? fan__thing_find(A_STREAM, s) : NULL;
+    if ((uintptr_t)s > 2 && !t)
+        return fan__thing_find(DESTROYED, s) ? CONTEXT_IS_DESTROYED : INVALID_HANDLE;
+    *out = t ? &fan__fake.contexts[t->device] : c;
+    return OK;
+}
+
+fan_cu_result fan_fake_StreamSynchronize(fan_cu_stream handle)
+{
+    fan_error err = {.status = FAN_OK};
+    fan_stream *s;
+    CALL(StreamSynchronize);
+    INSIDE(c);
+    fan_cu_result code = fan__thing_stream(c, handle, &s);
+    if (code)
+        return code;
+    fan__fake_note_races();
+    code = fan__fake_done(s->device->backend->sync(s, &err), &err);
+    fan_stream_drop(s);
+    return code ? code : c->lost;
+}
+
+fan_cu_result fan_fake_StreamWaitEvent(fan_cu_stream handle, fan_cu_event e, unsigned flags)
+{
+    fan_error err = {.status = FAN_OK};
+    fan_stream *s;
+    CALL(StreamWaitEvent);
+    INSIDE(c);
+    fan__thing *t = fan__thing_find(AN_EVENT, e);
+    if (!t || flags)
+        return t ? INVALID_VALUE : INVALID_HANDLE;
+    fan_cu_result code = fan__thing_stream(c, handle, &s);
+    if (code)
+        return code;
+    code = fan__fake_done(s->device->backend->wait(s, t->event, &err), &err);
+    fan_stream_drop(s);
+    return code;
+}
+
+fan_cu_result fan_fake_EventCreate(fan_cu_event *out, unsigned flags)
+{
+    fan_error err = {.status = FAN_OK};
+    CALL(EventCreate);
+    INSIDE(c);
+    (void)flags;
+    fan__thing *t = fan__thing_new(AN_EVENT, c->device);
+    if (!t)
+        return OUT_OF_MEMORY;
+    fan_cu_result code = fan__fake_code(fan_event_new(fan_sim_device(fan__fake.m, c->device), &t->event, &err), &err);
+    if (code) {
+        fan__thing_drop(t);
+        return code;
+    }
+    fan__thing_add(t);
+    *out = (fan_cu_event)(void *)t;
+    return OK;
+}
+
+fan_cu_result fan_fake_EventDestroy(fan_cu_event e)
+{
+    CALL(EventDestroy);
+    INSIDE(c);
+    fan__thing *t = fan__thing_find(AN_EVENT, e);
+    if (!t)
+        return INVALID_HANDLE;
+    fan__thing_drop(t);
+    return OK;
+}
+
+fan_cu_result fan_fake_EventRecord(fan_cu_event e, fan_cu_stream handle)
+{
+    fan_error err = {.status = FAN_OK};
+    fan_stream *s;
+    CALL(EventRecord);
+    INSIDE(c);
+    fan__thing *t = fan__thing_find(AN_EVENT, e);
+    if (!t)
+        return INVALID_HANDLE;
+    fan_cu_result code = fan__thing_stream(c, handle, &s);
+    if (code)
+        return code;
+    code = s->device->index == t->device ? fan__fake_done(s->device->backend->record(t->event, s, &err), &err)
+                                         : INVALID_HANDLE;
+    fan_stream_drop(s);
+    return code;
+}
+
+fan_cu_result fan_fake_EventQuery(fan_cu_event e)
+{
+    fan_error err = {.status = FAN_OK};
+    bool passed = false;
+    CALL(EventQuery);
+    INSIDE(c);
+    fan__thing *t = fan__thing_find(AN_EVENT, e);
+    if (!t)
+        return INVALID_HANDLE;
+    if (!fan_sim_event_captured(fan__fake.m, t->event)) /* else it has no time at all */
+        UNSAFE("cuEventQuery");
+    fan_cu_result code = fan__fake_done(t->event->device->backend->query(t->event, &passed, &err), &err);
+    return code ? code : passed ? OK : NOT_READY;
+}
+
+fan_cu_result fan_fake_EventSynchronize(fan_cu_event e)
+{
+    fan_error err = {.status = FAN_OK};
+    CALL(EventSynchronize);
+    INSIDE(c);
+    fan__thing *t = fan__thing_find(AN_EVENT, e);
+    if (!t)
+        return INVALID_HANDLE;
+    fan__fake_note_races();
+    fan_cu_result code = fan__fake_done(t->event->device->backend->event_sync(t->event, &err), &err);
+    return code ? code : c->lost;
+}
