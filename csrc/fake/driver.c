@@ -546,7 +546,8 @@ fan_cu_result fan_fake_StreamDestroy(fan_cu_stream s)
     lock();
     unlist(t);
     unlock();
-    t->kind = DESTROYED; /* its handle is nobody else's; what is queued still runs, and the device is waited for with it */
+    t->kind =
+        DESTROYED; /* its handle is nobody else's; what is queued still runs, and the device is waited for with it */
     show(t);
     return OK;
 }
