@@ -38,12 +38,10 @@ fan_cu_result fan_fake_StreamDestroy(fan_cu_stream s)
         return fan__thing_find(DESTROYED, s) ? CONTEXT_IS_DESTROYED : INVALID_HANDLE;
     fan__fake_lock();
     fan__thing_remove(t);
-    fan_stream *was = t->stream;
-    t->stream = NULL;
     fan__fake_unlock();
-    t->kind = DESTROYED; /* what is queued still runs; its handle is nobody else's */
+    t->kind =
+        DESTROYED; /* its handle is nobody else's; what is queued still runs, and the device is waited for with it */
     fan__thing_add(t);
-    fan_stream_drop(was);
     return OK;
 }
 
