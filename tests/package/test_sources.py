@@ -43,7 +43,7 @@ KNOWN_LONG = dict.fromkeys(
     "2026-11-22",
 )
 #: Files with wider lines, since when that is known.
-KNOWN_WIDE = dict.fromkeys(["csrc/device/kernels/kernels.cu", "csrc/fake/driver.c"], "2026-11-22")
+KNOWN_WIDE = dict.fromkeys(["csrc/device/kernels/kernels.cu"], "2026-11-22")
 #: Names that only tests use, or nobody: since when that is known.
 KNOWN_DEAD = dict.fromkeys(
     [
