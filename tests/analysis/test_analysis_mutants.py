@@ -20,7 +20,18 @@ from kit.pymutants import Mutant, planted, survivors
 
 A = "fanin.analysis."
 #: The modules in the order in which they import each other.
-ORDER = ["hidden", "trees", "private", "calls", "guards", "tracked", "collect", "pure", "kept", "wrapper"]
+ORDER = [
+    "hidden",
+    "trees",
+    "private_copies",
+    "calls",
+    "guards",
+    "tracked",
+    "collect",
+    "pure",
+    "caller_arrays",
+    "wrapper",
+]
 
 
 def fault(name: str, old: str, new: str) -> Mutant:
@@ -30,20 +41,24 @@ def fault(name: str, old: str, new: str) -> Mutant:
 
 MUTANTS = [
     # private memory
-    fault("private", "            mine[...] = its\n", "            pass\n"),
-    fault("private", "        if not group.writeable:", "        if False:"),
-    fault("private", "and not self._unchanged(self.plan.groups[n])]", "and self._unchanged(self.plan.groups[n])]"),
-    fault("private", "        return mine.tobytes() == its.tobytes()", "        return bool((mine == its).all())"),
-    fault("private", 'return words(array) if array.dtype.kind == "V" else array.view()', "return array.view()"),
+    fault("private_copies", "            mine[...] = its\n", "            pass\n"),
+    fault("private_copies", "        if not group.writeable:", "        if False:"),
     fault(
-        "private",
+        "private_copies", "and not self._unchanged(self.plan.groups[n])]", "and self._unchanged(self.plan.groups[n])]"
+    ),
+    fault(
+        "private_copies", "        return mine.tobytes() == its.tobytes()", "        return bool((mine == its).all())"
+    ),
+    fault("private_copies", 'return words(array) if array.dtype.kind == "V" else array.view()', "return array.view()"),
+    fault(
+        "private_copies",
         "if not m.geometry.fits(self.private[m.number])]",
         "if m.geometry.shape != self.private[m.number].shape]",
     ),
-    fault("private", "        if not writeable:\n            view.flags.writeable = False\n", ""),
-    fault("private", "    for whole in (root_of(source), source):", "    for whole in ():"),
+    fault("private_copies", "        if not writeable:\n            view.flags.writeable = False\n", ""),
+    fault("private_copies", "    for whole in (root_of(source), source):", "    for whole in ():"),
     fault(
-        "private",
+        "private_copies",
         "            if low <= start < high:\n                return number",
         "            if False:\n                return number",
     ),
@@ -53,15 +68,15 @@ MUTANTS = [
         "        elif id(itself) in inputs:\n            places.append",
         "        elif False:\n            places.append",
     ),
-    fault("calls", "same_as = first_seen.setdefault(id(itself), j) if world.is_array(o) else j", "same_as = j"),
+    fault("calls", "same_as = first_seen.setdefault(id(itself), j) if run.is_array(o) else j", "same_as = j"),
     fault("calls", "    if origin is not None and origin in group.numbers:", "    if False:"),
     fault("calls", "        if id(root) in distinct:", "        if False:"),
     fault("calls", '            kind, base = "shared", len(bases)', '            kind, base = "shared", 0'),
     fault("calls", "own=o.base is None", "own=True"),
     fault(
         "calls",
-        "        if world.is_array(o) and not world.remakeable(o)",
-        "        if False and not world.remakeable(o)",
+        "        if run.is_array(o) and not run.remakeable(o)",
+        "        if False and not run.remakeable(o)",
     ),
     fault("calls", "        if len(args) > len(takes) and not rest:", "        if False:"),
     fault("calls", "    if array.dtype.hasobject:", "    if False:"),
@@ -70,17 +85,17 @@ MUTANTS = [
     # inputs
     fault(
         "collect",
-        "data = not resized and (earlier or itself or world.member_written(u))",
+        "data = not resized and (earlier or itself or run.member_written(u))",
         "data = not resized and (earlier or itself)",
     ),
     fault(
         "collect",
-        "data = not resized and (earlier or itself or world.member_written(u))",
-        "data = not resized and (earlier or world.member_written(u))",
+        "data = not resized and (earlier or itself or run.member_written(u))",
+        "data = not resized and (earlier or run.member_written(u))",
     ),
     fault(
         "collect",
-        "data = not resized and (earlier or itself or world.member_written(u))",
+        "data = not resized and (earlier or itself or run.member_written(u))",
         "data = earlier or itself or resized",
     ),
     fault(
@@ -129,10 +144,10 @@ MUTANTS = [
         "tracked", '        out = args[at] if at < len(args) else kwargs.get("out")', '        out = kwargs.get("out")'
     ),
     fault("tracked", "        whole.__set__(self, value)\n        written(self)", "        whole.__set__(self, value)"),
-    fault("tracked", "and _core.overlap(mine, world.as_it_was(u)))", ")"),
+    fault("tracked", "and _core.overlap(mine, run.as_it_was(u)))", ")"),
     fault("tracked", "        self.met.update(u for u in others", "        set().update(u for u in others"),
     fault("calls", "        itself = o.base if is_stripped(o) and id(o.base) in inputs else o", "        itself = o"),
-    fault("private", "memory = root[shift : shift + size].view(kind)", "memory = root[shift : shift + size]"),
+    fault("private_copies", "memory = root[shift : shift + size].view(kind)", "memory = root[shift : shift + size]"),
     # what is out of sight
     fault("hidden", "        if is_one(fn) or", "        if False and"),
     fault(
@@ -161,10 +176,10 @@ MUTANTS = [
     # the pure function
     fault("pure", "if len(group.members) > 1 and g in written]", "if len(group.members) > 1]"),
     fault(
-        "pure", "self.bases.sort(key=lambda g: min(first[u] for u in plan.groups[g].numbers))", "self.bases.reverse()"
+        "pure", "self.bases.sort(key=lambda g: min(self.first[u] for u in groups[g].numbers))", "self.bases.reverse()"
     ),
-    fault("pure", "if u is None or (u not in in_base and first[u] == i)]", "if u is None or u not in in_base]"),
-    fault("pure", "self.late = [u for u in range(len(first)) if u in in_base and u in self.moved]", "self.late = []"),
+    fault("pure", "if u is None or (u not in in_base and self.first[u] == i)]", "if u is None or u not in in_base]"),
+    fault("pure", "self.late = [u for u in numbers if u in in_base and u in self.moved]", "self.late = []"),
     fault("pure", "if len(inner) != len(descs):", "if False:"),
     fault("pure", "or array.shape != shape or array.dtype != dtype:", "or array.shape != shape:"),
     fault("pure", "        if copies.changed():", "        if False:"),
@@ -175,8 +190,8 @@ MUTANTS = [
     fault("pure", "            if p.same_as is not None and p.same_as < j:", "            if False:"),
     fault("pure", "                made[j] = arrays[p.base]", "                pass"),
     fault("pure", "            arrays[u].flags.writeable = writeable", "            pass"),
-    fault("pure", "world = RecordedWorld(self.split, arrays)", "world = World(self.split, arrays)"),
-    fault("pure", "                if not can_be_thawed(arrays[u]):", "                if False:"),
+    fault("pure", "run = RecordedCopies(self.split, arrays)", "run = PrivateCopies(self.split, arrays)"),
+    fault("pure", "                if not can_be_made_writeable(arrays[u]):", "                if False:"),
     fault(
         "pure", "    if array.shape != shape or array.dtype != dtype:\n        raise", "    if False:\n        raise"
     ),
@@ -184,14 +199,26 @@ MUTANTS = [
     fault("pure", '    value = np.array(base, "u1")', "    value = base"),
     fault("pure", "            if p.cls is not None and type(made[j]) is not p.cls:", "            if False:"),
     # what is put back
-    fault("kept", "            self.arrays[m.number].resize(m.geometry.shape, refcheck=False)", "            pass"),
-    fault("kept", "if m.number in moved and not take_geometry(array, m.geometry):", "if False:"),
-    fault("kept", "                    self.snapshot.restore(self.at[m.number], where)", "                    pass"),
-    fault("kept", "                    array.flags.writeable = m.writeable", "                    pass"),
-    fault("kept", "                node.clear()\n", ""),
-    fault("kept", "                node[:] = first", "                pass"),
-    fault("kept", "            if g in self.resized or any(", "            if True or any("),
-    fault("private", "            axes[-1][1] += stride // axes[-1][0] * (n - 1)", "            axes[-1][1] += n - 1"),
+    fault(
+        "caller_arrays",
+        "            self.arrays[m.number].resize(m.geometry.shape, refcheck=False)",
+        "            pass",
+    ),
+    fault("caller_arrays", "if m.number in moved and not take_geometry(array, m.geometry):", "if False:"),
+    fault(
+        "caller_arrays",
+        "                    self.snapshot.restore(self.at[m.number], where)",
+        "                    pass",
+    ),
+    fault("caller_arrays", "                    array.flags.writeable = m.writeable", "                    pass"),
+    fault("caller_arrays", "                node.clear()\n", ""),
+    fault("caller_arrays", "                node[:] = first", "                pass"),
+    fault("caller_arrays", "            if g in self.resized or any(", "            if True or any("),
+    fault(
+        "private_copies",
+        "            axes[-1][1] += stride // axes[-1][0] * (n - 1)",
+        "            axes[-1][1] += n - 1",
+    ),
     fault("trees", "            elif given and place in given:", "            elif False:"),
     fault(
         "trees",
@@ -203,14 +230,14 @@ MUTANTS = [
     fault("wrapper", "record.to_copy if self._lend else None", "None"),
     fault(
         "wrapper",
-        "        except BaseException:\n            kept.undo()\n            shelf.undo()",
-        "        except BaseException:\n            shelf.undo()",
+        "        except BaseException:\n            caller.undo()\n            containers.undo()",
+        "        except BaseException:\n            containers.undo()",
     ),
-    fault("wrapper", "            kept.undo()\n            if shelf", "            if shelf"),
+    fault("wrapper", "            caller.undo()\n            if containers", "            if containers"),
     fault("wrapper", "            if alone and latest.index.count(old) == 1:", "            if True:"),
     fault(
         "wrapper",
-        "            shelf.undo()\n            raise\n        self._remember",
+        "            containers.undo()\n            raise\n        self._remember",
         "            raise\n        self._remember",
     ),
     fault("wrapper", '        if self._guard == "error" and self._records:', "        if False:"),
@@ -224,7 +251,7 @@ MUTANTS = [
     fault("wrapper", "    for g in sorted(outcome.written - record.written):", "    for g in ():"),
     fault("wrapper", "        if known.get(u) != now.get(u):", "        if False:"),
     fault("wrapper", "    if before.form != outcome.form:", "    if False:"),
-    fault("wrapper", "        if role(a, record) != role(b, record):", "        if False:"),
+    fault("wrapper", "        if role_of(a, record) != role_of(b, record):", "        if False:"),
 ]
 
 

@@ -17,7 +17,7 @@ from .._core import address
 from .._words import counted
 from ..descriptors import AOTInput, PlainAOTInput, PlainAOTOutput
 from . import hidden, trees
-from .private import REMADE, Array, Geometry, Group, World
+from .private_copies import REMADE, Array, Geometry, Group, PrivateCopies
 
 #: What NumPy keeps outside of the array's own bytes cannot be copied as bytes.
 SIMPLE = "numbers, strings, dates, or records of them"
@@ -209,6 +209,21 @@ class Place:
 
 
 @dataclass(frozen=True)
+class Role:
+    """What one output is, so that those of two runs can be compared: the fields of `Place`, but that the base of a view
+    is the number of its group. What is not asked for is left as it is here.
+    """
+
+    kind: str
+    base: int = -1
+    same_as: int | None = None
+    array: bool = True
+    offset: int = 0
+    geometry: Geometry | None = None
+    writeable: bool = True
+
+
+@dataclass(frozen=True)
 class Outcome:
     """What a run did: which groups it wrote, whose geometry it changed, where its outputs lie, in which form
     they came.
@@ -223,43 +238,43 @@ class Outcome:
     bases: tuple[Geometry, ...]  #: of the extra bases
 
 
-def outcome_of(world: World, result: Any, outputs: list[Any], bases: list[Any]) -> Outcome:
+def outcome_of(run: PrivateCopies, result: Any, outputs: list[Any], bases: list[Any]) -> Outcome:
     """Look at everything that a run touched. `outputs` is filled with the result's leaves, `bases` with the extra bases
     that several outputs share.
     """
     form = trees.flatten(result, outputs)
-    resized = tuple(u for g in sorted(world.resized) for u in world.plan.groups[g].numbers)
-    geometry = tuple((u, world.geometry(world.private[u])) for u in world.moved)
-    flags = tuple((u, world.private[u].flags.writeable) for u in world.flagged)
-    places = tuple(places_of(world, outputs, bases))
+    resized = tuple(u for g in sorted(run.resized) for u in run.plan.groups[g].numbers)
+    geometry = tuple((u, run.geometry(run.private[u])) for u in run.moved)
+    flags = tuple((u, run.private[u].flags.writeable) for u in run.flags_changed)
+    places = tuple(places_of(run, outputs, bases))
     shared = tuple(Geometry.of(b) for b in bases)
-    return Outcome(frozenset(world.written), geometry, resized, flags, form, places, shared)
+    return Outcome(frozenset(run.written), geometry, resized, flags, form, places, shared)
 
 
-def member_of(world: World, number: int) -> Any:
+def member_of(run: PrivateCopies, number: int) -> Any:
     """The place of an array in its group."""
-    group, place = world.plan.where[number]
-    return world.plan.groups[group].members[place]
+    group, place = run.plan.where[number]
+    return run.plan.groups[group].members[place]
 
 
-def places_of(world: World, outputs: Sequence[Any], bases: list[Any]) -> list[Place]:
+def places_of(run: PrivateCopies, outputs: Sequence[Any], bases: list[Any]) -> list[Place]:
     """Where each output lies."""
-    inputs = {id(p): u for u, p in enumerate(world.private)}
+    inputs = {id(p): u for u, p in enumerate(run.private)}
     first_seen: dict[int, int] = {}
     places: list[Place | None] = []
     own: dict[int, list[int]] = {}  # whose memory -> which outputs
     for j, o in enumerate(outputs):
         itself = o.base if is_stripped(o) and id(o.base) in inputs else o
-        same_as = first_seen.setdefault(id(itself), j) if world.is_array(o) else j
+        same_as = first_seen.setdefault(id(itself), j) if run.is_array(o) else j
         twin = None if same_as == j else same_as
-        if not world.is_array(o):
+        if not run.is_array(o):
             places.append(Place())
         elif id(itself) in inputs:
             places.append(Place("input", inputs[id(itself)], array=True, same_as=twin))
         else:
-            group = world.group_at(o)
+            group = run.group_at(o)
             if group is not None:
-                places.append(view_place(world, group, o, twin))
+                places.append(view_place(run, group, o, twin))
             elif isinstance(o, np.ndarray):
                 own.setdefault(storage_of(o), []).append(j)
                 places.append(None)
@@ -286,12 +301,12 @@ def is_stripped(o: Any) -> bool:
     )
 
 
-def view_place(world: World, number: int, o: Any, twin: int | None) -> Place:
+def view_place(run: PrivateCopies, number: int, o: Any, twin: int | None) -> Place:
     """The place of an output in the memory of a group of inputs; it is called a view of the input whose view it was,
     where that is known.
     """
-    group: Group = world.plan.groups[number]
-    offset, geometry = world.begin(o) - world.lows[number], world.geometry(o)
+    group: Group = run.plan.groups[number]
+    offset, geometry = run.begin(o) - run.lows[number], run.geometry(o)
     down, up = geometry.reach()
     member = group.nearest(offset + down, offset + up)
     origin = getattr(o, "fanin_origin", None)
@@ -341,26 +356,26 @@ def share(outputs: Sequence[Any], shared: list[int], places: list[Place | None],
             places[j] = Place(kind, base, address(o) - start, Geometry.of(o), o.flags.writeable, False, twin, True)
 
 
-# Going home
+# Back to the caller
 
 
-def check_outputs(world: World, outputs: Sequence[Any], who: str) -> None:
+def check_outputs(run: PrivateCopies, outputs: Sequence[Any], who: str) -> None:
     """TypeError for an output on an input's memory that cannot be made anew there."""
     for j, o in enumerate(outputs):
-        if world.is_array(o) and not world.remakeable(o) and world.group_at(o) is not None:
+        if run.is_array(o) and not run.remakeable(o) and run.group_at(o) is not None:
             raise TypeError(
                 f"{who}: {PlainAOTOutput(j).expr()} is a {type(o).__name__} on the memory of an input: expected a plain"
                 " array there; return the array, and make the other of it outside"
             )
 
 
-def check_hidden(world: World, outputs: Sequence[Any], who: str, where: str = "") -> None:
+def check_hidden(run: PrivateCopies, outputs: Sequence[Any], who: str, where: str = "") -> None:
     """TypeError for a leaf of a result that keeps memory of an input out of sight; `where`: what the leaves are of, if
     not of the result.
     """
     kinds = array_kinds()
     for j, o in enumerate(outputs):
-        if hidden.shows(o) and any(hidden.meet(o, a) for a in world.private):
+        if hidden.shows(o) and any(hidden.meet(o, a) for a in run.private):
             raise TypeError(
                 f"{who}: {where or PlainAOTOutput(j).expr()} is a {type(o).__name__} that holds memory of an input:"
                 " expected arrays of the library that the arguments are of"
@@ -371,7 +386,7 @@ def check_hidden(world: World, outputs: Sequence[Any], who: str, where: str = ""
             o,
             lambda j=j: f"{who}: {where or PlainAOTOutput(j).expr()}",  # type: ignore[misc]
             kinds,
-            lambda array: world.group_at(array) is not None,
+            lambda array: run.group_at(array) is not None,
         )
 
 
@@ -379,6 +394,7 @@ __all__ = [
     "Call",
     "Outcome",
     "Place",
+    "Role",
     "call_of",
     "check_array",
     "check_arrays",

@@ -33,7 +33,7 @@ from .calls import (
 )
 from .guards import components_of
 from .hidden import check_argument, check_function, check_result, may_hold
-from .private import Array, Geometry, Plan, World, plain, plan
+from .private_copies import Array, Geometry, Plan, PrivateCopies, plain, plan
 from .records import (
     PLAIN_TYPES,
     InputAliasInfo,
@@ -210,22 +210,22 @@ def collect(
     given, and its result.
     """
     log = Log(grad_enabled)
-    world = World(layout, call.arrays, Tracked)
-    tracked(world, log)
-    known = {id(leaf): world.private[u] for leaf, u in zip(call.leaves, call.index, strict=True) if u is not None}
+    run = PrivateCopies(layout, call.arrays, Tracked)
+    tracked(run, log)
+    known = {id(leaf): run.private[u] for leaf, u in zip(call.leaves, call.index, strict=True) if u is not None}
     copies = trees.Copies(lambda leaf: known.get(id(leaf), leaf))
     result = fn(*[copies.of(a) for a in args], **{k: copies.of(v) for k, v in kwargs.items()})
     log.close()
     outputs: list[Any] = []
     bases: list[Any] = []
-    outcome = outcome_of(world, result, outputs, bases)
-    check_hidden(world, outputs, "collect_metadata")
-    return meta_of(call, world, outcome, outputs, bases, frozenset(), log, **options), outcome, copies, result
+    outcome = outcome_of(run, result, outputs, bases)
+    check_hidden(run, outputs, "collect_metadata")
+    return meta_of(call, run, outcome, outputs, bases, frozenset(), log, **options), outcome, copies, result
 
 
 def meta_of(
     call: Call,
-    world: World,
+    run: PrivateCopies,
     outcome: Outcome,
     outputs: Sequence[Any],
     bases: Sequence[Array],
@@ -245,7 +245,7 @@ def meta_of(
                 requires_grad=bool(grad), keep_input_mutations=keep_input_mutations, mutations_hidden_from_autograd=True
             )
             if u is None
-            else input_info(world, outcome, u, u in earlier, log, bool(grad), keep_input_mutations)
+            else input_info(run, outcome, u, u in earlier, log, bool(grad), keep_input_mutations)
         )
         for u, grad in zip(call.index, wanted, strict=True)
     ]
@@ -263,7 +263,7 @@ def meta_of(
 
 
 def input_info(
-    world: World,
+    run: PrivateCopies,
     outcome: Outcome,
     u: int,
     earlier: bool,
@@ -273,11 +273,11 @@ def input_info(
 ) -> InputAliasInfo:
     """The record of one input."""
     resized = u in outcome.resized
-    near = set(world.plan.groups[world.plan.where[u][0]].numbers)
+    near = set(run.plan.groups[run.plan.where[u].group].numbers)
     # A write by another that shares the bytes is seen, too.
     seen = {enabled for origin, enabled in log.writes if origin in near} if log else set()
     itself = log is not None and u in log.met
-    data = not resized and (earlier or itself or world.member_written(u))
+    data = not resized and (earlier or itself or run.member_written(u))
     return InputAliasInfo(
         mutates_data=data,
         mutates_metadata=resized or any(u == v for v, _ in outcome.geometry),

@@ -17,7 +17,7 @@ from .._core import Layout, address
 from . import trees
 from .calls import Call
 from .hidden import may_hold
-from .private import Array
+from .private_copies import Array
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import numpy as np
 
 from .._core import address, overlaps
 from .._trace import plot
-from .private import Array, Geometry
+from .private_copies import Array, Geometry
 
 #: More bars than this in one lane are drawn as one that is paler.
 RUNS = 400

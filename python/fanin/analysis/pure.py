@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -33,31 +34,56 @@ from ..descriptors import (
     SyntheticBaseAOTInput,
 )
 from . import trees
-from .calls import Outcome, Place, check_hidden, outcome_of
-from .private import (
+from .calls import Outcome, Place, Role, check_hidden, outcome_of
+from .private_copies import (
     Array,
-    Facts,
     Geometry,
     Group,
+    GroupFlags,
     Plan,
-    RecordedWorld,
-    World,
-    bare,
+    Position,
+    PrivateCopies,
+    RecordedCopies,
     built,
-    can_be_thawed,
-    opened,
+    can_be_made_writeable,
+    each_byte_once,
     read_only,
     take_geometry,
     view_at,
     words,
+    writeable_window,
 )
 from .records import ViewAndMutationMeta
 from .rewrite import create_synthetic_base_metadata, remove_dupe_metadata
 from .signature import GraphNames
 
-#: Where an array is found among the inner arguments: (position, None) by itself, (position, place in the group) in a
-#: base.
-Where = tuple[int, int | None]
+
+@dataclass(frozen=True)
+class Recording:
+    """What a pure function is made of: a function, how the arguments of one call lie, and what that call did.
+
+    `plan`, `index`, `form`, `first`: of the call's arrays and leaves (`Plan`, `Call`). `meta`, `outcome`: what it did.
+    `touched`: the arrays that were written in this call or another one.
+    """
+
+    fn: Callable[..., Any]
+    plan: Plan
+    index: Sequence[int | None]
+    form: Any
+    first: Sequence[int]
+    meta: ViewAndMutationMeta
+    outcome: Outcome
+    touched: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where an array is found among the inner arguments: by itself at a position, or in the base there, at a place of
+    its group.
+    """
+
+    position: int
+    place: int | None = None
 
 
 class Pure:
@@ -67,37 +93,26 @@ class Pure:
     each slot is.
     """
 
-    def __init__(
-        self,
-        fn: Callable[..., Any],
-        plan: Plan,
-        index: Sequence[int | None],
-        form: Any,
-        first: Sequence[int],
-        meta: ViewAndMutationMeta,
-        outcome: Outcome,
-        touched: frozenset[int],
-    ) -> None:
-        self.fn, self.plan, self.index, self.form, self.first = fn, plan, index, form, first
-        self.meta, self.outcome = meta, outcome
-        self.touched = touched
-        self.moved = dict(outcome.geometry)
-        written = {plan.where[u][0] for u in touched}
-        self.bases = [g for g, group in enumerate(plan.groups) if len(group.members) > 1 and g in written]
-        self.bases.sort(key=lambda g: min(first[u] for u in plan.groups[g].numbers))
-        in_base = {u: (k, place) for k, g in enumerate(self.bases) for place, u in enumerate(plan.groups[g].numbers)}
+    def __init__(self, recording: Recording) -> None:
+        r = recording
+        self.fn, self.plan, self.index, self.form, self.first = r.fn, r.plan, r.index, r.form, r.first
+        self.meta, self.outcome, self.touched = r.meta, r.outcome, r.touched
+        self.moved = dict(r.outcome.geometry)
+        groups = self.plan.groups
+        written = {self.plan.where[u].group for u in self.touched}
+        self.bases = [g for g, group in enumerate(groups) if len(group.members) > 1 and g in written]
+        self.bases.sort(key=lambda g: min(self.first[u] for u in groups[g].numbers))
+        in_base = {u: Source(k, place) for k, g in enumerate(self.bases) for place, u in enumerate(groups[g].numbers)}
         #: the leaves that are passed as they are
-        self.rest = [i for i, u in enumerate(index) if u is None or (u not in in_base and first[u] == i)]
-        positions = {i: len(self.bases) + k for k, i in enumerate(self.rest)}
-        self.where: list[Where] = [
-            in_base[u] if u in in_base else (positions[first[u]], None) for u in range(len(first))
-        ]
-        self.positions = positions
+        self.rest = [i for i, u in enumerate(self.index) if u is None or (u not in in_base and self.first[u] == i)]
+        self.positions = {i: len(self.bases) + k for k, i in enumerate(self.rest)}
+        numbers = range(len(self.first))
+        self.sources = [in_base[u] if u in in_base else Source(self.positions[self.first[u]]) for u in numbers]
         #: inputs with new values
-        self.changed = [u for u in range(len(first)) if u not in in_base and (u in touched or u in self.moved)]
+        self.changed = [u for u in numbers if u not in in_base and (u in self.touched or u in self.moved)]
         #: arrays of bases whose geometry changed
-        self.late = [u for u in range(len(first)) if u in in_base and u in self.moved]
-        self.split = split(plan, set(self.bases))
+        self.late = [u for u in numbers if u in in_base and u in self.moved]
+        self.split = split(self.plan, set(self.bases))
 
     def __repr__(self) -> str:
         takes, gives = (", ".join(d.expr() for d in some) for some in (self.input_descs, self.output_descs))
@@ -148,8 +163,8 @@ class Pure:
         info: list[Any] = []
         for i, array in zip(kept, outer, strict=True):
             u = self.index[i]
-            position, place = (self.positions[i], None) if u is None else self.where[u]
-            info.append(position if place is None else (position, array))
+            source = Source(self.positions[i]) if u is None else self.sources[u]
+            info.append(source.position if source.place is None else (source.position, array))
         return create_synthetic_base_metadata(thin, info, outer, inner, self.input_descs)[0]
 
     def _stand_in(self, number: int | None) -> Array:
@@ -183,8 +198,8 @@ class Pure:
         `input_descs` tells of, or a function that does otherwise than at the recorded call.
         """
         arrays = self._arrays(inner)
-        world = RecordedWorld(self.split, arrays)
-        it = iter([inner[self.positions[i]] if u is None else world.private[u] for i, u in enumerate(self.index)])
+        run = RecordedCopies(self.split, arrays)
+        it = iter([inner[self.positions[i]] if u is None else run.private[u] for i, u in enumerate(self.index)])
         args, kwargs = self.form.inner
         given = [trees.unflatten(one, it) for one in args.inner]
         named = {k: trees.unflatten(one, it) for k, one in zip(kwargs.keys, kwargs.inner, strict=True)}
@@ -197,12 +212,12 @@ class Pure:
             )
         outputs: list[Any] = []
         extra: list[Any] = []
-        outcome = outcome_of(world, result, outputs, extra)
-        check_hidden(world, outputs, "pure")
-        self._hold(world, outcome)
-        values = [new_base(self.plan.groups[g], inner[k], world) for k, g in enumerate(self.bases)]
-        values += [world.as_it_was(u) if u in self.touched else world.private[u] for u in self.changed]
-        return values + outputs + [world.private[u] for u in self.late] + extra
+        outcome = outcome_of(run, result, outputs, extra)
+        check_hidden(run, outputs, "pure")
+        self._hold(run, outcome)
+        values = [new_base(self.plan.groups[g], inner[k], run) for k, g in enumerate(self.bases)]
+        values += [run.as_it_was(u) if u in self.touched else run.private[u] for u in self.changed]
+        return values + outputs + [run.private[u] for u in self.late] + extra
 
     def _arrays(self, inner: Sequence[Any]) -> list[Array]:
         """The arrays as the outer function has them: views of bases, and those that were passed as they are."""
@@ -213,8 +228,8 @@ class Pure:
                 f" {len(inner)}"
             )
         found = []
-        for u, (position, place) in enumerate(self.where):
-            array = inner[position]
+        for u, source in enumerate(self.sources):
+            array, place = inner[source.position], source.place
             group, member = self.plan.where[u]
             expected = self.plan.groups[group].members[member].geometry
             shape, dtype = (
@@ -223,12 +238,12 @@ class Pure:
             if not isinstance(array, np.ndarray) or array.shape != shape or array.dtype != dtype:
                 got = f"{array.dtype} {array.shape}" if isinstance(array, np.ndarray) else type(array).__name__
                 raise ValueError(
-                    f"pure: {descs[position].expr()}: expected an array of {dtype}, shape {shape}; got {got}"
+                    f"pure: {descs[source.position].expr()}: expected an array of {dtype}, shape {shape}; got {got}"
                 )
             found.append(array if place is None else member_at(self.plan.groups[group], place, array))
         return found
 
-    def _hold(self, world: World, outcome: Outcome) -> None:
+    def _hold(self, run: PrivateCopies, outcome: Outcome) -> None:
         """ValueError where a run did otherwise than the record says."""
         allowed = {u for k, g in enumerate(self.bases) for u in self.plan.groups[g].numbers} | self.touched
         for g in outcome.written:
@@ -238,7 +253,10 @@ class Pure:
                         f"pure: {PlainAOTInput(self.first[u]).expr()} is written, and was not at the recorded call"
                     )
         before = self.outcome
-        roles = [[role(p, self.plan) for p in before.places], [role(p, self.plan, self.split) for p in outcome.places]]
+        roles = [
+            [role_of(p, self.plan) for p in before.places],
+            [role_of(p, self.plan, self.split) for p in outcome.places],
+        ]
         rest = [(o.geometry, o.resized, o.flags, o.form) for o in (before, outcome)]
         if rest[0] != rest[1] or roles[0] != roles[1]:
             wrong = next((j for j, (a, b) in enumerate(zip(*roles, strict=False)) if a != b), None)
@@ -250,7 +268,7 @@ class Pure:
 
     # The wrapper's way out
 
-    def finish(
+    def to_caller(
         self,
         arrays: Sequence[Array],
         leaves: Sequence[Any],
@@ -298,20 +316,20 @@ class Pure:
         moves = []
         for k, g in enumerate(self.bases):
             group, name = self.plan.groups[g], self.output_descs[k].expr()
-            if not group.writeable and not any(can_be_thawed(arrays[u]) for u in group.numbers):
+            if not group.writeable and not any(can_be_made_writeable(arrays[u]) for u in group.numbers):
                 raise read_only(self.input_descs[k].expr())
             base = checked(news[k], (group.size,), np.dtype("u1"), name)
             for place in group.cover:
-                its = words(bare(arrays[group.members[place].number]))
-                moves.append((words(bare(member_at(group, place, base))), opened(its)))
+                its = words(each_byte_once(arrays[group.members[place].number]))
+                moves.append((words(each_byte_once(member_at(group, place, base))), writeable_window(its)))
         for k, u in enumerate(self.changed, len(self.bases)):
             if u in self.touched:
-                if not can_be_thawed(arrays[u]):
+                if not can_be_made_writeable(arrays[u]):
                     raise read_only(PlainAOTInput(self.first[u]).expr())
                 group_number, place = self.plan.where[u]
                 old = self.plan.groups[group_number].members[place].geometry
                 value = checked(news[k], old.shape, old.dtype, self.output_descs[k].expr())
-                moves.append((words(value), opened(words(arrays[u]))))
+                moves.append((words(value), writeable_window(words(arrays[u]))))
         return moves
 
     def _shared(self, outputs: Sequence[Any], bases: Sequence[Any]) -> tuple[list[Any], list[Array]]:
@@ -381,16 +399,16 @@ def laid_out(value: Any, geometry: Geometry, name: str) -> Array:
     return copy
 
 
-def role(p: Place, plan: Plan, split: Plan | None = None) -> tuple[Any, ...]:
+def role_of(p: Place, plan: Plan, split: Plan | None = None) -> Role:
     """What an output is, so that two runs can be compared; `split`: the plan of the run, if it was not `plan`."""
     if p.kind == "plain":
-        return p.kind, p.array
+        return Role(p.kind, array=p.array)
     base, offset = p.base, p.offset
     if p.kind == "view":
         base, place = plan.where[p.base]
-        if split is not None and len(split.groups[split.where[p.base][0]].members) == 1:
+        if split is not None and len(split.groups[split.where[p.base].group].members) == 1:
             offset += plan.groups[base].members[place].low
-    return p.kind, base, offset, p.same_as, p.geometry, p.writeable
+    return Role(p.kind, base, p.same_as, True, offset, p.geometry, p.writeable)
 
 
 def view_in(base: Array, p: Place) -> Array:
@@ -409,16 +427,16 @@ def split(plan: Plan, merged: set[int]) -> Plan:
     for g, group in enumerate(plan.groups):
         if g in merged or len(group.members) == 1:
             for place, m in enumerate(group.members):
-                where[m.number] = (len(groups), place)
+                where[m.number] = Position(len(groups), place)
             groups.append(group)
             continue
         for place, m in enumerate(group.members):
             low = m.low
             alone = type(m)(m.number, m.offset - low, m.geometry, m.writeable, 0, m.high - low)
-            where[m.number] = (len(groups), 0)
-            facts = Facts(group.seen.low + low, 0 if place == group.seen.owner else None, group.seen.frozen)
+            where[m.number] = Position(len(groups), 0)
+            flags = GroupFlags(group.seen.low + low, 0 if place == group.seen.owner else None, group.seen.frozen)
             groups.append(
-                Group((alone,), m.high - low, (0,), (0,) if facts.owner == 0 else (), m.writeable, False, facts)
+                Group((alone,), m.high - low, (0,), (0,) if flags.owner == 0 else (), m.writeable, False, flags)
             )
     return Plan(tuple(groups), tuple(where))
 
@@ -437,10 +455,10 @@ def member_at(group: Group, place: int, base: Array) -> Array:
     return built(np.ndarray, memory, m.offset, m.geometry)  # type: ignore[no-any-return]
 
 
-def new_base(group: Group, base: Array, world: World) -> Array:
+def new_base(group: Group, base: Array, run: PrivateCopies) -> Array:
     """A base's new value: what its arrays show, and elsewhere what was there."""
     value = np.array(base, "u1")
     for place in group.cover:
-        mine = world.windows[group.members[place].number]
-        words(bare(member_at(group, place, value)))[...] = words(mine[0])
+        mine = run.windows[group.members[place].number]
+        words(each_byte_once(member_at(group, place, value)))[...] = words(mine[0])
     return value

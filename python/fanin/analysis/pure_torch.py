@@ -10,17 +10,15 @@ under no_grad where the function did.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..descriptors import PlainAOTInput
 from . import trees
-from .calls import Outcome, torch
-from .private import Plan
-from .private_torch import retyped, start_of
-from .pure import Pure
-from .records import ViewAndMutationMeta
+from .caller_tensors import retyped, start_of
+from .calls import torch
+from .pure import Pure, Recording
 
 
 @dataclass(frozen=True)
@@ -36,34 +34,34 @@ class Shown:
     asks: bool
 
     @staticmethod
-    def of(t: Any) -> Shown | None:
-        """None for what is no strided tensor."""
-        if not isinstance(t, torch().Tensor) or str(t.layout) != "torch.strided":
-            return None
+    def given(t: Any) -> Shown:
+        """That of an argument, which is a strided tensor."""
         return Shown(
             tuple(t.shape), tuple(t.stride()), t.dtype, t.storage_offset(), t.is_conj(), t.is_neg(), t.requires_grad
         )
+
+    @staticmethod
+    def of(x: Any) -> Shown | None:
+        """That of anything; None for what is no strided tensor."""
+        return Shown.given(x) if isinstance(x, torch().Tensor) and str(x.layout) == "torch.strided" else None
+
+
+@dataclass(frozen=True)
+class Seen:
+    """How tensors showed their memory in a recorded call: arguments before it, those that it moved after, results."""
+
+    given: Sequence[Shown]
+    ends: Mapping[int, Shown]
+    outputs: Sequence[Shown | None]
 
 
 class TensorPure(Pure):
     """A pure function of flat arguments, for tensors; see the top of this file and `Pure`."""
 
-    def __init__(
-        self,
-        fn: Callable[..., Any],
-        plan: Plan,
-        index: Sequence[int | None],
-        form: Any,
-        first: Sequence[int],
-        meta: ViewAndMutationMeta,
-        outcome: Outcome,
-        touched: frozenset[int],
-        given: Sequence[Shown],
-        ends: Mapping[int, Shown],
-        outputs: Sequence[Shown | None],
-    ) -> None:
-        super().__init__(fn, plan, index, form, first, meta, outcome, touched)
-        self.given, self.ends, self.shown = given, ends, outputs
+    def __init__(self, recording: Recording, seen: Seen) -> None:
+        super().__init__(recording)
+        self.given, self.ends, self.shown = seen.given, seen.ends, seen.outputs
+        plan, given = self.plan, self.given
         for g in self.bases:
             dtypes = {given[u].dtype for u in plan.groups[g].numbers}
             if len(dtypes) > 1:
@@ -73,10 +71,10 @@ class TensorPure(Pure):
                     " or no compiler"
                 )
         for u in self.changed:
-            if plan.groups[plan.where[u][0]].members[plan.where[u][1]].geometry.crowded:
+            if plan.groups[plan.where[u].group].members[plan.where[u].place].geometry.crowded:
                 raise ValueError(
-                    f"pure: {PlainAOTInput(first[u]).expr()} is written, and several of its elements are one: expected"
-                    " a tensor that is not expanded, or no compiler"
+                    f"pure: {PlainAOTInput(self.first[u]).expr()} is written, and several of its elements are one:"
+                    " expected a tensor that is not expanded, or no compiler"
                 )
         # Worked out now, and plain: what a tracer meets in a call must be nothing but tuples and lists.
         groups = [plan.groups[g] for g in self.bases]
@@ -87,7 +85,7 @@ class TensorPure(Pure):
         self.roomy = [needs_room(one.shape, one.stride) for one in given]
         #: per tensor: (inner position, offset in the base or None)
         self.places = [
-            (position, None if place is None else self._offset(u)) for u, (position, place) in enumerate(self.where)
+            (one.position, None if one.place is None else self._offset(u)) for u, one in enumerate(self.sources)
         ]
 
     def _told(self, group: int) -> str:
@@ -185,7 +183,7 @@ class TensorPure(Pure):
 
     # The wrapper's way out
 
-    def finish(
+    def to_caller(
         self,
         arrays: Sequence[Any],
         leaves: Sequence[Any],
@@ -295,4 +293,4 @@ def check_shape(x: Any, shape: tuple[int, ...], dtype: Any, name: str) -> None:
         raise ValueError(f"{name}: expected a tensor of {dtype}, shape {shape}; got {x.dtype}, shape {tuple(x.shape)}")
 
 
-__all__ = ["Shown", "TensorPure"]
+__all__ = ["Seen", "Shown", "TensorPure"]

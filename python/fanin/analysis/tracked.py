@@ -16,7 +16,7 @@ import numpy as np
 
 from .. import _core
 from .._core import address
-from .private import Array, World, plain
+from .private_copies import Array, PrivateCopies, plain
 
 
 class Log:
@@ -30,37 +30,37 @@ class Log:
         self.grad_enabled = grad_enabled
         self.writes: set[tuple[int, bool]] = set()
         self.met: set[int] = set()
-        self.world: World | None = None
+        self.run: PrivateCopies | None = None
         self._seen: set[Any] = set()
 
-    def open(self, world: World) -> None:
+    def open(self, run: PrivateCopies) -> None:
         """Begin to listen."""
-        self.world = world
+        self.run = run
 
     def close(self) -> None:
         """Hear no more."""
-        self.world = None
+        self.run = None
 
     def note(self, array: Any) -> None:
         """A write through `array`, if that is a view of an input, has an element, and can be written: some functions
         accept another one, and leave it alone.
         """
-        origin, world = array.fanin_origin, self.world
-        if origin is None or world is None or array.size == 0 or not array.flags.writeable:
+        origin, run = array.fanin_origin, self.run
+        if origin is None or run is None or array.size == 0 or not array.flags.writeable:
             return
-        number = world.plan.where[origin][0]
-        low, high = world.span(number)
+        number = run.plan.where[origin].group
+        low, high = run.span(number)
         if not low <= address(array) < high:
             return
         self.writes.add((origin, self.grad_enabled is None or bool(self.grad_enabled())))
         self.met.add(origin)
-        others = world.plan.groups[number].numbers
+        others = run.plan.groups[number].numbers
         key = (address(array), array.shape, array.strides, array.dtype.itemsize)
         if len(others) == 1 or key in self._seen:
             return
         self._seen.add(key)
         mine = plain(array)
-        self.met.update(u for u in others if u not in self.met and _core.overlap(mine, world.as_it_was(u)))
+        self.met.update(u for u in others if u not in self.met and _core.overlap(mine, run.as_it_was(u)))
 
 
 class Tracked(np.ndarray[Any, Any]):
@@ -298,11 +298,11 @@ for _name in ("real", "imag", "flat"):
     setattr(Tracked, _name, assigned(_name))
 
 
-def tracked(world: World, log: Log) -> None:
-    """Begin to track the private arrays of a world, whose numbers are their places."""
-    for number, array in enumerate(world.private):
+def tracked(run: PrivateCopies, log: Log) -> None:
+    """Begin to track the private arrays of a run, whose numbers are their places."""
+    for number, array in enumerate(run.private):
         array.fanin_log, array.fanin_origin = log, number
-    log.open(world)
+    log.open(run)
 
 
 __all__ = ["Array", "Log", "Tracked", "tracked"]

@@ -17,14 +17,17 @@ import functools
 import operator
 import types
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from ..descriptors import AOTInput, AOTOutput, PlainAOTInput, PlainAOTOutput
 from . import trees
+from .caller_arrays import CallerArrays, CallerContainers
 from .calls import (
     Call,
     Outcome,
     Place,
+    Role,
     array_kinds,
     call_of,
     check_array,
@@ -39,10 +42,12 @@ from .calls import (
 from .collect import check_flags, collect, meta_of, of_tensors
 from .guards import Change, Guard
 from .hidden import check_argument, check_function
-from .kept import Kept, Shelf
-from .private import Array, World, plan
-from .pure import Pure
+from .private_copies import plan
+from .pure import Pure, Recording
 from .records import ViewAndMutationMeta
+
+if TYPE_CHECKING:
+    from .pure_torch import Seen
 
 GUARDS = ("specialise", "error")
 Compiler = Callable[["Pure"], Callable[..., Sequence[Any]]]
@@ -68,6 +73,21 @@ class BehaviourChangedError(ValueError):
         self.descriptor = descriptor
 
 
+@dataclass(frozen=True)
+class Arguments:
+    """What a call of the wrapper was given, and as leaves and distinct arrays."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    leaves: Sequence[Any]
+    arrays: Sequence[Any]
+
+    @property
+    def tree(self) -> Any:
+        """All arguments as one tree, as `call_of` reads them."""
+        return self.args, {k: self.kwargs[k] for k in sorted(self.kwargs)}
+
+
 class Record:
     """What is known of one layout of arguments: the guard, the private memory's plan, the metadata, the pure
     function.
@@ -79,21 +99,21 @@ class Record:
         self.guard = Guard(call)
         self.tensors = call.tensors
         self.plan = plan(call.arrays if not call.tensors else torch_part().twins(call.arrays), self.guard.components)
-        self.world: type[Kept] = torch_part().KeptTensors if call.tensors else Kept
+        self.caller: type[CallerArrays] = torch_part().CallerTensors if call.tensors else CallerArrays
         self.index, self.form, self.first, self.flat = call.index, call.form, call.first, self.guard.flat
         self.owner = owner
         self.meta: ViewAndMutationMeta | None = None
         self.outcome: Outcome | None = None
         self.touched: frozenset[int] = frozenset()  #: arrays that were written
-        self.run: Callable[..., Sequence[Any]] | None = None  #: the compiled pure function
+        self.compiled: Callable[..., Sequence[Any]] | None = None  #: the compiled pure function
         self.asks: Any = None  #: of tensors, who asks for a gradient
-        self.shown: Any = None  #: of tensors, how arguments and results show their memory
+        self.seen: Seen | None = None  #: of tensors, how arguments and results show their memory
         self.own: dict[int, int] = {}  #: which containers of the result are which of the arguments', by their places
 
     @functools.cached_property
     def written(self) -> frozenset[int]:
         """Groups that were written."""
-        return frozenset(self.plan.where[u][0] for u in self.touched)
+        return frozenset(self.plan.where[u].group for u in self.touched)
 
     @functools.cached_property
     def to_copy(self) -> list[int]:
@@ -115,17 +135,18 @@ class Record:
         """Whether what a compiled function was made for is so: who asks for a gradient, and whether gradients
         are on.
         """
-        return self.run is None or not self.tensors or self.asks == asks(arrays)
+        return self.compiled is None or not self.tensors or self.asks == asks(arrays)
 
     @functools.cached_property
     def pure(self) -> Pure:
         assert self.meta is not None and self.outcome is not None
-        if self.tensors:
-            from .pure_torch import TensorPure
+        known = self.plan, self.index, self.form, self.first, self.meta, self.outcome, self.touched
+        recording = Recording(self.owner.fn, *known)
+        if self.seen is None:
+            return Pure(recording)
+        from .pure_torch import TensorPure
 
-            known = self.plan, self.index, self.form, self.first, self.meta, self.outcome, self.touched
-            return TensorPure(self.owner.fn, *known, *self.shown)
-        return Pure(self.owner.fn, self.plan, self.index, self.form, self.first, self.meta, self.outcome, self.touched)
+        return TensorPure(recording, self.seen)
 
     def named(self, leaf: int, before: str = "") -> str:
         return before + PlainAOTInput(leaf).expr()
@@ -208,12 +229,13 @@ class Functionalized:
             if found is not None and record.fits(found[1]):
                 if place:
                     self._remember(record)
-                return self._again(record, found[0], found[1], args, kwargs)
+                return self._again(record, Arguments(args, kwargs, *found))
         return self._first(args, kwargs)
 
     def _first(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call of a layout that was not seen before."""
         call = call_of(args, kwargs, "functionalize")
+        given = Arguments(args, kwargs, call.leaves, call.arrays)
         if self._guard == "error" and self._records:
             self._refuse(self._records[0], call)
         check_signature(self.fn, args, kwargs, "functionalize")
@@ -221,21 +243,21 @@ class Functionalized:
         record = Record(self, call)
         earlier = self._earlier(record)
         if call.tensors and self._compiler is not None:
-            self._learn_from(record, call, args, kwargs)
+            self._learn_from(record, call, given)
             self._remember(record)
-            return self._compiled(record, call.leaves, call.arrays, args, kwargs)
-        kept, shelf = record.world(record.plan, call.arrays), Shelf(args, kwargs)
+            return self._compiled(record, given)
+        caller, containers = record.caller(record.plan, call.arrays), CallerContainers(args, kwargs)
         try:
             result = self.fn(*args, **kwargs)
-            if self._compiler is not None and shelf.changed():
+            if self._compiler is not None and containers.changed():
                 raise changed_containers()
             inner = [r for r in self._records if r.guard.arrays(args, kwargs) is not None]  # it called itself
             earlier = earlier.union(*(r.touched for r in inner))
             self._records = [r for r in self._records if r not in inner]
-            self._learn(record, kept, call, result, earlier, (args, kwargs))
+            self._learn(record, caller, call, given, result, earlier)
         except BaseException:
-            kept.undo()
-            shelf.undo()
+            caller.undo()
+            containers.undo()
             raise
         self._remember(record)
         return result
@@ -250,97 +272,107 @@ class Functionalized:
         for i, (old, new) in enumerate(zip(latest.index, record.index, strict=True)):
             if old is None or new is None or old not in latest.touched:
                 continue
-            alone = len(latest.plan.groups[latest.plan.where[old][0]].members) == 1
+            alone = len(latest.plan.groups[latest.plan.where[old].group].members) == 1
             if alone and latest.index.count(old) == 1:
                 found.add(record.index[i])
         return frozenset(u for u in found if u is not None)
 
-    def _again(
-        self,
-        record: Record,
-        leaves: Sequence[Any],
-        arrays: Sequence[Array],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
+    def _again(self, record: Record, given: Arguments) -> Any:
         """A call of a layout that is recorded."""
         for i in record.guard.boxes:
-            check_argument(leaves[i], lambda i=i: f"functionalize: {record.named(i)}", array_kinds())  # type: ignore[misc]
+            check_argument(given.leaves[i], lambda i=i: f"functionalize: {record.named(i)}", array_kinds())  # type: ignore[misc]
         if record.tensors:
-            torch_part().check_again(arrays, lambda u: f"functionalize: {record.named(record.first[u])}")
+            torch_part().check_again(given.arrays, lambda u: f"functionalize: {record.named(record.first[u])}")
         if self._compiler is not None:
-            return self._compiled(record, leaves, arrays, args, kwargs)
-        kept = record.world(record.plan, arrays, record.to_copy if self._lend else None)
-        shelf = None if record.guard.flat else Shelf(args, kwargs)
+            return self._compiled(record, given)
+        caller = record.caller(record.plan, given.arrays, record.to_copy if self._lend else None)
+        containers = None if record.guard.flat else CallerContainers(given.args, given.kwargs)
         try:
-            result = self.fn(*args, **kwargs)
+            result = self.fn(*given.args, **given.kwargs)
             if self._guard == "error":
-                self._hold(record, kept, leaves, result)
+                self._hold(record, caller, result)
         except BaseException:
-            kept.undo()
-            if shelf is not None:
-                shelf.undo()
+            caller.undo()
+            if containers is not None:
+                containers.undo()
             raise
         asked = self._lend or record.meta is not None  # else nobody ever asks who was written
-        if asked and not record.touched.issuperset(kept.changed):
-            self._widen(record, kept)
+        if asked and not record.touched.issuperset(caller.changed):
+            self._widen(record, caller)
         return result
 
     # Records
 
+    def _record(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Record the layout of a call that is not made: the function runs on copies."""
+        call = call_of(args, kwargs, "functionalize")
+        check_signature(self.fn, args, kwargs, "functionalize")
+        check_flags(call, self._options["requires_grad"], "functionalize")
+        record = Record(self, call)
+        self._learn_from(record, call, Arguments(args, kwargs, call.leaves, call.arrays))
+        self._remember(record)
+
     def _learn(
-        self, record: Record, world: Kept, call: Call, result: Any, earlier: frozenset[int], given: tuple[Any, Any]
+        self,
+        record: Record,
+        caller: CallerArrays,
+        call: Call,
+        given: Arguments,
+        result: Any,
+        earlier: frozenset[int],
     ) -> None:
         """Take in what the first run of a layout did."""
         if record.tensors:
             if self._guard == "error":
-                record.outcome = outcome_of(world, result, [], [])
-            record.touched = earlier | world.changed
+                record.outcome = outcome_of(caller, result, [], [])
+            record.touched = earlier | caller.changed
             return
         outputs: list[Any] = []
         bases: list[Any] = []
-        outcome = outcome_of(world, result, outputs, bases)
+        outcome = outcome_of(caller, result, outputs, bases)
         if self._compiler is not None:
-            check_hidden(world, outputs, "functionalize")
-            check_outputs(world, outputs, "functionalize")
-            record.own = own_of(result, whole(*given), {})
-        record.learn(meta_of(call, world, outcome, outputs, bases, earlier, None, **self._options), outcome)
+            check_hidden(caller, outputs, "functionalize")
+            check_outputs(caller, outputs, "functionalize")
+            record.own = own_of(result, given.tree, {})
+        record.learn(meta_of(call, caller, outcome, outputs, bases, earlier, None, **self._options), outcome)
         if self._compiler is not None:
-            record.run = self._compiler(record.pure)
+            record.compiled = self._compiler(record.pure)
 
-    def _learn_from(self, record: Record, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _learn_from(self, record: Record, call: Call, given: Arguments) -> None:
         """Have a layout recorded by a run on tracked copies."""
         if record.tensors:
-            self._learn_from_tensors(record, call, args, kwargs)
+            self._learn_from_tensors(record, call)
         else:
-            meta, outcome, copies, result = collect(self.fn, call, args, kwargs, record.plan, **self._options)
+            meta, outcome, copies, result = collect(
+                self.fn, call, given.args, given.kwargs, record.plan, **self._options
+            )
             if self._compiler is not None and copies.changed():
                 raise changed_containers()
             record.learn(meta, outcome)
-            record.own = own_of(result, whole(args, kwargs), copies.original())
+            record.own = own_of(result, given.tree, copies.original())
         if self._compiler is not None:
-            record.run = self._compiler(record.pure)
+            record.compiled = self._compiler(record.pure)
 
-    def _learn_from_tensors(self, record: Record, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _learn_from_tensors(self, record: Record, call: Call) -> None:
         """The same of tensors, by a run on copies."""
         from . import pure_torch
 
         shown = pure_torch.Shown
-        given = [shown.of(t) for t in call.arrays]
-        ends: dict[int, Any] = {}
+        given = [shown.given(t) for t in call.arrays]
+        ends: dict[int, pure_torch.Shown] = {}
         outputs: list[Any] = []
 
         def look(leaves: list[Any], tree: Any) -> Callable[[Any], None]:
             tensors = [leaves[i] for i in record.first]
-            kept, shelf = record.world(record.plan, tensors), Shelf(tree)
+            caller, containers = record.caller(record.plan, tensors), CallerContainers(tree)
 
             def after(result: Any) -> None:
-                if self._compiler is not None and shelf.changed():
+                if self._compiler is not None and containers.changed():
                     raise changed_containers()
-                if self._compiler is not None and kept.resized:
-                    raise resized(record.named(record.first[record.plan.groups[min(kept.resized)].numbers[0]]))
-                record.outcome = outcome_of(kept, result, outputs, [])
-                ends.update((u, shown.of(tensors[u])) for u in kept.moved)
+                if self._compiler is not None and caller.resized:
+                    raise resized(record.named(record.first[record.plan.groups[min(caller.resized)].numbers[0]]))
+                record.outcome = outcome_of(caller, result, outputs, [])
+                ends.update((u, shown.given(tensors[u])) for u in caller.moved)
                 record.own = own_of(result, tree, {})
 
             return after
@@ -350,15 +382,15 @@ class Functionalized:
             u for i, u in enumerate(record.index) if u is not None and record.meta.input_info[i].mutates_data
         )
         record.asks = asks(call.arrays)
-        record.shown = given, ends, [shown.of(o) for o in outputs]
+        record.seen = pure_torch.Seen(given, ends, [shown.of(o) for o in outputs])
 
     def _remember(self, record: Record) -> None:
         """Put a record first; the list is made anew, for other threads may be reading it."""
         self._records = [record, *(r for r in self._records if r is not record)][: self._keep]
 
-    def _widen(self, record: Record, world: Kept) -> None:
+    def _widen(self, record: Record, caller: CallerArrays) -> None:
         """An array was written that was not when the layout was recorded."""
-        more = world.changed
+        more = caller.changed
         record.touched |= more
         record.forget()
         if record.meta is None:
@@ -374,33 +406,23 @@ class Functionalized:
         assert change is not None
         raise layout_error(change, call)
 
-    def _hold(self, record: Record, world: World, leaves: Sequence[Any], result: Any) -> None:
+    def _hold(self, record: Record, caller: CallerArrays, result: Any) -> None:
         """BehaviourChangedError where a run did what the record does not say."""
-        outcome = outcome_of(world, result, [], [])
-        assert record.outcome is not None
-        message, descriptor = deviation(record, outcome, world)
-        if message:
-            raise BehaviourChangedError(f"functionalize: {message}; the caller's arrays are as they were", descriptor)
+        found = deviation(record, outcome_of(caller, result, [], []), caller)
+        if found is not None:
+            message = f"functionalize: {found.message}; the caller's arrays are as they were"
+            raise BehaviourChangedError(message, found.descriptor)
 
-    def _compiled(
-        self,
-        record: Record,
-        leaves: Sequence[Any],
-        arrays: Sequence[Array],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
-        assert record.run is not None
-        given = None
+    def _compiled(self, record: Record, given: Arguments) -> Any:
+        """A call in which the compiled pure function runs."""
+        assert record.compiled is not None
+        own = None
         if record.own:
-            every = trees.containers(whole(args, kwargs))
-            given = {k: every[i] for k, i in record.own.items()}
-        return record.pure.finish(arrays, leaves, record.run(*record.pure.inner(leaves, arrays)), given)
-
-
-def whole(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """All arguments as one tree, as `call_of` reads them."""
-    return args, {k: kwargs[k] for k in sorted(kwargs)}
+            every = trees.containers(given.tree)
+            own = {k: every[i] for k, i in record.own.items()}
+        pure = record.pure
+        values = record.compiled(*pure.inner(given.leaves, given.arrays))
+        return pure.to_caller(given.arrays, given.leaves, values, own)
 
 
 def own_of(result: Any, given: Any, original: dict[int, Any]) -> dict[int, int]:
@@ -430,9 +452,9 @@ def resized(name: str) -> ValueError:
 
 def torch_part() -> Any:
     """What is needed for tensors; imported when there are any."""
-    from . import private_torch
+    from . import caller_tensors
 
-    return private_torch
+    return caller_tensors
 
 
 def changed_containers() -> ValueError:
@@ -460,41 +482,45 @@ def layout_error(change: Change, call: Call) -> LayoutChangedError:
     )
 
 
-def deviation(record: Record, outcome: Outcome, world: World) -> tuple[str, AOTInput | AOTOutput | None]:
-    """What a run did that the record does not say, and whose descriptor that is; ("", None) where there is nothing."""
+@dataclass(frozen=True)
+class Deviation:
+    """What a run did that the record does not say, in words; `descriptor`: whose, where it is one slot's."""
+
+    message: str
+    descriptor: AOTInput | AOTOutput | None = None
+
+
+def deviation(record: Record, outcome: Outcome, caller: CallerArrays) -> Deviation | None:
+    """The first of what a run did otherwise."""
     before = record.outcome
     assert before is not None
     for g in sorted(outcome.written - record.written):
         members = record.plan.groups[g].members
-        u = next((m.number for m in members if world.member_written(m.number)), members[0].number)
+        u = next((m.number for m in members if caller.member_written(m.number)), members[0].number)
         leaf = record.first[u]
-        return f"{record.named(leaf)} is written by this call, and was not by the recorded one", PlainAOTInput(leaf)
+        message = f"{record.named(leaf)} is written by this call, and was not by the recorded one"
+        return Deviation(message, PlainAOTInput(leaf))
     known, now = dict(before.geometry), dict(outcome.geometry)
     for u in sorted({*known, *now}):
         if known.get(u) != now.get(u):
             leaf = record.first[u]
-            return (
-                (
-                    f"{record.named(leaf)}: its geometry after this call is {now.get(u, 'unchanged')}, expected"
-                    f" {known.get(u, 'unchanged')}"
-                ),
-                PlainAOTInput(leaf),
-            )
+            one, other = now.get(u, "unchanged"), known.get(u, "unchanged")
+            message = f"{record.named(leaf)}: its geometry after this call is {one}, expected {other}"
+            return Deviation(message, PlainAOTInput(leaf))
     if before.form != outcome.form:
-        return "the result is another tree than at the recorded call", None
+        return Deviation("the result is another tree than at the recorded call")
     for j, (a, b) in enumerate(zip(before.places, outcome.places, strict=True)):
-        if role(a, record) != role(b, record):
-            return (
-                f"{PlainAOTOutput(j).expr()} is {words(b, record)}, and was {words(a, record)} at the recorded call",
-                PlainAOTOutput(j),
-            )
-    return "", None
+        if role_of(a, record) != role_of(b, record):
+            output = PlainAOTOutput(j)
+            message = f"{output.expr()} is {words(b, record)}, and was {words(a, record)} at the recorded call"
+            return Deviation(message, output)
+    return None
 
 
-def role(place: Place, record: Record) -> tuple[str, int, int | None]:
+def role_of(place: Place, record: Record) -> Role:
     """What an output is, whatever its extent."""
-    base = record.plan.where[place.base][0] if place.kind == "view" else place.base
-    return place.kind, base, place.same_as
+    base = record.plan.where[place.base].group if place.kind == "view" else place.base
+    return Role(place.kind, base, place.same_as)
 
 
 def words(place: Place, record: Record) -> str:
@@ -555,6 +581,16 @@ def functionalize(
     >>> f.pure
     <pure step: (__make_synthetic_base(args[0])) -> (__input_mutation(__make_synthetic_base(args[0])), output[0])>
     """
+    check_options(fn, guard, lend, compiler, layouts)
+    options: dict[str, Any] = {"requires_grad": None if requires_grad is None else tuple(map(bool, requires_grad))}
+    made = Functionalized(fn, guard, lend, layouts, options, compiler)
+    if example_args is not None or example_kwargs:
+        made._record(check_given(example_args, "example_args", "functionalize"), dict(example_kwargs or {}))
+    return made
+
+
+def check_options(fn: Any, guard: str, lend: bool, compiler: Compiler | None, layouts: int) -> None:
+    """TypeError for what is no function, ValueError for options that are unknown or exclude each other."""
     if not callable(fn):
         raise TypeError(f"functionalize: expected a function, got {fn!r:.80}")
     check_function(fn, "functionalize")
@@ -567,14 +603,3 @@ def functionalize(
         )
     if operator.index(layouts) < 1:
         raise ValueError(f"functionalize: layouts: expected an integer from 1 on, got {layouts}")
-    options: dict[str, Any] = {"requires_grad": None if requires_grad is None else tuple(map(bool, requires_grad))}
-    made = Functionalized(fn, guard, lend, layouts, options, compiler)
-    if example_args is not None or example_kwargs:
-        args, kwargs = check_given(example_args, "example_args", "functionalize"), dict(example_kwargs or {})
-        call = call_of(args, kwargs, "functionalize")
-        check_signature(fn, args, kwargs, "functionalize")
-        check_flags(call, options["requires_grad"], "functionalize")
-        record = Record(made, call)
-        made._learn_from(record, call, args, kwargs)
-        made._remember(record)
-    return made

@@ -17,9 +17,9 @@ import numpy as np
 
 from .._core import Snapshot
 from . import trees
+from .caller_arrays import CallerArrays
 from .calls import torch
-from .kept import Kept
-from .private import UNSIGNED, Array, Geometry, Lent, Plan
+from .private_copies import UNSIGNED, Array, Geometry, MemoryAt, Plan
 
 
 def check_tensor(t: Any, name: Callable[[], str]) -> None:
@@ -81,7 +81,7 @@ def twin(t: Any) -> Array:
     geometry = geometry_of(t)
     if 0 in geometry.shape:
         return np.empty(geometry.shape, geometry.dtype)
-    return np.asarray(Lent(t.data_ptr(), geometry, False, t)).view(geometry.dtype)
+    return np.asarray(MemoryAt(t.data_ptr(), geometry, False, t)).view(geometry.dtype)
 
 
 def twins(tensors: Sequence[Any]) -> list[Array]:
@@ -144,7 +144,7 @@ class Held:
                 self.history = History(t.grad_fn, parts().Ends.apply(t))
 
     @staticmethod
-    def bare(t: Any, where: Where, version: int) -> Held:
+    def each_byte_once(t: Any, where: Where, version: int) -> Held:
         """The same of one that `are_bare` finds bare."""
         held = object.__new__(Held)
         held.t, held.where, held.version, held.requires_grad = t, where, version, False
@@ -200,7 +200,7 @@ def are_bare(tensors: Sequence[Any]) -> list[bool]:
     return [one and not t.requires_grad for one, t in zip(bare, tensors, strict=True)]
 
 
-class KeptTensors(Kept):
+class CallerTensors(CallerArrays):
     """The caller's tensors, and what is needed to put them back."""
 
     def __init__(self, plan: Plan, arrays: Sequence[Any], copied: Sequence[int] | None = None) -> None:
@@ -246,7 +246,7 @@ class KeptTensors(Kept):
             stride = self.strides.get(u) or tuple(s // item for s in geometry.strides)
             start = self.snapshot.data(self.at[u]) - offset * item if 0 not in geometry.shape else storage.data_ptr()
             where = Where(storage, start, self.sizes[k], offset, geometry.shape, stride)
-            held[id(self.arrays[u])] = Held.bare(self.arrays[u], where, self.versions[k])
+            held[id(self.arrays[u])] = Held.each_byte_once(self.arrays[u], where, self.versions[k])
         return held
 
     # What came of it
@@ -254,7 +254,7 @@ class KeptTensors(Kept):
     @functools.cached_property
     def resized(self) -> frozenset[int]:
         """Groups of which a storage is another one, or elsewhere."""
-        return frozenset(self.plan.where[u][0] for u in self.elsewhere if self._is_lost(u))
+        return frozenset(self.plan.where[u].group for u in self.elsewhere if self._is_lost(u))
 
     def _is_lost(self, u: int) -> bool:
         was, storage = self.held[id(self.arrays[u])].where, self.arrays[u].untyped_storage()
@@ -266,7 +266,7 @@ class KeptTensors(Kept):
         return self.elsewhere
 
     @functools.cached_property
-    def flagged(self) -> list[int]:
+    def flags_changed(self) -> list[int]:
         """None: tensors have no such flag."""
         return []
 

@@ -21,7 +21,7 @@ import math
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -120,7 +120,7 @@ def window(array: Array) -> Array:
     return words(array) if array.dtype.kind == "V" else array.view()
 
 
-def bare(array: Array) -> Array:
+def each_byte_once(array: Array) -> Array:
     """The array, or where it has more elements than bytes, as broadcast ones have, a view of the same bytes that shows
     each about once.
     """
@@ -134,7 +134,7 @@ def bare(array: Array) -> Array:
         else:
             axes.append([stride, n])
     once = Geometry(tuple(n for _, n in axes), tuple(s for s, _ in axes), array.dtype)
-    held = Lent(address(array) + down, once, not array.flags.writeable, array)
+    held = MemoryAt(address(array) + down, once, not array.flags.writeable, array)
     return np.asarray(held).view(array.dtype)
 
 
@@ -144,7 +144,7 @@ def flat_bytes(array: Array) -> Array:
     return array.transpose(order).reshape(-1).view("u1")
 
 
-def can_be_thawed(array: Array) -> bool:
+def can_be_made_writeable(array: Array) -> bool:
     """Whether NumPy would let an array that is read-only be made writable."""
     if array.flags.writeable or array.flags.owndata:
         return True
@@ -165,14 +165,14 @@ def freeze(array: Any) -> None:
         array = array.base
 
 
-def opened(window: Array) -> Array:
+def writeable_window(window: Array) -> Array:
     """The same window, writable, on memory that can be made writable."""
     if window.flags.writeable:
         return window
-    return np.asarray(Lent(address(window), Geometry.of(window), False, window)).view(window.dtype)
+    return np.asarray(MemoryAt(address(window), Geometry.of(window), False, window)).view(window.dtype)
 
 
-class Lent:
+class MemoryAt:
     """Memory at an address, of an owner that is kept alive."""
 
     def __init__(self, start: int, geometry: Geometry, readonly: bool, owner: Any) -> None:
@@ -203,14 +203,14 @@ def view_at(start: int, geometry: Geometry, writeable: bool, source: Array) -> A
         if not writeable:
             view.flags.writeable = False
         return view  # type: ignore[no-any-return]
-    held = np.asarray(Lent(start, geometry, not writeable, source))
+    held = np.asarray(MemoryAt(start, geometry, not writeable, source))
     return held.view(geometry.dtype)
 
 
 def built(kind: type, memory: Array, offset: int, geometry: Geometry) -> Any:
     """An array of a class over bytes."""
     if geometry.dtype.itemsize == 0 or memory.nbytes == 0:  # there is nothing to lie within
-        return np.asarray(Lent(address(memory), geometry, False, memory)).view(geometry.dtype).view(kind)
+        return np.asarray(MemoryAt(address(memory), geometry, False, memory)).view(geometry.dtype).view(kind)
     offset = 0 if 0 in geometry.shape else offset  # no byte is touched
     return np.ndarray.__new__(
         kind, geometry.shape, geometry.dtype, buffer=memory, offset=offset, strides=geometry.strides
@@ -221,7 +221,7 @@ def built(kind: type, memory: Array, offset: int, geometry: Geometry) -> Any:
 
 
 @dataclass(frozen=True)
-class Member:
+class GroupMember:
     """One array of a group: its number among the distinct arrays, the bytes from the group's lowest address to its
     first element.
     """
@@ -235,7 +235,7 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Facts:
+class GroupFlags:
     """What of a group is no part of its layout, and is looked at in each call."""
 
     low: int  #: the lowest address
@@ -247,19 +247,19 @@ class Facts:
 class Group:
     """Arrays that share bytes, directly or through others; most groups have one member."""
 
-    members: tuple[Member, ...]
+    members: tuple[GroupMember, ...]
     size: int  #: from the lowest byte to the end of the highest
     cover: tuple[int, ...]  #: members that together show every byte that some member shows
     whole: tuple[int, ...]  #: members that can be rebuilt as arrays that own the memory, all of it
     writeable: bool  #: all members can be written
     simple: bool  #: one member, which can be written, and whose copy, where it owns its memory, lies as it does
-    seen: Facts  #: what was so at the call that was planned for
+    seen: GroupFlags  #: what was so at the call that was planned for
 
     @functools.cached_property
     def numbers(self) -> tuple[int, ...]:
         return tuple(m.number for m in self.members)
 
-    def nearest(self, low: int, high: int) -> Member:
+    def nearest(self, low: int, high: int) -> GroupMember:
         """The smallest member that has the bytes from `low` to `high`; where none has them all, the first that has
         some, else the first.
         """
@@ -270,12 +270,19 @@ class Group:
         return (meets or self.members)[0]
 
 
+class Position(NamedTuple):
+    """Where an array of a plan is: the number of its group, and its place among the members."""
+
+    group: int
+    place: int
+
+
 @dataclass(frozen=True)
 class Plan:
     """How private memory is laid out for arrays of one layout."""
 
     groups: tuple[Group, ...]
-    where: tuple[tuple[int, int], ...]  #: for each array its group and its place there
+    where: tuple[Position, ...]  #: of each array
 
     @functools.cached_property
     def loose(self) -> tuple[int, ...]:
@@ -286,12 +293,12 @@ class Plan:
 
 def plan(arrays: Sequence[Array], components: Iterable[Sequence[int]]) -> Plan:
     """The plan for distinct arrays; `components` are the sets of those that share bytes."""
-    groups, where = [], [(0, 0)] * len(arrays)
+    groups, where = [], [Position(0, 0)] * len(arrays)
     for number, indices in enumerate(components):
         group = group_of([(i, arrays[i]) for i in indices])
         groups.append(group)
         for place, member in enumerate(group.members):
-            where[member.number] = (number, place)
+            where[member.number] = Position(number, place)
     return Plan(tuple(groups), tuple(where))
 
 
@@ -303,7 +310,7 @@ def group_of(arrays: Sequence[tuple[int, Array]]) -> Group:
         down, up = geometry.reach()
         found.append((number, array, geometry, start, start + down, start + up))
     low, high = min(f[4] for f in found), max(f[5] for f in found)
-    members = tuple(Member(n, s - low, g, a.flags.writeable, lo - low, hi - low) for n, a, g, s, lo, hi in found)
+    members = tuple(GroupMember(n, s - low, g, a.flags.writeable, lo - low, hi - low) for n, a, g, s, lo, hi in found)
     size = high - low
     full = [k for k, m in enumerate(members) if m.geometry.gapless and m.high - m.low == size]
     whole = tuple(k for k in full if reproducible(members[k].geometry))
@@ -317,8 +324,8 @@ def group_of(arrays: Sequence[tuple[int, Array]]) -> Group:
     )
     cover = tuple(full[:1]) if full else tuple(range(len(members)))
     writeable = all(m.writeable for m in members)
-    facts = Facts(low, owner_of(members, whole, dict(arrays)), frozen(members, dict(arrays)))
-    return Group(members, size, cover, whole, writeable, simple, facts)
+    flags = GroupFlags(low, owner_of(members, whole, dict(arrays)), frozen(members, dict(arrays)))
+    return Group(members, size, cover, whole, writeable, simple, flags)
 
 
 def reproducible(geometry: Geometry) -> bool:
@@ -331,20 +338,20 @@ def reproducible(geometry: Geometry) -> bool:
 Arrays = Sequence[Any] | dict[int, Any]
 
 
-def owner_of(members: Sequence[Member], whole: Sequence[int], arrays: Arrays) -> int | None:
+def owner_of(members: Sequence[GroupMember], whole: Sequence[int], arrays: Arrays) -> int | None:
     """Which member owns the memory."""
     return next((k for k in whole if arrays[members[k].number].flags.owndata), None)
 
 
-def frozen(members: Sequence[Member], arrays: Arrays) -> bool:
+def frozen(members: Sequence[GroupMember], arrays: Arrays) -> bool:
     """Whether no member can be written, not even after asking for it."""
-    return not any(can_be_thawed(arrays[m.number]) for m in members)
+    return not any(can_be_made_writeable(arrays[m.number]) for m in members)
 
 
 # A run in private memory
 
 
-class World:
+class PrivateCopies:
     """Private copies of distinct arrays, for one run; see the top of this file.
 
     `arrays`: the caller's. `private`: the copies, each an instance of `kind`. Only the groups in `copied` are copied;
@@ -368,10 +375,10 @@ class World:
         for number in self.copied:
             self._copy(number, plan.groups[number], kind)
 
-    def _facts(self, group: Group) -> Facts:
+    def _flags(self, group: Group) -> GroupFlags:
         """What is so in this call."""
         first = group.members[0]
-        return Facts(
+        return GroupFlags(
             address(self.arrays[first.number]) - first.offset,
             owner_of(group.members, group.whole, self.arrays),
             not group.writeable and frozen(group.members, self.arrays),
@@ -381,26 +388,26 @@ class World:
         members, private = group.members, self.private
         if group.simple and kind is np.ndarray and self._copy_simply(number, members[0]):
             return
-        facts = self._facts(group)
-        if facts.owner is not None:
-            g = members[facts.owner].geometry
+        flags = self._flags(group)
+        if flags.owner is not None:
+            g = members[flags.owner].geometry
             root: Any = np.ndarray.__new__(kind, g.shape, g.dtype, strides=g.strides if 0 not in g.shape else None)
             start = address(root)
             memory = flat_bytes(plain(root)).view(kind) if len(members) > 1 else root
-            self.owners[number] = facts.owner
+            self.owners[number] = flags.owner
         else:
             size = max(group.size, 1)
             root = np.empty(size + LINE, "u1")
             start = address(root)
-            shift = (facts.low - start) % LINE
+            shift = (flags.low - start) % LINE
             start += shift
             # Of the private class: what NumPy strips of it keeps the private array for its base, and is told from a
             # view of it.
             memory = root[shift : shift + size].view(kind)
         for place, m in enumerate(members):
-            mine = root if place == facts.owner else built(kind, memory, m.offset, m.geometry)
+            mine = root if place == flags.owner else built(kind, memory, m.offset, m.geometry)
             private[m.number] = mine
-            self.windows[m.number] = window(bare(plain(mine))), window(bare(self.arrays[m.number]))
+            self.windows[m.number] = window(each_byte_once(plain(mine))), window(each_byte_once(self.arrays[m.number]))
             if m.geometry.crowded:
                 self.whole[m.number] = window(plain(mine))
         for mine, its in self.covering(group):
@@ -409,13 +416,13 @@ class World:
             for m in members:
                 if not m.writeable:
                     private[m.number].flags.writeable = False
-        if facts.frozen:
+        if flags.frozen:
             freeze(memory)
             self.frozen.add(number)
         self.roots[id(root)] = number
         self.lows[number] = start
 
-    def _copy_simply(self, number: int, m: Member) -> bool:
+    def _copy_simply(self, number: int, m: GroupMember) -> bool:
         """The short way for an array by itself, which owns its memory; False where it does not."""
         its = self.arrays[m.number]
         if not its.flags.owndata:
@@ -434,7 +441,7 @@ class World:
 
     # What came of it
 
-    def members(self) -> Iterable[Member]:
+    def members(self) -> Iterable[GroupMember]:
         """The places of all arrays that were copied."""
         return (m for number in self.copied for m in self.plan.groups[number].members)
 
@@ -463,7 +470,7 @@ class World:
         return [m.number for m in self.members() if not m.geometry.fits(self.private[m.number])]
 
     @functools.cached_property
-    def flagged(self) -> list[int]:
+    def flags_changed(self) -> list[int]:
         """Arrays that could be written and no longer can, or the other way round."""
         return [m.number for m in self.members() if self.private[m.number].flags.writeable != m.writeable]
 
@@ -530,15 +537,15 @@ class World:
         return type(o) is np.ndarray or type(o) in REMADE
 
 
-class RecordedWorld(World):
-    """A world whose arrays may lie anywhere: alignment, ownership and what can be written are those of the call that
+class RecordedCopies(PrivateCopies):
+    """A run whose arrays may lie anywhere: alignment, ownership and what can be written are those of the call that
     was planned for.
     """
 
-    def _facts(self, group: Group) -> Facts:
+    def _flags(self, group: Group) -> GroupFlags:
         return group.seen
 
-    def _copy_simply(self, number: int, m: Member) -> bool:
+    def _copy_simply(self, number: int, m: GroupMember) -> bool:
         return False
 
 

@@ -17,11 +17,11 @@ import numpy as np
 from .. import _core
 from .._core import Snapshot, address, restride
 from . import trees
-from .private import REMADE, Array, Geometry, Member, Plan, World, assign, take_geometry
+from .private_copies import REMADE, Array, Geometry, GroupMember, Plan, PrivateCopies, assign, take_geometry
 
 
-class Kept(World):
-    """The caller's arrays as a world in which they are the private ones as well. `copied`: the groups that can be put
+class CallerArrays(PrivateCopies):
+    """The caller's arrays as a run in which they are the private ones as well. `copied`: the groups that can be put
     back; of the others nothing is known.
     """
 
@@ -51,17 +51,17 @@ class Kept(World):
         """Arrays whose geometry is not what it was."""
         return [u for u in self.elsewhere if not self._member(u).geometry.fits(self.arrays[u])]
 
-    def _member(self, u: int) -> Member:
+    def _member(self, u: int) -> GroupMember:
         group, place = self.plan.where[u]
         return self.plan.groups[group].members[place]
 
     @functools.cached_property
     def resized(self) -> frozenset[int]:
         """Groups whose memory was given up for other memory: `x.resize`."""
-        near = {self.plan.where[u][0] for u in self.elsewhere}
+        near = {self.plan.where[u].group for u in self.elsewhere}
         return frozenset(g for g in near if self._owner(g) is not None)
 
-    def _owner(self, number: int) -> Member | None:
+    def _owner(self, number: int) -> GroupMember | None:
         """The member of a group that was resized."""
         group = self.plan.groups[number]
         for place in group.whole:
@@ -88,7 +88,7 @@ class Kept(World):
     @functools.cached_property
     def written(self) -> list[int]:
         """Groups of which a byte is another one."""
-        return sorted({self.plan.where[u][0] for u in self.changed})
+        return sorted({self.plan.where[u].group for u in self.changed})
 
     def member_written(self, index: int) -> bool:
         """Whether a byte of one array is another one."""
@@ -174,7 +174,7 @@ def contiguous(array: Array) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-class Shelf:
+class CallerContainers:
     """What the lists and dicts among some arguments hold, so that it can be put back."""
 
     def __init__(self, *given: Any) -> None:
@@ -210,4 +210,4 @@ class Shelf:
                 node[:] = first
 
 
-__all__ = ["Array", "Geometry", "Kept", "Shelf"]
+__all__ = ["Array", "CallerArrays", "CallerContainers", "Geometry"]
