@@ -41,7 +41,7 @@ def fault(name: str, old: str, new: str) -> Mutant:
 
 MUTANTS = [
     # private memory
-    fault("private_copies", "            mine[...] = its\n", "            pass\n"),
+    fault("private_copies", "            bits.mine[...] = bits.its\n", "            pass\n"),
     fault("private_copies", "        if not group.writeable:", "        if False:"),
     fault(
         "private_copies", "and not self._unchanged(self.plan.groups[n])]", "and self._unchanged(self.plan.groups[n])]"

@@ -1202,7 +1202,7 @@ MUTANTS = [
         T, "== 1 or self.plain_views[self.memory[id(o)]] <= 1:", "== 1 or self.plain_views[self.memory[id(o)]] <= 2:"
     ),
     Mutant(T, "        if id(base) in self.at:\n            return", "        if False:\n            return"),
-    Mutant(T, "            if known is base:\n", "            if False:\n"),
+    Mutant(T, "            if known.tensor is base:\n", "            if False:\n"),
     Mutant(
         T,
         "        if o.requires_grad or self.shared[self.memory[id(o)]] < 2:\n            return None\n",

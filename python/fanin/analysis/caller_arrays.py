@@ -17,11 +17,11 @@ import numpy as np
 from .. import _core
 from .._core import Snapshot, address, restride
 from . import trees
-from .private_copies import REMADE, Array, Geometry, GroupMember, Plan, PrivateCopies, assign, take_geometry
+from .private_copies import REMADE, Array, Geometry, GroupMember, Plan, RunArrays, assign, take_geometry
 
 
-class CallerArrays(PrivateCopies):
-    """The caller's arrays as a run in which they are the private ones as well. `copied`: the groups that can be put
+class CallerArrays(RunArrays):
+    """The caller's own arrays, handed to the function as they are. `copied`: the groups that can be put
     back; of the others nothing is known.
     """
 
@@ -74,7 +74,7 @@ class CallerArrays(PrivateCopies):
         return None
 
     @functools.cached_property
-    def owners(self) -> dict[int, int]:  # type: ignore[override]
+    def owners(self) -> dict[int, int]:
         """Of each group that was resized the member that owns its memory."""
         return {g: self.plan.groups[g].members.index(m) for g in self.resized if (m := self._owner(g)) is not None}
 
@@ -95,7 +95,7 @@ class CallerArrays(PrivateCopies):
         return index in self.changed
 
     @functools.cached_property
-    def lows(self) -> dict[int, int]:  # type: ignore[override]
+    def lows(self) -> dict[int, int]:
         """Where the memory of each group begins."""
         found = {}
         for g in self.copied:

@@ -3,7 +3,7 @@
 What autograd knows of a tensor (its node, hooks, who saved it) cannot be given to another one afterwards. So the
 function runs on the tensors themselves, gradients and all, and nothing has to be carried home. What is kept to put them
 back: the bytes that they and their gradients show, versions, geometry, storage, whether they ask for a gradient, their
-attributes and hooks; of a tensor with a history a second end of it (`Held`).
+attributes and hooks; of a tensor with a history a second end of it (`SavedTensor`).
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def geometry_of(t: Any) -> Geometry:
 
 
 def start_of(t: Any) -> int:
-    """Where a tensor's first element lies, or would: of an empty one torch tells no address."""
+    """StoragePlace a tensor's first element lies, or would: of an empty one torch tells no address."""
     return int(t.untyped_storage().data_ptr() + t.storage_offset() * t.element_size())
 
 
@@ -90,7 +90,7 @@ def twins(tensors: Sequence[Any]) -> list[Array]:
 
 
 @dataclass(frozen=True)
-class Where:
+class StoragePlace:
     """Where a tensor lay: its storage, where that began, how many bytes it had, and what of it the tensor showed."""
 
     storage: Any
@@ -101,9 +101,9 @@ class Where:
     stride: tuple[int, ...]
 
     @staticmethod
-    def of(t: Any) -> Where:
+    def of(t: Any) -> StoragePlace:
         storage = t.untyped_storage()
-        return Where(storage, storage.data_ptr(), storage.nbytes(), t.storage_offset(), t.shape, t.stride())
+        return StoragePlace(storage, storage.data_ptr(), storage.nbytes(), t.storage_offset(), t.shape, t.stride())
 
     def holds(self, t: Any) -> bool:
         """Whether a tensor lies there."""
@@ -113,7 +113,7 @@ class Where:
         )
 
 
-#: Where a tensor keeps its hooks.
+#: StoragePlace a tensor keeps its hooks.
 HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
@@ -125,13 +125,13 @@ class History:
     end: Any
 
 
-class Held:
+class SavedTensor:
     """What of one tensor can be put back, beside its bytes: of an argument, or of the base of one."""
 
     __slots__ = ("attributes", "grad", "history", "hooks", "requires_grad", "t", "version", "where")
 
     def __init__(self, t: Any) -> None:
-        self.t, self.where = t, Where.of(t)
+        self.t, self.where = t, StoragePlace.of(t)
         self.version: int | None = None if t.is_inference() else t._version
         self.requires_grad: bool = t.requires_grad
         self.attributes: dict[str, Any] = dict(t.__dict__)
@@ -144,12 +144,12 @@ class Held:
                 self.history = History(t.grad_fn, parts().Ends.apply(t))
 
     @staticmethod
-    def each_byte_once(t: Any, where: Where, version: int) -> Held:
-        """The same of one that `are_bare` finds bare."""
-        held = object.__new__(Held)
-        held.t, held.where, held.version, held.requires_grad = t, where, version, False
-        held.attributes, held.grad, held.history, held.hooks = {}, None, None, {}
-        return held
+    def of_stateless(t: Any, where: StoragePlace, version: int) -> SavedTensor:
+        """The same of one that `are_stateless` finds so."""
+        saved = object.__new__(SavedTensor)
+        saved.t, saved.where, saved.version, saved.requires_grad = t, where, version, False
+        saved.attributes, saved.grad, saved.history, saved.hooks = {}, None, None, {}
+        return saved
 
     def undo(self) -> None:
         """Put back all but the bytes and the version."""
@@ -192,12 +192,12 @@ def versions_of(tensors: Sequence[Any]) -> list[int] | None:
         return None
 
 
-def are_bare(tensors: Sequence[Any]) -> list[bool]:
+def are_stateless(tensors: Sequence[Any]) -> list[bool]:
     """Whether each has no base, asks for no gradient and has none, and keeps no attributes."""
-    bare = [t._base is None and t.grad is None and not t.__dict__ for t in tensors]
+    without = [t._base is None and t.grad is None and not t.__dict__ for t in tensors]
     if not torch()._C._any_requires_grad(*tensors):
-        return bare
-    return [one and not t.requires_grad for one, t in zip(bare, tensors, strict=True)]
+        return without
+    return [one and not t.requires_grad for one, t in zip(without, tensors, strict=True)]
 
 
 class CallerTensors(CallerArrays):
@@ -205,29 +205,30 @@ class CallerTensors(CallerArrays):
 
     def __init__(self, plan: Plan, arrays: Sequence[Any], copied: Sequence[int] | None = None) -> None:
         super().__init__(plan, arrays, copied)
-        self.full: dict[int, Held] = {}
+        self.full: dict[int, SavedTensor] = {}
         grads = []
         tensors = arrays if copied is None else [arrays[u] for u in self.numbers]
         versions = versions_of(tensors)
-        bare = are_bare(tensors) if versions else [False] * len(tensors)
+        stateless = are_stateless(tensors) if versions else [False] * len(tensors)
         #: the numbers of tensors of which there is little to know, and that little
-        self.bare = self.numbers if all(bare) else [u for u, one in zip(self.numbers, bare, strict=True) if one]
-        if self.bare is not self.numbers:
-            for t in [t for t, one in zip(tensors, bare, strict=True) if not one]:
-                self.full[id(t)] = held = Held(t)
-                if held.grad is not None and str(held.grad.layout) == "torch.strided":
-                    grads.append(held.grad)
+        self.stateless = self.numbers
+        if not all(stateless):
+            self.stateless = [u for u, one in zip(self.numbers, stateless, strict=True) if one]
+            for t in [t for t, one in zip(tensors, stateless, strict=True) if not one]:
+                self.full[id(t)] = saved = SavedTensor(t)
+                if saved.grad is not None and str(saved.grad.layout) == "torch.strided":
+                    grads.append(saved.grad)
                 base = t._base
                 if base is not None and id(base) not in self.full:
-                    self.full[id(base)] = Held(base)
-            tensors = [arrays[u] for u in self.bare]
+                    self.full[id(base)] = SavedTensor(base)
+            tensors = [arrays[u] for u in self.stateless]
             versions = versions_of(tensors)
         kind = torch()._C.TensorBase
         self.storages = list(map(kind.untyped_storage, tensors))
         self.sizes = list(map(torch().UntypedStorage.nbytes, self.storages))
         self.offsets = list(map(kind.storage_offset, tensors))
         self.versions = versions or []
-        self.strides = {u: arrays[u].stride() for u in set(plan.loose) & set(self.bare)}
+        self.strides = {u: arrays[u].stride() for u in set(plan.loose) & set(self.stateless)}
         tangents: list[Any] = []
         if torch().autograd.forward_ad._current_level >= 0:
             tangents = [x for u in self.numbers if (x := tangent_of(arrays[u])) is not None]
@@ -235,19 +236,19 @@ class CallerTensors(CallerArrays):
         self.counters = [(g, g._version) for g in grads if not g.is_inference()]
 
     @functools.cached_property
-    def held(self) -> dict[int, Held]:
+    def saved(self) -> dict[int, SavedTensor]:
         """What is known of each tensor, and of the bases of those that are views, by identity."""
-        held = dict(self.full)
-        for k, u in enumerate(self.bare):
-            if id(self.arrays[u]) in held:
+        saved = dict(self.full)
+        for k, u in enumerate(self.stateless):
+            if id(self.arrays[u]) in saved:
                 continue  # the base of another one
             storage, offset, geometry = self.storages[k], self.offsets[k], self._member(u).geometry
             item = geometry.dtype.itemsize
             stride = self.strides.get(u) or tuple(s // item for s in geometry.strides)
             start = self.snapshot.data(self.at[u]) - offset * item if 0 not in geometry.shape else storage.data_ptr()
-            where = Where(storage, start, self.sizes[k], offset, geometry.shape, stride)
-            held[id(self.arrays[u])] = Held.each_byte_once(self.arrays[u], where, self.versions[k])
-        return held
+            where = StoragePlace(storage, start, self.sizes[k], offset, geometry.shape, stride)
+            saved[id(self.arrays[u])] = SavedTensor.of_stateless(self.arrays[u], where, self.versions[k])
+        return saved
 
     # What came of it
 
@@ -257,7 +258,7 @@ class CallerTensors(CallerArrays):
         return frozenset(self.plan.where[u].group for u in self.elsewhere if self._is_lost(u))
 
     def _is_lost(self, u: int) -> bool:
-        was, storage = self.held[id(self.arrays[u])].where, self.arrays[u].untyped_storage()
+        was, storage = self.saved[id(self.arrays[u])].where, self.arrays[u].untyped_storage()
         return bool(storage._cdata != was.storage._cdata or storage.data_ptr() != was.start)
 
     @functools.cached_property
@@ -271,22 +272,22 @@ class CallerTensors(CallerArrays):
         return []
 
     @functools.cached_property
-    def owners(self) -> dict[int, int]:  # type: ignore[override]
+    def owners(self) -> dict[int, int]:
         """None: a storage may be many tensors'."""
         return {}
 
     @functools.cached_property
-    def lows(self) -> dict[int, int]:  # type: ignore[override]
-        """Where the memory of each group begins."""
+    def lows(self) -> dict[int, int]:
+        """StoragePlace the memory of each group begins."""
         found = {}
         for g in self.copied:
             first = self.plan.groups[g].members[0]
-            was = self.held[id(self.arrays[first.number])].where
+            was = self.saved[id(self.arrays[first.number])].where
             found[g] = was.storage.data_ptr() + was.offset * self.arrays[first.number].element_size() - first.offset
         return found
 
     def span(self, number: int) -> tuple[int, int]:
-        """Where a group's memory begins and ends."""
+        """StoragePlace a group's memory begins and ends."""
         return self.lows[number], self.lows[number] + max(self.plan.groups[number].size, 1)
 
     def geometry(self, o: Any) -> Geometry:
@@ -294,7 +295,7 @@ class CallerTensors(CallerArrays):
         return Geometry.of(o) if isinstance(o, np.ndarray) else geometry_of(o)
 
     def begin(self, o: Any) -> int:
-        """Where an array's first element lies."""
+        """StoragePlace an array's first element lies."""
         return super().begin(o) if isinstance(o, np.ndarray) else start_of(o)
 
     def is_array(self, o: Any) -> bool:
@@ -319,19 +320,19 @@ class CallerTensors(CallerArrays):
         """Leave the tensors as they were."""
         library = torch()
         with library.inference_mode(False):
-            for h in self.held.values():
+            for h in self.saved.values():
                 if h.where.storage.nbytes() != h.where.size:
                     h.where.storage.resize_(h.where.size)
-            for h in self.held.values():  # bases come behind their views, which are whole only when these are
+            for h in self.saved.values():  # bases come behind their views, which are whole only when these are
                 h.undo()
         for u in self.numbers:
-            was = self.held[id(self.arrays[u])].where
+            was = self.saved[id(self.arrays[u])].where
             begin = was.storage.data_ptr() + was.offset * self.arrays[u].element_size()
             self.snapshot.restore(self.at[u], begin if was.storage.data_ptr() else None)
         if self.beside is not None:
             for k in range(len(self.beside)):
                 self.beside.restore(k)
-        for h in self.held.values():
+        for h in self.saved.values():
             h.count()
         for g, version in self.counters:
             if g._version != version:
@@ -343,7 +344,7 @@ class CallerTensors(CallerArrays):
         """Have a view ask its base anew where it comes from, or not at all where that asks for no gradient any more."""
         if t._base is None or t.is_inference():
             return
-        if t.requires_grad and not self.held[id(t)].requires_grad and not t._base.requires_grad:
+        if t.requires_grad and not self.saved[id(t)].requires_grad and not t._base.requires_grad:
             library = torch()
             view = library._C._autograd
             made = view._get_creation_meta(t)

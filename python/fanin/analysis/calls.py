@@ -17,7 +17,7 @@ from .._core import address
 from .._words import counted
 from ..descriptors import AOTInput, PlainAOTInput, PlainAOTOutput
 from . import hidden, trees
-from .private_copies import REMADE, Array, Geometry, Group, PrivateCopies
+from .private_copies import REMADE, Array, Geometry, Group, RunArrays
 
 #: What NumPy keeps outside of the array's own bytes cannot be copied as bytes.
 SIMPLE = "numbers, strings, dates, or records of them"
@@ -238,7 +238,7 @@ class Outcome:
     bases: tuple[Geometry, ...]  #: of the extra bases
 
 
-def outcome_of(run: PrivateCopies, result: Any, outputs: list[Any], bases: list[Any]) -> Outcome:
+def outcome_of(run: RunArrays, result: Any, outputs: list[Any], bases: list[Any]) -> Outcome:
     """Look at everything that a run touched. `outputs` is filled with the result's leaves, `bases` with the extra bases
     that several outputs share.
     """
@@ -251,13 +251,13 @@ def outcome_of(run: PrivateCopies, result: Any, outputs: list[Any], bases: list[
     return Outcome(frozenset(run.written), geometry, resized, flags, form, places, shared)
 
 
-def member_of(run: PrivateCopies, number: int) -> Any:
+def member_of(run: RunArrays, number: int) -> Any:
     """The place of an array in its group."""
     group, place = run.plan.where[number]
     return run.plan.groups[group].members[place]
 
 
-def places_of(run: PrivateCopies, outputs: Sequence[Any], bases: list[Any]) -> list[Place]:
+def places_of(run: RunArrays, outputs: Sequence[Any], bases: list[Any]) -> list[Place]:
     """Where each output lies."""
     inputs = {id(p): u for u, p in enumerate(run.private)}
     first_seen: dict[int, int] = {}
@@ -301,7 +301,7 @@ def is_stripped(o: Any) -> bool:
     )
 
 
-def view_place(run: PrivateCopies, number: int, o: Any, twin: int | None) -> Place:
+def view_place(run: RunArrays, number: int, o: Any, twin: int | None) -> Place:
     """The place of an output in the memory of a group of inputs; it is called a view of the input whose view it was,
     where that is known.
     """
@@ -359,7 +359,7 @@ def share(outputs: Sequence[Any], shared: list[int], places: list[Place | None],
 # Back to the caller
 
 
-def check_outputs(run: PrivateCopies, outputs: Sequence[Any], who: str) -> None:
+def check_outputs(run: RunArrays, outputs: Sequence[Any], who: str) -> None:
     """TypeError for an output on an input's memory that cannot be made anew there."""
     for j, o in enumerate(outputs):
         if run.is_array(o) and not run.remakeable(o) and run.group_at(o) is not None:
@@ -369,7 +369,7 @@ def check_outputs(run: PrivateCopies, outputs: Sequence[Any], who: str) -> None:
             )
 
 
-def check_hidden(run: PrivateCopies, outputs: Sequence[Any], who: str, where: str = "") -> None:
+def check_hidden(run: RunArrays, outputs: Sequence[Any], who: str, where: str = "") -> None:
     """TypeError for a leaf of a result that keeps memory of an input out of sight; `where`: what the leaves are of, if
     not of the result.
     """

@@ -33,7 +33,7 @@ from .calls import (
 )
 from .guards import components_of
 from .hidden import check_argument, check_function, check_result, may_hold
-from .private_copies import Array, Geometry, Plan, PrivateCopies, plain, plan
+from .private_copies import Array, Geometry, Plan, PrivateCopies, RunArrays, plain, plan
 from .records import (
     PLAIN_TYPES,
     InputAliasInfo,
@@ -225,7 +225,7 @@ def collect(
 
 def meta_of(
     call: Call,
-    run: PrivateCopies,
+    run: RunArrays,
     outcome: Outcome,
     outputs: Sequence[Any],
     bases: Sequence[Array],
@@ -263,7 +263,7 @@ def meta_of(
 
 
 def input_info(
-    run: PrivateCopies,
+    run: RunArrays,
     outcome: Outcome,
     u: int,
     earlier: bool,

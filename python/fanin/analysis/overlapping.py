@@ -66,7 +66,7 @@ def compute_overlapping_inputs(
     views = elements(arrays, chosen)
     found: set[int] = set()
     for i, j in itertools.combinations(chosen, 2):
-        if not torch_disjoint(views[i], views[j], arrays[i] is arrays[j])[0]:
+        if not torch_ruling(views[i], views[j], arrays[i] is arrays[j]).disjoint:
             found |= {i, j}
     return found
 
@@ -108,8 +108,8 @@ def exact(arrays: Sequence[Any], chosen: Sequence[int], every: bool = False) -> 
             return set(found) if every else {chosen[k] for k in found}
     spaces: dict[Any, list[tuple[int, Any]]] = {}
     for i in chosen:
-        space, array = stand_in(arrays[i], i)
-        spaces.setdefault(space, []).append((i, array))
+        placed = stand_in(arrays[i], i)
+        spaces.setdefault(placed.storage, []).append((i, placed.array))
     return {group[k][0] for group in spaces.values() for k in _core.overlaps([array for _, array in group]).indices}
 
 
@@ -124,8 +124,8 @@ def known_classes(arrays: Sequence[Any]) -> bool:
 
 def shares(x: Any, y: Any) -> bool:
     """Whether two arrays share a byte; "unknown" is taken for yes."""
-    (one, x), (other, y) = stand_in(x, 0), stand_in(y, 1)
-    return one == other and bool(_core.overlap(x, y))
+    one, other = stand_in(x, 0), stand_in(y, 1)
+    return one.storage == other.storage and bool(_core.overlap(one.array, other.array))
 
 
 class Somewhere:
@@ -145,22 +145,30 @@ FIRST = 1 << 32
 """The address that stands for the first byte of a storage without memory."""
 
 
-def stand_in(array: Any, index: int) -> tuple[Any, Any]:
-    """(None, the array) for what lies in memory; (its storage, something at the same place of it) for a tensor that
-    does not.
+@dataclass(frozen=True)
+class Placed:
+    """An array as one that can be compared with others of the same space: `storage` is None for the process's memory,
+    the storage of a tensor that has none.
     """
+
+    storage: Any
+    array: Any
+
+
+def stand_in(array: Any, index: int) -> Placed:
+    """The array itself where it lies in memory; of a tensor that does not, something at the same place."""
     if not is_tensor(array):
         if not isinstance(array, np.ndarray):
             raise TypeError(
                 f"compute_overlapping_inputs: expected ndarrays or strided torch tensors, got a {type(array).__name__}"
                 f" at {index}"
             )
-        return None, array
+        return Placed(None, array)
     if type(array).__name__ in ("Tensor", "Parameter") and array.device.type != "meta":
-        return None, array
+        return Placed(None, array)
     size = array.element_size()
     start, strides = FIRST + array.storage_offset() * size, tuple(s * size for s in array.stride())
-    return array.untyped_storage()._cdata, np.asarray(Somewhere(start, tuple(array.shape), strides, size))
+    return Placed(array.untyped_storage()._cdata, np.asarray(Somewhere(start, tuple(array.shape), strides, size)))
 
 
 def is_tensor(x: Any) -> bool:
@@ -225,28 +233,36 @@ def lowest_byte(x: np.ndarray[Any, Any]) -> int:
     return int(start + sum(behind))
 
 
-def torch_disjoint(x: Elements, y: Elements, same: bool) -> tuple[bool, str]:
-    """Whether PyTorch calls them disjoint, and the number of the rule that says so."""
+@dataclass(frozen=True)
+class Ruling:
+    """Whether PyTorch calls two arrays disjoint, and the number of the rule that says so."""
+
+    disjoint: bool
+    rule: str
+
+
+def torch_ruling(x: Elements, y: Elements, same: bool) -> Ruling:
+    """What PyTorch says of two arrays."""
     if same:
-        return False, "1"
+        return Ruling(False, "1")
     if x.size == 0 or y.size == 0:
-        return True, "2"
+        return Ruling(True, "2")
     if x.offset > y.offset:
         x, y = y, x
     d = y.offset - x.offset
     if x.contiguous and y.contiguous:
-        return x.size <= d, "4"
+        return Ruling(x.size <= d, "4")
     if x.last < y.offset:
-        return True, "5"
+        return Ruling(True, "5")
     if len(x.shape) == len(y.shape) == 2 and x.stride[1] == y.stride[1] == 1 and x.stride[0] == y.stride[0]:
         s, (height, width) = x.stride[0], x.shape
         if d < width:
-            return False, "6a"
+            return Ruling(False, "6a")
         if d >= s * (height - 1) + width:
-            return True, "6b"
+            return Ruling(True, "6b")
         fits = d % s + y.shape[1] <= s
-        return fits, "6c" if fits else "6d"
-    return False, "7"
+        return Ruling(fits, "6c" if fits else "6d")
+    return Ruling(False, "7")
 
 
 # Why they differ
@@ -297,11 +313,11 @@ def explain_overlap_differences(arrays: Sequence[Any], indices: Sequence[int] | 
     words = {True: "disjoint", False: "overlap"}
     found = []
     for i, j in itertools.combinations(chosen, 2):
-        disjoint, rule = torch_disjoint(views[i], views[j], arrays[i] is arrays[j])
+        said = torch_ruling(views[i], views[j], arrays[i] is arrays[j])
         really = not shares(arrays[i], arrays[j])
-        if disjoint != really:
-            blamed = "units" if size_of(arrays[i]) != size_of(arrays[j]) else rule
-            found.append(OverlapDifference((i, j), words[disjoint], words[really], blamed))
+        if said.disjoint != really:
+            blamed = "units" if size_of(arrays[i]) != size_of(arrays[j]) else said.rule
+            found.append(OverlapDifference((i, j), words[said.disjoint], words[really], blamed))
     return found
 
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 import functools
 import math
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -348,14 +349,93 @@ def frozen(members: Sequence[GroupMember], arrays: Arrays) -> bool:
     return not any(can_be_made_writeable(arrays[m.number]) for m in members)
 
 
-# A run in private memory
+# The arrays of a run
 
 
-class PrivateCopies:
+class RunArrays(ABC):
+    """The arrays that a function is given in one run, and what came of them.
+
+    `plan`: how they lie. `arrays`: the caller's. `private`: those that the function gets, by the same numbers.
+    `copied`: the groups of which something is known.
+    """
+
+    plan: Plan
+    arrays: Sequence[Any]
+    private: list[Any]
+    copied: Sequence[int]
+
+    @property
+    @abstractmethod
+    def resized(self) -> frozenset[int]:
+        """Groups whose memory was given up for other memory."""
+
+    @property
+    @abstractmethod
+    def written(self) -> list[int]:
+        """Groups of which a byte is another one."""
+
+    @property
+    @abstractmethod
+    def moved(self) -> list[int]:
+        """Arrays whose geometry is not what it was."""
+
+    @property
+    @abstractmethod
+    def lows(self) -> dict[int, int]:
+        """Where the memory of each group begins."""
+
+    @abstractmethod
+    def span(self, number: int) -> tuple[int, int]:
+        """Where a group's memory begins and ends."""
+
+    @abstractmethod
+    def member_written(self, index: int) -> bool:
+        """Whether a byte of one array is another one."""
+
+    @abstractmethod
+    def group_at(self, array: Any) -> int | None:
+        """The group in whose memory an array lies, if it does."""
+
+    def members(self) -> Iterable[GroupMember]:
+        """The places of all arrays of which something is known."""
+        return (m for number in self.copied for m in self.plan.groups[number].members)
+
+    @functools.cached_property
+    def flags_changed(self) -> list[int]:
+        """Arrays that could be written and no longer can, or the other way round."""
+        return [m.number for m in self.members() if self.private[m.number].flags.writeable != m.writeable]
+
+    # What the parts of other libraries say otherwise
+
+    def geometry(self, o: Any) -> Geometry:
+        """An array's geometry."""
+        return Geometry.of(o)
+
+    def begin(self, o: Any) -> int:
+        """Where an array's first element lies."""
+        return address(o)
+
+    def is_array(self, o: Any) -> bool:
+        """Whether an output is an array."""
+        return isinstance(o, np.ndarray)
+
+    def remakeable(self, o: Any) -> bool:
+        """Whether an output is all in its memory and geometry."""
+        return type(o) is np.ndarray or type(o) in REMADE
+
+
+@dataclass(frozen=True)
+class Bits:
+    """The bits of an array that was copied: the private ones, and the caller's."""
+
+    mine: Array
+    its: Array
+
+
+class PrivateCopies(RunArrays):
     """Private copies of distinct arrays, for one run; see the top of this file.
 
-    `arrays`: the caller's. `private`: the copies, each an instance of `kind`. Only the groups in `copied` are copied;
-    the other arrays are the caller's own.
+    The copies are instances of `kind`. Only the groups in `copied` are copied; the other arrays are the caller's own.
     """
 
     def __init__(
@@ -364,16 +444,19 @@ class PrivateCopies:
         self.plan, self.arrays = plan, arrays
         self.copied: Sequence[int] = range(len(plan.groups)) if copied is None else copied
         self.private: list[Any] = list(arrays)
-        self.windows: dict[int, tuple[Array, Array]] = {}  #: of each array that was copied its (private, caller's) bits
-        self.whole: dict[
-            int, Array
-        ] = {}  #: of those that have more elements than bytes the private ones' bits, element by element
-        self.lows: dict[int, int] = {}  #: where each group's private memory begins
+        self.windows: dict[int, Bits] = {}  #: of each array that was copied
+        #: of those that have more elements than bytes the private ones' bits, element by element
+        self.whole: dict[int, Array] = {}
+        self.starts: dict[int, int] = {}  #: where each group's private memory begins
         self.owners: dict[int, int] = {}  #: which member of a group owns its memory, where one does
-        self.frozen: set[int] = set()  #: groups that nobody can write
         self.roots: dict[int, int] = {}  #: whose root belongs to which group
         for number in self.copied:
             self._copy(number, plan.groups[number], kind)
+
+    @property
+    def lows(self) -> dict[int, int]:
+        """Where each group's private memory begins."""
+        return self.starts
 
     def _flags(self, group: Group) -> GroupFlags:
         """What is so in this call."""
@@ -407,20 +490,21 @@ class PrivateCopies:
         for place, m in enumerate(members):
             mine = root if place == flags.owner else built(kind, memory, m.offset, m.geometry)
             private[m.number] = mine
-            self.windows[m.number] = window(each_byte_once(plain(mine))), window(each_byte_once(self.arrays[m.number]))
+            self.windows[m.number] = Bits(
+                window(each_byte_once(plain(mine))), window(each_byte_once(self.arrays[m.number]))
+            )
             if m.geometry.crowded:
                 self.whole[m.number] = window(plain(mine))
-        for mine, its in self.covering(group):
-            mine[...] = its
+        for bits in self.covering(group):
+            bits.mine[...] = bits.its
         if not group.writeable:
             for m in members:
                 if not m.writeable:
                     private[m.number].flags.writeable = False
         if flags.frozen:
             freeze(memory)
-            self.frozen.add(number)
         self.roots[id(root)] = number
-        self.lows[number] = start
+        self.starts[number] = start
 
     def _copy_simply(self, number: int, m: GroupMember) -> bool:
         """The short way for an array by itself, which owns its memory; False where it does not."""
@@ -431,8 +515,8 @@ class PrivateCopies:
         if root.strides != m.geometry.strides:
             return False
         self.private[m.number] = root
-        self.windows[m.number] = root.view(), its
-        self.roots[id(root)], self.lows[number], self.owners[number] = number, address(root), 0
+        self.windows[m.number] = Bits(root.view(), its)
+        self.roots[id(root)], self.starts[number], self.owners[number] = number, address(root), 0
         return True
 
     def span(self, number: int) -> tuple[int, int]:
@@ -440,10 +524,6 @@ class PrivateCopies:
         return self.lows[number], self.lows[number] + max(self.plan.groups[number].size, 1)
 
     # What came of it
-
-    def members(self) -> Iterable[GroupMember]:
-        """The places of all arrays that were copied."""
-        return (m for number in self.copied for m in self.plan.groups[number].members)
 
     @functools.cached_property
     def resized(self) -> frozenset[int]:
@@ -469,32 +549,27 @@ class PrivateCopies:
         """Arrays whose geometry is not what it was."""
         return [m.number for m in self.members() if not m.geometry.fits(self.private[m.number])]
 
-    @functools.cached_property
-    def flags_changed(self) -> list[int]:
-        """Arrays that could be written and no longer can, or the other way round."""
-        return [m.number for m in self.members() if self.private[m.number].flags.writeable != m.writeable]
-
     def _unchanged(self, group: Group) -> bool:
-        return all(same(mine, its) for mine, its in self.covering(group))
+        return all(same(bits.mine, bits.its) for bits in self.covering(group))
 
-    def covering(self, group: Group) -> list[tuple[Array, Array]]:
-        """(private, caller's) bits of members that together show all."""
+    def covering(self, group: Group) -> list[Bits]:
+        """The bits of members that together show all."""
         return [self.windows[group.members[place].number] for place in group.cover]
 
     def member_written(self, index: int) -> bool:
         """Whether a byte of one array differs from the caller's."""
-        pair = self.windows.get(index)
-        return pair is not None and not same(*pair)
+        bits = self.windows.get(index)
+        return bits is not None and not same(bits.mine, bits.its)
 
     def as_it_was(self, index: int) -> Array:
         """A private array in the geometry that it had before the run, whatever it has now."""
-        pair, (group, place) = self.windows.get(index), self.plan.where[index]
+        bits, (group, place) = self.windows.get(index), self.plan.where[index]
         geometry = self.plan.groups[group].members[place].geometry
         if geometry.dtype.itemsize == 0:
             return np.empty(geometry.shape, geometry.dtype)  # without a byte one is like another
-        if pair is None:
+        if bits is None:
             return plain(self.private[index])
-        view = self.whole.get(index, pair[0])
+        view = self.whole.get(index, bits.mine)
         if view.dtype != geometry.dtype:
             view = view.view(geometry.dtype)
         return view if view.ndim == len(geometry.shape) else view[..., 0]
@@ -517,24 +592,6 @@ class PrivateCopies:
             if low <= start < high:
                 return number
         return None
-
-    # What the parts of other libraries say otherwise
-
-    def geometry(self, o: Any) -> Geometry:
-        """An array's geometry."""
-        return Geometry.of(o)
-
-    def begin(self, o: Any) -> int:
-        """Where an array's first element lies."""
-        return address(o)
-
-    def is_array(self, o: Any) -> bool:
-        """Whether an output is an array."""
-        return isinstance(o, np.ndarray)
-
-    def remakeable(self, o: Any) -> bool:
-        """Whether an output is all in its memory and geometry."""
-        return type(o) is np.ndarray or type(o) in REMADE
 
 
 class RecordedCopies(PrivateCopies):

@@ -44,6 +44,7 @@ from .private_copies import (
     Position,
     PrivateCopies,
     RecordedCopies,
+    RunArrays,
     built,
     can_be_made_writeable,
     each_byte_once,
@@ -243,7 +244,7 @@ class Pure:
             found.append(array if place is None else member_at(self.plan.groups[group], place, array))
         return found
 
-    def _hold(self, run: PrivateCopies, outcome: Outcome) -> None:
+    def _hold(self, run: RunArrays, outcome: Outcome) -> None:
         """ValueError where a run did otherwise than the record says."""
         allowed = {u for k, g in enumerate(self.bases) for u in self.plan.groups[g].numbers} | self.touched
         for g in outcome.written:
@@ -459,6 +460,6 @@ def new_base(group: Group, base: Array, run: PrivateCopies) -> Array:
     """A base's new value: what its arrays show, and elsewhere what was there."""
     value = np.array(base, "u1")
     for place in group.cover:
-        mine = run.windows[group.members[place].number]
-        words(each_byte_once(member_at(group, place, value)))[...] = words(mine[0])
+        bits = run.windows[group.members[place].number]
+        words(each_byte_once(member_at(group, place, value)))[...] = words(bits.mine)
     return value

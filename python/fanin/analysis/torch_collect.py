@@ -29,11 +29,13 @@ import numpy as np
 from .. import _core
 from ..descriptors import (
     AOTInput,
+    DifferentiableAOTOutput,
     InputMutationAOTOutput,
     IntermediateBaseAOTOutput,
     PlainAOTInput,
     PlainAOTOutput,
     TangentAOTInput,
+    parse,
 )
 from .records import (
     PLAIN_TYPES,
@@ -78,13 +80,41 @@ def collect_torch(
     if len(descs) != len(args):
         raise ValueError(f"collect_torch: expected a descriptor for each of {len(args)} arguments, got {len(descs)}")
     check_args(torch, args, descs)
-    copies = Copier(torch, args).copies
-    watch = Watch(torch, args, copies)
+    watch = Watch(torch, args, Copier(torch, args).copies)
+    outs, left = watched_run(torch, fn, watch)
+    watch.look_at_memory()
+    inputs = [watch.input_info(i, keep_input_mutations) for i in range(len(args))]
+    outputs, bases = Outputs(torch, watch, outs, inputs).classified()
+    tangents = tangents_of(watch, descs, inputs, outs, outputs, bases)
+    known = ViewAndMutationMeta(tuple(inputs), tuple(outputs), len(bases))
+    return ViewAndMutationMeta(
+        input_info=tuple(inputs),
+        output_info=tuple(outputs),
+        num_intermediate_bases=len(bases),
+        keep_input_mutations=keep_input_mutations,
+        traced_tangents=tuple(t.meta for t in tangents),
+        traced_tangents_descs=tuple(t.desc for t in tangents),
+        subclass_inp_meta=tuple(PlainTensorMeta(i) for i in range(len(args))),
+        subclass_fw_graph_out_meta=tuple(PlainTensorMeta(i) for i in range(known.num_forward_returns)),
+        subclass_tangent_meta=tuple(
+            PlainTensorMeta(i, None if t.meta.stride is None else MemoryFormatMeta(t.meta.shape, t.meta.stride))
+            for i, t in enumerate(tangents)
+        ),
+        grad_enabled_mutation=left,
+        static_input_indices=tuple(static_input_indices),
+    )
+
+
+def watched_run(torch: Any, fn: Callable[..., Any], watch: Watch) -> tuple[list[Any], bool | None]:
+    """What the function returns for the copies, and the grad mode that it leaves behind, if it changed it.
+
+    RuntimeError where it leaves autocast changed.
+    """
     grad, autocast = torch.is_grad_enabled(), autocast_state(torch)
     left = None
     try:
         with kept_random_state(torch), watch.mode():
-            outs = list(leaves(fn(*copies)))
+            outs = list(leaves(fn(*watch.copies)))
         left = torch.is_grad_enabled() if torch.is_grad_enabled() != grad else None
     finally:
         torch.set_grad_enabled(grad)
@@ -92,39 +122,46 @@ def collect_torch(
         raise RuntimeError(
             "collect_torch: the function leaves autocast as it was not before: expected it to be put back within"
         )
-    watch.look_at_memory()
-    inputs = [watch.input_info(i, keep_input_mutations) for i in range(len(args))]
-    outputs, bases = Outputs(torch, watch, outs, inputs).classified()
-    tangents: list[tuple[Any, AOTInput]] = [
-        (copies[i], TangentAOTInput(InputMutationAOTOutput(descs[i])))
+    return outs, left
+
+
+@dataclass(frozen=True)
+class Tangent:
+    """What a tangent will be, and of what."""
+
+    meta: TangentMeta
+    desc: AOTInput
+
+
+@dataclass(frozen=True)
+class SavedBase:
+    """An intermediate that is returned on behalf of an output, by the output's position."""
+
+    tensor: Any
+    output: int
+
+
+def tangents_of(
+    watch: Watch,
+    descs: Sequence[AOTInput],
+    inputs: Sequence[InputAliasInfo],
+    outs: Sequence[Any],
+    outputs: Sequence[OutputAliasInfo],
+    bases: Sequence[SavedBase],
+) -> list[Tangent]:
+    """New values of inputs, outputs that pass through, intermediate bases, in this order."""
+    found: list[tuple[Any, DifferentiableAOTOutput]] = [
+        (watch.copies[i], InputMutationAOTOutput(descs[i]))
         for i, info in enumerate(inputs)
         if info.has_mutation_tangent
     ]
-    tangents += [
-        (o, TangentAOTInput(PlainAOTOutput(i)))
+    found += [
+        (o, PlainAOTOutput(i))
         for i, (o, info) in enumerate(zip(outs, outputs, strict=True))
         if info.output_type in PLAIN_TYPES and info.requires_grad_for_backward
     ]
-    tangents += [(base, TangentAOTInput(IntermediateBaseAOTOutput(PlainAOTOutput(i)))) for base, i in bases]
-    examples = [TangentMeta.of(t) for t, _ in tangents]
-    known = ViewAndMutationMeta(tuple(inputs), tuple(outputs))
-    returned = known.num_forward_returns + len(bases)
-    return ViewAndMutationMeta(
-        input_info=tuple(inputs),
-        output_info=tuple(outputs),
-        num_intermediate_bases=len(bases),
-        keep_input_mutations=keep_input_mutations,
-        traced_tangents=tuple(examples),
-        traced_tangents_descs=tuple(desc for _, desc in tangents),
-        subclass_inp_meta=tuple(PlainTensorMeta(i) for i in range(len(args))),
-        subclass_fw_graph_out_meta=tuple(PlainTensorMeta(i) for i in range(returned)),
-        subclass_tangent_meta=tuple(
-            PlainTensorMeta(i, None if t.stride is None else MemoryFormatMeta(t.shape, t.stride))
-            for i, t in enumerate(examples)
-        ),
-        grad_enabled_mutation=left,
-        static_input_indices=tuple(static_input_indices),
-    )
+    found += [(base.tensor, IntermediateBaseAOTOutput(PlainAOTOutput(base.output))) for base in bases]
+    return [Tangent(TangentMeta.of(x), TangentAOTInput(desc)) for x, desc in found]
 
 
 def check_args(torch: Any, args: Sequence[Any], descs: Sequence[AOTInput]) -> None:
@@ -447,6 +484,14 @@ def as_bytes(torch: Any, x: Any) -> Any:
 # ---------------------------------------------------------------- 3. what outputs are
 
 
+@dataclass(frozen=True)
+class Memory:
+    """Whose memory an output lies in: an input's, by position, or a storage of its own, by number."""
+
+    input: int | None
+    storage: int | None
+
+
 class Outputs:
     """The outputs of a run, and what they have to do with each other."""
 
@@ -457,12 +502,12 @@ class Outputs:
         self.memory = {id(o): self.memory_of(o) for o in real}
         self.shared = Counter(self.memory[id(o)] for o in real)
         self.plain_views = Counter(self.memory[id(o)] for o in real if not watch.origin(o).of_several)
-        self.bases: list[tuple[Any, int]] = []  # (base, the output on whose behalf it is returned)
+        self.bases: list[SavedBase] = []
 
-    def memory_of(self, o: Any) -> tuple[str, int]:
-        """Whose memory it lies in: an input's, by position, or a storage of its own."""
+    def memory_of(self, o: Any) -> Memory:
+        """Whose memory it lies in."""
         i = self.input_of(o)
-        return ("input", i) if i is not None else ("storage", o.untyped_storage()._cdata)
+        return Memory(i, None if i is not None else o.untyped_storage()._cdata)
 
     def input_of(self, o: Any) -> int | None:
         """The input that it is, or is a view of; None where it lies in other memory."""
@@ -480,7 +525,7 @@ class Outputs:
         touching = [i for i in beside if _core.overlap(watch.copies[i].detach(), o.detach())]
         return max(touching or beside, default=None)
 
-    def classified(self) -> tuple[list[OutputAliasInfo], list[tuple[Any, int]]]:
+    def classified(self) -> tuple[list[OutputAliasInfo], list[SavedBase]]:
         return [self.info(i, o) for i, o in enumerate(self.outs)], self.bases
 
     def info(self, i: int, o: Any) -> OutputAliasInfo:
@@ -520,10 +565,10 @@ class Outputs:
     def view_of_intermediate(self, i: int, base: Any) -> tuple[OutputType, int]:
         if id(base) in self.at:
             return OutputType.alias_of_intermediate_base_is_user_output, self.at[id(base)]
-        for place, (known, _) in enumerate(self.bases):
-            if known is base:
+        for place, known in enumerate(self.bases):
+            if known.tensor is base:
                 return OutputType.alias_of_intermediate, place
-        self.bases.append((base, i))
+        self.bases.append(SavedBase(base, i))
         return OutputType.alias_of_intermediate_save_as_output, len(self.bases) - 1
 
     def differentiable_twin(self, o: Any) -> int | None:
@@ -565,60 +610,70 @@ def from_torch(meta: Any) -> ViewAndMutationMeta:
     """
     import torch
 
-    from .. import descriptors
-
     plain = torch.Tensor
-
-    def described(desc: Any) -> Any:
-        return descriptors.parse(repr(desc))
-
-    def output(o: Any) -> OutputAliasInfo:
-        kind = OutputType[o.output_type.name]
-        way = o.view_meta_sequence
-        key = way and way.metadata
-        return OutputAliasInfo(
-            kind,
-            plain if issubclass(o.raw_type, torch.Tensor) else o.raw_type,
-            None if kind in PLAIN_TYPES else o.base_idx,
-            None if o.dynamic_dims is None else frozenset(o.dynamic_dims),
-            o.requires_grad,
-            o.requires_grad_for_backward,
-            way
-            and ViewMetaSequence(
-                MetadataKey(
-                    numbers(key.size), key.layout, key.is_sparse, key.stride and numbers(key.stride),
-                    None if key.storage_offset is None else numbers([key.storage_offset])[0], key.is_conj, key.is_neg,
-                ),
-                None,
-                tuple(repr(way)[len("ViewMetaSequence(") : -1].split(", ")) if way.sequence else (),
-            ),
-        )  # fmt: skip
-
-    def layout(x: Any) -> Any:
-        f = x.memory_format
-        if f is None:
-            return PlainTensorMeta(x.unwrapped_idx)
-        form = None if f.memory_format is None else str(f.memory_format).removeprefix("torch.")
-        return PlainTensorMeta(x.unwrapped_idx, MemoryFormatMeta(f.size, f.stride, form))
-
     return ViewAndMutationMeta(
         input_info=tuple(InputAliasInfo(**vars_of(i)) for i in meta.input_info),
-        output_info=tuple(map(output, meta.output_info)),
+        output_info=tuple(output_from_torch(plain, o) for o in meta.output_info),
         num_intermediate_bases=meta.num_intermediate_bases,
         keep_input_mutations=meta.keep_input_mutations,
         traced_tangents=tuple(
             TangentMeta(plain, tuple(t.shape), t.dtype, tuple(t.stride())) for t in meta.traced_tangents
         ),
         traced_tangents_descs=tuple(map(described, meta.traced_tangents_descs)),
-        subclass_inp_meta=tuple(map(layout, meta.subclass_inp_meta)),
-        subclass_fw_graph_out_meta=tuple(map(layout, meta.subclass_fw_graph_out_meta)),
-        subclass_tangent_meta=tuple(map(layout, meta.subclass_tangent_meta)),
+        subclass_inp_meta=tuple(map(layout_from_torch, meta.subclass_inp_meta)),
+        subclass_fw_graph_out_meta=tuple(map(layout_from_torch, meta.subclass_fw_graph_out_meta)),
+        subclass_tangent_meta=tuple(map(layout_from_torch, meta.subclass_tangent_meta)),
         grad_enabled_mutation=meta.grad_enabled_mutation,
         static_input_indices=tuple(meta.static_input_indices),
         tokens=meta.tokens,
         num_backward_tokens=meta.num_backward_tokens,
         is_rng_op_functionalized=meta.is_rng_op_functionalized,
     )
+
+
+def described(desc: Any) -> Any:
+    """PyTorch's descriptor as ours."""
+    return parse(repr(desc))
+
+
+def output_from_torch(plain: type, o: Any) -> OutputAliasInfo:
+    """PyTorch's OutputAliasInfo as ours."""
+    kind, way = OutputType[o.output_type.name], o.view_meta_sequence
+    return OutputAliasInfo(
+        kind,
+        plain if issubclass(o.raw_type, plain) else o.raw_type,
+        None if kind in PLAIN_TYPES else o.base_idx,
+        None if o.dynamic_dims is None else frozenset(o.dynamic_dims),
+        o.requires_grad,
+        o.requires_grad_for_backward,
+        way and way_from_torch(way),
+    )
+
+
+def way_from_torch(way: Any) -> ViewMetaSequence:
+    """PyTorch's ViewMetaSequence as ours, of which only the operations' names are known."""
+    key = way.metadata
+    offset = None if key.storage_offset is None else numbers([key.storage_offset])[0]
+    ours = MetadataKey(
+        numbers(key.size),
+        key.layout,
+        key.is_sparse,
+        key.stride and numbers(key.stride),
+        offset,
+        key.is_conj,
+        key.is_neg,
+    )
+    names = repr(way)[len("ViewMetaSequence(") : -1].split(", ") if way.sequence else ()
+    return ViewMetaSequence(ours, None, tuple(names))
+
+
+def layout_from_torch(x: Any) -> PlainTensorMeta:
+    """PyTorch's PlainTensorMeta as ours."""
+    f = x.memory_format
+    if f is None:
+        return PlainTensorMeta(x.unwrapped_idx)
+    form = None if f.memory_format is None else str(f.memory_format).removeprefix("torch.")
+    return PlainTensorMeta(x.unwrapped_idx, MemoryFormatMeta(f.size, f.stride, form))
 
 
 def vars_of(info: Any) -> dict[str, Any]:
