@@ -20,9 +20,10 @@ from . import trees
 from .caller_arrays import CallerArrays
 from .calls import torch
 from .private_copies import UNSIGNED, Array, Geometry, MemoryAt, Plan
+from .protocols import Node, Storage, Tensor
 
 
-def check_tensor(t: Any, name: Callable[[], str]) -> None:
+def check_tensor(t: Tensor, name: Callable[[], str]) -> None:
     """TypeError, ValueError for a tensor that cannot be put back from its bytes."""
     library = torch()
     if type(t) not in (library.Tensor, library.nn.Parameter):
@@ -38,7 +39,7 @@ def check_tensor(t: Any, name: Callable[[], str]) -> None:
     check_place(t, name)
 
 
-def check_place(t: Any, name: Callable[[], str]) -> None:
+def check_place(t: Tensor, name: Callable[[], str]) -> None:
     """ValueError for a tensor that is not all in one piece of the host's memory."""
     if t.device.type != "cpu" or str(t.layout) != "torch.strided":
         raise ValueError(
@@ -52,31 +53,31 @@ def check_place(t: Any, name: Callable[[], str]) -> None:
         )
 
 
-def is_transformed(t: Any) -> bool:
+def is_transformed(t: Tensor) -> bool:
     """Whether a transform of torch.func wraps a tensor."""
     library = torch()
     return bool(library._C._functorch.is_functorch_wrapped_tensor(t)) or bool(library._is_functional_tensor(t))
 
 
-def check_again(tensors: Sequence[Any], name: Callable[[int], str]) -> None:
+def check_again(tensors: Sequence[Tensor], name: Callable[[int], str]) -> None:
     """The same at a later call: types, dtypes and devices are those of the layout, but transforms are none of it."""
     if torch()._C._functorch.maybe_current_level():
         for u, t in enumerate(tensors):
             check_tensor(t, lambda u=u: name(u))  # type: ignore[misc]
 
 
-def geometry_of(t: Any) -> Geometry:
+def geometry_of(t: Tensor) -> Geometry:
     """A tensor's geometry, in bytes, of words as wide as its elements."""
     size = t.element_size()
     return Geometry(tuple(t.shape), tuple(s * size for s in t.stride()), UNSIGNED.get(size) or np.dtype(f"V{size}"))
 
 
-def start_of(t: Any) -> int:
+def start_of(t: Tensor) -> int:
     """StoragePlace a tensor's first element lies, or would: of an empty one torch tells no address."""
     return int(t.untyped_storage().data_ptr() + t.storage_offset() * t.element_size())
 
 
-def twin(t: Any) -> Array:
+def twin(t: Tensor) -> Array:
     """An ndarray on the same bytes."""
     geometry = geometry_of(t)
     if 0 in geometry.shape:
@@ -84,7 +85,7 @@ def twin(t: Any) -> Array:
     return np.asarray(MemoryAt(t.data_ptr(), geometry, False, t)).view(geometry.dtype)
 
 
-def twins(tensors: Sequence[Any]) -> list[Array]:
+def twins(tensors: Sequence[Tensor]) -> list[Array]:
     """The twins of several."""
     return [twin(t) for t in tensors]
 
@@ -93,7 +94,7 @@ def twins(tensors: Sequence[Any]) -> list[Array]:
 class StoragePlace:
     """Where a tensor lay: its storage, where that began, how many bytes it had, and what of it the tensor showed."""
 
-    storage: Any
+    storage: Storage
     start: int
     size: int
     offset: int
@@ -101,11 +102,11 @@ class StoragePlace:
     stride: tuple[int, ...]
 
     @staticmethod
-    def of(t: Any) -> StoragePlace:
+    def of(t: Tensor) -> StoragePlace:
         storage = t.untyped_storage()
         return StoragePlace(storage, storage.data_ptr(), storage.nbytes(), t.storage_offset(), t.shape, t.stride())
 
-    def holds(self, t: Any) -> bool:
+    def holds(self, t: Tensor) -> bool:
         """Whether a tensor lies there."""
         shown = t.storage_offset(), t.shape, t.stride()
         return bool(
@@ -121,8 +122,8 @@ HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 class History:
     """The node of a tensor that is no leaf, and a second end of its history."""
 
-    node: Any
-    end: Any
+    node: Node | None
+    end: Tensor
 
 
 class SavedTensor:
@@ -130,12 +131,12 @@ class SavedTensor:
 
     __slots__ = ("attributes", "grad", "history", "hooks", "requires_grad", "t", "version", "where")
 
-    def __init__(self, t: Any) -> None:
+    def __init__(self, t: Tensor) -> None:
         self.t, self.where = t, StoragePlace.of(t)
         self.version: int | None = None if t.is_inference() else t._version
         self.requires_grad: bool = t.requires_grad
         self.attributes: dict[str, Any] = dict(t.__dict__)
-        self.grad: Any = t.grad if t.is_leaf or not self.requires_grad else None
+        self.grad: Tensor | None = t.grad if t.is_leaf or not self.requires_grad else None
         self.history: History | None = None
         self.hooks: dict[str, dict[Any, Any] | None] = {}
         if self.requires_grad:
@@ -144,7 +145,7 @@ class SavedTensor:
                 self.history = History(t.grad_fn, parts().Ends.apply(t))
 
     @staticmethod
-    def of_stateless(t: Any, where: StoragePlace, version: int) -> SavedTensor:
+    def of_stateless(t: Tensor, where: StoragePlace, version: int) -> SavedTensor:
         """The same of one that `are_stateless` finds so."""
         saved = object.__new__(SavedTensor)
         saved.t, saved.where, saved.version, saved.requires_grad = t, where, version, False
@@ -184,7 +185,7 @@ class SavedTensor:
             torch()._C._autograd._unsafe_set_version_counter((self.t,), (self.version,))
 
 
-def versions_of(tensors: Sequence[Any]) -> list[int] | None:
+def versions_of(tensors: Sequence[Tensor]) -> list[int] | None:
     """The version of each; None where one has none, as those of inference mode."""
     try:
         return [t._version for t in tensors]
@@ -192,7 +193,7 @@ def versions_of(tensors: Sequence[Any]) -> list[int] | None:
         return None
 
 
-def are_stateless(tensors: Sequence[Any]) -> list[bool]:
+def are_stateless(tensors: Sequence[Tensor]) -> list[bool]:
     """Whether each has no base, asks for no gradient and has none, and keeps no attributes."""
     without = [t._base is None and t.grad is None and not t.__dict__ for t in tensors]
     if not torch()._C._any_requires_grad(*tensors):
@@ -203,10 +204,10 @@ def are_stateless(tensors: Sequence[Any]) -> list[bool]:
 class CallerTensors(CallerArrays):
     """The caller's tensors, and what is needed to put them back."""
 
-    def __init__(self, plan: Plan, arrays: Sequence[Any], copied: Sequence[int] | None = None) -> None:
+    def __init__(self, plan: Plan, arrays: Sequence[Tensor], copied: Sequence[int] | None = None) -> None:
         super().__init__(plan, arrays, copied)
         self.full: dict[int, SavedTensor] = {}
-        grads = []
+        grads: list[Tensor] = []
         tensors = arrays if copied is None else [arrays[u] for u in self.numbers]
         versions = versions_of(tensors)
         stateless = are_stateless(tensors) if versions else [False] * len(tensors)
@@ -229,7 +230,7 @@ class CallerTensors(CallerArrays):
         self.offsets = list(map(kind.storage_offset, tensors))
         self.versions = versions or []
         self.strides = {u: arrays[u].stride() for u in set(plan.loose) & set(self.stateless)}
-        tangents: list[Any] = []
+        tangents: list[Tensor] = []
         if torch().autograd.forward_ad._current_level >= 0:
             tangents = [x for u in self.numbers if (x := tangent_of(arrays[u])) is not None]
         self.beside = Snapshot([*grads, *tangents]) if grads or tangents else None
@@ -290,11 +291,11 @@ class CallerTensors(CallerArrays):
         """StoragePlace a group's memory begins and ends."""
         return self.lows[number], self.lows[number] + max(self.plan.groups[number].size, 1)
 
-    def geometry(self, o: Any) -> Geometry:
+    def geometry(self, o: Array | Tensor) -> Geometry:
         """An array's geometry."""
         return Geometry.of(o) if isinstance(o, np.ndarray) else geometry_of(o)
 
-    def begin(self, o: Any) -> int:
+    def begin(self, o: Array | Tensor) -> int:
         """StoragePlace an array's first element lies."""
         return super().begin(o) if isinstance(o, np.ndarray) else start_of(o)
 
@@ -306,7 +307,7 @@ class CallerTensors(CallerArrays):
         """Whether an output is all in its memory and geometry."""
         return type(o) in (torch().Tensor, np.ndarray)
 
-    def group_at(self, array: Any) -> int | None:
+    def group_at(self, array: Array | Tensor) -> int | None:
         """The group in whose memory a tensor lies, or an ndarray (by `x.numpy()`)."""
         if not isinstance(array, np.ndarray) and (
             array.device.type != "cpu" or str(array.layout) != "torch.strided" or is_transformed(array)
@@ -340,7 +341,7 @@ class CallerTensors(CallerArrays):
         for u in self.numbers:
             self._forget_history(self.arrays[u])
 
-    def _forget_history(self, t: Any) -> None:
+    def _forget_history(self, t: Tensor) -> None:
         """Have a view ask its base anew where it comes from, or not at all where that asks for no gradient any more."""
         if t._base is None or t.is_inference():
             return
@@ -360,7 +361,7 @@ class CallerTensors(CallerArrays):
             _ = t.grad_fn
 
 
-def tangent_of(t: Any) -> Any:
+def tangent_of(t: Tensor) -> Tensor | None:
     """The tangent of a tensor in forward mode, where there is one."""
     forward = torch().autograd.forward_ad
     if forward._current_level < 0:
@@ -405,21 +406,7 @@ def parts() -> Any:
     return made
 
 
-def view_of(source: Any, like: Any, start: int) -> Any:
-    """A view of the memory of `source` with the dtype and geometry of `like`, whose first element lies at `start`."""
-    library = torch()
-    places = (start - source.untyped_storage().data_ptr()) // like.element_size()
-    shape, stride = tuple(like.shape), tuple(like.stride())
-    if like.dtype == source.dtype:
-        view = source.as_strided(shape, stride, places)
-    else:
-        view = retyped(source, like.dtype).as_strided(shape, stride, places)
-    if like.is_conj():
-        view = view.conj()
-    return library._neg_view(view) if like.is_neg() else view
-
-
-def retyped(source: Any, dtype: Any) -> Any:
+def retyped(source: Tensor, dtype: Any) -> Tensor:
     """A view of the start of a tensor's storage as another dtype, of which `as_strided` makes any other.
 
     It is derived from the tensor, so that writes to either are counted together; parts of complex numbers by the views
@@ -435,6 +422,6 @@ def retyped(source: Any, dtype: Any) -> Any:
         start, half = library.view_as_real(start), start.real.dtype
         return start if half == dtype else start.view(dtype)
     if dtype.is_complex and source.is_floating_point() and other == 2 * own:
-        pairs = library.view_as_complex(start.view(count // 2, 2))
+        pairs: Tensor = library.view_as_complex(start.view(count // 2, 2))
         return pairs if pairs.dtype == dtype else pairs.view(dtype)
     return start.view(dtype)

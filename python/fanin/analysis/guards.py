@@ -18,6 +18,7 @@ from . import trees
 from .calls import Call
 from .hidden import may_hold
 from .private_copies import Array
+from .protocols import Tensor
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,7 @@ def twins(call: Call, components: Sequence[Sequence[int]]) -> list[tuple[int, in
     return pairs
 
 
-def look(a: Any) -> tuple[Any, ...]:
+def look(a: Array | Tensor) -> tuple[Any, ...]:
     """What counts of an array or a tensor by itself: the things that WORDS name. Strides that mean nothing are 0."""
     strides = a.strides if isinstance(a, np.ndarray) else a.stride()
     shape = tuple(a.shape)
@@ -159,7 +160,7 @@ def in_words(what: str, value: Any) -> str:
     return str(value)
 
 
-def begin(a: Any) -> int:
+def begin(a: Array | Tensor) -> int:
     """Where its first element lies."""
     return address(a) if isinstance(a, np.ndarray) else int(a.data_ptr())
 

@@ -17,7 +17,8 @@ from typing import Any
 from ..descriptors import PlainAOTInput
 from . import trees
 from .caller_tensors import retyped, start_of
-from .calls import torch
+from .calls import Place, torch
+from .protocols import Tensor
 from .pure import Pure, Recording
 
 
@@ -34,7 +35,7 @@ class Shown:
     asks: bool
 
     @staticmethod
-    def given(t: Any) -> Shown:
+    def given(t: Tensor) -> Shown:
         """That of an argument, which is a strided tensor."""
         return Shown(
             tuple(t.shape), tuple(t.stride()), t.dtype, t.storage_offset(), t.is_conj(), t.is_neg(), t.requires_grad
@@ -96,14 +97,15 @@ class TensorPure(Pure):
         item: int = self.given[u].dtype.itemsize
         return self.plan.groups[group].members[place].offset // item
 
-    def _stand_in(self, number: int | None) -> Any:
+    def _stand_in(self, number: int | None) -> Tensor:  # type: ignore[override]  # it is given tensors, and no arrays
         one = self.given[number or 0]
-        return torch().empty_strided(one.shape, one.stride, dtype=one.dtype, device="meta").requires_grad_(one.asks)
+        made: Tensor = torch().empty_strided(one.shape, one.stride, dtype=one.dtype, device="meta")
+        return made.requires_grad_(one.asks)
 
-    def _base_stand_in(self, group: int) -> Any:
+    def _base_stand_in(self, group: int) -> Tensor:
         numbers = self.plan.groups[group].numbers
         size = self.sizes[self.bases.index(group)]
-        base = torch().empty(size, dtype=self.given[numbers[0]].dtype, device="meta")
+        base: Tensor = torch().empty(size, dtype=self.given[numbers[0]].dtype, device="meta")
         return base.requires_grad_(any(self.given[u].asks for u in numbers))
 
     # The pure function
@@ -149,11 +151,11 @@ class TensorPure(Pure):
 
     # The wrapper's way in
 
-    def inner(self, leaves: Sequence[Any], arrays: Sequence[Any]) -> list[Any]:
+    def inner(self, leaves: Sequence[Any], arrays: Sequence[Tensor]) -> list[Any]:  # type: ignore[override]
         """The inner arguments for the caller's own, without a copy: bases are views that gradients follow."""
         return [*(self.region(g, arrays) for g in self.bases), *(leaves[i] for i in self.rest)]
 
-    def region(self, group: int, arrays: Sequence[Any]) -> Any:
+    def region(self, group: int, arrays: Sequence[Tensor]) -> Tensor:
         """The caller's memory of a group as one axis of elements. ValueError where no such tensor has the gradients of
         all.
         """
@@ -177,15 +179,15 @@ class TensorPure(Pure):
                 " gradients: expected views of one tensor, or no compiler"
             )
         with library.no_grad():
-            return library.empty(0, dtype=mine[0].dtype, device="cpu").set_(
-                mine[0].untyped_storage(), begin, (size,), (1,)
-            )
+            empty = library.empty(0, dtype=mine[0].dtype, device="cpu")
+            region: Tensor = empty.set_(mine[0].untyped_storage(), begin, (size,), (1,))
+            return region
 
     # The wrapper's way out
 
-    def to_caller(
+    def to_caller(  # type: ignore[override]
         self,
-        arrays: Sequence[Any],
+        arrays: Sequence[Tensor],
         leaves: Sequence[Any],
         values: Sequence[Any],
         given: Mapping[int, Any] | None = None,
@@ -215,8 +217,8 @@ class TensorPure(Pure):
                 made[j] = made[p.same_as]
             elif p.kind == "input":
                 made[j] = arrays[p.base]
-            elif p.kind == "view":
-                made[j] = self._seen(arrays, p, self.shown[j])
+            elif p.kind == "view" and (shown := self.shown[j]) is not None:
+                made[j] = self._seen(arrays, p, shown)
         return trees.unflatten(self.outcome.form, iter(made), given)
 
     def _said(self, slot: int) -> str:
@@ -228,7 +230,7 @@ class TensorPure(Pure):
         quiet = all(i.mutations_under_no_grad_or_inference_mode or i.mutations_hidden_from_autograd for i in infos)
         return torch().no_grad() if quiet else contextlib.nullcontext()
 
-    def _seen(self, arrays: Sequence[Any], p: Any, one: Any) -> Any:
+    def _seen(self, arrays: Sequence[Tensor], p: Place, one: Shown) -> Tensor:
         """The caller's view that is to the caller's tensor what an output was to the copy of it."""
         library, source = torch(), arrays[p.base]
         group, place = self.plan.where[p.base]
@@ -247,11 +249,12 @@ class TensorPure(Pure):
         return int(one.offset * one.dtype.itemsize)
 
 
-def copied(x: Any, one: Shown, roomy: bool) -> Any:
+def copied(x: Tensor, one: Shown, roomy: bool) -> Tensor:
     """A copy of the same strides, wherever one can have them."""
     if not roomy:
         return x.clone()
-    return torch().empty_strided(one.shape, one.stride, dtype=one.dtype, device="cpu").copy_(x)
+    made: Tensor = torch().empty_strided(one.shape, one.stride, dtype=one.dtype, device="cpu")
+    return made.copy_(x)
 
 
 def needs_room(shape: Sequence[int], stride: Sequence[int]) -> bool:

@@ -23,6 +23,9 @@ from typing import Any
 import numpy as np
 
 from ..descriptors import AOTInput
+from .protocols import Tensor
+
+Array = np.ndarray[Any, Any]
 
 __all__ = [
     "INPUT_ALIAS_TYPES",
@@ -167,7 +170,7 @@ class MetadataKey:
     is_neg: bool = False
 
     @staticmethod
-    def make(array: Any) -> MetadataKey:
+    def make(array: Array | Tensor) -> MetadataKey:
         """The key of an ndarray (in bytes) or of a torch tensor (in elements)."""
         if isinstance(array, np.ndarray):
             return MetadataKey(array.shape, "strided", False, array.strides, offset_in_owner(array))
@@ -302,7 +305,7 @@ class MemoryFormatMeta:
             )
 
     @staticmethod
-    def from_tensor(array: Any, force_use_memory_format: bool = False) -> MemoryFormatMeta:
+    def from_tensor(array: Array | Tensor, force_use_memory_format: bool = False) -> MemoryFormatMeta:
         """The layout to expect of the tangent of an array: its own, unless it is expanded (a stride of 0), whose layout
         no gradient can have.
         """
@@ -346,7 +349,7 @@ class TangentMeta:
     stride: tuple[int, ...] | None = None
 
     @staticmethod
-    def of(array: Any) -> TangentMeta:
+    def of(array: Array | Tensor) -> TangentMeta:
         """The tangent of an ndarray or a torch tensor: laid out as the array is, or contiguously where that is
         expanded.
         """

@@ -37,6 +37,7 @@ from ..descriptors import (
     TangentAOTInput,
     parse,
 )
+from .protocols import Node, Storage, Tensor
 from .records import (
     PLAIN_TYPES,
     InputAliasInfo,
@@ -137,7 +138,7 @@ class Tangent:
 class SavedBase:
     """An intermediate that is returned on behalf of an output, by the output's position."""
 
-    tensor: Any
+    tensor: Tensor
     output: int
 
 
@@ -212,40 +213,40 @@ class Copier:
     def __init__(self, torch: Any, args: Sequence[Any]) -> None:
         self.torch = torch
         self.storages = copied_storages(torch, [x for x in args if isinstance(x, torch.Tensor)])
-        self.made: dict[int, Any] = {}
+        self.made: dict[int, Tensor] = {}
         with torch.inference_mode(False), torch.enable_grad():
             self.copies = [self.copy(x) if isinstance(x, torch.Tensor) else x for x in args]
 
-    def copy(self, x: Any) -> Any:
+    def copy(self, x: Tensor) -> Tensor:
         if id(x) not in self.made:
             base = x._base
-            new = None if base is None else self.view(x, self.copy(base))
+            new = None if base is None else self.view(x, base, self.copy(base))
             self.made[id(x)] = new = self.fresh(x) if new is None else new
             if x.is_leaf and x.grad is not None:
                 new.grad = self.copy(x.grad)
         return self.made[id(x)]
 
-    def fresh(self, x: Any) -> Any:
+    def fresh(self, x: Tensor) -> Tensor:
         """A tensor without a base, on the copy of the storage of x."""
         torch = self.torch
-        new = torch.empty(0, dtype=x.dtype, device="cpu")
-        new.set_(self.storages[x.untyped_storage()._cdata], x.storage_offset(), tuple(x.shape), x.stride())
-        new = self.marked(x, new)
+        made = torch.empty(0, dtype=x.dtype, device="cpu")
+        made.set_(self.storages[x.untyped_storage()._cdata], x.storage_offset(), tuple(x.shape), x.stride())
+        new = self.marked(x, made)
         if x.is_leaf:
             if isinstance(x, torch.nn.Parameter):
-                return torch.nn.Parameter(new, x.requires_grad)
+                new = torch.nn.Parameter(new, x.requires_grad)
             return new.requires_grad_(x.requires_grad)
         # It has a history, of which one step does: then its memory is put under it.
-        with_history = torch.empty_like(new, requires_grad=True).clone()
+        with_history: Tensor = torch.empty_like(new, requires_grad=True).clone()
         with_history.data = new
         return with_history
 
-    def view(self, x: Any, base: Any) -> Any:
-        """A view of the copy of the base of x; None where the dtype forbids it."""
+    def view(self, x: Tensor, its: Tensor, base: Tensor) -> Tensor | None:
+        """A view of `base`, the copy of `its`, the base of x; None where the dtype forbids it."""
         torch = self.torch
         with torch.set_grad_enabled(x.requires_grad and base.requires_grad):
-            if x.dtype != x._base.dtype:
-                if x.is_complex() or x._base.is_complex() or x.requires_grad:
+            if x.dtype != its.dtype:
+                if x.is_complex() or its.is_complex() or x.requires_grad:
                     return None
                 flat = base.as_strided((base.untyped_storage().nbytes() // base.element_size(),), (1,), 0)
                 try:
@@ -258,24 +259,24 @@ class Copier:
             new.requires_grad_()
         return self.marked(x, new)
 
-    def marked(self, x: Any, new: Any) -> Any:
+    def marked(self, x: Tensor, new: Tensor) -> Tensor:
         """With the lazy bits of x: that its memory stands for conjugates, or for negatives."""
         new = new.conj() if x.is_conj() else new
         return self.torch._neg_view(new) if x.is_neg() else new
 
 
-def copied_storages(torch: Any, args: Sequence[Any]) -> dict[int, Any]:
+def copied_storages(torch: Any, args: Sequence[Tensor]) -> dict[int, Storage]:
     """A copy of each storage of some tensors, their bases and gradients, by the storage's number. Storages whose memory
     meets (two that torch.from_numpy made of one array, say) have copies whose memory meets in the same way.
     """
-    every: dict[int, Any] = {}
+    every: dict[int, Storage] = {}
     rest = list(args)
     while rest:
         x = rest.pop()
         every[x.untyped_storage()._cdata] = x.untyped_storage()
         rest += [y for y in (x._base, x.grad if x.is_leaf else None) if y is not None]
-    copies: dict[int, Any] = {}
-    groups: list[list[tuple[int, Any]]] = []
+    copies: dict[int, Storage] = {}
+    groups: list[list[tuple[int, Storage]]] = []
     end = 0
     for number, storage in sorted(every.items(), key=lambda item: item[1].data_ptr()):
         if storage.nbytes() == 0:
@@ -308,7 +309,7 @@ def copied_storages(torch: Any, args: Sequence[Any]) -> dict[int, Any]:
 class Write:
     """One operation wrote this tensor, whose geometry then was that of `where`."""
 
-    where: Any
+    where: Tensor
     unseen: bool  # under no_grad, or in inference mode
 
 
@@ -318,7 +319,7 @@ class Origin:
     the way.
     """
 
-    root: Any
+    root: Tensor
     path: tuple[str, ...] = ()
     of_several: bool = False  # one of them made several views at once, as unbind does
 
@@ -362,7 +363,7 @@ class Watch:
     hidden: set[int] = field(default_factory=set)  # inputs that changed and that no operation wrote
 
     def __post_init__(self) -> None:
-        self.origins: Any = WeakTensors()
+        self.origins = WeakTensors()
         tensor = self.torch.Tensor
         self.position = {
             id(x): i for i, x in enumerate(self.copies) if isinstance(x, tensor)
@@ -406,7 +407,7 @@ class Watch:
                 if t is not viewed[0]:
                     self.origins.put(t, made)
 
-    def origin(self, t: Any) -> Origin:
+    def origin(self, t: Tensor) -> Origin:
         """Where a tensor comes from; itself, if it is no view that was seen."""
         found = self.origins.get(t)
         return found if found is not None else Origin(t)
@@ -446,18 +447,18 @@ class WeakTensors:
     """Something about each of some tensors, as long as it lives. Tensors are told apart by identity."""
 
     def __init__(self) -> None:
-        self.known: dict[int, tuple[Any, Origin]] = {}
+        self.known: dict[int, tuple[weakref.ref[Tensor], Origin]] = {}
 
-    def put(self, t: Any, origin: Origin) -> None:
+    def put(self, t: Tensor, origin: Origin) -> None:
         key = id(t)
         self.known[key] = (weakref.ref(t, lambda _: self.known.pop(key, None)), origin)
 
-    def get(self, t: Any) -> Origin | None:
+    def get(self, t: Tensor) -> Origin | None:
         ref, origin = self.known.get(id(t), (None, None))
         return origin if ref is not None and ref() is t else None
 
 
-def tensors(torch: Any, x: Any) -> Iterator[Any]:
+def tensors(torch: Any, x: Any) -> Iterator[Tensor]:
     """The tensors of an argument or a result: one, or a list of them."""
     for y in leaves(x):
         if isinstance(y, torch.Tensor):
@@ -469,15 +470,15 @@ def in_memory(torch: Any, x: Any) -> bool:
     return isinstance(x, torch.Tensor) and x.layout is torch.strided
 
 
-def same_bytes(torch: Any, x: Any, y: Any) -> bool:
+def same_bytes(torch: Any, x: Tensor, y: Tensor) -> bool:
     """Whether two tensors of one geometry hold the same bytes. Nothing of them is computed with, so that NaN is NaN."""
     return bool(torch.equal(as_bytes(torch, x), as_bytes(torch, y)))
 
 
-def as_bytes(torch: Any, x: Any) -> Any:
+def as_bytes(torch: Any, x: Tensor) -> Tensor:
     """The bytes of each element, as one more axis."""
     size = x.element_size()
-    raw = torch.empty(0, dtype=torch.uint8, device="cpu").set_(x.untyped_storage())
+    raw: Tensor = torch.empty(0, dtype=torch.uint8, device="cpu").set_(x.untyped_storage())
     return raw.as_strided((*x.shape, size), (*(s * size for s in x.stride()), 1), x.storage_offset() * size)
 
 
@@ -504,12 +505,12 @@ class Outputs:
         self.plain_views = Counter(self.memory[id(o)] for o in real if not watch.origin(o).of_several)
         self.bases: list[SavedBase] = []
 
-    def memory_of(self, o: Any) -> Memory:
+    def memory_of(self, o: Tensor) -> Memory:
         """Whose memory it lies in."""
         i = self.input_of(o)
         return Memory(i, None if i is not None else o.untyped_storage()._cdata)
 
-    def input_of(self, o: Any) -> int | None:
+    def input_of(self, o: Tensor) -> int | None:
         """The input that it is, or is a view of; None where it lies in other memory."""
         watch, storage = self.watch, o.untyped_storage()._cdata
         beside = [
@@ -540,7 +541,7 @@ class Outputs:
         backward = o.requires_grad and (o._base is None or history(o) is not None)
         return OutputAliasInfo(kind, type(o), base, frozenset(), o.requires_grad, backward, way)
 
-    def kind_of(self, i: int, o: Any) -> tuple[OutputType, int | None]:
+    def kind_of(self, i: int, o: Tensor) -> tuple[OutputType, int | None]:
         """The first case that holds."""
         input_, is_input = self.input_of(o), self.watch.position.get(id(o))
         lone_views = self.plain_views[self.memory[id(o)]] == 0
@@ -562,7 +563,7 @@ class Outputs:
             return OutputType.alias_of_intermediate_base_is_user_output, twin
         return OutputType.non_alias, None
 
-    def view_of_intermediate(self, i: int, base: Any) -> tuple[OutputType, int]:
+    def view_of_intermediate(self, i: int, base: Tensor) -> tuple[OutputType, int]:
         if id(base) in self.at:
             return OutputType.alias_of_intermediate_base_is_user_output, self.at[id(base)]
         for place, known in enumerate(self.bases):
@@ -571,7 +572,7 @@ class Outputs:
         self.bases.append(SavedBase(base, i))
         return OutputType.alias_of_intermediate_save_as_output, len(self.bases) - 1
 
-    def differentiable_twin(self, o: Any) -> int | None:
+    def differentiable_twin(self, o: Tensor) -> int | None:
         """Another output, with a gradient, that shows the same elements in the same way: as y for y.detach()."""
         if o.requires_grad or self.shared[self.memory[id(o)]] < 2:
             return None
@@ -583,13 +584,13 @@ class Outputs:
                 return self.at[id(other)]
         return None
 
-    def custom(self, o: Any) -> bool:
+    def custom(self, o: Tensor) -> bool:
         """Whether a function with a backward of its own made it."""
         made = history(o)
         return isinstance(made, self.torch.autograd.function.BackwardCFunction) or type(made).__name__ == "CppFunction"
 
 
-def history(o: Any) -> Any:
+def history(o: Tensor) -> Node | None:
     """Its grad_fn; None also where autograd refuses to tell, of a view made under no_grad whose base was
     written since.
     """
