@@ -18,7 +18,7 @@ import numpy as np
 from .._core import Snapshot
 from . import trees
 from .caller_arrays import CallerArrays
-from .calls import torch
+from .calls import check_reach, torch
 from .private_copies import UNSIGNED, Array, Geometry, MemoryAt, Plan
 from .protocols import Node, Storage, Tensor
 
@@ -41,6 +41,8 @@ def check_tensor(t: Tensor, name: Callable[[], str]) -> None:
 
 def check_place(t: Tensor, name: Callable[[], str]) -> None:
     """ValueError for a tensor that is not all in one piece of the host's memory."""
+    if t.is_nested:
+        raise TypeError(f"{name()}: expected one tensor, got a nested one: pass its parts, x.unbind()")
     if t.device.type != "cpu" or str(t.layout) != "torch.strided":
         raise ValueError(
             f"{name()}: expected a strided tensor on the CPU, got one on {t.device} with layout"
@@ -51,6 +53,7 @@ def check_place(t: Tensor, name: Callable[[], str]) -> None:
             f"{name()}: expected a tensor whose bytes are its values, got a quantized one: pass x.int_repr(), or"
             " x.dequantize()"
         )
+    check_reach(geometry_of(t), name)
 
 
 def is_transformed(t: Tensor) -> bool:
@@ -419,8 +422,8 @@ def retyped(source: Tensor, dtype: Any) -> Tensor:
         count = 0
     start = source.as_strided((count,), (1,), 0)
     if source.is_complex() and not dtype.is_complex and 2 * other == own:
-        start, half = library.view_as_real(start), start.real.dtype
-        return start if half == dtype else start.view(dtype)
+        parts: Tensor = library.view_as_real(start)
+        return parts if start.real.dtype == dtype else parts.view(dtype)
     if dtype.is_complex and source.is_floating_point() and other == 2 * own:
         pairs: Tensor = library.view_as_complex(start.view(count // 2, 2))
         return pairs if pairs.dtype == dtype else pairs.view(dtype)

@@ -147,6 +147,20 @@ def check_array(array: Array, name: Callable[[], str]) -> None:
         raise TypeError(
             f"{name()}: expected an array of {SIMPLE}, got dtype {array.dtype}: its elements live outside of it"
         )
+    check_reach(Geometry.of(array), name)
+
+
+#: No array reaches farther, in bytes: addresses have fewer bits.
+FARTHEST = 1 << 57
+
+
+def check_reach(geometry: Geometry, name: Callable[[], str]) -> None:
+    """ValueError for an array that reaches farther than there can be memory."""
+    down, up = geometry.reach()
+    if up - down > FARTHEST:
+        raise ValueError(
+            f"{name()}: expected an array within memory, got strides {geometry.strides} that reach {up - down} bytes"
+        )
 
 
 def check_signature(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], who: str) -> None:

@@ -61,7 +61,9 @@ NO_GENERATORS = (
 
 
 def check_function(fn: Callable[..., Any], who: str) -> None:
-    """TypeError for a function whose body does not run when it is called."""
+    """TypeError for what is no function, and for one whose body does not run when it is called."""
+    if not callable(fn):
+        raise TypeError(f"{who}: expected a function, got {fn!r:.80}")
     for is_one, words in NO_GENERATORS:
         if is_one(fn) or is_one(getattr(type(fn), "__call__", None)):  # noqa: B004
             raise TypeError(

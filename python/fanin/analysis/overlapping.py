@@ -108,8 +108,8 @@ def exact(arrays: Sequence[Any], chosen: Sequence[int], every: bool = False) -> 
             return set(found) if every else {chosen[k] for k in found}
     spaces: dict[Any, list[tuple[int, Any]]] = {}
     for i in chosen:
-        placed = stand_in(arrays[i], i)
-        spaces.setdefault(placed.storage, []).append((i, placed.array))
+        one = stand_in(arrays[i], i)
+        spaces.setdefault(one.storage, []).append((i, one.array))
     return {group[k][0] for group in spaces.values() for k in _core.overlaps([array for _, array in group]).indices}
 
 
@@ -146,7 +146,7 @@ FIRST = 1 << 32
 
 
 @dataclass(frozen=True)
-class Placed:
+class StandIn:
     """An array as one that can be compared with others of the same space: `storage` is None for the process's memory,
     the storage of a tensor that has none.
     """
@@ -155,7 +155,7 @@ class Placed:
     array: Any
 
 
-def stand_in(array: Any, index: int) -> Placed:
+def stand_in(array: Any, index: int) -> StandIn:
     """The array itself where it lies in memory; of a tensor that does not, something at the same place."""
     if not is_tensor(array):
         if not isinstance(array, np.ndarray):
@@ -163,12 +163,12 @@ def stand_in(array: Any, index: int) -> Placed:
                 f"compute_overlapping_inputs: expected ndarrays or strided torch tensors, got a {type(array).__name__}"
                 f" at {index}"
             )
-        return Placed(None, array)
+        return StandIn(None, array)
     if type(array).__name__ in ("Tensor", "Parameter") and array.device.type != "meta":
-        return Placed(None, array)
+        return StandIn(None, array)
     size = array.element_size()
     start, strides = FIRST + array.storage_offset() * size, tuple(s * size for s in array.stride())
-    return Placed(array.untyped_storage()._cdata, np.asarray(Somewhere(start, tuple(array.shape), strides, size)))
+    return StandIn(array.untyped_storage()._cdata, np.asarray(Somewhere(start, tuple(array.shape), strides, size)))
 
 
 def is_tensor(x: Any) -> bool:

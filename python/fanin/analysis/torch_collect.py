@@ -37,6 +37,7 @@ from ..descriptors import (
     TangentAOTInput,
     parse,
 )
+from .caller_tensors import is_transformed
 from .protocols import Node, Storage, Tensor
 from .records import (
     PLAIN_TYPES,
@@ -169,11 +170,12 @@ def check_args(torch: Any, args: Sequence[Any], descs: Sequence[AOTInput]) -> No
     """TypeError for a tensor whose memory cannot be copied and compared as it is."""
     for x, desc in zip(args, descs, strict=True):
         if isinstance(x, torch.Tensor):
-            plain = type(x) in (torch.Tensor, torch.nn.Parameter)
+            plain = type(x) in (torch.Tensor, torch.nn.Parameter) and not x.is_nested and not is_transformed(x)
             if not plain or x.layout is not torch.strided or x.device.type != "cpu" or x.is_quantized:
+                kind = "nested tensor" if x.is_nested else type(x).__name__
                 raise TypeError(
                     f"collect_torch: {desc.expr()}: expected a plain strided CPU tensor, "
-                    f"got a {type(x).__name__} of layout {x.layout} on {x.device}"
+                    f"got a {kind} of layout {x.layout} on {x.device}"
                 )
 
 

@@ -591,8 +591,6 @@ def functionalize(
 
 def check_options(fn: Any, guard: str, lend: bool, compiler: Compiler | None, layouts: int) -> None:
     """TypeError for what is no function, ValueError for options that are unknown or exclude each other."""
-    if not callable(fn):
-        raise TypeError(f"functionalize: expected a function, got {fn!r:.80}")
     check_function(fn, "functionalize")
     if guard not in GUARDS:
         raise ValueError(f"functionalize: expected guard among {', '.join(GUARDS)}; got {guard!r}")
