@@ -487,6 +487,14 @@ static PyObject *overlaps_verdict(PyObject *o, PyObject *args)
 
 static Py_ssize_t overlaps_length(PyObject *o) { return (Py_ssize_t)fan_overlaps_count(((overlaps_object *)o)->l); }
 
+/* overlaps_iter: through the pairs. */
+static PyObject *overlaps_iter(PyObject *o)
+{
+    PyObject *pairs = overlaps_pairs(o, NULL), *out = pairs ? PyObject_GetIter(pairs) : NULL;
+    Py_XDECREF(pairs);
+    return out;
+}
+
 static PyObject *overlaps_repr(PyObject *o)
 {
     const overlaps_object *self = (overlaps_object *)o;
@@ -527,11 +535,12 @@ static PyType_Slot overlaps_slots[] = {
     {Py_tp_doc,
      "Which of several arrays share memory, as `fanin.overlaps` found it.\n\n"
      "It knows addresses, shapes and strides as they were, and holds no array. What nobody could tell counts as an "
-     "overlap.\n\n"
+     "overlap. Its length is the number of arrays; to go through it is to go through `pairs`.\n\n"
      ">>> x = np.zeros(10)\n>>> found = fanin.overlaps([x[:4], x[2:6], x[6:], x[5:7]])\n"
      ">>> found.pairs\n((0, 1), (1, 3), (2, 3))\n>>> found.components, found.indices\n(((0, 1, 2, 3),), (0, 1, 2, 3))"},
     {Py_tp_dealloc, overlaps_dealloc},
     {Py_tp_repr, overlaps_repr},
+    {Py_tp_iter, overlaps_iter},
     {Py_sq_length, overlaps_length},
     {Py_tp_methods, overlaps_methods},
     {Py_tp_getset, overlaps_getset},

@@ -641,7 +641,7 @@ class Overlaps:
     """Which of several arrays share memory, as `fanin.overlaps` found it.
 
     It knows addresses, shapes and strides as they were, and holds no array. What nobody could tell counts as an
-    overlap.
+    overlap. Its length is the number of arrays; to go through it is to go through `pairs`.
 
     >>> x = np.zeros(10)
     >>> found = fanin.overlaps([x[:4], x[2:6], x[6:], x[5:7]])
@@ -650,6 +650,7 @@ class Overlaps:
     >>> found.components, found.indices
     (((0, 1, 2, 3),), (0, 1, 2, 3))
     """
+    def __iter__(self) -> Iterator[tuple[int, int]]: ...
     @property
     def components(self) -> tuple[tuple[int, ...], ...]:
         """The arrays that hang together: a tuple of tuples of indices, each of two or more, ascending.

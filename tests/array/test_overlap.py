@@ -627,3 +627,11 @@ def test_work_is_bounded_as_memory_is() -> None:
     one = np.asarray(Placed(1 << 40, (1049,) * 3, (36674, 61119, 85569)))
     two = np.asarray(Placed((1 << 40) + 64023025, (1049,) * 2, (12223, 12224)))
     assert fanin.overlap(one, two).kind == "disjoint" and fanin.overlap(one, two, budget=1000).kind == "unknown"
+
+
+def test_to_go_through_what_was_found_is_to_go_through_its_pairs() -> None:
+    x = np.zeros(10)
+    found = fanin.overlaps([x[:4], x[2:6], x[6:], x[5:7]])
+    assert [(i, j) for i, j in found] == list(found) == list(found.pairs) == [(0, 1), (1, 3), (2, 3)]
+    assert len(found) == 4 and (1, 3) in found and (0, 3) not in found
+    assert list(fanin.overlaps([])) == list(fanin.overlaps([x, np.zeros(3)])) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import textwrap
 import threading
 import weakref
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 import fanin
-from fanin.sim import Machine
+from fanin.sim import Machine, explore
 from kit import hooks
 from kit.support import run_python
 
@@ -347,3 +348,45 @@ def test_an_array_that_is_made_another_meanwhile_is_found(how: Any) -> None:
     buf.clear()
     assert buf.take() == [None]
     assert a.size
+
+
+@pytest.mark.parametrize(
+    ("step", "slots", "beside"),
+    [
+        *(
+            (1, slots, beside)
+            for slots in ((0, 0), (0, 1, 0))
+            for beside in ("take", "take out", "take out and an add")
+        ),
+        *((2, (0, 0), beside) for beside in ("take", "take out")),
+    ],
+)
+def test_a_batch_with_two_for_one_slot_and_a_take_beside_it_end_in_every_order(
+    step: int, slots: tuple[int, ...], beside: str
+) -> None:
+    """Each waited for the other once: the batch, in its slot for the first of the two, for the take to be over; the
+    take for the slot.
+    """
+
+    def scenario(m: Machine) -> Any:
+        buf = fanin.InputBuffer(1 + max(slots), budget=math.inf)
+        out = [np.zeros(2, np.float32) for _ in range(len(buf))]
+        totals = [0.0]
+
+        def count(sums: list[Any]) -> None:
+            totals[0] += sum(float(x[0]) for x in sums if x is not None)
+
+        parts = [np.full(2 * step, 10.0**k, np.float32)[::step] for k in range(len(slots))]
+        m.spawn(buf.add_many, list(slots), parts)
+        m.spawn(lambda: count(buf.take(out=out) if "out" in beside else buf.take()))
+        if "add" in beside:
+            m.spawn(buf.add, 0, np.full(2, 5e3, np.float32))
+        m.join()
+        early.add(totals[0])
+        count(buf.take())
+        assert totals[0] == sum(10.0**k for k in range(len(slots))) + (5e3 if "add" in beside else 0)
+
+    early: set[float] = set()
+    report = explore(scenario)
+    assert report.ok and report.complete, str(report)
+    assert len(early) >= 2, "the take came before the batch and behind it"

@@ -178,3 +178,102 @@ print("done")
 """
     )
     assert run_python(code, timeout=60).stdout.strip() == "done"
+
+
+HOLD = """
+def hold():
+    with buf.target(0) as out:
+        out += 1
+        inside.set()
+        assert go.wait(20)
+        out += 2
+
+thread = threading.Thread(target=hold)
+thread.start()
+assert inside.wait(20)
+"""
+ON = """
+def drops_it():
+    global buf
+    other = buf
+    del buf, other
+    gc.collect()
+
+assert child(in_child) == 0
+assert child(drops_it) == 0
+assert child(lambda: usable(fanin.InputBuffer(2))) == 0
+go.set()
+thread.join()
+assert buf.take()[0].tolist() == [5, 5]
+print("done")
+"""
+
+
+def test_a_child_of_a_fork_while_another_thread_adds_into_the_sum_by_a_target_is_told_so() -> None:
+    """The target is the slot's own sum: what the thread has done of it by then, nobody knows."""
+    code = (
+        HEAD
+        + """
+buf = fanin.InputBuffer([fanin.Slot(shape=(2,), dtype="float64"), fanin.Slot()], name="grads", budget=0)
+for _ in range(2):
+    buf.add(0, np.ones(4)[::2])
+
+def in_child():
+    refused(buf)
+    try:
+        with buf.target(0):
+            raise AssertionError("a second target was given")
+    except RuntimeError as e:
+        assert "another thread was in this buffer when the process was forked" in str(e), e
+    gc.collect()
+    buf.clear()
+    with buf.target(0) as out:
+        out += 5
+    buf.add(1, 4.0)
+    five, four = buf.take()
+    assert five.tolist() == [5, 5] and four == 4, (five, four)
+"""
+        + HOLD
+        + ON
+    )
+    assert run_python(code, timeout=60).stdout.strip() == "done"
+
+
+def test_a_child_of_a_fork_while_another_thread_has_a_target_beside_the_sum_goes_on_without_it() -> None:
+    """The target is memory of its own, and comes to the slot at its end: there is none in the child."""
+    code = (
+        HEAD
+        + """
+buf = fanin.InputBuffer([fanin.Slot(shape=(2,), dtype="float64"), fanin.Slot()], name="grads")
+buf.add(0, np.full(2, 2.0))
+
+def in_child():
+    buf.add(0, np.ones(2))
+    assert buf.take()[0].tolist() == [3, 3]
+    usable(buf)
+"""
+        + HOLD
+        + ON
+    )
+    assert run_python(code, timeout=60).stdout.strip() == "done"
+
+
+def test_a_child_of_a_fork_within_a_target_of_its_own_thread_goes_on_with_it() -> None:
+    code = (
+        HEAD
+        + """
+buf = fanin.InputBuffer([fanin.Slot(shape=(2,), dtype="float64")], name="grads")
+buf.add(0, np.ones(2))
+with buf.target(0) as out:
+    out += 1
+    pid = os.fork()
+    out += 2
+total = buf.take()[0].tolist()
+assert total == [4, 4], total
+if pid == 0:
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+print("done")
+"""
+    )
+    assert run_python(code, timeout=60).stdout.strip() == "done"

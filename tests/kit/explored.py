@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import random
+import re
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from typing import Any
@@ -93,8 +94,10 @@ class Buffers:
             return n.adds, n.folds, n.peak_parked_bytes
         if word == "stats":
             return repr(buf.stats(rest[0]))
-        if word in ("ready", "explain"):
-            return getattr(buf, word)(rest[0])
+        if word == "explain":  # which number a stream has is the order in which threads made theirs: not compared
+            return re.sub(r"\bstream \d+", "stream n", buf.explain(rest[0]))
+        if word == "ready":
+            return buf.ready(rest[0])
         assert word == "clear", word
         return buf.clear()
 
