@@ -568,8 +568,8 @@ static fan_status solve(equation *e, fan_effort *left, fan_verdict *out, fan_err
 
 /* ---- two regions ---- */
 
-/* at_once: steps 1 and 2; true if that was enough. */
-static bool at_once(const fan_comb *a, const fan_comb *b, fan_verdict *out)
+/* quick_verdict: steps 1 and 2; true if that was enough. */
+static bool quick_verdict(const fan_comb *a, const fan_comb *b, fan_verdict *out)
 {
     *out = FAN_OVERLAP_DISJOINT;
     if (!fan_extents_may_overlap(fan_comb_extent(a), fan_comb_extent(b)))
@@ -603,7 +603,7 @@ static fan_status solve_pair(equation *e, const fan_comb *a, const fan_comb *b, 
 fan_status fan_comb_overlap(const fan_comb *a, const fan_comb *b, fan_effort *left, fan_verdict *out, fan_error *err)
 {
     FAN_UNCLEARED equation e;
-    return at_once(a, b, out) ? FAN_OK : solve_pair(&e, a, b, left, out, err);
+    return quick_verdict(a, b, out) ? FAN_OK : solve_pair(&e, a, b, left, out, err);
 }
 
 /* elements: from the solution an element of each. The second, which is counted from its end, is given first: so the
@@ -642,7 +642,7 @@ fan_status fan_overlap(const fan_region *a, const fan_region *b, uint64_t budget
     bool wanted = at_a && at_b;
     for (int i = 0; i < 2; i++)
         comb_of(r[i], axes[i], &c[i], o[i].sorted, o[i].end);
-    if (at_once(&c[0], &c[1], out)) {
+    if (quick_verdict(&c[0], &c[1], out)) {
         if (*out == FAN_OVERLAP_YES && wanted)
             first_byte(r, c, o, at);
         return FAN_OK;

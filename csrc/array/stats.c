@@ -66,7 +66,7 @@ void fan_stats_of(const fan_array *a, fan_stats *s)
                 fan_nditer_read(&w, a, i, n, a->dtype, tile);
                 p = tile;
             }
-            loops->survey(&run, p, (size_t)n);
+            loops->measure(&run, p, (size_t)n);
             if (fan_interrupted(n))
                 return;
         }

@@ -168,8 +168,8 @@ static void fold_tile(const job *j, int64_t at, int64_t len, char *tile, char *s
         fan_nditer_write(&j->walk, j->out, at, len, r.acc, r.tile);
 }
 
-/* spoiled: an element of [at, at + len) of `a` is inf or NaN. */
-static bool spoiled(const job *j, const fan_array *a, int64_t at, int64_t len, char *spare)
+/* has_nonfinite: an element of [at, at + len) of `a` is inf or NaN. */
+static bool has_nonfinite(const job *j, const fan_array *a, int64_t at, int64_t len, char *spare)
 {
     char kind = fan_dtype_kind(a->dtype);
     if (kind != 'f' && kind != 'c')
@@ -181,26 +181,26 @@ static bool spoiled(const job *j, const fan_array *a, int64_t at, int64_t len, c
         p = spare;
     }
     fan_stats_run_begin(&run);
-    fan_loops_of(a->dtype)->survey(&run, p, (size_t)len);
+    fan_loops_of(a->dtype)->measure(&run, p, (size_t)len);
     return run.nonfinite > 0;
 }
 
-/* watch: a result that lies in `result` still is counted, and the culprit sought while `out` (who may be it) is as it
- * was. */
-static void watch(const job *j, int64_t at, int64_t len, const char *result, char *spare, fan_stats_run *run,
-                  size_t *bad)
+/* measure_tile: a result that lies in `result` still is counted, and the culprit sought while `out` (who may be it) is
+ * as it was. */
+static void measure_tile(const job *j, int64_t at, int64_t len, const char *result, char *spare, fan_stats_run *run,
+                         size_t *bad)
 {
     uint64_t before = run->nonfinite;
-    fan_loops_of(j->out->dtype)->survey(run, result, (size_t)len);
+    fan_loops_of(j->out->dtype)->measure(run, result, (size_t)len);
     if (run->nonfinite == before)
         return;
     for (size_t k = j->skip; k < j->n && k < *bad; k++)
-        if (spoiled(j, j->in[k].array, at, len, spare))
+        if (has_nonfinite(j, j->in[k].array, at, len, spare))
             *bad = k;
 }
 
-/* lay: the tile goes where it belongs. */
-static void lay(const job *j, int64_t at, int64_t len, const char *result)
+/* write_tile: the tile goes where it belongs. */
+static void write_tile(const job *j, int64_t at, int64_t len, const char *result)
 {
     fan_dtype d = j->out->dtype;
     const fan_loops *loops = fan_loops_of(d);
@@ -211,8 +211,8 @@ static void lay(const job *j, int64_t at, int64_t len, const char *result)
         fan_nditer_write(&j->walk, j->out, at, len, d, result);
 }
 
-/* watched: as much of [at, end) as one loop can sum, write and count; how many elements that is. */
-static int64_t watched(const job *j, int64_t at, int64_t end, fan_stats_run *run)
+/* sum_measured: as much of [at, end) as one loop can sum, write and count; how many elements that is. */
+static int64_t sum_measured(const job *j, int64_t at, int64_t end, fan_stats_run *run)
 {
     FAN_UNCLEARED const char *src[MANY];
     size_t size = fan_dtype_size(j->out->dtype);
@@ -261,7 +261,7 @@ static void do_piece(void *ctx, size_t index)
     near.stream = false;
     int64_t head = j->parts && j->watch && j->how.stream ? to_line(j->out->data + (size_t)begin * item, item) : 0;
     for (int64_t at = begin, len; at < end; at += len) {
-        if (j->parts && j->watch && at - begin >= head && (len = watched(j, at, end, &run)) > 0)
+        if (j->parts && j->watch && at - begin >= head && (len = sum_measured(j, at, end, &run)) > 0)
             continue;
         len = at - begin < head ? head : j->fold ? (int64_t)(WATCHED / item) : j->most;
         int64_t rest = j->row ? j->row - at % j->row : end - at;
@@ -273,8 +273,8 @@ static void do_piece(void *ctx, size_t index)
         else
             fold_tile(j, at, len, tile, spare, to);
         if (j->parts) {
-            watch(j, at, len, result, spare, &run, &bad);
-            lay(j, at, len, result);
+            measure_tile(j, at, len, result, spare, &run, &bad);
+            write_tile(j, at, len, result);
         }
     }
     if (j->parts) {
@@ -320,8 +320,8 @@ static fan_fold_loop *one_loop(const fan_array *out, const fan_operand *in, size
     return fan_loops_fold(fan_loops_of(d), d, acc);
 }
 
-/* at_once: a small sum of arrays in C order without gaps, with nothing else asked for, is one call of its loop. */
-static bool at_once(const fan_array *out, const fan_operand *in, size_t n)
+/* sum_small: a small sum of arrays in C order without gaps, with nothing else asked for, is one call of its loop. */
+static bool sum_small(const fan_array *out, const fan_operand *in, size_t n)
 {
     FAN_UNCLEARED const char *src[MANY_AT_ONCE];
     const fan_loops *loops = fan_loops_of(out->dtype);
@@ -345,7 +345,7 @@ static bool at_once(const fan_array *out, const fan_operand *in, size_t n)
     return fold;
 }
 
-static __attribute__((noinline)) void at_length(const fan_array *out, const fan_operand *in, size_t n,
+static __attribute__((noinline)) void sum_large(const fan_array *out, const fan_operand *in, size_t n,
                                                 const fan_sum_how *asked)
 {
     static const fan_sum_how nothing;
@@ -406,9 +406,9 @@ void fan_sum(const fan_array *out, const fan_operand *in, size_t n, const fan_su
 {
     if (how && how->stats)
         fan_stats_begin(how->stats);
-    if (out->size == 0 || ((!how || (!how->scale.on && !how->stats)) && at_once(out, in, n)))
+    if (out->size == 0 || ((!how || (!how->scale.on && !how->stats)) && sum_small(out, in, n)))
         return;
-    at_length(out, in, n, how);
+    sum_large(out, in, n, how);
 }
 
 bool fan_sum_flat(char *out, const char *const *src, size_t n, size_t count, fan_dtype dtype, fan_dtype acc,

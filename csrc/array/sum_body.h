@@ -802,7 +802,7 @@ COMPLEX_FACTOR(twice, double)
  * The quick way takes all for finite: 16 numbers at a time, each into its lane. Where a square or the largest says that
  * it was not so (or that squares left float64's range), the same numbers are counted again, one by one. */
 
-static void survey_each(fan_stats_run *r, const double *x, size_t n)
+static void measure_each(fan_stats_run *r, const double *x, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
         bool whole = isfinite(x[i]);
@@ -813,7 +813,7 @@ static void survey_each(fan_stats_run *r, const double *x, size_t n)
     }
 }
 
-static void survey_pairs(fan_stats_run *r, const double *x, size_t n)
+static void measure_pairs(fan_stats_run *r, const double *x, size_t n)
 {
     for (size_t i = 0; i < n; i += 2, r->numbers += 2) {
         double re = x[i], im = x[i + 1], *lane = r->lane + r->numbers % FAN_STATS_LANES;
@@ -833,7 +833,7 @@ static void survey_pairs(fan_stats_run *r, const double *x, size_t n)
 /* SURVEY: T is float or double. `r->numbers` is a multiple of the lanes, and so is n; false: nothing was counted, all
  * must be counted one by one. */
 #define SURVEY(NAME, IN, T)                                                                   \
-    static bool survey_##NAME(fan_stats_run *r, const char *src, size_t n)                    \
+    static bool measure_##NAME(fan_stats_run *r, const char *src, size_t n)                   \
     {                                                                                         \
         vf64_w sum[VECTORS_OF_LANES], top[VECTORS_OF_LANES];                                  \
         memcpy(sum, r->lane, sizeof sum);                                                     \
@@ -880,11 +880,11 @@ SURVEY(twice, in_twice_w, double)
                 mem x = s[i];                                                                         \
                 buf[i] = (T)(EXPR);                                                                   \
             }                                                                                         \
-            if (!phase && m % FAN_STATS_LANES == 0 && survey_##HOW(r, (const char *)buf, m))          \
+            if (!phase && m % FAN_STATS_LANES == 0 && measure_##HOW(r, (const char *)buf, m))         \
                 continue;                                                                             \
             for (size_t i = 0; i < m; i++)                                                            \
                 wide[i] = (double)buf[i];                                                             \
-            survey_each(r, wide, m);                                                                  \
+            measure_each(r, wide, m);                                                                 \
         }                                                                                             \
     }
 SURVEY_AS(truth, uint8_t, double, twice, x != 0)
@@ -912,11 +912,11 @@ SURVEY_AS(e5m2, uint8_t, float, single, fan_float_of_e5m2(x))
             m = phase ? FAN_STATS_LANES - phase : n >= FAN_STATS_LANES ? n - n % FAN_STATS_LANES : n; \
             m = m < n ? m : n;                                                                        \
             m = m < PIECE ? m : PIECE;                                                                \
-            if (!phase && m % FAN_STATS_LANES == 0 && survey_##NAME(r, src, m))                       \
+            if (!phase && m % FAN_STATS_LANES == 0 && measure_##NAME(r, src, m))                      \
                 continue;                                                                             \
             for (size_t i = 0; i < m; i++)                                                            \
                 wide[i] = (double)((const mem *)(const void *)src)[i];                                \
-            survey_each(r, wide, m);                                                                  \
+            measure_each(r, wide, m);                                                                 \
         }                                                                                             \
     }
 SURVEY_REAL(single, float)
@@ -934,7 +934,7 @@ SURVEY_REAL(twice, double)
             m = left < m ? left : m;                                          \
             for (size_t i = 0; i < m; i++)                                    \
                 wide[i] = (double)((const mem *)(const void *)src)[i];        \
-            survey_pairs(r, wide, m);                                         \
+            measure_pairs(r, wide, m);                                        \
         }                                                                     \
     }
 SURVEY_COMPLEX(single, float)

@@ -45,8 +45,8 @@ typedef struct fan_loops {
     void (*add_up)(char *acc, const char *src, size_t n);
     /* scale: n elements of dst *= the element at factor. */
     void (*scale)(char *dst, const char *factor, size_t n);
-    /* survey: n more elements are counted into r. */
-    void (*survey)(fan_stats_run *r, const char *src, size_t n);
+    /* measure: n more elements are counted into r. */
+    void (*measure)(fan_stats_run *r, const char *src, size_t n);
     fan_watch *own_watch, *up_watch; /* beside own and up; NULL: there is none */
 } fan_loops;
 
