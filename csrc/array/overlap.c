@@ -46,18 +46,13 @@
 #include "array/overlap.h"
 
 #include "array/convert.h"
+#include "array/equation.h"
 #include "base/mem.h"
 
 #include <assert.h>
 #include <string.h>
 
 #define FARTHEST (UINT64_C(1) << 61)
-#define PARTS (2 * FAN_MAX_NDIM + 1)
-#define QUICK 10000    /* tries: a tenth of a millisecond or so */
-#define LONG 2000000   /* .. and tens of milliseconds */
-#define FEW 200        /* tries, where the work of a call is done */
-#define TRY 20         /* the work of a try */
-#define WORK 100000000 /* .. that goes with the default budget: 50 ms or so */
 
 const char *fan_verdict_kind(fan_verdict v)
 {
@@ -82,17 +77,6 @@ const char *fan_verdict_words(fan_verdict v)
 fan_region fan_region_of(const fan_array *a)
 {
     return (fan_region){(uint64_t)(uintptr_t)a->data, (int64_t)fan_dtype_size(a->dtype), a->shape, a->strides, a->ndim};
-}
-
-/* quotient, remainder: of numbers from 0 on; many processors are several times faster where 32 bits hold both. */
-static int64_t quotient(int64_t a, int64_t b)
-{
-    return (a | b) <= UINT32_MAX ? (int64_t)((uint32_t)a / (uint32_t)b) : a / b;
-}
-
-static int64_t remainder_of(int64_t a, int64_t b)
-{
-    return (a | b) <= UINT32_MAX ? (int64_t)((uint32_t)a % (uint32_t)b) : a % b;
 }
 
 /* ---- combs ---- */
@@ -218,354 +202,6 @@ static void element(const fan_region *r, const fan_comb *c, const origin *o, con
             index[i] = r->shape[i] - 1 - index[i];
 }
 
-/* ---- the equation ---- */
-
-typedef struct term {
-    int64_t step, most;
-} term;
-
-/* Terms with ascending steps, already divided by the grid. reach, gcd and whole are those of the terms 0 .. k - 1. */
-typedef struct equation {
-    int64_t target;
-    int64_t grid, rest; /* the places within the elements make rest + grid * (their part of term 0) */
-    int64_t reach[PARTS + 1], gcd[PARTS + 1], inverse[PARTS + 1];
-    int64_t x[PARTS]; /* the solution, and what has been given of it */
-    term t[PARTS];
-    bool whole[PARTS + 1];
-    int n;
-} equation;
-
-typedef enum found { NOTHING, FOUND, GIVEN_UP } found;
-
-static int64_t gcd(int64_t a, int64_t b)
-{
-    if (b == 1)
-        return 1;
-    while (b) {
-        int64_t left = remainder_of(a, b);
-        a = b;
-        b = left;
-    }
-    return a;
-}
-
-static void begin(equation *e, int64_t grid, int64_t rest, int64_t target)
-{
-    e->grid = grid;
-    e->rest = rest;
-    e->target = target;
-    e->n = 0;
-    e->reach[0] = e->gcd[0] = 0;
-    e->whole[0] = true;
-}
-
-static void add_term(equation *e, int64_t step, int64_t most)
-{
-    int k = e->n;
-    if (most == 0)
-        return;
-    if (k && e->t[k - 1].step == step) {
-        e->t[k - 1].most += most;
-        e->reach[k] += step * most;
-        return;
-    }
-    e->t[k] = (term){step, most};
-    e->reach[k + 1] = e->reach[k] + step * most;
-    e->gcd[k + 1] = gcd(step, e->gcd[k]);
-    e->whole[k + 1] = k == 0 || (e->whole[k] && e->gcd[k + 1] == e->gcd[k] && step <= e->reach[k] + e->gcd[k]);
-    e->inverse[k + 1] = 0;
-    e->n++;
-}
-
-/* pose: parts (ascending) and 0 .. width make the target? false: not even modulo the grid. What is whole as it stands
- * needs no grid. */
-static bool pose(equation *e, const term *parts, int n, int64_t width, int64_t target)
-{
-    int64_t g = 0, rest;
-    if (width > 0) {
-        begin(e, 1, 0, target);
-        add_term(e, 1, width);
-        for (int i = 0; i < n; i++)
-            add_term(e, parts[i].step, parts[i].most);
-        if (e->whole[e->n])
-            return true;
-    }
-    for (int i = 0; i < n && g != 1; i++)
-        g = gcd(parts[i].step, g);
-    if (g == 1 && width > 0)
-        return true;
-    g = g ? g : 1;
-    rest = remainder_of(target, g);
-    if (rest > width)
-        return false;
-    begin(e, g, rest, quotient(target, g));
-    add_term(e, 1, quotient(width - rest, g));
-    for (int i = 0; i < n; i++)
-        add_term(e, quotient(parts[i].step, g), parts[i].most);
-    return true;
-}
-
-/* given: how much of the solution a part with this step (in bytes) and bound has; each part asks once, and takes it
- * away. */
-static int64_t given(equation *e, int64_t step, int64_t most)
-{
-    for (int k = 0; k < e->n; k++)
-        if (e->t[k].step == quotient(step, e->grid)) {
-            int64_t x = e->x[k] < most ? e->x[k] : most;
-            e->x[k] -= x;
-            return x;
-        }
-    return 0;
-}
-
-/* given_places: the same of the places within the elements. */
-static int64_t given_places(equation *e, int64_t width)
-{
-    return e->rest + e->grid * given(e, e->grid, quotient(width - e->rest, e->grid));
-}
-
-/* times_modulo: a and b are remainders. */
-static int64_t times_modulo(int64_t a, int64_t b, int64_t m)
-{
-    if (m <= INT32_MAX)
-        return a * b % m;
-    return (int64_t)((unsigned __int128)a * (unsigned __int128)b % (unsigned __int128)m);
-}
-
-/* inverse_of: the y in 0 .. m - 1 with a * y = 1 modulo m; a and m have no common divisor. */
-static int64_t inverse_of(int64_t a, int64_t m)
-{
-    int64_t r0 = m, r1 = a % m, y0 = 0, y1 = 1;
-    while (r1) {
-        int64_t q = r0 / r1, r = r0 - q * r1, y = y0 - q * y1;
-        r0 = r1;
-        r1 = r;
-        y0 = y1;
-        y1 = y;
-    }
-    return y0 < 0 ? y0 + m : y0;
-}
-
-/* fill: a solution with the terms 0 .. k - 1, which are whole. */
-static void fill(equation *e, int k, int64_t r)
-{
-    for (int j = k - 1; j >= 0; j--) {
-        int64_t step = e->t[j].step, over = r - e->reach[j];
-        e->x[j] = over > 0 ? quotient(over + step - 1, step) : 0;
-        r -= e->x[j] * step;
-        assert(r >= 0 && e->x[j] <= e->t[j].most);
-    }
-    assert(r == 0);
-}
-
-/* The values worth trying for the largest term: first, first + jump, .. */
-typedef struct window {
-    int64_t first, jump, count;
-} window;
-
-/* window_of: those that leave terms 0 .. k - 2 something within their reach and divisible by what they are. */
-static window window_of(equation *e, int k, int64_t r)
-{
-    int64_t step = e->t[k - 1].step, over = r - e->reach[k - 1], jump = 1;
-    int64_t first = over > 0 ? quotient(over + step - 1, step) : 0, last = quotient(r, step);
-    last = last < e->t[k - 1].most ? last : e->t[k - 1].most;
-    if (e->gcd[k - 1] > e->gcd[k]) {
-        jump = quotient(e->gcd[k - 1], e->gcd[k]);
-        if (!e->inverse[k])
-            e->inverse[k] = inverse_of(quotient(step, e->gcd[k]), jump);
-        int64_t up =
-            times_modulo(remainder_of(quotient(r, e->gcd[k]), jump), e->inverse[k], jump) - remainder_of(first, jump);
-        first += up < 0 ? up + jump : up;
-    }
-    return (window){first, jump, first > last ? 0 : jump == 1 ? last - first + 1 : quotient(last - first, jump) + 1};
-}
-
-/* search: step 5, for the terms 0 .. k - 1; `tries` are left. From the middle of a window outwards: there the rest is
- * far from both ends of what the others reach, where most sums are. */
-static found search(equation *e, int k, int64_t r, int64_t *tries)
-{
-    assert(r >= 0 && r <= e->reach[k]); /* extents met, and windows see to it */
-    if (e->gcd[k] > 1 && remainder_of(r, e->gcd[k]) != 0)
-        return NOTHING;
-    if (e->whole[k]) {
-        fill(e, k, r);
-        return FOUND;
-    }
-    window w = window_of(e, k, r);
-    for (int64_t i = 0; i < w.count; i++) {
-        int64_t x = w.first + w.jump * ((w.count - 1) / 2 + (i % 2 ? (i + 1) / 2 : -(i / 2)));
-        if (--*tries < 0)
-            return GIVEN_UP;
-        found f = search(e, k - 1, r - x * e->t[k - 1].step, tries);
-        if (f != NOTHING) {
-            e->x[k - 1] = x;
-            return f;
-        }
-    }
-    return NOTHING;
-}
-
-/* ---- the table of sums ---- */
-
-static bool has(const uint64_t *bits, int64_t i) { return bits[i / 64] >> (i % 64) & 1; }
-
-/* unite: n words of `from`, shifted up by `part` bits, into those of `to`; from[-1] is the word below. They do not
- * overlap. */
-static void unite(uint64_t *restrict to, const uint64_t *restrict from, size_t n, unsigned part)
-{
-    if (part == 0)
-        for (size_t i = 0; i < n; i++)
-            to[i] |= from[i];
-    else
-        for (size_t i = 0; i < n; i++)
-            to[i] |= from[i] << part | from[(ptrdiff_t)i - 1] >> (64 - part);
-}
-
-/* shift_in: every sum, and every sum and `by` more, in a table of `words`, below which there is one of zeros; from the
- * top, so that none is shifted twice. */
-static void shift_in(uint64_t *bits, size_t words, int64_t by)
-{
-    size_t whole = (size_t)(by / 64), end = words;
-    unsigned part = (unsigned)(by % 64);
-    if (whole == 0) {
-        for (size_t i = words; i-- > 0;)
-            bits[i] |= bits[i] << part | bits[(ptrdiff_t)i - 1] >> (64 - part);
-        return;
-    }
-    while (end > whole) {
-        size_t n = end - whole < whole ? end - whole : whole;
-        n = n < 2048 ? n : 2048; /* stays in the nearest cache */
-        end -= n;
-        unite(bits + end, bits + end - whole, n, part);
-    }
-}
-
-/* table: the sums up to r of the terms 0 .. k - 1. Only as much of it is touched as there can be sums yet. */
-static void table(const equation *e, int k, int64_t r, uint64_t *bits, size_t words)
-{
-    memset(bits, 0, words * sizeof *bits);
-    bits[0] = 1;
-    int64_t reach = 0;
-    for (int j = 0; j < k; j++) {
-        int64_t left = e->t[j].most < r / e->t[j].step ? e->t[j].most : r / e->t[j].step;
-        for (int64_t piece = 1; left > 0; piece *= 2) {
-            int64_t some = piece < left ? piece : left;
-            reach += some * e->t[j].step;
-            shift_in(bits, reach / 64 < (int64_t)words ? (size_t)(reach / 64 + 1) : words, some * e->t[j].step);
-            left -= some;
-        }
-    }
-}
-
-/* look_up: step 6, and the solution from the largest term down. */
-static found look_up(equation *e, int64_t r, uint64_t *bits)
-{
-    for (int k = e->n; k > 0; k--) {
-        const term *t = &e->t[k - 1];
-        int64_t tries = QUICK, most = t->most < r / t->step ? t->most : r / t->step, x = 0;
-        found f = search(e, k, r, &tries);
-        if (f != GIVEN_UP)
-            return f;
-        table(e, k - 1, r, bits, (size_t)(r / 64 + 1));
-        while (x <= most && !has(bits, r - x * t->step))
-            x++;
-        if (x > most) {
-            assert(k == e->n); /* the table above said that there is one */
-            return NOTHING;
-        }
-        e->x[k - 1] = x;
-        r -= x * t->step;
-    }
-    return FOUND;
-}
-
-/* table_work: the words that `table` unites. */
-static int64_t table_work(const equation *e, int k, int64_t r)
-{
-    int64_t words = r / 64 + 1, work = words, reach = 0;
-    for (int j = 0; j < k; j++) {
-        int64_t left = e->t[j].most < r / e->t[j].step ? e->t[j].most : r / e->t[j].step;
-        for (int64_t piece = 1; left > 0; piece *= 2) {
-            int64_t some = piece < left ? piece : left;
-            reach += some * e->t[j].step;
-            if (__builtin_add_overflow(work, reach / 64 < words ? reach / 64 + 1 : words, &work))
-                return INT64_MAX;
-            left -= some;
-        }
-    }
-    return work;
-}
-
-/* fits: whether the tables of `look_up`, one for each term, are within what is left, from which they are taken. */
-static bool fits(const equation *e, int64_t r, fan_effort *left)
-{
-    int64_t work = 0;
-    for (int k = e->n; k > 0; k--)
-        if (__builtin_add_overflow(work, table_work(e, k - 1, r), &work))
-            return false;
-    if ((uint64_t)(r / 64 + 1) > left->bytes / 8 || work > left->work)
-        return false;
-    left->work -= work;
-    return true;
-}
-
-static fan_status solve_by_table(equation *e, fan_effort *left, found *out, fan_error *err)
-{
-    bool turned = e->target > e->reach[e->n] / 2;
-    int64_t r = turned ? e->reach[e->n] - e->target : e->target;
-    size_t words = (size_t)(r / 64 + 1);
-    *out = GIVEN_UP;
-    if (!fits(e, r, left))
-        return FAN_OK;
-    uint64_t *bits = fan_alloc((words + 1) * sizeof *bits);
-    if (!bits)
-        return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a table of %zu bytes", words * sizeof *bits);
-    bits[0] = 0;
-    *out = look_up(e, r, bits + 1);
-    fan_free(bits);
-    for (int k = 0; turned && *out == FOUND && k < e->n; k++)
-        e->x[k] = e->t[k].most - e->x[k];
-    return FAN_OK;
-}
-
-fan_effort fan_effort_of(uint64_t budget)
-{
-    uint64_t times = budget / FAN_OVERLAP_BUDGET;
-    int64_t work;
-    if (budget == UINT64_MAX || __builtin_mul_overflow((int64_t)(times ? times : 1), (int64_t)WORK, &work))
-        work = INT64_MAX;
-    return (fan_effort){budget, work};
-}
-
-/* try_some: a search of at most so many tries, as far as the work that is left goes. */
-static found try_some(equation *e, int64_t tries, fan_effort *left)
-{
-    int64_t most = left->work / TRY, given;
-    most = most > FEW ? most : FEW;
-    given = tries < most ? tries : most;
-    tries = given;
-    found f = search(e, e->n, e->target, &tries);
-    left->work -= (given - (tries > 0 ? tries : 0)) * TRY;
-    left->work = left->work > 0 ? left->work : 0;
-    return f;
-}
-
-/* solve: steps 4 to 7. Before a large table the search gets a part of the time that the table would take. */
-static fan_status solve(equation *e, fan_effort *left, fan_verdict *out, fan_error *err)
-{
-    int64_t half = e->target < e->reach[e->n] / 2 ? e->target : e->reach[e->n] - e->target;
-    found f = try_some(e, QUICK, left);
-    if (f == GIVEN_UP && left->bytes) {
-        f = try_some(e, half / 1024 < LONG ? half / 1024 : LONG, left);
-        if (f == GIVEN_UP)
-            FAN_TRY(solve_by_table(e, left, &f, err));
-        if (f == GIVEN_UP)
-            f = try_some(e, LONG, left);
-    }
-    *out = f == FOUND ? FAN_OVERLAP_YES : f == NOTHING ? FAN_OVERLAP_DISJOINT : FAN_OVERLAP_HARD;
-    return FAN_OK;
-}
-
 /* ---- two regions ---- */
 
 /* quick_verdict: steps 1 and 2; true if that was enough. */
@@ -597,7 +233,9 @@ static fan_status solve_pair(equation *e, const fan_comb *a, const fan_comb *b, 
     FAN_UNCLEARED term parts[PARTS];
     int n = side_by_side(a, b, parts);
     *out = FAN_OVERLAP_DISJOINT;
-    return pose(e, parts, n, a->tooth + b->tooth - 2, (int64_t)(b->last - a->lo)) ? solve(e, left, out, err) : FAN_OK;
+    return fan__equation_pose(e, parts, n, a->tooth + b->tooth - 2, (int64_t)(b->last - a->lo))
+               ? fan__equation_solve(e, left, out, err)
+               : FAN_OK;
 }
 
 fan_status fan_comb_overlap(const fan_comb *a, const fan_comb *b, fan_effort *left, fan_verdict *out, fan_error *err)
@@ -612,11 +250,12 @@ static void elements(equation *e, const fan_region *const r[2], const fan_comb *
                      int64_t *const at[2])
 {
     FAN_UNCLEARED int64_t x[2][FAN_MAX_NDIM];
-    int64_t places = given_places(e, c[0].tooth + c[1].tooth - 2), back = places < c[1].tooth ? places : c[1].tooth - 1;
+    int64_t places = fan__equation_given_places(e, c[0].tooth + c[1].tooth - 2),
+            back = places < c[1].tooth ? places : c[1].tooth - 1;
     for (int k = 0; k < c[1].n; k++)
-        x[1][k] = c[1].axes[k].count - 1 - given(e, c[1].axes[k].step, c[1].axes[k].count - 1);
+        x[1][k] = c[1].axes[k].count - 1 - fan__equation_given(e, c[1].axes[k].step, c[1].axes[k].count - 1);
     for (int k = 0; k < c[0].n; k++)
-        x[0][k] = given(e, c[0].axes[k].step, c[0].axes[k].count - 1);
+        x[0][k] = fan__equation_given(e, c[0].axes[k].step, c[0].axes[k].count - 1);
     element(r[0], &c[0], &o[0], x[0], places - back, at[0]);
     element(r[1], &c[1], &o[1], x[1], c[1].tooth - 1 - back, at[1]);
 }
@@ -695,15 +334,15 @@ static fan_status leading(const fan_region *r, const moving *sorted, int k, fan_
     }
     parts[k] = (term){sorted[k].step, sorted[k].count - 2};
     *out = FAN_OVERLAP_DISJOINT;
-    if (below < sorted[k].step || !pose(&e, parts, k + 1, width, below - sorted[k].step))
+    if (below < sorted[k].step || !fan__equation_pose(&e, parts, k + 1, width, below - sorted[k].step))
         return FAN_OK;
-    FAN_TRY(solve(&e, left, out, err));
+    FAN_TRY(fan__equation_solve(&e, left, out, err));
     if (*out != FAN_OVERLAP_YES || !one || !two)
         return FAN_OK;
-    (void)given_places(&e, width);
+    (void)fan__equation_given_places(&e, width);
     for (int j = 0; j < k; j++)
-        apart(r, &sorted[j], given(&e, parts[j].step, parts[j].most) - (sorted[j].count - 1), one, two);
-    apart(r, &sorted[k], given(&e, parts[k].step, parts[k].most) + 1, one, two);
+        apart(r, &sorted[j], fan__equation_given(&e, parts[j].step, parts[j].most) - (sorted[j].count - 1), one, two);
+    apart(r, &sorted[k], fan__equation_given(&e, parts[k].step, parts[k].most) + 1, one, two);
     return FAN_OK;
 }
 
