@@ -198,11 +198,11 @@ void fan_pool_give(void *p, size_t n)
     if (b.filled)
         fill(&b);
     HIDE(b.base, b.size);
-    for (bool placed = false; !placed;) {
+    for (bool kept = false; !kept;) {
         block over = {.base = NULL};
         enter();
-        placed = b.size > now.limit || (now.blocks < MOST_HELD && now.held + b.size <= now.limit);
-        if (!placed) {
+        kept = b.size > now.limit || (now.blocks < MOST_HELD && now.held + b.size <= now.limit);
+        if (!kept) {
             over = remove_at(0);
         } else if (b.size > now.limit) {
             over = b;

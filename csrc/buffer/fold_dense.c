@@ -86,7 +86,7 @@ static fan_status dense_run(fan_fold *f, const dense *m, fan_error *err)
                    .n = f->n,
                    .scale = f->take && f->take->scale.on ? &f->take->scale : NULL,
                    .stats = here ? &f->known.stats : NULL,
-                   .figures = f->known.words ? &figures : NULL,
+                   .stats_out = f->known.words ? &figures : NULL,
                    .skip = fan_fold_skip(f),
                    .label = f->n > 1 ? "sum" : "finish"},
         err));

@@ -100,7 +100,7 @@ static fan_status survey(fan_buffer *b, size_t slot, fan_device *d, const fan_su
     snprintf(label, sizeof label, "survey %s[%zu]", b->name, slot);
     return fan_device_run(
         d, known->on,
-        &(fan_job){.kind = FAN_JOB_STATS, .in = in, .n = n, .figures = &figures, .skip = skip, .label = label}, err);
+        &(fan_job){.kind = FAN_JOB_STATS, .in = in, .n = n, .stats_out = &figures, .skip = skip, .label = label}, err);
 }
 
 static fan_status learn_away(fan_fold *f, const fan_value *result, const fan_array *a, fan_error *err)

@@ -20,7 +20,7 @@ typedef struct entry {
     fan_stream *stream; /* held */
     fan_job job;        /* its arrays are held; `in` and `label` are filled in when it is queued */
     size_t first;       /* of its operands */
-    fan_job_state fate;
+    fan_job_state state;
     char label[FAN_TRACE_LABEL];
 } entry;
 
@@ -92,7 +92,7 @@ fan_status fan_batch_put(fan_batch *b, fan_stream *s, const fan_job *job, size_t
     return FAN_OK;
 }
 
-fan_job_state fan_batch_state(const fan_batch *b, size_t number) { return b->entries[number].fate; }
+fan_job_state fan_batch_state(const fan_batch *b, size_t number) { return b->entries[number].state; }
 
 fan_status fan_batch_failure(const fan_batch *b, fan_error *err)
 {
@@ -123,17 +123,17 @@ static bool independent(const fan_job *jobs, size_t n, fan_extent_entry *room)
 /* All jobs of a flush that belong to one stream. */
 typedef struct group {
     fan_job *jobs;
-    fan_job_state *fates;
+    fan_job_state *states;
     size_t *entries, n;
 } group;
 
 static void one_by_one(fan_batch *b, fan_stream *s, group *g)
 {
     for (size_t i = 0; i < g->n && b->status == FAN_OK; i++) {
-        if (g->fates[i] != FAN_JOB_PENDING)
+        if (g->states[i] != FAN_JOB_PENDING)
             continue;
         b->status = fan_device_run(s->device, s, &g->jobs[i], &b->err);
-        g->fates[i] = b->status == FAN_OK ? FAN_JOB_QUEUED : FAN_JOB_FAILED;
+        g->states[i] = b->status == FAN_OK ? FAN_JOB_QUEUED : FAN_JOB_FAILED;
     }
 }
 
@@ -142,7 +142,7 @@ static void group_run(fan_batch *b, fan_stream *s, group *g, fan_extent_entry *r
     const fan_backend *backend = s->device->backend;
     if (g->n > 1 && backend->run_many && (independent(g->jobs, g->n, room) || FAN_FAULT(BATCH_DEPENDENT))) {
         fan_yield();
-        b->status = backend->run_many(s->device, s, g->jobs, g->n, g->fates, &b->err);
+        b->status = backend->run_many(s->device, s, g->jobs, g->n, g->states, &b->err);
     }
     one_by_one(b, s, g);
 }
@@ -154,10 +154,10 @@ static void group_gather(fan_batch *b, size_t from, group *g)
     g->n = 0;
     for (size_t i = from; i < b->n; i++) {
         entry *e = &b->entries[i];
-        if (e->stream != s || e->fate != FAN_JOB_PENDING)
+        if (e->stream != s || e->state != FAN_JOB_PENDING)
             continue;
         g->entries[g->n] = i;
-        g->fates[g->n] = FAN_JOB_PENDING;
+        g->states[g->n] = FAN_JOB_PENDING;
         g->jobs[g->n] = e->job;
         g->jobs[g->n].in = b->operands + e->first;
         g->jobs[g->n++].label = e->label;
@@ -171,23 +171,23 @@ void fan_batch_flush(fan_batch *b)
         return;
     size_t operands = b->noperands - b->entries[b->flushed].first;
     group g = {.jobs = fan_alloc(n * sizeof *g.jobs),
-               .fates = fan_alloc(n * sizeof *g.fates),
+               .states = fan_alloc(n * sizeof *g.states),
                .entries = fan_alloc(n * sizeof *g.entries)};
     fan_extent_entry *room = fan_alloc((n + operands) * sizeof *room);
-    if (!g.jobs || !g.fates || !g.entries || !room)
+    if (!g.jobs || !g.states || !g.entries || !room)
         b->status = fan_fail(&b->err, FAN_ERR_NOMEM, "out of memory for a batch of sums");
     for (size_t i = b->flushed; i < b->n && b->status == FAN_OK; i++) {
-        if (b->entries[i].fate != FAN_JOB_PENDING)
+        if (b->entries[i].state != FAN_JOB_PENDING)
             continue;
         group_gather(b, i, &g);
         group_run(b, b->entries[i].stream, &g, room);
         for (size_t k = 0; k < g.n; k++)
-            b->entries[g.entries[k]].fate = g.fates[k];
+            b->entries[g.entries[k]].state = g.states[k];
     }
     b->flushed = b->n;
     b->nstreams = 0;
     fan_free(g.jobs);
-    fan_free(g.fates);
+    fan_free(g.states);
     fan_free(g.entries);
     fan_free(room);
 }

@@ -137,7 +137,7 @@ fan_status fan_event_rerecord(fan_event *e, fan_stream *s, fan_error *err)
     }
     fan__device_lock(d);
     bool alone = e->recording++ == 0;
-    uint64_t turn = ++e->turns;
+    uint64_t number = ++e->records;
     fan__device_unlock(d);
 
     fan_yield();
@@ -150,7 +150,7 @@ fan_status fan_event_rerecord(fan_event *e, fan_stream *s, fan_error *err)
         old = e->stream;
         e->stream = fan_stream_hold(s);
         e->capture = capture;
-        if (alone && turn == e->turns && s->lane != FAN_NO_LANE) {
+        if (alone && number == e->records && s->lane != FAN_NO_LANE) {
             fan_clock was = e->known;
             e->known = known;
             known = was;
@@ -234,7 +234,7 @@ void fan_sync_trace(const fan_device *d, const fan_stream *s, const fan_event *e
 typedef struct event_clock {
     bool any, never; /* never: it was not recorded so far */
     uint32_t lane;
-    uint64_t count, turn;
+    uint64_t count, number;
     fan_clock known;
 } event_clock;
 
@@ -247,7 +247,7 @@ static void event_clock_take(event_clock *l, fan_event *e)
      * had queued before behind. */
     l->any = e->stream && e->recording == 0 && e->count != UINT64_MAX && !e->capture &&
              fan_clock_copy(&l->known, &e->known) == 0;
-    l->turn = e->turns;
+    l->number = e->records;
     l->count = e->count;
     l->lane = l->any ? e->stream->lane : FAN_NO_LANE;
     fan__device_unlock(e->device);
@@ -257,7 +257,7 @@ static void event_clock_take(event_clock *l, fan_event *e)
 static void event_clock_learn(event_clock *l, fan_event *e, fan_stream *s)
 {
     fan__device_lock(e->device);
-    bool same = l->any && e->recording == 0 && e->turns == l->turn;
+    bool same = l->any && e->recording == 0 && e->records == l->number;
     fan__device_unlock(e->device);
     if (same) {
         fan__device_lock(s->device);

@@ -22,7 +22,7 @@ struct fan_event {
     uint64_t count;     /* stream's count when its record was through; UINT64_MAX: cannot be told */
     fan_clock known;    /* what who waits for it will know; its own count is the one before the record */
     uint32_t recording; /* records under way */
-    uint64_t turns;     /* records begun */
+    uint64_t records;   /* records begun */
     uint64_t capture;   /* the capture that its last record belongs to; 0: none */
     bool own;           /* of a user: goes with its last hold, for the next user's was never recorded */
     void *impl;

@@ -5,10 +5,10 @@
 #include <stdio.h>
 #include <string.h>
 
-/* tell: writes the figures down, for who reads them later. */
-static void tell(const fan_job *job, const fan_stats *s)
+/* job_write_stats: the statistics where the job says, for fan_stats_out_read. */
+static void job_write_stats(const fan_job *job, const fan_stats *s)
 {
-    const fan_stats_out *g = job->figures;
+    const fan_stats_out *g = job->stats_out;
     fan_device_stats told = {.bad = 0, .key = -1};
     if (g->before)
         memcpy(&told, g->before->data, sizeof told);
@@ -23,30 +23,30 @@ static void tell(const fan_job *job, const fan_stats *s)
     memcpy(g->words->data, &told, sizeof told);
 }
 
-static void survey(const fan_job *job)
+static void job_measure(const fan_job *job)
 {
     fan_stats s, of;
     fan_stats_of(job->in[0].array, &s);
-    bool spoiled = s.nonfinite > 0;
+    bool has_nonfinite = s.nonfinite > 0;
     s.bad = SIZE_MAX;
-    for (size_t k = job->skip; spoiled && k < job->n && s.bad == SIZE_MAX; k++) {
+    for (size_t k = job->skip; has_nonfinite && k < job->n && s.bad == SIZE_MAX; k++) {
         fan_stats_of(job->in[k].array, &of);
         s.bad = of.nonfinite > 0 ? k : SIZE_MAX;
     }
-    tell(job, &s);
+    job_write_stats(job, &s);
 }
 
 void fan_job_run(const fan_job *job, bool parallel)
 {
     fan_stats stats;
-    fan_sum_how how = {.stats = job->figures ? &stats : job->stats, .skip = job->skip, .parallel = parallel};
+    fan_sum_how how = {.stats = job->stats_out ? &stats : job->stats, .skip = job->skip, .parallel = parallel};
     if (job->scale)
         how.scale = *job->scale;
     switch (job->kind) {
     case FAN_JOB_SUM:
         fan_sum(job->out, job->in, job->n, &how);
-        if (job->figures)
-            tell(job, &stats);
+        if (job->stats_out)
+            job_write_stats(job, &stats);
         return;
     case FAN_JOB_EXACT:
         fan_exact_fold(job->out, job->in, job->n, job->in[0].acc, job->scale);
@@ -65,7 +65,7 @@ void fan_job_run(const fan_job *job, bool parallel)
         fan_sparse_scatter(job->out, job->sparse);
         return;
     case FAN_JOB_STATS:
-        survey(job);
+        job_measure(job);
         return;
     }
 }

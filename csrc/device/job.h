@@ -42,10 +42,10 @@ typedef struct fan_job {
     const fan_sparse *sparse; /* FAN_JOB_SCATTER */
     fan_stats *stats; /* FAN_JOB_SUM on a device without streams: what is to be known of the result (fan_sum_how). NULL:
                          nothing */
-    const fan_stats_out *figures; /* FAN_JOB_SUM, FAN_JOB_STATS on one with streams: the same, of n >= 1 operands; never
-                                   under capture. NULL: nothing */
-    size_t skip;                  /* with stats or figures: operands before this one are not held to blame */
-    const char *label;            /* for traces and reports; copied */
+    const fan_stats_out *stats_out; /* FAN_JOB_SUM, FAN_JOB_STATS on one with streams: the same, of n >= 1 operands;
+                                   never under capture. NULL: nothing */
+    size_t skip;                    /* with stats or figures: operands before this one are not held to blame */
+    const char *label;              /* for traces and reports; copied */
 } fan_job;
 
 /* What became of a job that was given away with others. */

@@ -104,7 +104,7 @@ static size_t fold_tell_accesses(const fan_k_fold *a, int dtype, fan_fake_access
     return n + 1;
 }
 
-static size_t any_tell_accesses(const void *args, fan_fake_access *out)
+static size_t any_stats_accesses(const void *args, fan_fake_access *out)
 {
     const fan_k_any *a = args;
     size_t n = any_accesses(args, out);
@@ -114,7 +114,7 @@ static size_t any_tell_accesses(const void *args, fan_fake_access *out)
     return n + 1;
 }
 
-static size_t tell_end_accesses(const void *args, fan_fake_access *out)
+static size_t stats_end_accesses(const void *args, fan_fake_access *out)
 {
     const fan_k_tell *a = args;
     words(&out[0], a->rows, FAN_TOLD_ROW_WORDS * a->nrows);
@@ -123,7 +123,7 @@ static size_t tell_end_accesses(const void *args, fan_fake_access *out)
     return 3;
 }
 
-static size_t blame_accesses(const void *args, fan_fake_access *out)
+static size_t nonfinite_accesses(const void *args, fan_fake_access *out)
 {
     const fan_k_any *a = args;
     size_t n = any_accesses(args, out);
@@ -188,15 +188,15 @@ static size_t scatter_accesses(const void *args, fan_fake_access *out)
     ACCESSES_OF(tell_##name, 2, fold_tell_accesses(args, FAN_DT_##from, out))
 FAN_K_FOLD_LIST(FOLD_RUN)
 RUN(any, fan_k_any, fan_any)
-RUN(tell_any, fan_k_any, fan_fold_stats_any)
-RUN(tell_end, fan_k_tell, fan_fold_stats_end)
-RUN(blame, fan_k_any, fan_nonfinite_any)
+RUN(stats_any, fan_k_any, fan_fold_stats_any)
+RUN(stats_end, fan_k_tell, fan_fold_stats_end)
+RUN(nonfinite, fan_k_any, fan_nonfinite_any)
 RUN(reduce, fan_k_reduce, fan_reduce_any)
 RUN(scatter, fan_k_scatter, fan_scatter_any)
 ACCESSES(any, any_accesses(args, out))
-ACCESSES_OF(tell_any, 2, any_tell_accesses(args, out))
-ACCESSES(tell_end, tell_end_accesses(args, out))
-ACCESSES(blame, blame_accesses(args, out))
+ACCESSES_OF(stats_any, 2, any_stats_accesses(args, out))
+ACCESSES(stats_end, stats_end_accesses(args, out))
+ACCESSES(nonfinite, nonfinite_accesses(args, out))
 ACCESSES(reduce, reduce_accesses(args, out))
 ACCESSES(scatter, scatter_accesses(args, out))
 
@@ -206,9 +206,9 @@ static const fan_fake_kernel kernels[] = {
         {"fan_many_" #name, sizeof(fan_k_many), true, run_many_##name, many_most, accesses_many_##name}, \
         {"fan_fold_stats_" #name, sizeof(fan_k_fold), false, run_tell_##name, few, accesses_tell_##name},
     FAN_K_FOLD_LIST(FOLD_ROW){"fan_any", sizeof(fan_k_any), false, run_any, few, accesses_any},
-    {"fan_fold_stats_any", sizeof(fan_k_any), false, run_tell_any, few, accesses_tell_any},
-    {"fan_fold_stats_end", sizeof(fan_k_tell), false, run_tell_end, few, accesses_tell_end},
-    {"fan_nonfinite_any", sizeof(fan_k_any), false, run_blame, few, accesses_blame},
+    {"fan_fold_stats_any", sizeof(fan_k_any), false, run_stats_any, few, accesses_stats_any},
+    {"fan_fold_stats_end", sizeof(fan_k_tell), false, run_stats_end, few, accesses_stats_end},
+    {"fan_nonfinite_any", sizeof(fan_k_any), false, run_nonfinite, few, accesses_nonfinite},
     {"fan_reduce_any", sizeof(fan_k_reduce), false, run_reduce, few, accesses_reduce},
     {"fan_scatter_any", sizeof(fan_k_scatter), false, run_scatter, few, accesses_scatter},
 };

@@ -164,7 +164,7 @@ static bool batch_together(const batch_sorted *o, size_t job)
 
 /* batch_launch_kinds: one launch for each kind. The table is there. */
 static fan_status batch_launch_kinds(fan__launch_ctx *s, batch_sorted *o, const fan_job *jobs, size_t n, uint64_t table,
-                                     fan_job_state *fates, fan_error *err)
+                                     fan_job_state *states, fan_error *err)
 {
     char label[FAN_TRACE_LABEL];
     for (size_t k = 0; k < o->nkinds; k++) {
@@ -178,7 +178,7 @@ static fan_status batch_launch_kinds(fan__launch_ctx *s, batch_sorted *o, const 
         fan_status status = batch_launch(s, &o->kinds[k], table, err);
         for (size_t i = 0; i < n; i++)
             if (o->kind[i] == k)
-                fates[i] = status == FAN_OK ? FAN_JOB_QUEUED : FAN_JOB_FAILED;
+                states[i] = status == FAN_OK ? FAN_JOB_QUEUED : FAN_JOB_FAILED;
         FAN_TRY(status);
         fan_jobs_trace(&s->part->device, s->stream, o->some, m, label, -1, -1);
     }
@@ -186,7 +186,7 @@ static fan_status batch_launch_kinds(fan__launch_ctx *s, batch_sorted *o, const 
 }
 
 static fan_status batch_run_tables(fan__launch_ctx *s, batch_sorted *o, const fan_job *jobs, size_t n,
-                                   fan_job_state *fates, fan_error *err)
+                                   fan_job_state *states, fan_error *err)
 {
     size_t bytes = 0, room;
     uint64_t table = 0;
@@ -209,7 +209,7 @@ static fan_status batch_run_tables(fan__launch_ctx *s, batch_sorted *o, const fa
         if (FAN_FAULT(CUDA_EARLY_TABLE))
             fan__cuda_free(&s->part->device, (void *)(uintptr_t)table, bytes);
         if (status == FAN_OK)
-            status = batch_launch_kinds(s, o, jobs, n, table, fates, err);
+            status = batch_launch_kinds(s, o, jobs, n, table, states, err);
         if (!FAN_FAULT(CUDA_EARLY_TABLE))
             fan__cuda_scratch_free(s->stream, table);
     } else if (status == FAN_ERR_NOMEM || status == FAN_ERR_DEVICE_NOMEM) {
@@ -220,14 +220,14 @@ static fan_status batch_run_tables(fan__launch_ctx *s, batch_sorted *o, const fa
         return FAN_OK;
     bool tried = false; /* else it failed before any launch, for all of them */
     for (size_t i = 0; i < n; i++)
-        tried |= fates[i] != FAN_JOB_PENDING;
+        tried |= states[i] != FAN_JOB_PENDING;
     for (size_t i = 0; i < n && !tried; i++)
         if (batch_together(o, i))
-            fates[i] = FAN_JOB_FAILED;
+            states[i] = FAN_JOB_FAILED;
     return status;
 }
 
-fan_status fan__cuda_run_many(fan_device *d, fan_stream *s, const fan_job *jobs, size_t n, fan_job_state *fates,
+fan_status fan__cuda_run_many(fan_device *d, fan_stream *s, const fan_job *jobs, size_t n, fan_job_state *states,
                               fan_error *err)
 {
     fan__launch_ctx w = {.part = fan__cuda_part_of(d), .stream = s};
@@ -246,7 +246,7 @@ fan_status fan__cuda_run_many(fan_device *d, fan_stream *s, const fan_job *jobs,
         goto done;
     for (size_t i = 0; i < n; i++)
         o.kind[i] = (uint8_t)batch_kind(&jobs[i], o.kinds, &o.nkinds);
-    status = batch_run_tables(&w, &o, jobs, n, fates, err);
+    status = batch_run_tables(&w, &o, jobs, n, states, err);
 done:
     fan_free(o.kind);
     fan_free(o.some);

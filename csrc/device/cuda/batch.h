@@ -4,7 +4,7 @@
 
 #include "device/cuda/part.h"
 
-fan_status fan__cuda_run_many(fan_device *d, fan_stream *s, const fan_job *jobs, size_t n, fan_job_state *fates,
+fan_status fan__cuda_run_many(fan_device *d, fan_stream *s, const fan_job *jobs, size_t n, fan_job_state *states,
                               fan_error *err);
 
 #endif

@@ -47,7 +47,7 @@ fan_status fan__cuda_load_kernels(fan_cuda_part *p, fan_error *err)
                                "cuModuleGetFunction", err));
         FAN_GO(fan__cuda_check(p, api->ModuleGetFunction(&p->many[i], p->module, fan__folds[i].many),
                                "cuModuleGetFunction", err));
-        FAN_GO(fan__cuda_check(p, api->ModuleGetFunction(&p->tells[i], p->module, fan__folds[i].tell),
+        FAN_GO(fan__cuda_check(p, api->ModuleGetFunction(&p->fold_stats[i], p->module, fan__folds[i].stats),
                                "cuModuleGetFunction", err));
     }
 #define X(field, name) \

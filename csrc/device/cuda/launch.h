@@ -12,14 +12,14 @@ typedef struct fan__launch_ctx {
     fan_stream *stream;
     fan_cu_stream on;
     const char *label;
-    const fan_stats_out *figures; /* what sums leave behind; NULL: nothing */
+    const fan_stats_out *stats_out; /* what sums leave behind; NULL: nothing */
     size_t skip;
     bool blind;  /* sums are only told of: nothing is written */
     bool *begun; /* set once a launch went through */
 } fan__launch_ctx;
 
 typedef struct fan__fold {
-    const char *name, *many, *tell;
+    const char *name, *many, *stats;
     int bytes;
     fan_dtype from, acc;
 } fan__fold;

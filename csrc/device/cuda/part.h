@@ -6,12 +6,12 @@
 #include "device/event.h"
 
 /* X(field, name): the kernels that are no fold. */
-#define FAN__CUDA_KERNEL_LIST(X)      \
-    X(any, "fan_any")                 \
-    X(tell_any, "fan_fold_stats_any") \
-    X(tell_end, "fan_fold_stats_end") \
-    X(blame, "fan_nonfinite_any")     \
-    X(reduce, "fan_reduce_any")       \
+#define FAN__CUDA_KERNEL_LIST(X)            \
+    X(any, "fan_any")                       \
+    X(fold_stats_any, "fan_fold_stats_any") \
+    X(fold_stats_end, "fan_fold_stats_end") \
+    X(nonfinite, "fan_nonfinite_any")       \
+    X(reduce, "fan_reduce_any")             \
     X(scatter, "fan_scatter_any")
 
 #define FAN__CUDA_FOLDS 32
@@ -43,7 +43,8 @@ typedef struct fan_cuda_part {
     bool pools;           /* stream-ordered memory is there */
     fan_cu_context context;
     fan_cu_module module;
-    fan_cu_function folds[FAN__CUDA_FOLDS], many[FAN__CUDA_FOLDS], tells[FAN__CUDA_FOLDS]; /* tells: with statistics */
+    fan_cu_function folds[FAN__CUDA_FOLDS], many[FAN__CUDA_FOLDS],
+        fold_stats[FAN__CUDA_FOLDS]; /* fold_stats: with statistics */
 #define X(field, name) fan_cu_function field;
     FAN__CUDA_KERNEL_LIST(X)
 #undef X

@@ -142,12 +142,12 @@ static fan_status run_under_capture(const fan__launch_ctx *s, const fan_job *job
     FAN_TRY(fan__cuda_capture_of(s->stream, &capture, &graph, err));
     if (!capture)
         return FAN_OK;
-    if (job->kind == FAN_JOB_UPLOAD || job->kind == FAN_JOB_EXACT || job->figures)
+    if (job->kind == FAN_JOB_UPLOAD || job->kind == FAN_JOB_EXACT || job->stats_out)
         return fan_fail_code(
             err, FAN_ERR_CAPTURE, 900,
             "%s needs the host, which a captured stream (%#llx of cuda:%d) cannot wait for: do it before the capture",
             job->kind == FAN_JOB_EXACT ? "an exact sum"
-            : job->figures             ? "a sum with statistics"
+            : job->stats_out           ? "a sum with statistics"
                                        : "a copy from the host",
             (unsigned long long)s->stream->handle, s->part->index);
     return run_retain_all(s, job, capture, graph, err);
@@ -171,7 +171,7 @@ static fan_status run_kind(fan__launch_ctx *s, const fan_job *job, fan_error *er
     case FAN_JOB_UPLOAD:
         return fan__cuda_upload(s, job->out, job->in[0].array, err);
     case FAN_JOB_STATS:
-        return fan__cuda_survey(s, job, err);
+        return fan__cuda_measure(s, job, err);
     }
     return FAN_OK;
 }
@@ -191,7 +191,7 @@ fan_status fan__cuda_run(fan_device *d, fan_stream *s, const fan_job *job, fan_e
     fan__launch_ctx w = {.part = fan__cuda_part_of(d),
                          .stream = s,
                          .label = job->label ? job->label : fan_job_word(job->kind),
-                         .figures = job->figures,
+                         .stats_out = job->stats_out,
                          .skip = job->skip,
                          .begun = &begun};
     fan__cuda_scope scope;

@@ -25,7 +25,7 @@ static uint64_t sum_rows_of(const fan_stats_out *g) { return fan__address_of(g->
 static fan_status sum_stats_rows(const fan__launch_ctx *s, int64_t rows, int64_t size, size_t from, size_t n, bool more,
                                  fan_error *err)
 {
-    const fan_stats_out *g = s->figures;
+    const fan_stats_out *g = s->stats_out;
     fan_k_tell a;
     memset(&a, 0, sizeof a - sizeof a.keys);
     a.rows = sum_rows_of(g);
@@ -35,7 +35,7 @@ static fan_status sum_stats_rows(const fan__launch_ctx *s, int64_t rows, int64_t
     a.count = size;
     if (n)
         memcpy(a.keys, g->keys + from, n * sizeof *a.keys);
-    return fan__launch_blocks(s, s->part->tell_end, 1, &a, err);
+    return fan__launch_blocks(s, s->part->fold_stats_end, 1, &a, err);
 }
 
 static fan_status sum_fold(const fan__launch_ctx *s, size_t which, const fan_array *out, const fan_operand *in,
@@ -59,12 +59,12 @@ static fan_status sum_fold(const fan__launch_ctx *s, size_t which, const fan_arr
         low |= a.in[k];
     }
     a.wide = ((low | a.out) & 15) == 0;
-    if (s->figures) {
+    if (s->stats_out) {
         int64_t rows = fan_stats_partials(out->size);
-        a.rows = sum_rows_of(s->figures);
+        a.rows = sum_rows_of(s->stats_out);
         a.negative = fan_dtype_kind(out->dtype) == 'i';
         a.skip = (int32_t)s->skip;
-        FAN_TRY(fan__launch_blocks(s, s->part->tells[which], rows, &a, err));
+        FAN_TRY(fan__launch_blocks(s, s->part->fold_stats[which], rows, &a, err));
         return sum_stats_rows(s, rows, out->size, 0, n, false, err);
     }
     int64_t per = a.wide ? 16 / fan__folds[which].bytes : 1;
@@ -124,12 +124,12 @@ static fan_status sum_any(const fan__launch_ctx *s, const fan_nditer *w, const s
 {
     fan_k_any a;
     sum_any_args(w, out, in, n, factor, &a);
-    if (!s->figures)
+    if (!s->stats_out)
         return fan__launch_threads(s, s->part->any, w->size, &a, err);
     int64_t rows = fan_stats_partials(w->size);
-    a.rows = sum_rows_of(s->figures);
+    a.rows = sum_rows_of(s->stats_out);
     a.skip = begun ? 1 : (int32_t)s->skip;
-    FAN_TRY(fan__launch_blocks(s, s->part->tell_any, rows, &a, err));
+    FAN_TRY(fan__launch_blocks(s, s->part->fold_stats_any, rows, &a, err));
     return sum_stats_rows(s, rows, w->size, begun ? begun - 1 : 0, n, begun > 0, err);
 }
 
@@ -209,7 +209,7 @@ fan_status fan__cuda_sum(const fan__launch_ctx *s, const fan_array *out, const f
 {
     fan_nditer w;
     if (out->size == 0)
-        return s->figures ? sum_stats_rows(s, 0, 0, 0, 0, false, err) : FAN_OK;
+        return s->stats_out ? sum_stats_rows(s, 0, 0, 0, 0, false, err) : FAN_OK;
     fan_nditer_begin(&w, out, false);
     for (size_t k = 0; k < n; k++)
         fan_nditer_also(&w, in[k].array);
@@ -224,8 +224,9 @@ fan_status fan__cuda_copy(const fan__launch_ctx *s, const fan_array *out, const 
     return fan__cuda_sum(s, out, &(fan_operand){.array = in, .acc = out->dtype}, 1, NULL, err);
 }
 
-/* sum_blame: where the figures tell of an element that is not finite, and not of who brought it: was it `of`? */
-static fan_status sum_blame(const fan__launch_ctx *s, const fan_array *of, int64_t key, fan_error *err)
+/* sum_find_first_nonfinite: where the figures tell of an element that is not finite, and not of who brought it: was it
+ * `of`? */
+static fan_status sum_find_first_nonfinite(const fan__launch_ctx *s, const fan_array *of, int64_t key, fan_error *err)
 {
     fan_k_any a;
     fan_nditer w;
@@ -236,18 +237,18 @@ static fan_status sum_blame(const fan__launch_ctx *s, const fan_array *of, int64
     fan_nditer_ready(&w);
     sum_source in = sum_source_of(of, of->dtype), nowhere = {.dtype = of->dtype, .strides = of->strides};
     sum_any_args(&w, &nowhere, &in, 1, NULL, &a);
-    a.rows = fan__address_of(s->figures->words);
+    a.rows = fan__address_of(s->stats_out->words);
     memcpy(&a.factor[0], &key, sizeof key);
-    return fan__launch_threads(s, s->part->blame, w.size, &a, err);
+    return fan__launch_threads(s, s->part->nonfinite, w.size, &a, err);
 }
 
-fan_status fan__cuda_survey(fan__launch_ctx *s, const fan_job *job, fan_error *err)
+fan_status fan__cuda_measure(fan__launch_ctx *s, const fan_job *job, fan_error *err)
 {
     const fan_array *of = job->in[0].array;
     s->blind = true;
     FAN_TRY(fan__cuda_sum(s, of, &(fan_operand){.array = of, .acc = fan_dtype_accumulate(of->dtype)}, 1, NULL, err));
     for (size_t k = 1; k < job->n; k++)
-        FAN_TRY(sum_blame(s, job->in[k].array, job->figures->keys[k], err));
+        FAN_TRY(sum_find_first_nonfinite(s, job->in[k].array, job->stats_out->keys[k], err));
     return FAN_OK;
 }
 

@@ -13,8 +13,8 @@ bool fan__visit_job(const void *what, size_t i, const fan_array **a, bool *write
         return true;
     }
     i -= reads;
-    if (job->figures) {
-        const fan_stats_out *g = job->figures;
+    if (job->stats_out) {
+        const fan_stats_out *g = job->stats_out;
         size_t more = g->before ? 2 : 1;
         *write = i == more - 1;
         *a = *write ? g->words : g->before;
@@ -88,12 +88,13 @@ fan_status fan__access_judge(fan_sim *m, uint32_t lane, const char *name, const 
         return FAN_OK;
     for (size_t i = 0; next(what, i, &a, &write); i++)
         if (a)
-            fan_race_check_plan(m->order, a);
-    FAN_TRY(fan_race_check_begin(m->order, lane, fan__sim_lane(m), name, site, &op, err));
+            fan_race_check_plan(m->race_check, a);
+    FAN_TRY(fan_race_check_begin(m->race_check, lane, fan__sim_lane(m), name, site, &op, err));
     if (kept != KEPT_BY_NOBODY)
-        fan_race_check_over(m->order, op, kept == KEPT_BY_HOST);
+        fan_race_check_over(m->race_check, op, kept == KEPT_BY_HOST);
     for (size_t i = 0; next(what, i, &a, &write); i++) {
-        fan_status status = a ? fan_race_check_access(m->order, op, a, write, worst == FAN_OK ? race : NULL) : FAN_OK;
+        fan_status status =
+            a ? fan_race_check_access(m->race_check, op, a, write, worst == FAN_OK ? race : NULL) : FAN_OK;
         if (status == FAN_ERR_NOMEM)
             return fan_fail(err, FAN_ERR_NOMEM, "out of memory for the happens-before history");
         if (status != FAN_OK)

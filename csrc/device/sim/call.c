@@ -12,7 +12,7 @@ void fan__sim_call_site(const fan_sim *m, char *buf, size_t size)
 
 fan_status fan__sim_alive(fan_sim *m, fan_error *err)
 {
-    switch (fan_host_sched_given_up(m->turns)) {
+    switch (fan_host_sched_given_up(m->host_sched)) {
     case FAN_ABANDONED:
         return fan_fail(err, FAN_ERR_STATE, "abandoned: the machine ends this run");
     case FAN_DEADLOCKED:

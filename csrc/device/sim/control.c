@@ -8,7 +8,7 @@
 fan_status fan_sim_synchronize(fan_sim *m, fan_error *err)
 {
     fan_status status;
-    if (fan__sim_actor(m) < 0 && fan_host_sched_count(m->turns) != 0)
+    if (fan__sim_actor(m) < 0 && fan_host_sched_count(m->host_sched) != 0)
         FAN_TRY(fan_sim_join(m, err));
     fan_yield();
     fan__sim_lock(m);
@@ -26,7 +26,7 @@ fan_status fan_sim_synchronize(fan_sim *m, fan_error *err)
         fan__sim_touch(m, m->queues[i]->name, false);
     FAN_GO(fan__run_until(m, (fan_sim_point){NULL, 0}, err));
     for (size_t i = 0; i < m->nqueues; i++) {
-        FAN_GO(fan__run_learn(m, fan_race_check_clock(m->order, m->queues[i]->lane), err));
+        FAN_GO(fan__run_learn(m, fan_race_check_clock(m->race_check, m->queues[i]->lane), err));
         m->host_us[fan__sim_host(m)] = fan__later(m->host_us[fan__sim_host(m)], m->queues[i]->end_us);
     }
     FAN_GO(fan__sim_raise_pending(m, err));
@@ -155,18 +155,21 @@ double fan_sim_device_us(const fan_sim *m)
     return us;
 }
 
-void fan_sim_limit(fan_sim *m, size_t steps) { fan_host_sched_limit(m->turns, steps); }
+void fan_sim_limit(fan_sim *m, size_t steps) { fan_host_sched_limit(m->host_sched, steps); }
 
-size_t fan_sim_steps(fan_sim *m) { return fan_host_sched_steps(m->turns); }
+size_t fan_sim_steps(fan_sim *m) { return fan_host_sched_steps(m->host_sched); }
 
-int fan_sim_break(fan_sim *m, const char *text) { return fan_host_sched_break(m->turns, text); }
+int fan_sim_break(fan_sim *m, const char *text) { return fan_host_sched_break(m->host_sched, text); }
 
-bool fan_sim_abandoned(const fan_sim *m) { return fan_host_sched_given_up(m->turns) == FAN_ABANDONED; }
+bool fan_sim_abandoned(const fan_sim *m) { return fan_host_sched_given_up(m->host_sched) == FAN_ABANDONED; }
 
 #ifdef FAN_TEST
-bool fan_sim_gave_up(const fan_sim *m) { return fan_host_sched_given_up(m->turns) != FAN_GOING; }
+bool fan_sim_gave_up(const fan_sim *m) { return fan_host_sched_given_up(m->host_sched) != FAN_GOING; }
 #endif
 
-bool fan_sim_stuck(fan_sim *m, int actor) { return fan_host_sched_stuck(m->turns, actor); }
+bool fan_sim_stuck(fan_sim *m, int actor) { return fan_host_sched_stuck(m->host_sched, actor); }
 
-void fan_sim_host_schedule(const fan_sim *m, char *buf, size_t size) { fan_host_sched_schedule(m->turns, buf, size); }
+void fan_sim_host_schedule(const fan_sim *m, char *buf, size_t size)
+{
+    fan_host_sched_schedule(m->host_sched, buf, size);
+}

@@ -19,8 +19,8 @@ fan_status fan__sim_event_init(fan_event *e, fan_error *err)
     fan_clock_init(&ev->clock);
     fan_clock_init(&ev->place);
     fan__sim_lock(m);
-    fan_status status = fan_host_sched_given_up(m->turns) == FAN_GOING ? fan__sim_enter(m, "event_init", err)
-                                                                       : FAN_OK; /* as for record */
+    fan_status status = fan_host_sched_given_up(m->host_sched) == FAN_GOING ? fan__sim_enter(m, "event_init", err)
+                                                                            : FAN_OK; /* as for record */
     if (status == FAN_OK)
         ev->name = fan__sim_new_name(m, OF_EVENT);
     fan__sim_unlock(m);
@@ -56,6 +56,17 @@ static void event_name(fan_sim *m, const fan_event *e)
     ev->id = e->id;
 }
 
+/* event_set_point: ev stands for all that q has queued, uncaptured. */
+static void event_set_point(fan_sim *m, fan_sim_event *ev, fan_sim_queue *q)
+{
+    fan__recording_drop(ev->recording);
+    ev->recording = NULL;
+    fan__queue_drop(ev->point.queue);
+    q->refs++;
+    ev->point = (fan_sim_point){q, q->queued};
+    ev->us = fan__later(q->end_us, m->host_us[fan__sim_host(m)]);
+}
+
 fan_status fan__sim_record(fan_event *e, fan_stream *s, fan_error *err)
 {
     fan_sim *m = fan__sim_machine(s->device);
@@ -63,9 +74,8 @@ fan_status fan__sim_record(fan_event *e, fan_stream *s, fan_error *err)
     fan_sim_queue *q = fan__queue_of(s);
     fan_status status;
     fan__sim_lock(m);
-    if (fan_host_sched_given_up(m->turns) !=
-        FAN_GOING) { /* nothing runs any more, and memory that leaves must get away */
-        status = FAN_OK;
+    if (fan_host_sched_given_up(m->host_sched) != FAN_GOING) {
+        status = FAN_OK; /* nothing runs any more, and memory that leaves must get away */
         goto done;
     }
     FAN_GO(fan__sim_enter(m, "record", err));
@@ -75,19 +85,14 @@ fan_status fan__sim_record(fan_event *e, fan_stream *s, fan_error *err)
         goto done;
     }
     FAN_GO(fan__stream_barrier(m, q, err));
-    fan__recording_drop(ev->recording);
-    ev->recording = NULL;
-    if (fan_race_check_record(m->order, q->lane, fan__sim_lane(m), &ev->clock) != FAN_OK) {
+    if (fan_race_check_record(m->race_check, q->lane, fan__sim_lane(m), &ev->clock) != FAN_OK) {
         status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for an event");
         goto done;
     }
     fan__sim_touch(m, q->name, true);
     fan__sim_touch(m, ev->name, true);
-    fan__queue_drop(ev->point.queue);
-    q->refs++;
-    ev->point = (fan_sim_point){q, q->queued};
+    event_set_point(m, ev, q);
     ev->denied = 0;
-    ev->us = fan__later(q->end_us, m->host_us[fan__sim_host(m)]);
 done:
     fan__sim_unlock(m);
     return status;
@@ -100,18 +105,13 @@ fan_status fan__sim_note(fan_event *e, fan_stream *s, fan_error *err)
     fan_sim_queue *q = fan__queue_of(s);
     fan_status status = FAN_OK;
     fan__sim_lock(m);
-    if (fan_host_sched_given_up(m->turns) != FAN_GOING)
+    if (fan_host_sched_given_up(m->host_sched) != FAN_GOING)
         goto done;
     FAN_GO(fan__sim_enter(m, "record", err));
     FAN_GO(fan__recording_none(q, "record", err));
     event_name(m, e);
-    fan__recording_drop(ev->recording);
-    ev->recording = NULL;
-    ev->clock.n = 0;
-    fan__queue_drop(ev->point.queue);
-    q->refs++;
-    ev->point = (fan_sim_point){q, q->queued};
-    ev->us = fan__later(q->end_us, m->host_us[fan__sim_host(m)]);
+    event_set_point(m, ev, q);
+    ev->clock.n = 0; /* it orders nothing */
 done:
     fan__sim_unlock(m);
     return status;
@@ -141,7 +141,7 @@ fan_status fan__sim_wait(fan_stream *s, fan_event *e, fan_error *err)
     FAN_GO(fan__stream_barrier(m, q, err));
     FAN_GO(fan__queue_wait(m, q, ev->point, err));
     /* What the host knows is not queued with a wait: one that is left out would not queue it. */
-    if (fan_race_check_sync(m->order, q->lane, &ev->clock) != FAN_OK) {
+    if (fan_race_check_sync(m->race_check, q->lane, &ev->clock) != FAN_OK) {
         status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for a wait");
         goto done;
     }
@@ -165,7 +165,7 @@ void fan__sim_elided(fan_stream *s, fan_event *e)
     fan__sim_lock(m);
     fan__sim_touch(m, fan__queue_of(s)->name, false);
     fan__sim_touch(m, ev->name, false);
-    if (m->checking && !fan_clock_leq(&ev->clock, fan_race_check_clock(m->order, fan__queue_of(s)->lane)))
+    if (m->checking && !fan_clock_leq(&ev->clock, fan_race_check_clock(m->race_check, fan__queue_of(s)->lane)))
         m->unsound++;
     fan__sim_unlock(m);
 }
@@ -175,9 +175,9 @@ static fan_status event_answer(fan_sim *m, fan_sim_event *ev, bool *done, fan_er
 {
     bool chosen = m->has_chooser && m->chooser.pick && !fan__sim_here.kernels && m->config.run_work;
     *done = fan__run_has_passed(ev);
-    if (!chosen || fan_clock_leq(&ev->clock, fan_race_check_clock(m->order, fan__sim_lane(m))))
+    if (!chosen || fan_clock_leq(&ev->clock, fan_race_check_clock(m->race_check, fan__sim_lane(m))))
         return FAN_OK;
-    int said = ev->denied < FAN_ASKS ? fan_host_sched_pick(m->turns, 2) : 1;
+    int said = ev->denied < FAN_ASKS ? fan_host_sched_pick(m->host_sched, 2) : 1;
     if (said < 0)
         return FAN_OK;
     *done = said == 1;
@@ -218,7 +218,7 @@ bool fan__sim_peek(fan_event *e)
     fan__sim_lock(m);
     fan__run_settle(m);
     const fan_sim_event *ev = e->impl;
-    bool done = (fan__run_has_passed(ev) && !ev->recording) || fan_host_sched_given_up(m->turns) != FAN_GOING;
+    bool done = (fan__run_has_passed(ev) && !ev->recording) || fan_host_sched_given_up(m->host_sched) != FAN_GOING;
     fan__sim_unlock(m);
     return done;
 }

@@ -170,8 +170,8 @@ static fan_status graph_follow(fan_sim *m, fan_sim_queue *q, fan_sim_queue *othe
 {
     FAN_TRY(fan__queue_wait(m, q, (fan_sim_point){other, other->queued}, err));
     q->end_us = fan__later(q->end_us, other->end_us);
-    return fan_race_check_wait(m->order, q->lane, fan__sim_lane(m), fan_race_check_clock(m->order, other->lane)) ==
-                   FAN_OK
+    return fan_race_check_wait(m->race_check, q->lane, fan__sim_lane(m),
+                               fan_race_check_clock(m->race_check, other->lane)) == FAN_OK
                ? FAN_OK
                : fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph");
 }
@@ -225,13 +225,13 @@ static fan_status graph_replay(fan_sim *m, fan_sim_graph *g, const fan_sim_comma
         return graph_replay_work(m, g, c, err);
     case FAN_COMMAND_RECORD:
         k->point = (fan_sim_point){q, q->queued};
-        return fan_race_check_record(m->order, q->lane, fan__sim_lane(m), &k->clock) == FAN_OK
+        return fan_race_check_record(m->race_check, q->lane, fan__sim_lane(m), &k->clock) == FAN_OK
                    ? FAN_OK
                    : fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph");
     case FAN_COMMAND_WAIT:
         FAN_TRY(fan__queue_wait(m, q, k->point, err));
         q->end_us = fan__later(q->end_us, k->point.queue->end_us);
-        return fan_race_check_wait(m->order, q->lane, fan__sim_lane(m), &k->clock) == FAN_OK
+        return fan_race_check_wait(m->race_check, q->lane, fan__sim_lane(m), &k->clock) == FAN_OK
                    ? FAN_OK
                    : fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph");
     }
@@ -246,7 +246,7 @@ static fan_status graph_queues(fan_sim *m, fan_sim_graph *g, const fan_sim_queue
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph");
     for (uint32_t i = 0; i < g->members; i++)
         if (!g->queues[i])
-            FAN_TRY(fan__queue_new(m, g->device[i], ++m->handle, false, fan_race_check_clock(m->order, on->lane),
+            FAN_TRY(fan__queue_new(m, g->device[i], ++m->handle, false, fan_race_check_clock(m->race_check, on->lane),
                                    &g->queues[i], err));
     return FAN_OK;
 }
@@ -267,7 +267,7 @@ fan_status fan_sim_graph_launch(fan_sim_graph *g, fan_stream *s, fan_error *err)
     FAN_GO(fan__sim_raise_pending(m, err));
     FAN_GO(fan__recording_none(q, "launch a graph", err));
     FAN_GO(fan__stream_barrier(m, q, err));
-    if (fan_race_check_wait(m->order, q->lane, fan__sim_lane(m), fan_race_check_clock(m->order, q->lane)) !=
+    if (fan_race_check_wait(m->race_check, q->lane, fan__sim_lane(m), fan_race_check_clock(m->race_check, q->lane)) !=
         FAN_OK) /* it is queued by this host */
         FAN_GO(fan_fail(err, FAN_ERR_NOMEM, "out of memory for a graph"));
     FAN_GO(graph_queues(m, g, q, err));

@@ -122,7 +122,7 @@ struct fan_sim {
     size_t users;
     fan_sim_config config;
     fan_sim_hooks hooks;
-    fan_race_check *order;
+    fan_race_check *race_check;
     bool checking, dying;
     fan_sim_device_part *parts;
     fan_sim_queue **queues;
@@ -147,7 +147,7 @@ struct fan_sim {
     int64_t fail_at; /* calls to go; < 0: no plan */
     bool planned;    /* there was one */
     fan_status fail_with;
-    fan_host_sched *turns;
+    fan_host_sched *host_sched;
     fan_sim_chooser chooser;
     bool has_chooser;
     uint64_t mutex_base; /* mutexes are named from here on */

@@ -26,7 +26,7 @@ fan_status fan__sim_alloc(fan_device *d, fan_stream *stream, size_t bytes, void 
         b->name = fan__sim_new_name(m, OF_BLOCK);
         b->left = false;
         b->graphs = 0;
-        fan_race_check_forget(m->order, b->lo, b->hi);
+        fan_race_check_forget(m->race_check, b->lo, b->hi);
         *out = (void *)b->lo;
     } else if (status == FAN_OK) {
         status = host ? fan_fail(err, FAN_ERR_NOMEM, "out of memory for %zu byte%s of sim:%d", bytes, FAN_PLURAL(bytes),
@@ -89,7 +89,7 @@ void fan__sim_dropped(fan_device *d, void *data, size_t bytes, fan_stream *const
     char site[FAN__SITE];
     fan__sim_call_site(m, site, sizeof site);
     fan__sim_lock(m);
-    if (!m->checking || m->dying || fan_host_sched_given_up(m->turns) != FAN_GOING)
+    if (!m->checking || m->dying || fan_host_sched_given_up(m->host_sched) != FAN_GOING)
         goto done;
     for (size_t i = 0; i < n; i++) {
         lane_list_add(&after, fan__queue_of(streams[i])->lane);
@@ -111,7 +111,7 @@ void fan__sim_dropped(fan_device *d, void *data, size_t bytes, fan_stream *const
     fan_status (*release)(fan_race_check *, uint32_t, const uint32_t *, size_t, uintptr_t, uintptr_t, const char *,
                           fan_race *) =
         b && b->graphs ? fan_race_check_let_go : fan_race_check_release; /* a graph's work may be to come */
-    if (release(m->order, fan__sim_lane(m), after.list, after.n, (uintptr_t)data, (uintptr_t)data + bytes, site,
+    if (release(m->race_check, fan__sim_lane(m), after.list, after.n, (uintptr_t)data, (uintptr_t)data + bytes, site,
                 &race) == FAN_ERR_RACE) {
         fan__sim_keep_race(m, &race);
         if (!m->has_pending) {

@@ -38,14 +38,14 @@ static fan_array *pack_array(fan__packer *p, const fan_array *a, bool bytes)
     return copy;
 }
 
-static fan_stats_out *pack_stats(fan__packer *p, const fan_stats_out *figures, size_t n)
+static fan_stats_out *pack_stats(fan__packer *p, const fan_stats_out *stats_out, size_t n)
 {
     fan_stats_out *copy = fan__pack(p, sizeof *copy);
     int64_t *keys = fan__pack(p, n * sizeof *keys);
-    const fan_array *words = pack_array(p, figures->words, false), *before = pack_array(p, figures->before, false);
+    const fan_array *words = pack_array(p, stats_out->words, false), *before = pack_array(p, stats_out->before, false);
     if (copy) {
         *copy = (fan_stats_out){.words = words, .before = before, .keys = keys};
-        memcpy(keys, figures->keys, n * sizeof *keys);
+        memcpy(keys, stats_out->keys, n * sizeof *keys);
     }
     return copy;
 }
@@ -56,13 +56,13 @@ static void pack_job(fan__packer *p, fan_job *copy, const fan_job *job)
     fan_operand *in = fan__pack(p, job->n * sizeof *in);
     fan_scale *scale = job->scale ? fan__pack(p, sizeof *scale) : NULL;
     fan_sparse *sparse = job->sparse ? fan__pack(p, sizeof *sparse) : NULL;
-    const fan_stats_out *figures = job->figures ? pack_stats(p, job->figures, job->n) : NULL;
+    const fan_stats_out *stats_out = job->stats_out ? pack_stats(p, job->stats_out, job->n) : NULL;
     if (copy)
         *copy = (fan_job){.kind = job->kind,
                           .in = in,
                           .n = job->n,
                           .scale = scale,
-                          .figures = figures,
+                          .stats_out = stats_out,
                           .skip = job->skip,
                           .sparse = sparse};
     fan_array *out = pack_array(p, job->out, false);

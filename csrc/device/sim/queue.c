@@ -5,8 +5,8 @@
 
 static fan_status queue_lane(fan_sim *m, int device, uint64_t handle, uint32_t *out, fan_error *err)
 {
-    FAN_TRY(fan_race_check_lane(m->order, out, err));
-    fan_race_check_name(m->order, *out, FAN_SIM_WHO(device, handle));
+    FAN_TRY(fan_race_check_lane(m->race_check, out, err));
+    fan_race_check_name(m->race_check, *out, FAN_SIM_WHO(device, handle));
     return FAN_OK;
 }
 
@@ -15,7 +15,7 @@ fan_status fan__queue_host(fan_sim *m, size_t host, uint64_t actor, fan_error *e
     if (m->has_lane[host])
         return FAN_OK;
     FAN_TRY(queue_lane(m, -1, actor, &m->host_lane[host], err));
-    if (fan_race_check_host(m->order, m->host_lane[host]) != FAN_OK)
+    if (fan_race_check_host(m->race_check, m->host_lane[host]) != FAN_OK)
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a host thread"); /* the lane stays unused */
     m->has_lane[host] = true;
     return FAN_OK;
@@ -30,8 +30,8 @@ fan_status fan__queue_new(fan_sim *m, int device, uint64_t handle, bool blocking
         return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a stream");
     }
     fan_status status = FAN_OK;
-    if (seen && fan_race_check_reuse(m->order, seen, &q->lane))
-        fan_race_check_name(m->order, q->lane, FAN_SIM_WHO(device, handle));
+    if (seen && fan_race_check_reuse(m->race_check, seen, &q->lane))
+        fan_race_check_name(m->race_check, q->lane, FAN_SIM_WHO(device, handle));
     else
         status = queue_lane(m, device, handle, &q->lane, err);
     if (status != FAN_OK) {
@@ -63,7 +63,7 @@ void fan__queue_sweep(fan_sim *m)
     for (size_t i = 0; i < m->nqueues; i++) {
         fan_sim_queue *q = m->queues[i];
         if (q->refs == 0 && !q->head) {
-            fan_race_check_leave(m->order, q->lane);
+            fan_race_check_leave(m->race_check, q->lane);
             fan_free(q);
             continue;
         }

@@ -25,7 +25,7 @@ static void stream_call(const fan_op *op, char *buf, size_t size)
 
 static void host_text(const fan_sim *m, const fan_op *op, char *buf, size_t size)
 {
-    uint64_t actor = FAN_SIM_WHO_HANDLE(fan_race_check_who(m->order, op->host));
+    uint64_t actor = FAN_SIM_WHO_HANDLE(fan_race_check_who(m->race_check, op->host));
     if (actor == FAN_MAIN)
         snprintf(buf, size, "the host");
     else

@@ -158,7 +158,7 @@ fan_status fan__run_until(fan_sim *m, fan_sim_point point, fan_error *err)
 fan_status fan__run_learn(fan_sim *m, const fan_clock *what, fan_error *err)
 {
     fan__sim_touch(m, FAN__NAME(OF_KNOWN, fan__sim_host(m)), true);
-    return fan_race_check_sync(m->order, fan__sim_lane(m), what) == FAN_OK
+    return fan_race_check_sync(m->race_check, fan__sim_lane(m), what) == FAN_OK
                ? FAN_OK
                : fan_fail(err, FAN_ERR_NOMEM, "out of memory for a wait");
 }
@@ -168,7 +168,7 @@ fan_status fan__run_finish(fan_sim *m, fan_sim_queue *q, fan_error *err)
     fan_clock then;
     fan_clock_init(&then);
     double us = q->end_us;
-    fan_status status = fan_clock_copy(&then, fan_race_check_clock(m->order, q->lane))
+    fan_status status = fan_clock_copy(&then, fan_race_check_clock(m->race_check, q->lane))
                             ? fan_fail(err, FAN_ERR_NOMEM, "out of memory for a wait")
                             : FAN_OK;
     if (status == FAN_OK)

@@ -56,8 +56,8 @@ fan_status fan_sim_stream(fan_sim *m, int device, bool blocking, fan_stream **ou
     fan__sim_lock(m);
     fan_status status = fan__sim_alive(m, err);
     if (status == FAN_OK)
-        status = fan__queue_new(m, device, m->handle + 1, blocking, fan_race_check_clock(m->order, fan__sim_lane(m)),
-                                &q, err);
+        status = fan__queue_new(m, device, m->handle + 1, blocking,
+                                fan_race_check_clock(m->race_check, fan__sim_lane(m)), &q, err);
     if (status == FAN_OK) {
         m->handle++;
         *out = fan_stream_new(&m->parts[device].device, q->handle, q);
@@ -137,7 +137,7 @@ fan_status fan__stream_barrier(fan_sim *m, fan_sim_queue *q, fan_error *err)
         fan__sim_touch(m, other->name, false);
         FAN_TRY(fan__queue_wait(m, q, (fan_sim_point){other, other->queued}, err));
         /* What the host knows is of no account: nothing may be queued by him (a sync). */
-        if (fan_race_check_sync(m->order, q->lane, fan_race_check_clock(m->order, other->lane)) != FAN_OK)
+        if (fan_race_check_sync(m->race_check, q->lane, fan_race_check_clock(m->race_check, other->lane)) != FAN_OK)
             return fan_fail(err, FAN_ERR_NOMEM, "out of memory for a wait");
         q->end_us = fan__later(q->end_us, other->end_us);
     }

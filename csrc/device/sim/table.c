@@ -36,8 +36,8 @@ static void sim_free_machine(fan_sim *m)
         fan_free(m->queues[i]);
     fan_free(m->parts);
     fan_free(m->queues);
-    fan_race_check_free(m->order);
-    fan_host_sched_free(m->turns);
+    fan_race_check_free(m->race_check);
+    fan_host_sched_free(m->host_sched);
     (void)pthread_cond_destroy(&m->ran);
     (void)pthread_mutex_destroy(&m->lock);
     fan_free(m);
@@ -95,7 +95,7 @@ static void sim_set_host_sched(fan_sim *m)
         h.pick = m->chooser.pick;
         h.ctx = m->chooser.ctx;
     }
-    fan_host_sched_set_hooks(m->turns, &h);
+    fan_host_sched_set_hooks(m->host_sched, &h);
 }
 
 /* sim_begin_anew: the counters of a new machine. */
@@ -147,10 +147,10 @@ fan_status fan_sim_new(const fan_sim_config *config, const fan_sim_hooks *hooks,
     m->handle = 1;
     m->serial = atomic_fetch_add(&machines, 1);
     fan_status status = FAN_ERR_NOMEM;
-    m->order = fan_race_check_new();
-    m->turns = fan_host_sched_new(config->seed);
+    m->race_check = fan_race_check_new();
+    m->host_sched = fan_host_sched_new(config->seed);
     m->parts = fan_calloc((size_t)config->devices * sizeof *m->parts);
-    if (!m->order || !m->turns || !m->parts) {
+    if (!m->race_check || !m->host_sched || !m->parts) {
         fan_fail(err, FAN_ERR_NOMEM, "out of memory for a machine");
         goto done;
     }
@@ -223,7 +223,7 @@ uint64_t fan_sim_seed(const fan_sim *m) { return m->config.seed; }
 #ifdef FAN_TEST
 fan_status fan_sim_reset(fan_sim *m, fan_error *err)
 {
-    if (fan_host_sched_count(m->turns) != 0 && fan_host_sched_given_up(m->turns) == FAN_GOING)
+    if (fan_host_sched_count(m->host_sched) != 0 && fan_host_sched_given_up(m->host_sched) == FAN_GOING)
         return fan_fail(err, FAN_ERR_STATE, "a machine with host threads cannot be reset: join them first");
     fan__queue_drop_work(m);
     for (int i = 0; i < m->config.devices; i++)
@@ -238,8 +238,8 @@ fan_status fan_sim_reset(fan_sim *m, fan_error *err)
     }
     for (int i = 0; i < m->config.devices; i++)
         fan_arena_reset(&m->parts[i].arena);
-    fan_race_check_reset(m->order);
-    fan_host_sched_reset(m->turns, m->config.seed);
+    fan_race_check_reset(m->race_check);
+    fan_host_sched_reset(m->host_sched, m->config.seed);
     for (size_t i = 0; i < m->nqueues; i++) {
         m->queues[i]->queued = m->queues[i]->done = 0;
         m->queues[i]->end_us = 0;

@@ -15,10 +15,10 @@ fan_status fan_sim_spawn(fan_sim *m, int *actor, fan_error *err)
     fan__sim_lock(m);
     fan__sim_touch(m, FAN__NAME(OF_ACTORS, 0), FAN_TOUCH_WRITES);
     FAN_GO(fan__sim_alive(m, err));
-    FAN_GO(fan_host_sched_spawn(m->turns, &i, &first, err));
+    FAN_GO(fan_host_sched_spawn(m->host_sched, &i, &first, err));
     FAN_GO(fan__queue_host(m, 1 + (size_t)i, (uint64_t)i, err));
-    if (fan_race_check_sync(m->order, m->host_lane[1 + i], fan_race_check_clock(m->order, fan__sim_lane(m))) !=
-        FAN_OK) {
+    if (fan_race_check_sync(m->race_check, m->host_lane[1 + i],
+                            fan_race_check_clock(m->race_check, fan__sim_lane(m))) != FAN_OK) {
         status = fan_fail(err, FAN_ERR_NOMEM, "out of memory for a host thread");
         goto done;
     }
@@ -27,7 +27,7 @@ fan_status fan_sim_spawn(fan_sim *m, int *actor, fan_error *err)
 done:
     fan__sim_unlock(m);
     if (status != FAN_OK && i >= 0)
-        fan_host_sched_end(m->turns, i);
+        fan_host_sched_end(m->host_sched, i);
     return status;
 }
 
@@ -37,7 +37,7 @@ static void thread_yield(void *ctx)
     bool again = fan__sim_here.fresh;
     fan__sim_here.fresh = false;
     if (!fan__sim_here.kernels && !again)
-        fan_host_sched_yield(m->turns, fan__sim_here.actor);
+        fan_host_sched_yield(m->host_sched, fan__sim_here.actor);
 }
 
 static bool thread_begin(void *ctx)
@@ -46,11 +46,11 @@ static bool thread_begin(void *ctx)
     if (fan__sim_here.kernels || FAN_FAULT(NO_TURNS))
         return true;
     if (!fan__sim_here.vain)
-        fan_host_sched_busy(m->turns, fan__sim_here.actor);
+        fan_host_sched_busy(m->host_sched, fan__sim_here.actor);
     fan__sim_here.vain = false;
-    fan_host_sched_yield(m->turns, fan__sim_here.actor);
+    fan_host_sched_yield(m->host_sched, fan__sim_here.actor);
     fan__sim_here.fresh = true;
-    return fan_host_sched_given_up(m->turns) == FAN_GOING;
+    return fan_host_sched_given_up(m->host_sched) == FAN_GOING;
 }
 
 static void thread_end(void *ctx)
@@ -65,13 +65,13 @@ static void thread_idle(void *ctx)
     if (fan__sim_here.kernels)
         return;
     fan__sim_here.vain = true;
-    fan_host_sched_idle(m->turns, fan__sim_here.actor);
+    fan_host_sched_idle(m->host_sched, fan__sim_here.actor);
 }
 
 static void thread_changed(void *ctx, uint64_t mutex)
 {
     fan_sim *m = ctx;
-    fan_host_sched_changed(m->turns, fan__sim_here.actor, mutex);
+    fan_host_sched_changed(m->host_sched, fan__sim_here.actor, mutex);
 }
 
 /* thread_mutex_number: in every run the same one: whoever made it, and his how manieth; or, of those that no spawned
@@ -102,9 +102,9 @@ static void thread_touch(void *ctx, fan_thing thing, uint64_t id, fan_touch how)
     if (thing != FAN_THING_LOCKED)
         return;
     fan__sim_lock(m); /* what was found there was put there before */
-    (void)fan_race_check_locked(m->order, fan__sim_lane(m), id);
+    (void)fan_race_check_locked(m->race_check, fan__sim_lane(m), id);
     if (how == FAN_TOUCH_WRITES)
-        (void)fan_race_check_unlocking(m->order, fan__sim_lane(m), id);
+        (void)fan_race_check_unlocking(m->race_check, fan__sim_lane(m), id);
     fan__sim_unlock(m);
 }
 
@@ -121,17 +121,17 @@ static bool thread_wait(void *ctx, uint64_t mutex)
     fan__sim_lock(m);
     fan__sim_touch(m, thread_mutex_name(m, mutex), false);
     fan__sim_unlock(m);
-    fan_host_sched_wait(m->turns, fan__sim_here.actor, mutex, site);
+    fan_host_sched_wait(m->host_sched, fan__sim_here.actor, mutex, site);
     return true;
 }
 
 static void thread_locked(void *ctx, uint64_t mutex)
 {
     fan_sim *m = ctx;
-    fan_host_sched_locked(m->turns, fan__sim_here.actor, mutex);
+    fan_host_sched_locked(m->host_sched, fan__sim_here.actor, mutex);
     fan__sim_lock(m);
     fan__sim_touch(m, thread_mutex_name(m, mutex), true);
-    (void)fan_race_check_locked(m->order, fan__sim_lane(m), mutex);
+    (void)fan_race_check_locked(m->race_check, fan__sim_lane(m), mutex);
     fan__sim_unlock(m);
 }
 
@@ -140,15 +140,15 @@ static void thread_unlocking(void *ctx, uint64_t mutex)
     fan_sim *m = ctx;
     fan__sim_lock(m);
     fan__sim_touch(m, thread_mutex_name(m, mutex), true);
-    (void)fan_race_check_unlocking(m->order, fan__sim_lane(m), mutex);
+    (void)fan_race_check_unlocking(m->race_check, fan__sim_lane(m), mutex);
     fan__sim_unlock(m);
-    fan_host_sched_unlocking(m->turns, fan__sim_here.actor, mutex);
+    fan_host_sched_unlocking(m->host_sched, fan__sim_here.actor, mutex);
 }
 
 bool fan_sim_thread_begin(fan_sim *m, int actor)
 {
     fan_sim_hold(m);
-    if (!fan_host_sched_begin(m->turns, actor)) {
+    if (!fan_host_sched_begin(m->host_sched, actor)) {
         fan_sim_drop(m);
         return false;
     }
@@ -178,7 +178,7 @@ void fan_sim_thread_end(fan_sim *m, int actor)
         fan_thread_set_hooks(NULL);
         fan__sim_here.m = NULL;
     }
-    fan_host_sched_end(m->turns, actor);
+    fan_host_sched_end(m->host_sched, actor);
     if (mine)
         fan_sim_drop(m);
 }
@@ -191,15 +191,15 @@ fan_status fan_sim_join(fan_sim *m, fan_error *err)
     fan_status status = fan__sim_alive(m, err);
     fan__sim_unlock(m);
     FAN_TRY(status);
-    if (fan_host_sched_count(m->turns) == 0)
+    if (fan_host_sched_count(m->host_sched) == 0)
         return FAN_OK;
-    status = fan_host_sched_join(m->turns, err);
+    status = fan_host_sched_join(m->host_sched, err);
     fan__sim_lock(m);
     for (size_t i = 1; i < 1 + FAN_ACTORS; i++)
         if (m->has_lane[i]) {
             (void)fan_race_check_sync(
-                m->order, m->host_lane[0],
-                fan_race_check_clock(m->order, m->host_lane[i])); /* lanes have room for all lanes */
+                m->race_check, m->host_lane[0],
+                fan_race_check_clock(m->race_check, m->host_lane[i])); /* lanes have room for all lanes */
             m->host_us[0] = fan__later(m->host_us[0], m->host_us[i]);
         }
     fan__sim_unlock(m);
@@ -216,7 +216,7 @@ fan_status fan_sim_after_thread(fan_sim *m, int actor, fan_error *err)
     fan_status status = FAN_OK;
     fan__sim_lock(m);
     if (actor >= 0 && actor < FAN_ACTORS && m->has_lane[1 + actor])
-        status = fan__run_learn(m, fan_race_check_clock(m->order, m->host_lane[1 + actor]), err);
+        status = fan__run_learn(m, fan_race_check_clock(m->race_check, m->host_lane[1 + actor]), err);
     fan__sim_unlock(m);
     return status;
 }

@@ -89,7 +89,7 @@ static fan_status work_record_job(fan_sim *m, fan_sim_queue *q, const fan_job *j
                                   const char *site, fan_error *err)
 {
     fan__packer p = {NULL, 0};
-    if (job->kind == FAN_JOB_UPLOAD || job->figures)
+    if (job->kind == FAN_JOB_UPLOAD || job->stats_out)
         return fan_fail_code(
             err, FAN_ERR_CAPTURE, FAN_CAPTURE_UNSUPPORTED,
             "%s on stream %llu of sim:%d needs the host, which a graph cannot wait for: do it before the capture",
@@ -177,7 +177,7 @@ static fan_status work_as_kernel(const fan_job *jobs, size_t n, fan_sim_kernel *
     return FAN_OK;
 }
 
-fan_status fan__sim_run_many(fan_device *d, fan_stream *s, const fan_job *jobs, size_t n, fan_job_state *fates,
+fan_status fan__sim_run_many(fan_device *d, fan_stream *s, const fan_job *jobs, size_t n, fan_job_state *states,
                              fan_error *err)
 {
     fan_sim *m = fan__sim_machine(d);
@@ -209,7 +209,7 @@ done:
     fan_free(w.op);
     fan_free((void *)(uintptr_t)k.reads);
     for (size_t i = 0; i < n; i++)
-        fates[i] = status == FAN_OK ? FAN_JOB_QUEUED : FAN_JOB_FAILED;
+        states[i] = status == FAN_OK ? FAN_JOB_QUEUED : FAN_JOB_FAILED;
     if (status == FAN_OK || status == FAN_ERR_RACE)
         fan_jobs_trace(d, s, jobs, n, label, w.start, w.end);
     return status;

@@ -18,7 +18,7 @@ typedef struct fan__work {
  * otherwise a failure changes nothing. */
 fan_status fan__work_enqueue(fan_sim *m, fan_sim_queue *q, fan__work *w, const char *site, fan_error *err);
 fan_status fan__sim_run(fan_device *d, fan_stream *s, const fan_job *job, fan_error *err);
-fan_status fan__sim_run_many(fan_device *d, fan_stream *s, const fan_job *jobs, size_t n, fan_job_state *fates,
+fan_status fan__sim_run_many(fan_device *d, fan_stream *s, const fan_job *jobs, size_t n, fan_job_state *states,
                              fan_error *err);
 
 #endif
