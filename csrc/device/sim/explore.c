@@ -1,72 +1,13 @@
 #include "device/sim/explore.h"
 
-#include "base/rng.h"
 #include "base/mem.h"
+#include "base/rng.h"
+#include "device/sim/footprints.h"
 
 #include <assert.h>
 #include <string.h>
 
-typedef struct touch {
-    uint64_t object;
-    unsigned how; /* bits: 1 << fan_touch */
-} touch;
-
-#define BIT(how) (1u << (how))
-
-/* What one step touched. Owned by the node at which it was run; deeper nodes borrow it. */
-typedef struct footprint {
-    struct footprint *next; /* among the free ones */
-    size_t n, cap;
-    touch *items;
-} footprint;
-
-/* What each actor was ever seen to do to one object (All alone). */
-typedef struct known {
-    uint64_t object;
-    bool used;
-    unsigned char how[FAN_EXPLORE_ACTORS];
-} known;
-
-/* A point of the search: the orders that share their first steps. */
-typedef struct node {
-    uint32_t enabled;
-    uint32_t asleep;                   /* when it was reached */
-    uint32_t done;                     /* run from here in full; asleep for the rest */
-    int chosen;                        /* runs from here now */
-    bool answer;                       /* inside the step before: what it was told; `enabled` are the answers */
-    footprint *of[FAN_EXPLORE_ACTORS]; /* of the step of each actor asleep, done or chosen */
-} node;
-
-typedef enum mode { SEARCH, REPLAY, SAMPLE } mode;
-
-struct fan_explore {
-    bool reduce, started, exhausted, strayed, redundant;
-    mode now, next;
-    fan_status status;
-    uint64_t limit, runs, abandoned, searched;
-    node *nodes;
-    size_t n, cap; /* the path of the current or last run of the search */
-    size_t depth;  /* steps of this run */
-    footprint *free_prints;
-    unsigned char *order; /* the choices of this run */
-    size_t order_cap;
-    char *script;      /* of a replay */
-    uint64_t *weighed; /* objects by which somebody decided */
-    size_t nweighed, weighed_cap;
-    known *known;             /* a hash table */
-    size_t nknown, known_cap; /* a power of 2 */
-    bool prune;               /* All alone */
-    bool pruned;              /* something was left out because its actor was all alone */
-    bool again;               /* what was left out before may have been left out wrongly */
-    uint64_t anew;            /* how often it was begun again */
-    uint64_t spent;           /* runs of all beginnings */
-    uint64_t vain;            /* .. and those that were abandoned */
-    size_t longest;           /* run so far */
-    uint64_t random;
-    uint32_t rank[FAN_EXPLORE_ACTORS]; /* of an odd sample; 0 chooses evenly */
-    size_t change[4];
-    uint32_t lowest;
-};
+_Static_assert(FAN__PRINT_ACTORS == FAN_EXPLORE_ACTORS, "rows have a place for every actor");
 
 fan_explore *fan_explore_new(bool reduce, uint64_t limit)
 {
@@ -90,7 +31,7 @@ void fan_explore_free(fan_explore *x)
                 fan_free(x->nodes[i].of[a]->items);
                 fan_free(x->nodes[i].of[a]);
             }
-    for (footprint *f = x->free_prints, *next; f; f = next) {
+    for (fan__print *f = x->free_prints, *next; f; f = next) {
         next = f->next;
         fan_free(f->items);
         fan_free(f);
@@ -101,113 +42,6 @@ void fan_explore_free(fan_explore *x)
     fan_free(x->weighed);
     fan_free(x->known);
     fan_free(x);
-}
-
-/* ---- footprints ---- */
-
-static footprint *print_take(fan_explore *x)
-{
-    footprint *f = x->free_prints;
-    if (f) {
-        x->free_prints = f->next;
-        f->n = 0;
-        return f;
-    }
-    return fan_calloc(sizeof *f);
-}
-
-static void print_give(fan_explore *x, footprint *f)
-{
-    f->next = x->free_prints;
-    x->free_prints = f;
-}
-
-static bool weighed(const fan_explore *x, uint64_t object)
-{
-    for (size_t i = 0; i < x->nweighed; i++)
-        if (x->weighed[i] == object)
-            return true;
-    return false;
-}
-
-/* commute: what two steps did to one object. Those that count commute where nobody decides by the number; those that
- * read do; no others. */
-static bool commute(const fan_explore *x, uint64_t object, unsigned a, unsigned b)
-{
-    unsigned either = a | b;
-    if (!(either & (BIT(FAN_TOUCH_WRITES) | BIT(FAN_TOUCH_COUNTS))))
-        return true;
-    return either == BIT(FAN_TOUCH_COUNTS) && !weighed(x, object);
-}
-
-static bool independent(const fan_explore *x, const footprint *a, const footprint *b)
-{
-    for (size_t i = 0; i < a->n; i++)
-        for (size_t j = 0; j < b->n; j++)
-            if (a->items[i].object == b->items[j].object &&
-                !commute(x, a->items[i].object, a->items[i].how, b->items[j].how))
-                return false;
-    return true;
-}
-
-/* place_of: where an object's row is, or would be. */
-static known *place_of(known *table, size_t cap, uint64_t object)
-{
-    size_t i = (size_t)(object * UINT64_C(0x9E3779B97F4A7C15) >> 32) & (cap - 1);
-    while (table[i].used && table[i].object != object)
-        i = (i + 1) & (cap - 1);
-    return &table[i];
-}
-
-static known *row_of(fan_explore *x, uint64_t object)
-{
-    if (2 * (x->nknown + 1) > x->known_cap) {
-        size_t cap = x->known_cap ? 2 * x->known_cap : 64;
-        known *more = fan_calloc(cap * sizeof *more);
-        if (!more)
-            return NULL;
-        for (size_t i = 0; i < x->known_cap; i++)
-            if (x->known[i].used)
-                *place_of(more, cap, x->known[i].object) = x->known[i];
-        fan_free(x->known);
-        x->known = more;
-        x->known_cap = cap;
-    }
-    known *row = place_of(x->known, x->known_cap, object);
-    x->nknown += !row->used;
-    row->used = true;
-    row->object = object;
-    return row;
-}
-
-static bool meets(const fan_explore *x, const known *row, int actor, unsigned how)
-{
-    for (int a = 0; a < FAN_EXPLORE_ACTORS; a++)
-        if (a != actor && row->how[a] && !commute(x, row->object, how, row->how[a]))
-            return true;
-    return false;
-}
-
-/* learn: what an actor does to an object; a meeting that is new may have been missed where he was taken to be alone. */
-static fan_status learn(fan_explore *x, uint64_t object, int actor, unsigned how)
-{
-    known *row = row_of(x, object);
-    if (!row)
-        return x->status = FAN_ERR_NOMEM;
-    if (row->how[actor] & how)
-        return FAN_OK;
-    x->again |= x->pruned && meets(x, row, actor, how);
-    row->how[actor] |= (unsigned char)how;
-    return FAN_OK;
-}
-
-/* alone: whether nobody else was ever seen to do anything that a step does not commute with. */
-static bool alone(const fan_explore *x, int actor, const footprint *f)
-{
-    for (size_t i = 0; i < f->n; i++)
-        if (meets(x, place_of(x->known, x->known_cap, f->items[i].object), actor, f->items[i].how))
-            return false;
-    return true;
 }
 
 static int bits_in(uint32_t mask)
@@ -225,8 +59,6 @@ static int lowest_bit(uint32_t mask)
         i++;
     return i;
 }
-
-/* ---- runs ---- */
 
 fan_status fan_explore_replay(fan_explore *x, const char *schedule)
 {
@@ -328,7 +160,7 @@ static int sample(fan_explore *x, uint32_t enabled)
 }
 
 /* last_step: the point at which the step under way was chosen, or NULL. */
-static node *last_step(fan_explore *x)
+static fan__explore_node *last_step(fan_explore *x)
 {
     size_t i = x->n;
     while (i > 0 && x->nodes[i - 1].answer)
@@ -338,18 +170,18 @@ static node *last_step(fan_explore *x)
 
 /* extend: a new point behind the path: who slept or is done at the last one sleeps on unless its last step touched what
  * theirs would. */
-static node *extend(fan_explore *x, uint32_t enabled)
+static fan__explore_node *extend(fan_explore *x, uint32_t enabled)
 {
     if (fan_grow((void **)&x->nodes, &x->cap, x->n + 1, sizeof *x->nodes))
         return NULL;
-    node *new_ = &x->nodes[x->n];
+    fan__explore_node *new_ = &x->nodes[x->n];
     memset(new_, 0, sizeof *new_);
     new_->enabled = enabled;
-    const node *last = x->reduce ? last_step(x) : NULL;
+    const fan__explore_node *last = x->reduce ? last_step(x) : NULL;
     if (last) {
         uint32_t sleepers = last->asleep | last->done;
         for (int a = 0; a < FAN_EXPLORE_ACTORS; a++)
-            if (sleepers >> a & 1 && independent(x, last->of[a], last->of[last->chosen])) {
+            if (sleepers >> a & 1 && fan__print_independent(x, last->of[a], last->of[last->chosen])) {
                 new_->asleep |= UINT32_C(1) << a;
                 new_->of[a] = last->of[a];
             }
@@ -367,21 +199,21 @@ int fan_explore_choose(fan_explore *x, uint32_t enabled)
     if (x->now == SAMPLE)
         return note(x, sample(x, enabled));
     if (x->depth < x->n) {
-        const node *at = &x->nodes[x->depth];
+        const fan__explore_node *at = &x->nodes[x->depth];
         if (at->enabled == enabled && !at->answer)
             return note(x, at->chosen);
         x->strayed = true;
         return note(x, enabled >> at->chosen & 1 ? at->chosen : lowest_bit(enabled));
     }
-    node *at = extend(x, enabled);
-    footprint *f = at ? print_take(x) : NULL;
+    fan__explore_node *at = extend(x, enabled);
+    fan__print *f = at ? fan__print_take(x) : NULL;
     if (!f) {
         x->status = FAN_ERR_NOMEM;
         return FAN_EXPLORE_NONE;
     }
     uint32_t awake = enabled & ~at->asleep;
     if (!awake) {
-        print_give(x, f);
+        fan__print_give(x, f);
         x->redundant = true;
         return FAN_EXPLORE_NONE;
     }
@@ -407,42 +239,31 @@ int fan_explore_pick(fan_explore *x, int n)
         x->status = FAN_ERR_NOMEM;
         return FAN_EXPLORE_NONE;
     } else {
-        x->nodes[x->n++] = (node){.enabled = (UINT32_C(1) << n) - 1, .answer = true};
+        x->nodes[x->n++] = (fan__explore_node){.enabled = (UINT32_C(1) << n) - 1, .answer = true};
     }
     return note(x, FAN_ANSWER + answer) < 0 ? FAN_EXPLORE_NONE : answer;
-}
-
-static fan_status weigh(fan_explore *x, uint64_t object)
-{
-    if (weighed(x, object))
-        return FAN_OK;
-    if (fan_grow((void **)&x->weighed, &x->weighed_cap, x->nweighed + 1, sizeof *x->weighed))
-        return x->status = FAN_ERR_NOMEM;
-    x->weighed[x->nweighed++] = object;
-    x->again |= x->searched > 0; /* in the first run nothing has been left out yet */
-    return FAN_OK;
 }
 
 fan_status fan_explore_touched(fan_explore *x, uint64_t object, fan_touch how)
 {
     if (how == FAN_TOUCH_WEIGHS && x->now == SEARCH)
-        FAN_TRY(weigh(x, object));
+        FAN_TRY(fan__print_weigh(x, object));
     /* Only the last step of the path is new; those before it touch what they touched when they were run first. */
     if (x->now != SEARCH || x->depth == 0 || x->depth != x->n)
         return FAN_OK;
-    const node *at = last_step(x);
+    const fan__explore_node *at = last_step(x);
     if (!at) /* before the first step: nobody else acts */
         return FAN_OK;
-    footprint *f = at->of[at->chosen];
-    FAN_TRY(learn(x, object, at->chosen, BIT(how)));
+    fan__print *f = at->of[at->chosen];
+    FAN_TRY(fan__print_learn(x, object, at->chosen, FAN__PRINT_BIT(how)));
     for (size_t i = 0; i < f->n; i++)
         if (f->items[i].object == object) {
-            f->items[i].how |= BIT(how);
+            f->items[i].how |= FAN__PRINT_BIT(how);
             return FAN_OK;
         }
     if (fan_grow((void **)&f->items, &f->cap, f->n + 1, sizeof *f->items))
         return x->status = FAN_ERR_NOMEM;
-    f->items[f->n++] = (touch){object, BIT(how)};
+    f->items[f->n++] = (fan__print_touch){object, FAN__PRINT_BIT(how)};
     return FAN_OK;
 }
 
@@ -452,7 +273,7 @@ static void forget(fan_explore *x)
     for (size_t i = 0; i < x->n; i++)
         for (int a = 0; a < FAN_EXPLORE_ACTORS; a++)
             if (x->nodes[i].of[a] && !(x->nodes[i].asleep >> a & 1))
-                print_give(x, x->nodes[i].of[a]);
+                fan__print_give(x, x->nodes[i].of[a]);
     x->n = 0;
     x->pruned = false;
     x->runs = x->abandoned = 0;
@@ -481,10 +302,11 @@ void fan_explore_end(fan_explore *x)
     if (x->again)
         forget(x);
     while (x->n > 0) {
-        node *last = &x->nodes[x->n - 1];
+        fan__explore_node *last = &x->nodes[x->n - 1];
         last->done |= UINT32_C(1) << last->chosen;
         uint32_t left = last->enabled & ~last->asleep & ~last->done;
-        if (left && x->prune && x->reduce && !last->answer && alone(x, last->chosen, last->of[last->chosen])) {
+        if (left && x->prune && x->reduce && !last->answer &&
+            fan__print_alone(x, last->chosen, last->of[last->chosen])) {
             left = 0;
             x->pruned = true;
         }
@@ -493,7 +315,7 @@ void fan_explore_end(fan_explore *x)
             return;
         }
         if (left) {
-            footprint *f = print_take(x);
+            fan__print *f = fan__print_take(x);
             if (!f) {
                 x->status = FAN_ERR_NOMEM;
                 return;
@@ -504,7 +326,7 @@ void fan_explore_end(fan_explore *x)
         }
         for (int a = 0; a < FAN_EXPLORE_ACTORS; a++)
             if (last->of[a] && !(last->asleep >> a & 1))
-                print_give(x, last->of[a]);
+                fan__print_give(x, last->of[a]);
         x->n--;
     }
     x->exhausted = !x->again;

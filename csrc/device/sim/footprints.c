@@ -1,0 +1,117 @@
+#include "device/sim/footprints.h"
+
+#include "base/mem.h"
+
+fan__print *fan__print_take(fan_explore *x)
+{
+    fan__print *f = x->free_prints;
+    if (f) {
+        x->free_prints = f->next;
+        f->n = 0;
+        return f;
+    }
+    return fan_calloc(sizeof *f);
+}
+
+void fan__print_give(fan_explore *x, fan__print *f)
+{
+    f->next = x->free_prints;
+    x->free_prints = f;
+}
+
+static bool print_weighed(const fan_explore *x, uint64_t object)
+{
+    for (size_t i = 0; i < x->nweighed; i++)
+        if (x->weighed[i] == object)
+            return true;
+    return false;
+}
+
+/* print_commute: what two steps did to one object. Those that count commute where nobody decides by the number; those
+ * that read do; no others. */
+static bool print_commute(const fan_explore *x, uint64_t object, unsigned a, unsigned b)
+{
+    unsigned either = a | b;
+    if (!(either & (FAN__PRINT_BIT(FAN_TOUCH_WRITES) | FAN__PRINT_BIT(FAN_TOUCH_COUNTS))))
+        return true;
+    return either == FAN__PRINT_BIT(FAN_TOUCH_COUNTS) && !print_weighed(x, object);
+}
+
+bool fan__print_independent(const fan_explore *x, const fan__print *a, const fan__print *b)
+{
+    for (size_t i = 0; i < a->n; i++)
+        for (size_t j = 0; j < b->n; j++)
+            if (a->items[i].object == b->items[j].object &&
+                !print_commute(x, a->items[i].object, a->items[i].how, b->items[j].how))
+                return false;
+    return true;
+}
+
+/* print_place: where an object's row is, or would be. */
+static fan__print_known *print_place(fan__print_known *table, size_t cap, uint64_t object)
+{
+    size_t i = (size_t)(object * UINT64_C(0x9E3779B97F4A7C15) >> 32) & (cap - 1);
+    while (table[i].used && table[i].object != object)
+        i = (i + 1) & (cap - 1);
+    return &table[i];
+}
+
+static fan__print_known *print_row(fan_explore *x, uint64_t object)
+{
+    if (2 * (x->nknown + 1) > x->known_cap) {
+        size_t cap = x->known_cap ? 2 * x->known_cap : 64;
+        fan__print_known *more = fan_calloc(cap * sizeof *more);
+        if (!more)
+            return NULL;
+        for (size_t i = 0; i < x->known_cap; i++)
+            if (x->known[i].used)
+                *print_place(more, cap, x->known[i].object) = x->known[i];
+        fan_free(x->known);
+        x->known = more;
+        x->known_cap = cap;
+    }
+    fan__print_known *row = print_place(x->known, x->known_cap, object);
+    x->nknown += !row->used;
+    row->used = true;
+    row->object = object;
+    return row;
+}
+
+static bool print_meets(const fan_explore *x, const fan__print_known *row, int actor, unsigned how)
+{
+    for (int a = 0; a < FAN__PRINT_ACTORS; a++)
+        if (a != actor && row->how[a] && !print_commute(x, row->object, how, row->how[a]))
+            return true;
+    return false;
+}
+
+fan_status fan__print_learn(fan_explore *x, uint64_t object, int actor, unsigned how)
+{
+    fan__print_known *row = print_row(x, object);
+    if (!row)
+        return x->status = FAN_ERR_NOMEM;
+    if (row->how[actor] & how)
+        return FAN_OK;
+    x->again |= x->pruned && print_meets(x, row, actor, how);
+    row->how[actor] |= (unsigned char)how;
+    return FAN_OK;
+}
+
+bool fan__print_alone(const fan_explore *x, int actor, const fan__print *f)
+{
+    for (size_t i = 0; i < f->n; i++)
+        if (print_meets(x, print_place(x->known, x->known_cap, f->items[i].object), actor, f->items[i].how))
+            return false;
+    return true;
+}
+
+fan_status fan__print_weigh(fan_explore *x, uint64_t object)
+{
+    if (print_weighed(x, object))
+        return FAN_OK;
+    if (fan_grow((void **)&x->weighed, &x->weighed_cap, x->nweighed + 1, sizeof *x->weighed))
+        return x->status = FAN_ERR_NOMEM;
+    x->weighed[x->nweighed++] = object;
+    x->again |= x->searched > 0; /* in the first run nothing has been left out yet */
+    return FAN_OK;
+}
