@@ -1,4 +1,4 @@
-/* cuda_api: the CUDA driver's functions that the backend uses, listed once, and a driver opened at run time. Nothing is
+/* api: the CUDA driver's functions that the backend uses, listed once, and a driver opened at run time. Nothing is
  * linked and no header of CUDA's is needed.
  *
  * Each function is asked for by the version whose prototype stands here: from cuGetProcAddress where the driver has it

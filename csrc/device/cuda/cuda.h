@@ -1,4 +1,4 @@
-/* cuda: CUDA's devices behind the table of device.h, by the driver's API alone (cuda_api.h).
+/* cuda: CUDA's devices behind the table of backend.h, by the driver's API alone (api.h).
  *
  * A fan_cuda is a driver that was opened; its devices share its holds, as those of a simulated machine do. The primary
  * context of a device is the one that torch, CuPy and JAX use: it is retained when the device is first asked for, and

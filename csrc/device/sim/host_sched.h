@@ -1,4 +1,4 @@
-/* turns: host threads that act one at a time, in an order that is chosen (D30). Knows nothing of devices.
+/* host_sched: host threads that act one at a time, in an order that is chosen (D30). Knows nothing of devices.
  *
  * A thread (an actor) has the turn from one yield to the next: that is a step. At a yield the chooser says who goes on.
  * An actor that wants a mutex which another holds, or that waits on a condition, cannot be chosen until the mutex is
@@ -28,7 +28,7 @@ typedef struct fan_host_sched fan_host_sched;
 
 typedef enum fan_give_up { FAN_GOING, FAN_ABANDONED, FAN_DEADLOCKED } fan_give_up;
 
-/* Who acts next: one of `enabled` (a mask, not 0), or -1 to abandon the run. Called with a lock of the turns held: it
+/* Who acts next: one of `enabled` (a mask, not 0), or -1 to abandon the run. Called with its lock held: it
  * may not call back. */
 typedef struct fan_host_sched_hooks {
     int (*choose)(void *ctx, uint32_t enabled); /* NULL: by the seed */

@@ -1,10 +1,10 @@
 /* sim: a machine of simulated devices: streams are queues, work runs late and in any order that streams and events
  * allow.
  *
- * Behind the table of device.h like any backend; what is here is what only tests and users of the simulation see.
+ * Behind the table of backend.h like any backend; what is here is what only tests and users of the simulation see.
  * Meaning of streams and events is CUDA's (docs/simulated-device.md). Nothing runs when queued; at a sync, a read or a
  * step the scheduler picks runnable heads by seed or by a named schedule. Every access is held against happens-before
- * when it is queued (order.h).
+ * when it is queued (race_check.h).
  *
  *   A1  a stream is a queue                             A5  the order of launches on the host orders nothing across
  * streams A2  an event is all earlier work of its stream      A6  waits work across devices A3  a wait is for the
