@@ -1,6 +1,6 @@
-/* draw: random numbers that a seed gives again (splitmix64). */
-#ifndef FAN_BASE_DRAW_H
-#define FAN_BASE_DRAW_H
+/* rng: random numbers that a seed gives again (splitmix64). */
+#ifndef FAN_BASE_RNG_H
+#define FAN_BASE_RNG_H
 
 #include <stdint.h>
 

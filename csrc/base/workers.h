@@ -1,11 +1,11 @@
-/* team: a few threads that help with one large piece of work at a time.
+/* workers: a few threads that help with one large piece of work at a time.
  *
  * Nothing is started before the first work; a forked child starts its own; the threads end with the process, or when
  * their number is set anew. They never touch Python, wait with plain pthreads (no hooks: the scheduler of the simulated
  * machine sees nothing of them), and take no signals.
  */
-#ifndef FAN_BASE_TEAM_H
-#define FAN_BASE_TEAM_H
+#ifndef FAN_BASE_WORKERS_H
+#define FAN_BASE_WORKERS_H
 
 #include <stddef.h>
 
