@@ -57,12 +57,9 @@ KNOWN_DEAD = dict.fromkeys(
 KNOWN_WORDS = dict.fromkeys(
     [
         "at_once",
-        "blame",
-        "blame_accesses",
         "cut",
         "cuts",
         "fan_turn_begin",
-        "fate",
         "figures",
         "figures_for",
         "former",
@@ -75,9 +72,6 @@ KNOWN_WORDS = dict.fromkeys(
         "survey_each",
         "survey_pairs",
         "tell",
-        "tell_any",
-        "tell_end",
-        "tell_end_accesses",
         "told",
         "told_limits",
         "used_on",
