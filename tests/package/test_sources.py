@@ -56,7 +56,6 @@ KNOWN_DEAD = dict.fromkeys(
 #: Old words that are still there, since when that is known.
 KNOWN_WORDS = dict.fromkeys(
     [
-        "at_once",
         "cut",
         "cuts",
         "fan_turn_begin",
@@ -68,9 +67,6 @@ KNOWN_WORDS = dict.fromkeys(
         "placed",
         "spoiled",
         "survey",
-        "survey_",
-        "survey_each",
-        "survey_pairs",
         "tell",
         "told",
         "told_limits",
