@@ -1,7 +1,7 @@
 """A call on torch tensors: the caller's own are handed to the function, and put back where it raises.
 
 What autograd knows of a tensor (its node, hooks, who saved it) cannot be given to another one afterwards. So the
-function runs on the tensors themselves, gradients and all, and nothing has to be carried home. What is kept to put them
+function runs on the tensors themselves, gradients and all, and nothing has to be carried back. What is kept to put them
 back: the bytes that they and their gradients show, versions, geometry, storage, whether they ask for a gradient, their
 attributes and hooks; of a tensor with a history a second end of it (`SavedTensor`).
 """

@@ -1,9 +1,12 @@
 """The pure function of a layout: it takes distinct arguments and bases, writes none of them, and returns what was
 written as new values.
 
-    inputs     [a base for each group of two or more arrays of which one is written] + [all other leaves, each array
-    once] outputs    [the new value of each input that was written or whose geometry changed] + [the function's outputs]
-               + [each array of a base whose geometry changed] + [bases that several outputs share]
+    inputs     [a base for each group of two or more arrays of which one is written]
+               + [all other leaves, each array once]
+    outputs    [the new value of each input that was written or whose geometry changed]
+               + [the function's outputs]
+               + [each array of a base whose geometry changed]
+               + [bases that several outputs share]
 
 The new value of an input has the shape that it had before; geometry that changes is fixed by the layout, and changed by
 the wrapper. A base is one axis of bytes, from the lowest byte of its group to the highest; so members of different

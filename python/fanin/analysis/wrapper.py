@@ -1,13 +1,13 @@
 """A function that writes its arguments, as one that does not, and a wrapper that leaves the caller with what the
 function itself would have left.
 
-    wrapper    guard -> snapshot -> the function, on the caller's own arrays -> what was written; put back where it
-    raises compiled   guard -> a run of the pure function -> write back, geometry, views of the caller's own arrays pure
-    (distinct arguments, a base for each group of written arrays) -> (new values, outputs, bases of shared outputs)
+    wrapper    guard -> snapshot -> the function, on the caller's own arrays -> what was written; put back if it raises
+    compiled   guard -> a run of the pure function -> write back, geometry, views of the caller's own arrays
+    pure       (distinct arguments, a base for each group of written arrays) -> (new values, outputs, bases of outputs)
 
 The wrapper is right by construction, not by its record: the function gets what the caller gave, and what it must not
-leave behind is put back (kept.py). The record of a layout says what the pure function takes and returns, and what is
-held against a later call.
+leave behind is put back (caller_arrays.py). The record of a layout says what the pure function takes and returns, and
+what is held against a later call.
 """
 
 from __future__ import annotations
