@@ -41,7 +41,7 @@ def inside() -> Any:
         sys.path.append(tests)
     from kit.inside import inside
 
-    return inside()
+    return inside("-O3", "-DNDEBUG")
 
 
 def main(results: Callable[[bool], Iterator[Result]]) -> None:

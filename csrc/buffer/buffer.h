@@ -39,7 +39,9 @@ typedef struct fan_auto_budget {
     uint64_t alone, held; /* bytes */
 } fan_auto_budget;
 fan_auto_budget fan_budget_auto(void);
-void fan_budget_auto_set(const fan_auto_budget *to); /* of buffers made from now on, for tests; NULL: as it was */
+#ifdef FAN_TEST
+void fan_budget_auto_set(const fan_auto_budget *to); /* of buffers made from now on; NULL: as it was */
+#endif
 
 typedef struct fan_buffer_config {
     size_t slots;

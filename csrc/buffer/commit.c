@@ -93,7 +93,7 @@ static void unlist(fan_buffer *b, fan_pass *p, const fan_gathered *g)
         p->next_key = g->items[g->nitems - 1]->key + 1;
 }
 
-fan_status fan_fold_commit(fan_buffer *b, size_t slot, fan_gathered *g, fan_error *err)
+static fan_status fold_commit(fan_buffer *b, size_t slot, fan_gathered *g, fan_error *err)
 {
     fan_status status = g->fold.n > 1 ? fan_fold_begin(&g->fold, NULL, err) : FAN_OK;
     if (status == FAN_OK)
@@ -186,7 +186,7 @@ static fan_status fold_items(fan_buffer *b, size_t slot, size_t m, fan_error *er
         if (status == FAN_OK && s->spec->exact)
             status = fan_fold_absorb(&g.fold, g.like, err);
         if (status == FAN_OK)
-            status = fan_fold_commit(b, slot, &g, err);
+            status = fold_commit(b, slot, &g, err);
         fan_gathered_fini(&g);
     }
     fan_slot_lock(b, slot);

@@ -12,9 +12,8 @@ size_t fan_slot_due(fan_buffer *b, size_t slot, uint64_t coming);
 fan_status fan_slot_fold_while_due(fan_buffer *b, size_t slot, fan_error *err);
 /* fan_slot_promote: locked on entry and on return: where one contribution is all there is, it becomes the value now. */
 fan_status fan_slot_promote(fan_buffer *b, size_t slot, fan_error *err);
-/* fan_fold_commit: sums the gathered items into the slot's value and takes them off the list. The slot is busy. */
-fan_status fan_fold_commit(fan_buffer *b, size_t slot, fan_gathered *g, fan_error *err);
-/* fan_fold_commit_end: the same of a fold that began. */
+/* fan_fold_commit_end: ends a fold that began: its sum becomes the slot's value, and what was gathered goes off the
+ * list. The slot is busy. */
 fan_status fan_fold_commit_end(fan_buffer *b, size_t slot, fan_gathered *g, fan_error *err);
 
 #endif

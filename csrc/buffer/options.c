@@ -116,18 +116,18 @@ void fan_buffer_weigh(fan_buffer *b, uint64_t bytes)
         fan_touch_budget(b, FAN_TOUCH_WEIGHS);
 }
 
-static bool told_limits;
-static fan_auto_budget limits;
+#ifdef FAN_TEST
+static fan_auto_budget test_limits; /* zero: as in a release */
+
+void fan_budget_auto_set(const fan_auto_budget *to) { test_limits = to ? *to : (fan_auto_budget){0}; }
+#endif
 
 /* A quarter of the cache: the sum, what the maker works on and what it makes next want to be there, too. */
 fan_auto_budget fan_budget_auto(void)
 {
-    return told_limits ? limits : (fan_auto_budget){fan_cache_bytes() / 4, UINT64_C(64) << 20};
-}
-
-void fan_budget_auto_set(const fan_auto_budget *to)
-{
-    told_limits = to != NULL;
-    if (to)
-        limits = *to;
+#ifdef FAN_TEST
+    if (test_limits.alone)
+        return test_limits;
+#endif
+    return (fan_auto_budget){fan_cache_bytes() / 4, UINT64_C(64) << 20};
 }

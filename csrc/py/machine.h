@@ -22,8 +22,6 @@ PyObject *fan_ints(int n, const int64_t *items);
 /* fan_shape_arg: integers from a sequence, or one bare integer, into shape[FAN_MAX_NDIM]; their number, or -1 with an
  * exception. */
 int fan_shape_arg(PyObject *o, int64_t *shape);
-/* fan_rules_tuple: rule bits as a tuple of words: ("S4", "S9"). */
-PyObject *fan_rules_tuple(uint64_t rules);
 /* fan_raise_sim: fan_raise, and fanin.sim.DeadlockError for FAN_ERR_DEADLOCK. */
 PyObject *fan_raise_sim(fan_status status, const fan_error *err);
 

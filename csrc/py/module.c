@@ -159,7 +159,7 @@ static PyModuleDef_Slot module_slots[] = {
     {0, NULL},
 };
 
-struct PyModuleDef fan_module = {
+static struct PyModuleDef module = {
     PyModuleDef_HEAD_INIT,
     .m_name = "fanin._core",
     .m_doc = "The C core of fanin. Its public names are in the package fanin.",
@@ -172,4 +172,4 @@ struct PyModuleDef fan_module = {
 
 PyMODINIT_FUNC PyInit__core(void); /* the one symbol that the library shows */
 
-PyMODINIT_FUNC PyInit__core(void) { return PyModuleDef_Init(&fan_module); }
+PyMODINIT_FUNC PyInit__core(void) { return PyModuleDef_Init(&module); }

@@ -99,9 +99,7 @@ typedef struct fan_state {
 } fan_state;
 
 /* state.c */
-extern struct PyModuleDef fan_module;
-fan_state *fan_state_get(void); /* the module state (the newest, if the module was loaded again); borrowed */
-fan_state *fan_state_of_type(PyTypeObject *t);
+fan_state *fan_state_get(void);     /* the module state (the newest, if the module was loaded again); borrowed */
 void fan_state_link(fan_state *st); /* makes it the newest */
 void fan_state_unlink(fan_state *st);
 PyObject *fan_arrays(void); /* the module _interop.arrays, borrowed; NULL with an exception */

@@ -7,12 +7,6 @@ static fan_state *newest;
 
 fan_state *fan_state_get(void) { return newest; }
 
-fan_state *fan_state_of_type(PyTypeObject *t)
-{
-    PyObject *m = PyType_GetModuleByDef(t, &fan_module);
-    return m ? PyModule_GetState(m) : NULL;
-}
-
 void fan_state_link(fan_state *st)
 {
     st->older = newest;

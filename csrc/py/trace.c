@@ -58,7 +58,8 @@ static const char *kind_word(int kind)
     return words[kind];
 }
 
-PyObject *fan_rules_tuple(uint64_t rules)
+/* trace_rules: rule bits as a tuple of words: ("S4", "S9"). */
+static PyObject *trace_rules(uint64_t rules)
 {
     Py_ssize_t i = 0;
     PyObject *made = PyTuple_New(__builtin_popcountll(rules));
@@ -79,7 +80,7 @@ PyObject *fan_rules_tuple(uint64_t rules)
 static PyObject *line_of(const fan_trace_line *l)
 {
     PyObject *label = PyUnicode_DecodeUTF8(l->label, (Py_ssize_t)strnlen(l->label, FAN_TRACE_LABEL), "replace");
-    PyObject *rules = label ? fan_rules_tuple(l->rules) : NULL;
+    PyObject *rules = label ? trace_rules(l->rules) : NULL;
     char how[2] = {l->how, '\0'};
     if (!rules) {
         Py_XDECREF(label);

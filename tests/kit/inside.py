@@ -21,14 +21,14 @@ SHOWN = ("base/*.c", "array/*.c", "device/capture_rule.c", "buffer/sync.c", "buf
 
 
 @functools.cache
-def inside() -> ModuleType:
-    """The library; where no compiler is, the test that asks is skipped."""
+def inside(*optimize: str) -> ModuleType:
+    """The library; where no compiler is, the test that asks is skipped. Benchmarks want a release's flags."""
     if not compiler():
         import pytest
 
         pytest.skip("no C compiler: set CC")
     sources = [*sorted(TEST_C.glob("inside*.c")), *sorted(p for pattern in SHOWN for p in CSRC.glob(pattern))]
-    flags = ["-fPIC", "-O3", "-DNDEBUG", f"-isystem{sysconfig.get_path('include')}"]
+    flags = ["-fPIC", *optimize, f"-isystem{sysconfig.get_path('include')}"]
     link = ["-shared"] if sys.platform != "darwin" else ["-bundle", "-undefined", "dynamic_lookup"]
     path = build_c(sources, *flags, core=False, link=link)
     loader = importlib.machinery.ExtensionFileLoader("inside", str(path))

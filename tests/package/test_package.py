@@ -101,9 +101,12 @@ def test_the_sdist_builds_a_wheel_that_installs_and_imports(tmp_path: Path) -> N
     (wheel,) = tmp_path.glob("fanin-*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
+        library = archive.read(next(n for n in names if n.startswith("fanin/_core.") and n.endswith(".so")))
         metadata = archive.read(next(n for n in names if n.endswith("METADATA"))).decode()
     assert {"fanin/py.typed", "fanin/_core.pyi", "fanin/__init__.py"} <= set(names)
     assert not [n for n in names if n.endswith((".c", ".h", ".o")) or n.startswith(("tests/", "csrc/"))]
+    assert not [n for n in names if "inside" in n or "hooks" in n]
+    assert b"_test_" not in library and b"rules_accum" not in library, "what tests alone ask for is in the wheel"
     assert "BSD-3-Clause" in metadata
     assert "Requires-Dist: numpy>=1.26\n" in metadata
 

@@ -44,15 +44,7 @@ KNOWN_LONG = dict.fromkeys(
 #: Files with wider lines, since when that is known.
 KNOWN_WIDE = dict.fromkeys(["csrc/device/kernels/kernels.cu"], "2026-11-22")
 #: Names that only tests use, or nobody: since when that is known.
-KNOWN_DEAD = dict.fromkeys(
-    [
-        "fan_budget_auto_set of buffer/options.c",
-        "fan_fold_commit of buffer/commit.c",
-        "fan_rules_tuple of py/trace.c",
-        "fan_state_of_type of py/state.c",
-    ],
-    "2026-11-22",
-)
+KNOWN_DEAD: dict[str, str] = {}
 #: Old words that are still there, since when that is known.
 KNOWN_WORDS = dict.fromkeys(
     [
@@ -69,7 +61,6 @@ KNOWN_WORDS = dict.fromkeys(
         "survey",
         "tell",
         "told",
-        "told_limits",
         "used_on",
     ],
     "2026-11-22",
