@@ -20,6 +20,7 @@
 #ifndef FAN_BUFFER_FAST_H
 #define FAN_BUFFER_FAST_H
 
+#include "base/trace.h"
 #include "buffer/buffer.h"
 #include "buffer/fast_list.h"
 
@@ -103,6 +104,9 @@ bool fan_fast_take(fan_buffer *b, fan_span span, const fan_take *how, const fan_
  * counted. The interpreter is left meanwhile where that pays: the caller holds what they belong to. */
 void fan_fast_sum(const fan_frontend *f, const fan_fast_kind *kind, const char *const *src, size_t n, char *out);
 /* fan_fast_allowed: nobody watches: a trace and debug=True want the general way. */
-bool fan_fast_allowed(void);
+static inline bool fan_fast_allowed(void)
+{
+    return !fan_get_debug() && (atomic_load_explicit(&fan_traces, memory_order_relaxed) == 0 || !fan_trace_on());
+}
 
 #endif

@@ -39,7 +39,8 @@ static fan_fast_list *list_of(fan_slot *s)
     return s->fast;
 }
 
-static bool park(fan_buffer *b, size_t slot, const fan_fast_kind *kind, const fan_fast_term *one)
+static inline __attribute__((always_inline)) bool park(fan_buffer *b, size_t slot, const fan_fast_kind *kind,
+                                                       const fan_fast_term *one)
 {
     fan_slot *s = &b->slots[slot];
     if (s->p != &fan_pass_none || s->busy || fan_fast_stats_on_device(b, slot))
@@ -51,7 +52,8 @@ static bool park(fan_buffer *b, size_t slot, const fan_fast_kind *kind, const fa
         if (!kind_fits(b, s->spec, kind))
             return false;
         p->kind = *kind;
-        p->bytes = fan_fast_kind_bytes(kind);
+        p->size = fan_fast_bytes(kind);
+        p->bytes = p->size ? p->size : 1;
     } else if (kind && !fan_fast_same(&p->kind, kind)) {
         return false;
     }
@@ -61,7 +63,8 @@ static bool park(fan_buffer *b, size_t slot, const fan_fast_kind *kind, const fa
 }
 
 /* count_parked: true: the budget is to be asked. */
-static bool count_parked(fan_buffer *b, size_t slot, const fan_fast_kind *kind, bool copied)
+static inline __attribute__((always_inline)) bool count_parked(fan_buffer *b, size_t slot, const fan_fast_kind *kind,
+                                                               bool copied)
 {
     FAN_FAST_COUNT(b, adds, 1);
     if (!kind)
@@ -171,7 +174,8 @@ fan_status fan_fast_add(fan_buffer *b, size_t slot, const fan_fast_kind *kind, c
     *added = false;
     if (!fan_fast_allowed() || !fan_buffer_is_here(b))
         return FAN_OK;
-    if (kind && !one->ours && can_add_inplace(b, slot, kind, one->data, one->key, alone, &inplace)) {
+    if (kind && b->slots[slot].p != &fan_pass_none && !one->ours &&
+        can_add_inplace(b, slot, kind, one->data, one->key, alone, &inplace)) {
         add_inplace(b, &inplace);
         *added = true;
         return FAN_OK;

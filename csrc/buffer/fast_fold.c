@@ -114,7 +114,7 @@ static void merge_sum(const fan_buffer *b, size_t slot, merge *m, char *out)
         while (n < FAN_FAST_TERMS && done < m->n)
             part[n++] = p->terms[done++];
         fan_fast_sum_terms(k, part, n, k->dtype, NULL, out,
-                           fan_fast_needs_scratch(k, n, k->dtype, false) ? &scratch : NULL, NULL);
+                           fan_fast_needs_scratch(p, n, k->dtype, false) ? &scratch : NULL, NULL);
     }
     if (left)
         b->frontend->enter(left);

@@ -8,16 +8,6 @@
 #define KEPT_TERMS 1024 /* longer lists are not kept for the next pass */
 #define MOVED_TERMS 64  /* what comes out of order moves so many at most */
 
-bool fan_fast_same(const fan_fast_kind *a, const fan_fast_kind *b)
-{
-    if (a->dtype != b->dtype || a->origin != b->origin || a->ndim != b->ndim)
-        return false;
-    for (int i = 0; i < a->ndim; i++)
-        if (a->shape[i] != b->shape[i])
-            return false;
-    return true;
-}
-
 size_t fan_fast_elements(const fan_fast_kind *k)
 {
     size_t n = 1;
@@ -155,7 +145,7 @@ static bool grow(fan_fast_list *p)
     return true;
 }
 
-bool fan_fast_list_insert(fan_fast_list *p, const fan_fast_term *one)
+bool fan_fast_list_put(fan_fast_list *p, const fan_fast_term *one)
 {
     int64_t key = one->key;
     if (p->n == p->cap && !grow(p))

@@ -10,7 +10,16 @@
 #include "base/keys.h"
 #include "buffer/value.h"
 
-bool fan_fast_same(const fan_fast_kind *a, const fan_fast_kind *b);
+static inline bool fan_fast_same(const fan_fast_kind *a, const fan_fast_kind *b)
+{
+    if (a->dtype != b->dtype || a->origin != b->origin || a->ndim != b->ndim)
+        return false;
+    for (int i = 0; i < a->ndim; i++)
+        if (a->shape[i] != b->shape[i])
+            return false;
+    return true;
+}
+
 /* fan_fast_elements, fan_fast_bytes: of one gradient of a kind. fan_fast_kind_bytes: what it counts against a budget:
  * at least 1. */
 size_t fan_fast_elements(const fan_fast_kind *k);
@@ -47,7 +56,8 @@ static inline const char *fan_fast_data(const fan_fast_kind *kind, const fan_fas
 
 typedef struct fan_fast_list {
     fan_fast_kind kind; /* of all that are defined; none are: unset */
-    uint64_t bytes;     /* of one; at least 1 */
+    uint64_t size;      /* of one, in bytes .. */
+    uint64_t bytes;     /* .. and what it counts against a budget: at least 1 */
     size_t n, cap;
     int64_t summed;       /* contributions that the first of the list is the sum of: it is the buffer's own then, and no
                              longer parked. 0: it is one itself */
@@ -68,7 +78,15 @@ static inline size_t fan_fast_list_defined(const fan_fast_list *p) { return p->n
 /* fan_fast_list_empty: nothing is in it, as far as it knows; nothing is dropped, its memory stays. */
 void fan_fast_list_empty(fan_fast_list *p);
 /* fan_fast_list_insert: puts a term where its key has it; false: the key is there already, or there is no memory. */
-bool fan_fast_list_insert(fan_fast_list *p, const fan_fast_term *one);
+bool fan_fast_list_put(fan_fast_list *p, const fan_fast_term *one);
+static inline bool fan_fast_list_insert(fan_fast_list *p, const fan_fast_term *one)
+{
+    if (p->n == p->cap || p->unsorted || (one->key >= 0 && p->n && p->terms[p->n - 1].key >= one->key))
+        return fan_fast_list_put(p, one);
+    p->terms[p->n++] = *one; /* behind all others, as mostly */
+    p->undefined += !one->object;
+    return true;
+}
 /* fan_fast_list_remove_last: the newest term with this object and key is taken out; false: there is none. */
 bool fan_fast_list_remove_last(fan_fast_list *p, const void *object, int64_t key);
 /* fan_fast_list_sort: it is by key from now on. fan_fast_list_undefined_last: those that are undefined go behind the

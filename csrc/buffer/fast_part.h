@@ -14,10 +14,17 @@
 
 /* fan_fast_claim, fan_fast_let_go: the slot is this thread's; nobody else adds or takes. let_go of [first, end) tells
  * those who wait. */
-void fan_fast_claim(fan_slot *s);
+static inline void fan_fast_claim(fan_slot *s)
+{
+    s->busy = s->taking = true;
+    fan_slot_set_owner(s, fan_thread_id());
+}
 void fan_fast_let_go(fan_buffer *b, fan_span span);
 /* fan_fast_stats_on_device: with stats: what is known of the slot's last sum stands on a device. */
-bool fan_fast_stats_on_device(const fan_buffer *b, size_t slot);
+static inline bool fan_fast_stats_on_device(const fan_buffer *b, size_t slot)
+{
+    return b->known && (b->known[slot].words || b->known[slot].on);
+}
 
 /* What a sum of several runs needs beside them, where it is more than one call of a loop. */
 typedef struct fan_fast_scratch {
@@ -25,7 +32,14 @@ typedef struct fan_fast_scratch {
     fan_operand *in;   /* .. and n */
 } fan_fast_scratch;
 /* fan_fast_needs_scratch: whether a sum of n terms needs it. */
-bool fan_fast_needs_scratch(const fan_fast_kind *k, size_t n, fan_dtype acc, bool with_stats);
+#define FAN_FAST_PARALLEL_BYTES ((uint64_t)4 << 20) /* of terms and sum, from which on several threads pay */
+#define FAN_FAST_FEW_RUNS 8 /* runs that are read side by side where they are not in a near cache */
+static inline bool fan_fast_needs_scratch(const fan_fast_list *p, size_t n, fan_dtype acc, bool with_stats)
+{
+    if (with_stats || (n > FAN_FAST_TERMS && acc != p->kind.dtype))
+        return true;
+    return p->size > FAN_FAST_BYTES && (n > FAN_FAST_FEW_RUNS || (n + 1) * p->size >= FAN_FAST_PARALLEL_BYTES);
+}
 /* fan_fast_sum_terms: `out` becomes the fold of n terms, scaled (NULL: not), with statistics (NULL: none). out is one
  * of the terms or apart from all; where n is more than FAN_FAST_TERMS, the first or apart. scratch: NULL where it is
  * not needed. Allocates nothing, needs no interpreter. */

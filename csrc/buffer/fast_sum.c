@@ -5,20 +5,9 @@
 
 #include <string.h>
 
-#define PARALLEL_BYTES ((uint64_t)4 << 20) /* of terms and sum, from which on several threads pay */
-#define FEW_STREAMS 8                      /* runs that are read side by side where they are not in a near cache */
-
 bool fan_fast_fits(fan_dtype dtype, fan_dtype acc, uint64_t bytes)
 {
     return bytes < FAN_POOL_FROM && fan_sum_flat_fits(dtype, acc);
-}
-
-bool fan_fast_needs_scratch(const fan_fast_kind *k, size_t n, fan_dtype acc, bool with_stats)
-{
-    uint64_t bytes = fan_fast_bytes(k);
-    if (with_stats || (n > FAN_FAST_TERMS && acc != k->dtype))
-        return true;
-    return bytes > FAN_FAST_BYTES && (n > FEW_STREAMS || (n + 1) * bytes >= PARALLEL_BYTES);
 }
 
 /* A gap-free array over a run, for a sum alone. */

@@ -163,7 +163,7 @@ static void *result_of(taking *t, size_t slot)
     if (p->kind.scalar) {
         _Alignas(16) char value[16];
         fan_fast_sum_terms(&p->kind, p->terms, n, acc, scale, value,
-                           fan_fast_needs_scratch(&p->kind, n, acc, false) ? &t->scratch : NULL, NULL);
+                           fan_fast_needs_scratch(p, n, acc, false) ? &t->scratch : NULL, NULL);
         return fast->number(&p->kind, value);
     }
     if (n > 1 && !scale && keeps_keys(t, p) && fan_fast_reusable(t->b, slot, n, acc)) {
@@ -236,7 +236,7 @@ static bool room_for(taking *t, fan_array *arrays, fan_operand *in)
     for (size_t i = t->span.first; i < t->span.end; i++) {
         const fan_fast_list *p = list_at(t->b, i);
         size_t n = defined(p);
-        if (n > FAN_FAST_TERMS && n > most && fan_fast_needs_scratch(&p->kind, n, accum_of(t->b, i), t->b->known))
+        if (n > FAN_FAST_TERMS && n > most && fan_fast_needs_scratch(p, n, accum_of(t->b, i), t->b->known))
             most = n;
     }
     if (!most)
@@ -262,7 +262,7 @@ static void keep_stats(fan_buffer *b, size_t slot, const fan_stats *stats)
 static void count_sum(fan_buffer *b, const fan_fast_list *p, bool in_place, bool copied)
 {
     size_t n = fan_fast_list_defined(p);
-    uint64_t bytes = fan_fast_bytes(&p->kind);
+    uint64_t bytes = p->size;
     FAN_FAST_COUNT(b, passes, 1);
     FAN_FAST_COUNT(b, bytes_read, n * bytes);
     FAN_FAST_COUNT(b, bytes_written, bytes);
@@ -280,7 +280,7 @@ static void run(const taking *t, size_t slot, char *out, fan_stats *stats)
     size_t n = fan_fast_list_defined(p);
     void *left = p->bytes > FAN_FAST_BYTES ? b->frontend->leave() : NULL;
     fan_fast_sum_terms(&p->kind, p->terms, n, acc, t->how->scale.on ? &t->how->scale : NULL, out,
-                       fan_fast_needs_scratch(&p->kind, n, acc, stats) ? &t->scratch : NULL, stats);
+                       fan_fast_needs_scratch(p, n, acc, stats) ? &t->scratch : NULL, stats);
     if (!left)
         return;
     b->frontend->enter(left);
@@ -398,7 +398,10 @@ static bool outs_begin(taking *t)
     size_t n = t->span.end - t->span.first;
     t->written = t->few;
     t->given = t->few_given;
-    if (t->outs && n > FEW_OUTS) {
+    if (!t->outs)
+        return true;
+    memset(t->few_given, 0, sizeof t->few_given);
+    if (n > FEW_OUTS) {
         t->written = fan_alloc(n * sizeof *t->written);
         t->given = fan_calloc(n * sizeof *t->given);
     }
@@ -411,7 +414,14 @@ bool fan_fast_take(fan_buffer *b, fan_span span, const fan_take *how, const fan_
     FAN_UNCLEARED fan_operand in[FAN_FAST_TERMS];
     if (!fan_fast_allowed() || !fan_buffer_is_here(b) || !claim_all(b, span, how))
         return false;
-    taking t = {.b = b, .span = span, .how = how, .outs = outs, .results = results};
+    FAN_UNCLEARED taking t;
+    t.b = b;
+    t.span = span;
+    t.how = how;
+    t.outs = outs;
+    t.results = results;
+    t.nwritten = 0;
+    t.tell = false;
     bool good = room_for(&t, arrays, in) && outs_begin(&t) && all_readable(&t) && place_all(&t);
     if (good) {
         sum_all(&t);

@@ -40,18 +40,6 @@ int fan_flag_arg(PyObject *o, bool *out)
     return t < 0 ? -1 : 0;
 }
 
-/* small_index: a plain int from 0 on; -1: something else, or an exception's matter. */
-Py_ssize_t fan_small_index(PyObject *o)
-{
-    Py_ssize_t i;
-    if (!PyLong_CheckExact(o))
-        return -1;
-    i = PyLong_AsSsize_t(o);
-    if (i == -1 && PyErr_Occurred())
-        PyErr_Clear();
-    return i;
-}
-
 int fan_index(PyObject *o, const char *what, PyObject *negative, int64_t *out)
 {
     PyObject *i;

@@ -11,7 +11,16 @@ int fan_parse_call(const char *call, const char *const *names, size_t n, Py_ssiz
 /* fan_flag_arg: a truth value; NULL: false. */
 int fan_flag_arg(PyObject *o, bool *out);
 /* fan_small_index: a plain int from 0 on; -1, without an exception: something else. */
-Py_ssize_t fan_small_index(PyObject *o);
+static inline Py_ssize_t fan_small_index(PyObject *o)
+{
+    Py_ssize_t i;
+    if (!PyLong_CheckExact(o))
+        return -1;
+    i = PyLong_AsSsize_t(o);
+    if (i == -1 && PyErr_Occurred())
+        PyErr_Clear();
+    return i;
+}
 /* fan_text_arg: a str as the core and its messages have it: no NUL in it. Lives as long as the str. */
 const char *fan_text_arg(PyObject *text);
 /* fan_is_bare: is `o` one array (or Slot, or scalar) where a sequence of them was expected? */
