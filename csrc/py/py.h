@@ -39,43 +39,43 @@
     X(str_requires_grad, "requires_grad")
 
 /* X(type, field): what Python allows to be per module: a strong reference each; NULL: not looked up yet. */
-#define FAN_STATE_LIST(X)                                                                                    \
-    X(PyTypeObject, buffer_type)                                                                             \
-    X(PyTypeObject, stream_type)                                                                             \
-    X(PyTypeObject, event_type)                                                                              \
-    X(PyTypeObject, graph_type)                                                                              \
-    X(PyTypeObject, array_type)                                                                              \
-    X(PyTypeObject, machine_type)                                                                            \
-    X(PyTypeObject, trace_type)                                                                              \
-    X(PyTypeObject, target_type)                                                                             \
-    X(PyTypeObject, exporter_type)                                                                           \
-    X(PyTypeObject, verdict_type)                                                                            \
-    X(PyTypeObject, overlaps_type)                                                                           \
-    X(PyTypeObject, layout_type)                                                                             \
-    X(PyTypeObject, snapshot_type)                                                                           \
-    X(PyObject, race_error)                                                                                  \
-    X(PyObject, device_error)                                                                                \
-    X(PyObject, device_oom_error)                                                                            \
-    X(PyObject, capture_error)                                                                               \
-    X(PyObject, mismatch_warning)                                                                            \
-    X(PyObject, foreign_stream) /* _interop.streams.foreign (fan_lazy) */                                    \
-    X(PyObject, arrays)         /* the module _interop.arrays: the slow path in and out (fan_arrays) */      \
-    X(PyObject, zero_type)      /* fanin.Zero (fan_lazy) */                                                  \
-    X(PyObject, slot_type)      /* fanin.Slot */                                                             \
-    X(PyObject, table_types)    /* a dict: types that are read by an exchange table, and how (exchange.c) */ \
-    X(PyTypeObject, torch_type)                                                                              \
-    X(PyObject, torch_is_neg) /* torch.Tensor.is_neg, requires_grad: descriptors */                          \
-    X(PyObject, torch_requires_grad)                                                                         \
-    X(PyObject, stats_type)    /* fanin.Stats */                                                             \
-    X(PyObject, counters_type) /* fanin.Counters */                                                          \
-    X(PyObject, process_counters_type)                                                                       \
-    X(PyObject, bfloat16) /* ml_dtypes' scalar types, once the caller has imported it */                     \
-    X(PyObject, float8_e4m3fn)                                                                               \
-    X(PyObject, float8_e5m2)                                                                                 \
-    X(PyObject, memory_of)   /* fanin._interop.sharing.memory_of: where foreign memory lies (region.c) */    \
-    X(PyObject, masked_type) /* numpy.ma.MaskedArray */                                                      \
-    X(PyObject, disjoint)    /* the Verdict that has nothing to add */                                       \
-    X(PyObject, zero)        /* the int 0 */                                                                 \
+#define FAN_STATE_LIST(X)                                                                                   \
+    X(PyTypeObject, buffer_type)                                                                            \
+    X(PyTypeObject, stream_type)                                                                            \
+    X(PyTypeObject, event_type)                                                                             \
+    X(PyTypeObject, graph_type)                                                                             \
+    X(PyTypeObject, array_type)                                                                             \
+    X(PyTypeObject, machine_type)                                                                           \
+    X(PyTypeObject, trace_type)                                                                             \
+    X(PyTypeObject, target_type)                                                                            \
+    X(PyTypeObject, exporter_type)                                                                          \
+    X(PyTypeObject, verdict_type)                                                                           \
+    X(PyTypeObject, overlaps_type)                                                                          \
+    X(PyTypeObject, layout_type)                                                                            \
+    X(PyTypeObject, snapshot_type)                                                                          \
+    X(PyObject, race_error)                                                                                 \
+    X(PyObject, device_error)                                                                               \
+    X(PyObject, device_oom_error)                                                                           \
+    X(PyObject, capture_error)                                                                              \
+    X(PyObject, mismatch_warning)                                                                           \
+    X(PyObject, foreign_stream) /* _interop.streams.foreign (fan_lazy) */                                   \
+    X(PyObject, arrays)         /* the module _interop.arrays: the slow path in and out (fan_arrays) */     \
+    X(PyObject, zero_type)      /* fanin.Zero (fan_lazy) */                                                 \
+    X(PyObject, slot_type)      /* fanin.Slot */                                                            \
+    X(PyObject, table_types)    /* a dict: types that are read by an exchange table, and how (library.c) */ \
+    X(PyTypeObject, torch_type)                                                                             \
+    X(PyObject, torch_is_neg) /* torch.Tensor.is_neg, requires_grad: descriptors */                         \
+    X(PyObject, torch_requires_grad)                                                                        \
+    X(PyObject, stats_type)    /* fanin.Stats */                                                            \
+    X(PyObject, counters_type) /* fanin.Counters */                                                         \
+    X(PyObject, process_counters_type)                                                                      \
+    X(PyObject, bfloat16) /* ml_dtypes' scalar types, once the caller has imported it */                    \
+    X(PyObject, float8_e4m3fn)                                                                              \
+    X(PyObject, float8_e5m2)                                                                                \
+    X(PyObject, memory_of)   /* fanin._interop.sharing.memory_of: where foreign memory lies (region.c) */   \
+    X(PyObject, masked_type) /* numpy.ma.MaskedArray */                                                     \
+    X(PyObject, disjoint)    /* the Verdict that has nothing to add */                                      \
+    X(PyObject, zero)        /* the int 0 */                                                                \
     X(PyObject, site_cache)
 
 #define FAN_SPARES 8
@@ -173,7 +173,7 @@ int fan_dtype_refuse(
 bool fan_dtype_needs_ml_dtypes(
     fan_dtype d); /* NumPy can show it only with ml_dtypes, which the caller has not imported */
 
-/* exchange.c: the one way in and out. */
+/* import.c, export.c: the one way in and out. */
 typedef enum fan_origin {
     FAN_FROM_CORE,
     FAN_FROM_NDARRAY,
@@ -212,7 +212,7 @@ PyObject *fan_fast_copy(PyObject *o, const fan_fast_kind *kind, char **data);
  * `ndarray.resize(refcheck=False)` may have moved or cut it. True where the owner is none that can be asked. */
 bool fan_owner_has(PyObject *view, const char *lo, const char *hi);
 
-/* ---- exchange.c ---- */
+/* ---- import*.c, export.c, library.c ---- */
 
 /* fan_value_still: the frontend's `still`. */
 bool fan_value_still(const fan_value *v);

@@ -55,7 +55,11 @@ KNOWN_WORDS = dict.fromkeys(
         "figures_for",
         "former",
         "lent",
+<<<<<<< HEAD
         "loan",
+=======
+        "lesson",
+>>>>>>> b48524d (py: the way in and out by noun: import, import_memory, library, export)
         "placed",
         "spoiled",
         "survey",
