@@ -1,59 +1,18 @@
-/* machine: the simulated machine as Python has it. fanin/sim.py builds on `_core.Machine`: spawn, join, the context
+/* machine: the simulated machine as Python has it. fanin/_sim builds on `_core.Machine`: spawn, join, the context
  * manager.
- *
- * A kernel of the user's waits in a queue with its function and the geometry of its arrays, not with the arrays: what
- * keeps memory alive until the work has run is the rules' business, and holding it here would hide their faults.
- *
- * Title: Kept views. A kernel's views are made when it runs and end with it: their memory may be another array's the
- * moment after. Each has an owner, a capsule that holds the machine, and whoever keeps a view, or a view of it, keeps
- * that owner: so once the kernel is through, an owner that still has other references shows a view that was kept, and
- * that is an error. What was kept is mapped as long as it is kept; only its bytes may be anyone's. The views in the
- * traceback of a kernel that raised show what was there then.
  *
  * Title: Cycles. A kernel that waits holds its function, and that may hold the machine, or a graph of its. To the
  * collector the machine holds the functions of all its kernels, and a graph, whose kernels are among them, its machine.
  * Arrays and streams hold neither: where the machine is collected although one of them could still have run what is
  * queued, that says so when it is run.
  */
-#include "py/machine.h"
+#include "py/machine_part.h"
 #include "py/turn.h"
-
 #include "base/mem.h"
 #include "buffer/sync.h"
 #include "device/sim/explore.h"
-
 #include <stdio.h>
 #include <string.h>
-
-typedef struct machine_object machine_object;
-
-/* A queued kernel. The list and `fn` belong to the GIL. */
-typedef struct kernel {
-    struct kernel *prev, *next; /* among its machine's */
-    machine_object *owner;      /* NULL once that is gone */
-    fan_sim *m;                 /* no hold: whoever runs it has one */
-    PyObject *fn;               /* NULL: forgotten, it does nothing */
-    bool lost;                  /* .. for its machine was collected: it says so */
-    PyObject *name;             /* a str */
-    size_t reads, n;
-    fan_array *views[]; /* reads, then writes; geometry alone */
-} kernel;
-
-/* Who acts next among the host threads. */
-typedef struct chooser {
-    enum { BY_SEED, FOLLOW, GIVE_UP } mode;
-    PyObject *search; /* FOLLOW: the capsule, held */
-    fan_explore *x;   /* FOLLOW: what is in it */
-} chooser;
-
-struct machine_object {
-    PyObject_HEAD fan_sim *m; /* held */
-    int devices;
-    kernel *kernels;
-    chooser chooser;
-};
-
-static machine_object *self_of(PyObject *o) { return (machine_object *)o; }
 
 /* The machines entered on this thread: a list in the thread's own dictionary; borrowed. NULL without exception where
  * there is none. */
@@ -67,7 +26,7 @@ static machine_object *innermost(void)
 {
     PyObject *list = entered();
     Py_ssize_t n = list ? PyList_GET_SIZE(list) : 0;
-    return n ? self_of(PyList_GET_ITEM(list, n - 1)) : NULL;
+    return n ? fan_machine_self(PyList_GET_ITEM(list, n - 1)) : NULL;
 }
 
 int fan_machine_count(void)
@@ -105,7 +64,7 @@ fan_stream *fan_machine_stream(fan_device *d, uint64_t handle)
         return s;
     }
     for (Py_ssize_t i = list ? PyList_GET_SIZE(list) : 0; i-- > 0;) {
-        machine_object *self = self_of(PyList_GET_ITEM(list, i));
+        machine_object *self = fan_machine_self(PyList_GET_ITEM(list, i));
         fan_stream *s = fan_sim_of(d) == self->m ? fan_sim_find(self->m, d->index, handle) : NULL;
         if (s)
             return s;
@@ -115,7 +74,7 @@ fan_stream *fan_machine_stream(fan_device *d, uint64_t handle)
     return NULL;
 }
 
-/* Call-outs of the machine */
+
 
 static void hook_site(void *Py_UNUSED(ctx), char *buf, size_t size)
 {
@@ -167,298 +126,6 @@ static void set_chooser(machine_object *self, chooser c)
     Py_XDECREF(search);
 }
 
-/* Kernels */
-
-static void unlink_kernel(kernel *k)
-{
-    if (k->prev)
-        k->prev->next = k->next;
-    else if (k->owner)
-        k->owner->kernels = k->next;
-    if (k->next)
-        k->next->prev = k->prev;
-    k->prev = k->next = NULL;
-    k->owner = NULL;
-}
-
-static void kernel_free(kernel *k)
-{
-    for (size_t i = 0; i < k->n; i++)
-        fan_array_drop(k->views[i]);
-    Py_XDECREF(k->fn);
-    Py_XDECREF(k->name);
-    fan_free(k);
-}
-
-static void kernel_fini(void *ctx)
-{
-    kernel *k = ctx;
-    fan_gil gil;
-    if (!fan_gil_enter(&gil))
-        return; /* too late for Python: left to the end of the process */
-    unlink_kernel(k);
-    kernel_free(k);
-    fan_gil_leave(&gil);
-}
-
-static void drop_hold(PyObject *capsule) { fan_sim_drop(PyCapsule_GetPointer(capsule, "fanin.machine")); }
-
-static PyObject *ndarray_over(const fan_array *a, bool write, PyObject *base)
-{
-    npy_intp dims[FAN_MAX_NDIM], strides[FAN_MAX_NDIM];
-    PyArray_Descr *descr = fan_descr_of_dtype(a->dtype);
-    PyObject *made;
-    if (!descr)
-        return NULL;
-    for (int i = 0; i < a->ndim; i++) {
-        dims[i] = (npy_intp)a->shape[i];
-        strides[i] = (npy_intp)a->strides[i];
-    }
-    made = PyArray_NewFromDescr(&PyArray_Type, descr, a->ndim, dims, strides, a->data, write ? NPY_ARRAY_WRITEABLE : 0,
-                                NULL);
-    if (made && PyArray_SetBaseObject((PyArrayObject *)made, Py_NewRef(base)) < 0)
-        Py_CLEAR(made);
-    return made;
-}
-
-static PyObject *owner_new(kernel *k)
-{
-    PyObject *made = PyCapsule_New(fan_sim_hold(k->m), "fanin.machine", drop_hold);
-    if (!made)
-        fan_sim_drop(k->m);
-    return made;
-}
-
-/* kept: the first view whose owner somebody else has (Kept views), or -1. */
-static Py_ssize_t kept(PyObject *owners)
-{
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(owners); i++)
-        if (Py_REFCNT(PyTuple_GET_ITEM(owners, i)) > 1)
-            return i;
-    return -1;
-}
-
-/* check_kept: 0, or -1 with an exception where a view outlives its kernel. A cycle that nobody else reaches is taken
- * apart first. */
-static int check_kept(const kernel *k, PyObject *owners)
-{
-    Py_ssize_t i = kept(owners);
-    if (i < 0)
-        return 0;
-    int was = PyGC_Enable();
-    PyGC_Collect();
-    if (!was)
-        PyGC_Disable();
-    if ((i = kept(owners)) < 0)
-        return 0;
-    bool write = (size_t)i >= k->reads;
-    PyErr_Format(
-        PyExc_RuntimeError,
-        "kernel %R kept %s[%zd] past its run, when its memory may be another array's; keep a copy: view.copy()",
-        k->name, write ? "writes" : "reads", write ? i - (Py_ssize_t)k->reads : i);
-    return -1;
-}
-
-/* snapshot: the bytes of a view as they are now, as bytes; *lo: where the first of them lies. */
-static PyObject *snapshot(const fan_array *a, const char **lo)
-{
-    const char *first = a->data, *last = a->data;
-    for (int i = 0; i < a->ndim; i++) {
-        int64_t way = (a->shape[i] - 1) * a->strides[i];
-        first += way < 0 ? way : 0;
-        last += way > 0 ? way : 0;
-    }
-    *lo = first;
-    return PyBytes_FromStringAndSize(first, a->size ? last - first + (Py_ssize_t)fan_dtype_size(a->dtype) : 0);
-}
-
-static void redirect(PyObject *o, const PyObject *bytes, const char *lo)
-{
-    PyArrayObject_fields *array = (PyArrayObject_fields *)o;
-    ptrdiff_t at = array->data - lo;
-    if (at >= 0 && at < PyBytes_GET_SIZE(bytes))
-        array->data = PyBytes_AS_STRING(bytes) + at;
-}
-
-/* redirect_parts: the views of `view` that the frames of a traceback hold. */
-static void redirect_parts(PyObject *raised, PyObject *view, const PyObject *bytes, const char *lo)
-{
-    PyObject *at = PyException_GetTraceback(raised);
-    while (at && PyTraceBack_Check(at)) {
-        PyObject *locals = PyFrame_GetLocals(((PyTracebackObject *)at)->tb_frame),
-                 *next = (PyObject *)((PyTracebackObject *)at)->tb_next;
-        PyObject *values = locals ? PyMapping_Values(locals) : NULL;
-        for (Py_ssize_t i = 0; values && i < PyList_GET_SIZE(values); i++) {
-            PyObject *o = PyList_GET_ITEM(values, i);
-            if (PyArray_Check(o) && PyArray_BASE((PyArrayObject *)o) == view)
-                redirect(o, bytes, lo);
-        }
-        PyErr_Clear();
-        Py_XDECREF(values);
-        Py_XDECREF(locals);
-        Py_XINCREF(next);
-        Py_SETREF(at, next);
-    }
-    Py_XDECREF(at);
-}
-
-#define CONTEXTS 100
-
-/* end_views: a kernel raised, and the frames of its traceback have its views: they show from now on what was there
- * then, and no other array's bytes. What was made of them elsewhere keeps their memory mapped (Kept views). */
-static void end_views(const kernel *k, PyObject *args)
-{
-    PyObject *raised = fan_exception_take();
-    for (size_t i = 0; i < k->n; i++) {
-        PyArrayObject_fields *view = (PyArrayObject_fields *)PyTuple_GET_ITEM(args, (Py_ssize_t)i);
-        const char *lo;
-        PyObject *bytes = Py_REFCNT(view) > 1 ? snapshot(k->views[i], &lo) : NULL;
-        PyObject *base = bytes ? PyTuple_Pack(2, bytes, view->base) : NULL;
-        if (base) {
-            redirect((PyObject *)view, bytes, lo);
-            PyObject *e = Py_NewRef(raised);
-            for (int far = 0; e && far < CONTEXTS; far++) { /* .. and what it was raised in the handling of */
-                redirect_parts(e, (PyObject *)view, bytes, lo);
-                Py_SETREF(e, PyException_GetContext(e));
-            }
-            Py_XDECREF(e);
-            Py_SETREF(view->base, base);
-        }
-        Py_XDECREF(bytes);
-    }
-    PyErr_Clear(); /* for want of memory they show what comes */
-    fan_exception_put(raised);
-}
-
-static PyObject *kernel_call(kernel *k)
-{
-    PyObject *fn = k->fn, *args, *owners, *result = NULL;
-    if (!fn && k->lost)
-        return PyErr_Format(
-            PyExc_RuntimeError,
-            "kernel %R cannot run: its machine was collected with it, for nobody else had it; keep the machine",
-            k->name);
-    if (!fn)
-        return Py_NewRef(Py_None);
-    Py_INCREF(fn);
-    args = PyTuple_New((Py_ssize_t)k->n);
-    owners = PyTuple_New((Py_ssize_t)k->n);
-    for (size_t i = 0; args && owners && i < k->n; i++) {
-        PyObject *owner = owner_new(k), *view = owner ? ndarray_over(k->views[i], i >= k->reads, owner) : NULL;
-        if (owner)
-            PyTuple_SET_ITEM(owners, (Py_ssize_t)i, owner);
-        if (!view)
-            Py_CLEAR(args);
-        else
-            PyTuple_SET_ITEM(args, (Py_ssize_t)i, view);
-    }
-    if (args && owners && !(result = PyObject_Call(fn, args, NULL)))
-        end_views(k, args);
-    Py_XDECREF(args);
-    Py_DECREF(fn);
-    if (result) { /* what it returned is let go of: it may be a view */
-        Py_SETREF(result, Py_NewRef(Py_None));
-        if (check_kept(k, owners) < 0)
-            Py_CLEAR(result);
-    }
-    Py_XDECREF(owners);
-    return result;
-}
-
-static fan_status kernel_run(void *ctx, fan_error *err)
-{
-    fan_status status = FAN_OK;
-    fan_gil gil;
-    PyObject *live, *result;
-    if (!fan_gil_enter(&gil))
-        return fan_fail(err, FAN_ERR_STATE, "the interpreter is gone: a kernel of Python's cannot run");
-    live = fan_exception_take(); /* of a kernel that ran before: the first one counts */
-    result = kernel_call(ctx);
-    if (!result && live) {
-        PyErr_WriteUnraisable(((kernel *)ctx)->fn);
-        status = FAN_ERR_EXTERN;
-    } else if (!result) {
-        status = fan_from_python(err);
-    }
-    Py_XDECREF(result);
-    if (live)
-        fan_exception_put(live);
-    fan_gil_leave(&gil);
-    return status;
-}
-
-/* arrays_arg: a tuple, so that nobody takes an array away while it is looked at. */
-static PyObject *arrays_arg(PyObject *o, const char *words)
-{
-    PyObject *made = NULL;
-    if (Py_TYPE(o) == fan_state_get()->array_type)
-        PyErr_SetString(PyExc_TypeError, words);
-    else
-        made = PySequence_Tuple(o);
-    if (!made && PyErr_ExceptionMatches(PyExc_TypeError))
-        PyErr_SetString(PyExc_TypeError, words);
-    return made;
-}
-
-/* views_of: the arrays of a tuple: their geometry into k, the arrays themselves into `arrays`. -1 with an exception. */
-static int views_of(machine_object *self, PyObject *seq, bool write, kernel *k, fan_array **arrays)
-{
-    static const char *const what[] = {"reads", "writes"};
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(seq); i++) {
-        PyObject *o = PyTuple_GET_ITEM(seq, i);
-        fan_device *d = NULL;
-        fan_array *a = fan_array_arg(o, &d);
-        PyArray_Descr *descr;
-        fan_storage *st;
-        fan_error err = {0};
-        fan_status status = FAN_ERR_NOMEM;
-        if (!a) {
-            PyErr_Format(PyExc_TypeError,
-                         "launch: %s[%zd] is no array of this machine but %.80s; Machine.array makes one", what[write],
-                         i, Py_TYPE(o)->tp_name);
-            return -1;
-        }
-        if (fan_sim_of(d) != self->m) {
-            PyErr_Format(PyExc_ValueError, "launch: %s[%zd] belongs to another machine", what[write], i);
-            return -1;
-        }
-        if (write && !a->writable) {
-            PyErr_Format(PyExc_ValueError, "launch: writes[%zd] is read-only: it is a broadcast view", i);
-            return -1;
-        }
-        if (!(descr = fan_descr_of_dtype(a->dtype)))
-            return -1;
-        Py_DECREF(descr);
-        st = fan_storage_wrap(a->storage->data, a->storage->bytes, NULL, NULL);
-        if (st)
-            status = fan_array_view(st, a->data, a->dtype, a->ndim, a->shape, a->strides, write, &k->views[k->n], &err);
-        fan_storage_drop(st);
-        if (status != FAN_OK) {
-            fan_raise(status, &err);
-            return -1;
-        }
-        arrays[k->n++] = a;
-        k->reads += !write;
-    }
-    return 0;
-}
-
-/* name_of: what a kernel is called: `name`, or the function's own; new reference. */
-static PyObject *name_of(PyObject *name, PyObject *fn)
-{
-    PyObject *own;
-    if (name != Py_None)
-        return PyUnicode_Check(name)
-                   ? Py_NewRef(name)
-                   : PyErr_Format(PyExc_TypeError, "launch: name is a string, not %.80s", Py_TYPE(name)->tp_name);
-    own = PyObject_GetAttrString(fn, "__name__");
-    if (own && PyUnicode_Check(own))
-        return own;
-    Py_XDECREF(own);
-    PyErr_Clear();
-    return PyUnicode_FromString("kernel");
-}
-
 /* Making and unmaking */
 
 static PyObject *machine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -497,9 +164,9 @@ static PyObject *machine_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
 static void forget(machine_object *self, bool lost)
 {
     while (self->kernels) {
-        kernel *k = self->kernels;
+        fan_kernel *k = self->kernels;
         PyObject *fn = k->fn;
-        unlink_kernel(k);
+        fan_kernel_unlink(k);
         k->fn = NULL;
         k->lost = lost;
         Py_XDECREF(fn); /* may run anything: the list is whole */
@@ -508,13 +175,13 @@ static void forget(machine_object *self, bool lost)
 
 static void machine_dealloc(PyObject *o)
 {
-    machine_object *self = self_of(o);
+    machine_object *self = fan_machine_self(o);
     PyTypeObject *type = Py_TYPE(o);
     PyObject_GC_UnTrack(o);
     if (self->m) {
         set_chooser(self, (chooser){.mode = BY_SEED});
         while (self->kernels) /* the machine may live on in its arrays, and so may its work */
-            unlink_kernel(self->kernels);
+            fan_kernel_unlink(self->kernels);
         fan_sim_drop(self->m);
     }
     type->tp_free(o);
@@ -523,17 +190,17 @@ static void machine_dealloc(PyObject *o)
 
 static int machine_traverse(PyObject *o, visitproc visit, void *arg)
 {
-    const machine_object *self = self_of(o);
+    const machine_object *self = fan_machine_self(o);
     Py_VISIT(Py_TYPE(o));
     Py_VISIT(self->chooser.search);
-    for (const kernel *k = self->kernels; k; k = k->next)
+    for (const fan_kernel *k = self->kernels; k; k = k->next)
         Py_VISIT(k->fn);
     return 0;
 }
 
 static int machine_clear(PyObject *o)
 {
-    forget(self_of(o), true);
+    forget(fan_machine_self(o), true);
     return 0;
 }
 
@@ -542,7 +209,7 @@ static int machine_clear(PyObject *o)
 static void machine_finalize(PyObject *o)
 {
     if (Py_REFCNT(o) > 1)
-        forget(self_of(o), true);
+        forget(fan_machine_self(o), true);
 }
 
 PyObject *fan_raise_sim(fan_status status, const fan_error *err)
@@ -559,7 +226,7 @@ PyObject *fan_raise_sim(fan_status status, const fan_error *err)
     return NULL;
 }
 
-static PyObject *done(fan_status status, const fan_error *err)
+PyObject *fan_sim_done(fan_status status, const fan_error *err)
 {
     if (status != FAN_OK)
         return fan_raise_sim(status, err);
@@ -579,7 +246,7 @@ static fan_device *device_at(machine_object *self, int index)
 
 static PyObject *machine_stream(PyObject *o, PyObject *args)
 {
-    machine_object *self = self_of(o);
+    machine_object *self = fan_machine_self(o);
     int device, blocking;
     fan_stream *s = NULL;
     fan_error err = {0};
@@ -604,7 +271,7 @@ static PyObject *machine_event(PyObject *o, PyObject *args)
     fan_error err = {0};
     fan_status status;
     PyObject *made;
-    if (!PyArg_ParseTuple(args, "i:_event", &device) || !(d = device_at(self_of(o), device)))
+    if (!PyArg_ParseTuple(args, "i:_event", &device) || !(d = device_at(fan_machine_self(o), device)))
         return NULL;
     status = fan_event_new(d, &e, &err);
     if (status != FAN_OK)
@@ -626,7 +293,7 @@ static PyObject *wrap_new(machine_object *self, int device, fan_status status, f
 
 static PyObject *machine_array(PyObject *o, PyObject *args)
 {
-    machine_object *self = self_of(o);
+    machine_object *self = fan_machine_self(o);
     PyArrayObject *from;
     int device;
     int64_t shape[FAN_MAX_NDIM], strides[FAN_MAX_NDIM];
@@ -659,7 +326,7 @@ static PyObject *machine_array(PyObject *o, PyObject *args)
 
 static PyObject *machine_empty(PyObject *o, PyObject *args)
 {
-    machine_object *self = self_of(o);
+    machine_object *self = fan_machine_self(o);
     PyObject *wish, *dtype_wish;
     int device, ndim;
     int64_t shape[FAN_MAX_NDIM];
@@ -677,86 +344,12 @@ static PyObject *machine_empty(PyObject *o, PyObject *args)
     return wrap_new(self, device, status, a, &err);
 }
 
-static PyObject *machine_launch(PyObject *o, PyObject *args)
-{
-    machine_object *self = self_of(o);
-    PyObject *where, *fn, *reads, *writes, *name, *title = NULL, *result = NULL;
-    double us;
-    fan_stream *s = NULL;
-    kernel *k = NULL;
-    fan_array **arrays = NULL;
-    fan_error err = {0};
-    fan_status status;
-    size_t n;
-    if (!PyArg_ParseTuple(args, "OOOOOd:_launch", &where, &fn, &reads, &writes, &name, &us))
-        return NULL;
-    if (!PyCallable_Check(fn))
-        return PyErr_Format(PyExc_TypeError,
-                            "launch: the kernel is called with NumPy views when it runs, and %.80s cannot be called",
-                            Py_TYPE(fn)->tp_name);
-    reads = arrays_arg(reads, "launch: reads is a sequence of arrays, as in reads=[x]");
-    writes = reads ? arrays_arg(writes, "launch: writes is a sequence of arrays, as in writes=[y]") : NULL;
-    title = writes ? name_of(name, fn) : NULL;
-    if (!title || !PyUnicode_AsUTF8(title) || fan_stream_arg(where, &s) < 0)
-        goto done;
-    if (!s || fan_sim_of(s->device) != self->m) {
-        PyErr_Format(PyExc_ValueError, "launch: %R is no stream of this machine", where);
-        goto done;
-    }
-    n = (size_t)(PyTuple_GET_SIZE(reads) + PyTuple_GET_SIZE(writes));
-    k = fan_calloc(sizeof *k + n * sizeof(fan_array *));
-    arrays = fan_alloc((n + 1) * sizeof *arrays);
-    if (!k || !arrays) {
-        PyErr_NoMemory();
-        goto done;
-    }
-    k->m = self->m;
-    if (views_of(self, reads, false, k, arrays) < 0 || views_of(self, writes, true, k, arrays) < 0)
-        goto done;
-    k->fn = Py_NewRef(fn);
-    k->name = Py_NewRef(title);
-    k->owner = self;
-    k->next = self->kernels;
-    if (k->next)
-        k->next->prev = k;
-    self->kernels = k;
-    {
-        fan_sim_kernel job = {.name = PyUnicode_AsUTF8(title),
-                              .fn = kernel_run,
-                              .fini = kernel_fini,
-                              .ctx = k,
-                              .reads = arrays,
-                              .nreads = k->reads,
-                              .writes = arrays + k->reads,
-                              .nwrites = k->n - k->reads,
-                              .us = us};
-        Py_BEGIN_ALLOW_THREADS status = fan_sim_launch(self->m, s, &job, &err);
-        Py_END_ALLOW_THREADS
-    }
-    if (status == FAN_OK) {
-        k = NULL; /* the machine's now */
-        result = Py_NewRef(Py_None);
-    } else {
-        unlink_kernel(k);
-        fan_raise(status, &err);
-    }
-done:
-    if (k)
-        kernel_free(k);
-    fan_free(arrays);
-    fan_stream_drop(s);
-    Py_XDECREF(title);
-    Py_XDECREF(reads);
-    Py_XDECREF(writes);
-    return result;
-}
-
 static PyObject *machine_synchronize(PyObject *o, PyObject *Py_UNUSED(none))
 {
     fan_error err = {0};
     fan_status status;
-    Py_BEGIN_ALLOW_THREADS status = fan_sim_synchronize(self_of(o)->m, &err);
-    Py_END_ALLOW_THREADS return done(status, &err);
+    Py_BEGIN_ALLOW_THREADS status = fan_sim_synchronize(fan_machine_self(o)->m, &err);
+    Py_END_ALLOW_THREADS return fan_sim_done(status, &err);
 }
 
 static PyObject *machine_step(PyObject *o, PyObject *Py_UNUSED(none))
@@ -764,19 +357,19 @@ static PyObject *machine_step(PyObject *o, PyObject *Py_UNUSED(none))
     fan_error err = {0};
     fan_status status;
     bool ran = false;
-    Py_BEGIN_ALLOW_THREADS status = fan_sim_step(self_of(o)->m, &ran, &err);
+    Py_BEGIN_ALLOW_THREADS status = fan_sim_step(fan_machine_self(o)->m, &ran, &err);
     Py_END_ALLOW_THREADS return status == FAN_OK ? PyBool_FromLong(ran) : fan_raise_sim(status, &err);
 }
 
 static PyObject *machine_pending(PyObject *o, PyObject *Py_UNUSED(none))
 {
     fan_error err = {0};
-    return done(fan_sim_pending(self_of(o)->m, &err), &err);
+    return fan_sim_done(fan_sim_pending(fan_machine_self(o)->m, &err), &err);
 }
 
 static PyObject *machine_forget(PyObject *o, PyObject *Py_UNUSED(none))
 {
-    forget(self_of(o), false);
+    forget(fan_machine_self(o), false);
     Py_RETURN_NONE;
 }
 
@@ -785,148 +378,14 @@ static PyObject *machine_check(PyObject *o, PyObject *on)
     int yes = PyObject_IsTrue(on);
     if (yes < 0)
         return NULL;
-    fan_sim_check(self_of(o)->m, yes);
+    fan_sim_check(fan_machine_self(o)->m, yes);
     Py_RETURN_NONE;
-}
-
-/* Capture */
-
-typedef struct graph_object {
-    PyObject_HEAD fan_sim_graph *g; /* held */
-    PyObject *machine;              /* whose it is */
-} graph_object;
-
-static void graph_dealloc(PyObject *o)
-{
-    graph_object *self = (graph_object *)o;
-    PyTypeObject *type = Py_TYPE(o);
-    PyObject_GC_UnTrack(o);
-    Py_BEGIN_ALLOW_THREADS fan_sim_graph_drop(self->g);
-    Py_END_ALLOW_THREADS Py_XDECREF(self->machine);
-    type->tp_free(o);
-    Py_DECREF(type);
-}
-
-static int graph_traverse(PyObject *o, visitproc visit, void *arg)
-{
-    Py_VISIT(Py_TYPE(o));
-    Py_VISIT(((graph_object *)o)->machine);
-    return 0;
-}
-
-static int graph_clear(PyObject *o)
-{
-    Py_CLEAR(((graph_object *)o)->machine);
-    return 0;
-}
-
-static PyObject *graph_repr(PyObject *o)
-{
-    PyObject *machine = ((graph_object *)o)->machine;
-    return machine ? PyUnicode_FromFormat("<fanin.sim graph of %R>", machine)
-                   : PyUnicode_FromString("<fanin.sim graph>");
-}
-
-static PyType_Slot graph_slots[] = {
-    {Py_tp_doc, "What was captured on a simulated machine: Machine.launch_graph queues it."},
-    {Py_tp_dealloc, graph_dealloc},
-    {Py_tp_traverse, graph_traverse},
-    {Py_tp_clear, graph_clear},
-    {Py_tp_repr, graph_repr},
-    {0, NULL},
-};
-
-PyType_Spec fan_graph_spec = {
-    .name = "fanin._core.Graph",
-    .basicsize = sizeof(graph_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = graph_slots,
-};
-
-/* stream_here: a stream of this machine; a hold, or NULL with an exception. */
-static fan_stream *stream_here(machine_object *self, PyObject *o)
-{
-    fan_stream *s = NULL;
-    if (fan_stream_arg(o, &s) < 0)
-        return NULL;
-    if (s && fan_sim_of(s->device) == self->m)
-        return s;
-    fan_stream_drop(s);
-    PyErr_SetString(PyExc_ValueError, "expected a stream of this machine");
-    return NULL;
-}
-
-static PyObject *machine_begin_capture(PyObject *o, PyObject *args)
-{
-    PyObject *where;
-    int mode;
-    fan_error err = {0};
-    fan_stream *s;
-    if (!PyArg_ParseTuple(args, "Oi:_begin_capture", &where, &mode) || !(s = stream_here(self_of(o), where)))
-        return NULL;
-    fan_status status = fan_sim_capture_begin(self_of(o)->m, s, mode, &err);
-    fan_stream_drop(s);
-    return done(status, &err);
-}
-
-static PyObject *machine_end_capture(PyObject *o, PyObject *where)
-{
-    fan_error err = {0};
-    fan_sim_graph *g = NULL;
-    fan_stream *s = stream_here(self_of(o), where);
-    if (!s)
-        return NULL;
-    fan_status status = fan_sim_capture_end(self_of(o)->m, s, &g, &err);
-    fan_stream_drop(s);
-    if (status != FAN_OK)
-        return fan_raise_sim(status, &err);
-    PyTypeObject *type = fan_state_get()->graph_type;
-    graph_object *made = (graph_object *)type->tp_alloc(type, 0);
-    if (!made) {
-        fan_sim_graph_drop(g);
-        return NULL;
-    }
-    made->g = g;
-    made->machine = Py_NewRef(o);
-    return (PyObject *)made;
-}
-
-static PyObject *machine_launch_graph(PyObject *o, PyObject *args)
-{
-    PyObject *graph, *where;
-    fan_error err = {0};
-    fan_sim_graph *g;
-    fan_stream *s;
-    fan_status status;
-    if (!PyArg_ParseTuple(args, "OO:_launch_graph", &graph, &where))
-        return NULL;
-    if (Py_TYPE(graph) != fan_state_get()->graph_type)
-        return PyErr_Format(PyExc_TypeError, "launch_graph: expected a graph, as end_capture gives it, not %.80s",
-                            Py_TYPE(graph)->tp_name);
-    if (((graph_object *)graph)->machine != o)
-        return PyErr_Format(PyExc_ValueError, "launch_graph: %R is of another machine", graph);
-    g = ((graph_object *)graph)->g;
-    if (!(s = stream_here(self_of(o), where)))
-        return NULL;
-    Py_BEGIN_ALLOW_THREADS status = fan_sim_graph_launch(g, s, &err);
-    Py_END_ALLOW_THREADS fan_stream_drop(s);
-    return done(status, &err);
-}
-
-static PyObject *machine_capture_state(PyObject *o, PyObject *where)
-{
-    fan_stream *s = stream_here(self_of(o), where);
-    if (!s)
-        return NULL;
-    int state = fan_sim_capture_state(self_of(o)->m, s, NULL, NULL);
-    fan_stream_drop(s);
-    return PyLong_FromLong(state);
 }
 
 static PyObject *machine_unsafe(PyObject *o, PyObject *Py_UNUSED(none))
 {
     fan_error err = {0};
-    return done(fan_sim_unsafe(self_of(o)->m, "an unsafe call", &err), &err);
+    return fan_sim_done(fan_sim_unsafe(fan_machine_self(o)->m, "an unsafe call", &err), &err);
 }
 
 static PyObject *machine_leave_out(PyObject *o, PyObject *words)
@@ -948,7 +407,7 @@ static PyObject *machine_leave_out(PyObject *o, PyObject *words)
         }
         bits |= here;
     }
-    fan_sim_leave_out(self_of(o)->m, bits);
+    fan_sim_leave_out(fan_machine_self(o)->m, bits);
     Py_RETURN_NONE;
 }
 
@@ -958,7 +417,7 @@ static PyObject *machine_fail_at(PyObject *o, PyObject *args)
     int memory = 0;
     if (!PyArg_ParseTuple(args, "L|p:_fail_at", &index, &memory))
         return NULL;
-    fan_sim_fail_at(self_of(o)->m, index, memory ? FAN_ERR_DEVICE_NOMEM : FAN_ERR_DEVICE);
+    fan_sim_fail_at(fan_machine_self(o)->m, index, memory ? FAN_ERR_DEVICE_NOMEM : FAN_ERR_DEVICE);
     Py_RETURN_NONE;
 }
 
@@ -968,7 +427,7 @@ static PyObject *machine_spawn(PyObject *o, PyObject *Py_UNUSED(none))
 {
     fan_error err = {0};
     int actor = -1;
-    fan_status status = fan_sim_spawn(self_of(o)->m, &actor, &err);
+    fan_status status = fan_sim_spawn(fan_machine_self(o)->m, &actor, &err);
     return status == FAN_OK ? PyLong_FromLong(actor) : fan_raise(status, &err);
 }
 
@@ -978,7 +437,7 @@ static PyObject *machine_thread_begin(PyObject *o, PyObject *arg)
     bool go;
     if (actor == -1 && PyErr_Occurred())
         return NULL;
-    Py_BEGIN_ALLOW_THREADS go = fan_sim_thread_begin(self_of(o)->m, actor);
+    Py_BEGIN_ALLOW_THREADS go = fan_sim_thread_begin(fan_machine_self(o)->m, actor);
     Py_END_ALLOW_THREADS return PyBool_FromLong(go);
 }
 
@@ -987,17 +446,17 @@ static PyObject *machine_thread_end(PyObject *o, PyObject *arg)
     int actor = (int)PyLong_AsLong(arg);
     if (actor == -1 && PyErr_Occurred())
         return NULL;
-    Py_BEGIN_ALLOW_THREADS fan_sim_thread_end(self_of(o)->m, actor);
+    Py_BEGIN_ALLOW_THREADS fan_sim_thread_end(fan_machine_self(o)->m, actor);
     Py_END_ALLOW_THREADS Py_RETURN_NONE;
 }
 
 static PyObject *machine_join(PyObject *o, PyObject *Py_UNUSED(none))
 {
-    machine_object *self = self_of(o);
+    machine_object *self = fan_machine_self(o);
     fan_error err = {0};
     fan_status status;
     Py_BEGIN_ALLOW_THREADS status = fan_sim_join(self->m, &err);
-    Py_END_ALLOW_THREADS return done(status, &err);
+    Py_END_ALLOW_THREADS return fan_sim_done(status, &err);
 }
 
 static PyObject *machine_stuck(PyObject *o, PyObject *arg)
@@ -1005,7 +464,7 @@ static PyObject *machine_stuck(PyObject *o, PyObject *arg)
     int actor = (int)PyLong_AsLong(arg);
     if (actor == -1 && PyErr_Occurred())
         return NULL;
-    return PyBool_FromLong(fan_sim_stuck(self_of(o)->m, actor));
+    return PyBool_FromLong(fan_sim_stuck(fan_machine_self(o)->m, actor));
 }
 
 static PyObject *machine_enter(PyObject *o, PyObject *Py_UNUSED(none))
@@ -1039,91 +498,66 @@ static PyObject *machine_leave(PyObject *o, PyObject *Py_UNUSED(none))
     Py_RETURN_NONE;
 }
 
-static fan_explore *search_of(PyObject *capsule) { return PyCapsule_GetPointer(capsule, "fanin.explore"); }
-
 static PyObject *machine_follow(PyObject *o, PyObject *capsule)
 {
-    fan_explore *x = search_of(capsule);
+    fan_explore *x = fan_search_of(capsule);
     if (!x)
         return NULL;
-    set_chooser(self_of(o), (chooser){.mode = FOLLOW, .x = x, .search = Py_NewRef(capsule)});
+    set_chooser(fan_machine_self(o), (chooser){.mode = FOLLOW, .x = x, .search = Py_NewRef(capsule)});
     Py_RETURN_NONE;
 }
 
 static PyObject *machine_give_up(PyObject *o, PyObject *Py_UNUSED(none))
 {
-    set_chooser(self_of(o), (chooser){.mode = GIVE_UP});
+    set_chooser(fan_machine_self(o), (chooser){.mode = GIVE_UP});
     Py_RETURN_NONE;
 }
 
 static PyObject *machine_get_devices(PyObject *o, void *Py_UNUSED(closure))
 {
-    return PyLong_FromLong(self_of(o)->devices);
+    return PyLong_FromLong(fan_machine_self(o)->devices);
 }
 
 static PyObject *machine_get_seed(PyObject *o, void *Py_UNUSED(closure))
 {
-    return PyLong_FromUnsignedLongLong(fan_sim_seed(self_of(o)->m));
+    return PyLong_FromUnsignedLongLong(fan_sim_seed(fan_machine_self(o)->m));
 }
 
 static PyObject *machine_get_races(PyObject *o, void *Py_UNUSED(closure))
 {
-    return PyLong_FromUnsignedLongLong(fan_sim_races(self_of(o)->m));
+    return PyLong_FromUnsignedLongLong(fan_sim_races(fan_machine_self(o)->m));
 }
 
 static PyObject *machine_get_calls(PyObject *o, void *Py_UNUSED(closure))
 {
-    return PyLong_FromUnsignedLongLong(fan_sim_calls(self_of(o)->m));
+    return PyLong_FromUnsignedLongLong(fan_sim_calls(fan_machine_self(o)->m));
 }
 
 static PyObject *machine_get_unsound(PyObject *o, void *Py_UNUSED(closure))
 {
-    return PyLong_FromUnsignedLongLong(fan_sim_unsound(self_of(o)->m));
+    return PyLong_FromUnsignedLongLong(fan_sim_unsound(fan_machine_self(o)->m));
 }
 
 static PyObject *machine_get_host_us(PyObject *o, void *Py_UNUSED(closure))
 {
-    return PyFloat_FromDouble(fan_sim_host_us(self_of(o)->m));
+    return PyFloat_FromDouble(fan_sim_host_us(fan_machine_self(o)->m));
 }
 
 static PyObject *machine_get_device_us(PyObject *o, void *Py_UNUSED(closure))
 {
-    return PyFloat_FromDouble(fan_sim_device_us(self_of(o)->m));
+    return PyFloat_FromDouble(fan_sim_device_us(fan_machine_self(o)->m));
 }
 
 static PyObject *machine_get_abandoned(PyObject *o, void *Py_UNUSED(closure))
 {
-    return PyBool_FromLong(fan_sim_abandoned(self_of(o)->m));
-}
-
-/* text_of: a string of unknown length from a function that truncates. */
-static PyObject *text_of(void (*fill)(const void *from, char *buf, size_t size), const void *from)
-{
-    PyObject *made = NULL;
-    size_t size = 256;
-    char *buf = NULL, *more;
-    do {
-        size *= 4;
-        if (!(more = fan_realloc(buf, size))) {
-            fan_free(buf);
-            return PyErr_NoMemory();
-        }
-        buf = more;
-        buf[0] = '\0';
-        fill(from, buf, size);
-    } while (strlen(buf) == size - 1);
-    made = PyUnicode_FromString(buf);
-    fan_free(buf);
-    return made;
+    return PyBool_FromLong(fan_sim_abandoned(fan_machine_self(o)->m));
 }
 
 static void fill_host_schedule(const void *from, char *buf, size_t size) { fan_sim_host_schedule(from, buf, size); }
 
-static void fill_explore_schedule(const void *from, char *buf, size_t size) { fan_explore_schedule(from, buf, size); }
-
 static PyObject *machine_get_host_schedule(PyObject *o, void *Py_UNUSED(closure))
 {
-    return text_of(fill_host_schedule, self_of(o)->m);
+    return fan_text_filled(fill_host_schedule, fan_machine_self(o)->m);
 }
 
 static PyObject *machine_get_streams(PyObject *o, void *Py_UNUSED(closure))
@@ -1131,7 +565,7 @@ static PyObject *machine_get_streams(PyObject *o, void *Py_UNUSED(closure))
     fan_stream **all = NULL;
     size_t n = 0;
     fan_error err = {0};
-    fan_status status = fan_sim_listed(self_of(o)->m, &all, &n, &err);
+    fan_status status = fan_sim_listed(fan_machine_self(o)->m, &all, &n, &err);
     PyObject *made = status == FAN_OK ? PyTuple_New((Py_ssize_t)n) : fan_raise(status, &err);
     for (size_t i = 0; made && i < n; i++) {
         PyObject *s = fan_stream_wrap(all[i]);
@@ -1151,19 +585,19 @@ static PyObject *machine_limit(PyObject *o, PyObject *arg)
     size_t steps = PyLong_AsSize_t(arg);
     if (steps == (size_t)-1 && PyErr_Occurred())
         return NULL;
-    fan_sim_limit(self_of(o)->m, steps);
+    fan_sim_limit(fan_machine_self(o)->m, steps);
     Py_RETURN_NONE;
 }
 
 static PyObject *machine_break(PyObject *o, PyObject *text)
 {
     const char *words = PyUnicode_AsUTF8(text);
-    return words ? PyLong_FromLong(fan_sim_break(self_of(o)->m, words)) : NULL;
+    return words ? PyLong_FromLong(fan_sim_break(fan_machine_self(o)->m, words)) : NULL;
 }
 
 static PyObject *machine_get_steps(PyObject *o, void *Py_UNUSED(closure))
 {
-    return PyLong_FromSize_t(fan_sim_steps(self_of(o)->m));
+    return PyLong_FromSize_t(fan_sim_steps(fan_machine_self(o)->m));
 }
 
 static PyObject *machine_saw_thread(PyObject *o, PyObject *arg)
@@ -1171,7 +605,7 @@ static PyObject *machine_saw_thread(PyObject *o, PyObject *arg)
     int actor = (int)PyLong_AsLong(arg);
     if (actor == -1 && PyErr_Occurred())
         return NULL;
-    fan_sim_saw_thread(self_of(o)->m, actor);
+    fan_sim_saw_thread(fan_machine_self(o)->m, actor);
     Py_RETURN_NONE;
 }
 
@@ -1181,26 +615,26 @@ static PyObject *machine_after_thread(PyObject *o, PyObject *arg)
     int actor = (int)PyLong_AsLong(arg);
     if (actor == -1 && PyErr_Occurred())
         return NULL;
-    return done(fan_sim_after_thread(self_of(o)->m, actor, &err), &err);
+    return fan_sim_done(fan_sim_after_thread(fan_machine_self(o)->m, actor, &err), &err);
 }
 
 static void seen_calls(PyObject *o, PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(nargs),
                        PyObject *Py_UNUSED(kwnames))
 {
-    fan_sim_saw_all(self_of(o)->m);
+    fan_sim_saw_all(fan_machine_self(o)->m);
 }
 
 FAN_TURN_TUPLE(machine_stream, fan_seen_nothing)
 FAN_TURN_TUPLE(machine_event, fan_seen_nothing)
 FAN_TURN_TUPLE(machine_array, fan_seen_nothing)
 FAN_TURN_TUPLE(machine_empty, fan_seen_nothing)
-FAN_TURN_TUPLE(machine_launch, fan_seen_nothing)
+FAN_TURN_TUPLE(fan_machine_launch, fan_seen_nothing)
 FAN_TURN_NONE(machine_synchronize, fan_seen_nothing)
 FAN_TURN_NONE(machine_step, fan_seen_nothing)
-FAN_TURN_TUPLE(machine_begin_capture, fan_seen_nothing)
-FAN_TURN_ONE(machine_end_capture, fan_seen_nothing)
-FAN_TURN_TUPLE(machine_launch_graph, fan_seen_nothing)
-FAN_TURN_ONE(machine_capture_state, fan_seen_nothing)
+FAN_TURN_TUPLE(fan_machine_begin_capture, fan_seen_nothing)
+FAN_TURN_ONE(fan_machine_end_capture, fan_seen_nothing)
+FAN_TURN_TUPLE(fan_machine_launch_graph, fan_seen_nothing)
+FAN_TURN_ONE(fan_machine_capture_state, fan_seen_nothing)
 FAN_TURN_NONE(machine_unsafe, fan_seen_nothing)
 FAN_TURN_TUPLE(machine_leave_out, seen_calls)
 FAN_TURN_NONE(machine_spawn, fan_seen_nothing)
@@ -1219,7 +653,7 @@ static PyMethodDef methods[] = {
     {"_array", machine_array_turn, METH_VARARGS, "_array($self, ndarray, device, /)\n--\n\nA copy on a device."},
     {"_empty", machine_empty_turn, METH_VARARGS,
      "_empty($self, shape, dtype, device, /)\n--\n\nPoisoned memory on a device."},
-    {"_launch", machine_launch_turn, METH_VARARGS,
+    {"_launch", fan_machine_launch_turn, METH_VARARGS,
      "_launch($self, stream, fn, reads, writes, name, us, /)\n--\n\nQueue a kernel."},
     {"_synchronize", machine_synchronize_turn, METH_NOARGS, "_synchronize($self, /)\n--\n\nRun all that is queued."},
     {"_step", machine_step_turn, METH_NOARGS,
@@ -1227,13 +661,13 @@ static PyMethodDef methods[] = {
     {"_pending", machine_pending, METH_NOARGS, "_pending($self, /)\n--\n\nRaise a race that no call has raised yet."},
     {"_forget", machine_forget, METH_NOARGS, "_forget($self, /)\n--\n\nWhat is queued of the user's will do nothing."},
     {"_check", machine_check, METH_O, "_check($self, on, /)\n--\n\nSwitch the checker on or off."},
-    {"_begin_capture", machine_begin_capture_turn, METH_VARARGS,
+    {"_begin_capture", fan_machine_begin_capture_turn, METH_VARARGS,
      "_begin_capture($self, stream, mode, /)\n--\n\nCapture what is queued on a stream."},
-    {"_end_capture", machine_end_capture_turn, METH_O,
+    {"_end_capture", fan_machine_end_capture_turn, METH_O,
      "_end_capture($self, stream, /)\n--\n\nThe graph of what was captured."},
-    {"_launch_graph", machine_launch_graph_turn, METH_VARARGS,
+    {"_launch_graph", fan_machine_launch_graph_turn, METH_VARARGS,
      "_launch_graph($self, graph, stream, /)\n--\n\nQueue a graph."},
-    {"_capture_state", machine_capture_state_turn, METH_O,
+    {"_capture_state", fan_machine_capture_state_turn, METH_O,
      "_capture_state($self, stream, /)\n--\n\n0: not captured, 1: captured, 2: the capture is broken."},
     {"_unsafe", machine_unsafe_turn, METH_NOARGS,
      "_unsafe($self, /)\n--\n\nA call that CUDA forbids beside a capture."},
@@ -1296,97 +730,4 @@ PyType_Spec fan_machine_spec = {
     .basicsize = sizeof(machine_object),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
     .slots = slots,
-};
-
-/* The search of explore, in a capsule */
-
-static void free_search(PyObject *capsule) { fan_explore_free(search_of(capsule)); }
-
-static PyObject *explore_new(PyObject *Py_UNUSED(module), PyObject *args)
-{
-    int reduce;
-    unsigned long long limit;
-    fan_explore *x;
-    PyObject *capsule;
-    if (!PyArg_ParseTuple(args, "pK:explore_new", &reduce, &limit))
-        return NULL;
-    if (!(x = fan_explore_new(reduce, limit)))
-        return PyErr_NoMemory();
-    fan_explore_prune(x);
-    if (!(capsule = PyCapsule_New(x, "fanin.explore", free_search)))
-        fan_explore_free(x);
-    return capsule;
-}
-
-static PyObject *explore_begin(PyObject *Py_UNUSED(module), PyObject *capsule)
-{
-    fan_explore *x = search_of(capsule);
-    return x ? PyBool_FromLong(fan_explore_begin(x)) : NULL;
-}
-
-static PyObject *explore_end(PyObject *Py_UNUSED(module), PyObject *capsule)
-{
-    fan_explore *x = search_of(capsule);
-    if (!x)
-        return NULL;
-    fan_explore_end(x);
-    if (fan_explore_status(x) != FAN_OK)
-        return fan_raise(fan_explore_status(x), NULL);
-    Py_RETURN_NONE;
-}
-
-static PyObject *explore_replay(PyObject *Py_UNUSED(module), PyObject *args)
-{
-    PyObject *capsule;
-    const char *schedule;
-    fan_explore *x;
-    fan_status status;
-    if (!PyArg_ParseTuple(args, "Os:explore_replay", &capsule, &schedule) || !(x = search_of(capsule)))
-        return NULL;
-    status = fan_explore_replay(x, schedule);
-    if (status == FAN_ERR_VALUE)
-        return PyErr_Format(PyExc_ValueError,
-                            "replay: '%s' is no schedule: it has one character for each step, 0-9 and a-v, and Y or N "
-                            "for each answer to a query",
-                            schedule);
-    return status == FAN_OK ? Py_NewRef(Py_None) : fan_raise(status, NULL);
-}
-
-static PyObject *explore_sample(PyObject *Py_UNUSED(module), PyObject *args)
-{
-    PyObject *capsule;
-    unsigned long long seed;
-    fan_explore *x;
-    if (!PyArg_ParseTuple(args, "OK:explore_sample", &capsule, &seed) || !(x = search_of(capsule)))
-        return NULL;
-    fan_explore_sample(x, seed);
-    Py_RETURN_NONE;
-}
-
-static PyObject *explore_state(PyObject *Py_UNUSED(module), PyObject *capsule)
-{
-    fan_explore *x = search_of(capsule);
-    PyObject *schedule = x ? text_of(fill_explore_schedule, x) : NULL;
-    if (!schedule)
-        return NULL;
-    return Py_BuildValue("{s:K,s:K,s:K,s:O,s:O,s:N}", "anew", (unsigned long long)fan_explore_anew(x), "runs",
-                         (unsigned long long)fan_explore_runs(x), "abandoned",
-                         (unsigned long long)fan_explore_abandoned(x), "complete",
-                         fan_explore_complete(x) ? Py_True : Py_False, "strayed",
-                         fan_explore_strayed(x) ? Py_True : Py_False, "schedule", schedule);
-}
-
-PyMethodDef fan_machine_functions[] = {
-    {"explore_new", explore_new, METH_VARARGS,
-     "explore_new(reduce, limit, /)\n--\n\nA search over the orders of host threads."},
-    {"explore_begin", explore_begin, METH_O,
-     "explore_begin(search, /)\n--\n\nStart the next run; False when all have been run."},
-    {"explore_end", explore_end, METH_O, "explore_end(search, /)\n--\n\nEnd a run."},
-    {"explore_state", explore_state, METH_O,
-     "explore_state(search, /)\n--\n\nanew, runs, abandoned, complete, strayed, schedule."},
-    {"explore_replay", explore_replay, METH_VARARGS,
-     "explore_replay(search, schedule, /)\n--\n\nThe next run follows a schedule."},
-    {"explore_sample", explore_sample, METH_VARARGS,
-     "explore_sample(search, seed, /)\n--\n\nThe next run is a sample."},
-    {NULL, NULL, 0, NULL},
 };

@@ -36,7 +36,6 @@ KNOWN_LONG = dict.fromkeys(
         "array_getitem in csrc/py/array.c is longer than 60 lines",
         "convert in csrc/device/kernels/kernels.cu is longer than 60 lines",
         "fan_gather in csrc/buffer/gather.c is longer than 60 lines",
-        "machine_launch in csrc/py/machine.c is longer than 60 lines",
         "reserve in csrc/buffer/add_reserve.c is longer than 60 lines",
     ],
     "2026-11-22",
@@ -55,11 +54,6 @@ KNOWN_WORDS = dict.fromkeys(
         "figures_for",
         "former",
         "lent",
-<<<<<<< HEAD
-        "loan",
-=======
-        "lesson",
->>>>>>> b48524d (py: the way in and out by noun: import, import_memory, library, export)
         "placed",
         "spoiled",
         "survey",
