@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-import fanin
-from fanin.testing import FakeDriver, use_driver
+from kit.world import world
 from spec import test_streams_on_sim as sim
 
 pytestmark = pytest.mark.core
@@ -30,24 +28,11 @@ OF_THE_MACHINE = {
 }
 
 
-class CudaMachine(FakeDriver):
-    """A fake driver with the names that the tests use of `fanin.sim.Machine`. Its streams' handles count from 2 in the
-    schedule `starve`.
-    """
-
-    def current_stream(self, device: int = 0) -> Any:
-        return fanin.current_stream(f"cuda:{device}")
-
-
 @pytest.fixture(params=RUNS, ids=lambda p: f"{p[0]}-{p[1]}")
-def m(request: pytest.FixtureRequest) -> Iterator[Any]:
+def m(request: pytest.FixtureRequest, a_world: Callable[..., Any]) -> Any:
+    """Handles count from 2 in the schedule `starve`."""
     schedule, number = request.param
-    made = CudaMachine(2, number, schedule=schedule, starve=number)
-    with use_driver(made):
-        yield made
-        made.synchronize()
-        assert made.races == 0, made.race
-    assert made.depth == 0
+    return a_world("fake", 2, number, schedule=schedule, starve=number)
 
 
 for _name in [n for n in dir(sim) if n.startswith("test_") and n not in OF_THE_MACHINE]:
@@ -59,14 +44,13 @@ def test_what_is_not_run_here_is_there() -> None:
 
 
 def run(mutant: Any, schedule: str, number: int, *words: str) -> tuple[float, int, str]:
-    gc.collect(0)
-    driver = CudaMachine(2, number, schedule=schedule, starve=number)
-    with use_driver(driver):
+    with world("fake", 2, number, schedule=schedule, starve=number) as w:
         if words:
-            driver.leave_out(*words)
-        off = mutant.run(driver)
-        driver.synchronize()
-        return off, driver.races, driver.race
+            w.judges_itself("what is left out shows under some schedule")
+            w.leave_out(*words)
+        off = mutant.run(w)
+        w.synchronize()
+        return off, w.races, w.race
 
 
 @pytest.mark.rule("S8", "S9", "S10", "S11", "S12", "S13", "S15", "S18", "S19", "S20", "S21", "S22")
