@@ -123,7 +123,7 @@ fan_status fan_add_carry_out(fan_buffer *b, fan_add_op *x, fan_error *err)
     x->bytes = x->bytes ? x->bytes : 1; /* so that what has no bytes of ours passes a budget of 0, too */
     if (fan_get_debug() && it->value.form == FAN_FORM_DENSE && it->value.device == fan_cpu() && !it->ours) {
         fan_interrupt interrupt;
-        fan_interrupt_begin(&interrupt, b->frontend->poll, err);
+        fan_interrupt_begin(&interrupt, b->frontend->check_signals, err);
         it->hash = fan_array_hash(it->value.array);
         FAN_TRY(fan_interrupt_end(&interrupt, FAN_OK));
         it->hashed = true;
@@ -166,7 +166,7 @@ void fan_add_end(fan_buffer *b, fan_add_op *x)
 {
     if (x->reserved)
         FAN_COUNT(b, adds, 1);
-    if (x->reserved && b->known) {
+    if (x->reserved && b->sum_stats) {
         fan_slot_lock(b, x->slot);
         fan_sum_stats last = fan_sum_stats_forget(b, x->slot);
         fan_slot_unlock(b, x->slot);

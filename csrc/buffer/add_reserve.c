@@ -19,49 +19,37 @@ static void fix_streams(fan_pass *p, const fan_arrival *a, const fan_add_streams
     p->how = a->plan.sync.how;
     p->consumer = fan_stream_hold(fan_order_stream(a->plan.sync.slot.consumer, known, 3));
     p->accum = fan_stream_hold(fan_order_stream(a->plan.sync.slot.accum, known, 3));
-    p->joins = p->how == FAN_CASE_CURRENT && with->pooled ? fan_stream_hold(a->producer) : NULL;
+    p->capture_origin = p->how == FAN_CASE_CURRENT && with->pooled ? fan_stream_hold(a->producer) : NULL;
     assert(p->consumer && p->accum);
 }
 
-/* Locked: what the slot learns from a contribution that has been checked. FAN_ERR_NOMEM changes nothing. */
-static fan_status reserve(fan_buffer *b, size_t slot, fan_contribution *c, const fan_arrival *a,
-                          const fan_add_streams *with, fan_item *it, fan_error *err)
+/* Room for one item more, at *at, and, where the slot has none yet, a shape of its own. False: out of memory; *shape is
+ * the caller's to drop. */
+static bool make_room(const fan_slot *s, fan_pass *p, const fan_contribution *c, size_t *at, bool keep, int64_t **shape)
 {
-    fan_slot *s = &b->slots[slot];
-    fan_pass *p = s->p;
-    const int64_t *shape = NULL;
-    int ndim = fan_value_shape(&c->value, &shape);
-    bool keep = c->value.form != FAN_FORM_UNDEFINED || c->key >= 0;
-    int64_t *copy = NULL;
-    bool bad = false;
-    if (p == &fan_pass_none && !(p = fan_calloc(sizeof *p)))
-        return fan_fail(err, FAN_ERR_NOMEM, "%s: slot %zu: out of memory", b->name, slot);
+    const int64_t *from = NULL;
+    int ndim = fan_value_shape(&c->value, &from);
     if (ndim >= 0 && !s->spec->has_shape && !p->shaped) {
-        copy = fan_alloc((size_t)ndim * sizeof *copy);
-        if (copy && ndim)
-            memcpy(copy, shape, (size_t)ndim * sizeof *copy);
-        bad = !copy;
+        *shape = fan_alloc((size_t)ndim * sizeof **shape);
+        if (!*shape)
+            return false;
+        if (ndim)
+            memcpy(*shape, from, (size_t)ndim * sizeof **shape);
     }
-    bad = bad || (keep && fan_grow((void **)&p->items, &p->cap, p->nitems + 1, sizeof *p->items) != 0);
+    if (!keep)
+        return true;
+    if (fan_grow((void **)&p->items, &p->cap, p->nitems + 1, sizeof *p->items) != 0)
+        return false;
     /* Among many items each would move the rest: behind all, and by key when somebody looks. */
-    if (!bad && keep && c->key >= 0 && !p->unsorted && p->nitems - a->at > FAN_SHIFTED)
-        bad = !fan_pass_by_arrival(p);
-    size_t at = p->unsorted ? p->nitems : a->at;
-    if (!bad && keep && p->unsorted)
-        bad = fan_keys_put(p->unsorted, c->key) < 0;
-    if (bad) {
-        fan_free(copy);
-        if (s->p == &fan_pass_none)
-            fan_pass_free(b, p);
-        return fan_fail(err, FAN_ERR_NOMEM, "%s: slot %zu: out of memory", b->name, slot);
-    }
-    if (s->p != p) /* who sums reads it unlocked */
-        s->p = p;
-    if (copy) {
-        p->shape = copy;
-        p->ndim = ndim;
-        p->shaped = true;
-    }
+    if (c->key >= 0 && !p->unsorted && p->nitems - *at > FAN_SHIFTED && !fan_pass_by_arrival(p))
+        return false;
+    *at = p->unsorted ? p->nitems : *at;
+    return !p->unsorted || fan_keys_put(p->unsorted, c->key) >= 0;
+}
+
+/* What the pass learns from a contribution. */
+static void learn(fan_pass *p, const fan_contribution *c, const fan_arrival *a, const fan_add_streams *with)
+{
     p->seen = a->seen;
     if (c->value.weak) {
         p->has_weak_int = true;
@@ -76,20 +64,53 @@ static fan_status reserve(fan_buffer *b, size_t slot, fan_contribution *c, const
     if (a->plan.sync.how != FAN_CASE_HOST && a->plan.sync.how != FAN_CASE_LATER)
         fix_streams(p, a, with);
     p->rules |= a->plan.rules;
-    if (keep) {
-        memmove(&p->items[at + 1], &p->items[at], (p->nitems - at) * sizeof *p->items);
-        p->items[at] = it;
-        p->nitems++;
-        p->arriving++;
-        it->value = c->value;
-        it->key = c->key;
-        if (c->value.form != FAN_FORM_UNDEFINED && c->value.form != FAN_FORM_OBJECT)
-            it->own = s->spec->dtype != FAN_DT_NONE ? a->seen : fan_dtype_set_add(0, c->value.dtype, c->value.weak);
-        it->donated = c->donate && !c->copy && c->value.form != FAN_FORM_UNDEFINED;
-        it->producer = fan_stream_hold(a->producer);
-        it->ours = it->lent = c->summed;
-        it->parked = FAN_FAULT(PARKED_EARLY);
+}
+
+static void put_item(const fan_slot *s, size_t at, const fan_contribution *c, const fan_arrival *a, fan_item *it)
+{
+    fan_pass *p = s->p;
+    memmove(&p->items[at + 1], &p->items[at], (p->nitems - at) * sizeof *p->items);
+    p->items[at] = it;
+    p->nitems++;
+    p->arriving++;
+    it->value = c->value;
+    it->key = c->key;
+    if (c->value.form != FAN_FORM_UNDEFINED && c->value.form != FAN_FORM_OBJECT)
+        it->own = s->spec->dtype != FAN_DT_NONE ? a->seen : fan_dtype_set_add(0, c->value.dtype, c->value.weak);
+    it->donated = c->donate && !c->copy && c->value.form != FAN_FORM_UNDEFINED;
+    it->producer = fan_stream_hold(a->producer);
+    it->ours = it->exposed = c->summed;
+    it->parked = FAN_FAULT(PARKED_EARLY);
+}
+
+/* Locked: what the slot learns from a contribution that has been checked. FAN_ERR_NOMEM changes nothing. */
+static fan_status reserve(fan_buffer *b, size_t slot, fan_contribution *c, const fan_arrival *a,
+                          const fan_add_streams *with, fan_item *it, fan_error *err)
+{
+    fan_slot *s = &b->slots[slot];
+    fan_pass *p = s->p;
+    bool keep = c->value.form != FAN_FORM_UNDEFINED || c->key >= 0;
+    int64_t *shape = NULL;
+    size_t at = a->at;
+    if (p == &fan_pass_none && !(p = fan_calloc(sizeof *p)))
+        return fan_fail(err, FAN_ERR_NOMEM, "%s: slot %zu: out of memory", b->name, slot);
+    if (!make_room(s, p, c, &at, keep, &shape)) {
+        fan_free(shape);
+        if (s->p == &fan_pass_none)
+            fan_pass_free(b, p);
+        return fan_fail(err, FAN_ERR_NOMEM, "%s: slot %zu: out of memory", b->name, slot);
     }
+    if (s->p != p) /* who sums reads it unlocked */
+        s->p = p;
+    if (shape) {
+        const int64_t *same;
+        p->shape = shape;
+        p->ndim = fan_value_shape(&c->value, &same);
+        p->shaped = true;
+    }
+    learn(p, c, a, with);
+    if (keep)
+        put_item(s, at, c, a, it);
     return FAN_OK;
 }
 
@@ -174,7 +195,7 @@ fan_status fan_add_reserve(fan_buffer *b, fan_add_op *x, fan_error *err)
     FAN_TRY(fan_slot_still(b, slot, &c->value, c->key, err));
     if (c->value.form == FAN_FORM_SPARSE && c->value.device == fan_cpu()) {
         fan_interrupt interrupt;
-        fan_interrupt_begin(&interrupt, b->frontend->poll, err);
+        fan_interrupt_begin(&interrupt, b->frontend->check_signals, err);
         FAN_TRY(fan_interrupt_end(&interrupt, fan_sparse_check(c->value.sparse, err)));
     }
     x->with.current = fan_current_for(b, slot, c);
@@ -226,8 +247,8 @@ static void forget_one(fan_pass *p, const fan_pass *before)
     if (before->how == FAN_CASE_HOST) {
         fan_stream_drop(p->consumer);
         fan_stream_drop(p->accum);
-        fan_stream_drop(p->joins);
-        p->consumer = p->accum = p->joins = NULL;
+        fan_stream_drop(p->capture_origin);
+        p->consumer = p->accum = p->capture_origin = NULL;
         p->how = FAN_CASE_HOST;
     }
     p->rules = before->rules;

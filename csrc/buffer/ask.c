@@ -47,7 +47,7 @@ static fan_status read(const fan_buffer *b, size_t slot, fan_sum_stats *k, fan_e
 {
     fan_device_stats told;
     uint64_t capture;
-    FAN_TRY(fan_stream_capture(k->on, &capture, err));
+    FAN_TRY(fan_stream_capture(k->stream, &capture, err));
     if (capture)
         return fan_fail_code(
             err, FAN_ERR_CAPTURE, 900,
@@ -55,21 +55,21 @@ static fan_status read(const fan_buffer *b, size_t slot, fan_sum_stats *k, fan_e
             ": stats() waits for the stream that summed, which is captured now: ask before the capture begins, or "
             "once it has ended",
             FAN_SLOT_WHO(b, slot));
-    fan_stream *on = fan_stream_hold(k->on);
+    fan_stream *on = fan_stream_hold(k->stream);
     if (FAN_FAULT(STATS_WRONG_STREAM)) {
         fan_stream_drop(on);
-        on = fan_stream_current(k->on->device);
+        on = fan_stream_current(k->stream->device);
     }
-    void *left = b->frontend->leave ? b->frontend->leave() : NULL;
-    fan_status status = fan_stats_out_read(on, k->words, &told, err);
-    if (b->frontend->leave)
-        b->frontend->enter(left);
+    void *left = b->frontend->allow_threads_begin ? b->frontend->allow_threads_begin() : NULL;
+    fan_status status = fan_stats_out_read(on, k->device_words, &told, err);
+    if (b->frontend->allow_threads_begin)
+        b->frontend->allow_threads_end(left);
     fan_stream_drop(on);
     FAN_TRY(status);
     k->stats = (fan_stats){
         .count = told.count, .sumsq = told.sumsq, .absmax = told.absmax, .nonfinite = told.nonfinite, .bad = SIZE_MAX};
-    k->bad = told.bad != 0;
-    k->bad_key = told.key;
+    k->has_nonfinite = told.bad != 0;
+    k->nonfinite_key = told.key;
     return FAN_OK;
 }
 
@@ -77,12 +77,12 @@ static fan_status read(const fan_buffer *b, size_t slot, fan_sum_stats *k, fan_e
  * drop, unlocked. */
 static fan_sum_stats put_down(fan_buffer *b, size_t slot, const fan_sum_stats *k)
 {
-    fan_sum_stats had = {.yes = false};
-    if (b->known[slot].words == k->words) {
-        had = b->known[slot];
-        b->known[slot] = *k;
-        b->known[slot].words = NULL;
-        b->known[slot].on = NULL;
+    fan_sum_stats had = {.valid = false};
+    if (b->sum_stats[slot].device_words == k->device_words) {
+        had = b->sum_stats[slot];
+        b->sum_stats[slot] = *k;
+        b->sum_stats[slot].device_words = NULL;
+        b->sum_stats[slot].stream = NULL;
     }
     return had;
 }
@@ -92,12 +92,12 @@ fan_status fan_buffer_stats(fan_buffer *b, size_t slot, bool *some, fan_stats *o
 {
     fan_status status = FAN_OK;
     FAN_TRY(fan_slot_check(b, slot, err));
-    if (!b->known)
+    if (!b->sum_stats)
         return fan_fail(err, FAN_ERR_VALUE, "%s: stats() needs a buffer that was made with stats=True", b->name);
     fan_slot_lock(b, slot);
-    fan_sum_stats k = fan_sum_stats_hold(&b->known[slot]);
+    fan_sum_stats k = fan_sum_stats_hold(&b->sum_stats[slot]);
     fan_slot_unlock(b, slot);
-    if (!k.yes)
+    if (!k.valid)
         return fan_fail(err, FAN_ERR_VALUE, FAN_SLOT_SAID ": no sum was taken since something was last added to it",
                         FAN_SLOT_WHO(b, slot));
     if (k.captured)
@@ -107,7 +107,7 @@ fan_status fan_buffer_stats(fan_buffer *b, size_t slot, bool *some, fan_stats *o
             ": its sum was made while its stream was captured, and no figures are kept of what a graph does: "
             "take it outside the capture, or sum the graph's results with fanin.add_n(.., stats=True)",
             FAN_SLOT_WHO(b, slot));
-    if (k.words) {
+    if (k.device_words) {
         status = read(b, slot, &k, err);
         if (status == FAN_OK) {
             fan_slot_lock(b, slot);
@@ -118,13 +118,13 @@ fan_status fan_buffer_stats(fan_buffer *b, size_t slot, bool *some, fan_stats *o
     }
     *some = k.stats.count != UINT64_MAX;
     *out = k.stats;
-    if (*some && k.times > 1) {
-        out->count *= k.times;
-        out->nonfinite *= k.times;
-        out->sumsq *= (double)k.times;
+    if (*some && k.multiplicity > 1) {
+        out->count *= k.multiplicity;
+        out->nonfinite *= k.multiplicity;
+        out->sumsq *= (double)k.multiplicity;
     }
-    *bad = k.bad;
-    *bad_key = k.bad_key;
+    *bad = k.has_nonfinite;
+    *bad_key = k.nonfinite_key;
     fan_sum_stats_drop(&k);
     return status;
 }

@@ -113,7 +113,7 @@ fan_status fan_buffer_fold_batch(fan_buffer *b, const size_t *slots, const size_
     round r = {.b = b};
     fan_error other;
     fan_status status = FAN_OK;
-    if (b->known)
+    if (b->sum_stats)
         return FAN_OK;
     r.batch = fan_batch_new();
     r.all = fan_alloc(n * sizeof *r.all);

@@ -12,12 +12,12 @@
 #include "buffer/stats.h"
 
 /* What a slot's value was, and is dropped unlocked. */
-typedef struct former {
+typedef struct old_sum {
     fan_value value;
     fan_stream *ready;
     fan_event *ready_event;
-    fan_sum_stats known;
-} former;
+    fan_sum_stats sum_stats;
+} old_sum;
 
 static void value_moves(fan_value *to, fan_value *from)
 {
@@ -25,23 +25,23 @@ static void value_moves(fan_value *to, fan_value *from)
     *from = (fan_value){.dtype = FAN_DT_NONE};
 }
 
-static void commit_sum(fan_pass *p, fan_gathered *g, former *old)
+static void commit_sum(fan_pass *p, fan_gathered *g, old_sum *old)
 {
     fan_fold *f = &g->fold;
     uint8_t origin = g->like ? g->like->origin : 0,
             rank = g->like ? g->like->rank : 0; /* of what may be the value itself */
-    *old = (former){p->value, p->ready, p->ready_event, p->known};
+    *old = (old_sum){p->value, p->ready, p->ready_event, p->sum_stats};
     value_moves(&p->value, &f->result);
     p->value.origin = origin;
     p->value.rank = rank;
-    p->value_lent = p->value_lent && p->value_ours && f->ours && old->value.array == p->value.array;
+    p->value_exposed = p->value_exposed && p->value_ours && f->ours && old->value.array == p->value.array;
     p->value_ours = f->ours;
     p->value_donated = f->donated;
     p->value_hashed = false;
-    p->known = fan_sum_stats_move(&f->known);
-    if (old->known.bad) {
-        p->known.bad = true;
-        p->known.bad_key = old->known.bad_key;
+    p->sum_stats = fan_sum_stats_move(&f->sum_stats);
+    if (old->sum_stats.has_nonfinite) {
+        p->sum_stats.has_nonfinite = true;
+        p->sum_stats.nonfinite_key = old->sum_stats.nonfinite_key;
     }
     p->ready = f->ready;
     p->ready_event = f->ready_event;
@@ -51,12 +51,12 @@ static void commit_sum(fan_pass *p, fan_gathered *g, former *old)
 }
 
 /* The first one takes the slot: no sum yet (S8-S11 stand). */
-static void commit_first(fan_pass *p, fan_item *it, former *old)
+static void commit_first(fan_pass *p, fan_item *it, old_sum *old)
 {
-    *old = (former){.value = p->value, .ready = p->ready, .ready_event = p->ready_event};
+    *old = (old_sum){.value = p->value, .ready = p->ready, .ready_event = p->ready_event};
     value_moves(&p->value, &it->value);
     p->value_ours = it->ours;
-    p->value_lent = it->lent;
+    p->value_exposed = it->exposed;
     p->value_donated = it->donated;
     p->ready = it->producer;
     p->ready_event = it->event;
@@ -109,7 +109,7 @@ fan_status fan_fold_commit_end(fan_buffer *b, size_t slot, fan_gathered *g, fan_
     fan_slot *s = &b->slots[slot];
     fan_pass *p = s->p;
     fan_fold *f = &g->fold;
-    former old = {.value = {.dtype = FAN_DT_NONE}};
+    old_sum old = {.value = {.dtype = FAN_DT_NONE}};
     fan_status status = f->n > 1 ? fan_fold_end(f, err) : FAN_OK;
     fan_item *first = f->n == 1 && !f->terms[0].is_value ? item_of(g, f->terms[0].v) : NULL;
     fan_item *zero = f->n == 0 && g->zero ? item_of(g, g->zero) : NULL;
@@ -135,7 +135,7 @@ fan_status fan_fold_commit_end(fan_buffer *b, size_t slot, fan_gathered *g, fan_
     g->nitems = 0;
     f->n = 0; /* its terms are gone */
     fan_value_drop(b->frontend, &old.value);
-    fan_sum_stats_drop(&old.known);
+    fan_sum_stats_drop(&old.sum_stats);
     fan_stream_drop(old.ready);
     fan_event_drop(old.ready_event);
     return FAN_OK;
@@ -271,7 +271,7 @@ fan_status fan_buffer_fold_due(fan_buffer *b, size_t slot, fan_error *err)
         status = fan_slot_fold_while_due(b, slot, err);
     fan_slot_unlock(b, slot);
     /* It is parked; the sum is tried again later, and says then what is wrong. */
-    if (status == FAN_ERR_EXTERN && b->frontend->forget)
-        b->frontend->forget();
+    if (status == FAN_ERR_EXTERN && b->frontend->clear_error)
+        b->frontend->clear_error();
     return thick && fan_status_poisons(status) ? status : FAN_OK;
 }

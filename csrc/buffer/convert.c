@@ -16,15 +16,15 @@ static fan_status convert(fan_buffer *b, fan_device *d, fan_stream *on, fan_job_
 {
     fan_operand operand = {in, out->dtype};
     uint64_t bytes = (uint64_t)in->size * fan_dtype_size(in->dtype);
-    bool away = bytes >= 65536 && !d->backend->has_streams && b->frontend->leave;
-    void *left = away ? b->frontend->leave() : NULL;
+    bool release_gil = bytes >= 65536 && !d->backend->has_streams && b->frontend->allow_threads_begin;
+    void *left = release_gil ? b->frontend->allow_threads_begin() : NULL;
     fan_interrupt interrupt; /* what is made is thrown away then */
-    fan_interrupt_begin(&interrupt, d->backend->has_streams ? NULL : b->frontend->poll, err);
+    fan_interrupt_begin(&interrupt, d->backend->has_streams ? NULL : b->frontend->check_signals, err);
     fan_status status =
         fan_device_run(d, on, &(fan_job){.kind = kind, .out = out, .in = &operand, .n = 1, .label = label}, err);
     status = fan_interrupt_end(&interrupt, status);
-    if (away)
-        b->frontend->enter(left);
+    if (release_gil)
+        b->frontend->allow_threads_end(left);
     FAN_COUNT(b, copies, 1);
     FAN_COUNT(b, passes, 1);
     FAN_COUNT(b, bytes_read, bytes);
@@ -65,7 +65,7 @@ static fan_status reduce_sparse(fan_buffer *b, const fan_slot *s, const fan_valu
         FAN_TRY(fan_sparse_cast(v->sparse, a->dtype, &sparse, err));
         fan_status status = make(d, on, acc, s->spec->ndim, s->spec->shape, NULL, made, err);
         fan_interrupt interrupt;
-        fan_interrupt_begin(&interrupt, b->frontend->poll, err);
+        fan_interrupt_begin(&interrupt, b->frontend->check_signals, err);
         if (status == FAN_OK)
             status = fan_sparse_reduce(*made, sparse, err);
         status = fan_interrupt_end(&interrupt, status);

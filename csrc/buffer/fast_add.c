@@ -101,7 +101,7 @@ static fan_array *sum_for(const fan_slot *s, const fan_fast_kind *k, int64_t key
 {
     const fan_pass *p = s->p;
     fan_array *a = p->value.array;
-    if (k->check_at_use || k->weak || p->value.form != FAN_FORM_DENSE || !p->value_ours || p->value_lent ||
+    if (k->check_at_use || k->weak || p->value.form != FAN_FORM_DENSE || !p->value_ours || p->value_exposed ||
         p->value.origin != k->origin || p->accum || p->exact || p->poison)
         return NULL;
     if (s->busy || p->nitems || p->arriving || p->seen != fan_dtype_set_add(0, k->dtype, false))
@@ -131,7 +131,7 @@ static bool can_add_inplace(const fan_buffer *b, size_t slot, const fan_fast_kin
                             bool alone, inplace_add *out)
 {
     const fan_slot *s = &b->slots[slot];
-    if (s->p == &fan_pass_none || b->known)
+    if (s->p == &fan_pass_none || b->sum_stats)
         return false;
     /* What is the buffer's alone would have to be asked later, which costs more than to add it. */
     if (!(alone && b->budget == FAN_BUDGET_AUTO) && !over_with(b, fan_fast_kind_bytes(kind)))
@@ -185,8 +185,8 @@ fan_status fan_fast_add(fan_buffer *b, size_t slot, const fan_fast_kind *kind, c
     *added = true;
     if (kind)
         b->frontend->fast->hold(one->object);
-    if (b->known)
-        b->known[slot] = (fan_sum_stats){.yes = false};
+    if (b->sum_stats)
+        b->sum_stats[slot] = (fan_sum_stats){.valid = false};
     if (!count_parked(b, slot, kind, one->ours))
         return FAN_OK;
     fan_call_acted();
@@ -296,9 +296,9 @@ fan_status fan_fast_add_many(fan_buffer *b, const fan_fast_batch *batch, bool *a
         fan_fast_total.peak_parked_bytes = total_peak;
         return FAN_OK;
     }
-    for (k = 0; b->known && k < batch->n; k++) { /* last of all: of what was taken back all is known still */
+    for (k = 0; b->sum_stats && k < batch->n; k++) { /* last of all: of what was taken back all is known still */
         (void)read_one(b, batch, k, &slot, &kind, &one);
-        b->known[slot] = (fan_sum_stats){.yes = false};
+        b->sum_stats[slot] = (fan_sum_stats){.valid = false};
     }
     if (due)
         fan_call_acted();

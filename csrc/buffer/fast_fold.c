@@ -65,7 +65,7 @@ static bool merge_begin(fan_buffer *b, size_t slot, merge *m)
 {
     fan_slot *s = &b->slots[slot];
     fan_fast_list *p = s->fast;
-    if (!fan_fast_allowed() || s->p != &fan_pass_none || s->busy || s->targets || b->known || !p || p->undefined ||
+    if (!fan_fast_allowed() || s->p != &fan_pass_none || s->busy || s->targets || b->sum_stats || !p || p->undefined ||
         p->kind.scalar || fan_accum_dtype(p->kind.dtype, s->spec->accumulate) != p->kind.dtype)
         return false;
     fan_fast_list_sort(p);
@@ -94,8 +94,8 @@ static void *target_of(const fan_buffer *b, size_t slot, const merge *m, char **
     void *made = fast->fresh(p->terms[0].object, &p->kind);
     if (made)
         *data = fast->first_element(made, &p->kind);
-    else if (b->frontend->forget)
-        b->frontend->forget(); /* the general way says it, if there is anything to say */
+    else if (b->frontend->clear_error)
+        b->frontend->clear_error(); /* the general way says it, if there is anything to say */
     return made;
 }
 
@@ -105,7 +105,7 @@ static void merge_sum(const fan_buffer *b, size_t slot, merge *m, char *out)
     const fan_fast_list *p = b->slots[slot].fast;
     const fan_fast_scratch scratch = {m->arrays, m->in};
     const fan_fast_kind *k = &p->kind;
-    void *left = m->n * p->bytes > RELEASE_BYTES ? b->frontend->leave() : NULL;
+    void *left = m->n * p->bytes > RELEASE_BYTES ? b->frontend->allow_threads_begin() : NULL;
     FAN_UNCLEARED fan_fast_term part[FAN_FAST_TERMS];
     for (size_t done = 0; done < m->n;) {
         size_t n = 0;
@@ -117,7 +117,7 @@ static void merge_sum(const fan_buffer *b, size_t slot, merge *m, char *out)
                            fan_fast_needs_scratch(p, n, k->dtype, false) ? &scratch : NULL, NULL);
     }
     if (left)
-        b->frontend->enter(left);
+        b->frontend->allow_threads_end(left);
 }
 
 /* merge_commit: `object` stands for the terms from now on; those are in m->dropped. */

@@ -23,7 +23,7 @@ void fan_fast_let_go(fan_buffer *b, fan_span span);
 /* fan_fast_stats_on_device: with stats: what is known of the slot's last sum stands on a device. */
 static inline bool fan_fast_stats_on_device(const fan_buffer *b, size_t slot)
 {
-    return b->known && (b->known[slot].words || b->known[slot].on);
+    return b->sum_stats && (b->sum_stats[slot].device_words || b->sum_stats[slot].stream);
 }
 
 /* What a sum of several runs needs beside them, where it is more than one call of a loop. */

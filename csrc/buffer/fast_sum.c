@@ -70,10 +70,10 @@ void fan_fast_sum_terms(const fan_fast_kind *k, const fan_fast_term *terms, size
 void fan_fast_sum(const fan_frontend *f, const fan_fast_kind *kind, const char *const *src, size_t n, char *out)
 {
     uint64_t bytes = fan_fast_kind_bytes(kind);
-    void *left = bytes > FAN_FAST_BYTES ? f->leave() : NULL;
+    void *left = bytes > FAN_FAST_BYTES ? f->allow_threads_begin() : NULL;
     (void)fan_sum_flat(out, src, n, fan_fast_elements(kind), kind->dtype, fan_dtype_accumulate(kind->dtype), NULL);
     if (left)
-        f->enter(left);
+        f->allow_threads_end(left);
     fan_fast_total.adds += n;
     fan_fast_total.folds++;
     fan_fast_total.passes++;

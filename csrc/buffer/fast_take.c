@@ -116,7 +116,7 @@ static bool all_unchanged(const fan_frontend *f, const fan_fast_list *p)
 static bool all_readable(const taking *t)
 {
     const fan_frontend *f = t->b->frontend;
-    bool reads = t->outs || t->how->scale.on || t->how->writable || t->b->known,
+    bool reads = t->outs || t->how->scale.on || t->how->writable || t->b->sum_stats,
          far = t->span.end - t->span.first >= FAR;
     for (size_t i = t->span.first; i < t->span.end; i++) {
         const fan_fast_list *p = list_at(t->b, i);
@@ -236,7 +236,7 @@ static bool room_for(taking *t, fan_array *arrays, fan_operand *in)
     for (size_t i = t->span.first; i < t->span.end; i++) {
         const fan_fast_list *p = list_at(t->b, i);
         size_t n = defined(p);
-        if (n > FAN_FAST_TERMS && n > most && fan_fast_needs_scratch(p, n, accum_of(t->b, i), t->b->known))
+        if (n > FAN_FAST_TERMS && n > most && fan_fast_needs_scratch(p, n, accum_of(t->b, i), t->b->sum_stats))
             most = n;
     }
     if (!most)
@@ -250,13 +250,13 @@ static bool room_for(taking *t, fan_array *arrays, fan_operand *in)
 
 static void keep_stats(fan_buffer *b, size_t slot, const fan_stats *stats)
 {
-    fan_sum_stats *known = &b->known[slot];
-    *known = (fan_sum_stats){.yes = true, .stats = {.count = UINT64_MAX}};
+    fan_sum_stats *known = &b->sum_stats[slot];
+    *known = (fan_sum_stats){.valid = true, .stats = {.count = UINT64_MAX}};
     if (!stats)
         return;
     known->stats = *stats;
-    known->bad = stats->nonfinite && stats->bad != SIZE_MAX;
-    known->bad_key = known->bad ? list_at(b, slot)->terms[stats->bad].key : -1;
+    known->has_nonfinite = stats->nonfinite && stats->bad != SIZE_MAX;
+    known->nonfinite_key = known->has_nonfinite ? list_at(b, slot)->terms[stats->bad].key : -1;
 }
 
 static void count_sum(fan_buffer *b, const fan_fast_list *p, bool in_place, bool copied)
@@ -278,12 +278,12 @@ static void run(const taking *t, size_t slot, char *out, fan_stats *stats)
     const fan_fast_list *p = list_at(b, slot);
     fan_dtype acc = accum_of(b, slot);
     size_t n = fan_fast_list_defined(p);
-    void *left = p->bytes > FAN_FAST_BYTES ? b->frontend->leave() : NULL;
+    void *left = p->bytes > FAN_FAST_BYTES ? b->frontend->allow_threads_begin() : NULL;
     fan_fast_sum_terms(&p->kind, p->terms, n, acc, t->how->scale.on ? &t->how->scale : NULL, out,
                        fan_fast_needs_scratch(p, n, acc, stats) ? &t->scratch : NULL, stats);
     if (!left)
         return;
-    b->frontend->enter(left);
+    b->frontend->allow_threads_end(left);
     if (fan_watched()) { /* others may have come in meanwhile: so they do */
         fan_call_acted();
         fan_yield();
@@ -297,7 +297,7 @@ static void sum_slot(const taking *t, size_t slot, bool is_out)
     FAN_UNCLEARED fan_stats known;
     fan_buffer *b = t->b;
     const fan_fast_list *p = list_at(b, slot);
-    fan_stats *stats = b->known ? &known : NULL;
+    fan_stats *stats = b->sum_stats ? &known : NULL;
     size_t n = fan_fast_list_defined(p);
     void *to = t->results[slot - t->span.first];
     bool number = p->kind.scalar, first = !number && to == p->terms[0].object;
@@ -322,7 +322,7 @@ static void sum_all(const taking *t)
             fetch_terms(t, i, true);
         if (defined(list_at(t->b, i)))
             sum_slot(t, i, t->outs && t->given[i - t->span.first]);
-        else if (t->b->known)
+        else if (t->b->sum_stats)
             keep_stats(t->b, i, NULL);
     }
 }
@@ -388,8 +388,8 @@ static void call_off(const taking *t)
             t->b->frontend->drop(t->results[i]);
         t->results[i] = NULL;
     }
-    if (t->b->frontend->forget)
-        t->b->frontend->forget(); /* the general way says it, if there is anything to say */
+    if (t->b->frontend->clear_error)
+        t->b->frontend->clear_error(); /* the general way says it, if there is anything to say */
 }
 
 /* outs_begin: room for what the caller names; false: no memory. */

@@ -10,7 +10,7 @@ typedef struct fan_term {
     const fan_value *v;
     fan_stream *producer;
     fan_event *event;
-    bool donated, ours, lent;
+    bool donated, ours, exposed;
     bool is_value;
     int64_t key;        /* of a contribution, -1: none */
     fan_dtype own;      /* of a contribution: the dtype that an object would meet; FAN_DT_NONE: as it is */
@@ -41,7 +41,7 @@ typedef struct fan_fold {
     fan_stream *ready;      /* held */
     fan_event *ready_event; /* held */
     uint64_t rules;
-    fan_sum_stats known; /* with stats: of the result */
+    fan_sum_stats sum_stats; /* with stats: of the result */
     /* between begin and end */
     fan_batch *batch; /* the sum waits there; NULL: it was queued */
     size_t number;    /* .. as this one */

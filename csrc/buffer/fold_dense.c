@@ -75,8 +75,9 @@ static fan_status dense_order(fan_fold *f, const dense *m, fan_error *err)
 
 static fan_status dense_run(fan_fold *f, const dense *m, fan_error *err)
 {
-    bool here = f->b->known && !fan_fold_device(f)->backend->has_streams;
-    fan_stats_out figures = {.words = f->known.words, .before = fan_fold_slot(f)->p->known.words, .keys = f->keys};
+    bool here = f->b->sum_stats && !fan_fold_device(f)->backend->has_streams;
+    fan_stats_out stats_out = {
+        .words = f->sum_stats.device_words, .before = fan_fold_slot(f)->p->sum_stats.device_words, .keys = f->keys};
     const fan_array *full = f->terms[0].v->array;
     FAN_TRY((f->plan.action == FAN_ACTION_FRESH ? fan_fold_job_to_fresh : fan_fold_job)(
         f,
@@ -85,14 +86,14 @@ static fan_status dense_run(fan_fold *f, const dense *m, fan_error *err)
                    .in = f->scratch,
                    .n = f->n,
                    .scale = f->take && f->take->scale.on ? &f->take->scale : NULL,
-                   .stats = here ? &f->known.stats : NULL,
-                   .stats_out = f->known.words ? &figures : NULL,
-                   .skip = fan_fold_skip(f),
+                   .stats = here ? &f->sum_stats.stats : NULL,
+                   .stats_out = f->sum_stats.device_words ? &stats_out : NULL,
+                   .skip = fan_fold_first_suspect(f),
                    .label = f->n > 1 ? "sum" : "finish"},
         err));
-    f->known.yes = f->known.yes || here || f->known.words;
+    f->sum_stats.valid = f->sum_stats.valid || here || f->sum_stats.device_words;
     if (f->plan.expanded && m->out->size) /* each element stands for several */
-        f->known.times = (uint64_t)(full->size / m->out->size);
+        f->sum_stats.multiplicity = (uint64_t)(full->size / m->out->size);
     return FAN_FAULT(WAIT_AFTER_SUM) ? fan_order_wait_terms(f, err) : FAN_OK;
 }
 

@@ -79,7 +79,7 @@ static fan_status exact_add(fan_fold *f, fan_exact_state *st, const stored *all,
 {
     fan_buffer *b = f->b;
     fan_status status = FAN_OK;
-    void *left = b->frontend->leave ? b->frontend->leave() : NULL;
+    void *left = b->frontend->allow_threads_begin ? b->frontend->allow_threads_begin() : NULL;
     for (size_t i = 0; i < f->n && status == FAN_OK; i++) {
         const fan_value *v = f->terms[i].v;
         int64_t *to = NULL;
@@ -92,8 +92,8 @@ static fan_status exact_add(fan_fold *f, fan_exact_state *st, const stored *all,
             fan_superacc_add_at(st->words, st->dtype, v->sparse->values, to);
         fan_free(to);
     }
-    if (b->frontend->leave)
-        b->frontend->enter(left);
+    if (b->frontend->allow_threads_begin)
+        b->frontend->allow_threads_end(left);
     FAN_COUNT(b, passes, f->n > 0);
     for (size_t i = 0; i < f->n; i++)
         FAN_COUNT(b, bytes_read, fan_dense_bytes(numbers_of(f->terms[i].v)));
@@ -122,11 +122,11 @@ fan_status fan_fold_absorb(fan_fold *f, const fan_value *like, fan_error *err)
     }
     f->state = st;
     FAN_TRY(exact_add(f, st, NULL, 0, err)); /* dense terms alone come here: nothing fails */
-    for (size_t i = 0; f->b->known && !p->known.bad && i < f->n; i++) {
+    for (size_t i = 0; f->b->sum_stats && !p->sum_stats.has_nonfinite && i < f->n; i++) {
         fan_stats of;
         fan_stats_of(f->terms[i].v->array, &of);
-        p->known.bad = of.nonfinite > 0;
-        p->known.bad_key = f->terms[i].key;
+        p->sum_stats.has_nonfinite = of.nonfinite > 0;
+        p->sum_stats.nonfinite_key = f->terms[i].key;
     }
     FAN_COUNT(f->b, folds, 1);
     p->rules |= f->plan.rules;

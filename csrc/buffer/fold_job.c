@@ -47,11 +47,11 @@ fan_status fan_fold_job(fan_fold *f, fan_job *job, fan_error *err)
         on = f->terms[f->n - 1].producer;
     if (f->batch)
         return fan_batch_put(f->batch, on, job, &f->number, err);
-    bool away = bytes >= BUSY_BYTES && !d->backend->has_streams && b->frontend->leave;
-    void *left = away ? b->frontend->leave() : NULL;
+    bool release_gil = bytes >= BUSY_BYTES && !d->backend->has_streams && b->frontend->allow_threads_begin;
+    void *left = release_gil ? b->frontend->allow_threads_begin() : NULL;
     fan_status status = fan_device_run(d, on, job, err);
-    if (away)
-        b->frontend->enter(left);
+    if (release_gil)
+        b->frontend->allow_threads_end(left);
     return status;
 }
 
@@ -59,7 +59,7 @@ fan_status fan_fold_job_to_fresh(fan_fold *f, fan_job *job, fan_error *err)
 {
     fan_interrupt interrupt;
     bool may_end = f->may_end && !fan_fold_device(f)->backend->has_streams;
-    fan_interrupt_begin(&interrupt, may_end ? f->b->frontend->poll : NULL, err);
+    fan_interrupt_begin(&interrupt, may_end ? f->b->frontend->check_signals : NULL, err);
     return fan_interrupt_end(&interrupt, fan_fold_job(f, job, err));
 }
 

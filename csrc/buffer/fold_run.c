@@ -31,11 +31,11 @@ static fan_reuse_answer may_write(const fan_fold *f, size_t which, bool mixed)
         .disjoint = true,
         .borrowed = t->v->borrowed,
         .ours = t->ours,
-        .exposed = t->lent,
+        .exposed = t->exposed,
         .donated = t->donated,
         .host = host,
         .exclusive = true, /* fan_order_wait_users makes A wait */
-        .read_later = mixed && f->b->known && !(which == 0 && fan_fold_skip(f) && host),
+        .read_later = mixed && f->b->sum_stats && !(which == 0 && fan_fold_first_suspect(f) && host),
     };
     facts.dense = fan_array_dense(a);
     /* The compact base of our own expanded sum may be written as long as the sum stays expanded (A13). */
@@ -54,7 +54,7 @@ static fan_reuse_answer may_write(const fan_fold *f, size_t which, bool mixed)
             facts.disjoint = facts.disjoint &&
                              (fan_array_extents_disjoint(a, others[k]) || fan_array_disjoint(a, others[k])); /* D43 */
     }
-    if (!facts.ours && !facts.donated && !t->lent && facts.host && t->v->object)
+    if (!facts.ours && !facts.donated && !t->exposed && facts.host && t->v->object)
         facts.unshared = f->b->frontend->unshared(t->v->object);
     if (FAN_FAULT(WRITE_SHARED) ||
         (FAN_FAULT(REFCOUNT_IS_ENOUGH) && atomic_load(&a->refs) == 1 && atomic_load(&a->storage->refs) == 1))
@@ -123,7 +123,7 @@ static fan_fold_facts facts_of(const fan_fold *f)
     facts.recording = f->b->create_graph;
     facts.exact = fan_fold_is_exact(f);
     facts.has_state = f->state != NULL;
-    facts.stats = f->b->known != NULL;
+    facts.stats = f->b->sum_stats != NULL;
     facts.finish = f->finish;
     facts.has_out = f->out != NULL;
     facts.writable = f->take && f->take->writable;
@@ -177,7 +177,7 @@ static fan_status fold_before_objects(fan_fold *f, size_t first, fan_value *sum,
     sub.finish_dtype = FAN_DT_NONE;
     sub.take = NULL;
     sub.result = (fan_value){.dtype = FAN_DT_NONE};
-    sub.known = (fan_sum_stats){.yes = false};
+    sub.sum_stats = (fan_sum_stats){.valid = false};
     FAN_TRY(fan_fold_decide(&sub, err));
     fan_status status = fold_body(&sub, err);
     f->rules |= sub.rules;
@@ -232,7 +232,7 @@ fan_status fan_fold_begin(fan_fold *f, fan_batch *batch, fan_error *err)
         fan_event_drop(f->ready_event);
         FAN_TRY(fan_order_record(f->b, s->p->accum, FAN_PLAN_S15_RECORD, &f->early, err));
     }
-    fan_status status = fan_fold_figures(f, err);
+    fan_status status = fan_fold_stats_memory(f, err);
     if (status == FAN_OK)
         status = fan_fold_decide(f, err);
     if (status == FAN_OK)
@@ -316,7 +316,7 @@ fan_status fan_fold_end(fan_fold *f, fan_error *err)
     assert(!fan_fold_left(f));
     f->batch = NULL;
     if (status == FAN_OK)
-        status = fan_fold_learn(f, &f->result, err);
+        status = fan_fold_collect_stats(f, &f->result, err);
     if (status == FAN_OK) {
         FAN_COUNT(f->b, folds, f->n > 1);
         status = fold_record(f, err);

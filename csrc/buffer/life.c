@@ -157,7 +157,7 @@ fan_status fan_buffer_new(const fan_buffer_config *config, fan_buffer **out, fan
     b->stream = config->stream ? fan_stream_hold(config->stream) : NULL;
     b->leaf = config->leaf;
     b->create_graph = config->create_graph;
-    if (config->stats && !(b->known = fan_calloc((config->slots ? config->slots : 1) * sizeof *b->known))) {
+    if (config->stats && !(b->sum_stats = fan_calloc((config->slots ? config->slots : 1) * sizeof *b->sum_stats))) {
         status = fan_fail(err, FAN_ERR_NOMEM, "out of memory");
         goto done;
     }
@@ -222,9 +222,9 @@ void fan_buffer_free(fan_buffer *b)
         fan_free(s->spec);
     }
     assert_nothing_parked(b);
-    for (size_t i = 0; b->known && i < b->nslots; i++)
-        fan_sum_stats_drop(&b->known[i]);
-    fan_free(b->known);
+    for (size_t i = 0; b->sum_stats && i < b->nslots; i++)
+        fan_sum_stats_drop(&b->sum_stats[i]);
+    fan_free(b->sum_stats);
     fan_stream_drop(b->stream);
     if (b->name != unnamed)
         fan_free(b->name);
@@ -239,7 +239,7 @@ void fan_buffer_free(fan_buffer *b)
 
 bool fan_buffer_empty_for_reuse(fan_buffer *b)
 {
-    if (!b->small || b->known || b->stream || b->leaf || b->create_graph || b->name != unnamed ||
+    if (!b->small || b->sum_stats || b->stream || b->leaf || b->create_graph || b->name != unnamed ||
         b->undeclared.accumulate != FAN_DT_NONE || b->undeclared.exact)
         return false;
     fan_buffer_adopt(b);

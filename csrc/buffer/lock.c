@@ -61,13 +61,13 @@ static fan_status slot_wait_for_change(fan_buffer *b, size_t slot, fan_error *er
 {
     const fan_frontend *f = b->frontend;
     atomic_fetch_add(&b->waiting, 1);
-    void *left = f->leave ? f->leave() : NULL;
+    void *left = f->allow_threads_begin ? f->allow_threads_begin() : NULL;
     fan_cond_wait(&b->changed[slot % b->nlocks], &b->locks[slot % b->nlocks]);
     atomic_fetch_sub(&b->waiting, 1);
     fan_slot_unlock(b, slot);
-    if (f->leave)
-        f->enter(left);
-    fan_status status = f->poll ? f->poll(err) : FAN_OK;
+    if (f->allow_threads_begin)
+        f->allow_threads_end(left);
+    fan_status status = f->check_signals ? f->check_signals(err) : FAN_OK;
     fan_slot_lock(b, slot);
     return status;
 }

@@ -35,9 +35,9 @@ static void join_pooled(const fan_pass *p)
 {
     uint64_t id = 0;
     fan_event *e = NULL;
-    if (p->joins && p->accum && fan_stream_capture(p->accum, &id, NULL) == FAN_OK && id &&
+    if (p->capture_origin && p->accum && fan_stream_capture(p->accum, &id, NULL) == FAN_OK && id &&
         fan_event_record(p->accum, &e, NULL) == FAN_OK)
-        (void)fan_stream_wait(p->joins, e, NULL, NULL);
+        (void)fan_stream_wait(p->capture_origin, e, NULL, NULL);
     fan_event_drop(e);
 }
 
@@ -122,10 +122,10 @@ void fan_pass_free(fan_buffer *b, fan_pass *p)
     fan_free(p->items);
     keys_end(p);
     fan_value_drop(b->frontend, &p->value);
-    fan_sum_stats_drop(&p->known);
+    fan_sum_stats_drop(&p->sum_stats);
     fan_free(p->shape);
     join_pooled(p);
-    fan_stream_drop(p->joins);
+    fan_stream_drop(p->capture_origin);
     fan_stream_drop(p->consumer);
     fan_stream_drop(p->accum);
     fan_stream_drop(p->ready);

@@ -17,7 +17,7 @@ typedef struct fan_item {
     bool parked;          /* false while its add still carries out its plan */
     bool donated;
     bool ours;         /* a copy or conversion that the buffer made */
-    bool lent;         /* .. and lent to its producer (target) */
+    bool exposed;      /* .. and its producer has it, too (target) */
     fan_dtype_set own; /* the dtype it came with (A10) */
     bool alone;        /* nobody but the buffer has it, as far as is known */
     uint64_t bytes;
@@ -25,17 +25,17 @@ typedef struct fan_item {
     bool hashed;
 } fan_item;
 
-/* What is known of a sum beside its value. On a device with streams it stands in the device's memory until somebody
- * asks. */
+/* The statistics of a sum. On a device with streams they stand in the device's memory until somebody asks. */
 typedef struct fan_sum_stats {
     fan_stats stats;
-    bool yes;
-    bool bad;         /* some contribution had an inf or a NaN: */
-    int64_t bad_key;  /* .. the first of them */
-    fan_array *words; /* held; figures that tell all this, but for what follows; NULL: nothing to read */
-    fan_stream *on;   /* held; once it has run so far */
-    uint64_t times;   /* how many elements of the sum each element stands for (A13) */
-    bool captured;    /* a part of the sum was made under capture: nothing is told */
+    bool valid;              /* false: nothing is known yet */
+    bool has_nonfinite;      /* some contribution had an inf or a NaN: */
+    int64_t nonfinite_key;   /* .. the first of them; -1: it has no key */
+    fan_array *device_words; /* Device memory with the fields above, not yet copied to the host (a hold). NULL: they are
+                                on the host. */
+    fan_stream *stream;      /* The stream that writes it (a hold). */
+    uint64_t multiplicity;   /* how many elements of the sum each element stands for (A13) */
+    bool captured;           /* a part of the sum was made under capture: nothing is told */
 } fan_sum_stats;
 
 /* What an exact slot has summed so far: words of exact.h. It is larger than what it replaces where that is little, so a
@@ -55,9 +55,9 @@ typedef struct fan_pass {
     bool shaped;
     fan_device *device;           /* held; NULL: not fixed */
     fan_stream *consumer, *accum; /* held; fixed by the first gradient on a device with streams */
-    fan_stream *joins; /* held; A is a pooled stream that nobody else knows, and came into this one's capture (S11);
-                          NULL: it is not */
-    fan_sync_case how; /* of that gradient */
+    fan_stream *capture_origin;   /* Set if `accum` is a stream of our own that was pulled into a capture: the stream it
+                                     must be joined back to before the capture ends (S11). A hold. */
+    fan_sync_case how;            /* of that gradient */
     uint64_t rules;
     fan_dtype_set seen; /* of all contributions */
     bool has_weak_int;
@@ -72,17 +72,17 @@ typedef struct fan_pass {
     size_t arriving;    /* items whose add still carries out its plan */
     size_t ask;         /* with an automatic budget: from how many items on it is asked again who has them */
     fan_value value;    /* the sum so far (folder) */
-    bool value_ours, value_lent, value_donated; /* (folder) */
-    fan_dtype_set value_seen;                   /* of what is in it (folder) */
-    bool value_hashed;                          /* with debug: it is a contribution still, and .. (folder) */
-    uint64_t value_hash;                        /* .. of its elements at add */
-    int64_t value_key;                          /* the key whose origin it has (folder) */
-    int64_t next_key;                           /* first key that is not in it (folder) */
-    fan_stream *ready;                          /* held (folder) */
-    fan_event *ready_event;                     /* held (folder) */
-    fan_exact_state *exact;                     /* NULL: none (folder) */
-    fan_sum_stats known;                        /* with stats: of `value`, where it was summed (folder) */
-    fan_error *poison;                          /* the first failed device call, NULL: none */
+    bool value_ours, value_exposed, value_donated; /* (folder) */
+    fan_dtype_set value_seen;                      /* of what is in it (folder) */
+    bool value_hashed;                             /* with debug: it is a contribution still, and .. (folder) */
+    uint64_t value_hash;                           /* .. of its elements at add */
+    int64_t value_key;                             /* the key whose origin it has (folder) */
+    int64_t next_key;                              /* first key that is not in it (folder) */
+    fan_stream *ready;                             /* held (folder) */
+    fan_event *ready_event;                        /* held (folder) */
+    fan_exact_state *exact;                        /* NULL: none (folder) */
+    fan_sum_stats sum_stats;                       /* with stats: of `value`, where it was summed (folder) */
+    fan_error *poison;                             /* the first failed device call, NULL: none */
 } fan_pass;
 
 /* What a slot was declared to be. */
@@ -138,7 +138,7 @@ struct fan_buffer {
     fan_auto_budget limits; /* where it is automatic */
     fan_stream *stream;     /* held */
     bool leaf, create_graph;
-    fan_sum_stats *known; /* with stats: of each slot's last sum; else NULL */
+    fan_sum_stats *sum_stats; /* with stats: of each slot's last sum; else NULL */
     fan_spec undeclared;
     size_t nslots;
     fan_slot *slots;

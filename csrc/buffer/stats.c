@@ -12,27 +12,27 @@
 fan_sum_stats fan_sum_stats_hold(const fan_sum_stats *k)
 {
     fan_sum_stats copy = *k;
-    if (k->words)
-        copy.words = fan_array_hold(k->words);
-    copy.on = fan_stream_hold(k->on);
+    if (k->device_words)
+        copy.device_words = fan_array_hold(k->device_words);
+    copy.stream = fan_stream_hold(k->stream);
     return copy;
 }
 
 fan_sum_stats fan_sum_stats_move(fan_sum_stats *k)
 {
     fan_sum_stats moved = *k;
-    *k = (fan_sum_stats){.yes = false};
+    *k = (fan_sum_stats){.valid = false};
     return moved;
 }
 
 void fan_sum_stats_drop(fan_sum_stats *k)
 {
-    fan_array_drop(k->words);
-    fan_stream_drop(k->on);
-    *k = (fan_sum_stats){.yes = false};
+    fan_array_drop(k->device_words);
+    fan_stream_drop(k->stream);
+    *k = (fan_sum_stats){.valid = false};
 }
 
-fan_sum_stats fan_sum_stats_forget(fan_buffer *b, size_t slot) { return fan_sum_stats_move(&b->known[slot]); }
+fan_sum_stats fan_sum_stats_forget(fan_buffer *b, size_t slot) { return fan_sum_stats_move(&b->sum_stats[slot]); }
 
 static fan_pass *pass_of(const fan_fold *f) { return f->b->slots[f->slot].p; }
 
@@ -43,44 +43,47 @@ static const fan_array *numbers_of(const fan_value *v)
                                                                    : NULL;
 }
 
-/* away: the numbers lie on a device with streams. */
-static bool away(const fan_value *v)
+/* on_device: the numbers lie on a device with streams. */
+static bool on_device(const fan_value *v)
 {
     return v->form != FAN_FORM_ZERO && v->device && v->device->backend->has_streams;
 }
 
-size_t fan_fold_skip(const fan_fold *f) { return f->b->known && f->n && f->terms[0].is_value && pass_of(f)->known.yes; }
+size_t fan_fold_first_suspect(const fan_fold *f)
+{
+    return f->b->sum_stats && f->n && f->terms[0].is_value && pass_of(f)->sum_stats.valid;
+}
 
-/* figures_for: memory for the figures of up to `size` elements, unless A is captured. */
-static fan_status figures_for(fan_device *d, const fan_pass *p, int64_t size, fan_sum_stats *known, fan_error *err)
+/* memory_for: memory for the figures of up to `size` elements, unless A is captured. */
+static fan_status memory_for(fan_device *d, const fan_pass *p, int64_t size, fan_sum_stats *known, fan_error *err)
 {
     uint64_t capture = 0;
-    if (!p->known.captured)
+    if (!p->sum_stats.captured)
         FAN_TRY(fan_stream_capture(p->accum, &capture, err));
-    if (p->known.captured || capture) {
-        *known = (fan_sum_stats){.yes = true, .captured = true};
+    if (p->sum_stats.captured || capture) {
+        *known = (fan_sum_stats){.valid = true, .captured = true};
         return FAN_OK;
     }
-    FAN_TRY(fan_stats_out_new(d, p->accum, size, &known->words, err));
-    known->on = fan_stream_hold(p->accum);
+    FAN_TRY(fan_stats_out_new(d, p->accum, size, &known->device_words, err));
+    known->stream = fan_stream_hold(p->accum);
     return FAN_OK;
 }
 
-/* fold_figures: the same for a fold, with room for its keys. */
-static fan_status fold_figures(fan_fold *f, fan_device *d, int64_t size, fan_error *err)
+/* memory_for_fold: the same for a fold, with room for its keys. */
+static fan_status memory_for_fold(fan_fold *f, fan_device *d, int64_t size, fan_error *err)
 {
     if (!f->keys && !(f->keys = fan_alloc((f->n + 1) * sizeof *f->keys)))
         return fan_fail(err, FAN_ERR_NOMEM, "%s: slot %zu: out of memory", f->b->name, f->slot);
     for (size_t i = 0; i < f->n; i++)
         f->keys[i] = f->terms[i].key;
-    return figures_for(d, pass_of(f), size, &f->known, err);
+    return memory_for(d, pass_of(f), size, &f->sum_stats, err);
 }
 
-fan_status fan_fold_figures(fan_fold *f, fan_error *err)
+fan_status fan_fold_stats_memory(fan_fold *f, fan_error *err)
 {
     fan_device *d = pass_of(f)->device;
     int64_t size = 0;
-    if (!f->b->known || f->snapshot || !d || !d->backend->has_streams)
+    if (!f->b->sum_stats || f->snapshot || !d || !d->backend->has_streams)
         return FAN_OK;
     for (size_t i = 0; i < f->n; i++) {
         const fan_array *a = numbers_of(f->terms[i].v);
@@ -88,41 +91,44 @@ fan_status fan_fold_figures(fan_fold *f, fan_error *err)
             return FAN_OK;
         size = size < INT64_MAX - a->size ? size + a->size : INT64_MAX;
     }
-    return fold_figures(f, d, size, err);
+    return memory_for_fold(f, d, size, err);
 }
 
-/* survey: a job that reads what is there already; in[0] is what it tells of. */
-static fan_status survey(fan_buffer *b, size_t slot, fan_device *d, const fan_sum_stats *known, const fan_array *before,
-                         const fan_operand *in, const int64_t *keys, size_t n, size_t skip, fan_error *err)
+/* measure: a job that reads what is there already; in[0] is what it tells of. */
+static fan_status measure(fan_buffer *b, size_t slot, fan_device *d, const fan_sum_stats *known,
+                          const fan_array *before, const fan_operand *in, const int64_t *keys, size_t n, size_t skip,
+                          fan_error *err)
 {
     char label[FAN_TRACE_LABEL];
-    fan_stats_out figures = {.words = known->words, .before = before, .keys = keys};
+    fan_stats_out stats_out = {.words = known->device_words, .before = before, .keys = keys};
     snprintf(label, sizeof label, "survey %s[%zu]", b->name, slot);
     return fan_device_run(
-        d, known->on,
-        &(fan_job){.kind = FAN_JOB_STATS, .in = in, .n = n, .stats_out = &figures, .skip = skip, .label = label}, err);
+        d, known->stream,
+        &(fan_job){.kind = FAN_JOB_STATS, .in = in, .n = n, .stats_out = &stats_out, .skip = skip, .label = label},
+        err);
 }
 
-static fan_status learn_away(fan_fold *f, const fan_value *result, const fan_array *a, fan_error *err)
+static fan_status collect_on_device(fan_fold *f, const fan_value *result, const fan_array *a, fan_error *err)
 {
     const fan_pass *p = pass_of(f);
     size_t n = 1;
-    if (f->known.yes || f->snapshot)
+    if (f->sum_stats.valid || f->snapshot)
         return FAN_OK;
-    if (!f->known.words)
-        FAN_TRY(fold_figures(f, result->device, a->size, err));
-    if (f->known.captured)
+    if (!f->sum_stats.device_words)
+        FAN_TRY(memory_for_fold(f, result->device, a->size, err));
+    if (f->sum_stats.captured)
         return FAN_OK;
     f->scratch[0] = (fan_operand){a, a->dtype};
-    for (size_t i = fan_fold_skip(f); i < f->n; i++) {
+    for (size_t i = fan_fold_first_suspect(f); i < f->n; i++) {
         const fan_array *of = numbers_of(f->terms[i].v);
         if (!of || f->terms[i].v->device != result->device)
             continue;
         f->scratch[n] = (fan_operand){of, of->dtype};
         f->keys[n++] = f->terms[i].key;
     }
-    FAN_TRY(survey(f->b, f->slot, result->device, &f->known, p->known.words, f->scratch, f->keys, n, 1, err));
-    f->known.yes = true;
+    FAN_TRY(measure(f->b, f->slot, result->device, &f->sum_stats, p->sum_stats.device_words, f->scratch, f->keys, n, 1,
+                    err));
+    f->sum_stats.valid = true;
     return FAN_OK;
 }
 
@@ -131,92 +137,92 @@ static fan_status stats_of(const fan_fold *f, const fan_array *a, fan_stats *out
 {
     fan_interrupt interrupt;
     bool may_end = f->may_end && !f->plan.exclusive;
-    fan_interrupt_begin(&interrupt, may_end ? f->b->frontend->poll : NULL, err);
+    fan_interrupt_begin(&interrupt, may_end ? f->b->frontend->check_signals : NULL, err);
     fan_stats_of(a, out);
     return fan_interrupt_end(&interrupt, FAN_OK);
 }
 
-static fan_status learn_here(fan_fold *f, const fan_value *result, const fan_array *a, fan_error *err)
+static fan_status collect_on_host(fan_fold *f, const fan_value *result, const fan_array *a, fan_error *err)
 {
-    fan_sum_stats *known = &f->known;
-    bool summed = known->yes;
+    fan_sum_stats *known = &f->sum_stats;
+    bool summed = known->valid;
     if (!summed) {
         FAN_TRY(fan_slot_still(f->b, f->slot, result, f->n ? f->terms[0].key : -1, err));
         FAN_TRY(stats_of(f, a, &known->stats, err));
         known->stats.bad = SIZE_MAX;
-        known->yes = true;
+        known->valid = true;
     }
-    if (known->stats.nonfinite == 0 || known->bad || pass_of(f)->known.bad)
+    if (known->stats.nonfinite == 0 || known->has_nonfinite || pass_of(f)->sum_stats.has_nonfinite)
         return FAN_OK;
-    for (size_t i = summed ? known->stats.bad : fan_fold_skip(f); i < f->n; i++) {
+    for (size_t i = summed ? known->stats.bad : fan_fold_first_suspect(f); i < f->n; i++) {
         const fan_term *t = &f->terms[i];
         fan_stats of = {.nonfinite = summed};
-        if (!summed && numbers_of(t->v) && !away(t->v)) {
+        if (!summed && numbers_of(t->v) && !on_device(t->v)) {
             FAN_TRY(fan_slot_still(f->b, f->slot, t->v, t->key, err));
             FAN_TRY(stats_of(f, numbers_of(t->v), &of, err));
         }
         if (of.nonfinite == 0)
             continue;
-        known->bad = true;
-        known->bad_key = t->key;
+        known->has_nonfinite = true;
+        known->nonfinite_key = t->key;
         return FAN_OK;
     }
     return FAN_OK;
 }
 
-fan_status fan_fold_learn(fan_fold *f, const fan_value *result, fan_error *err)
+fan_status fan_fold_collect_stats(fan_fold *f, const fan_value *result, fan_error *err)
 {
     const fan_array *a = numbers_of(result);
-    if (!f->b->known || !a)
+    if (!f->b->sum_stats || !a)
         return FAN_OK;
-    if (away(result))
-        return learn_away(f, result, a, err);
-    return learn_here(f, result, a, err);
+    if (on_device(result))
+        return collect_on_device(f, result, a, err);
+    return collect_on_host(f, result, a, err);
 }
 
-fan_status fan_fold_survey(fan_fold *f, fan_stream **R, fan_error *err)
+fan_status fan_fold_measure_term(fan_fold *f, fan_stream **R, fan_error *err)
 {
     const fan_value *v = f->terms[0].v;
     const fan_array *a = numbers_of(v);
     assert(f->n == 1);
-    if (!f->b->known || !a || !away(v))
+    if (!f->b->sum_stats || !a || !on_device(v))
         return FAN_OK;
-    FAN_TRY(fold_figures(f, v->device, a->size, err));
-    if (f->known.captured)
+    FAN_TRY(memory_for_fold(f, v->device, a->size, err));
+    if (f->sum_stats.captured)
         return FAN_OK;
     FAN_TRY(fan_order_wait_terms(f, err));
     fan_operand in = {a, a->dtype};
-    FAN_TRY(survey(f->b, f->slot, v->device, &f->known, NULL, &in, f->keys, 1, 0, err));
-    f->known.yes = true;
-    *R = f->known.on;
+    FAN_TRY(measure(f->b, f->slot, v->device, &f->sum_stats, NULL, &in, f->keys, 1, 0, err));
+    f->sum_stats.valid = true;
+    *R = f->sum_stats.stream;
     return FAN_OK;
 }
 
-fan_status fan_slot_survey(fan_buffer *b, size_t slot, int64_t key, fan_error *err)
+fan_status fan_slot_measure(fan_buffer *b, size_t slot, int64_t key, fan_error *err)
 {
     fan_pass *p = b->slots[slot].p;
-    fan_sum_stats *known = &p->known;
+    fan_sum_stats *known = &p->sum_stats;
     const fan_array *sum = p->value.array;
-    if (!b->known)
+    if (!b->sum_stats)
         return FAN_OK;
-    if (away(&p->value)) {
-        bool anew = !known->yes;
-        if (!known->words)
-            FAN_TRY(figures_for(p->value.device, p, sum->size, known, err));
+    if (on_device(&p->value)) {
+        bool anew = !known->valid;
+        if (!known->device_words)
+            FAN_TRY(memory_for(p->value.device, p, sum->size, known, err));
         if (!known->captured)
-            FAN_TRY(survey(b, slot, p->value.device, known, anew ? NULL : known->words, &(fan_operand){sum, sum->dtype},
-                           &key, 1, 0, err));
-        known->times = 0;
-        known->yes = true;
+            FAN_TRY(measure(b, slot, p->value.device, known, anew ? NULL : known->device_words,
+                            &(fan_operand){sum, sum->dtype}, &key, 1, 0, err));
+        known->multiplicity = 0;
+        known->valid = true;
         return FAN_OK;
     }
     fan_stats_of(sum, &known->stats);
     known->stats.bad = SIZE_MAX;
-    known->times = 0;
-    known->yes = true;
-    if (known->stats.nonfinite && !known->bad) {
-        known->bad = true;
-        known->bad_key = key;
+    known->multiplicity = 0;
+    known->valid = true;
+    if (known->stats.nonfinite && !known->has_nonfinite) {
+        known->has_nonfinite = true;
+        known->nonfinite_key = key;
     }
     return FAN_OK;
 }

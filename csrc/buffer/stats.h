@@ -16,20 +16,21 @@ void fan_sum_stats_drop(fan_sum_stats *k);
 /* fan_sum_stats_forget: locked: what is known of a slot's last sum is so no longer; the caller drops it, unlocked. */
 fan_sum_stats fan_sum_stats_forget(fan_buffer *b, size_t slot);
 
-/* fan_fold_figures: on a device with streams, before anything is queued: memory for the figures of the result,
- * f->known.words, unless only the result will tell how large it is (objects), or A is captured. */
-fan_status fan_fold_figures(fan_fold *f, fan_error *err);
-/* fan_fold_skip: how many terms are not held to blame for an inf or a NaN: the running sum, of which it is known who
- * spoiled it. */
-size_t fan_fold_skip(const fan_fold *f);
-/* fan_fold_learn: what the sum's own pass has not told: the result is read once more, and its terms where it is not
- * finite. Queued on A on a device with streams. */
-fan_status fan_fold_learn(fan_fold *f, const fan_value *result, fan_error *err);
-/* fan_fold_survey: of the only term, which is handed through as it is: A waits for it; then f->known tells of it, and
+/* fan_fold_stats_memory: on a device with streams, before anything is queued: memory for the figures of the result,
+ * f->sum_stats.device_words, unless only the result will tell how large it is (objects), or A is captured. */
+fan_status fan_fold_stats_memory(fan_fold *f, fan_error *err);
+/* fan_fold_first_suspect: how many terms are not held to blame for an inf or a NaN: the running sum, of which it is
+ * known who spoiled it. */
+size_t fan_fold_first_suspect(const fan_fold *f);
+/* fan_fold_collect_stats: what the sum's own pass has not told: the result is read once more, and its terms where it is
+ * not finite. Queued on A on a device with streams. */
+fan_status fan_fold_collect_stats(fan_fold *f, const fan_value *result, fan_error *err);
+/* fan_fold_measure_term: of the only term, which is handed through as it is: A waits for it; then f->sum_stats tells of
+ * it, and
  * `*R` is A. */
-fan_status fan_fold_survey(fan_fold *f, fan_stream **R, fan_error *err);
-/* fan_slot_survey: of the running sum as it is now, whose last contribution has this key. The slot is busy; unlocked.
+fan_status fan_fold_measure_term(fan_fold *f, fan_stream **R, fan_error *err);
+/* fan_slot_measure: of the running sum as it is now, whose last contribution has this key. The slot is busy; unlocked.
  */
-fan_status fan_slot_survey(fan_buffer *b, size_t slot, int64_t key, fan_error *err);
+fan_status fan_slot_measure(fan_buffer *b, size_t slot, int64_t key, fan_error *err);
 
 #endif

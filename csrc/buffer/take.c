@@ -57,7 +57,7 @@ static bool must_copy(const fan_buffer *b, const fan_slot_take *c, const fan_ext
     for (size_t j = 0; j < c->g.fold.n; j++)
         if (c->g.fold.terms[j].v->form != FAN_FORM_DENSE)
             return true;
-    return (b->known && fan_fold_is_exact(&c->g.fold) && fan_written_by_own_out(c, out)) ||
+    return (b->sum_stats && fan_fold_is_exact(&c->g.fold) && fan_written_by_own_out(c, out)) ||
            fan_out_meets_inputs(inputs, out->array, c->slot);
 }
 
@@ -157,7 +157,7 @@ static fan_status step_hand_over(fan_buffer *b, size_t slot, const fan_take *how
     if (c->result.form != FAN_FORM_UNDEFINED)
         FAN_TRY(fan_order_hand_over(b, slot, &c->result, s->p->consumer, s->p->accum, c->ready, c->ready_event,
                                     consumer_of(b, how, slot), &s->p->rules, err));
-    return b->known ? fan_slot_take_stats(c, s->p, err) : FAN_OK;
+    return b->sum_stats ? fan_slot_take_stats(c, s->p, err) : FAN_OK;
 }
 
 /* What does not go into an out is handed over before any out is written: to show it may fail. */
@@ -188,9 +188,9 @@ static fan_status show_all(fan_buffer *b, const fan_take *how, fan_slot_take *ta
             continue;
         }
         for (size_t k = 0; k < p->nitems; k++)
-            p->items[k]->lent = true;
+            p->items[k]->exposed = true;
         if (p != &fan_pass_none)
-            p->value_lent = true;
+            p->value_exposed = true;
         name_origin(c);
         FAN_TRY(how->show(how->ctx, i, &c->result, err));
     }
@@ -200,8 +200,8 @@ static fan_status show_all(fan_buffer *b, const fan_take *how, fan_slot_take *ta
 /* Objects that were summed meanwhile are others' code: what is to be written lies where it lay. */
 static fan_status outs_still(const fan_buffer *b, const fan_take *how, fan_error *err)
 {
-    for (size_t i = 0; how->out && b->frontend->still && i < fan_take_count(b, how); i++)
-        if (fan_take_out_of(how, i) && how->out[i].device == fan_cpu() && !b->frontend->still(&how->out[i]))
+    for (size_t i = 0; how->out && b->frontend->is_unchanged && i < fan_take_count(b, how); i++)
+        if (fan_take_out_of(how, i) && how->out[i].device == fan_cpu() && !b->frontend->is_unchanged(&how->out[i]))
             return fan_fail(err, FAN_ERR_STATE,
                             FAN_SLOT_SAID ": the memory, dtype or shape of out= was changed during the take",
                             FAN_SLOT_WHO(b, how->one ? how->slot : i));
@@ -218,7 +218,7 @@ static fan_status take_all(fan_buffer *b, const fan_take *how, const fan_extents
     bool streams = false, late = false;
     for (size_t i = 0; i < fan_take_count(b, how); i++)
         streams |= b->slots[takes[i].slot].p->accum != NULL;
-    if (streams && fan_take_count(b, how) > 1 && !b->known && !(batch = fan_batch_new()))
+    if (streams && fan_take_count(b, how) > 1 && !b->sum_stats && !(batch = fan_batch_new()))
         return fan_fail(err, FAN_ERR_NOMEM, "%s: out of memory", b->name);
     FAN_GO(each_slot(b, how, outs, takes, batch, step_sum, err));
     FAN_GO(each_slot(b, how, outs, takes, batch, step_late, err));
@@ -267,10 +267,10 @@ static void take_let_go(fan_buffer *b, const fan_take *how, fan_slot_take *takes
         fan_slot_lock(b, c->slot);
         if (status == FAN_OK) {
             gone[i] = fan_pass_cut(&b->slots[c->slot]);
-            if (b->known) {
-                fan_sum_stats old = b->known[c->slot];
-                b->known[c->slot] = c->known;
-                c->known = old;
+            if (b->sum_stats) {
+                fan_sum_stats old = b->sum_stats[c->slot];
+                b->sum_stats[c->slot] = c->sum_stats;
+                c->sum_stats = old;
             }
         }
         fan_slot_let_go(b, c->slot);
@@ -280,14 +280,14 @@ static void take_let_go(fan_buffer *b, const fan_take *how, fan_slot_take *takes
 
 static void slot_take_fini(fan_buffer *b, fan_slot_take *c, fan_pass *gone)
 {
-    fan_sum_stats_drop(&c->known);
+    fan_sum_stats_drop(&c->sum_stats);
     fan_stream_drop(c->ready);
     fan_event_drop(c->ready_event);
     if (c->gathered)
         fan_gathered_fini(&c->g);
     if (gone && gone != &fan_pass_none) { /* the consumer has waited for what was pooled */
-        fan_stream_drop(gone->joins);
-        gone->joins = NULL;
+        fan_stream_drop(gone->capture_origin);
+        gone->capture_origin = NULL;
     }
     fan_pass_free(b, gone);
 }

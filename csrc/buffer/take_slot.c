@@ -79,7 +79,7 @@ static bool plain_copy_needed(fan_buffer *b, const fan_take *how, const fan_fold
         return false;
     if (t->v->form == FAN_FORM_DENSE && (!t->v->array->writable || fan_array_expanded(t->v->array)))
         return true;
-    if ((t->ours && !t->lent) || t->donated)
+    if ((t->ours && !t->exposed) || t->donated)
         return false;
     return !(t->v->object && b->frontend->unshared(t->v->object));
 }
@@ -105,11 +105,11 @@ fan_status fan_take_zeros(fan_buffer *b, size_t slot, const fan_value *zero, fan
 }
 
 /* With stats, on a device with streams: what is handed through is looked at on A first, and is ready there then. */
-static fan_status survey(fan_fold *f, fan_slot_take *c, fan_error *err)
+static fan_status measure_term(fan_fold *f, fan_slot_take *c, fan_error *err)
 {
     fan_stream *R = NULL;
-    FAN_TRY(fan_fold_survey(f, &R, err));
-    c->known = fan_sum_stats_move(&f->known);
+    FAN_TRY(fan_fold_measure_term(f, &R, err));
+    c->sum_stats = fan_sum_stats_move(&f->sum_stats);
     if (R) {
         fan_stream_drop(c->ready);
         fan_event_drop(c->ready_event);
@@ -159,10 +159,10 @@ static fan_status hand_through(fan_buffer *b, fan_slot_take *c, fan_error *err)
     fan_fold *f = &c->g.fold;
     c->ready = fan_stream_hold(f->terms[0].producer);
     c->ready_event = fan_event_hold(f->terms[0].event);
-    if (fan_fold_skip(f))
-        c->known = fan_sum_stats_hold(&b->slots[c->slot].p->known);
+    if (fan_fold_first_suspect(f))
+        c->sum_stats = fan_sum_stats_hold(&b->slots[c->slot].p->sum_stats);
     else
-        FAN_TRY(survey(f, c, err));
+        FAN_TRY(measure_term(f, c, err));
     return fan_value_copy(b->frontend, f->terms[0].v, &c->result, err);
 }
 
@@ -224,11 +224,11 @@ static fan_status slot_take_end(fan_buffer *b, size_t slot, fan_slot_take *c, fa
         FAN_TRY(fan_fold_commit_end(b, slot, &c->g, err));
         c->ready = fan_stream_hold(s->p->ready);
         c->ready_event = fan_event_hold(s->p->ready_event);
-        c->known = fan_sum_stats_hold(&s->p->known);
+        c->sum_stats = fan_sum_stats_hold(&s->p->sum_stats);
         return fan_value_copy(b->frontend, &s->p->value, &c->result, err);
     }
     FAN_TRY(fan_fold_end(f, err));
-    c->known = fan_sum_stats_move(&f->known);
+    c->sum_stats = fan_sum_stats_move(&f->sum_stats);
     c->result = f->result;
     f->result = (fan_value){.dtype = FAN_DT_NONE};
     c->ready = f->ready;
@@ -412,23 +412,24 @@ fan_status fan_slot_take_claim(fan_buffer *b, size_t slot, fan_error *err)
 fan_status fan_slot_take_stats(fan_slot_take *c, const fan_pass *p, fan_error *err)
 {
     fan_fold *f = &c->g.fold;
-    fan_sum_stats was = c->known;
+    fan_sum_stats was = c->sum_stats;
     if (c->result.form == FAN_FORM_UNDEFINED || c->result.form == FAN_FORM_OBJECT) {
-        fan_sum_stats_drop(&c->known);
-        c->known = (fan_sum_stats){.yes = true, .stats = {.count = UINT64_MAX}};
+        fan_sum_stats_drop(&c->sum_stats);
+        c->sum_stats = (fan_sum_stats){.valid = true, .stats = {.count = UINT64_MAX}};
         return FAN_OK;
     }
-    if (!was.yes && c->plan.copy_out && f->n == 0 && !f->state) {
-        c->known = (fan_sum_stats){.yes = true, .stats = {.count = (uint64_t)c->result.array->size, .bad = SIZE_MAX}};
+    if (!was.valid && c->plan.copy_out && f->n == 0 && !f->state) {
+        c->sum_stats =
+            (fan_sum_stats){.valid = true, .stats = {.count = (uint64_t)c->result.array->size, .bad = SIZE_MAX}};
         return FAN_OK;
     }
-    f->known = was;
-    c->known = (fan_sum_stats){.yes = false};
-    FAN_TRY(fan_fold_learn(f, &c->result, err));
-    c->known = fan_sum_stats_move(&f->known);
-    if (p->known.bad) {
-        c->known.bad = true;
-        c->known.bad_key = p->known.bad_key;
+    f->sum_stats = was;
+    c->sum_stats = (fan_sum_stats){.valid = false};
+    FAN_TRY(fan_fold_collect_stats(f, &c->result, err));
+    c->sum_stats = fan_sum_stats_move(&f->sum_stats);
+    if (p->sum_stats.has_nonfinite) {
+        c->sum_stats.has_nonfinite = true;
+        c->sum_stats.nonfinite_key = p->sum_stats.nonfinite_key;
     }
     return FAN_OK;
 }

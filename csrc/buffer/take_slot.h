@@ -19,7 +19,7 @@ typedef struct fan_slot_take {
     fan_stream *ready;
     fan_event *ready_event;
     uint8_t origin, rank;
-    fan_sum_stats known;
+    fan_sum_stats sum_stats;
 } fan_slot_take;
 
 static inline bool fan_take_scaled(const fan_take *how) { return how->scale.on; }

@@ -91,7 +91,8 @@ static fan_status prepare(fan_buffer *b, fan_target *t, fan_dtype acc, fan_error
     fan_slot *s = &b->slots[t->slot];
     if (!t->direct)
         return scratch(t->device, t->producer, acc, s->spec, &t->array, err);
-    fan_status status = b->known && !s->p->known.yes ? fan_slot_survey(b, t->slot, s->p->value_key, err) : FAN_OK;
+    fan_status status =
+        b->sum_stats && !s->p->sum_stats.valid ? fan_slot_measure(b, t->slot, s->p->value_key, err) : FAN_OK;
     if (status != FAN_OK) {
         fan_slot_poison(s, status, err);
         fan_buffer_target_cancel(b, t);
@@ -157,8 +158,8 @@ static fan_status take_back_direct(fan_buffer *b, fan_target *t, bool good, fan_
     fan_slot *s = &b->slots[t->slot];
     fan_pass *p = s->p;
     fan_event *e = NULL, *old = NULL;
-    fan_sum_stats last = {.yes = false};
-    fan_status status = good ? fan_slot_survey(b, t->slot, t->key, err) : FAN_OK;
+    fan_sum_stats last = {.valid = false};
+    fan_status status = good ? fan_slot_measure(b, t->slot, t->key, err) : FAN_OK;
     uint64_t rules = 0;
     bool unknown = status != FAN_OK;
     if (good && !unknown && p->accum) {
@@ -187,8 +188,8 @@ static fan_status take_back_direct(fan_buffer *b, fan_target *t, bool good, fan_
     if (good) {
         old = p->ready_event;
         p->ready_event = e;
-        p->value_lent = true;
-        if (b->known)
+        p->value_exposed = true;
+        if (b->sum_stats)
             last = fan_sum_stats_forget(b, t->slot);
         p->rules |= t->rules;
         FAN_COUNT(b, adds, 1);

@@ -16,9 +16,9 @@ fan_status fan_slot_changed(const fan_buffer *b, size_t slot, int64_t key, fan_e
 
 fan_status fan_slot_still(const fan_buffer *b, size_t slot, const fan_value *v, int64_t key, fan_error *err)
 {
-    bool foreign =
-        b->frontend->still && v->device == fan_cpu() && (v->form == FAN_FORM_DENSE || v->form == FAN_FORM_SPARSE);
-    return !foreign || b->frontend->still(v) ? FAN_OK : fan_slot_changed(b, slot, key, err);
+    bool foreign = b->frontend->is_unchanged && v->device == fan_cpu() &&
+                   (v->form == FAN_FORM_DENSE || v->form == FAN_FORM_SPARSE);
+    return !foreign || b->frontend->is_unchanged(v) ? FAN_OK : fan_slot_changed(b, slot, key, err);
 }
 
 /* Before it is read: it lies where it lay, and, with debug, has the elements that it had. */

@@ -56,11 +56,11 @@ typedef struct fan_frontend {
     /* fast_value: the value of a gradient of the short way, whose first element is at `data`; with a hold of its own on
      * the object. Calls nobody, unless the kind is checked at use: a lock may be held. */
     fan_status (*fast_value)(void *object, char *data, const fan_fast_kind *kind, fan_value *out, fan_error *err);
-    /* still: whether the caller's host memory lies where it lay when it came, as large, of that dtype and shape: asked
-     * wherever it is about to be read. Calls nobody. May be NULL: nobody can move it. */
-    bool (*still)(const fan_value *v);
-    /* forget: what an FAN_ERR_EXTERN that nobody will be told of left behind. May be NULL. */
-    void (*forget)(void);
+    /* is_unchanged: whether the caller's host memory lies where it lay when it came, as large, of that dtype and shape:
+     * asked wherever it is about to be read. Calls nobody. May be NULL: nobody can move it. */
+    bool (*is_unchanged)(const fan_value *v);
+    /* clear_error: what an FAN_ERR_EXTERN that nobody will be told of left behind. May be NULL. */
+    void (*clear_error)(void);
     /* combine: A1, A8: a new value from two; `combine` is the slot's, may be NULL. FAN_ERR_EXTERN with the cause kept
      * by the frontend. */
     fan_status (*combine)(void *combine, const fan_value *old, const fan_value *new_, fan_value *out, fan_error *err);
@@ -68,12 +68,13 @@ typedef struct fan_frontend {
      * on `on` may write it at once. *out NULL, and FAN_OK: the core is to allocate. May be NULL. */
     fan_status (*fresh)(uint8_t origin, fan_device *d, fan_stream *on, fan_dtype dtype, int ndim, const int64_t *shape,
                         const fan_array *like, fan_array **out, fan_error *err);
-    /* leave, enter: around anything that may take long or block; `enter` gets what `leave` gave. */
-    void *(*leave)(void);
-    void (*enter)(void *left);
-    /* poll: between the parts of a long wait; anything but FAN_OK ends the wait (a signal's handler raised). May be
-     * NULL. */
-    fan_status (*poll)(fan_error *err);
+    /* allow_threads_begin, allow_threads_end: around anything that may take long or block; the second gets what the
+     * first gave. */
+    void *(*allow_threads_begin)(void);
+    void (*allow_threads_end)(void *left);
+    /* check_signals: between the parts of a long wait; anything but FAN_OK ends the wait (a signal's handler raised).
+     * May be NULL. */
+    fan_status (*check_signals)(fan_error *err);
     /* mismatch: S6: the consumer of `slot` is a leaf on another stream than the producer's. Called once per process,
      * and never with `err` of a failing call. */
     fan_status (*mismatch)(const char *buffer, size_t slot, const fan_stream *producer, const fan_stream *consumer,

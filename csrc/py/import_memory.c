@@ -299,7 +299,7 @@ int fan_import_sparse(PyObject *d, fan_value *out)
     status = fan_sparse_new(format, ndim, dims, part[0], part[1], part[2], coalesced, &out->sparse, &err);
     if (status == FAN_OK && device == fan_cpu()) {
         fan_interrupt interrupt;
-        fan_interrupt_begin(&interrupt, fan_python.poll, &err);
+        fan_interrupt_begin(&interrupt, fan_python.check_signals, &err);
         status = fan_interrupt_end(&interrupt, fan_sparse_check(out->sparse, &err));
     }
     if (status != FAN_OK) {

@@ -86,9 +86,9 @@ static void hook_site(void *Py_UNUSED(ctx), char *buf, size_t size)
     fan_gil_leave(&gil);
 }
 
-static void *before_block(void *Py_UNUSED(ctx)) { return fan_python.leave(); }
+static void *before_block(void *Py_UNUSED(ctx)) { return fan_python.allow_threads_begin(); }
 
-static void after_block(void *Py_UNUSED(ctx), void *left) { fan_python.enter(left); }
+static void after_block(void *Py_UNUSED(ctx), void *left) { fan_python.allow_threads_end(left); }
 
 /* An event that was never recorded is warned of where the user waits for it (stream.c): `warn` is left out. */
 static const fan_sim_hooks hooks = {.site = hook_site, .before_block = before_block, .after_block = after_block};

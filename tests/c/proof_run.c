@@ -112,7 +112,7 @@ static fan_status poll(fan_error *err)
 {
     return fan_thread_get_hooks() ? FAN_OK : fan_fail(err, FAN_ERR_DEADLOCK, "the only thread waits for another");
 }
-static const fan_frontend frontend = {.hold = hold, .drop = drop, .unshared = unshared, .combine = combine, .poll = poll};
+static const fan_frontend frontend = {.hold = hold, .drop = drop, .unshared = unshared, .combine = combine, .check_signals = poll};
 
 bool run_buffer(run *r)
 {
