@@ -45,8 +45,7 @@ static size_t trial_claim(fan_buffer *b, fan_add_op *x, size_t n, trials *t)
     for (size_t i = 0; i < m; i++)
         t->coming += s->p->items[i]->bytes;
     if (m) {
-        s->busy = true;
-        fan_slot_set_owner(s, fan_thread_id());
+        fan_slot_make_busy(s);
     }
     fan_slot_unlock(b, x->slot);
     return m;

@@ -47,8 +47,7 @@ static size_t claim(round *r, size_t slot)
     size_t m = fan_slot_due(r->b, slot, r->coming);
     uint64_t bytes = m ? together(s, m) : 0;
     if (bytes) {
-        s->busy = true;
-        fan_slot_set_owner(s, fan_thread_id());
+        fan_slot_make_busy(s);
         r->coming += bytes;
     }
     fan_slot_unlock(r->b, slot);

@@ -176,8 +176,7 @@ static fan_status fold_items(fan_buffer *b, size_t slot, size_t m, fan_error *er
     fan_gathered g;
     if (FAN_FAULT(SLOT_LOCK))
         fan_yield();
-    s->busy = true;
-    fan_slot_set_owner(s, fan_thread_id());
+    fan_slot_make_busy(s);
     fan_slot_unlock(b, slot);
     fan_status status = fan_gather(b, slot, m, &g, err);
     if (status == FAN_OK) {
