@@ -106,8 +106,9 @@ def is_bare(x: object) -> bool:
 def is_subclass_of_known(x: object) -> bool:
     """Fake tensors, tracers and the like: of a known library's class, and not what we can read."""
     torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
-    classes = (getattr(torch, "Tensor", None), getattr(jax, "Array", None))
-    return any(c is not None and isinstance(x, c) for c in classes)
+    return (torch is not None and isinstance(x, getattr(torch, "Tensor", ()))) or (
+        jax is not None and isinstance(x, getattr(jax, "Array", ()))
+    )
 
 
 def exports(x: object) -> TypeGuard[Exporter]:

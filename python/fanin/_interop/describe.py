@@ -150,15 +150,16 @@ def object_of(x: object, has_combine: bool) -> Object:
 
 def check_on_host(x: object) -> None:
     """Refuses an object whose memory lies on a device, or where nothing can check it."""
-    if is_subclass_of_known(x):
+    by_address, by_dlpack = hasattr(type(x), INTERFACE), hasattr(type(x), "__dlpack_device__")
+    if not (by_address or by_dlpack) or is_subclass_of_known(x):
         return
-    if hasattr(type(x), INTERFACE):
+    if by_address:
         refuse(
             TypeError,
             f"{named(x)} tells where its memory lies by {INTERFACE} alone: an address that nothing can check. Where its"
             " library is to be believed, say fanin.set_options(raw_addresses=True)",
         )
-    if hasattr(type(x), "__dlpack_device__") and device_of(cast(Exporter, x))[0] not in (CPU, CUDA_HOST):
+    if by_dlpack and device_of(cast(Exporter, x))[0] not in (CPU, CUDA_HOST):
         refuse(
             TypeError,
             f"{named(x)} is an object on a device, and what memory it holds is not known; give it __fanin_parts__()",
