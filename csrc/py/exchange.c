@@ -2,7 +2,7 @@
 #include "py/dlpack.h"
 #include "py/exchange.h"
 
-/* quick_tensors: how exact torch tensors are read by the fast path, told by fanin.arrays when it meets the first one.
+/* quick_tensors: how exact torch tensors are read by the fast path, told by _interop.torch when it meets the first one.
  */
 static PyObject *quick_tensors(PyObject *Py_UNUSED(module), PyObject *args)
 {
@@ -23,7 +23,7 @@ static PyObject *quick_tensors(PyObject *Py_UNUSED(module), PyObject *args)
     Py_RETURN_TRUE;
 }
 
-/* ---- what fanin.arrays and fanin.slots ask ---- */
+/* ---- what _interop and fanin.slots ask ---- */
 
 static PyObject *dtype_name(PyObject *Py_UNUSED(module), PyObject *o)
 {

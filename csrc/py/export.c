@@ -57,7 +57,7 @@ PyObject *fan_export_array(fan_array *a)
     return nd;
 }
 
-/* export_part: what fanin.arrays gets of an array: fanin's device array, or an exporter. */
+/* export_part: what _interop.export gets of an array: fanin's device array, or an exporter. */
 static PyObject *export_part(fan_array *a, fan_device *d)
 {
     return d && d->backend->has_streams ? fan_array_wrap(a, d) : fan_exporter_new(a);

@@ -1,4 +1,4 @@
-/* trace: the ring of base/trace.h as Python has it. fanin/tracing.py makes lines, pictures and files of it. */
+/* trace: the ring of base/trace.h as Python has it. _trace makes lines, pictures and files of it. */
 #include "py/machine.h"
 
 #include "base/thread.h"
