@@ -75,7 +75,6 @@ fan_stream *fan_machine_stream(fan_device *d, uint64_t handle)
 }
 
 
-
 static void hook_site(void *Py_UNUSED(ctx), char *buf, size_t size)
 {
     fan_gil gil;
