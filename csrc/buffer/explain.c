@@ -62,14 +62,15 @@ fan_status fan_buffer_look(fan_buffer *b, size_t slot, fan_slot_view *out, fan_i
     fan_pass_in_order(s->p);
     for (size_t i = 0; i < s->p->nitems && i < cap; i++) {
         const fan_item *it = s->p->items[i];
-        items[i] =
-            (fan_item_view){.key = it->key,
-                            .form = it->value.form,
-                            .dtype = it->value.dtype,
-                            .producer = it->producer ? it->producer->handle : 0,
-                            .event = it->parked && it->event, /* until then its add may be about it, without the lock */
-                            .donated = it->donated,
-                            .ready = it->parked};
+        items[i] = (fan_item_view){.key = it->key, .dtype = FAN_DT_NONE};
+        if (it->parked) /* until then its add may be about the rest, without the lock */
+            items[i] = (fan_item_view){.key = it->key,
+                                       .form = it->value.form,
+                                       .dtype = it->value.dtype,
+                                       .producer = it->producer ? it->producer->handle : 0,
+                                       .event = it->event,
+                                       .donated = it->donated,
+                                       .ready = true};
     }
     fan_slot_let_go(b, slot);
     fan_slot_unlock(b, slot);

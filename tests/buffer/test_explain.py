@@ -162,3 +162,24 @@ def test_the_core_tells_explain_what_it_says_it_does(monkeypatch: pytest.MonkeyP
     buf.explain(0)
     assert seen[0].keys() == explain.View.__annotations__.keys()
     assert [item.keys() for item in seen[0]["items"]] == [explain.Contribution.__annotations__.keys()]
+
+
+def test_of_a_contribution_that_is_still_arriving_nothing_is_told_but_that() -> None:
+    """Its add converts it and records its event without the slot's lock: explain looks at neither."""
+
+    def scenario(m: fanin.sim.Machine) -> str:
+        s, c = m.stream(), m.stream()
+        buf = InputBuffer([Slot(shape=(2,), dtype="float64")], stream=c, budget=64)
+        g = m.array(np.ones(2, np.float32))
+        said: list[str] = []
+        m.spawn(lambda: buf.add(0, g, stream=s))
+        m.spawn(lambda: said.append(buf.explain(0)))
+        m.join()
+        return said[0]
+
+    report = fanin.sim.explore(scenario)
+    assert report.complete and not (report.races or report.deadlocks or report.errors)
+    said = [str(text) for text in report.results]
+    assert sum("the 1st to come: still arriving" in text for text in said) == 1, said
+    assert any("dense float64, made on stream" in text for text in said)
+    assert any("nothing has come yet" in text for text in said)

@@ -421,8 +421,11 @@ class Fake(Raw):
 
     def settle(self) -> None:
         """What stands in a circle goes; and what was let go of goes with the next call of its device."""
-        if self.on.live("contexts") and any(self.on.live(what) for what in ("memory", "events", "objects")):
-            gc.collect()
+        for collects in (False, True):  # a collection takes long in a process that has seen thousands of tests
+            if not (self.on.live("contexts") and any(self.on.live(what) for what in ("memory", "events", "objects"))):
+                return
+            if collects:
+                gc.collect()
             for device in range(self.on.devices):
                 self.on.array(np.zeros(1), device)
 

@@ -76,15 +76,14 @@ ACTIONS = {
 
 
 def contribution(item: Contribution, place: int) -> str:
-    what = item["form"] if item["dtype"] == "none" else f"{item['form']} {item['dtype']}"
     text = f"key {item['key']}" if item["key"] >= 0 else f"the {ordinal(place)} to come"
-    text += f": {what}"
+    if not item["ready"]:  # nothing else is told of it until then
+        return text + ": still arriving"
+    text += ": " + (item["form"] if item["dtype"] == "none" else f"{item['form']} {item['dtype']}")
     if item["producer"]:
         text += f", made on stream {item['producer']}" + (", with an event" if item["event"] else "")
     if item["donated"]:
         text += ", donated"
-    if not item["ready"]:
-        text += ", still arriving"
     return text
 
 
