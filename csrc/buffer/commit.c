@@ -181,8 +181,8 @@ static fan_status fold_items(fan_buffer *b, size_t slot, size_t m, fan_error *er
     fan_status status = fan_gather(b, slot, m, &g, err);
     if (status == FAN_OK) {
         if (s->spec->exact && g.fold.n)
-            status = fan_fold_decide(&g.fold, err);
-        if (status == FAN_OK && s->spec->exact)
+            fan_fold_decide(&g.fold);
+        if (s->spec->exact)
             status = fan_fold_absorb(&g.fold, g.like, err);
         if (status == FAN_OK)
             status = fold_commit(b, slot, &g, err);

@@ -87,9 +87,9 @@ typedef enum fan_fast_where { FAN_FAST_NOWHERE, FAN_FAST_THERE, FAN_FAST_REFUSED
 
 /* Where the caller of a take wants its sums. */
 typedef struct fan_fast_outs {
-    /* at: NOWHERE: this sum is not written into an array of the caller's. THERE: *object, *data and *bytes say where,
-     * and it is gap-free, may be written, and is of *kind, which is NULL for a slot whose sum is undefined. REFUSED:
-     * not for the short way. */
+    /* at: NOWHERE: this sum is not written into an array of the caller's. THERE: *object (a hold), *data and *bytes say
+     * where, and it is gap-free, may be written, and is of *kind, which is NULL for a slot whose sum is undefined.
+     * REFUSED: not for the short way. */
     fan_fast_where (*at)(void *ctx, size_t slot, const fan_fast_kind *kind, void **object, char **data,
                          uint64_t *bytes);
     void *ctx;
@@ -99,6 +99,15 @@ typedef struct fan_fast_outs {
  * of the caller's, or NULL where it is undefined; the slots are empty then. outs: NULL: none. False: nothing happened,
  * and fan_buffer_take knows what to do or to say. */
 bool fan_fast_take(fan_buffer *b, fan_span span, const fan_take *how, const fan_fast_outs *outs, void **results);
+
+/* fan_fast_is_flat: whether one thread that reads all n runs of `bytes` side by side is the quickest way to sum them.
+ */
+#define FAN_FAST_PARALLEL_BYTES ((uint64_t)4 << 20) /* of terms and sum, from which on several threads pay */
+#define FAN_FAST_FEW_RUNS 8 /* runs that are read side by side where they are not in a near cache */
+static inline bool fan_fast_is_flat(uint64_t bytes, size_t n)
+{
+    return bytes <= FAN_FAST_BYTES || (n <= FAN_FAST_FEW_RUNS && (n + 1) * bytes < FAN_FAST_PARALLEL_BYTES);
+}
 
 /* fan_fast_sum: the sum of 2 to FAN_FAST_TERMS arrays of one kind into `out`, one of them or apart from all, and
  * counted. The interpreter is left meanwhile where that pays: the caller holds what they belong to. */

@@ -26,6 +26,8 @@ static bool over(fan_buffer *b, size_t slot, const void *object, bool alone)
 {
     fan_fast_list *p = b->slots[slot].fast;
     size_t at = p->n, found;
+    if (!p->n) /* an earlier fold of the same call made items of them */
+        return false;
     if (b->budget != FAN_BUDGET_AUTO)
         return fan_over_budget(b, 0);
     ask_newest(b);

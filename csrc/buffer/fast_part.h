@@ -32,13 +32,9 @@ typedef struct fan_fast_scratch {
     fan_operand *in;   /* .. and n */
 } fan_fast_scratch;
 /* fan_fast_needs_scratch: whether a sum of n terms needs it. */
-#define FAN_FAST_PARALLEL_BYTES ((uint64_t)4 << 20) /* of terms and sum, from which on several threads pay */
-#define FAN_FAST_FEW_RUNS 8 /* runs that are read side by side where they are not in a near cache */
 static inline bool fan_fast_needs_scratch(const fan_fast_list *p, size_t n, fan_dtype acc, bool with_stats)
 {
-    if (with_stats || (n > FAN_FAST_TERMS && acc != p->kind.dtype))
-        return true;
-    return p->size > FAN_FAST_BYTES && (n > FAN_FAST_FEW_RUNS || (n + 1) * p->size >= FAN_FAST_PARALLEL_BYTES);
+    return with_stats || (n > FAN_FAST_TERMS && acc != p->kind.dtype) || !fan_fast_is_flat(p->size, n);
 }
 /* fan_fast_sum_terms: `out` becomes the fold of n terms, scaled (NULL: not), with statistics (NULL: none). out is one
  * of the terms or apart from all; where n is more than FAN_FAST_TERMS, the first or apart. scratch: NULL where it is

@@ -188,8 +188,9 @@ static bool place_out(taking *t, size_t slot)
     t->given[slot - t->span.first] = true;
     if (some) {
         t->tell = t->tell || p->kind.check_at_use;
-        t->b->frontend->fast->hold(object);
         t->results[slot - t->span.first] = object;
+    } else {
+        t->b->frontend->drop(object);
     }
     return true;
 }
@@ -396,8 +397,6 @@ static void call_off(const taking *t)
 static bool outs_begin(taking *t)
 {
     size_t n = t->span.end - t->span.first;
-    t->written = t->few;
-    t->given = t->few_given;
     if (!t->outs)
         return true;
     memset(t->few_given, 0, sizeof t->few_given);
@@ -420,6 +419,8 @@ bool fan_fast_take(fan_buffer *b, fan_span span, const fan_take *how, const fan_
     t.how = how;
     t.outs = outs;
     t.results = results;
+    t.written = t.few;
+    t.given = t.few_given;
     t.nwritten = 0;
     t.tell = false;
     bool good = room_for(&t, arrays, in) && outs_begin(&t) && all_readable(&t) && place_all(&t);

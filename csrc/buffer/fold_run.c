@@ -138,11 +138,8 @@ static fan_fold_facts facts_of(const fan_fold *f)
     return facts;
 }
 
-fan_status fan_fold_decide(fan_fold *f, fan_error *err)
+void fan_fold_decide(fan_fold *f)
 {
-    fan_stream *A = fan_fold_slot(f)->p->accum;
-    if (f->out && A)
-        FAN_TRY(fan_order_consumer(f->taker, A, NULL, &f->taker, err));
     fan_fold_facts facts = facts_of(f);
     bool mixed = facts.sparse && facts.sparse < f->n;
     facts.reuse_first = facts.reuse_other = FAN_REUSE_LAYOUT;
@@ -153,7 +150,6 @@ fan_status fan_fold_decide(fan_fold *f, fan_error *err)
             facts.reuse_other = may_write(f, 1, mixed);
     }
     f->plan = fan_plan_fold(&facts);
-    return FAN_OK;
 }
 
 bool fan_fold_batches(const fan_fold *f)
@@ -178,7 +174,7 @@ static fan_status fold_before_objects(fan_fold *f, size_t first, fan_value *sum,
     sub.take = NULL;
     sub.result = (fan_value){.dtype = FAN_DT_NONE};
     sub.sum_stats = (fan_sum_stats){.valid = false};
-    FAN_TRY(fan_fold_decide(&sub, err));
+    fan_fold_decide(&sub);
     fan_status status = fold_body(&sub, err);
     f->rules |= sub.rules;
     *sum = sub.result;
@@ -233,10 +229,10 @@ fan_status fan_fold_begin(fan_fold *f, fan_batch *batch, fan_error *err)
         FAN_TRY(fan_order_record(f->b, s->p->accum, FAN_PLAN_S15_RECORD, &f->early, err));
     }
     fan_status status = fan_fold_stats_memory(f, err);
-    if (status == FAN_OK)
-        status = fan_fold_decide(f, err);
-    if (status == FAN_OK)
+    if (status == FAN_OK) {
+        fan_fold_decide(f);
         status = fold_body(f, err);
+    }
     if (status != FAN_OK) {
         f->batch = NULL;
         fan_fold_abandon(f);

@@ -8,7 +8,7 @@
 #include "buffer/fold.h"
 
 /* fan_fold_decide: f->plan: what the sum will do. begin and run do so by themselves; explain() asks for it. */
-fan_status fan_fold_decide(fan_fold *f, fan_error *err);
+void fan_fold_decide(fan_fold *f);
 /* fan_fold_run: sums f->n >= 2 terms (or finishes f->n == 1) on A. FAN_ERR_NOMEM and FAN_ERR_EXTERN leave all as it
  * was; after FAN_ERR_DEVICE, FAN_ERR_RACE and the like the slot must be poisoned. */
 fan_status fan_fold_run(fan_fold *f, fan_error *err);

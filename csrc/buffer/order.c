@@ -129,10 +129,13 @@ fan_status fan_order_wait_users(fan_fold *f, const fan_array *a, fan_error *err)
 
 fan_status fan_order_wait_taker(fan_fold *f, fan_stream *on, const fan_sync_fold *plan, fan_error *err)
 {
-    if (plan->wait_taker) {
+    fan_stream *taker = f->taker;
+    if (plan->wait_taker) /* S7 is asked only now: `on` may have joined a capture by this sum's own waits */
+        FAN_TRY(fan_order_consumer(f->taker, on, NULL, &taker, err));
+    if (plan->wait_taker && taker != on) {
         fan_event *e = NULL;
-        order_flush(f, f->taker);
-        FAN_TRY(fan_order_record(f->b, f->taker, 0, &e, err));
+        order_flush(f, taker);
+        FAN_TRY(fan_order_record(f->b, taker, 0, &e, err));
         fan_status status = fan_order_wait(f->b, f->slot, on, e, FAN_PLAN_S22_WAIT, err);
         fan_event_drop(e);
         FAN_TRY(status);

@@ -44,7 +44,8 @@ static PyObject *add_n_fast(PyObject *arrays, PyObject *out)
     PyObject **items = n ? PySequence_Fast_ITEMS(arrays) : NULL;
     char *data, *to;
     if (n < 2 || n > FAN_FAST_TERMS || !fan_fast_import(items[0], &kind, &data) || kind.check_at_use || kind.scalar ||
-        !fan_fast_fits(kind.dtype, fan_dtype_accumulate(kind.dtype), fan_fast_bytes(&kind)) || !fan_fast_allowed())
+        !fan_fast_fits(kind.dtype, fan_dtype_accumulate(kind.dtype), fan_fast_bytes(&kind)) ||
+        !fan_fast_is_flat(fan_fast_bytes(&kind), (size_t)n) || !fan_fast_allowed())
         return NULL;
     src[0] = data;
     for (Py_ssize_t i = 1; i < n; i++) {

@@ -49,8 +49,9 @@ int fan_buffer_fast_add(buffer_object *self, PyObject *const *args, PyObject *kw
         (kwnames && !add_options_of(args + 2, kwnames, &t)) || (gradient && !fan_fast_import(gradient, &kind, &data)))
         return 0;
     if (t.copy && gradient) {
-        if (kind.scalar || !fan_fast_allowed() || !(copy = fan_fast_copy(gradient, &kind, &data)))
-            return 0;
+        if (kind.scalar || !fan_fast_allowed() || !fan_fast_fits(kind.dtype, kind.dtype, fan_fast_bytes(&kind)) ||
+            !(copy = fan_fast_copy(gradient, &kind, &data)))
+            return 0; /* the general way copies what is too large for this one */
         gradient = copy;
     }
     fan_fast_term one = fan_fast_term_of(gradient, data, t.key, gradient && t.donate, copy != NULL);
@@ -154,8 +155,11 @@ static fan_fast_where outs_at(void *ctx, size_t slot, const fan_fast_kind *kind,
     PyObject *o = to->one ? to->out : PySequence_Fast_GET_ITEM(to->out, (Py_ssize_t)slot);
     if (o == Py_None)
         return FAN_FAST_NOWHERE;
-    if (!fan_fast_writable_now(o, &is, data) || (kind && !fan_fast_same(&is, kind)))
+    Py_INCREF(o); /* its library is asked, which may take it out of the list */
+    if (!fan_fast_writable_now(o, &is, data) || (kind && !fan_fast_same(&is, kind))) {
+        Py_DECREF(o);
         return FAN_FAST_REFUSED;
+    }
     *object = o;
     *bytes = fan_fast_bytes(&is);
     return FAN_FAST_THERE;

@@ -695,3 +695,19 @@ def test_numbers_come_back_as_their_own_kind() -> None:
         assert through(x) is x  # A14
     with pytest.raises(OverflowError):
         through(2**62, 2**62)
+
+
+@pytest.mark.core
+def test_a_large_gradient_is_copied_once() -> None:
+    import tracemalloc
+
+    gradient = np.ones(1 << 20)
+    buf = fanin.InputBuffer(1)
+    tracemalloc.start()
+    try:
+        buf.add(0, gradient, copy=True)
+        _, numpys = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert buf.counters["copies"] == 1
+    assert numpys < gradient.nbytes, "the core's own copy is not in NumPy's memory: a second one was made there"

@@ -693,3 +693,13 @@ def test_a_slot_beyond_the_last_is_refused_however_many_there_are(n: int, kept: 
         with pytest.raises(IndexError, match=f"w: .*from 0 to {n - 1}.* got {n}"):
             buf.add_many(slots, [np.ones(2)] * len(slots), keys=keys)
     assert all(x is None if not passes else x.tolist() == [passes] * 2 for x in buf.take())
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(("dtype", "stats"), [("float32", True), ("float16", False), ("float16", True)])
+def test_one_slot_many_times_in_a_batch_is_summed_whenever_the_budget_says_so(dtype: str, stats: bool) -> None:
+    """The fast path's list may be empty when the next of the batch asks the budget: the sum before made items of it."""
+    buf = fanin.InputBuffer(1, stats=stats)
+    buf.add_many([0] * 400, [np.ones(200_000, dtype) for _ in range(400)])
+    (total,) = buf.take()
+    assert (total == 400).all()

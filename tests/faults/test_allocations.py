@@ -62,6 +62,21 @@ def terms(*xs: Any, slots: Any = 1, take: Any = None, budget: Any = None, stats:
     return scenario
 
 
+def many_terms(dtype: Any, stats: bool = False) -> Callable[[], Any]:
+    """More terms than a sum of the fast path takes at once: its take needs scratch memory, in two places with `out`."""
+
+    def scenario() -> Any:
+        buf, given = fanin.InputBuffer(9, stats=stats), [None] * 8
+        for _ in range(100):
+            buf.add(0, np.ones(4, dtype))
+        yield lambda: buf.take()[0].tolist()
+        for _ in range(100):
+            buf.add(0, np.ones(4, dtype))
+        yield lambda: buf.take(out=[np.zeros(4, dtype), *given])[0].tolist()
+
+    return scenario
+
+
 def seen(x: Any) -> Any:
     if isinstance(x, Word):
         return x.text
@@ -196,6 +211,8 @@ SCENARIOS: dict[str, Callable[[], Any]] = {
     ),
     "scaled": terms(np.ones(3, F), np.ones(3, F), take={"scale": 2}),
     "writable": terms(np.ones(3, F), take={"writable": True}),
+    "many terms in a wider dtype": many_terms(np.float16),
+    "many terms with statistics": many_terms(F, stats=True),
     "snapshot": snapshot,
     "out": out,
     "machine": machine,
@@ -235,7 +252,7 @@ def play(scenario: Callable[[], Any], fail: tuple[int, int, int] | None) -> tupl
 #: it.
 PLAIN = {"array and object", "bounded", "copied", "fused", "low precision", "scaled", "writable"}
 #: One allocation that fails sends the step to the general path, which finds memory.
-ANOTHER_WAY = {"keys out of order"}
+ANOTHER_WAY = {"keys out of order", "many terms in a wider dtype", "many terms with statistics"}
 
 
 @pytest.mark.parametrize("count", [1, -1], ids=["once", "from then on"])

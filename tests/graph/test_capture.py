@@ -651,3 +651,24 @@ def test_memory_that_a_graph_keeps_is_no_less_a_race_for_those_who_did_not_mark_
         del x
         assert m.races == 1
         del graph
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("taker", ["legacy", "own", "consumer"])
+def test_a_sum_whose_own_wait_joins_a_capture_takes_its_taker_along(taker: str) -> None:
+    """S7, S22: whether the taker of `out` is redirected is asked when A waits for it, not before A's other waits."""
+    with fanin.set_options(capture_redirect=True), Machine() as m:
+        c, p, other = m.stream(), m.stream(), m.stream()
+        first, second, out = m.array(np.ones(3)), m.array(np.ones(3)), m.array(np.zeros(3))
+        m.synchronize()
+        buf = fanin.InputBuffer(1, stream=c)
+        m.begin_capture(p)
+        buf.add(0, first, stream=c)
+        buf.add(0, second, stream=p)
+        buf.take(slot=0, out=out, stream={"legacy": fanin.Stream("sim:0", 1), "own": other, "consumer": c}[taker])
+        p.wait(c.record())
+        graph = m.end_capture(p)
+        m.launch_graph(graph, p)
+        m.synchronize()
+        assert out.numpy().tolist() == [2.0] * 3
+        assert m.races == 0
