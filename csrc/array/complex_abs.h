@@ -1,6 +1,6 @@
-/* modulus: the size of a complex number, by one formula on every device. C, and CUDA C. */
-#ifndef FAN_ARRAY_MODULUS_H
-#define FAN_ARRAY_MODULUS_H
+/* complex_abs: the size of a complex number, by one formula on every device. C, and CUDA C. */
+#ifndef FAN_ARRAY_COMPLEX_ABS_H
+#define FAN_ARRAY_COMPLEX_ABS_H
 
 #include "array/lowp.h"
 

@@ -1,5 +1,5 @@
-/* low: float16, bfloat16, float8_e4m3fn, float8_e5m2 to and from float32. Bit for bit what NumPy and ml_dtypes have (of
- * NaNs, that it is one).
+/* lowp: float16, bfloat16, float8_e4m3fn, float8_e5m2 to and from float32. Bit for bit what NumPy and ml_dtypes have
+ * (of NaNs, that it is one).
  *
  *             exponent  mantissa  bias  largest  beyond it
  *   float16         5        10    15    65504   inf
@@ -19,8 +19,8 @@
  *
  * No branches: compilers make vectors of these.
  */
-#ifndef FAN_ARRAY_LOW_H
-#define FAN_ARRAY_LOW_H
+#ifndef FAN_ARRAY_LOWP_H
+#define FAN_ARRAY_LOWP_H
 
 #include <stdint.h>
 #include <string.h>

@@ -1,12 +1,12 @@
-/* walk: one order in which the elements of several arrays of one shape are visited, with as few axes as possible.
+/* nditer: one order in which the elements of several arrays of one shape are visited, with as few axes as possible.
  *
  * Axes are put in the order of the leading array's strides (so that its memory is met front to back), axes of extent 1
  * are dropped, and neighbours that every array steps through as one are joined: C-order arrays of any rank become one
  * axis. Needs no memory of its own per array: fan_nditer_begin with the leader, fan_nditer_also with each other array,
  * fan_nditer_ready; then position `at` counts elements from 0 to size.
  */
-#ifndef FAN_ARRAY_WALK_H
-#define FAN_ARRAY_WALK_H
+#ifndef FAN_ARRAY_NDITER_H
+#define FAN_ARRAY_NDITER_H
 
 #include "array/array.h"
 

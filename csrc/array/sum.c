@@ -26,10 +26,10 @@
 #define LONG_ROW 128 /* rows of so many elements are not mixed in one tile, so that they can be read where they lie */
 #define MANY 16      /* sources that one loop reads at once */
 #define GROUP 8      /* where there are more, and far away: so many at a time */
-#define MANY_AT_ONCE 64               /* sources of which a list is made */
-#define WATCHED 2048u                 /* bytes of a result that are looked at as long as they are near */
-#define NEAR ((uint64_t)1 << 20)      /* bytes of sources up to which the second cache may have them */
-#define TEAM_FROM ((uint64_t)4 << 20) /* bytes of sources and result from which on waking others pays */
+#define MANY_AT_ONCE 64                   /* sources of which a list is made */
+#define WATCHED 2048u                     /* bytes of a result that are looked at as long as they are near */
+#define NEAR ((uint64_t)1 << 20)          /* bytes of sources up to which the second cache may have them */
+#define PARALLEL_FROM ((uint64_t)4 << 20) /* bytes of sources and result from which on waking others pays */
 
 typedef struct job {
     const fan_array *out;
@@ -390,10 +390,10 @@ static __attribute__((noinline)) void sum_large(const fan_array *out, const fan_
     j.parts = how->stats ? parts : NULL;
     j.skip = how->skip;
     atomic_init(&j.stop, false);
-    bool team = how->parallel && read + written >= TEAM_FROM;
-    j.piece = team || j.parts ? fan_stats_piece(out->size) : out->size;
+    bool parallel = how->parallel && read + written >= PARALLEL_FROM;
+    j.piece = parallel || j.parts ? fan_stats_piece(out->size) : out->size;
     size_t pieces = (size_t)((out->size - 1) / j.piece + 1);
-    if (team)
+    if (parallel)
         fan_workers_run(pieces, do_piece, &j);
     else
         for (size_t i = 0; i < pieces; i++)

@@ -1,6 +1,6 @@
 /* trace: a ring of what the buffer decided and the device did, one line each.
  *
- * A trace belongs to a thread while it is current there (fan_trace_current). Without one nothing is recorded.
+ * A trace belongs to a thread while it is current there (fan_trace_begin). Without one nothing is recorded.
  */
 #ifndef FAN_BASE_TRACE_H
 #define FAN_BASE_TRACE_H

@@ -1,6 +1,6 @@
-/* How it is done: one team, one work at a time. `turn` is held by whoever has the team; the others work alone. A work
- * is a counter of tasks from which all take the next; helpers are woken by a new number of `work`. The caller waits
- * until the helpers that joined have left, so that its context may lie on its stack.
+/* How it is done: one set of workers, one work at a time. `turn` is held by whoever has them; the others work alone. A
+ * work is a counter of tasks from which all take the next; helpers are woken by a new number of `work`. The caller
+ * waits until the helpers that joined have left, so that its context may lie on its stack.
  *
  *   caller    turn | new work, wake | takes tasks .. | no more may join, wait for those inside | turn free
  *   helper           asleep         | joins: takes tasks .. | leaves, the last one wakes the caller
@@ -24,11 +24,11 @@
 
 #define DEFAULT_MOST 8
 
-static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER; /* who has the team; taken before `lock` */
+static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER; /* who has the workers; taken before `lock` */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of all below but the atomics */
 static pthread_cond_t wake = PTHREAD_COND_INITIALIZER, left = PTHREAD_COND_INITIALIZER;
 
-static pthread_t helper[FAN_TEAM_MOST];
+static pthread_t helper[FAN_WORKERS_MOST];
 static atomic_int alive;   /* helpers started; written by who has the turn */
 static bool ending;        /* helpers are to return */
 static bool over;          /* the process is: no more are started */
@@ -141,7 +141,7 @@ static int processors(void)
         return CPU_COUNT(&set);
 #endif
     long n = sysconf(_SC_NPROCESSORS_ONLN);
-    return n < 1 ? 1 : n > FAN_TEAM_MOST ? FAN_TEAM_MOST : (int)n;
+    return n < 1 ? 1 : n > FAN_WORKERS_MOST ? FAN_WORKERS_MOST : (int)n;
 }
 
 int fan_workers_chosen(void) { return atomic_load_explicit(&chosen, memory_order_relaxed); }
@@ -161,7 +161,7 @@ int fan_workers_alive(void) { return atomic_load(&alive); }
 
 void fan_workers_set(int threads)
 {
-    threads = threads < 0 ? 0 : threads > FAN_TEAM_MOST ? FAN_TEAM_MOST : threads;
+    threads = threads < 0 ? 0 : threads > FAN_WORKERS_MOST ? FAN_WORKERS_MOST : threads;
     pthread_mutex_lock(&turn);
     atomic_store_explicit(&chosen, threads, memory_order_relaxed);
     if (atomic_load(&alive) >= fan_workers_get())

@@ -9,7 +9,7 @@
 
 #include <stddef.h>
 
-#define FAN_TEAM_MOST 1024
+#define FAN_WORKERS_MOST 1024
 
 /* fan_workers_run: work(ctx, task) for each task in [0, tasks), each once, in any order and on any thread; returns when
  * all are done, and what they wrote is seen by the caller. The caller works too. While another thread's work is under
@@ -19,8 +19,8 @@ void fan_workers_run(size_t tasks, void (*work)(void *ctx, size_t task), void *c
 /* fan_workers_get: how many threads work together, the caller among them: what was set, else the processors that this
  * process may use, at most 8. */
 int fan_workers_get(void);
-/* fan_workers_set: from now on `threads` (0: the default again; at most FAN_TEAM_MOST). Waits for work under way; the
- * threads of before are ended. */
+/* fan_workers_set: from now on `threads` (0: the default again; at most FAN_WORKERS_MOST). Waits for work under way;
+ * the threads of before are ended. */
 void fan_workers_set(int threads);
 /* fan_workers_chosen: what was set last; 0: the default. */
 int fan_workers_chosen(void);

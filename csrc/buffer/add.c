@@ -10,7 +10,6 @@
 #include "buffer/commit.h"
 #include "buffer/enter.h"
 #include "buffer/lock.h"
-#include "buffer/options.h"
 #include "buffer/pass.h"
 
 /* Locked: folds if that is due. *gone is for fan_pass_free. */

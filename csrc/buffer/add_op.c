@@ -2,7 +2,6 @@
 
 #include "base/fault.h"
 #include "base/interrupt.h"
-#include "base/mem.h"
 #include "base/trace.h"
 #include "buffer/convert.h"
 #include "buffer/lock.h"

@@ -31,18 +31,19 @@ typedef struct fan_add_op {
 
 /* fan_current_for: the stream that S4, S5 and S11 call current, of the device that c will be on; a hold, or NULL. */
 fan_stream *fan_current_for(fan_buffer *b, size_t slot, const fan_contribution *c);
-/* add_reserve: checks it, and gives it a place in its slot. */
+/* fan_add_reserve: checks it, and gives it a place in its slot. */
 fan_status fan_add_reserve(fan_buffer *b, fan_add_op *x, fan_error *err);
-/* add_carry_out: conversions, the event, the mark: nothing for an undefined one. */
+/* fan_add_carry_out: conversions, the event, the mark: nothing for an undefined one. */
 fan_status fan_add_carry_out(fan_buffer *b, fan_add_op *x, fan_error *err);
-/* add_park: locked: a fold may sum it from now on. add_unpark: nobody has summed it, and nobody may any more. */
+/* fan_add_park: locked: a fold may sum it from now on. fan_add_unpark: nobody has summed it, and nobody may any more.
+ */
 void fan_add_park(fan_buffer *b, fan_add_op *x);
 void fan_add_unpark(fan_buffer *b, fan_add_op *x);
-/* add_undo: locked: the caller has its value again, and the slot is as it was; *gone is for fan_pass_free. */
+/* fan_add_undo: locked: the caller has its value again, and the slot is as it was; *gone is for fan_pass_free. */
 void fan_add_undo(fan_buffer *b, fan_add_op *x, fan_pass **gone);
-/* add_fail: after a failure of its own, or of one beside it: unlocked. */
+/* fan_add_fail: after a failure of its own, or of one beside it: unlocked. */
 void fan_add_fail(fan_buffer *b, fan_add_op *x, fan_status status, const fan_error *err);
-/* add_warn: S6, for n of them. add_end: what it holds is dropped. */
+/* fan_add_warn: S6, for n of them. fan_add_end: what it holds is dropped. */
 fan_status fan_add_warn(fan_buffer *b, const fan_add_op *x, size_t n, fan_error *err);
 void fan_add_end(fan_buffer *b, fan_add_op *x);
 

@@ -2,7 +2,6 @@
 #include "base/fault.h"
 #include "buffer/enter.h"
 #include "buffer/lock.h"
-#include "buffer/materialize.h"
 #include "buffer/pass.h"
 #include "buffer/stats.h"
 

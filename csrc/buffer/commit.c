@@ -2,7 +2,6 @@
 
 #include "array/exact.h"
 #include "base/fault.h"
-#include "buffer/enter.h"
 #include "buffer/fold_kinds.h"
 #include "buffer/fold_run.h"
 #include "buffer/gather.h"

@@ -130,7 +130,7 @@ fan_status fan_fold_absorb(fan_fold *f, const fan_value *like, fan_error *err)
     }
     FAN_COUNT(f->b, folds, 1);
     p->rules |= f->plan.rules;
-    f->n = 0; /* nothing is left to sum: fan_fold_commit takes the items off the list */
+    f->n = 0; /* nothing is left to sum: fan_fold_commit_end takes the items off the list */
     return FAN_OK;
 }
 

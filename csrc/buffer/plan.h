@@ -7,9 +7,9 @@
  * takes a step gathers facts, asks here, and carries out what it is told:
  *
  *   plan              facts gathered by          carried out by
- *   fan_add_plan      check.c, add.c             order.c, convert.c
- *   fan_fold_plan     fold.c                     fold_*.c (its kind), order.c (its streams)
- *   fan_take_plan     take.c                     take.c, fold.c
+ *   fan_add_plan      check.c                    add_reserve.c, add_op.c, order.c, convert.c
+ *   fan_fold_plan     fold_run.c                 fold_*.c (its kind), order.c (its streams)
+ *   fan_take_plan     take_slot.c                take_slot.c, take.c, fold_run.c
  *   fan_target_plan   target.c                   target.c
  *
  * A worked case. A slot on stream c holds g1 from p1; g2 came from p2; the budget is passed:

@@ -153,7 +153,7 @@ struct fan_buffer {
                                NULL: nothing. Not held, never followed */
         size_t slot, at;
     } newest;
-    atomic_uint waiting; /* threads in wait_for_change */
+    atomic_uint waiting; /* threads in slot_wait_for_change */
     unsigned adopted;    /* fan_process() of who made or adopted it */
     unsigned process;    /* .. or FAN_LEFT: it was forked while another thread was in it, until clear() */
     struct {

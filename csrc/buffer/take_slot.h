@@ -1,4 +1,4 @@
-/* fan_take_slot: one slot's way through a take. */
+/* take_slot: one slot's way through a take. */
 #ifndef FAN_BUFFER_TAKE_SLOT_H
 #define FAN_BUFFER_TAKE_SLOT_H
 
@@ -27,7 +27,7 @@ static inline bool fan_take_scaled(const fan_take *how) { return how->scale.on; 
 /* fan_take_count: how many slots are taken. */
 static inline size_t fan_take_count(const fan_buffer *b, const fan_take *how) { return how->one ? 1 : b->nslots; }
 
-/* fan_take_out_of: where the sum of the i-th of them is to go; NULL: wherever. take_out_at: of a slot. */
+/* fan_take_out_of: where the sum of the i-th of them is to go; NULL: wherever. fan_take_out_at: of a slot. */
 static inline const fan_value *fan_take_out_of(const fan_take *how, size_t i)
 {
     return how->out && how->out[i].form == FAN_FORM_DENSE ? &how->out[i] : NULL;
@@ -37,7 +37,7 @@ static inline const fan_value *fan_take_out_at(const fan_take *how, size_t slot)
     return fan_take_out_of(how, how->one ? 0 : slot);
 }
 
-/* fan_take_check_scale,  fan_take_check_out: is what the taker wishes possible for this sum? */
+/* fan_take_check_scale, fan_take_check_out: is what the taker wishes possible for this sum? */
 fan_status fan_take_check_scale(const fan_buffer *b, size_t slot, const fan_fold *f, const fan_take *how,
                                 fan_error *err);
 fan_status fan_take_check_out(const fan_buffer *b, size_t slot, const fan_gathered *g, const fan_value *out,
@@ -45,7 +45,7 @@ fan_status fan_take_check_out(const fan_buffer *b, size_t slot, const fan_gather
 /* fan_take_zeros: D13: a slot fed only zeros gives the first one, or one of the sum's dtype and the declared shape. */
 fan_status fan_take_zeros(fan_buffer *b, size_t slot, const fan_value *zero, fan_dtype sum, fan_value *out,
                           fan_error *err);
-/* written_by_out_itself: does out= lie where one of the terms lies? */
+/* fan_written_by_own_out: does out= lie where one of the terms lies? */
 bool fan_written_by_own_out(const fan_slot_take *c, const fan_value *out);
 /* fan_take_poison: the slot is busy; who asks whether it is ready may look meanwhile. */
 void fan_take_poison(fan_buffer *b, size_t slot, fan_status status, const fan_error *err);

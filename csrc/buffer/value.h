@@ -43,7 +43,8 @@ typedef struct fan_fast_kind {
     int64_t shape[FAN_FAST_NDIM];
 } fan_fast_kind;
 
-/* The frontend's callbacks. None but `fast_value` is called with a lock of ours held. */
+/* The frontend's callbacks. With a lock of ours held are called `alone`, `fast_value` of a kind that is not checked at
+ * use, and `drop` of a hold that is not the last one; nothing else. */
 typedef struct fan_frontend {
     void (*hold)(void *object);
     void (*drop)(void *object);

@@ -462,13 +462,13 @@ fan_status fan_device_array(fan_device *d, fan_stream *owner, fan_dtype dtype, i
 
 fan_status fan_stats_out_new(fan_device *d, fan_stream *owner, int64_t size, fan_array **words, fan_error *err)
 {
-    int64_t n = FAN_TOLD_WORDS + FAN_TOLD_ROW_WORDS * fan_stats_partials(size);
+    int64_t n = FAN_STATS_WORDS + FAN_STATS_PARTIAL_WORDS * fan_stats_partials(size);
     return fan_device_array(d, owner, FAN_DT_UINT64, 1, &n, NULL, words, err);
 }
 
 fan_status fan_stats_out_read(fan_stream *s, const fan_array *words, fan_device_stats *out, fan_error *err)
 {
-    int64_t n = FAN_TOLD_WORDS, step = (int64_t)fan_dtype_size(FAN_DT_UINT64);
+    int64_t n = FAN_STATS_WORDS, step = (int64_t)fan_dtype_size(FAN_DT_UINT64);
     fan_array host = {.data = (char *)out,
                       .dtype = FAN_DT_UINT64,
                       .ndim = 1,

@@ -203,7 +203,7 @@ static fan_status control_run(void *ctx, fan_error *err)
     return FAN_OK;
 }
 
-/* views: from (address, dtype, ndim, extents .., strides ..) one after the other. */
+/* control_view: from (address, dtype, ndim, extents .., strides ..) one after the other. */
 static const int64_t *control_view(const int64_t *at, fan_fake_access *a)
 {
     a->array = (fan_array){

@@ -100,7 +100,7 @@ static size_t fold_tell_accesses(const fan_k_fold *a, int dtype, fan_fake_access
     size_t n = fold_accesses(a, dtype, out);
     if (!a->out)
         dense(&out[n - 1], 0, dtype, 0);
-    words(&out[n], a->rows, FAN_TOLD_ROW_WORDS * fan_stats_partials(a->count / a->parts));
+    words(&out[n], a->rows, FAN_STATS_PARTIAL_WORDS * fan_stats_partials(a->count / a->parts));
     return n + 1;
 }
 
@@ -110,16 +110,16 @@ static size_t any_stats_accesses(const void *args, fan_fake_access *out)
     size_t n = any_accesses(args, out);
     if (!a->words[a->ndim])
         dense(&out[n - 1], 0, a->out, 0);
-    words(&out[n], a->rows, FAN_TOLD_ROW_WORDS * fan_stats_partials(a->size));
+    words(&out[n], a->rows, FAN_STATS_PARTIAL_WORDS * fan_stats_partials(a->size));
     return n + 1;
 }
 
 static size_t stats_end_accesses(const void *args, fan_fake_access *out)
 {
     const fan_k_tell *a = args;
-    words(&out[0], a->rows, FAN_TOLD_ROW_WORDS * a->nrows);
-    words(&out[1], a->before, FAN_TOLD_WORDS);
-    words(&out[2], a->told, FAN_TOLD_WORDS);
+    words(&out[0], a->rows, FAN_STATS_PARTIAL_WORDS * a->nrows);
+    words(&out[1], a->before, FAN_STATS_WORDS);
+    words(&out[2], a->told, FAN_STATS_WORDS);
     return 3;
 }
 
@@ -127,7 +127,7 @@ static size_t nonfinite_accesses(const void *args, fan_fake_access *out)
 {
     const fan_k_any *a = args;
     size_t n = any_accesses(args, out);
-    words(&out[n - 1], a->rows, FAN_TOLD_WORDS);
+    words(&out[n - 1], a->rows, FAN_STATS_WORDS);
     return n;
 }
 

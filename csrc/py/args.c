@@ -6,8 +6,8 @@
 
 /* ---- methods ---- */
 
-/* parse_call: the arguments of a method, as they come, into values[]: the first `by_place`, in words `placed`, may be
- * given by position. NULL: not given. */
+/* fan_parse_call: the arguments of a method, as they come, into values[]: the first `by_place`, in words `placed`, may
+ * be given by position. NULL: not given. */
 int fan_parse_call(const char *call, const char *const *names, size_t n, Py_ssize_t by_place, const char *placed,
                    PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, PyObject **values)
 {
@@ -67,7 +67,7 @@ int fan_index(PyObject *o, const char *what, PyObject *negative, int64_t *out)
     return 0;
 }
 
-/* name_words: a name as the core and its messages have it; NULL with an exception. */
+/* fan_text_arg: a name as the core and its messages have it; NULL with an exception. */
 const char *fan_text_arg(PyObject *text)
 {
     Py_ssize_t n;
@@ -78,7 +78,7 @@ const char *fan_text_arg(PyObject *text)
     return NULL;
 }
 
-/* is_bare: is `o` one array (or Slot, or scalar) where a sequence of them was expected? */
+/* fan_is_bare: is `o` one array (or Slot, or scalar) where a sequence of them was expected? */
 int fan_is_bare(PyObject *o)
 {
     PyObject *arrays, *answer;
@@ -156,7 +156,7 @@ PyObject *fan_budget_wrap(uint64_t budget)
     return budget == UINT64_MAX ? PyFloat_FromDouble(Py_HUGE_VAL) : PyLong_FromUnsignedLongLong(budget);
 }
 
-/* accumulate_arg: a dtype, or "exact". */
+/* fan_accumulate_arg: a dtype, or "exact". */
 int fan_accumulate_arg(PyObject *o, fan_dtype *dtype, bool *exact)
 {
     *exact = PyUnicode_Check(o) && PyUnicode_CompareWithASCIIString(o, "exact") == 0;
@@ -164,7 +164,7 @@ int fan_accumulate_arg(PyObject *o, fan_dtype *dtype, bool *exact)
     return *exact ? 0 : fan_dtype_parse(o, dtype);
 }
 
-/* parse_scale: D10: a number; what it may be for which dtype is the core's to say. */
+/* fan_scale_arg: D10: a number; what it may be for which dtype is the core's to say. */
 int fan_scale_arg(PyObject *o, fan_take *how)
 {
     PyObject *number = NULL;

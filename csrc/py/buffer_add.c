@@ -1,7 +1,7 @@
 /* buffer_add: InputBuffer.add, by the general way. */
 #include "py/buffer_part.h"
 
-/* ways_of: donate= and copy=: one gives the array away, the other keeps it the caller's. */
+/* fan_add_flags: donate= and copy=: one gives the array away, the other keeps it the caller's. */
 int fan_add_flags(const buffer_object *self, PyObject *donate, PyObject *copy, bool *donated, bool *copied)
 {
     if (fan_flag_arg(donate, donated) < 0 || fan_flag_arg(copy, copied) < 0)
@@ -43,7 +43,7 @@ static int showable(const fan_value *v)
     return 0;
 }
 
-/* stream_of: the producer's stream, as it was given for a slot. */
+/* stream_arg_for: the producer's stream, as it was given for a slot. */
 static int stream_arg_for(const buffer_object *self, size_t slot, PyObject *stream, fan_stream **out)
 {
     fan_where w = {.buffer = fan_buffer_name(self->core),
@@ -59,7 +59,7 @@ static int stream_arg_for(const buffer_object *self, size_t slot, PyObject *stre
     return result;
 }
 
-/* contribution_of: one gradient as the core takes it, but for its stream. */
+/* fan_contribution_of: one gradient as the core takes it, but for its stream. */
 int fan_contribution_of(buffer_object *self, size_t slot, PyObject *gradient, PyObject *key, fan_contribution *c)
 {
     fan_where w = {.buffer = fan_buffer_name(self->core),
@@ -84,7 +84,7 @@ int fan_contribution_of(buffer_object *self, size_t slot, PyObject *gradient, Py
     return bad ? -1 : 0;
 }
 
-/* add_on: fan_buffer_add, with the current stream of the gradient's library as that of the device, where the caller
+/* fan_add_on: fan_buffer_add, with the current stream of the gradient's library as that of the device, where the caller
  * made none the current one (S4, S5). */
 int fan_add_on(fan_buffer *core, size_t slot, fan_contribution *c)
 {

@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-/* name_at: of a tuple of str or None, or NULL; borrowed, NULL: none. */
+/* fan_name_at: of a tuple of str or None, or NULL; borrowed, NULL: none. */
 PyObject *fan_name_at(PyObject *names, size_t slot)
 {
     PyObject *name = names ? PyTuple_GET_ITEM(names, (Py_ssize_t)slot) : NULL;
@@ -14,7 +14,7 @@ PyObject *fan_name_at(PyObject *names, size_t slot)
 
 PyObject *fan_slot_name(const buffer_object *self, size_t slot) { return fan_name_at(self->names, slot); }
 
-/* slot_arg: S1. */
+/* fan_slot_arg: S1. */
 int fan_slot_arg(const buffer_object *self, PyObject *o, size_t *out)
 {
     fan_where w = {.buffer = fan_buffer_name(self->core), .slot = -1, .key = -1};
@@ -185,7 +185,7 @@ done:
     return result;
 }
 
-/* note_flags: what add must know of each slot. */
+/* fan_slot_specs_note: what add must know of each slot. */
 int fan_slot_specs_note(buffer_object *self, const fan_slot_specs *d)
 {
     if (!d->specs)

@@ -88,8 +88,8 @@ static fan_status show(void *ctx, size_t slot, const fan_value *sum, fan_error *
     return FAN_OK;
 }
 
-/* take_all: the sums as a list, of `only`, where that is not NULL, of this slot alone. What comes back as it is shown
- * is made before the slots are emptied; what was written into out= needs nothing that can fail. */
+/* fan_take_all: the sums as a list, of `only`, where that is not NULL, of this slot alone. What comes back as it is
+ * shown is made before the slots are emptied; what was written into out= needs nothing that can fail. */
 PyObject *fan_take_all(fan_buffer *core, const size_t *only, PyObject *slot_names, fan_stream *stream, PyObject *out,
                        PyObject *scale, bool writable)
 {
@@ -172,7 +172,7 @@ PyObject *fan_buffer_take_any(buffer_object *self, PyObject *const *args, Py_ssi
     return one ? only_item(list) : list;
 }
 
-/* stats_of: a fanin.Stats, or None of a sum that is undefined or no array. */
+/* fan_stats_wrap: a fanin.Stats, or None of a sum that is undefined or no array. */
 PyObject *fan_stats_wrap(fan_buffer *core, size_t slot)
 {
     PyObject *type = fan_lazy(&fan_state_get()->stats_type, "fanin.slots", "Stats"), *key;

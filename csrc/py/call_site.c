@@ -1,4 +1,4 @@
-/* site: which line of the user's asked for this? Races, traces and warnings name it.
+/* call_site: which line of the user's asked for this? Races, traces and warnings name it.
  *
  * The innermost frame that is not plumbing. Plumbing is fanin itself, but for what runs as a program of its own (the
  * demo, the command line, scenarios of the test suite), and the frozen part of the standard library. Decided once per
@@ -23,7 +23,7 @@ static bool inside(const char *path, const char *home)
     return true;
 }
 
-/* home: the package's folder, with the slash; "" if it is not known. New reference. */
+/* package_home: the package's folder, with the slash; "" if it is not known. New reference. */
 static PyObject *package_home(void)
 {
     PyObject *modules = PyImport_GetModuleDict();

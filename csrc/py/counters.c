@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-/* offset_of: where objects of a class keep the slot of this name; -1 with an exception. */
+/* slot_offset: where objects of a class keep the slot of this name; -1 with an exception. */
 static Py_ssize_t slot_offset(PyObject *type, const char *name)
 {
     PyObject *member = PyObject_GetAttrString(type, name);
@@ -18,7 +18,7 @@ static Py_ssize_t slot_offset(PyObject *type, const char *name)
     return at;
 }
 
-/* filled: an object of a class of slots, of which the first n become these numbers. */
+/* object_filled: an object of a class of slots, of which the first n become these numbers. */
 static PyObject *object_filled(PyObject *type, const Py_ssize_t *offsets, const uint64_t *numbers, size_t n)
 {
     PyObject *made = ((PyTypeObject *)type)->tp_alloc((PyTypeObject *)type, 0);

@@ -66,7 +66,7 @@ static bool alone(void *object, const fan_value *v)
     return fan_gil_held() && fan_alone(object, v && PyArray_CheckExact((PyObject *)object) ? 2 : 1);
 }
 
-/* Two references: the value's, and that of the storage over it (exchange.c). */
+/* Two references: the value's, and that of the storage over it (import_memory.c). */
 static bool unshared(void *object)
 {
     fan_gil gil;

@@ -141,7 +141,7 @@ bool fan_value_still(const fan_value *v)
     return still;
 }
 
-/* not_summed: is `o` an ndarray of a dtype that we do not sum? A slot with combine= takes it as an object. */
+/* fan_is_not_summed: is `o` an ndarray of a dtype that we do not sum? A slot with combine= takes it as an object. */
 bool fan_is_not_summed(PyObject *o)
 {
     return PyArray_Check(o) && fan_dtype_of_descr(PyArray_DESCR((PyArrayObject *)o)) == FAN_DT_NONE;

@@ -58,8 +58,8 @@ static fan_dl_versioned *tensor_by_table(PyObject *o, const fan_dl_api *api, boo
     return NULL;
 }
 
-/* import_by_table: nothing waits for anything. 1: it is imported; 0: not by this way, and nothing is said; -1 with an
- * exception. */
+/* fan_import_by_table: nothing waits for anything. 1: it is imported; 0: not by this way, and nothing is said; -1 with
+ * an exception. */
 int fan_import_by_table(PyObject *o, fan_value *out)
 {
     long how = reads_by_table(o);
@@ -122,7 +122,7 @@ int fan_library_stream(const fan_value *v, fan_stream **out)
     return *out ? 0 : -1;
 }
 
-/* release_loan: an array that a library allocated for a sum. */
+/* fan_release_library_array: an array that a library allocated for a sum. */
 void fan_release_library_array(void *ctx)
 {
     fan_gil gil;
@@ -134,7 +134,7 @@ void fan_release_library_array(void *ctx)
     fan_gil_leave(&gil);
 }
 
-/* is_what: whether a library's tensor is a gap-free one as it was asked for. */
+/* fan_is_dense_like: whether a library's tensor is a gap-free one as it was asked for. */
 bool fan_is_dense_like(const fan_dl_tensor *t, const fan_device *d, fan_dtype dtype, int ndim, const int64_t *shape,
                        const int64_t *strides)
 {
@@ -243,7 +243,7 @@ fan_status fan_fresh(uint8_t origin, fan_device *d, fan_stream *on, fan_dtype dt
     return status;
 }
 
-/* leaving: an object of a library's leaves us: its allocator, or a second hold on its memory, is told of all the
+/* fan_leaves: an object of a library's leaves us: its allocator, or a second hold on its memory, is told of all the
  * streams that used it (Lifetime). What fails here is shown by sys.unraisablehook: the object must not be lost. */
 void fan_leaves(PyObject *object, const fan_value *v)
 {
@@ -272,7 +272,7 @@ void fan_leaves(PyObject *object, const fan_value *v)
     Py_XDECREF(streams);
 }
 
-/* holder: what keeps memory until streams have passed: a capsule over a storage. */
+/* holder_gone: of a holder, which keeps memory until streams have passed: a capsule over a storage. */
 static void holder_gone(PyObject *capsule)
 {
     fan_storage *st = PyCapsule_GetPointer(capsule, "fanin.holder");

@@ -39,10 +39,10 @@ static const char *isa_arg(PyObject *o)
 static int threads_arg(PyObject *o)
 {
     long n = PyLong_CheckExact(o) ? PyLong_AsLong(o) : -1;
-    if (n >= 0 && n <= FAN_TEAM_MOST)
+    if (n >= 0 && n <= FAN_WORKERS_MOST)
         return (int)n;
     PyErr_Clear();
-    PyErr_Format(PyExc_ValueError, "threads=%R: expected a number of threads from 1 to %d", o, FAN_TEAM_MOST);
+    PyErr_Format(PyExc_ValueError, "threads=%R: expected a number of threads from 1 to %d", o, FAN_WORKERS_MOST);
     return -1;
 }
 
@@ -78,7 +78,7 @@ static PyObject *set_options(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *debug, *warn, *budget, *isa, *threads, *pool, *redirect;
     const char *set = NULL;
-    int team = 0;
+    int count = 0;
     uint64_t bytes = 0;
     size_t most = 0;
     int on = 0, warns = 0, redirects = 0;
@@ -90,7 +90,7 @@ static PyObject *set_options(PyObject *Py_UNUSED(module), PyObject *args)
     if (on < 0 || warns < 0 || redirects < 0 || (budget != Py_None && fan_buffer_budget_arg(budget, &bytes) < 0) ||
         (pool != Py_None && pool_arg(pool, &most) < 0))
         return NULL;
-    if ((isa != Py_None && !(set = isa_arg(isa))) || (threads != Py_None && (team = threads_arg(threads)) < 0))
+    if ((isa != Py_None && !(set = isa_arg(isa))) || (threads != Py_None && (count = threads_arg(threads)) < 0))
         return NULL;
     if (debug != Py_None) {
         fan_set_debug(on);
@@ -109,7 +109,7 @@ static PyObject *set_options(PyObject *Py_UNUSED(module), PyObject *args)
     if (set)
         (void)fan_sum_set_isa(set);
     if (threads != Py_None) {
-        Py_BEGIN_ALLOW_THREADS fan_workers_set(team); /* waits for a sum under way */
+        Py_BEGIN_ALLOW_THREADS fan_workers_set(count); /* waits for a sum under way */
         Py_END_ALLOW_THREADS
     }
     Py_RETURN_NONE;

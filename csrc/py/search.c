@@ -7,7 +7,7 @@
 
 fan_explore *fan_search_of(PyObject *capsule) { return PyCapsule_GetPointer(capsule, "fanin.explore"); }
 
-/* text_of: a string of unknown length from a function that truncates. */
+/* fan_text_filled: a string of unknown length from a function that truncates. */
 PyObject *fan_text_filled(void (*fill)(const void *from, char *buf, size_t size), const void *from)
 {
     PyObject *made = NULL;

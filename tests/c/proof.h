@@ -5,7 +5,7 @@
 #include "base/fault.h"
 #include "proof_run.h"
 
-/* A planted fault: plan bits left out on the machine, a fault in the buffer's own code (FAN_MUT), or one of the driver's. */
+/* A planted fault: plan bits left out on the machine, a fault in the buffer's own code (FAN_FAULT), or one of the driver's. */
 typedef struct fault {
     char name[96];
     uint64_t bits;

@@ -1,4 +1,4 @@
-/* The team: each task once, whoever calls, however many at a time; after fork; begun late and ended. */
+/* The workers: each task once, whoever calls, however many at a time; after fork; begun late and ended. */
 #include "base/workers.h"
 
 #include "check.h"

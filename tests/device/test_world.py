@@ -17,6 +17,7 @@ from kit.world import world
 pytestmark = pytest.mark.core
 
 LEFT: list[Any] = []  # what a planted leak leaves
+DESTROYED = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda ctx: None)  # alive for as long as the driver may call it
 
 
 def nothing(w: Any) -> None:
@@ -81,6 +82,15 @@ def a_stream_of_the_driver(w: Any) -> None:
     w.call("cuStreamCreate", ctypes.byref(ctypes.c_void_p()), 1)
 
 
+def a_module(w: Any) -> None:
+    w.call("cuModuleLoadData", ctypes.byref(ctypes.c_void_p()), b".entry fan_any")
+
+
+def an_object_of_the_driver(w: Any) -> None:
+    made = ctypes.c_void_p()
+    w.call("cuUserObjectCreate", ctypes.byref(made), None, DESTROYED, 1, 1)
+
+
 def a_context(w: Any) -> None:
     w.driver.call("cuInit", 0)
     w.driver.call("cuDevicePrimaryCtxRetain", ctypes.byref(ctypes.c_void_p()), 0)
@@ -116,6 +126,8 @@ OF_THE_FAKE = [
     (memory_of_the_driver, "1 memory left behind"),
     (an_event_of_the_driver, "1 events left behind"),
     (a_stream_of_the_driver, "1 streams left behind"),
+    (a_module, "1 modules left behind"),
+    (an_object_of_the_driver, "1 objects left behind"),
     (a_context, "1 contexts left behind"),
     (a_context_on_the_stack, "1 contexts on the stack left behind"),
     (a_mode_of_the_thread, "2 capture mode left behind"),
@@ -167,6 +179,21 @@ def test_a_race_that_is_planted_must_be_there(kind: str) -> None:
     with pytest.raises(AssertionError, match="no race was found, and one was planted"), world(kind, 1) as w:
         w.races_are_planted()
         nothing(w)
+
+
+def test_what_is_forgiven_is_what_was_named() -> None:
+    with world("fake", 1) as w:
+        w.forgive("modules")
+        a_module(w)
+    with pytest.raises(AssertionError, match="1 streams left behind") as caught, world("fake", 1) as w:
+        w.forgive("modules", "events")
+        a_module(w)
+        a_stream_of_the_driver(w)
+    assert "modules" not in str(caught.value)
+    with pytest.raises(AssertionError, match="1 modules left behind"), world("fake", 1) as w:  # it is of one world
+        a_module(w)
+    with pytest.raises(AssertionError, match="nothing of the kind"), world("fake", 1) as w:
+        w.forgive("nothing of the kind")
 
 
 def test_an_error_that_is_planted_must_be_there() -> None:

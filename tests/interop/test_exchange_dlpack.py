@@ -30,14 +30,14 @@ def refused(x: Any, kind: type[BaseException], match: str | None = None) -> None
     """Adding x raises, and everything is as it was: the buffer, and the blocks of memory that we hold."""
     buf = fanin.InputBuffer(1, name="grads")
     buf.add(0, ONE, key=0)
-    before = hooks.memory()[0]
+    before = hooks.blocks()
     with pytest.raises(kind, match=match) as caught:
         buf.add(0, x, key=7)
     if caught.type in (BufferError, ValueError, TypeError):
         assert str(caught.value).startswith("grads: slot 0, key 7: ")
     del caught
     gc.collect()
-    assert hooks.memory()[0] == before
+    assert hooks.blocks() == before
     assert buf.take()[0] is ONE
 
 
@@ -57,10 +57,10 @@ def quick_collections() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def nothing_leaks() -> Iterator[None]:
     gc.collect()
-    before = hooks.memory()[0]
+    before = hooks.blocks()
     yield
     gc.collect()
-    assert hooks.memory()[0] == before
+    assert hooks.blocks() == before
 
 
 # The checker of deleters itself

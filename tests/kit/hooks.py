@@ -26,6 +26,11 @@ def memory() -> tuple[int, int, int]:
     return _hook("memory")()  # type: ignore[no-any-return]
 
 
+def blocks() -> int:
+    """Blocks of the core's memory that are alive; 0 in a release, which does not count them."""
+    return memory()[0] if DEVELOPMENT else 0
+
+
 def fail_at(skip: int, count: int = 1) -> None:
     """Lets `skip` allocations pass and fails the `count` after them (-1: all); skip -1: off."""
     _hook("fail_at")(skip, count)

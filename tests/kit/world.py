@@ -548,7 +548,7 @@ class Gpu(Raw):
 def blocks() -> int:
     """Blocks of memory that the core holds, but for what it keeps for next ones; a release does not say."""
     fanin.trim()
-    return hooks.memory()[0] if hooks.DEVELOPMENT else 0
+    return hooks.blocks()
 
 
 def alive() -> str:

@@ -16,7 +16,7 @@ from kit.tree import plan_fields, rule_bits_set
 pytestmark = pytest.mark.core
 
 #: What describes plans and carries nothing out: for them alone nothing need be planned.
-TELLERS = {"buffer/explain.c", "py/rules.c"}
+TELLERS = {"buffer/explain.c"}
 #: What a plan says of itself and nobody carries out, each with what reads it.
 SAYS = {
     "rules": "trace and explain",

@@ -15,7 +15,8 @@
 
 #include <string.h>
 
-_Static_assert(sizeof(fan_device_stats) == 8 * FAN_TOLD_WORDS && sizeof(fan_stats_partial) == 8 * FAN_TOLD_ROW_WORDS,
+_Static_assert(sizeof(fan_device_stats) == 8 * FAN_STATS_WORDS &&
+                   sizeof(fan_stats_partial) == 8 * FAN_STATS_PARTIAL_WORDS,
                "figures are words");
 
 static uint64_t sum_rows_of(const fan_stats_out *g) { return fan__address_of(g->words) + sizeof(fan_device_stats); }

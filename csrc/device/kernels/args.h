@@ -69,7 +69,7 @@ typedef struct fan_k_tell {
     int64_t keys[FAN_K_SOURCES]; /* of the sources */
 } fan_k_tell;
 
-/* fan_reduce: out = in summed over `gone` axes, one after the other in their order, in dtype acc.
+/* fan_reduce_any: out = in summed over `gone` axes, one after the other in their order, in dtype acc.
  * words: of the axes that stay, extent[stay], out stride[stay], in stride[stay]; of those that go, extent[go], in
  * stride[go]. */
 typedef struct fan_k_reduce {
@@ -80,9 +80,9 @@ typedef struct fan_k_reduce {
     int64_t words[FAN_K_WORDS];
 } fan_k_reduce;
 
-/* fan_scatter: into += the entries of sparse data, those that meet in one place one after the other, in into's dtype.
- * `lanes` workers share the entries: a worker of COO data takes those whose index falls to it, one of compressed data
- * those of a row. words: COO: extent[sparse], stride of into[sparse]; else: extent along the plain axis in blocks,
+/* fan_scatter_any: into += the entries of sparse data, those that meet in one place one after the other, in into's
+ * dtype. `lanes` workers share the entries: a worker of COO data takes those whose index falls to it, one of compressed
+ * data those of a row. words: COO: extent[sparse], stride of into[sparse]; else: extent along the plain axis in blocks,
  * stride of a row, stride of a column (of blocks); then of the axes inside an entry, extent[inner], stride of
  * into[inner], stride of values[inner]. */
 typedef struct fan_k_scatter {
