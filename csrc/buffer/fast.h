@@ -2,9 +2,10 @@
  *
  * A gap-free host array of the slot's own dtype and shape, with no stream, is parked as its object and the address of
  * its first element. Size and kind are asked at the door: what the short way could not sum at a take is never parked by
- * it. As soon as anything else comes to the slot, or more is asked of it than a sum, what is parked becomes items like
- * any other (materialize.h), and the rest of the buffer knows nothing of these files. They decide what the general way
- * decides for such a gradient: S2, S3, A6, A7, A10, A14, A15, A16, S22's scale and out=.
+ * it, but for one large array alone, which a chain without fan-in takes as it came. As soon as anything else comes to
+ * the slot, or more is asked of it than a sum, what is parked becomes items like any other (materialize.h), and the
+ * rest of the buffer knows nothing of these files. They decide what the general way decides for such a gradient: S2,
+ * S3, A6, A7, A10, A14, A15, A16, S22's scale and out=.
  *
  *   add    a sum that is the buffer's own, and over the budget: added into it, in place; else parked
  *   fold   over the budget: the ready prefix is summed into its first term, where that may be written (A6), or into a
@@ -20,6 +21,7 @@
 #ifndef FAN_BUFFER_FAST_H
 #define FAN_BUFFER_FAST_H
 
+#include "base/pool.h"
 #include "base/trace.h"
 #include "buffer/buffer.h"
 #include "buffer/fast_list.h"
@@ -53,8 +55,10 @@ typedef struct fan_fast_frontend {
 #define FAN_FAST_BYTES 65536 /* larger arrays are summed without the interpreter */
 #define FAN_FAST_TERMS 64    /* terms of one pass */
 
-/* fan_fast_fits: whether arrays of `bytes` each, of which `acc` is the accumulation dtype, are for the short way.
- * Larger ones are summed in recycled memory, by the general way. */
+/* fan_fast_is_large: an array of `bytes` is summed in recycled memory, by the general way: of such the short way hands
+ * one through, and sums none. fan_fast_fits: whether it sums arrays of `bytes` each, of which `acc` is the accumulation
+ * dtype. */
+static inline bool fan_fast_is_large(uint64_t bytes) { return bytes >= FAN_POOL_FROM; }
 bool fan_fast_fits(fan_dtype dtype, fan_dtype acc, uint64_t bytes);
 
 /* fan_fast_add: adds one gradient. *added false: nothing happened, and fan_buffer_add knows what to do or to say. kind:

@@ -17,14 +17,15 @@ static void count_peak(fan_buffer *b, uint64_t now)
 
 /* ---- parked ---- */
 
-/* What a slot asks of its first gradient: the declaration's dtype and shape, and a sum for the short way. */
+/* What a slot asks of its first gradient: the declaration's dtype and shape, and a dtype that the short way sums. It
+ * may be large while it is alone. */
 static bool kind_fits(const fan_buffer *b, const fan_spec *spec, const fan_fast_kind *k)
 {
     bool declared = spec != &b->undeclared;
     if (spec->exact || (spec->dtype != FAN_DT_NONE && spec->dtype != k->dtype) ||
         (spec->device && spec->device != fan_cpu()))
         return false;
-    if (!fan_fast_fits(k->dtype, fan_accum_dtype(k->dtype, spec->accumulate), fan_fast_kind_bytes(k)))
+    if (!fan_sum_flat_fits(k->dtype, fan_accum_dtype(k->dtype, spec->accumulate)))
         return false;
     if (!declared || !spec->has_shape)
         return true;
@@ -54,7 +55,7 @@ static inline __attribute__((always_inline)) bool park(fan_buffer *b, size_t slo
         p->kind = *kind;
         p->size = fan_fast_bytes(kind);
         p->bytes = p->size ? p->size : 1;
-    } else if (kind && !fan_fast_same(&p->kind, kind)) {
+    } else if (kind && (fan_fast_is_large(p->size) || !fan_fast_same(&p->kind, kind))) {
         return false;
     }
     if (s->expected >= 0 && fan_fast_list_count(p) >= s->expected)

@@ -1,13 +1,12 @@
 /* fast_sum: the sums of the short way: runs of one kind into one. */
 #include "array/sum.h"
-#include "base/pool.h"
 #include "buffer/fast_part.h"
 
 #include <string.h>
 
 bool fan_fast_fits(fan_dtype dtype, fan_dtype acc, uint64_t bytes)
 {
-    return bytes < FAN_POOL_FROM && fan_sum_flat_fits(dtype, acc);
+    return !fan_fast_is_large(bytes) && fan_sum_flat_fits(dtype, acc);
 }
 
 /* A gap-free array over a run, for a sum alone. */

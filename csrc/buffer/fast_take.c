@@ -123,6 +123,8 @@ static bool all_readable(const taking *t)
         size_t n = defined(p);
         if (far)
             fetch_terms(t, i, false);
+        if (n && reads && fan_fast_is_large(p->size))
+            return false;
         if (n && p->kind.weak && p->kind.dtype == FAN_DT_INT64 && !stays_in_int64(p, t->how))
             return false;
         for (size_t k = 0; n && p->kind.check_at_use && k < n; k++)

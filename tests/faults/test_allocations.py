@@ -80,6 +80,8 @@ def many_terms(dtype: Any, stats: bool = False) -> Callable[[], Any]:
 def seen(x: Any) -> Any:
     if isinstance(x, Word):
         return x.text
+    if isinstance(x, np.ndarray) and x.nbytes >= LARGE.nbytes:
+        return hash(x.tobytes())
     return (
         x.toarray().tolist() if sp.issparse(x) else np.asarray(x).tolist() if not isinstance(x, fanin.Zero) else repr(x)
     )
@@ -178,6 +180,7 @@ def recorded() -> Any:
     yield lambda: made[0].check([n[:8, 8 - i] for i in range(9)])
 
 
+LARGE = np.ones(1 << 18, F)  #: 1 MiB: summed in recycled memory, handed through as it came
 EYE = sp.csr_array(np.eye(3, dtype=F))
 EXACT = fanin.Slot(accumulate="exact")
 SCENARIOS: dict[str, Callable[[], Any]] = {
@@ -189,6 +192,11 @@ SCENARIOS: dict[str, Callable[[], Any]] = {
     "donated": plain(0, donate=True),
     "keys out of order": backwards(lambda k: np.full(5, k, F)),
     "keys out of order, the general path": backwards(lambda k: np.full(10, k, F)[::2]),
+    "large, alone": terms(LARGE),
+    "large, alone, behind an undefined one": terms(None, LARGE, None),
+    "large": terms(LARGE, LARGE),
+    "large, eager": terms(LARGE, LARGE, budget=0),
+    "large, writable": terms(LARGE, take={"writable": True}),
     "low precision": terms(np.ones(5, np.float16), np.ones(5, np.float16)),
     "widening": terms(np.ones(5, np.int8), np.ones(5, np.int64), np.ones(5, F), budget=0),
     "cast": terms(np.ones(5), np.ones(5), slots=[fanin.Slot(dtype="float32")]),
@@ -251,6 +259,7 @@ def play(scenario: Callable[[], Any], fail: tuple[int, int, int] | None) -> tupl
 #: Plain arrays only: from the buffer's making to its end nothing of the core's is allocated once there was one before
 #: it.
 PLAIN = {"array and object", "bounded", "copied", "fused", "low precision", "scaled", "writable"}
+PLAIN |= {"large, alone", "large, alone, behind an undefined one"}
 #: One allocation that fails sends the step to the general path, which finds memory.
 ANOTHER_WAY = {"keys out of order", "many terms in a wider dtype", "many terms with statistics"}
 

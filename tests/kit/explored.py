@@ -24,8 +24,8 @@ Step = tuple[Any, ...]
 Program = tuple[tuple[Step, ...], ...]
 
 VALUES = (1e8, -1e8, 1.0, 3.0)
-KINDS = ("small", "strided", "large", "scalar", "numpy scalar", "sparse", "object", "zero", "none")
-SHAPES = {"small": (2,), "strided": (2,), "sparse": (2,), "zero": (2,), "large": (20_000,)}
+KINDS = ("small", "strided", "large", "huge", "scalar", "numpy scalar", "sparse", "object", "zero", "none")
+SHAPES = {"small": (2,), "strided": (2,), "sparse": (2,), "zero": (2,), "large": (20_000,), "huge": (1 << 18,)}
 
 
 def gradient(m: Machine, kind: str, value: float) -> Any:
@@ -42,6 +42,7 @@ def gradient(m: Machine, kind: str, value: float) -> Any:
         "small": lambda: np.full(2, value, np.float32),
         "strided": lambda: np.full(4, value, np.float32)[::2],
         "large": lambda: np.full(20_000, value, np.float32),
+        "huge": lambda: np.full(1 << 18, value, np.float32),
         "scalar": lambda: value,
         "numpy scalar": lambda: np.float32(value),
         "sparse": lambda: fanin.Sparse("coo", (np.zeros((1, 1), np.int64), np.float32([value])), (2,)),
@@ -166,7 +167,7 @@ def draw_step(r: random.Random, kind: str, slots: int, key: int | None, stats: b
             else r.choice(KINDS if kind == "mixed" else ("small", "small", "strided"))
         )
         return "add", slot, own, value, key
-    if word == "add_many" and kind in ("small", "declared", "strided", "object", "large"):
+    if word == "add_many" and kind in ("small", "declared", "strided", "object", "large", "huge"):
         return (
             "add_many",
             "small" if kind == "declared" else kind,

@@ -33,17 +33,18 @@ DTYPES: list[Any] = ["f4", "f4", "f8", "f2", "c8", "c16", "i4", "i8", "u1", "?"]
 if ml_dtypes is not None:
     DTYPES += [ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn]
 SHAPES: list[tuple[int, ...]] = [(5,), (5,), (2, 3), (), (0,), (3, 1)]
+LARGE = [(1 << 18,), (1 << 9, 1 << 9)]  #: of 4 bytes each 1 MiB: the fast path hands one through, and sums none
 
 
 def array(r: random.Random, dtype: Any, shape: tuple[int, ...]) -> Any:
     values = np.array(
         [
             r.choice([0.5, 1, -2, 3, 0.1, 100, float("inf") if r.random() < 0.2 else 7])
-            for _ in range(int(np.prod(shape)))
+            for _ in range(min(int(np.prod(shape)), 64))
         ]
     )
     with np.errstate(all="ignore"):
-        return np.ascontiguousarray(values.reshape(shape).astype(dtype)).reshape(shape)
+        return np.resize(values.astype(dtype), shape)
 
 
 def scalar(r: random.Random, kind: str) -> Any:
@@ -64,12 +65,12 @@ def scalar(r: random.Random, kind: str) -> Any:
 class World:
     """A buffer and all that a program gave it: two of one seed are twins."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, shapes: list[tuple[int, ...]] = SHAPES) -> None:
         r = self.r = random.Random(seed)
         self.given: list[Any] = []
         self.donated: list[Any] = []
         self.seen: list[Any] = []
-        self.shape, self.dtype = r.choice(SHAPES), r.choice(DTYPES)
+        self.shape, self.dtype = r.choice(shapes), r.choice(DTYPES)
         self.kind = r.choice(
             ["array", "array", "array", "torch", *("float", "int", "complex", "bool", "f8", "f4", "i4", "c8")]
         )
@@ -245,13 +246,15 @@ def general() -> Any:
     return fanin.trace()
 
 
-def compare(seeds: range, second: Callable[[], Any] = general) -> Counter[str]:
+def compare(
+    seeds: range, second: Callable[[], Any] = general, shapes: list[tuple[int, ...]] = SHAPES, steps: int = 25
+) -> Counter[str]:
     counts: Counter[str] = Counter()
     for seed in seeds:
         with np.errstate(all="ignore"):
-            one = World(seed).run(25)
+            one = World(seed, shapes).run(steps)
             with second():
-                other = World(seed).run(25)
+                other = World(seed, shapes).run(steps)
         for i, (a, b) in enumerate(zip(one[0], other[0], strict=True)):
             assert a == b, f"seed {seed}, event {i}: {one[0][max(0, i - 6) : i]}\nshort   {a}\ngeneral {b}"
             counts["refused" if isinstance(a, tuple) and len(a) == 3 and isinstance(a[2], str) else "done"] += 1
@@ -266,9 +269,15 @@ def test_both_ways_give_the_same() -> None:
     assert counts["refused"] > 300
 
 
+def test_both_ways_give_the_same_for_large_arrays() -> None:
+    counts = compare(range(40), shapes=LARGE, steps=12)
+    assert counts["done"] > 300
+
+
 @pytest.mark.slow
 def test_both_ways_give_the_same_for_many_programs() -> None:
     compare(range(400, 12_000))
+    compare(range(40, 1000), shapes=LARGE)
 
 
 def test_a_way_that_differed_would_be_found() -> None:
