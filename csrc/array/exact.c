@@ -69,13 +69,13 @@ typedef struct job {
     fan_exact_kind k;
     const exact_loops *how;
     judge j;
-    fan_nditer walk;
+    fan_nditer iter;
 } job;
 
 /* Room for terms that cannot be read where they lie. */
-typedef struct spare {
+typedef struct scratch {
     _Alignas(64) char term[FAN_EXACT_SOURCES][FAN_EXACT_TILE * sizeof(double)];
-} spare;
+} scratch;
 
 static const fan_array *operand(const job *j, size_t k)
 {
@@ -121,7 +121,7 @@ static const low_ways *low_of(const exact_loops *how, fan_dtype d)
 static const char *term(const job *j, size_t k, int64_t at, int64_t len, char *room)
 {
     const fan_array *a = operand(j, k);
-    const char *p = a->dtype == j->d || j->d == j->read ? fan_nditer_whole(&j->walk, a, at, len) : NULL;
+    const char *p = a->dtype == j->d || j->d == j->read ? fan_nditer_whole(&j->iter, a, at, len) : NULL;
     const low_ways *low = p && j->read == FAN_DT_FLOAT32 ? low_of(j->how, a->dtype) : NULL;
     if (p && a->dtype == j->read)
         return p;
@@ -130,11 +130,11 @@ static const char *term(const job *j, size_t k, int64_t at, int64_t len, char *r
         return room;
     }
     if (a->dtype == j->d || j->d == j->read) {
-        fan_nditer_read(&j->walk, a, at, len, j->read, room);
+        fan_nditer_read(&j->iter, a, at, len, j->read, room);
         return room;
     }
     FAN_UNCLEARED char rounded_first[FAN_EXACT_TILE * 2]; /* of another dtype into a low one: rounded to that first */
-    fan_nditer_read(&j->walk, a, at, len, j->d, rounded_first);
+    fan_nditer_read(&j->iter, a, at, len, j->d, rounded_first);
     fan_convert(room, j->read, (int64_t)fan_dtype_size(j->read), rounded_first, j->d, (int64_t)fan_dtype_size(j->d),
                 len);
     return room;
@@ -146,7 +146,7 @@ static double number_at(const job *j, const char *p, size_t i)
 }
 
 /* fast: the sums of a tile, and what is known of them. */
-static void fast(const job *j, int64_t at, int64_t len, tally *t, spare *room)
+static void fast(const job *j, int64_t at, int64_t len, tally *t, scratch *room)
 {
     const char *src[FAN_EXACT_SOURCES];
     size_t numbers = (size_t)len * j->parts;
@@ -174,7 +174,7 @@ static bool prove(const job *j, tally *t, size_t numbers)
 }
 
 /* integer_path: the bad ones of a tile once more, in whole numbers. */
-static void integer_path(const job *j, int64_t at, size_t numbers, tally *t, spare *room)
+static void integer_path(const job *j, int64_t at, size_t numbers, tally *t, scratch *room)
 {
     FAN_UNCLEARED uint64_t words[BATCH * FAN_EXACT_LIMBS];
     size_t which[BATCH], w = (size_t)j->k.limbs;
@@ -254,9 +254,9 @@ static direct direct_of(const job *j, const fan_array *out)
 static bool went(const job *j, direct go, const fan_array *out, int64_t at, int64_t len, unsigned *shy, unsigned *grown)
 {
     const char *src[FAN_EXACT_SOURCES];
-    char *dst = fan_nditer_whole(&j->walk, out, at, len);
+    char *dst = fan_nditer_whole(&j->iter, out, at, len);
     for (size_t k = 0; k < j->n && dst; k++) {
-        src[k] = fan_nditer_whole(&j->walk, operand(j, k), at, len);
+        src[k] = fan_nditer_whole(&j->iter, operand(j, k), at, len);
         if (!src[k])
             return false;
     }
@@ -285,24 +285,24 @@ static void exact_sum(const fan_array *out, const void *in, size_t step, size_t 
 {
     FAN_UNCLEARED job j;
     FAN_UNCLEARED _Alignas(64) tally t;
-    FAN_UNCLEARED spare room;
+    FAN_UNCLEARED scratch room;
     if (out->size == 0)
         return;
     job_begin(&j, in, step, n, d);
     set_grid(&j.j, out->dtype);
     bool turns = scale_begin(&j.j, scale, j.parts == 2);
-    fan_nditer_begin(&j.walk, out, false);
+    fan_nditer_begin(&j.iter, out, false);
     for (size_t k = 0; k < n; k++)
-        fan_nditer_also(&j.walk, operand(&j, k));
-    fan_nditer_ready(&j.walk);
+        fan_nditer_also(&j.iter, operand(&j, k));
+    fan_nditer_ready(&j.iter);
     fan_dtype as = j.parts == 2 ? FAN_DT_COMPLEX128 : j.j.grid == TO_LOW ? FAN_DT_FLOAT32 : FAN_DT_FLOAT64;
     int64_t most = FAN_EXACT_TILE / (int64_t)j.parts, run = d == FAN_DT_FLOAT16 ? LONG_RUN : most;
-    int64_t row = j.walk.ndim > 1 ? j.walk.extent[j.walk.ndim - 1] : 0;
+    int64_t row = j.iter.ndim > 1 ? j.iter.extent[j.iter.ndim - 1] : 0;
     direct go = turns ? NULL : direct_of(&j, out);
     const low_ways *low = as == FAN_DT_FLOAT32 ? low_of(j.how, out->dtype) : NULL;
     unsigned shy = 0, grown = 0;
-    for (int64_t at = 0, len; at < j.walk.size && !fan_interrupted(most); at += len) {
-        int64_t rest = row >= LONG_ROW ? row - at % row : j.walk.size - at;
+    for (int64_t at = 0, len; at < j.iter.size && !fan_interrupted(most); at += len) {
+        int64_t rest = row >= LONG_ROW ? row - at % row : j.iter.size - at;
         len = rest < run ? rest : run;
         if (go && went(&j, go, out, at, len, &shy, &grown))
             continue;
@@ -315,12 +315,12 @@ static void exact_sum(const fan_array *out, const void *in, size_t step, size_t 
             turn(t.sum, len, scale);
         if (as == FAN_DT_FLOAT32)
             j.how->odd(t.odd, t.sum, numbers);
-        char *whole = low ? fan_nditer_whole(&j.walk, out, at, len) : NULL;
+        char *whole = low ? fan_nditer_whole(&j.iter, out, at, len) : NULL;
         if (whole) {
             low->down(whole, t.odd, numbers);
             continue;
         }
-        fan_nditer_write(&j.walk, out, at, len, as, as == FAN_DT_FLOAT32 ? (const char *)t.odd : (const char *)t.sum);
+        fan_nditer_write(&j.iter, out, at, len, as, as == FAN_DT_FLOAT32 ? (const char *)t.odd : (const char *)t.sum);
     }
 }
 
@@ -350,18 +350,18 @@ void fan_superacc_add(void *accs, fan_dtype d, const fan_array *const *in, size_
 {
     FAN_UNCLEARED job j;
     FAN_UNCLEARED _Alignas(64) tally t;
-    FAN_UNCLEARED spare room;
+    FAN_UNCLEARED scratch room;
     uint64_t *w = accs;
     if (n == 0 || in[0]->size == 0)
         return;
     job_begin(&j, in, sizeof *in, n, d);
-    fan_nditer_begin(&j.walk, in[0], true); /* C order, as the superaccumulators */
+    fan_nditer_begin(&j.iter, in[0], true); /* C order, as the superaccumulators */
     for (size_t k = 1; k < n; k++)
-        fan_nditer_also(&j.walk, in[k]);
-    fan_nditer_ready(&j.walk);
+        fan_nditer_also(&j.iter, in[k]);
+    fan_nditer_ready(&j.iter);
     int64_t most = FAN_EXACT_TILE / (int64_t)j.parts;
-    for (int64_t at = 0, len; at < j.walk.size; at += len) {
-        len = j.walk.size - at < most ? j.walk.size - at : most;
+    for (int64_t at = 0, len; at < j.iter.size; at += len) {
+        len = j.iter.size - at < most ? j.iter.size - at : most;
         size_t numbers = (size_t)len * j.parts;
         /* Where the sum of these terms is one float64, that alone is added. */
         bool some = n > 1 && !wide(d), bad = false;
@@ -385,18 +385,18 @@ void fan_superacc_add(void *accs, fan_dtype d, const fan_array *const *in, size_
 void fan_superacc_add_at(void *accs, fan_dtype d, const fan_array *values, const int64_t *to)
 {
     FAN_UNCLEARED job j;
-    FAN_UNCLEARED spare room;
+    FAN_UNCLEARED scratch room;
     const fan_array *const in[] = {values};
     uint64_t *w = accs;
     if (values->size == 0)
         return;
     job_begin(&j, in, sizeof *in, 1, d);
-    fan_nditer_begin(&j.walk, values, true);
-    fan_nditer_ready(&j.walk);
+    fan_nditer_begin(&j.iter, values, true);
+    fan_nditer_ready(&j.iter);
     int64_t most = FAN_EXACT_TILE / (int64_t)j.parts;
     size_t each = j.parts * (size_t)j.k.limbs;
-    for (int64_t at = 0, len; at < j.walk.size; at += len) {
-        len = j.walk.size - at < most ? j.walk.size - at : most;
+    for (int64_t at = 0, len; at < j.iter.size; at += len) {
+        len = j.iter.size - at < most ? j.iter.size - at : most;
         const char *p = term(&j, 0, at, len, room.term[0]);
         for (size_t i = 0; i < (size_t)len * j.parts; i++)
             fan__superacc_add(w + (size_t)to[at + (int64_t)(i / j.parts)] * each + i % j.parts * (size_t)j.k.limbs,
@@ -406,7 +406,7 @@ void fan_superacc_add_at(void *accs, fan_dtype d, const fan_array *values, const
 
 void fan_superacc_round(const fan_array *out, const void *accs, fan_dtype d, const fan_scale *scale)
 {
-    FAN_UNCLEARED fan_nditer walk;
+    FAN_UNCLEARED fan_nditer iter;
     FAN_UNCLEARED double value[FAN_EXACT_TILE];
     fan_exact_kind k = fan__exact_kind_of(d);
     size_t parts = parts_of(d);
@@ -416,16 +416,16 @@ void fan_superacc_round(const fan_array *out, const void *accs, fan_dtype d, con
         return;
     set_grid(&j, out->dtype);
     bool turns = scale_begin(&j, scale, parts == 2);
-    fan_nditer_begin(&walk, out, true);
-    fan_nditer_ready(&walk);
+    fan_nditer_begin(&iter, out, true);
+    fan_nditer_ready(&iter);
     int64_t most = FAN_EXACT_TILE / (int64_t)parts;
-    for (int64_t at = 0, len; at < walk.size; at += len) {
-        len = walk.size - at < most ? walk.size - at : most;
+    for (int64_t at = 0, len; at < iter.size; at += len) {
+        len = iter.size - at < most ? iter.size - at : most;
         for (size_t i = 0; i < (size_t)len * parts; i++, w += k.limbs)
             value[i] = fan__superacc_value(w, &k, j.scaled ? &j.by : NULL, j.grid != TO_DOUBLE);
         if (turns)
             turn(value, len, scale);
-        fan_nditer_write(&walk, out, at, len, parts == 2 ? FAN_DT_COMPLEX128 : FAN_DT_FLOAT64, (const char *)value);
+        fan_nditer_write(&iter, out, at, len, parts == 2 ? FAN_DT_COMPLEX128 : FAN_DT_FLOAT64, (const char *)value);
     }
 }
 

@@ -17,11 +17,11 @@ bool fan_array_extents_disjoint(const fan_array *a, const fan_array *b)
 
 /* ---- lists ---- */
 
-void fan_extents_put(fan_extents *e, const fan_array *a, size_t owner, bool mark)
+void fan_extents_put(fan_extents *e, const fan_array *a, size_t owner, bool flag)
 {
     fan_extent at = fan_extent_of(a);
     if (!fan_extent_empty(at))
-        e->all[e->n++] = (fan_extent_entry){.at = at, .array = a, .owner = owner, .mark = mark};
+        e->all[e->n++] = (fan_extent_entry){.at = at, .array = a, .owner = owner, .flag = flag};
 }
 
 static int by_first(const void *a, const void *b)
@@ -114,14 +114,14 @@ static bool reach_meets(const reach *r, const fan_extent_entry *x)
 bool fan_extents_independent(const fan_extents *e)
 {
     const fan_extent none = {1, 0};
-    reach all = {none, none, SIZE_MAX}, marked = all;
+    reach all = {none, none, SIZE_MAX}, written = all;
     for (size_t i = 0; i < e->n; i++) {
         const fan_extent_entry *x = &e->all[i];
-        if (reach_meets(x->mark ? &all : &marked, x))
+        if (reach_meets(x->flag ? &all : &written, x))
             return false;
         reach_add(&all, x);
-        if (x->mark)
-            reach_add(&marked, x);
+        if (x->flag)
+            reach_add(&written, x);
     }
     return true;
 }

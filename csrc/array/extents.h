@@ -33,7 +33,7 @@ typedef struct fan_extent_entry {
     uint64_t highest;       /* once sorted: the last byte of all up to and with this one */
     const fan_array *array; /* borrowed */
     size_t owner;           /* the list's maker says what that is: a slot, a job */
-    bool mark;              /* .. and this: whether it is dense, whether it is written */
+    bool flag;              /* .. and of this: that it is dense, that it is written */
 } fan_extent_entry;
 
 typedef struct fan_extents {
@@ -42,14 +42,15 @@ typedef struct fan_extents {
 } fan_extents;
 
 /* fan_extents_put: an array's extent, if it has elements. fan_extents_sort: once all are put. */
-void fan_extents_put(fan_extents *e, const fan_array *a, size_t owner, bool mark);
+void fan_extents_put(fan_extents *e, const fan_array *a, size_t owner, bool flag);
 void fan_extents_sort(fan_extents *e);
 
 /* fan_extents_next: of a sorted list the next entry that meets `of`, below *at (e->n at first); NULL: none is left. */
 const fan_extent_entry *fan_extents_next(const fan_extents *e, fan_extent of, size_t *at);
 /* fan_extents_any_pair: whether two of a sorted list meet; *one and *two are such. */
 bool fan_extents_any_pair(const fan_extents *e, const fan_extent_entry **one, const fan_extent_entry **two);
-/* fan_extents_independent: whether in a sorted list no marked entry (what is written) meets one of another owner. */
+/* fan_extents_independent: whether in a sorted list no entry with its flag set (what is written) meets one of another
+ * owner. */
 bool fan_extents_independent(const fan_extents *e);
 
 #endif

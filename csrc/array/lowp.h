@@ -8,9 +8,9 @@
  *   e4m3fn          4         3     7      448   NaN (it has no inf)
  *
  * Upwards is exact. Downwards rounds to nearest, ties to even. A float32 that is normal in the target is rounded on its
- * bits: drop `cut` mantissa bits, add just under half a unit, and one more if the last kept bit is odd; a carry runs
- * into the exponent as it should. One that is subnormal there is added to a power of two whose last bit is the target's
- * smallest step: the adder rounds it.
+ * bits: drop `dropped` mantissa bits, add just under half a unit, and one more if the last kept bit is odd; a carry
+ * runs into the exponent as it should. One that is subnormal there is added to a power of two whose last bit is the
+ * target's smallest step: the adder rounds it.
  *
  * From float64 or integers the way is over a float32 rounded to odd (the last bit set where anything was lost): then
  * the second rounding is that of the exact value. NumPy's float16 is rounded once as well; ml_dtypes goes from float64
@@ -53,9 +53,9 @@ FAN_LOW uint32_t fan_either(int c, uint32_t yes, uint32_t no) { return no ^ ((ye
  * `mant` mantissa bits and bias `bias`. */
 FAN_LOW uint32_t fan_lowp_round(uint32_t a, uint32_t mant, uint32_t bias)
 {
-    uint32_t cut = 23u - mant;
+    uint32_t dropped = 23u - mant;
     uint32_t rebias = (127u - bias) << 23;
-    uint32_t normal = (a - rebias + ((1u << (cut - 1u)) - 1u) + ((a >> cut) & 1u)) >> cut;
+    uint32_t normal = (a - rebias + ((1u << (dropped - 1u)) - 1u) + ((a >> dropped) & 1u)) >> dropped;
     /* smallest step 2^(1 - bias - mant), so the power of two is 2^(24 - bias - mant) */
     uint32_t power = (127u + 24u - bias - mant) << 23;
     uint32_t subnormal = fan_bits_of_float(fan_float_of_bits(a) + fan_float_of_bits(power)) - power;

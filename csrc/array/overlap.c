@@ -302,8 +302,8 @@ bool fan_array_disjoint(const fan_array *a, const fan_array *b)
 
 /* ---- one region and itself ---- */
 
-/* still: an axis of extent > 1 that does not move: its first two elements are one. -1: there is none. */
-static int still(const fan_region *r)
+/* unmoved_axis: an axis of extent > 1 that does not move: its first two elements are one. -1: there is none. */
+static int unmoved_axis(const fan_region *r)
 {
     for (int i = 0; i < r->ndim; i++)
         if (r->shape[i] > 1 && r->strides[i] == 0)
@@ -353,7 +353,7 @@ fan_status fan_overlap_itself(const fan_region *a, uint64_t budget, int64_t *one
     fan_effort left = fan_effort_of(budget);
     fan_verdict v = FAN_OVERLAP_DISJOINT;
     fan_comb c;
-    int n = 0, at = still(a);
+    int n = 0, at = unmoved_axis(a);
     *out = FAN_OVERLAP_DISJOINT;
     if (is_empty(a))
         return FAN_OK;

@@ -181,8 +181,8 @@ typedef struct tally {
     size_t count;
 } tally;
 
-/* tell: counts a step among the most frequent; a newcomer without a place takes one of each that has one away. */
-static void tell(tally *t, int64_t step)
+/* count_step: counts a step among the most frequent; a newcomer without a place takes one of each that has one away. */
+static void count_step(tally *t, int64_t step)
 {
     tally *place = NULL;
     for (int i = 0; i < GRIDS; i++) {
@@ -205,7 +205,7 @@ static void frequent(const fan_overlaps *l, const stretch *run, size_t n, tally 
     for (size_t i = 0; i < n; i++) {
         const fan_comb *c = &l->combs[run[i].who];
         for (int k = 0; k < c->n; k++)
-            tell(t, c->axes[k].step);
+            count_step(t, c->axes[k].step);
     }
 }
 

@@ -75,8 +75,9 @@ LINES(put_back)
 
 typedef bool line_fn(fan_axis axis, unsigned char *there, unsigned char *kept, size_t tooth);
 
-/* walk: the rows along axes 0 .. k - 1, the smallest step innermost. */
-static bool walk(const fan_axis *axes, int k, unsigned char *there, unsigned char **kept, size_t tooth, line_fn *lines)
+/* each_line: the rows along axes 0 .. k - 1, the smallest step innermost. */
+static bool each_line(const fan_axis *axes, int k, unsigned char *there, unsigned char **kept, size_t tooth,
+                      line_fn *lines)
 {
     if (k <= 1) {
         fan_axis axis = k ? axes[0] : (fan_axis){0, 1};
@@ -85,7 +86,7 @@ static bool walk(const fan_axis *axes, int k, unsigned char *there, unsigned cha
         return lines(axis, there, mine, tooth);
     }
     for (int64_t i = 0; i < axes[k - 1].count; i++)
-        if (!walk(axes, k - 1, there + i * axes[k - 1].step, kept, tooth, lines))
+        if (!each_line(axes, k - 1, there + i * axes[k - 1].step, kept, tooth, lines))
             return false;
     return true;
 }
@@ -93,7 +94,7 @@ static bool walk(const fan_axis *axes, int k, unsigned char *there, unsigned cha
 static bool walk_all(const fan_snapshot *s, const shown *k, uint64_t lo, line_fn *lines)
 {
     unsigned char *there = (unsigned char *)(uintptr_t)lo, *mine = s->block + k->at;
-    return k->tooth == 0 || walk(s->axes + k->axes, k->n, there, &mine, (size_t)k->tooth, lines);
+    return k->tooth == 0 || each_line(s->axes + k->axes, k->n, there, &mine, (size_t)k->tooth, lines);
 }
 
 /* rows_of: how many bytes the rows of a comb have; false: more than there are from its first to its last. */

@@ -42,9 +42,9 @@ typedef struct job {
     fan_dtype last;      /* the last accumulation dtype */
     int64_t most, row;   /* elements of a tile; of a long row, else 0 */
     int64_t piece;       /* elements of a piece */
-    fan_nditer walk;
+    fan_nditer iter;
     fan_stats *parts; /* of each piece, or NULL */
-    size_t skip;
+    size_t first_suspect;
     atomic_bool stop; /* the caller was interrupted: no piece is begun any more */
 } job;
 
@@ -94,7 +94,7 @@ static void in_groups(fan_fold_loop *fold, char *dst, const char *const *src, si
 typedef struct running {
     fan_dtype acc;
     const fan_loops *loops; /* of acc */
-    char *tile, *spare;
+    char *tile, *scratch;
     bool begun, spare_used;
     fan_fold_loop *fold; /* of the sources that wait, all of one dtype */
     fan_dtype from;
@@ -116,25 +116,25 @@ static void flush(running *r, int64_t len)
 static void widen(running *r, int64_t len, fan_dtype acc)
 {
     flush(r, len);
-    fan_convert(r->spare, acc, (int64_t)fan_dtype_size(acc), r->tile, r->acc, (int64_t)fan_dtype_size(r->acc), len);
+    fan_convert(r->scratch, acc, (int64_t)fan_dtype_size(acc), r->tile, r->acc, (int64_t)fan_dtype_size(r->acc), len);
     char *other = r->tile;
-    r->tile = r->spare;
-    r->spare = other;
+    r->tile = r->scratch;
+    r->scratch = other;
     r->acc = acc;
     r->loops = fan_loops_of(acc);
 }
 
 /* fold_tile: elements [at, at + len), into `result` (gap-free, out's dtype) or, where that is NULL, into `out`. */
-static void fold_tile(const job *j, int64_t at, int64_t len, char *tile, char *spare, char *result)
+static void fold_tile(const job *j, int64_t at, int64_t len, char *tile, char *scratch, char *result)
 {
-    running r = {.acc = j->in[0].acc, .loops = fan_loops_of(j->in[0].acc), .tile = tile, .spare = spare};
+    running r = {.acc = j->in[0].acc, .loops = fan_loops_of(j->in[0].acc), .tile = tile, .scratch = scratch};
     for (size_t k = 0; k < j->n; k++) {
         const fan_operand *one = &j->in[k];
         if (one->acc != r.acc)
             widen(&r, len, one->acc);
         fan_dtype from = one->array->dtype;
         fan_fold_loop *fold = fan_loops_fold(fan_loops_of(from), from, r.acc);
-        const char *p = fold ? fan_nditer_whole(&j->walk, one->array, at, len) : NULL;
+        const char *p = fold ? fan_nditer_whole(&j->iter, one->array, at, len) : NULL;
         if (!p) {
             from = r.acc;
             fold = r.loops->own;
@@ -142,9 +142,9 @@ static void fold_tile(const job *j, int64_t at, int64_t len, char *tile, char *s
         if (r.sources == GROUP || (r.sources && r.from != from) || (!p && r.spare_used))
             flush(&r, len);
         if (!p) {
-            fan_nditer_read(&j->walk, one->array, at, len, r.acc, r.spare);
+            fan_nditer_read(&j->iter, one->array, at, len, r.acc, r.scratch);
             r.spare_used = true;
-            p = r.spare;
+            p = r.scratch;
         }
         r.fold = fold;
         r.from = from;
@@ -152,7 +152,7 @@ static void fold_tile(const job *j, int64_t at, int64_t len, char *tile, char *s
     }
     fan_dtype d = j->out->dtype;
     bool parts = r.loops->parts == 2; /* complex factors come after the fold */
-    char *to = result ? result : fan_nditer_whole(&j->walk, j->out, at, len);
+    char *to = result ? result : fan_nditer_whole(&j->iter, j->out, at, len);
     if (to && r.sources && (r.from == d || r.acc == d) && !(parts && j->factor)) {
         fan_fold_how how = {.factor = j->factor, .start = r.begun ? r.tile : NULL, .raw = r.from != d};
         r.fold(to, r.src, r.sources, (size_t)len * r.loops->parts, &how);
@@ -165,20 +165,20 @@ static void fold_tile(const job *j, int64_t at, int64_t len, char *tile, char *s
     if (result)
         fan_convert(result, d, (int64_t)fan_dtype_size(d), r.tile, r.acc, size, len);
     else
-        fan_nditer_write(&j->walk, j->out, at, len, r.acc, r.tile);
+        fan_nditer_write(&j->iter, j->out, at, len, r.acc, r.tile);
 }
 
 /* has_nonfinite: an element of [at, at + len) of `a` is inf or NaN. */
-static bool has_nonfinite(const job *j, const fan_array *a, int64_t at, int64_t len, char *spare)
+static bool has_nonfinite(const job *j, const fan_array *a, int64_t at, int64_t len, char *scratch)
 {
     char kind = fan_dtype_kind(a->dtype);
     if (kind != 'f' && kind != 'c')
         return false;
     fan_stats_run run;
-    const char *p = fan_nditer_whole(&j->walk, a, at, len);
+    const char *p = fan_nditer_whole(&j->iter, a, at, len);
     if (!p) {
-        fan_nditer_read(&j->walk, a, at, len, a->dtype, spare);
-        p = spare;
+        fan_nditer_read(&j->iter, a, at, len, a->dtype, scratch);
+        p = scratch;
     }
     fan_stats_run_begin(&run);
     fan_loops_of(a->dtype)->measure(&run, p, (size_t)len);
@@ -187,15 +187,15 @@ static bool has_nonfinite(const job *j, const fan_array *a, int64_t at, int64_t 
 
 /* measure_tile: a result that lies in `result` still is counted, and the culprit sought while `out` (who may be it) is
  * as it was. */
-static void measure_tile(const job *j, int64_t at, int64_t len, const char *result, char *spare, fan_stats_run *run,
+static void measure_tile(const job *j, int64_t at, int64_t len, const char *result, char *scratch, fan_stats_run *run,
                          size_t *bad)
 {
     uint64_t before = run->nonfinite;
     fan_loops_of(j->out->dtype)->measure(run, result, (size_t)len);
     if (run->nonfinite == before)
         return;
-    for (size_t k = j->skip; k < j->n && k < *bad; k++)
-        if (has_nonfinite(j, j->in[k].array, at, len, spare))
+    for (size_t k = j->first_suspect; k < j->n && k < *bad; k++)
+        if (has_nonfinite(j, j->in[k].array, at, len, scratch))
             *bad = k;
 }
 
@@ -204,11 +204,11 @@ static void write_tile(const job *j, int64_t at, int64_t len, const char *result
 {
     fan_dtype d = j->out->dtype;
     const fan_loops *loops = fan_loops_of(d);
-    char *to = fan_nditer_whole(&j->walk, j->out, at, len);
+    char *to = fan_nditer_whole(&j->iter, j->out, at, len);
     if (to)
         loops->own(to, &result, 1, (size_t)len * loops->parts, j->how.stream ? &(fan_fold_how){.stream = true} : NULL);
     else
-        fan_nditer_write(&j->walk, j->out, at, len, d, result);
+        fan_nditer_write(&j->iter, j->out, at, len, d, result);
 }
 
 /* sum_measured: as much of [at, end) as one loop can sum, write and count; how many elements that is. */
@@ -243,8 +243,8 @@ static int64_t to_line(const char *p, size_t item)
 static void do_piece(void *ctx, size_t index)
 {
     job *j = ctx;
-    FAN_UNCLEARED _Alignas(64) char tile[TILE], spare[TILE], result[TILE];
-    int64_t begin = (int64_t)index * j->piece, end = j->walk.size - begin < j->piece ? j->walk.size : begin + j->piece;
+    FAN_UNCLEARED _Alignas(64) char tile[TILE], scratch[TILE], result[TILE];
+    int64_t begin = (int64_t)index * j->piece, end = j->iter.size - begin < j->piece ? j->iter.size : begin + j->piece;
     size_t bad = SIZE_MAX, item = fan_dtype_size(j->out->dtype);
     fan_stats_run run;
     if (fan_interrupted(end - begin))
@@ -271,9 +271,9 @@ static void do_piece(void *ctx, size_t index)
         if (j->fold)
             straight(j, at, len, to, tile, &near);
         else
-            fold_tile(j, at, len, tile, spare, to);
+            fold_tile(j, at, len, tile, scratch, to);
         if (j->parts) {
-            measure_tile(j, at, len, result, spare, &run, &bad);
+            measure_tile(j, at, len, result, scratch, &run, &bad);
             write_tile(j, at, len, result);
         }
     }
@@ -356,16 +356,16 @@ static __attribute__((noinline)) void sum_large(const fan_array *out, const fan_
     unsigned widest = (unsigned)fan_dtype_size(out->dtype);
     uint64_t item = widest, read = 0, written = (uint64_t)out->size * item;
     bool among = false; /* out is an operand */
-    fan_nditer_begin(&j.walk, out, false);
+    fan_nditer_begin(&j.iter, out, false);
     for (size_t k = 0; k < n; k++) {
         const fan_array *a = in[k].array;
         unsigned size = (unsigned)fan_dtype_size(in[k].acc);
         widest = size > widest ? size : widest;
         read += (uint64_t)a->size * fan_dtype_size(a->dtype);
         among |= a->data == out->data;
-        fan_nditer_also(&j.walk, a);
+        fan_nditer_also(&j.iter, a);
     }
-    fan_nditer_ready(&j.walk);
+    fan_nditer_ready(&j.iter);
     j.out = out;
     j.in = in;
     j.n = n;
@@ -375,9 +375,9 @@ static __attribute__((noinline)) void sum_large(const fan_array *out, const fan_
         fan_scale_as(&how->scale, j.last, factor);
         j.factor = factor;
     }
-    j.fold = n <= MANY_AT_ONCE && fan_nditer_whole(&j.walk, out, 0, out->size) ? one_loop(out, in, n) : NULL;
+    j.fold = n <= MANY_AT_ONCE && fan_nditer_whole(&j.iter, out, 0, out->size) ? one_loop(out, in, n) : NULL;
     for (size_t k = 0; j.fold && k < n; k++)
-        if (!fan_nditer_whole(&j.walk, in[k].array, 0, out->size))
+        if (!fan_nditer_whole(&j.iter, in[k].array, 0, out->size))
             j.fold = NULL;
     if (j.factor && fan_dtype_kind(j.last) == 'c')
         j.fold = NULL;
@@ -385,10 +385,10 @@ static __attribute__((noinline)) void sum_large(const fan_array *out, const fan_
     j.watch = !j.fold || n > MANY ? NULL : j.fold == loops->own ? loops->own_watch : loops->up_watch;
     j.how = (fan_fold_how){.factor = j.factor, .ahead = read > NEAR, .stream = !among && written > last_cache() / 2};
     j.most = TILE / widest;
-    j.row = j.walk.ndim > 1 ? j.walk.extent[j.walk.ndim - 1] : 0;
+    j.row = j.iter.ndim > 1 ? j.iter.extent[j.iter.ndim - 1] : 0;
     j.row = j.row >= LONG_ROW ? j.row : 0;
     j.parts = how->stats ? parts : NULL;
-    j.skip = how->skip;
+    j.first_suspect = how->first_suspect;
     atomic_init(&j.stop, false);
     bool parallel = how->parallel && read + written >= PARALLEL_FROM;
     j.piece = parallel || j.parts ? fan_stats_piece(out->size) : out->size;
@@ -472,7 +472,7 @@ fan_dtype fan_reduce_dtype(fan_dtype d)
 /* by_rows: a tile of the result grows by one row for each element of the reduced axes. */
 static void by_rows(const fan_array *out, const part *kept, const part *gone, const fan_nditer *w)
 {
-    FAN_UNCLEARED _Alignas(64) char tile[REDUCE_TILE * 16], spare[REDUCE_TILE * 16];
+    FAN_UNCLEARED _Alignas(64) char tile[REDUCE_TILE * 16], scratch[REDUCE_TILE * 16];
     fan_dtype acc = fan_reduce_dtype(kept->a.dtype);
     const fan_loops *loops = fan_loops_of(acc);
     for (int64_t at = 0, n; at < w->size; at += n) {
@@ -480,9 +480,9 @@ static void by_rows(const fan_array *out, const part *kept, const part *gone, co
         fan_array row = kept->a;
         int64_t index[FAN_MAX_NDIM] = {0};
         for (int64_t k = 0; k < gone->a.size; k++) {
-            fan_nditer_read(w, &row, at, n, acc, k ? spare : tile);
+            fan_nditer_read(w, &row, at, n, acc, k ? scratch : tile);
             if (k) {
-                const char *src[] = {tile, spare};
+                const char *src[] = {tile, scratch};
                 loops->own(tile, src, 2, (size_t)n * loops->parts, NULL);
             }
             for (int i = gone->a.ndim - 1; i >= 0; i--) {
@@ -502,7 +502,7 @@ static void by_rows(const fan_array *out, const part *kept, const part *gone, co
 /* by_elements: each element of the result is one run over the reduced axes. */
 static void by_elements(const fan_array *out, const part *kept, const part *gone, const fan_nditer *w)
 {
-    FAN_UNCLEARED _Alignas(64) char spare[REDUCE_TILE * 16];
+    FAN_UNCLEARED _Alignas(64) char scratch[REDUCE_TILE * 16];
     FAN_UNCLEARED fan_nditer inner;
     _Alignas(16) char sum[16];
     fan_dtype acc = fan_reduce_dtype(kept->a.dtype);
@@ -515,11 +515,11 @@ static void by_elements(const fan_array *out, const part *kept, const part *gone
         run.data = fan_nditer_whole(w, &kept->a, at, 1);
         for (int64_t k = 0, n; k < run.size; k += n) {
             n = run.size - k < REDUCE_TILE ? run.size - k : REDUCE_TILE;
-            fan_nditer_read(&inner, &run, k, n, acc, spare);
+            fan_nditer_read(&inner, &run, k, n, acc, scratch);
             if (k == 0)
-                memcpy(sum, spare, size);
+                memcpy(sum, scratch, size);
             size_t skip = k == 0; /* nothing is added to the first */
-            loops->add_up(sum, spare + skip * size, (size_t)n - skip);
+            loops->add_up(sum, scratch + skip * size, (size_t)n - skip);
             if (fan_interrupted(n))
                 return;
         }

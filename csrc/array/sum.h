@@ -28,8 +28,8 @@ typedef struct fan_sum_how {
     fan_scale scale;
     fan_stats *stats; /* NULL: none; else what is to be known of the elements of `out` as they were rounded, from the
                          same pass */
-    size_t skip;      /* operands before this one are not held to blame (fan_stats.bad) */
-    bool parallel;    /* other threads may help with a large sum */
+    size_t first_suspect; /* operands before this one are not held to blame (fan_stats.bad) */
+    bool parallel;        /* other threads may help with a large sum */
 } fan_sum_how;
 
 /* fan_sum: writes the fold of `n` >= 1 operands into `out` (any dtype that the last acc may be cast to); how may be

@@ -218,59 +218,59 @@ LOW_LIST(NUMBERS)
 
 /* Vectors of low floats: low.h once more, lane by lane the same. A comparison of vectors is a vector of masks. */
 #define EITHER(S, mask, yes, no) ((no) ^ (((yes) ^ (no)) & (vu32_##S)(mask)))
-#define LOW_VECTORS(S)                                                                                     \
-    ALWAYS vu32_##S low_round_##S(vu32_##S a, uint32_t mant, uint32_t bias)                                \
-    {                                                                                                      \
-        uint32_t cut = 23u - mant, rebias = (127u - bias) << 23, power = (127u + 24u - bias - mant) << 23; \
-        vu32_##S normal = (a - rebias + ((1u << (cut - 1u)) - 1u) + ((a >> cut) & 1u)) >> cut;             \
-        vu32_##S subnormal = (vu32_##S)((vf32_##S)a + fan_float_of_bits(power)) - power;                   \
-        return EITHER(S, a < rebias + (1u << 23), subnormal, normal);                                      \
-    }                                                                                                      \
-    ALWAYS vu32_##S low_widen_##S(vu32_##S a, uint32_t mant, uint32_t bias)                                \
-    {                                                                                                      \
-        vu32_##S normal = (a << (23u - mant)) + ((127u - bias) << 23);                                     \
-        float step = fan_float_of_bits((127u + 1u - bias - mant) << 23);                                   \
-        vu32_##S subnormal = (vu32_##S)(__builtin_convertvector((vi32_##S)a, vf32_##S) * step);            \
-        return EITHER(S, a < (1u << mant), subnormal, normal);                                             \
-    }                                                                                                      \
-    ALWAYS vf32_##S float16_up_##S(vu32_##S h)                                                             \
-    {                                                                                                      \
-        vu32_##S a = h & 0x7fffu, r = low_widen_##S(a, 10, 15);                                            \
-        r = EITHER(S, a >= 0x7c00u, 0x7f800000u | a << 13, r);                                             \
-        return (vf32_##S)(r | (h & 0x8000u) << 16);                                                        \
-    }                                                                                                      \
-    ALWAYS vu32_##S float16_down_##S(vf32_##S x)                                                           \
-    {                                                                                                      \
-        vu32_##S u = (vu32_##S)x, a = u & 0x7fffffffu, r = low_round_##S(a, 10, 15), zero = {0};           \
-        r = EITHER(S, a >= 0x477ff000u, zero + 0x7c00u, r);                                                \
-        r = EITHER(S, a > 0x7f800000u, zero + 0x7e00u, r);                                                 \
-        return r | (u >> 16 & 0x8000u);                                                                    \
-    }                                                                                                      \
-    ALWAYS vf32_##S bfloat16_up_##S(vu32_##S h) { return (vf32_##S)(h << 16); }                            \
-    ALWAYS vu32_##S bfloat16_down_##S(vf32_##S x)                                                          \
-    {                                                                                                      \
-        vu32_##S u = (vu32_##S)x, r = (u + 0x7fffu + (u >> 16 & 1u)) >> 16;                                \
-        return EITHER(S, (u & 0x7fffffffu) > 0x7f800000u, u >> 16 | 0x40u, r);                             \
-    }                                                                                                      \
-    ALWAYS vf32_##S e5m2_up_##S(vu32_##S h) { return float16_up_##S(h << 8); }                             \
-    ALWAYS vu32_##S e5m2_down_##S(vf32_##S x)                                                              \
-    {                                                                                                      \
-        vu32_##S u = (vu32_##S)x, a = u & 0x7fffffffu, r = low_round_##S(a, 2, 15), zero = {0};            \
-        r = EITHER(S, a >= 0x47700000u, zero + 0x7cu, r);                                                  \
-        r = EITHER(S, a > 0x7f800000u, zero + 0x7eu, r);                                                   \
-        return r | (u >> 24 & 0x80u);                                                                      \
-    }                                                                                                      \
-    ALWAYS vf32_##S e4m3fn_up_##S(vu32_##S h)                                                              \
-    {                                                                                                      \
-        vu32_##S a = h & 0x7fu, r = low_widen_##S(a, 3, 7), zero = {0};                                    \
-        r = EITHER(S, a == 0x7fu, zero + 0x7fc00000u, r);                                                  \
-        return (vf32_##S)(r | (h & 0x80u) << 24);                                                          \
-    }                                                                                                      \
-    ALWAYS vu32_##S e4m3fn_down_##S(vf32_##S x)                                                            \
-    {                                                                                                      \
-        vu32_##S u = (vu32_##S)x, a = u & 0x7fffffffu, r = low_round_##S(a, 3, 7), zero = {0};             \
-        r = EITHER(S, a > 0x43e80000u, zero + 0x7fu, r);                                                   \
-        return r | (u >> 24 & 0x80u);                                                                      \
+#define LOW_VECTORS(S)                                                                                         \
+    ALWAYS vu32_##S low_round_##S(vu32_##S a, uint32_t mant, uint32_t bias)                                    \
+    {                                                                                                          \
+        uint32_t dropped = 23u - mant, rebias = (127u - bias) << 23, power = (127u + 24u - bias - mant) << 23; \
+        vu32_##S normal = (a - rebias + ((1u << (dropped - 1u)) - 1u) + ((a >> dropped) & 1u)) >> dropped;     \
+        vu32_##S subnormal = (vu32_##S)((vf32_##S)a + fan_float_of_bits(power)) - power;                       \
+        return EITHER(S, a < rebias + (1u << 23), subnormal, normal);                                          \
+    }                                                                                                          \
+    ALWAYS vu32_##S low_widen_##S(vu32_##S a, uint32_t mant, uint32_t bias)                                    \
+    {                                                                                                          \
+        vu32_##S normal = (a << (23u - mant)) + ((127u - bias) << 23);                                         \
+        float step = fan_float_of_bits((127u + 1u - bias - mant) << 23);                                       \
+        vu32_##S subnormal = (vu32_##S)(__builtin_convertvector((vi32_##S)a, vf32_##S) * step);                \
+        return EITHER(S, a < (1u << mant), subnormal, normal);                                                 \
+    }                                                                                                          \
+    ALWAYS vf32_##S float16_up_##S(vu32_##S h)                                                                 \
+    {                                                                                                          \
+        vu32_##S a = h & 0x7fffu, r = low_widen_##S(a, 10, 15);                                                \
+        r = EITHER(S, a >= 0x7c00u, 0x7f800000u | a << 13, r);                                                 \
+        return (vf32_##S)(r | (h & 0x8000u) << 16);                                                            \
+    }                                                                                                          \
+    ALWAYS vu32_##S float16_down_##S(vf32_##S x)                                                               \
+    {                                                                                                          \
+        vu32_##S u = (vu32_##S)x, a = u & 0x7fffffffu, r = low_round_##S(a, 10, 15), zero = {0};               \
+        r = EITHER(S, a >= 0x477ff000u, zero + 0x7c00u, r);                                                    \
+        r = EITHER(S, a > 0x7f800000u, zero + 0x7e00u, r);                                                     \
+        return r | (u >> 16 & 0x8000u);                                                                        \
+    }                                                                                                          \
+    ALWAYS vf32_##S bfloat16_up_##S(vu32_##S h) { return (vf32_##S)(h << 16); }                                \
+    ALWAYS vu32_##S bfloat16_down_##S(vf32_##S x)                                                              \
+    {                                                                                                          \
+        vu32_##S u = (vu32_##S)x, r = (u + 0x7fffu + (u >> 16 & 1u)) >> 16;                                    \
+        return EITHER(S, (u & 0x7fffffffu) > 0x7f800000u, u >> 16 | 0x40u, r);                                 \
+    }                                                                                                          \
+    ALWAYS vf32_##S e5m2_up_##S(vu32_##S h) { return float16_up_##S(h << 8); }                                 \
+    ALWAYS vu32_##S e5m2_down_##S(vf32_##S x)                                                                  \
+    {                                                                                                          \
+        vu32_##S u = (vu32_##S)x, a = u & 0x7fffffffu, r = low_round_##S(a, 2, 15), zero = {0};                \
+        r = EITHER(S, a >= 0x47700000u, zero + 0x7cu, r);                                                      \
+        r = EITHER(S, a > 0x7f800000u, zero + 0x7eu, r);                                                       \
+        return r | (u >> 24 & 0x80u);                                                                          \
+    }                                                                                                          \
+    ALWAYS vf32_##S e4m3fn_up_##S(vu32_##S h)                                                                  \
+    {                                                                                                          \
+        vu32_##S a = h & 0x7fu, r = low_widen_##S(a, 3, 7), zero = {0};                                        \
+        r = EITHER(S, a == 0x7fu, zero + 0x7fc00000u, r);                                                      \
+        return (vf32_##S)(r | (h & 0x80u) << 24);                                                              \
+    }                                                                                                          \
+    ALWAYS vu32_##S e4m3fn_down_##S(vf32_##S x)                                                                \
+    {                                                                                                          \
+        vu32_##S u = (vu32_##S)x, a = u & 0x7fffffffu, r = low_round_##S(a, 3, 7), zero = {0};                 \
+        r = EITHER(S, a > 0x43e80000u, zero + 0x7fu, r);                                                       \
+        return r | (u >> 24 & 0x80u);                                                                          \
     }
 LOW_VECTORS(w)
 #if FAN_WIDE > 16

@@ -17,11 +17,11 @@ static fan_status add_fold(fan_buffer *b, fan_add_op *x, fan_pass **gone, fan_er
 {
     fan_slot *s = &b->slots[x->slot];
     fan_item *it = x->it;
-    fan_event *late = FAN_FAULT(RECORD_AFTER_FOLD) && it->event ? fan_event_hold(it->event) : NULL;
+    fan_event *recorded_again = FAN_FAULT(RECORD_AFTER_FOLD) && it->event ? fan_event_hold(it->event) : NULL;
     fan_status status = fan_slot_fold_while_due(b, x->slot, err);
-    if (late)
-        (void)fan_event_rerecord(late, x->a.producer, err);
-    fan_event_drop(late);
+    if (recorded_again)
+        (void)fan_event_rerecord(recorded_again, x->a.producer, err);
+    fan_event_drop(recorded_again);
     if (status == FAN_ERR_NOMEM || status == FAN_ERR_DEVICE_NOMEM)
         return FAN_OK; /* it is parked; the sum is tried again later */
     if (status == FAN_OK || fan_status_poisons(status))

@@ -49,7 +49,7 @@ static fan_status convert(fan_buffer *b, fan_add_op *x, fan_value *made, fan_err
         FAN_TRY(fan_order_wait(b, x->slot, on, item->event, FAN_PLAN_S21_WAIT, err));
     }
     if (plan->mark_source)
-        FAN_TRY(fan_order_mark(&c->value, on, FAN_PLAN_S21_MARK, err));
+        FAN_TRY(fan_order_record_stream(&c->value, on, FAN_PLAN_S21_MARK, err));
     if (FAN_FAULT(RECORD_BEFORE_CONVERSION) && plan->record == FAN_RECORD_PRODUCER)
         FAN_TRY(record(b, x->slot, item, x->a.producer, plan->producer_bit, err));
     FAN_TRY(fan_contribution_convert(b, x->slot, c, &x->a, on, made, err));
@@ -84,7 +84,7 @@ static fan_status carry_out(fan_buffer *b, fan_add_op *x, fan_error *err)
         fan_stream *on = FAN_FAULT(RECORD_ON_CONSUMER) ? x->consumer : x->a.producer;
         FAN_TRY(record(b, x->slot, item, on, plan->producer_bit, err));
     }
-    return plan->mark ? fan_order_mark(&item->value, x->accum, FAN_PLAN_S9_MARK, err) : FAN_OK;
+    return plan->mark ? fan_order_record_stream(&item->value, x->accum, FAN_PLAN_S9_MARK, err) : FAN_OK;
 }
 
 static void trace_add(const fan_buffer *b, size_t slot, const fan_contribution *c, const fan_arrival *a, uint64_t bytes)
@@ -114,7 +114,7 @@ fan_status fan_add_carry_out(fan_buffer *b, fan_add_op *x, fan_error *err)
     fan_item *it = x->it;
     if (x->c->value.form == FAN_FORM_UNDEFINED)
         return FAN_OK;
-    FAN_TRY(fan_slot_still(b, x->slot, &x->c->value, x->c->key, err)); /* it may have waited for the slot */
+    FAN_TRY(fan_slot_check_unmoved(b, x->slot, &x->c->value, x->c->key, err)); /* it may have waited for the slot */
     if (fan_trace_on())
         trace_add(b, x->slot, x->c, &x->a, fan_value_bytes(&x->c->value));
     FAN_TRY(carry_out(b, x, err));

@@ -48,7 +48,7 @@ static bool make_room(const fan_slot *s, fan_pass *p, const fan_contribution *c,
 }
 
 /* What the pass learns from a contribution. */
-static void learn(fan_pass *p, const fan_contribution *c, const fan_arrival *a, const fan_add_streams *with)
+static void pass_note(fan_pass *p, const fan_contribution *c, const fan_arrival *a, const fan_add_streams *with)
 {
     p->seen = a->seen;
     if (c->value.weak) {
@@ -108,7 +108,7 @@ static fan_status reserve(fan_buffer *b, size_t slot, fan_contribution *c, const
         p->ndim = fan_value_shape(&c->value, &same);
         p->shaped = true;
     }
-    learn(p, c, a, with);
+    pass_note(p, c, a, with);
     if (keep)
         put_item(s, at, c, a, it);
     return FAN_OK;
@@ -159,7 +159,7 @@ static fan_status across_captures(fan_buffer *b, size_t slot, const fan_contribu
                                   fan_error *err)
 {
     fan_stream *current = with->current, *P = c->stream ? c->stream : current, *C = b->stream ? b->stream : current,
-               *spare = NULL;
+               *capture_stream = NULL;
     uint64_t id;
     if (!current || P->device->backend != current->device->backend || C->device->backend != current->device->backend)
         return FAN_OK;
@@ -178,9 +178,9 @@ static fan_status across_captures(fan_buffer *b, size_t slot, const fan_contribu
     FAN_TRY(fan_stream_capture(P, &id, err));
     if (!empty || !id)
         return FAN_OK;
-    FAN_TRY(current->device->backend->capture_stream(current->device, id, &spare, err));
+    FAN_TRY(current->device->backend->capture_stream(current->device, id, &capture_stream, err));
     fan_stream_drop(current);
-    with->current = spare;
+    with->current = capture_stream;
     with->pooled = true;
     return FAN_OK;
 }
@@ -192,7 +192,7 @@ fan_status fan_add_reserve(fan_buffer *b, fan_add_op *x, fan_error *err)
     size_t slot = x->slot;
     fan_contribution *c = x->c;
     fan_slot *s = &b->slots[slot];
-    FAN_TRY(fan_slot_still(b, slot, &c->value, c->key, err));
+    FAN_TRY(fan_slot_check_unmoved(b, slot, &c->value, c->key, err));
     if (c->value.form == FAN_FORM_SPARSE && c->value.device == fan_cpu()) {
         fan_interrupt interrupt;
         fan_interrupt_begin(&interrupt, b->frontend->check_signals, err);

@@ -44,7 +44,7 @@ fan_status fan_buffer_ready(fan_buffer *b, size_t slot, bool *ready, fan_error *
 /* read: the figures, once the stream has run so far. Blocks, outside the frontend. */
 static fan_status read(const fan_buffer *b, size_t slot, fan_sum_stats *k, fan_error *err)
 {
-    fan_device_stats told;
+    fan_device_stats words;
     uint64_t capture;
     FAN_TRY(fan_stream_capture(k->stream, &capture, err));
     if (capture)
@@ -60,15 +60,18 @@ static fan_status read(const fan_buffer *b, size_t slot, fan_sum_stats *k, fan_e
         on = fan_stream_current(k->stream->device);
     }
     void *left = b->frontend->allow_threads_begin ? b->frontend->allow_threads_begin() : NULL;
-    fan_status status = fan_stats_out_read(on, k->device_words, &told, err);
+    fan_status status = fan_stats_out_read(on, k->device_words, &words, err);
     if (b->frontend->allow_threads_begin)
         b->frontend->allow_threads_end(left);
     fan_stream_drop(on);
     FAN_TRY(status);
-    k->stats = (fan_stats){
-        .count = told.count, .sumsq = told.sumsq, .absmax = told.absmax, .nonfinite = told.nonfinite, .bad = SIZE_MAX};
-    k->has_nonfinite = told.bad != 0;
-    k->nonfinite_key = told.key;
+    k->stats = (fan_stats){.count = words.count,
+                           .sumsq = words.sumsq,
+                           .absmax = words.absmax,
+                           .nonfinite = words.nonfinite,
+                           .bad = SIZE_MAX};
+    k->has_nonfinite = words.bad != 0;
+    k->nonfinite_key = words.key;
     return FAN_OK;
 }
 

@@ -57,7 +57,7 @@ static bool over(fan_buffer *b, size_t slot, const void *object, bool alone)
 
 typedef struct merge {
     size_t n; /* terms of the ready prefix */
-    fan_fast_term few[4], *dropped;
+    fan_fast_term inline_dropped[4], *dropped;
     fan_array arrays[FAN_FAST_TERMS + 1];
     fan_operand in[FAN_FAST_TERMS];
 } merge;
@@ -72,8 +72,9 @@ static bool merge_begin(fan_buffer *b, size_t slot, merge *m)
         return false;
     fan_fast_list_sort(p);
     m->n = fan_fast_list_prefix(p);
-    m->dropped = m->few;
-    if (m->n < 2 || (m->n > sizeof m->few / sizeof *m->few && !(m->dropped = fan_alloc(m->n * sizeof *m->dropped))))
+    m->dropped = m->inline_dropped;
+    if (m->n < 2 || (m->n > sizeof m->inline_dropped / sizeof *m->inline_dropped &&
+                     !(m->dropped = fan_alloc(m->n * sizeof *m->dropped))))
         return false;
     fan_fast_claim(s);
     return true;
@@ -159,7 +160,7 @@ static bool merge_prefix(fan_buffer *b, size_t slot)
     for (size_t i = 0; to && i < m.n; i++) /* last: it may call back */
         if (m.dropped[i].object)
             b->frontend->drop(m.dropped[i].object);
-    if (m.dropped != m.few)
+    if (m.dropped != m.inline_dropped)
         fan_free(m.dropped);
     return to != NULL;
 }

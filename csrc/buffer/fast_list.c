@@ -207,7 +207,7 @@ void fan_fast_list_detach(fan_fast_list *p, fan_fast_detached *to)
     fan_fast_list_empty(p);
     keys_end(p);
     if (to->n <= FAN_FAST_INLINE) {
-        memcpy(to->few, p->terms, to->n * sizeof *to->few);
+        memcpy(to->inline_terms, p->terms, to->n * sizeof *to->inline_terms);
         return;
     }
     to->heap = p->terms;

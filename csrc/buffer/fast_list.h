@@ -102,7 +102,7 @@ size_t fan_fast_list_prefix(const fan_fast_list *p);
 /* fan_fast_list_detach: the list is empty afterwards; what it held is in *to, whose terms are dropped by the caller,
  * who calls fan_fast_detached_fini last. */
 typedef struct fan_fast_detached {
-    fan_fast_term few[FAN_FAST_INLINE], *heap; /* heap: NULL: it is in `few` */
+    fan_fast_term inline_terms[FAN_FAST_INLINE], *heap; /* heap: NULL: it is in `inline_terms` */
     size_t n, cap;
 } fan_fast_detached;
 void fan_fast_list_detach(fan_fast_list *p, fan_fast_detached *to);

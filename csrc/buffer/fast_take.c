@@ -17,10 +17,10 @@ typedef struct taking {
     const fan_fast_outs *outs;
     void **results;
     fan_fast_scratch scratch;
-    fan_fast_out few[FEW_OUTS], *written; /* the arrays of the caller's that are written */
-    bool few_given[FEW_OUTS], *given;     /* of each slot: the caller named an array for its sum */
+    fan_fast_out inline_outs[FEW_OUTS], *written; /* the arrays of the caller's that are written */
+    bool inline_given[FEW_OUTS], *given;          /* of each slot: the caller named an array for its sum */
     size_t nwritten;
-    bool tell; /* some of them are of a library that counts writes */
+    bool announce; /* some of them are of a library that counts writes */
 } taking;
 
 static const fan_fast_list *list_at(const fan_buffer *b, size_t slot) { return b->slots[slot].fast; }
@@ -189,7 +189,7 @@ static bool place_out(taking *t, size_t slot)
     t->nwritten++;
     t->given[slot - t->span.first] = true;
     if (some) {
-        t->tell = t->tell || p->kind.check_at_use;
+        t->announce = t->announce || p->kind.check_at_use;
         t->results[slot - t->span.first] = object;
     } else {
         t->b->frontend->drop(object);
@@ -228,7 +228,7 @@ static bool place_all(taking *t)
         if (!*result && defined(list_at(t->b, i)) && !(*result = result_of(t, i)))
             return false;
     }
-    return !t->tell || announce_writes(t);
+    return !t->announce || announce_writes(t);
 }
 
 /* room_for: scratch for the slot with the most terms that needs it. False: no memory. */
@@ -253,13 +253,13 @@ static bool room_for(taking *t, fan_array *arrays, fan_operand *in)
 
 static void keep_stats(fan_buffer *b, size_t slot, const fan_stats *stats)
 {
-    fan_sum_stats *known = &b->sum_stats[slot];
-    *known = (fan_sum_stats){.valid = true, .stats = {.count = UINT64_MAX}};
+    fan_sum_stats *sum_stats = &b->sum_stats[slot];
+    *sum_stats = (fan_sum_stats){.valid = true, .stats = {.count = UINT64_MAX}};
     if (!stats)
         return;
-    known->stats = *stats;
-    known->has_nonfinite = stats->nonfinite && stats->bad != SIZE_MAX;
-    known->nonfinite_key = known->has_nonfinite ? list_at(b, slot)->terms[stats->bad].key : -1;
+    sum_stats->stats = *stats;
+    sum_stats->has_nonfinite = stats->nonfinite && stats->bad != SIZE_MAX;
+    sum_stats->nonfinite_key = sum_stats->has_nonfinite ? list_at(b, slot)->terms[stats->bad].key : -1;
 }
 
 static void count_sum(fan_buffer *b, const fan_fast_list *p, bool in_place, bool copied)
@@ -297,10 +297,10 @@ static void run(const taking *t, size_t slot, char *out, fan_stats *stats)
 static void sum_slot(const taking *t, size_t slot, bool is_out)
 {
     _Alignas(16) char value[16];
-    FAN_UNCLEARED fan_stats known;
+    FAN_UNCLEARED fan_stats sum_stats;
     fan_buffer *b = t->b;
     const fan_fast_list *p = list_at(b, slot);
-    fan_stats *stats = b->sum_stats ? &known : NULL;
+    fan_stats *stats = b->sum_stats ? &sum_stats : NULL;
     size_t n = fan_fast_list_defined(p);
     void *to = t->results[slot - t->span.first];
     bool number = p->kind.scalar, first = !number && to == p->terms[0].object;
@@ -335,18 +335,18 @@ static void sum_all(const taking *t)
 /* Objects whose end may call back. Where there is no memory for more they are dropped at once: a call back into a slot
  * that is still claimed is then refused. */
 typedef struct deferred_drops {
-    void *few[64], **all;
+    void *inline_objects[64], **all;
     size_t n, cap;
 } deferred_drops;
 
 static bool defer_drop(deferred_drops *d, void *object)
 {
     if (d->n == d->cap) {
-        void **more = fan_realloc(d->all == d->few ? NULL : d->all, 2 * d->cap * sizeof *more);
+        void **more = fan_realloc(d->all == d->inline_objects ? NULL : d->all, 2 * d->cap * sizeof *more);
         if (!more)
             return false;
-        if (d->all == d->few)
-            memcpy(more, d->few, sizeof d->few);
+        if (d->all == d->inline_objects)
+            memcpy(more, d->inline_objects, sizeof d->inline_objects);
         d->all = more;
         d->cap *= 2;
     }
@@ -359,9 +359,9 @@ static bool defer_drop(deferred_drops *d, void *object)
 static void finish(fan_buffer *b, fan_span span)
 {
     FAN_UNCLEARED deferred_drops d;
-    d.all = d.few;
+    d.all = d.inline_objects;
     d.n = 0;
-    d.cap = sizeof d.few / sizeof *d.few;
+    d.cap = sizeof d.inline_objects / sizeof *d.inline_objects;
     for (size_t i = span.first; i < span.end; i++) {
         fan_fast_list *p = b->slots[i].fast;
         for (size_t k = 0; p && k < p->n; k++) {
@@ -378,7 +378,7 @@ static void finish(fan_buffer *b, fan_span span)
     fan_fast_let_go(b, span);
     for (size_t i = 0; i < d.n; i++)
         b->frontend->drop(d.all[i]);
-    if (d.all != d.few)
+    if (d.all != d.inline_objects)
         fan_free(d.all);
 }
 
@@ -401,7 +401,7 @@ static bool outs_begin(taking *t)
     size_t n = t->span.end - t->span.first;
     if (!t->outs)
         return true;
-    memset(t->few_given, 0, sizeof t->few_given);
+    memset(t->inline_given, 0, sizeof t->inline_given);
     if (n > FEW_OUTS) {
         t->written = fan_alloc(n * sizeof *t->written);
         t->given = fan_calloc(n * sizeof *t->given);
@@ -421,10 +421,10 @@ bool fan_fast_take(fan_buffer *b, fan_span span, const fan_take *how, const fan_
     t.how = how;
     t.outs = outs;
     t.results = results;
-    t.written = t.few;
-    t.given = t.few_given;
+    t.written = t.inline_outs;
+    t.given = t.inline_given;
     t.nwritten = 0;
-    t.tell = false;
+    t.announce = false;
     bool good = room_for(&t, arrays, in) && outs_begin(&t) && all_readable(&t) && place_all(&t);
     if (good) {
         sum_all(&t);
@@ -436,7 +436,7 @@ bool fan_fast_take(fan_buffer *b, fan_span span, const fan_take *how, const fan_
         fan_free(t.scratch.arrays);
         fan_free(t.scratch.in);
     }
-    if (t.written != t.few) {
+    if (t.written != t.inline_outs) {
         fan_free(t.written);
         fan_free(t.given);
     }

@@ -88,7 +88,7 @@ static fan_status dense_run(fan_fold *f, const dense *m, fan_error *err)
                    .scale = f->take && f->take->scale.on ? &f->take->scale : NULL,
                    .stats = here ? &f->sum_stats.stats : NULL,
                    .stats_out = f->sum_stats.device_words ? &stats_out : NULL,
-                   .skip = fan_fold_first_suspect(f),
+                   .first_suspect = fan_fold_first_suspect(f),
                    .label = f->n > 1 ? "sum" : "finish"},
         err));
     f->sum_stats.valid = f->sum_stats.valid || here || f->sum_stats.device_words;

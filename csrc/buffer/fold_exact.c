@@ -107,7 +107,7 @@ fan_status fan_fold_absorb(fan_fold *f, const fan_value *like, fan_error *err)
     if (f->n == 0)
         return FAN_OK;
     for (size_t i = 0; i < f->n; i++)
-        FAN_TRY(fan_slot_still(f->b, f->slot, f->terms[i].v, f->terms[i].key, err));
+        FAN_TRY(fan_slot_check_unmoved(f->b, f->slot, f->terms[i].v, f->terms[i].key, err));
     fan_dtype d = exact_dtype(f);
     if (!st || st->dtype != d) {
         st = exact_state(f, d, f->terms[0].v->array->size);

@@ -222,7 +222,7 @@ fan_status fan_fold_begin(fan_fold *f, fan_batch *batch, fan_error *err)
     f->result = (fan_value){.dtype = FAN_DT_NONE};
     for (size_t i = 0; i < f->n; i++)
         if (!f->terms[i].ours)
-            FAN_TRY(fan_slot_still(f->b, f->slot, f->terms[i].v, f->terms[i].key, err));
+            FAN_TRY(fan_slot_check_unmoved(f->b, f->slot, f->terms[i].v, f->terms[i].key, err));
     f->batch = batch;
     if (s->p->accum && FAN_FAULT(RECORD_BEFORE_SUM)) {
         fan_event_drop(f->ready_event);

@@ -23,7 +23,7 @@ void fan_fast_drop(fan_buffer *b, size_t slot)
         return;
     fan_fast_unpark(b, p, fan_fast_list_parked(p) - p->undefined);
     fan_fast_list_detach(p, &gone);
-    const fan_fast_term *terms = gone.heap ? gone.heap : gone.few;
+    const fan_fast_term *terms = gone.heap ? gone.heap : gone.inline_terms;
     for (size_t i = 0; i < gone.n; i++)
         if (terms[i].object)
             b->frontend->drop(terms[i].object);

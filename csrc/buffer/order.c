@@ -55,18 +55,18 @@ fan_status fan_order_consumer(fan_stream *s, fan_stream *t, const fan_event *e, 
         return FAN_OK;
     FAN_TRY(fan_stream_capture(s, &mine, err));
     FAN_TRY(fan_stream_capture(t, &theirs, err));
-    bool still =
+    bool same_capture =
         !e || e->capture == theirs; /* what was recorded in a capture that has ended is for no stream to take over */
-    if (fan_capture_rule(mine, theirs, still, s->handle == FAN_LEGACY) == FAN_CAPTURE_REDIRECT)
+    if (fan_capture_rule(mine, theirs, same_capture, s->handle == FAN_LEGACY) == FAN_CAPTURE_REDIRECT)
         *out = t;
     return FAN_OK;
 }
 
-fan_status fan_order_mark(const fan_value *v, fan_stream *s, uint64_t bit, fan_error *err)
+fan_status fan_order_record_stream(const fan_value *v, fan_stream *s, uint64_t bit, fan_error *err)
 {
     if (fan_order_left_out(s->device) & bit)
         return FAN_OK;
-    return fan_value_mark(v, s, err);
+    return fan_value_record_stream(v, s, err);
 }
 
 /* An event whose record on the same stream began when this one's was through covers this gradient too. */
@@ -91,8 +91,8 @@ fan_status fan_order_wait_terms(fan_fold *f, fan_error *err)
         fan_sync_term plan = fan_sync_term_plan(fan_stream_id_of(A), fan_stream_id_of(t->producer), i == 0);
         f->rules |= plan.rules;
         if (plan.mark)
-            FAN_TRY(fan_order_mark(t->v, FAN_FAULT(MARK_ON_PRODUCER) ? t->producer : A,
-                                   i == 0 ? FAN_PLAN_S13_MARK : FAN_PLAN_S12_MARK, err));
+            FAN_TRY(fan_order_record_stream(t->v, FAN_FAULT(MARK_ON_PRODUCER) ? t->producer : A,
+                                            i == 0 ? FAN_PLAN_S13_MARK : FAN_PLAN_S12_MARK, err));
         if (plan.wait && newest_of_its_stream(f, i))
             FAN_TRY(fan_order_wait(f->b, f->slot, A, t->event, i == 0 ? FAN_PLAN_S13_WAIT : FAN_PLAN_S12_WAIT, err));
     }
@@ -140,7 +140,7 @@ fan_status fan_order_wait_taker(fan_fold *f, fan_stream *on, const fan_sync_fold
         fan_event_drop(e);
         FAN_TRY(status);
     }
-    return plan->mark_out ? fan_order_mark(f->out, on, FAN_PLAN_S22_MARK, err) : FAN_OK;
+    return plan->mark_out ? fan_order_record_stream(f->out, on, FAN_PLAN_S22_MARK, err) : FAN_OK;
 }
 
 fan_stream *fan_order_stream(fan_stream_id id, fan_stream *const *among, size_t n)
@@ -173,7 +173,7 @@ fan_status fan_order_hand_over(fan_buffer *b, size_t slot, const fan_value *v, f
     if (plan.wait)
         FAN_GO(fan_order_wait(b, slot, consumer, E ? E : now, FAN_PLAN_S18_WAIT, err));
     if (plan.mark)
-        FAN_GO(fan_order_mark(v, consumer, FAN_PLAN_S19_MARK, err));
+        FAN_GO(fan_order_record_stream(v, consumer, FAN_PLAN_S19_MARK, err));
 done:
     fan_event_drop(now);
     return status;
@@ -202,8 +202,8 @@ fan_status fan_pass_end(fan_stream *caller, fan_stream *const *streams, size_t n
         FAN_TRY(status);
     }
     for (size_t i = 0; i < nvalues; i++) {
-        FAN_TRY(fan_order_mark(&values[i], caller, FAN_PLAN_S20_MARK, err));
-        FAN_TRY(fan_order_mark(&values[i], instead, FAN_PLAN_S20_MARK, err));
+        FAN_TRY(fan_order_record_stream(&values[i], caller, FAN_PLAN_S20_MARK, err));
+        FAN_TRY(fan_order_record_stream(&values[i], instead, FAN_PLAN_S20_MARK, err));
     }
     return FAN_OK;
 }

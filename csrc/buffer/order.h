@@ -21,8 +21,8 @@ fan_status fan_order_wait(fan_buffer *b, size_t slot, fan_stream *s, fan_event *
 /* fan_order_consumer: S7: who consumes what is ready on t (with event e, NULL: none yet) instead of s: t where it is
  * captured, s is in no capture and redirection is on; else s. No hold. Either may be NULL. */
 fan_status fan_order_consumer(fan_stream *s, fan_stream *t, const fan_event *e, fan_stream **out, fan_error *err);
-/* fan_order_mark: v is used on s (Lifetime). */
-fan_status fan_order_mark(const fan_value *v, fan_stream *s, uint64_t bit, fan_error *err);
+/* fan_order_record_stream: v is used on s (Lifetime). */
+fan_status fan_order_record_stream(const fan_value *v, fan_stream *s, uint64_t bit, fan_error *err);
 
 /* fan_order_wait_terms: S12, S13: A waits for every term, and uses it. */
 fan_status fan_order_wait_terms(fan_fold *f, fan_error *err);

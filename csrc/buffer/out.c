@@ -6,7 +6,7 @@ bool fan_out_meets_inputs(const fan_extents *inputs, const fan_array *out, size_
     if (!at)
         return false;
     for (const fan_extent_entry *x; (x = fan_extents_next(inputs, fan_extent_of(out), &at)) != NULL;)
-        if (x->owner != k || !x->mark || !fan_array_same_view(out, x->array))
+        if (x->owner != k || !x->flag || !fan_array_same_view(out, x->array))
             return true;
     return false;
 }

@@ -55,17 +55,17 @@ size_t fan_fold_first_suspect(const fan_fold *f)
 }
 
 /* memory_for: memory for the figures of up to `size` elements, unless A is captured. */
-static fan_status memory_for(fan_device *d, const fan_pass *p, int64_t size, fan_sum_stats *known, fan_error *err)
+static fan_status memory_for(fan_device *d, const fan_pass *p, int64_t size, fan_sum_stats *sum_stats, fan_error *err)
 {
     uint64_t capture = 0;
     if (!p->sum_stats.captured)
         FAN_TRY(fan_stream_capture(p->accum, &capture, err));
     if (p->sum_stats.captured || capture) {
-        *known = (fan_sum_stats){.valid = true, .captured = true};
+        *sum_stats = (fan_sum_stats){.valid = true, .captured = true};
         return FAN_OK;
     }
-    FAN_TRY(fan_stats_out_new(d, p->accum, size, &known->device_words, err));
-    known->stream = fan_stream_hold(p->accum);
+    FAN_TRY(fan_stats_out_new(d, p->accum, size, &sum_stats->device_words, err));
+    sum_stats->stream = fan_stream_hold(p->accum);
     return FAN_OK;
 }
 
@@ -95,17 +95,21 @@ fan_status fan_fold_stats_memory(fan_fold *f, fan_error *err)
 }
 
 /* measure: a job that reads what is there already; in[0] is what it tells of. */
-static fan_status measure(fan_buffer *b, size_t slot, fan_device *d, const fan_sum_stats *known,
-                          const fan_array *before, const fan_operand *in, const int64_t *keys, size_t n, size_t skip,
-                          fan_error *err)
+static fan_status measure(fan_buffer *b, size_t slot, fan_device *d, const fan_sum_stats *sum_stats,
+                          const fan_array *before, const fan_operand *in, const int64_t *keys, size_t n,
+                          size_t first_suspect, fan_error *err)
 {
     char label[FAN_TRACE_LABEL];
-    fan_stats_out stats_out = {.words = known->device_words, .before = before, .keys = keys};
+    fan_stats_out stats_out = {.words = sum_stats->device_words, .before = before, .keys = keys};
     snprintf(label, sizeof label, "survey %s[%zu]", b->name, slot);
-    return fan_device_run(
-        d, known->stream,
-        &(fan_job){.kind = FAN_JOB_STATS, .in = in, .n = n, .stats_out = &stats_out, .skip = skip, .label = label},
-        err);
+    return fan_device_run(d, sum_stats->stream,
+                          &(fan_job){.kind = FAN_JOB_STATS,
+                                     .in = in,
+                                     .n = n,
+                                     .stats_out = &stats_out,
+                                     .first_suspect = first_suspect,
+                                     .label = label},
+                          err);
 }
 
 static fan_status collect_on_device(fan_fold *f, const fan_value *result, const fan_array *a, fan_error *err)
@@ -144,27 +148,27 @@ static fan_status stats_of(const fan_fold *f, const fan_array *a, fan_stats *out
 
 static fan_status collect_on_host(fan_fold *f, const fan_value *result, const fan_array *a, fan_error *err)
 {
-    fan_sum_stats *known = &f->sum_stats;
-    bool summed = known->valid;
+    fan_sum_stats *sum_stats = &f->sum_stats;
+    bool summed = sum_stats->valid;
     if (!summed) {
-        FAN_TRY(fan_slot_still(f->b, f->slot, result, f->n ? f->terms[0].key : -1, err));
-        FAN_TRY(stats_of(f, a, &known->stats, err));
-        known->stats.bad = SIZE_MAX;
-        known->valid = true;
+        FAN_TRY(fan_slot_check_unmoved(f->b, f->slot, result, f->n ? f->terms[0].key : -1, err));
+        FAN_TRY(stats_of(f, a, &sum_stats->stats, err));
+        sum_stats->stats.bad = SIZE_MAX;
+        sum_stats->valid = true;
     }
-    if (known->stats.nonfinite == 0 || known->has_nonfinite || pass_of(f)->sum_stats.has_nonfinite)
+    if (sum_stats->stats.nonfinite == 0 || sum_stats->has_nonfinite || pass_of(f)->sum_stats.has_nonfinite)
         return FAN_OK;
-    for (size_t i = summed ? known->stats.bad : fan_fold_first_suspect(f); i < f->n; i++) {
+    for (size_t i = summed ? sum_stats->stats.bad : fan_fold_first_suspect(f); i < f->n; i++) {
         const fan_term *t = &f->terms[i];
         fan_stats of = {.nonfinite = summed};
         if (!summed && numbers_of(t->v) && !on_device(t->v)) {
-            FAN_TRY(fan_slot_still(f->b, f->slot, t->v, t->key, err));
+            FAN_TRY(fan_slot_check_unmoved(f->b, f->slot, t->v, t->key, err));
             FAN_TRY(stats_of(f, numbers_of(t->v), &of, err));
         }
         if (of.nonfinite == 0)
             continue;
-        known->has_nonfinite = true;
-        known->nonfinite_key = t->key;
+        sum_stats->has_nonfinite = true;
+        sum_stats->nonfinite_key = t->key;
         return FAN_OK;
     }
     return FAN_OK;
@@ -201,28 +205,28 @@ fan_status fan_fold_measure_term(fan_fold *f, fan_stream **R, fan_error *err)
 fan_status fan_slot_measure(fan_buffer *b, size_t slot, int64_t key, fan_error *err)
 {
     fan_pass *p = b->slots[slot].p;
-    fan_sum_stats *known = &p->sum_stats;
+    fan_sum_stats *sum_stats = &p->sum_stats;
     const fan_array *sum = p->value.array;
     if (!b->sum_stats)
         return FAN_OK;
     if (on_device(&p->value)) {
-        bool anew = !known->valid;
-        if (!known->device_words)
-            FAN_TRY(memory_for(p->value.device, p, sum->size, known, err));
-        if (!known->captured)
-            FAN_TRY(measure(b, slot, p->value.device, known, anew ? NULL : known->device_words,
+        bool anew = !sum_stats->valid;
+        if (!sum_stats->device_words)
+            FAN_TRY(memory_for(p->value.device, p, sum->size, sum_stats, err));
+        if (!sum_stats->captured)
+            FAN_TRY(measure(b, slot, p->value.device, sum_stats, anew ? NULL : sum_stats->device_words,
                             &(fan_operand){sum, sum->dtype}, &key, 1, 0, err));
-        known->multiplicity = 0;
-        known->valid = true;
+        sum_stats->multiplicity = 0;
+        sum_stats->valid = true;
         return FAN_OK;
     }
-    fan_stats_of(sum, &known->stats);
-    known->stats.bad = SIZE_MAX;
-    known->multiplicity = 0;
-    known->valid = true;
-    if (known->stats.nonfinite && !known->has_nonfinite) {
-        known->has_nonfinite = true;
-        known->nonfinite_key = key;
+    fan_stats_of(sum, &sum_stats->stats);
+    sum_stats->stats.bad = SIZE_MAX;
+    sum_stats->multiplicity = 0;
+    sum_stats->valid = true;
+    if (sum_stats->stats.nonfinite && !sum_stats->has_nonfinite) {
+        sum_stats->has_nonfinite = true;
+        sum_stats->nonfinite_key = key;
     }
     return FAN_OK;
 }

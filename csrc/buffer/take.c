@@ -15,15 +15,15 @@
 #include <stdio.h>
 
 /* What a take with out= looks at: all inputs and all outs. */
-static fan_status look_at_outs(fan_buffer *b, const fan_take *how, const fan_slot_take *cuts, fan_extents *inputs,
+static fan_status look_at_outs(fan_buffer *b, const fan_take *how, const fan_slot_take *takes, fan_extents *inputs,
                                fan_extents *outs, fan_error *err)
 {
     size_t most = 0, given = 0;
     for (size_t i = 0; i < fan_take_count(b, how); i++) {
         given += fan_take_out_of(how, i) != NULL;
-        most += 3 * cuts[i].g.fold.n;
-        for (size_t j = 0; j < cuts[i].g.fold.n; j++)
-            most += cuts[i].g.fold.terms[j].v->nparts;
+        most += 3 * takes[i].g.fold.n;
+        for (size_t j = 0; j < takes[i].g.fold.n; j++)
+            most += takes[i].g.fold.terms[j].v->nparts;
     }
     inputs->all = fan_alloc((most + 1) * sizeof *inputs->all);
     outs->all = fan_alloc((given + 1) * sizeof *outs->all);
@@ -31,15 +31,15 @@ static fan_status look_at_outs(fan_buffer *b, const fan_take *how, const fan_slo
         return fan_fail(err, FAN_ERR_NOMEM, "%s: out of memory", b->name);
     for (size_t i = 0; i < fan_take_count(b, how); i++) {
         if (fan_take_out_of(how, i))
-            fan_extents_put(outs, how->out[i].array, cuts[i].slot, true);
-        for (size_t j = 0; j < cuts[i].g.fold.n; j++) {
-            const fan_value *v = cuts[i].g.fold.terms[j].v;
+            fan_extents_put(outs, how->out[i].array, takes[i].slot, true);
+        for (size_t j = 0; j < takes[i].g.fold.n; j++) {
+            const fan_value *v = takes[i].g.fold.terms[j].v;
             fan_array *some[3];
             size_t n = v->form == FAN_FORM_OBJECT ? 0 : fan_value_arrays(v, some, 3);
             for (size_t k = 0; k < n && k < 3; k++)
-                fan_extents_put(inputs, some[k], cuts[i].slot, v->form == FAN_FORM_DENSE);
+                fan_extents_put(inputs, some[k], takes[i].slot, v->form == FAN_FORM_DENSE);
             for (size_t k = 0; k < v->nparts; k++)
-                fan_extents_put(inputs, v->parts[k], cuts[i].slot, false);
+                fan_extents_put(inputs, v->parts[k], takes[i].slot, false);
         }
     }
     fan_extents_sort(inputs);
@@ -125,10 +125,10 @@ static fan_status step_sum(fan_buffer *b, size_t slot, const fan_take *how, cons
     return fan_slot_take_fold(b, slot, c, batch, err);
 }
 
-static fan_status step_late(fan_buffer *b, size_t slot, const fan_take *how, const fan_extents *outs, fan_slot_take *c,
-                            fan_batch *batch, fan_error *err)
+static fan_status step_ask_again(fan_buffer *b, size_t slot, const fan_take *how, const fan_extents *outs,
+                                 fan_slot_take *c, fan_batch *batch, fan_error *err)
 {
-    if (!c->late)
+    if (!c->asked_again)
         return FAN_OK;
     FAN_TRY(fan_slot_take_decide(b, slot, how, outs, c, consumer_of(b, how, slot), true, err));
     return fan_slot_take_fold(b, slot, c, batch, err);
@@ -198,7 +198,7 @@ static fan_status show_all(fan_buffer *b, const fan_take *how, fan_slot_take *ta
 }
 
 /* Objects that were summed meanwhile are others' code: what is to be written lies where it lay. */
-static fan_status outs_still(const fan_buffer *b, const fan_take *how, fan_error *err)
+static fan_status check_outs_unchanged(const fan_buffer *b, const fan_take *how, fan_error *err)
 {
     for (size_t i = 0; how->out && b->frontend->is_unchanged && i < fan_take_count(b, how); i++)
         if (fan_take_out_of(how, i) && how->out[i].device == fan_cpu() && !b->frontend->is_unchanged(&how->out[i]))
@@ -215,20 +215,20 @@ static fan_status take_all(fan_buffer *b, const fan_take *how, const fan_extents
 {
     fan_batch *batch = NULL;
     fan_status status = FAN_OK;
-    bool streams = false, late = false;
+    bool streams = false, asked_again = false;
     for (size_t i = 0; i < fan_take_count(b, how); i++)
         streams |= b->slots[takes[i].slot].p->accum != NULL;
     if (streams && fan_take_count(b, how) > 1 && !b->sum_stats && !(batch = fan_batch_new()))
         return fan_fail(err, FAN_ERR_NOMEM, "%s: out of memory", b->name);
     FAN_GO(each_slot(b, how, outs, takes, batch, step_sum, err));
-    FAN_GO(each_slot(b, how, outs, takes, batch, step_late, err));
+    FAN_GO(each_slot(b, how, outs, takes, batch, step_ask_again, err));
     for (size_t i = 0; i < fan_take_count(b, how); i++)
-        late |= takes[i].late;
-    for (size_t i = 0; late && i < fan_take_count(b, how); i++)
+        asked_again |= takes[i].asked_again;
+    for (size_t i = 0; asked_again && i < fan_take_count(b, how); i++)
         takes[i].g.fold.may_end = false;
     FAN_GO(each_slot(b, how, outs, takes, batch, step_hand_over_first, err));
     FAN_GO(show_all(b, how, takes, err));
-    FAN_GO(outs_still(b, how, err));
+    FAN_GO(check_outs_unchanged(b, how, err));
     if (how->out)
         FAN_GO(each_slot(b, how, outs, takes, batch, step_write, err));
     status = each_slot(b, how, outs, takes, batch, step_hand_over, err);

@@ -205,7 +205,7 @@ fan_status fan_slot_take_decide(fan_buffer *b, size_t slot, const fan_take *how,
         finish(c, how, fan_take_out_at(how, slot));
         return FAN_OK;
     case FAN_TAKE_LATE:
-        c->late = true;
+        c->asked_again = true;
         return FAN_OK;
     default:
         return FAN_OK;

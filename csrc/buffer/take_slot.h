@@ -11,10 +11,10 @@ typedef struct fan_slot_take {
     fan_gathered g;
     bool claimed, gathered;
     fan_take_plan plan;
-    bool late;     /* it was asked again once no other slot could fail any more */
-    bool copy_out; /* D11: out= may not be written while terms are still to be read */
-    bool begun;    /* its fold waits in the batch */
-    bool handed;   /* the consumer is ordered */
+    bool asked_again; /* it was asked again once no other slot could fail any more */
+    bool copy_out;    /* D11: out= may not be written while terms are still to be read */
+    bool begun;       /* its fold waits in the batch */
+    bool handed;      /* the consumer is ordered */
     fan_value result;
     fan_stream *ready;
     fan_event *ready_event;

@@ -14,7 +14,7 @@ fan_status fan_slot_changed(const fan_buffer *b, size_t slot, int64_t key, fan_e
                     FAN_SLOT_WHO(b, slot), which);
 }
 
-fan_status fan_slot_still(const fan_buffer *b, size_t slot, const fan_value *v, int64_t key, fan_error *err)
+fan_status fan_slot_check_unmoved(const fan_buffer *b, size_t slot, const fan_value *v, int64_t key, fan_error *err)
 {
     bool foreign = b->frontend->is_unchanged && v->device == fan_cpu() &&
                    (v->form == FAN_FORM_DENSE || v->form == FAN_FORM_SPARSE);
@@ -25,6 +25,6 @@ fan_status fan_slot_still(const fan_buffer *b, size_t slot, const fan_value *v, 
 fan_status fan_slot_unchanged(const fan_buffer *b, size_t slot, const fan_value *v, int64_t key, bool hashed,
                               uint64_t hash, fan_error *err)
 {
-    FAN_TRY(fan_slot_still(b, slot, v, key, err));
+    FAN_TRY(fan_slot_check_unmoved(b, slot, v, key, err));
     return !hashed || fan_array_hash(v->array) == hash ? FAN_OK : fan_slot_changed(b, slot, key, err);
 }

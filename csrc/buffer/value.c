@@ -95,22 +95,22 @@ uint64_t fan_value_bytes(const fan_value *v)
     return bytes;
 }
 
-static fan_status mark(fan_array *a, fan_stream *s, fan_error *err)
+static fan_status value_record_stream(fan_array *a, fan_stream *s, fan_error *err)
 {
     return a->storage ? fan_memory_record_stream(a->storage, s, err) : FAN_OK;
 }
 
-fan_status fan_value_mark(const fan_value *v, fan_stream *s, fan_error *err)
+fan_status fan_value_record_stream(const fan_value *v, fan_stream *s, fan_error *err)
 {
     fan_array *some[3];
     if (v->form == FAN_FORM_OBJECT) {
         for (size_t i = 0; i < v->nparts; i++)
-            FAN_TRY(mark(v->parts[i], s, err));
+            FAN_TRY(value_record_stream(v->parts[i], s, err));
         return FAN_OK;
     }
     size_t n = fan_value_arrays(v, some, 3);
     for (size_t i = 0; i < n; i++)
-        FAN_TRY(mark(some[i], s, err));
+        FAN_TRY(value_record_stream(some[i], s, err));
     return FAN_OK;
 }
 

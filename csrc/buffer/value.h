@@ -17,7 +17,8 @@ typedef struct fan_value {
     fan_dtype dtype; /* FAN_DT_NONE for objects */
     bool weak;       /* a Python scalar (D5) */
     bool borrowed;   /* L8: memory that will be overwritten later */
-    bool own_memory; /* the frontend's: the object says where the array's memory lies, and may be asked again (still) */
+    bool own_memory; /* the frontend's: the object says where the array's memory lies, and may be asked again
+                        (is_unchanged) */
     uint8_t origin;  /* the frontend's: what kind of thing it came from */
     uint8_t rank;    /* the frontend's: the sum comes back as the origin of the lowest rank, the lowest key among equals
                         (D15) */
@@ -94,8 +95,8 @@ int fan_value_shape(const fan_value *v, const int64_t **shape);
 size_t fan_value_arrays(const fan_value *v, fan_array **out, size_t cap);
 /* fan_value_bytes: what it keeps alive, expanded axes counted once. */
 uint64_t fan_value_bytes(const fan_value *v);
-/* fan_value_mark: its memory is used on s (Lifetime). */
-fan_status fan_value_mark(const fan_value *v, fan_stream *s, fan_error *err);
+/* fan_value_record_stream: its memory is used on s (Lifetime). */
+fan_status fan_value_record_stream(const fan_value *v, fan_stream *s, fan_error *err);
 
 /* fan_int_run: Python's ints and bools at the beginning of a left fold, summed as they are (D5). fan_int_run_add:
  * false: the run ended before v. fan_int_run_leaves: whether their sum, in dtype d, is no longer what it was: it does

@@ -60,7 +60,7 @@ int fan_device_init(fan_device *d, const fan_backend *b, void *self, int index, 
     d->self = self;
     d->index = index;
     d->id = atomic_fetch_add(&last_device, 1) + 1;
-    d->leaving_end = &d->leaving;
+    d->pending_free_end = &d->pending_free;
     device_list_add(d);
     return 0;
 }

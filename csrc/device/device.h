@@ -19,7 +19,7 @@ struct fan_device {
     pthread_mutex_t lock; /* guards what follows; `known`, `count` of its streams; its events; the users of its memory.
                            * Nothing is called while it is held, so it is no step of anyone's (D30) */
     fan_event *pool;      /* free events */
-    struct fan_memory *leaving, **leaving_end; /* memory whose users have not passed yet, oldest first */
+    struct fan_memory *pending_free, **pending_free_end; /* memory whose users have not passed yet, oldest first */
     atomic_uint_fast64_t events, waits,
         elided;       /* counted by fan_event_record, fan_event_rerecord and fan_stream_wait */
     fan_device *next; /* of all that were begun; guarded by a lock of their own */

@@ -9,18 +9,18 @@
 static void job_write_stats(const fan_job *job, const fan_stats *s)
 {
     const fan_stats_out *g = job->stats_out;
-    fan_device_stats told = {.bad = 0, .key = -1};
+    fan_device_stats words = {.bad = 0, .key = -1};
     if (g->before)
-        memcpy(&told, g->before->data, sizeof told);
-    if (!told.bad && s->bad != SIZE_MAX) {
-        told.bad = 1;
-        told.key = g->keys[s->bad];
+        memcpy(&words, g->before->data, sizeof words);
+    if (!words.bad && s->bad != SIZE_MAX) {
+        words.bad = 1;
+        words.key = g->keys[s->bad];
     }
-    told.count = s->count;
-    told.sumsq = s->sumsq;
-    told.absmax = s->absmax;
-    told.nonfinite = s->nonfinite;
-    memcpy(g->words->data, &told, sizeof told);
+    words.count = s->count;
+    words.sumsq = s->sumsq;
+    words.absmax = s->absmax;
+    words.nonfinite = s->nonfinite;
+    memcpy(g->words->data, &words, sizeof words);
 }
 
 static void job_measure(const fan_job *job)
@@ -29,7 +29,7 @@ static void job_measure(const fan_job *job)
     fan_stats_of(job->in[0].array, &s);
     bool has_nonfinite = s.nonfinite > 0;
     s.bad = SIZE_MAX;
-    for (size_t k = job->skip; has_nonfinite && k < job->n && s.bad == SIZE_MAX; k++) {
+    for (size_t k = job->first_suspect; has_nonfinite && k < job->n && s.bad == SIZE_MAX; k++) {
         fan_stats_of(job->in[k].array, &of);
         s.bad = of.nonfinite > 0 ? k : SIZE_MAX;
     }
@@ -39,7 +39,8 @@ static void job_measure(const fan_job *job)
 void fan_job_run(const fan_job *job, bool parallel)
 {
     fan_stats stats;
-    fan_sum_how how = {.stats = job->stats_out ? &stats : job->stats, .skip = job->skip, .parallel = parallel};
+    fan_sum_how how = {
+        .stats = job->stats_out ? &stats : job->stats, .first_suspect = job->first_suspect, .parallel = parallel};
     if (job->scale)
         how.scale = *job->scale;
     switch (job->kind) {

@@ -22,7 +22,7 @@ typedef enum fan_job_kind {
     FAN_JOB_ZERO,    /* out = 0 */
     FAN_JOB_SCATTER, /* out += sparse (fan_sparse_scatter); reads and writes out */
     FAN_JOB_UPLOAD,  /* out (device) = in[0] (host memory, read before the call returns) */
-    FAN_JOB_STATS    /* the figures of in[0] as it is; who of in[skip..n) spoiled it. No out */
+    FAN_JOB_STATS    /* the figures of in[0] as it is; who of in[first_suspect..n) spoiled it. No out */
 } fan_job_kind;
 
 /* Statistics that a job leaves on its device (array/device_stats.h), for fan_stats_out_read. */
@@ -44,7 +44,7 @@ typedef struct fan_job {
                          nothing */
     const fan_stats_out *stats_out; /* FAN_JOB_SUM, FAN_JOB_STATS on one with streams: the same, of n >= 1 operands;
                                    never under capture. NULL: nothing */
-    size_t skip;                    /* with stats or figures: operands before this one are not held to blame */
+    size_t first_suspect;           /* with stats or figures: operands before this one are not held to blame */
     const char *label;              /* for traces and reports; copied */
 } fan_job;
 

@@ -82,9 +82,9 @@ static void memory_free(fan_memory *m)
 static void memory_poll(fan_device *d, size_t most)
 {
     fan__device_lock(d);
-    fan_memory *list = d->leaving;
-    d->leaving = NULL;
-    d->leaving_end = &d->leaving;
+    fan_memory *list = d->pending_free;
+    d->pending_free = NULL;
+    d->pending_free_end = &d->pending_free;
     fan__device_unlock(d);
     fan_memory *stay = NULL, **end = &stay;
     while (list && most > 0) {
@@ -110,10 +110,10 @@ static void memory_poll(fan_device *d, size_t most)
     if (!list)
         return;
     fan__device_lock(d);
-    *last = d->leaving;
-    if (!d->leaving)
-        d->leaving_end = last;
-    d->leaving = list;
+    *last = d->pending_free;
+    if (!d->pending_free)
+        d->pending_free_end = last;
+    d->pending_free = list;
     fan__device_unlock(d);
 }
 
@@ -126,17 +126,17 @@ static void memory_defer(fan_memory *m)
     fan_device *d = m->device;
     m->next = NULL;
     fan__device_lock(d);
-    *d->leaving_end = m;
-    d->leaving_end = &m->next;
+    *d->pending_free_end = m;
+    d->pending_free_end = &m->next;
     fan__device_unlock(d);
 }
 
 void fan_device_flush(fan_device *d)
 {
     fan__device_lock(d);
-    fan_memory *list = d->leaving;
-    d->leaving = NULL;
-    d->leaving_end = &d->leaving;
+    fan_memory *list = d->pending_free;
+    d->pending_free = NULL;
+    d->pending_free_end = &d->pending_free;
     fan__device_unlock(d);
     while (list) {
         fan_memory *m = list;
@@ -157,9 +157,9 @@ void fan_device_flush(fan_device *d)
 void fan_device_orphan(fan_device *d)
 {
     fan__device_lock(d);
-    fan_memory *list = d->leaving;
-    d->leaving = NULL;
-    d->leaving_end = &d->leaving;
+    fan_memory *list = d->pending_free;
+    d->pending_free = NULL;
+    d->pending_free_end = &d->pending_free;
     fan__device_unlock(d);
     while (list) {
         fan_memory *m = list;
@@ -218,7 +218,7 @@ static void memory_release(fan_storage *st)
 static bool memory_some_pending(fan_device *d)
 {
     fan__device_lock(d);
-    bool some = d->leaving != NULL;
+    bool some = d->pending_free != NULL;
     fan__device_unlock(d);
     return some;
 }
@@ -248,16 +248,16 @@ static bool memory_reclaim(fan_device *d)
 {
     size_t n = 0;
     fan__device_lock(d);
-    for (const fan_memory *m = d->leaving; m; m = m->next)
+    for (const fan_memory *m = d->pending_free; m; m = m->next)
         n++;
     fan__device_unlock(d);
     for (; n > 0; n--) {
         fan__device_lock(d);
-        fan_memory *m = d->leaving;
+        fan_memory *m = d->pending_free;
         if (m) {
-            d->leaving = m->next;
-            if (!d->leaving)
-                d->leaving_end = &d->leaving;
+            d->pending_free = m->next;
+            if (!d->pending_free)
+                d->pending_free_end = &d->pending_free;
         }
         fan__device_unlock(d);
         if (!m)

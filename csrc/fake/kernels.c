@@ -73,7 +73,7 @@ static size_t many_accesses(const fan_k_many *a, const char *table, int dtype, f
     return n;
 }
 
-static size_t few(const void *args)
+static size_t fold_count(const void *args)
 {
     (void)args;
     return FAN_K_SOURCES + 3;
@@ -95,7 +95,7 @@ static void words(fan_fake_access *a, uint64_t address, int64_t count)
     dense(a, address, FAN_DT_UINT64, address ? count : 0);
 }
 
-static size_t fold_tell_accesses(const fan_k_fold *a, int dtype, fan_fake_access *out)
+static size_t fold_stats_accesses(const fan_k_fold *a, int dtype, fan_fake_access *out)
 {
     size_t n = fold_accesses(a, dtype, out);
     if (!a->out)
@@ -116,10 +116,10 @@ static size_t any_stats_accesses(const void *args, fan_fake_access *out)
 
 static size_t stats_end_accesses(const void *args, fan_fake_access *out)
 {
-    const fan_k_tell *a = args;
+    const fan_k_stats_end *a = args;
     words(&out[0], a->rows, FAN_STATS_PARTIAL_WORDS * a->nrows);
     words(&out[1], a->before, FAN_STATS_WORDS);
-    words(&out[2], a->told, FAN_STATS_WORDS);
+    words(&out[2], a->stats, FAN_STATS_WORDS);
     return 3;
 }
 
@@ -184,12 +184,12 @@ static size_t scatter_accesses(const void *args, fan_fake_access *out)
     RUN(many_##name, fan_k_many, fan_many_##name)                                  \
     ACCESSES(name, fold_accesses(args, FAN_DT_##from, out))                        \
     ACCESSES(many_##name, many_accesses(args, table, FAN_DT_##from, out, written)) \
-    RUN(tell_##name, fan_k_fold, fan_fold_stats_##name)                            \
-    ACCESSES_OF(tell_##name, 2, fold_tell_accesses(args, FAN_DT_##from, out))
+    RUN(stats_##name, fan_k_fold, fan_fold_stats_##name)                           \
+    ACCESSES_OF(stats_##name, 2, fold_stats_accesses(args, FAN_DT_##from, out))
 FAN_K_FOLD_LIST(FOLD_RUN)
 RUN(any, fan_k_any, fan_any)
 RUN(stats_any, fan_k_any, fan_fold_stats_any)
-RUN(stats_end, fan_k_tell, fan_fold_stats_end)
+RUN(stats_end, fan_k_stats_end, fan_fold_stats_end)
 RUN(nonfinite, fan_k_any, fan_nonfinite_any)
 RUN(reduce, fan_k_reduce, fan_reduce_any)
 RUN(scatter, fan_k_scatter, fan_scatter_any)
@@ -202,15 +202,15 @@ ACCESSES(scatter, scatter_accesses(args, out))
 
 static const fan_fake_kernel kernels[] = {
 #define FOLD_ROW(name, bytes, from, acc)                                                                 \
-    {"fan_fold_" #name, sizeof(fan_k_fold), false, run_##name, few, accesses_##name},                    \
+    {"fan_fold_" #name, sizeof(fan_k_fold), false, run_##name, fold_count, accesses_##name},             \
         {"fan_many_" #name, sizeof(fan_k_many), true, run_many_##name, many_most, accesses_many_##name}, \
-        {"fan_fold_stats_" #name, sizeof(fan_k_fold), false, run_tell_##name, few, accesses_tell_##name},
-    FAN_K_FOLD_LIST(FOLD_ROW){"fan_any", sizeof(fan_k_any), false, run_any, few, accesses_any},
-    {"fan_fold_stats_any", sizeof(fan_k_any), false, run_stats_any, few, accesses_stats_any},
-    {"fan_fold_stats_end", sizeof(fan_k_tell), false, run_stats_end, few, accesses_stats_end},
-    {"fan_nonfinite_any", sizeof(fan_k_any), false, run_nonfinite, few, accesses_nonfinite},
-    {"fan_reduce_any", sizeof(fan_k_reduce), false, run_reduce, few, accesses_reduce},
-    {"fan_scatter_any", sizeof(fan_k_scatter), false, run_scatter, few, accesses_scatter},
+        {"fan_fold_stats_" #name, sizeof(fan_k_fold), false, run_stats_##name, fold_count, accesses_stats_##name},
+    FAN_K_FOLD_LIST(FOLD_ROW){"fan_any", sizeof(fan_k_any), false, run_any, fold_count, accesses_any},
+    {"fan_fold_stats_any", sizeof(fan_k_any), false, run_stats_any, fold_count, accesses_stats_any},
+    {"fan_fold_stats_end", sizeof(fan_k_stats_end), false, run_stats_end, fold_count, accesses_stats_end},
+    {"fan_nonfinite_any", sizeof(fan_k_any), false, run_nonfinite, fold_count, accesses_nonfinite},
+    {"fan_reduce_any", sizeof(fan_k_reduce), false, run_reduce, fold_count, accesses_reduce},
+    {"fan_scatter_any", sizeof(fan_k_scatter), false, run_scatter, fold_count, accesses_scatter},
 };
 
 const fan_fake_kernel *fan_fake_kernel_find(const char *name)

@@ -6,15 +6,15 @@
 
 /* ---- methods ---- */
 
-/* fan_parse_call: the arguments of a method, as they come, into values[]: the first `by_place`, in words `placed`, may
- * be given by position. NULL: not given. */
-int fan_parse_call(const char *call, const char *const *names, size_t n, Py_ssize_t by_place, const char *placed,
+/* fan_parse_call: the arguments of a method, as they come, into values[]: the first `by_place`, in words
+ * `by_place_text`, may be given by position. NULL: not given. */
+int fan_parse_call(const char *call, const char *const *names, size_t n, Py_ssize_t by_place, const char *by_place_text,
                    PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, PyObject **values)
 {
     Py_ssize_t named = kwnames ? PyTuple_GET_SIZE(kwnames) : 0;
     if (nargs > by_place) {
         PyErr_Format(PyExc_TypeError, "%s() takes %s by position, and the rest by name; got %zd by position", call,
-                     placed, nargs);
+                     by_place_text, nargs);
         return -1;
     }
     for (size_t i = 0; i < n; i++)

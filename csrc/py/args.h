@@ -4,9 +4,9 @@
 
 #include "py/py.h"
 
-/* fan_parse_call: the arguments of a method, as they come, into values[]: the first `by_place`, in words `placed`, may
- * be given by position. NULL: not given. */
-int fan_parse_call(const char *call, const char *const *names, size_t n, Py_ssize_t by_place, const char *placed,
+/* fan_parse_call: the arguments of a method, as they come, into values[]: the first `by_place`, in words
+ * `by_place_text`, may be given by position. NULL: not given. */
+int fan_parse_call(const char *call, const char *const *names, size_t n, Py_ssize_t by_place, const char *by_place_text,
                    PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, PyObject **values);
 /* fan_flag_arg: a truth value; NULL: false. */
 int fan_flag_arg(PyObject *o, bool *out);

@@ -365,7 +365,7 @@ static PyObject *array_numpy(PyObject *o, PyObject *Py_UNUSED(none))
     return made;
 }
 
-static PyObject *array_used_on(PyObject *o, PyObject *arg)
+static PyObject *array_record_stream(PyObject *o, PyObject *arg)
 {
     fan_stream *s = NULL;
     fan_error err = {0};
@@ -373,7 +373,7 @@ static PyObject *array_used_on(PyObject *o, PyObject *arg)
     if (fan_stream_arg(arg, &s) < 0)
         return NULL;
     if (!s)
-        return PyErr_Format(PyExc_TypeError, "used_on: expected a stream, got None");
+        return PyErr_Format(PyExc_TypeError, "record_stream: expected a stream, got None");
     Py_BEGIN_ALLOW_THREADS status = fan_memory_record_stream(self_of(o)->a->storage, s, &err);
     fan_stream_drop(s);
     Py_END_ALLOW_THREADS if (status != FAN_OK) return fan_raise(status, &err);
@@ -537,7 +537,7 @@ static void seen_using(PyObject *o, PyObject *const *Py_UNUSED(args), Py_ssize_t
 }
 
 FAN_TURN_NONE(array_numpy, fan_seen_nothing)
-FAN_TURN_ONE(array_used_on, seen_using)
+FAN_TURN_ONE(array_record_stream, seen_using)
 FAN_TURN_NAMED(array_dlpack, seen_using)
 FAN_TURN_GET(array_users, seen_users)
 
@@ -551,8 +551,9 @@ static PyMethodDef methods[] = {
      "reshape($self, /, *shape)\n--\n\nA view of another shape; ValueError where that needs a copy."},
     {"broadcast_to", array_broadcast_to, METH_VARARGS,
      "broadcast_to($self, /, *shape)\n--\n\nA view that repeats itself, not to be written."},
-    {"used_on", array_used_on_turn, METH_O,
-     "used_on($self, stream, /)\n--\n\nKeep the memory, once nobody holds it, until what `stream` has queued by its "
+    {"record_stream", array_record_stream_turn, METH_O,
+     "record_stream($self, stream, /)\n--\n\nKeep the memory, once nobody holds it, until what `stream` has queued by "
+     "its "
      "last such use has run."},
     {"__dlpack__", (PyCFunction)(void (*)(void))array_dlpack_turn, METH_VARARGS | METH_KEYWORDS,
      "__dlpack__($self, *, stream=None, max_version=None, dl_device=None, copy=None)\n--\n\n"

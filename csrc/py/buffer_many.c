@@ -28,13 +28,13 @@ static int batch_begin(fan_batch_args *t, PyObject *slots, PyObject *gradients, 
     return 0;
 }
 
-typedef struct placed {
+typedef struct slot_order {
     size_t slot, at;
-} placed;
+} slot_order;
 
 static int by_slot(const void *a, const void *b)
 {
-    const placed *x = a, *y = b;
+    const slot_order *x = a, *y = b;
     return x->slot != y->slot ? (x->slot > y->slot) - (x->slot < y->slot) : (x->at > y->at) - (x->at < y->at);
 }
 
@@ -58,7 +58,7 @@ static int batch_any(buffer_object *self, const fan_batch_args *t, fan_stream *s
     size_t n = (size_t)t->n, made = 0;
     fan_contribution *c = fan_calloc((n ? n : 1) * sizeof *c);
     size_t *slots = fan_alloc((n ? n : 1) * 2 * sizeof *slots), *order = slots + n;
-    placed *sorted = fan_alloc((n ? n : 1) * sizeof *sorted);
+    slot_order *sorted = fan_alloc((n ? n : 1) * sizeof *sorted);
     fan_stream **own = fan_calloc((n ? n : 1) * sizeof *own); /* current streams of the gradients' libraries */
     FAN_RAW fan_error err;
     int result = -1;
@@ -77,7 +77,7 @@ static int batch_any(buffer_object *self, const fan_batch_args *t, fan_stream *s
         int bad =
             fan_contribution_of(self, slots[made], gradient, t->keys ? PyTuple_GET_ITEM(t->keys, k) : NULL, &c[made]);
         Py_DECREF(gradient);
-        sorted[made] = (placed){slots[made], made};
+        sorted[made] = (slot_order){slots[made], made};
         if (bad || fan_library_stream(&c[made].value, &own[made]) < 0) {
             made++;
             goto done;

@@ -76,9 +76,9 @@ static fan_status show(void *ctx, size_t slot, const fan_value *sum, fan_error *
     if (!sum) { /* libraries that count writes to their arrays are told of ours */
         const fan_value *out = &to->outs[slot];
         PyObject *arrays = out->origin >= FAN_FROM_FOREIGN ? fan_arrays() : NULL;
-        PyObject *told = arrays ? PyObject_CallMethod(arrays, "wrote", "O", (PyObject *)out->object) : NULL;
-        Py_XDECREF(told);
-        return told || out->origin < FAN_FROM_FOREIGN ? FAN_OK : fan_from_python(err);
+        PyObject *wrote = arrays ? PyObject_CallMethod(arrays, "wrote", "O", (PyObject *)out->object) : NULL;
+        Py_XDECREF(wrote);
+        return wrote || out->origin < FAN_FROM_FOREIGN ? FAN_OK : fan_from_python(err);
     }
     FAN_TRY(fan_value_copy(&fan_python, sum, &copy, err));
     PyObject *item = fan_export(&copy);

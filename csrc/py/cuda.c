@@ -105,8 +105,8 @@ static PyObject *cuda_use(PyObject *Py_UNUSED(module), PyObject *path)
     Py_END_ALLOW_THREADS Py_RETURN_NONE;
 }
 
-/* told: what is there, as a dict: {"why": text} where nothing is. */
-static PyObject *told(const fan_cuda_api *api, fan_cuda *c)
+/* describe_cuda: what is there, as a dict: {"why": text} where nothing is. */
+static PyObject *describe_cuda(const fan_cuda_api *api, fan_cuda *c)
 {
     PyObject *devices = PyList_New(0), *missing = PyDict_New(), *made = NULL;
     for (int i = 0; devices && i < fan_cuda_count(c); i++) {
@@ -142,7 +142,7 @@ static PyObject *cuda_info(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none
     PyObject *made;
     Py_BEGIN_ALLOW_THREADS status = opened(&c, &err);
     Py_END_ALLOW_THREADS if (status != FAN_OK) return Py_BuildValue("{s:s,s:i}", "why", err.text, "code", err.code);
-    made = told(fan_cuda_driver(c), c);
+    made = describe_cuda(fan_cuda_driver(c), c);
     fan_cuda_drop(c);
     return made;
 }

@@ -189,8 +189,8 @@ static int geometry(const fan_dl_tensor *t, bool writable, fan_storage *st, cons
     return -1;
 }
 
-/* placed: whether the tensor is where it is to be, and where __dlpack_device__ said. */
-static int placed(const fan_dl_device *at, const fan_dl_device *said, const fan_device *d)
+/* check_device: whether the tensor is where it is to be, and where __dlpack_device__ said. */
+static int check_device(const fan_dl_device *at, const fan_dl_device *said, const fan_device *d)
 {
     char words[64], name[32];
     bool host = at->type == FAN_DL_CPU || at->type == FAN_DL_CUDA_HOST,
@@ -248,7 +248,7 @@ int fan_dlpack_adopt(void *managed, bool versioned, PyObject *producer, const fa
         goto refuse;
     }
     fan_dl_tensor tensor = new_form ? new_form->tensor : old_form->tensor;
-    if (placed(&tensor.device, said, d) < 0)
+    if (check_device(&tensor.device, said, d) < 0)
         goto refuse;
     if (!has_deleter && !producer) {
         fan_refuse(PyExc_BufferError, "the DLPack capsule has no deleter, and nothing else keeps its memory alive");

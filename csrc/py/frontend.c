@@ -111,21 +111,21 @@ static fan_status combine(void *function, const fan_value *old, const fan_value 
     return status;
 }
 
-static void forget(void) { PyErr_Clear(); }
+static void clear_error(void) { PyErr_Clear(); }
 
-static void *leave(void)
+static void *allow_threads_begin(void)
 {
     /* A thread that has no GIL to give, a device's for one, gives none. */
     return fan_gil_held() ? PyEval_SaveThread() : NULL;
 }
 
-static void enter(void *left)
+static void allow_threads_end(void *left)
 {
     if (left)
         PyEval_RestoreThread(left);
 }
 
-static fan_status poll(fan_error *err)
+static fan_status check_signals(fan_error *err)
 {
     fan_gil gil;
     fan_status status = FAN_OK;
@@ -209,13 +209,13 @@ static void *fast_number(const fan_fast_kind *kind, const char *value) { return 
 
 static bool fast_wrote(void *object)
 {
-    PyObject *arrays, *told = NULL;
+    PyObject *arrays, *wrote = NULL;
     if (PyArray_CheckExact((PyObject *)object))
         return true;
     arrays = fan_arrays();
-    told = arrays ? PyObject_CallMethod(arrays, "wrote", "O", (PyObject *)object) : NULL;
-    Py_XDECREF(told);
-    return told != NULL;
+    wrote = arrays ? PyObject_CallMethod(arrays, "wrote", "O", (PyObject *)object) : NULL;
+    Py_XDECREF(wrote);
+    return wrote != NULL;
 }
 
 static const fan_fast_frontend fast = {
@@ -237,13 +237,13 @@ const fan_frontend fan_python = {
     .unshared = unshared,
     .alone = alone,
     .fast_value = fast_value,
-    .is_unchanged = fan_value_still,
-    .clear_error = forget,
+    .is_unchanged = fan_value_is_unchanged,
+    .clear_error = clear_error,
     .combine = combine,
     .fresh = fan_fresh,
-    .allow_threads_begin = leave,
-    .allow_threads_end = enter,
-    .check_signals = poll,
+    .allow_threads_begin = allow_threads_begin,
+    .allow_threads_end = allow_threads_end,
+    .check_signals = check_signals,
     .mismatch = mismatch,
 #ifndef Py_GIL_DISABLED
     .fast = &fast, /* its counters need one thread at a time */

@@ -162,16 +162,16 @@ bool fan_fast_has_own_value(PyObject *o)
 {
     const fan_state *st = fan_state_get();
     PyObject *neg = PyObject_Vectorcall(st->torch_is_neg, &o, 1, NULL), *grad = NULL;
-    bool sound = false;
+    bool own_value = false;
     if (neg == Py_False) {
         descrgetfunc get = Py_TYPE(st->torch_requires_grad)->tp_descr_get;
         grad = get ? get(st->torch_requires_grad, o, (PyObject *)Py_TYPE(o)) : NULL;
-        sound = grad == Py_False;
+        own_value = grad == Py_False;
     }
     Py_XDECREF(neg);
     Py_XDECREF(grad);
     PyErr_Clear();
-    return sound;
+    return own_value;
 }
 
 /* fan_owner_has: whether the bytes [lo, hi) lie in the memory that the owner of a view has now:

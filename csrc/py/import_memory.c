@@ -92,8 +92,8 @@ int fan_visit_behind(PyObject *o, const fan_value *v, visitproc visit, void *arg
     return 0;
 }
 
-/* ndarray_still: of an array that is a view of an ndarray; others cannot be asked. */
-static bool ndarray_still(const fan_array *a)
+/* ndarray_is_unchanged: of an array that is a view of an ndarray; others cannot be asked. */
+static bool ndarray_is_unchanged(const fan_array *a)
 {
     const fan_storage *st = a->storage;
     if (!st || st->release != release_object || !PyArray_Check((PyObject *)st->ctx))
@@ -127,18 +127,18 @@ static bool tensor_is(PyObject *o, const fan_array *a)
     return same;
 }
 
-bool fan_value_still(const fan_value *v)
+bool fan_value_is_unchanged(const fan_value *v)
 {
     fan_array *some[3];
     size_t n = fan_value_arrays(v, some, 3);
     fan_gil gil;
     if (!fan_gil_enter(&gil))
         return true;
-    bool still = !v->own_memory || tensor_is(v->object, v->array);
-    for (size_t i = 0; i < n && still; i++)
-        still = ndarray_still(some[i]);
+    bool unchanged = !v->own_memory || tensor_is(v->object, v->array);
+    for (size_t i = 0; i < n && unchanged; i++)
+        unchanged = ndarray_is_unchanged(some[i]);
     fan_gil_leave(&gil);
-    return still;
+    return unchanged;
 }
 
 /* fan_is_not_summed: is `o` an ndarray of a dtype that we do not sum? A slot with combine= takes it as an object. */

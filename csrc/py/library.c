@@ -115,9 +115,9 @@ int fan_library_stream(const fan_value *v, fan_stream **out)
     fan_stream_drop(pushed);
     if (pushed)
         return 0;
-    int told = handle_of_library((PyObject *)v->object, v->device, &handle);
-    if (told <= 0)
-        return told;
+    int answer = handle_of_library((PyObject *)v->object, v->device, &handle);
+    if (answer <= 0)
+        return answer;
     *out = fan_cuda_stream_arg(v->device, handle);
     return *out ? 0 : -1;
 }
@@ -247,9 +247,9 @@ fan_status fan_fresh(uint8_t origin, fan_device *d, fan_stream *on, fan_dtype dt
  * streams that used it (Lifetime). What fails here is shown by sys.unraisablehook: the object must not be lost. */
 void fan_leaves(PyObject *object, const fan_value *v)
 {
-    fan_array *few[3];
-    size_t n = fan_value_arrays(v, few, 3);
-    fan_array *const *parts = v->form == FAN_FORM_OBJECT ? v->parts : few;
+    fan_array *inline_parts[3];
+    size_t n = fan_value_arrays(v, inline_parts, 3);
+    fan_array *const *parts = v->form == FAN_FORM_OBJECT ? v->parts : inline_parts;
     PyObject *arrays = fan_arrays(), *streams = arrays ? PyList_New(0) : NULL, *done = NULL;
     for (size_t i = 0; streams && i < n; i++) {
         fan_stream *user;

@@ -214,8 +214,8 @@ bool fan_owner_has(PyObject *view, const char *lo, const char *hi);
 
 /* ---- import*.c, export.c, library.c ---- */
 
-/* fan_value_still: the frontend's `still`. */
-bool fan_value_still(const fan_value *v);
+/* fan_value_is_unchanged: the frontend's is_unchanged. */
+bool fan_value_is_unchanged(const fan_value *v);
 /* fan_library_stream: the current stream of the library that owns a gradient on a CUDA device, as S4 asks for it: a
  * hold; NULL: there is none, or a stream was made the current one by the caller. -1 with an exception. */
 int fan_library_stream(const fan_value *v, fan_stream **out);

@@ -166,14 +166,14 @@ static int numbers(PyObject *o, int64_t *to)
 }
 
 /* read_told: a Region of _interop/records.py. */
-static int read_told(PyObject *told, int64_t *dims, fan_layout_item *out)
+static int read_record(PyObject *record, int64_t *dims, fan_layout_item *out)
 {
     PyObject *shape, *strides;
     unsigned long long address;
     long long itemsize;
     const char *dtype;
     int writable, type, id, ndim;
-    if (!PyArg_ParseTuple(told, "KOOLspii:memory", &address, &shape, &strides, &itemsize, &dtype, &writable, &type,
+    if (!PyArg_ParseTuple(record, "KOOLspii:memory", &address, &shape, &strides, &itemsize, &dtype, &writable, &type,
                           &id))
         return -1;
     ndim = numbers(shape, dims);
@@ -218,19 +218,19 @@ static int read_capsule(PyObject *capsule, PyObject *o, const char *who, Py_ssiz
 static int read_slowly(PyObject *o, const char *who, Py_ssize_t index, int64_t *dims, fan_layout_item *out)
 {
     fan_state *st = fan_state_get();
-    PyObject *memory_of = fan_lazy(&st->memory_of, "fanin._interop.sharing", "memory_of"), *told;
+    PyObject *memory_of = fan_lazy(&st->memory_of, "fanin._interop.sharing", "memory_of"), *record;
     int result = -1;
-    told = memory_of ? PyObject_CallOneArg(memory_of, o) : NULL;
-    if (!told)
+    record = memory_of ? PyObject_CallOneArg(memory_of, o) : NULL;
+    if (!record)
         return -1;
-    Py_ssize_t n = PyTuple_Check(told) ? PyTuple_GET_SIZE(told) : 0;
+    Py_ssize_t n = PyTuple_Check(record) ? PyTuple_GET_SIZE(record) : 0;
     if (n == 1)
-        result = read_capsule(PyTuple_GET_ITEM(told, 0), o, who, index, dims, out);
+        result = read_capsule(PyTuple_GET_ITEM(record, 0), o, who, index, dims, out);
     else if (n == 2)
-        result = refuse(who, index, PyTuple_GET_ITEM(told, 0), PyTuple_GET_ITEM(told, 1));
+        result = refuse(who, index, PyTuple_GET_ITEM(record, 0), PyTuple_GET_ITEM(record, 1));
     else
-        result = read_told(told, dims, out);
-    Py_DECREF(told);
+        result = read_record(record, dims, out);
+    Py_DECREF(record);
     return result;
 }
 

@@ -1,7 +1,7 @@
 /* turn: what a call says that comes too late. */
 #include "py/turn.h"
 
-int fan_turn_begin(void)
+int fan_call_begin_or_raise(void)
 {
     if (fan_call_begin())
         return 0;

@@ -9,8 +9,8 @@
 
 #include "py/py.h"
 
-/* fan_turn_begin: -1 with an exception: the machine ends this run. */
-int fan_turn_begin(void);
+/* fan_call_begin_or_raise: -1 with an exception: the machine ends this run. */
+int fan_call_begin_or_raise(void);
 
 static inline void fan_seen_nothing(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
@@ -21,7 +21,7 @@ static inline void fan_seen_nothing(PyObject *o, PyObject *const *args, Py_ssize
 #define FAN_TURN(declared, passed, seen_args, call, seen)                    \
     __attribute__((noinline, cold)) static PyObject *call##_watched declared \
     {                                                                        \
-        if (fan_turn_begin() < 0)                                            \
+        if (fan_call_begin_or_raise() < 0)                                   \
             return NULL;                                                     \
         seen seen_args;                                                      \
         PyObject *fan_result = call passed;                                  \

@@ -354,7 +354,7 @@ class Array:
         """A view of another shape; ValueError where that needs a copy."""
     def broadcast_to(self, *shape: SupportsIndex | Iterable[SupportsIndex]) -> Array:
         """A view that repeats itself, not to be written."""
-    def used_on(self, stream: Stream, /) -> None:
+    def record_stream(self, stream: Stream, /) -> None:
         """Keep the memory, once nobody holds it, until what `stream` has queued by its last such use has run."""
     def __getitem__(self, index: _Index | tuple[_Index, ...], /) -> Array: ...
     def __iter__(self) -> Iterator[Array]: ...

@@ -689,11 +689,11 @@ def test_the_legend_of_a_picture_names_descriptors(tmp_path: Path, monkeypatch: 
 def test_a_label_that_is_too_long_is_cut_and_its_sums_are_still_known() -> None:
     assert f"#define FAN_TRACE_LABEL {LABEL + 1} " in (CSRC / "base" / "trace.h").read_text()
     long = d.GradAOTOutput(d.ParamAOTInput("x" * 200))
-    cut = long.expr()[:LABEL]
+    shortened = long.expr()[:LABEL]
     for names, begins, owner in (
-        ([long], "sum __grad", cut),
+        ([long], "sum __grad", shortened),
         (["short"], "sum short", "short"),
-        ([long, "short"], "2 slots: sum __grad", cut),
+        ([long, "short"], "2 slots: sum __grad", shortened),
         (["short", long], "2 slots: sum short, sum __grad", "short"),
         (["a, b", "c"], "2 slots: sum a, b, sum c", "a, b"),
     ):
@@ -705,7 +705,7 @@ def test_a_label_that_is_too_long_is_cut_and_its_sums_are_still_known() -> None:
                 buf.add(slot // 2, g, stream=m.streams[-1])
             buf.take()
         assert [line.label for line in t.lines if line.kind == "take"] == [
-            cut if name is long else name for name in names
+            shortened if name is long else name for name in names
         ]
         (kernel,) = [s for s in t.picture().slices if "sum" in s.name]
         assert kernel.name.startswith(begins) and len(kernel.name) <= LABEL and kernel.buffer == owner

@@ -181,7 +181,7 @@ def check_read_only_arrays_stay_what_they_are() -> None:
             return str(e)
         return "written"
 
-    def thawed(x: Any) -> str:
+    def made_writable(x: Any) -> str:
         try:
             x.flags.writeable = True
         except ValueError:
@@ -191,11 +191,11 @@ def check_read_only_arrays_stay_what_they_are() -> None:
 
     f = F.functionalize(refused)
     assert f(frozen) == f(frozen) == refused(frozen) and "read-only" in f(frozen)
-    assert F.functionalize(thawed)(frozen) == "cannot be"
+    assert F.functionalize(made_writable)(frozen) == "cannot be"
     base = np.zeros(3)
     view = base.view()
     view.flags.writeable = False
-    assert F.functionalize(thawed)(view) == "can be"
+    assert F.functionalize(made_writable)(view) == "can be"
     assert base.tolist() == [5, 0, 0] and view.flags.writeable
 
 
@@ -477,14 +477,14 @@ def check_results_of_any_class_are_on_the_callers_memory() -> None:
         (lambda x: x.view(np.matrix), lambda o: o.fill(7)),
     ]
     for make, write in cases:
-        told = []
+        seen = []
         for f in (make, F.functionalize(make)):
             for _ in range(2):
                 x = np.arange(6.0)
                 write(f(x))
-                told.append(x.tolist())
-        assert told[0] == told[1] == told[2] == told[3], make
-        assert make is iter or told[0] != list(range(6))
+                seen.append(x.tolist())
+        assert seen[0] == seen[1] == seen[2] == seen[3], make
+        assert make is iter or seen[0] != list(range(6))
 
 
 def check_what_others_write_meanwhile_stays() -> None:
@@ -607,7 +607,7 @@ def check_strides_that_mean_nothing_are_not_put_back() -> None:
         with pytest.raises(KeyError):
             f(x)
         assert x.strides == strides and x.tolist() == [[1, 1, 1]]
-    still = np.arange(6.0)
+    unmoved = np.arange(6.0)
 
     def hides(x: Any) -> None:
         with warnings.catch_warnings():
@@ -616,8 +616,8 @@ def check_strides_that_mean_nothing_are_not_put_back() -> None:
         raise KeyError
 
     with pytest.raises(KeyError):
-        F.functionalize(hides)(still)
-    assert still.tolist() == [0, 1, 2, 3, 4, 5] and still.flags.c_contiguous, (
+        F.functionalize(hides)(unmoved)
+    assert unmoved.tolist() == [0, 1, 2, 3, 4, 5] and unmoved.flags.c_contiguous, (
         "NumPy itself finds no way back from strides of 0"
     )
 
@@ -625,25 +625,25 @@ def check_strides_that_mean_nothing_are_not_put_back() -> None:
 def check_private_memory_can_be_written_as_the_callers_can() -> None:
     view = np.zeros(3).view()
     view.flags.writeable = False
-    told = []
+    seen = []
 
     def fn(x: Any) -> Any:
         try:
             x[0] = 1
-            told.append("written")
+            seen.append("written")
         except ValueError:
-            told.append("read-only")
+            seen.append("read-only")
         try:
             x.flags.writeable = True
-            told.append("thawed")
+            seen.append("thawed")
         except ValueError:
-            told.append("frozen")
+            seen.append("frozen")
         return np.from_dlpack(x) if x.flags.writeable else None
 
     for x in (np.zeros(3), view):
         meta = analysis.collect_metadata(fn, [x])
-        assert (meta.output_info[0].output_type.name == "alias_of_input") is (told[-1] == "thawed")
-    assert told == ["written", "thawed", "read-only", "thawed"]
+        assert (meta.output_info[0].output_type.name == "alias_of_input") is (seen[-1] == "thawed")
+    assert seen == ["written", "thawed", "read-only", "thawed"]
     x = np.zeros(3)
     f = F.functionalize(lambda a, b: a.__iadd__(1), (x, x.view()), guard="error")
     with pytest.raises(
@@ -1243,7 +1243,7 @@ def check_containers_of_the_library_are_taken_apart_and_made_anew() -> None:
     for options in ({}, {"lend": True}):
         f = F.functionalize(fn, **options)
         for _ in range(2):
-            told = []
+            seen = []
             for call in (fn, f):
                 a, b, c = np.arange(4.0), np.arange(3.0), np.arange(5.0)
                 d, e, p = OrderedDict(a=a, b=b), defaultdict(list), Point(b, c)
@@ -1251,8 +1251,8 @@ def check_containers_of_the_library_are_taken_apart_and_made_anew() -> None:
                 assert type(out[0]) is OrderedDict and out[0]["z"] is a and out[1] is p and out[2] is e
                 assert type(out[3]) is defaultdict and out[3].default_factory is int and out[3]["w"].base is c
                 assert d["view"].base is a and e["new"][0] is a
-                told.append((list(d), list(out[0]), a.tolist(), b.tolist()))
-            assert told[0] == told[1]
+                seen.append((list(d), list(out[0]), a.tolist(), b.tolist()))
+            assert seen[0] == seen[1]
     meta = F.functionalize(lambda d: d["a"].fill(1), (OrderedDict(n=1, a=np.zeros(2)),)).meta
     assert [i.mutates_data for i in meta.input_info] == [False, True]
 

@@ -613,17 +613,17 @@ class Placed:
 def test_work_is_bounded_as_memory_is() -> None:
     """20 axes of extent 5: the tables of long steps would fit the budget of memory and take a minute."""
 
-    def placed(seed: int, step: int) -> Any:
+    def far_apart(seed: int, step: int) -> Any:
         draw = random.Random(seed)
         strides = tuple(step + draw.randrange(-1000, 1000) for _ in range(20))
         return np.asarray(Placed((1 << 40) + draw.randrange(1 << 20), (5,) * 20, strides))
 
-    hard = [placed(seed, 1 << 24) for seed in range(16)]
+    hard = [far_apart(seed, 1 << 24) for seed in range(16)]
     verdict = fanin.overlap(hard[0], hard[1])
     assert verdict.kind == "unknown" and "memory and time" in str(verdict.reason)
     found = fanin.overlaps(hard)
     assert found.components == (tuple(range(16)),) and len(found.unknown) == len(found.pairs) == 120
-    assert fanin.overlap(placed(0, 1 << 13), placed(1, 1 << 13)).kind == "overlap"
+    assert fanin.overlap(far_apart(0, 1 << 13), far_apart(1, 1 << 13)).kind == "overlap"
     one = np.asarray(Placed(1 << 40, (1049,) * 3, (36674, 61119, 85569)))
     two = np.asarray(Placed((1 << 40) + 64023025, (1049,) * 2, (12223, 12224)))
     assert fanin.overlap(one, two).kind == "disjoint" and fanin.overlap(one, two, budget=1000).kind == "unknown"

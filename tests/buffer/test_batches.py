@@ -92,7 +92,7 @@ def test_one_that_is_refused_leaves_none(
     buf.add(1, X, key=7)
     if not plain:
         buf.explain(1)
-    before, told = buf.counters.adds, buf.explain(1)
+    before, explained = buf.counters.adds, buf.explain(1)
     if plain:
         buf = pair()
         buf.add(1, X, key=7)
@@ -101,7 +101,7 @@ def test_one_that_is_refused_leaves_none(
     with pytest.raises(kind) as caught:
         buf.add_many(slots, gradients, **options)
     assert words in str(caught.value)
-    assert buf.counters.adds == before and buf.explain(1) == told
+    assert buf.counters.adds == before and buf.explain(1) == explained
     assert taken(buf) == [None, [1, 2]]
 
 

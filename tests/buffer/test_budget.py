@@ -131,7 +131,7 @@ def test_memory_that_is_wanting_in_the_middle_of_a_fold_loses_nothing() -> None:
 # What is due at once goes straight into the slot's own sum
 
 
-def told(operations: list[tuple[Any, ...]], slots: int, how: dict[str, Any], *, watched: bool) -> list[Any]:
+def outcomes(operations: list[tuple[Any, ...]], slots: int, how: dict[str, Any], *, watched: bool) -> list[Any]:
     """What a buffer answers to a script. Watched, each gradient goes the general path, whatever it is."""
     buf = fanin.InputBuffer(slots, **how)
     said: list[Any] = []
@@ -212,7 +212,7 @@ def test_adding_at_once_is_parking_and_folding() -> None:
         slots = int(rng.integers(1, 5))
         how = {"budget": [0, 30, 100][rng.integers(3)], "accumulate": [None, None, "float64"][rng.integers(3)]}
         operations = script(rng, slots)
-        short, long = (told(operations, slots, how, watched=watched) for watched in (False, True))
+        short, long = (outcomes(operations, slots, how, watched=watched) for watched in (False, True))
         if how["budget"]:  # there where folds fall is nobody's promise
             assert short[:-1] == long[:-1], (seed, how)
         else:

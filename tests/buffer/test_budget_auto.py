@@ -544,13 +544,13 @@ def run(steps: list[tuple[Any, ...]], slots: int, budget: Any) -> tuple[list[Any
         g = None
         try:
             if name == "add":
-                slot, layout, key, fate, seed = rest
+                slot, layout, key, held_by, seed = rest
                 keys = {} if key is None else {"key": key}
-                if fate == "drop":
+                if held_by == "drop":
                     buf.add(slot, gradient(layout, seed), **keys)
                 else:
                     g = gradient(layout, seed)
-                    if fate == "hold":
+                    if held_by == "hold":
                         held.append((g, g.tobytes()))
                     buf.add(slot, g, **keys)
             elif name == "many":

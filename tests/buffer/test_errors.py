@@ -246,7 +246,7 @@ def frozen() -> Any:
 def test_a_call_that_raises_says_why_and_leaves_everything_as_it_was(what: str) -> None:
     _, call, kind, words = next(a for a in ADDS if a[0] == what)
     buf = grads()
-    told = [buf.explain(i) for i in range(4)]
+    explained = [buf.explain(i) for i in range(4)]
     counted = buf.counters
     gc.collect()
     blocks = hooks.memory()[0]
@@ -254,7 +254,7 @@ def test_a_call_that_raises_says_why_and_leaves_everything_as_it_was(what: str) 
         call(buf)
     gc.collect()
     assert hooks.memory()[0] == blocks
-    assert [buf.explain(i) for i in range(4)] == told
+    assert [buf.explain(i) for i in range(4)] == explained
     assert buf.counters.adds == counted.adds
     results = buf.take()
     assert results[0].tolist() == [1, 1]

@@ -589,7 +589,7 @@ def late(w: Any, budget: int | None = 0, out: bool = False) -> None:
         w.launch(other, lambda v: None, reads=[x])
 
 
-def settled(w: Any) -> None:
+def waited(w: Any) -> None:
     """Slot 1's memory is used on slot 0's stream, by a sum that waits."""
     a, b = w.stream(), w.stream()
     buf = fanin.InputBuffer(2, budget=0)
@@ -629,7 +629,7 @@ EXERCISES: dict[str, Callable[[Any], None]] = {
     "late": late,
     "late at take": lambda w: late(w, None),
     "late into out": lambda w: late(w, None, True),
-    "settled": settled,
+    "settled": waited,
     "dependent": dependent,
     "no fate": no_fate,
 }

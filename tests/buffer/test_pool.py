@@ -29,7 +29,7 @@ def terms(n: int = 2, value: float = 1.0) -> list[np.ndarray]:
     return [np.full(N, value + k, np.float32) for k in range(n)]
 
 
-def figures() -> tuple[int, int]:
+def hits_and_misses() -> tuple[int, int]:
     c = fanin.counters()
     return c.pool_hits, c.pool_misses
 
@@ -41,16 +41,16 @@ def test_a_large_result_is_memory_of_the_core_and_is_used_again() -> None:
     assert not first.flags.owndata
     assert first.base is not None
     at = page(first)
-    hits, misses = figures()
+    hits, misses = hits_and_misses()
     view = first[5:]
     del first
     second = fanin.add_n(a)  # the view keeps the memory
     assert page(second) != at
-    assert figures() == (hits, misses + 1)
+    assert hits_and_misses() == (hits, misses + 1)
     del view
     third = fanin.add_n(a)
     assert page(third) == at
-    assert figures() == (hits + 1, misses + 1)
+    assert hits_and_misses() == (hits + 1, misses + 1)
     assert np.array_equal(second, a[0] + a[1])
     assert np.array_equal(third, second)
 
@@ -60,7 +60,7 @@ def test_what_a_buffer_hands_out_is_recycled_as_well() -> None:
     a = terms(3)
     buf = fanin.InputBuffer(2)
     for _ in range(2):
-        hits, misses = figures()
+        hits, misses = hits_and_misses()
         for slot in range(2):
             for g in a:
                 buf.add(slot, g)
@@ -68,7 +68,7 @@ def test_what_a_buffer_hands_out_is_recycled_as_well() -> None:
         assert page(one) != page(two)
         assert np.array_equal(one, two)
         del one, two
-    assert figures() == (hits + 2, misses)
+    assert hits_and_misses() == (hits + 2, misses)
 
 
 def test_results_that_are_held_are_never_somebody_elses() -> None:

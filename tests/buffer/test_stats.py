@@ -14,7 +14,7 @@ import fanin
 pytestmark = pytest.mark.core
 
 
-def told(sum_: Any) -> tuple[int, float, float, int]:
+def stats_of(sum_: Any) -> tuple[int, float, float, int]:
     """A plain model: of the elements as they were rounded."""
     wide = np.asarray(sum_).astype(np.complex128 if np.iscomplexobj(sum_) else np.float64).ravel()
     good = wide[np.isfinite(wide)]
@@ -22,7 +22,7 @@ def told(sum_: Any) -> tuple[int, float, float, int]:
 
 
 def holds(stats: Any, sum_: Any) -> None:
-    count, sumsq, absmax, nonfinite = told(sum_)
+    count, sumsq, absmax, nonfinite = stats_of(sum_)
     assert (stats.count, stats.nonfinite) == (count, nonfinite)
     assert stats.absmax == pytest.approx(absmax, rel=1e-15)
     assert stats.sumsq == pytest.approx(sumsq, rel=1e-12)
@@ -244,11 +244,11 @@ def test_large_results_are_counted_alike_wherever_they_lie(dtype: str) -> None:
     n = (40 << 20) // np.dtype(dtype).itemsize
     rng = np.random.default_rng(7)
     x, y = (rng.standard_normal(n, np.float32).astype(dtype) for _ in range(2))
-    spoiled = x.copy()
-    spoiled[[2, 5, 70, n // 2, n - 1]] = [np.nan, np.inf, -np.inf, np.nan, np.inf]
+    nonfinite_x = x.copy()
+    nonfinite_x[[2, 5, 70, n // 2, n - 1]] = [np.nan, np.inf, -np.inf, np.nan, np.inf]
     store = np.empty(n * x.itemsize + 192, np.uint8)
     start = -store.ctypes.data % 64
-    for a, bad in ((x, 0), (spoiled, 5)):
+    for a, bad in ((x, 0), (nonfinite_x, 5)):
         want, found = a + y if dtype != "f2" else (a.astype("f4") + y).astype("f2"), set()
         finite = want[np.isfinite(want)].astype("f8")
         for at in (0, 16, 48, x.itemsize, 3 * x.itemsize):

@@ -117,12 +117,12 @@ def both(
         near.add(0, xs[k], key=k)
         far.add(0, laid(rng, w, xs[k]), key=k, stream=(s, t)[k % 2])
     with np.errstate(all="ignore"):
-        [want], told = near.take(**take_how), near.stats(0)
+        [want], expected = near.take(**take_how), near.stats(0)
     [[got], [stats]] = take(far, c, **take_how)
     assert bits(got) == bits(want)
-    agree(stats, told, (want.dtype, want.shape, order, take_how, options))
+    agree(stats, expected, (want.dtype, want.shape, order, take_how, options))
     assert far.stats(0) == stats
-    return told, want
+    return expected, want
 
 
 @pytest.mark.parametrize("dtype", PLAIN + LOW, ids=str)
@@ -149,11 +149,11 @@ def test_figures_are_those_of_the_cpu(w: Any, dtype: np.dtype[Any]) -> None:
         xs = [some(rng, dtype, shape, spoilt=turn % 3 != 0) for _ in range(n)]
         order = [int(k) for k in (rng.permutation(n) if turn % 2 else range(n))]
         scale = (2.0 if dtype.kind in "fc" or dtype in LOW else 3) if turn % 4 == 1 else None
-        told, _ = both(
+        stats, _ = both(
             w, rng, xs, order, {} if scale is None else {"scale": scale}, {"budget": (None, 0, 200)[turn % 3]}
         )
-        seen["spoilt" if told.nonfinite else "whole"] += 1
-        seen["named"] += told.first_bad_key is not None
+        seen["spoilt" if stats.nonfinite else "whole"] += 1
+        seen["named"] += stats.first_bad_key is not None
     print(dtype, seen)
     assert seen["whole"] >= 3
     assert dtype.kind in "biu" or seen["named"] >= 2
@@ -167,9 +167,9 @@ def test_figures_of_mixed_dtypes_and_wider_accumulation_are_those_of_the_cpu(w: 
         n = int(rng.integers(2, 7))
         xs = [some(rng, np.dtype(kinds[int(k > 0 and rng.integers(2))]), (7, 5), spoilt=True) for k in range(n)]
         wide = {"accumulate": "float64"} if kinds == ("f2", "f4") else {}
-        told, _ = both(w, rng, xs, list(range(n)), {}, {"budget": (None, 0, 300)[turn % 3], **wide})
-        spoilt += told.nonfinite > 0
-        whole += told.nonfinite == 0
+        stats, _ = both(w, rng, xs, list(range(n)), {}, {"budget": (None, 0, 300)[turn % 3], **wide})
+        spoilt += stats.nonfinite > 0
+        whole += stats.nonfinite == 0
     print(spoilt, whole)
     assert spoilt > 5 and whole > 5
 
@@ -185,14 +185,14 @@ def test_figures_of_several_launches_name_the_first_key_of_all(w: Any) -> None:
         xs[bad] = xs[bad].copy()
         xs[bad][1] = np.nan
         xs[520] = np.array([np.inf, 1, 1, 1], "f4")
-        told, _ = both(w, rng, xs, list(range(521)), {}, {})
-        named.add(told.first_bad_key)
+        stats, _ = both(w, rng, xs, list(range(521)), {}, {})
+        named.add(stats.first_bad_key)
     assert named == {0, 1, 237, 238, 239, 400, 499, 520}
     xs = [np.full(3, 0.25, "f4") for _ in range(500)]
     xs[0][0] = xs[1][0] = 3e38  # nobody brought this inf: it overflowed in the first launch
     xs[499][1] = np.nan
-    told, _ = both(w, rng, xs, list(range(500)), {}, {})
-    assert (told.first_bad_key, told.nonfinite) == (499, 2)
+    stats, _ = both(w, rng, xs, list(range(500)), {}, {})
+    assert (stats.first_bad_key, stats.nonfinite) == (499, 2)
 
 
 def sparse(put: Any, values: Any, rows: Any = (0, 2, 0)) -> fanin.Sparse:
@@ -629,11 +629,11 @@ def scenario(w: Any, fail: Any, lost: bool = False) -> tuple[str, int]:
     now, later = made
 
     def lend() -> None:
-        with fanin.stream(c), now.target(2, key=lent[0], stream=c):
+        with fanin.stream(c), now.target(2, key=targets[0], stream=c):
             pass  # a call of the test's own would fail in the place of the library's
-        lent[0] += 1
+        targets[0] += 1
 
-    lent = [0]
+    targets = [0]
     steps: list[Any] = [lambda k=k, x=x: now.add(0, x, key=k, stream=s) for k, x in enumerate([g[0], g[1], bad])]
     steps += [
         lambda: now.add(1, g[0], key=0, stream=s),
@@ -644,8 +644,8 @@ def scenario(w: Any, fail: Any, lost: bool = False) -> tuple[str, int]:
     ]
     steps += [lambda k=k, x=x: later.add(k % 2, x, key=k, stream=s) for k, x in enumerate([g[0], row, g[2], row])]
     steps += [now.take, later.take]
-    told: dict[tuple[int, int], Any] = {}
-    steps += [lambda i=i, j=j: told.update({(i, j): made[i].stats(j)}) for i in range(2) for j in range(len(made[i]))]
+    stats: dict[tuple[int, int], Any] = {}
+    steps += [lambda i=i, j=j: stats.update({(i, j): made[i].stats(j)}) for i in range(2) for j in range(len(made[i]))]
     again = 0
     fail(True)
     try:
@@ -669,12 +669,12 @@ def scenario(w: Any, fail: Any, lost: bool = False) -> tuple[str, int]:
                 step()
     finally:
         fail(False)
-    assert told[0, 0] == fanin.Stats(4, 48.0, 4.0, 1, 2)
-    assert told[0, 1] == fanin.Stats(4, 18.0, 4.0, 1, 1)
-    assert told[0, 2] == fanin.Stats(4, 0.0, 0.0, 0, None)
-    assert told[0, 3] == fanin.Stats(4, 3.0, 1.0, 1, 5)
-    assert told[1, 0] == fanin.Stats(4, 64.0, 4.0, 0, None)
-    assert told[1, 1].first_bad_key == 1 and told[1, 1].nonfinite == 1
+    assert stats[0, 0] == fanin.Stats(4, 48.0, 4.0, 1, 2)
+    assert stats[0, 1] == fanin.Stats(4, 18.0, 4.0, 1, 1)
+    assert stats[0, 2] == fanin.Stats(4, 0.0, 0.0, 0, None)
+    assert stats[0, 3] == fanin.Stats(4, 3.0, 1.0, 1, 5)
+    assert stats[1, 0] == fanin.Stats(4, 64.0, 4.0, 0, None)
+    assert stats[1, 1].first_bad_key == 1 and stats[1, 1].nonfinite == 1
     return "went on", again
 
 

@@ -110,22 +110,22 @@ def test_takes_and_adds_at_the_same_time_share_out_what_came() -> None:
 
 
 def test_a_combine_that_comes_back_to_its_own_slot_is_told_so() -> None:
-    told: list[str] = []
+    refusals: list[str] = []
 
     def combine(old: Any, new: Any) -> Any:
         for what in (buf.take, buf.clear, lambda: buf[0], lambda: buf.add(0, "late")):
             try:
                 what()
             except RuntimeError as e:
-                told.append(str(e))
+                refusals.append(str(e))
         return old + new
 
     buf = fanin.InputBuffer([fanin.Slot(combine=combine)])
     buf.add(0, "a")
     buf.add(0, "b")
     assert buf.take() == ["ab"]
-    assert len(told) == 4
-    assert all("slot 0" in text for text in told)
+    assert len(refusals) == 4
+    assert all("slot 0" in text for text in refusals)
 
 
 def test_a_planted_lost_update_is_found() -> None:

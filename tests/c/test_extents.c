@@ -40,7 +40,7 @@ static void pairs_and_independence(const fan_extents *e, long *pairs, long *inde
         for (size_t j = 0; j < i; j++) {
             const fan_extent_entry *x = &e->all[i], *y = &e->all[j];
             any |= meet(x, y->at);
-            apart &= !meet(x, y->at) || x->owner == y->owner || !(x->mark || y->mark);
+            apart &= !meet(x, y->at) || x->owner == y->owner || !(x->flag || y->flag);
         }
     }
     const fan_extent_entry *one = NULL, *two = NULL;

@@ -449,7 +449,7 @@ static void races_name_both_sides_and_the_wait_that_is_missing(void)
     CHECK_INT(fan_sim_races(w.m), 1);
     CHECK_INT(fan_sim_pending(w.m, &err), FAN_ERR_RACE);
     CHECK_STR(err.text, "race on 8 bytes of sim:0: memory is given back at train.py:51 while 'sum[0]' (stream 3 of sim:0, train.py:50) writes it: nothing that is "
-                        "waited for comes after that; missing: mark as used on stream 3 of sim:0 (array.used_on(Stream(\"sim:0\", 3)))");
+                        "waited for comes after that; missing: mark as used on stream 3 of sim:0 (array.record_stream(Stream(\"sim:0\", 3)))");
     CHECK_OK(fan_sim_pending(w.m, &err));
     /* .. and whoever still has the address meets the release. */
     strcpy(site_now, "train.py:52");

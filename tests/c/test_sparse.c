@@ -295,13 +295,13 @@ static void merges_equal_the_dense_model(int kind)
 
         /* folding in two steps gives what folding in one gives (park and fold: the same bits for every budget) */
         if (s.n > 1 && !s.scale.on && result == FAN_DT_NONE) {
-            size_t cut = 1 + (size_t)random_below((int64_t)s.n - 1);
+            size_t split = 1 + (size_t)random_below((int64_t)s.n - 1);
             fan_sparse *first = NULL, *both = NULL;
             fan_sparse_operand rest[MOST + 1];
-            CHECK_OK(fan_sparse_merge(s.in, cut, random_below(2), FAN_DT_NONE, NULL, &first, NULL));
-            rest[0] = (fan_sparse_operand){first, s.in[cut - 1].acc};
-            memcpy(rest + 1, s.in + cut, (s.n - cut) * sizeof rest[0]);
-            CHECK_OK(fan_sparse_merge(rest, s.n - cut + 1, random_below(2), FAN_DT_NONE, NULL, &both, NULL));
+            CHECK_OK(fan_sparse_merge(s.in, split, random_below(2), FAN_DT_NONE, NULL, &first, NULL));
+            rest[0] = (fan_sparse_operand){first, s.in[split - 1].acc};
+            memcpy(rest + 1, s.in + split, (s.n - split) * sizeof rest[0]);
+            CHECK_OK(fan_sparse_merge(rest, s.n - split + 1, random_below(2), FAN_DT_NONE, NULL, &both, NULL));
             CHECK(same_as_model(both, m));
             fan_sparse_drop(first);
             fan_sparse_drop(both);

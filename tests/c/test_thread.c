@@ -5,7 +5,7 @@
 
 static char story[256];
 
-static void tell(char what)
+static void note(char what)
 {
     size_t n = strlen(story);
     if (n + 1 < sizeof story) {
@@ -17,12 +17,12 @@ static void tell(char what)
 static void on_yield(void *ctx)
 {
     (void)ctx;
-    tell('y');
+    note('y');
 }
 
 static bool on_wait(void *ctx, uint64_t id)
 {
-    tell('w');
+    note('w');
     fan_mutex *m = *(fan_mutex **)ctx;
     CHECK(id > 0);
     if (m) { /* "another thread" lets the mutex go */
@@ -36,14 +36,14 @@ static void on_locked(void *ctx, uint64_t id)
 {
     (void)ctx;
     (void)id;
-    tell('L');
+    note('L');
 }
 
 static void on_unlocking(void *ctx, uint64_t id)
 {
     (void)ctx;
     (void)id;
-    tell('U');
+    note('U');
 }
 
 static void hooks_see_each_step_in_order(void)

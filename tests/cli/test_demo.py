@@ -188,7 +188,7 @@ def test_what_is_left_out_is_missed(word: str, capsys: pytest.CaptureFixture[str
         (race,) = re.findall(r"RaceError: (race on .*)", text)
         streams = re.findall(r"(stream \d+|the legacy default stream)( of sim:\d)?", race)
         assert streams and all(device for _, device in streams), "every stream is named with its device"
-        advice = re.search(r"missing: .* \((?:array\.used_on\()?(Stream\(.*\))\)$", race)
+        advice = re.search(r"missing: .* \((?:array\.record_stream\()?(Stream\(.*\))\)$", race)
         assert advice, race
         named = re.findall(r'Stream\("sim:(\d)", (\d+)\)', advice[1])
         assert len(named) == len(set(named)), "no stream is told to wait for itself"

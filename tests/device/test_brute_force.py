@@ -39,7 +39,19 @@ def random_program(rng: random.Random, threads: int, calls: int) -> list[Call]:
         ["launch"] * 8
         + ["record", "wait"]
         + ["order"] * 5
-        + ["sync", "sync_event", "tell", "read", "capture", "graph", "graph", "used_on", "drop", "keep", "barrier"]
+        + [
+            "sync",
+            "sync_event",
+            "tell",
+            "read",
+            "capture",
+            "graph",
+            "graph",
+            "record_stream",
+            "drop",
+            "keep",
+            "barrier",
+        ]
     )
     streams = rng.sample(range(STREAMS), rng.choice((2, 2, 3)))
     while len(program) < calls:
@@ -95,8 +107,8 @@ def random_program(rng: random.Random, threads: int, calls: int) -> list[Call]:
                 arrays, graphs = "x", graphs + 1
             case "graph" if graphs:
                 program.append((t, "graph", rng.randrange(graphs), s))
-            case "used_on" if "z" in arrays:
-                program.append((t, "used_on", "z", s))
+            case "record_stream" if "z" in arrays:
+                program.append((t, "record_stream", "z", s))
             case "drop" if "z" in arrays:
                 program.append((t, "drop", "z"))
                 arrays = "x"
@@ -162,8 +174,8 @@ class Runner:
     def on_graph(self, g: int, s: int) -> None:
         self.m.launch_graph(self.graphs[g], self.streams[s])
 
-    def on_used_on(self, array: str, s: int) -> None:
-        self.arrays[array].used_on(self.streams[s])
+    def on_record_stream(self, array: str, s: int) -> None:
+        self.arrays[array].record_stream(self.streams[s])
 
     def on_drop(self, array: str) -> None:
         del self.arrays[array]

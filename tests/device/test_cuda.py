@@ -321,7 +321,7 @@ def test_memory_goes_back_only_when_its_users_have_passed(driver: FakeDriver) ->
     x = driver.array(np.ones(1000))
     seen: list[Any] = []
     driver.launch(s, lambda v: seen.append(v.copy()), reads=[x])
-    x.used_on(t)
+    x.record_stream(t)
     live = driver.live()
     del x
     gc.collect()

@@ -41,9 +41,9 @@ def test_a_stream_that_was_destroyed_is_told_and_no_device_is_lost_for_it(driver
     for act in (s.record, s.synchronize, lambda: buf.add(0, x, stream=s), lambda: driver.stream().wait(s)):
         with pytest.raises(
             fanin.DeviceError, match=r"CONTEXT_IS_DESTROYED \(709\).*Was a stream destroyed|was destroyed"
-        ) as told:
+        ) as outcomes:
             act()
-        assert told.value.code == 709
+        assert outcomes.value.code == 709
         buf.clear()
     buf.add(0, x, stream=t)
     buf.add(0, x, stream=t)
@@ -392,15 +392,17 @@ def test_short_memory_in_the_middle_of_a_sum_in_place_doubles_nothing(
     driver: FakeDriver, sparse_first: bool, stats: bool
 ) -> None:
     """Whichever launch fails, the sum is right at the next try, or the slot says that it is lost."""
-    told = [sum_in_turns(driver, call, sparse_first, stats) for call in range(6)]
-    assert "right" in told
-    assert ("lost" in told) == (not sparse_first and not stats), told  # else the sum is made in memory of its own
+    outcomes = [sum_in_turns(driver, call, sparse_first, stats) for call in range(6)]
+    assert "right" in outcomes
+    assert ("lost" in outcomes) == (not sparse_first and not stats), (
+        outcomes
+    )  # else the sum is made in memory of its own
 
 
 @pytest.mark.parametrize("transposed", [False, True])
 def test_memory_of_a_failed_upload_goes_back_behind_its_copy(transposed: bool) -> None:
     """Whichever driver call fails, and with whatever code: what the copy still writes is nobody else's."""
-    told = {"failed": 0, "made": 0}
+    outcomes = {"failed": 0, "made": 0}
     values = np.ones((4, 4)).T if transposed else np.ones((4, 4))
     for code in (1, 2, 400, 700, 999):
         for seed in range(2):
@@ -411,13 +413,13 @@ def test_memory_of_a_failed_upload_goes_back_behind_its_copy(transposed: bool) -
                     driver.fail(call, code)
                     with contextlib.suppress(fanin.DeviceError):
                         made = driver.array(values)
-                        told["made"] += 1
+                        outcomes["made"] += 1
                         del made
                     driver.fail(-1, 0)
                     with contextlib.suppress(fanin.DeviceError):  # a lost device takes no more
                         driver.array(np.zeros((4, 4)))
                         driver.synchronize()
                     assert driver.races == 0, f"call {call} failed with {code}, seed {seed}: {driver.race}"
-                told["failed"] += 1
-    told["failed"] -= told["made"]
-    assert min(told.values()) > 20, told
+                outcomes["failed"] += 1
+    outcomes["failed"] -= outcomes["made"]
+    assert min(outcomes.values()) > 20, outcomes

@@ -163,7 +163,7 @@ class World:
             (_core.Event, "synchronize"): self.e.synchronize,
             (_core.Event, "stream"): lambda: self.e.stream,
             (_core.Array, "numpy"): self.x.numpy,
-            (_core.Array, "used_on"): lambda: self.x.used_on(self.s),
+            (_core.Array, "record_stream"): lambda: self.x.record_stream(self.s),
             (_core.Array, "users"): lambda: self.x.users,
             (_core.Target, "__enter__"): self.target.__enter__,
             (_core.Target, "__exit__"): lambda: self.target.__exit__(None, None, None),
@@ -220,10 +220,10 @@ def test_every_public_method_is_a_turn_or_reads_what_never_changes() -> None:
     with Machine() as m:
         called = set(World(m).calls())
         m.join()
-    for kind, still in STILL.items():
+    for kind, constant in STILL.items():
         names = public(kind)
-        assert still <= names, f"{kind.__name__} has no {sorted(still - names)}"
-        forgotten = names - still - {name for other, name in called if other is kind}
+        assert constant <= names, f"{kind.__name__} has no {sorted(constant - names)}"
+        forgotten = names - constant - {name for other, name in called if other is kind}
         assert not forgotten, (
             f"{kind.__name__}.{sorted(forgotten)}: give it a turn (csrc/py/turn.h), or say in STILL why it needs none"
         )
@@ -257,9 +257,9 @@ def test_answers_in_host_threads_are_part_of_the_order(reduce: bool) -> None:
         s = m.stream()
         m.launch(s, lambda v: None, writes=[m.empty(1)])
         e = s.record()
-        told = [m.spawn(e.query) for _ in range(2)]
+        queries = [m.spawn(e.query) for _ in range(2)]
         m.join()
-        return tuple(t.result for t in told)
+        return tuple(t.result for t in queries)
 
     report = explore(asked, reduce=reduce)
     assert report.complete and set(report.results) == {(a, b) for a in (True, False) for b in (True, False)}, report
@@ -383,7 +383,7 @@ def events(m: Machine) -> Any:
 
 def blocks(m: Machine) -> Any:
     x, t = m.empty(1), m.stream()
-    return pair(m, lambda: x.used_on(t), lambda: len(x.users))
+    return pair(m, lambda: x.record_stream(t), lambda: len(x.users))
 
 
 def slots(m: Machine) -> Any:

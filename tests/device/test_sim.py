@@ -166,7 +166,7 @@ SHAPES = [(60,), (4, 15), (12, 5), (2, 2, 3, 5), (4, 3, 5), (4, 1, 3, 5, 1), (-1
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("how", ["whole", "reversed", "transposed", "every other", "narrow"])
 def test_reshape_is_a_view_where_numpy_needs_no_copy(shape: tuple[int, ...], how: str) -> None:
-    cut: Any = {
+    parts_of: Any = {
         "whole": lambda a: a,
         "reversed": lambda a: a[::-1],
         "transposed": lambda a: a.transpose(2, 0, 1),
@@ -175,7 +175,7 @@ def test_reshape_is_a_view_where_numpy_needs_no_copy(shape: tuple[int, ...], how
     }[how]
     value = np.arange(60).reshape(4, 3, 5)
     with Machine() as m:
-        mine, its = cut(m.array(value)), cut(value)
+        mine, its = parts_of(m.array(value)), parts_of(value)
         try:
             want = its.reshape(shape)
         except ValueError:
@@ -962,7 +962,7 @@ def a_machine_at_work() -> None:
             assert (x[::2].reshape(2, 4).T.broadcast_to(3, 4, 2).numpy() == 2).all()
         m.spawn(lambda: m.event().record(c))
         m.join()
-        x.used_on(s)
+        x.record_stream(s)
         _core.pass_end(s, [c], [x])
     assert t.lines
 

@@ -85,7 +85,7 @@ def test_one_thread_captures_while_others_add_take_and_let_go(driver: FakeDriver
         for turn in range(TURNS):
             cycle: list[Any] = [driver.array(np.ones(16)) for _ in range(3)]
             for x in cycle:
-                x.used_on(streams[turn % 3])
+                x.record_stream(streams[turn % 3])
             cycle.append(cycle)  # so that the collector ends it
             del cycle, x
             gc.collect(0)

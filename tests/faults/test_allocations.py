@@ -153,8 +153,8 @@ def explained() -> Any:
 def hard() -> tuple[Any, Any]:
     """A pair that a search gives up: it needs a table."""
     memory = np.empty(300_000_000, "i1")
-    cut = np.lib.stride_tricks.as_strided
-    return cut(memory, (1049,) * 3, (36674, 61119, 85569)), cut(memory[64023025:], (1049,) * 2, (12223, 12224))
+    strided = np.lib.stride_tricks.as_strided
+    return strided(memory, (1049,) * 3, (36674, 61119, 85569)), strided(memory[64023025:], (1049,) * 2, (12223, 12224))
 
 
 def one_overlap() -> Any:
@@ -165,9 +165,9 @@ def one_overlap() -> Any:
 
 def overlapping() -> Any:
     m = np.zeros((8, 9))
-    cut = [m[i : i + 3, j : j + 2] for i in range(4) for j in range(8)]
-    yield lambda: (lambda found: (found.components, found.indices, found.pairs))(fanin.overlaps(cut))
-    found = fanin.overlaps(cut)
+    strided = [m[i : i + 3, j : j + 2] for i in range(4) for j in range(8)]
+    yield lambda: (lambda found: (found.components, found.indices, found.pairs))(fanin.overlaps(strided))
+    found = fanin.overlaps(strided)
     yield lambda: found.pairs
 
 

@@ -56,7 +56,7 @@ def kills(lines: list[Line]) -> dict[str, Line]:
     return {line.words[0]: line for line in lines if line.kind == "kill"}
 
 
-def told(page: str, name: str) -> bool:
+def has_row(page: str, name: str) -> bool:
     """Whether a table of the page has a row for the fault."""
     return re.search(rf"^\| `{re.escape(name)}` \|", page, re.MULTILINE) is not None
 
@@ -76,7 +76,7 @@ def test_the_list_is_read_from_the_sources() -> None:
 
 @pytest.mark.parametrize("name", [*PLAN, *FAULTS, *DRIVER])
 def test_the_page_tells_every_planted_fault(name: str) -> None:
-    assert told(PAGE.read_text(), name), f"docs/proof.md has no row for {name}"
+    assert has_row(PAGE.read_text(), name), f"docs/proof.md has no row for {name}"
     assert name not in FAULTS or f"| `{name}` | {FAULTS[name]} |" in PAGE.read_text(), "base/fault.h says it otherwise"
 
 

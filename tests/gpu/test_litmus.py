@@ -153,7 +153,7 @@ def test_memory_that_is_let_go_of_stays_until_its_reader_has_passed(m: Any) -> N
         m.fill(p, x, 7)
         c.wait(p.record())
         m.delay(c)
-        x.used_on(c)
+        x.record_stream(c)
         with fanin.stream(c):
             y = fanin.add_n([x, x])
         del x

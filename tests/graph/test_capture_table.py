@@ -235,14 +235,14 @@ def test_a_stale_consumer_is_replaced_for_the_whole_pass_and_the_graph_sums_on(
 def test_who_need_not_give_way_is_who_he_was(w: Any) -> None:
     s = w.stream()
     x = w.array(np.ones(4))
-    told = []
+    explained = []
     for on in (False, True):
         buf = fanin.InputBuffer(1, name="grads")
         with fanin.set_options(capture_redirect=on), fanin.stream(s):
             buf.add(0, x)
-            told.append(buf.explain(0))
+            explained.append(buf.explain(0))
             buf.take()
-    assert told[0] == told[1] and "S5" in told[0]
+    assert explained[0] == explained[1] and "S5" in explained[0]
 
 
 @pytest.mark.rule("S6", "S7")
@@ -357,10 +357,10 @@ def test_a_pooled_stream_is_joined_back_though_nobody_takes(w: Any, how: str) ->
     assert w.races == 0
 
 
-def where_summed(told: str) -> int:
+def where_summed(explained: str) -> int:
     """The stream on which explain() says that the sum is taken."""
-    found = re.search(r"the sum is taken on .*stream (\d+)", told)
-    assert found, told
+    found = re.search(r"the sum is taken on .*stream (\d+)", explained)
+    assert found, explained
     return int(found[1])
 
 

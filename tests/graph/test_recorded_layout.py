@@ -147,11 +147,11 @@ def test_a_layout_is_the_same_exactly_where_numpy_says_so() -> None:
         moved = places + (rng.random((n, 1)) < 0.15) * rng.integers(-3, 4, (n, 2)) + int(rng.integers(0, 5))
         sides = rng.integers(1, 6, (n, 2))
 
-        def cut(at: Any, sides: Any = sides) -> list[Array]:
+        def views_at(at: Any, sides: Any = sides) -> list[Array]:
             m = np.zeros((60, 60), "i2")
             return [m[i : i + h, j : j + w] for (i, j), (h, w) in zip(np.maximum(at, 0), sides, strict=True)]
 
-        was, now = cut(places), cut(moved)
+        was, now = views_at(places), views_at(moved)
         said = _core.Layout(was).check(now)
         assert (said is None) == (relations(was) == relations(now)), (places, moved, sides, said)
         seen["same" if said is None else said[1]] += 1

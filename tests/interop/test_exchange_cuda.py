@@ -1107,10 +1107,10 @@ def test_a_copy_goes_out_as_one_and_the_host_gets_one(driver: FakeDriver) -> Non
         ({"max_version": ("1", 0)}, TypeError),
         ({"dl_device": (2,)}, TypeError),
     ):
-        with pytest.raises(error) as told:
+        with pytest.raises(error) as refused:
             x.__dlpack__(**how)  # type: ignore[arg-type]
         assert error is not TypeError or re.search(
-            r"expected (max_version=\(major, minor\)|dl_device=\(type, id\)), got", str(told.value)
+            r"expected (max_version=\(major, minor\)|dl_device=\(type, id\)), got", str(refused.value)
         )
 
 

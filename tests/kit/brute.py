@@ -9,7 +9,7 @@ wrong, and a test that cannot tell it from the right one tests nothing.
     launch s reads writes     what s does next                 record e s, wait s e     e is what s has been given so
     far sync s, sync_event e      the host goes on behind it       read s view              a copy on s for which the
     host waits capture g a b works       a graph of work on a, and on b between a fork and a join graph g s
-    that graph, on s                 drop z, used_on z s      z goes once those it is marked with have passed see t
+    that graph, on s                 drop z, record_stream z s    z goes once those it is marked with have passed see t
     the host goes on behind what thread t has done
 """
 
@@ -181,7 +181,7 @@ class Model:
             self.member[g, k] = step
         self.stream_step(s, *([] if self.without == "graph exit" else last))
 
-    def on_used_on(self, t: int, array: str, s: int) -> None:
+    def on_record_stream(self, t: int, array: str, s: int) -> None:
         self.host_step(t)
         self.users[array].add(s)
 

@@ -104,7 +104,7 @@ class Buffers:
 
     def value(self, seen: list[list[Any]]) -> str:
         """All that could be seen, and what is left."""
-        last = told(lambda: [None if x is None else self.seen(x) for x in self.buf.take()])
+        last = outcome(lambda: [None if x is None else self.seen(x) for x in self.buf.take()])
         return repr((seen, last, [o.tobytes() for o in self.out]))
 
     def seen(self, x: Any) -> Any:
@@ -114,7 +114,7 @@ class Buffers:
         return x.copy() if isinstance(x, np.ndarray) else repr(x) if isinstance(x, Fraction) else x
 
 
-def told(call: Callable[[], Any]) -> Any:
+def outcome(call: Callable[[], Any]) -> Any:
     try:
         return bits_of(call())
     except (ValueError, TypeError, RuntimeError, BufferError, MemoryError) as e:
@@ -128,7 +128,7 @@ def scenario(program: Program, options: dict[str, Any]) -> Callable[[Machine], A
 
         def actor(i: int) -> None:
             for step in program[i]:
-                seen[i].append(told(lambda step=step: shared.do(step)))
+                seen[i].append(outcome(lambda step=step: shared.do(step)))
 
         for i in range(len(program)):
             m.spawn(actor, i)
@@ -230,7 +230,7 @@ def in_turn(program: Program, options: dict[str, Any]) -> set[Any]:
             shared = Buffers(m, **options)
             seen: list[list[Any]] = [[] for _ in program]
             for i in order:
-                seen[i].append(told(functools.partial(shared.do, program[i][len(seen[i])])))
+                seen[i].append(outcome(functools.partial(shared.do, program[i][len(seen[i])])))
             found.add(shared.value(seen))
     return found
 

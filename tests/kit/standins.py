@@ -105,7 +105,7 @@ class Array:
     def address(self) -> int:
         return int(self.memory.address) + self.offset
 
-    def used_on(self, stream: Any) -> None:
+    def record_stream(self, stream: Any) -> None:
         """For `FakeDriver.launch`: a library's kernels mark nothing."""
 
     def fill(self, stream: fanin.Stream, value: float) -> Any:

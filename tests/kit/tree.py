@@ -547,3 +547,43 @@ def identifiers(path: Path) -> list[tuple[int, str]]:
         return [(t.start[0], t.string) for t in tokens if t.type == tokenize.NAME]
     lines = without_comments(text).split("\n")
     return [(at, name) for at, line in enumerate(lines, 1) for name in re.findall(r"\b[A-Za-z_]\w*", line)]
+
+
+NAME = re.compile(r"\b[A-Za-z_]\w*")
+
+
+def names_in_text(path: Path) -> list[tuple[int, str]]:
+    """(line, name) of the names that sentences speak of: in a page what stands as code, `so` or in a block; in a
+    comment of a source `that` too, and each word with an underscore in it. Words of sentences are none: what a
+    sentence tells is told, and a function called told is not.
+    """
+    found = []
+    if path.suffix == ".md":
+        block = False
+        for at, line in enumerate(path.read_text().split("\n"), 1):
+            block ^= line.lstrip().startswith("```")
+            code = [line] if block else re.findall(r"`([^`]+)`", line)
+            found += [(at, name) for span in code for name in NAME.findall(re.sub(r"#.*|\".*?\"", "", span))]
+        return found
+    for at, comment in comments(path):
+        for shift, line in enumerate(comment.split("\n")):
+            spans = re.findall(r"`([^`]+)`", line)
+            words = [w for span in spans for w in NAME.findall(span)] + re.findall(r"\b[A-Za-z]\w*_\w+", line)
+            found += [(at + shift, name) for name in words]
+    return found
+
+
+def comments(path: Path) -> list[tuple[int, str]]:
+    """(line, text) of the comments of a C or Python file, docstrings among them."""
+    text = path.read_text()
+    if path.suffix.startswith(".py"):
+        tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+        found = [(t.start[0], t.string) for t in tokens if t.type == tokenize.COMMENT]
+        kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, kinds) and ast.get_docstring(node, clean=False):
+                said = node.body[0].value  # type: ignore[attr-defined]
+                found.append((said.lineno, said.value))
+        return found
+    spans = re.finditer(r'"(?:\\.|[^"\\\n])*"|(/\*.*?\*/|//[^\n]*)', text, re.DOTALL)
+    return [(text.count("\n", 0, m.start()) + 1, m[1]) for m in spans if m[1]]

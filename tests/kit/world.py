@@ -408,7 +408,7 @@ class Fake(Raw):
         for graph in list(self.on.graphs):
             self.call("cuGraphDestroy", ctypes.c_void_p(graph))
         for _ in range(2):
-            self.settle()
+            self.wait_for_all()
         for call in self.on.at_end:
             call()
         for e in self._events:
@@ -419,7 +419,7 @@ class Fake(Raw):
             except DriverError:
                 pass  # the test has done so
 
-    def settle(self) -> None:
+    def wait_for_all(self) -> None:
         """What stands in a circle goes; and what was let go of goes with the next call of its device."""
         for collects in (False, True):  # a collection takes long in a process that has seen thousands of tests
             if not (self.on.live("contexts") and any(self.on.live(what) for what in ("memory", "events", "objects"))):
@@ -539,7 +539,7 @@ class Gpu(Raw):
 
     def fill(self, stream: Any, x: Any, value: float) -> None:
         assert x.dtype == np.float32 and x.strides[-1] == 4
-        x.used_on(stream)
+        x.record_stream(stream)
         (bits,) = struct.unpack("<I", struct.pack("<f", value))
         size, at = ctypes.c_size_t(x.size), ctypes.c_uint64(x.address)
         self.call("cuMemsetD32Async", at, ctypes.c_uint(bits), size, ctypes.c_void_p(stream.handle))

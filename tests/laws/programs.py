@@ -161,7 +161,7 @@ class Choices:
         return things[self.of(len(things))]
 
 
-def cut(x: Any, c: Choices) -> Any:
+def slices_of(x: Any, c: Choices) -> Any:
     """An index that gives a view."""
     if x.ndim == 0:
         return ()
@@ -201,8 +201,8 @@ ITSELF = (
 
 
 VIEWS: dict[str, Callable[[Any, Choices], Any]] = {
-    "slice": lambda x, c: x[cut(x, c)],
-    "slice, as an array": lambda x, c: x[(*cut(x, c), ...)],
+    "slice": lambda x, c: x[slices_of(x, c)],
+    "slice, as an array": lambda x, c: x[(*slices_of(x, c), ...)],
     "transpose": lambda x, c: x.T,
     "reshape": lambda x, c: x.reshape(-1),
     "ravel": lambda x, c: np.ravel(x),
@@ -255,7 +255,7 @@ def by_c(x: Any, c: Choices) -> None:
 
 
 def assigned(x: Any, c: Choices) -> None:
-    x[cut(x, c)] = (
+    x[slices_of(x, c)] = (
         np.zeros((), x.dtype)
         if c.of(3)
         else (
@@ -431,12 +431,12 @@ class Base:
         return f"base {self.name}"
 
 
-def tell(result: Any, w: World) -> list[Any]:
+def description(result: Any, w: World) -> list[Any]:
     """Everything that can be told of a world and a result after a run, in a form that two worlds can be compared by."""
-    told: list[Any] = [w.memory()]
+    described: list[Any] = [w.memory()]
     inputs = {id(a): f"array {i}" for i, a in enumerate(w.arrays)}
     for a in w.arrays:
-        told.append(("argument", looks(a), place(a, w)))
+        described.append(("argument", looks(a), place(a, w)))
     names = dict(inputs)
     owned: list[Any] = []
     seen_boxes: dict[int, int] = {
@@ -463,9 +463,9 @@ def tell(result: Any, w: World) -> list[Any]:
             return type(x), [(k, walk(v)) for k, v in items]
         return type(x), repr(x)
 
-    told.append(walk(result))
+    described.append(walk(result))
     for box in w.args:
         if isinstance(box, (list, dict, tuple)):
             seen_boxes.pop(id(box), None)
-        told.append(walk(box))
-    return told
+        described.append(walk(box))
+    return described

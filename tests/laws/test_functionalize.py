@@ -84,8 +84,8 @@ def differences(layout: int, numbers: list[int], way: str, seen: Counter[str]) -
             if error != other:
                 return [(error, other)]
             return [] if (way == "lend" and data) or before == state(two) else [(before, state(two))]
-        told = programs.tell(expected, one), programs.tell(found, two)
-        wrong = [(a, b) for a, b in zip(*told, strict=True) if a != b]
+        described = programs.description(expected, one), programs.description(found, two)
+        wrong = [(a, b) for a, b in zip(*described, strict=True) if a != b]
         if wrong:
             return wrong
         note(wrapped.meta, two.kinds, seen)

@@ -181,7 +181,7 @@ class World:
             sums = [self.buf.take(slot=one, **(how | {"out": outs[one]} if outs else how))]
         else:
             sums = self.buf.take(**how)
-        self.seen.append([self.told(x) for x in sums])
+        self.seen.append([self.described(x) for x in sums])
         assert one is not None or all(
             a <= x._version
             for a, x in zip(versions, [x for x in how.get("out", ()) if type(x).__name__ == "Tensor"], strict=True)
@@ -193,7 +193,7 @@ class World:
         r, i = self.r, self.r.randrange(self.nslots)
         what = r.choice(["snapshot", "expect", "ready", "stats", "clear"])
         if what == "snapshot":
-            self.seen.append(self.told(self.buf[i]))
+            self.seen.append(self.described(self.buf[i]))
         elif what == "expect":
             self.buf.expect(i, r.randrange(6))
         elif what == "ready":
@@ -203,7 +203,7 @@ class World:
         elif r.random() < 0.3:
             self.buf.clear()
 
-    def told(self, x: Any) -> Any:
+    def described(self, x: Any) -> Any:
         """A result: which of the objects that the program has, or a new one; its type and its bits."""
         which = (
             next((i for i, g in enumerate([*self.donated, *self.given]) if g is x), None)

@@ -98,7 +98,7 @@ def test_a_broken_link_is_found() -> None:
     ]
 
 
-def told_by(blocks: list[tuple[int, str, str | None]], folder: Path) -> list[str]:
+def output_of(blocks: list[tuple[int, str, str | None]], folder: Path) -> list[str]:
     """What blocks that go on from each other print, where that is not what the page shows."""
     mark = "-- block --"
     code = f"print({mark!r})\n".join(code + "\n" for _, code, _ in blocks)
@@ -114,7 +114,7 @@ def test_the_code_of_the_page_on_migrating_runs_and_prints_what_it_says(tmp_path
     blocks = python_blocks((ROOT / "docs" / "migrating.md").read_text())
     assert sum(expected is not None for _, _, expected in blocks) >= 3
     assert (
-        told_by(
+        output_of(
             [
                 *blocks,
                 (0, "print(w.tolist() == grads['w'].tolist() == [3, 3, 3], grad.tolist())", "True [3.0, 3.0, 3.0]"),
@@ -126,7 +126,7 @@ def test_the_code_of_the_page_on_migrating_runs_and_prints_what_it_says(tmp_path
 
 
 def test_a_block_that_prints_something_else_is_found(tmp_path: Path) -> None:
-    assert told_by([(3, "x = 1", None), (9, "print(x)", "2")], tmp_path) == ["line 9: 1\n"]
+    assert output_of([(3, "x = 1", None), (9, "print(x)", "2")], tmp_path) == ["line 9: 1\n"]
 
 
 @pytest.mark.parametrize(

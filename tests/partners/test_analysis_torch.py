@@ -142,8 +142,8 @@ def explained(p: Program, found: list[tuple[str, int, str]], theirs: Any, ours: 
             continue
         if what == "input_info" and name in writes and any(x.numel() == 0 for x in p.pool(*p.args())):
             q = dataclasses.replace(p, no_empty_writes=True)
-            told = torch_collect.from_torch(upstream_meta(q.fn, q.args(), q.keep)).input_info[i]
-            if getattr(told, name) == getattr(ours.input_info[i], name):
+            fresh = torch_collect.from_torch(upstream_meta(q.fn, q.args(), q.keep)).input_info[i]
+            if getattr(fresh, name) == getattr(ours.input_info[i], name):
                 reasons.append(EMPTY)
                 continue
         if (what, name) == ("output_info", "view_meta_sequence"):

@@ -144,23 +144,25 @@ def test_groups_are_pytorchs_groups() -> None:
     end = graph.output(results)
     end.meta["desc"] = [theirs(o) for o in outputs]
 
-    def placed(found: dict[Any, Any], own: list[Any], other: list[Any]) -> dict[str, Any]:
+    def by_description(found: dict[Any, Any], own: list[Any], other: list[Any]) -> dict[str, Any]:
         return {repr(k): (own.index(a), None if b is None else other.index(b)) for k, (a, b) in found.items()}
 
     def ours(found: dict[Any, Any]) -> dict[str, Any]:
         return {repr(k): v for k, v in found.items()}
 
-    assert ours(d.inputs_and_grads(inputs, outputs)) == placed(
+    assert ours(d.inputs_and_grads(inputs, outputs)) == by_description(
         fx_utils.get_all_input_and_grad_nodes(graph), nodes, results
     )
-    assert ours(d.outputs_and_tangents(inputs, outputs)) == placed(
+    assert ours(d.outputs_and_tangents(inputs, outputs)) == by_description(
         fx_utils.get_all_output_and_tangent_nodes(graph), results, nodes
     )
-    assert ours(d.params_and_grads(inputs, outputs)) == placed(fx_utils.get_param_and_grad_nodes(graph), nodes, results)
-    assert ours(d.plain_inputs_and_grads(inputs, outputs)) == placed(
+    assert ours(d.params_and_grads(inputs, outputs)) == by_description(
+        fx_utils.get_param_and_grad_nodes(graph), nodes, results
+    )
+    assert ours(d.plain_inputs_and_grads(inputs, outputs)) == by_description(
         fx_utils.get_plain_input_and_grad_nodes(graph), nodes, results
     )
-    assert ours(d.plain_outputs_and_tangents(inputs, outputs)) == placed(
+    assert ours(d.plain_outputs_and_tangents(inputs, outputs)) == by_description(
         fx_utils.get_plain_output_and_tangent_nodes(graph), results, nodes
     )
     assert d.named_params(inputs) == {k: nodes.index(n) for k, n in fx_utils.get_named_param_nodes(graph).items()}

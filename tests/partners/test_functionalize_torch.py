@@ -150,16 +150,16 @@ def place(t: Any, w: World) -> Any:
     return (starts.index(start), t.storage_offset() * t.element_size()) if start in starts else None
 
 
-def tell(result: Any, w: World) -> list[Any]:
+def description(result: Any, w: World) -> list[Any]:
     names = {id(t): f"argument {i}" for i, t in enumerate(w.tensors)}
-    told: list[Any] = [s.tolist() for s in w.storages]
-    told += [(tuple(t.shape), t.stride(), place(t, w), t.dtype) for t in w.tensors]
+    described: list[Any] = [s.tolist() for s in w.storages]
+    described += [(tuple(t.shape), t.stride(), place(t, w), t.dtype) for t in w.tensors]
     own: dict[int, int] = {}
     for o in leaves(result):
         if isinstance(o, torch.Tensor):
             where = place(o, w)
             shared = None if where else own.setdefault(o.untyped_storage().data_ptr(), len(own))
-            told.append(
+            described.append(
                 (
                     names.setdefault(id(o), f"output {len(names)}"),
                     tuple(o.shape),
@@ -172,8 +172,8 @@ def tell(result: Any, w: World) -> list[Any]:
                 )
             )
         else:
-            told.append(o)
-    return told
+            described.append(o)
+    return described
 
 
 def of_autograd(result: Any, w: World) -> list[Any]:
@@ -181,28 +181,28 @@ def of_autograd(result: Any, w: World) -> list[Any]:
     first and second order.
     """
     tensors = [t for t in (*w.tensors, *w.roots, *leaves(result)) if isinstance(t, torch.Tensor)]
-    told: list[Any] = []
+    described: list[Any] = []
     ends = []
     for t in tensors:
         try:
-            told.append((t.requires_grad, t.is_leaf, t._version))
+            described.append((t.requires_grad, t.is_leaf, t._version))
             ends += [t] if t.requires_grad and t.grad_fn is not None else []
         except RuntimeError as e:  # a view of a custom function whose base was written
-            told.append(str(e))
+            described.append(str(e))
     of = [t for t in w.leaves if t.requires_grad]
     if not ends or not of:
-        return told
+        return described
     try:
         total = sum((torch.view_as_real(t) if t.is_complex() else t).double().square().sum() for t in ends)
         first = torch.autograd.grad(total, of, create_graph=True, allow_unused=True)
-        told += [None if g is None else repr(g.tolist()) for g in first]
+        described += [None if g is None else repr(g.tolist()) for g in first]
         again = [g for g in first if g is not None and g.requires_grad]
         if again:
             second = torch.autograd.grad(sum(g.sum() for g in again), of, allow_unused=True)
-            told += [None if g is None else repr(g.tolist()) for g in second]
+            described += [None if g is None else repr(g.tolist()) for g in second]
     except RuntimeError as e:
-        told.append(re.sub("0x[0-9a-f]+", "..", str(e)))
-    return told
+        described.append(re.sub("0x[0-9a-f]+", "..", str(e)))
+    return described
 
 
 def law(count: int, seed: Any) -> Counter[str]:
@@ -218,20 +218,20 @@ def law(count: int, seed: Any) -> Counter[str]:
         f = functionalize(fn, lend=k % 8 == 7 and not stops)
         for data in (1, 2) if k % 2 else (1,):
             one, two = World(layout, data + k, True), World(layout, data + k, True)
-            before = tell([], two), of_autograd([], one)
+            before = description([], two), of_autograd([], one)
             if stops:
                 with pytest.raises(KeyError):
                     f(*two.args)
-                assert before == (tell([], two), of_autograd([], two)), where
+                assert before == (description([], two), of_autograd([], two)), where
                 seen["undone"] += 1
                 continue
             one = World(layout, data + k, True)
             expected, found = fn(*one.args), f(*two.args)
-            assert tell(expected, one) == tell(found, two), where
-            told = of_autograd(expected, one), of_autograd(found, two)
-            assert told[0] == told[1], where
-            seen["gradients"] += any(isinstance(x, str) and x.startswith("[") for x in told[0])
-            seen["errors of a backward"] += isinstance(told[0][-1], str) and not told[0][-1].startswith("[")
+            assert description(expected, one) == description(found, two), where
+            described = of_autograd(expected, one), of_autograd(found, two)
+            assert described[0] == described[1], where
+            seen["gradients"] += any(isinstance(x, str) and x.startswith("[") for x in described[0])
+            seen["errors of a backward"] += isinstance(described[0][-1], str) and not described[0][-1].startswith("[")
         seen["programs"] += 1
     return seen
 
@@ -266,8 +266,8 @@ def test_calling_the_wrapper_leaves_all_as_calling_the_function_itself() -> None
         f = functionalize(fn, lend=k % 4 == 3)
         for data in (1, 2) if k % 2 else (1,):
             one, two = World(layout, data + k), World(layout, data + k)
-            before = tell([], one)
-            expected, found = tell(fn(*one.args), one), tell(f(*two.args), two)
+            before = description([], one)
+            expected, found = description(fn(*one.args), one), description(f(*two.args), two)
             assert expected == found, f"program {k} of seed {seed}: layout {layout}, {numbers}"
             seen["written"] += before[: len(one.storages)] != expected[: len(one.storages)]
             seen["untouched"] += before == expected[: len(before)]
@@ -377,18 +377,18 @@ def test_what_cannot_be_put_back_is_named() -> None:
 
 
 def keeps(fn: Any, make: Any, *, call: Any = None) -> None:
-    """What `tell` says of a call of the wrapper is what it says of one of the function; twice, for the second call goes
-    another way.
+    """What `description` says of a call of the wrapper is what it says of one of the function; twice, for the second
+    call goes another way.
     """
     f = functionalize(fn)
     for _ in range(2):
-        told = []
+        described = []
         for run in (fn, f):
             args = make()
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                told.append(call(run, args))
-        assert told[0] == told[1]
+                described.append(call(run, args))
+        assert described[0] == described[1]
 
 
 def unaligned(n: int, at: int) -> Any:
@@ -592,24 +592,24 @@ def test_gradients_are_those_of_the_function_itself(name: str, kind: str) -> Non
         if x.requires_grad:
             x.register_hook(lambda g: fired.append(g.tolist()))
         leaves = [y for y in ([x] if x.is_leaf else of_graph(x)) if y.requires_grad] + [w]
-        told: list[Any] = []
+        described: list[Any] = []
         try:
             out = run(x, w)
-            told += [(t.requires_grad, t.is_leaf, t.tolist(), t._version) for t in (out, x, w)]
+            described += [(t.requires_grad, t.is_leaf, t.tolist(), t._version) for t in (out, x, w)]
             if out.requires_grad:
                 first = torch.autograd.grad(out.sum(), leaves, create_graph=True, allow_unused=True)
-                told += [None if g is None else g.tolist() for g in first]
+                described += [None if g is None else g.tolist() for g in first]
                 second = [g for g in first if g is not None and g.requires_grad]
                 if second:
                     twice = torch.autograd.grad(
                         sum((g * g).sum() for g in second), leaves, allow_unused=True, retain_graph=True
                     )
-                    told += [None if g is None else g.tolist() for g in twice]
+                    described += [None if g is None else g.tolist() for g in twice]
                 out.sum().backward()
-                told += [None if y.grad is None else y.grad.tolist() for y in (*leaves, x)]
+                described += [None if y.grad is None else y.grad.tolist() for y in (*leaves, x)]
         except RuntimeError as e:
-            told.append(str(e))
-        return told, fired
+            described.append(str(e))
+        return described, fired
 
     keeps(GRADIENTS[name], lambda: (KINDS[kind](), torch.full((3,), 2.0).requires_grad_()), call=call)
 
@@ -624,16 +624,16 @@ def test_a_call_that_raises_leaves_gradients_as_they_were(name: str, kind: str) 
         raise KeyError
 
     def state(x: Any, w: Any, saved: Any, graph: Any) -> Any:
-        told = [(t.requires_grad, t.is_leaf, t.tolist(), t._version, t.grad) for t in (w, *graph)]
-        told.append((x.requires_grad, x.is_leaf, x.tolist(), x._version))
+        described = [(t.requires_grad, t.is_leaf, t.tolist(), t._version, t.grad) for t in (w, *graph)]
+        described.append((x.requires_grad, x.is_leaf, x.tolist(), x._version))
         total = (x * 3).sum() + saved
         leaves = [t for t in (w, *graph) if t.requires_grad]
         grads = torch.autograd.grad(total, leaves, allow_unused=True) if total.requires_grad else ()
-        return told, [None if g is None else g.tolist() for g in grads]
+        return described, [None if g is None else g.tolist() for g in grads]
 
     f = functionalize(stops)
     for _ in range(2):
-        told = []
+        described = []
         for touch in (False, True):
             x, w = KINDS[kind](), torch.full((3,), 2.0).requires_grad_()
             graph = [x] if x.is_leaf else of_graph(x)
@@ -643,8 +643,8 @@ def test_a_call_that_raises_leaves_gradients_as_they_were(name: str, kind: str) 
                     warnings.simplefilter("ignore")
                     with pytest.raises((KeyError, RuntimeError)):
                         f(x, w)
-            told.append(state(x, w, saved, graph))
-        assert told[0] == told[1]
+            described.append(state(x, w, saved, graph))
+        assert described[0] == described[1]
 
 
 HOLDERS = {
@@ -860,7 +860,7 @@ def test_a_compiled_pure_function_does_what_the_function_does(name: str, make: A
     fn = PURE[name]
     f = functionalize(fn, compiler=compiler)
     for _ in range(2):
-        told = []
+        described = []
         for run in (fn, f):
             leaf, args = make()
             with warnings.catch_warnings():
@@ -875,7 +875,7 @@ def test_a_compiled_pure_function_does_what_the_function_does(name: str, make: A
             second = (
                 torch.autograd.grad(sum(g.sum() for g in twice), (leaf, args[2]), allow_unused=True) if twice else ()
             )
-            told.append(
+            described.append(
                 (
                     [(t.tolist(), t.requires_grad, t.is_leaf, t.stride()) for t in tensors],
                     [[t is a for a in args] for t in out],
@@ -890,7 +890,7 @@ def test_a_compiled_pure_function_does_what_the_function_does(name: str, make: A
                     [None if g is None else g.tolist() for g in (*grads, *second)],
                 )
             )
-        assert told[0] == told[1]
+        assert described[0] == described[1]
 
 
 def test_the_pure_function_of_tensors_writes_nothing_and_has_slots() -> None:

@@ -348,8 +348,8 @@ def test_the_short_way_and_the_long_one_meet() -> None:
         (sum_,) = parked(x, x, late).take()
         assert type(sum_) is torch.Tensor and sum_.tolist() == ([2] * 3 if isinstance(late, fanin.Zero) else [3] * 3)
     buf = parked(x, x)
-    told = buf.explain(0)
-    assert "torch" not in told and "S3" in told
+    explained = buf.explain(0)
+    assert "torch" not in explained and "S3" in explained
     assert buf.take(writable=True)[0].tolist() == [2, 2, 2]
     with pytest.raises(ValueError, match="shape"):
         parked(x, torch.ones(4))

@@ -333,9 +333,9 @@ def test_errors_name_the_parameter() -> None:
     with fanin.torch.accumulate([("layer.weight", w)]) as block:
         block._buffer.expect(0, 1)
         w.sum().backward()
-        with pytest.raises(ValueError, match=r"^accumulate: layer\.weight: .*1 contribution") as told:
+        with pytest.raises(ValueError, match=r"^accumulate: layer\.weight: .*1 contribution") as refused:
             w.sum().backward()
-        assert "slot" not in str(told.value) and w.grad is not None, "what could not be added is where it was"
+        assert "slot" not in str(refused.value) and w.grad is not None, "what could not be added is where it was"
         w.grad = None
     assert w.grad.tolist() == [[1.0] * 3] * 2
 

@@ -16,7 +16,7 @@ _Static_assert(sizeof(fan_k_fold) <= 4096 && sizeof(fan_k_any) <= 4096 && sizeof
                    sizeof(fan_k_scatter) <= 4096,
                "what every driver takes as the arguments of a kernel");
 
-_Static_assert(sizeof(fan_k_tell) <= 4096, "the same");
+_Static_assert(sizeof(fan_k_stats_end) <= 4096, "the same");
 
 /* launch_is_foreign: the driver's word for code that it cannot use: made for other GPUs, or by a newer compiler than it
  * knows. */

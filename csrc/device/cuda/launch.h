@@ -13,7 +13,7 @@ typedef struct fan__launch_ctx {
     fan_cu_stream on;
     const char *label;
     const fan_stats_out *stats_out; /* what sums leave behind; NULL: nothing */
-    size_t skip;
+    size_t first_suspect;
     bool blind;  /* sums are only told of: nothing is written */
     bool *begun; /* set once a launch went through */
 } fan__launch_ctx;

@@ -192,7 +192,7 @@ fan_status fan__cuda_run(fan_device *d, fan_stream *s, const fan_job *job, fan_e
                          .stream = s,
                          .label = job->label ? job->label : fan_job_word(job->kind),
                          .stats_out = job->stats_out,
-                         .skip = job->skip,
+                         .first_suspect = job->first_suspect,
                          .begun = &begun};
     fan__cuda_scope scope;
     fan_status status;

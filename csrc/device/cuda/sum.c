@@ -27,11 +27,11 @@ static fan_status sum_stats_rows(const fan__launch_ctx *s, int64_t rows, int64_t
                                  fan_error *err)
 {
     const fan_stats_out *g = s->stats_out;
-    fan_k_tell a;
+    fan_k_stats_end a;
     memset(&a, 0, sizeof a - sizeof a.keys);
     a.rows = sum_rows_of(g);
-    a.told = fan__address_of(g->words);
-    a.before = more ? a.told : g->before ? fan__address_of(g->before) : 0;
+    a.stats = fan__address_of(g->words);
+    a.before = more ? a.stats : g->before ? fan__address_of(g->before) : 0;
     a.nrows = rows;
     a.count = size;
     if (n)
@@ -64,7 +64,7 @@ static fan_status sum_fold(const fan__launch_ctx *s, size_t which, const fan_arr
         int64_t rows = fan_stats_partials(out->size);
         a.rows = sum_rows_of(s->stats_out);
         a.negative = fan_dtype_kind(out->dtype) == 'i';
-        a.skip = (int32_t)s->skip;
+        a.first_suspect = (int32_t)s->first_suspect;
         FAN_TRY(fan__launch_blocks(s, s->part->fold_stats[which], rows, &a, err));
         return sum_stats_rows(s, rows, out->size, 0, n, false, err);
     }
@@ -129,7 +129,7 @@ static fan_status sum_any(const fan__launch_ctx *s, const fan_nditer *w, const s
         return fan__launch_threads(s, s->part->any, w->size, &a, err);
     int64_t rows = fan_stats_partials(w->size);
     a.rows = sum_rows_of(s->stats_out);
-    a.skip = begun ? 1 : (int32_t)s->skip;
+    a.first_suspect = begun ? 1 : (int32_t)s->first_suspect;
     FAN_TRY(fan__launch_blocks(s, s->part->fold_stats_any, rows, &a, err));
     return sum_stats_rows(s, rows, w->size, begun ? begun - 1 : 0, n, begun > 0, err);
 }

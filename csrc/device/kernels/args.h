@@ -24,7 +24,8 @@ typedef struct fan_k_fold {
     uint64_t factor;                /* the bits of one number of the accumulation type */
     int32_t n, scaled, wide, parts; /* wide: every address is a multiple of 16; parts: numbers of an element */
     uint64_t rows;
-    int32_t negative, skip; /* negative: signed integers; skip: sources that are not held to blame */
+    int32_t negative,
+        first_suspect; /* negative: signed integers; first_suspect: sources before it that are not held to blame */
     uint64_t in[FAN_K_SOURCES];
 } fan_k_fold;
 
@@ -54,8 +55,8 @@ typedef struct fan_k_many {
  * source: address, dtype | acc << 8, stride[ndim]. */
 typedef struct fan_k_any {
     int64_t size;
-    int32_t n, ndim, out, scaled; /* out: its dtype */
-    int32_t anywhere, skip;       /* anywhere: some address is no multiple of its numbers' size */
+    int32_t n, ndim, out, scaled;    /* out: its dtype */
+    int32_t anywhere, first_suspect; /* anywhere: some address is no multiple of its numbers' size */
     uint64_t rows;
     uint64_t factor[2]; /* the bits of one element of the last accumulation dtype */
     int64_t words[FAN_K_WORDS];
@@ -63,11 +64,11 @@ typedef struct fan_k_any {
 
 /* fan_fold_stats_end: the rows in order, as what the host reads. One block. before 0: nobody spoiled it before; else
  * another fan_device_stats, or the same. */
-typedef struct fan_k_tell {
-    uint64_t rows, told, before;
+typedef struct fan_k_stats_end {
+    uint64_t rows, stats, before;
     int64_t nrows, count;
     int64_t keys[FAN_K_SOURCES]; /* of the sources */
-} fan_k_tell;
+} fan_k_stats_end;
 
 /* fan_reduce_any: out = in summed over `gone` axes, one after the other in their order, in dtype acc.
  * words: of the axes that stay, extent[stay], out stride[stay], in stride[stay]; of those that go, extent[go], in

@@ -85,7 +85,7 @@ typedef uint4 sixteen;
             x.all = AT(const sixteen, a.in[0])[v];                                                                    \
             for (int i = 0; i < PER; i++)                                                                             \
                 sum[i] = up_##K(x.each[i]);                                                                           \
-            UNROLL(AHEAD) for (int k = 1; k < a.n; k++)                                                                      \
+            UNROLL(AHEAD) for (int k = 1; k < a.n; k++)                                                               \
             {                                                                                                         \
                 x.all = AT(const sixteen, a.in[k])[v];                                                                \
                 for (int i = 0; i < PER; i++)                                                                         \
@@ -97,7 +97,7 @@ typedef uint4 sixteen;
         }                                                                                                             \
         for (int64_t i = whole * PER + THREAD; i < a.count; i += THREADS) {                                           \
             T one = up_##K(AT(const MEM, a.in[0])[i]);                                                                \
-            UNROLL(AHEAD) for (int k = 1; k < a.n; k++) one = plus_##K(one, up_##K(AT(const MEM, a.in[k])[i]));              \
+            UNROLL(AHEAD) for (int k = 1; k < a.n; k++) one = plus_##K(one, up_##K(AT(const MEM, a.in[k])[i]));       \
             AT(MEM, a.out)[i] = down_##K(a.scaled ? times_##K(one, factor) : one);                                    \
         }                                                                                                             \
     }
@@ -228,7 +228,8 @@ FN void row_put(fan_stats_partial *mine, uint64_t rows)
     X(e4m3fn, uint8_t, up_e4m3fn(x), up_e4m3fn(x), 0)                                                                 \
     X(e5m2, uint8_t, up_e5m2(x), up_e5m2(x), 0)
 
-/* count_NAME: one element more, of one number or two. blame_NAME: who spoiled the one that begins with number `at`? fold_NAME_at: a number of the sum. */
+/* count_NAME: one element more, of one number or two. first_nonfinite_NAME: which source first brought an inf or a NaN
+ * to the element that begins with number `at`. fold_NAME_at: a number of the sum. */
 #define COUNT(K, MEM, SIGNED, UNSIGNED, TWO)                                                                          \
     FN inline int parts_##K(const fan_k_fold *a)                                                                      \
     {                                                                                                                 \
@@ -238,14 +239,14 @@ FN void row_put(fan_stats_partial *mine, uint64_t rows)
     {                                                                                                                 \
         return negative ? (double)(SIGNED) : (double)(UNSIGNED);                                                      \
     }                                                                                                                 \
-    FN inline bool count_##K(const fan_k_fold *a, fan_stats_partial *mine, MEM x, MEM y)                                   \
+    FN inline bool count_##K(const fan_k_fold *a, fan_stats_partial *mine, MEM x, MEM y)                              \
     {                                                                                                                 \
         double re = value_##K(x, a->negative);                                                                        \
         return parts_##K(a) == 2 ? row_complex(mine, re, value_##K(y, 0)) : row_real(mine, re);                       \
     }                                                                                                                 \
-    FN inline void blame_##K(const fan_k_fold *a, fan_stats_partial *mine, int64_t at)                                     \
+    FN inline void first_nonfinite_##K(const fan_k_fold *a, fan_stats_partial *mine, int64_t at)                      \
     {                                                                                                                 \
-        for (int k = a->skip; k < a->n && (uint64_t)k < mine->bad; k++)                                               \
+        for (int k = a->first_suspect; k < a->n && (uint64_t)k < mine->bad; k++)                                      \
             for (int part = 0; part < parts_##K(a); part++)                                                           \
                 if (!is_finite(value_##K(AT(const MEM, a->in[k])[at + part], 0)))                                     \
                     mine->bad = (uint64_t)k;                                                                          \
@@ -260,7 +261,7 @@ VALUE_LIST(COUNT)
             one = plus_##K(one, up_##K(AT(const MEM, a->in[k])[i]));                                                  \
         return down_##K(a->scaled ? times_##K(one, factor) : one);                                                    \
     }                                                                                                                 \
-    KERNEL fan_fold_stats_##K(ARGS(fan_k_fold, a))                                                                          \
+    KERNEL fan_fold_stats_##K(ARGS(fan_k_fold, a))                                                                    \
     {                                                                                                                 \
         enum { PER = 16 / sizeof(MEM) };                                                                              \
         union {                                                                                                       \
@@ -268,7 +269,7 @@ VALUE_LIST(COUNT)
             MEM each[PER];                                                                                            \
         } x;                                                                                                          \
         T sum[PER], factor;                                                                                           \
-        fan_stats_partial mine = row_of_nothing();                                                                         \
+        fan_stats_partial mine = row_of_nothing();                                                                    \
         int64_t whole = a.wide ? a.count / PER : 0, v = THREAD;                                                       \
         memcpy(&factor, &a.factor, sizeof factor);                                                                    \
         for (; v < whole; v += THREADS) {                                                                             \
@@ -289,16 +290,16 @@ VALUE_LIST(COUNT)
                     spoilt |= (unsigned)!count_##K(&a, &mine, x.each[i], x.each[i | 1]) << i;                         \
             UNROLL(1) for (int i = 0; spoilt >> i; i++)                                                               \
                 if (spoilt >> i & 1)                                                                                  \
-                    blame_##K(&a, &mine, v * PER + i);                                                                \
+                    first_nonfinite_##K(&a, &mine, v * PER + i);                                                      \
             if (a.out)                                                                                                \
                 AT(sixteen, a.out)[v] = x.all;                                                                        \
         }                                                                                                             \
         for (; v * PER < a.count; v += THREADS) { /* the same numbers fall to a thread wherever they lie */           \
             UNROLL(1) for (int64_t i = v * PER; i < a.count && i < (v + 1) * PER; i += parts_##K(&a))                 \
             {                                                                                                         \
-                MEM one = fold_##K##_at(&a, factor, i), two = parts_##K(&a) == 2 ? fold_##K##_at(&a, factor, i + 1) : one;\
+                MEM one = fold_##K##_at(&a, factor, i), two = parts_##K(&a) == 2 ? fold_##K##_at(&a, factor, i + 1) : one; \
                 if (!count_##K(&a, &mine, one, two))                                                                  \
-                    blame_##K(&a, &mine, i);                                                                          \
+                    first_nonfinite_##K(&a, &mine, i);                                                                \
                 if (a.out)                                                                                            \
                     AT(MEM, a.out)[i] = one;                                                                          \
                 if (a.out && parts_##K(&a) == 2)                                                                      \
@@ -309,21 +310,21 @@ VALUE_LIST(COUNT)
     }
 NUMBER_LIST(TELL)
 
-KERNEL fan_fold_stats_end(ARGS(fan_k_tell, a))
+KERNEL fan_fold_stats_end(ARGS(fan_k_stats_end, a))
 {
     fan_stats_partial mine = row_of_nothing();
     for (int64_t i = THREAD; i < a.nrows; i += THREADS)
         row_merge(&mine, &AT(const fan_stats_partial, a.rows)[i]);
     if (!rows_meet(&mine))
         return;
-    fan_device_stats *told = AT(fan_device_stats, a.told);
+    fan_device_stats *words = AT(fan_device_stats, a.stats);
     bool here = mine.bad != UINT64_MAX, there = a.before && AT(const fan_device_stats, a.before)->bad;
-    told->key = there ? AT(const fan_device_stats, a.before)->key : here ? a.keys[mine.bad] : -1;
-    told->bad = here || there;
-    told->count = (uint64_t)a.count;
-    told->sumsq = mine.sumsq;
-    told->absmax = mine.absmax;
-    told->nonfinite = mine.nonfinite;
+    words->key = there ? AT(const fan_device_stats, a.before)->key : here ? a.keys[mine.bad] : -1;
+    words->bad = here || there;
+    words->count = (uint64_t)a.count;
+    words->sumsq = mine.sumsq;
+    words->absmax = mine.absmax;
+    words->nonfinite = mine.nonfinite;
 }
 
 /* ---- A number of any dtype ---- */
@@ -700,8 +701,8 @@ KERNEL fan_any(ARGS(fan_k_any, a))
     }
 }
 
-/* spoiled: source k is not finite at `index`. */
-FN bool spoiled(const fan_k_any *a, int k, const int64_t *index)
+/* has_nonfinite: source k is not finite at `index`. */
+FN bool has_nonfinite(const fan_k_any *a, int k, const int64_t *index)
 {
     const int64_t *source = a->words + 2 * a->ndim + 1 + k * (2 + a->ndim);
     wide x = load((int)(source[1] & 0xff), address(source[0], a->ndim, source + 2, index), a->anywhere);
@@ -718,8 +719,8 @@ KERNEL fan_fold_stats_any(ARGS(fan_k_any, a))
         index_of(at, a.ndim, extent, index);
         wide sum = sum_at(&a, index);
         if (!(form == WIDE_C128 ? row_complex(&mine, sum.re, sum.im) : row_real(&mine, double_of(sum, form))))
-            for (int k = a.skip; k < a.n && (uint64_t)k < mine.bad; k++)
-                if (spoiled(&a, k, index))
+            for (int k = a.first_suspect; k < a.n && (uint64_t)k < mine.bad; k++)
+                if (has_nonfinite(&a, k, index))
                     mine.bad = (uint64_t)k;
         if (out[0])
             store(a.out, address(out[0], a.ndim, out + 1, index), a.anywhere, sum);
@@ -730,14 +731,14 @@ KERNEL fan_fold_stats_any(ARGS(fan_k_any, a))
 KERNEL fan_nonfinite_any(ARGS(fan_k_any, a))
 {
     int64_t index[MOST_NDIM];
-    fan_device_stats *told = AT(fan_device_stats, a.rows);
-    if (told->nonfinite == 0 || told->bad)
+    fan_device_stats *words = AT(fan_device_stats, a.rows);
+    if (words->nonfinite == 0 || words->bad)
         return;
     for (int64_t at = THREAD; at < a.size; at += THREADS) {
         index_of(at, a.ndim, a.words, index);
-        if (spoiled(&a, 0, index)) { /* every thread that finds one writes the same */
-            told->key = (int64_t)a.factor[0];
-            told->bad = 1;
+        if (has_nonfinite(&a, 0, index)) { /* every thread that finds one writes the same */
+            words->key = (int64_t)a.factor[0];
+            words->bad = 1;
         }
     }
 }

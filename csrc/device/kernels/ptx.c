@@ -1,7 +1,7 @@
 /* Made by build.py from kernels.cu for compute_75, PTX 7.0, by nvcc 13.0. Not to be edited. */
 #include "device/kernels/image.h"
 
-const char fan_kernels_hash[] = "7aebcdb0ec88dd6a38af76ff5ee90f582e34f7a3b7c1f835cbfea00165cf1cd5";
+const char fan_kernels_hash[] = "63563ca12a3d547f630af4bad6751d10d49a07f3b6596b0ad6a8a864f1e5f743";
 
 const char fan_kernels_ptx[] =
     ".version 7.0\n"

@@ -7,9 +7,9 @@
 
 void fan__history_free_chunk(fan_race_check *o, fan__chunk *c)
 {
-    c->next = o->spare;
-    o->spare = c;
-    o->nspare++;
+    c->next = o->freelist;
+    o->freelist = c;
+    o->nfree++;
 }
 
 void fan__history_drop_op(fan_race_check *o, uint32_t at)
@@ -111,12 +111,12 @@ fan__place fan__history_find(const fan_race_check *o, uintptr_t x)
 /* history_open_chunk: makes place c of the directory free for a spare chunk. The room is there. */
 static fan__chunk *history_open_chunk(fan_race_check *o, size_t c)
 {
-    assert(o->spare && o->ndir < o->dir_cap);
+    assert(o->freelist && o->ndir < o->dir_cap);
     memmove(&o->dir[c + 1], &o->dir[c], (o->ndir - c) * sizeof *o->dir);
     o->ndir++;
-    fan__chunk *new_ = o->dir[c] = o->spare;
-    o->spare = new_->next;
-    o->nspare--;
+    fan__chunk *new_ = o->dir[c] = o->freelist;
+    o->freelist = new_->next;
+    o->nfree--;
     new_->n = 0;
     return new_;
 }
@@ -214,7 +214,7 @@ int fan__history_reserve(fan_race_check *o, size_t ranges, size_t reads, size_t 
         chunks = ranges + 1;
     if (o->ndir + chunks > o->dir_cap && fan_grow((void **)&o->dir, &o->dir_cap, o->ndir + chunks, sizeof *o->dir))
         return -1;
-    while (o->nspare < chunks) {
+    while (o->nfree < chunks) {
         fan__chunk *c = fan_alloc(sizeof *c);
         if (!c)
             return -1;

@@ -67,8 +67,8 @@ struct fan_race_check {
     size_t nlanes, lanes_cap;
     fan__chunk **dir; /* sorted by address */
     size_t ndir, dir_cap;
-    fan__chunk *spare;
-    size_t nspare;
+    fan__chunk *freelist;
+    size_t nfree;
     fan__reading *reads;
     size_t nreads, reads_cap;
     uint32_t free_read;

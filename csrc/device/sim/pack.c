@@ -63,7 +63,7 @@ static void pack_job(fan__packer *p, fan_job *copy, const fan_job *job)
                           .n = job->n,
                           .scale = scale,
                           .stats_out = stats_out,
-                          .skip = job->skip,
+                          .first_suspect = job->first_suspect,
                           .sparse = sparse};
     fan_array *out = pack_array(p, job->out, false);
     if (copy)

@@ -54,7 +54,7 @@ void fan_race_check_free(fan_race_check *o)
     race_clear(o);
     for (size_t i = 0; i < o->nlanes; i++)
         fan_clock_fini(&o->lanes[i].clock);
-    for (fan__chunk *c = o->spare, *next; c; c = next) {
+    for (fan__chunk *c = o->freelist, *next; c; c = next) {
         next = c->next;
         fan_free(c);
     }

@@ -117,7 +117,7 @@ void fan__sim_race_text(fan_sim *m, const fan_race *r, char *buf, size_t size)
         stream_call(&r->first, call, sizeof call);
         fan_append(buf, size,
                    " while %s %s it: nothing that is waited for comes after that; missing: mark as used on %s "
-                   "(array.used_on(%s))",
+                   "(array.record_stream(%s))",
                    first, r->first_writes ? "writes" : "reads", a, call);
         return;
     }

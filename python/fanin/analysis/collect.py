@@ -107,8 +107,8 @@ def collect_metadata(
         check_descs(call, args_descs)
         call = dataclasses.replace(call, descs=args_descs)
     if call.tensors:
-        told: dict[str, Any] = {"static_input_indices": static, "args_descs": args_descs}
-        return of_tensors(fn, call, keep_input_mutations=keep_input_mutations, **told)
+        tensor_options: dict[str, Any] = {"static_input_indices": static, "args_descs": args_descs}
+        return of_tensors(fn, call, keep_input_mutations=keep_input_mutations, **tensor_options)
     check_arrays(call, check_array, "collect_metadata")
     layout = plan(call.arrays, components_of(Layout(call.arrays)))
     options: dict[str, Any] = {"keep_input_mutations": keep_input_mutations, "requires_grad": requires_grad}

@@ -83,7 +83,7 @@ class Guard:
     def change(self, call: Call) -> Change | None:
         """The first difference of a call, in words; None where there is none."""
         if call.form != self.form:
-            return Change(None, "the tree of arguments", told(self.form), told(call.form))
+            return Change(None, "the tree of arguments", form_text(self.form), form_text(call.form))
         for i, (leaf, kind) in enumerate(zip(call.leaves, self.types, strict=True)):
             if type(leaf) is not kind:
                 return Change(i, "type", kind.__name__, type(leaf).__name__)
@@ -165,7 +165,7 @@ def begin(a: Array | Tensor) -> int:
     return address(a) if isinstance(a, np.ndarray) else int(a.data_ptr())
 
 
-def told(form: Any) -> str:
+def form_text(form: Any) -> str:
     """A tree of arguments in words: f(*, [*, *], {'a': *})."""
     args, kwargs = form.inner
     words = [drawn(one) for one in args.inner]

@@ -350,10 +350,10 @@ class Pure:
         ]
 
     def _parts(self, values: list[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-        cuts = list(
+        ends = list(
             itertools.accumulate((len(self.bases) + len(self.changed), len(self.outcome.places), len(self.late)))
         )
-        return values[: cuts[0]], values[cuts[0] : cuts[1]], values[cuts[2] :]
+        return values[: ends[0]], values[ends[0] : ends[1]], values[ends[2] :]
 
     def _outputs(self, arrays: Sequence[Array], outputs: Sequence[Any], bases: Sequence[Any]) -> list[Any]:
         """Each output: passed on, the caller's own array, or a view made anew."""

@@ -67,7 +67,7 @@ class TensorPure(Pure):
             dtypes = {given[u].dtype for u in plan.groups[g].numbers}
             if len(dtypes) > 1:
                 raise ValueError(
-                    f"pure: {self._told(g)} share memory, are written, and have different dtypes,"
+                    f"pure: {self._shown(g)} share memory, are written, and have different dtypes,"
                     f" {', '.join(sorted(map(str, dtypes)))}: a base of tensors has one; expected views of one dtype,"
                     " or no compiler"
                 )
@@ -89,7 +89,7 @@ class TensorPure(Pure):
             (one.position, None if one.place is None else self._offset(u)) for u, one in enumerate(self.sources)
         ]
 
-    def _told(self, group: int) -> str:
+    def _shown(self, group: int) -> str:
         return ", ".join(PlainAOTInput(self.first[u]).expr() for u in self.plan.groups[group].numbers)
 
     def _offset(self, u: int) -> int:
@@ -165,7 +165,7 @@ class TensorPure(Pure):
         begin = (start_of(mine[0]) - mine[0].untyped_storage().data_ptr() - members[0].offset) // mine[0].element_size()
         if len({t.untyped_storage()._cdata for t in mine}) > 1:
             raise ValueError(
-                f"functionalize: {self._told(group)} share memory through several storages, and are written: expected"
+                f"functionalize: {self._shown(group)} share memory through several storages, and are written: expected"
                 " views of one, or no compiler"
             )
         roots = {id(t if t._base is None else t._base): t if t._base is None else t._base for t in mine}
@@ -175,7 +175,7 @@ class TensorPure(Pure):
                 return root.as_strided((size,), (1,), begin)
         if any(t.requires_grad for t in mine):
             raise ValueError(
-                f"functionalize: {self._told(group)} share memory that is written, but no history, and ask for"
+                f"functionalize: {self._shown(group)} share memory that is written, but no history, and ask for"
                 " gradients: expected views of one tensor, or no compiler"
             )
         with library.no_grad():

@@ -185,7 +185,7 @@ class FakeDriver:
         self._kernels[token] = lambda: fn(*(_view(*v) for v in views))
         for a in arrays:
             if id(a) in self._mine:
-                a.used_on(stream)
+                a.record_stream(stream)
         with self.context(int(stream.device.partition(":")[2])):
             self.call(
                 "fanFakeLaunch", ctypes.c_void_p(stream.handle), name.encode(), self._called, ctypes.c_int64(token),
