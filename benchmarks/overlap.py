@@ -77,6 +77,25 @@ def beside_torch(name: str, n: int, ratio: float, quick: bool, where: str) -> Re
     )  # fmt: skip
 
 
+def by_position(quick: bool, where: str) -> Iterator[Result]:
+    """The function under PyTorch's name, which is given positions, too, beside what it asks."""
+    from fanin.analysis import compute_overlapping_inputs
+
+    views, torch = CUTS["separate pieces"](100), peer("torch")
+    kinds = {"ndarrays": views} | ({} if torch is None else {"tensors": list(map(torch.from_numpy, views))})
+    which = list(range(len(views)))
+    for kind, given in kinds.items():
+        work: Work = {
+            "overlaps(arrays).indices": lambda given=given: fanin.overlaps(given).indices,
+            "compute_overlapping_inputs(arrays, indices)": lambda given=given: compute_overlapping_inputs(given, which),
+        }
+        base, named = work
+        yield measure(
+            f"which of 100 {kind} share memory, by position, core {where}", work, base=base, unit="us",
+            rounds=5 if quick else 300, calls=10, targets=[at_most(1.5, named, base)],
+        )  # fmt: skip
+
+
 def offset(view: Array) -> int:
     """Bytes behind the start of its base."""
     assert view.base is not None
@@ -221,6 +240,7 @@ def results(quick: bool) -> Iterator[Result]:
             yield beside_torch(name, 100 if quick else 1_000, 20, quick, where)
             if not quick:
                 yield beside_torch(name, 10_000, 100, quick, where)
+        yield from by_position(quick, where)
         for name in CUTS:
             yield growth(name, quick, where)
         for name in pairs():

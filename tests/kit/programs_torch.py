@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -196,3 +197,59 @@ def program(rng: random.Random, gradients: bool = False) -> Program:
     more = ("number", "none", "twin", "last two", "pieces", "lone", "unbound")
     outs += rng.choices(more, (1, 1, 2, 2, 2, 2, 2), k=rng.randint(0, 2))
     return Program(tuple(kinds), tuple(steps), tuple(outs), rng.random() < 0.5)
+
+
+def base_program(rng: random.Random) -> tuple[Callable[..., Any], list[Any]]:
+    """A function of two views of one base, which it may write, and of one or two other tensors, in any order; and
+    arguments for it.
+    """
+    grad = rng.random() < 0.7
+    base = torch.arange(12.0, requires_grad=grad)
+    base = base * 1 if grad else base
+    spans = rng.choice((((0, 8), (4, 12)), ((0, 6), (3, 9)), ((0, 12), (2, 5))))
+    views = [base[a:b] for a, b in spans]
+    others = [torch.ones(4, requires_grad=rng.random() < 0.5) * 1 for _ in range(rng.randint(1, 2))]
+    args = [*views, *others]
+    order = list(range(len(args)))
+    rng.shuffle(order)
+    args = [args[i] for i in order]
+    one, two = order.index(0), order.index(1)
+    writes = [i for i in (one, two, *range(len(args))) if rng.random() < 0.4] or [one]
+    pick = [rng.choice(("view", "input", "plus", "kept")) for _ in range(rng.randint(0, 3))]
+    which = [rng.randrange(len(args)) for _ in pick]
+
+    def fn(*xs: Any) -> list[Any]:
+        for i in writes:
+            xs[i].mul_(2)
+        outs: list[Any] = []
+        for what, i in zip(pick, which, strict=True):
+            x = xs[i]
+            if what == "view":
+                outs.append(x[1:])
+            elif what == "input":
+                outs.append(x)
+            elif what == "plus":
+                outs.append(x + 1)
+            else:
+                y = x * 3
+                outs += [y[:1], y[1:]]
+        return outs
+
+    return fn, args
+
+
+def dedupe(args: list[Any]) -> tuple[list[bool], list[int]]:
+    """For each argument whether it is the first that is this tensor, and its position among the first ones."""
+    seen: dict[int, int] = {}
+    mask, positions = [], []
+    for x in args:
+        new = not isinstance(x, torch.Tensor) or id(x) not in seen
+        mask.append(new)
+        if new:
+            position = sum(mask) - 1
+            if isinstance(x, torch.Tensor):
+                seen[id(x)] = position
+            positions.append(position)
+        else:
+            positions.append(seen[id(x)])
+    return mask, positions

@@ -9,6 +9,7 @@ import dataclasses
 import io
 import logging
 import random
+import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ import pytest
 
 from fanin import analysis
 from fanin.analysis import JointSignature, ViewAndMutationMeta, signature, torch_collect
+from fanin.descriptors import PlainAOTInput, parse
 
 pytestmark = [pytest.mark.partners, pytest.mark.filterwarnings("ignore")]
 
@@ -27,7 +29,7 @@ if not torch.__version__.startswith("2.13."):
 
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors, aot_export_module  # noqa: E402
 
-from kit.programs_torch import GEOMETRY, Program, program  # noqa: E402
+from kit.programs_torch import GEOMETRY, Program, base_program, dedupe, program  # noqa: E402
 from kit.pymutants import Mutant, survivors  # noqa: E402
 from kit.support import ROOT  # noqa: E402
 
@@ -73,17 +75,21 @@ def asks(args: list[Any]) -> list[bool]:
 def our_joint(fn: Callable[..., Any], args: list[Any]) -> tuple[ViewAndMutationMeta, JointSignature]:
     """Ours. Where an array is given twice and written, PyTorch takes it once; where it is not written, twice."""
     flags = asks(args)
+    meta, kept, _ = without_duplicates(fn, args)
+    descs = [PlainAOTInput(i) for i in kept]
+    return meta, signature.create_joint_signature(meta, [flags[i] for i in kept], descs)
+
+
+def without_duplicates(fn: Callable[..., Any], args: list[Any]) -> tuple[ViewAndMutationMeta, list[int], list[int]]:
+    """Metadata, the arguments that are kept, and for each argument its position among these."""
     meta = torch_collect.collect_torch(fn, args)
-    first = [next(j for j, y in enumerate(args) if y is x) for x in args]
-    mask = [not isinstance(x, torch.Tensor) or j == i for i, (x, j) in enumerate(zip(args, first, strict=True))]
-    twice = [i for i, kept in enumerate(mask) if not kept]
-    if not any(meta.input_info[i].mutates_data or meta.input_info[i].mutates_metadata for i in twice):
-        return meta, signature.create_joint_signature(meta, flags)
-    kept = [i for i, k in enumerate(mask) if k]
-    places = [kept.index(i if mask[i] else j) for i, j in enumerate(first)]
-    thin = analysis.remove_dupe_metadata(meta, mask, places)
-    descs = [signature.PlainAOTInput(i) for i in kept]
-    return thin, signature.create_joint_signature(thin, [flags[i] for i in kept], descs)
+    mask, places = dedupe(args)
+    twice = [info for info, kept in zip(meta.input_info, mask, strict=True) if not kept]
+    if not any(info.mutates_data or info.mutates_metadata for info in twice):
+        everything = list(range(len(args)))
+        return meta, everything, everything
+    kept = [i for i, keep in enumerate(mask) if keep]
+    return analysis.remove_dupe_metadata(meta, mask, places), kept, places
 
 
 def joint_differences(theirs: Upstream, ours: JointSignature, meta: ViewAndMutationMeta) -> list[str]:
@@ -179,6 +185,130 @@ def test_the_joint_function_of_many_programs_is_pytorchs() -> None:
     counts = compare_joints(range(20_000, 24_000))
     print(f"seeds 20000 to 23999: {dict(counts)}")
     assert counts["compared"] > 3000 and counts["with a backward"] > 1500
+
+
+# Bases in the place of views
+
+TAIL = (
+    "PyTorch fails: it keeps the tangents behind as many as the inner function has of inputs, not behind as many as the"
+    " outer one has"
+)
+SPLIT = "PyTorch fails: it loses the tangent of an output where a written duplicate goes"
+GONE = "PyTorch, for the second reason, has a tangent of a duplicate that is gone in the place of an output's"
+
+
+@dataclass(frozen=True)
+class Based:
+    """What runs inside: a function of bases, its arguments, what they are, and its metadata, made of the outer one."""
+
+    fn: Callable[..., Any]
+    args: list[Any]
+    descs: list[Any]
+    meta: ViewAndMutationMeta
+    #: whether PyTorch's rewriting of the outer metadata keeps other tangents
+    duplicate: bool
+    fewer_tangents: bool
+
+
+def with_bases(fn: Callable[..., Any], args: list[Any]) -> Based | None:
+    """Without duplicates that are written, and with the bases that PyTorch makes; None: it makes none."""
+    import torch._dynamo as _  # before the next, which it imports  # noqa: F401
+    from torch._functorch._aot_autograd import descriptors as upstream
+    from torch._functorch._aot_autograd.runtime_wrappers import merge_view_inputs
+
+    meta, kept, places = without_duplicates(fn, args)
+    given = [args[i] for i in kept]
+    config = type("Config", (), {"aot_autograd_arg_pos_to_source": None})()
+    names = [upstream.PlainAOTInput(i) for i in kept]
+    inner, descs, info = merge_view_inputs(config, given, names, meta.input_info, is_inference=False)
+    if info is None:
+        return None
+
+    def inside(*xs: Any) -> Any:
+        views = [
+            xs[i] if isinstance(i, int) else xs[i[0]].as_strided(i[1].shape, i[1].stride(), i[1].storage_offset())
+            for i in info
+        ]
+        return fn(*(views[i] for i in places))
+
+    ours = [parse(repr(x)) for x in descs]
+    based, extra = analysis.create_synthetic_base_metadata(meta, info, given, inner, ours)
+    assert extra == []
+    fewer = based.num_input_tangents != meta.num_input_tangents
+    return Based(inside, inner, ours, based, len(kept) < len(args), fewer)
+
+
+def named(joint: Upstream, descs: list[Any]) -> Upstream:
+    """The joint of an inner function, with its inputs called what they are."""
+
+    def rename(text: str) -> str:
+        return re.sub(r"PlainAOTInput\(idx=(\d+)\)", lambda m: repr(descs[int(m[1])]), text)
+
+    return Upstream([rename(x) for x in joint.inputs], [rename(x) for x in joint.returned], joint.tangents)
+
+
+def with_duplicate(rng: random.Random) -> tuple[Callable[..., Any], list[Any]]:
+    """A function of views of one base, with one of its arguments given twice in half of the programs."""
+    fn, args = base_program(rng)
+    if rng.random() < 0.5:
+        return fn, args
+    again, writes = rng.randrange(len(args)), rng.random() < 0.5
+
+    def twice(*xs: Any) -> Any:
+        if writes:
+            xs[-1].add_(1)
+        return [*fn(*xs[:-1]), xs[-1] * 2]
+
+    return twice, [*args, args[again]]
+
+
+def compare_bases(seeds: range) -> Counter[str]:
+    """The joint of what runs inside, by the metadata that was made of the outer one, is PyTorch's joint of what runs
+    inside; and PyTorch's joint of the outer function, where it has one.
+    """
+    counts: Counter[str] = Counter()
+    for seed in seeds:
+        based = with_bases(*with_duplicate(random.Random(seed)))
+        if based is None:
+            counts["nothing merged"] += 1
+            continue
+        ours = signature.create_joint_signature(based.meta, asks(based.args), based.descs)
+        theirs = named(upstream_joint(based.fn, based.args), based.descs)
+        assert joint_differences(theirs, ours, based.meta) == [], (seed, theirs, ours)
+        counts["compared"] += 1
+        counts["slots"] += len(ours.inputs) + len(ours.returned)
+        counts["with a backward"] += bool(ours.gradients)
+        counts["a duplicate less"] += based.duplicate
+        counts["tangents of bases"] += sum("ViewBaseAOTInput" in repr(t) for t in ours.tangents)
+        counts["gradients of bases"] += sum("ViewBaseAOTInput" in repr(g) for g in ours.gradients)
+        try:
+            whole = upstream_joint(*with_duplicate(random.Random(seed)))
+        except (AssertionError, IndexError, RuntimeError) as e:
+            assert based.fewer_tangents or based.duplicate, (seed, e)
+            counts[TAIL if based.fewer_tangents else SPLIT] += 1
+            continue
+        if joint_differences(whole, ours, based.meta):
+            assert based.duplicate, (seed, whole, ours)
+            assert whole.returned == theirs.returned and set(whole.inputs) - set(theirs.inputs), (seed, whole, theirs)
+            counts[GONE] += 1
+            continue
+        counts["compared with the outer function's"] += 1
+    return counts
+
+
+def test_the_joint_function_of_bases_is_pytorchs() -> None:
+    counts = compare_bases(range(25))
+    print(f"seeds 0 to 24: {dict(counts)}")
+    assert counts["compared"] > 20 and counts["with a backward"] > 15 and counts["a duplicate less"] > 3
+    assert counts["compared with the outer function's"] > 5 and counts[TAIL] > 3
+    assert counts["tangents of bases"] > 8 and counts["gradients of bases"] > 8
+
+
+@pytest.mark.slow
+def test_the_joint_function_of_bases_of_many_programs_is_pytorchs() -> None:
+    counts = compare_bases(range(1000, 1600))
+    print(f"seeds 1000 to 1599: {dict(counts)}")
+    assert counts["compared"] > 500 and counts["with a backward"] > 300
 
 
 def leaf() -> Any:
@@ -381,7 +511,11 @@ def programs() -> None:
     compare_joints(range(30))
 
 
-CHECKS = [every_case, programs]
+def bases() -> None:
+    compare_bases(range(15))
+
+
+CHECKS = [every_case, programs, bases]
 
 
 def test_planted_faults_are_noticed_a_sample() -> None:

@@ -25,7 +25,6 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -42,13 +41,14 @@ def compute_overlapping_inputs(
 ) -> set[int]:
     """The positions, among `indices`, of arrays that share memory with another one of them.
 
-    arrays: ndarrays, or torch tensors (also fake ones and those on the device "meta": they are compared within their
-    storage). indices: positions in `arrays`; None for all. An index that is given twice is two inputs.
+    arrays: what `fanin.overlaps` takes, ndarrays and torch tensors above all; also fake tensors and those on the device
+    "meta", which are compared within their storage. indices: positions in `arrays`; None for all. An index that is
+    given twice is two inputs.
 
     compat: None for the exact answer, in bytes. "torch" for PyTorch's answer, bit for bit, with its mistakes; what is
-    asked then must be views of one storage. ndarrays are taken as a tensor of the same elements would be (a negative
-    stride as the same elements in the other order); ValueError where there is no such tensor, for a stride that is no
-    multiple of the itemsize.
+    asked then must be ndarrays or tensors, views of one storage. ndarrays are taken as a tensor of the same elements
+    would be (a negative stride as the same elements in the other order); ValueError where there is no such tensor, for
+    a stride that is no multiple of the itemsize.
 
     IndexError: a position that is not there. TypeError: what is no array. ValueError: an unknown `compat`.
 
@@ -62,7 +62,7 @@ def compute_overlapping_inputs(
         raise ValueError(f'compute_overlapping_inputs: compat must be None or "torch", got {compat!r}')
     chosen = chosen_of(arrays, indices)
     if compat is None:
-        return exact(arrays, chosen, indices is None)
+        return exact(arrays, chosen)
     views = elements(arrays, chosen)
     found: set[int] = set()
     for i, j in itertools.combinations(chosen, 2):
@@ -73,7 +73,7 @@ def compute_overlapping_inputs(
 
 def chosen_of(arrays: Sequence[Any], indices: Sequence[int] | None) -> Sequence[int]:
     """The positions that are asked for. TypeError: no sequence of arrays."""
-    if (
+    if type(arrays) not in (list, tuple) and (
         isinstance(arrays, (np.ndarray, str, bytes))
         or is_tensor(arrays)
         or not (hasattr(arrays, "__len__") and hasattr(arrays, "__getitem__"))
@@ -82,9 +82,13 @@ def chosen_of(arrays: Sequence[Any], indices: Sequence[int] | None) -> Sequence[
         raise TypeError(
             f"compute_overlapping_inputs: expected a sequence of arrays, got a {kind}; one array is [array]"
         )
+    every = range(len(arrays))
     if indices is None:
-        return range(len(arrays))
-    chosen = [operator.index(i) for i in indices]
+        return every
+    chosen = list(indices)
+    if len(chosen) == len(every) and chosen == list(every):
+        return every  # as they mostly are
+    chosen = list(map(operator.index, chosen))
     for i in chosen:
         if not 0 <= i < len(arrays):
             raise IndexError(f"compute_overlapping_inputs: no array {i}; there are {len(arrays)}")
@@ -94,32 +98,20 @@ def chosen_of(arrays: Sequence[Any], indices: Sequence[int] | None) -> Sequence[
 # The exact answer
 
 
-def exact(arrays: Sequence[Any], chosen: Sequence[int], every: bool = False) -> set[int]:
-    """What shares a byte with another one: within the process's memory, and within each storage that is none. `every`:
-    all are asked for, in order.
-    """
-    asked = arrays if every else [arrays[i] for i in chosen]
-    if known_classes(asked):
-        try:
-            found = _core.overlaps(asked).indices
-        except (TypeError, ValueError):
-            pass  # tensors without memory, or sparse: each is looked at below
-        else:
-            return set(found) if every else {chosen[k] for k in found}
+def exact(arrays: Sequence[Any], chosen: Sequence[int]) -> set[int]:
+    """What shares a byte with another one: within the process's memory, and within each storage that is none."""
+    every = isinstance(chosen, range)
+    try:
+        found = _core.overlaps(arrays if every else [arrays[i] for i in chosen]).indices
+    except (TypeError, ValueError):
+        pass  # tensors without memory, or no arrays: each is looked at below
+    else:
+        return set(found) if every else {chosen[k] for k in found}
     spaces: dict[Any, list[tuple[int, Any]]] = {}
     for i in chosen:
         one = stand_in(arrays[i], i)
         spaces.setdefault(one.storage, []).append((i, one.array))
     return {group[k][0] for group in spaces.values() for k in _core.overlaps([array for _, array in group]).indices}
-
-
-def known_classes(arrays: Sequence[Any]) -> bool:
-    """Whether all are ndarrays and plain tensors, which `overlaps` mostly takes as they are: asked in little time, for
-    there may be many.
-    """
-    torch = sys.modules.get("torch")
-    kinds = {np.ndarray} if torch is None else {np.ndarray, torch.Tensor, torch.nn.Parameter}
-    return set(map(type, arrays)) <= kinds
 
 
 def shares(x: Any, y: Any) -> bool:
@@ -157,18 +149,23 @@ class StandIn:
 
 def stand_in(array: Any, index: int) -> StandIn:
     """The array itself where it lies in memory; of a tensor that does not, something at the same place."""
-    if not is_tensor(array):
-        if not isinstance(array, np.ndarray):
-            raise TypeError(
-                f"compute_overlapping_inputs: expected ndarrays or strided torch tensors, got a {type(array).__name__}"
-                f" at {index}"
-            )
-        return StandIn(None, array)
-    if type(array).__name__ in ("Tensor", "Parameter") and array.device.type != "meta":
+    try:
+        _core.overlaps([array])
+    except (TypeError, ValueError) as why:
+        if not is_tensor(array) or array.is_nested:
+            raise not_an_array(array, index) from why
+    else:
         return StandIn(None, array)
     size = array.element_size()
     start, strides = FIRST + array.storage_offset() * size, tuple(s * size for s in array.stride())
     return StandIn(array.untyped_storage()._cdata, np.asarray(Somewhere(start, tuple(array.shape), strides, size)))
+
+
+def not_an_array(x: Any, index: int) -> TypeError:
+    """What is raised for anything else."""
+    return TypeError(
+        f"compute_overlapping_inputs: expected ndarrays or strided torch tensors, got a {type(x).__name__} at {index}"
+    )
 
 
 def is_tensor(x: Any) -> bool:
@@ -215,7 +212,8 @@ def elements(arrays: Sequence[Any], chosen: Sequence[int]) -> dict[int, Elements
         if is_tensor(x):
             found[i] = Elements(x.storage_offset(), tuple(x.shape), tuple(x.stride()))
             continue
-        stand_in(x, i)  # TypeError for what is no array
+        if not isinstance(x, np.ndarray):
+            raise not_an_array(x, i)
         uneven = [s for s, n in zip(x.strides, x.shape, strict=True) if n > 1 and x.itemsize and s % x.itemsize]
         if uneven or not x.itemsize:
             raise ValueError(
