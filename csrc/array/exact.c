@@ -309,7 +309,7 @@ static void exact_sum(const fan_array *out, const void *in, size_t step, size_t 
         len = rest < most ? rest : most;
         size_t numbers = (size_t)len * j.parts;
         fast(&j, at, len, &t, &room);
-        if (prove(&j, &t, numbers) && !FAN_FAULT(EXACT_NO_SLOW))
+        if (prove(&j, &t, numbers) && !FAN_FAULT(EXACT_NO_INTEGER_PATH))
             integer_path(&j, at, numbers, &t, &room);
         if (turns)
             turn(t.sum, len, scale);

@@ -42,12 +42,12 @@
 #define FAN_BATCH_FAULTS(X) \
     X(BATCH_LATE, "an event is recorded before the batch that it stands behind is queued") \
     X(BATCH_DEPENDENT, "jobs of a stream that touch what another of them writes are not kept in order") \
-    X(BATCH_SETTLED, "memory is written in place while a job that reads it waits in the batch") \
-    X(BATCH_NO_FATE, "a sum whose job failed counts as made") \
+    X(BATCH_NOT_EXCLUSIVE, "memory is written in place while a job that reads it waits in the batch") \
+    X(BATCH_FAILURE_IGNORED, "a sum whose job failed counts as made") \
     X(STATS_WRONG_STREAM, "statistics are read in the order of a stream that did not write them")
 /* Exact sums. */
 #define FAN_EXACT_FAULTS(X) \
-    X(EXACT_NO_SLOW, "what the fast path cannot prove is taken from it all the same") \
+    X(EXACT_NO_INTEGER_PATH, "what the fast path cannot prove is taken from it all the same") \
     X(EXACT_NO_ODD, "what is lost below the last bit does not break ties") \
     X(EXACT_NO_RANGE, "exponents outside the window count as inside")
 /* The CUDA backend (the fake driver finds them). */
@@ -78,7 +78,7 @@
     X(NO_FOOTPRINT_BUDGET, ".. of the budget") \
     X(NO_FOOTPRINT_COUNTERS, ".. of counters") \
     X(NO_FOOTPRINT_HOST, ".. of objects of the host") \
-    X(NO_FOOTPRINT_KNOWN, ".. of statistics")
+    X(NO_FOOTPRINT_WAITED, ".. of what a thread has waited for")
 #define FAN_FAULTS(X) \
     FAN_BUFFER_FAULTS(X) FAN_BATCH_FAULTS(X) FAN_EXACT_FAULTS(X) FAN_CUDA_FAULTS(X) FAN_SEARCH_FAULTS(X)
 /* clang-format on */

@@ -307,7 +307,7 @@ static void fold_trace(const fan_fold *f)
 fan_status fan_fold_end(fan_fold *f, fan_error *err)
 {
     fan_status status = FAN_OK;
-    if (f->batch && fan_batch_state(f->batch, f->number) == FAN_JOB_FAILED && !FAN_FAULT(BATCH_NO_FATE))
+    if (f->batch && fan_batch_state(f->batch, f->number) == FAN_JOB_FAILED && !FAN_FAULT(BATCH_FAILURE_IGNORED))
         status = fan_batch_failure(f->batch, err);
     assert(!fan_fold_left(f));
     f->batch = NULL;

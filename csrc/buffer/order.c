@@ -102,7 +102,7 @@ fan_status fan_order_wait_terms(fan_fold *f, fan_error *err)
 /* order_flush: an event that is recorded on s now is behind all sums on s: also those that wait in the batch. */
 static void order_flush(const fan_fold *f, const fan_stream *s)
 {
-    if (f->batch && fan_batch_waits_on(f->batch, s) && !FAN_FAULT(BATCH_SETTLED))
+    if (f->batch && fan_batch_waits_on(f->batch, s) && !FAN_FAULT(BATCH_NOT_EXCLUSIVE))
         fan_batch_flush(f->batch);
 }
 

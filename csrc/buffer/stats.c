@@ -101,7 +101,7 @@ static fan_status measure(fan_buffer *b, size_t slot, fan_device *d, const fan_s
 {
     char label[FAN_TRACE_LABEL];
     fan_stats_out stats_out = {.words = sum_stats->device_words, .before = before, .keys = keys};
-    snprintf(label, sizeof label, "survey %s[%zu]", b->name, slot);
+    snprintf(label, sizeof label, "measure %s[%zu]", b->name, slot);
     return fan_device_run(d, sum_stats->stream,
                           &(fan_job){.kind = FAN_JOB_STATS,
                                      .in = in,

@@ -88,7 +88,7 @@ const char *fan_job_word(fan_job_kind kind)
     static const char *const words[] = {[FAN_JOB_SUM] = "sum",       [FAN_JOB_EXACT] = "exact",
                                         [FAN_JOB_REDUCE] = "reduce", [FAN_JOB_COPY] = "copy",
                                         [FAN_JOB_ZERO] = "zero",     [FAN_JOB_SCATTER] = "scatter",
-                                        [FAN_JOB_UPLOAD] = "upload", [FAN_JOB_STATS] = "survey"};
+                                        [FAN_JOB_UPLOAD] = "upload", [FAN_JOB_STATS] = "measure"};
     return words[kind];
 }
 

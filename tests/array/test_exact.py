@@ -185,7 +185,7 @@ def test_a_factor_takes_part_before_the_one_rounding(factor: float, name: str) -
     assert (out.astype(float) == np.array(want)).all()
 
 
-@pytest.mark.parametrize("fault", ["EXACT_NO_SLOW", "EXACT_NO_ODD", "EXACT_NO_RANGE"])
+@pytest.mark.parametrize("fault", ["EXACT_NO_INTEGER_PATH", "EXACT_NO_ODD", "EXACT_NO_RANGE"])
 def test_a_planted_fault_is_found(fault: str) -> None:
     x = hostile(np.random.default_rng(11), 5, 6000, np.dtype(np.float32))
     x[:, :3] = np.array(

@@ -573,8 +573,8 @@ BATCH = {
     "late at take": "BATCH_LATE",
     "late into out": "BATCH_LATE",
     "dependent": "BATCH_DEPENDENT",
-    "settled": "BATCH_SETTLED",
-    "no fate": "BATCH_NO_FATE",
+    "not exclusive": "BATCH_NOT_EXCLUSIVE",
+    "failure ignored": "BATCH_FAILURE_IGNORED",
 }
 
 
@@ -589,7 +589,7 @@ def late(w: Any, budget: int | None = 0, out: bool = False) -> None:
         w.launch(other, lambda v: None, reads=[x])
 
 
-def waited(w: Any) -> None:
+def not_exclusive(w: Any) -> None:
     """Slot 1's memory is used on slot 0's stream, by a sum that waits."""
     a, b = w.stream(), w.stream()
     buf = fanin.InputBuffer(2, budget=0)
@@ -613,7 +613,7 @@ def dependent(w: Any) -> None:
         assert [read(v, s).tolist() for v in buf.take()] == [[6.0] * 4, [11.0] * 4], seed
 
 
-def no_fate(w: Any) -> None:
+def failure_ignored(w: Any) -> None:
     s = w.stream()
     buf = fanin.InputBuffer(2, stream=s, budget=0)
     buf.add_many(range(2), rows(w, np.ones((2, 4))), stream=s)
@@ -629,16 +629,16 @@ EXERCISES: dict[str, Callable[[Any], None]] = {
     "late": late,
     "late at take": lambda w: late(w, None),
     "late into out": lambda w: late(w, None, True),
-    "settled": waited,
+    "not exclusive": not_exclusive,
     "dependent": dependent,
-    "no fate": no_fate,
+    "failure ignored": failure_ignored,
 }
 
 
 @pytest.mark.skipif(not hooks.DEVELOPMENT, reason="faults are planted in test builds alone: FANIN_DEV=1")
 @pytest.mark.parametrize("planted", [False, True], ids=["sound", "planted"])
 @pytest.mark.parametrize(
-    ("name", "kind"), [(n, k) for n in BATCH for k in ("sim", "fake") if (n, k) != ("no fate", "sim")]
+    ("name", "kind"), [(n, k) for n in BATCH for k in ("sim", "fake") if (n, k) != ("failure ignored", "sim")]
 )
 def test_a_planted_fault_of_batches_is_found(name: str, kind: str, planted: bool) -> None:
     found = ""

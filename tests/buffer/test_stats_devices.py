@@ -480,7 +480,7 @@ def test_a_wait_that_is_left_out_shows_as_a_race_of_the_figures() -> None:
         m.launch(p, lambda v: v.fill(3), writes=[g])
         buf = fanin.InputBuffer(1, stats=True, stream=c)
         buf.add(0, g, stream=p)
-        with pytest.raises(fanin.RaceError, match="survey"):
+        with pytest.raises(fanin.RaceError, match="measure"):
             buf.take()
 
 

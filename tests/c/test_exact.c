@@ -639,7 +639,7 @@ static void terms_of_other_dtypes(void)
 /* A fault planted in the sums is found by what is above. */
 static void planted_faults_are_found(void)
 {
-    static const fan_fault_id faults[] = {FAN_FAULT_EXACT_NO_SLOW, FAN_FAULT_EXACT_NO_ODD, FAN_FAULT_EXACT_NO_RANGE};
+    static const fan_fault_id faults[] = {FAN_FAULT_EXACT_NO_INTEGER_PATH, FAN_FAULT_EXACT_NO_ODD, FAN_FAULT_EXACT_NO_RANGE};
     for (int f = 0; f < 3; f++) {
         for (int r = 0; r < 2; r++) {
             int64_t before = wrong;

@@ -508,7 +508,7 @@ def results_of(scene: Callable[[Machine], Any], reduce: bool) -> set[Any]:
 
 
 def test_every_kind_of_footprint_has_a_scene() -> None:
-    elsewhere = ["OF_KNOWN"]  # what a release knows of other threads: only races tell (test_host_order.py)
+    elsewhere = ["OF_WAITED"]  # a race, and no result, tells what a release asks of it: the next test but one
     assert [*SCENES, *elsewhere] == KINDS
 
 
@@ -523,6 +523,32 @@ def test_a_reduced_search_sees_what_a_whole_one_sees_of_each_kind(kind: str) -> 
 def test_without_its_footprint_an_outcome_of_each_kind_is_missed(kind: str) -> None:
     with planted(kind):
         assert len(results_of(SCENES[kind], True)) == 1
+
+
+def release_beside_a_wait(m: Machine) -> None:
+    """One thread waits for a stream that reads a sum, the other lets go of the sum: a race if it does so first."""
+    c, d, e = m.stream(), m.stream(), m.event()
+    with fanin.stream(c):
+        buf = fanin.InputBuffer(1)  # its sum is its own memory: nothing marks what a launch does with it
+        for _ in range(2):
+            buf.add(0, m.array(np.ones(4)))
+        sums = buf.take()
+    d.wait(c)
+    m.launch(d, lambda v: None, reads=[sums[0]])
+    e.record(d)
+    while m.step():
+        pass
+    pair(m, e.synchronize, sums.clear)
+
+
+@faults_are_planted
+def test_without_the_footprint_of_what_a_thread_waited_for_a_race_of_a_release_is_missed() -> None:
+    for reduce in (True, False):
+        report = explore(release_beside_a_wait, reduce=reduce)
+        assert report.complete and 0 < report.races < report.runs, report
+    with planted("OF_WAITED"):
+        report = explore(release_beside_a_wait)
+        assert report.complete and report.races == 0, report
 
 
 def test_a_thread_that_uses_another_machine_is_seen() -> None:

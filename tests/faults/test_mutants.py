@@ -37,10 +37,15 @@ def plan_words(text: str) -> list[str]:
 
 
 def faults_of(text: str) -> dict[str, str]:
-    """The faults of the buffer, as the program names them, with what each breaks, from base/fault.h."""
+    """Planted faults with what each breaks, from an X-list of base/fault.h."""
+    return {f"fault:{name}": said for name, said in re.findall(r"X\((\w+), \"(.*?)\"\)", text)}
+
+
+def of_the_buffer(text: str) -> str:
+    """The list of those that the proof program finds."""
     listed = re.search(r"define FAN_BUFFER_FAULTS\(X\)(.*?)\n#define", text, re.DOTALL)
     assert listed
-    return {f"fault:{name}": said for name, said in re.findall(r"X\((\w+), \"(.*?)\"\)", listed[1])}
+    return listed[1]
 
 
 def planted_in(text: str) -> set[str]:
@@ -49,7 +54,11 @@ def planted_in(text: str) -> set[str]:
 
 
 PLAN = plan_words((CSRC / "buffer" / "sync.h").read_text())
-FAULTS = faults_of((CSRC / "base" / "fault.h").read_text())
+FAULTS = faults_of(of_the_buffer((CSRC / "base" / "fault.h").read_text()))
+#: Those that a test of their own finds, which the page names.
+ELSEWHERE = {
+    name: said for name, said in faults_of((CSRC / "base" / "fault.h").read_text()).items() if name not in FAULTS
+}
 
 
 def kills(lines: list[Line]) -> dict[str, Line]:
@@ -71,13 +80,39 @@ def test_the_list_is_read_from_the_sources() -> None:
         "fault:SLOT_KEPT",
         "fault:WRITE_SHARED",
     }
-    assert faults_of('#define FAN_BUFFER_FAULTS(X) X(A_B, "what")\n#define') == {"fault:A_B": "what"}
+    planted = '#define FAN_BUFFER_FAULTS(X) X(A_B, "what")\n#define FAN_EXACT_FAULTS(X) X(C, "else")'
+    assert faults_of(of_the_buffer(planted)) == {"fault:A_B": "what"}
+    assert faults_of(planted) == {"fault:A_B": "what", "fault:C": "else"}
+    assert len(ELSEWHERE) >= 33
 
 
 @pytest.mark.parametrize("name", [*PLAN, *FAULTS, *DRIVER])
 def test_the_page_tells_every_planted_fault(name: str) -> None:
     assert has_row(PAGE.read_text(), name), f"docs/proof.md has no row for {name}"
     assert name not in FAULTS or f"| `{name}` | {FAULTS[name]} |" in PAGE.read_text(), "base/fault.h says it otherwise"
+
+
+def finder(page: str, name: str, said: str) -> tuple[str, str]:
+    """The file and the test that the page's row for a fault names."""
+    row = re.search(rf"^\| `{name}` \| {re.escape(said)} \| `([\w/]+\.py)::(\w+)` \|$", page, re.MULTILINE)
+    assert row, f"docs/proof.md has no row for {name}: | `{name}` | {said} | `file::test` |"
+    return row[1], row[2]
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_the_page_names_the_test_that_finds_a_fault_elsewhere(name: str) -> None:
+    file, test = finder(PAGE.read_text(), name, ELSEWHERE[name])
+    text = (ROOT / file).read_text()
+    assert re.search(rf"^def {test}\(", text, re.MULTILINE), f"{file} has no {test}"
+    word = name.removeprefix("fault:")
+    assert word in text or word.replace("NO_FOOTPRINT_", "OF_") in text, f"{file} does not plant {word}"
+
+
+def test_a_row_without_its_test_is_found() -> None:
+    assert finder("| `fault:A` | what (x) | `tests/a.py::test_b` |", "fault:A", "what (x)") == ("tests/a.py", "test_b")
+    for page in ("| `fault:A` | else | `tests/a.py::test_b` |", "| `fault:A` | what (x) | race |"):
+        with pytest.raises(AssertionError, match="has no row for fault:A"):
+            finder(page, "fault:A", "what (x)")
 
 
 def test_every_fault_has_a_place_where_it_is_planted() -> None:

@@ -4,7 +4,7 @@
 
 _Thread_local fan__sim_thread fan__sim_here;
 
-_Static_assert(FAN_FAULT_NO_TURNS + OF_KNOWN == FAN_FAULT_NO_FOOTPRINT_KNOWN, "base/fault.h has them in this order");
+_Static_assert(FAN_FAULT_NO_TURNS + OF_WAITED == FAN_FAULT_NO_FOOTPRINT_WAITED, "base/fault.h has them in this order");
 
 size_t fan__sim_maker(void) { return fan__sim_here.m ? (size_t)(1 + fan__sim_here.actor) : 0; }
 

@@ -24,7 +24,7 @@ enum {
     OF_BUDGET,
     OF_COUNTERS,
     OF_HOST,
-    OF_KNOWN
+    OF_WAITED
 };
 
 #define FAN__NAME(kind, number) ((uint64_t)(kind) << 56 | ((number) & ((UINT64_C(1) << 56) - 1)))

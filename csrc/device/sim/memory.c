@@ -99,7 +99,7 @@ void fan__sim_dropped(fan_device *d, void *data, size_t bytes, fan_stream *const
     for (size_t i = 0; i < 1 + FAN_ACTORS; i++)
         if (m->has_lane[i]) {
             lane_list_add(&after, m->host_lane[i]);
-            fan__sim_touch(m, FAN__NAME(OF_KNOWN, i), false);
+            fan__sim_touch(m, FAN__NAME(OF_WAITED, i), false);
         }
     const fan_block *b = fan__access_block(m, data);
     if (b) {
