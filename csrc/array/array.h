@@ -97,10 +97,5 @@ fan_status fan_array_slice(const fan_array *a, int axis, int64_t start, int64_t 
 bool fan_broadcasts_from(int ndim, const int64_t *shape, int from_ndim, const int64_t *from);
 /* fan_shape_text: "(3, 4)", "(3,)", "()" into buf; truncates. Returns buf. */
 char *fan_shape_text(int ndim, const int64_t *shape, char *buf, size_t size);
-/* fan_array_copy: elements of src into dst (same shape), converting dtype (D6, D9); any strides, any alignment. No
- * overlap. */
-void fan_array_copy(const fan_array *dst, const fan_array *src);
-/* fan_array_hash: a 64-bit hash of the elements' bytes in C order; for debug. May be interrupted. */
-uint64_t fan_array_hash(const fan_array *a);
 
 #endif

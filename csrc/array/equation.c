@@ -6,11 +6,10 @@
 #include <assert.h>
 #include <string.h>
 
-#define QUICK 10000    /* tries: a tenth of a millisecond or so */
-#define LONG 2000000   /* .. and tens of milliseconds */
-#define FEW 200        /* tries, where the work of a call is done */
-#define TRY 20         /* the work of a try */
-#define WORK 100000000 /* .. that goes with the default budget: 50 ms or so */
+#define QUICK 10000  /* tries: a tenth of a millisecond or so */
+#define LONG 2000000 /* .. and tens of milliseconds */
+#define FEW 200      /* tries, where the work of a call is done */
+#define TRY 20       /* the work of a try */
 
 typedef enum found { NOTHING, FOUND, GIVEN_UP } found;
 
@@ -298,15 +297,6 @@ static fan_status solve_by_table(equation *e, fan_effort *left, found *out, fan_
     for (int k = 0; turned && *out == FOUND && k < e->n; k++)
         e->x[k] = e->t[k].most - e->x[k];
     return FAN_OK;
-}
-
-fan_effort fan_effort_of(uint64_t budget)
-{
-    uint64_t times = budget / FAN_OVERLAP_BUDGET;
-    int64_t work;
-    if (budget == UINT64_MAX || __builtin_mul_overflow((int64_t)(times ? times : 1), (int64_t)WORK, &work))
-        work = INT64_MAX;
-    return (fan_effort){budget, work};
 }
 
 /* try_some: a search of at most so many tries, as far as the work that is left goes. */

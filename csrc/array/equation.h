@@ -3,7 +3,8 @@
 #ifndef FAN_ARRAY_EQUATION_H
 #define FAN_ARRAY_EQUATION_H
 
-#include "array/overlap.h"
+#include "array/array.h"
+#include "array/verdict.h"
 
 #define PARTS (2 * FAN_MAX_NDIM + 1) /* terms at most */
 

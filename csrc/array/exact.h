@@ -43,9 +43,6 @@ void fan_superacc_widen(void *to, fan_dtype wider, const void *from, fan_dtype d
 #ifdef FAN_TEST
 /* fan_exact_sum: fan_exact_fold of arrays alone. */
 void fan_exact_sum(const fan_array *out, const fan_array *const *in, size_t n, fan_dtype d, const fan_scale *scale);
-/* fan_exact_isa: the vector unit that is used at most: 0 the baseline, 1 AVX2, 2 AVX-512, -1 whatever is here. No bit
- * depends on it. Returns what is used from now on. */
-int fan_exact_isa(int most);
 /* fan_exact_slow: elements that needed the integer path so far, over the process. */
 int64_t fan_exact_slow(void);
 #endif

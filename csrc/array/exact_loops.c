@@ -2,9 +2,8 @@
 #include "array/exact_loops.h"
 
 #include "array/convert.h"
-#include "array/exact.h"
 #include "array/lowp.h"
-#include "array/sum_loops.h"
+#include "array/sum_isa.h"
 #include "base/fault.h"
 
 #include <float.h>

@@ -63,4 +63,10 @@ const exact_loops *fan__exact_loops(void);
  * same. */
 bool fan__exact_judge_again(tally *t, const judge *j, bool is_wide, size_t len);
 
+#ifdef FAN_TEST
+/* fan_exact_isa: the vector unit that is used at most: 0 the baseline, 1 AVX2, 2 AVX-512, -1 whatever is here. No bit
+ * depends on it. Returns what is used from now on. */
+int fan_exact_isa(int most);
+#endif
+
 #endif

@@ -54,26 +54,6 @@
 
 #define FARTHEST (UINT64_C(1) << 61)
 
-const char *fan_verdict_kind(fan_verdict v)
-{
-    static const char *const kinds[] = {
-#define X(NAME, kind, words) kind,
-        FAN_VERDICT_LIST(X)
-#undef X
-    };
-    return kinds[v];
-}
-
-const char *fan_verdict_words(fan_verdict v)
-{
-    static const char *const words[] = {
-#define X(NAME, kind, words) words,
-        FAN_VERDICT_LIST(X)
-#undef X
-    };
-    return words[v];
-}
-
 fan_region fan_region_of(const fan_array *a)
 {
     return (fan_region){(uint64_t)(uintptr_t)a->data, (int64_t)fan_dtype_size(a->dtype), a->shape, a->strides, a->ndim};

@@ -1,9 +1,6 @@
-/* The parts of a sparse array, what they must be, and what they say; sums stand in sparse_merge.c and sparse_dense.c.
- */
 #include "array/sparse.h"
 
-#include "array/sparse_parts.h"
-#include "base/interrupt.h"
+#include "array/elements.h"
 #include "base/mem.h"
 
 #include <string.h>
@@ -102,7 +99,7 @@ static fan_status check_compressed(fan_format f, int ndim, const int64_t *shape,
     FAN_TRY(check_index_dtype("pointers", pointers, err));
     int64_t nnz = indices->ndim == 1 ? indices->shape[0] : -1, block[2] = {1, 1};
     FAN_TRY(check_shape(f, "indices", indices, 1, &nnz, err));
-    if (is_blocked(f)) {
+    if (fan_format_is_blocked(f)) {
         for (int i = 0; i < 2; i++) {
             block[i] = values->ndim == 3 ? values->shape[1 + i] : 0;
             if (block[i] < 1 || shape[i] % block[i]) {
@@ -115,8 +112,8 @@ static fan_status check_compressed(fan_format f, int ndim, const int64_t *shape,
         }
     }
     int64_t want[3] = {nnz, block[0], block[1]};
-    FAN_TRY(check_shape(f, "values", values, is_blocked(f) ? 3 : 1, want, err));
-    int axis = compressed_axis(f);
+    FAN_TRY(check_shape(f, "values", values, fan_format_is_blocked(f) ? 3 : 1, want, err));
+    int axis = fan_format_compressed_axis(f);
     want[0] = shape[axis] / block[axis] + 1;
     return check_shape(f, "pointers", pointers, 1, want, err);
 }
@@ -164,56 +161,6 @@ void fan_sparse_drop(fan_sparse *s)
     fan_array_drop(s->pointers);
     fan_array_drop(s->values);
     fan_free(s);
-}
-
-/* ---- the index parts ---- */
-
-fan_status fan__sparse_outside(const fan_sparse *s, int axis, int64_t e, int64_t index, int64_t extent, fan_error *err)
-{
-    return fan_fail(err, FAN_ERR_VALUE, "%s entry %lld has the index %lld along axis %d, which has %lld",
-                    fan_format_name(s->format), (long long)e, (long long)index, axis, (long long)extent);
-}
-
-/* interrupted_at: asked of each of many entries. */
-static bool interrupted_at(int64_t e) { return e % 4096 == 4095 && fan_interrupted(4096); }
-
-fan_status fan__sparse_check_pointers(const fan_sparse *s, fan_error *err)
-{
-    int64_t last = s->pointers->shape[0] - 1, nnz = fan_sparse_nnz(s), before = 0;
-    for (int64_t p = 0; p <= last; p++) {
-        int64_t at = pointer(s, p);
-        if (at < before || at > nnz || (p == 0 && at != 0) || (p == last && at != nnz))
-            return fan_fail(err, FAN_ERR_VALUE, "%s pointer %lld is %lld: expected pointers that rise from 0 to %lld",
-                            fan_format_name(s->format), (long long)p, (long long)at, (long long)nnz);
-        before = at;
-        if (interrupted_at(p))
-            break;
-    }
-    return FAN_OK;
-}
-
-fan_status fan_sparse_check(const fan_sparse *s, fan_error *err)
-{
-    int64_t nnz = fan_sparse_nnz(s);
-    if (s->format == FAN_FORMAT_COO) {
-        for (int axis = 0; axis < sparse_dim(s); axis++) {
-            for (int64_t e = 0; e < nnz && !interrupted_at(e); e++) {
-                int64_t index = coo_index(s, axis, e);
-                if (!within(index, s->shape[axis]))
-                    return fan__sparse_outside(s, axis, e, index, s->shape[axis], err);
-            }
-        }
-        return FAN_OK;
-    }
-    FAN_TRY(fan__sparse_check_pointers(s, err));
-    int axis = !compressed_axis(s->format);
-    int64_t extent = s->shape[axis] / block_extent(s, axis);
-    for (int64_t e = 0; e < nnz && !interrupted_at(e); e++) {
-        int64_t index = plain_index(s, e);
-        if (!within(index, extent))
-            return fan__sparse_outside(s, axis, e, index, extent, err);
-    }
-    return FAN_OK;
 }
 
 fan_status fan_sparse_cast(const fan_sparse *s, fan_dtype dtype, fan_sparse **out, fan_error *err)

@@ -29,6 +29,9 @@ typedef struct fan_sparse {
 
 const char *fan_format_name(fan_format f); /* "coo" */
 bool fan_format_from_name(const char *name, fan_format *out);
+static inline bool fan_format_is_blocked(fan_format f) { return f == FAN_FORMAT_BSR || f == FAN_FORMAT_BSC; }
+/* fan_format_compressed_axis: the axis of the dense shape that the pointers run along. */
+static inline int fan_format_compressed_axis(fan_format f) { return f == FAN_FORMAT_CSC || f == FAN_FORMAT_BSC; }
 
 /* fan_sparse_new: checks ranks, extents and dtypes of the parts (not the indices' values: fan_sparse_check) and holds
  * them. */

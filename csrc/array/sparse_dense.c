@@ -1,10 +1,11 @@
 /* Sparse into dense: entries are added where they belong, in their order, so that those which meet in one place are
  * added there one after the other. */
+#include "array/elements.h"
 #include "array/sparse.h"
 
 #include "array/nditer.h"
 #include "array/sparse_parts.h"
-#include "array/sum_loops.h"
+#include "array/sum_isa.h"
 #include "base/interrupt.h"
 
 #include <string.h>
@@ -39,7 +40,7 @@ static void target_entry(target *t)
         }
         return;
     }
-    int axis = compressed_axis(s->format);
+    int axis = fan_format_compressed_axis(s->format);
     int64_t rows = s->pointers->shape[0] - 1, index = plain_index(s, t->entry), unit = block_extent(s, !axis);
     while (t->row < rows && pointer(s, t->row + 1) <= t->entry)
         t->row++;
@@ -55,9 +56,9 @@ static void target_begin(target *t, const fan_array *into, const fan_sparse *s)
     t->entry = t->row = t->offset = t->at = 0;
     t->inner = 0;
     t->run = t->runs = 1;
-    int first = s->format == FAN_FORMAT_COO ? sparse_dim(s) : is_blocked(s->format) ? 0 : into->ndim;
+    int first = s->format == FAN_FORMAT_COO ? sparse_dim(s) : fan_format_is_blocked(s->format) ? 0 : into->ndim;
     for (int i = first; i < into->ndim; i++) {
-        t->extent[t->inner] = is_blocked(s->format) ? block_extent(s, i) : into->shape[i];
+        t->extent[t->inner] = fan_format_is_blocked(s->format) ? block_extent(s, i) : into->shape[i];
         t->stride[t->inner] = into->strides[i];
         t->index[t->inner++] = 0;
     }
@@ -162,7 +163,7 @@ static int64_t place_of(const fan_sparse *s, int64_t e, int64_t *row)
             at *= s->shape[i];
         return at;
     }
-    int axis = compressed_axis(s->format);
+    int axis = fan_format_compressed_axis(s->format);
     int64_t rows = s->pointers->shape[0] - 1, unit = block_extent(s, !axis);
     index = plain_index(s, e);
     while (*row < rows && pointer(s, *row + 1) <= e)
@@ -176,7 +177,7 @@ static int64_t place_of(const fan_sparse *s, int64_t e, int64_t *row)
 fan_status fan_sparse_places(const fan_sparse *s, int64_t *to, fan_error *err)
 {
     int64_t all = 1, nnz = fan_sparse_nnz(s), row = 0;
-    int64_t run = nnz ? s->values->size / nnz : 0, width = is_blocked(s->format) ? block_extent(s, 1) : 1;
+    int64_t run = nnz ? s->values->size / nnz : 0, width = fan_format_is_blocked(s->format) ? block_extent(s, 1) : 1;
     for (int i = 0; i < s->ndim; i++)
         if (s->shape[i] && __builtin_mul_overflow(all, s->shape[i], &all))
             return fan_fail(err, FAN_ERR_VALUE,
@@ -186,7 +187,7 @@ fan_status fan_sparse_places(const fan_sparse *s, int64_t *to, fan_error *err)
         if (place < 0)
             return fan_fail(err, FAN_ERR_VALUE, "the indices of a sparse gradient were changed while it was summed");
         for (int64_t k = 0; k < run; k++)
-            *to++ = place + (is_blocked(s->format) ? k / width * s->shape[1] + k % width : k);
+            *to++ = place + (fan_format_is_blocked(s->format) ? k / width * s->shape[1] + k % width : k);
     }
     return FAN_OK;
 }

@@ -16,12 +16,13 @@
  * added later they would give other bits than added first; so everything before a widening is folded before it is
  * converted. And: index parts are others' memory, which may change after it was checked: every index is held against
  * its extent when it is used. */
+#include "array/elements.h"
 #include "array/sparse.h"
 
 #include "array/convert.h"
 #include "array/nditer.h"
 #include "array/sparse_parts.h"
-#include "array/sum_loops.h"
+#include "array/sum_isa.h"
 #include "base/mem.h"
 
 #include <string.h>
@@ -40,7 +41,7 @@ typedef struct grid {
 
 static bool same_blocks(const fan_sparse *a, const fan_sparse *b)
 {
-    return !is_blocked(a->format) ||
+    return !fan_format_is_blocked(a->format) ||
            (block_extent(a, 0) == block_extent(b, 0) && block_extent(a, 1) == block_extent(b, 1));
 }
 
@@ -67,7 +68,7 @@ static void grid_of(grid *g, const fan_sparse_operand *in, size_t n)
                 g->cells *= s->shape[i];
         }
     } else {
-        int axis = compressed_axis(g->format);
+        int axis = fan_format_compressed_axis(g->format);
         g->extent[0] = s->shape[axis] / block_extent(s, axis);
         g->extent[1] = s->shape[!axis] / block_extent(s, !axis);
         g->cells = cells_of(s);
@@ -148,11 +149,11 @@ static fan_status grid_index(const fan_sparse *s, const grid *g, int axis, int64
         return FAN_OK;
     }
     if (g->format != FAN_FORMAT_COO) {
-        int named = axis ? !compressed_axis(s->format) : compressed_axis(s->format);
+        int named = axis ? !fan_format_compressed_axis(s->format) : fan_format_compressed_axis(s->format);
         return own_index(s, axis == 0, named, g->extent[axis], times, to, err);
     }
     int64_t unit = block_extent(s, axis), wide = block_extent(s, 1);
-    FAN_TRY(own_index(s, axis == compressed_axis(s->format), axis, g->extent[axis] / unit, times, to, err));
+    FAN_TRY(own_index(s, axis == fan_format_compressed_axis(s->format), axis, g->extent[axis] / unit, times, to, err));
     for (int64_t i = 0; i < n; i++)
         to[i] = to[i] * unit + (axis == 0 ? i % times / wide : i % wide);
     return FAN_OK;
@@ -413,7 +414,7 @@ static fan_status values_new(const grid *g, const fan_sparse *like, int64_t n, f
     if (g->format == FAN_FORMAT_COO)
         for (int i = g->axes; i < like->ndim; i++)
             shape[ndim++] = like->shape[i];
-    else if (is_blocked(g->format))
+    else if (fan_format_is_blocked(g->format))
         for (int i = 0; i < 2; i++)
             shape[ndim++] = block_extent(like, i);
     return fan_array_new(d, ndim, shape, NULL, out, err);

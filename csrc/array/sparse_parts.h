@@ -7,15 +7,10 @@
 #include "array/convert.h"
 #include "array/sparse.h"
 
-static inline bool is_blocked(fan_format f) { return f == FAN_FORMAT_BSR || f == FAN_FORMAT_BSC; }
-
-/* compressed_axis: the axis of the dense shape that the pointers run along. */
-static inline int compressed_axis(fan_format f) { return f == FAN_FORMAT_CSC || f == FAN_FORMAT_BSC; }
-
 /* block_extent: of a block along an axis of the dense shape; 1 where there are none. */
 static inline int64_t block_extent(const fan_sparse *s, int axis)
 {
-    return is_blocked(s->format) ? s->values->shape[1 + axis] : 1;
+    return fan_format_is_blocked(s->format) ? s->values->shape[1 + axis] : 1;
 }
 
 static inline int sparse_dim(const fan_sparse *s)

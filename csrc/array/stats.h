@@ -8,7 +8,8 @@
 #ifndef FAN_ARRAY_STATS_H
 #define FAN_ARRAY_STATS_H
 
-#include "array/array.h"
+#include <stddef.h>
+#include <stdint.h>
 
 typedef struct fan_stats {
     uint64_t count; /* elements */
@@ -23,9 +24,6 @@ typedef struct fan_stats {
 void fan_stats_begin(fan_stats *s);
 /* fan_stats_merge: `next` behind `into`. The order matters to the last bits of sumsq. */
 void fan_stats_merge(fan_stats *into, const fan_stats *next);
-/* fan_stats_of: of an array, in the order of its memory, exactly as fan_sum has it of a result with these strides; bad
- * is 0 or SIZE_MAX. May be interrupted. */
-void fan_stats_of(const fan_array *a, fan_stats *s);
 
 /* ---- for those who add ---- */
 

@@ -13,7 +13,7 @@
 #include "array/sum.h"
 
 #include "array/convert.h"
-#include "array/sum_loops.h"
+#include "array/sum_isa.h"
 #include "array/nditer.h"
 #include "base/interrupt.h"
 #include "base/workers.h"

@@ -13,7 +13,6 @@
 #pragma GCC target("avx2,f16c")
 #endif
 
-#define FAN_SET_SCOPE
 #define FAN_SET fan_loops_avx2
 #define FAN_NAME "avx2"
 #define FAN_WIDE 32

@@ -14,7 +14,6 @@
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c,prefer-vector-width=512")
 #endif
 
-#define FAN_SET_SCOPE
 #define FAN_SET fan_loops_avx512
 #define FAN_NAME "avx512"
 #define FAN_WIDE 64

@@ -1,7 +1,7 @@
 /* sum_body: the loops of sums for one instruction set, each dtype's made by macros: longer than other files, because
  * what is compiled three times stands once. Included once by each file that makes a set, after it has defined
  *
- *   FAN_SET    the name of the fan_loop_set to define; FAN_SET_SCOPE: static, or nothing
+ *   FAN_SET    the name of the fan_loop_set to define
  *   FAN_NAME   its name as text
  *   FAN_WIDE   the bytes of its widest vector: 16, 32 or 64
  *
@@ -968,7 +968,7 @@ static uint64_t read_all(const char *p, size_t bytes)
 #define PAIR(K, MEM, UP, UPPER) \
     {2 * sizeof(MEM), 2, sum_##K, UP, UPPER, add_at_##K, add_up_c##K, fan_loops_scale_c##K, stats_c##K, NULL, NULL}
 
-FAN_SET_SCOPE const fan_loop_set FAN_SET = {
+const fan_loop_set FAN_SET = {
     FAN_NAME,
     read_all,
     {

@@ -1,5 +1,6 @@
 #include "buffer/add_op.h"
 
+#include "array/elements.h"
 #include "base/fault.h"
 #include "base/interrupt.h"
 #include "base/trace.h"

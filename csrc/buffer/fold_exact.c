@@ -1,4 +1,5 @@
 #include "array/exact.h"
+#include "array/measure.h"
 #include "base/mem.h"
 #include "buffer/fold_job.h"
 #include "buffer/fold_kinds.h"

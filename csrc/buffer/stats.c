@@ -1,5 +1,6 @@
 #include "buffer/stats.h"
 
+#include "array/measure.h"
 #include "base/interrupt.h"
 #include "base/mem.h"
 #include "base/trace.h"

@@ -1,5 +1,7 @@
 #include "buffer/unchanged.h"
 
+#include "array/elements.h"
+
 #include <inttypes.h>
 #include <stdio.h>
 

@@ -1,6 +1,8 @@
 #include "device/job.h"
 
+#include "array/elements.h"
 #include "array/exact.h"
+#include "array/measure.h"
 
 #include <stdio.h>
 #include <string.h>

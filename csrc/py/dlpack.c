@@ -1,5 +1,6 @@
 /* dlpack: see dlpack.h. First what comes in, then what goes out. */
 #include "py/dlpack.h"
+#include "array/elements.h"
 #include "py/machine.h"
 
 #include "base/mem.h"

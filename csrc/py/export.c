@@ -1,5 +1,6 @@
 /* export: the one way out: every sum becomes a Python object again: the value's own, or a new one of its origin's kind
  * (D15). */
+#include "array/elements.h"
 #include "py/dlpack.h"
 #include "py/exchange.h"
 

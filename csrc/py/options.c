@@ -1,7 +1,7 @@
 /* options: process-wide switches and counters; in test builds what tests/kit/hooks.py asks for. */
 #include "py/turn.h"
 
-#include "array/sum_loops.h"
+#include "array/sum_isa.h"
 #include "base/mem.h"
 #include "base/pool.h"
 #include "base/workers.h"

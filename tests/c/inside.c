@@ -6,9 +6,10 @@
 #include "inside.h"
 
 #include "array/exact.h"
+#include "array/exact_loops.h"
 #include "array/overlap.h"
 #include "array/sum.h"
-#include "array/sum_loops.h"
+#include "array/sum_isa.h"
 #include "base/fault.h"
 #include "base/mem.h"
 

@@ -1,5 +1,6 @@
 #include "array/array.h"
 
+#include "array/elements.h"
 #include "array/sum.h"
 #include "base/mem.h"
 #include "check.h"

@@ -2,6 +2,7 @@
 #include "array/exact.h"
 
 #include "array/convert.h"
+#include "array/elements.h"
 #include "base/fault.h"
 #include "base/mem.h"
 #include "check.h"

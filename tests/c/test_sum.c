@@ -2,7 +2,8 @@
 #include "array/sum.h"
 
 #include "array/convert.h"
-#include "array/sum_loops.h"
+#include "array/measure.h"
+#include "array/sum_isa.h"
 #include "base/mem.h"
 #include "base/workers.h"
 #include "check.h"

@@ -81,6 +81,7 @@ FIRST = {
 }
 #: .. and before them, by the beginning of a file's path below csrc/.
 NEAR = {
+    "array/equation": ["tests/array/test_overlap.py"],
     "array/exact": ["tests/array/test_exact.py"],
     "array/extents": ["tests/buffer/test_out.py", "tests/c/test_c.py -k extents"],
     "array/layout": ["tests/graph/test_recorded_layout.py"],

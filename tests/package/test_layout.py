@@ -236,7 +236,6 @@ def test_a_planted_name_is_found(tmp_path: Path) -> None:
 #: Where circles still are, and since when that is known: the list may only shrink. A folder of csrc/ whose files need
 #: each other; "csrc" for its folders; "python" for the files of the package.
 KNOWN_CIRCLES = {
-    "csrc/array": "2026-11-22",
     "csrc/py": "2026-11-22",
 }
 

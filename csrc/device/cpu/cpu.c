@@ -1,4 +1,5 @@
 /* cpu: the smallest example of a backend: no streams, no events; work runs at once, so nothing is ever waited for. */
+#include "array/elements.h"
 #include "base/mem.h"
 #include "device/memory.h"
 #include "device/trace.h"

@@ -1,5 +1,6 @@
 #include "device/cuda/copy.h"
 
+#include "array/elements.h"
 #include "base/mem.h"
 #include "device/cuda/context.h"
 #include "device/cuda/memory.h"

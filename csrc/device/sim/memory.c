@@ -1,5 +1,6 @@
 #include "device/sim/memory.h"
 
+#include "array/elements.h"
 #include "base/mem.h"
 #include "device/sim/access.h"
 #include "device/sim/call.h"

@@ -1,5 +1,6 @@
 #include "device/sim/pack.h"
 
+#include "array/elements.h"
 #include "base/mem.h"
 
 #include <string.h>

@@ -1,17 +1,10 @@
-/* The loops for every machine of its kind, and the choice between the sets. On x86-64 every machine has SSE2. */
-#define FAN_SET_SCOPE static
-#define FAN_SET fan_loops_base
-#define FAN_WIDE 16
-#if defined(__x86_64__)
-#define FAN_NAME "sse2"
-#else
-#define FAN_NAME "plain"
-#endif
-#include "array/sum_body.h"
+#include "array/sum_isa.h"
 
 #include <stdatomic.h>
+#include <string.h>
 
-extern const fan_loop_set fan_loops_avx2, fan_loops_avx512; /* sum_avx2.c, sum_avx512.c */
+/* sum_base.c, sum_avx2.c, sum_avx512.c */
+extern const fan_loop_set fan_loops_base, fan_loops_avx2, fan_loops_avx512;
 
 #define SETS 3
 
