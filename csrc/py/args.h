@@ -32,4 +32,12 @@ int fan_accumulate_arg(PyObject *o, fan_dtype *dtype, bool *exact);
 /* fan_scale_arg: D10: a number; what it may be for which dtype is the core's to say. */
 int fan_scale_arg(PyObject *o, fan_take *how);
 
+/* fan_int_arg: an integer index; an exception of class `large` where it is no int64. bool is refused: True as an index
+ * is a mistake. */
+int fan_int_arg(PyObject *o, PyObject *large, int64_t *out);
+/* fan_ints_arg: integers from a sequence, or one bare integer, into out[FAN_MAX_NDIM]; their number. */
+int fan_ints_arg(PyObject *o, int64_t *out);
+/* fan_ints: the other way: integers as a tuple. */
+PyObject *fan_ints(int n, const int64_t *items);
+
 #endif

@@ -12,8 +12,6 @@ static PyObject *buffer_add(PyObject *o, PyObject *const *args, Py_ssize_t nargs
     return fan_buffer_add_any(fan_buffer_self(o), args, nargs, kwnames);
 }
 
-fan_buffer *fan_buffer_of(PyObject *o) { return fan_buffer_self(o)->core; }
-
 static PyObject *buffer_target(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     static const char *const names[] = {"slot", "key", "stream"};

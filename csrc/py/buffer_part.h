@@ -19,6 +19,7 @@ typedef struct buffer_object {
 } buffer_object;
 
 static inline buffer_object *fan_buffer_self(PyObject *o) { return (buffer_object *)o; }
+static inline fan_buffer *fan_buffer_of(PyObject *o) { return fan_buffer_self(o)->core; }
 
 /* ---- buffer_slots.c ---- */
 

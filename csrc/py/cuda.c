@@ -1,107 +1,22 @@
 /* cuda: the CUDA driver as Python has it: which one, opened when it is first asked for, and what is in it. */
-#include "py/machine.h"
+#include "py/driver.h"
 
-#include "base/fork.h"
 #include "buffer/sync.h"
-#include "device/cuda/cuda.h"
 
 #include <stdio.h>
 #include <string.h>
-
-/* The driver of this process. The lock is held while it is opened, with the GIL let go. */
-static struct {
-    pthread_mutex_t lock;
-    fan_cuda *cuda; /* held; NULL: not opened */
-    char *path;     /* NULL: the system's */
-} driver = {.lock = PTHREAD_MUTEX_INITIALIZER};
-
-static void in_child(void) { (void)pthread_mutex_init(&driver.lock, NULL); /* who held it is not here */ }
-
-static fan_fork driver_fork = {.child = in_child};
-
-/* opened: the driver, with a hold. */
-static fan_status opened(fan_cuda **out, fan_error *err)
-{
-    fan_status status = FAN_OK;
-    *out = NULL;
-    (void)fan_fork_add(&driver_fork);
-    (void)pthread_mutex_lock(&driver.lock);
-    if (!driver.cuda)
-        status = fan_cuda_open(driver.path, &driver.cuda, err);
-    if (status == FAN_OK)
-        *out = fan_cuda_hold(driver.cuda);
-    (void)pthread_mutex_unlock(&driver.lock);
-    return status;
-}
-
-#define MOST_DEVICES 65535
-
-int fan_cuda_device_at(long index, fan_device **out)
-{
-    fan_cuda *c = NULL;
-    fan_error err = {0};
-    fan_status status;
-    *out = NULL;
-    if (index < 0 || index > MOST_DEVICES) {
-        PyErr_Format(PyExc_ValueError, "there is no cuda:%ld: no machine has so many devices", index);
-        return -1;
-    }
-    Py_BEGIN_ALLOW_THREADS status = opened(&c, &err);
-    if (status == FAN_OK)
-        status = fan_cuda_device(c, (int)index, out, &err);
-    fan_cuda_drop(c);
-    Py_END_ALLOW_THREADS if (status == FAN_OK) return 0;
-    fan_raise(status, &err);
-    return -1;
-}
-
-int fan_cuda_device_arg(const char *name, fan_device **out)
-{
-    const char *digits = name + 5;
-    long index = 0;
-    *out = NULL;
-    if (strcmp(name, "cuda") != 0 &&
-        (strncmp(name, "cuda:", 5) != 0 || !*digits || digits[strspn(digits, "0123456789")])) {
-        PyErr_Format(PyExc_ValueError, "unknown device '%.80s': CUDA's devices are \"cuda:0\", \"cuda:1\" ..", name);
-        return -1;
-    }
-    for (const char *at = digits; name[4] && *at; at++)
-        index = index > MOST_DEVICES ? index : 10 * index + (*at - '0'); /* beyond it no driver has any */
-    if (index <= MOST_DEVICES)
-        return fan_cuda_device_at(index, out);
-    PyErr_Format(PyExc_ValueError, "there is no %.80s: no machine has so many devices", name);
-    return -1;
-}
-
-fan_stream *fan_cuda_stream_arg(fan_device *d, uint64_t handle)
-{
-    fan_stream *s = NULL;
-    fan_error err = {0};
-    fan_status status = fan_cuda_stream(d, handle, &s, &err);
-    if (status != FAN_OK)
-        fan_raise(status, &err);
-    return s;
-}
 
 static PyObject *cuda_use(PyObject *Py_UNUSED(module), PyObject *path)
 {
     const char *given = NULL;
     char *copy = NULL;
-    fan_cuda *old;
     if (path != Py_None && !(given = PyUnicode_AsUTF8(path)))
         return NULL;
     if (given && !(copy = PyMem_RawMalloc(strlen(given) + 1)))
         return PyErr_NoMemory();
     if (copy)
         memcpy(copy, given, strlen(given) + 1);
-    Py_BEGIN_ALLOW_THREADS(void) pthread_mutex_lock(&driver.lock);
-    old = driver.cuda;
-    driver.cuda = NULL;
-    char *was = driver.path;
-    driver.path = copy;
-    (void)pthread_mutex_unlock(&driver.lock);
-    PyMem_RawFree(was);
-    fan_cuda_drop(old);
+    Py_BEGIN_ALLOW_THREADS fan_driver_use(copy);
     Py_END_ALLOW_THREADS Py_RETURN_NONE;
 }
 
@@ -140,7 +55,7 @@ static PyObject *cuda_info(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none
     fan_error err = {0};
     fan_status status;
     PyObject *made;
-    Py_BEGIN_ALLOW_THREADS status = opened(&c, &err);
+    Py_BEGIN_ALLOW_THREADS status = fan_driver_open(&c, &err);
     Py_END_ALLOW_THREADS if (status != FAN_OK) return Py_BuildValue("{s:s,s:i}", "why", err.text, "code", err.code);
     made = describe_cuda(fan_cuda_driver(c), c);
     fan_cuda_drop(c);
@@ -218,7 +133,7 @@ static PyObject *cuda_leave_out(PyObject *Py_UNUSED(module), PyObject *words)
                                 word);
         bits |= here;
     }
-    fan_status status = opened(&c, &err);
+    fan_status status = fan_driver_open(&c, &err);
     if (status != FAN_OK)
         return fan_raise(status, &err);
     fan_cuda_leave_out(c, bits);
@@ -240,7 +155,7 @@ static PyObject *cuda_here(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none
 {
     fan_cuda *c = NULL;
     fan_error err = {0};
-    fan_status status = opened(&c, &err);
+    fan_status status = fan_driver_open(&c, &err);
     if (status != FAN_OK)
         return fan_raise(status, &err);
     int index = fan_cuda_here(c);
@@ -255,7 +170,7 @@ static PyObject *cuda_holding(PyObject *Py_UNUSED(module), PyObject *address)
     unsigned long long at = PyLong_AsUnsignedLongLong(address);
     if (at == (unsigned long long)-1 && PyErr_Occurred())
         return NULL;
-    fan_status status = opened(&c, &err);
+    fan_status status = fan_driver_open(&c, &err);
     if (status != FAN_OK)
         return fan_raise(status, &err);
     int index = fan_cuda_holding(c, at);
@@ -270,10 +185,10 @@ static PyObject *cuda_active(PyObject *Py_UNUSED(module), PyObject *number)
     long index = PyLong_AsLong(number);
     if (index == -1 && PyErr_Occurred())
         return NULL;
-    fan_status status = opened(&c, &err);
+    fan_status status = fan_driver_open(&c, &err);
     if (status != FAN_OK)
         return fan_raise(status, &err);
-    bool active = index >= 0 && index <= MOST_DEVICES && fan_cuda_active(c, (int)index);
+    bool active = index >= 0 && index <= FAN_MOST_DEVICES && fan_cuda_active(c, (int)index);
     fan_cuda_drop(c);
     return PyBool_FromLong(active);
 }

@@ -123,6 +123,32 @@ fan_status fan_from_python(fan_error *err)
     return fan_fail(err, FAN_ERR_EXTERN, "%s", fan_status_word(FAN_ERR_EXTERN));
 }
 
+PyObject *fan_raise_sim(fan_status status, const fan_error *err)
+{
+    PyObject *sim, *type;
+    if (status != FAN_ERR_DEADLOCK)
+        return fan_raise(status, err);
+    sim = PyImport_ImportModule("fanin.sim");
+    type = sim ? PyObject_GetAttrString(sim, "DeadlockError") : NULL;
+    if (type)
+        PyErr_SetString(type, err->text);
+    Py_XDECREF(type);
+    Py_XDECREF(sim);
+    return NULL;
+}
+
+fan_status fan_check_signals(fan_error *err)
+{
+    fan_gil gil;
+    fan_status status = FAN_OK;
+    if (!fan_gil_enter(&gil))
+        return FAN_OK;
+    if (PyErr_CheckSignals() < 0)
+        status = fan_from_python(err);
+    fan_gil_leave(&gil);
+    return status;
+}
+
 static _Thread_local fan_where *where;
 
 void fan_where_push(fan_where *w)

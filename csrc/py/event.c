@@ -1,25 +1,6 @@
 /* event: fanin.Event, a point in a stream's queue. */
-#include "py/machine.h"
+#include "py/handles.h"
 #include "py/turn.h"
-
-typedef struct event_object {
-    PyObject_HEAD fan_event *e; /* held; never NULL after new */
-} event_object;
-
-static PyObject *event_make(PyTypeObject *type, fan_event *e)
-{
-    event_object *self = (event_object *)type->tp_alloc(type, 0);
-    if (self)
-        self->e = fan_event_hold(e);
-    return (PyObject *)self;
-}
-
-PyObject *fan_event_wrap(fan_event *e) { return event_make(fan_state_get()->event_type, e); }
-
-fan_event *fan_event_arg(PyObject *o)
-{
-    return Py_TYPE(o) == fan_state_get()->event_type ? ((event_object *)o)->e : NULL;
-}
 
 static PyObject *event_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
@@ -37,7 +18,7 @@ static PyObject *event_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     }
     status = fan_event_new(d, &e, &err);
     if (status == FAN_OK)
-        made = event_make(type, e);
+        made = fan_event_make(type, e);
     else
         fan_raise(status, &err);
     fan_event_drop(e);
@@ -48,14 +29,14 @@ static PyObject *event_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 static void event_dealloc(PyObject *o)
 {
     PyTypeObject *type = Py_TYPE(o);
-    fan_event_drop(((event_object *)o)->e);
+    fan_event_drop(fan_event_of(o));
     type->tp_free(o);
     Py_DECREF(type);
 }
 
 static PyObject *event_record(PyObject *o, PyObject *arg)
 {
-    fan_event *e = ((event_object *)o)->e;
+    fan_event *e = fan_event_of(o);
     fan_stream *s = NULL;
     fan_error err = {0};
     fan_status status;
@@ -80,7 +61,7 @@ static PyObject *event_record(PyObject *o, PyObject *arg)
 
 static PyObject *event_query(PyObject *o, PyObject *Py_UNUSED(none))
 {
-    fan_event *e = ((event_object *)o)->e;
+    fan_event *e = fan_event_of(o);
     fan_error err = {0};
     fan_status status;
     bool done = true;
@@ -92,7 +73,7 @@ static PyObject *event_query(PyObject *o, PyObject *Py_UNUSED(none))
 
 static PyObject *event_synchronize(PyObject *o, PyObject *Py_UNUSED(none))
 {
-    fan_event *e = ((event_object *)o)->e;
+    fan_event *e = fan_event_of(o);
     fan_error err = {0};
     fan_status status;
     Py_BEGIN_ALLOW_THREADS status = fan_event_sync(e, &err);
@@ -107,7 +88,7 @@ static PyObject *event_reduce(PyObject *o, PyObject *Py_UNUSED(none))
 
 static PyObject *event_repr(PyObject *o)
 {
-    fan_event *e = ((event_object *)o)->e;
+    fan_event *e = fan_event_of(o);
     fan_stream *s = fan_event_stream(e);
     unsigned long long handle = s ? s->handle : 0;
     char text[32];
@@ -121,12 +102,12 @@ static PyObject *event_repr(PyObject *o)
 static PyObject *event_device(PyObject *o, void *Py_UNUSED(closure))
 {
     char text[32];
-    return PyUnicode_FromString(fan_device_text(((event_object *)o)->e->device, text, sizeof text));
+    return PyUnicode_FromString(fan_device_text(fan_event_of(o)->device, text, sizeof text));
 }
 
 static PyObject *event_stream(PyObject *o, void *Py_UNUSED(closure))
 {
-    fan_stream *s = fan_event_stream(((event_object *)o)->e);
+    fan_stream *s = fan_event_stream(fan_event_of(o));
     PyObject *made = s ? fan_stream_wrap(s) : Py_NewRef(Py_None);
     fan_stream_drop(s);
     return made;
@@ -135,7 +116,7 @@ static PyObject *event_stream(PyObject *o, void *Py_UNUSED(closure))
 static void seen_event(PyObject *o, PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(nargs),
                        PyObject *Py_UNUSED(kwnames))
 {
-    fan_sim_saw_event(((event_object *)o)->e);
+    fan_sim_saw_event(fan_event_of(o));
 }
 
 FAN_TURN_ONE(event_record, fan_seen_nothing)
@@ -177,7 +158,7 @@ static PyType_Slot slots[] = {
 
 PyType_Spec fan_event_spec = {
     .name = "fanin.Event",
-    .basicsize = sizeof(event_object),
+    .basicsize = sizeof(fan_event_object),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
     .slots = slots,
 };

@@ -1,6 +1,6 @@
 /* exchange: what fanin._interop and fanin.slots ask and tell: exchange tables, dtypes. */
-#include "py/dlpack.h"
-#include "py/exchange.h"
+#include "py/dlpack_export.h"
+#include "py/library.h"
 
 /* quick_tensors: how exact torch tensors are read by the fast path, told by _interop.torch when it meets the first one.
  */

@@ -1,81 +1,17 @@
 /* export: the one way out: every sum becomes a Python object again: the value's own, or a new one of its origin's kind
  * (D15). */
-#include "array/elements.h"
-#include "py/dlpack.h"
-#include "py/exchange.h"
+#include "py/args.h"
+#include "py/dlpack_export.h"
+#include "py/library.h"
 
 #include "device/cuda/cuda.h"
 
 #include <string.h>
 
-/* ---- out ---- */
-
-static void array_gone(PyObject *capsule)
-{
-    fan_array *a = PyCapsule_GetPointer(capsule, "fanin.array");
-    PyObject *live = fan_exception_take();
-    fan_array_drop(a);
-    fan_exception_put(live);
-}
-
-PyObject *fan_export_array(fan_array *a)
-{
-    FAN_RAW npy_intp shape[FAN_MAX_NDIM];
-    FAN_RAW npy_intp strides[FAN_MAX_NDIM];
-    PyArray_Descr *descr;
-    PyObject *nd, *base;
-    if (fan_dtype_needs_ml_dtypes(a->dtype)) {
-        /* Only where torch's bfloat16 or float8 met NumPy's arrays and the caller has no ml_dtypes: nothing is lost in
-         * float32. */
-        fan_array *wide = NULL;
-        fan_error err = {0};
-        fan_status status = fan_array_new(FAN_DT_FLOAT32, a->ndim, a->shape, a, &wide, &err);
-        if (status != FAN_OK)
-            return fan_raise(status, &err);
-        fan_array_copy(wide, a);
-        nd = fan_export_array(wide);
-        fan_array_drop(wide);
-        return nd;
-    }
-    descr = fan_descr_of_dtype(a->dtype);
-    if (!descr)
-        return NULL;
-    for (int i = 0; i < a->ndim; i++) {
-        shape[i] = a->shape[i];
-        strides[i] = a->strides[i];
-    }
-    if (a->size == 0)
-        return PyArray_NewFromDescr(&PyArray_Type, descr, a->ndim, shape, NULL, NULL, 0, NULL);
-    nd = PyArray_NewFromDescr(&PyArray_Type, descr, a->ndim, shape, strides, a->data,
-                              a->writable ? NPY_ARRAY_WRITEABLE : 0, NULL);
-    if (!nd)
-        return NULL;
-    base = PyCapsule_New(a, "fanin.array", array_gone);
-    if (base)
-        fan_array_hold(a);
-    if (!base || PyArray_SetBaseObject((PyArrayObject *)nd, base) < 0)
-        Py_CLEAR(nd);
-    return nd;
-}
-
 /* export_part: what _interop.export gets of an array: fanin's device array, or an exporter. */
 static PyObject *export_part(fan_array *a, fan_device *d)
 {
     return d && d->backend->has_streams ? fan_array_wrap(a, d) : fan_exporter_new(a);
-}
-
-static PyObject *export_shape(int ndim, const int64_t *shape)
-{
-    PyObject *t = PyTuple_New(ndim);
-    for (int i = 0; t && i < ndim; i++) {
-        PyObject *n = PyLong_FromLongLong(shape[i]);
-        if (!n) {
-            Py_DECREF(t);
-            return NULL;
-        }
-        PyTuple_SET_ITEM(t, i, n);
-    }
-    return t;
 }
 
 /* library_array: the library's own array, where the sum was written into one. Borrowed. */
@@ -142,7 +78,7 @@ static PyObject *export_sparse(const fan_value *v)
     PyObject *arrays = fan_arrays(), *shape = NULL, *indices = NULL, *pointers = NULL, *values = NULL, *o = NULL;
     if (!arrays)
         return NULL;
-    shape = export_shape(s->ndim, s->shape);
+    shape = fan_ints(s->ndim, s->shape);
     indices = shape ? export_part(s->indices, v->device) : NULL;
     pointers = !indices ? NULL : s->pointers ? export_part(s->pointers, v->device) : Py_NewRef(Py_None);
     values = pointers ? export_part(s->values, v->device) : NULL;
@@ -162,7 +98,7 @@ static PyObject *export_zero(const fan_value *v)
     PyObject *type = fan_lazy(&st->zero_type, "fanin.slots", "Zero"), *shape, *o;
     if (!type)
         return NULL;
-    shape = export_shape(v->array->ndim, v->array->shape);
+    shape = fan_ints(v->array->ndim, v->array->shape);
     o = shape ? PyObject_CallFunction(type, "Os", shape, fan_dtype_name(v->dtype)) : NULL;
     Py_XDECREF(shape);
     return o;
@@ -170,7 +106,7 @@ static PyObject *export_zero(const fan_value *v)
 
 PyObject *fan_export(fan_value *v)
 {
-    PyObject *o = NULL, *live;
+    PyObject *o = NULL;
     if (v->form == FAN_FORM_UNDEFINED)
         o = Py_NewRef(Py_None);
     else if (v->object) {
@@ -185,8 +121,6 @@ PyObject *fan_export(fan_value *v)
         o = export_zero(v);
     else
         PyErr_SetString(PyExc_SystemError, "an object's sum without an object");
-    live = fan_exception_take();
-    fan_value_drop(&fan_python, v);
-    fan_exception_put(live);
+    fan_value_release(v);
     return o;
 }

@@ -4,28 +4,6 @@
 
 #include <stdio.h>
 
-static void hold(void *object)
-{
-    fan_gil gil;
-    if (!fan_gil_enter(&gil))
-        return;
-    Py_INCREF((PyObject *)object);
-    fan_gil_leave(&gil);
-}
-
-static void drop(void *object)
-{
-    fan_gil gil;
-    PyObject *live;
-    if (!fan_gil_enter(&gil))
-        return;
-    live = PyErr_Occurred() ? fan_exception_take() : NULL;
-    Py_DECREF((PyObject *)object);
-    if (live)
-        fan_exception_put(live);
-    fan_gil_leave(&gil);
-}
-
 /* only_ours: an ndarray that owns its memory and has just these references: no view, no buffer of another and no weak
  * reference leads to it, and nobody can make one. */
 static bool only_ours(PyObject *o, Py_ssize_t refs)
@@ -112,30 +90,6 @@ static fan_status combine(void *function, const fan_value *old, const fan_value 
 }
 
 static void clear_error(void) { PyErr_Clear(); }
-
-static void *allow_threads_begin(void)
-{
-    /* A thread that has no GIL to give, a device's for one, gives none. */
-    return fan_gil_held() ? PyEval_SaveThread() : NULL;
-}
-
-static void allow_threads_end(void *left)
-{
-    if (left)
-        PyEval_RestoreThread(left);
-}
-
-static fan_status check_signals(fan_error *err)
-{
-    fan_gil gil;
-    fan_status status = FAN_OK;
-    if (!fan_gil_enter(&gil))
-        return FAN_OK;
-    if (PyErr_CheckSignals() < 0)
-        status = fan_from_python(err);
-    fan_gil_leave(&gil);
-    return status;
-}
 
 /* mismatch: the add goes on whatever becomes of the warning: one that was made an error is shown by sys.unraisablehook.
  */
@@ -232,8 +186,8 @@ static const fan_fast_frontend fast = {
 };
 
 const fan_frontend fan_python = {
-    .hold = hold,
-    .drop = drop,
+    .hold = fan_object_hold,
+    .drop = fan_object_drop,
     .unshared = unshared,
     .alone = alone,
     .fast_value = fast_value,
@@ -241,9 +195,9 @@ const fan_frontend fan_python = {
     .clear_error = clear_error,
     .combine = combine,
     .fresh = fan_fresh,
-    .allow_threads_begin = allow_threads_begin,
-    .allow_threads_end = allow_threads_end,
-    .check_signals = check_signals,
+    .allow_threads_begin = fan_allow_threads_begin,
+    .allow_threads_end = fan_allow_threads_end,
+    .check_signals = fan_check_signals,
     .mismatch = mismatch,
 #ifndef Py_GIL_DISABLED
     .fast = &fast, /* its counters need one thread at a time */

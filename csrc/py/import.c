@@ -3,7 +3,8 @@
  *   None | ndarray | Python scalar | fanin's device array | a type with an exchange table | NumPy scalar | Zero |
  *   anything else, as fanin._interop.arrays.describe says
  */
-#include "py/exchange.h"
+#include "py/import_memory.h"
+#include "py/library.h"
 
 #include "base/mem.h"
 
@@ -155,7 +156,7 @@ static int collect_parts(PyObject *parts, fan_value *out)
             if (!out->device || !out->device->backend->has_streams)
                 out->device = v.device;
         }
-        fan_value_drop(&fan_python, &v);
+        fan_value_release(&v);
         if (bad)
             goto done;
     }
@@ -260,9 +261,7 @@ int fan_import(PyObject *o, bool recording, bool has_combine, fan_value *out)
     *out = (fan_value){.dtype = FAN_DT_NONE};
     if (import_any(o, recording, has_combine, out) == 0)
         return 0;
-    PyObject *live = fan_exception_take();
-    fan_value_drop(&fan_python, out);
-    fan_exception_put(live);
+    fan_value_release(out);
     return -1;
 }
 
@@ -271,9 +270,7 @@ int fan_import_object(PyObject *o, fan_value *out)
     *out = (fan_value){.dtype = FAN_DT_NONE};
     if (import_described(o, true, true, out) == 0)
         return 0;
-    PyObject *live = fan_exception_take();
-    fan_value_drop(&fan_python, out);
-    fan_exception_put(live);
+    fan_value_release(out);
     return -1;
 }
 
@@ -310,9 +307,9 @@ int fan_import_out(PyObject *o, fan_value *out)
     if (fan_import(o, false, false, out) < 0)
         return -1;
     if (out->form == FAN_FORM_DENSE && (out->origin == FAN_FROM_PYTHON_SCALAR || out->origin == FAN_FROM_NUMPY_SCALAR))
-        fan_value_drop(&fan_python, out);
+        fan_value_release(out);
     if (out->form != FAN_FORM_DENSE) {
-        fan_value_drop(&fan_python, out);
+        fan_value_release(out);
         return fan_refuse(PyExc_TypeError, "out: expected a dense array to write into, got a %.200s",
                           Py_TYPE(o)->tp_name);
     }
@@ -323,7 +320,7 @@ int fan_import_out(PyObject *o, fan_value *out)
     else if (out->object != o)
         why = "is read through a detached copy or view: give x.detach()"; /* what is written might not be seen in `o` */
     if (why) {
-        fan_value_drop(&fan_python, out);
+        fan_value_release(out);
         return fan_refuse(PyExc_BufferError, "out: expected an array that can be written, got a %.200s that %s",
                           Py_TYPE(o)->tp_name, why);
     }

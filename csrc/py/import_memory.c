@@ -1,15 +1,10 @@
-/* import_memory: whose memory a gradient's is: ndarrays, and what fanin._interop.arrays.describe names: as values.
- *
- * An array's storage holds the object whose memory it is, and the value holds it as well: so a view outlives the value,
- * and an ndarray that nobody else has counts two references (see unshared in frontend.c).
- */
-#include "py/dlpack.h"
-#include "py/exchange.h"
-#include "py/machine.h"
+#include "py/import_memory.h"
+
+#include "py/dlpack_import.h"
+#include "py/driver.h"
 
 #include "base/interrupt.h"
 #include "base/mem.h"
-#include "device/cuda/cuda.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -299,7 +294,7 @@ int fan_import_sparse(PyObject *d, fan_value *out)
     status = fan_sparse_new(format, ndim, dims, part[0], part[1], part[2], coalesced, &out->sparse, &err);
     if (status == FAN_OK && device == fan_cpu()) {
         fan_interrupt interrupt;
-        fan_interrupt_begin(&interrupt, fan_python.check_signals, &err);
+        fan_interrupt_begin(&interrupt, fan_check_signals, &err);
         status = fan_interrupt_end(&interrupt, fan_sparse_check(out->sparse, &err));
     }
     if (status != FAN_OK) {

@@ -1,10 +1,7 @@
-/* library: what libraries that own arrays on CUDA devices tell and are told in C: exchange tables, current streams,
- * allocators, and the streams that used what leaves us. */
-#include "py/dlpack.h"
-#include "py/exchange.h"
-#include "py/machine.h"
+#include "py/library.h"
 
-#include "device/cuda/cuda.h"
+#include "py/dlpack_import.h"
+#include "py/driver.h"
 
 #include <string.h>
 

@@ -6,74 +6,11 @@
  * Arrays and streams hold neither: where the machine is collected although one of them could still have run what is
  * queued, that says so when it is run.
  */
-#include "py/machine_part.h"
+#include "py/args.h"
+#include "py/entered.h"
 #include "py/turn.h"
-#include "base/mem.h"
+
 #include "buffer/sync.h"
-#include "device/sim/explore.h"
-#include <stdio.h>
-#include <string.h>
-
-/* The machines entered on this thread: a list in the thread's own dictionary; borrowed. NULL without exception where
- * there is none. */
-static PyObject *entered(void)
-{
-    PyObject *mine = PyThreadState_GetDict();
-    return mine ? PyDict_GetItemString(mine, "fanin.machines") : NULL;
-}
-
-static machine_object *innermost(void)
-{
-    PyObject *list = entered();
-    Py_ssize_t n = list ? PyList_GET_SIZE(list) : 0;
-    return n ? fan_machine_self(PyList_GET_ITEM(list, n - 1)) : NULL;
-}
-
-int fan_machine_count(void)
-{
-    machine_object *self = innermost();
-    return self ? self->devices : 0;
-}
-
-fan_device *fan_machine_device(long index)
-{
-    machine_object *self = innermost();
-    if (!self) {
-        PyErr_Format(PyExc_ValueError,
-                     "device \"sim:%ld\": no simulated machine is entered on this thread: with fanin.sim.Machine(): ..",
-                     index);
-        return NULL;
-    }
-    if (index < 0 || index >= self->devices) {
-        PyErr_Format(PyExc_ValueError,
-                     "device \"sim:%ld\": this machine has %d device%s; say fanin.sim.Machine(devices=%ld)", index,
-                     self->devices, self->devices == 1 ? "" : "s", index + 1);
-        return NULL;
-    }
-    return fan_device_hold(fan_sim_device(self->m, (int)index));
-}
-
-fan_stream *fan_machine_stream(fan_device *d, uint64_t handle)
-{
-    PyObject *list = entered();
-    char text[32];
-    if (handle == 1) {
-        fan_stream *s = d->backend->current(d);
-        if (!s)
-            PyErr_NoMemory();
-        return s;
-    }
-    for (Py_ssize_t i = list ? PyList_GET_SIZE(list) : 0; i-- > 0;) {
-        machine_object *self = fan_machine_self(PyList_GET_ITEM(list, i));
-        fan_stream *s = fan_sim_of(d) == self->m ? fan_sim_find(self->m, d->index, handle) : NULL;
-        if (s)
-            return s;
-    }
-    PyErr_Format(PyExc_ValueError, "no stream of %s has the handle %llu: Machine.stream makes one",
-                 fan_device_text(d, text, sizeof text), (unsigned long long)handle);
-    return NULL;
-}
-
 
 static void hook_site(void *Py_UNUSED(ctx), char *buf, size_t size)
 {
@@ -85,45 +22,12 @@ static void hook_site(void *Py_UNUSED(ctx), char *buf, size_t size)
     fan_gil_leave(&gil);
 }
 
-static void *before_block(void *Py_UNUSED(ctx)) { return fan_python.allow_threads_begin(); }
+static void *before_block(void *Py_UNUSED(ctx)) { return fan_allow_threads_begin(); }
 
-static void after_block(void *Py_UNUSED(ctx), void *left) { fan_python.allow_threads_end(left); }
+static void after_block(void *Py_UNUSED(ctx), void *left) { fan_allow_threads_end(left); }
 
 /* An event that was never recorded is warned of where the user waits for it (stream.c): `warn` is left out. */
 static const fan_sim_hooks hooks = {.site = hook_site, .before_block = before_block, .after_block = after_block};
-
-/* Choosing */
-
-static int choose(void *ctx, uint32_t enabled)
-{
-    chooser *c = ctx;
-    return c->mode == FOLLOW ? fan_explore_choose(c->x, enabled) : -1;
-}
-
-static int pick(void *ctx, int n)
-{
-    chooser *c = ctx;
-    return c->mode == FOLLOW ? fan_explore_pick(c->x, n) : 0;
-}
-
-static void touched(void *ctx, uint64_t object, fan_touch how)
-{
-    chooser *c = ctx;
-    if (c->mode == FOLLOW)
-        (void)fan_explore_touched(c->x, object, how); /* the search keeps its failure */
-}
-
-static void set_chooser(machine_object *self, chooser c)
-{
-    PyObject *search = self->chooser.search;
-    self->chooser = c;
-    if (c.mode == BY_SEED)
-        fan_sim_set_chooser(self->m, NULL);
-    else
-        fan_sim_set_chooser(
-            self->m, &(fan_sim_chooser){.choose = choose, .touched = touched, .pick = pick, .ctx = &self->chooser});
-    Py_XDECREF(search);
-}
 
 /* Making and unmaking */
 
@@ -178,7 +82,7 @@ static void machine_dealloc(PyObject *o)
     PyTypeObject *type = Py_TYPE(o);
     PyObject_GC_UnTrack(o);
     if (self->m) {
-        set_chooser(self, (chooser){.mode = BY_SEED});
+        fan_machine_set_chooser(self, (chooser){.mode = BY_SEED});
         while (self->kernels) /* the machine may live on in its arrays, and so may its work */
             fan_kernel_unlink(self->kernels);
         fan_sim_drop(self->m);
@@ -209,27 +113,6 @@ static void machine_finalize(PyObject *o)
 {
     if (Py_REFCNT(o) > 1)
         forget(fan_machine_self(o), true);
-}
-
-PyObject *fan_raise_sim(fan_status status, const fan_error *err)
-{
-    PyObject *sim, *type;
-    if (status != FAN_ERR_DEADLOCK)
-        return fan_raise(status, err);
-    sim = PyImport_ImportModule("fanin.sim");
-    type = sim ? PyObject_GetAttrString(sim, "DeadlockError") : NULL;
-    if (type)
-        PyErr_SetString(type, err->text);
-    Py_XDECREF(type);
-    Py_XDECREF(sim);
-    return NULL;
-}
-
-PyObject *fan_sim_done(fan_status status, const fan_error *err)
-{
-    if (status != FAN_OK)
-        return fan_raise_sim(status, err);
-    Py_RETURN_NONE;
 }
 
 static fan_device *device_at(machine_object *self, int index)
@@ -335,7 +218,7 @@ static PyObject *machine_empty(PyObject *o, PyObject *args)
     fan_status status;
     if (!PyArg_ParseTuple(args, "OOi:_empty", &wish, &dtype_wish, &device) || !device_at(self, device))
         return NULL;
-    if (fan_dtype_parse(dtype_wish, &dtype) < 0 || (ndim = fan_shape_arg(wish, shape)) < 0)
+    if (fan_dtype_parse(dtype_wish, &dtype) < 0 || (ndim = fan_ints_arg(wish, shape)) < 0)
         return NULL;
     if (dtype == FAN_DT_NONE)
         dtype = FAN_DT_FLOAT64;
@@ -420,203 +303,6 @@ static PyObject *machine_fail_at(PyObject *o, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* Host threads */
-
-static PyObject *machine_spawn(PyObject *o, PyObject *Py_UNUSED(none))
-{
-    fan_error err = {0};
-    int actor = -1;
-    fan_status status = fan_sim_spawn(fan_machine_self(o)->m, &actor, &err);
-    return status == FAN_OK ? PyLong_FromLong(actor) : fan_raise(status, &err);
-}
-
-static PyObject *machine_thread_begin(PyObject *o, PyObject *arg)
-{
-    int actor = (int)PyLong_AsLong(arg);
-    bool go;
-    if (actor == -1 && PyErr_Occurred())
-        return NULL;
-    Py_BEGIN_ALLOW_THREADS go = fan_sim_thread_begin(fan_machine_self(o)->m, actor);
-    Py_END_ALLOW_THREADS return PyBool_FromLong(go);
-}
-
-static PyObject *machine_thread_end(PyObject *o, PyObject *arg)
-{
-    int actor = (int)PyLong_AsLong(arg);
-    if (actor == -1 && PyErr_Occurred())
-        return NULL;
-    Py_BEGIN_ALLOW_THREADS fan_sim_thread_end(fan_machine_self(o)->m, actor);
-    Py_END_ALLOW_THREADS Py_RETURN_NONE;
-}
-
-static PyObject *machine_join(PyObject *o, PyObject *Py_UNUSED(none))
-{
-    machine_object *self = fan_machine_self(o);
-    fan_error err = {0};
-    fan_status status;
-    Py_BEGIN_ALLOW_THREADS status = fan_sim_join(self->m, &err);
-    Py_END_ALLOW_THREADS return fan_sim_done(status, &err);
-}
-
-static PyObject *machine_stuck(PyObject *o, PyObject *arg)
-{
-    int actor = (int)PyLong_AsLong(arg);
-    if (actor == -1 && PyErr_Occurred())
-        return NULL;
-    return PyBool_FromLong(fan_sim_stuck(fan_machine_self(o)->m, actor));
-}
-
-static PyObject *machine_enter(PyObject *o, PyObject *Py_UNUSED(none))
-{
-    PyObject *mine = PyThreadState_GetDict(), *list = entered();
-    if (!mine)
-        return PyErr_NoMemory();
-    if (!list) {
-        if (!(list = PyList_New(0)))
-            return NULL;
-        if (PyDict_SetItemString(mine, "fanin.machines", list) < 0) {
-            Py_DECREF(list);
-            return NULL;
-        }
-        Py_DECREF(list); /* the dictionary holds it */
-    }
-    if (PyList_Append(list, o) < 0)
-        return NULL;
-    Py_RETURN_NONE;
-}
-
-static PyObject *machine_leave(PyObject *o, PyObject *Py_UNUSED(none))
-{
-    PyObject *list = entered();
-    for (Py_ssize_t i = list ? PyList_GET_SIZE(list) : 0; i-- > 0;)
-        if (PyList_GET_ITEM(list, i) == o) {
-            if (PySequence_DelItem(list, i) < 0)
-                return NULL;
-            break;
-        }
-    Py_RETURN_NONE;
-}
-
-static PyObject *machine_follow(PyObject *o, PyObject *capsule)
-{
-    fan_explore *x = fan_search_of(capsule);
-    if (!x)
-        return NULL;
-    set_chooser(fan_machine_self(o), (chooser){.mode = FOLLOW, .x = x, .search = Py_NewRef(capsule)});
-    Py_RETURN_NONE;
-}
-
-static PyObject *machine_give_up(PyObject *o, PyObject *Py_UNUSED(none))
-{
-    set_chooser(fan_machine_self(o), (chooser){.mode = GIVE_UP});
-    Py_RETURN_NONE;
-}
-
-static PyObject *machine_get_devices(PyObject *o, void *Py_UNUSED(closure))
-{
-    return PyLong_FromLong(fan_machine_self(o)->devices);
-}
-
-static PyObject *machine_get_seed(PyObject *o, void *Py_UNUSED(closure))
-{
-    return PyLong_FromUnsignedLongLong(fan_sim_seed(fan_machine_self(o)->m));
-}
-
-static PyObject *machine_get_races(PyObject *o, void *Py_UNUSED(closure))
-{
-    return PyLong_FromUnsignedLongLong(fan_sim_races(fan_machine_self(o)->m));
-}
-
-static PyObject *machine_get_calls(PyObject *o, void *Py_UNUSED(closure))
-{
-    return PyLong_FromUnsignedLongLong(fan_sim_calls(fan_machine_self(o)->m));
-}
-
-static PyObject *machine_get_unsound(PyObject *o, void *Py_UNUSED(closure))
-{
-    return PyLong_FromUnsignedLongLong(fan_sim_unsound(fan_machine_self(o)->m));
-}
-
-static PyObject *machine_get_host_us(PyObject *o, void *Py_UNUSED(closure))
-{
-    return PyFloat_FromDouble(fan_sim_host_us(fan_machine_self(o)->m));
-}
-
-static PyObject *machine_get_device_us(PyObject *o, void *Py_UNUSED(closure))
-{
-    return PyFloat_FromDouble(fan_sim_device_us(fan_machine_self(o)->m));
-}
-
-static PyObject *machine_get_abandoned(PyObject *o, void *Py_UNUSED(closure))
-{
-    return PyBool_FromLong(fan_sim_abandoned(fan_machine_self(o)->m));
-}
-
-static void fill_host_schedule(const void *from, char *buf, size_t size) { fan_sim_host_schedule(from, buf, size); }
-
-static PyObject *machine_get_host_schedule(PyObject *o, void *Py_UNUSED(closure))
-{
-    return fan_text_filled(fill_host_schedule, fan_machine_self(o)->m);
-}
-
-static PyObject *machine_get_streams(PyObject *o, void *Py_UNUSED(closure))
-{
-    fan_stream **all = NULL;
-    size_t n = 0;
-    fan_error err = {0};
-    fan_status status = fan_sim_listed(fan_machine_self(o)->m, &all, &n, &err);
-    PyObject *made = status == FAN_OK ? PyTuple_New((Py_ssize_t)n) : fan_raise(status, &err);
-    for (size_t i = 0; made && i < n; i++) {
-        PyObject *s = fan_stream_wrap(all[i]);
-        if (!s)
-            Py_CLEAR(made);
-        else
-            PyTuple_SET_ITEM(made, (Py_ssize_t)i, s);
-    }
-    while (n > 0)
-        fan_stream_drop(all[--n]);
-    fan_free(all);
-    return made;
-}
-
-static PyObject *machine_limit(PyObject *o, PyObject *arg)
-{
-    size_t steps = PyLong_AsSize_t(arg);
-    if (steps == (size_t)-1 && PyErr_Occurred())
-        return NULL;
-    fan_sim_limit(fan_machine_self(o)->m, steps);
-    Py_RETURN_NONE;
-}
-
-static PyObject *machine_break(PyObject *o, PyObject *text)
-{
-    const char *words = PyUnicode_AsUTF8(text);
-    return words ? PyLong_FromLong(fan_sim_break(fan_machine_self(o)->m, words)) : NULL;
-}
-
-static PyObject *machine_get_steps(PyObject *o, void *Py_UNUSED(closure))
-{
-    return PyLong_FromSize_t(fan_sim_steps(fan_machine_self(o)->m));
-}
-
-static PyObject *machine_saw_thread(PyObject *o, PyObject *arg)
-{
-    int actor = (int)PyLong_AsLong(arg);
-    if (actor == -1 && PyErr_Occurred())
-        return NULL;
-    fan_sim_saw_thread(fan_machine_self(o)->m, actor);
-    Py_RETURN_NONE;
-}
-
-static PyObject *machine_after_thread(PyObject *o, PyObject *arg)
-{
-    fan_error err = {0};
-    int actor = (int)PyLong_AsLong(arg);
-    if (actor == -1 && PyErr_Occurred())
-        return NULL;
-    return fan_sim_done(fan_sim_after_thread(fan_machine_self(o)->m, actor, &err), &err);
-}
-
 static void seen_calls(PyObject *o, PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(nargs),
                        PyObject *Py_UNUSED(kwnames))
 {
@@ -636,15 +322,15 @@ FAN_TURN_TUPLE(fan_machine_launch_graph, fan_seen_nothing)
 FAN_TURN_ONE(fan_machine_capture_state, fan_seen_nothing)
 FAN_TURN_NONE(machine_unsafe, fan_seen_nothing)
 FAN_TURN_TUPLE(machine_leave_out, seen_calls)
-FAN_TURN_NONE(machine_spawn, fan_seen_nothing)
-FAN_TURN_ONE(machine_saw_thread, fan_seen_nothing)
-FAN_TURN_GET(machine_get_races, seen_calls)
-FAN_TURN_GET(machine_get_calls, seen_calls)
-FAN_TURN_GET(machine_get_unsound, seen_calls)
-FAN_TURN_GET(machine_get_host_us, seen_calls)
-FAN_TURN_GET(machine_get_device_us, seen_calls)
-FAN_TURN_GET(machine_get_host_schedule, seen_calls)
-FAN_TURN_GET(machine_get_streams, seen_calls)
+FAN_TURN_NONE(fan_machine_spawn, fan_seen_nothing)
+FAN_TURN_ONE(fan_machine_saw_thread, fan_seen_nothing)
+FAN_TURN_GET(fan_machine_get_races, seen_calls)
+FAN_TURN_GET(fan_machine_get_calls, seen_calls)
+FAN_TURN_GET(fan_machine_get_unsound, seen_calls)
+FAN_TURN_GET(fan_machine_get_host_us, seen_calls)
+FAN_TURN_GET(fan_machine_get_device_us, seen_calls)
+FAN_TURN_GET(fan_machine_get_host_schedule, seen_calls)
+FAN_TURN_GET(fan_machine_get_streams, seen_calls)
 
 static PyMethodDef methods[] = {
     {"_stream", machine_stream_turn, METH_VARARGS, "_stream($self, device, blocking, /)\n--\n\nA new stream."},
@@ -675,40 +361,43 @@ static PyMethodDef methods[] = {
     {"_fail_at", machine_fail_at, METH_VARARGS,
      "_fail_at($self, index, memory=False, /)\n--\n\nThe backend's call number `index` from now fails, once; below 0: "
      "none does."},
-    {"_spawn", machine_spawn_turn, METH_NOARGS, "_spawn($self, /)\n--\n\nRegister a host thread; its number."},
-    {"_thread_begin", machine_thread_begin, METH_O,
+    {"_spawn", fan_machine_spawn_turn, METH_NOARGS, "_spawn($self, /)\n--\n\nRegister a host thread; its number."},
+    {"_thread_begin", fan_machine_thread_begin, METH_O,
      "_thread_begin($self, actor, /)\n--\n\nFirst on the new thread; False: return at once."},
-    {"_thread_end", machine_thread_end, METH_O, "_thread_end($self, actor, /)\n--\n\nLast on the thread."},
-    {"_saw_thread", machine_saw_thread_turn, METH_O,
+    {"_thread_end", fan_machine_thread_end, METH_O, "_thread_end($self, actor, /)\n--\n\nLast on the thread."},
+    {"_saw_thread", fan_machine_saw_thread_turn, METH_O,
      "_saw_thread($self, actor, /)\n--\n\nThe calling thread asks how another one ended."},
-    {"_after_thread", machine_after_thread, METH_O,
+    {"_after_thread", fan_machine_after_thread, METH_O,
      "_after_thread($self, actor, /)\n--\n\nA thread that has ended comes before what this one does next."},
-    {"_limit", machine_limit, METH_O,
+    {"_limit", fan_machine_limit, METH_O,
      "_limit($self, steps, /)\n--\n\nHost threads that act more often come to no end."},
-    {"_break", machine_break, METH_O,
+    {"_break", fan_machine_break, METH_O,
      "_break($self, text, /)\n--\n\nThe thread that acts does not come back: its number, or -1."},
-    {"_join", machine_join, METH_NOARGS, "_join($self, /)\n--\n\nRun the host threads to their end."},
-    {"_stuck", machine_stuck, METH_O, "_stuck($self, actor, /)\n--\n\nAfter a deadlock: its thread will never end."},
-    {"_enter", machine_enter, METH_NOARGS, "_enter($self, /)\n--\n\n\"sim:0\" names its first device on this thread."},
-    {"_leave", machine_leave, METH_NOARGS, "_leave($self, /)\n--\n\nTake back the innermost _enter."},
-    {"_follow", machine_follow, METH_O, "_follow($self, search, /)\n--\n\nA search chooses among the host threads."},
-    {"_give_up", machine_give_up, METH_NOARGS, "_give_up($self, /)\n--\n\nThe host threads are told to end."},
+    {"_join", fan_machine_join, METH_NOARGS, "_join($self, /)\n--\n\nRun the host threads to their end."},
+    {"_stuck", fan_machine_stuck, METH_O,
+     "_stuck($self, actor, /)\n--\n\nAfter a deadlock: its thread will never end."},
+    {"_enter", fan_machine_enter, METH_NOARGS,
+     "_enter($self, /)\n--\n\n\"sim:0\" names its first device on this thread."},
+    {"_leave", fan_machine_leave, METH_NOARGS, "_leave($self, /)\n--\n\nTake back the innermost _enter."},
+    {"_follow", fan_machine_follow, METH_O,
+     "_follow($self, search, /)\n--\n\nA search chooses among the host threads."},
+    {"_give_up", fan_machine_give_up, METH_NOARGS, "_give_up($self, /)\n--\n\nThe host threads are told to end."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyGetSetDef getset[] = {
-    {"devices", machine_get_devices, NULL, "How many devices it has.", NULL},
-    {"seed", machine_get_seed, NULL, "The seed that picks what runs next.", NULL},
-    {"races", machine_get_races_turn, NULL, "How many races were found.", NULL},
-    {"_steps", machine_get_steps, NULL, "How often one of the host threads was chosen.", NULL},
-    {"_calls", machine_get_calls_turn, NULL, "Calls of the backend so far.", NULL},
-    {"_unsound", machine_get_unsound_turn, NULL, "Waits left out whose order did not hold: must be 0.", NULL},
-    {"host_us", machine_get_host_us_turn, NULL, "The clock of the host, in microseconds.", NULL},
-    {"device_us", machine_get_device_us_turn, NULL, "When the last work queued ends, in microseconds.", NULL},
-    {"abandoned", machine_get_abandoned, NULL, "True after the host threads were told to end.", NULL},
-    {"host_schedule", machine_get_host_schedule_turn, NULL,
+    {"devices", fan_machine_get_devices, NULL, "How many devices it has.", NULL},
+    {"seed", fan_machine_get_seed, NULL, "The seed that picks what runs next.", NULL},
+    {"races", fan_machine_get_races_turn, NULL, "How many races were found.", NULL},
+    {"_steps", fan_machine_get_steps, NULL, "How often one of the host threads was chosen.", NULL},
+    {"_calls", fan_machine_get_calls_turn, NULL, "Calls of the backend so far.", NULL},
+    {"_unsound", fan_machine_get_unsound_turn, NULL, "Waits left out whose order did not hold: must be 0.", NULL},
+    {"host_us", fan_machine_get_host_us_turn, NULL, "The clock of the host, in microseconds.", NULL},
+    {"device_us", fan_machine_get_device_us_turn, NULL, "When the last work queued ends, in microseconds.", NULL},
+    {"abandoned", fan_machine_get_abandoned, NULL, "True after the host threads were told to end.", NULL},
+    {"host_schedule", fan_machine_get_host_schedule_turn, NULL,
      "Which host thread acted, step by step: one character each.", NULL},
-    {"streams", machine_get_streams_turn, NULL, "The streams that were made and that somebody has still.", NULL},
+    {"streams", fan_machine_get_streams_turn, NULL, "The streams that were made and that somebody has still.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

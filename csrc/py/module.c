@@ -1,5 +1,4 @@
 /* module: fanin._core. */
-#define FAN_PY_IMPORTS_NUMPY
 #include "py/py.h"
 
 /* X(spec, field, name): the types; a NULL name is not public. */
@@ -99,7 +98,7 @@ static int module_exec(PyObject *m)
         PyErr_SetString(PyExc_ImportError, "fanin is of the main interpreter alone, as NumPy is");
         return -1;
     }
-    if (PyArray_ImportNumPyAPI() < 0)
+    if (fan_numpy_import() < 0)
         return -1;
     st->budget = FAN_BUDGET_AUTO; /* D23 */
     fan_state_link(st);

@@ -98,6 +98,8 @@ typedef struct fan_state {
     struct fan_state *older; /* of an earlier load of the module in this process, if it still lives */
 } fan_state;
 
+int fan_numpy_import(void); /* numpy.c; -1 with an exception */
+
 /* state.c */
 fan_state *fan_state_get(void);     /* the module state (the newest, if the module was loaded again); borrowed */
 void fan_state_link(fan_state *st); /* makes it the newest */
@@ -117,7 +119,7 @@ PyObject *fan_lazy(PyObject **cache, const char *module, const char *name);
 #define FAN_RAW
 #endif
 
-/* fan_gil: may this thread call Python? Whoever gets a callback on a thread it does not know enters first. */
+/* gil.c. fan_gil: may this thread call Python? Whoever gets a callback on a thread it does not know enters first. */
 typedef struct fan_gil {
     bool taken; /* by fan_gil_enter, which had to */
     PyGILState_STATE state;
@@ -126,6 +128,10 @@ bool fan_gil_held(void);
 bool fan_finalizing(void);      /* the interpreter is gone or going: what others gave may be gone, too */
 bool fan_gil_enter(fan_gil *g); /* false: the interpreter is gone or going: touch nothing of Python's, leak instead */
 void fan_gil_leave(fan_gil *g);
+/* fan_allow_threads_begin: other threads may run from here to the end; what it gives is handed on there. A thread that
+ * has no GIL to give, a device's for one, gives none. */
+void *fan_allow_threads_begin(void);
+void fan_allow_threads_end(void *left);
 
 static inline void fan_error_clear(fan_error *err)
 {
@@ -139,6 +145,10 @@ static inline void fan_error_clear(fan_error *err)
 PyObject *fan_raise(fan_status s, const fan_error *err);
 /* fan_from_python: the other way: keeps the live exception where it is and returns FAN_ERR_EXTERN. */
 fan_status fan_from_python(fan_error *err);
+/* fan_raise_sim: fan_raise, and fanin.sim.DeadlockError for FAN_ERR_DEADLOCK. */
+PyObject *fan_raise_sim(fan_status s, const fan_error *err);
+/* fan_check_signals: whether a signal wants the work ended. On any thread. */
+fan_status fan_check_signals(fan_error *err);
 /* fan_exception_take: the live exception, taken off the thread; NULL: none. put: back again, over any that came
  * meanwhile. */
 PyObject *fan_exception_take(void);
@@ -160,6 +170,12 @@ fan_stream *fan_where_stream(void); /* of the innermost; borrowed */
 int fan_refuse(PyObject *type, const char *fmt, ...);
 int fan_refuse_error(fan_status s, const fan_error *err); /* the same for the box */
 
+/* holds.c. fan_object_hold, _drop: a reference of the core's, on any thread. fan_value_release: all that a value holds;
+ * the live exception stays. */
+void fan_object_hold(void *object);
+void fan_object_drop(void *object);
+void fan_value_release(fan_value *v);
+
 /* dtype.c (numpy <-> fan): */
 fan_dtype fan_dtype_of_descr(PyArray_Descr *d); /* FAN_DT_NONE: not ours (object, strings ..) or foreign byte order */
 PyArray_Descr *fan_descr_of_dtype(
@@ -173,7 +189,7 @@ int fan_dtype_refuse(
 bool fan_dtype_needs_ml_dtypes(
     fan_dtype d); /* NumPy can show it only with ml_dtypes, which the caller has not imported */
 
-/* import.c, export.c: the one way in and out. */
+/* import.c, export.c: the one way in and out. Origins: what a gradient was. */
 typedef enum fan_origin {
     FAN_FROM_CORE,
     FAN_FROM_NDARRAY,
@@ -226,7 +242,7 @@ int fan_import_out(PyObject *o, fan_value *out);
 /* fan_export: new reference to what Python gets for a value: its own object, or an array of the value's origin. Takes
  * the value's holds, errors too. */
 PyObject *fan_export(fan_value *v);
-/* fan_export_array: a host array as an ndarray over the same memory; takes a hold of its own. */
+/* ndarray.c. fan_export_array: a host array as an ndarray over the same memory; takes a hold of its own. */
 PyObject *fan_export_array(fan_array *a);
 /* fan_visit_behind: tp_traverse of what holds o, as the value v (NULL: with one reference): visits what o keeps alive
  * where the collector cannot ask it: an ndarray is not its business, so the base of one that nobody else has is ours.
@@ -235,7 +251,6 @@ int fan_visit_behind(PyObject *o, const fan_value *v, visitproc visit, void *arg
 /* fan_alone: with just these references, as far as can be seen: whose memory goes when they go. A view of an ndarray
  * that nobody else has counts, too. */
 bool fan_alone(PyObject *o, Py_ssize_t refs);
-fan_buffer *fan_buffer_of(PyObject *o); /* of an InputBuffer */
 /* target.c: the context of InputBuffer.target. */
 PyObject *fan_target_new(PyObject *buffer, size_t slot, int64_t key, fan_stream *stream);
 void fan_buffer_spares_free(fan_state *st);
@@ -250,21 +265,21 @@ extern const fan_frontend fan_python; /* the frontend of every buffer made from 
  * message. -1 with an exception. */
 int fan_index(PyObject *o, const char *what, PyObject *negative, int64_t *out);
 
-/* stream.c, event.c */
+/* handles.c */
 /* fan_stream_arg: a stream from whatever is one (fanin.Stream, torch's, CuPy's, anything with __cuda_stream__:
  * _interop.streams.foreign); None: NULL. A hold in *out. -1: TypeError where it is no stream. */
 int fan_stream_arg(PyObject *o, fan_stream **out);
 PyObject *fan_stream_wrap(fan_stream *s); /* new reference; takes a hold of its own */
 PyObject *fan_event_wrap(fan_event *e);
 fan_event *fan_event_arg(PyObject *o); /* borrowed; NULL without exception if o is no Event */
-/* fan_device_arg: "cpu", "sim:0" (innermost machine entered on this thread); None: NULL. A hold in *out. */
+/* devices.c. fan_device_arg: "cpu", "sim:0" (innermost machine entered on this thread); None: NULL. A hold in *out. */
 int fan_device_arg(PyObject *o, fan_device **out);
 
-/* array.c: fanin's own array on a device. */
+/* handles.c: fanin's own array on a device. */
 PyObject *fan_array_wrap(fan_array *a, fan_device *d); /* takes holds of its own */
 fan_array *fan_array_arg(PyObject *o, fan_device **d); /* borrowed; NULL without exception if o is none */
 
-/* site.c: "file.py:31" of the innermost frame outside fanin, of the calling thread. */
+/* call_site.c: "file.py:31" of the innermost frame outside fanin, of the calling thread. */
 void fan_call_site(char *buf, size_t size);
 
 /* Every type's file offers its spec; module.c adds them in order. */

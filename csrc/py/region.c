@@ -6,7 +6,7 @@
 #include "py/region.h"
 
 #include "base/mem.h"
-#include "py/dlpack.h"
+#include "py/dlpack_import.h"
 
 #include <stdio.h>
 

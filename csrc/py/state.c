@@ -1,4 +1,4 @@
-/* state: the module's state, and who may touch Python. */
+/* state: the module's state. */
 #include "py/py.h"
 
 /* The newest state. A module that is deleted from sys.modules and imported again makes a second state; types of the
@@ -38,38 +38,3 @@ PyObject *fan_lazy(PyObject **cache, const char *module, const char *name)
 }
 
 PyObject *fan_arrays(void) { return fan_lazy(&fan_state_get()->arrays, "fanin._interop.arrays", NULL); }
-
-#if PY_VERSION_HEX >= 0x030D0000
-#define CURRENT_THREAD_STATE() PyThreadState_GetUnchecked()
-#define FINALIZING() Py_IsFinalizing()
-#else
-#define CURRENT_THREAD_STATE() _PyThreadState_UncheckedGet()
-#define FINALIZING() _Py_IsFinalizing()
-#endif
-
-bool fan_gil_held(void)
-{
-    /* PyGILState_Check says yes when it cannot tell, after finalization for one. */
-    PyThreadState *mine = PyGILState_GetThisThreadState();
-    return mine && mine == CURRENT_THREAD_STATE();
-}
-
-bool fan_finalizing(void) { return !Py_IsInitialized() || FINALIZING(); }
-
-bool fan_gil_enter(fan_gil *g)
-{
-    g->taken = false;
-    if (fan_gil_held())
-        return true;
-    if (fan_finalizing())
-        return false;
-    g->state = PyGILState_Ensure();
-    g->taken = true;
-    return true;
-}
-
-void fan_gil_leave(fan_gil *g)
-{
-    if (g->taken)
-        PyGILState_Release(g->state);
-}

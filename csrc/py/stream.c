@@ -1,82 +1,10 @@
-/* stream: fanin.Stream, a queue of a device; and the names of devices. */
-#include "py/machine.h"
+/* stream: fanin.Stream, a queue of a device. */
+#include "py/driver.h"
+#include "py/entered.h"
+#include "py/handles.h"
 #include "py/turn.h"
 
 #include "base/mem.h"
-#include "device/cuda/cuda.h"
-
-#include <stdlib.h>
-#include <string.h>
-
-typedef struct stream_object {
-    PyObject_HEAD fan_stream *s; /* held; never NULL after new */
-} stream_object;
-
-static PyObject *stream_make(PyTypeObject *type, fan_stream *s)
-{
-    stream_object *self = (stream_object *)type->tp_alloc(type, 0);
-    if (self)
-        self->s = fan_stream_hold(s);
-    return (PyObject *)self;
-}
-
-PyObject *fan_stream_wrap(fan_stream *s) { return stream_make(fan_state_get()->stream_type, s); }
-
-static fan_stream *stream_of(PyObject *o) { return ((stream_object *)o)->s; }
-
-int fan_stream_arg(PyObject *o, fan_stream **out)
-{
-    *out = NULL;
-    if (!o || o == Py_None)
-        return 0;
-    if (Py_TYPE(o) == fan_state_get()->stream_type) {
-        *out = fan_stream_hold(stream_of(o));
-        return 0;
-    }
-    PyObject *foreign = fan_lazy(&fan_state_get()->foreign_stream, "fanin._interop.streams", "foreign");
-    PyObject *made = foreign ? PyObject_CallOneArg(foreign, o) : NULL;
-    if (made && Py_TYPE(made) != fan_state_get()->stream_type)
-        PyErr_SetString(PyExc_SystemError, "_interop.streams.foreign gave no stream");
-    else if (made)
-        *out = fan_stream_hold(stream_of(made));
-    Py_XDECREF(made);
-    return *out ? 0 : -1;
-}
-
-int fan_device_arg(PyObject *o, fan_device **out)
-{
-    const char *name;
-    char *end;
-    long index;
-    *out = NULL;
-    if (!o || o == Py_None)
-        return 0;
-    if (!PyUnicode_Check(o)) {
-        PyErr_Format(PyExc_TypeError, "expected a device's name, as in \"cpu\" or \"sim:0\", got %.80s",
-                     Py_TYPE(o)->tp_name);
-        return -1;
-    }
-    if (!(name = PyUnicode_AsUTF8(o)))
-        return -1;
-    if (strcmp(name, "cpu") == 0) {
-        *out = fan_cpu();
-        return 0;
-    }
-    if (strncmp(name, "cuda", 4) == 0)
-        return fan_cuda_device_arg(name, out);
-    if (strncmp(name, "sim:", 4) == 0 && name[4] >= '0' && name[4] <= '9') {
-        index = strtol(name + 4, &end, 10);
-        if (*end == '\0' && end - name < 8) {
-            *out = fan_machine_device(index);
-            return *out ? 0 : -1;
-        }
-    }
-    PyErr_Format(PyExc_ValueError,
-                 "unknown device %R: devices are \"cpu\", \"cuda:0\" .. where there is a driver, and, inside `with "
-                 "fanin.sim.Machine():`, \"sim:0\", \"sim:1\" ..",
-                 o);
-    return -1;
-}
 
 static PyObject *stream_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
@@ -103,7 +31,7 @@ static PyObject *stream_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     else
         s = fan_machine_stream(d, handle ? handle : 1);
     if (s)
-        made = stream_make(type, s);
+        made = fan_stream_make(type, s);
     fan_stream_drop(s);
     fan_device_drop(d);
     return made;
@@ -112,7 +40,7 @@ static PyObject *stream_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
 static void stream_dealloc(PyObject *o)
 {
     PyTypeObject *type = Py_TYPE(o);
-    fan_stream_drop(stream_of(o));
+    fan_stream_drop(fan_stream_of(o));
     type->tp_free(o);
     Py_DECREF(type);
 }
@@ -129,7 +57,7 @@ static fan_status wait_stream(fan_stream *s, fan_stream *other, fan_error *err)
 
 static PyObject *stream_wait(PyObject *o, PyObject *arg)
 {
-    fan_stream *s = stream_of(o), *other = NULL;
+    fan_stream *s = fan_stream_of(o), *other = NULL;
     fan_event *e = fan_event_arg(arg);
     fan_error err = {0};
     fan_status status;
@@ -159,7 +87,7 @@ static PyObject *stream_record(PyObject *o, PyObject *Py_UNUSED(none))
     PyObject *made = NULL;
     fan_error err = {0};
     fan_status status;
-    Py_BEGIN_ALLOW_THREADS status = fan_event_record(stream_of(o), &e, &err);
+    Py_BEGIN_ALLOW_THREADS status = fan_event_record(fan_stream_of(o), &e, &err);
     Py_END_ALLOW_THREADS if (status != FAN_OK) return fan_raise(status, &err);
     made = fan_event_wrap(e);
     fan_event_drop(e);
@@ -170,7 +98,7 @@ static PyObject *stream_synchronize(PyObject *o, PyObject *Py_UNUSED(none))
 {
     fan_error err = {0};
     fan_status status;
-    Py_BEGIN_ALLOW_THREADS status = fan_stream_sync(stream_of(o), &err);
+    Py_BEGIN_ALLOW_THREADS status = fan_stream_sync(fan_stream_of(o), &err);
     Py_END_ALLOW_THREADS if (status != FAN_OK) return fan_raise_sim(status, &err);
     Py_RETURN_NONE;
 }
@@ -178,10 +106,10 @@ static PyObject *stream_synchronize(PyObject *o, PyObject *Py_UNUSED(none))
 static PyObject *stream_protocol(PyObject *o, PyObject *Py_UNUSED(none))
 {
     char text[32];
-    if (!fan_cuda_of(stream_of(o)->device))
+    if (!fan_cuda_of(fan_stream_of(o)->device))
         return PyErr_Format(PyExc_TypeError, "%R is no CUDA stream: it is of %s", o,
-                            fan_device_text(stream_of(o)->device, text, sizeof text));
-    return Py_BuildValue("(iK)", 0, (unsigned long long)stream_of(o)->handle);
+                            fan_device_text(fan_stream_of(o)->device, text, sizeof text));
+    return Py_BuildValue("(iK)", 0, (unsigned long long)fan_stream_of(o)->handle);
 }
 
 static PyObject *stream_reduce(PyObject *o, PyObject *Py_UNUSED(none))
@@ -192,29 +120,30 @@ static PyObject *stream_reduce(PyObject *o, PyObject *Py_UNUSED(none))
 static PyObject *stream_repr(PyObject *o)
 {
     char text[32];
-    return PyUnicode_FromFormat("fanin.Stream(\"%s\", %llu)", fan_device_text(stream_of(o)->device, text, sizeof text),
-                                (unsigned long long)stream_of(o)->handle);
+    return PyUnicode_FromFormat("fanin.Stream(\"%s\", %llu)",
+                                fan_device_text(fan_stream_of(o)->device, text, sizeof text),
+                                (unsigned long long)fan_stream_of(o)->handle);
 }
 
-static Py_hash_t stream_hash(PyObject *o) { return (Py_hash_t)(stream_of(o)->id & 0x7fffffff); }
+static Py_hash_t stream_hash(PyObject *o) { return (Py_hash_t)(fan_stream_of(o)->id & 0x7fffffff); }
 
 static PyObject *stream_compare(PyObject *a, PyObject *b, int op)
 {
     PyTypeObject *type = fan_state_get()->stream_type;
     if ((op != Py_EQ && op != Py_NE) || Py_TYPE(a) != type || Py_TYPE(b) != type)
         Py_RETURN_NOTIMPLEMENTED;
-    return PyBool_FromLong((stream_of(a)->id == stream_of(b)->id) == (op == Py_EQ));
+    return PyBool_FromLong((fan_stream_of(a)->id == fan_stream_of(b)->id) == (op == Py_EQ));
 }
 
 static PyObject *stream_device(PyObject *o, void *Py_UNUSED(closure))
 {
     char text[32];
-    return PyUnicode_FromString(fan_device_text(stream_of(o)->device, text, sizeof text));
+    return PyUnicode_FromString(fan_device_text(fan_stream_of(o)->device, text, sizeof text));
 }
 
 static PyObject *stream_handle(PyObject *o, void *Py_UNUSED(closure))
 {
-    return PyLong_FromUnsignedLongLong(stream_of(o)->handle);
+    return PyLong_FromUnsignedLongLong(fan_stream_of(o)->handle);
 }
 
 FAN_TURN_ONE(stream_wait, fan_seen_nothing)
@@ -258,7 +187,7 @@ static PyType_Slot slots[] = {
 
 PyType_Spec fan_stream_spec = {
     .name = "fanin.Stream",
-    .basicsize = sizeof(stream_object),
+    .basicsize = sizeof(fan_stream_object),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
     .slots = slots,
 };
@@ -343,7 +272,7 @@ done:
     while (n-- > 0)
         fan_stream_drop(on[n]);
     while (nvalues-- > 0)
-        fan_value_drop(&fan_python, &values[nvalues]);
+        fan_value_release(&values[nvalues]);
     fan_free(on);
     fan_free(values);
     fan_stream_drop(caller);

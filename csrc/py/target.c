@@ -1,4 +1,5 @@
 /* target: `with buf.target(slot) as out:`, a context that lends an array to add into. */
+#include "py/buffer_part.h"
 #include "py/turn.h"
 
 #include <string.h>

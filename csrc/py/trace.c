@@ -1,5 +1,5 @@
 /* trace: the ring of base/trace.h as Python has it. _trace makes lines, pictures and files of it. */
-#include "py/machine.h"
+#include "py/py.h"
 
 #include "base/thread.h"
 #include "base/trace.h"

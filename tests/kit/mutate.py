@@ -93,6 +93,7 @@ NEAR = {
     "device/sim/explore": ["tests/device/test_explore.py"],
     "device/sim/race": ["tests/c/test_c.py -k order", "tests/device/test_sim.py"],
     "py/overlap": ["tests/array/test_overlap.py"],
+    "py/verdict": ["tests/array/test_overlap.py"],
     "py/snapshot": ["tests/analysis/test_functionalize.py"],
     "py/layout": ["tests/graph/test_recorded_layout.py"],
     "py/region": ["tests/graph/test_recorded_layout.py", "tests/analysis/test_functionalize.py"],

@@ -136,14 +136,20 @@ def test_a_planted_include_is_found(where: str, tmp_path: Path) -> None:
 # The map
 
 
+def tables(text: str) -> dict[str, list[str]]:
+    """Folder -> the files that the map names of it, from the top, without their suffixes."""
+    found: dict[str, list[str]] = {}
+    for section in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
+        rung = re.match(r"[\w/]+", section)
+        names = re.findall(r"^\| `(\w+)(?:\.\w+)?` \|", section, re.MULTILINE)
+        found[rung[0] if rung else ""] = names
+    return found
+
+
 def not_on_the_map(csrc: Path) -> list[str]:
     """Files that csrc/README.md does not name, and names on it that no file bears."""
     text = (csrc / "README.md").read_text()
-    named = set()
-    for section in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
-        rung = re.match(r"[\w/]+", section)
-        for name in re.findall(r"^\| `([\w.]+)` \|", section, re.MULTILINE):
-            named.add((rung[0] if rung else "", name.split(".")[0]))
+    named = {(rung, name) for rung, names in tables(text).items() for name in names}
     here = {(str(p.parent.relative_to(csrc)), p.stem) for p in csrc.glob("*/**/*.[ch]") if p.parent.name != "kernels"}
     return [f"csrc/README.md does not name {rung}/{name}" for rung, name in sorted(here - named)] + [
         f"csrc/README.md names {rung}/{name}, which is not there" for rung, name in sorted(named - here)
@@ -233,34 +239,45 @@ def test_a_planted_name_is_found(tmp_path: Path) -> None:
 
 # Circles
 
-#: Where circles still are, and since when that is known: the list may only shrink. A folder of csrc/ whose files need
-#: each other; "csrc" for its folders; "python" for the files of the package.
-KNOWN_CIRCLES = {
-    "csrc/py": "2026-11-22",
-}
 
-
-def all_circles(in_c: list[Edge], in_python: list[Edge]) -> dict[str, list[str]]:
-    """Where circles are, with a sentence for each."""
+def all_circles(in_c: list[Edge], in_python: list[Edge]) -> list[str]:
+    """A sentence for each circle: of the files of a folder, of folders, of Python's files."""
     folders = sorted({folder_of(e.here) for e in in_c})
     found = {f"csrc/{folder}": circles(inside(in_c, folder)) for folder in folders}
     found |= {"csrc": circles(between_folders(in_c)), "python": circles(in_python)}
-    return {where: said for where, said in found.items() if said}
-
-
-def wrong_circles(found: dict[str, list[str]], known: dict[str, str]) -> list[str]:
-    """The circles that are not known, and what is known and gone."""
-    wrong = [f"{where}: {s}" for where, said in found.items() if where not in known for s in said]
-    return wrong + [
-        f"{where} has no circle any more: take it off KNOWN_CIRCLES" for where in sorted(set(known) - set(found))
-    ]
+    return [f"{where}: {s}" for where, said in found.items() for s in said]
 
 
 def test_neither_files_nor_folders_form_a_circle(objects: dict[str, Path]) -> None:
     """Read from the `#include` lines and from what objects call of others; of Python's files from their imports."""
     in_c, in_python = c_edges(CSRC, objects), python_edges(ROOT / "python" / "fanin")
     assert len(in_c) > 500 and len(in_python) > 100, "nothing was read"
-    assert not wrong_circles(all_circles(in_c, in_python), KNOWN_CIRCLES)
+    assert not all_circles(in_c, in_python)
+
+
+def upward(text: str, edges: list[Edge]) -> list[str]:
+    """Where a file of csrc/ needs one that stands below it in the map's table of their folder."""
+    place = {f"{rung}/{name}": i for rung, names in tables(text).items() for i, name in enumerate(names)}
+    wrong = {}
+    for e in edges:
+        here, there = (node.partition(".")[0] for node in (e.here, e.there))
+        if folder_of(here) == folder_of(there) and here in place and place[here] < place.get(there, -1):
+            wrong.setdefault((here, there), f"csrc/README.md has {here} above {there}: {e.why}")
+    return list(wrong.values())
+
+
+def test_each_file_stands_under_what_it_needs(objects: dict[str, Path]) -> None:
+    assert not upward((CSRC / "README.md").read_text(), c_edges(CSRC, objects))
+
+
+def test_a_planted_file_above_what_it_needs_is_found() -> None:
+    text = "# x\n## base: low\n| `mem.h` | memory |\n| `rng` | numbers |\n## array/in: more\n| `mem` | another |\n"
+    edges = [
+        Edge("base/mem.h", "base/rng", "base/mem.h includes base/rng.h"),
+        Edge("base/rng", "base/mem.h", "base/rng.c includes base/mem.h"),
+        Edge("array/in/mem", "base/rng", "array/in/mem.c includes base/rng.h"),
+    ]
+    assert upward(text, edges) == ["csrc/README.md has base/mem above base/rng: base/mem.h includes base/rng.h"]
 
 
 def planted_tree(csrc: Path, **texts: str) -> list[str]:
@@ -277,7 +294,7 @@ def planted_tree(csrc: Path, **texts: str) -> list[str]:
         folder, file, kind = name.split("_")
         (csrc / folder).mkdir(exist_ok=True)
         (csrc / folder / f"{file}.{kind}").write_text(text)
-    return wrong_circles(all_circles(c_edges(csrc, compiled(csrc, csrc)), []), {})
+    return all_circles(c_edges(csrc, compiled(csrc, csrc)), [])
 
 
 def test_a_tree_without_circles_is_well(tmp_path: Path) -> None:
@@ -321,20 +338,11 @@ def test_a_planted_circle_of_imports_is_found(tmp_path: Path) -> None:
     (package / "inner/__init__.py").write_text("from .low import f\n")
     (package / "inner/low.py").write_text("from .. import other\ndef f(): ...\n")
     (package / "other.py").write_text("import fanin.nowhere, os\n")
-    assert wrong_circles(all_circles([], python_edges(package)), {}) == []
+    assert all_circles([], python_edges(package)) == []
     (package / "other.py").write_text("def g():\n    from .inner.low import f\n")
-    assert wrong_circles(all_circles([], python_edges(package)), {}) == [
+    assert all_circles([], python_edges(package)) == [
         "python: fanin/inner/low -> fanin/other -> fanin/inner/low is a circle: fanin/inner/low.py imports "
         "fanin/other.py in line 1; fanin/other.py imports fanin/inner/low.py in line 2"
-    ]
-
-
-def test_a_known_circle_that_is_gone_must_leave_the_list() -> None:
-    found = {"csrc/base": ["a -> b -> a is a circle: why"]}
-    assert wrong_circles(found, {"csrc/base": "2026-11-22"}) == []
-    assert wrong_circles(found, {}) == ["csrc/base: a -> b -> a is a circle: why"]
-    assert wrong_circles({}, {"csrc/base": "2026-11-22"}) == [
-        "csrc/base has no circle any more: take it off KNOWN_CIRCLES"
     ]
 
 

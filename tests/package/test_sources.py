@@ -34,7 +34,6 @@ LINES = 60
 #: Functions that are longer, since when that is known.
 KNOWN_LONG = dict.fromkeys(
     [
-        "array_getitem in csrc/py/array.c is longer than 60 lines",
         "convert in csrc/device/kernels/kernels.cu is longer than 60 lines",
     ],
     "2026-11-22",

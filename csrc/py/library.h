@@ -1,22 +1,9 @@
-/* exchange: what the files of the way in and out share (import*, export, library). */
-#ifndef FAN_PY_EXCHANGE_H
-#define FAN_PY_EXCHANGE_H
+/* library: what libraries that own arrays on CUDA devices tell and are told in C: exchange tables, current streams,
+ * allocators, and the streams that used what leaves us. */
+#ifndef FAN_PY_LIBRARY_H
+#define FAN_PY_LIBRARY_H
 
 #include "py/dlpack.h"
-
-/* D15, D5: the sum is of the kind of the first contribution of the lowest rank. */
-enum { RANK_ARRAY, RANK_NUMPY_SCALAR, RANK_PYTHON_SCALAR };
-/* fan_import_ndarray: an ndarray's memory as that of `object`. fan_is_not_summed: an ndarray of a dtype that we do not
- * sum? A slot with combine= takes it as an object. fan_shape_tuple: a tuple of ints that fanin itself made or checked;
- * its length, -1 with an exception. */
-int fan_import_ndarray(PyArrayObject *a, PyObject *object, fan_origin origin, bool writable, fan_value *out);
-bool fan_is_not_summed(PyObject *o);
-int fan_shape_tuple(PyObject *o, int64_t *shape);
-/* fan_import_dense, _sparse: what describe said of one. */
-int fan_import_dense(PyObject *d, fan_value *out);
-int fan_import_sparse(PyObject *d, fan_value *out);
-
-/* ---- library.c ---- */
 
 #define FAN_ASKS_VALUE 256 /* beside a type's origin: what its table does not tell is asked of the array (torch) */
 /* fan_import_by_table: an array of a CUDA device by its library's exchange table: nothing waits for anything. 1: it is

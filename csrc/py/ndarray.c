@@ -1,0 +1,52 @@
+/* ndarray: a host array of ours as an ndarray. */
+#include "py/py.h"
+
+#include "array/elements.h"
+
+static void array_gone(PyObject *capsule)
+{
+    fan_array *a = PyCapsule_GetPointer(capsule, "fanin.array");
+    PyObject *live = fan_exception_take();
+    fan_array_drop(a);
+    fan_exception_put(live);
+}
+
+PyObject *fan_export_array(fan_array *a)
+{
+    FAN_RAW npy_intp shape[FAN_MAX_NDIM];
+    FAN_RAW npy_intp strides[FAN_MAX_NDIM];
+    PyArray_Descr *descr;
+    PyObject *nd, *base;
+    if (fan_dtype_needs_ml_dtypes(a->dtype)) {
+        /* Only where torch's bfloat16 or float8 met NumPy's arrays and the caller has no ml_dtypes: nothing is lost in
+         * float32. */
+        fan_array *wide = NULL;
+        fan_error err = {0};
+        fan_status status = fan_array_new(FAN_DT_FLOAT32, a->ndim, a->shape, a, &wide, &err);
+        if (status != FAN_OK)
+            return fan_raise(status, &err);
+        fan_array_copy(wide, a);
+        nd = fan_export_array(wide);
+        fan_array_drop(wide);
+        return nd;
+    }
+    descr = fan_descr_of_dtype(a->dtype);
+    if (!descr)
+        return NULL;
+    for (int i = 0; i < a->ndim; i++) {
+        shape[i] = a->shape[i];
+        strides[i] = a->strides[i];
+    }
+    if (a->size == 0)
+        return PyArray_NewFromDescr(&PyArray_Type, descr, a->ndim, shape, NULL, NULL, 0, NULL);
+    nd = PyArray_NewFromDescr(&PyArray_Type, descr, a->ndim, shape, strides, a->data,
+                              a->writable ? NPY_ARRAY_WRITEABLE : 0, NULL);
+    if (!nd)
+        return NULL;
+    base = PyCapsule_New(a, "fanin.array", array_gone);
+    if (base)
+        fan_array_hold(a);
+    if (!base || PyArray_SetBaseObject((PyArrayObject *)nd, base) < 0)
+        Py_CLEAR(nd);
+    return nd;
+}
