@@ -25,7 +25,7 @@ static _Thread_local int64_t fan_k_thread, fan_k_threads;
 #define BLOCK (fan_k_thread / FAN_K_BLOCK)
 #define MEET       \
     if (LANE != 0) \
-        return false;
+    return false
 #define EACH_LANE(i, n) for (int i = 0; i < (n); i++)
 #define GOES_ON true
 typedef struct sixteen {

@@ -1,12 +1,13 @@
-/* kernels: what the CUDA backend launches. Read by nvcc as CUDA C, and by a C compiler for the fake driver: then a kernel is a function that one thread
- * after the other calls.
+/* kernels: what the CUDA backend launches. Read by nvcc as CUDA C, and by a C compiler for the fake driver: then a
+ * kernel is a function that one thread after the other calls.
  *
- * Bits are the CPU's: the same left fold for each element, the same roundings (array/lowp.h), no contraction (-fmad=false), no flushing, no atomics. An element is
- * read by one thread from all sources before that thread writes it, so the result may lie in a source.
+ * Bits are the CPU's: the same left fold for each element, the same roundings (array/lowp.h), no contraction
+ * (-fmad=false), no flushing, no atomics. An element is read by one thread from all sources before that thread writes
+ * it, so the result may lie in a source.
  *
- * Title: Two ways. Gap-free sources of one dtype have a fold of their own for each kind of number, 16 bytes at a time, and one that does many such sums. Anything else goes through
- * fan_any: a number of any dtype becomes one of four wide forms that hold it exactly, as in array/convert.c, and each dtype knows how to leave them with
- * one rounding.
+ * Title: Two ways. Gap-free sources of one dtype have a fold of their own for each kind of number, 16 bytes at a time,
+ * and one that does many such sums. Anything else goes through fan_any: a number of any dtype becomes one of four wide
+ * forms that hold it exactly, as in array/convert.c, and each dtype knows how to leave them with one rounding.
  *
  * After a change: python csrc/device/kernels/build.py, which needs nvcc, writes ptx.c.
  */
@@ -29,7 +30,7 @@
 #define SHARED __shared__
 #define LANE ((int)threadIdx.x)
 #define BLOCK ((int64_t)blockIdx.x)
-#define MEET __syncthreads();
+#define MEET __syncthreads()
 #define EACH_LANE(i, n) for (int i = LANE; i < (n); i += FAN_K_BLOCK)
 #define GOES_ON (LANE == 0)
 typedef uint4 sixteen;
@@ -40,112 +41,108 @@ typedef uint4 sixteen;
 /* ---- Folds of gap-free numbers ---- */
 
 /* X(name, in memory, as a number, in, a plus b, a times b, out, sources read ahead) */
-#define NUMBER_LIST(X)                                                                                                \
-    X(truth, uint8_t, uint8_t, x != 0, a | b, a & b, x, 4)                                                            \
-    X(bits8, uint8_t, uint8_t, x, (uint8_t)(a + b), (uint8_t)(a * b), x, 4)                                           \
-    X(bits16, uint16_t, uint16_t, x, (uint16_t)(a + b), (uint16_t)((uint32_t)a * b), x, 4)                            \
-    X(bits32, uint32_t, uint32_t, x, a + b, a * b, x, 4)                                                              \
-    X(bits64, uint64_t, uint64_t, x, a + b, a * b, x, 4)                                                              \
-    X(single, float, float, x, a + b, a * b, x, 4)                                                                    \
-    X(twice, double, double, x, a + b, a * b, x, 4)                                                                   \
-    X(doubled, float, double, (double)x, a + b, a * b, (float)x, 4)                                                   \
-    X(float16, uint16_t, float, fan_float_of_float16(x), a + b, a * b, fan_float16_of(x), 2)                          \
-    X(bfloat16, uint16_t, float, fan_float_of_bfloat16(x), a + b, a * b, fan_bfloat16_of(x), 2)                       \
-    X(e4m3fn, uint8_t, float, fan_float_of_e4m3fn(x), a + b, a * b, fan_e4m3fn_of(x), 1)                              \
+#define NUMBER_LIST(X)                                                                          \
+    X(truth, uint8_t, uint8_t, x != 0, a | b, a & b, x, 4)                                      \
+    X(bits8, uint8_t, uint8_t, x, (uint8_t)(a + b), (uint8_t)(a * b), x, 4)                     \
+    X(bits16, uint16_t, uint16_t, x, (uint16_t)(a + b), (uint16_t)((uint32_t)a * b), x, 4)      \
+    X(bits32, uint32_t, uint32_t, x, a + b, a * b, x, 4)                                        \
+    X(bits64, uint64_t, uint64_t, x, a + b, a * b, x, 4)                                        \
+    X(single, float, float, x, a + b, a * b, x, 4)                                              \
+    X(twice, double, double, x, a + b, a * b, x, 4)                                             \
+    X(doubled, float, double, (double)x, a + b, a * b, (float)x, 4)                             \
+    X(float16, uint16_t, float, fan_float_of_float16(x), a + b, a * b, fan_float16_of(x), 2)    \
+    X(bfloat16, uint16_t, float, fan_float_of_bfloat16(x), a + b, a * b, fan_bfloat16_of(x), 2) \
+    X(e4m3fn, uint8_t, float, fan_float_of_e4m3fn(x), a + b, a * b, fan_e4m3fn_of(x), 1)        \
     X(e5m2, uint8_t, float, fan_float_of_e5m2(x), a + b, a * b, fan_e5m2_of(x), 1)
 
-#define FOLD(K, MEM, T, UP, PLUS, TIMES, DOWN, AHEAD)                                                                 \
-    FN inline T up_##K(MEM x)                                                                                         \
-    {                                                                                                                 \
-        return UP;                                                                                                    \
-    }                                                                                                                 \
-    FN inline T plus_##K(T a, T b)                                                                                    \
-    {                                                                                                                 \
-        return PLUS;                                                                                                  \
-    }                                                                                                                 \
-    FN inline T times_##K(T a, T b)                                                                                   \
-    {                                                                                                                 \
-        return TIMES;                                                                                                 \
-    }                                                                                                                 \
-    FN inline MEM down_##K(T x)                                                                                       \
-    {                                                                                                                 \
-        return DOWN;                                                                                                  \
-    }                                                                                                                 \
-    KERNEL fan_fold_##K(ARGS(fan_k_fold, a))                                                                          \
-    {                                                                                                                 \
-        enum { PER = 16 / sizeof(MEM) };                                                                              \
-        union {                                                                                                       \
-            sixteen all;                                                                                              \
-            MEM each[PER];                                                                                            \
-        } x;                                                                                                          \
-        T sum[PER], factor;                                                                                           \
-        int64_t whole = a.wide ? a.count / PER : 0;                                                                   \
-        memcpy(&factor, &a.factor, sizeof factor);                                                                    \
-        for (int64_t v = THREAD; v < whole; v += THREADS) {                                                           \
-            x.all = AT(const sixteen, a.in[0])[v];                                                                    \
-            for (int i = 0; i < PER; i++)                                                                             \
-                sum[i] = up_##K(x.each[i]);                                                                           \
-            UNROLL(AHEAD) for (int k = 1; k < a.n; k++)                                                               \
-            {                                                                                                         \
-                x.all = AT(const sixteen, a.in[k])[v];                                                                \
-                for (int i = 0; i < PER; i++)                                                                         \
-                    sum[i] = plus_##K(sum[i], up_##K(x.each[i]));                                                     \
-            }                                                                                                         \
-            for (int i = 0; i < PER; i++)                                                                             \
-                x.each[i] = down_##K(a.scaled ? times_##K(sum[i], factor) : sum[i]);                                  \
-            AT(sixteen, a.out)[v] = x.all;                                                                            \
-        }                                                                                                             \
-        for (int64_t i = whole * PER + THREAD; i < a.count; i += THREADS) {                                           \
-            T one = up_##K(AT(const MEM, a.in[0])[i]);                                                                \
-            UNROLL(AHEAD) for (int k = 1; k < a.n; k++) one = plus_##K(one, up_##K(AT(const MEM, a.in[k])[i]));       \
-            AT(MEM, a.out)[i] = down_##K(a.scaled ? times_##K(one, factor) : one);                                    \
-        }                                                                                                             \
+#define FOLD(K, MEM, T, UP, PLUS, TIMES, DOWN, AHEAD)                                \
+    FN inline T up_##K(MEM x) { return UP; }                                         \
+    FN inline T plus_##K(T a, T b) { return PLUS; }                                  \
+    FN inline T times_##K(T a, T b) { return TIMES; }                                \
+    FN inline MEM down_##K(T x) { return DOWN; }                                     \
+    KERNEL fan_fold_##K(ARGS(fan_k_fold, a))                                         \
+    {                                                                                \
+        enum { PER = 16 / sizeof(MEM) };                                             \
+        union {                                                                      \
+            sixteen all;                                                             \
+            MEM each[PER];                                                           \
+        } x;                                                                         \
+        T sum[PER], factor;                                                          \
+        int64_t whole = a.wide ? a.count / PER : 0;                                  \
+        memcpy(&factor, &a.factor, sizeof factor);                                   \
+        for (int64_t v = THREAD; v < whole; v += THREADS) {                          \
+            x.all = AT(const sixteen, a.in[0])[v];                                   \
+            for (int i = 0; i < PER; i++)                                            \
+                sum[i] = up_##K(x.each[i]);                                          \
+            UNROLL(AHEAD)                                                            \
+            for (int k = 1; k < a.n; k++) {                                          \
+                x.all = AT(const sixteen, a.in[k])[v];                               \
+                for (int i = 0; i < PER; i++)                                        \
+                    sum[i] = plus_##K(sum[i], up_##K(x.each[i]));                    \
+            }                                                                        \
+            for (int i = 0; i < PER; i++)                                            \
+                x.each[i] = down_##K(a.scaled ? times_##K(sum[i], factor) : sum[i]); \
+            AT(sixteen, a.out)[v] = x.all;                                           \
+        }                                                                            \
+        for (int64_t i = whole * PER + THREAD; i < a.count; i += THREADS) {          \
+            T one = up_##K(AT(const MEM, a.in[0])[i]);                               \
+            UNROLL(AHEAD)                                                            \
+            for (int k = 1; k < a.n; k++)                                            \
+                one = plus_##K(one, up_##K(AT(const MEM, a.in[k])[i]));              \
+            AT(MEM, a.out)[i] = down_##K(a.scaled ? times_##K(one, factor) : one);   \
+        }                                                                            \
     }
 NUMBER_LIST(FOLD)
 
 /* Many of them: each warp takes tile after tile. */
-#define MANY(K, MEM, T, UP, PLUS, TIMES, DOWN, AHEAD)                                                                 \
-    KERNEL fan_many_##K(ARGS(fan_k_many, a))                                                                          \
-    {                                                                                                                 \
-        enum { PER = 16 / sizeof(MEM), TILE = FAN_K_TILE / sizeof(MEM) };                                             \
-        union {                                                                                                       \
-            sixteen all;                                                                                              \
-            MEM each[PER];                                                                                            \
-        } x;                                                                                                          \
-        T sum[PER], factor;                                                                                           \
-        const uint64_t sources = a.table + (uint64_t)a.rows * sizeof(fan_k_row), tiles = sources + (uint64_t)a.sources * 8; \
-        memcpy(&factor, &a.factor, sizeof factor);                                                                    \
-        for (int64_t t = THREAD / FAN_K_WARP; t < a.tiles; t += THREADS / FAN_K_WARP) {                               \
-            const fan_k_row r = AT(const fan_k_row, a.table)[AT(const uint32_t, tiles)[t]];                           \
-            const uint64_t *in = AT(const uint64_t, sources) + r.first;                                               \
-            uint32_t begin = (uint32_t)(t - r.tile) * TILE, end = r.count - begin < TILE ? r.count : begin + TILE;    \
-            for (uint32_t v = begin / PER + (uint32_t)(THREAD % FAN_K_WARP); r.wide && v < end / PER; v += FAN_K_WARP) { \
-                x.all = AT(const sixteen, in[0])[v];                                                                  \
-                for (int i = 0; i < PER; i++)                                                                         \
-                    sum[i] = up_##K(x.each[i]);                                                                       \
-                UNROLL(AHEAD) for (int k = 1; k < r.n; k++)                                                           \
-                {                                                                                                     \
-                    x.all = AT(const sixteen, in[k])[v];                                                              \
-                    for (int i = 0; i < PER; i++)                                                                     \
-                        sum[i] = plus_##K(sum[i], up_##K(x.each[i]));                                                 \
-                }                                                                                                     \
-                for (int i = 0; i < PER; i++)                                                                         \
-                    x.each[i] = down_##K(a.scaled ? times_##K(sum[i], factor) : sum[i]);                              \
-                AT(sixteen, r.out)[v] = x.all;                                                                        \
-            }                                                                                                         \
-            for (uint32_t i = (r.wide ? end / PER * PER : begin) + (uint32_t)(THREAD % FAN_K_WARP); i < end; i += FAN_K_WARP) { \
-                T one = up_##K(AT(const MEM, in[0])[i]);                                                              \
-                UNROLL(AHEAD) for (int k = 1; k < r.n; k++) one = plus_##K(one, up_##K(AT(const MEM, in[k])[i]));     \
-                AT(MEM, r.out)[i] = down_##K(a.scaled ? times_##K(one, factor) : one);                                \
-            }                                                                                                         \
-        }                                                                                                             \
+#define MANY(K, MEM, T, UP, PLUS, TIMES, DOWN, AHEAD)                                                              \
+    KERNEL fan_many_##K(ARGS(fan_k_many, a))                                                                       \
+    {                                                                                                              \
+        enum { PER = 16 / sizeof(MEM), TILE = FAN_K_TILE / sizeof(MEM) };                                          \
+        union {                                                                                                    \
+            sixteen all;                                                                                           \
+            MEM each[PER];                                                                                         \
+        } x;                                                                                                       \
+        T sum[PER], factor;                                                                                        \
+        const uint64_t sources = a.table + (uint64_t)a.rows * sizeof(fan_k_row),                                   \
+                       tiles = sources + (uint64_t)a.sources * 8;                                                  \
+        memcpy(&factor, &a.factor, sizeof factor);                                                                 \
+        for (int64_t t = THREAD / FAN_K_WARP; t < a.tiles; t += THREADS / FAN_K_WARP) {                            \
+            const fan_k_row r = AT(const fan_k_row, a.table)[AT(const uint32_t, tiles)[t]];                        \
+            const uint64_t *in = AT(const uint64_t, sources) + r.first;                                            \
+            uint32_t begin = (uint32_t)(t - r.tile) * TILE, end = r.count - begin < TILE ? r.count : begin + TILE; \
+            for (uint32_t v = begin / PER + (uint32_t)(THREAD % FAN_K_WARP); r.wide && v < end / PER;              \
+                 v += FAN_K_WARP) {                                                                                \
+                x.all = AT(const sixteen, in[0])[v];                                                               \
+                for (int i = 0; i < PER; i++)                                                                      \
+                    sum[i] = up_##K(x.each[i]);                                                                    \
+                UNROLL(AHEAD)                                                                                      \
+                for (int k = 1; k < r.n; k++) {                                                                    \
+                    x.all = AT(const sixteen, in[k])[v];                                                           \
+                    for (int i = 0; i < PER; i++)                                                                  \
+                        sum[i] = plus_##K(sum[i], up_##K(x.each[i]));                                              \
+                }                                                                                                  \
+                for (int i = 0; i < PER; i++)                                                                      \
+                    x.each[i] = down_##K(a.scaled ? times_##K(sum[i], factor) : sum[i]);                           \
+                AT(sixteen, r.out)[v] = x.all;                                                                     \
+            }                                                                                                      \
+            for (uint32_t i = (r.wide ? end / PER * PER : begin) + (uint32_t)(THREAD % FAN_K_WARP); i < end;       \
+                 i += FAN_K_WARP) {                                                                                \
+                T one = up_##K(AT(const MEM, in[0])[i]);                                                           \
+                UNROLL(AHEAD)                                                                                      \
+                for (int k = 1; k < r.n; k++)                                                                      \
+                    one = plus_##K(one, up_##K(AT(const MEM, in[k])[i]));                                          \
+                AT(MEM, r.out)[i] = down_##K(a.scaled ? times_##K(one, factor) : one);                             \
+            }                                                                                                      \
+        }                                                                                                          \
     }
 NUMBER_LIST(MANY)
 
 /* ---- Statistics (array/device_stats.h) ----
  *
- * A thread counts what it writes, in the order in which it does; the threads of a block are added up as a tree, the blocks by fan_fold_stats_end. Only where an element is
- * not finite are its sources looked at again, before it is written over them. */
+ * A thread counts what it writes, in the order in which it does; the threads of a block are added up as a tree, the
+ * blocks by fan_fold_stats_end. Only where an element is not finite are its sources looked at again, before it is
+ * written over them. */
 
 FN inline fan_stats_partial row_of_nothing(void)
 {
@@ -153,10 +150,7 @@ FN inline fan_stats_partial row_of_nothing(void)
     return r;
 }
 
-FN inline bool is_finite(double x)
-{
-    return x - x == 0;
-}
+FN inline bool is_finite(double x) { return x - x == 0; }
 
 /* row_real, row_complex: one element more; whether it is finite. */
 FN inline bool row_real(fan_stats_partial *r, double x)
@@ -197,7 +191,7 @@ FN bool rows_meet(fan_stats_partial *mine)
     SHARED fan_stats_partial all[FAN_K_BLOCK];
     all[LANE] = *mine;
     for (int half = FAN_K_BLOCK / 2; half; half /= 2) {
-        MEET
+        MEET;
         EACH_LANE (i, half)
             row_merge(&all[i], &all[i + half]);
     }
@@ -214,101 +208,97 @@ FN void row_put(fan_stats_partial *mine, uint64_t rows)
 }
 
 /* X(name, in memory, as a number that may be negative, .. that is not, whether two may be an element) */
-#define VALUE_LIST(X)                                                                                                 \
-    X(truth, uint8_t, x != 0, x != 0, 0)                                                                              \
-    X(bits8, uint8_t, (int8_t)x, x, 0)                                                                                \
-    X(bits16, uint16_t, (int16_t)x, x, 0)                                                                             \
-    X(bits32, uint32_t, (int32_t)x, x, 0)                                                                             \
-    X(bits64, uint64_t, (int64_t)x, x, 0)                                                                             \
-    X(single, float, x, x, 1)                                                                                         \
-    X(twice, double, x, x, 1)                                                                                         \
-    X(doubled, float, x, x, 1)                                                                                        \
-    X(float16, uint16_t, up_float16(x), up_float16(x), 0)                                                             \
-    X(bfloat16, uint16_t, up_bfloat16(x), up_bfloat16(x), 0)                                                          \
-    X(e4m3fn, uint8_t, up_e4m3fn(x), up_e4m3fn(x), 0)                                                                 \
+#define VALUE_LIST(X)                                        \
+    X(truth, uint8_t, x != 0, x != 0, 0)                     \
+    X(bits8, uint8_t, (int8_t)x, x, 0)                       \
+    X(bits16, uint16_t, (int16_t)x, x, 0)                    \
+    X(bits32, uint32_t, (int32_t)x, x, 0)                    \
+    X(bits64, uint64_t, (int64_t)x, x, 0)                    \
+    X(single, float, x, x, 1)                                \
+    X(twice, double, x, x, 1)                                \
+    X(doubled, float, x, x, 1)                               \
+    X(float16, uint16_t, up_float16(x), up_float16(x), 0)    \
+    X(bfloat16, uint16_t, up_bfloat16(x), up_bfloat16(x), 0) \
+    X(e4m3fn, uint8_t, up_e4m3fn(x), up_e4m3fn(x), 0)        \
     X(e5m2, uint8_t, up_e5m2(x), up_e5m2(x), 0)
 
 /* count_NAME: one element more, of one number or two. first_nonfinite_NAME: which source first brought an inf or a NaN
  * to the element that begins with number `at`. fold_NAME_at: a number of the sum. */
-#define COUNT(K, MEM, SIGNED, UNSIGNED, TWO)                                                                          \
-    FN inline int parts_##K(const fan_k_fold *a)                                                                      \
-    {                                                                                                                 \
-        return (TWO) ? a->parts : 1;                                                                                  \
-    }                                                                                                                 \
-    FN inline double value_##K(MEM x, int negative)                                                                   \
-    {                                                                                                                 \
-        return negative ? (double)(SIGNED) : (double)(UNSIGNED);                                                      \
-    }                                                                                                                 \
-    FN inline bool count_##K(const fan_k_fold *a, fan_stats_partial *mine, MEM x, MEM y)                              \
-    {                                                                                                                 \
-        double re = value_##K(x, a->negative);                                                                        \
-        return parts_##K(a) == 2 ? row_complex(mine, re, value_##K(y, 0)) : row_real(mine, re);                       \
-    }                                                                                                                 \
-    FN inline void first_nonfinite_##K(const fan_k_fold *a, fan_stats_partial *mine, int64_t at)                      \
-    {                                                                                                                 \
-        for (int k = a->first_suspect; k < a->n && (uint64_t)k < mine->bad; k++)                                      \
-            for (int part = 0; part < parts_##K(a); part++)                                                           \
-                if (!is_finite(value_##K(AT(const MEM, a->in[k])[at + part], 0)))                                     \
-                    mine->bad = (uint64_t)k;                                                                          \
+#define COUNT(K, MEM, SIGNED, UNSIGNED, TWO)                                                                     \
+    FN inline int parts_##K(const fan_k_fold *a) { return (TWO) ? a->parts : 1; }                                \
+    FN inline double value_##K(MEM x, int negative) { return negative ? (double)(SIGNED) : (double)(UNSIGNED); } \
+    FN inline bool count_##K(const fan_k_fold *a, fan_stats_partial *mine, MEM x, MEM y)                         \
+    {                                                                                                            \
+        double re = value_##K(x, a->negative);                                                                   \
+        return parts_##K(a) == 2 ? row_complex(mine, re, value_##K(y, 0)) : row_real(mine, re);                  \
+    }                                                                                                            \
+    FN inline void first_nonfinite_##K(const fan_k_fold *a, fan_stats_partial *mine, int64_t at)                 \
+    {                                                                                                            \
+        for (int k = a->first_suspect; k < a->n && (uint64_t)k < mine->bad; k++)                                 \
+            for (int part = 0; part < parts_##K(a); part++)                                                      \
+                if (!is_finite(value_##K(AT(const MEM, a->in[k])[at + part], 0)))                                \
+                    mine->bad = (uint64_t)k;                                                                     \
     }
 VALUE_LIST(COUNT)
 
-#define TELL(K, MEM, T, UP, PLUS, TIMES, DOWN, AHEAD)                                                                 \
-    FN inline MEM fold_##K##_at(const fan_k_fold *a, T factor, int64_t i)                                             \
-    {                                                                                                                 \
-        T one = up_##K(AT(const MEM, a->in[0])[i]);                                                                   \
-        for (int k = 1; k < a->n; k++)                                                                                \
-            one = plus_##K(one, up_##K(AT(const MEM, a->in[k])[i]));                                                  \
-        return down_##K(a->scaled ? times_##K(one, factor) : one);                                                    \
-    }                                                                                                                 \
-    KERNEL fan_fold_stats_##K(ARGS(fan_k_fold, a))                                                                    \
-    {                                                                                                                 \
-        enum { PER = 16 / sizeof(MEM) };                                                                              \
-        union {                                                                                                       \
-            sixteen all;                                                                                              \
-            MEM each[PER];                                                                                            \
-        } x;                                                                                                          \
-        T sum[PER], factor;                                                                                           \
-        fan_stats_partial mine = row_of_nothing();                                                                    \
-        int64_t whole = a.wide ? a.count / PER : 0, v = THREAD;                                                       \
-        memcpy(&factor, &a.factor, sizeof factor);                                                                    \
-        for (; v < whole; v += THREADS) {                                                                             \
-            x.all = AT(const sixteen, a.in[0])[v];                                                                    \
-            for (int i = 0; i < PER; i++)                                                                             \
-                sum[i] = up_##K(x.each[i]);                                                                           \
-            UNROLL(AHEAD) for (int k = 1; k < a.n; k++)                                                               \
-            {                                                                                                         \
-                x.all = AT(const sixteen, a.in[k])[v];                                                                \
-                for (int i = 0; i < PER; i++)                                                                         \
-                    sum[i] = plus_##K(sum[i], up_##K(x.each[i]));                                                     \
-            }                                                                                                         \
-            for (int i = 0; i < PER; i++)                                                                             \
-                x.each[i] = down_##K(a.scaled ? times_##K(sum[i], factor) : sum[i]);                                  \
-            unsigned spoilt = 0;                                                                                      \
-            for (int i = 0; i < PER; i++)                                                                             \
-                if (parts_##K(&a) == 1 || i % 2 == 0)                                                                 \
-                    spoilt |= (unsigned)!count_##K(&a, &mine, x.each[i], x.each[i | 1]) << i;                         \
-            UNROLL(1) for (int i = 0; spoilt >> i; i++)                                                               \
-                if (spoilt >> i & 1)                                                                                  \
-                    first_nonfinite_##K(&a, &mine, v * PER + i);                                                      \
-            if (a.out)                                                                                                \
-                AT(sixteen, a.out)[v] = x.all;                                                                        \
-        }                                                                                                             \
-        for (; v * PER < a.count; v += THREADS) { /* the same numbers fall to a thread wherever they lie */           \
-            UNROLL(1) for (int64_t i = v * PER; i < a.count && i < (v + 1) * PER; i += parts_##K(&a))                 \
-            {                                                                                                         \
-                MEM one = fold_##K##_at(&a, factor, i), two = parts_##K(&a) == 2 ? fold_##K##_at(&a, factor, i + 1) : one; \
-                if (!count_##K(&a, &mine, one, two))                                                                  \
-                    first_nonfinite_##K(&a, &mine, i);                                                                \
-                if (a.out)                                                                                            \
-                    AT(MEM, a.out)[i] = one;                                                                          \
-                if (a.out && parts_##K(&a) == 2)                                                                      \
-                    AT(MEM, a.out)[i + 1] = two;                                                                      \
-            }                                                                                                         \
-        }                                                                                                             \
-        row_put(&mine, a.rows);                                                                                       \
+#define FOLD_STATS(K, MEM, T, UP, PLUS, TIMES, DOWN, AHEAD)                                                 \
+    FN inline MEM fold_##K##_at(const fan_k_fold *a, T factor, int64_t i)                                   \
+    {                                                                                                       \
+        T one = up_##K(AT(const MEM, a->in[0])[i]);                                                         \
+        for (int k = 1; k < a->n; k++)                                                                      \
+            one = plus_##K(one, up_##K(AT(const MEM, a->in[k])[i]));                                        \
+        return down_##K(a->scaled ? times_##K(one, factor) : one);                                          \
+    }                                                                                                       \
+    KERNEL fan_fold_stats_##K(ARGS(fan_k_fold, a))                                                          \
+    {                                                                                                       \
+        enum { PER = 16 / sizeof(MEM) };                                                                    \
+        union {                                                                                             \
+            sixteen all;                                                                                    \
+            MEM each[PER];                                                                                  \
+        } x;                                                                                                \
+        T sum[PER], factor;                                                                                 \
+        fan_stats_partial mine = row_of_nothing();                                                          \
+        int64_t whole = a.wide ? a.count / PER : 0, v = THREAD;                                             \
+        memcpy(&factor, &a.factor, sizeof factor);                                                          \
+        for (; v < whole; v += THREADS) {                                                                   \
+            x.all = AT(const sixteen, a.in[0])[v];                                                          \
+            for (int i = 0; i < PER; i++)                                                                   \
+                sum[i] = up_##K(x.each[i]);                                                                 \
+            UNROLL(AHEAD)                                                                                   \
+            for (int k = 1; k < a.n; k++) {                                                                 \
+                x.all = AT(const sixteen, a.in[k])[v];                                                      \
+                for (int i = 0; i < PER; i++)                                                               \
+                    sum[i] = plus_##K(sum[i], up_##K(x.each[i]));                                           \
+            }                                                                                               \
+            for (int i = 0; i < PER; i++)                                                                   \
+                x.each[i] = down_##K(a.scaled ? times_##K(sum[i], factor) : sum[i]);                        \
+            unsigned nonfinite = 0;                                                                         \
+            for (int i = 0; i < PER; i++)                                                                   \
+                if (parts_##K(&a) == 1 || i % 2 == 0)                                                       \
+                    nonfinite |= (unsigned)!count_##K(&a, &mine, x.each[i], x.each[i | 1]) << i;            \
+            UNROLL(1)                                                                                       \
+            for (int i = 0; nonfinite >> i; i++)                                                            \
+                if (nonfinite >> i & 1)                                                                     \
+                    first_nonfinite_##K(&a, &mine, v * PER + i);                                            \
+            if (a.out)                                                                                      \
+                AT(sixteen, a.out)[v] = x.all;                                                              \
+        }                                                                                                   \
+        for (; v * PER < a.count; v += THREADS) { /* the same numbers fall to a thread wherever they lie */ \
+            UNROLL(1)                                                                                       \
+            for (int64_t i = v * PER; i < a.count && i < (v + 1) * PER; i += parts_##K(&a)) {               \
+                MEM one = fold_##K##_at(&a, factor, i),                                                     \
+                    two = parts_##K(&a) == 2 ? fold_##K##_at(&a, factor, i + 1) : one;                      \
+                if (!count_##K(&a, &mine, one, two))                                                        \
+                    first_nonfinite_##K(&a, &mine, i);                                                      \
+                if (a.out)                                                                                  \
+                    AT(MEM, a.out)[i] = one;                                                                \
+                if (a.out && parts_##K(&a) == 2)                                                            \
+                    AT(MEM, a.out)[i + 1] = two;                                                            \
+            }                                                                                               \
+        }                                                                                                   \
+        row_put(&mine, a.rows);                                                                             \
     }
-NUMBER_LIST(TELL)
+NUMBER_LIST(FOLD_STATS)
 
 KERNEL fan_fold_stats_end(ARGS(fan_k_stats_end, a))
 {
@@ -477,20 +467,20 @@ CALLED wide understand(int dtype, uint64_t lo, uint64_t hi)
 FN wide load(int dtype, uint64_t p, int anywhere)
 {
     int size = number_size(dtype);
-    return understand(dtype, get(p, size, anywhere), form_of(dtype) == WIDE_C128 ? get(p + (uint64_t)size, size, anywhere) : 0);
+    return understand(dtype, get(p, size, anywhere),
+                      form_of(dtype) == WIDE_C128 ? get(p + (uint64_t)size, size, anywhere) : 0);
 }
 
 FN int64_t integer_of(double x)
 {
-    return x >= 9223372036854775808.0    ? INT64_MAX
-           : x >= -9223372036854775808.0 ? (int64_t)x
-           : x < 0                       ? INT64_MIN
-                                         : 0;
+    return x >= 9223372036854775808.0 ? INT64_MAX : x >= -9223372036854775808.0 ? (int64_t)x : x < 0 ? INT64_MIN : 0;
 }
 
 FN uint64_t unsigned_of(double x)
 {
-    return x >= 18446744073709551616.0 ? UINT64_MAX : x >= 9223372036854775808.0 ? (uint64_t)x : (uint64_t)integer_of(x);
+    return x >= 18446744073709551616.0  ? UINT64_MAX
+           : x >= 9223372036854775808.0 ? (uint64_t)x
+                                        : (uint64_t)integer_of(x);
 }
 
 FN float single_of(wide w, int form)
@@ -505,70 +495,68 @@ FN double double_of(wide w, int form)
 
 FN float odd_of(wide w, int form)
 {
-    return form == WIDE_I64 ? fan_odd_of_i64(w.i) : form == WIDE_U64 ? fan_odd_of_u64((uint64_t)w.i) : fan_odd_of_double(w.re);
+    return form == WIDE_I64   ? fan_odd_of_i64(w.i)
+           : form == WIDE_U64 ? fan_odd_of_u64((uint64_t)w.i)
+                              : fan_odd_of_double(w.re);
+}
+
+/* convert_to_integer, convert_to_float: the halves of convert. */
+FN int64_t convert_to_integer(wide w, int form, int dtype)
+{
+    bool real = form == WIDE_F64 || form == WIDE_C128;
+    int64_t i = real && dtype != FAN_DT_BOOL && dtype != FAN_DT_UINT64 ? integer_of(w.re) : w.i;
+    switch (dtype) {
+    case FAN_DT_BOOL:
+        return real ? w.re != 0 : w.i != 0;
+    case FAN_DT_INT8:
+        return (int8_t)i;
+    case FAN_DT_INT16:
+        return (int16_t)i;
+    case FAN_DT_INT32:
+        return (int32_t)i;
+    case FAN_DT_INT64:
+        return i;
+    case FAN_DT_UINT8:
+        return (uint8_t)i;
+    case FAN_DT_UINT16:
+        return (uint16_t)i;
+    case FAN_DT_UINT32:
+        return (uint32_t)i;
+    default:
+        return real ? (int64_t)unsigned_of(w.re) : w.i;
+    }
+}
+
+FN double convert_to_float(wide w, int form, int dtype)
+{
+    switch (dtype) {
+    case FAN_DT_FLOAT16:
+        return (double)fan_float_of_float16(fan_float16_of(odd_of(w, form)));
+    case FAN_DT_BFLOAT16:
+        return (double)fan_float_of_bfloat16(fan_bfloat16_of(odd_of(w, form)));
+    case FAN_DT_FLOAT8_E4M3FN:
+        return (double)fan_float_of_e4m3fn(fan_e4m3fn_of(odd_of(w, form)));
+    case FAN_DT_FLOAT8_E5M2:
+        return (double)fan_float_of_e5m2(fan_e5m2_of(odd_of(w, form)));
+    case FAN_DT_FLOAT32:
+    case FAN_DT_COMPLEX64:
+        return (double)single_of(w, form);
+    default:
+        return double_of(w, form);
+    }
 }
 
 /* convert: a wide number rounded to a dtype, in that dtype's form. */
 CALLED wide convert(wide w, int form, int dtype)
 {
-    bool real = form == WIDE_F64 || form == WIDE_C128;
     wide r = {0, 0, 0};
-    int64_t i = real && dtype != FAN_DT_BOOL && dtype != FAN_DT_UINT64 ? integer_of(w.re) : w.i;
-    switch (dtype) {
-    case FAN_DT_BOOL:
-        r.i = real ? w.re != 0 : w.i != 0;
-        break;
-    case FAN_DT_INT8:
-        r.i = (int8_t)i;
-        break;
-    case FAN_DT_INT16:
-        r.i = (int16_t)i;
-        break;
-    case FAN_DT_INT32:
-        r.i = (int32_t)i;
-        break;
-    case FAN_DT_INT64:
-        r.i = i;
-        break;
-    case FAN_DT_UINT8:
-        r.i = (uint8_t)i;
-        break;
-    case FAN_DT_UINT16:
-        r.i = (uint16_t)i;
-        break;
-    case FAN_DT_UINT32:
-        r.i = (uint32_t)i;
-        break;
-    case FAN_DT_UINT64:
-        r.i = real ? (int64_t)unsigned_of(w.re) : w.i;
-        break;
-    case FAN_DT_FLOAT16:
-        r.re = (double)fan_float_of_float16(fan_float16_of(odd_of(w, form)));
-        break;
-    case FAN_DT_BFLOAT16:
-        r.re = (double)fan_float_of_bfloat16(fan_bfloat16_of(odd_of(w, form)));
-        break;
-    case FAN_DT_FLOAT8_E4M3FN:
-        r.re = (double)fan_float_of_e4m3fn(fan_e4m3fn_of(odd_of(w, form)));
-        break;
-    case FAN_DT_FLOAT8_E5M2:
-        r.re = (double)fan_float_of_e5m2(fan_e5m2_of(odd_of(w, form)));
-        break;
-    case FAN_DT_FLOAT32:
-        r.re = (double)single_of(w, form);
-        break;
-    case FAN_DT_FLOAT64:
-        r.re = double_of(w, form);
-        break;
-    case FAN_DT_COMPLEX64:
-        r.re = (double)single_of(w, form);
-        r.im = form == WIDE_C128 ? (double)(float)w.im : 0;
-        break;
-    default:
-        r.re = double_of(w, form);
-        r.im = form == WIDE_C128 ? w.im : 0;
-        break;
-    }
+    int to = form_of(dtype);
+    if (to == WIDE_I64 || to == WIDE_U64)
+        r.i = convert_to_integer(w, form, dtype);
+    else
+        r.re = convert_to_float(w, form, dtype);
+    if (to == WIDE_C128 && form == WIDE_C128)
+        r.im = dtype == FAN_DT_COMPLEX64 ? (double)(float)w.im : w.im;
     return r;
 }
 
@@ -748,7 +736,8 @@ KERNEL fan_nonfinite_any(ARGS(fan_k_any, a))
 KERNEL fan_reduce_any(ARGS(fan_k_reduce, a))
 {
     int64_t index[MOST_NDIM], term[MOST_NDIM];
-    const int64_t *extent = a.words, *out = extent + a.stay, *in = out + a.stay, *gone = in + a.stay, *step = gone + a.go;
+    const int64_t *extent = a.words, *out = extent + a.stay, *in = out + a.stay, *gone = in + a.stay,
+                  *step = gone + a.go;
     for (int64_t at = THREAD; at < a.size; at += THREADS) {
         index_of(at, a.stay, extent, index);
         uint64_t p = address((int64_t)a.in, a.stay, in, index);
@@ -772,10 +761,7 @@ KERNEL fan_reduce_any(ARGS(fan_k_reduce, a))
 
 /* ---- Sparse into dense ---- */
 
-FN int64_t whole_number(uint64_t p, int size)
-{
-    return size == 4 ? *AT(const int32_t, p) : *AT(const int64_t, p);
-}
+FN int64_t whole_number(uint64_t p, int size) { return size == 4 ? *AT(const int32_t, p) : *AT(const int64_t, p); }
 
 /* place_coo: where entry `e` goes, and which worker takes it; false beyond the shape. */
 FN bool place_coo(const fan_k_scatter *a, int64_t e, uint64_t *to, int64_t *lane)
@@ -807,11 +793,13 @@ FN bool place_row(const fan_k_scatter *a, int64_t row, int64_t e, uint64_t *to)
 KERNEL fan_scatter_any(ARGS(fan_k_scatter, a))
 {
     int64_t index[MOST_NDIM];
-    const int64_t *extent = a.words + (a.pointers ? 3 : 2 * a.sparse), *into = extent + a.inner, *values = into + a.inner;
+    const int64_t *extent = a.words + (a.pointers ? 3 : 2 * a.sparse), *into = extent + a.inner,
+                  *values = into + a.inner;
     for (int64_t t = THREAD; t < a.lanes * a.inside; t += THREADS) {
         int64_t worker = t / a.inside, begin = 0, end = a.entries;
         index_of(t % a.inside, a.inner, extent, index);
-        uint64_t to_offset = address(0, a.inner, into, index), from = address((int64_t)a.values, a.inner, values, index);
+        uint64_t to_offset = address(0, a.inner, into, index),
+                 from = address((int64_t)a.values, a.inner, values, index);
         if (a.pointers) {
             uint64_t p = a.pointers + (uint64_t)(worker * a.pointer_step);
             begin = whole_number(p, a.pointer_size);
@@ -825,7 +813,8 @@ KERNEL fan_scatter_any(ARGS(fan_k_scatter, a))
             if (!(a.pointers ? place_row(&a, worker, e, &to) : place_coo(&a, e, &to, &lane)) || lane != worker)
                 continue;
             to += to_offset;
-            wide x = convert(load(a.value_dtype, from + (uint64_t)(e * a.value_step), a.anywhere), form_of(a.value_dtype), a.into_dtype);
+            wide x = convert(load(a.value_dtype, from + (uint64_t)(e * a.value_step), a.anywhere),
+                             form_of(a.value_dtype), a.into_dtype);
             store(a.into_dtype, to, a.anywhere, add(a.into_dtype, load(a.into_dtype, to, a.anywhere), x));
         }
     }
