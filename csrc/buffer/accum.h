@@ -68,12 +68,12 @@ typedef struct fan_reuse {
     bool disjoint;   /* its bytes are disjoint from every other operand of the fold */
     bool borrowed;   /* L8: memory that will be overwritten later */
     bool ours;       /* the buffer made it .. */
-    bool exposed;    /* .. and showed it (a snapshot, a target, a hook) */
+    bool exposed;    /* .. and somebody outside has seen it since: a snapshot, a target or a hook */
     bool donated;
     bool unshared;   /* provably: nobody else has a reference */
     bool host;       /* on a device without streams */
     bool exclusive;  /* the streams that used its memory are A alone, or A is made to wait for each of them */
-    bool read_later; /* its elements are looked at once more when the sum is made (statistics) */
+    bool read_later; /* with stats: its elements are read once more after the sum */
 } fan_reuse;
 
 /* X(NAME, words): why an operand is not reusable, for explain. */

@@ -26,7 +26,7 @@ static fan_status add_fold(fan_buffer *b, fan_add_op *x, fan_pass **gone, fan_er
         return FAN_OK; /* it is parked; the sum is tried again later */
     if (status == FAN_OK || fan_status_poisons(status))
         return status;
-    /* A callback raised: this call did not happen, if its contribution is still there. */
+    /* A callback raised: the add did not happen, if its contribution is still there to be taken back. */
     bool there = false;
     for (size_t i = 0; i < s->p->nitems; i++)
         there = there || s->p->items[i] == it;

@@ -1,8 +1,8 @@
 /* add_many: a batch of adds: all or none.
  *
- * A sum of objects calls others' code, which may raise. So those that the batch makes due are tried before anything of
- * it can be summed by others: each slot is made busy, its part of the batch parked in it, and its sum made beside its
- * value. If one raises, all sums are dropped, and each contribution is taken back. */
+ * A sum of objects runs others' code, which may raise. So the sums of objects that the batch makes due are tried first,
+ * before any other thread can sum a part of the batch: each such slot is made busy, its part of the batch parked in it,
+ * and the sum made beside its value. If one raises, all these sums are dropped and every contribution is taken back. */
 #include "base/mem.h"
 #include "buffer/add_op.h"
 #include "buffer/batch.h"
@@ -13,7 +13,7 @@
 #include "buffer/lock.h"
 #include "buffer/pass.h"
 
-/* A slot whose sum is tried. */
+/* A slot whose sum of objects is tried. */
 typedef struct trial {
     size_t slot;
     fan_gathered g;
@@ -26,7 +26,7 @@ typedef struct trials {
     uint64_t coming; /* bytes that will not be parked once they are committed */
 } trials;
 
-/* Locked: whether a sum of this slot calls others' code. */
+/* Locked: whether a sum of this slot runs others' code. */
 static bool calls_out(const fan_buffer *b, const fan_pass *p) { return b->create_graph || p->objects; }
 
 /* Makes the slot of x[0 .. n) busy if its sum is to be tried; how many items that is of, 0: none. */
@@ -115,8 +115,8 @@ static fan_status trials_end(fan_buffer *b, fan_add_op *x, size_t n, trials *t, 
     return status;
 }
 
-/* All are parked: folds what is due, but for what calls others' code. What is wrong with a sum, its take says; a failed
- * device call poisons its slot. */
+/* All are parked: folds what is due, except sums that run others' code. A failure is not reported here: a take reports
+ * what is wrong with a sum, and a failed device call poisons its slot. */
 static fan_status batch_fold(fan_buffer *b, const fan_add_op *x, size_t n, fan_error *err)
 {
     fan_status status = FAN_OK;

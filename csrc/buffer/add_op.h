@@ -4,11 +4,11 @@
 
 #include "buffer/check.h"
 
-/* The streams that a contribution was given, and that stand for what it was not given; held. */
+/* The streams of a contribution: what the caller named, and what stands in for what was not named. All held. */
 typedef struct fan_add_streams {
     fan_stream *current;  /* S4, S5, S11 */
     fan_stream *consumer; /* NULL: S5 */
-    bool pooled;          /* `current` is the device's own: S11 under capture */
+    bool pooled;          /* `current` is a stream of the device's own pool (S11 under capture) */
 } fan_add_streams;
 
 /* One contribution on its way. */
@@ -18,14 +18,17 @@ typedef struct fan_add_op {
     fan_arrival a;
     fan_add_streams with;
     fan_stream *accum, *consumer, *producer; /* held */
-    fan_item *it;  /* ours until it is reserved; then the slot's, and known here until it is parked */
+    /* The op owns it until fan_add_reserve; from then on the slot owns it, and it is read here until it is parked. */
+    fan_item *it;
     fan_value old; /* what a conversion replaced */
     uint64_t bytes;
-    bool reserved;   /* it counts in its slot */
-    bool follows;    /* another of the same call is on its way into the slot: a take waits for that one, and so for this
-                        one, and must not be waited for */
-    bool parked;     /* a fold may sum it */
-    fan_pass before; /* what the slot knew before it: its plain fields, nothing is held */
+    bool reserved; /* fan_add_reserve went through: it counts in its slot */
+    /* An earlier contribution of the same call is already on its way into this slot. A take of the slot waits until
+     * that one is parked, so this one must not wait for the take: neither would ever go on. */
+    bool follows;
+    bool parked; /* a fold may sum it */
+    /* The plain fields of the pass before this contribution, for fan_add_undo. Nothing in it is held. */
+    fan_pass before;
     bool mismatch;
 } fan_add_op;
 
@@ -35,15 +38,16 @@ fan_stream *fan_current_for(fan_buffer *b, size_t slot, const fan_contribution *
 fan_status fan_add_reserve(fan_buffer *b, fan_add_op *x, fan_error *err);
 /* fan_add_carry_out: conversions, the event, the mark: nothing for an undefined one. */
 fan_status fan_add_carry_out(fan_buffer *b, fan_add_op *x, fan_error *err);
-/* fan_add_park: locked: a fold may sum it from now on. fan_add_unpark: nobody has summed it, and nobody may any more.
- */
+/* fan_add_park: the slot is locked. From now on a fold may sum it. fan_add_unpark: takes that back; no fold has summed
+ * it. */
 void fan_add_park(fan_buffer *b, fan_add_op *x);
 void fan_add_unpark(fan_buffer *b, fan_add_op *x);
-/* fan_add_undo: locked: the caller has its value again, and the slot is as it was; *gone is for fan_pass_free. */
+/* fan_add_undo: the slot is locked. The caller owns the value again and the slot is as before; *gone goes to
+ * fan_pass_free. */
 void fan_add_undo(fan_buffer *b, fan_add_op *x, fan_pass **gone);
-/* fan_add_fail: after a failure of its own, or of one beside it: unlocked. */
+/* fan_add_fail: gives a contribution back after it, or another of the same call, has failed. Unlocked. */
 void fan_add_fail(fan_buffer *b, fan_add_op *x, fan_status status, const fan_error *err);
-/* fan_add_warn: S6, for n of them. fan_add_end: what it holds is dropped. */
+/* fan_add_warn: S6, for n contributions. fan_add_end: drops what the op holds. */
 fan_status fan_add_warn(fan_buffer *b, const fan_add_op *x, size_t n, fan_error *err);
 void fan_add_end(fan_buffer *b, fan_add_op *x);
 

@@ -1,4 +1,4 @@
-/* add_reserve: a contribution gets its place in the slot, and what the slot learnt from it is taken back. */
+/* add_reserve: gives a contribution its place in the slot, and takes it back if the add fails later. */
 #include "base/fault.h"
 #include "base/interrupt.h"
 #include "base/mem.h"
@@ -23,8 +23,8 @@ static void fix_streams(fan_pass *p, const fan_arrival *a, const fan_add_streams
     assert(p->consumer && p->accum);
 }
 
-/* Room for one item more, at *at, and, where the slot has none yet, a shape of its own. False: out of memory; *shape is
- * the caller's to drop. */
+/* Makes room for one item more at *at and, if the slot has no shape yet, a copy of the shape. False: out of memory;
+ * *shape is owned by the caller. */
 static bool make_room(const fan_slot *s, fan_pass *p, const fan_contribution *c, size_t *at, bool keep, int64_t **shape)
 {
     const int64_t *from = NULL;
@@ -40,14 +40,15 @@ static bool make_room(const fan_slot *s, fan_pass *p, const fan_contribution *c,
         return true;
     if (fan_grow((void **)&p->items, &p->cap, p->nitems + 1, sizeof *p->items) != 0)
         return false;
-    /* Among many items each would move the rest: behind all, and by key when somebody looks. */
+    /* With many items each new one would move the rest: it goes behind all others, and the items are sorted when they
+     * are read. */
     if (c->key >= 0 && !p->unsorted && p->nitems - *at > FAN_SHIFTED && !fan_pass_by_arrival(p))
         return false;
     *at = p->unsorted ? p->nitems : *at;
     return !p->unsorted || fan_keys_put(p->unsorted, c->key) >= 0;
 }
 
-/* What the pass learns from a contribution. */
+/* Notes in the pass what a contribution brings: dtypes, keys, range of ints. */
 static void pass_note(fan_pass *p, const fan_contribution *c, const fan_arrival *a, const fan_add_streams *with)
 {
     p->seen = a->seen;
@@ -83,7 +84,7 @@ static void put_item(const fan_slot *s, size_t at, const fan_contribution *c, co
     it->parked = FAN_FAULT(PARKED_EARLY);
 }
 
-/* Locked: what the slot learns from a contribution that has been checked. FAN_ERR_NOMEM changes nothing. */
+/* Locked: puts a contribution that was checked into the slot. FAN_ERR_NOMEM changes nothing. */
 static fan_status reserve(fan_buffer *b, size_t slot, fan_contribution *c, const fan_arrival *a,
                           const fan_add_streams *with, fan_item *it, fan_error *err)
 {
@@ -100,7 +101,7 @@ static fan_status reserve(fan_buffer *b, size_t slot, fan_contribution *c, const
             fan_pass_free(b, p);
         return fan_fail(err, FAN_ERR_NOMEM, "%s: slot %zu: out of memory", b->name, slot);
     }
-    if (s->p != p) /* who sums reads it unlocked */
+    if (s->p != p) /* the thread that sums reads it without the lock */
         s->p = p;
     if (shape) {
         const int64_t *same;
@@ -129,7 +130,8 @@ static fan_pass *take_back(fan_buffer *b, size_t slot, fan_item *it, const fan_p
             break;
         }
     p->count--;
-    bool alone = p->count == before->count && !p->poison; /* nobody came meanwhile: it is as it was (forget_one) */
+    /* no other contribution came meanwhile: the pass becomes what it was (forget_one) */
+    bool alone = p->count == before->count && !p->poison;
     p->seen = p->value_seen;
     for (size_t i = 0; !alone && i < p->nitems; i++)
         p->seen = fan_item_seen(p->seen, s, p->items[i]);
@@ -153,8 +155,8 @@ fan_stream *fan_current_for(fan_buffer *b, size_t slot, const fan_contribution *
     return d && d->backend->has_streams ? fan_stream_current(d) : NULL;
 }
 
-/* S7, S11: a gradient that is made under capture, for a slot that is empty: who consumes in the buffer's place, and
- * what is current where the legacy stream would be. Unlocked: the driver is asked. */
+/* S7, S11: for a gradient made under capture and a slot that is empty: which stream consumes in the place of that of
+ * the buffer, and which is current where the legacy stream would be. Unlocked: the driver is asked. */
 static fan_status across_captures(fan_buffer *b, size_t slot, const fan_contribution *c, fan_add_streams *with,
                                   fan_error *err)
 {
@@ -229,7 +231,7 @@ done:
     return status;
 }
 
-/* What a pass learnt from a contribution that is taken back, if nobody else came meanwhile. */
+/* Undoes pass_note for a contribution that is taken back, if no other came meanwhile. */
 static void forget_one(fan_pass *p, const fan_pass *before)
 {
     if (p->count != before->count || p->poison)

@@ -16,7 +16,7 @@
 
 typedef struct fan_buffer fan_buffer;
 
-/* What a slot was declared to be; whatever is not declared is fixed by the pass's first gradient. */
+/* What a slot was declared to be. What is not declared is fixed by the first gradient of each pass. */
 typedef struct fan_slot_spec {
     bool has_shape;
     int ndim;
@@ -29,11 +29,15 @@ typedef struct fan_slot_spec {
     const char *name;     /* copied; NULL: none */
 } fan_slot_spec;
 
-/* A budget is a number of bytes of parked contributions: 0: each arrival is folded; UINT64_MAX: folds are made when the
- * sum is asked for. Or FAN_BUDGET_AUTO: what the buffer alone keeps alive, for its producer dropped it, counts against
- * a part of the second-level cache, so that it is summed while it is warm and its memory goes back; what somebody else
- * holds costs no memory and counts against 64 MiB (fan_budget_auto). Who holds what is asked of the frontend when the
- * next contribution comes: a caller's frame mostly holds the one that is being added. */
+/* The bytes of parked contributions from which on a fold is due. 0: each arrival is folded at once. UINT64_MAX: folds
+ * wait until the sum is asked for. FAN_BUDGET_AUTO has two limits (fan_budget_auto):
+ *
+ * - alone: what only the buffer still keeps alive, since its producer dropped it. The limit is a part of the
+ * second-level cache, so that it is summed while it is warm and its memory goes back.
+ * - held: what somebody else holds as well. It costs no memory; the limit is 64 MiB.
+ *
+ * Who holds a contribution is asked of the frontend when the next one comes: until then the frame of the caller mostly
+ * still holds it. */
 #define FAN_BUDGET_AUTO (UINT64_MAX - 1)
 typedef struct fan_auto_budget {
     uint64_t alone, held; /* bytes */
@@ -79,15 +83,15 @@ typedef struct fan_counters {
 } fan_counters;
 
 fan_status fan_buffer_new(const fan_buffer_config *config, fan_buffer **out, fan_error *err);
-/* fan_buffer_seen: what a scheduled thread does to a slot (SIZE_MAX: all; out of range: none) by a call that takes no
- * lock (base/thread.h). fan_buffer_seen_counters: it reads what the buffer has counted. */
+/* fan_buffer_seen: for the search of host orders (base/thread.h): says what a call that takes no lock does to a slot
+ * (SIZE_MAX: to all; out of range: to none). fan_buffer_seen_counters: it reads the counters. */
 void fan_buffer_seen(const fan_buffer *b, size_t slot, fan_touch how);
 void fan_buffer_seen_counters(const fan_buffer *b);
-void fan_buffer_seen_parked(const fan_buffer *b); /* .. how much waits in all slots */
+void fan_buffer_seen_parked(const fan_buffer *b); /* .. the parked bytes of all slots */
 /* fan_buffer_free: drops all that is parked. No other thread may be inside. */
 void fan_buffer_free(fan_buffer *b);
-/* fan_buffer_empty_for_reuse: whether a buffer that nobody has any more may begin a second life as one of as many slots
- * that was told nothing but its budget: it is emptied then. fan_buffer_reuse begins that life. */
+/* fan_buffer_empty_for_reuse: true, and the buffer is emptied, if a buffer without references may serve again as a new
+ * one with as many slots whose only option is its budget. fan_buffer_reuse begins that second life. */
 bool fan_buffer_empty_for_reuse(fan_buffer *b);
 void fan_buffer_reuse(fan_buffer *b, uint64_t budget);
 size_t fan_buffer_slots(const fan_buffer *b);
@@ -99,31 +103,31 @@ typedef struct fan_contribution {
     int64_t key;        /* -1: none */
     fan_stream *stream; /* the producer's; NULL: S4 */
     bool donate, copy;
-    bool alone;  /* nobody but the call itself has it: the buffer's alone when the call returns */
-    bool summed; /* it is in the slot's accumulation dtype, and stays so (target) */
+    bool alone;  /* only the call itself holds it: once the call returns it is the buffer's alone */
+    bool summed; /* of a target: it is in the slot's accumulation dtype, and stays so */
 } fan_contribution;
 
 /* fan_buffer_add: adds to `slot` (S1, S2, A8-A16, S3-S11). On failure everything is as before; after a failed device
  * call the slot is poisoned. */
 fan_status fan_buffer_add(fan_buffer *b, size_t slot, fan_contribution *c, fan_error *err);
-/* fan_buffer_add_many: n contributions in one call, c[i] to slots[i]: all or none, but for what a failed device call or
- * a callback during a sum spoils. `order`: the indices sorted by slot, those of one slot in their order. A fold that
- * fails after all are parked is that fold's failure: they stay. */
+/* fan_buffer_add_many: adds c[i] to slots[i], n of them: all or none, but for what a failed device call, or others'
+ * code that runs during a sum, leaves behind. `order`: the indices sorted by slot, those of one slot in the order of
+ * the call. A fold that fails after all are parked fails alone: the contributions stay. */
 fan_status fan_buffer_add_many(fan_buffer *b, fan_contribution *c, const size_t *slots, const size_t *order, size_t n,
                                fan_error *err);
-/* fan_buffer_fold_due: what the short way parked in a slot, and the budget made due, is folded by the general way. */
+/* fan_buffer_fold_due: folds by the general path what the fast path parked in a slot and the budget made due. */
 fan_status fan_buffer_fold_due(fan_buffer *b, size_t slot, fan_error *err);
-/* What a producer adds into by itself: the running sum, where it may, or scratch. */
+/* A target: an array that the producer itself adds into. It is the running sum where that is safe, else scratch. */
 typedef struct fan_target {
     size_t slot;
     int64_t key;
     fan_array *array;        /* held; in the accumulation dtype */
     fan_device *device;      /* held */
     fan_stream *producer;    /* held; NULL without streams */
-    bool direct;             /* it is the running sum, and the slot is busy until the end */
-    uint64_t thread;         /* who began it */
+    bool direct;             /* it is the running sum itself; the slot is busy until the end */
+    uint64_t thread;         /* the thread that began it */
     uint64_t rules;          /* of its plan */
-    struct fan_target *next; /* of those of the slot that have begun: *t stays where it is until its end */
+    struct fan_target *next; /* the next target of the slot that has begun: *t must not move until its end */
 } fan_target;
 /* fan_buffer_target: begins one, for a slot that declares shape and dtype. The running sum is lent if it is the
  * buffer's own and complete up to `key`, and the producer's stream is A; else zeros. fan_buffer_target_end: `good`
@@ -132,7 +136,8 @@ typedef struct fan_target {
 fan_status fan_buffer_target(fan_buffer *b, size_t slot, int64_t key, fan_stream *stream, fan_target *t,
                              fan_error *err);
 fan_status fan_buffer_target_end(fan_buffer *b, fan_target *t, bool good, uint8_t origin, fan_error *err);
-void fan_buffer_target_cancel(fan_buffer *b, fan_target *t); /* nothing was written: as if there had been none */
+/* fan_buffer_target_cancel: ends a target into which nothing was written, as if it had never begun. */
+void fan_buffer_target_cancel(fan_buffer *b, fan_target *t);
 
 typedef struct fan_take {
     bool one; /* only `slot`: the others stay as they are; results and out are its alone */
@@ -142,9 +147,9 @@ typedef struct fan_take {
     fan_scale scale;      /* re, im and i all filled in by the caller; `integral` says whether i is exact */
     bool integral, real;  /* of scale */
     bool writable;
-    /* show: each sum once it is made and its consumer ordered, before any out is written and anything is let go; NULL:
-     * the sum of this slot will be written into its out. `slot`: with `one` 0. What fails here fails the take, and no
-     * sum is lost. May call the frontend's users. NULL: nobody asks. */
+    /* show: called with each sum once it is made and its consumer is ordered, before any `out` is written and anything
+     * is let go. sum NULL: the sum of this slot will be written into its `out`. `slot`: 0 where `one` is set. If it
+     * fails, the take fails and no sum is lost. May run code of the user. NULL: nobody asks. */
     fan_status (*show)(void *ctx, size_t slot, const fan_value *sum, fan_error *err);
     void *ctx;
 } fan_take;

@@ -5,16 +5,16 @@
 #include "buffer/plan.h"
 #include "buffer/slot.h"
 
-/* What is decided under the lock about a contribution. */
+/* What the check found out about a contribution, under the lock: what it must become, and where it goes. */
 typedef struct fan_arrival {
     bool reduce;        /* A9: sum it to the declared shape */
     bool cast;          /* A10: to the declared dtype */
     bool upload;        /* A12: a 0-d host gradient onto the slot's device */
     bool download;      /* A12: onto the host, where the slot is declared so */
     fan_dtype dtype;    /* after the cast */
-    fan_dtype_set seen; /* the slot's, with this one */
+    fan_dtype_set seen; /* the dtypes that the slot has seen, this one's included */
     int64_t weak_lo, weak_hi;
-    fan_device *device;   /* where it will be; NULL: no matter */
+    fan_device *device;   /* the device that it will be on; NULL: it does not matter */
     fan_stream *producer; /* S4; no hold */
     fan_add_plan plan;
     size_t at; /* its place among the items */

@@ -10,7 +10,7 @@
 #include "buffer/pass.h"
 #include "buffer/stats.h"
 
-/* What a slot's value was, and is dropped unlocked. */
+/* What the value of a slot was before: dropped without the lock. */
 typedef struct old_sum {
     fan_value value;
     fan_stream *ready;
@@ -49,7 +49,7 @@ static void commit_sum(fan_pass *p, fan_gathered *g, old_sum *old)
     p->rules |= f->rules;
 }
 
-/* The first one takes the slot: no sum yet (S8-S11 stand). */
+/* The first contribution becomes the value as it is: there is no sum yet (S8-S11 stand). */
 static void commit_first(fan_pass *p, fan_item *it, old_sum *old)
 {
     *old = (old_sum){.value = p->value, .ready = p->ready, .ready_event = p->ready_event};
@@ -140,8 +140,8 @@ fan_status fan_fold_commit_end(fan_buffer *b, size_t slot, fan_gathered *g, fan_
     return FAN_OK;
 }
 
-/* How many of its items an exact slot may sum into its state: all that are parked, whatever their keys, where that
- * saves memory; 0: none. */
+/* How many items a slot with accumulate="exact" may sum into its state now: all that are parked, whatever their keys,
+ * if that saves memory; 0: none. */
 static size_t worth_absorbing(const fan_slot *s)
 {
     fan_pass *p = s->p;
@@ -192,8 +192,8 @@ static fan_status fold_items(fan_buffer *b, size_t slot, size_t m, fan_error *er
     return status;
 }
 
-/* Locked: a prefix of Python ints whose sum does not fit waits for what brings it back, or for who asks for it and is
- * told (D5). */
+/* Locked: whether a prefix of Python ints does not fit its dtype: it then waits for contributions that bring it back,
+ * or until the sum is asked for, which is refused (D5). */
 static bool ints_leave(const fan_slot *s, size_t m)
 {
     const fan_pass *p = s->p;
@@ -210,8 +210,9 @@ static bool ints_leave(const fan_slot *s, size_t m)
     return fan_int_run_leaves(&run, next, NULL, s->spec->dtype != FAN_DT_NONE ? s->spec->dtype : FAN_DT_INT64);
 }
 
-/* Locked: with an automatic budget: who has what is parked: arrays on the host. Another's device is no cache of ours,
- * and to merge sparse ones takes as long as what is merged already: they count as held. Many are asked seldom. */
+/* Locked: with an automatic budget: asks who holds each parked array on the host. Two kinds count as held without
+ * asking: what lies on another device, whose cache is not ours, and sparse gradients, which take as long to merge as
+ * what is merged already. The more items there are, the more seldom they are asked. */
 static void ask_items(fan_buffer *b, fan_pass *p)
 {
     if (b->budget != FAN_BUDGET_AUTO || p == &fan_pass_none || p->nitems < p->ask ||

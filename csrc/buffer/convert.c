@@ -53,8 +53,8 @@ done:
     return status;
 }
 
-/* What `converted` makes, each of its own kind: *made or *out is the caller's, also where it failed half-way; `on`
- * orders the work. */
+/* The three kinds of conversion. *made or *out is owned by the caller, also after a failure half-way; `on` orders the
+ * work. */
 static fan_status reduce_sparse(fan_buffer *b, const fan_slot *s, const fan_value *v, const fan_arrival *a,
                                 fan_stream *on, fan_array **made, fan_error *err)
 {

@@ -8,7 +8,7 @@
 
 #include <string.h>
 
-/* The plan of the next sum, of all that is there. The slot is busy. */
+/* The plan that a sum of all that is there would follow. The slot is busy. */
 static fan_status look_ahead(fan_buffer *b, size_t slot, fan_slot_view *out, fan_error *err)
 {
     fan_gathered g;

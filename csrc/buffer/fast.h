@@ -37,8 +37,8 @@ typedef struct fan_fast_frontend {
     bool (*is_unchanged)(void *object, const fan_fast_kind *kind, const char *data);
     /* has_own_value: of a kind that is checked at use: whether its memory holds its value. May call its library. */
     bool (*has_own_value)(void *object);
-    /* unshared, writable: of an array: the buffer's is the only hold, and its memory cannot be reached otherwise; its
-     * memory may be written. */
+    /* unshared: the buffer's hold on the array is the only one, and its memory cannot be reached otherwise. writable:
+     * its memory may be written. */
     bool (*unshared)(void *object);
     bool (*writable)(void *object, const fan_fast_kind *kind);
     /* fresh: a new array of the kind that `like` is of; the caller's hold. NULL: none, or not for the short way. May
@@ -47,8 +47,8 @@ typedef struct fan_fast_frontend {
     char *(*first_element)(void *object, const fan_fast_kind *kind);
     /* number: an immutable number of a kind (fan_fast_kind.scalar); the caller's hold, or NULL. */
     void *(*number)(const fan_fast_kind *kind, const char *value);
-    /* wrote: libraries that count writes to their arrays are told of one that comes. May call its library; false: it
-     * said no. */
+    /* wrote: says, before it happens, that an array is about to be written, for libraries that count writes. May call
+     * its library; false: it refused. */
     bool (*wrote)(void *object);
 } fan_fast_frontend;
 
@@ -78,8 +78,8 @@ typedef struct fan_fast_batch {
 } fan_fast_batch;
 /* fan_fast_add_many: adds all or, with *added false, none of them. */
 fan_status fan_fast_add_many(fan_buffer *b, const fan_fast_batch *batch, bool *added, fan_error *err);
-/* fan_fast_prefetch: what an add to, or a take of, `slot` will look at is fetched ahead of time; slots that are none
- * are welcome. */
+/* fan_fast_prefetch: fetches into the cache what an add to `slot`, or a take of it, will look at. A slot that is not
+ * there is fine. */
 void fan_fast_prefetch(const fan_buffer *b, size_t slot);
 
 /* Slots [first, end). */
@@ -116,7 +116,7 @@ static inline bool fan_fast_is_flat(uint64_t bytes, size_t n)
 /* fan_fast_sum: the sum of 2 to FAN_FAST_TERMS arrays of one kind into `out`, one of them or apart from all, and
  * counted. The interpreter is left meanwhile where that pays: the caller holds what they belong to. */
 void fan_fast_sum(const fan_frontend *f, const fan_fast_kind *kind, const char *const *src, size_t n, char *out);
-/* fan_fast_allowed: nobody watches: a trace and debug=True want the general way. */
+/* fan_fast_allowed: false while a trace or debug=True is on: they need the general path. */
 static inline bool fan_fast_allowed(void)
 {
     return !fan_get_debug() && (atomic_load_explicit(&fan_traces, memory_order_relaxed) == 0 || !fan_trace_on());

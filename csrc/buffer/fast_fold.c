@@ -9,8 +9,8 @@
 
 /* ---- is it due? ---- */
 
-/* ask_newest: what was parked last, where its maker had it still, is asked once more: most makers drop each before they
- * add the next. */
+/* ask_newest: asks once more who holds the contribution that was parked last, if its maker still held it then: most
+ * makers drop each before they add the next. */
 static void ask_newest(fan_buffer *b)
 {
     fan_fast_list *p = b->newest.object ? b->slots[b->newest.slot].fast : NULL;
@@ -21,7 +21,7 @@ static void ask_newest(fan_buffer *b)
     }
 }
 
-/* over: whether the budget is passed, after `object`, which is still the caller's, too, was parked. */
+/* over: whether the budget is passed now that `object`, which its caller still holds, is parked too. */
 static bool over(fan_buffer *b, size_t slot, const void *object, bool alone)
 {
     fan_fast_list *p = b->slots[slot].fast;

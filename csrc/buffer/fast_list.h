@@ -29,7 +29,7 @@ uint64_t fan_fast_kind_bytes(const fan_fast_kind *k);
 /* One gradient. */
 typedef struct fan_fast_term {
     void *object;     /* the frontend's; held; NULL: undefined (S2) */
-    char *data;       /* of its first element; or its value (fan_fast_kind.inside) */
+    char *data;       /* the address of its first element; or the value itself (fan_fast_kind.inside) */
     int64_t key : 62; /* -1: none */
     uint64_t donated : 1;
     uint64_t ours : 1; /* a copy that was made for the buffer */
@@ -59,13 +59,15 @@ typedef struct fan_fast_list {
     uint64_t size;      /* of one, in bytes .. */
     uint64_t bytes;     /* .. and what it counts against a budget: at least 1 */
     size_t n, cap;
-    int64_t summed;       /* contributions that the first of the list is the sum of: it is the buffer's own then, and no
-                             longer parked. 0: it is one itself */
+    /* 0: the first of the list is a contribution like the others. Else it is the sum of so many contributions: it is
+     * memory of the buffer and no longer parked. */
+    int64_t summed;
     size_t alone;         /* how many of those parked were the buffer's alone when that was asked */
-    size_t ask;           /* and how many there must be before it is asked again */
-    size_t undefined;     /* of the n; behind all others while a take has the slot */
+    size_t ask;           /* and the length of the list from which on it is asked again */
+    size_t undefined;     /* how many of the n are undefined; while a take has the slot they stand behind the others */
     fan_fast_term *terms; /* by key, or by arrival; `inline_terms`, or on the heap */
-    fan_keys *unsorted;   /* NULL: it is so; else the keys of the list, which is by arrival for now */
+    /* NULL: the list is in the order of keys. Else it is in the order of arrival for now, and these are its keys. */
+    fan_keys *unsorted;
     fan_fast_term inline_terms[FAN_FAST_INLINE];
 } fan_fast_list;
 

@@ -24,7 +24,7 @@ static fan_status check_ints(const fan_fold *f, bool *all, fan_error *err)
                     FAN_SLOT_WHO(f->b, f->slot), fan_dtype_name(d));
 }
 
-/* A dense sum on its way; what it holds is dropped at the end. */
+/* A dense sum while it is made; what it holds is dropped at the end. */
 typedef struct dense {
     fan_array *out;  /* what the job writes */
     fan_array *seen; /* .. as the sum shows it, where it stays expanded (A13); NULL: as it is */

@@ -3,7 +3,7 @@
 #include "buffer/options.h"
 #include "buffer/order.h"
 
-/* A sum of dense and sparse terms on its way. */
+/* A sum of dense and sparse terms while it is made. */
 typedef struct mixed {
     fan_array *cur; /* the sum so far, in the accumulation dtype of what is in it */
     fan_value kept; /* the term whose memory `cur` is; undefined: fresh memory */

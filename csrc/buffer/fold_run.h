@@ -12,9 +12,10 @@ void fan_fold_decide(fan_fold *f);
 /* fan_fold_run: sums f->n >= 2 terms (or finishes f->n == 1) on A. FAN_ERR_NOMEM and FAN_ERR_EXTERN leave all as it
  * was; after FAN_ERR_DEVICE, FAN_ERR_RACE and the like the slot must be poisoned. */
 fan_status fan_fold_run(fan_fold *f, fan_error *err);
-/* fan_fold_begin, _end: the two halves of it: up to the sum, which is put into `batch` (NULL: it is queued at once);
- * and from its flush on: whatever orders others after the sum. Between them the slot stays busy. A fold that began is
- * ended, or abandoned where its sum was not queued for another's failure (fan_fold_left). */
+/* fan_fold_begin, fan_fold_end: the two halves of fan_fold_run. begin goes up to the sum, which is put into `batch`
+ * (NULL: it is queued at once). end starts once the batch was flushed: it orders others after the sum. Between them the
+ * slot stays busy. Every fold that began is ended, or, where its sum was never queued because another failed, abandoned
+ * (fan_fold_left). */
 fan_status fan_fold_begin(fan_fold *f, fan_batch *batch, fan_error *err);
 fan_status fan_fold_end(fan_fold *f, fan_error *err);
 bool fan_fold_left(const fan_fold *f);

@@ -189,7 +189,7 @@ done:
     return status;
 }
 
-/* The books of an empty buffer, but where a planted fault makes them wrong. */
+/* Checks that an empty buffer counts nothing as parked, unless a planted fault makes it so. */
 static void assert_nothing_parked(const fan_buffer *b)
 {
 #ifdef FAN_TEST
@@ -302,8 +302,8 @@ fan_status fan_buffer_clear(fan_buffer *b, fan_error *err)
     return FAN_OK;
 }
 
-/* The collector may run anywhere, so a scheduler's hooks must not see its locks: the mutex is taken bare. No holder of
- * it waits for the collector. */
+/* Garbage collection may run anywhere, also inside a turn of a scheduled thread, whose hooks must not see these locks:
+ * the bare mutex is taken. No thread that holds it waits for the collector. */
 int fan_buffer_visit(fan_buffer *b, int (*visit)(void *object, const fan_value *v, void *arg), void *arg)
 {
     int answer = 0;

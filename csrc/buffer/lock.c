@@ -56,7 +56,8 @@ void fan_slot_unlock(fan_buffer *b, size_t slot)
 
 void fan_slot_notify(fan_buffer *b, size_t slot) { fan_cond_broadcast(&b->changed[slot % b->nlocks]); }
 
-/* Locked; waits until something changed. Leaves the frontend first, so that who changes it can run. */
+/* The slot is locked. Waits until something changed, without the lock of the frontend, so that the thread that will
+ * change it can run. */
 static fan_status slot_wait_for_change(fan_buffer *b, size_t slot, fan_error *err)
 {
     const fan_frontend *f = b->frontend;
@@ -80,14 +81,15 @@ static fan_status slot_reentered(const fan_buffer *b, size_t slot, const char *w
         b->name, what, slot);
 }
 
-/* Whether this thread sums or lends a slot of the buffer, or takes one above `slot`: were it to wait for `slot`, whose
- * taker waits for that one, nobody would ever go on. Who takes waits upwards only. */
+/* Deadlock guard: true if this thread is folding or lending some slot of b, or is taking one above `slot`. It must not
+ * wait for `slot` then: a take of `slot` could be waiting for ours. (A take claims slots from the lowest up, and so
+ * waits only for higher ones.) */
 static bool slot_held_by_this_thread(const fan_buffer *b, size_t slot)
 {
     uint64_t me = fan_thread_id();
     for (size_t i = 0; i < b->nslots; i++)
         if (fan_slot_owned_by(&b->slots[i], me) && b->slots[i].busy &&
-            (!b->slots[i].taking || i > slot)) /* what is ours nobody else changes */
+            (!b->slots[i].taking || i > slot)) /* a slot that this thread owns is changed by nobody else */
             return true;
     return false;
 }

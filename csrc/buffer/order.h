@@ -1,6 +1,5 @@
 /* order: carries out what sync planned: waits, records, record_stream, redirects, and the hand-over to the consumer.
- *
- * Each has the bit that the proof leaves it out by (fan_plan_bits), 0: none. */
+ * `bit` is the plan bit of the step, by which a proof leaves it out (fan_plan_bits); 0: it has none. */
 #ifndef FAN_BUFFER_ORDER_H
 #define FAN_BUFFER_ORDER_H
 
@@ -13,15 +12,16 @@ static inline fan_stream_id fan_stream_id_of(const fan_stream *s)
 
 /* fan_order_left_out: the bits that the proof leaves out on this device. */
 uint64_t fan_order_left_out(fan_device *d);
-/* fan_order_record: an event on s, or, where the proof leaves out `bit`, an event that was never recorded. */
+/* fan_order_record: *out becomes an event recorded on s. Where the proof leaves out `bit`: an event that was never
+ * recorded. */
 fan_status fan_order_record(fan_buffer *b, fan_stream *s, uint64_t bit, fan_event **out, fan_error *err);
 /* fan_order_wait: s waits for e (NULL or never recorded: nothing), unless the proof leaves out `bit`. A refusal by S7
  * names the slot. */
 fan_status fan_order_wait(fan_buffer *b, size_t slot, fan_stream *s, fan_event *e, uint64_t bit, fan_error *err);
-/* fan_order_consumer: S7: who consumes what is ready on t (with event e, NULL: none yet) instead of s: t where it is
- * captured, s is in no capture and redirection is on; else s. No hold. Either may be NULL. */
+/* fan_order_consumer: S7: which stream consumes in the place of s what is ready on t with event e (NULL: none yet). It
+ * is t where t is captured, s is in no capture and redirection is on; else s. *out is not held. s and t may be NULL. */
 fan_status fan_order_consumer(fan_stream *s, fan_stream *t, const fan_event *e, fan_stream **out, fan_error *err);
-/* fan_order_record_stream: v is used on s (Lifetime). */
+/* fan_order_record_stream: the memory of v is used on s (Lifetime). */
 fan_status fan_order_record_stream(const fan_value *v, fan_stream *s, uint64_t bit, fan_error *err);
 
 /* fan_order_wait_terms: S12, S13: A waits for every term, and uses it. */

@@ -18,8 +18,8 @@ typedef struct fan_item {
     bool donated;
     bool ours;         /* a copy or conversion that the buffer made */
     bool exposed;      /* .. and its producer has it, too (target) */
-    fan_dtype_set own; /* the dtype it came with (A10) */
-    bool alone;        /* nobody but the buffer has it, as far as is known */
+    fan_dtype_set own; /* the dtype that it had when it was added (A10) */
+    bool alone;        /* only the buffer holds it, as far as is known */
     uint64_t bytes;
     uint64_t hash; /* with debug: of its elements at add */
     bool hashed;
@@ -35,11 +35,11 @@ typedef struct fan_sum_stats {
                                 on the host. */
     fan_stream *stream;      /* The stream that writes it (a hold). */
     uint64_t multiplicity;   /* how many elements of the sum each element stands for (A13) */
-    bool captured;           /* a part of the sum was made under capture: nothing is told */
+    bool captured;           /* a part of the sum was made under capture: there are no statistics */
 } fan_sum_stats;
 
-/* What an exact slot has summed so far: words of exact.h. It is larger than what it replaces where that is little, so a
- * fold waits until it is not. */
+/* What a slot with accumulate="exact" has summed so far: the limbs of exact.h. As it is larger than a few
+ * contributions, a fold waits until they take more memory than it does. */
 typedef struct fan_exact_state {
     fan_dtype dtype;
     int64_t size;
@@ -54,35 +54,36 @@ typedef struct fan_pass {
     int ndim;
     bool shaped;
     fan_device *device;           /* held; NULL: not fixed */
-    fan_stream *consumer, *accum; /* held; fixed by the first gradient on a device with streams */
+    fan_stream *consumer, *accum; /* C and A: held; fixed by the first gradient on a device with streams */
     fan_stream *capture_origin;   /* Set if `accum` is a stream of our own that was pulled into a capture: the stream it
                                      must be joined back to before the capture ends (S11). A hold. */
-    fan_sync_case how;            /* of that gradient */
+    fan_sync_case how;            /* the case of that gradient */
     uint64_t rules;
     fan_dtype_set seen; /* of all contributions */
     bool has_weak_int;
     int64_t weak_lo, weak_hi; /* range of the weak ints among them */
-    int keyed;                /* 0: no contribution yet, 1: with keys, -1: without */
+    int keyed;                /* 1: contributions have keys, -1: they have none, 0: there is none yet */
     int64_t count;
-    bool objects;     /* some contribution is, or was, an object: a sum may call others' code */
-    fan_item **items; /* by key, or by arrival */
+    bool objects;     /* some contribution is, or was, an object: a sum may run others' code */
+    fan_item **items; /* in the order of keys, or of arrival */
     size_t nitems, cap;
-    fan_keys *unsorted; /* NULL: they are so; else keys came that far from their places that the items are by arrival
-                           for now, and these are they */
-    size_t arriving;    /* items whose add still carries out its plan */
-    size_t ask;         /* with an automatic budget: from how many items on it is asked again who has them */
-    fan_value value;    /* the sum so far (folder) */
+    /* NULL: the items are in the order of keys. Else keys came so far from their places that the items are in the order
+     * of arrival for now, and these are their keys. */
+    fan_keys *unsorted;
+    size_t arriving; /* items whose add still carries out its plan */
+    size_t ask;      /* with an automatic budget: the number of items from which on it is asked again who holds them */
+    fan_value value; /* the sum so far (folder) */
     bool value_ours, value_exposed, value_donated; /* (folder) */
     fan_dtype_set value_seen;                      /* of what is in it (folder) */
-    bool value_hashed;                             /* with debug: it is a contribution still, and .. (folder) */
-    uint64_t value_hash;                           /* .. of its elements at add */
-    int64_t value_key;                             /* the key whose origin it has (folder) */
-    int64_t next_key;                              /* first key that is not in it (folder) */
-    fan_stream *ready;                             /* held (folder) */
-    fan_event *ready_event;                        /* held (folder) */
-    fan_exact_state *exact;                        /* NULL: none (folder) */
-    fan_sum_stats sum_stats;                       /* with stats: of `value`, where it was summed (folder) */
-    fan_error *poison;                             /* the first failed device call, NULL: none */
+    bool value_hashed;       /* with debug: it is still the contribution itself, and .. (folder) */
+    uint64_t value_hash;     /* .. of its elements at add */
+    int64_t value_key;       /* the key of the contribution whose kind it comes back as (folder) */
+    int64_t next_key;        /* the lowest key that is not in it (folder) */
+    fan_stream *ready;       /* held (folder) */
+    fan_event *ready_event;  /* held (folder) */
+    fan_exact_state *exact;  /* NULL: none (folder) */
+    fan_sum_stats sum_stats; /* with stats: of `value`, where it was summed (folder) */
+    fan_error *poison;       /* the first failed device call, NULL: none */
 } fan_pass;
 
 /* What a slot was declared to be. */
@@ -102,13 +103,16 @@ typedef struct fan_spec {
 typedef struct fan_slot {
     fan_spec *spec; /* the buffer's own `undeclared` where nothing was declared */
     fan_pass
-        *p; /* never NULL: `fan_pass_none` before the first contribution that is not of the short way. Read only then */
-    fan_fast_list *fast;        /* what the short way has parked here; NULL: none yet in this buffer's life */
-    fan_target *targets;        /* that have begun and not ended */
-    int64_t expected;           /* -1: none */
-    atomic_uint_fast64_t owner; /* fan_thread_id of who made it busy; read unlocked to ask whether that is oneself */
-    bool busy;                  /* someone folds, takes or copies */
-    bool taking;                /* .. and it is a take: adds wait */
+        /* Never NULL. `fan_pass_none`, which is only read, until a contribution comes that the fast path does not take.
+         */
+        *p;
+    fan_fast_list *fast; /* what the fast path has parked here; NULL: nothing yet in the life of this buffer */
+    fan_target *targets; /* that have begun and not ended */
+    int64_t expected;    /* -1: none */
+    /* fan_thread_id of the thread that made it busy; read without the lock to ask: is that me? */
+    atomic_uint_fast64_t owner;
+    bool busy;   /* a thread folds, takes or copies it */
+    bool taking; /* .. and it is a take: adds wait */
 } fan_slot;
 _Static_assert(sizeof(fan_slot) <= 96, "an idle slot takes at most 96 bytes");
 
@@ -134,7 +138,8 @@ struct fan_buffer {
     uint64_t id;
     char *name;
     uint64_t budget;
-    uint64_t least; /* parked bytes up to which nothing is due whoever has them: the budget, or the lesser one of .. */
+    /* parked bytes up to which no fold is due, whoever holds them: the budget, or the lesser of `limits` */
+    uint64_t least;
     fan_auto_budget limits; /* where it is automatic */
     fan_stream *stream;     /* held */
     bool leaf, create_graph;
@@ -146,16 +151,19 @@ struct fan_buffer {
     fan_mutex *locks; /* slot i has locks[i % nlocks] */
     fan_cond *changed;
     atomic_uint_fast64_t parked; /* bytes */
-    uint64_t weighed;            /* bytes that scheduled threads have added, ever (fan_buffer_weigh) */
-    atomic_uint_fast64_t alone;  /* of them, with an automatic budget: those that nobody else has, as far as is known */
+    uint64_t weighed;            /* bytes that threads of Machine.spawn have ever added (fan_buffer_weigh) */
+    /* with an automatic budget: the part of `parked` that only the buffer holds, as far as is known */
+    atomic_uint_fast64_t alone;
     struct {
-        const void *object; /* what the fast path parked last, once the budget was asked, where its maker still had it;
-                               NULL: nothing. Not held, never followed */
+        /* Set once the budget was asked: the object that the fast path parked last, if its maker still held it then.
+         * NULL: nothing is to be asked again. An address to compare: neither held nor followed. */
+        const void *object;
         size_t slot, at;
     } newest;
     atomic_uint waiting; /* threads in slot_wait_for_change */
-    unsigned adopted;    /* fan_process() of who made or adopted it */
-    unsigned process;    /* .. or FAN_LEFT: it was forked while another thread was in it, until clear() */
+    unsigned adopted;    /* fan_process() of the process that made or adopted it */
+    /* .. or FAN_LEFT until clear(): it was inherited by a fork while a thread of the parent was in it */
+    unsigned process;
     struct {
 #define X(name) atomic_uint_fast64_t name;
         FAN_COUNTER_LIST(X)
@@ -165,7 +173,8 @@ struct fan_buffer {
     bool small;         /* slots, locks and lists lie in the block of the buffer itself (fan_small) */
 };
 
-/* fan_over_budget: whether something is to be folded, were `coming` bytes that somebody else holds no longer parked. */
+/* fan_over_budget: whether a fold is due. `coming`: parked bytes, held by somebody else, that are about to be folded
+ * anyway. */
 static inline bool fan_over_budget(const fan_buffer *b, uint64_t coming)
 {
     uint64_t parked = atomic_load_explicit(&b->parked, memory_order_relaxed), alone;
@@ -176,8 +185,8 @@ static inline bool fan_over_budget(const fan_buffer *b, uint64_t coming)
     return alone > b->limits.alone || (parked > alone && parked - alone > b->limits.held);
 }
 
-/* fan_ask_step: how many more there must be before n are asked again who has them: each is asked a few times at most.
- */
+/* fan_ask_step: after n were asked who holds them: how many more must come before it is asked again. So each is asked a
+ * few times at most. */
 static inline size_t fan_ask_step(size_t n) { return n < 64 ? 1 + n / 8 : n / 2; }
 
 #define FAN_LEFT (~0u)

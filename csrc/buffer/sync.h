@@ -107,7 +107,7 @@ typedef enum fan_sync_case {
     FAN_CASE_LATER
 } fan_sync_case;
 
-/* fan_sync_letter: of the case in traces and messages. */
+/* fan_sync_letter: the letter of the case in traces and messages. */
 char fan_sync_letter(fan_sync_case how);
 
 typedef struct fan_sync_add {
@@ -125,7 +125,7 @@ typedef struct fan_sync_add {
 fan_sync_add fan_sync_add_plan(uint64_t D, fan_stream_id P, fan_stream_id C, fan_stream_id current, fan_sync_slot slot);
 
 typedef struct fan_sync_convert {
-    bool on_producer; /* on P, before its event; else on A, after A waited for P: it is ready on A then */
+    bool on_producer; /* true: on P, before its event. false: on A, after A waited for P; then it is ready on A. */
     uint64_t rules;
 } fan_sync_convert;
 
@@ -134,7 +134,7 @@ fan_sync_convert fan_sync_convert_plan(uint64_t D, const fan_sync_add *add);
 
 typedef struct fan_sync_term {
     bool wait; /* A waits for its event */
-    bool mark; /* it is used on A: also where P is A, for its memory may be a third stream's (Lifetime) */
+    bool mark; /* it is used on A. Also where P is A: its memory may belong to a third stream (Lifetime). */
     uint64_t rules;
 } fan_sync_term;
 
@@ -152,7 +152,8 @@ typedef struct fan_sync_fold {
 /* fan_sync_fold_plan: S3, S14-S17, for a sum that stays in the slot. */
 fan_sync_fold fan_sync_fold_plan(fan_sync_slot slot);
 
-/* fan_sync_finish_plan: S3, S22, for one that is handed out; `taker`: who will use it, unset: nobody that is known. */
+/* fan_sync_finish_plan: S3, S22, for a sum that is handed out. `taker`: the stream that will use it; unset: it is not
+ * known. */
 fan_sync_fold fan_sync_finish_plan(fan_sync_slot slot, bool has_out, fan_stream_id taker);
 
 typedef struct fan_sync_take {

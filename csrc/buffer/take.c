@@ -14,7 +14,7 @@
 
 #include <stdio.h>
 
-/* What a take with out= looks at: all inputs and all outs. */
+/* Collects the extents of all inputs and of all outs, for a take with out=. */
 static fan_status look_at_outs(fan_buffer *b, const fan_take *how, const fan_slot_take *takes, fan_extents *inputs,
                                fan_extents *outs, fan_error *err)
 {
@@ -50,8 +50,8 @@ static fan_status look_at_outs(fan_buffer *b, const fan_take *how, const fan_slo
     return FAN_OK;
 }
 
-/* D11: whether a sum may not be written straight into its out=. With stats, whether the terms of an exact sum were
- * finite is looked at once it is made: none of them may be gone then. */
+/* D11: whether the sum must be made apart from its `out` and copied into it. With stats, the terms of an exact sum are
+ * read again once it is made: none may be overwritten by then. */
 static bool must_copy(const fan_buffer *b, const fan_slot_take *c, const fan_extents *inputs, const fan_value *out)
 {
     for (size_t j = 0; j < c->g.fold.n; j++)
@@ -61,7 +61,7 @@ static bool must_copy(const fan_buffer *b, const fan_slot_take *c, const fan_ext
            fan_out_meets_inputs(inputs, out->array, c->slot);
 }
 
-/* Claims every slot, and looks at what it holds and at what is wished. */
+/* Claims every slot, gathers what it holds, and checks what the caller asks of it. */
 static fan_status take_claim(fan_buffer *b, const fan_take *how, fan_slot_take *takes, fan_extents *inputs,
                              fan_extents *outs, fan_error *err)
 {
@@ -95,7 +95,8 @@ static fan_stream *consumer_of(const fan_buffer *b, const fan_take *how, size_t 
     return how->stream ? how->stream : C ? C : b->stream;
 }
 
-/* A pass over all slots: what each does in it, and the end of what went into the batch meanwhile. */
+/* One step of a take, done for every slot before the next step begins. What went into the batch meanwhile is ended
+ * after it. */
 typedef fan_status step(fan_buffer *b, size_t slot, const fan_take *how, const fan_extents *outs, fan_slot_take *c,
                         fan_batch *batch, fan_error *err);
 
@@ -134,7 +135,7 @@ static fan_status step_ask_again(fan_buffer *b, size_t slot, const fan_take *how
     return fan_slot_take_fold(b, slot, c, batch, err);
 }
 
-/* On the CPU nothing is allocated here, so no out is written unless all are. */
+/* On the CPU nothing is allocated here: either all outs are written or none. */
 static fan_status step_write(fan_buffer *b, size_t slot, const fan_take *how, const fan_extents *outs, fan_slot_take *c,
                              fan_batch *batch, fan_error *err)
 {
@@ -160,7 +161,7 @@ static fan_status step_hand_over(fan_buffer *b, size_t slot, const fan_take *how
     return b->sum_stats ? fan_slot_take_stats(c, s->p, err) : FAN_OK;
 }
 
-/* What does not go into an out is handed over before any out is written: to show it may fail. */
+/* A sum that is not written into an `out` is handed over before any out is written: to show it to the user may fail. */
 static fan_status step_hand_over_first(fan_buffer *b, size_t slot, const fan_take *how, const fan_extents *outs,
                                        fan_slot_take *c, fan_batch *batch, fan_error *err)
 {
@@ -175,8 +176,8 @@ static void name_origin(fan_slot_take *c)
     c->result.rank = c->rank;
 }
 
-/* Whoever is shown a sum may keep it, also where another's failure ends the take: what stays in the slot is not written
- * any more. */
+/* The user may keep a sum that was shown, even if the take then fails because of another slot: so what stays in the
+ * slot is not written any more. */
 static fan_status show_all(fan_buffer *b, const fan_take *how, fan_slot_take *takes, fan_error *err)
 {
     for (size_t i = 0; how->show && i < fan_take_count(b, how); i++) {
@@ -197,7 +198,7 @@ static fan_status show_all(fan_buffer *b, const fan_take *how, fan_slot_take *ta
     return FAN_OK;
 }
 
-/* Objects that were summed meanwhile are others' code: what is to be written lies where it lay. */
+/* A sum of objects has run others' code: checks that each `out` still lies where it lay. */
 static fan_status check_outs_unchanged(const fan_buffer *b, const fan_take *how, fan_error *err)
 {
     for (size_t i = 0; how->out && b->frontend->is_unchanged && i < fan_take_count(b, how); i++)
@@ -208,8 +209,8 @@ static fan_status check_outs_unchanged(const fan_buffer *b, const fan_take *how,
     return FAN_OK;
 }
 
-/* What is written into out comes after all sums, copies into it after all else: they may write what is still to be
- * read. */
+/* Order: 1. all sums; 2. sums written straight into `out`; 3. copies into `out`. An `out` may alias an input of another
+ * slot, so nothing is written while an input is still unread. */
 static fan_status take_all(fan_buffer *b, const fan_take *how, const fan_extents *outs, fan_slot_take *takes,
                            fan_error *err)
 {
@@ -257,7 +258,7 @@ static void trace_take(const fan_buffer *b, size_t slot, const fan_slot_take *c,
     fan_trace_put(&line);
 }
 
-/* Empties the slots whose sums are there, and opens all; *gone is for fan_pass_free. */
+/* Empties the slots whose sums were made, and lets all slots go; *gone goes to fan_pass_free. */
 static void take_let_go(fan_buffer *b, const fan_take *how, fan_slot_take *takes, fan_status status, fan_pass **gone)
 {
     for (size_t i = 0; i < fan_take_count(b, how) && takes[i].claimed; i++) {

@@ -117,7 +117,7 @@ static fan_status measure_term(fan_fold *f, fan_slot_take *c, fan_error *err)
     return FAN_OK;
 }
 
-/* What the plan asks of a slot, of what is wished, and of the other slots. */
+/* The facts for the plan: of the slot, of what the caller asks, of the other slots. */
 static fan_take_facts facts_of(fan_buffer *b, const fan_take *how, const fan_extents *outs, const fan_slot_take *c,
                                bool last)
 {
@@ -164,7 +164,7 @@ static fan_status hand_through(fan_buffer *b, fan_slot_take *c, fan_error *err)
     return fan_value_copy(b->frontend, f->terms[0].v, &c->result, err);
 }
 
-/* D15: of which kind the sum comes back. */
+/* D15: the kind of object that the sum comes back as. */
 static void name_kind(fan_slot_take *c)
 {
     const fan_exact_state *state = c->g.fold.state;
@@ -212,7 +212,7 @@ fan_status fan_slot_take_decide(fan_buffer *b, size_t slot, const fan_take *how,
     }
 }
 
-/* What the fold gave. */
+/* Takes over the result of the fold. */
 static fan_status slot_take_end(fan_buffer *b, size_t slot, fan_slot_take *c, fan_error *err)
 {
     fan_slot *s = &b->slots[slot];
@@ -308,8 +308,8 @@ fan_status fan_slot_take_into_out(fan_buffer *b, size_t slot, const fan_take *ho
     return fold(b, slot, c, batch, err);
 }
 
-/* The stream that writes a sum into out, a hold: A, where it was made. A slot that was fed zeros alone has none: then
- * the taker's, or the device's current one. */
+/* The stream that writes a sum into `out` (a hold): A, where the sum was made. A slot that was fed symbolic zeros alone
+ * has no A: then the stream of the taker, or the current stream of the device. */
 static fan_stream *writer(const fan_pass *p, const fan_fold *f, const fan_value *out)
 {
     if (p->accum || !out->device->backend->has_streams)

@@ -1,4 +1,4 @@
-/* target: a producer that adds into the slot by itself (buffer.h). */
+/* target: an array that the producer itself adds into (buffer.h). */
 #include "base/mem.h"
 #include "buffer/add_op.h"
 #include "buffer/check.h"
@@ -50,7 +50,8 @@ static fan_status scratch(fan_device *d, fan_stream *P, fan_dtype acc, const fan
     return status;
 }
 
-/* Locked: the slot's own sum is lent: it counts from now on (A16), and is not there yet. */
+/* Locked: lends the running sum of the slot: the contribution counts from now on (A16), although nothing is in it yet.
+ */
 static void lend(fan_slot *s, fan_target *t)
 {
     fan_pass *p = s->p;
@@ -62,7 +63,8 @@ static void lend(fan_slot *s, fan_target *t)
     p->next_key = t->key >= 0 ? t->key + 1 : p->next_key;
 }
 
-/* Locked: checked as the contribution that it becomes; begun, and lent where the plan says so. */
+/* Locked: checks the target like the contribution that it will become, begins it, and lends the running sum if the plan
+ * says so. */
 static fan_status begin(fan_buffer *b, const fan_contribution *c, fan_stream *current, fan_target *t, fan_error *err)
 {
     fan_slot *s = &b->slots[t->slot];
@@ -85,7 +87,7 @@ static fan_status begin(fan_buffer *b, const fan_contribution *c, fan_stream *cu
     return FAN_OK;
 }
 
-/* Unlocked: statistics of what is lent, or memory of its own. */
+/* Unlocked: for a lent sum, memory for its statistics; else scratch of its own. */
 static fan_status prepare(fan_buffer *b, fan_target *t, fan_dtype acc, fan_error *err)
 {
     fan_slot *s = &b->slots[t->slot];
@@ -152,7 +154,7 @@ fan_status fan_buffer_target(fan_buffer *b, size_t slot, int64_t key, fan_stream
     return status;
 }
 
-/* What was lent is the running sum of one contribution more (S15). */
+/* The lent running sum comes back: it has one contribution more (S15). */
 static fan_status take_back_direct(fan_buffer *b, fan_target *t, bool good, fan_error *err)
 {
     fan_slot *s = &b->slots[t->slot];

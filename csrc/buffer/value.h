@@ -1,4 +1,4 @@
-/* value: what a slot can hold, and who speaks for objects that the core does not know. */
+/* value: what a slot can hold, and the table of the frontend, which knows the objects that the core does not know. */
 #ifndef FAN_BUFFER_VALUE_H
 #define FAN_BUFFER_VALUE_H
 
@@ -17,16 +17,18 @@ typedef struct fan_value {
     fan_dtype dtype; /* FAN_DT_NONE for objects */
     bool weak;       /* a Python scalar (D5) */
     bool borrowed;   /* L8: memory that will be overwritten later */
-    bool own_memory; /* the frontend's: the object says where the array's memory lies, and may be asked again
-                        (is_unchanged) */
-    uint8_t origin;  /* the frontend's: what kind of thing it came from */
-    uint8_t rank;    /* the frontend's: the sum comes back as the origin of the lowest rank, the lowest key among equals
-                        (D15) */
-    fan_device *device; /* no hold: its memory holds it; NULL for undefined, zeros and objects without parts */
-    fan_array *array;   /* dense; for a zero, a view that gives its shape */
+    /* the frontend's: the object itself says where the memory of the array lies, and may be asked again (is_unchanged)
+     */
+    bool own_memory;
+    uint8_t origin; /* the frontend's: what kind of thing it came from */
+    uint8_t rank;   /* the frontend's: the sum comes back as the origin of the lowest rank, the lowest key among equals
+                       (D15) */
+    /* Not held: the memory holds it. NULL for undefined values, zeros, and objects without parts. */
+    fan_device *device;
+    fan_array *array; /* the dense array; for a symbolic zero a view that gives its shape */
     fan_sparse *sparse;
     void *object;      /* what the frontend knows it as; NULL for what the core made itself */
-    fan_array **parts; /* of an object: the memory it says it holds (__fanin_parts__) */
+    fan_array **parts; /* of an object: the arrays that it says it holds (__fanin_parts__) */
     size_t nparts;
 } fan_value;
 
@@ -38,9 +40,9 @@ typedef struct fan_fast_kind {
     int8_t ndim;
     bool check_at_use; /* whether the memory holds the value is asked when it is used: `fast_value` may call out then,
                           and no lock may be held */
-    bool scalar;       /* an immutable number: what its sum is written into, the frontend makes an object of */
+    bool scalar;       /* an immutable number: the frontend makes an object of what its sum is written into */
     bool weak;         /* as in fan_value */
-    bool inside;       /* its value, of at most 8 bytes, stands in place of its address */
+    bool inside;       /* the value itself, of at most 8 bytes, stands where its address would */
     int64_t shape[FAN_FAST_NDIM];
 } fan_fast_kind;
 
@@ -49,19 +51,20 @@ typedef struct fan_fast_kind {
 typedef struct fan_frontend {
     void (*hold)(void *object);
     void (*drop)(void *object);
-    /* unshared: the buffer's is the only reference to the object, and its memory cannot be reached otherwise. */
+    /* unshared: whether the hold of the buffer on the object is the only one, and its memory cannot be reached
+     * otherwise. */
     bool (*unshared)(void *object);
-    /* alone: whether nobody but the buffer keeps the object and its memory alive, which it has as the value v, or,
-     * where that is NULL, as one of the short way: as far as can be told at once. A guess, which decides when something
-     * is summed, and never what. Calls nobody: a lock may be held. */
+    /* alone: whether only the buffer keeps the object and its memory alive, as far as can be said at once. v: the value
+     * that it is held as; NULL: it is parked by the fast path. A guess: it decides when something is summed, never
+     * what. Calls nobody: a lock may be held. */
     bool (*alone)(void *object, const fan_value *v);
-    /* fast_value: the value of a gradient of the short way, whose first element is at `data`; with a hold of its own on
-     * the object. Calls nobody, unless the kind is checked at use: a lock may be held. */
+    /* fast_value: makes the value of a gradient of the fast path, whose first element is at `data`, with a hold of its
+     * own on the object. Calls nobody, unless the kind is checked at use: a lock may be held. */
     fan_status (*fast_value)(void *object, char *data, const fan_fast_kind *kind, fan_value *out, fan_error *err);
-    /* is_unchanged: whether the caller's host memory lies where it lay when it came, as large, of that dtype and shape:
-     * asked wherever it is about to be read. Calls nobody. May be NULL: nobody can move it. */
+    /* is_unchanged: whether host memory of the caller lies where it lay when it was added, with the same size, dtype
+     * and shape. Asked whenever it is about to be read. Calls nobody. NULL: memory never moves. */
     bool (*is_unchanged)(const fan_value *v);
-    /* clear_error: what an FAN_ERR_EXTERN that nobody will be told of left behind. May be NULL. */
+    /* clear_error: forgets the exception behind an FAN_ERR_EXTERN that is not reported to anybody. May be NULL. */
     void (*clear_error)(void);
     /* combine: A1, A8: a new value from two; `combine` is the slot's, may be NULL. FAN_ERR_EXTERN with the cause kept
      * by the frontend. */

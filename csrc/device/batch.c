@@ -1,8 +1,8 @@
 /* Sums of one call, kept until one launch can do them all.
  *
- * One launch promises no order among its jobs, so they must not need one: no job may touch what another writes. That is
- * asked of the memory's extents, which a sort and one look at each answer. Where two may meet, all jobs of that stream
- * are queued one by one, in the order in which they came: what would have been without a batch. */
+ * A launch promises no order among its jobs, so none of them may touch what another one writes. Whether that is so is
+ * read from the extents of their memory, at the cost of a sort and one look at each. If two may meet, all jobs of that
+ * stream are queued one by one in the order in which they came, as if there were no batch. */
 #include "device/batch.h"
 
 #include "array/extents.h"
@@ -29,8 +29,8 @@ struct fan_batch {
     size_t n, cap;
     fan_operand *operands;
     size_t noperands, operands_cap;
-    size_t flushed;                     /* the first so many entries have been through a flush */
-    const fan_stream *streams[STREAMS]; /* of those that have not */
+    size_t flushed;                     /* entries before this one have been through a flush */
+    const fan_stream *streams[STREAMS]; /* the streams of the other entries */
     size_t nstreams;                    /* more than STREAMS: not all are listed */
     uint64_t bytes;
     fan_status status;
@@ -105,7 +105,8 @@ uint64_t fan_batch_bytes(const fan_batch *b) { return b->bytes; }
 
 /* ---- may they go together? ---- */
 
-/* independent: no job touches what another one writes. `room`: for the extents of all operands and results. */
+/* independent: whether no job touches what another one writes. `room`: memory for the extents of all operands and
+ * results. */
 static bool independent(const fan_job *jobs, size_t n, fan_extent_entry *room)
 {
     fan_extents e = {room, 0};
@@ -147,7 +148,7 @@ static void group_run(fan_batch *b, fan_stream *s, group *g, fan_extent_entry *r
     one_by_one(b, s, g);
 }
 
-/* group_gather: what waits from entry `from` on and is of its stream. */
+/* group_gather: collects the entries from `from` on that wait and belong to the stream of the first of them. */
 static void group_gather(fan_batch *b, size_t from, group *g)
 {
     fan_stream *s = b->entries[from].stream;

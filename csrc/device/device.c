@@ -8,8 +8,9 @@
 
 static atomic_uint_fast64_t last_device;
 
-/* A child has its parent's locks, and not the threads that held them. So a fork waits until nobody holds one: nothing
- * is called under them, and none is taken under another. What the child inherited can be let go of. */
+/* A forked child has copies of the locks of its parent, without the threads that held them. So a fork waits until no
+ * thread holds one of these: nothing is called while one is held, and none is taken while another is. What the child
+ * inherited can be dropped in the child. */
 static pthread_mutex_t devices_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static fan_device *devices;

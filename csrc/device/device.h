@@ -11,22 +11,25 @@
 #include <stdatomic.h>
 
 struct fan_device {
-    atomic_size_t *holds; /* one that all devices of a machine share; NULL: of the CPU, which never goes */
+    /* the count of holds, one for all devices of a machine; NULL: the CPU, which is never freed */
+    atomic_size_t *holds;
     const fan_backend *backend;
-    void *self;           /* the backend's */
-    int index;            /* ordinal within the backend */
-    uint64_t id;          /* never reused; 0 is the CPU alone */
-    pthread_mutex_t lock; /* guards what follows; `known`, `count` of its streams; its events; the users of its memory.
-                           * Nothing is called while it is held, so it is no step of anyone's (D30) */
-    fan_event *pool;      /* free events */
-    struct fan_memory *pending_free, **pending_free_end; /* memory whose users have not passed yet, oldest first */
+    void *self;  /* the backend's */
+    int index;   /* ordinal within the backend */
+    uint64_t id; /* never reused; 0 is the CPU alone */
+    /* Guards what follows: `known` and `count` of the streams of this device, its events, the users of its memory.
+     * Nothing is called while it is held, so that for a scheduled thread taking it is no step (D30). */
+    pthread_mutex_t lock;
+    fan_event *pool; /* free events */
+    /* memory whose last hold went, and whose users have not passed yet; oldest first */
+    struct fan_memory *pending_free, **pending_free_end;
     atomic_uint_fast64_t events, waits,
         elided;       /* counted by fan_event_record, fan_event_rerecord and fan_stream_wait */
-    fan_device *next; /* of all that were begun; guarded by a lock of their own */
+    fan_device *next; /* the next of all devices that were begun; guarded by a lock of its own */
 };
 
-/* fan_device_init: a device in memory of the backend's, which shares `holds` (nothing is added to it). Returns 0 or -1.
- * fan_device_fini: nothing holds it, its memory and its events have gone. */
+/* fan_device_init: begins a device in memory of the backend. It shares `holds`, to which nothing is added. Returns 0 or
+ * -1. fan_device_fini: ends it; nothing holds it by then, and its memory and events are gone. */
 int fan_device_init(fan_device *d, const fan_backend *b, void *self, int index, atomic_size_t *holds);
 void fan_device_fini(fan_device *d);
 fan_device *fan_device_hold(fan_device *d);

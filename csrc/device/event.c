@@ -46,7 +46,7 @@ static void event_free_whole(fan_event *e)
     fan_free(e);
 }
 
-/* event_to_pool: into the pool of its device; its own hold on that is not touched. */
+/* event_to_pool: puts e into the pool of its device; the hold of e on the device stays. */
 static void event_to_pool(fan_event *e)
 {
     fan_device *d = e->device;
@@ -58,9 +58,8 @@ static void event_to_pool(fan_event *e)
     fan__device_unlock(d);
 }
 
-/* event_ticket_begin: the number of a record before it. Afterwards `known` is what who waits for it will know.
- * FAN_ERR_NOMEM.
- */
+/* event_ticket_begin: takes the ticket `first` of a record on s (event.h, Elision). `known` becomes the clock that a
+ * stream which waits for the event will know. FAN_ERR_NOMEM. */
 static fan_status event_ticket_begin(fan_stream *s, uint64_t *first, fan_clock *known)
 {
     *first = UINT64_MAX;
@@ -73,8 +72,8 @@ static fan_status event_ticket_begin(fan_stream *s, uint64_t *first, fan_clock *
     return failed ? FAN_ERR_NOMEM : FAN_OK;
 }
 
-/* event_ticket_end: its number after it: only records begun from now on have as large a first number, but for its own
- * where nobody came between. The device's lock is held. */
+/* event_ticket_end: takes the ticket `last`. Only records that begin from now on have a `first` as large, except this
+ * one itself if no other record began in between. The lock of the device is held. */
 static uint64_t event_ticket_end(const fan_stream *s, uint64_t first)
 {
     return first == UINT64_MAX || first == s->count ? first : s->count + 1;
@@ -230,7 +229,7 @@ void fan_sync_trace(const fan_device *d, const fan_stream *s, const fan_event *e
     fan__device_trace(FAN_TRACE_SYNC, d, s, NULL, e ? e->id : 0, 0);
 }
 
-/* What a wait for an event teaches, taken before the wait. */
+/* What a stream learns from a wait for an event: read before the wait. */
 typedef struct event_clock {
     bool any, never; /* never: it was not recorded so far */
     uint32_t lane;
@@ -243,8 +242,8 @@ static void event_clock_take(event_clock *l, fan_event *e)
     fan_clock_init(&l->known);
     fan__device_lock(e->device);
     l->never = !e->stream && e->recording == 0;
-    /* What a captured event teaches holds inside its graph alone: a stream that is pulled into a capture leaves what it
-     * had queued before behind. */
+    /* What a captured event stands for holds only inside its graph: a stream that is pulled into a capture leaves
+     * behind what it had queued before. */
     l->any = e->stream && e->recording == 0 && e->count != UINT64_MAX && !e->capture &&
              fan_clock_copy(&l->known, &e->known) == 0;
     l->number = e->records;
@@ -253,7 +252,8 @@ static void event_clock_take(event_clock *l, fan_event *e)
     fan__device_unlock(e->device);
 }
 
-/* event_clock_learn: once the backend has the wait; nothing where the event was re-recorded meanwhile. */
+/* event_clock_learn: called once the backend has the wait: s knows from now on what the event carried, unless the event
+ * was recorded again in the meantime. */
 static void event_clock_learn(event_clock *l, fan_event *e, fan_stream *s)
 {
     fan__device_lock(e->device);
@@ -261,13 +261,14 @@ static void event_clock_learn(event_clock *l, fan_event *e, fan_stream *s)
     fan__device_unlock(e->device);
     if (same) {
         fan__device_lock(s->device);
-        (void)fan_clock_join(&s->known, &l->known); /* for want of memory: nothing learnt, nothing left out later */
+        /* out of memory: s learns nothing, so no later wait is left out because of it */
+        (void)fan_clock_join(&s->known, &l->known);
         fan__device_unlock(s->device);
     }
 }
 
-/* event_across_captures: S7 for a wait of s for e, before the driver hears of it. The slot's redirection is the
- * buffer's. */
+/* event_across_captures: applies S7 to a wait of s for e, before the driver hears of it. (Whether another stream may
+ * stand in for s is decided by the buffer.) */
 static fan_status event_across_captures(fan_stream *s, fan_event *e, fan_error *err)
 {
     uint64_t mine, theirs;

@@ -1,14 +1,16 @@
-/* event: points in streams' queues, and waits for them.
+/* event: points in the queues of streams, and waits for them.
  *
- * Title: Elision. Each stream has a lane. What a stream is known to wait for is a clock over lanes; an event carries
- * the clock of its stream at record. A wait whose event's own count is already in the waiting stream's clock is left
- * out (and counted); never one of the legacy default stream, for each call that names that is a barrier between the
- * blocking streams. Threads: no lock is held across a backend's call, so two records on one stream may reach the
- * backend in either order. A record therefore draws two numbers of its stream, one before the call and one after. Who
- * waits for it learns the earlier; it may be left out only by who knows the later: then the record that was waited for
- * began after this one was through. What a stream learns from a wait it learns once the backend has the wait. An event
- * that is re-recorded meanwhile teaches nothing and is never left out.
- */
+ * Title: Elision. A wait is left out, and counted, if the waiting stream already waits for what the event stands for.
+ * Each stream has a lane; what a stream is known to wait for is a clock over lanes (`known`), and an event carries the
+ * clock of its stream at the record. Exception: a wait of the legacy default stream is never left out, because each
+ * call that names that stream is a barrier between the blocking streams.
+ *
+ * Threads: no lock is held across a call of the backend, so two records on one stream may reach the backend in either
+ * order. Therefore each record takes two tickets from its stream: `first` before the call of the backend, `last` after
+ * it. A stream that waits for the event may assume `first`; a wait may be skipped only by a stream that already knows
+ * `last`: then the record that it waited for began after this one had returned. A stream learns what an event carries
+ * only once the backend has the wait. An event that is recorded again in the meantime teaches nothing, and its wait is
+ * never left out. */
 #ifndef FAN_DEVICE_EVENT_H
 #define FAN_DEVICE_EVENT_H
 
@@ -18,13 +20,16 @@ struct fan_event {
     atomic_size_t refs;
     fan_device *device; /* held */
     fan_stream *stream; /* held; NULL: never recorded */
-    uint64_t id;        /* of this use of it: a pooled event gets a new one */
-    uint64_t count;     /* stream's count when its record was through; UINT64_MAX: cannot be told */
-    fan_clock known;    /* what who waits for it will know; its own count is the one before the record */
+    uint64_t id;        /* of this use of the event: a pooled event gets a new one each time */
+    uint64_t count; /* `last` (Elision): the count of the stream when the record had returned; UINT64_MAX: unknown */
+    /* The clock that a stream which waits for the event will know. Its own lane stands at `first` (Elision). */
+    fan_clock known;
     uint32_t recording; /* records under way */
     uint64_t records;   /* records begun */
     uint64_t capture;   /* the capture that its last record belongs to; 0: none */
-    bool own;           /* of a user: goes with its last hold, for the next user's was never recorded */
+    /* An event of a user, not of the pool: it is freed with its last hold, since the next user must get one that was
+     * never recorded. */
+    bool own;
     void *impl;
     fan_event *next; /* in the pool */
 };
@@ -44,16 +49,17 @@ void fan_event_drop(
 /* fan_stream_wait: s waits for e, across devices of one backend (FAN_ERR_TYPE otherwise), and by the table of S7 where
  * one of them is captured (FAN_ERR_CAPTURE); *elided (may be NULL) says that it was left out (Elision). */
 fan_status fan_stream_wait(fan_stream *s, fan_event *e, bool *elided, fan_error *err);
-/* fan_event_covers: whoever waits for `later` need not wait for `e`: both recorded on one stream, later's record begun
- * when e's was through. */
+/* fan_event_covers: whether a stream that waits for `later` need not wait for `e` as well: both were recorded on one
+ * stream, and the record of `later` began after that of `e` had returned. */
 bool fan_event_covers(const fan_event *later, const fan_event *e);
 /* fan_sync_trace: a line of trace for backends: the host waited for a stream, or an event (the other is NULL). */
 void fan_sync_trace(const fan_device *d, const fan_stream *s, const fan_event *e);
 
-/* fan__event_note: an event for memory of `owner` alone, which leaves: where s is now. Not counted, not traced, and
- * without a hold on owner's own machine. NULL: it cannot be had now (K3: none on a stream that is captured: its event
- * could never be asked; what the graph uses is its backend's to keep, and the rest is waited for once the capture has
- * ended). fan__event_note_end: back into the pool. fan__event_passed: what it stands for has run. */
+/* fan__event_note: an event that stands for where s is now, for memory of `owner` that is to be freed. It is neither
+ * counted nor traced, and does not hold the machine of owner. NULL: there can be none now (K3: none on a stream that is
+ * captured, since such an event can never be queried. What the graph uses is kept by the backend; the rest is waited
+ * for once the capture has ended). fan__event_note_end: puts it back into the pool. fan__event_passed: whether what it
+ * stands for has run. */
 fan_event *fan__event_note(fan_device *owner, fan_stream *s);
 void fan__event_note_end(fan_device *owner, fan_event *e);
 bool fan__event_passed(fan_event *e);

@@ -22,15 +22,18 @@ typedef enum fan_job_kind {
     FAN_JOB_ZERO,    /* out = 0 */
     FAN_JOB_SCATTER, /* out += sparse (fan_sparse_scatter); reads and writes out */
     FAN_JOB_UPLOAD,  /* out (device) = in[0] (host memory, read before the call returns) */
-    FAN_JOB_STATS    /* the figures of in[0] as it is; who of in[first_suspect..n) spoiled it. No out */
+    /* the statistics of in[0] as it is, and the first of in[first_suspect..n) with an inf or a NaN. No out */
+    FAN_JOB_STATS
 } fan_job_kind;
 
 /* Statistics that a job leaves on its device (array/device_stats.h), for fan_stats_out_read. */
 typedef struct fan_stats_out {
     const fan_array *words; /* of fan_stats_out_new; written in the order of the stream */
     const fan_array
-        *before; /* NULL, or words of an earlier job (perhaps the same): who spoiled that one spoiled this one too */
-    const int64_t *keys; /* of each operand; -1: none */
+        /* NULL, or the words of an earlier job (perhaps the same memory): if that one knows a first inf or NaN, it
+           stays the first */
+            *before;
+    const int64_t *keys; /* the key of each operand; -1: it has none */
 } fan_stats_out;
 
 typedef struct fan_job {
@@ -40,15 +43,17 @@ typedef struct fan_job {
     size_t n;
     const fan_scale *scale;   /* NULL: none */
     const fan_sparse *sparse; /* FAN_JOB_SCATTER */
-    fan_stats *stats; /* FAN_JOB_SUM on a device without streams: what is to be known of the result (fan_sum_how). NULL:
-                         nothing */
-    const fan_stats_out *stats_out; /* FAN_JOB_SUM, FAN_JOB_STATS on one with streams: the same, of n >= 1 operands;
-                                   never under capture. NULL: nothing */
-    size_t first_suspect;           /* with stats or figures: operands before this one are not held to blame */
-    const char *label;              /* for traces and reports; copied */
+    /* FAN_JOB_SUM on a device without streams: where the statistics of the result go (fan_sum_how). NULL: none are
+     * wanted. */
+    fan_stats *stats;
+    /* FAN_JOB_SUM and FAN_JOB_STATS on a device with streams: the same, for n >= 1 operands; never under capture. NULL:
+     * none are wanted. */
+    const fan_stats_out *stats_out;
+    size_t first_suspect; /* with statistics: operands before this one are not the first with an inf or a NaN */
+    const char *label;    /* for traces and reports; copied */
 } fan_job;
 
-/* What became of a job that was given away with others. */
+/* The state of a job that was queued together with others. */
 typedef enum fan_job_state {
     FAN_JOB_PENDING, /* nothing was done for it */
     FAN_JOB_QUEUED,

@@ -10,26 +10,26 @@
 
 typedef struct fan_memory fan_memory;
 
-/* Device memory. streams[0] is its owner (NULL: none), the others used it. Once it is leaving, events[i] stands for
- * what streams[i] had queued at its last use, and streams[i] is let go; a stream without event could not be recorded
- * yet, and a later record is as good. */
+/* Device memory. streams[0] is its owner (NULL: none); the others have used it. Once its last hold is gone it is
+ * pending: events[i] stands for all that streams[i] had queued at its last use, and streams[i] is dropped. A stream
+ * that is still there has no event because none could be recorded yet; one that is recorded later is as good. */
 struct fan_memory {
-    fan_memory *next;   /* among the leaving ones */
-    fan_device *device; /* held; not while leaving: the device's list would hold the device */
+    fan_memory *next;   /* the next of the pending memory of the device */
+    fan_device *device; /* held, but not while pending: the list of the device would then hold the device */
     void *data;
     size_t bytes;
-    void (*release)(void *ctx); /* another allocator's memory goes back so; NULL: the device's own */
+    void (*release)(void *ctx); /* gives memory of another allocator back; NULL: memory of the device itself */
     void *ctx;
-    bool lost;     /* leaving, and what must pass is not known any more: it stays until its device goes */
-    size_t n, cap; /* of streams, the owner's place counted */
+    bool lost;     /* pending, and it is no longer known what must have run: it stays until its device goes */
+    size_t n, cap; /* of streams, with the place of the owner */
     fan_stream **streams;
     fan_event **events;
     fan_stream *few_streams[USERS];
     fan_event *few_events[USERS];
 };
 
-/* memory_record_users: an event on every stream that used leaving memory. Those that cannot be recorded now are tried
- * again later. */
+/* memory_record_users: records an event on every stream that used pending memory. Where that fails it is tried again
+ * later. */
 static void memory_record_users(fan_memory *m)
 {
     for (size_t i = 0; i < m->n; i++) {
@@ -45,7 +45,7 @@ static void memory_record_users(fan_memory *m)
     }
 }
 
-/* memory_passed: whether all that used leaving memory has run. */
+/* memory_passed: whether all work that used pending memory has run. */
 static bool memory_passed(fan_memory *m)
 {
     if (m->lost)
@@ -77,8 +77,8 @@ static void memory_free(fan_memory *m)
     fan_free(m);
 }
 
-/* memory_poll: gives back what has passed; looks at all that leaves, or at the oldest until `most` had not passed. The
- * caller holds the device. */
+/* memory_poll: frees pending memory whose users have passed. Looks at the oldest first, until `most` were found that
+ * have not passed. The caller holds the device. */
 static void memory_poll(fan_device *d, size_t most)
 {
     fan__device_lock(d);
@@ -100,7 +100,7 @@ static void memory_poll(fan_device *d, size_t most)
             most--;
         }
     }
-    /* Those not looked at come first next time, then those just looked at, then what began to leave meanwhile. */
+    /* The new list: first what was not looked at, then what was, then what became pending in the meantime. */
     fan_memory **last = &list;
     while (*last)
         last = &(*last)->next;
@@ -181,7 +181,8 @@ void fan_device_clear(fan_device *d)
     fan_device_fini(d);
 }
 
-/* memory_is_captured: one of the streams is in a capture: then nothing is asked on account of the memory (K2). */
+/* memory_is_captured: whether one of the streams is in a capture: then nothing is queried or waited for because of the
+ * memory (K2). */
 static bool memory_is_captured(fan_stream *const *streams, size_t n)
 {
     uint64_t id = 0;
@@ -191,8 +192,8 @@ static bool memory_is_captured(fan_stream *const *streams, size_t n)
     return id != 0;
 }
 
-/* memory_release: the last hold went. Nothing here allocates for the memory itself, so nothing is lost where memory is
- * short. */
+/* memory_release: the last hold went: frees the memory, or makes it pending. It allocates nothing for that, so nothing
+ * is lost if memory is short. */
 static void memory_release(fan_storage *st)
 {
     fan_memory *m = st->ctx;
@@ -223,8 +224,8 @@ static bool memory_some_pending(fan_device *d)
     return some;
 }
 
-/* memory_await_users: blocks until all that used leaving memory has run; false where a stream cannot be waited for (it
- * is captured, or gone). */
+/* memory_await_users: blocks until all work that used pending memory has run. False: a stream cannot be waited for,
+ * since it is captured or gone. */
 static bool memory_await_users(fan_memory *m)
 {
     memory_record_users(m);
@@ -234,7 +235,8 @@ static bool memory_await_users(fan_memory *m)
             return false;
         if (!s)
             continue;
-        if (s->device->backend->sync(s, NULL) != FAN_OK) /* it cannot be recorded, so it is waited for as a whole */
+        /* no event can be recorded on it, so all of it is waited for */
+        if (s->device->backend->sync(s, NULL) != FAN_OK)
             return false;
         m->streams[i] = NULL;
         fan_stream_drop(s);
@@ -242,8 +244,7 @@ static bool memory_await_users(fan_memory *m)
     return memory_passed(m);
 }
 
-/* memory_reclaim: waits for the memory that leaves longest, of that which can be waited for, and gives it back; false:
- * there is none. */
+/* memory_reclaim: waits for the oldest pending memory that can be waited for, and frees it. False: there is none. */
 static bool memory_reclaim(fan_device *d)
 {
     size_t n = 0;
@@ -298,7 +299,8 @@ static fan_status memory_new(fan_device *d, fan_stream *owner, size_t bytes, fan
     fan_yield();
     fan_status status = d->backend->alloc(d, owner, m->bytes, &m->data, err);
     for (bool wait = false; status == FAN_ERR_DEVICE_NOMEM && !capture && memory_some_pending(d);
-         wait = true) { /* it may have passed; else the oldest is waited for, and the next .. */
+         /* first without waiting: some may have passed by now; then waiting for the oldest, the next, .. */
+         wait = true) {
         if (wait && !memory_reclaim(d))
             break;
         memory_poll(d, SIZE_MAX);
@@ -426,7 +428,7 @@ void fan_memory_set_stream(fan_storage *st, fan_stream *owner)
         size_t i = 1;
         while (i < m->n && m->streams[i] != owner)
             i++;
-        if (i < m->n) /* it used it already: its hold moves */
+        if (i < m->n) /* s is a user already: the hold moves */
             m->streams[i] = m->streams[--m->n];
         else
             fan_stream_hold(owner);

@@ -140,7 +140,7 @@ fan_status fan_device_sparse_merge(fan_device *d, fan_stream *s, const fan_spars
         return fan_sparse_merge(in, n, coalesce, result, scale, out, err);
     fan_dtype last = in[n - 1].acc;
     bool plain = !coalesce && !(scale && scale->on) && (result == FAN_DT_NONE || result == last);
-    for (size_t i = 0; i < n && plain; i++) /* D3: where it widens, what came before is summed first */
+    for (size_t i = 0; i < n && plain; i++) /* D3: where the dtype gets wider, what came before is summed first */
         plain = in[i].sparse->format == FAN_FORMAT_COO && in[i].acc == last &&
                 in[i].sparse->indices->shape[0] == in[0].sparse->indices->shape[0];
     return plain ? sparse_concatenate(d, s, in, n, out, err)

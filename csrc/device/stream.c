@@ -8,8 +8,9 @@
 
 static atomic_uint_fast64_t last_stream;
 
-/* A lane that a stream leaves goes to the next stream, which goes on counting: what others know of the lane stays true,
- * for it speaks of smaller numbers. The lowest free lane goes first, so that clocks stay short. */
+/* When a stream is freed its lane goes to the next stream that is made, which goes on counting: what others know of the
+ * lane stays true, since it speaks of smaller counts. The lowest free lane is given out first, so that clocks stay
+ * short. */
 #define LANES 1024
 
 static pthread_mutex_t lanes_lock = PTHREAD_MUTEX_INITIALIZER;

@@ -11,10 +11,11 @@ struct fan_stream {
     fan_device *device; /* held */
     uint64_t id;        /* never reused; identifies the stream to the rules */
     uint64_t handle;    /* the backend's number for it, as users know it */
-    uint32_t lane;      /* of the elision clocks; FAN_NO_LANE: too many streams, nothing is left out */
-    uint64_t count;     /* records begun on it; a stream that inherits a lane goes on counting */
-    fan_clock known;    /* what it is known to wait for (Elision) */
-    void *impl;         /* the backend's */
+    /* its lane in the clocks (Elision); FAN_NO_LANE: there are too many streams, and no wait of this one is left out */
+    uint32_t lane;
+    uint64_t count;  /* records begun on it; a stream that inherits a lane goes on counting */
+    fan_clock known; /* what it is known to wait for (Elision) */
+    void *impl;      /* the backend's */
 };
 
 #define FAN_NO_LANE UINT32_MAX

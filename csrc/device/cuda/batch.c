@@ -41,7 +41,7 @@ static size_t batch_tiles(const fan_job *job, size_t which)
     return (size_t)((batch_numbers(job->out) + tile - 1) / tile);
 }
 
-/* batch_kind: which of the kinds a job belongs to, a new one where there is room; KINDS: to none. */
+/* batch_kind: the kind that a job belongs to, a new one if there is room; KINDS: none. */
 static size_t batch_kind(const fan_job *job, batch_many *kinds, size_t *nkinds)
 {
     batch_many k = {.scaled = job->scale && job->scale->on};
@@ -149,7 +149,7 @@ static fan_status batch_launch(fan__launch_ctx *s, const batch_many *k, uint64_t
     return fan__launch_threads(s, s->part->many[k->which], a.tiles * FAN_K_WARP, &a, err);
 }
 
-/* A job's place: its kind, and whether it has the company that makes a table worth while. */
+/* The jobs sorted by kind, and which of them are enough of a kind for a table to pay. */
 typedef struct batch_sorted {
     batch_many kinds[KINDS];
     size_t nkinds;
@@ -218,7 +218,7 @@ static fan_status batch_run_tables(fan__launch_ctx *s, batch_sorted *o, const fa
     batch_staging_give(s->part, staging, room);
     if (status == FAN_OK)
         return FAN_OK;
-    bool tried = false; /* else it failed before any launch, for all of them */
+    bool tried = false; /* false: it failed before any launch, and so for all of them */
     for (size_t i = 0; i < n; i++)
         tried |= states[i] != FAN_JOB_PENDING;
     for (size_t i = 0; i < n && !tried; i++)

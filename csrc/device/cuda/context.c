@@ -9,7 +9,7 @@ pthread_mutex_t fan__cuda_making = PTHREAD_MUTEX_INITIALIZER;
 static pthread_mutex_t opened_lock = PTHREAD_MUTEX_INITIALIZER;
 static fan_cuda *opened; /* all drivers; guarded by opened_lock */
 
-/* A fork waits until nobody holds a part's lock, under which nothing is called. */
+/* A fork waits until no thread holds the lock of a part; nothing is called while one is held. */
 static void context_lock_all(void)
 {
     (void)pthread_mutex_lock(&opened_lock);
@@ -28,7 +28,8 @@ static void context_unlock_all(void)
 
 static void context_in_child(void)
 {
-    (void)pthread_mutex_init(&fan__cuda_making, NULL); /* its holder is not here; what was half made is forgotten */
+    /* the thread that held it is not in the child; what it had half made is forgotten */
+    (void)pthread_mutex_init(&fan__cuda_making, NULL);
 }
 
 static fan_fork context_fork = {.lock = context_lock_all, .unlock = context_unlock_all, .child = context_in_child};
@@ -102,7 +103,7 @@ void fan__cuda_leave(fan__cuda_scope *scope)
     (void)fan__cuda_check(scope->part, fan__cuda_api_of(scope->part)->CtxPopCurrent(&mine), "cuCtxPopCurrent", NULL);
 }
 
-/* context_die: the first cause is kept. */
+/* context_die: the context is lost for good; the first cause is kept. */
 static void context_die(fan_cuda_part *p, const fan_error *cause)
 {
     (void)pthread_mutex_lock(&p->lock);
@@ -178,7 +179,7 @@ int fan__cuda_relax(const fan_cuda_part *p, int mode)
     if (!api->has[FAN_CUDA_CAPTURE] || mode < 0)
         return -1;
     for (int i = 0; i < 2;
-         i++) { /* a thread that stayed in relaxed mode would break other people's captures: so it is tried twice */
+         i++) { /* tried twice: a thread that stayed in relaxed mode would break the captures of others */
         int was = mode;
         if (api->ThreadExchangeStreamCaptureMode(&was) == 0)
             return was;

@@ -7,7 +7,7 @@
 /* fan__cuda_usable: not in a forked child, and not dead. */
 bool fan__cuda_usable(const fan_cuda_part *p);
 bool fan__cuda_forked(const fan_cuda *c);
-/* fan__cuda_refuse_dead: the first cause, told again. */
+/* fan__cuda_refuse_dead: FAN_ERR_DEVICE with the first failure that ended the context. */
 fan_status fan__cuda_refuse_dead(fan_cuda_part *p, fan_error *err);
 fan_status fan__cuda_refuse_child(const fan_cuda_part *p, fan_error *err);
 fan_status fan__cuda_enter(fan_cuda_part *p, fan__cuda_scope *scope, fan_error *err);
@@ -17,19 +17,19 @@ void fan__cuda_leave(fan__cuda_scope *scope);
 fan_status fan__cuda_check(fan_cuda_part *p, fan_cu_result code, const char *call, fan_error *err);
 /* fan__cuda_capture_advice: what to do about the codes 900 to 908. */
 const char *fan__cuda_capture_advice(fan_cu_result code);
-/* fan__cuda_lives: the primary context is there, as far as the driver knows. */
+/* fan__cuda_lives: whether the driver says that the primary context is there. */
 bool fan__cuda_lives(const fan_cuda_part *p);
-/* fan__cuda_relax: from here to the same call with what it returned (-1: nothing was changed), this thread's unsafe
- * calls disturb nobody's capture. */
+/* fan__cuda_relax: puts this thread into a capture mode in which its unsafe calls do not disturb the captures of other
+ * threads. Returns what a second call takes to undo it (-1: nothing was changed). */
 int fan__cuda_relax(const fan_cuda_part *p, int mode);
 /* fan__cuda_pass: blocks until all that is queued on a stream, which is not captured, has run. The captures of others
  * are not disturbed. */
 fan_status fan__cuda_pass(fan_cuda_part *p, fan_cu_stream on, fan_error *err);
 
-/* Who makes a device ready has it; a child makes it anew. */
+/* Held by the thread that makes a device ready; made anew in a forked child. */
 extern pthread_mutex_t fan__cuda_making;
 
-/* fan__cuda_list_add, _remove: the list of all that are open. */
+/* fan__cuda_list_add, fan__cuda_list_remove: keep the list of all open drivers. */
 void fan__cuda_list_add(fan_cuda *c);
 void fan__cuda_list_remove(fan_cuda *c);
 

@@ -42,7 +42,8 @@ fan_status fan_cuda_describe(fan_cuda *c, int index, char *buf, size_t size, fan
 fan_status fan_cuda_stream(fan_device *d, uint64_t handle, fan_stream **out, fan_error *err);
 /* fan_cuda_here: the device whose primary context is current on this thread; -1: none that is in use. */
 int fan_cuda_here(fan_cuda *c);
-/* fan_cuda_active: somebody in this process uses the device's primary context. Asking does not begin it. */
+/* fan_cuda_active: whether somebody in this process uses the primary context of the device. To ask does not create it.
+ */
 bool fan_cuda_active(fan_cuda *c, int index);
 /* fan_cuda_holding: the device on which the driver has memory at `address`; -1: it knows none there. */
 int fan_cuda_holding(fan_cuda *c, uint64_t address);

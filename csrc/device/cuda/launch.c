@@ -18,8 +18,8 @@ _Static_assert(sizeof(fan_k_fold) <= 4096 && sizeof(fan_k_any) <= 4096 && sizeof
 
 _Static_assert(sizeof(fan_k_stats_end) <= 4096, "the same");
 
-/* launch_is_foreign: the driver's word for code that it cannot use: made for other GPUs, or by a newer compiler than it
- * knows. */
+/* launch_is_foreign: whether the driver says that it cannot use the code: made for other GPUs, or by a compiler that is
+ * newer than the driver. */
 static bool launch_is_foreign(fan_cu_result code)
 {
     enum {

@@ -12,9 +12,9 @@ typedef struct fan__launch_ctx {
     fan_stream *stream;
     fan_cu_stream on;
     const char *label;
-    const fan_stats_out *stats_out; /* what sums leave behind; NULL: nothing */
+    const fan_stats_out *stats_out; /* where the statistics of sums go; NULL: none are wanted */
     size_t first_suspect;
-    bool blind;  /* sums are only told of: nothing is written */
+    bool blind;  /* only statistics are made: no sum is written */
     bool *begun; /* set once a launch went through */
 } fan__launch_ctx;
 
@@ -28,7 +28,7 @@ enum {
 #define X(name, bytes, from, acc) FAN__FOLD_##name,
     FAN_K_FOLD_LIST(X)
 #undef X
-        FAN__FOLDS /* how many; as an answer: none of them */
+        FAN__FOLDS /* their number; as an answer: none of them */
 };
 
 extern const fan__fold fan__folds[FAN__FOLDS];
@@ -39,7 +39,7 @@ fan_status fan__launch_threads(const fan__launch_ctx *w, fan_cu_function f, int6
                                fan_error *err);
 
 static inline uint64_t fan__address_of(const fan_array *a) { return (uint64_t)(uintptr_t)a->data; }
-/* fan__is_anywhere: some element lies where its numbers cannot be read in one piece. */
+/* fan__is_anywhere: whether some element lies at an address where its numbers cannot be read in one piece. */
 bool fan__is_anywhere(const fan_array *a);
 /* fan__fold_for: the kernel that takes these operands as they lie; FOLDS where there is none. */
 size_t fan__fold_for(const fan_array *out, const fan_operand *in, size_t n, bool scaled, fan_nditer *w);

@@ -1,9 +1,10 @@
 /* Memory of the CUDA backend.
  *
- * A block comes from the device's default pool in the order of the stream that uses it first, or, where there are no
- * pools, no such stream, or a capture, from cuMemAlloc: that can be used anywhere at once. Who frees says that all
- * users have passed, so a pooled block goes back on a stream of our own, which nobody else waits for. The block table
- * (one entry a block, sorted by address) says which is which, and which graphs use it. */
+ * A block comes from the default pool of the device, in the order of the stream that uses it first. Exception: without
+ * pools, without such a stream, or under a capture it comes from cuMemAlloc, and can be used anywhere at once. A block
+ * is freed only when all its users have passed, so a pooled block goes back on a stream of our own, for which nobody
+ * else waits. The block table, sorted by address, has an entry for each block: where it came from, and which graphs use
+ * it. */
 #include "device/cuda/memory.h"
 
 #include "base/fault.h"
@@ -34,7 +35,7 @@ static fan__cuda_block *block_holding(fan_cuda_part *p, uint64_t address)
     return i > 0 && address - p->blocks[i - 1].address < p->blocks[i - 1].bytes ? &p->blocks[i - 1] : NULL;
 }
 
-/* block_reserve: room in the books for one block more, before the driver is asked. */
+/* block_reserve: makes room in the block table for one block more, before the driver is asked. */
 static fan_status block_reserve(fan_cuda_part *p, fan_error *err)
 {
     (void)pthread_mutex_lock(&p->lock);
@@ -66,8 +67,8 @@ static void block_remove(fan_cuda_part *p, const fan__cuda_block *b)
     memmove(p->blocks + i, p->blocks + i + 1, (p->nblocks - i) * sizeof *p->blocks);
 }
 
-/* block_give: back to the driver, in the order of `on` where the pool takes it; the context is current. What fails here
- * is told by the next call that can. */
+/* block_give: gives a block back to the driver, in the order of `on` if the pool takes it; the context is current. A
+ * failure is reported by the next call that can report one. */
 static void block_give(fan_cuda_part *p, const fan__cuda_block *b, fan_cu_stream on)
 {
     const fan_cuda_api *api = fan__cuda_api_of(p);
@@ -77,9 +78,8 @@ static void block_give(fan_cuda_part *p, const fan__cuda_block *b, fan_cu_stream
     (void)fan__cuda_check(p, code, b->pooled ? "cuMemFreeAsync" : "cuMemFree", NULL);
 }
 
-/* block_free_pending: blocks whose last hold went while a graph used them, and whose graphs have gone since. The
- * context is current.
- */
+/* block_free_pending: frees the blocks whose last hold went while a graph used them, and whose graphs are gone by now.
+ * The context is current. */
 static void block_free_pending(fan_cuda_part *p)
 {
     for (;;) {
@@ -87,7 +87,8 @@ static void block_free_pending(fan_cuda_part *p)
         (void)pthread_mutex_lock(&p->lock);
         for (size_t i = 0; p->nleft && i < p->nblocks && !gone.address; i++) {
             const fan__cuda_block *b = &p->blocks[i];
-            if (b->left && atomic_load_explicit(b->graphs, memory_order_acquire) == 1) { /* the books' own */
+            /* the count of the block table itself */
+            if (b->left && atomic_load_explicit(b->graphs, memory_order_acquire) == 1) {
                 gone = *b;
                 block_remove(p, b);
             }
@@ -112,8 +113,8 @@ static fan_cu_result block_ask(fan_cuda_part *p, fan_cu_stream on, bool pooled, 
     return code;
 }
 
-/* block_take: the context is current. Where memory is short the pool gives back what it keeps, and it is tried once
- * more. */
+/* block_take: gets a block; the context is current. If memory is short, the pool gives back what it keeps, and it is
+ * tried once more. */
 static fan_status block_take(fan_cuda_part *p, fan_stream *stream, size_t bytes, fan__cuda_block *b, fan_error *err)
 {
     char call[64];
@@ -215,7 +216,7 @@ void fan__cuda_scratch_free(fan_stream *s, uint64_t address)
         block_remove(p, b);
     }
     (void)pthread_mutex_unlock(&p->lock);
-    if (!found.address) { /* a graph's */
+    if (!found.address) { /* it was made by a graph */
         fan__cuda_free(s->device, (void *)(uintptr_t)address, 0);
         return;
     }
@@ -229,7 +230,7 @@ void fan__cuda_scratch_free(fan_stream *s, uint64_t address)
     fan__cuda_leave(&scope);
 }
 
-/* block_graph_gone: on a thread of the driver's, which must not be called from here. */
+/* block_graph_gone: a graph is gone. Called on a thread of the driver, from which the driver must not be called. */
 static void block_graph_gone(void *ctx)
 {
     atomic_size_t *graphs = ctx;
@@ -255,7 +256,7 @@ fan_status fan__cuda_retain(fan_cuda_part *p, uint64_t address, uint64_t capture
     fan_status status = FAN_OK;
     (void)pthread_mutex_lock(&p->lock);
     fan__cuda_block *b = block_holding(p, address);
-    bool known = !b || b->capture == capture; /* not ours, or told already */
+    bool known = !b || b->capture == capture; /* not ours, or the capture has it already */
     if (!known && !b->graphs) {
         b->graphs = fan_alloc(sizeof *b->graphs);
         if (b->graphs)
@@ -281,7 +282,7 @@ fan_status fan__cuda_retain(fan_cuda_part *p, uint64_t address, uint64_t capture
         (void)api->UserObjectRelease(object, 1); /* which counts down */
         return status;
     }
-    block_note_capture(p, address, capture); /* only now: what could not be told is told again by the next job */
+    block_note_capture(p, address, capture); /* only now: if this failed, the next job tries again */
 done:
     if (status != FAN_OK)
         block_graph_gone(graphs);
@@ -295,7 +296,7 @@ void fan__cuda_blocks_fini(fan_cuda_part *p)
         if (b->left && atomic_load_explicit(b->graphs, memory_order_acquire) == 1 && fan__cuda_usable(p))
             block_give(
                 p, b,
-                p->free_stream); /* else a graph may still be replayed: what it uses is left to the process's end */
+                p->free_stream); /* else a graph may still be launched: what it uses stays until the process ends */
         if (b->graphs && atomic_fetch_sub_explicit(b->graphs, 1, memory_order_acq_rel) == 1)
             fan_free(b->graphs);
     }

@@ -9,7 +9,7 @@ void fan__cuda_free(fan_device *d, void *data, size_t bytes);
 /* fan__cuda_scratch: memory for one job on s; fan__cuda_scratch_free: in the order of s. */
 fan_status fan__cuda_scratch(fan_stream *s, size_t bytes, uint64_t *out, fan_error *err);
 void fan__cuda_scratch_free(fan_stream *s, uint64_t address);
-/* fan__cuda_retain: work under capture uses the memory at `address`: it lives as long as the graph. */
+/* fan__cuda_retain: captured work uses the memory at `address`: it is kept as long as the graph. */
 fan_status fan__cuda_retain(fan_cuda_part *p, uint64_t address, uint64_t capture, fan_cu_graph graph, fan_error *err);
 void fan__cuda_blocks_fini(fan_cuda_part *p);
 

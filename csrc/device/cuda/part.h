@@ -21,15 +21,15 @@ typedef struct fan__cuda_block {
     uint64_t address;
     size_t bytes;
     bool pooled;           /* of cuMemAllocAsync */
-    bool left;             /* its last hold went, but a graph uses it */
-    uint64_t capture;      /* the last capture that was told of it */
-    atomic_size_t *graphs; /* graphs that use it, counted down by the driver's threads; NULL: none ever did */
+    bool left;             /* its last hold is gone, but a graph uses it */
+    uint64_t capture;      /* the last capture whose graph has it */
+    atomic_size_t *graphs; /* graphs that use it; counted down on threads of the driver. NULL: no graph ever did */
 } fan__cuda_block;
 
 /* A stream of our own for captures that need one. */
 typedef struct fan__capture_stream {
     uint64_t handle;
-    uint64_t capture; /* the last one that it was lent to */
+    uint64_t capture; /* the last capture that used it */
     size_t asked;     /* threads that are about to hold it */
 } fan__capture_stream;
 
@@ -48,7 +48,7 @@ typedef struct fan_cuda_part {
 #define X(field, name) fan_cu_function field;
     FAN__CUDA_KERNEL_LIST(X)
 #undef X
-    fan_cu_stream free_stream; /* of our own, for what nobody waits for */
+    fan_cu_stream free_stream; /* of our own, for work that nobody waits for */
     fan_cu_pool pool;
     int processors;
     fan_stream **streams; /* those that somebody holds; no holds */
@@ -59,15 +59,15 @@ typedef struct fan_cuda_part {
     size_t nblocks, blocks_cap;
     char *staging; /* where the tables of run_many are made; NULL: none, or in use */
     size_t staging_bytes;
-    size_t nleft; /* blocks that are left: reap need not look where there is none */
+    size_t nleft; /* how many blocks are `left`: where there are none, block_free_pending has nothing to do */
     atomic_bool dead;
-    fan_error cause; /* of its death; written once, before `dead` */
+    fan_error cause; /* the first failure that ended the context; written once, before `dead` */
 } fan_cuda_part;
 
 struct fan_cuda {
     atomic_size_t holds;
     fan_cuda_api api;
-    unsigned life; /* forks so far when it was opened */
+    unsigned life; /* how many forks had been by the time it was opened */
     int count;
     uint64_t left_out;
     fan_cuda_part *parts;
@@ -79,7 +79,9 @@ typedef struct fan__cuda_stream {
     fan_cu_stream handle;
     uint64_t thread; /* of handle 2; else 0 */
     atomic_bool
-        gone; /* the driver said that it was destroyed: the handle is not used again, and may be another stream's */
+        /* the driver said that it was destroyed: the handle is not used again, and may already be that of another
+           stream */
+            gone;
 } fan__cuda_stream;
 
 /* The context of a part, current between enter and leave. */

@@ -33,8 +33,8 @@ fan_status fan__cuda_capture_of(fan_stream *s, uint64_t *id, fan_cu_graph *graph
     FAN_TRY(fan__cuda_queue_of(s, &on, err));
     if (!api->has[FAN_CUDA_CAPTURE])
         return FAN_OK;
-    /* The legacy stream is never captured. While a blocking stream is, it must rest: asking says so (906), and disturbs
-     * nobody; work on it would. */
+    /* The legacy stream is never captured, and must not be used while a blocking stream is. This query reports that
+     * (906) and disturbs nobody; work queued on it would. */
     fan_cu_result code = api->StreamGetCaptureInfo(on, &status, &found, graph, NULL, NULL);
     if (fan_cuda_stale(code) && s->handle > 2 && fan__cuda_lives(p))
         atomic_store_explicit(&fan__cuda_queue(s)->gone, true, memory_order_relaxed);
@@ -63,7 +63,7 @@ static fan_stream *stream_known(fan_cuda_part *p, uint64_t handle, uint64_t thre
     return found;
 }
 
-/* stream_make: puts a new one into the list; another thread may have come first. */
+/* stream_make: makes a stream and puts it into the list, unless another thread was first. */
 static fan_stream *stream_make(fan_cuda_part *p, uint64_t handle, uint64_t thread)
 {
     fan__cuda_stream *q = fan_calloc(sizeof *q);
@@ -149,7 +149,8 @@ fan_status fan__cuda_capture(fan_stream *s, uint64_t *id, fan_error *err)
     return status;
 }
 
-/* capture_stream_for: one that this capture has already, or that nobody holds. The part's lock is held. */
+/* capture_stream_for: the stream that this capture has already, or one that nobody holds. The lock of the part is held.
+ */
 static fan__capture_stream *capture_stream_for(fan_cuda_part *p, uint64_t capture)
 {
     fan__capture_stream *idle = NULL;
@@ -219,8 +220,8 @@ fan_status fan__cuda_capture_stream(fan_device *d, uint64_t id, fan_stream **out
     return status;
 }
 
-/* stream_not_captured: what the host must not ask for while s is captured, refused before the driver hears of it: the
- * capture stays valid. */
+/* stream_not_captured: refuses what the host must not ask for while s is captured, before the driver hears of it: so
+ * the capture stays valid. */
 static fan_status stream_not_captured(fan_stream *s, const char *what, fan_error *err)
 {
     uint64_t id;
@@ -232,8 +233,8 @@ static fan_status stream_not_captured(fan_stream *s, const char *what, fan_error
               : FAN_OK;
 }
 
-/* stream_none_captured: what waits for a whole context breaks every capture in it: refused while one of the streams
- * that are known is captured. */
+/* stream_none_captured: a wait for a whole context breaks every capture in it: refused while one of the known streams
+ * is captured. */
 static fan_status stream_none_captured(fan_cuda_part *p, const char *what, fan_error *err)
 {
     bool more = true, captured = false;

@@ -21,8 +21,8 @@ _Static_assert(sizeof(fan_device_stats) == 8 * FAN_STATS_WORDS &&
 
 static uint64_t sum_rows_of(const fan_stats_out *g) { return fan__address_of(g->words) + sizeof(fan_device_stats); }
 
-/* sum_stats_rows: the rows of `size` elements into the figures. `from`: the operand that is the first source; `more`:
- * an earlier launch has told of operands before. */
+/* sum_stats_rows: adds up the rows of `size` elements. `from`: the operand that is the first source of this launch;
+ * `more`: an earlier launch has measured the operands before it. */
 static fan_status sum_stats_rows(const fan__launch_ctx *s, int64_t rows, int64_t size, size_t from, size_t n, bool more,
                                  fan_error *err)
 {
@@ -143,7 +143,7 @@ static sum_source sum_source_of(const fan_array *a, fan_dtype acc)
                         .anywhere = fan__is_anywhere(a)};
 }
 
-/* sum_keeps: a running sum of dtype acc may lie in out while in[from..n) are still to come. */
+/* sum_keeps: whether a running sum of dtype acc may lie in `out` while in[from..n) are still to be read. */
 static bool sum_keeps(const fan_array *out, fan_dtype acc, const fan_operand *in, size_t from, size_t n)
 {
     for (size_t k = from; k < n; k++)
@@ -225,7 +225,7 @@ fan_status fan__cuda_copy(const fan__launch_ctx *s, const fan_array *out, const 
     return fan__cuda_sum(s, out, &(fan_operand){.array = in, .acc = out->dtype}, 1, NULL, err);
 }
 
-/* sum_find_first_nonfinite: where the figures tell of an element that is not finite, and not of who brought it: was it
+/* sum_find_first_nonfinite: if the sum has an inf or a NaN, and no contribution is known yet that brought it: was it
  * `of`? */
 static fan_status sum_find_first_nonfinite(const fan__launch_ctx *s, const fan_array *of, int64_t key, fan_error *err)
 {

@@ -1,4 +1,4 @@
-/* access: what an operation touches, told to the search and held against happens-before. */
+/* access: the memory that an operation touches: reported to the search, and checked against happens-before. */
 #ifndef FAN_DEVICE_SIM_ACCESS_H
 #define FAN_DEVICE_SIM_ACCESS_H
 
@@ -15,8 +15,8 @@ fan_sim_device_part *fan__access_part(fan_sim *m, uintptr_t address);
 fan_block *fan__access_block(fan_sim *m, const void *address);
 void fan__access_touch(fan_sim *m, fan__visit *next, const void *what);
 
-/* Who keeps the memory that an operation touches until it is through: nobody, the graph that it belongs to, the host
- * that waits for it. */
+/* What keeps the memory that an operation touches until it has run: nothing, the graph that it belongs to, the host
+ * thread that waits for it. */
 typedef enum keeper { KEPT_BY_NOBODY, KEPT_BY_GRAPH, KEPT_BY_HOST } fan__keeper;
 
 /* fan__access_judge: holds an operation on `lane` against all before it. FAN_ERR_RACE with *race; FAN_ERR_NOMEM leaves

@@ -1,9 +1,8 @@
-/* arena: addresses handed out first-fit from one mapping, the lowest free block first, so that what is given back is
- * used again at once.
+/* arena: addresses of one mapping, handed out first-fit: the lowest free block first, so that memory given back is used
+ * again at once.
  *
- * Blocks begin at multiples of 64 bytes. Free memory is poisoned where asked: whoever reads what he should not reads
- * 0xA5. Not thread-safe.
- */
+ * Blocks begin at multiples of 64 bytes. With `poison`, free memory is filled with 0xA5: work that reads memory it must
+ * not read sees that. Not thread-safe. */
 #ifndef FAN_DEVICE_SIM_ARENA_H
 #define FAN_DEVICE_SIM_ARENA_H
 
@@ -17,7 +16,7 @@
 typedef struct fan_block {
     uintptr_t lo, hi;
     bool used;
-    bool automatic;  /* the owner of the arena says what it means */
+    bool automatic;  /* what the next four mean is for the owner of the arena to say */
     bool left;       /* .. and this */
     uint32_t graphs; /* .. and this */
     uint64_t name;   /* .. and this too */

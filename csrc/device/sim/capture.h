@@ -43,7 +43,7 @@ enum {
 typedef struct fan_capture_run {
     uint64_t id; /* never reused */
     fan_capture_mode mode;
-    uint64_t thread; /* that began it */
+    uint64_t thread; /* the thread that began it */
     bool broken, ended;
     uint32_t members;
     fan_clock *before; /* of each member: what comes before its next work */

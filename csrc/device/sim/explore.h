@@ -5,13 +5,19 @@
  * commute, and sleep sets leave out orders that differ only by such swaps. With `reduce` false all orders are run: that
  * is how the reduction itself is checked.
  *
- *   while (fan_explore_begin(x)) { while (actors left) { a = fan_explore_choose(x, mask); step(a);
- * fan_explore_touched(x, ..); } fan_explore_end(x); }
+ *   while (fan_explore_begin(x)) {
+ *       while (actors left) {
+ *           a = fan_explore_choose(x, mask);
+ *           step(a);
+ *           fan_explore_touched(x, ..);
+ *       }
+ *       fan_explore_end(x);
+ *   }
  *
  * Title: What footprints must say. Steps commute if neither writes what the other touches. So a footprint names
  * everything that the step's course, or whether its actor (or another) may act, depends on, and everything that it
- * changes; a lock that is taken is written. Objects bear the same number in every run: name them by who made them and
- * when in his own course, never by address of the host or by order of arrival.
+ * changes; a lock that is taken is written. Objects bear the same number in every run: name them by the thread that
+ * made them and when in the course of its maker, never by address of the host or by order of arrival.
  *
  * Title: Sleep sets. When the search has run all orders that begin (from some point) with actor a, it goes on with b
  * and lets a sleep: no order is begun with a again until a step touches what a's step touches. The footprint of a
@@ -19,12 +25,12 @@
  * is, so it need not be run to be known. Every order is then equivalent to one that was run (Godefroid); what differs
  * between the two is neither a value nor a verdict.
  *
- * Title: All alone. A step that commutes with all that others ever do need not be tried later: nobody else is chosen in
- * its place (a persistent set of one). What others ever do is learnt as it is seen. Until one of them is seen to meet
- * the step, no order that was left out can show it: the first one to do so would do it behind the step, too, in an
- * order that is run. When that comes, all is searched anew, with what is known by then. It holds where who cannot act
- * has touched what he waits for, in the step that ended there: else he may wait for this very step, unseen. So it is
- * asked for (fan_explore_prune).
+ * Title: All alone. A step that commutes with all that other actors ever do need not be tried later: no other actor is
+ * chosen in its place (a persistent set of one). What others ever do is learnt as it is seen. Until one of them is seen
+ * to touch what the step touches, no order that was left out can show it: the first actor to do so would do it behind
+ * the step, too, in an order that is run. When it is seen, the search begins anew with what is known by then. This
+ * holds only if an actor that cannot act has touched what it waits for, in the step that ended there: else it may be
+ * waiting, unseen, for this very step. So it is done only on request (fan_explore_prune).
  */
 #ifndef FAN_DEVICE_SIM_EXPLORE_H
 #define FAN_DEVICE_SIM_EXPLORE_H

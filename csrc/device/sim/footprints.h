@@ -38,10 +38,11 @@ typedef struct fan__print_known {
 /* A point of the search: the orders that share their first steps. */
 typedef struct fan__explore_node {
     uint32_t enabled;
-    uint32_t asleep;                   /* when it was reached */
-    uint32_t done;                     /* run from here in full; asleep for the rest */
-    int chosen;                        /* runs from here now */
-    bool answer;                       /* inside the step before: what it was told; `enabled` are the answers */
+    uint32_t asleep; /* the actors asleep when it was reached */
+    uint32_t done;   /* the actors whose orders from here have all been run; they sleep for the rest */
+    int chosen;      /* the actor that is being run from here now */
+    /* the choice is no actor but the answer to a query inside the step before; `enabled` are the answers */
+    bool answer;
     fan__print *of[FAN__PRINT_ACTORS]; /* of the step of each actor asleep, done or chosen */
 } fan__explore_node;
 
@@ -79,10 +80,10 @@ struct fan_explore {
 fan__print *fan__print_take(fan_explore *x);
 void fan__print_give(fan_explore *x, fan__print *f);
 bool fan__print_independent(const fan_explore *x, const fan__print *a, const fan__print *b);
-/* fan__print_learn: what an actor does to an object; a meeting that is new may have been missed where he was taken to
- * be alone. */
+/* fan__print_learn: notes what an actor did to an object. If it is the first to meet a step that was taken to be alone,
+ * orders may have been left out wrongly. */
 fan_status fan__print_learn(fan_explore *x, uint64_t object, int actor, unsigned how);
-/* fan__print_alone: whether nobody else was ever seen to do anything that a step does not commute with. */
+/* fan__print_alone: whether no other actor was ever seen to do anything that does not commute with the step. */
 bool fan__print_alone(const fan_explore *x, int actor, const fan__print *f);
 fan_status fan__print_weigh(fan_explore *x, uint64_t object);
 

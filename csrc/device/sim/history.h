@@ -30,7 +30,7 @@ typedef struct fan__range {
 } fan__range;
 
 typedef struct fan__chunk {
-    struct fan__chunk *next; /* among the spare ones */
+    struct fan__chunk *next; /* the next free chunk */
     uint32_t n;              /* never 0 in the directory */
     fan__range r[FAN__CHUNK];
 } fan__chunk;
@@ -50,11 +50,11 @@ typedef struct fan__op_slot {
 typedef struct fan__lane {
     fan_clock clock;
     uint64_t who;
-    uint64_t count; /* of one that was left: its clock is given back */
+    uint64_t count; /* of a lane that was left: its clock is given back */
     size_t ops;     /* operations of it that the history names */
     uint32_t open;  /* its latest operation, or NONE */
     bool host;
-    bool left; /* another may have it */
+    bool left; /* it may be given to another stream or thread */
 } fan__lane;
 
 typedef struct fan__lock {

@@ -1,15 +1,16 @@
-/* host_sched: host threads that act one at a time, in an order that is chosen (D30). Knows nothing of devices.
+/* host_sched: host threads that act one at a time, in an order that is chosen (D30). It knows nothing of devices.
  *
- * A thread (an actor) has the turn from one yield to the next: that is a step. At a yield the chooser says who goes on.
- * An actor that wants a mutex which another holds, or that waits on a condition, cannot be chosen until the mutex is
- * free, or until another actor has been inside the condition's mutex and changed something. When none can be chosen,
- * that is a deadlock. So it is when one asks in vain again and again (fan_host_sched_idle) and no other acts.
+ * A thread (an actor) has the turn from one yield to the next: that is a step. At a yield the chooser says which actor
+ * goes on. An actor that wants a mutex which another one holds cannot be chosen until the mutex is free; one that waits
+ * on a condition cannot be chosen until another actor has been inside the mutex of the condition and changed something.
+ * It is a deadlock when no actor can be chosen, and also when one asks in vain again and again (fan_host_sched_idle)
+ * while no other acts.
  *
- * Title: Giving up. A run ends early when its chooser abandons it, or in a deadlock. Then nobody is asked any more:
- * whoever has the turn keeps it until he ends or must wait, and actors that have not begun never do. Conditions are
- * woken once so that a waiter can look up (fan_host_sched_given_up); who then waits again, or for a mutex that is never
- * given back, is stuck: he stays where he is for good, and the join goes on without him.
- */
+ * Title: Giving up. A run ends early when its chooser abandons it, or in a deadlock. From then on the chooser is not
+ * asked: the actor that has the turn keeps it until it ends or must wait, and actors that have not begun never do.
+ * Conditions are woken once, so that an actor that waits can ask fan_host_sched_given_up. An actor that then waits
+ * again, or for a mutex that is never given back, is stuck: it stays where it is for good, and the join goes on without
+ * it. */
 #ifndef FAN_DEVICE_SIM_HOST_SCHED_H
 #define FAN_DEVICE_SIM_HOST_SCHED_H
 
@@ -28,11 +29,11 @@ typedef struct fan_host_sched fan_host_sched;
 
 typedef enum fan_give_up { FAN_GOING, FAN_ABANDONED, FAN_DEADLOCKED } fan_give_up;
 
-/* Who acts next: one of `enabled` (a mask, not 0), or -1 to abandon the run. Called with its lock held: it
- * may not call back. */
+/* Which actor acts next: one of `enabled` (a mask, not 0), or -1 to abandon the run. Called with the lock of the
+ * scheduler held: it may not call back. */
 typedef struct fan_host_sched_hooks {
     int (*choose)(void *ctx, uint32_t enabled); /* NULL: by the seed */
-    int (*pick)(void *ctx, int n);              /* one of n answers (fan_host_sched_pick); NULL: nobody chooses */
+    int (*pick)(void *ctx, int n);              /* one of n answers (fan_host_sched_pick); NULL: nothing chooses */
     void *ctx;
     /* around waiting for the turn (a frontend lets go of its own locks); NULL: nothing. `after` gets what `before`
      * gave. */
@@ -53,25 +54,26 @@ size_t fan_host_sched_count(fan_host_sched *t); /* actors of this round that hav
  * counts as ended). */
 bool fan_host_sched_begin(fan_host_sched *t, int actor);
 void fan_host_sched_yield(fan_host_sched *t, int actor);
-/* fan_host_sched_wait: the actor, which has the turn, cannot go on: another holds `mutex`, or he waits for a change
- * made under it. `site`: where he is. Returns when he may look again. */
+/* fan_host_sched_wait: the actor, which has the turn, cannot go on: another one holds `mutex`, or it waits for a change
+ * made under it. `site`: where in the source of the user. Returns when it may look again. */
 void fan_host_sched_wait(fan_host_sched *t, int actor, uint64_t mutex, const char *site);
-/* fan_host_sched_idle: the actor asked and was told "not yet"; fan_host_sched_busy: it did something else. */
+/* fan_host_sched_idle: the actor has asked something and the answer was "not yet". fan_host_sched_busy: it did
+ * something else. */
 void fan_host_sched_idle(fan_host_sched *t, int actor);
 void fan_host_sched_busy(fan_host_sched *t, int actor);
-/* fan_host_sched_pick: which of n answers, by the hooks; it stands in the schedule. -1: nobody chooses. */
+/* fan_host_sched_pick: which of n answers, by the hooks; it is part of the schedule. -1: nothing chooses. */
 int fan_host_sched_pick(fan_host_sched *t, int n);
-/* fan_host_sched_limit: a round of more choices is one without an end, and given up as a deadlock is; 0: no limit.
- * Nobody is in it. */
+/* fan_host_sched_limit: after so many choices a round counts as endless, and is given up like a deadlock; 0: no limit.
+ * No thread is in it. */
 void fan_host_sched_limit(fan_host_sched *t, size_t steps);
 /* fan_host_sched_steps: choices so far. */
 size_t fan_host_sched_steps(fan_host_sched *t);
-/* fan_host_sched_break: called by anyone while an actor has the turn and does not come back: the round is given up as a
- * deadlock is, of which `text` tells, and goes on without him: he need not wait any more. Returns who it was, or -1. */
+/* fan_host_sched_break: called by any thread while an actor has the turn and does not come back: gives the round up
+ * like a deadlock, reported with `text`, and goes on without that actor. Returns its number, or -1. */
 int fan_host_sched_break(fan_host_sched *t, const char *text);
 void fan_host_sched_locked(fan_host_sched *t, int actor, uint64_t mutex);
-void fan_host_sched_unlocking(fan_host_sched *t, int actor, uint64_t mutex); /* which he holds */
-/* fan_host_sched_changed: what those wait for who wait for a change under the mutex, which the actor holds. */
+void fan_host_sched_unlocking(fan_host_sched *t, int actor, uint64_t mutex); /* .. which the actor holds */
+/* fan_host_sched_changed: the actor, which holds the mutex, has made the change that others wait for under it. */
 void fan_host_sched_changed(fan_host_sched *t, int actor, uint64_t mutex);
 /* fan_host_sched_end: the actor has ended (or, called by anyone, will never begin). */
 void fan_host_sched_end(fan_host_sched *t, int actor);

@@ -3,10 +3,10 @@
  *   record   V[s] |= H[h]; E = V[s]           wait    V[s] |= H[h]; V[s] |= E
  *   sync     H[h] |= V[s] or E                lock    H[h] |= M[m]       unlock  M[m] = H[h]
  *
- * Title: Lanes are used again. A lane whose stream has gone (fan_race_check_leave) is another's, who goes on counting,
- * as soon as that adds no order: nothing of it is left in the history, or whoever makes the other knows all of it, and
- * so does the other from its beginning. So lanes are as many as streams were at one time, and clocks no wider.
- */
+ * Title: Lanes are used again. The lane of a stream that is gone (fan_race_check_leave) is given to a new stream or
+ * thread, which goes on counting, as soon as that adds no order: either nothing of the old one is left in the history,
+ * or the thread that makes the new one knows all of it, and the new one knows it from its beginning. So there are only
+ * as many lanes as there were streams at one time, and clocks are no wider. */
 #ifndef FAN_DEVICE_SIM_LANES_H
 #define FAN_DEVICE_SIM_LANES_H
 
@@ -21,17 +21,16 @@ typedef struct fan_race_check fan_race_check;
 
 /* fan_race_check_lane: a new lane (a stream or a host thread); FAN_ERR_NOMEM. */
 fan_status fan_race_check_lane(fan_race_check *o, uint32_t *lane, fan_error *err);
-/* fan_race_check_reuse: a lane that was left, for who knows `seen` (Lanes are used again); false: there is none.
- * fan_race_check_leave: nothing is queued on `lane` any more. fan_race_check_name: what the operations of `lane` from
- * now on say for `who` (0 at first). */
+/* fan_race_check_reuse: a lane that was left, for one whose maker knows `seen` (Lanes are used again); false: there is
+ * none. fan_race_check_leave: nothing is queued on `lane` any more. fan_race_check_name: operations of `lane` bear the
+ * number `who` from now on (0 at first). */
 bool fan_race_check_reuse(fan_race_check *o, const fan_clock *seen, uint32_t *lane);
 void fan_race_check_leave(fan_race_check *o, uint32_t lane);
 void fan_race_check_name(fan_race_check *o, uint32_t lane, uint64_t who);
 uint64_t fan_race_check_who(const fan_race_check *o, uint32_t lane);
-/* fan_race_check_host: says that `lane` is a host thread. What a host thread touched itself was over when its call
- * returned, and it held the memory until then: a release does not ask for it. A sync of a host thread does not fail.
- * FAN_ERR_NOMEM.
- */
+/* fan_race_check_host: says that `lane` is a host thread. What a host thread touches itself is over when its call
+ * returns, and until then it holds the memory: so a release need not wait for it. A sync of a host thread does not
+ * fail. FAN_ERR_NOMEM. */
 fan_status fan_race_check_host(fan_race_check *o, uint32_t lane);
 fan_clock *fan_race_check_clock(fan_race_check *o, uint32_t lane); /* borrowed; until the next fan_race_check_lane */
 

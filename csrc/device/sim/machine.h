@@ -29,12 +29,12 @@ struct fan_sim_queue {
     uint64_t handle;
     uint64_t name; /* for footprints */
     uint32_t lane;
-    fan_stream *stream; /* of a user who asked for it, while it lives; no hold */
+    fan_stream *stream; /* the stream that a user made, while it lives; not held */
     bool blocking, legacy;
     bool running;          /* its head is being run */
     uint64_t queued, done; /* ops ever, ops run; events and waits speak of these numbers */
     fan_sim_op *head, **tail;
-    double end_us;                /* when what is queued ends */
+    double end_us;                /* the time at which all that is queued will have run */
     fan_sim_recording *recording; /* the capture that it is in; counted; NULL: none */
     uint32_t member;              /* its number there */
 };
@@ -98,7 +98,7 @@ typedef struct fan_sim_event {
     fan_clock place;              /* in the capture */
 } fan_sim_event;
 
-/* Whose a lane of the checker is: a stream of a device, or, of device -1, a host thread: its actor, or FAN_MAIN. */
+/* What a lane of the checker belongs to: a stream of a device, or (device -1) a host thread: its actor, or FAN_MAIN. */
 #define FAN_SIM_WHO(device, handle) ((uint64_t)((device) + 1) << 48 | ((handle) & FAN_MAIN))
 #define FAN_SIM_WHO_DEVICE(who) ((int)((who) >> 48) - 1)
 #define FAN_SIM_WHO_HANDLE(who) ((who) & FAN_MAIN)
@@ -112,7 +112,9 @@ typedef struct fan_sim_device_part {
     fan_stream *current; /* the legacy stream as a fan_stream; held while the machine has users */
     uint64_t current_id; /* its number, once it has one */
     uint64_t
-        given; /* bytes handed out, ever: while they fit, whoever asks for some cannot be in want because of another */
+        /* bytes handed out, ever: while they fit into the arena, no thread can run out of memory because of another one
+         */
+            given;
 } fan_sim_device_part;
 
 struct fan_sim {
@@ -154,7 +156,7 @@ struct fan_sim {
     uint64_t serial; /* its place among all machines of the process; in the numbers of mutexes that its threads make */
     fan_sim_recording *recordings; /* under way */
     fan_sim_graph *graphs;         /* those that have been made */
-    atomic_size_t captures;        /* how many those are: who asks whether he is captured mostly asks in vain */
+    atomic_size_t captures;        /* how many captures there are: mostly none, and then asking costs one load */
 };
 
 static inline fan_sim *fan__sim_machine(const fan_device *d) { return d->self; }

@@ -27,8 +27,8 @@
 fan_race_check *fan_race_check_new(void);    /* NULL when out of memory */
 void fan_race_check_free(fan_race_check *o); /* NULL is fine */
 
-/* fan_race_check_plan: tells of an access that the next operation will make: fan_race_check_begin then makes room for
- * it, and noting it cannot fail for want of memory. Optional. */
+/* fan_race_check_plan: announces an access of the next operation: fan_race_check_begin then makes room for it, so that
+ * noting it cannot fail for want of memory. Optional. */
 void fan_race_check_plan(fan_race_check *o, const fan_array *a);
 /* fan_race_check_begin: a new operation on `lane`, queued by host lane `host` (may be the same lane): ticks the lane.
  * What it is called by in *op, good until the next operation of that lane begins. FAN_ERR_NOMEM leaves all as it was.
@@ -38,12 +38,13 @@ fan_status fan_race_check_begin(fan_race_check *o, uint32_t lane, uint32_t host,
 /* fan_race_check_access: operation `op` touches every byte run of `a`. Returns FAN_ERR_RACE with *race (may be NULL)
  * filled on a conflict (history is updated all the same); FAN_ERR_NOMEM. */
 fan_status fan_race_check_access(fan_race_check *o, uint64_t op, const fan_array *a, bool write, fan_race *race);
-/* fan_race_check_over: the same of an operation on a stream: the host thread that queued it waits for it (awaited), or
- * somebody keeps the memory until it has run. Right behind fan_race_check_begin. */
+/* fan_race_check_over: says of an operation on a stream, right behind fan_race_check_begin, that the host thread which
+ * queued it waits for it (`awaited`), or that something keeps the memory until it has run: a release need not wait for
+ * it. */
 void fan_race_check_over(fan_race_check *o, uint64_t op, bool awaited);
-/* fan_race_check_release: the bytes [lo, hi) are given back once `lanes` (n of them) have passed, by host lane `host`.
- * Where memory is short the check is made and no mark is left. fan_race_check_let_go: the check alone: somebody else
- * keeps them for now. */
+/* fan_race_check_release: host lane `host` gives the bytes [lo, hi) back once `lanes` (n of them) have passed. If
+ * memory is short the check is made and no mark is left. fan_race_check_let_go: the check alone: the bytes are kept by
+ * something else for now. */
 fan_status fan_race_check_release(fan_race_check *o, uint32_t host, const uint32_t *lanes, size_t n, uintptr_t lo,
                                   uintptr_t hi, const char *site, fan_race *race);
 fan_status fan_race_check_let_go(fan_race_check *o, uint32_t host, const uint32_t *lanes, size_t n, uintptr_t lo,

@@ -1,31 +1,35 @@
 /* sim: a machine of simulated devices: streams are queues, work runs late and in any order that streams and events
  * allow.
  *
- * Behind the table of backend.h like any backend; what is here is what only tests and users of the simulation see.
- * Meaning of streams and events is CUDA's (docs/simulated-device.md). Nothing runs when queued; at a sync, a read or a
- * step the scheduler picks runnable heads by seed or by a named schedule. Every access is held against happens-before
- * when it is queued (race_check.h).
+ * It stands behind the table of backend.h like any backend; what is here is what only tests and users of the simulation
+ * see. Streams and events mean what they mean in CUDA (docs/simulated-device.md). Nothing runs when it is queued: at a
+ * sync, a read or a step the scheduler picks heads of queues that may run, by seed or by a named schedule. Every access
+ * is checked against happens-before when it is queued (race_check.h).
  *
- *   A1  a stream is a queue                             A5  the order of launches on the host orders nothing across
- * streams A2  an event is all earlier work of its stream      A6  waits work across devices A3  a wait is for the
- * latest record when it is      A7  only the legacy default stream (handle 1) orders others, and of those only the
- *       queued; later records do not matter                 blocking ones: each call that names it is work between
- * theirs A4  a wait for an event never recorded is nothing   A8  freed memory is used again at once
+ * - A1: a stream is a queue.
+ * - A2: an event is all earlier work of its stream.
+ * - A3: a wait is for the latest record when it is queued; later records do not matter.
+ * - A4: a wait for an event that was never recorded is nothing.
+ * - A5: the order of launches on the host orders nothing across streams.
+ * - A6: waits work across devices.
+ * - A7: only the legacy default stream (handle 1) orders others, and of those only the blocking ones: each call that
+ * names it is work between theirs.
+ * - A8: freed memory is used again at once.
  *
- * Title: What the search sees. In a spawned thread each call of the face begins with a turn (base/thread.h, Calls and
- * turns) and every call reports its footprint (explore.h): streams, events, blocks of memory, locks, captures; and what
- * takes no lock: slots, budgets, counters, how another thread ended. What only adds to a number (memory in use, bytes
- * that are parked, work that is queued) commutes until somebody decides by it. A thread that calls another machine
- * reports to its own. Two things are left out, because nothing can tell: addresses (memory given back was checked when
- * its last hold went, comes back poisoned, and its history begins anew) and how much work has run (only queries and
- * steps can tell, and they count as its writers; a sync only reads). Holds are atomic counts that the search does not
- * see: which of two threads lets go last is tried only as far as their other steps differ.
+ * Title: What the search sees. In a spawned thread each public call begins with a turn (base/thread.h, Calls and
+ * turns), and every call reports its footprint (explore.h): streams, events, blocks of memory, locks, captures; and
+ * what takes no lock: slots, budgets, counters, how another thread ended. What only adds to a number (memory in use,
+ * parked bytes, queued work) commutes until some thread decides by the number. A thread that calls another machine
+ * reports to its own. Two things are left out, because no call can tell: addresses (memory given back was checked when
+ * its last hold went, comes back poisoned, and its history begins anew), and how much work has run (only queries and
+ * steps can tell: they count as its writers, a sync only reads). Holds are atomic counts that the search does not see:
+ * which of two threads drops the last hold is tried only as far as their other steps differ.
  *
- * Title: Queries. Whether work has run by now is for the device to say, and a verdict may hang on it. Where a search
- * chooses (fan_sim_chooser.pick), a query of an event that the caller does not know to have passed may be told either:
- * "not yet" FAN_ASKS times at most since its record, or "yes", and then what it needs is run. Else it is told how it
- * is, and fan_sim_nudge lets one piece of work run, so that who asks again and again comes to an end.
- */
+ * Title: Queries. Whether work has run by now is for the device to say, and a verdict may depend on it. Where a search
+ * chooses (fan_sim_chooser.pick), a query of an event that the caller does not know to have passed may get either
+ * answer: "not yet", FAN_ASKS times at most since the last record, or "yes", and then what the event needs is run.
+ * Elsewhere the answer is what is so, and fan_sim_nudge lets one piece of work run, so that a thread which asks again
+ * and again comes to an end. */
 #ifndef FAN_DEVICE_SIM_SIM_H
 #define FAN_DEVICE_SIM_SIM_H
 
@@ -72,8 +76,9 @@ void fan_sim_drop(fan_sim *m);                     /* devices hold their machine
 fan_device *fan_sim_device(fan_sim *m, int index); /* no hold; NULL out of range */
 fan_sim *fan_sim_of(const fan_device *d);          /* NULL for another backend's device */
 fan_status fan_sim_stream(fan_sim *m, int device, bool blocking, fan_stream **out, fan_error *err);
-/* fan_sim_list: s is one that these find as long as it lives. fan_sim_listed: all, in the order of making, each with a
- * hold, in an array that the caller frees. fan_sim_find: by device and handle; a hold, or NULL. */
+/* fan_sim_list: fan_sim_listed and fan_sim_find know s as long as it lives. fan_sim_listed: all such streams in the
+ * order of making, each with a hold, in an array that the caller frees. fan_sim_find: one by device and handle, with a
+ * hold, or NULL. */
 void fan_sim_list(fan_sim *m, fan_stream *s);
 fan_status fan_sim_listed(fan_sim *m, fan_stream ***out, size_t *n, fan_error *err);
 fan_stream *fan_sim_find(fan_sim *m, int device, uint64_t handle);
@@ -93,8 +98,8 @@ void fan_sim_graph_drop(fan_sim_graph *g); /* NULL is fine */
 fan_status fan_sim_unsafe(fan_sim *m, const char *call, fan_error *err);
 /* fan_sim_event_captured: whether e was last recorded on a captured stream. */
 bool fan_sim_event_captured(fan_sim *m, const fan_event *e);
-/* fan_sim_capture_mode: the calling thread's own mode, which decides what unsafe calls of its may do; returns the one
- * before. */
+/* fan_sim_capture_mode: sets the mode of the calling thread, which decides what its unsafe calls may do; returns the
+ * mode before. */
 int fan_sim_capture_mode(int mode);
 uint64_t fan_sim_seed(const fan_sim *m);
 
@@ -122,7 +127,8 @@ fan_status fan_sim_array(fan_sim *m, int device, fan_dtype dtype, int ndim, cons
 fan_status fan_sim_synchronize(fan_sim *m, fan_error *err);
 /* fan_sim_step: runs one runnable head; *ran false where there is none. */
 fan_status fan_sim_step(fan_sim *m, bool *ran, fan_error *err);
-/* fan_sim_nudge: after a query that was told "not yet": one piece of work runs, where no search chooses (Queries). */
+/* fan_sim_nudge: called after a query was answered "not yet": runs one piece of work, where no search chooses
+ * (Queries). */
 fan_status fan_sim_nudge(fan_sim *m, fan_error *err);
 
 /* Races. The first is kept; a release cannot raise, so its race is raised by the machine's next call. */
@@ -157,20 +163,20 @@ void fan_sim_thread_end(fan_sim *m,
  * join itself returns FAN_OK), the machine has given up: its calls return FAN_ERR_DEADLOCK or FAN_ERR_STATE, until a
  * reset. The caller has released what the threads need (the GIL), or before_block does. */
 fan_status fan_sim_join(fan_sim *m, fan_error *err);
-/* Who acts next: `choose` gets the mask of actors that may act and returns one, or -1 to abandon the run; NULL: by
- * seed. `touched`: footprint of the running step; objects bear the same number in every run of a scenario that repeats
- * itself. Neither may call the machine. */
+/* Which actor acts next: `choose` gets the mask of actors that may act and returns one, or -1 to abandon the run; NULL:
+ * by seed. `touched`: the footprint of the running step; an object bears the same number in every run of a scenario
+ * that repeats itself. Neither may call the machine. */
 typedef struct fan_sim_chooser {
     int (*choose)(void *ctx, uint32_t enabled);
     void (*touched)(void *ctx, uint64_t object, fan_touch how);
     int (*pick)(void *ctx, int n); /* one of n answers to what may be answered either way (Queries); NULL: as it is */
     void *ctx;
 } fan_sim_chooser;
-/* fan_sim_saw_thread, _event, _memory: the calling thread of a machine looks at how an actor ended, at an event's last
- * record, at who uses an array's memory (or changes that). */
+/* fan_sim_saw_thread, fan_sim_saw_event, fan_sim_saw_memory: the calling thread of a machine looks at how an actor
+ * ended, at the last record of an event, at which streams use the memory of an array (or changes that). */
 void fan_sim_saw_thread(fan_sim *m, int actor);
-/* fan_sim_after_thread: an actor that has ended comes before what the calling thread does next: that has its result.
- * FAN_ERR_NOMEM. */
+/* fan_sim_after_thread: the calling thread has read the result of an actor that has ended: what it does next comes
+ * after all that the actor did. FAN_ERR_NOMEM. */
 fan_status fan_sim_after_thread(fan_sim *m, int actor, fan_error *err);
 void fan_sim_saw_event(const fan_event *e);
 void fan_sim_saw_memory(const fan_device *d, const fan_array *a, bool write);
