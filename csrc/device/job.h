@@ -32,7 +32,7 @@ typedef struct fan_stats_out {
     const fan_array
         /* NULL, or the words of an earlier job (perhaps the same memory): if that one knows a first inf or NaN, it
            stays the first */
-            *before;
+        *before;
     const int64_t *keys; /* the key of each operand; -1: it has none */
 } fan_stats_out;
 

@@ -81,7 +81,7 @@ typedef struct fan__cuda_stream {
     atomic_bool
         /* the driver said that it was destroyed: the handle is not used again, and may already be that of another
            stream */
-            gone;
+        gone;
 } fan__cuda_stream;
 
 /* The context of a part, current between enter and leave. */

@@ -114,7 +114,7 @@ typedef struct fan_sim_device_part {
     uint64_t
         /* bytes handed out, ever: while they fit into the arena, no thread can run out of memory because of another one
          */
-            given;
+        given;
 } fan_sim_device_part;
 
 struct fan_sim {
