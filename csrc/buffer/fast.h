@@ -1,22 +1,22 @@
-/* fast: the short way: gradients that need no decision, from add to take, in slots that hold nothing else.
+/* fast: the fast path: gradients that need no decision, from add to take, in slots that hold nothing else.
  *
  * A gap-free host array of the slot's own dtype and shape, with no stream, is parked as its object and the address of
- * its first element. Size and kind are asked at the door: what the short way could not sum at a take is never parked by
+ * its first element. Size and kind are asked at the door: what the fast path could not sum at a take is never parked by
  * it, but for one large array alone, which a chain without fan-in takes as it came. As soon as anything else comes to
  * the slot, or more is asked of it than a sum, what is parked becomes items like any other (materialize.h), and the
- * rest of the buffer knows nothing of these files. They decide what the general way decides for such a gradient: S2,
+ * rest of the buffer knows nothing of these files. They decide what the general path decides for such a gradient: S2,
  * S3, A6, A7, A10, A14, A15, A16, S22's scale and out=.
  *
  *   add    a sum that is the buffer's own, and over the budget: added into it, in place; else parked
  *   fold   over the budget: the ready prefix is summed into its first term, where that may be written (A6), or into a
- *          fresh one, which stays in the list as the first: the slot remains one of the short way
+ *          fresh one, which stays in the list as the first: the slot remains one of the fast path
  *   take   1. claim every slot  2. is what will be read what it was?  3. where does each sum go?  4. sum  5. let go
  *
- * No lock is taken. The short way is for a frontend whose interpreter lets one thread in at a time, as Python's GIL
+ * No lock is taken. The fast path is for a frontend whose interpreter lets one thread in at a time, as Python's GIL
  * does, and leaves the interpreter only while jobs run and while a thread waits: so all that changes a slot, by
  * whichever way, happens inside the interpreter. Its counters are plain numbers for the same reason. Every function
  * here is called inside the interpreter; a frontend without such a lock offers no fan_fast_frontend, and there is no
- * short way.
+ * fast path.
  */
 #ifndef FAN_BUFFER_FAST_H
 #define FAN_BUFFER_FAST_H
@@ -26,7 +26,7 @@
 #include "buffer/buffer.h"
 #include "buffer/fast_list.h"
 
-/* What the short way asks of its frontend, always inside the interpreter (fan_frontend.fast). None calls anybody but
+/* What the fast path asks of its frontend, always inside the interpreter (fan_frontend.fast). None calls anybody but
  * those that say so. */
 typedef struct fan_fast_frontend {
     void (*hold)(void *object);
@@ -41,7 +41,7 @@ typedef struct fan_fast_frontend {
      * its memory may be written. */
     bool (*unshared)(void *object);
     bool (*writable)(void *object, const fan_fast_kind *kind);
-    /* fresh: a new array of the kind that `like` is of; the caller's hold. NULL: none, or not for the short way. May
+    /* fresh: a new array of the kind that `like` is of; the caller's hold. NULL: none, or not for the fast path. May
      * call its library. first_element: of such a one. */
     void *(*fresh)(void *like, const fan_fast_kind *kind);
     char *(*first_element)(void *object, const fan_fast_kind *kind);
@@ -55,7 +55,7 @@ typedef struct fan_fast_frontend {
 #define FAN_FAST_BYTES 65536 /* larger arrays are summed without the interpreter */
 #define FAN_FAST_TERMS 64    /* terms of one pass */
 
-/* fan_fast_is_large: an array of `bytes` is summed in recycled memory, by the general way: of such the short way hands
+/* fan_fast_is_large: an array of `bytes` is summed in recycled memory, by the general path: of such the fast path hands
  * one through, and sums none. fan_fast_fits: whether it sums arrays of `bytes` each, of which `acc` is the accumulation
  * dtype. */
 static inline bool fan_fast_is_large(uint64_t bytes) { return bytes >= FAN_POOL_FROM; }
@@ -71,7 +71,7 @@ fan_status fan_fast_add(fan_buffer *b, size_t slot, const fan_fast_kind *kind, c
 typedef struct fan_fast_batch {
     size_t n;
     bool far; /* no near cache holds it: `prefetch` is worth its calls */
-    /* read: the k-th of them, the same each time. kind: set where one->object is. false: not for the short way. */
+    /* read: the k-th of them, the same each time. kind: set where one->object is. false: not for the fast path. */
     bool (*read)(void *ctx, size_t k, size_t *slot, fan_fast_kind *kind, fan_fast_term *one);
     void (*prefetch)(void *ctx, size_t k); /* k may be past the end */
     void *ctx;
@@ -93,7 +93,7 @@ typedef enum fan_fast_where { FAN_FAST_NOWHERE, FAN_FAST_THERE, FAN_FAST_REFUSED
 typedef struct fan_fast_outs {
     /* at: NOWHERE: this sum is not written into an array of the caller's. THERE: *object (a hold), *data and *bytes say
      * where, and it is gap-free, may be written, and is of *kind, which is NULL for a slot whose sum is undefined.
-     * REFUSED: not for the short way. */
+     * REFUSED: not for the fast path. */
     fan_fast_where (*at)(void *ctx, size_t slot, const fan_fast_kind *kind, void **object, char **data,
                          uint64_t *bytes);
     void *ctx;

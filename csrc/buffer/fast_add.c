@@ -1,4 +1,4 @@
-/* fast_add: one gradient, or a batch, by the short way. */
+/* fast_add: one gradient, or a batch, by the fast path. */
 #include "buffer/fast_part.h"
 
 #include "array/sum.h"
@@ -17,7 +17,7 @@ static void count_peak(fan_buffer *b, uint64_t now)
 
 /* ---- parked ---- */
 
-/* What a slot asks of its first gradient: the declaration's dtype and shape, and a dtype that the short way sums. It
+/* What a slot asks of its first gradient: the declaration's dtype and shape, and a dtype that the fast path sums. It
  * may be large while it is alone. */
 static bool kind_fits(const fan_buffer *b, const fan_spec *spec, const fan_fast_kind *k)
 {
@@ -213,7 +213,7 @@ void fan_fast_prefetch(const fan_buffer *b, size_t slot)
         __builtin_prefetch(p + at, 1);
 }
 
-/* read_one: the k-th of a batch; false: it is not for the short way. */
+/* read_one: the k-th of a batch; false: it is not for the fast path. */
 static bool read_one(const fan_buffer *b, const fan_fast_batch *batch, size_t k, size_t *slot, fan_fast_kind *kind,
                      fan_fast_term *one)
 {

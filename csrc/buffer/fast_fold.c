@@ -1,4 +1,4 @@
-/* fast_fold: what is due in a slot of the short way: its ready prefix is summed, and the sum takes its place. */
+/* fast_fold: what is due in a slot of the fast path: its ready prefix is summed, and the sum takes its place. */
 #include "array/sum.h"
 #include "base/mem.h"
 #include "buffer/fast_part.h"
@@ -62,7 +62,7 @@ typedef struct merge {
     fan_operand in[FAN_FAST_TERMS];
 } merge;
 
-/* merge_begin: claims the slot; false: there is nothing to sum, or not for the short way. */
+/* merge_begin: claims the slot; false: there is nothing to sum, or not for the fast path. */
 static bool merge_begin(fan_buffer *b, size_t slot, merge *m)
 {
     fan_slot *s = &b->slots[slot];
@@ -81,7 +81,7 @@ static bool merge_begin(fan_buffer *b, size_t slot, merge *m)
 }
 
 /* target_of: what the sum is written into, and where that is; with the caller's hold, unless it is the first term.
- * NULL: not for the short way. */
+ * NULL: not for the fast path. */
 static void *target_of(const fan_buffer *b, size_t slot, const merge *m, char **data)
 {
     const fan_fast_list *p = b->slots[slot].fast;
@@ -98,7 +98,7 @@ static void *target_of(const fan_buffer *b, size_t slot, const merge *m, char **
     if (made)
         *data = fast->first_element(made, &p->kind);
     else if (b->frontend->clear_error)
-        b->frontend->clear_error(); /* the general way says it, if there is anything to say */
+        b->frontend->clear_error(); /* the general path says it, if there is anything to say */
     return made;
 }
 
@@ -144,7 +144,7 @@ static void merge_commit(fan_buffer *b, size_t slot, merge *m, void *object, cha
     p->n -= m->n - 1;
 }
 
-/* merge_prefix: false: not for the short way, and nothing happened. */
+/* merge_prefix: false: not for the fast path, and nothing happened. */
 static bool merge_prefix(fan_buffer *b, size_t slot)
 {
     FAN_UNCLEARED merge m;

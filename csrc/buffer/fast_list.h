@@ -1,4 +1,4 @@
-/* fast_list: the gradients that the short way has parked in one slot, by key or by arrival. A data structure: it knows
+/* fast_list: the gradients that the fast path has parked in one slot, by key or by arrival. A data structure: it knows
  * nothing of buffers, budgets or takes.
  *
  * Keys that come out of order move what is behind them as long as that is little; else the list is by arrival for the

@@ -1,4 +1,4 @@
-/* fast_part: what the files of the short way share (fast.h). */
+/* fast_part: what the files of the fast path share (fast.h). */
 #ifndef FAN_BUFFER_FAST_PART_H
 #define FAN_BUFFER_FAST_PART_H
 

@@ -1,4 +1,4 @@
-/* fast_take: a take of the short way. */
+/* fast_take: a take of the fast path. */
 #include "buffer/fast_part.h"
 
 #include "base/mem.h"
@@ -36,7 +36,7 @@ static fan_dtype accum_of(const fan_buffer *b, size_t slot)
 /* ---- 1. claim ---- */
 
 /* scale_fits: whether a scale is one for the sum of this kind, and for the loops that are at hand here; what is wrong
- * with it the general way says. */
+ * with it the general path says. */
 static bool scale_fits(const fan_take *how, fan_dtype dtype, fan_dtype acc)
 {
     char kind = fan_dtype_kind(dtype);
@@ -149,7 +149,7 @@ static bool keeps_keys(const taking *t, const fan_fast_list *p)
 }
 
 /* result_of: what the sum of a slot is written into, or is already: with a hold of the caller's. NULL: not for the
- * short way. */
+ * fast path. */
 static void *result_of(taking *t, size_t slot)
 {
     const fan_fast_list *p = list_at(t->b, slot);
@@ -175,7 +175,7 @@ static void *result_of(taking *t, size_t slot)
     return fast->fresh(first, &p->kind);
 }
 
-/* place_out: into the caller's array, where there is one for this slot; false: not for the short way. */
+/* place_out: into the caller's array, where there is one for this slot; false: not for the fast path. */
 static bool place_out(taking *t, size_t slot)
 {
     const fan_fast_list *p = list_at(t->b, slot);
@@ -392,7 +392,7 @@ static void call_off(const taking *t)
         t->results[i] = NULL;
     }
     if (t->b->frontend->clear_error)
-        t->b->frontend->clear_error(); /* the general way says it, if there is anything to say */
+        t->b->frontend->clear_error(); /* the general path says it, if there is anything to say */
 }
 
 /* outs_begin: room for what the caller names; false: no memory. */

@@ -1,4 +1,4 @@
-/* materialize: what the short way has parked in a slot becomes items like any other, or is dropped. */
+/* materialize: what the fast path has parked in a slot becomes items like any other, or is dropped. */
 #ifndef FAN_BUFFER_MATERIALIZE_H
 #define FAN_BUFFER_MATERIALIZE_H
 

@@ -70,10 +70,10 @@ typedef struct fan_add_plan {
 
 fan_add_plan fan_plan_add(const fan_add_facts *facts);
 
-/* fan_plan_fast_add: the rules of a gradient of the short way (fast.h) that is added into the slot's own sum at once.
+/* fan_plan_fast_add: the rules of a gradient of the fast path (fast.h) that is added into the slot's own sum at once.
  */
 uint64_t fan_plan_fast_add(void);
-/* fan_plan_fast_slot: the rules that have decided in a slot of the short way; `summed`: a sum has been made there. */
+/* fan_plan_fast_slot: the rules that have decided in a slot of the fast path; `summed`: a sum has been made there. */
 uint64_t fan_plan_fast_slot(bool defined, bool summed);
 
 /* ---- fold: a running sum and what came since, in one pass (A1-A8, A11, A13, S12-S17, S22) ---- */

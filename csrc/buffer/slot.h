@@ -47,7 +47,7 @@ typedef struct fan_exact_state {
     uint64_t words[];
 } fan_exact_state;
 
-/* What a slot holds during one pass, once something came that goes the general way. Under the slot's lock; what is
+/* What a slot holds during one pass, once something came that goes by the general path. Under the slot's lock; what is
  * marked (folder) is written only by the thread that made the slot busy. */
 typedef struct fan_pass {
     int64_t *shape; /* fixed by the first gradient where undeclared */
@@ -169,7 +169,7 @@ struct fan_buffer {
         FAN_COUNTER_LIST(X)
 #undef X
     } n;
-    fan_counters quick; /* what the short way counts */
+    fan_counters quick; /* what the fast path counts */
     bool small;         /* slots, locks and lists lie in the block of the buffer itself (fan_small) */
 };
 

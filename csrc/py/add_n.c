@@ -34,7 +34,7 @@ static int add_all(fan_buffer *core, PyObject *arrays, PyObject *keys)
 }
 
 /* add_n_fast: the sum of a few small arrays of one kind, in `out` where that is not NULL; NULL without an exception:
- * not for the short way. */
+ * not for the fast path. */
 static PyObject *add_n_fast(PyObject *arrays, PyObject *out)
 {
     FAN_RAW const char *src[FAN_FAST_TERMS];

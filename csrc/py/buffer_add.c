@@ -1,4 +1,4 @@
-/* buffer_add: InputBuffer.add, by the general way. */
+/* buffer_add: InputBuffer.add, by the general path. */
 #include "py/buffer_part.h"
 
 /* fan_add_flags: donate= and copy=: one gives the array away, the other keeps it the caller's. */

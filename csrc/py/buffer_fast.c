@@ -1,4 +1,4 @@
-/* buffer_fast: the short way of InputBuffer (buffer/fast.h): arguments become what the core takes, one call of the core
+/* buffer_fast: the fast path of InputBuffer (buffer/fast.h): arguments become what the core takes, one call of the core
  * does it all, and what comes back becomes Python's. What is not for this way is left to the general one, which also
  * knows what to say of it. */
 #include "py/buffer_part.h"
@@ -8,13 +8,13 @@
 
 /* ---- add ---- */
 
-/* What add is told by name, as far as the short way knows it. */
+/* What add is told by name, as far as the fast path knows it. */
 typedef struct add_options {
     Py_ssize_t key; /* -1: none */
     bool donate, copy;
 } add_options;
 
-/* add_options_of: false: something else is there, or what must be said is an error: for the general way. */
+/* add_options_of: false: something else is there, or what must be said is an error: for the general path. */
 static bool add_options_of(PyObject *const *values, PyObject *kwnames, add_options *t)
 {
     const fan_state *st = fan_state_get();
@@ -51,7 +51,7 @@ int fan_buffer_fast_add(buffer_object *self, PyObject *const *args, PyObject *kw
     if (t.copy && gradient) {
         if (kind.scalar || !fan_fast_allowed() || !fan_fast_fits(kind.dtype, kind.dtype, fan_fast_bytes(&kind)) ||
             !(copy = fan_fast_copy(gradient, &kind, &data)))
-            return 0; /* the general way copies what is too large for this one */
+            return 0; /* the general path copies what is too large for this one */
         gradient = copy;
     }
     fan_fast_term one = fan_fast_term_of(gradient, data, t.key, gradient && t.donate, copy != NULL);
@@ -165,7 +165,7 @@ static fan_fast_where outs_at(void *ctx, size_t slot, const fan_fast_kind *kind,
     return FAN_FAST_THERE;
 }
 
-/* take_options_of: what take is told by name, as far as the short way knows it; false: something else is there, or what
+/* take_options_of: what take is told by name, as far as the fast path knows it; false: something else is there, or what
  * must be said is an error. */
 static bool take_options_of(PyObject *const *values, PyObject *kwnames, PyObject **out, fan_take *how)
 {
@@ -229,6 +229,6 @@ PyObject *fan_buffer_fast_take(buffer_object *self, PyObject *const *args, PyObj
     fan_fast_outs places = {outs_at, &to};
     PyObject *sums = (how.one ? take_one : take_each)(self, &how, out ? &places : NULL);
     if (!sums && PyErr_Occurred())
-        PyErr_Clear(); /* the general way says it, if there is anything to say */
+        PyErr_Clear(); /* the general path says it, if there is anything to say */
     return sums;
 }

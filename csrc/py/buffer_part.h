@@ -47,7 +47,7 @@ void fan_buffer_dealloc(PyObject *o);
 int fan_buffer_traverse(PyObject *o, visitproc visit, void *arg);
 int fan_buffer_clear_refs(PyObject *o);
 
-/* ---- buffer_add.c: the general way ---- */
+/* ---- buffer_add.c: the general path ---- */
 
 /* fan_add_flags: donate= and copy=: one gives the array away, the other keeps it the caller's. */
 int fan_add_flags(const buffer_object *self, PyObject *donate, PyObject *copy, bool *donated, bool *copied);
@@ -67,7 +67,7 @@ typedef struct fan_batch_args {
 } fan_batch_args;
 PyObject *fan_buffer_add_batch(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 
-/* ---- buffer_take.c: the general way ---- */
+/* ---- buffer_take.c: the general path ---- */
 
 /* fan_take_all: the sums as a list, of `only`, where that is not NULL, of this slot alone. */
 PyObject *fan_take_all(fan_buffer *core, const size_t *only, PyObject *slot_names, fan_stream *stream, PyObject *out,
@@ -76,7 +76,7 @@ PyObject *fan_buffer_take_any(buffer_object *self, PyObject *const *args, Py_ssi
 /* fan_stats_wrap: a fanin.Stats, or None of a sum that is undefined or no array. */
 PyObject *fan_stats_wrap(fan_buffer *core, size_t slot);
 
-/* ---- buffer_fast.c: the short way (buffer/fast.h) ---- */
+/* ---- buffer_fast.c: the fast path (buffer/fast.h) ---- */
 
 /* 1: added; 0: not for this way, and nothing happened; -1 with an exception. fan_buffer_fast_add: slot and gradient are
  * given by position. */
@@ -85,7 +85,7 @@ int fan_buffer_fast_add_many(buffer_object *self, const fan_batch_args *args, bo
 /* fan_buffer_fast_take: nothing is given by position. NULL, without an exception: not for this way, and nothing
  * happened. */
 PyObject *fan_buffer_fast_take(buffer_object *self, PyObject *const *args, PyObject *kwnames);
-/* fan_fast_writable_now: `o` is an array that the short way may write. */
+/* fan_fast_writable_now: `o` is an array that the fast path may write. */
 bool fan_fast_writable_now(PyObject *o, fan_fast_kind *kind, char **data);
 
 /* ---- buffer_view.c ---- */

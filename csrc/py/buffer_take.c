@@ -1,4 +1,4 @@
-/* buffer_take: InputBuffer.take, by the general way. */
+/* buffer_take: InputBuffer.take, by the general path. */
 #include "py/buffer_part.h"
 
 #include "base/mem.h"

@@ -122,7 +122,7 @@ static fan_status mismatch(const char *buffer, size_t slot, const fan_stream *pr
     return FAN_OK;
 }
 
-/* ---- the short way: always inside the interpreter ---- */
+/* ---- the fast path: always inside the interpreter ---- */
 
 static fan_status fast_value(void *object, char *data, const fan_fast_kind *kind, fan_value *out, fan_error *err)
 {

@@ -1,4 +1,4 @@
-/* import_fast: what the short way of the buffer (buffer/fast.h) needs to know of a gradient: ndarrays, exact torch
+/* import_fast: what the fast path of the buffer (buffer/fast.h) needs to know of a gradient: ndarrays, exact torch
  * tensors, NumPy's scalars and Python's numbers, looked at without a call and without a lock. */
 #include "py/dlpack.h"
 
@@ -208,7 +208,7 @@ bool fan_fast_writable(PyObject *o, const fan_fast_kind *kind)
 
 static void tensor_failed(void *Py_UNUSED(ctx), const char *Py_UNUSED(kind), const char *Py_UNUSED(text))
 {
-    /* the general way tells, if it fails as well */
+    /* the general path tells, if it fails as well */
 }
 
 /* fresh_tensor: what torch makes is looked at: a mode or a transform may have made something else. */

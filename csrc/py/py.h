@@ -204,9 +204,9 @@ typedef enum fan_origin {
 /* fan_import: any gradient (None too) as a value; the caller owns its holds. `recording`: A1, everything is an object.
  * `has_combine`: containers are objects. -1 with an exception set. */
 int fan_import(PyObject *o, bool recording, bool has_combine, fan_value *out);
-/* ---- import_fast.c: gradients of the short way (buffer/fast.h); all inside the interpreter ---- */
+/* ---- import_fast.c: gradients of the fast path (buffer/fast.h); all inside the interpreter ---- */
 
-/* fan_fast_import: what the short way needs to know of a gradient; false: it is none for it, nothing is said. Calls
+/* fan_fast_import: what the fast path needs to know of a gradient; false: it is none for it, nothing is said. Calls
  * nobody. fan_fast_is_unchanged: whether one is what it was when it came: memory, dtype, shape. */
 bool fan_fast_import(PyObject *o, fan_fast_kind *kind, char **data);
 bool fan_fast_is_unchanged(PyObject *o, const fan_fast_kind *kind, const char *data);
@@ -216,7 +216,7 @@ bool fan_fast_has_own_value(PyObject *o);
 /* fan_fast_writable: whether its memory may be written. */
 bool fan_fast_writable(PyObject *o, const fan_fast_kind *kind);
 /* fan_fast_fresh: an array of the kind that `first` is of, to write a sum into; NULL: with an exception, or, without
- * one, not by the short way. fan_fast_first_element: of such a one. */
+ * one, not by the fast path. fan_fast_first_element: of such a one. */
 PyObject *fan_fast_fresh(PyObject *first, const fan_fast_kind *kind);
 char *fan_fast_first_element(PyObject *o, const fan_fast_kind *kind);
 /* fan_fast_number: the number of a kind (fan_fast_kind.scalar) whose value is at `value`; new reference. */
