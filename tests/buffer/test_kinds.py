@@ -233,6 +233,14 @@ def test_copy_frees_the_caller_to_change_what_was_added() -> None:
 # Subclasses
 
 
+def test_a_copy_and_a_conversion_are_counted_with_what_they_read_and_write() -> None:
+    for slot, asked, written in ((None, True, 2000), ("float64", False, 4000)):
+        buf = fanin.InputBuffer([fanin.Slot(dtype=slot)])
+        buf.add(0, np.ones(1000, "f4")[::2], copy=asked)
+        c = buf.counters
+        assert (c.copies, c.passes, c.bytes_read, c.bytes_written) == (1, 1, 2000, written)
+
+
 def test_a_memmap_is_summed_as_an_ndarray_and_not_written(tmp_path: Path) -> None:
     m = np.memmap(tmp_path / "x", dtype="f8", shape=(4,), mode="w+")
     m[:] = 1

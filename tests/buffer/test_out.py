@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -128,6 +130,17 @@ def test_a_sum_of_n_goes_into_one_of_its_terms(n: int, place: int | None, dtype:
         assert x is out or x.tolist() == c.tolist()
     assert fanin.add_n(copies, out=np.empty(5, dtype)).tobytes() == want.tobytes()
     assert fanin.add_n(copies, out=copies[place or 0]).tobytes() == want.tobytes()
+
+
+@pytest.mark.parametrize("size", [2, 9, 40, 200])
+@pytest.mark.parametrize("shift", [-3, -1, 0, 1, 3])
+def test_add_n_into_memory_that_its_terms_show_reads_them_first(shift: int, size: int) -> None:
+    store = np.arange(3.0 * size + 10)
+    terms = [store[4 : 4 + size], np.ones(size), store[4 + size : 4 + 2 * size]]
+    want = terms[0] + terms[1] + terms[2]
+    out = store[4 + shift : 4 + shift + size]
+    assert fanin.add_n(terms, out=out) is out
+    np.testing.assert_array_equal(out, want)
 
 
 def test_it_counts_what_the_general_way_counts() -> None:
@@ -282,6 +295,19 @@ def test_a_gradient_that_was_changed_meanwhile_is_named() -> None:
         RuntimeError, match="grads: slot 1: the gradient added with key 7 was changed after it was added"
     ):
         buf.take()
+
+
+def test_a_gradient_that_was_changed_keeps_none_of_those_before_it_alive() -> None:
+    gradients = [np.ones(8) for _ in range(3)]
+    before = [sys.getrefcount(gradients[i]) for i in range(3)]
+    buf = fanin.InputBuffer(1, budget=math.inf)
+    buf.add_many([0, 0, 0], gradients)
+    gradients[1].resize(16, refcheck=False)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="was changed after it was added"):
+            buf.add(0, np.ones(16)[::2])  # no longer for the short way: each that is parked is looked at
+    buf.clear()
+    assert [sys.getrefcount(gradients[i]) for i in range(3)] == before
 
 
 @pytest.mark.parametrize("general", [False, True], ids=["short", "general"])

@@ -282,6 +282,13 @@ static void independent_actors_need_one_run(void)
     CHECK_INT(search(&p, false, found[0], &runs, &abandoned, &stuck), 1);
     CHECK_INT(runs, 369600); /* 12! / 3!^4 */
     CHECK(!stuck);
+    CHECK_INT(search(&p, true, found[0], &runs, &abandoned, &stuck), 1);
+    CHECK(abandoned > 0);
+    tries = true; /* All alone: nobody is tried in the place of another */
+    CHECK_INT(search(&p, true, found[0], &runs, &abandoned, &stuck), 1);
+    CHECK_INT(runs, 1);
+    CHECK_INT(abandoned, 0);
+    tries = false;
 }
 
 static void a_schedule_is_replayed_and_a_limit_kept(void)

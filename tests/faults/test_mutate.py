@@ -32,6 +32,36 @@ def test_the_seed_draws_the_same_mutants_and_every_one_is_there() -> None:
         assert (ROOT / m.file).read_text().splitlines()[m.line - 1] == m.old != m.new
 
 
+def test_each_folder_has_its_share_of_a_draw_and_a_longer_draw_begins_with_the_shorter() -> None:
+    some, more = mutate.drawn(7, 60), mutate.drawn(7, 120)
+    assert more[:60] == some
+    every = mutate.candidates()
+    for folder in mutate.FOLDERS:
+        share = sum(m.file.split("/")[1] == folder for m in every) / len(every)
+        assert abs(sum(m.file.split("/")[1] == folder for m in more) - 120 * share) <= 1, folder
+
+
+def test_each_file_has_tests_that_are_run_first_and_those_are_there() -> None:
+    for file in {m.file for m in mutate.candidates()}:
+        python, *c = mutate.near(file)
+        assert python and all((ROOT / t).is_file() for t in python), file
+        assert all(word == "or" or (ROOT / f"tests/c/test_{word}.c").is_file() for _, _, k in c for word in k.split())
+
+
+def test_the_list_says_of_each_survivor_why_nothing_can_notice_it_and_of_the_others_who_does(tmp_path: Path) -> None:
+    one = mutate.Mutant("csrc/base/one.c", 4, "    int b = a + 0;", "    ;")
+    (tmp_path / "list").write_text(f"# a comment\n{mutate.written(one, 'equivalent: a reason')}\n")
+    assert mutate.judged(tmp_path / "list") == {"csrc/base/one.c: int b = a + 0; -> ;": "equivalent: a reason"}
+    assert mutate.judged(tmp_path / "none") == {}
+    for mutant, verdict in mutate.judged().items():
+        word = mutate.word_of(verdict)
+        assert mutant.startswith("csrc/") and " -> " in mutant
+        assert word != "survives", f"{mutant}: a test, or a reason"
+        assert word != "equivalent" or len(verdict) > len("equivalent: ") + 10, mutant
+        if word == "dies":
+            assert (ROOT / verdict.partition("::")[0].split()[0]).exists(), f"{mutant}: {verdict}"
+
+
 @pytest.mark.skipif(not compiler(), reason="no C compiler: set CC")
 def test_what_changes_no_object_code_changes_nothing(tmp_path: Path) -> None:
     (tmp_path / "csrc" / "base").mkdir(parents=True)

@@ -1,22 +1,23 @@
 """Mutants of the C core: one line is changed, and a test must notice.
 
-    python tests/kit/mutate.py --seed 1 --count 30                      which survive the tests below
-    python tests/kit/mutate.py --seed 1 --count 30 -- -x -q tests       .. those of another pytest command
+    python tests/kit/mutate.py --seed 1 --minutes 60            go on with the draw: what is judged is not judged again
+    python tests/kit/mutate.py --seed 1 -- -x -q tests          .. with another pytest command behind the likely tests
+    python tests/kit/mutate.py --seed 1 --list                  what is drawn, and what is known of it
 
 A mutant is drawn by the seed: an operator, a constant, a condition, a statement that is left out, two arguments that
 change places. It is planted in a copy of the tree, compiled as the tree is, and the tests are run until the first
 failure, those that are likely to notice first. One whose object code is that of the original changes nothing and is
-told apart; so is one that does not compile. What survives is listed with its line: it is to get a test, or a verdict in
-docs/proof.md.
+told apart; so is one that does not compile. Verdicts are added to mutants.txt beside this file. What survives is to get
+a test, which then stands there as its verdict, or "equivalent: " and why nothing can notice.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
-import json
+import hashlib
+import operator
 import os
-import random
 import re
 import shlex
 import shutil
@@ -27,7 +28,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,65 +48,113 @@ COPIED = (
     "benchmarks",
 )
 
-#: The first tests that are run, by folder: those that fail most often for a fault there.
-FIRST = {
-    "base": ["tests/c/test_c.py", "tests/buffer/test_pool.py"],
-    "array": [
-        "tests/array/test_sums.py",
-        "tests/array/test_exact.py",
-        "tests/array/test_exact_sparse.py",
-        "tests/array/test_overlap.py",
-        "tests/buffer/test_stats.py",
-    ],
-    "device": [
-        "tests/device/test_sim.py",
-        "tests/device/test_explore.py",
-        "tests/device/test_streams.py",
-        "tests/device/test_cuda.py",
-    ],
-    "buffer": [
-        "tests/buffer/test_take_one.py",
-        "tests/buffer/test_out.py",
-        "tests/buffer/test_budget.py",
-        "tests/buffer/test_target.py",
-        "tests/buffer/test_many.py",
-    ],
-    "py": [
-        "tests/buffer/test_kinds.py",
-        "tests/buffer/test_errors.py",
-        "tests/buffer/test_refusals.py",
-        "tests/interop/test_exchange_dlpack.py",
-        "tests/device/test_cuda.py",
-        "tests/interop/test_exchange_cuda.py",
-    ],
-}
-#: .. and before them, by the beginning of a file's path below csrc/.
+#: The first tests that are run, by the beginning of a file's path below csrc/: those likely to notice a fault there.
+#: All that match are asked, the first lines first.
 NEAR = {
-    "array/equation": ["tests/array/test_overlap.py"],
-    "array/exact": ["tests/array/test_exact.py"],
-    "array/extents": ["tests/buffer/test_out.py", "tests/c/test_c.py -k extents"],
-    "array/layout": ["tests/graph/test_recorded_layout.py"],
-    "array/overlap": ["tests/array/test_overlap.py", "tests/graph/test_recorded_layout.py"],
-    "array/sparse": ["tests/array/test_exact_sparse.py", "tests/buffer/test_kinds.py", "tests/c/test_c.py -k sparse"],
-    "device/cuda": ["tests/device/test_cuda.py", "tests/device/test_cuda_edges.py"],
-    "device/capture": ["tests/graph/test_capture.py", "tests/graph/test_capture_table.py"],
-    "device/sim/capture": ["tests/graph/test_capture.py", "tests/graph/test_capture_table.py"],
-    "device/sim/explore": ["tests/device/test_explore.py"],
-    "device/sim/race": ["tests/c/test_c.py -k order", "tests/device/test_sim.py"],
-    "py/overlap": ["tests/array/test_overlap.py"],
-    "py/verdict": ["tests/array/test_overlap.py"],
-    "py/snapshot": ["tests/analysis/test_functionalize.py"],
-    "py/layout": ["tests/graph/test_recorded_layout.py"],
-    "py/region": ["tests/graph/test_recorded_layout.py", "tests/analysis/test_functionalize.py"],
+    "array/exact": ["array/test_exact.py", "array/test_exact_sparse.py", "buffer/test_exact_buffer.py"],
+    "array/superacc": ["array/test_exact.py", "buffer/test_exact_buffer.py"],
+    "array/extents": ["buffer/test_out.py", "spec/test_aliasing.py", "array/test_overlap.py"],
+    "array/layout": ["graph/test_recorded_layout.py", "analysis/test_functionalize.py"],
+    "array/snapshot": ["analysis/test_functionalize.py", "analysis/test_collect.py"],
+    "array/overlap": ["array/test_overlap.py", "graph/test_recorded_layout.py"],
+    "array/equation": ["array/test_overlap.py"],
+    "array/sparse": ["array/test_exact_sparse.py", "buffer/test_kinds.py", "spec/test_values.py"],
+    "array/stats": ["buffer/test_stats.py", "buffer/test_stats_devices.py"],
+    "array/convert": ["spec/test_values.py", "buffer/test_kinds.py", "array/test_sums.py"],
+    "array/": ["array/test_sums.py", "buffer/test_out.py", "spec/test_values.py", "spec/test_aliasing.py"],
+    "base/pool": ["buffer/test_pool.py", "array/test_sums.py"],
+    "base/keys": ["buffer/test_keys.py", "spec/test_ledger.py"],
+    "base/trace": ["cli/test_trace.py", "buffer/test_explain.py"],
+    "base/fork": ["isolated/test_fork.py"],
+    "base/clock": ["device/test_sim.py", "device/test_explore.py"],
+    "base/": ["buffer/test_pool.py", "buffer/test_threads.py", "buffer/test_interrupt.py", "array/test_sums.py"],
+    "device/cuda": ["device/test_cuda.py", "device/test_cuda_edges.py", "interop/test_exchange_cuda.py"]
+    + ["spec/test_streams_on_cuda.py", "device/test_threads_cuda.py"],
+    "device/capture": ["graph/test_capture.py", "graph/test_capture_table.py"],
+    "device/sim/capture": ["graph/test_capture.py", "graph/test_capture_table.py"],
+    "device/sim/graph": ["graph/test_capture.py", "graph/test_capture_table.py"],
+    "device/sim/recording": ["graph/test_capture.py", "graph/test_capture_table.py"],
+    "device/sim/explore": ["device/test_explore.py"],
+    "device/sim/host_sched": ["device/test_explore.py", "device/test_host_order.py", "device/test_explore_law.py"],
+    "device/sim/thread": ["device/test_explore.py", "device/test_host_order.py"],
+    "device/sim/footprint": ["device/test_explore.py", "device/test_explore_law.py"],
+    "device/sim/memory": ["device/test_sim_memory.py"],
+    "device/sim/arena": ["device/test_sim_memory.py"],
+    "device/sparse": ["spec/test_streams_on_sim.py", "buffer/test_kinds.py", "device/test_cuda.py"],
+    "device/batch": ["buffer/test_batches.py", "spec/test_streams_on_sim.py"],
+    "device/sim/": ["device/test_sim.py", "device/test_streams.py", "device/test_host_order.py"]
+    + ["graph/test_capture.py", "device/test_explore.py"],
+    "device/": ["device/test_sim.py", "device/test_streams.py", "device/test_cuda.py", "graph/test_capture.py"]
+    + ["buffer/test_batches.py"],
+    "buffer/fold_exact": ["buffer/test_exact_buffer.py", "array/test_exact_sparse.py"],
+    "buffer/fold_mixed": ["buffer/test_kinds.py", "spec/test_aliasing.py"],
+    "buffer/fold": ["spec/test_accumulate.py", "spec/test_values.py", "spec/test_aliasing.py"],
+    "buffer/stats": ["buffer/test_stats.py", "buffer/test_stats_devices.py"],
+    "buffer/target": ["buffer/test_target.py"],
+    "buffer/add_many": ["buffer/test_many.py", "buffer/test_batches.py"],
+    "buffer/add": ["buffer/test_many.py", "spec/test_ledger.py", "buffer/test_keys.py"],
+    "buffer/batch": ["buffer/test_batches.py"],
+    "buffer/explain": ["buffer/test_explain.py"],
+    "buffer/take": ["buffer/test_take_one.py", "buffer/test_out.py", "spec/test_aliasing.py"],
+    "buffer/fast": ["buffer/test_doors.py", "buffer/test_out.py", "buffer/test_budget_auto.py", "buffer/test_many.py"],
+    "buffer/sync": ["spec/test_stream_rules.py", "spec/test_streams_on_sim.py"],
+    "buffer/accum": ["spec/test_accum_rules.py"],
+    "buffer/plan": ["spec/test_plans_are_run.py", "spec/test_stream_rules.py", "buffer/test_explain.py"],
+    "buffer/order": ["spec/test_streams_on_sim.py", "graph/test_capture.py", "spec/test_streams_on_cuda.py"],
+    "buffer/": ["spec/test_accumulate.py", "spec/test_ledger.py", "buffer/test_kinds.py", "buffer/test_out.py"]
+    + ["buffer/test_budget.py", "buffer/test_target.py", "buffer/test_errors.py", "spec/test_streams_on_sim.py"],
+    "py/overlap": ["array/test_overlap.py"],
+    "py/verdict": ["array/test_overlap.py"],
+    "py/snapshot": ["analysis/test_functionalize.py"],
+    "py/layout": ["graph/test_recorded_layout.py"],
+    "py/region": ["array/test_overlap.py", "graph/test_recorded_layout.py", "analysis/test_functionalize.py"],
+    "py/dlpack": ["interop/test_exchange_dlpack.py", "interop/test_exchange_rows.py"],
+    "py/exchange": ["interop/test_exchange_dlpack.py", "interop/test_exchange_cuda.py"],
+    "py/export": ["interop/test_exchange_dlpack.py", "interop/test_exchange_rows.py"],
+    "py/import": ["interop/test_exchange_rows.py", "interop/test_exchange_dlpack.py", "buffer/test_kinds.py"],
+    "py/library": ["interop/test_exchange_rows.py", "interop/test_exchange_cuda.py", "tape/test_tape.py"],
+    "py/cuda": ["device/test_cuda.py", "device/test_cuda_edges.py"],
+    "py/graph": ["graph/test_capture.py", "graph/test_capture_table.py"],
+    "py/machine": ["device/test_sim.py", "device/test_sim_memory.py", "device/test_explore.py"],
+    "py/kernel": ["device/test_sim.py", "device/test_explore.py", "device/test_host_order.py"],
+    "py/search": ["device/test_explore.py", "device/test_explore_law.py"],
+    "py/stream": ["device/test_streams.py", "device/test_sim.py", "device/test_cuda.py"],
+    "py/event": ["device/test_streams.py", "device/test_sim.py"],
+    "py/array": ["device/test_sim.py", "device/test_sim_memory.py", "interop/test_exchange_dlpack.py"],
+    "py/trace": ["cli/test_trace.py"],
+    "py/target": ["buffer/test_target.py"],
+    "py/options": ["package/test_public.py", "array/test_sums.py", "buffer/test_pool.py"],
+    "py/counters": ["buffer/test_doors.py", "buffer/test_budget.py"],
+    "py/buffer_many": ["buffer/test_many.py"],
+    "py/buffer_slots": ["buffer/test_kinds.py", "buffer/test_refusals.py"],
+    "py/buffer_fast": ["buffer/test_doors.py", "buffer/test_many.py", "buffer/test_out.py"],
+    "py/add_n": ["array/test_sums.py", "buffer/test_out.py"],
+    "py/": ["buffer/test_kinds.py", "buffer/test_errors.py", "buffer/test_refusals.py", "buffer/test_cycles.py"]
+    + ["buffer/test_take_one.py", "interop/test_exchange_dlpack.py", "interop/test_exchange_cuda.py"],
 }
-THEN = [
-    "tests/spec",
-    "tests/laws",
-    "tests/buffer/test_kinds.py",
-    "tests/buffer/test_errors.py",
-    "tests/buffer/test_out.py",
-    "tests/c/test_c.py",
-]
+#: .. and behind these in C, by the same rule: `pytest tests/c/test_c.py -k WORD`.
+NEAR_IN_C = {
+    "array/sum": "sum",
+    "array/exact": "exact",
+    "array/superacc": "exact",
+    "array/sparse": "sparse",
+    "array/overlap": "overlap",
+    "array/equation": "overlap",
+    "array/convert": "convert",
+    "array/": "array or extents",
+    "base/pool": "pool",
+    "base/": "keys or trace or team or mem or thread or clock or fork or status",
+    "device/sim/explore": "explore",
+    "device/sim/footprint": "explore",
+    "device/sim/race": "order or sim",
+    "device/sim/history": "order or sim",
+    "device/sim/": "sim",
+    "device/": "device",
+}
+#: What is run last.
+THEN = [f"tests/{t}" for t in ["buffer", "spec", "laws", "device", "graph", "interop", "array", "faults", "c"]]
+#: Verdicts so far: one a line, what a reader has decided among them.
+JUDGED = Path(__file__).with_name("mutants.txt")
 
 #: What is put in the place of what: whole words or operators with blanks around, so that nothing in a type or a comment
 #: is meant.
@@ -197,15 +246,31 @@ def candidates(root: Path = ROOT) -> tuple[Mutant, ...]:
 
 
 def drawn(seed: int, count: int, root: Path = ROOT) -> list[Mutant]:
-    """As many of them, by the seed; no line twice."""
-    everything = list(candidates(root))
-    random.Random(seed).shuffle(everything)
-    lines: dict[tuple[str, int], Mutant] = {}
-    for m in everything:
-        lines.setdefault((m.file, m.line), m)
-        if len(lines) == count:
-            break
-    return list(lines.values())
+    """As many of them, by the seed; no line twice. Each folder has its share. A change of one line of the core moves
+    few others of the draw, so that it can be gone on with.
+    """
+    seen: Counter[tuple[str, str, str]] = Counter()
+    folders: dict[str, list[tuple[bytes, Mutant]]] = {}
+    for m in candidates(root):
+        same = m.file, m.old, m.new
+        seen[same] += 1
+        rank = hashlib.sha256(repr((seed, *same, seen[same])).encode()).digest()
+        folders.setdefault(m.file.split("/")[1], []).append((rank, m))
+    total = sum(map(len, folders.values()))
+    found: list[Mutant] = []
+    queues: dict[str, list[Mutant]] = {}
+    for folder, ranked in folders.items():
+        lines: dict[tuple[str, int], Mutant] = {}
+        for _, m in sorted(ranked, key=operator.itemgetter(0)):
+            lines.setdefault((m.file, m.line), m)
+        queues[folder] = list(lines.values())
+    taken = dict.fromkeys(folders, 0)
+    while len(found) < min(count, sum(map(len, queues.values()))):
+        left = [f for f in folders if taken[f] < len(queues[f])]
+        folder = max(left, key=lambda f: len(folders[f]) / total / (taken[f] + 0.5))
+        found.append(queues[folder][taken[folder]])
+        taken[folder] += 1
+    return found
 
 
 def copy_of(root: Path, to: Path) -> Path:
@@ -253,8 +318,8 @@ def built(tree: Path) -> bool:
         **os.environ,
         "FANIN_DEV": "1",
         "FANIN_NVCC": "0",
-        "CC": os.environ.get("CC", "cc") + " -w",
-    }  # a mutant may be warned of
+        "CC": os.environ.get("CC", "cc") + " -w",  # a mutant may be warned of
+    }
     return (
         subprocess.run(
             [sys.executable, "setup.py", "-q", "build_ext", "--inplace"],
@@ -289,6 +354,14 @@ def killer(tree: Path, commands: list[list[str]], limit: float) -> str | None:
     return None
 
 
+def near(file: str) -> list[list[str]]:
+    """What is run first for a change of this file: two commands, in Python and in C."""
+    path = file.removeprefix("csrc/")
+    some = dict.fromkeys(f"tests/{t}" for start, tests in NEAR.items() if path.startswith(start) for t in tests)
+    word = next((word for start, word in NEAR_IN_C.items() if path.startswith(start)), None)
+    return [[*some], *([["tests/c/test_c.py", "-k", word]] if word else [])]
+
+
 def judge(tree: Path, m: Mutant, rest: list[str], limit: float) -> str:
     """ "changes nothing", "does not compile", "survives", or who noticed it."""
     path = tree / m.file
@@ -302,48 +375,76 @@ def judge(tree: Path, m: Mutant, rest: list[str], limit: float) -> str:
             return "changes nothing"
         if not built(tree):
             return "does not compile"
-        _, folder, name = m.file.split("/", 2)
-        near = [t for start, tests in NEAR.items() if f"{folder}/{name}".startswith(start) for t in tests]
-        return killer(tree, [t.split() for t in dict.fromkeys([*near, *FIRST[folder]])] + [rest], limit) or "survives"
+        return killer(tree, near(m.file) + ([rest] if rest else []), limit) or "survives"
     finally:
         path.write_text(original)
+
+
+# The list of verdicts
+
+
+def written(m: Mutant, verdict: str) -> str:
+    """A line of the list: no number of a line, which the next change of the file would make wrong."""
+    return f"{m.file}: {m.old.strip()} -> {m.new.strip() or '(left out)'}  # {verdict}"
+
+
+def judged(path: Path = JUDGED) -> dict[str, str]:
+    """What has been judged -> its verdict: a test, "changes nothing", "does not compile", "survives", or
+    "equivalent: .." with the reason.
+    """
+    lines = [x for x in path.read_text().splitlines() if x.startswith("csrc/")] if path.exists() else []
+    return dict(x.rsplit("  # ", 1) for x in lines)
+
+
+def word_of(verdict: str) -> str:
+    """A verdict in a word or two."""
+    known = ("changes nothing", "does not compile", "survives", "equivalent")
+    return next((x for x in known if verdict.startswith(x)), "dies")
 
 
 def main() -> int:
     parse = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parse.add_argument("--seed", type=int, default=1)
-    parse.add_argument("--count", type=int, default=30)
+    parse.add_argument("--count", type=int, default=200)
     parse.add_argument("--limit", type=float, default=300.0, help="seconds for one run of tests")
     parse.add_argument("--minutes", type=float, default=float("inf"), help="no mutant is begun later")
-    parse.add_argument("--json", type=Path, help="where the verdicts are written")
-    parse.add_argument("--list", action="store_true", help="only say which are drawn")
-    parse.add_argument("tests", nargs="*", default=THEN, help="what is run after the likely ones")
+    parse.add_argument("--judged", type=Path, default=JUDGED, help="verdicts so far, to which new ones are added")
+    parse.add_argument("--near", action="store_true", help="ask the likely tests alone")
+    parse.add_argument("--list", action="store_true", help="only say which are drawn, and what is known of them")
+    parse.add_argument("tests", nargs="*", default=THEN, help="what is run after the likely tests")
     how = parse.parse_args()
-    mutants = drawn(how.seed, how.count)
-    if how.list:
-        print(*mutants, sep="\n")
-        return 0
+    mutants, known = drawn(how.seed, how.count), judged(how.judged)
     seen: Counter[str] = Counter()
-    verdicts = []
+    new = []
+    for m in mutants:
+        verdict = known.get(written(m, "").removesuffix("  # "))
+        if verdict is None:
+            new.append(m)
+            continue
+        seen[word_of(verdict)] += 1
+        if how.list:
+            print(f"{m}   [{verdict}]")
+    if how.list:
+        print(*new, sep="\n")
+        new = []
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="fanin-mutants-") as folder:
-        tree = copy_of(ROOT, Path(folder))
-        if not built(tree):
+        tree = copy_of(ROOT, Path(folder)) if new else ROOT
+        if new and not built(tree):
             sys.exit("the tree itself does not build")
-        for m in mutants:
+        for m in new:
             if time.monotonic() - began > 60 * how.minutes:
                 break
-            verdict = judge(tree, m, how.tests, how.limit)
-            word = verdict if verdict in ("changes nothing", "does not compile", "survives") else "dies"
+            verdict = judge(tree, m, [] if how.near else list(how.tests), how.limit)
+            word = word_of(verdict)
             seen[word] += 1
-            verdicts.append({**asdict(m), "verdict": verdict})
+            with how.judged.open("a") as file:
+                file.write(written(m, verdict) + "\n")
             print(f"{word:16} {m}" + (f"   [{verdict}]" if word == "dies" else ""), flush=True)
-            if how.json:
-                how.json.write_text(json.dumps(verdicts, indent=1))
     changed = seen["dies"] + seen["survives"]
     print(
-        f"seed {how.seed}: {sum(seen.values())} mutants; of {changed} that change anything {seen['dies']} die;"
-        f" {dict(seen)}"
+        f"seed {how.seed}: {sum(seen.values())} of {len(mutants)} judged; of {changed} that change what can be noticed"
+        f" {seen['dies']} die; {dict(seen)}"
     )
     return int(seen["survives"] > 0)
 

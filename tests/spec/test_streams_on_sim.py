@@ -296,6 +296,18 @@ def test_a_wait_that_is_known_to_hold_is_left_out_and_counted(m: Any) -> None:
 
 
 @pytest.mark.rule("S12")
+@pytest.mark.parametrize("newest", range(3))
+def test_of_a_producers_gradients_the_newest_alone_is_waited_for_wherever_its_key_stands(m: Any, newest: int) -> None:
+    p, c = m.stream(), m.stream()
+    buf = fanin.InputBuffer(1, stream=c, budget=math.inf)
+    for key in (*(k for k in range(3) if k != newest), newest):
+        buf.add(0, produce(m, p, 2.0**key), key=key, stream=p)
+    (total,) = buf.take()
+    assert (buf.counters.waits, buf.counters.waits_elided) == (1, 0)
+    check(m, consume(m, c, total), 7)
+
+
+@pytest.mark.rule("S12")
 def test_what_a_producer_queues_after_its_add_is_not_waited_for(m: Any) -> None:
     """Elision counts events only: a wait for an older event of the same stream covers nothing newer."""
     p, c = m.stream(), m.stream()
