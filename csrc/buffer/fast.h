@@ -10,7 +10,7 @@
  *   add    a sum that is the buffer's own, and over the budget: added into it, in place; else parked
  *   fold   over the budget: the ready prefix is summed into its first term, where that may be written (A6), or into a
  *          fresh one, which stays in the list as the first: the slot remains one of the fast path
- *   take   1. claim every slot  2. is what will be read what it was?  3. where does each sum go?  4. sum  5. let go
+ *   take   1. claim every slot  2. where does each sum go?  3. is what will be read what it was?  4. sum  5. let go
  *
  * No lock is taken. The fast path is for a frontend whose interpreter lets one thread in at a time, as Python's GIL
  * does, and leaves the interpreter only while jobs run and while a thread waits: so all that changes a slot, by
@@ -41,10 +41,9 @@ typedef struct fan_fast_frontend {
      * its memory may be written. */
     bool (*unshared)(void *object);
     bool (*writable)(void *object, const fan_fast_kind *kind);
-    /* fresh: a new array of the kind that `like` is of; the caller's hold. NULL: none, or not for the fast path. May
-     * call its library. first_element: of such a one. */
-    void *(*fresh)(void *like, const fan_fast_kind *kind);
-    char *(*first_element)(void *object, const fan_fast_kind *kind);
+    /* fresh: a new array of the kind that `like` is of, and where its first element is; the caller's hold. NULL: none,
+     * or not for the fast path. May call its library. */
+    void *(*fresh)(void *like, const fan_fast_kind *kind, char **data);
     /* number: an immutable number of a kind (fan_fast_kind.scalar); the caller's hold, or NULL. */
     void *(*number)(const fan_fast_kind *kind, const char *value);
     /* wrote: says, before it happens, that an array is about to be written, for libraries that count writes. May call

@@ -80,26 +80,36 @@ static bool merge_begin(fan_buffer *b, size_t slot, merge *m)
     return true;
 }
 
+/* readable: the terms are what they were; libraries are asked before anything is looked at. */
+static bool readable(const fan_buffer *b, size_t slot, const merge *m)
+{
+    const fan_fast_list *p = b->slots[slot].fast;
+    const fan_fast_frontend *fast = b->frontend->fast;
+    for (size_t k = 0; p->kind.check_at_use && k < m->n; k++)
+        if (!fast->has_own_value(p->terms[k].object))
+            return false;
+    for (size_t k = 0; k < m->n; k++)
+        if (!fast->is_unchanged(p->terms[k].object, &p->kind, p->terms[k].data))
+            return false;
+    return true;
+}
+
 /* target_of: what the sum is written into, and where that is; with the caller's hold, unless it is the first term.
  * NULL: not for the fast path. */
 static void *target_of(const fan_buffer *b, size_t slot, const merge *m, char **data)
 {
     const fan_fast_list *p = b->slots[slot].fast;
-    const fan_fast_frontend *fast = b->frontend->fast;
-    for (size_t k = 0; k < m->n; k++)
-        if ((p->kind.check_at_use && !fast->has_own_value(p->terms[k].object)) ||
-            !fast->is_unchanged(p->terms[k].object, &p->kind, p->terms[k].data))
-            return NULL;
-    if (fan_fast_reusable(b, slot, m->n, p->kind.dtype)) {
+    bool first = fan_fast_reusable(b, slot, m->n, p->kind.dtype);
+    void *to = first ? p->terms[0].object : b->frontend->fast->fresh(p->terms[0].object, &p->kind, data);
+    if (first)
         *data = p->terms[0].data;
-        return p->terms[0].object;
-    }
-    void *made = fast->fresh(p->terms[0].object, &p->kind);
-    if (made)
-        *data = fast->first_element(made, &p->kind);
-    else if (b->frontend->clear_error)
+    if (!to && b->frontend->clear_error)
         b->frontend->clear_error(); /* the general path says it, if there is anything to say */
-    return made;
+    if (!to || readable(b, slot, m))
+        return to;
+    if (!first)
+        b->frontend->drop(to);
+    return NULL;
 }
 
 /* merge_sum: of so many terms, FAN_FAST_TERMS at a time, without the interpreter where that pays. */

@@ -65,6 +65,7 @@ typedef struct fan_fast_list {
     size_t alone;         /* how many of those parked were the buffer's alone when that was asked */
     size_t ask;           /* and the length of the list from which on it is asked again */
     size_t undefined;     /* how many of the n are undefined; while a take has the slot they stand behind the others */
+    char *out;            /* where the sum goes; set while a take has the slot */
     fan_fast_term *terms; /* by key, or by arrival; `inline_terms`, or on the heap */
     /* NULL: the list is in the order of keys. Else it is in the order of arrival for now, and these are its keys. */
     fan_keys *unsorted;

@@ -20,10 +20,11 @@ typedef struct taking {
     fan_fast_out inline_outs[FEW_OUTS], *written; /* the arrays of the caller's that are written */
     bool inline_given[FEW_OUTS], *given;          /* of each slot: the caller named an array for its sum */
     size_t nwritten;
-    bool announce; /* some of them are of a library that counts writes */
+    bool asks;     /* some terms are of a kind that is checked at use */
+    bool announce; /* some of the arrays that are written are of a library that counts writes */
 } taking;
 
-static const fan_fast_list *list_at(const fan_buffer *b, size_t slot) { return b->slots[slot].fast; }
+static fan_fast_list *list_at(const fan_buffer *b, size_t slot) { return b->slots[slot].fast; }
 
 /* defined: the terms of a slot's sum; 0: it is undefined. */
 static size_t defined(const fan_fast_list *p) { return p ? fan_fast_list_defined(p) : 0; }
@@ -81,7 +82,10 @@ static bool claim_all(fan_buffer *b, fan_span span, const fan_take *how)
     return true;
 }
 
-/* ---- 2. is what will be read what it was? ---- */
+/* ---- 2. where does each sum go? ---- */
+
+/* reads_all: a single term is read, too, and not just handed through. */
+static bool reads_all(const taking *t) { return t->outs || t->how->scale.on || t->how->writable || t->b->sum_stats; }
 
 /* stays_in_int64: of a sum of Python ints. */
 static bool stays_in_int64(const fan_fast_list *p, const fan_take *how)
@@ -105,39 +109,6 @@ static void fetch_terms(const taking *t, size_t slot, bool memory)
         __builtin_prefetch(memory ? (const void *)p->terms[k].data : p->terms[k].object);
 }
 
-static bool all_unchanged(const fan_frontend *f, const fan_fast_list *p)
-{
-    for (size_t k = 0; k < fan_fast_list_defined(p); k++)
-        if (!f->fast->is_unchanged(p->terms[k].object, &p->kind, p->terms[k].data))
-            return false;
-    return true;
-}
-
-static bool all_readable(const taking *t)
-{
-    const fan_frontend *f = t->b->frontend;
-    bool reads = t->outs || t->how->scale.on || t->how->writable || t->b->sum_stats,
-         far = t->span.end - t->span.first >= FAR;
-    for (size_t i = t->span.first; i < t->span.end; i++) {
-        const fan_fast_list *p = list_at(t->b, i);
-        size_t n = defined(p);
-        if (far)
-            fetch_terms(t, i, false);
-        if (n && reads && fan_fast_is_large(p->size))
-            return false;
-        if (n && p->kind.weak && p->kind.dtype == FAN_DT_INT64 && !stays_in_int64(p, t->how))
-            return false;
-        for (size_t k = 0; n && p->kind.check_at_use && k < n; k++)
-            if (!p->terms[k].ours && !f->fast->has_own_value(p->terms[k].object))
-                return false;
-        if (n && !p->kind.scalar && (n > 1 || reads) && !all_unchanged(f, p))
-            return false;
-    }
-    return true;
-}
-
-/* ---- 3. where does each sum go? ---- */
-
 /* keeps_keys: where other slots are taken with it, no key may be missing before the first term becomes the sum. */
 static bool keeps_keys(const taking *t, const fan_fast_list *p)
 {
@@ -152,11 +123,12 @@ static bool keeps_keys(const taking *t, const fan_fast_list *p)
  * fast path. */
 static void *result_of(taking *t, size_t slot)
 {
-    const fan_fast_list *p = list_at(t->b, slot);
+    fan_fast_list *p = list_at(t->b, slot);
     const fan_fast_frontend *fast = t->b->frontend->fast;
     const fan_scale *scale = t->how->scale.on ? &t->how->scale : NULL;
     size_t n = fan_fast_list_defined(p);
     void *first = p->terms[0].object;
+    p->out = p->terms[0].data;
     if (n == 1 && !scale && (!t->how->writable || fan_fast_reusable(t->b, slot, 1, p->kind.dtype))) {
         fast->hold(first);
         return first;
@@ -172,13 +144,13 @@ static void *result_of(taking *t, size_t slot)
         fast->hold(first);
         return first;
     }
-    return fast->fresh(first, &p->kind);
+    return fast->fresh(first, &p->kind, &p->out);
 }
 
 /* place_out: into the caller's array, where there is one for this slot; false: not for the fast path. */
 static bool place_out(taking *t, size_t slot)
 {
-    const fan_fast_list *p = list_at(t->b, slot);
+    fan_fast_list *p = list_at(t->b, slot);
     fan_fast_out *to = &t->written[t->nwritten];
     bool some = defined(p);
     void *object = NULL;
@@ -191,33 +163,25 @@ static bool place_out(taking *t, size_t slot)
     if (some) {
         t->announce = t->announce || p->kind.check_at_use;
         t->results[slot - t->span.first] = object;
+        p->out = to->data;
     } else {
         t->b->frontend->drop(object);
     }
     return true;
 }
 
-/* announce_writes: libraries that count writes to their arrays are told of ours, before they happen. As they are
- * called, everything is looked at once more then. */
-static bool announce_writes(const taking *t)
+/* sums_here: whether the sum of a slot is one for the fast path: a large array is handed through at most, and of Python
+ * ints the general path says what does not fit. */
+static bool sums_here(const taking *t, const fan_fast_list *p)
 {
-    const fan_frontend *f = t->b->frontend;
-    for (size_t i = 0; i < t->nwritten; i++) {
-        void *to = t->results[t->written[i].slot - t->span.first];
-        if (to && !f->fast->wrote(to))
-            return false;
-    }
-    for (size_t i = 0; i < t->nwritten; i++) {
-        const fan_fast_list *p = list_at(t->b, t->written[i].slot);
-        void *to = t->results[t->written[i].slot - t->span.first];
-        if (to && (!f->fast->is_unchanged(to, &p->kind, t->written[i].data) || !all_unchanged(f, p)))
-            return false;
-    }
-    return true;
+    if (fan_fast_is_large(p->size) && reads_all(t))
+        return false;
+    return !p->kind.weak || p->kind.dtype != FAN_DT_INT64 || stays_in_int64(p, t->how);
 }
 
 static bool place_all(taking *t)
 {
+    bool far = t->span.end - t->span.first >= FAR;
     for (size_t i = t->span.first; t->outs && i < t->span.end; i++)
         if (!place_out(t, i))
             return false;
@@ -225,10 +189,16 @@ static bool place_all(taking *t)
         return false;
     for (size_t i = t->span.first; i < t->span.end; i++) {
         void **result = &t->results[i - t->span.first];
-        if (!*result && defined(list_at(t->b, i)) && !(*result = result_of(t, i)))
+        const fan_fast_list *p = list_at(t->b, i);
+        if (far)
+            fetch_terms(t, i, false);
+        if (!defined(p))
+            continue;
+        t->asks = t->asks || p->kind.check_at_use;
+        if (!sums_here(t, p) || (!*result && !(*result = result_of(t, i))))
             return false;
     }
-    return !t->announce || announce_writes(t);
+    return true;
 }
 
 /* room_for: scratch for the slot with the most terms that needs it. False: no memory. */
@@ -247,6 +217,55 @@ static bool room_for(taking *t, fan_array *arrays, fan_operand *in)
     t->scratch.arrays = fan_alloc((most + 1) * sizeof *arrays);
     t->scratch.in = fan_alloc(most * sizeof *in);
     return t->scratch.arrays && t->scratch.in;
+}
+
+/* ---- 3. is what will be read what it was? ---- */
+
+static bool all_unchanged(const fan_frontend *f, const fan_fast_list *p)
+{
+    for (size_t k = 0; k < fan_fast_list_defined(p); k++)
+        if (!f->fast->is_unchanged(p->terms[k].object, &p->kind, p->terms[k].data))
+            return false;
+    return true;
+}
+
+/* ask_libraries: whether the memory of every term holds its value; and libraries that count writes to their arrays are
+ * told of ours. They may do anything meanwhile: it comes before what is looked at, and behind what is made. */
+static bool ask_libraries(const taking *t)
+{
+    const fan_fast_frontend *fast = t->b->frontend->fast;
+    for (size_t i = t->span.first; t->asks && i < t->span.end; i++) {
+        const fan_fast_list *p = list_at(t->b, i);
+        for (size_t k = 0; k < defined(p) && p->kind.check_at_use; k++)
+            if (!p->terms[k].ours && !fast->has_own_value(p->terms[k].object))
+                return false;
+    }
+    for (size_t i = 0; t->announce && i < t->nwritten; i++) {
+        void *to = t->results[t->written[i].slot - t->span.first];
+        if (to && !fast->wrote(to))
+            return false;
+    }
+    return true;
+}
+
+static bool all_readable(const taking *t)
+{
+    const fan_frontend *f = t->b->frontend;
+    bool reads = reads_all(t), far = t->span.end - t->span.first >= FAR;
+    for (size_t i = t->span.first; i < t->span.end; i++) {
+        const fan_fast_list *p = list_at(t->b, i);
+        size_t n = defined(p);
+        if (far)
+            fetch_terms(t, i, false);
+        if (n && !p->kind.scalar && (n > 1 || reads) && !all_unchanged(f, p))
+            return false;
+    }
+    for (size_t i = 0; (t->asks || t->announce) && i < t->nwritten; i++) {
+        void *to = t->results[t->written[i].slot - t->span.first];
+        if (to && !f->fast->is_unchanged(to, &list_at(t->b, t->written[i].slot)->kind, t->written[i].data))
+            return false;
+    }
+    return true;
 }
 
 /* ---- 4. sum ---- */
@@ -308,8 +327,7 @@ static void sum_slot(const taking *t, size_t slot, bool is_out)
     if (handed && !stats)
         return;
     if (stats || !number) {
-        char *out = number ? value : first ? p->terms[0].data : b->frontend->fast->first_element(to, &p->kind);
-        run(t, slot, out, stats);
+        run(t, slot, number ? value : p->out, stats);
     }
     if (stats)
         keep_stats(b, slot, stats);
@@ -424,8 +442,8 @@ bool fan_fast_take(fan_buffer *b, fan_span span, const fan_take *how, const fan_
     t.written = t.inline_outs;
     t.given = t.inline_given;
     t.nwritten = 0;
-    t.announce = false;
-    bool good = room_for(&t, arrays, in) && outs_begin(&t) && all_readable(&t) && place_all(&t);
+    t.asks = t.announce = false;
+    bool good = room_for(&t, arrays, in) && outs_begin(&t) && place_all(&t) && ask_libraries(&t) && all_readable(&t);
     if (good) {
         sum_all(&t);
         finish(b, span);

@@ -33,6 +33,18 @@ static int add_all(fan_buffer *core, PyObject *arrays, PyObject *keys)
     return 0;
 }
 
+/* all_readable: of arrays that are checked at use; their library is asked before anything is looked at once more. */
+static bool all_readable(PyObject *const *arrays, size_t n, const fan_fast_kind *kind, const char *const *data)
+{
+    for (size_t i = 0; i < n; i++)
+        if (!fan_fast_has_own_value(arrays[i]))
+            return false;
+    for (size_t i = 0; i < n; i++)
+        if (!fan_fast_is_unchanged(arrays[i], kind, data[i]))
+            return false;
+    return true;
+}
+
 /* add_n_fast: the sum of a few small arrays of one kind, in `out` where that is not NULL; NULL without an exception:
  * not for the fast path. */
 static PyObject *add_n_fast(PyObject *arrays, PyObject *out)
@@ -43,8 +55,8 @@ static PyObject *add_n_fast(PyObject *arrays, PyObject *out)
     Py_ssize_t n = PyList_CheckExact(arrays) || PyTuple_CheckExact(arrays) ? PySequence_Fast_GET_SIZE(arrays) : 0;
     PyObject **items = n ? PySequence_Fast_ITEMS(arrays) : NULL;
     char *data, *to;
-    if (n < 2 || n > FAN_FAST_TERMS || !fan_fast_import(items[0], &kind, &data) || kind.check_at_use || kind.scalar ||
-        !fan_fast_fits(kind.dtype, fan_dtype_accumulate(kind.dtype), fan_fast_bytes(&kind)) ||
+    if (n < 2 || n > FAN_FAST_TERMS || !fan_fast_import(items[0], &kind, &data) || (kind.check_at_use && out) ||
+        kind.scalar || !fan_fast_fits(kind.dtype, fan_dtype_accumulate(kind.dtype), fan_fast_bytes(&kind)) ||
         !fan_fast_is_flat(fan_fast_bytes(&kind), (size_t)n) || !fan_fast_allowed())
         return NULL;
     src[0] = data;
@@ -61,12 +73,13 @@ static PyObject *add_n_fast(PyObject *arrays, PyObject *out)
             if (src[i] != to && src[i] < to + bytes && to < src[i] + bytes)
                 return NULL;
     }
-    PyObject *sum = out ? Py_NewRef(out) : fan_fast_fresh(items[0], &kind);
-    if (!sum)
-        return NULL;
     for (Py_ssize_t i = 0; i < n; i++)
         held[i] = Py_NewRef(items[i]);
-    fan_fast_sum(&fan_python, &kind, src, (size_t)n, fan_fast_first_element(sum, &kind));
+    PyObject *sum = out ? Py_NewRef(out) : fan_fast_fresh(held[0], &kind, &to);
+    if (sum && kind.check_at_use && !all_readable(held, (size_t)n, &kind, src))
+        Py_CLEAR(sum);
+    if (sum)
+        fan_fast_sum(&fan_python, &kind, src, (size_t)n, to);
     for (Py_ssize_t i = 0; i < n; i++)
         Py_DECREF(held[i]);
     return sum;

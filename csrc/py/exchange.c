@@ -2,6 +2,12 @@
 #include "py/dlpack_export.h"
 #include "py/library.h"
 
+/* is_own: a descriptor of this kind, for objects of this type: its function may be called as it is. */
+static bool is_own(PyObject *type, PyObject *descriptor, const PyTypeObject *kind)
+{
+    return Py_TYPE(descriptor) == kind && PyType_IsSubtype((PyTypeObject *)type, ((PyDescrObject *)descriptor)->d_type);
+}
+
 /* quick_tensors: how exact torch tensors are read by the fast path, told by _interop.torch when it meets the first one.
  */
 static PyObject *quick_tensors(PyObject *Py_UNUSED(module), PyObject *args)
@@ -13,7 +19,9 @@ static PyObject *quick_tensors(PyObject *Py_UNUSED(module), PyObject *args)
                           &origin))
         return NULL;
     const fan_dl_api *api = fan_dl_api_of(capsule);
-    if (!api || st->torch_api || !Py_TYPE(requires_grad)->tp_descr_get)
+    if (!api || st->torch_api || !is_own(type, is_neg, &PyMethodDescr_Type) ||
+        ((PyMethodDescrObject *)is_neg)->d_method->ml_flags != METH_NOARGS ||
+        !is_own(type, requires_grad, &PyGetSetDescr_Type) || !((PyGetSetDescrObject *)requires_grad)->d_getset->get)
         Py_RETURN_FALSE;
     st->torch_type = (PyTypeObject *)Py_NewRef(type);
     st->torch_is_neg = Py_NewRef(is_neg);

@@ -152,12 +152,7 @@ static bool fast_unshared(void *object) { return only_ours(object, 1); }
 
 static bool fast_writable(void *object, const fan_fast_kind *kind) { return fan_fast_writable(object, kind); }
 
-static void *fast_fresh(void *like, const fan_fast_kind *kind) { return fan_fast_fresh(like, kind); }
-
-static char *fast_first_element(void *object, const fan_fast_kind *kind)
-{
-    return fan_fast_first_element(object, kind);
-}
+static void *fast_fresh(void *like, const fan_fast_kind *kind, char **data) { return fan_fast_fresh(like, kind, data); }
 
 static void *fast_number(const fan_fast_kind *kind, const char *value) { return fan_fast_number(kind, value); }
 
@@ -180,7 +175,6 @@ static const fan_fast_frontend fast = {
     .unshared = fast_unshared,
     .writable = fast_writable,
     .fresh = fast_fresh,
-    .first_element = fast_first_element,
     .number = fast_number,
     .wrote = fast_wrote,
 };

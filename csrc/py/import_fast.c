@@ -2,6 +2,8 @@
  * tensors, NumPy's scalars and Python's numbers, looked at without a call and without a lock. */
 #include "py/dlpack.h"
 
+#include "base/mem.h"
+
 #include <numpy/arrayscalars.h>
 #include <string.h>
 
@@ -161,17 +163,15 @@ bool fan_fast_import(PyObject *o, fan_fast_kind *kind, char **data)
 bool fan_fast_has_own_value(PyObject *o)
 {
     const fan_state *st = fan_state_get();
-    PyObject *neg = PyObject_Vectorcall(st->torch_is_neg, &o, 1, NULL), *grad = NULL;
-    bool own_value = false;
-    if (neg == Py_False) {
-        descrgetfunc get = Py_TYPE(st->torch_requires_grad)->tp_descr_get;
-        grad = get ? get(st->torch_requires_grad, o, (PyObject *)Py_TYPE(o)) : NULL;
-        own_value = grad == Py_False;
-    }
+    const PyGetSetDef *asks = ((PyGetSetDescrObject *)st->torch_requires_grad)->d_getset;
+    PyObject *grad = asks->get(o, asks->closure), *neg = NULL;
+    if (grad == Py_False)
+        neg = ((PyMethodDescrObject *)st->torch_is_neg)->d_method->ml_meth(o, NULL);
+    if (!grad || !neg)
+        PyErr_Clear();
     Py_XDECREF(neg);
     Py_XDECREF(grad);
-    PyErr_Clear();
-    return own_value;
+    return neg == Py_False;
 }
 
 /* fan_owner_has: whether the bytes [lo, hi) lie in the memory that the owner of a view has now:
@@ -206,61 +206,73 @@ bool fan_fast_writable(PyObject *o, const fan_fast_kind *kind)
     return kind->check_at_use || PyArray_ISWRITEABLE((PyArrayObject *)o);
 }
 
-static void tensor_failed(void *Py_UNUSED(ctx), const char *Py_UNUSED(kind), const char *Py_UNUSED(text))
-{
-    /* the general path tells, if it fails as well */
-}
+#define DATA_ALIGN 64
 
-/* fresh_tensor: what torch makes is looked at: a mode or a transform may have made something else. */
-static PyObject *fresh_tensor(PyObject *first, const fan_fast_kind *kind)
+/* What tells torch of a tensor; its elements lie behind it, in the same block. */
+typedef struct tensor_block {
+    fan_dl_versioned managed;
+    int64_t shape[FAN_FAST_NDIM], strides[FAN_FAST_NDIM];
+} tensor_block;
+
+/* block_gone: by whichever thread lets go of the tensor's memory last. */
+static void block_gone(fan_dl_versioned *managed) { fan_free(managed); }
+
+/* fresh_tensor: torch wraps memory of ours: half the work of asking its allocator for a tensor and wrapping that. */
+static PyObject *fresh_tensor(const fan_fast_kind *kind, char **data)
 {
-    const fan_dl_api *api = fan_state_get()->torch_api;
-    fan_fast_kind is;
-    fan_dl_tensor like;
-    fan_dl_versioned *tensor = NULL;
+    const fan_state *st = fan_state_get();
+    tensor_block *block = fan_alloc(sizeof *block + DATA_ALIGN - 1 + (size_t)fan_fast_bytes(kind));
     void *object = NULL;
-    char *data;
-    if (api->look(first, &like) == 0 && api->allocate(&like, &tensor, NULL, tensor_failed) == 0 && tensor &&
-        api->give(tensor, &object) != 0)
+    int64_t run = 1;
+    if (!block)
+        return NULL;
+    *data = (char *)(((uintptr_t)(block + 1) + DATA_ALIGN - 1) & ~(uintptr_t)(DATA_ALIGN - 1));
+    block->managed = (fan_dl_versioned){.major = FAN_DL_MAJOR,
+                                        .minor = FAN_DL_MINOR,
+                                        .deleter = block_gone,
+                                        .tensor = {.data = *data,
+                                                   .device = {FAN_DL_CPU, 0},
+                                                   .ndim = kind->ndim,
+                                                   .dtype = fan_dl_dtype_for(kind->dtype),
+                                                   .shape = block->shape,
+                                                   .strides = block->strides}};
+    for (int i = kind->ndim - 1; i >= 0; i--) {
+        block->shape[i] = kind->shape[i];
+        block->strides[i] = run;
+        run *= kind->shape[i];
+    }
+    if (st->torch_api->give(&block->managed, &object) != 0) /* which has the block, errors too */
         object = NULL;
     PyErr_Clear();
-    if (object && fan_fast_import(object, &is, &data) && fan_fast_same(&is, kind))
-        return object;
-    Py_XDECREF((PyObject *)object);
-    return NULL;
+    if (object && Py_TYPE((PyObject *)object) != st->torch_type)
+        Py_CLEAR(object);
+    return object;
 }
 
-PyObject *fan_fast_fresh(PyObject *first, const fan_fast_kind *kind)
+PyObject *fan_fast_fresh(PyObject *first, const fan_fast_kind *kind, char **data)
 {
     if (kind->check_at_use)
-        return fresh_tensor(first, kind);
+        return fresh_tensor(kind, data);
     PyArray_Descr *d = PyArray_DESCR((PyArrayObject *)first);
     npy_intp dims[FAN_FAST_NDIM];
     for (int i = 0; i < kind->ndim; i++)
         dims[i] = (npy_intp)kind->shape[i];
     Py_INCREF(d);
-    return PyArray_NewFromDescr(&PyArray_Type, d, kind->ndim, dims, NULL, NULL, 0, NULL);
-}
-
-char *fan_fast_first_element(PyObject *o, const fan_fast_kind *kind)
-{
-    fan_dl_tensor t;
-    if (!kind->check_at_use)
-        return PyArray_BYTES((PyArrayObject *)o);
-    (void)fan_state_get()->torch_api->look(o, &t); /* it has been looked at: this is one that torch made for us */
-    return (char *)t.data + t.byte_offset;
+    PyObject *made = PyArray_NewFromDescr(&PyArray_Type, d, kind->ndim, dims, NULL, NULL, 0, NULL);
+    *data = made ? PyArray_BYTES((PyArrayObject *)made) : NULL;
+    return made;
 }
 
 PyObject *fan_fast_copy(PyObject *o, const fan_fast_kind *kind, char **data)
 {
-    char *from = *data;
-    PyObject *copy = !kind->check_at_use || fan_fast_has_own_value(o) ? fan_fast_fresh(o, kind) : NULL;
+    char *from = *data, *to = NULL;
+    PyObject *copy = !kind->check_at_use || fan_fast_has_own_value(o) ? fan_fast_fresh(o, kind, &to) : NULL;
     PyErr_Clear();
     if (copy && !fan_fast_is_unchanged(o, kind, from)) /* who was called meanwhile may have done anything */
         Py_CLEAR(copy);
     if (!copy)
         return NULL;
-    *data = fan_fast_first_element(copy, kind);
-    memcpy(*data, from, (size_t)fan_fast_bytes(kind));
+    *data = to;
+    memcpy(to, from, (size_t)fan_fast_bytes(kind));
     return copy;
 }

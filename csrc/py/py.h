@@ -215,10 +215,9 @@ bool fan_fast_is_unchanged(PyObject *o, const fan_fast_kind *kind, const char *d
 bool fan_fast_has_own_value(PyObject *o);
 /* fan_fast_writable: whether its memory may be written. */
 bool fan_fast_writable(PyObject *o, const fan_fast_kind *kind);
-/* fan_fast_fresh: an array of the kind that `first` is of, to write a sum into; NULL: with an exception, or, without
- * one, not by the fast path. fan_fast_first_element: of such a one. */
-PyObject *fan_fast_fresh(PyObject *first, const fan_fast_kind *kind);
-char *fan_fast_first_element(PyObject *o, const fan_fast_kind *kind);
+/* fan_fast_fresh: an array of the kind that `first` is of, to write a sum into, and where its first element is; NULL:
+ * with an exception, or, without one, not by the fast path. */
+PyObject *fan_fast_fresh(PyObject *first, const fan_fast_kind *kind, char **data);
 /* fan_fast_number: the number of a kind (fan_fast_kind.scalar) whose value is at `value`; new reference. */
 PyObject *fan_fast_number(const fan_fast_kind *kind, const char *value);
 /* fan_fast_copy: a fresh one with the same elements, and where they are; NULL, without an exception: not by the short

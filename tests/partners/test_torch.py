@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import threading
 import warnings
 import weakref
 from typing import Any
@@ -309,7 +310,7 @@ def parked(*tensors: Any, **how: Any) -> fanin.InputBuffer:
     return buf
 
 
-def test_the_short_way_reads_values_not_memory() -> None:
+def test_the_fast_path_reads_values_not_memory() -> None:
     x = torch.arange(4.0)
     minus = torch._neg_view(x)
     assert minus.is_contiguous() and minus.is_neg()
@@ -325,7 +326,7 @@ def test_the_short_way_reads_values_not_memory() -> None:
     assert parked(z, z).take()[0].tolist() == [2 - 4j] * 4
 
 
-def test_the_short_way_detaches() -> None:
+def test_the_fast_path_detaches() -> None:
     x = torch.ones(3, requires_grad=True)
     for tensors in ((x,), (x, x), (torch.ones(3), x)):
         (sum_,) = parked(*tensors).take()
@@ -336,7 +337,7 @@ def test_the_short_way_detaches() -> None:
     assert not buf.take()[0].requires_grad
 
 
-def test_the_short_way_and_the_long_one_meet() -> None:
+def test_the_fast_path_and_the_long_one_meet() -> None:
     x = torch.ones(3)
     for late in (
         np.ones(3, np.float32),
@@ -411,7 +412,63 @@ def test_a_mode_that_makes_other_tensors_is_no_crash() -> None:
     assert taken[0].shape == (3,)
 
 
-def test_wrapped_tensors_do_not_take_the_short_way() -> None:
+@pytest.mark.parametrize("slots", [(0, 0), (0, 1)])
+@pytest.mark.parametrize("budget", [None, 0])
+def test_a_mode_that_changes_a_tensor_while_another_is_asked_is_found(slots: tuple[int, int], budget: Any) -> None:
+    """Libraries are asked before anything is looked at: what was looked at stays as it is until it is summed."""
+    from torch.overrides import TorchFunctionMode
+
+    x, y = torch.ones(4096), torch.ones(4096)
+
+    class Shrinks(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is torch.Tensor.is_neg and args[0] is y and x.numel():
+                x.set_(torch.ones(0))
+            return func(*args, **(kwargs or {}))
+
+    buf = fanin.InputBuffer(2, budget=budget)
+    for slot, t in ((slots[0], x), (slots[0], x.clone()), (slots[1], y), (slots[1], y.clone())):
+        if budget is None:
+            buf.add(slot, t)
+    with Shrinks(), pytest.raises((RuntimeError, ValueError), match=r"changed after it was added|shape"):
+        if budget is not None:
+            for slot, t in ((slots[0], x), (slots[1], y), (slots[0], x), (slots[1], y)):
+                buf.add(slot, t)
+        buf.take()
+    with Shrinks(), pytest.raises((RuntimeError, ValueError, BufferError)):
+        x.set_(torch.ones(4096))
+        fanin.add_n([x, y])
+
+
+def test_small_sums_are_memory_of_ours_which_any_thread_may_drop() -> None:
+    warm = [through(torch.ones(3), torch.ones(3)), fanin.add_n([torch.ones(3), torch.ones(3)])]
+    del warm
+    gc.collect()
+    before = hooks.memory()[0]
+    sums = [fanin.add_n([torch.full((4, 5), 1.5), torch.ones(4, 5)]) for _ in range(3)]
+    sums += [through(torch.full((4, 5), 1.5), torch.ones(4, 5))]
+    assert hooks.memory()[0] == before + len(sums)
+    for s in sums:
+        assert s.data_ptr() % 64 == 0
+        assert s.stride() == (5, 1) and not s.requires_grad
+        s += 1
+        assert s.tolist() == [[3.5] * 5] * 4
+    del s
+    one = threading.Thread(target=sums.clear)
+    one.start()
+    one.join()
+    gc.collect()
+    assert hooks.memory()[0] == before
+
+
+def test_add_n_reads_values_not_memory() -> None:
+    x = torch.ones(3)
+    assert fanin.add_n([torch._neg_view(x), x * 3]).tolist() == [2, 2, 2]
+    grad = fanin.add_n([x, torch.ones(3, requires_grad=True)])
+    assert grad.tolist() == [2, 2, 2] and not grad.requires_grad
+
+
+def test_wrapped_tensors_do_not_take_the_fast_path() -> None:
     def sums(t: Any) -> Any:
         buf = fanin.InputBuffer(1)
         buf.add(0, t)
