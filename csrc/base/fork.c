@@ -51,6 +51,7 @@ int fan_fork_add(fan_fork *f)
         *(newest ? &newest->newer : &oldest) = f;
         newest = f;
     }
+    int answer = watching ? 0 : -1;
     (void)pthread_mutex_unlock(&list_lock);
-    return watching ? 0 : -1;
+    return answer;
 }
