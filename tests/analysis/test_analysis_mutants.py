@@ -14,7 +14,13 @@ from collections.abc import Callable
 
 import pytest
 
-from analysis import test_collect, test_functionalize
+from analysis import (
+    test_collect,
+    test_functionalize,
+    test_functionalize_containers,
+    test_functionalize_guard,
+    test_functionalize_pure,
+)
 from kit import pymutants
 from kit.pymutants import Mutant, planted, survivors
 
@@ -264,6 +270,9 @@ def unparametrized() -> list[Callable[[], None]]:
     ]
     return [
         *test_functionalize.CHECKS,
+        *test_functionalize_containers.CHECKS,
+        *test_functionalize_guard.CHECKS,
+        *test_functionalize_pure.CHECKS,
         test_collect.check_routes,
         test_collect.check_writes_of_what_is_there,
         test_collect.check_identity,

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -19,7 +18,7 @@ from fanin._sim.machine import SCHEDULES
 from fanin.sim import Machine, explore
 from fanin.testing import FakeDriver, use_driver
 from kit import hooks
-from kit.values import bits
+from kit.values import LOW, PLAIN, bits
 from kit.world import world
 
 pytestmark = pytest.mark.core
@@ -155,31 +154,6 @@ def test_large_sums_go_alone_and_too_many_bytes_of_results_in_rounds(a_world: An
 
 # Bits
 
-LOW = [
-    np.dtype(np.float16),
-    np.dtype(ml_dtypes.bfloat16),
-    np.dtype(ml_dtypes.float8_e4m3fn),
-    np.dtype(ml_dtypes.float8_e5m2),
-]
-DTYPES = [
-    np.dtype(n)
-    for n in (
-        "bool",
-        "int8",
-        "int16",
-        "int32",
-        "int64",
-        "uint8",
-        "uint16",
-        "uint32",
-        "uint64",
-        "float32",
-        "float64",
-        "complex64",
-        "complex128",
-    )
-]
-
 
 def some(rng: np.random.Generator, dtype: np.dtype[Any], n: int) -> Any:
     wide = rng.standard_normal(n) * 2.0 ** rng.integers(-8, 8, n) * (16 if dtype.kind in "iu" else 1)
@@ -187,7 +161,7 @@ def some(rng: np.random.Generator, dtype: np.dtype[Any], n: int) -> Any:
         return (wide + (1j * wide[::-1] if dtype.kind == "c" else 0)).astype(dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES + LOW, ids=str)
+@pytest.mark.parametrize("dtype", PLAIN + LOW, ids=str)
 def test_the_bits_are_those_of_slot_by_slot(a_world: Any, dtype: np.dtype[Any]) -> None:
     """Sizes on both sides of a tile and of sixteen bytes, addresses that are no multiple of them, several terms, a
     scale, a running sum.

@@ -8,7 +8,6 @@ import gc
 import math
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -17,34 +16,10 @@ from fanin._sim.machine import SCHEDULES
 from fanin.sim import Machine
 from fanin.testing import FakeDriver, use_driver
 from kit import hooks
-from kit.values import bits
+from kit.values import LOW, PLAIN, bits
 
 pytestmark = pytest.mark.core
 
-LOW = [
-    np.dtype(np.float16),
-    np.dtype(ml_dtypes.bfloat16),
-    np.dtype(ml_dtypes.float8_e4m3fn),
-    np.dtype(ml_dtypes.float8_e5m2),
-]
-PLAIN = [
-    np.dtype(n)
-    for n in (
-        "bool",
-        "int8",
-        "int16",
-        "int32",
-        "int64",
-        "uint8",
-        "uint16",
-        "uint32",
-        "uint64",
-        "float32",
-        "float64",
-        "complex64",
-        "complex128",
-    )
-]
 SEED = 20261121
 planted = pytest.mark.skipif(not hooks.DEVELOPMENT, reason="faults are planted in test builds alone: FANIN_DEV=1")
 

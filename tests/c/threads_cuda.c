@@ -1,5 +1,5 @@
 /* threads_cuda FAKE: the buffer on CUDA's devices, over the fake driver, used by several threads with no interpreter's lock between them: for the thread sanitizer to see.
- * What comes out is checked as well. tests/device/test_cuda.py runs it. */
+ * What comes out is checked as well. tests/device/test_threads_cuda.py runs it. */
 #define _POSIX_C_SOURCE 200809L
 #include "buffer/buffer.h"
 #include "check.h"

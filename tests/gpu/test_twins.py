@@ -20,9 +20,9 @@ import numpy as np
 import pytest
 
 import fanin
-from device import test_cuda
+from device import test_cuda_values
 from fanin.sim import Machine
-from kit.support import ROOT, TESTS
+from kit.support import ROOT, TESTS, conformance
 
 GPU = pytest.mark.gpu
 DTYPES = (np.dtype("f2"), np.dtype(ml_dtypes.bfloat16), np.dtype("f4"), np.dtype("f8"), np.dtype("c8"), np.dtype("i4"))
@@ -143,7 +143,7 @@ for _name in (
     "test_gradients_are_reduced_to_a_declared_shape_as_on_the_cpu",
     "test_sparse_gradients_are_scattered_as_on_the_cpu",
 ):
-    _test = getattr(test_cuda, _name)
+    _test = getattr(test_cuda_values, _name)
 
     def _on_gpu(*args: Any, _test: Any = _test, **given: Any) -> None:
         _test(*args, **given)
@@ -160,20 +160,7 @@ def python(*words: str) -> subprocess.CompletedProcess[str]:
 
 @GPU
 def test_the_conformance_suite_holds_on_a_gpu(driver: Any) -> None:
-    words = [
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-c",
-        os.devnull,
-        "-p",
-        "fanin.testing.plugin",
-        "--pyargs",
-        "fanin.conformance",
-    ]
-    done = python(sys.executable, *words, "--fanin-buffer=kit.cuda_buffer:GpuBuffer")
+    done = conformance("kit.cuda_buffer:GpuBuffer")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
     assert int(done.stdout.split(" passed")[0].split()[-1]) > 40
 

@@ -45,15 +45,6 @@ def total(*arrays: Any) -> Any:
     return fanin.add_n(arrays)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quick_collections() -> Iterator[None]:
-    """What there is so far is no garbage: leave it out of the many collections below."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 @pytest.fixture(autouse=True)
 def nothing_leaks() -> Iterator[None]:
     gc.collect()

@@ -16,14 +16,17 @@ import numpy as np
 import pytest
 
 import fanin
-from interop.test_exchange_cuda import Lying, library, quick_collections, setting, values
+from interop.test_exchange_cuda_rows import Lying, setting
 from kit import standins
+from kit.exchange_cuda import values
 from kit.hostile import IS_COPIED, NAMES, Versioned, get_name, new_capsule
 from kit.standins import Array, DLArray, InterfaceArray, Library
 from kit.support import TESTS, run_python
 
-__all__ = ["library", "quick_collections"]
 pytestmark = pytest.mark.core
+
+#: The files that have the device's side of the rows.
+DEVICE = [p.name for p in (TESTS / "interop").glob("test_exchange_cuda*.py")] + ["test_exchange_rows.py"]
 
 #: A row: what may be wrong.
 ROWS = {
@@ -126,7 +129,7 @@ def test_the_names_of_tests_are_read_as_they_are_meant() -> None:
     ("side", "files", "without"),
     [
         ("the host", ["test_exchange_dlpack.py"], NOT_ON_THE_HOST),
-        ("a device", ["test_exchange_cuda.py", "test_exchange_rows.py"], NOT_ON_A_DEVICE),
+        ("a device", DEVICE, NOT_ON_A_DEVICE),
     ],
 )
 def test_every_row_has_a_test_or_a_reason(side: str, files: list[str], without: dict[int, str]) -> None:
@@ -540,6 +543,4 @@ def test_a_planted_row_without_a_test_is_found() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(ROWS, 48, "nobody's")
         with pytest.raises(AssertionError, match=r"no test on a device for \{48"):
-            test_every_row_has_a_test_or_a_reason(
-                "a device", ["test_exchange_cuda.py", "test_exchange_rows.py"], NOT_ON_A_DEVICE
-            )
+            test_every_row_has_a_test_or_a_reason("a device", DEVICE, NOT_ON_A_DEVICE)

@@ -68,8 +68,8 @@ NEAR = {
     "base/fork": ["isolated/test_fork.py"],
     "base/clock": ["device/test_sim.py", "device/test_explore.py"],
     "base/": ["buffer/test_pool.py", "buffer/test_threads.py", "buffer/test_interrupt.py", "array/test_sums.py"],
-    "device/cuda": ["device/test_cuda.py", "device/test_cuda_edges.py", "interop/test_exchange_cuda.py"]
-    + ["spec/test_streams_on_cuda.py", "device/test_threads_cuda.py"],
+    "device/cuda": ["device/test_cuda.py", "device/test_cuda_edges.py", "device/test_cuda_values.py"]
+    + ["interop/test_exchange_cuda.py", "spec/test_streams_on_cuda.py", "device/test_threads_cuda.py"],
     "device/capture": ["graph/test_capture.py", "graph/test_capture_table.py"],
     "device/sim/capture": ["graph/test_capture.py", "graph/test_capture_table.py"],
     "device/sim/graph": ["graph/test_capture.py", "graph/test_capture_table.py"],
@@ -85,7 +85,12 @@ NEAR = {
     "device/sim/": ["device/test_sim.py", "device/test_streams.py", "device/test_host_order.py"]
     + ["graph/test_capture.py", "device/test_explore.py"],
     "device/": ["device/test_sim.py", "device/test_streams.py", "device/test_cuda.py", "graph/test_capture.py"]
-    + ["buffer/test_batches.py"],
+    + [
+        "device/test_sim_arrays.py",
+        "device/test_sim_threads.py",
+        "device/test_cuda_values.py",
+        "buffer/test_batches.py",
+    ],
     "buffer/fold_exact": ["buffer/test_exact_buffer.py", "array/test_exact_sparse.py"],
     "buffer/fold_mixed": ["buffer/test_kinds.py", "spec/test_aliasing.py"],
     "buffer/fold": ["spec/test_accumulate.py", "spec/test_values.py", "spec/test_aliasing.py"],

@@ -222,3 +222,16 @@ def run_c(
             f"{Path(program).name}: exit status {done.returncode}\n{done.stdout[-8000:]}\n{done.stderr[-8000:]}"
         )
     return done
+
+
+def conformance(buffer: str) -> subprocess.CompletedProcess[str]:
+    """A run of the conformance suite on a buffer, "module:name", as another engine's people run it."""
+    words = ["-q", "-p", "no:cacheprovider", "-c", os.devnull, "-p", "fanin.testing.plugin"]
+    path = f"{TESTS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", *words, "--pyargs", "fanin.conformance", f"--fanin-buffer={buffer}"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": path},
+    )

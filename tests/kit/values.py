@@ -20,6 +20,7 @@ LOW = [np.dtype(np.float16), BFLOAT16, E4M3, E5M2]
 FLOATS = [*LOW, np.dtype(np.float32), np.dtype(np.float64)]
 COMPLEX = [np.dtype(np.complex64), np.dtype(np.complex128)]
 DTYPES = [np.dtype(bool), *INTEGERS, *FLOATS, *COMPLEX]
+PLAIN = [d for d in DTYPES if d not in LOW]
 
 
 def bits(x: Any) -> bytes:

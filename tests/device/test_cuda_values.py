@@ -1,0 +1,228 @@
+"""What the kernels compute, on the fake driver: the CPU's values, bit by bit."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fanin
+from fanin.testing import FakeDriver
+from kit.support import conformance
+from kit.values import LOW, PLAIN, bits
+
+pytestmark = pytest.mark.core
+
+
+def some(rng: np.random.Generator, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
+    """Any bits at all, most of them of moderate size."""
+    wide = np.zeros(shape, "c16" if dtype.kind == "c" else "f8")
+    wide[...] = rng.standard_normal(shape) * 2.0 ** rng.integers(-12, 12, shape)
+    if dtype.kind == "c":
+        wide.imag[...] = rng.standard_normal(shape)
+    with np.errstate(all="ignore"):
+        made = (wide * (16 if dtype.kind in "iu" else 1)).astype(dtype)
+        if dtype.kind in "fV" or dtype in LOW:
+            flat = made.reshape(-1)
+            flat[rng.random(flat.size) < 0.05] = np.array(rng.choice([np.inf, -np.inf, np.nan, -0.0]), dtype)
+    return made
+
+
+def layouts(rng: np.random.Generator, x: Any) -> Any:
+    """x, perhaps lying otherwise."""
+    how = rng.integers(4)
+    if how == 1:
+        return np.asfortranarray(x)
+    if how == 2:
+        big = np.zeros((*x.shape[:-1], 2 * x.shape[-1]), x.dtype)
+        big[..., ::2] = x
+        return big[..., ::2]
+    if how == 3:
+        return x[::-1].copy()[::-1]
+    return x
+
+
+def on_device(driver: FakeDriver, x: Any) -> Any:
+    """x on the device with x's own layout: gaps and negative steps too."""
+    base = x
+    while isinstance(base.base, np.ndarray):
+        base = base.base
+    whole = driver.array(base)
+    if base is x:
+        return whole
+    if x.shape == base.shape:
+        return whole[::-1] if x.strides[0] < 0 else whole
+    return whole[..., ::2]
+
+
+def pairs() -> list[tuple[np.dtype[Any], np.dtype[Any]]]:
+    every = PLAIN + LOW
+    return [(a, b) for a, b in itertools.product(every, every) if _core_promotes(a, b)]
+
+
+def _core_promotes(a: np.dtype[Any], b: np.dtype[Any]) -> bool:
+    try:
+        fanin.add_n([np.zeros(1, a), np.zeros(1, b)])
+    except ValueError:
+        return False
+    return True
+
+
+def test_every_pair_of_dtypes_gives_the_cpus_bits(driver: FakeDriver) -> None:
+    rng = np.random.default_rng(5)
+    s = driver.stream()
+    done = 0
+    for a, b in pairs():
+        xs = [some(rng, d, (5, 7)) for d in (a, b, a)]
+        with np.errstate(all="ignore"):
+            want = fanin.add_n(xs)
+        buf = fanin.InputBuffer(1, stream=s)
+        for x in xs:
+            buf.add(0, driver.array(x), stream=s)
+        with fanin.stream(s):
+            got = buf.take()[0].numpy()
+        assert got.dtype == want.dtype and bits(got) == bits(want), (a, b)
+        done += 1
+    assert done > 200, done
+
+
+@pytest.mark.parametrize("dtype", PLAIN + LOW, ids=str)
+def test_sums_of_any_layout_number_and_size_give_the_cpus_bits(driver: FakeDriver, dtype: np.dtype[Any]) -> None:
+    rng = np.random.default_rng(dtype.num)
+    s = driver.stream()
+    folds = 0
+    for n, shape in (
+        (1, (3,)),
+        (2, (1000,)),
+        (3, (17, 33)),
+        (5, (2, 3, 4)),
+        (40, (6, 5)),
+        (170, (3, 2)),
+        (500, (3,)),
+        (7, (1, 1)),
+        (3, (0, 4)),
+    ):
+        xs = [
+            layouts(rng, some(rng, dtype, shape)) if len(shape) > 1 and 0 not in shape else some(rng, dtype, shape)
+            for _ in range(n)
+        ]
+        scale = float(rng.choice([2.0, 0.37])) if dtype.kind in "fc" or dtype in LOW else 3
+        for how in ({}, {"scale": scale}):
+            with np.errstate(all="ignore"):
+                want = fanin.InputBuffer(1)
+                for x in xs:
+                    want.add(0, x)
+                [expected] = want.take(**how)
+            buf = fanin.InputBuffer(1, stream=s)
+            for x in xs:
+                buf.add(0, on_device(driver, x), stream=s)
+            with fanin.stream(s):
+                got = buf.take(**how)[0].numpy()
+            assert got.dtype == expected.dtype and bits(got) == bits(expected), (n, shape, how)
+            folds += 1
+    assert folds == 18
+
+
+@pytest.mark.parametrize("accumulate", ["slot", "exact", "float64"])
+def test_other_accumulation_dtypes_give_the_cpus_bits(driver: FakeDriver, accumulate: str) -> None:
+    rng = np.random.default_rng(8)
+    s = driver.stream()
+    for dtype in [*LOW, np.dtype("f4")]:
+        wish = dtype.name if accumulate == "slot" else accumulate
+        xs = [some(rng, dtype, (9, 4)) for _ in range(6)]
+        try:
+            buffers = [
+                fanin.InputBuffer([fanin.Slot(dtype=dtype)], accumulate=wish, stream=where) for where in (None, s)
+            ]
+            for x in xs:
+                buffers[0].add(0, x)
+        except (ValueError, TypeError):
+            continue
+        for x in xs:
+            buffers[1].add(0, driver.array(x), stream=s)
+        with fanin.stream(s):
+            assert bits(buffers[1].take()[0].numpy()) == bits(buffers[0].take()[0]), dtype
+
+
+def test_gradients_are_reduced_to_a_declared_shape_as_on_the_cpu(driver: FakeDriver) -> None:
+    rng = np.random.default_rng(9)
+    s = driver.stream()
+    for dtype in (*PLAIN, *LOW):
+        if dtype.kind == "b":
+            continue
+        for shape, declared in (((4, 3, 5), (3, 1)), ((70, 3), (3,)), ((2, 3), ()), ((0, 3), (3,))):
+            xs = [some(rng, dtype, shape) for _ in range(2)]
+            results = []
+            for where in (None, s):
+                buf = fanin.InputBuffer([fanin.Slot(shape=declared)], stream=where)
+                for x in xs:
+                    buf.add(0, x if where is None else driver.array(x), **({} if where is None else {"stream": s}))
+                with fanin.stream(s):
+                    got = buf.take()[0]
+                    results.append(np.asarray(got if where is None else got.numpy()))
+            assert bits(results[0]) == bits(results[1]), (dtype, shape)
+
+
+@pytest.mark.parametrize("index", ["int32", "int64"])
+def test_sparse_gradients_are_scattered_as_on_the_cpu(driver: FakeDriver, index: str) -> None:
+    rng = np.random.default_rng(10)
+    s = driver.stream()
+    tried = 0
+    for dtype in (np.dtype("f4"), np.dtype("f8"), np.dtype("c8"), np.dtype("i4"), np.dtype("f2")):
+        rows = rng.integers(0, 6, 40)
+        parts: dict[str, tuple[Any, ...]] = {"coo": (rows[None].astype(index), some(rng, dtype, (40, 3)))}
+        columns = np.concatenate([np.sort(rng.integers(0, 3, 2)) for _ in range(6)])
+        parts["csr"] = (np.arange(0, 13, 2).astype(index), columns.astype(index), some(rng, dtype, (12,)))
+        parts["csc"] = (
+            np.array([0, 4, 6, 12]).astype(index),
+            rng.integers(0, 6, 12).astype(index),
+            some(rng, dtype, (12,)),
+        )
+        parts["bsr"] = (
+            np.array([0, 1, 2, 2]).astype(index),
+            np.array([0, 0]).astype(index),
+            some(rng, dtype, (2, 2, 3)),
+        )
+        for form, arrays in parts.items():
+            dense = some(rng, dtype, (6, 3))
+            results = []
+            for where in (None, s):
+                put = (lambda x: x) if where is None else driver.array
+                buf = fanin.InputBuffer(1, stream=where)
+                how = {} if where is None else {"stream": s}
+                buf.add(0, put(dense), **how)
+                buf.add(0, fanin.Sparse(form, tuple(put(a) for a in arrays), (6, 3)), **how)
+                with fanin.stream(s):
+                    got = buf.take()[0]
+                    results.append(np.asarray(got if where is None else got.numpy()))
+            assert bits(results[0]) == bits(results[1]), (dtype, form)
+            tried += 1
+    assert tried == 20
+
+
+@pytest.mark.parametrize("form", ["coo", "csr", "csc", "bsr"])
+def test_an_index_outside_the_shape_is_passed_over_before_it_is_reckoned_with(driver: FakeDriver, form: str) -> None:
+    """However large: its product with a stride fits no int64, which the undefined-behaviour sanitizer tells."""
+    s = driver.stream()
+    most = 1 << 62
+    values = np.array([1.0, 10.0, 100.0, 1000.0, 10000.0], "f4")
+    column = np.array([0, 3, -1, most + 1, -most])
+    if form == "coo":
+        parts = (np.stack([np.zeros(5, int), column]), values)
+    else:
+        parts = (np.array([0, 5, 5, 5]), column, values.reshape(5, 1, 1) if form == "bsr" else values)
+    gradient = fanin.Sparse(form, tuple(map(driver.array, parts)), (3, 3))
+    buf = fanin.InputBuffer(1, stream=s)
+    buf.add(0, driver.array(np.zeros((3, 3), "f4")), stream=s)
+    buf.add(0, gradient, stream=s)
+    with fanin.stream(s):
+        got = buf.take()[0].numpy()
+    assert got.ravel().tolist() == [1.0] + [0.0] * 8
+
+
+def test_the_conformance_suite_holds_on_a_device() -> None:
+    done = conformance("kit.cuda_buffer:CudaBuffer")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+    assert int(done.stdout.split(" passed")[0].split()[-1]) > 40
