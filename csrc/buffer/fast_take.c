@@ -85,7 +85,10 @@ static bool claim_all(fan_buffer *b, fan_span span, const fan_take *how)
 /* ---- 2. where does each sum go? ---- */
 
 /* reads_all: a single term is read, too, and not just handed through. */
-static bool reads_all(const taking *t) { return t->outs || t->how->scale.on || t->how->writable || t->b->sum_stats; }
+static bool reads_all(const fan_buffer *b, const fan_take *how, const fan_fast_outs *outs)
+{
+    return outs || how->scale.on || how->writable || b->sum_stats;
+}
 
 /* stays_in_int64: of a sum of Python ints. */
 static bool stays_in_int64(const fan_fast_list *p, const fan_take *how)
@@ -174,7 +177,7 @@ static bool place_out(taking *t, size_t slot)
  * ints the general path says what does not fit. */
 static bool sums_here(const taking *t, const fan_fast_list *p)
 {
-    if (fan_fast_is_large(p->size) && reads_all(t))
+    if (fan_fast_is_large(p->size) && reads_all(t->b, t->how, t->outs))
         return false;
     return !p->kind.weak || p->kind.dtype != FAN_DT_INT64 || stays_in_int64(p, t->how);
 }
@@ -251,7 +254,7 @@ static bool ask_libraries(const taking *t)
 static bool all_readable(const taking *t)
 {
     const fan_frontend *f = t->b->frontend;
-    bool reads = reads_all(t), far = t->span.end - t->span.first >= FAR;
+    bool reads = reads_all(t->b, t->how, t->outs), far = t->span.end - t->span.first >= FAR;
     for (size_t i = t->span.first; i < t->span.end; i++) {
         const fan_fast_list *p = list_at(t->b, i);
         size_t n = defined(p);
@@ -427,11 +430,30 @@ static bool outs_begin(taking *t)
     return t->written && t->given;
 }
 
+/* hand_through: the one contribution of a slot, which nobody looks at: the buffer's hold becomes the caller's, and
+ * nobody is called. False: it is not that. */
+static bool hand_through(fan_buffer *b, const fan_slot *s, void **result)
+{
+    fan_fast_list *p = s->fast;
+    if (s->p != &fan_pass_none || s->busy || s->targets || !p || p->n != 1 || p->undefined || p->unsorted ||
+        p->kind.check_at_use || (s->expected >= 0 && s->expected != fan_fast_list_count(p)))
+        return false;
+    *result = p->terms[0].object;
+    fan_fast_unpark(b, p, fan_fast_list_parked(p));
+    fan_fast_list_empty(p);
+    fan_fast_list_shrink(p);
+    return true;
+}
+
 bool fan_fast_take(fan_buffer *b, fan_span span, const fan_take *how, const fan_fast_outs *outs, void **results)
 {
     FAN_UNCLEARED fan_array arrays[FAN_FAST_TERMS + 1];
     FAN_UNCLEARED fan_operand in[FAN_FAST_TERMS];
-    if (!fan_fast_allowed() || !fan_buffer_is_here(b) || !claim_all(b, span, how))
+    if (!fan_fast_allowed() || !fan_buffer_is_here(b))
+        return false;
+    if (span.end - span.first == 1 && !reads_all(b, how, outs) && hand_through(b, &b->slots[span.first], results))
+        return true;
+    if (!claim_all(b, span, how))
         return false;
     FAN_UNCLEARED taking t;
     t.b = b;
