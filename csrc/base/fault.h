@@ -79,8 +79,15 @@
     X(NO_FOOTPRINT_COUNTERS, ".. of counters") \
     X(NO_FOOTPRINT_HOST, ".. of objects of the host") \
     X(NO_FOOTPRINT_WAITED, ".. of what a thread has waited for")
+/* The engine. */
+#define FAN_ENGINE_FAULTS(X) \
+    X(TAKEN_BEFORE_LAST, "a node's sums are taken before the last gradient has come") \
+    X(RUN_TWICE, "a node without edges that runs stays among the ready ones") \
+    X(KEY_BY_ARRIVAL, "a key says when a gradient came, not by which edge") \
+    X(LEAF_UNCLAIMED, "a leaf accumulates while another pass does")
 #define FAN_FAULTS(X) \
-    FAN_BUFFER_FAULTS(X) FAN_BATCH_FAULTS(X) FAN_EXACT_FAULTS(X) FAN_CUDA_FAULTS(X) FAN_SEARCH_FAULTS(X)
+    FAN_BUFFER_FAULTS(X) FAN_BATCH_FAULTS(X) FAN_EXACT_FAULTS(X) FAN_CUDA_FAULTS(X) FAN_SEARCH_FAULTS(X) \
+    FAN_ENGINE_FAULTS(X)
 /* clang-format on */
 
 #define FAN_FAULT_ENUM(name, text) FAN_FAULT_##name,

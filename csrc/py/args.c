@@ -96,7 +96,8 @@ int fan_is_bare(PyObject *o)
 
 int fan_sequence_arg(PyObject *o, const char *what, PyObject **out)
 {
-    if (PyUnicode_Check(o) || PyBytes_Check(o) || PyDict_Check(o) || PyAnySet_Check(o) || !Py_TYPE(o)->tp_iter)
+    if (PyUnicode_Check(o) || PyBytes_Check(o) || PyDict_Check(o) || PyAnySet_Check(o) ||
+        (!Py_TYPE(o)->tp_iter && !PySequence_Check(o)))
         return fan_refuse(PyExc_TypeError, "%s: expected a sequence, got a %.200s", what, Py_TYPE(o)->tp_name);
     *out = PySequence_Tuple(o);
     return *out ? 0 : -1;

@@ -153,6 +153,36 @@ static PyObject *made_plain(PyTypeObject *type, Py_ssize_t n, uint64_t budget)
     return fan_raise(status, &err);
 }
 
+PyObject *fan_buffer_plain(size_t n)
+{
+    return made_plain(fan_state_get()->buffer_type, (Py_ssize_t)n, fan_state_get()->budget);
+}
+
+PyObject *fan_buffer_declared(const fan_slot_specs *d, PyObject *names, const char *name)
+{
+    PyTypeObject *type = fan_state_get()->buffer_type;
+    fan_buffer_config config = {.slots = d->n,
+                                .specs = d->specs,
+                                .accumulate = FAN_DT_NONE,
+                                .budget = fan_state_get()->budget,
+                                .name = name,
+                                .frontend = &fan_python};
+    FAN_RAW fan_error err;
+    buffer_object *self = (buffer_object *)type->tp_alloc(type, 0);
+    if (!self)
+        return NULL;
+    fan_error_clear(&err);
+    self->n = d->n;
+    self->names = Py_XNewRef(names);
+    fan_status status = fan_buffer_new(&config, &self->core, &err);
+    if (status != FAN_OK)
+        fan_raise(status, &err);
+    if (status == FAN_OK && fan_slot_specs_note(self, d) == 0)
+        return (PyObject *)self;
+    Py_DECREF(self);
+    return NULL;
+}
+
 /* fan_buffer_call: the type's vectorcall. */
 PyObject *fan_buffer_call(PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames)
 {

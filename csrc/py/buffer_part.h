@@ -47,6 +47,10 @@ void fan_buffer_dealloc(PyObject *o);
 int fan_buffer_traverse(PyObject *o, visitproc visit, void *arg);
 int fan_buffer_clear_refs(PyObject *o);
 
+/* fan_buffer_plain: InputBuffer(n). fan_buffer_declared: of slots that were declared; `names`: of slots, or NULL. */
+PyObject *fan_buffer_plain(size_t n);
+PyObject *fan_buffer_declared(const fan_slot_specs *d, PyObject *names, const char *name);
+
 /* ---- buffer_add.c: the general path ---- */
 
 /* fan_add_flags: donate= and copy=: one gives the array away, the other keeps it the caller's. */

@@ -4,9 +4,7 @@
 
 #include <stdio.h>
 
-/* only_ours: an ndarray that owns its memory and has just these references: no view, no buffer of another and no weak
- * reference leads to it, and nobody can make one. */
-static bool only_ours(PyObject *o, Py_ssize_t refs)
+bool fan_only_ours(PyObject *o, Py_ssize_t refs)
 {
 #ifdef Py_GIL_DISABLED
     return false; /* counts say nothing here */
@@ -50,7 +48,7 @@ static bool unshared(void *object)
     fan_gil gil;
     if (!fan_gil_enter(&gil))
         return false;
-    bool alone = only_ours(object, 2);
+    bool alone = fan_only_ours(object, 2);
     fan_gil_leave(&gil);
     return alone;
 }
@@ -148,7 +146,7 @@ static bool fast_is_unchanged(void *object, const fan_fast_kind *kind, const cha
 
 static bool fast_has_own_value(void *object) { return fan_fast_has_own_value(object); }
 
-static bool fast_unshared(void *object) { return only_ours(object, 1); }
+static bool fast_unshared(void *object) { return fan_only_ours(object, 1); }
 
 static bool fast_writable(void *object, const fan_fast_kind *kind) { return fan_fast_writable(object, kind); }
 

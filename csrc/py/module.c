@@ -15,7 +15,12 @@
     X(fan_verdict_spec, verdict_type, "Verdict")     \
     X(fan_overlaps_spec, overlaps_type, "Overlaps")  \
     X(fan_layout_spec, layout_type, "Layout")        \
-    X(fan_snapshot_spec, snapshot_type, "Snapshot")
+    X(fan_snapshot_spec, snapshot_type, "Snapshot")  \
+    X(fan_node_spec, node_type, "Node")              \
+    X(fan_leaf_spec, leaf_type, "Leaf")              \
+    X(fan_edges_spec, edges_type, "Edges")           \
+    X(fan_hook_spec, hook_type, "HookHandle")        \
+    X(fan_by_hand_spec, walk_type, "Walk")
 
 /* X(field, name, bases, doc) */
 #define ERROR_LIST(X)                                                                                                 \
@@ -40,6 +45,8 @@ static int add_types(PyObject *m, fan_state *st)
     TYPE_LIST(X)
 #undef X
     st->buffer_type->tp_vectorcall = fan_buffer_call;
+    st->node_type->tp_vectorcall = fan_node_call;
+    st->leaf_type->tp_vectorcall = fan_leaf_call;
     return 0;
 }
 
@@ -93,7 +100,8 @@ static int module_exec(PyObject *m)
     fan_state *st = PyModule_GetState(m);
     PyMethodDef *const tables[] = {fan_buffer_functions,  fan_stream_functions,  fan_machine_functions,
                                    fan_trace_functions,   fan_option_functions,  fan_exchange_functions,
-                                   fan_overlap_functions, fan_address_functions, fan_cuda_functions};
+                                   fan_overlap_functions, fan_address_functions, fan_cuda_functions,
+                                   fan_engine_functions,  fan_by_hand_functions};
     if (PyInterpreterState_Get() != PyInterpreterState_Main()) {
         PyErr_SetString(PyExc_ImportError, "fanin is of the main interpreter alone, as NumPy is");
         return -1;

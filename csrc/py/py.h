@@ -53,6 +53,11 @@
     X(PyTypeObject, overlaps_type)                                                                          \
     X(PyTypeObject, layout_type)                                                                            \
     X(PyTypeObject, snapshot_type)                                                                          \
+    X(PyTypeObject, node_type)                                                                              \
+    X(PyTypeObject, leaf_type)                                                                              \
+    X(PyTypeObject, edges_type)                                                                             \
+    X(PyTypeObject, hook_type)                                                                              \
+    X(PyTypeObject, walk_type)                                                                              \
     X(PyObject, race_error)                                                                                 \
     X(PyObject, device_error)                                                                               \
     X(PyObject, device_oom_error)                                                                           \
@@ -250,11 +255,16 @@ int fan_visit_behind(PyObject *o, const fan_value *v, visitproc visit, void *arg
 /* fan_alone: with just these references, as far as can be seen: whose memory goes when they go. A view of an ndarray
  * that nobody else has counts, too. */
 bool fan_alone(PyObject *o, Py_ssize_t refs);
+/* fan_only_ours: an ndarray that owns its memory and has just these references: no view, no buffer of another and no
+ * weak reference leads to it, and nobody can make one. */
+bool fan_only_ours(PyObject *o, Py_ssize_t refs);
 /* target.c: the context of InputBuffer.target. */
 PyObject *fan_target_new(PyObject *buffer, size_t slot, int64_t key, fan_stream *stream);
 void fan_buffer_spares_free(fan_state *st);
 PyObject *fan_buffer_call(PyObject *type, PyObject *const *args, size_t nargsf,
-                          PyObject *kwnames); /* InputBuffer's vectorcall */
+                          PyObject *kwnames); /* InputBuffer's vectorcall; Node's, Leaf's: */
+PyObject *fan_node_call(PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames);
+PyObject *fan_leaf_call(PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames);
 /* fan_fresh: an array allocated by the library of an origin (value.h: fresh). */
 fan_status fan_fresh(uint8_t origin, fan_device *d, fan_stream *on, fan_dtype dtype, int ndim, const int64_t *shape,
                      const fan_array *like, fan_array **out, fan_error *err);
@@ -284,7 +294,7 @@ void fan_call_site(char *buf, size_t size);
 /* Every type's file offers its spec; module.c adds them in order. */
 extern PyType_Spec fan_buffer_spec, fan_stream_spec, fan_event_spec, fan_array_spec, fan_machine_spec, fan_graph_spec,
     fan_trace_spec, fan_exporter_spec, fan_target_spec, fan_verdict_spec, fan_overlaps_spec, fan_layout_spec,
-    fan_snapshot_spec;
+    fan_snapshot_spec, fan_node_spec, fan_leaf_spec, fan_edges_spec, fan_hook_spec, fan_by_hand_spec;
 /* Functions of the module, one table per file, joined in module.c. */
 /* fan_budget_arg: a number of bytes, math.inf for no bound. -1 with an exception. fan_buffer_budget_arg: or "auto". */
 int fan_budget_arg(PyObject *o, uint64_t *out);
@@ -294,6 +304,6 @@ PyObject *fan_counters_wrap(const fan_counters *n); /* a fanin.Counters */
 PyObject *fan_process_counters(void);               /* a fanin.options.ProcessCounters */
 extern PyMethodDef fan_buffer_functions[], fan_stream_functions[], fan_machine_functions[], fan_trace_functions[],
     fan_option_functions[], fan_exchange_functions[], fan_overlap_functions[], fan_address_functions[],
-    fan_cuda_functions[];
+    fan_cuda_functions[], fan_engine_functions[], fan_by_hand_functions[];
 
 #endif

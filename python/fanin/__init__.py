@@ -19,7 +19,21 @@ import importlib.util
 from typing import Any
 
 from . import sim
-from ._core import InputBuffer, Overlaps, Verdict, add_n, overlap, overlaps, overlaps_itself, trim
+from ._core import (
+    InputBuffer,
+    Leaf,
+    Node,
+    Overlaps,
+    Verdict,
+    add_n,
+    backward,
+    grad,
+    overlap,
+    overlaps,
+    overlaps_itself,
+    trim,
+    walk,
+)
 from ._trace.recording import trace
 from ._version import __version__
 from .errors import CaptureError, DeviceError, DeviceOutOfMemoryError, RaceError, StreamMismatchWarning
@@ -34,6 +48,8 @@ __all__ = [
     "DeviceOutOfMemoryError",
     "Event",
     "InputBuffer",
+    "Leaf",
+    "Node",
     "Overlaps",
     "RaceError",
     "Slot",
@@ -45,11 +61,13 @@ __all__ = [
     "Zero",
     "__version__",
     "add_n",
+    "backward",
     "clip_norm",
     "counters",
     "current_stream",
     "devices",
     "global_norm",
+    "grad",
     "info",
     "overlap",
     "overlaps",
@@ -59,6 +77,7 @@ __all__ = [
     "stream",
     "trace",
     "trim",
+    "walk",
 ]
 
 _LATER = (

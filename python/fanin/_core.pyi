@@ -239,6 +239,251 @@ def add_n(
     array([ 9., 12.], dtype=float16)
     """
 
+# ---------------------------------------------------------------- the engine
+
+@final
+class HookHandle:
+    """What registering a hook gives: `remove()`, or the end of a `with`, takes the hook out again."""
+    def remove(self) -> None:
+        """Take the hook out; again does nothing."""
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
+    ) -> Literal[False]: ...
+
+@final
+class Edges:
+    """The edges of a Node, as a sequence of (node, slot) and None."""
+    def append(self, edge: Edge, /) -> None:
+        """Add (node, slot), or None; it counts from the next pass on.
+
+        Raises ValueError where it would close a cycle, TypeError and IndexError as Node does.
+        """
+    def __getitem__(self, index: int, /) -> Edge: ...
+    def __iter__(self) -> Iterator[Edge]: ...
+    def __len__(self) -> int: ...
+
+@final
+class Node:
+    """An operation of a graph that a pass goes backward over.
+
+    fn: `fn(*sums)` gets the sums of the `inputs` gradients that come to its slots, None where one is undefined, and
+    returns one gradient, or None, per edge, as a tuple or list; a bare one where there is one edge. edges: for each
+    (node, slot) of a Node or Leaf, or None where nobody needs that gradient. slots: for each input an example
+    array, a fanin.Slot, or None: what comes is checked against it. release: called when the graph is freed there.
+    name: what messages call it.
+
+    Raises TypeError (fn, an edge that is no pair), IndexError (a slot that is not there), ValueError (inputs, slots).
+
+    >>> w = fanin.Leaf(np.ones(2), name="w")
+    >>> double = fanin.Node(lambda g: 2 * g, edges=[(w, 0)], name="double")
+    >>> fanin.backward([(double, 0, np.array([1.0, 2.0]))])
+    >>> w.grad
+    array([2., 4.])
+    """
+    def __init__(
+        self,
+        fn: Callable[..., object],
+        inputs: int = 1,
+        edges: Iterable[Edge] = (),
+        *,
+        slots: Iterable[object] | None = None,
+        release: Callable[[], object] | None = None,
+        name: object = None,
+    ) -> None: ...
+    @property
+    def fn(self) -> Callable[..., Any] | None:
+        """Its function; None once the graph was freed there."""
+    @property
+    def inputs(self) -> int:
+        """How many gradients it receives."""
+    @property
+    def edges(self) -> Edges:
+        """Where its gradients go: a sequence of (node, slot) and None, with append()."""
+    @property
+    def name(self) -> str | None:
+        """What messages call it; None without a name."""
+    @property
+    def sequence_nr(self) -> int:
+        """Its number among all nodes and leaves: the later made, the larger."""
+    @property
+    def freed(self) -> bool:
+        """Whether a pass without keep_graph has run it."""
+    def needs(self, edge: int, /) -> bool:
+        """Whether anybody needs the gradient of an edge: not where it is None, nor, while the node runs, where
+        inputs= leaves it out.
+        """
+    def register_hook(self, hook: Hook, slot: int = 0) -> HookHandle:
+        """Let `hook(sum)` see the sum of a slot, where it is defined, once in each pass; what it returns, if not
+        None, replaces it.
+
+        It must be of the same shape, dtype and device. Gives a handle with `remove()`.
+        """
+    def register_prehook(self, hook: Callable[[tuple[Any, ...]], object], /) -> HookHandle:
+        """Let `hook(sums)` see the tuple of all sums before the node runs; what it returns, if not None, replaces
+        them all.
+
+        Gives a handle with `remove()`.
+        """
+    def register_posthook(self, hook: Callable[[tuple[Any, ...], tuple[Any, ...]], object], /) -> HookHandle:
+        """Let `hook(sums, gradients)` see both tuples once the node has run; what it returns, if not None, replaces
+        the gradients.
+
+        Gives a handle with `remove()`.
+        """
+
+@final
+class Leaf:
+    """Where gradients end: each pass adds what comes to `.grad`, in place once that exists.
+
+    array: gradients are of its shape, dtype and device; of a torch tensor that requires one they are in its own
+    `.grad`. grad_dtype: another dtype for them. accumulate: a dtype in which passes are summed, rounded when
+    `.grad` is read; to change such a gradient, set it. Or a function that takes each pass's sum, for memory that
+    somebody else owns, whose shape, dtype and device are then given by like. name: what messages call it.
+
+    Raises TypeError (no array), ValueError (dtypes).
+
+    >>> w = fanin.Leaf(np.zeros(2), name="w")
+    >>> for _ in range(2):
+    ...     fanin.backward([(w, 0, np.array([1.0, 2.0]))])
+    >>> w.grad
+    array([2., 4.])
+    """
+    @overload
+    def __init__(
+        self,
+        array: object,
+        *,
+        like: None = None,
+        accumulate: DTypeLike | Callable[[Any], object] | None = None,
+        grad_dtype: DTypeLike | None = None,
+        name: object = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        array: None = None,
+        *,
+        like: tuple[Sequence[int] | None, DTypeLike | None, str | None],
+        accumulate: Callable[[Any], object],
+        grad_dtype: DTypeLike | None = None,
+        name: object = None,
+    ) -> None: ...
+    @property
+    def grad(self) -> Any:
+        """The sum of the gradients of all passes since it was None; may be set."""
+    @grad.setter
+    def grad(self, value: object) -> None:
+        """The sum of the gradients of all passes since it was None; may be set."""
+    @grad.deleter
+    def grad(self) -> None:
+        """The sum of the gradients of all passes since it was None; may be set."""
+    @property
+    def array(self) -> Any:
+        """What it was made of; None with like=."""
+    @property
+    def name(self) -> str | None:
+        """What messages call it; None without a name."""
+    @property
+    def sequence_nr(self) -> int:
+        """Its number among all nodes and leaves: the later made, the larger."""
+    def register_hook(self, hook: Hook, slot: int = 0) -> HookHandle:
+        """Let `hook(sum)` see the pass's sum, where it is defined, before it is accumulated; what it returns, if
+        not None, replaces it.
+
+        It must be of the same shape, dtype and device. Gives a handle with `remove()`.
+        """
+    def register_post_accumulate_grad_hook(self, hook: Callable[[Leaf], object], /) -> HookHandle:
+        """Let `hook(leaf)` see the leaf once `.grad` has the pass's sum.
+
+        Gives a handle with `remove()`.
+        """
+
+@final
+class Walk:
+    """What walk gives: an iterator of (node, sums), which takes gradients by `give`."""
+    def __iter__(self) -> Self: ...
+    def __next__(self) -> tuple[Node, tuple[Any, ...]]: ...
+    def give(self, gradients: object, /) -> None:
+        """The gradients of the node that came last, as its function would have returned them.
+
+        Raises what `backward` raises for a node that returned them; the pass has ended then.
+        """
+    def close(self) -> None:
+        """End the pass here; again does nothing."""
+
+Edge = tuple[Node | Leaf, int] | None
+Root = tuple[Node | Leaf, int, object] | tuple[Node | Leaf, int] | Node | Leaf
+Hook = Callable[[Any], object]
+Schedule = Callable[[tuple[Node, ...]], Node]
+
+def backward(
+    roots: Iterable[Root],
+    inputs: Iterable[Leaf | tuple[Leaf, int]] | None = None,
+    *,
+    keep_graph: bool = False,
+    schedule: Schedule | None = None,
+) -> None:
+    """Go backward over the graph behind some nodes, and add what reaches leaves to their `.grad`.
+
+    roots: a sequence of (node, slot, gradient); without a gradient, or with None, it is one where the slot declares
+    a shape of one element; a node alone is its slot 0. inputs: leaves: no others accumulate, and nodes run only
+    where they lead to one. keep_graph: nodes keep their functions, for another pass. schedule: `schedule(ready)`
+    picks the next of the nodes that are ready; the bits are the same whatever it picks.
+
+    A node runs when all its gradients have come; of several, the one that was made last. An error ends the pass at
+    that node and has a note that names it; each leaf then has its whole gradient, or none of it.
+
+    Raises TypeError and ValueError (roots, inputs, gradients), IndexError (a slot), RuntimeError (a graph that was
+    freed; passes inside passes, 1,000 deep), and what nodes and hooks raise.
+
+    >>> w = fanin.Leaf(np.array([1.0, 2.0]), name="w")
+    >>> square = fanin.Node(lambda g: g * 2 * w.array, edges=[(w, 0)], name="square")
+    >>> total = fanin.Node(lambda g: g * np.ones(2), edges=[(square, 0)], slots=[fanin.Slot(())], name="total")
+    >>> fanin.backward([total])
+    >>> w.grad
+    array([2., 4.])
+    """
+
+def grad(
+    roots: Iterable[Root],
+    inputs: Iterable[Leaf | Node | tuple[Leaf | Node, int]],
+    *,
+    keep_graph: bool = False,
+    schedule: Schedule | None = None,
+) -> list[Any]:
+    """The sums that reach `inputs`, as a list, None where nothing does; no leaf changes.
+
+    inputs: leaves, nodes (slot 0) and (node, slot). Their slots' hooks have seen the sums. The rest is as for
+    `backward`.
+
+    >>> x = fanin.Leaf(np.array([1.0, 2.0]))
+    >>> cube = fanin.Node(lambda g: g * 3 * x.array**2, edges=[(x, 0)])
+    >>> fanin.grad([(cube, 0, np.ones(2))], [x])
+    [array([ 3., 12.])]
+    """
+
+def walk(
+    roots: Iterable[Root],
+    inputs: Iterable[Leaf | tuple[Leaf, int]] | None = None,
+    *,
+    keep_graph: bool = False,
+    schedule: Schedule | None = None,
+) -> Walk:
+    """A pass by hand: an iterator of (node, sums), in the order in which `backward` runs the nodes.
+
+    `give(gradients)` takes what the node's function would have returned; then comes the next. Leaves accumulate by
+    themselves. Hooks run, nodes are freed, errors are raised as by `backward`, with the same arguments. `close()`
+    ends the pass.
+
+    >>> w = fanin.Leaf(np.zeros(2), name="w")
+    >>> double = fanin.Node(lambda g: 2 * g, edges=[(w, 0)], name="double")
+    >>> for node, sums in (p := fanin.walk([(double, 0, np.ones(2))])):
+    ...     p.give(node.fn(*sums))
+    >>> w.grad
+    array([2., 2.])
+    """
+
 # ---------------------------------------------------------------- streams, events, arrays of devices
 
 @final

@@ -1,0 +1,113 @@
+/* engine: one pass backward over a graph (docs/engine.md, in its order).
+ *
+ *   begin   collect: what is reached, needed and how often (E1, E8); every edge gets its key; nothing has run
+ *   seed    the roots' gradients are checked and added like any other
+ *   run     ready leaves accumulate, else the ready node with the largest number runs (E2): its sums, hooks, function,
+ *           its gradients checked and added (E4, V)
+ *   end     all that the pass holds is let go
+ *
+ * Gradients and sums are objects of the frontend, NULL where undefined. What the frontend keeps for a node's fan-ins, a
+ * buffer, is a pointer of its own. One pass is for one thread at a time; everything here is called inside the
+ * interpreter (node.h, One thread at a time), which the frontend's functions may leave.
+ */
+#ifndef FAN_ENGINE_ENGINE_H
+#define FAN_ENGINE_ENGINE_H
+
+#include "engine/node.h"
+
+typedef struct fan_backward fan_backward;
+
+/* Who gives a gradient, for messages (V3). */
+typedef struct fan_giver {
+    const fan_node *node; /* NULL: the caller of the pass */
+    const char *call;     /* his call, "backward" */
+    uint32_t index;       /* of the edge, or of the root */
+} fan_giver;
+
+/* What the engine asks of its frontend. A hold is given where it says so. */
+typedef struct fan_engine_frontend {
+    void (*hold)(void *object);
+    void (*drop)(void *object);
+    /* hand: whether a slot's only gradient may be handed through as it is (A14): it is what the slot declares, and
+     * needs no conversion. Else it goes through a buffer, which knows what to do or to say. */
+    bool (*hand)(const fan_node *to, uint32_t slot, void *gradient);
+    /* buffer_new: for the fan-ins of a node. buffer_free: whatever it holds still. */
+    fan_status (*buffer_new)(const fan_node *n, void **buffer, fan_error *err);
+    void (*buffer_free)(void *buffer);
+    /* add: one gradient, NULL for undefined; the buffer takes a hold of its own. take: a hold in *sum. */
+    fan_status (*add)(void *buffer, uint32_t slot, uint32_t key, void *gradient, const fan_giver *giver,
+                      fan_error *err);
+    fan_status (*take)(void *buffer, uint32_t slot, void **sum, fan_error *err);
+    /* hooks: those of the slots, which may replace sums (E9). *later: those that are there now, for afterwards: a hold;
+     * NULL: none. */
+    fan_status (*hooks)(fan_node *n, void **sums, void **later, fan_error *err);
+    /* run: the node's function, with its other hooks: `gradients`, all NULL before, get holds; those that fail too.
+     * The sums, which hooks may replace, stay the caller's. */
+    fan_status (*run)(fan_node *n, void **sums, void *later, void **gradients, uint32_t ngradients, fan_error *err);
+    /* accumulate: a leaf's sum, which is defined (L). *sum stays the caller's, or is taken and NULL. */
+    fan_status (*accumulate)(fan_node *leaf, void **sum, void *later, fan_error *err);
+    /* release: the node's function is let go (E10). */
+    fan_status (*release)(fan_node *n, fan_error *err);
+    /* check_signals: between nodes (E14); anything but FAN_OK ends the pass. */
+    fan_status (*check_signals)(fan_error *err);
+    /* pick: of the ready nodes one, by its place; where the pass has a schedule. */
+    fan_status (*pick)(void *schedule, const fan_backward *p, size_t *place, fan_error *err);
+} fan_engine_frontend;
+
+typedef struct fan_root {
+    fan_node *node;
+    uint32_t slot;
+    void *gradient;
+} fan_root;
+
+typedef struct fan_wanted {
+    fan_node *node;
+    uint32_t slot;
+} fan_wanted;
+
+/* Nodes and gradients are held by the pass from begin on; the arrays are copied. */
+typedef struct fan_backward_config {
+    const fan_engine_frontend *frontend;
+    const char *call; /* "backward"; lives longer */
+    fan_root *roots;
+    size_t nroots;
+    fan_wanted *wanted; /* inputs= (E8) */
+    size_t nwanted;
+    bool limited; /* inputs= was given */
+    bool capture; /* what is wanted is handed out; else its leaves accumulate */
+    bool keep_graph;
+    void *schedule; /* NULL: E2's order */
+} fan_backward_config;
+
+/* fan_backward_begin: collects. Failing, it changes nothing; else the pass is to be ended. */
+fan_status fan_backward_begin(const fan_backward_config *config, fan_backward **out, fan_error *err);
+fan_status fan_backward_seed(fan_backward *p, fan_error *err);
+fan_status fan_backward_run(fan_backward *p, fan_error *err);
+void fan_backward_end(fan_backward *p); /* NULL is welcome */
+/* fan_backward_result: of the i-th that is wanted: the caller's hold; NULL: none. */
+void *fan_backward_result(fan_backward *p, size_t i);
+
+/* By hand, instead of fan_backward_run. fan_backward_next: leaves accumulate; then the next node that is ready is at
+ * work; NULL: the pass is done. fan_backward_sums: the holds of its sums, after the hooks of its slots, and of `later`.
+ * fan_backward_give: its gradients, of which it takes the holds, failing too. */
+fan_status fan_backward_next(fan_backward *p, fan_node **out, fan_error *err);
+fan_status fan_backward_sums(fan_backward *p, void **sums, void **later, fan_error *err);
+fan_status fan_backward_give(fan_backward *p, void **gradients, fan_error *err);
+
+/* fan_backward_by_hand: the node at work is so until its gradients are given, on whatever thread. */
+void fan_backward_by_hand(fan_backward *p);
+/* fan_backward_ready: the first ready node from a place on, and its place; NULL: none. */
+fan_node *fan_backward_ready(const fan_backward *p, size_t *place);
+/* fan_backward_edges: how many gradients the node at work is to give. */
+uint32_t fan_backward_edges(const fan_backward *p);
+/* fan_backward_at: the node at work, or at fault; NULL: none. *ran of *all nodes have run. */
+const fan_node *fan_backward_at(const fan_backward *p, uint32_t *ran, uint32_t *all);
+/* fan_backward_needs: whether anybody needs the gradient of an edge: what the pass knows in which this thread runs the
+ * node; where it runs in none, whether the edge leads anywhere. */
+bool fan_backward_needs(const fan_node *n, uint32_t edge);
+/* fan_backward_visit: calls `visit` for every object, and `node` for every node, that the pass holds (garbage
+ * collection); stops at the first answer that is not 0. */
+int fan_backward_visit(fan_backward *p, int (*object)(void *object, void *arg), int (*node)(fan_node *n, void *arg),
+                       void *arg);
+
+#endif

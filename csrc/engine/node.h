@@ -1,0 +1,73 @@
+/* node: the nodes of a graph, and their edges.
+ *
+ * A node stands for an operation that was done. It receives gradients in its slots, one for each output of the
+ * operation, and gives one along each edge, one for each input. It holds what comes after it, never what came before.
+ *
+ * Title: One thread at a time. Nodes are made, linked, numbered and freed inside the frontend's interpreter, which lets
+ * one thread in at a time (buffer/fast.h). No lock is taken.
+ *
+ * Title: Without recursion. The last reference to a node may be that of the node before it, and so on for a million
+ * nodes: fan_node_end puts a node on a list of its thread, and whoever began the list goes through it.
+ */
+#ifndef FAN_ENGINE_NODE_H
+#define FAN_ENGINE_NODE_H
+
+#include "base/status.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct fan_node fan_node;
+
+/* What a frontend makes of nodes. */
+typedef struct fan_node_kind {
+    bool leaf;
+    void (*hold)(fan_node *n);
+    void (*drop)(fan_node *n);
+    /* free: nobody has it any more, and its edges are gone: its other parts, and itself. May call anybody. */
+    void (*free)(fan_node *n);
+    /* text: what messages call it. */
+    void (*text)(const fan_node *n, char *buf, size_t size);
+} fan_node_kind;
+
+typedef struct fan_edge {
+    fan_node *next; /* held; NULL: nobody needs the gradient of this input */
+    uint32_t slot;  /* of next */
+} fan_edge;
+
+#define FAN_FEW_EDGES 2
+
+struct fan_node {
+    const fan_node_kind *kind;
+    union {
+        uint64_t number; /* the larger, the later it was made; from 0 */
+        fan_node *after; /* of one that ends: the next of the list (Without recursion) */
+    };
+    uint64_t mark;     /* who numbered it last (fan_mark_new); 0: nobody */
+    uint64_t freed_by; /* the pass that freed it (E10); 0: none */
+    uint32_t at;       /* its place there */
+    uint32_t inputs;   /* slots; at least 1 */
+    uint32_t nedges, cap;
+    fan_edge *edges; /* `few`, or on the heap */
+    fan_edge few[FAN_FEW_EDGES];
+};
+
+/* fan_node_init: of zeroed memory; nothing can fail. fan_node_room: room for so many edges more. */
+void fan_node_init(fan_node *n, const fan_node_kind *kind, uint32_t inputs);
+fan_status fan_node_room(fan_node *n, size_t edges, fan_error *err);
+/* fan_node_link: adds an edge to a node that nobody leads to yet, and that has room: holds `next`, which may be NULL.
+ * fan_node_append: to any node: FAN_ERR_VALUE where it would close a cycle. The slot is one of next's. */
+void fan_node_link(fan_node *n, fan_node *next, uint32_t slot);
+fan_status fan_node_append(fan_node *n, fan_node *next, uint32_t slot, fan_error *err);
+/* fan_node_unlink: drops all its edges. */
+void fan_node_unlink(fan_node *n);
+/* fan_node_end: the last reference has gone: unlinked and freed now, or, from within this function, soon. */
+void fan_node_end(fan_node *n);
+
+/* fan_node_freed: FAN_ERR_STATE, and which pass freed it (E10). */
+fan_status fan_node_freed(const fan_node *n, fan_error *err);
+/* fan_mark_new: a number for a search or a pass, never used before, from 1. */
+uint64_t fan_mark_new(void);
+
+#endif

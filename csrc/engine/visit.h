@@ -1,0 +1,74 @@
+/* visit: what a pass knows of the graph, beside the nodes: structs only.
+ *
+ * A pass counts once (collect.c), into four arrays, and never writes into a node again, so that others may walk the
+ * same graph meanwhile (E15). The nodes that it visits have places 0, 1, .. by their numbers, the latest first: who is
+ * ready at the smallest place is the next (E2).
+ *
+ *   visits   of each node: how many gradients are still to come, and where its slots and edges begin below
+ *   slots    of each slot: how many producers it has, and what the only one of them handed over (A14)
+ *   edges    of each root, then of each edge: whom it leads to, and its key there (A15)
+ *   wanted   what inputs= names (E8)
+ *
+ * A key counts the edges into a slot: the roots in their order, then the producers by place, then by edge. That is also
+ * the order in which a pass on one thread runs them, so that keys mostly come as 0, 1, 2 ..
+ */
+#ifndef FAN_ENGINE_VISIT_H
+#define FAN_ENGINE_VISIT_H
+
+#include "engine/node.h"
+#include "engine/engine.h"
+#include "engine/ready.h"
+
+#define FAN_NOWHERE UINT32_MAX
+
+typedef struct fan_visit {
+    fan_node *node; /* the roots' holds keep it */
+    void *buffer;   /* the frontend's; NULL: none, or not yet */
+    uint32_t due;   /* gradients that have not come yet */
+    uint32_t slots; /* the first of its slots */
+    uint32_t edges; /* the first of its edges, and how many there were when they were counted */
+    uint32_t nedges;
+    uint32_t after; /* in the list of ready leaves: the next */
+    bool needed;    /* something in it is wanted, or lies behind it; without inputs=: true */
+    bool runs;      /* its function does, or its leaf accumulates; else it is there to be captured */
+    bool captured;  /* one of its slots at least */
+} fan_visit;
+
+typedef struct fan_visit_slot {
+    void *handed;       /* what its only producer handed over: a hold; NULL: nothing, or it went into the buffer */
+    uint32_t producers; /* edges that lead here */
+    uint32_t wanted;    /* 1 + the first of those in `wanted` that want it; 0: nobody does */
+} fan_visit_slot;
+
+typedef struct fan_visit_edge {
+    uint32_t to; /* a place; FAN_NOWHERE: nobody needs it */
+    uint32_t key;
+} fan_visit_edge;
+
+/* A node that runs: which pass, where, and on which thread. */
+typedef struct fan_running {
+    const struct fan_backward *pass;
+    uint32_t at;
+    uint64_t thread; /* 0: any (by hand) */
+    struct fan_running *outer;
+} fan_running;
+
+struct fan_backward {
+    uint64_t id;
+    fan_backward_config config; /* its arrays are the pass's own */
+    fan_visit *visits;
+    fan_visit_slot *slots;
+    fan_visit_edge *edges;
+    size_t nvisits, nslots, nedges;
+    uint32_t *same; /* of each wanted: 1 + the next one that wants the same slot; 0: none */
+    void **results; /* of each wanted: the sum, a hold; NULL: none */
+    fan_ready ready;
+    uint32_t leaves, leaves_last; /* a list: those that are ready, in that order; FAN_NOWHERE: none */
+    uint32_t now;                 /* at work, or at fault; FAN_NOWHERE: none */
+    uint32_t ran, to_run;         /* nodes and leaves */
+    fan_running running;          /* by hand: between a node's sums and its gradients */
+    bool is_running;
+    uint32_t arrivals; /* of a planted fault alone */
+};
+
+#endif

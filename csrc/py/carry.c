@@ -1,0 +1,217 @@
+/* carry: gradients on their way from node to node, as Python's objects: handed through, or added to buffers and taken
+ * (engine/engine.h, fan_engine_frontend). */
+#include "py/engine_part.h"
+
+#include <string.h>
+
+/* ---- handed through (A14) ---- */
+
+/* declares: whether a slot takes what is of this dtype and shape as it is. */
+static bool declares(const fan_slot_spec *spec, fan_dtype dtype, int ndim, const int64_t *shape)
+{
+    if ((spec->dtype != FAN_DT_NONE && spec->dtype != dtype) || (spec->device && spec->device != fan_cpu()))
+        return false;
+    if (!spec->has_shape)
+        return true;
+    return spec->ndim == ndim && (ndim == 0 || memcmp(spec->shape, shape, (size_t)ndim * sizeof *shape) == 0);
+}
+
+static bool hand(const fan_node *to, uint32_t slot, void *gradient)
+{
+    const node_more *more = fan_node_object(to)->more;
+    const fan_slot_spec *spec = more && more->slots.specs ? &more->slots.specs[slot] : NULL;
+    PyObject *o = gradient;
+    FAN_RAW fan_fast_kind kind;
+    char *data;
+    if (PyArray_CheckExact(o)) {
+        const PyArrayObject *a = gradient;
+        fan_dtype dtype = fan_dtype_of_descr(PyArray_DESCR(a));
+        _Static_assert(sizeof(npy_intp) == sizeof(int64_t), "shapes are compared as bytes");
+        return dtype != FAN_DT_NONE &&
+               (!spec || declares(spec, dtype, PyArray_NDIM(a), (const int64_t *)PyArray_DIMS(a)));
+    }
+    if (!fan_fast_import(o, &kind, &data) || (spec && !declares(spec, kind.dtype, kind.ndim, kind.shape)))
+        return false;
+    return !kind.check_at_use || fan_fast_has_own_value(o);
+}
+
+/* ---- buffers ---- */
+
+static fan_status buffer_new(const fan_node *n, void **buffer, fan_error *err)
+{
+    *buffer = fan_node_buffer(fan_node_object(n));
+    return *buffer ? FAN_OK : fan_from_python(err);
+}
+
+static void buffer_free(void *buffer) { Py_DECREF((PyObject *)buffer); }
+
+/* ---- added ---- */
+
+/* rest_of: what a message of the buffer says of slot and key is left out: ".. : slot 0, key 3: expected" from
+ * "expected" on. NULL: it does not begin like that. */
+static const char *rest_of(const char *text, const char *buffer)
+{
+    size_t n = strlen(buffer);
+    const char *colon;
+    if (strncmp(text, buffer, n) != 0 || strncmp(text + n, ": slot ", 7) != 0)
+        return NULL;
+    colon = strstr(text + n + 7, ": ");
+    return colon ? colon + 2 : NULL;
+}
+
+/* name_giver: V3: an error of the buffer says whose gradient it was. */
+static void name_giver(const buffer_object *b, const fan_giver *giver)
+{
+    PyObject *e = fan_exception_take(), *text = e ? PyObject_Str(e) : NULL, *said = NULL, *again = NULL;
+    const char *words = text ? PyUnicode_AsUTF8(text) : NULL;
+    const char *rest = words ? rest_of(words, fan_buffer_name(b->core)) : NULL;
+    char name[128];
+    PyErr_Clear();
+    if (rest && giver->node)
+        said = PyUnicode_FromFormat("%s returned an invalid gradient at index %u: %s",
+                                    fan_node_said(giver->node, name, sizeof name), giver->index, rest);
+    else if (rest)
+        said =
+            PyUnicode_FromFormat("%s was given an invalid gradient at index %u: %s", giver->call, giver->index, rest);
+    again = said ? PyObject_CallOneArg((PyObject *)Py_TYPE(e), said) : NULL;
+    PyErr_Clear();
+    Py_XDECREF(said);
+    Py_XDECREF(text);
+    if (again && PyExceptionInstance_Check(again)) {
+        PyException_SetCause(again, PyException_GetCause(e));
+        PyException_SetTraceback(again, Py_None);
+        Py_SETREF(e, Py_NewRef(again));
+    }
+    Py_XDECREF(again);
+    fan_exception_put(e);
+}
+
+static int add_any(buffer_object *b, uint32_t slot, uint32_t key, PyObject *gradient)
+{
+    fan_contribution c = {.key = -1, .value = {.dtype = FAN_DT_NONE}, .alone = gradient && fan_alone(gradient, 1)};
+    PyObject *number = PyLong_FromUnsignedLong(key);
+    int bad = !number || fan_contribution_of(b, slot, gradient ? gradient : Py_None, number, &c) < 0 ||
+              fan_add_on(b->core, slot, &c) < 0;
+    if (c.value.form != FAN_FORM_UNDEFINED)
+        fan_value_release(&c.value);
+    Py_XDECREF(number);
+    return bad ? -1 : 0;
+}
+
+static fan_status add(void *buffer, uint32_t slot, uint32_t key, void *gradient, const fan_giver *giver, fan_error *err)
+{
+    FAN_RAW fan_fast_kind kind;
+    buffer_object *b = buffer;
+    char *data = NULL;
+    bool added = false;
+    if (!gradient || fan_fast_import(gradient, &kind, &data)) {
+        fan_fast_term one = fan_fast_term_of(gradient, data, key, false, false);
+        fan_status status =
+            fan_fast_add(b->core, slot, gradient ? &kind : NULL, &one, gradient && fan_alone(gradient, 1), &added, err);
+        if (status != FAN_OK)
+            fan_raise(status, err);
+        else if (added)
+            return FAN_OK;
+        if (status != FAN_OK) {
+            name_giver(b, giver);
+            return fan_from_python(err);
+        }
+    }
+    if (add_any(b, slot, key, gradient) == 0)
+        return FAN_OK;
+    name_giver(b, giver);
+    return fan_from_python(err);
+}
+
+/* ---- taken ---- */
+
+static fan_status take(void *buffer, uint32_t slot, void **sum, fan_error *err)
+{
+    const fan_take how = {.one = true, .slot = slot};
+    buffer_object *b = buffer;
+    const size_t only = slot;
+    PyObject *list;
+    if (fan_fast_take(b->core, (fan_span){slot, (size_t)slot + 1}, &how, NULL, sum))
+        return FAN_OK;
+    PyErr_Clear(); /* the general path says it, if there is anything to say */
+    list = fan_take_all(b->core, &only, b->names, NULL, Py_None, Py_None, false);
+    if (!list)
+        return fan_from_python(err);
+    if (PyList_GET_ITEM(list, 0) != Py_None)
+        *sum = Py_NewRef(PyList_GET_ITEM(list, 0));
+    Py_DECREF(list);
+    return FAN_OK;
+}
+
+/* ---- nodes ---- */
+
+static fan_status status_of(int bad, fan_error *err) { return bad < 0 ? fan_from_python(err) : FAN_OK; }
+
+static fan_status hooks(fan_node *n, void **sums, void **later, fan_error *err)
+{
+    node_object *self = fan_node_object(n);
+    if (!self->more)
+        return FAN_OK;
+    return status_of(fan_hooks_later(self, later) < 0 || fan_hooks_slots(self, sums) < 0 ? -1 : 0, err);
+}
+
+static fan_status run(fan_node *n, void **sums, void *later, void **gradients, uint32_t ngradients, fan_error *err)
+{
+    return status_of(fan_node_run(fan_node_object(n), sums, later, gradients, ngradients), err);
+}
+
+static fan_status accumulate(fan_node *leaf, void **sum, void *later, fan_error *err)
+{
+    node_object *self = fan_node_object(leaf);
+    return status_of(
+        fan_leaf_accumulate((leaf_object *)self, sum) < 0 || fan_hooks_accumulated(self, later) < 0 ? -1 : 0, err);
+}
+
+static fan_status release(fan_node *n, fan_error *err) { return status_of(fan_node_release(fan_node_object(n)), err); }
+
+static fan_status check_signals(fan_error *err) { return status_of(PyErr_CheckSignals(), err); }
+
+static void hold(void *object) { Py_INCREF((PyObject *)object); }
+static void drop(void *object) { Py_DECREF((PyObject *)object); }
+
+/* pick: the user's schedule, of the tuple of nodes that are ready. */
+static fan_status pick(void *schedule, const fan_backward *p, size_t *place, fan_error *err)
+{
+    PyObject *list = PyList_New(0), *ready = NULL, *one = NULL;
+    size_t at = 0;
+    fan_status status = FAN_ERR_EXTERN;
+    for (const fan_node *n; list && (n = fan_backward_ready(p, &at)); at++)
+        if (PyList_Append(list, (PyObject *)fan_node_object(n)) < 0)
+            Py_CLEAR(list);
+    ready = list ? PyList_AsTuple(list) : NULL;
+    one = ready ? PyObject_CallOneArg((PyObject *)schedule, ready) : NULL;
+    at = 0;
+    for (const fan_node *n; one && status != FAN_OK && (n = fan_backward_ready(p, &at)); at++)
+        if ((PyObject *)fan_node_object(n) == one) {
+            *place = at;
+            status = FAN_OK;
+        }
+    if (one && status != FAN_OK)
+        PyErr_Format(PyExc_ValueError, "schedule: expected one of the %zd ready nodes, got %R", PyTuple_GET_SIZE(ready),
+                     one);
+    Py_XDECREF(one);
+    Py_XDECREF(ready);
+    Py_XDECREF(list);
+    return status == FAN_OK ? FAN_OK : fan_from_python(err);
+}
+
+const fan_engine_frontend fan_python_engine = {
+    .hold = hold,
+    .drop = drop,
+    .hand = hand,
+    .buffer_new = buffer_new,
+    .buffer_free = buffer_free,
+    .add = add,
+    .take = take,
+    .hooks = hooks,
+    .run = run,
+    .accumulate = accumulate,
+    .release = release,
+    .check_signals = check_signals,
+    .pick = pick,
+};

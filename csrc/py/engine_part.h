@@ -1,0 +1,106 @@
+/* engine_part: what the files of the engine share (csrc/engine). */
+#ifndef FAN_PY_ENGINE_PART_H
+#define FAN_PY_ENGINE_PART_H
+
+#include "engine/leaf.h"
+#include "engine/engine.h"
+#include "py/buffer_part.h"
+
+typedef enum fan_hook_when { FAN_HOOK_SLOT, FAN_HOOK_PRE, FAN_HOOK_POST, FAN_HOOK_TIMES } fan_hook_when;
+
+/* What few nodes have. */
+typedef struct node_more {
+    fan_slot_specs slots;            /* what they declare; specs NULL: nothing */
+    PyObject *names;                 /* of the slots: a tuple of str or None; NULL: none has one */
+    PyObject *hooks[FAN_HOOK_TIMES]; /* tuples of HookHandles; NULL: none. Replaced, never changed */
+} node_more;
+
+typedef struct node_object {
+    PyObject_HEAD fan_node node;
+    PyObject *name;    /* a str; NULL: none */
+    PyObject *fn;      /* NULL: of a leaf, and once freed */
+    PyObject *release; /* NULL: none, or no more */
+    node_more *more;   /* NULL: nothing of it */
+    PyObject *weakrefs;
+} node_object;
+
+typedef struct leaf_object {
+    node_object base;
+    PyObject *array;      /* None: of a leaf that its owner accumulates */
+    PyObject *grad;       /* NULL: None */
+    PyObject *accumulate; /* the owner's; NULL: none */
+    PyObject *wide;       /* an InputBuffer that sums over passes; NULL: none */
+    bool stale;           /* .. and has more in it than `grad` shows */
+    bool outside;         /* the gradient is array.grad, as torch has it */
+    fan_leaf_claim claim;
+} leaf_object;
+
+static inline node_object *fan_node_object(const fan_node *n)
+{
+    return (node_object *)(void *)((char *)(uintptr_t)n - offsetof(node_object, node));
+}
+
+/* fan_node_said: what messages call it; returns buf. */
+static inline const char *fan_node_said(const fan_node *n, char *buf, size_t size)
+{
+    n->kind->text(n, buf, size);
+    return buf;
+}
+
+/* ---- returned.c ---- */
+
+/* fan_gradients_of: what a function returned, as holds: one per edge (V1); takes `result`. `who` begins messages. */
+int fan_gradients_of(PyObject *result, const char *who, void **gradients, uint32_t ngradients);
+
+/* ---- hooks.c ---- */
+
+node_more *fan_node_more(node_object *self); /* made where there is none; NULL with an exception */
+
+/* fan_hooks_add: a new HookHandle. fan_hooks_leave: the node ends: its handles do nothing any more. */
+PyObject *fan_hooks_add(node_object *owner, PyObject *fn, fan_hook_when when, uint32_t slot);
+void fan_hooks_leave(node_object *owner);
+/* fan_hooks_slots, _pre, _post, _accumulated: -1 with an exception. later: of fan_engine_frontend.hooks. */
+int fan_hooks_slots(node_object *self, void **sums);
+int fan_hooks_later(node_object *self, void **later);
+int fan_hooks_pre(node_object *self, PyObject *later, void **sums);
+int fan_hooks_post(node_object *self, PyObject *later, void **sums, void **gradients, uint32_t ngradients);
+int fan_hooks_accumulated(node_object *self, PyObject *later);
+
+/* ---- node.c ---- */
+
+/* fan_node_declare: slots=: as many as there are `inputs`, or, where that is 0, as it names; *inputs. */
+int fan_node_declare(node_object *self, PyObject *slots, uint32_t *inputs);
+/* fan_node_arg: a Node or a Leaf, borrowed; NULL, without an exception, of anything else. */
+node_object *fan_node_arg(PyObject *o);
+int fan_node_run(node_object *self, void **sums, PyObject *later, void **gradients, uint32_t ngradients);
+int fan_node_release(node_object *self);
+/* for leaf.c: the parts of its type that both have. */
+int fan_node_traverse(PyObject *o, visitproc visit, void *arg);
+int fan_node_clear(PyObject *o);
+void fan_node_dealloc(PyObject *o);
+void fan_node_free_parts(node_object *self); /* and the object */
+PyObject *fan_node_get_name(PyObject *o, void *closure);
+PyObject *fan_node_get_number(PyObject *o, void *closure);
+PyObject *fan_node_register_hook(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
+
+/* ---- node_buffer.c ---- */
+
+/* fan_node_buffer: a new buffer for what comes to a node; NULL with an exception. */
+buffer_object *fan_node_buffer(const node_object *n);
+
+/* ---- leaf.c ---- */
+
+/* fan_leaf_accumulate: *sum may be taken (NULL then). */
+int fan_leaf_accumulate(leaf_object *self, void **sum);
+
+/* ---- carry.c: gradients on their way; pass.c ---- */
+
+extern const fan_engine_frontend fan_python_engine;
+
+/* fan_pass_begin_args: a pass from the arguments of a call; NULL with an exception. */
+fan_backward *fan_pass_begin_args(const char *call, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
+                                  bool capture, size_t *nwanted);
+/* fan_pass_failed: the error becomes an exception, with a note that says where the pass ended (E14). */
+void fan_pass_failed(const fan_backward *p, fan_status status, const fan_error *err);
+
+#endif

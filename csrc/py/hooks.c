@@ -1,0 +1,345 @@
+/* hooks: functions that users hang on nodes (E9), in this order: per slot, before the node, behind it; of a leaf,
+ * behind its accumulation.
+ *
+ * The hooks of a node are tuples that are replaced and never changed: who runs some has the tuple of before. */
+#include "py/engine_part.h"
+
+#include "base/mem.h"
+
+#include <string.h>
+
+typedef struct hook_object {
+    PyObject_HEAD PyObject *fn; /* held; NULL: removed by the collector */
+    node_object *owner;         /* borrowed; NULL: it has ended, or the hook was removed */
+    fan_hook_when when;
+    uint32_t slot;
+} hook_object;
+
+static hook_object *of(PyObject *o) { return (hook_object *)o; }
+
+/* ---- added and removed ---- */
+
+node_more *fan_node_more(node_object *self)
+{
+    if (!self->more && !(self->more = fan_calloc(sizeof *self->more)))
+        PyErr_NoMemory();
+    return self->more;
+}
+
+PyObject *fan_hooks_add(node_object *owner, PyObject *fn, fan_hook_when when, uint32_t slot)
+{
+    PyTypeObject *type = fan_state_get()->hook_type;
+    node_more *more;
+    PyObject *all, *before;
+    hook_object *self;
+    if (!PyCallable_Check(fn))
+        return PyErr_Format(PyExc_TypeError, "hook: expected a function, got a %.200s", Py_TYPE(fn)->tp_name);
+    more = fan_node_more(owner);
+    self = more ? (hook_object *)type->tp_alloc(type, 0) : NULL;
+    if (!self)
+        return NULL;
+    before = more->hooks[when];
+    Py_ssize_t n = before ? PyTuple_GET_SIZE(before) : 0;
+    all = PyTuple_New(n + 1);
+    if (!all) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    for (Py_ssize_t i = 0; i < n; i++)
+        PyTuple_SET_ITEM(all, i, Py_NewRef(PyTuple_GET_ITEM(before, i)));
+    PyTuple_SET_ITEM(all, n, Py_NewRef((PyObject *)self));
+    self->fn = Py_NewRef(fn);
+    self->owner = owner;
+    self->when = when;
+    self->slot = slot;
+    more->hooks[when] = all;
+    Py_XDECREF(before);
+    return (PyObject *)self;
+}
+
+static int hook_remove(hook_object *self)
+{
+    node_more *more = self->owner ? self->owner->more : NULL;
+    PyObject *before = more ? more->hooks[self->when] : NULL, *all = NULL;
+    Py_ssize_t n = before ? PyTuple_GET_SIZE(before) : 0;
+    if (!before)
+        return 0;
+    if (n > 1 && !(all = PyTuple_New(n - 1)))
+        return -1;
+    for (Py_ssize_t i = 0, k = 0; i < n; i++)
+        if (all && PyTuple_GET_ITEM(before, i) != (PyObject *)self)
+            PyTuple_SET_ITEM(all, k++, Py_NewRef(PyTuple_GET_ITEM(before, i)));
+    self->owner = NULL;
+    more->hooks[self->when] = all;
+    Py_DECREF(before);
+    return 0;
+}
+
+void fan_hooks_leave(node_object *owner)
+{
+    for (int when = 0; when < FAN_HOOK_TIMES; when++) {
+        PyObject *all = owner->more ? owner->more->hooks[when] : NULL;
+        for (Py_ssize_t i = 0; all && i < PyTuple_GET_SIZE(all); i++)
+            of(PyTuple_GET_ITEM(all, i))->owner = NULL;
+    }
+}
+
+/* ---- what they return ---- */
+
+/* said: the shape, dtype and device of a value, for a message. */
+static char *said(const fan_value *v, char *buf, size_t size)
+{
+    const int64_t *shape;
+    char device[32], text[160];
+    int ndim = fan_value_shape(v, &shape);
+    if (ndim < 0)
+        return strcpy(buf, "an object");
+    PyOS_snprintf(buf, size, "%s %s on %s", fan_shape_text(ndim, shape, text, sizeof text), fan_dtype_name(v->dtype),
+                  fan_device_text(v->device ? v->device : fan_cpu(), device, sizeof device));
+    return buf;
+}
+
+static bool alike(const fan_value *a, const fan_value *b)
+{
+    const int64_t *one, *two;
+    int ndim = fan_value_shape(a, &one);
+    if (ndim != fan_value_shape(b, &two) || a->dtype != b->dtype || a->device != b->device)
+        return ndim < 0; /* an object is asked nothing */
+    for (int i = 0; i < ndim; i++)
+        if (one[i] != two[i])
+            return false;
+    return true;
+}
+
+/* check_replaced: of the same shape, dtype and device: 0, or -1 with an exception. */
+static int check_replaced(PyObject *was, PyObject *is, const char *who)
+{
+    FAN_RAW fan_fast_kind one, two;
+    char *data, before[256], now[256];
+    fan_value a, b;
+    bool good;
+    if (fan_fast_import(was, &one, &data) && fan_fast_import(is, &two, &data) && one.dtype == two.dtype &&
+        one.ndim == two.ndim && memcmp(one.shape, two.shape, (size_t)one.ndim * sizeof *one.shape) == 0)
+        return 0;
+    if (fan_import(was, false, true, &a) < 0)
+        return -1;
+    if (fan_import(is, false, true, &b) < 0) {
+        fan_value_release(&a);
+        return -1;
+    }
+    good = alike(&a, &b);
+    if (!good)
+        PyErr_Format(PyExc_ValueError, "%s returned an invalid gradient: expected %s, got %s", who,
+                     said(&a, before, sizeof before), said(&b, now, sizeof now));
+    fan_value_release(&a);
+    fan_value_release(&b);
+    return good ? 0 : -1;
+}
+
+/* replace: *sum becomes `to`, whose hold it takes; None of a defined one: undefined. */
+static int replace(void **sum, PyObject *to, const char *who)
+{
+    void *was = *sum;
+    if (to == Py_None) {
+        *sum = NULL;
+        Py_DECREF(to);
+    } else if (was && to != was && check_replaced(was, to, who) < 0) {
+        Py_DECREF(to);
+        return -1;
+    } else {
+        *sum = to;
+    }
+    Py_XDECREF((PyObject *)was);
+    return 0;
+}
+
+static PyObject *tuple_of(void **sums, uint32_t n)
+{
+    PyObject *all = PyTuple_New(n);
+    for (uint32_t i = 0; all && i < n; i++)
+        PyTuple_SET_ITEM(all, i, Py_NewRef(sums[i] ? (PyObject *)sums[i] : Py_None));
+    return all;
+}
+
+/* ---- run ---- */
+
+int fan_hooks_slots(node_object *self, void **sums)
+{
+    PyObject *all = self->more ? Py_XNewRef(self->more->hooks[FAN_HOOK_SLOT]) : NULL;
+    char name[128], who[192];
+    int bad = 0;
+    for (Py_ssize_t i = 0; all && i < PyTuple_GET_SIZE(all) && !bad; i++) {
+        hook_object *hook = of(PyTuple_GET_ITEM(all, i));
+        PyObject *sum = sums[hook->slot], *to;
+        if (!sum || !hook->fn)
+            continue;
+        to = PyObject_CallOneArg(hook->fn, sum);
+        bad = !to;
+        if (to == Py_None) {
+            Py_DECREF(to);
+        } else if (to) {
+            PyOS_snprintf(who, sizeof who, "a hook of slot %u of %s", hook->slot,
+                          fan_node_said(&self->node, name, sizeof name));
+            bad = replace(&sums[hook->slot], to, who) < 0;
+        }
+    }
+    Py_XDECREF(all);
+    return bad ? -1 : 0;
+}
+
+int fan_hooks_later(node_object *self, void **later)
+{
+    const node_more *more = self->more;
+    if (!more || (!more->hooks[FAN_HOOK_PRE] && !more->hooks[FAN_HOOK_POST]))
+        return 0;
+    *later = PyTuple_Pack(2, more->hooks[FAN_HOOK_PRE] ? more->hooks[FAN_HOOK_PRE] : Py_None,
+                          more->hooks[FAN_HOOK_POST] ? more->hooks[FAN_HOOK_POST] : Py_None);
+    return *later ? 0 : -1;
+}
+
+static PyObject *hooks_in(PyObject *later, Py_ssize_t which)
+{
+    PyObject *all = later ? PyTuple_GET_ITEM(later, which) : Py_None;
+    return all == Py_None ? NULL : all;
+}
+
+int fan_hooks_pre(node_object *self, PyObject *later, void **sums)
+{
+    PyObject *all = hooks_in(later, 0);
+    uint32_t n = self->node.inputs;
+    char name[128], who[192];
+    for (Py_ssize_t i = 0; all && i < PyTuple_GET_SIZE(all); i++) {
+        hook_object *hook = of(PyTuple_GET_ITEM(all, i));
+        PyObject *seen = tuple_of(sums, n), *to = NULL;
+        if (seen && hook->fn)
+            to = PyObject_CallOneArg(hook->fn, seen);
+        else if (seen)
+            to = Py_NewRef(Py_None);
+        Py_XDECREF(seen);
+        if (!to)
+            return -1;
+        if (to == Py_None) {
+            Py_DECREF(to);
+            continue;
+        }
+        PyOS_snprintf(who, sizeof who, "a pre-hook of %s", fan_node_said(&self->node, name, sizeof name));
+        if (!PyTuple_Check(to) || PyTuple_GET_SIZE(to) != (Py_ssize_t)n) {
+            PyErr_Format(PyExc_TypeError, "%s returned no tuple of %u sum%s: got a %.200s", who, n, FAN_PLURAL(n),
+                         Py_TYPE(to)->tp_name);
+            Py_DECREF(to);
+            return -1;
+        }
+        int bad = 0;
+        for (uint32_t k = 0; k < n && !bad; k++)
+            bad = replace(&sums[k], Py_NewRef(PyTuple_GET_ITEM(to, k)), who) < 0;
+        Py_DECREF(to);
+        if (bad)
+            return -1;
+    }
+    return 0;
+}
+
+int fan_hooks_post(node_object *self, PyObject *later, void **sums, void **gradients, uint32_t ngradients)
+{
+    PyObject *all = hooks_in(later, 1);
+    char name[128], who[192];
+    for (Py_ssize_t i = 0; all && i < PyTuple_GET_SIZE(all); i++) {
+        hook_object *hook = of(PyTuple_GET_ITEM(all, i));
+        PyObject *both[2] = {tuple_of(sums, self->node.inputs), tuple_of(gradients, ngradients)}, *to = NULL;
+        if (both[0] && both[1])
+            to = hook->fn ? PyObject_Vectorcall(hook->fn, both, 2, NULL) : Py_NewRef(Py_None);
+        Py_XDECREF(both[0]);
+        Py_XDECREF(both[1]);
+        if (!to)
+            return -1;
+        if (to == Py_None) {
+            Py_DECREF(to);
+            continue;
+        }
+        for (uint32_t k = 0; k < ngradients; k++) {
+            PyObject *was = gradients[k];
+            gradients[k] = NULL;
+            Py_XDECREF(was);
+        }
+        PyOS_snprintf(who, sizeof who, "a post-hook of %s", fan_node_said(&self->node, name, sizeof name));
+        if (fan_gradients_of(to, who, gradients, ngradients) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+int fan_hooks_accumulated(node_object *self, PyObject *later)
+{
+    PyObject *all = hooks_in(later, 1);
+    for (Py_ssize_t i = 0; all && i < PyTuple_GET_SIZE(all); i++) {
+        hook_object *hook = of(PyTuple_GET_ITEM(all, i));
+        PyObject *ignored = hook->fn ? PyObject_CallOneArg(hook->fn, (PyObject *)self) : Py_NewRef(Py_None);
+        if (!ignored)
+            return -1;
+        Py_DECREF(ignored);
+    }
+    return 0;
+}
+
+/* ---- HookHandle ---- */
+
+static int hook_traverse(PyObject *o, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(o));
+    Py_VISIT(of(o)->fn);
+    return 0;
+}
+
+static int hook_clear(PyObject *o)
+{
+    Py_CLEAR(of(o)->fn);
+    return 0;
+}
+
+static void hook_dealloc(PyObject *o)
+{
+    PyTypeObject *type = Py_TYPE(o);
+    PyObject_GC_UnTrack(o);
+    hook_clear(o);
+    type->tp_free(o);
+    Py_DECREF(type);
+}
+
+static PyObject *hook_remove_it(PyObject *o, PyObject *Py_UNUSED(none))
+{
+    if (hook_remove(of(o)) < 0)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *hook_enter(PyObject *o, PyObject *Py_UNUSED(none)) { return Py_NewRef(o); }
+
+static PyObject *hook_exit(PyObject *o, PyObject *Py_UNUSED(args))
+{
+    if (hook_remove(of(o)) < 0)
+        return NULL;
+    Py_RETURN_FALSE;
+}
+
+static PyMethodDef methods[] = {
+    {"remove", hook_remove_it, METH_NOARGS, "remove($self, /)\n--\n\nTake the hook out; again does nothing."},
+    {"__enter__", hook_enter, METH_NOARGS, NULL},
+    {"__exit__", hook_exit, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot slots[] = {
+    {Py_tp_doc, "What registering a hook gives: `remove()`, or the end of a `with`, takes the hook out again."},
+    {Py_tp_dealloc, hook_dealloc},
+    {Py_tp_traverse, hook_traverse},
+    {Py_tp_clear, hook_clear},
+    {Py_tp_methods, methods},
+    {0, NULL},
+};
+
+PyType_Spec fan_hook_spec = {
+    .name = "fanin._core.HookHandle",
+    .basicsize = sizeof(hook_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = slots,
+};

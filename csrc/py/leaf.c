@@ -1,0 +1,605 @@
+/* leaf: fanin.Leaf, where gradients end (rules L; engine/leaf.h decides). */
+#include "py/engine_part.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static leaf_object *of(PyObject *o) { return (leaf_object *)o; }
+
+static const fan_slot_spec *spec_of(const leaf_object *self)
+{
+    return self->base.more && self->base.more->slots.specs ? &self->base.more->slots.specs[0] : NULL;
+}
+
+/* ---- its gradient, wherever it is kept ---- */
+
+/* grad_now: new reference; NULL without an exception: there is none. */
+static PyObject *grad_now(leaf_object *self)
+{
+    fan_leaf_touch(&self->claim, FAN_TOUCH_READS);
+    PyObject *grad = self->outside ? PyObject_GetAttrString(self->array, "grad") : Py_XNewRef(self->grad);
+    if (grad == Py_None)
+        Py_CLEAR(grad);
+    return grad;
+}
+
+/* grad_put: takes the reference; NULL: none from now on. */
+static int grad_put(leaf_object *self, PyObject *grad)
+{
+    fan_leaf_touch(&self->claim, FAN_TOUCH_WRITES);
+    if (self->outside) {
+        int bad = PyObject_SetAttrString(self->array, "grad", grad ? grad : Py_None);
+        Py_XDECREF(grad);
+        return bad;
+    }
+    Py_XSETREF(self->grad, grad);
+    return 0;
+}
+
+/* ---- accumulated ---- */
+
+static int is_number(PyObject *o)
+{
+    return PyFloat_Check(o) || PyLong_Check(o) || PyComplex_Check(o) || PyArray_IsScalar(o, Generic);
+}
+
+/* form_of: -1 with an exception. */
+static int form_of(const leaf_object *self, PyObject *o, fan_leaf_form *out)
+{
+    fan_value v;
+    if (!o) {
+        *out = FAN_LEAF_ABSENT;
+    } else if (PyArray_CheckExact(o)) {
+        *out = FAN_LEAF_DENSE;
+    } else if (is_number(o)) {
+        *out = PyArray_Check(self->array) ? FAN_LEAF_DENSE : FAN_LEAF_OTHER;
+    } else {
+        if (fan_import(o, false, true, &v) < 0)
+            return -1;
+        *out = v.form == FAN_FORM_SPARSE   ? FAN_LEAF_SPARSE
+               : v.form == FAN_FORM_OBJECT ? FAN_LEAF_OTHER
+                                           : FAN_LEAF_DENSE;
+        fan_value_release(&v);
+    }
+    return 0;
+}
+
+static bool same_layout(const leaf_object *self, PyObject *sum)
+{
+    const PyArrayObject *a = (PyArrayObject *)self->array, *b = (PyArrayObject *)sum;
+    if (!PyArray_CheckExact(self->array) || !PyArray_CheckExact(sum) || PyArray_NDIM(a) != PyArray_NDIM(b))
+        return false;
+    for (int i = 0; i < PyArray_NDIM(a); i++) /* in units of their elements: grad_dtype may be another */
+        if (PyArray_DIM(a, i) != PyArray_DIM(b, i) ||
+            (PyArray_DIM(a, i) > 1 &&
+             PyArray_STRIDE(a, i) * PyArray_ITEMSIZE(b) != PyArray_STRIDE(b, i) * PyArray_ITEMSIZE(a)))
+            return false;
+    return true;
+}
+
+/* summed: of one or two gradients, by a buffer: in `out`, which may be None. New reference. */
+static PyObject *summed(const leaf_object *self, PyObject *one, PyObject *two, PyObject *out, bool writable)
+{
+    static const size_t slot = 0;
+    buffer_object *b = fan_node_buffer(&self->base);
+    PyObject *both[2] = {one, two}, *list = NULL, *sum = NULL;
+    int bad = !b;
+    for (int i = 0; i < 2 && !bad && both[i]; i++) {
+        fan_contribution c = {.key = -1, .value = {.dtype = FAN_DT_NONE}};
+        bad = fan_contribution_of(b, 0, both[i], NULL, &c) < 0 || fan_add_on(b->core, 0, &c) < 0;
+        if (c.value.form != FAN_FORM_UNDEFINED)
+            fan_value_drop(&fan_python, &c.value);
+    }
+    if (!bad)
+        list = fan_take_all(b->core, &slot, b->names, NULL, out, Py_None, writable);
+    sum = list ? Py_NewRef(PyList_GET_ITEM(list, 0)) : NULL;
+    Py_XDECREF(list);
+    Py_XDECREF((PyObject *)b);
+    return sum;
+}
+
+/* copied: L4. New reference. */
+static PyObject *copied(const leaf_object *self, PyObject *sum)
+{
+    const fan_slot_spec *spec = spec_of(self);
+    PyArray_Descr *d;
+    PyObject *copy;
+    fan_leaf_form form;
+    if (!PyArray_Check(self->array) || (!PyArray_CheckExact(sum) && !is_number(sum))) {
+        if (form_of(self, sum, &form) < 0)
+            return NULL;
+        return summed(self, sum, NULL, Py_None, true);
+    }
+    if (PyArray_CheckExact(sum))
+        d = (PyArray_Descr *)Py_NewRef((PyObject *)PyArray_DESCR((PyArrayObject *)sum));
+    else if (spec && spec->dtype != FAN_DT_NONE)
+        d = fan_descr_of_dtype(spec->dtype);
+    else
+        d = (PyArray_Descr *)Py_NewRef((PyObject *)PyArray_DESCR((PyArrayObject *)self->array));
+    if (!d)
+        return NULL;
+    copy = PyArray_NewLikeArray((PyArrayObject *)self->array, NPY_KEEPORDER, d, 0); /* takes d */
+    PyObject *from = copy ? PyArray_FROM_O(sum) : NULL;
+    if (!from || PyArray_CopyInto((PyArrayObject *)copy, (PyArrayObject *)from) < 0)
+        Py_CLEAR(copy);
+    Py_XDECREF(from);
+    return copy;
+}
+
+static bool apart(const char *a, const char *b, uint64_t bytes)
+{
+    return (uintptr_t)a + bytes <= (uintptr_t)b || (uintptr_t)b + bytes <= (uintptr_t)a;
+}
+
+/* add: L5: 0, or -1 with an exception. */
+static int add(const leaf_object *self, PyObject *grad, PyObject *sum)
+{
+    FAN_RAW fan_fast_kind one, two;
+    char *to = NULL, *from = NULL;
+    PyObject *same;
+    if (PyArray_CheckExact(grad) && PyArray_CheckExact(sum) && fan_fast_import(grad, &one, &to) &&
+        fan_fast_import(sum, &two, &from) && fan_fast_same(&one, &two) && PyArray_ISWRITEABLE((PyArrayObject *)grad) &&
+        fan_fast_fits(one.dtype, fan_dtype_accumulate(one.dtype), fan_fast_bytes(&one)) &&
+        apart(to, from, fan_fast_bytes(&one)) && fan_fast_is_unchanged(grad, &one, to) &&
+        fan_fast_is_unchanged(sum, &two, from)) {
+        const char *terms[2] = {to, from};
+        fan_fast_sum(&fan_python, &one, terms, 2, to);
+        return 0;
+    }
+    same = summed(self, grad, sum, grad, false);
+    Py_XDECREF(same);
+    return same ? 0 : -1;
+}
+
+static int add_wide(leaf_object *self, PyObject *sum)
+{
+    PyObject *method = PyObject_GetAttrString(self->wide, "add");
+    PyObject *args = method ? Py_BuildValue("(iO)", 0, sum) : NULL;
+    PyObject *copy = args ? Py_BuildValue("{sO}", "copy", Py_True) : NULL;
+    PyObject *none = copy ? PyObject_Call(method, args, copy) : NULL;
+    Py_XDECREF(method);
+    Py_XDECREF(args);
+    Py_XDECREF(copy);
+    Py_XDECREF(none);
+    self->stale |= none != NULL;
+    return none ? 0 : -1;
+}
+
+static int carry_out(leaf_object *self, fan_leaf_action action, PyObject *grad, void **sum)
+{
+    PyObject *made = NULL;
+    switch (action) {
+    case FAN_LEAF_NOTHING:
+    case FAN_LEAF_CALL:
+        return 0;
+    case FAN_LEAF_WIDE:
+        return add_wide(self, *sum);
+    case FAN_LEAF_ADD:
+        return add(self, grad, *sum);
+    case FAN_LEAF_STEAL:
+        made = *sum;
+        *sum = NULL;
+        break;
+    case FAN_LEAF_COPY:
+        made = copied(self, *sum);
+        break;
+    case FAN_LEAF_REPLACE:
+        made = summed(self, grad, *sum, Py_None, false);
+        break;
+    }
+    return made ? grad_put(self, made) : -1;
+}
+
+/* parts_only_ours: L3: nobody else has a fanin.Sparse, nor the ndarrays that it is made of. */
+static bool parts_only_ours(PyObject *sum)
+{
+    PyObject *parts = NULL;
+    bool ours = Py_REFCNT(sum) == 1 && strcmp(Py_TYPE(sum)->tp_name, "Sparse") == 0 &&
+                (parts = PyObject_GetAttrString(sum, "parts")) && PyTuple_CheckExact(parts) && Py_REFCNT(parts) == 2;
+    for (Py_ssize_t i = 0; ours && i < PyTuple_GET_SIZE(parts); i++)
+        ours = fan_only_ours(PyTuple_GET_ITEM(parts, i), 1);
+    Py_XDECREF(parts);
+    PyErr_Clear();
+    return ours;
+}
+
+static int accumulate_claimed(leaf_object *self, void **sum)
+{
+    fan_leaf_facts facts = {.wide = self->wide != NULL};
+    PyObject *grad = grad_now(self);
+    int bad = !grad && PyErr_Occurred() ? -1 : 0;
+    if (!bad)
+        bad = form_of(self, grad, &facts.grad) < 0 || form_of(self, *sum, &facts.sum) < 0 ? -1 : 0;
+    facts.unshared = !bad && (facts.sum == FAN_LEAF_SPARSE ? parts_only_ours(*sum) : fan_only_ours(*sum, 1));
+    facts.same_layout = !bad && same_layout(self, *sum);
+    if (!bad)
+        bad = carry_out(self, fan_plan_leaf(&facts).action, grad, sum);
+    Py_XDECREF(grad);
+    return bad;
+}
+
+int fan_leaf_accumulate(leaf_object *self, void **sum)
+{
+    FAN_RAW fan_error err;
+    fan_status status;
+    int bad;
+    if (self->accumulate) { /* outside of any claim: it may start a pass */
+        PyObject *call = Py_NewRef(self->accumulate), *ignored = PyObject_CallOneArg(call, *sum);
+        Py_DECREF(call);
+        Py_XDECREF(ignored);
+        return ignored ? 0 : -1;
+    }
+    fan_error_clear(&err);
+    status = fan_leaf_claim_begin(&self->claim, &fan_python, &err);
+    if (status != FAN_OK) {
+        fan_raise(status, &err);
+        return -1;
+    }
+    bad = accumulate_claimed(self, sum);
+    fan_leaf_claim_end(&self->claim);
+    return bad;
+}
+
+/* ---- grad, as users see it ---- */
+
+/* show_wide: what was summed in the wider dtype, rounded, in the array that there is, if there is one (L5). */
+static int show_wide(leaf_object *self)
+{
+    PyObject *now = PySequence_GetItem(self->wide, 0);
+    int bad = now ? 0 : -1;
+    if (now && self->grad && PyArray_CheckExact(self->grad) && PyArray_Check(now))
+        bad = PyArray_CopyInto((PyArrayObject *)self->grad, (PyArrayObject *)now);
+    else if (now)
+        Py_XSETREF(self->grad, now == Py_None ? NULL : Py_NewRef(now));
+    Py_XDECREF(now);
+    self->stale = bad < 0;
+    return bad;
+}
+
+static PyObject *leaf_get_grad(PyObject *o, void *Py_UNUSED(closure))
+{
+    leaf_object *self = of(o);
+    PyObject *grad;
+    if (self->stale && show_wide(self) < 0)
+        return NULL;
+    grad = grad_now(self);
+    return grad || PyErr_Occurred() ? grad : Py_NewRef(Py_None);
+}
+
+/* check_grad: what is set is what a pass could have made: 0, or -1 with an exception. */
+static int check_grad(const leaf_object *self, PyObject *value)
+{
+    const fan_slot_spec *spec = spec_of(self);
+    char name[128], has[160], wants[160];
+    const int64_t *shape;
+    fan_value v;
+    int ndim, bad = 0;
+    if (fan_import(value, false, false, &v) < 0)
+        return -1;
+    ndim = fan_value_shape(&v, &shape);
+    if (spec && spec->has_shape && ndim >= 0 &&
+        (ndim != spec->ndim || (ndim && memcmp(shape, spec->shape, (size_t)ndim * sizeof *shape) != 0)))
+        bad = 1;
+    if (!bad && spec && spec->dtype != FAN_DT_NONE && ndim >= 0 && v.dtype != spec->dtype)
+        bad = 2;
+    if (bad)
+        PyErr_Format(
+            PyExc_ValueError, "%s: grad: expected %s, got %s", fan_node_said(&self->base.node, name, sizeof name),
+            bad == 1 ? fan_shape_text(spec->ndim, spec->shape, wants, sizeof wants) : fan_dtype_name(spec->dtype),
+            bad == 1 ? fan_shape_text(ndim, shape, has, sizeof has) : fan_dtype_name(v.dtype));
+    fan_value_release(&v);
+    return bad ? -1 : 0;
+}
+
+static int leaf_set_grad(PyObject *o, PyObject *value, void *Py_UNUSED(closure))
+{
+    leaf_object *self = of(o);
+    if (value == Py_None)
+        value = NULL;
+    if (self->accumulate) {
+        char name[128];
+        PyErr_Format(PyExc_AttributeError, "%s: its gradients are accumulated by the function that it was given",
+                     fan_node_said(&self->base.node, name, sizeof name));
+        return -1;
+    }
+    if (value && check_grad(self, value) < 0)
+        return -1;
+    if (self->wide) {
+        PyObject *none = PyObject_CallMethod(self->wide, "clear", NULL);
+        Py_XDECREF(none);
+        if (!none || (value && add_wide(self, value) < 0))
+            return -1;
+        self->stale = false;
+    }
+    return grad_put(self, Py_XNewRef(value));
+}
+
+static PyObject *leaf_get_array(PyObject *o, void *Py_UNUSED(closure)) { return Py_NewRef(of(o)->array); }
+
+/* ---- made and ended ---- */
+
+static void leaf_hold(fan_node *n) { Py_INCREF((PyObject *)fan_node_object(n)); }
+static void leaf_drop(fan_node *n) { Py_DECREF((PyObject *)fan_node_object(n)); }
+
+static void leaf_text(const fan_node *n, char *buf, size_t size)
+{
+    const char *name = fan_node_object(n)->name ? PyUnicode_AsUTF8(fan_node_object(n)->name) : NULL;
+    if (name)
+        snprintf(buf, size, "%s", name);
+    else
+        snprintf(buf, size, "leaf %llu", (unsigned long long)n->number);
+}
+
+static void leaf_free(fan_node *n)
+{
+    leaf_object *self = (leaf_object *)fan_node_object(n);
+    Py_CLEAR(self->array);
+    Py_CLEAR(self->grad);
+    Py_CLEAR(self->accumulate);
+    Py_CLEAR(self->wide);
+    fan_leaf_claim_fini(&self->claim);
+    fan_node_free_parts(&self->base);
+}
+
+static const fan_node_kind kind = {
+    .leaf = true, .hold = leaf_hold, .drop = leaf_drop, .free = leaf_free, .text = leaf_text};
+
+static int leaf_traverse(PyObject *o, visitproc visit, void *arg)
+{
+    Py_VISIT(of(o)->array);
+    Py_VISIT(of(o)->grad);
+    Py_VISIT(of(o)->accumulate);
+    Py_VISIT(of(o)->wide);
+    return fan_node_traverse(o, visit, arg);
+}
+
+static int leaf_clear(PyObject *o)
+{
+    Py_XSETREF(of(o)->array, Py_NewRef(Py_None));
+    Py_CLEAR(of(o)->grad);
+    Py_CLEAR(of(o)->accumulate);
+    Py_CLEAR(of(o)->wide);
+    of(o)->outside = of(o)->stale = false;
+    return fan_node_clear(o);
+}
+
+typedef struct leaf_args {
+    PyObject *array, *like, *accumulate, *grad_dtype, *name;
+} leaf_args;
+
+/* slot_like: fanin.Slot(shape, dtype, device) of like=; new reference. */
+static PyObject *slot_like(PyObject *like)
+{
+    PyObject *type = fan_lazy(&fan_state_get()->slot_type, "fanin.slots", "Slot");
+    if (!type)
+        return NULL;
+    if (PyTuple_Check(like) && PyTuple_GET_SIZE(like) == 3)
+        return PyObject_Call(type, like, NULL);
+    PyErr_Format(PyExc_TypeError, "like: expected a tuple (shape, dtype, device), got %R", like);
+    return NULL;
+}
+
+/* is_object: what sums by its own + (A8): 1, 0, or -1 with an exception: it has no sum. */
+static int is_object(PyObject *o)
+{
+    fan_value v;
+    if (PyArray_CheckExact(o))
+        return 0;
+    if (fan_import(o, false, false, &v) < 0)
+        return -1;
+    int object = v.form == FAN_FORM_OBJECT;
+    fan_value_release(&v);
+    return object;
+}
+
+/* declared: what the leaf's one slot declares; new reference. */
+static PyObject *declared(const leaf_args *a)
+{
+    PyObject *type = fan_lazy(&fan_state_get()->slot_type, "fanin.slots", "Slot"), *shape, *slot;
+    int object = a->like ? 0 : is_object(a->array);
+    if (!type || object < 0)
+        return NULL;
+    if (a->like)
+        return slot_like(a->like);
+    if (object)
+        return PyObject_CallNoArgs(type);
+    if (!is_number(a->array))
+        return Py_NewRef(a->array);
+    shape = PyTuple_New(0);
+    slot = shape ? PyObject_CallOneArg(type, shape) : NULL;
+    Py_XDECREF(shape);
+    return slot;
+}
+
+/* wide_of: an InputBuffer that sums in another dtype; new reference. */
+static PyObject *wide_of(const leaf_object *self, PyObject *accumulate)
+{
+    const fan_slot_spec *spec = spec_of(self);
+    PyObject *type = fan_lazy(&fan_state_get()->slot_type, "fanin.slots", "Slot");
+    PyObject *shape = type ? PyTuple_New(spec->ndim) : NULL, *slot = NULL, *list = NULL, *made = NULL;
+    char device[32];
+    for (int i = 0; shape && i < spec->ndim; i++)
+        PyTuple_SET_ITEM(shape, i, PyLong_FromLongLong(spec->shape[i]));
+    if (shape && !PyErr_Occurred())
+        slot = PyObject_CallFunction(type, "OssO", shape, fan_dtype_name(spec->dtype),
+                                     fan_device_text(spec->device ? spec->device : fan_cpu(), device, sizeof device),
+                                     accumulate);
+    list = slot ? PyList_New(1) : NULL;
+    if (list) {
+        PyList_SET_ITEM(list, 0, Py_NewRef(slot));
+        made = PyObject_CallOneArg((PyObject *)fan_state_get()->buffer_type, list);
+    }
+    Py_XDECREF(shape);
+    Py_XDECREF(slot);
+    Py_XDECREF(list);
+    return made;
+}
+
+static int grads_outside(leaf_object *self)
+{
+    PyObject *asks;
+    if (PyArray_Check(self->array) || is_number(self->array))
+        return 0;
+    asks = PyObject_GetAttr(self->array, fan_state_get()->str_requires_grad);
+    if (!asks)
+        PyErr_Clear();
+    self->outside = asks == Py_True;
+    Py_XDECREF(asks);
+    return 0;
+}
+
+static int fill_in(leaf_object *self, const leaf_args *a)
+{
+    PyObject *slot = NULL, *list = NULL;
+    bool calls = a->accumulate && PyCallable_Check(a->accumulate) && !PyType_Check(a->accumulate);
+    fan_dtype dtype = FAN_DT_NONE;
+    uint32_t inputs = 1;
+    int bad;
+    self->array = Py_NewRef(a->like ? Py_None : a->array);
+    if (a->name && (!(self->base.name = PyObject_Str(a->name)) || !fan_text_arg(self->base.name)))
+        return -1;
+    slot = declared(a);
+    list = slot ? PyList_New(1) : NULL;
+    if (list)
+        PyList_SET_ITEM(list, 0, Py_NewRef(slot));
+    bad = !list || fan_node_declare(&self->base, list, &inputs) < 0;
+    Py_XDECREF(slot);
+    Py_XDECREF(list);
+    if (bad || (a->grad_dtype && fan_dtype_parse(a->grad_dtype, &dtype) < 0))
+        return -1;
+    if (dtype != FAN_DT_NONE)
+        self->base.more->slots.specs[0].dtype = dtype;
+    if (calls)
+        self->accumulate = Py_NewRef(a->accumulate);
+    else if (a->accumulate && spec_of(self)->dtype == FAN_DT_NONE) {
+        PyErr_SetString(PyExc_TypeError, "accumulate: only an array's gradients are summed in another dtype");
+        return -1;
+    } else if (a->accumulate && !(self->wide = wide_of(self, a->accumulate)))
+        return -1;
+    return grads_outside(self);
+}
+
+static int check_args(const leaf_args *a)
+{
+    bool calls = a->accumulate && PyCallable_Check(a->accumulate) && !PyType_Check(a->accumulate);
+    if (!a->array == !a->like) {
+        PyErr_SetString(PyExc_TypeError, "Leaf() takes an array, or like=(shape, dtype, device) and accumulate=");
+        return -1;
+    }
+    if (a->like && !calls) {
+        PyErr_SetString(PyExc_TypeError, "Leaf(like=..) needs accumulate=, a function that takes each pass's sum");
+        return -1;
+    }
+    return 0;
+}
+
+static PyObject *given(PyObject *o) { return o == Py_None ? NULL : o; }
+
+PyObject *fan_leaf_call(PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames)
+{
+    static const char *const names[] = {"array", "like", "accumulate", "grad_dtype", "name"};
+    FAN_RAW fan_error err;
+    leaf_args a;
+    leaf_object *self;
+    if (fan_parse_call("Leaf", names, 5, 1, "array", args, PyVectorcall_NARGS(nargsf), kwnames, &a.array) < 0)
+        return NULL;
+    a = (leaf_args){given(a.array), given(a.like), given(a.accumulate), given(a.grad_dtype), given(a.name)};
+    if (check_args(&a) < 0)
+        return NULL;
+    self = (leaf_object *)((PyTypeObject *)type)->tp_alloc((PyTypeObject *)type, 0);
+    if (!self)
+        return NULL;
+    fan_node_init(&self->base.node, &kind, 1);
+    self->array = Py_NewRef(Py_None);
+    fan_error_clear(&err);
+    fan_status status = fan_leaf_claim_init(&self->claim, &err);
+    if (status != FAN_OK) {
+        fan_raise(status, &err);
+        Py_CLEAR(self);
+    } else {
+        Py_DECREF(self->array);
+        if (fill_in(self, &a) < 0)
+            Py_CLEAR(self);
+    }
+    return (PyObject *)self;
+}
+
+/* ---- Leaf ---- */
+
+static PyObject *leaf_register_post(PyObject *o, PyObject *hook)
+{
+    return fan_hooks_add(&of(o)->base, hook, FAN_HOOK_POST, 0);
+}
+
+static PyObject *leaf_repr(PyObject *o)
+{
+    const fan_slot_spec *spec = spec_of(of(o));
+    char name[128], shape[160];
+    if (!spec || !spec->has_shape || spec->dtype == FAN_DT_NONE)
+        return PyUnicode_FromFormat("<fanin.Leaf %s>", fan_node_said(&of(o)->base.node, name, sizeof name));
+    return PyUnicode_FromFormat("<fanin.Leaf %s, %s %s>", fan_node_said(&of(o)->base.node, name, sizeof name),
+                                fan_shape_text(spec->ndim, spec->shape, shape, sizeof shape),
+                                fan_dtype_name(spec->dtype));
+}
+
+static PyMethodDef methods[] = {
+    {"register_hook", (PyCFunction)(void (*)(void))fan_node_register_hook, METH_FASTCALL | METH_KEYWORDS,
+     "register_hook($self, hook, slot=0)\n--\n\n"
+     "Let `hook(sum)` see the pass's sum, where it is defined, before it is accumulated; what it returns, if not None, "
+     "replaces it.\n\n"
+     "It must be of the same shape, dtype and device. Gives a handle with `remove()`."},
+    {"register_post_accumulate_grad_hook", leaf_register_post, METH_O,
+     "register_post_accumulate_grad_hook($self, hook, /)\n--\n\n"
+     "Let `hook(leaf)` see the leaf once `.grad` has the pass's sum.\n\n"
+     "Gives a handle with `remove()`."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef getset[] = {
+    {"grad", leaf_get_grad, leaf_set_grad, "The sum of the gradients of all passes since it was None; may be set.",
+     NULL},
+    {"array", leaf_get_array, NULL, "What it was made of; None with like=.", NULL},
+    {"name", fan_node_get_name, NULL, "What messages call it; None without a name.", NULL},
+    {"sequence_nr", fan_node_get_number, NULL, "Its number among all nodes and leaves: the later made, the larger.",
+     NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyMemberDef members[] = {
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(leaf_object, base.weakrefs), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot slots[] = {
+    {Py_tp_doc,
+     "Leaf(array=None, *, like=None, accumulate=None, grad_dtype=None, name=None)\n--\n\n"
+     "Where gradients end: each pass adds what comes to `.grad`, in place once that exists.\n\n"
+     "array: gradients are of its shape, dtype and device; of a torch tensor that requires one they are in its own "
+     "`.grad`.\n"
+     "grad_dtype: another dtype for them. accumulate: a dtype in which passes are summed, rounded when `.grad` is "
+     "read; to change\n"
+     "such a gradient, set it. Or a function that takes each pass's sum, for memory that somebody else owns, whose "
+     "shape, dtype and\n"
+     "device are then given by like. name: what messages call it.\n\n"
+     "Raises TypeError (no array), ValueError (dtypes).\n\n"
+     ">>> w = fanin.Leaf(np.zeros(2), name=\"w\")\n"
+     ">>> for _ in range(2):\n"
+     "...     fanin.backward([(w, 0, np.array([1.0, 2.0]))])\n"
+     ">>> w.grad\n"
+     "array([2., 4.])\n"},
+    {Py_tp_dealloc, fan_node_dealloc},
+    {Py_tp_traverse, leaf_traverse},
+    {Py_tp_clear, leaf_clear},
+    {Py_tp_repr, leaf_repr},
+    {Py_tp_methods, methods},
+    {Py_tp_members, members},
+    {Py_tp_getset, getset},
+    {0, NULL},
+};
+
+PyType_Spec fan_leaf_spec = {
+    .name = "fanin.Leaf",
+    .basicsize = sizeof(leaf_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = slots,
+};

@@ -1,0 +1,573 @@
+/* node: fanin.Node, and the view of its edges. */
+#include "py/engine_part.h"
+
+#include "base/mem.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static node_object *of(PyObject *o) { return (node_object *)o; }
+
+/* ---- made and ended ---- */
+
+static void node_text(const fan_node *n, char *buf, size_t size)
+{
+    const char *name = fan_node_object(n)->name ? PyUnicode_AsUTF8(fan_node_object(n)->name) : NULL;
+    if (name)
+        snprintf(buf, size, "%s", name);
+    else
+        snprintf(buf, size, "node %llu", (unsigned long long)n->number);
+}
+
+static void node_hold(fan_node *n) { Py_INCREF((PyObject *)fan_node_object(n)); }
+static void node_drop(fan_node *n) { Py_DECREF((PyObject *)fan_node_object(n)); }
+
+void fan_node_free_parts(node_object *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    node_more *more = self->more;
+    fan_hooks_leave(self);
+    self->more = NULL;
+    Py_CLEAR(self->fn);
+    Py_CLEAR(self->release);
+    Py_CLEAR(self->name);
+    if (more) {
+        for (int when = 0; when < FAN_HOOK_TIMES; when++)
+            Py_XDECREF(more->hooks[when]);
+        fan_slot_specs_fini(&more->slots);
+        Py_XDECREF(more->names);
+        fan_free(more);
+    }
+    type->tp_free((PyObject *)self);
+    Py_DECREF(type);
+}
+
+static void node_free(fan_node *n) { fan_node_free_parts(fan_node_object(n)); }
+
+static const fan_node_kind kind = {.hold = node_hold, .drop = node_drop, .free = node_free, .text = node_text};
+
+void fan_node_dealloc(PyObject *o)
+{
+    PyObject_GC_UnTrack(o);
+    if (of(o)->weakrefs)
+        PyObject_ClearWeakRefs(o);
+    fan_node_end(&of(o)->node);
+}
+
+int fan_node_traverse(PyObject *o, visitproc visit, void *arg)
+{
+    const node_object *self = of(o);
+    Py_VISIT(Py_TYPE(o));
+    Py_VISIT(self->fn);
+    Py_VISIT(self->release);
+    for (uint32_t i = 0; i < self->node.nedges; i++)
+        if (self->node.edges[i].next)
+            Py_VISIT((PyObject *)fan_node_object(self->node.edges[i].next));
+    if (!self->more)
+        return 0;
+    for (int when = 0; when < FAN_HOOK_TIMES; when++)
+        Py_VISIT(self->more->hooks[when]);
+    for (size_t i = 0; self->more->slots.held && i < self->more->slots.n; i++)
+        Py_VISIT(self->more->slots.held[i]);
+    return 0;
+}
+
+int fan_node_clear(PyObject *o)
+{
+    node_object *self = of(o);
+    Py_CLEAR(self->fn);
+    Py_CLEAR(self->release);
+    for (int when = 0; self->more && when < FAN_HOOK_TIMES; when++)
+        Py_CLEAR(self->more->hooks[when]);
+    fan_node_unlink(&self->node);
+    return 0;
+}
+
+/* ---- arguments ---- */
+
+node_object *fan_node_arg(PyObject *o)
+{
+    const fan_state *st = fan_state_get();
+    return Py_TYPE(o) == st->node_type || Py_TYPE(o) == st->leaf_type ? of(o) : NULL;
+}
+
+/* with_slots: slots= with a Slot() for each None; new reference. */
+static PyObject *with_slots(PyObject *slots)
+{
+    PyObject *type = fan_lazy(&fan_state_get()->slot_type, "fanin.slots", "Slot");
+    PyObject *list = type ? PySequence_List(slots) : NULL;
+    for (Py_ssize_t i = 0; list && i < PyList_GET_SIZE(list); i++) {
+        PyObject *empty;
+        if (PyList_GET_ITEM(list, i) != Py_None)
+            continue;
+        empty = PyObject_CallNoArgs(type);
+        if (!empty || PyList_SetItem(list, i, empty) < 0)
+            Py_CLEAR(list);
+    }
+    return list;
+}
+
+int fan_node_declare(node_object *self, PyObject *slots, uint32_t *inputs)
+{
+    node_more *more = fan_node_more(self);
+    char name[128];
+    fan_where w = {.buffer = fan_node_said(&self->node, name, sizeof name), .slot = -1, .key = -1};
+    int bare, bad = -1;
+    PyObject *list = NULL;
+    if (!more)
+        return -1;
+    fan_where_push(&w);
+    bare = PyList_Check(slots) || PyTuple_Check(slots) ? 0 : fan_is_bare(slots);
+    if (bare > 0 || (bare == 0 && !Py_TYPE(slots)->tp_iter))
+        fan_refuse(PyExc_TypeError, "slots: expected a sequence of arrays, Slots and Nones, got one %.200s: give [it]",
+                   Py_TYPE(slots)->tp_name);
+    else if (bare == 0 && (list = with_slots(slots)))
+        bad = fan_slot_specs_of(list, w.buffer, &more->slots, &more->names);
+    if (!bad && (more->slots.n == 0 || more->slots.n > UINT32_MAX || (*inputs && *inputs != more->slots.n)))
+        bad = fan_refuse(PyExc_ValueError, "slots: expected one for each of %u input%s, got %zu", *inputs ? *inputs : 1,
+                         FAN_PLURAL(*inputs ? *inputs : 1), more->slots.n);
+    fan_where_pop(&w);
+    Py_XDECREF(list);
+    if (!bad)
+        *inputs = (uint32_t)more->slots.n;
+    return bad;
+}
+
+/* edge_arg: None, or (node, slot): borrowed. */
+static int edge_arg(const node_object *self, PyObject *edge, size_t index, fan_node **next, uint32_t *slot)
+{
+    char name[128], there[128];
+    node_object *to;
+    int64_t i = 0;
+    *next = NULL;
+    *slot = 0;
+    if (edge == Py_None)
+        return 0;
+    to = PyTuple_Check(edge) && PyTuple_GET_SIZE(edge) == 2 ? fan_node_arg(PyTuple_GET_ITEM(edge, 0)) : NULL;
+    fan_node_said(&self->node, name, sizeof name);
+    if (!to) {
+        PyErr_Format(
+            PyExc_TypeError,
+            "%s: edge %zu: expected a pair of a fanin.Node or fanin.Leaf and one of its slots, or None, got %R", name,
+            index, edge);
+        return -1;
+    }
+    i = fan_small_index(PyTuple_GET_ITEM(edge, 1));
+    if (i >= 0 && i < (int64_t)to->node.inputs) {
+        *next = &to->node;
+        *slot = (uint32_t)i;
+        return 0;
+    }
+    fan_where w = {.buffer = name, .slot = -1, .key = -1};
+    fan_where_push(&w);
+    if (PyLong_CheckExact(PyTuple_GET_ITEM(edge, 1)))
+        fan_refuse(PyExc_IndexError, "edge %zu: expected a slot from 0 to %u of %s, got %R", index, to->node.inputs - 1,
+                   fan_node_said(&to->node, there, sizeof there), PyTuple_GET_ITEM(edge, 1));
+    else if (fan_index(PyTuple_GET_ITEM(edge, 1), "slot of an edge", PyExc_IndexError, &i) == 0 &&
+             i < (int64_t)to->node.inputs)
+        *next = &to->node;
+    else if (!PyErr_Occurred())
+        fan_refuse(PyExc_IndexError, "edge %zu: expected a slot from 0 to %u of %s, got %lld", index,
+                   to->node.inputs - 1, fan_node_said(&to->node, there, sizeof there), (long long)i);
+    fan_where_pop(&w);
+    *slot = (uint32_t)i;
+    return *next ? 0 : -1;
+}
+
+static int link_edges(node_object *self, PyObject *edges)
+{
+    FAN_RAW fan_error err;
+    PyObject *all = NULL;
+    size_t n = 0;
+    int bad = 0;
+    if (!PyList_CheckExact(edges) && !PyTuple_CheckExact(edges)) {
+        if (fan_sequence_arg(edges, "edges", &all) < 0)
+            return -1;
+        edges = all;
+    }
+    n = (size_t)PySequence_Fast_GET_SIZE(edges);
+    fan_error_clear(&err);
+    fan_status status = fan_node_room(&self->node, n, &err);
+    if (status != FAN_OK) {
+        fan_raise(status, &err);
+        bad = -1;
+    }
+    for (size_t i = 0; i < n && !bad && (Py_ssize_t)i < PySequence_Fast_GET_SIZE(edges); i++) {
+        PyObject *edge =
+            Py_NewRef(PySequence_Fast_GET_ITEM(edges, (Py_ssize_t)i)); /* an index may be asked what it is */
+        fan_node *next;
+        uint32_t slot;
+        bad = edge_arg(self, edge, i, &next, &slot);
+        if (!bad)
+            fan_node_link(&self->node, next, slot);
+        Py_DECREF(edge);
+    }
+    Py_XDECREF(all);
+    return bad;
+}
+
+static int inputs_arg(PyObject *inputs, uint32_t *out)
+{
+    int64_t n = 1;
+    *out = 0;
+    if (!inputs)
+        return 0;
+    if (fan_index(inputs, "inputs", PyExc_ValueError, &n) < 0)
+        return -1;
+    if (n >= 1 && n < INT32_MAX) {
+        *out = (uint32_t)n;
+        return 0;
+    }
+    PyErr_Format(PyExc_ValueError, "inputs: expected a number of gradients from 1 on, got %R", inputs);
+    return -1;
+}
+
+typedef struct node_args {
+    PyObject *fn, *inputs, *edges, *slots, *release, *name;
+} node_args;
+
+static int fill_in(node_object *self, const node_args *a)
+{
+    uint32_t inputs = 0;
+    if (!PyCallable_Check(a->fn)) {
+        PyErr_Format(PyExc_TypeError, "fn: expected a function, got a %.200s", Py_TYPE(a->fn)->tp_name);
+        return -1;
+    }
+    if (a->release && a->release != Py_None && !PyCallable_Check(a->release)) {
+        PyErr_Format(PyExc_TypeError, "release: expected a function, got a %.200s", Py_TYPE(a->release)->tp_name);
+        return -1;
+    }
+    if (a->name && a->name != Py_None && (!(self->name = PyObject_Str(a->name)) || !fan_text_arg(self->name)))
+        return -1;
+    if (inputs_arg(a->inputs, &inputs) < 0 ||
+        (a->slots && a->slots != Py_None && fan_node_declare(self, a->slots, &inputs) < 0))
+        return -1;
+    self->node.inputs = inputs ? inputs : 1;
+    self->fn = Py_NewRef(a->fn);
+    self->release = a->release && a->release != Py_None ? Py_NewRef(a->release) : NULL;
+    return a->edges && a->edges != Py_None ? link_edges(self, a->edges) : 0;
+}
+
+PyObject *fan_node_call(PyObject *type, PyObject *const *args, size_t nargsf, PyObject *kwnames)
+{
+    static const char *const names[] = {"fn", "inputs", "edges", "slots", "release", "name"};
+    node_args a;
+    node_object *self;
+    if (fan_parse_call("Node", names, 6, 3, "fn, inputs and edges", args, PyVectorcall_NARGS(nargsf), kwnames, &a.fn) <
+        0)
+        return NULL;
+    if (!a.fn) {
+        PyErr_SetString(PyExc_TypeError, "Node() needs 'fn'");
+        return NULL;
+    }
+    self = (node_object *)((PyTypeObject *)type)->tp_alloc((PyTypeObject *)type, 0);
+    if (!self)
+        return NULL;
+    fan_node_init(&self->node, &kind, 1);
+    if (fill_in(self, &a) < 0)
+        Py_CLEAR(self);
+    return (PyObject *)self;
+}
+
+/* ---- run and freed ---- */
+
+#define FEW 8
+
+int fan_node_run(node_object *self, void **sums, PyObject *later, void **gradients, uint32_t ngradients)
+{
+    PyObject *few[FEW + 1], **args = few, *result, *fn = self->fn;
+    uint32_t n = self->node.inputs;
+    char name[128];
+    if (!fn) {
+        PyErr_Format(PyExc_RuntimeError, "%s has lost its function to the garbage collector",
+                     fan_node_said(&self->node, name, sizeof name));
+        return -1;
+    }
+    if (later && fan_hooks_pre(self, later, sums) < 0)
+        return -1;
+    if (n > FEW && !(args = fan_alloc((n + 1) * sizeof *args))) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (uint32_t i = 0; i < n; i++)
+        args[i + 1] = sums[i] ? (PyObject *)sums[i] : Py_None;
+    Py_INCREF(fn);
+    result = PyObject_Vectorcall(fn, args + 1, n | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+    Py_DECREF(fn);
+    if (args != few)
+        fan_free(args);
+    if (!result)
+        return -1;
+    if (ngradients == 1 && !PyTuple_Check(result) && !PyList_Check(result) && result != Py_None)
+        gradients[0] = result; /* as mostly */
+    else if (fan_gradients_of(result, fan_node_said(&self->node, name, sizeof name), gradients, ngradients) < 0)
+        return -1;
+    return later ? fan_hooks_post(self, later, sums, gradients, ngradients) : 0;
+}
+
+int fan_node_release(node_object *self)
+{
+    PyObject *release = self->release, *ignored;
+    self->release = NULL;
+    Py_CLEAR(self->fn);
+    if (!release)
+        return 0;
+    ignored = PyObject_CallNoArgs(release);
+    Py_DECREF(release);
+    Py_XDECREF(ignored);
+    return ignored ? 0 : -1;
+}
+
+/* ---- Edges ---- */
+
+typedef struct edges_object {
+    PyObject_HEAD node_object *owner; /* held */
+} edges_object;
+
+static node_object *owner_of(PyObject *o) { return ((edges_object *)o)->owner; }
+
+static Py_ssize_t edges_length(PyObject *o) { return owner_of(o)->node.nedges; }
+
+static PyObject *edges_item(PyObject *o, Py_ssize_t i)
+{
+    const fan_node *n = &owner_of(o)->node;
+    if (i < 0 || i >= (Py_ssize_t)n->nedges) {
+        PyErr_Format(PyExc_IndexError, "expected an edge from 0 on, of %u, got %zd", n->nedges, i);
+        return NULL;
+    }
+    if (!n->edges[i].next)
+        Py_RETURN_NONE;
+    return Py_BuildValue("(OI)", (PyObject *)fan_node_object(n->edges[i].next), n->edges[i].slot);
+}
+
+static PyObject *edges_append(PyObject *o, PyObject *edge)
+{
+    node_object *self = owner_of(o);
+    FAN_RAW fan_error err;
+    fan_node *next;
+    uint32_t slot;
+    if (edge_arg(self, edge, self->node.nedges, &next, &slot) < 0)
+        return NULL;
+    fan_error_clear(&err);
+    fan_status status = fan_node_append(&self->node, next, slot, &err);
+    if (status != FAN_OK)
+        return fan_raise(status, &err);
+    Py_RETURN_NONE;
+}
+
+static PyObject *edges_repr(PyObject *o)
+{
+    PyObject *list = PySequence_List(o), *text = list ? PyObject_Repr(list) : NULL;
+    Py_XDECREF(list);
+    return text;
+}
+
+static int edges_traverse(PyObject *o, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(o));
+    Py_VISIT((PyObject *)owner_of(o));
+    return 0;
+}
+
+static int edges_clear(PyObject *Py_UNUSED(o)) { return 0; } /* the node's edges are what closes a circle */
+
+static void edges_dealloc(PyObject *o)
+{
+    PyTypeObject *type = Py_TYPE(o);
+    PyObject_GC_UnTrack(o);
+    Py_DECREF((PyObject *)owner_of(o));
+    type->tp_free(o);
+    Py_DECREF(type);
+}
+
+static PyMethodDef edges_methods[] = {
+    {"append", edges_append, METH_O,
+     "append($self, edge, /)\n--\n\n"
+     "Add (node, slot), or None; it counts from the next pass on.\n\n"
+     "Raises ValueError where it would close a cycle, TypeError and IndexError as Node does."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot edges_slots[] = {
+    {Py_tp_doc, "The edges of a Node, as a sequence of (node, slot) and None."},
+    {Py_tp_dealloc, edges_dealloc},
+    {Py_tp_traverse, edges_traverse},
+    {Py_tp_clear, edges_clear},
+    {Py_tp_repr, edges_repr},
+    {Py_tp_methods, edges_methods},
+    {Py_sq_length, edges_length},
+    {Py_sq_item, edges_item},
+    {0, NULL},
+};
+
+PyType_Spec fan_edges_spec = {
+    .name = "fanin._core.Edges",
+    .basicsize = sizeof(edges_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = edges_slots,
+};
+
+/* ---- Node ---- */
+
+static PyObject *node_get_fn(PyObject *o, void *Py_UNUSED(closure))
+{
+    return Py_NewRef(of(o)->fn ? of(o)->fn : Py_None);
+}
+
+static PyObject *node_get_inputs(PyObject *o, void *Py_UNUSED(closure))
+{
+    return PyLong_FromUnsignedLong(of(o)->node.inputs);
+}
+
+static PyObject *node_get_freed(PyObject *o, void *Py_UNUSED(closure))
+{
+    return PyBool_FromLong(of(o)->node.freed_by != 0);
+}
+
+static PyObject *node_get_edges(PyObject *o, void *Py_UNUSED(closure))
+{
+    PyTypeObject *type = fan_state_get()->edges_type;
+    edges_object *self = (edges_object *)type->tp_alloc(type, 0);
+    if (self)
+        self->owner = of(Py_NewRef(o));
+    return (PyObject *)self;
+}
+
+PyObject *fan_node_get_name(PyObject *o, void *Py_UNUSED(closure))
+{
+    return Py_NewRef(of(o)->name ? of(o)->name : Py_None);
+}
+
+PyObject *fan_node_get_number(PyObject *o, void *Py_UNUSED(closure))
+{
+    return PyLong_FromUnsignedLongLong(of(o)->node.number);
+}
+
+static PyObject *node_needs(PyObject *o, PyObject *which)
+{
+    int64_t i = 0;
+    if (fan_index(which, "edge", PyExc_IndexError, &i) < 0)
+        return NULL;
+    if (i >= (int64_t)of(o)->node.nedges) {
+        char name[128];
+        return PyErr_Format(PyExc_IndexError, "%s has %u edge%s, got %lld",
+                            fan_node_said(&of(o)->node, name, sizeof name), of(o)->node.nedges,
+                            FAN_PLURAL(of(o)->node.nedges), (long long)i);
+    }
+    return PyBool_FromLong(fan_backward_needs(&of(o)->node, (uint32_t)i));
+}
+
+PyObject *fan_node_register_hook(PyObject *o, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    static const char *const names[] = {"hook", "slot"};
+    struct {
+        PyObject *hook, *slot;
+    } a;
+    int64_t slot = 0;
+    if (fan_parse_call("register_hook", names, 2, 2, "hook and slot", args, nargs, kwnames, &a.hook) < 0)
+        return NULL;
+    if (!a.hook)
+        return PyErr_Format(PyExc_TypeError, "register_hook() needs 'hook'");
+    if (a.slot && fan_index(a.slot, "slot", PyExc_IndexError, &slot) < 0)
+        return NULL;
+    if (slot >= (int64_t)of(o)->node.inputs) {
+        char name[128];
+        return PyErr_Format(PyExc_IndexError, "%s: expected a slot from 0 to %u, got %lld",
+                            fan_node_said(&of(o)->node, name, sizeof name), of(o)->node.inputs - 1, (long long)slot);
+    }
+    return fan_hooks_add(of(o), a.hook, FAN_HOOK_SLOT, (uint32_t)slot);
+}
+
+static PyObject *node_register_prehook(PyObject *o, PyObject *hook)
+{
+    return fan_hooks_add(of(o), hook, FAN_HOOK_PRE, 0);
+}
+
+static PyObject *node_register_posthook(PyObject *o, PyObject *hook)
+{
+    return fan_hooks_add(of(o), hook, FAN_HOOK_POST, 0);
+}
+
+static PyObject *node_repr(PyObject *o)
+{
+    const fan_node *n = &of(o)->node;
+    char name[128];
+    return PyUnicode_FromFormat("<fanin.Node %s, %u input%s, %u edge%s%s>", fan_node_said(n, name, sizeof name),
+                                n->inputs, FAN_PLURAL(n->inputs), n->nedges, FAN_PLURAL(n->nedges),
+                                n->freed_by ? ", freed" : "");
+}
+
+static PyMethodDef methods[] = {
+    {"needs", node_needs, METH_O,
+     "needs($self, edge, /)\n--\n\n"
+     "Whether anybody needs the gradient of an edge: not where it is None, nor, while the node runs, where inputs= "
+     "leaves it out."},
+    {"register_hook", (PyCFunction)(void (*)(void))fan_node_register_hook, METH_FASTCALL | METH_KEYWORDS,
+     "register_hook($self, hook, slot=0)\n--\n\n"
+     "Let `hook(sum)` see the sum of a slot, where it is defined, once in each pass; what it returns, if not None, "
+     "replaces it.\n\n"
+     "It must be of the same shape, dtype and device. Gives a handle with `remove()`."},
+    {"register_prehook", node_register_prehook, METH_O,
+     "register_prehook($self, hook, /)\n--\n\n"
+     "Let `hook(sums)` see the tuple of all sums before the node runs; what it returns, if not None, replaces them "
+     "all.\n\n"
+     "Gives a handle with `remove()`."},
+    {"register_posthook", node_register_posthook, METH_O,
+     "register_posthook($self, hook, /)\n--\n\n"
+     "Let `hook(sums, gradients)` see both tuples once the node has run; what it returns, if not None, replaces the "
+     "gradients.\n\n"
+     "Gives a handle with `remove()`."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef getset[] = {
+    {"fn", node_get_fn, NULL, "Its function; None once the graph was freed there.", NULL},
+    {"inputs", node_get_inputs, NULL, "How many gradients it receives.", NULL},
+    {"edges", node_get_edges, NULL, "Where its gradients go: a sequence of (node, slot) and None, with append().",
+     NULL},
+    {"name", fan_node_get_name, NULL, "What messages call it; None without a name.", NULL},
+    {"sequence_nr", fan_node_get_number, NULL, "Its number among all nodes and leaves: the later made, the larger.",
+     NULL},
+    {"freed", node_get_freed, NULL, "Whether a pass without keep_graph has run it.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyMemberDef members[] = {
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(node_object, weakrefs), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot slots[] = {
+    {Py_tp_doc,
+     "Node(fn, inputs=1, edges=(), *, slots=None, release=None, name=None)\n--\n\n"
+     "An operation of a graph that a pass goes backward over.\n\n"
+     "fn: `fn(*sums)` gets the sums of the `inputs` gradients that come to its slots, None where one is undefined, and "
+     "returns one\n"
+     "gradient, or None, per edge, as a tuple or list; a bare one where there is one edge. edges: for each (node, "
+     "slot) of a Node\n"
+     "or Leaf, or None where nobody needs that gradient. slots: for each input an example array, a fanin.Slot, or "
+     "None: what comes is\n"
+     "checked against it. release: called when the graph is freed there. name: what messages call it.\n\n"
+     "Raises TypeError (fn, an edge that is no pair), IndexError (a slot that is not there), ValueError (inputs, "
+     "slots).\n\n"
+     ">>> w = fanin.Leaf(np.ones(2), name=\"w\")\n"
+     ">>> double = fanin.Node(lambda g: 2 * g, edges=[(w, 0)], name=\"double\")\n"
+     ">>> fanin.backward([(double, 0, np.array([1.0, 2.0]))])\n"
+     ">>> w.grad\n"
+     "array([2., 4.])\n"},
+    {Py_tp_dealloc, fan_node_dealloc},
+    {Py_tp_traverse, fan_node_traverse},
+    {Py_tp_clear, fan_node_clear},
+    {Py_tp_repr, node_repr},
+    {Py_tp_methods, methods},
+    {Py_tp_members, members},
+    {Py_tp_getset, getset},
+    {0, NULL},
+};
+
+PyType_Spec fan_node_spec = {
+    .name = "fanin.Node",
+    .basicsize = sizeof(node_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = slots,
+};

@@ -1,0 +1,307 @@
+/* pass: fanin.backward and fanin.grad (engine/engine.h). */
+#include "py/engine_part.h"
+
+#include "base/mem.h"
+
+#include <string.h>
+
+/* ---- arguments ---- */
+
+/* What a call gives, as the core takes it: borrowed from `roots` and `inputs`, but for gradients, which are held. */
+typedef struct pass_parts {
+    PyObject *roots, *inputs; /* tuples, held */
+    fan_backward_config config;
+} pass_parts;
+
+static void parts_fini(pass_parts *parts)
+{
+    for (size_t i = 0; parts->config.roots && i < parts->config.nroots; i++)
+        Py_XDECREF((PyObject *)parts->config.roots[i].gradient);
+    fan_free(parts->config.roots);
+    fan_free(parts->config.wanted);
+    Py_XDECREF(parts->roots);
+    Py_XDECREF(parts->inputs);
+}
+
+/* slot_of: which slot of a node is meant: 0, or -1 with an exception. */
+static int slot_of(const pass_parts *parts, const char *what, size_t index, const node_object *n, PyObject *slot,
+                   uint32_t *out)
+{
+    char name[128], whole[64];
+    int64_t i = fan_small_index(slot);
+    PyOS_snprintf(whole, sizeof whole, "%s: %s %zu", parts->config.call, what, index);
+    fan_where w = {.buffer = whole, .slot = -1, .key = -1};
+    int bad = 0;
+    fan_where_push(&w);
+    if (i < 0)
+        bad = fan_index(slot, "slot", PyExc_IndexError, &i);
+    if (!bad && i >= (int64_t)n->node.inputs)
+        bad = fan_refuse(PyExc_IndexError, "expected a slot from 0 to %u of %s, got %lld", n->node.inputs - 1,
+                         fan_node_said(&n->node, name, sizeof name), (long long)i);
+    fan_where_pop(&w);
+    *out = (uint32_t)i;
+    return bad;
+}
+
+/* one_of: what a root without gradient begins with: one, of the shape and dtype that its slot declares; new
+ * reference. */
+static PyObject *one_of(const pass_parts *parts, size_t index, const node_object *n, uint32_t slot)
+{
+    const fan_slot_spec *spec = n->more && n->more->slots.specs ? &n->more->slots.specs[slot] : NULL;
+    char name[128], shape[160], device[32];
+    npy_intp dims[FAN_MAX_NDIM];
+    int64_t size = 1;
+    PyObject *made = NULL, *one;
+    for (int i = 0; spec && spec->has_shape && i < spec->ndim; i++) {
+        dims[i] = (npy_intp)spec->shape[i];
+        size = dims[i] == 1 ? size : 0;
+    }
+    fan_node_said(&n->node, name, sizeof name);
+    if (!spec || !spec->has_shape)
+        return PyErr_Format(
+            PyExc_ValueError,
+            "%s: root %zu (%s, slot %u): it declares no shape: give its gradient, (node, slot, gradient)",
+            parts->config.call, index, name, slot);
+    if (!size || (spec->device && spec->device != fan_cpu()))
+        return PyErr_Format(
+            PyExc_ValueError,
+            "%s: root %zu (%s, slot %u): only a value of one element on the CPU begins with one, and it "
+            "is of shape %s on %s: give its gradient, (node, slot, gradient)",
+            parts->config.call, index, name, slot, fan_shape_text(spec->ndim, spec->shape, shape, sizeof shape),
+            fan_device_text(spec->device ? spec->device : fan_cpu(), device, sizeof device));
+    PyArray_Descr *d = spec->dtype == FAN_DT_NONE ? PyArray_DescrFromType(NPY_DOUBLE) : fan_descr_of_dtype(spec->dtype);
+    if (!d)
+        return NULL;
+    made = PyArray_NewFromDescr(&PyArray_Type, d, spec->ndim, dims, NULL, NULL, 0, NULL);
+    one = made ? PyLong_FromLong(1) : NULL;
+    if (!one || PyArray_FillWithScalar((PyArrayObject *)made, one) < 0)
+        Py_CLEAR(made);
+    Py_XDECREF(one);
+    return made;
+}
+
+static int root_arg(pass_parts *parts, size_t index, PyObject *item)
+{
+    fan_root *r = &parts->config.roots[index];
+    bool tuple = PyTuple_Check(item) && PyTuple_GET_SIZE(item) >= 2 && PyTuple_GET_SIZE(item) <= 3;
+    node_object *n = fan_node_arg(tuple ? PyTuple_GET_ITEM(item, 0) : item);
+    PyObject *gradient = tuple && PyTuple_GET_SIZE(item) == 3 ? PyTuple_GET_ITEM(item, 2) : Py_None;
+    uint32_t slot = 0;
+    if (!n) {
+        PyErr_Format(PyExc_TypeError,
+                     "%s: root %zu: expected (node, slot, gradient), with a fanin.Node or fanin.Leaf, got a %.200s",
+                     parts->config.call, index, Py_TYPE(item)->tp_name);
+        return -1;
+    }
+    if (tuple && slot_of(parts, "root", index, n, PyTuple_GET_ITEM(item, 1), &slot) < 0)
+        return -1;
+    gradient = gradient == Py_None ? one_of(parts, index, n, slot) : Py_NewRef(gradient);
+    *r = (fan_root){&n->node, slot, gradient};
+    return gradient ? 0 : -1;
+}
+
+static int input_arg(pass_parts *parts, size_t index, PyObject *item)
+{
+    fan_wanted *w = &parts->config.wanted[index];
+    bool tuple = PyTuple_Check(item) && PyTuple_GET_SIZE(item) == 2;
+    const node_object *n = fan_node_arg(tuple ? PyTuple_GET_ITEM(item, 0) : item);
+    if (!n) {
+        PyErr_Format(PyExc_TypeError,
+                     "%s: input %zu: expected a fanin.Leaf, a fanin.Node or (node, slot), got a %.200s",
+                     parts->config.call, index, Py_TYPE(item)->tp_name);
+        return -1;
+    }
+    w->node = (fan_node *)(uintptr_t)&n->node;
+    w->slot = 0;
+    if (tuple && slot_of(parts, "input", index, n, PyTuple_GET_ITEM(item, 1), &w->slot) < 0)
+        return -1;
+    if (parts->config.capture || n->node.kind->leaf)
+        return 0;
+    char name[128];
+    PyErr_Format(PyExc_TypeError,
+                 "%s: input %zu: %s is no leaf and keeps no gradient: fanin.grad(roots, inputs) gives that of any node",
+                 parts->config.call, index, fan_node_said(&n->node, name, sizeof name));
+    return -1;
+}
+
+/* sequence_of: a tuple of the items; one node alone is told apart. */
+static int sequence_of(const pass_parts *parts, const char *what, PyObject *o, PyObject **out)
+{
+    if (fan_node_arg(o) || (PyTuple_Check(o) && PyTuple_GET_SIZE(o) >= 2 && fan_node_arg(PyTuple_GET_ITEM(o, 0)) &&
+                            !fan_node_arg(PyTuple_GET_ITEM(o, 1)) && !PyTuple_Check(PyTuple_GET_ITEM(o, 1)))) {
+        PyErr_Format(PyExc_TypeError, "%s: %s: expected a sequence, got one of them: give [it]", parts->config.call,
+                     what);
+        return -1;
+    }
+    return fan_sequence_arg(o, what, out);
+}
+
+static int fill_in(pass_parts *parts)
+{
+    fan_backward_config *c = &parts->config;
+    size_t nroots = (size_t)PyTuple_GET_SIZE(parts->roots),
+           nwanted = parts->inputs ? (size_t)PyTuple_GET_SIZE(parts->inputs) : 0;
+    c->limited = parts->inputs != NULL;
+    if (c->limited && !nwanted) {
+        PyErr_Format(PyExc_ValueError, "%s: inputs: expected at least one, or None for all leaves", c->call);
+        return -1;
+    }
+    c->roots = fan_calloc(nroots * sizeof *c->roots);
+    c->wanted = fan_calloc(nwanted * sizeof *c->wanted);
+    if (!c->roots || !c->wanted) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    c->nroots = nroots;
+    c->nwanted = nwanted;
+    for (size_t i = 0; i < nwanted; i++)
+        if (input_arg(parts, i, PyTuple_GET_ITEM(parts->inputs, (Py_ssize_t)i)) < 0)
+            return -1;
+    for (size_t i = 0; i < nroots; i++)
+        if (root_arg(parts, i, PyTuple_GET_ITEM(parts->roots, (Py_ssize_t)i)) < 0)
+            return -1;
+    return 0;
+}
+
+static int parse(pass_parts *parts, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    static const char *const names[] = {"roots", "inputs", "keep_graph", "schedule"};
+    fan_backward_config *c = &parts->config;
+    struct {
+        PyObject *roots, *inputs, *keep_graph, *schedule;
+    } a;
+    if (fan_parse_call(c->call, names, 4, 2, "roots and inputs", args, nargs, kwnames, &a.roots) < 0)
+        return -1;
+    if (!a.roots || (c->capture && strcmp(c->call, "grad") == 0 && (!a.inputs || a.inputs == Py_None))) {
+        PyErr_Format(PyExc_TypeError, "%s() needs '%s'", c->call, a.roots ? "inputs" : "roots");
+        return -1;
+    }
+    if (fan_flag_arg(a.keep_graph, &c->keep_graph) < 0 || sequence_of(parts, "roots", a.roots, &parts->roots) < 0 ||
+        (a.inputs && a.inputs != Py_None && sequence_of(parts, "inputs", a.inputs, &parts->inputs) < 0))
+        return -1;
+    c->schedule = a.schedule == Py_None ? NULL : a.schedule;
+    if (c->schedule && !PyCallable_Check(a.schedule)) {
+        PyErr_Format(PyExc_TypeError, "schedule: expected a function, got a %.200s", Py_TYPE(a.schedule)->tp_name);
+        return -1;
+    }
+    return fill_in(parts);
+}
+
+fan_backward *fan_pass_begin_args(const char *call, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
+                                  bool capture, size_t *nwanted)
+{
+    pass_parts parts = {.config = {.frontend = &fan_python_engine, .call = call, .capture = capture}};
+    fan_backward *p = NULL;
+    FAN_RAW fan_error err;
+    fan_error_clear(&err);
+    if (parse(&parts, args, nargs, kwnames) == 0) {
+        fan_status status = fan_backward_begin(&parts.config, &p, &err);
+        if (status != FAN_OK)
+            fan_raise(status, &err);
+        *nwanted = parts.config.nwanted;
+    }
+    parts_fini(&parts);
+    return p;
+}
+
+/* ---- errors ---- */
+
+void fan_pass_failed(const fan_backward *p, fan_status status, const fan_error *err)
+{
+    uint32_t ran, all;
+    const fan_node *n = fan_backward_at(p, &ran, &all);
+    PyObject *e, *note, *none;
+    char name[128], own[32] = "";
+    fan_raise(status, err);
+    e = fan_exception_take();
+    if (n && fan_node_object(n)->name)
+        PyOS_snprintf(own, sizeof own, n->kind->leaf ? " (leaf %llu)" : " (node %llu)", (unsigned long long)n->number);
+    note =
+        n ? PyUnicode_FromFormat("in %s%s: %u of %u nodes had run", fan_node_said(n, name, sizeof name), own, ran, all)
+          : PyUnicode_FromFormat("in the roots: %u of %u nodes had run", ran, all);
+    none = note && e ? PyObject_CallMethod(e, "add_note", "O", note) : NULL;
+    PyErr_Clear(); /* the error itself matters */
+    Py_XDECREF(none);
+    Py_XDECREF(note);
+    fan_exception_put(e);
+}
+
+/* ---- backward, grad ---- */
+
+/* run_all: 0, or -1 with an exception. */
+static int run_all(fan_backward *p)
+{
+    FAN_RAW fan_error err;
+    fan_status status;
+    fan_error_clear(&err);
+    status = fan_backward_seed(p, &err);
+    if (status == FAN_OK)
+        status = fan_backward_run(p, &err);
+    if (status != FAN_OK)
+        fan_pass_failed(p, status, &err);
+    return status == FAN_OK ? 0 : -1;
+}
+
+static void end(fan_backward *p)
+{
+    PyObject *live = fan_exception_take();
+    fan_backward_end(p);
+    fan_exception_put(live);
+}
+
+static PyObject *backward(PyObject *Py_UNUSED(m), PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    size_t nwanted;
+    fan_backward *p = fan_pass_begin_args("backward", args, nargs, kwnames, false, &nwanted);
+    int bad = p ? run_all(p) : -1;
+    end(p);
+    return bad ? NULL : Py_NewRef(Py_None);
+}
+
+static PyObject *grad(PyObject *Py_UNUSED(m), PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    size_t nwanted = 0;
+    fan_backward *p = fan_pass_begin_args("grad", args, nargs, kwnames, true, &nwanted);
+    PyObject *sums = p && run_all(p) == 0 ? PyList_New((Py_ssize_t)nwanted) : NULL;
+    for (size_t i = 0; sums && i < nwanted; i++) {
+        PyObject *sum = fan_backward_result(p, i);
+        PyList_SET_ITEM(sums, (Py_ssize_t)i, sum ? sum : Py_NewRef(Py_None));
+    }
+    end(p);
+    return sums;
+}
+
+PyMethodDef fan_engine_functions[] = {
+    {"backward", (PyCFunction)(void (*)(void))backward, METH_FASTCALL | METH_KEYWORDS,
+     "backward($module, roots, inputs=None, *, keep_graph=False, schedule=None)\n--\n\n"
+     "Go backward over the graph behind some nodes, and add what reaches leaves to their `.grad`.\n\n"
+     "roots: a sequence of (node, slot, gradient); without a gradient, or with None, it is one where the slot declares "
+     "a shape of one\n"
+     "element; a node alone is its slot 0. inputs: leaves: no others accumulate, and nodes run only where they lead to "
+     "one.\n"
+     "keep_graph: nodes keep their functions, for another pass. schedule: `schedule(ready)` picks the next of the "
+     "nodes that are\n"
+     "ready; the bits are the same whatever it picks.\n\n"
+     "A node runs when all its gradients have come; of several, the one that was made last. An error ends the pass at "
+     "that node and\n"
+     "has a note that names it; each leaf then has its whole gradient, or none of it.\n\n"
+     "Raises TypeError and ValueError (roots, inputs, gradients), IndexError (a slot), RuntimeError (a graph that was "
+     "freed; passes\n"
+     "inside passes, 1,000 deep), and what nodes and hooks raise.\n\n"
+     ">>> w = fanin.Leaf(np.array([1.0, 2.0]), name=\"w\")\n"
+     ">>> square = fanin.Node(lambda g: g * 2 * w.array, edges=[(w, 0)], name=\"square\")\n"
+     ">>> total = fanin.Node(lambda g: g * np.ones(2), edges=[(square, 0)], slots=[fanin.Slot(())], name=\"total\")\n"
+     ">>> fanin.backward([total])\n"
+     ">>> w.grad\n"
+     "array([2., 4.])\n"},
+    {"grad", (PyCFunction)(void (*)(void))grad, METH_FASTCALL | METH_KEYWORDS,
+     "grad($module, roots, inputs, *, keep_graph=False, schedule=None)\n--\n\n"
+     "The sums that reach `inputs`, as a list, None where nothing does; no leaf changes.\n\n"
+     "inputs: leaves, nodes (slot 0) and (node, slot). Their slots' hooks have seen the sums. The rest is as for "
+     "`backward`.\n\n"
+     ">>> x = fanin.Leaf(np.array([1.0, 2.0]))\n"
+     ">>> cube = fanin.Node(lambda g: g * 3 * x.array**2, edges=[(x, 0)])\n"
+     ">>> fanin.grad([(cube, 0, np.ones(2))], [x])\n"
+     "[array([ 3., 12.])]\n"},
+    {NULL, NULL, 0, NULL},
+};

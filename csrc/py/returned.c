@@ -1,0 +1,34 @@
+/* returned: what the function of a node, or a hook in its stead, returned: one gradient per edge (V1). */
+#include "py/engine_part.h"
+
+int fan_gradients_of(PyObject *result, const char *who, void **gradients, uint32_t ngradients)
+{
+    bool many = PyTuple_Check(result) || PyList_Check(result);
+    if (many && PySequence_Fast_GET_SIZE(result) == (Py_ssize_t)ngradients) {
+        for (uint32_t i = 0; i < ngradients; i++) {
+            PyObject *one = PySequence_Fast_GET_ITEM(result, (Py_ssize_t)i);
+            gradients[i] = one == Py_None ? NULL : Py_NewRef(one);
+        }
+        Py_DECREF(result);
+        return 0;
+    }
+    if (!many && (ngradients == 1 || (ngradients == 0 && result == Py_None))) {
+        if (result != Py_None)
+            gradients[0] = result;
+        else
+            Py_DECREF(result);
+        return 0;
+    }
+    if (many)
+        PyErr_Format(PyExc_ValueError, "%s returned an invalid number of gradients: expected %u, got %zd", who,
+                     ngradients, PySequence_Fast_GET_SIZE(result));
+    else if (ngradients == 0)
+        PyErr_Format(PyExc_ValueError, "%s returned an invalid number of gradients: expected 0, got a %.200s", who,
+                     Py_TYPE(result)->tp_name);
+    else
+        PyErr_Format(PyExc_TypeError,
+                     "%s returned an invalid number of gradients: expected a tuple of %u, got a %.200s", who,
+                     ngradients, Py_TYPE(result)->tp_name);
+    Py_DECREF(result);
+    return -1;
+}

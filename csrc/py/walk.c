@@ -1,0 +1,273 @@
+/* walk: `fanin.walk(roots)`, a pass by hand (E16). */
+#include "py/engine_part.h"
+
+#include "base/mem.h"
+
+typedef struct walk_object {
+    PyObject_HEAD fan_backward *pass; /* NULL: it has ended */
+    node_object *now;                 /* held: whose gradients are to be given; NULL: none */
+    PyObject *sums;                   /* .. its sums */
+    PyObject *later;                  /* .. and its post-hooks (engine/engine.h, hooks); NULL: none */
+    bool busy;                        /* a call is inside */
+    bool seeded;
+} walk_object;
+
+static walk_object *of(PyObject *o) { return (walk_object *)o; }
+
+static void forget_node(walk_object *self)
+{
+    Py_CLEAR(self->now);
+    Py_CLEAR(self->sums);
+    Py_CLEAR(self->later);
+}
+
+static void end(walk_object *self)
+{
+    PyObject *live = fan_exception_take();
+    fan_backward *p = self->pass;
+    self->pass = NULL;
+    fan_backward_end(p);
+    forget_node(self);
+    fan_exception_put(live);
+}
+
+static int enter(walk_object *self)
+{
+    if (!self->busy)
+        return 0;
+    PyErr_SetString(PyExc_RuntimeError, "walk: this pass is at work, on this thread or another");
+    return -1;
+}
+
+/* failed: the pass ends with an exception; NULL. */
+static PyObject *failed(walk_object *self, fan_status status, const fan_error *err)
+{
+    fan_pass_failed(self->pass, status, err);
+    end(self);
+    return NULL;
+}
+
+/* sums_now: the tuple of sums of the node at work, after all hooks that come before it. */
+static fan_status sums_now(walk_object *self, fan_error *err)
+{
+    uint32_t n = self->now->node.inputs;
+    void **sums = fan_calloc(n * sizeof *sums), *later = NULL;
+    fan_status status;
+    if (!sums)
+        return fan_fail(err, FAN_ERR_NOMEM, "out of memory");
+    status = fan_backward_sums(self->pass, sums, &later, err);
+    if (status == FAN_OK && later && fan_hooks_pre(self->now, later, sums) < 0)
+        status = fan_from_python(err);
+    self->later = later;
+    if (status == FAN_OK && !(self->sums = PyTuple_New(n)))
+        status = fan_from_python(err);
+    for (uint32_t i = 0; i < n; i++) {
+        if (status == FAN_OK)
+            PyTuple_SET_ITEM(self->sums, i, sums[i] ? sums[i] : Py_NewRef(Py_None));
+        else
+            Py_XDECREF((PyObject *)sums[i]);
+    }
+    fan_free(sums);
+    return status;
+}
+
+static PyObject *next_node(walk_object *self)
+{
+    FAN_RAW fan_error err;
+    fan_status status = FAN_OK;
+    fan_node *n = NULL;
+    fan_error_clear(&err);
+    if (!self->seeded)
+        status = fan_backward_seed(self->pass, &err);
+    self->seeded = true;
+    if (status == FAN_OK)
+        status = fan_backward_next(self->pass, &n, &err);
+    if (status == FAN_OK && !n) {
+        end(self);
+        return NULL;
+    }
+    if (status == FAN_OK) {
+        self->now = fan_node_object(n);
+        Py_INCREF((PyObject *)self->now);
+        fan_backward_by_hand(self->pass);
+        status = sums_now(self, &err);
+    }
+    return status == FAN_OK ? PyTuple_Pack(2, (PyObject *)self->now, self->sums) : failed(self, status, &err);
+}
+
+static PyObject *walk_next(PyObject *o)
+{
+    walk_object *self = of(o);
+    PyObject *pair;
+    char name[128];
+    if (enter(self) < 0 || !self->pass)
+        return NULL;
+    if (self->now) {
+        PyErr_Format(PyExc_RuntimeError, "walk: give() the gradients of %s before the next node",
+                     fan_node_said(&self->now->node, name, sizeof name));
+        return NULL;
+    }
+    self->busy = true;
+    pair = next_node(self);
+    self->busy = false;
+    return pair;
+}
+
+/* gradients_given: what a node's function would have returned, checked and added; 0, or -1: the pass has ended. */
+static int gradients_given(walk_object *self, PyObject *result)
+{
+    uint32_t n = fan_backward_edges(self->pass), inputs = self->now->node.inputs;
+    void **gradients = fan_calloc(n * sizeof *gradients), **sums = fan_calloc(inputs * sizeof *sums);
+    FAN_RAW fan_error err;
+    fan_status status = FAN_ERR_NOMEM;
+    char name[128];
+    fan_error_clear(&err);
+    if (gradients && sums) {
+        for (uint32_t i = 0; i < inputs; i++)
+            sums[i] = PyTuple_GET_ITEM(self->sums, i) == Py_None ? NULL : PyTuple_GET_ITEM(self->sums, i);
+        fan_node_said(&self->now->node, name, sizeof name);
+        status = fan_gradients_of(Py_NewRef(result), name, gradients, n) < 0 ||
+                         (self->later && fan_hooks_post(self->now, self->later, sums, gradients, n) < 0)
+                     ? fan_from_python(&err)
+                     : FAN_OK;
+        if (status == FAN_OK)
+            status = fan_backward_give(self->pass, gradients, &err);
+        else
+            for (uint32_t i = 0; i < n; i++)
+                Py_XDECREF((PyObject *)gradients[i]);
+    }
+    fan_free(gradients);
+    fan_free(sums);
+    if (status == FAN_OK)
+        forget_node(self);
+    else
+        failed(self, status, &err);
+    return status == FAN_OK ? 0 : -1;
+}
+
+static PyObject *walk_give(PyObject *o, PyObject *result)
+{
+    walk_object *self = of(o);
+    int bad;
+    if (enter(self) < 0)
+        return NULL;
+    if (!self->now)
+        return PyErr_Format(PyExc_RuntimeError, "walk: no node waits for gradients: take the next one first");
+    self->busy = true;
+    bad = gradients_given(self, result);
+    self->busy = false;
+    return bad ? NULL : Py_NewRef(Py_None);
+}
+
+static PyObject *walk_close(PyObject *o, PyObject *Py_UNUSED(none))
+{
+    if (enter(of(o)) < 0)
+        return NULL;
+    end(of(o));
+    Py_RETURN_NONE;
+}
+
+/* ---- Walk ---- */
+
+typedef struct visitor {
+    visitproc visit;
+    void *arg;
+} visitor;
+
+static int visit_object(void *object, void *arg)
+{
+    const visitor *v = arg;
+    return v->visit((PyObject *)object, v->arg);
+}
+
+static int visit_node(fan_node *n, void *arg)
+{
+    const visitor *v = arg;
+    return v->visit((PyObject *)fan_node_object(n), v->arg);
+}
+
+static int walk_traverse(PyObject *o, visitproc visit, void *arg)
+{
+    walk_object *self = of(o);
+    visitor v = {visit, arg};
+    Py_VISIT(Py_TYPE(o));
+    Py_VISIT((PyObject *)self->now);
+    Py_VISIT(self->sums);
+    Py_VISIT(self->later);
+    return self->pass ? fan_backward_visit(self->pass, visit_object, visit_node, &v) : 0;
+}
+
+static int walk_clear(PyObject *o)
+{
+    end(of(o));
+    return 0;
+}
+
+static void walk_dealloc(PyObject *o)
+{
+    PyTypeObject *type = Py_TYPE(o);
+    PyObject_GC_UnTrack(o);
+    end(of(o));
+    type->tp_free(o);
+    Py_DECREF(type);
+}
+
+static PyObject *walk(PyObject *Py_UNUSED(m), PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    PyTypeObject *type = fan_state_get()->walk_type;
+    size_t nwanted;
+    walk_object *self;
+    fan_backward *p = fan_pass_begin_args("walk", args, nargs, kwnames, false, &nwanted);
+    if (!p)
+        return NULL;
+    self = (walk_object *)type->tp_alloc(type, 0);
+    if (self)
+        self->pass = p;
+    else
+        fan_backward_end(p);
+    return (PyObject *)self;
+}
+
+static PyMethodDef methods[] = {
+    {"give", walk_give, METH_O,
+     "give($self, gradients, /)\n--\n\n"
+     "The gradients of the node that came last, as its function would have returned them.\n\n"
+     "Raises what `backward` raises for a node that returned them; the pass has ended then."},
+    {"close", walk_close, METH_NOARGS, "close($self, /)\n--\n\nEnd the pass here; again does nothing."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot slots[] = {
+    {Py_tp_doc, "What walk gives: an iterator of (node, sums), which takes gradients by `give`."},
+    {Py_tp_dealloc, walk_dealloc},
+    {Py_tp_traverse, walk_traverse},
+    {Py_tp_clear, walk_clear},
+    {Py_tp_iter, PyObject_SelfIter},
+    {Py_tp_iternext, walk_next},
+    {Py_tp_methods, methods},
+    {0, NULL},
+};
+
+PyType_Spec fan_by_hand_spec = {
+    .name = "fanin._core.Walk",
+    .basicsize = sizeof(walk_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = slots,
+};
+
+PyMethodDef fan_by_hand_functions[] = {
+    {"walk", (PyCFunction)(void (*)(void))walk, METH_FASTCALL | METH_KEYWORDS,
+     "walk($module, roots, inputs=None, *, keep_graph=False, schedule=None)\n--\n\n"
+     "A pass by hand: an iterator of (node, sums), in the order in which `backward` runs the nodes.\n\n"
+     "`give(gradients)` takes what the node's function would have returned; then comes the next. Leaves accumulate by "
+     "themselves.\n"
+     "Hooks run, nodes are freed, errors are raised as by `backward`, with the same arguments. `close()` ends the "
+     "pass.\n\n"
+     ">>> w = fanin.Leaf(np.zeros(2), name=\"w\")\n"
+     ">>> double = fanin.Node(lambda g: 2 * g, edges=[(w, 0)], name=\"double\")\n"
+     ">>> for node, sums in (p := fanin.walk([(double, 0, np.ones(2))])):\n"
+     "...     p.give(node.fn(*sums))\n"
+     ">>> w.grad\n"
+     "array([2., 2.])\n"},
+    {NULL, NULL, 0, NULL},
+};
