@@ -17,7 +17,7 @@ import pytest
 
 from fanin import analysis
 from fanin import descriptors as d
-from fanin.analysis import MutationType, OutputType, overlapping, records, torch_collect
+from fanin.analysis import MutationType, OutputType, records, torch_collect
 
 pytestmark = [pytest.mark.partners, pytest.mark.filterwarnings("ignore")]
 
@@ -29,29 +29,12 @@ import logging  # noqa: E402
 
 from torch._functorch._aot_autograd import descriptors as upstream  # noqa: E402
 from torch._functorch._aot_autograd import input_output_analysis as ioa  # noqa: E402
-from torch._functorch._aot_autograd.collect_metadata_analysis import (  # noqa: E402
-    run_functionalized_fw_and_collect_metadata,
-)
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 from kit.programs_torch import GEOMETRY, Program, base_program, dedupe, program  # noqa: E402
-from kit.pymutants import Mutant, survivors  # noqa: E402
+from kit.upstream_torch import faked, upstream_meta  # noqa: E402
 
 logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
-
-
-def faked(args: list[Any]) -> tuple[Any, list[Any]]:
-    mode = FakeTensorMode()
-    return mode, [mode.from_tensor(x) if isinstance(x, torch.Tensor) else x for x in args]
-
-
-def upstream_meta(fn: Callable[..., Any], args: list[Any], keep: bool = False, descs: Any = None) -> Any:
-    """PyTorch's own metadata of a function."""
-    mode, fake = faked(args) if not any(type(x).__name__ == "FakeTensor" for x in args) else (FakeTensorMode(), args)
-    mode = next((x.fake_mode for x in fake if hasattr(x, "fake_mode")), mode)
-    descs = descs or [upstream.PlainAOTInput(i) for i in range(len(args))]
-    with mode:
-        return run_functionalized_fw_and_collect_metadata(fn, flat_args_descs=descs, keep_input_mutations=keep)(*fake)
 
 
 def attempt(call: Callable[[], Any]) -> tuple[Any, Exception | None]:
@@ -892,184 +875,6 @@ def test_metadata_with_bases_is_that_of_the_function_of_bases() -> None:
     assert counts["programs"] > 100 and counts[TAIL] and counts[BASES] and counts[MOVED_INPUT], counts
 
 
-# ---------------------------------------------------------------- overlap
-
-
-def random_view(rng: random.Random, base: Any) -> Any:
-    """A view of a base of some axes: blocks, steps, transposes, columns, diagonals, strided at will, empty, 0-d."""
-    x = base
-    for _ in range(rng.randint(1, 3)):
-        what = rng.randrange(8)
-        if x.ndim == 0:
-            break
-        axis = rng.randrange(x.ndim)
-        n = x.shape[axis]
-        if what <= 2:
-            a = rng.randint(0, n)
-            x = x.narrow(axis, a, rng.randint(0 if rng.random() < 0.1 else min(1, n - a), n - a))
-        elif what == 3 and n:
-            x = x[(slice(None),) * axis + (slice(rng.randrange(n), None, rng.randint(1, 3)),)]
-        elif what == 4 and n:
-            x = x.select(axis, rng.randrange(n))
-        elif what == 5:
-            x = x.transpose(axis, rng.randrange(x.ndim))
-        elif what == 6:
-            x = x.unsqueeze(axis) if x.ndim < 4 else x
-        elif what == 7 and n:
-            x = x.narrow(axis, 0, 1).expand(*x.shape[:axis], 2, *x.shape[axis + 1 :])
-    return x
-
-
-def random_set(rng: random.Random) -> list[Any]:
-    shape = rng.choice(((8, 9), (5, 6, 7), (30,), (4, 12), (6, 1, 5)))
-    size = int(np.prod(shape))
-    base = torch.zeros(size, dtype=torch.float32).reshape(shape)
-    found = []
-    for _ in range(rng.randint(2, 5)):
-        which = rng.random()
-        if which < 0.06 and found:
-            found.append(found[0])
-        elif which < 0.15:
-            a = rng.randrange(size * 4)
-            found.append(base.view(-1).view(torch.int8)[a : a + rng.randint(0, 40)])
-        elif which < 0.5 and len(shape) == 2:  # blocks of rows, which rule 6 is about
-            h, w = shape
-            i, j = rng.randrange(h), rng.randrange(w)
-            found.append(base[i : i + rng.randint(1, h - i), j : j + rng.randint(1, w - j)])
-        else:
-            found.append(random_view(rng, base))
-    return found
-
-
-def bytes_of(x: Any) -> set[int]:
-    """The bytes that a view touches, counted one by one."""
-    size = x.element_size()
-    reach = (
-        range(0)
-        if x.numel() == 0
-        else [sum(i * s for i, s in zip(at, x.stride(), strict=True)) for at in np.ndindex(*x.shape)]
-    )
-    return {(x.storage_offset() + e) * size + k for e in reach for k in range(size)}
-
-
-def compare_sets(seeds: range, brute: int) -> Counter[str]:
-    counts: Counter[str] = Counter()
-    for seed in seeds:
-        rng = random.Random(seed)
-        views = random_set(rng)
-        theirs = set(torch._C._dynamo.guards.compute_overlapping_tensors(views, symbolic=False))
-        ours = analysis.compute_overlapping_inputs(views, compat="torch")
-        assert ours == theirs, (seed, [(v.shape, v.stride(), v.storage_offset(), v.dtype) for v in views])
-        exact = analysis.compute_overlapping_inputs(views)
-        found = analysis.explain_overlap_differences(views)
-        if not found:
-            assert exact == ours, seed
-        counts["sets"] += 1
-        counts["sets that differ"] += exact != ours
-        for x in found:
-            counts[f"{x.torch}, in truth {x.exact}, by {x.rule}"] += 1
-            assert x.rule in overlapping.WHY, (seed, x)
-        if seed < brute:
-            touched = [bytes_of(v) for v in views]
-            pairs = {(i, j) for i, j in itertools.combinations(range(len(views)), 2) if touched[i] & touched[j]}
-            assert exact == {i for pair in pairs for i in pair}, seed
-            for i, j in itertools.combinations(range(len(views)), 2):
-                counts["pairs that overlap"] += (i, j) in pairs
-                counts["pairs that do not"] += (i, j) not in pairs
-                said = next((x for x in found if x.pair == (i, j)), None)
-                if said:
-                    assert (said.exact == "overlap") == ((i, j) in pairs) and said.torch != said.exact
-    return counts
-
-
-def test_the_overlap_set_of_pytorch_is_reproduced_and_each_difference_to_the_truth_has_a_rule() -> None:
-    counts = compare_sets(range(10_000), brute=300)
-    print(f"seeds 0 to 9999: {dict(counts)}")
-    for what in (
-        "disjoint, in truth overlap, by 6c",
-        "overlap, in truth disjoint, by 7",
-        "overlap, in truth disjoint, by 1",
-    ):
-        assert counts[what] > 0, what
-    assert counts["disjoint, in truth overlap, by units"] and counts["overlap, in truth disjoint, by units"]
-    assert counts["pairs that overlap"] > 100 and counts["pairs that do not"] > 100
-    assert counts["sets that differ"] > 100
-
-
-def test_fake_and_meta_tensors_are_compared_within_their_storage() -> None:
-    for make in (lambda x: FakeTensorMode().from_tensor(x), lambda x: x.to("meta")):
-        base, other = make(torch.zeros(8, 9)), make(torch.zeros(8, 9))
-        x, y, z = base[0:4, 0:4], base[2:6, 0:4], other[0:4]
-        assert analysis.compute_overlapping_inputs([x, y, z]) == {0, 1}
-        assert analysis.compute_overlapping_inputs([x, y], compat="torch") == set()
-    mixed = torch.zeros(8)
-    assert analysis.compute_overlapping_inputs([mixed, mixed.numpy()]) == {0, 1}
-
-
-class Mine(torch.Tensor):  # type: ignore[misc,name-defined]
-    """A subclass without a mind of its own."""
-
-
-def test_a_tensor_of_a_subclass_shares_its_memory_with_tensors_and_arrays_beside_it() -> None:
-    x = torch.zeros(8)
-    mine, fake = x[:4].as_subclass(Mine), FakeTensorMode().from_tensor(torch.zeros(3))
-    for others in ([], [fake]):  # all in memory, or one of them nowhere
-        asked = [mine, x[3:], torch.zeros(2), *others]
-        assert analysis.compute_overlapping_inputs(asked) == {0, 1}
-        assert analysis.compute_overlapping_inputs([x.numpy(), *asked[2:], mine], [0, *range(1, len(asked))]) == {
-            0,
-            len(asked) - 1,
-        }
-    with pytest.raises(TypeError, match="strided torch tensors, got a Tensor at 1"):
-        analysis.compute_overlapping_inputs([x, torch.nested.nested_tensor([x])])
-    with pytest.raises(TypeError, match="strided torch tensors, got a bytearray at 0"):
-        analysis.compute_overlapping_inputs([bytearray(2), x], compat="torch")
-
-
-# ---------------------------------------------------------------- signatures
-
-
-def test_the_signature_of_a_graph_of_torch_fx_is_pytorchs() -> None:
-    from torch._functorch._aot_autograd.schemas import GraphSignature
-
-    def fn(w: Any, b: Any, x: Any) -> Any:
-        b.mul_(2)
-        return [x @ w + b]
-
-    w, b, x = torch.ones(3, 2, requires_grad=True), torch.ones(2), torch.ones(4, 3)
-    meta = upstream_meta(fn, [w, b, x])
-    graph = torch.fx.Graph()
-    p = [graph.placeholder(name) for name in ("w_1", "b_1", "x_1")]
-    new, y = graph.call_function(torch.mul, (p[1], 2)), graph.call_function(torch.matmul, (p[2], p[0]))
-    grad = graph.call_function(torch.neg, (p[0],))
-    how: dict[str, Any] = {
-        "user_args_flat": [x],
-        "params_and_buffers_flat": [w, b],
-        "param_names": ["fc.w"],
-        "buffer_names": ["fc.b"],
-    }
-    for joint in (False, True):
-        g = torch.fx.Graph()
-        g.graph_copy(graph, {})
-        found = {n.name: n for n in g.nodes}
-        g.output([found[new.name], found[y.name], *([found[grad.name]] if joint else [])])
-        module = torch.fx.GraphModule(torch.nn.Module(), g)
-        asked = {"trace_joint": joint, "num_user_fw_outs": 1 if joint else None, "loss_index": 0 if joint else None}
-        theirs = ioa.create_graph_signature(module, meta, None, None, **how, **asked)
-        ours = analysis.create_graph_signature(module, torch_collect.from_torch(meta), **how, **asked)
-        for f in dataclasses.fields(GraphSignature):
-            u, v = getattr(theirs, f.name), getattr(ours, f.name)
-            if f.name == "backward_signature" and joint:
-                assert v.gradients_to_parameters == u.gradients_to_parameters == {"neg": "fc.w"}
-                assert v.gradients_to_user_inputs == u.gradients_to_user_inputs == {}
-                assert (u.loss_output, v.loss_output) == (
-                    "mul",
-                    "matmul",
-                )  # PyTorch counts new values as the user's outputs
-            else:
-                assert (list(u) if isinstance(u, list) else u) == (list(v) if isinstance(v, tuple) else v), f.name
-
-
 # ---------------------------------------------------------------- holes
 
 
@@ -1128,81 +933,6 @@ def test_each_hole_of_the_page_is_shown_by_the_example() -> None:
     assert page.count("| confirmed |") == len(HOLES)
 
 
-# ---------------------------------------------------------------- planted faults
-
-
-T = "fanin.analysis.torch_collect"
-MUTANTS = [
-    Mutant(T, "            mutates_data=written and not elsewhere,", "            mutates_data=written,"),
-    Mutant(
-        T,
-        "        moved = elsewhere or MetadataKey.make(new) != MetadataKey.make(x) or new.dtype != x.dtype",
-        "        moved = MetadataKey.make(new) != MetadataKey.make(x)",
-    ),
-    Mutant(
-        T,
-        "        moved = elsewhere or MetadataKey.make(new) != MetadataKey.make(x) or new.dtype != x.dtype",
-        "        moved = elsewhere",
-    ),
-    Mutant(T, "and all(w.unseen for w in self.touched[i])", "and any(w.unseen for w in self.touched[i])"),
-    Mutant(T, "and i not in self.hidden\n", "\n"),
-    Mutant(T, "mutations_hidden_from_autograd=not self.touched[i]", "mutations_hidden_from_autograd=i in self.hidden"),
-    Mutant(
-        T,
-        "            requires_grad=new.requires_grad,\n            keep",
-        "            requires_grad=x.requires_grad,\n            keep",
-    ),
-    Mutant(T, "unseen = not self.torch.is_grad_enabled() or", "unseen ="),
-    Mutant(T, "elif not effects.moves and in_memory", "elif in_memory"),
-    Mutant(T, "                self.hidden.add(i)\n", "                pass\n"),
-    Mutant(
-        T,
-        "if x is not None and _core.overlap(x, write.where):",
-        "if x is not None and x.untyped_storage()._cdata == write.where.untyped_storage()._cdata:",
-    ),
-    Mutant(T, "        if start < end:", "        if False:"),
-    Mutant(
-        T,
-        "        if input_ is not None and self.custom(o):\n            return OutputType.custom_function_view, None\n",
-        "",
-    ),
-    Mutant(T, "        if is_input is not None:", "        if False:"),
-    Mutant(T, "            if root in beside:", "            if root is not None:"),
-    Mutant(T, "max(touching or beside, default=None)", "max(beside, default=None)"),
-    Mutant(
-        T,
-        "            if lone_views and history(o) is not None:\n                return OutputType.non_alias, None\n",
-        "",
-    ),
-    Mutant(T, "if base is not None and o.requires_grad and base.requires_grad:", "if base is not None:"),
-    Mutant(T, "== 1 or self.plain_views[self.memory[id(o)]] <= 1:", "== 1:"),
-    Mutant(
-        T, "== 1 or self.plain_views[self.memory[id(o)]] <= 1:", "== 1 or self.plain_views[self.memory[id(o)]] <= 2:"
-    ),
-    Mutant(T, "        if id(base) in self.at:\n            return", "        if False:\n            return"),
-    Mutant(T, "            if known.tensor is base:\n", "            if False:\n"),
-    Mutant(
-        T,
-        "        if o.requires_grad or self.shared[self.memory[id(o)]] < 2:\n            return None\n",
-        "        return None\n",
-    ),
-    Mutant(T, "and MetadataKey.make(other) == key:", "and True:"),
-    Mutant(T, "o.requires_grad and (o._base is None or history(o) is not None)", "o.requires_grad"),
-    Mutant(T, "origin.of_several or effects.several)", "effects.several)"),
-    Mutant(T, "and not self.inputs[base].mutates_metadata", ""),
-    Mutant(T, "        torch.set_grad_enabled(grad)\n    if", "        pass\n    if"),
-    Mutant(T, "        torch.set_rng_state(state)", "        pass"),
-    Mutant(T, "copies[group[0][0]] = group[0][1].clone()", "copies[group[0][0]] = group[0][1]"),
-    Mutant(T, "        if id(x) not in self.made:", "        if True:"),
-    Mutant(T, "        if info.has_mutation_tangent\n", "        if info.mutates_data and info.requires_grad\n"),
-    Mutant(
-        T,
-        "        if info.output_type in PLAIN_TYPES and info.requires_grad_for_backward\n",
-        "        if info.output_type in PLAIN_TYPES and info.requires_grad\n",
-    ),
-]
-
-
 def fields_of_programs() -> None:
     compare_programs(range(260))
 
@@ -1212,28 +942,3 @@ def kept_grad_mode() -> None:
         test_grad_mode_left_behind_is_recorded_and_undone()
     finally:
         torch.set_grad_enabled(True)
-
-
-CHECKS = [
-    test_who_writes_follows_the_table,
-    test_storage_that_changed_is_said_where_pytorch_refuses,
-    kept_grad_mode,
-    test_writes_past_every_operation_are_seen_and_hidden,
-    test_of_inputs_that_overlap_each_that_has_a_byte_written_is_written,
-    test_inputs_that_share_memory_share_it_in_the_run,
-    test_inputs_of_several_storages_on_one_memory_share_it_in_the_run,
-    test_outputs_of_each_kind,
-    test_the_arguments_are_as_they_were_also_where_the_function_raises,
-    test_outputs_of_the_rarer_kinds,
-    test_outputs_lie_where_they_lie_whoever_moved,
-    fields_of_programs,
-]
-
-
-def test_planted_faults_are_noticed_a_sample() -> None:
-    assert survivors([MUTANTS[i] for i in (0, 3, 9, 11)], CHECKS[:-1]) == []
-
-
-@pytest.mark.slow
-def test_every_planted_fault_is_noticed() -> None:
-    assert survivors(MUTANTS, CHECKS) == []

@@ -1,0 +1,108 @@
+"""Planted faults of the metadata of torch functions: the tests of test_analysis_torch.py notice each."""
+
+from __future__ import annotations
+
+import pytest
+
+pytestmark = [pytest.mark.partners, pytest.mark.filterwarnings("ignore")]
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+from kit.pymutants import Mutant, survivors  # noqa: E402
+from partners import test_analysis_torch as collected  # noqa: E402
+
+T = "fanin.analysis.torch_collect"
+MUTANTS = [
+    Mutant(T, "            mutates_data=written and not elsewhere,", "            mutates_data=written,"),
+    Mutant(
+        T,
+        "        moved = elsewhere or MetadataKey.make(new) != MetadataKey.make(x) or new.dtype != x.dtype",
+        "        moved = MetadataKey.make(new) != MetadataKey.make(x)",
+    ),
+    Mutant(
+        T,
+        "        moved = elsewhere or MetadataKey.make(new) != MetadataKey.make(x) or new.dtype != x.dtype",
+        "        moved = elsewhere",
+    ),
+    Mutant(T, "and all(w.unseen for w in self.touched[i])", "and any(w.unseen for w in self.touched[i])"),
+    Mutant(T, "and i not in self.hidden\n", "\n"),
+    Mutant(T, "mutations_hidden_from_autograd=not self.touched[i]", "mutations_hidden_from_autograd=i in self.hidden"),
+    Mutant(
+        T,
+        "            requires_grad=new.requires_grad,\n            keep",
+        "            requires_grad=x.requires_grad,\n            keep",
+    ),
+    Mutant(T, "unseen = not self.torch.is_grad_enabled() or", "unseen ="),
+    Mutant(T, "elif not effects.moves and in_memory", "elif in_memory"),
+    Mutant(T, "                self.hidden.add(i)\n", "                pass\n"),
+    Mutant(
+        T,
+        "if x is not None and _core.overlap(x, write.where):",
+        "if x is not None and x.untyped_storage()._cdata == write.where.untyped_storage()._cdata:",
+    ),
+    Mutant(T, "        if start < end:", "        if False:"),
+    Mutant(
+        T,
+        "        if input_ is not None and self.custom(o):\n            return OutputType.custom_function_view, None\n",
+        "",
+    ),
+    Mutant(T, "        if is_input is not None:", "        if False:"),
+    Mutant(T, "            if root in beside:", "            if root is not None:"),
+    Mutant(T, "max(touching or beside, default=None)", "max(beside, default=None)"),
+    Mutant(
+        T,
+        "            if lone_views and history(o) is not None:\n                return OutputType.non_alias, None\n",
+        "",
+    ),
+    Mutant(T, "if base is not None and o.requires_grad and base.requires_grad:", "if base is not None:"),
+    Mutant(T, "== 1 or self.plain_views[self.memory[id(o)]] <= 1:", "== 1:"),
+    Mutant(
+        T, "== 1 or self.plain_views[self.memory[id(o)]] <= 1:", "== 1 or self.plain_views[self.memory[id(o)]] <= 2:"
+    ),
+    Mutant(T, "        if id(base) in self.at:\n            return", "        if False:\n            return"),
+    Mutant(T, "            if known.tensor is base:\n", "            if False:\n"),
+    Mutant(
+        T,
+        "        if o.requires_grad or self.shared[self.memory[id(o)]] < 2:\n            return None\n",
+        "        return None\n",
+    ),
+    Mutant(T, "and MetadataKey.make(other) == key:", "and True:"),
+    Mutant(T, "o.requires_grad and (o._base is None or history(o) is not None)", "o.requires_grad"),
+    Mutant(T, "origin.of_several or effects.several)", "effects.several)"),
+    Mutant(T, "and not self.inputs[base].mutates_metadata", ""),
+    Mutant(T, "        torch.set_grad_enabled(grad)\n    if", "        pass\n    if"),
+    Mutant(T, "        torch.set_rng_state(state)", "        pass"),
+    Mutant(T, "copies[group[0][0]] = group[0][1].clone()", "copies[group[0][0]] = group[0][1]"),
+    Mutant(T, "        if id(x) not in self.made:", "        if True:"),
+    Mutant(T, "        if info.has_mutation_tangent\n", "        if info.mutates_data and info.requires_grad\n"),
+    Mutant(
+        T,
+        "        if info.output_type in PLAIN_TYPES and info.requires_grad_for_backward\n",
+        "        if info.output_type in PLAIN_TYPES and info.requires_grad\n",
+    ),
+]
+
+
+CHECKS = [
+    collected.test_who_writes_follows_the_table,
+    collected.test_storage_that_changed_is_said_where_pytorch_refuses,
+    collected.kept_grad_mode,
+    collected.test_writes_past_every_operation_are_seen_and_hidden,
+    collected.test_of_inputs_that_overlap_each_that_has_a_byte_written_is_written,
+    collected.test_inputs_that_share_memory_share_it_in_the_run,
+    collected.test_inputs_of_several_storages_on_one_memory_share_it_in_the_run,
+    collected.test_outputs_of_each_kind,
+    collected.test_the_arguments_are_as_they_were_also_where_the_function_raises,
+    collected.test_outputs_of_the_rarer_kinds,
+    collected.test_outputs_lie_where_they_lie_whoever_moved,
+    collected.fields_of_programs,
+]
+
+
+def test_planted_faults_are_noticed_a_sample() -> None:
+    assert survivors([MUTANTS[i] for i in (0, 3, 9, 11)], CHECKS[:-1]) == []
+
+
+@pytest.mark.slow
+def test_every_planted_fault_is_noticed() -> None:
+    assert survivors(MUTANTS, CHECKS) == []
