@@ -1,4 +1,4 @@
-"""The rules and their tests: every rule of the families S and A is stated by a test, every number cited exists.
+"""The rules and their tests: every rule of S, A, V, E and L is stated by a test, every number cited exists.
 
 A test says which rules it states: `@pytest.mark.rule("S8", "S9")`.  Code and messages cite a rule by its number.
 """
@@ -17,6 +17,13 @@ from kit.support import CSRC, ROOT, TESTS
 
 RULES = ROOT / "docs" / "rules.md"
 FAMILIES = ("S", "A")
+#: Families whose numbers are cited in tests by their marks alone: an E4 in a text may be a float8, an L2 a cache.
+MARKED = ("V", "E", "L")
+#: How many rules each family has, and which numbers are given to what is still to come.
+COUNTS = {"S": 22, "A": 16, "V": 3, "E": 16, "L": 9, "K": 4}
+TO_COME = {"E11", "E12"}
+#: Rules that no test states yet, since when that is known: the list may only shrink.
+KNOWN_UNSTATED = {"L6": "2026-11-22"}  # a pass that records itself
 
 ROW = re.compile(r"^\| ([A-Z]\d{1,2}) \|", re.MULTILINE)
 # A number that is a word of its own: S12, not xS12, S12x, "S123", 0xA1, "A4_", A1.5 or -A1 (a name, a hash, a figure).
@@ -93,14 +100,20 @@ KNOWN = rules_of(RULES.read_text())
 
 def test_the_page_of_rules_is_whole() -> None:
     assert len(KNOWN) == len(set(KNOWN)), "a number is given twice"
-    for family, count in {"S": 22, "A": 16, "V": 3, "E": 8, "L": 9, "K": 4}.items():
+    for family, count in COUNTS.items():
         mine = [k for k in KNOWN if k[0] == family]
-        assert mine == [f"{family}{n}" for n in range(1, count + 1)], f"family {family}: {mine}"
+        whole = [f"{family}{n}" for n in range(1, count + 1)]
+        assert mine == [k for k in whole if k not in TO_COME], f"family {family}: {mine}"
 
 
-@pytest.mark.parametrize("rule", [k for k in KNOWN if k[0] in FAMILIES])
+@pytest.mark.parametrize("rule", [k for k in KNOWN if k[0] in (*FAMILIES, *MARKED)])
 def test_every_rule_is_stated_by_a_test(rule: str) -> None:
-    assert all_marks().get(rule), f"no test is marked @pytest.mark.rule({rule!r}): see docs/rules.md"
+    stated = bool(all_marks().get(rule))
+    assert stated != (rule in KNOWN_UNSTATED), (
+        f"{rule} is stated: take it off KNOWN_UNSTATED"
+        if stated
+        else f"no test is marked @pytest.mark.rule({rule!r}): see docs/rules.md"
+    )
 
 
 def test_a_mark_names_a_rule() -> None:

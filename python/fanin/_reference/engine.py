@@ -1,0 +1,327 @@
+"""A pass backward in plain Python, to be read from top to bottom: rules E, V and L as one thread of the CPU has them.
+
+It is what the engine's core is held against: the same graph, built of these classes, gives the same sums bit by bit,
+calls the same functions in the same order, and refuses the same things. What it does not know: streams, devices but
+the CPU, threads, and whose memory a gradient is: a leaf's gradient is always a copy (L2, L3 and L7 are the core's).
+Rule numbers are those of ``docs/rules.md``.
+
+1. Nodes, and leaves, where gradients end.
+2. A pass: collect, seed, run, end.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from fanin._reference.buffer import InputBuffer, Slot, copy_of, fitted, read, slots_of
+from fanin._reference.numbers import need
+from fanin._words import counted
+
+__all__ = ["Leaf", "Node", "backward", "grad"]
+
+# ---------------------------------------------------------------- 1. Nodes, and leaves
+
+Hook = Callable[..., Any]
+made = itertools.count()
+ANY = Slot()
+
+
+class Handle:
+    """A hook that was added, to be taken away again."""
+
+    numbers = itertools.count()
+
+    def __init__(self, hooks: dict[int, Any], hook: Any) -> None:
+        self.hooks, self.number = hooks, next(Handle.numbers)
+        hooks[self.number] = hook
+
+    def remove(self) -> None:
+        self.hooks.pop(self.number, None)
+
+
+class Node:
+    """An operation that was done. `fn(*sums)` takes the gradients of what it made, one for each slot, and gives one for
+    each edge: what it was made of.
+    """
+
+    def __init__(self, fn: Callable[..., Any], inputs: int = 1, edges: Sequence[Edge] = (), *,
+                 slots: Sequence[Slot | None] | None = None, release: Callable[[], object] | None = None,
+                 name: str | None = None) -> None:  # fmt: skip
+        self.sequence_nr = next(made)  # the larger, the later
+        self.fn: Callable[..., Any] | None = fn
+        self.slots = [ANY] * inputs if slots is None else slots_of([s or ANY for s in slots], None)
+        self.inputs = len(self.slots)
+        self.edges = list(edges)
+        self.name = f"node {self.sequence_nr}" if name is None else name
+        self.release = release
+        self.freed_by: int | None = None  # the pass that did
+        self.slot_hooks: dict[int, tuple[int, Hook]] = {}
+        self.prehooks: dict[int, Hook] = {}
+        self.posthooks: dict[int, Hook] = {}
+        self.running: set[int] | None = None  # while it runs: which of its edges lead to somebody who needs it
+
+    def register_hook(self, hook: Hook, slot: int = 0) -> Handle:
+        return Handle(self.slot_hooks, (slot, hook))
+
+    def register_prehook(self, hook: Hook) -> Handle:
+        return Handle(self.prehooks, hook)
+
+    def register_posthook(self, hook: Hook) -> Handle:
+        return Handle(self.posthooks, hook)
+
+    def needs(self, edge: int) -> bool:
+        """Whether somebody wants the gradient of an edge; while it runs, in that pass."""
+        return self.edges[edge] is not None and (self.running is None or edge in self.running)
+
+    def __repr__(self) -> str:
+        return f"{self.name} (node {self.sequence_nr})"
+
+
+class Leaf(Node):
+    """Where the gradients of an array end: in `grad` (rules L). With `accumulate` they are summed in that dtype over
+    all passes, and rounded when `grad` is read.
+    """
+
+    def __init__(self, array: Any, *, accumulate: Any = None, name: str | None = None) -> None:
+        slot = Slot(shape=array.shape, dtype=array.dtype)
+        super().__init__(lambda *_: (), slots=[slot], name=name)
+        self.wide = None if accumulate is None else InputBuffer([replace(slot, accumulate=accumulate)])
+        self.kept: Any = None
+        self.after: dict[int, Hook] = {}
+
+    @property
+    def grad(self) -> Any:
+        return self.kept if self.wide is None else self.wide[0]
+
+    def register_post_accumulate_grad_hook(self, hook: Hook) -> Handle:
+        return Handle(self.after, hook)
+
+    def accumulate(self, g: Any) -> None:
+        """`.grad += g`; the new sum is there before anything of the old one changes (E6)."""
+        if self.wide is not None:
+            self.wide.add(0, g, copy=True)
+            return
+        if self.kept is None:
+            self.kept = copy_of(g)  # L4
+            return
+        total = InputBuffer(self.slots, name=f"{self.name}.grad")
+        total.add(0, self.kept)
+        total.add(0, g)
+        [value] = total.take()
+        if isinstance(self.kept, np.ndarray) and isinstance(value, np.ndarray):
+            self.kept[...] = value  # L5
+        else:
+            self.kept = value  # L5: a sparse one is replaced
+
+
+Edge = tuple[Node, int] | None
+
+# ---------------------------------------------------------------- 2. A pass
+
+passes = itertools.count(1)
+
+
+def backward(roots: Sequence[Any], inputs: Sequence[Leaf] | None = None, *, keep_graph: bool = False) -> None:
+    """Into the leaves; with `inputs`, into those alone."""
+    for x in inputs or ():
+        need(isinstance(x, Leaf), TypeError, f"backward: inputs are leaves; grad(roots, inputs) gives that of {x!r}")
+    Pass(roots, None if inputs is None else [(leaf, 0) for leaf in inputs], keep_graph, None).run()
+
+
+def grad(roots: Sequence[Any], inputs: Sequence[Any], *, keep_graph: bool = False) -> list[Any]:
+    """Of the inputs, (node, slot) or nodes or leaves, in their order; no leaf changes."""
+    wanted = [(x, 0) if isinstance(x, Node) else x for x in inputs]
+    captured: dict[tuple[Node, int], Any] = {}
+    Pass(roots, wanted, keep_graph, captured).run()
+    return [captured.get(x) for x in wanted]
+
+
+class Pass:
+    """A buffer for each node that waits for gradients, and a queue of the nodes that are ready."""
+
+    def __init__(self, roots: Sequence[Any], wanted: Sequence[tuple[Node, int]] | None, keep_graph: bool,
+                 captured: dict[tuple[Node, int], Any] | None) -> None:  # fmt: skip
+        self.number, self.keep_graph, self.captured = next(passes), keep_graph, captured
+        parts = [(root, 0, None) if isinstance(root, Node) else (*root, None)[:3] for root in roots]
+        self.roots = [((node, slot), g) for node, slot, g in parts]
+        self.wanted = None if wanted is None else set(wanted)
+        self.buffers: dict[Node, InputBuffer] = {}
+        self.ready: list[tuple[bool, int, int, Node]] = []
+        self.arrivals = itertools.count()
+        self.ran = 0
+        self.collect()
+
+    # Collect
+
+    def collect(self) -> None:
+        """Who takes part, how many edges lead to each (E1), and the key of each edge: its place among those that lead
+        to the same slot, the roots first, then the producers from late to early, each by its edges (A15).
+        """
+        nodes = self.reachable()
+        self.needed = set(nodes)
+        if self.wanted is not None:  # E8
+            self.needed = {node for node, _ in self.wanted} & self.needed
+            for node in nodes:  # each after all that it leads to
+                if any(e is not None and e[0] in self.needed for e in node.edges):
+                    self.needed.add(node)
+        for node in self.needed:
+            need(node.freed_by is None or not self.goes_on(node), RuntimeError,
+                 f"{node.name} was freed by pass {node.freed_by}: keep_graph=True keeps it")  # fmt: skip
+        self.due: Counter[Node] = Counter()
+        self.expected: Counter[tuple[Node, int]] = Counter()
+        self.keys: dict[tuple[Node | None, int], int] = {}
+        for i, (to, _) in enumerate(self.roots):
+            self.count(None, i, to)
+        for node in sorted(self.needed, key=lambda n: -n.sequence_nr):
+            for i, edge in enumerate(node.edges):
+                self.count(node, i, edge)
+
+    def count(self, source: Node | None, i: int, edge: Edge) -> None:
+        if edge is not None and edge[0] in self.needed:
+            self.keys[source, i] = self.expected[edge]
+            self.expected[edge] += 1
+            self.due[edge[0]] += 1
+
+    def reachable(self) -> list[Node]:
+        """All nodes that the roots lead to, each after all that it leads to itself; in a loop, however deep (E13)."""
+        done: dict[Node, None] = {}
+        todo = [(node, False) for (node, _), _ in self.roots]
+        while todo:
+            node, left = todo.pop()
+            if left:
+                done[node] = None
+            elif node not in done:
+                todo.append((node, True))
+                todo += [(e[0], False) for e in node.edges if e is not None and e[0] not in done]
+        return list(done)
+
+    def goes_on(self, node: Node) -> bool:
+        """Whether its function runs: not where the pass is limited and only its own sum is wanted."""
+        return self.wanted is None or any(e is not None and e[0] in self.needed for e in node.edges)
+
+    # Seed, run, end
+
+    def run(self) -> None:
+        seeds = [self.seed(i, *root) for i, root in enumerate(self.roots)]
+        self.check("backward was given", seeds, [edge for edge, _ in self.roots])
+        for i, ((edge, _), g) in enumerate(zip(self.roots, seeds, strict=True)):
+            self.give(None, i, edge, g)
+        while self.ready:
+            self.step(heapq.heappop(self.ready)[-1])
+
+    @staticmethod
+    def seed(i: int, edge: tuple[Node, int], g: Any) -> Any:
+        node, slot = edge
+        shape = node.slots[slot].shape
+        one = g is not None or (shape is not None and math.prod(shape) == 1)
+        need(one, ValueError, f"backward: root {i} ({node.name}, slot {slot}): needs a gradient to begin with")
+        return g if g is not None else np.ones(shape or (), node.slots[slot].dtype)
+
+    @staticmethod
+    def check(who: str, gradients: Sequence[Any], edges: Sequence[Edge]) -> None:
+        """V2: each gradient by what its slot declares, all before the first is added."""
+        for i, (edge, g) in enumerate(zip(edges, gradients, strict=True)):
+            if edge is not None:
+                slot = edge[0].slots[edge[1]]
+                try:
+                    fitted(read(g, slot.combine is not None), slot, slot.shape)
+                except (TypeError, ValueError, BufferError) as e:
+                    raise type(e)(f"{who} an invalid gradient at index {i}: {e}") from None  # V3
+
+    def give(self, source: Node | None, i: int, edge: Edge, g: Any) -> None:
+        """One gradient arrives; then, and only then, the count falls (E1)."""
+        if edge is None or (source, i) not in self.keys:
+            return
+        node, slot = edge
+        if node not in self.buffers:
+            self.buffers[node] = InputBuffer(node.slots, name=node.name)
+        self.buffers[node].add(slot, g, key=self.keys[source, i])
+        self.due[node] -= 1
+        if self.due[node] == 0:
+            later = not isinstance(node, Leaf)
+            heapq.heappush(self.ready, (later, -node.sequence_nr * later, next(self.arrivals), node))  # E2
+
+    def step(self, node: Node) -> None:
+        """A node that is ready: its sums, the hooks, the function, the gradients on their way (E4, E9)."""
+        try:
+            sums = self.buffers.pop(node).take()
+            for slot, hook in list(node.slot_hooks.values()):
+                if sums[slot] is not None:
+                    [sums[slot]] = replaced(node, [sums[slot]], hook(sums[slot]))
+            for slot, value in enumerate(sums):
+                if self.captured is not None and (node, slot) in (self.wanted or ()):
+                    self.captured[node, slot] = value
+            if isinstance(node, Leaf):
+                self.finish(node, sums[0])
+            elif self.goes_on(node):
+                self.apply(node, sums)
+        except BaseException as e:
+            e.add_note(f"in {node!r}: {self.ran} of {counted(len(self.needed), 'node')} had run")  # E14
+            raise
+        self.ran += 1
+
+    def finish(self, leaf: Leaf, g: Any) -> None:
+        if g is None or self.captured is not None:
+            return  # L1, E8
+        leaf.accumulate(g)
+        for hook in list(leaf.after.values()):
+            hook(leaf)  # L9
+
+    def apply(self, node: Node, sums: list[Any]) -> None:
+        for hook in list(node.prehooks.values()):
+            new = hook(tuple(sums))
+            sums = sums if new is None else replaced(node, sums, *new)
+        assert node.fn is not None
+        node.running = {i for i, e in enumerate(node.edges) if e is not None and e[0] in self.needed}
+        try:
+            gradients = self.counted(node, node.fn(*sums))
+        finally:
+            node.running = None
+        for hook in list(node.posthooks.values()):
+            new = hook(tuple(sums), tuple(gradients))
+            gradients = gradients if new is None else self.counted(node, new)
+        if not self.keep_graph:
+            self.free(node)
+        wanted = [e if (node, i) in self.keys else None for i, e in enumerate(node.edges)]
+        self.check(f"{node.name} returned", gradients, wanted)
+        for i, (edge, g) in enumerate(zip(wanted, gradients, strict=True)):
+            self.give(node, i, edge, g)
+
+    @staticmethod
+    def counted(node: Node, returned: Any) -> list[Any]:
+        """V1."""
+        n = len(node.edges)
+        if isinstance(returned, tuple | list):
+            gradients = list(returned)
+        else:
+            gradients = [] if returned is None and n == 0 else [returned]
+        need(len(gradients) == n, ValueError if isinstance(returned, tuple | list) else TypeError,
+             f"{node.name} returned an invalid number of gradients: expected {n}, got {len(gradients)}")  # fmt: skip
+        return gradients
+
+    def free(self, node: Node) -> None:
+        """E10: what it holds is let go; a second pass over it is refused."""
+        node.fn, node.freed_by = None, self.number
+        release, node.release = node.release, None
+        if release is not None:
+            release()
+
+
+def replaced(node: Node, old: Sequence[Any], *new: Any) -> list[Any]:
+    """E9: a hook may give other sums, each of the shape and dtype of the one before; None leaves it."""
+    result = []
+    for before, after in zip(old, new, strict=False):
+        if after is not None and before is not None:
+            a, b = read(before, anything=True), read(after, anything=True)
+            need(a.form == b.form and a.shape == b.shape and a.type == b.type, ValueError,
+                 f"a hook of {node.name} returned an invalid gradient: expected {a.shape}, got {b.shape}")  # fmt: skip
+        result.append(before if after is None else after)
+    return result
