@@ -123,9 +123,34 @@ by torch.compile: True
     ),
 }
 
+#: What those print that put another engine's graph on ours, by the package that they need.
+WITH_ENGINE = {
+    "12_hips_autograd.py": (
+        "autograd",
+        """\
+gradients: {'b': True, 'v': True, 'w': True}
+second derivatives: True
+20,000 operations deep: True
+""",
+    ),
+    "13_micrograd.py": (
+        "micrograd",
+        """\
+105 parameters, as micrograd has them: True
+20,000 operations in a row: 7.3883
+""",
+    ),
+    "14_mygrad.py": ("mygrad", "w: True\nb: True\nhidden: True\nrows: True\n"),
+}
+
 
 def test_every_example_is_here() -> None:
-    assert sorted(p.name for p in EXAMPLES.glob("*.py")) == sorted([*PRINTED, *WITH_TORCH])
+    assert sorted(p.name for p in EXAMPLES.glob("*.py")) == sorted([*PRINTED, *WITH_TORCH, *WITH_ENGINE])
+
+
+@pytest.mark.parametrize("name", WITH_ENGINE)
+def test_an_engine_on_ours_is_told_in_at_most_a_hundred_lines(name: str) -> None:
+    assert len((EXAMPLES / name).read_text().splitlines()) <= 100
 
 
 def prints(name: str, text: str) -> None:
@@ -151,3 +176,19 @@ def test_an_example_for_torch_says_that_it_needs_it(name: str) -> None:
 def test_an_example_for_torch_prints_what_it_should(name: str) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     prints(name, WITH_TORCH[name])
+
+
+@pytest.mark.parametrize("name", WITH_ENGINE)
+def test_an_example_for_another_engine_says_what_it_needs(name: str) -> None:
+    package, _ = WITH_ENGINE[name]
+    if importlib.util.find_spec(package) is not None:
+        pytest.skip(f"{package} is installed")
+    prints(name, f"this example needs {package}, which is not installed\n")
+
+
+@pytest.mark.partners
+@pytest.mark.parametrize("name", WITH_ENGINE)
+def test_an_example_for_another_engine_prints_what_it_should(name: str) -> None:
+    package, text = WITH_ENGINE[name]
+    pytest.importorskip(package, reason=f"{package} is not installed")
+    prints(name, text)
