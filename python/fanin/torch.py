@@ -26,9 +26,10 @@ except ImportError as e:  # pragma: no cover - depends on what is installed
 
 from . import _core
 from ._interop.protocols import DTypeLike
+from ._interop.torch_graph import backward
 from .slots import Slot
 
-__all__ = ["accumulate"]
+__all__ = ["accumulate", "backward"]
 
 LARGE = 1 << 16  # bytes from which on memory is dearer than a few microseconds
 

@@ -1,0 +1,423 @@
+"""`fanin.torch.backward`: torch's own graphs on fanin's engine, beside `loss.backward()` and float64."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.partners
+
+torch: Any = pytest.importorskip("torch", reason="torch is not installed")
+fanin_torch: Any = pytest.importorskip("fanin.torch")
+nn, functional = torch.nn, torch.nn.functional
+
+
+# Models: each a module, and its loss
+
+
+def mlp() -> Any:
+    return nn.Sequential(nn.Linear(12, 24), nn.GELU(), nn.Linear(24, 24), nn.Tanh(), nn.Linear(24, 5)), (8, 12)
+
+
+class Residual(nn.Module):
+    def __init__(self, a: int, b: int, stride: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(a, b, 3, stride, 1, bias=False)
+        self.second = nn.Conv2d(b, b, 3, 1, 1, bias=False)
+        self.norms = nn.ModuleList([nn.BatchNorm2d(b), nn.BatchNorm2d(b)])
+        self.short = nn.Conv2d(a, b, 1, stride) if stride != 1 or a != b else nn.Identity()
+
+    def forward(self, x: Any) -> Any:
+        y = self.norms[0](self.first(x)).relu_()
+        y = self.norms[1](self.second(y))
+        y += self.short(x)
+        return y.relu_()
+
+
+def resnet() -> Any:
+    layers = [nn.Conv2d(1, 4, 3, 1, 1), Residual(4, 4, 1), Residual(4, 8, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    return nn.Sequential(*layers, nn.Linear(8, 5)), (4, 1, 8, 8)
+
+
+def transformer() -> Any:
+    layer = nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, batch_first=True)
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), (3, 7, 16)
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells = nn.LSTM(6, 10, num_layers=2, batch_first=True)
+        self.head = nn.Linear(10, 3)
+
+    def forward(self, x: Any) -> Any:
+        y, (h, _) = self.cells(x)
+        return self.head(y) + h[-1].sum()
+
+
+def lstm() -> Any:
+    return Recurrent(), (4, 9, 6)
+
+
+class Shared(nn.Module):
+    """One weight in three places, one of them as its transpose; a view; a norm of it in the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(8, 8) * 0.3)
+        self.b = nn.Parameter(torch.randn(8))
+
+    def forward(self, x: Any) -> Any:
+        y = torch.tanh(x @ self.w + self.b)
+        y = torch.tanh(y @ self.w.t() + self.b[None])
+        return y @ self.w + 0.01 * (self.w**2).sum() + self.w[:, :1].sum()
+
+
+def shared() -> Any:
+    return Shared(), (5, 8)
+
+
+MODELS = {f.__name__: f for f in (mlp, resnet, transformer, lstm, shared)}
+
+
+def gradients(make: Callable[[], Any], backward: Callable[[Any], None], dtype: Any = torch.float32) -> dict[str, Any]:
+    """Of all parameters and of the input, after one pass."""
+    torch.manual_seed(0)
+    model, shape = make()
+    x = torch.randn(shape)
+    model, x = model.to(dtype), x.to(dtype).requires_grad_()
+    backward(model(x).square().mean())
+    return {name: p.grad for name, p in model.named_parameters()} | {"input": x.grad}
+
+
+def torch_own(loss: Any) -> None:
+    loss.backward()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_has_the_gradients_that_torch_gives(name: str) -> None:
+    """Bit for bit: its nodes run in torch's order, which is that of the keys."""
+    ours, own = gradients(MODELS[name], fanin_torch.backward), gradients(MODELS[name], torch_own)
+    exact = gradients(MODELS[name], torch_own, torch.float64)
+    assert ours.keys() == own.keys()
+    same = 0
+    for key, g in ours.items():
+        assert (g is None) == (own[key] is None), key
+        if g is not None:
+            assert g.dtype == own[key].dtype and g.shape == own[key].shape
+            torch.testing.assert_close(g, own[key], rtol=1e-4, atol=1e-6, msg=key)
+            torch.testing.assert_close(g.double(), exact[key], rtol=1e-3, atol=1e-5, msg=key)
+            same += torch.equal(g, own[key])
+    print(f"{name}: {same} of {len(ours)} gradients are torch's bit for bit")
+    assert same == len(ours)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_in_bfloat16_is_at_least_as_close_to_float64(name: str) -> None:
+    """Each fan-in is rounded once: over all parameters the distance to float64 does not grow."""
+    if name == "resnet":
+        pytest.skip("the norms of a batch in bfloat16 are far from float64 by themselves")
+    ours = gradients(MODELS[name], fanin_torch.backward, torch.bfloat16)
+    own = gradients(MODELS[name], torch_own, torch.bfloat16)
+
+    def exact(make: Callable[[], Any]) -> Any:
+        """In float64, of the very parameters that bfloat16 has."""
+        model, shape = make()
+        return model.to(torch.bfloat16).double(), shape
+
+    want = gradients(lambda: exact(MODELS[name]), torch_own, torch.float64)
+    far = {who: sum(float((g[k].double() - want[k]).square().sum()) for k in want) for who, g in
+           {"ours": ours, "torch": own}.items()}  # fmt: skip
+    print(name, far)
+    assert far["ours"] <= far["torch"] * 1.05
+
+
+def test_a_fan_in_of_bfloat16_is_rounded_once() -> None:
+    w = torch.ones(4, dtype=torch.bfloat16, requires_grad=True)
+
+    def loss() -> Any:
+        h = w * 1
+        return sum((h * (1 + k / 128)).sum() for k in range(200))
+
+    loss().backward()
+    own, w.grad = w.grad, None
+    fanin_torch.backward(loss())
+    want = torch.tensor(sum(float(torch.tensor(1 + k / 128).bfloat16()) for k in range(200)))
+    assert w.grad[0] == want.bfloat16() and own[0] != w.grad[0]
+
+
+def test_embeddings_with_sparse_gradients() -> None:
+    def run(backward: Callable[[Any], None]) -> Any:
+        torch.manual_seed(0)
+        table = nn.Embedding(20, 4, sparse=True)
+        index = torch.tensor([[1, 2, 2], [5, 1, 19]])
+        for _ in range(2):  # the second is added to the first
+            loss = table(index).square().sum() + table(torch.tensor([2, 3])).sum()
+            backward(loss)
+        return table.weight.grad
+
+    ours, own = run(fanin_torch.backward), run(torch_own)
+    assert ours.is_sparse and own.is_sparse
+    torch.testing.assert_close(ours.to_dense(), own.to_dense())
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing(reentrant: bool) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    def run(backward: Callable[[Any], None]) -> list[Any]:
+        torch.manual_seed(0)
+        model, shape = mlp()
+        x = torch.randn(shape).requires_grad_()
+        y = checkpoint(model[:3], x, use_reentrant=reentrant)
+        backward(checkpoint(model[3:], y, use_reentrant=reentrant).square().mean())
+        return [p.grad for p in model.parameters()] + [x.grad]
+
+    for a, b in zip(run(fanin_torch.backward), run(torch_own), strict=True):
+        assert torch.equal(a, b)
+
+
+class Two(torch.autograd.Function):
+    """Takes a number between its tensors, gives two results, one of which may be left unused."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, n: float, y: Any) -> Any:
+        ctx.save_for_backward(x, y)
+        ctx.n = n
+        return x * y * n, x + y
+
+    @staticmethod
+    def backward(ctx: Any, g: Any, h: Any) -> Any:
+        x, y = ctx.saved_tensors
+        return g * y * ctx.n + h, None, (g * x * ctx.n + h if ctx.needs_input_grad[2] else None)
+
+
+@pytest.mark.parametrize("used", [(True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("second", [True, False])
+def test_functions_of_the_users_own(used: tuple[bool, bool], second: bool) -> None:
+    def run(backward: Callable[[Any], None]) -> list[Any]:
+        torch.manual_seed(0)
+        x, y = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=second)
+        results = Two.apply(x, 2.5, y)
+        backward(sum(r.sum() for r, u in zip(results, used, strict=True) if u))
+        return [x.grad, y.grad]
+
+    for a, b in zip(run(fanin_torch.backward), run(torch_own), strict=True):
+        assert (a is None and b is None) or torch.equal(a, b)
+
+
+PROGRAMS: dict[str, Callable[[Any], Any]] = {
+    "unused outputs": lambda x: x.unbind(1)[0].sum() + torch.svd(x)[1].sum(),
+    "split and joined": lambda x: torch.cat([x[:1] * 2, x[1:].flip(0)]).cumsum(0).prod(),
+    "in place": lambda x: (x * 1).mul_(3).add_(x).exp_().sum(),
+    "in place on a view": lambda x: (lambda y: (y[0].mul_(2), y.sum())[1])(x.clone()),
+    "complex in between": lambda x: torch.view_as_real(torch.fft.fft(x) * (1 + 2j)).square().sum(),
+    "real and complex": lambda x: ((x * torch.tensor(1 + 2j)) ** 2).abs().sum(),
+    "dtypes": lambda x: (x.double() * x.half() + x).sum().float(),
+    "expanded": lambda x: (x[:, :1].expand(4, 5) * x.mean()).sum(),
+    "a scalar many times": lambda x: sum((x.sum() * k).tanh() for k in range(30)),
+    "a leaf as the result": lambda x: x.sum() * 0 + x[0, 0],
+    "a loop": lambda x: torch.stack([x * k for k in range(50)]).logsumexp(0).sum(),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs(name: str) -> None:
+    def run(backward: Callable[[Any], None]) -> Any:
+        torch.manual_seed(0)
+        x = torch.randn(4, 4, requires_grad=True)
+        backward(PROGRAMS[name](x))
+        return x.grad
+
+    torch.testing.assert_close(run(fanin_torch.backward), run(torch_own), rtol=1e-5, atol=1e-6)
+
+
+def test_several_tensors_with_gradients_to_begin_with() -> None:
+    def run(backward: Callable[..., None]) -> Any:
+        w = torch.arange(3.0, requires_grad=True)
+        y, z = w * 2, w.exp()
+        backward([y, z, w, y], [torch.ones(3), torch.full((3,), 0.5), torch.ones(3), torch.ones(3)])
+        return w.grad
+
+    assert torch.equal(run(fanin_torch.backward), run(torch.autograd.backward))
+
+
+def test_a_gradient_is_added_to_what_is_there_in_place() -> None:
+    w = torch.ones(3, requires_grad=True)
+    fanin_torch.backward((w * 2).sum())
+    held = w.grad
+    fanin_torch.backward((w * 3).sum())
+    assert w.grad is held and held.tolist() == [5, 5, 5]
+
+
+def test_inputs_limit_the_pass() -> None:
+    model, shape = mlp()
+    x = torch.randn(shape)
+    fanin_torch.backward(model(x).square().mean(), inputs=[model[2].weight, model[4].bias])
+    assert [name for name, p in model.named_parameters() if p.grad is not None] == ["2.weight", "4.bias"]
+    own = copy.deepcopy(model)
+    own.zero_grad()
+    own(x).square().mean().backward()
+    assert torch.equal(own[2].weight.grad, model[2].weight.grad)
+    stranger = torch.ones(2, requires_grad=True)
+    fanin_torch.backward(model(x).sum(), inputs=stranger)
+    assert stranger.grad is None
+
+
+def test_hooks_of_leaves_run_and_may_replace() -> None:
+    w, log = torch.ones(3, requires_grad=True), []
+    w.register_hook(lambda g: log.append(g.tolist()))
+    w.register_hook(lambda g: g * 10)
+    w.register_post_accumulate_grad_hook(lambda p: log.append(p.grad.tolist()))
+    fanin_torch.backward((w + w).sum())
+    assert log == [[2, 2, 2], [20, 20, 20]]
+
+
+def test_parameters_are_stepped_in_the_middle_of_the_pass() -> None:
+    model, shape = mlp()
+    steps = []
+    for name, p in model.named_parameters():
+        p.register_post_accumulate_grad_hook(lambda p, name=name: steps.append(name) or setattr(p, "grad", None))
+    fanin_torch.backward(model(torch.randn(shape)).sum())
+    assert len(steps) == 6 and steps[0].startswith("4.") and steps[-1].startswith("0.")
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_micro_batches_are_collected() -> None:
+    model = nn.Linear(4, 2).to(torch.bfloat16)
+    with fanin_torch.accumulate(model.parameters()):
+        for x in torch.randn(8, 3, 4, dtype=torch.bfloat16):
+            fanin_torch.backward(model(x).sum())
+    assert model.weight.grad.dtype == torch.bfloat16
+
+
+def test_the_order_is_torchs() -> None:
+    """Nodes run from late to early: so memory is freed as it is there."""
+
+    class Said(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any, name: str, log: list[str]) -> Any:
+            ctx.said = name, log
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, g: Any) -> Any:
+            name, log = ctx.said
+            log.append(name)
+            return g * 2, None, None
+
+    def run(backward: Callable[[Any], None]) -> list[str]:
+        log: list[str] = []
+        x = torch.ones(2, requires_grad=True)
+        a = Said.apply(x, "a", log)
+        b, c = Said.apply(a, "b", log), Said.apply(a, "c", log)
+        d = Said.apply(b + c, "d", log)
+        backward((d + Said.apply(a, "e", log)).sum())
+        return log
+
+    assert run(fanin_torch.backward) == run(torch_own)
+
+
+def test_any_schedule_gives_the_same_bits() -> None:
+    own = gradients(transformer, fanin_torch.backward)
+    other = gradients(transformer, lambda loss: fanin_torch.backward(loss, schedule=lambda ready: ready[-1]))
+    assert all(torch.equal(own[k], other[k]) for k in own)
+
+
+def test_a_deep_graph() -> None:
+    x = y = torch.ones(2, requires_grad=True)
+    for _ in range(20_000):
+        y = y * 1.0
+    fanin_torch.backward(y.sum())
+    assert x.grad.tolist() == [1, 1]
+
+
+# What is refused
+
+
+def retained() -> Any:
+    y = torch.ones(1, requires_grad=True) * 2
+    y.retain_grad()
+    return y
+
+
+def hooked() -> Any:
+    y = torch.ones(1, requires_grad=True) * 2
+    y.register_hook(lambda g: g)
+    return y
+
+
+def with_module_hooks() -> Any:
+    model = nn.Linear(2, 1)
+    model.register_full_backward_hook(lambda *args: None)
+    return model(torch.ones(1, 2, requires_grad=True)).sum()
+
+
+def one(**how: Any) -> Any:
+    return torch.ones(1, requires_grad=True, **how)
+
+
+BACKWARD = fanin_torch.backward
+REFUSED: list[tuple[Callable[[], Any], Any, str]] = [
+    (lambda: BACKWARD(retained()), RuntimeError, "retain_grad"),
+    (lambda: BACKWARD(hooked()), RuntimeError, "hook"),
+    (lambda: BACKWARD(with_module_hooks()), RuntimeError, "full backward hooks"),
+    (lambda: BACKWARD(torch.ones(1)), RuntimeError, "does not require a gradient"),
+    (lambda: BACKWARD(7), TypeError, "int"),
+    (lambda: BACKWARD([7]), TypeError, "tensor 0: expected a tensor, got a int"),
+    (lambda: BACKWARD(torch.ones(2, requires_grad=True) * 1), ValueError, "2 elements and no gradient"),
+    (lambda: BACKWARD(one(), [None, None]), ValueError, "expected 1 gradient"),
+    (lambda: BACKWARD(one(), torch.ones(7, 2)), ValueError, r"gradient 0: expected shape \(1,\), got \(7, 2\)"),
+    (lambda: BACKWARD(one(), "x"), TypeError, "expected a tensor"),
+    (lambda: BACKWARD(one(), inputs=[one() * 2]), ValueError, "input 0 is no leaf"),
+    (lambda: BACKWARD(one(device="meta") * 2), RuntimeError, "meta: this pass knows CPU tensors alone"),
+]
+
+
+@pytest.mark.parametrize(("call", "kind", "text"), REFUSED)
+def test_what_is_refused(call: Callable[[], Any], kind: Any, text: str) -> None:
+    with pytest.raises(kind, match=text):
+        call()
+
+
+def test_an_error_in_a_node_names_it_and_leaves_each_grad_whole() -> None:
+    class Bad(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, g: Any) -> Any:
+            raise ZeroDivisionError("in backward")
+
+    early, late = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    with pytest.raises(ZeroDivisionError) as caught:
+        fanin_torch.backward((Bad.apply(late) * late * early).sum())
+    assert "BadBackward" in caught.value.__notes__[0]
+    assert early.grad.tolist() == [2, 2] and late.grad is None
+
+
+def test_a_graph_that_torch_has_freed_is_torchs_error() -> None:
+    w = torch.ones(2, requires_grad=True)
+    loss = (w * w).sum()
+    loss.backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        fanin_torch.backward(loss)
+    assert w.grad.tolist() == [2, 2]
+
+
+def test_nothing_of_the_graph_is_kept() -> None:
+    import gc
+    import weakref
+
+    x, y = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+    loss = Two.apply(x, 2.0, y)[0].sum()
+    kept = weakref.ref(loss.grad_fn.next_functions[0][0])
+    fanin_torch.backward(loss)
+    assert kept() is not None
+    del loss
+    gc.collect()
+    assert kept() is None and x.grad.tolist() == [2, 2, 2]
