@@ -44,6 +44,7 @@ ROWS = (
     "recycling",
     "fresh",
     "engine",
+    "passes",
     "overlap",
     "analysis",
     "gpu",
