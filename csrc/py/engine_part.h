@@ -49,8 +49,9 @@ static inline const char *fan_node_said(const fan_node *n, char *buf, size_t siz
 
 /* ---- returned.c ---- */
 
-/* fan_gradients_of: what a function returned, as holds: one per edge (V1); takes `result`. `who` begins messages. */
-int fan_gradients_of(PyObject *result, const char *who, void **gradients, uint32_t ngradients);
+/* fan_gradients_of: what a function returned, as holds: one per edge (V1); takes `result`. Messages begin with `who`,
+ * or, where that is NULL, with what the node is called. */
+int fan_gradients_of(PyObject *result, const fan_node *n, const char *who, void **gradients, uint32_t ngradients);
 
 /* ---- hooks.c ---- */
 

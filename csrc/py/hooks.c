@@ -262,7 +262,7 @@ int fan_hooks_post(node_object *self, PyObject *later, void **sums, void **gradi
             Py_XDECREF(was);
         }
         PyOS_snprintf(who, sizeof who, "a post-hook of %s", fan_node_said(&self->node, name, sizeof name));
-        if (fan_gradients_of(to, who, gradients, ngradients) < 0)
+        if (fan_gradients_of(to, &self->node, who, gradients, ngradients) < 0)
             return -1;
     }
     return 0;

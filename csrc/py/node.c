@@ -133,45 +133,55 @@ int fan_node_declare(node_object *self, PyObject *slots, uint32_t *inputs)
     return bad;
 }
 
+/* edge_of: (node, slot), as it is mostly: borrowed; NULL: something else, and nothing is said. */
+static node_object *edge_of(PyObject *edge, uint32_t *slot)
+{
+    node_object *to =
+        PyTuple_Check(edge) && PyTuple_GET_SIZE(edge) == 2 ? fan_node_arg(PyTuple_GET_ITEM(edge, 0)) : NULL;
+    Py_ssize_t i = to ? fan_small_index(PyTuple_GET_ITEM(edge, 1)) : -1;
+    *slot = (uint32_t)i;
+    return i >= 0 && i < (Py_ssize_t)to->node.inputs ? to : NULL;
+}
+
+/* edge_of_index: a slot that is no plain int, or an exception: NULL. */
+__attribute__((noinline, cold)) static node_object *edge_of_index(const node_object *self, PyObject *edge, size_t index,
+                                                                  uint32_t *slot)
+{
+    char name[128], there[128];
+    node_object *to =
+        PyTuple_Check(edge) && PyTuple_GET_SIZE(edge) == 2 ? fan_node_arg(PyTuple_GET_ITEM(edge, 0)) : NULL;
+    fan_where w = {.buffer = fan_node_said(&self->node, name, sizeof name), .slot = -1, .key = -1};
+    PyObject *which = to ? PyTuple_GET_ITEM(edge, 1) : NULL;
+    int64_t i = 0;
+    int bad = -1;
+    fan_where_push(&w);
+    if (!to)
+        fan_refuse(PyExc_TypeError,
+                   "edge %zu: expected a pair of a fanin.Node or fanin.Leaf and one of its slots, or None, got %R",
+                   index, edge);
+    else if (!PyLong_CheckExact(which))
+        bad = fan_index(which, "slot of an edge", PyExc_IndexError, &i);
+    if (to && (PyLong_CheckExact(which) || (!bad && i >= (int64_t)to->node.inputs)))
+        bad = fan_refuse(PyExc_IndexError, "edge %zu: expected a slot from 0 to %u of %s, got %R", index,
+                         to->node.inputs - 1, fan_node_said(&to->node, there, sizeof there), which);
+    fan_where_pop(&w);
+    *slot = (uint32_t)i;
+    return bad ? NULL : to;
+}
+
 /* edge_arg: None, or (node, slot): borrowed. */
 static int edge_arg(const node_object *self, PyObject *edge, size_t index, fan_node **next, uint32_t *slot)
 {
-    char name[128], there[128];
-    node_object *to;
-    int64_t i = 0;
-    *next = NULL;
+    node_object *to = edge == Py_None ? NULL : edge_of(edge, slot);
+    *next = to ? &to->node : NULL;
+    if (to)
+        return 0;
     *slot = 0;
     if (edge == Py_None)
         return 0;
-    to = PyTuple_Check(edge) && PyTuple_GET_SIZE(edge) == 2 ? fan_node_arg(PyTuple_GET_ITEM(edge, 0)) : NULL;
-    fan_node_said(&self->node, name, sizeof name);
-    if (!to) {
-        PyErr_Format(
-            PyExc_TypeError,
-            "%s: edge %zu: expected a pair of a fanin.Node or fanin.Leaf and one of its slots, or None, got %R", name,
-            index, edge);
-        return -1;
-    }
-    i = fan_small_index(PyTuple_GET_ITEM(edge, 1));
-    if (i >= 0 && i < (int64_t)to->node.inputs) {
-        *next = &to->node;
-        *slot = (uint32_t)i;
-        return 0;
-    }
-    fan_where w = {.buffer = name, .slot = -1, .key = -1};
-    fan_where_push(&w);
-    if (PyLong_CheckExact(PyTuple_GET_ITEM(edge, 1)))
-        fan_refuse(PyExc_IndexError, "edge %zu: expected a slot from 0 to %u of %s, got %R", index, to->node.inputs - 1,
-                   fan_node_said(&to->node, there, sizeof there), PyTuple_GET_ITEM(edge, 1));
-    else if (fan_index(PyTuple_GET_ITEM(edge, 1), "slot of an edge", PyExc_IndexError, &i) == 0 &&
-             i < (int64_t)to->node.inputs)
-        *next = &to->node;
-    else if (!PyErr_Occurred())
-        fan_refuse(PyExc_IndexError, "edge %zu: expected a slot from 0 to %u of %s, got %lld", index,
-                   to->node.inputs - 1, fan_node_said(&to->node, there, sizeof there), (long long)i);
-    fan_where_pop(&w);
-    *slot = (uint32_t)i;
-    return *next ? 0 : -1;
+    to = edge_of_index(self, edge, index, slot);
+    *next = to ? &to->node : NULL;
+    return to ? 0 : -1;
 }
 
 static int link_edges(node_object *self, PyObject *edges)
@@ -212,7 +222,8 @@ static int inputs_arg(PyObject *inputs, uint32_t *out)
     *out = 0;
     if (!inputs)
         return 0;
-    if (fan_index(inputs, "inputs", PyExc_ValueError, &n) < 0)
+    n = fan_small_index(inputs);
+    if (n < 0 && fan_index(inputs, "inputs", PyExc_ValueError, &n) < 0)
         return -1;
     if (n >= 1 && n < INT32_MAX) {
         *out = (uint32_t)n;
@@ -273,16 +284,20 @@ PyObject *fan_node_call(PyObject *type, PyObject *const *args, size_t nargsf, Py
 
 #define FEW 8
 
+static int lost(const node_object *self)
+{
+    char name[128];
+    PyErr_Format(PyExc_RuntimeError, "%s has lost its function to the garbage collector",
+                 fan_node_said(&self->node, name, sizeof name));
+    return -1;
+}
+
 int fan_node_run(node_object *self, void **sums, PyObject *later, void **gradients, uint32_t ngradients)
 {
     PyObject *few[FEW + 1], **args = few, *result, *fn = self->fn;
     uint32_t n = self->node.inputs;
-    char name[128];
-    if (!fn) {
-        PyErr_Format(PyExc_RuntimeError, "%s has lost its function to the garbage collector",
-                     fan_node_said(&self->node, name, sizeof name));
-        return -1;
-    }
+    if (!fn)
+        return lost(self);
     if (later && fan_hooks_pre(self, later, sums) < 0)
         return -1;
     if (n > FEW && !(args = fan_alloc((n + 1) * sizeof *args))) {
@@ -300,7 +315,7 @@ int fan_node_run(node_object *self, void **sums, PyObject *later, void **gradien
         return -1;
     if (ngradients == 1 && !PyTuple_Check(result) && !PyList_Check(result) && result != Py_None)
         gradients[0] = result; /* as mostly */
-    else if (fan_gradients_of(result, fan_node_said(&self->node, name, sizeof name), gradients, ngradients) < 0)
+    else if (fan_gradients_of(result, &self->node, NULL, gradients, ngradients) < 0)
         return -1;
     return later ? fan_hooks_post(self, later, sums, gradients, ngradients) : 0;
 }

@@ -120,13 +120,11 @@ static int gradients_given(walk_object *self, PyObject *result)
     void **gradients = fan_calloc(n * sizeof *gradients), **sums = fan_calloc(inputs * sizeof *sums);
     FAN_RAW fan_error err;
     fan_status status = FAN_ERR_NOMEM;
-    char name[128];
     fan_error_clear(&err);
     if (gradients && sums) {
         for (uint32_t i = 0; i < inputs; i++)
             sums[i] = PyTuple_GET_ITEM(self->sums, i) == Py_None ? NULL : PyTuple_GET_ITEM(self->sums, i);
-        fan_node_said(&self->now->node, name, sizeof name);
-        status = fan_gradients_of(Py_NewRef(result), name, gradients, n) < 0 ||
+        status = fan_gradients_of(Py_NewRef(result), &self->now->node, NULL, gradients, n) < 0 ||
                          (self->later && fan_hooks_post(self->now, self->later, sums, gradients, n) < 0)
                      ? fan_from_python(&err)
                      : FAN_OK;
