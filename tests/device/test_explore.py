@@ -13,6 +13,7 @@ import pytest
 import fanin
 from fanin._sim.explore import bits_of
 from fanin.sim import Machine, Report, explore, replay, scenario, scenarios
+from kit import scenes
 from kit.support import run_python
 
 pytestmark = pytest.mark.core
@@ -385,20 +386,7 @@ def test_what_a_thread_reads_of_counters_hangs_on_the_order(reduce: bool) -> Non
 
 
 def test_whether_another_thread_has_ended_hangs_on_the_order() -> None:
-    def scenario(m: Machine) -> Any:
-        one = m.spawn(lambda: 1)
-
-        def ask() -> int:
-            try:
-                return one.result
-            except RuntimeError:
-                return 0
-
-        two = m.spawn(ask)
-        m.join()
-        return two.result
-
-    assert set(explore(scenario).results) == {0, 1}
+    assert set(explore(scenes.ends).results) == {0, 1}
 
 
 # Events, asked by host threads

@@ -19,6 +19,7 @@ from fanin import _core
 from fanin.sim import DeadlockError, Machine, StuckError, explore
 from kit import hooks
 from kit.explored import differs, draw
+from kit.scenes import SCENES, pair
 from kit.support import CSRC
 
 pytestmark = pytest.mark.core
@@ -363,145 +364,8 @@ def test_a_thread_that_waits_for_a_foreign_lock_is_told_of_with_the_stacks() -> 
 # Footprints: for each kind a scenario whose outcomes are fewer where they are left out
 
 
-def pair(m: Machine, one: Callable[[], Any], two: Callable[[], Any]) -> tuple[Any, Any]:
-    threads = [m.spawn(call) for call in (one, two)]
-    m.join()
-    return threads[0].result, threads[1].result
-
-
-def streams(m: Machine) -> Any:
-    s, ran = m.stream(), list[int]()
-    pair(m, lambda: m.launch(s, lambda: ran.append(0)), lambda: m.launch(s, lambda: ran.append(1)))
-    m.synchronize()
-    return ran
-
-
-def events(m: Machine) -> Any:
-    s, e = m.stream(), m.event()
-    return pair(m, lambda: e.record(s), lambda: e.stream is None)
-
-
-def blocks(m: Machine) -> Any:
-    x, t = m.empty(1), m.stream()
-    return pair(m, lambda: x.record_stream(t), lambda: len(x.users))
-
-
-def slots(m: Machine) -> Any:
-    buf = fanin.InputBuffer(1)
-    return pair(m, lambda: buf.add(0, np.ones(2)), lambda: buf[0] is None)
-
-
-def progress(m: Machine) -> Any:
-    m.launch(m.stream(), lambda: None)
-    return pair(m, m.step, m.step)
-
-
-def faults(m: Machine) -> Any:
-    s, t = m.stream(), m.stream()
-
-    def record(stream: Any) -> bool:
-        try:
-            stream.record()
-        except fanin.DeviceError:
-            return False
-        return True
-
-    m._fail_at(0)
-    return pair(m, lambda: record(s), lambda: record(t))
-
-
-def queued(m: Machine) -> Any:
-    s = m.stream()
-    return pair(m, lambda: m.launch(s, lambda: None), m.step)
-
-
-def captures(m: Machine) -> Any:
-    s, ran = m.stream(), list[int]()
-
-    def capture() -> None:
-        m.begin_capture(s)
-        m.end_capture(s)
-
-    pair(m, capture, lambda: m.launch(s, lambda: ran.append(1)))
-    m.synchronize()
-    return len(ran)
-
-
-def short_memory(m: Machine) -> Any:
-    kept = list[Any]()
-
-    def take() -> bool:
-        try:
-            kept.append(m.empty(40_000, "uint8"))
-        except fanin.DeviceOutOfMemoryError:
-            return False
-        return True
-
-    return pair(m, take, take)
-
-
-def clocks(m: Machine) -> Any:
-    s = m.stream()
-    return pair(m, lambda: m.launch(s, lambda: None), lambda: m.clock().device_us > 0)
-
-
-def ends(m: Machine) -> Any:
-    one = m.spawn(lambda: 1)
-
-    def ask() -> int:
-        try:
-            return one.result
-        except RuntimeError:
-            return 0
-
-    two = m.spawn(ask)
-    m.join()
-    return two.result
-
-
-def actors(m: Machine) -> Any:
-    return pair(m, lambda: m.spawn(lambda: None).name, lambda: m.spawn(lambda: None).name)
-
-
-def budgets(m: Machine) -> Any:
-    buf = fanin.InputBuffer(2, budget=40)
-    buf.add(0, np.ones(2))
-    pair(m, lambda: buf.add(0, np.ones(2)), lambda: buf.add(1, np.ones(2)))
-    return buf.counters.folds
-
-
-def counters(m: Machine) -> Any:
-    buf, before = fanin.InputBuffer(1), fanin.counters().adds
-    return pair(m, lambda: buf.add(0, np.ones(2)), lambda: fanin.counters().adds - before)
-
-
-def host_memory(m: Machine) -> Any:
-    buf, out = fanin.InputBuffer(1), np.zeros(2)
-    buf.add(0, np.ones(2))
-    return pair(m, lambda: buf.take(out=[out]) and None, lambda: fanin.add_n([out, out]))[1]
-
-
-SCENES = {
-    "OF_STREAM": streams,
-    "OF_EVENT": events,
-    "OF_BLOCK": blocks,
-    "OF_MUTEX": slots,
-    "OF_PROGRESS": progress,
-    "OF_FAULTS": faults,
-    "OF_QUEUED": queued,
-    "OF_CAPTURES": captures,
-    "OF_MEMORY": short_memory,
-    "OF_CALLS": clocks,
-    "OF_THREAD": ends,
-    "OF_ACTORS": actors,
-    "OF_BUDGET": budgets,
-    "OF_COUNTERS": counters,
-    "OF_HOST": host_memory,
-}
-
-
 def results_of(scene: Callable[[Machine], Any], reduce: bool) -> set[Any]:
-    make = functools.partial(Machine, memory=65_536) if scene is short_memory else Machine
+    make = functools.partial(Machine, memory=65_536) if scene is SCENES["OF_MEMORY"] else Machine
     report = explore(scene, reduce=reduce, limit=5000, machine=make)
     assert report.complete and not report.errors, report
     return {repr(r) for r in report.results}

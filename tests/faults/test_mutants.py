@@ -104,6 +104,7 @@ def test_the_page_names_the_test_that_finds_a_fault_elsewhere(name: str) -> None
     file, test = finder(PAGE.read_text(), name, ELSEWHERE[name])
     text = (ROOT / file).read_text()
     assert re.search(rf"^def {test}\(", text, re.MULTILINE), f"{file} has no {test}"
+    text += "".join((ROOT / "tests" / "kit" / f"{kit}.py").read_text() for kit in re.findall(r"from kit\.(\w+)", text))
     word = name.removeprefix("fault:")
     assert word in text or word.replace("NO_FOOTPRINT_", "OF_") in text, f"{file} does not plant {word}"
 

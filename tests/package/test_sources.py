@@ -30,6 +30,37 @@ from kit.tree import (
 pytestmark = pytest.mark.core
 
 LINES = 60
+FILE_LINES = 1000  #: of tests
+#: Functions of tests that are longer, since when that is known: the list may only shrink.
+KNOWN_LONG_TESTS = dict.fromkeys(
+    [
+        "one_of_each in tests/analysis/test_descriptors.py",
+        "check_the_guard_names_what_changed in tests/analysis/test_functionalize_guard.py",
+        "load_number in tests/c/oracle.h",
+        "config_options in tests/c/proof_config.c",
+        "run_consume in tests/c/proof_run.c",
+        "footprint in tests/c/proof_run.c",
+        "search_values in tests/c/proof_values.c",
+        "bad_geometry_is_refused in tests/c/test_array.c",
+        "work in tests/c/test_device.c",
+        "memory_leaves_when_all_that_used_it_has_passed in tests/c/test_device.c",
+        "hostile in tests/c/test_exact.c",
+        "complex_and_wider_states in tests/c/test_exact.c",
+        "a_schedule_is_replayed_and_a_limit_kept in tests/c/test_explore.c",
+        "it_says_what_a_checker_says_that_keeps_everything in tests/c/test_order.c",
+        "races_name_both_sides_and_the_wait_that_is_missing in tests/c/test_sim.c",
+        "every_job_touches_what_it_says in tests/c/test_sim.c",
+        "a_deadlock_is_named_and_ends_the_join in tests/c/test_sim_threads.c",
+        "bad_parts_are_refused in tests/c/test_sparse.c",
+        "named_cases in tests/c/test_sum.c",
+        "random_program in tests/device/test_brute_force.py",
+        "torch in tests/kit/standins.py",
+        "program in tests/laws/programs.py",
+        "test_outputs_of_the_rarer_kinds in tests/partners/test_analysis_torch.py",
+        "test_metadata_with_bases_is_that_of_the_function_of_bases in tests/partners/test_analysis_torch.py",
+    ],
+    "2026-11-22",
+)
 
 # Lengths
 
@@ -43,6 +74,36 @@ def test_no_function_is_longer_than_60_lines() -> None:
     assert sum(f.file.startswith("csrc/") for f in found) > 1500, "hardly a function of C was read"
     assert sum(f.file.startswith("python/") for f in found) > 800, "hardly a function of Python was read"
     assert not long_functions(found)
+
+
+def sources_of_tests(root: Path) -> list[Path]:
+    return sorted(p for p in (root / "tests").glob("**/*") if p.suffix in (".py", ".c", ".h"))
+
+
+def long_files(root: Path) -> list[str]:
+    """The files of tests that no one reads to the end."""
+    lengths = {p: len(p.read_text().splitlines()) for p in sources_of_tests(root)}
+    return [f"{p.relative_to(root).as_posix()} has {n} lines" for p, n in lengths.items() if n > FILE_LINES]
+
+
+def test_no_function_of_tests_is_longer_and_no_file_of_theirs_than_1000_lines() -> None:
+    found: list[Function] = []
+    for path in sources_of_tests(ROOT):
+        read = python_functions if path.suffix == ".py" else c_functions
+        found += read(path.read_text(), path.relative_to(ROOT).as_posix())
+    assert len(found) > 3000, "hardly a test was read"
+    long = {said.partition(" is longer")[0] for said in long_functions(found)}
+    assert sorted(long - set(KNOWN_LONG_TESTS)) == []
+    assert sorted(set(KNOWN_LONG_TESTS) - long) == [], "these are short now: take them off KNOWN_LONG_TESTS"
+    assert long_files(ROOT) == []
+
+
+def test_a_planted_long_file_is_found(tmp_path: Path) -> None:
+    (tmp_path / "tests" / "c").mkdir(parents=True)
+    (tmp_path / "tests/a.py").write_text("x = 1\n" * FILE_LINES)
+    assert long_files(tmp_path) == []
+    (tmp_path / "tests/c/b.c").write_text("int x;\n" * (FILE_LINES + 1))
+    assert long_files(tmp_path) == ["tests/c/b.c has 1001 lines"]
 
 
 @pytest.mark.parametrize("extra", [0, 1])
