@@ -32,6 +32,20 @@ void fan_array_copy(const fan_array *dst, const fan_array *src)
     }
 }
 
+void fan_fill_zero(const fan_array *out)
+{
+    FAN_UNCLEARED fan_nditer w;
+    FAN_UNCLEARED _Alignas(16) char piece[PIECE];
+    int64_t size = (int64_t)fan_dtype_size(out->dtype), most = PIECE / size;
+    fan_nditer_begin(&w, out, false);
+    fan_nditer_ready(&w);
+    memset(piece, 0, (size_t)((most < w.size ? most : w.size) * size)); /* in every dtype zero is that */
+    for (int64_t at = 0, n; at < w.size; at += n) {
+        n = w.size - at < most ? w.size - at : most;
+        fan_nditer_write(&w, out, at, n, out->dtype, piece);
+    }
+}
+
 /* mix: spreads every bit of x over the word. */
 static uint64_t mix(uint64_t x)
 {

@@ -19,12 +19,12 @@
  */
 #include "array/overlap_list.h"
 
+#include "array/stretch.h"
 #include "base/mem.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#define NOBODY UINT32_MAX
 #define GRIDS 4   /* how many steps are tried as the modulus */
 #define BRIDGES 6 /* how many of a run may be set aside */
 
@@ -96,64 +96,10 @@ bool fan_overlaps_extent(const fan_overlaps *l, size_t i, uint64_t *lo, uint64_t
     return !l->combs[i].empty;
 }
 
-/* ---- stretches ---- */
-
-/* From one number to another, both included: an extent, or an arc (one that passes the end of the circle is two). */
-typedef struct stretch {
-    uint64_t from, to;
-    uint32_t who, next; /* next: in a list of open ones */
-} stretch;
-
-/* run_end: where the ascending run that begins at `at` ends. */
-static size_t run_end(const stretch *s, size_t n, size_t at)
-{
-    do
-        at++;
-    while (at < n && s[at - 1].from <= s[at].from);
-    return at < n ? at : n;
-}
-
-/* merge: sorts by `from`, by merging the runs that are there, of which there are often few; `spare` has room for n. */
-static void merge(stretch *s, size_t n, stretch *spare)
-{
-    while (run_end(s, n, 0) < n) {
-        for (size_t at = 0, end; at < n; at = end) {
-            size_t a = at, mid = run_end(s, n, at), b = mid;
-            end = mid < n ? run_end(s, n, mid) : n;
-            for (size_t to = at; to < end; to++)
-                spare[to] = b == end || (a < mid && s[a].from <= s[b].from) ? s[a++] : s[b++];
-        }
-        memcpy(s, spare, n * sizeof *s);
-    }
-}
-
-/* meetings: how many pairs of sorted stretches meet. Whom one meets follow it at once, so their end is looked for from
- * there. */
-static uint64_t meetings(const stretch *s, size_t n)
-{
-    uint64_t count = 0;
-    for (size_t i = 0; i < n; i++) {
-        size_t low = i + 1, high = low, step = 1;
-        while (high < n && s[high].from <= s[i].to) {
-            low = high + 1;
-            high += step;
-            step *= 2;
-        }
-        high = high < n ? high : n;
-        while (low < high) {
-            size_t mid = low + (high - low) / 2;
-            if (s[mid].from <= s[i].to)
-                low = mid + 1;
-            else
-                high = mid;
-        }
-        count += low - i - 1;
-    }
-    return count;
-}
+/* ---- arcs ---- */
 
 /* arcs: those of the combs in `run` modulo g, not sorted. Returns how many, at most 2n. */
-static size_t arcs(const fan_overlaps *l, const stretch *run, size_t n, int64_t g, stretch *out)
+static size_t arcs(const fan_overlaps *l, const fan_stretch *run, size_t n, int64_t g, fan_stretch *out)
 {
     size_t m = 0;
     uint64_t circle = (uint64_t)g;
@@ -164,12 +110,12 @@ static size_t arcs(const fan_overlaps *l, const stretch *run, size_t n, int64_t 
             if (c->axes[k].step % g != 0)
                 more += (uint64_t)c->axes[k].step * (uint64_t)(c->axes[k].count - 1);
         if (c->far || more >= circle - 1) {
-            out[m++] = (stretch){0, circle - 1, run[i].who, NOBODY};
+            out[m++] = (fan_stretch){0, circle - 1, run[i].who, FAN_NOBODY};
         } else if (from + more < circle) {
-            out[m++] = (stretch){from, from + more, run[i].who, NOBODY};
+            out[m++] = (fan_stretch){from, from + more, run[i].who, FAN_NOBODY};
         } else {
-            out[m++] = (stretch){from, circle - 1, run[i].who, NOBODY};
-            out[m++] = (stretch){0, from + more - circle, run[i].who, NOBODY};
+            out[m++] = (fan_stretch){from, circle - 1, run[i].who, FAN_NOBODY};
+            out[m++] = (fan_stretch){0, from + more - circle, run[i].who, FAN_NOBODY};
         }
     }
     return m;
@@ -200,7 +146,7 @@ static void count_step(tally *t, int64_t step)
 }
 
 /* frequent: the steps that most combs of a run have, as far as a few counters can tell. */
-static void frequent(const fan_overlaps *l, const stretch *run, size_t n, tally *t)
+static void frequent(const fan_overlaps *l, const fan_stretch *run, size_t n, tally *t)
 {
     for (size_t i = 0; i < n; i++) {
         const fan_comb *c = &l->combs[run[i].who];
@@ -211,7 +157,7 @@ static void frequent(const fan_overlaps *l, const stretch *run, size_t n, tally 
 
 /* Stretches that are still open, of one component. */
 typedef struct list {
-    uint32_t head, tail; /* NOBODY: none */
+    uint32_t head, tail; /* FAN_NOBODY: none */
 } list;
 
 /* What a sweep has to work with. */
@@ -219,12 +165,12 @@ typedef struct work {
     const fan_overlaps *l;
     fan_effort left; /* of the whole call */
     bool extents_only;
-    stretch *run; /* all that are not empty, by their first bytes; room for 2n, as in the next three, which are made
+    fan_stretch *run; /* all that are not empty, by their first bytes; room for 2n, as in the next three, which are made
                      when they are needed */
-    stretch *arc, *best; /* arcs modulo the step that is tried, and modulo the best so far */
-    stretch *spare;      /* for sorting */
-    list *lists;         /* 2n: for components; for pairs the heads are the open stretches */
-    uint32_t *parent;    /* components: towards the root; NULL: pairs are wanted */
+    fan_stretch *arc, *best; /* arcs modulo the step that is tried, and modulo the best so far */
+    fan_stretch *spare;      /* for sorting */
+    list *lists;             /* 2n: for components; for pairs the heads are the open stretches */
+    uint32_t *parent;        /* components: towards the root; NULL: pairs are wanted */
     fan_pair *pairs;
     size_t npairs, cap;
 } work;
@@ -239,19 +185,19 @@ static void work_fini(work *w)
 }
 
 /* room: what is needed for the first time gets its memory. */
-static fan_status room(const work *w, stretch **s, fan_error *err)
+static fan_status room(const work *w, fan_stretch **s, fan_error *err)
 {
     if (!*s)
         *s = fan_alloc(2 * w->l->n * sizeof **s);
     return *s ? FAN_OK : fan_fail(err, FAN_ERR_NOMEM, "out of memory for %zu arrays to compare", w->l->n);
 }
 
-static fan_status sort(work *w, stretch *s, size_t n, fan_error *err)
+static fan_status sort(work *w, fan_stretch *s, size_t n, fan_error *err)
 {
-    if (run_end(s, n, 0) >= n)
+    if (fan__stretch_run_end(s, n, 0) >= n)
         return FAN_OK;
     FAN_TRY(room(w, &w->spare, err));
-    merge(s, n, w->spare);
+    fan__stretch_merge(s, n, w->spare);
     return FAN_OK;
 }
 
@@ -267,7 +213,7 @@ static fan_status work_init(work *w, const fan_overlaps *l, uint64_t budget, siz
     *n = 0;
     for (size_t i = 0; i < l->n && status == FAN_OK; i++)
         if (!l->combs[i].empty)
-            w->run[(*n)++] = (stretch){l->combs[i].lo, l->combs[i].last, (uint32_t)i, NOBODY};
+            w->run[(*n)++] = (fan_stretch){l->combs[i].lo, l->combs[i].last, (uint32_t)i, FAN_NOBODY};
     if (status == FAN_OK)
         status = sort(w, w->run, *n, err);
     if (status != FAN_OK)
@@ -302,7 +248,7 @@ static fan_status note(work *w, uint32_t a, uint32_t b, fan_error *err)
     return FAN_OK;
 }
 
-static fan_status sweep_pairs(work *w, const stretch *s, size_t n, fan_error *err)
+static fan_status sweep_pairs(work *w, const fan_stretch *s, size_t n, fan_error *err)
 {
     size_t open = 0;
     for (uint32_t i = 0; i < n; i++) {
@@ -362,10 +308,10 @@ static void unite(uint32_t *parent, uint32_t a, uint32_t b)
         parent[a] = b;
 }
 
-/* leave: takes member `at`, which stands behind `before` (NOBODY: it is the first), out of a list. */
-static void leave(stretch *s, list *open, uint32_t before, uint32_t at)
+/* leave: takes member `at`, which stands behind `before` (FAN_NOBODY: it is the first), out of a list. */
+static void leave(fan_stretch *s, list *open, uint32_t before, uint32_t at)
 {
-    if (before == NOBODY)
+    if (before == FAN_NOBODY)
         open->head = s[at].next;
     else
         s[before].next = s[at].next;
@@ -374,11 +320,11 @@ static void leave(stretch *s, list *open, uint32_t before, uint32_t at)
 }
 
 /* joins: whether stretch i is of the component of an open list; members that have ended leave it on the way. */
-static fan_status joins(work *w, stretch *s, list *open, uint32_t i, bool *yes, fan_error *err)
+static fan_status joins(work *w, fan_stretch *s, list *open, uint32_t i, bool *yes, fan_error *err)
 {
-    uint32_t before = NOBODY;
+    uint32_t before = FAN_NOBODY;
     *yes = false;
-    for (uint32_t at = open->head; at != NOBODY && !*yes; at = s[at].next) {
+    for (uint32_t at = open->head; at != FAN_NOBODY && !*yes; at = s[at].next) {
         fan_verdict v = FAN_OVERLAP_YES;
         if (s[at].to < s[i].from) {
             leave(s, open, before, at);
@@ -393,13 +339,13 @@ static fan_status joins(work *w, stretch *s, list *open, uint32_t i, bool *yes, 
 }
 
 /* sweep_components: every list that the newcomer joins goes behind it. */
-static fan_status sweep_components(work *w, stretch *s, size_t n, fan_error *err)
+static fan_status sweep_components(work *w, fan_stretch *s, size_t n, fan_error *err)
 {
     size_t lists = 0;
     for (uint32_t i = 0; i < n; i++) {
         list mine = {i, i};
         size_t kept = 0;
-        s[i].next = NOBODY;
+        s[i].next = FAN_NOBODY;
         for (size_t k = 0; k < lists; k++) {
             list *open = &w->lists[k];
             bool yes;
@@ -408,7 +354,7 @@ static fan_status sweep_components(work *w, stretch *s, size_t n, fan_error *err
                 unite(w->parent, s[open->head].who, s[i].who);
                 s[mine.tail].next = open->head;
                 mine.tail = open->tail;
-            } else if (open->head != NOBODY) {
+            } else if (open->head != FAN_NOBODY) {
                 w->lists[kept++] = *open;
             }
         }
@@ -421,7 +367,7 @@ static fan_status sweep_components(work *w, stretch *s, size_t n, fan_error *err
 /* ---- runs ---- */
 
 /* divides: whether a run without those that span `most` bytes and more falls into runs of half as many. */
-static bool divides(const stretch *run, size_t n, uint64_t most)
+static bool divides(const fan_stretch *run, size_t n, uint64_t most)
 {
     size_t longest = 0, length = 0;
     uint64_t last = 0;
@@ -437,9 +383,9 @@ static bool divides(const stretch *run, size_t n, uint64_t most)
 
 /* set_aside: moves the few that hold a run together behind the others, which stay in order. Returns how many: 0 if that
  * divides nothing. */
-static size_t set_aside(stretch *run, size_t n)
+static size_t set_aside(fan_stretch *run, size_t n)
 {
-    stretch aside[BRIDGES];
+    fan_stretch aside[BRIDGES];
     size_t count = 0, kept = 0;
     uint64_t last = 0, half;
     for (size_t i = 0; i < n; i++)
@@ -458,10 +404,10 @@ static size_t set_aside(stretch *run, size_t n)
     return count;
 }
 
-static fan_status sweep_runs(work *w, stretch *s, size_t n, fan_error *err);
+static fan_status sweep_runs(work *w, fan_stretch *s, size_t n, fan_error *err);
 
 /* sweep_divided: the last `count` of a run against all, the others by themselves. */
-static fan_status sweep_divided(work *w, stretch *run, size_t n, size_t count, fan_error *err)
+static fan_status sweep_divided(work *w, fan_stretch *run, size_t n, size_t count, fan_error *err)
 {
     for (size_t i = n - count; i < n; i++)
         for (size_t j = 0; j < i; j++) {
@@ -477,15 +423,15 @@ static fan_status sweep_divided(work *w, stretch *run, size_t n, size_t count, f
 }
 
 /* sweep: one run, by whichever stretches meet least. */
-static fan_status sweep(work *w, stretch *run, size_t n, fan_error *err)
+static fan_status sweep(work *w, fan_stretch *run, size_t n, fan_error *err)
 {
     size_t aside = n > 2 * BRIDGES ? set_aside(run, n) : 0;
     if (aside)
         return sweep_divided(w, run, n, aside, err);
     tally grids[GRIDS] = {{0, 0}};
-    stretch *best = run;
+    fan_stretch *best = run;
     size_t count = n;
-    uint64_t least = w->extents_only ? 0 : meetings(run, n);
+    uint64_t least = w->extents_only ? 0 : fan__stretch_meetings(run, n);
     if (least > 4 * (uint64_t)n)
         frequent(w->l, run, n, grids);
     for (int i = 0; i < GRIDS && least > n; i++) {
@@ -494,10 +440,10 @@ static fan_status sweep(work *w, stretch *run, size_t n, fan_error *err)
         FAN_TRY(room(w, &w->arc, err));
         size_t m = arcs(w->l, run, n, grids[i].step, w->arc);
         FAN_TRY(sort(w, w->arc, m, err));
-        uint64_t met = meetings(w->arc, m);
+        uint64_t met = fan__stretch_meetings(w->arc, m);
         if (met >= least)
             continue;
-        stretch *other = w->best;
+        fan_stretch *other = w->best;
         w->best = best = w->arc;
         w->arc = other;
         least = met;
@@ -506,7 +452,7 @@ static fan_status sweep(work *w, stretch *run, size_t n, fan_error *err)
     return w->parent ? sweep_components(w, best, count, err) : sweep_pairs(w, best, count, err);
 }
 
-static fan_status sweep_runs(work *w, stretch *s, size_t n, fan_error *err)
+static fan_status sweep_runs(work *w, fan_stretch *s, size_t n, fan_error *err)
 {
     for (size_t at = 0, end; at < n; at = end) {
         uint64_t last = s[at].to;

@@ -1,6 +1,7 @@
 /* Sparse into dense: entries are added where they belong, in their order, so that those which meet in one place are
  * added there one after the other. */
 #include "array/elements.h"
+#include "array/reduce.h"
 #include "array/sparse.h"
 
 #include "array/nditer.h"

@@ -16,150 +16,17 @@
  * added later they would give other bits than added first; so everything before a widening is folded before it is
  * converted. And: index parts are others' memory, which may change after it was checked: every index is held against
  * its extent when it is used. */
-#include "array/elements.h"
 #include "array/sparse.h"
 
 #include "array/convert.h"
+#include "array/elements.h"
 #include "array/nditer.h"
+#include "array/sparse_grid.h"
 #include "array/sparse_parts.h"
 #include "array/sum_isa.h"
 #include "base/mem.h"
 
 #include <string.h>
-
-/* ---- keys ---- */
-
-/* What the entries of a sum are indexed by. */
-typedef struct grid {
-    fan_format format;
-    int axes;
-    int64_t extent[FAN_MAX_NDIM];
-    int64_t cells; /* numbers in an entry */
-    int columns;   /* of a key; column c is the linear index over axes first[c] .. first[c + 1] - 1 */
-    int first[FAN_MAX_NDIM + 1];
-} grid;
-
-static bool same_blocks(const fan_sparse *a, const fan_sparse *b)
-{
-    return !fan_format_is_blocked(a->format) ||
-           (block_extent(a, 0) == block_extent(b, 0) && block_extent(a, 1) == block_extent(b, 1));
-}
-
-/* grid_of: the grid of a sum: the operands' own where they are alike; else COO over as many axes as any of them
- * indexes. */
-static void grid_of(grid *g, const fan_sparse_operand *in, size_t n)
-{
-    const fan_sparse *s = in[0].sparse;
-    bool alike = true;
-    int axes = 0;
-    for (size_t k = 0; k < n; k++) {
-        int dim = sparse_dim(in[k].sparse);
-        alike &= in[k].sparse->format == s->format && same_blocks(in[k].sparse, s);
-        axes = dim > axes ? dim : axes;
-    }
-    g->format = alike ? s->format : FAN_FORMAT_COO;
-    g->axes = axes;
-    g->cells = 1;
-    if (g->format == FAN_FORMAT_COO) {
-        for (int i = 0; i < s->ndim; i++) {
-            if (i < axes)
-                g->extent[i] = s->shape[i];
-            else
-                g->cells *= s->shape[i];
-        }
-    } else {
-        int axis = fan_format_compressed_axis(g->format);
-        g->extent[0] = s->shape[axis] / block_extent(s, axis);
-        g->extent[1] = s->shape[!axis] / block_extent(s, !axis);
-        g->cells = cells_of(s);
-    }
-    g->columns = 0;
-    int64_t product = 1;
-    g->first[0] = 0;
-    for (int i = 0; i < g->axes; i++) {
-        if (__builtin_mul_overflow(product, g->extent[i] ? g->extent[i] : 1, &product)) {
-            g->first[++g->columns] = i;
-            product = g->extent[i];
-        }
-    }
-    g->first[++g->columns] = g->axes;
-}
-
-/* most_key: the largest key that column c can have. */
-static int64_t most_key(const grid *g, int c)
-{
-    int64_t product = 1;
-    for (int i = g->first[c]; i < g->first[c + 1]; i++)
-        product *= g->extent[i] ? g->extent[i] : 1;
-    return product - 1;
-}
-
-/* axis_of_key: the index along one axis that a key says. */
-static void axis_of_key(const grid *g, const int64_t *keys, int64_t n, int axis, char *to, int64_t step)
-{
-    int c = 0;
-    while (axis >= g->first[c + 1])
-        c++;
-    int64_t below = 1;
-    for (int i = axis + 1; i < g->first[c + 1]; i++)
-        below *= g->extent[i];
-    const int64_t *key = keys + c * n;
-    for (int64_t e = 0; e < n; e++)
-        *(fan_any_i64 *)(to + e * step) = key[e] / below % g->extent[axis];
-}
-
-/* own_index: the index of each stored entry of s along a grid axis, in the units of s's own index part, each `times`
- * times. */
-static fan_status own_index(const fan_sparse *s, bool compressed, int axis, int64_t extent, int64_t times, int64_t *to,
-                            fan_error *err)
-{
-    int64_t nnz = fan_sparse_nnz(s), row = 0;
-    if (compressed)
-        FAN_TRY(fan__sparse_check_pointers(s, err));
-    for (int64_t e = 0; e < nnz; e++) {
-        int64_t index;
-        if (compressed) {
-            while (row < extent && pointer(s, row + 1) <= e)
-                row++;
-            index = row;
-        } else {
-            index = s->format == FAN_FORMAT_COO ? coo_index(s, axis, e) : plain_index(s, e);
-        }
-        if (!within(index, extent))
-            return fan__sparse_outside(s, axis, e, index, extent, err);
-        for (int64_t i = 0; i < times; i++)
-            *to++ = index;
-    }
-    return FAN_OK;
-}
-
-/* grid_index: the index along grid axis `axis` of each entry that s has in this grid (one stored entry of s is `times`
- * of them). */
-static fan_status grid_index(const fan_sparse *s, const grid *g, int axis, int64_t times, int64_t *to, fan_error *err)
-{
-    int64_t n = fan_sparse_nnz(s) * times;
-    if (s->format == FAN_FORMAT_COO) {
-        if (axis < sparse_dim(s))
-            return own_index(s, false, axis, g->extent[axis], times, to, err);
-        int64_t below = 1; /* an axis that s holds densely */
-        for (int i = axis + 1; i < g->axes; i++)
-            below *= g->extent[i];
-        for (int64_t i = 0; i < n; i++)
-            to[i] = i / below % g->extent[axis];
-        return FAN_OK;
-    }
-    if (g->format != FAN_FORMAT_COO) {
-        int named = axis ? !fan_format_compressed_axis(s->format) : fan_format_compressed_axis(s->format);
-        return own_index(s, axis == 0, named, g->extent[axis], times, to, err);
-    }
-    int64_t unit = block_extent(s, axis), wide = block_extent(s, 1);
-    FAN_TRY(own_index(s, axis == fan_format_compressed_axis(s->format), axis, g->extent[axis] / unit, times, to, err));
-    for (int64_t i = 0; i < n; i++)
-        to[i] = to[i] * unit + (axis == 0 ? i % times / wide : i % wide);
-    return FAN_OK;
-}
-
-/* ---- sums ---- */
 
 /* Entries of a sum on their way: keys column by column, values one behind the other in dtype acc. */
 typedef struct entries {
@@ -185,7 +52,7 @@ static void *allocate(int64_t n, int64_t each, size_t size)
     return fan_alloc(bytes);
 }
 
-static bool entries_new(entries *e, const grid *g, int64_t n, fan_dtype acc)
+static bool entries_new(entries *e, const fan_grid *g, int64_t n, fan_dtype acc)
 {
     e->n = n;
     e->acc = acc;
@@ -209,7 +76,7 @@ static void copy_values(const fan_sparse *s, fan_dtype acc, char *to)
 }
 
 /* read_operand: entries [at, ..) of e are those of s. */
-static fan_status read_operand(entries *e, const grid *g, const fan_sparse *s, int64_t at, int64_t *scratch,
+static fan_status read_operand(entries *e, const fan_grid *g, const fan_sparse *s, int64_t at, int64_t *scratch,
                                fan_error *err)
 {
     int64_t times = g->cells ? cells_of(s) / g->cells : 1, n = fan_sparse_nnz(s) * times;
@@ -217,7 +84,7 @@ static fan_status read_operand(entries *e, const grid *g, const fan_sparse *s, i
         int64_t *key = e->keys + c * e->n + at;
         memset(key, 0, (size_t)n * sizeof *key);
         for (int axis = g->first[c]; axis < g->first[c + 1]; axis++) {
-            FAN_TRY(grid_index(s, g, axis, times, scratch, err));
+            FAN_TRY(fan__grid_index(s, g, axis, times, scratch, err));
             for (int64_t i = 0; i < n; i++)
                 key[i] = key[i] * g->extent[axis] + scratch[i];
         }
@@ -227,7 +94,7 @@ static fan_status read_operand(entries *e, const grid *g, const fan_sparse *s, i
 }
 
 /* in_order: 1 strictly rising, 0 rising with equals, -1 not rising. */
-static int in_order(const entries *e, const grid *g)
+static int in_order(const entries *e, const fan_grid *g)
 {
     int answer = 1;
     for (int64_t i = 1; i < e->n; i++) {
@@ -261,13 +128,13 @@ static void sort_pass(const int64_t *key, int shift, int bits, const int64_t *or
 
 /* sort_by_key: the positions of the entries in the order of their keys; stable. `a` and `b` have room for n each;
  * returns the one that has them. */
-static const int64_t *sort_by_key(const entries *e, const grid *g, bool sorted, int64_t *a, int64_t *b)
+static const int64_t *sort_by_key(const entries *e, const fan_grid *g, bool sorted, int64_t *a, int64_t *b)
 {
     int bits = e->n < 4096 ? 8 : 11;
     for (int64_t i = 0; i < e->n; i++)
         a[i] = i;
     for (int c = sorted ? -1 : g->columns - 1; c >= 0; c--) {
-        int64_t most = most_key(g, c);
+        int64_t most = fan__grid_most_key(g, c);
         for (int shift = 0; shift < 63 && most >> shift; shift += bits) {
             sort_pass(e->keys + c * e->n, shift, bits, a, b, e->n);
             int64_t *other = a;
@@ -282,7 +149,7 @@ static const int64_t *sort_by_key(const entries *e, const grid *g, bool sorted, 
 
 /* fold_sorted: `to` becomes the left fold of e over equal keys, visited in `order`. Returns how many keys there are;
  * `to` has room for e->n. */
-static int64_t fold_sorted(const entries *e, const grid *g, const int64_t *order, entries *to)
+static int64_t fold_sorted(const entries *e, const fan_grid *g, const int64_t *order, entries *to)
 {
     int64_t dst[PENDING], src[PENDING];
     const fan_loops *loops = fan_loops_of(e->acc);
@@ -313,7 +180,7 @@ static int64_t fold_sorted(const entries *e, const grid *g, const int64_t *order
 }
 
 /* coalesce: sorts and folds the entries; FAN_ERR_NOMEM leaves them as they are. */
-static fan_status coalesce(entries *e, const grid *g)
+static fan_status coalesce(entries *e, const fan_grid *g)
 {
     int ordered = in_order(e, g);
     if (ordered == 1)
@@ -340,7 +207,7 @@ done:
 }
 
 /* append: the sum so far, converted to `acc`, and behind it the entries of operands that are all added in acc. */
-static fan_status append(entries *sum, const grid *g, const fan_sparse_operand *in, size_t n, fan_dtype acc,
+static fan_status append(entries *sum, const fan_grid *g, const fan_sparse_operand *in, size_t n, fan_dtype acc,
                          fan_error *err)
 {
     fan_status status = FAN_ERR_NOMEM;
@@ -377,15 +244,15 @@ done:
 }
 
 /* build_indices: the index parts that the keys say, for a grid whose entries are coalesced (or COO in any order). */
-static fan_status build_indices(const entries *e, const grid *g, fan_array **indices, fan_array **pointers,
+static fan_status build_indices(const entries *e, const fan_grid *g, fan_array **indices, fan_array **pointers,
                                 fan_error *err)
 {
     if (g->format == FAN_FORMAT_COO) {
         int64_t shape[2] = {g->axes, e->n};
         FAN_TRY(fan_array_new(FAN_DT_INT64, 2, shape, NULL, indices, err));
         for (int axis = 0; e->n && axis < g->axes; axis++)
-            axis_of_key(g, e->keys, e->n, axis, (*indices)->data + axis * (*indices)->strides[0],
-                        (*indices)->strides[1]);
+            fan__grid_axis_of_key(g, e->keys, e->n, axis, (*indices)->data + axis * (*indices)->strides[0],
+                                  (*indices)->strides[1]);
         return FAN_OK;
     }
     int64_t rows = g->extent[0] + 1;
@@ -395,10 +262,10 @@ static fan_status build_indices(const entries *e, const grid *g, fan_array **ind
     memset(p, 0, (size_t)rows * sizeof *p);
     if (e->n) {
         int64_t *i = (int64_t *)(void *)(*indices)->data;
-        axis_of_key(g, e->keys, e->n, 0, (*indices)->data, sizeof *i);
+        fan__grid_axis_of_key(g, e->keys, e->n, 0, (*indices)->data, sizeof *i);
         for (int64_t k = 0; k < e->n; k++)
             p[i[k] + 1]++;
-        axis_of_key(g, e->keys, e->n, 1, (*indices)->data, sizeof *i);
+        fan__grid_axis_of_key(g, e->keys, e->n, 1, (*indices)->data, sizeof *i);
     }
     for (int64_t r = 1; r < rows; r++)
         p[r] += p[r - 1];
@@ -406,7 +273,7 @@ static fan_status build_indices(const entries *e, const grid *g, fan_array **ind
 }
 
 /* values_new: an array for n entries of dtype d. */
-static fan_status values_new(const grid *g, const fan_sparse *like, int64_t n, fan_dtype d, fan_array **out,
+static fan_status values_new(const fan_grid *g, const fan_sparse *like, int64_t n, fan_dtype d, fan_array **out,
                              fan_error *err)
 {
     int64_t shape[FAN_MAX_NDIM + 1] = {n};
@@ -421,7 +288,7 @@ static fan_status values_new(const grid *g, const fan_sparse *like, int64_t n, f
 }
 
 /* finish: scales, rounds, and makes the sparse array. */
-static fan_status finish(entries *e, const grid *g, const fan_sparse *like, bool coalesced, fan_dtype d,
+static fan_status finish(entries *e, const fan_grid *g, const fan_sparse *like, bool coalesced, fan_dtype d,
                          const fan_scale *scale, fan_sparse **out, fan_error *err)
 {
     fan_status status;
@@ -475,7 +342,8 @@ static void concat(const fan_array *indices, const fan_array *values, const fan_
 }
 
 /* concatenate: COO operands of one kind and one dtype, one behind the other. */
-static fan_status concatenate(const grid *g, const fan_sparse_operand *in, size_t n, fan_sparse **out, fan_error *err)
+static fan_status concatenate(const fan_grid *g, const fan_sparse_operand *in, size_t n, fan_sparse **out,
+                              fan_error *err)
 {
     fan_status status = FAN_OK;
     fan_array *indices = NULL, *values = NULL;
@@ -500,8 +368,8 @@ fan_status fan_sparse_merge(const fan_sparse_operand *in, size_t n, bool coalesc
                             const fan_scale *scale, fan_sparse **out, fan_error *err)
 {
     *out = NULL;
-    FAN_UNCLEARED grid g;
-    grid_of(&g, in, n);
+    FAN_UNCLEARED fan_grid g;
+    fan__grid_of(&g, in, n);
     fan_dtype last = in[n - 1].acc, d = result == FAN_DT_NONE ? last : result;
     coalesced |= g.format != FAN_FORMAT_COO || d != last || (scale && scale->on);
     bool plain = !coalesced && g.format == FAN_FORMAT_COO;

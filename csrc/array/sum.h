@@ -52,14 +52,4 @@ bool fan_sum_flat_fits(fan_dtype dtype, fan_dtype acc);
 /* fan_scale_as: the scale as one element of dtype d (rounded to it once), at most 16 bytes. */
 void fan_scale_as(const fan_scale *scale, fan_dtype d, char *factor);
 
-/* fan_reduce_dtype: the dtype in which D7 folds: float64 for floats, complex128 for complex, the dtype itself for the
- * rest. */
-fan_dtype fan_reduce_dtype(fan_dtype d);
-/* fan_reduce: D7: sums `in` over leading and stretched axes into `out` (fresh, dtype of choice, shape broadcasts to
- * in's). May be interrupted. */
-void fan_reduce(const fan_array *out, const fan_array *in);
-
-/* fan_fill_zero: zero into every element of out. */
-void fan_fill_zero(const fan_array *out);
-
 #endif

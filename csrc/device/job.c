@@ -3,6 +3,7 @@
 #include "array/elements.h"
 #include "array/exact.h"
 #include "array/measure.h"
+#include "array/reduce.h"
 
 #include <stdio.h>
 #include <string.h>

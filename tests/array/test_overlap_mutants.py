@@ -62,8 +62,11 @@ MUTANTS: dict[str, dict[str, tuple[str, str]]] = {
         "a sum seen from the other end": ("e->x[k] = e->t[k].most - e->x[k];", "(void)0;"),
         "each gives once": ("            e->x[k] -= x;\n", ""),
     },
+    "array/stretch": {
+        "the order of stretches": ("while (at < n && s[at - 1].from <= s[at].from);", "while (at < n);"),
+    },
     "array/overlap_list": {
-        "an arc past the end": ("out[m++] = (stretch){0, from + more - circle, run[i].who, NOBODY};", "(void)0;"),
+        "an arc past the end": ("out[m++] = (stretch){0, from + more - circle, run[i].who, FAN_NOBODY};", "(void)0;"),
         "an arc's length": ("if (c->axes[k].step % g != 0)", "if (c->axes[k].step % g == 0)"),
         "stretches that have ended": ("if (s[j].to < s[i].from)", "if (s[j].to <= s[i].from)"),
         "each pair once": ("by_members(&w->pairs[kept - 1], &w->pairs[i]) != 0)", "true)"),
@@ -74,7 +77,6 @@ MUTANTS: dict[str, dict[str, tuple[str, str]]] = {
         ),
         "runs": ("end < n && s[end].from <= last;", "end < n && s[end].from < last;"),
         "a newcomer's component": ("unite(w->parent, s[open->head].who, s[i].who);", "(void)0;"),
-        "the order of stretches": ("while (at < n && s[at - 1].from <= s[at].from);", "while (at < n);"),
         "all against those set aside": ("for (size_t j = 0; j < i; j++) {", "for (size_t j = 1; j < i; j++) {"),
         "those set aside are joined": ("unite(w->parent, run[j].who, run[i].who);", "(void)0;"),
         "the rest of a run": (

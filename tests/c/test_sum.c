@@ -1,4 +1,5 @@
 /* Sums against the oracle: the left fold, element by element, in plain code. */
+#include "array/reduce.h"
 #include "array/sum.h"
 
 #include "array/convert.h"

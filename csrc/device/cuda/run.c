@@ -1,6 +1,7 @@
 #include "device/cuda/run.h"
 
 #include "array/extents.h"
+#include "array/reduce.h"
 #include "device/cuda/context.h"
 #include "device/cuda/copy.h"
 #include "device/cuda/memory.h"
