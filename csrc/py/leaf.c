@@ -56,9 +56,10 @@ static int form_of(const leaf_object *self, PyObject *o, fan_leaf_form *out)
     } else {
         if (fan_import(o, false, true, &v) < 0)
             return -1;
-        *out = v.form == FAN_FORM_SPARSE   ? FAN_LEAF_SPARSE
-               : v.form == FAN_FORM_OBJECT ? FAN_LEAF_OTHER
-                                           : FAN_LEAF_DENSE;
+        bool fixed = v.form == FAN_FORM_DENSE && !v.array->writable && !PyArray_Check(o); /* as jax has them */
+        *out = v.form == FAN_FORM_SPARSE            ? FAN_LEAF_SPARSE
+               : v.form == FAN_FORM_OBJECT || fixed ? FAN_LEAF_OTHER
+                                                    : FAN_LEAF_DENSE;
         fan_value_release(&v);
     }
     return 0;
@@ -245,12 +246,16 @@ int fan_leaf_accumulate(leaf_object *self, void **sum)
 /* show_wide: what was summed in the wider dtype, rounded, in the array that there is, if there is one (L5). */
 static int show_wide(leaf_object *self)
 {
-    PyObject *now = PySequence_GetItem(self->wide, 0);
-    int bad = now ? 0 : -1;
-    if (now && self->grad && PyArray_CheckExact(self->grad) && PyArray_Check(now))
-        bad = PyArray_CopyInto((PyArrayObject *)self->grad, (PyArrayObject *)now);
-    else if (now)
+    PyObject *now = PySequence_GetItem(self->wide, 0), *same = NULL;
+    fan_leaf_form form = FAN_LEAF_ABSENT;
+    int bad = now ? form_of(self, self->grad, &form) : -1;
+    if (!bad && form == FAN_LEAF_DENSE) {
+        same = summed(self, now, NULL, self->grad, false);
+        bad = same ? 0 : -1;
+    } else if (!bad) {
         Py_XSETREF(self->grad, now == Py_None ? NULL : Py_NewRef(now));
+    }
+    Py_XDECREF(same);
     Py_XDECREF(now);
     self->stale = bad < 0;
     return bad;
