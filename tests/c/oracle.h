@@ -118,31 +118,15 @@ static inline number load_number(fan_dtype d, const void *p)
     memset(&v, 0, sizeof v);
     memcpy(&v, p, fan_dtype_size(d));
     switch (d) {
-    case FAN_DT_BOOL:
-        x.whole = v.u8 ? 1 : 0;
-        break;
-    case FAN_DT_INT8:
-        x.whole = (uint64_t)v.i8;
-        break;
-    case FAN_DT_INT16:
-        x.whole = (uint64_t)v.i16;
-        break;
-    case FAN_DT_INT32:
-        x.whole = (uint64_t)v.i32;
-        break;
-    case FAN_DT_UINT8:
-        x.whole = v.u8;
-        break;
-    case FAN_DT_UINT16:
-        x.whole = v.u16;
-        break;
-    case FAN_DT_UINT32:
-        x.whole = v.u32;
-        break;
+    case FAN_DT_BOOL: x.whole = v.u8 ? 1 : 0; break;
+    case FAN_DT_INT8: x.whole = (uint64_t)v.i8; break;
+    case FAN_DT_INT16: x.whole = (uint64_t)v.i16; break;
+    case FAN_DT_INT32: x.whole = (uint64_t)v.i32; break;
+    case FAN_DT_UINT8: x.whole = v.u8; break;
+    case FAN_DT_UINT16: x.whole = v.u16; break;
+    case FAN_DT_UINT32: x.whole = v.u32; break;
     case FAN_DT_INT64:
-    case FAN_DT_UINT64:
-        x.whole = v.u64;
-        break;
+    case FAN_DT_UINT64: x.whole = v.u64; break;
     case FAN_DT_FLOAT32:
         x.re = (double)v.f;
         break;

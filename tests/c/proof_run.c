@@ -370,6 +370,23 @@ static uint32_t judge_sum(run *r, uint64_t what, uint32_t mask, bool all)
     return seen;
 }
 
+/* make_out: memory of the taker's. It is in use on its stream until now; perhaps it was another stream's first. */
+static bool make_out(run *r, int t, fan_value *out)
+{
+    const config *c = r->c;
+    fan_error err = {0};
+    fan_array *a = array(r, c->d, c->out >= 0 ? c->out : t);
+    if (!a)
+        return false;
+    *out = fan_value_dense(a, r->w->device[c->d]);
+    if (c->mode == MODE_OUT && (!good(r, fan_memory_record_stream(a->storage, r->w->stream[t], &err), &err) ||
+                                !kernel(r, t, "before", NULL, a, 0))) {
+        fan_value_drop(&frontend, out);
+        return false;
+    }
+    return true;
+}
+
 bool run_consume(run *r, bool all)
 {
     const config *c = r->c;
@@ -385,16 +402,8 @@ bool run_consume(run *r, bool all)
     if (c->mode == MODE_SCALE)
         how.scale.on = true;
     if (c->mode == MODE_OUT || c->mode == MODE_UNREAD) {
-        int owner = c->out >= 0 ? c->out : t;
-        fan_array *a = array(r, c->d, owner);
-        if (!a)
+        if (!make_out(r, t, &out))
             return false;
-        out = fan_value_dense(a, r->w->device[c->d]);
-        /* The taker's memory is in use on his stream until now; perhaps it was somebody else's first. */
-        if (c->mode == MODE_OUT && (!good(r, fan_memory_record_stream(a->storage, r->w->stream[t], &err), &err) || !kernel(r, t, "before", NULL, a, 0))) {
-            fan_value_drop(&frontend, &out);
-            return false;
-        }
         how.out = &out;
     }
     fan_status status = fan_buffer_take(r->b, &how, &sum, &err);

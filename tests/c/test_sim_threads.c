@@ -428,17 +428,16 @@ static void waiter_main(void *arg)
     t->after = fan_stream_sync(t->w->s[0], NULL);
 }
 
-static void a_deadlock_is_named_and_ends_the_join(void)
+/* Nobody will ever change what is waited for: the waiter is woken to look up. */
+static void a_wait_for_nobody_is_named_and_ends_the_join(void)
 {
     world w;
     fan_error err = {0};
-    fan_mutex one, two;
+    fan_mutex one;
     fan_cond never;
     thread t[2];
     fan_mutex_init(&one);
-    fan_mutex_init(&two);
     fan_cond_init(&never);
-    /* Nobody will ever change what is waited for: the waiter is woken to look up. */
     open(&w, config_of(1, 0, FAN_SIM_SEEDED), 0);
     strcpy(site_now, "scenario.py:7");
     tangle a = {.w = &w, .first = &one, .never = &never};
@@ -464,7 +463,17 @@ static void a_deadlock_is_named_and_ends_the_join(void)
     for (int i = 0; i < 2; i++)
         pthread_join(t[i].os, NULL);
     close(&w);
-    /* Two locks in two orders: by one order of the threads it is a deadlock, by another it is none. */
+    fan_cond_fini(&never);
+}
+
+/* Two locks in two orders: by one order of the threads it is a deadlock, by another it is none. */
+static void a_deadlock_is_named_and_ends_the_join(void)
+{
+    world w;
+    fan_error err = {0};
+    fan_mutex one, two;
+    fan_mutex_init(&one);
+    fan_mutex_init(&two);
     site_now[0] = '\0';
     for (int good = 1; good >= 0; good--) {
         open(&w, config_of(1, 0, FAN_SIM_SEEDED), 0);
@@ -487,7 +496,6 @@ static void a_deadlock_is_named_and_ends_the_join(void)
         }
         close(&w); /* the stuck threads stay, and the machine with them */
     }
-    fan_cond_fini(&never);
 }
 
 static int nobody(void *ctx, uint32_t enabled)
@@ -602,6 +610,7 @@ int main(void)
     many_threads_one_after_the_other();
     unspawned_threads_may_use_a_machine_at_once();
     the_reduction_loses_nothing_on_real_threads();
+    a_wait_for_nobody_is_named_and_ends_the_join();
     CHECK_INT(fan_mem_get().live, live);
     a_deadlock_is_named_and_ends_the_join();
     return check_done();

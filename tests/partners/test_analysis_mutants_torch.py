@@ -94,6 +94,7 @@ CHECKS = [
     collected.test_outputs_of_each_kind,
     collected.test_the_arguments_are_as_they_were_also_where_the_function_raises,
     collected.test_outputs_of_the_rarer_kinds,
+    collected.test_outputs_that_are_views_under_no_grad,
     collected.test_outputs_lie_where_they_lie_whoever_moved,
     collected.fields_of_programs,
 ]

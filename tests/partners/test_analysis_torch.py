@@ -616,17 +616,16 @@ def test_outputs_of_each_kind() -> None:
     assert list(differences(theirs, meta)) == []
 
 
+def kinds_of(fn: Any, *args: Any) -> Any:
+    """Kind and base of each output, which are PyTorch's."""
+    meta, theirs = collect(fn, *args), torch_collect.from_torch(upstream_meta(fn, list(args)))
+    assert list(differences(theirs, meta)) == []
+    return [(o.output_type, o.base_idx) for o in meta.output_info]
+
+
 def test_outputs_of_the_rarer_kinds() -> None:
-    """Pieces of an input, alone and with another view of it; twins; views under no_grad; two views of what
-    nobody sees.
-    """
-    k = OutputType
-
-    def of(fn: Any, *args: Any) -> Any:
-        meta, theirs = collect(fn, *args), torch_collect.from_torch(upstream_meta(fn, list(args)))
-        assert list(differences(theirs, meta)) == []
-        return [(o.output_type, o.base_idx) for o in meta.output_info]
-
+    """Pieces of an input, alone and with another view of it; twins; two views of what nobody sees."""
+    k, of = OutputType, kinds_of
     x = torch.ones(4, 3, requires_grad=True) * 1
     y = torch.ones(4, 3)
     assert of(lambda x: list(x.unbind(0)), x) == [(k.non_alias, None)] * 4
@@ -660,6 +659,18 @@ def test_outputs_of_the_rarer_kinds() -> None:
         (k.non_alias, None),
     ]
 
+    def moved(y: Any) -> Any:
+        y.t_()
+        return [y[0]]
+
+    meta = collect(moved, torch.ones(2, 3))
+    assert meta.output_info[0].view_meta_sequence is None and meta.input_info[0].mutates_metadata
+
+
+def test_outputs_that_are_views_under_no_grad() -> None:
+    k, of = OutputType, kinds_of
+    x = torch.ones(4, 3, requires_grad=True) * 1
+
     def under_no_grad(x: Any) -> Any:
         z = x * 2
         with torch.no_grad():
@@ -675,13 +686,6 @@ def test_outputs_of_the_rarer_kinds() -> None:
 
     assert of(one_under_no_grad, x) == [(k.unsafe_view_alias, None), (k.non_alias, None)]
     assert collect(one_under_no_grad, x).traced_tangents == ()
-
-    def moved(y: Any) -> Any:
-        y.t_()
-        return [y[0]]
-
-    meta = collect(moved, torch.ones(2, 3))
-    assert meta.output_info[0].view_meta_sequence is None and meta.input_info[0].mutates_metadata
 
 
 # ---------------------------------------------------------------- rewritten
