@@ -66,7 +66,10 @@ MUTANTS: dict[str, dict[str, tuple[str, str]]] = {
         "the order of stretches": ("while (at < n && s[at - 1].from <= s[at].from);", "while (at < n);"),
     },
     "array/overlap_list": {
-        "an arc past the end": ("out[m++] = (stretch){0, from + more - circle, run[i].who, FAN_NOBODY};", "(void)0;"),
+        "an arc past the end": (
+            "out[m++] = (fan_stretch){0, from + more - circle, run[i].who, FAN_NOBODY};",
+            "(void)0;",
+        ),
         "an arc's length": ("if (c->axes[k].step % g != 0)", "if (c->axes[k].step % g == 0)"),
         "stretches that have ended": ("if (s[j].to < s[i].from)", "if (s[j].to <= s[i].from)"),
         "each pair once": ("by_members(&w->pairs[kept - 1], &w->pairs[i]) != 0)", "true)"),
@@ -129,7 +132,7 @@ def passes(path: Path, noun: str) -> bool:
 
 def noun_of(file: str) -> str:
     """The checks of tests/c/test_overlap.c that a file answers to."""
-    return {"equation": "overlap"}.get(Path(file).name, Path(file).name)
+    return {"equation": "overlap", "stretch": "overlap_list"}.get(Path(file).name, Path(file).name)
 
 
 @pytest.mark.parametrize("file", MUTANTS)
