@@ -149,6 +149,32 @@ def test_a_fan_in_of_bfloat16_is_rounded_once() -> None:
     assert w.grad[0] == want.bfloat16() and own[0] != w.grad[0]
 
 
+@pytest.mark.parametrize("leaf", [True, False])
+def test_a_wider_dtype_of_the_sums(leaf: bool) -> None:
+    """1e8 + 1 - 1e8 in float32 is 0, in float64 1: of a parameter that is used often, and of a tensor in between."""
+    for accumulate, want in ((None, 0.0), (torch.float64, 1.0)):
+        w = torch.ones(1, requires_grad=True)
+        h = w if leaf else w * 1.0
+        fanin_torch.backward((h * -1e8 + h * 1.0) + h * 1e8, accumulate=accumulate)
+        assert w.grad.item() == want
+
+
+def test_a_function_whose_gradient_has_the_wrong_shape_is_named() -> None:
+    class Wrong(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, g: Any) -> Any:
+            return torch.ones(7)
+
+    x = torch.ones(2, requires_grad=True)
+    with pytest.raises(ValueError, match=r"^WrongBackward returned an invalid gradient at index 0: expected \(2,\)"):
+        fanin_torch.backward(Wrong.apply(x * 1).sum())
+    assert x.grad is None
+
+
 def test_embeddings_with_sparse_gradients() -> None:
     def run(backward: Callable[[Any], None]) -> Any:
         torch.manual_seed(0)

@@ -8,6 +8,7 @@ own `AccumulateGrad` is called, which knows how to make and add to `.grad`.
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -57,13 +58,14 @@ def backward(
     firsts = _gradients(roots, gradients)
     ends = [_end(i, t) for i, t in enumerate(roots)]
     leaves = None if inputs is None else _leaves([inputs] if isinstance(inputs, torch.Tensor) else list(inputs))
-    graph = _Graph([node for node, _ in ends], accumulate)
-    wanted = None if leaves is None else [graph.made[x] for x in leaves if x in graph.made]
+    graph = _Graph(ends, accumulate)
+    wanted = None if leaves is None else [graph.leaves[x] for x in leaves if x in graph.leaves]
     if wanted == []:
         return
     with torch.no_grad():
+        fitted = _fitted("backward was given", firsts, [graph.takes[node][slot] for node, slot in ends])
         fanin.backward(
-            [(graph.made[node], slot, g) for (node, slot), g in zip(ends, firsts, strict=True)],
+            [(graph.made[node], slot, g) for (node, slot), g in zip(ends, fitted, strict=True)],
             wanted,
             schedule=schedule,
         )
@@ -125,28 +127,26 @@ def _slot(shape: torch.Size, dtype: torch.dtype, accumulate: Any) -> fanin.Slot:
 class _Graph:
     """A `fanin.Node`, or a leaf, for each of torch's nodes that some of them lead to: `made[node]`."""
 
-    def __init__(self, ends: list[Any], accumulate: DTypeLike | None) -> None:
+    def __init__(self, ends: list[tuple[Any, int]], accumulate: DTypeLike | None) -> None:
         self.accumulate: Any = accumulate
         self.made: dict[Any, Any] = {}
+        self.leaves: dict[Any, fanin.Leaf] = {}
         self.takes: dict[Any, list[Takes]] = {}  # what each node takes, slot by slot
-        for node in _in_order(ends):
+        order, self.next = _in_order([node for node, _ in ends])
+        self.producers = Counter(ends)
+        for edges in self.next.values():
+            self.producers.update(edges)
+        for node in order:
+            self.takes[node] = _takes(node)
             variable = getattr(node, "variable", None)
             self.made[node] = self.node(node) if variable is None else self.leaf(node, variable)
 
-    def slots(self, node: Any) -> list[fanin.Slot]:
-        """What torch says of each gradient that a node takes."""
-        takes, slots = [], []
-        for meta in node._input_metadata:
-            if meta.device.type != "cpu":
-                raise RuntimeError(
-                    f"backward: {node.name()} takes gradients on {meta.device}: this pass knows CPU tensors alone; use"
-                    " torch's own backward()"
-                )
-            shape, dtype = torch.Size(meta.shape), meta.dtype
-            takes.append((shape, dtype))
-            slots.append(_slot(shape, dtype, self.accumulate))
-        self.takes[node] = takes
-        return slots
+    def slots(self, node: Any) -> list[fanin.Slot | None]:
+        """Of each gradient that a node takes: where several come, what their sum is. One alone is fitted by `fn`."""
+        return [
+            _slot(shape, dtype, self.accumulate) if self.producers[node, i] > 1 else None
+            for i, (shape, dtype) in enumerate(self.takes[node])
+        ]
 
     def leaf(self, node: Any, variable: torch.Tensor) -> Any:
         def accumulate(g: torch.Tensor) -> None:
@@ -155,16 +155,20 @@ class _Graph:
                 g = g if changed is None else changed
             node(g)
 
-        [slot] = self.slots(node)
-        return fanin.Leaf(like=(slot.shape, slot.dtype, "cpu"), accumulate=accumulate, name=node.name())
+        [(shape, dtype)] = self.takes[node]
+        self.leaves[node] = leaf = fanin.Leaf(like=(shape, dtype, "cpu"), accumulate=accumulate, name=node.name())
+        if self.accumulate is None:
+            return leaf
+        return fanin.Node(lambda g: g, edges=[(leaf, 0)], slots=self.slots(node), name=node.name())
 
     def node(self, node: Any) -> Any:
-        if node.name().startswith("BackwardHookFunction"):
+        name = node.name()
+        if name.startswith("BackwardHookFunction"):
             raise RuntimeError(
                 "backward: a module has full backward hooks, which this pass would not call: use torch's own backward()"
             )
-        edges = [None if to is None else (self.made[to], slot) for to, slot in node.next_functions]
-        takes = [None if to is None else self.takes[to][slot] for to, slot in node.next_functions]
+        edges = [None if to is None else (self.made[to], slot) for to, slot in self.next[node]]
+        takes = [None if to is None else self.takes[to][slot] for to, slot in self.next[node]]
         call = node if hasattr(node, "__call__") else _custom(node)  # noqa: B004 - of torch's classes not all have it
 
         def fn(*sums: torch.Tensor | None) -> Any:
@@ -172,24 +176,49 @@ class _Graph:
             gradients = made if isinstance(made, tuple) else (made,)
             for g, take in zip(gradients, takes, strict=False):
                 if g is not None and take is not None and (g.shape != take[0] or g.dtype != take[1]):
-                    return tuple(map(_fitted, gradients, takes))
+                    return _fitted(f"{name} returned", gradients, takes)
             return gradients
 
-        return fanin.Node(fn, edges=edges, slots=self.slots(node), name=node.name())
+        slots = self.slots(node)
+        if any(slots):
+            return fanin.Node(fn, edges=edges, slots=slots, name=name)
+        return fanin.Node(fn, len(slots), edges, name=name)
 
 
-def _fitted(g: torch.Tensor | None, take: Takes | None) -> torch.Tensor | None:
-    """What the next node takes, by torch's own operators, so that the bits are torch's: the sum over what was
-    broadcast, the real part for a real tensor, its dtype. What does not fit stays as it is, and is refused (V2).
+def _takes(node: Any) -> list[Takes]:
+    """What torch says of each gradient that a node takes."""
+    takes = []
+    for meta in node._input_metadata:
+        if meta.device.type != "cpu":
+            raise RuntimeError(
+                f"backward: {node.name()} takes gradients on {meta.device}: this pass knows CPU tensors alone; use"
+                " torch's own backward()"
+            )
+        takes.append((torch.Size(meta.shape), meta.dtype))
+    return takes
+
+
+def _fitted(
+    who: str, gradients: Sequence[torch.Tensor | None], takes: Sequence[Takes | None]
+) -> tuple[torch.Tensor | None, ...]:
+    """What the next nodes take, by torch's own operators, so that the bits are torch's: the sum over what was
+    broadcast, the real part for a real tensor, its dtype (V2).
     """
-    if g is None or take is None:
-        return g
-    shape, dtype = take
-    if g.shape != shape and g.layout == torch.strided and _broadcasts(shape, g.shape):
-        g = g.sum_to_size(shape)
-    if g.is_complex() and not dtype.is_complex:
-        g = g.real
-    return g.to(dtype) if g.dtype != dtype else g
+    fitted = []
+    for i, (g, take) in enumerate(zip(gradients, takes, strict=True)):
+        if g is not None and take is not None:
+            shape, dtype = take
+            if g.shape != shape:
+                if not _broadcasts(shape, g.shape):
+                    raise ValueError(
+                        f"{who} an invalid gradient at index {i}: expected {tuple(shape)}, got {tuple(g.shape)}"
+                    )
+                g = g.sum_to_size(shape)
+            if g.is_complex() and not dtype.is_complex:
+                g = g.real
+            g = g.to(dtype)
+        fitted.append(g)
+    return tuple(fitted)
 
 
 def _broadcasts(shape: torch.Size, to: torch.Size) -> bool:
@@ -226,20 +255,20 @@ def _custom(node: Any) -> Callable[..., Any]:
     return call
 
 
-def _in_order(ends: list[Any]) -> list[Any]:
+def _in_order(ends: list[Any]) -> tuple[list[Any], dict[Any, Any]]:
     """All nodes that the ends lead to, each after those that it leads to; where it can be, in the order in which torch
-    made them, which is that in which it runs them.
+    made them, which is that in which it runs them. And what each leads to.
     """
-    after: dict[Any, None] = {}
+    after: dict[Any, Any] = {}
     waiting = [(node, False) for node in reversed(ends)]
     while waiting:
         node, left = waiting.pop()
         if left:
-            after[node] = None
+            after[node] = node.next_functions
         elif node not in after:
             waiting.append((node, True))
             waiting += [(to, False) for to, _ in node.next_functions if to is not None and to not in after]
     by_age = sorted(after, key=lambda node: (not hasattr(node, "variable"), node._sequence_nr()))
     place = {node: i for i, node in enumerate(by_age)}
-    ordered = all(place[to] < place[node] for node in by_age for to, _ in node.next_functions if to is not None)
-    return by_age if ordered else list(after)
+    ordered = all(place[to] < place[node] for node in by_age for to, _ in after[node] if to is not None)
+    return by_age if ordered else list(after), after
