@@ -90,7 +90,7 @@ def test_out_gives_what_the_general_way_gives_whatever_meets() -> None:
     assert min(outcomes.values()) > 100, outcomes
 
 
-def test_the_short_way_is_taken_where_nothing_is_in_its_way_and_not_where_an_out_is_still_read() -> None:
+def test_the_fast_path_is_taken_where_nothing_is_in_its_way_and_not_where_an_out_is_still_read() -> None:
     """What tells them apart is memory: the fast path of one slot asks for none."""
     a, b, out = np.ones(8, "f4"), np.ones(8, "f4"), np.empty(8, "f4")
     memory = np.ones(16, "f4")

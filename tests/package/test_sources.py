@@ -263,6 +263,7 @@ OLD_WORDS = {
     r"(\w+_)?still": "is_unchanged",
     r"fan_(order|value)_mark": "fan_order_record_stream, fan_value_record_stream",
     r"fan_k_tell": "fan_k_stats_end",
+    r"\w*short_way\w*": "fast path",
 }
 WORD = re.compile("|".join(f"(?P<w{i}>{pattern})" for i, pattern in enumerate(OLD_WORDS)))
 
