@@ -8,44 +8,50 @@ fan_status fan__sparse_outside(const fan_sparse *s, int axis, int64_t e, int64_t
                     fan_format_name(s->format), (long long)e, (long long)index, axis, (long long)extent);
 }
 
-/* interrupted_at: asked of each of many entries. */
-static bool interrupted_at(int64_t e) { return e % 4096 == 4095 && fan_interrupted(4096); }
+#define BLOCK 4096 /* entries between two questions whether to leave */
+
+static int64_t block_end(int64_t from, int64_t n) { return n - from < BLOCK ? n : from + BLOCK; }
 
 fan_status fan__sparse_check_pointers(const fan_sparse *s, fan_error *err)
 {
-    int64_t last = s->pointers->shape[0] - 1, nnz = fan_sparse_nnz(s), before = 0;
-    for (int64_t p = 0; p <= last; p++) {
-        int64_t at = pointer(s, p);
-        if (at < before || at > nnz || (p == 0 && at != 0) || (p == last && at != nnz))
-            return fan_fail(err, FAN_ERR_VALUE, "%s pointer %lld is %lld: expected pointers that rise from 0 to %lld",
-                            fan_format_name(s->format), (long long)p, (long long)at, (long long)nnz);
-        before = at;
-        if (interrupted_at(p))
-            break;
+    int64_t n = s->pointers->shape[0], nnz = fan_sparse_nnz(s), before = 0;
+    for (int64_t from = 0; from < n && !(from && fan_interrupted(BLOCK)); from += BLOCK) {
+        for (int64_t p = from, end = block_end(from, n); p < end; p++) {
+            int64_t at = pointer(s, p);
+            if (at < before || at > nnz || (p == 0 && at != 0) || (p == n - 1 && at != nnz))
+                return fan_fail(err, FAN_ERR_VALUE,
+                                "%s pointer %lld is %lld: expected pointers that rise from 0 to %lld",
+                                fan_format_name(s->format), (long long)p, (long long)at, (long long)nnz);
+            before = at;
+        }
+    }
+    return FAN_OK;
+}
+
+/* check_indices: along an axis: the first one's address, and the bytes from one to the next. */
+static fan_status check_indices(const fan_sparse *s, int axis, int64_t extent, const char *first, int64_t step,
+                                fan_error *err)
+{
+    int64_t nnz = fan_sparse_nnz(s);
+    for (int64_t from = 0; from < nnz && !(from && fan_interrupted(BLOCK)); from += BLOCK) {
+        for (int64_t e = from, end = block_end(from, nnz); e < end; e++) {
+            int64_t index = load_index(s->indices, first + e * step);
+            if (!within(index, extent))
+                return fan__sparse_outside(s, axis, e, index, extent, err);
+        }
     }
     return FAN_OK;
 }
 
 fan_status fan_sparse_check(const fan_sparse *s, fan_error *err)
 {
-    int64_t nnz = fan_sparse_nnz(s);
+    const fan_array *a = s->indices;
     if (s->format == FAN_FORMAT_COO) {
-        for (int axis = 0; axis < sparse_dim(s); axis++) {
-            for (int64_t e = 0; e < nnz && !interrupted_at(e); e++) {
-                int64_t index = coo_index(s, axis, e);
-                if (!within(index, s->shape[axis]))
-                    return fan__sparse_outside(s, axis, e, index, s->shape[axis], err);
-            }
-        }
+        for (int axis = 0; axis < sparse_dim(s); axis++)
+            FAN_TRY(check_indices(s, axis, s->shape[axis], a->data + axis * a->strides[0], a->strides[1], err));
         return FAN_OK;
     }
     FAN_TRY(fan__sparse_check_pointers(s, err));
     int axis = !fan_format_compressed_axis(s->format);
-    int64_t extent = s->shape[axis] / block_extent(s, axis);
-    for (int64_t e = 0; e < nnz && !interrupted_at(e); e++) {
-        int64_t index = plain_index(s, e);
-        if (!within(index, extent))
-            return fan__sparse_outside(s, axis, e, index, extent, err);
-    }
-    return FAN_OK;
+    return check_indices(s, axis, s->shape[axis] / block_extent(s, axis), a->data, a->strides[0], err);
 }

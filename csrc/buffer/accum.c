@@ -114,6 +114,8 @@ fan_dtype fan_dtype_set_promote(fan_dtype_set s)
 {
     fan_dtype_set left = s & ((1u << FAN_DT_COUNT) - 1u);
     fan_dtype sum = FAN_DT_NONE;
+    if (left == s && s && !(s & (s - 1))) /* one dtype alone, as mostly */
+        return (fan_dtype)__builtin_ctz(s);
     if ((s >> FAN_DT_FLOAT8_E4M3FN & 1u) && (s >> FAN_DT_FLOAT8_E5M2 & 1u))
         return FAN_DT_NONE;
     while (left) {

@@ -123,16 +123,14 @@ static void pass_fill(fan_pass *p, const fan_slot *s, fan_item **items, size_t m
     }
 }
 
-fan_status fan_slot_materialize(fan_buffer *b, size_t slot, fan_error *err)
+fan_status fan__slot_materialize(fan_buffer *b, size_t slot, fan_error *err)
 {
     fan_slot *s = &b->slots[slot];
     fan_fast_list *list = s->fast;
-    const fan_fast_kind *k = list ? &list->kind : NULL;
-    size_t n = list ? list->n : 0, made = 0;
+    const fan_fast_kind *k = &list->kind;
+    size_t n = list->n, made = 0;
     fan_status status = FAN_OK;
     fan_value sum = {.dtype = FAN_DT_NONE};
-    if (!n)
-        return FAN_OK;
     /* Whoever has the slot already is the caller. Nobody else adds or takes meanwhile. */
     bool mine = s->busy, taking = s->taking, some = n > list->undefined, check_late = some && k->check_at_use;
     fan_pass *p = fan_calloc(sizeof *p);
