@@ -24,8 +24,7 @@ static void release_object(fan_storage *s)
 static int view_ndarray(PyArrayObject *a, fan_dtype dtype, bool writable, fan_array **out)
 {
     _Static_assert(sizeof(npy_intp) == sizeof(int64_t), "fanin is for 64-bit machines");
-    FAN_RAW int64_t dims[2 * FAN_MAX_NDIM];
-    int64_t *shape = dims, *strides = dims + FAN_MAX_NDIM;
+    FAN_RAW int64_t shape[FAN_MAX_NDIM], strides[FAN_MAX_NDIM];
     int ndim = PyArray_NDIM(a);
     FAN_RAW fan_error err;
     fan_storage *st;

@@ -305,7 +305,7 @@ def test_a_gradient_that_was_changed_keeps_none_of_those_before_it_alive() -> No
     gradients[1].resize(16, refcheck=False)
     for _ in range(2):
         with pytest.raises(RuntimeError, match="was changed after it was added"):
-            buf.add(0, np.ones(16)[::2])  # no longer for the short way: each that is parked is looked at
+            buf.add(0, np.ones(16)[::2])  # not for the fast path: each that is parked is looked at
     buf.clear()
     assert [sys.getrefcount(gradients[i]) for i in range(3)] == before
 

@@ -251,3 +251,27 @@ def test_a_snapshot_gives_its_events_back_across_devices_too(producers: int, dev
         assert blocks == 0
         assert sanitized or size < 64
         buf.clear()
+
+
+def test_memory_that_is_given_back_holds_no_number_any_more() -> None:
+    with Machine(1) as m:
+        x = m.array(np.full(64, 7.0))
+        m.synchronize()
+        del x
+        y = m.empty(64)
+        m.synchronize()
+        assert 7.0 not in y.numpy(), "who reads it too late must not find what was there"
+
+
+def test_a_machine_of_more_streams_than_a_clock_holds_by_itself_gives_back_all_its_memory() -> None:
+    before = hooks.blocks()
+    with Machine(1) as m:
+        for s in [m.stream() for _ in range(40)]:
+            x = m.empty(4)
+            m.launch(s, lambda x: x.fill(1), writes=[x])
+            s.synchronize()
+            with fanin.stream(s):
+                assert x.numpy().tolist() == [1] * 4
+    del m, s, x
+    gc.collect()
+    assert hooks.blocks() <= before

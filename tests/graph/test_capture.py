@@ -629,6 +629,26 @@ def test_a_graph_of_the_buffers_sums_keeps_its_memory_until_it_has_run(schedule:
         del others
 
 
+def test_memory_that_a_graph_keeps_outlives_what_its_launch_comes_after() -> None:
+    with Machine(1) as m:
+        s, t = m.stream(), m.stream()
+        with fanin.stream(s):
+            buf = fanin.InputBuffer(1)
+            for _ in range(2):
+                buf.add(0, m.array(np.ones(4)))
+            (x,) = buf.take()
+        t.wait(s)
+        m.synchronize()
+        m.begin_capture(s)
+        m.launch(s, lambda half: None, reads=[x[:2]])
+        graph = m.end_capture(s)
+        m.launch(t, lambda x: None, reads=[x])  # which nobody marks
+        m.launch_graph(graph, t)
+        del x
+        assert m.races == 0
+        del graph
+
+
 def test_memory_that_a_graph_keeps_is_no_less_a_race_for_those_who_did_not_mark_it() -> None:
     with (
         pytest.raises(

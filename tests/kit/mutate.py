@@ -341,11 +341,12 @@ def built(tree: Path) -> bool:
 
 def killer(tree: Path, commands: list[list[str]], limit: float) -> str | None:
     """The tests that noticed; None: it survives. What does not end in time is noticed, too."""
-    env = {**os.environ, "PYTHONPATH": str(tree / "python")}
+    env = {**os.environ, "PYTHONPATH": str(tree / "python"), "PYTHONUNBUFFERED": "1"}
+    hangs = ["-o", "faulthandler_timeout=100", "-o", "faulthandler_exit_on_timeout=true"]
     for command in commands:
         try:
             done = subprocess.run(
-                [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *command],
+                [sys.executable, "-m", "pytest", "-v", "-x", "-p", "no:cacheprovider", *hangs, *command],
                 cwd=tree,
                 env=env,
                 capture_output=True,
@@ -354,10 +355,11 @@ def killer(tree: Path, commands: list[list[str]], limit: float) -> str | None:
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            return f"{' '.join(command)}: no end in {limit:.0f} s"
+            return f"{command[0]}, and those behind: no end in {limit:.0f} s"
         if done.returncode not in (0, 5):
-            failed = re.search(r"^FAILED (\S+)", done.stdout, re.M)
-            return failed[1] if failed else f"{' '.join(command)}: ended with {done.returncode}"
+            failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.M)
+            last = re.findall(r"^(tests/\S+::\S+)", done.stdout, re.M)
+            return failed[1] if failed else f"{last[-1] if last else command[0]}: the process ends"
     return None
 
 
