@@ -14,6 +14,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -635,3 +636,20 @@ def test_to_go_through_what_was_found_is_to_go_through_its_pairs() -> None:
     assert [(i, j) for i, j in found] == list(found) == list(found.pairs) == [(0, 1), (1, 3), (2, 3)]
     assert len(found) == 4 and (1, 3) in found and (0, 3) not in found
     assert list(fanin.overlaps([])) == list(fanin.overlaps([x, np.zeros(3)])) == []
+
+
+@pytest.mark.threads
+def test_threads_that_ask_for_the_pairs_at_once_get_one_list() -> None:
+    store, seen = np.zeros(2000), 0
+    for _ in range(5):
+        found, start = fanin.overlaps([store[i : i + 500] for i in range(500)]), threading.Barrier(3)
+
+        def ask(found: Any = found, start: threading.Barrier = start) -> Any:
+            start.wait()
+            return found.pairs
+
+        with ThreadPoolExecutor(3) as pool:
+            lists = [x.result() for x in [pool.submit(ask) for _ in range(3)]]
+        assert all(x is lists[0] for x in lists) and found.unknown == ()
+        seen += len(lists[0])
+    assert seen == 5 * 500 * 499 // 2
