@@ -144,6 +144,19 @@ def test_a_device_number_that_fits_no_int_is_no_other_device(driver: FakeDriver,
 # Captures
 
 
+def test_an_event_of_a_capture_is_not_asked_and_the_capture_goes_on(driver: FakeDriver) -> None:
+    s, x = driver.stream(), driver.array(np.ones(4))
+    driver.begin_capture(s)
+    driver.launch(s, lambda v: np.multiply(v, 2, out=v), writes=[x])
+    e = s.record()
+    for ask in (e.query, e.synchronize):
+        with pytest.raises(fanin.CaptureError, match="on a captured stream of cuda:0: it has no time"):
+            ask()
+    driver.launch_graph(driver.end_capture(s), s)
+    with fanin.stream(s):
+        assert x.numpy().tolist() == [2] * 4
+
+
 def test_the_legacy_stream_is_refused_beside_a_captured_blocking_stream_and_the_capture_goes_on(
     driver: FakeDriver,
 ) -> None:

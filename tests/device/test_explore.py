@@ -483,3 +483,11 @@ print(report.runs, len(report.results))
     fresh, kept = (run_python(code.format(before=before)).stdout for before in (False, True))
     assert fresh == kept
     assert fresh.split()[1] == "2"
+
+
+def test_two_threads_that_wait_for_all_work_commute() -> None:
+    def scene(m: Any) -> None:
+        m.spawn(m.synchronize)
+        m.spawn(m.synchronize)
+
+    assert explore(scene).runs == 1

@@ -275,3 +275,20 @@ def test_a_machine_of_more_streams_than_a_clock_holds_by_itself_gives_back_all_i
     del m, s, x
     gc.collect()
     assert hooks.blocks() <= before
+
+
+def test_a_machine_with_threads_of_its_own_gives_back_all_its_memory() -> None:
+    def act() -> None:
+        with Machine(1) as m:
+            buf = fanin.InputBuffer(1)
+            for _ in range(2):
+                m.spawn(buf.add, 0, np.ones(4))
+            m.join()
+            assert buf.take()[0].tolist() == [2] * 4
+
+    act()
+    gc.collect()
+    before = hooks.blocks()
+    act()
+    gc.collect()
+    assert hooks.blocks() == before

@@ -56,7 +56,7 @@ def test_the_list_says_of_each_survivor_why_nothing_can_notice_it_and_of_the_oth
     for mutant, verdict in mutate.judged().items():
         word = mutate.word_of(verdict)
         assert mutant.startswith("csrc/") and " -> " in mutant
-        assert word != "survives", f"{mutant}: a test, or a reason"
+        assert verdict != "survives", f"{mutant}: a test, a reason, or what is to be tested"
         assert word != "equivalent" or len(verdict) > len("equivalent: ") + 10, mutant
         if word == "dies":
             assert (ROOT / verdict.partition("::")[0].split()[0]).exists(), f"{mutant}: {verdict}"

@@ -114,6 +114,9 @@ NEAR = {
     "py/snapshot": ["analysis/test_functionalize.py"],
     "py/layout": ["graph/test_recorded_layout.py"],
     "py/region": ["array/test_overlap.py", "graph/test_recorded_layout.py", "analysis/test_functionalize.py"],
+    "py/dlpack_export": ["interop/test_exchange_cuda.py"],
+    "py/driver": ["device/test_cuda.py"],
+    "device/sim/run": ["device/test_sim_memory.py"],
     "py/dlpack": ["interop/test_exchange_dlpack.py", "interop/test_exchange_rows.py"],
     "py/exchange": ["interop/test_exchange_dlpack.py", "interop/test_exchange_cuda.py"],
     "py/export": ["interop/test_exchange_dlpack.py", "interop/test_exchange_rows.py"],
@@ -357,8 +360,8 @@ def killer(tree: Path, commands: list[list[str]], limit: float) -> str | None:
         except subprocess.TimeoutExpired:
             return f"{command[0]}, and those behind: no end in {limit:.0f} s"
         if done.returncode not in (0, 5):
-            failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.M)
-            last = re.findall(r"^(tests/\S+::\S+)", done.stdout, re.M)
+            failed = re.search(r"^(?:FAILED|ERROR) (\S+?)(?:\[.*)?(?: - |$)", done.stdout, re.M)
+            last = re.findall(r"^(tests/\S+::\w+)", done.stdout, re.M)
             return failed[1] if failed else f"{last[-1] if last else command[0]}: the process ends"
     return None
 
@@ -398,8 +401,8 @@ def written(m: Mutant, verdict: str) -> str:
 
 
 def judged(path: Path = JUDGED) -> dict[str, str]:
-    """What has been judged -> its verdict: a test, "changes nothing", "does not compile", "survives", or
-    "equivalent: .." with the reason.
+    """What has been judged -> its verdict: a test, "changes nothing", "does not compile", "survives",
+    "equivalent: .." with the reason, or "lives: .." with what is to be tested.
     """
     lines = [x for x in path.read_text().splitlines() if x.startswith("csrc/")] if path.exists() else []
     return dict(x.rsplit("  # ", 1) for x in lines)
@@ -407,6 +410,8 @@ def judged(path: Path = JUDGED) -> dict[str, str]:
 
 def word_of(verdict: str) -> str:
     """A verdict in a word or two."""
+    if verdict.startswith("lives"):
+        return "survives"
     known = ("changes nothing", "does not compile", "survives", "equivalent")
     return next((x for x in known if verdict.startswith(x)), "dies")
 
