@@ -146,7 +146,7 @@ NEAR_IN_C = {
     "array/sum": "sum",
     "array/exact": "exact",
     "array/superacc": "exact",
-    "array/stretch": ["array/test_overlap.py"],
+    "array/stretch": "overlap",
     "array/sparse": "sparse",
     "array/overlap": "overlap",
     "array/equation": "overlap",
